@@ -56,7 +56,7 @@ fn main() -> Result<()> {
         parameters = net.num_parameters();
         let mut optimizer = AdamW::new(net.parameters(), 1e-4);
         for _ in 0..2 {
-            let text = Tensor::zeros(&[options.batch, options.length], DType::I64, device)?;
+            let text = Tensor::zeros([options.batch, options.length], DType::I64, device)?;
             let logits = net.forward(&text)?.flatten(0, 1)?;
             logits.cross_entropy(&text.flatten(0, 1)?)?.backward()?;
             drop(logits);

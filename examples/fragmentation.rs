@@ -62,17 +62,17 @@ impl Workload {
             let inputs = if layer == 0 { self.inputs } else { self.width };
             net = net
                 .add(Linear::new(inputs, self.width, device)?)
-                .add(LayerNorm::new(&[self.width], device)?)
+                .add(LayerNorm::new([self.width], device)?)
                 .add(FnLayer(Tensor::gelu));
         }
         let net = net.add(Linear::new(self.width, CLASSES, device)?);
         let mut optimizer = Sgd::new(net.parameters(), 0.05).momentum(0.9);
         // The classes are points around one centre each.
-        let centres = Tensor::randn(&[CLASSES, self.inputs], DType::F32, device)?;
+        let centres = Tensor::randn([CLASSES, self.inputs], DType::F32, device)?;
         for rows in self.batch_sizes() {
-            let y = Tensor::randint(0, CLASSES as i64, &[rows], DType::I64, device)?;
-            let x = Tensor::randn(&[rows, self.inputs], DType::F32, device)?
-                .add(&centres.index_select(0, &y)?)?;
+            let y = Tensor::randint(0, CLASSES as i64, [rows], DType::I64, device)?;
+            let x =
+                Tensor::randn([rows, self.inputs], DType::F32, device)?.add(&centres.index_select(0, &y)?)?;
             let loss = net.forward(&x)?.cross_entropy(&y)?;
             loss.backward()?;
             optimizer.step()?;

@@ -52,8 +52,7 @@ impl Training {
         device.manual_seed(1);
         let net = Gpt::new(sizes, device)?;
         let optimizer = AdamW::new(net.parameters(), 3e-4);
-        let text =
-            || Tensor::randint(0, sizes.vocabulary as i64, &[batch, sizes.context], DType::I64, device);
+        let text = || Tensor::randint(0, sizes.vocabulary as i64, [batch, sizes.context], DType::I64, device);
         Ok(Self { text: text()?, next: text()?, net, optimizer })
     }
 

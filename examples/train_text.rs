@@ -103,7 +103,7 @@ fn plan_step(sizes: &GptOptions, batch: usize, budget: Budget, device: &Device) 
         let (dry, shape) = (dry.clone(), [batch, sizes.context]);
         Ok(move |choice: &StepConfig| {
             // Holds the current batch, and the next one, which is being prefetched.
-            let text = || Tensor::zeros(&shape, DType::I64, &dry);
+            let text = || Tensor::zeros(shape, DType::I64, &dry);
             let [x, y, _next_x, _next_y] = [text()?, text()?, text()?, text()?];
             for k in 0..choice.micro_batch_count {
                 let part = |t: &Tensor| t.narrow(0, k * choice.micro_batch_size, choice.micro_batch_size);
@@ -128,10 +128,10 @@ fn generate_text(net: &Gpt, start: &[i64], n: usize, device: &Device) -> Result<
     let mut text = start.to_vec();
     for _ in 0..n {
         let seen = &text[text.len().saturating_sub(context)..];
-        let scores = net.forward(&Tensor::from_slice(seen, &[1, seen.len()], device)?)?;
+        let scores = net.forward(&Tensor::from_slice(seen, [1, seen.len()], device)?)?;
         let last = scores.select(1, -1)?.div(0.8)?.softmax(-1)?.to_vec::<f32>()?;
         // Sampling by the cumulative probability.
-        let mut left = Tensor::rand(&[1], DType::F32, device)?.item()? as f32;
+        let mut left = Tensor::rand([1], DType::F32, device)?.item()? as f32;
         let next = last.iter().position(|p| {
             left -= p;
             left < 0.0

@@ -100,7 +100,7 @@ fn temporary() -> std::path::PathBuf {
 }
 
 fn snapshot_file(device: &Device) -> Result<Vec<u8>> {
-    let _held = Tensor::zeros(&[4], DType::F32, device)?;
+    let _held = Tensor::zeros([4], DType::F32, device)?;
     saved(|path| Ok(device.pool().snapshot().save(path)?))
 }
 

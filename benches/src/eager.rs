@@ -14,7 +14,7 @@ const OPS: [(&str, BinaryFn); 6] = [
     ("add_", |x, y| x.add_(y).map(|()| x.clone())),
     ("relu", |x, _| x.relu()),
     ("softmax", |x, _| x.softmax(-1)),
-    ("sum", |x, _| x.sum(&[-1], false)),
+    ("sum", |x, _| x.sum([-1], false)),
     ("mm", |x, y| x.mm(y)),
 ];
 

@@ -44,7 +44,7 @@ impl Training {
             .weight_decay(0.1)
             .low_precision_copies(copies);
         let shape = [batch, sizes.context];
-        let text = || Tensor::randint(0, sizes.vocabulary as i64, &shape, DType::I32, device);
+        let text = || Tensor::randint(0, sizes.vocabulary as i64, shape, DType::I32, device);
         Ok(Self { text: text()?, target: text()?, net, optimizer, autocast_dtype: low, fp8: false })
     }
 

@@ -65,10 +65,10 @@ pub(crate) fn long_reductions(b: &Bench<'_>) -> Result<()> {
 
     let n = sized(20_000_000, 20_000);
     let row = b.random_tensor(&[1, n], dtype)?;
-    let weight = Tensor::ones(&[n], dtype, b.device)?;
-    let bias = Tensor::zeros(&[n], dtype, b.device)?;
+    let weight = Tensor::ones([n], dtype, b.device)?;
+    let bias = Tensor::zeros([n], dtype, b.device)?;
     bench_forward_backward(b, "layer_norm, one row", &row, 8 * n, |x| {
-        Ok(x.layer_norm(&[n], Some(&weight), Some(&bias), 1e-5)?)
+        Ok(x.layer_norm([n], Some(&weight), Some(&bias), 1e-5)?)
     })?;
     bench_forward_backward(b, "softmax, one row", &row, 8 * n, |x| Ok(x.softmax(-1)?))?;
     drop((row, weight, bias));
@@ -76,23 +76,23 @@ pub(crate) fn long_reductions(b: &Bench<'_>) -> Result<()> {
     let n = sized(64 << 20, 64 << 10);
     let x = b.random_tensor(&[n], dtype)?;
     bench_forward(b, "sum to a scalar", &x, 4 * n, || Ok(x.sum_all()?))?;
-    bench_forward(b, "var to a scalar", &x, 4 * n, || Ok(x.var(&[0], 1.0, false)?))?;
+    bench_forward(b, "var to a scalar", &x, 4 * n, || Ok(x.var([0], 1.0, false)?))?;
     bench_forward(b, "argmax to a scalar", &x, 4 * n, || Ok(x.argmax((), false)?))?;
-    bench_forward(b, "norm to a scalar", &x, 4 * n, || Ok(x.norm(2.0, &[0], false)?))?;
+    bench_forward(b, "norm to a scalar", &x, 4 * n, || Ok(x.norm(2.0, [0], false)?))?;
     let y = b.random_tensor(&[n], dtype)?;
     bench_forward(b, "dot", &x, 8 * n, || Ok(x.dot(&y)?))?;
     drop((x, y));
 
     let classes = sized(2_000_000, 2000);
     let logits = b.random_tensor(&[8, classes], dtype)?;
-    let target = Tensor::randint(0, classes as i64, &[8], DType::I64, b.device)?;
+    let target = Tensor::randint(0, classes as i64, [8], DType::I64, b.device)?;
     bench_forward_backward(b, "cross_entropy", &logits, 4 * logits.numel(), |x| {
         Ok(x.cross_entropy(&target)?)
     })?;
     drop(logits);
 
     let x = b.random_tensor(&[sized(1_000_000, 1000), 16], dtype)?;
-    let (weight, bias) = (Tensor::ones(&[16], dtype, b.device)?, Tensor::zeros(&[16], dtype, b.device)?);
+    let (weight, bias) = (Tensor::ones([16], dtype, b.device)?, Tensor::zeros([16], dtype, b.device)?);
     bench_forward_backward(b, "batch_norm", &x, 12 * x.numel(), |x| {
         Ok(x.batch_norm(None, Some(&weight), Some(&bias), true, 0.1, 1e-5)?)
     })

@@ -76,7 +76,7 @@ fn train_losses(
     let batches = (0..steps).map(|step| {
         let [x, y] = batch(text, sizes.context, step);
         let shape = [BATCH, sizes.context];
-        Ok([Tensor::from_slice(&x, &shape, device)?, Tensor::from_slice(&y, &shape, device)?])
+        Ok([Tensor::from_slice(&x, shape, device)?, Tensor::from_slice(&y, shape, device)?])
     });
     let batches = batches.collect::<Result<Vec<_>>>()?;
     let rate = |step: usize| LEARNING_RATE * ((step + 1) as f64 / WARMUP_STEPS as f64).min(1.0);

@@ -25,9 +25,9 @@ pub(crate) fn mlp(b: &Bench<'_>) -> Result<()> {
         Linear::new(hidden, 10, device)?,
     ];
     let mut optimizer = Adam::new(layers.parameters(), 1e-3);
-    let x = Tensor::rand(&[batch, 784], DType::F32, device)?;
-    let classes: Vec<i32> = (0..batch as i32).map(|i| i * 7 % 10).collect();
-    let y = Tensor::from_slice(&classes, &[batch], device)?;
+    let x = Tensor::rand([batch, 784], DType::F32, device)?;
+    let classes: Vec<i32> = (0..batch).map(|i| i * 7 % 10).collect();
+    let y = Tensor::from_slice(&classes, [batch], device)?;
     let mut step = || -> CoreResult<Tensor> {
         let h = layers[0].forward(&x)?.relu()?;
         let h = layers[1].forward(&h)?.relu()?;

@@ -75,15 +75,15 @@ pub(crate) fn reduce(b: &Bench<'_>) -> Result<()> {
     let (r1, r2) = (fit(n, n), fit(rows, cols));
     let x = b.random_tensor(&[r1, n], DType::F32)?;
     let y = b.random_tensor(&[r2, cols], DType::F32)?;
-    let weight = Tensor::ones(&[cols], DType::F32, b.device)?;
-    let bias = Tensor::zeros(&[cols], DType::F32, b.device)?;
+    let weight = Tensor::ones([cols], DType::F32, b.device)?;
+    let bias = Tensor::zeros([cols], DType::F32, b.device)?;
     type Op<'a> = Box<dyn Fn() -> Result<Tensor> + 'a>;
     let items: [(&str, &Tensor, f64, Op<'_>); 5] = [
-        ("sum_last", &x, 4.0, Box::new(|| Ok(x.sum(&[-1], false)?))),
-        ("sum_first", &x, 4.0, Box::new(|| Ok(x.sum(&[0], false)?))),
+        ("sum_last", &x, 4.0, Box::new(|| Ok(x.sum([-1], false)?))),
+        ("sum_first", &x, 4.0, Box::new(|| Ok(x.sum([0], false)?))),
         ("sum_all", &x, 4.0, Box::new(|| Ok(x.sum_all()?))),
         ("softmax_last", &x, 8.0, Box::new(|| Ok(x.softmax(-1)?))),
-        ("layernorm", &y, 8.0, Box::new(|| Ok(y.layer_norm(&[cols], Some(&weight), Some(&bias), 1e-5)?))),
+        ("layernorm", &y, 8.0, Box::new(|| Ok(y.layer_norm([cols], Some(&weight), Some(&bias), 1e-5)?))),
     ];
     for (name, input, per, op) in &items {
         let t = b.time(b.max_inner(input.numel() * 4), op)?;
@@ -102,7 +102,7 @@ pub(crate) fn sort(b: &Bench<'_>) -> Result<()> {
     let z = b.random_tensor(&[batch, words], DType::F32)?;
     let mask = x.gt(0.0)?;
     let place = x.abs()?.mul(50_000.0)?.to_dtype(DType::I32)?;
-    let sums = Tensor::zeros(&[50_000], DType::F32, b.device)?;
+    let sums = Tensor::zeros([50_000], DType::F32, b.device)?;
     type Op<'a> = Box<dyn Fn() -> Result<Tensor> + 'a>;
     let items: [(&str, &Tensor, Op<'_>); 6] = [
         ("sort", &x, Box::new(|| Ok(x.sort(-1, false)?.0))),
@@ -159,19 +159,19 @@ pub(crate) fn allocation(b: &Bench<'_>) -> Result<()> {
     })?;
     b.emit_line("alloc_pool_1MiB", "1MiB", "", json!({ "ns_per_op": ns }));
     let ns = per_op(&|| {
-        drop(Tensor::empty(&[1 << 20], DType::U8, b.device)?);
+        drop(Tensor::empty([1 << 20], DType::U8, b.device)?);
         Ok(())
     })?;
     b.emit_line("alloc_empty_1MiB", "1MiB", "", json!({ "ns_per_op": ns }));
     let ns = per_op(&|| {
-        drop(Tensor::zeros(&[1 << 20], DType::U8, b.device)?);
+        drop(Tensor::zeros([1 << 20], DType::U8, b.device)?);
         Ok(())
     })?;
     b.emit_line("alloc_zeros_1MiB", "1MiB", "", json!({ "ns_per_op": ns }));
 
     let (live, steps, top) = if b.tiny { (50, 200, 20.0) } else { (1000, 5000, 26.0) };
     let mut rng = Lcg(12_345);
-    let make = |bytes: u64| Tensor::empty(&[bytes as usize], DType::U8, b.device);
+    let make = |bytes: u64| Tensor::empty([bytes as usize], DType::U8, b.device);
     let mut slots =
         (0..live).map(|_| make(rng.next_size(top)).map(Some)).collect::<forebay::error::Result<Vec<_>>>();
     let Ok(slots) = &mut slots else {

@@ -58,7 +58,7 @@ pub(crate) fn resize(b: &Bench<'_>) -> Result<()> {
     }
     let (entries, bags, length, width) = if b.tiny { (100, 8, 4, 8) } else { (100_000, 3000, 20, 256) };
     let table = b.random_tensor(&[entries, width], DType::F32)?;
-    let index = Tensor::randint(0, entries as i64, &[bags, length], DType::I32, b.device)?;
+    let index = Tensor::randint(0, entries as i64, [bags, length], DType::I32, b.device)?;
     let sums = EmbeddingBagOptions { mode: EmbeddingBagMode::Sum, ..EmbeddingBagOptions::default() };
     bench_forward_backward(b, "embedding_bag", &table, 4 * bags * (length + 1) * width, |t| {
         Ok(t.embedding_bag(&index, &sums)?)

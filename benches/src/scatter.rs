@@ -14,13 +14,13 @@ pub(crate) fn scatter(b: &Bench<'_>) -> Result<()> {
     let (numbers, long, side) = ((16 << 20) / small, (64 << 20) / small, 4096 / small);
     let (entries, width) = (32_768, 64);
     b.device.manual_seed(7);
-    let ints = |n: usize, below: usize| Tensor::randint(0, below as i64, &[n], DType::I32, b.device);
+    let ints = |n: usize, below: usize| Tensor::randint(0, below as i64, [n], DType::I32, b.device);
     let floats = |shape: &[usize]| Tensor::rand(shape, DType::F32, b.device);
     {
         let table = floats(&[entries, width])?.to_leaf()?;
         let seed = floats(&[words, width])?;
         let tokens =
-            [("one", Tensor::full(&[words], 5.0, DType::I32, b.device)?), ("random", ints(words, entries)?)];
+            [("one", Tensor::full([words], 5.0, DType::I32, b.device)?), ("random", ints(words, entries)?)];
         for (name, index) in &tokens {
             let grad = || -> Result<Tensor> {
                 // The time includes the forward pass: a gather of these rows.
@@ -37,12 +37,12 @@ pub(crate) fn scatter(b: &Bench<'_>) -> Result<()> {
         let x = floats(&[many])?;
         for below in [1, 1 << 20] {
             let index = ints(many, below)?;
-            let out = Tensor::zeros(&[below], DType::F32, b.device)?;
+            let out = Tensor::zeros([below], DType::F32, b.device)?;
             let op = || Ok(out.scatter_add(0, &index, &x)?);
             bench_op(b, "scatter_add", &format!("{many} to {below}"), 4 * many, &op)?;
         }
         let (x, index) = (floats(&[rows, width])?, ints(rows, slots)?);
-        let out = Tensor::zeros(&[slots, width], DType::F32, b.device)?;
+        let out = Tensor::zeros([slots, width], DType::F32, b.device)?;
         let op = || Ok(out.index_add(0, &index, &x, 1.0)?);
         bench_op(b, "index_add", &format!("{rows}x{width} to {slots}"), 4 * rows * width, &op)?;
     }

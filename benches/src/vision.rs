@@ -132,9 +132,9 @@ impl Vit {
         let small = |shape: &[usize]| Tensor::randn(shape, DType::F32, device)?.mul(0.02)?.detach().to_leaf();
         let block = |_| {
             Ok(Block {
-                norm1: LayerNorm::new(&[width], device)?,
+                norm1: LayerNorm::new([width], device)?,
                 attention: SelfAttention::new(width, heads, device)?,
-                norm2: LayerNorm::new(&[width], device)?,
+                norm2: LayerNorm::new([width], device)?,
                 up: Linear::new(width, 4 * width, device)?,
                 down: Linear::new(4 * width, width, device)?,
             })
@@ -150,7 +150,7 @@ impl Vit {
             class: small(&[1, 1, width])?,
             positions: small(&[(side / patch) * (side / patch) + 1, width])?,
             blocks: (0..layers).map(block).collect::<CoreResult<_>>()?,
-            norm: LayerNorm::new(&[width], device)?,
+            norm: LayerNorm::new([width], device)?,
             head: Linear::new(width, CLASSES, device)?,
         })
     }
@@ -166,14 +166,14 @@ impl Classifier for ResNet {
         let window = Pool2dOptions { stride: [2; 2], padding: [1; 2], ..Pool2dOptions::new(3) };
         let x = self.stem.forward_relu(x)?.max_pool2d(window)?;
         let x = self.blocks.iter().try_fold(x, |x, block| block.forward(&x))?;
-        self.head.forward(&x.mean(&[2, 3], false)?)
+        self.head.forward(&x.mean([2, 3], false)?)
     }
 }
 
 impl Classifier for Vit {
     fn logits(&self, x: &Tensor) -> CoreResult<Tensor> {
         let x = self.patches.forward(x)?.flatten(2, -1)?.transpose(1, 2)?;
-        let class = self.class.broadcast_to(&[x.shape()[0], 1, x.shape()[2]])?;
+        let class = self.class.broadcast_to([x.shape()[0], 1, x.shape()[2]])?;
         let x = cat(&[&class.to_dtype(x.dtype())?, &x], 1)?.add(&self.positions)?;
         let x = self.blocks.iter().try_fold(x, |x, block| block.forward(&x))?;
         self.head.forward(&self.norm.forward(&x.select(1, 0)?)?)
@@ -207,9 +207,9 @@ fn bench_model<N: Classifier>(
         device.manual_seed(1);
         let net = net(device)?;
         let mut optimizer = Sgd::new(net.parameters(), 1e-2).momentum(0.9);
-        let x = Tensor::randn(&shape, DType::F32, device)?;
+        let x = Tensor::randn(shape, DType::F32, device)?;
         let classes: Vec<i32> = (0..shape[0]).map(|k| (k * 37 % CLASSES) as i32).collect();
-        let y = Tensor::from_slice(&classes, &[shape[0]], device)?;
+        let y = Tensor::from_slice(&classes, [shape[0]], device)?;
         let mut step = || -> CoreResult<Tensor> {
             let loss = {
                 let _autocast = low.map(autocast).transpose()?;

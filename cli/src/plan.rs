@@ -178,7 +178,7 @@ impl PlanArgs {
             Ok(move |choice: &StepConfig| {
                 optimizer.offload_state(choice.offload_state);
                 for _ in 0..choice.micro_batch_count {
-                    let text = || Tensor::zeros(&[choice.micro_batch_size, context], DType::I64, &device);
+                    let text = || Tensor::zeros([choice.micro_batch_size, context], DType::I64, &device);
                     let autocast = choice.autocast()?;
                     let loss = net.loss(&text()?, &text()?)?;
                     drop(autocast);

@@ -16,10 +16,10 @@ fn device() -> Device {
 #[test]
 fn memory_returns_after_a_step() -> Result<()> {
     let device = device();
-    let w = Tensor::ones(&[64, 64], DType::F32, &device)?.to_leaf()?;
+    let w = Tensor::ones([64, 64], DType::F32, &device)?.to_leaf()?;
     let mut after = Vec::new();
     for _ in 0..10 {
-        let x = Tensor::ones(&[64, 64], DType::F32, &device)?;
+        let x = Tensor::ones([64, 64], DType::F32, &device)?;
         let y = x.mul(&w)?.exp()?.add(&x)?;
         y.backward_with(&y.ones_like()?)?;
         w.set_grad(None);
@@ -33,7 +33,7 @@ fn memory_returns_after_a_step() -> Result<()> {
 #[test]
 fn a_second_backward_says_what_happened() -> Result<()> {
     let device = device();
-    let w = Tensor::ones(&[1], DType::F32, &device)?.to_leaf()?;
+    let w = Tensor::ones([1], DType::F32, &device)?.to_leaf()?;
     let y = w.exp()?;
     y.backward()?;
     let error = y.backward().expect_err("the tape is freed");
@@ -44,9 +44,9 @@ fn a_second_backward_says_what_happened() -> Result<()> {
 #[test]
 fn an_operation_without_a_gradient_refuses() -> Result<()> {
     let device = device();
-    let w = Tensor::ones(&[4], DType::F32, &device)?.to_leaf()?;
-    let logits = Tensor::ones(&[3, 4], DType::F32, &device)?;
-    let classes = Tensor::from_slice(&[1_i32, 0, 3], &[3], &device)?;
+    let w = Tensor::ones([4], DType::F32, &device)?.to_leaf()?;
+    let logits = Tensor::ones([3, 4], DType::F32, &device)?;
+    let classes = Tensor::from_slice(&[1_i32, 0, 3], [3], &device)?;
     let weighted = CrossEntropyOptions { weight: Some(&w), ..CrossEntropyOptions::default() };
     let error =
         logits.cross_entropy_with(&classes, &weighted).expect_err("weights of classes have no gradient");

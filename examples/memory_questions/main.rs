@@ -103,7 +103,7 @@ fn with_empty_pool(device: &Device, config: Config) -> Device {
 }
 
 fn zeros_mib(mib: u64, device: &Device) -> Result<Tensor, Error> {
-    Tensor::zeros(&[(mib * MIB / 4) as usize], DType::F32, device)
+    Tensor::zeros([(mib * MIB / 4) as usize], DType::F32, device)
 }
 
 fn print_pool_usage(what: &str, pool: &Pool) {

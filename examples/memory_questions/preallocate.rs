@@ -7,7 +7,7 @@ use crate::{MIB, print_pool_usage, zeros_mib};
 
 pub(crate) fn answer(device: &Device) -> Result<()> {
     print_pool_usage("opened", device.pool());
-    let _small = Tensor::zeros(&[10], DType::F32, device)?;
+    let _small = Tensor::zeros([10], DType::F32, device)?;
     print_pool_usage("a tensor of 40 bytes", device.pool());
     let _large = zeros_mib(100, device)?;
     print_pool_usage("and one of 100 MiB", device.pool());

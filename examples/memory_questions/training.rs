@@ -28,7 +28,7 @@ impl Training {
         // A software driver takes a quarter of the length.
         let context = if device.info().software { SIZES.context / 4 } else { SIZES.context };
         let net = Gpt::new(&GptOptions { context, ..SIZES }, device)?;
-        let text = Tensor::randint(0, 256, &[BATCH_SIZE, context], DType::I64, device)?;
+        let text = Tensor::randint(0, 256, [BATCH_SIZE, context], DType::I64, device)?;
         Ok(Self { optimizer: AdamW::new(net.parameters(), 1e-3), net, text })
     }
 

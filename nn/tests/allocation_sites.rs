@@ -16,7 +16,7 @@ fn operations_have_the_line_of_the_program() -> Result<()> {
     let zeros = |shape: &[usize], dtype| Tensor::zeros(shape, dtype, &device);
     let (x, index) = (zeros(&[4, 8], DType::F32)?.to_leaf()?, zeros(&[4], DType::I64)?);
     let image = zeros(&[1, 3, 8, 8], DType::F32)?.to_leaf()?;
-    let (linear, norm) = (Linear::new(8, 8, &device)?, LayerNorm::new(&[8], &device)?);
+    let (linear, norm) = (Linear::new(8, 8, &device)?, LayerNorm::new([8], &device)?);
     let conv = Conv2d::new(3, 4, [3, 3], Default::default(), &device)?;
     let attention = SelfAttention::new(8, 2, &device)?;
     let words = Embedding::new(10, 8, &device)?;
@@ -28,11 +28,11 @@ fn operations_have_the_line_of_the_program() -> Result<()> {
         y.matmul(&x)?.softmax(-1)?.sum_all()?,
         x.cross_entropy(&index)?,
         x.to_dtype(DType::F16)?.to_dtype(DType::F32)?.cumsum(0)?.mean_all()?,
-        cat(&[&x, &x], 0)?.index_select(0, &index)?.var(&[0], 1.0, false)?.sum_all()?,
+        cat(&[&x, &x], 0)?.index_select(0, &index)?.var([0], 1.0, false)?.sum_all()?,
         conv.forward(&image)?.relu()?.max_pool2d(Pool2dOptions::new(2))?.sum_all()?,
         x.gather(1, &zeros(&[4, 8], DType::I64)?)?.pad(&[1, 1], PadMode::Reflect)?.max_all()?,
         z.sum_all()?,
-        Tensor::rand(&[3], DType::F32, &device)?.mean_all()?,
+        Tensor::rand([3], DType::F32, &device)?.mean_all()?,
     ];
     let loss = parts.into_iter().try_fold(zeros(&[], DType::F32)?, |sum, part| sum.add(&part))?;
     loss.backward()?;

@@ -191,10 +191,10 @@ fn what_is_saved_is_loaded_and_replaces_the_old_file() -> Result<()> {
         .into_iter()
         .chain(DType::STORAGE_ONLY)
         .filter(|d| device.supports_dtype(*d))
-        .map(|d| Ok((format!("w.{d}"), Tensor::zeros(&[3, 5], d, &device)?)))
+        .map(|d| Ok((format!("w.{d}"), Tensor::zeros([3, 5], d, &device)?)))
         .chain([
-            Ok(("empty".into(), Tensor::zeros(&[0, 5], DType::F32, &device)?)),
-            Ok(("turned".into(), Tensor::zeros(&[4, 5], DType::F32, &device)?.transpose(0, 1)?)),
+            Ok(("empty".into(), Tensor::zeros([0, 5], DType::F32, &device)?)),
+            Ok(("turned".into(), Tensor::zeros([4, 5], DType::F32, &device)?.transpose(0, 1)?)),
         ])
         .collect::<Result<_>>()?;
     let strings = BTreeMap::from([("k".to_owned(), "v \"w\"".to_owned())]);

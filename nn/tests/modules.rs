@@ -51,7 +51,7 @@ struct Net {
 
 fn block(device: &Device) -> Result<Block<LayerNorm>> {
     Ok(Block {
-        ln: LayerNorm::new(&[8], device)?,
+        ln: LayerNorm::new([8], device)?,
         attn: SelfAttention::new(8, 2, device)?.causal(),
         drop: Some(Dropout::new(0.1)),
         width: 8,
@@ -104,7 +104,7 @@ fn an_enum_is_the_variant_at_hand() -> Result<()> {
     let device = device();
     let own = Head::Own { fc: Linear::new(2, 3, &device)?, r#type: "own".into() };
     assert_eq!(own.state_dict().into_keys().collect::<Vec<_>>(), ["fc.bias", "fc.weight"]);
-    let tied = Head::Tied(Tensor::ones(&[2], DType::F32, &device)?);
+    let tied = Head::Tied(Tensor::ones([2], DType::F32, &device)?);
     let mut slots = Vec::new();
     tied.visit("head", &mut |name, slot| {
         slots.push((name.to_owned(), matches!(slot, ModuleEntry::Buffer(_))))
@@ -124,7 +124,7 @@ fn a_field_may_have_another_name_in_files() -> Result<()> {
         norm: LayerNorm,
     }
     let device = device();
-    let model = Renamed { inner: Linear::new(2, 3, &device)?, norm: LayerNorm::new(&[3], &device)? };
+    let model = Renamed { inner: Linear::new(2, 3, &device)?, norm: LayerNorm::new([3], &device)? };
     let names: Vec<String> = model.state_dict().into_keys().collect();
     assert_eq!(names, ["LayerNorm.bias", "LayerNorm.weight", "self.bias", "self.weight"]);
     Ok(())
@@ -149,7 +149,7 @@ fn an_error_names_the_layer() -> Result<()> {
     let device = device();
     let net = net(&device)?;
     let _ = net.parameters();
-    let x = Tensor::ones(&[1, 4, 7], DType::F32, &device)?;
+    let x = Tensor::ones([1, 4, 7], DType::F32, &device)?;
     let error = net.blocks[0].attn.forward(&x).expect_err("7 features are not 8");
     assert_eq!(
         error.to_string(),
@@ -164,8 +164,8 @@ fn a_state_that_does_not_fit_changes_nothing_and_says_all() -> Result<()> {
     let net = Sequential::new().add(Linear::new(2, 3, &device)?).add_fn(Tensor::relu);
     let mut state = net.state_dict();
     state.remove("0.bias");
-    state.insert("1.weight".into(), Tensor::ones(&[1], DType::F32, &device)?);
-    state.insert("0.weight".into(), Tensor::ones(&[2, 2], DType::F32, &device)?);
+    state.insert("1.weight".into(), Tensor::ones([1], DType::F32, &device)?);
+    state.insert("0.weight".into(), Tensor::ones([2, 2], DType::F32, &device)?);
     let error = net.load_state_dict(&state).expect_err("nothing fits");
     assert_eq!(
         error.to_string(),
@@ -211,7 +211,7 @@ fn steps_keep_no_memory() -> Result<()> {
         let mut opt = make(w.parameters());
         let mut after = Vec::new();
         for _ in 0..1000 {
-            let x = Tensor::ones(&[8, 64], DType::F32, &device)?;
+            let x = Tensor::ones([8, 64], DType::F32, &device)?;
             w.forward(&x)?.sum_all()?.backward()?;
             clip_grad_norm_(opt.parameters(), 1.0)?;
             opt.step()?;
@@ -226,7 +226,7 @@ fn steps_keep_no_memory() -> Result<()> {
 #[test]
 fn doubles_are_refused_with_a_reason() -> Result<()> {
     let device = device();
-    let p = Tensor::ones(&[4], DType::F64, &device)?.to_leaf()?;
+    let p = Tensor::ones([4], DType::F64, &device)?.to_leaf()?;
     let error = Sgd::new(vec![p], 0.1).step().expect_err("no f64");
     assert_eq!(error.to_string(), "step: does not take f64; takes parameters of f32, f16 and bf16");
     Ok(())
@@ -254,11 +254,11 @@ fn modes_reach_every_layer() -> Result<()> {
 fn a_sequence_is_asked_for_by_the_line_that_called_it() -> Result<()> {
     let device = device();
     let net = Sequential::new().add(Linear::new(8, 8, &device)?).add_fn(Tensor::tanh);
-    let x = Tensor::zeros(&[2, 8], DType::F32, &device)?;
+    let x = Tensor::zeros([2, 8], DType::F32, &device)?;
     device.pool().set_limit(Some(device.memory().reserved()));
     // Takes all memory of the pool except room for the layer's result.
     let mut rest = Vec::new();
-    while let Ok(block) = Tensor::zeros(&[128], DType::F32, &device) {
+    while let Ok(block) = Tensor::zeros([128], DType::F32, &device) {
         rest.push(block);
     }
     rest.pop();
@@ -305,14 +305,14 @@ fn sizes_that_no_model_has_are_errors_before_anything_is_made() -> Result<()> {
         assert!(rotary.is_err_and(|e| e.to_string().contains("it must be above 0 and finite")));
     }
     let rotary = RotaryEmbedding::new(4, 4, &device)?;
-    let x = Tensor::zeros(&[2, 4], DType::F32, &device)?;
+    let x = Tensor::zeros([2, 4], DType::F32, &device)?;
     assert!(rotary.forward_at(&x, usize::MAX).is_err() && rotary.forward_at(&x, 2).is_ok());
     let error = MultiheadAttention::new(0, 1, Default::default(), &device).err().map(|e| e.to_string());
     assert_eq!(error.as_deref(), Some("MultiheadAttention: 0 features do not divide by 1 heads"));
     drop((rotary, x));
     assert_eq!(device.memory().allocated(), before);
     // Weights of no inputs are drawn from a finite range.
-    let empty = Tensor::zeros(&[0, 0], DType::F32, &device)?;
+    let empty = Tensor::zeros([0, 0], DType::F32, &device)?;
     init::xavier_uniform_(&empty, 1.0)?;
     init::kaiming_uniform_(&empty, 0.0)
 }
@@ -321,7 +321,7 @@ fn sizes_that_no_model_has_are_errors_before_anything_is_made() -> Result<()> {
 fn sequences_nest_as_deep_as_is_said() -> Result<()> {
     let run = || -> Result<()> {
         let device = device();
-        let x = Tensor::ones(&[2, 4], DType::F32, &device)?;
+        let x = Tensor::ones([2, 4], DType::F32, &device)?;
         let mut net = Sequential::new().add(Linear::new(4, 4, &device)?);
         for _ in 0..500 {
             net = Sequential::new().add(net);

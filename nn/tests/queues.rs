@@ -215,7 +215,7 @@ fn assert_no_races_with(config: &str, work: impl Fn(&Device) -> Result<()>) -> R
 #[test]
 fn tensors_that_go_and_come_are_waited_for() -> Result<()> {
     assert_no_races(|device| {
-        let all = (0..6).map(|_| Tensor::ones(&[1 << 18], DType::F32, device)).collect::<Result<Vec<_>>>()?;
+        let all = (0..6).map(|_| Tensor::ones([1 << 18], DType::F32, device)).collect::<Result<Vec<_>>>()?;
         all.iter().try_for_each(Tensor::offload_)?;
         for _ in 0..30 {
             for t in &all {
@@ -231,7 +231,7 @@ fn tensors_that_go_and_come_are_waited_for() -> Result<()> {
 fn streams_that_share_tensors_and_memory_wait_for_each_other() -> Result<()> {
     assert_no_races(|device| {
         let streams = [Stream::default_stream(device), Stream::new(device), Stream::new(device)];
-        let mut all = vec![Tensor::ones(&[64, 64], DType::F32, device)?; 3];
+        let mut all = vec![Tensor::ones([64, 64], DType::F32, device)?; 3];
         for k in 0..60 {
             let _on = streams[k % 3].enter();
             let next = all[all.len() - 1].matmul(&all[all.len() - 3])?.add(&all[k % all.len()])?;
@@ -251,7 +251,7 @@ fn streams_that_share_tensors_and_memory_wait_for_each_other() -> Result<()> {
 fn threads_on_streams_wait_for_what_they_are_handed() -> Result<()> {
     const THREADS: usize = 4;
     assert_no_races(|device| {
-        let shared = Tensor::ones(&[64, 64], DType::F32, device)?;
+        let shared = Tensor::ones([64, 64], DType::F32, device)?;
         let (to, from): (Vec<_>, Vec<_>) = (0..THREADS).map(|_| mpsc::channel::<Tensor>()).unzip();
         std::thread::scope(|threads| {
             let workers: Vec<_> = from
@@ -261,7 +261,7 @@ fn threads_on_streams_wait_for_what_they_are_handed() -> Result<()> {
                     let (next, shared) = (to[(k + 1) % THREADS].clone(), &shared);
                     threads.spawn(move || -> Result<()> {
                         let _on = Stream::new(device).enter();
-                        let mut own = Tensor::ones(&[64, 64], DType::F32, device)?;
+                        let mut own = Tensor::ones([64, 64], DType::F32, device)?;
                         for _ in 0..600 {
                             // The first thread to finish closes its channel.
                             let _ = next.send(own.add(shared)?);
@@ -306,7 +306,7 @@ fn blocks_that_move_are_waited_for() -> Result<()> {
                     }
                     while kept.iter().map(Tensor::numel).sum::<usize>() < 7 << 18 {
                         let size = (1 << 16) + random % 7 * (1 << 15);
-                        kept.push(Tensor::ones(&[size], DType::F32, device)?);
+                        kept.push(Tensor::ones([size], DType::F32, device)?);
                     }
                     Ok(())
                 };
@@ -336,7 +336,7 @@ fn blocks_that_move_are_waited_for() -> Result<()> {
 #[test]
 fn chains_that_wait_are_waited_for() -> Result<()> {
     assert_no_races(|device| {
-        let shared = Tensor::ones(&[1 << 10], DType::F32, device)?;
+        let shared = Tensor::ones([1 << 10], DType::F32, device)?;
         let work = |seed: usize| -> Result<()> {
             let streams = [Stream::default_stream(device), Stream::new(device), Stream::new(device)];
             let mut kept = vec![shared.add(1.0)?];
@@ -373,7 +373,7 @@ fn a_training_step_with_offload_is_in_order() -> Result<()> {
         let _segments = choice.apply_segments();
         for _ in 0..3 {
             for _ in 0..choice.micro_batch_count {
-                let text = Tensor::zeros(&[8, 64], DType::I64, device)?;
+                let text = Tensor::zeros([8, 64], DType::I64, device)?;
                 net.forward(&text)?.flatten(0, 1)?.cross_entropy(&text.flatten(0, 1)?)?.backward()?;
             }
             optimizer.step()?;

@@ -57,8 +57,8 @@ impl TestModel {
     fn input(&self, rows: usize, device: &Device) -> Result<Tensor> {
         let _tag = scope::enter_tag(Tag::Input);
         match self {
-            Self::Layers(layers) => Tensor::zeros(&[rows, layers[0].weight.shape()[1]], DType::F32, device),
-            Self::Gpt(_, context) => Tensor::zeros(&[rows, *context], DType::I64, device),
+            Self::Layers(layers) => Tensor::zeros([rows, layers[0].weight.shape()[1]], DType::F32, device),
+            Self::Gpt(_, context) => Tensor::zeros([rows, *context], DType::I64, device),
         }
     }
 

@@ -94,8 +94,8 @@ const GROUPS: &[&[OpCase]] = &[
     ],
     &[
         smooth("reshape", &[Signed(&[2, 6])], |x| x[0].t()?.reshape([3, 4])),
-        smooth("permute", &[Signed(&[2, 3, 4])], |x| x[0].permute(&[2, 0, 1])).with_bytes(cost::no_bytes),
-        smooth("expand", &[Signed(&[1, 3])], |x| x[0].expand(&[4, -1])).with_bytes(cost::no_bytes),
+        smooth("permute", &[Signed(&[2, 3, 4])], |x| x[0].permute([2, 0, 1])).with_bytes(cost::no_bytes),
+        smooth("expand", &[Signed(&[1, 3])], |x| x[0].expand([4, -1])).with_bytes(cost::no_bytes),
         smooth("narrow", &[Signed(S)], |x| x[0].narrow(1, 1, 3)).with_bytes(cost::no_bytes),
         smooth("slice_dim", &[Signed(&[9])], |x| x[0].slice_dim(0, 1, 8, 3)).with_bytes(cost::no_bytes),
         smooth("select", &[Signed(S)], |x| x[0].select(0, -1)).with_bytes(cost::no_bytes),
@@ -103,11 +103,11 @@ const GROUPS: &[&[OpCase]] = &[
         smooth("cat", &[Signed(&[2, 3]), Signed(&[4, 3])], |x| cat(&[&x[0], &x[1]], 0))
             .with_bench_inputs(&[Signed(&[2048, 4096]), Signed(&[2048, 4096])]),
         smooth("stack", &[Signed(S), Signed(S)], |x| stack(&[&x[0], &x[1]], -1)),
-        smooth("flip", &[Signed(S)], |x| x[0].flip(&[1])).with_batched_inputs(1),
+        smooth("flip", &[Signed(S)], |x| x[0].flip([1])).with_batched_inputs(1),
         smooth("roll", &[Signed(S)], |x| x[0].roll(2, 1)).with_bench_inputs(&[Signed(&[4096, 4096])]),
-        smooth("movedim", &[Signed(&[2, 3, 4])], |x| x[0].movedim(&[0, -1], &[1, 0]))
+        smooth("movedim", &[Signed(&[2, 3, 4])], |x| x[0].movedim([0, -1], [1, 0]))
             .with_bytes(cost::no_bytes),
-        smooth("repeat", &[Signed(S)], |x| x[0].repeat(&[2, 1, 3]))
+        smooth("repeat", &[Signed(S)], |x| x[0].repeat([2, 1, 3]))
             .with_bench_inputs(&[Signed(&[2048, 1024])]),
         smooth("repeat_interleave", &[Signed(S)], |x| x[0].repeat_interleave(3, 0)),
         smooth("pad", &[Signed(S)], |x| x[0].pad(&[1, 2, 0, 1], PadMode::Constant(3.0)))
@@ -172,7 +172,7 @@ const GROUPS: &[&[OpCase]] = &[
         smooth("median_all", &[Signed(S)], |x| x[0].median_all()),
         smooth("quantile", &[Signed(&[4, 6])], |x| x[0].quantile(0.3, 1, false, Interpolation::Linear)),
         smooth("nanquantile", &[Signed(&[4, 6])], |x| {
-            let q = Tensor::from_slice(&[0.1f32, 0.5, 0.9], &[3], x[0].device())?;
+            let q = Tensor::from_slice(&[0.1f32, 0.5, 0.9], [3], x[0].device())?;
             x[0].nanquantile(&q, (), true, Interpolation::Midpoint)
         }),
     ],
@@ -270,22 +270,22 @@ const GROUPS: &[&[OpCase]] = &[
             .with_flops(cost::matmul_flops),
     ],
     &[
-        smooth("sum", &[Signed(&[3, 4, 5])], |x| x[0].sum(&[0, 2], false))
+        smooth("sum", &[Signed(&[3, 4, 5])], |x| x[0].sum([0, 2], false))
             .with_bench_inputs(&[Signed(&[256, 256, 256])]),
         smooth("sum_all", &[Signed(&[3, 4, 5])], |x| x[0].sum_all())
             .with_bench_inputs(&[Signed(&[4096, 64, 64])]),
-        smooth("sum of long rows", &[Signed(&[2, 5000])], |x| x[0].sum(&[1], true))
+        smooth("sum of long rows", &[Signed(&[2, 5000])], |x| x[0].sum([1], true))
             .with_bench_inputs(&[Signed(&[64, 262144])]),
-        smooth("mean", &[Signed(&[3, 4, 5])], |x| x[0].mean(&[-1], true))
+        smooth("mean", &[Signed(&[3, 4, 5])], |x| x[0].mean([-1], true))
             .with_bench_inputs(&[Signed(&[16, 1024, 1024])])
             .with_batched_inputs(1),
         smooth("prod", &[Signed(&[3, 4])], |x| x[0].prod(1, false))
             .with_bench_inputs(&[Signed(&[16384, 1024])])
             .with_batched_inputs(1),
-        smooth("amax", &[Signed(S)], |x| x[0].amax(&[1], false))
+        smooth("amax", &[Signed(S)], |x| x[0].amax([1], false))
             .with_bench_inputs(&[Signed(&[16384, 1024])])
             .with_batched_inputs(1),
-        smooth("amin", &[Signed(S)], |x| x[0].amin(&[0], true)).with_bench_inputs(&[Signed(&[4096, 4096])]),
+        smooth("amin", &[Signed(S)], |x| x[0].amin([0], true)).with_bench_inputs(&[Signed(&[4096, 4096])]),
         smooth("max", &[Signed(S)], |x| Ok(x[0].max(1, false)?.0))
             .with_bench_inputs(&[Signed(&[16384, 1024])])
             .with_batched_inputs(1),
@@ -318,13 +318,13 @@ const GROUPS: &[&[OpCase]] = &[
         smooth("mse_loss", &[Signed(S), Positive(S)], |x| x[0].mse_loss(&x[1], Reduction::Mean))
             .with_bench_inputs(&[Signed(&[4096, 4096]), Positive(&[4096, 4096])]),
         smooth("linear_cross_entropy", &[Signed(&[2, 3, 4]), Signed(&[10, 4])], |x| {
-            let classes = Tensor::from_slice(&[1i32, 9, 0, 3, -100, 4], &[2, 3], x[0].device())?;
+            let classes = Tensor::from_slice(&[1i32, 9, 0, 3, -100, 4], [2, 3], x[0].device())?;
             x[0].linear_cross_entropy(&x[1], &classes, &CrossEntropyOptions::default())
         })
         .with_flops(|x, _| 2 * cost::num_rows(&x[0]) * cost::numel(&x[1])),
         smooth("linear_cross_entropy of weighted classes", &[Signed(&[4, 4]), Signed(&[5, 4])], |x| {
-            let classes = Tensor::from_slice(&[1i32, 3, 0, 2], &[4], x[0].device())?;
-            let weight = Tensor::from_slice(&[0.5f32, 1.0, 2.0, 0.25, 1.5], &[5], x[0].device())?;
+            let classes = Tensor::from_slice(&[1i32, 3, 0, 2], [4], x[0].device())?;
+            let weight = Tensor::from_slice(&[0.5f32, 1.0, 2.0, 0.25, 1.5], [5], x[0].device())?;
             let options = CrossEntropyOptions {
                 weight: Some(&weight),
                 label_smoothing: 0.1,
@@ -389,15 +389,15 @@ const GROUPS: &[&[OpCase]] = &[
         .with_batched_inputs(1),
     ],
     &[
-        smooth("var", &[Signed(&[3, 7])], |x| x[0].var(&[1], 1.0, false))
+        smooth("var", &[Signed(&[3, 7])], |x| x[0].var([1], 1.0, false))
             .with_bench_inputs(&[Signed(&[16384, 1024])])
             .with_batched_inputs(1),
-        smooth("std", &[Signed(&[3, 7])], |x| x[0].std(&[0], 0.0, true))
+        smooth("std", &[Signed(&[3, 7])], |x| x[0].std([0], 0.0, true))
             .with_bench_inputs(&[Signed(&[4096, 4096])]),
-        smooth("norm", &[Signed(&[3, 7])], |x| x[0].norm(2.0, &[1], false))
+        smooth("norm", &[Signed(&[3, 7])], |x| x[0].norm(2.0, [1], false))
             .with_bench_inputs(&[Signed(&[16384, 1024])])
             .with_batched_inputs(1),
-        smooth("logsumexp", &[Signed(&[3, 7])], |x| x[0].logsumexp(&[-1], true))
+        smooth("logsumexp", &[Signed(&[3, 7])], |x| x[0].logsumexp([-1], true))
             .with_bench_inputs(&[Signed(&[16384, 1024])])
             .with_batched_inputs(1),
         smooth("cummin", &[Signed(&[3, 9])], |x| Ok(x[0].cummin(1)?.0))
@@ -422,8 +422,8 @@ const GROUPS: &[&[OpCase]] = &[
             x[0].cross_entropy_with(&x[1], &options)
         }),
         smooth("batch_norm in use", &[Signed(&[6, 3, 2]), Positive(&[3]), Signed(&[3])], |x| {
-            let mean = Tensor::full(&[3], 0.3, DType::F32, x[0].device())?;
-            let var = Tensor::full(&[3], 1.7, DType::F32, x[0].device())?;
+            let mean = Tensor::full([3], 0.3, DType::F32, x[0].device())?;
+            let var = Tensor::full([3], 1.7, DType::F32, x[0].device())?;
             x[0].batch_norm(Some((&mean, &var)), Some(&x[1]), Some(&x[2]), false, 0.1, 1e-5)
         })
         .with_batched_inputs(1),
@@ -558,13 +558,13 @@ const RESIZE_CASES: &[OpCase] = &[
         x[0].interpolate(&InterpolateOptions {
             align_corners: true,
             mode: InterpolateMode::Linear,
-            ..InterpolateOptions::with_size(&[7])
+            ..InterpolateOptions::with_size([7])
         })
     }),
     smooth("interpolate images", &[Signed(&[2, 2, 4, 5])], |x| {
         x[0].interpolate(&InterpolateOptions {
             mode: InterpolateMode::Bilinear,
-            ..InterpolateOptions::with_size(&[7, 3])
+            ..InterpolateOptions::with_size([7, 3])
         })
     })
     .with_batched_inputs(1),
@@ -581,16 +581,16 @@ const RESIZE_CASES: &[OpCase] = &[
     smooth("interpolate volumes", &[Signed(&[1, 2, 3, 2, 4])], |x| {
         x[0].interpolate(&InterpolateOptions {
             mode: InterpolateMode::Trilinear,
-            ..InterpolateOptions::with_size(&[4, 3, 3])
+            ..InterpolateOptions::with_size([4, 3, 3])
         })
     }),
     smooth("interpolate by areas", &[Signed(&[2, 3, 5, 4])], |x| {
         x[0].interpolate(&InterpolateOptions {
             mode: InterpolateMode::Area,
-            ..InterpolateOptions::with_size(&[3, 6])
+            ..InterpolateOptions::with_size([3, 6])
         })
     }),
-    smooth("as_strided", &[Signed(&[12])], |x| x[0].copy()?.as_strided(&[3, 2, 4], &[2, 0, 1], Some(1)))
+    smooth("as_strided", &[Signed(&[12])], |x| x[0].copy()?.as_strided([3, 2, 4], [2, 0, 1], Some(1)))
         .with_bytes(|x, _| 2 * cost::bytes(&x[0])),
     smooth("unfold", &[Signed(&[2, 7, 3])], |x| x[0].unfold(1, 3, 2))
         .with_bytes(cost::no_bytes)
@@ -613,7 +613,7 @@ const RESIZE_CASES: &[OpCase] = &[
     smooth("svdvals", &[Signed(&[5, 3])], |x| x[0].svdvals())
         .without_half()
         .with_bench_inputs(&[Signed(&[256, 32, 32])]),
-    smooth("nuclear_norm", &[Signed(&[2, 3, 4])], |x| x[0].nuclear_norm(&[2, 0], true)).without_half(),
+    smooth("nuclear_norm", &[Signed(&[2, 3, 4])], |x| x[0].nuclear_norm([2, 0], true)).without_half(),
     smooth("svd", &[Signed(&[5, 3])], |x| {
         let (u, s, vh) = x[0].svd()?;
         cat(&[&u.mul(&s)?.abs()?, &vh.abs()?], 0)
@@ -629,7 +629,7 @@ const RESIZE_CASES: &[OpCase] = &[
     smooth("grid_sample of images, bicubic", &[Signed(&[2, 3, 4, 5]), Bounded(&[2, 3, 2, 2])], |x| {
         x[0].grid_sample(&x[1], GridMode::Bicubic, GridPadding::Reflection, false)
     }),
-    smooth("affine_grid", &[Signed(&[2, 2, 3])], |x| x[0].affine_grid(&[2, 1, 3, 4], false))
+    smooth("affine_grid", &[Signed(&[2, 2, 3])], |x| x[0].affine_grid([2, 1, 3, 4], false))
         .with_flops(|x, y| 2 * cost::numel(y) * cost::extent(&x[0], 2)),
     smooth("lp_pool3d", &[Positive(&[2, 3, 4, 3, 4])], |x| {
         x[0].lp_pool3d(3.0, Pool3dOptions::from_kernel([2, 1, 2]))
@@ -647,7 +647,7 @@ const RESIZE_CASES: &[OpCase] = &[
         out.max_unpool3d(&places, [4, 2, 4])
     }),
     nonsmooth("fractional_max_pool3d", &[Signed(&[2, 2, 5, 4, 6])], |x| {
-        let samples = Tensor::full(&[2, 2, 3], 0.6, DType::F32, x[0].device())?;
+        let samples = Tensor::full([2, 2, 3], 0.6, DType::F32, x[0].device())?;
         Ok(x[0].fractional_max_pool3d([2; 3], [3, 2, 4], Some(&samples))?.0)
     }),
     nonsmooth("max_pool3d_with_indices", &[Signed(&[2, 3, 4, 5, 4])], |x| {
@@ -655,7 +655,7 @@ const RESIZE_CASES: &[OpCase] = &[
         out.add(&places.to_dtype(out.dtype())?)
     }),
     nonsmooth("fractional_max_pool2d", &[Signed(&[2, 3, 7, 6])], |x| {
-        let samples = Tensor::full(&[2, 3, 2], 0.6, DType::F32, x[0].device())?;
+        let samples = Tensor::full([2, 3, 2], 0.6, DType::F32, x[0].device())?;
         Ok(x[0].fractional_max_pool2d([2; 2], [4, 3], Some(&samples))?.0)
     }),
     nonsmooth("cdist of 0", &[Signed(&[3, 4]), Signed(&[5, 4])], |x| x[0].cdist(&x[1], 0.0)),
@@ -680,14 +680,14 @@ const RESIZE_CASES: &[OpCase] = &[
         x[0].embedding_bag(&x[1], &bags)
     }),
     smooth("embedding_bag of means", &[Signed(&[6, 4]), Index(&[7], 6)], |x| {
-        let starts = Tensor::from_slice(&[0i32, 2, 2, 5], &[4], x[0].device())?;
+        let starts = Tensor::from_slice(&[0i32, 2, 2, 5], [4], x[0].device())?;
         x[0].embedding_bag(
             &x[1],
             &EmbeddingBagOptions { offsets: Some(&starts), ..EmbeddingBagOptions::default() },
         )
     }),
     nonsmooth("embedding_bag of maxima", &[Signed(&[6, 5]), Index(&[7], 6)], |x| {
-        let starts = Tensor::from_slice(&[0i64, 0, 3, 7], &[4], x[0].device())?;
+        let starts = Tensor::from_slice(&[0i64, 0, 3, 7], [4], x[0].device())?;
         let bags = EmbeddingBagOptions {
             include_last_offset: true,
             mode: EmbeddingBagMode::Max,
@@ -699,7 +699,7 @@ const RESIZE_CASES: &[OpCase] = &[
 
 /// Runs one direction of a recurrent layer on input projections, state, weight, bias and, for an LSTM, the cell.
 fn run_recurrent(x: &[Tensor], kind: RecurrentKind, lengths: Option<&[i32]>) -> Result<Tensor> {
-    let lengths = lengths.map(|n| Tensor::from_slice(n, &[n.len()], x[0].device())).transpose()?;
+    let lengths = lengths.map(|n| Tensor::from_slice(n, [n.len()], x[0].device())).transpose()?;
     let of = RecurrentOp::new(kind, &x[0], &x[1], &x[2]);
     let reverse = lengths.is_some();
     let states =
@@ -783,7 +783,7 @@ const SEQUENCE_CASES: &[OpCase] = &[
         x[0].poisson_nll_loss(&x[1], true, false, 1e-8, Reduction::Mean)
     }),
     nonsmooth("cosine_embedding_loss", &[Signed(S), Positive(S)], |x| {
-        let signs = Tensor::from_slice(&[1f32, -1.0, 1.0], &[3], x[0].device())?.to_dtype(x[0].dtype())?;
+        let signs = Tensor::from_slice(&[1f32, -1.0, 1.0], [3], x[0].device())?.to_dtype(x[0].dtype())?;
         x[0].cosine_embedding_loss(&x[1], &signs, 0.1, Reduction::Sum)
     }),
     nonsmooth("hinge_embedding_loss", &[Signed(S)], |x| {

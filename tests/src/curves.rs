@@ -226,7 +226,7 @@ fn build_model(weights: &Tensors, curve: &ReferenceCurve, device: &Device) -> Re
         let (tokens, features) = matrix("wte.weight")?;
         let (places, _) = matrix("wpe.weight")?;
         let heads = curve.heads.unwrap_or(4);
-        let norm = || LayerNorm::new(&[features], device);
+        let norm = || LayerNorm::new([features], device);
         let block = |k: usize| -> Result<Block> {
             Ok(Block {
                 ln1: norm()?,

@@ -164,16 +164,16 @@ fn collect_kernels(features: Features, software: bool, golden: &Path) -> Result<
             let _ = exercise_case(case, dtype, &device);
         }
         for &to in &types {
-            let x = Tensor::zeros(&[8, 4], dtype, &device)?;
+            let x = Tensor::zeros([8, 4], dtype, &device)?;
             drop((x.to_dtype(to), x.t()?.to_dtype(to)));
-            let y = Tensor::zeros(&[8, 4], to, &device)?;
+            let y = Tensor::zeros([8, 4], to, &device)?;
             drop((x.add(&y), x.lt(&y)));
         }
-        let x = Tensor::zeros(&[9, 9], dtype, &device)?;
+        let x = Tensor::zeros([9, 9], dtype, &device)?;
         drop((x.t()?.copy(), x.copy_(&x.t()?)));
         drop((x.add_(&x.t()?), x.sub_(1), x.mul_(&x), x.div_(2)));
-        drop((Tensor::rand(&[9], dtype, &device), Tensor::randn(&[9], dtype, &device)));
-        drop((Tensor::randint(0, 9, &[9], dtype, &device), Tensor::bernoulli(&[9], 0.5, dtype, &device)));
+        drop((Tensor::rand([9], dtype, &device), Tensor::randn([9], dtype, &device)));
+        drop((Tensor::randint(0, 9, [9], dtype, &device), Tensor::bernoulli([9], 0.5, dtype, &device)));
         drop(x.dropout(0.5, true));
     }
     exercise_storage_dtypes(&device, &types)?;
@@ -190,9 +190,9 @@ fn collect_kernels(features: Features, software: bool, golden: &Path) -> Result<
 /// Casts and copies of storage-only types, and their scaled matrix products.
 fn exercise_storage_dtypes(device: &Device, types: &[DType]) -> Result<()> {
     for dtype in DType::STORAGE_ONLY {
-        let x = Tensor::zeros(&[8, 4], dtype, device)?;
+        let x = Tensor::zeros([8, 4], dtype, device)?;
         for &other in types.iter().chain(&DType::STORAGE_ONLY) {
-            let y = Tensor::zeros(&[8, 4], other, device)?;
+            let y = Tensor::zeros([8, 4], other, device)?;
             drop((x.to_dtype(other)?, x.t()?.to_dtype(other)?, y.to_dtype(dtype)?, y.t()?.to_dtype(dtype)?));
         }
         x.t()?.copy()?.narrow(1, 1, 3)?.copy_(&x.t()?.narrow(1, 0, 3)?)?;
@@ -207,8 +207,8 @@ fn exercise_fused_chains(device: &Device) -> Result<()> {
     device.set_fusion_min_bytes(Some(0));
     for dtype in [DType::F32, DType::BF16, DType::F16] {
         for columns in [8, 3] {
-            let x = Tensor::zeros(&[4, columns], dtype, device)?;
-            let row = Tensor::zeros(&[columns], DType::F32, device)?;
+            let x = Tensor::zeros([4, columns], dtype, device)?;
+            let row = Tensor::zeros([columns], DType::F32, device)?;
             drop(x.mul(&x)?.add(&x)?.gelu()?);
             let kept = x.mul(0.5)?;
             kept.to_dtype(DType::F32)?.add(&row)?.tanh()?.to_dtype(dtype)?;
@@ -241,8 +241,8 @@ fn exercise_im2col(device: &Device) -> Result<()> {
 fn exercise_linear_cross_entropy(device: &Device) -> Result<()> {
     for dtype in [DType::F32, DType::BF16, DType::F16] {
         for classes in [4096, 25_001, 50_304] {
-            let [x, weight] = [2, classes].map(|n| Tensor::zeros(&[n, 8], dtype, device)?.to_leaf());
-            let target = Tensor::zeros(&[2], DType::I32, device)?;
+            let [x, weight] = [2, classes].map(|n| Tensor::zeros([n, 8], dtype, device)?.to_leaf());
+            let target = Tensor::zeros([2], DType::I32, device)?;
             x?.linear_cross_entropy(&weight?, &target, &CrossEntropyOptions::default())?.backward()?;
         }
     }
@@ -253,19 +253,19 @@ fn exercise_linear_cross_entropy(device: &Device) -> Result<()> {
 fn exercise_split_rows(device: &Device) -> Result<()> {
     let n = 1 << 17;
     for dtype in [DType::F32, DType::BF16, DType::F16] {
-        let row = || Tensor::zeros(&[1, n], dtype, device)?.to_leaf();
+        let row = || Tensor::zeros([1, n], dtype, device)?.to_leaf();
         let of = |y: Tensor| y.backward_with(&y.ones_like()?);
         of(row()?.softmax(1)?)?;
         of(row()?.log_softmax(1)?)?;
-        of(row()?.layer_norm(&[n], None, None, 1e-5)?)?;
-        of(row()?.rms_norm(&[n], None, None)?)?;
+        of(row()?.layer_norm([n], None, None, 1e-5)?)?;
+        of(row()?.rms_norm([n], None, None)?)?;
         of(row()?.adaptive_avg_pool1d(1)?)?;
         of(row()?.adaptive_max_pool1d(1)?)?;
         of(row()?.narrow(1, 0, 1)?.adaptive_avg_pool1d(n)?)?;
         of(row()?.narrow(1, 0, 1)?.adaptive_max_pool1d(n)?)?;
     }
     for p in [0.0, 1.0, 2.0, 3.0, f64::INFINITY] {
-        let [few, many] = [[1, n], [n, 1]].map(|shape| Tensor::zeros(&shape, DType::F32, device));
+        let [few, many] = [[1, n], [n, 1]].map(|shape| Tensor::zeros(shape, DType::F32, device));
         let (few, many) = (few?.to_leaf()?, many?);
         few.cdist(&few.detach(), p)?.sum_all()?.backward()?;
         few.narrow(1, 0, 1)?.cdist(&many, p)?.sum_all()?.backward()?;
@@ -278,7 +278,7 @@ fn exercise_optimizers(device: &Device) -> Result<()> {
     let mut parameters = Vec::new();
     for dtype in [DType::F32, DType::BF16, DType::F16] {
         for size in [8, 3] {
-            let p = Tensor::zeros(&[size], dtype, device)?.to_leaf()?;
+            let p = Tensor::zeros([size], dtype, device)?.to_leaf()?;
             p.set_grad(Some(p.ones_like()?));
             parameters.push(p);
         }
@@ -339,9 +339,9 @@ fn exercise_low_precision_copies(device: &Device) -> Result<()> {
     for low in [DType::BF16, DType::F16] {
         let mut weights = Vec::new();
         for size in [4, 3] {
-            let weight = Tensor::zeros(&[1, size], DType::F32, device)?.to_leaf()?;
+            let weight = Tensor::zeros([1, size], DType::F32, device)?.to_leaf()?;
             let _autocast = autocast(low)?;
-            Tensor::zeros(&[1, size], DType::F32, device)?.linear(&weight, None)?;
+            Tensor::zeros([1, size], DType::F32, device)?.linear(&weight, None)?;
             weight.set_grad(Some(weight.ones_like()?));
             weights.push(weight);
         }
@@ -357,7 +357,7 @@ fn exercise_low_precision_copies(device: &Device) -> Result<()> {
 fn exercise_fp8_linear(device: &Device) -> Result<()> {
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         for extent in [16, 3] {
-            let of = || Tensor::ones(&[extent, extent], dtype, device)?.to_leaf();
+            let of = || Tensor::ones([extent, extent], dtype, device)?.to_leaf();
             let _fp8 = fp8();
             of()?.linear(&of()?, None)?.sum_all()?.backward()?;
         }

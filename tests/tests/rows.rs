@@ -71,19 +71,18 @@ fn sums_and_extremes_of_every_form() {
         for (rows, cols) in SHAPES {
             let host = numbers(rows * cols, 1);
             let wide: Vec<f64> = host.iter().map(|&v| v.into()).collect();
-            let x = Tensor::from_slice(&host, &[rows, cols], &device).expect("uploads");
-            let turned =
-                Tensor::from_slice(&host, &[rows, cols], &device).and_then(|t| t.t()).expect("views");
+            let x = Tensor::from_slice(&host, [rows, cols], &device).expect("uploads");
+            let turned = Tensor::from_slice(&host, [rows, cols], &device).and_then(|t| t.t()).expect("views");
             for over_rows in [false, true] {
                 let (dim, other) = if over_rows { (0, 1) } else { (1, 0) };
                 let wanted = sums(&wide, rows, cols, over_rows);
                 let what = format!("sum of [{rows}, {cols}] over {dim} on {device}");
-                close(&x.sum(&[dim], false).expect("sums"), &wanted, (2e-5, 2e-6), &what);
-                close(&turned.sum(&[other], false).expect("sums"), &wanted, (2e-5, 2e-6), &what);
+                close(&x.sum([dim], false).expect("sums"), &wanted, (2e-5, 2e-6), &what);
+                close(&turned.sum([other], false).expect("sums"), &wanted, (2e-5, 2e-6), &what);
                 let (value, place) = x.max(dim, false).expect("finds");
                 let (tv, tp) = turned.max(other, false).expect("finds");
                 let taken = x.gather(dim, &place.unsqueeze(dim).expect("views")).expect("gathers");
-                let largest = x.amax(&[dim], false).expect("finds");
+                let largest = x.amax([dim], false).expect("finds");
                 assert_eq!(value.to_vec::<f32>().ok(), largest.to_vec::<f32>().ok(), "{what}");
                 assert_eq!(value.to_vec::<f32>().ok(), taken.to_vec::<f32>().ok(), "{what}");
                 assert_eq!(value.to_vec::<f32>().ok(), tv.to_vec::<f32>().ok(), "{what}");
@@ -109,7 +108,7 @@ fn running_sums_of_long_rows() {
     for device in devices() {
         for (rows, cols) in [(3, 1000), (300, 5), (1, 70_000)] {
             let host = numbers(rows * cols, 2);
-            let x = Tensor::from_slice(&host, &[rows, cols], &device).expect("uploads");
+            let x = Tensor::from_slice(&host, [rows, cols], &device).expect("uploads");
             let mut wanted = Vec::new();
             for row in host.chunks(cols) {
                 wanted.extend(row.iter().scan(0.0, |sum, v| {
@@ -145,7 +144,7 @@ fn softmax_of_long_rows_and_of_halves() {
         for (rows, cols) in [(5, 3000), (300, 8), (4, 1024), (1, 1)] {
             for (dtype, tolerance) in [(DType::F32, F32), (DType::F16, F16)] {
                 let cast = |v: Vec<f32>| {
-                    Tensor::from_slice(&v, &[rows, cols], &device)
+                    Tensor::from_slice(&v, [rows, cols], &device)
                         .and_then(|t| t.to_dtype(dtype))
                         .expect("uploads")
                 };
@@ -198,7 +197,7 @@ fn layer_and_batch_norm_of_many_rows() {
                 let zeros = cast(vec![0.0; cols], &[cols]).to_leaf().expect("floats");
                 let (y, dx) = layer_norm(&xs, &gs, cols, 1e-5);
                 let leaf = x.to_leaf().expect("floats");
-                let got = leaf.layer_norm(&[cols], Some(&ones), Some(&zeros), 1e-5).expect("runs");
+                let got = leaf.layer_norm([cols], Some(&ones), Some(&zeros), 1e-5).expect("runs");
                 close(&got, &y, tolerance, &what);
                 got.backward_with(&g).expect("runs");
                 close(&leaf.grad().expect("reached"), &dx, tolerance, &what);
@@ -226,7 +225,7 @@ fn layer_and_batch_norm_of_many_rows() {
 fn a_row_of_minus_infinity_is_nan_and_leaves_the_others_alone() {
     for device in devices() {
         let low = f32::NEG_INFINITY;
-        let x = Tensor::from_slice(&[low, low, 0.0, 0.0], &[2, 2], &device).expect("uploads");
+        let x = Tensor::from_slice(&[low, low, 0.0, 0.0], [2, 2], &device).expect("uploads");
         let y = x.softmax(-1).and_then(|y| y.to_vec::<f32>()).expect("runs");
         assert!(y[0].is_nan() && y[1].is_nan() && y[2..] == [0.5, 0.5], "{y:?} on {device}");
     }
@@ -281,11 +280,11 @@ fn cross_entropy_with_weights_smoothing_and_an_ignored_class() {
                     (-100, 0.3, false, Reduction::Sum),
                 ] {
                     let logits: Vec<f32> = numbers(rows * classes, 8).iter().map(|v| v * 4.0).collect();
-                    let x = Tensor::from_slice(&logits, &[rows, classes], &device)
+                    let x = Tensor::from_slice(&logits, [rows, classes], &device)
                         .and_then(|t| t.to_dtype(dtype)?.to_leaf())
                         .expect("uploads");
-                    let goal = Tensor::from_slice(&labels, &[rows], &device).expect("uploads");
-                    let weights = Tensor::from_slice(&weight, &[classes], &device).expect("uploads");
+                    let goal = Tensor::from_slice(&labels, [rows], &device).expect("uploads");
+                    let weights = Tensor::from_slice(&weight, [classes], &device).expect("uploads");
                     let options = CrossEntropyOptions {
                         weight: weighted.then_some(&weights),
                         ignore_index: ignored,
@@ -327,8 +326,8 @@ fn cross_entropy_with_weights_smoothing_and_an_ignored_class() {
 #[test]
 fn a_label_that_is_no_class_gives_nan() {
     for device in devices() {
-        let x = Tensor::from_slice(&[0.0f32, 1.0, 2.0, 3.0], &[2, 2], &device).expect("uploads");
-        let goal = Tensor::from_slice(&[2i64, 1], &[2], &device).expect("uploads");
+        let x = Tensor::from_slice(&[0.0f32, 1.0, 2.0, 3.0], [2, 2], &device).expect("uploads");
+        let goal = Tensor::from_slice(&[2i64, 1], [2], &device).expect("uploads");
         assert!(x.cross_entropy(&goal).and_then(|l| l.item()).expect("runs").is_nan(), "{device}");
         let none = CrossEntropyOptions { reduction: Reduction::None, ..CrossEntropyOptions::default() };
         let each = x.cross_entropy_with(&goal, &none).and_then(|l| l.to_f64s()).expect("runs");

@@ -196,7 +196,7 @@ mod tests {
     fn checkpoints_nest_as_deep_as_is_said_and_fit_a_small_stack() -> Result<()> {
         let run = || -> Result<()> {
             let device = Device::null(Default::default());
-            let x = Tensor::ones(&[2], DType::F32, &device)?.to_leaf()?;
+            let x = Tensor::ones([2], DType::F32, &device)?.to_leaf()?;
             nested(&x, MAX_NESTING)?.sum_all()?.backward()?;
             assert!(x.grad().is_some());
             for depth in [MAX_NESTING + 1, 300, 100_000] {

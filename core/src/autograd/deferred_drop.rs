@@ -136,7 +136,7 @@ mod tests {
     fn on_a_small_stack(deepen: impl Fn(&Tensor) -> Result<Tensor> + Send + 'static) {
         let work = move || -> Result<()> {
             let device = Device::null(Default::default());
-            let mut t = Tensor::ones(&[1], DType::F32, &device)?.to_leaf()?;
+            let mut t = Tensor::ones([1], DType::F32, &device)?.to_leaf()?;
             for _ in 0..DEPTH {
                 t = deepen(&t)?;
             }
@@ -218,7 +218,7 @@ mod tests {
     fn histories_are_dropped_where_a_thread_ends() {
         let work = || {
             let device = Device::null(Default::default());
-            let mut t = Tensor::ones(&[1], DType::F32, &device)?.to_leaf()?;
+            let mut t = Tensor::ones([1], DType::F32, &device)?.to_leaf()?;
             for _ in 0..DEPTH {
                 t = t.reshape([1])?;
             }
@@ -240,7 +240,7 @@ mod tests {
         }
         let device = Device::null(Default::default());
         let make = || -> Result<Tensor> {
-            let mut t = Tensor::ones(&[1], DType::F32, &device)?.to_leaf()?;
+            let mut t = Tensor::ones([1], DType::F32, &device)?.to_leaf()?;
             for k in 0..10 {
                 let bomb = (k == 5).then(|| Bomb);
                 t = differentiable("own", t.add(1.0)?.detach(), &[&t], move |g, _| {

@@ -716,7 +716,7 @@ mod tests {
         device.set_fusion_min_bytes(fused);
         let weight = |shape: &[usize]| Tensor::ones(shape, DType::F32, device)?.to_leaf();
         let weights = [weight(&[512, 64])?, weight(&[8, 512])?];
-        let x = Tensor::ones(&[128, 64], DType::F32, device)?;
+        let x = Tensor::ones([128, 64], DType::F32, device)?;
         let mut step = device.capture(|| {
             let h = x.linear(&weights[0], None)?.gelu()?.mul(2.0)?.tanh()?;
             let loss = h.linear(&weights[1], None)?.square()?.mean((), false)?;

@@ -331,10 +331,10 @@ impl PoolState {
         let queue = self.heap.arenas[usize::from(need.arena)].queue;
         let done = if found { mover.enqueue_copies(queue, &plan.copies).map(|()| true) } else { Ok(false) };
         let moved = matches!(done, Ok(true));
-        if let Some(before) = before {
-            if !moved {
-                self.heap = before;
-            }
+        if let Some(before) = before
+            && !moved
+        {
+            self.heap = before;
         }
         self.heap.recorder = recorder;
         if !moved {

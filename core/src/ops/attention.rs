@@ -233,8 +233,8 @@ impl Tensor {
             return together(&q.scaled_dot_product_attention(&k, &v, &options)?);
         }
         let full = [batch, heads, length, length];
-        let mask = options.attn_mask.map(|mask| mask.broadcast_to(&full)).transpose()?;
-        let out = Tensor::empty(&[batch, length, heads, features], self.dtype(), self.device())?;
+        let mask = options.attn_mask.map(|mask| mask.broadcast_to(full)).transpose()?;
+        let out = Tensor::empty([batch, length, heads, features], self.dtype(), self.device())?;
         let run = AttentionRun::new(
             inputs,
             mask,
@@ -250,7 +250,7 @@ impl Tensor {
         };
         attach_backward(result, &[self], run, composed, move |run, g| {
             let g = g.reshape([batch, length, heads, features])?.transpose(1, 2)?;
-            let whole = Tensor::empty(&[batch, length, width], g.dtype(), g.device())?;
+            let whole = Tensor::empty([batch, length, width], g.dtype(), g.device())?;
             let [dq, dk, dv] = parts(&whole)?;
             // Column sums for the projection's bias. Only backends with a matmul library may compute them.
             let rows = length.div_ceil(AttentionGradients::ROWS_PER_SUM as usize);
@@ -315,13 +315,13 @@ fn memory_shape_like(of: &Tensor, width: usize) -> [usize; 4] {
 }
 
 fn empty_rows_like(of: &Tensor, width: usize) -> Result<Tensor> {
-    let t = Tensor::empty(&memory_shape_like(of, width), of.dtype(), of.device())?;
+    let t = Tensor::empty(memory_shape_like(of, width), of.dtype(), of.device())?;
     if has_interleaved_heads(of) { t.transpose(1, 2) } else { Ok(t) }
 }
 
 /// Allocates two tensors shaped as `a` and `b` in one storage, which a kernel binds once.
 fn empty_pair_like(a: &Tensor, b: &Tensor) -> Result<[Tensor; 2]> {
-    let both = Tensor::empty(&[a.numel() + b.numel()], a.dtype(), a.device())?;
+    let both = Tensor::empty([a.numel() + b.numel()], a.dtype(), a.device())?;
     let part = |of: &Tensor, start| -> Result<Tensor> {
         let t = both.narrow(0, start, of.numel())?.view(memory_shape_like(of, of.shape()[3]))?;
         if has_interleaved_heads(of) { t.transpose(1, 2) } else { Ok(t) }
@@ -695,7 +695,7 @@ fn attention_composite(
     let masked = (options.attn_mask.is_some() || options.window.is_some()) && scores.numel() > 0;
     let weights = if masked {
         // A query without keys gets zeros instead of NaN.
-        let blind = scores.detach().amax(&[-1], true)?.eq(f64::NEG_INFINITY)?;
+        let blind = scores.detach().amax([-1], true)?.eq(f64::NEG_INFINITY)?;
         scores.masked_fill(&blind, 0.0)?.softmax(-1)?.masked_fill(&blind, 0.0)?
     } else {
         scores.softmax(-1)?
@@ -719,6 +719,6 @@ fn repeat_heads(t: &Tensor, times: usize) -> Result<Tensor> {
     }
     let &[ref outer @ .., heads, rows, elements] = t.shape() else { return Ok(t.clone()) };
     let with = |middle: &[usize]| -> Dims { outer.iter().chain(middle).copied().collect() };
-    let wide = t.unsqueeze(-3)?.broadcast_to(&with(&[heads, times, rows, elements]))?;
+    let wide = t.unsqueeze(-3)?.broadcast_to(with(&[heads, times, rows, elements]))?;
     wide.reshape(&with(&[heads * times, rows, elements])[..])
 }

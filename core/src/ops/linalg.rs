@@ -34,7 +34,7 @@ pub(super) fn lu_decompose(x: &Tensor, m: usize, n: usize) -> Result<LuFactors> 
     let batch = x.numel() / (m * n).max(1);
     let triangles = x.detach().reshape([batch, m, n])?.copy()?;
     let order = empty_workspace(&[batch, m], DType::U32, x.device())?;
-    let sign = Tensor::empty(&[batch], x.dtype(), x.device())?;
+    let sign = Tensor::empty([batch], x.dtype(), x.device())?;
     let spec = kernel_spec! { "lu", dtype: x.dtype().name(), form: "lu" };
     run_elimination(&spec, &[&triangles, &order, &sign])?;
     Ok(LuFactors { packed_lu: triangles, row_order: order, permutation_sign: sign })
@@ -102,13 +102,13 @@ fn broadcast_system(op: &'static str, a: &Tensor, b: &Tensor) -> Result<(Tensor,
     a.check_same_device(op, b)?;
     let lead = broadcast_shapes(op, &[lead, rest.batch_shape])?;
     let batch: usize = lead.iter().product();
-    let whole = |t: &Tensor, m: usize| t.broadcast_to(&[&lead[..], &[n, m]].concat())?.reshape([batch, n, m]);
+    let whole = |t: &Tensor, m: usize| t.broadcast_to([&lead[..], &[n, m]].concat())?.reshape([batch, n, m]);
     Ok((whole(a, n)?, whole(b, rest.n)?, [&lead[..], &[n, rest.n]].concat().into()))
 }
 
 /// Counts the false elements of each row as i64. `dtype` is the type of the sum, which every device supports.
 pub(super) fn count_false(none: &Tensor, dtype: DType) -> Result<Tensor> {
-    none.logical_not()?.to_dtype(dtype)?.sum(&[-1], false)?.to_dtype(DType::I64)
+    none.logical_not()?.to_dtype(dtype)?.sum([-1], false)?.to_dtype(DType::I64)
 }
 
 impl Tensor {
@@ -276,7 +276,7 @@ impl Tensor {
         let LuFactors { packed_lu: triangles, permutation_sign: sign, .. } = lu_decompose(self, n, n)?;
         let diagonal = triangles.diagonal(0, 1, 2)?;
         let sign = diagonal.sign()?.prod(1, false)?.mul(&sign)?.reshape(lead)?;
-        let size = diagonal.abs()?.log()?.sum(&[1], false)?.reshape(lead)?;
+        let size = diagonal.abs()?.log()?.sum([1], false)?.reshape(lead)?;
         // As in PyTorch, the sign has a history with a zero gradient.
         let shape: Dims = self.shape().into();
         let sign = autograd::differentiable_unary(OP, sign, self, move |g, _| {
@@ -339,7 +339,7 @@ impl Tensor {
     ) -> Result<(Tensor, Tensor, Tensor)> {
         let MatrixShape { batch_shape: lead, m, n } = check_matrices(op, self)?;
         if self.numel() == 0 {
-            let values = Tensor::zeros(&[lead, &[m.min(n)]].concat(), self.dtype(), self.device())?;
+            let values = Tensor::zeros([lead, &[m.min(n)]].concat(), self.dtype(), self.device())?;
             let none = values.eq(0.0)?;
             return Ok((empty_result_with_grad(op, &[self], &[lead, &[n, m]].concat())?, values, none));
         }
@@ -381,7 +381,7 @@ impl Tensor {
         let longest = self.shape()[self.rank() - 2..].iter().copied().max().unwrap_or(0);
         let unit = if self.dtype() == DType::F64 { f64::EPSILON } else { f64::from(f32::EPSILON) };
         let values = values.detach();
-        let bound = values.amax(&[-1], true)?.mul(rtol.unwrap_or(longest as f64 * unit))?;
+        let bound = values.amax([-1], true)?.mul(rtol.unwrap_or(longest as f64 * unit))?;
         values.le(&bound)
     }
 }

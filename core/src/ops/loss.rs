@@ -311,11 +311,11 @@ impl Tensor {
         // As in PyTorch, the clamp of lengths is not recorded: the gradient is that of the length.
         let unit = |t: &Tensor| {
             let t = t.broadcast_to(&shape)?;
-            let length = t.norm(2.0, &[dim], true)?;
+            let length = t.norm(2.0, [dim], true)?;
             let missing = length.detach().rsub(eps)?.maximum(0.0)?;
             t.div(&length.add(&missing)?)
         };
-        unit(self)?.mul(&unit(other)?)?.sum(&[dim], false)
+        unit(self)?.mul(&unit(other)?)?.sum([dim], false)
     }
 
     /// Divides vectors along `dim` by their p-norm, which is clamped to at least `eps`.
@@ -325,7 +325,7 @@ impl Tensor {
     #[track_caller]
     pub fn normalize(&self, p: f64, dim: isize, eps: f64) -> Result<Tensor> {
         dispatch_in_f32!("normalize", [self], |x| x.normalize(p, dim, eps));
-        let length = self.norm(p, &[dim], true)?;
+        let length = self.norm(p, [dim], true)?;
         let held = length.detach().lt(eps)?;
         self.div(&length.masked_fill(&held, Operand::from(eps))?)
     }
@@ -337,7 +337,7 @@ impl Tensor {
     #[track_caller]
     pub fn pairwise_distance(&self, other: &Tensor, p: f64, eps: f64, keepdim: bool) -> Result<Tensor> {
         dispatch_in_f32!("pairwise_distance", [self, other], |x, y| x.pairwise_distance(&y, p, eps, keepdim));
-        self.sub(other)?.add(eps)?.norm(p, &[-1], keepdim)
+        self.sub(other)?.add(eps)?.norm(p, [-1], keepdim)
     }
 
     /// Computes the p-norm of the difference of `self` and `other`, which broadcast (PyTorch's `dist`).

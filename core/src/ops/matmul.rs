@@ -236,7 +236,7 @@ impl MatmulProblem {
         }
         let batch = broadcast_shapes(op, &[&a.shape()[..a.rank() - 2], &b.shape()[..b.rank() - 2]])?;
         let with = |rows, cols| -> Dims { batch.iter().copied().chain([rows, cols]).collect() };
-        let (mut a, mut b) = (a.broadcast_to(&with(m, k))?, b.broadcast_to(&with(k, n))?);
+        let (mut a, mut b) = (a.broadcast_to(with(m, k))?, b.broadcast_to(with(k, n))?);
         let depth = batch.len();
         let fold =
             |a: &Tensor, b: &Tensor| collapse_dims(&batch, &[&a.strides()[..depth], &b.strides()[..depth]]);

@@ -184,7 +184,7 @@ impl Normalization {
         let given = g.map(|_| statistics);
         self.launch_stage("parts", stage, g, given, None, &partial, turns)?;
         let sums = match g {
-            Some(_) => Some(partial.sum(&[0], false)?),
+            Some(_) => Some(partial.sum([0], false)?),
             None => {
                 let stage = NormStage {
                     lanes: WORKGROUP_SIZE,
@@ -254,7 +254,7 @@ impl Normalization {
     fn sum_parameter_grads(&self, g: &Tensor, statistics: &NormStatistics) -> Result<Tensor> {
         let Self { geometry: at, x, .. } = self;
         if x.numel() == 0 {
-            return Tensor::zeros(&[2, at.weights], DType::F32, x.device());
+            return Tensor::zeros([2, at.weights], DType::F32, x.device());
         }
         let across = at.weight_run_length == 1 && at.weights > 1;
         let lanes = lanes_per_row(at.elements_per_weight, across);
@@ -273,7 +273,7 @@ impl Normalization {
         .loop_iterations(chunk.div_ceil(lanes) + 128);
         let tensors = bindings![g, x, &statistics.rstd, &statistics.mean, &partial];
         launch::launch(&spec, &tensors, params, (at.weights * splits).div_ceil(WORKGROUP_SIZE / lanes))?;
-        partial.sum(&[0], false)
+        partial.sum([0], false)
     }
 
     /// Computes the gradients of the input, and of weight and bias if present.
@@ -306,7 +306,7 @@ impl Normalization {
         bias: Option<&Tensor>,
         composed: impl Fn(&[Tensor]) -> Result<Tensor> + Send + Sync + 'static,
     ) -> Result<Tensor> {
-        let stored = || Tensor::empty(&[self.geometry.rows], DType::F32, x.device());
+        let stored = || Tensor::empty([self.geometry.rows], DType::F32, x.device());
         let mean = if self.rms { None } else { Some(stored()?) };
         let statistics = NormStatistics { mean, rstd: stored()? };
         let out = self.run_element_kernel(None, &statistics)?;
@@ -609,12 +609,12 @@ impl Tensor {
                 let flat = self.detach().to_dtype(norm_compute_dtype(self.dtype()))?;
                 // Without spatial dimensions, an instance is one element.
                 let (v, m) = if space.is_empty() {
-                    flat.unsqueeze(-1)?.var_mean(&[-1], 1.0, false)?
+                    flat.unsqueeze(-1)?.var_mean([-1], 1.0, false)?
                 } else {
                     flat.var_mean(&space, 1.0, false)?
                 };
-                update_running_stat(mean, &m.mean(&[0], false)?, momentum)?;
-                update_running_stat(var, &v.mean(&[0], false)?, momentum)
+                update_running_stat(mean, &m.mean([0], false)?, momentum)?;
+                update_running_stat(var, &v.mean([0], false)?, momentum)
             })?;
         }
         self.normalize_groups("instance_norm", n.max(1), [weight, bias], eps)
@@ -647,9 +647,9 @@ impl Tensor {
         // Sliding windows over channels are a view without a copy.
         let windows = squares.unfold(1, size, 1)?;
         let means = match windows.dtype().is_float() {
-            true => windows.mean(&[-1], false)?,
+            true => windows.mean([-1], false)?,
             // As in PyTorch, averages of integers are integers.
-            false => windows.sum(&[-1], false)?.trunc_divide(size)?,
+            false => windows.sum([-1], false)?.trunc_divide(size)?,
         };
         self.div(&means.mul(alpha)?.add(k)?.pow(beta)?)
     }

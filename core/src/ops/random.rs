@@ -281,7 +281,7 @@ impl Tensor {
             "{dtype} does not hold all numbers below {n}, only those below {most}; take i64");
         let keys = {
             let _tag = memory::scope::enter_tag(Tag::Workspace);
-            fill_random(&[n], Distribution::SortKey, DType::I64, device)?
+            fill_random([n], Distribution::SortKey, DType::I64, device)?
         };
         keys.argsort(0, false)?.to_dtype(dtype)
     }
@@ -381,7 +381,7 @@ impl Tensor {
             "draws at least one and, without replacement, at most all classes, not {count}");
         if replacement && classes <= MAX_WORKGROUP_CLASSES && self.dtype() != DType::F64 {
             let ends = draw_ends(&self.detach().to_dtype(DType::F32)?, classes)?;
-            let drawn = Tensor::rand(&[before, &[count]].concat(), DType::F32, self.device())?;
+            let drawn = Tensor::rand([before, &[count]].concat(), DType::F32, self.device())?;
             return ends.searchsorted(&drawn, false, true, None);
         }
         let weights = self.detach();
@@ -389,7 +389,7 @@ impl Tensor {
         let zero = weights.isfinite()?.logical_and(&weights.gt(0.0)?)?.logical_not()?;
         let weights = weights.masked_fill(&zero, 0.0)?;
         // Relative to the largest weight, so that the sum and a quotient by the shortest time are finite.
-        let largest = weights.amax(&[-1], true)?;
+        let largest = weights.amax([-1], true)?;
         // GPUs flush the reciprocals of values above 2^126 to zero, so do not divide by such values.
         let scale = largest.ones_like()?.masked_fill(&largest.gt(1e30)?, 0.0625)?;
         let largest = largest.masked_fill(&largest.eq(0.0)?, 1.0)?.mul(&scale)?;
@@ -480,7 +480,7 @@ fn draw_ends(weights: &Tensor, classes: usize) -> Result<Tensor> {
 
 /// Writes a Philox state to device memory, so that kernels that read it are identical at each replay.
 pub(super) fn write_philox_state(drawn: PhiloxState, device: &Device) -> Result<Tensor> {
-    let words = Tensor::empty(&[4], DType::U32, device)?;
+    let words = Tensor::empty([4], DType::U32, device)?;
     let params = move |now: &ReplayCtx| kernel_params! { words: drawn.to_words(now) };
     launch::launch_dynamic(&KernelSpec::new("philox_state"), &[&words], params, 1)?;
     Ok(words)

@@ -185,12 +185,12 @@ impl RecurrentRun {
             _ => None,
         };
         let _tag = memory::scope::enter_tag(Tag::Workspace);
-        let running = Tensor::zeros(&[2, batch, hidden], DType::F32, g.device())?;
+        let running = Tensor::zeros([2, batch, hidden], DType::F32, g.device())?;
         let is_lstm = self.kind == RecurrentKind::Lstm;
         if is_lstm {
             running.select(0, 1)?.copy_(&g.select(0, steps as isize + 1)?)?;
         }
-        let mut carry = Tensor::zeros(&[batch, hidden], g.dtype(), g.device())?;
+        let mut carry = Tensor::zeros([batch, hidden], g.dtype(), g.device())?;
         let spec = self.spec("backward", &g);
         for t in self.time_order().rev() {
             let kept = if self.saved_gates.is_some() { t * plane * 5 } else { self.state_slot(t) * plane };
@@ -214,7 +214,7 @@ impl RecurrentRun {
         let mut grads: InputGrads = SmallVec::new();
         grads.extend([Some(gates.clone()), Some(state), weight]);
         if self.has_bias {
-            grads.push(if wants[3] { Some(flat.sum(&[0], false)?) } else { None });
+            grads.push(if wants[3] { Some(flat.sum([0], false)?) } else { None });
         }
         if is_lstm {
             grads.push(Some(past(1)?));
@@ -264,7 +264,7 @@ impl RecurrentRun {
         let mut fed_by = first.clone();
         let mut state = match first.shape()[1] == hidden {
             true => first.clone(),
-            false => Tensor::zeros(&[batch, hidden], first.dtype(), first.device())?,
+            false => Tensor::zeros([batch, hidden], first.dtype(), first.device())?,
         };
         let mut slots = vec![state.clone(); steps + 1];
         for time in self.time_order() {
@@ -403,9 +403,9 @@ fn run_recurrent(of: &RecurrentOp<'_>) -> Result<RecurrentOutput> {
         kind: of.kind,
         sizes: [steps, batch, hidden],
         reverse: of.reverse,
-        states: Tensor::empty(&[slots, batch, hidden], dtype, device)?,
+        states: Tensor::empty([slots, batch, hidden], dtype, device)?,
         saved_gates: (keeps && of.kind.gate_count() > 1)
-            .then(|| Tensor::empty(&[steps, batch, 5, hidden], dtype, device))
+            .then(|| Tensor::empty([steps, batch, 5, hidden], dtype, device))
             .transpose()?,
         h_0: of.h_0.detach(),
         weight_hh: of.weight_hh.detach(),
@@ -416,7 +416,7 @@ fn run_recurrent(of: &RecurrentOp<'_>) -> Result<RecurrentOutput> {
         let _no_grad = autograd::no_grad();
         let running = {
             let _tag = memory::scope::enter_tag(Tag::Workspace);
-            let zeros = || Tensor::zeros(&[batch, hidden], dtype, device);
+            let zeros = || Tensor::zeros([batch, hidden], dtype, device);
             let state = if width == hidden { run.h_0.clone() } else { zeros()? };
             let cell = of.c_0.map_or_else(zeros, |cell| Ok(cell.detach()))?;
             stack(&[&state, &cell], 0)?.to_dtype(DType::F32)?.contiguous()?

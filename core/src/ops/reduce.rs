@@ -347,7 +347,7 @@ pub(super) fn sum_parts(partial: &Tensor) -> Result<SmallVec<[Tensor; 3]>> {
         fail!(shape("sum_partials", [partial]), "takes [parts, sections, extent]")
     };
     let outs: SmallVec<[Tensor; 3]> = (0..sections)
-        .map(|_| Tensor::empty(&[extent], DType::F32, partial.device()))
+        .map(|_| Tensor::empty([extent], DType::F32, partial.device()))
         .collect::<Result<_>>()?;
     if extent > 0 {
         let width = if extent.is_multiple_of(VEC4_WIDTH) { VEC4_WIDTH } else { 1 };
@@ -463,7 +463,7 @@ impl Tensor {
     pub fn prod(&self, dim: impl IntoDims, keepdim: bool) -> Result<Tensor> {
         let Some(dim) = single_dim("prod", dim)? else {
             let all = self.prod_all()?;
-            return if keepdim { all.reshape(&Dims::from_elem(1, self.rank())) } else { Ok(all) };
+            return if keepdim { all.reshape(Dims::from_elem(1, self.rank())) } else { Ok(all) };
         };
         dispatch_autocast!("prod", [self], |x| x.prod(dim, keepdim));
         let over = ReduceDims::new("prod", self.shape(), &[dim])?;
@@ -485,7 +485,7 @@ impl Tensor {
     pub(super) fn prod_pairwise(&self, dim: isize) -> Result<Tensor> {
         let mut x = if self.rank() == 0 { self.reshape([1])? } else { self.clone() };
         if x.dim(dim)? == 0 {
-            return x.sum(&[dim], true)?.add(1.0);
+            return x.sum([dim], true)?.add(1.0);
         }
         while x.dim(dim)? > 1 {
             let n = x.dim(dim)?;

@@ -93,7 +93,7 @@ fn cat_refs(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
             .map(|(&(place, dtype), &want)| match place {
                 _ if !want => Ok(None),
                 Some((start, n)) => g.narrow(d as isize, start, n)?.to_dtype(dtype).map(Some),
-                None => Tensor::zeros(&[0], dtype, g.device()).map(Some),
+                None => Tensor::zeros([0], dtype, g.device()).map(Some),
             })
             .collect::<Result<InputGrads>>()
     }))
@@ -134,7 +134,7 @@ pub(super) fn from_host_fn(
     if count <= HOST_CHUNK {
         return part(0..count);
     }
-    let out = Tensor::empty(&[count], dtype, device)?;
+    let out = Tensor::empty([count], dtype, device)?;
     for start in (0..count).step_by(HOST_CHUNK) {
         let end = count.min(start + HOST_CHUNK);
         part(start..end)?.copy_into(&out.narrow(0, start, end - start)?)?;
@@ -251,7 +251,7 @@ impl Tensor {
     /// Creates a `rows` by `cols` matrix with ones on the main diagonal and zeros elsewhere.
     #[track_caller]
     pub fn eye(rows: usize, cols: usize, dtype: DType, device: &Device) -> Result<Tensor> {
-        let out = Tensor::zeros(&[rows, cols], dtype, device)?;
+        let out = Tensor::zeros([rows, cols], dtype, device)?;
         let diagonal = out.diagonal(0, 0, 1)?;
         Tensor::ones(diagonal.shape(), dtype, device)?.copy_into(&diagonal)?;
         Ok(out)

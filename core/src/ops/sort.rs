@@ -91,8 +91,8 @@ impl Sorter {
         let scratch = || -> Result<(Tensor, Tensor)> {
             let _tag = memory::scope::enter_tag(Tag::Workspace);
             let dtype = if wide { DType::I64 } else { DType::U32 };
-            let keys = Tensor::empty(&[rows * extent], dtype, x.device())?;
-            Ok((keys, Tensor::empty(&[rows * extent], DType::U32, x.device())?))
+            let keys = Tensor::empty([rows * extent], dtype, x.device())?;
+            Ok((keys, Tensor::empty([rows * extent], DType::U32, x.device())?))
         };
         let (mut from, mut to) = (scratch()?, scratch()?);
         launch::launch(&spec, &[x, &from.0, &from.1], params, groups)?;
@@ -387,7 +387,7 @@ impl Tensor {
         let sorted = sorter.run_with_values(&lines, last)?.0;
         let numbers = sorted.detach().isnan()?.logical_not()?;
         let ranks = if op == "nanquantile" {
-            let count = numbers.to_dtype(q.dtype())?.sum(&[-1], true)?;
+            let count = numbers.to_dtype(q.dtype())?.sum([-1], true)?;
             q.mul(&count.sub(1.0)?)?.clamp(0.0, end)?
         } else {
             // NaN sort last and are selected if there are any.
@@ -445,5 +445,5 @@ fn quantile_vector(op: &'static str, q: &Operand<'_>, x: &Tensor) -> Result<(boo
     };
     fail_if!(!(0.0..=1.0).contains(&number);
         argument(op), "{number} is no quantile; they lie between 0 and 1");
-    Ok((false, Tensor::full(&[1], number, dtype, x.device())?))
+    Ok((false, Tensor::full([1], number, dtype, x.device())?))
 }

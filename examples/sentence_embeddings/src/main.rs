@@ -63,7 +63,7 @@ impl Encoder {
         let (ids, mask) = tokenize(&self.tokenizer, sentences)?;
         let tensor = |rows: &[Vec<i32>]| {
             let shape = [rows.len(), rows.first().map_or(0, Vec::len)];
-            Tensor::from_slice(&rows.concat(), &shape, &self.device)
+            Tensor::from_slice(&rows.concat(), shape, &self.device)
         };
         let _no_grad = no_grad();
         Ok(self.model.sentence_embeddings(&tensor(&ids)?, &tensor(&mask)?)?)

@@ -22,10 +22,10 @@ pub(crate) fn generate_tokens(
     let mut text: Vec<i64> = start.iter().map(|&token| token.into()).collect();
     for _ in 0..n {
         let seen = &text[text.len().saturating_sub(net.context())..];
-        let scores = net.forward(&Tensor::from_slice(seen, &[1, seen.len()], device)?)?;
+        let scores = net.forward(&Tensor::from_slice(seen, [1, seen.len()], device)?)?;
         let last = scores.select(1, -1)?.flatten(0, -1)?.narrow(0, 0, known)?.to_vec::<f32>()?;
         // The device's generator, so that the seed determines the text.
-        let random = Tensor::rand(&[1], DType::F32, device)?.item()?;
+        let random = Tensor::rand([1], DType::F32, device)?.item()?;
         text.push(sample_token(&last, options.temperature, options.top_k, random) as i64);
     }
     Ok(text[start.len()..].iter().map(|&token| token as u32).collect())

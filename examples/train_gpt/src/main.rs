@@ -250,7 +250,7 @@ fn plan_step(
         let dry = dry.clone();
         Ok(move |choice: &StepConfig| {
             // Holds the current batch, and the next one, which is being prefetched.
-            let text = || Tensor::zeros(&shape, DType::I64, &dry);
+            let text = || Tensor::zeros(shape, DType::I64, &dry);
             let [x, y, _next_x, _next_y] = [text()?, text()?, text()?, text()?];
             for k in 0..choice.micro_batch_count {
                 let part = |t: &Tensor| t.narrow(0, k * choice.micro_batch_size, choice.micro_batch_size);

@@ -443,8 +443,8 @@ impl<D: Dataset> BatchIter<D> {
         let _tag = memory::scope::enter_tag(Tag::Input);
         let batched = |shape: &[usize]| [&[host.samples], shape].concat();
         Ok((
-            Tensor::from_slice(&host.inputs, &batched(&self.sizes.input), &self.device)?,
-            Tensor::from_slice(&host.targets, &batched(&self.sizes.target), &self.device)?,
+            Tensor::from_slice(&host.inputs, batched(&self.sizes.input), &self.device)?,
+            Tensor::from_slice(&host.targets, batched(&self.sizes.target), &self.device)?,
         ))
     }
 }
@@ -580,7 +580,7 @@ mod tests {
         assert!(hosts(&DataLoader::new(Numbers(5)).batches(2).start_at(last)).is_empty());
         let device = Device::null(forebay_core::backend::null::CardProfile::default());
         device.set_random_state(forebay_core::device::RandomState { seed: 1, offset: u64::MAX });
-        forebay_core::tensor::Tensor::rand(&[100], forebay_core::dtype::DType::F32, &device)?;
+        forebay_core::tensor::Tensor::rand([100], forebay_core::dtype::DType::F32, &device)?;
         assert!(device.random_state().offset < 100);
         Ok(())
     }

@@ -225,7 +225,7 @@ impl<R: Read + Seek> SafetensorsReader<R> {
         for first in (0..elements).step_by(most) {
             let n = most.min(elements - first);
             let data = part(n)?;
-            let copied = Tensor::from_bytes(&data, &[n], dtype, device)
+            let copied = Tensor::from_bytes(&data, [n], dtype, device)
                 .and_then(|part| flat.narrow(0, first, n)?.copy_(&part));
             copied.map_err(at)?;
         }

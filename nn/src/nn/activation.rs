@@ -123,7 +123,7 @@ impl Prelu {
     /// default is 0.25.
     #[track_caller]
     pub fn new(slopes: usize, slope: f64, device: &Device) -> Result<Self> {
-        Ok(Self { weight: init::create_parameter(|| Tensor::full(&[slopes], slope, DType::F32, device))? })
+        Ok(Self { weight: init::create_parameter(|| Tensor::full([slopes], slope, DType::F32, device))? })
     }
 
     /// Applies the function to each element of `x`.

@@ -148,7 +148,7 @@ impl BertOptions {
     #[track_caller]
     fn create_linear(&self, inputs: usize, outputs: usize, device: &Device) -> Result<Linear> {
         let weight = self.create_normal_parameter(&[outputs, inputs], device)?;
-        let bias = init::create_parameter(|| Tensor::zeros(&[outputs], DType::F32, device))?;
+        let bias = init::create_parameter(|| Tensor::zeros([outputs], DType::F32, device))?;
         Linear::from_parameters(weight, Some(bias))
     }
 
@@ -164,7 +164,7 @@ impl BertOptions {
 
     #[track_caller]
     fn create_norm(&self, device: &Device) -> Result<LayerNorm> {
-        Ok(LayerNorm::new(&[self.hidden_size], device)?.eps(self.layer_norm_eps))
+        Ok(LayerNorm::new([self.hidden_size], device)?.eps(self.layer_norm_eps))
     }
 }
 
@@ -460,7 +460,7 @@ impl Bert {
     pub fn sentence_embeddings(&self, tokens: &Tensor, mask: &Tensor) -> Result<Tensor> {
         let hidden = self.forward(tokens, Some(mask))?;
         let kept = mask.to_dtype(DType::Bool)?.to_dtype(hidden.dtype())?.unsqueeze(-1)?;
-        let count = kept.sum(&[1], false)?.maximum(1e-9)?;
-        hidden.mul(&kept)?.sum(&[1], false)?.div(&count)?.normalize(2.0, 1, 1e-12)
+        let count = kept.sum([1], false)?.maximum(1e-9)?;
+        hidden.mul(&kept)?.sum([1], false)?.div(&count)?.normalize(2.0, 1, 1e-12)
     }
 }

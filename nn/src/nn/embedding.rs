@@ -36,7 +36,7 @@ impl Embedding {
     /// Creates a table of standard normal values, as PyTorch.
     #[track_caller]
     pub fn new(entries: usize, features: usize, device: &Device) -> Result<Self> {
-        let weight = init::create_parameter(|| Tensor::randn(&[entries, features], DType::F32, device))?;
+        let weight = init::create_parameter(|| Tensor::randn([entries, features], DType::F32, device))?;
         Ok(Self::from_parameter(weight))
     }
 
@@ -130,7 +130,7 @@ impl EmbeddingBag {
         padding_idx: Option<usize>,
         device: &Device,
     ) -> Result<Self> {
-        let weight = init::create_parameter(|| Tensor::randn(&[entries, features], DType::F32, device))?;
+        let weight = init::create_parameter(|| Tensor::randn([entries, features], DType::F32, device))?;
         if let Some(row) = padding_idx {
             zero_padding_row("EmbeddingBag", &weight, row)?;
         }

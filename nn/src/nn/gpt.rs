@@ -127,7 +127,7 @@ impl GptBlock {
         // sum (Radford et al., 2019, section 2.3).
         let last = INIT_STD / (2.0 * layers as f64).sqrt();
         Ok(Self {
-            ln_1: LayerNorm::new(&[width], device)?,
+            ln_1: LayerNorm::new([width], device)?,
             attn: GptAttention {
                 c_attn: create_linear(width, 3 * width, INIT_STD, device)?,
                 c_proj: create_linear(width, width, last, device)?,
@@ -135,7 +135,7 @@ impl GptBlock {
                 heads,
                 scope: ModuleScope::new(),
             },
-            ln_2: LayerNorm::new(&[width], device)?,
+            ln_2: LayerNorm::new([width], device)?,
             mlp: GptMlp {
                 c_fc: create_linear(width, 4 * width, INIT_STD, device)?,
                 c_proj: create_linear(4 * width, width, last, device)?,
@@ -212,7 +212,7 @@ fn create_embedding(entries: usize, features: usize, device: &Device) -> Result<
 }
 
 fn create_linear(inputs: usize, outputs: usize, std: f64, device: &Device) -> Result<Linear> {
-    let bias = init::create_parameter(|| Tensor::zeros(&[outputs], DType::F32, device))?;
+    let bias = init::create_parameter(|| Tensor::zeros([outputs], DType::F32, device))?;
     Linear::from_parameters(create_normal_parameter(&[outputs, inputs], std, device)?, Some(bias))
 }
 
@@ -229,7 +229,7 @@ impl Gpt {
             wte: create_embedding(vocabulary, width, device)?,
             wpe: create_embedding(context, width, device)?,
             h: (0..layers).map(block).collect::<Result<_>>()?,
-            ln_f: LayerNorm::new(&[width], device)?,
+            ln_f: LayerNorm::new([width], device)?,
             scope: ModuleScope::new(),
         })
     }

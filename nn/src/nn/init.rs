@@ -294,7 +294,7 @@ pub fn orthogonal_(t: &Tensor, gain: f64) -> Result<()> {
     let columns = t.numel() / rows.max(1);
     let (short, long) = (rows.min(columns), rows.max(columns));
     overwrite_with(t, |shape, dtype, device| {
-        let drawn = Tensor::randn(&[short * long], DType::F32, device)?.to_f64s()?;
+        let drawn = Tensor::randn([short * long], DType::F32, device)?.to_f64s()?;
         let mut lines: Vec<Vec<f64>> = drawn.chunks(long.max(1)).map(<[f64]>::to_vec).collect();
         for k in 0..lines.len() {
             let (before, rest) = lines.split_at_mut(k);
@@ -369,7 +369,7 @@ pub fn sparse_(t: &Tensor, sparsity: f64, std: f64) -> Result<()> {
     overwrite_with(t, |shape, dtype, device| {
         // Random ranks of the rows in each column.
         let ranks =
-            Tensor::rand(&[rows, columns], DType::F32, device)?.argsort(0, false)?.to_dtype(DType::I32)?;
+            Tensor::rand([rows, columns], DType::F32, device)?.argsort(0, false)?.to_dtype(DType::I32)?;
         let numbers = Tensor::normal(shape, 0.0, std, DType::F32, device)?;
         numbers.masked_fill(&ranks.lt(zeros)?, 0.0)?.to_dtype(dtype)
     })

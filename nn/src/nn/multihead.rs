@@ -126,18 +126,18 @@ impl MultiheadAttention {
         }
         let (kdim, vdim) = (options.kdim.unwrap_or(features), options.vdim.unwrap_or(features));
         let xavier = |rows: usize, columns: usize| -> Result<Tensor> {
-            let weight = init::create_parameter(|| Tensor::empty(&[rows, columns], DType::F32, device))?;
+            let weight = init::create_parameter(|| Tensor::empty([rows, columns], DType::F32, device))?;
             init::xavier_uniform_(&weight, 1.0)?;
             Ok(weight)
         };
         let whole = kdim == features && vdim == features;
         let apart = |columns: usize| (!whole).then(|| xavier(features, columns)).transpose();
-        let zeros = |n: usize| init::create_parameter(|| Tensor::zeros(&[n], DType::F32, device));
+        let zeros = |n: usize| init::create_parameter(|| Tensor::zeros([n], DType::F32, device));
         let behind = || -> Result<Option<Tensor>> {
             if !options.add_bias_kv {
                 return Ok(None);
             }
-            let t = init::create_parameter(|| Tensor::empty(&[1, 1, features], DType::F32, device))?;
+            let t = init::create_parameter(|| Tensor::empty([1, 1, features], DType::F32, device))?;
             init::xavier_normal_(&t, 1.0)?;
             Ok(Some(t))
         };
@@ -317,11 +317,11 @@ impl MultiheadAttention {
         }
         if let (Some(bias_k), Some(bias_v)) = (&self.bias_k, &self.bias_v) {
             let one = [batch, 1, features];
-            k = cat(&[&k, &bias_k.to_dtype(k.dtype())?.broadcast_to(&one)?], 1)?;
-            v = cat(&[&v, &bias_v.to_dtype(v.dtype())?.broadcast_to(&one)?], 1)?;
+            k = cat(&[&k, &bias_k.to_dtype(k.dtype())?.broadcast_to(one)?], 1)?;
+            v = cat(&[&v, &bias_v.to_dtype(v.dtype())?.broadcast_to(one)?], 1)?;
         }
         if self.options.add_zero_attn {
-            let zeros = Tensor::zeros(&[batch, 1, features], k.dtype(), k.device())?;
+            let zeros = Tensor::zeros([batch, 1, features], k.dtype(), k.device())?;
             (k, v) = (cat(&[&k, &zeros], 1)?, cat(&[&v, &zeros], 1)?);
         }
         Ok(([q, k, v], mask))

@@ -164,7 +164,7 @@ impl GroupNorm {
             argument("GroupNorm"), "{channels} channels do not divide by {groups}"
         );
         let (weight, bias) =
-            (create_ones_parameter(&[channels], device)?, create_zeros_parameter(&[channels], device)?);
+            (create_ones_parameter([channels], device)?, create_zeros_parameter([channels], device)?);
         Ok(Self { groups, weight, bias, eps: 1e-5, scope: ModuleScope::new() })
     }
 
@@ -219,16 +219,16 @@ impl ChannelNorm {
 
     #[track_caller]
     fn add_affine(&mut self, device: &Device) -> Result<()> {
-        self.weight = Some(create_ones_parameter(&[self.channels], device)?);
-        self.bias = Some(create_zeros_parameter(&[self.channels], device)?);
+        self.weight = Some(create_ones_parameter([self.channels], device)?);
+        self.bias = Some(create_zeros_parameter([self.channels], device)?);
         Ok(())
     }
 
     #[track_caller]
     fn add_running_stats(&mut self, device: &Device) -> Result<()> {
         let shape = [self.channels];
-        self.running_mean = Some(init::create_buffer(|| Tensor::full(&shape, 0.0, DType::F32, device))?);
-        self.running_var = Some(init::create_buffer(|| Tensor::full(&shape, 1.0, DType::F32, device))?);
+        self.running_mean = Some(init::create_buffer(|| Tensor::full(shape, 0.0, DType::F32, device))?);
+        self.running_var = Some(init::create_buffer(|| Tensor::full(shape, 1.0, DType::F32, device))?);
         self.num_batches_tracked = Some(init::create_buffer(|| Tensor::zeros((), DType::I32, device))?);
         Ok(())
     }

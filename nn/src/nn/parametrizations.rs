@@ -172,7 +172,7 @@ impl<L: HasWeight> SpectralNorm<L> {
         let eps = 1e-12;
         let unit = |n: usize| {
             init::create_buffer(|| {
-                Tensor::randn(&[n], DType::F32, weight.device())?
+                Tensor::randn([n], DType::F32, weight.device())?
                     .normalize(2.0, 0, eps)?
                     .to_dtype(weight.dtype())
             })

@@ -36,7 +36,7 @@ fn position_table<const N: usize>(
     for position in 0..positions {
         table.extend(rotary_frequencies(features, base).flat_map(|f| values(position as f64 * f)));
     }
-    init::create_buffer(|| Tensor::from_slice(&table, &[positions, width], device))
+    init::create_buffer(|| Tensor::from_slice(&table, [positions, width], device))
 }
 
 /// Adds sines and cosines of the positions to sequences (Vaswani et al., 2017). Feature 2k is sin(p /

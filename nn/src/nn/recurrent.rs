@@ -199,7 +199,7 @@ impl RecurrentStack {
         unbatched: bool,
     ) -> Result<Tensor> {
         let shape = [self.weights.len(), batch, width];
-        let Some(given) = given else { return Tensor::zeros(&shape, x.dtype(), x.device()) };
+        let Some(given) = given else { return Tensor::zeros(shape, x.dtype(), x.device()) };
         let whole = if unbatched && given.rank() == 2 { given.unsqueeze(1)? } else { given.clone() };
         if whole.shape() != shape {
             let rule = format!("states are {shape:?}: [layers · directions, batch, features]");
@@ -256,7 +256,7 @@ impl RecurrentStack {
             }
         }
         let together = |t: &[Tensor]| -> Result<Tensor> {
-            let whole = stack(&t, 0)?;
+            let whole = stack(t, 0)?;
             if unbatched { whole.squeeze(1) } else { Ok(whole) }
         };
         let out = match (unbatched, turned) {
@@ -476,7 +476,7 @@ impl RecurrentCell {
         fail_if!(features != inputs; shape(self.name, [x]), "takes {inputs} features");
         let state = |given: Option<&Tensor>| -> Result<Tensor> {
             let Some(given) = given else {
-                return Tensor::zeros(&[batch, self.hidden], x.dtype(), x.device());
+                return Tensor::zeros([batch, self.hidden], x.dtype(), x.device());
             };
             let whole = if unbatched { given.unsqueeze(0)? } else { given.clone() };
             if whole.shape() != [batch, self.hidden] {

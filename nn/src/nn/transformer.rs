@@ -56,7 +56,7 @@ impl TransformerOptions {
 
     #[track_caller]
     fn create_norm(&self, features: usize, device: &Device) -> Result<LayerNorm> {
-        let norm = LayerNorm::new(&[features], device)?.eps(self.layer_norm_eps);
+        let norm = LayerNorm::new([features], device)?.eps(self.layer_norm_eps);
         Ok(if self.bias { norm } else { norm.without_bias() })
     }
 }

@@ -156,7 +156,7 @@ impl AveragedModel {
             let _tag = memory::scope::enter_tag(Tag::Workspace);
             for t in sorted {
                 if !places.iter().any(|place| fits(&place, t)) {
-                    places.push(Tensor::empty(&[t.numel()], t.dtype(), t.device())?);
+                    places.push(Tensor::empty([t.numel()], t.dtype(), t.device())?);
                 }
             }
         }

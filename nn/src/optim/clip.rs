@@ -91,8 +91,8 @@ pub fn clip_grad_norm_with(
     let norm = Tensor::empty((), DType::F32, device)?;
     let _tag = memory::scope::enter_tag(Tag::Workspace);
     let count = grads.iter().map(|g| g.numel().div_ceil(ELEMENTS_PER_PARTIAL)).sum::<usize>();
-    let parts = Tensor::empty(&[count], DType::F32, device)?;
-    let factor = Tensor::empty(&[1], DType::F32, device)?;
+    let parts = Tensor::empty([count], DType::F32, device)?;
+    let factor = Tensor::empty([1], DType::F32, device)?;
     let mut done = 0;
     for batch in split_into_launches(&grads, 1) {
         let mut params = KernelParams::new();

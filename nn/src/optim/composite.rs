@@ -96,7 +96,7 @@ fn compute_step_scalars(
     pace: &Arc<StepState>,
     device: &forebay_core::device::Device,
 ) -> Result<Tensor> {
-    let numbers = Tensor::empty(&[grads.len(), 4], DType::F32, device)?;
+    let numbers = Tensor::empty([grads.len(), 4], DType::F32, device)?;
     let counted = group.step_counts.is_some();
     let spec = KernelSpec::new("optim_step_values")
         .def("counted", counted)

@@ -85,9 +85,9 @@ impl UpdateRule for AdafactorRule {
         let rate = lr.minimum(&step.rsqrt()?)?.mul(&p.square()?.mean_all()?.sqrt()?.maximum(self.eps.1)?)?;
         let squares = g.square()?;
         let square = if p.rank() > 1 {
-            let rows = states[0].lerp(&squares.mean(&[-1], true)?, &moved)?;
-            let columns = states[1].lerp(&squares.mean(&[-2], true)?, &moved)?;
-            let square = rows.mul(&columns)?.div(&rows.mean(&[-2], true)?.maximum(least)?)?;
+            let rows = states[0].lerp(&squares.mean([-1], true)?, &moved)?;
+            let columns = states[1].lerp(&squares.mean([-2], true)?, &moved)?;
+            let square = rows.mul(&columns)?.div(&rows.mean([-2], true)?.maximum(least)?)?;
             (states[0], states[1]) = (rows, columns);
             square
         } else {

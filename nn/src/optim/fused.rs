@@ -270,7 +270,7 @@ impl FusedGroup {
         parameters: &[Tensor],
     ) -> Result<Tensor> {
         let steps: Vec<f32> = self.members.iter().flat_map(|&k| [steps(k) as f32; 2]).collect();
-        Tensor::from_slice(&steps, &[steps.len()], parameters[self.members[0]].device())
+        Tensor::from_slice(&steps, [steps.len()], parameters[self.members[0]].device())
     }
 
     /// Returns views of a member's states.
@@ -484,7 +484,7 @@ impl FusedOptimizer {
         for (group, &size) in groups.iter_mut().zip(&sizes) {
             if size > 0 {
                 let device = self.parameters[group.members[0]].device();
-                let state = Tensor::zeros(&[size], DType::F32, device)?;
+                let state = Tensor::zeros([size], DType::F32, device)?;
                 if self.offloads_state {
                     state.offload_()?;
                 }

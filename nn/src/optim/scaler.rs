@@ -280,7 +280,7 @@ impl GradScaler {
         words[SCALE_INDEX] = scale as f32;
         words[INVERSE_SCALE_INDEX] = (1.0 / scale) as f32;
         words[GROWTH_TRACKER_INDEX] = tracker as f32;
-        Tensor::from_slice(&words, &[STATE_LEN], device)
+        Tensor::from_slice(&words, [STATE_LEN], device)
     }
 }
 

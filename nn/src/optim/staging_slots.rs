@@ -23,7 +23,7 @@ impl StagingSlots {
         let Some(device) = groups.iter().find_map(|g| g.state.as_ref()).map(Tensor::device) else {
             return Ok(Self::default());
         };
-        let place = |_| Tensor::empty(&[max_state_numel(groups)], DType::F32, device).map(Some);
+        let place = |_| Tensor::empty([max_state_numel(groups)], DType::F32, device).map(Some);
         Ok(Self { slots: (0..groups.len().min(2)).map(place).collect::<Result<_>>()? })
     }
 
@@ -52,7 +52,7 @@ impl StagingSlots {
         match state.offload_() {
             Ok(()) => {
                 self.slots[at % n] =
-                    Tensor::empty(&[max_state_numel(groups)], DType::F32, state.device()).ok();
+                    Tensor::empty([max_state_numel(groups)], DType::F32, state.device()).ok();
             }
             Err(error) => warn_offload_failed(&error),
         }

@@ -594,7 +594,7 @@ mod tests {
         Ok(move |choice: &StepConfig| {
             optimizer.offload_state(choice.offload_state);
             for _ in 0..choice.micro_batch_count {
-                let text = Tensor::zeros(&[choice.micro_batch_size, 256], DType::I64, &device)?;
+                let text = Tensor::zeros([choice.micro_batch_size, 256], DType::I64, &device)?;
                 let autocast = choice.autocast()?;
                 let loss = net.forward(&text)?.mean_all()?;
                 drop(autocast);
@@ -685,7 +685,7 @@ mod tests {
                 Ok(move |choice: &StepConfig| {
                     optimizer.offload_state(choice.offload_state);
                     for _ in 0..choice.micro_batch_count {
-                        let x = Tensor::zeros(&[100 * choice.micro_batch_size, inputs], DType::F32, &device)?;
+                        let x = Tensor::zeros([100 * choice.micro_batch_size, inputs], DType::F32, &device)?;
                         let mut x = first.forward(&x)?.relu()?;
                         for layer in &body {
                             let layer = (layer.weight.clone(), layer.bias.clone());

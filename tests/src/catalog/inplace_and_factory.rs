@@ -104,7 +104,7 @@ pub(super) const FACTORY: &[OpCase] = &[
 
 /// Returns one sign for each row.
 fn row_signs(x: &Tensor) -> Result<Tensor> {
-    Tensor::from_slice(&[1f32, -1.0, 1.0], &[3], x.device())?.to_dtype(x.dtype())
+    Tensor::from_slice(&[1f32, -1.0, 1.0], [3], x.device())?.to_dtype(x.dtype())
 }
 
 pub(super) const REMAINING: &[OpCase] = &[
@@ -131,7 +131,7 @@ pub(super) const REMAINING: &[OpCase] = &[
     smooth("pixel_unshuffle", &[Signed(&[1, 2, 4, 6])], |x| x[0].pixel_unshuffle(2)),
     // If source elements share an index, the last one wins; here the indices are distinct.
     smooth("scatter", &[Signed(S), Signed(&[1, 5])], |x| {
-        let rows = Tensor::from_slice(&[2i64, 0, 1, 1, 2], &[1, 5], x[0].device())?;
+        let rows = Tensor::from_slice(&[2i64, 0, 1, 1, 2], [1, 5], x[0].device())?;
         x[0].scatter(0, &rows, &x[1])
     }),
     smooth("scatter_value", &[Signed(S), Index(&[1, 5], 3)], |x| x[0].scatter_value(0, &x[1], 0.5)),
@@ -163,16 +163,16 @@ pub(super) const REMAINING: &[OpCase] = &[
     smooth("min_all", &[Signed(S)], |x| x[0].min_all()),
     smooth("min", &[Signed(S)], |x| Ok(x[0].min(1, false)?.0)),
     smooth("aminmax", &[Signed(S)], |x| {
-        let (least, most) = x[0].aminmax(&[1], false)?;
+        let (least, most) = x[0].aminmax([1], false)?;
         most.mul(2.0)?.sub(&least)
     }),
     nondifferentiable("argmax", &[Signed(S)], |x| x[0].argmax(1, false)),
     nondifferentiable("argmin", &[Signed(S)], |x| x[0].argmin((), false)),
-    nondifferentiable("any", &[Signed(S)], |x| x[0].any(&[0], false)),
-    nondifferentiable("all", &[Signed(S)], |x| x[0].all(&[1], true)),
-    nondifferentiable("count_nonzero", &[Signed(S)], |x| x[0].count_nonzero(&[1])),
+    nondifferentiable("any", &[Signed(S)], |x| x[0].any([0], false)),
+    nondifferentiable("all", &[Signed(S)], |x| x[0].all([1], true)),
+    nondifferentiable("count_nonzero", &[Signed(S)], |x| x[0].count_nonzero([1])),
     smooth("var_mean", &[Signed(&[3, 7])], |x| {
-        let (var, mean) = x[0].var_mean(&[1], 1.0, false)?;
+        let (var, mean) = x[0].var_mean([1], 1.0, false)?;
         var.mul(&mean)
     }),
     smooth("normalize", &[Signed(S)], |x| x[0].normalize(2.0, 1, 1e-12)),
@@ -194,7 +194,7 @@ pub(super) const REMAINING: &[OpCase] = &[
         x[0].triplet_margin_loss(&x[1], &x[2], 1.0, 2.0, false, Reduction::Sum)
     }),
     nonsmooth("triplet_margin_with_distance_loss", &[Signed(S), Positive(S), Bounded(S)], |x| {
-        let distance = |a: &Tensor, b: &Tensor| a.sub(b)?.square()?.sum(&[1], false);
+        let distance = |a: &Tensor, b: &Tensor| a.sub(b)?.square()?.sum([1], false);
         x[0].triplet_margin_with_distance_loss(&x[1], &x[2], distance, 1.0, true, Reduction::Mean)
     }),
     smooth("multilabel_soft_margin_loss", &[Signed(S), Positive(&[5])], |x| {

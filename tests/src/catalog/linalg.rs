@@ -21,7 +21,7 @@ fn to_well_conditioned(x: &Tensor) -> Result<Tensor> {
 
 /// Reverses the rows, so that elimination has to pivot.
 fn reverse_rows(x: &Tensor) -> Result<Tensor> {
-    to_well_conditioned(x)?.flip(&[-2])
+    to_well_conditioned(x)?.flip([-2])
 }
 
 /// Makes symmetric matrices, for which the choice of the triangle does not matter.

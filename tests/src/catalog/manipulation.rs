@@ -37,14 +37,12 @@ pub(super) const MANIPULATION: &[OpCase] = &[
     smooth("atleast_1d", &[Signed(&[3])], |x| x[0].atleast_1d()).with_bytes(cost::no_bytes),
     smooth("atleast_2d", &[Signed(&[3])], |x| x[0].atleast_2d()).with_bytes(cost::no_bytes),
     smooth("atleast_3d", &[Signed(S)], |x| x[0].atleast_3d()).with_bytes(cost::no_bytes),
-    smooth("tile", &[Signed(S)], |x| x[0].tile(&[2])),
+    smooth("tile", &[Signed(S)], |x| x[0].tile([2])),
     smooth("rot90", &[Signed(&[2, 3, 4])], |x| x[0].rot90(-1, [0, 2])),
     smooth("combinations", &[Signed(&[5])], |x| x[0].combinations(3, false)),
     smooth("kron", &[Signed(&[2, 3]), Positive(&[2])], |x| x[0].kron(&x[1])),
-    smooth("tensordot", &[Signed(&[2, 3, 4]), Signed(&[4, 3, 5])], |x| {
-        x[0].tensordot(&x[1], &[1, 2], &[1, 0])
-    })
-    .with_flops(|_, y| 2 * cost::numel(y) * 12),
+    smooth("tensordot", &[Signed(&[2, 3, 4]), Signed(&[4, 3, 5])], |x| x[0].tensordot(&x[1], [1, 2], [1, 0]))
+        .with_flops(|_, y| 2 * cost::numel(y) * 12),
     smooth("slice_scatter", &[Signed(S), Positive(&[3, 2])], |x| x[0].slice_scatter(&x[1], 1, 1, 5, 2)),
     smooth("select_scatter", &[Signed(S), Positive(&[5])], |x| x[0].select_scatter(&x[1], 0, -1)),
     smooth("diagonal_scatter", &[Signed(S), Positive(&[3])], |x| x[0].diagonal_scatter(&x[1], 1, 0, 1)),
@@ -70,7 +68,7 @@ pub(super) const MANIPULATION: &[OpCase] = &[
         found.values.mul(&found.counts.to_dtype(x[0].dtype())?)
     }),
     smooth("unique_consecutive", &[Signed(S)], |x| {
-        Ok(x[0].unsqueeze(-1)?.repeat(&[1, 1, 2])?.unique_consecutive()?.values)
+        Ok(x[0].unsqueeze(-1)?.repeat([1, 1, 2])?.unique_consecutive()?.values)
     }),
     smooth("unique_dim", &[Signed(S)], |x| Ok(cat(&[&x[0], &x[0]], 1)?.unique_dim(1)?.values)),
     smooth("unique_consecutive_dim", &[Signed(S)], |x| {
@@ -97,10 +95,10 @@ pub(super) const MANIPULATION: &[OpCase] = &[
     nondifferentiable("multinomial", &[Positive(S)], |x| x[0].multinomial(3, false)),
     nondifferentiable("multinomial with replacement", &[Positive(S)], |x| x[0].multinomial(9, true)),
     nonsmooth("renorm", &[Signed(S)], |x| x[0].renorm(2.0, 0, 1.5)),
-    smooth("nansum", &[Signed(S)], |x| x[0].nansum(&[1], false)),
-    smooth("nanmean", &[Signed(S)], |x| x[0].nanmean(&[0], true)),
+    smooth("nansum", &[Signed(S)], |x| x[0].nansum([1], false)),
+    smooth("nanmean", &[Signed(S)], |x| x[0].nanmean([0], true)),
     smooth("std_mean", &[Signed(S)], |x| {
-        let (std, mean) = x[0].std_mean(&[1], 1.0, false)?;
+        let (std, mean) = x[0].std_mean([1], 1.0, false)?;
         cat(&[&std, &mean], 0)
     }),
     smooth("logcumsumexp", &[Signed(S)], |x| x[0].logcumsumexp(1)),

@@ -369,15 +369,11 @@ const SPECIAL_OPS: &[FuzzOp] = &[
     },
     FuzzOp {
         name: "from_slice",
-        run: |r, t| {
-            Tensor::from_slice(&r.floats(), &r.counts(), t[0].device()).map(IntoTensors::into_tensors)
-        },
+        run: |r, t| Tensor::from_slice(&r.floats(), r.counts(), t[0].device()).map(IntoTensors::into_tensors),
     },
     FuzzOp {
         name: "expand of a view",
-        run: |r, t| {
-            t[0].expand(&r.ints())?.expand(&r.ints())?.permute(&r.ints()).map(IntoTensors::into_tensors)
-        },
+        run: |r, t| t[0].expand(r.ints())?.expand(r.ints())?.permute(r.ints()).map(IntoTensors::into_tensors),
     },
     FuzzOp {
         name: "unfold of a view",

@@ -35,7 +35,7 @@ tests![
 ];
 
 fn leaf(values: &[f32], device: &Device) -> Result<Tensor> {
-    Ok(Tensor::from_slice(values, &[values.len()], device)?.to_leaf()?)
+    Ok(Tensor::from_slice(values, [values.len()], device)?.to_leaf()?)
 }
 
 type CheckpointMisuse = (&'static str, fn(&Tensor) -> CoreResult<()>);
@@ -57,7 +57,7 @@ fn a_captured_tensor_that_changed_is_an_error(device: &Device) -> Result<()> {
     for trains in [true, false] {
         for (name, change) in ways {
             let x = leaf(&[1.0, 2.0], device)?;
-            let w = Tensor::from_slice(&[2.0f32, 3.0], &[2], device)?;
+            let w = Tensor::from_slice(&[2.0f32, 3.0], [2], device)?;
             let w = if trains { w.to_leaf()? } else { w };
             if !trains && name == "a step" {
                 continue;
@@ -76,7 +76,7 @@ fn a_captured_tensor_that_changed_is_an_error(device: &Device) -> Result<()> {
         }
     }
     // Values that the host reads are tracked as well.
-    let (x, scale) = (leaf(&[1.0], device)?, Tensor::from_slice(&[2.0f32], &[1], device)?);
+    let (x, scale) = (leaf(&[1.0], device)?, Tensor::from_slice(&[2.0f32], [1], device)?);
     let captured = scale.clone();
     let y = checkpoint(&[&x], move |x| x[0].mul(captured.item()?)?.exp())?;
     scale.fill_(5.0)?;
@@ -98,7 +98,7 @@ fn a_captured_tensor_that_changed_is_an_error(device: &Device) -> Result<()> {
 
 fn a_captured_tensor_that_was_replaced_is_an_error(device: &Device) -> Result<()> {
     type Slot = Arc<Mutex<Option<Tensor>>>;
-    let made = |v: f64| Tensor::full(&[1], v, DType::F32, device);
+    let made = |v: f64| Tensor::full([1], v, DType::F32, device);
     let older = made(3.0)?;
     type Replacement<'a> = (&'a str, &'a dyn Fn() -> CoreResult<Option<Tensor>>);
     let ways: [Replacement<'_>; 4] = [
@@ -150,7 +150,7 @@ fn replaced_values_that_are_made_anew_are_no_error(device: &Device) -> Result<()
         let mut slot = captured.lock().map_err(|e| Error::argument("test", e.to_string()))?;
         let mask = match &*slot {
             Some(mask) => mask.clone(),
-            None => slot.insert(Tensor::full(&[2], 0.5, DType::F32, x[0].device())?).clone(),
+            None => slot.insert(Tensor::full([2], 0.5, DType::F32, x[0].device())?).clone(),
         };
         x[0].mul(&own)?.mul(&mask)
     })?;
@@ -160,7 +160,7 @@ fn replaced_values_that_are_made_anew_are_no_error(device: &Device) -> Result<()
     // 16-bit copies that an optimiser wrote are read in place of their parameters, and may be freed.
     let layer = Arc::new(Linear::new(4, 4, device)?);
     let mut opt = AdamW::new(layer.parameters(), 0.1);
-    let x = Tensor::ones(&[2, 4], DType::F32, device)?.to_leaf()?;
+    let x = Tensor::ones([2, 4], DType::F32, device)?.to_leaf()?;
     let pass = |dtype: DType| -> Result<Tensor> {
         let (_autocast, layer) = (autocast(dtype)?, layer.clone());
         Ok(checkpoint(&[&x], move |x| layer.forward(&x[0]))?)
@@ -179,7 +179,7 @@ fn replaced_values_that_are_made_anew_are_no_error(device: &Device) -> Result<()
 
 fn a_captured_weight_that_changed_under_autocast_is_an_error(device: &Device) -> Result<()> {
     let layer = Arc::new(Linear::new(4, 4, device)?);
-    let x = Tensor::ones(&[2, 4], DType::F32, device)?.to_leaf()?;
+    let x = Tensor::ones([2, 4], DType::F32, device)?.to_leaf()?;
     let mut opt = AdamW::new(layer.parameters(), 0.1);
     for _ in 0..2 {
         let _autocast = autocast(DType::BF16)?;
@@ -209,7 +209,7 @@ fn captured_tensors_may_change_after_the_backward_pass(device: &Device) -> Resul
         ensure_values(&w, &expected)?;
     }
     // Writes of the checkpointed function itself to captured memory are allowed.
-    let room = Tensor::zeros(&[2], DType::F32, device)?;
+    let room = Tensor::zeros([2], DType::F32, device)?;
     let captured = room.clone();
     let y = checkpoint(&[&x], move |x| {
         let _no_grad = no_grad();
@@ -278,7 +278,7 @@ fn nested_checkpoints(net: &Arc<Net>, index: &Tensor, depth: usize) -> CoreResul
 }
 
 fn a_checkpoint_leaves_statistics_as_a_plain_pass_does(device: &Device) -> Result<()> {
-    let index = Tensor::from_slice(&[0i32, 1, 2, 3, 4, 5], &[2, 3], device)?;
+    let index = Tensor::from_slice(&[0i32, 1, 2, 3, 4, 5], [2, 3], device)?;
     let run = |depth: usize| -> Result<Net> {
         let net = Arc::new(Net::new(device)?);
         for _ in 0..2 {
@@ -315,7 +315,7 @@ fn passes_before_a_backward_pass_keep_their_own_singular_vectors(device: &Device
     let run = |checkpointed: bool| -> Result<Vec<Vec<f64>>> {
         device.manual_seed(3);
         let layer = Arc::new(SpectralNorm::new(Linear::new(3, 3, device)?)?);
-        let x = Tensor::randn(&[2, 3], DType::F32, device)?;
+        let x = Tensor::randn([2, 3], DType::F32, device)?;
         let pass = |scale: f64| {
             let (layer, x) = (layer.clone(), x.mul(scale)?);
             match checkpointed {
@@ -335,7 +335,7 @@ fn passes_before_a_backward_pass_keep_their_own_singular_vectors(device: &Device
 
 fn state_that_a_users_module_updates_moves_once(device: &Device) -> Result<()> {
     let x = leaf(&[1.0, 2.0], device)?;
-    let (seen, sum) = (Tensor::zeros((), DType::F32, device)?, Tensor::zeros(&[2], DType::F32, device)?);
+    let (seen, sum) = (Tensor::zeros((), DType::F32, device)?, Tensor::zeros([2], DType::F32, device)?);
     let (counts, sums) = (seen.clone(), sum.clone());
     let ran = Arc::new(AtomicUsize::new(0));
     let runs = ran.clone();
@@ -362,7 +362,7 @@ fn state_that_a_users_module_updates_moves_once(device: &Device) -> Result<()> {
 }
 
 fn a_second_run_has_the_mode_of_the_first_one(device: &Device) -> Result<()> {
-    let x = Tensor::ones(&[32], DType::F32, device)?.to_leaf()?;
+    let x = Tensor::ones([32], DType::F32, device)?.to_leaf()?;
     for depth in [1, 2] {
         let drop = Arc::new(Dropout::new(0.5));
         fn run(drop: &Arc<Dropout>, x: &Tensor, depth: usize) -> CoreResult<Tensor> {
@@ -406,13 +406,13 @@ fn random_numbers_go_on_after_a_second_run_that_fails(device: &Device) -> Result
 }
 
 fn draws_of_other_threads_do_not_change_a_second_run(device: &Device) -> Result<()> {
-    let x = Tensor::ones(&[64], DType::F32, device)?.to_leaf()?;
+    let x = Tensor::ones([64], DType::F32, device)?.to_leaf()?;
     let others = device.clone();
     let y = checkpoint(&[&x], move |x| {
         let first = x[0].dropout(0.5, true)?;
         // Another thread draws random numbers on the device in between.
         std::thread::scope(|scope| {
-            let drawn = scope.spawn(|| Tensor::rand(&[100], DType::F32, &others).map(drop)).join();
+            let drawn = scope.spawn(|| Tensor::rand([100], DType::F32, &others).map(drop)).join();
             drawn.unwrap_or_else(|_| Err(Error::argument("body", "the thread panicked")))
         })?;
         first.dropout(0.5, true)
@@ -424,13 +424,13 @@ fn draws_of_other_threads_do_not_change_a_second_run(device: &Device) -> Result<
 }
 
 fn a_seed_inside_a_checkpoint_counts_once(device: &Device) -> Result<()> {
-    let x = Tensor::ones(&[32], DType::F32, device)?.to_leaf()?;
+    let x = Tensor::ones([32], DType::F32, device)?.to_leaf()?;
     let seeded = device.clone();
     let y = checkpoint(&[&x], move |x| {
         seeded.manual_seed(5);
         x[0].dropout(0.5, true)
     })?;
-    Tensor::rand(&[8], DType::F32, device)?;
+    Tensor::rand([8], DType::F32, device)?;
     let before = device.random_state();
     y.sum_all()?.backward()?;
     ensure!(device.random_state() == before);
@@ -486,7 +486,7 @@ fn nested_checkpoints_of_random_depth_match_plain_passes(device: &Device) -> Res
             device.manual_seed(seed);
             let norm = Arc::new(BatchNorm1d::new(4, device)?);
             let w = leaf(&[0.5, -1.0, 2.0, 0.25], device)?;
-            let x = Tensor::randn(&[3, 4], DType::F32, device)?.to_leaf()?;
+            let x = Tensor::randn([3, 4], DType::F32, device)?.to_leaf()?;
             let passes = [1.0, 2.0].map(|scale| {
                 let y = chain(&parts, &norm, &w, &x, checkpoints)?;
                 y.mul(scale)?.square()?.sum_all()

@@ -98,10 +98,10 @@ const CALLS: &[(&str, BinaryFn)] = &[
     }),
     ("hinge_embedding_loss", |m, v| m.hinge_embedding_loss(v, 1.0, MEAN)),
     ("multi_margin_loss", |m, v| {
-        m.multi_margin_loss(&Tensor::zeros(&[4], DType::I64, m.device())?, 1, 1.0, Some(v), MEAN)
+        m.multi_margin_loss(&Tensor::zeros([4], DType::I64, m.device())?, 1, 1.0, Some(v), MEAN)
     }),
     ("multilabel_margin_loss", |m, _| {
-        m.multilabel_margin_loss(&Tensor::zeros(&[4, 4], DType::I64, m.device())?, MEAN)
+        m.multilabel_margin_loss(&Tensor::zeros([4, 4], DType::I64, m.device())?, MEAN)
     }),
     ("poisson_nll_loss", |m, v| m.poisson_nll_loss(v, true, false, 1e-8, MEAN)),
     ("cosine_similarity", |m, v| m.cosine_similarity(v, -1, 1e-8)),
@@ -115,20 +115,20 @@ const CALLS: &[(&str, BinaryFn)] = &[
     ("huber_loss", |m, v| m.huber_loss(v, 1.0, MEAN)),
     ("kl_div", |m, v| m.kl_div(v, false, MEAN)),
     ("l1_loss", |m, v| m.l1_loss(v, MEAN)),
-    ("layer_norm", |m, v| m.layer_norm(&[4], Some(v), Some(v), 1e-5)),
+    ("layer_norm", |m, v| m.layer_norm([4], Some(v), Some(v), 1e-5)),
     ("log", |m, _| m.log()),
     ("log10", |m, _| m.log10()),
     ("log1p", |m, _| m.log1p()),
     ("log2", |m, _| m.log2()),
     ("log_softmax", |m, _| m.log_softmax(-1)),
-    ("logsumexp", |m, _| m.logsumexp(&[0], false)),
+    ("logsumexp", |m, _| m.logsumexp([0], false)),
     ("margin_ranking_loss", |m, v| m.margin_ranking_loss(v, v, 0.1, MEAN)),
     ("mse_loss", |m, v| m.mse_loss(v, MEAN)),
     ("nll_loss", |m, v| {
-        let classes = Tensor::zeros(&[4], DType::I64, m.device())?;
+        let classes = Tensor::zeros([4], DType::I64, m.device())?;
         m.nll_loss(&classes, Some(v), -100, MEAN)
     }),
-    ("norm", |m, _| m.norm(3.0, &[0], false)),
+    ("norm", |m, _| m.norm(3.0, [0], false)),
     ("pow", |m, v| m.pow(v)),
     ("prod", |m, _| m.prod(0, false)),
     ("reciprocal", |m, _| m.reciprocal()),
@@ -138,7 +138,7 @@ const CALLS: &[(&str, BinaryFn)] = &[
     ("soft_margin_loss", |m, v| m.soft_margin_loss(v, MEAN)),
     ("softmax", |m, _| m.softmax(-1)),
     ("softplus", |m, _| m.softplus(1.0, 20.0)),
-    ("sum", |m, _| m.sum(&[0], false)),
+    ("sum", |m, _| m.sum([0], false)),
     ("tan", |m, _| m.tan()),
     ("triplet_margin_loss", |m, v| m.triplet_margin_loss(m, v, 1.0, 2.0, false, MEAN)),
     ("addcdiv", |m, v| m.addcdiv(v, v, 0.5)),
@@ -147,12 +147,12 @@ const CALLS: &[(&str, BinaryFn)] = &[
     ("bilinear", |m, v| m.bilinear(m, &m.unsqueeze(0)?, Some(&v.narrow(0, 0, 1)?))),
     ("dot", |_, v| v.dot(v)),
     ("index_put", |m, v| {
-        let places = Tensor::zeros(&[4], DType::I32, m.device())?;
+        let places = Tensor::zeros([4], DType::I32, m.device())?;
         m.index_put(&[Some(&places)], v, true)
     }),
     ("inner", |m, v| m.inner(v)),
     ("scatter_add", |m, _| {
-        let places = Tensor::zeros(&[4, 4], DType::I64, m.device())?;
+        let places = Tensor::zeros([4, 4], DType::I64, m.device())?;
         m.scatter_add(0, &places, m)
     }),
 ];
@@ -162,7 +162,7 @@ const MIXED: &[&str] = &["addcdiv", "addcmul", "atan2", "bilinear", "index_put",
 
 fn operands(device: &Device) -> Result<(Tensor, Tensor)> {
     let values: Vec<f32> = (0..16).map(|i| (i * 7 % 16) as f32 / 32.0 + 0.25).collect();
-    Ok((Tensor::from_slice(&values, &[4, 4], device)?, Tensor::from_slice(&values[3..7], &[4], device)?))
+    Ok((Tensor::from_slice(&values, [4, 4], device)?, Tensor::from_slice(&values[3..7], [4], device)?))
 }
 
 fn every_listed_operation_has_its_type(device: &Device) -> Result<()> {
@@ -235,7 +235,7 @@ fn unlisted_operations_keep_their_types(device: &Device) -> Result<()> {
                 ("mean", t.mean_all()?),
                 ("mul", t.mul(2.0)?),
                 ("dropout", t.dropout(0.5, true)?),
-                ("max", t.amax(&[0], false)?),
+                ("max", t.amax([0], false)?),
             ] {
                 ensure!(out.dtype() == t.dtype(), "{name} of {} gives {}", t.dtype(), out.dtype());
             }
@@ -256,9 +256,9 @@ fn unlisted_operations_keep_their_types(device: &Device) -> Result<()> {
 fn integers_and_explicit_types_stay(device: &Device) -> Result<()> {
     let (m, _) = operands(device)?;
     let _autocast = autocast(DType::F16)?;
-    let i = Tensor::ones(&[4, 4], DType::I32, device)?;
+    let i = Tensor::ones([4, 4], DType::I32, device)?;
     ensure!(i.matmul(&i)?.dtype() == DType::I32, "a product of integers was cast");
-    ensure!(i.amax(&[0], false)?.dtype() == DType::I32);
+    ensure!(i.amax([0], false)?.dtype() == DType::I32);
     ensure!(
         m.softmax_with_dtype(-1, DType::F16)?.dtype() == DType::F16,
         "a type that was asked for was changed"
@@ -307,7 +307,7 @@ fn scopes_nest_and_end(device: &Device) -> Result<()> {
 fn weights_stay_f32_and_get_f32_gradients(device: &Device) -> Result<()> {
     for low in LOW {
         let net = Linear::new(8, 8, device)?;
-        let x = Tensor::randn(&[4, 8], DType::F32, device)?;
+        let x = Tensor::randn([4, 8], DType::F32, device)?;
         let before = net.weight.to_vec::<f32>()?;
         let mut optimizer = Sgd::new(net.parameters(), 0.1);
         let (loss, out) = {
@@ -331,8 +331,8 @@ fn weights_stay_f32_and_get_f32_gradients(device: &Device) -> Result<()> {
 }
 
 fn a_weight_is_cast_once(device: &Device) -> Result<()> {
-    let w = Tensor::ones(&[64, 64], DType::F32, device)?.to_leaf()?;
-    let x = Tensor::ones(&[64, 64], DType::F16, device)?;
+    let w = Tensor::ones([64, 64], DType::F32, device)?.to_leaf()?;
+    let x = Tensor::ones([64, 64], DType::F16, device)?;
     // Bytes that a product allocates in addition to its result: the cast of the weight.
     let more = || -> Result<(u64, Tensor)> {
         let before = device.memory().allocated();
@@ -357,8 +357,8 @@ fn a_weight_is_cast_once(device: &Device) -> Result<()> {
 }
 
 fn casts_do_not_outlive_what_they_are_of(device: &Device) -> Result<()> {
-    let w = Tensor::ones(&[4, 4], DType::F32, device)?.to_leaf()?;
-    let x = Tensor::ones(&[4, 4], DType::F32, device)?;
+    let w = Tensor::ones([4, 4], DType::F32, device)?.to_leaf()?;
+    let x = Tensor::ones([4, 4], DType::F32, device)?;
     let mut optimizer = Sgd::new(vec![w.clone()], 1.0);
     let _autocast = autocast(DType::BF16)?;
     let value = |y: &Tensor| -> Result<f64> { Ok(y.to_f64s()?[0]) };
@@ -391,8 +391,8 @@ fn casts_do_not_outlive_what_they_are_of(device: &Device) -> Result<()> {
 
 fn a_loss_of_halves_is_that_of_their_casts(device: &Device) -> Result<()> {
     for low in LOW {
-        let logits = Tensor::randn(&[6, 10], DType::F32, device)?.to_dtype(low)?;
-        let classes = Tensor::from_slice(&[1i64, 0, 9, 3, 3, 7], &[6], device)?;
+        let logits = Tensor::randn([6, 10], DType::F32, device)?.to_dtype(low)?;
+        let classes = Tensor::from_slice(&[1i64, 0, 9, 3, 3, 7], [6], device)?;
         let (fused, by_hand) = (logits.to_leaf()?, logits.to_leaf()?);
         let a = {
             let _autocast = autocast(low)?;
@@ -417,8 +417,8 @@ fn a_checkpoint_runs_again_under_its_autocast(device: &Device) -> Result<()> {
     for low in LOW {
         let run = |depth: u32, inside: bool| -> Result<[Tensor; 3]> {
             device.manual_seed(5);
-            let x = Tensor::randn(&[8, 8], DType::F32, device)?.to_leaf()?;
-            let w = Tensor::randn(&[8, 8], DType::F32, device)?.to_leaf()?;
+            let x = Tensor::randn([8, 8], DType::F32, device)?.to_leaf()?;
+            let w = Tensor::randn([8, 8], DType::F32, device)?.to_leaf()?;
             let scope = autocast(low)?;
             // The weight is also cast outside the checkpoint, in a second graph.
             let x1 = x.matmul(&w)?;
@@ -464,8 +464,8 @@ fn a_checkpoint_runs_again_under_its_autocast(device: &Device) -> Result<()> {
 }
 
 fn memory_of_casts_is_given_back(device: &Device) -> Result<()> {
-    let w = Tensor::ones(&[64, 64], DType::F32, device)?.to_leaf()?;
-    let x = Tensor::ones(&[1, 64], DType::F32, device)?;
+    let w = Tensor::ones([64, 64], DType::F32, device)?.to_leaf()?;
+    let x = Tensor::ones([1, 64], DType::F32, device)?;
     let before = device.memory().allocated();
     {
         let _autocast = autocast(DType::BF16)?;

@@ -66,13 +66,13 @@ fn window_mask(queries: usize, keys: usize, [left, right]: [usize; 2], device: &
     let sees = |i: usize, j: usize| j + left >= i && j <= i + right;
     let values: Vec<f32> =
         (0..queries * keys).map(|at| f32::from(u8::from(sees(at / keys, at % keys)))).collect();
-    Ok(Tensor::from_slice(&values, &[queries, keys], device)?)
+    Ok(Tensor::from_slice(&values, [queries, keys], device)?)
 }
 
 /// Repeats each head `times` times in a row.
 fn repeat(t: &Tensor, times: usize) -> Result<Tensor> {
     let &[batch, heads, rows, elements] = t.shape() else { anyhow::bail!("four dimensions") };
-    Ok(t.unsqueeze(2)?.broadcast_to(&[batch, heads, times, rows, elements])?.reshape([
+    Ok(t.unsqueeze(2)?.broadcast_to([batch, heads, times, rows, elements])?.reshape([
         batch,
         heads * times,
         rows,
@@ -99,8 +99,8 @@ fn next_dropout_mask([batch, heads, queries, keys]: [usize; 4], p: f64, device: 
     let state = device.random_state();
     let one_hot: Vec<f32> = (0..keys * keys).map(|i| f32::from(u8::from(i / keys == i % keys))).collect();
     let shape = [batch, heads, keys, keys];
-    let units = Tensor::from_slice(&one_hot, &[1, 1, keys, keys], device)?.broadcast_to(&shape)?;
-    let zeros = |rows: usize| Tensor::zeros(&[batch, heads, rows, 8], DType::F32, device);
+    let units = Tensor::from_slice(&one_hot, [1, 1, keys, keys], device)?.broadcast_to(shape)?;
+    let zeros = |rows: usize| Tensor::zeros([batch, heads, rows, 8], DType::F32, device);
     let options = AttentionOptions { dropout_p: p, ..AttentionOptions::default() };
     let weights = zeros(queries)?.scaled_dot_product_attention(&zeros(keys)?, &units, &options)?;
     device.set_random_state(state);
@@ -275,7 +275,7 @@ fn masks_of_every_kind_and_shape(device: &Device) -> Result<()> {
         let float = AttentionOptions { attn_mask: Some(&mask), ..AttentionOptions::default() };
         let result = inputs[0].scaled_dot_product_attention(&inputs[1], &inputs[2], &float)?;
         let wides = copies(&inputs)?;
-        let all = Tensor::ones(&[1], DType::F32, device)?;
+        let all = Tensor::ones([1], DType::F32, device)?;
         let expected = reference_attention(&wides, 1.0 / 20f64.sqrt(), &all, Some(&mask), None)?;
         let expected = outcome(&wides, &expected, &g)?;
         same_outcome(&outcome(&inputs, &result, &g)?, &expected, 2e-5).with_context(place)?;
@@ -307,7 +307,7 @@ fn queries_that_see_nothing_get_zeros(device: &Device) -> Result<()> {
             let [q, k, v] = [leaf(&x)?, leaf(&x)?, leaf(&x)?];
             let mask = Tensor::from_slice(
                 &[0.0f32, 0.0, f32::NEG_INFINITY, 0.0, 0.0, f32::NEG_INFINITY],
-                &[6, 1],
+                [6, 1],
                 device,
             )?;
             let mask = mask.to_dtype(dtype)?;
@@ -388,7 +388,7 @@ fn the_bias_of_a_projection_gets_the_sums_of_its_rows(device: &Device) -> Result
         // Reference: the same values in f32, summed.
         let wide = leaf(&qkv.detach().to_dtype(DType::F32)?)?;
         wide.qkv_attention(heads, shared, &options)?.backward_with(&g.to_dtype(DType::F32)?)?;
-        let expected = wide.grad().context("a gradient")?.sum(&[0, 1], false)?.to_f64s()?;
+        let expected = wide.grad().context("a gradient")?.sum([0, 1], false)?.to_f64s()?;
         let most = expected.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
         ensure_close(&got, &expected, tolerance, tolerance * most).with_context(|| {
             format!("{dtype}, {batch} x {length}, {heads} and {shared} heads of {features}")
@@ -409,7 +409,7 @@ fn replays_sum_what_eager_steps_sum(device: &Device) -> Result<()> {
         let options = AttentionOptions { is_causal: true, ..AttentionOptions::default() };
         x.linear(&weight, Some(&bias))?.qkv_attention(heads, heads, &options)?.sum_all()?.backward()?;
         let grad = |t: &Tensor| t.grad().ok_or(Error::Backward("no gradient".to_owned()));
-        grad(&bias)?.to_dtype(DType::F32)?.add(&grad(&weight)?.to_dtype(DType::F32)?.sum(&[1], false)?)
+        grad(&bias)?.to_dtype(DType::F32)?.add(&grad(&weight)?.to_dtype(DType::F32)?.sum([1], false)?)
     };
     let mut captured = device.capture(step)?;
     for factor in [1.0, -0.5] {
@@ -417,7 +417,7 @@ fn replays_sum_what_eager_steps_sum(device: &Device) -> Result<()> {
         let expected = step()?.to_f64s()?;
         for _ in 0..2 {
             // The eager step's temporaries have been freed, and may belong to other tensors.
-            let other = Tensor::full(&[1 << 16], f64::NAN, DType::F32, device)?;
+            let other = Tensor::full([1 << 16], f64::NAN, DType::F32, device)?;
             ensure!(captured.replay()?.to_f64s()? == expected, "after a change by {factor}");
             ensure!(other.to_f64s()?.iter().all(|x| x.is_nan()), "a replay wrote into another tensor");
         }
@@ -431,7 +431,7 @@ fn what_lies_around_is_not_read(device: &Device) -> Result<()> {
         let x = normal(&[1, 2, rows, features], dtype, device)?;
         // The same values, surrounded by NaN.
         let amid = |x: &Tensor| -> Result<Tensor> {
-            let around = Tensor::full(&[1, 2, rows + 64, features], f64::NAN, dtype, device)?;
+            let around = Tensor::full([1, 2, rows + 64, features], f64::NAN, dtype, device)?;
             around.narrow(2, 32, rows)?.copy_(x)?;
             Ok(around.narrow(2, 32, rows)?.detach().to_leaf()?)
         };
@@ -503,7 +503,7 @@ fn dropped_weights_have_their_gradient(device: &Device) -> Result<()> {
     ensure!((kept - (1.0 - p)).abs() < 0.02, "{kept} of the weights are kept");
     let result = inputs[0].scaled_dot_product_attention(&inputs[1], &inputs[2], &options)?;
     let wides = copies(&inputs)?;
-    let all = Tensor::ones(&[1], DType::F32, device)?;
+    let all = Tensor::ones([1], DType::F32, device)?;
     let expected = reference_attention(&wides, 0.25, &all, None, Some(&keep))?;
     let g = normal(&shape(queries), DType::F32, device)?;
     let expected = outcome(&wides, &expected, &g)?;
@@ -515,8 +515,8 @@ fn the_mean_is_kept_by_every_probability(device: &Device) -> Result<()> {
     let (queries, keys) = (256, 4096);
     let mean = |p: f64, dtype: DType| -> Result<(f64, f64)> {
         let options = AttentionOptions { dropout_p: p, ..AttentionOptions::default() };
-        let zeros = |rows: usize| Tensor::zeros(&[1, 1, rows, 8], dtype, device);
-        let ones = Tensor::ones(&[1, 1, keys, 8], dtype, device)?;
+        let zeros = |rows: usize| Tensor::zeros([1, 1, rows, 8], dtype, device);
+        let ones = Tensor::ones([1, 1, keys, 8], dtype, device)?;
         let out = zeros(queries)?.scaled_dot_product_attention(&zeros(keys)?, &ones, &options)?;
         let out = out.to_dtype(DType::F32)?.select(3, 0)?;
         Ok((out.mean_all()?.item()?, out.amax((), false)?.item()?))
@@ -539,9 +539,9 @@ fn the_mean_is_kept_by_every_probability(device: &Device) -> Result<()> {
         ensure!(mean(1.0, dtype)? == (0.0, 0.0));
     }
     // As of `dropout`, nothing that is dropped is a factor.
-    let infinite = Tensor::full(&[1, 1, 2, 8], f64::INFINITY, DType::F32, device)?;
+    let infinite = Tensor::full([1, 1, 2, 8], f64::INFINITY, DType::F32, device)?;
     let options = AttentionOptions { dropout_p: 1.0, ..AttentionOptions::default() };
-    let one = Tensor::ones(&[1, 1, 2, 8], DType::F32, device)?;
+    let one = Tensor::ones([1, 1, 2, 8], DType::F32, device)?;
     let out = infinite.scaled_dot_product_attention(&infinite, &one, &options)?;
     ensure!(out.to_f64s()?.iter().all(|&v| v == 0.0));
     Ok(())
@@ -597,15 +597,15 @@ fn a_mask_may_have_a_gradient(device: &Device) -> Result<()> {
     out.mul(&out)?.sum_all()?.backward()?;
     let got = mask.grad().context("the mask has no gradient")?.to_f64s()?;
     let wide = leaf(&mask)?;
-    let all = Tensor::ones(&[1], DType::F32, device)?;
+    let all = Tensor::ones([1], DType::F32, device)?;
     let expected = reference_attention(&copies(&[q, k, v])?, 0.5, &all, Some(&wide), None)?;
     expected.mul(&expected)?.sum_all()?.backward()?;
     ensure_close(&got, &wide.grad().context("a gradient")?.to_f64s()?, 1e-5, 1e-5)
 }
 
 fn what_attention_refuses(device: &Device) -> Result<()> {
-    let x = Tensor::zeros(&[1, 3, 4, 8], DType::F32, device)?;
-    let mask = Tensor::zeros(&[4, 4], DType::F32, device)?;
+    let x = Tensor::zeros([1, 3, 4, 8], DType::F32, device)?;
+    let mask = Tensor::zeros([4, 4], DType::F32, device)?;
     let plain = AttentionOptions::default();
     let both = AttentionOptions { attn_mask: Some(&mask), is_causal: true, ..plain };
     ensure!(matches!(x.scaled_dot_product_attention(&x, &x, &both), Err(Error::Argument { .. })));
@@ -615,7 +615,7 @@ fn what_attention_refuses(device: &Device) -> Result<()> {
     ensure!(matches!(x.scaled_dot_product_attention(&narrow, &x, &plain), Err(Error::Shape { .. })));
     let short = x.narrow(2, 0, 3)?;
     ensure!(matches!(x.scaled_dot_product_attention(&x, &short, &plain), Err(Error::Shape { .. })));
-    let two = Tensor::zeros(&[1, 2, 4, 8], DType::F32, device)?;
+    let two = Tensor::zeros([1, 2, 4, 8], DType::F32, device)?;
     let grouped = AttentionOptions { enable_gqa: true, ..plain };
     ensure!(matches!(x.scaled_dot_product_attention(&two, &two, &grouped), Err(Error::Shape { .. })));
     let half = x.to_dtype(DType::BF16)?;

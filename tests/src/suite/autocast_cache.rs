@@ -28,7 +28,7 @@ fn loaded_weights_are_cast_again_in_one_scope(device: &Device) -> Result<()> {
     let layer = Linear::new(SIDE, SIDE, device)?;
     let zeros: BTreeMap<String, Tensor> =
         layer.state_dict().into_iter().map(|(name, t)| Ok((name, t.zeros_like()?))).collect::<Result<_>>()?;
-    let x = Tensor::ones(&[SIDE, SIDE], DType::F32, device)?;
+    let x = Tensor::ones([SIDE, SIDE], DType::F32, device)?;
     let _scope = autocast(DType::BF16)?;
     let _no_grad = no_grad();
     ensure!(layer.forward(&x)?.to_f64s()?.iter().any(|&v| v != 0.0), "the layer gives zeros at once");
@@ -100,7 +100,7 @@ const WRITES: &[(&str, WeightWriter)] = &[
 
 fn weights_written_in_any_way_are_cast_again(device: &Device) -> Result<()> {
     let mut numbers = SplitMix64(7);
-    let x = Tensor::randn(&[SIDE, SIDE], DType::F32, device)?;
+    let x = Tensor::randn([SIDE, SIDE], DType::F32, device)?;
     let layer = Linear::without_bias(SIDE, SIDE, device)?;
     let detached = layer.weight.detach();
     let (view, turned) = (detached.narrow(0, 1, 2)?, detached.transpose(0, 1)?);
@@ -112,7 +112,7 @@ fn weights_written_in_any_way_are_cast_again(device: &Device) -> Result<()> {
         {
             let _no_grad = no_grad();
             let _off = no_autocast();
-            write(&held, &Tensor::randn(&[SIDE, SIDE], DType::F32, device)?).context(name)?;
+            write(&held, &Tensor::randn([SIDE, SIDE], DType::F32, device)?).context(name)?;
         }
         let fresh = {
             let _no_grad = no_grad();
@@ -130,8 +130,8 @@ fn weights_written_in_any_way_are_cast_again(device: &Device) -> Result<()> {
 }
 
 fn a_cast_that_the_program_changes_is_not_kept(device: &Device) -> Result<()> {
-    let w = Tensor::ones(&[SIDE, SIDE], DType::F32, device)?.to_leaf()?;
-    let x = Tensor::ones(&[SIDE, SIDE], DType::F32, device)?;
+    let w = Tensor::ones([SIDE, SIDE], DType::F32, device)?.to_leaf()?;
+    let x = Tensor::ones([SIDE, SIDE], DType::F32, device)?;
     let _scope = autocast(DType::BF16)?;
     let _no_grad = no_grad();
     // This einsum of one operand returns the operand itself, which is a cached cast.
@@ -142,8 +142,8 @@ fn a_cast_that_the_program_changes_is_not_kept(device: &Device) -> Result<()> {
 }
 
 fn a_copy_of_an_optimiser_that_the_program_changes_is_not_kept(device: &Device) -> Result<()> {
-    let w = Tensor::ones(&[SIDE, SIDE], DType::F32, device)?.to_leaf()?;
-    let x = Tensor::ones(&[SIDE, SIDE], DType::F32, device)?;
+    let w = Tensor::ones([SIDE, SIDE], DType::F32, device)?.to_leaf()?;
+    let x = Tensor::ones([SIDE, SIDE], DType::F32, device)?;
     let mut optimizer = Adam::new(vec![w.clone()], 0.0);
     for _ in 0..3 {
         let _scope = autocast(DType::BF16)?;

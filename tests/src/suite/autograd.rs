@@ -42,7 +42,7 @@ tests![
 ];
 
 fn diamonds_add_up(device: &Device) -> Result<()> {
-    let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0], &[3], device)?.to_leaf()?;
+    let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0], [3], device)?.to_leaf()?;
     // y = x², z = 3y + y·x, one gradient through four paths: dz/dx = 6x + 3x²
     let y = x.mul(&x)?;
     let z = y.mul(3.0)?.add(&y.mul(&x)?)?;
@@ -51,7 +51,7 @@ fn diamonds_add_up(device: &Device) -> Result<()> {
 }
 
 fn repeated_use_adds_up(device: &Device) -> Result<()> {
-    let x = Tensor::from_slice(&[2.0f32], &[1], device)?.to_leaf()?;
+    let x = Tensor::from_slice(&[2.0f32], [1], device)?.to_leaf()?;
     let mut y = x.clone();
     for _ in 0..5 {
         y = y.mul(&x)?;
@@ -61,7 +61,7 @@ fn repeated_use_adds_up(device: &Device) -> Result<()> {
 }
 
 fn one_gradient_that_comes_twice_counts_twice(device: &Device) -> Result<()> {
-    let x = Tensor::ones(&[3], DType::F32, device)?.to_leaf()?;
+    let x = Tensor::ones([3], DType::F32, device)?.to_leaf()?;
     // Both operands receive the same gradient tensor.
     for options in [GradOptions::default(), GradOptions::create_graph()] {
         let y = x.add(&x)?.sum_all()?;
@@ -82,9 +82,9 @@ const PLACES: &[ArgumentOp] = &[
     ("mlp", &[0, 0, 1, 0, 1], |x| x[0].mlp(&x[1], &x[2], &x[3], &x[4])),
     ("linear", &[0, 0, 1], |x| x[0].linear(&x[1], Some(&x[2]))),
     ("two linear layers", &[0, 0, 1, 0, 1], |x| x[0].linear(&x[1], Some(&x[2]))?.linear(&x[3], Some(&x[4]))),
-    ("layer_norm", &[1, 1, 1], |x| x[0].layer_norm(&[4], Some(&x[1]), Some(&x[2]), 1e-5)),
+    ("layer_norm", &[1, 1, 1], |x| x[0].layer_norm([4], Some(&x[1]), Some(&x[2]), 1e-5)),
     ("add_layer_norm", &[0, 0, 1, 1], |x| {
-        let (sum, normed) = x[0].add_layer_norm(&x[1], &[4], Some(&x[2]), Some(&x[3]), 1e-5)?;
+        let (sum, normed) = x[0].add_layer_norm(&x[1], [4], Some(&x[2]), Some(&x[3]), 1e-5)?;
         normed.mul(&sum)
     }),
     ("scaled_dot_product_attention", &[0, 0, 0], |x| {
@@ -95,12 +95,12 @@ const PLACES: &[ArgumentOp] = &[
         x[0].scaled_dot_product_attention(&x[1], &x[2], &options)
     }),
     ("embedding", &[0, 0, 0], |x| {
-        let rows = Tensor::from_slice(&[1i32, 3, 1, 0], &[4], x[0].device())?;
+        let rows = Tensor::from_slice(&[1i32, 3, 1, 0], [4], x[0].device())?;
         x[0].embedding(&rows, None)?.mul(&x[1].embedding(&rows, None)?)?.add(&x[2])
     }),
     ("embedding_bag", &[0, 0], |x| {
         let rows =
-            Tensor::from_slice(&[1i32, 3, 1, 0, 2, 2, 0, 1, 0, 0, 3, 3, 1, 1, 2, 0], &[4, 4], x[0].device())?;
+            Tensor::from_slice(&[1i32, 3, 1, 0, 2, 2, 0, 1, 0, 0, 3, 3, 1, 1, 2, 0], [4, 4], x[0].device())?;
         let bags = EmbeddingBagOptions {
             mode: EmbeddingBagMode::Sum,
             per_sample_weights: Some(&x[1]),
@@ -117,7 +117,7 @@ const PLACES: &[ArgumentOp] = &[
         Ok(RecurrentOp { bias_hh: Some(&x[2]), ..of }.run()?.h_n)
     }),
     ("linear_cross_entropy", &[0, 0], |x| {
-        let classes = Tensor::from_slice(&[1i32, 3, 0, 2], &[4], x[0].device())?;
+        let classes = Tensor::from_slice(&[1i32, 3, 0, 2], [4], x[0].device())?;
         x[0].linear_cross_entropy(&x[1], &classes, &CrossEntropyOptions::default())
     }),
     ("cross_entropy_with", &[0, 0], |x| x[0].cross_entropy_with(&x[1], &CrossEntropyOptions::default())),
@@ -218,10 +218,10 @@ fn one_leaf_in_several_places_gets_the_gradients_of_all(device: &Device) -> Resu
 /// A program may pass a leaf's gradient to an operation or back into the backward pass, so accumulation must copy.
 fn a_gradient_that_is_read_is_not_the_sum_that_grows(device: &Device) -> Result<()> {
     let values: Vec<f32> = (0..16).map(|i| (i * 7 % 16) as f32 * 0.1 - 0.7).collect();
-    let apart = || Tensor::from_slice(&values, &[4, 4], device);
+    let apart = || Tensor::from_slice(&values, [4, 4], device);
     let run = |x: &Tensor, seed: &Tensor, known: &Tensor| -> Result<Vec<f64>> {
         let w = apart()?.mul(0.5)?.to_leaf()?;
-        let b = Tensor::ones(&[4], DType::F32, device)?.to_leaf()?;
+        let b = Tensor::ones([4], DType::F32, device)?.to_leaf()?;
         w.set_grad(Some(known.clone()));
         x.linear(&w, Some(&b))?.backward_with(seed)?;
         Ok(w.grad().context("no gradient")?.to_f64s()?)
@@ -234,7 +234,7 @@ fn a_gradient_that_is_read_is_not_the_sum_that_grows(device: &Device) -> Result<
 }
 
 fn gradients_accumulate_in_place(device: &Device) -> Result<()> {
-    let x = Tensor::ones(&[4], DType::F32, device)?.to_leaf()?;
+    let x = Tensor::ones([4], DType::F32, device)?.to_leaf()?;
     let step = || -> Result<()> {
         let y = x.mul(3.0)?;
         Ok(y.backward_with(&y.ones_like()?)?)
@@ -252,7 +252,7 @@ fn gradients_accumulate_in_place(device: &Device) -> Result<()> {
 }
 
 fn no_grad_stops_recording(device: &Device) -> Result<()> {
-    let x = Tensor::ones(&[2], DType::F32, device)?.to_leaf()?;
+    let x = Tensor::ones([2], DType::F32, device)?.to_leaf()?;
     {
         let _guard = autograd::no_grad();
         ensure!(!x.exp()?.requires_grad() && x.requires_grad());
@@ -265,7 +265,7 @@ fn no_grad_stops_recording(device: &Device) -> Result<()> {
 }
 
 fn frozen_leaves_have_no_gradient(device: &Device) -> Result<()> {
-    let x = Tensor::ones(&[2, 3], DType::F32, device)?;
+    let x = Tensor::ones([2, 3], DType::F32, device)?;
     let (body, head) = (Linear::new(3, 4, device)?, Linear::new(4, 2, device)?);
     let has = |net: &Linear| net.parameters().iter().filter(|p| p.grad().is_some()).count();
     let pass = |x: &Tensor| head.forward(&body.forward(x)?.tanh()?)?.sum_all()?.backward();
@@ -304,14 +304,14 @@ fn frozen_leaves_have_no_gradient(device: &Device) -> Result<()> {
 }
 
 fn detach_cuts(device: &Device) -> Result<()> {
-    let x = Tensor::full(&[2], 3.0, DType::F32, device)?.to_leaf()?;
+    let x = Tensor::full([2], 3.0, DType::F32, device)?.to_leaf()?;
     let y = x.mul(&x.detach())?;
     y.backward_with(&y.ones_like()?)?;
     ensure_values(&x.grad().context("no gradient")?, &[3.0; 2])
 }
 
 fn a_graph_is_walked_once(device: &Device) -> Result<()> {
-    let x = Tensor::ones(&[1], DType::F32, device)?.to_leaf()?;
+    let x = Tensor::ones([1], DType::F32, device)?.to_leaf()?;
     let y = x.exp()?;
     y.backward()?;
     ensure!(matches!(y.backward(), Err(Error::Backward(_))));
@@ -321,7 +321,7 @@ fn a_graph_is_walked_once(device: &Device) -> Result<()> {
 }
 
 fn a_retained_graph_is_walked_again(device: &Device) -> Result<()> {
-    let x = Tensor::full(&[1], 2.0, DType::F32, device)?.to_leaf()?;
+    let x = Tensor::full([1], 2.0, DType::F32, device)?.to_leaf()?;
     let y = x.mul(&x)?;
     y.backward_with(GradOptions::retain_graph())?;
     y.backward()?;
@@ -329,8 +329,8 @@ fn a_retained_graph_is_walked_again(device: &Device) -> Result<()> {
 }
 
 fn grad_leaves_the_leaves_alone(device: &Device) -> Result<()> {
-    let x = Tensor::full(&[1], 2.0, DType::F32, device)?.to_leaf()?;
-    let other = Tensor::full(&[1], 2.0, DType::F32, device)?.to_leaf()?;
+    let x = Tensor::full([1], 2.0, DType::F32, device)?.to_leaf()?;
+    let other = Tensor::full([1], 2.0, DType::F32, device)?.to_leaf()?;
     let y = x.mul(&x)?;
     let grads = autograd::grad_allow_unused(&[y], &[x.clone(), other], &GradOptions::default())?;
     ensure_values(grads[0].as_ref().context("no gradient")?, &[4.0])?;
@@ -340,7 +340,7 @@ fn grad_leaves_the_leaves_alone(device: &Device) -> Result<()> {
 
 fn long_chains_do_not_overflow(device: &Device) -> Result<()> {
     let device = if device.info().software { Device::null(Default::default()) } else { device.clone() };
-    let x = Tensor::ones(&[1], DType::F32, &device)?.to_leaf()?;
+    let x = Tensor::ones([1], DType::F32, &device)?.to_leaf()?;
     let mut y = x.clone();
     for _ in 0..20_000 {
         y = y.add(1.0)?;
@@ -366,13 +366,13 @@ fn two_blocks(
     wrap: fn(&Tensor, &Tensor) -> forebay::error::Result<Tensor>,
 ) -> Result<(Tensor, Tensor, Tensor)> {
     device.manual_seed(77);
-    let x = Tensor::randn(&[16, 16], DType::F32, device)?.to_leaf()?;
-    let w = Tensor::randn(&[16, 16], DType::F32, device)?.to_leaf()?;
+    let x = Tensor::randn([16, 16], DType::F32, device)?.to_leaf()?;
+    let w = Tensor::randn([16, 16], DType::F32, device)?.to_leaf()?;
     let y = wrap(&wrap(&x, &w)?, &w)?;
     // Random numbers drawn between forward and backward must not matter, and must not change.
-    let drawn = Tensor::rand(&[5], DType::F32, device)?;
+    let drawn = Tensor::rand([5], DType::F32, device)?;
     y.backward_with(&y.ones_like()?)?;
-    let after = Tensor::rand(&[5], DType::F32, device)?;
+    let after = Tensor::rand([5], DType::F32, device)?;
     ensure!(drawn.to_bytes()? != after.to_bytes()?);
     let state = device.random_state();
     ensure!(state.offset == 64 + 64 + 64 + 64 + 2 + 2, "the stream stands at {}", state.offset);
@@ -405,8 +405,8 @@ fn a_checkpoint_reaches_captured_parameters(device: &Device) -> Result<()> {
     })?;
     ensure_same_bits(&captured.2, &plain.2).context("gradient of w")?;
     // This also holds if no listed input requires a gradient.
-    let w = Tensor::full(&[2], 3.0, DType::F32, device)?.to_leaf()?;
-    let x = Tensor::full(&[2], 5.0, DType::F32, device)?;
+    let w = Tensor::full([2], 3.0, DType::F32, device)?.to_leaf()?;
+    let x = Tensor::full([2], 5.0, DType::F32, device)?;
     let inner = w.clone();
     let y = checkpoint(&[&x], move |inputs| inputs[0].mul(&inner))?;
     y.backward_with(&y.ones_like()?)?;
@@ -434,7 +434,7 @@ fn what_a_checkpoint_captures_is_walked_with_all_else(device: &Device) -> Result
         };
         Ok((y.add(&h)?.sum_all()?, h, calls))
     };
-    let leaf = || -> Result<Tensor> { Ok(Tensor::from_slice(&values, &[3], device)?.to_leaf()?) };
+    let leaf = || -> Result<Tensor> { Ok(Tensor::from_slice(&values, [3], device)?.to_leaf()?) };
     let run = |again: bool| -> Result<Vec<Vec<f64>>> {
         let mut found = Vec::new();
         let x = leaf()?;
@@ -483,8 +483,8 @@ fn what_a_checkpoint_captures_is_walked_with_all_else(device: &Device) -> Result
 }
 
 fn grad_goes_through_checkpoints(device: &Device) -> Result<()> {
-    let w = Tensor::full(&[2], 3.0, DType::F32, device)?.to_leaf()?;
-    let x = Tensor::full(&[2], 5.0, DType::F32, device)?.to_leaf()?;
+    let w = Tensor::full([2], 3.0, DType::F32, device)?.to_leaf()?;
+    let x = Tensor::full([2], 5.0, DType::F32, device)?.to_leaf()?;
     let inner = w.clone();
     let y = checkpoint(&[&x], move |outer| {
         let inner = inner.clone();
@@ -500,8 +500,8 @@ fn grad_goes_through_checkpoints(device: &Device) -> Result<()> {
 }
 
 fn saved_tensors_are_freed_on_the_way(device: &Device) -> Result<()> {
-    let x = Tensor::ones(&[1 << 16], DType::F32, device)?.to_leaf()?;
-    let seed = Tensor::ones(&[1 << 16], DType::F32, device)?;
+    let x = Tensor::ones([1 << 16], DType::F32, device)?.to_leaf()?;
+    let seed = Tensor::ones([1 << 16], DType::F32, device)?;
     let before = device.memory().allocated();
     let mut y = x.clone();
     for _ in 0..10 {

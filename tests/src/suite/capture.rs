@@ -55,8 +55,8 @@ impl TrainingSetup {
         device.manual_seed(3);
         let layers = [Linear::new(12, 40, device)?, Linear::new(40, 5, device)?];
         let batches = (0..STEPS).map(|_| {
-            let x = Tensor::randn(&[ROWS, 12], DType::F32, device)?;
-            Ok((x, Tensor::randint(0, 5, &[ROWS], DType::I32, device)?))
+            let x = Tensor::randn([ROWS, 12], DType::F32, device)?;
+            Ok((x, Tensor::randint(0, 5, [ROWS], DType::I32, device)?))
         });
         let batches = batches.collect::<CoreResult<Vec<_>>>()?;
         device.manual_seed(11);
@@ -284,8 +284,8 @@ fn gradients_stay_and_add_up(device: &Device) -> Result<()> {
 fn dropout_in_a_checkpoint_comes_again(device: &Device) -> Result<()> {
     let run = |captured: bool| -> Result<Vec<Tensor>> {
         device.manual_seed(5);
-        let w = Tensor::randn(&[16, 16], DType::F32, device)?.to_leaf()?;
-        let x = Tensor::randn(&[8, 16], DType::F32, device)?;
+        let w = Tensor::randn([16, 16], DType::F32, device)?.to_leaf()?;
+        let x = Tensor::randn([8, 16], DType::F32, device)?;
         let mut optimizer = Sgd::new(vec![w.clone()], 0.1);
         let mut once = || {
             let v = w.clone();
@@ -347,9 +347,9 @@ fn two_steps_of_one_model_take_turns(device: &Device) -> Result<()> {
 }
 
 fn inputs_of_another_kind_are_refused(device: &Device) -> Result<()> {
-    let x = Tensor::ones(&[4, 3], DType::F32, device)?;
+    let x = Tensor::ones([4, 3], DType::F32, device)?;
     let mut step = device.capture_with(&[&x], |t| t[0].mul(2.0)?.add(1.0))?;
-    let wide = Tensor::ones(&[4, 5], DType::F32, device)?;
+    let wide = Tensor::ones([4, 5], DType::F32, device)?;
     let message = |result: CoreResult<Tensor>| result.err().map(|e| e.to_string()).unwrap_or_default();
     let shape = message(step.run(&[&wide]));
     ensure!(
@@ -361,14 +361,14 @@ fn inputs_of_another_kind_are_refused(device: &Device) -> Result<()> {
     let count = message(step.run(&[]));
     ensure!(count.contains("1 inputs; got 0"), "{count}");
     // The captured step is unchanged.
-    let two = Tensor::full(&[4, 3], 2.0, DType::F32, device)?;
+    let two = Tensor::full([4, 3], 2.0, DType::F32, device)?;
     ensure!(step.run(&[&two])?.to_vec::<f32>()? == [5.0; 12]);
     ensure!(step.replay()?.to_vec::<f32>()? == [5.0; 12]);
     Ok(())
 }
 
 fn what_cannot_be_captured_is_said(device: &Device) -> Result<()> {
-    let x = Tensor::ones(&[16], DType::F32, device)?;
+    let x = Tensor::ones([16], DType::F32, device)?;
     let refused = |what: &str, step: &mut dyn FnMut() -> CoreResult<Tensor>| -> Result<()> {
         match device.capture(&mut *step) {
             Err(error @ Error::Capture { .. }) if error.to_string().contains(what) => Ok(()),
@@ -377,7 +377,7 @@ fn what_cannot_be_captured_is_said(device: &Device) -> Result<()> {
         }
     };
     refused("read", &mut || x.mul(x.add(1.0)?.sum((), false)?.item()?))?;
-    refused("upload", &mut || x.mul(&Tensor::from_slice(&[2_f32], &[1], device)?))?;
+    refused("upload", &mut || x.mul(&Tensor::from_slice(&[2_f32], [1], device)?))?;
     refused("set_random_state", &mut || {
         device.manual_seed(1);
         x.dropout(0.5, true)
@@ -391,7 +391,7 @@ fn what_cannot_be_captured_is_said(device: &Device) -> Result<()> {
         x.mul(2.0)
     })?;
     refused("upload", &mut || {
-        let two = Tensor::from_slice(&[2_f32], &[1], device).or_else(|_| x.narrow(0, 0, 1))?;
+        let two = Tensor::from_slice(&[2_f32], [1], device).or_else(|_| x.narrow(0, 0, 1))?;
         x.mul(&two)
     })?;
     refused("inside a step", &mut || {
@@ -455,7 +455,7 @@ fn what_cannot_be_captured_is_said(device: &Device) -> Result<()> {
 
 fn memory_is_planned_owned_and_given_back(device: &Device) -> Result<()> {
     let device = &Device::with_config(device.backend().clone(), Config::default());
-    let kib = Tensor::full(&[256 << 10], 0.5, DType::F32, device)?;
+    let kib = Tensor::full([256 << 10], 0.5, DType::F32, device)?;
     let before = device.memory().allocated();
     // At most two results are live at a time, and one result is unused.
     let chain = || {
@@ -482,7 +482,7 @@ fn memory_is_planned_owned_and_given_back(device: &Device) -> Result<()> {
     let expected = net.layers[0].forward(&x)?;
     drop((net, x));
     device.pool().empty_cache()?;
-    let _strange = Tensor::full(&[64 << 10], 7.0, DType::F32, device)?;
+    let _strange = Tensor::full([64 << 10], 7.0, DType::F32, device)?;
     ensure_same_bits(&step.replay()?, &expected)
 }
 
@@ -490,14 +490,14 @@ fn memory_is_planned_owned_and_given_back(device: &Device) -> Result<()> {
 fn replays_find_their_memory_whatever_else_happens(device: &Device) -> Result<()> {
     let device = &Device::with_config(device.backend().clone(), Config::default());
     let mut numbers = SplitMix64(9);
-    let x = Tensor::randn(&[64, 64], DType::F32, device)?;
-    let state = Tensor::zeros(&[64, 64], DType::F32, device)?;
+    let x = Tensor::randn([64, 64], DType::F32, device)?;
+    let state = Tensor::zeros([64, 64], DType::F32, device)?;
     let mut once = || {
         state.add_(&x.matmul(&x)?.tanh()?)?;
-        state.sum(&[1], false)
+        state.sum([1], false)
     };
     let mut step = device.capture(&mut once)?;
-    let mut expected = Tensor::zeros(&[64, 64], DType::F32, device)?;
+    let mut expected = Tensor::zeros([64, 64], DType::F32, device)?;
     let change = x.matmul(&x)?.tanh()?;
     for k in 0..2 {
         expected = expected.add(&change).with_context(|| format!("step {k}"))?;
@@ -505,7 +505,7 @@ fn replays_find_their_memory_whatever_else_happens(device: &Device) -> Result<()
     let mut others = Vec::new();
     for _ in 0..6 {
         for _ in 0..4 {
-            let t = Tensor::full(&[1 + numbers.below(40_000)], 3.0, DType::F32, device)?;
+            let t = Tensor::full([1 + numbers.below(40_000)], 3.0, DType::F32, device)?;
             if numbers.below(2) == 0 { others.push(t.exp()?) } else { others.clear() }
         }
         device.pool().set_limit(Some(device.memory().reserved()));
@@ -517,14 +517,14 @@ fn replays_find_their_memory_whatever_else_happens(device: &Device) -> Result<()
         device.pool().set_limit(None);
         expected = expected.add(&change)?;
         ensure_same_bits(&state, &expected)?;
-        ensure_same_bits(&sums, &expected.sum(&[1], false)?)?;
+        ensure_same_bits(&sums, &expected.sum([1], false)?)?;
         device.pool().empty_cache()?;
     }
     Ok(())
 }
 
 fn a_profile_names_the_commands_of_a_replay(device: &Device) -> Result<()> {
-    let x = Tensor::ones(&[32, 32], DType::F32, device)?;
+    let x = Tensor::ones([32, 32], DType::F32, device)?;
     let mut step = device.capture(|| x.matmul(&x)?.softmax(-1))?;
     step.replay()?;
     step.replay()?;
@@ -537,11 +537,11 @@ fn a_profile_names_the_commands_of_a_replay(device: &Device) -> Result<()> {
 }
 
 fn constants_stay(device: &Device) -> Result<()> {
-    let x = Tensor::from_slice(&[1_i32, 2, 3, 4], &[4], device)?;
+    let x = Tensor::from_slice(&[1_i32, 2, 3, 4], [4], device)?;
     let mut step = device.capture(|| {
         let numbers = Tensor::arange(0.0, 4.0, 1.0, DType::I32, device)?;
         numbers.add_(&x)?;
-        Ok((numbers, x.flip(&[0])?))
+        Ok((numbers, x.flip([0])?))
     })?;
     for _ in 0..3 {
         let (sums, flipped) = step.replay()?;
@@ -554,7 +554,7 @@ fn constants_stay(device: &Device) -> Result<()> {
 fn other_threads_are_not_recorded(device: &Device) -> Result<()> {
     let device = &Device::with_config(device.backend().clone(), Config::default());
     device.set_fusion_min_bytes(Some(0));
-    let x = Tensor::full(&[1000], 0.5, DType::F32, device)?;
+    let x = Tensor::full([1000], 0.5, DType::F32, device)?;
     let capture =
         || device.capture(|| (0..20).try_fold(x.clone(), |h, _| h.mul(0.5)?.add(&x)?.cumsum(0)?.sin()));
     let alone = capture()?;
@@ -563,7 +563,7 @@ fn other_threads_are_not_recorded(device: &Device) -> Result<()> {
     thread::scope(|scope| {
         let other = scope.spawn(|| -> Result<()> {
             while !done.load(Ordering::Relaxed) {
-                let t = Tensor::from_slice(&[1.0_f32; 1000], &[1000], device)?;
+                let t = Tensor::from_slice(&[1.0_f32; 1000], [1000], device)?;
                 let t = t.mul(2.0)?.add(1.0)?;
                 begun.store(true, Ordering::Relaxed);
                 ensure!(t.to_vec::<f32>()? == [3.0; 1000]);
@@ -650,8 +650,8 @@ fn sixteen_bit_copies_are_never_stale(device: &Device) -> Result<()> {
 }
 
 fn a_state_that_is_changed_in_place_goes_on(device: &Device) -> Result<()> {
-    let state = Tensor::zeros(&[16], DType::F32, device)?;
-    let x = Tensor::ones(&[16], DType::F32, device)?;
+    let state = Tensor::zeros([16], DType::F32, device)?;
+    let x = Tensor::ones([16], DType::F32, device)?;
     let mut step = device.capture(|| {
         let new = state.mul(0.5)?.add(&x)?;
         state.copy_(&new)?;
@@ -669,8 +669,8 @@ fn a_state_that_is_changed_in_place_goes_on(device: &Device) -> Result<()> {
 }
 
 fn a_gradient_that_the_step_sets_is_there_after_each_replay(device: &Device) -> Result<()> {
-    let w = Tensor::ones(&[16], DType::F32, device)?.to_leaf()?;
-    let x = Tensor::full(&[16], 3.0, DType::F32, device)?;
+    let w = Tensor::ones([16], DType::F32, device)?.to_leaf()?;
+    let x = Tensor::full([16], 3.0, DType::F32, device)?;
     let mut step = device.capture(|| {
         w.set_grad(Some(x.mul(2.0)?));
         Ok(())

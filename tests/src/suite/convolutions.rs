@@ -175,7 +175,7 @@ fn windows_round_once_and_repeat_their_bits(device: &Device) -> Result<()> {
     for case in [CASES[4], CASES[5], CASES[6], CASES[14]] {
         let of = |shape: &[usize]| Tensor::randn(shape, DType::BF16, device)?.to_leaf();
         let (x, w) = (of(case.x)?, of(case.w)?);
-        let none = Tensor::zeros(&[6], DType::BF16, device)?;
+        let none = Tensor::zeros([6], DType::BF16, device)?;
         let g = Tensor::randn(case.run(&x, &w, &none)?.shape(), DType::BF16, device)?;
         let run = |dtype: DType| -> Result<Vec<Tensor>> {
             let of = |t: &Tensor| t.detach().to_dtype(dtype)?.to_leaf();
@@ -224,8 +224,8 @@ fn batch_norms_are_what_they_are_made_of(device: &Device) -> Result<()> {
     for shape in shapes {
         let x = Tensor::randn(shape, DType::F32, device)?.mul(3.0)?.add(20.0)?.detach();
         let channels = [shape[1]];
-        let w = Tensor::randn(&channels, DType::F32, device)?.detach();
-        let b = Tensor::randn(&channels, DType::F32, device)?.detach();
+        let w = Tensor::randn(channels, DType::F32, device)?.detach();
+        let b = Tensor::randn(channels, DType::F32, device)?.detach();
         let g = Tensor::randn(shape, DType::F32, device)?;
         for dtype in [DType::F32, DType::F16, DType::BF16] {
             for relu in [false, true] {
@@ -262,12 +262,11 @@ fn batch_norms_are_what_they_are_made_of(device: &Device) -> Result<()> {
 }
 
 fn running_statistics_follow_in_place(device: &Device) -> Result<()> {
-    let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 6.0, 10.0, 10.0, 30.0, 30.0], &[2, 2, 2], device)?;
+    let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 6.0, 10.0, 10.0, 30.0, 30.0], [2, 2, 2], device)?;
     // Channel 0: 1, 2, 10, 10; channel 1: 3, 6, 30, 30. Unbiased variances 24.25 and 218.25.
     let expected = [[5.75, 17.25], [24.25, 218.25]];
     for dtype in [DType::F32, DType::F16] {
-        let all =
-            Tensor::from_slice(&[9.0f32, 4.0, 8.0, 9.0, 2.0, 16.0], &[2, 3], device)?.to_dtype(dtype)?;
+        let all = Tensor::from_slice(&[9.0f32, 4.0, 8.0, 9.0, 2.0, 16.0], [2, 3], device)?.to_dtype(dtype)?;
         // As views with an offset, and as contiguous tensors.
         let views = [all.select(0, 0)?.narrow(0, 1, 2)?, all.select(0, 1)?.narrow(0, 1, 2)?];
         let own = [views[0].copy()?, views[1].copy()?];

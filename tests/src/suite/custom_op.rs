@@ -74,8 +74,8 @@ fn several_outputs(device: &Device) -> Result<()> {
             rest[id.x] = u32(x[id.x] % 2);
         }",
     );
-    let x = Tensor::from_slice(&[9i32, 4, 1, 6], &[4], device)?;
-    let call = || SPLIT.inputs(&[&x]).output(&[4], DType::I32).output(&[4], DType::U32).workgroups([1, 1, 1]);
+    let x = Tensor::from_slice(&[9i32, 4, 1, 6], [4], device)?;
+    let call = || SPLIT.inputs(&[&x]).output([4], DType::I32).output([4], DType::U32).workgroups([1, 1, 1]);
     let [half, rest] = call().run_all()?.try_into().map_err(|_| anyhow::anyhow!("two outputs"))?;
     ensure_values(&half, &[4.0, 2.0, 0.0, 3.0])?;
     ensure_values(&rest, &[1.0, 0.0, 1.0, 0.0])?;
@@ -84,14 +84,14 @@ fn several_outputs(device: &Device) -> Result<()> {
 }
 
 fn overrides_make_kernels(device: &Device) -> Result<()> {
-    let x = Tensor::from_slice(&[2.0f32, -3.0], &[2], device)?;
+    let x = Tensor::from_slice(&[2.0f32, -3.0], [2], device)?;
     ensure_values(&power(&x, 1.0).overrides(&[("times", 3.0)]).run()?, &[16.0, 81.0])?;
     ensure_values(&power(&x, 1.0).overrides(&[("times", 0.0)]).run()?, &[2.0, -3.0])?;
     ensure_values(&power(&x, 1.0).run()?, &[4.0, 9.0])
 }
 
 fn gradients_flow_through_it(device: &Device) -> Result<()> {
-    let x = Tensor::from_slice(&[1.0f32, -2.0, 3.0], &[3], device)?.to_leaf()?;
+    let x = Tensor::from_slice(&[1.0f32, -2.0, 3.0], [3], device)?.to_leaf()?;
     let doubled = x.mul(2.0)?;
     let y = power(&doubled, 0.5).gradient(|saved, g| Ok(vec![Some(g.mul(&saved.inputs()[0])?)])).run()?;
     ensure_values(&y, &[2.0, 8.0, 18.0])?;
@@ -104,14 +104,14 @@ fn gradients_flow_through_it(device: &Device) -> Result<()> {
 }
 
 fn without_a_gradient_it_refuses(device: &Device) -> Result<()> {
-    let x = Tensor::ones(&[3], DType::F32, device)?.to_leaf()?;
+    let x = Tensor::ones([3], DType::F32, device)?.to_leaf()?;
     ensure!(matches!(power(&x, 1.0).run(), Err(Error::NoGradient { op: "power" })));
     ensure!(matches!(power(&x, 1.0).run_all(), Err(Error::NoGradient { op: "power" })));
     ensure_values(&power(&x.detach(), 1.0).run()?, &[1.0; 3])
 }
 
 fn a_wrong_gradient_is_named(device: &Device) -> Result<()> {
-    let x = Tensor::ones(&[3], DType::F32, device)?.to_leaf()?;
+    let x = Tensor::ones([3], DType::F32, device)?.to_leaf()?;
     let message = |call: CustomOpCall<'_>| -> Result<String> {
         let y = call.run()?;
         Ok(y.backward_with(&y.ones_like()?).err().context("it must fail")?.to_string())
@@ -131,9 +131,8 @@ fn a_wrong_gradient_is_named(device: &Device) -> Result<()> {
 fn wgsl_that_does_not_compile_is_shown(device: &Device) -> Result<()> {
     static BROKEN: CustomOp =
         CustomOp::new("broken", "@compute @workgroup_size(1)\nfn main() { let x = 1u + 2.5; }");
-    let x = Tensor::ones(&[3], DType::F32, device)?;
-    let Err(Error::KernelCompilation { label, message }) =
-        BROKEN.inputs(&[&x]).output(&[3], DType::F32).run()
+    let x = Tensor::ones([3], DType::F32, device)?;
+    let Err(Error::KernelCompilation { label, message }) = BROKEN.inputs(&[&x]).output([3], DType::F32).run()
     else {
         anyhow::bail!("it must not compile");
     };
@@ -152,16 +151,15 @@ fn elements_of_another_type_are_refused(device: &Device) -> Result<()> {
         @compute @workgroup_size(1)
         fn main() { y[0] = vec2(f32(x[0]), f32(x[1])); }",
     );
-    let x = Tensor::from_slice(&[1i32, 2], &[2], device)?;
+    let x = Tensor::from_slice(&[1i32, 2], [2], device)?;
     let text = power(&x, 1.0).run().err().context("an i32 is no f32")?.to_string();
     ensure!(
         text == "power: does not take i32; binding 0 has elements of f32; cast it, or declare `array<u32>` to read its words",
         "{text}"
     );
     // Storage words may be read as any 32-bit type.
-    ensure_values(&WORDS.inputs(&[&x]).output(&[2], DType::F32).workgroups([1, 1, 1]).run()?, &[1.0, 2.0])?;
-    let text =
-        WORDS.inputs(&[&x]).output(&[2], DType::I32).run().err().context("nor is it on the way out")?;
+    ensure_values(&WORDS.inputs(&[&x]).output([2], DType::F32).workgroups([1, 1, 1]).run()?, &[1.0, 2.0])?;
+    let text = WORDS.inputs(&[&x]).output([2], DType::I32).run().err().context("nor is it on the way out")?;
     ensure!(text.to_string().starts_with("words: does not take i32; binding 1 "), "{text}");
     Ok(())
 }
@@ -183,13 +181,13 @@ fn a_call_that_differs_from_its_module_is_an_error(device: &Device) -> Result<()
         @compute @workgroup_size(1)
         fn main() { x[0] = 1.0; y[0] = 2.0; }",
     );
-    let x = Tensor::ones(&[3], DType::F32, device)?;
+    let x = Tensor::ones([3], DType::F32, device)?;
     let says = |call: CustomOpCall<'_>, expected: &str| -> Result<()> {
         let text = call.run().err().context(expected.to_owned())?.to_string();
         ensure!(text == expected, "{text}\nexpected\n{expected}");
         Ok(())
     };
-    let whole = |op: &CustomOp| op.inputs(&[&x]).output(&[3], DType::F32).workgroups([1, 1, 1]);
+    let whole = |op: &CustomOp| op.inputs(&[&x]).output([3], DType::F32).workgroups([1, 1, 1]);
     says(
         whole(&READ_ONLY),
         "read_only: output 0 is `y` at binding 1, which the module only reads: declare it `var<storage, read_write>`",
@@ -213,17 +211,17 @@ fn a_call_that_differs_from_its_module_is_an_error(device: &Device) -> Result<()
     ensure_values(&whole(&POWER).params(&[3u32, 2f32.to_bits(), 0, 0]).run()?, &[2.0; 3])?;
     let params = [3u32, 1f32.to_bits()];
     says(
-        POWER.inputs(&[&x]).output(&[3], DType::F32).params(&params),
+        POWER.inputs(&[&x]).output([3], DType::F32).params(&params),
         "power: the call does not say how many workgroups run; each has 64 x 1 x 1 invocations: add \
          `.groups([n.div_ceil(64), 1, 1])` for n invocations in x",
     )?;
     says(
-        whole(&POWER).params(&params).output(&[3], DType::F32),
+        whole(&POWER).params(&params).output([3], DType::F32),
         "power: the module declares the storage buffers `x` at 0, `y` at 1 of @group(0); the call has 1 inputs and 2 outputs, which \
          are bindings 0 to 2",
     )?;
     says(
-        whole(&READ_ONLY).output(&[1], DType::F32),
+        whole(&READ_ONLY).output([1], DType::F32),
         "read_only: the module declares the storage buffers `x` at 0, `y` at 1 of @group(0); the call has 1 inputs and 2 outputs, \
          which are bindings 0 to 2",
     )
@@ -239,8 +237,8 @@ fn main() {
     y[0] = x[0];
 }",
     );
-    let x = Tensor::ones(&[3], DType::F32, device)?;
-    let call = WRONG.inputs(&[&x]).output(&[3], DType::U32).workgroups([1, 1, 1]);
+    let x = Tensor::ones([3], DType::F32, device)?;
+    let call = WRONG.inputs(&[&x]).output([3], DType::U32).workgroups([1, 1, 1]);
     let Err(Error::KernelCompilation { label, message }) = call.run() else {
         anyhow::bail!("it must not compile")
     };
@@ -250,12 +248,12 @@ fn main() {
 }
 
 fn a_grid_that_is_too_long_is_an_error(device: &Device) -> Result<()> {
-    let x = Tensor::ones(&[3], DType::F32, device)?;
+    let x = Tensor::ones([3], DType::F32, device)?;
     let groups = device.info().limits.max_workgroups_per_dim as usize + 1;
     ensure!(matches!(
         power(&x, 1.0).workgroups([groups, 1, 1]).run(),
         Err(Error::Argument { op: "power", .. })
     ));
-    ensure!(POWER.inputs(&[]).output(&[3], DType::F32).run().is_err(), "an input says where it runs");
+    ensure!(POWER.inputs(&[]).output([3], DType::F32).run().is_err(), "an input says where it runs");
     Ok(())
 }

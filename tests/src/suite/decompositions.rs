@@ -41,14 +41,14 @@ fn ensure_near(what: &str, got: &Tensor, expected: &Tensor, within: f64) -> Resu
 
 fn orthonormal(what: &str, q: &Tensor, within: f64) -> Result<()> {
     let n = q.dim(-1)?;
-    let eye = Tensor::eye(n, n, q.dtype(), q.device())?.broadcast_to(&[q.shape()[0], n, n])?;
+    let eye = Tensor::eye(n, n, q.dtype(), q.device())?.broadcast_to([q.shape()[0], n, n])?;
     ensure_near(what, &q.transpose(-2, -1)?.matmul(q)?, &eye, within)
 }
 
 fn orthogonal_factors_of_every_shape(device: &Device) -> Result<()> {
     for (dtype, unit) in types(device) {
         for (m, n) in [(1, 1), (2, 2), (5, 3), (3, 5), (33, 33), (70, 9), (9, 70), (300, 35), (35, 300)] {
-            let x = Tensor::randn(&[2, m, n], dtype, device)?;
+            let x = Tensor::randn([2, m, n], dtype, device)?;
             let within = unit * 4.0 * (m.max(n) as f64).sqrt();
             for complete in [false, true] {
                 let name = format!("{dtype} [{m}, {n}], complete {complete}");
@@ -68,7 +68,7 @@ fn orthogonal_factors_of_every_shape(device: &Device) -> Result<()> {
 fn eigenvectors_of_every_extent(device: &Device) -> Result<()> {
     for (dtype, unit) in types(device) {
         for n in [1, 2, 5, 33, 64, 67, 130] {
-            let x = Tensor::randn(&[2, n, n], dtype, device)?;
+            let x = Tensor::randn([2, n, n], dtype, device)?;
             let x = x.add(&x.transpose(1, 2)?)?;
             let (values, v) = x.eigh(false)?;
             let name = format!("{dtype} of {n}");
@@ -95,7 +95,7 @@ fn eigenvectors_of_every_extent(device: &Device) -> Result<()> {
 fn triangles_of_every_shape(device: &Device) -> Result<()> {
     for (dtype, unit) in types(device) {
         for (m, n) in [(1, 1), (5, 3), (3, 5), (33, 33), (300, 7), (7, 300)] {
-            let x = Tensor::randn(&[2, m, n], dtype, device)?;
+            let x = Tensor::randn([2, m, n], dtype, device)?;
             let name = format!("{dtype} [{m}, {n}]");
             for x in [x.clone(), x.to_leaf()?] {
                 let (p, l, u) = x.lu()?;
@@ -110,14 +110,14 @@ fn triangles_of_every_shape(device: &Device) -> Result<()> {
 fn hard_matrices(device: &Device) -> Result<()> {
     for (dtype, unit) in types(device) {
         let eye = Tensor::eye(6, 6, dtype, device)?.unsqueeze(0)?;
-        let ones = Tensor::ones(&[1, 6, 6], dtype, device)?;
+        let ones = Tensor::ones([1, 6, 6], dtype, device)?;
         for (name, x) in [
             ("zeros", eye.zeros_like()?),
             ("ones", ones.clone()),
             ("negated ones", ones.neg()?),
             ("the identity", eye.clone()),
             ("the negated identity", eye.neg()?),
-            ("eigenvalues 1 and -1", eye.flip(&[2])?),
+            ("eigenvalues 1 and -1", eye.flip([2])?),
         ] {
             let (q, r) = x.qr(false)?;
             ensure_near(name, &q.matmul(&r)?, &x, unit * 10.0)?;
@@ -127,7 +127,7 @@ fn hard_matrices(device: &Device) -> Result<()> {
             ensure_near(name, &v.mul(&values.unsqueeze(1)?)?.matmul(&v.transpose(1, 2)?)?, &x, unit * 40.0)?;
         }
         // Squares of these values overflow, or vanish.
-        let x = Tensor::randn(&[1, 7, 4], dtype, device)?;
+        let x = Tensor::randn([1, 7, 4], dtype, device)?;
         for scale in [1e-30, 1e30] {
             let (q, r) = x.mul(scale)?.qr(false)?;
             orthonormal("scaled", &q, unit * 10.0)?;
@@ -137,7 +137,7 @@ fn hard_matrices(device: &Device) -> Result<()> {
             ensure_near("scaled", &values, &s.eigvalsh(false)?, unit * 40.0)?;
         }
         // NaN spreads to every factor that depends on it.
-        let x = Tensor::full(&[1, 3, 3], f64::NAN, dtype, device)?;
+        let x = Tensor::full([1, 3, 3], f64::NAN, dtype, device)?;
         let (q, r) = x.qr(false)?;
         let (values, _) = x.eigh(false)?;
         for t in [q, r.triu(0)?.select(1, 0)?, values, x.matrix_exp()?, x.cond(2.0)?] {
@@ -149,10 +149,10 @@ fn hard_matrices(device: &Device) -> Result<()> {
 
 fn least_squares_of_any_rank(device: &Device) -> Result<()> {
     for (dtype, unit) in types(device) {
-        let b = Tensor::randn(&[2, 9, 3], dtype, device)?;
+        let b = Tensor::randn([2, 9, 3], dtype, device)?;
         for (m, n, rank) in [(9, 4, 4), (9, 4, 2), (9, 20, 9), (9, 9, 9)] {
-            let a = Tensor::randn(&[2, m, rank], dtype, device)?.matmul(&Tensor::randn(
-                &[2, rank, n],
+            let a = Tensor::randn([2, m, rank], dtype, device)?.matmul(&Tensor::randn(
+                [2, rank, n],
                 dtype,
                 device,
             )?)?;
@@ -163,7 +163,7 @@ fn least_squares_of_any_rank(device: &Device) -> Result<()> {
             let left = a.matmul(&found.solution)?.sub(&b)?;
             let along = a.transpose(1, 2)?.matmul(&left)?;
             ensure_near(&name, &along, &along.zeros_like()?, unit * 4000.0)?;
-            ensure_near(&name, &found.residuals, &left.square()?.sum(&[1], false)?, unit * 100.0)?;
+            ensure_near(&name, &found.residuals, &left.square()?.sum([1], false)?, unit * 100.0)?;
         }
     }
     Ok(())
@@ -172,9 +172,9 @@ fn least_squares_of_any_rank(device: &Device) -> Result<()> {
 fn exponentials_of_all_sizes(device: &Device) -> Result<()> {
     for (dtype, unit) in types(device) {
         // Matrices of different norms in one batch: each needs its own number of squarings.
-        let turn = Tensor::from_slice(&[0.0f32, -1.0, 1.0, 0.0], &[1, 2, 2], device)?.to_dtype(dtype)?;
+        let turn = Tensor::from_slice(&[0.0f32, -1.0, 1.0, 0.0], [1, 2, 2], device)?.to_dtype(dtype)?;
         let angles = [0.0f64, 1e-6, 0.3, 2.0, 40.0];
-        let scale = Tensor::from_slice(&angles.map(|v| v as f32), &[5, 1, 1], device)?.to_dtype(dtype)?;
+        let scale = Tensor::from_slice(&angles.map(|v| v as f32), [5, 1, 1], device)?.to_dtype(dtype)?;
         let exact = scale.reshape([5])?.to_f64s()?;
         let got = turn.mul(&scale)?.matrix_exp()?.to_f64s()?;
         for (k, angle) in exact.into_iter().enumerate() {
@@ -215,7 +215,7 @@ fn special_functions_are_right_far_out(device: &Device) -> Result<()> {
             let rows = table.get(*name).with_context(|| format!("no values of {name}"))?;
             let x: Vec<f64> = rows.iter().map(|row| row[0]).collect();
             let x =
-                Tensor::from_slice(&x.iter().map(|&v| v as f32).collect::<Vec<f32>>(), &[x.len()], device)?;
+                Tensor::from_slice(&x.iter().map(|&v| v as f32).collect::<Vec<f32>>(), [x.len()], device)?;
             let got = function(&x.to_dtype(dtype)?)?.to_f64s()?;
             // Powers of e and of q inherit the rounding error of their exponents, which grows with the arguments.
             let within = if dtype == DType::F64 { 4e-13 } else { 1.5e-6 };
@@ -229,18 +229,18 @@ fn special_functions_are_right_far_out(device: &Device) -> Result<()> {
                 ));
             }
         }
-        let ends = Tensor::from_slice(&[0.0f32, 1.0, -0.5, f32::NAN], &[4], device)?.to_dtype(dtype)?;
+        let ends = Tensor::from_slice(&[0.0f32, 1.0, -0.5, f32::NAN], [4], device)?.to_dtype(dtype)?;
         let got = ends.ndtri()?.to_f64s()?;
         ensure!(
             got[0] == f64::NEG_INFINITY && got[1] == f64::INFINITY && got[2].is_nan() && got[3].is_nan(),
             "{got:?}"
         );
-        let far = Tensor::from_slice(&[f32::INFINITY, f32::NEG_INFINITY], &[2], device)?.to_dtype(dtype)?;
+        let far = Tensor::from_slice(&[f32::INFINITY, f32::NEG_INFINITY], [2], device)?.to_dtype(dtype)?;
         ensure!(far.i0e()?.to_f64s()? == [0.0, 0.0] && far.erfcx()?.to_f64s()? == [0.0, f64::INFINITY]);
         ensure!(far.log_ndtr()?.to_f64s()? == [0.0, f64::NEG_INFINITY]);
         // Poles and undefined arguments.
-        let q = Tensor::from_slice(&[-2.0f32, -2.5, 1.0, 0.5], &[4], device)?.to_dtype(dtype)?;
-        let s = Tensor::from_slice(&[3.0f32, 2.5, 1.0, 0.5], &[4], device)?.to_dtype(dtype)?;
+        let q = Tensor::from_slice(&[-2.0f32, -2.5, 1.0, 0.5], [4], device)?.to_dtype(dtype)?;
+        let s = Tensor::from_slice(&[3.0f32, 2.5, 1.0, 0.5], [4], device)?.to_dtype(dtype)?;
         let got = s.zeta(&q)?.to_f64s()?;
         ensure!(
             got[0] == f64::INFINITY && got[1].is_nan() && got[2] == f64::INFINITY && got[3].is_nan(),
@@ -252,9 +252,9 @@ fn special_functions_are_right_far_out(device: &Device) -> Result<()> {
 }
 
 fn what_they_refuse(device: &Device) -> Result<()> {
-    let square = Tensor::ones(&[3, 3], DType::F32, device)?;
-    let tall = Tensor::ones(&[4, 3], DType::F32, device)?;
-    let line = Tensor::ones(&[3], DType::F32, device)?;
+    let square = Tensor::ones([3, 3], DType::F32, device)?;
+    let tall = Tensor::ones([4, 3], DType::F32, device)?;
+    let line = Tensor::ones([3], DType::F32, device)?;
     let half = square.to_dtype(DType::BF16)?;
     let whole = square.to_dtype(DType::I32)?;
     let refused = |what: &str, said: &str, result: CoreResult<()>| -> Result<()> {
@@ -298,7 +298,7 @@ fn what_they_refuse(device: &Device) -> Result<()> {
     refused(
         "mode",
         "no elements to choose from",
-        Tensor::zeros(&[2, 0], DType::F32, device)?.mode(1, false).map(drop),
+        Tensor::zeros([2, 0], DType::F32, device)?.mode(1, false).map(drop),
     )?;
     refused("unique_dim", "takes at least one dimension", line.sum_all()?.unique_dim(0).map(drop))?;
     refused("hsplit", "do not divide", line.hsplit(2).map(drop))?;

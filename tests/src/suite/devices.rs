@@ -67,15 +67,15 @@ fn optimisers_refuse_gradients_of_another_kind(device: &Device) -> Result<()> {
         |p| Box::new(NAdam::new(p, 0.1)),
     ];
     let bad = [
-        Tensor::ones(&[2, 2], DType::F32, &null)?,
-        Tensor::ones(&[2, 3], DType::F32, device)?,
-        Tensor::ones(&[4], DType::F32, device)?,
-        Tensor::ones(&[2, 2], DType::BF16, device)?,
+        Tensor::ones([2, 2], DType::F32, &null)?,
+        Tensor::ones([2, 3], DType::F32, device)?,
+        Tensor::ones([4], DType::F32, device)?,
+        Tensor::ones([2, 2], DType::BF16, device)?,
     ];
     let parameters = || -> Result<Vec<Tensor>> {
-        let make = |_| Tensor::ones(&[2, 2], DType::F32, device)?.to_leaf();
+        let make = |_| Tensor::ones([2, 2], DType::F32, device)?.to_leaf();
         let made: Vec<Tensor> = (0..2).map(make).collect::<CoreResult<_>>()?;
-        made[0].set_grad(Some(Tensor::ones(&[2, 2], DType::F32, device)?));
+        made[0].set_grad(Some(Tensor::ones([2, 2], DType::F32, device)?));
         Ok(made)
     };
     let unchanged = |p: &[Tensor], what: &str| -> Result<()> {
@@ -118,9 +118,9 @@ fn optimisers_refuse_gradients_of_another_kind(device: &Device) -> Result<()> {
 
 fn seeds_of_another_device_are_refused(device: &Device) -> Result<()> {
     let null = other();
-    let x = Tensor::ones(&[3], DType::F32, device)?.to_leaf()?;
+    let x = Tensor::ones([3], DType::F32, device)?.to_leaf()?;
     let y = x.exp()?;
-    let seed = Tensor::ones(&[3], DType::F32, &null)?;
+    let seed = Tensor::ones([3], DType::F32, &null)?;
     let seeds = [seed.clone()];
     for create_graph in [false, true] {
         let options = GradOptions { grad_outputs: Some(&seeds), create_graph, ..GradOptions::default() };
@@ -135,9 +135,9 @@ fn seeds_of_another_device_are_refused(device: &Device) -> Result<()> {
 
 fn gradients_of_another_device_are_refused(device: &Device) -> Result<()> {
     let null = other();
-    let w = Tensor::ones(&[2, 2], DType::F32, device)?.to_leaf()?;
-    let x = Tensor::ones(&[2, 2], DType::F32, device)?;
-    let bad = Tensor::ones(&[2, 2], DType::F32, &null)?;
+    let w = Tensor::ones([2, 2], DType::F32, device)?.to_leaf()?;
+    let x = Tensor::ones([2, 2], DType::F32, device)?;
+    let bad = Tensor::ones([2, 2], DType::F32, &null)?;
     w.set_grad(Some(bad.clone()));
     is_of_devices(x.linear(&w, None)?.sum_all()?.backward(), "a product")?;
     is_of_devices(w.exp()?.sum_all()?.backward(), "exp")?;
@@ -166,7 +166,7 @@ const CASES: &[MismatchCase] = &[
     ("matmul", |t| t[0].matmul(&t[1])),
     ("linear", |t| t[0].linear(&t[1], Some(&t[2].select(0, 0)?))),
     ("addmm", |t| t[2].addmm(&t[0], &t[1], 1.0, 1.0)),
-    ("layer_norm", |t| t[0].layer_norm(&[4], Some(&t[1].select(0, 0)?), Some(&t[2].select(0, 0)?), 1e-5)),
+    ("layer_norm", |t| t[0].layer_norm([4], Some(&t[1].select(0, 0)?), Some(&t[2].select(0, 0)?), 1e-5)),
     ("batch_norm", |t| {
         let [mean, var] = [t[1].select(0, 0)?.copy()?, t[2].select(0, 0)?.copy()?];
         t[0].batch_norm(Some((&mean, &var)), None, None, true, 0.1, 1e-5)
@@ -195,7 +195,7 @@ fn operations_refuse_operands_of_two_devices(device: &Device) -> Result<()> {
         let makes = |foreign: Option<usize>, trains: bool| -> Result<[Tensor; 3]> {
             let make = |k: usize| -> Result<Tensor> {
                 let on = if foreign == Some(k) { &null } else { device };
-                let t = Tensor::ones(&[4, 4], DType::F32, on)?;
+                let t = Tensor::ones([4, 4], DType::F32, on)?;
                 Ok(if trains && *name != "mul_" { t.to_leaf()? } else { t })
             };
             Ok([make(0)?, make(1)?, make(2)?])

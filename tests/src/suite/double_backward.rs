@@ -214,7 +214,7 @@ fn a_gradient_penalty_trains_as_in_pytorch(device: &Device) -> Result<()> {
     let (b1, w2) = (numbers(2, &[8], device)?, numbers(3, &[1, 8], device)?);
     let score = x.linear(&w1, Some(&b1))?.silu()?.linear(&w2, None)?.sum_all()?;
     let slope = autograd::grad(&[score], from_ref(&x), &GradOptions::create_graph())?;
-    let penalty = slope[0].norm(2.0, &[1], false)?.sub(1.0)?.square()?.mean_all()?;
+    let penalty = slope[0].norm(2.0, [1], false)?.sub(1.0)?.square()?.mean_all()?;
     penalty.backward()?;
     ensure!(x.grad().is_some(), "the penalty depends on x as well");
     let grads = [&w1, &b1, &w2].map(Tensor::grad);
@@ -224,10 +224,10 @@ fn a_gradient_penalty_trains_as_in_pytorch(device: &Device) -> Result<()> {
 
 fn a_hessian_times_a_vector_is_pytorchs(device: &Device) -> Result<()> {
     let x = numbers(0, &[2, 1, 6, 6], device)?.detach();
-    let classes = Tensor::from_slice(&[1i64, 2], &[2], device)?;
+    let classes = Tensor::from_slice(&[1i64, 2], [2], device)?;
     let loss = |t: &[Tensor]| {
         let y = x.conv2d(&t[0], Some(&t[1]), 1, 1, 1, 1)?.tanh()?;
-        let y = y.avg_pool2d(Pool2dOptions::new(2))?.flatten(1, -1)?.layer_norm(&[18], None, None, 1e-5)?;
+        let y = y.avg_pool2d(Pool2dOptions::new(2))?.flatten(1, -1)?.layer_norm([18], None, None, 1e-5)?;
         y.linear(&t[2], None)?.cross_entropy(&classes)
     };
     let shapes: [&[usize]; 3] = [&[2, 1, 3, 3], &[2], &[3, 18]];
@@ -262,7 +262,7 @@ fn under_autocast_second_gradients_have_their_types(device: &Device) -> Result<(
         let (b, scale) = (numbers(2, &[8], device)?, numbers(3, &[8], device)?);
         let y = {
             let _low = if low { Some(autocast(DType::BF16)?) } else { None };
-            x.linear(&w, Some(&b))?.tanh()?.layer_norm(&[8], Some(&scale), None, 1e-5)?.matmul(&w)?
+            x.linear(&w, Some(&b))?.tanh()?.layer_norm([8], Some(&scale), None, 1e-5)?.matmul(&w)?
         };
         let y = y.to_dtype(DType::F32)?.square()?.mean_all()?;
         let slope = autograd::grad(&[y], from_ref(&x), &GradOptions::create_graph())?;
@@ -282,7 +282,7 @@ fn under_autocast_second_gradients_have_their_types(device: &Device) -> Result<(
 }
 
 fn third_gradients_follow(device: &Device) -> Result<()> {
-    let x = Tensor::from_slice(&[1.0f32, 2.0, -3.0], &[3], device)?.to_leaf()?;
+    let x = Tensor::from_slice(&[1.0f32, 2.0, -3.0], [3], device)?.to_leaf()?;
     let mut y = x.mul(&x)?.mul(&x)?.mul(&x)?.sum_all()?;
     // x⁴: 4x³, 12x², 24x
     for expected in [[4.0, 32.0, -108.0], [12.0, 48.0, 108.0], [24.0, 48.0, -72.0]] {
@@ -295,7 +295,7 @@ fn third_gradients_follow(device: &Device) -> Result<()> {
 }
 
 fn leaves_add_up_recorded_gradients(device: &Device) -> Result<()> {
-    let x = Tensor::full(&[2], 3.0, DType::F32, device)?.to_leaf()?;
+    let x = Tensor::full([2], 3.0, DType::F32, device)?.to_leaf()?;
     for _ in 0..2 {
         let y = x.mul(&x)?.sum_all()?;
         autograd::backward(&[y], &GradOptions::create_graph())?;
@@ -309,7 +309,7 @@ fn leaves_add_up_recorded_gradients(device: &Device) -> Result<()> {
 }
 
 fn results_on_the_way_have_gradients(device: &Device) -> Result<()> {
-    let x = Tensor::full(&[2], 3.0, DType::F32, device)?.to_leaf()?;
+    let x = Tensor::full([2], 3.0, DType::F32, device)?.to_leaf()?;
     let y = x.mul(2.0)?;
     let z = y.mul(&y)?.sum_all()?;
     let found = autograd::grad(&[z], &[y.clone(), x.clone()], &GradOptions::create_graph())?;
@@ -320,8 +320,8 @@ fn results_on_the_way_have_gradients(device: &Device) -> Result<()> {
 }
 
 fn only_what_leads_to_an_input_is_walked(device: &Device) -> Result<()> {
-    let x = Tensor::ones(&[4], DType::F32, device)?.to_leaf()?;
-    let w = Tensor::ones(&[4], DType::F32, device)?.to_leaf()?;
+    let x = Tensor::ones([4], DType::F32, device)?.to_leaf()?;
+    let w = Tensor::ones([4], DType::F32, device)?.to_leaf()?;
     let side = w.exp()?;
     let y = x.mul(&side)?.sum_all()?;
     autograd::grad(from_ref(&y), &[x], &GradOptions::default())?;
@@ -335,8 +335,8 @@ fn only_what_leads_to_an_input_is_walked(device: &Device) -> Result<()> {
 fn checkpoints_have_second_gradients(device: &Device) -> Result<()> {
     let twice = |wrap: fn(&Tensor, &Tensor) -> CoreResult<Tensor>| -> Result<Vec<Tensor>> {
         device.manual_seed(3);
-        let x = Tensor::randn(&[4, 4], DType::F32, device)?.to_leaf()?;
-        let w = Tensor::randn(&[4, 4], DType::F32, device)?.to_leaf()?;
+        let x = Tensor::randn([4, 4], DType::F32, device)?.to_leaf()?;
+        let w = Tensor::randn([4, 4], DType::F32, device)?.to_leaf()?;
         let y = wrap(&wrap(&x, &w)?, &w)?.sum_all()?;
         let slope = autograd::grad(&[y], from_ref(&x), &GradOptions::create_graph())?;
         slope[0].square()?.sum_all()?.backward()?;
@@ -362,24 +362,24 @@ fn checkpoints_have_second_gradients(device: &Device) -> Result<()> {
 
 /// A recorded gradient composed of other operations ends at its own inputs; the outer pass continues there.
 fn checkpoints_before_composed_gradients_are_walked_once(device: &Device) -> Result<()> {
-    let w = Tensor::from_slice(&[0.5f32, 2.0, -1.0, 0.25], &[2, 2], device)?.to_leaf()?;
-    let x = Tensor::from_slice(&[1.0f32, -2.0, 0.5, 3.0], &[2, 2], device)?.to_leaf()?;
+    let w = Tensor::from_slice(&[0.5f32, 2.0, -1.0, 0.25], [2, 2], device)?.to_leaf()?;
+    let x = Tensor::from_slice(&[1.0f32, -2.0, 0.5, 3.0], [2, 2], device)?.to_leaf()?;
     let slope = |checkpointed: bool| -> Result<Tensor> {
         let captured = w.clone();
         let y = match checkpointed {
             true => checkpoint(&[&x], move |t| t[0].mul(&captured))?,
             false => x.mul(&w)?,
         };
-        let z = y.layer_norm(&[2], None, None, 0.5)?.cdist(&x, 2.0)?.sum_all()?;
+        let z = y.layer_norm([2], None, None, 0.5)?.cdist(&x, 2.0)?.sum_all()?;
         Ok(autograd::grad(&[z], from_ref(&w), &GradOptions::create_graph())?.remove(0))
     };
     ensure_close(&slope(true)?.to_f64s()?, &slope(false)?.to_f64s()?, 1e-5, 1e-6)
 }
 
 fn functions_have_jacobians_and_hessians(device: &Device) -> Result<()> {
-    let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0], &[3], device)?;
+    let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0], [3], device)?;
     let square = |t: &[Tensor]| t[0].mul(&t[0]);
-    let v = Tensor::from_slice(&[1.0f32, 10.0, 100.0], &[3], device)?;
+    let v = Tensor::from_slice(&[1.0f32, 10.0, 100.0], [3], device)?;
     let (y, back) = func::vjp(square, from_ref(&x), &v)?;
     ensure_values(&y, &[1.0, 4.0, 9.0])?;
     ensure_values(&back[0], &[2.0, 40.0, 600.0])?;
@@ -392,9 +392,9 @@ fn functions_have_jacobians_and_hessians(device: &Device) -> Result<()> {
     let (_, product) = func::hvp(|t| t[0].prod(0, false), from_ref(&x), from_ref(&v))?;
     ensure_values(&product[0], &[230.0, 103.0, 12.0])?;
     // Scatter products: two factors of zero, one index with a nonzero base, one without, two factors at one index.
-    let factors = Tensor::from_slice(&[2.0f32, 0.0, 0.0, 3.0], &[4], device)?;
+    let factors = Tensor::from_slice(&[2.0f32, 0.0, 0.0, 3.0], [4], device)?;
     let (places, to) =
-        (Tensor::full(&[3], 5.0, DType::F32, device)?, Tensor::from_slice(&[0i32, 0, 0, 1], &[4], device)?);
+        (Tensor::full([3], 5.0, DType::F32, device)?, Tensor::from_slice(&[0i32, 0, 0, 1], [4], device)?);
     for (include_self, mixed) in [(true, 10.0), (false, 2.0)] {
         let product =
             |x: &Tensor| places.scatter_reduce(0, &to, x, ScatterReduce::Prod, include_self)?.sum_all();
@@ -403,7 +403,7 @@ fn functions_have_jacobians_and_hessians(device: &Device) -> Result<()> {
         ensure_values(&func::hessian(product, &factors)?, &expected)?;
     }
     // The empty product is 1, and has no gradients.
-    let nothing = Tensor::zeros(&[2, 0], DType::F32, device)?;
+    let nothing = Tensor::zeros([2, 0], DType::F32, device)?;
     ensure!(func::hessian(|x| x.prod(1, false)?.sum_all(), &nothing)?.shape() == [2, 0, 2, 0]);
     // The Hessian of a linear function is zero.
     ensure_values(&func::hessian(|x| x.sum_all(), &x)?, &[0.0; 9])
@@ -423,8 +423,8 @@ fn distances_of_rows_to_themselves_have_second_gradients(device: &Device) -> Res
 }
 
 fn bad_requests_are_refused(device: &Device) -> Result<()> {
-    let x = Tensor::ones(&[2], DType::F32, device)?.to_leaf()?;
-    let other = Tensor::ones(&[2], DType::F32, device)?.to_leaf()?;
+    let x = Tensor::ones([2], DType::F32, device)?.to_leaf()?;
+    let other = Tensor::ones([2], DType::F32, device)?.to_leaf()?;
     let text = |result: CoreResult<Vec<Tensor>>| match result {
         Ok(_) => Err(anyhow::anyhow!("it was taken")),
         Err(error) => Ok(error.to_string()),
@@ -436,7 +436,7 @@ fn bad_requests_are_refused(device: &Device) -> Result<()> {
     ensure!(plain.contains("input 0 does not require a gradient"), "{plain}");
     let shape = text(autograd::grad(from_ref(&y), from_ref(&x), &GradOptions::default()))?;
     ensure!(shape.contains("is no scalar"), "{shape}");
-    let seeds = [Tensor::ones(&[3], DType::F32, device)?];
+    let seeds = [Tensor::ones([3], DType::F32, device)?];
     let options = GradOptions { grad_outputs: Some(&seeds), ..GradOptions::default() };
     let seed = text(autograd::grad(from_ref(&y), from_ref(&x), &options))?;
     ensure!(seed.contains("the gradient is f32 [3], the tensor f32 [2]"), "{seed}");

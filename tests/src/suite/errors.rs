@@ -48,8 +48,8 @@ fn ensure_message<T>(result: ForebayResult<T>, expected: &str) -> Result<()> {
 }
 
 fn operations_without_a_gradient(device: &Device) -> Result<()> {
-    let x = Tensor::ones(&[3], DType::F32, device)?.to_leaf()?;
-    let (turned, angles) = (Tensor::ones(&[3, 2], DType::F32, device)?, x.unsqueeze(1)?);
+    let x = Tensor::ones([3], DType::F32, device)?.to_leaf()?;
+    let (turned, angles) = (Tensor::ones([3, 2], DType::F32, device)?, x.unsqueeze(1)?);
     ensure_message(
         turned.rotary_embedding(&angles, &angles, false),
         "rotary_embedding: has no gradient, but an input requires one; detach the input, or run it under `no_grad`, if none \
@@ -67,8 +67,8 @@ fn operations_without_a_gradient(device: &Device) -> Result<()> {
 }
 
 fn wrong_shapes(device: &Device) -> Result<()> {
-    let x = Tensor::ones(&[2, 3], DType::F32, device)?;
-    let y = Tensor::ones(&[4], DType::F32, device)?;
+    let x = Tensor::ones([2, 3], DType::F32, device)?;
+    let y = Tensor::ones([4], DType::F32, device)?;
     ensure_message(
         x.add(&y),
         "add: shapes do not broadcast: extents 3 and 4 at dimension 0 differ and neither is 1; got [2, 3] and [4]",
@@ -101,7 +101,7 @@ fn wrong_shapes(device: &Device) -> Result<()> {
         "col2im: takes [batch, channels · 4, 1], the blocks of images of [2, 2]; got [2, 3]",
     )?;
     ensure_message(
-        x.embedding_bag(&Tensor::from_slice(&[0i32], &[1], device)?, &EmbeddingBagOptions::default()),
+        x.embedding_bag(&Tensor::from_slice(&[0i32], [1], device)?, &EmbeddingBagOptions::default()),
         "embedding_bag: takes an index of one dimension with offsets of one, or an index of two dimensions without; got \
          [2, 3] and [1] and []",
     )?;
@@ -110,25 +110,25 @@ fn wrong_shapes(device: &Device) -> Result<()> {
 }
 
 fn wrong_types(device: &Device) -> Result<()> {
-    let flag = Tensor::from_bools(&[true, false], &[2], device)?;
-    let float = Tensor::ones(&[2], DType::F32, device)?;
+    let flag = Tensor::from_bools(&[true, false], [2], device)?;
+    let float = Tensor::ones([2], DType::F32, device)?;
     ensure_message(flag.sub(&flag), "sub: does not take bool; takes numbers; cast with `to_dtype`")?;
     ensure_message(
         float.bitwise_and(&float),
         "bitwise_and: does not take f32; takes integers and bools; cast with `to_dtype`",
     )?;
     ensure_message(float.to_vec::<i32>(), "to_vec: does not take f32; asked for i32; cast first")?;
-    let int = Tensor::zeros(&[2], DType::I32, device)?;
+    let int = Tensor::zeros([2], DType::I32, device)?;
     ensure_message(int.to_leaf(), "to_leaf: does not take i32; only floats carry gradients; cast first")?;
     ensure_message(int.add_(0.5), "add: does not take i32; the result is a float and does not fit in place")?;
     if !device.info().features.f64 {
         ensure_message(
-            Tensor::zeros(&[2], DType::F64, device),
+            Tensor::zeros([2], DType::F64, device),
             &format!("zeros: not on {device}: the adapter has no f64; use f32"),
         )?;
     }
     if !device.info().features.i64 {
-        let wide = Tensor::zeros(&[2], DType::I64, device)?;
+        let wide = Tensor::zeros([2], DType::I64, device)?;
         ensure_message(
             wide.add(1),
             &format!("add: not on {device}: the adapter has no 64-bit integers; cast to i32"),
@@ -138,9 +138,9 @@ fn wrong_types(device: &Device) -> Result<()> {
 }
 
 fn wrong_arguments(device: &Device) -> Result<()> {
-    let x = Tensor::ones(&[2, 3], DType::F32, device)?;
+    let x = Tensor::ones([2, 3], DType::F32, device)?;
     ensure_message(
-        Tensor::from_slice(&[1.0f32; 5], &[2, 3], device),
+        Tensor::from_slice(&[1.0f32; 5], [2, 3], device),
         "from_slice: shape [2, 3] of f32 takes 6 elements, the data has 5",
     )?;
     ensure_message(x.softshrink(-0.5), "softshrink: takes a lambda of at least 0")?;
@@ -153,7 +153,7 @@ fn wrong_arguments(device: &Device) -> Result<()> {
     ensure_message(x.narrow(1, 2, 2), "narrow: 2..4 leaves dimension 1 of extent 3")?;
     ensure_message(x.select(0, 2), "select: index 2 leaves dimension 0 of extent 2")?;
     ensure_message(
-        x.as_strided(&[2, 2], &[3, 3], Some(1)),
+        x.as_strided([2, 2], [3, 3], Some(1)),
         "as_strided: shape [2, 2] with strides [3, 3] from 1 on leaves the storage of 6 elements",
     )?;
     ensure_message(
@@ -162,10 +162,10 @@ fn wrong_arguments(device: &Device) -> Result<()> {
     )?;
     ensure_message(x.tensor_split(0, 0), "tensor_split: takes at least one section")?;
     ensure_message(
-        x.as_strided(&[2, 2], &[1, 1], None)?.add_(1.0),
+        x.as_strided([2, 2], [1, 1], None)?.add_(1.0),
         "add: the tensor repeats elements (it was expanded); copy it first",
     )?;
-    ensure_message(x.permute(&[0, 0]), "permute: [0, 0] is no permutation of 2 dimensions")?;
+    ensure_message(x.permute([0, 0]), "permute: [0, 0] is no permutation of 2 dimensions")?;
     ensure_message(x.dropout(1.5, true), "dropout: 1.5 is no probability")?;
     ensure_message(
         x.to_leaf()?.add_(1.0),
@@ -179,32 +179,32 @@ fn wrong_arguments(device: &Device) -> Result<()> {
 /// Sums and products of extents do not overflow.
 fn arguments_beyond_all_measure(device: &Device) -> Result<()> {
     const MOST: usize = usize::MAX;
-    let vector = Tensor::ones(&[5], DType::F32, device)?;
-    let image = Tensor::ones(&[1, 4, 3, 3], DType::F32, device)?;
-    let filter = Tensor::ones(&[2, 4, 1, 1], DType::F32, device)?;
+    let vector = Tensor::ones([5], DType::F32, device)?;
+    let image = Tensor::ones([1, 4, 3, 3], DType::F32, device)?;
+    let filter = Tensor::ones([2, 4, 1, 1], DType::F32, device)?;
     let wide = Pool2dOptions { padding: [MOST; 2], ..Pool2dOptions::new(2) };
-    ensure!(Tensor::zeros(&[0, 1 << 40, 2], DType::F32, device)?.numel() == 0);
+    ensure!(Tensor::zeros([0, 1 << 40, 2], DType::F32, device)?.numel() == 0);
     for refused in [
         // As in PyTorch, extents are multiplied even if one is 0.
-        Tensor::zeros(&[0, MOST, 2], DType::F32, device),
-        Tensor::zeros(&[MOST, 2], DType::F32, device),
-        Tensor::from_slice(&[1f32], &[MOST, 2], device),
+        Tensor::zeros([0, MOST, 2], DType::F32, device),
+        Tensor::zeros([MOST, 2], DType::F32, device),
+        Tensor::from_slice(&[1f32], [MOST, 2], device),
         vector.reshape([isize::MAX, 4]),
-        vector.unflatten(0, &[isize::MAX, isize::MAX]),
-        vector.repeat(&[MOST, MOST]),
-        vector.tile(&[1 << 62, 4]),
+        vector.unflatten(0, [isize::MAX, isize::MAX]),
+        vector.repeat([MOST, MOST]),
+        vector.tile([1 << 62, 4]),
         vector.repeat_interleave(MOST, 0),
         vector.pad(&[isize::MAX, isize::MAX], PadMode::Replicate),
         vector.pad(&[isize::MIN, 0], PadMode::Constant(0.0)),
         vector.combinations(MOST, true),
         cartesian_prod(&[&vector; 29]),
-        vector.broadcast_to(&[1 << 62, 8, 5]).and_then(|t| t.contiguous()),
+        vector.broadcast_to([1 << 62, 8, 5]).and_then(|t| t.contiguous()),
         image.pixel_shuffle(1 << 32),
         vector.polygamma(MOST),
         image.conv2d(&filter, None, 1, 1usize << 62, 1, 1),
         image.conv2d(&filter, None, MOST, 0, 1, 1),
         image.max_pool2d(wide),
-        image.interpolate(&InterpolateOptions::with_size(&[MOST, MOST])),
+        image.interpolate(&InterpolateOptions::with_size([MOST, MOST])),
         image.interpolate(&InterpolateOptions::with_scale_factor(1e30)),
         Lstm::new(4, MOST / 2, RecurrentOptions::default(), device).map(|_| vector.clone()),
         SelfAttention::new(MOST, 1, device).map(|_| vector.clone()),
@@ -216,7 +216,7 @@ fn arguments_beyond_all_measure(device: &Device) -> Result<()> {
         "split_with_sizes: [18446744073709551615, 6] does not add up to the extent 5 of dimension 0",
     )?;
     // A view with more elements than kernels can count is an error, not a partial sum.
-    let view = vector.broadcast_to(&[1 << 20, 1 << 20, 5])?;
+    let view = vector.broadcast_to([1 << 20, 1 << 20, 5])?;
     ensure_message(
         view.sum_all(),
         "sum: a view of it repeats elements 2^32 times or more, and kernels count in 32 bits: go through it in parts",
@@ -225,15 +225,15 @@ fn arguments_beyond_all_measure(device: &Device) -> Result<()> {
 }
 
 fn messages_name_the_tensors_and_the_next_step(device: &Device) -> Result<()> {
-    let image = Tensor::ones(&[1, 3, 8, 8], DType::F32, device)?;
-    let weight = Tensor::ones(&[6, 4, 3, 3], DType::F32, device)?;
+    let image = Tensor::ones([1, 3, 8, 8], DType::F32, device)?;
+    let weight = Tensor::ones([6, 4, 3, 3], DType::F32, device)?;
     ensure_message(
         image.conv2d(&weight, None, 1, 0, 1, 1),
         "conv2d: the input has 3 channels, and the weight takes 4 for each of 1 groups (input [batch, channels, ..], weight [out, \
          channels of a group, ..]); give the layer the channels of the input, or change `groups`; got [1, 3, 8, 8] and [6, 4, 3, 3]",
     )?;
-    let q = Tensor::ones(&[1, 8, 4, 16], DType::F32, device)?;
-    let k = Tensor::ones(&[1, 2, 4, 16], DType::F32, device)?;
+    let q = Tensor::ones([1, 8, 4, 16], DType::F32, device)?;
+    let k = Tensor::ones([1, 2, 4, 16], DType::F32, device)?;
     ensure_message(
         q.scaled_dot_product_attention(&k, &k, &AttentionOptions::default()),
         "scaled_dot_product_attention: q has 8 heads, and k has 2; for each head of k and v to serve several of q, set \
@@ -242,17 +242,17 @@ fn messages_name_the_tensors_and_the_next_step(device: &Device) -> Result<()> {
     let layer = Linear::new(4, 2, device)?;
     if device.supports_dtype(DType::F64) {
         ensure_message(
-            layer.forward(&Tensor::ones(&[3, 4], DType::F64, device)?),
+            layer.forward(&Tensor::ones([3, 4], DType::F64, device)?),
             "linear: does not take f64; the weight [2, 4] is f32, the input [3, 4] is not; cast the input to f32 with `to_dtype`",
         )?;
     }
     // The error names the function that the user called, not an inner one.
     let many = [1 << 20, 1 << 20];
     for (name, result) in [
-        ("zeros", Tensor::zeros(&many, DType::F32, device)),
-        ("ones", Tensor::ones(&many, DType::F32, device)),
-        ("full", Tensor::full(&many, 2.0, DType::F32, device)),
-        ("empty", Tensor::empty(&many, DType::F32, device)),
+        ("zeros", Tensor::zeros(many, DType::F32, device)),
+        ("ones", Tensor::ones(many, DType::F32, device)),
+        ("full", Tensor::full(many, 2.0, DType::F32, device)),
+        ("empty", Tensor::empty(many, DType::F32, device)),
         ("linspace", Tensor::linspace(0.0, 1.0, 1 << 40, DType::F32, device)),
     ] {
         let text = message(result)?;
@@ -263,21 +263,21 @@ fn messages_name_the_tensors_and_the_next_step(device: &Device) -> Result<()> {
 
 /// Arguments that PyTorch rejects as well.
 fn senseless_numbers(device: &Device) -> Result<()> {
-    let x = Tensor::ones(&[4, 4], DType::F32, device)?;
-    ensure_message(Tensor::uniform(&[2], 1.0, 0.0, DType::F32, device), "rand: 1..0 is no range of numbers")?;
+    let x = Tensor::ones([4, 4], DType::F32, device)?;
+    ensure_message(Tensor::uniform([2], 1.0, 0.0, DType::F32, device), "rand: 1..0 is no range of numbers")?;
     ensure_message(
-        Tensor::normal(&[2], 0.0, -1.0, DType::F32, device),
+        Tensor::normal([2], 0.0, -1.0, DType::F32, device),
         "randn: a standard deviation is 0 or more, not -1",
     )?;
     ensure_message(
-        Tensor::randint(0, 300, &[2], DType::U8, device),
+        Tensor::randint(0, 300, [2], DType::U8, device),
         "randint: 0..300 are not all numbers of u8",
     )?;
     ensure_message(
-        Tensor::from_bytes(&[1, 7], &[2], DType::Bool, device),
+        Tensor::from_bytes(&[1, 7], [2], DType::Bool, device),
         "from_bytes: the bytes of a bool tensor are 0 and 1; compare others with `ne(0)`",
     )?;
-    ensure_message(x.flip(&[0, -2]), "flip: [0, -2] names a dimension twice")?;
+    ensure_message(x.flip([0, -2]), "flip: [0, -2] names a dimension twice")?;
     ensure_message(
         Embedding::new(4, 4, device)?.with_padding_idx(9),
         "Embedding: padding_idx 9 is none of the 4 rows",
@@ -297,15 +297,15 @@ fn senseless_numbers(device: &Device) -> Result<()> {
 }
 
 fn wrong_devices(device: &Device) -> Result<()> {
-    let here = Tensor::ones(&[2], DType::F32, device)?;
-    let there = Tensor::ones(&[2], DType::F32, &Device::null(Default::default()))?;
+    let here = Tensor::ones([2], DType::F32, device)?;
+    let there = Tensor::ones([2], DType::F32, &Device::null(Default::default()))?;
     ensure_message(
         here.add(&there),
         &format!("add: tensors are on {device} and null:0; move one with `to_device`"),
     )?;
     let again = Device::with_config(device.backend().clone(), Config::default());
     ensure_message(
-        here.add(&Tensor::ones(&[2], DType::F32, &again)?),
+        here.add(&Tensor::ones([2], DType::F32, &again)?),
         &format!(
             "add: tensors are on {device} and on {device} that was opened again, which is another device with a pool of its own; \
              open it once and clone the handle, or move one with `to_device`"
@@ -319,7 +319,7 @@ fn wrong_devices(device: &Device) -> Result<()> {
 }
 
 fn backward_that_cannot_run(device: &Device) -> Result<()> {
-    let x = Tensor::ones(&[2], DType::F32, device)?.to_leaf()?;
+    let x = Tensor::ones([2], DType::F32, device)?.to_leaf()?;
     ensure_message(
         x.detach().dot(&x.detach())?.backward(),
         "backward: the tensor does not require a gradient: it is made of none that does, or under `no_grad`, or of a `detach`ed \
@@ -366,11 +366,11 @@ fn a_full_device_of_known_size(_: &Device) -> Result<()> {
     device.pool().set_limit(Some(64 << 20));
     let _held = {
         let _tag = scope::enter_tag(Tag::Parameter);
-        Tensor::zeros(&[8 << 20], DType::F32, &device)?
+        Tensor::zeros([8 << 20], DType::F32, &device)?
     };
     let _module = scope::enter_module("encoder");
     let _tag = scope::enter_tag(Tag::Activation);
-    let (result, line) = (Tensor::zeros(&[16 << 20], DType::F32, &device), line!());
+    let (result, line) = (Tensor::zeros([16 << 20], DType::F32, &device), line!());
     let expected = format!(
         "out of memory on null:0: zeros in encoder asked for 64.0 MiB (activation)\n  \
          at: {}:{line}\n  \
@@ -384,12 +384,12 @@ fn a_full_device_of_known_size(_: &Device) -> Result<()> {
         file!()
     );
     ensure_message(result, &expected)?;
-    Tensor::zeros(&[1 << 20], DType::F32, &device)?;
+    Tensor::zeros([1 << 20], DType::F32, &device)?;
     Ok(())
 }
 
 fn a_full_device_goes_on(device: &Device) -> Result<()> {
-    let x = Tensor::ones(&[1 << 20], DType::F32, device)?;
+    let x = Tensor::ones([1 << 20], DType::F32, device)?;
     device.pool().empty_cache()?;
     let limit = device.pool().limit();
     let reserved = device.memory().reserved();
@@ -397,7 +397,7 @@ fn a_full_device_goes_on(device: &Device) -> Result<()> {
     let bytes = (reserved + 1).next_multiple_of(4 << 20);
     let result = {
         let _tag = scope::enter_tag(Tag::Activation);
-        Tensor::zeros(&[bytes as usize / 4], DType::F32, device)
+        Tensor::zeros([bytes as usize / 4], DType::F32, device)
     };
     device.pool().set_limit(limit);
     let Err(Error::OutOfMemory(error)) = result else {

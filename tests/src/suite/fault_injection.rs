@@ -42,8 +42,8 @@ impl TrainingStep {
         let (first, second) = (Linear::new(4, 16, device)?, Linear::new(16, 3, device)?);
         let parameters = [first.parameters(), second.parameters()].concat();
         Ok(Self {
-            x: Tensor::randn(&[6, 4], DType::F32, device)?,
-            y: Tensor::from_slice(&[0i64, 1, 2, 1, 0, 2], &[6], device)?,
+            x: Tensor::randn([6, 4], DType::F32, device)?,
+            y: Tensor::from_slice(&[0i64, 1, 2, 1, 0, 2], [6], device)?,
             optimizer: Adam::new(parameters, 1e-2),
             scaler: GradScaler::new().init_scale(256.0),
             first,

@@ -66,7 +66,7 @@ fn bytes_of(t: &Tensor) -> Result<Vec<u8>> {
 
 fn all_bytes(dtype: DType, device: &Device) -> Result<Tensor> {
     let bytes: Vec<u8> = (0..=255).collect();
-    Ok(Tensor::from_bytes(&bytes, &[256], dtype, device)?)
+    Ok(Tensor::from_bytes(&bytes, [256], dtype, device)?)
 }
 
 fn every_byte_has_its_value(device: &Device) -> Result<()> {
@@ -91,7 +91,7 @@ fn every_byte_has_its_value(device: &Device) -> Result<()> {
         }
         let read = x.to_f64s()?;
         ensure!(read[0x35] == value(dtype, 0x35), "what the host reads");
-        let full = Tensor::full(&[5], 0.3, dtype, device)?;
+        let full = Tensor::full([5], 0.3, dtype, device)?;
         ensure!(bytes_of(&full)? == [nearest(dtype, f64::from(0.3f32)); 5], "what the host fills with");
     }
     Ok(())
@@ -110,7 +110,7 @@ fn numbers_are_rounded_as_in_pytorch(device: &Device) -> Result<()> {
         numbers.extend((0..4000).map(|k: u32| f32::from_bits(k.wrapping_mul(1_064_731))));
         numbers.retain(|x| !x.is_subnormal());
         numbers.extend(numbers.clone().into_iter().map(|x| -x));
-        let x = Tensor::from_slice(&numbers, &[numbers.len()], device)?;
+        let x = Tensor::from_slice(&numbers, [numbers.len()], device)?;
         let got = bytes_of(&x.to_dtype(dtype)?)?;
         for (number, got) in numbers.iter().zip(got) {
             let expected = nearest(dtype, f64::from(*number));
@@ -140,11 +140,11 @@ fn bytes_are_moved_and_cast_whatever_their_layout(device: &Device) -> Result<()>
                 part.to_dtype(DType::BF16)?.to_f64s()? == expected && part.copy()?.to_f64s()? == expected
             );
         }
-        let out = Tensor::zeros(&[8, 15], dtype, device)?;
+        let out = Tensor::zeros([8, 15], dtype, device)?;
         out.narrow(1, 3, 5)?.copy_(&x.to_dtype(DType::F32)?.narrow(1, 0, 5)?)?;
         ensure!(out.narrow(1, 3, 5)?.to_f64s()? == x.narrow(1, 0, 5)?.to_f64s()?, "a part written in place");
         ensure!(out.narrow(1, 8, 7)?.to_f64s()?.iter().all(|v| *v == 0.0), "what is beside it");
-        let none = Tensor::empty(&[0, 3], dtype, device)?.to_dtype(DType::F32)?;
+        let none = Tensor::empty([0, 3], dtype, device)?.to_dtype(DType::F32)?;
         ensure!(none.shape() == [0, 3]);
     }
     Ok(())
@@ -152,7 +152,7 @@ fn bytes_are_moved_and_cast_whatever_their_layout(device: &Device) -> Result<()>
 
 /// Returns a matrix of values between -2 and 2, rounded to a type.
 fn matrix(shape: [usize; 2], dtype: DType, device: &Device) -> Result<Tensor> {
-    Ok(Tensor::uniform(&shape, -2.0, 2.0, DType::F32, device)?.to_dtype(dtype)?)
+    Ok(Tensor::uniform(shape, -2.0, 2.0, DType::F32, device)?.to_dtype(dtype)?)
 }
 
 /// Computes scale_a · scale_b · (a · b) + bias in f64, and the same with absolute values.
@@ -186,13 +186,13 @@ fn close(got: &Tensor, expected: &[(f64, f64)]) -> Result<()> {
 fn products_are_scaled_and_within_their_bound(device: &Device) -> Result<()> {
     use DType::{BF16, F8E4M3, F8E5M2, F16, F32};
     let number = |v: f64| Tensor::full((), v, F32, device);
-    let (one, two) = (number(0.25)?, Tensor::full(&[1, 1], 3.0, F32, device)?);
+    let (one, two) = (number(0.25)?, Tensor::full([1, 1], 3.0, F32, device)?);
     // Multiples of 16, which the vendor's library supports, and other sizes; each pair of types.
     let sizes = [[32, 64, 48], [5, 32, 16], [7, 9, 3], [1, 1, 1]];
     for [m, k, n] in sizes {
         for (left, right) in [(F8E4M3, F8E4M3), (F8E4M3, F8E5M2), (F8E5M2, F8E4M3), (F8E5M2, F8E5M2)] {
             let (a, weight) = (matrix([m, k], left, device)?, matrix([n, k], right, device)?);
-            let bias = Tensor::uniform(&[n], -1.0, 1.0, F32, device)?;
+            let bias = Tensor::uniform([n], -1.0, 1.0, F32, device)?;
             for (out, bias) in [(F32, None), (F32, Some(&bias)), (BF16, Some(&bias)), (F16, None)] {
                 let place =
                     || format!("{m} x {k} x {n}, {left} with {right} to {out}, bias {}", bias.is_some());
@@ -206,12 +206,12 @@ fn products_are_scaled_and_within_their_bound(device: &Device) -> Result<()> {
                 // Column-major and row-major, and with an unaligned offset.
                 let (a, b) = (a.t()?.contiguous()?.t()?, b.contiguous()?);
                 close(&a.scaled_mm(&b, &one, &two, bias, out)?, &expected).with_context(place)?;
-                let long = Tensor::zeros(&[m * k + 3], left, device)?.narrow(0, 3, m * k)?.reshape([m, k])?;
+                let long = Tensor::zeros([m * k + 3], left, device)?.narrow(0, 3, m * k)?.reshape([m, k])?;
                 long.copy_(&a)?;
                 close(&long.scaled_mm(&b, &one, &two, bias, out)?, &expected).with_context(place)?;
             }
-            let rows = Tensor::uniform(&[m, 1], 0.5, 2.0, F32, device)?;
-            let columns = Tensor::uniform(&[1, n], 0.5, 2.0, F32, device)?;
+            let rows = Tensor::uniform([m, 1], 0.5, 2.0, F32, device)?;
+            let columns = Tensor::uniform([1, n], 0.5, 2.0, F32, device)?;
             for scales in [[&rows, &columns], [&rows, &one], [&two, &columns]] {
                 let expected = reference(&a, &weight.t()?, scales, Some(&bias.to_dtype(BF16)?))?;
                 let got = a.scaled_mm(&weight.t()?, scales[0], scales[1], Some(&bias), BF16)?;
@@ -241,10 +241,10 @@ fn products_are_scaled_and_within_their_bound(device: &Device) -> Result<()> {
 }
 
 fn products_are_captured(device: &Device) -> Result<()> {
-    let x = Tensor::uniform(&[32, 64], -1.0, 1.0, DType::F32, device)?;
+    let x = Tensor::uniform([32, 64], -1.0, 1.0, DType::F32, device)?;
     let weight = matrix([16, 64], DType::F8E4M3, device)?;
     let scale = Tensor::full((), 0.5, DType::F32, device)?;
-    let bias = Tensor::uniform(&[16], -1.0, 1.0, DType::BF16, device)?;
+    let bias = Tensor::uniform([16], -1.0, 1.0, DType::BF16, device)?;
     let step = || -> forebay::error::Result<Tensor> {
         let low = x.div(&scale)?.to_dtype(DType::F8E4M3)?;
         low.scaled_mm(&weight.t()?, &scale, &scale, Some(&bias), DType::BF16)
@@ -262,7 +262,7 @@ fn products_are_captured(device: &Device) -> Result<()> {
 }
 
 fn other_operations_refuse_them(device: &Device) -> Result<()> {
-    let index = Tensor::from_slice(&[0i32, 1], &[2], device)?;
+    let index = Tensor::from_slice(&[0i32, 1], [2], device)?;
     for dtype in DType::STORAGE_ONLY {
         let x = matrix([4, 4], dtype, device)?;
         let wide = x.to_dtype(DType::F32)?;
@@ -274,7 +274,7 @@ fn other_operations_refuse_them(device: &Device) -> Result<()> {
             ("matmul", x.matmul(&x)),
             ("matmul", wide.matmul(&x)),
             ("sum", x.sum((), false)),
-            ("max", x.amax(&[0], false)),
+            ("max", x.amax([0], false)),
             ("softmax", x.softmax(-1)),
             ("sort", x.sort(0, false).map(|(sorted, _)| sorted)),
             ("cumsum", x.cumsum(0)),
@@ -303,7 +303,7 @@ fn wrong_operands_are_named(device: &Device) -> Result<()> {
     let x = matrix([4, 16], DType::F8E4M3, device)?;
     let b = matrix([16, 8], DType::F8E5M2, device)?;
     let one = Tensor::ones((), DType::F32, device)?;
-    let row = |n: usize| Tensor::ones(&[n, 1], DType::F32, device);
+    let row = |n: usize| Tensor::ones([n, 1], DType::F32, device);
     let wide = x.to_dtype(DType::F32)?;
     let cases = [
         (wide.scaled_mm(&b, &one, &one, None, DType::F32), "takes f8_e4m3 and f8_e5m2"),
@@ -368,7 +368,7 @@ fn scaled_cast(x: &Tensor, to: DType, turns: bool) -> Result<(f32, Vec<u8>, Opti
         let mut bytes = t.to_bytes()?;
         bytes.resize(bytes.len().next_multiple_of(4), 0);
         let dtype = if t.dtype() == DType::F32 { DType::F32 } else { DType::U32 };
-        Ok(Tensor::from_bytes(&bytes, &[bytes.len() / 4], dtype, t.device())?)
+        Ok(Tensor::from_bytes(&bytes, [bytes.len() / 4], dtype, t.device())?)
     };
     let largest = words(&x.norm(f64::INFINITY, (), false)?)?;
     let groups = if turns { rows.div_ceil(64) * columns.div_ceil(64) } else { n.div_ceil(4096) };
@@ -376,7 +376,7 @@ fn scaled_cast(x: &Tensor, to: DType, turns: bool) -> Result<(f32, Vec<u8>, Opti
     let mut call =
         op.inputs(&[&x, &largest]).params(&[rows as u32, columns as u32]).workgroups([groups, 1, 1]);
     for count in [1, n.div_ceil(4)].into_iter().chain(turns.then_some(n / 4)) {
-        call = call.output(&[count], DType::U32);
+        call = call.output([count], DType::U32);
     }
     let mut out = call.run_all()?.into_iter().map(|t| t.to_bytes()).collect::<Result<Vec<_>, _>>()?;
     let turned = turns.then(|| out.pop()).flatten();
@@ -395,7 +395,7 @@ fn scaled_casts_are_casts_of_quotients(device: &Device) -> Result<()> {
         for (k, (shape, turns)) in shapes.into_iter().enumerate() {
             let (size, odd) =
                 [(3e-4, 1.0), (300.0, f64::NAN), (1.0, f64::INFINITY), (0.0, 0.0), (0.2, last)][k];
-            let x = Tensor::randn(&shape, DType::F32, device)?.mul(size)?;
+            let x = Tensor::randn(shape, DType::F32, device)?.mul(size)?;
             // The last value: the type's largest, for which the scale must be exact, or infinity or NaN.
             x.narrow(0, shape[0] - 1, 1)?.narrow(1, shape[1] - 1, 1)?.fill_(odd)?;
             let x = x.to_dtype(dtype)?;
@@ -465,7 +465,7 @@ fn layers_are_products_of_their_bytes(device: &Device) -> Result<()> {
         ensure_near(
             &place("of the bias"),
             &grad(&bias)?,
-            &g.to_dtype(DType::F32)?.sum(&[0, 1], false)?,
+            &g.to_dtype(DType::F32)?.sum([0, 1], false)?,
             m as f64,
         )?;
     }
@@ -473,7 +473,7 @@ fn layers_are_products_of_their_bytes(device: &Device) -> Result<()> {
 }
 
 fn layers_in_8_bits_have_their_types_and_come_again(device: &Device) -> Result<()> {
-    let x = Tensor::randn(&[32, 16], DType::F32, device)?.to_leaf()?;
+    let x = Tensor::randn([32, 16], DType::F32, device)?.to_leaf()?;
     let of = |shape: &[usize]| Tensor::randn(shape, DType::F32, device)?.mul(0.3)?.to_leaf();
     let (up, up_bias, down, down_bias) = (of(&[48, 16])?, of(&[48])?, of(&[16, 48])?, of(&[16])?);
     let all = [&x, &up, &up_bias, &down, &down_bias];
@@ -508,11 +508,11 @@ fn layers_in_8_bits_have_their_types_and_come_again(device: &Device) -> Result<(
     }
     ensure!(is_fp8_enabled(), "an inner scope ends the outer one");
     // Empty inputs have no maximum; NaN is preserved.
-    let none = Tensor::zeros(&[0, 16], DType::F32, device)?.linear(&up, Some(&up_bias))?;
+    let none = Tensor::zeros([0, 16], DType::F32, device)?.linear(&up, Some(&up_bias))?;
     ensure!(none.shape() == [0, 48]);
-    let zeros = Tensor::zeros(&[2, 16], DType::F32, device)?.linear(&up, None)?;
+    let zeros = Tensor::zeros([2, 16], DType::F32, device)?.linear(&up, None)?;
     ensure!(zeros.to_f64s()?.iter().all(|&y| y == 0.0), "zeros times a weight");
-    let nan = Tensor::full(&[2, 16], f64::NAN, DType::F32, device)?.linear(&up, None)?;
+    let nan = Tensor::full([2, 16], f64::NAN, DType::F32, device)?.linear(&up, None)?;
     ensure!(nan.to_f64s()?.iter().all(|y| y.is_nan()), "NaN times a weight");
     // An FP8 layer has no second derivative, and reports an error.
     let options = GradOptions::create_graph();
@@ -524,7 +524,7 @@ fn layers_in_8_bits_have_their_types_and_come_again(device: &Device) -> Result<(
 }
 
 fn a_model_trains_in_8_bits(device: &Device) -> Result<()> {
-    let x = Tensor::randn(&[64, 16], DType::F32, device)?;
+    let x = Tensor::randn([64, 16], DType::F32, device)?;
     let goal = x.narrow(1, 0, 1)?.mul(&x.narrow(1, 1, 1)?)?;
     let of = |shape: &[usize]| Tensor::randn(shape, DType::F32, device)?.mul(0.25)?.to_leaf();
     let (up, up_bias, down, down_bias) = (of(&[64, 16])?, of(&[64])?, of(&[16, 64])?, of(&[16])?);

@@ -66,7 +66,7 @@ fn chains_have_the_bits_of_single_kernels(device: &Device) -> Result<()> {
         let layout = numbers.below(4);
         let chain = |device: &Device| -> Result<Vec<Tensor>> {
             let part = |k: usize, dtype: DType| -> Result<Tensor> {
-                Ok(Tensor::from_slice(&data[k], &[4, n], device)?.to_dtype(dtype)?)
+                Ok(Tensor::from_slice(&data[k], [4, n], device)?.to_dtype(dtype)?)
             };
             let (x, y) = (part(0, dtype)?, part(1, types[(round + 1) % 3])?);
             let z = match layout {
@@ -105,7 +105,7 @@ fn products_and_sums_round_twice(device: &Device) -> Result<()> {
     let e = f32::EPSILON;
     let data = [[1.0 + e; 8], [1.0 - e; 8], [-1.0; 8]];
     let device = other(device, Some(0));
-    let [a, b, c] = data.map(|d| Tensor::from_slice(&d, &[8], &device));
+    let [a, b, c] = data.map(|d| Tensor::from_slice(&d, [8], &device));
     let sum = a?.mul(&b?)?.add(&c?)?;
     ensure!(sum.to_vec::<f32>()? == [0.0; 8], "{:?}", sum.to_vec::<f32>()?);
     Ok(())
@@ -117,7 +117,7 @@ fn gradients_of_chains_have_the_same_bits(device: &Device) -> Result<()> {
         (0..3).map(|_| (0..96).map(|_| numbers.below(500) as f32 / 250.0 - 1.0).collect()).collect();
     let run = |device: &Device| -> Result<Vec<Tensor>> {
         let leaf = |k: usize, rows: usize| -> Result<Tensor> {
-            Ok(Tensor::from_slice(&data[k][..rows * 12], &[rows, 12], device)?.to_leaf()?)
+            Ok(Tensor::from_slice(&data[k][..rows * 12], [rows, 12], device)?.to_leaf()?)
         };
         let (a, b, c) = (leaf(0, 8)?, leaf(1, 8)?, leaf(2, 1)?);
         let y = a.mul(&b)?.add(&c)?.gelu()?.mul(&a)?.sigmoid()?;
@@ -139,7 +139,7 @@ fn names(device: &Device, run: impl FnOnce() -> Result<()>) -> Result<Vec<String
 fn a_chain_is_one_kernel_with_its_operations_names(device: &Device) -> Result<()> {
     let device = other(device, Some(1 << 12));
     for (n, fused) in [(1 << 10, true), (1 << 9, false)] {
-        let x = Tensor::ones(&[n], DType::F32, &device)?;
+        let x = Tensor::ones([n], DType::F32, &device)?;
         let ran = names(&device, || x.mul(&x)?.add(&x)?.gelu().map(drop).map_err(Into::into))?;
         match fused {
             true => ensure!(ran == ["mul add gelu f32"], "{ran:?}"),
@@ -147,7 +147,7 @@ fn a_chain_is_one_kernel_with_its_operations_names(device: &Device) -> Result<()
         }
     }
     // A chain of one operation uses the ordinary kernel.
-    let x = Tensor::ones(&[1 << 10], DType::F32, &device)?;
+    let x = Tensor::ones([1 << 10], DType::F32, &device)?;
     let alone = names(&device, || x.exp().map(drop).map_err(Into::into))?;
     device.set_fusion_min_bytes(None);
     ensure!(alone == names(&device, || x.exp().map(drop).map_err(Into::into))?, "{alone:?}");
@@ -157,7 +157,7 @@ fn a_chain_is_one_kernel_with_its_operations_names(device: &Device) -> Result<()
 fn what_nobody_wants_is_not_written_and_what_somebody_wants_is(device: &Device) -> Result<()> {
     let device = other(device, Some(0));
     let n = 1 << 10;
-    let x = Tensor::full(&[n], 3.0, DType::F32, &device)?;
+    let x = Tensor::full([n], 3.0, DType::F32, &device)?;
     let bytes = |run: &dyn Fn() -> Result<()>| -> Result<u64> {
         let profiler = Profiler::start(&device)?;
         run()?;
@@ -184,7 +184,7 @@ fn what_nobody_wants_is_not_written_and_what_somebody_wants_is(device: &Device) 
 fn what_comes_between_finds_what_was_asked_before(device: &Device) -> Result<()> {
     let device = other(device, Some(0));
     let n = 64;
-    let full = |v: f64| Tensor::full(&[n], v, DType::F32, &device);
+    let full = |v: f64| Tensor::full([n], v, DType::F32, &device);
     let is = |t: &Tensor, v: f32| -> Result<()> {
         let found = t.to_vec::<f32>()?;
         ensure!(found.iter().all(|x| *x == v), "{v} expected, got {:?}", &found[..4]);
@@ -232,7 +232,7 @@ fn what_comes_between_finds_what_was_asked_before(device: &Device) -> Result<()>
 
 fn chains_take_the_memory_of_single_kernels(device: &Device) -> Result<()> {
     let run = |device: &Device| -> Result<(u64, u64, u64)> {
-        let x = Tensor::ones(&[300, 1000], DType::F32, device)?.to_leaf()?;
+        let x = Tensor::ones([300, 1000], DType::F32, device)?.to_leaf()?;
         for k in 0..3 {
             let mut y = x.mul(2.0)?.add(f64::from(k))?.tanh()?;
             y = y.sub(&x)?;
@@ -252,7 +252,7 @@ fn chains_take_the_memory_of_single_kernels(device: &Device) -> Result<()> {
 fn threads_and_streams_see_each_other_s_chains(device: &Device) -> Result<()> {
     let device = other(device, Some(0));
     let n = 4096;
-    let x = Tensor::full(&[n], 1.0, DType::F32, &device)?;
+    let x = Tensor::full([n], 1.0, DType::F32, &device)?;
     let work = |from: f32| -> Result<()> {
         let stream = Stream::new(&device);
         let mut last = x.mul(f64::from(from))?;
@@ -291,9 +291,9 @@ fn threads_and_streams_see_each_other_s_chains(device: &Device) -> Result<()> {
 fn long_chains_and_many_inputs_are_cut(device: &Device) -> Result<()> {
     let [alone, fused] = both(device);
     let run = |device: &Device| -> Result<Vec<Tensor>> {
-        let x = Tensor::full(&[40], 1.25, DType::F32, device)?;
+        let x = Tensor::full([40], 1.25, DType::F32, device)?;
         let inputs = (0..10)
-            .map(|k| Tensor::full(&[40], f64::from(k), DType::F32, device))
+            .map(|k| Tensor::full([40], f64::from(k), DType::F32, device))
             .collect::<Result<Vec<_>, _>>()?;
         let mut y = x.clone();
         for k in 0..40 {

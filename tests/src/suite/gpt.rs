@@ -66,8 +66,8 @@ fn file(device: &Device) -> Result<StateDict> {
 fn scores(file: &StateDict, text: &Tensor) -> CoreResult<Tensor> {
     let get = |name: &str| &file[&format!("transformer.{name}")];
     let norm = |x: &Tensor, name: &str| {
-        let centred = x.sub(&x.mean(&[-1], true)?)?;
-        let std = centred.mul(&centred)?.mean(&[-1], true)?.add(1e-5)?.sqrt()?;
+        let centred = x.sub(&x.mean([-1], true)?)?;
+        let std = centred.mul(&centred)?.mean([-1], true)?.add(1e-5)?.sqrt()?;
         centred.div(&std)?.mul(get(&format!("{name}.weight")))?.add(get(&format!("{name}.bias")))
     };
     let layer =
@@ -75,7 +75,7 @@ fn scores(file: &StateDict, text: &Tensor) -> CoreResult<Tensor> {
     let (length, heads) = (text.dim(1)?, SIZES.heads);
     let size = SIZES.width / heads;
     let mut x = get("wte.weight").embedding(text, None)?.add(&get("wpe.weight").narrow(0, 0, length)?)?;
-    let later = Tensor::ones(&[length, length], DType::F32, text.device())?.triu(1)?.mul(-1e9)?;
+    let later = Tensor::ones([length, length], DType::F32, text.device())?.triu(1)?.mul(-1e9)?;
     for k in 0..SIZES.layers {
         let all = layer(&norm(&x, &format!("h.{k}.ln_1"))?, &format!("h.{k}.attn.c_attn"))?;
         let mut seen = Vec::new();
@@ -107,7 +107,7 @@ fn a_file_of_gpt2_gives_its_scores(device: &Device) -> Result<()> {
     ensure!(sizes == GptOptions { heads: 1, context: 8, ..SIZES }, "{sizes:?}");
     let net = Gpt::new(&SIZES, device)?;
     net.load_gpt2(&read)?;
-    let text = Tensor::from_slice(&[3i64, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8], &[2, 6], device)?;
+    let text = Tensor::from_slice(&[3i64, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8], [2, 6], device)?;
     ensure_close(&net.forward(&text)?.to_f64s()?, &scores(&given, &text)?.to_f64s()?, 1e-5, 1e-5)?;
 
     // Saved weights equal loaded ones, without the non-parameters and the extra positions.
@@ -142,7 +142,7 @@ fn a_file_that_does_not_fit_is_refused(device: &Device) -> Result<()> {
 /// The fused norm's backward pass also sums columns for the biases' gradients, in f32 and in another order.
 fn sums_that_wait_for_a_norm_change_no_bit_but_of_biases(device: &Device) -> Result<()> {
     let net = Gpt::new(&SIZES, device)?;
-    let text = Tensor::from_slice(&[3i64, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8], &[2, 6], device)?;
+    let text = Tensor::from_slice(&[3i64, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8], [2, 6], device)?;
     for low in [None, Some(DType::BF16)] {
         let mut seen: Vec<Vec<Tensor>> = Vec::new();
         for again in [None, Some(false), Some(true)] {

@@ -34,7 +34,7 @@ tests![
 ];
 
 fn leaf(values: &[f32], device: &Device) -> Result<Tensor> {
-    Ok(Tensor::from_slice(values, &[values.len()], device)?.to_leaf()?)
+    Ok(Tensor::from_slice(values, [values.len()], device)?.to_leaf()?)
 }
 
 fn hooks_see_whole_gradients_and_replace_them(device: &Device) -> Result<()> {
@@ -92,7 +92,7 @@ fn hooks_on_results_change_what_flows_on(device: &Device) -> Result<()> {
     y.mul(5.0)?.sub(&y.mul(2.0)?)?.sum_all()?.backward()?;
     ensure_values(&x.grad().context("no gradient")?, &[2.0, 2.0])?;
     ensure!(calls.load(Ordering::Relaxed) == 1, "the hook gets the sum, once");
-    let plain = Tensor::ones(&[2], DType::F32, device)?;
+    let plain = Tensor::ones([2], DType::F32, device)?;
     ensure!(plain.register_hook(|_| Ok(None)).is_err(), "there is no gradient to see");
     Ok(())
 }
@@ -112,7 +112,7 @@ fn an_optimiser_in_the_backward_pass_frees_gradients(device: &Device) -> Result<
     const N: usize = 1 << 14;
     let peak = |stepping: bool| -> Result<(u64, Vec<f64>)> {
         let weights = (0..6)
-            .map(|_| Tensor::ones(&[N], DType::F32, device)?.to_leaf())
+            .map(|_| Tensor::ones([N], DType::F32, device)?.to_leaf())
             .collect::<Result<Vec<_>, _>>()?;
         let update = |w: &Tensor| {
             if let Some(grad) = w.grad() {
@@ -128,7 +128,7 @@ fn an_optimiser_in_the_backward_pass_frees_gradients(device: &Device) -> Result<
                 handles.push(w.register_post_accumulate_grad_hook(update)?);
             }
         }
-        let mut y = Tensor::ones(&[N], DType::F32, device)?;
+        let mut y = Tensor::ones([N], DType::F32, device)?;
         for w in &weights {
             y = y.add(w)?;
         }
@@ -217,13 +217,13 @@ fn a_saved_tensor_that_was_changed_is_an_error(device: &Device) -> Result<()> {
     let error = refused(&y)?;
     ensure!(error.contains("`mul`") && error.contains("a tensor that it keeps, f32 [3]"), "{error}");
     // Operations with their own kernels.
-    let m = Tensor::ones(&[2, 3], DType::F32, device)?;
-    let weight = Tensor::ones(&[4, 3], DType::F32, device)?.to_leaf()?;
+    let m = Tensor::ones([2, 3], DType::F32, device)?;
+    let weight = Tensor::ones([4, 3], DType::F32, device)?.to_leaf()?;
     let changes: [(&str, Tensor); 4] = [
         ("`linear`", m.linear(&weight, None)?),
         ("`matmul`", m.matmul(&weight.t()?)?),
         ("`softmax`", weight.softmax(-1)?),
-        ("`layer_norm`", weight.layer_norm(&[3], None, None, 1e-5)?),
+        ("`layer_norm`", weight.layer_norm([3], None, None, 1e-5)?),
     ];
     m.add_(1.0)?;
     changes[2].1.detach().add_(1.0)?;
@@ -259,13 +259,13 @@ fn what_an_operation_reads_beside_its_inputs_is_saved_too(device: &Device) -> Re
         ("sort", |x, _| x.sort(0, true)),
         ("topk", |x, _| x.topk(2, 0, true)),
         ("cross_entropy", |x, i| {
-            let weight = Tensor::ones(&[3], DType::F32, x.device())?;
+            let weight = Tensor::ones([3], DType::F32, x.device())?;
             let options = CrossEntropyOptions { weight: Some(&weight), ..CrossEntropyOptions::default() };
             let classes = i.reshape([6])?.narrow(0, 0, 4)?;
             Ok((x.cross_entropy_with(&classes, &options)?, weight.clone()))
         }),
         ("rotary_embedding", |x, _| {
-            let table = Tensor::ones(&[4, 1], DType::F32, x.device())?;
+            let table = Tensor::ones([4, 1], DType::F32, x.device())?;
             Ok((x.narrow(1, 0, 2)?.rotary_embedding(&table, &table, false)?, table))
         }),
         ("cdist", |x, _| {
@@ -273,11 +273,11 @@ fn what_an_operation_reads_beside_its_inputs_is_saved_too(device: &Device) -> Re
             Ok((y.clone(), y.detach()))
         }),
         ("gru", |x, _| {
-            let (device, wide) = (x.device(), Tensor::ones(&[2, 2, 6], DType::F32, x.device())?);
-            let lengths = Tensor::from_slice(&[2i32, 1], &[2], device)?;
+            let (device, wide) = (x.device(), Tensor::ones([2, 2, 6], DType::F32, x.device())?);
+            let lengths = Tensor::from_slice(&[2i32, 1], [2], device)?;
             let (state, weight) =
-                (x.narrow(0, 0, 2)?.narrow(1, 0, 2)?, Tensor::ones(&[6, 2], DType::F32, device)?);
-            let bias = Tensor::ones(&[6], DType::F32, device)?;
+                (x.narrow(0, 0, 2)?.narrow(1, 0, 2)?, Tensor::ones([6, 2], DType::F32, device)?);
+            let bias = Tensor::ones([6], DType::F32, device)?;
             let of = RecurrentOp {
                 lengths: Some(&lengths),
                 bias_hh: Some(&bias),
@@ -286,7 +286,7 @@ fn what_an_operation_reads_beside_its_inputs_is_saved_too(device: &Device) -> Re
             Ok((of.run()?.output, lengths))
         }),
         ("scaled_dot_product_attention", |x, _| {
-            let mask = Tensor::ones(&[4, 4], DType::F32, x.device())?;
+            let mask = Tensor::ones([4, 4], DType::F32, x.device())?;
             let options = AttentionOptions { attn_mask: Some(&mask), ..AttentionOptions::default() };
             Ok((x.scaled_dot_product_attention(x, x, &options)?, mask.clone()))
         }),
@@ -310,8 +310,8 @@ fn what_an_operation_reads_beside_its_inputs_is_saved_too(device: &Device) -> Re
     ];
     for (name, run) in runs {
         let x: Vec<f32> = (0..12).map(|i| (i * 5 % 12) as f32).collect();
-        let x = Tensor::from_slice(&x, &[4, 3], device)?.to_leaf()?;
-        let index = Tensor::from_slice(&[0i32, 2, 1, 2, 1, 0], &[2, 3], device)?;
+        let x = Tensor::from_slice(&x, [4, 3], device)?.to_leaf()?;
+        let index = Tensor::from_slice(&[0i32, 2, 1, 2, 1, 0], [2, 3], device)?;
         let (y, changed) = run(&x, &index).with_context(|| *name)?;
         let twice = match changed.dtype().is_float() {
             true => autograd::grad(&[y.sum_all()?], from_ref(&x), &GradOptions::create_graph())
@@ -329,8 +329,8 @@ fn what_an_operation_reads_beside_its_inputs_is_saved_too(device: &Device) -> Re
         ensure!(error.contains(name) && error.contains("changed in place since"), "{name}: {error}");
     }
     // Second derivatives check versions, too.
-    let x = Tensor::ones(&[4, 3], DType::F32, device)?.to_leaf()?;
-    let index = Tensor::from_slice(&[0i32, 2, 1], &[3], device)?;
+    let x = Tensor::ones([4, 3], DType::F32, device)?.to_leaf()?;
+    let index = Tensor::from_slice(&[0i32, 2, 1], [3], device)?;
     let y = x.index_select(0, &index)?.square()?.sum_all()?;
     let first = autograd::grad(&[y], from_ref(&x), &GradOptions::create_graph())?;
     index.zero_()?;
@@ -342,7 +342,7 @@ fn what_an_operation_reads_beside_its_inputs_is_saved_too(device: &Device) -> Re
 fn what_is_not_saved_may_change(device: &Device) -> Result<()> {
     let x = leaf(&[1.0, 2.0], device)?;
     // A sum saves nothing, a product only the other factor.
-    let (y, other) = (x.add(1.0)?, Tensor::full(&[2], 3.0, DType::F32, device)?);
+    let (y, other) = (x.add(1.0)?, Tensor::full([2], 3.0, DType::F32, device)?);
     let z = y.mul(&other)?;
     y.detach().add_(9.0)?;
     z.detach().add_(9.0)?;

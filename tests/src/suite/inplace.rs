@@ -68,17 +68,17 @@ fn filling_takes_every_type_on_every_device(device: &Device) -> Result<()> {
         if !device.supports_dtype(dtype) {
             continue;
         }
-        let t = Tensor::zeros(&[3, 4], dtype, device)?;
+        let t = Tensor::zeros([3, 4], dtype, device)?;
         t.fill_(1)?;
         t.narrow(1, 1, 2)?.t()?.zero_()?;
         ensure_values(&t, &[1.0, 0.0, 0.0, 1.0].repeat(3)).with_context(|| dtype.to_string())?;
     }
-    let t = Tensor::zeros(&[2], DType::I64, device)?;
+    let t = Tensor::zeros([2], DType::I64, device)?;
     t.fill_(-(1i64 << 40) - 1)?;
     ensure!(t.to_vec::<i64>()? == [-(1i64 << 40) - 1; 2], "{:?}", t.to_vec::<i64>()?);
     // u32 values above i32's range are not taken for negative.
     if device.info().features.i64 {
-        let t = Tensor::from_slice(&[3_000_000_000u32, u32::MAX, 7], &[3], device)?;
+        let t = Tensor::from_slice(&[3_000_000_000u32, u32::MAX, 7], [3], device)?;
         ensure_values(&t.to_dtype(DType::I64)?, &[3e9, f64::from(u32::MAX), 7.0])?;
         ensure_values(
             &t.to_dtype(DType::I64)?.add(3_000_000_000i64)?,
@@ -86,7 +86,7 @@ fn filling_takes_every_type_on_every_device(device: &Device) -> Result<()> {
         )?;
     }
     if device.supports_dtype(DType::F64) {
-        let t = Tensor::zeros(&[2], DType::F64, device)?;
+        let t = Tensor::zeros([2], DType::F64, device)?;
         t.fill_(0.1)?;
         ensure!(t.to_vec::<f64>()? == [0.1; 2], "{:?}", t.to_vec::<f64>()?);
     }
@@ -97,7 +97,7 @@ fn operands(device: &Device) -> Result<[Tensor; 2]> {
     let at = |i: usize, by: f32| 0.5 + 1.5 * ((i as f32 * 0.618_034 + by).fract());
     let x: Vec<f32> = (0..15).map(|i| at(i, 0.11)).collect();
     let y: Vec<f32> = (0..5).map(|i| at(i, 0.48)).collect();
-    Ok([Tensor::from_slice(&x, &[3, 5], device)?, Tensor::from_slice(&y, &[5], device)?])
+    Ok([Tensor::from_slice(&x, [3, 5], device)?, Tensor::from_slice(&y, [5], device)?])
 }
 
 fn forms_in_place_are_those_that_make_a_tensor(device: &Device) -> Result<()> {
@@ -139,7 +139,7 @@ fn forms_in_place_are_those_that_make_a_tensor(device: &Device) -> Result<()> {
 }
 
 fn leaves_and_their_views_are_refused(device: &Device) -> Result<()> {
-    let w = Tensor::ones(&[4], DType::F32, device)?.to_leaf()?;
+    let w = Tensor::ones([4], DType::F32, device)?.to_leaf()?;
     let error = w.mul_(2.0).err().context("a leaf was changed")?.to_string();
     ensure!(
         error == "mul: a leaf that requires a gradient cannot be changed in place; do it under `no_grad`",
@@ -156,13 +156,13 @@ fn leaves_and_their_views_are_refused(device: &Device) -> Result<()> {
 }
 
 fn a_view_writes_into_its_base(device: &Device) -> Result<()> {
-    let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[2, 2], device)?.to_leaf()?;
-    let w = Tensor::from_slice(&[10.0f32, 20.0], &[2], device)?.to_leaf()?;
+    let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], [2, 2], device)?.to_leaf()?;
+    let w = Tensor::from_slice(&[10.0f32, 20.0], [2], device)?.to_leaf()?;
     let base = x.mul(1.0)?;
     let column = base.t()?.select(0, 1)?;
     column.mul_(&w)?;
     ensure_values(&base, &[1.0, 20.0, 3.0, 80.0])?;
-    let c = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[2, 2], device)?;
+    let c = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], [2, 2], device)?;
     // Base and view share the history.
     base.mul(&c)?.sum_all()?.add(&column.sum_all()?)?.backward()?;
     ensure_values(&x.grad().context("no gradient of x")?, &[1.0, 30.0, 3.0, 100.0])?;
@@ -170,8 +170,8 @@ fn a_view_writes_into_its_base(device: &Device) -> Result<()> {
 }
 
 fn parts_of_a_buffer_are_written(device: &Device) -> Result<()> {
-    let x = Tensor::from_slice(&[1.0f32, 2.0], &[2], device)?.to_leaf()?;
-    let buffer = Tensor::zeros(&[3, 2], DType::F32, device)?;
+    let x = Tensor::from_slice(&[1.0f32, 2.0], [2], device)?.to_leaf()?;
+    let buffer = Tensor::zeros([3, 2], DType::F32, device)?;
     buffer.select(0, 0)?.copy_(&x)?;
     buffer.select(0, 2)?.copy_(&x.mul(&x)?)?;
     ensure!(buffer.requires_grad() && !buffer.is_leaf());
@@ -180,7 +180,7 @@ fn parts_of_a_buffer_are_written(device: &Device) -> Result<()> {
     ensure_values(&x.grad().context("no gradient")?, &[9.0, 15.0])?;
     // An overwritten part passes its gradient only to the last write.
     x.set_grad(None);
-    let buffer = Tensor::zeros(&[2], DType::F32, device)?;
+    let buffer = Tensor::zeros([2], DType::F32, device)?;
     buffer.copy_(&x)?;
     buffer.narrow(0, 0, 1)?.fill_(7.0)?;
     buffer.sum_all()?.backward()?;
@@ -188,7 +188,7 @@ fn parts_of_a_buffer_are_written(device: &Device) -> Result<()> {
 }
 
 fn views_of_what_was_overwritten_have_its_history(device: &Device) -> Result<()> {
-    let x = Tensor::ones(&[4], DType::F32, device)?.to_leaf()?;
+    let x = Tensor::ones([4], DType::F32, device)?.to_leaf()?;
     let base = x.mul(1.0)?;
     let early = base.narrow(0, 0, 2)?;
     let of_early = early.unsqueeze(0)?;
@@ -197,7 +197,7 @@ fn views_of_what_was_overwritten_have_its_history(device: &Device) -> Result<()>
     ensure_values(&x.grad().context("no gradient")?, &[21.0, 21.0, 0.0, 0.0])?;
     // A view without a history gets one with the memory's first recorded write, and can then write into the base.
     x.set_grad(None);
-    let plain = Tensor::zeros(&[4], DType::F32, device)?;
+    let plain = Tensor::zeros([4], DType::F32, device)?;
     let (written, beside) = (plain.narrow(0, 0, 2)?, plain.narrow(0, 1, 2)?);
     let apart = plain.detach();
     written.copy_(&x.narrow(0, 0, 2)?)?;
@@ -211,7 +211,7 @@ fn views_of_what_was_overwritten_have_its_history(device: &Device) -> Result<()>
     // plain is x0, x1 + x1 x2, 0, 0; `written` is its first two elements.
     ensure_values(&x.grad().context("no gradient")?, &[2.0, 4.0, 2.0, 0.0])?;
     // After the base is dropped, other views cannot find their new history.
-    let plain = Tensor::zeros(&[4], DType::F32, device)?;
+    let plain = Tensor::zeros([4], DType::F32, device)?;
     let (written, beside) = (plain.narrow(0, 0, 2)?, plain.narrow(0, 0, 2)?);
     drop(plain);
     written.copy_(&x.narrow(0, 0, 2)?)?;
@@ -222,7 +222,7 @@ fn views_of_what_was_overwritten_have_its_history(device: &Device) -> Result<()>
 }
 
 fn what_was_kept_and_overwritten_is_refused(device: &Device) -> Result<()> {
-    let x = Tensor::ones(&[4], DType::F32, device)?.to_leaf()?;
+    let x = Tensor::ones([4], DType::F32, device)?.to_leaf()?;
     // `exp` saves its result.
     let y = x.exp()?;
     y.mul_(2.0)?;
@@ -236,7 +236,7 @@ fn what_was_kept_and_overwritten_is_refused(device: &Device) -> Result<()> {
 }
 
 fn second_gradients_go_through_what_was_overwritten(device: &Device) -> Result<()> {
-    let x = Tensor::from_slice(&[1.0f32, 2.0], &[2], device)?.to_leaf()?;
+    let x = Tensor::from_slice(&[1.0f32, 2.0], [2], device)?.to_leaf()?;
     let y = x.mul(&x)?;
     // x⁴ at index 1, x² at index 0.
     y.narrow(0, 1, 1)?.square_()?;
@@ -249,7 +249,7 @@ fn second_gradients_go_through_what_was_overwritten(device: &Device) -> Result<(
 fn an_activation_in_place_saves_its_memory(device: &Device) -> Result<()> {
     const N: usize = 1 << 12;
     let kept = |inplace: bool| -> Result<(u64, Vec<f64>)> {
-        let x = Tensor::ones(&[8, N / 8], DType::F32, device)?.to_leaf()?;
+        let x = Tensor::ones([8, N / 8], DType::F32, device)?.to_leaf()?;
         let before = device.memory().allocated();
         let mut y = x.mul(2.0)?;
         for _ in 0..4 {
@@ -271,7 +271,7 @@ fn an_activation_in_place_saves_its_memory(device: &Device) -> Result<()> {
     // Both forms save the result of `relu`; in place, the input has the same memory.
     ensure!(inplace <= plain, "{inplace} bytes are kept in place, {plain} otherwise");
     let peak = |inplace: bool| -> Result<u64> {
-        let x = Tensor::ones(&[N], DType::F32, device)?.to_leaf()?;
+        let x = Tensor::ones([N], DType::F32, device)?.to_leaf()?;
         let z = x.mul(2.0)?;
         device.pool().reset_peak_stats();
         let before = device.memory().allocated();

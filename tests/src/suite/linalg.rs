@@ -53,8 +53,8 @@ fn functions_of_f64_are_within_two_ulp(device: &Device) -> Result<()> {
     for (name, op) in [("exp", &EXP), ("log", &LOG)] {
         let run = |x: &[f64]| -> Result<Vec<f64>> {
             let n = x.len();
-            let x = Tensor::from_slice(x, &[n], device)?;
-            let call = op.inputs(&[&x]).output(&[n], DType::F64).params(&[n as u32]);
+            let x = Tensor::from_slice(x, [n], device)?;
+            let call = op.inputs(&[&x]).output([n], DType::F64).params(&[n as u32]);
             Ok(call.workgroups([n.div_ceil(64), 1, 1]).run()?.to_vec::<f64>()?)
         };
         let column =
@@ -94,7 +94,7 @@ fn functions_of_f64_are_within_two_ulp(device: &Device) -> Result<()> {
 
 fn softmax_in_f64_keeps_its_digits(device: &Device) -> Result<()> {
     if !device.supports_dtype(DType::F64) {
-        let x = Tensor::ones(&[3, 4], DType::F32, device)?;
+        let x = Tensor::ones([3, 4], DType::F32, device)?;
         let error = x.softmax_with_dtype(1, DType::F64).err().context("it must be refused")?.to_string();
         ensure!(error.contains("f64"), "{error}");
         return super::skip("the device computes no f64, and says so");
@@ -103,16 +103,13 @@ fn softmax_in_f64_keeps_its_digits(device: &Device) -> Result<()> {
         [(3, 5, false), (2, 300, false), (2, 9000, false), (7, 40, true), (3, 700, true)]
     {
         let x: Vec<f64> = (0..rows * extent).map(|i| ((i * 37 % 101) as f64 - 50.0) * 0.71).collect();
-        let host = Tensor::from_slice(&x, &[rows, extent], device)?;
+        let host = Tensor::from_slice(&x, [rows, extent], device)?;
         let dim = if across { 0 } else { 1 };
         let leaf = if across { host.transpose(0, 1)?.copy()? } else { host }.to_leaf()?;
         for log in [false, true] {
             let y = if log { leaf.log_softmax(dim)? } else { leaf.softmax(dim)? };
-            let seed = Tensor::from_slice(
-                &x.iter().map(|v| v.sin()).collect::<Vec<f64>>(),
-                &[rows, extent],
-                device,
-            )?;
+            let seed =
+                Tensor::from_slice(&x.iter().map(|v| v.sin()).collect::<Vec<f64>>(), [rows, extent], device)?;
             let seed = if across { seed.transpose(0, 1)? } else { seed };
             let seeds = [seed];
             let options = GradOptions { grad_outputs: Some(&seeds), ..GradOptions::default() };
@@ -200,11 +197,11 @@ fn singular_values_of_every_shape(device: &Device) -> Result<()> {
             ensure_close(&name, &a.svdvals()?, &expected, within * 3.0 * (m.max(n) as f64).sqrt())?;
             // As part of a batch, with strides.
             let b = a.mul(2.0)?;
-            let both = forebay::ops::stack(&[&a, &b], 2)?.permute(&[2, 0, 1])?;
+            let both = forebay::ops::stack(&[&a, &b], 2)?.permute([2, 0, 1])?;
             let twice: Vec<f64> = expected.iter().copied().chain(expected.iter().map(|v| 2.0 * v)).collect();
             ensure_close(&name, &both.svdvals()?, &twice, within * 6.0 * (m.max(n) as f64).sqrt())?;
         }
-        let none = Tensor::zeros(&[2, 0, 3], dtype, device)?.svdvals()?;
+        let none = Tensor::zeros([2, 0, 3], dtype, device)?.svdvals()?;
         ensure!(none.shape() == [2, 0], "{:?}", none.shape());
     }
     Ok(())
@@ -213,7 +210,7 @@ fn singular_values_of_every_shape(device: &Device) -> Result<()> {
 fn singular_values_of_hard_matrices(device: &Device) -> Result<()> {
     for (dtype, within) in types(device) {
         // Of rank 1, zeros, repeated columns, all magnitudes.
-        let ones = Tensor::ones(&[4, 6], dtype, device)?;
+        let ones = Tensor::ones([4, 6], dtype, device)?;
         ensure_close("ones", &ones.svdvals()?, &[24f64.sqrt(), 0.0, 0.0, 0.0], within * 5.0)?;
         ensure_close("zeros", &ones.zeros_like()?.svdvals()?, &[0.0; 4], 0.0)?;
         for scale in [1e-30, 1e30] {
@@ -227,7 +224,7 @@ fn singular_values_of_hard_matrices(device: &Device) -> Result<()> {
         ensure_close("nuclear norm", &kept, &[5.5], within * 10.0)?;
         ensure_close(
             "over other dimensions",
-            &norm.permute(&[1, 0, 2])?.nuclear_norm(&[2, 0], false)?,
+            &norm.permute([1, 0, 2])?.nuclear_norm([2, 0], false)?,
             &[5.5],
             within * 10.0,
         )?;
@@ -256,19 +253,19 @@ fn the_gradient_of_singular_values(device: &Device) -> Result<()> {
 }
 
 fn what_svdvals_refuses(device: &Device) -> Result<()> {
-    let x = Tensor::ones(&[3, 4], DType::BF16, device)?;
+    let x = Tensor::ones([3, 4], DType::BF16, device)?;
     let error = x.svdvals().err().context("bf16")?.to_string();
     ensure!(error.contains("svdvals: does not take bf16"), "{error}");
-    let x = Tensor::ones(&[3], DType::F32, device)?;
+    let x = Tensor::ones([3], DType::F32, device)?;
     ensure!(x.svdvals().is_err() && x.nuclear_norm((), false).is_err());
-    let x = Tensor::ones(&[3, 3], DType::F32, device)?;
-    let error = x.nuclear_norm(&[0, -2], false).err().context("the same twice")?.to_string();
+    let x = Tensor::ones([3, 3], DType::F32, device)?;
+    let error = x.nuclear_norm([0, -2], false).err().context("the same twice")?.to_string();
     ensure!(error.contains("two different dimensions"), "{error}");
     Ok(())
 }
 
 fn matrices_of_nothing_have_gradients(device: &Device) -> Result<()> {
-    let x = Tensor::zeros(&[0, 3, 2], DType::F32, device)?.to_leaf()?;
+    let x = Tensor::zeros([0, 3, 2], DType::F32, device)?.to_leaf()?;
     let (u, s, vh) = x.svd()?;
     for made in [u, s, vh, x.svdvals()?] {
         ensure!(made.requires_grad(), "{made:?} has no history");
@@ -282,11 +279,11 @@ fn matrices_of_nothing_have_gradients(device: &Device) -> Result<()> {
 
 fn triangles_of_more_rows_than_a_workgroup_has_threads(device: &Device) -> Result<()> {
     const N: usize = 300;
-    let x = Tensor::randn(&[2, N, N], DType::F32, device)?;
-    let b = Tensor::randn(&[2, N, 70], DType::F32, device)?;
+    let x = Tensor::randn([2, N, N], DType::F32, device)?;
+    let b = Tensor::randn([2, N, 70], DType::F32, device)?;
     let largest = |t: &Tensor| t.abs()?.max_all()?.item();
     // Far from singular, with rows that need pivoting.
-    let a = x.add(&Tensor::eye(N, N, DType::F32, device)?.mul(60.0)?)?.flip(&[1])?;
+    let a = x.add(&Tensor::eye(N, N, DType::F32, device)?.mul(60.0)?)?.flip([1])?;
     let off = largest(&a.matmul(&a.solve(&b)?)?.sub(&b)?)?;
     ensure!(off < 1e-4, "a solution is off by {off}");
     let definite =
@@ -295,7 +292,7 @@ fn triangles_of_more_rows_than_a_workgroup_has_threads(device: &Device) -> Resul
     let off = largest(&l.matmul(&l.transpose(1, 2)?)?.sub(&definite)?)?;
     ensure!(off < 1e-4, "a product of triangles is off by {off}");
     // Both methods agree on the determinant.
-    let twice = l.diagonal(0, 1, 2)?.log()?.sum(&[1], false)?.mul(2.0)?;
+    let twice = l.diagonal(0, 1, 2)?.log()?.sum([1], false)?.mul(2.0)?;
     let off = largest(&definite.slogdet()?.1.sub(&twice)?)?;
     ensure!(off < 1e-2, "a logarithm of a determinant is off by {off}");
     Ok(())

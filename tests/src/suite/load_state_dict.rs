@@ -67,7 +67,7 @@ impl TrainingRun {
     }
 
     fn step(&mut self, device: &Device) -> Result<()> {
-        let x = Tensor::rand(&[2, 4], DType::F32, device)?;
+        let x = Tensor::rand([2, 4], DType::F32, device)?;
         let loss = self.net.1.forward(&self.net.0.forward(&x)?.tanh()?)?.mean_all()?;
         self.scaler.scale(&loss)?.backward()?;
         self.scaler.unscale_(&*self.optimizer)?;
@@ -224,7 +224,7 @@ fn a_refused_resume_changes_nothing(device: &Device) -> Result<()> {
     let names: Vec<String> = tensors.keys().cloned().collect();
     for name in &names {
         let right = tensors.remove(name).context("it was there")?;
-        for wrong in [None, Some(Tensor::zeros(&[3, 2], DType::F32, device)?)] {
+        for wrong in [None, Some(Tensor::zeros([3, 2], DType::F32, device)?)] {
             tensors.extend(wrong.map(|wrong| (name.clone(), wrong)));
             safetensors::save(&file.0, &tensors, &strings)?;
             // A missing step count means that the parameter has made no step, which is a valid state.
@@ -306,16 +306,16 @@ fn tied_weights_load_from_any_names_that_agree(device: &Device) -> Result<()> {
     // Two different tensors are an error in any order and for any loader.
     for name in ["tokens.weight", "head.weight"] {
         let mut given = twice.clone();
-        given.insert(name.to_owned(), Tensor::zeros(&[5, 3], DType::F32, device)?);
+        given.insert(name.to_owned(), Tensor::zeros([5, 3], DType::F32, device)?);
         let error = net.load_state_dict(&given).err().context("they differ")?.to_string();
         ensure!(error.contains("`tokens.weight` and `head.weight` are one tensor of the model"), "{error}");
         ensure!(net.load_state_dict_partial(&given).is_err(), "they differ");
         ensure!(bits(&net.state_dict())? == before, "something has changed");
     }
     // Tied by a view without gradients.
-    let table = Tensor::zeros(&[2], DType::F32, device)?;
+    let table = Tensor::zeros([2], DType::F32, device)?;
     let both = (table.clone(), table.detach());
-    let ones = Tensor::ones(&[2], DType::F32, device)?;
+    let ones = Tensor::ones([2], DType::F32, device)?;
     let given = BTreeMap::from([("0".to_owned(), ones.clone()), ("1".to_owned(), ones.mul(2.0)?)]);
     ensure!(both.load_state_dict(&given).is_err() && table.to_vec::<f32>()? == [0.0; 2], "they differ");
     Ok(())

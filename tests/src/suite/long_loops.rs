@@ -44,7 +44,7 @@ fn running_sums_of_millions(device: &Device) -> Result<()> {
     // So many elements that partial sums of chunks need two further levels.
     let n = 4096 * 2049 + 77;
     let values = random_ints(n, 1);
-    let x = Tensor::from_slice(&values, &[n], device)?.to_leaf()?;
+    let x = Tensor::from_slice(&values, [n], device)?.to_leaf()?;
     let sums = x.cumsum(0)?;
     ensure_values(&sums, &running(&values, n)).context("one row")?;
     // Each gradient is the number of later elements.
@@ -62,7 +62,7 @@ fn running_sums_of_millions(device: &Device) -> Result<()> {
 fn running_sums_across_memory(device: &Device) -> Result<()> {
     let (n, width) = (3001, 40);
     let values = random_ints(2 * n * width, 2);
-    let x = Tensor::from_slice(&values, &[2, n, width], device)?;
+    let x = Tensor::from_slice(&values, [2, n, width], device)?;
     let turned = |t: &Tensor| -> Result<Tensor> { Ok(t.transpose(1, 2)?.contiguous()?) };
     let sideways = turned(&x)?;
     let expected = running(&sideways.to_vec::<f32>()?, n);
@@ -76,7 +76,7 @@ fn running_extremes_and_products_of_long_rows(device: &Device) -> Result<()> {
     let mut numbers = SplitMix64(3);
     let mut values: Vec<f32> = (0..n).map(|i| (numbers.below(1000) + i / 10) as f32).collect();
     values[69_000] = f32::NAN;
-    let x = Tensor::from_slice(&values, &[n], device)?.to_leaf()?;
+    let x = Tensor::from_slice(&values, [n], device)?.to_leaf()?;
     let (value, place) = x.cummax(0)?;
     let (mut best, mut expected, mut places) = (0, vec![], vec![]);
     for (i, v) in values.iter().enumerate() {
@@ -97,7 +97,7 @@ fn running_extremes_and_products_of_long_rows(device: &Device) -> Result<()> {
     // Factors of ±1, and two zeros in different chunks: the gradient must not divide.
     let mut factors: Vec<f32> = (0..n).map(|_| if numbers.below(2) == 0 { 1.0 } else { -1.0 }).collect();
     factors[66_000] = 0.0;
-    let x = Tensor::from_slice(&factors, &[n], device)?.to_leaf()?;
+    let x = Tensor::from_slice(&factors, [n], device)?.to_leaf()?;
     let product = x.cumprod(0)?;
     let running: Vec<f64> = factors
         .iter()
@@ -129,13 +129,13 @@ fn running_sums_at_the_borders_of_chunks(device: &Device) -> Result<()> {
     let mut numbers = SplitMix64(4);
     for n in [8191, 8192, 8193, 12_287, 12_288, 12_289] {
         let values = random_ints(n, numbers.next());
-        let x = Tensor::from_slice(&values, &[n], device)?;
+        let x = Tensor::from_slice(&values, [n], device)?;
         ensure_values(&x.cumsum(0)?, &running(&values, n)).with_context(|| format!("{n} elements"))?;
     }
     // Running sums of integers, through `unique_consecutive`.
     let n = 20_001;
     let values: Vec<i32> = (0..n).map(|i| i * i / 3000 % 7).collect();
-    let found = Tensor::from_slice(&values, &[n as usize], device)?.unique_consecutive()?;
+    let found = Tensor::from_slice(&values, [n as usize], device)?.unique_consecutive()?;
     let mut number = 0;
     let steps = values.windows(2).map(|pair| {
         number += i64::from(pair[0] != pair[1]);
@@ -153,12 +153,12 @@ fn one_index_a_hundred_thousand_times(device: &Device) -> Result<()> {
     values.chunks(width).for_each(|row| sums.iter_mut().zip(row).for_each(|(sum, &v)| *sum += f64::from(v)));
     let expected: Vec<f64> =
         (0..4 * width).map(|i| if i / width == 2 { sums[i % width] } else { 0.0 }).collect();
-    let g = Tensor::from_slice(&values, &[n, width], device)?;
-    let index = Tensor::full(&[n], 2.0, DType::I32, device)?;
-    let table = Tensor::zeros(&[4, width], DType::F32, device)?;
+    let g = Tensor::from_slice(&values, [n, width], device)?;
+    let index = Tensor::full([n], 2.0, DType::I32, device)?;
+    let table = Tensor::zeros([4, width], DType::F32, device)?;
     ensure_values(&table.index_add(0, &index, &g, 1.0)?, &expected).context("index_add")?;
     ensure_values(&table.index_put(&[Some(&index)], &g, true)?, &expected).context("index_put")?;
-    let whole_index = index.unsqueeze(1)?.broadcast_to(&[n, width])?;
+    let whole_index = index.unsqueeze(1)?.broadcast_to([n, width])?;
     ensure_values(&table.scatter_add(0, &whole_index, &g)?, &expected).context("scatter_add")?;
     let gradient = |pick: &dyn Fn(&Tensor) -> Result<Tensor>| -> Result<Tensor> {
         let leaf = table.detach().to_leaf()?;
@@ -170,9 +170,9 @@ fn one_index_a_hundred_thousand_times(device: &Device) -> Result<()> {
     ensure_values(&gradient(&|t| Ok(t.index_select(0, &index)?))?, &expected).context("index_select")?;
     ensure_values(&gradient(&|t| Ok(t.gather(0, &whole_index)?))?, &expected).context("gather")?;
     // Scatter of a single row into one element.
-    let (line, one) = (g.reshape([-1])?, Tensor::zeros(&[1], DType::F32, device)?);
+    let (line, one) = (g.reshape([-1])?, Tensor::zeros([1], DType::F32, device)?);
     let total: f64 = values.iter().map(|&v| f64::from(v)).sum();
-    let zeros = Tensor::zeros(&[n * width], DType::I32, device)?;
+    let zeros = Tensor::zeros([n * width], DType::I32, device)?;
     ensure_values(&one.scatter_add(0, &zeros, &line)?, &[total]).context("one place")?;
     let leaf = one.detach().to_leaf()?;
     leaf.take(&zeros)?.backward_with(&line)?;
@@ -207,8 +207,8 @@ fn indices_of_any_distribution_add_up(device: &Device) -> Result<()> {
                     expected[to as usize] = expected[to as usize].wrapping_add(v);
                 });
                 let out = Tensor::arange(0.0, extent as f64, 1.0, DType::I32, device)?;
-                let at = Tensor::from_slice(&index, &[n], device)?;
-                let got = out.index_add(0, &at, &Tensor::from_slice(&values, &[n], device)?, 1.0)?;
+                let at = Tensor::from_slice(&index, [n], device)?;
+                let got = out.index_add(0, &at, &Tensor::from_slice(&values, [n], device)?, 1.0)?;
                 ensure!(got.to_vec::<i32>()? == expected, "{n} {name} indices of {extent}");
             }
         }
@@ -236,9 +236,9 @@ fn runs_of_any_length_at_any_place_add_up_once(device: &Device) -> Result<()> {
         for (row, &to) in values.chunks(width).zip(&mixed) {
             row.iter().enumerate().for_each(|(k, &v)| expected[to as usize * width + k] += f64::from(v));
         }
-        let at = Tensor::from_slice(&mixed, &[n], device)?;
-        let src = Tensor::from_slice(&values, &[n, width], device)?;
-        let out = Tensor::zeros(&[lengths.len() + 1, width], DType::I32, device)?;
+        let at = Tensor::from_slice(&mixed, [n], device)?;
+        let src = Tensor::from_slice(&values, [n, width], device)?;
+        let out = Tensor::zeros([lengths.len() + 1, width], DType::I32, device)?;
         ensure_values(&out.index_add(0, &at, &src, 1.0)?, &expected)
             .with_context(|| format!("after {lead}"))?;
     }
@@ -251,10 +251,10 @@ fn every_reduction_of_long_runs(device: &Device) -> Result<()> {
     for (name, index) in distributions(n, extent, &mut numbers) {
         // Values of ±1, so that products are exact; some indices are out of range.
         let values: Vec<f32> = (0..n * width).map(|_| [1.0, -1.0, 1.0, -1.0][numbers.below(4)]).collect();
-        let at = Tensor::from_slice(&index, &[n, 1], device)?.broadcast_to(&[n, width])?;
-        let src = Tensor::from_slice(&values, &[n, width], device)?;
+        let at = Tensor::from_slice(&index, [n, 1], device)?.broadcast_to([n, width])?;
+        let src = Tensor::from_slice(&values, [n, width], device)?;
         let before: Vec<f32> = (0..extent * width).map(|i| i as f32 / 8.0 - 1.0).collect();
-        let out = Tensor::from_slice(&before, &[extent, width], device)?;
+        let out = Tensor::from_slice(&before, [extent, width], device)?;
         type Both = fn(f64, f64) -> f64;
         let ways: [(ScatterReduce, Both); 4] = [
             (ScatterReduce::Sum, |a, b| a + b),
@@ -288,8 +288,8 @@ fn long_runs_repeat_bit_by_bit(device: &Device) -> Result<()> {
     let n = 70_001;
     let values: Vec<f32> = (0..n).map(|_| numbers.below(1000) as f32 / 7.0 - 70.0).collect();
     let index: Vec<i64> = (0..n).map(|_| [0, 0, 0, 3, 5][numbers.below(5)]).collect();
-    let (src, at) = (Tensor::from_slice(&values, &[n], device)?, Tensor::from_slice(&index, &[n], device)?);
-    let out = Tensor::zeros(&[6], DType::F32, device)?;
+    let (src, at) = (Tensor::from_slice(&values, [n], device)?, Tensor::from_slice(&index, [n], device)?);
+    let out = Tensor::zeros([6], DType::F32, device)?;
     let first = out.index_add(0, &at, &src, 1.0)?.to_vec::<f32>()?;
     let mut exact = [0.0; 6];
     index.iter().zip(&values).for_each(|(&to, &v)| exact[to as usize] += f64::from(v));
@@ -305,9 +305,9 @@ fn long_runs_repeat_bit_by_bit(device: &Device) -> Result<()> {
 
 fn numbers_are_put_at_long_indices(device: &Device) -> Result<()> {
     let n = 100_001;
-    let index = Tensor::full(&[n], 3.0, DType::I64, device)?;
+    let index = Tensor::full([n], 3.0, DType::I64, device)?;
     for dtype in [DType::F32, DType::BF16, DType::U8] {
-        let x = Tensor::ones(&[5], dtype, device)?;
+        let x = Tensor::ones([5], dtype, device)?;
         ensure_values(&x.index_fill(0, &index, 7.0)?, &[1.0, 1.0, 1.0, 7.0, 1.0])
             .with_context(|| format!("{dtype}"))?;
         ensure_values(&x.scatter_value(0, &index, 9.0)?, &[1.0, 1.0, 1.0, 9.0, 1.0])
@@ -323,13 +323,13 @@ fn numbers_are_counted_however_often_they_come(device: &Device) -> Result<()> {
         for (name, line) in distributions(n, extent, &mut numbers) {
             let mut expected = vec![0i64; extent];
             line.iter().for_each(|&v| expected[v as usize] += 1);
-            let x = Tensor::from_slice(&line, &[n], device)?;
+            let x = Tensor::from_slice(&line, [n], device)?;
             ensure!(x.bincount(None, extent)?.to_vec::<i64>()? == expected, "{n} {name} numbers of {extent}");
             if extent == 3 {
                 let weights = random_ints(n, numbers.next());
                 let mut sums = vec![0.0; extent];
                 line.iter().zip(&weights).for_each(|(&v, &w)| sums[v as usize] += f64::from(w));
-                let weights = Tensor::from_slice(&weights, &[n], device)?;
+                let weights = Tensor::from_slice(&weights, [n], device)?;
                 ensure_values(&x.bincount(Some(&weights), extent)?, &sums).context("weights")?;
                 // Values outside the bounds, and on the upper bound.
                 let counts = x.to_dtype(DType::F32)?.histc(2, 0.0, 1.0)?;
@@ -337,7 +337,7 @@ fn numbers_are_counted_however_often_they_come(device: &Device) -> Result<()> {
             }
         }
     }
-    let every = Tensor::from_slice(&[0i32, 9, 1, 9, 1, 9, 5, 9], &[4, 2], device)?.select(1, 0)?;
+    let every = Tensor::from_slice(&[0i32, 9, 1, 9, 1, 9, 5, 9], [4, 2], device)?.select(1, 0)?;
     ensure!(every.bincount(None, 0)?.to_vec::<i64>()? == [1, 2, 0, 0, 0, 1], "a line with gaps");
     Ok(())
 }
@@ -358,10 +358,10 @@ fn bags_of_any_length(device: &Device) -> Result<()> {
     let n = 3 + lengths.iter().sum::<i64>() as usize;
     let index: Vec<i32> = (0..n).map(|_| numbers.below(entries) as i32).collect();
     let rows = random_ints(entries * width, 11);
-    let table = Tensor::from_slice(&rows, &[entries, width], device)?;
+    let table = Tensor::from_slice(&rows, [entries, width], device)?;
     let factors = random_ints(n, 12);
-    let at = Tensor::from_slice(&index, &[n], device)?;
-    let offsets = Tensor::from_slice(&starts, &[starts.len()], device)?;
+    let at = Tensor::from_slice(&index, [n], device)?;
+    let offsets = Tensor::from_slice(&starts, [starts.len()], device)?;
     let skip = 7;
     let check = |index: &Tensor,
                  given: &EmbeddingBagOptions<'_>,
@@ -396,7 +396,7 @@ fn bags_of_any_length(device: &Device) -> Result<()> {
     };
     let ranges: Vec<(usize, usize)> =
         starts.iter().zip(lengths).map(|(&start, n)| (start as usize, (start + n) as usize)).collect();
-    let weights = Tensor::from_slice(&factors, &[n], device)?;
+    let weights = Tensor::from_slice(&factors, [n], device)?;
     for (mode, weights) in [
         (EmbeddingBagMode::Sum, None),
         (EmbeddingBagMode::Sum, Some(&weights)),

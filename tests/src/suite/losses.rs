@@ -25,7 +25,7 @@ super::tests![
 fn classes_that_are_not_there_have_no_loss(device: &Device) -> Result<()> {
     let x = uniform(&[3, 4], device)?;
     for class in [-1, 4, 1_000_000_000] {
-        let target = Tensor::from_slice(&[0, class, -100], &[3], device)?;
+        let target = Tensor::from_slice(&[0, class, -100], [3], device)?;
         let losses = x.log_softmax(-1)?.nll_loss(&target, None, -100, Reduction::None)?.to_vec::<f32>()?;
         let sound = losses[0].is_finite() && losses[1].is_nan() && losses[2] == 0.0;
         ensure!(sound && x.cross_entropy(&target)?.item()?.is_nan(), "{class}: {losses:?}");
@@ -40,7 +40,7 @@ fn uniform(shape: &[usize], device: &Device) -> Result<Tensor> {
 /// Returns classes for `n` examples, of which every seventh is ignored.
 fn classes(n: usize, classes: usize, device: &Device) -> Result<Tensor> {
     let of = |i: usize| if i % 7 == 5 { -100 } else { (i * 7919 % classes) as i64 };
-    Ok(Tensor::from_slice(&(0..n).map(of).collect::<Vec<_>>(), &[n], device)?)
+    Ok(Tensor::from_slice(&(0..n).map(of).collect::<Vec<_>>(), [n], device)?)
 }
 
 fn close(what: &str, got: &Tensor, expected: &Tensor, within: f32) -> Result<()> {
@@ -58,7 +58,7 @@ fn plain(logits: &Tensor, target: &Tensor, options: &CrossEntropyOptions<'_>) ->
     let kept = target.ne(options.ignore_index)?.to_dtype(DType::F32)?;
     let some = target.masked_fill(&target.eq(options.ignore_index)?, 0)?;
     let own = log.gather(1, &some.unsqueeze(1)?)?.squeeze(1)?;
-    let spread = log.mean(&[1], false)?;
+    let spread = log.mean([1], false)?;
     let e = options.label_smoothing;
     let loss = own.mul(1.0 - e)?.add(&spread.mul(e)?)?.mul(&kept)?.sum_all()?;
     Ok(match options.reduction {
@@ -123,7 +123,7 @@ fn cross_entropy_over_its_logits(device: &Device) -> Result<()> {
 }
 
 fn cross_entropy_sees_nan(device: &Device) -> Result<()> {
-    let target = Tensor::from_slice(&[1i32, 2, 3], &[3], device)?;
+    let target = Tensor::from_slice(&[1i32, 2, 3], [3], device)?;
     let each = CrossEntropyOptions { reduction: Reduction::None, ..CrossEntropyOptions::default() };
     // Vectorised and scalar kernels; 16-bit values are compared in pairs.
     for (dtype, extent) in
@@ -132,7 +132,7 @@ fn cross_entropy_sees_nan(device: &Device) -> Result<()> {
         for (place, nan) in [(6, f32::NAN), (7, -f32::NAN), (extent - 1, f32::NAN)] {
             let mut numbers = vec![0.5f32; 3 * extent];
             numbers[extent + place] = nan;
-            let x = Tensor::from_slice(&numbers, &[3, extent], device)?.to_dtype(dtype)?.to_leaf()?;
+            let x = Tensor::from_slice(&numbers, [3, extent], device)?.to_dtype(dtype)?.to_leaf()?;
             let losses = x.cross_entropy_with(&target, &each)?;
             losses.sum_all()?.backward()?;
             let name = format!("{extent} {dtype}, NaN at {place}");
@@ -153,7 +153,7 @@ fn cross_entropy_sees_nan(device: &Device) -> Result<()> {
         let weight = uniform(&[classes, 4], device)?.to_dtype(dtype)?.to_leaf()?;
         let mut numbers = [0.25f32; 12];
         numbers[5] = f32::NAN;
-        let x = Tensor::from_slice(&numbers, &[3, 4], device)?.to_dtype(dtype)?.to_leaf()?;
+        let x = Tensor::from_slice(&numbers, [3, 4], device)?.to_dtype(dtype)?.to_leaf()?;
         let loss = x.linear_cross_entropy(&weight, &target, &CrossEntropyOptions::default())?;
         ensure!(loss.item()?.is_nan(), "{classes} {dtype}: the loss is a number");
         loss.backward()?;
@@ -285,8 +285,8 @@ fn tables_sum_their_rows_in_order(device: &Device) -> Result<()> {
             }
         }
         let expected: Vec<f32> = sums.iter().map(|&v| v as f32).collect();
-        let expected = Tensor::from_slice(&expected, &[entries, width], device)?;
-        let index = Tensor::from_slice(&index, &[n], device)?;
+        let expected = Tensor::from_slice(&expected, [entries, width], device)?;
+        let index = Tensor::from_slice(&index, [n], device)?;
         let name = format!("{n} of {entries} x {width}");
         let table = uniform(&[entries, width], device)?.to_leaf()?;
         table.embedding(&index, None)?.backward_with(&g)?;
@@ -311,26 +311,26 @@ fn tables_sum_their_rows_in_order(device: &Device) -> Result<()> {
 
 /// Margin losses have gradients only where they exceed 0, as in PyTorch.
 fn margins_that_are_just_met_have_no_gradient(device: &Device) -> Result<()> {
-    let leaf = |x: &[f32]| -> Result<Tensor> { Ok(Tensor::from_slice(x, &[1, x.len()], device)?.to_leaf()?) };
+    let leaf = |x: &[f32]| -> Result<Tensor> { Ok(Tensor::from_slice(x, [1, x.len()], device)?.to_leaf()?) };
     let x = leaf(&[0.0, 1.0, 0.5])?;
-    let own = Tensor::from_slice(&[1i32], &[1], device)?;
+    let own = Tensor::from_slice(&[1i32], [1], device)?;
     for p in [1, 2] {
         x.set_grad(None);
         x.multi_margin_loss(&own, p, 1.0, None, Reduction::Mean)?.backward()?;
         super::host_reference::ensure_close(&grad(&x)?.to_f64s()?, &[0.0, -1.0 / 3.0, 1.0 / 3.0], 1e-6, 0.0)?;
     }
     let x = leaf(&[0.0, 1.0, 0.0, 2.0])?;
-    let labels = Tensor::from_slice(&[1i32, -1, -1, 0], &[1, 4], device)?;
+    let labels = Tensor::from_slice(&[1i32, -1, -1, 0], [1, 4], device)?;
     x.multilabel_margin_loss(&labels, Reduction::Mean)?.backward()?;
     super::host_reference::ensure_values(&grad(&x)?, &[0.0, -0.25, 0.0, 0.25])
 }
 
 /// Without time steps, the empty label sequence has probability 1 and every other 0, as in PyTorch.
 fn sequences_without_steps(device: &Device) -> Result<()> {
-    let x = Tensor::rand(&[4, 3, 5], DType::F32, device)?.to_leaf()?;
-    let labels = Tensor::from_slice(&[1i32, 2, 2, 3, 1, 1], &[3, 2], device)?;
-    let steps = Tensor::from_slice(&[0i32, 4, 0], &[3], device)?;
-    let counts = Tensor::from_slice(&[0i32, 2, 1], &[3], device)?;
+    let x = Tensor::rand([4, 3, 5], DType::F32, device)?.to_leaf()?;
+    let labels = Tensor::from_slice(&[1i32, 2, 2, 3, 1, 1], [3, 2], device)?;
+    let steps = Tensor::from_slice(&[0i32, 4, 0], [3], device)?;
+    let counts = Tensor::from_slice(&[0i32, 2, 1], [3], device)?;
     for (zero_infinity, last) in [(false, f64::INFINITY), (true, 0.0)] {
         x.set_grad(None);
         let options = CtcLossOptions {

@@ -55,7 +55,7 @@ impl MatrixBatch {
             let (line, at) = if by_cols { (col, row) } else { (row, col) };
             all[(z * (lines + margin) + line) * pitch + before + at] = *x;
         }
-        let whole = Tensor::from_slice(&all, &[batch, lines + margin, pitch], device)?;
+        let whole = Tensor::from_slice(&all, [batch, lines + margin, pitch], device)?;
         let inside = whole.narrow(1, 0, lines)?.narrow(2, before, along)?;
         let tensor = if by_cols { inside.transpose(-2, -1)? } else { inside };
         Ok(Self { numbers, rows, cols, tensor })
@@ -125,7 +125,7 @@ fn a_layer_is_a_product_a_bias_and_sums(device: &Device) -> Result<()> {
         let bias: Vec<f32> = (0..out).map(|i| (i % 17) as f32 / 8.0 - 1.0).collect();
         let parameters = [
             weight.tensor.squeeze(0)?.t()?.contiguous()?.to_leaf()?,
-            Tensor::from_slice(&bias, &[out], device)?.to_leaf()?,
+            Tensor::from_slice(&bias, [out], device)?.to_leaf()?,
         ];
         let y = || x.tensor.squeeze(0)?.linear(&parameters[0], Some(&parameters[1]));
         check(&y()?, &x, &weight, |_, col| bias[col].into()).with_context(what)?;
@@ -157,14 +157,14 @@ fn a_layer_is_a_product_a_bias_and_sums(device: &Device) -> Result<()> {
 fn a_product_has_the_same_bits_each_time(device: &Device) -> Result<()> {
     let (scale, times) = if device.info().software { (8, 3) } else { (1, 1000) };
     for [m, n, k] in [[1024usize, 1024, 1024], [1024, 784, 256], [256, 1024, 784], [256, 10, 1024]] {
-        let a = Tensor::rand(&[m / scale, k], DType::F32, device)?;
-        let b = Tensor::rand(&[k, n.div_ceil(scale)], DType::F32, device)?;
+        let a = Tensor::rand([m / scale, k], DType::F32, device)?;
+        let b = Tensor::rand([k, n.div_ceil(scale)], DType::F32, device)?;
         let first = a.matmul(&b)?;
         let mut off = first.sub(&first)?;
         for _ in 0..times {
             off = off.maximum(&a.matmul(&b)?.sub(&first)?.abs()?)?;
         }
-        let most = off.amax(&[0, 1], false)?.item()?;
+        let most = off.amax([0, 1], false)?.item()?;
         ensure!(most == 0.0, "one of {times} products of {m} x {n} x {k} is off by {most}");
     }
     Ok(())

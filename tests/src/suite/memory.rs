@@ -35,11 +35,11 @@ impl Net {
     fn new(width: usize, device: &Device) -> forebay::error::Result<Self> {
         device.manual_seed(8);
         let _tag = scope::enter_tag(Tag::Parameter);
-        let weight = |rows, cols| Tensor::normal(&[rows, cols], 0.0, 0.1, DType::F32, device)?.to_leaf();
+        let weight = |rows, cols| Tensor::normal([rows, cols], 0.0, 0.1, DType::F32, device)?.to_leaf();
         let weights = vec![weight(20, width)?, weight(width, width)?, weight(width, 3)?];
         let _tag = scope::enter_tag(Tag::Input);
-        let x = Tensor::randn(&[32, 20], DType::F32, device)?;
-        let target = Tensor::randn(&[32, 3], DType::F32, device)?;
+        let x = Tensor::randn([32, 20], DType::F32, device)?;
+        let target = Tensor::randn([32, 3], DType::F32, device)?;
         Ok(Self { weights, x, target })
     }
 
@@ -120,7 +120,7 @@ fn a_full_device_at_every_point_of_a_step(device: &Device) -> Result<()> {
     faulty.allow_calls(0);
     let mut fillers = Vec::new();
     for elements in [512, 128] {
-        while let Ok(filler) = Tensor::zeros(&[elements], DType::F32, &device) {
+        while let Ok(filler) = Tensor::zeros([elements], DType::F32, &device) {
             fillers.push(filler);
         }
     }
@@ -158,7 +158,7 @@ fn memory_that_is_free_in_parts_comes_together(device: &Device) -> Result<()> {
     let side = Stream::new(&device);
     let piece = |seed| {
         device.manual_seed(seed);
-        Tensor::rand(&[1 << 20], DType::F32, &device)
+        Tensor::rand([1 << 20], DType::F32, &device)
     };
     let all = (0..8).map(piece).collect::<forebay::error::Result<Vec<_>>>()?;
     let bits = all.iter().map(Tensor::to_vec::<f32>).collect::<forebay::error::Result<Vec<_>>>()?;
@@ -176,7 +176,7 @@ fn memory_that_is_free_in_parts_comes_together(device: &Device) -> Result<()> {
         kept[3].1.neg()?.neg()?.copy_(&kept[3].1)?;
     }
     // 16 MiB are allocated and 24 MiB are free, with no free block as large as this request.
-    let large = Tensor::full(&[5 << 20], 3.0, DType::F32, &device)?;
+    let large = Tensor::full([5 << 20], 3.0, DType::F32, &device)?;
     let stats = device.memory();
     ensure!(stats.num_compactions > 0 && stats.compacted_bytes > 0, "nothing moved\n{stats}");
     ensure!(large.to_vec::<f32>()?.iter().all(|x| *x == 3.0));
@@ -196,7 +196,7 @@ fn empty_cache_gives_everything_back(device: &Device) -> Result<()> {
     let sizes = [10, 1000, 100_000, 1_000_000, 5_000_000];
     let tensors: Vec<Tensor> = sizes
         .iter()
-        .map(|&n| Tensor::zeros(&[n], DType::F32, device))
+        .map(|&n| Tensor::zeros([n], DType::F32, device))
         .collect::<forebay::error::Result<_>>()?;
     let held = device.memory().reserved();
     ensure!(held >= before + 20_000_000, "{held} bytes reserved");
@@ -225,7 +225,7 @@ fn tags_say_who_holds_what(device: &Device) -> Result<()> {
 fn threads_share_a_device(device: &Device) -> Result<()> {
     let work = |seed: i64| -> Result<()> {
         for i in 0..50 {
-            let x = Tensor::full(&[257 + seed as usize], seed as f64, DType::F32, device)?;
+            let x = Tensor::full([257 + seed as usize], seed as f64, DType::F32, device)?;
             let y = x.mul(&x)?.add(i)?.to_vec::<f32>()?;
             ensure!(y.iter().all(|&v| v == (seed * seed + i) as f32), "thread {seed}, turn {i}");
         }

@@ -73,7 +73,7 @@ fn results_that_the_tape_keeps_are_activations(device: &Device) -> Result<()> {
     let device = with_own_pool(device, Config::default());
     let bytes = 4 * 4096;
     // Results that autograd does not record are not activations.
-    let x = Tensor::ones(&[4096], DType::F32, &device)?.mul(2.0)?;
+    let x = Tensor::ones([4096], DType::F32, &device)?.mul(2.0)?;
     let w = x.add(1.0)?.to_leaf()?;
     ensure!(held(&device, Tag::Activation) == 0, "an operation that nothing records is an activation");
     let other = held(&device, Tag::Other);
@@ -110,7 +110,7 @@ fn running_out_in_a_forward_of_ones_own_names_activations_and_the_module(device:
     net.parameters();
     let FirstModule::Block(first) = &net.first else { anyhow::bail!("it is no block") };
     let last = net.rest.1.as_ref().context("no block")?;
-    let x = Tensor::ones(&[8192, 16], DType::F32, &limited)?;
+    let x = Tensor::ones([8192, 16], DType::F32, &limited)?;
     for (block, name) in [(first, "first"), (&**last, "rest.1")] {
         ensure!(block.module_path().to_string() == name, "{} is not {name}", block.module_path());
         let error = block.forward(&x, 100).err().context("it fits")?.to_string();
@@ -129,7 +129,7 @@ fn running_out_in_a_forward_of_ones_own_names_activations_and_the_module(device:
 
 fn a_dry_run_counts_results_of_plain_operations_as_activations(device: &Device) -> Result<()> {
     let step = |device: &Device| -> CoreResult<()> {
-        let w = Tensor::ones(&[1024, 64], DType::F32, device)?.to_leaf()?;
+        let w = Tensor::ones([1024, 64], DType::F32, device)?.to_leaf()?;
         let mut x = w.mul(2.0)?;
         for _ in 0..8 {
             x = x.tanh()?;

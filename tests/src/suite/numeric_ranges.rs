@@ -38,15 +38,15 @@ fn out_of_range_indices(dtype: DType, device: &Device) -> Result<Tensor> {
     Ok(match dtype {
         DType::I64 => {
             let all = [1i64, 1 << 32, (1 << 32) + 1, -1, -(1 << 32), i64::MIN, i64::MAX, 3];
-            Tensor::from_slice(&all, &[8], device)?
+            Tensor::from_slice(&all, [8], device)?
         }
-        DType::I32 => Tensor::from_slice(&[1i32, -1, -3, i32::MIN, i32::MAX, 3, 4, 1 << 30], &[8], device)?,
-        _ => Tensor::from_slice(&[1u32, u32::MAX, 1 << 31, 3, 4, 5, 6, 7], &[8], device)?,
+        DType::I32 => Tensor::from_slice(&[1i32, -1, -3, i32::MIN, i32::MAX, 3, 4, 1 << 30], [8], device)?,
+        _ => Tensor::from_slice(&[1u32, u32::MAX, 1 << 31, 3, 4, 5, 6, 7], [8], device)?,
     })
 }
 
 fn an_index_outside_names_nothing(device: &Device) -> Result<()> {
-    let table = Tensor::from_slice(&[1f32, 2.0, 3.0], &[3, 1], device)?;
+    let table = Tensor::from_slice(&[1f32, 2.0, 3.0], [3, 1], device)?;
     let line = table.reshape([3])?;
     for dtype in [DType::I64, DType::I32, DType::U32] {
         let at = out_of_range_indices(dtype, device)?;
@@ -60,8 +60,8 @@ fn an_index_outside_names_nothing(device: &Device) -> Result<()> {
         rows.sum_all()?.backward()?;
         let grad = leaf.grad().ok_or_else(|| anyhow::anyhow!("no gradient"))?;
         ensure_values(&grad, &[0.0, 1.0, 0.0])?;
-        let ones = Tensor::ones(&[8], DType::F32, device)?;
-        let zeros = Tensor::zeros(&[3], DType::F32, device)?;
+        let ones = Tensor::ones([8], DType::F32, device)?;
+        let zeros = Tensor::zeros([3], DType::F32, device)?;
         ensure_values(&zeros.scatter_add(0, &at, &ones)?, &[0.0, 1.0, 0.0])?;
         ensure_values(&zeros.index_add(0, &at, &ones, 1.0)?, &[0.0, 1.0, 0.0])?;
         ensure_values(&zeros.scatter(0, &at, &ones)?, &[0.0, 1.0, 0.0])?;
@@ -69,18 +69,18 @@ fn an_index_outside_names_nothing(device: &Device) -> Result<()> {
         // Only one sample contributes to the bag.
         let bags = EmbeddingBagOptions { mode: EmbeddingBagMode::Mean, ..EmbeddingBagOptions::default() };
         ensure_values(&table.embedding_bag(&at.unsqueeze(0)?, &bags)?, &[2.0])?;
-        ensure_values(&at.one_hot(3)?.to_dtype(DType::F32)?.sum(&[0], false)?, &[0.0, 1.0, 0.0])?;
+        ensure_values(&at.one_hot(3)?.to_dtype(DType::F32)?.sum([0], false)?, &[0.0, 1.0, 0.0])?;
     }
     // PyTorch documents the range -n..n for these operations.
-    let at = Tensor::from_slice(&[1i64, -1, -3, -4, 3, (1 << 32) - 1, -(1 << 32), i64::MIN], &[8], device)?;
+    let at = Tensor::from_slice(&[1i64, -1, -3, -4, 3, (1 << 32) - 1, -(1 << 32), i64::MIN], [8], device)?;
     ensure_values(&line.take(&at)?, &[2.0, 3.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0])?;
     ensure_values(&line.take_along_dim(&at, 0)?, &[2.0, 3.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0])?;
     ensure_values(&line.index(&[Some(&at)])?, &[2.0, 3.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0])?;
-    let ones = Tensor::ones(&[8], DType::F32, device)?;
+    let ones = Tensor::ones([8], DType::F32, device)?;
     ensure_values(&line.put(&at, &ones, true)?, &[2.0, 3.0, 4.0])?;
     // Bag offsets have 64 bits as well.
-    let samples = Tensor::from_slice(&[0i64, 1, 2], &[3], device)?;
-    let offsets = Tensor::from_slice(&[0i64, 1, 1 << 32], &[3], device)?;
+    let samples = Tensor::from_slice(&[0i64, 1, 2], [3], device)?;
+    let offsets = Tensor::from_slice(&[0i64, 1, 1 << 32], [3], device)?;
     let bags = EmbeddingBagOptions { offsets: Some(&offsets), ..EmbeddingBagOptions::default() };
     ensure_values(
         &table.embedding_bag(&samples, &EmbeddingBagOptions { mode: EmbeddingBagMode::Sum, ..bags })?,
@@ -93,10 +93,10 @@ fn an_index_outside_names_nothing(device: &Device) -> Result<()> {
 }
 
 fn an_index_outside_is_no_class(device: &Device) -> Result<()> {
-    let scores = Tensor::zeros(&[5, 2], DType::F32, device)?;
+    let scores = Tensor::zeros([5, 2], DType::F32, device)?;
     let even = std::f64::consts::LN_2;
     let classes = [0i64, 1 << 32, (1 << 40) + 1, -(1 << 32), -100];
-    let target = Tensor::from_slice(&classes, &[5], device)?;
+    let target = Tensor::from_slice(&classes, [5], device)?;
     let nan = f64::NAN;
     for (ignored, losses) in [
         (-100, [even, nan, nan, nan, 0.0]),
@@ -120,25 +120,25 @@ fn an_index_outside_is_no_class(device: &Device) -> Result<()> {
             ensure!(got.iter().zip(&losses).all(same), "{ignored}: {got:?}, expected {losses:?}");
         }
     }
-    let Err(error) = Tensor::from_slice(&[3, i64::MIN], &[2], device)?.bincount(None, 0) else {
+    let Err(error) = Tensor::from_slice(&[3, i64::MIN], [2], device)?.bincount(None, 0) else {
         anyhow::bail!("a negative number is counted")
     };
     ensure!(error.to_string().contains("got -9223372036854775808"), "{error}");
     ensure!(
         target.bincount(None, 0).is_err()
-            && Tensor::from_slice(&[1i64 << 32], &[1], device)?.bincount(None, 0).is_err()
+            && Tensor::from_slice(&[1i64 << 32], [1], device)?.bincount(None, 0).is_err()
     );
-    ensure!(Tensor::from_slice(&[u32::MAX], &[1], device)?.bincount(None, 0).is_err());
+    ensure!(Tensor::from_slice(&[u32::MAX], [1], device)?.bincount(None, 0).is_err());
     Ok(())
 }
 
 fn an_index_outside_is_found_where_that_is_asked_for(device: &Device) -> Result<()> {
-    let table = Tensor::ones(&[3, 2], DType::F32, device)?;
+    let table = Tensor::ones([3, 2], DType::F32, device)?;
     let line = table.select(1, 0)?.contiguous()?;
-    let right = Tensor::from_slice(&[0i64, 2], &[2], device)?;
-    let wrong = Tensor::from_slice(&[0i64, 1 << 32], &[2], device)?;
-    let one = Tensor::from_slice(&[1f32, 1.0], &[2], device)?;
-    let logits = Tensor::zeros(&[2, 3], DType::F32, device)?;
+    let right = Tensor::from_slice(&[0i64, 2], [2], device)?;
+    let wrong = Tensor::from_slice(&[0i64, 1 << 32], [2], device)?;
+    let one = Tensor::from_slice(&[1f32, 1.0], [2], device)?;
+    let logits = Tensor::zeros([2, 3], DType::F32, device)?;
     type Call<'a> = (&'a str, &'a dyn Fn(&Tensor) -> ForebayResult<Tensor>);
     let calls: &[Call<'_>] = &[
         ("embedding", &|at| table.embedding(at, None)),
@@ -179,13 +179,13 @@ fn an_index_outside_is_found_where_that_is_asked_for(device: &Device) -> Result<
 }
 
 fn lengths_outside_are_found_where_that_is_asked_for(device: &Device) -> Result<()> {
-    let table = Tensor::ones(&[3, 2], DType::F32, device)?;
-    let ints = |values: [i64; 2]| Tensor::from_slice(&values, &[2], device);
-    let log = Tensor::zeros(&[4, 2, 3], DType::F32, device)?.log_softmax(-1)?;
-    let labels = Tensor::from_slice(&[1i64, 2, 2, 7], &[2, 2], device)?;
+    let table = Tensor::ones([3, 2], DType::F32, device)?;
+    let ints = |values: [i64; 2]| Tensor::from_slice(&values, [2], device);
+    let log = Tensor::zeros([4, 2, 3], DType::F32, device)?.log_softmax(-1)?;
+    let labels = Tensor::from_slice(&[1i64, 2, 2, 7], [2, 2], device)?;
     let (steps, counts) = (ints([4, 0])?, ints([2, 1])?);
     let rnn = Rnn::new(3, 2, RecurrentOptions::default(), device)?;
-    let x = Tensor::zeros(&[4, 2, 3], DType::F32, device)?;
+    let x = Tensor::zeros([4, 2, 3], DType::F32, device)?;
     type Call<'a> = (&'a str, [i64; 2], [i64; 2], &'a str, &'a dyn Fn(&Tensor) -> ForebayResult<Tensor>);
     let calls: &[Call<'_>] = &[
         ("ctc_loss", [4, 0], [4, 5], "length 5, number 1 of `input_lengths`, is outside 0..=4", &|n| {
@@ -236,13 +236,13 @@ fn lengths_outside_are_found_where_that_is_asked_for(device: &Device) -> Result<
 
 fn a_class_outside_has_no_margin(device: &Device) -> Result<()> {
     let scores = || -> ForebayResult<Tensor> {
-        Tensor::from_slice(&[1f32, 2.0, 3.0, 4.0, 5.0, 6.0], &[2, 3], device)?.to_leaf()
+        Tensor::from_slice(&[1f32, 2.0, 3.0, 4.0, 5.0, 6.0], [2, 3], device)?.to_leaf()
     };
     for outside in [1i64 << 32, 3, -1, i64::MIN, i64::MAX, (1 << 32) + 1] {
         let x = scores()?;
-        let target = Tensor::from_slice(&[outside, 1], &[2], device)?;
+        let target = Tensor::from_slice(&[outside, 1], [2], device)?;
         for (p, second) in [(1, 2.0 / 3.0), (2, 4.0 / 3.0)] {
-            let weight = Tensor::ones(&[3], DType::F32, device)?;
+            let weight = Tensor::ones([3], DType::F32, device)?;
             for weight in [None, Some(&weight)] {
                 let losses = x.multi_margin_loss(&target, p, 1.0, weight, Reduction::None)?;
                 let got = losses.to_f64s()?;
@@ -263,7 +263,7 @@ fn a_class_outside_has_no_margin(device: &Device) -> Result<()> {
         ([0, i64::MIN, 1 << 32], false),
     ] {
         let x = scores()?;
-        let target = Tensor::from_slice(&[list, [0, -1, -1]].concat(), &[2, 3], device)?;
+        let target = Tensor::from_slice(&[list, [0, -1, -1]].concat(), [2, 3], device)?;
         let guard = ops::check_indices();
         ensure!(x.multilabel_margin_loss(&target, Reduction::None).is_err() == missing, "{list:?}");
         drop(guard);
@@ -281,17 +281,16 @@ fn a_class_outside_has_no_margin(device: &Device) -> Result<()> {
 }
 
 fn lengths_and_labels_outside_have_no_likelihood(device: &Device) -> Result<()> {
-    let scores =
-        Tensor::from_slice(&(0..24).map(|i| (i % 7) as f32).collect::<Vec<_>>(), &[4, 2, 3], device)?;
+    let scores = Tensor::from_slice(&(0..24).map(|i| (i % 7) as f32).collect::<Vec<_>>(), [4, 2, 3], device)?;
     type Arguments = ([i64; 2], i64, i64);
     let run = |(labels, steps, count): Arguments,
                reduction: Reduction,
                zero_infinity: bool|
      -> Result<(Vec<f64>, Vec<f64>)> {
         let x = scores.copy()?.to_leaf()?;
-        let targets = Tensor::from_slice(&[[1, 2], labels].concat(), &[2, 2], device)?;
-        let steps = Tensor::from_slice(&[4, steps], &[2], device)?;
-        let counts = Tensor::from_slice(&[2, count], &[2], device)?;
+        let targets = Tensor::from_slice(&[[1, 2], labels].concat(), [2, 2], device)?;
+        let steps = Tensor::from_slice(&[4, steps], [2], device)?;
+        let counts = Tensor::from_slice(&[2, count], [2], device)?;
         let options =
             CtcLossOptions { reduction, zero_infinity, ..CtcLossOptions::new(&targets, &steps, &counts) };
         let losses = x.log_softmax(-1)?.ctc_loss(&options)?;
@@ -351,9 +350,9 @@ fn numbers_outside_a_type_compare_as_they_are(device: &Device) -> Result<()> {
         let (least, most) = bounds(dtype);
         let elements = [least, most, 0, 1, most - 1];
         let x = match dtype {
-            DType::U8 => Tensor::from_slice(&elements.map(|v| v as u8), &[5], device)?,
-            DType::U32 => Tensor::from_slice(&elements.map(|v| v as u32), &[5], device)?,
-            _ => Tensor::from_slice(&elements.map(|v| v as i32), &[5], device)?,
+            DType::U8 => Tensor::from_slice(&elements.map(|v| v as u8), [5], device)?,
+            DType::U32 => Tensor::from_slice(&elements.map(|v| v as u32), [5], device)?,
+            _ => Tensor::from_slice(&elements.map(|v| v as i32), [5], device)?,
         };
         let mut tried = vec![
             least - 1,
@@ -384,8 +383,8 @@ fn numbers_outside_a_type_compare_as_they_are(device: &Device) -> Result<()> {
 }
 
 fn numbers_outside_a_type_are_not_written(device: &Device) -> Result<()> {
-    let x = Tensor::zeros(&[2], DType::U8, device)?;
-    let all = Tensor::ones(&[2], DType::Bool, device)?;
+    let x = Tensor::zeros([2], DType::U8, device)?;
+    let all = Tensor::ones([2], DType::Bool, device)?;
     for (dtype, n) in [
         (DType::U8, 300.0),
         (DType::U8, -1.0),
@@ -394,14 +393,14 @@ fn numbers_outside_a_type_are_not_written(device: &Device) -> Result<()> {
         (DType::I64, 1e19),
         (DType::I32, f64::NAN),
     ] {
-        let Err(error) = Tensor::full(&[2], n, dtype, device) else { anyhow::bail!("{dtype} holds no {n}") };
+        let Err(error) = Tensor::full([2], n, dtype, device) else { anyhow::bail!("{dtype} holds no {n}") };
         ensure!(
             error.to_string().starts_with("full: ") && error.to_string().contains(dtype.name()),
             "{error}"
         );
     }
-    ensure_values(&Tensor::full(&[2], 2.9, DType::U8, device)?, &[2.0, 2.0])?;
-    let wide = Tensor::zeros(&[2], DType::I32, device)?;
+    ensure_values(&Tensor::full([2], 2.9, DType::U8, device)?, &[2.0, 2.0])?;
+    let wide = Tensor::zeros([2], DType::I32, device)?;
     for (x, n) in [(&x, 300i64), (&x, -1), (&wide, 1 << 40), (&wide, i64::MIN)] {
         let Err(error) = x.where_(&all, n) else { anyhow::bail!("{n} is chosen") };
         ensure!(
@@ -412,7 +411,7 @@ fn numbers_outside_a_type_are_not_written(device: &Device) -> Result<()> {
     ensure!(x.where_(&all, 255)?.dtype() == DType::U8 && x.where_(&all, 0.5)?.dtype() == DType::F32);
     ensure!(x.full_like(256.0).is_err() && x.fill_(256).is_err() && x.masked_fill(&all, -1).is_err());
     ensure!(Tensor::arange(0.0, 257.0, 1.0, DType::U8, device).is_err());
-    let at = Tensor::from_slice(&[0i64], &[1], device)?;
+    let at = Tensor::from_slice(&[0i64], [1], device)?;
     ensure!(x.index_fill(0, &at, 256).is_err());
     ensure_values(&x, &[0.0, 0.0])?;
     // Bounds are compared mathematically; sums wrap, as in PyTorch.
@@ -427,13 +426,13 @@ fn floats_outside_a_type_are_not_written(device: &Device) -> Result<()> {
     let mut types = vec![(DType::F32, f64::from(f32::MAX))];
     types.extend(device.info().features.f16.then_some((DType::F16, 65504.0)));
     types.push((DType::BF16, 2f64.powi(128) - 2f64.powi(120)));
-    let all = Tensor::ones(&[2], DType::Bool, device)?;
-    let at = Tensor::from_slice(&[0i64], &[1], device)?;
+    let all = Tensor::ones([2], DType::Bool, device)?;
+    let at = Tensor::from_slice(&[0i64], [1], device)?;
     for (dtype, most) in types {
-        let x = Tensor::zeros(&[2], dtype, device)?;
+        let x = Tensor::zeros([2], dtype, device)?;
         type Call<'a> = (&'a str, &'a dyn Fn(f64) -> ForebayResult<Tensor>);
         let calls: &[Call<'_>] = &[
-            ("full", &|n| Tensor::full(&[2], n, dtype, device)),
+            ("full", &|n| Tensor::full([2], n, dtype, device)),
             ("full", &|n| x.full_like(n)),
             ("masked_fill", &|n| x.masked_fill(&all, n)),
             ("masked_fill_", &|n| x.copy().and_then(|x| x.masked_fill_(&all, n).map(|()| x))),
@@ -470,7 +469,7 @@ fn floats_outside_a_type_are_not_written(device: &Device) -> Result<()> {
         ensure_values(&x.clamp(-1e300, 1e300)?.to_dtype(DType::F32)?, &[0.0, 0.0])?;
     }
     for (dtype, most, infinity) in [(DType::F8E4M3, 448.0, false), (DType::F8E5M2, 57344.0, true)] {
-        let full = |n: f64| Tensor::full(&[2], n, dtype, device);
+        let full = |n: f64| Tensor::full([2], n, dtype, device);
         ensure!(full(most * 1.001).is_err() && full(-most * 1.001).is_err() && full(1e9).is_err());
         ensure_values(&full(-most)?.to_dtype(DType::F32)?, &[-most, -most])?;
         // One of the two has no infinities.
@@ -480,12 +479,12 @@ fn floats_outside_a_type_are_not_written(device: &Device) -> Result<()> {
 }
 
 fn bits_that_are_shifted_by_any_number(device: &Device) -> Result<()> {
-    let x = Tensor::from_slice(&[1i32, -8, 3], &[3], device)?;
+    let x = Tensor::from_slice(&[1i32, -8, 3], [3], device)?;
     for n in [1i64 << 32, (1 << 32) + 1, -(1 << 32), -1, 32, i64::MAX, i64::MIN] {
         ensure_values(&x.bitwise_left_shift(n)?, &[0.0; 3])?;
         ensure_values(&x.bitwise_right_shift(n)?, &[0.0, -1.0, 0.0])?;
     }
-    let x = Tensor::from_slice(&[1u8, 200], &[2], device)?;
+    let x = Tensor::from_slice(&[1u8, 200], [2], device)?;
     for n in [256i64, -256, -1, 8] {
         ensure_values(&x.bitwise_left_shift(n)?, &[0.0; 2])?;
         ensure_values(&x.bitwise_right_shift(n)?, &[0.0; 2])?;
@@ -591,8 +590,8 @@ fn integers_are_divided_in_their_whole_range(device: &Device) -> Result<()> {
 }
 
 fn integers_beyond_a_type_divide_nothing(device: &Device) -> Result<()> {
-    let x = Tensor::from_slice(&[5i32, -5], &[2], device)?;
-    let bytes = Tensor::from_slice(&[5u8, 200], &[2], device)?;
+    let x = Tensor::from_slice(&[5i32, -5], [2], device)?;
+    let bytes = Tensor::from_slice(&[5u8, 200], [2], device)?;
     for (x, n) in
         [(&x, 1i64 << 40), (&x, -(1 << 40)), (&x, 1 << 31), (&bytes, 256), (&bytes, 300), (&bytes, -1)]
     {
@@ -621,11 +620,11 @@ fn integers_beyond_a_type_divide_nothing(device: &Device) -> Result<()> {
 
 fn integer_powers_and_sums_at_the_limits(device: &Device) -> Result<()> {
     // The square of the largest number is 1 modulo the type's range.
-    let x = Tensor::from_slice(&[i32::MAX, -i32::MAX, 1, -1, -1, 2], &[6], device)?;
-    let y = Tensor::from_slice(&[-1, -3, -7, -7, i32::MIN, -1], &[6], device)?;
+    let x = Tensor::from_slice(&[i32::MAX, -i32::MAX, 1, -1, -1, 2], [6], device)?;
+    let y = Tensor::from_slice(&[-1, -3, -7, -7, i32::MIN, -1], [6], device)?;
     ensure!(x.pow(&y)?.to_vec::<i32>()? == [0, 0, 1, -1, 1, 0]);
-    let x = Tensor::from_slice(&[i32::MIN, i32::MAX, 0, i32::MIN], &[4], device)?;
-    let y = Tensor::from_slice(&[-1i32, i32::MIN, i32::MIN, 6], &[4], device)?;
+    let x = Tensor::from_slice(&[i32::MIN, i32::MAX, 0, i32::MIN], [4], device)?;
+    let y = Tensor::from_slice(&[-1i32, i32::MIN, i32::MIN, 6], [4], device)?;
     ensure!(x.gcd(&y)?.to_vec::<i32>()? == [1, 1, i32::MIN, 2]);
     let ends = Tensor::arange(2_147_483_640.0, 2_147_483_647.0, 3.0, DType::I32, device)?;
     ensure!(ends.to_vec::<i32>()? == [2_147_483_640, 2_147_483_643, 2_147_483_646]);
@@ -637,7 +636,7 @@ fn integer_powers_and_sums_at_the_limits(device: &Device) -> Result<()> {
     );
     require_dtype(device, DType::I64)?;
     // Sums and products of integers are i64, as in PyTorch.
-    let x = Tensor::from_slice(&[i32::MAX, i32::MAX, i32::MIN, 3], &[4], device)?;
+    let x = Tensor::from_slice(&[i32::MAX, i32::MAX, i32::MIN, 3], [4], device)?;
     let (most, least) = (i64::from(i32::MAX), i64::from(i32::MIN));
     ensure!(x.sum_all()?.to_vec::<i64>()? == [2 * most + least + 3]);
     ensure!(x.cumsum(0)?.to_vec::<i64>()? == [most, 2 * most, 2 * most + least, 2 * most + least + 3]);
@@ -646,7 +645,7 @@ fn integer_powers_and_sums_at_the_limits(device: &Device) -> Result<()> {
 }
 
 fn diagonals_beyond_the_corners(device: &Device) -> Result<()> {
-    let x = Tensor::from_slice(&[1f32, 2.0, 3.0, 4.0], &[2, 2], device)?;
+    let x = Tensor::from_slice(&[1f32, 2.0, 3.0, 4.0], [2, 2], device)?;
     for far in [isize::MAX, i32::MAX as isize, 1 << 32, 2] {
         ensure_values(&x.tril(far)?, &[1.0, 2.0, 3.0, 4.0])?;
         ensure_values(&x.triu(far)?, &[0.0; 4])?;
@@ -665,21 +664,21 @@ fn diagonals_beyond_the_corners(device: &Device) -> Result<()> {
 
 fn counts_beyond_32_bits_are_errors(device: &Device) -> Result<()> {
     require_dtype(device, DType::I64)?;
-    let x = Tensor::from_slice(&[1f32, 2.0], &[2], device)?;
+    let x = Tensor::from_slice(&[1f32, 2.0], [2], device)?;
     for repeats in [[1i64 << 32, 0], [1 << 31, 1 << 31], [i64::MAX, i64::MAX], [-(1 << 32), 1]] {
-        let repeats = Tensor::from_slice(&repeats, &[2], device)?;
+        let repeats = Tensor::from_slice(&repeats, [2], device)?;
         ensure!(x.repeat_interleave_by(&repeats, 0, None).is_err());
     }
-    let one = Tensor::from_slice(&[1i64 << 31], &[1], device)?;
+    let one = Tensor::from_slice(&[1i64 << 31], [1], device)?;
     ensure!(x.repeat_interleave_by(&one, 0, None).is_err());
     const MANY: usize = 1 << 40;
-    let empty = Tensor::zeros(&[0], DType::F32, device)?;
+    let empty = Tensor::zeros([0], DType::F32, device)?;
     ensure!(x.tensor_split(MANY, 0).is_err() && empty.chunk(MANY, 0).is_err() && empty.hsplit(MANY).is_err());
-    let wide = x.narrow(0, 0, 1)?.broadcast_to(&[MANY])?;
+    let wide = x.narrow(0, 0, 1)?.broadcast_to([MANY])?;
     ensure!(
         wide.unbind(0).is_err()
             && wide.split(1, 0).is_err()
-            && wide.flip(&[0]).is_err()
+            && wide.flip([0]).is_err()
             && wide.pdist(2.0).is_err()
     );
     ensure!(x.reshape([1, 1, 2])?.pad(&[1 << 30, 1 << 30], PadMode::Replicate).is_err());
@@ -691,16 +690,15 @@ fn counts_beyond_32_bits_are_errors(device: &Device) -> Result<()> {
 }
 
 fn views_beyond_all_measure_are_errors(device: &Device) -> Result<()> {
-    let x = Tensor::from_slice(&[1f32, 2.0], &[2], device)?;
+    let x = Tensor::from_slice(&[1f32, 2.0], [2], device)?;
     let scalar = x.select(0, 0)?;
-    ensure!(scalar.unflatten(0, &[1]).is_err() && scalar.tensordot(&x, &[0], &[0]).is_err());
+    ensure!(scalar.unflatten(0, [1]).is_err() && scalar.tensordot(&x, [0], [0]).is_err());
     ensure!(x.unfold(0, 1, usize::MAX)?.shape() == [1, 1]);
     ensure!(Tensor::eye(0, usize::MAX, DType::F32, device).is_err());
-    ensure!(scalar.broadcast_to(&[usize::MAX, 2]).is_err() && scalar.broadcast_to(&[usize::MAX, 0]).is_err());
-    ensure!(scalar.expand(&[1 << 40])?.expand(&[1 << 40, 1 << 40]).is_err());
+    ensure!(scalar.broadcast_to([usize::MAX, 2]).is_err() && scalar.broadcast_to([usize::MAX, 0]).is_err());
+    ensure!(scalar.expand([1 << 40])?.expand([1 << 40, 1 << 40]).is_err());
     ensure!(
-        x.as_strided(&[0], &[usize::MAX], None).is_err()
-            && x.as_strided(&[1], &[1], Some(usize::MAX)).is_err()
+        x.as_strided([0], [usize::MAX], None).is_err() && x.as_strided([1], [1], Some(usize::MAX)).is_err()
     );
     // A huge extent is not taken for -1.
     ensure!(x.reshape([usize::MAX]).is_err() && x.reshape([usize::MAX, 1]).is_err());

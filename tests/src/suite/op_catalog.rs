@@ -248,7 +248,7 @@ fn lines_do_not_know_how_many_there_are(device: &Device) -> Result<()> {
         for n in LINES.into_iter().chain((!case.is_elementwise).then_some(MANY)) {
             // Repeats the record's rows up to the required number.
             let pick: Vec<i64> = (0..n).map(|i| (i % lines) as i64).collect();
-            let pick = Tensor::from_slice(&pick, &[n], device)?;
+            let pick = Tensor::from_slice(&pick, [n], device)?;
             let mut many = inputs.clone();
             for (k, t) in many.iter_mut().enumerate().filter(|(k, _)| case.batched_inputs >> k & 1 == 1) {
                 *t = t.index_select(0, &pick).with_context(|| format!("{}: input {k}", case.name))?;
@@ -285,7 +285,7 @@ fn wrong_inputs_are_refused_by_name(_: &Device) -> Result<()> {
                 ("two dimensions more", t.unsqueeze(0)?.unsqueeze(0)?),
                 ("flat", t.reshape([t.numel()])?),
                 ("no dimensions", Tensor::full((), 1.0, t.dtype(), &device)?),
-                ("no elements", Tensor::zeros(&[0], t.dtype(), &device)?),
+                ("no elements", Tensor::zeros([0], t.dtype(), &device)?),
                 ("no lines", t.narrow(0, 0, 0)?),
                 ("a longer last dimension", forebay::ops::cat(&[t, t], last)?),
                 ("no last dimension", t.narrow(last, 0, 0)?),

@@ -265,7 +265,7 @@ fn states_go_on_with_the_same_bits(device: &Device) -> Result<()> {
         let last = other.keys().rfind(|name| !name.ends_with(".step")).cloned();
         if let Some(last) = &last {
             let mut wrong = other.clone();
-            wrong.insert(last.clone(), Tensor::zeros(&[2, 1, 1, 1], DType::F32, device)?);
+            wrong.insert(last.clone(), Tensor::zeros([2, 1, 1, 1], DType::F32, device)?);
             let error = resumed.load_state_dict(&wrong).err().context("it was taken")?.to_string();
             ensure!(error.contains(last.as_str()), "{name}: {error}");
         }

@@ -216,18 +216,18 @@ fn scalers_refuse_factors_out_of_range(device: &Device) -> Result<()> {
 }
 
 fn layers_refuse_options_out_of_range(device: &Device) -> Result<()> {
-    let x = Tensor::ones(&[4, 2, 6], DType::F32, device)?;
+    let x = Tensor::ones([4, 2, 6], DType::F32, device)?;
     // Negative values are accepted, as in PyTorch.
     for bad in [f64::NEG_INFINITY, f64::NAN, f64::INFINITY] {
         let eps = format!("`eps` is {bad}, expected");
         for made in [
-            LayerNorm::new(&[6], device)?.eps(bad).forward(&x),
-            RmsNorm::new(&[6], device)?.eps(bad).forward(&x),
+            LayerNorm::new([6], device)?.eps(bad).forward(&x),
+            RmsNorm::new([6], device)?.eps(bad).forward(&x),
             GroupNorm::new(1, 2, device)?.eps(bad).forward(&x),
             BatchNorm1d::new(2, device)?.eps(bad).forward(&x),
             InstanceNorm1d::new(2).eps(bad).forward(&x),
-            x.add_layer_norm(&x, &[6], None, None, bad).map(|(x, _)| x),
-            x.add_rms_norm(&x, &[6], None, Some(bad)).map(|(x, _)| x),
+            x.add_layer_norm(&x, [6], None, None, bad).map(|(x, _)| x),
+            x.add_rms_norm(&x, [6], None, Some(bad)).map(|(x, _)| x),
         ] {
             let error = expect_error(made, &eps)?;
             ensure!(error.contains(&eps), "{error}");
@@ -242,7 +242,7 @@ fn layers_refuse_options_out_of_range(device: &Device) -> Result<()> {
     for bad in [-1.0, f64::NAN, f64::INFINITY] {
         expect_error(Dropout::new(bad).forward(&x), "p")?;
         let smoothing = CrossEntropyOptions { label_smoothing: bad, ..CrossEntropyOptions::default() };
-        let classes = Tensor::zeros(&[4, 6], DType::I32, device)?;
+        let classes = Tensor::zeros([4, 6], DType::I32, device)?;
         expect_error(x.cross_entropy_with(&classes, &smoothing), "smoothing")?;
         expect_error(init::normal_(&x, 0.0, bad), "std")?;
         expect_error(init::xavier_uniform_(&x, bad), "gain")?;
@@ -301,7 +301,7 @@ fn gradients_that_do_not_fit_their_parameters_are_refused(device: &Device) -> Re
     let f32 = DType::F32;
     type Wrong = (&'static str, fn(&Tensor, &Device) -> forebay::error::Result<Tensor>);
     let wrong: [Wrong; 3] = [
-        ("shape", |p, _| Tensor::ones(&[p.numel()], DType::F32, p.device())),
+        ("shape", |p, _| Tensor::ones([p.numel()], DType::F32, p.device())),
         ("type", |p, _| Tensor::ones(p.shape(), DType::BF16, p.device())),
         ("device", |p, other| Tensor::ones(p.shape(), DType::F32, other)),
     ];
@@ -354,7 +354,7 @@ fn frozen_parameters_have_no_state(device: &Device) -> Result<()> {
     let net = (body, head);
     net.0.requires_grad_(false);
     ensure!(net.num_parameters() == 64 * 32 + 32 + 66 && net.num_trainable_parameters() == 66, "miscounted");
-    let x = Tensor::ones(&[3, 64], DType::F32, &device)?;
+    let x = Tensor::ones([3, 64], DType::F32, &device)?;
     let run = |parameters: Vec<Tensor>| -> Result<(u64, Vec<String>)> {
         let mut optimizer = AdamW::new(parameters, 1e-3);
         for _ in 0..2 {
@@ -460,9 +460,9 @@ fn loaded_states_out_of_range_are_refused(device: &Device) -> Result<()> {
         ("0.step", number(-1.0)?, "whole number of 0 or more"),
         ("0.step", number(f32::NAN)?, "whole number of 0 or more"),
         ("0.step", number(1.5)?, "whole number of 0 or more"),
-        ("0.step", Tensor::ones(&[2], DType::F32, device)?, "expected one number"),
-        ("1.exp_avg", Tensor::ones(&[7], DType::I32, device)?, "1.exp_avg"),
-        ("1.exp_avg", Tensor::ones(&[6], DType::F32, device)?, "1.exp_avg"),
+        ("0.step", Tensor::ones([2], DType::F32, device)?, "expected one number"),
+        ("1.exp_avg", Tensor::ones([7], DType::I32, device)?, "1.exp_avg"),
+        ("1.exp_avg", Tensor::ones([6], DType::F32, device)?, "1.exp_avg"),
     ];
     for (name, tensor, what) in wrong {
         let mut state = good.clone();

@@ -114,8 +114,8 @@ fn a_perceptron_takes_the_predicted_bytes(device: &Device) -> Result<()> {
         let parameters = [fc1.parameters(), fc2.parameters()].concat();
         let mut optimizer = AdamW::new(parameters.clone(), 1e-3);
         steps(parameters, &mut optimizer, way, |count| {
-            let x = Tensor::rand(&[64 / count, 784], DType::F32, device)?;
-            let y = Tensor::randint(0, 10, &[64 / count], DType::I64, device)?;
+            let x = Tensor::rand([64 / count, 784], DType::F32, device)?;
+            let y = Tensor::randint(0, 10, [64 / count], DType::I64, device)?;
             let hidden = fc1.forward(&x)?.relu()?;
             let last = Arc::clone(&fc2);
             let logits = match way {
@@ -137,8 +137,8 @@ fn a_convolutional_network_takes_the_predicted_bytes(device: &Device) -> Result<
             [first.parameters(), norm.parameters(), second.parameters(), head.parameters()].concat();
         let mut optimizer = Sgd::new(parameters.clone(), 0.1).momentum(0.9);
         steps(parameters, &mut optimizer, way, |count| {
-            let x = Tensor::rand(&[32 / count, 1, 28, 28], DType::F32, device)?;
-            let y = Tensor::randint(0, 10, &[32 / count], DType::I64, device)?;
+            let x = Tensor::rand([32 / count, 1, 28, 28], DType::F32, device)?;
+            let y = Tensor::randint(0, 10, [32 / count], DType::I64, device)?;
             let x = first.forward(&x)?.relu()?.max_pool2d(Pool2dOptions::new(2))?;
             let (norm, second) = (Arc::clone(&norm), Arc::clone(&second));
             let body = move |x: &Tensor| second.forward(&norm.forward(x)?.relu()?)?.relu();
@@ -153,7 +153,7 @@ fn a_convolutional_network_takes_the_predicted_bytes(device: &Device) -> Result<
 
 /// Returns tokens and their successors.
 fn passages(rows: usize, length: usize, vocabulary: usize, device: &Device) -> CoreResult<[Tensor; 2]> {
-    let text = || Tensor::randint(0, vocabulary as i64, &[rows, length], DType::I64, device);
+    let text = || Tensor::randint(0, vocabulary as i64, [rows, length], DType::I64, device);
     Ok([text()?, text()?])
 }
 
@@ -301,7 +301,7 @@ fn a_step_that_does_not_fit_says_what_it_needs(device: &Device) -> Result<()> {
     let profile = CardProfile::from_device(device).with_total_bytes(4 << 20);
     let run = dry_run(&profile, |device| {
         let net = Linear::new(1024, 1024, device)?;
-        net.forward(&Tensor::zeros(&[512, 1024], DType::F32, device)?)?.mean_all()?.backward()
+        net.forward(&Tensor::zeros([512, 1024], DType::F32, device)?)?.mean_all()?.backward()
     })?;
     let refused = run.out_of_memory.as_ref().context("10 MiB fit 4")?;
     ensure!(refused.total == Some(4 << 20), "{refused}");
@@ -312,7 +312,7 @@ fn a_step_that_does_not_fit_says_what_it_needs(device: &Device) -> Result<()> {
 
 fn blocks_computed_again_give_the_same_bits(device: &Device) -> Result<()> {
     let sizes = GptOptions { vocabulary: 64, context: 16, layers: 3, heads: 2, width: 32, dropout: 0.1 };
-    let text = Tensor::randint(0, 64, &[4, 16], DType::I32, device)?;
+    let text = Tensor::randint(0, 64, [4, 16], DType::I32, device)?;
     for low in [None, Some(DType::BF16)] {
         let gradients = |choice: StepConfig| -> Result<Vec<(String, Vec<u8>)>> {
             device.manual_seed(7);
@@ -365,11 +365,11 @@ fn steps_that_are_alike_come_to_rest(_device: &Device) -> Result<()> {
             let device = Device::null(CardProfile::from_card("h200")?);
             // What leaves and operations are numbered is another thing in each process: nothing hangs on it.
             for _ in 0..name.len() * 37 {
-                drop(Tensor::zeros(&[1], DType::F32, &device)?.to_leaf()?);
+                drop(Tensor::zeros([1], DType::F32, &device)?.to_leaf()?);
             }
             let net = Gpt::new(&sizes, &device)?;
             let mut optimizer = AdamW::new(net.parameters(), 3e-4);
-            let text = Tensor::randint(0, 50_257, &[BATCH, sizes.context], DType::I64, &device)?;
+            let text = Tensor::randint(0, 50_257, [BATCH, sizes.context], DType::I64, &device)?;
             let _segments = choice.apply_segments();
             let mut calls = Vec::new();
             for _ in 0..STEPS {
@@ -419,7 +419,7 @@ fn steps_go_on_within_what_was_predicted(_device: &Device) -> Result<()> {
             let net = Gpt::new(&sizes, &device)?;
             let mut optimizer = AdamW::new(net.parameters(), 3e-4);
             optimizer.offload_state(choice.offload_state);
-            let text = Tensor::randint(0, 50_257, &[BATCH, sizes.context], DType::I64, &device)?;
+            let text = Tensor::randint(0, 50_257, [BATCH, sizes.context], DType::I64, &device)?;
             let _segments = choice.apply_segments();
             for step in 0..steps {
                 for k in 0..choice.micro_batch_count {

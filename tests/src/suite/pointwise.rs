@@ -55,8 +55,8 @@ fn every_pair_of_types_promotes(device: &Device) -> Result<()> {
             if ![a, b].iter().all(|d| types.contains(d)) || !types.iter().any(|d| d.name() == name) {
                 continue;
             }
-            let x = Tensor::from_slice(&[1.0f32, 0.0, 1.0, 1.0, 0.0], &[5], device)?.to_dtype(a)?;
-            let y = Tensor::from_slice(&[1.0f32, 1.0, 0.0, 1.0, 0.0], &[5], device)?.to_dtype(b)?;
+            let x = Tensor::from_slice(&[1.0f32, 0.0, 1.0, 1.0, 0.0], [5], device)?.to_dtype(a)?;
+            let y = Tensor::from_slice(&[1.0f32, 1.0, 0.0, 1.0, 0.0], [5], device)?.to_dtype(b)?;
             let sum = x.add(&y)?;
             ensure!(sum.dtype().name() == name, "{a} + {b} is {}, expected {name}", sum.dtype());
             let two = if name == "bool" { 1.0 } else { 2.0 };
@@ -130,7 +130,7 @@ fn all_halves_are_read(device: &Device) -> Result<()> {
     let bytes: Vec<u8> = all.iter().flat_map(|h| h.to_le_bytes()).collect();
     let bits =
         |t: Tensor| -> Result<Vec<u32>> { Ok(t.to_vec::<f32>()?.into_iter().map(f32::to_bits).collect()) };
-    let halves = Tensor::from_bytes(&bytes, &[1 << 16], DType::F16, device)?;
+    let halves = Tensor::from_bytes(&bytes, [1 << 16], DType::F16, device)?;
     let expected: Vec<u32> = all.iter().map(|&h| f16::from_bits(h).to_f32().to_bits()).collect();
     check_bits("f16 to f32", &bits(halves.to_dtype(DType::F32)?)?, &expected, &inputs, f32_is_nan)?;
     // The round trip is exact.
@@ -141,7 +141,7 @@ fn all_halves_are_read(device: &Device) -> Result<()> {
     let normal: Vec<u16> = all.iter().copied().filter(|h| h & 0x7f80 != 0 || h & 0x7f == 0).collect();
     let inputs = words(normal.iter().copied());
     let bytes: Vec<u8> = normal.iter().flat_map(|h| h.to_le_bytes()).collect();
-    let brains = Tensor::from_bytes(&bytes, &[normal.len()], DType::BF16, device)?;
+    let brains = Tensor::from_bytes(&bytes, [normal.len()], DType::BF16, device)?;
     let expected: Vec<u32> = normal.iter().map(|&h| u32::from(h) << 16).collect();
     check_bits("bf16 to f32", &bits(brains.to_dtype(DType::F32)?)?, &expected, &inputs, f32_is_nan)?;
     let back = brains.to_dtype(DType::F32)?.to_dtype(DType::BF16)?.to_vec::<bf16>()?;
@@ -166,7 +166,7 @@ fn rounding_probes(half: impl Fn(u16) -> f32) -> Vec<f32> {
 
 fn halves_are_rounded_to_nearest_even(device: &Device) -> Result<()> {
     let probes = rounding_probes(|h| f16::from_bits(h).to_f32());
-    let x = Tensor::from_slice(&probes, &[probes.len()], device)?;
+    let x = Tensor::from_slice(&probes, [probes.len()], device)?;
     let got = words(x.to_dtype(DType::F16)?.to_vec::<f16>()?.iter().map(|h| h.to_bits()));
     let expected = words(probes.iter().map(|&p| f16::from_f32(p).to_bits()));
     let inputs: Vec<u32> = probes.iter().map(|p| p.to_bits()).collect();
@@ -175,7 +175,7 @@ fn halves_are_rounded_to_nearest_even(device: &Device) -> Result<()> {
 
 fn brain_floats_are_rounded_to_nearest_even(device: &Device) -> Result<()> {
     let probes = rounding_probes(|h| bf16::from_bits(h).to_f32());
-    let x = Tensor::from_slice(&probes, &[probes.len()], device)?;
+    let x = Tensor::from_slice(&probes, [probes.len()], device)?;
     let got = words(x.to_dtype(DType::BF16)?.to_vec::<bf16>()?.iter().map(|h| h.to_bits()));
     let expected = words(probes.iter().map(|&p| bf16::from_f32(p).to_bits()));
     let inputs: Vec<u32> = probes.iter().map(|p| p.to_bits()).collect();
@@ -186,7 +186,7 @@ fn doubles_keep_their_digits(device: &Device) -> Result<()> {
     require_dtype(device, DType::F64)?;
     let mut numbers = SplitMix64(64);
     let values: Vec<f64> = (0..1000).map(|_| numbers.next() as f64 / 1e9 - 9e9).collect();
-    let x = Tensor::from_slice(&values, &[1000], device)?;
+    let x = Tensor::from_slice(&values, [1000], device)?;
     ensure_values(&x.add(0.1)?, &values.iter().map(|v| v + 0.1).collect::<Vec<_>>())?;
     ensure_values(&x.mul(&x)?, &values.iter().map(|v| v * v).collect::<Vec<_>>())?;
     let narrow: Vec<f64> = values.iter().map(|&v| f64::from(v as f32)).collect();
@@ -198,7 +198,7 @@ fn doubles_keep_their_digits(device: &Device) -> Result<()> {
 fn numbers_beside_doubles_are_doubles(device: &Device) -> Result<()> {
     require_dtype(device, DType::F64)?;
     let values = [1.0, -2.5, 3e7];
-    let x = Tensor::from_slice(&values, &[3], device)?;
+    let x = Tensor::from_slice(&values, [3], device)?;
     for number in
         [1e300, -1e300, 1e-50, 5e-300, 0.1, -0.0, 1.0 / 3.0, f64::MAX, f64::MIN_POSITIVE, f64::INFINITY]
     {
@@ -215,10 +215,10 @@ fn numbers_beside_doubles_are_doubles(device: &Device) -> Result<()> {
         same(filled, [number; 3])?;
     }
     ensure!(x.add(f64::NAN)?.to_vec::<f64>()?.iter().all(|v| v.is_nan()));
-    let special = Tensor::from_slice(&[f64::NAN, f64::INFINITY, f64::NEG_INFINITY], &[3], device)?;
+    let special = Tensor::from_slice(&[f64::NAN, f64::INFINITY, f64::NEG_INFINITY], [3], device)?;
     ensure!(special.nan_to_num()?.to_vec::<f64>()? == [0.0, f64::MAX, f64::MIN]);
     ensure!(
-        Tensor::from_slice(&[3i32, -1], &[2], device)?.nan_to_num_with(0.0, 1.0, 2.0)?.dtype() == DType::I32
+        Tensor::from_slice(&[3i32, -1], [2], device)?.nan_to_num_with(0.0, 1.0, 2.0)?.dtype() == DType::I32
     );
     Ok(())
 }
@@ -240,8 +240,8 @@ fn remainders_of_doubles_are_exact(device: &Device) -> Result<()> {
         (7.0, 3.5),
         (-7.0, 3.5),
     ]);
-    let x = Tensor::from_slice(&pairs.iter().map(|p| p.0).collect::<Vec<_>>(), &[pairs.len()], device)?;
-    let y = Tensor::from_slice(&pairs.iter().map(|p| p.1).collect::<Vec<_>>(), &[pairs.len()], device)?;
+    let x = Tensor::from_slice(&pairs.iter().map(|p| p.0).collect::<Vec<_>>(), [pairs.len()], device)?;
+    let y = Tensor::from_slice(&pairs.iter().map(|p| p.1).collect::<Vec<_>>(), [pairs.len()], device)?;
     let (left, below) = (x.fmod(&y)?.to_vec::<f64>()?, x.remainder(&y)?.to_vec::<f64>()?);
     for (k, (a, b)) in pairs.into_iter().enumerate() {
         let rest = a % b;
@@ -255,7 +255,7 @@ fn remainders_of_doubles_are_exact(device: &Device) -> Result<()> {
 
 /// Scalars wrap as in PyTorch, while bounds do not.
 fn numbers_beside_bytes_wrap_and_bounds_do_not(device: &Device) -> Result<()> {
-    let x = Tensor::from_slice(&[0u8, 5, 254, 255], &[4], device)?;
+    let x = Tensor::from_slice(&[0u8, 5, 254, 255], [4], device)?;
     // Comparisons are mathematical.
     ensure!(x.gt(-2)?.to_bools()? == [true; 4] && x.eq(-2)?.to_bools()? == [false; 4]);
     ensure!(x.lt(300)?.to_bools()? == [true; 4]);
@@ -303,7 +303,7 @@ fn functions_of_doubles_are_near_the_hosts(device: &Device) -> Result<()> {
     ];
     let all = everywhere.iter().map(|pair| (&wide, pair)).chain(within_one.iter().map(|pair| (&near, pair)));
     for (arguments, (name, ours, host)) in all {
-        let x = Tensor::from_slice(arguments, &[arguments.len()], device)?;
+        let x = Tensor::from_slice(arguments, [arguments.len()], device)?;
         for (&x, got) in arguments.iter().zip(ours(&x)?.to_vec::<f64>()?) {
             let exact = host(x);
             let bound = 32.0 * f64::EPSILON * exact.abs();
@@ -325,7 +325,7 @@ fn functions_of_doubles_are_near_the_hosts(device: &Device) -> Result<()> {
         6_381_956_970_095_103.0 * 2f64.powi(797),
         f64::MAX,
     ];
-    let x = Tensor::from_slice(&turns, &[turns.len()], device)?;
+    let x = Tensor::from_slice(&turns, [turns.len()], device)?;
     let circle: [Pair; 3] =
         [("sin", Tensor::sin, f64::sin), ("cos", Tensor::cos, f64::cos), ("tan", Tensor::tan, f64::tan)];
     for (name, ours, host) in circle {
@@ -336,7 +336,7 @@ fn functions_of_doubles_are_near_the_hosts(device: &Device) -> Result<()> {
                 "{name}({x:e}) is {got:e}, not {exact:e}"
             );
         }
-        let none = Tensor::from_slice(&[f64::INFINITY, f64::NEG_INFINITY, f64::NAN], &[3], device)?;
+        let none = Tensor::from_slice(&[f64::INFINITY, f64::NEG_INFINITY, f64::NAN], [3], device)?;
         ensure!(
             ours(&none)?.to_vec::<f64>()?.iter().all(|v| v.is_nan()),
             "{name} of no finite number is a number"
@@ -378,7 +378,7 @@ fn floats_become_integers_and_saturate(device: &Device) -> Result<()> {
         f32::NEG_INFINITY,
         f32::NAN,
     ];
-    let x = Tensor::from_slice(&values, &[values.len()], device)?;
+    let x = Tensor::from_slice(&values, [values.len()], device)?;
     // Integers above the largest f32 within i32 or u32 are unreachable in f32, which saturates below them.
     let largest = |exact: u32, float: u32| move |got: u32| got == exact || got == float;
     let i32s = x.to_dtype(DType::I32)?.to_vec::<i32>()?;
@@ -400,10 +400,10 @@ fn floats_become_integers_and_saturate(device: &Device) -> Result<()> {
 
 fn wide_integers_keep_their_bits(device: &Device) -> Result<()> {
     let values = [0i64, 1, -1, i64::MAX, i64::MIN, 1 << 40, -(1 << 40), 123_456_789_012];
-    let x = Tensor::from_slice(&values, &[8], device)?;
-    ensure!(x.flip(&[0])?.flip(&[0])?.to_vec::<i64>()? == values, "moving loses bits");
-    ensure!(Tensor::full(&[3], -5e12, DType::I64, device)?.to_vec::<i64>()? == [-5_000_000_000_000; 3]);
-    let small = Tensor::from_slice(&[-3i64, 7, 0], &[3], device)?;
+    let x = Tensor::from_slice(&values, [8], device)?;
+    ensure!(x.flip([0])?.flip([0])?.to_vec::<i64>()? == values, "moving loses bits");
+    ensure!(Tensor::full([3], -5e12, DType::I64, device)?.to_vec::<i64>()? == [-5_000_000_000_000; 3]);
+    let small = Tensor::from_slice(&[-3i64, 7, 0], [3], device)?;
     ensure!(small.to_dtype(DType::I32)?.to_dtype(DType::I64)?.to_vec::<i64>()? == [-3, 7, 0]);
     if !device.info().features.i64 {
         let Err(error) = x.add(&x) else { anyhow::bail!("arithmetic in i64 must be refused here") };
@@ -439,7 +439,7 @@ fn more_workgroups_than_a_dimension_has(device: &Device) -> Result<()> {
     }
     let mut numbers = SplitMix64(0);
     let bytes: Vec<u8> = (0..n.div_ceil(8)).flat_map(|_| numbers.next().to_le_bytes()).take(n).collect();
-    let x = Tensor::from_bytes(&bytes, &[n], DType::U8, device)?;
+    let x = Tensor::from_bytes(&bytes, [n], DType::U8, device)?;
     let sum = x.add(1)?.to_bytes()?;
     let wrong = sum.iter().zip(&bytes).position(|(a, b)| *a != b.wrapping_add(1));
     ensure!(wrong.is_none(), "element {wrong:?} of {n} is wrong");
@@ -458,7 +458,7 @@ const SPECIAL: [f32; 10] =
 fn not_a_number_is_not_lost(device: &Device) -> Result<()> {
     let pairs: Vec<(f32, f32)> = SPECIAL.iter().flat_map(|&a| SPECIAL.map(|b| (a, b))).collect();
     let column = |f: fn(&(f32, f32)) -> f32| {
-        Tensor::from_slice(&pairs.iter().map(f).collect::<Vec<_>>(), &[100], device)
+        Tensor::from_slice(&pairs.iter().map(f).collect::<Vec<_>>(), [100], device)
     };
     let (x, y) = (column(|p| p.0)?, column(|p| p.1)?);
     type Rule = fn(f32, f32) -> f32;
@@ -506,8 +506,8 @@ fn not_a_number_is_not_lost(device: &Device) -> Result<()> {
             ("clamp below a tensor", x.clamp(-1.0, &y)?, true),
             ("hardtanh", x.hardtanh(-2.0, 2.0)?, false),
             ("relu", x.relu()?, false),
-            ("amax", stack(&[&x, &y], 0)?.amax(&[0], false)?, true),
-            ("amin", stack(&[&x, &y], 0)?.amin(&[0], false)?, true),
+            ("amax", stack(&[&x, &y], 0)?.amax([0], false)?, true),
+            ("amin", stack(&[&x, &y], 0)?.amin([0], false)?, true),
         ] {
             for ((a, b), got) in pairs.iter().zip(got.to_f64s()?) {
                 let expected = if any { nan(*a, *b) } else { a.is_nan() };
@@ -533,7 +533,7 @@ fn not_a_number_is_found_in_every_form(device: &Device) -> Result<()> {
         0xff80_0000,
         0x7f7f_ffff,
     ];
-    let x = Tensor::from_slice(&forms.map(f32::from_bits), &[8], device)?;
+    let x = Tensor::from_slice(&forms.map(f32::from_bits), [8], device)?;
     ensure!(x.isnan()?.to_bools()? == [true, true, true, true, true, false, false, false]);
     ensure!(x.isinf()?.to_bools()? == [false, false, false, false, false, true, true, false]);
     ensure!(x.isfinite()?.to_bools()? == [false, false, false, false, false, false, false, true]);
@@ -542,7 +542,7 @@ fn not_a_number_is_found_in_every_form(device: &Device) -> Result<()> {
 }
 
 fn zeros_keep_their_signs(device: &Device) -> Result<()> {
-    let x = Tensor::from_slice(&[0.0f32, -0.0], &[2], device)?;
+    let x = Tensor::from_slice(&[0.0f32, -0.0], [2], device)?;
     let bits =
         |t: Tensor| -> Result<Vec<u32>> { Ok(t.to_vec::<f32>()?.into_iter().map(f32::to_bits).collect()) };
     ensure!(bits(x.neg()?)? == [0x8000_0000, 0], "negation flips the sign of zero");
@@ -551,21 +551,21 @@ fn zeros_keep_their_signs(device: &Device) -> Result<()> {
         ensure!(bits(x.to_dtype(dtype)?.to_dtype(DType::F32)?)? == [0, 0x8000_0000], "{dtype} keeps -0");
     }
     ensure!(
-        bits(Tensor::from_slice(&[1.0f32, 1.0], &[2], device)?.copysign(&x)?)? == [0x3f80_0000, 0xbf80_0000]
+        bits(Tensor::from_slice(&[1.0f32, 1.0], [2], device)?.copysign(&x)?)? == [0x3f80_0000, 0xbf80_0000]
     );
     Ok(())
 }
 
 fn integers_wrap_and_divide(device: &Device) -> Result<()> {
-    let x = Tensor::from_slice(&[7i32, -7, 7, -7, i32::MAX, i32::MIN], &[6], device)?;
-    let y = Tensor::from_slice(&[2i32, 2, -2, -2, 1, 1], &[6], device)?;
+    let x = Tensor::from_slice(&[7i32, -7, 7, -7, i32::MAX, i32::MIN], [6], device)?;
+    let y = Tensor::from_slice(&[2i32, 2, -2, -2, 1, 1], [6], device)?;
     ensure!(x.add(&y)?.to_vec::<i32>()? == [9, -5, 5, -9, i32::MIN, i32::MIN + 1]);
     ensure!(x.floor_divide(&y)?.to_vec::<i32>()?[..4] == [3, -4, -4, 3]);
     ensure!(x.trunc_divide(&y)?.to_vec::<i32>()?[..4] == [3, -3, -3, 3]);
     ensure!(x.remainder(&y)?.to_vec::<i32>()?[..4] == [1, 1, -1, -1]);
     ensure!(x.fmod(&y)?.to_vec::<i32>()?[..4] == [1, -1, 1, -1]);
     ensure!(x.div(&y)?.dtype() == DType::F32 && x.div(&y)?.to_vec::<f32>()?[..4] == [3.5, -3.5, -3.5, 3.5]);
-    let bytes = Tensor::from_slice(&[250u8, 255, 0], &[3], device)?;
+    let bytes = Tensor::from_slice(&[250u8, 255, 0], [3], device)?;
     ensure!(bytes.add(10)?.to_vec::<u8>()? == [4, 9, 10] && bytes.sub(1)?.to_vec::<u8>()? == [249, 254, 255]);
     ensure!(bytes.bitwise_not()?.to_vec::<u8>()? == [5, 0, 255]);
     ensure!(x.bitwise_xor(&y)?.to_vec::<i32>()?[..2] == [7 ^ 2, -7 ^ 2]);
@@ -573,7 +573,7 @@ fn integers_wrap_and_divide(device: &Device) -> Result<()> {
 }
 
 fn numbers_take_the_tensors_type(device: &Device) -> Result<()> {
-    let int = Tensor::from_slice(&[1i32, 2], &[2], device)?;
+    let int = Tensor::from_slice(&[1i32, 2], [2], device)?;
     ensure!(int.add(1)?.dtype() == DType::I32 && int.add(1.5)?.dtype() == DType::F32);
     let half = int.to_dtype(DType::F16)?;
     ensure!(half.add(1.5)?.dtype() == DType::F16 && half.mul(2)?.dtype() == DType::F16);
@@ -587,7 +587,7 @@ fn numbers_take_the_tensors_type(device: &Device) -> Result<()> {
 fn layouts_do_not_change_results(device: &Device) -> Result<()> {
     let mut numbers = SplitMix64(7);
     let values: Vec<f32> = (0..24 * 20).map(|_| (numbers.below(4000) as f32 - 2000.0) / 500.0).collect();
-    let x = Tensor::from_slice(&values, &[24, 20], device)?;
+    let x = Tensor::from_slice(&values, [24, 20], device)?;
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         let strided = x.to_dtype(dtype)?.t()?.slice_dim(1, 1, 24, 2)?;
         let dense = strided.copy()?;

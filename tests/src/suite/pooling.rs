@@ -34,7 +34,7 @@ fn a_maximum_over_padding_alone_is_the_smallest_of_its_type(device: &Device) -> 
     // The window covers indices -1 and 2 of a signal of length two.
     let window = Pool1dOptions { padding: [1], dilation: [3], stride: [1], ..Pool1dOptions::new(2) };
     for dtype in compute_dtypes(device).filter(|&dtype| dtype != DType::Bool && !dtype.is_storage_only()) {
-        let x = Tensor::from_slice(&[5.0f32, 7.0], &[1, 1, 2], device)?.to_dtype(dtype)?;
+        let x = Tensor::from_slice(&[5.0f32, 7.0], [1, 1, 2], device)?.to_dtype(dtype)?;
         let (y, places) = x.max_pool1d_with_indices(window)?;
         ensure!(places.to_vec::<i64>()? == [2], "{dtype:?}: {places}");
         let smallest = match dtype {
@@ -46,7 +46,7 @@ fn a_maximum_over_padding_alone_is_the_smallest_of_its_type(device: &Device) -> 
         let y = y.to_f64s()?[0];
         ensure!(y == smallest, "{dtype:?}: {y}, not {smallest}");
     }
-    let x = Tensor::from_slice(&[5.0f32, 7.0], &[1, 1, 2], device)?;
+    let x = Tensor::from_slice(&[5.0f32, 7.0], [1, 1, 2], device)?;
     ensure_values(&gradient(&x, |x| x.max_pool1d(window))?, &[0.0, 0.0])
 }
 
@@ -107,7 +107,7 @@ fn maxima_agree_with_plain_loops_for_windows_with_gaps(device: &Device) -> Resul
         };
         let special = [f32::NEG_INFINITY, f32::NAN, f32::INFINITY, 0.0, -1.5, 3.0, 3.0];
         let host: Vec<f32> = (0..h * w).map(|_| special[draw(special.len())]).collect();
-        let x = Tensor::from_slice(&host, &[1, h, w], device)?;
+        let x = Tensor::from_slice(&host, [1, h, w], device)?;
         let Ok((y, places)) = x.max_pool2d_with_indices(window) else { continue };
         let (oh, ow) = (y.shape()[1], y.shape()[2]);
         let (values, at, grads) = reference_max_pool(&host, [h, w], window, [oh, ow]);
@@ -127,7 +127,7 @@ fn maxima_agree_with_plain_loops_for_windows_with_gaps(device: &Device) -> Resul
 
 fn a_volume_of_padding_alone_has_no_maximum_and_no_gradient(device: &Device) -> Result<()> {
     let host: Vec<f32> = (0..12).map(|k| k as f32).collect();
-    let x = Tensor::from_slice(&host, &[1, 2, 2, 3], device)?;
+    let x = Tensor::from_slice(&host, [1, 2, 2, 3], device)?;
     for axis in 0..3 {
         let mut window = Pool3dOptions { stride: [1; 3], ..Pool3dOptions::new(1) };
         (window.kernel[axis], window.padding[axis], window.dilation[axis]) = (2, 1, 3);
@@ -150,7 +150,7 @@ fn a_volume_of_padding_alone_has_no_maximum_and_no_gradient(device: &Device) -> 
 
 fn nan_and_infinities_go_through_pooling_as_in_pytorch(device: &Device) -> Result<()> {
     let (nan, inf) = (f32::NAN, f32::INFINITY);
-    let x = Tensor::from_slice(&[-inf, -inf, nan, 1.0, nan, inf], &[1, 1, 6], device)?;
+    let x = Tensor::from_slice(&[-inf, -inf, nan, 1.0, nan, inf], [1, 1, 6], device)?;
     let (y, places) = x.max_pool1d_with_indices(Pool1dOptions::new(2))?;
     let y = y.to_vec::<f32>()?;
     ensure!(y[0] == -inf && y[1].is_nan() && y[2].is_nan(), "{y:?}");
@@ -164,7 +164,7 @@ fn nan_and_infinities_go_through_pooling_as_in_pytorch(device: &Device) -> Resul
 }
 
 fn means_divide_by_what_pytorch_divides_by(device: &Device) -> Result<()> {
-    let x = Tensor::ones(&[1, 1, 5], DType::F32, device)?;
+    let x = Tensor::ones([1, 1, 5], DType::F32, device)?;
     let window = Pool1dOptions { stride: [2], padding: [1], ceil_mode: true, ..Pool1dOptions::new(4) };
     // Windows -1 to 2 and 1 to 4; in ceil mode also 3 to 6, which is cut off after the padding.
     ensure_close(&x.avg_pool1d(window)?.to_f64s()?, &[0.75, 1.0, 2.0 / 3.0], 1e-6, 0.0)?;
@@ -186,16 +186,16 @@ fn means_of_64_bit_types_keep_their_digits(device: &Device) -> Result<()> {
     let wide = Pool2dOptions { stride: [1; 2], padding: [2049; 2], ..Pool2dOptions::new(4099) };
     // Of one element, over a divisor that has more digits than an f32.
     let override_of = |divisor| Pool2dOptions { divisor_override: Some(divisor), ..Pool2dOptions::new(1) };
-    let whole = Tensor::from_slice(&[2 * count as i32 - 1, 0, 0, 0], &[1, 1, 2, 2], device)?;
+    let whole = Tensor::from_slice(&[2 * count as i32 - 1, 0, 0, 0], [1, 1, 2, 2], device)?;
     ensure_values(&whole.avg_pool2d(wide)?, &[1.0; 4])?;
     ensure_values(&whole.avg_pool2d(override_of(2 * count))?, &[0.0; 4])?;
     ensure!(whole.avg_pool2d(override_of(1 << 32)).is_err(), "2^32 is no number of i32");
     ensure!(whole.to_dtype(DType::U8)?.avg_pool2d(override_of(-1)).is_err(), "-1 is no number of u8");
     if device.info().features.i64 {
         let odd = (1i64 << 40) + 1;
-        let x = Tensor::from_slice(&[2 * count - 1, 0, 0, 0], &[1, 1, 2, 2], device)?;
+        let x = Tensor::from_slice(&[2 * count - 1, 0, 0, 0], [1, 1, 2, 2], device)?;
         ensure!(x.avg_pool2d(wide)?.to_vec::<i64>()? == [1; 4]);
-        let x = Tensor::from_slice(&[odd * 5 - 1, -odd * 5, 1 << 62, -1], &[1, 1, 2, 2], device)?;
+        let x = Tensor::from_slice(&[odd * 5 - 1, -odd * 5, 1 << 62, -1], [1, 1, 2, 2], device)?;
         for divisor in [odd, -odd] {
             let sign = divisor.signum();
             let expected = [4 * sign, -5 * sign, (1i64 << 62) / divisor, 0];
@@ -235,7 +235,7 @@ fn means_of_64_bit_types_keep_their_digits(device: &Device) -> Result<()> {
 
 fn a_window_of_a_whole_plane_is_averaged_in_every_element(device: &Device) -> Result<()> {
     // 262,144 integers in one window, whose sum is exact.
-    let x = Tensor::ones(&[1, 2, 512, 512], DType::F32, device)?;
+    let x = Tensor::ones([1, 2, 512, 512], DType::F32, device)?;
     x.narrow(2, 500, 1)?.fill_(513.0)?;
     ensure_values(&x.adaptive_avg_pool2d([1, 1])?, &[2.0, 2.0])?;
     ensure_values(&x.avg_pool2d(Pool2dOptions::new(512))?, &[2.0, 2.0])?;
@@ -262,7 +262,7 @@ fn a_window_of_a_whole_plane_is_averaged_in_every_element(device: &Device) -> Re
 fn a_window_of_a_long_signal_finds_its_maximum(device: &Device) -> Result<()> {
     let n = 200_003;
     for dtype in [DType::F32, DType::U8] {
-        let x = Tensor::zeros(&[1, 3, n], dtype, device)?;
+        let x = Tensor::zeros([1, 3, n], dtype, device)?;
         for (channel, at) in [100, 150_000, n - 1].into_iter().enumerate() {
             x.select(1, channel as isize)?.narrow(1, at, 1)?.fill_(7.0)?;
         }
@@ -280,7 +280,7 @@ fn a_window_of_a_long_signal_finds_its_maximum(device: &Device) -> Result<()> {
 fn gradients_of_long_windows_reach_every_element(device: &Device) -> Result<()> {
     // Every element is in up to 2,000 windows: those that start at most 1,999 before it.
     let (n, k) = (4001, 2000);
-    let x = Tensor::zeros(&[1, 1, n], DType::F32, device)?;
+    let x = Tensor::zeros([1, 1, n], DType::F32, device)?;
     let window = Pool1dOptions { stride: [1], ..Pool1dOptions::new(k) };
     let grad = gradient(&x, |x| x.avg_pool1d(Pool1dOptions { divisor_override: Some(1), ..window }))?;
     let windows = |at: usize| (at + 1).min(n - k + 1).min(n - at).min(k) as f64;
@@ -292,14 +292,14 @@ fn gradients_of_long_windows_reach_every_element(device: &Device) -> Result<()> 
     (expected[0], expected[k], expected[k + 1]) = (1.0, 2000.0, 1.0);
     ensure_values(&gradient(&x, |x| x.max_pool1d(window))?, &expected)?;
     // More windows over one element than the loop limit.
-    let one = Tensor::full(&[1, 1, 1], 2.0, DType::F32, device)?;
+    let one = Tensor::full([1, 1, 1], 2.0, DType::F32, device)?;
     ensure_values(&gradient(&one, |x| x.adaptive_avg_pool1d(100_000))?, &[100_000.0])?;
     ensure_values(&gradient(&one, |x| x.adaptive_max_pool1d(100_000))?, &[100_000.0])
 }
 
 fn a_long_window_takes_the_last_nan_and_the_first_of_equals(device: &Device) -> Result<()> {
     let n = 70_001;
-    let x = Tensor::full(&[1, 3, n], f64::NEG_INFINITY, DType::F32, device)?;
+    let x = Tensor::full([1, 3, n], f64::NEG_INFINITY, DType::F32, device)?;
     for at in [60, 50_000] {
         x.select(1, 0)?.narrow(1, at, 1)?.fill_(f64::NAN)?;
         x.select(1, 1)?.narrow(1, at, 1)?.fill_(-4.0)?;

@@ -23,9 +23,9 @@ tests![
 ];
 
 fn a_norm_of_a_sum_has_the_type_of_a_norm_under_autocast(device: &Device) -> Result<()> {
-    let (norm, rms) = (LayerNorm::new(&[16], device)?, RmsNorm::new(&[16], device)?);
-    let low = Tensor::randn(&[3, 16], DType::F32, device)?.to_dtype(DType::BF16)?;
-    let stream = Tensor::randn(&[3, 16], DType::F32, device)?;
+    let (norm, rms) = (LayerNorm::new([16], device)?, RmsNorm::new([16], device)?);
+    let low = Tensor::randn([3, 16], DType::F32, device)?.to_dtype(DType::BF16)?;
+    let stream = Tensor::randn([3, 16], DType::F32, device)?;
     let _scope = autocast(DType::BF16)?;
     let (sum, normed) = norm.forward_add(&low, &stream)?;
     ensure!((sum.dtype(), normed.dtype()) == (DType::F32, DType::F32));
@@ -41,7 +41,7 @@ fn a_norm_of_a_sum_has_the_type_of_a_norm_under_autocast(device: &Device) -> Res
 }
 
 fn the_residual_stream_of_blocks_stays_f32(device: &Device) -> Result<()> {
-    let x = Tensor::randn(&[2, 5, 16], DType::F32, device)?;
+    let x = Tensor::randn([2, 5, 16], DType::F32, device)?;
     for norm_first in [false, true] {
         let options = TransformerOptions {
             feedforward: 32,
@@ -57,7 +57,7 @@ fn the_residual_stream_of_blocks_stays_f32(device: &Device) -> Result<()> {
     }
     let model = Bert::new(&small(), device)?;
     let _scope = autocast(DType::BF16)?;
-    let y = model.forward(&Tensor::from_slice(&[1i64, 5, 2, 7], &[1, 4], device)?, None)?;
+    let y = model.forward(&Tensor::from_slice(&[1i64, 5, 2, 7], [1, 4], device)?, None)?;
     ensure!(y.dtype() == DType::F32, "{y:?}");
     Ok(())
 }
@@ -120,8 +120,8 @@ fn distance(a: &[f64], b: &[f64]) -> f64 {
 fn gradients_of_a_bert_are_as_near_as_those_of_plain_operations(device: &Device) -> Result<()> {
     device.manual_seed(3);
     let layer = |k: usize| Linear::new([32, 64][k % 2], [64, 32][k % 2], device);
-    let block = PostNormBlock((0..8).map(layer).collect::<Result<_, _>>()?, LayerNorm::new(&[32], device)?);
-    let x = Tensor::randn(&[24, 32], DType::F32, device)?;
+    let block = PostNormBlock((0..8).map(layer).collect::<Result<_, _>>()?, LayerNorm::new([32], device)?);
+    let x = Tensor::randn([24, 32], DType::F32, device)?;
     let exact = block.gradients(&x, false, false)?;
     let fused = distance(&block.gradients(&x, true, true)?, &exact);
     let plain = distance(&block.gradients(&x, true, false)?, &exact);
@@ -155,7 +155,7 @@ fn a_bert_begins_as_the_published_one(device: &Device) -> Result<()> {
 
 fn a_bert_drops_weights_of_its_attention_in_training_alone(device: &Device) -> Result<()> {
     let model = Bert::new(&BertOptions { attention_probs_dropout_prob: 0.5, ..small() }, device)?;
-    let tokens = Tensor::from_slice(&[1i64, 5, 2, 7, 9, 3], &[2, 3], device)?;
+    let tokens = Tensor::from_slice(&[1i64, 5, 2, 7, 9, 3], [2, 3], device)?;
     let run = || -> Result<Tensor> { Ok(model.forward(&tokens, None)?.detach()) };
     ensure!(ensure_same_bits(&run()?, &run()?).is_err(), "nothing is dropped in training");
     model.eval();
@@ -193,7 +193,7 @@ fn a_configuration_of_another_model_is_refused(device: &Device) -> Result<()> {
     ensure!(missing.contains("num_hidden_layers"), "{missing}");
     // Options written by hand are checked as well, and the configured activation is applied.
     ensure!(Bert::new(&BertOptions { hidden_act: "mish".into(), ..small() }, device).is_err());
-    let tokens = Tensor::from_slice(&[1i64, 5, 2, 7], &[1, 4], device)?;
+    let tokens = Tensor::from_slice(&[1i64, 5, 2, 7], [1, 4], device)?;
     let of = |act: &str| -> Result<Tensor> {
         device.manual_seed(1);
         Ok(Bert::new(&BertOptions { hidden_act: act.into(), ..small() }, device)?

@@ -67,29 +67,29 @@ fn one_scale_serves_all_elements(d: &Device) -> Result<()> {
 
 fn every_type_prints_its_elements(d: &Device) -> Result<()> {
     prints(
-        &Tensor::from_slice(&[1i32, -20, 300], &[3], d)?,
+        &Tensor::from_slice(&[1i32, -20, 300], [3], d)?,
         "tensor([  1, -20, 300], device='D', dtype=i32)",
     )?;
     prints(
-        &Tensor::from_slice(&[i64::MIN, i64::MAX, (1 << 53) + 1], &[3], d)?,
+        &Tensor::from_slice(&[i64::MIN, i64::MAX, (1 << 53) + 1], [3], d)?,
         "tensor([-9223372036854775808,  9223372036854775807,     9007199254740993],\n       device='D')",
     )?;
-    prints(&Tensor::from_slice(&[0u8, 255], &[2], d)?, "tensor([  0, 255], device='D', dtype=u8)")?;
-    prints(&Tensor::from_slice(&[u32::MAX], &[1], d)?, "tensor([4294967295], device='D', dtype=u32)")?;
-    prints(&Tensor::from_bytes(&[1, 0], &[2], DType::Bool, d)?, "tensor([ True, False], device='D')")?;
-    prints(&Tensor::from_bytes(&[1], &[1], DType::Bool, d)?, "tensor([True], device='D')")?;
+    prints(&Tensor::from_slice(&[0u8, 255], [2], d)?, "tensor([  0, 255], device='D', dtype=u8)")?;
+    prints(&Tensor::from_slice(&[u32::MAX], [1], d)?, "tensor([4294967295], device='D', dtype=u32)")?;
+    prints(&Tensor::from_bytes(&[1, 0], [2], DType::Bool, d)?, "tensor([ True, False], device='D')")?;
+    prints(&Tensor::from_bytes(&[1], [1], DType::Bool, d)?, "tensor([True], device='D')")?;
     prints(
-        &Tensor::from_slice(&[bf16::from_f32(0.1), bf16::from_f32(3.0)], &[2], d)?,
+        &Tensor::from_slice(&[bf16::from_f32(0.1), bf16::from_f32(3.0)], [2], d)?,
         "tensor([0.1001, 3.0000], device='D', dtype=bf16)",
     )?;
     if d.supports_dtype(DType::F16) {
         let halves = [f16::from_f32(65504.0), f16::from_f32(-1.0)];
         let text = "tensor([ 6.5504e+04, -1.0000e+00], device='D', dtype=f16)";
-        prints(&Tensor::from_slice(&halves, &[2], d)?, text)?;
+        prints(&Tensor::from_slice(&halves, [2], d)?, text)?;
     }
     if d.supports_dtype(DType::F64) {
         prints(
-            &Tensor::from_slice(&[1e-300, 1.0], &[2], d)?,
+            &Tensor::from_slice(&[1e-300, 1.0], [2], d)?,
             "tensor([1.0000e-300,  1.0000e+00], device='D', dtype=f64)",
         )?;
     }
@@ -138,7 +138,7 @@ fn gradients_are_named(d: &Device) -> Result<()> {
     prints(&x, "tensor([1., 2.], device='D', requires_grad=True)")?;
     prints(&x.add(1.0)?, "tensor([2., 3.], device='D', grad_fn=<add>)")?;
     prints(&x.add(1.0)?.detach(), "tensor([2., 3.], device='D')")?;
-    let empty = Tensor::zeros(&[0], DType::F32, d)?.to_leaf()?;
+    let empty = Tensor::zeros([0], DType::F32, d)?.to_leaf()?;
     prints(&empty, "tensor([], device='D', requires_grad=True)")
 }
 
@@ -152,7 +152,7 @@ fn debug_prints_the_elements_too(d: &Device) -> Result<()> {
 /// Texts say so if elements cannot be read.
 fn debug_never_fails(d: &Device) -> Result<()> {
     let null = Device::null(Default::default());
-    let unknown = Tensor::zeros(&[2, 3], DType::BF16, &null)?;
+    let unknown = Tensor::zeros([2, 3], DType::BF16, &null)?;
     let text = format!("{unknown:?}");
     let expected = "tensor(<unknown: the null device computes no values>, device='null:0',\n       shape=[2, 3], dtype=bf16)";
     ensure!(text == expected, "{text}");

@@ -16,7 +16,7 @@ tests![names_what_ran, times_lie_within_the_host_s, one_profiler_at_a_time];
 fn names_what_ran(device: &Device) -> Result<()> {
     let layers = vec![Linear::new(24, 40, device)?, Linear::new(40, 8, device)?];
     layers.parameters();
-    let x = Tensor::rand(&[12, 24], DType::F32, device)?;
+    let x = Tensor::rand([12, 24], DType::F32, device)?;
     let profiler = Profiler::start(device)?;
     let y = layers[1].forward(&layers[0].forward(&x)?.tanh()?)?;
     y.to_bytes()?;
@@ -40,7 +40,7 @@ fn names_what_ran(device: &Device) -> Result<()> {
 }
 
 fn times_lie_within_the_host_s(device: &Device) -> Result<()> {
-    let x = Tensor::rand(&[256, 512], DType::F32, device)?;
+    let x = Tensor::rand([256, 512], DType::F32, device)?;
     x.exp()?;
     let start = Instant::now();
     let profiler = Profiler::start(device)?;

@@ -83,7 +83,7 @@ fn known_answers(device: &Device) -> Result<()> {
     ensure!(philox([0; 4], [0; 2]) == [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
     ensure!(philox([u32::MAX; 4], [u32::MAX; 2]) == [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]);
     device.manual_seed(0);
-    let bits = Tensor::randint(0, 1 << 31, &[4], DType::I32, device)?.to_vec::<i32>()?;
+    let bits = Tensor::randint(0, 1 << 31, [4], DType::I32, device)?.to_vec::<i32>()?;
     ensure!(
         bits == [0x6627_e8d5u32, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8].map(|x| (x >> 1) as i32),
         "{bits:x?}"
@@ -96,17 +96,17 @@ fn integers_are_philox_itself(device: &Device) -> Result<()> {
         for n in [1, 3, 4, 5, 1000, 4097] {
             device.manual_seed(seed);
             let expected = stream(device.random_state(), n);
-            let bits = Tensor::randint(0, 1 << 31, &[n], DType::I32, device)?.to_vec::<i32>()?;
+            let bits = Tensor::randint(0, 1 << 31, [n], DType::I32, device)?.to_vec::<i32>()?;
             ensure!(bits.iter().zip(&expected).all(|(a, b)| *a as u32 == b >> 1), "seed {seed}, {n} numbers");
             ensure!(device.random_state().offset == n.div_ceil(4) as u64);
         }
     }
     device.manual_seed(3);
     let expected = stream(device.random_state(), 999);
-    let small = Tensor::randint(-5, 6, &[999], DType::I32, device)?.to_vec::<i32>()?;
+    let small = Tensor::randint(-5, 6, [999], DType::I32, device)?.to_vec::<i32>()?;
     let range = |x: u32| ((u64::from(x) * 11) >> 32) as i32 - 5;
     ensure!(small.iter().zip(expected).all(|(a, b)| *a == range(b)), "-5..6");
-    let error = Tensor::randint(i64::from(i32::MIN), i64::from(i32::MAX) + 1, &[1], DType::I32, device);
+    let error = Tensor::randint(i64::from(i32::MIN), i64::from(i32::MAX) + 1, [1], DType::I32, device);
     ensure!(error.is_err(), "a range of 2^32 does not fit the multiplication");
     Ok(())
 }
@@ -114,11 +114,11 @@ fn integers_are_philox_itself(device: &Device) -> Result<()> {
 fn uniform_numbers_are_its_upper_bits(device: &Device) -> Result<()> {
     device.manual_seed(11);
     let state = device.random_state();
-    let got = Tensor::rand(&[10_001], DType::F32, device)?.to_vec::<f32>()?;
+    let got = Tensor::rand([10_001], DType::F32, device)?.to_vec::<f32>()?;
     let unit = |x: u32| (x >> 8) as f32 / 16_777_216.0;
     ensure!(got.iter().zip(stream(state, 10_001)).all(|(a, x)| *a == unit(x)), "rand");
     let state = device.random_state();
-    let got = Tensor::uniform(&[1001], -2.5, 7.0, DType::F32, device)?.to_vec::<f32>()?;
+    let got = Tensor::uniform([1001], -2.5, 7.0, DType::F32, device)?.to_vec::<f32>()?;
     ensure!(got.iter().zip(stream(state, 1001)).all(|(a, x)| *a == unit(x) * 9.5 - 2.5), "uniform");
     Ok(())
 }
@@ -128,13 +128,13 @@ fn normal_numbers_are_the_integer_algorithm(device: &Device) -> Result<()> {
     ensure!(table.len() == 256, "the table was not found in the shader");
     device.manual_seed(5);
     let state = device.random_state();
-    let got = Tensor::randn(&[100_003], DType::F32, device)?.to_vec::<f32>()?;
+    let got = Tensor::randn([100_003], DType::F32, device)?.to_vec::<f32>()?;
     for (i, (a, x)) in got.iter().zip(stream(state, got.len())).enumerate() {
         let b = normal(x, &table);
         ensure!(a.to_bits() == b.to_bits(), "number {i} is {a:?}, expected {b:?}");
     }
     let state = device.random_state();
-    let got = Tensor::normal(&[1001], 3.0, 0.5, DType::F32, device)?.to_vec::<f32>()?;
+    let got = Tensor::normal([1001], 3.0, 0.5, DType::F32, device)?.to_vec::<f32>()?;
     let good = got.iter().zip(stream(state, 1001)).all(|(a, x)| *a == normal(x, &table) * 0.5 + 3.0);
     ensure!(good, "mean and deviation are one product and one sum, each rounded");
     Ok(())
@@ -143,7 +143,7 @@ fn normal_numbers_are_the_integer_algorithm(device: &Device) -> Result<()> {
 fn moments_of_normal_numbers(device: &Device) -> Result<()> {
     device.manual_seed(1);
     let n = 1_000_000;
-    let z = Tensor::randn(&[n], DType::F32, device)?.to_f64s()?;
+    let z = Tensor::randn([n], DType::F32, device)?.to_f64s()?;
     let moment = |k: i32| z.iter().map(|x| x.powi(k)).sum::<f64>() / n as f64;
     // Tolerance: five standard deviations of each estimate.
     ensure_close(&[moment(1), moment(2), moment(3), moment(4)], &[0.0, 1.0, 0.0, 3.0], 0.0, 0.05)?;
@@ -154,9 +154,9 @@ fn moments_of_normal_numbers(device: &Device) -> Result<()> {
 fn sixteen_bits_round_the_same_numbers(device: &Device) -> Result<()> {
     for dtype in [DType::F16, DType::BF16] {
         device.manual_seed(9);
-        let wide = Tensor::randn(&[1003], DType::F32, device)?;
+        let wide = Tensor::randn([1003], DType::F32, device)?;
         device.manual_seed(9);
-        ensure_same_bits(&Tensor::randn(&[1003], dtype, device)?, &wide.to_dtype(dtype)?)
+        ensure_same_bits(&Tensor::randn([1003], dtype, device)?, &wide.to_dtype(dtype)?)
             .with_context(|| dtype.to_string())?;
     }
     Ok(())
@@ -165,26 +165,26 @@ fn sixteen_bits_round_the_same_numbers(device: &Device) -> Result<()> {
 fn the_counter_carries(device: &Device) -> Result<()> {
     let state = RandomState { seed: u64::MAX - 3, offset: u64::from(u32::MAX) - 10 };
     device.set_random_state(state);
-    let got = Tensor::randint(0, 1 << 31, &[200], DType::I32, device)?.to_vec::<i32>()?;
+    let got = Tensor::randint(0, 1 << 31, [200], DType::I32, device)?.to_vec::<i32>()?;
     ensure!(got.iter().zip(stream(state, 200)).all(|(a, b)| *a as u32 == b >> 1), "across 2^32 blocks");
     Ok(())
 }
 
 fn states_replay(device: &Device) -> Result<()> {
     device.manual_seed(2);
-    Tensor::rand(&[7], DType::F32, device)?;
+    Tensor::rand([7], DType::F32, device)?;
     let state = device.random_state();
-    let first = Tensor::randn(&[33], DType::F32, device)?;
-    let second = Tensor::randn(&[33], DType::F32, device)?;
+    let first = Tensor::randn([33], DType::F32, device)?;
+    let second = Tensor::randn([33], DType::F32, device)?;
     ensure!(first.to_bytes()? != second.to_bytes()?, "two draws differ");
     device.set_random_state(state);
-    ensure_same_bits(&Tensor::randn(&[33], DType::F32, device)?, &first)?;
-    ensure_same_bits(&Tensor::randn(&[33], DType::F32, device)?, &second)
+    ensure_same_bits(&Tensor::randn([33], DType::F32, device)?, &first)?;
+    ensure_same_bits(&Tensor::randn([33], DType::F32, device)?, &second)
 }
 
 fn dropout_keeps_and_scales(device: &Device) -> Result<()> {
     let (n, p) = (50_000, 0.3);
-    let x = Tensor::ones(&[n], DType::F32, device)?.to_leaf()?;
+    let x = Tensor::ones([n], DType::F32, device)?.to_leaf()?;
     device.manual_seed(4);
     let state = device.random_state();
     let y = x.dropout(p, true)?;
@@ -192,11 +192,11 @@ fn dropout_keeps_and_scales(device: &Device) -> Result<()> {
     let bound = (p * 4_294_967_296.0).round() as u32;
     let expected: Vec<f32> = stream(state, n).iter().map(|&u| if u < bound { 0.0 } else { scale }).collect();
     ensure!(y.to_vec::<f32>()? == expected, "the mask is the stream's");
-    y.backward_with(&Tensor::ones(&[n], DType::F32, device)?)?;
+    y.backward_with(&Tensor::ones([n], DType::F32, device)?)?;
     let grad = x.grad().context("no gradient")?;
     ensure!(grad.to_vec::<f32>()? == expected, "the gradient has the same mask");
     // Values depend on the logical index, not on strides.
-    let z = Tensor::ones(&[100, 500], DType::F32, device)?.t()?;
+    let z = Tensor::ones([100, 500], DType::F32, device)?.t()?;
     device.set_random_state(state);
     ensure!(z.dropout(p, true)?.to_vec::<f32>()? == expected, "of a transpose");
     ensure_same_bits(&z.dropout(p, false)?, &z)
@@ -204,7 +204,7 @@ fn dropout_keeps_and_scales(device: &Device) -> Result<()> {
 
 fn classes_are_drawn_as_often_as_they_weigh(device: &Device) -> Result<()> {
     const DRAWS: usize = 4000;
-    let weights = Tensor::from_slice(&[0.0f32, 1.0, 0.0, 3.0, 0.0, 2.0, 2.0, 0.0], &[2, 4], device)?;
+    let weights = Tensor::from_slice(&[0.0f32, 1.0, 0.0, 3.0, 0.0, 2.0, 2.0, 0.0], [2, 4], device)?;
     let drawn = weights.multinomial(DRAWS, true)?.to_f64s()?;
     let of =
         |row: usize, class: f64| drawn[row * DRAWS..][..DRAWS].iter().filter(|&&c| c == class).count() as f64;
@@ -220,7 +220,7 @@ fn classes_are_drawn_as_often_as_they_weigh(device: &Device) -> Result<()> {
     both[2..].sort_by(f64::total_cmp);
     ensure!(both == [1.0, 3.0, 1.0, 2.0], "{both:?}");
     // The frequency of the first draw is proportional to the weight.
-    let rows = weights.narrow(0, 0, 1)?.broadcast_to(&[DRAWS, 4])?;
+    let rows = weights.narrow(0, 0, 1)?.broadcast_to([DRAWS, 4])?;
     let first = rows.multinomial(1, false)?.to_f64s()?;
     let share = first.iter().filter(|&&c| c == 3.0).count() as f64 / DRAWS as f64;
     ensure!((share - 0.75).abs() < 0.04, "the heavier class came first in {share} of the races");
@@ -262,7 +262,7 @@ fn uniform_numbers_lie_in_their_range(device: &Device) -> Result<()> {
         for (low, high, n) in
             many.map(|(a, b)| (a, b, 1_000_000)).into_iter().chain(few.map(|(a, b)| (a, b, 20_000)))
         {
-            let drawn = Tensor::uniform(&[n], low, high, dtype, device)?.to_f64s()?;
+            let drawn = Tensor::uniform([n], low, high, dtype, device)?.to_f64s()?;
             within(&drawn, low, high).with_context(|| format!("{dtype}"))?;
             if n > 20_000 && low < 1.0 {
                 let mean = drawn.iter().sum::<f64>() / n as f64;
@@ -270,7 +270,7 @@ fn uniform_numbers_lie_in_their_range(device: &Device) -> Result<()> {
             }
         }
         // In a range too wide for an f32 difference, half of the values are on each side.
-        let drawn = Tensor::uniform(&[10_000], huge.0, huge.1, dtype, device)?.to_f64s()?;
+        let drawn = Tensor::uniform([10_000], huge.0, huge.1, dtype, device)?.to_f64s()?;
         let below = drawn.iter().filter(|&&x| x < 0.0).count();
         ensure!((4_700..5_300).contains(&below), "{below} of 10,000 {dtype} are below the middle");
     }
@@ -278,13 +278,13 @@ fn uniform_numbers_lie_in_their_range(device: &Device) -> Result<()> {
 }
 
 fn ranges_that_a_type_does_not_have_are_errors(device: &Device) -> Result<()> {
-    let uniform = |low, high, dtype| Tensor::uniform(&[4], low, high, dtype, device);
+    let uniform = |low, high, dtype| Tensor::uniform([4], low, high, dtype, device);
     ensure!(uniform(1.001, 1.002, DType::BF16).is_err(), "no bf16 lies there");
     ensure!(uniform(0.0, 1e6, DType::F16).is_err(), "f16 does not reach it");
     ensure!(uniform(0.0, 1e39, DType::F32).is_err(), "f32 does not reach it");
     ensure!(uniform(0.0, f64::INFINITY, DType::F32).is_err() && uniform(f64::NAN, 1.0, DType::F32).is_err());
     ensure!(uniform(1.5, 1.5, DType::F32)?.to_vec::<f32>()? == [1.5; 4], "a range of one number");
-    ensure!(Tensor::randint(0, 100_000, &[4], DType::F16, device).is_err(), "integers beyond f16");
+    ensure!(Tensor::randint(0, 100_000, [4], DType::F16, device).is_err(), "integers beyond f16");
     ensure!(Tensor::randperm(300, DType::U8, device).is_err(), "u8 ends at 255");
     ensure!(Tensor::randperm(3000, DType::F16, device).is_err(), "f16 has gaps from 2048 on");
     Ok(())
@@ -299,7 +299,7 @@ fn integers_of_float_types_lie_in_their_range(device: &Device) -> Result<()> {
             if dtype == DType::F16 && high - low > 65_504 {
                 continue;
             }
-            let drawn = Tensor::randint(low, high, &[100_000], dtype, device)?.to_f64s()?;
+            let drawn = Tensor::randint(low, high, [100_000], dtype, device)?.to_f64s()?;
             within(&drawn, low as f64, high as f64).with_context(|| format!("{dtype}"))?;
             ensure!(drawn.iter().all(|x| x.fract() == 0.0), "{dtype} has other than integers");
         }
@@ -311,7 +311,7 @@ fn truncated_normal_numbers_lie_in_their_range(device: &Device) -> Result<()> {
     device.manual_seed(23);
     for dtype in float_types(device) {
         for (low, high) in [(-2.0, 2.0), (0.1, 0.3), (-0.3, -0.1), (5.0, 9.0), (8.0, f64::INFINITY)] {
-            let t = Tensor::zeros(&[20_000], dtype, device)?;
+            let t = Tensor::zeros([20_000], dtype, device)?;
             init::trunc_normal_(&t, 0.0, 1.0, low, high)?;
             let drawn = t.to_f64s()?;
             let good = drawn.iter().all(|&x| low <= x && x <= high && x.is_finite());
@@ -323,17 +323,17 @@ fn truncated_normal_numbers_lie_in_their_range(device: &Device) -> Result<()> {
 
 fn probabilities_of_zero_and_one_are_certain(device: &Device) -> Result<()> {
     for (p, expected) in [(0.0, 0.0), (1.0, 1.0)] {
-        let drawn = Tensor::bernoulli(&[100_000], p, DType::F32, device)?.to_f64s()?;
+        let drawn = Tensor::bernoulli([100_000], p, DType::F32, device)?.to_f64s()?;
         ensure!(drawn.iter().all(|&x| x == expected), "a probability of {p}");
     }
-    let x = Tensor::from_slice(&[1.0f32, -2.0, f32::INFINITY, f32::NAN], &[4], device)?.to_leaf()?;
+    let x = Tensor::from_slice(&[1.0f32, -2.0, f32::INFINITY, f32::NAN], [4], device)?.to_leaf()?;
     let y = x.dropout(1.0, true)?;
     ensure!(y.to_vec::<f32>()? == [0.0; 4], "all is dropped, {:?}", y.to_vec::<f32>()?);
     y.sum_all()?.backward()?;
     ensure!(x.grad().context("no gradient")?.to_vec::<f32>()? == [0.0; 4], "and nothing comes back");
-    let z = Tensor::ones(&[1000], DType::F32, device)?;
+    let z = Tensor::ones([1000], DType::F32, device)?;
     ensure!(z.dropout(0.0, true)?.to_vec::<f32>()? == [1.0; 1000], "nothing is dropped");
-    let scores = Tensor::zeros(&[100_000, 2], DType::F32, device)?;
+    let scores = Tensor::zeros([100_000, 2], DType::F32, device)?;
     ensure!(
         scores.gumbel_softmax(1e-3, false, -1)?.to_f64s()?.iter().all(|p| p.is_finite()),
         "noise is finite"
@@ -352,7 +352,7 @@ fn classes_without_weight_are_never_drawn(device: &Device) -> Result<()> {
     let few: Vec<f32> =
         (0..70_000).map(|k| if k % 10_007 == 10_000 { 0.1 + numbers.below(9) as f32 } else { 0.0 }).collect();
     for (weights, draws) in [(third, 2_000_000), (mixed, 500_000), (few, 500_000)] {
-        let t = Tensor::from_slice(&weights, &[weights.len()], device)?;
+        let t = Tensor::from_slice(&weights, [weights.len()], device)?;
         let drawn = t.multinomial(draws, true)?.to_vec::<i64>()?;
         let wrong = drawn.iter().filter(|&&c| weights.get(c as usize).is_none_or(|&w| w <= 0.0)).count();
         ensure!(wrong == 0, "{wrong} draws of {} classes have no weight", weights.len());
@@ -377,7 +377,7 @@ fn classes_of_rows_of_any_length_are_drawn_by_their_weights(device: &Device) -> 
         for scale in [1.0f32, 1e-37, 1e34] {
             let weights: Vec<f32> =
                 (0..2 * classes).map(|k| if k % 7 == 3 { 0.0 } else { (k % 5 + 1) as f32 * scale }).collect();
-            let t = Tensor::from_slice(&weights, &[2, classes], device)?;
+            let t = Tensor::from_slice(&weights, [2, classes], device)?;
             let draws = 40_000;
             let drawn = t.multinomial(draws, true)?.to_vec::<i64>()?;
             for (row, drawn) in drawn.chunks(draws).enumerate() {
@@ -406,12 +406,12 @@ fn classes_of_rows_of_any_length_are_drawn_by_their_weights(device: &Device) -> 
 
 fn weights_that_are_none_count_as_zero(device: &Device) -> Result<()> {
     let weights = [f32::NAN, 1.0, f32::INFINITY, -3.0, 2.0, f32::NEG_INFINITY, f32::MAX, f32::MAX, f32::NAN];
-    let t = Tensor::from_slice(&weights, &[9], device)?;
+    let t = Tensor::from_slice(&weights, [9], device)?;
     for (count, replacement) in [(10_000, true), (4, false)] {
         let drawn = t.multinomial(count, replacement)?.to_vec::<i64>()?;
         ensure!(drawn.iter().all(|c| [1, 4, 6, 7].contains(c)), "other classes than those with a weight");
     }
-    let none = Tensor::from_slice(&[f32::NAN, 0.0, -1.0, f32::INFINITY], &[2, 2], device)?;
+    let none = Tensor::from_slice(&[f32::NAN, 0.0, -1.0, f32::INFINITY], [2, 2], device)?;
     ensure!(none.multinomial(50, true)?.to_vec::<i64>()? == [0; 100], "rows without weights give class 0");
     ensure!(none.multinomial(2, false)?.to_vec::<i64>()? == [0, 1, 0, 1], "or the first ones");
     Ok(())

@@ -55,11 +55,11 @@ fn sums_over_every_side(device: &Device) -> Result<()> {
         let x = uniform(&[a, b, c], device)?;
         let host = x.to_vec::<f32>()?;
         let name = format!("the sum of {shape:?}");
-        close(&name, &x.sum(&[1], false)?.to_vec::<f32>()?, &sum_middle_dim(&host, shape), 1e-4)?;
+        close(&name, &x.sum([1], false)?.to_vec::<f32>()?, &sum_middle_dim(&host, shape), 1e-4)?;
         // 16-bit integers have exact f32 sums.
         let whole = x.mul(4.0)?.round()?;
         let exact = sum_middle_dim(&whole.to_vec::<f32>()?, shape);
-        let half = whole.to_dtype(DType::F16)?.sum(&[1], false)?.to_dtype(DType::F32)?;
+        let half = whole.to_dtype(DType::F16)?.sum([1], false)?.to_dtype(DType::F32)?;
         let rounded: Vec<f32> = exact.iter().map(|&v| half::f16::from_f32(v).to_f32()).collect();
         close(&format!("{name} as f16"), &half.to_vec::<f32>()?, &rounded, 0.0)?;
         // A view with an odd offset.
@@ -67,17 +67,14 @@ fn sums_over_every_side(device: &Device) -> Result<()> {
             let part = x.narrow(2, 3, c - 3)?;
             let copied = part.copy()?.to_vec::<f32>()?;
             let expected = sum_middle_dim(&copied, [a, b, c - 3]);
-            close(&format!("{name}, a part"), &part.sum(&[1], false)?.to_vec::<f32>()?, &expected, 1e-4)?;
+            close(&format!("{name}, a part"), &part.sum([1], false)?.to_vec::<f32>()?, &expected, 1e-4)?;
         }
         let all: f64 = host.iter().map(|&v| f64::from(v)).sum();
         close(&format!("{name}, all"), &[x.sum_all()?.item()? as f32], &[all as f32], 1e-4)?;
         let outer: f64 = host.iter().map(|&v| f64::from(v)).sum();
-        let twice = x.sum(&[0, 2], false)?.sum_all()?.item()? as f32;
+        let twice = x.sum([0, 2], false)?.sum_all()?.item()? as f32;
         close(&format!("{name}, around"), &[twice], &[outer as f32], 1e-4)?;
-        ensure!(
-            x.sum(&[1], false)?.to_vec::<f32>()? == x.sum(&[1], false)?.to_vec::<f32>()?,
-            "{name} changes"
-        );
+        ensure!(x.sum([1], false)?.to_vec::<f32>()? == x.sum([1], false)?.to_vec::<f32>()?, "{name} changes");
     }
     Ok(())
 }
@@ -89,18 +86,17 @@ fn extremes_and_means_of_long_columns(device: &Device) -> Result<()> {
         let column = |c: usize| (0..rows).map(move |r| r * columns + c);
         let largest: Vec<f32> =
             (0..columns).map(|c| column(c).map(|i| host[i]).fold(f32::NEG_INFINITY, f32::max)).collect();
-        close("amax", &x.amax(&[0], false)?.to_vec::<f32>()?, &largest, 0.0)?;
+        close("amax", &x.amax([0], false)?.to_vec::<f32>()?, &largest, 0.0)?;
         let mean: Vec<f32> = (0..columns)
             .map(|c| (column(c).map(|i| f64::from(host[i])).sum::<f64>() / rows as f64) as f32)
             .collect();
-        close("mean", &x.mean(&[0], false)?.to_vec::<f32>()?, &mean, 1e-5)?;
+        close("mean", &x.mean([0], false)?.to_vec::<f32>()?, &mean, 1e-5)?;
         let (value, place) = x.max(0, false)?;
         let picked: Vec<f32> = x.gather(0, &place.unsqueeze(0)?)?.to_vec::<f32>()?;
         close("max", &value.to_vec::<f32>()?, &picked, 0.0)?;
         let mut spoiled = host.clone();
         spoiled[(rows - 1) * columns + 2] = f32::NAN;
-        let nan =
-            Tensor::from_slice(&spoiled, &[rows, columns], device)?.amax(&[0], false)?.to_vec::<f32>()?;
+        let nan = Tensor::from_slice(&spoiled, [rows, columns], device)?.amax([0], false)?.to_vec::<f32>()?;
         ensure!(nan[2].is_nan() && nan[1] == largest[1], "NaN stays in its column: {nan:?}");
     }
     Ok(())
@@ -176,13 +172,13 @@ fn softmax_of_every_length(device: &Device) -> Result<()> {
             let mut odd = host.clone();
             odd[1] = f32::NEG_INFINITY;
             odd[extent - 1] = f32::NAN;
-            let odd = Tensor::from_slice(&odd, &[rows, extent], device)?;
+            let odd = Tensor::from_slice(&odd, [rows, extent], device)?;
             let first = odd.softmax(-1)?.to_vec::<f32>()?;
             ensure!(first[..extent].iter().all(|v| v.is_nan()), "{name}: NaN spoils its row");
             ensure!(first[extent..].iter().all(|v| !v.is_nan()), "{name}: NaN spoils no other row");
             let masked = odd.narrow(1, 0, extent - 1)?.softmax(-1)?.to_vec::<f32>()?;
             ensure!(masked[1] == 0.0 && masked[0] > 0.0, "{name}: -inf is impossible");
-            let nothing = Tensor::full(&[2, extent], f64::NEG_INFINITY, DType::F32, device)?;
+            let nothing = Tensor::full([2, extent], f64::NEG_INFINITY, DType::F32, device)?;
             ensure!(
                 nothing.softmax(-1)?.to_vec::<f32>()?.iter().all(|v| v.is_nan()),
                 "{name}: nothing is possible"
@@ -194,8 +190,8 @@ fn softmax_of_every_length(device: &Device) -> Result<()> {
 
 /// Computes layer norm by plain operations.
 fn plain_norm(x: &Tensor, weight: Option<&Tensor>, bias: Option<&Tensor>, rms: bool) -> Result<Tensor> {
-    let centered = if rms { x.clone() } else { x.sub(&x.mean(&[-1], true)?)? };
-    let mut y = centered.mul(&centered.square()?.mean(&[-1], true)?.add(1e-5)?.rsqrt()?)?;
+    let centered = if rms { x.clone() } else { x.sub(&x.mean([-1], true)?)? };
+    let mut y = centered.mul(&centered.square()?.mean([-1], true)?.add(1e-5)?.rsqrt()?)?;
     if let Some(weight) = weight {
         y = y.mul(weight)?;
     }
@@ -233,9 +229,9 @@ fn layer_norms_of_every_length(device: &Device) -> Result<()> {
                 let y = if plain {
                     plain_norm(&leaves[0], w, b, rms)?
                 } else if rms {
-                    leaves[0].rms_norm(&[extent], w, Some(1e-5))?
+                    leaves[0].rms_norm([extent], w, Some(1e-5))?
                 } else {
-                    leaves[0].layer_norm(&[extent], w, b, 1e-5)?
+                    leaves[0].layer_norm([extent], w, b, 1e-5)?
                 };
                 y.backward_with(&g)?;
                 Ok((y.to_vec()?, grads(&leaves[..used])?))
@@ -264,9 +260,9 @@ fn a_residual_is_added_in_the_same_pass(device: &Device) -> Result<()> {
             let expected = x.to_dtype(x_type.promote(r_type))?.add(&r)?;
             for rms in [false, true] {
                 let (sum, normed) = if rms {
-                    x.add_rms_norm(&r, &[extent], Some(&w), Some(1e-5))?
+                    x.add_rms_norm(&r, [extent], Some(&w), Some(1e-5))?
                 } else {
-                    x.add_layer_norm(&r, &[extent], Some(&w), Some(&b), 1e-5)?
+                    x.add_layer_norm(&r, [extent], Some(&w), Some(&b), 1e-5)?
                 };
                 let name = format!("{x_type} and {r_type}, {extent}, rms {rms}");
                 ensure!(
@@ -287,8 +283,8 @@ fn a_residual_is_added_in_the_same_pass(device: &Device) -> Result<()> {
             }
         }
     }
-    let (a, b) = (Tensor::ones(&[2, 8], DType::F32, device)?, Tensor::ones(&[8], DType::F32, device)?);
-    ensure!(a.add_layer_norm(&b, &[8], None, None, 1e-5).is_err(), "a residual does not broadcast");
+    let (a, b) = (Tensor::ones([2, 8], DType::F32, device)?, Tensor::ones([8], DType::F32, device)?);
+    ensure!(a.add_layer_norm(&b, [8], None, None, 1e-5).is_err(), "a residual does not broadcast");
     Ok(())
 }
 
@@ -300,7 +296,7 @@ fn a_bias_before_a_residual_gets_its_own_sums(device: &Device) -> Result<()> {
         let run = |fused: bool| -> Result<Vec<Vec<f32>>> {
             let leaf = |t: Tensor| t.detach().to_leaf();
             let (bias, scale) = (
-                leaf(Tensor::ones(&[8], DType::F32, device)?)?,
+                leaf(Tensor::ones([8], DType::F32, device)?)?,
                 leaf(uniform(normed, device)?.mul(0.0)?.add(1.5)?)?,
             );
             let y = x.linear(&w, Some(&bias))?;
@@ -342,9 +338,9 @@ fn the_sum_of_a_residual_gets_both_gradients(device: &Device) -> Result<()> {
                 let normed = plain_norm(&sum, Some(w), (!rms).then_some(b), rms)?;
                 (sum, normed)
             } else if rms {
-                x2.add_rms_norm(r, &[extent], Some(w), Some(1e-5))?
+                x2.add_rms_norm(r, [extent], Some(w), Some(1e-5))?
             } else {
-                x2.add_layer_norm(r, &[extent], Some(w), Some(b), 1e-5)?
+                x2.add_layer_norm(r, [extent], Some(w), Some(b), 1e-5)?
             };
             let more = sum.mul(&coefficients[0])?.add(&normed.mul(&coefficients[1])?)?;
             let again = sum.tanh()?.mul(&more)?;
@@ -358,7 +354,7 @@ fn the_sum_of_a_residual_gets_both_gradients(device: &Device) -> Result<()> {
     // Without a later use of the sum, and with a residual that requires no gradient.
     let x = uniform(&[4, 8], device)?.to_leaf()?;
     let r = uniform(&[4, 8], device)?;
-    let (sum, normed) = x.add_layer_norm(&r, &[8], None, None, 1e-5)?;
+    let (sum, normed) = x.add_layer_norm(&r, [8], None, None, 1e-5)?;
     drop(sum);
     normed.square()?.sum_all()?.backward()?;
     ensure!(x.grad().is_some() && r.grad().is_none(), "only x has a gradient");
@@ -371,8 +367,8 @@ fn residuals_under_autocast(device: &Device) -> Result<()> {
     let w = uniform(&[64], device)?.to_leaf()?;
     let (sum, normed, plain) = {
         let _autocast = autocast(DType::BF16)?;
-        let (sum, normed) = x.add_layer_norm(&r, &[64], Some(&w), None, 1e-5)?;
-        let plain = sum.layer_norm(&[64], Some(&w), None, 1e-5)?;
+        let (sum, normed) = x.add_layer_norm(&r, [64], Some(&w), None, 1e-5)?;
+        let plain = sum.layer_norm([64], Some(&w), None, 1e-5)?;
         (sum, normed, plain)
     };
     let types = (sum.dtype(), normed.dtype(), plain.dtype());
@@ -414,8 +410,8 @@ fn a_sum_with_a_residual_that_is_kept_anyway_is_kept_in_parts(device: &Device) -
                 let branch = branch.mul(0.5)?;
                 let normed;
                 (sum, normed) = match rms {
-                    true => branch.add_rms_norm(&residual, &[extent], Some(&scale), None)?,
-                    false => branch.add_layer_norm(&residual, &[extent], Some(&scale), None, 1e-5)?,
+                    true => branch.add_rms_norm(&residual, [extent], Some(&scale), None)?,
+                    false => branch.add_layer_norm(&residual, [extent], Some(&scale), None, 1e-5)?,
                 };
                 // The last sum has no other gradient; for the second one, the gradient is also added separately.
                 if k == 1 {
@@ -462,8 +458,8 @@ fn a_sum_with_a_residual_that_is_kept_anyway_is_kept_in_parts(device: &Device) -
     // Saved tensors must not change.
     let branch = uniform(&[4, 64], device)?.to_dtype(DType::BF16)?;
     let stream = uniform(&[4, 64], device)?.to_leaf()?;
-    let (sum, _first) = branch.add_layer_norm(&stream, &[64], None, None, 1e-5)?;
-    let (_, normed) = branch.add_layer_norm(&sum, &[64], None, None, 1e-5)?;
+    let (sum, _first) = branch.add_layer_norm(&stream, [64], None, None, 1e-5)?;
+    let (_, normed) = branch.add_layer_norm(&sum, [64], None, None, 1e-5)?;
     branch.add_(&branch)?;
     let error =
         normed.sum_all()?.backward().err().context("a branch that has changed is no error")?.to_string();

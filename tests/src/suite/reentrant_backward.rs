@@ -31,7 +31,7 @@ tests![
 ];
 
 fn leaf(values: &[f32], device: &Device) -> Result<Tensor> {
-    Ok(Tensor::from_slice(values, &[values.len()], device)?.to_leaf()?)
+    Ok(Tensor::from_slice(values, [values.len()], device)?.to_leaf()?)
 }
 
 fn gradients_arrive_after_a_hook_panicked(device: &Device) -> Result<()> {
@@ -155,8 +155,8 @@ fn a_checkpoint_inside_of_grad_gives_all_it_reaches(device: &Device) -> Result<(
 
 fn threads_walk_one_tape_together(device: &Device) -> Result<()> {
     const THREADS: usize = 4;
-    let x = Tensor::ones(&[16], DType::F32, device)?.to_leaf()?;
-    let w = Tensor::full(&[16], 2.0, DType::F32, device)?.to_leaf()?;
+    let x = Tensor::ones([16], DType::F32, device)?.to_leaf()?;
+    let w = Tensor::full([16], 2.0, DType::F32, device)?.to_leaf()?;
     let captured = w.clone();
     let y = checkpoint(&[&x], move |x| x[0].dropout(0.5, true)?.mul(&captured))?;
     // Small integers, whose sums are exact in any order.
@@ -234,7 +234,7 @@ fn a_gradient_that_does_not_fit_leaves_the_one_there_is(device: &Device) -> Resu
     for bad in [0, 1] {
         let y = once_differentiable("own", x.detach().mul(1.0)?, &[&x], move |g, _| {
             let g =
-                if bad == 0 { Tensor::zeros(&[3], g.dtype(), g.device())? } else { g.to_dtype(DType::F16)? };
+                if bad == 0 { Tensor::zeros([3], g.dtype(), g.device())? } else { g.to_dtype(DType::F16)? };
             Ok([Some(g)].into_iter().collect())
         });
         let options = [GradOptions::default(), GradOptions::create_graph()];
@@ -258,13 +258,13 @@ fn a_gradient_that_does_not_fit_leaves_the_one_there_is(device: &Device) -> Resu
 
 fn a_gradient_that_was_set_is_checked_before_it_is_added_to(device: &Device) -> Result<()> {
     // Operations that accumulate into a leaf's gradient within their own backward pass: products, embeddings.
-    let w = Tensor::ones(&[4, 4], DType::F32, device)?.to_leaf()?;
-    let x = Tensor::ones(&[2, 4], DType::F32, device)?;
-    let index = Tensor::from_slice(&[0i32, 1], &[2], device)?;
+    let w = Tensor::ones([4, 4], DType::F32, device)?.to_leaf()?;
+    let x = Tensor::ones([2, 4], DType::F32, device)?;
+    let index = Tensor::from_slice(&[0i32, 1], [2], device)?;
     let passes: [&dyn Fn() -> CoreResult<Tensor>; 4] =
         [&|| x.linear(&w, None), &|| x.matmul(&w), &|| w.embedding(&index, None), &|| w.exp()];
     for (k, pass) in passes.into_iter().enumerate() {
-        for bad in [Tensor::ones(&[2, 2], DType::F32, device)?, Tensor::ones(&[4, 4], DType::BF16, device)?] {
+        for bad in [Tensor::ones([2, 2], DType::F32, device)?, Tensor::ones([4, 4], DType::BF16, device)?] {
             w.set_grad(Some(bad.clone()));
             let error =
                 pass()?.sum_all()?.backward().err().with_context(|| format!("{k}: {bad:?} was taken"))?;
@@ -304,8 +304,8 @@ fn deep_histories_are_dropped_on_a_small_stack(device: &Device) -> Result<()> {
     const DEPTH: usize = 4_000;
     let device = device.clone();
     let work = move || -> Result<()> {
-        let x = Tensor::ones(&[1], DType::F32, &device)?.to_leaf()?;
-        let one = Tensor::ones(&[1], DType::F32, &device)?;
+        let x = Tensor::ones([1], DType::F32, &device)?.to_leaf()?;
+        let one = Tensor::ones([1], DType::F32, &device)?;
         let mut y = x.clone();
         for _ in 0..DEPTH {
             let before = y.clone();

@@ -49,32 +49,32 @@ fn gradient(x: &Tensor, call: impl Fn(&Tensor) -> forebay::error::Result<Tensor>
 fn resized_by_hand(device: &Device) -> Result<()> {
     let with = |mode, options: InterpolateOptions| InterpolateOptions { mode, ..options };
     for dtype in floats(device).chain([DType::U8]) {
-        let x = Tensor::from_slice(&[0.0f32, 10.0, 20.0], &[1, 1, 3], device)?.to_dtype(dtype)?;
+        let x = Tensor::from_slice(&[0.0f32, 10.0, 20.0], [1, 1, 3], device)?.to_dtype(dtype)?;
         ensure_values(
             &x.interpolate(&InterpolateOptions::with_scale_factor(2.0))?,
             &[0.0, 0.0, 10.0, 10.0, 20.0, 20.0],
         )?;
-        ensure_values(&x.interpolate(&InterpolateOptions::with_size(&[2]))?, &[0.0, 10.0])?;
-        let exact = with(InterpolateMode::NearestExact, InterpolateOptions::with_size(&[2]));
+        ensure_values(&x.interpolate(&InterpolateOptions::with_size([2]))?, &[0.0, 10.0])?;
+        let exact = with(InterpolateMode::NearestExact, InterpolateOptions::with_size([2]));
         ensure_values(&x.interpolate(&exact)?, &[0.0, 20.0])?;
     }
     for dtype in floats(device) {
-        let x = Tensor::from_slice(&[0.0f32, 10.0], &[1, 1, 2], device)?.to_dtype(dtype)?;
+        let x = Tensor::from_slice(&[0.0f32, 10.0], [1, 1, 2], device)?.to_dtype(dtype)?;
         let line = with(InterpolateMode::Linear, InterpolateOptions::with_scale_factor(2.0));
         ensure_values(&x.interpolate(&line)?, &[0.0, 2.5, 7.5, 10.0])?;
         ensure_values(&gradient(&x, |x| x.interpolate(&line))?, &[2.0, 2.0])?;
         let corners = InterpolateOptions {
             align_corners: true,
-            ..with(InterpolateMode::Linear, InterpolateOptions::with_size(&[5]))
+            ..with(InterpolateMode::Linear, InterpolateOptions::with_size([5]))
         };
         ensure_values(&x.interpolate(&corners)?, &[0.0, 2.5, 5.0, 7.5, 10.0])?;
         let x = iota(&[1, 1, 4, 2], dtype, device)?;
-        let areas = with(InterpolateMode::Area, InterpolateOptions::with_size(&[2, 1]));
+        let areas = with(InterpolateMode::Area, InterpolateOptions::with_size([2, 1]));
         ensure_values(&x.interpolate(&areas)?, &[1.5, 5.5])?;
         ensure_values(&gradient(&x, |x| x.interpolate(&areas))?, &[0.25; 8])?;
         let smooth = InterpolateOptions {
             antialias: true,
-            ..with(InterpolateMode::Bilinear, InterpolateOptions::with_size(&[2, 2]))
+            ..with(InterpolateMode::Bilinear, InterpolateOptions::with_size([2, 2]))
         };
         // Weights 3/7, 3/7 and 1/7 of the rows that an output covers.
         let third = (0.0 * 3.0 + 2.0 * 3.0 + 4.0) / 7.0;
@@ -86,12 +86,12 @@ fn resized_by_hand(device: &Device) -> Result<()> {
 }
 
 fn resizing_takes_any_strides_and_empty_batches(device: &Device) -> Result<()> {
-    let x = Tensor::randn(&[3, 4, 2, 5], DType::F32, device)?;
-    let turned = x.permute(&[2, 0, 3, 1])?;
+    let x = Tensor::randn([3, 4, 2, 5], DType::F32, device)?;
+    let turned = x.permute([2, 0, 3, 1])?;
     for mode in [InterpolateMode::Nearest, InterpolateMode::Bicubic, InterpolateMode::Area] {
-        let options = InterpolateOptions { mode, ..InterpolateOptions::with_size(&[3, 7]) };
+        let options = InterpolateOptions { mode, ..InterpolateOptions::with_size([3, 7]) };
         ensure_same_bits(&turned.interpolate(&options)?, &turned.contiguous()?.interpolate(&options)?)?;
-        let none = Tensor::zeros(&[0, 2, 4, 4], DType::F32, device)?;
+        let none = Tensor::zeros([0, 2, 4, 4], DType::F32, device)?;
         ensure!(none.interpolate(&options)?.shape() == [0, 2, 3, 7]);
         ensure!(gradient(&none, |x| x.interpolate(&options))?.shape() == [0, 2, 4, 4]);
     }
@@ -115,7 +115,7 @@ fn gradients_of_repeated_elements_add_up(device: &Device) -> Result<()> {
         ensure_values(&gradient(&x, |x| x.unfold(0, 3, 2))?, &[1.0, 1.0, 2.0, 1.0, 2.0, 1.0, 1.0])?;
         ensure_values(&gradient(&x, |x| x.unfold(-1, 4, 1))?, &[1.0, 2.0, 3.0, 4.0, 3.0, 2.0, 1.0])?;
         ensure_values(
-            &gradient(&x, |x| x.as_strided(&[2, 3], &[0, 1], Some(4)))?,
+            &gradient(&x, |x| x.as_strided([2, 3], [0, 1], Some(4)))?,
             &[0.0, 0.0, 0.0, 0.0, 2.0, 2.0, 2.0],
         )?;
         let rows = iota(&[5, 2], dtype, device)?;
@@ -131,18 +131,17 @@ fn gradients_of_repeated_elements_add_up(device: &Device) -> Result<()> {
 
 fn a_view_by_strides_gives_gradients_to_its_own_elements_only(device: &Device) -> Result<()> {
     let x = iota(&[6], DType::F32, device)?;
-    let beside = gradient(&x, |x| x.narrow(0, 2, 3)?.as_strided(&[2, 2], &[1, 0], Some(1)))?;
+    let beside = gradient(&x, |x| x.narrow(0, 2, 3)?.as_strided([2, 2], [1, 0], Some(1)))?;
     ensure_values(&beside, &[0.0, 0.0, 2.0, 0.0, 0.0, 0.0])?;
     // A repeated element gathers the gradients of all its positions.
-    let shared =
-        gradient(&x.narrow(0, 0, 1)?.copy()?, |x| x.broadcast_to(&[4])?.as_strided(&[2], &[0], None))?;
+    let shared = gradient(&x.narrow(0, 0, 1)?.copy()?, |x| x.broadcast_to([4])?.as_strided([2], [0], None))?;
     ensure_values(&shared, &[2.0])?;
-    let turned = gradient(&iota(&[2, 3], DType::F32, device)?, |x| x.t()?.as_strided(&[3], &[2], Some(1)))?;
+    let turned = gradient(&iota(&[2, 3], DType::F32, device)?, |x| x.t()?.as_strided([3], [2], Some(1)))?;
     ensure_values(&turned, &[0.0, 1.0, 0.0, 1.0, 0.0, 1.0])?;
-    let view = iota(&[12], DType::I32, device)?.as_strided(&[2, 3], &[5, 2], Some(1))?;
+    let view = iota(&[12], DType::I32, device)?.as_strided([2, 3], [5, 2], Some(1))?;
     ensure_values(&view, &[1.0, 3.0, 5.0, 6.0, 8.0, 10.0])?;
-    ensure!(x.as_strided(&[2, 0], &[9, 9], Some(70)).is_ok());
-    ensure!(x.as_strided(&[2], &[usize::MAX], None).is_err() && x.as_strided(&[7], &[1], None).is_err());
+    ensure!(x.as_strided([2, 0], [9, 9], Some(70)).is_ok());
+    ensure!(x.as_strided([2], [usize::MAX], None).is_err() && x.as_strided([7], [1], None).is_err());
     Ok(())
 }
 
@@ -157,7 +156,7 @@ fn folding_undoes_unfolding(device: &Device) -> Result<()> {
                 .contiguous()?,
             &x,
         )?;
-        let ones = Tensor::ones(&[1, 3, 3], dtype, device)?;
+        let ones = Tensor::ones([1, 3, 3], dtype, device)?;
         // Number of 2 x 2 blocks that cover each element.
         let counts = ones.im2col(2, &Im2colOptions { padding: [1; 2], ..Default::default() })?.col2im(
             3,
@@ -178,8 +177,8 @@ fn folding_undoes_unfolding(device: &Device) -> Result<()> {
 
 fn distances_by_hand(device: &Device) -> Result<()> {
     let (batch, rows, cols, width) = (2, 18, 3, 21);
-    let a = Tensor::randn(&[batch, rows, width], DType::F32, device)?;
-    let b = Tensor::randn(&[cols, width], DType::F32, device)?;
+    let a = Tensor::randn([batch, rows, width], DType::F32, device)?;
+    let b = Tensor::randn([cols, width], DType::F32, device)?;
     for p in [0.0, 1.0, 2.0, 3.5, 0.5, f64::INFINITY] {
         for dtype in floats(device) {
             if dtype == DType::F64 && p.fract() != 0.0 {
@@ -204,12 +203,12 @@ fn distances_by_hand(device: &Device) -> Result<()> {
             ensure_close(&got.to_f64s()?, &expected, tolerance, tolerance)
                 .with_context(|| format!("{p} {dtype}"))?;
         }
-        let turned = a.permute(&[0, 2, 1])?.contiguous()?.permute(&[0, 2, 1])?;
+        let turned = a.permute([0, 2, 1])?.contiguous()?.permute([0, 2, 1])?;
         ensure_same_bits(&turned.cdist(&b, p)?, &a.cdist(&b, p)?)?;
     }
-    let none = Tensor::zeros(&[0, 4], DType::F32, device)?;
-    ensure!(none.cdist(&Tensor::zeros(&[3, 4], DType::F32, device)?, 2.0)?.shape() == [0, 3]);
-    let narrow = Tensor::zeros(&[2, 0], DType::F32, device)?;
+    let none = Tensor::zeros([0, 4], DType::F32, device)?;
+    ensure!(none.cdist(&Tensor::zeros([3, 4], DType::F32, device)?, 2.0)?.shape() == [0, 3]);
+    let narrow = Tensor::zeros([2, 0], DType::F32, device)?;
     ensure_values(&narrow.cdist(&narrow, 3.0)?, &[0.0; 4])
 }
 
@@ -228,8 +227,8 @@ fn no_gradient_flows_between_equal_rows(device: &Device) -> Result<()> {
 fn bags_by_hand(device: &Device) -> Result<()> {
     for dtype in floats(device) {
         let table = iota(&[4, 3], dtype, device)?;
-        let index = Tensor::from_slice(&[0i32, 3, 1, 1, 2], &[5], device)?;
-        let starts = Tensor::from_slice(&[0i32, 2, 2], &[3], device)?;
+        let index = Tensor::from_slice(&[0i32, 3, 1, 1, 2], [5], device)?;
+        let starts = Tensor::from_slice(&[0i32, 2, 2], [3], device)?;
         let bags =
             |mode| EmbeddingBagOptions { offsets: Some(&starts), mode, ..EmbeddingBagOptions::default() };
         let run = |mode| table.embedding_bag(&index, &bags(mode));
@@ -253,11 +252,11 @@ fn bags_by_hand(device: &Device) -> Result<()> {
             mode: EmbeddingBagMode::Mean,
             ..EmbeddingBagOptions::default()
         };
-        let pairs = Tensor::from_slice(&[1u32, 2, 1, 1], &[2, 2], device)?;
+        let pairs = Tensor::from_slice(&[1u32, 2, 1, 1], [2, 2], device)?;
         ensure_values(&table.embedding_bag(&pairs, &padded)?, &[6.0, 7.0, 8.0, 0.0, 0.0, 0.0])?;
         ensure_values(&gradient(&table, |t| t.embedding_bag(&pairs, &padded))?, &rows([0.0, 0.0, 1.0, 0.0]))?;
         // Per-sample weights have a gradient, too.
-        let factors = Tensor::from_slice(&[2.0f32, 3.0, 4.0, 5.0], &[2, 2], device)?.to_dtype(dtype)?;
+        let factors = Tensor::from_slice(&[2.0f32, 3.0, 4.0, 5.0], [2, 2], device)?.to_dtype(dtype)?;
         let scaled = |f: &Tensor| {
             let bags = EmbeddingBagOptions {
                 per_sample_weights: Some(f),
@@ -268,7 +267,7 @@ fn bags_by_hand(device: &Device) -> Result<()> {
         };
         ensure_values(&scaled(&factors)?, &[24.0, 29.0, 34.0, 27.0, 36.0, 45.0])?;
         ensure_values(&gradient(&factors, scaled)?, &[12.0, 21.0, 12.0, 12.0])?;
-        let none = Tensor::zeros(&[0], DType::I32, device)?;
+        let none = Tensor::zeros([0], DType::I32, device)?;
         ensure_values(
             &table.embedding_bag(
                 &none,
@@ -281,9 +280,9 @@ fn bags_by_hand(device: &Device) -> Result<()> {
 }
 
 fn replays_of_a_captured_step_keep_their_tables(device: &Device) -> Result<()> {
-    let x = Tensor::randn(&[2, 2, 5, 4], DType::F32, device)?.to_leaf()?;
+    let x = Tensor::randn([2, 2, 5, 4], DType::F32, device)?.to_leaf()?;
     let options =
-        InterpolateOptions { mode: InterpolateMode::Bicubic, ..InterpolateOptions::with_size(&[7, 9]) };
+        InterpolateOptions { mode: InterpolateMode::Bicubic, ..InterpolateOptions::with_size([7, 9]) };
     let run = || -> forebay::error::Result<(Tensor, Tensor)> {
         let y =
             x.interpolate(&options)?.im2col(2, &Im2colOptions { padding: [1; 2], ..Default::default() })?;
@@ -304,15 +303,15 @@ fn replays_of_a_captured_step_keep_their_tables(device: &Device) -> Result<()> {
 
 fn vector_products_by_hand(device: &Device) -> Result<()> {
     for dtype in compute_dtypes(device).filter(|&d| d != DType::Bool && d != DType::U8) {
-        let a = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0], &[2, 3], device)?.to_dtype(dtype)?;
-        let b = Tensor::from_slice(&[7.0f32, 9.0, 8.0], &[3], device)?.to_dtype(dtype)?;
+        let a = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0], [2, 3], device)?.to_dtype(dtype)?;
+        let b = Tensor::from_slice(&[7.0f32, 9.0, 8.0], [3], device)?.to_dtype(dtype)?;
         if dtype == DType::U32 {
             continue;
         }
         ensure_values(&a.cross(&b, Some(-1))?, &[-11.0, 13.0, -5.0, -14.0, 10.0, 1.0])?;
         ensure_values(&a.t()?.cross(&b.unsqueeze(1)?, None)?.t()?, &[-11.0, 13.0, -5.0, -14.0, 10.0, 1.0])?;
     }
-    let none = Tensor::zeros(&[0, 3], DType::F32, device)?;
+    let none = Tensor::zeros([0, 3], DType::F32, device)?;
     ensure!(none.cross(&none, None)?.shape() == [0, 3]);
     Ok(())
 }
@@ -326,21 +325,21 @@ fn parts_and_differences(device: &Device) -> Result<()> {
     ensure_values(&x.diff(1, -1, None, None)?, &[1.0; 4])?;
     ensure!(x.diff(9, 1, None, None)?.shape() == [2, 0]);
     ensure_values(&x.diff(1, 0, Some(&x.narrow(0, 1, 1)?), None)?, &[-3.0, -3.0, -3.0, 3.0, 3.0, 3.0])?;
-    let flags = Tensor::from_bools(&[true, true, false, true], &[4], device)?;
+    let flags = Tensor::from_bools(&[true, true, false, true], [4], device)?;
     let changes = flags.diff(1, 0, None, None)?;
     ensure!(changes.dtype() == DType::Bool);
     ensure_values(&changes, &[0.0, 1.0, 1.0])?;
     ensure_values(&iota(&[2, 4], DType::F32, device)?.t()?.trace()?, &[5.0])?;
-    ensure_values(&Tensor::zeros(&[0, 4], DType::F32, device)?.trace()?, &[0.0])
+    ensure_values(&Tensor::zeros([0, 4], DType::F32, device)?.trace()?, &[0.0])
 }
 
 fn windows_of_pooling_take_the_first_of_equals(device: &Device) -> Result<()> {
     // With `ceil_mode`, a window may be larger than the input.
-    let small = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[1, 1, 2, 2], device)?;
+    let small = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], [1, 1, 2, 2], device)?;
     let window = Pool2dOptions { stride: [2; 2], ceil_mode: true, ..Pool2dOptions::new(3) };
     ensure!(small.max_pool2d(window)?.to_vec::<f32>()? == [4.0]);
     ensure!(small.avg_pool2d(window)?.to_vec::<f32>()? == [2.5]);
-    let x = Tensor::from_slice(&[1.0f32, 3.0, 3.0, 0.0, 2.0], &[1, 5], device)?;
+    let x = Tensor::from_slice(&[1.0f32, 3.0, 3.0, 0.0, 2.0], [1, 5], device)?;
     let (out, places) = x.adaptive_max_pool1d_with_indices(2)?;
     ensure_values(&out, &[3.0, 3.0])?;
     ensure_values(&places, &[1.0, 2.0])?;
@@ -348,8 +347,7 @@ fn windows_of_pooling_take_the_first_of_equals(device: &Device) -> Result<()> {
     let more = x.unsqueeze(0)?.adaptive_max_pool2d([2, 7])?;
     ensure!(more.shape() == [1, 2, 7]);
     ensure!(
-        Tensor::zeros(&[0, 2, 4, 4], DType::F32, device)?.adaptive_max_pool2d([1, 2])?.shape()
-            == [0, 2, 1, 2]
+        Tensor::zeros([0, 2, 4, 4], DType::F32, device)?.adaptive_max_pool2d([1, 2])?.shape() == [0, 2, 1, 2]
     );
     Ok(())
 }
@@ -363,14 +361,14 @@ fn layers_have_the_names_and_shapes_of_their_weights(device: &Device) -> Result<
     let bound = 1.0 / (3.0f64 * 16.0).sqrt();
     ensure!(state["weight"].to_f64s()?.iter().all(|w| w.abs() <= bound + 1e-6));
     let net = Sequential::new().add(up).add(Upsample::new(InterpolateOptions::with_scale_factor(0.5)));
-    let out = net.forward(&Tensor::ones(&[1, 4, 5, 5], DType::F32, device)?)?;
+    let out = net.forward(&Tensor::ones([1, 4, 5, 5], DType::F32, device)?)?;
     ensure!(out.shape() == [1, 6, 5, 5] && out.requires_grad());
     let line = ConvTranspose1d::new(2, 3, [3], ConvTranspose1dOptions::default(), device)?;
-    ensure!(line.forward(&Tensor::ones(&[1, 2, 4], DType::F32, device)?)?.shape() == [1, 3, 6]);
+    ensure!(line.forward(&Tensor::ones([1, 2, 4], DType::F32, device)?)?.shape() == [1, 3, 6]);
     let words = EmbeddingBag::new(5, 3, EmbeddingBagMode::Sum, Some(2), device)?;
     ensure!(words.weight.requires_grad());
     ensure_values(&words.weight.detach().select(0, 2)?, &[0.0; 3])?;
-    let index = Tensor::from_slice(&[2i32, 0], &[1, 2], device)?;
+    let index = Tensor::from_slice(&[2i32, 0], [1, 2], device)?;
     let first = words.weight.detach().narrow(0, 0, 1)?.contiguous()?;
     ensure_same_bits(&words.forward(&index, None, None)?.detach(), &first)
 }

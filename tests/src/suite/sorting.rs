@@ -98,8 +98,7 @@ fn every_type_and_size_sorts(device: &Device) -> Result<()> {
 
 fn any_dimension_and_strides_sort(device: &Device) -> Result<()> {
     let x = mixed(&[4, 6, 5], DType::F32, device)?;
-    for view in [x.clone(), x.transpose(0, 2)?, x.narrow(1, 2, 3)?, x.narrow(1, 1, 1)?.expand(&[-1, 7, -1])?]
-    {
+    for view in [x.clone(), x.transpose(0, 2)?, x.narrow(1, 2, 3)?, x.narrow(1, 1, 1)?.expand([-1, 7, -1])?] {
         for dim in -3..3isize {
             let (value, place) = view.sort(dim, true)?;
             let line = |t: &Tensor| -> Result<Tensor> { Ok(t.transpose(dim, -1)?.copy()?) };
@@ -128,7 +127,7 @@ fn not_a_number_comes_last(device: &Device) -> Result<()> {
             continue;
         }
         for values in [&line, &long] {
-            let x = Tensor::from_slice(values, &[values.len()], device)?.to_dtype(dtype)?;
+            let x = Tensor::from_slice(values, [values.len()], device)?.to_dtype(dtype)?;
             check(&x, false).with_context(|| format!("{dtype}"))?;
             check(&x, true).with_context(|| format!("{dtype}, descending"))?;
         }
@@ -140,15 +139,15 @@ fn sixty_four_bits_count(device: &Device) -> Result<()> {
     let mut numbers = SplitMix64(64);
     let mut values: Vec<i64> = (0..2500).map(|_| numbers.next() as i64).collect();
     values.extend([0, -1, 1, i64::MAX, i64::MIN, 1 << 32, -(1 << 32), (1 << 32) + 1]);
-    let x = Tensor::from_slice(&values, &[values.len()], device)?;
+    let x = Tensor::from_slice(&values, [values.len()], device)?;
     let (sorted, place) = x.sort(0, false)?;
     let at = place.to_vec::<i64>()?;
     values.sort_unstable();
     ensure!(sorted.to_vec::<i64>()? == values);
     ensure!(x.gather(0, &place)?.to_vec::<i64>()? == values && at.len() == values.len());
-    let high = Tensor::from_slice(&[0i64, 1 << 40, 0, -(1 << 33)], &[4], device)?;
+    let high = Tensor::from_slice(&[0i64, 1 << 40, 0, -(1 << 33)], [4], device)?;
     ensure_values(&high.nonzero()?, &[1.0, 3.0])?;
-    let found = sorted.searchsorted(&Tensor::from_slice(&[1i64 << 32], &[1], device)?, false, false, None)?;
+    let found = sorted.searchsorted(&Tensor::from_slice(&[1i64 << 32], [1], device)?, false, false, None)?;
     let expected = values.iter().filter(|&&v| v < 1 << 32).count();
     ensure_values(&found, &[expected as f64])
 }
@@ -186,7 +185,7 @@ fn medians_and_ranks(device: &Device) -> Result<()> {
     for n in [7, 3001] {
         let mut values: Vec<f32> = (0..n).map(|i| (i * 3 % n) as f32).collect();
         (values[2], values[5]) = (f32::NAN, f32::NAN);
-        let x = Tensor::from_slice(&values, &[n], device)?;
+        let x = Tensor::from_slice(&values, [n], device)?;
         let (value, place) = x.median(0, false)?;
         ensure!(value.item()?.is_nan() && place.item()? == 2.0, "the first NaN is the median");
         let mut rest: Vec<f64> = values.iter().filter(|v| !v.is_nan()).map(|&v| f64::from(v)).collect();
@@ -197,17 +196,17 @@ fn medians_and_ranks(device: &Device) -> Result<()> {
         ensure!(x.median_all()?.item()?.is_nan());
         ensure!(x.mul(f64::NAN)?.nanmedian(0, true)?.0.item()?.is_nan());
     }
-    let whole = Tensor::from_slice(&[u32::MAX, 3, u32::MAX, 0], &[4], device)?;
+    let whole = Tensor::from_slice(&[u32::MAX, 3, u32::MAX, 0], [4], device)?;
     ensure_values(&whole.nanmedian(0, false)?.0, &[3.0])?;
     // Equal elements share the gradient.
-    let x = Tensor::from_slice(&[1.0f32, 2.0, 2.0, 5.0], &[4], device)?.to_leaf()?;
+    let x = Tensor::from_slice(&[1.0f32, 2.0, 2.0, 5.0], [4], device)?.to_leaf()?;
     x.median_all()?.backward()?;
     ensure_values(&x.grad().context("no gradient")?, &[0.0, 0.5, 0.5, 0.0])
 }
 
 fn quantiles_outside_are_nan(device: &Device) -> Result<()> {
-    let x = Tensor::from_slice(&[1f32, 2.0, 3.0, 4.0], &[2, 2], device)?.to_leaf()?;
-    let q = Tensor::from_slice(&[0f32, 1.5, -1e-6, f32::NAN, f32::INFINITY, 1.0], &[6], device)?;
+    let x = Tensor::from_slice(&[1f32, 2.0, 3.0, 4.0], [2, 2], device)?.to_leaf()?;
+    let q = Tensor::from_slice(&[0f32, 1.5, -1e-6, f32::NAN, f32::INFINITY, 1.0], [6], device)?;
     let nan = f64::NAN;
     for how in [
         Interpolation::Linear,
@@ -228,7 +227,7 @@ fn quantiles_outside_are_nan(device: &Device) -> Result<()> {
 
 fn histograms_of_the_widest_spans(device: &Device) -> Result<()> {
     let histc = |values: &[f32], bins: usize, min: f64, max: f64| -> Result<Vec<f64>> {
-        Ok(Tensor::from_slice(values, &[values.len()], device)?.histc(bins, min, max)?.to_f64s()?)
+        Ok(Tensor::from_slice(values, [values.len()], device)?.histc(bins, min, max)?.to_f64s()?)
     };
     ensure!(histc(&[3e38, -3e38], 2, 0.0, 0.0)? == [1.0, 1.0]);
     ensure!(histc(&[3e38, -3e38, 1.0, -1e38, 2e38], 3, 0.0, 0.0)? == [1.0, 2.0, 2.0]);
@@ -242,9 +241,9 @@ fn histograms_of_the_widest_spans(device: &Device) -> Result<()> {
 }
 
 fn weights_of_observations_are_not_negative(device: &Device) -> Result<()> {
-    let x = Tensor::from_slice(&[1f32, 2.0, 4.0, 3.0, 5.0, 1.0], &[2, 3], device)?;
-    let counts = |values: [i64; 3]| Tensor::from_slice(&values, &[3], device);
-    let weights = |values: [f32; 3]| Tensor::from_slice(&values, &[3], device);
+    let x = Tensor::from_slice(&[1f32, 2.0, 4.0, 3.0, 5.0, 1.0], [2, 3], device)?;
+    let counts = |values: [i64; 3]| Tensor::from_slice(&values, [3], device);
+    let weights = |values: [f32; 3]| Tensor::from_slice(&values, [3], device);
     for (often, much) in [(Some(counts([1, -1, 2])?), None), (None, Some(weights([0.5, -0.25, 1.0])?))] {
         let Err(error) = x.cov(1.0, often.as_ref(), much.as_ref()) else {
             anyhow::bail!("a negative weight is taken")
@@ -258,11 +257,11 @@ fn weights_of_observations_are_not_negative(device: &Device) -> Result<()> {
 
 fn quantiles_of_all_kinds(device: &Device) -> Result<()> {
     // The rank changes by two times q, and the value by the slope of its interval.
-    let line = Tensor::from_slice(&[4.0f32, 0.0, 1.0], &[3], device)?;
-    let q = Tensor::from_slice(&[0.25f32, 0.75], &[2], device)?.to_leaf()?;
+    let line = Tensor::from_slice(&[4.0f32, 0.0, 1.0], [3], device)?;
+    let q = Tensor::from_slice(&[0.25f32, 0.75], [2], device)?.to_leaf()?;
     line.quantile(&q, (), false, Interpolation::Linear)?.sum_all()?.backward()?;
     ensure_values(&q.grad().context("no gradient of q")?, &[2.0, 6.0])?;
-    let x = Tensor::from_slice(&[4.0f32, 1.0, 3.0, 2.0, 8.0, f32::NAN, 6.0, 7.0], &[2, 4], device)?;
+    let x = Tensor::from_slice(&[4.0f32, 1.0, 3.0, 2.0, 8.0, f32::NAN, 6.0, 7.0], [2, 4], device)?;
     let q = |q: f64, how| -> Result<Vec<f64>> { Ok(x.nanquantile(q, 1, false, how)?.to_f64s()?) };
     // Ranks 0.75 and 0.5.
     ensure_close(&q(0.25, Interpolation::Linear)?, &[1.75, 6.5], 1e-6, 0.0)?;
@@ -271,12 +270,12 @@ fn quantiles_of_all_kinds(device: &Device) -> Result<()> {
     ensure!(q(0.25, Interpolation::Nearest)? == [2.0, 6.0], "half goes to the even rank");
     let plain = x.quantile(0.5, 1, true, Interpolation::Linear)?;
     ensure!(plain.shape() == [2, 1] && plain.to_f64s()?[0] == 2.5 && plain.to_f64s()?[1].is_nan());
-    let several = Tensor::from_slice(&[0.0f32, 0.5, 1.0], &[3], device)?;
+    let several = Tensor::from_slice(&[0.0f32, 0.5, 1.0], [3], device)?;
     let y = iota(&[2, 3, 5], DType::F32, device)?;
     for (dim, shape) in [(0isize, [3, 3, 5]), (1, [3, 2, 5]), (-1, [3, 2, 3])] {
         let got = y.quantile(&several, dim, false, Interpolation::Linear)?;
         ensure!(got.shape() == shape, "{:?} along {dim}", got.shape());
-        let ends = [y.amin(&[dim], false)?, y.mean(&[dim], false)?, y.amax(&[dim], false)?];
+        let ends = [y.amin([dim], false)?, y.mean([dim], false)?, y.amax([dim], false)?];
         for (k, end) in ends.iter().enumerate() {
             ensure_close(&got.select(0, k as isize)?.to_f64s()?, &end.to_f64s()?, 1e-6, 1e-6)?;
         }
@@ -291,7 +290,7 @@ fn a_million_in_a_line(device: &Device) -> Result<()> {
     let n = (1 << 20) + 7;
     let mut numbers = SplitMix64(20);
     let values: Vec<f32> = (0..n).map(|_| (numbers.below(1 << 19) as f32) - 1e5).collect();
-    let x = Tensor::from_slice(&values, &[n], device)?;
+    let x = Tensor::from_slice(&values, [n], device)?;
     let (sorted, place) = x.sort(0, false)?;
     let (sorted, place) = (sorted.to_vec::<f32>()?, place.to_vec::<i64>()?);
     for i in 0..n {
@@ -314,7 +313,7 @@ fn more_lines_than_a_grid_has(device: &Device) -> Result<()> {
     }
     // 128 rows of up to four elements a workgroup, 65,535 workgroups a dimension.
     let rows = (128 << 16) + 1;
-    let x = Tensor::from_slice(&[3u8, 9, 5], &[3], device)?.broadcast_to(&[rows, 3])?;
+    let x = Tensor::from_slice(&[3u8, 9, 5], [3], device)?.broadcast_to([rows, 3])?;
     let place = x.topk(1, 1, true)?.1.to_vec::<i64>()?;
     ensure!(place.len() == rows && place.iter().all(|&p| p == 1), "all lines are one");
     Ok(())
@@ -332,11 +331,11 @@ fn what_is_not_zero(device: &Device) -> Result<()> {
         let columns = x.nonzero_tuple()?;
         ensure!(columns.len() == 3 && columns[1].numel() * 3 == expected.len());
     }
-    let odd = Tensor::from_slice(&[0.0f32, -0.0, f32::NAN, 1e-30], &[4], device)?;
+    let odd = Tensor::from_slice(&[0.0f32, -0.0, f32::NAN, 1e-30], [4], device)?;
     ensure_values(&odd.argwhere()?, &[2.0, 3.0])?;
     for n in [1, 2047, 2048, 2049, 600_000] {
         let flags: Vec<bool> = (0..n).map(|i| i % 3 == 1 || i + 1 == n).collect();
-        let mask = Tensor::from_bools(&flags, &[n], device)?;
+        let mask = Tensor::from_bools(&flags, [n], device)?;
         let expected: Vec<f64> = (0..n).filter(|&i| flags[i]).map(|i| i as f64).collect();
         ensure_values(&mask.nonzero()?, &expected).with_context(|| format!("{n} elements"))?;
         let x = Tensor::arange(0.0, n as f64, 1.0, DType::F32, device)?;
@@ -345,7 +344,7 @@ fn what_is_not_zero(device: &Device) -> Result<()> {
     // Both broadcast, and every type moves.
     for dtype in DType::ALL.into_iter().filter(|&d| device.supports_dtype(d)) {
         let x = iota(&[3, 1], dtype, device)?;
-        let mask = Tensor::from_bools(&[true, false, true], &[3], device)?;
+        let mask = Tensor::from_bools(&[true, false, true], [3], device)?;
         let all = x.to_f64s()?;
         ensure_values(&x.masked_select(&mask)?, &[all[0], all[0], all[1], all[1], all[2], all[2]])
             .with_context(|| format!("{dtype}"))?;
@@ -355,8 +354,8 @@ fn what_is_not_zero(device: &Device) -> Result<()> {
 
 fn values_find_their_places(device: &Device) -> Result<()> {
     // Comparisons with NaN are false, so the search continues to the right.
-    let line = Tensor::from_slice(&[1.0f32, f32::NAN], &[2], device)?;
-    let wanted = Tensor::from_slice(&[f32::NAN, 2.0, 0.5], &[3], device)?;
+    let line = Tensor::from_slice(&[1.0f32, f32::NAN], [2], device)?;
+    let wanted = Tensor::from_slice(&[f32::NAN, 2.0, 0.5], [3], device)?;
     ensure_values(&line.searchsorted(&wanted, true, false, None)?, &[2.0, 2.0, 2.0])?;
     for dtype in DType::ALL.into_iter().filter(|&d| device.supports_dtype(d) && d != DType::Bool) {
         let (x, values) = (mixed(&[3, 40], dtype, device)?, mixed(&[3, 9], dtype, device)?);
@@ -376,8 +375,8 @@ fn values_find_their_places(device: &Device) -> Result<()> {
             ensure_values(&found, &expected).with_context(|| format!("{dtype}, {right}, by a sorter"))?;
         }
     }
-    let limits = Tensor::from_slice(&[1.0f32, 3.0, 5.0], &[3], device)?;
-    let x = Tensor::from_slice(&[3.0f32, f32::NAN, -7.0, 9.0], &[2, 2], device)?;
+    let limits = Tensor::from_slice(&[1.0f32, 3.0, 5.0], [3], device)?;
+    let x = Tensor::from_slice(&[3.0f32, f32::NAN, -7.0, 9.0], [2, 2], device)?;
     ensure_values(&x.bucketize(&limits, false, false)?, &[1.0, 3.0, 0.0, 3.0])?;
     ensure_values(&x.bucketize(&limits, false, true)?, &[2.0, 3.0, 0.0, 3.0])?;
     ensure_values(&x.bucketize(&limits.narrow(0, 0, 0)?, true, true)?, &[0.0; 4])
@@ -385,10 +384,10 @@ fn values_find_their_places(device: &Device) -> Result<()> {
 
 fn elements_meet_in_every_way(device: &Device) -> Result<()> {
     for dtype in [DType::F32, DType::F64].into_iter().filter(|&d| device.supports_dtype(d)) {
-        let odd = Tensor::from_slice(&[f32::NAN, 3.0], &[2], device)?.to_dtype(dtype)?;
-        let (place, x) = (Tensor::zeros(&[2], DType::I32, device)?, Tensor::full(&[1], 2.0, dtype, device)?);
+        let odd = Tensor::from_slice(&[f32::NAN, 3.0], [2], device)?.to_dtype(dtype)?;
+        let (place, x) = (Tensor::zeros([2], DType::I32, device)?, Tensor::full([1], 2.0, dtype, device)?);
         for how in [ScatterReduce::Amax, ScatterReduce::Amin] {
-            for odd in [odd.clone(), odd.flip(&[0])?] {
+            for odd in [odd.clone(), odd.flip([0])?] {
                 ensure!(x.scatter_reduce(0, &place, &odd, how, true)?.item()?.is_nan(), "{dtype} {how:?}");
             }
         }
@@ -401,8 +400,8 @@ fn elements_meet_in_every_way(device: &Device) -> Result<()> {
         ensure!(put.narrow(0, 10, 1)?.item()? == if index.numel() == 3 { 10.0 } else { 16_777_217.0 });
     }
     let (zeros, one) =
-        (Tensor::zeros(&[3], DType::I32, device)?, Tensor::from_slice(&[1i32, 5], &[2], device)?);
-    let index = Tensor::from_slice(&[0i32, 2], &[2], device)?;
+        (Tensor::zeros([3], DType::I32, device)?, Tensor::from_slice(&[1i32, 5], [2], device)?);
+    let index = Tensor::from_slice(&[0i32, 2], [2], device)?;
     ensure_values(&zeros.index_add(0, &index, &one, 2.0)?, &[2.0, 0.0, 10.0])?;
     ensure_message(
         zeros.index_add(0, &index, &one, 0.5),
@@ -417,9 +416,9 @@ fn elements_meet_in_every_way(device: &Device) -> Result<()> {
     for dtype in compute_dtypes(device).filter(|&d| d != DType::Bool) {
         let own = [3.0, 7.0, 1.0, 2.0];
         let src = [2.0, 4.0, 3.0, 5.0, 1.0, 6.0];
-        let x = Tensor::from_slice(&own.map(|v| v as f32), &[4], device)?.to_dtype(dtype)?;
-        let y = Tensor::from_slice(&src.map(|v| v as f32), &[6], device)?.to_dtype(dtype)?;
-        let at = Tensor::from_slice(&index.map(|i| i as i64), &[6], device)?;
+        let x = Tensor::from_slice(&own.map(|v| v as f32), [4], device)?.to_dtype(dtype)?;
+        let y = Tensor::from_slice(&src.map(|v| v as f32), [6], device)?.to_dtype(dtype)?;
+        let at = Tensor::from_slice(&index.map(|i| i as i64), [6], device)?;
         for how in [Sum, Prod, Mean, Amax, Amin] {
             for include in [true, false] {
                 let expected: Vec<f64> = (0..4)
@@ -446,9 +445,9 @@ fn elements_meet_in_every_way(device: &Device) -> Result<()> {
         }
     }
     // Zero factors have PyTorch's gradients.
-    let x = Tensor::from_slice(&[2.0f32, 0.0], &[2], device)?.to_leaf()?;
-    let y = Tensor::from_slice(&[0.0f32, 3.0, 4.0, 5.0], &[4], device)?.to_leaf()?;
-    let at = Tensor::from_slice(&[0i32, 0, 1, 1], &[4], device)?;
+    let x = Tensor::from_slice(&[2.0f32, 0.0], [2], device)?.to_leaf()?;
+    let y = Tensor::from_slice(&[0.0f32, 3.0, 4.0, 5.0], [4], device)?.to_leaf()?;
+    let at = Tensor::from_slice(&[0i32, 0, 1, 1], [4], device)?;
     let out = x.scatter_reduce(0, &at, &y, Prod, true)?;
     out.backward_with(&out.ones_like()?)?;
     ensure_values(&x.grad().context("no gradient")?, &[0.0, 20.0])?;
@@ -461,8 +460,8 @@ fn long_lines_add_up_the_same(device: &Device) -> Result<()> {
     let mut numbers = SplitMix64(3);
     let index: Vec<i64> = (0..n).map(|_| numbers.below(2 * extent + 2) as i64 - extent as i64).collect();
     let values: Vec<f32> = (0..2 * n).map(|_| numbers.below(1000) as f32 / 7.0 - 60.0).collect();
-    let at = Tensor::from_slice(&index, &[n, 1], device)?;
-    let src = Tensor::from_slice(&values, &[n, 2], device)?;
+    let at = Tensor::from_slice(&index, [n, 1], device)?;
+    let src = Tensor::from_slice(&values, [n, 2], device)?;
     let mut expected = vec![1.0f32; 2 * extent];
     let mut last = expected.clone();
     // `index_put` counts negative indices from the end, as PyTorch documents; elsewhere they are ignored.
@@ -480,8 +479,8 @@ fn long_lines_add_up_the_same(device: &Device) -> Result<()> {
             }
         }
     }
-    let x = Tensor::ones(&[extent, 2], DType::F32, device)?;
-    for at in [at.broadcast_to(&[n, 2])?, at.broadcast_to(&[n, 2])?.copy()?] {
+    let x = Tensor::ones([extent, 2], DType::F32, device)?;
+    for at in [at.broadcast_to([n, 2])?, at.broadcast_to([n, 2])?.copy()?] {
         ensure!(x.scatter_add(0, &at, &src)?.to_vec::<f32>()? == expected, "sums are made in order");
         ensure!(x.scatter(0, &at, &src)?.to_vec::<f32>()? == last, "the last one stays");
     }
@@ -489,7 +488,7 @@ fn long_lines_add_up_the_same(device: &Device) -> Result<()> {
     ensure!(x.index_put(&[Some(&flat)], &src, true)?.to_vec::<f32>()? == wrapped, "index_put");
     for dtype in compute_dtypes(device).filter(|&d| d != DType::F32) {
         // Sums small enough for every type.
-        let (x, one) = (Tensor::zeros(&[70_000], dtype, device)?, Tensor::ones(&[70_000], dtype, device)?);
+        let (x, one) = (Tensor::zeros([70_000], dtype, device)?, Tensor::ones([70_000], dtype, device)?);
         let at = Tensor::arange(0.0, 70_000.0, 1.0, DType::I32, device)?.floor_divide(2)?;
         let sum = x.scatter_add(0, &at, &one)?.to_f64s()?;
         let two = if dtype == DType::Bool { 1.0 } else { 2.0 };
@@ -501,7 +500,7 @@ fn long_lines_add_up_the_same(device: &Device) -> Result<()> {
 fn indices_and_masks_choose(device: &Device) -> Result<()> {
     let x = iota(&[3, 4, 5], DType::F32, device)?;
     let (i, j) =
-        (Tensor::from_slice(&[2i64, -1, 0], &[3], device)?, Tensor::from_slice(&[1i32, 4], &[2, 1], device)?);
+        (Tensor::from_slice(&[2i64, -1, 0], [3], device)?, Tensor::from_slice(&[1i32, 4], [2, 1], device)?);
     let got = x.index(&[None, None, Some(&j)])?;
     ensure!(got.shape() == [3, 4, 2, 1]);
     ensure_values(&got.select(0, 1)?.select(0, 2)?, &[31.0, 34.0])?;
@@ -513,14 +512,14 @@ fn indices_and_masks_choose(device: &Device) -> Result<()> {
     ensure_values(&got.select(0, 1)?.select(0, 0)?, &[44.0, 49.0, 54.0, 59.0])?;
     let mask = x.select(2, 0)?.gt(20.0)?;
     ensure!(x.index(&[Some(&mask)])?.shape() == [7, 5]);
-    let repeats = Tensor::from_slice(&[2i64, 0, 3, 1], &[4], device)?;
+    let repeats = Tensor::from_slice(&[2i64, 0, 3, 1], [4], device)?;
     for size in [None, Some(6)] {
         let got = x.select(0, 0)?.select(1, 1)?.repeat_interleave_by(&repeats, -1, size)?;
         ensure_values(&got, &[1.0, 1.0, 11.0, 11.0, 11.0, 16.0])?;
     }
     ensure!(x.repeat_interleave_by(&repeats.narrow(0, 0, 1)?, 2, None)?.shape() == [3, 4, 10]);
     ensure_message(
-        x.repeat_interleave_by(&Tensor::from_slice(&[2i64, -3, 0, 1], &[4], device)?, 1, None),
+        x.repeat_interleave_by(&Tensor::from_slice(&[2i64, -3, 0, 1], [4], device)?, 1, None),
         "repeat_interleave_by: -3 is no number of repeats; none is negative",
     )?;
     for accumulate in [false, true] {
@@ -542,7 +541,7 @@ fn indices_and_masks_choose(device: &Device) -> Result<()> {
 
 fn captured_steps_sort(device: &Device) -> Result<()> {
     let x = mixed(&[2, 5000], DType::F32, device)?;
-    let at = Tensor::from_slice(&(0..5000).map(|i| i % 7).collect::<Vec<i32>>(), &[5000], device)?;
+    let at = Tensor::from_slice(&(0..5000).map(|i| i % 7).collect::<Vec<i32>>(), [5000], device)?;
     let once = || {
         let (value, place) = x.sort(1, true)?;
         let middle = x.quantile(0.3, 1, true, Interpolation::Linear)?;
@@ -565,18 +564,18 @@ fn captured_steps_sort(device: &Device) -> Result<()> {
 }
 
 fn nothing_and_rank_zero(device: &Device) -> Result<()> {
-    let none = Tensor::empty(&[0], DType::F32, device)?;
+    let none = Tensor::empty([0], DType::F32, device)?;
     ensure!(none.median_all()?.item()?.is_nan() && none.nanmedian_all()?.item()?.is_nan());
-    let bytes = Tensor::empty(&[0], DType::U8, device)?;
-    ensure!(Tensor::ones(&[5], DType::F32, device)?.gather(0, &bytes)?.shape() == [0]);
-    let none = Tensor::zeros(&[2, 0, 3], DType::F32, device)?;
+    let bytes = Tensor::empty([0], DType::U8, device)?;
+    ensure!(Tensor::ones([5], DType::F32, device)?.gather(0, &bytes)?.shape() == [0]);
+    let none = Tensor::zeros([2, 0, 3], DType::F32, device)?;
     for dim in -3..3 {
         ensure!(none.sort(dim, false)?.0.shape() == [2, 0, 3] && none.argsort(dim, true)?.numel() == 0);
     }
     ensure!(none.topk(0, 1, true)?.1.shape() == [2, 0, 3] && none.topk(2, 2, true)?.0.shape() == [2, 0, 2]);
     ensure!(none.median(0, false)?.0.shape() == [0, 3] && none.nonzero()?.shape() == [0, 3]);
     ensure!(none.masked_select(&none.to_dtype(DType::Bool)?)?.shape() == [0]);
-    let index = Tensor::zeros(&[2, 0, 3], DType::I64, device)?;
+    let index = Tensor::zeros([2, 0, 3], DType::I64, device)?;
     ensure!(none.scatter_reduce(1, &index, &none, ScatterReduce::Mean, true)?.numel() == 0);
     let one = Tensor::full((), 4.0, DType::F32, device)?;
     let (value, place) = one.sort(0, true)?;
@@ -586,7 +585,7 @@ fn nothing_and_rank_zero(device: &Device) -> Result<()> {
     ensure!(one.quantile(0.7, 0, true, Interpolation::Linear)?.rank() == 0);
     ensure!(one.nonzero()?.shape() == [1, 0] && one.nonzero_tuple()?.len() == 1);
     ensure_values(&one.masked_select(&one.gt(3.0)?)?, &[4.0])?;
-    ensure_values(&Tensor::zeros(&[9], DType::Bool, device)?.nonzero()?, &[])
+    ensure_values(&Tensor::zeros([9], DType::Bool, device)?.nonzero()?, &[])
 }
 
 fn ensure_message<T>(result: ForebayResult<T>, expected: &str) -> Result<()> {
@@ -596,7 +595,7 @@ fn ensure_message<T>(result: ForebayResult<T>, expected: &str) -> Result<()> {
 }
 
 fn mistakes_are_told(device: &Device) -> Result<()> {
-    let x = Tensor::ones(&[2, 3], DType::F32, device)?;
+    let x = Tensor::ones([2, 3], DType::F32, device)?;
     ensure_message(x.topk(4, 1, true), "topk: asks for 4 of 3 elements along dimension 1")?;
     ensure_message(
         x.kthvalue(0, 1, true),
@@ -621,7 +620,7 @@ fn mistakes_are_told(device: &Device) -> Result<()> {
             &format!("{op}: does not take f32; the mask is bool; compare, or cast with `to_dtype`"),
         )?;
     }
-    let short = Tensor::ones(&[4], DType::F32, device)?;
+    let short = Tensor::ones([4], DType::F32, device)?;
     ensure_message(
         x.searchsorted(&short, false, false, None),
         "searchsorted: what is searched has one dimension, or all but the last agree with those of the values; got \
@@ -631,12 +630,12 @@ fn mistakes_are_told(device: &Device) -> Result<()> {
         x.index_put(&[None, None, None], &short, true),
         "index_put: 3 indices for 2 dimensions; it takes one at least, and no more than there are",
     )?;
-    let mask = Tensor::zeros(&[3], DType::Bool, device)?;
+    let mask = Tensor::zeros([3], DType::Bool, device)?;
     ensure_message(
         x.index(&[Some(&mask)]),
         "index: a mask has the extents of the dimensions that it stands for, here from 0 on; got [2, 3] and [3]",
     )?;
-    let index = Tensor::zeros(&[2, 4], DType::I64, device)?;
+    let index = Tensor::zeros([2, 4], DType::I64, device)?;
     ensure_message(
         x.scatter_reduce(1, &index, &x, ScatterReduce::Sum, true),
         "scatter_reduce: the source is at least as large as the index; got [2, 3] and [2, 4]",

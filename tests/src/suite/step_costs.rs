@@ -63,8 +63,8 @@ fn train(
 fn perceptron(device: &Device) -> CoreResult<TrainStep> {
     let (fc1, fc2) = (Linear::new(784, 128, device)?, Linear::new(128, 10, device)?);
     let of = [fc1.parameters(), fc2.parameters()].concat();
-    let x = Tensor::rand(&[64, 784], DType::F32, device)?;
-    let y = Tensor::randint(0, 10, &[64], DType::I32, device)?;
+    let x = Tensor::rand([64, 784], DType::F32, device)?;
+    let y = Tensor::randint(0, 10, [64], DType::I32, device)?;
     Ok(train(AdamW::new(of.clone(), 1e-3), of, move || {
         fc2.forward(&fc1.forward(&x)?.relu()?)?.cross_entropy(&y)
     }))
@@ -75,8 +75,8 @@ fn convolutions(device: &Device) -> CoreResult<TrainStep> {
     let norm = BatchNorm2d::new(8, device)?;
     let head = Linear::new(8 * 13 * 13, 10, device)?;
     let of = [conv.parameters(), norm.parameters(), head.parameters()].concat();
-    let x = Tensor::rand(&[32, 1, 28, 28], DType::F32, device)?;
-    let y = Tensor::randint(0, 10, &[32], DType::I32, device)?;
+    let x = Tensor::rand([32, 1, 28, 28], DType::F32, device)?;
+    let y = Tensor::randint(0, 10, [32], DType::I32, device)?;
     Ok(train(Sgd::new(of.clone(), 0.1).momentum(0.9), of, move || {
         let x = norm.forward(&conv.forward(&x)?)?.relu()?.max_pool2d(Pool2dOptions::new(2))?;
         head.forward(&x.flatten(1, -1)?)?.cross_entropy(&y)
@@ -87,7 +87,7 @@ const GPT: GptOptions =
     GptOptions { vocabulary: 128, context: 32, layers: 2, heads: 2, width: 64, dropout: 0.1 };
 
 fn passages(device: &Device) -> CoreResult<[Tensor; 2]> {
-    let text = || Tensor::randint(0, GPT.vocabulary as i64, &[4, GPT.context], DType::I32, device);
+    let text = || Tensor::randint(0, GPT.vocabulary as i64, [4, GPT.context], DType::I32, device);
     Ok([text()?, text()?])
 }
 

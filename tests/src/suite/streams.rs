@@ -30,7 +30,7 @@ fn wide(device: &Device) -> usize {
 fn streams_give_what_one_queue_gives(device: &Device) -> Result<()> {
     let wide = wide(device);
     let inputs =
-        (0..3).map(|_| Tensor::rand(&[wide, wide], DType::F32, device)).collect::<Result<Vec<_>, _>>()?;
+        (0..3).map(|_| Tensor::rand([wide, wide], DType::F32, device)).collect::<Result<Vec<_>, _>>()?;
     let streams = [Stream::default_stream(device), Stream::new(device), Stream::new(device)];
     let chain = |streams: &[Stream]| -> Result<Vec<Tensor>> {
         let mut all = inputs.clone();
@@ -57,7 +57,7 @@ fn memory_that_streams_free_is_safe_and_peaks_are_the_same_each_time(device: &De
     let wide = wide(device);
     let run = || -> Result<u64> {
         let device = Device::with_config(device.backend().clone(), Config::default());
-        let x = Tensor::rand(&[wide, wide], DType::F32, &device)?;
+        let x = Tensor::rand([wide, wide], DType::F32, &device)?;
         let sum = x.matmul(&x)?.sum_all()?.item()?;
         let side = Stream::new(&device);
         for k in 0..20 {
@@ -68,10 +68,10 @@ fn memory_that_streams_free_is_safe_and_peaks_are_the_same_each_time(device: &De
                 // The product is freed here, long before the device has computed it.
             };
             // Equal sizes on the default stream, which may reuse memory of the side stream.
-            let other = Tensor::full(&[wide, wide], f64::from(k), DType::F32, &device)?;
+            let other = Tensor::full([wide, wide], f64::from(k), DType::F32, &device)?;
             let more = other.add(&x)?.sub(&x)?;
             ensure!(total.item()? == sum, "the product of step {k} sums up to {}, not {sum}", total.item()?);
-            let off = more.sub(f64::from(k))?.abs()?.amax(&[0, 1], false)?.item()?;
+            let off = more.sub(f64::from(k))?.abs()?.amax([0, 1], false)?.item()?;
             ensure!(off < 1e-4, "the constant of step {k} is off by {off}");
         }
         device.synchronize()?;
@@ -88,7 +88,7 @@ fn a_private_pool_serves_its_step_alone(device: &Device) -> Result<()> {
     let private = device.pool().create_private_pool();
     let step = || -> Result<Tensor> {
         let _inside = private.enter();
-        let x = Tensor::full(&[wide, wide], 0.5, DType::F32, &device)?;
+        let x = Tensor::full([wide, wide], 0.5, DType::F32, &device)?;
         Ok(x.matmul(&x)?.exp()?)
     };
     let first = step()?;
@@ -97,15 +97,15 @@ fn a_private_pool_serves_its_step_alone(device: &Device) -> Result<()> {
     ensure!(held > 0 && before == held, "{held} of {before} bytes are the private pool's");
     drop(first);
     ensure!(device.pool().empty_cache()? == 0, "it gave memory back while it lives");
-    let outside = Tensor::zeros(&[wide, wide], DType::F32, &device)?;
+    let outside = Tensor::zeros([wide, wide], DType::F32, &device)?;
     ensure!(device.memory().reserved() > before, "it served a request from outside");
     let again = step()?;
     ensure!(private.reserved() == held, "the same step took more: {} of {held}", private.reserved());
     drop(private);
     ensure_same_bits(
         &again,
-        &Tensor::full(&[wide, wide], 0.5, DType::F32, &device)?
-            .matmul(&Tensor::full(&[wide, wide], 0.5, DType::F32, &device)?)?
+        &Tensor::full([wide, wide], 0.5, DType::F32, &device)?
+            .matmul(&Tensor::full([wide, wide], 0.5, DType::F32, &device)?)?
             .exp()?,
     )?;
     drop((again, outside));
@@ -127,7 +127,7 @@ fn what_is_offloaded_comes_back_with_its_bits(device: &Device) -> Result<()> {
     require_host_memory(device)?;
     let before = device.memory().allocated();
     let all = (0..9)
-        .map(|k| Tensor::randn(&[k + 1, 3001], [DType::F32, DType::F16, DType::BF16][k % 3], device))
+        .map(|k| Tensor::randn([k + 1, 3001], [DType::F32, DType::F16, DType::BF16][k % 3], device))
         .collect::<Result<Vec<_>, _>>()?;
     let copies = all.iter().map(Tensor::to_bytes).collect::<Result<Vec<_>, _>>()?;
     all.iter().try_for_each(Tensor::offload_)?;
@@ -136,7 +136,7 @@ fn what_is_offloaded_comes_back_with_its_bits(device: &Device) -> Result<()> {
     ensure!(device.host_pool().stats().allocated() > 0, "the host holds nothing");
     // Freed memory is reused.
     let others = (0..9)
-        .map(|k| Tensor::full(&[k + 1, 3001], 7.0, DType::F32, device))
+        .map(|k| Tensor::full([k + 1, 3001], 7.0, DType::F32, device))
         .collect::<Result<Vec<_>, _>>()?;
     all[3].prefetch_()?;
     ensure!(!all[3].is_offloaded() && all[4].is_offloaded(), "one was asked for");
@@ -160,19 +160,19 @@ fn what_is_offloaded_comes_back_with_its_bits(device: &Device) -> Result<()> {
 fn an_offload_waits_for_what_writes_and_a_write_for_the_offload(device: &Device) -> Result<()> {
     let wide = wide(device);
     require_host_memory(device)?;
-    let x = Tensor::rand(&[wide, wide], DType::F32, device)?;
+    let x = Tensor::rand([wide, wide], DType::F32, device)?;
     let expected = x.matmul(&x)?.matmul(&x)?.to_bytes()?;
     for _ in 0..5 {
         let y = x.matmul(&x)?.matmul(&x)?;
         // The products have not run yet.
         y.offload_()?;
-        let other = Tensor::full(&[wide, wide], 3.0, DType::F32, device)?;
+        let other = Tensor::full([wide, wide], 3.0, DType::F32, device)?;
         let z = y.add(&other)?;
         y.offload_()?;
         y.mul_(2.0)?;
         ensure!(y.mul(0.5)?.to_bytes()? == expected, "the product has changed on its way");
         ensure!(
-            z.sub(&other)?.sub(&y.mul(0.5)?)?.abs()?.amax(&[0, 1], false)?.item()? < 1.0,
+            z.sub(&other)?.sub(&y.mul(0.5)?)?.abs()?.amax([0, 1], false)?.item()? < 1.0,
             "the sum is off"
         );
     }
@@ -183,7 +183,7 @@ fn offloads_in_a_loop_hold_what_they_say(device: &Device) -> Result<()> {
     require_host_memory(device)?;
     let device = Device::with_config(device.backend().clone(), Config::default());
     let all = (0..6)
-        .map(|k| Tensor::full(&[1 << 18], f64::from(k), DType::F32, &device))
+        .map(|k| Tensor::full([1 << 18], f64::from(k), DType::F32, &device))
         .collect::<Result<Vec<_>, _>>()?;
     all.iter().try_for_each(Tensor::offload_)?;
     device.pool().reset_peak_stats();
@@ -219,7 +219,7 @@ fn small_operations_keep_their_order(device: &Device) -> Result<()> {
         numbers as usize % below
     };
     let start = |k: usize, n: usize| (0..n).map(|i| (i * (2 * k + 3)) as i32).collect::<Vec<_>>();
-    let made = |values: &[i32]| Tensor::from_slice(values, &[values.len()], device);
+    let made = |values: &[i32]| Tensor::from_slice(values, [values.len()], device);
     let mut expected: Vec<Vec<i32>> = (0..5).map(|k| start(k, SMALL)).collect();
     let mut tensors = expected.iter().map(|values| made(values)).collect::<Result<Vec<_>, _>>()?;
     let (mut wide_expected, mut wide) = (start(9, large), made(&start(9, large))?);
@@ -273,7 +273,7 @@ fn small_operations_keep_their_order(device: &Device) -> Result<()> {
 fn a_fence_stands_behind_operations_that_wait(device: &Device) -> Result<()> {
     let device = Device::with_config(device.backend().clone(), Config::default());
     device.set_fusion_min_bytes(Some(0));
-    let x = Tensor::ones(&[1024], DType::F32, &device)?;
+    let x = Tensor::ones([1024], DType::F32, &device)?;
     let backend = device.backend().clone();
     // A fence has the number of the last submitted work.
     let raw = || -> Result<_> { Ok(backend.record_fence()?) };
@@ -303,7 +303,7 @@ fn what_one_thread_reads_does_not_leave_while_another_offloads_it(device: &Devic
     const ELEMENTS: usize = 6000;
     let value = |k: usize| (k + 1) as f32;
     let all = (0..4)
-        .map(|k| Tensor::full(&[ELEMENTS], value(k).into(), DType::F32, device))
+        .map(|k| Tensor::full([ELEMENTS], value(k).into(), DType::F32, device))
         .collect::<Result<Vec<_>, _>>()?;
     let rounds = if device.info().software { 800 } else { 2000 };
     std::thread::scope(|threads| -> Result<()> {
@@ -327,7 +327,7 @@ fn what_one_thread_reads_does_not_leave_while_another_offloads_it(device: &Devic
             for round in 0..rounds {
                 all[round % all.len()].offload_()?;
                 // Memory of the offloaded tensor is reused and overwritten.
-                let other = Tensor::full(&[ELEMENTS], -1.0, DType::F32, device)?;
+                let other = Tensor::full([ELEMENTS], -1.0, DType::F32, device)?;
                 drop(other);
             }
             Ok(())

@@ -41,14 +41,14 @@ type ViewFn = fn(&Tensor) -> forebay::error::Result<Tensor>;
 const VIEWS: &[(&str, ViewFn)] = &[
     ("itself", |x| Ok(x.clone())),
     ("transposed", |x| x.transpose(0, 2)),
-    ("permuted", |x| x.permute(&[1, 2, 0])),
+    ("permuted", |x| x.permute([1, 2, 0])),
     ("narrowed", |x| x.narrow(2, 1, 4)),
     ("narrowed in front", |x| x.narrow(0, 1, 3)),
     ("stepped", |x| x.slice_dim(2, 1, 6, 2)),
     ("selected", |x| x.select(1, -1)),
     ("diagonal", |x| x.diagonal(1, 0, 2)),
-    ("expanded", |x| x.narrow(1, 2, 1)?.expand(&[-1, 5, -1])),
-    ("expanded in front", |x| x.select(0, 2)?.expand(&[2, -1, -1])),
+    ("expanded", |x| x.narrow(1, 2, 1)?.expand([-1, 5, -1])),
+    ("expanded in front", |x| x.select(0, 2)?.expand([2, -1, -1])),
     ("transposed part", |x| x.narrow(2, 2, 3)?.transpose(1, 2)?.narrow(0, 1, 2)),
     ("one element", |x| x.select(0, 3)?.select(0, 1)?.select(0, 5)),
     ("nothing", |x| x.narrow(1, 3, 0)),
@@ -62,12 +62,12 @@ fn views_by_hand(device: &Device) -> Result<()> {
     ensure_values(&x.slice_dim(1, 0, 3, 2)?, &[0., 2., 3., 5.])?;
     ensure_values(&x.reshape([3, -1])?.t()?, &[0., 2., 4., 1., 3., 5.])?;
     ensure_values(&x.t()?.reshape([6])?, &[0., 3., 1., 4., 2., 5.])?;
-    ensure_values(&x.select(0, 0)?.expand(&[2, 3])?, &[0., 1., 2., 0., 1., 2.])?;
+    ensure_values(&x.select(0, 0)?.expand([2, 3])?, &[0., 1., 2., 0., 1., 2.])?;
     ensure_values(&x.diagonal(1, 0, 1)?, &[1., 5.])?;
     ensure_values(&x.diagonal(-1, 0, 1)?, &[3.])?;
     ensure!(x.t()?.view([6]).is_err(), "a view of a transpose as a vector needs a copy");
     ensure!(x.unsqueeze(-1)?.shape() == [2, 3, 1] && x.unsqueeze(0)?.squeeze_all()?.shape() == [2, 3]);
-    ensure!(x.flatten(0, -1)?.shape() == [6] && x.unflatten(1, &[3, -1])?.shape() == [2, 3, 1]);
+    ensure!(x.flatten(0, -1)?.shape() == [6] && x.unflatten(1, [3, -1])?.shape() == [2, 3, 1]);
     Ok(())
 }
 
@@ -109,8 +109,8 @@ fn odd_offsets_of_small_types(device: &Device) -> Result<()> {
 fn a_part_that_ends_within_a_word_is_written_alone(device: &Device) -> Result<()> {
     for dtype in [DType::F16, DType::BF16, DType::U8, DType::Bool, DType::F32] {
         for n in 1..7 {
-            let whole = Tensor::ones(&[1, 8], dtype, device)?;
-            whole.narrow(1, 0, n)?.copy_(&Tensor::zeros(&[1, n], dtype, device)?)?;
+            let whole = Tensor::ones([1, 8], dtype, device)?;
+            whole.narrow(1, 0, n)?.copy_(&Tensor::zeros([1, n], dtype, device)?)?;
             let expected: Vec<f64> = (0..8).map(|i| f64::from(u8::from(i >= n))).collect();
             let got = whole.to_f64s()?;
             ensure!(got == expected, "{dtype}, {n} of 8: {got:?}");
@@ -124,8 +124,8 @@ fn rounding_rounds_every_float(device: &Device) -> Result<()> {
     let values = [-2.5f32, -1.75, -1.0, -0.25, 0.5, 1.5, 2.25, 1e6];
     let round = |f: fn(f32) -> f32| values.map(|v| f64::from(f(v)));
     for dtype in compute_dtypes(device).filter(|dtype| dtype.is_float() && *dtype != DType::F16) {
-        let x = Tensor::from_slice(&values, &[values.len()], device)?.to_dtype(dtype)?;
-        let half = Tensor::from_slice(&[0.5f32], &[1], device)?.to_dtype(dtype)?;
+        let x = Tensor::from_slice(&values, [values.len()], device)?.to_dtype(dtype)?;
+        let half = Tensor::from_slice(&[0.5f32], [1], device)?.to_dtype(dtype)?;
         let exact = x.to_f64s()?;
         let divided = |f: fn(f64) -> f64| exact.iter().map(|v| f(v / 0.5)).collect::<Vec<f64>>();
         for (name, got, expected) in [
@@ -175,15 +175,15 @@ fn broadcasting_follows_the_rule(device: &Device) -> Result<()> {
 }
 
 fn operators_are_methods(device: &Device) -> Result<()> {
-    let x = Tensor::from_slice(&[1f32, -2.0, 4.0], &[3], device)?;
-    let y = Tensor::from_slice(&[0.5f32], &[1], device)?;
+    let x = Tensor::from_slice(&[1f32, -2.0, 4.0], [3], device)?;
+    let y = Tensor::from_slice(&[0.5f32], [1], device)?;
     ensure_values(&(&x + &y)?, &[1.5, -1.5, 4.5])?;
     ensure_values(&(&x - 1)?, &[0.0, -3.0, 3.0])?;
     ensure_values(&(((&x * 2.0)? / &y)? - x.clone().neg()?)?, &[5.0, -10.0, 20.0])?;
     ensure_values(&(1.0 - &x)?, &[0.0, 3.0, -3.0])?;
     ensure_values(&(2 / (-&x)?)?, &[-2.0, 1.0, -0.5])?;
     ensure_values(&(3 + (0.5 * x.clone())?)?, &[3.5, 2.0, 5.0])?;
-    let wrong = (&x + &Tensor::ones(&[2], DType::F32, device)?).err().context("[3] and [2] broadcast")?;
+    let wrong = (&x + &Tensor::ones([2], DType::F32, device)?).err().context("[3] and [2] broadcast")?;
     ensure!(wrong.to_string().starts_with("add: "), "{wrong}");
     Ok(())
 }
@@ -266,30 +266,30 @@ fn overlapping_copies_read_before_they_write(device: &Device) -> Result<()> {
 }
 
 fn expanded_tensors_refuse_changes(device: &Device) -> Result<()> {
-    let x = Tensor::zeros(&[1, 4], DType::F32, device)?.expand(&[3, 4])?;
+    let x = Tensor::zeros([1, 4], DType::F32, device)?.expand([3, 4])?;
     let Err(Error::Argument { op: "add_" | "add", .. }) = x.add_(1.0) else {
         anyhow::bail!("adding to a tensor that repeats elements must be refused");
     };
-    ensure!(x.copy_(&Tensor::ones(&[3, 4], DType::F32, device)?).is_err(), "so must copying into it");
+    ensure!(x.copy_(&Tensor::ones([3, 4], DType::F32, device)?).is_err(), "so must copying into it");
     Ok(())
 }
 
 fn nothing_is_a_tensor_too(device: &Device) -> Result<()> {
     for dtype in compute_dtypes(device) {
-        let x = Tensor::zeros(&[3, 0, 2], dtype, device)?;
+        let x = Tensor::zeros([3, 0, 2], dtype, device)?;
         ensure!(x.numel() == 0 && x.to_bytes()?.is_empty() && x.add(&x)?.shape() == [3, 0, 2]);
         ensure!(x.t().is_err() && x.transpose(0, 1)?.copy()?.shape() == [0, 3, 2]);
         ensure!(x.eq(&x)?.shape() == [3, 0, 2] && x.to_dtype(DType::F32)?.shape() == [3, 0, 2]);
         ensure!(x.reshape([0, 6])?.shape() == [0, 6] && x.reshape([0, -1]).is_err());
-        x.copy_(&Tensor::zeros(&[2], dtype, device)?)?;
+        x.copy_(&Tensor::zeros([2], dtype, device)?)?;
     }
-    let x = Tensor::zeros(&[0, 4], DType::F32, device)?;
-    let y = Tensor::zeros(&[4, 3], DType::F32, device)?;
+    let x = Tensor::zeros([0, 4], DType::F32, device)?;
+    let y = Tensor::zeros([4, 3], DType::F32, device)?;
     ensure!(x.matmul(&y)?.shape() == [0, 3]);
     // An empty sum is 0.
     let z = y.t()?.narrow(1, 0, 0)?.matmul(&y.narrow(0, 0, 0)?)?;
     ensure_values(&z, &[0.0; 9])?;
-    let joined = cat(&[&x, &Tensor::ones(&[1, 4], DType::F32, device)?, &x], 0)?;
+    let joined = cat(&[&x, &Tensor::ones([1, 4], DType::F32, device)?, &x], 0)?;
     ensure_values(&joined, &[1.0; 4])?;
     let w = x.to_leaf()?;
     let y = w.exp()?;
@@ -304,7 +304,7 @@ fn rank_zero(device: &Device) -> Result<()> {
     ensure!(x.exp()?.shape().is_empty() && x.add(&x)?.item()? == 6.0);
     ensure!(x.reshape([1, 1])?.shape() == [1, 1] && x.unsqueeze(0)?.shape() == [1]);
     ensure!(
-        x.expand(&[2, 2])?.to_f64s()? == [3.0; 4] && x.t()?.rank() == 0 && x.flatten(0, -1)?.shape() == [1]
+        x.expand([2, 2])?.to_f64s()? == [3.0; 4] && x.t()?.rank() == 0 && x.flatten(0, -1)?.shape() == [1]
     );
     x.mul_(2.0)?;
     ensure!(x.item()? == 6.0 && stack(&[&x, &x], 0)?.to_f64s()? == [6.0, 6.0]);
@@ -316,7 +316,7 @@ fn eight_dimensions(device: &Device) -> Result<()> {
     let shape = [2, 3, 2, 2, 3, 2, 2, 2];
     let x = iota(&shape, DType::F32, device)?;
     let all = x.to_f64s()?;
-    let y = x.permute(&[7, 0, 6, 1, 5, 2, 4, 3])?;
+    let y = x.permute([7, 0, 6, 1, 5, 2, 4, 3])?;
     let expected: Vec<f64> = all_indices(y.shape())
         .iter()
         .map(|i| all[i.iter().zip(y.strides()).map(|(i, s)| i * s).sum::<usize>()])
@@ -340,9 +340,9 @@ fn joining_undoes_splitting(device: &Device) -> Result<()> {
             let stacked = stack(&slices, dim)?;
             ensure_same_bits(&stacked, &x).with_context(|| format!("{dtype}, slices of dimension {dim}"))?;
         }
-        ensure_same_bits(&x.flip(&[0, 2])?.flip(&[2, 0])?, &x)?;
+        ensure_same_bits(&x.flip([0, 2])?.flip([2, 0])?, &x)?;
         ensure_same_bits(&x.roll(4, 1)?.roll(-4, 1)?, &x)?;
-        ensure_same_bits(&x.repeat(&[2, 1, 1])?.narrow(0, 5, 5)?, &x)?;
+        ensure_same_bits(&x.repeat([2, 1, 1])?.narrow(0, 5, 5)?, &x)?;
     }
     Ok(())
 }
@@ -364,18 +364,18 @@ fn roundtrips_of_every_type(device: &Device) -> Result<()> {
             if dtype == DType::Bool {
                 bytes.iter_mut().for_each(|b| *b &= 1);
             }
-            let x = Tensor::from_bytes(&bytes, &[n], dtype, device)?;
+            let x = Tensor::from_bytes(&bytes, [n], dtype, device)?;
             ensure!(x.to_bytes()? == bytes, "{n} elements of {dtype}");
             ensure!(x.copy()?.to_bytes()? == bytes, "a copy of {n} elements of {dtype}");
         }
-        let x = Tensor::full(&[37], 1.0, dtype, device)?;
+        let x = Tensor::full([37], 1.0, dtype, device)?;
         ensure_values(&x, &[1.0; 37]).with_context(|| format!("full {dtype}"))?;
     }
     Ok(())
 }
 
 fn clones_share_and_copies_do_not(device: &Device) -> Result<()> {
-    let x = Tensor::zeros(&[3], DType::F32, device)?;
+    let x = Tensor::zeros([3], DType::F32, device)?;
     let (clone, view, copy) = (x.clone(), x.detach(), x.copy()?);
     x.add_(1.0)?;
     ensure!(clone.shares_storage(&x) && view.shares_storage(&x) && !copy.shares_storage(&x));
@@ -386,7 +386,7 @@ fn clones_share_and_copies_do_not(device: &Device) -> Result<()> {
 
 /// Also on devices without i64 arithmetic.
 fn wide_integers_are_filled(device: &Device) -> Result<()> {
-    let x = Tensor::from_slice(&[1i64, 2, 3, 4, 5, 6], &[2, 3], device)?;
+    let x = Tensor::from_slice(&[1i64, 2, 3, 4, 5, 6], [2, 3], device)?;
     x.narrow(1, 1, 1)?.fill_(1i64 << 40)?;
     x.narrow(1, 2, 1)?.zero_()?;
     ensure!(x.to_vec::<i64>()? == [1, 1 << 40, 0, 4, 1 << 40, 0], "{:?}", x.to_vec::<i64>()?);

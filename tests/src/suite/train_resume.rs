@@ -143,7 +143,7 @@ fn tensors_come_back_from_a_file(device: &Device) -> Result<()> {
         tensors.insert(dtype.to_string(), counted(dtype)?);
         tensors.insert(format!("{dtype}.turned"), counted(dtype)?.transpose(0, 1)?);
     }
-    tensors.insert("bool".into(), Tensor::from_bools(&[true, false, true], &[3], device)?);
+    tensors.insert("bool".into(), Tensor::from_bools(&[true, false, true], [3], device)?);
     tensors.insert("scalar".into(), Tensor::from_slice(&[-0.0f32], (), device)?);
     tensors.insert("empty".into(), Tensor::from_slice::<i64>(&[], &[0, 2], device)?);
     let strings = BTreeMap::from([("about".to_owned(), "a \"test\"\n".to_owned())]);

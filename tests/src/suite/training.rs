@@ -46,7 +46,7 @@ fn values(numbers: &mut SplitMix64, count: usize) -> Vec<f32> {
 }
 
 fn parameter(data: &[f32], device: &Device) -> Result<Tensor> {
-    Ok(Tensor::from_slice(data, &[data.len()], device)?.to_leaf()?)
+    Ok(Tensor::from_slice(data, [data.len()], device)?.to_leaf()?)
 }
 
 fn sgd(momentum: f64, dampening: f64, decay: f64, nesterov: bool, lr: f64) -> ReferenceUpdate {
@@ -165,8 +165,8 @@ fn optimisers_keep_halves_in_their_type(device: &Device) -> Result<()> {
         let mut parameters = Vec::new();
         let mut exact = Vec::new();
         for size in [8, 33, 2] {
-            let p = Tensor::from_slice(&values(&mut numbers, size), &[size], device)?.to_dtype(dtype)?;
-            let g = Tensor::from_slice(&values(&mut numbers, size), &[size], device)?.to_dtype(dtype)?;
+            let p = Tensor::from_slice(&values(&mut numbers, size), [size], device)?.to_dtype(dtype)?;
+            let g = Tensor::from_slice(&values(&mut numbers, size), [size], device)?.to_dtype(dtype)?;
             exact.push(p.to_f64s()?.iter().zip(g.to_f64s()?).map(|(w, g)| w - 0.5 * g).collect::<Vec<_>>());
             let p = p.to_leaf()?;
             p.set_grad(Some(g));
@@ -185,7 +185,7 @@ fn optimisers_keep_halves_in_their_type(device: &Device) -> Result<()> {
 
 fn a_view_is_stepped_alone(device: &Device) -> Result<()> {
     for dtype in [DType::F32, DType::F16, DType::BF16] {
-        let whole = Tensor::zeros(&[9], dtype, device)?;
+        let whole = Tensor::zeros([9], dtype, device)?;
         let part = whole.narrow(0, 3, 3)?.to_leaf()?;
         part.set_grad(Some(part.ones_like()?));
         Sgd::new(vec![part], 1.0).step()?;
@@ -240,7 +240,7 @@ fn a_saved_optimiser_goes_on_with_the_same_bits(device: &Device) -> Result<()> {
             ensure!(a.to_vec::<f32>()? == b.to_vec::<f32>()?, "{name}: the runs differ");
         }
         let mut strange = optimizer.state_dict()?;
-        strange.insert("99.exp_avg".into(), Tensor::zeros(&[1], DType::F32, device)?);
+        strange.insert("99.exp_avg".into(), Tensor::zeros([1], DType::F32, device)?);
         ensure!(resumed.load_state_dict(&strange).is_err(), "{name}: an unknown name was taken");
     }
     Ok(())
@@ -252,9 +252,9 @@ fn clipping_bounds_the_norm_of_all(device: &Device) -> Result<()> {
         let mut parameters = Vec::new();
         let mut exact = Vec::new();
         for size in SIZES.into_iter().chain([20_000]) {
-            let p = Tensor::zeros(&[size], DType::F32, device)?.to_leaf()?;
+            let p = Tensor::zeros([size], DType::F32, device)?.to_leaf()?;
             let grad = values(&mut numbers, size);
-            p.set_grad(Some(Tensor::from_slice(&grad, &[size], device)?));
+            p.set_grad(Some(Tensor::from_slice(&grad, [size], device)?));
             exact.push(grad);
             parameters.push(p);
         }
@@ -282,9 +282,9 @@ fn clipping_takes_norms_of_other_orders(device: &Device) -> Result<()> {
             let mut parameters = Vec::new();
             let mut exact = Vec::new();
             for size in [3, 20_000, 1] {
-                let p = Tensor::zeros(&[size], dtype, device)?.to_leaf()?;
+                let p = Tensor::zeros([size], dtype, device)?.to_leaf()?;
                 let grad =
-                    Tensor::from_slice(&values(&mut numbers, size), &[size], device)?.to_dtype(dtype)?;
+                    Tensor::from_slice(&values(&mut numbers, size), [size], device)?.to_dtype(dtype)?;
                 exact.push(grad.to_f64s()?);
                 p.set_grad(Some(grad));
                 parameters.push(p);
@@ -312,8 +312,8 @@ fn clipping_takes_norms_of_other_orders(device: &Device) -> Result<()> {
     }
     // A norm that is not finite is returned, or is an error that changes nothing.
     for bad in [f32::NAN, f32::INFINITY] {
-        let p = Tensor::zeros(&[2], DType::F32, device)?.to_leaf()?;
-        p.set_grad(Some(Tensor::from_slice(&[bad, 8.0], &[2], device)?));
+        let p = Tensor::zeros([2], DType::F32, device)?.to_leaf()?;
+        p.set_grad(Some(Tensor::from_slice(&[bad, 8.0], [2], device)?));
         for norm_type in [1.0, 2.0, 2.5, f64::INFINITY] {
             let options = ClipGradNormOptions { norm_type, error_if_nonfinite: true };
             let error = clip_grad_norm_with(std::slice::from_ref(&p), 1.0, &options);
@@ -334,8 +334,8 @@ fn clipping_takes_norms_of_other_orders(device: &Device) -> Result<()> {
 
 fn clipping_bounds_every_value(device: &Device) -> Result<()> {
     for dtype in [DType::F32, DType::F16, DType::BF16] {
-        let p = Tensor::zeros(&[5], dtype, device)?.to_leaf()?;
-        p.set_grad(Some(Tensor::from_slice(&[-2f32, -0.25, 0.0, 0.5, 3.0], &[5], device)?.to_dtype(dtype)?));
+        let p = Tensor::zeros([5], dtype, device)?.to_leaf()?;
+        p.set_grad(Some(Tensor::from_slice(&[-2f32, -0.25, 0.0, 0.5, 3.0], [5], device)?.to_dtype(dtype)?));
         clip_grad_value_(std::slice::from_ref(&p), 0.5)?;
         let found = p.grad().map(|g| g.to_f64s()).transpose()?;
         ensure!(found.as_deref() == Some(&[-0.5, -0.25, 0.0, 0.5, 0.5][..]), "{dtype}: {found:?}");
@@ -345,7 +345,7 @@ fn clipping_bounds_every_value(device: &Device) -> Result<()> {
 
 fn layers_switch_between_modes(device: &Device) -> Result<()> {
     let net = Sequential::new().add(BatchNorm1d::new(3, device)?).add(Dropout::new(0.5));
-    let x = Tensor::from_slice(&[1f32, 2.0, 3.0, 3.0, 6.0, 9.0], &[2, 3], device)?;
+    let x = Tensor::from_slice(&[1f32, 2.0, 3.0, 3.0, 6.0, 9.0], [2, 3], device)?;
     let _no_grad = autograd::no_grad();
     net.forward(&x)?;
     let state = net.state_dict();
@@ -362,7 +362,7 @@ fn layers_switch_between_modes(device: &Device) -> Result<()> {
 /// Matrices and vectors alternate, more than one launch can bind. Without gradients, only decayed ones shrink.
 fn weights_decay_where_they_should(device: &Device) -> Result<()> {
     let shape = |k: usize| if k.is_multiple_of(2) { vec![3, 2] } else { vec![6] };
-    let make = |k| Ok(Tensor::ones(&shape(k), DType::F32, device)?.to_leaf()?);
+    let make = |k| Ok(Tensor::ones(shape(k), DType::F32, device)?.to_leaf()?);
     let all: Vec<Tensor> = (0..40).map(make).collect::<Result<_>>()?;
     let mut optimizer = AdamW::new(all.clone(), 0.5).weight_decay(0.5).weight_decay_filter(|p| p.rank() > 1);
     for _ in 0..2 {
@@ -382,9 +382,9 @@ fn weights_decay_where_they_should(device: &Device) -> Result<()> {
 fn attention_looks_back_only(device: &Device) -> Result<()> {
     let attention = SelfAttention::new(8, 2, device)?.causal();
     let _no_grad = autograd::no_grad();
-    let x = Tensor::randn(&[1, 5, 8], DType::F32, device)?;
+    let x = Tensor::randn([1, 5, 8], DType::F32, device)?;
     let y = x.copy()?;
-    y.narrow(1, 3, 2)?.copy_(&Tensor::zeros(&[1], DType::F32, device)?)?;
+    y.narrow(1, 3, 2)?.copy_(&Tensor::zeros([1], DType::F32, device)?)?;
     let first = |t: &Tensor| -> Result<Vec<f32>> { Ok(attention.forward(t)?.narrow(1, 0, 3)?.to_vec()?) };
     ensure!(first(&x)? == first(&y)?, "later positions reach earlier ones");
     Ok(())
@@ -396,7 +396,7 @@ fn memory_after_many_steps_is_that_after_a_few(device: &Device) -> Result<()> {
     let head = Linear::new(32, 10, device)?;
     let net = (table, hidden, norm, head);
     let mut optimizer = AdamW::new(net.parameters(), 1e-3);
-    let x = Tensor::randint(0, 10, &[8], DType::I32, device)?;
+    let x = Tensor::randint(0, 10, [8], DType::I32, device)?;
     let mut after = Vec::new();
     for _ in 0..40 {
         let h = net.2.forward(&net.1.forward(&net.0.forward(&x)?)?)?.relu()?;
@@ -466,8 +466,8 @@ fn micro_batches_stay_within_the_error_of_a_sum(device: &Device) -> Result<()> {
     const OUTPUTS: usize = 7;
     let mut numbers = SplitMix64(29);
     let (x, c) = (values(&mut numbers, ROWS * INPUTS), values(&mut numbers, ROWS * OUTPUTS));
-    let inputs = Tensor::from_slice(&x, &[ROWS, INPUTS], device)?;
-    let weights = Tensor::from_slice(&c, &[ROWS, OUTPUTS], device)?;
+    let inputs = Tensor::from_slice(&x, [ROWS, INPUTS], device)?;
+    let weights = Tensor::from_slice(&c, [ROWS, OUTPUTS], device)?;
     let (nu, double) = (ROWS as f64 * f64::from(f32::EPSILON) / 2.0, ROWS as f64 * f64::EPSILON / 2.0);
     // Adds the error of the f64 reference sums to that of the f32 sums.
     let gamma = nu / (1.0 - nu) + double / (1.0 - double);

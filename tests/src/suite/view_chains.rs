@@ -191,7 +191,7 @@ impl ViewChain {
             }
             8 => {
                 // `flip` copies, so the storage is new from here on.
-                let y = x.flip(&[d])?;
+                let y = x.flip([d])?;
                 let flipped = p.remap_dim(dim, n, |i| n - 1 - i);
                 self.storage = flipped.values(&self.storage);
                 self.base = y.clone();
@@ -248,16 +248,16 @@ impl ViewChain {
                 let sums: Vec<f64> = lists.iter().map(|list| list.iter().sum()).collect();
                 // Sums of integers are i64, which some adapters lack.
                 let x = if x.device().info().features.i64 { x.clone() } else { x.to_dtype(DType::F32)? };
-                ensure_values(&x.sum(&[d], false)?, &sums)
+                ensure_values(&x.sum([d], false)?, &sums)
             }
             2 => {
                 let most: Vec<f64> =
                     lists.iter().map(|l| l.iter().copied().fold(f64::MIN, f64::max)).collect();
-                ensure_values(&x.amax(&[d], false)?, &most)
+                ensure_values(&x.amax([d], false)?, &most)
             }
             3 => {
                 let index: Vec<i32> = (0..1 + numbers.below(4)).map(|_| numbers.below(n) as i32).collect();
-                let index = Tensor::from_slice(&index, &[index.len()], device)?;
+                let index = Tensor::from_slice(&index, [index.len()], device)?;
                 let picked = index.to_f64s()?;
                 let lists: Vec<Vec<f64>> =
                     lists.iter().map(|list| picked.iter().map(|&i| list[i as usize]).collect()).collect();

@@ -94,7 +94,7 @@ fn sample_corner(x: &Tensor, places: &[Tensor], sizes: &[usize], weight: Option<
     };
     let (batch, channels) = (x.shape()[0], x.shape()[1]);
     let shape = [batch, channels, index.numel() / batch.max(1)];
-    let spread = |t: &Tensor| t.reshape([batch, 1, shape[2]])?.broadcast_to(&shape);
+    let spread = |t: &Tensor| t.reshape([batch, 1, shape[2]])?.broadcast_to(shape);
     let read = x.gather(2, &spread(&index)?)?;
     let read = match weight {
         // Mask the weight first: an infinite coordinate has a NaN weight, which would reach x's gradient.
@@ -251,7 +251,7 @@ impl Tensor {
         columns.push(Tensor::ones(extents, self.dtype(), self.device())?);
         let points: usize = extents.iter().product();
         let base = crate::ops::stack(&columns, -1)?.reshape([1, points, n + 1])?;
-        let grid = base.broadcast_to(&[size[0], points, n + 1])?.matmul(&self.transpose(1, 2)?)?;
+        let grid = base.broadcast_to([size[0], points, n + 1])?.matmul(&self.transpose(1, 2)?)?;
         grid.reshape(&[&[size[0]], extents, &[n]].concat()[..])
     }
 }

@@ -210,7 +210,7 @@ impl ConvGeometry {
     fn swap_weight_channels(&self, w: &Tensor, from: usize, to: usize) -> Result<Tensor> {
         let [from, to] = [from, to].map(|channels| channels / self.groups);
         let w = w.reshape([self.groups, from, to, spatial_numel(&self.kernel)])?;
-        w.permute(&[0, 2, 1, 3])?.reshape([self.groups, to, from * spatial_numel(&self.kernel)])
+        w.permute([0, 2, 1, 3])?.reshape([self.groups, to, from * spatial_numel(&self.kernel)])
     }
 
     /// Reports whether a chunk's images share one matrix: for several groups, or if rows are not aligned.
@@ -222,7 +222,7 @@ impl ConvGeometry {
     pub(crate) fn im2col_forward(&self, x: &Tensor, w: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         let (x, w) = (x.contiguous()?, w.contiguous()?);
         let windows = Im2colPlan::for_input(self);
-        let out = Tensor::empty(&self.y_shape(), x.dtype(), x.device())?;
+        let out = Tensor::empty(self.y_shape(), x.dtype(), x.device())?;
         let together = self.merges_images(&windows, x.dtype());
         let lines = self.pad_weight_rows(&self.weight_rows(&w)?, &windows, together)?;
         for chunk in windows.split_batch(&x, x.dtype(), together) {
@@ -260,7 +260,7 @@ impl ConvGeometry {
         let (dy, w) = (&dy.contiguous()?, &w.contiguous()?);
         let x = x.map(Tensor::contiguous).transpose()?;
         let (windows, dtype) = (Im2colPlan::for_input_grad(self), dy.dtype());
-        let out = Tensor::empty(&self.x_shape(), dtype, dy.device())?;
+        let out = Tensor::empty(self.x_shape(), dtype, dy.device())?;
         let parts = x.as_ref().map_or(0, |_| self.batch * self.x_channels * windows.rows_per_group());
         let together = self.merges_images(&windows, dtype) || 4 * parts > MAX_PARTIAL_GRAD_BYTES;
         let lines = self.pad_weight_rows(
@@ -300,7 +300,7 @@ impl ConvGeometry {
             Some(sum) => {
                 sum.narrow(2, 0, windows.rows_per_group())?.to_dtype(dtype)?.reshape(&self.w_shape()[..])
             }
-            None => Tensor::zeros(&self.w_shape(), dtype, dy.device()),
+            None => Tensor::zeros(self.w_shape(), dtype, dy.device()),
         }
     }
 
@@ -347,7 +347,7 @@ impl ConvGeometry {
         let (dy, w) = (&dy.contiguous()?, &w.contiguous()?);
         let windows = Im2colPlan::for_input(self);
         let dtype = dy.dtype();
-        let out = Tensor::empty(&self.x_shape(), dtype, dy.device())?;
+        let out = Tensor::empty(self.x_shape(), dtype, dy.device())?;
         let lines = self.weight_rows(w)?.transpose(-2, -1)?;
         let together = self.merges_images(&windows, dtype);
         let from = windows.with_unit_kernel(self.y_channels / self.groups);
@@ -356,11 +356,7 @@ impl ConvGeometry {
             let all = {
                 let _tag = memory::scope::enter_tag(Tag::Workspace);
                 let blocks = if together { self.groups } else { chunk.images };
-                Tensor::empty(
-                    &[blocks, windows.rows_per_group(), places.shape()[2]],
-                    DType::F32,
-                    dy.device(),
-                )?
+                Tensor::empty([blocks, windows.rows_per_group(), places.shape()[2]], DType::F32, dy.device())?
             };
             gemm_into(self.op, &lines, &places, &all, false)?;
             self.col2im(&all, &windows, chunk, &out)?;
@@ -440,7 +436,7 @@ impl WeightGradSum {
         let wide = windows.shape()[1];
         let one = chunk.images == g.batch && (chunk.merges_images || chunk.images == 1);
         let dtype = if one { self.result_dtype } else { DType::F32 };
-        let made = || Tensor::empty(&[blocks, height, wide], dtype, places.device());
+        let made = || Tensor::empty([blocks, height, wide], dtype, places.device());
         if chunk.merges_images || chunk.images == 1 {
             let (total, add) = match self.total.take() {
                 Some(total) => (total, true),
@@ -455,7 +451,7 @@ impl WeightGradSum {
             made()?
         };
         gemm_into(g.op, places, &transposed, &each, false)?;
-        let sum = each.sum(&[0], true)?;
+        let sum = each.sum([0], true)?;
         match &self.total {
             Some(total) => total.add_(&sum),
             None => {

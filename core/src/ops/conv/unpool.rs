@@ -21,7 +21,7 @@ fn max_unpool<const N: usize>(
     let Some(size) = tensor_numel(&output) else {
         fail!(argument(op), "{output:?} has more than 4,294,967,295 elements, the most a tensor can have")
     };
-    let flat = Tensor::zeros(&[lead, &[size]].concat(), x.dtype(), x.device())?;
+    let flat = Tensor::zeros([lead, &[size]].concat(), x.dtype(), x.device())?;
     let dim = lead.len() as isize;
     let out = flat.scatter(dim, &indices.flatten(dim, -1)?, &x.flatten(dim, -1)?)?;
     out.reshape(&[lead, &output].concat()[..])
@@ -123,7 +123,7 @@ fn fractional_max_pool<const N: usize>(
             samples
         }
         None => {
-            drawn = Tensor::rand(&[planes, N], DType::F32, x.device())?;
+            drawn = Tensor::rand([planes, N], DType::F32, x.device())?;
             &drawn
         }
     };

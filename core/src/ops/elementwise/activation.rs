@@ -87,7 +87,7 @@ pub(crate) fn gelu_tanh_backward_recompute(x: &Tensor, g: &Tensor) -> Result<(Te
     let (rows, extent) = (x.shape()[0], x.shape()[1]);
     let again = Tensor::empty(x.shape(), x.dtype(), x.device())?;
     if x.numel() == 0 {
-        return Ok((again, Tensor::zeros(&[extent], DType::F32, x.device())?));
+        return Ok((again, Tensor::zeros([extent], DType::F32, x.device())?));
     }
     let width = if extent.is_multiple_of(VEC4_WIDTH) { VEC4_WIDTH } else { 1 };
     // A workgroup is 64 threads wide and four rows high.

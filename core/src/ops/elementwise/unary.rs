@@ -34,7 +34,7 @@ macro_rules! unary {
                 /// The operation does not support the dtype.
                 #[track_caller]
                 pub fn $name(&self $(, $attr: f64)*) -> Result<Tensor> {
-                    $(fail_if!(!$holds; argument(stringify!($name)), "{}", $rule);)?
+                    $(if $holds {} else { fail!(argument(stringify!($name)), "{}", $rule) })?
                     run_pointwise(&records::$name, &[Operand::Tensor(self)], &[$((stringify!($attr), Scalar::Float($attr))),*])
                 }
                 unary!(@inplace $($inplace)?, $name, [$($holds, $rule)?], $($attr),*);
@@ -49,7 +49,7 @@ macro_rules! unary {
         /// The result is a float and the tensor is not, or a leaf that requires a gradient is changed.
         #[track_caller]
         pub fn $inplace(&self $(, $attr: f64)*) -> Result<()> {
-            $(fail_if!(!$holds; argument(stringify!($inplace)), "{}", $rule);)?
+            $(if $holds {} else { fail!(argument(stringify!($inplace)), "{}", $rule) })?
             run_pointwise_inplace(&records::$name, self, &[], &[$((stringify!($attr), Scalar::Float($attr))),*])
         }
     };

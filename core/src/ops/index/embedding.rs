@@ -26,7 +26,7 @@ pub struct EmbeddingOptions {
 pub(crate) fn inverse_frequencies(index: &Tensor, entries: usize, dtype: DType) -> Result<Tensor> {
     let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
     let ones = Tensor::ones(index.shape(), wide, index.device())?;
-    let counts = Tensor::zeros(&[entries], wide, index.device())?.scatter_add(0, index, &ones)?;
+    let counts = Tensor::zeros([entries], wide, index.device())?.scatter_add(0, index, &ones)?;
     counts.reciprocal()?.index_select(0, index)?.unsqueeze(1)
 }
 
@@ -88,8 +88,8 @@ impl Tensor {
         let &[entries, _] = self.shape() else { fail!(shape(OP, [self]), "the table is [entries, width]") };
         let _no_grad = autograd::no_grad();
         let table = self.detach();
-        let norms = table.norm(p, &[1], true)?;
-        let named = Tensor::zeros(&[entries], table.dtype(), table.device())?;
+        let norms = table.norm(p, [1], true)?;
+        let named = Tensor::zeros([entries], table.dtype(), table.device())?;
         let named = named.index_fill(0, &index.detach().reshape([-1])?, 1.0)?.unsqueeze(1)?;
         // PyTorch's epsilon keeps scaled rows within the norm.
         let factor = norms.add(1e-7)?.reciprocal()?.mul(max_norm)?;

@@ -90,15 +90,15 @@ fn run_embedding_bag(
     let (entries, width) = (table.shape()[0], table.shape()[1]);
     let (dtype, device) = (table.dtype(), table.device());
     let samples = index.numel();
-    let out = Tensor::empty(&[count, width], dtype, device)?;
+    let out = Tensor::empty([count, width], dtype, device)?;
     let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
     let more = match bags.mode {
         EmbeddingBagMode::Sum => None,
-        EmbeddingBagMode::Mean => Some(Tensor::empty(&[count], wide, device)?),
-        EmbeddingBagMode::Max => Some(Tensor::empty(&[count, width], DType::I32, device)?),
+        EmbeddingBagMode::Mean => Some(Tensor::empty([count], wide, device)?),
+        EmbeddingBagMode::Max => Some(Tensor::empty([count, width], DType::I32, device)?),
     };
     // Samples before the first bag or after the last belong to no bag.
-    let bag_of = Tensor::full(&[samples], count as f64, DType::I32, device)?;
+    let bag_of = Tensor::full([samples], count as f64, DType::I32, device)?;
     let offsets = bags.offsets.map(Tensor::contiguous).transpose()?;
     let (index_name, offsets_name) = (
         index_dtype_name(OP, index)?,
@@ -139,7 +139,7 @@ fn run_embedding_bag(
             let _tag = memory::scope::enter_tag(Tag::Workspace);
             let dtype = if bags.mode == EmbeddingBagMode::Max { DType::U32 } else { wide };
             let columns = width + usize::from(bags.mode == EmbeddingBagMode::Mean);
-            Tensor::empty(&[(chunks * columns).max(1)], dtype, device)?
+            Tensor::empty([(chunks * columns).max(1)], dtype, device)?
         };
         let within = collect_tensors(&inputs, &[Some(&bag_of), Some(&parts)]);
         let params_of_parts = params.clone().loop_iterations(chunk + 64);
@@ -267,7 +267,7 @@ impl Tensor {
                     let wide = if g.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
                     let rows = g.index_select(0, &bag_of)?.to_dtype(wide)?;
                     let products = rows.mul(&table.index_select(0, &flat)?.to_dtype(wide)?)?;
-                    Some(products.reshape([flat.numel(), width])?.sum(&[1], false)?.to_dtype(g.dtype())?)
+                    Some(products.reshape([flat.numel(), width])?.sum([1], false)?.to_dtype(g.dtype())?)
                 }
                 _ => None,
             };

@@ -73,7 +73,7 @@ pub(crate) fn scatter_sorted_runs(
         DType::U8 | DType::Bool => DType::U32,
         own => own,
     };
-    let parts = long.then(|| Tensor::empty(&[chunks, 2, lines], part, out.device())).transpose()?;
+    let parts = long.then(|| Tensor::empty([chunks, 2, lines], part, out.device())).transpose()?;
     let tensors = bindings![&to, &order, src, out, &parts];
     // The loop over a run, and the search for its start.
     let walk = params().loop_iterations((short + chunk).min(length) + 64);
@@ -375,7 +375,7 @@ impl IndexSelection {
 
     /// Undoes [`to_matrix`](Self::to_matrix). The result is contiguous.
     fn restore_from_matrix(&self, t: &Tensor) -> Result<Tensor> {
-        t.reshape(&self.shape[..])?.permute(&invert_permutation(&self.dim_order))?.contiguous()
+        t.reshape(&self.shape[..])?.permute(invert_permutation(&self.dim_order))?.contiguous()
     }
 
     /// Arranges selected rows in the shape of the result. Recorded.
@@ -383,7 +383,7 @@ impl IndexSelection {
         let mut shape = self.index_shape.clone();
         let own = self.index_shape.len();
         shape.extend(self.result_order.iter().skip(own).map(|&k| self.result_shape[k as usize]));
-        rows.reshape(&shape[..])?.permute(&invert_permutation(&self.result_order))
+        rows.reshape(&shape[..])?.permute(invert_permutation(&self.result_order))
     }
 
     /// Arranges values of the result's shape as rows of the matrix. Recorded.

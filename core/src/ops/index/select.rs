@@ -15,8 +15,8 @@ const TILE: usize = 2048;
 fn find_nonzero(op: &'static str, x: &Tensor, coordinates: bool) -> Result<Tensor> {
     let n = x.numel();
     let out = |count: usize| match coordinates {
-        true => Tensor::empty(&[count, x.rank()], DType::I64, x.device()),
-        false => Tensor::empty(&[count], DType::U32, x.device()),
+        true => Tensor::empty([count, x.rank()], DType::I64, x.device()),
+        false => Tensor::empty([count], DType::U32, x.device()),
     };
     if n == 0 {
         return out(0);
@@ -67,7 +67,7 @@ pub(crate) fn linearize_index(
 ) -> Result<Tensor> {
     check_in_range(op, index, IndexRange { extent, allows_negative: wraps, ignored_index: None })?;
     let n = index.numel();
-    let rows = Tensor::empty(&[n], DType::U32, index.device())?;
+    let rows = Tensor::empty([n], DType::U32, index.device())?;
     let (shape, strides) = collapse_dims(index.shape(), &[index.strides()]);
     launch::check_rank(op, shape.len())?;
     let spec = kernel_spec! {
@@ -136,7 +136,7 @@ impl Tensor {
             Ok(out)
         };
         Ok(autograd::linear_differentiable(OP, out, &x, forward, move |g| {
-            let whole = Tensor::zeros(&[n], g.dtype(), g.device())?;
+            let whole = Tensor::zeros([n], g.dtype(), g.device())?;
             scatter_unique_into(OP, &whole, 0, &place, g)?;
             Ok(whole)
         }))
@@ -223,7 +223,7 @@ impl Tensor {
         }
         let ends = {
             let _tag = memory::scope::enter_tag(Tag::Workspace);
-            scan::cumsum_counts(&repeats.to_dtype(DType::U32)?.broadcast_to(&[n])?.contiguous()?)?
+            scan::cumsum_counts(&repeats.to_dtype(DType::U32)?.broadcast_to([n])?.contiguous()?)?
         };
         let total = match output_size {
             Some(total) => {

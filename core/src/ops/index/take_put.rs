@@ -73,7 +73,7 @@ impl Tensor {
         let shape = [before, &[side, side]].concat();
         let out = Tensor::zeros(&shape, self.dtype(), self.device())?;
         out.diagonal(offset, -2, -1)?.copy_(self)?;
-        out.movedim(&[-2, -1], &[dim1, dim2])
+        out.movedim([-2, -1], [dim1, dim2])
     }
 
     /// Returns a matrix with the vector `self` on a diagonal, or a copy of a matrix's diagonal.

@@ -263,8 +263,8 @@ mod tests {
     #[test]
     fn parameters_have_the_names_and_places_of_the_kernels_struct() {
         let device = impatient();
-        let sums = Tensor::zeros(&[2, 8], DType::F32, &device).expect("memory");
-        let result = Tensor::empty(&[8], DType::F32, &device).expect("memory");
+        let sums = Tensor::zeros([2, 8], DType::F32, &device).expect("memory");
+        let result = Tensor::empty([8], DType::F32, &device).expect("memory");
         let spec = kernel_spec! { "splitk_reduce", T: "f32", dtype: "f32" };
         let run = |params| launch(&spec, &[&sums, &result], params, 1);
         assert!(run(kernel_params! { n: 8usize, splits: 2usize }).is_ok());
@@ -279,8 +279,8 @@ mod tests {
     #[test]
     fn more_turns_than_a_driver_finishes_are_an_error_and_no_wrong_number() {
         let device = impatient();
-        let sums = Tensor::zeros(&[2, 8], DType::F32, &device).expect("memory");
-        let result = Tensor::empty(&[8], DType::F32, &device).expect("memory");
+        let sums = Tensor::zeros([2, 8], DType::F32, &device).expect("memory");
+        let result = Tensor::empty([8], DType::F32, &device).expect("memory");
         let spec = KernelSpec::new("splitk_reduce").def("T", "f32").def("dtype", "f32");
         let run = |turns| {
             launch(&spec, &[&sums, &result], KernelParams::new().size(8).size(2).loop_iterations(turns), 1)
@@ -325,15 +325,15 @@ mod tests {
         ("qr", [40, 9000], |d, n| zeros(&[n, 40], d)?.qr(false).map(drop)),
         ("svdvals", [40, 400_000], |d, n| zeros(&[n, 4], d)?.svdvals().map(drop)),
         ("index_add", [40, 2000], |d, n| {
-            let index = Tensor::zeros(&[n], DType::I32, d)?;
+            let index = Tensor::zeros([n], DType::I32, d)?;
             zeros(&[10, 8], d)?.index_add(0, &index, &zeros(&[n, 8], d)?, 1.0).map(drop)
         }),
         ("the gradient of embedding", [40, 2000], |d, n| {
-            let index = Tensor::zeros(&[n], DType::I32, d)?;
+            let index = Tensor::zeros([n], DType::I32, d)?;
             gradient(&zeros(&[10, 8], d)?, |x| x.embedding(&index, None))
         }),
         ("embedding_bag", [40, 2000], |d, n| {
-            let index = Tensor::zeros(&[1, n], DType::I32, d)?;
+            let index = Tensor::zeros([1, n], DType::I32, d)?;
             zeros(&[10, 8], d)?.embedding_bag(&index, &EmbeddingBagOptions::default()).map(drop)
         }),
         ("cumsum", [40, 2000], |d, n| zeros(&[20_000, n], d)?.cumsum(1).map(drop)),

@@ -52,17 +52,17 @@ fn run_cdist(a: &Tensor, b: &Tensor, p: f64) -> Result<Tensor> {
         cdist_params(p, &[a, b], (splits, chunk)).loop_iterations(chunk / TILE_SIZE * (TILE_SIZE + 1) + 32);
     let spec = cdist_spec("forward", p, a.dtype()).def("parts", splits > 1);
     if splits == 1 {
-        let out = Tensor::empty(&[batch, rows, cols], a.dtype(), a.device())?;
+        let out = Tensor::empty([batch, rows, cols], a.dtype(), a.device())?;
         launch::launch(&spec, &[a, b, &out], params, groups)?;
         return Ok(out);
     }
     let parts = empty_workspace(&[splits, batch, rows, cols], a.dtype(), a.device())?;
     launch::launch(&spec, &[a, b, &parts], params, groups * splits)?;
     match p {
-        0.0 | 1.0 => parts.sum(&[0], false),
-        2.0 => parts.sum(&[0], false)?.sqrt(),
-        f64::INFINITY => parts.amax(&[0], false),
-        p => parts.sum(&[0], false)?.pow(1.0 / p),
+        0.0 | 1.0 => parts.sum([0], false),
+        2.0 => parts.sum([0], false)?.sqrt(),
+        f64::INFINITY => parts.amax([0], false),
+        p => parts.sum([0], false)?.pow(1.0 / p),
     }
 }
 
@@ -93,7 +93,7 @@ fn run_cdist_backward(a: &Tensor, b: &Tensor, g: &Tensor, distance: &Tensor, p: 
         params,
         (elements * splits).div_ceil(WORKGROUP_SIZE),
     )?;
-    parts.sum(&[0], false)
+    parts.sum([0], false)
 }
 
 impl Tensor {
@@ -113,7 +113,7 @@ impl Tensor {
         let of = |first: bool| {
             let pairs = (0..rows).flat_map(|a| (a + 1..rows).map(move |b| if first { a } else { b } as i32));
             let numbers: Vec<i32> = pairs.collect();
-            let numbers = Tensor::from_slice(&numbers, &[numbers.len()], self.device())?;
+            let numbers = Tensor::from_slice(&numbers, [numbers.len()], self.device())?;
             self.index_select(0, &numbers)?.unsqueeze(1)
         };
         of(true)?.cdist(&of(false)?, p)?.flatten(0, -1)
@@ -170,11 +170,11 @@ impl Tensor {
         let composed = move |t: &[Tensor]| {
             let apart = t[0].unsqueeze(2)?.sub(&t[1].unsqueeze(1)?)?;
             if width == 0 {
-                return apart.norm(p, &[-1], false);
+                return apart.norm(p, [-1], false);
             }
             // Equal rows get no gradient, and no gradient of a gradient.
-            let same = apart.detach().abs()?.amax(&[-1], false)?.eq(0.0)?;
-            apart.masked_fill(&same.unsqueeze(-1)?, 1.0)?.norm(p, &[-1], false)?.masked_fill(&same, 0.0)
+            let same = apart.detach().abs()?.amax([-1], false)?.eq(0.0)?;
+            apart.masked_fill(&same.unsqueeze(-1)?, 1.0)?.norm(p, [-1], false)?.masked_fill(&same, 0.0)
         };
         let out = autograd::composite_differentiable(OP, out, &[&a, &b], saved, composed, move |g, wants| {
             let distance = distance.unpack(wants)?;

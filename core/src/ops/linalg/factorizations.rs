@@ -35,7 +35,7 @@ fn householder_factorize(a: &Tensor) -> Result<(Tensor, Tensor)> {
     let (batch, m, n) = (a.shape()[0], a.shape()[1], a.shape()[2]);
     let factors = a.detach().copy()?.contiguous()?;
     let count = m.min(n);
-    let tau = Tensor::empty(&[batch, count], a.dtype(), a.device())?;
+    let tau = Tensor::empty([batch, count], a.dtype(), a.device())?;
     let spec = kernel_spec! { "qr", dtype: a.dtype().name(), form: "factor" };
     let turns_of = |j: usize| {
         let rows = m - j - 1;
@@ -55,7 +55,7 @@ fn householder_factorize(a: &Tensor) -> Result<(Tensor, Tensor)> {
 fn householder_product(factors: &Tensor, tau: &Tensor, columns: usize) -> Result<Tensor> {
     let (batch, m, n) = (factors.shape()[0], factors.shape()[1], factors.shape()[2]);
     let eye = Tensor::eye(m, columns, factors.dtype(), factors.device())?;
-    let q = eye.broadcast_to(&[batch, m, columns])?.copy()?;
+    let q = eye.broadcast_to([batch, m, columns])?.copy()?;
     let spec = kernel_spec! { "qr", dtype: factors.dtype().name(), form: "apply" };
     let count = tau.shape()[1];
     // Apply the last reflection first.
@@ -145,7 +145,7 @@ impl Tensor {
             let q = householder_product(&factors, &tau, columns)?;
             let r = factors.narrow(1, 0, m.min(n))?.triu(0)?;
             let r = match columns > r.shape()[1] {
-                true => cat(&[&r, &Tensor::zeros(&[batch, m - n, n], r.dtype(), r.device())?], 1)?,
+                true => cat(&[&r, &Tensor::zeros([batch, m - n, n], r.dtype(), r.device())?], 1)?,
                 false => r,
             };
             (q, r)
@@ -335,7 +335,7 @@ impl Tensor {
             shape(OP, [self, b]), "takes right sides with a row for each of the matrix");
         let (inverse, singular_values, none) = self.pinv_with_singular_values(OP, rtol)?;
         let solution = inverse.matmul(b)?;
-        let residuals = self.matmul(&solution)?.sub(b)?.square()?.sum(&[-2], false)?;
+        let residuals = self.matmul(&solution)?.sub(b)?.square()?.sum([-2], false)?;
         let rank = count_false(&none, self.dtype())?;
         Ok(LstsqResult { solution, residuals, rank, singular_values })
     }
@@ -364,19 +364,19 @@ fn eigh_jacobi(a: &Tensor, upper: bool) -> Result<(Tensor, Tensor)> {
     let a = symmetrize_lower(&a)?;
     // Scale the eigenvalues to [-1, 1] by the smaller of two bounds: the largest row sum of magnitudes
     // (Gershgorin), and the Frobenius norm.
-    let sums = a.abs()?.sum(&[2], true)?.amax(&[1], true)?;
-    let bound = sums.minimum(&a.div(&sums)?.nan_to_num()?.norm(2.0, &[1, 2], true)?.mul(&sums)?)?;
+    let sums = a.abs()?.sum([2], true)?.amax([1], true)?;
+    let bound = sums.minimum(&a.div(&sums)?.nan_to_num()?.norm(2.0, [1, 2], true)?.mul(&sums)?)?;
     let bound = bound.masked_fill(&bound.eq(0.0)?, 1.0)?;
     let a = a.div(&bound)?;
     // Shifted by the identity, the matrix is positive semidefinite, so one-sided Jacobi rotations find the
     // eigenvectors. A larger shift would lose precision.
-    let eye = Tensor::eye(n, n, a.dtype(), a.device())?.broadcast_to(&[batch, n, n])?;
+    let eye = Tensor::eye(n, n, a.dtype(), a.device())?.broadcast_to([batch, n, n])?;
     let w = cat(&[&a.add(&eye)?, &eye], 2)?;
     jacobi_orthogonalize(&w, n)?;
     let rows = w.narrow(2, n, n)?;
-    let rows = rows.div(&rows.norm(2.0, &[2], true)?)?;
+    let rows = rows.div(&rows.norm(2.0, [2], true)?)?;
     // Rayleigh quotients: their errors are quadratic in those of the vectors.
-    let values = rows.matmul(&a)?.mul(&rows)?.sum(&[2], false)?;
+    let values = rows.matmul(&a)?.mul(&rows)?.sum([2], false)?;
     let (values, order) = values.sort(1, false)?;
     let rows = rows.gather(1, &order.unsqueeze(2)?.broadcast_to(rows.shape())?)?;
     Ok((values.mul(&bound.squeeze(2)?)?, rows.transpose(1, 2)?.contiguous()?))

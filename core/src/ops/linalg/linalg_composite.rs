@@ -113,20 +113,20 @@ impl Tensor {
         let of = MatrixDims::new(OP, self, dims)?;
         fail_if!(!self.dtype().is_float(); dtype(OP, self.dtype()), "takes floats; cast with `to_dtype`");
         let out = match order {
-            MatrixNorm::Fro => of.move_to_last(self)?.norm(2.0, &[-2, -1], false)?,
+            MatrixNorm::Fro => of.move_to_last(self)?.norm(2.0, [-2, -1], false)?,
             MatrixNorm::Nuc => of.move_to_last(self)?.nuclear_norm((), false)?,
             MatrixNorm::Order(p) => {
                 let sums = match p.abs() {
-                    1.0 => of.move_to_last(self)?.abs()?.sum(&[-2], false)?,
+                    1.0 => of.move_to_last(self)?.abs()?.sum([-2], false)?,
                     2.0 => of.move_to_last(self)?.svdvals()?,
-                    f64::INFINITY => of.move_to_last(self)?.abs()?.sum(&[-1], false)?,
+                    f64::INFINITY => of.move_to_last(self)?.abs()?.sum([-1], false)?,
                     _ => {
                         let rule =
                             format!("takes an order of 1, 2 or infinity, or one of them negated, got {p}");
                         return Err(Error::argument(OP, rule));
                     }
                 };
-                if p > 0.0 { sums.amax(&[-1], false)? } else { sums.amin(&[-1], false)? }
+                if p > 0.0 { sums.amax([-1], false)? } else { sums.amin([-1], false)? }
             }
         };
         of.restore_keepdim(&out, self, keepdim)
@@ -154,7 +154,7 @@ impl Tensor {
             return norm(self)?.mul(&norm(&self.inv()?)?);
         };
         let values = self.svdvals()?;
-        let (most, least) = (values.amax(&[-1], false)?, values.amin(&[-1], false)?);
+        let (most, least) = (values.amax([-1], false)?, values.amin([-1], false)?);
         if p > 0.0 { most.div(&least) } else { least.div(&most) }
     }
 
@@ -191,7 +191,7 @@ impl Tensor {
             return self.mul(1.0);
         }
         // Up to a norm of 1/2 (2 in f32), the remainder after 15 powers is below the type's precision.
-        let norm = self.detach().abs()?.sum(&[-2], true)?.amax(&[-1], true)?;
+        let norm = self.detach().abs()?.sum([-2], true)?.amax([-1], true)?;
         let more = if self.dtype() == DType::F64 { 1.0 } else { -1.0 };
         let halvings = norm.log2()?.ceil()?.add(more)?.clamp(0.0, 1100.0)?.nan_to_num()?;
         let most = halvings.max_all()?.item()? as usize;
@@ -268,7 +268,7 @@ impl Tensor {
     #[track_caller]
     pub fn vecdot(&self, other: &Tensor, dim: isize) -> Result<Tensor> {
         operation!("vecdot");
-        self.mul(other)?.sum(&[dim], false)
+        self.mul(other)?.sum([dim], false)
     }
 
     /// Inverts the linear map from the last dimensions to the first `ind` dimensions: PyTorch's

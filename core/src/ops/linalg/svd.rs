@@ -27,9 +27,9 @@ pub(crate) fn jacobi_orthogonalize(w: &Tensor, m: usize) -> Result<()> {
     let pairs = (players / 2).div_ceil(WORKGROUP_SIZE / lanes).div_ceil(groups);
     let turns = pairs * (m.div_ceil(lanes) + height.div_ceil(lanes) + 64) + 2;
     let sweeps = if w.dtype() == DType::F64 { 20 } else { 15 };
-    let mut before = Tensor::ones(&[batch], DType::U32, w.device())?;
+    let mut before = Tensor::ones([batch], DType::U32, w.device())?;
     for _ in 0..sweeps {
-        let now = Tensor::zeros(&[batch], DType::U32, w.device())?;
+        let now = Tensor::zeros([batch], DType::U32, w.device())?;
         let run = |first: usize, rounds: usize, turns: usize| {
             let params = kernel_params! { batch, n, m, height, players, first, rounds, groups };
             let params = params.loop_iterations(turns);
@@ -52,20 +52,20 @@ pub(crate) fn jacobi_orthogonalize(w: &Tensor, m: usize) -> Result<()> {
 fn decompose(a: &Tensor, vectors: bool) -> Result<(Tensor, Option<(Tensor, Tensor)>)> {
     let (batch, m, n) = (a.shape()[0], a.shape()[1], a.shape()[2]);
     // Scale, so that squares neither overflow nor underflow.
-    let scale = a.abs()?.amax(&[1, 2], true)?;
+    let scale = a.abs()?.amax([1, 2], true)?;
     let scale = scale.masked_fill(&scale.eq(0.0)?, 1.0)?;
     let columns = a.div(&scale)?.transpose(1, 2)?;
     let w = {
         let _tag = memory::scope::enter_tag(Tag::Workspace);
         if vectors {
-            let eye = Tensor::eye(n, n, a.dtype(), a.device())?.broadcast_to(&[batch, n, n])?;
+            let eye = Tensor::eye(n, n, a.dtype(), a.device())?.broadcast_to([batch, n, n])?;
             cat(&[&columns, &eye], 2)?
         } else {
             columns.copy()?
         }
     };
     jacobi_orthogonalize(&w, m)?;
-    let lengths = w.narrow(2, 0, m)?.norm(2.0, &[2], false)?;
+    let lengths = w.narrow(2, 0, m)?.norm(2.0, [2], false)?;
     let (lengths, order) = lengths.sort(1, true)?;
     let values = lengths.mul(&scale.squeeze(2)?)?;
     if !vectors {
@@ -279,7 +279,7 @@ impl Tensor {
             fail!(argument(OP), "takes two dimensions, got {dims:?}")
         };
         let of = MatrixDims::new(OP, self, [row, col])?;
-        of.restore_keepdim(&of.move_to_last(self)?.svdvals()?.sum(&[-1], false)?, self, keepdim)
+        of.restore_keepdim(&of.move_to_last(self)?.svdvals()?.sum([-1], false)?, self, keepdim)
     }
 }
 

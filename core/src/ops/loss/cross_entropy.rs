@@ -150,7 +150,7 @@ impl LogitsBatch {
         let dim = usize::from(shape.len() > 1);
         per_row[dim] = 1;
         let lost =
-            lse.sum(&[0], false)?.reshape(&per_row[..])?.sub(&self.x)?.mul(1.0 - self.label_smoothing)?;
+            lse.sum([0], false)?.reshape(&per_row[..])?.sub(&self.x)?.mul(1.0 - self.label_smoothing)?;
         let scale = if scale.numel() == 1 { scale.reshape([1])? } else { scale.reshape(&per_row[..])? };
         let grad = lost.mul(&scale)?;
         let Some(weight) = &self.weight else { return grad.to_dtype(self.target.dtype()) };
@@ -187,10 +187,10 @@ impl CompositeCrossEntropy {
         if let Some(weight) = weight {
             log = log.mul(&weight.to_dtype(dtype)?.reshape(&per_class[..])?)?;
         }
-        let all = log.sum(&[self.dim], false)?.mul(self.label_smoothing / classes as f64)?;
+        let all = log.sum([self.dim], false)?.mul(self.label_smoothing / classes as f64)?;
         let losses = if self.has_soft_targets {
             log.mul(&target.to_dtype(dtype)?)?
-                .sum(&[self.dim], false)?
+                .sum([self.dim], false)?
                 .mul(1.0 - self.label_smoothing)?
                 .add(&all)?
         } else {
@@ -376,8 +376,8 @@ impl Tensor {
         };
         // The gradient of probability targets reads the original logits.
         let in_place = options.in_place && !target.requires_grad() && self.is_contiguous();
-        let losses = Tensor::empty(&[2, rows], DType::F32, self.device())?;
-        let lse = Tensor::empty(&[2, rows], DType::F32, self.device())?;
+        let losses = Tensor::empty([2, rows], DType::F32, self.device())?;
+        let lse = Tensor::empty([2, rows], DType::F32, self.device())?;
         if rows > 0 {
             example.run_pass(&CrossEntropyPass::Forward(&losses, &lse))?;
         }
@@ -391,7 +391,7 @@ impl Tensor {
                 (loss(0)?.sum_all()?.div(&n)?, Some(n))
             }
             Reduction::Mean => {
-                let sums = losses.sum(&[1], false)?;
+                let sums = losses.sum([1], false)?;
                 let weights = sums.select(0, 1)?;
                 (sums.select(0, 0)?.div(&weights)?, Some(weights))
             }

@@ -119,14 +119,14 @@ impl Tensor {
             let place = Tensor::arange(0.0, longest as f64, 1.0, DType::I32, self.device())?;
             let read = place.lt(&counts)?;
             let used = labels.masked_fill(&read.logical_not()?, blank as i64)?;
-            invalid = invalid.logical_or(&outside(&used, classes - 1)?.any(&[1], false)?)?;
+            invalid = invalid.logical_or(&outside(&used, classes - 1)?.any([1], false)?)?;
         }
         let blanks = labels.full_like(blank as f64)?;
         let pairs = stack(&[&blanks, &labels], 2)?.reshape([batch, 2 * longest])?;
-        let last = Tensor::full(&[batch, 1], blank as f64, DType::I32, self.device())?;
+        let last = Tensor::full([batch, 1], blank as f64, DType::I32, self.device())?;
         let states = cat(&[&pairs, &last], 1)?;
         let width = 2 * longest + 1;
-        let all = states.unsqueeze(0)?.broadcast_to(&[steps, batch, width])?;
+        let all = states.unsqueeze(0)?.broadcast_to([steps, batch, width])?;
         // Entries after a target's end may have any value.
         let named = all.clamp(0, (classes - 1) as i64)?;
         let scores = self.gather(2, &named)?.maximum(LOG_ZERO)?;

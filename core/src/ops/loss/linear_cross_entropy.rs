@@ -54,7 +54,7 @@ fn loss_divisor(target: &Tensor, classes: usize, options: &CrossEntropyOptions<'
         Reduction::Sum => Tensor::ones((), DType::F32, device),
         Reduction::BatchMean => Tensor::full((), target.numel() as f64, DType::F32, device),
         Reduction::Mean => {
-            let weights = Tensor::empty(&[target.numel()], DType::F32, device)?;
+            let weights = Tensor::empty([target.numel()], DType::F32, device)?;
             let weight = options.weight.map(contiguous_zero_offset).transpose()?;
             let name = |t: &Tensor| launch::shader_dtype_name(t.dtype(), t.device());
             let spec = kernel_spec! {
@@ -91,12 +91,12 @@ impl LinearCrossEntropy<'_> {
         let (device, dtype) = (x.device(), x.dtype());
         let divisor = loss_divisor(target, classes, options)?;
         let scale = divisor.reciprocal()?;
-        let numbers = || Tensor::empty(&[2, n], DType::F32, device);
+        let numbers = || Tensor::empty([2, n], DType::F32, device);
         let losses = numbers()?;
         let lse = (!wants.contains(&true)).then(&numbers).transpose()?;
-        let dx = wants[0].then(|| Tensor::empty(&[n, features], dtype, device)).transpose()?;
+        let dx = wants[0].then(|| Tensor::empty([n, features], dtype, device)).transpose()?;
         // Sums over chunks are accumulated in f32 for every type.
-        let dw = wants[1].then(|| Tensor::empty(&[classes, features], DType::F32, device)).transpose()?;
+        let dw = wants[1].then(|| Tensor::empty([classes, features], DType::F32, device)).transpose()?;
         let row = classes.next_multiple_of(ROW_ALIGNMENT);
         let chunk = chunk_rows(n, chunk_bytes(device) / (row * dtype.size()));
         let buffer = empty_workspace(&[chunk, row], dtype, device)?;
@@ -200,7 +200,7 @@ impl Tensor {
         let rows = contiguous_zero_offset(&x.detach().reshape([n, features])?)?;
         let target = contiguous_zero_offset(&narrow_class_targets(&target.reshape([n])?, options)?)?;
         // Check class weights and smoothing on a view with the shape of the logits, which do not exist yet.
-        check_targets(&rows.narrow(1, 0, 1)?.broadcast_to(&[n, classes])?, &target, options)?;
+        check_targets(&rows.narrow(1, 0, 1)?.broadcast_to([n, classes])?, &target, options)?;
         let head = LinearCrossEntropy { x: rows, weight: contiguous_zero_offset(&low)?, target, options };
         let wants = match autograd::is_grad_enabled() {
             true => [x.requires_grad(), weight.requires_grad()],

@@ -118,8 +118,8 @@ impl Tensor {
         fail_if!(!matches!(self.rank(), 1 | 2) || other.rank() != self.rank() || target.rank() + 1 != self.rank();
             shape(OP, [self, other, target]),
             "takes two of [batch, features] and targets of [batch], or all without the batch");
-        let square = |t: &Tensor| t.square()?.sum(&[-1], false)?.add(EPS);
-        let cos = self.mul(other)?.sum(&[-1], false)?.div(&square(self)?.mul(&square(other)?)?.sqrt()?)?;
+        let square = |t: &Tensor| t.square()?.sum([-1], false)?.add(EPS);
+        let cos = self.mul(other)?.sum([-1], false)?.div(&square(self)?.mul(&square(other)?)?.sqrt()?)?;
         let y = target.detach();
         let alike = cos.rsub(1.0)?.masked_fill(&y.ne(1.0)?, 0.0)?;
         let apart = cos.sub(margin)?.clamp_min(0.0)?.masked_fill(&y.ne(-1.0)?, 0.0)?;
@@ -149,7 +149,7 @@ impl Tensor {
         let missed = if p == 2 { missed.square()? } else { missed };
         let own = Tensor::arange(0.0, x.shape()[1] as f64, 1.0, DType::I32, x.device())?.eq(&y)?;
         let missing = y.lt(0)?.logical_or(&y.ge(x.shape()[1] as i64)?)?.squeeze(1)?;
-        let losses = missed.masked_fill(&own, 0.0)?.mean(&[1], false)?.masked_fill(&missing, f64::NAN)?;
+        let losses = missed.masked_fill(&own, 0.0)?.mean([1], false)?.masked_fill(&missing, f64::NAN)?;
         let weight = weight.map(|w| w.index_select(0, &y.reshape([-1])?)).transpose()?;
         squeeze_unbatched(apply_weight_and_reduce(losses, weight.as_ref(), reduction)?, self, reduction)
     }
@@ -168,11 +168,11 @@ impl Tensor {
         let classes = x.shape()[1];
         let listed = y.ge(0)?.to_dtype(DType::F32)?.cumprod(1)?;
         let labels = y.masked_fill(&listed.eq(0.0)?, 0)?;
-        let missing = labels.ge(classes as i64)?.any(&[1], false)?;
+        let missing = labels.ge(classes as i64)?.any([1], false)?;
         let labelled = Tensor::zeros(x.shape(), DType::F32, x.device())?.scatter_add(1, &labels, &listed)?;
         let between = x.unsqueeze(1)?.sub(&x.gather(1, &labels)?.unsqueeze(2)?)?.add(1.0)?.relu()?;
         let counts = listed.unsqueeze(2)?.mul(&labelled.eq(0.0)?.unsqueeze(1)?)?.to_dtype(x.dtype())?;
-        let losses = between.mul(&counts)?.sum(&[1, 2], false)?.div(classes as f64)?;
+        let losses = between.mul(&counts)?.sum([1, 2], false)?.div(classes as f64)?;
         let losses = losses.masked_fill(&missing, f64::NAN)?;
         squeeze_unbatched(reduction.apply(&losses)?, self, reduction)
     }
@@ -190,7 +190,7 @@ impl Tensor {
         reduction: Reduction,
     ) -> Result<Tensor> {
         let each = self.binary_cross_entropy_with_logits(target, weight, None, Reduction::None)?;
-        reduction.apply(&each.mean(&[-1], false)?)
+        reduction.apply(&each.mean([-1], false)?)
     }
 
     /// Computes max(0, d(a, p) - d(a, n) + `margin`), with `distance` as d, for these anchors, `positive` and

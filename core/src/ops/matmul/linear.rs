@@ -67,7 +67,7 @@ impl LinearOperands {
 
     /// Allocates the result for rows.
     fn empty_output(&self, x: &Tensor) -> Result<Tensor> {
-        Tensor::empty(&[x.shape()[0], self.compute_weight.shape()[0]], x.dtype(), x.device())
+        Tensor::empty([x.shape()[0], self.compute_weight.shape()[0]], x.dtype(), x.device())
     }
 
     /// Computes the requested gradients of weight and bias from rows. They are inputs `at` and `at + 1` of
@@ -94,7 +94,7 @@ impl LinearOperands {
                 )?;
                 let gt = g.t()?;
                 if wants_sums {
-                    let row = Tensor::empty(&[g.shape()[1]], g.dtype(), g.device())?;
+                    let row = Tensor::empty([g.shape()[1]], g.dtype(), g.device())?;
                     if matmul::try_gemm_epilogue(self.op, &gt, x, &dw, add, EpilogueTensors::RowSums(&row))? {
                         (sums, made) = (Some(row), true);
                     }
@@ -162,7 +162,7 @@ fn mlp_hidden_backward(
         let sums = {
             let _tag = memory::scope::enter_tag(Tag::Workspace);
             let parts = x.shape()[0].div_ceil(GELU_GRAD_SUM_ROWS);
-            Tensor::empty(&[parts, 1, x.shape()[1]], DType::F32, x.device())?
+            Tensor::empty([parts, 1, x.shape()[1]], DType::F32, x.device())?
         };
         let finish = EpilogueTensors::GeluGrad { x, gelu: &gelu, sums: &sums };
         if matmul::try_gemm_epilogue(op, g, weight, &hidden, false, finish)? {

@@ -26,14 +26,14 @@ impl ScaledFp8Matrix {
             _ => contiguous_zero_offset(&x.detach().to_dtype(DType::F32)?)?,
         };
         let ([rows, across], device) = ([x.shape()[0], x.shape()[1]], x.device());
-        let bytes = Tensor::empty(&[rows, across], dtype, device)?;
+        let bytes = Tensor::empty([rows, across], dtype, device)?;
         if x.numel() == 0 {
             let scale = Tensor::ones((), DType::F32, device)?;
             return Ok(Self { column_major: bytes.clone(), fp8_values: bytes, scale });
         }
         let scale = Tensor::empty((), DType::F32, device)?;
         let turned = columns && supports_fp8_extents(device, x.shape());
-        let turned = turned.then(|| Tensor::empty(&[across, rows], dtype, device)).transpose()?;
+        let turned = turned.then(|| Tensor::empty([across, rows], dtype, device)).transpose()?;
         let largest = {
             let _tag = memory::scope::enter_tag(Tag::Workspace);
             largest_magnitude(&x)?

@@ -51,7 +51,7 @@ impl Tensor {
         let shape = [self.shape()[0], b.shape()[1]];
         let (a, b) = align_operands(self, b)?;
         if scale_a.numel() == 1 && scale_b.numel() == 1 {
-            let out = Tensor::empty(&shape, out_dtype, self.device())?;
+            let out = Tensor::empty(shape, out_dtype, self.device())?;
             // An epilogue adds a bias of the result's type, which the library supports for 16 bits only.
             let fused = bias.filter(|_| out_dtype.size() == 2);
             let added = fused.map(|bias| contiguous_zero_offset(&bias.to_dtype(out_dtype)?)).transpose()?;

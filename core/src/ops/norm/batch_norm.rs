@@ -125,7 +125,7 @@ impl BatchNormalization {
     /// Computes the f32 mean and reciprocal deviation [2, channels], and updates running statistics.
     fn compute_statistics(&self, running: Option<(&Tensor, &Tensor)>, momentum: f64) -> Result<Tensor> {
         let (partial, parts) = self.run_channel_reduction("moments", None, None)?;
-        let statistics = Tensor::empty(&[2, self.channels], DType::F32, self.x.device())?;
+        let statistics = Tensor::empty([2, self.channels], DType::F32, self.x.device())?;
         let plain = running
             .map(|(mean, var)| Ok::<_, Error>((contiguous_zero_offset(mean)?, contiguous_zero_offset(var)?)))
             .transpose()?;
@@ -163,8 +163,8 @@ impl BatchNormalization {
         let g = contiguous_zero_offset(g)?;
         let sums = if wants[1..].contains(&true) || (training && wants[0]) {
             Some(match self.x.numel() {
-                0 => Tensor::zeros(&[2, self.channels], DType::F32, g.device())?,
-                _ => self.run_channel_reduction("sums", Some(&g), Some(statistics))?.0.sum(&[0], false)?,
+                0 => Tensor::zeros([2, self.channels], DType::F32, g.device())?,
+                _ => self.run_channel_reduction("sums", Some(&g), Some(statistics))?.0.sum([0], false)?,
             })
         } else {
             None
@@ -303,7 +303,7 @@ impl Tensor {
                 (true, running) => {
                     if let Some((mean, var)) = running.filter(|_| self.numel() > 0) {
                         autograd::update_state(|| {
-                            let (v, m) = x.detach().var_mean(&[0, 2], 1.0, false)?;
+                            let (v, m) = x.detach().var_mean([0, 2], 1.0, false)?;
                             update_running_stat(mean, &m, momentum)?;
                             update_running_stat(var, &v, momentum)
                         })?;
@@ -335,7 +335,7 @@ impl Tensor {
             match running {
                 // An empty batch has NaN statistics, as in PyTorch.
                 _ if training && norm.x.numel() == 0 => {
-                    Tensor::full(&[2, n], f64::NAN, DType::F32, self.device())?
+                    Tensor::full([2, n], f64::NAN, DType::F32, self.device())?
                 }
                 // In a checkpoint's recomputation, the running statistics are already updated.
                 _ if training && autograd::is_recomputing() => norm.compute_statistics(None, momentum)?,

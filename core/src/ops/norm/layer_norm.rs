@@ -114,7 +114,7 @@ impl RowNorm {
     ) -> Result<(Tensor, Tensor)> {
         let out = Tensor::empty(x.shape(), result, x.device())?;
         let numbers = if self.is_rms { 1 } else { 2 };
-        let statistics = Tensor::empty(&[numbers, self.rows], DType::F32, x.device())?;
+        let statistics = Tensor::empty([numbers, self.rows], DType::F32, x.device())?;
         let (residual, sum) = added.unzip();
         if out.numel() == 0 {
             return Ok((out, statistics));
@@ -157,7 +157,7 @@ impl RowNorm {
         let partial = match sums {
             true => {
                 let _tag = memory::scope::enter_tag(Tag::Workspace);
-                Some(Tensor::empty(&[groups, sections, self.extent], DType::F32, g.device())?)
+                Some(Tensor::empty([groups, sections, self.extent], DType::F32, g.device())?)
             }
             false => None,
         };

@@ -176,7 +176,7 @@ fn run_split_rows(
     let parts = spec("parts", held, rows.across);
     launch::launch(&parts, &bindings![input, y, &partial], params(reading), groups)?;
     let statistics = match backward {
-        true => partial.sum(&[0], false)?,
+        true => partial.sum([0], false)?,
         false => {
             let statistics = scratch(&[2, rows.rows])?;
             let whole = RowConfig { lanes: WORKGROUP_SIZE, width: 1, register_steps: 0 };
@@ -211,8 +211,8 @@ fn softmax_with_grad(log: bool, x: &Tensor, dim: isize) -> Result<Tensor> {
         let wide = if g.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
         let (given, y) = (g.to_dtype(wide)?, y.to_dtype(wide)?);
         let grad = match log {
-            false => y.mul(&given.sub(&given.mul(&y)?.sum(&[dim], true)?)?)?,
-            true => given.sub(&y.exp()?.mul(&given.sum(&[dim], true)?)?)?,
+            false => y.mul(&given.sub(&given.mul(&y)?.sum([dim], true)?)?)?,
+            true => given.sub(&y.exp()?.mul(&given.sum([dim], true)?)?)?,
         };
         grad.to_dtype(g.dtype())
     }))

@@ -83,7 +83,7 @@ impl Scan<'_> {
         };
         let _tag = memory::scope::enter_tag(Tag::Workspace);
         let parts = [Some(wide), second].into_iter().flatten();
-        let parts = parts.map(|dtype| Tensor::empty(&[rows * chunks], dtype, device));
+        let parts = parts.map(|dtype| Tensor::empty([rows * chunks], dtype, device));
         Ok(ChunkTotals { rows, chunks, parts: parts.collect::<Result<_>>()? })
     }
 
@@ -322,7 +322,7 @@ impl Tensor {
     pub fn trapezoid<'a>(&self, spacing: impl Into<Operand<'a>>, dim: isize) -> Result<Tensor> {
         let spacing = spacing.into();
         dispatch_in_f32!("trapezoid", [self], |x| x.trapezoid(spacing, dim));
-        self.doubled_trapezoid_areas("trapezoid", spacing, dim)?.sum(&[dim], false)?.mul(0.5)
+        self.doubled_trapezoid_areas("trapezoid", spacing, dim)?.sum([dim], false)?.mul(0.5)
     }
 
     /// Computes the cumulative integral along `dim`, one element less: see [`trapezoid`](Self::trapezoid).

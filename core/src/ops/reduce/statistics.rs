@@ -298,7 +298,7 @@ impl Tensor {
             (None, None) => None,
         };
         let Some(w) = both else {
-            let off = x.sub(&x.mean(&[1], true)?)?;
+            let off = x.sub(&x.mean([1], true)?)?;
             // Too few observations give a division by zero, as in PyTorch.
             return off.matmul(&off.t()?)?.mul(1.0 / (n as f64 - correction).max(0.0))?.squeeze_all();
         };
@@ -309,7 +309,7 @@ impl Tensor {
             }
             _ => sum.sub(correction)?,
         };
-        let off = x.sub(&x.mul(&w)?.sum(&[1], true)?.div(&sum)?)?;
+        let off = x.sub(&x.mul(&w)?.sum([1], true)?.div(&sum)?)?;
         off.mul(&w)?.matmul(&off.t()?)?.div(&norm.maximum(0.0)?)?.squeeze_all()
     }
 

@@ -167,7 +167,7 @@ impl Tensor {
     pub fn tile(&self, counts: impl IntoShape) -> Result<Tensor> {
         let counts = &new_shape("tile", counts)?[..];
         let missing = self.rank().saturating_sub(counts.len());
-        self.repeat(&[&vec![1; missing][..], counts].concat())
+        self.repeat([&vec![1; missing][..], counts].concat())
     }
 
     /// Rotates the plane of two dimensions by `k` quarter turns, from the first dimension towards the second.
@@ -181,9 +181,9 @@ impl Tensor {
             argument("rot90"), "takes two dimensions, got {first} and {second}");
         match k.rem_euclid(4) {
             0 => self.copy(),
-            1 => self.flip(&[second])?.transpose(first, second),
-            2 => self.flip(&dims),
-            _ => self.transpose(first, second)?.flip(&[second]),
+            1 => self.flip([second])?.transpose(first, second),
+            2 => self.flip(dims),
+            _ => self.transpose(first, second)?.flip([second]),
         }
     }
 
@@ -203,7 +203,7 @@ impl Tensor {
         let line = Tensor::arange(0.0, n as f64, 1.0, DType::I32, self.device())?;
         // Keep the tuples whose indices ascend, strictly or not: combine the flags of all neighbouring pairs.
         let places = meshgrid(&vec![&line; r], false)?;
-        let mut rising = Tensor::ones(&vec![n; r], DType::Bool, self.device())?;
+        let mut rising = Tensor::ones(vec![n; r], DType::Bool, self.device())?;
         for pair in places.windows(2) {
             let holds = if with_replacement { pair[0].le(&pair[1])? } else { pair[0].lt(&pair[1])? };
             rising = rising.logical_and(&holds)?;
@@ -219,7 +219,7 @@ impl Tensor {
     /// A capture is active.
     #[track_caller]
     pub fn tril_indices(rows: usize, columns: usize, diagonal: isize, device: &Device) -> Result<Tensor> {
-        Self::ones(&[rows, columns], DType::I32, device)?.tril(diagonal)?.nonzero()?.t()?.contiguous()
+        Self::ones([rows, columns], DType::I32, device)?.tril(diagonal)?.nonzero()?.t()?.contiguous()
     }
 
     /// Returns the indices on and above a diagonal of a matrix: see [`tril_indices`](Self::tril_indices).
@@ -228,7 +228,7 @@ impl Tensor {
     /// See [`tril_indices`](Self::tril_indices).
     #[track_caller]
     pub fn triu_indices(rows: usize, columns: usize, diagonal: isize, device: &Device) -> Result<Tensor> {
-        Self::ones(&[rows, columns], DType::I32, device)?.triu(diagonal)?.nonzero()?.t()?.contiguous()
+        Self::ones([rows, columns], DType::I32, device)?.triu(diagonal)?.nonzero()?.t()?.contiguous()
     }
 
     /// Computes the Kronecker product: each element of `self` times `other`. Missing ones are 1.
@@ -292,8 +292,8 @@ impl Tensor {
         let (rows, columns) = (extents(self, &left), extents(other, &right));
         let (m, k, n): (usize, usize, usize) =
             (rows.iter().product(), shared.iter().product(), columns.iter().product());
-        let a = self.permute(&order(&left, &mine))?.reshape([m, k])?;
-        let b = other.permute(&order(&theirs, &right))?.reshape([k, n])?;
+        let a = self.permute(order(&left, &mine))?.reshape([m, k])?;
+        let b = other.permute(order(&theirs, &right))?.reshape([k, n])?;
         a.matmul(&b)?.reshape(&[&rows[..], &columns].concat()[..])
     }
 }

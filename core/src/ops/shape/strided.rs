@@ -44,9 +44,9 @@ fn strided_sum(op: &'static str, g: &Tensor, layout: &Layout, start: usize, len:
         return strided_sum(op, &g.detach().sum(&still, false)?, &layout, start, len);
     }
     if g.numel() == 0 || len == 0 {
-        return Tensor::zeros(&[len], g.dtype(), g.device());
+        return Tensor::zeros([len], g.dtype(), g.device());
     }
-    let out = Tensor::empty(&[len], g.dtype(), g.device())?;
+    let out = Tensor::empty([len], g.dtype(), g.device())?;
     let (shape, strides) = collapse_dims(layout.shape(), &[layout.strides(), g.strides()]);
     let mut dims: SmallVec<[[usize; 3]; 8]> =
         (0..shape.len()).map(|d| [shape[d], strides[0][d], strides[1][d]]).collect();
@@ -240,7 +240,7 @@ impl Tensor {
         let (place, seen) = (own.clone(), layout.clone());
         let forward = move |x: &Tensor| {
             let (start, len) = (place.offset(), place.storage_end().saturating_sub(place.offset()));
-            let memory = Tensor::zeros(&[len], x.dtype(), x.device())?;
+            let memory = Tensor::zeros([len], x.dtype(), x.device())?;
             x.copy_into(&memory.with_layout(Layout::new(place.shape(), place.strides(), 0)))?;
             Ok(memory.with_layout(Layout::new(seen.shape(), seen.strides(), seen.offset() - start)))
         };

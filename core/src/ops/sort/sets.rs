@@ -32,19 +32,19 @@ pub struct Unique {
 fn find_equal_runs(x: &Tensor) -> Result<(Tensor, Tensor, Tensor)> {
     let (n, device) = (x.shape()[0], x.device());
     if n == 0 {
-        let none = |dtype| Tensor::zeros(&[0], dtype, device);
+        let none = |dtype| Tensor::zeros([0], dtype, device);
         return Ok((x.clone(), none(DType::I32)?, none(DType::I64)?));
     }
-    let first = Tensor::ones(&[1], DType::Bool, device)?;
+    let first = Tensor::ones([1], DType::Bool, device)?;
     let fixed = x.detach();
     let mut new = fixed.narrow(0, 1, n - 1)?.ne(&fixed.narrow(0, 0, n - 1)?)?;
     if x.rank() > 1 {
-        new = new.any(&[1], false)?;
+        new = new.any([1], false)?;
     }
     let starts = cat(&[&first, &new], 0)?;
     let run = scan::cumsum_counts(&starts.to_dtype(DType::U32)?)?.to_dtype(DType::I32)?.sub(1)?;
     let at = starts.nonzero()?.reshape([-1])?.to_dtype(DType::I32)?;
-    let end = Tensor::full(&[1], n as f64, DType::I32, device)?;
+    let end = Tensor::full([1], n as f64, DType::I32, device)?;
     let lengths =
         cat(&[&at.narrow(0, 1.min(at.numel()), at.numel().saturating_sub(1))?, &end], 0)?.sub(&at)?;
     Ok((x.index_select(0, &at)?, run, lengths.to_dtype(DType::I64)?))
@@ -52,7 +52,7 @@ fn find_equal_runs(x: &Tensor) -> Result<(Tensor, Tensor, Tensor)> {
 
 /// Counts each value below `extent` in a one-dimensional i32 tensor, as u32. Ignores others. Not recorded.
 fn count_values(line: &Tensor, extent: usize) -> Result<Tensor> {
-    let counts = Tensor::zeros(&[extent], DType::U32, line.device())?;
+    let counts = Tensor::zeros([extent], DType::U32, line.device())?;
     let n = line.numel();
     if n == 0 || extent == 0 {
         return Ok(counts);
@@ -227,14 +227,14 @@ impl Tensor {
     ) -> Result<(Tensor, impl Fn(&Tensor) -> Result<Tensor>)> {
         fail_if!(self.rank() == 0; shape(op, [self]), "takes at least one dimension");
         let d = normalize_dim(op, dim, self.rank())? as isize;
-        let front = self.movedim(&[d], &[0])?;
+        let front = self.movedim([d], [0])?;
         let rest: Dims = front.shape()[1..].into();
         let width = rest.iter().product::<usize>();
         fail_if!(width == 0; shape(op, [self]), "takes slices that have elements");
         let rows = front.reshape([self.shape()[d as usize], width])?;
         let back = move |rows: &Tensor| {
             let shape: Dims = [rows.shape()[0]].into_iter().chain(rest.iter().copied()).collect();
-            rows.reshape(&shape[..])?.movedim(&[0], &[d])
+            rows.reshape(&shape[..])?.movedim([0], [d])
         };
         Ok((rows, back))
     }
@@ -309,7 +309,7 @@ impl Tensor {
             extent = extent.max(most as usize + 1);
         }
         match weights {
-            Some(w) => Tensor::zeros(&[extent], w.dtype(), self.device())?.index_add(0, &line, w, 1.0),
+            Some(w) => Tensor::zeros([extent], w.dtype(), self.device())?.index_add(0, &line, w, 1.0),
             None => count_values(&line, extent)?.to_dtype(DType::I64),
         }
     }

@@ -67,8 +67,8 @@ pub(super) fn register(t: &mut OpTable) {
         };
         single(a.tensor(0)?.rot90(dim(a, 1, "k", 1)?, [first, second]))
     });
-    t.register("fliplr", |a| single(a.tensor(0)?.flip(&[1])));
-    t.register("flipud", |a| single(a.tensor(0)?.flip(&[0])));
+    t.register("fliplr", |a| single(a.tensor(0)?.flip([1])));
+    t.register("flipud", |a| single(a.tensor(0)?.flip([0])));
     t.register("msort", |a| Ok(vec![a.tensor(0)?.sort(0, false)?.0]));
     t.register("combinations", |a| {
         single(a.tensor(0)?.combinations(a.int(1, "r", 2)? as usize, a.flag(2, "with_replacement", false)))
@@ -80,7 +80,7 @@ pub(super) fn register(t: &mut OpTable) {
             Some(v) if v.get("l").is_some() => Err(missing_op("tensordot of two lists")),
             _ => {
                 let n = a.int(2, "dims", 2)? as isize;
-                single(x.tensordot(y, &(-n..0).collect::<Vec<_>>(), &(0..n).collect::<Vec<_>>()))
+                single(x.tensordot(y, (-n..0).collect::<Vec<_>>(), (0..n).collect::<Vec<_>>()))
             }
         }
     });

@@ -105,7 +105,7 @@ cases! {
         |m, x| single(m.module.forward(&x[0], &x[1], &AttentionMasks::default(), &AttentionMasks::from_key_padding_mask(&m.masks[0])));
     "encoder": |c| {
             let options = TransformerOptions { batch_first: true, ..LAYER };
-            let encoder = TransformerEncoder::new(8, 2, 2, options, c.device)?.with_norm(LayerNorm::new(&[8], c.device)?);
+            let encoder = TransformerEncoder::new(8, 2, 2, options, c.device)?.with_norm(LayerNorm::new([8], c.device)?);
             Ok(WithMasks::new(encoder, vec![c.shared_tensor("masks/padding")?]))
         },
         |m, x| single(m.module.forward(&x[0], &AttentionMasks::from_key_padding_mask(&m.masks[0])));
@@ -146,7 +146,7 @@ pub(super) fn rotary_embeddings_of_views(device: &Device) -> Result<()> {
         let within = if dtype == DType::F32 { 1e-5 } else { 4e-2 };
         super::super::host_reference::ensure_close(&grad.to_f64s()?, &x.detach().to_f64s()?, within, within)?;
     }
-    let empty = Tensor::zeros(&[2, 0, 8], DType::F32, device)?;
+    let empty = Tensor::zeros([2, 0, 8], DType::F32, device)?;
     ensure!(rotary.forward(&empty)?.shape() == [2, 0, 8]);
     let every = randn(&[2, 5, 16], device)?;
     let other = every.slice_dim(-1, 0, 16, 2)?;
@@ -168,9 +168,9 @@ pub(super) fn what_modules_refuse(device: &Device) -> Result<()> {
         "8 features do not divide by 3 heads",
     )?;
     says("mask", mask(&randn(&[5, 4], device)?), "`attn_mask` is [5, 5] or [4, 5, 5]; got [5, 4]")?;
-    let ints = Tensor::zeros(&[5, 5], DType::I32, device)?;
+    let ints = Tensor::zeros([5, 5], DType::I32, device)?;
     says("mask", mask(&ints), "masks are bool (true hides) or floats")?;
-    let padding = Tensor::from_bools(&[false; 5], &[5], device)?;
+    let padding = Tensor::from_bools(&[false; 5], [5], device)?;
     says(
         "padding",
         attention.forward(&x, &x, &x, &AttentionMasks::from_key_padding_mask(&padding)).map(drop),
@@ -198,7 +198,7 @@ pub(super) fn what_modules_refuse(device: &Device) -> Result<()> {
     let lstm = Lstm::new(7, 6, RecurrentOptions::default(), device)?;
     says("lstm", lstm.forward(&x, None).map(drop), "takes at least one step of 7 features; got [2, 5, 8]")?;
     let lstm = Lstm::new(8, 6, RecurrentOptions::default(), device)?;
-    let lengths = Tensor::from_slice(&[1i32, 2], &[2], device)?;
+    let lengths = Tensor::from_slice(&[1i32, 2], [2], device)?;
     says("lengths", lstm.forward_lengths(&x, &lengths, None).map(drop), "lengths are integers, [5]")?;
     says("state", lstm.forward(&x, Some((&x, &x))).map(drop), "states are [1, 5, 6]")?;
     says("dropout", Dropout::new(1.5).forward(&x).map(drop), "1.5 is no probability")?;

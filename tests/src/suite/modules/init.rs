@@ -95,7 +95,7 @@ pub(super) fn initial_values_by_name(device: &Device) -> Result<()> {
     init::kaiming_uniform_with_mode_(&t, FanMode::FanIn, Nonlinearity::Tanh)?;
     uniform_within(&t, 5.0 / 3.0 * (3.0 / 50f64).sqrt(), "kaiming_uniform_for_")?;
     init::sparse_(&t, 0.29, 0.5)?;
-    let zeros = t.eq(0.0)?.to_dtype(DType::F32)?.sum(&[0], false)?.to_f64s()?;
+    let zeros = t.eq(0.0)?.to_dtype(DType::F32)?.sum([0], false)?.to_f64s()?;
     ensure!(zeros == vec![18.0; 50], "zeros of columns: {zeros:?}");
     init::eye_(&t)?;
     ensure!(
@@ -118,7 +118,7 @@ pub(super) fn initial_values_by_name(device: &Device) -> Result<()> {
 
 /// Dropout of whole channels, alpha dropout and random slopes; none of them in evaluation mode.
 pub(super) fn what_is_dropped_is_drawn(device: &Device) -> Result<()> {
-    let x = Tensor::ones(&[40, 30, 4], DType::F32, device)?.to_leaf()?;
+    let x = Tensor::ones([40, 30, 4], DType::F32, device)?.to_leaf()?;
     let layer = Dropout1d::new(0.25);
     let y = layer.forward(&x)?;
     y.sum_all()?.backward()?;

@@ -12,8 +12,8 @@ pub(super) mod weights {
     use super::super::{cases, single};
 
     cases! {
-        "layer_norm": |c| LayerNorm::new(&[3, 4], c.device), |m, x| single(m.forward(&x[0]));
-        "rms_norm": |c| RmsNorm::new(&[6], c.device), |m, x| single(m.forward(&x[0]));
+        "layer_norm": |c| LayerNorm::new([3, 4], c.device), |m, x| single(m.forward(&x[0]));
+        "rms_norm": |c| RmsNorm::new([6], c.device), |m, x| single(m.forward(&x[0]));
         "group_norm": |c| GroupNorm::new(2, 4, c.device), |m, x| single(m.forward(&x[0]));
         "batch_norm1d": |c| BatchNorm1d::new(3, c.device), |m, x| single(m.forward(&x[0]));
         "batch_norm2d": |c| Ok(BatchNorm2d::new(3, c.device)?.momentum(0.3).eps(1e-3)), |m, x| single(m.forward(&x[0]));
@@ -24,7 +24,7 @@ pub(super) mod weights {
         "local_response_norm": |_| Ok(LocalResponseNorm { alpha: 0.1, ..LocalResponseNorm::new(3) }), |m, x| single(m.forward(&x[0]));
         "batch_norm1d_plain": |c| Ok(BatchNorm1d::new(3, c.device)?.without_affine()), |m, x| single(m.forward(&x[0]));
         "batch_norm2d_batch": |c| Ok(BatchNorm2d::new(3, c.device)?.without_running_stats()), |m, x| single(m.forward(&x[0]));
-        "layer_norm_no_bias": |c| Ok(LayerNorm::new(&[4], c.device)?.eps(1e-3).without_bias()), |m, x| single(m.forward(&x[0]));
+        "layer_norm_no_bias": |c| Ok(LayerNorm::new([4], c.device)?.eps(1e-3).without_bias()), |m, x| single(m.forward(&x[0]));
         "weight_norm": |c| WeightNorm::new(Linear::new(4, 3, c.device)?, Some(0)), |m, x| single(m.forward(&x[0]));
         "weight_norm_all": |c| {
             let options = ConvOptions { bias: false, ..ConvOptions::default() };
@@ -223,8 +223,8 @@ pub(super) mod sampling {
         "grid_sample_reflection_nearest_0": |_| Ok(()), |(), x| sample(x, GridMode::Nearest, GridPadding::Reflection, false);
         "grid_sample_reflection_nearest_1": |_| Ok(()), |(), x| sample(x, GridMode::Nearest, GridPadding::Reflection, true);
         "grid_sample_volume": |_| Ok(()), |(), x| sample(x, GridMode::Bilinear, GridPadding::Reflection, false);
-        "affine_grid": |_| Ok(()), |(), x| single(x[0].affine_grid(&[2, 1, 3, 4], false));
-        "affine_grid_volume": |_| Ok(()), |(), x| single(x[0].affine_grid(&[2, 1, 3, 1, 2], true));
+        "affine_grid": |_| Ok(()), |(), x| single(x[0].affine_grid([2, 1, 3, 4], false));
+        "affine_grid_volume": |_| Ok(()), |(), x| single(x[0].affine_grid([2, 1, 3, 1, 2], true));
         "svd_tall": |_| Ok(()), |(), x| svd(&x[0]);
         "svd_wide": |_| Ok(()), |(), x| svd(&x[0]);
         "svd_square": |_| Ok(()), |(), x| svd(&x[0]);
@@ -264,7 +264,7 @@ pub(super) mod places {
         "circular_pad2d": |_| Ok(CircularPad2d([1, 2, 0, 1])), |m, x| single(m.forward(&x[0]));
         "circular_pad3d": |_| Ok(CircularPad3d([1, 2, 0, 1, 2, 1])), |m, x| single(m.forward(&x[0]));
         "flatten": |_| Ok(Flatten::default()), |m, x| single(m.forward(&x[0]));
-        "unflatten": |_| Ok(Unflatten::new(1, &[2, -1])), |m, x| single(m.forward(&x[0]));
+        "unflatten": |_| Ok(Unflatten::new(1, [2, -1])), |m, x| single(m.forward(&x[0]));
         "pixel_shuffle": |_| Ok(PixelShuffle(2)), |m, x| single(m.forward(&x[0]));
         "pixel_unshuffle": |_| Ok(PixelUnshuffle(2)), |m, x| single(m.forward(&x[0]));
         "channel_shuffle": |_| Ok(ChannelShuffle(2)), |m, x| single(m.forward(&x[0]));

@@ -15,7 +15,7 @@ use super::{ModuleCase, cases, single};
 
 /// Weights of five classes, which the case's state replaces.
 fn weight(c: &ModuleCase<'_>) -> CoreResult<Option<Tensor>> {
-    Ok(Some(Tensor::ones(&[5], DType::F32, c.device)?))
+    Ok(Some(Tensor::ones([5], DType::F32, c.device)?))
 }
 
 cases! {
@@ -55,7 +55,7 @@ cases! {
     "triplet_margin_loss": |_| Ok(TripletMarginLoss { margin: 1.5, swap: true, ..Default::default() }),
         |m, x| single(m.forward(&x[0], &x[1], &x[2]));
     "triplet_margin_with_distance_loss": |_| Ok(()), |_, x| {
-        let distance = |a: &Tensor, b: &Tensor| a.sub(b)?.abs()?.sum(&[-1], false);
+        let distance = |a: &Tensor, b: &Tensor| a.sub(b)?.abs()?.sum([-1], false);
         single(x[0].triplet_margin_with_distance_loss(&x[1], &x[2], distance, 2.0, false, Reduction::Mean))
     };
     "multi_margin_loss": |c| Ok(MultiMarginLoss { weight: weight(c)?, margin: 0.7, ..Default::default() }), |m, x| single(m.forward(&x[0], &x[1]));

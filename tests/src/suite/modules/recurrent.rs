@@ -35,7 +35,7 @@ fn three((out, (state, cell)): (Tensor, (Tensor, Tensor))) -> CoreResult<Vec<Ten
 
 /// Returns the lengths of the recorded sequences.
 fn lengths(x: &Tensor) -> CoreResult<Tensor> {
-    Tensor::from_slice(&[3i32, 5, 1], &[3], x.device())
+    Tensor::from_slice(&[3i32, 5, 1], [3], x.device())
 }
 
 /// Returns state and cell, if present.

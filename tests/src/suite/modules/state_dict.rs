@@ -123,7 +123,7 @@ pub(super) fn weights_that_are_computed(device: &Device) -> Result<()> {
         "not a plain layer"
     );
     ensure_close(&folded.forward(&x)?.to_f64s()?, &expected, 1e-6, 1e-6)?;
-    let lengths = folded.weight.norm(2.0, &[1, 2, 3], false)?.to_f64s()?;
+    let lengths = folded.weight.norm(2.0, [1, 2, 3], false)?.to_f64s()?;
     ensure_close(&lengths, &g.abs()?.to_f64s()?, 1e-5, 1e-6)?;
 
     let layer = SpectralNorm::new(Linear::new(6, 5, device)?)?.n_power_iterations(60);
@@ -203,7 +203,7 @@ pub(super) fn modules_of_parts(device: &Device) -> Result<()> {
     let at = x.flatten(2, -1)?.gather(2, &places.flatten(2, -1)?)?.reshape([2, 3, 4, 5])?;
     ensure!(out.to_bytes()? == at.to_bytes()?, "maxima are not at their places");
     // The last window ends at the border.
-    let last = x.narrow(2, 6, 3)?.narrow(3, 6, 2)?.amax(&[2, 3], false)?;
+    let last = x.narrow(2, 6, 3)?.narrow(3, 6, 2)?.amax([2, 3], false)?;
     ensure!(
         out.select(3, 4)?.select(2, 3)?.to_bytes()? == last.to_bytes()?,
         "the last window is not at the end"
@@ -216,11 +216,11 @@ pub(super) fn modules_of_parts(device: &Device) -> Result<()> {
     ensure_message(x.max_unpool2d(&randn(&[2, 3, 9, 8], device)?, [18, 16]), "places are integers")?;
 
     // Samples are one-hot vectors with the expected frequencies, and have gradients.
-    let logits = Tensor::from_slice(&[0.2f32.ln(), 0.8f32.ln()], &[1, 2], device)?.to_leaf()?;
-    let drawn = logits.expand(&[4000, 2])?.gumbel_softmax(0.5, true, -1)?;
-    let often = drawn.detach().mean(&[0], false)?.to_f64s()?;
+    let logits = Tensor::from_slice(&[0.2f32.ln(), 0.8f32.ln()], [1, 2], device)?.to_leaf()?;
+    let drawn = logits.expand([4000, 2])?.gumbel_softmax(0.5, true, -1)?;
+    let often = drawn.detach().mean([0], false)?.to_f64s()?;
     ensure_close(&often, &[0.2, 0.8], 0.0, 0.035)?;
-    ensure_close(&drawn.detach().amax(&[1], false)?.to_f64s()?, &[1.0; 4000], 1e-6, 0.0)?;
+    ensure_close(&drawn.detach().amax([1], false)?.to_f64s()?, &[1.0; 4000], 1e-6, 0.0)?;
     drawn.select(1, 1)?.sum_all()?.backward()?;
     ensure!(
         logits.grad().is_some_and(|g| g.to_f64s().is_ok_and(|g| g[1] > 0.0 && g[0] < 0.0)),
@@ -232,10 +232,10 @@ pub(super) fn modules_of_parts(device: &Device) -> Result<()> {
     ensure_message(x.grid_sample(&grid, GridMode::Bilinear, GridPadding::Zeros, false), says_grid)?;
 
     let softmax = AdaptiveLogSoftmaxWithLoss::new(6, 10, &[3, 7], 2.0, false, device)?;
-    let (rows, target) = (randn(&[2, 6], device)?, Tensor::from_slice(&[1i64, 10], &[2], device)?);
+    let (rows, target) = (randn(&[2, 6], device)?, Tensor::from_slice(&[1i64, 10], [2], device)?);
     ensure_message(softmax.forward(&rows, &target), "below the 10 classes; some are not")?;
     ensure_message(AdaptiveLogSoftmaxWithLoss::new(6, 10, &[7, 3], 2.0, false, device), "cutoffs rise")?;
-    let total = softmax.log_prob(&rows)?.exp()?.sum(&[1], false)?.to_f64s()?;
+    let total = softmax.log_prob(&rows)?.exp()?.sum([1], false)?.to_f64s()?;
     ensure_close(&total, &[1.0, 1.0], 1e-5, 0.0)?;
 
     let options = ConvOptions { stride: [2; 2], same_padding: true, ..ConvOptions::default() };
@@ -259,9 +259,9 @@ pub(super) fn layers_of_halves(device: &Device) -> Result<()> {
             .add(BatchNorm2d::new(8, device)?)
             .add(GroupNorm::new(2, 8, device)?)
             .add_fn(|x| x.gelu()?.flatten(2, -1)?.transpose(1, 2))
-            .add(LayerNorm::new(&[8], device)?)
+            .add(LayerNorm::new([8], device)?)
             .add(Linear::new(8, 6, device)?)
-            .add(RmsNorm::new(&[6], device)?))
+            .add(RmsNorm::new([6], device)?))
     };
     let wide = make()?;
     let x = randn(&[2, 3, 5, 4], device)?;

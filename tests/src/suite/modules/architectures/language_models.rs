@@ -7,7 +7,7 @@ use forebay::ops::AttentionOptions;
 use super::*;
 
 fn rms(features: usize, device: &Device) -> Result<RmsNorm> {
-    Ok(RmsNorm::new(&[features], device)?.eps(1e-6))
+    Ok(RmsNorm::new([features], device)?.eps(1e-6))
 }
 
 #[derive(Module)]
@@ -215,13 +215,13 @@ impl T5Stack {
         else {
             return Ok(None);
         };
-        let distances = Tensor::from_slice(&buckets(n, !self.decoder), &[n, n], device)?;
-        let bias = table.forward(&distances)?.permute(&[2, 0, 1])?;
+        let distances = Tensor::from_slice(&buckets(n, !self.decoder), [n, n], device)?;
+        let bias = table.forward(&distances)?.permute([2, 0, 1])?;
         if !self.decoder {
             return Ok(Some(bias));
         }
         let later: Vec<bool> = (0..n * n).map(|at| at % n > at / n).collect();
-        Ok(Some(bias.masked_fill(&Tensor::from_bools(&later, &[n, n], device)?, f64::NEG_INFINITY)?))
+        Ok(Some(bias.masked_fill(&Tensor::from_bools(&later, [n, n], device)?, f64::NEG_INFINITY)?))
     }
 
     fn forward(&self, words: &Tensor, memory: Option<&Tensor>) -> Result<Tensor> {
@@ -304,7 +304,7 @@ struct DistilBert {
 impl DistilBert {
     fn new(device: &Device) -> Result<Self> {
         let d = 8;
-        let norm = || -> Result<LayerNorm> { Ok(LayerNorm::new(&[d], device)?.eps(1e-12)) };
+        let norm = || -> Result<LayerNorm> { Ok(LayerNorm::new([d], device)?.eps(1e-12)) };
         let square = || Linear::new(d, d, device);
         let layer = |_| {
             Ok(DistilLayer {

@@ -36,7 +36,7 @@ fn linear(inputs: usize, outputs: usize, device: &Device) -> Result<Linear> {
 
 /// Reshapes \[batch, length, features\] to \[batch, heads, length, rest\].
 fn split_heads(x: &Tensor, heads: usize) -> Result<Tensor> {
-    x.unflatten(-1, &[heads as isize, -1])?.transpose(1, 2)
+    x.unflatten(-1, [heads as isize, -1])?.transpose(1, 2)
 }
 
 /// Reverses [`split_heads`].

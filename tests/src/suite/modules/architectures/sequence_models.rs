@@ -47,7 +47,7 @@ impl Tagger {
             words: Embedding::new(9, 5, device)?.with_padding_idx(0)?,
             gru: Gru::new(5, 4, options, device)?,
             tags: Linear::new(8, 3, device)?,
-            transitions: init::create_parameter(|| Tensor::randn(&[3, 3], DType::F32, device))?,
+            transitions: init::create_parameter(|| Tensor::randn([3, 3], DType::F32, device))?,
         })
     }
 
@@ -62,15 +62,15 @@ impl Tagger {
         let own = scores.gather(-1, &tags.unsqueeze(-1)?)?.squeeze(-1)?;
         let (from, to) = (tags.narrow(1, 0, n - 1)?, tags.narrow(1, 1, n - 1)?);
         let moves = self.transitions.index(&[Some(&from), Some(&to)])?;
-        let path = own.mul(&there)?.sum(&[1], false)?;
-        let path = path.add(&moves.mul(&there.narrow(1, 1, n - 1)?)?.sum(&[1], false)?)?;
+        let path = own.mul(&there)?.sum([1], false)?;
+        let path = path.add(&moves.mul(&there.narrow(1, 1, n - 1)?)?.sum([1], false)?)?;
         let mut alpha = scores.select(1, 0)?;
         for t in 1..n {
-            let step = alpha.unsqueeze(2)?.add(&self.transitions)?.logsumexp(&[1], false)?;
+            let step = alpha.unsqueeze(2)?.add(&self.transitions)?.logsumexp([1], false)?;
             let step = step.add(&scores.select(1, t as isize)?)?;
             alpha = step.where_(&there.narrow(1, t, 1)?, &alpha)?;
         }
-        Ok(vec![alpha.logsumexp(&[-1], false)?.sub(&path)?, scores])
+        Ok(vec![alpha.logsumexp([-1], false)?.sub(&path)?, scores])
     }
 }
 

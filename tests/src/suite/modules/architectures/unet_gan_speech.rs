@@ -129,7 +129,7 @@ impl Wav2Vec2 {
         };
         Ok(Self {
             conv_layers: vec![layer(1, 10, 5, Some(GroupNorm::new(6, 6, device)?))?, layer(6, 3, 2, None)?],
-            projection: (LayerNorm::new(&[6], device)?, Linear::new(6, 8, device)?),
+            projection: (LayerNorm::new([6], device)?, Linear::new(6, 8, device)?),
             pos_conv_embed: ConvPositionalEmbedding {
                 conv: WeightNorm::new(Conv1d::new(8, 8, [4], near, device)?, Some(2))?,
             },

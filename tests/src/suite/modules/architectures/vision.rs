@@ -361,13 +361,13 @@ struct LayerNorm2d(#[module(name = "")] LayerNorm);
 
 impl LayerNorm2d {
     fn new(channels: usize, device: &Device) -> Result<Self> {
-        Ok(Self(LayerNorm::new(&[channels], device)?.eps(1e-6)))
+        Ok(Self(LayerNorm::new([channels], device)?.eps(1e-6)))
     }
 }
 
 impl Forward for LayerNorm2d {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.0.forward(&x.permute(&[0, 2, 3, 1])?)?.permute(&[0, 3, 1, 2])
+        self.0.forward(&x.permute([0, 2, 3, 1])?)?.permute([0, 3, 1, 2])
     }
 }
 
@@ -380,16 +380,16 @@ struct ConvNextBlock {
 impl ConvNextBlock {
     fn new(channels: usize, device: &Device) -> Result<Self> {
         let depthwise = Conv2dOptions { padding: [3; 2], groups: channels, ..Conv2dOptions::default() };
-        let norm = LayerNorm::new(&[channels], device)?.eps(1e-6);
+        let norm = LayerNorm::new([channels], device)?.eps(1e-6);
         let block = Sequential::new()
             .add(Conv2d::new(channels, channels, [7; 2], depthwise, device)?)
-            .add_fn(|x| x.permute(&[0, 2, 3, 1]))
+            .add_fn(|x| x.permute([0, 2, 3, 1]))
             .add(norm)
             .add(Linear::new(channels, 4 * channels, device)?)
             .add(Gelu {})
             .add(Linear::new(4 * channels, channels, device)?)
-            .add_fn(|x| x.permute(&[0, 3, 1, 2]));
-        let scale = || Tensor::full(&[channels, 1, 1], 0.5, DType::F32, device);
+            .add_fn(|x| x.permute([0, 3, 1, 2]));
+        let scale = || Tensor::full([channels, 1, 1], 0.5, DType::F32, device);
         Ok(Self { layer_scale: init::create_parameter(scale)?, block })
     }
 }
@@ -411,7 +411,7 @@ fn convnext(device: &Device) -> Result<Classifier> {
         .add(Sequential::new().add(block(4)?))
         .add(Sequential::new().add(LayerNorm2d::new(4, device)?).add(patches(4, 6, 2)?))
         .add(Sequential::new().add(block(6)?).add(block(6)?));
-    let norm = LayerNorm::new(&[6], device)?.eps(1e-6);
+    let norm = LayerNorm::new([6], device)?.eps(1e-6);
     Ok(Classifier {
         features,
         classifier: Sequential::new().add(norm).add_fn(|x| Ok(x.clone())).add(Linear::new(6, 3, device)?),
@@ -444,7 +444,7 @@ struct Vit {
 impl Vit {
     fn new(device: &Device) -> Result<Self> {
         let zeros = |shape: &[usize]| init::create_parameter(|| Tensor::zeros(shape, DType::F32, device));
-        let norm = || -> Result<LayerNorm> { Ok(LayerNorm::new(&[8], device)?.eps(1e-6)) };
+        let norm = || -> Result<LayerNorm> { Ok(LayerNorm::new([8], device)?.eps(1e-6)) };
         let options = MultiheadAttentionOptions { batch_first: true, ..MultiheadAttentionOptions::default() };
         let block = |k| {
             let mlp = Sequential::new()
@@ -467,7 +467,7 @@ impl Vit {
 
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let x = self.conv_proj.forward(x)?.flatten(2, -1)?.transpose(1, 2)?;
-        let class = self.class_token.expand(&[x.shape()[0] as isize, -1, -1])?;
+        let class = self.class_token.expand([x.shape()[0] as isize, -1, -1])?;
         let mut x = cat(&[&class, &x], 1)?.add(&self.encoder.pos_embedding)?;
         for block in self.encoder.layers.values() {
             let y = block.ln_1.forward(&x)?;
@@ -503,7 +503,7 @@ impl Mixer {
                 .add(Gelu {})
                 .add(Linear::new(between, n, device)?))
         };
-        let norm = || LayerNorm::new(&[6], device);
+        let norm = || LayerNorm::new([6], device);
         let block =
             |_| Ok(MixerBlock { norm1: norm()?, tokens: mlp(4, 5)?, norm2: norm()?, channels: mlp(6, 8)? });
         let patches = Conv2dOptions { stride: [4; 2], ..Conv2dOptions::default() };
@@ -522,7 +522,7 @@ impl Mixer {
             x = x.add(&y.transpose(1, 2)?)?;
             x = x.add(&block.channels.forward(&block.norm2.forward(&x)?)?)?;
         }
-        self.head.forward(&self.norm.forward(&x)?.mean(&[1], false)?)
+        self.head.forward(&self.norm.forward(&x)?.mean([1], false)?)
     }
 }
 
