@@ -6,8 +6,6 @@ use std::str::FromStr;
 use half::{bf16, f16};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-use crate::error::{Error, Result};
-
 /// Element type of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
@@ -127,6 +125,16 @@ impl fmt::Display for DType {
     }
 }
 
+/// Error of a text that names no element type.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("dtype: `{name}` is no element type; expected one of {expected}")]
+pub struct UnknownDType {
+    /// Text that was parsed.
+    pub name: String,
+    /// Names of all element types.
+    pub expected: String,
+}
+
 /// Parses the short name (`f32`, `bf16`, `bool`) or PyTorch's (`float32`, `torch.bfloat16`), in any case.
 ///
 /// ```
@@ -134,12 +142,12 @@ impl fmt::Display for DType {
 /// assert_eq!("bf16".parse::<DType>()?, DType::BF16);
 /// assert_eq!("torch.float8_e4m3fn".parse::<DType>()?, DType::F8E4M3);
 /// assert_eq!(DType::I64.to_string(), "i64");
-/// # Ok::<(), forebay_core::error::Error>(())
+/// # Ok::<(), forebay_core::dtype::UnknownDType>(())
 /// ```
 impl FromStr for DType {
-    type Err = Error;
+    type Err = UnknownDType;
 
-    fn from_str(name: &str) -> Result<Self> {
+    fn from_str(name: &str) -> Result<Self, UnknownDType> {
         let lower = name.to_ascii_lowercase();
         let short = match lower.strip_prefix("torch.").unwrap_or(&lower) {
             "float" | "float32" => "f32",
@@ -157,10 +165,7 @@ impl FromStr for DType {
         let all = || Self::ALL.into_iter().chain(Self::STORAGE_ONLY);
         all().find(|dtype| dtype.name() == short).ok_or_else(|| {
             let names: Vec<_> = all().map(Self::name).collect();
-            Error::argument(
-                "dtype",
-                format!("`{name}` is no element type; expected one of {}", names.join(", ")),
-            )
+            UnknownDType { name: name.to_owned(), expected: names.join(", ") }
         })
     }
 }

@@ -4,7 +4,7 @@
 use thiserror::Error;
 
 use crate::atomic_write::FileError;
-use crate::dtype::DType;
+use crate::dtype::{DType, UnknownDType};
 use crate::environment::InvalidVariable;
 use crate::memory::source::SourceError;
 use crate::memory::{self, Bytes, MemoryGrowth, OutOfMemory};
@@ -195,6 +195,13 @@ impl From<memory::Error> for Error {
 impl From<FileError> for Error {
     fn from(FileError { path, message }: FileError) -> Self {
         Self::File { path, message }
+    }
+}
+
+impl From<UnknownDType> for Error {
+    fn from(error: UnknownDType) -> Self {
+        let UnknownDType { name, expected } = error;
+        Self::argument("dtype", format!("`{name}` is no element type; expected one of {expected}"))
     }
 }
 

@@ -7,7 +7,7 @@ use forebay::ops::{
     AttentionOptions, CrossEntropyOptions, CtcLossOptions, EmbeddingBagMode, EmbeddingBagOptions,
     EmbeddingOptions, GridMode, GridPadding, Im2colOptions, InterpolateMode, InterpolateOptions,
     Interpolation, PadMode, Pool1dOptions, Pool2dOptions, Pool3dOptions, PoolOptions, RecurrentKind,
-    RecurrentOp, Reduction, ScatterReduce, cat, einsum, stack,
+    Reduction, ScatterReduce, cat, einsum, stack,
 };
 use forebay::tensor::Tensor;
 
@@ -18,10 +18,12 @@ mod coverage;
 mod inplace_and_factory;
 mod linalg;
 mod manipulation;
+mod recurrent;
 
 use InputSpec::{Bool, Bounded, Index, Positive, Signed};
 pub use case::{InputSpec, OpCase};
 use case::{S, nondifferentiable, nonsmooth, smooth};
+use recurrent::run_recurrent;
 
 const fn scatter_reduce_case(name: &'static str, call: fn(&[Tensor]) -> Result<Tensor>) -> OpCase {
     smooth(name, &[Signed(&[4, 5]), Index(&[3, 5], 4), Signed(&[3, 5])], call)
@@ -696,20 +698,6 @@ const RESIZE_CASES: &[OpCase] = &[
         x[0].embedding_bag(&x[1], &EmbeddingBagOptions { offsets: Some(&starts), ..bags })
     }),
 ];
-
-/// Runs one direction of a recurrent layer on input projections, state, weight, bias and, for an LSTM, the cell.
-fn run_recurrent(x: &[Tensor], kind: RecurrentKind, lengths: Option<&[i32]>) -> Result<Tensor> {
-    let lengths = lengths.map(|n| Tensor::from_slice(n, [n.len()], x[0].device())).transpose()?;
-    let of = RecurrentOp::new(kind, &x[0], &x[1], &x[2]);
-    let reverse = lengths.is_some();
-    let states =
-        RecurrentOp { bias_hh: Some(&x[3]), c_0: x.get(4), lengths: lengths.as_ref(), reverse, ..of }
-            .run()?;
-    match &states.c_n {
-        Some(cell) => cat(&[&states.output, &cell.unsqueeze(0)?], 0),
-        None => states.output.mul(&states.h_n),
-    }
-}
 
 const SEQUENCE_CASES: &[OpCase] = &[
     smooth("rotary_embedding", &[Signed(&[2, 3, 5, 6])], |x| {

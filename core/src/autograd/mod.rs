@@ -51,6 +51,7 @@ use hooks::HookList;
 use inplace::regenerate_grad_fn;
 pub(crate) use inplace::{check_inplace, rebase_history};
 use low_precision_copy::LowPrecisionCopy;
+pub(crate) use recompute::is_inside_recompute;
 pub use recompute::{is_recomputing, update_state};
 #[doc(hidden)]
 pub use recompute::{replayable_state_update, replayable_training_mode};

@@ -68,6 +68,8 @@ enum CheckpointFrame {
         /// Storages with a smaller id are older than the recomputation.
         start: u64,
         accesses: AccessMap,
+        /// If true, the body asked whether it is recomputed, and may do other things than in the forward run.
+        may_differ: bool,
     },
     /// Update of module state, which is not part of the run.
     StateUpdate,
@@ -140,7 +142,8 @@ pub(super) fn run_forward<R>(
 }
 
 /// Runs the body of a checkpoint again on `inputs` and replays the record. Also reports whether the run read
-/// the older storages that the forward run read, and no others.
+/// the older storages that the forward run read, and no others. A body that calls [`is_recomputing`] may read
+/// others.
 pub(super) fn run_recompute<R>(
     run: &Arc<ForwardRecord>,
     inputs: &[Tensor],
@@ -153,9 +156,10 @@ pub(super) fn run_recompute<R>(
         modes: 0,
         start: next_id(),
         accesses: AccessMap::default(),
+        may_differ: false,
     });
     let out = body()?;
-    let Some(CheckpointFrame::Recompute { accesses, .. }) = entered.pop_early() else {
+    let Some(CheckpointFrame::Recompute { accesses, may_differ, .. }) = entered.pop_early() else {
         return Err(other_thread_error());
     };
     let is_known = |id: &u64| {
@@ -167,7 +171,7 @@ pub(super) fn run_recompute<R>(
     let none_is_new = accesses.iter().all(|(id, access)| access.is_written || is_known(id));
     let none_is_missing =
         run.accesses.iter().all(|(id, access)| access.is_written || accesses.contains_key(id));
-    Ok((out, none_is_new && none_is_missing))
+    Ok((out, may_differ || (none_is_new && none_is_missing)))
 }
 
 fn other_thread_error() -> Error {
@@ -185,7 +189,8 @@ impl ForwardRecord {
 }
 
 /// Reports whether this thread recomputes the body of a [`checkpoint`](super::checkpoint) for its gradient. A
-/// module that changes state in its forward pass must not change it then; [`update_state`] ensures that.
+/// module that changes state in its forward pass must not change it then; [`update_state`] ensures that. A
+/// body that calls this function may read other tensors in its second run.
 ///
 /// ```
 /// # use forebay_core::autograd;
@@ -193,6 +198,21 @@ impl ForwardRecord {
 /// ```
 #[must_use]
 pub fn is_recomputing() -> bool {
+    let recomputes = is_inside_recompute();
+    if recomputes {
+        FRAME_STACK.with_borrow_mut(|stack| {
+            for frame in stack {
+                if let CheckpointFrame::Recompute { may_differ, .. } = frame {
+                    *may_differ = true;
+                }
+            }
+        });
+    }
+    recomputes
+}
+
+/// Reports [`is_recomputing`] to an operation that reads the same tensors in both runs.
+pub(crate) fn is_inside_recompute() -> bool {
     observer::is_active() && RECOMPUTE_DEPTH.get() > 0
 }
 
@@ -211,7 +231,7 @@ pub fn is_recomputing() -> bool {
 /// # Errors
 /// Those of `update`.
 pub fn update_state(update: impl FnOnce() -> Result<()>) -> Result<()> {
-    if is_recomputing() { Ok(()) } else { run_state_update(update) }
+    if is_inside_recompute() { Ok(()) } else { run_state_update(update) }
 }
 
 /// Runs an update that is not part of the surrounding checkpoint runs.
@@ -287,7 +307,7 @@ struct CheckpointObserver;
 
 impl OperationObserver for CheckpointObserver {
     fn is_replaying(&self) -> bool {
-        is_recomputing()
+        is_inside_recompute()
     }
 
     fn replayed_draw(&self, device: &Device) -> Option<RandomState> {

@@ -183,7 +183,7 @@ fn arguments_beyond_all_measure(device: &Device) -> Result<()> {
     let image = Tensor::ones([1, 4, 3, 3], DType::F32, device)?;
     let filter = Tensor::ones([2, 4, 1, 1], DType::F32, device)?;
     let wide = Pool2dOptions { padding: [MOST; 2], ..Pool2dOptions::new(2) };
-    ensure!(Tensor::zeros([0, 1 << 40, 2], DType::F32, device)?.numel() == 0);
+    ensure!(Tensor::zeros([0, 1_usize << 40, 2], DType::F32, device)?.numel() == 0);
     for refused in [
         // As in PyTorch, extents are multiplied even if one is 0.
         Tensor::zeros([0, MOST, 2], DType::F32, device),
@@ -192,13 +192,13 @@ fn arguments_beyond_all_measure(device: &Device) -> Result<()> {
         vector.reshape([isize::MAX, 4]),
         vector.unflatten(0, [isize::MAX, isize::MAX]),
         vector.repeat([MOST, MOST]),
-        vector.tile([1 << 62, 4]),
+        vector.tile([1_usize << 62, 4]),
         vector.repeat_interleave(MOST, 0),
         vector.pad(&[isize::MAX, isize::MAX], PadMode::Replicate),
         vector.pad(&[isize::MIN, 0], PadMode::Constant(0.0)),
         vector.combinations(MOST, true),
         cartesian_prod(&[&vector; 29]),
-        vector.broadcast_to([1 << 62, 8, 5]).and_then(|t| t.contiguous()),
+        vector.broadcast_to([1_usize << 62, 8, 5]).and_then(|t| t.contiguous()),
         image.pixel_shuffle(1 << 32),
         vector.polygamma(MOST),
         image.conv2d(&filter, None, 1, 1usize << 62, 1, 1),

@@ -696,7 +696,7 @@ fn views_beyond_all_measure_are_errors(device: &Device) -> Result<()> {
     ensure!(x.unfold(0, 1, usize::MAX)?.shape() == [1, 1]);
     ensure!(Tensor::eye(0, usize::MAX, DType::F32, device).is_err());
     ensure!(scalar.broadcast_to([usize::MAX, 2]).is_err() && scalar.broadcast_to([usize::MAX, 0]).is_err());
-    ensure!(scalar.expand([1 << 40])?.expand([1 << 40, 1 << 40]).is_err());
+    ensure!(scalar.expand([1_usize << 40])?.expand([1_usize << 40, 1_usize << 40]).is_err());
     ensure!(
         x.as_strided([0], [usize::MAX], None).is_err() && x.as_strided([1], [1], Some(usize::MAX)).is_err()
     );

@@ -338,7 +338,9 @@ impl Tensor {
                     Tensor::full([2, n], f64::NAN, DType::F32, self.device())?
                 }
                 // In a checkpoint's recomputation, the running statistics are already updated.
-                _ if training && autograd::is_recomputing() => norm.compute_statistics(None, momentum)?,
+                _ if training && autograd::is_inside_recompute() => {
+                    norm.compute_statistics(None, momentum)?
+                }
                 _ if training => norm.compute_statistics(running, momentum)?,
                 // The next batch changes the running statistics, so the graph saves a copy.
                 Some((mean, var)) => {
