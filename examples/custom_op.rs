@@ -55,7 +55,7 @@ fn squared_relu(x: &Tensor) -> Result<Tensor> {
 
 fn main() -> Result<()> {
     let device = Device::best()?;
-    let x = Tensor::randn(&[1000, 100], DType::F32, &device)?.requires_grad_()?;
+    let x = Tensor::randn(&[1000, 100], DType::F32, &device)?.to_leaf()?;
 
     // A transposed input works as well: the operation receives a contiguous copy.
     let y = squared_relu(&x.t()?)?;

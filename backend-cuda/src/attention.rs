@@ -118,7 +118,8 @@ impl AttentionKernel {
     fn tiling(&self) -> Tiling {
         // Masks and dropout need registers, so fewer blocks fit on a multiprocessor.
         let extra = self.mask != MaskKind::None || self.has_dropout;
-        let (warps, rows16, columns, blocks, keep) = match (self.uses_wgmma, self.head_dim > 64, self.pass) {
+        let key = (self.uses_wgmma, self.head_dim > 64, self.pass);
+        let (warps, row_fragments, tile_columns, blocks_per_sm, keeps_rows_in_registers) = match key {
             (true, false, Pass::Forward) if extra => (4, 1, 64, 3, true),
             (true, false, Pass::BackwardQueries) if extra => (4, 1, 64, 3, false),
             (true, false, Pass::BackwardKeysValues) if extra => (4, 1, 64, 2, false),
@@ -136,14 +137,7 @@ impl AttentionKernel {
             (false, true, Pass::BackwardQueries) => (4, 1, 32, 2, false),
             (false, true, Pass::BackwardKeysValues) => (4, 1, 32, 2, false),
         };
-        Tiling {
-            warps,
-            row_fragments: rows16,
-            tile_columns: columns,
-            stages: 2,
-            blocks_per_sm: blocks,
-            keeps_rows_in_registers: keep,
-        }
+        Tiling { warps, row_fragments, tile_columns, stages: 2, blocks_per_sm, keeps_rows_in_registers }
     }
 }
 
@@ -173,25 +167,18 @@ impl NativeKernel for AttentionKernel {
     }
 
     fn source(&self) -> String {
-        let Tiling {
-            warps,
-            row_fragments: rows16,
-            tile_columns: columns,
-            stages,
-            blocks_per_sm: blocks,
-            keeps_rows_in_registers: keep,
-        } = self.tiling();
+        let tiling = self.tiling();
         let defines = [
             ("HEAD", self.head_dim),
             ("BF16", self.is_bf16.into()),
             ("HOPPER", self.uses_wgmma.into()),
             ("PASS", self.pass as u32),
-            ("WARPS", warps),
-            ("ROWS16", rows16),
-            ("COLS", columns),
-            ("STAGES", stages),
-            ("BLOCKS", blocks),
-            ("KEEP", keep.into()),
+            ("WARPS", tiling.warps),
+            ("ROWS16", tiling.row_fragments),
+            ("COLS", tiling.tile_columns),
+            ("STAGES", tiling.stages),
+            ("BLOCKS", tiling.blocks_per_sm),
+            ("KEEP", tiling.keeps_rows_in_registers.into()),
             ("MASK", self.mask as u32),
             ("DROP", self.has_dropout.into()),
         ];
@@ -219,6 +206,10 @@ struct HeadStrides {
 }
 
 impl HeadStrides {
+    fn all([a, b, c, d]: [&AttentionOperand; 4]) -> Option<[Self; 4]> {
+        Some([Self::new(a)?, Self::new(b)?, Self::new(c)?, Self::new(d)?])
+    }
+
     /// Returns `None` if rows do not begin at multiples of 16 bytes or lie 2^31 elements apart or more.
     fn new(operand: &AttentionOperand) -> Option<Self> {
         let at = operand.segment.0 + operand.offset;
@@ -268,25 +259,14 @@ impl AttentionParams {
     fn new(call: &AttentionCall) -> Option<Self> {
         let (grads, stats, sums) = match &call.backward {
             Some(b) => {
-                let heads = [
-                    HeadStrides::new(&b.out)?,
-                    HeadStrides::new(&b.q)?,
-                    HeadStrides::new(&b.k)?,
-                    HeadStrides::new(&b.v)?,
-                ];
+                let heads = HeadStrides::all([&b.out, &b.q, &b.k, &b.v])?;
                 let sums = b.grad_sums.map_or(0, |sums| sums.segment.0 + sums.offset);
                 (heads, b.scratch.segment.0 + b.scratch.offset, sums)
             }
             None => ([HeadStrides::default(); 4], 0, 0),
         };
         let [g, dq, dk, dv] = grads;
-        let own = [
-            HeadStrides::new(&call.q)?,
-            HeadStrides::new(&call.k)?,
-            HeadStrides::new(&call.v)?,
-            HeadStrides::new(&call.out)?,
-        ];
-        let [q, k, v, out] = own;
+        let [q, k, v, out] = HeadStrides::all([&call.q, &call.k, &call.v, &call.out])?;
         // The keys and values of the heads in flight should stay in the L2 cache.
         let bytes = 4 * call.keys * call.head_dim;
         let group = (L2_BUDGET / bytes.max(1)).clamp(1, call.batch * call.heads);

@@ -59,7 +59,7 @@ fn bench_attention(
     let rate = flops / t.median_ms / 1e9;
     b.emit_rate(&format!("attention_fwd_{kind}"), &name, dtype.name(), &t, ("tflops", rate));
     let g = b.random_tensor(&shape, dtype)?;
-    let leaves = [q.requires_grad_()?, k.requires_grad_()?, v.requires_grad_()?];
+    let leaves = [q.to_leaf()?, k.to_leaf()?, v.to_leaf()?];
     let t = b.time(inner, || -> Result<Tensor> {
         let [q, k, v] = &leaves;
         let out = q.scaled_dot_product_attention(k, v, options)?;

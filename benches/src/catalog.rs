@@ -50,7 +50,7 @@ fn bench_case(b: &Bench<'_>, case: &OpCase, dtype: DType, gradients: bool) -> Re
     if !gradients || !case.has_gradient {
         return Ok(());
     }
-    let leaf = |t: &Tensor| if t.dtype().is_float() { t.requires_grad_() } else { Ok(t.clone()) };
+    let leaf = |t: &Tensor| if t.dtype().is_float() { t.to_leaf() } else { Ok(t.clone()) };
     let inputs = inputs.iter().map(leaf).collect::<forebay::error::Result<Vec<_>>>()?;
     let leaves: Vec<Tensor> = inputs.iter().filter(|t| t.requires_grad()).cloned().collect();
     let seeds = [case.run(&inputs)?.ones_like()?];

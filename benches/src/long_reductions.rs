@@ -35,7 +35,7 @@ fn bench_forward_backward(
     op: impl Fn(&Tensor) -> Result<Tensor>,
 ) -> Result<()> {
     bench_forward(b, name, x, bytes, || op(x))?;
-    let leaf = x.requires_grad_()?;
+    let leaf = x.to_leaf()?;
     let seed = op(x)?.ones_like()?;
     let t = b.time(b.max_inner(2 * bytes), || {
         leaf.set_grad(None);

@@ -19,7 +19,7 @@ fn bench_forward_backward(
     let gbps = |ms: f64, passes: f64| passes * bytes as f64 / ms / 1e6;
     let t = b.time(b.max_inner(bytes), || op(x))?;
     b.emit_rate(name, &shape, x.dtype().name(), &t, ("gbps", gbps(t.median_ms, 1.0)));
-    let leaf = x.requires_grad_()?;
+    let leaf = x.to_leaf()?;
     let seed = op(x)?.ones_like()?;
     let t = b.time(b.max_inner(2 * bytes), || {
         leaf.set_grad(None);

@@ -17,7 +17,7 @@ pub(crate) fn scatter(b: &Bench<'_>) -> Result<()> {
     let ints = |n: usize, below: usize| Tensor::randint(0, below as i64, &[n], DType::I32, b.device);
     let floats = |shape: &[usize]| Tensor::rand(shape, DType::F32, b.device);
     {
-        let table = floats(&[entries, width])?.requires_grad_()?;
+        let table = floats(&[entries, width])?.to_leaf()?;
         let seed = floats(&[words, width])?;
         let tokens =
             [("one", Tensor::full(&[words], 5.0, DType::I32, b.device)?), ("random", ints(words, entries)?)];

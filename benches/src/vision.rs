@@ -129,8 +129,7 @@ struct Vit {
 impl Vit {
     fn new(side: usize, layers: usize, width: usize, heads: usize, device: &Device) -> CoreResult<Self> {
         let patch = 16;
-        let small =
-            |shape: &[usize]| Tensor::randn(shape, DType::F32, device)?.mul(0.02)?.detach().requires_grad_();
+        let small = |shape: &[usize]| Tensor::randn(shape, DType::F32, device)?.mul(0.02)?.detach().to_leaf();
         let block = |_| {
             Ok(Block {
                 norm1: LayerNorm::new(&[width], device)?,

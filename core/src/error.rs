@@ -205,6 +205,8 @@ fn describe_other_device(left: &str, right: &str) -> String {
 
 /// Returns an error from the function: `fail!(shape(op, [a, b]), "the rule")`, `fail!(argument(op), "the fault")`
 /// or `fail!(dtype(op, got), "the types expected")`. The text takes the arguments of `format!`.
+#[doc(hidden)]
+#[macro_export]
 macro_rules! fail {
     (shape($op:expr, [$($t:expr),+]), $($rule:tt)+) => {
         return Err($crate::error::Error::shape($op, format!($($rule)+), &[$($t.shape()),+]))
@@ -222,10 +224,12 @@ macro_rules! fail {
 pub(crate) use fail;
 
 /// Returns an error from the function if a condition holds: `fail_if!(a.rank() != 2; shape(op, [a]), "a matrix")`.
+#[doc(hidden)]
+#[macro_export]
 macro_rules! fail_if {
     ($condition:expr; $($error:tt)+) => {
         if $condition {
-            $crate::error::fail!($($error)+);
+            $crate::fail!($($error)+);
         }
     };
 }

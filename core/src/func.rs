@@ -17,7 +17,7 @@ use crate::ops::stack;
 use crate::tensor::{Dims, Tensor};
 
 fn to_leaves(inputs: &[Tensor]) -> Result<Vec<Tensor>> {
-    inputs.iter().map(Tensor::requires_grad_).collect()
+    inputs.iter().map(Tensor::to_leaf).collect()
 }
 
 /// Replaces missing gradients with zeros.
@@ -73,7 +73,7 @@ pub fn jvp(
     }
     // The gradient is linear in the gradient of y, so any seed works; the gradient with respect to the seed
     // is the transposed product.
-    let seed = [y.detach().zeros_like()?.requires_grad_()?];
+    let seed = [y.detach().zeros_like()?.to_leaf()?];
     let options = GradOptions { grad_outputs: Some(&seed), ..GradOptions::create_graph() };
     let found = grad_allow_unused(std::slice::from_ref(&y), &inputs, &options)?;
     let (back, v): (Vec<Tensor>, Vec<Tensor>) = found
@@ -136,7 +136,7 @@ fn jacobian_by_rows(y: &Tensor, x: &Tensor) -> Result<Tensor> {
 /// # Errors
 /// Those of [`vjp`].
 pub fn jacobian(f: impl FnOnce(&Tensor) -> Result<Tensor>, x: &Tensor) -> Result<Tensor> {
-    let x = x.requires_grad_()?;
+    let x = x.to_leaf()?;
     jacobian_by_rows(&f(&x)?, &x)
 }
 
@@ -145,7 +145,7 @@ pub fn jacobian(f: impl FnOnce(&Tensor) -> Result<Tensor>, x: &Tensor) -> Result
 /// # Errors
 /// Those of [`hvp`].
 pub fn hessian(f: impl FnOnce(&Tensor) -> Result<Tensor>, x: &Tensor) -> Result<Tensor> {
-    let x = x.requires_grad_()?;
+    let x = x.to_leaf()?;
     let y = f(&x)?;
     if !y.requires_grad() {
         return jacobian_by_rows(&x.detach(), &x);

@@ -16,7 +16,7 @@ fn device() -> Device {
 #[test]
 fn memory_returns_after_a_step() -> Result<()> {
     let device = device();
-    let w = Tensor::ones(&[64, 64], DType::F32, &device)?.requires_grad_()?;
+    let w = Tensor::ones(&[64, 64], DType::F32, &device)?.to_leaf()?;
     let mut after = Vec::new();
     for _ in 0..10 {
         let x = Tensor::ones(&[64, 64], DType::F32, &device)?;
@@ -33,7 +33,7 @@ fn memory_returns_after_a_step() -> Result<()> {
 #[test]
 fn a_second_backward_says_what_happened() -> Result<()> {
     let device = device();
-    let w = Tensor::ones(&[1], DType::F32, &device)?.requires_grad_()?;
+    let w = Tensor::ones(&[1], DType::F32, &device)?.to_leaf()?;
     let y = w.exp()?;
     y.backward()?;
     let error = y.backward().expect_err("the tape is freed");
@@ -44,7 +44,7 @@ fn a_second_backward_says_what_happened() -> Result<()> {
 #[test]
 fn an_operation_without_a_gradient_refuses() -> Result<()> {
     let device = device();
-    let w = Tensor::ones(&[4], DType::F32, &device)?.requires_grad_()?;
+    let w = Tensor::ones(&[4], DType::F32, &device)?.to_leaf()?;
     let logits = Tensor::ones(&[3, 4], DType::F32, &device)?;
     let classes = Tensor::from_slice(&[1_i32, 0, 3], &[3], &device)?;
     let weighted = CrossEntropyOptions { weight: Some(&w), ..CrossEntropyOptions::default() };
@@ -63,8 +63,7 @@ fn gelus_gradient_is_part_of_a_product_where_a_backend_has_it() -> Result<()> {
         profile.library.gelu_grad_epilogue &= gelu_grad;
         let backend = Arc::new(NullBackend::new(profile));
         let device = Device::new(backend.clone())?;
-        let ones =
-            |shape: &[usize]| -> Result<Tensor> { Tensor::ones(shape, dtype, &device)?.requires_grad_() };
+        let ones = |shape: &[usize]| -> Result<Tensor> { Tensor::ones(shape, dtype, &device)?.to_leaf() };
         let (x, up, up_bias) = (ones(&[256, 64])?, ones(&[512, 64])?, ones(&[512])?);
         let (down, down_bias) = (ones(&[64, 512])?, ones(&[64])?);
         let y = x.mlp(&up, &up_bias, &down, &down_bias)?;

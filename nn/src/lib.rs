@@ -9,6 +9,7 @@ use forebay_core::{
     device::Device,
     dtype::DType,
     error::{Error, Result},
+    fail, fail_if,
     tensor::Tensor,
 };
 

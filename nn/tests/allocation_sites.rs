@@ -14,8 +14,8 @@ fn operations_have_the_line_of_the_program() -> Result<()> {
     device.pool().start_recording(10_000);
     device.manual_seed(1);
     let zeros = |shape: &[usize], dtype| Tensor::zeros(shape, dtype, &device);
-    let (x, index) = (zeros(&[4, 8], DType::F32)?.requires_grad_()?, zeros(&[4], DType::I64)?);
-    let image = zeros(&[1, 3, 8, 8], DType::F32)?.requires_grad_()?;
+    let (x, index) = (zeros(&[4, 8], DType::F32)?.to_leaf()?, zeros(&[4], DType::I64)?);
+    let image = zeros(&[1, 3, 8, 8], DType::F32)?.to_leaf()?;
     let (linear, norm) = (Linear::new(8, 8, &device)?, LayerNorm::new(&[8], &device)?);
     let conv = Conv2d::new(3, 4, [3, 3], Default::default(), &device)?;
     let attention = SelfAttention::new(8, 2, &device)?;

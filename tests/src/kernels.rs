@@ -223,7 +223,7 @@ fn exercise_im2col(device: &Device) -> Result<()> {
     device.set_im2col_max_bytes(Some(1 << 28));
     for dtype in [DType::F32, DType::BF16, DType::F16] {
         for shape in [&[1, 4, 5, 5][..], &[1, 4, 5, 5, 5], &[1, 4, 1 << 20]] {
-            let of = |shape: &[usize]| Tensor::zeros(shape, dtype, device)?.requires_grad_();
+            let of = |shape: &[usize]| Tensor::zeros(shape, dtype, device)?.to_leaf();
             let (x, w) = (of(shape)?, of(&[&[4, 4][..], &vec![3; shape.len() - 2]].concat())?);
             let y = match shape.len() {
                 3 => x.conv1d(&w, None, 2, 1, 1, 1),
@@ -241,7 +241,7 @@ fn exercise_im2col(device: &Device) -> Result<()> {
 fn exercise_linear_cross_entropy(device: &Device) -> Result<()> {
     for dtype in [DType::F32, DType::BF16, DType::F16] {
         for classes in [4096, 25_001, 50_304] {
-            let [x, weight] = [2, classes].map(|n| Tensor::zeros(&[n, 8], dtype, device)?.requires_grad_());
+            let [x, weight] = [2, classes].map(|n| Tensor::zeros(&[n, 8], dtype, device)?.to_leaf());
             let target = Tensor::zeros(&[2], DType::I32, device)?;
             x?.linear_cross_entropy(&weight?, &target, &CrossEntropyOptions::default())?.backward()?;
         }
@@ -253,7 +253,7 @@ fn exercise_linear_cross_entropy(device: &Device) -> Result<()> {
 fn exercise_split_rows(device: &Device) -> Result<()> {
     let n = 1 << 17;
     for dtype in [DType::F32, DType::BF16, DType::F16] {
-        let row = || Tensor::zeros(&[1, n], dtype, device)?.requires_grad_();
+        let row = || Tensor::zeros(&[1, n], dtype, device)?.to_leaf();
         let of = |y: Tensor| y.backward_with(&y.ones_like()?);
         of(row()?.softmax(1)?)?;
         of(row()?.log_softmax(1)?)?;
@@ -266,7 +266,7 @@ fn exercise_split_rows(device: &Device) -> Result<()> {
     }
     for p in [0.0, 1.0, 2.0, 3.0, f64::INFINITY] {
         let [few, many] = [[1, n], [n, 1]].map(|shape| Tensor::zeros(&shape, DType::F32, device));
-        let (few, many) = (few?.requires_grad_()?, many?);
+        let (few, many) = (few?.to_leaf()?, many?);
         few.cdist(&few.detach(), p)?.sum_all()?.backward()?;
         few.narrow(1, 0, 1)?.cdist(&many, p)?.sum_all()?.backward()?;
     }
@@ -278,7 +278,7 @@ fn exercise_optimizers(device: &Device) -> Result<()> {
     let mut parameters = Vec::new();
     for dtype in [DType::F32, DType::BF16, DType::F16] {
         for size in [8, 3] {
-            let p = Tensor::zeros(&[size], dtype, device)?.requires_grad_()?;
+            let p = Tensor::zeros(&[size], dtype, device)?.to_leaf()?;
             p.set_grad(Some(p.ones_like()?));
             parameters.push(p);
         }
@@ -339,7 +339,7 @@ fn exercise_low_precision_copies(device: &Device) -> Result<()> {
     for low in [DType::BF16, DType::F16] {
         let mut weights = Vec::new();
         for size in [4, 3] {
-            let weight = Tensor::zeros(&[1, size], DType::F32, device)?.requires_grad_()?;
+            let weight = Tensor::zeros(&[1, size], DType::F32, device)?.to_leaf()?;
             let _autocast = autocast(low)?;
             Tensor::zeros(&[1, size], DType::F32, device)?.linear(&weight, None)?;
             weight.set_grad(Some(weight.ones_like()?));
@@ -357,7 +357,7 @@ fn exercise_low_precision_copies(device: &Device) -> Result<()> {
 fn exercise_fp8_linear(device: &Device) -> Result<()> {
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         for extent in [16, 3] {
-            let of = || Tensor::ones(&[extent, extent], dtype, device)?.requires_grad_();
+            let of = || Tensor::ones(&[extent, extent], dtype, device)?.to_leaf();
             let _fp8 = fp8();
             of()?.linear(&of()?, None)?.sum_all()?.backward()?;
         }
@@ -376,7 +376,7 @@ fn exercise_case(case: &catalog::OpCase, dtype: DType, device: &Device) -> Resul
                 _ => input,
             };
             let wants = case.has_gradient && input.dtype().is_float();
-            leaves.push(if wants { input.requires_grad_()? } else { input });
+            leaves.push(if wants { input.to_leaf()? } else { input });
         }
         let out = case.run(&leaves)?;
         if out.requires_grad() {

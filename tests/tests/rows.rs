@@ -153,7 +153,7 @@ fn softmax_of_long_rows_and_of_halves() {
                 let g = cast(numbers(rows * cols, 4));
                 let (xs, gs) = (x.to_f64s().expect("downloads"), g.to_f64s().expect("downloads"));
                 let (y, dx) = softmax(&xs, &gs, cols);
-                let x = x.requires_grad_().expect("floats");
+                let x = x.to_leaf().expect("floats");
                 let got = x.softmax(-1).expect("runs");
                 let what = format!("softmax of [{rows}, {cols}] {dtype} on {device}");
                 close(&got, &y, tolerance, &what);
@@ -194,10 +194,10 @@ fn layer_and_batch_norm_of_many_rows() {
                 let g = cast(numbers(rows * cols, 6), &[rows, cols]);
                 let (xs, gs) = (x.to_f64s().expect("downloads"), g.to_f64s().expect("downloads"));
                 let what = format!("layer norm of [{rows}, {cols}] {dtype} on {device}");
-                let ones = cast(vec![1.0; cols], &[cols]).requires_grad_().expect("floats");
-                let zeros = cast(vec![0.0; cols], &[cols]).requires_grad_().expect("floats");
+                let ones = cast(vec![1.0; cols], &[cols]).to_leaf().expect("floats");
+                let zeros = cast(vec![0.0; cols], &[cols]).to_leaf().expect("floats");
                 let (y, dx) = layer_norm(&xs, &gs, cols, 1e-5);
-                let leaf = x.requires_grad_().expect("floats");
+                let leaf = x.to_leaf().expect("floats");
                 let got = leaf.layer_norm(&[cols], Some(&ones), Some(&zeros), 1e-5).expect("runs");
                 close(&got, &y, tolerance, &what);
                 got.backward_with(&g).expect("runs");
@@ -208,10 +208,9 @@ fn layer_and_batch_norm_of_many_rows() {
                 close(&zeros.grad().expect("reached"), &sums(&gs, rows, cols, true), loose, &what);
 
                 // The values as channels: transposed, each channel is one row of [rows, cols].
-                let batch =
-                    x.t().and_then(|t| t.contiguous()).expect("copies").requires_grad_().expect("floats");
+                let batch = x.t().and_then(|t| t.contiguous()).expect("copies").to_leaf().expect("floats");
                 let turned = g.t().and_then(|t| t.contiguous()).expect("copies");
-                let one = cast(vec![1.0; rows], &[rows]).requires_grad_().expect("floats");
+                let one = cast(vec![1.0; rows], &[rows]).to_leaf().expect("floats");
                 let got = batch.batch_norm(None, Some(&one), None, true, 0.1, 1e-5).expect("runs");
                 let what = format!("batch norm of [{cols}, {rows}] {dtype} on {device}");
                 close(&got.t().expect("views"), &y, tolerance, &what);
@@ -283,7 +282,7 @@ fn cross_entropy_with_weights_smoothing_and_an_ignored_class() {
                 ] {
                     let logits: Vec<f32> = numbers(rows * classes, 8).iter().map(|v| v * 4.0).collect();
                     let x = Tensor::from_slice(&logits, &[rows, classes], &device)
-                        .and_then(|t| t.to_dtype(dtype)?.requires_grad_())
+                        .and_then(|t| t.to_dtype(dtype)?.to_leaf())
                         .expect("uploads");
                     let goal = Tensor::from_slice(&labels, &[rows], &device).expect("uploads");
                     let weights = Tensor::from_slice(&weight, &[classes], &device).expect("uploads");
@@ -310,11 +309,8 @@ fn cross_entropy_with_weights_smoothing_and_an_ignored_class() {
                     close(&x.grad().expect("reached"), &dx, tolerance, &what);
 
                     // The same values with classes in dimension 1: [1, classes, rows].
-                    let turned = x
-                        .detach()
-                        .t()
-                        .and_then(|t| t.unsqueeze(0)?.contiguous()?.requires_grad_())
-                        .expect("floats");
+                    let turned =
+                        x.detach().t().and_then(|t| t.unsqueeze(0)?.contiguous()?.to_leaf()).expect("floats");
                     let goal = goal.unsqueeze(0).expect("views");
                     let got = turned.cross_entropy_with(&goal, &options).expect("runs");
                     close(&got, &[loss], tolerance, &what);

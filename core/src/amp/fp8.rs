@@ -34,7 +34,7 @@ pub struct Fp8Guard {
 /// ```
 /// use forebay_core::{amp::{autocast, fp8}, device::Device, dtype::DType, tensor::Tensor};
 /// let device = Device::null(Default::default());
-/// let weight = Tensor::ones(&[32, 64], DType::F32, &device)?.requires_grad_()?;
+/// let weight = Tensor::ones(&[32, 64], DType::F32, &device)?.to_leaf()?;
 /// let y = {
 ///     let (_autocast, _fp8) = (autocast(DType::BF16)?, fp8());
 ///     Tensor::ones(&[16, 64], DType::F32, &device)?.linear(&weight, None)?

@@ -61,7 +61,7 @@ impl Drop for DetectAnomalyGuard {
 /// ```
 /// # use forebay_core::{autograd, device::Device, dtype::DType, tensor::Tensor};
 /// # let device = Device::null(Default::default());
-/// # let x = Tensor::zeros(&[3], DType::F32, &device)?.requires_grad_()?;
+/// # let x = Tensor::zeros(&[3], DType::F32, &device)?.to_leaf()?;
 /// let guard = autograd::detect_anomaly();
 /// x.sqrt()?.sum_all()?.backward()?;
 /// drop(guard);

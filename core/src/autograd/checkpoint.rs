@@ -108,7 +108,7 @@ pub fn checkpoint(
                 composite::create_aliases(&saved, &all).into_vec()
             }
             false => {
-                let leaf = |(t, &w): (&Tensor, &bool)| if w { t.requires_grad_() } else { Ok(t.detach()) };
+                let leaf = |(t, &w): (&Tensor, &bool)| if w { t.to_leaf() } else { Ok(t.detach()) };
                 saved.iter().zip(wants.iter()).map(leaf).collect::<Result<_>>()?
             }
         };
@@ -176,7 +176,7 @@ fn hand_over_outer_grads(wants: &BackwardCtx<'_>, beyond: OuterGrads) -> Result<
 }
 
 fn create_anchor(out: &Tensor) -> Result<Tensor> {
-    Tensor::zeros((), out.dtype(), out.device())?.requires_grad_()
+    Tensor::zeros((), out.dtype(), out.device())?.to_leaf()
 }
 
 #[cfg(test)]
@@ -196,7 +196,7 @@ mod tests {
     fn checkpoints_nest_as_deep_as_is_said_and_fit_a_small_stack() -> Result<()> {
         let run = || -> Result<()> {
             let device = Device::null(Default::default());
-            let x = Tensor::ones(&[2], DType::F32, &device)?.requires_grad_()?;
+            let x = Tensor::ones(&[2], DType::F32, &device)?.to_leaf()?;
             nested(&x, MAX_NESTING)?.sum_all()?.backward()?;
             assert!(x.grad().is_some());
             for depth in [MAX_NESTING + 1, 300, 100_000] {

@@ -15,7 +15,7 @@ type LinearMap = Arc<dyn Fn(&Tensor) -> Result<Tensor> + Send + Sync>;
 /// again. Both run without recording, because they consist of kernels.
 #[must_use]
 #[track_caller]
-pub fn linear_differentiable(
+pub(crate) fn linear_differentiable(
     op: &'static str,
     out: Tensor,
     x: &Tensor,
@@ -29,7 +29,7 @@ pub fn linear_differentiable(
 /// Both closures may capture these tensors. The backward pass fails if one of them was changed in place.
 #[must_use]
 #[track_caller]
-pub fn linear_differentiable_with(
+pub(crate) fn linear_differentiable_with(
     op: &'static str,
     out: Tensor,
     x: &Tensor,
@@ -73,7 +73,7 @@ fn record_linear(
 /// `composed` reads, such as a mask.
 #[must_use]
 #[track_caller]
-pub fn composite_differentiable(
+pub(crate) fn composite_differentiable(
     op: &'static str,
     out: Tensor,
     inputs: &[&Tensor],

@@ -136,7 +136,7 @@ mod tests {
     fn on_a_small_stack(deepen: impl Fn(&Tensor) -> Result<Tensor> + Send + 'static) {
         let work = move || -> Result<()> {
             let device = Device::null(Default::default());
-            let mut t = Tensor::ones(&[1], DType::F32, &device)?.requires_grad_()?;
+            let mut t = Tensor::ones(&[1], DType::F32, &device)?.to_leaf()?;
             for _ in 0..DEPTH {
                 t = deepen(&t)?;
             }
@@ -156,7 +156,7 @@ mod tests {
     #[test]
     fn closures_that_hold_results_are_dropped() {
         on_a_small_stack(|t| {
-            let (held, x) = (t.clone(), t.detach().requires_grad_()?);
+            let (held, x) = (t.clone(), t.detach().to_leaf()?);
             Ok(once_differentiable("own", x.detach(), &[&x], move |g, _| {
                 let _ = &held;
                 Ok(smallvec![Some(g.clone())])
@@ -175,7 +175,7 @@ mod tests {
     #[test]
     fn leaves_with_gradients_that_have_a_history_are_dropped() {
         on_a_small_stack(|t| {
-            let next = t.detach().requires_grad_()?;
+            let next = t.detach().to_leaf()?;
             next.set_grad(Some(t.reshape([1])?));
             Ok(next)
         });
@@ -184,7 +184,7 @@ mod tests {
     #[test]
     fn leaves_with_leaves_for_gradients_are_dropped() {
         on_a_small_stack(|t| {
-            let next = t.detach().requires_grad_()?;
+            let next = t.detach().to_leaf()?;
             next.set_grad(Some(t.clone()));
             Ok(next)
         });
@@ -193,7 +193,7 @@ mod tests {
     #[test]
     fn hooks_that_hold_other_tensors_are_dropped() {
         on_a_small_stack(|t| {
-            let (next, held) = (t.detach().requires_grad_()?, t.clone());
+            let (next, held) = (t.detach().to_leaf()?, t.clone());
             next.register_hook(move |_| Ok(Some(held.clone())))?;
             let (result, held) = (next.reshape([1])?, next);
             result.register_hook(move |_| Ok(Some(held.clone())))?;
@@ -218,7 +218,7 @@ mod tests {
     fn histories_are_dropped_where_a_thread_ends() {
         let work = || {
             let device = Device::null(Default::default());
-            let mut t = Tensor::ones(&[1], DType::F32, &device)?.requires_grad_()?;
+            let mut t = Tensor::ones(&[1], DType::F32, &device)?.to_leaf()?;
             for _ in 0..DEPTH {
                 t = t.reshape([1])?;
             }
@@ -240,7 +240,7 @@ mod tests {
         }
         let device = Device::null(Default::default());
         let make = || -> Result<Tensor> {
-            let mut t = Tensor::ones(&[1], DType::F32, &device)?.requires_grad_()?;
+            let mut t = Tensor::ones(&[1], DType::F32, &device)?.to_leaf()?;
             for k in 0..10 {
                 let bomb = (k == 5).then(|| Bomb);
                 t = differentiable("own", t.add(1.0)?.detach(), &[&t], move |g, _| {

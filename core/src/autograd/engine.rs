@@ -502,7 +502,7 @@ pub(super) fn run_backward_until(
     Ok((walk.target_grads, walk.outer_grads))
 }
 
-/// Options of [`backward`] and [`grad`]; the defaults are PyTorch's.
+/// Options of [`Tensor::backward_with`], [`backward`] and [`grad`]; the defaults are PyTorch's.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct GradOptions<'a> {
     /// Gradients of the outputs, one each. `None` means ones, which requires scalar outputs.
@@ -514,11 +514,30 @@ pub struct GradOptions<'a> {
     pub create_graph: bool,
 }
 
+impl<'a> From<&'a Tensor> for GradOptions<'a> {
+    /// Starts the pass of one tensor from this gradient.
+    fn from(grad: &'a Tensor) -> Self {
+        Self { grad_outputs: Some(std::slice::from_ref(grad)), ..Self::default() }
+    }
+}
+
+impl<'a> From<&GradOptions<'a>> for GradOptions<'a> {
+    fn from(options: &GradOptions<'a>) -> Self {
+        *options
+    }
+}
+
 impl GradOptions<'_> {
     /// Returns the default options with `create_graph` set.
     #[must_use]
     pub fn create_graph() -> Self {
         Self { create_graph: true, ..Self::default() }
+    }
+
+    /// Returns the default options with `retain_graph` set.
+    #[must_use]
+    pub fn retain_graph() -> Self {
+        Self { retain_graph: Some(true), ..Self::default() }
     }
 
     fn to_backward_options(self) -> BackwardOptions {
@@ -567,7 +586,7 @@ pub fn backward(outputs: &[Tensor], options: &GradOptions<'_>) -> Result<()> {
 /// ```
 /// # use forebay_core::{autograd::{self, GradOptions}, device::Device, dtype::DType, tensor::Tensor};
 /// # let device = Device::null(Default::default());
-/// let x = Tensor::full(&[1], 2.0, DType::F32, &device)?.requires_grad_()?;
+/// let x = Tensor::full(&[1], 2.0, DType::F32, &device)?.to_leaf()?;
 /// let y = x.pow(3.0)?;
 /// let slope = autograd::grad(&[y], &[x.clone()], &GradOptions::create_graph())?; // 3x² = 12
 /// let curve = autograd::grad(&slope, &[x], &GradOptions::default())?; // 6x = 12
@@ -627,29 +646,29 @@ impl Tensor {
     /// was changed in place.
     #[track_caller]
     pub fn backward(&self) -> Result<()> {
-        self.backward_with(&self.create_seed_grad()?)
+        self.backward_with(GradOptions::default())
     }
 
-    /// Runs [`backward`](Self::backward) and retains the graph for another pass.
+    /// Runs [`backward`](Self::backward) with options, or from a gradient of this tensor's shape and dtype.
+    /// [`backward`] starts from several tensors.
+    ///
+    /// ```
+    /// # use forebay_core::{autograd::GradOptions, device::Device, dtype::DType, tensor::Tensor};
+    /// # let device = Device::null(Default::default());
+    /// let x = Tensor::ones([3], DType::F32, &device)?.to_leaf()?;
+    /// let y = x.square()?;
+    /// y.backward_with(&y.ones_like()?)?;
+    /// let loss = x.exp()?.sum_all()?;
+    /// loss.backward_with(GradOptions::retain_graph())?;
+    /// loss.backward()?;
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Those of [`backward`](Self::backward).
+    /// Those of [`backward`](Self::backward), and a gradient with another shape, dtype or device.
     #[track_caller]
-    pub fn backward_retain_graph(&self) -> Result<()> {
-        run_backward(
-            &[(self.clone(), self.create_seed_grad()?)],
-            BackwardOptions { retain_graph: true, ..BackwardOptions::default() },
-        )
-    }
-
-    /// Runs [`backward`](Self::backward) for a tensor of any shape, whose own gradient is `grad`.
-    /// [`backward`] has all options.
-    ///
-    /// # Errors
-    /// Those of [`backward`](Self::backward), and a `grad` with another shape or dtype.
-    pub fn backward_with(&self, grad: &Tensor) -> Result<()> {
-        self.check_seed_grad(grad)?;
-        run_backward(&[(self.clone(), grad.detach())], BackwardOptions::default())
+    pub fn backward_with<'a>(&self, options: impl Into<GradOptions<'a>>) -> Result<()> {
+        backward(std::slice::from_ref(self), &options.into())
     }
 
     fn check_seed_grad(&self, grad: &Tensor) -> Result<()> {

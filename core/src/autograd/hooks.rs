@@ -132,7 +132,7 @@ impl Tensor {
     /// ```
     /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
     /// # let device = Device::null(Default::default());
-    /// let x = Tensor::ones(&[3], DType::F32, &device)?.requires_grad_()?;
+    /// let x = Tensor::ones(&[3], DType::F32, &device)?.to_leaf()?;
     /// let handle = x.register_hook(|grad| grad.clamp(-1.0, 1.0).map(Some))?;
     /// x.exp()?.sum_all()?.backward()?;
     /// handle.remove();
@@ -146,7 +146,7 @@ impl Tensor {
     /// ```
     /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
     /// # let device = Device::null(Default::default());
-    /// let x = Tensor::ones(&[3], DType::F32, &device)?.requires_grad_()?;
+    /// let x = Tensor::ones(&[3], DType::F32, &device)?.to_leaf()?;
     /// let weak = x.downgrade();
     /// x.register_hook(move |grad| match weak.upgrade() {
     ///     Some(x) => grad.add(&x.detach().mul(0.01)?).map(Some), // weight decay
@@ -179,7 +179,7 @@ impl Tensor {
     /// ```
     /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
     /// # let device = Device::null(Default::default());
-    /// let w = Tensor::ones(&[3], DType::F32, &device)?.requires_grad_()?;
+    /// let w = Tensor::ones(&[3], DType::F32, &device)?.to_leaf()?;
     /// w.register_post_accumulate_grad_hook(|w| {
     ///     if let Some(grad) = w.grad() {
     ///         w.sub_(&grad.mul(0.1)?)?; // nothing is recorded here

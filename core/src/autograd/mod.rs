@@ -7,8 +7,8 @@
 //! run.
 //!
 //! With `create_graph` the backward pass itself is recorded, so that its gradients have gradients.
-//! [`differentiable`], [`linear_differentiable`] and [`composite_differentiable`] support that. A second
-//! gradient through a [`once_differentiable`] operation is an error, never a missing term.
+//! [`differentiable`] supports that. A second gradient through a [`once_differentiable`] operation is an error,
+//! never a missing term.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -44,7 +44,7 @@ mod saved;
 
 pub use anomaly::{DetectAnomalyGuard, detect_anomaly, set_detect_anomaly};
 pub use checkpoint::checkpoint;
-pub use composite::{composite_differentiable, linear_differentiable, linear_differentiable_with};
+pub(crate) use composite::{composite_differentiable, linear_differentiable, linear_differentiable_with};
 pub use engine::{GradOptions, backward, grad, grad_allow_unused};
 pub use hooks::HookHandle;
 use hooks::HookList;
@@ -569,32 +569,38 @@ impl Leaf {
 }
 
 impl Tensor {
-    /// Returns this tensor as a leaf that accumulates a gradient: a parameter. Shares memory with `self`.
+    /// Returns a leaf over the same memory: a tensor that accumulates a gradient, as parameters do. `self` keeps
+    /// its history; continue with the leaf. PyTorch's `x.detach().requires_grad_()`.
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
+    /// # let device = Device::null(Default::default());
+    /// let w = Tensor::ones([3], DType::F32, &device)?.to_leaf()?;
+    /// w.square()?.sum_all()?.backward()?;
+    /// assert_eq!(w.grad().expect("w is a leaf").shape(), [3]);
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
     ///
     /// # Errors
     /// The dtype is not a float.
-    pub fn requires_grad_(&self) -> Result<Tensor> {
+    pub fn to_leaf(&self) -> Result<Tensor> {
         if !self.dtype().is_float() {
-            return Err(Error::dtype(
-                "requires_grad_",
-                self.dtype(),
-                "only floats carry gradients; cast first",
-            ));
+            return Err(Error::dtype("to_leaf", self.dtype(), "only floats carry gradients; cast first"));
         }
         Ok(self.detach().with_grad_edge(Some(GradEdge::Leaf(Leaf::new(self)))))
     }
 
-    /// Sets `requires_grad` of a leaf and of all clones of its handle, as in PyTorch. Operations on frozen
-    /// leaves alone are not recorded and save nothing for the backward pass. Freezing also frees the leaf's
-    /// gradient, so that optimisers skip it. `Module::requires_grad_`
-    /// does this for all parameters.
+    /// Freezes a leaf (`false`) or unfreezes it, in place: all clones of its handle change, as in PyTorch.
+    /// Operations on frozen leaves alone are not recorded and save nothing for the backward pass. Freezing also
+    /// frees the leaf's gradient, so that optimisers skip it. `Module::requires_grad_` does this for all
+    /// parameters.
     ///
     /// # Errors
-    /// The tensor is not a leaf: create one with [`requires_grad_`](Self::requires_grad_).
-    pub fn set_requires_grad(&self, on: bool) -> Result<()> {
+    /// The tensor is not a leaf: create one with [`to_leaf`](Self::to_leaf).
+    pub fn requires_grad_(&self, on: bool) -> Result<()> {
         let Some(leaf) = self.leaf() else {
-            let why = "takes a leaf; `requires_grad_` gives one, and `detach` a tensor without a history";
-            return Err(Error::argument("set_requires_grad", why));
+            let why = "takes a leaf; `to_leaf` gives one, and `detach` a tensor without a history";
+            return Err(Error::argument("requires_grad_", why));
         };
         leaf.is_frozen.store(!on, Ordering::Relaxed);
         if !on {

@@ -27,7 +27,7 @@
 //! ```
 //! use forebay_core::{autograd::no_grad, device::Device, dtype::DType, tensor::Tensor};
 //! # let device = Device::null(Default::default());
-//! let weight = Tensor::randn(&[1, 8], DType::F32, &device)?.requires_grad_()?;
+//! let weight = Tensor::randn(&[1, 8], DType::F32, &device)?.to_leaf()?;
 //! let x = Tensor::randn(&[32, 8], DType::F32, &device)?;
 //! let mut step = device.capture_with(&[&x], |inputs| {
 //!     let loss = inputs[0].linear(&weight, None)?.square()?.mean((), false)?;
@@ -714,7 +714,7 @@ mod tests {
     /// Returns the statistics, allocated bytes and peak bytes of a captured and replayed step.
     fn bytes(device: &Device, fused: Option<u64>) -> Result<(CaptureStats, u64, u64)> {
         device.set_fusion_min_bytes(fused);
-        let weight = |shape: &[usize]| Tensor::ones(shape, DType::F32, device)?.requires_grad_();
+        let weight = |shape: &[usize]| Tensor::ones(shape, DType::F32, device)?.to_leaf();
         let weights = [weight(&[512, 64])?, weight(&[8, 512])?];
         let x = Tensor::ones(&[128, 64], DType::F32, device)?;
         let mut step = device.capture(|| {

@@ -110,7 +110,7 @@ mod tests {
         let device = Device::null(Default::default());
         let record: &'static RangeLog =
             Box::leak(Box::new(RangeLog(std::thread::current().id(), Mutex::default())));
-        let x = Tensor::ones(&[2, 2], DType::F32, &device).unwrap().requires_grad_().unwrap();
+        let x = Tensor::ones(&[2, 2], DType::F32, &device).unwrap().to_leaf().unwrap();
         let _unheard = scope::enter_module("before");
         set_range_listener(Some(record));
         let y = {

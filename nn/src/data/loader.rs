@@ -14,7 +14,7 @@ use std::thread::{self, JoinHandle};
 use serde::{Deserialize, Serialize};
 
 use super::Dataset;
-use crate::{Device, Error, Result, Tensor};
+use crate::{Device, Error, Result, Tensor, fail_if};
 use forebay_core::memory::{self, Tag};
 use forebay_core::tensor::layout::{numel, tensor_numel};
 
@@ -178,23 +178,16 @@ impl<D: Dataset> DataLoader<D> {
     /// Rejects settings that would make the loop meaningless or endless.
     pub(crate) fn check_sizes(&self, sizes: &DatasetSizes) -> Result<()> {
         let (n, batch) = (sizes.samples, self.batch_size);
-        if batch == 0 {
-            return Err(Error::argument("batches", "a batch has at least one sample, not 0"));
-        }
-        if self.ahead > MAX_PREFETCH {
-            let why = format!(
-                "{} batches are too many to wait on the host; take at most {MAX_PREFETCH}",
-                self.ahead
-            );
-            return Err(Error::argument("ahead", why));
-        }
-        if self.seed.is_some() && u32::try_from(n).is_err() {
-            let why = format!(
-                "the data set has {n} samples; at most {} are shuffled: take them in order",
-                u32::MAX
-            );
-            return Err(Error::argument("shuffle", why));
-        }
+        fail_if!(batch == 0; argument("batches"), "a batch has at least one sample, not 0");
+        fail_if!(
+            self.ahead > MAX_PREFETCH;
+            argument("ahead"), "{} batches are too many to wait on the host; take at most {MAX_PREFETCH}", self.ahead
+        );
+        fail_if!(
+            self.seed.is_some() && u32::try_from(n).is_err();
+            argument("shuffle"),
+            "the data set has {n} samples; at most {} are shuffled: take them in order", u32::MAX
+        );
         if let Some(shape) = [&sizes.input, &sizes.target]
             .into_iter()
             .find(|shape| tensor_numel(&[&[batch.min(n)], &shape[..]].concat()).is_none())

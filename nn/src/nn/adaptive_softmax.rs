@@ -1,7 +1,7 @@
 //! Adaptive softmax for many classes with skewed frequencies (Grave et al., 2017).
 
 use super::{Linear, Module, ModuleScope, Sequential};
-use crate::{Device, Error, Result, Tensor};
+use crate::{Device, Error, Result, Tensor, fail_if};
 
 /// Softmax over classes sorted by falling frequency, PyTorch's module of the same name. The head scores the
 /// frequent classes and the clusters. Each cluster scores its rarer classes from fewer features, and only for
@@ -46,13 +46,11 @@ impl AdaptiveLogSoftmaxWithLoss {
         device: &Device,
     ) -> Result<Self> {
         let cutoffs = [cutoffs, &[classes]].concat();
-        if cutoffs.len() < 2 || cutoffs[0] == 0 || cutoffs.windows(2).any(|pair| pair[0] >= pair[1]) {
-            let why = format!(
-                "cutoffs rise, are above 0 and below the {classes} classes; got {:?}",
-                &cutoffs[..cutoffs.len() - 1]
-            );
-            return Err(Error::argument("AdaptiveLogSoftmaxWithLoss", why));
-        }
+        fail_if!(
+            cutoffs.len() < 2 || cutoffs[0] == 0 || cutoffs.windows(2).any(|pair| pair[0] >= pair[1]);
+            argument("AdaptiveLogSoftmaxWithLoss"),
+            "cutoffs rise, are above 0 and below the {classes} classes; got {:?}", &cutoffs[..cutoffs.len() - 1]
+        );
         if !(div_value.is_finite() && div_value > 0.0) {
             let why = format!("div_value is a number above 0, not {div_value}");
             return Err(Error::argument("AdaptiveLogSoftmaxWithLoss", why));
@@ -82,9 +80,7 @@ impl AdaptiveLogSoftmaxWithLoss {
     pub fn forward(&self, x: &Tensor, target: &Tensor) -> Result<(Tensor, Tensor)> {
         self.scope.run(|| {
             const OP: &str = "AdaptiveLogSoftmaxWithLoss";
-            if !target.dtype().is_int() {
-                return Err(Error::dtype(OP, target.dtype(), "targets are integers, the classes"));
-            }
+            fail_if!(!target.dtype().is_int(); dtype(OP, target.dtype()), "targets are integers, the classes");
             if x.rank() == 1 && target.rank() == 0 {
                 let (out, loss) = self.forward_batch(OP, &x.unsqueeze(0)?, &target.unsqueeze(0)?)?;
                 return Ok((out.squeeze(0)?, loss));

@@ -1,7 +1,7 @@
 //! Self-attention.
 
 use super::{Dropout, Linear, Module, ModuleScope};
-use crate::{Device, Error, Result, Tensor};
+use crate::{Device, Result, Tensor, fail_if};
 use forebay_core::ops::AttentionOptions;
 
 /// Multi-head self-attention as in GPT-2: one projection to queries, keys and values, and one output
@@ -26,12 +26,10 @@ impl SelfAttention {
     /// `heads` is 0 or does not divide the number of features.
     #[track_caller]
     pub fn new(features: usize, heads: usize, device: &Device) -> Result<Self> {
-        if heads == 0 || !features.is_multiple_of(heads) {
-            return Err(Error::argument(
-                "SelfAttention",
-                format!("{features} features do not divide by {heads} heads"),
-            ));
-        }
+        fail_if!(
+            heads == 0 || !features.is_multiple_of(heads);
+            argument("SelfAttention"), "{features} features do not divide by {heads} heads"
+        );
         Ok(Self {
             qkv: Linear::new(features, features.saturating_mul(3), device)?,
             proj: Linear::new(features, features, device)?,
@@ -63,9 +61,7 @@ impl SelfAttention {
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.scope.run(|| {
-            if x.rank() != 3 {
-                return Err(Error::shape("SelfAttention", "takes [batch, length, features]", &[x.shape()]));
-            }
+            fail_if!(x.rank() != 3; shape("SelfAttention", [x]), "takes [batch, length, features]");
             let options = AttentionOptions { is_causal: self.causal, ..AttentionOptions::default() };
             let out = self.qkv.forward(x)?.qkv_attention(self.heads, self.heads, &options)?;
             self.dropout.forward(&self.proj.forward(&out)?)

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use serde::Deserialize;
 
 use super::{Dropout, Embedding, LayerNorm, Linear, Module, ModuleScope, init, rename_keys};
-use crate::{DType, Device, Error, Result, Tensor};
+use crate::{DType, Device, Error, Result, Tensor, fail};
 use forebay_core::ops::AttentionOptions;
 
 with_defaults! {
@@ -71,8 +71,10 @@ impl BertActivation {
             "relu" => Self::Relu,
             "silu" | "swish" => Self::Silu,
             other => {
-                let why = format!("the activation is `{other}`; there are gelu, gelu_new, relu and silu");
-                return Err(Error::argument("Bert", why));
+                fail!(
+                    argument("Bert"),
+                    "the activation is `{other}`; there are gelu, gelu_new, relu and silu"
+                );
             }
         })
     }
@@ -114,8 +116,10 @@ impl BertOptions {
         for &(name, only) in REQUIRED_CONFIG {
             let found = config.get(name).filter(|value| !value.is_null()).map(ToString::to_string);
             if let Some(found) = found.filter(|found| found != only) {
-                let why = format!("`{name}` is {found}, which makes another model; {only} is what there is");
-                return Err(Error::argument("Bert", why));
+                fail!(
+                    argument("Bert"),
+                    "`{name}` is {found}, which makes another model; {only} is what there is"
+                );
             }
         }
         let options: Self = serde_json::from_value(config.into()).map_err(|e| wrong(e.to_string()))?;
@@ -130,10 +134,7 @@ impl BertOptions {
             ("attention_probs_dropout_prob", self.attention_probs_dropout_prob),
         ];
         if let Some((name, p)) = probabilities.iter().find(|(_, p)| !(0.0..=1.0).contains(p)) {
-            return Err(Error::argument(
-                "Bert",
-                format!("`{name}` is a probability between 0 and 1, not {p}"),
-            ));
+            fail!(argument("Bert"), "`{name}` is a probability between 0 and 1, not {p}");
         }
         let range = self.initializer_range;
         if !(range.is_finite() && range >= 0.0) {
@@ -411,8 +412,7 @@ impl Bert {
             };
             let seen = match mask {
                 Some(mask) if mask.shape() != tokens.shape() => {
-                    let rule = "the mask has the shape of the tokens";
-                    return Err(Error::shape("Bert", rule, &[tokens.shape(), mask.shape()]));
+                    fail!(shape("Bert", [tokens, mask]), "the mask has the shape of the tokens");
                 }
                 Some(mask) => Some(mask.to_dtype(DType::Bool)?.reshape([batch, 1, 1, length])?),
                 None => None,

@@ -1,7 +1,7 @@
 //! Convolutions and transposed convolutions as layers.
 
 use super::{HasWeight, Module, ModuleScope, init};
-use crate::{Device, Error, Result, Tensor};
+use crate::{Device, Result, Tensor, fail, fail_if};
 use forebay_core::ops::{IntoSpatial, PadMode, Padding, check_at_least};
 use forebay_core::tensor::layout::numel;
 
@@ -77,8 +77,7 @@ fn create_parameters(
 ) -> Result<(Tensor, Option<Tensor>)> {
     if groups == 0 || !lead.is_multiple_of(groups) || !other.is_multiple_of(groups) {
         let inputs = if lead == outputs { other } else { lead };
-        let why = format!("{inputs} and {outputs} channels do not divide into {groups} groups");
-        return Err(Error::argument(layer, why));
+        fail!(argument(layer), "{inputs} and {outputs} channels do not divide into {groups} groups");
     }
     let shape = [&[lead, other / groups], kernel].concat();
     let fan_in = numel(&shape[1..]);
@@ -199,9 +198,7 @@ fn same_padding_sides<const N: usize>(
     stride: [usize; N],
     dilation: [usize; N],
 ) -> Result<[[usize; 2]; N]> {
-    if stride != [1; N] {
-        return Err(Error::argument("conv", format!("`same_padding` takes a stride of 1, not {stride:?}")));
-    }
+    fail_if!(stride != [1; N]; argument("conv"), "`same_padding` takes a stride of 1, not {stride:?}");
     Ok(std::array::from_fn(|d| {
         let both = dilation[d] * weight.shape().get(d + 2).map_or(0, |taps| taps.saturating_sub(1));
         [both / 2, both - both / 2]

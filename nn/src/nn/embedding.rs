@@ -1,7 +1,7 @@
 //! Embedding tables.
 
 use super::{Module, ModuleScope, init};
-use crate::{DType, Device, Error, Result, Tensor};
+use crate::{DType, Device, Result, Tensor, fail_if};
 use forebay_core::autograd;
 use forebay_core::ops::{EmbeddingBagMode, EmbeddingBagOptions, EmbeddingOptions};
 
@@ -112,9 +112,7 @@ pub struct EmbeddingBag {
 /// Zeroes the padding row.
 fn zero_padding_row(layer: &'static str, weight: &Tensor, row: usize) -> Result<()> {
     let rows = weight.shape().first().copied().unwrap_or(0);
-    if row >= rows {
-        return Err(Error::argument(layer, format!("padding_idx {row} is none of the {rows} rows")));
-    }
+    fail_if!(row >= rows; argument(layer), "padding_idx {row} is none of the {rows} rows");
     init::constant_(&weight.detach().narrow(0, row, 1)?, 0.0)
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::segment::{is_segment_pass_active, segment};
 use super::{Dropout, Embedding, LayerNorm, Linear, Module, ModuleScope, init};
-use crate::{DType, Device, Error, Result, Tensor};
+use crate::{DType, Device, Error, Result, Tensor, fail};
 use forebay_core::ops::{AttentionOptions, CrossEntropyOptions};
 
 /// Sizes of a [`Gpt`].
@@ -276,8 +276,7 @@ impl Gpt {
     fn hidden(&self, text: &Tensor) -> Result<Tensor> {
         let context = self.context();
         let (&[_, length], true) = (text.shape(), text.dim(-1)? <= context) else {
-            let rule = format!("takes [batch, length] with a length of at most {context}");
-            return Err(Error::shape("Gpt", rule, &[text.shape()]));
+            fail!(shape("Gpt", [text]), "takes [batch, length] with a length of at most {context}");
         };
         let mut x = self.scope.run(|| self.wte.forward(text))?;
         let positions = self.wpe.weight.narrow(0, 0, length)?;

@@ -3,7 +3,7 @@
 
 use std::cell::Cell;
 
-use crate::{DType, Device, Error, Result, Tensor};
+use crate::{DType, Device, Error, Result, Tensor, fail_if};
 use forebay_core::check;
 use forebay_core::memory::{self, Tag};
 use forebay_core::ops::representable_range;
@@ -60,7 +60,7 @@ pub fn create_parameter(make: impl FnOnce() -> Result<Tensor>) -> Result<Tensor>
             _ => Ok(made),
         }
     })?;
-    made.requires_grad_()
+    made.to_leaf()
 }
 
 /// Creates a buffer: a tensor of a module that is saved but not trained.
@@ -364,9 +364,7 @@ pub fn sparse_(t: &Tensor, sparsity: f64, std: f64) -> Result<()> {
     let &[rows, columns] = t.shape() else {
         return Err(Error::shape("sparse_", "takes a matrix", &[t.shape()]));
     };
-    if !(0.0..=1.0).contains(&sparsity) {
-        return Err(Error::argument("sparse_", format!("{sparsity} is no part of 0 to 1")));
-    }
+    fail_if!(!(0.0..=1.0).contains(&sparsity); argument("sparse_"), "{sparsity} is no part of 0 to 1");
     let zeros = (sparsity * rows as f64).ceil() as i64;
     overwrite_with(t, |shape, dtype, device| {
         // Random ranks of the rows in each column.
@@ -395,10 +393,7 @@ pub fn parameters_to_vector(parameters: &[Tensor]) -> Result<Tensor> {
 #[track_caller]
 pub fn vector_to_parameters(vector: &Tensor, parameters: &[Tensor]) -> Result<()> {
     let all: usize = parameters.iter().map(Tensor::numel).sum();
-    if vector.shape() != [all] {
-        let rule = format!("the parameters have {all} elements");
-        return Err(Error::shape("vector_to_parameters", rule, &[vector.shape()]));
-    }
+    fail_if!(vector.shape() != [all]; shape("vector_to_parameters", [vector]), "the parameters have {all} elements");
     let mut start = 0;
     for p in parameters {
         p.detach().copy_(&vector.detach().narrow(0, start, p.numel())?.reshape(p.shape())?)?;

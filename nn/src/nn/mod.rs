@@ -255,7 +255,7 @@ pub trait Module {
     }
 
     /// Freezes all parameters, or unfreezes them, like PyTorch's method of this name. Parameters that other
-    /// modules share change too. See [`Tensor::set_requires_grad`].
+    /// modules share change too. See [`Tensor::requires_grad_`].
     ///
     /// ```
     /// # use forebay_core::device::Device;
@@ -270,7 +270,7 @@ pub trait Module {
     /// ```
     fn requires_grad_(&self, on: bool) {
         // Cannot fail, because parameters are leaves.
-        self.parameters().iter().for_each(|t| drop(t.set_requires_grad(on)));
+        self.parameters().iter().for_each(|t| drop(t.requires_grad_(on)));
     }
 
     /// Counts the elements of the parameters, each once, frozen ones included: PyTorch's `sum(p.numel() for p

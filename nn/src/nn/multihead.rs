@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicBool;
 
 use super::{Linear, Module, ModuleScope, init};
-use crate::{DType, Device, Error, Result, Tensor};
+use crate::{DType, Device, Error, Result, Tensor, fail};
 use forebay_core::ops::{AttentionOptions, cat};
 
 const OP: &str = "MultiheadAttention";
@@ -293,10 +293,7 @@ impl MultiheadAttention {
                 }
                 (None, Some(q), Some(k), Some(v)) => [q.clone(), k.clone(), v.clone()],
                 _ => {
-                    return Err(Error::argument(
-                        OP,
-                        "has neither `in_proj_weight` nor all three of the others",
-                    ));
+                    fail!(argument(OP), "has neither `in_proj_weight` nor all three of the others");
                 }
             };
         let project = |k: usize| -> Result<Tensor> {
@@ -365,11 +362,7 @@ impl MultiheadAttention {
         });
         let mut all: Vec<Tensor> = [attn, padding].into_iter().flatten().collect::<Result<_>>()?;
         if let Some(other) = all.iter().find(|m| m.dtype() != DType::Bool && !m.dtype().is_float()) {
-            return Err(Error::dtype(
-                OP,
-                other.dtype(),
-                "masks are bool (true hides) or floats (added to scores)",
-            ));
+            fail!(dtype(OP, other.dtype()), "masks are bool (true hides) or floats (added to scores)");
         }
         let Some(first) = all.first() else { return Ok(None) };
         if masks.is_causal {

@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicBool;
 
 use super::{Module, ModuleScope, init};
-use crate::{DType, Device, Error, Result, Tensor};
+use crate::{DType, Device, Error, Result, Tensor, fail_if};
 use forebay_core::autograd;
 use forebay_core::tensor::IntoShape;
 
@@ -159,12 +159,10 @@ impl GroupNorm {
     /// `groups` does not divide the channels.
     #[track_caller]
     pub fn new(groups: usize, channels: usize, device: &Device) -> Result<Self> {
-        if groups == 0 || !channels.is_multiple_of(groups) {
-            return Err(Error::argument(
-                "GroupNorm",
-                format!("{channels} channels do not divide by {groups}"),
-            ));
-        }
+        fail_if!(
+            groups == 0 || !channels.is_multiple_of(groups);
+            argument("GroupNorm"), "{channels} channels do not divide by {groups}"
+        );
         let (weight, bias) =
             (create_ones_parameter(&[channels], device)?, create_zeros_parameter(&[channels], device)?);
         Ok(Self { groups, weight, bias, eps: 1e-5, scope: ModuleScope::new() })
@@ -255,19 +253,16 @@ impl ChannelNorm {
         self.scope.run(|| {
             let unbatched = x.rank() + 1 == rank;
             let channels = x.shape().get(usize::from(!unbatched)).copied();
-            if !(unbatched || x.rank() == rank) || channels != Some(self.channels) {
-                let rule =
-                    format!("takes {} channels, with {} dimensions after them", self.channels, rank - 2);
-                return Err(Error::shape(name, rule, &[x.shape()]));
-            }
+            fail_if!(
+                !(unbatched || x.rank() == rank) || channels != Some(self.channels);
+                shape(name, [x]), "takes {} channels, with {} dimensions after them", self.channels, rank - 2
+            );
             let x = if unbatched { x.unsqueeze(0)? } else { x.clone() };
             let training = super::is_training(&self.training);
             let running = self.running_mean.as_ref().zip(self.running_var.as_ref());
             let space: usize = x.shape()[2..].iter().product();
             let own = training || running.is_none();
-            if own && space == 1 {
-                return Err(Error::shape(name, "an instance of one element has no deviation", &[x.shape()]));
-            }
+            fail_if!(own && space == 1; shape(name, [x]), "an instance of one element has no deviation");
             let (weight, bias) = (self.weight.as_ref(), self.bias.as_ref());
             let out = x.instance_norm(running, weight, bias, own, self.momentum, self.eps)?;
             if unbatched { out.squeeze(0) } else { Ok(out) }

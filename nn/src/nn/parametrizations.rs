@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use smallvec::smallvec;
 
 use super::{Module, ModuleEntry, init, join_path};
-use crate::{DType, Error, Result, Tensor};
+use crate::{DType, Error, Result, Tensor, fail};
 use forebay_core::autograd;
 
 /// A layer with one weight that can be replaced.
@@ -78,8 +78,7 @@ impl<L: HasWeight> WeightNorm<L> {
         if let Some(dim) = dim
             && dim >= weight.rank()
         {
-            let rule = format!("the weight has no dimension {dim}");
-            return Err(Error::shape("WeightNorm", rule, &[weight.shape()]));
+            fail!(shape("WeightNorm", [weight]), "the weight has no dimension {dim}");
         }
         let length = init::create_parameter(|| norm_except_dim(&weight.detach(), dim))?;
         let direction = init::create_parameter(|| weight.detach().copy())?;

@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicBool;
 
 use super::{Module, ModuleEntry, ModuleScope, init, join_path};
-use crate::{DType, Device, Error, Result, Tensor};
+use crate::{DType, Device, Error, Result, Tensor, fail_if};
 use forebay_core::ops::{RecurrentKind, RecurrentOp, cat, stack};
 
 with_defaults! {
@@ -156,19 +156,15 @@ impl RecurrentStack {
         device: &Device,
     ) -> Result<Self> {
         let RecurrentOptions { num_layers, bias, bidirectional, proj_size, .. } = options;
-        if hidden == 0 || num_layers == 0 {
-            return Err(Error::argument(
-                name,
-                format!("{num_layers} layers of {hidden} features compute nothing"),
-            ));
-        }
+        fail_if!(
+            hidden == 0 || num_layers == 0;
+            argument(name), "{num_layers} layers of {hidden} features compute nothing"
+        );
         super::check_layer_count(name, num_layers)?;
-        if proj_size > 0 && (kind != RecurrentKind::Lstm || proj_size >= hidden) {
-            let why = format!(
-                "proj_size is {proj_size}; it is for an Lstm, and below the {hidden} hidden features"
-            );
-            return Err(Error::argument(name, why));
-        }
+        fail_if!(
+            proj_size > 0 && (kind != RecurrentKind::Lstm || proj_size >= hidden);
+            argument(name), "proj_size is {proj_size}; it is for an Lstm, and below the {hidden} hidden features"
+        );
         let directions = 1 + usize::from(bidirectional);
         let out = if proj_size > 0 { proj_size } else { hidden };
         let mut weights = Vec::with_capacity(num_layers * directions);
@@ -229,10 +225,7 @@ impl RecurrentStack {
         };
         let inputs = self.weights[0].weight_ih.shape()[1];
         let (steps, batch) = if turned { (second, first) } else { (first, second) };
-        if features != inputs || steps == 0 {
-            let rule = format!("takes at least one step of {inputs} features");
-            return Err(Error::shape(name, rule, &[x.shape()]));
-        }
+        fail_if!(features != inputs || steps == 0; shape(name, [x]), "takes at least one step of {inputs} features");
         let ended = lengths.map(|lengths| ended_mask(name, lengths, steps, batch)).transpose()?;
         let lengths = ended.as_ref().map(|(lengths, _)| lengths);
         let states = self.initial_state(given[0], &x, batch, self.output_features(), unbatched)?;
@@ -480,9 +473,7 @@ impl RecurrentCell {
         let &[batch, features] = x.shape() else {
             return Err(Error::shape(self.name, "takes [batch, features] or [features]", &[x.shape()]));
         };
-        if features != inputs {
-            return Err(Error::shape(self.name, format!("takes {inputs} features"), &[x.shape()]));
-        }
+        fail_if!(features != inputs; shape(self.name, [x]), "takes {inputs} features");
         let state = |given: Option<&Tensor>| -> Result<Tensor> {
             let Some(given) = given else {
                 return Tensor::zeros(&[batch, self.hidden], x.dtype(), x.device());

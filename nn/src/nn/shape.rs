@@ -1,7 +1,7 @@
 //! Layers that only rearrange elements: padding, flattening, shuffling, unfolding.
 
 use super::Module;
-use crate::{Error, Result, Tensor};
+use crate::{Result, Tensor, fail};
 use forebay_core::ops::PadMode;
 use forebay_core::tensor::IntoShape;
 
@@ -230,8 +230,11 @@ impl<const N: usize> ConstantPad<N> {
             [all] => vec![*all; 2 * N],
             each if each.len() == 2 * N => each.to_vec(),
             other => {
-                let why = format!("takes one number or {}, two for each dimension; got {other:?}", 2 * N);
-                return Err(Error::argument("ConstantPad", why));
+                fail!(
+                    argument("ConstantPad"),
+                    "takes one number or {}, two for each dimension; got {other:?}",
+                    2 * N
+                );
             }
         };
         Ok(Self { padding, value })

@@ -5,7 +5,7 @@ use std::fmt;
 
 use super::staged_copies::{PreparedCopies, StagedCopies, TensorKey};
 use super::{Module, ModuleEntry, visit_model};
-use crate::{Error, Result, Tensor};
+use crate::{Error, Result, Tensor, fail};
 use forebay_core::autograd;
 
 /// Names that only one side has, returned by [`load_state_dict_partial`](Module::load_state_dict_partial).
@@ -61,8 +61,10 @@ pub fn rename_keys(
     for (name, tensor) in state {
         let Some(new) = rename(name) else { continue };
         if let Some((other, _)) = renamed.get(&new) {
-            let what = format!("`{other}` and `{name}` both become `{new}`; give each a name of its own");
-            return Err(Error::argument("rename_keys", what));
+            fail!(
+                argument("rename_keys"),
+                "`{other}` and `{name}` both become `{new}`; give each a name of its own"
+            );
         }
         renamed.insert(new, (name, tensor.clone()));
     }
@@ -163,11 +165,11 @@ pub(crate) fn stage_state_dict<M: Module + ?Sized>(
                 }
                 // Compares in the model's dtype, because the file may hold one of the tensors in another.
                 Some((other, cast)) if !has_same_bits(cast, source).map_err(|e| e.with_context(name))? => {
-                    let why = format!(
+                    fail!(
+                        argument("load_state_dict"),
                         "`{other}` and `{name}` are one tensor of the model, and the state has two that differ: give it \
                          one of them, or a model that does not share them"
                     );
-                    return Err(Error::argument("load_state_dict", why));
                 }
                 Some(_) => {}
             }

@@ -5,7 +5,7 @@ use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
 use super::fused::{self, ELEMENTS_PER_WORKGROUP};
-use crate::{DType, Error, Result, Tensor};
+use crate::{DType, Error, Result, Tensor, fail_if};
 use forebay_core::autograd;
 use forebay_core::check;
 use forebay_core::memory::{self, Tag};
@@ -70,12 +70,10 @@ pub fn clip_grad_norm_with(
     const OP: &str = "clip_grad_norm_";
     check::non_negative_or_infinite(OP, "max_norm", max_norm)?;
     let power = options.norm_type;
-    if power.is_nan() || power <= 0.0 {
-        return Err(Error::argument(
-            OP,
-            format!("takes a norm of an order above 0, or of infinity, not of {power}"),
-        ));
-    }
+    fail_if!(
+        power.is_nan() || power <= 0.0;
+        argument(OP), "takes a norm of an order above 0, or of infinity, not of {power}"
+    );
     let kind = match power {
         1.0 => "one",
         2.0 => "two",

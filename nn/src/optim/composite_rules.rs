@@ -6,7 +6,7 @@ use smallvec::smallvec;
 use super::composite::{ParamStep, ParamUpdate};
 use super::fused::{FusedOptimizer, UpdateRule};
 use super::{impl_optimizer, optimizer};
-use crate::{DType, Error, Result};
+use crate::{DType, Error, Result, fail_if};
 use forebay_core::ops::machine_epsilon;
 use forebay_core::tensor::{Dims, Tensor};
 
@@ -157,10 +157,7 @@ impl UpdateRule for MuonRule {
     const STATES: &'static [&'static str] = &["momentum_buffer"];
 
     fn check_combination(&self) -> Result<()> {
-        if self.ns_steps >= 100 {
-            let why = format!("`ns_steps` is {}, expected fewer than 100", self.ns_steps);
-            return Err(Error::argument("Muon", why));
-        }
+        fail_if!(self.ns_steps >= 100; argument("Muon"), "`ns_steps` is {}, expected fewer than 100", self.ns_steps);
         Ok(())
     }
 

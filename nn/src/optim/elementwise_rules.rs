@@ -7,7 +7,7 @@ use smallvec::{SmallVec, smallvec};
 
 use super::fused::{FusedOptimizer, UpdateRule};
 use super::{impl_optimizer, optimizer};
-use crate::{Error, Result, Tensor};
+use crate::{Error, Result, Tensor, fail_if};
 use forebay_core::check;
 
 optimizer! {
@@ -201,13 +201,11 @@ impl UpdateRule for RpropRule {
         check::at_least_one(OP, "etas.1", self.etas.1)?;
         check::non_negative(OP, "step_sizes.0", self.step_sizes.0)?;
         check::non_negative(OP, "step_sizes.1", self.step_sizes.1)?;
-        if self.etas.1 == 1.0 || self.step_sizes.0 > self.step_sizes.1 {
-            let why = format!(
-                "`etas` are {:?}, `step_sizes` {:?}, expected the first below 1 and the second above, and sizes that rise",
-                self.etas, self.step_sizes
-            );
-            return Err(Error::argument(OP, why));
-        }
+        fail_if!(
+            self.etas.1 == 1.0 || self.step_sizes.0 > self.step_sizes.1;
+            argument(OP),
+            "`etas` are {:?}, `step_sizes` {:?}, expected the first below 1 and the second above, and sizes that rise", self.etas, self.step_sizes
+        );
         Ok(())
     }
 

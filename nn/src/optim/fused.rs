@@ -9,7 +9,7 @@ use smallvec::{SmallVec, smallvec};
 
 use super::composite::{self, ParamStep, ParamUpdate};
 use super::staging_slots::{self, StagingSlots};
-use crate::{DType, Device, Error, Result};
+use crate::{DType, Device, Error, Result, fail, fail_if};
 use forebay_core::amp;
 use forebay_core::autograd;
 use forebay_core::capture::ReplayCtx;
@@ -382,9 +382,10 @@ impl FusedOptimizer {
         rule.check_combination()?;
         if !self.groups.is_empty() && self.state_names != rule.state_names() {
             let (kept, now) = (self.state_names.join(", "), rule.state_names().join(", "));
-            let why =
-                format!("the states are [{kept}] and would be [{now}]; set options before the first step");
-            return Err(Error::argument("step", why));
+            fail!(
+                argument("step"),
+                "the states are [{kept}] and would be [{now}]; set options before the first step"
+            );
         }
         if !self.is_checked {
             self.check_parameters(rule)?;
@@ -396,10 +397,7 @@ impl FusedOptimizer {
     /// Fails for parameters that cannot be trained, or not by this rule.
     fn check_parameters(&self, rule: &impl UpdateRule) -> Result<()> {
         const OP: &str = "optimizer";
-        if self.parameters.is_empty() {
-            let why = "got an empty parameter list; pass `model.parameters()`";
-            return Err(Error::argument(OP, why));
-        }
+        fail_if!(self.parameters.is_empty(); argument(OP), "got an empty parameter list; pass `model.parameters()`");
         let mut seen = FxHashSet::default();
         for (k, p) in self.parameters.iter().enumerate() {
             let refuse =
@@ -414,7 +412,7 @@ impl FusedOptimizer {
                 return refuse(if p.requires_grad() {
                     "is no leaf but the result of an operation, so it gets no gradient; pass the leaf that it was made from"
                 } else {
-                    "requires no gradient and never did; pass the leaf that `requires_grad_` returns"
+                    "requires no gradient and never did; pass the leaf that `to_leaf` returns"
                 });
             }
             check_dtype("step", p)?;
@@ -629,12 +627,8 @@ fn store_copies(group: &FusedGroup, grads: &MemberGrads, parameters: &[Tensor]) 
 /// Fails for a `skip` tensor that is not a single f32 on the parameters' device.
 fn check_skip(skip: &Tensor, parameters: &[Tensor]) -> Result<()> {
     const OP: &str = "step_unless";
-    if skip.dtype() != DType::F32 {
-        return Err(Error::dtype(OP, skip.dtype(), "takes one number of f32"));
-    }
-    if skip.numel() != 1 {
-        return Err(Error::shape(OP, "takes one number", &[skip.shape()]));
-    }
+    fail_if!(skip.dtype() != DType::F32; dtype(OP, skip.dtype()), "takes one number of f32");
+    fail_if!(skip.numel() != 1; shape(OP, [skip]), "takes one number");
     parameters.iter().try_for_each(|p| skip.check_same_device(OP, p))
 }
 

@@ -97,16 +97,11 @@ pub trait Optimizer {
     /// A name is missing or unexpected, or a tensor's shape or dtype does not match.
     fn load_state_dict(&mut self, state: &BTreeMap<String, Tensor>) -> Result<()>;
 
-    /// Drops every parameter's gradient.
+    /// Drops every parameter's gradient, as `Module::zero_grad` does.
     fn zero_grad(&self) {
         for p in self.parameters() {
             p.set_grad(None);
         }
-    }
-
-    /// Fills every gradient with zeros and keeps its memory.
-    fn zero_grad_in_place(&self) -> Result<()> {
-        self.parameters().iter().filter_map(Tensor::grad).try_for_each(|g| crate::nn::init::zeros_(&g))
     }
 }
 

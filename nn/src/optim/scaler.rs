@@ -12,7 +12,7 @@ use forebay_shaders::KernelSpec;
 
 use crate::nn::{PreparedCopies, StagedCopies};
 use crate::optim::{Optimizer, clip};
-use crate::{Device, Error, Result, Tensor};
+use crate::{Device, Error, Result, Tensor, fail, fail_if};
 use forebay_core::autograd;
 use forebay_core::check;
 use forebay_core::memory::{self, Tag};
@@ -166,10 +166,7 @@ impl GradScaler {
         const OP: &str = "update";
         let _op = memory::scope::enter_op(OP);
         let Some(state) = self.device_state.get().filter(|_| !self.optimizers.is_empty()) else {
-            return Err(Error::argument(
-                OP,
-                "comes after `step`, or `unscale_`; there was none since the last",
-            ));
+            fail!(argument(OP), "comes after `step`, or `unscale_`; there was none since the last");
         };
         let params = KernelParams::new()
             .f32(self.growth_factor as f32)
@@ -220,9 +217,7 @@ impl GradScaler {
         if let Some(strange) = state.keys().find(|k| !["scale", "growth_tracker"].contains(&k.as_str())) {
             return Err(Error::argument(OP, format!("unexpected: {strange}")));
         }
-        if !(scale.is_finite() && scale > 0.0) {
-            return Err(Error::argument(OP, format!("a scale is a finite number above 0, not {scale}")));
-        }
+        fail_if!(!(scale.is_finite() && scale > 0.0); argument(OP), "a scale is a finite number above 0, not {scale}");
         if !(tracker.is_finite() && tracker >= 0.0) {
             let why = format!("growth_tracker is a count of steps, and cannot be {tracker}");
             return Err(Error::argument(OP, why));

@@ -16,7 +16,7 @@
 use std::f64::consts::PI;
 
 use crate::optim::Optimizer;
-use crate::{Error, Result};
+use crate::{Result, fail, fail_if};
 use forebay_core::check;
 
 pub use super::plateau::{PlateauState, ReduceLrOnPlateau};
@@ -340,10 +340,10 @@ impl<'a> SequentialLr<'a> {
     pub fn new(schedules: Vec<Box<dyn LrSchedule + 'a>>, milestones: &[u64]) -> Result<Self> {
         if milestones.len() + 1 != schedules.len() || !milestones.is_sorted() {
             let (given, wanted) = (schedules.len(), schedules.len().saturating_sub(1));
-            return Err(Error::argument(
-                "SequentialLr",
-                format!("{given} schedules take {wanted} rising milestones, got {milestones:?}"),
-            ));
+            fail!(
+                argument("SequentialLr"),
+                "{given} schedules take {wanted} rising milestones, got {milestones:?}"
+            );
         }
         Ok(Self { schedules, milestones: milestones.to_vec() })
     }
@@ -373,12 +373,10 @@ impl<'a> ChainedScheduler<'a> {
     /// # Errors
     /// `base` is 0 or not finite, which leaves the factors undefined.
     pub fn new(base: f64, schedules: Vec<Box<dyn LrSchedule + 'a>>) -> Result<Self> {
-        if base == 0.0 || !base.is_finite() {
-            return Err(Error::argument(
-                "ChainedScheduler",
-                format!("takes a rate other than 0, got {base}"),
-            ));
-        }
+        fail_if!(
+            base == 0.0 || !base.is_finite();
+            argument("ChainedScheduler"), "takes a rate other than 0, got {base}"
+        );
         Ok(Self { base_lr: base, schedules })
     }
 }
@@ -424,7 +422,7 @@ impl<S: LrSchedule> LrSchedule for Warmup<S> {
 /// # use forebay_nn::optim::{Optimizer, Sgd, schedule::{ExponentialLr, LrScheduler}};
 /// # fn main() -> Result<()> {
 /// # let device = Device::null(Default::default());
-/// # let mut optimizer = Sgd::new(vec![Tensor::zeros(&[2], DType::F32, &device)?.requires_grad_()?], 0.1);
+/// # let mut optimizer = Sgd::new(vec![Tensor::zeros(&[2], DType::F32, &device)?.to_leaf()?], 0.1);
 /// let mut scheduler = LrScheduler::new(ExponentialLr { base_lr: 0.1, gamma: 0.5 }, &mut optimizer);
 /// // After each step of the optimiser, or each epoch:
 /// scheduler.step(&mut optimizer);

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use super::fused::{FusedGroup, FusedOptimizer, UpdateRule};
 use crate::nn::StagedCopies;
-use crate::{DType, Error, Result, Tensor};
+use crate::{DType, Error, Result, Tensor, fail_if};
 
 /// State of one parameter: its step count, and its states in the rule's order.
 type LoadedState<'a> = (u64, SmallVec<[Option<&'a Tensor>; 3]>);
@@ -132,9 +132,7 @@ impl FusedOptimizer {
         }
         let strange: Vec<&str> =
             given.keys().filter(|name| !expected.contains(*name)).map(String::as_str).collect();
-        if !strange.is_empty() {
-            return Err(Error::argument(OP, format!("unexpected: {}", strange.join(", "))));
-        }
+        fail_if!(!strange.is_empty(); argument(OP), "unexpected: {}", strange.join(", "));
         Ok(found)
     }
 }

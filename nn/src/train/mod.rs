@@ -20,7 +20,7 @@
 
 use crate::data::{DataLoader, Dataset};
 use crate::nn::{self, Module};
-use crate::{DType, Device, Error, Result, Tensor};
+use crate::{DType, Device, Error, Result, Tensor, fail_if};
 use forebay_core::autograd;
 
 mod checkpoint;
@@ -66,9 +66,7 @@ pub fn evaluate<D: Dataset>(
         right += accuracy(&forward(&x)?, &y)?.item()? * y.numel() as f64;
         all += y.numel() as f64;
     }
-    if all == 0.0 {
-        return Err(Error::argument("evaluate", "the loader has no samples"));
-    }
+    fail_if!(all == 0.0; argument("evaluate"), "the loader has no samples");
     Ok(right / all)
 }
 
@@ -92,9 +90,7 @@ pub fn mean_loss<D: Dataset>(
         sum += loss(&x, &y)?.item()? * rows;
         all += rows;
     }
-    if all == 0.0 {
-        return Err(Error::argument("mean_loss", "the loader has no samples"));
-    }
+    fail_if!(all == 0.0; argument("mean_loss"), "the loader has no samples");
     Ok(sum / all)
 }
 

@@ -11,7 +11,7 @@ use crate::data::{DataLoader, Dataset, LoaderCursor};
 use crate::nn::{self, Module};
 use crate::optim::{GradScaler, LrSchedule, Optimizer, clip_grad_norm_};
 use crate::plan::{StepConfig, StepPlan};
-use crate::{DType, Device, Error, Result, Tensor};
+use crate::{DType, Device, Error, Result, Tensor, fail};
 use forebay_core::amp;
 use forebay_core::autograd;
 use forebay_core::memory::BytesOf;
@@ -375,11 +375,11 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
             && !same
             && done.cursor != zero
         {
-            let why = format!(
+            fail!(
+                argument("fit"),
                 "resumed from batches of {}, but the loader makes {batches}; use the same",
                 done.loader_description
             );
-            return Err(Error::argument("fit", why));
         }
         let (cursor, first_epoch) = match self.fit_state {
             FitState::Resumed if done.cursor != zero => (done.cursor, done.first_epoch),

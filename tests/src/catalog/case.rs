@@ -121,7 +121,7 @@ impl OpCase {
 
     fn supports(&self, dtype: DType, device: &Device) -> bool {
         let leaf = |t: Tensor| {
-            if self.has_gradient && t.dtype().is_float() { t.requires_grad_() } else { Ok(t) }
+            if self.has_gradient && t.dtype().is_float() { t.to_leaf() } else { Ok(t) }
         };
         let made = self.inputs(dtype, device).and_then(|inputs| {
             let out = self.run(&inputs.into_iter().map(leaf).collect::<Result<Vec<_>>>()?)?;

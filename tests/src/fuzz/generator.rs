@@ -263,7 +263,7 @@ impl ArgGenerator {
                 x.strides()
             );
             shapes.push(other);
-            made.push(if kind.is_float() && self.one_in(2) { x.requires_grad_().unwrap_or(x) } else { x });
+            made.push(if kind.is_float() && self.one_in(2) { x.to_leaf().unwrap_or(x) } else { x });
         }
         self.log.push_str(" with");
         Ok(made)

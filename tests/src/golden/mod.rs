@@ -331,7 +331,7 @@ fn run_call(
     let mut args = Args::new(call, device);
     for key in args::tensor_keys(call) {
         let tensor = tensor(&key)?;
-        let tensor = if call.grads.contains_key(&key) { tensor.requires_grad_()? } else { tensor };
+        let tensor = if call.grads.contains_key(&key) { tensor.to_leaf()? } else { tensor };
         args.insert(key, tensor);
     }
     // Random operations draw equal values in every type.

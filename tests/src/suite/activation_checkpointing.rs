@@ -35,7 +35,7 @@ tests![
 ];
 
 fn leaf(values: &[f32], device: &Device) -> Result<Tensor> {
-    Ok(Tensor::from_slice(values, &[values.len()], device)?.requires_grad_()?)
+    Ok(Tensor::from_slice(values, &[values.len()], device)?.to_leaf()?)
 }
 
 type CheckpointMisuse = (&'static str, fn(&Tensor) -> CoreResult<()>);
@@ -58,7 +58,7 @@ fn a_captured_tensor_that_changed_is_an_error(device: &Device) -> Result<()> {
         for (name, change) in ways {
             let x = leaf(&[1.0, 2.0], device)?;
             let w = Tensor::from_slice(&[2.0f32, 3.0], &[2], device)?;
-            let w = if trains { w.requires_grad_()? } else { w };
+            let w = if trains { w.to_leaf()? } else { w };
             if !trains && name == "a step" {
                 continue;
             }
@@ -104,7 +104,7 @@ fn a_captured_tensor_that_was_replaced_is_an_error(device: &Device) -> Result<()
     let ways: [Replacement<'_>; 4] = [
         ("a new tensor", &|| made(3.0).map(Some)),
         ("an older tensor", &|| Ok(Some(older.clone()))),
-        ("a leaf", &|| made(3.0)?.requires_grad_().map(Some)),
+        ("a leaf", &|| made(3.0)?.to_leaf().map(Some)),
         ("nothing", &|| Ok(None)),
     ];
     for (name, replacement) in ways {
@@ -160,7 +160,7 @@ fn replaced_values_that_are_made_anew_are_no_error(device: &Device) -> Result<()
     // 16-bit copies that an optimiser wrote are read in place of their parameters, and may be freed.
     let layer = Arc::new(Linear::new(4, 4, device)?);
     let mut opt = AdamW::new(layer.parameters(), 0.1);
-    let x = Tensor::ones(&[2, 4], DType::F32, device)?.requires_grad_()?;
+    let x = Tensor::ones(&[2, 4], DType::F32, device)?.to_leaf()?;
     let pass = |dtype: DType| -> Result<Tensor> {
         let (_autocast, layer) = (autocast(dtype)?, layer.clone());
         Ok(checkpoint(&[&x], move |x| layer.forward(&x[0]))?)
@@ -179,7 +179,7 @@ fn replaced_values_that_are_made_anew_are_no_error(device: &Device) -> Result<()
 
 fn a_captured_weight_that_changed_under_autocast_is_an_error(device: &Device) -> Result<()> {
     let layer = Arc::new(Linear::new(4, 4, device)?);
-    let x = Tensor::ones(&[2, 4], DType::F32, device)?.requires_grad_()?;
+    let x = Tensor::ones(&[2, 4], DType::F32, device)?.to_leaf()?;
     let mut opt = AdamW::new(layer.parameters(), 0.1);
     for _ in 0..2 {
         let _autocast = autocast(DType::BF16)?;
@@ -283,7 +283,7 @@ fn a_checkpoint_leaves_statistics_as_a_plain_pass_does(device: &Device) -> Resul
         let net = Arc::new(Net::new(device)?);
         for _ in 0..2 {
             let loss = nested_checkpoints(&net, &index, depth)?.square()?.sum_all()?;
-            loss.backward_retain_graph()?;
+            loss.backward_with(GradOptions::retain_graph())?;
             loss.backward()?;
         }
         Arc::into_inner(net).context("the tape still has the network")
@@ -362,7 +362,7 @@ fn state_that_a_users_module_updates_moves_once(device: &Device) -> Result<()> {
 }
 
 fn a_second_run_has_the_mode_of_the_first_one(device: &Device) -> Result<()> {
-    let x = Tensor::ones(&[32], DType::F32, device)?.requires_grad_()?;
+    let x = Tensor::ones(&[32], DType::F32, device)?.to_leaf()?;
     for depth in [1, 2] {
         let drop = Arc::new(Dropout::new(0.5));
         fn run(drop: &Arc<Dropout>, x: &Tensor, depth: usize) -> CoreResult<Tensor> {
@@ -406,7 +406,7 @@ fn random_numbers_go_on_after_a_second_run_that_fails(device: &Device) -> Result
 }
 
 fn draws_of_other_threads_do_not_change_a_second_run(device: &Device) -> Result<()> {
-    let x = Tensor::ones(&[64], DType::F32, device)?.requires_grad_()?;
+    let x = Tensor::ones(&[64], DType::F32, device)?.to_leaf()?;
     let others = device.clone();
     let y = checkpoint(&[&x], move |x| {
         let first = x[0].dropout(0.5, true)?;
@@ -424,7 +424,7 @@ fn draws_of_other_threads_do_not_change_a_second_run(device: &Device) -> Result<
 }
 
 fn a_seed_inside_a_checkpoint_counts_once(device: &Device) -> Result<()> {
-    let x = Tensor::ones(&[32], DType::F32, device)?.requires_grad_()?;
+    let x = Tensor::ones(&[32], DType::F32, device)?.to_leaf()?;
     let seeded = device.clone();
     let y = checkpoint(&[&x], move |x| {
         seeded.manual_seed(5);
@@ -486,7 +486,7 @@ fn nested_checkpoints_of_random_depth_match_plain_passes(device: &Device) -> Res
             device.manual_seed(seed);
             let norm = Arc::new(BatchNorm1d::new(4, device)?);
             let w = leaf(&[0.5, -1.0, 2.0, 0.25], device)?;
-            let x = Tensor::randn(&[3, 4], DType::F32, device)?.requires_grad_()?;
+            let x = Tensor::randn(&[3, 4], DType::F32, device)?.to_leaf()?;
             let passes = [1.0, 2.0].map(|scale| {
                 let y = chain(&parts, &norm, &w, &x, checkpoints)?;
                 y.mul(scale)?.square()?.sum_all()

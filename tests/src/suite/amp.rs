@@ -177,7 +177,7 @@ fn every_listed_operation_has_its_type(device: &Device) -> Result<()> {
             let policy =
                 CastPolicy::for_op(name).with_context(|| format!("{name} is tested and not listed"))?;
             for given in [DType::F32, low] {
-                let (m, v) = (m.to_dtype(given)?.requires_grad_()?, v.to_dtype(given)?.requires_grad_()?);
+                let (m, v) = (m.to_dtype(given)?.to_leaf()?, v.to_dtype(given)?.to_leaf()?);
                 let expected = match policy {
                     CastPolicy::LowerPrecision => low,
                     CastPolicy::Fp32 => DType::F32,
@@ -331,7 +331,7 @@ fn weights_stay_f32_and_get_f32_gradients(device: &Device) -> Result<()> {
 }
 
 fn a_weight_is_cast_once(device: &Device) -> Result<()> {
-    let w = Tensor::ones(&[64, 64], DType::F32, device)?.requires_grad_()?;
+    let w = Tensor::ones(&[64, 64], DType::F32, device)?.to_leaf()?;
     let x = Tensor::ones(&[64, 64], DType::F16, device)?;
     // Bytes that a product allocates in addition to its result: the cast of the weight.
     let more = || -> Result<(u64, Tensor)> {
@@ -357,7 +357,7 @@ fn a_weight_is_cast_once(device: &Device) -> Result<()> {
 }
 
 fn casts_do_not_outlive_what_they_are_of(device: &Device) -> Result<()> {
-    let w = Tensor::ones(&[4, 4], DType::F32, device)?.requires_grad_()?;
+    let w = Tensor::ones(&[4, 4], DType::F32, device)?.to_leaf()?;
     let x = Tensor::ones(&[4, 4], DType::F32, device)?;
     let mut optimizer = Sgd::new(vec![w.clone()], 1.0);
     let _autocast = autocast(DType::BF16)?;
@@ -393,7 +393,7 @@ fn a_loss_of_halves_is_that_of_their_casts(device: &Device) -> Result<()> {
     for low in LOW {
         let logits = Tensor::randn(&[6, 10], DType::F32, device)?.to_dtype(low)?;
         let classes = Tensor::from_slice(&[1i64, 0, 9, 3, 3, 7], &[6], device)?;
-        let (fused, by_hand) = (logits.requires_grad_()?, logits.requires_grad_()?);
+        let (fused, by_hand) = (logits.to_leaf()?, logits.to_leaf()?);
         let a = {
             let _autocast = autocast(low)?;
             fused.cross_entropy(&classes)?
@@ -417,8 +417,8 @@ fn a_checkpoint_runs_again_under_its_autocast(device: &Device) -> Result<()> {
     for low in LOW {
         let run = |depth: u32, inside: bool| -> Result<[Tensor; 3]> {
             device.manual_seed(5);
-            let x = Tensor::randn(&[8, 8], DType::F32, device)?.requires_grad_()?;
-            let w = Tensor::randn(&[8, 8], DType::F32, device)?.requires_grad_()?;
+            let x = Tensor::randn(&[8, 8], DType::F32, device)?.to_leaf()?;
+            let w = Tensor::randn(&[8, 8], DType::F32, device)?.to_leaf()?;
             let scope = autocast(low)?;
             // The weight is also cast outside the checkpoint, in a second graph.
             let x1 = x.matmul(&w)?;
@@ -464,7 +464,7 @@ fn a_checkpoint_runs_again_under_its_autocast(device: &Device) -> Result<()> {
 }
 
 fn memory_of_casts_is_given_back(device: &Device) -> Result<()> {
-    let w = Tensor::ones(&[64, 64], DType::F32, device)?.requires_grad_()?;
+    let w = Tensor::ones(&[64, 64], DType::F32, device)?.to_leaf()?;
     let x = Tensor::ones(&[1, 64], DType::F32, device)?;
     let before = device.memory().allocated();
     {

@@ -37,7 +37,7 @@ fn normal(shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
 
 /// Returns a copy that is a leaf.
 fn leaf(x: &Tensor) -> Result<Tensor> {
-    Ok(x.detach().copy()?.requires_grad_()?)
+    Ok(x.detach().copy()?.to_leaf()?)
 }
 
 /// Computes attention by a matrix in f32. `seen` is 1 where a query sees a key. q, k and v have equal head counts.
@@ -433,7 +433,7 @@ fn what_lies_around_is_not_read(device: &Device) -> Result<()> {
         let amid = |x: &Tensor| -> Result<Tensor> {
             let around = Tensor::full(&[1, 2, rows + 64, features], f64::NAN, dtype, device)?;
             around.narrow(2, 32, rows)?.copy_(x)?;
-            Ok(around.narrow(2, 32, rows)?.detach().requires_grad_()?)
+            Ok(around.narrow(2, 32, rows)?.detach().to_leaf()?)
         };
         let options = AttentionOptions { is_causal: true, ..AttentionOptions::default() };
         let run = |inputs: &[Tensor; 3]| -> Result<Vec<Vec<f64>>> {
@@ -449,7 +449,7 @@ fn what_lies_around_is_not_read(device: &Device) -> Result<()> {
 
 fn nothing_of_the_size_of_the_matrix_is_kept(device: &Device) -> Result<()> {
     let (length, features) = (512, 64);
-    let qkv = normal(&[1, length, 3 * features], DType::F32, device)?.requires_grad_()?;
+    let qkv = normal(&[1, length, 3 * features], DType::F32, device)?.to_leaf()?;
     let before = device.memory().allocated();
     device.pool().reset_peak_stats();
     let out =

@@ -130,7 +130,7 @@ fn weights_written_in_any_way_are_cast_again(device: &Device) -> Result<()> {
 }
 
 fn a_cast_that_the_program_changes_is_not_kept(device: &Device) -> Result<()> {
-    let w = Tensor::ones(&[SIDE, SIDE], DType::F32, device)?.requires_grad_()?;
+    let w = Tensor::ones(&[SIDE, SIDE], DType::F32, device)?.to_leaf()?;
     let x = Tensor::ones(&[SIDE, SIDE], DType::F32, device)?;
     let _scope = autocast(DType::BF16)?;
     let _no_grad = no_grad();
@@ -142,7 +142,7 @@ fn a_cast_that_the_program_changes_is_not_kept(device: &Device) -> Result<()> {
 }
 
 fn a_copy_of_an_optimiser_that_the_program_changes_is_not_kept(device: &Device) -> Result<()> {
-    let w = Tensor::ones(&[SIDE, SIDE], DType::F32, device)?.requires_grad_()?;
+    let w = Tensor::ones(&[SIDE, SIDE], DType::F32, device)?.to_leaf()?;
     let x = Tensor::ones(&[SIDE, SIDE], DType::F32, device)?;
     let mut optimizer = Adam::new(vec![w.clone()], 0.0);
     for _ in 0..3 {

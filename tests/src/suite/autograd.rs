@@ -42,7 +42,7 @@ tests![
 ];
 
 fn diamonds_add_up(device: &Device) -> Result<()> {
-    let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0], &[3], device)?.requires_grad_()?;
+    let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0], &[3], device)?.to_leaf()?;
     // y = x², z = 3y + y·x, one gradient through four paths: dz/dx = 6x + 3x²
     let y = x.mul(&x)?;
     let z = y.mul(3.0)?.add(&y.mul(&x)?)?;
@@ -51,7 +51,7 @@ fn diamonds_add_up(device: &Device) -> Result<()> {
 }
 
 fn repeated_use_adds_up(device: &Device) -> Result<()> {
-    let x = Tensor::from_slice(&[2.0f32], &[1], device)?.requires_grad_()?;
+    let x = Tensor::from_slice(&[2.0f32], &[1], device)?.to_leaf()?;
     let mut y = x.clone();
     for _ in 0..5 {
         y = y.mul(&x)?;
@@ -61,7 +61,7 @@ fn repeated_use_adds_up(device: &Device) -> Result<()> {
 }
 
 fn one_gradient_that_comes_twice_counts_twice(device: &Device) -> Result<()> {
-    let x = Tensor::ones(&[3], DType::F32, device)?.requires_grad_()?;
+    let x = Tensor::ones(&[3], DType::F32, device)?.to_leaf()?;
     // Both operands receive the same gradient tensor.
     for options in [GradOptions::default(), GradOptions::create_graph()] {
         let y = x.add(&x)?.sum_all()?;
@@ -129,14 +129,14 @@ fn one_leaf_in_several_places_gets_the_gradients_of_all(device: &Device) -> Resu
     let values: Vec<f32> = (0..16).map(|i| (i * 7 % 16) as f32 * 0.1 - 0.7).collect();
     let leaves = || -> Result<Vec<Tensor>> {
         let leaf = |n: usize, shape: &[usize]| -> Result<Tensor> {
-            Ok(Tensor::from_slice(&values[..n], shape, device)?.requires_grad_()?)
+            Ok(Tensor::from_slice(&values[..n], shape, device)?.to_leaf()?)
         };
         Ok(vec![leaf(16, &[4, 4])?, leaf(4, &[4])?])
     };
     for &(name, places, run) in PLACES {
         // With separate leaves, each argument has its own gradient.
         let apart = leaves()?;
-        let apart = places.iter().map(|&k| Ok(apart[k].requires_grad_()?)).collect::<Result<Vec<_>>>()?;
+        let apart = places.iter().map(|&k| Ok(apart[k].to_leaf()?)).collect::<Result<Vec<_>>>()?;
         run(&apart)?.square()?.sum_all()?.backward()?;
         let of = |leaf: usize| -> Result<Vec<f64>> {
             let mut sum = vec![0.0; [16, 4][leaf]];
@@ -168,7 +168,7 @@ fn one_leaf_in_several_places_gets_the_gradients_of_all(device: &Device) -> Resu
 
         let x = leaves()?;
         let loss = again(&all(&x))?;
-        loss.backward_retain_graph()?;
+        loss.backward_with(GradOptions::retain_graph())?;
         check("a first pass", 1.0, &|k| x[k].grad())?;
         loss.backward()?;
         check("a second pass", 2.0, &|k| x[k].grad())?;
@@ -220,8 +220,8 @@ fn a_gradient_that_is_read_is_not_the_sum_that_grows(device: &Device) -> Result<
     let values: Vec<f32> = (0..16).map(|i| (i * 7 % 16) as f32 * 0.1 - 0.7).collect();
     let apart = || Tensor::from_slice(&values, &[4, 4], device);
     let run = |x: &Tensor, seed: &Tensor, known: &Tensor| -> Result<Vec<f64>> {
-        let w = apart()?.mul(0.5)?.requires_grad_()?;
-        let b = Tensor::ones(&[4], DType::F32, device)?.requires_grad_()?;
+        let w = apart()?.mul(0.5)?.to_leaf()?;
+        let b = Tensor::ones(&[4], DType::F32, device)?.to_leaf()?;
         w.set_grad(Some(known.clone()));
         x.linear(&w, Some(&b))?.backward_with(seed)?;
         Ok(w.grad().context("no gradient")?.to_f64s()?)
@@ -234,7 +234,7 @@ fn a_gradient_that_is_read_is_not_the_sum_that_grows(device: &Device) -> Result<
 }
 
 fn gradients_accumulate_in_place(device: &Device) -> Result<()> {
-    let x = Tensor::ones(&[4], DType::F32, device)?.requires_grad_()?;
+    let x = Tensor::ones(&[4], DType::F32, device)?.to_leaf()?;
     let step = || -> Result<()> {
         let y = x.mul(3.0)?;
         Ok(y.backward_with(&y.ones_like()?)?)
@@ -252,7 +252,7 @@ fn gradients_accumulate_in_place(device: &Device) -> Result<()> {
 }
 
 fn no_grad_stops_recording(device: &Device) -> Result<()> {
-    let x = Tensor::ones(&[2], DType::F32, device)?.requires_grad_()?;
+    let x = Tensor::ones(&[2], DType::F32, device)?.to_leaf()?;
     {
         let _guard = autograd::no_grad();
         ensure!(!x.exp()?.requires_grad() && x.requires_grad());
@@ -283,7 +283,7 @@ fn frozen_leaves_have_no_gradient(device: &Device) -> Result<()> {
     optimizer.step()?;
     ensure!((has(&body), has(&head)) == (0, 2) && body.weight.to_vec::<f32>()? == before);
     // Gradients pass through it to earlier inputs.
-    let input = x.requires_grad_()?;
+    let input = x.to_leaf()?;
     pass(&input)?;
     ensure!(has(&body) == 0 && input.grad().is_some());
     ensure!(
@@ -298,21 +298,20 @@ fn frozen_leaves_have_no_gradient(device: &Device) -> Result<()> {
     pass(&x)?;
     ensure!(has(&body) == 2);
     ensure!(
-        x.set_requires_grad(false).is_err()
-            && head.forward(&body.forward(&x)?)?.set_requires_grad(false).is_err()
+        x.requires_grad_(false).is_err() && head.forward(&body.forward(&x)?)?.requires_grad_(false).is_err()
     );
     Ok(())
 }
 
 fn detach_cuts(device: &Device) -> Result<()> {
-    let x = Tensor::full(&[2], 3.0, DType::F32, device)?.requires_grad_()?;
+    let x = Tensor::full(&[2], 3.0, DType::F32, device)?.to_leaf()?;
     let y = x.mul(&x.detach())?;
     y.backward_with(&y.ones_like()?)?;
     ensure_values(&x.grad().context("no gradient")?, &[3.0; 2])
 }
 
 fn a_graph_is_walked_once(device: &Device) -> Result<()> {
-    let x = Tensor::ones(&[1], DType::F32, device)?.requires_grad_()?;
+    let x = Tensor::ones(&[1], DType::F32, device)?.to_leaf()?;
     let y = x.exp()?;
     y.backward()?;
     ensure!(matches!(y.backward(), Err(Error::Backward(_))));
@@ -322,16 +321,16 @@ fn a_graph_is_walked_once(device: &Device) -> Result<()> {
 }
 
 fn a_retained_graph_is_walked_again(device: &Device) -> Result<()> {
-    let x = Tensor::full(&[1], 2.0, DType::F32, device)?.requires_grad_()?;
+    let x = Tensor::full(&[1], 2.0, DType::F32, device)?.to_leaf()?;
     let y = x.mul(&x)?;
-    y.backward_retain_graph()?;
+    y.backward_with(GradOptions::retain_graph())?;
     y.backward()?;
     ensure_values(&x.grad().context("no gradient")?, &[8.0])
 }
 
 fn grad_leaves_the_leaves_alone(device: &Device) -> Result<()> {
-    let x = Tensor::full(&[1], 2.0, DType::F32, device)?.requires_grad_()?;
-    let other = Tensor::full(&[1], 2.0, DType::F32, device)?.requires_grad_()?;
+    let x = Tensor::full(&[1], 2.0, DType::F32, device)?.to_leaf()?;
+    let other = Tensor::full(&[1], 2.0, DType::F32, device)?.to_leaf()?;
     let y = x.mul(&x)?;
     let grads = autograd::grad_allow_unused(&[y], &[x.clone(), other], &GradOptions::default())?;
     ensure_values(grads[0].as_ref().context("no gradient")?, &[4.0])?;
@@ -341,7 +340,7 @@ fn grad_leaves_the_leaves_alone(device: &Device) -> Result<()> {
 
 fn long_chains_do_not_overflow(device: &Device) -> Result<()> {
     let device = if device.info().software { Device::null(Default::default()) } else { device.clone() };
-    let x = Tensor::ones(&[1], DType::F32, &device)?.requires_grad_()?;
+    let x = Tensor::ones(&[1], DType::F32, &device)?.to_leaf()?;
     let mut y = x.clone();
     for _ in 0..20_000 {
         y = y.add(1.0)?;
@@ -367,8 +366,8 @@ fn two_blocks(
     wrap: fn(&Tensor, &Tensor) -> forebay::error::Result<Tensor>,
 ) -> Result<(Tensor, Tensor, Tensor)> {
     device.manual_seed(77);
-    let x = Tensor::randn(&[16, 16], DType::F32, device)?.requires_grad_()?;
-    let w = Tensor::randn(&[16, 16], DType::F32, device)?.requires_grad_()?;
+    let x = Tensor::randn(&[16, 16], DType::F32, device)?.to_leaf()?;
+    let w = Tensor::randn(&[16, 16], DType::F32, device)?.to_leaf()?;
     let y = wrap(&wrap(&x, &w)?, &w)?;
     // Random numbers drawn between forward and backward must not matter, and must not change.
     let drawn = Tensor::rand(&[5], DType::F32, device)?;
@@ -406,7 +405,7 @@ fn a_checkpoint_reaches_captured_parameters(device: &Device) -> Result<()> {
     })?;
     ensure_same_bits(&captured.2, &plain.2).context("gradient of w")?;
     // This also holds if no listed input requires a gradient.
-    let w = Tensor::full(&[2], 3.0, DType::F32, device)?.requires_grad_()?;
+    let w = Tensor::full(&[2], 3.0, DType::F32, device)?.to_leaf()?;
     let x = Tensor::full(&[2], 5.0, DType::F32, device)?;
     let inner = w.clone();
     let y = checkpoint(&[&x], move |inputs| inputs[0].mul(&inner))?;
@@ -435,12 +434,12 @@ fn what_a_checkpoint_captures_is_walked_with_all_else(device: &Device) -> Result
         };
         Ok((y.add(&h)?.sum_all()?, h, calls))
     };
-    let leaf = || -> Result<Tensor> { Ok(Tensor::from_slice(&values, &[3], device)?.requires_grad_()?) };
+    let leaf = || -> Result<Tensor> { Ok(Tensor::from_slice(&values, &[3], device)?.to_leaf()?) };
     let run = |again: bool| -> Result<Vec<Vec<f64>>> {
         let mut found = Vec::new();
         let x = leaf()?;
         let (loss, _, calls) = build(&x, again)?;
-        loss.backward_retain_graph()?;
+        loss.backward_with(GradOptions::retain_graph())?;
         found.push(x.grad().context("no gradient")?.to_f64s()?);
         loss.backward()?;
         found.push(x.grad().context("no gradient")?.to_f64s()?);
@@ -484,8 +483,8 @@ fn what_a_checkpoint_captures_is_walked_with_all_else(device: &Device) -> Result
 }
 
 fn grad_goes_through_checkpoints(device: &Device) -> Result<()> {
-    let w = Tensor::full(&[2], 3.0, DType::F32, device)?.requires_grad_()?;
-    let x = Tensor::full(&[2], 5.0, DType::F32, device)?.requires_grad_()?;
+    let w = Tensor::full(&[2], 3.0, DType::F32, device)?.to_leaf()?;
+    let x = Tensor::full(&[2], 5.0, DType::F32, device)?.to_leaf()?;
     let inner = w.clone();
     let y = checkpoint(&[&x], move |outer| {
         let inner = inner.clone();
@@ -501,7 +500,7 @@ fn grad_goes_through_checkpoints(device: &Device) -> Result<()> {
 }
 
 fn saved_tensors_are_freed_on_the_way(device: &Device) -> Result<()> {
-    let x = Tensor::ones(&[1 << 16], DType::F32, device)?.requires_grad_()?;
+    let x = Tensor::ones(&[1 << 16], DType::F32, device)?.to_leaf()?;
     let seed = Tensor::ones(&[1 << 16], DType::F32, device)?;
     let before = device.memory().allocated();
     let mut y = x.clone();

@@ -284,7 +284,7 @@ fn gradients_stay_and_add_up(device: &Device) -> Result<()> {
 fn dropout_in_a_checkpoint_comes_again(device: &Device) -> Result<()> {
     let run = |captured: bool| -> Result<Vec<Tensor>> {
         device.manual_seed(5);
-        let w = Tensor::randn(&[16, 16], DType::F32, device)?.requires_grad_()?;
+        let w = Tensor::randn(&[16, 16], DType::F32, device)?.to_leaf()?;
         let x = Tensor::randn(&[8, 16], DType::F32, device)?;
         let mut optimizer = Sgd::new(vec![w.clone()], 0.1);
         let mut once = || {
@@ -669,7 +669,7 @@ fn a_state_that_is_changed_in_place_goes_on(device: &Device) -> Result<()> {
 }
 
 fn a_gradient_that_the_step_sets_is_there_after_each_replay(device: &Device) -> Result<()> {
-    let w = Tensor::ones(&[16], DType::F32, device)?.requires_grad_()?;
+    let w = Tensor::ones(&[16], DType::F32, device)?.to_leaf()?;
     let x = Tensor::full(&[16], 3.0, DType::F32, device)?;
     let mut step = device.capture(|| {
         w.set_grad(Some(x.mul(2.0)?));

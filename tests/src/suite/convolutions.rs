@@ -57,7 +57,7 @@ impl ConvCase {
     /// Returns the result, and the gradients of all three inputs.
     fn output_and_gradients(&self, dtype: DType, device: &Device) -> CoreResult<Vec<Tensor>> {
         let channels = if self.transposed.is_some() { self.w[1] * self.groups } else { self.w[0] };
-        let of = |shape: &[usize], seed| digits(shape, seed, dtype, device)?.requires_grad_();
+        let of = |shape: &[usize], seed| digits(shape, seed, dtype, device)?.to_leaf();
         let (x, w, b) = (of(self.x, 1)?, of(self.w, 2)?, of(&[channels], 3)?);
         let y = self.run(&x, &w, &b)?;
         y.backward_with(&digits(y.shape(), 4, dtype, device)?)?;
@@ -148,7 +148,7 @@ fn windows_are_captured(device: &Device) -> Result<()> {
     device.set_im2col_max_bytes(Some(CHUNKS[1]));
     let case = CASES[6];
     let of = |shape: &[usize], seed| digits(shape, seed, DType::F32, device);
-    let (x, w) = (of(case.x, 1)?.requires_grad_()?, of(case.w, 2)?.requires_grad_()?);
+    let (x, w) = (of(case.x, 1)?.to_leaf()?, of(case.w, 2)?.to_leaf()?);
     let b = of(&[case.w[0]], 3)?;
     let step = || -> CoreResult<Tensor> {
         let y = case.run(&x, &w, &b)?;
@@ -173,12 +173,12 @@ fn windows_round_once_and_repeat_their_bits(device: &Device) -> Result<()> {
     let device = &with_own_pool(device);
     device.set_im2col_max_bytes(Some(CHUNKS[1]));
     for case in [CASES[4], CASES[5], CASES[6], CASES[14]] {
-        let of = |shape: &[usize]| Tensor::randn(shape, DType::BF16, device)?.requires_grad_();
+        let of = |shape: &[usize]| Tensor::randn(shape, DType::BF16, device)?.to_leaf();
         let (x, w) = (of(case.x)?, of(case.w)?);
         let none = Tensor::zeros(&[6], DType::BF16, device)?;
         let g = Tensor::randn(case.run(&x, &w, &none)?.shape(), DType::BF16, device)?;
         let run = |dtype: DType| -> Result<Vec<Tensor>> {
-            let of = |t: &Tensor| t.detach().to_dtype(dtype)?.requires_grad_();
+            let of = |t: &Tensor| t.detach().to_dtype(dtype)?.to_leaf();
             let (x, w) = (of(&x)?, of(&w)?);
             let y = case.run(&x, &w, &none.to_dtype(dtype)?)?;
             y.backward_with(&g.to_dtype(dtype)?)?;
@@ -230,7 +230,7 @@ fn batch_norms_are_what_they_are_made_of(device: &Device) -> Result<()> {
         for dtype in [DType::F32, DType::F16, DType::BF16] {
             for relu in [false, true] {
                 let run = |x: &Tensor, parts: bool| -> Result<Vec<Tensor>> {
-                    let [x, w, b] = [x, &w, &b].map(|t| t.detach().requires_grad_());
+                    let [x, w, b] = [x, &w, &b].map(|t| t.detach().to_leaf());
                     let (x, w, b) = (x?, w?, b?);
                     let y = match (parts, relu) {
                         (true, _) => reference_batch_norm(&x, &w, &b, relu)?,

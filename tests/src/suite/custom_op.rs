@@ -91,7 +91,7 @@ fn overrides_make_kernels(device: &Device) -> Result<()> {
 }
 
 fn gradients_flow_through_it(device: &Device) -> Result<()> {
-    let x = Tensor::from_slice(&[1.0f32, -2.0, 3.0], &[3], device)?.requires_grad_()?;
+    let x = Tensor::from_slice(&[1.0f32, -2.0, 3.0], &[3], device)?.to_leaf()?;
     let doubled = x.mul(2.0)?;
     let y = power(&doubled, 0.5).gradient(|saved, g| Ok(vec![Some(g.mul(&saved.inputs()[0])?)])).run()?;
     ensure_values(&y, &[2.0, 8.0, 18.0])?;
@@ -104,14 +104,14 @@ fn gradients_flow_through_it(device: &Device) -> Result<()> {
 }
 
 fn without_a_gradient_it_refuses(device: &Device) -> Result<()> {
-    let x = Tensor::ones(&[3], DType::F32, device)?.requires_grad_()?;
+    let x = Tensor::ones(&[3], DType::F32, device)?.to_leaf()?;
     ensure!(matches!(power(&x, 1.0).run(), Err(Error::NoGradient { op: "power" })));
     ensure!(matches!(power(&x, 1.0).run_all(), Err(Error::NoGradient { op: "power" })));
     ensure_values(&power(&x.detach(), 1.0).run()?, &[1.0; 3])
 }
 
 fn a_wrong_gradient_is_named(device: &Device) -> Result<()> {
-    let x = Tensor::ones(&[3], DType::F32, device)?.requires_grad_()?;
+    let x = Tensor::ones(&[3], DType::F32, device)?.to_leaf()?;
     let message = |call: CustomOpCall<'_>| -> Result<String> {
         let y = call.run()?;
         Ok(y.backward_with(&y.ones_like()?).err().context("it must fail")?.to_string())

@@ -58,7 +58,7 @@ fn orthogonal_factors_of_every_shape(device: &Device) -> Result<()> {
                 ensure_near(&name, &r.triu(0)?, &r, 0.0)?;
             }
             // Wide matrices take another path when recorded.
-            let (q, r) = x.requires_grad_()?.qr(false)?;
+            let (q, r) = x.to_leaf()?.qr(false)?;
             ensure_near(&format!("{dtype} [{m}, {n}], recorded"), &q.matmul(&r)?, &x, within * 2.0)?;
         }
     }
@@ -97,7 +97,7 @@ fn triangles_of_every_shape(device: &Device) -> Result<()> {
         for (m, n) in [(1, 1), (5, 3), (3, 5), (33, 33), (300, 7), (7, 300)] {
             let x = Tensor::randn(&[2, m, n], dtype, device)?;
             let name = format!("{dtype} [{m}, {n}]");
-            for x in [x.clone(), x.requires_grad_()?] {
+            for x in [x.clone(), x.to_leaf()?] {
                 let (p, l, u) = x.lu()?;
                 ensure_near(&name, &p.matmul(&l)?.matmul(&u)?, &x, unit * 20.0 * (m.max(n) as f64).sqrt())?;
                 ensure!(largest(&l)? <= 1.0, "{name}: a pivot was not the largest");
@@ -268,11 +268,7 @@ fn what_they_refuse(device: &Device) -> Result<()> {
         half.qr(false).map(drop),
     )?;
     refused("qr of a line", "takes matrices", line.qr(false).map(drop))?;
-    refused(
-        "a gradient of what completes",
-        "qr: has no gradient",
-        tall.requires_grad_()?.qr(true).map(drop),
-    )?;
+    refused("a gradient of what completes", "qr: has no gradient", tall.to_leaf()?.qr(true).map(drop))?;
     refused("eigh", "takes square matrices", tall.eigh(false).map(drop))?;
     refused(
         "lu_solve",

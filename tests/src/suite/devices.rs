@@ -73,7 +73,7 @@ fn optimisers_refuse_gradients_of_another_kind(device: &Device) -> Result<()> {
         Tensor::ones(&[2, 2], DType::BF16, device)?,
     ];
     let parameters = || -> Result<Vec<Tensor>> {
-        let make = |_| Tensor::ones(&[2, 2], DType::F32, device)?.requires_grad_();
+        let make = |_| Tensor::ones(&[2, 2], DType::F32, device)?.to_leaf();
         let made: Vec<Tensor> = (0..2).map(make).collect::<CoreResult<_>>()?;
         made[0].set_grad(Some(Tensor::ones(&[2, 2], DType::F32, device)?));
         Ok(made)
@@ -118,7 +118,7 @@ fn optimisers_refuse_gradients_of_another_kind(device: &Device) -> Result<()> {
 
 fn seeds_of_another_device_are_refused(device: &Device) -> Result<()> {
     let null = other();
-    let x = Tensor::ones(&[3], DType::F32, device)?.requires_grad_()?;
+    let x = Tensor::ones(&[3], DType::F32, device)?.to_leaf()?;
     let y = x.exp()?;
     let seed = Tensor::ones(&[3], DType::F32, &null)?;
     let seeds = [seed.clone()];
@@ -135,7 +135,7 @@ fn seeds_of_another_device_are_refused(device: &Device) -> Result<()> {
 
 fn gradients_of_another_device_are_refused(device: &Device) -> Result<()> {
     let null = other();
-    let w = Tensor::ones(&[2, 2], DType::F32, device)?.requires_grad_()?;
+    let w = Tensor::ones(&[2, 2], DType::F32, device)?.to_leaf()?;
     let x = Tensor::ones(&[2, 2], DType::F32, device)?;
     let bad = Tensor::ones(&[2, 2], DType::F32, &null)?;
     w.set_grad(Some(bad.clone()));
@@ -196,7 +196,7 @@ fn operations_refuse_operands_of_two_devices(device: &Device) -> Result<()> {
             let make = |k: usize| -> Result<Tensor> {
                 let on = if foreign == Some(k) { &null } else { device };
                 let t = Tensor::ones(&[4, 4], DType::F32, on)?;
-                Ok(if trains && *name != "mul_" { t.requires_grad_()? } else { t })
+                Ok(if trains && *name != "mul_" { t.to_leaf()? } else { t })
             };
             Ok([make(0)?, make(1)?, make(2)?])
         };

@@ -44,7 +44,7 @@ fn leaves(case: &OpCase, device: &Device) -> Result<Vec<Tensor>> {
     let inputs = case.inputs(DType::F32, device)?;
     Ok(inputs
         .iter()
-        .map(|t| if t.dtype().is_float() { t.requires_grad_() } else { Ok(t.clone()) })
+        .map(|t| if t.dtype().is_float() { t.to_leaf() } else { Ok(t.clone()) })
         .collect::<CoreResult<_>>()?)
 }
 
@@ -89,7 +89,7 @@ fn seed(case: &OpCase, inputs: &[Tensor], device: &Device) -> Result<Tensor> {
 fn every_operation_has_a_second_gradient(device: &Device) -> Result<()> {
     for case in catalog::cases().filter(|c| c.has_gradient) {
         let inputs = leaves(case, device)?;
-        let v = seed(case, &inputs, device)?.requires_grad_()?;
+        let v = seed(case, &inputs, device)?.to_leaf()?;
         let (_, sum) =
             first_gradients(case, &inputs, &v, &GradOptions::create_graph()).with_context(|| case.name)?;
         let zero = matches!(
@@ -134,7 +134,7 @@ fn second_gradients_are_differences_of_first_ones(device: &Device) -> Result<()>
             continue;
         }
         let inputs = leaves(case, device)?;
-        let v = seed(case, &inputs, device)?.requires_grad_()?;
+        let v = seed(case, &inputs, device)?.to_leaf()?;
         let (_, sum) =
             first_gradients(case, &inputs, &v, &GradOptions::create_graph()).with_context(|| case.name)?;
         let mut all = inputs.clone();
@@ -155,7 +155,7 @@ fn second_gradients_are_differences_of_first_ones(device: &Device) -> Result<()>
             let along = |h: f32| -> Result<f64> {
                 let moved: Vec<f32> = values.iter().zip(&direction).map(|(v, d)| v + h * d).collect();
                 let mut all = all.clone();
-                all[k] = Tensor::from_slice(&moved, t.shape(), device)?.requires_grad_()?;
+                all[k] = Tensor::from_slice(&moved, t.shape(), device)?.to_leaf()?;
                 let v = all.pop().context("no seed")?.detach();
                 let y = case.run(&all)?;
                 let options = GradOptions { grad_outputs: Some(from_ref(&v)), ..GradOptions::default() };
@@ -195,7 +195,7 @@ fn numbers(k: usize, shape: &[usize], device: &Device) -> Result<Tensor> {
     let n = shape.iter().product();
     let at =
         |i: usize| ((i as f64 * 0.618_033_988_749_895 + 0.11 + 0.37 * k as f64).fract() * 2.0 - 1.0) as f32;
-    Ok(Tensor::from_slice(&(0..n).map(at).collect::<Vec<f32>>(), shape, device)?.requires_grad_()?)
+    Ok(Tensor::from_slice(&(0..n).map(at).collect::<Vec<f32>>(), shape, device)?.to_leaf()?)
 }
 
 /// Compares the concatenated tensors with PyTorch's values.
@@ -282,7 +282,7 @@ fn under_autocast_second_gradients_have_their_types(device: &Device) -> Result<(
 }
 
 fn third_gradients_follow(device: &Device) -> Result<()> {
-    let x = Tensor::from_slice(&[1.0f32, 2.0, -3.0], &[3], device)?.requires_grad_()?;
+    let x = Tensor::from_slice(&[1.0f32, 2.0, -3.0], &[3], device)?.to_leaf()?;
     let mut y = x.mul(&x)?.mul(&x)?.mul(&x)?.sum_all()?;
     // x⁴: 4x³, 12x², 24x
     for expected in [[4.0, 32.0, -108.0], [12.0, 48.0, 108.0], [24.0, 48.0, -72.0]] {
@@ -295,7 +295,7 @@ fn third_gradients_follow(device: &Device) -> Result<()> {
 }
 
 fn leaves_add_up_recorded_gradients(device: &Device) -> Result<()> {
-    let x = Tensor::full(&[2], 3.0, DType::F32, device)?.requires_grad_()?;
+    let x = Tensor::full(&[2], 3.0, DType::F32, device)?.to_leaf()?;
     for _ in 0..2 {
         let y = x.mul(&x)?.sum_all()?;
         autograd::backward(&[y], &GradOptions::create_graph())?;
@@ -309,7 +309,7 @@ fn leaves_add_up_recorded_gradients(device: &Device) -> Result<()> {
 }
 
 fn results_on_the_way_have_gradients(device: &Device) -> Result<()> {
-    let x = Tensor::full(&[2], 3.0, DType::F32, device)?.requires_grad_()?;
+    let x = Tensor::full(&[2], 3.0, DType::F32, device)?.to_leaf()?;
     let y = x.mul(2.0)?;
     let z = y.mul(&y)?.sum_all()?;
     let found = autograd::grad(&[z], &[y.clone(), x.clone()], &GradOptions::create_graph())?;
@@ -320,8 +320,8 @@ fn results_on_the_way_have_gradients(device: &Device) -> Result<()> {
 }
 
 fn only_what_leads_to_an_input_is_walked(device: &Device) -> Result<()> {
-    let x = Tensor::ones(&[4], DType::F32, device)?.requires_grad_()?;
-    let w = Tensor::ones(&[4], DType::F32, device)?.requires_grad_()?;
+    let x = Tensor::ones(&[4], DType::F32, device)?.to_leaf()?;
+    let w = Tensor::ones(&[4], DType::F32, device)?.to_leaf()?;
     let side = w.exp()?;
     let y = x.mul(&side)?.sum_all()?;
     autograd::grad(from_ref(&y), &[x], &GradOptions::default())?;
@@ -335,8 +335,8 @@ fn only_what_leads_to_an_input_is_walked(device: &Device) -> Result<()> {
 fn checkpoints_have_second_gradients(device: &Device) -> Result<()> {
     let twice = |wrap: fn(&Tensor, &Tensor) -> CoreResult<Tensor>| -> Result<Vec<Tensor>> {
         device.manual_seed(3);
-        let x = Tensor::randn(&[4, 4], DType::F32, device)?.requires_grad_()?;
-        let w = Tensor::randn(&[4, 4], DType::F32, device)?.requires_grad_()?;
+        let x = Tensor::randn(&[4, 4], DType::F32, device)?.to_leaf()?;
+        let w = Tensor::randn(&[4, 4], DType::F32, device)?.to_leaf()?;
         let y = wrap(&wrap(&x, &w)?, &w)?.sum_all()?;
         let slope = autograd::grad(&[y], from_ref(&x), &GradOptions::create_graph())?;
         slope[0].square()?.sum_all()?.backward()?;
@@ -362,8 +362,8 @@ fn checkpoints_have_second_gradients(device: &Device) -> Result<()> {
 
 /// A recorded gradient composed of other operations ends at its own inputs; the outer pass continues there.
 fn checkpoints_before_composed_gradients_are_walked_once(device: &Device) -> Result<()> {
-    let w = Tensor::from_slice(&[0.5f32, 2.0, -1.0, 0.25], &[2, 2], device)?.requires_grad_()?;
-    let x = Tensor::from_slice(&[1.0f32, -2.0, 0.5, 3.0], &[2, 2], device)?.requires_grad_()?;
+    let w = Tensor::from_slice(&[0.5f32, 2.0, -1.0, 0.25], &[2, 2], device)?.to_leaf()?;
+    let x = Tensor::from_slice(&[1.0f32, -2.0, 0.5, 3.0], &[2, 2], device)?.to_leaf()?;
     let slope = |checkpointed: bool| -> Result<Tensor> {
         let captured = w.clone();
         let y = match checkpointed {
@@ -423,8 +423,8 @@ fn distances_of_rows_to_themselves_have_second_gradients(device: &Device) -> Res
 }
 
 fn bad_requests_are_refused(device: &Device) -> Result<()> {
-    let x = Tensor::ones(&[2], DType::F32, device)?.requires_grad_()?;
-    let other = Tensor::ones(&[2], DType::F32, device)?.requires_grad_()?;
+    let x = Tensor::ones(&[2], DType::F32, device)?.to_leaf()?;
+    let other = Tensor::ones(&[2], DType::F32, device)?.to_leaf()?;
     let text = |result: CoreResult<Vec<Tensor>>| match result {
         Ok(_) => Err(anyhow::anyhow!("it was taken")),
         Err(error) => Ok(error.to_string()),

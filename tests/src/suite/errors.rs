@@ -47,7 +47,7 @@ fn ensure_message<T>(result: ForebayResult<T>, expected: &str) -> Result<()> {
 }
 
 fn operations_without_a_gradient(device: &Device) -> Result<()> {
-    let x = Tensor::ones(&[3], DType::F32, device)?.requires_grad_()?;
+    let x = Tensor::ones(&[3], DType::F32, device)?.to_leaf()?;
     let (turned, angles) = (Tensor::ones(&[3, 2], DType::F32, device)?, x.unsqueeze(1)?);
     ensure_message(
         turned.rotary_embedding(&angles, &angles, false),
@@ -118,10 +118,7 @@ fn wrong_types(device: &Device) -> Result<()> {
     )?;
     ensure_message(float.to_vec::<i32>(), "to_vec: does not take f32; asked for i32; cast first")?;
     let int = Tensor::zeros(&[2], DType::I32, device)?;
-    ensure_message(
-        int.requires_grad_(),
-        "requires_grad_: does not take i32; only floats carry gradients; cast first",
-    )?;
+    ensure_message(int.to_leaf(), "to_leaf: does not take i32; only floats carry gradients; cast first")?;
     ensure_message(int.add_(0.5), "add: does not take i32; the result is a float and does not fit in place")?;
     if !device.info().features.f64 {
         ensure_message(
@@ -170,7 +167,7 @@ fn wrong_arguments(device: &Device) -> Result<()> {
     ensure_message(x.permute(&[0, 0]), "permute: [0, 0] is no permutation of 2 dimensions")?;
     ensure_message(x.dropout(1.5, true), "dropout: 1.5 is no probability")?;
     ensure_message(
-        x.requires_grad_()?.add_(1.0),
+        x.to_leaf()?.add_(1.0),
         "add: a leaf that requires a gradient cannot be changed in place; do it under `no_grad`",
     )?;
     let text = message(x.transpose(0, 2))?;
@@ -289,7 +286,7 @@ fn senseless_numbers(device: &Device) -> Result<()> {
         "Conv2d: kernel_size is [3, 0]; it must be at least 1",
     )?;
     for lr in [f64::NAN, f64::INFINITY, -0.1] {
-        let w = x.copy()?.requires_grad_()?;
+        let w = x.copy()?.to_leaf()?;
         w.set_grad(Some(w.ones_like()?));
         let got = message(AdamW::new(vec![w.clone()], lr).step())?;
         ensure!(got == format!("step: `lr` is {lr}, expected a finite number of 0 or more, in f32"), "{got}");
@@ -321,7 +318,7 @@ fn wrong_devices(device: &Device) -> Result<()> {
 }
 
 fn backward_that_cannot_run(device: &Device) -> Result<()> {
-    let x = Tensor::ones(&[2], DType::F32, device)?.requires_grad_()?;
+    let x = Tensor::ones(&[2], DType::F32, device)?.to_leaf()?;
     ensure_message(
         x.detach().dot(&x.detach())?.backward(),
         "backward: the tensor does not require a gradient: it is made of none that does, or under `no_grad`, or of a `detach`ed \

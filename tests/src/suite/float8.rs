@@ -290,9 +290,9 @@ fn other_operations_refuse_them(device: &Device) -> Result<()> {
             }
         }
         ensure!(x.add_(&x).is_err() && wide.add_(&x).is_err() && x.mul_(2.0).is_err(), "in place");
-        ensure!(x.requires_grad_().is_err() && x.zeros_like()?.to_f64s()? == [0.0; 16]);
+        ensure!(x.to_leaf().is_err() && x.zeros_like()?.to_f64s()? == [0.0; 16]);
         // A cast that would lose the gradient is an error.
-        let leaf = wide.requires_grad_()?;
+        let leaf = wide.to_leaf()?;
         ensure!(matches!(leaf.to_dtype(dtype), Err(Error::NoGradient { op: "to_dtype" })));
         leaf.detach().to_dtype(dtype)?;
     }
@@ -313,7 +313,7 @@ fn wrong_operands_are_named(device: &Device) -> Result<()> {
         (x.scaled_mm(&b, &one.to_dtype(DType::BF16)?, &one, None, DType::F32), "scales are f32"),
         (x.scaled_mm(&b, &one, &one, Some(&row(8)?), DType::F32), "takes a bias of [8]"),
         (x.scaled_mm(&b, &one, &one, None, DType::F8E4M3), "gives f32, f16 and bf16"),
-        (x.scaled_mm(&b, &one.requires_grad_()?, &one, None, DType::F32), "has no gradient"),
+        (x.scaled_mm(&b, &one.to_leaf()?, &one, None, DType::F32), "has no gradient"),
     ];
     for (result, text) in cases {
         let Err(error) = result else { anyhow::bail!("`{text}` is not said") };
@@ -442,8 +442,8 @@ fn layers_are_products_of_their_bytes(device: &Device) -> Result<()> {
         let of = |shape: &[usize], size: f64| -> Result<Tensor> {
             Ok(Tensor::randn(shape, DType::F32, device)?.mul(size)?.to_dtype(dtype)?)
         };
-        let (x, weight) = (of(&[1, m, k], size)?.requires_grad_()?, of(&[n, k], 0.1)?.requires_grad_()?);
-        let (bias, g) = (of(&[n], 0.1)?.requires_grad_()?, of(&[1, m, n], size)?);
+        let (x, weight) = (of(&[1, m, k], size)?.to_leaf()?, of(&[n, k], 0.1)?.to_leaf()?);
+        let (bias, g) = (of(&[n], 0.1)?.to_leaf()?, of(&[1, m, n], size)?);
         let y = {
             let _fp8 = fp8();
             x.linear(&weight, Some(&bias))?
@@ -473,8 +473,8 @@ fn layers_are_products_of_their_bytes(device: &Device) -> Result<()> {
 }
 
 fn layers_in_8_bits_have_their_types_and_come_again(device: &Device) -> Result<()> {
-    let x = Tensor::randn(&[32, 16], DType::F32, device)?.requires_grad_()?;
-    let of = |shape: &[usize]| Tensor::randn(shape, DType::F32, device)?.mul(0.3)?.requires_grad_();
+    let x = Tensor::randn(&[32, 16], DType::F32, device)?.to_leaf()?;
+    let of = |shape: &[usize]| Tensor::randn(shape, DType::F32, device)?.mul(0.3)?.to_leaf();
     let (up, up_bias, down, down_bias) = (of(&[48, 16])?, of(&[48])?, of(&[16, 48])?, of(&[16])?);
     let all = [&x, &up, &up_bias, &down, &down_bias];
     let run = |again: bool| -> Result<Vec<Vec<f64>>> {
@@ -526,7 +526,7 @@ fn layers_in_8_bits_have_their_types_and_come_again(device: &Device) -> Result<(
 fn a_model_trains_in_8_bits(device: &Device) -> Result<()> {
     let x = Tensor::randn(&[64, 16], DType::F32, device)?;
     let goal = x.narrow(1, 0, 1)?.mul(&x.narrow(1, 1, 1)?)?;
-    let of = |shape: &[usize]| Tensor::randn(shape, DType::F32, device)?.mul(0.25)?.requires_grad_();
+    let of = |shape: &[usize]| Tensor::randn(shape, DType::F32, device)?.mul(0.25)?.to_leaf();
     let (up, up_bias, down, down_bias) = (of(&[64, 16])?, of(&[64])?, of(&[16, 64])?, of(&[16])?);
     let all = vec![up.clone(), up_bias.clone(), down.clone(), down_bias.clone()];
     let mut optimizer = AdamW::new(all, 1e-2);

@@ -117,7 +117,7 @@ fn gradients_of_chains_have_the_same_bits(device: &Device) -> Result<()> {
         (0..3).map(|_| (0..96).map(|_| numbers.below(500) as f32 / 250.0 - 1.0).collect()).collect();
     let run = |device: &Device| -> Result<Vec<Tensor>> {
         let leaf = |k: usize, rows: usize| -> Result<Tensor> {
-            Ok(Tensor::from_slice(&data[k][..rows * 12], &[rows, 12], device)?.requires_grad_()?)
+            Ok(Tensor::from_slice(&data[k][..rows * 12], &[rows, 12], device)?.to_leaf()?)
         };
         let (a, b, c) = (leaf(0, 8)?, leaf(1, 8)?, leaf(2, 1)?);
         let y = a.mul(&b)?.add(&c)?.gelu()?.mul(&a)?.sigmoid()?;
@@ -232,7 +232,7 @@ fn what_comes_between_finds_what_was_asked_before(device: &Device) -> Result<()>
 
 fn chains_take_the_memory_of_single_kernels(device: &Device) -> Result<()> {
     let run = |device: &Device| -> Result<(u64, u64, u64)> {
-        let x = Tensor::ones(&[300, 1000], DType::F32, device)?.requires_grad_()?;
+        let x = Tensor::ones(&[300, 1000], DType::F32, device)?.to_leaf()?;
         for k in 0..3 {
             let mut y = x.mul(2.0)?.add(f64::from(k))?.tanh()?;
             y = y.sub(&x)?;

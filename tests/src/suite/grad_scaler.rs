@@ -44,10 +44,7 @@ fn values(numbers: &mut SplitMix64, count: usize) -> Vec<f32> {
 }
 
 fn parameters(numbers: &mut SplitMix64, device: &Device) -> Result<Vec<Tensor>> {
-    SIZES
-        .iter()
-        .map(|&n| Ok(Tensor::from_slice(&values(numbers, n), &[n], device)?.requires_grad_()?))
-        .collect()
+    SIZES.iter().map(|&n| Ok(Tensor::from_slice(&values(numbers, n), &[n], device)?.to_leaf()?)).collect()
 }
 
 /// Sets every parameter's gradient to seeded random values times `scale`; `strange` bits replace one element.
@@ -99,7 +96,7 @@ fn the_scale_follows_pytorchs_rule(device: &Device) -> Result<()> {
 }
 
 fn the_scale_stays_a_number_that_can_be_inverted(device: &Device) -> Result<()> {
-    let p = Tensor::ones(&[3], DType::F32, device)?.requires_grad_()?;
+    let p = Tensor::ones(&[3], DType::F32, device)?.to_leaf()?;
     let mut optimizer = Sgd::new(vec![p.clone()], 0.0);
     let mut scaler = GradScaler::new().init_scale(2f64.powi(124)).growth_interval(1);
     for expected in [125, 126, 126, 126] {
@@ -116,7 +113,7 @@ fn gradients_are_unscaled_and_clipped(device: &Device) -> Result<()> {
     let mut numbers = SplitMix64(6);
     let mut parameters = parameters(&mut numbers, device)?;
     for size in [8, 5] {
-        parameters.push(Tensor::zeros(&[size], DType::BF16, device)?.requires_grad_()?);
+        parameters.push(Tensor::zeros(&[size], DType::BF16, device)?.to_leaf()?);
     }
     let mut optimizer = Sgd::new(parameters.clone(), 0.0);
     let mut scaler = GradScaler::new().init_scale(1024.0);
@@ -277,7 +274,7 @@ fn an_optimiser_is_skipped_for_its_own_gradients(device: &Device) -> Result<()> 
 }
 
 fn calls_out_of_order_are_refused(device: &Device) -> Result<()> {
-    let p = Tensor::ones(&[4], DType::F32, device)?.requires_grad_()?;
+    let p = Tensor::ones(&[4], DType::F32, device)?.to_leaf()?;
     p.set_grad(Some(p.ones_like()?));
     let mut optimizer = Sgd::new(vec![p], 0.1);
     let mut scaler = GradScaler::new();
@@ -293,14 +290,14 @@ fn calls_out_of_order_are_refused(device: &Device) -> Result<()> {
     says(scaler.step(&mut optimizer), "call `update`")?;
     says(scaler.unscale_(&optimizer), "comes before `step`")?;
     scaler.update()?;
-    let half = Tensor::ones(&[4], DType::F16, device)?.requires_grad_()?;
+    let half = Tensor::ones(&[4], DType::F16, device)?.to_leaf()?;
     half.set_grad(Some(half.ones_like()?));
     says(scaler.unscale_(&Sgd::new(vec![half], 0.1)), "keep parameters in f32")?;
     says(optimizer.step_unless(&Tensor::ones(&[2], DType::F32, device)?), "one number")
 }
 
 fn scaling_keeps_gradients_that_halves_lose(device: &Device) -> Result<()> {
-    let w = Tensor::ones(&[8, 8], DType::F32, device)?.requires_grad_()?;
+    let w = Tensor::ones(&[8, 8], DType::F32, device)?.to_leaf()?;
     let x = Tensor::ones(&[2, 8], DType::F32, device)?;
     // The gradient of the product is 1e-8, which f16 rounds to zero.
     let loss = || -> Result<Tensor> {

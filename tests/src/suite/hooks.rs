@@ -34,7 +34,7 @@ tests![
 ];
 
 fn leaf(values: &[f32], device: &Device) -> Result<Tensor> {
-    Ok(Tensor::from_slice(values, &[values.len()], device)?.requires_grad_()?)
+    Ok(Tensor::from_slice(values, &[values.len()], device)?.to_leaf()?)
 }
 
 fn hooks_see_whole_gradients_and_replace_them(device: &Device) -> Result<()> {
@@ -112,7 +112,7 @@ fn an_optimiser_in_the_backward_pass_frees_gradients(device: &Device) -> Result<
     const N: usize = 1 << 14;
     let peak = |stepping: bool| -> Result<(u64, Vec<f64>)> {
         let weights = (0..6)
-            .map(|_| Tensor::ones(&[N], DType::F32, device)?.requires_grad_())
+            .map(|_| Tensor::ones(&[N], DType::F32, device)?.to_leaf())
             .collect::<Result<Vec<_>, _>>()?;
         let update = |w: &Tensor| {
             if let Some(grad) = w.grad() {
@@ -218,7 +218,7 @@ fn a_saved_tensor_that_was_changed_is_an_error(device: &Device) -> Result<()> {
     ensure!(error.contains("`mul`") && error.contains("a tensor that it keeps, f32 [3]"), "{error}");
     // Operations with their own kernels.
     let m = Tensor::ones(&[2, 3], DType::F32, device)?;
-    let weight = Tensor::ones(&[4, 3], DType::F32, device)?.requires_grad_()?;
+    let weight = Tensor::ones(&[4, 3], DType::F32, device)?.to_leaf()?;
     let changes: [(&str, Tensor); 4] = [
         ("`linear`", m.linear(&weight, None)?),
         ("`matmul`", m.matmul(&weight.t()?)?),
@@ -310,7 +310,7 @@ fn what_an_operation_reads_beside_its_inputs_is_saved_too(device: &Device) -> Re
     ];
     for (name, run) in runs {
         let x: Vec<f32> = (0..12).map(|i| (i * 5 % 12) as f32).collect();
-        let x = Tensor::from_slice(&x, &[4, 3], device)?.requires_grad_()?;
+        let x = Tensor::from_slice(&x, &[4, 3], device)?.to_leaf()?;
         let index = Tensor::from_slice(&[0i32, 2, 1, 2, 1, 0], &[2, 3], device)?;
         let (y, changed) = run(&x, &index).with_context(|| *name)?;
         let twice = match changed.dtype().is_float() {
@@ -329,7 +329,7 @@ fn what_an_operation_reads_beside_its_inputs_is_saved_too(device: &Device) -> Re
         ensure!(error.contains(name) && error.contains("changed in place since"), "{name}: {error}");
     }
     // Second derivatives check versions, too.
-    let x = Tensor::ones(&[4, 3], DType::F32, device)?.requires_grad_()?;
+    let x = Tensor::ones(&[4, 3], DType::F32, device)?.to_leaf()?;
     let index = Tensor::from_slice(&[0i32, 2, 1], &[3], device)?;
     let y = x.index_select(0, &index)?.square()?.sum_all()?;
     let first = autograd::grad(&[y], from_ref(&x), &GradOptions::create_graph())?;

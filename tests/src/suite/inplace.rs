@@ -105,7 +105,7 @@ fn forms_in_place_are_those_that_make_a_tensor(device: &Device) -> Result<()> {
     let weights = x.cos()?;
     for (name, inplace, out) in FORMS {
         let run = |overwrite: bool| -> Result<[Tensor; 3]> {
-            let (x, y) = (x.copy()?.requires_grad_()?, y.copy()?.requires_grad_()?);
+            let (x, y) = (x.copy()?.to_leaf()?, y.copy()?.to_leaf()?);
             let made = x.mul(1.0)?;
             let made = match overwrite {
                 true => {
@@ -128,7 +128,7 @@ fn forms_in_place_are_those_that_make_a_tensor(device: &Device) -> Result<()> {
                 .with_context(|| format!("{name}: the {what}"))?;
         }
         // Under `no_grad`, leaves may change as well.
-        let x = x.copy()?.requires_grad_()?;
+        let x = x.copy()?.to_leaf()?;
         let before = x.to_f64s()?;
         let _no_grad = autograd::no_grad();
         inplace(&x, &y).with_context(|| format!("{name} of a leaf"))?;
@@ -139,7 +139,7 @@ fn forms_in_place_are_those_that_make_a_tensor(device: &Device) -> Result<()> {
 }
 
 fn leaves_and_their_views_are_refused(device: &Device) -> Result<()> {
-    let w = Tensor::ones(&[4], DType::F32, device)?.requires_grad_()?;
+    let w = Tensor::ones(&[4], DType::F32, device)?.to_leaf()?;
     let error = w.mul_(2.0).err().context("a leaf was changed")?.to_string();
     ensure!(
         error == "mul: a leaf that requires a gradient cannot be changed in place; do it under `no_grad`",
@@ -156,8 +156,8 @@ fn leaves_and_their_views_are_refused(device: &Device) -> Result<()> {
 }
 
 fn a_view_writes_into_its_base(device: &Device) -> Result<()> {
-    let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[2, 2], device)?.requires_grad_()?;
-    let w = Tensor::from_slice(&[10.0f32, 20.0], &[2], device)?.requires_grad_()?;
+    let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[2, 2], device)?.to_leaf()?;
+    let w = Tensor::from_slice(&[10.0f32, 20.0], &[2], device)?.to_leaf()?;
     let base = x.mul(1.0)?;
     let column = base.t()?.select(0, 1)?;
     column.mul_(&w)?;
@@ -170,7 +170,7 @@ fn a_view_writes_into_its_base(device: &Device) -> Result<()> {
 }
 
 fn parts_of_a_buffer_are_written(device: &Device) -> Result<()> {
-    let x = Tensor::from_slice(&[1.0f32, 2.0], &[2], device)?.requires_grad_()?;
+    let x = Tensor::from_slice(&[1.0f32, 2.0], &[2], device)?.to_leaf()?;
     let buffer = Tensor::zeros(&[3, 2], DType::F32, device)?;
     buffer.select(0, 0)?.copy_(&x)?;
     buffer.select(0, 2)?.copy_(&x.mul(&x)?)?;
@@ -188,7 +188,7 @@ fn parts_of_a_buffer_are_written(device: &Device) -> Result<()> {
 }
 
 fn views_of_what_was_overwritten_have_its_history(device: &Device) -> Result<()> {
-    let x = Tensor::ones(&[4], DType::F32, device)?.requires_grad_()?;
+    let x = Tensor::ones(&[4], DType::F32, device)?.to_leaf()?;
     let base = x.mul(1.0)?;
     let early = base.narrow(0, 0, 2)?;
     let of_early = early.unsqueeze(0)?;
@@ -222,7 +222,7 @@ fn views_of_what_was_overwritten_have_its_history(device: &Device) -> Result<()>
 }
 
 fn what_was_kept_and_overwritten_is_refused(device: &Device) -> Result<()> {
-    let x = Tensor::ones(&[4], DType::F32, device)?.requires_grad_()?;
+    let x = Tensor::ones(&[4], DType::F32, device)?.to_leaf()?;
     // `exp` saves its result.
     let y = x.exp()?;
     y.mul_(2.0)?;
@@ -236,7 +236,7 @@ fn what_was_kept_and_overwritten_is_refused(device: &Device) -> Result<()> {
 }
 
 fn second_gradients_go_through_what_was_overwritten(device: &Device) -> Result<()> {
-    let x = Tensor::from_slice(&[1.0f32, 2.0], &[2], device)?.requires_grad_()?;
+    let x = Tensor::from_slice(&[1.0f32, 2.0], &[2], device)?.to_leaf()?;
     let y = x.mul(&x)?;
     // x⁴ at index 1, x² at index 0.
     y.narrow(0, 1, 1)?.square_()?;
@@ -249,7 +249,7 @@ fn second_gradients_go_through_what_was_overwritten(device: &Device) -> Result<(
 fn an_activation_in_place_saves_its_memory(device: &Device) -> Result<()> {
     const N: usize = 1 << 12;
     let kept = |inplace: bool| -> Result<(u64, Vec<f64>)> {
-        let x = Tensor::ones(&[8, N / 8], DType::F32, device)?.requires_grad_()?;
+        let x = Tensor::ones(&[8, N / 8], DType::F32, device)?.to_leaf()?;
         let before = device.memory().allocated();
         let mut y = x.mul(2.0)?;
         for _ in 0..4 {
@@ -271,7 +271,7 @@ fn an_activation_in_place_saves_its_memory(device: &Device) -> Result<()> {
     // Both forms save the result of `relu`; in place, the input has the same memory.
     ensure!(inplace <= plain, "{inplace} bytes are kept in place, {plain} otherwise");
     let peak = |inplace: bool| -> Result<u64> {
-        let x = Tensor::ones(&[N], DType::F32, device)?.requires_grad_()?;
+        let x = Tensor::ones(&[N], DType::F32, device)?.to_leaf()?;
         let z = x.mul(2.0)?;
         device.pool().reset_peak_stats();
         let before = device.memory().allocated();

@@ -105,7 +105,7 @@ fn softmax_in_f64_keeps_its_digits(device: &Device) -> Result<()> {
         let x: Vec<f64> = (0..rows * extent).map(|i| ((i * 37 % 101) as f64 - 50.0) * 0.71).collect();
         let host = Tensor::from_slice(&x, &[rows, extent], device)?;
         let dim = if across { 0 } else { 1 };
-        let leaf = if across { host.transpose(0, 1)?.copy()? } else { host }.requires_grad_()?;
+        let leaf = if across { host.transpose(0, 1)?.copy()? } else { host }.to_leaf()?;
         for log in [false, true] {
             let y = if log { leaf.log_softmax(dim)? } else { leaf.softmax(dim)? };
             let seed = Tensor::from_slice(
@@ -239,7 +239,7 @@ fn singular_values_of_hard_matrices(device: &Device) -> Result<()> {
 fn the_gradient_of_singular_values(device: &Device) -> Result<()> {
     for (m, n) in [(4, 3), (3, 4), (5, 5)] {
         let values: Vec<f64> = (0..m.min(n)).map(|k| 2.0 - k as f64 * 0.4).collect();
-        let x = with_values(&values, m, n, DType::F32, device)?.requires_grad_()?;
+        let x = with_values(&values, m, n, DType::F32, device)?.to_leaf()?;
         let weights = [0.3, -1.0, 0.7, 0.2, 0.5];
         let g = tensor(&weights[..m.min(n)], &[m.min(n)], DType::F32, device)?;
         let seeds = [g];
@@ -268,7 +268,7 @@ fn what_svdvals_refuses(device: &Device) -> Result<()> {
 }
 
 fn matrices_of_nothing_have_gradients(device: &Device) -> Result<()> {
-    let x = Tensor::zeros(&[0, 3, 2], DType::F32, device)?.requires_grad_()?;
+    let x = Tensor::zeros(&[0, 3, 2], DType::F32, device)?.to_leaf()?;
     let (u, s, vh) = x.svd()?;
     for made in [u, s, vh, x.svdvals()?] {
         ensure!(made.requires_grad(), "{made:?} has no history");

@@ -53,7 +53,7 @@ fn random(shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
 fn operands([rows, features, hidden]: [usize; 3], dtype: DType, device: &Device) -> Result<Vec<Tensor>> {
     let shapes: [&[usize]; 5] =
         [&[2, rows, features], &[hidden, features], &[hidden], &[features, hidden], &[features]];
-    shapes.iter().map(|shape| Ok(random(shape, dtype, device)?.requires_grad_()?)).collect()
+    shapes.iter().map(|shape| Ok(random(shape, dtype, device)?.to_leaf()?)).collect()
 }
 
 /// Returns the gradients of `of` with respect to `leaves` for the incoming gradient `seed`, and clears them.

@@ -44,7 +44,7 @@ fn running_sums_of_millions(device: &Device) -> Result<()> {
     // So many elements that partial sums of chunks need two further levels.
     let n = 4096 * 2049 + 77;
     let values = random_ints(n, 1);
-    let x = Tensor::from_slice(&values, &[n], device)?.requires_grad_()?;
+    let x = Tensor::from_slice(&values, &[n], device)?.to_leaf()?;
     let sums = x.cumsum(0)?;
     ensure_values(&sums, &running(&values, n)).context("one row")?;
     // Each gradient is the number of later elements.
@@ -76,7 +76,7 @@ fn running_extremes_and_products_of_long_rows(device: &Device) -> Result<()> {
     let mut numbers = SplitMix64(3);
     let mut values: Vec<f32> = (0..n).map(|i| (numbers.below(1000) + i / 10) as f32).collect();
     values[69_000] = f32::NAN;
-    let x = Tensor::from_slice(&values, &[n], device)?.requires_grad_()?;
+    let x = Tensor::from_slice(&values, &[n], device)?.to_leaf()?;
     let (value, place) = x.cummax(0)?;
     let (mut best, mut expected, mut places) = (0, vec![], vec![]);
     for (i, v) in values.iter().enumerate() {
@@ -97,7 +97,7 @@ fn running_extremes_and_products_of_long_rows(device: &Device) -> Result<()> {
     // Factors of ±1, and two zeros in different chunks: the gradient must not divide.
     let mut factors: Vec<f32> = (0..n).map(|_| if numbers.below(2) == 0 { 1.0 } else { -1.0 }).collect();
     factors[66_000] = 0.0;
-    let x = Tensor::from_slice(&factors, &[n], device)?.requires_grad_()?;
+    let x = Tensor::from_slice(&factors, &[n], device)?.to_leaf()?;
     let product = x.cumprod(0)?;
     let running: Vec<f64> = factors
         .iter()
@@ -161,7 +161,7 @@ fn one_index_a_hundred_thousand_times(device: &Device) -> Result<()> {
     let whole_index = index.unsqueeze(1)?.broadcast_to(&[n, width])?;
     ensure_values(&table.scatter_add(0, &whole_index, &g)?, &expected).context("scatter_add")?;
     let gradient = |pick: &dyn Fn(&Tensor) -> Result<Tensor>| -> Result<Tensor> {
-        let leaf = table.detach().requires_grad_()?;
+        let leaf = table.detach().to_leaf()?;
         let picked = pick(&leaf)?;
         picked.backward_with(&g.narrow(0, 0, picked.shape()[0])?.reshape(picked.shape())?)?;
         leaf.grad().context("no gradient")
@@ -174,7 +174,7 @@ fn one_index_a_hundred_thousand_times(device: &Device) -> Result<()> {
     let total: f64 = values.iter().map(|&v| f64::from(v)).sum();
     let zeros = Tensor::zeros(&[n * width], DType::I32, device)?;
     ensure_values(&one.scatter_add(0, &zeros, &line)?, &[total]).context("one place")?;
-    let leaf = one.detach().requires_grad_()?;
+    let leaf = one.detach().to_leaf()?;
     leaf.take(&zeros)?.backward_with(&line)?;
     ensure_values(&leaf.grad().context("no gradient")?, &[total]).context("take")
 }
@@ -420,7 +420,7 @@ fn bags_of_any_length(device: &Device) -> Result<()> {
         ..EmbeddingBagOptions::default()
     };
     check(&even, &bags, &[(0, 5000), (5000, 10_000)], &index).context("bags of one length")?;
-    let leaf = table.detach().requires_grad_()?;
+    let leaf = table.detach().to_leaf()?;
     let bags = EmbeddingBagOptions { offsets: Some(&offsets), ..bags };
     leaf.embedding_bag(&at, &bags)?.sum_all()?.backward()?;
     let mut counts = vec![0.0; entries * width];

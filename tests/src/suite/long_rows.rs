@@ -30,7 +30,7 @@ tests![
 ];
 
 fn gradient(x: &Tensor, call: impl Fn(&Tensor) -> forebay::error::Result<Tensor>) -> Result<Tensor> {
-    let x = x.detach().requires_grad_()?;
+    let x = x.detach().to_leaf()?;
     let y = call(&x)?;
     y.backward_with(&y.ones_like()?)?;
     x.grad().context("no gradient")
@@ -71,7 +71,7 @@ fn group_norms_of_long_rows_and_their_gradients(device: &Device) -> Result<()> {
         let weight = Tensor::rand(&[channels], DType::F32, device)?;
         let bias = Tensor::rand(&[channels], DType::F32, device)?;
         let seed = Tensor::rand(&shape, DType::F32, device)?.sub(0.5)?;
-        let leaves = [x, weight, bias].map(|t| t.requires_grad_());
+        let leaves = [x, weight, bias].map(|t| t.to_leaf());
         let [x, w, b] = &leaves;
         let (x, w, b) =
             (x.as_ref().ok().context("x")?, w.as_ref().ok().context("w")?, b.as_ref().ok().context("b")?);
@@ -112,12 +112,12 @@ fn softmax_of_long_rows_and_columns(device: &Device) -> Result<()> {
         // Gradient of the element with weight one half: y (g - Σ g y) with g = 1 there.
         let seed = Tensor::zeros(&shape, DType::F32, device)?;
         seed.narrow(1, 2_000_000.min(n - 7), 1)?.fill_(1.0)?;
-        let leaf = x.requires_grad_()?;
+        let leaf = x.to_leaf()?;
         leaf.softmax(1)?.backward_with(&seed)?;
         let grad = leaf.grad().context("no gradient")?;
         ensure_close(&grad.narrow(1, 2_000_000.min(n - 7), 1)?.to_f64s()?, &[0.25; 2], 1e-4, 0.0)?;
         ensure_close(&grad.sum(&[1], false)?.to_f64s()?, &[0.0; 2], 0.0, 1e-4)?;
-        let leaf = leaf.detach().requires_grad_()?;
+        let leaf = leaf.detach().to_leaf()?;
         leaf.log_softmax(1)?.backward_with(&seed)?;
         let grad = leaf.grad().context("no gradient")?;
         ensure_close(&grad.narrow(1, 2_000_000.min(n - 7), 1)?.to_f64s()?, &[0.5; 2], 1e-4, 0.0)?;
@@ -158,7 +158,7 @@ fn cross_entropy_of_many_classes(device: &Device) -> Result<()> {
         let n = shape[1];
         let x = Tensor::zeros(&shape, DType::F32, device)?;
         x.narrow(1, n - 1, 1)?.fill_(((n - 1) as f64).ln())?;
-        let x = x.requires_grad_()?;
+        let x = x.to_leaf()?;
         let target = Tensor::from_slice(&[0i64, n as i64 - 1], &[shape[0], shape[2]], device)?;
         for smoothing in [0.0, 0.5] {
             let options =
@@ -350,7 +350,7 @@ fn attention_over_many_positions_is_right_or_refused(device: &Device) -> Result<
         ensure_correct_or_refused(few.scaled_dot_product_attention(&many, &v, &options), |y| {
             ensure_close(y, &[2.0; 256], 1e-4, 0.0)
         })?;
-        let leaf = few.detach().requires_grad_()?;
+        let leaf = few.detach().to_leaf()?;
         let back = || {
             let y = many.scaled_dot_product_attention(&few, &leaf, &options)?;
             y.backward_with(&y.ones_like()?)?;
@@ -363,7 +363,7 @@ fn attention_over_many_positions_is_right_or_refused(device: &Device) -> Result<
 
 fn signals_under_long_filters_are_right_or_refused(device: &Device) -> Result<()> {
     for n in [500, 17_000] {
-        let x = Tensor::ones(&[1, 1, n + 3], DType::F32, device)?.requires_grad_()?;
+        let x = Tensor::ones(&[1, 1, n + 3], DType::F32, device)?.to_leaf()?;
         let w = Tensor::ones(&[1, 1, n], DType::F32, device)?;
         let y = || x.conv1d(&w, None, 1, 0, 1, 1);
         ensure_correct_or_refused(y(), |y| ensure_close(y, &[n as f64; 4], 1e-5, 0.0))?;

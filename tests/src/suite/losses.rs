@@ -79,7 +79,7 @@ fn cross_entropy_of_many_classes(device: &Device) -> Result<()> {
         for label_smoothing in [0.0, 0.2] {
             let options = CrossEntropyOptions { label_smoothing, ..CrossEntropyOptions::default() };
             let name = format!("{rows} of {extent}, smoothed by {label_smoothing}");
-            let (leaf, other) = (x.requires_grad_()?, x.requires_grad_()?);
+            let (leaf, other) = (x.to_leaf()?, x.to_leaf()?);
             let (loss, expected) =
                 (leaf.cross_entropy_with(&target, &options)?, plain(&other, &target, &options)?);
             close(&name, &loss, &expected, 1e-5)?;
@@ -87,8 +87,8 @@ fn cross_entropy_of_many_classes(device: &Device) -> Result<()> {
             expected.backward()?;
             close(&format!("{name}, gradient"), &grad(&leaf)?, &grad(&other)?, 1e-5)?;
             for dtype in [DType::BF16, DType::F16].into_iter().filter(|_| label_smoothing == 0.0) {
-                let low = x.to_dtype(dtype)?.requires_grad_()?;
-                let wide = low.detach().to_dtype(DType::F32)?.requires_grad_()?;
+                let low = x.to_dtype(dtype)?.to_leaf()?;
+                let wide = low.detach().to_dtype(DType::F32)?.to_leaf()?;
                 low.cross_entropy_with(&target, &options)?.backward()?;
                 wide.cross_entropy_with(&target, &options)?.backward()?;
                 close(&format!("{name}, {dtype}"), &grad(&low)?, &grad(&wide)?, 4e-3)?;
@@ -102,7 +102,7 @@ fn cross_entropy_over_its_logits(device: &Device) -> Result<()> {
     for (extent, dtype) in [(100, DType::F32), (101, DType::BF16), (64, DType::F16)] {
         let x = uniform(&[6, extent], device)?.to_dtype(dtype)?;
         let target = classes(6, extent, device)?;
-        let (leaf, other) = (x.requires_grad_()?, x.requires_grad_()?);
+        let (leaf, other) = (x.to_leaf()?, x.to_leaf()?);
         other.mul(2.0)?.cross_entropy(&target)?.backward()?;
         let logits = leaf.mul(2.0)?;
         let before = device.memory().allocated();
@@ -132,7 +132,7 @@ fn cross_entropy_sees_nan(device: &Device) -> Result<()> {
         for (place, nan) in [(6, f32::NAN), (7, -f32::NAN), (extent - 1, f32::NAN)] {
             let mut numbers = vec![0.5f32; 3 * extent];
             numbers[extent + place] = nan;
-            let x = Tensor::from_slice(&numbers, &[3, extent], device)?.to_dtype(dtype)?.requires_grad_()?;
+            let x = Tensor::from_slice(&numbers, &[3, extent], device)?.to_dtype(dtype)?.to_leaf()?;
             let losses = x.cross_entropy_with(&target, &each)?;
             losses.sum_all()?.backward()?;
             let name = format!("{extent} {dtype}, NaN at {place}");
@@ -150,10 +150,10 @@ fn cross_entropy_sees_nan(device: &Device) -> Result<()> {
     for (dtype, classes) in
         [DType::F32, DType::BF16].into_iter().flat_map(|dtype| [(dtype, 96), (dtype, 4096)])
     {
-        let weight = uniform(&[classes, 4], device)?.to_dtype(dtype)?.requires_grad_()?;
+        let weight = uniform(&[classes, 4], device)?.to_dtype(dtype)?.to_leaf()?;
         let mut numbers = [0.25f32; 12];
         numbers[5] = f32::NAN;
-        let x = Tensor::from_slice(&numbers, &[3, 4], device)?.to_dtype(dtype)?.requires_grad_()?;
+        let x = Tensor::from_slice(&numbers, &[3, 4], device)?.to_dtype(dtype)?.to_leaf()?;
         let loss = x.linear_cross_entropy(&weight, &target, &CrossEntropyOptions::default())?;
         ensure!(loss.item()?.is_nan(), "{classes} {dtype}: the loss is a number");
         loss.backward()?;
@@ -179,8 +179,8 @@ fn a_layer_with_its_loss(device: &Device) -> Result<()> {
             let options =
                 CrossEntropyOptions { reduction, label_smoothing, ..CrossEntropyOptions::default() };
             let name = format!("{n} x {features} x {count}, {reduction:?}");
-            let leaves = [x.requires_grad_()?, weight.requires_grad_()?];
-            let others = [x.requires_grad_()?, weight.requires_grad_()?];
+            let leaves = [x.to_leaf()?, weight.to_leaf()?];
+            let others = [x.to_leaf()?, weight.to_leaf()?];
             let loss = leaves[0].linear_cross_entropy(&leaves[1], &target, &options)?;
             let expected = others[0].linear(&others[1], None)?.cross_entropy_with(&target, &options)?;
             close(&name, &loss, &expected, 1e-5)?;
@@ -212,7 +212,7 @@ fn autocast_loss(count: usize, label_smoothing: f64, device: &Device) -> Result<
     let target = classes(6, count, device)?.reshape([2, 3])?;
     let options = CrossEntropyOptions { label_smoothing, ..CrossEntropyOptions::default() };
     let run = |fused: bool| -> Result<(Tensor, [Tensor; 2])> {
-        let leaves = [x.requires_grad_()?, weight.requires_grad_()?];
+        let leaves = [x.to_leaf()?, weight.to_leaf()?];
         let loss = {
             let _autocast = autocast(DType::BF16)?;
             if fused {
@@ -237,7 +237,7 @@ fn autocast_loss(count: usize, label_smoothing: f64, device: &Device) -> Result<
 fn a_layer_with_its_loss_is_captured(device: &Device) -> Result<()> {
     // Rows in workgroup memory; on a GPU, launches have to request this much.
     let count = if device.info().software { 4001 } else { 50_304 };
-    let (x, weight) = (uniform(&[6, 16], device)?, uniform(&[count, 16], device)?.requires_grad_()?);
+    let (x, weight) = (uniform(&[6, 16], device)?, uniform(&[count, 16], device)?.to_leaf()?);
     let target = classes(6, count, device)?;
     let step = || -> forebay::error::Result<Tensor> {
         weight.set_grad(None);
@@ -288,7 +288,7 @@ fn tables_sum_their_rows_in_order(device: &Device) -> Result<()> {
         let expected = Tensor::from_slice(&expected, &[entries, width], device)?;
         let index = Tensor::from_slice(&index, &[n], device)?;
         let name = format!("{n} of {entries} x {width}");
-        let table = uniform(&[entries, width], device)?.requires_grad_()?;
+        let table = uniform(&[entries, width], device)?.to_leaf()?;
         table.embedding(&index, None)?.backward_with(&g)?;
         close(&name, &grad(&table)?, &expected, 1e-4)?;
         let first = grad(&table)?.to_vec::<f32>()?;
@@ -299,10 +299,10 @@ fn tables_sum_their_rows_in_order(device: &Device) -> Result<()> {
             let doubled = (b - 2.0 * a).abs() <= 1e-4 * (1.0 + a.abs());
             ensure!(if skipped { a == b } else { doubled }, "{name}: element {k} goes from {a} to {b}");
         }
-        let again = table.detach().requires_grad_()?;
+        let again = table.detach().to_leaf()?;
         again.embedding(&index, None)?.backward_with(&g)?;
         ensure!(grad(&again)?.to_vec::<f32>()? == first, "{name}: two runs give the same bits");
-        let low = table.detach().to_dtype(DType::BF16)?.requires_grad_()?;
+        let low = table.detach().to_dtype(DType::BF16)?.to_leaf()?;
         low.embedding(&index, None)?.backward_with(&g.to_dtype(DType::BF16)?)?;
         close(&format!("{name}, bf16"), &grad(&low)?, &expected, 4e-2)?;
     }
@@ -311,8 +311,7 @@ fn tables_sum_their_rows_in_order(device: &Device) -> Result<()> {
 
 /// Margin losses have gradients only where they exceed 0, as in PyTorch.
 fn margins_that_are_just_met_have_no_gradient(device: &Device) -> Result<()> {
-    let leaf =
-        |x: &[f32]| -> Result<Tensor> { Ok(Tensor::from_slice(x, &[1, x.len()], device)?.requires_grad_()?) };
+    let leaf = |x: &[f32]| -> Result<Tensor> { Ok(Tensor::from_slice(x, &[1, x.len()], device)?.to_leaf()?) };
     let x = leaf(&[0.0, 1.0, 0.5])?;
     let own = Tensor::from_slice(&[1i32], &[1], device)?;
     for p in [1, 2] {
@@ -328,7 +327,7 @@ fn margins_that_are_just_met_have_no_gradient(device: &Device) -> Result<()> {
 
 /// Without time steps, the empty label sequence has probability 1 and every other 0, as in PyTorch.
 fn sequences_without_steps(device: &Device) -> Result<()> {
-    let x = Tensor::rand(&[4, 3, 5], DType::F32, device)?.requires_grad_()?;
+    let x = Tensor::rand(&[4, 3, 5], DType::F32, device)?.to_leaf()?;
     let labels = Tensor::from_slice(&[1i32, 2, 2, 3, 1, 1], &[3, 2], device)?;
     let steps = Tensor::from_slice(&[0i32, 4, 0], &[3], device)?;
     let counts = Tensor::from_slice(&[0i32, 2, 1], &[3], device)?;

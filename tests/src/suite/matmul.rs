@@ -124,8 +124,8 @@ fn a_layer_is_a_product_a_bias_and_sums(device: &Device) -> Result<()> {
         let weight = MatrixBatch::new([1, features, out], true, None, device)?;
         let bias: Vec<f32> = (0..out).map(|i| (i % 17) as f32 / 8.0 - 1.0).collect();
         let parameters = [
-            weight.tensor.squeeze(0)?.t()?.contiguous()?.requires_grad_()?,
-            Tensor::from_slice(&bias, &[out], device)?.requires_grad_()?,
+            weight.tensor.squeeze(0)?.t()?.contiguous()?.to_leaf()?,
+            Tensor::from_slice(&bias, &[out], device)?.to_leaf()?,
         ];
         let y = || x.tensor.squeeze(0)?.linear(&parameters[0], Some(&parameters[1]));
         check(&y()?, &x, &weight, |_, col| bias[col].into()).with_context(what)?;

@@ -35,8 +35,7 @@ impl Net {
     fn new(width: usize, device: &Device) -> forebay::error::Result<Self> {
         device.manual_seed(8);
         let _tag = scope::enter_tag(Tag::Parameter);
-        let weight =
-            |rows, cols| Tensor::normal(&[rows, cols], 0.0, 0.1, DType::F32, device)?.requires_grad_();
+        let weight = |rows, cols| Tensor::normal(&[rows, cols], 0.0, 0.1, DType::F32, device)?.to_leaf();
         let weights = vec![weight(20, width)?, weight(width, width)?, weight(width, 3)?];
         let _tag = scope::enter_tag(Tag::Input);
         let x = Tensor::randn(&[32, 20], DType::F32, device)?;
@@ -163,7 +162,7 @@ fn memory_that_is_free_in_parts_comes_together(device: &Device) -> Result<()> {
     };
     let all = (0..8).map(piece).collect::<forebay::error::Result<Vec<_>>>()?;
     let bits = all.iter().map(Tensor::to_vec::<f32>).collect::<forebay::error::Result<Vec<_>>>()?;
-    let weight = all[0].requires_grad_()?;
+    let weight = all[0].to_leaf()?;
     // Saved for the backward pass before it moves.
     let loss = weight.square()?;
     drop(loss);

@@ -74,7 +74,7 @@ fn results_that_the_tape_keeps_are_activations(device: &Device) -> Result<()> {
     let bytes = 4 * 4096;
     // Results that autograd does not record are not activations.
     let x = Tensor::ones(&[4096], DType::F32, &device)?.mul(2.0)?;
-    let w = x.add(1.0)?.requires_grad_()?;
+    let w = x.add(1.0)?.to_leaf()?;
     ensure!(held(&device, Tag::Activation) == 0, "an operation that nothing records is an activation");
     let other = held(&device, Tag::Other);
     let kept = x.mul(&w)?;
@@ -129,7 +129,7 @@ fn running_out_in_a_forward_of_ones_own_names_activations_and_the_module(device:
 
 fn a_dry_run_counts_results_of_plain_operations_as_activations(device: &Device) -> Result<()> {
     let step = |device: &Device| -> CoreResult<()> {
-        let w = Tensor::ones(&[1024, 64], DType::F32, device)?.requires_grad_()?;
+        let w = Tensor::ones(&[1024, 64], DType::F32, device)?.to_leaf()?;
         let mut x = w.mul(2.0)?;
         for _ in 0..8 {
             x = x.tanh()?;

@@ -54,7 +54,7 @@ fn an_index_outside_names_nothing(device: &Device) -> Result<()> {
         ensure_values(&line.index_select(0, &at)?, &first)?;
         ensure_values(&line.gather(0, &at)?, &first)?;
         ensure_values(&line.unsqueeze(0)?.index_select(1, &at)?, &first)?;
-        let leaf = table.detach().requires_grad_()?;
+        let leaf = table.detach().to_leaf()?;
         let rows = leaf.embedding(&at, None)?;
         ensure_values(&rows, &first)?;
         rows.sum_all()?.backward()?;
@@ -236,7 +236,7 @@ fn lengths_outside_are_found_where_that_is_asked_for(device: &Device) -> Result<
 
 fn a_class_outside_has_no_margin(device: &Device) -> Result<()> {
     let scores = || -> ForebayResult<Tensor> {
-        Tensor::from_slice(&[1f32, 2.0, 3.0, 4.0, 5.0, 6.0], &[2, 3], device)?.requires_grad_()
+        Tensor::from_slice(&[1f32, 2.0, 3.0, 4.0, 5.0, 6.0], &[2, 3], device)?.to_leaf()
     };
     for outside in [1i64 << 32, 3, -1, i64::MIN, i64::MAX, (1 << 32) + 1] {
         let x = scores()?;
@@ -288,7 +288,7 @@ fn lengths_and_labels_outside_have_no_likelihood(device: &Device) -> Result<()> 
                reduction: Reduction,
                zero_infinity: bool|
      -> Result<(Vec<f64>, Vec<f64>)> {
-        let x = scores.copy()?.requires_grad_()?;
+        let x = scores.copy()?.to_leaf()?;
         let targets = Tensor::from_slice(&[[1, 2], labels].concat(), &[2, 2], device)?;
         let steps = Tensor::from_slice(&[4, steps], &[2], device)?;
         let counts = Tensor::from_slice(&[2, count], &[2], device)?;

@@ -41,7 +41,7 @@ fn gradients(case: &OpCase, inputs: &[Tensor]) -> Result<(Tensor, Vec<Tensor>)> 
 }
 
 fn leaves(inputs: &[Tensor]) -> CoreResult<Vec<Tensor>> {
-    let leaf = |t: &Tensor| if t.dtype().is_float() { t.requires_grad_() } else { Ok(t.clone()) };
+    let leaf = |t: &Tensor| if t.dtype().is_float() { t.to_leaf() } else { Ok(t.clone()) };
     inputs.iter().map(leaf).collect()
 }
 

@@ -85,7 +85,7 @@ pub(super) fn initial_parameters(device: &Device) -> Result<Vec<Tensor>> {
     let make = |(k, shape): (usize, &&[usize])| {
         let n = shape.iter().product::<usize>();
         let values: Vec<f32> = (0..n).map(|i| (0.5 * i as f64 + k as f64).cos() as f32).collect();
-        Ok(Tensor::from_slice(&values, shape, device)?.requires_grad_()?)
+        Ok(Tensor::from_slice(&values, shape, device)?.to_leaf()?)
     };
     SHAPES.iter().enumerate().map(make).collect()
 }
@@ -287,10 +287,8 @@ fn states_go_on_with_the_same_bits(device: &Device) -> Result<()> {
 fn halves_keep_their_type(device: &Device) -> Result<()> {
     for (name, make) in ALL {
         let full = initial_parameters(device)?;
-        let half: Vec<Tensor> = full
-            .iter()
-            .map(|p| Ok(p.detach().to_dtype(DType::BF16)?.requires_grad_()?))
-            .collect::<Result<_>>()?;
+        let half: Vec<Tensor> =
+            full.iter().map(|p| Ok(p.detach().to_dtype(DType::BF16)?.to_leaf()?)).collect::<Result<_>>()?;
         for all in [&full, &half] {
             let mut optimizer = make(all.clone())?;
             train(all, &mut *optimizer, 1..=1, |o| Ok(o.step()?))?;

@@ -262,7 +262,7 @@ fn lists_of_parameters_are_checked_as_pytorchs(device: &Device) -> Result<()> {
         (vec![p[0].clone(), plain], "parameter 1 of shape [4, 6] requires no gradient"),
         (vec![result], "parameter 0 of shape [4, 6] is no leaf"),
         (vec![view], "is no leaf"),
-        (vec![p[0].clone(), p[1].clone(), p[0].detach().requires_grad_()?, p[1].clone()], "parameter 3 of"),
+        (vec![p[0].clone(), p[1].clone(), p[0].detach().to_leaf()?, p[1].clone()], "parameter 3 of"),
         (vec![p[0].clone(), p[0].clone()], "parameter 1 of shape [4, 6] is in the list twice"),
     ] {
         let error = expect_error(Sgd::new(list.clone(), 0.1).step(), what)?;
@@ -279,7 +279,7 @@ fn lists_of_parameters_are_checked_as_pytorchs(device: &Device) -> Result<()> {
         ensure!(error.contains("twice"), "{name}: {error}");
     }
     // A frozen leaf is accepted.
-    p[2].set_requires_grad(false)?;
+    p[2].requires_grad_(false)?;
     let mut optimizer = Sgd::new(p.clone(), 0.1);
     optimizer.step()?;
     let error =
@@ -388,9 +388,9 @@ fn parameters_get_their_state_with_their_first_gradient(device: &Device) -> Resu
         for t in 1..=5 {
             set_gradients(&all, &*optimizer, t)?;
             for (k, p) in all.iter().enumerate() {
-                p.set_requires_grad(true)?;
+                p.requires_grad_(true)?;
                 if !trains(k, t) {
-                    p.set_requires_grad(false)?;
+                    p.requires_grad_(false)?;
                 }
             }
             for (p, q) in all.iter().zip(&alone) {
@@ -425,7 +425,7 @@ fn parameters_get_their_state_with_their_first_gradient(device: &Device) -> Resu
 fn states_of_some_parameters_are_loaded_as_they_are(device: &Device) -> Result<()> {
     let all = initial_parameters(device)?;
     let mut first = AdamW::new(all.clone(), 0.02);
-    all[1].set_requires_grad(false)?;
+    all[1].requires_grad_(false)?;
     set_gradients(&all, &first, 1)?;
     all[1].set_grad(None);
     first.step()?;
@@ -440,7 +440,7 @@ fn states_of_some_parameters_are_loaded_as_they_are(device: &Device) -> Result<(
         ensure_same_bits(&t, &state[&name]).context(name)?;
     }
     // Loading replaces all state: a parameter without loaded state starts again.
-    all[1].set_requires_grad(true)?;
+    all[1].requires_grad_(true)?;
     set_gradients(&all, &second, 2)?;
     second.step()?;
     ensure!(second.state_dict()?.len() == 9, "no state for what was unfrozen");
@@ -555,7 +555,7 @@ fn averages_fail_at_every_request(device: &Device) -> Result<()> {
         let start = || -> Result<(Vec<Tensor>, AveragedModel)> {
             // One parameter that does not fill vec4s, and one of another type.
             let mut model = initial_parameters(&device)?;
-            model.push(model[1].detach().to_dtype(DType::BF16)?.requires_grad_()?);
+            model.push(model[1].detach().to_dtype(DType::BF16)?.to_leaf()?);
             let mut average = AveragedModel::ema(&model, 0.75)?;
             for p in &model {
                 p.detach().copy_(&p.detach().mul(0.5)?)?;

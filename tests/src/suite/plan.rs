@@ -365,7 +365,7 @@ fn steps_that_are_alike_come_to_rest(_device: &Device) -> Result<()> {
             let device = Device::null(CardProfile::from_card("h200")?);
             // What leaves and operations are numbered is another thing in each process: nothing hangs on it.
             for _ in 0..name.len() * 37 {
-                drop(Tensor::zeros(&[1], DType::F32, &device)?.requires_grad_()?);
+                drop(Tensor::zeros(&[1], DType::F32, &device)?.to_leaf()?);
             }
             let net = Gpt::new(&sizes, &device)?;
             let mut optimizer = AdamW::new(net.parameters(), 3e-4);

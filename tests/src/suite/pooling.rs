@@ -24,7 +24,7 @@ tests![
 ];
 
 fn gradient(x: &Tensor, call: impl Fn(&Tensor) -> forebay::error::Result<Tensor>) -> Result<Tensor> {
-    let x = x.detach().requires_grad_()?;
+    let x = x.detach().to_leaf()?;
     let y = call(&x)?;
     y.backward_with(&y.ones_like()?)?;
     x.grad().context("no gradient")

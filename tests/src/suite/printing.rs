@@ -134,11 +134,11 @@ fn tensors_without_elements_print_their_shape(d: &Device) -> Result<()> {
 }
 
 fn gradients_are_named(d: &Device) -> Result<()> {
-    let x = tensor(&[1.0, 2.0], &[2], d)?.requires_grad_()?;
+    let x = tensor(&[1.0, 2.0], &[2], d)?.to_leaf()?;
     prints(&x, "tensor([1., 2.], device='D', requires_grad=True)")?;
     prints(&x.add(1.0)?, "tensor([2., 3.], device='D', grad_fn=<add>)")?;
     prints(&x.add(1.0)?.detach(), "tensor([2., 3.], device='D')")?;
-    let empty = Tensor::zeros(&[0], DType::F32, d)?.requires_grad_()?;
+    let empty = Tensor::zeros(&[0], DType::F32, d)?.to_leaf()?;
     prints(&empty, "tensor([], device='D', requires_grad=True)")
 }
 

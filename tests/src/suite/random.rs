@@ -184,7 +184,7 @@ fn states_replay(device: &Device) -> Result<()> {
 
 fn dropout_keeps_and_scales(device: &Device) -> Result<()> {
     let (n, p) = (50_000, 0.3);
-    let x = Tensor::ones(&[n], DType::F32, device)?.requires_grad_()?;
+    let x = Tensor::ones(&[n], DType::F32, device)?.to_leaf()?;
     device.manual_seed(4);
     let state = device.random_state();
     let y = x.dropout(p, true)?;
@@ -326,7 +326,7 @@ fn probabilities_of_zero_and_one_are_certain(device: &Device) -> Result<()> {
         let drawn = Tensor::bernoulli(&[100_000], p, DType::F32, device)?.to_f64s()?;
         ensure!(drawn.iter().all(|&x| x == expected), "a probability of {p}");
     }
-    let x = Tensor::from_slice(&[1.0f32, -2.0, f32::INFINITY, f32::NAN], &[4], device)?.requires_grad_()?;
+    let x = Tensor::from_slice(&[1.0f32, -2.0, f32::INFINITY, f32::NAN], &[4], device)?.to_leaf()?;
     let y = x.dropout(1.0, true)?;
     ensure!(y.to_vec::<f32>()? == [0.0; 4], "all is dropped, {:?}", y.to_vec::<f32>()?);
     y.sum_all()?.backward()?;

@@ -149,7 +149,7 @@ fn softmax_of_every_length(device: &Device) -> Result<()> {
         // Gradients: y (g - sum(g y)) of softmax, and g - y sum(g) of log-softmax.
         let g = uniform(&[rows, extent], device)?;
         let gradient = |f: fn(&Tensor) -> forebay::error::Result<Tensor>| -> Result<Vec<f32>> {
-            let leaf = x.requires_grad_()?;
+            let leaf = x.to_leaf()?;
             f(&leaf)?.backward_with(&g)?;
             Ok(leaf.grad().context("there is a gradient")?.to_vec()?)
         };
@@ -220,7 +220,7 @@ fn layer_norms_of_every_length(device: &Device) -> Result<()> {
             let run = |plain: bool| -> Result<(Vec<f32>, Vec<Vec<f32>>)> {
                 let leaves: Vec<Tensor> = [&x, &weight, &bias]
                     .iter()
-                    .map(|t| t.requires_grad_())
+                    .map(|t| t.to_leaf())
                     .collect::<forebay::error::Result<_>>()?;
                 let used = if !with {
                     1
@@ -298,7 +298,7 @@ fn a_bias_before_a_residual_gets_its_own_sums(device: &Device) -> Result<()> {
         let (x, r, g) = (uniform(&[6, 4, 5], device)?, uniform(&shape, device)?, uniform(&shape, device)?);
         let w = uniform(&[8, 5], device)?;
         let run = |fused: bool| -> Result<Vec<Vec<f32>>> {
-            let leaf = |t: Tensor| t.detach().requires_grad_();
+            let leaf = |t: Tensor| t.detach().to_leaf();
             let (bias, scale) = (
                 leaf(Tensor::ones(&[8], DType::F32, device)?)?,
                 leaf(uniform(normed, device)?.mul(0.0)?.add(1.5)?)?,
@@ -333,7 +333,7 @@ fn the_sum_of_a_residual_gets_both_gradients(device: &Device) -> Result<()> {
         let coefficients = [uniform(&[10, extent], device)?, uniform(&[10, extent], device)?];
         let run = |plain: bool| -> Result<Vec<Vec<f32>>> {
             let leaves: Vec<Tensor> =
-                inputs.iter().map(Tensor::requires_grad_).collect::<forebay::error::Result<_>>()?;
+                inputs.iter().map(Tensor::to_leaf).collect::<forebay::error::Result<_>>()?;
             let [x, r, w, b] = &leaves[..] else { unreachable!() };
             // A non-leaf, whose gradient may be accumulated in place.
             let x2 = x.mul(2.0)?;
@@ -356,7 +356,7 @@ fn the_sum_of_a_residual_gets_both_gradients(device: &Device) -> Result<()> {
         }
     }
     // Without a later use of the sum, and with a residual that requires no gradient.
-    let x = uniform(&[4, 8], device)?.requires_grad_()?;
+    let x = uniform(&[4, 8], device)?.to_leaf()?;
     let r = uniform(&[4, 8], device)?;
     let (sum, normed) = x.add_layer_norm(&r, &[8], None, None, 1e-5)?;
     drop(sum);
@@ -366,9 +366,9 @@ fn the_sum_of_a_residual_gets_both_gradients(device: &Device) -> Result<()> {
 }
 
 fn residuals_under_autocast(device: &Device) -> Result<()> {
-    let x = uniform(&[6, 64], device)?.to_dtype(DType::BF16)?.requires_grad_()?;
-    let r = uniform(&[6, 64], device)?.requires_grad_()?;
-    let w = uniform(&[64], device)?.requires_grad_()?;
+    let x = uniform(&[6, 64], device)?.to_dtype(DType::BF16)?.to_leaf()?;
+    let r = uniform(&[6, 64], device)?.to_leaf()?;
+    let w = uniform(&[64], device)?.to_leaf()?;
     let (sum, normed, plain) = {
         let _autocast = autocast(DType::BF16)?;
         let (sum, normed) = x.add_layer_norm(&r, &[64], Some(&w), None, 1e-5)?;
@@ -399,9 +399,9 @@ fn a_sum_with_a_residual_that_is_kept_anyway_is_kept_in_parts(device: &Device) -
         let shape = [6, extent];
         let branches = [(); 3].map(|()| uniform(&shape, device));
         let branches: Vec<Tensor> =
-            branches.into_iter().map(|b| Ok(b?.to_dtype(low)?.requires_grad_()?)).collect::<Result<_>>()?;
-        let stream = uniform(&shape, device)?.requires_grad_()?;
-        let scale = uniform(&[extent], device)?.requires_grad_()?;
+            branches.into_iter().map(|b| Ok(b?.to_dtype(low)?.to_leaf()?)).collect::<Result<_>>()?;
+        let stream = uniform(&shape, device)?.to_leaf()?;
+        let scale = uniform(&[extent], device)?.to_leaf()?;
         let shares = [(); 3].map(|()| uniform(&shape, device));
         let shares: Vec<Tensor> = shares.into_iter().collect::<Result<_>>()?;
         // Copying the sum prevents the sharing, so that the next sum is saved whole.
@@ -461,7 +461,7 @@ fn a_sum_with_a_residual_that_is_kept_anyway_is_kept_in_parts(device: &Device) -
     }
     // Saved tensors must not change.
     let branch = uniform(&[4, 64], device)?.to_dtype(DType::BF16)?;
-    let stream = uniform(&[4, 64], device)?.requires_grad_()?;
+    let stream = uniform(&[4, 64], device)?.to_leaf()?;
     let (sum, _first) = branch.add_layer_norm(&stream, &[64], None, None, 1e-5)?;
     let (_, normed) = branch.add_layer_norm(&sum, &[64], None, None, 1e-5)?;
     branch.add_(&branch)?;

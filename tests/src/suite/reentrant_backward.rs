@@ -31,7 +31,7 @@ tests![
 ];
 
 fn leaf(values: &[f32], device: &Device) -> Result<Tensor> {
-    Ok(Tensor::from_slice(values, &[values.len()], device)?.requires_grad_()?)
+    Ok(Tensor::from_slice(values, &[values.len()], device)?.to_leaf()?)
 }
 
 fn gradients_arrive_after_a_hook_panicked(device: &Device) -> Result<()> {
@@ -114,7 +114,7 @@ fn a_grad_inside_of_grad_keeps_to_itself(device: &Device) -> Result<()> {
     let (note, own) = (seen.clone(), x.clone());
     let handle = x.register_hook(move |_| {
         let _grad = autograd::enable_grad();
-        let other = own.detach().requires_grad_()?;
+        let other = own.detach().to_leaf()?;
         let found = autograd::grad(&[other.square()?.sum_all()?], from_ref(&other), &GradOptions::default())?;
         note.lock().unwrap_or_else(|e| e.into_inner()).push(found[0].to_f64s()?);
         Ok(None)
@@ -155,13 +155,13 @@ fn a_checkpoint_inside_of_grad_gives_all_it_reaches(device: &Device) -> Result<(
 
 fn threads_walk_one_tape_together(device: &Device) -> Result<()> {
     const THREADS: usize = 4;
-    let x = Tensor::ones(&[16], DType::F32, device)?.requires_grad_()?;
-    let w = Tensor::full(&[16], 2.0, DType::F32, device)?.requires_grad_()?;
+    let x = Tensor::ones(&[16], DType::F32, device)?.to_leaf()?;
+    let w = Tensor::full(&[16], 2.0, DType::F32, device)?.to_leaf()?;
     let captured = w.clone();
     let y = checkpoint(&[&x], move |x| x[0].dropout(0.5, true)?.mul(&captured))?;
     // Small integers, whose sums are exact in any order.
     let loss = y.mul(&x)?.square()?.sum_all()?;
-    loss.backward_retain_graph()?;
+    loss.backward_with(GradOptions::retain_graph())?;
     let take = |t: &Tensor| -> Result<Tensor> {
         let grad = t.grad().context("no gradient")?.copy()?;
         t.set_grad(None);
@@ -172,7 +172,7 @@ fn threads_walk_one_tape_together(device: &Device) -> Result<()> {
         let found = thread::scope(|scope| -> Result<Vec<Vec<Tensor>>> {
             let walk = || -> CoreResult<Vec<Tensor>> {
                 // Half of the threads accumulate into leaves, the other half request gradients.
-                loss.backward_retain_graph()?;
+                loss.backward_with(GradOptions::retain_graph())?;
                 let options = GradOptions { retain_graph: Some(true), ..GradOptions::default() };
                 autograd::grad(from_ref(&loss), &[x.clone(), w.clone()], &options)
             };
@@ -246,7 +246,10 @@ fn a_gradient_that_does_not_fit_leaves_the_one_there_is(device: &Device) -> Resu
         x.mul(3.0)?.sum_all()?.backward()?;
         ensure_values(&x.grad().context("no gradient")?, &[6.0, 6.0])?;
         x.set_grad(None);
-        ensure!(y.sum_all()?.backward_retain_graph().is_err(), "{bad}: a first gradient that does not fit");
+        ensure!(
+            y.sum_all()?.backward_with(GradOptions::retain_graph()).is_err(),
+            "{bad}: a first gradient that does not fit"
+        );
         ensure!(x.grad().is_none());
         x.mul(3.0)?.sum_all()?.backward()?;
     }
@@ -255,7 +258,7 @@ fn a_gradient_that_does_not_fit_leaves_the_one_there_is(device: &Device) -> Resu
 
 fn a_gradient_that_was_set_is_checked_before_it_is_added_to(device: &Device) -> Result<()> {
     // Operations that accumulate into a leaf's gradient within their own backward pass: products, embeddings.
-    let w = Tensor::ones(&[4, 4], DType::F32, device)?.requires_grad_()?;
+    let w = Tensor::ones(&[4, 4], DType::F32, device)?.to_leaf()?;
     let x = Tensor::ones(&[2, 4], DType::F32, device)?;
     let index = Tensor::from_slice(&[0i32, 1], &[2], device)?;
     let passes: [&dyn Fn() -> CoreResult<Tensor>; 4] =
@@ -283,7 +286,7 @@ fn hooks_of_a_result_that_hold_it_end_with_the_tape(device: &Device) -> Result<(
     let y = x.exp()?;
     let own = y.clone();
     let handle = y.register_hook(move |g| own.detach().mul(g).map(Some))?;
-    y.sum_all()?.backward_retain_graph()?;
+    y.sum_all()?.backward_with(GradOptions::retain_graph())?;
     y.sum_all()?.backward()?;
     handle.remove();
     Ok(())
@@ -301,7 +304,7 @@ fn deep_histories_are_dropped_on_a_small_stack(device: &Device) -> Result<()> {
     const DEPTH: usize = 4_000;
     let device = device.clone();
     let work = move || -> Result<()> {
-        let x = Tensor::ones(&[1], DType::F32, &device)?.requires_grad_()?;
+        let x = Tensor::ones(&[1], DType::F32, &device)?.to_leaf()?;
         let one = Tensor::ones(&[1], DType::F32, &device)?;
         let mut y = x.clone();
         for _ in 0..DEPTH {

@@ -40,7 +40,7 @@ fn floats(device: &Device) -> impl Iterator<Item = DType> + use<> {
 }
 
 fn gradient(x: &Tensor, call: impl Fn(&Tensor) -> forebay::error::Result<Tensor>) -> Result<Tensor> {
-    let x = x.detach().requires_grad_()?;
+    let x = x.detach().to_leaf()?;
     let y = call(&x)?;
     y.backward_with(&y.ones_like()?)?;
     x.grad().context("no gradient")
@@ -270,7 +270,7 @@ fn bags_by_hand(device: &Device) -> Result<()> {
 }
 
 fn replays_of_a_captured_step_keep_their_tables(device: &Device) -> Result<()> {
-    let x = Tensor::randn(&[2, 2, 5, 4], DType::F32, device)?.requires_grad_()?;
+    let x = Tensor::randn(&[2, 2, 5, 4], DType::F32, device)?.to_leaf()?;
     let options =
         InterpolateOptions { mode: InterpolateMode::Bicubic, ..InterpolateOptions::with_size(&[7, 9]) };
     let run = || -> forebay::error::Result<(Tensor, Tensor)> {

@@ -126,7 +126,7 @@ fn the_innermost_guard_that_lives_counts(device: &Device) -> Result<()> {
 }
 
 fn casts_are_freed_with_the_last_scope_in_any_order(device: &Device) -> Result<()> {
-    let w = Tensor::ones(&[64, 64], DType::F32, device)?.requires_grad_()?;
+    let w = Tensor::ones(&[64, 64], DType::F32, device)?.to_leaf()?;
     let held = device.memory().allocated();
     let [first, second] = [autocast(DType::BF16)?, autocast(DType::BF16)?];
     drop(w.matmul(&w)?);
@@ -175,7 +175,7 @@ fn guards_in_thread_locals_end_with_their_thread(device: &Device) -> Result<()> 
                 HELD.set(None);
             }
             let side = Stream::new(&device);
-            let w = Tensor::ones(&[4, 4], DType::F32, &device)?.requires_grad_()?;
+            let w = Tensor::ones(&[4, 4], DType::F32, &device)?.to_leaf()?;
             let guards = (0..KINDS).map(|kind| enter(kind, &side)).collect::<Result<Vec<_>>>()?;
             {
                 let _scope = autocast(DType::BF16)?;

@@ -200,13 +200,13 @@ fn medians_and_ranks(device: &Device) -> Result<()> {
     let whole = Tensor::from_slice(&[u32::MAX, 3, u32::MAX, 0], &[4], device)?;
     ensure_values(&whole.nanmedian(0, false)?.0, &[3.0])?;
     // Equal elements share the gradient.
-    let x = Tensor::from_slice(&[1.0f32, 2.0, 2.0, 5.0], &[4], device)?.requires_grad_()?;
+    let x = Tensor::from_slice(&[1.0f32, 2.0, 2.0, 5.0], &[4], device)?.to_leaf()?;
     x.median_all()?.backward()?;
     ensure_values(&x.grad().context("no gradient")?, &[0.0, 0.5, 0.5, 0.0])
 }
 
 fn quantiles_outside_are_nan(device: &Device) -> Result<()> {
-    let x = Tensor::from_slice(&[1f32, 2.0, 3.0, 4.0], &[2, 2], device)?.requires_grad_()?;
+    let x = Tensor::from_slice(&[1f32, 2.0, 3.0, 4.0], &[2, 2], device)?.to_leaf()?;
     let q = Tensor::from_slice(&[0f32, 1.5, -1e-6, f32::NAN, f32::INFINITY, 1.0], &[6], device)?;
     let nan = f64::NAN;
     for how in [
@@ -219,7 +219,7 @@ fn quantiles_outside_are_nan(device: &Device) -> Result<()> {
         ensure_values(&x.quantile(&q, (), false, how)?, &[1.0, nan, nan, nan, nan, 4.0])?;
         let rows = [1.0, 3.0, nan, nan, nan, nan, nan, nan, nan, nan, 2.0, 4.0];
         ensure_values(&x.nanquantile(&q, 1, false, how)?, &rows)?;
-        let one = Tensor::full(&[], 2.0, DType::F32, device)?;
+        let one = Tensor::full((), 2.0, DType::F32, device)?;
         ensure_values(&x.quantile(&one, (), false, how)?, &[nan])?;
         ensure!(x.quantile(1.5, (), false, how).is_err());
     }
@@ -259,7 +259,7 @@ fn weights_of_observations_are_not_negative(device: &Device) -> Result<()> {
 fn quantiles_of_all_kinds(device: &Device) -> Result<()> {
     // The rank changes by two times q, and the value by the slope of its interval.
     let line = Tensor::from_slice(&[4.0f32, 0.0, 1.0], &[3], device)?;
-    let q = Tensor::from_slice(&[0.25f32, 0.75], &[2], device)?.requires_grad_()?;
+    let q = Tensor::from_slice(&[0.25f32, 0.75], &[2], device)?.to_leaf()?;
     line.quantile(&q, (), false, Interpolation::Linear)?.sum_all()?.backward()?;
     ensure_values(&q.grad().context("no gradient of q")?, &[2.0, 6.0])?;
     let x = Tensor::from_slice(&[4.0f32, 1.0, 3.0, 2.0, 8.0, f32::NAN, 6.0, 7.0], &[2, 4], device)?;
@@ -446,8 +446,8 @@ fn elements_meet_in_every_way(device: &Device) -> Result<()> {
         }
     }
     // Zero factors have PyTorch's gradients.
-    let x = Tensor::from_slice(&[2.0f32, 0.0], &[2], device)?.requires_grad_()?;
-    let y = Tensor::from_slice(&[0.0f32, 3.0, 4.0, 5.0], &[4], device)?.requires_grad_()?;
+    let x = Tensor::from_slice(&[2.0f32, 0.0], &[2], device)?.to_leaf()?;
+    let y = Tensor::from_slice(&[0.0f32, 3.0, 4.0, 5.0], &[4], device)?.to_leaf()?;
     let at = Tensor::from_slice(&[0i32, 0, 1, 1], &[4], device)?;
     let out = x.scatter_reduce(0, &at, &y, Prod, true)?;
     out.backward_with(&out.ones_like()?)?;
@@ -641,7 +641,7 @@ fn mistakes_are_told(device: &Device) -> Result<()> {
         x.scatter_reduce(1, &index, &x, ScatterReduce::Sum, true),
         "scatter_reduce: the source is at least as large as the index; got [2, 3] and [2, 4]",
     )?;
-    let leaf = x.requires_grad_()?;
+    let leaf = x.to_leaf()?;
     for result in [leaf.argsort(0, false)?, leaf.nonzero()?, leaf.bucketize(&short, false, false)?] {
         ensure!(!result.requires_grad(), "{result:?} has a history");
     }

@@ -46,7 +46,7 @@ fn values(numbers: &mut SplitMix64, count: usize) -> Vec<f32> {
 }
 
 fn parameter(data: &[f32], device: &Device) -> Result<Tensor> {
-    Ok(Tensor::from_slice(data, &[data.len()], device)?.requires_grad_()?)
+    Ok(Tensor::from_slice(data, &[data.len()], device)?.to_leaf()?)
 }
 
 fn sgd(momentum: f64, dampening: f64, decay: f64, nesterov: bool, lr: f64) -> ReferenceUpdate {
@@ -168,7 +168,7 @@ fn optimisers_keep_halves_in_their_type(device: &Device) -> Result<()> {
             let p = Tensor::from_slice(&values(&mut numbers, size), &[size], device)?.to_dtype(dtype)?;
             let g = Tensor::from_slice(&values(&mut numbers, size), &[size], device)?.to_dtype(dtype)?;
             exact.push(p.to_f64s()?.iter().zip(g.to_f64s()?).map(|(w, g)| w - 0.5 * g).collect::<Vec<_>>());
-            let p = p.requires_grad_()?;
+            let p = p.to_leaf()?;
             p.set_grad(Some(g));
             parameters.push(p);
         }
@@ -186,7 +186,7 @@ fn optimisers_keep_halves_in_their_type(device: &Device) -> Result<()> {
 fn a_view_is_stepped_alone(device: &Device) -> Result<()> {
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         let whole = Tensor::zeros(&[9], dtype, device)?;
-        let part = whole.narrow(0, 3, 3)?.requires_grad_()?;
+        let part = whole.narrow(0, 3, 3)?.to_leaf()?;
         part.set_grad(Some(part.ones_like()?));
         Sgd::new(vec![part], 1.0).step()?;
         let found = whole.to_f64s()?;
@@ -252,7 +252,7 @@ fn clipping_bounds_the_norm_of_all(device: &Device) -> Result<()> {
         let mut parameters = Vec::new();
         let mut exact = Vec::new();
         for size in SIZES.into_iter().chain([20_000]) {
-            let p = Tensor::zeros(&[size], DType::F32, device)?.requires_grad_()?;
+            let p = Tensor::zeros(&[size], DType::F32, device)?.to_leaf()?;
             let grad = values(&mut numbers, size);
             p.set_grad(Some(Tensor::from_slice(&grad, &[size], device)?));
             exact.push(grad);
@@ -282,7 +282,7 @@ fn clipping_takes_norms_of_other_orders(device: &Device) -> Result<()> {
             let mut parameters = Vec::new();
             let mut exact = Vec::new();
             for size in [3, 20_000, 1] {
-                let p = Tensor::zeros(&[size], dtype, device)?.requires_grad_()?;
+                let p = Tensor::zeros(&[size], dtype, device)?.to_leaf()?;
                 let grad =
                     Tensor::from_slice(&values(&mut numbers, size), &[size], device)?.to_dtype(dtype)?;
                 exact.push(grad.to_f64s()?);
@@ -312,7 +312,7 @@ fn clipping_takes_norms_of_other_orders(device: &Device) -> Result<()> {
     }
     // A norm that is not finite is returned, or is an error that changes nothing.
     for bad in [f32::NAN, f32::INFINITY] {
-        let p = Tensor::zeros(&[2], DType::F32, device)?.requires_grad_()?;
+        let p = Tensor::zeros(&[2], DType::F32, device)?.to_leaf()?;
         p.set_grad(Some(Tensor::from_slice(&[bad, 8.0], &[2], device)?));
         for norm_type in [1.0, 2.0, 2.5, f64::INFINITY] {
             let options = ClipGradNormOptions { norm_type, error_if_nonfinite: true };
@@ -334,7 +334,7 @@ fn clipping_takes_norms_of_other_orders(device: &Device) -> Result<()> {
 
 fn clipping_bounds_every_value(device: &Device) -> Result<()> {
     for dtype in [DType::F32, DType::F16, DType::BF16] {
-        let p = Tensor::zeros(&[5], dtype, device)?.requires_grad_()?;
+        let p = Tensor::zeros(&[5], dtype, device)?.to_leaf()?;
         p.set_grad(Some(Tensor::from_slice(&[-2f32, -0.25, 0.0, 0.5, 3.0], &[5], device)?.to_dtype(dtype)?));
         clip_grad_value_(std::slice::from_ref(&p), 0.5)?;
         let found = p.grad().map(|g| g.to_f64s()).transpose()?;
@@ -362,7 +362,7 @@ fn layers_switch_between_modes(device: &Device) -> Result<()> {
 /// Matrices and vectors alternate, more than one launch can bind. Without gradients, only decayed ones shrink.
 fn weights_decay_where_they_should(device: &Device) -> Result<()> {
     let shape = |k: usize| if k.is_multiple_of(2) { vec![3, 2] } else { vec![6] };
-    let make = |k| Ok(Tensor::ones(&shape(k), DType::F32, device)?.requires_grad_()?);
+    let make = |k| Ok(Tensor::ones(&shape(k), DType::F32, device)?.to_leaf()?);
     let all: Vec<Tensor> = (0..40).map(make).collect::<Result<_>>()?;
     let mut optimizer = AdamW::new(all.clone(), 0.5).weight_decay(0.5).weight_decay_filter(|p| p.rank() > 1);
     for _ in 0..2 {
@@ -415,7 +415,7 @@ fn memory_after_many_steps_is_that_after_a_few(device: &Device) -> Result<()> {
 /// Returns integers from -2 to 2.
 fn random_ints(numbers: &mut SplitMix64, shape: &[usize], device: &Device) -> Result<Tensor> {
     let values: Vec<f32> = (0..shape.iter().product()).map(|_| numbers.below(5) as f32 - 2.0).collect();
-    Ok(Tensor::from_slice(&values, shape, device)?.requires_grad_()?)
+    Ok(Tensor::from_slice(&values, shape, device)?.to_leaf()?)
 }
 
 /// Products and sums of this step are multiples of 1/32 below 2^24/32, so they are exact in f32 in any order.

@@ -155,8 +155,8 @@ impl Tensor {
     /// ```
     /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType, ops::CrossEntropyOptions};
     /// # let device = Device::null(Default::default());
-    /// let hidden = Tensor::ones(&[2, 16, 64], DType::F32, &device)?.requires_grad_()?;
-    /// let head = Tensor::ones(&[1000, 64], DType::F32, &device)?.requires_grad_()?;
+    /// let hidden = Tensor::ones(&[2, 16, 64], DType::F32, &device)?.to_leaf()?;
+    /// let head = Tensor::ones(&[1000, 64], DType::F32, &device)?.to_leaf()?;
     /// let next = Tensor::zeros(&[2, 16], DType::I64, &device)?;
     /// hidden.linear_cross_entropy(&head, &next, &CrossEntropyOptions::default())?.backward()?;
     /// assert_eq!(head.grad().map(|g| g.shape().to_vec()), Some(vec![1000, 64]));

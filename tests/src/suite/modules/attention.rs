@@ -131,7 +131,7 @@ pub(super) fn rotary_embeddings_of_views(device: &Device) -> Result<()> {
     let rotary = RotaryEmbedding::new(40, 6, device)?;
     let plain = randn(&[2, 33, 3, 8], device)?;
     for dtype in [DType::F32, DType::BF16, DType::F16] {
-        let x = plain.to_dtype(dtype)?.requires_grad_()?;
+        let x = plain.to_dtype(dtype)?.to_leaf()?;
         // Adjacent heads of a position, and every other feature.
         let view = x.transpose(1, 2)?.slice_dim(-1, 0, 8, 1)?;
         let dense = x.detach().transpose(1, 2)?.contiguous()?;
@@ -191,7 +191,7 @@ pub(super) fn what_modules_refuse(device: &Device) -> Result<()> {
         x.rotary_embedding(&table, &table, false).map(drop),
         "takes tables of [5, pairs] with at most 4 pairs",
     )?;
-    let table = randn(&[5, 4], device)?.requires_grad_()?;
+    let table = randn(&[5, 4], device)?.to_leaf()?;
     says("rotary", x.rotary_embedding(&table, &table, false).map(drop), "rotary_embedding: has no gradient")?;
     let options = RecurrentOptions { proj_size: 4, ..Default::default() };
     says("gru", Gru::new(8, 6, options, device).map(drop), "proj_size is 4; it is for an Lstm")?;

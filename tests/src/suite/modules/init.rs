@@ -107,7 +107,7 @@ pub(super) fn initial_values_by_name(device: &Device) -> Result<()> {
     let x = super::randn(&[1, 4, 5, 5], device)?;
     let passed = x.conv2d(&kernel, None, 1, 1, 1, 2)?;
     ensure!(passed.to_f64s()? == x.to_f64s()?, "a dirac kernel passes its channels on");
-    let parameters = [empty(&[2, 3])?.requires_grad_()?, empty(&[4])?.requires_grad_()?];
+    let parameters = [empty(&[2, 3])?.to_leaf()?, empty(&[4])?.to_leaf()?];
     let vector = Tensor::arange(0.0, 10.0, 1.0, DType::F32, device)?;
     init::vector_to_parameters(&vector, &parameters)?;
     ensure!(parameters[1].to_f64s()? == [6.0, 7.0, 8.0, 9.0], "vector_to_parameters");
@@ -118,7 +118,7 @@ pub(super) fn initial_values_by_name(device: &Device) -> Result<()> {
 
 /// Dropout of whole channels, alpha dropout and random slopes; none of them in evaluation mode.
 pub(super) fn what_is_dropped_is_drawn(device: &Device) -> Result<()> {
-    let x = Tensor::ones(&[40, 30, 4], DType::F32, device)?.requires_grad_()?;
+    let x = Tensor::ones(&[40, 30, 4], DType::F32, device)?.to_leaf()?;
     let layer = Dropout1d::new(0.25);
     let y = layer.forward(&x)?;
     y.sum_all()?.backward()?;
@@ -138,7 +138,7 @@ pub(super) fn what_is_dropped_is_drawn(device: &Device) -> Result<()> {
         let var = numbers.iter().map(|v| (v - mean) * (v - mean)).sum::<f64>() / numbers.len() as f64;
         ensure!(mean.abs() < 0.05 && (var - 1.0).abs() < 0.06, "{alone}: mean {mean}, variance {var}");
     }
-    let x = super::randn(&[1000], device)?.sub(5.0)?.requires_grad_()?;
+    let x = super::randn(&[1000], device)?.sub(5.0)?.to_leaf()?;
     let layer = Rrelu::default();
     let slopes = layer.forward(&x)?.div(&x)?.to_f64s()?;
     ensure!(slopes.iter().all(|s| (0.1249..0.3334).contains(s)), "slopes outside of 1/8 to 1/3");

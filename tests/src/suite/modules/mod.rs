@@ -120,7 +120,7 @@ impl ModuleCase<'_> {
             for (kind, wanted) in [("in", true), ("fixed", false)] {
                 for (k, t) in self.recorded_tensors(kind) {
                     let t = t.detach().copy()?;
-                    inputs.push((k.parse()?, wanted, if wanted { t.requires_grad_()? } else { t }));
+                    inputs.push((k.parse()?, wanted, if wanted { t.to_leaf()? } else { t }));
                 }
             }
             inputs.sort_by_key(|(k, ..)| *k);

@@ -88,7 +88,7 @@ pub(super) fn recurrent_layers_in_halves(device: &Device) -> Result<()> {
     let options = RecurrentOptions { bidirectional: true, ..ONE };
     let (lstm, gru) = (Lstm::new(5, 7, options, device)?, Gru::new(5, 7, options, device)?);
     let step = |x: &Tensor| -> Result<[Tensor; 2]> {
-        let x = x.detach().copy()?.requires_grad_()?;
+        let x = x.detach().copy()?.to_leaf()?;
         lstm.zero_grad();
         gru.zero_grad();
         let sum = lstm.forward(&x, None)?.0.add(&gru.forward(&x, None)?.0)?;
