@@ -36,8 +36,10 @@ const COMPACT_SLACK: f64 = 0.045;
 /// A step has ended once the usage fell below this part of the peak. Migration of up to that part in each
 /// step does not indicate a program that fails to settle.
 const STEP_DIVISOR: u64 = 2;
-/// Allocated bytes after which one migrated byte no longer counts.
-const MIGRATION_DECAY: u64 = 40;
+/// Allocated bytes after which one migrated byte no longer counts: remapped (host and device wait for each
+/// other) or copied.
+const REMAP_DECAY: u64 = 40;
+const COPY_DECAY: u64 = 8;
 /// Extents that one wait of host and device for each other counts as.
 const WAIT_COST_EXTENTS: u64 = 4;
 /// Growth by less than the migrated bytes is creep: blocks that grow by a little each time. Once the bytes
@@ -47,26 +49,29 @@ const CREEP_FREE_FACTOR: u64 = 8;
 const CREEP_BLOCKS: u64 = 4;
 const CREEP_DIVISOR: u64 = 8;
 
-/// Bytes that migrated lately; the sum decays by one for every [`MIGRATION_DECAY`] bytes that the program
-/// allocates.
-#[derive(Clone, Copy, Debug, Default)]
+/// Bytes that migrated lately; the sum decays by one for every `decay` bytes that the program allocates.
+#[derive(Clone, Copy, Debug)]
 pub(super) struct MigrationBudget {
+    decay: u64,
     bytes: u64,
     /// Time of `bytes`, in bytes ever allocated.
     updated_at: u64,
 }
 
 impl MigrationBudget {
+    pub(super) const OF_REMAPS: Self = Self { decay: REMAP_DECAY, bytes: 0, updated_at: 0 };
+    pub(super) const OF_COPIES: Self = Self { decay: COPY_DECAY, ..Self::OF_REMAPS };
+
     fn current(&self, allocated: u64) -> u64 {
-        self.bytes.saturating_sub((allocated - self.updated_at) / MIGRATION_DECAY)
+        self.bytes.saturating_sub((allocated - self.updated_at) / self.decay)
     }
 
     pub(super) fn add(&mut self, allocated: u64, bytes: u64) {
-        *self = Self { bytes: self.current(allocated) + bytes, updated_at: allocated };
+        *self = Self { bytes: self.current(allocated) + bytes, updated_at: allocated, ..*self };
     }
 
     fn subtract(&mut self, allocated: u64, bytes: u64) {
-        *self = Self { bytes: self.current(allocated).saturating_sub(bytes), updated_at: allocated };
+        *self = Self { bytes: self.current(allocated).saturating_sub(bytes), updated_at: allocated, ..*self };
     }
 }
 

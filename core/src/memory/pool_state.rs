@@ -116,8 +116,8 @@ impl PoolState {
             virtual_memory,
             pending_releases: VecDeque::new(),
             migration_sources: MigrationSources::default(),
-            migration_budget: MigrationBudget::default(),
-            creep_budget: MigrationBudget::default(),
+            migration_budget: MigrationBudget::OF_REMAPS,
+            creep_budget: MigrationBudget::OF_REMAPS,
             hysteresis: GrowthHysteresis::default(),
             process_share: ProcessShare::new(source.is_device_memory()),
             batch_memory: BatchMemory::default(),
@@ -135,6 +135,9 @@ impl PoolState {
         if self.is_compaction_enabled() {
             // Compaction joins small remainders again.
             self.heap.rules.min_large_remainder = 0;
+            if self.virtual_memory.is_none() {
+                self.migration_budget = MigrationBudget::OF_COPIES;
+            }
         }
     }
 
