@@ -192,7 +192,7 @@ pub(super) fn averages_of_models(device: &Device) -> Result<()> {
     )?;
     ensure_message(average.load_state_dict(&net.state_dict()), "takes a state with `n_averaged`")?;
     ensure_message(AveragedModel::ema(&net, 1.5), "takes a decay between 0 and 1")?;
-    ensure_message(device.capture(|| average.update_parameters(&net)), "call it behind the step")
+    ensure_message(device.capture(|| average.update_parameters(&net)), "call it after the step")
 }
 
 /// Fractional max pooling, sizes that do not fit, class indices out of range, layers by name.
