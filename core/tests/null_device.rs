@@ -37,7 +37,7 @@ fn a_second_backward_says_what_happened() -> Result<()> {
     let y = w.exp()?;
     y.backward()?;
     let error = y.backward().expect_err("the tape is freed");
-    assert!(error.to_string().contains("already walked"), "{error}");
+    assert!(error.to_string().contains("has already run backward"), "{error}");
     Ok(())
 }
 

@@ -413,7 +413,7 @@ impl<'a> BackwardFnGuard<'a> {
             BackwardFnState::Freed => "has already run backward, and its saved tensors are freed",
         };
         Err(Error::Backward(format!(
-            "`{}` {why}; every pass but the last one uses `backward_retain` or `retain_graph`, and the last one comes after the others",
+            "`{}` {why}; every pass but the last one needs `retain_graph` of `GradOptions`, and the last one comes after the others",
             node.op
         )))
     }
@@ -548,9 +548,15 @@ impl GradOptions<'_> {
     }
 
     /// Pairs the outputs with their gradients.
+    #[track_caller]
     fn seeded_outputs(&self, outputs: &[Tensor]) -> Result<Vec<(Tensor, Tensor)>> {
         let Some(grads) = self.grad_outputs else {
-            return outputs.iter().map(|t| Ok((t.clone(), t.create_seed_grad()?))).collect();
+            // No closure, which would hide the caller's line.
+            let mut seeded = Vec::with_capacity(outputs.len());
+            for output in outputs {
+                seeded.push((output.clone(), output.create_seed_grad()?));
+            }
+            return Ok(seeded);
         };
         if grads.len() != outputs.len() {
             return Err(Error::Backward(format!("{} gradients for {} outputs", grads.len(), outputs.len())));

@@ -4,6 +4,7 @@ use super::null::{CardProfile, CardSpeed};
 use super::{Features, LibraryFeatures, Limits, SourceLimits, VirtualMemory};
 use crate::error::{Error, Result};
 use crate::memory::Config;
+use crate::variables;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -72,6 +73,7 @@ impl CardProfile {
     /// # Errors
     /// No card has this name (the message lists the names), or an environment variable is invalid.
     pub fn from_card(name: &str) -> Result<Self> {
+        variables::check()?;
         let plain = |name: &str| name.to_lowercase().replace(['-', '_', ' '], "");
         let found = CARD_TABLE.iter().find(|card| plain(card.0) == plain(name)).ok_or_else(|| {
             Error::argument("card", format!("no card `{name}` is known; there are {}", CARDS.join(", ")))

@@ -334,8 +334,8 @@ fn backward_that_cannot_run(device: &Device) -> Result<()> {
     y.backward_with(&y.ones_like()?)?;
     ensure_message(
         y.backward_with(&y.ones_like()?),
-        "backward: `exp` has already run backward, and its saved tensors are freed; every pass but the last one uses `backward_retain` or \
-         `retain_graph`, and the last one comes after the others",
+        "backward: `exp` has already run backward, and its saved tensors are freed; every pass but the last one needs \
+         `retain_graph` of `GradOptions`, and the last one comes after the others",
     )
 }
 

@@ -148,7 +148,7 @@ impl Tensor {
     /// The logits are computed in chunks of rows of at most 288 MiB, for any batch size. The same pass
     /// computes required gradients, the weight's in f32, so that no tensor of the logits' size is saved.
     ///
-    /// A backward pass that retains the graph (`backward_retain`) copies these gradients. With `create_graph`
+    /// A backward pass that retains the graph (`GradOptions::retain_graph`) copies these gradients. With `create_graph`
     /// it recomputes all logits at once. The reduction must be a sum or a mean. Under
     /// [`autocast`](crate::amp::autocast) the products are of 16-bit values.
     ///
@@ -238,7 +238,7 @@ impl Tensor {
             let of_one = if wants.retain_graph() { made.clone() } else { made.take() };
             let Some([dx, dw]) = of_one else {
                 return Err(Error::Backward(format!(
-                    "`{OP}` has given its gradients away in an earlier walk; use `backward_retain`, or `retain_graph`, for that"
+                    "`{OP}` has given its gradients away in an earlier backward pass; retain the graph there with `GradOptions`"
                 )));
             };
             let g = contiguous_zero_offset(g)?;
