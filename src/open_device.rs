@@ -121,6 +121,7 @@ impl OpenDevice for Device {
             #[cfg(feature = "wgpu")]
             "wgpu" => Self::new(forebay_wgpu::WgpuBackend::open(index)?),
             "null" => {
+                forebay_core::variables::check()?;
                 let config = Config::for_device("null", index)?;
                 Ok(Self::null(CardProfile::default().with_config(config)))
             }

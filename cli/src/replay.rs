@@ -38,7 +38,10 @@ struct NamedConfig {
 fn parse_config(text: &str) -> Result<NamedConfig> {
     let (base, rest) = match text.strip_prefix("pytorch") {
         Some(rest) => (Config::pytorch(), rest.trim_start_matches(',')),
-        None => (Config::for_device("null", 0)?, text),
+        None => {
+            forebay::variables::check()?;
+            (Config::for_device("null", 0)?, text)
+        }
     };
     let name = match text {
         "" if base == Config::default() => "default",
