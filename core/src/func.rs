@@ -132,18 +132,12 @@ fn jacobian_by_rows(y: &Tensor, x: &Tensor) -> Result<Tensor> {
 
 /// Returns the Jacobian of `f` at `x`, \[result.., x..\], by one backward pass for each element of the
 /// result.
-///
-/// # Errors
-/// Those of [`vjp`].
 pub fn jacobian(f: impl FnOnce(&Tensor) -> Result<Tensor>, x: &Tensor) -> Result<Tensor> {
     let x = x.to_leaf()?;
     jacobian_by_rows(&f(&x)?, &x)
 }
 
 /// Returns the Hessian of the scalar function `f` at `x`: \[x.., x..\].
-///
-/// # Errors
-/// Those of [`hvp`].
 pub fn hessian(f: impl FnOnce(&Tensor) -> Result<Tensor>, x: &Tensor) -> Result<Tensor> {
     let x = x.to_leaf()?;
     let y = f(&x)?;

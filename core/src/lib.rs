@@ -6,7 +6,8 @@
 //! device.
 //!
 //! Every operation can fail because memory runs out or the device was lost. `# Errors` sections list only
-//! other errors.
+//! other errors. A function without that section has no others, or those of the function that its name extends
+//! ([`tensor::Tensor::sum_all`] those of [`tensor::Tensor::sum`]).
 
 pub mod amp;
 pub mod atomic_write;

@@ -577,9 +577,6 @@ impl GradOptions<'_> {
 ///
 /// With `create_graph` the leaves' gradients have a history that holds the leaves: a reference cycle. Remove
 /// such gradients (`set_grad(None)`) when they are no longer needed, or use [`grad`].
-///
-/// # Errors
-/// Those of [`Tensor::backward`].
 #[track_caller]
 pub fn backward(outputs: &[Tensor], options: &GradOptions<'_>) -> Result<()> {
     run_backward(&options.seeded_outputs(outputs)?, options.to_backward_options())
@@ -618,9 +615,6 @@ pub fn grad(outputs: &[Tensor], inputs: &[Tensor], options: &GradOptions<'_>) ->
 }
 
 /// Returns the gradients like [`grad`], with `None` for inputs that no path leads to.
-///
-/// # Errors
-/// Those of [`grad`].
 #[track_caller]
 pub fn grad_allow_unused(
     outputs: &[Tensor],

@@ -103,9 +103,6 @@ impl SavedTensor {
     }
 
     /// Returns the tensor as a constant, for values whose derivative is zero, such as indices of maxima.
-    ///
-    /// # Errors
-    /// Those of [`unpack`](Self::unpack).
     pub fn unpack_detached(&self, wants: &BackwardCtx<'_>) -> Result<Tensor> {
         let t = self.unpack(wants)?;
         Ok(if t.requires_grad() { t.detach() } else { t })

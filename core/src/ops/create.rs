@@ -117,9 +117,6 @@ impl Tensor {
     }
 
     /// Creates a tensor filled with one value, with the shape, dtype and device of `self`.
-    ///
-    /// # Errors
-    /// See [`full`](Self::full).
     #[track_caller]
     pub fn full_like(&self, value: f64) -> Result<Self> {
         Self::full(self.shape(), value, self.dtype(), self.device())

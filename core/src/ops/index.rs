@@ -494,9 +494,6 @@ impl Tensor {
     /// Returns a copy of `self` with `src` added at the positions in `index`.
     ///
     /// An index out of range is skipped: see [`check_indices`](crate::ops::check_indices).
-    ///
-    /// # Errors
-    /// See [`scatter`](Self::scatter).
     #[track_caller]
     pub fn scatter_add(&self, dim: isize, index: &Tensor, src: &Tensor) -> Result<Tensor> {
         dispatch_autocast!("scatter_add", [self, src], |x, src| x.scatter_add(dim, index, &src));

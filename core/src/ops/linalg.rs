@@ -193,9 +193,6 @@ impl Tensor {
     /// assert_eq!(a.solve(&Tensor::ones(&[3], DType::F32, &device)?)?.shape(), [3]);
     /// # Ok::<(), forebay_core::error::Error>(())
     /// ```
-    ///
-    /// # Errors
-    /// See [`solve_triangular`](Self::solve_triangular).
     #[track_caller]
     pub fn solve(&self, b: &Tensor) -> Result<Tensor> {
         operation!(OP = "solve", autocast [self, b], |a, b| a.solve(&b));
@@ -228,9 +225,6 @@ impl Tensor {
 
     /// Computes the inverses of square matrices \[.., n, n\]: PyTorch's `linalg.inv`. The result is not
     /// finite for a singular matrix.
-    ///
-    /// # Errors
-    /// See [`cholesky`](Self::cholesky).
     #[track_caller]
     pub fn inv(&self) -> Result<Tensor> {
         operation!(OP = "inv", autocast[self], |x| x.inv());
@@ -240,9 +234,6 @@ impl Tensor {
 
     /// Computes the determinants of square matrices \[.., n, n\] as \[..\]. The gradient assumes
     /// invertibility.
-    ///
-    /// # Errors
-    /// See [`cholesky`](Self::cholesky).
     #[track_caller]
     pub fn det(&self) -> Result<Tensor> {
         operation!(OP = "det", autocast[self], |x| x.det());
@@ -262,9 +253,6 @@ impl Tensor {
 
     /// Computes the signs of determinants and the logarithms of their magnitudes, without overflow, both
     /// \[..\]. A singular matrix gives 0 and -∞.
-    ///
-    /// # Errors
-    /// See [`cholesky`](Self::cholesky).
     #[track_caller]
     pub fn slogdet(&self) -> Result<(Tensor, Tensor)> {
         operation!(OP = "slogdet", autocast[self], |x| x.slogdet());
@@ -291,9 +279,6 @@ impl Tensor {
     }
 
     /// Computes a power, if negative of the inverse, of square matrices \[.., n, n\] (`linalg.matrix_power`).
-    ///
-    /// # Errors
-    /// See [`cholesky`](Self::cholesky).
     #[track_caller]
     pub fn matrix_power(&self, power: i32) -> Result<Tensor> {
         operation!(OP = "matrix_power", autocast[self], |x| x.matrix_power(power));
@@ -322,9 +307,6 @@ impl Tensor {
     /// Computes the Moore-Penrose pseudo-inverses \[.., n, m\] of matrices \[.., m, n\] by singular values.
     /// Singular values up to `rtol` times the largest count as zero. As in PyTorch, the default is the larger
     /// extent times the machine epsilon. The gradient assumes constant rank.
-    ///
-    /// # Errors
-    /// See [`svdvals`](Self::svdvals).
     #[track_caller]
     pub fn pinv(&self, rtol: Option<f64>) -> Result<Tensor> {
         operation!(OP = "pinv", autocast[self], |x| x.pinv(rtol));
@@ -362,9 +344,6 @@ impl Tensor {
 
     /// Counts the nonzero singular values of matrices \[.., m, n\], as i64 \[..\]. For `rtol` see
     /// [`pinv`](Self::pinv).
-    ///
-    /// # Errors
-    /// See [`svdvals`](Self::svdvals).
     #[track_caller]
     pub fn matrix_rank(&self, rtol: Option<f64>) -> Result<Tensor> {
         operation!(OP = "matrix_rank", autocast[self], |x| x.matrix_rank(rtol));

@@ -508,9 +508,6 @@ impl Tensor {
 
     /// Divides each row over the trailing dimensions `normalized_shape` by its root mean square, then
     /// multiplies by the weight. The default `eps` is the machine epsilon of the element type.
-    ///
-    /// # Errors
-    /// See [`layer_norm`](Self::layer_norm).
     #[track_caller]
     pub fn rms_norm(
         &self,

@@ -408,9 +408,6 @@ impl Tensor {
     }
 
     /// Sums all elements.
-    ///
-    /// # Errors
-    /// See [`sum`](Self::sum).
     #[track_caller]
     pub fn sum_all(&self) -> Result<Tensor> {
         self.sum((), false)
@@ -447,9 +444,6 @@ impl Tensor {
     }
 
     /// Computes the mean of all elements.
-    ///
-    /// # Errors
-    /// See [`mean`](Self::mean).
     #[track_caller]
     pub fn mean_all(&self) -> Result<Tensor> {
         self.mean((), false)
@@ -500,9 +494,6 @@ impl Tensor {
     }
 
     /// Computes the product of all elements.
-    ///
-    /// # Errors
-    /// See [`sum`](Self::sum).
     #[track_caller]
     pub fn prod_all(&self) -> Result<Tensor> {
         self.reshape([-1isize])?.prod(0, false)
@@ -559,9 +550,6 @@ impl Tensor {
     }
 
     /// Computes the minimum and the maximum over `dims`.
-    ///
-    /// # Errors
-    /// See [`amax`](Self::amax).
     #[track_caller]
     pub fn aminmax(&self, dims: impl IntoDims, keepdim: bool) -> Result<(Tensor, Tensor)> {
         let dims = &reduction_dims(dims)[..];
@@ -570,18 +558,12 @@ impl Tensor {
 
     /// Computes the maximum of all elements. As in PyTorch's `max`, NaN elements share the gradient of a NaN
     /// result. The gradient of [`amax`](Self::amax) is NaN in this case.
-    ///
-    /// # Errors
-    /// See [`amax`](Self::amax).
     #[track_caller]
     pub fn max_all(&self) -> Result<Tensor> {
         self.reduce_extreme(&AMAX, &[], false, Self::eq_or_both_nan)
     }
 
     /// Computes the minimum of all elements, with gradients as in [`max_all`](Self::max_all).
-    ///
-    /// # Errors
-    /// See [`amin`](Self::amin).
     #[track_caller]
     pub fn min_all(&self) -> Result<Tensor> {
         self.reduce_extreme(&AMIN, &[], false, Self::eq_or_both_nan)
@@ -615,18 +597,12 @@ impl Tensor {
 
     /// Returns the maximum over one dimension and its index (i64): the first NaN, or else the first of equal
     /// elements. The gradient goes to that element.
-    ///
-    /// # Errors
-    /// See [`amax`](Self::amax).
     #[track_caller]
     pub fn max(&self, dim: isize, keepdim: bool) -> Result<(Tensor, Tensor)> {
         self.reduce_with_index(&ARGMAX, dim, keepdim)
     }
 
     /// Returns the minimum over one dimension and its index, under the rules of [`max`](Self::max).
-    ///
-    /// # Errors
-    /// See [`amax`](Self::amax).
     #[track_caller]
     pub fn min(&self, dim: isize, keepdim: bool) -> Result<(Tensor, Tensor)> {
         self.reduce_with_index(&ARGMIN, dim, keepdim)
@@ -649,18 +625,12 @@ impl Tensor {
     }
 
     /// Returns the index (i64) of the first maximum along `dim`, or among all elements for `()`.
-    ///
-    /// # Errors
-    /// See [`amax`](Self::amax).
     #[track_caller]
     pub fn argmax(&self, dim: impl IntoDims, keepdim: bool) -> Result<Tensor> {
         self.reduce_to_index(&ARGMAX, single_dim("argmax", dim)?, keepdim)
     }
 
     /// Returns the index (i64) of the first minimum along `dim`, or among all elements for `()`.
-    ///
-    /// # Errors
-    /// See [`amax`](Self::amax).
     #[track_caller]
     pub fn argmin(&self, dim: impl IntoDims, keepdim: bool) -> Result<Tensor> {
         self.reduce_to_index(&ARGMIN, single_dim("argmin", dim)?, keepdim)
@@ -673,9 +643,6 @@ impl Tensor {
     }
 
     /// Tests whether any element over `dims` (all if there are none) is nonzero. u8 gives u8, as in PyTorch.
-    ///
-    /// # Errors
-    /// See [`sum`](Self::sum).
     #[track_caller]
     pub fn any(&self, dims: impl IntoDims, keepdim: bool) -> Result<Tensor> {
         let dims = &reduction_dims(dims)[..];
@@ -684,9 +651,6 @@ impl Tensor {
 
     /// Tests whether all elements over `dims` (all if there are none) are nonzero. u8 gives u8, as in
     /// PyTorch.
-    ///
-    /// # Errors
-    /// See [`sum`](Self::sum).
     #[track_caller]
     pub fn all(&self, dims: impl IntoDims, keepdim: bool) -> Result<Tensor> {
         let dims = &reduction_dims(dims)[..];
@@ -694,9 +658,6 @@ impl Tensor {
     }
 
     /// Counts the nonzero elements over `dims` (all if there are none), as i64.
-    ///
-    /// # Errors
-    /// See [`sum`](Self::sum).
     #[track_caller]
     pub fn count_nonzero(&self, dims: impl IntoDims) -> Result<Tensor> {
         let dims = &reduction_dims(dims)[..];

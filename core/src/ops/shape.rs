@@ -190,18 +190,12 @@ impl Tensor {
     /// assert_eq!(Tensor::stack(&[&a, &a], 0)?.shape(), [2, 2, 3]);
     /// # Ok::<(), forebay_core::error::Error>(())
     /// ```
-    ///
-    /// # Errors
-    /// See [`cat`](super::cat).
     #[track_caller]
     pub fn cat(tensors: &[impl AsRef<Tensor>], dim: isize) -> Result<Tensor> {
         cat(tensors, dim)
     }
 
     /// Concatenates tensors of the same shape along a new dimension: the function [`stack`](super::stack).
-    ///
-    /// # Errors
-    /// See [`stack`](super::stack).
     #[track_caller]
     pub fn stack(tensors: &[impl AsRef<Tensor>], dim: isize) -> Result<Tensor> {
         stack(tensors, dim)
@@ -232,9 +226,6 @@ impl Tensor {
     }
 
     /// Creates `base` to the powers of `steps` equally spaced values from `start` to `end`, both included.
-    ///
-    /// # Errors
-    /// See [`linspace`](Self::linspace).
     #[track_caller]
     pub fn logspace(
         start: f64,

@@ -78,9 +78,6 @@ impl Tensor {
     }
 
     /// Creates a Hamming window, alpha - beta · cos(2πt): `torch.hamming_window` (0.54 and 0.46).
-    ///
-    /// # Errors
-    /// See [`hann_window`](Self::hann_window).
     #[track_caller]
     pub fn hamming_window(
         n: usize,
@@ -94,9 +91,6 @@ impl Tensor {
     }
 
     /// Creates a Blackman window: `torch.blackman_window`.
-    ///
-    /// # Errors
-    /// See [`hann_window`](Self::hann_window).
     #[track_caller]
     pub fn blackman_window(n: usize, periodic: bool, dtype: DType, device: &Device) -> Result<Tensor> {
         build_window("blackman_window", n, periodic, (dtype, device), |t| {
@@ -105,9 +99,6 @@ impl Tensor {
     }
 
     /// Creates a Bartlett (triangular) window: `torch.bartlett_window`.
-    ///
-    /// # Errors
-    /// See [`hann_window`](Self::hann_window).
     #[track_caller]
     pub fn bartlett_window(n: usize, periodic: bool, dtype: DType, device: &Device) -> Result<Tensor> {
         build_window("bartlett_window", n, periodic, (dtype, device), |t| 1.0 - (2.0 * t - 1.0).abs())

@@ -202,9 +202,6 @@ impl Tensor {
 
     /// Returns the indices (i64) that sort the elements along `dim` in ascending or `descending` order:
     /// PyTorch's `argsort`, always stable.
-    ///
-    /// # Errors
-    /// See [`sort`](Self::sort).
     #[track_caller]
     pub fn argsort(&self, dim: isize, descending: bool) -> Result<Tensor> {
         operation!("argsort");
@@ -259,9 +256,6 @@ impl Tensor {
     }
 
     /// Returns the [`median`](Self::median) of the elements that are not NaN, or NaN if all are NaN.
-    ///
-    /// # Errors
-    /// See [`median`](Self::median).
     #[track_caller]
     pub fn nanmedian(&self, dim: isize, keepdim: bool) -> Result<(Tensor, Tensor)> {
         let d = normalize_dim("nanmedian", dim, self.rank())?;
@@ -282,9 +276,6 @@ impl Tensor {
     }
 
     /// Returns the median of all elements that are not NaN. Equal elements share the gradient.
-    ///
-    /// # Errors
-    /// See [`median_all`](Self::median_all).
     #[track_caller]
     pub fn nanmedian_all(&self) -> Result<Tensor> {
         self.median_over_all("nanmedian", |line| line.nanmedian(0, false))
@@ -339,9 +330,6 @@ impl Tensor {
     }
 
     /// Computes the [`quantile`](Self::quantile) of the elements that are not NaN, or NaN if all are NaN.
-    ///
-    /// # Errors
-    /// See [`quantile`](Self::quantile).
     #[track_caller]
     pub fn nanquantile<'a>(
         &self,

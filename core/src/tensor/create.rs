@@ -27,9 +27,6 @@ impl Tensor {
     }
 
     /// Creates a boolean tensor of `shape` from row-major elements. One extent may be -1.
-    ///
-    /// # Errors
-    /// See [`from_slice`](Self::from_slice).
     #[track_caller]
     pub fn from_bools(data: &[bool], shape: impl IntoShape, device: &Device) -> Result<Self> {
         let bytes: Vec<u8> = data.iter().map(|&b| u8::from(b)).collect();

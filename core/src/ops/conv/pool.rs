@@ -385,9 +385,6 @@ impl Tensor {
     ///
     /// The index is that of the last NaN, or else of the first maximum. A window without elements has the
     /// index at which PyTorch starts its search, which may lie outside of the plane.
-    ///
-    /// # Errors
-    /// See [`max_pool2d`](Self::max_pool2d).
     #[track_caller]
     pub fn max_pool2d_with_indices(&self, window: Pool2dOptions) -> Result<(Tensor, Tensor)> {
         PoolPlan::new("max_pool2d", PoolKind::Max, self, window, None)?.run_with_indices(self)
@@ -435,9 +432,6 @@ impl Tensor {
     }
 
     /// Returns [`adaptive_max_pool2d`](Self::adaptive_max_pool2d) and each maximum's i64 index in its plane.
-    ///
-    /// # Errors
-    /// See [`adaptive_max_pool2d`](Self::adaptive_max_pool2d).
     #[track_caller]
     pub fn adaptive_max_pool2d_with_indices(&self, output: [usize; 2]) -> Result<(Tensor, Tensor)> {
         PoolPlan::new(ADAPTIVE_MAX, PoolKind::AdaptiveMax, self, Pool2dOptions::new(1), Some(output))?
@@ -445,18 +439,12 @@ impl Tensor {
     }
 
     /// Applies [`adaptive_max_pool2d`](Self::adaptive_max_pool2d) to signals \[N, C, L\] or \[C, L\].
-    ///
-    /// # Errors
-    /// See [`adaptive_max_pool2d`](Self::adaptive_max_pool2d).
     #[track_caller]
     pub fn adaptive_max_pool1d(&self, output: usize) -> Result<Tensor> {
         self.unsqueeze(-2)?.adaptive_max_pool2d([1, output])?.squeeze(-2)
     }
 
     /// Returns [`adaptive_max_pool1d`](Self::adaptive_max_pool1d) and each maximum's i64 index in its signal.
-    ///
-    /// # Errors
-    /// See [`adaptive_max_pool2d`](Self::adaptive_max_pool2d).
     #[track_caller]
     pub fn adaptive_max_pool1d_with_indices(&self, output: usize) -> Result<(Tensor, Tensor)> {
         let (out, places) = self.unsqueeze(-2)?.adaptive_max_pool2d_with_indices([1, output])?;

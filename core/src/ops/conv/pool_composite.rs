@@ -37,9 +37,6 @@ const DEPTH_AXES: [Option<usize>; 2] = [Some(0), None];
 
 impl Tensor {
     /// Returns the maximum of each window of signals \[batch, channels, length\], or without the batch.
-    ///
-    /// # Errors
-    /// See [`max_pool2d`](Self::max_pool2d).
     #[track_caller]
     pub fn max_pool1d(&self, window: Pool1dOptions) -> Result<Tensor> {
         fail_if!(self.rank() == 2 && self.shape()[0] == 0;
@@ -48,9 +45,6 @@ impl Tensor {
     }
 
     /// Returns [`max_pool1d`](Self::max_pool1d) and the i64 index of each maximum in its signal.
-    ///
-    /// # Errors
-    /// See [`max_pool2d`](Self::max_pool2d).
     #[track_caller]
     pub fn max_pool1d_with_indices(&self, window: Pool1dOptions) -> Result<(Tensor, Tensor)> {
         let (out, places) =
@@ -59,9 +53,6 @@ impl Tensor {
     }
 
     /// Returns the average of each window of signals \[batch, channels, length\], or without the batch.
-    ///
-    /// # Errors
-    /// See [`avg_pool2d`](Self::avg_pool2d).
     #[track_caller]
     pub fn avg_pool1d(&self, window: Pool1dOptions) -> Result<Tensor> {
         pool_signal(self, |x| x.avg_pool2d(window.restrict_to_axes(SIGNAL_AXES)))
@@ -70,9 +61,6 @@ impl Tensor {
     /// Returns the maximum of each window of volumes \[.., channels, depth, height, width\].
     ///
     /// Among equal maxima, the gradient goes to the first depth, then to the first element of that image.
-    ///
-    /// # Errors
-    /// See [`max_pool2d`](Self::max_pool2d).
     #[track_caller]
     pub fn max_pool3d(&self, window: Pool3dOptions) -> Result<Tensor> {
         let images = |x: &Tensor| x.max_pool2d(window.restrict_to_axes(IMAGE_AXES));
@@ -126,9 +114,6 @@ impl Tensor {
     }
 
     /// Returns the average of each window of volumes \[.., channels, depth, height, width\].
-    ///
-    /// # Errors
-    /// See [`avg_pool2d`](Self::avg_pool2d).
     #[track_caller]
     pub fn avg_pool3d(&self, window: Pool3dOptions) -> Result<Tensor> {
         // Apply `divisor_override` in one of the two passes only.
@@ -145,9 +130,6 @@ impl Tensor {
     }
 
     /// Applies [`adaptive_avg_pool2d`](Self::adaptive_avg_pool2d) to signals \[.., channels, length\].
-    ///
-    /// # Errors
-    /// See [`adaptive_avg_pool2d`](Self::adaptive_avg_pool2d).
     #[track_caller]
     pub fn adaptive_avg_pool1d(&self, output: usize) -> Result<Tensor> {
         pool_signal(self, |x| x.adaptive_avg_pool2d([1, output]))
@@ -155,9 +137,6 @@ impl Tensor {
 
     /// Applies [`adaptive_avg_pool2d`](Self::adaptive_avg_pool2d) to volumes \[batch, channels, depth,
     /// height, width\], or without the batch.
-    ///
-    /// # Errors
-    /// See [`adaptive_avg_pool2d`](Self::adaptive_avg_pool2d).
     #[track_caller]
     pub fn adaptive_avg_pool3d(&self, output: [usize; 3]) -> Result<Tensor> {
         let [d, h, w] = output;
@@ -167,9 +146,6 @@ impl Tensor {
 
     /// Applies [`adaptive_max_pool2d`](Self::adaptive_max_pool2d) to volumes \[batch, channels, depth,
     /// height, width\], or without the batch.
-    ///
-    /// # Errors
-    /// See [`adaptive_max_pool2d`](Self::adaptive_max_pool2d).
     #[track_caller]
     pub fn adaptive_max_pool3d(&self, output: [usize; 3]) -> Result<Tensor> {
         let [d, h, w] = output;
@@ -188,18 +164,12 @@ impl Tensor {
     }
 
     /// Applies [`lp_pool2d`](Self::lp_pool2d) to signals.
-    ///
-    /// # Errors
-    /// See [`lp_pool2d`](Self::lp_pool2d).
     #[track_caller]
     pub fn lp_pool1d(&self, p: f64, window: Pool1dOptions) -> Result<Tensor> {
         lp_pool("lp_pool1d", self, p, window, |x| x.avg_pool1d(window))
     }
 
     /// Applies [`lp_pool2d`](Self::lp_pool2d) to volumes.
-    ///
-    /// # Errors
-    /// See [`lp_pool2d`](Self::lp_pool2d).
     #[track_caller]
     pub fn lp_pool3d(&self, p: f64, window: Pool3dOptions) -> Result<Tensor> {
         lp_pool("lp_pool3d", self, p, window, |x| x.avg_pool3d(window))

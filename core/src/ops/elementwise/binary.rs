@@ -278,9 +278,6 @@ impl Tensor {
 
     /// Clamps `self` from below: [`clamp`](Self::clamp) by a scalar, [`maximum`](Self::maximum) with a
     /// tensor.
-    ///
-    /// # Errors
-    /// See [`clamp`](Self::clamp).
     #[track_caller]
     pub fn clamp_min<'a>(&self, min: impl Into<Operand<'a>>) -> Result<Tensor> {
         match min.into() {
@@ -291,9 +288,6 @@ impl Tensor {
 
     /// Clamps `self` from above: [`clamp`](Self::clamp) by a scalar, [`minimum`](Self::minimum) with a
     /// tensor.
-    ///
-    /// # Errors
-    /// See [`clamp`](Self::clamp).
     #[track_caller]
     pub fn clamp_max<'a>(&self, max: impl Into<Operand<'a>>) -> Result<Tensor> {
         match max.into() {
@@ -354,9 +348,6 @@ impl Tensor {
     }
 
     /// Replaces every element by `value`, a scalar or a zero-dimensional tensor.
-    ///
-    /// # Errors
-    /// See [`masked_fill_`](Self::masked_fill_).
     #[track_caller]
     pub fn fill_<'a>(&self, value: impl Into<Operand<'a>>) -> Result<()> {
         let value = self.fill_operand("fill_", value.into())?;
@@ -376,18 +367,12 @@ impl Tensor {
     }
 
     /// Replaces every element by zero.
-    ///
-    /// # Errors
-    /// See [`masked_fill_`](Self::masked_fill_).
     #[track_caller]
     pub fn zero_(&self) -> Result<()> {
         self.fill_(false)
     }
 
     /// Applies [`clamp`](Self::clamp) in place.
-    ///
-    /// # Errors
-    /// See [`masked_fill_`](Self::masked_fill_).
     #[track_caller]
     pub fn clamp_<'a>(&self, min: impl Into<Operand<'a>>, max: impl Into<Operand<'a>>) -> Result<()> {
         let (min, max) = (min.into(), max.into());
@@ -395,9 +380,6 @@ impl Tensor {
     }
 
     /// Applies [`addcmul`](Self::addcmul) in place.
-    ///
-    /// # Errors
-    /// See [`masked_fill_`](Self::masked_fill_).
     #[track_caller]
     pub fn addcmul_<'a>(
         &self,
@@ -411,9 +393,6 @@ impl Tensor {
     }
 
     /// Applies [`addcdiv`](Self::addcdiv) in place.
-    ///
-    /// # Errors
-    /// See [`masked_fill_`](Self::masked_fill_).
     #[track_caller]
     pub fn addcdiv_<'a>(
         &self,
@@ -425,9 +404,6 @@ impl Tensor {
     }
 
     /// Applies [`lerp`](Self::lerp) in place.
-    ///
-    /// # Errors
-    /// See [`masked_fill_`](Self::masked_fill_).
     #[track_caller]
     pub fn lerp_<'a>(&self, end: impl Into<Operand<'a>>, weight: impl Into<Operand<'a>>) -> Result<()> {
         run_pointwise_inplace(&LERP, self, &[end.into(), weight.into()], &[])

@@ -53,9 +53,6 @@ impl Tensor {
     }
 
     /// Looks up rows as [`embedding`](Self::embedding) does, with more options.
-    ///
-    /// # Errors
-    /// See [`embedding`](Self::embedding).
     #[track_caller]
     pub fn embedding_with(&self, index: &Tensor, how: EmbeddingOptions) -> Result<Tensor> {
         operation!(OP);

@@ -153,9 +153,6 @@ impl Tensor {
     }
 
     /// Returns [`nonzero`](Self::nonzero): PyTorch's `argwhere`.
-    ///
-    /// # Errors
-    /// See [`nonzero`](Self::nonzero).
     #[track_caller]
     pub fn argwhere(&self) -> Result<Tensor> {
         self.nonzero()
@@ -163,9 +160,6 @@ impl Tensor {
 
     /// Returns the indices of nonzero elements as one tensor for each dimension: PyTorch's
     /// `nonzero(as_tuple=True)`, and `where` of one argument. A tensor of rank 0 counts as rank 1.
-    ///
-    /// # Errors
-    /// See [`nonzero`](Self::nonzero).
     #[track_caller]
     pub fn nonzero_tuple(&self) -> Result<Vec<Tensor>> {
         let places = if self.rank() == 0 { self.reshape([1])?.nonzero()? } else { self.nonzero()? };

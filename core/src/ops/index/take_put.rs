@@ -93,9 +93,6 @@ impl Tensor {
     /// indices count from the end.
     ///
     /// An index out of range reads as 0: see [`check_indices`](crate::ops::check_indices).
-    ///
-    /// # Errors
-    /// See [`index_select`](Self::index_select).
     #[track_caller]
     pub fn take(&self, index: &Tensor) -> Result<Tensor> {
         operation!("take");
@@ -108,9 +105,6 @@ impl Tensor {
     /// `accumulate`: PyTorch's `put`. `index` and `source` have the same number of elements.
     ///
     /// An index out of range is skipped: see [`check_indices`](crate::ops::check_indices).
-    ///
-    /// # Errors
-    /// See [`index_put`](Self::index_put).
     #[track_caller]
     pub fn put(&self, index: &Tensor, source: &Tensor, accumulate: bool) -> Result<Tensor> {
         operation!("put");

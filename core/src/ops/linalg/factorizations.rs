@@ -178,9 +178,6 @@ impl Tensor {
     /// assert_eq!((values.shape(), vectors.shape()), (&[7, 3][..], &[7, 3, 3][..]));
     /// # Ok::<(), forebay_core::error::Error>(())
     /// ```
-    ///
-    /// # Errors
-    /// See [`cholesky`](Self::cholesky).
     #[track_caller]
     pub fn eigh(&self, upper: bool) -> Result<(Tensor, Tensor)> {
         operation!(OP = "eigh", autocast[self], |x| x.eigh(upper));
@@ -219,9 +216,6 @@ impl Tensor {
     }
 
     /// Computes the eigenvalues of symmetric matrices: see [`eigh`](Self::eigh).
-    ///
-    /// # Errors
-    /// See [`cholesky`](Self::cholesky).
     #[track_caller]
     pub fn eigvalsh(&self, upper: bool) -> Result<Tensor> {
         operation!("eigvalsh", autocast[self], |x| x.eigvalsh(upper));
@@ -234,9 +228,6 @@ impl Tensor {
     /// Returns one matrix with U and, below the diagonal, L without its unit diagonal. Also returns the row
     /// order as i64 \[.., m\]: for each row of L · U, the row of the input. PyTorch returns the sequence of
     /// row swaps instead. [`lu_solve`](Self::lu_solve) takes both results.
-    ///
-    /// # Errors
-    /// See [`svdvals`](Self::svdvals).
     #[track_caller]
     pub fn lu_factor(&self) -> Result<(Tensor, Tensor)> {
         operation!(OP = "lu_factor", autocast[self], |x| x.lu_factor());
@@ -272,9 +263,6 @@ impl Tensor {
     /// Computes P, L and U with P · L · U equal to the matrices \[.., m, n\]: PyTorch's `linalg.lu`.
     ///
     /// With k = min(m, n), P is \[.., m, m\] and not recorded, L is \[.., m, k\], and U is \[.., k, n\].
-    ///
-    /// # Errors
-    /// See [`svdvals`](Self::svdvals).
     #[track_caller]
     pub fn lu(&self) -> Result<(Tensor, Tensor, Tensor)> {
         operation!("lu", autocast[self], |x| x.lu());

@@ -226,9 +226,6 @@ impl Tensor {
 
     /// Solves a x = `self` for x, where `l` is the [Cholesky factor](Self::cholesky) of a, or with `upper`
     /// its transpose: PyTorch's `cholesky_solve`.
-    ///
-    /// # Errors
-    /// See [`solve_triangular`](Self::solve_triangular).
     #[track_caller]
     pub fn cholesky_solve(&self, l: &Tensor, upper: bool) -> Result<Tensor> {
         operation!("cholesky_solve");
@@ -240,9 +237,6 @@ impl Tensor {
 
     /// Computes the inverse of a matrix from its [Cholesky factor](Self::cholesky) `self`, or with `upper`
     /// from the transposed factor: PyTorch's `cholesky_inverse`.
-    ///
-    /// # Errors
-    /// See [`solve_triangular`](Self::solve_triangular).
     #[track_caller]
     pub fn cholesky_inverse(&self, upper: bool) -> Result<Tensor> {
         let (_, n) = check_square("cholesky_inverse", self)?;
@@ -251,9 +245,6 @@ impl Tensor {
     }
 
     /// Computes the logarithms of determinants as \[..\]: NaN for a negative determinant.
-    ///
-    /// # Errors
-    /// See [`cholesky`](Self::cholesky).
     #[track_caller]
     pub fn logdet(&self) -> Result<Tensor> {
         operation!("logdet");

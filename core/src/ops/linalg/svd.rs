@@ -177,9 +177,6 @@ impl Tensor {
     /// assert_eq!((u.shape(), s.shape(), vh.shape()), (&[7, 5, 3][..], &[7, 3][..], &[7, 3, 3][..]));
     /// # Ok::<(), forebay_core::error::Error>(())
     /// ```
-    ///
-    /// # Errors
-    /// See [`svdvals`](Self::svdvals).
     #[track_caller]
     pub fn svd(&self) -> Result<(Tensor, Tensor, Tensor)> {
         operation!(OP = "svd", autocast[self], |x| x.svd());

@@ -276,9 +276,6 @@ impl Tensor {
     /// Computes gelu(x · upᵀ + up_bias) · downᵀ + down_bias with the tanh form of GELU, as one operation: a
     /// transformer's MLP block. Weights are \[out, in\] as in [`linear`](Self::linear). The operation saves x
     /// and the input of GELU, and recomputes GELU's output in the backward pass.
-    ///
-    /// # Errors
-    /// See [`linear`](Self::linear).
     #[track_caller]
     pub fn mlp(&self, up: &Tensor, up_bias: &Tensor, down: &Tensor, down_bias: &Tensor) -> Result<Tensor> {
         operation!(OP = "mlp");

@@ -254,9 +254,6 @@ impl Tensor {
     /// assert_eq!(x.batch_norm_relu(None, None, None, true, 0.1, 1e-5)?.shape(), x.shape());
     /// # Ok::<(), forebay_core::error::Error>(())
     /// ```
-    ///
-    /// # Errors
-    /// See [`batch_norm`](Self::batch_norm).
     #[track_caller]
     pub fn batch_norm_relu(
         &self,

@@ -365,9 +365,6 @@ impl Tensor {
 
     /// Adds a residual and normalises by [`rms_norm`](Self::rms_norm), fused as in
     /// [`add_layer_norm`](Self::add_layer_norm).
-    ///
-    /// # Errors
-    /// See [`add_layer_norm`](Self::add_layer_norm).
     #[track_caller]
     pub fn add_rms_norm(
         &self,

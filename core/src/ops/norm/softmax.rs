@@ -238,9 +238,6 @@ impl Tensor {
     }
 
     /// Computes the logarithm of [`softmax`](Self::softmax) without loss of precision.
-    ///
-    /// # Errors
-    /// See [`softmax`](Self::softmax).
     #[track_caller]
     pub fn log_softmax(&self, dim: isize) -> Result<Tensor> {
         dispatch_autocast!("log_softmax", [self], |x| x.log_softmax(dim));
@@ -248,18 +245,12 @@ impl Tensor {
     }
 
     /// Computes [`softmax`](Self::softmax) of the values cast to `dtype`. f32 avoids 16-bit rounding.
-    ///
-    /// # Errors
-    /// See [`softmax`](Self::softmax).
     #[track_caller]
     pub fn softmax_with_dtype(&self, dim: isize, dtype: DType) -> Result<Tensor> {
         softmax_with_grad(false, &self.to_dtype(dtype)?, dim)
     }
 
     /// Computes [`log_softmax`](Self::log_softmax) of the values cast to `dtype`.
-    ///
-    /// # Errors
-    /// See [`softmax`](Self::softmax).
     #[track_caller]
     pub fn log_softmax_with_dtype(&self, dim: isize, dtype: DType) -> Result<Tensor> {
         softmax_with_grad(true, &self.to_dtype(dtype)?, dim)

@@ -201,9 +201,6 @@ impl Tensor {
     }
 
     /// Computes the cumulative product along `dim`. Integers and bools give i64.
-    ///
-    /// # Errors
-    /// See [`cumsum`](Self::cumsum).
     #[track_caller]
     pub fn cumprod(&self, dim: isize) -> Result<Tensor> {
         dispatch_autocast!("cumprod", [self], |x| x.cumprod(dim));
@@ -326,9 +323,6 @@ impl Tensor {
     }
 
     /// Computes the cumulative integral along `dim`, one element less: see [`trapezoid`](Self::trapezoid).
-    ///
-    /// # Errors
-    /// See [`trapezoid`](Self::trapezoid).
     #[track_caller]
     pub fn cumulative_trapezoid<'a>(&self, spacing: impl Into<Operand<'a>>, dim: isize) -> Result<Tensor> {
         let spacing = spacing.into();
@@ -337,18 +331,12 @@ impl Tensor {
     }
 
     /// Returns the cumulative maximum along `dim` and its index (i64), the last of equal elements.
-    ///
-    /// # Errors
-    /// See [`cumsum`](Self::cumsum).
     #[track_caller]
     pub fn cummax(&self, dim: isize) -> Result<(Tensor, Tensor)> {
         self.cumulative_extreme("cummax", "max", dim)
     }
 
     /// Returns the cumulative minimum along `dim` and its index (i64), the last of equal elements.
-    ///
-    /// # Errors
-    /// See [`cumsum`](Self::cumsum).
     #[track_caller]
     pub fn cummin(&self, dim: isize) -> Result<(Tensor, Tensor)> {
         self.cumulative_extreme("cummin", "min", dim)

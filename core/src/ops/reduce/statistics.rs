@@ -141,9 +141,6 @@ impl Tensor {
     }
 
     /// Computes the square root of [`var`](Self::var).
-    ///
-    /// # Errors
-    /// See [`var`](Self::var).
     #[track_caller]
     pub fn std(&self, dims: impl IntoDims, correction: f64, keepdim: bool) -> Result<Tensor> {
         let dims = &reduction_dims(dims)[..];
@@ -151,9 +148,6 @@ impl Tensor {
     }
 
     /// Computes the variance and the mean.
-    ///
-    /// # Errors
-    /// See [`var`](Self::var).
     #[track_caller]
     pub fn var_mean(&self, dims: impl IntoDims, correction: f64, keepdim: bool) -> Result<(Tensor, Tensor)> {
         let dims = &reduction_dims(dims)[..];
@@ -224,9 +218,6 @@ impl Tensor {
     }
 
     /// Computes the standard deviation, see [`std`](Self::std), and the mean.
-    ///
-    /// # Errors
-    /// See [`var`](Self::var).
     #[track_caller]
     pub fn std_mean(&self, dims: impl IntoDims, correction: f64, keepdim: bool) -> Result<(Tensor, Tensor)> {
         let dims = &reduction_dims(dims)[..];
@@ -237,9 +228,6 @@ impl Tensor {
     }
 
     /// Sums over `dims` (all if there are none), skipping NaN.
-    ///
-    /// # Errors
-    /// See [`sum`](Self::sum).
     #[track_caller]
     pub fn nansum(&self, dims: impl IntoDims, keepdim: bool) -> Result<Tensor> {
         let dims = &reduction_dims(dims)[..];
@@ -250,9 +238,6 @@ impl Tensor {
     }
 
     /// Computes the mean over `dims` (all if there are none), skipping NaN.
-    ///
-    /// # Errors
-    /// See [`mean`](Self::mean).
     #[track_caller]
     pub fn nanmean(&self, dims: impl IntoDims, keepdim: bool) -> Result<Tensor> {
         let dims = &reduction_dims(dims)[..];
@@ -315,9 +300,6 @@ impl Tensor {
 
     /// Computes the correlation matrix of \[variables, observations\], or of the observations of one
     /// variable: covariances divided by both standard deviations.
-    ///
-    /// # Errors
-    /// See [`cov`](Self::cov).
     #[track_caller]
     pub fn corrcoef(&self) -> Result<Tensor> {
         operation!("corrcoef", in_f32[self], |x| x.corrcoef());
@@ -348,9 +330,6 @@ impl Tensor {
     }
 
     /// Computes log Σ exp over `dims` (all if there are none), without overflow.
-    ///
-    /// # Errors
-    /// See [`var`](Self::var).
     #[track_caller]
     pub fn logsumexp(&self, dims: impl IntoDims, keepdim: bool) -> Result<Tensor> {
         let dims = &reduction_dims(dims)[..];

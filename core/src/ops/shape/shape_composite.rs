@@ -12,9 +12,6 @@ fn map_and_cat(tensors: &[&Tensor], dim: isize, made: impl Fn(&Tensor) -> Result
 }
 
 /// Concatenates tensors along dimension 1, or along dimension 0 if they have fewer than two dimensions.
-///
-/// # Errors
-/// See [`cat`].
 #[track_caller]
 pub fn hstack(tensors: &[impl AsRef<Tensor>]) -> Result<Tensor> {
     let tensors = &as_refs(tensors)[..];
@@ -23,9 +20,6 @@ pub fn hstack(tensors: &[impl AsRef<Tensor>]) -> Result<Tensor> {
 }
 
 /// Concatenates tensors along dimension 0. Tensors with fewer than two dimensions become rows.
-///
-/// # Errors
-/// See [`cat`].
 #[track_caller]
 pub fn vstack(tensors: &[impl AsRef<Tensor>]) -> Result<Tensor> {
     let tensors = &as_refs(tensors)[..];
@@ -33,9 +27,6 @@ pub fn vstack(tensors: &[impl AsRef<Tensor>]) -> Result<Tensor> {
 }
 
 /// Concatenates tensors along dimension 2. Tensors with fewer than three dimensions are stacked along it.
-///
-/// # Errors
-/// See [`cat`].
 #[track_caller]
 pub fn dstack(tensors: &[impl AsRef<Tensor>]) -> Result<Tensor> {
     let tensors = &as_refs(tensors)[..];
@@ -43,9 +34,6 @@ pub fn dstack(tensors: &[impl AsRef<Tensor>]) -> Result<Tensor> {
 }
 
 /// Concatenates tensors along dimension 1. Tensors with fewer than two dimensions become columns.
-///
-/// # Errors
-/// See [`cat`].
 #[track_caller]
 pub fn column_stack(tensors: &[impl AsRef<Tensor>]) -> Result<Tensor> {
     let tensors = &as_refs(tensors)[..];
@@ -160,9 +148,6 @@ impl Tensor {
     }
 
     /// Repeats the tensor along each dimension: PyTorch's `tile`. Missing leading ones are 1.
-    ///
-    /// # Errors
-    /// See [`repeat`](Self::repeat).
     #[track_caller]
     pub fn tile(&self, counts: impl IntoShape) -> Result<Tensor> {
         let counts = &new_shape("tile", counts)?[..];
@@ -223,9 +208,6 @@ impl Tensor {
     }
 
     /// Returns the indices on and above a diagonal of a matrix: see [`tril_indices`](Self::tril_indices).
-    ///
-    /// # Errors
-    /// See [`tril_indices`](Self::tril_indices).
     #[track_caller]
     pub fn triu_indices(rows: usize, columns: usize, diagonal: isize, device: &Device) -> Result<Tensor> {
         Self::ones([rows, columns], DType::I32, device)?.triu(diagonal)?.nonzero()?.t()?.contiguous()

@@ -170,9 +170,6 @@ impl Tensor {
     }
 
     /// Returns each element that differs from its predecessor, as [`unique`](Self::unique) does.
-    ///
-    /// # Errors
-    /// See [`unique`](Self::unique).
     #[track_caller]
     pub fn unique_consecutive(&self) -> Result<Unique> {
         operation!("unique_consecutive");
@@ -207,9 +204,6 @@ impl Tensor {
     }
 
     /// Returns slices that differ from their predecessors, as [`unique_dim`](Self::unique_dim) does.
-    ///
-    /// # Errors
-    /// See [`unique_dim`](Self::unique_dim).
     #[track_caller]
     pub fn unique_consecutive_dim(&self, dim: isize) -> Result<Unique> {
         operation!(OP = "unique_consecutive_dim");
