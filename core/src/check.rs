@@ -1,54 +1,40 @@
 //! Range checks of options, with one error text that names the option, its value and the range.
 
-use crate::error::{Error, Result};
+use crate::error::{Result, fail_if};
 
 /// Reports whether a number is finite as kernels compute with it.
 fn is_finite_f32(value: f64) -> bool {
     (value as f32).is_finite()
 }
 
-fn check_range(op: &'static str, name: &str, value: f64, fits: bool, range: &str) -> Result<()> {
-    if fits { Ok(()) } else { Err(Error::argument(op, format!("`{name}` is {value}, expected {range}"))) }
+/// Defines checks of numbers: the condition, and the range that the error names.
+macro_rules! range_checks {
+    ($($(#[$doc:meta])* $check:ident: $fits:expr, $range:literal;)*) => {$(
+        $(#[$doc])*
+        pub fn $check(op: &'static str, name: &str, value: f64) -> Result<()> {
+            let fits: fn(f64) -> bool = $fits;
+            fail_if!(!fits(value); argument(op), "`{name}` is {value}, expected {}", $range);
+            Ok(())
+        }
+    )*};
 }
-
-/// Fails unless a number is finite.
-pub fn finite(op: &'static str, name: &str, value: f64) -> Result<()> {
-    check_range(op, name, value, is_finite_f32(value), "a finite number, in f32")
-}
-
-/// Fails unless a number is finite and 0 or more.
-pub fn non_negative(op: &'static str, name: &str, value: f64) -> Result<()> {
-    check_range(op, name, value, is_finite_f32(value) && value >= 0.0, "a finite number of 0 or more, in f32")
-}
-
-/// Fails unless a number is finite and 0 or less.
-pub fn non_positive(op: &'static str, name: &str, value: f64) -> Result<()> {
-    check_range(op, name, value, is_finite_f32(value) && value <= 0.0, "a finite number of 0 or less, in f32")
-}
-
-/// Fails unless a number is finite and above 0.
-pub fn positive(op: &'static str, name: &str, value: f64) -> Result<()> {
-    check_range(op, name, value, is_finite_f32(value) && value > 0.0, "a finite number above 0, in f32")
-}
-
-/// Fails unless a number is finite and 1 or more.
-pub fn at_least_one(op: &'static str, name: &str, value: f64) -> Result<()> {
-    check_range(op, name, value, is_finite_f32(value) && value >= 1.0, "a finite number of 1 or more, in f32")
-}
-
-/// Fails unless a number is 0 or more; infinity means no bound.
-pub fn non_negative_or_infinite(op: &'static str, name: &str, value: f64) -> Result<()> {
-    check_range(op, name, value, value >= 0.0, "0 or more; infinity bounds nothing")
-}
-
-/// Fails unless a number is between 0 and 1, both included.
-pub fn unit_interval(op: &'static str, name: &str, value: f64) -> Result<()> {
-    check_range(op, name, value, (0.0..=1.0).contains(&value), "a number from 0 to 1")
-}
-
-/// Fails unless a number is a decay factor: 0 or more and below 1.
-pub fn decay_factor(op: &'static str, name: &str, value: f64) -> Result<()> {
-    check_range(op, name, value, (0.0..1.0).contains(&value), "a number of 0 or more and below 1")
+range_checks! {
+    /// Fails unless a number is finite.
+    finite: is_finite_f32, "a finite number, in f32";
+    /// Fails unless a number is finite and 0 or more.
+    non_negative: |v| is_finite_f32(v) && v >= 0.0, "a finite number of 0 or more, in f32";
+    /// Fails unless a number is finite and 0 or less.
+    non_positive: |v| is_finite_f32(v) && v <= 0.0, "a finite number of 0 or less, in f32";
+    /// Fails unless a number is finite and above 0.
+    positive: |v| is_finite_f32(v) && v > 0.0, "a finite number above 0, in f32";
+    /// Fails unless a number is finite and 1 or more.
+    at_least_one: |v| is_finite_f32(v) && v >= 1.0, "a finite number of 1 or more, in f32";
+    /// Fails unless a number is 0 or more; infinity means no bound.
+    non_negative_or_infinite: |v| v >= 0.0, "0 or more; infinity bounds nothing";
+    /// Fails unless a number is between 0 and 1, both included.
+    unit_interval: |v| (0.0..=1.0).contains(&v), "a number from 0 to 1";
+    /// Fails unless a number is a decay factor: 0 or more and below 1.
+    decay_factor: |v| (0.0..1.0).contains(&v), "a number of 0 or more and below 1";
 }
 
 /// Fails unless both decay factors are 0 or more and below 1.
@@ -59,7 +45,8 @@ pub fn betas(op: &'static str, betas: (f64, f64)) -> Result<()> {
 
 /// Fails unless a count is 1 or more.
 pub fn positive_count(op: &'static str, name: &str, value: u64) -> Result<()> {
-    check_range(op, name, value as f64, value > 0, "1 or more")
+    fail_if!(value == 0; argument(op), "`{name}` is 0, expected 1 or more");
+    Ok(())
 }
 
 #[cfg(test)]

@@ -227,8 +227,9 @@ fn describe_other_device(left: &str, right: &str) -> String {
     )
 }
 
-/// Returns an error from the function: `fail!(shape(op, [a, b]), "the rule")`, `fail!(argument(op), "the fault")`
-/// or `fail!(dtype(op, got), "the types expected")`. The text takes the arguments of `format!`.
+/// Returns an error from the function: `fail!(shape(op, [a, b]), "the rule")`, `fail!(argument(op), "the fault")`,
+/// `fail!(dtype(op, got), "the types expected")`, `fail!(capture(op), "the reason")` or `fail!(backward, "the fault")`.
+/// The text takes the arguments of `format!`.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! fail {
@@ -243,6 +244,12 @@ macro_rules! fail {
     };
     (dtype($op:expr, $got:expr), $($expected:tt)+) => {
         return Err($crate::error::Error::dtype($op, $got, format!($($expected)+)))
+    };
+    (capture($op:expr), $($reason:tt)+) => {
+        return Err($crate::error::Error::Capture { op: $op, reason: format!($($reason)+) })
+    };
+    (backward, $($message:tt)+) => {
+        return Err($crate::error::Error::Backward(format!($($message)+)))
     };
 }
 pub(crate) use fail;

@@ -12,7 +12,7 @@
 //! ```
 
 use crate::autograd::{GradOptions, grad_allow_unused};
-use crate::error::{Error, Result};
+use crate::error::{Result, fail_if};
 use crate::ops::stack;
 use crate::tensor::{Dims, Tensor};
 
@@ -27,10 +27,8 @@ fn fill_missing_with_zeros(found: Vec<Option<Tensor>>, inputs: &[Tensor]) -> Res
 
 fn check_vector_shapes(op: &'static str, inputs: &[Tensor], v: &[Tensor]) -> Result<()> {
     let fits = inputs.len() == v.len() && inputs.iter().zip(v).all(|(t, v)| t.shape() == v.shape());
-    match fits {
-        true => Ok(()),
-        false => Err(Error::argument(op, "takes one vector for each input, of its shape")),
-    }
+    fail_if!(!fits; argument(op), "takes one vector for each input, of its shape");
+    Ok(())
 }
 
 /// Returns the result of `f` and the vector-Jacobian products of `v`, which has the result's shape, for each

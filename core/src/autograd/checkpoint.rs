@@ -10,11 +10,12 @@ use smallvec::SmallVec;
 use super::autocast_mode::AutocastState;
 use super::engine::{BackwardOptions, GradTargets, OuterGrads, run_backward_until, take_leaf_grad};
 use super::{
-    BackwardCtx, BackwardKind, InputGrads, SavedTensor, composite, compute_requires_grad, enable_grad,
-    inplace, no_grad, recompute, record_node,
+    BackwardCtx, BackwardKind, SavedTensor, composite, compute_requires_grad, enable_grad, inplace, no_grad,
+    recompute, record_node,
 };
-use crate::error::{Error, Result};
+use crate::error::{Result, fail_if};
 use crate::memory;
+use crate::scoped_local::{GetCurrent, ScopedGuard, ScopedLocal};
 use crate::storage::next_id;
 use crate::tensor::Tensor;
 
@@ -24,28 +25,15 @@ const MAX_NESTING: usize = 128;
 
 thread_local! {
     /// Number of checkpoints of this thread whose body or backward function runs.
-    static NESTING: Cell<usize> = const { Cell::new(0) };
+    static NESTING: ScopedLocal<Cell<usize>> = const { ScopedLocal::new(Cell::new(0)) };
 }
 
-/// Guard that counts a checkpoint while its body or backward function runs.
-struct NestingGuard;
-
-impl NestingGuard {
-    fn enter() -> Result<Self> {
-        let depth = NESTING.get() + 1;
-        if depth > MAX_NESTING {
-            let why = format!("more than {MAX_NESTING} checkpoints are inside each other; put them in a row");
-            return Err(Error::argument("checkpoint", why));
-        }
-        NESTING.set(depth);
-        Ok(Self)
-    }
-}
-
-impl Drop for NestingGuard {
-    fn drop(&mut self) {
-        NESTING.set(NESTING.get() - 1);
-    }
+/// Counts a checkpoint while its body or backward function runs.
+fn enter_checkpoint() -> Result<ScopedGuard<Cell<usize>>> {
+    let depth = NESTING.current() + 1;
+    fail_if!(depth > MAX_NESTING;
+        argument("checkpoint"), "more than {MAX_NESTING} checkpoints are inside each other; put them in a row");
+    Ok(ScopedGuard::new(&NESTING, depth))
 }
 
 /// Runs `body` on `inputs` and keeps only the inputs and the result for the backward pass.
@@ -70,10 +58,8 @@ pub fn checkpoint(
     inputs: &[&Tensor],
     body: impl Fn(&[Tensor]) -> Result<Tensor> + Send + Sync + 'static,
 ) -> Result<Tensor> {
-    if inputs.is_empty() {
-        return Err(Error::argument("checkpoint", "takes at least one input"));
-    }
-    let _nesting = NestingGuard::enter()?;
+    fail_if!(inputs.is_empty(); argument("checkpoint"), "takes at least one input");
+    let _nesting = enter_checkpoint()?;
     if !super::is_grad_enabled() {
         return body(&inputs.iter().map(|t| (*t).clone()).collect::<Vec<_>>());
     }
@@ -87,13 +73,14 @@ pub fn checkpoint(
     };
     // Captured parameters are unknown here, so the result is recorded even if no listed input requires a
     // gradient: a private leaf stands for them.
-    let anchor = if compute_requires_grad(inputs) { None } else { Some(create_anchor(&out)?) };
+    let create_anchor = || Tensor::zeros((), out.dtype(), out.device())?.to_leaf();
+    let anchor = (!compute_requires_grad(inputs)).then(create_anchor).transpose()?;
     let mut edges: Vec<&Tensor> = inputs.to_vec();
     edges.extend(anchor.as_ref());
     let first = Arc::new(first);
     let anchored = anchor.is_some();
     Ok(record_node("checkpoint", out.detach(), &edges, BackwardKind::Checkpoint, move |grad, wants| {
-        let _nesting = NestingGuard::enter()?;
+        let _nesting = enter_checkpoint()?;
         let _grad = enable_grad();
         let saved = saved.iter().map(|t| t.unpack(wants)).collect::<Result<Vec<_>>>()?;
         if !first.is_current() {
@@ -121,42 +108,25 @@ pub fn checkpoint(
         if !reads_the_same {
             return Err(inplace::changed_capture_error(&wants.node.describe()));
         }
-        let mut grads: InputGrads = if wants.create_graph() {
-            let targets = GradTargets::stop_at(&leaves.iter().collect::<Vec<_>>());
-            let options = BackwardOptions { retain_graph: true, create_graph: true };
-            let (mut found, beyond) = match again.requires_grad() {
-                true => run_backward_until(
-                    oldest,
-                    &[(again, grad.clone())],
-                    options,
-                    Some(&targets),
-                    wants.captured_grads,
-                )?,
-                false => Default::default(),
-            };
-            hand_over_outer_grads(wants, beyond)?;
-            composite::collect_alias_grads(&leaves, wants, |leaf| found.remove(&leaf))?
-        } else {
-            if again.requires_grad() {
-                let (_, beyond) = run_backward_until(
-                    oldest,
-                    &[(again, grad.clone())],
-                    BackwardOptions::default(),
-                    None,
-                    wants.captured_grads,
-                )?;
-                hand_over_outer_grads(wants, beyond)?;
+        let recorded = wants.create_graph();
+        let targets = recorded.then(|| GradTargets::stop_at(&leaves.iter().collect::<Vec<_>>()));
+        let options = BackwardOptions { retain_graph: recorded, create_graph: recorded };
+        let (mut found, beyond) = match again.requires_grad() {
+            true => {
+                let roots = [(again, grad.clone())];
+                run_backward_until(oldest, &roots, options, targets.as_ref(), wants.captured_grads)?
             }
-            let mut grads = InputGrads::new();
-            for (leaf, &want) in leaves.iter().zip(wants.iter()) {
-                grads.push(match want {
-                    true => Some(
-                        take_leaf_grad(leaf, wants.captured_grads).map_or_else(|| leaf.zeros_like(), Ok)?,
-                    ),
-                    false => None,
-                });
+            false => Default::default(),
+        };
+        hand_over_outer_grads(wants, beyond)?;
+        let mut grads = match recorded {
+            true => composite::collect_alias_grads(&leaves, wants, |leaf| found.remove(&leaf))?,
+            false => {
+                let grad =
+                    |leaf| take_leaf_grad(leaf, wants.captured_grads).map_or_else(|| leaf.zeros_like(), Ok);
+                let wanted = leaves.iter().zip(wants.iter());
+                wanted.map(|(leaf, want)| want.then(|| grad(leaf)).transpose()).collect::<Result<_>>()?
             }
-            grads
         };
         if anchored {
             grads.push(Some(Tensor::zeros((), grad.dtype(), grad.device())?));
@@ -173,10 +143,6 @@ fn hand_over_outer_grads(wants: &BackwardCtx<'_>, beyond: OuterGrads) -> Result<
     }
     wants.outer_grads.borrow_mut().extend(beyond);
     Ok(())
-}
-
-fn create_anchor(out: &Tensor) -> Result<Tensor> {
-    Tensor::zeros((), out.dtype(), out.device())?.to_leaf()
 }
 
 #[cfg(test)]

@@ -126,15 +126,9 @@ pub(super) fn collect_alias_grads(
     wants: &[bool],
     mut found: impl FnMut(u64) -> Option<Tensor>,
 ) -> Result<InputGrads> {
-    let mut grads = InputGrads::new();
-    for (t, &want) in tensors.iter().zip(wants) {
-        grads.push(match t.grad_edge() {
-            Some(GradEdge::Node(node)) if want => Some(match found(node.id) {
-                Some(grad) => grad,
-                None => t.zeros_like()?,
-            }),
-            _ => None,
-        });
-    }
-    Ok(grads)
+    let grad = |(t, &want): (&Tensor, &bool)| match t.grad_edge() {
+        Some(GradEdge::Node(node)) if want => found(node.id).map_or_else(|| t.zeros_like(), Ok).map(Some),
+        _ => Ok(None),
+    };
+    tensors.iter().zip(wants).map(grad).collect()
 }

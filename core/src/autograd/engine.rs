@@ -12,7 +12,7 @@ use super::{
     BackwardCtx, BackwardFn, BackwardFnState, BackwardKind, GradEdge, InputGrads, Leaf, Node, anomaly,
     enable_grad, hooks, inplace, lock, no_grad,
 };
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, fail, fail_if};
 use crate::memory::{self, Tag};
 use crate::tensor::Tensor;
 
@@ -351,14 +351,8 @@ impl GraphTask<'_> {
             anomaly::check_grads_for_nan(node, &grad, &grads)?;
         }
         drop(grad);
-        if grads.len() != node.next_edges.len() {
-            return Err(Error::Backward(format!(
-                "`{}` returned {} gradients for {} inputs",
-                node.op,
-                grads.len(),
-                node.next_edges.len()
-            )));
-        }
+        fail_if!(grads.len() != node.next_edges.len();
+            backward, "`{}` returned {} gradients for {} inputs", node.op, grads.len(), node.next_edges.len());
         let mut grads = grads;
         // A leaf may occur several times among the inputs: the sum that the operation took must come back
         // first.
@@ -369,10 +363,7 @@ impl GraphTask<'_> {
                 continue;
             };
             let Some(mut grad) = grads[k].take() else {
-                return Err(Error::Backward(format!(
-                    "`{}` lost a gradient: an input requires one and got none",
-                    node.op
-                )));
+                fail!(backward, "`{}` lost a gradient: an input requires one and got none", node.op);
             };
             if !self.options.create_graph && grad.requires_grad() {
                 grad = grad.detach();
@@ -412,10 +403,11 @@ impl<'a> BackwardFnGuard<'a> {
             }
             BackwardFnState::Freed => "has already run backward, and its saved tensors are freed",
         };
-        Err(Error::Backward(format!(
+        fail!(
+            backward,
             "`{}` {why}; every pass but the last one needs `retain_graph` of `GradOptions`, and the last one comes after the others",
             node.op
-        )))
+        );
     }
 }
 
@@ -436,11 +428,6 @@ fn forbid_second_gradient(node: &Arc<Node>, given: &Tensor, grad: &Tensor) -> Te
     let edges = std::iter::once(given.grad_edge()).chain(node.next_edges.iter().cloned()).collect();
     let refuse: Arc<BackwardFn> = Arc::new(|_, wants| Err(wants.node.no_second_gradient_error()));
     grad.with_grad_edge(Some(GradEdge::Node(Node::new(node.op, edges, BackwardKind::Differentiable, refuse))))
-}
-
-/// Runs a backward pass from `roots` with their gradients to all leaves.
-pub(crate) fn run_backward(roots: &[(Tensor, Tensor)], options: BackwardOptions) -> Result<()> {
-    run_backward_to(roots, options, None, None).map(|_| ())
 }
 
 /// Runs a backward pass from `roots` with their gradients. Returns the gradients of the targets that are
@@ -485,7 +472,10 @@ pub(super) fn run_backward_until(
     walk.exec_info.scan_graph(&starts, targets, oldest);
     for (root, seed) in roots {
         let Some(meta) = root.grad_edge() else {
-            return Err(Error::Backward("the tensor does not require a gradient: it is made of none that does, or under `no_grad`, or of a `detach`ed one".into()));
+            fail!(
+                backward,
+                "the tensor does not require a gradient: it is made of none that does, or under `no_grad`, or of a `detach`ed one"
+            );
         };
         if !root.is_current() {
             return Err(inplace::stale_history_error("a backward pass from it"));
@@ -558,9 +548,8 @@ impl GradOptions<'_> {
             }
             return Ok(seeded);
         };
-        if grads.len() != outputs.len() {
-            return Err(Error::Backward(format!("{} gradients for {} outputs", grads.len(), outputs.len())));
-        }
+        fail_if!(grads.len() != outputs.len();
+            backward, "{} gradients for {} outputs", grads.len(), outputs.len());
         outputs
             .iter()
             .zip(grads)
@@ -579,7 +568,7 @@ impl GradOptions<'_> {
 /// such gradients (`set_grad(None)`) when they are no longer needed, or use [`grad`].
 #[track_caller]
 pub fn backward(outputs: &[Tensor], options: &GradOptions<'_>) -> Result<()> {
-    run_backward(&options.seeded_outputs(outputs)?, options.to_backward_options())
+    run_backward_to(&options.seeded_outputs(outputs)?, options.to_backward_options(), None, None).map(drop)
 }
 
 /// Returns the gradients of `outputs` with respect to `inputs`: `torch.autograd.grad`. Inputs may be leaves
@@ -622,7 +611,7 @@ pub fn grad_allow_unused(
     options: &GradOptions<'_>,
 ) -> Result<Vec<Option<Tensor>>> {
     if let Some(k) = inputs.iter().position(|t| !t.requires_grad()) {
-        return Err(Error::Backward(format!("`grad`: input {k} does not require a gradient")));
+        fail!(backward, "`grad`: input {k} does not require a gradient");
     }
     let roots = options.seeded_outputs(outputs)?;
     let targets = GradTargets::restrict_to(&inputs.iter().collect::<Vec<_>>());
@@ -672,26 +661,15 @@ impl Tensor {
     }
 
     fn check_seed_grad(&self, grad: &Tensor) -> Result<()> {
-        if grad.shape() == self.shape() && grad.dtype() == self.dtype() {
-            return self.check_same_device("backward", grad);
-        }
-        Err(Error::Backward(format!(
-            "the gradient is {} {:?}, the tensor {} {:?}",
-            grad.dtype(),
-            grad.shape(),
-            self.dtype(),
-            self.shape()
-        )))
+        fail_if!(grad.shape() != self.shape() || grad.dtype() != self.dtype();
+            backward, "the gradient is {} {:?}, the tensor {} {:?}", grad.dtype(), grad.shape(), self.dtype(), self.shape());
+        self.check_same_device("backward", grad)
     }
 
     #[track_caller]
     fn create_seed_grad(&self) -> Result<Tensor> {
-        if self.numel() != 1 {
-            return Err(Error::Backward(format!(
-                "a tensor of shape {:?} is no scalar; reduce it (`mean`, `sum`) or give its gradient to `backward_with`",
-                self.shape()
-            )));
-        }
+        fail_if!(self.numel() != 1;
+            backward, "a tensor of shape {:?} is no scalar; reduce it (`mean`, `sum`) or give its gradient to `backward_with`", self.shape());
         let _scope = memory::scope::enter_tag(Tag::Gradient);
         Tensor::ones(self.shape(), self.dtype(), self.device())
     }

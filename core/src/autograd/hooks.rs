@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use super::{GradEdge, lock};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, fail, fail_if};
 use crate::tensor::{Tensor, WeakTensor};
 
 type GradHookFn = dyn Fn(&Tensor) -> Result<Option<Tensor>> + Send + Sync;
@@ -68,15 +68,8 @@ impl HookList {
         for hook in self.cloned_hooks() {
             let Hook::Grad(see) = hook else { continue };
             let Some(other) = see(&grad)? else { continue };
-            if other.shape() != grad.shape() || other.dtype() != grad.dtype() {
-                return Err(Error::Backward(format!(
-                    "a hook on {of} returned {} {:?} in place of a gradient of {} {:?}",
-                    other.dtype(),
-                    other.shape(),
-                    grad.dtype(),
-                    grad.shape()
-                )));
-            }
+            fail_if!(other.shape() != grad.shape() || other.dtype() != grad.dtype();
+                backward, "a hook on {of} returned {} {:?} in place of a gradient of {} {:?}", other.dtype(), other.shape(), grad.dtype(), grad.shape());
             grad.check_same_device("register_hook", &other)?;
             grad = other;
         }
@@ -202,10 +195,10 @@ impl Tensor {
         hook: impl Fn(&Tensor) -> Result<()> + Send + Sync + 'static,
     ) -> Result<HookHandle> {
         let Some(leaf) = self.leaf() else {
-            return Err(Error::argument(
-                "register_post_accumulate_grad_hook",
-                "only a leaf that requires a gradient accumulates one; other tensors have `register_hook`",
-            ));
+            fail!(
+                argument("register_post_accumulate_grad_hook"),
+                "only a leaf that requires a gradient accumulates one; other tensors have `register_hook`"
+            );
         };
         Ok(leaf
             .hooks

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use smallvec::smallvec;
 
 use super::{differentiable, enable_grad, is_grad_enabled, linear_differentiable};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, fail_if};
 use crate::memory;
 use crate::tensor::grad_meta::GradMeta;
 use crate::tensor::{Layout, Tensor};
@@ -38,15 +38,10 @@ pub(crate) fn check_inplace(op: &'static str, target: &Tensor, others: &[&Tensor
         return Ok(false);
     }
     let base = target.base();
-    if target.leaf().is_some() {
-        let rule = "a leaf that requires a gradient cannot be changed in place; do it under `no_grad`";
-        return Err(Error::argument(op, rule));
-    }
-    if base.as_ref().is_some_and(|base| base.leaf().is_some()) {
-        let rule =
-            "a view of a leaf that requires a gradient cannot be changed in place; do it under `no_grad`";
-        return Err(Error::argument(op, rule));
-    }
+    fail_if!(target.leaf().is_some();
+        argument(op), "a leaf that requires a gradient cannot be changed in place; do it under `no_grad`");
+    fail_if!(base.as_ref().is_some_and(|base| base.leaf().is_some());
+        argument(op), "a view of a leaf that requires a gradient cannot be changed in place; do it under `no_grad`");
     let seen = [Some(target), base.as_ref()].into_iter().flatten();
     if !seen.clone().chain(others.iter().copied()).any(Tensor::requires_grad) {
         return Ok(false);
@@ -54,11 +49,9 @@ pub(crate) fn check_inplace(op: &'static str, target: &Tensor, others: &[&Tensor
     if seen.into_iter().any(|t| !t.is_current()) {
         return Err(stale_history_error(op));
     }
-    if base.is_some_and(|base| !base.is_contiguous()) {
-        let rule = "the tensor is a view of one that is not contiguous: what was written cannot be told from the rest; \
-                    change a copy (`copy`), or do it under `no_grad`";
-        return Err(Error::argument(op, rule));
-    }
+    fail_if!(base.is_some_and(|base| !base.is_contiguous());
+        argument(op), "the tensor is a view of one that is not contiguous: what was written cannot be told from the rest; \
+                    change a copy (`copy`), or do it under `no_grad`");
     Ok(true)
 }
 

@@ -21,7 +21,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, fail, fail_if};
 use crate::memory::{self, Tag};
 use crate::runtime::device::Device;
 use crate::runtime::stream::Access;
@@ -256,20 +256,12 @@ impl GradMeta for Leaf {
         !self.is_frozen()
     }
 
-    fn op(&self) -> Option<&'static str> {
-        None
-    }
-
     fn regenerate_view(&self, view: &Tensor, base: &Tensor) -> Option<Arc<dyn GradMeta>> {
         regenerate_grad_fn(view, base)
     }
 }
 
 impl GradMeta for Node {
-    fn requires_grad(&self) -> bool {
-        true
-    }
-
     fn op(&self) -> Option<&'static str> {
         Some(self.op)
     }
@@ -585,9 +577,8 @@ impl Tensor {
     /// # Errors
     /// The dtype is not a float.
     pub fn to_leaf(&self) -> Result<Tensor> {
-        if !self.dtype().is_float() {
-            return Err(Error::dtype("to_leaf", self.dtype(), "only floats carry gradients; cast first"));
-        }
+        fail_if!(!self.dtype().is_float();
+            dtype("to_leaf", self.dtype()), "only floats carry gradients; cast first");
         Ok(self.detach().with_grad_edge(Some(GradEdge::Leaf(Leaf::new(self)))))
     }
 
@@ -600,8 +591,10 @@ impl Tensor {
     /// The tensor is not a leaf: create one with [`to_leaf`](Self::to_leaf).
     pub fn requires_grad_(&self, on: bool) -> Result<()> {
         let Some(leaf) = self.leaf() else {
-            let why = "takes a leaf; `to_leaf` gives one, and `detach` a tensor without a history";
-            return Err(Error::argument("requires_grad_", why));
+            fail!(
+                argument("requires_grad_"),
+                "takes a leaf; `to_leaf` gives one, and `detach` a tensor without a history"
+            );
         };
         leaf.is_frozen.store(!on, Ordering::Relaxed);
         if !on {

@@ -1,7 +1,7 @@
 //! Tensors that backward functions keep.
 
 use super::{BackwardCtx, GradEdge, no_grad};
-use crate::error::{Error, Result};
+use crate::error::{Result, fail};
 use crate::tensor::Tensor;
 
 /// Tensor that a backward function keeps: PyTorch's `SavedVariable`.
@@ -72,14 +72,15 @@ impl SavedTensor {
         let (now, t) = (self.tensor.version(), &self.tensor);
         if now != self.version && (wants.create_graph || !self.only_create_graph) {
             let what = if self.is_output { "its result" } else { "a tensor that it keeps" };
-            return Err(Error::Backward(format!(
+            fail!(
+                backward,
                 "{} needs {what}, {} {:?}, which was changed in place since: it is at version {now}, and was kept at version \
                  {}; change a copy (`copy`), or change it after the backward pass",
                 wants.node.describe(),
                 t.dtype(),
                 t.shape(),
                 self.version
-            )));
+            );
         }
         self.addend.iter().try_for_each(|added| added.check_version(wants))
     }

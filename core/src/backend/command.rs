@@ -1,10 +1,16 @@
 //! Commands of a queue as values, so that they can run now or be recorded and run again.
 
 use super::{
-    AttentionCall, AttentionGradients, AttentionOperand, Backend, Epilogue, KernelId, Launch, MatmulCall,
-    MatrixOperand, SegmentId, Slice,
+    AttentionCall, AttentionGradients, Backend, Epilogue, KernelId, Launch, MatmulCall, SegmentId, Slice,
 };
 use crate::error::Result;
+
+/// Borrows the address of a slice, a matrix or another operand.
+macro_rules! address {
+    ($operand:expr) => {
+        (&mut $operand.segment, &mut $operand.offset)
+    };
+}
 
 /// Unit of work on the device.
 #[derive(Clone, Copy, Debug)]
@@ -115,7 +121,7 @@ impl OwnedCommand {
         written: u32,
         mut visit: impl FnMut(OperandAddress<'_>, OperandAccess),
     ) {
-        let mut slice = |slice: &mut Slice, touch| visit((&mut slice.segment, &mut slice.offset), touch);
+        let mut slice = |slice: &mut Slice, touch| visit(address!(slice), touch);
         match self {
             Self::Launch { bindings, .. } => {
                 for (at, binding) in bindings.iter_mut().enumerate() {
@@ -155,39 +161,27 @@ pub(crate) enum OperandAccess {
 /// Mutable address of a command's memory operand: segment and byte offset.
 pub(crate) type OperandAddress<'a> = (&'a mut SegmentId, &'a mut u64);
 
-fn slice_address(slice: &mut Slice) -> OperandAddress<'_> {
-    (&mut slice.segment, &mut slice.offset)
-}
-
-fn matrix_address(operand: &mut MatrixOperand) -> OperandAddress<'_> {
-    (&mut operand.segment, &mut operand.offset)
-}
-
-fn attention_address(operand: &mut AttentionOperand) -> OperandAddress<'_> {
-    (&mut operand.segment, &mut operand.offset)
-}
-
 /// Calls `visit` with each operand of a product and its access. An accumulated result counts as written.
 fn visit_matmul_operands(call: &mut MatmulCall, mut visit: impl FnMut(OperandAddress<'_>, OperandAccess)) {
-    visit(matrix_address(&mut call.a), OperandAccess::Read);
-    visit(matrix_address(&mut call.b), OperandAccess::Read);
-    visit(matrix_address(&mut call.c), OperandAccess::Write);
+    visit(address!(call.a), OperandAccess::Read);
+    visit(address!(call.b), OperandAccess::Read);
+    visit(address!(call.c), OperandAccess::Write);
     match &mut call.epilogue {
         Epilogue::None => {}
-        Epilogue::Bias(bias) => visit(slice_address(bias), OperandAccess::Read),
+        Epilogue::Bias(bias) => visit(address!(bias), OperandAccess::Read),
         Epilogue::GeluBias { bias, pre_activation: before } => {
-            visit(slice_address(bias), OperandAccess::Read);
-            visit(matrix_address(before), OperandAccess::Write);
+            visit(address!(bias), OperandAccess::Read);
+            visit(address!(before), OperandAccess::Write);
         }
         Epilogue::GeluGrad { x, gelu, row_block_sums: sums } => {
-            visit(matrix_address(x), OperandAccess::Read);
-            visit(matrix_address(gelu), OperandAccess::Write);
-            visit(slice_address(sums), OperandAccess::Write);
+            visit(address!(x), OperandAccess::Read);
+            visit(address!(gelu), OperandAccess::Write);
+            visit(address!(sums), OperandAccess::Write);
         }
-        Epilogue::RowSums(sums) => visit(slice_address(sums), OperandAccess::Write),
+        Epilogue::RowSums(sums) => visit(address!(sums), OperandAccess::Write),
         Epilogue::Scaled { scales, bias } => {
             let all = scales.iter_mut().flatten().chain(bias);
-            all.for_each(|slice| visit(slice_address(slice), OperandAccess::Read));
+            all.for_each(|slice| visit(address!(slice), OperandAccess::Read));
         }
     }
 }
@@ -199,24 +193,24 @@ fn visit_attention_operands(
 ) {
     let forward = if call.backward.is_some() { OperandAccess::Read } else { OperandAccess::Write };
     for operand in [&mut call.q, &mut call.k, &mut call.v] {
-        visit(attention_address(operand), OperandAccess::Read);
+        visit(address!(operand), OperandAccess::Read);
     }
-    visit(attention_address(&mut call.out), forward);
-    visit(slice_address(&mut call.lse), forward);
+    visit(address!(call.out), forward);
+    visit(address!(call.lse), forward);
     if let Some(mask) = &mut call.mask {
-        visit((&mut mask.segment, &mut mask.offset), OperandAccess::Read);
+        visit(address!(mask), OperandAccess::Read);
     }
     if let Some(dropout) = &mut call.dropout {
-        visit(slice_address(&mut dropout.philox_state), OperandAccess::Read);
+        visit(address!(dropout.philox_state), OperandAccess::Read);
     }
     // Destructured without `..`: an operand that is not visited would keep its address from the recording.
     if let Some(AttentionGradients { out, q, k, v, scratch, grad_sums: sums }) = &mut call.backward {
-        visit(attention_address(out), OperandAccess::Read);
+        visit(address!(out), OperandAccess::Read);
         for operand in [q, k, v] {
-            visit(attention_address(operand), OperandAccess::Write);
+            visit(address!(operand), OperandAccess::Write);
         }
         for slice in [scratch].into_iter().chain(sums) {
-            visit(slice_address(slice), OperandAccess::Write);
+            visit(address!(slice), OperandAccess::Write);
         }
     }
 }

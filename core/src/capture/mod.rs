@@ -59,7 +59,7 @@ use crate::amp::{
 use crate::autograd::{CapturedGradWrite, Leaf};
 use crate::backend::command::OperandAccess;
 use crate::backend::{Command, CommandSequence, OwnedCommand, SegmentId, Slice};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, fail, fail_if};
 use crate::memory::{self, Block, Bytes, Request, Tag};
 use crate::ops::{attention, matmul};
 use crate::runtime::device::{Device, RandomState};
@@ -71,7 +71,7 @@ use crate::storage::Storage;
 use crate::tensor::{CapturedConstant, Tensor};
 
 use crate::runtime::capture::plan::{CapturePlan, CapturedBuffer};
-use crate::runtime::capture::recorder::{Buffer, CaptureRecording, RecordedCommand, capture_error};
+use crate::runtime::capture::recorder::{Buffer, CaptureRecording, RecordedCommand};
 #[doc(hidden)]
 pub use crate::runtime::capture::replay_params::{PhiloxState, ReplayCtx};
 
@@ -126,24 +126,17 @@ impl<T: CaptureOutputs> CaptureOutputs for Option<T> {
     }
 }
 
-impl<A: CaptureOutputs, B: CaptureOutputs> CaptureOutputs for (A, B) {
-    fn detach_all(&self) -> Self {
-        (self.0.detach_all(), self.1.detach_all())
-    }
-
-    fn tensors(&self) -> Option<Vec<Tensor>> {
-        Some([self.0.tensors()?, self.1.tensors()?].concat())
-    }
+macro_rules! impl_outputs_for_tuples {
+    ($(($($t:ident $at:tt),*);)*) => {$(
+        impl<$($t: CaptureOutputs),*> CaptureOutputs for ($($t),*) {
+            fn detach_all(&self) -> Self { ($(self.$at.detach_all()),*) }
+            fn tensors(&self) -> Option<Vec<Tensor>> { Some([$(self.$at.tensors()?),*].concat()) }
+        }
+    )*};
 }
-
-impl<A: CaptureOutputs, B: CaptureOutputs, C: CaptureOutputs> CaptureOutputs for (A, B, C) {
-    fn detach_all(&self) -> Self {
-        (self.0.detach_all(), self.1.detach_all(), self.2.detach_all())
-    }
-
-    fn tensors(&self) -> Option<Vec<Tensor>> {
-        Some([self.0.tensors()?, self.1.tensors()?, self.2.tensors()?].concat())
-    }
+impl_outputs_for_tuples! {
+    (A 0, B 1);
+    (A 0, B 1, C 2);
 }
 
 /// Statistics of a captured step.
@@ -351,20 +344,12 @@ fn check_state_in_place(
             continue;
         }
         let advice = "change a state in place (`state.copy_(&new)`), so that the next replay reads what this one leaves";
-        if memory.is_allocated_by_step {
-            let reason = format!(
-                "the program keeps {memory} that the step makes and does not return. If it is to be seen behind a replay, return it \
-                 from the step; {advice}"
-            );
-            return Err(capture_error("capture", &reason));
-        }
-        if is_among(first, storage) {
-            let reason = format!(
-                "the step reads what it returned when it ran before, {memory}, and returns another tensor in its place: a replay would \
-                 read the old one again; {advice}"
-            );
-            return Err(capture_error("capture", &reason));
-        }
+        fail_if!(memory.is_allocated_by_step;
+            capture("capture"), "the program keeps {memory} that the step makes and does not return. If it is to be seen behind a replay, return it \
+                 from the step; {advice}");
+        fail_if!(is_among(first, storage);
+            capture("capture"), "the step reads what it returned when it ran before, {memory}, and returns another tensor in its place: a replay would \
+                 read the old one again; {advice}");
     }
     Ok(())
 }
@@ -465,21 +450,17 @@ impl<O: CaptureOutputs> CapturedStep<O> {
         let strange =
             places.iter().zip(&memories).find(|(place, m)| place.is_some() && !m.is_allocated_by_step);
         if let Some((_, m)) = strange {
-            let reason = format!(
+            fail!(
+                capture("capture"),
                 "`{}` uses memory of {} that was there before the step and is gone behind it, so a replay would not find it; \
                  change such a tensor in place, and free gradients where the step ends",
                 m.op,
                 Bytes(m.bytes)
             );
-            return Err(capture_error("capture", &reason));
         }
         let total = commands.len();
-        if total == 0 {
-            return Err(capture_error(
-                "capture",
-                "the step gave this device nothing to do; capture it on the device of its tensors",
-            ));
-        }
+        fail_if!(total == 0;
+            capture("capture"), "the step gave this device nothing to do; capture it on the device of its tensors");
         let touched = touched.into_iter().zip(&runs).filter_map(|(t, runs)| runs.then_some(t));
         let mut written = vec![None; pieces.len()];
         for (number, touch) in touched.flatten() {
@@ -559,8 +540,10 @@ impl<O: CaptureOutputs> CapturedStep<O> {
             match leaf.grad() {
                 Some(now) if now.is_same_view(grad) => {}
                 Some(_) => {
-                    let reason = "a gradient that the step adds to is another tensor than when it was captured; capture it again";
-                    return Err(capture_error("replay", reason));
+                    fail!(
+                        capture("replay"),
+                        "a gradient that the step adds to is another tensor than when it was captured; capture it again"
+                    );
                 }
                 // A missing gradient counts as zero.
                 None => grad.fill_word(0)?,
@@ -619,23 +602,13 @@ impl<O: CaptureOutputs> CapturedStep<O> {
     /// Those of [`replay`](Self::replay), and inputs whose number, shape or dtype differs from the capture.
     pub fn run(&mut self, inputs: &[&Tensor]) -> Result<O> {
         const OP: &str = "run";
-        if inputs.len() != self.inputs.len() {
-            let (expected, got) = (self.inputs.len(), inputs.len());
-            return Err(Error::argument(
-                OP,
-                format!("the step was captured with {expected} inputs; got {got}"),
-            ));
-        }
+        fail_if!(inputs.len() != self.inputs.len();
+            argument(OP), "the step was captured with {} inputs; got {}", self.inputs.len(), inputs.len());
         for (own, input) in self.inputs.iter().zip(inputs) {
-            if own.shape() != input.shape() {
-                let rule = "an input has the shape that the step was captured with; capture it again for another one";
-                return Err(Error::shape(OP, rule, &[own.shape(), input.shape()]));
-            }
-            if own.dtype() != input.dtype() {
-                let expected =
-                    format!("the step was captured with {}; capture it again, or cast", own.dtype());
-                return Err(Error::dtype(OP, input.dtype(), expected));
-            }
+            fail_if!(own.shape() != input.shape();
+                shape(OP, [own, input]), "an input has the shape that the step was captured with; capture it again for another one");
+            fail_if!(own.dtype() != input.dtype();
+                dtype(OP, input.dtype()), "the step was captured with {}; capture it again, or cast", own.dtype());
             own.check_same_device(OP, input)?;
         }
         for (own, input) in self.inputs.iter().zip(inputs) {
@@ -677,7 +650,7 @@ impl<O> CapturedStep<O> {
         for CapturedState { storage, access, slice: place } in &self.replay_memory.states {
             if storage.bind(*access, gate)? != Some(*place) {
                 // invariant: pinned memory does not move
-                return Err(capture_error("replay", "memory of the step has moved; capture it again"));
+                fail!(capture("replay"), "memory of the step has moved; capture it again");
             }
         }
         Ok(())
@@ -694,12 +667,8 @@ impl<O> CapturedStep<O> {
                 Command::Matmul(call) => matmul::describe_for_profiler(call),
                 Command::Attention(call) => attention::describe_for_profiler(call),
             };
-            if !device.enqueue_timed(device.current_queue(), *scope, work, |lane| command.enqueue(&**lane))? {
-                return Err(capture_error(
-                    "replay",
-                    "the library declines what it took when the step was captured; capture it again",
-                ));
-            }
+            fail_if!(!device.enqueue_timed(device.current_queue(), *scope, work, |lane| command.enqueue(&**lane))?;
+                capture("replay"), "the library declines what it took when the step was captured; capture it again");
         }
         Ok(())
     }

@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use serde_json::json;
 
 use crate::backend::{Backend, Command, PeakRates, TimestampId};
-use crate::error::{Error, Result};
+use crate::error::{Result, fail_if};
 use crate::memory::scope;
 use crate::runtime::device::Device;
 
@@ -89,9 +89,8 @@ impl Profiler {
     /// Another profiler records the device.
     pub fn start(device: &Device) -> Result<Self> {
         device.synchronize()?;
-        if device.span_recorder().active.swap(true, Ordering::AcqRel) {
-            return Err(Error::argument("Profiler", format!("{device} is recorded by another profiler")));
-        }
+        fail_if!(device.span_recorder().active.swap(true, Ordering::AcqRel);
+            argument("Profiler"), "{device} is recorded by another profiler");
         device.span_recorder().lock_spans().clear();
         Ok(Self { device: device.clone() })
     }

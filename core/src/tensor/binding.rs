@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::Tensor;
 use crate::backend::Slice;
-use crate::error::{Error, Result};
+use crate::error::{Result, fail};
 use crate::memory::scope;
 use crate::runtime::device::CompiledKernel;
 use crate::runtime::dispatch::DispatchGuard;
@@ -53,7 +53,7 @@ where
     T: IntoIterator<Item = (&'a Tensor, Access)> + Clone,
 {
     let Some((first, _)) = tensors.clone().into_iter().next() else {
-        return Err(Error::argument("launch", "an operation on no tensors"));
+        fail!(argument("launch"), "an operation on no tensors");
     };
     // Check the devices before binding, because an address means something else on another device.
     for (t, _) in tensors.clone() {

@@ -7,7 +7,7 @@ use super::shape::{infer_shape, new_shape};
 use super::{IntoShape, Tensor, float8};
 use crate::backend::Slice;
 use crate::dtype::{DType, Element};
-use crate::error::{Error, Result};
+use crate::error::{Result, fail, fail_if};
 use crate::memory::{self, Tag};
 use crate::runtime::device::Device;
 use crate::runtime::profile::WorkItem;
@@ -47,20 +47,14 @@ impl Tensor {
         let elements = checked_numel(&shape);
         if elements.and_then(|n| n.checked_mul(dtype.size())) != Some(data.len()) {
             let takes = elements.map_or_else(|| "more than 2^64".to_owned(), |n| n.to_string());
-            return Err(Error::argument(
-                "from_slice",
-                format!(
-                    "shape {shape:?} of {dtype} takes {takes} elements, the data has {}",
-                    data.len() / dtype.size()
-                ),
-            ));
+            fail!(
+                argument("from_slice"),
+                "shape {shape:?} of {dtype} takes {takes} elements, the data has {}",
+                data.len() / dtype.size()
+            );
         }
-        if dtype == DType::Bool && data.iter().any(|&byte| byte > 1) {
-            return Err(Error::argument(
-                "from_bytes",
-                "the bytes of a bool tensor are 0 and 1; compare others with `ne(0)`",
-            ));
-        }
+        fail_if!(dtype == DType::Bool && data.iter().any(|&byte| byte > 1);
+            argument("from_bytes"), "the bytes of a bool tensor are 0 and 1; compare others with `ne(0)`");
         let out = Self::empty(&shape, dtype, device)?;
         out.upload_bytes(data)?;
         Ok(out)
@@ -136,9 +130,8 @@ impl Tensor {
     /// `T` is not the element type.
     #[track_caller]
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
-        if T::DTYPE != self.dtype() {
-            return Err(Error::dtype("to_vec", self.dtype(), format!("asked for {}; cast first", T::DTYPE)));
-        }
+        fail_if!(T::DTYPE != self.dtype();
+            dtype("to_vec", self.dtype()), "asked for {}; cast first", T::DTYPE);
         Ok(bytemuck::pod_collect_to_vec(&self.to_bytes()?))
     }
 
@@ -148,9 +141,7 @@ impl Tensor {
     /// The dtype is not bool.
     #[track_caller]
     pub fn to_bools(&self) -> Result<Vec<bool>> {
-        if self.dtype() != DType::Bool {
-            return Err(Error::dtype("to_bools", self.dtype(), "takes a bool tensor"));
-        }
+        fail_if!(self.dtype() != DType::Bool; dtype("to_bools", self.dtype()), "takes a bool tensor");
         Ok(self.to_bytes()?.iter().map(|&b| b != 0).collect())
     }
 
@@ -182,9 +173,7 @@ impl Tensor {
     /// The tensor does not have exactly one element.
     #[track_caller]
     pub fn item(&self) -> Result<f64> {
-        if self.numel() != 1 {
-            return Err(Error::shape("item", "takes a tensor of one element", &[self.shape()]));
-        }
+        fail_if!(self.numel() != 1; shape("item", [self]), "takes a tensor of one element");
         Ok(self.to_f64s()?[0])
     }
 }

@@ -10,10 +10,14 @@ use super::Tensor;
 /// `AutogradMetaInterface`).
 pub(crate) trait GradMeta: Any + fmt::Debug + Send + Sync {
     /// Reports whether operations on the tensor are recorded.
-    fn requires_grad(&self) -> bool;
+    fn requires_grad(&self) -> bool {
+        true
+    }
 
     /// Returns the operation that made the tensor; `None` for a leaf.
-    fn op(&self) -> Option<&'static str>;
+    fn op(&self) -> Option<&'static str> {
+        None
+    }
 
     /// Returns the place of `view` after a recorded operation has overwritten its `base`, whose place this is.
     fn regenerate_view(&self, view: &Tensor, base: &Tensor) -> Option<Arc<dyn GradMeta>>;

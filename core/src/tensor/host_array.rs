@@ -4,7 +4,7 @@ use half::{bf16, f16};
 
 use super::{Dims, Tensor};
 use crate::dtype::{DType, Element};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, fail_if};
 use crate::runtime::device::Device;
 
 /// Host type of one element of [`Tensor::new`], with the dtype that it becomes.
@@ -81,14 +81,8 @@ impl<A: HostArray> HostArray for [A] {
     }
 
     fn append_to(&self, extents: &[usize], values: &mut Vec<<A::Item as HostElement>::Stored>) -> Result<()> {
-        if extents.first() != Some(&self.len()) {
-            let expected = extents.first().copied().unwrap_or_default();
-            let why = format!(
-                "lists of one dimension have {expected} and {} entries, expected equal lengths",
-                self.len()
-            );
-            return Err(Error::argument("new", why));
-        }
+        fail_if!(extents.first() != Some(&self.len());
+            argument("new"), "lists of one dimension have {} and {} entries, expected equal lengths", extents.first().copied().unwrap_or_default(), self.len());
         self.iter().try_for_each(|part| part.append_to(&extents[1..], values))
     }
 }
@@ -171,10 +165,8 @@ impl_scalar_from_tensor!(f32, f64, f16, bf16, i32, u32, i64, u8);
 
 /// Fails if a tensor has another number of dimensions.
 fn check_rank(op: &'static str, t: &Tensor, rank: usize) -> Result<()> {
-    if t.rank() == rank {
-        return Ok(());
-    }
-    Err(Error::shape(op, format!("takes a tensor of {rank} dimensions for this type"), &[t.shape()]))
+    fail_if!(t.rank() != rank; shape(op, [t]), "takes a tensor of {rank} dimensions for this type");
+    Ok(())
 }
 
 /// Reads the elements of a vector. Waits for the device.

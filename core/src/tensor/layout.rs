@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use crate::error::{Error, Result};
+use crate::error::{Result, fail, fail_if};
 
 /// Extents or strides, inline for up to six dimensions.
 pub type Dims = SmallVec<[usize; 6]>;
@@ -70,15 +70,9 @@ pub fn checked_numel(shape: &[usize]) -> Option<usize> {
 
 /// Fails if the extents multiply to more than [`MAX_VIEW_NUMEL`].
 pub(crate) fn check_view_numel(op: &'static str, shape: &[usize]) -> Result<()> {
-    match checked_numel(shape) {
-        Some(_) => Ok(()),
-        None => Err(Error::argument(
-            op,
-            format!(
-                "the extents of shape {shape:?} multiply to more than 2^48, the most that a tensor may name"
-            ),
-        )),
-    }
+    fail_if!(checked_numel(shape).is_none();
+        argument(op), "the extents of shape {shape:?} multiply to more than 2^48, the most that a tensor may name");
+    Ok(())
 }
 
 /// Largest number of elements of a tensor, because kernels count in 32 bits.
@@ -109,13 +103,10 @@ pub fn broadcast_shapes(op: &'static str, shapes: &[&[usize]]) -> Result<Dims> {
             if *have == 1 {
                 *have = extent;
             } else if extent != 1 && extent != *have {
-                return Err(Error::shape(
-                    op,
-                    format!(
-                        "shapes do not broadcast: extents {have} and {extent} at dimension {d} differ and neither is 1"
-                    ),
-                    shapes,
-                ));
+                fail!(
+                    shape(op, shapes),
+                    "shapes do not broadcast: extents {have} and {extent} at dimension {d} differ and neither is 1"
+                );
             }
         }
     }
@@ -129,16 +120,8 @@ pub fn broadcast_shapes(op: &'static str, shapes: &[&[usize]]) -> Result<Dims> {
 /// `dim` is outside `-rank..rank`.
 pub fn normalize_dim(op: &'static str, dim: isize, rank: usize) -> Result<usize> {
     let bound = rank.max(1) as isize;
-    if dim < -bound || dim >= bound {
-        return Err(Error::argument(
-            op,
-            format!(
-                "dimension {dim} is out of range; a tensor of rank {rank} takes {} to {}",
-                -bound,
-                bound - 1
-            ),
-        ));
-    }
+    fail_if!(dim < -bound || dim >= bound;
+        argument(op), "dimension {dim} is out of range; a tensor of rank {rank} takes {} to {}", -bound, bound - 1);
     Ok(if dim < 0 { (dim + bound) as usize } else { dim as usize })
 }
 
@@ -229,9 +212,8 @@ impl Layout {
         if shape == self.shape() {
             return Ok(self.clone());
         }
-        if shape.len() < self.rank() {
-            return Err(Error::shape(op, "the target has fewer dimensions", &[&self.shape, shape]));
-        }
+        fail_if!(shape.len() < self.rank();
+            shape(op, &[&self.shape, shape]), "the target has fewer dimensions");
         check_view_numel(op, shape)?;
         let skip = shape.len() - self.rank();
         let mut strides: Dims = SmallVec::from_elem(0, shape.len());
@@ -239,15 +221,12 @@ impl Layout {
             if self.shape[d] == shape[skip + d] {
                 strides[skip + d] = self.strides[d];
             } else if self.shape[d] != 1 {
-                return Err(Error::shape(
-                    op,
-                    format!(
-                        "dimension {d} of extent {} does not stretch to {}",
-                        self.shape[d],
-                        shape[skip + d]
-                    ),
-                    &[&self.shape, shape],
-                ));
+                fail!(
+                    shape(op, &[&self.shape, shape]),
+                    "dimension {d} of extent {} does not stretch to {}",
+                    self.shape[d],
+                    shape[skip + d]
+                );
             }
         }
         Ok(Self { shape: Dims::from_slice(shape), strides, offset: self.offset })

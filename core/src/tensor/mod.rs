@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use crate::backend::Slice;
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, fail, fail_if};
 use crate::memory::Tag;
 use crate::runtime::capture::recorder::Buffer;
 use crate::runtime::device::Device;
@@ -134,23 +134,17 @@ impl Tensor {
         let shape = &shape::new_shape(op(), extents)?[..];
         layout::check_view_numel(op(), shape)?;
         let Some(numel) = layout::tensor_numel(shape) else {
-            return Err(Error::argument(
-                op(),
-                format!("shape {shape:?} has more than 4,294,967,295 elements, the most a tensor can have"),
-            ));
+            fail!(
+                argument(op()),
+                "shape {shape:?} has more than 4,294,967,295 elements, the most a tensor can have"
+            );
         };
         // Kernels write whole 32-bit words.
         let bytes = (numel * dtype.size()).next_multiple_of(4).max(4) as u64;
         let max = device.info().limits.max_binding_bytes;
-        if bytes > max {
-            return Err(Error::argument(
-                op(),
-                format!(
-                    "a tensor {shape:?} of {dtype} takes {bytes} bytes; {device} binds at most {max} bytes at once: \
-                     split it, or use a smaller element type"
-                ),
-            ));
-        }
+        fail_if!(bytes > max;
+            argument(op()), "a tensor {shape:?} of {dtype} takes {bytes} bytes; {device} binds at most {max} bytes at once: \
+                     split it, or use a smaller element type");
         let storage = Arc::new(Storage::new(device, bytes)?);
         offload::track_storage(&storage);
         device.capture_recorder().record_allocation(&storage);

@@ -4,7 +4,7 @@ use smallvec::{Array, SmallVec};
 
 use super::Dims;
 use super::layout::{checked_numel, numel};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, fail_if};
 
 /// Extents or dimensions as signed integers, inline up to six.
 pub type Extents = SmallVec<[isize; 6]>;
@@ -19,6 +19,9 @@ macro_rules! impl_extent {
     ($($t:ty),*) => {$(
         impl Extent for $t {
             fn to_isize(self) -> isize { isize::try_from(self).unwrap_or(isize::MAX) }
+        }
+        impl IntoDims for $t {
+            fn to_dims(&self) -> Option<Extents> { Some(Extents::from_slice(&[self.to_isize()])) }
         }
     )*};
 }
@@ -59,30 +62,6 @@ impl<S: IntoShape + ?Sized> IntoShape for &S {
     }
 }
 
-impl<T: Extent> IntoShape for [T] {
-    fn to_extents(&self) -> Extents {
-        self.iter().map(|&n| n.to_isize()).collect()
-    }
-}
-
-impl<T: Extent, const N: usize> IntoShape for [T; N] {
-    fn to_extents(&self) -> Extents {
-        self[..].to_extents()
-    }
-}
-
-impl<T: Extent> IntoShape for Vec<T> {
-    fn to_extents(&self) -> Extents {
-        self[..].to_extents()
-    }
-}
-
-impl<A: Array<Item: Extent>> IntoShape for SmallVec<A> {
-    fn to_extents(&self) -> Extents {
-        self[..].to_extents()
-    }
-}
-
 impl IntoShape for () {
     fn to_extents(&self) -> Extents {
         Extents::new()
@@ -111,43 +90,28 @@ pub trait IntoDims {
     fn to_dims(&self) -> Option<Extents>;
 }
 
-macro_rules! impl_into_dims {
-    ($($t:ty),*) => {$(
-        impl IntoDims for $t {
-            fn to_dims(&self) -> Option<Extents> { Some(Extents::from_slice(&[self.to_isize()])) }
-        }
-    )*};
-}
-impl_into_dims!(usize, isize, i32);
-
 impl<D: IntoDims + ?Sized> IntoDims for &D {
     fn to_dims(&self) -> Option<Extents> {
         (**self).to_dims()
     }
 }
 
-impl<T: Extent> IntoDims for [T] {
-    fn to_dims(&self) -> Option<Extents> {
-        Some(self.to_extents())
-    }
+/// Implements both kinds of arguments for lists.
+macro_rules! impl_for_lists {
+    ($([$($generic:tt)*] $t:ty;)*) => {$(
+        impl<$($generic)*> IntoShape for $t {
+            fn to_extents(&self) -> Extents { self.iter().map(|&n| n.to_isize()).collect() }
+        }
+        impl<$($generic)*> IntoDims for $t {
+            fn to_dims(&self) -> Option<Extents> { Some(self.to_extents()) }
+        }
+    )*};
 }
-
-impl<T: Extent, const N: usize> IntoDims for [T; N] {
-    fn to_dims(&self) -> Option<Extents> {
-        Some(self.to_extents())
-    }
-}
-
-impl<T: Extent> IntoDims for Vec<T> {
-    fn to_dims(&self) -> Option<Extents> {
-        Some(self.to_extents())
-    }
-}
-
-impl<A: Array<Item: Extent>> IntoDims for SmallVec<A> {
-    fn to_dims(&self) -> Option<Extents> {
-        Some(self.to_extents())
-    }
+impl_for_lists! {
+    [T: Extent] [T];
+    [T: Extent, const N: usize] [T; N];
+    [T: Extent] Vec<T>;
+    [A: Array<Item: Extent>] SmallVec<A>;
 }
 
 impl IntoDims for () {
@@ -185,9 +149,7 @@ pub(crate) fn single_dim(op: &'static str, dims: impl IntoDims) -> Result<Option
 /// An extent is negative.
 pub(crate) fn new_shape(op: &'static str, shape: impl IntoShape) -> Result<Dims> {
     let extents = shape.to_extents();
-    if extents.iter().any(|&n| n < 0) {
-        return Err(Error::argument(op, format!("shape {extents:?} has a negative extent")));
-    }
+    fail_if!(extents.iter().any(|&n| n < 0); argument(op), "shape {extents:?} has a negative extent");
     Ok(extents.iter().map(|&n| n as usize).collect())
 }
 

@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 
 use crate::backend::command::OperandAccess;
 use crate::backend::{Command, OwnedCommand, SegmentId, Slice};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, fail_if};
 use crate::memory::Bytes;
 use crate::memory::scope::{self, ModulePath, Scope};
 use crate::runtime::capture::replay_params::{DynamicParams, ReplayCtx};
@@ -146,12 +146,8 @@ impl CaptureRecorder {
     /// Starts to record this thread's work on a queue.
     pub(crate) fn begin_recording(&self, device: &Device, queue: u8) -> Result<RecordingGuard<'_>> {
         let mut record = self.lock_recording();
-        if record.is_some() {
-            return Err(capture_error(
-                "capture",
-                "another one is under way on this device; capture one step at a time",
-            ));
-        }
+        fail_if!(record.is_some();
+            capture("capture"), "another one is under way on this device; capture one step at a time");
         let before = device.memory().allocated();
         *record = Some(CaptureRecording {
             queue,
