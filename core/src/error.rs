@@ -287,12 +287,9 @@ impl Error {
     /// # Errors
     /// Returns any other error unchanged.
     pub fn into_out_of_memory(self) -> Result<Box<OutOfMemory>> {
-        if !self.is_out_of_memory() {
-            return Err(self);
-        }
         match self {
             Self::OutOfMemory(report) => Ok(report),
-            Self::Context { error, .. } => error.into_out_of_memory(),
+            Self::Context { place, error } => error.into_out_of_memory().map_err(|e| e.with_context(place)),
             other => Err(other),
         }
     }

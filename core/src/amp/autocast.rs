@@ -6,19 +6,14 @@
 //! that are not listed run in the dtype of their inputs, with the usual promotion. In-place operations and
 //! the backward pass are not cast either.
 
-use std::cell::Cell;
-
 use smallvec::smallvec;
 
 use super::low_precision_copy;
 use crate::autograd;
-use crate::autograd::autocast_mode::{
-    AUTOCAST_DTYPE, CAST_CACHE, CachedCast, SuspendAutocastGuard, autocast_dtype, clear_cache_if_outside,
-    suspend_autocast,
-};
+use crate::autograd::autocast_mode::{AutocastGuard, CAST_CACHE, CachedCast, autocast_dtype};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::scoped_local::{ScopedGuard, WithCurrent};
+use crate::scoped_local::WithCurrent;
 use crate::tensor::Tensor;
 
 /// Dtype that autocast chooses for an operation. f64, integers and bool are never cast.
@@ -137,26 +132,6 @@ impl CastPolicy {
     }
 }
 
-/// Guard during which operations of this thread choose their dtypes; see [`autocast`]. Guards may be dropped
-/// in any order: the innermost live guard decides.
-#[derive(Debug)]
-pub struct AutocastGuard {
-    dtype: Option<ScopedGuard<Cell<Option<DType>>>>,
-}
-
-impl AutocastGuard {
-    fn enter(dtype: Option<DType>) -> Self {
-        Self { dtype: Some(ScopedGuard::new(&AUTOCAST_DTYPE, dtype)) }
-    }
-}
-
-impl Drop for AutocastGuard {
-    fn drop(&mut self) {
-        self.dtype = None;
-        clear_cache_if_outside();
-    }
-}
-
 /// Runs the operations of this thread in mixed precision until the guard is dropped. Products and
 /// convolutions run in `dtype`, and operations that need range or precision in f32 (see [`CastPolicy`]).
 /// Scopes nest; [`no_autocast`] suspends them.
@@ -202,7 +177,7 @@ pub fn no_autocast() -> AutocastGuard {
 #[derive(Debug)]
 pub(crate) struct OperandCast {
     dtype: DType,
-    _suspended: SuspendAutocastGuard,
+    _suspended: AutocastGuard,
 }
 
 impl OperandCast {
@@ -214,7 +189,7 @@ impl OperandCast {
             CastPolicy::Fp32 => DType::F32,
             CastPolicy::Promote => operands.iter().flatten().copied().fold(low, DType::promote),
         };
-        Some(Self { dtype: to, _suspended: suspend_autocast() })
+        Some(Self { dtype: to, _suspended: no_autocast() })
     }
 
     pub(crate) fn apply(&self, t: &Tensor) -> Result<Tensor> {

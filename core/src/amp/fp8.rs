@@ -46,16 +46,11 @@ pub struct Fp8Guard {
 /// ```
 #[must_use = "layers multiply in 8 bits only while the guard lives"]
 pub fn fp8() -> Fp8Guard {
-    set_fp8_enabled(true)
+    Fp8Guard { _on: ScopedGuard::new(&FP8_ENABLED, true) }
 }
 
 /// Reports whether linear layers of this thread multiply 8-bit floats.
 #[must_use]
 pub fn is_fp8_enabled() -> bool {
     FP8_ENABLED.current()
-}
-
-/// Turns 8-bit products on or off until the guard is dropped.
-fn set_fp8_enabled(on: bool) -> Fp8Guard {
-    Fp8Guard { _on: ScopedGuard::new(&FP8_ENABLED, on) }
 }

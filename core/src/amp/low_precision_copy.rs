@@ -11,7 +11,7 @@ use std::sync::Weak;
 use crate::autograd;
 use crate::autograd::low_precision_copy::{CopyVersion, LowPrecisionCopy};
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Result, fail};
 use crate::memory::{self, Tag};
 use crate::storage::Storage;
 use crate::tensor::Tensor;
@@ -94,8 +94,10 @@ impl CapturedCast {
             _ => None,
         });
         let Some((numbers, of)) = found else {
-            let reason = "a parameter's 16-bit copy was made anew while the step was recorded; capture it while nobody else trains the parameter";
-            return Err(Error::Capture { op: "capture", reason: reason.to_owned() });
+            fail!(
+                capture("capture"),
+                "a parameter's 16-bit copy was made anew while the step was recorded; capture it while nobody else trains the parameter"
+            );
         };
         let kept = of.is_current(&leaf, &numbers);
         Ok(Self { leaf, copy: numbers, versions: of, is_written_by_step: kept })

@@ -22,8 +22,10 @@ mod fp8;
 #[doc(hidden)]
 pub mod low_precision_copy;
 
-pub use crate::autograd::autocast_mode::{autocast_dtype, clear_autocast_cache, is_autocast_enabled};
-pub use autocast::{AutocastGuard, CastPolicy, autocast, no_autocast};
+pub use crate::autograd::autocast_mode::{
+    AutocastGuard, autocast_dtype, clear_autocast_cache, is_autocast_enabled,
+};
+pub use autocast::{CastPolicy, autocast, no_autocast};
 pub use fp8::{Fp8Guard, fp8, is_fp8_enabled};
 
 pub(crate) use autocast::{

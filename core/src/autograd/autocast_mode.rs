@@ -49,17 +49,10 @@ impl CachedCast {
 
 thread_local! {
     /// 16-bit dtype of the scope; `None` if operations are not cast.
-    pub(crate) static AUTOCAST_DTYPE: ScopedLocal<Cell<Option<DType>>> = const { ScopedLocal::new(Cell::new(None)) };
+    static AUTOCAST_DTYPE: ScopedLocal<Cell<Option<DType>>> = const { ScopedLocal::new(Cell::new(None)) };
     /// Cached casts, kept until the outermost scope ends.
     pub(crate) static CAST_CACHE: ScopedLocal<NoDropCell<CastCache>> = const { ScopedLocal::new(NoDropCell::new(BTreeMap::new())) };
     pub(crate) static FP8_ENABLED: ScopedLocal<Cell<bool>> = const { ScopedLocal::new(Cell::new(false)) };
-}
-
-/// Frees the cached casts if no scope is left.
-pub(crate) fn clear_cache_if_outside() {
-    if AUTOCAST_DTYPE.with(ScopedLocal::has_no_guards) {
-        clear_autocast_cache();
-    }
 }
 
 /// Returns the 16-bit dtype that operations of this thread are cast to; `None` outside of [`autocast`].
@@ -113,20 +106,26 @@ pub(crate) struct AutocastStateGuard {
     _cast_cache: ScopedGuard<NoDropCell<CastCache>>,
 }
 
-/// Guard that suspends autocast and keeps the cached casts.
+/// Guard during which operations of this thread choose their dtypes; see [`autocast`](crate::amp::autocast()).
+/// Guards may be dropped in any order: the innermost live guard decides.
 #[derive(Debug)]
-pub(crate) struct SuspendAutocastGuard {
+pub struct AutocastGuard {
     dtype: Option<ScopedGuard<Cell<Option<DType>>>>,
 }
 
-impl Drop for SuspendAutocastGuard {
-    fn drop(&mut self) {
-        self.dtype = None;
-        // The last scope may have ended in the meantime.
-        clear_cache_if_outside();
+impl AutocastGuard {
+    /// Sets the 16-bit dtype of operations. `None` suspends autocast and keeps the cached casts.
+    pub(crate) fn enter(dtype: Option<DType>) -> Self {
+        Self { dtype: Some(ScopedGuard::new(&AUTOCAST_DTYPE, dtype)) }
     }
 }
 
-pub(crate) fn suspend_autocast() -> SuspendAutocastGuard {
-    SuspendAutocastGuard { dtype: Some(ScopedGuard::new(&AUTOCAST_DTYPE, None)) }
+impl Drop for AutocastGuard {
+    fn drop(&mut self) {
+        self.dtype = None;
+        // The last scope may have ended in the meantime.
+        if AUTOCAST_DTYPE.with(ScopedLocal::has_no_guards) {
+            clear_autocast_cache();
+        }
+    }
 }

@@ -149,6 +149,7 @@ fn hand_over_outer_grads(wants: &BackwardCtx<'_>, beyond: OuterGrads) -> Result<
 mod tests {
     use super::*;
     use crate::dtype::DType;
+    use crate::error::Error;
     use crate::runtime::device::Device;
 
     fn nested(x: &Tensor, depth: usize) -> Result<Tensor> {

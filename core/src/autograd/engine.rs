@@ -1,8 +1,7 @@
 //! Engine of the backward pass.
 
 use std::cell::RefCell;
-use std::cmp::Ordering;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -15,26 +14,6 @@ use super::{
 use crate::error::{Error, Result, fail, fail_if};
 use crate::memory::{self, Tag};
 use crate::tensor::Tensor;
-
-/// Node in the ready queue, ordered so that the newest runs first.
-struct ReadyNode(Arc<Node>);
-
-impl PartialEq for ReadyNode {
-    fn eq(&self, other: &Self) -> bool {
-        self.0.id == other.0.id
-    }
-}
-impl Eq for ReadyNode {}
-impl PartialOrd for ReadyNode {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-impl Ord for ReadyNode {
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.0.id.cmp(&other.0.id)
-    }
-}
 
 /// Options of a backward pass.
 #[derive(Clone, Copy, Debug, Default)]
@@ -180,7 +159,8 @@ struct GraphTask<'a> {
     outer_grads: OuterGrads,
     /// Gradients accumulated so far, for nodes and for leaves with hooks.
     pending_grads: FxHashMap<u64, Tensor>,
-    ready_queue: BinaryHeap<ReadyNode>,
+    /// Nodes that are ready, by id. The newest runs first.
+    ready_queue: BTreeMap<u64, Arc<Node>>,
     /// Gradients of the targets that are nodes.
     target_grads: GradSums,
 }
@@ -207,6 +187,14 @@ impl GraphTask<'_> {
         sum.add(&more)
     }
 
+    /// Adds a gradient to the pending sum of a node or leaf, which it takes.
+    fn add_to_pending(&mut self, id: u64, grad: Tensor) -> Result<Tensor> {
+        match self.pending_grads.remove(&id) {
+            Some(sum) => self.accumulate(sum, grad),
+            None => Ok(grad),
+        }
+    }
+
     /// Accumulates the gradient of an edge. If `handed` is true, the operation may have accumulated it
     /// already.
     fn add_edge_grad(&mut self, edge: &GradEdge, grad: Tensor, handed: bool) -> Result<()> {
@@ -216,10 +204,7 @@ impl GraphTask<'_> {
                 Some(left) => {
                     *left -= 1;
                     let last = *left == 0;
-                    let sum = match self.pending_grads.remove(&leaf.id) {
-                        Some(sum) => self.accumulate(sum, grad)?,
-                        None => grad,
-                    };
+                    let sum = self.add_to_pending(leaf.id, grad)?;
                     if !last {
                         self.pending_grads.insert(leaf.id, sum);
                         return Ok(());
@@ -232,13 +217,8 @@ impl GraphTask<'_> {
                 Ok(())
             }
             GradEdge::Node(node) => {
-                let sum = match self.pending_grads.remove(&node.id) {
-                    Some(sum) => self.accumulate(sum, grad)?,
-                    None => {
-                        self.ready_queue.push(ReadyNode(node.clone()));
-                        grad
-                    }
-                };
+                self.ready_queue.entry(node.id).or_insert_with(|| node.clone());
+                let sum = self.add_to_pending(node.id, grad)?;
                 self.pending_grads.insert(node.id, sum);
                 Ok(())
             }
@@ -455,7 +435,7 @@ pub(super) fn run_backward_until(
         true => (None, Some(enable_grad())),
     };
     // Gradients are computed in the dtypes that the forward pass chose.
-    let _as_given = super::autocast_mode::suspend_autocast();
+    let _as_given = super::autocast_mode::AutocastGuard::enter(None);
     let looks = anomaly::is_checking_grads()?;
     let mut walk = GraphTask {
         options,
@@ -465,7 +445,7 @@ pub(super) fn run_backward_until(
         min_node_id: oldest,
         outer_grads: OuterGrads::new(),
         pending_grads: FxHashMap::default(),
-        ready_queue: BinaryHeap::new(),
+        ready_queue: BTreeMap::new(),
         target_grads: GradSums::new(),
     };
     let starts: SmallVec<[GradEdge; 4]> = roots.iter().filter_map(|(root, _)| root.grad_edge()).collect();
@@ -484,7 +464,7 @@ pub(super) fn run_backward_until(
             walk.add_edge_grad(&meta, seed.clone(), false)?;
         }
     }
-    while let Some(ReadyNode(node)) = walk.ready_queue.pop() {
+    while let Some((_, node)) = walk.ready_queue.pop_last() {
         if let Some(grad) = walk.pending_grads.remove(&node.id) {
             walk.run_node(&node, grad, looks)?;
         }
@@ -662,14 +642,16 @@ impl Tensor {
 
     fn check_seed_grad(&self, grad: &Tensor) -> Result<()> {
         fail_if!(grad.shape() != self.shape() || grad.dtype() != self.dtype();
-            backward, "the gradient is {} {:?}, the tensor {} {:?}", grad.dtype(), grad.shape(), self.dtype(), self.shape());
+            backward, "the gradient is {} {:?}, the tensor {} {:?}",
+            grad.dtype(), grad.shape(), self.dtype(), self.shape());
         self.check_same_device("backward", grad)
     }
 
     #[track_caller]
     fn create_seed_grad(&self) -> Result<Tensor> {
         fail_if!(self.numel() != 1;
-            backward, "a tensor of shape {:?} is no scalar; reduce it (`mean`, `sum`) or give its gradient to `backward_with`", self.shape());
+            backward, "a tensor of shape {:?} is no scalar; reduce it (`mean`, `sum`) or give its gradient to `backward_with`",
+            self.shape());
         let _scope = memory::scope::enter_tag(Tag::Gradient);
         Tensor::ones(self.shape(), self.dtype(), self.device())
     }

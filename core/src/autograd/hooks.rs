@@ -69,7 +69,8 @@ impl HookList {
             let Hook::Grad(see) = hook else { continue };
             let Some(other) = see(&grad)? else { continue };
             fail_if!(other.shape() != grad.shape() || other.dtype() != grad.dtype();
-                backward, "a hook on {of} returned {} {:?} in place of a gradient of {} {:?}", other.dtype(), other.shape(), grad.dtype(), grad.shape());
+                backward, "a hook on {of} returned {} {:?} in place of a gradient of {} {:?}",
+                other.dtype(), other.shape(), grad.dtype(), grad.shape());
             grad.check_same_device("register_hook", &other)?;
             grad = other;
         }

@@ -633,12 +633,10 @@ impl Tensor {
     /// gradient is used: in a backward pass that adds to it, in an optimiser's step, or in
     /// `clip_grad_norm_`.
     pub fn set_grad(&self, grad: Option<Tensor>) {
-        if let Some(leaf) = self.leaf() {
+        let edge = self.original_grad_meta().cloned().and_then(GradEdge::from_meta);
+        if let Some(GradEdge::Leaf(leaf)) = edge {
             // A captured step gives the leaf this gradient at each replay.
-            if grad.is_some()
-                && let Some(GradEdge::Leaf(leaf)) =
-                    self.original_grad_meta().cloned().and_then(GradEdge::from_meta)
-            {
+            if grad.is_some() {
                 leaf.note_grad_write(self.device(), leaf.grad().as_ref());
             }
             leaf.set_grad(grad);

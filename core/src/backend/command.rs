@@ -116,24 +116,20 @@ impl OwnedCommand {
 
     /// Calls `visit` with each memory operand. `written` is the bit mask of the bindings that a kernel
     /// writes.
-    pub(crate) fn visit_operands(
-        &mut self,
-        written: u32,
-        mut visit: impl FnMut(OperandAddress<'_>, OperandAccess),
-    ) {
+    pub(crate) fn visit_operands(&mut self, written: u32, mut visit: impl FnMut(OperandAddress<'_>, Access)) {
         let mut slice = |slice: &mut Slice, touch| visit(address!(slice), touch);
         match self {
             Self::Launch { bindings, .. } => {
                 for (at, binding) in bindings.iter_mut().enumerate() {
                     let writes = written.checked_shr(at as u32).unwrap_or(1) & 1 == 1;
-                    slice(binding, if writes { OperandAccess::Write } else { OperandAccess::Read });
+                    slice(binding, if writes { Access::Write } else { Access::Read });
                 }
             }
             Self::Copy { dst, src } => {
-                slice(src, OperandAccess::Read);
-                slice(dst, OperandAccess::Write);
+                slice(src, Access::Read);
+                slice(dst, Access::Write);
             }
-            Self::Fill { dst, .. } => slice(dst, OperandAccess::Write),
+            Self::Fill { dst, .. } => slice(dst, Access::Write),
             Self::Matmul(call) => visit_matmul_operands(call, visit),
             Self::Attention(call) => visit_attention_operands(call, visit),
         }
@@ -151,9 +147,9 @@ pub trait CommandSequence: Send {
     fn is_driver_graph(&self) -> bool;
 }
 
-/// Kind of access of a command to an operand.
+/// Kind of access of a command to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum OperandAccess {
+pub(crate) enum Access {
     Read,
     Write,
 }
@@ -162,55 +158,52 @@ pub(crate) enum OperandAccess {
 pub(crate) type OperandAddress<'a> = (&'a mut SegmentId, &'a mut u64);
 
 /// Calls `visit` with each operand of a product and its access. An accumulated result counts as written.
-fn visit_matmul_operands(call: &mut MatmulCall, mut visit: impl FnMut(OperandAddress<'_>, OperandAccess)) {
-    visit(address!(call.a), OperandAccess::Read);
-    visit(address!(call.b), OperandAccess::Read);
-    visit(address!(call.c), OperandAccess::Write);
+fn visit_matmul_operands(call: &mut MatmulCall, mut visit: impl FnMut(OperandAddress<'_>, Access)) {
+    visit(address!(call.a), Access::Read);
+    visit(address!(call.b), Access::Read);
+    visit(address!(call.c), Access::Write);
     match &mut call.epilogue {
         Epilogue::None => {}
-        Epilogue::Bias(bias) => visit(address!(bias), OperandAccess::Read),
+        Epilogue::Bias(bias) => visit(address!(bias), Access::Read),
         Epilogue::GeluBias { bias, pre_activation: before } => {
-            visit(address!(bias), OperandAccess::Read);
-            visit(address!(before), OperandAccess::Write);
+            visit(address!(bias), Access::Read);
+            visit(address!(before), Access::Write);
         }
         Epilogue::GeluGrad { x, gelu, row_block_sums: sums } => {
-            visit(address!(x), OperandAccess::Read);
-            visit(address!(gelu), OperandAccess::Write);
-            visit(address!(sums), OperandAccess::Write);
+            visit(address!(x), Access::Read);
+            visit(address!(gelu), Access::Write);
+            visit(address!(sums), Access::Write);
         }
-        Epilogue::RowSums(sums) => visit(address!(sums), OperandAccess::Write),
+        Epilogue::RowSums(sums) => visit(address!(sums), Access::Write),
         Epilogue::Scaled { scales, bias } => {
             let all = scales.iter_mut().flatten().chain(bias);
-            all.for_each(|slice| visit(address!(slice), OperandAccess::Read));
+            all.for_each(|slice| visit(address!(slice), Access::Read));
         }
     }
 }
 
 /// Calls `visit` with each operand of an attention call and its access.
-fn visit_attention_operands(
-    call: &mut AttentionCall,
-    mut visit: impl FnMut(OperandAddress<'_>, OperandAccess),
-) {
-    let forward = if call.backward.is_some() { OperandAccess::Read } else { OperandAccess::Write };
+fn visit_attention_operands(call: &mut AttentionCall, mut visit: impl FnMut(OperandAddress<'_>, Access)) {
+    let forward = if call.backward.is_some() { Access::Read } else { Access::Write };
     for operand in [&mut call.q, &mut call.k, &mut call.v] {
-        visit(address!(operand), OperandAccess::Read);
+        visit(address!(operand), Access::Read);
     }
     visit(address!(call.out), forward);
     visit(address!(call.lse), forward);
     if let Some(mask) = &mut call.mask {
-        visit(address!(mask), OperandAccess::Read);
+        visit(address!(mask), Access::Read);
     }
     if let Some(dropout) = &mut call.dropout {
-        visit(address!(dropout.philox_state), OperandAccess::Read);
+        visit(address!(dropout.philox_state), Access::Read);
     }
     // Destructured without `..`: an operand that is not visited would keep its address from the recording.
     if let Some(AttentionGradients { out, q, k, v, scratch, grad_sums: sums }) = &mut call.backward {
-        visit(address!(out), OperandAccess::Read);
+        visit(address!(out), Access::Read);
         for operand in [q, k, v] {
-            visit(address!(operand), OperandAccess::Write);
+            visit(address!(operand), Access::Write);
         }
         for slice in [scratch].into_iter().chain(sums) {
-            visit(address!(slice), OperandAccess::Write);
+            visit(address!(slice), Access::Write);
         }
     }
 }

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use super::Backend;
+use crate::forward_backend;
 use crate::memory::source::{
     DeviceMemory, Event, Fence, SegmentId, SegmentSource, SourceError, SourceLimits,
 };
@@ -11,6 +12,12 @@ use crate::memory::source::{
 /// The page-locked (CUDA) or host-visible (wgpu) memory of a backend.
 #[derive(Debug)]
 pub(crate) struct HostSource(pub(crate) Arc<dyn Backend>);
+
+impl HostSource {
+    fn backend(&self) -> &dyn Backend {
+        &*self.0
+    }
+}
 
 /// Returns the error of a source without virtual memory.
 fn unsupported<T>(call: &'static str) -> Result<T, SourceError> {
@@ -46,22 +53,5 @@ impl SegmentSource for HostSource {
     fn unmap(&self, _segment: SegmentId, _offset: u64, _bytes: u64) -> Result<(), SourceError> {
         unsupported("unmap")
     }
-    fn queue_count(&self) -> u8 {
-        self.0.queue_count()
-    }
-    fn record_event(&self, queue: u8) -> Result<Event, SourceError> {
-        self.0.record_event(queue)
-    }
-    fn wait_event(&self, queue: u8, event: Event) -> Result<(), SourceError> {
-        self.0.wait_event(queue, event)
-    }
-    fn record_fence(&self) -> Result<Fence, SourceError> {
-        self.0.record_fence()
-    }
-    fn is_fence_signaled(&self, fence: Fence) -> Result<bool, SourceError> {
-        self.0.is_fence_signaled(fence)
-    }
-    fn wait_fence(&self, fence: Fence) -> Result<(), SourceError> {
-        self.0.wait_fence(fence)
-    }
+    forward_backend! { backend: queue_count record_event wait_event record_fence is_fence_signaled wait_fence }
 }

@@ -165,6 +165,10 @@ struct DeclinedMatmul {
     is_16_bit: bool,
 }
 
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Backend of the null device; see the [module](self).
 #[derive(Debug)]
 pub struct NullBackend {
@@ -208,15 +212,11 @@ impl NullBackend {
     /// Returns the estimated work so far.
     #[must_use]
     pub fn estimated_work(&self) -> WorkEstimate {
-        self.lock_totals().0
-    }
-
-    fn lock_totals(&self) -> MutexGuard<'_, (WorkEstimate, DeclinedMatmul)> {
-        self.totals.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.totals).0
     }
 
     fn add_work(&self, bytes: u64, product: Option<DeclinedMatmul>) {
-        let (work, waiting) = &mut *self.lock_totals();
+        let (work, waiting) = &mut *lock(&self.totals);
         let DeclinedMatmul { flops, is_16_bit: half } = product.unwrap_or_else(|| std::mem::take(waiting));
         let speed = &self.profile.speed;
         let rate = if half { speed.half_flops } else { speed.flops };
@@ -230,7 +230,7 @@ impl NullBackend {
     /// Returns every kernel that was requested, so that a test can compile all of them on a real device.
     #[must_use]
     pub fn compiled_kernels(&self) -> Vec<NullKernel> {
-        self.kernels.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.kernels).clone()
     }
 
     fn take_bytes(&self, bytes: u64) -> Result<(), SourceError> {
@@ -242,14 +242,6 @@ impl NullBackend {
             return Err(SourceError::OutOfMemory { bytes, detail });
         }
         Ok(())
-    }
-
-    fn lock_host_segments(&self) -> MutexGuard<'_, rustc_hash::FxHashSet<u64>> {
-        self.host_segments.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn lock_segment_sizes(&self) -> MutexGuard<'_, rustc_hash::FxHashMap<u64, u64>> {
-        self.segment_sizes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -270,11 +262,11 @@ impl SegmentSource for NullBackend {
     fn alloc_segment(&self, bytes: u64) -> Result<SegmentId, SourceError> {
         self.take_bytes(bytes)?;
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        self.lock_segment_sizes().insert(id, bytes);
+        lock(&self.segment_sizes).insert(id, bytes);
         Ok(SegmentId(id))
     }
     fn free_segment(&self, segment: SegmentId) -> Result<(), SourceError> {
-        let bytes = self.lock_segment_sizes().remove(&segment.0).unwrap_or(0);
+        let bytes = lock(&self.segment_sizes).remove(&segment.0).unwrap_or(0);
         self.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
         Ok(())
     }
@@ -310,7 +302,7 @@ impl Backend for NullBackend {
         &self.info
     }
     fn compile(&self, source: &KernelSource<'_>) -> Result<KernelId> {
-        let mut compiled = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut compiled = lock(&self.kernels);
         compiled.push(NullKernel {
             label: source.label.to_owned(),
             wgsl: source.wgsl.to_owned(),
@@ -333,9 +325,9 @@ impl Backend for NullBackend {
         Ok(())
     }
     fn copy(&self, dst: Slice, src: Slice) -> Result<()> {
-        let host = self.lock_host_segments();
+        let host = lock(&self.host_segments);
         if [dst, src].iter().any(|slice| host.contains(&slice.segment.0)) {
-            self.lock_totals().0.host_seconds += src.bytes as f64 / self.profile.speed.host_bandwidth;
+            lock(&self.totals).0.host_seconds += src.bytes as f64 / self.profile.speed.host_bandwidth;
             return Ok(());
         }
         drop(host);
@@ -354,11 +346,11 @@ impl Backend for NullBackend {
     }
     fn alloc_host(&self, _bytes: u64) -> Result<SegmentId, SourceError> {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        self.lock_host_segments().insert(id);
+        lock(&self.host_segments).insert(id);
         Ok(SegmentId(id))
     }
     fn free_host(&self, segment: SegmentId) -> Result<(), SourceError> {
-        self.lock_host_segments().remove(&segment.0);
+        lock(&self.host_segments).remove(&segment.0);
         Ok(())
     }
     fn library(&self) -> Option<&dyn KernelLibrary> {
@@ -389,7 +381,7 @@ impl KernelLibrary for NullBackend {
             self.add_work(elements * call.dtype.size() as u64, Some(product));
             return Ok(true);
         }
-        self.lock_totals().1 = product;
+        lock(&self.totals).1 = product;
         Ok(false)
     }
     fn attention(&self, call: &AttentionCall) -> Result<bool> {
@@ -398,7 +390,7 @@ impl KernelLibrary for NullBackend {
             self.add_work(call.bytes(), Some(product));
             return Ok(true);
         }
-        self.lock_totals().1 = product;
+        lock(&self.totals).1 = product;
         Ok(false)
     }
 }

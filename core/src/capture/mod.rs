@@ -57,7 +57,6 @@ use crate::amp::{
     low_precision_copy::{CapturedCast, CapturedCastRead},
 };
 use crate::autograd::{CapturedGradWrite, Leaf};
-use crate::backend::command::OperandAccess;
 use crate::backend::{Command, CommandSequence, OwnedCommand, SegmentId, Slice};
 use crate::error::{Error, Result, fail, fail_if};
 use crate::memory::{self, Block, Bytes, Request, Tag};
@@ -464,8 +463,8 @@ impl<O: CaptureOutputs> CapturedStep<O> {
         let touched = touched.into_iter().zip(&runs).filter_map(|(t, runs)| runs.then_some(t));
         let mut written = vec![None; pieces.len()];
         for (number, touch) in touched.flatten() {
-            let before: &mut Option<OperandAccess> = &mut written[number as usize];
-            if *before != Some(OperandAccess::Write) {
+            let before: &mut Option<Access> = &mut written[number as usize];
+            if *before != Some(Access::Write) {
                 *before = Some(touch);
             }
         }
@@ -496,9 +495,8 @@ impl<O: CaptureOutputs> CapturedStep<O> {
                 Some((block.segment, block.offset + offset))
             })
             .collect();
-        for ((storage, touch), at) in storages.into_iter().zip(written).zip(&mut at) {
-            let (Some(storage), Some(touch)) = (storage, touch) else { continue };
-            let access = if touch == OperandAccess::Write { Access::Write } else { Access::Read };
+        for ((storage, access), at) in storages.into_iter().zip(written).zip(&mut at) {
+            let (Some(storage), Some(access)) = (storage, access) else { continue };
             let place = storage.pin_for_capture()?;
             *at = Some((place.segment, place.offset));
             memory.states.push(CapturedState { storage, access, slice: place });

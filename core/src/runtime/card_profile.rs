@@ -9,8 +9,13 @@ impl CardProfile {
     pub fn from_device(device: &Device) -> Self {
         let (info, backend) = (device.info(), device.raw_backend());
         let speed = Self::from_full_name(&info.name).unwrap_or_default().speed;
-        let profile = Self {
+        let host_bandwidth = if backend.supports_pinned_host() { speed.host_bandwidth } else { 0.0 };
+        let memory = backend.device_memory();
+        // Free memory plus the pool's own. Without the driver's report, the limit is unknown.
+        let total = memory.free.map(|free| free + device.memory().reserved()).or(memory.total);
+        Self {
             name: info.name.clone(),
+            total_bytes: total.unwrap_or(1 << 44),
             overhead_bytes: 0,
             is_software: info.software,
             library: device.library_features(),
@@ -19,17 +24,7 @@ impl CardProfile {
             features: info.features,
             limits: info.limits,
             config: device.pool().config(),
-            speed,
-            total_bytes: 0,
-        };
-        let speed = CardSpeed {
-            host_bandwidth: if backend.supports_pinned_host() { speed.host_bandwidth } else { 0.0 },
-            ..speed
-        };
-        let profile = Self { speed, ..profile };
-        let memory = backend.device_memory();
-        // Free memory plus the pool's own. Without the driver's report, the limit is unknown.
-        let total = memory.free.map(|free| free + device.memory().reserved()).or(memory.total);
-        Self { total_bytes: total.unwrap_or(1 << 44), ..profile }
+            speed: CardSpeed { host_bandwidth, ..speed },
+        }
     }
 }

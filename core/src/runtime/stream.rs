@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use smallvec::SmallVec;
 
+pub(crate) use crate::backend::command::Access;
 use crate::backend::{self, Backend, Event, MAX_QUEUES, Slice};
 use crate::error::Result;
 use crate::memory;
@@ -169,13 +170,6 @@ impl Default for StreamUses {
     fn default() -> Self {
         Self { last_write: StreamTicket { queue: 0, ticket: 1 }, reads_since: SmallVec::new() }
     }
-}
-
-/// Kind of access of an operation to a tensor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Access {
-    Read,
-    Write,
 }
 
 impl StreamSet {

@@ -148,23 +148,7 @@ impl Tensor {
     /// Returns the elements of any type as f64. Waits for the device.
     #[track_caller]
     pub fn to_f64s(&self) -> Result<Vec<f64>> {
-        let bytes = self.to_bytes()?;
-        fn all<T: bytemuck::Pod>(bytes: &[u8], f: impl Fn(T) -> f64) -> Vec<f64> {
-            bytemuck::pod_collect_to_vec::<u8, T>(bytes).into_iter().map(f).collect()
-        }
-        Ok(match self.dtype() {
-            DType::F32 => all(&bytes, |x: f32| x.into()),
-            DType::F16 => all(&bytes, |x: f16| x.into()),
-            DType::BF16 => all(&bytes, |x: bf16| x.into()),
-            DType::F64 => all(&bytes, |x: f64| x),
-            DType::I32 => all(&bytes, |x: i32| x.into()),
-            DType::U32 => all(&bytes, |x: u32| x.into()),
-            DType::I64 => all(&bytes, |x: i64| x as f64),
-            DType::U8 | DType::Bool => all(&bytes, |x: u8| x.into()),
-            dtype @ (DType::F8E4M3 | DType::F8E5M2) => {
-                bytes.iter().map(|&x| float8::to_f32(dtype, x).into()).collect()
-            }
-        })
+        Ok(decode_f64s(&self.to_bytes()?, self.dtype()))
     }
 
     /// Returns the value of a tensor with one element. Waits for the device.
@@ -175,5 +159,23 @@ impl Tensor {
     pub fn item(&self) -> Result<f64> {
         fail_if!(self.numel() != 1; shape("item", [self]), "takes a tensor of one element");
         Ok(self.to_f64s()?[0])
+    }
+}
+
+/// Converts elements of any type to f64.
+pub(super) fn decode_f64s(bytes: &[u8], dtype: DType) -> Vec<f64> {
+    fn all<T: bytemuck::Pod>(bytes: &[u8], f: impl Fn(T) -> f64) -> Vec<f64> {
+        bytemuck::pod_collect_to_vec::<u8, T>(bytes).into_iter().map(f).collect()
+    }
+    match dtype {
+        DType::F32 => all(bytes, |x: f32| x.into()),
+        DType::F16 => all(bytes, |x: f16| x.into()),
+        DType::BF16 => all(bytes, |x: bf16| x.into()),
+        DType::F64 => all(bytes, |x: f64| x),
+        DType::I32 => all(bytes, |x: i32| x.into()),
+        DType::U32 => all(bytes, |x: u32| x.into()),
+        DType::I64 => all(bytes, |x: i64| x as f64),
+        DType::U8 | DType::Bool => all(bytes, |x: u8| x.into()),
+        DType::F8E4M3 | DType::F8E5M2 => all(bytes, |x: u8| float8::to_f32(dtype, x).into()),
     }
 }

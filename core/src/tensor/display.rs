@@ -6,6 +6,7 @@
 use std::fmt;
 
 use super::Tensor;
+use super::create::decode_f64s;
 use crate::dtype::DType;
 use crate::error::Result;
 
@@ -61,14 +62,9 @@ fn format_tensor(tensor: &Tensor, precision: usize) -> String {
                     suffixes.push(format!("dtype={}", tensor.dtype()));
                 }
                 let style = NumberFormat::from_values(&values, precision);
-                let original = tensor.shape();
-                TensorPrinter {
-                    values: &values,
-                    number_format: style,
-                    is_summarized: shorten,
-                    full_shape: original,
-                }
-                .format_level(0, 0, &shape, PREFIX.len())
+                let full_shape = tensor.shape();
+                TensorPrinter { values: &values, number_format: style, is_summarized: shorten, full_shape }
+                    .format_level(0, 0, &shape, PREFIX.len())
             }
             Err(reason) => {
                 suffixes.push(format!("shape={shape:?}"));
@@ -122,27 +118,23 @@ fn read_printed_values(tensor: &Tensor, shorten: bool) -> Result<(PrintedValues,
         std::thread::yield_now();
     }
     let mut shape = tensor.shape().to_vec();
-    let mut bytes = Vec::new();
-    let read = if shorten && tensor.numel() > FULL_READ_MAX {
-        let cut = read_edges(&tensor.detach(), &mut bytes);
-        shape.iter_mut().for_each(|n| *n = printed_indices(*n).count());
-        cut
+    let size = tensor.dtype().size();
+    let bytes = if shorten && tensor.numel() > FULL_READ_MAX {
+        let mut edges = Vec::new();
+        read_edges(&tensor.detach(), &mut edges).map(|()| edges)
+    } else if shorten {
+        let select = |all: Vec<u8>| {
+            printed_offsets(&shape).iter().flat_map(|at| &all[at * size..][..size]).copied().collect()
+        };
+        tensor.to_bytes().map(select)
     } else {
-        tensor.to_bytes().map(|all| bytes = all)
+        tensor.to_bytes()
     };
-    read.map_err(|e| format!("<error: {}>", e.to_string().replace('\n', " ")))?;
-    let values = decode_values(&bytes, tensor.dtype());
-    if !shorten || tensor.numel() > FULL_READ_MAX {
-        return Ok((values, shape));
+    let bytes = bytes.map_err(|e| format!("<error: {}>", e.to_string().replace('\n', " ")))?;
+    if shorten {
+        shape.iter_mut().for_each(|n| *n = printed_indices(*n).count());
     }
-    let places = printed_offsets(&shape);
-    shape.iter_mut().for_each(|n| *n = printed_indices(*n).count());
-    let values = match values {
-        PrintedValues::Float(all) => PrintedValues::Float(places.iter().map(|&at| all[at]).collect()),
-        PrintedValues::Int(all) => PrintedValues::Int(places.iter().map(|&at| all[at]).collect()),
-        PrintedValues::Bool(all) => PrintedValues::Bool(places.iter().map(|&at| all[at]).collect()),
-    };
-    Ok((values, shape))
+    Ok((decode_values(&bytes, tensor.dtype()), shape))
 }
 
 /// Returns the indices of a dimension that are printed.
@@ -162,12 +154,11 @@ fn printed_offsets(shape: &[usize]) -> Vec<usize> {
 fn read_edges(tensor: &Tensor, into: &mut Vec<u8>) -> Result<()> {
     let n = tensor.shape().first().copied().unwrap_or(1);
     match tensor.rank() {
-        0 => into.extend(tensor.to_bytes()?),
         1 if n > 2 * EDGE_ITEMS => {
             into.extend(tensor.narrow(0, 0, EDGE_ITEMS)?.to_bytes()?);
             into.extend(tensor.narrow(0, n - EDGE_ITEMS, EDGE_ITEMS)?.to_bytes()?);
         }
-        1 => into.extend(tensor.to_bytes()?),
+        0 | 1 => into.extend(tensor.to_bytes()?),
         _ => {
             for i in printed_indices(n) {
                 read_edges(&tensor.select(0, i as isize)?, into)?;
@@ -182,18 +173,12 @@ fn decode_values(bytes: &[u8], dtype: DType) -> PrintedValues {
         bytemuck::pod_collect_to_vec::<u8, T>(bytes).into_iter().map(f).collect()
     }
     match dtype {
-        DType::F32 => PrintedValues::Float(all(bytes, |x: f32| x.into())),
-        DType::F64 => PrintedValues::Float(all(bytes, |x: f64| x)),
-        DType::F16 => PrintedValues::Float(all(bytes, |x: half::f16| x.into())),
-        DType::BF16 => PrintedValues::Float(all(bytes, |x: half::bf16| x.into())),
-        DType::F8E4M3 | DType::F8E5M2 => {
-            PrintedValues::Float(bytes.iter().map(|&x| super::float8::to_f32(dtype, x).into()).collect())
-        }
         DType::I32 => PrintedValues::Int(all(bytes, |x: i32| x.into())),
         DType::U32 => PrintedValues::Int(all(bytes, |x: u32| x.into())),
         DType::I64 => PrintedValues::Int(all(bytes, |x: i64| x)),
         DType::U8 => PrintedValues::Int(all(bytes, |x: u8| x.into())),
         DType::Bool => PrintedValues::Bool(all(bytes, |x: u8| x != 0)),
+        float => PrintedValues::Float(decode_f64s(bytes, float)),
     }
 }
 

@@ -82,7 +82,8 @@ impl<A: HostArray> HostArray for [A] {
 
     fn append_to(&self, extents: &[usize], values: &mut Vec<<A::Item as HostElement>::Stored>) -> Result<()> {
         fail_if!(extents.first() != Some(&self.len());
-            argument("new"), "lists of one dimension have {} and {} entries, expected equal lengths", extents.first().copied().unwrap_or_default(), self.len());
+            argument("new"), "lists of one dimension have {} and {} entries, expected equal lengths",
+            extents.first().copied().unwrap_or_default(), self.len());
         self.iter().try_for_each(|part| part.append_to(&extents[1..], values))
     }
 }

@@ -98,15 +98,6 @@ impl WeakTensor {
     }
 }
 
-/// Weak handle that reports whether a storage is alive.
-pub(crate) struct WeakStorage(Weak<Storage>);
-
-impl WeakStorage {
-    pub(crate) fn is_alive(&self) -> bool {
-        self.0.strong_count() > 0
-    }
-}
-
 impl Tensor {
     /// Creates a contiguous tensor of `shape` without clearing its memory: write it before it is read.
     ///
@@ -433,10 +424,6 @@ impl Tensor {
     #[doc(hidden)]
     pub fn storage_id(&self) -> u64 {
         self.inner.storage.id
-    }
-
-    pub(crate) fn weak_storage(&self) -> WeakStorage {
-        WeakStorage(Arc::downgrade(&self.inner.storage))
     }
 
     /// Runs a long transfer on a contiguous tensor's pinned bytes, without the dispatch lock.

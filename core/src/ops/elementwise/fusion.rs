@@ -11,6 +11,7 @@
 //! No memory returns to the pool while the group uses it ([`Device::flush_before_free`]).
 
 use std::fmt;
+use std::sync::Weak;
 
 use crate::backend::Slice;
 use crate::memory::scope::{self, Scope};
@@ -19,7 +20,7 @@ use crate::ops::kernel::pointwise_kernel::PointwiseLaunch;
 use crate::ops::prelude::*;
 use crate::runtime::dispatch::{DispatchGuard, FusionSlot, PendingLaunches};
 use crate::runtime::stream::Access;
-use crate::tensor::WeakStorage;
+use crate::storage::Storage;
 
 /// Limits of a group, set by `fused_pointwise.wgsl`: steps, tensors read, and scalars.
 const MAX_STEPS: usize = 16;
@@ -49,7 +50,7 @@ struct FusionStep {
     operands: SmallVec<[StepOperand; 4]>,
     scope: Scope,
     slice: Slice,
-    result: WeakStorage,
+    result: Weak<Storage>,
     is_read: bool,
 }
 
@@ -89,7 +90,7 @@ impl FusionGroup {
             }
         }
         let inputs = self.inputs.len() + tensors.len() - chained;
-        let results = 1 + self.steps.iter().filter(|step| step.result.is_alive()).count();
+        let results = 1 + self.steps.iter().filter(|step| step.result.strong_count() > 0).count();
         let numbers = self.steps.iter().map(|step| step.launch.scalars.len()).sum::<usize>();
         chained > 0
             && last.launch.layouts[0] == *out.layout()
@@ -136,8 +137,9 @@ impl PendingLaunches for FusionGroup {
             bindings.push(last.slice);
             last.launch.resolve_kernel(device)?
         } else {
-            let written =
-                |k: usize| steps[k].result.is_alive() || dropped.is_some_and(|at| usize::from(at) == k);
+            let written = |k: usize| {
+                steps[k].result.strong_count() > 0 || dropped.is_some_and(|at| usize::from(at) == k)
+            };
             let written: SmallVec<[u8; 16]> = (0..steps.len()).map(|k| u8::from(written(k))).collect();
             bindings.extend(inputs.iter().map(|input| input.slice));
             let made = steps.iter().zip(&written).filter(|(_, written)| **written == 1);
@@ -273,7 +275,7 @@ pub(crate) fn try_defer(
         operands,
         scope: scope::current(),
         slice,
-        result: out.weak_storage(),
+        result: out.downgrade_storage(),
         is_read: false,
     });
     Ok(None)

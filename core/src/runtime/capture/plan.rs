@@ -1,7 +1,7 @@
 //! Plan of a captured step: the commands that are needed, and the placement of buffers used only inside the
 //! step.
 
-use crate::backend::command::OperandAccess;
+use crate::backend::command::Access;
 
 /// Buffer to be planned.
 #[derive(Clone, Copy, Debug)]
@@ -37,7 +37,7 @@ pub(crate) fn plan_capture<'a, C>(
     most: u64,
 ) -> CapturePlan
 where
-    C: DoubleEndedIterator<Item = &'a [(u32, OperandAccess)]> + ExactSizeIterator + Clone,
+    C: DoubleEndedIterator<Item = &'a [(u32, Access)]> + ExactSizeIterator + Clone,
 {
     let runs = find_needed_commands(commands.clone(), pieces);
     let mut lives: Vec<Option<Lifetime>> = vec![None; pieces.len()];
@@ -77,13 +77,12 @@ where
 /// later.
 fn find_needed_commands<'a, C>(commands: C, pieces: &[CapturedBuffer]) -> Vec<bool>
 where
-    C: DoubleEndedIterator<Item = &'a [(u32, OperandAccess)]> + ExactSizeIterator,
+    C: DoubleEndedIterator<Item = &'a [(u32, Access)]> + ExactSizeIterator,
 {
     let mut wanted: Vec<bool> = pieces.iter().map(|piece| piece.outlives_step).collect();
     let mut runs = vec![false; commands.len()];
     for (at, touched) in commands.enumerate().rev() {
-        runs[at] =
-            touched.iter().any(|(piece, touch)| *touch == OperandAccess::Write && wanted[*piece as usize]);
+        runs[at] = touched.iter().any(|(piece, touch)| *touch == Access::Write && wanted[*piece as usize]);
         if runs[at] {
             // The command may write only a part of a buffer, or accumulate, so earlier writes of its operands
             // are needed too.
@@ -115,7 +114,7 @@ fn find_smallest_gap(there: &[(Lifetime, u64, u64)], life: Lifetime, bytes: u64)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use OperandAccess::{Read, Write};
+    use Access::{Read, Write};
 
     fn own(bytes: u64) -> CapturedBuffer {
         CapturedBuffer { bytes, outlives_step: false }
@@ -127,7 +126,7 @@ mod tests {
     fn what_nobody_needs_does_not_run_and_takes_no_memory() {
         let pieces = [STAYS, own(100), own(200), own(300)];
         // 1 = f(0); 2 = f(1), unused; 3 = f(2), unused; 0 += 1.
-        let commands: [&[(u32, OperandAccess)]; 4] = [
+        let commands: [&[(u32, Access)]; 4] = [
             &[(0, Read), (1, Write)],
             &[(1, Read), (2, Write)],
             &[(2, Read), (3, Write)],
@@ -143,7 +142,7 @@ mod tests {
     fn pieces_share_places_when_their_lives_do_not_meet() {
         let pieces = [STAYS, own(256), own(256), own(256), own(64)];
         // A chain with two live buffers at any time; buffer 4 is always live.
-        let commands: [&[(u32, OperandAccess)]; 4] = [
+        let commands: [&[(u32, Access)]; 4] = [
             &[(0, Read), (1, Write), (4, Write)],
             &[(1, Read), (2, Write)],
             &[(2, Read), (3, Write)],
@@ -166,12 +165,12 @@ mod tests {
         };
         let mut pieces = vec![STAYS];
         pieces.extend((0..200).map(|_| own(u64::from(1 + next(5000)))));
-        let commands: Vec<Vec<(u32, OperandAccess)>> = (1..=200)
+        let commands: Vec<Vec<(u32, Access)>> = (1..=200)
             .map(|k: u32| vec![(k.saturating_sub(1 + next(9)), Read), (k, Write), (0, Write)])
             .collect();
         let plan = plan_capture(commands.iter().map(Vec::as_slice), &pieces, 256, 1 << 30);
         let life = |piece: u32| {
-            let touches = |c: &Vec<(u32, OperandAccess)>| c.iter().any(|(p, _)| *p == piece);
+            let touches = |c: &Vec<(u32, Access)>| c.iter().any(|(p, _)| *p == piece);
             (commands.iter().position(touches), commands.iter().rposition(touches))
         };
         for a in 1..=200_u32 {

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use crate::backend::command::OperandAccess;
+use crate::backend::command::Access;
 use crate::backend::{Command, OwnedCommand, SegmentId, Slice};
 use crate::error::{Error, Result, fail_if};
 use crate::memory::Bytes;
@@ -41,7 +41,7 @@ pub(crate) struct CaptureRecording {
     pub(crate) random: RandomState,
     pub(crate) commands: Vec<RecordedCommand>,
     /// Buffers that each command uses, by index into `buffers`.
-    pub(crate) operands: Vec<SmallVec<[(u32, OperandAccess); 8]>>,
+    pub(crate) operands: Vec<SmallVec<[(u32, Access); 8]>>,
     pub(crate) buffers: Vec<RecordedBuffer>,
     buffer_ids: FxHashMap<usize, u32>,
     /// End and buffer index of each memory range, by segment and first byte.
