@@ -107,14 +107,6 @@ impl<S: ReplaceSlot> ScopedLocal<S> {
     }
 }
 
-impl<T: Copy> ScopedLocal<Cell<T>> {
-    /// Returns the value in force.
-    #[inline]
-    pub fn get(&self) -> T {
-        self.slot.get()
-    }
-}
-
 /// Reads a value of this thread.
 pub trait GetCurrent<T> {
     /// Returns the value in force.
@@ -124,7 +116,7 @@ pub trait GetCurrent<T> {
 impl<T: Copy + 'static> GetCurrent<T> for LocalKey<ScopedLocal<Cell<T>>> {
     #[inline]
     fn current(&'static self) -> T {
-        self.with(ScopedLocal::get)
+        self.with(|stack| stack.slot.get())
     }
 }
 

@@ -27,82 +27,28 @@ pub enum CastPolicy {
     Promote,
 }
 
-const LOWER_PRECISION_OPS: &[&str] = &[
-    "addbmm",
-    "addmm",
-    "addmv",
-    "addr",
-    "baddbmm",
-    "bmm",
-    "conv1d",
-    "conv2d",
-    "conv3d",
-    "conv_transpose1d",
-    "conv_transpose2d",
-    "conv_transpose3d",
-    "einsum",
-    "gru",
-    "linear",
-    "lstm",
-    "matmul",
-    "mm",
-    "mv",
-    "prelu",
-    "rnn_relu",
-    "rnn_tanh",
-    "scaled_dot_product_attention",
-];
+/// Lists operations by their names.
+macro_rules! operation_names {
+    ($($op:ident)*) => { &[$(stringify!($op)),*] };
+}
 
-const FP32_OPS: &[&str] = &[
-    "acos",
-    "asin",
-    "binary_cross_entropy_with_logits",
-    "cdist",
-    "cosh",
-    "cosine_embedding_loss",
-    "cosine_similarity",
-    "cross_entropy",
-    "ctc_loss",
-    "cumprod",
-    "cumsum",
-    "erfinv",
-    "exp",
-    "expm1",
-    "group_norm",
-    "hinge_embedding_loss",
-    "huber_loss",
-    "kl_div",
-    "l1_loss",
-    "layer_norm",
-    "log",
-    "log10",
-    "log1p",
-    "log2",
-    "log_softmax",
-    "logsumexp",
-    "margin_ranking_loss",
-    "mse_loss",
-    "multi_margin_loss",
-    "multilabel_margin_loss",
-    "nll_loss",
-    "norm",
-    "poisson_nll_loss",
-    "pow",
-    "prod",
-    "reciprocal",
-    "rsqrt",
-    "sinh",
-    "smooth_l1_loss",
-    "soft_margin_loss",
-    "softmax",
-    "softplus",
-    "sum",
-    "tan",
-    "triplet_margin_loss",
-];
+const LOWER_PRECISION_OPS: &[&str] = operation_names! {
+    addbmm addmm addmv addr baddbmm bmm conv1d conv2d conv3d conv_transpose1d conv_transpose2d
+    conv_transpose3d einsum gru linear lstm matmul mm mv prelu rnn_relu rnn_tanh
+    scaled_dot_product_attention
+};
 
-const PROMOTE_OPS: &[&str] =
-    &["addcdiv", "addcmul", "atan2", "bilinear", "dot", "index_put", "inner", "scatter_add"];
+const FP32_OPS: &[&str] = operation_names! {
+    acos asin binary_cross_entropy_with_logits cdist cosh cosine_embedding_loss cosine_similarity
+    cross_entropy ctc_loss cumprod cumsum erfinv exp expm1 group_norm hinge_embedding_loss huber_loss
+    kl_div l1_loss layer_norm log log10 log1p log2 log_softmax logsumexp margin_ranking_loss mse_loss
+    multi_margin_loss multilabel_margin_loss nll_loss norm poisson_nll_loss pow prod reciprocal rsqrt sinh
+    smooth_l1_loss soft_margin_loss softmax softplus sum tan triplet_margin_loss
+};
+
+const PROMOTE_OPS: &[&str] = operation_names! {
+    addcdiv addcmul atan2 bilinear dot index_put inner scatter_add
+};
 
 impl CastPolicy {
     /// All policies.

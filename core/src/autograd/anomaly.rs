@@ -49,7 +49,7 @@ impl Drop for DetectAnomalyGuard {
     fn drop(&mut self) {
         self.check_forward = None;
         if !CHECK_FORWARD.current() {
-            clear_first_nonfinite();
+            drop(FIRST_NONFINITE.with_current_mut(Option::take));
         }
     }
 }
@@ -75,11 +75,6 @@ pub fn detect_anomaly() -> DetectAnomalyGuard {
 /// Turns [`detect_anomaly`] on or off for all threads.
 pub fn set_detect_anomaly(on: bool) {
     ALL_THREADS_ENABLED.store(on, Ordering::Relaxed);
-}
-
-fn clear_first_nonfinite() {
-    let first = FIRST_NONFINITE.with_current_mut(Option::take);
-    drop(first);
 }
 
 fn any_element(t: &Tensor, what: impl Fn(&Tensor) -> Result<Tensor>) -> Result<bool> {

@@ -66,17 +66,11 @@ where
         let mut gate = first.device().lock_dispatch();
         gate.take_failure()?;
         let mut slices = SmallVec::new();
-        let mut away = false;
-        for (t, access) in tensors.clone() {
-            match t.bind(access, &gate)? {
-                Some(slice) => slices.push(slice),
-                None => {
-                    away = true;
-                    break;
-                }
+        'bind: {
+            for (t, access) in tensors.clone() {
+                let Some(slice) = t.bind(access, &gate)? else { break 'bind };
+                slices.push(slice);
             }
-        }
-        if !away {
             return Ok(BoundTensors { slices, guard: gate });
         }
         drop(gate);
