@@ -13,7 +13,7 @@ macro_rules! activation_layers {
             #[derive(Clone, Copy, Debug, PartialEq, Module)]
             pub struct $layer {
                 $(
-                    #[doc = concat!("As there; ", stringify!($default), ".")]
+                    #[doc = concat!("Argument of the tensor method. The default is `", stringify!($default), "`.")]
                     pub $field: $ty = $default,
                 )*
             }

@@ -14,7 +14,7 @@ macro_rules! loss_layers {
             #[derive $derive]
             pub struct $loss {
                 $(
-                    #[doc = concat!("As the method's; ", stringify!($default), ".")]
+                    #[doc = concat!("Argument or option of the tensor method. The default is `", stringify!($default), "`.")]
                     pub $field: $ty = $default,
                 )*
                 /// Reduction of the losses; their mean.

@@ -14,7 +14,8 @@ pub struct History {
     /// Loss of every step, the mean over its micro-batches.
     #[serde(with = "bits")]
     pub losses: Vec<f32>,
-    /// Accuracy of every step whose loss function returned one.
+    /// Accuracy of every step up to the last one whose loss function returned one, NaN where it returned none.
+    /// Empty if no step has one.
     #[serde(with = "bits")]
     pub accuracies: Vec<f32>,
     /// Samples of the device's memory.
@@ -65,7 +66,7 @@ impl History {
     }
 
     /// Writes a line for each step: `step,loss,accuracy,validation`, with enough digits to make the values
-    /// exact.
+    /// exact. A step without an accuracy, or with NaN, has an empty field.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -73,7 +74,8 @@ impl History {
         let mut text = String::from("step,loss,accuracy,validation\n");
         for (i, loss) in self.losses.iter().enumerate() {
             let step = i as u64 + 1;
-            let accuracy = self.accuracies.get(i).map(f32::to_string).unwrap_or_default();
+            let accuracy =
+                self.accuracies.get(i).filter(|a| !a.is_nan()).map(f32::to_string).unwrap_or_default();
             let found = self.validations.iter().find(|v| v.step == step);
             let validation = found.map(|v| v.loss.to_string()).unwrap_or_default();
             text.push_str(&format!("{step},{loss},{accuracy},{validation}\n"));

@@ -78,7 +78,7 @@ fn ignored_signals() -> u64 {
 }
 
 #[cfg(all(feature = "train", not(unix)))]
-fn handle() -> std::io::Result<()> {
+fn register_handler() -> std::io::Result<()> {
     let handler = || {
         if should_exit() {
             std::process::exit(130);

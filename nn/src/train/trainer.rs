@@ -625,13 +625,14 @@ impl PendingSeries {
     fn push(&mut self, values: impl Iterator<Item = Tensor>) {
         let before = self.values.len();
         self.values.extend(values);
-        // Without accuracies, the step has no entry.
-        self.values_per_step.extend(Some(self.values.len() - before).filter(|&n| n > 0));
+        self.values_per_step.push(self.values.len() - before);
     }
 
-    /// Moves the mean of each step to a list.
-    fn drain_means(&mut self, into: &mut Vec<f32>) -> Result<()> {
+    /// Moves the means of the pending steps to a list, whose entry `first` is that of the first one. NaN fills
+    /// steps without scalars before a step with some.
+    fn drain_means(&mut self, into: &mut Vec<f32>, first: usize) -> Result<()> {
         if self.values.is_empty() {
+            self.values_per_step.clear();
             return Ok(());
         }
         let values = match stack(&self.values.iter().collect::<Vec<_>>(), 0).and_then(|t| t.to_f64s()) {
@@ -642,8 +643,9 @@ impl PendingSeries {
             values => values?,
         };
         let mut values = &values[..];
-        for n in std::mem::take(self).values_per_step {
+        for (at, n) in (first..).zip(std::mem::take(self).values_per_step).filter(|&(_, n)| n > 0) {
             let (step, rest) = values.split_at(n);
+            into.resize(at, f32::NAN);
             into.push((step.iter().sum::<f64>() / n as f64) as f32);
             values = rest;
         }
@@ -660,7 +662,37 @@ impl PendingMetrics {
 
     /// Moves everything to the history, with one value for each step.
     fn drain_to_history(&mut self, history: &mut History) -> Result<()> {
-        self.losses.drain_means(&mut history.losses)?;
-        self.accuracies.drain_means(&mut history.accuracies)
+        let first = history.losses.len();
+        self.losses.drain_means(&mut history.losses, first)?;
+        // Accuracies that an error kept pending are from before `first`.
+        let first = history.losses.len() - self.accuracies.values_per_step.len();
+        self.accuracies.drain_means(&mut history.accuracies, first)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_core::dtype::DType;
+
+    #[test]
+    fn an_accuracy_keeps_its_step_in_the_history_and_the_csv() -> Result<()> {
+        let device = Device::null(Default::default());
+        let scalar = || Tensor::zeros(&[0; 0], DType::F32, &device);
+        let mut history = History::default();
+        let mut pending = PendingMetrics::default();
+        for steps in [&[false, true][..], &[false], &[false, true, false]] {
+            for &has_accuracy in steps {
+                let accuracy = has_accuracy.then(scalar).transpose()?;
+                pending.push_outputs(&[LossOutput { loss: scalar()?, accuracy }]);
+            }
+            pending.drain_to_history(&mut history)?;
+        }
+        let path = std::env::temp_dir().join(format!("forebay-history-{}.csv", std::process::id()));
+        history.write_csv(&path)?;
+        let text = std::fs::read_to_string(&path).unwrap_or_default();
+        let _ = std::fs::remove_file(&path);
+        assert_eq!(text, "step,loss,accuracy,validation\n1,0,,\n2,0,0,\n3,0,,\n4,0,,\n5,0,0,\n6,0,,\n");
+        Ok(())
     }
 }
