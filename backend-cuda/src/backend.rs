@@ -268,6 +268,8 @@ impl CudaBackend {
                 i16: true,
                 subgroups: true,
                 f64_math: true,
+                cooperative_f16: false,
+                cooperative_bf16: false,
             },
             limits: Limits {
                 max_binding_bytes: total,

@@ -7,6 +7,8 @@ use crate::backend::WgpuBackend;
 use crate::gpu::{Gpu, to_single_line};
 use crate::params::MAX_PARAMS;
 use crate::probe;
+use crate::spirv::OperandType;
+use crate::vulkan;
 
 /// Minimum alignment of slices; an adapter may require more. Fixed, so that the same program has the same
 /// memory on every adapter.
@@ -18,6 +20,10 @@ const BUDGET_PERCENT: u8 = 98;
 /// Minimum bindings and workgroup size, which WebGPU guarantees and the kernels need.
 const MIN_BINDINGS: u32 = 8;
 const MIN_WORKGROUP: u32 = 256;
+
+/// Features of kernels with cooperative matrices.
+pub(crate) const MATRIX_FEATURES: wgpu::Features =
+    wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX.union(wgpu::Features::PASSTHROUGH_SHADERS);
 
 /// A device that wgpu finds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,6 +73,19 @@ impl AdapterCandidate {
 
     fn is_software(&self) -> bool {
         self.info.device_type == wgpu::DeviceType::Cpu
+    }
+
+    /// Reports whether subgroups of 32 multiply f16 matrices of 16 x 16 with sums in f32, through kernels that
+    /// this backend gives to the driver as SPIR-V.
+    fn has_matrix_units(&self) -> bool {
+        use wgpu::CooperativeScalarType::{F16, F32};
+        let is_known = |found: &wgpu::CooperativeMatrixProperties| {
+            (found.m_size, found.n_size, found.k_size) == (16, 16, 16)
+                && (found.ab_type, found.cr_type) == (F16, F32)
+        };
+        self.adapter.features().contains(MATRIX_FEATURES)
+            && (self.info.subgroup_min_size, self.info.subgroup_max_size) == (32, 32)
+            && self.adapter.cooperative_matrix_properties().iter().any(is_known)
     }
 
     fn driver_description(&self) -> String {
@@ -134,6 +153,18 @@ pub(crate) fn open(index: usize) -> Result<WgpuBackend> {
     if backend.info_mut().software && !probe::runs_long_loops(&backend)? {
         backend.info_mut().limits.max_loop_iterations = probe::MESA_MAX_ITERATIONS;
     }
+    if backend.has_matrix_units() {
+        let works = |operand| match probe::multiplies_matrices(&backend, operand) {
+            Ok(works) => works,
+            Err(error) => {
+                log::warn!("matrix units do not take {operand:?}: {error}");
+                false
+            }
+        };
+        let [f16, bf16] = [OperandType::F16, OperandType::Bf16].map(works);
+        let features = &mut backend.info_mut().features;
+        (features.cooperative_f16, features.cooperative_bf16) = (f16, bf16);
+    }
     Ok(backend)
 }
 
@@ -199,6 +230,7 @@ fn request_device(candidate: &AdapterCandidate, index: usize, probed: wgpu::Feat
         | wgpu::Features::SHADER_INT64_ATOMIC_ALL_OPS
         | wgpu::Features::TIMESTAMP_QUERY
         | wgpu::Features::TIMESTAMP_QUERY_INSIDE_ENCODERS
+        | wgpu::Features::IMMEDIATES
         // Host memory that the device accesses in copies: see `alloc_host`.
         | wgpu::Features::MAPPABLE_PRIMARY_BUFFERS;
     let mut features = candidate.adapter.features() & wanted;
@@ -208,6 +240,9 @@ fn request_device(candidate: &AdapterCandidate, index: usize, probed: wgpu::Feat
         );
     }
     features |= probed;
+    if candidate.has_matrix_units() {
+        features |= MATRIX_FEATURES;
+    }
     // All that the adapter supports: wgpu's defaults are 256 MiB and eight bindings.
     let limits = candidate.adapter.limits();
     let descriptor = wgpu::DeviceDescriptor {
@@ -217,13 +252,22 @@ fn request_device(candidate: &AdapterCandidate, index: usize, probed: wgpu::Feat
         memory_hints: wgpu::MemoryHints::Manual {
             suballocated_device_memory_block_size: SUBALLOCATION_BLOCK..SUBALLOCATION_BLOCK,
         },
+        // SAFETY: of the experimental features only cooperative matrices are requested; a probe tests them.
+        experimental_features: unsafe { wgpu::ExperimentalFeatures::enabled() },
         ..wgpu::DeviceDescriptor::default()
     };
-    let opened = pollster::block_on(candidate.adapter.request_device(&descriptor));
-    let (device, queue) = opened.map_err(|error| Error::NoDevice {
-        requested: format!("wgpu:{index}"),
-        reason: format!("{} cannot be opened: {}", candidate.info.name, to_single_line(&error)),
-    })?;
+    let with_bfloat16 = (candidate.has_matrix_units() && vulkan::knows_bfloat16(&candidate.adapter))
+        .then(|| vulkan::request_device_with_bfloat16(&candidate.adapter, &descriptor))
+        .flatten();
+    let (device, queue) = match with_bfloat16 {
+        Some(opened) => opened,
+        None => pollster::block_on(candidate.adapter.request_device(&descriptor)).map_err(|error| {
+            Error::NoDevice {
+                requested: format!("wgpu:{index}"),
+                reason: format!("{} cannot be opened: {}", candidate.info.name, to_single_line(&error)),
+            }
+        })?,
+    };
     let info = DeviceInfo {
         backend: "wgpu",
         index,
@@ -242,7 +286,7 @@ fn request_device(candidate: &AdapterCandidate, index: usize, probed: wgpu::Feat
         max_segment: max_segment - max_segment % u64::from(alignment),
         virtual_memory: None,
     };
-    let memory = DeviceMemory { total: total_memory(&device), free: None };
+    let memory = DeviceMemory { total: vulkan::total_memory(&device), free: None };
     Ok(WgpuBackend::from_parts(Gpu::new(device, queue), info, source, memory))
 }
 
@@ -282,31 +326,9 @@ fn describe_missing_device(instance: &wgpu::Instance) -> String {
     missing_driver_message(instance).to_owned()
 }
 
-/// Returns the bytes of the device's largest local heap, if the API reports it. (No API reports the free
-/// bytes.)
-#[cfg(any(windows, all(unix, not(target_vendor = "apple"))))]
-fn total_memory(device: &wgpu::Device) -> Option<u64> {
-    /// `VK_MEMORY_HEAP_DEVICE_LOCAL_BIT`.
-    const DEVICE_LOCAL: u32 = 1;
-    // SAFETY: the code only queries the heaps, while the guard keeps the device alive.
-    let device = unsafe { device.as_hal::<wgpu::hal::api::Vulkan>() }?;
-    let instance = device.shared_instance().raw_instance();
-    // SAFETY: the physical device is of this instance.
-    let memory = unsafe { instance.get_physical_device_memory_properties(device.raw_physical_device()) };
-    let heaps = &memory.memory_heaps[..memory.memory_heap_count as usize];
-    heaps.iter().filter(|heap| heap.flags.as_raw() & DEVICE_LOCAL != 0).map(|heap| heap.size).max()
-}
-
-#[cfg(not(any(windows, all(unix, not(target_vendor = "apple")))))]
-fn total_memory(_device: &wgpu::Device) -> Option<u64> {
-    None
-}
-
 #[cfg(all(unix, not(target_vendor = "apple")))]
 fn missing_driver_message(instance: &wgpu::Instance) -> &'static str {
-    // SAFETY: the code only checks whether the instance exists.
-    let loader = unsafe { instance.as_hal::<wgpu::hal::api::Vulkan>() }.is_some();
-    if loader {
+    if vulkan::has_loader(instance) {
         "no Vulkan driver: install mesa-vulkan-drivers (Debian, Ubuntu) or the card's own driver, or run `cargo xtask \
          devices`"
     } else {
@@ -316,6 +338,6 @@ fn missing_driver_message(instance: &wgpu::Instance) -> &'static str {
 }
 
 #[cfg(not(all(unix, not(target_vendor = "apple"))))]
-fn no_driver(_instance: &wgpu::Instance) -> &'static str {
+fn missing_driver_message(_instance: &wgpu::Instance) -> &'static str {
     "no graphics driver with compute shaders: update the driver of the graphics card"
 }

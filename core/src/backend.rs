@@ -81,6 +81,11 @@ pub struct Features {
     pub i16: bool,
     /// Subgroup operations.
     pub subgroups: bool,
+    /// Products of f16 matrices of 16 x 16 with sums in f32, by subgroups of 32 invocations (WGSL's
+    /// `coop_mat16x16`).
+    pub cooperative_f16: bool,
+    /// The same products of bf16 matrices.
+    pub cooperative_bf16: bool,
     /// Transcendental functions on f64 (CUDA). The shading languages have none.
     pub f64_math: bool,
 }
