@@ -22,7 +22,7 @@ const MIN_BINDINGS: u32 = 8;
 const MIN_WORKGROUP: u32 = 256;
 
 /// Features of kernels with cooperative matrices.
-pub(crate) const MATRIX_FEATURES: wgpu::Features =
+const MATRIX_FEATURES: wgpu::Features =
     wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX.union(wgpu::Features::PASSTHROUGH_SHADERS);
 
 /// A device that wgpu finds.
@@ -75,17 +75,25 @@ impl AdapterCandidate {
         self.info.device_type == wgpu::DeviceType::Cpu
     }
 
-    /// Reports whether subgroups of 32 multiply f16 matrices of 16 x 16 with sums in f32, through kernels that
-    /// this backend gives to the driver as SPIR-V.
-    fn has_matrix_units(&self) -> bool {
+    /// Returns `None` if subgroups of 32 multiply f16 matrices of 16 x 16 with sums in f32, through kernels that
+    /// this backend gives to the driver as SPIR-V; else the reason.
+    fn matrix_units_unavailable_reason(&self) -> Option<String> {
         use wgpu::CooperativeScalarType::{F16, F32};
         let is_known = |found: &wgpu::CooperativeMatrixProperties| {
             (found.m_size, found.n_size, found.k_size) == (16, 16, 16)
                 && (found.ab_type, found.cr_type) == (F16, F32)
         };
-        self.adapter.features().contains(MATRIX_FEATURES)
-            && (self.info.subgroup_min_size, self.info.subgroup_max_size) == (32, 32)
-            && self.adapter.cooperative_matrix_properties().iter().any(is_known)
+        let (min, max) = (self.info.subgroup_min_size, self.info.subgroup_max_size);
+        if !self.adapter.features().contains(MATRIX_FEATURES) {
+            return Some("the driver has no cooperative matrices in SPIR-V".to_owned());
+        }
+        if (min, max) != (32, 32) {
+            return Some(format!("its subgroups have {min} to {max} invocations; the kernels need 32"));
+        }
+        if !self.adapter.cooperative_matrix_properties().iter().any(is_known) {
+            return Some("the driver lists no product of 16 x 16 f16 matrices with sums in f32".to_owned());
+        }
+        None
     }
 
     fn driver_description(&self) -> String {
@@ -149,27 +157,50 @@ pub(crate) fn enumerate() -> Vec<WgpuDeviceInfo> {
 
 /// See [`WgpuBackend::new`].
 pub(crate) fn open(index: usize) -> Result<WgpuBackend> {
-    let mut backend = open_probed(index)?;
+    let (mut backend, reason) = open_probed(index)?;
     if backend.info_mut().software && !probe::runs_long_loops(&backend)? {
         backend.info_mut().limits.max_loop_iterations = probe::MESA_MAX_ITERATIONS;
     }
-    if backend.has_matrix_units() {
-        let works = |operand| match probe::multiplies_matrices(&backend, operand) {
-            Ok(works) => works,
-            Err(error) => {
-                log::warn!("matrix units do not take {operand:?}: {error}");
-                false
-            }
-        };
-        let [f16, bf16] = [OperandType::F16, OperandType::Bf16].map(works);
-        let features = &mut backend.info_mut().features;
-        (features.cooperative_f16, features.cooperative_bf16) = (f16, bf16);
+    let reason = reason.or_else(|| probe_matrix_units(&mut backend));
+    let info = backend.info_mut();
+    let units = [(info.features.cooperative_f16, "f16"), (info.features.cooperative_bf16, "bf16")];
+    let units = units.into_iter().filter_map(|(works, name)| works.then_some(name)).collect::<Vec<_>>();
+    let mut path = match units.as_slice() {
+        [] => "matrix products: tiles of f32".to_owned(),
+        units => {
+            format!("matrix products: matrix units for {}, tiles of f32 for other types", units.join(", "))
+        }
+    };
+    if let Some(reason) = reason {
+        path.push_str(&format!("; {reason}"));
     }
+    info.paths.push(path);
     Ok(backend)
 }
 
-/// Opens an adapter, and tests the types that its driver reports.
-fn open_probed(index: usize) -> Result<WgpuBackend> {
+/// Tests the matrix units, and sets the features of the types that work. Returns the reason if one does not.
+fn probe_matrix_units(backend: &mut WgpuBackend) -> Option<String> {
+    let mut reason = None;
+    let mut works = |operand| match probe::multiplies_matrices(backend, operand) {
+        Ok(true) => true,
+        Ok(false) => {
+            reason = Some(format!("matrix units compute {operand} wrongly"));
+            false
+        }
+        Err(error) => {
+            reason = Some(format!("matrix units do not take {operand}: {error}"));
+            false
+        }
+    };
+    let [f16, bf16] = [works(OperandType::F16), works(OperandType::Bf16)];
+    let features = &mut backend.info_mut().features;
+    (features.cooperative_f16, features.cooperative_bf16) = (f16, bf16);
+    reason
+}
+
+/// Opens an adapter, and tests the types that its driver reports. Returns also why it has no matrix units, if it
+/// has none.
+fn open_probed(index: usize) -> Result<(WgpuBackend, Option<String>)> {
     let instance = create_instance();
     let found = list_candidates(&instance);
     let refuse = |reason: String| Error::NoDevice { requested: format!("wgpu:{index}"), reason };
@@ -191,7 +222,7 @@ fn open_probed(index: usize) -> Result<WgpuBackend> {
     let mut features = backend.info_mut().features;
     let Err(error) = probe::run_probes(&backend, &probes, &mut features) else {
         backend.info_mut().features = features;
-        return Ok(backend);
+        return Ok((backend, candidate.matrix_units_unavailable_reason()));
     };
     log::warn!("{}: not all of its types work ({error}); trying one by one", candidate.info.name);
     // Each on its own device: a failing probe may lose its device.
@@ -214,7 +245,7 @@ fn open_probed(index: usize) -> Result<WgpuBackend> {
     }
     let mut backend = request_device(candidate, index, good)?;
     backend.info_mut().features = features;
-    Ok(backend)
+    Ok((backend, candidate.matrix_units_unavailable_reason()))
 }
 
 fn probe_features(probes: &[probe::TypeProbe]) -> wgpu::Features {
@@ -240,7 +271,8 @@ fn request_device(candidate: &AdapterCandidate, index: usize, probed: wgpu::Feat
         );
     }
     features |= probed;
-    if candidate.has_matrix_units() {
+    let has_matrix_units = candidate.matrix_units_unavailable_reason().is_none();
+    if has_matrix_units {
         features |= MATRIX_FEATURES;
     }
     // All that the adapter supports: wgpu's defaults are 256 MiB and eight bindings.
@@ -256,7 +288,7 @@ fn request_device(candidate: &AdapterCandidate, index: usize, probed: wgpu::Feat
         experimental_features: unsafe { wgpu::ExperimentalFeatures::enabled() },
         ..wgpu::DeviceDescriptor::default()
     };
-    let with_bfloat16 = (candidate.has_matrix_units() && vulkan::knows_bfloat16(&candidate.adapter))
+    let with_bfloat16 = (has_matrix_units && vulkan::knows_bfloat16(&candidate.adapter))
         .then(|| vulkan::request_device_with_bfloat16(&candidate.adapter, &descriptor))
         .flatten();
     let (device, queue) = match with_bfloat16 {
@@ -278,6 +310,7 @@ fn request_device(candidate: &AdapterCandidate, index: usize, probed: wgpu::Feat
         limits: launch_limits(&limits, &candidate.info),
         // No API reports the rates.
         peak_rates: PeakRates::default(),
+        paths: Vec::new(),
     };
     let max_segment = limits.max_buffer_size.min(limits.max_storage_buffer_binding_size);
     let alignment = limits.min_storage_buffer_offset_alignment.max(ALIGNMENT);

@@ -110,11 +110,6 @@ impl WgpuBackend {
         }
     }
 
-    /// Reports whether the device was opened with cooperative matrices.
-    pub(crate) fn has_matrix_units(&self) -> bool {
-        self.gpu.device.features().contains(adapter::MATRIX_FEATURES)
-    }
-
     /// Returns the device info for probes, which decide the features.
     pub(crate) fn info_mut(&mut self) -> &mut DeviceInfo {
         &mut self.info

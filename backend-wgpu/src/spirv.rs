@@ -18,6 +18,15 @@ pub(crate) enum OperandType {
     Bf16,
 }
 
+impl std::fmt::Display for OperandType {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+        })
+    }
+}
+
 /// Opcodes and enumerants, by their names in the specification.
 mod op {
     pub(super) const EXTENSION: u32 = 10;
@@ -218,7 +227,11 @@ mod tests {
         )
         .validate(&module)
         .unwrap();
-        spv::write_vec(&module, &info, &spv::Options::default(), None).unwrap()
+        let options = spv::Options {
+            zero_initialize_workgroup_memory: spv::ZeroInitializeWorkgroupMemoryMode::None,
+            ..spv::Options::default()
+        };
+        spv::write_vec(&module, &info, &options, None).unwrap()
     }
 
     #[test]

@@ -50,6 +50,8 @@ pub struct DeviceInfo {
     pub limits: Limits,
     /// Peak rates according to the data sheet.
     pub peak_rates: PeakRates,
+    /// How the device computes what has several implementations, and why, as one line each.
+    pub paths: Vec<String>,
 }
 
 /// Peak rates per second, which profiles compare measured rates with. `None` if the driver reports too

@@ -194,6 +194,7 @@ impl NullBackend {
             features: profile.features,
             limits: profile.limits,
             peak_rates: PeakRates::default(),
+            paths: Vec::new(),
         };
         Self {
             info,

@@ -309,7 +309,8 @@ impl TilePlan {
         let is_simple = matches!(self.variant, MatmulVariant::Simple { .. });
         let mode = if !is_simple && quads { "packed" } else { "scattered" };
         let spec = kernel_spec! { ..spec; split: self.split_k > 1, mode };
-        let orders = |spec: KernelSpec| kernel_spec! { ..spec; a_order: order(along.a), b_order: order(along.b) };
+        let orders =
+            |spec: KernelSpec| kernel_spec! { ..spec; a_order: order(along.a), b_order: order(along.b) };
         match self.variant {
             MatmulVariant::Tiled { tile: t, buffers, unroll } => orders(kernel_spec! {
                 ..spec; way: "tiled", high: t.thread_rows, rows: t.rows_per_thread,
