@@ -11,6 +11,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::dtype::DType;
 use crate::error::Result;
 pub use crate::memory::source::{
     DeviceMemory, DeviceProcess, Event, Fence, MAX_QUEUES, PageRemap, SegmentId, SegmentSource, SourceError,
@@ -90,6 +91,18 @@ pub struct Features {
     pub cooperative_bf16: bool,
     /// Transcendental functions on f64 (CUDA). The shading languages have none.
     pub f64_math: bool,
+}
+
+impl Features {
+    /// Reports whether matrix units multiply matrices of this type.
+    #[must_use]
+    pub fn has_cooperative(&self, dtype: DType) -> bool {
+        match dtype {
+            DType::F16 => self.cooperative_f16,
+            DType::BF16 => self.cooperative_bf16,
+            _ => false,
+        }
+    }
 }
 
 /// Limits of kernel launches.

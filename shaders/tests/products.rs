@@ -17,9 +17,9 @@ fn matmul_variants() -> Vec<Definitions> {
             ways.push(way);
         }
     };
-    let tiles = [[16usize, 8, 2, 16, 2, 16], [16, 8, 2, 8, 1, 1], [32, 4, 1, 16, 1, 1], [4, 4, 1, 8, 1, 1]];
+    let tiles = [[16usize, 8, 2, 16, 16], [16, 8, 2, 8, 1], [32, 4, 1, 16, 1], [4, 4, 1, 8, 1]];
     for tile in tiles {
-        let names = ["high", "rows", "cols", "depth", "buffers", "unroll"];
+        let names = ["high", "rows", "cols", "depth", "unroll"];
         let way = [("way", TemplateDef::from("tiled"))];
         push_orders(way.into_iter().chain(names.into_iter().zip(tile.map(TemplateDef::from))).collect());
     }
@@ -52,13 +52,14 @@ fn check_variants(spec: &KernelSpec, dtype: &str, vectors: bool) {
                 if is("simple") && mode == "packed" {
                     continue;
                 }
-                for aligned in [[false, false], [true, false], [true, true]] {
+                for aligned in [[false, false], [true, true]] {
                     if aligned[0] && (!vectors || is("simple")) {
                         continue;
                     }
                     let mut spec = spec.clone().def("split", split).def("mode", mode);
                     if vectors {
                         spec = spec.def("a_vectors", aligned[0]).def("b_vectors", aligned[1]);
+                        spec = spec.def("k_edges", aligned[0]);
                     }
                     spec.defs.extend(way.iter().cloned());
                     render_valid(&spec);

@@ -179,9 +179,9 @@ fn store4(piece: u32, z: u32, row: u32, col: u32, sums: vec4<f32>) {
     {% endif %}
 }
 {% if way == "tiled" %}
-{{ body.tiled(high, rows, cols, depth, a_order, b_order, false, false, buffers, unroll) }}
+{{ body.tiled(high, rows, cols, depth, a_order, b_order, false, false, false, unroll) }}
 {% else %}
-{{ body.cooperative(dtype, rows, cols, depth, sub_rows, sub_cols, a_order, b_order, false, false) }}
+{{ body.cooperative(dtype, rows, cols, depth, sub_rows, sub_cols, a_order, b_order, false, false, false) }}
 {% endif %}
 {% else %}
 fn store(piece: u32, z: u32, row: u32, col: u32, v: {{ T }}) {

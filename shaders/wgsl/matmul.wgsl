@@ -3,7 +3,7 @@ Matrix products of any strides: c[z] = a[z] · b[z].
 
 dtype: of a and b · out: of c, which may be f32 for 16-bit operands
 way: `tiled` (f32, f16, bf16), `cooperative` (f16, bf16) or `simple` (with lanes, order); the first two with
-  their tile, a_order, b_order, a_vectors, b_vectors; see `matmul_macros`
+  their tile, a_order, b_order, a_vectors, b_vectors, k_edges; see `matmul_macros`
 split: workgroups share one sum; c is [splits][batch][m][n] in the type of the sums, and `splitk_reduce` adds
   them
 mode: `packed` (tiles, n is a multiple of 4) or `scattered` output
@@ -95,9 +95,9 @@ fn store4(piece: u32, z: u32, row: u32, col: u32, sums: vec4<f32>) {
     {% endif %}
 }
 {% if way == "tiled" %}
-{{ body.tiled(high, rows, cols, depth, a_order, b_order, a_vectors, b_vectors, buffers, unroll) }}
+{{ body.tiled(high, rows, cols, depth, a_order, b_order, a_vectors, b_vectors, k_edges, unroll) }}
 {% else %}
-{{ body.cooperative(dtype, rows, cols, depth, sub_rows, sub_cols, a_order, b_order, a_vectors, b_vectors) }}
+{{ body.cooperative(dtype, rows, cols, depth, sub_rows, sub_cols, a_order, b_order, a_vectors, b_vectors, k_edges) }}
 {% endif %}
 {% else %}
 fn store(piece: u32, z: u32, row: u32, col: u32, v: {{ T }}) {

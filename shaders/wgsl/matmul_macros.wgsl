@@ -11,6 +11,7 @@ kernel:
 - `store(piece, z, row, col, v)`, and for tiles `store4` with a vec4, whose col is a multiple of four; part of
   v may lie outside the matrix
 
+k_edges: the last step of a sum may be partial
 a_order, b_order: `k` if neighbours in memory are along the sum (K-major), else `line`; defines how a tile is
   loaded
 -#}
@@ -39,12 +40,11 @@ a_order, b_order: `k` if neighbours in memory are along the sum (K-major), else 
     let end = min(start + p.chunk, p.k);
 {%- endmacro -%}
 
-{#- Runs `body` for tiles [start, end), `depth` steps of the sum at a time. The next tile is loaded into
-registers while this one is computed. With two buffers a step has one barrier. -#}
-{%- macro pipelined(depth, buffers, load, save, compute) %}
+{#- Runs a tile's sum over [start, end), `depth` steps at a time. The next step's part of the tile is loaded into
+registers while this one is computed. A second buffer in workgroup memory would save a barrier, but was slower. -#}
+{%- macro pipelined(depth, load, save, compute) %}
     var k0 = start;
     {{ load }}
-    var flip = 0u;
     {{ save }}
     workgroupBarrier();
     while k0 < end {
@@ -54,11 +54,7 @@ registers while this one is computed. With two buffers a step has one barrier. -
             {{ load }}
         }
         {{ compute }}
-        {% if buffers == 2 %}
-        flip = 1u - flip;
-        {% else %}
         workgroupBarrier();
-        {% endif %}
         if more {
             {{ save }}
         }
@@ -79,11 +75,23 @@ fn b_or_zero(base: u32, k: u32, col: u32, end: u32) -> f32 {
 {% endif %}
 {% endmacro -%}
 
+{#- A loaded vector, or zero past the end of the sum, even if the elements there are NaN. Lines outside of the
+matrix need no zeros, since nothing is stored for them. -#}
+{%- macro loaded(side, guarded) -%}
+fn {{ side }}_loaded(v: vec4<f32>, k: u32, end: u32) -> vec4<f32> {
+    {% if guarded %}
+    return select(vec4<f32>(), v, k < end);
+    {% else %}
+    return v;
+    {% endif %}
+}
+{% endmacro -%}
+
 {#-
 Tiled: `high` x 256/`high` invocations compute high·rows x 256/high·4·cols elements of c, with sums in f32.
-buffers: of a tile in workgroup memory, 1 or 2 · unroll: steps of the sum that are written out
+unroll: steps of the sum that are written out
 -#}
-{%- macro tiled(high, rows, cols, depth, a_order, b_order, a_vectors, b_vectors, buffers, unroll) %}
+{%- macro tiled(high, rows, cols, depth, a_order, b_order, a_vectors, b_vectors, k_edges, unroll) %}
 {%- set wide = 256 // high -%}
 {%- set sheets = rows // 4 -%}
 {%- set lines_a = high * sheets -%}
@@ -92,25 +100,28 @@ buffers: of a tile in workgroup memory, 1 or 2 · unroll: steps of the sum that 
 {%- set slots_a = (depth * lines_a + 255) // 256 -%}
 {%- set slots_b = (depth * lines_b + 255) // 256 -%}
 // Rows along the sum; one padding vector for each row keeps a tile's columns in different banks.
-var<workgroup> tile_a: array<vec4<f32>, {{ buffers * depth * (lines_a + 1) }}>;
-var<workgroup> tile_b: array<vec4<f32>, {{ buffers * depth * (lines_b + 1) }}>;
+var<workgroup> tile_a: array<vec4<f32>, {{ depth * (lines_a + 1) }}>;
+var<workgroup> tile_b: array<vec4<f32>, {{ depth * (lines_b + 1) }}>;
 {% if not a_vectors %}{{ guarded_value("a") }}{% endif %}
 {% if not b_vectors %}{{ guarded_value("b") }}{% endif %}
-// Four neighbours in memory.
-fn a_quad_or_zero(base: u32, row: u32, k: u32, end: u32) -> vec4<f32> {
+// Four neighbours in memory. A vector from outside of the matrix becomes zero when it is saved: the wait for it
+// comes after the computation of a tile.
+fn a_load(base: u32, row: u32, k: u32, end: u32) -> vec4<f32> {
     {% if a_vectors %}
-    return select(vec4<f32>(), a_vector(base, min(row, p.m - 1u), min(k, end - 1u)), (row < p.m) & (k < end));
+    return a_vector(base, min(row, p.m - 1u), min(k, end - 1u));
     {% else %}
     return vec4<f32>({% for i in range(4) %}a_or_zero(base, row{{ " + " ~ i ~ "u" if a_order != "k" }}, k{{ " + " ~ i ~ "u" if a_order == "k" }}, end){{ ", " if not loop.last }}{% endfor %});
     {% endif %}
 }
-fn b_quad_or_zero(base: u32, k: u32, col: u32, end: u32) -> vec4<f32> {
+fn b_load(base: u32, k: u32, col: u32, end: u32) -> vec4<f32> {
     {% if b_vectors %}
-    return select(vec4<f32>(), b_vector(base, min(k, end - 1u), min(col, p.n - 1u)), (k < end) & (col < p.n));
+    return b_vector(base, min(k, end - 1u), min(col, p.n - 1u));
     {% else %}
     return vec4<f32>({% for i in range(4) %}b_or_zero(base, k{{ " + " ~ i ~ "u" if b_order == "k" }}, col{{ " + " ~ i ~ "u" if b_order != "k" }}, end){{ ", " if not loop.last }}{% endfor %});
     {% endif %}
 }
+{{ loaded("a", a_vectors and k_edges) }}
+{{ loaded("b", b_vectors and k_edges) }}
 
 {#- Indices of slot q of a tile: `k_at` and `line`, in units of one and of four elements, or the reverse. -#}
 {% macro slot(side, q, lines, order) -%}
@@ -127,13 +138,13 @@ let {{ side }}_at{{ q }} = lane + {{ 256 * q }}u;
 {% macro save(side, q, lines, order) -%}
 {% set last = 256 * (q + 1) > depth * lines -%}
 {% if last %}if {{ side }}_at{{ q }} < {{ depth * lines }}u {{ "{" }}{% endif %}
-            {% set row = (depth ~ "u * flip + ") if buffers == 2 else "" -%}
+            {{ side }}_next{{ q }} = {{ side }}_loaded({{ side }}_next{{ q }}, k0 + {{ side }}_k{{ q }}, end);
             {% if order == "k" %}
             {% for i in range(4) %}
-            tile_{{ side }}[({{ row }}{{ side }}_k{{ q }} + {{ i }}u) * {{ lines + 1 }}u + {{ side }}_line{{ q }} / 4u][{{ side }}_line{{ q }} % 4u] = {{ side }}_next{{ q }}{{ parts[i] }};
+            tile_{{ side }}[({{ side }}_k{{ q }} + {{ i }}u) * {{ lines + 1 }}u + {{ side }}_line{{ q }} / 4u][{{ side }}_line{{ q }} % 4u] = {{ side }}_next{{ q }}{{ parts[i] }};
             {% endfor %}
             {% else %}
-            tile_{{ side }}[({{ row }}{{ side }}_k{{ q }}) * {{ lines + 1 }}u + {{ side }}_line{{ q }} / 4u] = {{ side }}_next{{ q }};
+            tile_{{ side }}[{{ side }}_k{{ q }} * {{ lines + 1 }}u + {{ side }}_line{{ q }} / 4u] = {{ side }}_next{{ q }};
             {% endif %}
             {% if last %}{{ "}" }}{% endif %}
 {%- endmacro %}
@@ -158,10 +169,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% endfor %}
     {% set load %}
     {% for q in range(slots_a) %}
-            a_next{{ q }} = a_quad_or_zero(a0, row0 + a_line{{ q }}, k0 + a_k{{ q }}, end);
+            a_next{{ q }} = a_load(a0, row0 + a_line{{ q }}, k0 + a_k{{ q }}, end);
     {% endfor %}
     {% for q in range(slots_b) %}
-            b_next{{ q }} = b_quad_or_zero(b0, k0 + b_k{{ q }}, col0 + b_line{{ q }}, end);
+            b_next{{ q }} = b_load(b0, k0 + b_k{{ q }}, col0 + b_line{{ q }}, end);
     {% endfor %}
     {% endset %}
     {% set store_tile %}
@@ -173,14 +184,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% endfor %}
     {% endset %}
     {% set compute %}
-        {% set base = (depth ~ "u * flip + ") if buffers == 2 else "" %}
         for (var k = 0u; k < {{ depth }}u; k += {{ unroll }}u) {
             {% for u in range(unroll) %}
             {% for v in range(cols) %}
-            let b_{{ u }}_{{ v }} = tile_b[({{ base }}k + {{ u }}u) * {{ lines_b + 1 }}u + x + {{ v * wide }}u];
+            let b_{{ u }}_{{ v }} = tile_b[(k + {{ u }}u) * {{ lines_b + 1 }}u + x + {{ v * wide }}u];
             {% endfor %}
             {% for s in range(sheets) %}
-            let a_{{ u }}_{{ s }} = tile_a[({{ base }}k + {{ u }}u) * {{ lines_a + 1 }}u + y + {{ s * high }}u];
+            let a_{{ u }}_{{ s }} = tile_a[(k + {{ u }}u) * {{ lines_a + 1 }}u + y + {{ s * high }}u];
             {% for part in parts %}
             {% set i = loop.index0 %}
             {% for v in range(cols) %}
@@ -191,7 +201,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             {% endfor %}
         }
     {% endset %}
-    {{ pipelined(depth, buffers, load, store_tile, compute) }}
+    {{ pipelined(depth, load, store_tile, compute) }}
     {% for s in range(sheets) %}
     {% for i in range(4) %}
     {% for v in range(cols) %}
@@ -215,7 +225,7 @@ compute `sub_rows` x `sub_cols` elements each, and a workgroup `rows` x `cols`.
 dtype: `f16` or `bf16`, whose bits are in vec4s of f32: WGSL takes the type of a matrix from the memory that it
   is loaded from. A backend with matrix units reads OPERAND_BITS and replaces the type of matrices A and B.
 -#}
-{%- macro cooperative(dtype, rows, cols, depth, sub_rows, sub_cols, a_order, b_order, a_vectors, b_vectors) %}
+{%- macro cooperative(dtype, rows, cols, depth, sub_rows, sub_cols, a_order, b_order, a_vectors, b_vectors, k_edges) %}
 {%- set across = cols // sub_cols -%}
 {%- set subgroups = rows // sub_rows * across -%}
 {%- set threads = 32 * subgroups -%}
@@ -223,31 +233,35 @@ dtype: `f16` or `bf16`, whose bits are in vec4s of f32: WGSL takes the type of a
 {%- set pitch_b = (depth if b_order == "k" else cols) // 8 + 1 -%}
 {%- set slots_a = rows * depth // 8 // threads -%}
 {%- set slots_b = cols * depth // 8 // threads -%}
-{%- set pitch_c = sub_cols // 4 + 1 -%}
+{%- set vectors_a = (rows if a_order == "k" else depth) * pitch_a -%}
+{#- Results pass through the memory of tile a, 16 rows and 32 columns of each subgroup at a time. -#}
+{%- set pitch_c = 9 -%}
+{%- set vectors_c = subgroups * 16 * pitch_c -%}
 const OPERAND_BITS = {{ "0xbf16u" if dtype == "bf16" else "0xf16u" }};
 // One padding vector for each line keeps neighbouring lines in different banks.
-var<workgroup> tile_a: array<vec4<f32>, {{ (rows if a_order == "k" else depth) * pitch_a }}>;
+var<workgroup> tile_a: array<vec4<f32>, {{ [vectors_a, vectors_c] | max }}>;
 var<workgroup> tile_b: array<vec4<f32>, {{ (cols if b_order == "k" else depth) * pitch_b }}>;
-var<workgroup> tile_c: array<vec4<f32>, {{ subgroups * 16 * pitch_c }}>;
 {% if not a_vectors %}{{ guarded_value("a") }}{% endif %}
 {% if not b_vectors %}{{ guarded_value("b") }}{% endif %}
-// Eight neighbours in memory; zero outside of the matrix.
-fn a_eight(base: u32, row: u32, k: u32, end: u32) -> vec4<f32> {
+// Eight neighbours in memory.
+fn a_load(base: u32, row: u32, k: u32, end: u32) -> vec4<f32> {
     {% if a_vectors %}
-    return bitcast<vec4<f32>>(select(vec4<u32>(), a_vector(base, min(row, p.m - 1u), min(k, end - 1u)), (row < p.m) & (k < end)));
+    return bitcast<vec4<f32>>(a_vector(base, min(row, p.m - 1u), min(k, end - 1u)));
     {% else %}
     {% set r, q = ("u", "") if a_order != "k" else ("", "u") %}
     return bitcast<vec4<f32>>(vec4<u32>({% for i in range(4) %}a_pair_{{ dtype }}(a_or_zero(base, row{{ " + " ~ 2 * i ~ r if r }}, k{{ " + " ~ 2 * i ~ q if q }}, end), a_or_zero(base, row{{ " + " ~ (2 * i + 1) ~ r if r }}, k{{ " + " ~ (2 * i + 1) ~ q if q }}, end)){{ ", " if not loop.last }}{% endfor %}));
     {% endif %}
 }
-fn b_eight(base: u32, k: u32, col: u32, end: u32) -> vec4<f32> {
+fn b_load(base: u32, k: u32, col: u32, end: u32) -> vec4<f32> {
     {% if b_vectors %}
-    return bitcast<vec4<f32>>(select(vec4<u32>(), b_vector(base, min(k, end - 1u), min(col, p.n - 1u)), (k < end) & (col < p.n)));
+    return bitcast<vec4<f32>>(b_vector(base, min(k, end - 1u), min(col, p.n - 1u)));
     {% else %}
     {% set r, q = ("u", "") if b_order == "k" else ("", "u") %}
     return bitcast<vec4<f32>>(vec4<u32>({% for i in range(4) %}b_pair_{{ dtype }}(b_or_zero(base, k{{ " + " ~ 2 * i ~ r if r }}, col{{ " + " ~ 2 * i ~ q if q }}, end), b_or_zero(base, k{{ " + " ~ (2 * i + 1) ~ r if r }}, col{{ " + " ~ (2 * i + 1) ~ q if q }}, end)){{ ", " if not loop.last }}{% endfor %}));
     {% endif %}
 }
+{{ loaded("a", a_vectors and k_edges) }}
+{{ loaded("b", b_vectors and k_edges) }}
 @compute @workgroup_size({{ threads }})
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
         @builtin(local_invocation_index) lane: u32) {
@@ -275,18 +289,18 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% endfor %}
     {% set load %}
     {% for q in range(slots_a) %}
-            a_next{{ q }} = a_eight(a0, row0 + {{ "a_far" ~ q if a_order == "k" else "8u * a_near" ~ q }}, k0 + {{ "8u * a_near" ~ q if a_order == "k" else "a_far" ~ q }}, end);
+            a_next{{ q }} = a_load(a0, row0 + {{ "a_far" ~ q if a_order == "k" else "8u * a_near" ~ q }}, k0 + {{ "8u * a_near" ~ q if a_order == "k" else "a_far" ~ q }}, end);
     {% endfor %}
     {% for q in range(slots_b) %}
-            b_next{{ q }} = b_eight(b0, k0 + {{ "8u * b_near" ~ q if b_order == "k" else "b_far" ~ q }}, col0 + {{ "b_far" ~ q if b_order == "k" else "8u * b_near" ~ q }}, end);
+            b_next{{ q }} = b_load(b0, k0 + {{ "8u * b_near" ~ q if b_order == "k" else "b_far" ~ q }}, col0 + {{ "b_far" ~ q if b_order == "k" else "8u * b_near" ~ q }}, end);
     {% endfor %}
     {% endset %}
     {% set store_tile %}
     {% for q in range(slots_a) %}
-            tile_a[a_far{{ q }} * {{ pitch_a }}u + a_near{{ q }}] = a_next{{ q }};
+            tile_a[a_far{{ q }} * {{ pitch_a }}u + a_near{{ q }}] = a_loaded(a_next{{ q }}, k0 + {{ "8u * a_near" ~ q if a_order == "k" else "a_far" ~ q }}, end);
     {% endfor %}
     {% for q in range(slots_b) %}
-            tile_b[b_far{{ q }} * {{ pitch_b }}u + b_near{{ q }}] = b_next{{ q }};
+            tile_b[b_far{{ q }} * {{ pitch_b }}u + b_near{{ q }}] = b_loaded(b_next{{ q }}, k0 + {{ "8u * b_near" ~ q if b_order == "k" else "b_far" ~ q }}, end);
     {% endfor %}
     {% endset %}
     {% set compute %}
@@ -310,22 +324,24 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         {% endfor %}
     {% endfor %}
     {% endset %}
-    {{ pipelined(depth, 1, load, store_tile, compute) }}
+    {{ pipelined(depth, load, store_tile, compute) }}
     // The elements of a matrix belong to no known invocation, so that results go through workgroup memory.
     let base_c = subgroup * {{ 16 * pitch_c }}u;
     let sub_lane = lane % 32u;
+    let sub_row0 = row0 + sub_row + sub_lane / 8u;
+    let quad = sub_lane % 8u;
     {% for i in range(sub_rows // 16) %}
-    {% for j in range(sub_cols // 16) %}
-    let at_{{ i }}_{{ j }} = base_c + {{ 4 * j }}u;
-    coopStoreT(sum_{{ i }}_{{ j }}, &tile_c[at_{{ i }}_{{ j }}], {{ pitch_c }}u);
+    {% for j in range(0, sub_cols // 16, 2) %}
+    {% for half in range(2) %}
+    let at_{{ i }}_{{ j + half }} = base_c + {{ 4 * half }}u;
+    coopStoreT(sum_{{ i }}_{{ j + half }}, &tile_a[at_{{ i }}_{{ j + half }}], {{ pitch_c }}u);
     {% endfor %}
     workgroupBarrier();
-    for (var at = sub_lane; at < {{ 4 * sub_cols }}u; at += 32u) {
-        let row = at / {{ sub_cols // 4 }}u;
-        let quad = at % {{ sub_cols // 4 }}u;
-        store_inside(piece, z, row0 + sub_row + {{ 16 * i }}u + row, col0 + sub_col + 4u * quad, tile_c[base_c + row * {{ pitch_c }}u + quad]);
-    }
+    {% for part in range(4) %}
+    store_inside(piece, z, sub_row0 + {{ 16 * i + 4 * part }}u, col0 + sub_col + {{ 16 * j }}u + 4u * quad, tile_a[base_c + (sub_lane / 8u + {{ 4 * part }}u) * {{ pitch_c }}u + quad]);
+    {% endfor %}
     workgroupBarrier();
+    {% endfor %}
     {% endfor %}
 }
 {{ store_inside() }}

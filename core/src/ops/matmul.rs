@@ -368,7 +368,7 @@ impl MatmulProblem {
         let spec = plan.add_definitions(spec, along, e.n.is_multiple_of(4));
         let lanes = plan.vector_elements();
         let spec = kernel_spec! {
-            ..spec; a_vectors: along.a && a.has_vectors(lanes, e.k) || !along.a && a.transposed().has_vectors(lanes, e.m),
+            ..spec; k_edges: plan.has_k_edges(), a_vectors: along.a && a.has_vectors(lanes, e.k) || !along.a && a.transposed().has_vectors(lanes, e.m),
             b_vectors: along.b && b.transposed().has_vectors(lanes, e.k) || !along.b && b.has_vectors(lanes, e.n),
         };
         let matrix = |m: MatrixLayout| [m.offset, m.row_stride, m.col_stride];

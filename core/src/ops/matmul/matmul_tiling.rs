@@ -1,6 +1,6 @@
 //! Tiling of matrix products: the variant of the `matmul_body` kernel, and the split of long sums (split-K).
 
-use crate::backend::DeviceInfo;
+use crate::backend::{DeviceInfo, Features};
 use crate::ops::prelude::*;
 
 /// Extents of `batch` products: c is m x n, and sums run over k.
@@ -54,8 +54,8 @@ impl Tile {
     fn width(&self) -> usize {
         WORKGROUP_SIZE / self.thread_rows * 4 * self.vec4_cols_per_thread
     }
-    /// Returns the bytes of one buffer in workgroup memory, in f32 with a padding vector for each row.
-    fn buffer_bytes(&self) -> usize {
+    /// Returns the bytes in workgroup memory, in f32 with a padding vector for each row.
+    fn memory_bytes(&self) -> usize {
         (self.height() / 4 + self.width() / 4 + 2) * self.k_depth * 16
     }
 }
@@ -97,8 +97,8 @@ pub(crate) struct CostModel {
     workgroup_memory: usize,
     /// If true, the compiler of the device takes long kernels: steps of a large tile are written out.
     unrolls: bool,
-    /// Types of 16 bits whose products run on matrix units.
-    cooperative: [bool; 2],
+    /// The device's features, for the types whose products run on matrix units.
+    features: Features,
 }
 
 impl CostModel {
@@ -109,7 +109,7 @@ impl CostModel {
         let DeviceInfo { limits, features, software, .. } = device.info();
         let turns = limits.max_loop_iterations as usize / 2;
         let workgroup_memory = limits.max_workgroup_memory as usize;
-        let cooperative = [features.cooperative_f16, features.cooperative_bf16];
+        let features = *features;
         if *software {
             Self {
                 parallel_workgroups: 1,
@@ -119,7 +119,7 @@ impl CostModel {
                 max_iterations: turns,
                 workgroup_memory,
                 unrolls: false,
-                cooperative,
+                features,
             }
         } else {
             Self {
@@ -130,16 +130,8 @@ impl CostModel {
                 max_iterations: turns,
                 workgroup_memory,
                 unrolls: true,
-                cooperative,
+                features,
             }
-        }
-    }
-
-    fn has_cooperative(&self, dtype: DType) -> bool {
-        match dtype {
-            DType::F16 => self.cooperative[0],
-            DType::BF16 => self.cooperative[1],
-            _ => false,
         }
     }
 }
@@ -148,8 +140,6 @@ impl CostModel {
 enum MatmulVariant {
     Tiled {
         tile: Tile,
-        /// Number of buffers in workgroup memory. With two, a step has one barrier.
-        buffers: usize,
         /// Steps of the sum that are written out in the kernel.
         unroll: usize,
     },
@@ -199,7 +189,9 @@ impl TilePlan {
         let tiled = TILES.iter().map(|&tile| Self::for_tile(e, tile, costs));
         let cooperative = COOPERATIVE_TILES
             .iter()
-            .filter(|_| costs.has_cooperative(dtype) && e.m.min(e.n).min(e.k) >= MIN_COOPERATIVE_EXTENT)
+            .filter(|_| {
+                costs.features.has_cooperative(dtype) && e.m.min(e.n).min(e.k) >= MIN_COOPERATIVE_EXTENT
+            })
             .map(|&tile| {
                 let variant = MatmulVariant::Cooperative(tile);
                 Self::for_grid(e, variant, [tile.rows, tile.cols], costs)
@@ -212,13 +204,12 @@ impl TilePlan {
     }
 
     fn for_tile(e: MatmulExtents, tile: Tile, costs: CostModel) -> Self {
-        let (mut tile, mut buffers, mut unroll) = (tile, 1, 1);
-        if tile == TILES[0] && LARGE_TILE.buffer_bytes() <= costs.workgroup_memory {
+        let (mut tile, mut unroll) = (tile, 1);
+        if tile == TILES[0] && LARGE_TILE.memory_bytes() <= costs.workgroup_memory {
             tile = LARGE_TILE;
-            buffers = if 2 * tile.buffer_bytes() <= costs.workgroup_memory { 2 } else { 1 };
             unroll = if costs.unrolls { tile.k_depth } else { 1 };
         }
-        let variant = MatmulVariant::Tiled { tile, buffers, unroll };
+        let variant = MatmulVariant::Tiled { tile, unroll };
         Self::for_grid(e, variant, [tile.height(), tile.width()], costs)
     }
 
@@ -260,7 +251,8 @@ impl TilePlan {
         let (k, turns) = way.loop_iterations();
         let splits = splits.max((extents.k / k).saturating_mul(turns).div_ceil(costs.max_iterations.max(1)));
         // Round splits up to whole tiles, so that only the last may be partial.
-        let chunk = extents.k.div_ceil(splits).next_multiple_of(16);
+        let step = if matches!(way, MatmulVariant::Cooperative(_)) { COOPERATIVE_DEPTH } else { 16 };
+        let chunk = extents.k.div_ceil(splits).next_multiple_of(step);
         Self { extents, variant: way, workgroups_per_split: groups, split_k: splits, k_per_split: chunk }
     }
 
@@ -293,6 +285,12 @@ impl TilePlan {
         rounds(self.workgroups_per_split * self.split_k) * steps * step + second
     }
 
+    /// Reports whether the last step of a sum may be partial.
+    pub(crate) fn has_k_edges(&self) -> bool {
+        let (depth, _) = self.variant.loop_iterations();
+        !self.extents.k.is_multiple_of(depth) || !self.k_per_split.is_multiple_of(depth)
+    }
+
     /// Returns the number of neighbours that a kernel of this plan loads in one access; 1 if it loads single
     /// elements.
     pub(crate) fn vector_elements(&self) -> usize {
@@ -312,9 +310,9 @@ impl TilePlan {
         let orders =
             |spec: KernelSpec| kernel_spec! { ..spec; a_order: order(along.a), b_order: order(along.b) };
         match self.variant {
-            MatmulVariant::Tiled { tile: t, buffers, unroll } => orders(kernel_spec! {
+            MatmulVariant::Tiled { tile: t, unroll } => orders(kernel_spec! {
                 ..spec; way: "tiled", high: t.thread_rows, rows: t.rows_per_thread,
-                cols: t.vec4_cols_per_thread, depth: t.k_depth, buffers, unroll,
+                cols: t.vec4_cols_per_thread, depth: t.k_depth, unroll,
             }),
             MatmulVariant::Cooperative(t) => orders(kernel_spec! {
                 ..spec; way: "cooperative", rows: t.rows, cols: t.cols, depth: COOPERATIVE_DEPTH,
@@ -379,7 +377,7 @@ mod tests {
             max_iterations: usize::MAX,
             workgroup_memory: 48 << 10,
             unrolls: true,
-            cooperative: [true, false],
+            features: Features { cooperative_f16: true, ..Features::default() },
         };
         let software = CostModel {
             parallel_workgroups: 1,
@@ -389,7 +387,7 @@ mod tests {
             max_iterations: 32_767,
             workgroup_memory: 32 << 10,
             unrolls: false,
-            cooperative: [false, false],
+            features: Features::default(),
         };
         for m in [1, 5, 16, 64, 100, 1000, 9000] {
             for n in [1, 10, 17, 64, 300, 9000] {
@@ -426,7 +424,7 @@ mod tests {
             max_iterations: usize::MAX,
             workgroup_memory: 48 << 10,
             unrolls: true,
-            cooperative: [false, false],
+            features: Features::default(),
         };
         // Weight gradient of a convolution of 32 into 64 channels, over 128 images of 14 x 14.
         let plan = TilePlan::new(MatmulExtents { m: 64, n: 288, k: 25_088, batch: 1 }, DType::F32, gpu);
