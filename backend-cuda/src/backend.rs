@@ -268,6 +268,8 @@ impl CudaBackend {
                 i16: true,
                 subgroups: true,
                 f64_math: true,
+                cooperative_f16: false,
+                cooperative_bf16: false,
             },
             limits: Limits {
                 max_binding_bytes: total,
@@ -282,6 +284,11 @@ impl CudaBackend {
                 max_loop_iterations: u32::MAX,
             },
             peak_rates: peak_throughput(device, arch),
+            paths: vec![match settings::portable_kernels() {
+                true => "matrix products and attention: portable kernels; FOREBAY_PORTABLE_KERNELS is set"
+                    .to_owned(),
+                false => "matrix products: cuBLASLt where it is installed, else tiles of f32".to_owned(),
+            }],
         };
         let context = Context::retain(device)?;
         let addresses = match bool_from_env("FOREBAY_CUDA_VMM") {

@@ -7,6 +7,8 @@ use crate::backend::WgpuBackend;
 use crate::gpu::{Gpu, to_single_line};
 use crate::params::MAX_PARAMS;
 use crate::probe;
+use crate::spirv::OperandType;
+use crate::vulkan;
 
 /// Minimum alignment of slices; an adapter may require more. Fixed, so that the same program has the same
 /// memory on every adapter.
@@ -18,6 +20,10 @@ const BUDGET_PERCENT: u8 = 98;
 /// Minimum bindings and workgroup size, which WebGPU guarantees and the kernels need.
 const MIN_BINDINGS: u32 = 8;
 const MIN_WORKGROUP: u32 = 256;
+
+/// Features of kernels with cooperative matrices.
+const MATRIX_FEATURES: wgpu::Features =
+    wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX.union(wgpu::Features::PASSTHROUGH_SHADERS);
 
 /// A device that wgpu finds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,6 +73,27 @@ impl AdapterCandidate {
 
     fn is_software(&self) -> bool {
         self.info.device_type == wgpu::DeviceType::Cpu
+    }
+
+    /// Returns `None` if subgroups of 32 multiply f16 matrices of 16 x 16 with sums in f32, through kernels that
+    /// this backend gives to the driver as SPIR-V; else the reason.
+    fn matrix_units_unavailable_reason(&self) -> Option<String> {
+        use wgpu::CooperativeScalarType::{F16, F32};
+        let is_known = |found: &wgpu::CooperativeMatrixProperties| {
+            (found.m_size, found.n_size, found.k_size) == (16, 16, 16)
+                && (found.ab_type, found.cr_type) == (F16, F32)
+        };
+        let (min, max) = (self.info.subgroup_min_size, self.info.subgroup_max_size);
+        if !self.adapter.features().contains(MATRIX_FEATURES) {
+            return Some("the driver has no cooperative matrices in SPIR-V".to_owned());
+        }
+        if (min, max) != (32, 32) {
+            return Some(format!("its subgroups have {min} to {max} invocations; the kernels need 32"));
+        }
+        if !self.adapter.cooperative_matrix_properties().iter().any(is_known) {
+            return Some("the driver lists no product of 16 x 16 f16 matrices with sums in f32".to_owned());
+        }
+        None
     }
 
     fn driver_description(&self) -> String {
@@ -130,15 +157,50 @@ pub(crate) fn enumerate() -> Vec<WgpuDeviceInfo> {
 
 /// See [`WgpuBackend::new`].
 pub(crate) fn open(index: usize) -> Result<WgpuBackend> {
-    let mut backend = open_probed(index)?;
+    let (mut backend, reason) = open_probed(index)?;
     if backend.info_mut().software && !probe::runs_long_loops(&backend)? {
         backend.info_mut().limits.max_loop_iterations = probe::MESA_MAX_ITERATIONS;
     }
+    let reason = reason.or_else(|| probe_matrix_units(&mut backend));
+    let info = backend.info_mut();
+    let units = [(info.features.cooperative_f16, "f16"), (info.features.cooperative_bf16, "bf16")];
+    let units = units.into_iter().filter_map(|(works, name)| works.then_some(name)).collect::<Vec<_>>();
+    let mut path = match units.as_slice() {
+        [] => "matrix products: tiles of f32".to_owned(),
+        units => {
+            format!("matrix products: matrix units for {}, tiles of f32 for other types", units.join(", "))
+        }
+    };
+    if let Some(reason) = reason {
+        path.push_str(&format!("; {reason}"));
+    }
+    info.paths.push(path);
     Ok(backend)
 }
 
-/// Opens an adapter, and tests the types that its driver reports.
-fn open_probed(index: usize) -> Result<WgpuBackend> {
+/// Tests the matrix units, and sets the features of the types that work. Returns the reason if one does not.
+fn probe_matrix_units(backend: &mut WgpuBackend) -> Option<String> {
+    let mut reason = None;
+    let mut works = |operand| match probe::multiplies_matrices(backend, operand) {
+        Ok(true) => true,
+        Ok(false) => {
+            reason = Some(format!("matrix units compute {operand} wrongly"));
+            false
+        }
+        Err(error) => {
+            reason = Some(format!("matrix units do not take {operand}: {error}"));
+            false
+        }
+    };
+    let [f16, bf16] = [works(OperandType::F16), works(OperandType::Bf16)];
+    let features = &mut backend.info_mut().features;
+    (features.cooperative_f16, features.cooperative_bf16) = (f16, bf16);
+    reason
+}
+
+/// Opens an adapter, and tests the types that its driver reports. Returns also why it has no matrix units, if it
+/// has none.
+fn open_probed(index: usize) -> Result<(WgpuBackend, Option<String>)> {
     let instance = create_instance();
     let found = list_candidates(&instance);
     let refuse = |reason: String| Error::NoDevice { requested: format!("wgpu:{index}"), reason };
@@ -160,7 +222,7 @@ fn open_probed(index: usize) -> Result<WgpuBackend> {
     let mut features = backend.info_mut().features;
     let Err(error) = probe::run_probes(&backend, &probes, &mut features) else {
         backend.info_mut().features = features;
-        return Ok(backend);
+        return Ok((backend, candidate.matrix_units_unavailable_reason()));
     };
     log::warn!("{}: not all of its types work ({error}); trying one by one", candidate.info.name);
     // Each on its own device: a failing probe may lose its device.
@@ -183,7 +245,7 @@ fn open_probed(index: usize) -> Result<WgpuBackend> {
     }
     let mut backend = request_device(candidate, index, good)?;
     backend.info_mut().features = features;
-    Ok(backend)
+    Ok((backend, candidate.matrix_units_unavailable_reason()))
 }
 
 fn probe_features(probes: &[probe::TypeProbe]) -> wgpu::Features {
@@ -199,6 +261,7 @@ fn request_device(candidate: &AdapterCandidate, index: usize, probed: wgpu::Feat
         | wgpu::Features::SHADER_INT64_ATOMIC_ALL_OPS
         | wgpu::Features::TIMESTAMP_QUERY
         | wgpu::Features::TIMESTAMP_QUERY_INSIDE_ENCODERS
+        | wgpu::Features::IMMEDIATES
         // Host memory that the device accesses in copies: see `alloc_host`.
         | wgpu::Features::MAPPABLE_PRIMARY_BUFFERS;
     let mut features = candidate.adapter.features() & wanted;
@@ -208,6 +271,10 @@ fn request_device(candidate: &AdapterCandidate, index: usize, probed: wgpu::Feat
         );
     }
     features |= probed;
+    let has_matrix_units = candidate.matrix_units_unavailable_reason().is_none();
+    if has_matrix_units {
+        features |= MATRIX_FEATURES;
+    }
     // All that the adapter supports: wgpu's defaults are 256 MiB and eight bindings.
     let limits = candidate.adapter.limits();
     let descriptor = wgpu::DeviceDescriptor {
@@ -217,13 +284,22 @@ fn request_device(candidate: &AdapterCandidate, index: usize, probed: wgpu::Feat
         memory_hints: wgpu::MemoryHints::Manual {
             suballocated_device_memory_block_size: SUBALLOCATION_BLOCK..SUBALLOCATION_BLOCK,
         },
+        // SAFETY: of the experimental features only cooperative matrices are requested; a probe tests them.
+        experimental_features: unsafe { wgpu::ExperimentalFeatures::enabled() },
         ..wgpu::DeviceDescriptor::default()
     };
-    let opened = pollster::block_on(candidate.adapter.request_device(&descriptor));
-    let (device, queue) = opened.map_err(|error| Error::NoDevice {
-        requested: format!("wgpu:{index}"),
-        reason: format!("{} cannot be opened: {}", candidate.info.name, to_single_line(&error)),
-    })?;
+    let with_bfloat16 = (has_matrix_units && vulkan::knows_bfloat16(&candidate.adapter))
+        .then(|| vulkan::request_device_with_bfloat16(&candidate.adapter, &descriptor))
+        .flatten();
+    let (device, queue) = match with_bfloat16 {
+        Some(opened) => opened,
+        None => pollster::block_on(candidate.adapter.request_device(&descriptor)).map_err(|error| {
+            Error::NoDevice {
+                requested: format!("wgpu:{index}"),
+                reason: format!("{} cannot be opened: {}", candidate.info.name, to_single_line(&error)),
+            }
+        })?,
+    };
     let info = DeviceInfo {
         backend: "wgpu",
         index,
@@ -234,6 +310,7 @@ fn request_device(candidate: &AdapterCandidate, index: usize, probed: wgpu::Feat
         limits: launch_limits(&limits, &candidate.info),
         // No API reports the rates.
         peak_rates: PeakRates::default(),
+        paths: Vec::new(),
     };
     let max_segment = limits.max_buffer_size.min(limits.max_storage_buffer_binding_size);
     let alignment = limits.min_storage_buffer_offset_alignment.max(ALIGNMENT);
@@ -242,7 +319,7 @@ fn request_device(candidate: &AdapterCandidate, index: usize, probed: wgpu::Feat
         max_segment: max_segment - max_segment % u64::from(alignment),
         virtual_memory: None,
     };
-    let memory = DeviceMemory { total: total_memory(&device), free: None };
+    let memory = DeviceMemory { total: vulkan::total_memory(&device), free: None };
     Ok(WgpuBackend::from_parts(Gpu::new(device, queue), info, source, memory))
 }
 
@@ -282,31 +359,9 @@ fn describe_missing_device(instance: &wgpu::Instance) -> String {
     missing_driver_message(instance).to_owned()
 }
 
-/// Returns the bytes of the device's largest local heap, if the API reports it. (No API reports the free
-/// bytes.)
-#[cfg(any(windows, all(unix, not(target_vendor = "apple"))))]
-fn total_memory(device: &wgpu::Device) -> Option<u64> {
-    /// `VK_MEMORY_HEAP_DEVICE_LOCAL_BIT`.
-    const DEVICE_LOCAL: u32 = 1;
-    // SAFETY: the code only queries the heaps, while the guard keeps the device alive.
-    let device = unsafe { device.as_hal::<wgpu::hal::api::Vulkan>() }?;
-    let instance = device.shared_instance().raw_instance();
-    // SAFETY: the physical device is of this instance.
-    let memory = unsafe { instance.get_physical_device_memory_properties(device.raw_physical_device()) };
-    let heaps = &memory.memory_heaps[..memory.memory_heap_count as usize];
-    heaps.iter().filter(|heap| heap.flags.as_raw() & DEVICE_LOCAL != 0).map(|heap| heap.size).max()
-}
-
-#[cfg(not(any(windows, all(unix, not(target_vendor = "apple")))))]
-fn total_memory(_device: &wgpu::Device) -> Option<u64> {
-    None
-}
-
 #[cfg(all(unix, not(target_vendor = "apple")))]
 fn missing_driver_message(instance: &wgpu::Instance) -> &'static str {
-    // SAFETY: the code only checks whether the instance exists.
-    let loader = unsafe { instance.as_hal::<wgpu::hal::api::Vulkan>() }.is_some();
-    if loader {
+    if vulkan::has_loader(instance) {
         "no Vulkan driver: install mesa-vulkan-drivers (Debian, Ubuntu) or the card's own driver, or run `cargo xtask \
          devices`"
     } else {
@@ -316,6 +371,6 @@ fn missing_driver_message(instance: &wgpu::Instance) -> &'static str {
 }
 
 #[cfg(not(all(unix, not(target_vendor = "apple"))))]
-fn no_driver(_instance: &wgpu::Instance) -> &'static str {
+fn missing_driver_message(_instance: &wgpu::Instance) -> &'static str {
     "no graphics driver with compute shaders: update the driver of the graphics card"
 }

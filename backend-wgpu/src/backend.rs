@@ -15,7 +15,7 @@ use crate::adapter::{self, WgpuDeviceInfo};
 use crate::bind_groups::{BindGroupCache, BindLayouts};
 use crate::copy_fill::CopyFillKernels;
 use crate::gpu::{Gpu, lock};
-use crate::kernel::{self, CompiledKernel};
+use crate::kernel::{self, CompiledKernel, ParamSpace};
 use crate::params::ParamRing;
 use crate::prepared::{PreparedCommand, PreparedCommands};
 use crate::recorder::{CommandRecorder, Dispatch};
@@ -197,9 +197,10 @@ impl WgpuBackend {
             ));
         }
         let (params, max) = (launch.params.len(), self.info.limits.max_params_bytes);
-        if params > max as usize || (params > 0) != kernel.has_params {
+        let has_params = kernel.params != ParamSpace::None;
+        if params > max as usize || (params > 0) != has_params {
             let expected =
-                if kernel.has_params { format!("takes 1 to {max} bytes of") } else { "has no".to_owned() };
+                if has_params { format!("takes 1 to {max} bytes of") } else { "has no".to_owned() };
             return Err(Error::argument(
                 "launch",
                 format!("`{}` {expected} parameters; got {params}", kernel.label),
@@ -284,7 +285,7 @@ impl SegmentSource for WgpuBackend {
         // Waits without the lock, so that other threads can record.
         let submission = lock(&self.state).recorder.pending_submission(fence);
         if let Some((reached, index)) = submission {
-            self.gpu.wait(index)?;
+            self.gpu.wait(index, || self.completed.load(Ordering::Acquire) >= reached.0)?;
             self.completed.fetch_max(reached.0, Ordering::AcqRel);
         }
         Ok(())
@@ -327,6 +328,7 @@ impl Backend for WgpuBackend {
         state.recorder.dispatch(&Dispatch {
             kernel: launch.kernel,
             pipeline: &kernel.pipeline,
+            param_space: kernel.params,
             storage: storage.as_ref(),
             params: launch.params,
             groups: launch.groups,

@@ -6,17 +6,18 @@ use forebay_core::backend::{Slice, SourceError};
 use rustc_hash::FxHashMap;
 
 use crate::gpu::{Gpu, lock, to_single_line};
+use crate::kernel::ParamSpace;
 use crate::params::MAX_PARAMS;
 
 /// Maximum number of groups in the young generation; the cache holds at most twice as many.
 const MAX_YOUNG_GROUPS: usize = 2048;
 
-/// The layouts of all kernels, by number of storage buffers and presence of parameters.
+/// The layouts of all kernels, by number of storage buffers and address space of the parameters.
 #[derive(Debug)]
 pub(crate) struct BindLayouts {
     pub(crate) params: wgpu::BindGroupLayout,
     storage: Mutex<FxHashMap<u32, wgpu::BindGroupLayout>>,
-    pipeline: Mutex<FxHashMap<(u32, bool), wgpu::PipelineLayout>>,
+    pipeline: Mutex<FxHashMap<(u32, ParamSpace), wgpu::PipelineLayout>>,
 }
 
 impl BindLayouts {
@@ -60,14 +61,19 @@ impl BindLayouts {
     }
 
     /// Returns the layout of a kernel with `count` storage buffers.
-    pub(crate) fn pipeline(&self, device: &wgpu::Device, count: u32, params: bool) -> wgpu::PipelineLayout {
+    pub(crate) fn pipeline(
+        &self,
+        device: &wgpu::Device,
+        count: u32,
+        params: ParamSpace,
+    ) -> wgpu::PipelineLayout {
         let make = || {
             let storage = self.storage(device, count);
             let groups = [Some(&storage), Some(&self.params)];
             device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
                 label: Some("forebay"),
-                bind_group_layouts: if params { &groups } else { &groups[..1] },
-                immediate_size: 0,
+                bind_group_layouts: if params == ParamSpace::Uniform { &groups } else { &groups[..1] },
+                immediate_size: if let ParamSpace::Immediate(bytes) = params { bytes } else { 0 },
             })
         };
         lock(&self.pipeline).entry((count, params)).or_insert_with(make).clone()

@@ -3,6 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use forebay_core::backend::SourceError;
 
@@ -33,6 +34,11 @@ impl DeviceHealth {
         self.has_problem.store(true, Ordering::Release);
     }
 }
+
+/// Maximum bytes of parameters that are passed as immediates.
+pub(crate) const MAX_IMMEDIATE_BYTES: u32 = 256;
+/// Time that a waiting thread polls before it blocks. Waking a blocked thread takes longer than a small kernel.
+const SPIN_TIME: Duration = Duration::from_micros(100);
 
 /// A device and its queue.
 #[derive(Debug)]
@@ -96,6 +102,11 @@ impl Gpu {
         }
     }
 
+    /// Creates a command encoder.
+    pub(crate) fn create_encoder(&self) -> wgpu::CommandEncoder {
+        self.device.create_command_encoder(&wgpu::CommandEncoderDescriptor { label: Some("forebay") })
+    }
+
     /// Creates a buffer.
     pub(crate) fn create_buffer(
         &self,
@@ -126,8 +137,27 @@ impl Gpu {
         self.poll_with(wgpu::PollType::Poll)
     }
 
-    /// Blocks until the device has passed `submission`.
-    pub(crate) fn wait(&self, submission: wgpu::SubmissionIndex) -> Result<(), SourceError> {
+    /// Returns the maximum bytes of immediates; 0 if the device has none.
+    pub(crate) fn max_immediate_bytes(&self) -> u32 {
+        match self.device.features().contains(wgpu::Features::IMMEDIATES) {
+            true => self.device.limits().max_immediate_size.min(MAX_IMMEDIATE_BYTES),
+            false => 0,
+        }
+    }
+
+    /// Blocks until the device has passed `submission`. Polls for a short time first, until `is_done`.
+    pub(crate) fn wait(
+        &self,
+        submission: wgpu::SubmissionIndex,
+        mut is_done: impl FnMut() -> bool,
+    ) -> Result<(), SourceError> {
+        let start = Instant::now();
+        while start.elapsed() < SPIN_TIME {
+            self.poll()?;
+            if is_done() {
+                return Ok(());
+            }
+        }
         self.poll_with(wgpu::PollType::Wait { submission_index: Some(submission), timeout: None })
     }
 

@@ -1,6 +1,7 @@
-//! Compiles kernels: parses and validates WGSL, makes every storage binding read_write, and creates a
-//! pipeline.
+//! Compiles kernels: parses and validates WGSL, makes every storage binding read_write, moves small
+//! parameter blocks to immediates, and creates a pipeline.
 
+use std::borrow::Cow;
 use std::fmt::Display;
 
 use forebay_core::backend::{KernelSource, Limits};
@@ -11,6 +12,7 @@ use naga::{AddressSpace, Module, ShaderStage, StorageAccess};
 
 use crate::bind_groups::BindLayouts;
 use crate::gpu::{Gpu, to_single_line};
+use crate::spirv::{self, OperandType};
 
 /// A compiled kernel.
 #[derive(Debug)]
@@ -19,14 +21,25 @@ pub(crate) struct CompiledKernel {
     pub(crate) pipeline: wgpu::ComputePipeline,
     /// Number of storage bindings.
     pub(crate) binding_count: u32,
-    /// If true, the kernel has a uniform block.
-    pub(crate) has_params: bool,
+    pub(crate) params: ParamSpace,
+}
+
+/// Address space of a kernel's parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum ParamSpace {
+    /// The kernel has no parameters.
+    None,
+    /// Immediates (push constants) of this many bytes: part of the recorded commands, without a buffer.
+    Immediate(u32),
+    /// A uniform buffer, for blocks that are too large for immediates and for adapters that have none.
+    Uniform,
 }
 
 /// Bindings of a module.
 struct BindingInterface {
     binding_count: u32,
-    has_params: bool,
+    /// Bytes of the parameter block, if there is one.
+    params_bytes: Option<u32>,
 }
 
 /// Compiles a kernel.
@@ -47,19 +60,51 @@ pub(crate) fn compile(
         .map_err(|error| refuse(error.emit_to_string(source.wgsl)))?;
     let interface = check_bindings(&module, limits).map_err(refuse)?;
     make_storage_read_write(&mut module);
+    let params = match interface.params_bytes {
+        None => ParamSpace::None,
+        Some(bytes) if bytes <= gpu.max_immediate_bytes() => {
+            make_params_immediate(&mut module);
+            ParamSpace::Immediate(bytes)
+        }
+        Some(_) => ParamSpace::Uniform,
+    };
 
     let label = Some(source.label);
-    let module = wgpu::ShaderSource::Naga(std::borrow::Cow::Owned(module));
+    let operand = operand_type(&module);
+    let spirv = operand.map(|operand| write_cooperative(&module, operand, source)).transpose();
+    let spirv = spirv.map_err(refuse)?;
     let checks = runtime_checks();
     let made = gpu.with_error_scopes(|| {
-        // SAFETY: kernels guard their own accesses, and their loops end. By the core's contract, slices lie
-        // inside their segments, and kernels compare positions with lengths. As a precaution, debug builds
-        // and FOREBAY_BOUNDS_CHECKS=1 keep every check.
-        let module = unsafe {
-            gpu.device
-                .create_shader_module_trusted(wgpu::ShaderModuleDescriptor { label, source: module }, checks)
+        let module = match spirv {
+            Some(words) => {
+                let entry = wgpu::PassthroughShaderEntryPoint {
+                    name: source.entry_point.into(),
+                    workgroup_size: (0, 0, 0),
+                };
+                let descriptor = wgpu::ShaderModuleDescriptorPassthrough {
+                    label,
+                    entry_points: Cow::Borrowed(std::slice::from_ref(&entry)),
+                    spirv: Some(words.into()),
+                    ..Default::default()
+                };
+                // SAFETY: naga wrote the module from a validated one, with the same bindings as the layout
+                // below. What `spirv` changes is tested on each device by a probe.
+                unsafe { gpu.device.create_shader_module_passthrough(descriptor) }
+            }
+            None => {
+                let module = wgpu::ShaderSource::Naga(Cow::Owned(module));
+                // SAFETY: kernels guard their own accesses, and their loops end. By the core's contract, slices
+                // lie inside their segments, and kernels compare positions with lengths. As a precaution, debug
+                // builds and FOREBAY_BOUNDS_CHECKS=1 keep every check.
+                unsafe {
+                    gpu.device.create_shader_module_trusted(
+                        wgpu::ShaderModuleDescriptor { label, source: module },
+                        checks,
+                    )
+                }
+            }
         };
-        let layout = layouts.pipeline(&gpu.device, interface.binding_count, interface.has_params);
+        let layout = layouts.pipeline(&gpu.device, interface.binding_count, params);
         gpu.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
             label,
             layout: Some(&layout),
@@ -78,7 +123,7 @@ pub(crate) fn compile(
         label: source.label.to_owned(),
         pipeline,
         binding_count: interface.binding_count,
-        has_params: interface.has_params,
+        params,
     })
 }
 
@@ -118,7 +163,7 @@ fn join_names(names: &[impl Display]) -> String {
 /// Checks that the bindings follow the contract of `KernelSource`.
 fn check_bindings(module: &Module, limits: &Limits) -> Result<BindingInterface, String> {
     let mut storage = Vec::new();
-    let mut params = false;
+    let mut params_bytes = None;
     for (_, variable) in module.global_variables.iter() {
         let name = variable.name.as_deref().unwrap_or("_");
         let Some(binding) = variable.binding else { continue };
@@ -130,7 +175,7 @@ fn check_bindings(module: &Module, limits: &Limits) -> Result<BindingInterface, 
                     let max = limits.max_params_bytes;
                     return Err(format!("the parameters `{name}` have {size} bytes; at most {max} fit"));
                 }
-                params = true;
+                params_bytes = Some(size);
             }
             (_, group, number) => {
                 return Err(format!(
@@ -150,7 +195,7 @@ fn check_bindings(module: &Module, limits: &Limits) -> Result<BindingInterface, 
     if bindings > limits.max_bindings {
         return Err(format!("it binds {bindings} buffers; this device allows {}", limits.max_bindings));
     }
-    Ok(BindingInterface { binding_count: bindings, has_params: params })
+    Ok(BindingInterface { binding_count: bindings, params_bytes })
 }
 
 /// Makes every storage buffer read_write. One dispatch must not bind a buffer both read-only and read_write,
@@ -162,4 +207,53 @@ fn make_storage_read_write(module: &mut Module) {
             *access |= StorageAccess::LOAD | StorageAccess::STORE;
         }
     }
+}
+
+/// Moves the parameter block from its uniform buffer to immediates. (A uniform block has no f16 members, which
+/// immediates may not have.)
+fn make_params_immediate(module: &mut Module) {
+    for (_, variable) in module.global_variables.iter_mut() {
+        if variable.space == AddressSpace::Uniform {
+            variable.space = AddressSpace::Immediate;
+            variable.binding = None;
+        }
+    }
+}
+
+/// Returns the type of a kernel's matrices A and B, from its constant `OPERAND_BITS`; `None` for kernels without
+/// cooperative matrices.
+fn operand_type(module: &Module) -> Option<OperandType> {
+    let named = |(_, constant): &(_, &naga::Constant)| constant.name.as_deref() == Some("OPERAND_BITS");
+    let (_, constant) = module.constants.iter().find(named)?;
+    match module.global_expressions[constant.init] {
+        naga::Expression::Literal(naga::Literal::U32(0xf16)) => Some(OperandType::F16),
+        naga::Expression::Literal(naga::Literal::U32(0xbf16)) => Some(OperandType::Bf16),
+        _ => None,
+    }
+}
+
+/// Writes a kernel with cooperative matrices as SPIR-V. Such a kernel takes no overrides.
+fn write_cooperative(
+    module: &Module,
+    operand: OperandType,
+    source: &KernelSource<'_>,
+) -> Result<Vec<u32>, String> {
+    use naga::back::spv;
+    let info = Validator::new(ValidationFlags::all(), Capabilities::all())
+        .validate(module)
+        .map_err(|error| to_single_line(&error))?;
+    let zero_memory = match source.zero_workgroup_memory {
+        true => spv::ZeroInitializeWorkgroupMemoryMode::Polyfill,
+        false => spv::ZeroInitializeWorkgroupMemoryMode::None,
+    };
+    let options = spv::Options {
+        lang_version: (1, 6),
+        flags: spv::WriterFlags::empty(),
+        zero_initialize_workgroup_memory: zero_memory,
+        force_loop_bounding: false,
+        use_storage_input_output_16: false,
+        ..spv::Options::default()
+    };
+    let words = spv::write_vec(module, &info, &options, None).map_err(|error| to_single_line(&error))?;
+    Ok(spirv::prepare_cooperative(&words, operand))
 }

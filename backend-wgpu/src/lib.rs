@@ -3,8 +3,10 @@
 //! Design:
 //! - One long-lived recorder (`recorder`) collects launches, copies and fills in a command encoder and
 //!   submits them in batches. So work runs in the order of the calls.
-//! - Parameters pass through a ring of uniform buffers (`params`), uploads through a ring of mapped buffers
-//!   (`staging`). Both are bounded and recycled after the device has passed them.
+//! - Parameters are immediates, or pass through a ring of uniform buffers if they are large (`params`). Uploads
+//!   pass through a ring of mapped buffers (`staging`). Both rings are bounded and recycled after the device has
+//!   passed them.
+//! - Products of 16-bit matrices use matrix units where the driver has them (`spirv`).
 //! - WebGPU forbids a buffer to be read-only and read_write in one dispatch. Tensors are slices of few large
 //!   buffers, so every storage binding is read_write (`kernel`).
 //! - wgpu must not panic. Creation runs inside error scopes; the device's error callbacks record all other
@@ -20,8 +22,11 @@ mod params;
 mod prepared;
 mod probe;
 mod recorder;
+mod spirv;
 mod staging;
 mod timestamps;
+#[cfg_attr(not(any(windows, all(unix, not(target_vendor = "apple")))), path = "vulkan_absent.rs")]
+mod vulkan;
 
 pub use adapter::WgpuDeviceInfo;
 pub use backend::WgpuBackend;

@@ -1,4 +1,5 @@
-//! Launch parameters: a ring of uniform buffers, filled on the host and written once per submission.
+//! Launch parameters that are too large for immediates: a ring of uniform buffers, filled on the host and
+//! uploaded once per submission.
 
 use forebay_core::backend::SourceError;
 
@@ -56,13 +57,14 @@ impl ParamRing {
         Ok((&page.group, offset as u32))
     }
 
-    /// Writes the recorded parameters ahead of the commands about to be submitted, and returns the page that
-    /// they use.
-    pub(crate) fn write_page(&mut self, gpu: &Gpu) -> Option<ParamPage> {
-        let page = self.page.take()?;
-        gpu.queue.write_buffer(&page.buffer, 0, &self.bytes);
+    /// Takes the page of the commands about to be submitted, with the bytes that it must hold.
+    pub(crate) fn take_page(&mut self) -> Option<(ParamPage, &[u8])> {
+        Some((self.page.take()?, &self.bytes))
+    }
+
+    /// Forgets the recorded bytes, after their upload was recorded.
+    pub(crate) fn clear(&mut self) {
         self.bytes.clear();
-        Some(page)
     }
 
     /// Returns a page to the ring after the device has passed it.
@@ -72,6 +74,10 @@ impl ParamRing {
 }
 
 impl ParamPage {
+    pub(crate) fn buffer(&self) -> &wgpu::Buffer {
+        &self.buffer
+    }
+
     fn new(gpu: &Gpu, layout: &wgpu::BindGroupLayout) -> Result<Self, SourceError> {
         // The binding of the last launch extends MAX_PARAMS bytes beyond its offset.
         let bytes = PAGE_BYTES as u64 + u64::from(MAX_PARAMS);

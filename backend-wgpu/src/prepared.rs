@@ -64,6 +64,7 @@ impl CommandSequence for PreparedCommands {
                     recorder.dispatch(&Dispatch {
                         kernel: *id,
                         pipeline: &kernel.pipeline,
+                        param_space: kernel.params,
                         storage: storage.as_ref(),
                         params,
                         groups: *groups,

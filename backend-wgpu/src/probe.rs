@@ -4,6 +4,7 @@ use forebay_core::backend::{Backend, Features, KernelSource, Launch, SegmentSour
 use forebay_core::error::Result;
 
 use crate::backend::WgpuBackend;
+use crate::spirv::OperandType;
 
 /// Probe of one type: its requirements, and a computation with a known result.
 pub(crate) struct TypeProbe {
@@ -169,4 +170,56 @@ pub(crate) fn runs_long_loops(backend: &WgpuBackend) -> Result<bool> {
     backend.free_segment(segment)?;
     let expected = (0..TURNS).fold(0, |value, _| next(value));
     Ok(found[4..] == expected.to_le_bytes())
+}
+
+/// Reports whether matrix units multiply 16 x 16 matrices of a type, with sums in f32. Some drivers list types
+/// that they compute wrongly.
+pub(crate) fn multiplies_matrices(backend: &WgpuBackend, operand: OperandType) -> Result<bool> {
+    const SIDE: usize = 16;
+    let (bits, encode): (_, fn(f32) -> u16) = match operand {
+        OperandType::F16 => ("0xf16u", |v| half::f16::from_f32(v).to_bits()),
+        OperandType::Bf16 => ("0xbf16u", |v| half::bf16::from_f32(v).to_bits()),
+    };
+    let wgsl = format!(
+        "enable wgpu_cooperative_matrix;
+        const OPERAND_BITS = {bits};
+        @group(0) @binding(0) var<storage, read_write> x: array<vec4<f32>>;
+        var<workgroup> tiles: array<vec4<f32>, 64>;
+        @compute @workgroup_size(32)
+        fn main(@builtin(local_invocation_index) lane: u32) {{
+            tiles[lane] = x[lane];
+            tiles[lane + 32u] = x[lane + 32u];
+            workgroupBarrier();
+            let a = coopLoadT<coop_mat16x16<f32, A>>(&tiles[0], 2u);
+            let b = coopLoad<coop_mat16x16<f32, B>>(&tiles[32], 2u);
+            var c = coop_mat16x16<f32, C>();
+            c = coopMultiplyAdd(a, b, c);
+            c = coopMultiplyAdd(a, b, c);
+            coopStoreT(c, &x[64], 4u);
+        }}"
+    );
+    let kernel = backend.compile(&KernelSource {
+        label: "a probe of matrix units",
+        wgsl: &wgsl,
+        entry_point: "main",
+        overrides: &[],
+        zero_workgroup_memory: false,
+    })?;
+    // Small integers, so that every order of the sums is exact.
+    let value = |matrix: usize, i: usize| ((i * 7 + i / SIDE * (3 + matrix)) % 11) as f32 - 5.0;
+    let operands: Vec<u8> = (0..2 * SIDE * SIDE)
+        .flat_map(|i| encode(value(i / (SIDE * SIDE), i % (SIDE * SIDE))).to_le_bytes())
+        .collect();
+    let segment = backend.alloc_segment(backend.limits().alignment * 8)?;
+    let whole = Slice { segment, offset: 0, bytes: 2048 };
+    backend.upload(Slice { bytes: operands.len() as u64, ..whole }, &operands)?;
+    backend.launch(&Launch { kernel, bindings: &[whole], params: &[], groups: [1, 1, 1] })?;
+    let mut found = [0; 4 * SIDE * SIDE];
+    backend.download(Slice { offset: 1024, bytes: 1024, ..whole }, &mut found)?;
+    backend.free_segment(segment)?;
+    // The second matrix is loaded in columns.
+    let product = |row: usize, col: usize| {
+        2.0 * (0..SIDE).map(|k| value(0, row * SIDE + k) * value(1, col * SIDE + k)).sum::<f32>()
+    };
+    Ok(found.chunks_exact(4).enumerate().all(|(i, bytes)| bytes == product(i / SIDE, i % SIDE).to_le_bytes()))
 }

@@ -1,7 +1,8 @@
 //! Command recorder: tracks commands that are not submitted, and submissions that the device has not passed.
 //!
 //! Launches share one compute pass until a copy ends it. A batch is submitted when it is long enough, when
-//! its parameters or staging memory are full, or on request. The number of submissions in flight is bounded:
+//! its parameters or staging memory are full, or on request. An idle device gets the first launch at once, and
+//! then batches of doubling length: it starts early, and a stream of small kernels needs few submissions. The number of submissions in flight is bounded:
 //! the host waits for the oldest. So neither staging memory nor the driver's bookkeeping grows with the
 //! length of a run.
 
@@ -11,14 +12,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_core::backend::{Fence, KernelId, SourceError};
 
-use crate::gpu::Gpu;
+use crate::gpu::{Gpu, MAX_IMMEDIATE_BYTES};
+use crate::kernel::ParamSpace;
 use crate::params::{ParamPage, ParamRing};
 use crate::staging::StagingBelt;
 
 /// Maximum number of launches in one submission.
 const MAX_BATCH_LAUNCHES: u32 = 64;
-/// Number of launches that are submitted at once if the device is idle.
-const MIN_IDLE_LAUNCHES: u32 = 16;
 /// Maximum number of submissions in flight.
 const MAX_IN_FLIGHT: usize = 6;
 
@@ -34,6 +34,7 @@ struct Submission {
 pub(crate) struct Dispatch<'a> {
     pub(crate) kernel: KernelId,
     pub(crate) pipeline: &'a wgpu::ComputePipeline,
+    pub(crate) param_space: ParamSpace,
     pub(crate) storage: Option<&'a wgpu::BindGroup>,
     pub(crate) params: &'a [u8],
     pub(crate) groups: [u32; 3],
@@ -49,6 +50,8 @@ pub(crate) struct CommandRecorder {
     /// The pipeline that is set in the pass.
     bound_kernel: Option<KernelId>,
     launches: u32,
+    /// Number of launches after which an idle device gets a submission.
+    idle_batch: u32,
     params: ParamRing,
     belt: StagingBelt,
     submitted: u64,
@@ -64,6 +67,7 @@ impl CommandRecorder {
             encoder: None,
             bound_kernel: None,
             launches: 0,
+            idle_batch: 1,
             params,
             belt: StagingBelt::default(),
             submitted: 0,
@@ -74,12 +78,14 @@ impl CommandRecorder {
 
     /// Records one launch.
     pub(crate) fn dispatch(&mut self, dispatch: &Dispatch<'_>) -> Result<(), SourceError> {
-        if !self.params.has_room(dispatch.params.len()) {
-            self.submit()?;
-        }
-        let params = match dispatch.params {
-            [] => None,
-            bytes => Some(self.params.push(&self.gpu, bytes)?),
+        let uniform = match dispatch.param_space {
+            ParamSpace::Uniform => {
+                if !self.params.has_room(dispatch.params.len()) {
+                    self.submit()?;
+                }
+                Some(self.params.push(&self.gpu, dispatch.params)?)
+            }
+            ParamSpace::None | ParamSpace::Immediate(_) => None,
         };
         let pass = match &mut self.pass {
             Some(pass) => pass,
@@ -99,15 +105,34 @@ impl CommandRecorder {
         if let Some(storage) = dispatch.storage {
             pass.set_bind_group(0, storage, &[]);
         }
-        if let Some((group, offset)) = params {
+        if let Some((group, offset)) = uniform {
             pass.set_bind_group(1, group, &[offset]);
+        }
+        if let ParamSpace::Immediate(size) = dispatch.param_space {
+            // wgpu refuses a dispatch unless the whole block is set.
+            let mut block = [0; MAX_IMMEDIATE_BYTES as usize];
+            let used = dispatch.params.len().min(size as usize);
+            block[..used].copy_from_slice(&dispatch.params[..used]);
+            pass.set_immediates(0, &block[..size as usize]);
         }
         let [x, y, z] = dispatch.groups;
         pass.dispatch_workgroups(x, y, z);
         self.launches += 1;
-        let idle =
-            self.launches >= MIN_IDLE_LAUNCHES && self.completed.load(Ordering::Acquire) == self.submitted;
-        if self.launches >= MAX_BATCH_LAUNCHES || idle { self.submit().map(drop) } else { Ok(()) }
+        if self.launches >= MAX_BATCH_LAUNCHES || self.is_due()? { self.submit().map(drop) } else { Ok(()) }
+    }
+
+    /// Reports whether the device is idle and the batch long enough for it; doubles the next batch then.
+    fn is_due(&mut self) -> Result<bool, SourceError> {
+        if self.launches < self.idle_batch || !self.launches.is_power_of_two() {
+            return Ok(false);
+        }
+        // Completion is known after a poll only.
+        self.gpu.poll()?;
+        let idle = self.completed.load(Ordering::Acquire) == self.submitted;
+        if idle {
+            self.idle_batch = (2 * self.idle_batch).min(MAX_BATCH_LAUNCHES);
+        }
+        Ok(idle)
     }
 
     /// Records copies from the host, through staging memory, after everything recorded so far.
@@ -154,9 +179,9 @@ impl CommandRecorder {
         while self.in_flight.len() >= MAX_IN_FLIGHT {
             self.retire_oldest()?;
         }
+        let (page, upload) = self.upload_params()?;
         self.belt.unmap_for_submit();
-        let page = self.params.write_page(&self.gpu);
-        let index = self.gpu.queue.submit([encoder.finish()]);
+        let index = self.gpu.queue.submit(upload.into_iter().chain([encoder.finish()]));
         self.submitted += 1;
         let (number, completed) = (self.submitted, Arc::clone(&self.completed));
         self.gpu.queue.on_submitted_work_done(move || {
@@ -170,8 +195,28 @@ impl CommandRecorder {
         Ok(Fence(number))
     }
 
+    /// Copies the recorded parameters to their page, by commands that run before the recorded ones. Returns the
+    /// page and the commands.
+    ///
+    /// They go through the belt, whose memory stays: `Queue::write_buffer` allocates from the driver each time.
+    fn upload_params(&mut self) -> Result<(Option<ParamPage>, Option<wgpu::CommandBuffer>), SourceError> {
+        let Some((page, bytes)) = self.params.take_page() else { return Ok((None, None)) };
+        let upload = if self.belt.ensure_space(&self.gpu)? && self.belt.open_bytes() >= bytes.len() as u64 {
+            let mut encoder = self.gpu.create_encoder();
+            self.belt.write(&mut encoder, page.buffer(), 0, bytes)?;
+            Some(encoder.finish())
+        } else {
+            self.gpu.queue.write_buffer(page.buffer(), 0, bytes);
+            None
+        };
+        self.params.clear();
+        Ok((Some(page), upload))
+    }
+
     /// Returns the submission to wait for so that the device has passed `fence`; `None` if it has.
     pub(crate) fn pending_submission(&mut self, fence: Fence) -> Option<(Fence, wgpu::SubmissionIndex)> {
+        // A host that waits leaves the device idle afterwards.
+        self.idle_batch = 1;
         self.retire_completed();
         let found = self.in_flight.iter().find(|submission| submission.number >= fence.0)?;
         Some((Fence(found.number), found.index.clone()))
@@ -191,7 +236,8 @@ impl CommandRecorder {
     /// Waits for the oldest submission; returns `false` if there is none.
     fn retire_oldest(&mut self) -> Result<bool, SourceError> {
         let Some(oldest) = self.in_flight.front() else { return Ok(false) };
-        self.gpu.wait(oldest.index.clone())?;
+        let completed = Arc::clone(&self.completed);
+        self.gpu.wait(oldest.index.clone(), || completed.load(Ordering::Acquire) >= oldest.number)?;
         self.completed.fetch_max(oldest.number, Ordering::AcqRel);
         self.retire_completed();
         Ok(true)
@@ -202,7 +248,5 @@ fn get_or_create_encoder<'a>(
     slot: &'a mut Option<wgpu::CommandEncoder>,
     gpu: &Gpu,
 ) -> &'a mut wgpu::CommandEncoder {
-    slot.get_or_insert_with(|| {
-        gpu.device.create_command_encoder(&wgpu::CommandEncoderDescriptor { label: Some("forebay") })
-    })
+    slot.get_or_insert_with(|| gpu.create_encoder())
 }

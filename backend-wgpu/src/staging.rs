@@ -86,6 +86,11 @@ impl StagingBelt {
         Ok(true)
     }
 
+    /// Returns the free bytes of the open buffer.
+    pub(crate) fn open_bytes(&self) -> u64 {
+        self.open.as_ref().map_or(0, |chunk| CHUNK_BYTES - chunk.used)
+    }
+
     /// Copies as much of `data` as fits into the open buffer, and records its copy to `dst`. Returns the
     /// bytes taken.
     pub(crate) fn write(
@@ -188,12 +193,17 @@ impl ReadbackPool {
             // The receiver is dropped only if waiting failed, and the caller gets that error.
             let _ = sender.send(result);
         });
+        let mut answer = None;
+        let is_mapped = || {
+            answer = answer.take().or_else(|| receiver.try_recv().ok());
+            answer.is_some()
+        };
         match submission {
-            Some(submission) => gpu.wait(submission)?,
+            Some(submission) => gpu.wait(submission, is_mapped)?,
             None => gpu.poll()?,
         }
         let refused = |detail: String| SourceError::Driver { call: "map_async", detail };
-        match receiver.recv() {
+        match answer.map_or_else(|| receiver.recv(), Ok) {
             Ok(Ok(())) => {}
             Ok(Err(error)) => return gpu.check_health().and(Err(refused(to_single_line(&error)))),
             Err(_) => return gpu.check_health().and(Err(refused("the driver never answered".to_owned()))),

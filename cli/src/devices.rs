@@ -26,7 +26,11 @@ fn describe_device(
     }
     let mut text = format!("{id:<8} {name} ({driver})\n");
     let _ = match open(id) {
-        Ok(device) => writeln!(text, "{:<8} {}", "", describe_memory(&device)),
+        Ok(device) => {
+            let paths = device.info().paths.iter().cloned();
+            let mut lines = std::iter::once(describe_memory(&device)).chain(paths);
+            lines.try_for_each(|line| writeln!(text, "{:<8} {line}", ""))
+        }
         Err(error) => writeln!(text, "{:<8} cannot be opened: {error}", ""),
     };
     text

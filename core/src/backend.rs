@@ -11,6 +11,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::dtype::DType;
 use crate::error::Result;
 pub use crate::memory::source::{
     DeviceMemory, DeviceProcess, Event, Fence, MAX_QUEUES, PageRemap, SegmentId, SegmentSource, SourceError,
@@ -50,6 +51,8 @@ pub struct DeviceInfo {
     pub limits: Limits,
     /// Peak rates according to the data sheet.
     pub peak_rates: PeakRates,
+    /// How the device computes what has several implementations, and why, as one line each.
+    pub paths: Vec<String>,
 }
 
 /// Peak rates per second, which profiles compare measured rates with. `None` if the driver reports too
@@ -81,8 +84,25 @@ pub struct Features {
     pub i16: bool,
     /// Subgroup operations.
     pub subgroups: bool,
+    /// Products of f16 matrices of 16 x 16 with sums in f32, by subgroups of 32 invocations (WGSL's
+    /// `coop_mat16x16`).
+    pub cooperative_f16: bool,
+    /// The same products of bf16 matrices.
+    pub cooperative_bf16: bool,
     /// Transcendental functions on f64 (CUDA). The shading languages have none.
     pub f64_math: bool,
+}
+
+impl Features {
+    /// Reports whether matrix units multiply matrices of this type.
+    #[must_use]
+    pub fn has_cooperative(&self, dtype: DType) -> bool {
+        match dtype {
+            DType::F16 => self.cooperative_f16,
+            DType::BF16 => self.cooperative_bf16,
+            _ => false,
+        }
+    }
 }
 
 /// Limits of kernel launches.

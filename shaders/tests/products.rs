@@ -5,23 +5,28 @@ use forebay_shaders::{KernelSpec, TemplateDef};
 mod common;
 use common::render_valid;
 
-/// Returns the definitions of the tiled and the simple variants.
-fn matmul_variants() -> Vec<Vec<(&'static str, TemplateDef)>> {
+type Definitions = Vec<(&'static str, TemplateDef)>;
+
+/// Returns the definitions of the variants: tiles, tiles of matrix units, and the simple kernel.
+fn matmul_variants() -> Vec<Definitions> {
     let mut ways = Vec::new();
-    for (high, rows, cols, depth) in
-        [(16usize, 8usize, 2usize, 8usize), (32, 4, 1, 16), (4, 4, 1, 8), (16, 2, 1, 16), (16, 1, 1, 16)]
-    {
+    let mut push_orders = |way: Definitions| {
         for (a_order, b_order) in [("k", "line"), ("line", "k")] {
-            ways.push(vec![
-                ("way", "tiled".into()),
-                ("high", high.into()),
-                ("rows", rows.into()),
-                ("cols", cols.into()),
-                ("depth", depth.into()),
-                ("a_order", a_order.into()),
-                ("b_order", b_order.into()),
-            ]);
+            let mut way = way.clone();
+            way.extend([("a_order", a_order.into()), ("b_order", b_order.into())]);
+            ways.push(way);
         }
+    };
+    let tiles = [[16usize, 8, 2, 16, 16], [16, 8, 2, 8, 1], [32, 4, 1, 16, 1], [4, 4, 1, 8, 1]];
+    for tile in tiles {
+        let names = ["high", "rows", "cols", "depth", "unroll"];
+        let way = [("way", TemplateDef::from("tiled"))];
+        push_orders(way.into_iter().chain(names.into_iter().zip(tile.map(TemplateDef::from))).collect());
+    }
+    for tile in [[128usize, 128, 32, 64, 64], [128, 64, 32, 64, 32], [64, 64, 32, 32, 32]] {
+        let names = ["rows", "cols", "depth", "sub_rows", "sub_cols"];
+        let way = [("way", TemplateDef::from("cooperative"))];
+        push_orders(way.into_iter().chain(names.into_iter().zip(tile.map(TemplateDef::from))).collect());
     }
     for lanes in [1usize, 2, 256] {
         for order in ["k", "line"] {
@@ -31,18 +36,36 @@ fn matmul_variants() -> Vec<Vec<(&'static str, TemplateDef)>> {
     ways
 }
 
-/// Checks every variant of a kernel in every supported mode.
-fn check_variants(spec: &KernelSpec, tiles: bool) {
+/// Checks every variant of a kernel that supports `dtype` in every mode; with `vectors` also with aligned
+/// operands.
+fn check_variants(spec: &KernelSpec, dtype: &str, vectors: bool) {
     for way in matmul_variants() {
-        let tiled = way[0].1 == TemplateDef::Str("tiled");
+        let is = |name: &'static str| way[0].1 == TemplateDef::Str(name);
+        let supported = is("simple")
+            || is("tiled") && matches!(dtype, "f32" | "f16" | "bf16")
+            || matches!(dtype, "f16" | "bf16");
+        // One tile of matrix units stands for all where operands are gathered: these kernels are long.
+        let repeats = is("cooperative") && !vectors && way[1].1 != TemplateDef::from(64usize);
+        if !supported || repeats {
+            continue;
+        }
         for split in [false, true] {
             for mode in ["packed", "scattered"] {
-                if (tiled && !tiles) || (!tiled && mode == "packed") {
+                if is("simple") && mode == "packed" {
                     continue;
                 }
-                let mut spec = spec.clone().def("split", split).def("mode", mode);
-                spec.defs.extend(way.iter().cloned());
-                render_valid(&spec);
+                for aligned in [[false, false], [true, true]] {
+                    if aligned[0] && (!vectors || is("simple")) {
+                        continue;
+                    }
+                    let mut spec = spec.clone().def("split", split).def("mode", mode);
+                    if vectors {
+                        spec = spec.def("a_vectors", aligned[0]).def("b_vectors", aligned[1]);
+                        spec = spec.def("k_edges", aligned[0]);
+                    }
+                    spec.defs.extend(way.iter().cloned());
+                    render_valid(&spec);
+                }
             }
         }
     }
@@ -54,7 +77,8 @@ fn products_are_valid() {
         for bias in [false, true] {
             check_variants(
                 &KernelSpec::new("matmul").def("dtype", dtype).def("out", dtype).def("bias", bias),
-                matches!(dtype, "f32" | "f16" | "bf16"),
+                dtype,
+                true,
             );
         }
         let sums = match dtype {
@@ -78,7 +102,7 @@ fn convolutions_are_valid() {
                         .def("rank", rank)
                         .def("quick", bias)
                         .def("bias", bias);
-                    check_variants(&spec, matches!(dtype, "f32" | "f16" | "bf16"));
+                    check_variants(&spec, dtype, false);
                 }
             }
         }

@@ -13,8 +13,15 @@ mode: `packed` if rows of results are aligned and whole quads, else `scattered`
 fours: the rows of operands are, too
 whole: rows and columns are in workgroup memory at full length (the forward pass's rows permanently); else 16
   elements at a time
+units: products run on matrix units, with 16-bit weights; requires `whole`, 16-bit types, rows of whole aligned
+  vectors of eight elements, and head and value of 16 to 64 in steps of 16. A subgroup has 16 rows, those of
+  its own invocations. See `cooperative` in `matmul_macros` for the types of matrices
 The gradients of k and v share one buffer.
 -#}
+{% if units %}
+enable wgpu_cooperative_matrix;
+const OPERAND_BITS = {{ "0xbf16u" if dtype == "bf16" else "0xf16u" }};
+{% endif %}
 {%- import "types" as t -%}
 {% include "math/base" %}
 {% include "math/exp" %}
@@ -50,7 +57,11 @@ struct Params {
 }
 @group(1) @binding(0) var<uniform> p: Params;
 {% set next = namespace(binding=3) %}
-{% if fours %}
+{% if units %}
+{% for name in ["q", "k", "v"] %}
+@group(0) @binding({{ loop.index0 }}) var<storage, read> {{ name }}: array<vec4<u32>>;
+{% endfor %}
+{% elif fours %}
 {{ t.quads(0, "q", dtype) }}
 {{ t.quads(1, "k", dtype) }}
 {{ t.quads(2, "v", dtype) }}
@@ -67,7 +78,11 @@ struct Params {
 {{ t.output(next.binding, "one", dtype, mode) }}
 {{ t.output(next.binding + 1, "lse", "f32") }}
 {% else %}
+{% if units %}
+@group(0) @binding({{ next.binding }}) var<storage, read> g: array<vec4<u32>>;
+{% else %}
 {{ t.quads(next.binding, "g", dtype) if fours else t.input(next.binding, "g", dtype) }}
+{% endif %}
 // The log-sum-exps, then each query's sum of g · out.
 {{ t.input(next.binding + 1, "stats", "f32") }}
 {{ t.output(next.binding + 2, "one", dtype, mode) }}
@@ -85,6 +100,13 @@ var<private> at_head: u32;
 {% set queries = "p.extents.w" %}
 {% set keys = "p.window.x" %}
 {% for name, rows, depth in [("q", queries, head), ("k", keys, head), ("v", keys, value)] + ([] if pass == "forward" else [("g", queries, value)]) %}
+{% if units %}
+// Reads eight elements of a row; zeros outside.
+fn {{ name }}_eight(row: u32, d: u32) -> vec4<f32> {
+    let at = {{ name }}_base + min(row, {{ rows }} - 1u) * p.{{ name }}.z + d;
+    return bitcast<vec4<f32>>(select(vec4<u32>(), {{ name }}[at >> 3u], row < {{ rows }}));
+}
+{% else %}
 // Reads a quad of a row; zeros outside.
 fn {{ name }}_four(row: u32, d: u32) -> vec4<f32> {
     let at = {{ name }}_base + min(row, {{ rows }} - 1u) * p.{{ name }}.z;
@@ -98,6 +120,7 @@ fn {{ name }}_four(row: u32, d: u32) -> vec4<f32> {
     return four;
     {% endif %}
 }
+{% endif %}
 {% endfor %}
 
 // Lower than every score: marks the keys that a query does not attend to.
@@ -131,7 +154,28 @@ fn keep(query: u32, key: u32) -> f32 {
 
 {% set fours_of = namespace(head=(head + 3) // 4, value=(value + 3) // 4) %}
 {% set wide = namespace(head=(head + 31) // 32, value=(value + 31) // 32) %}
-{% if whole %}
+{% if units %}
+{% set longest = head if pass == "forward" or head >= value else value %}
+{% set pitch = 9 %}
+// Rows and columns in 16 bits, eight elements a vector; a padding vector for each line.
+var<workgroup> tile: array<vec4<f32>, {{ 64 * (longest // 8 + 1) }}>;
+var<workgroup> near: array<vec4<f32>, {{ 32 * (head // 8 + 1) }}>;
+var<workgroup> far: array<vec4<f32>, {{ 32 * (value // 8 + 1) }}>;
+// Products of the 16 rows of each subgroup, 32 columns at a time. Little memory means more workgroups at a time.
+var<workgroup> results: array<vec4<f32>, {{ 64 * pitch }}>;
+// Weights in 16 bits. The forward pass has the rows in registers, and weights in their memory.
+{% set weights = "tile" if pass == "forward" and longest >= 32 else "weights" %}
+{% if weights == "weights" %}
+var<workgroup> weights: array<vec4<f32>, 320>;
+{% endif %}
+{{ t.bits_function("weight", dtype) }}
+fn put_weights(row: u32, quad: u32, w: vec4<f32>) {
+    let at = row * 5u + (quad >> 1u);
+    let part = (quad & 1u) * 2u;
+    {{ weights }}[at][part] = bitcast<f32>(weight_pair_{{ dtype }}(w.x, w.y));
+    {{ weights }}[at][part + 1u] = bitcast<f32>(weight_pair_{{ dtype }}(w.z, w.w));
+}
+{% elif whole %}
 {% set longest = fours_of.head if pass == "forward" or head >= value else fours_of.value %}
 // 64 rows, and 32 columns for the first and second product. Quads of a row are 65, or 33, apart.
 var<workgroup> tile: array<vec4<f32>, {{ 65 * longest }}>;
@@ -142,8 +186,13 @@ var<workgroup> far: array<vec4<f32>, {{ 33 * 8 * wide.value }}>;
 var<workgroup> tile: array<vec4<f32>, 260>;
 var<workgroup> near: array<vec4<f32>, 132>;
 {% endif %}
-// Weights, with nine quads for each row; statistics of the rows.
+{% if not units %}
+// Weights, with nine quads for each row.
 var<workgroup> weights: array<vec4<f32>, 576>;
+fn put_weights(row: u32, quad: u32, w: vec4<f32>) { weights[row * 9u + quad] = w; }
+{% endif %}
+{% set scores = ("results", pitch) if units else ("weights", 9) %}
+// Statistics of the rows.
 {% if pass == "forward" %}
 var<workgroup> parts: array<f32, 128>;
 var<workgroup> factors: array<f32, 64>;
@@ -159,6 +208,20 @@ var<workgroup> factors: array<f32, 64>;
     }
 {% endmacro %}
 
+{#- Loads whole lines in 16 bits. -#}
+{% macro load_eights(into, name, first, count, depth) %}
+    for (var at = lane; at < {{ count * depth // 8 }}u; at += 128u) {
+        let line = at / {{ depth // 8 }}u;
+        let eight = at % {{ depth // 8 }}u;
+        {{ into }}[line * {{ depth // 8 + 1 }}u + eight] = {{ name }}_eight({{ first }} + line, eight * 8u);
+    }
+{% endmacro %}
+
+{#- Barrier between the invocations that share rows: those of a subgroup. -#}
+{% macro sync_rows() -%}
+    {{ "subgroupBarrier();" if units else "workgroupBarrier();" }}
+{%- endmacro %}
+
 {#- Barrier between writes and reads of whole columns in memory; partial loads have their own barriers. -#}
 {% macro between() %}
     {% if whole %}
@@ -169,16 +232,83 @@ var<workgroup> factors: array<f32, 64>;
 {#- Loads whole columns of a tile after the previous tile: of the first product, and of the second one's
 operand. -#}
 {% macro columns(first, second) %}
-    {% if whole %}
+    {% if units %}
+    workgroupBarrier();
+    {{ load_eights("near", first, "col0", 32, head) }}
+    {{ load_eights("far", second, "col0", 32, value) }}
+    {% elif whole %}
     workgroupBarrier();
     {{ load("near", first, "col0", 32, fours_of.head, "0u") }}
     {{ load("far", second, "col0", 32, fours_of.value, "0u") }}
     {% endif %}
 {% endmacro %}
 
+{#- Loads a matrix of the subgroup's rows in `tile`. -#}
+{% macro load_row(target, d, line) -%}
+    let {{ target }}_row{{ d }} = coopLoadT<coop_mat16x16<f32, A>>(&tile[strip * {{ line }}u + {{ 2 * d }}u], {{ line }}u);
+{%- endmacro %}
+
+{#- The same as `products`, on matrix units. -#}
+{% macro products_in_units(target, a, depth, columns, kept) %}
+    {% set line = depth // 8 + 1 %}
+    {% if not kept %}
+    {{ load_eights("tile", a, "row0", 64, depth) }}
+    workgroupBarrier();
+    {% endif %}
+    {% for c in range(2) %}
+    var {{ target }}_unit{{ c }} = coop_mat16x16<f32, C>();
+    {% endfor %}
+    {% for d in range(depth // 16) %}
+    {% if not kept %}
+    {{ load_row(target, d, line) }}
+    {% endif %}
+    {% for c in range(2) %}
+    let {{ target }}_column{{ d }}_{{ c }} = coopLoad<coop_mat16x16<f32, B>>(&{{ columns }}[{{ 16 * c * line + 2 * d }}], {{ line }}u);
+    {{ target }}_unit{{ c }} = coopMultiplyAdd({{ 'kept' if kept else target }}_row{{ d }}, {{ target }}_column{{ d }}_{{ c }}, {{ target }}_unit{{ c }});
+    {% endfor %}
+    {% endfor %}
+    subgroupBarrier();
+    {% for c in range(2) %}
+    let {{ target }}_at{{ c }} = strip * {{ pitch }}u + {{ 4 * c }}u;
+    coopStoreT({{ target }}_unit{{ c }}, &results[{{ target }}_at{{ c }}], {{ pitch }}u);
+    {% endfor %}
+    subgroupBarrier();
+    {% for r in range(4) %}
+    var {{ target }}{{ r }} = results[(y * 4u + {{ r }}u) * {{ pitch }}u + x];
+    {% endfor %}
+{% endmacro %}
+
+{#- The same as `gather`, on matrix units. Quads past the end of a row have no use. -#}
+{% macro gather_in_units(target, depth, columns) %}
+    {% set line = depth // 8 + 1 %}
+    {% for k in range(2) %}
+    let {{ target }}_weights{{ k }} = coopLoadT<coop_mat16x16<f32, A>>(&{{ weights }}[strip * 5u + {{ 2 * k }}u], 5u);
+    {% endfor %}
+    subgroupBarrier();
+    {% for c in range((depth + 31) // 32) %}
+    {% for j in range(2 * c, [2 * c + 2, depth // 16] | min) %}
+    var {{ target }}_sum{{ j }} = coop_mat16x16<f32, C>();
+    {% for k in range(2) %}
+    let {{ target }}_column{{ j }}_{{ k }} = coopLoadT<coop_mat16x16<f32, B>>(&{{ columns }}[{{ 16 * k * line + 2 * j }}], {{ line }}u);
+    {{ target }}_sum{{ j }} = coopMultiplyAdd({{ target }}_weights{{ k }}, {{ target }}_column{{ j }}_{{ k }}, {{ target }}_sum{{ j }});
+    {% endfor %}
+    let {{ target }}_at{{ j }} = strip * {{ pitch }}u + {{ 4 * (j - 2 * c) }}u;
+    coopStoreT({{ target }}_sum{{ j }}, &results[{{ target }}_at{{ j }}], {{ pitch }}u);
+    {% endfor %}
+    subgroupBarrier();
+    {% for r in range(4) %}
+    {{ target }}_{{ r }}_{{ c }} += results[(y * 4u + {{ r }}u) * {{ pitch }}u + x];
+    {% endfor %}
+    subgroupBarrier();
+    {% endfor %}
+{% endmacro %}
+
 {#- Product of rows of `a` from row0 on and rows of `b` from col0 on. `target`[r][c] is for row 4 y + r
 and column 4 x + c. Whole columns are in `columns`; whole rows too, if `kept`. -#}
 {% macro products(target, a, b, depth, columns, kept) %}
+    {% if units %}
+    {{ products_in_units(target, a, depth, columns, kept) }}
+    {% else %}
     {% for r in range(4) %}
     var {{ target }}{{ r }} = vec4<f32>();
     {% endfor %}
@@ -206,11 +336,15 @@ and column 4 x + c. Whole columns are in `columns`; whole rows too, if `kept`. -
         workgroupBarrier();
     }
     {% endif %}
+    {% endif %}
 {% endmacro %}
 
 {#- `target` += weights times rows of `b` from col0 on, in `columns` if whole; quads x + 8 c of rows 4 y +
 r. -#}
 {% macro gather(target, b, depth, columns) %}
+    {% if units %}
+    {{ gather_in_units(target, depth, columns) }}
+    {% else %}
 {% set across = (depth + 31) // 32 %}
 {% set lines = 32 if whole or across == 1 else 16 if across == 2 else 8 %}
     {% if not whole %}
@@ -240,6 +374,7 @@ r. -#}
     {% if not whole %}
         workgroupBarrier();
     }
+    {% endif %}
     {% endif %}
 {% endmacro %}
 
@@ -287,7 +422,8 @@ fn enter(batch: u32, head: u32) {
 @compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
         @builtin(local_invocation_index) lane: u32) {
-    let index = group_index(group, groups);
+    // Written out, so that validation sees that control flow is uniform.
+    let index = group.y * groups.x + group.x;
     let tiles = p.window.w;
     {% if pass == "keys" %}
     let heads = p.extents.z;
@@ -301,6 +437,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let head = index / tiles % heads;
     let x = lane & 7u;
     let y = lane >> 3u;
+    {% if units %}
+    // The first row of the subgroup.
+    let strip = lane / 32u * 16u;
+    {% endif %}
     let one_base = p.outs.x + batch * p.one.x + head * p.one.y;
     let two_base = p.outs.y + batch * p.two.x + head * p.two.y;
     {% if pass == "keys" %}
@@ -334,15 +474,15 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             dropped{{ r }}[{{ c }}] = w{{ r }}_{{ c }} * keep{{ r }}_{{ c }};
             dw{{ r }}[{{ c }}] = w{{ r }}_{{ c }} * (dw{{ r }}[{{ c }}] * keep{{ r }}_{{ c }} - delta{{ c }});
             {% endfor %}
-            weights[(y * 4u + {{ r }}u) * 9u + x] = dropped{{ r }};
+            put_weights(y * 4u + {{ r }}u, x, dropped{{ r }});
             {% endfor %}
-            {{ between() }}
+            {{ sync_rows() if whole }}
             {{ gather("dv", "g", value, "far") }}
-            {{ between() }}
+            {{ sync_rows() if whole }}
             {% for r in range(4) %}
-            weights[(y * 4u + {{ r }}u) * 9u + x] = dw{{ r }};
+            put_weights(y * 4u + {{ r }}u, x, dw{{ r }});
             {% endfor %}
-            {{ between() }}
+            {{ sync_rows() if whole }}
             {{ gather("dk", "q", head, "near") }}
         }
     }
@@ -374,9 +514,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         let w{{ r }}_{{ c }} = select(m_exp(score{{ r }}_{{ c }} - lse{{ r }}), 0.0, score{{ r }}_{{ c }} == NEVER);
         dw{{ r }}[{{ c }}] = w{{ r }}_{{ c }} * (dw{{ r }}[{{ c }}] * keep(query{{ r }}, key{{ r }}_{{ c }}) - delta{{ r }});
         {% endfor %}
-        weights[(y * 4u + {{ r }}u) * 9u + x] = dw{{ r }};
+        put_weights(y * 4u + {{ r }}u, x, dw{{ r }});
         {% endfor %}
-        {{ between() }}
+        {{ sync_rows() if whole }}
         {{ gather("dq", "k", head, "near") }}
     }
     {{ store("dq", head, "one", queries, "p.scale") }}
@@ -388,7 +528,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     var largest = NEVER;
     var total = 0.0;
     {% if whole %}
-    {{ load("tile", "q", "row0", 64, fours_of.head, "0u") }}
+    {{ load_eights("tile", "q", "row0", 64, head) if units else load("tile", "q", "row0", 64, fours_of.head, "0u") }}
+    {% endif %}
+    {% if units %}
+    workgroupBarrier();
+    {% for d in range(head // 16) %}
+    {{ load_row("kept", d, head // 8 + 1) }}
+    {% endfor %}
     {% endif %}
     for (var col0 = begin; col0 < end; col0 += 32u) {
         {{ columns("k", "v") }}
@@ -398,32 +544,32 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         {% for c in range(4) %}
         s{{ r }}[{{ c }}] = score(s{{ r }}[{{ c }}], row0 + y * 4u + {{ r }}u, col0 + x * 4u + {{ c }}u);
         {% endfor %}
-        weights[(y * 4u + {{ r }}u) * 9u + x] = s{{ r }};
+        {{ scores[0] }}[(y * 4u + {{ r }}u) * {{ scores[1] }}u + x] = s{{ r }};
         {% endfor %}
-        workgroupBarrier();
+        {{ sync_rows() }}
         var high = NEVER;
         for (var i = 0u; i < 4u; i++) {
-            let s = weights[mine * 9u + side * 4u + i];
+            let s = {{ scores[0] }}[mine * {{ scores[1] }}u + side * 4u + i];
             high = m_max(high, m_max(m_max(s.x, s.y), m_max(s.z, s.w)));
         }
         parts[lane] = high;
-        workgroupBarrier();
+        {{ sync_rows() }}
         high = m_max(m_max(high, parts[lane ^ 1u]), largest);
         let rescale = m_exp(largest - high);
         largest = high;
         total *= rescale;
         for (var i = 0u; i < 4u; i++) {
-            let s = weights[mine * 9u + side * 4u + i];
+            let s = {{ scores[0] }}[mine * {{ scores[1] }}u + side * 4u + i];
             var kept: vec4<f32>;
             {% for e in range(4) %}
             let w{{ e }} = select(m_exp(s[{{ e }}] - high), 0.0, s[{{ e }}] == NEVER);
             total += w{{ e }};
             kept[{{ e }}] = w{{ e }} * keep(row0 + mine, col0 + side * 16u + i * 4u + {{ e }}u);
             {% endfor %}
-            weights[mine * 9u + side * 4u + i] = kept;
+            put_weights(mine, side * 4u + i, kept);
         }
         if side == 0u { factors[mine] = rescale; }
-        workgroupBarrier();
+        {{ sync_rows() }}
         {% for r in range(4) %}
         let factor{{ r }} = factors[y * 4u + {{ r }}u];
         {% for c in range((value + 31) // 32) %}

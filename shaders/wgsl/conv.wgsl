@@ -17,6 +17,9 @@ way, split, mode: as in `matmul`; packed requires that the positions of c are mu
 {%- import "matmul_macros" as body -%}
 {%- set T = t.value(dtype) -%}
 {%- set axes = ["x", "y", "z"][:rank] -%}
+{% if way == "cooperative" %}
+enable wgpu_cooperative_matrix;
+{% endif %}
 {{ t.prelude() }}
 struct Params {
     m: u32,
@@ -52,6 +55,10 @@ struct Params {
 @group(1) @binding(0) var<uniform> p: Params;
 {{ t.input(0, "a", dtype) }}
 {{ t.input(1, "b", dtype) }}
+{% if way == "cooperative" %}
+{{ t.bits_function("a", dtype) }}
+{{ t.bits_function("b", dtype) }}
+{% endif %}
 {% if bias %}
 {{ t.input(2, "bias", dtype) }}
 {% endif %}
@@ -158,7 +165,7 @@ fn with_bias(piece: u32, z: u32, row: u32, v: {{ T }}) -> {{ T }} {
     {% endif %}
     return v;
 }
-{% if way == "tiled" %}
+{% if way != "simple" %}
 fn store4(piece: u32, z: u32, row: u32, col: u32, sums: vec4<f32>) {
     let v = sums + vec4<f32>(with_bias(piece, z, row, 0.0));
     {% if mode == "packed" %}
@@ -171,7 +178,11 @@ fn store4(piece: u32, z: u32, row: u32, col: u32, sums: vec4<f32>) {
     if col + 3u < p.n { c_put(piece * p.total + c_index(z, row, col + 3u), v.w); }
     {% endif %}
 }
-{{ body.tiled(high, rows, cols, depth, a_order, b_order) }}
+{% if way == "tiled" %}
+{{ body.tiled(high, rows, cols, depth, a_order, b_order, false, false, false, unroll) }}
+{% else %}
+{{ body.cooperative(dtype, rows, cols, depth, sub_rows, sub_cols, a_order, b_order, false, false, false) }}
+{% endif %}
 {% else %}
 fn store(piece: u32, z: u32, row: u32, col: u32, v: {{ T }}) {
     c_put(piece * p.total + c_index(z, row, col), with_bias(piece, z, row, v));

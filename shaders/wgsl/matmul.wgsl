@@ -2,16 +2,19 @@
 Matrix products of any strides: c[z] = a[z] · b[z].
 
 dtype: of a and b · out: of c, which may be f32 for 16-bit operands
-way: `tiled` (f32, f16, bf16; with high, rows, cols, depth, a_order, b_order) or `simple` (with lanes, order);
-  see `matmul_macros`
+way: `tiled` (f32, f16, bf16), `cooperative` (f16, bf16) or `simple` (with lanes, order); the first two with
+  their tile, a_order, b_order, a_vectors, b_vectors, k_edges; see `matmul_macros`
 split: workgroups share one sum; c is [splits][batch][m][n] in the type of the sums, and `splitk_reduce` adds
   them
-mode: `packed` (only `tiled`, n is a multiple of 4) or `scattered` output
+mode: `packed` (tiles, n is a multiple of 4) or `scattered` output
 bias: a value for each column is added before rounding
 -#}
 {%- import "types" as t -%}
 {%- import "matmul_macros" as body -%}
 {%- set T = t.value(dtype) -%}
+{% if way == "cooperative" %}
+enable wgpu_cooperative_matrix;
+{% endif %}
 {{ t.prelude() }}
 struct Params {
     m: u32,
@@ -30,17 +33,46 @@ struct Params {
     steps: vec4<u32>,
 }
 @group(1) @binding(0) var<uniform> p: Params;
-{{ t.input(0, "a", dtype) }}
-{{ t.input(1, "b", dtype) }}
+{% for name, vectors in [("a", a_vectors), ("b", b_vectors)] %}
+{% if not vectors %}
+{{ t.input(loop.index0, name, dtype) }}
+{% if way == "cooperative" %}
+{{ t.bits_function(name, dtype) }}
+{% endif %}
+{% elif way == "cooperative" %}
+@group(0) @binding({{ loop.index0 }}) var<storage, read> {{ name }}: array<vec4<u32>>;
+{% else %}
+{{ t.quads(loop.index0, name, dtype) }}
+{% endif %}
+{% endfor %}
 {% if bias %}
 {{ t.input(2, "bias", dtype) }}
 {% endif %}
-{{ t.output(3 if bias else 2, "c", T if split else out, mode) }}
+{% set c = 3 if bias else 2 %}
+{% if mode == "packed" %}
+{{ t.quads_output(c, "c", T if split else out) }}
+{% else %}
+{{ t.output(c, "c", T if split else out, mode) }}
+{% endif %}
 
 fn a_base(z: u32) -> u32 { return p.a.x + (z / p.inner) * p.steps.x + (z % p.inner) * p.steps.y; }
 fn b_base(z: u32) -> u32 { return p.b.x + (z / p.inner) * p.steps.z + (z % p.inner) * p.steps.w; }
-fn a_value(base: u32, row: u32, k: u32) -> {{ T }} { return a_at(base + row * p.a.y + k * p.a.z); }
-fn b_value(base: u32, k: u32, col: u32) -> {{ T }} { return b_at(base + k * p.b.y + col * p.b.z); }
+fn a_index(base: u32, row: u32, k: u32) -> u32 { return base + row * p.a.y + k * p.a.z; }
+fn b_index(base: u32, k: u32, col: u32) -> u32 { return base + k * p.b.y + col * p.b.z; }
+{% if not a_vectors %}
+fn a_value(base: u32, row: u32, k: u32) -> {{ T }} { return a_at(a_index(base, row, k)); }
+{% elif way == "cooperative" %}
+fn a_vector(base: u32, row: u32, k: u32) -> vec4<u32> { return a[a_index(base, row, k) / 8u]; }
+{% else %}
+fn a_vector(base: u32, row: u32, k: u32) -> vec4<f32> { return a_quad(a_index(base, row, k) / 4u); }
+{% endif %}
+{% if not b_vectors %}
+fn b_value(base: u32, k: u32, col: u32) -> {{ T }} { return b_at(b_index(base, k, col)); }
+{% elif way == "cooperative" %}
+fn b_vector(base: u32, k: u32, col: u32) -> vec4<u32> { return b[b_index(base, k, col) / 8u]; }
+{% else %}
+fn b_vector(base: u32, k: u32, col: u32) -> vec4<f32> { return b_quad(b_index(base, k, col) / 4u); }
+{% endif %}
 
 // The first part of a sum includes the bias.
 fn with_bias(piece: u32, col: u32, v: {{ T }}) -> {{ T }} {
@@ -49,12 +81,12 @@ fn with_bias(piece: u32, col: u32, v: {{ T }}) -> {{ T }} {
     {% endif %}
     return v;
 }
-{% if way == "tiled" %}
+{% if way != "simple" %}
 fn store4(piece: u32, z: u32, row: u32, col: u32, sums: vec4<f32>) {
     let v = vec4<f32>(with_bias(piece, col, sums.x), with_bias(piece, col + 1u, sums.y), with_bias(piece, col + 2u, sums.z), with_bias(piece, col + 3u, sums.w));
     let i = ((piece * p.batch + z) * p.m + row) * p.n + col;
     {% if mode == "packed" %}
-    c_put4(i, array<f32, 4>(v.x, v.y, v.z, v.w), i + 4u);
+    c_put_quad(i / 4u, v);
     {% else %}
     c_put(i, v.x);
     if col + 1u < p.n { c_put(i + 1u, v.y); }
@@ -62,7 +94,11 @@ fn store4(piece: u32, z: u32, row: u32, col: u32, sums: vec4<f32>) {
     if col + 3u < p.n { c_put(i + 3u, v.w); }
     {% endif %}
 }
-{{ body.tiled(high, rows, cols, depth, a_order, b_order) }}
+{% if way == "tiled" %}
+{{ body.tiled(high, rows, cols, depth, a_order, b_order, a_vectors, b_vectors, k_edges, unroll) }}
+{% else %}
+{{ body.cooperative(dtype, rows, cols, depth, sub_rows, sub_cols, a_order, b_order, a_vectors, b_vectors, k_edges) }}
+{% endif %}
 {% else %}
 fn store(piece: u32, z: u32, row: u32, col: u32, v: {{ T }}) {
     c_put(((piece * p.batch + z) * p.m + row) * p.n + col, with_bias(piece, col, v));

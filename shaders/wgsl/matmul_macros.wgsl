@@ -1,59 +1,35 @@
 {#-
-Two variants of c[z][row][col] = Σ_k a[z][row][k] · b[z][k][col], as macros that use these definitions of a
+Variants of c[z][row][col] = Σ_k a[z][row][k] · b[z][k][col], as macros that use these definitions of a
 kernel:
 
 - `Params` with m, n, k, batch (matrices), chunk (the part of a sum for one workgroup), splits (number of
   parts)
-- `a_base(z)`, `b_base(z)`: location of a matrix as a u32, for the next two
+- `a_base(z)`, `b_base(z)`: location of a matrix as a u32, for the next functions
 - `a_value(base, row, k)`, `b_value(base, k, col)`: elements; arguments are always inside the matrices
+- with `a_vectors` (`b_vectors`): `a_vector(base, row, k)`: the neighbours in memory from an element on, in one
+  aligned access; `tiled` wants four elements, `cooperative` eight in a vec4<u32>
 - `store(piece, z, row, col, v)`, and for tiles `store4` with a vec4, whose col is a multiple of four; part of
   v may lie outside the matrix
--#}
 
-{#-
-Tiled: `high` x 256/`high` invocations compute high·rows x 256/high·4·cols elements of c, with sums in f32.
+k_edges: the last step of a sum may be partial
 a_order, b_order: `k` if neighbours in memory are along the sum (K-major), else `line`; defines how a tile is
   loaded
 -#}
-{%- macro tiled(high, rows, cols, depth, a_order, b_order) %}
-{%- set wide = 256 // high -%}
-{%- set width = 4 if rows >= 4 else rows -%}
-{%- set sheets = rows // width -%}
-{%- set A = "f32" if width == 1 else "vec" ~ width ~ "<f32>" -%}
-{%- set parts = [""] if width == 1 else [".x", ".y", ".z", ".w"][:width] -%}
-{%- set lines_a = high * sheets -%}
-{%- set lines_b = wide * cols -%}
-// Rows along the sum; one padding vector for each row keeps a tile's columns in different banks.
-var<workgroup> tile_a: array<{{ A }}, {{ depth * (lines_a + 1) }}>;
-var<workgroup> tile_b: array<vec4<f32>, {{ depth * (lines_b + 1) }}>;
 
-// Returns zero outside of the matrix, even if the element at its edge is NaN.
-fn a_or_zero(base: u32, row: u32, k: u32, end: u32) -> f32 {
-    return select(0.0, a_value(base, min(row, p.m - 1u), min(k, end - 1u)), (row < p.m) & (k < end));
-}
-fn b_or_zero(base: u32, k: u32, col: u32, end: u32) -> f32 {
-    return select(0.0, b_value(base, min(k, end - 1u), min(col, p.n - 1u)), (k < end) & (col < p.n));
-}
-
-{% macro place(at, lines, order) -%}
-{% if order == "k" %}
-let k = {{ at }} % {{ depth }}u;
-            let line = {{ at }} / {{ depth }}u;
-{%- else %}
-let k = {{ at }} / {{ lines }}u;
-            let line = {{ at }} % {{ lines }}u;
-{%- endif %}
-{%- endmacro %}
-@compute @workgroup_size(256)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-        @builtin(local_invocation_index) lane: u32) {
-    let tiles_n = (p.n + {{ 4 * lines_b - 1 }}u) / {{ 4 * lines_b }}u;
-    let tiles_m = (p.m + {{ high * rows - 1 }}u) / {{ high * rows }}u;
-    var left = group_index(group, groups);
-    let col0 = (left % tiles_n) * {{ 4 * lines_b }}u;
-    left = left / tiles_n;
-    let row0 = (left % tiles_m) * {{ high * rows }}u;
-    left = left / tiles_m;
+{#- The tile of this workgroup: row0, col0, the matrix z, the part of the sum, and the matrices' bases. -#}
+{%- macro locate(rows, cols) -%}
+    let tiles_n = (p.n + {{ cols - 1 }}u) / {{ cols }}u;
+    let tiles_m = (p.m + {{ rows - 1 }}u) / {{ rows }}u;
+    // Without calls and variables, so that validation sees that control flow is uniform.
+    let index = group.y * groups.x + group.x;
+    let tile = index % (tiles_n * tiles_m);
+    let left = index / (tiles_n * tiles_m);
+    // Eight rows of tiles at a time: workgroups that run together share operands in the cache.
+    let band = tile / (8u * tiles_n);
+    let in_band = tile % (8u * tiles_n);
+    let band_rows = min(8u, tiles_m - 8u * band);
+    let row0 = (8u * band + in_band % band_rows) * {{ rows }}u;
+    let col0 = (in_band / band_rows) * {{ cols }}u;
     let z = left % p.batch;
     let piece = left / p.batch;
     // A folded grid may have more groups than there is work.
@@ -62,55 +38,313 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let b0 = b_base(z);
     let start = piece * p.chunk;
     let end = min(start + p.chunk, p.k);
+{%- endmacro -%}
+
+{#- Runs a tile's sum over [start, end), `depth` steps at a time. The next step's part of the tile is loaded into
+registers while this one is computed. A second buffer in workgroup memory would save a barrier, but was slower. -#}
+{%- macro pipelined(depth, load, save, compute) %}
+    var k0 = start;
+    {{ load }}
+    {{ save }}
+    workgroupBarrier();
+    while k0 < end {
+        k0 += {{ depth }}u;
+        let more = k0 < end;
+        if more {
+            {{ load }}
+        }
+        {{ compute }}
+        workgroupBarrier();
+        if more {
+            {{ save }}
+        }
+        workgroupBarrier();
+    }
+{% endmacro -%}
+
+{%- macro guarded_value(side) %}
+// Returns zero outside of the matrix, even if the element at its edge is NaN.
+{% if side == "a" %}
+fn a_or_zero(base: u32, row: u32, k: u32, end: u32) -> f32 {
+    return select(0.0, a_value(base, min(row, p.m - 1u), min(k, end - 1u)), (row < p.m) & (k < end));
+}
+{% else %}
+fn b_or_zero(base: u32, k: u32, col: u32, end: u32) -> f32 {
+    return select(0.0, b_value(base, min(k, end - 1u), min(col, p.n - 1u)), (k < end) & (col < p.n));
+}
+{% endif %}
+{% endmacro -%}
+
+{#- A loaded vector, or zero past the end of the sum, even if the elements there are NaN. Lines outside of the
+matrix need no zeros, since nothing is stored for them. -#}
+{%- macro loaded(side, guarded) -%}
+fn {{ side }}_loaded(v: vec4<f32>, k: u32, end: u32) -> vec4<f32> {
+    {% if guarded %}
+    return select(vec4<f32>(), v, k < end);
+    {% else %}
+    return v;
+    {% endif %}
+}
+{% endmacro -%}
+
+{#-
+Tiled: `high` x 256/`high` invocations compute high·rows x 256/high·4·cols elements of c, with sums in f32.
+unroll: steps of the sum that are written out
+-#}
+{%- macro tiled(high, rows, cols, depth, a_order, b_order, a_vectors, b_vectors, k_edges, unroll) %}
+{%- set wide = 256 // high -%}
+{%- set sheets = rows // 4 -%}
+{%- set lines_a = high * sheets -%}
+{%- set lines_b = wide * cols -%}
+{%- set parts = [".x", ".y", ".z", ".w"] -%}
+{%- set slots_a = (depth * lines_a + 255) // 256 -%}
+{%- set slots_b = (depth * lines_b + 255) // 256 -%}
+// Rows along the sum; one padding vector for each row keeps a tile's columns in different banks.
+var<workgroup> tile_a: array<vec4<f32>, {{ depth * (lines_a + 1) }}>;
+var<workgroup> tile_b: array<vec4<f32>, {{ depth * (lines_b + 1) }}>;
+{% if not a_vectors %}{{ guarded_value("a") }}{% endif %}
+{% if not b_vectors %}{{ guarded_value("b") }}{% endif %}
+// Four neighbours in memory. A vector from outside of the matrix becomes zero when it is saved: the wait for it
+// comes after the computation of a tile.
+fn a_load(base: u32, row: u32, k: u32, end: u32) -> vec4<f32> {
+    {% if a_vectors %}
+    return a_vector(base, min(row, p.m - 1u), min(k, end - 1u));
+    {% else %}
+    return vec4<f32>({% for i in range(4) %}a_or_zero(base, row{{ " + " ~ i ~ "u" if a_order != "k" }}, k{{ " + " ~ i ~ "u" if a_order == "k" }}, end){{ ", " if not loop.last }}{% endfor %});
+    {% endif %}
+}
+fn b_load(base: u32, k: u32, col: u32, end: u32) -> vec4<f32> {
+    {% if b_vectors %}
+    return b_vector(base, min(k, end - 1u), min(col, p.n - 1u));
+    {% else %}
+    return vec4<f32>({% for i in range(4) %}b_or_zero(base, k{{ " + " ~ i ~ "u" if b_order == "k" }}, col{{ " + " ~ i ~ "u" if b_order != "k" }}, end){{ ", " if not loop.last }}{% endfor %});
+    {% endif %}
+}
+{{ loaded("a", a_vectors and k_edges) }}
+{{ loaded("b", b_vectors and k_edges) }}
+
+{#- Indices of slot q of a tile: `k_at` and `line`, in units of one and of four elements, or the reverse. -#}
+{% macro slot(side, q, lines, order) -%}
+let {{ side }}_at{{ q }} = lane + {{ 256 * q }}u;
+    {% if order == "k" %}
+    let {{ side }}_k{{ q }} = {{ side }}_at{{ q }} % {{ depth // 4 }}u * 4u;
+    let {{ side }}_line{{ q }} = {{ side }}_at{{ q }} / {{ depth // 4 }}u;
+    {% else %}
+    let {{ side }}_k{{ q }} = {{ side }}_at{{ q }} / {{ lines }}u;
+    let {{ side }}_line{{ q }} = {{ side }}_at{{ q }} % {{ lines }}u * 4u;
+    {% endif %}
+    var {{ side }}_next{{ q }} = vec4<f32>();
+{%- endmacro %}
+{% macro save(side, q, lines, order) -%}
+{% set last = 256 * (q + 1) > depth * lines -%}
+{% if last %}if {{ side }}_at{{ q }} < {{ depth * lines }}u {{ "{" }}{% endif %}
+            {{ side }}_next{{ q }} = {{ side }}_loaded({{ side }}_next{{ q }}, k0 + {{ side }}_k{{ q }}, end);
+            {% if order == "k" %}
+            {% for i in range(4) %}
+            tile_{{ side }}[({{ side }}_k{{ q }} + {{ i }}u) * {{ lines + 1 }}u + {{ side }}_line{{ q }} / 4u][{{ side }}_line{{ q }} % 4u] = {{ side }}_next{{ q }}{{ parts[i] }};
+            {% endfor %}
+            {% else %}
+            tile_{{ side }}[{{ side }}_k{{ q }} * {{ lines + 1 }}u + {{ side }}_line{{ q }} / 4u] = {{ side }}_next{{ q }};
+            {% endif %}
+            {% if last %}{{ "}" }}{% endif %}
+{%- endmacro %}
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+        @builtin(local_invocation_index) lane: u32) {
+    {{ locate(high * rows, 4 * lines_b) }}
     let x = lane % {{ wide }}u;
     let y = lane / {{ wide }}u;
     {% for s in range(sheets) %}
-    {% for i in range(width) %}
+    {% for i in range(4) %}
     {% for v in range(cols) %}
     var sum_{{ s }}_{{ i }}_{{ v }} = vec4<f32>();
     {% endfor %}
     {% endfor %}
     {% endfor %}
-    for (var k0 = start; k0 < end; k0 += {{ depth }}u) {
-        for (var at = lane; at < {{ depth * lines_a }}u; at += 256u) {
-            {{ place("at", lines_a, a_order) }}
-            let row = row0 + line * {{ width }}u;
-            tile_a[k * {{ lines_a + 1 }}u + line] = {{ A }}({% for i in range(width) %}a_or_zero(a0, row + {{ i }}u, k0 + k, end){{ ", " if not loop.last }}{% endfor %});
-        }
-        for (var at = lane; at < {{ depth * lines_b }}u; at += 256u) {
-            {{ place("at", lines_b, b_order) }}
-            let col = col0 + line * 4u;
-            tile_b[k * {{ lines_b + 1 }}u + line] = vec4<f32>({% for i in range(4) %}b_or_zero(b0, k0 + k, col + {{ i }}u, end){{ ", " if not loop.last }}{% endfor %});
-        }
-        workgroupBarrier();
-        for (var k = 0u; k < {{ depth }}u; k++) {
+    {% for q in range(slots_a) %}
+    {{ slot("a", q, lines_a, a_order) }}
+    {% endfor %}
+    {% for q in range(slots_b) %}
+    {{ slot("b", q, lines_b, b_order) }}
+    {% endfor %}
+    {% set load %}
+    {% for q in range(slots_a) %}
+            a_next{{ q }} = a_load(a0, row0 + a_line{{ q }}, k0 + a_k{{ q }}, end);
+    {% endfor %}
+    {% for q in range(slots_b) %}
+            b_next{{ q }} = b_load(b0, k0 + b_k{{ q }}, col0 + b_line{{ q }}, end);
+    {% endfor %}
+    {% endset %}
+    {% set store_tile %}
+    {% for q in range(slots_a) %}
+            {{ save("a", q, lines_a, a_order) }}
+    {% endfor %}
+    {% for q in range(slots_b) %}
+            {{ save("b", q, lines_b, b_order) }}
+    {% endfor %}
+    {% endset %}
+    {% set compute %}
+        for (var k = 0u; k < {{ depth }}u; k += {{ unroll }}u) {
+            {% for u in range(unroll) %}
             {% for v in range(cols) %}
-            let b_{{ v }} = tile_b[k * {{ lines_b + 1 }}u + x + {{ v * wide }}u];
+            let b_{{ u }}_{{ v }} = tile_b[(k + {{ u }}u) * {{ lines_b + 1 }}u + x + {{ v * wide }}u];
             {% endfor %}
             {% for s in range(sheets) %}
-            let a_{{ s }} = tile_a[k * {{ lines_a + 1 }}u + y + {{ s * high }}u];
+            let a_{{ u }}_{{ s }} = tile_a[(k + {{ u }}u) * {{ lines_a + 1 }}u + y + {{ s * high }}u];
             {% for part in parts %}
             {% set i = loop.index0 %}
             {% for v in range(cols) %}
-            sum_{{ s }}_{{ i }}_{{ v }} = fma(vec4<f32>(a_{{ s }}{{ part }}), b_{{ v }}, sum_{{ s }}_{{ i }}_{{ v }});
+            sum_{{ s }}_{{ i }}_{{ v }} = fma(vec4<f32>(a_{{ u }}_{{ s }}{{ part }}), b_{{ u }}_{{ v }}, sum_{{ s }}_{{ i }}_{{ v }});
+            {% endfor %}
             {% endfor %}
             {% endfor %}
             {% endfor %}
         }
-        workgroupBarrier();
-    }
+    {% endset %}
+    {{ pipelined(depth, load, store_tile, compute) }}
     {% for s in range(sheets) %}
-    {% for i in range(width) %}
+    {% for i in range(4) %}
     {% for v in range(cols) %}
-    store_inside(piece, z, row0 + (y + {{ s * high }}u) * {{ width }}u + {{ i }}u, col0 + (x + {{ v * wide }}u) * 4u, sum_{{ s }}_{{ i }}_{{ v }});
+    store_inside(piece, z, row0 + (y + {{ s * high }}u) * 4u + {{ i }}u, col0 + (x + {{ v * wide }}u) * 4u, sum_{{ s }}_{{ i }}_{{ v }});
     {% endfor %}
     {% endfor %}
     {% endfor %}
 }
+{{ store_inside() }}
+{% endmacro -%}
 
+{%- macro store_inside() %}
 fn store_inside(piece: u32, z: u32, row: u32, col: u32, v: vec4<f32>) {
     if row < p.m && col < p.n { store4(piece, z, row, col, v); }
 }
+{% endmacro -%}
+
+{#-
+Cooperative: matrix units multiply 16-bit tiles of 16 x 16 x 16 with sums in f32. Subgroups of 32 invocations
+compute `sub_rows` x `sub_cols` elements each, and a workgroup `rows` x `cols`.
+dtype: `f16` or `bf16`, whose bits are in vec4s of f32: WGSL takes the type of a matrix from the memory that it
+  is loaded from. A backend with matrix units reads OPERAND_BITS and replaces the type of matrices A and B.
+-#}
+{%- macro cooperative(dtype, rows, cols, depth, sub_rows, sub_cols, a_order, b_order, a_vectors, b_vectors, k_edges) %}
+{%- set across = cols // sub_cols -%}
+{%- set subgroups = rows // sub_rows * across -%}
+{%- set threads = 32 * subgroups -%}
+{%- set pitch_a = (depth if a_order == "k" else rows) // 8 + 1 -%}
+{%- set pitch_b = (depth if b_order == "k" else cols) // 8 + 1 -%}
+{%- set slots_a = rows * depth // 8 // threads -%}
+{%- set slots_b = cols * depth // 8 // threads -%}
+{%- set vectors_a = (rows if a_order == "k" else depth) * pitch_a -%}
+{#- Results pass through the memory of tile a, 16 rows and 32 columns of each subgroup at a time. -#}
+{%- set pitch_c = 9 -%}
+{%- set vectors_c = subgroups * 16 * pitch_c -%}
+const OPERAND_BITS = {{ "0xbf16u" if dtype == "bf16" else "0xf16u" }};
+// One padding vector for each line keeps neighbouring lines in different banks.
+var<workgroup> tile_a: array<vec4<f32>, {{ [vectors_a, vectors_c] | max }}>;
+var<workgroup> tile_b: array<vec4<f32>, {{ (cols if b_order == "k" else depth) * pitch_b }}>;
+{% if not a_vectors %}{{ guarded_value("a") }}{% endif %}
+{% if not b_vectors %}{{ guarded_value("b") }}{% endif %}
+// Eight neighbours in memory.
+fn a_load(base: u32, row: u32, k: u32, end: u32) -> vec4<f32> {
+    {% if a_vectors %}
+    return bitcast<vec4<f32>>(a_vector(base, min(row, p.m - 1u), min(k, end - 1u)));
+    {% else %}
+    {% set r, q = ("u", "") if a_order != "k" else ("", "u") %}
+    return bitcast<vec4<f32>>(vec4<u32>({% for i in range(4) %}a_pair_{{ dtype }}(a_or_zero(base, row{{ " + " ~ 2 * i ~ r if r }}, k{{ " + " ~ 2 * i ~ q if q }}, end), a_or_zero(base, row{{ " + " ~ (2 * i + 1) ~ r if r }}, k{{ " + " ~ (2 * i + 1) ~ q if q }}, end)){{ ", " if not loop.last }}{% endfor %}));
+    {% endif %}
+}
+fn b_load(base: u32, k: u32, col: u32, end: u32) -> vec4<f32> {
+    {% if b_vectors %}
+    return bitcast<vec4<f32>>(b_vector(base, min(k, end - 1u), min(col, p.n - 1u)));
+    {% else %}
+    {% set r, q = ("u", "") if b_order == "k" else ("", "u") %}
+    return bitcast<vec4<f32>>(vec4<u32>({% for i in range(4) %}b_pair_{{ dtype }}(b_or_zero(base, k{{ " + " ~ 2 * i ~ r if r }}, col{{ " + " ~ 2 * i ~ q if q }}, end), b_or_zero(base, k{{ " + " ~ (2 * i + 1) ~ r if r }}, col{{ " + " ~ (2 * i + 1) ~ q if q }}, end)){{ ", " if not loop.last }}{% endfor %}));
+    {% endif %}
+}
+{{ loaded("a", a_vectors and k_edges) }}
+{{ loaded("b", b_vectors and k_edges) }}
+@compute @workgroup_size({{ threads }})
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+        @builtin(local_invocation_index) lane: u32) {
+    {{ locate(rows, cols) }}
+    let subgroup = lane / 32u;
+    let sub_row = subgroup / {{ across }}u * {{ sub_rows }}u;
+    let sub_col = subgroup % {{ across }}u * {{ sub_cols }}u;
+    {% for i in range(sub_rows // 16) %}
+    {% for j in range(sub_cols // 16) %}
+    var sum_{{ i }}_{{ j }} = coop_mat16x16<f32, C>();
+    {% endfor %}
+    {% endfor %}
+    {% macro slot(side, q, lines, order) -%}
+    {% set eights = (depth if order == "k" else lines) // 8 -%}
+    let {{ side }}_at{{ q }} = lane + {{ threads * q }}u;
+    let {{ side }}_near{{ q }} = {{ side }}_at{{ q }} % {{ eights }}u;
+    let {{ side }}_far{{ q }} = {{ side }}_at{{ q }} / {{ eights }}u;
+    var {{ side }}_next{{ q }} = vec4<f32>();
+    {%- endmacro %}
+    {% for q in range(slots_a) %}
+    {{ slot("a", q, rows, a_order) }}
+    {% endfor %}
+    {% for q in range(slots_b) %}
+    {{ slot("b", q, cols, b_order) }}
+    {% endfor %}
+    {% set load %}
+    {% for q in range(slots_a) %}
+            a_next{{ q }} = a_load(a0, row0 + {{ "a_far" ~ q if a_order == "k" else "8u * a_near" ~ q }}, k0 + {{ "8u * a_near" ~ q if a_order == "k" else "a_far" ~ q }}, end);
+    {% endfor %}
+    {% for q in range(slots_b) %}
+            b_next{{ q }} = b_load(b0, k0 + {{ "8u * b_near" ~ q if b_order == "k" else "b_far" ~ q }}, col0 + {{ "b_far" ~ q if b_order == "k" else "8u * b_near" ~ q }}, end);
+    {% endfor %}
+    {% endset %}
+    {% set store_tile %}
+    {% for q in range(slots_a) %}
+            tile_a[a_far{{ q }} * {{ pitch_a }}u + a_near{{ q }}] = a_loaded(a_next{{ q }}, k0 + {{ "8u * a_near" ~ q if a_order == "k" else "a_far" ~ q }}, end);
+    {% endfor %}
+    {% for q in range(slots_b) %}
+            tile_b[b_far{{ q }} * {{ pitch_b }}u + b_near{{ q }}] = b_loaded(b_next{{ q }}, k0 + {{ "8u * b_near" ~ q if b_order == "k" else "b_far" ~ q }}, end);
+    {% endfor %}
+    {% endset %}
+    {% set compute %}
+    {% for k in range(depth // 16) %}
+        {% for i in range(sub_rows // 16) %}
+        {% if a_order == "k" %}
+        let a_{{ k }}_{{ i }} = coopLoadT<coop_mat16x16<f32, A>>(&tile_a[(sub_row + {{ 16 * i }}u) * {{ pitch_a }}u + {{ 2 * k }}u], {{ pitch_a }}u);
+        {% else %}
+        let a_{{ k }}_{{ i }} = coopLoad<coop_mat16x16<f32, A>>(&tile_a[{{ 16 * k * pitch_a + 2 * i }}u + sub_row / 8u], {{ pitch_a }}u);
+        {% endif %}
+        {% endfor %}
+        {% for j in range(sub_cols // 16) %}
+        {% if b_order == "k" %}
+        let b_{{ k }}_{{ j }} = coopLoad<coop_mat16x16<f32, B>>(&tile_b[(sub_col + {{ 16 * j }}u) * {{ pitch_b }}u + {{ 2 * k }}u], {{ pitch_b }}u);
+        {% else %}
+        let b_{{ k }}_{{ j }} = coopLoadT<coop_mat16x16<f32, B>>(&tile_b[{{ 16 * k * pitch_b + 2 * j }}u + sub_col / 8u], {{ pitch_b }}u);
+        {% endif %}
+        {% for i in range(sub_rows // 16) %}
+        sum_{{ i }}_{{ j }} = coopMultiplyAdd(a_{{ k }}_{{ i }}, b_{{ k }}_{{ j }}, sum_{{ i }}_{{ j }});
+        {% endfor %}
+        {% endfor %}
+    {% endfor %}
+    {% endset %}
+    {{ pipelined(depth, load, store_tile, compute) }}
+    // The elements of a matrix belong to no known invocation, so that results go through workgroup memory.
+    let base_c = subgroup * {{ 16 * pitch_c }}u;
+    let sub_lane = lane % 32u;
+    let sub_row0 = row0 + sub_row + sub_lane / 8u;
+    let quad = sub_lane % 8u;
+    {% for i in range(sub_rows // 16) %}
+    {% for j in range(0, sub_cols // 16, 2) %}
+    {% for half in range(2) %}
+    let at_{{ i }}_{{ j + half }} = base_c + {{ 4 * half }}u;
+    coopStoreT(sum_{{ i }}_{{ j + half }}, &tile_a[at_{{ i }}_{{ j + half }}], {{ pitch_c }}u);
+    {% endfor %}
+    workgroupBarrier();
+    {% for part in range(4) %}
+    store_inside(piece, z, sub_row0 + {{ 16 * i + 4 * part }}u, col0 + sub_col + {{ 16 * j }}u + 4u * quad, tile_a[base_c + (sub_lane / 8u + {{ 4 * part }}u) * {{ pitch_c }}u + quad]);
+    {% endfor %}
+    workgroupBarrier();
+    {% endfor %}
+    {% endfor %}
+}
+{{ store_inside() }}
 {% endmacro -%}
 
 {#-

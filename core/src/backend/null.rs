@@ -89,6 +89,8 @@ impl Default for CardProfile {
                 i16: true,
                 subgroups: true,
                 f64_math: true,
+                cooperative_f16: false,
+                cooperative_bf16: false,
             },
             limits: Limits {
                 max_binding_bytes: 1 << 40,
@@ -196,6 +198,7 @@ impl NullBackend {
             features: profile.features,
             limits: profile.limits,
             peak_rates: PeakRates::default(),
+            paths: Vec::new(),
         };
         Self {
             info,

@@ -548,18 +548,20 @@ impl AttentionRun {
         let [q, k, v] = &self.inputs;
         let device = q.device();
         let name = |t: &Tensor| launch::shader_dtype_name(t.dtype(), device);
-        let fours = |t: &Tensor| {
+        let has_vectors = |t: &Tensor, lanes: usize| {
             let [steps @ .., element] = t.strides() else { return false };
             let row = [t.layout().offset(), t.shape()[3]];
-            *element == 1 && steps.iter().chain(&row).all(|n| n.is_multiple_of(4))
+            *element == 1 && steps.iter().chain(&row).all(|n| n.is_multiple_of(lanes))
         };
-        let packed = results.iter().all(|&t| fours(t));
-        let read = [q, k, v].into_iter().chain(g).all(fours);
-        let whole = fits_whole_rows(pass, q.shape()[3], v.shape()[3], device);
+        let packed = results.iter().all(|&t| has_vectors(t, 4));
+        let reads = |lanes: usize| [q, k, v].into_iter().chain(g).all(|t| has_vectors(t, lanes));
+        let read = reads(4);
+        let units = fits_matrix_units(q.dtype(), q.shape()[3], v.shape()[3], device) && reads(8);
+        let whole = units || fits_whole_rows(pass, q.shape()[3], v.shape()[3], device);
         let spec = kernel_spec! {
             "attention", pass, dtype: name(q), head: q.shape()[3], value: v.shape()[3],
             mask: self.mask.as_ref().map_or("", name), dropout: self.dropout.is_some(),
-            mode: if packed { "packed" } else { "scattered" }, fours: read, whole,
+            mode: if packed { "packed" } else { "scattered" }, fours: read, whole, units,
         };
         let (rows, heads) = if pass == "keys" { (k, k.shape()[1]) } else { (q, q.shape()[1]) };
         let tiles = rows.shape()[2].div_ceil(TILE_ROWS);
@@ -618,6 +620,17 @@ fn tile_loop_iterations(pass: &str, whole: bool, head: usize, value: usize) -> u
         _ => product(value, false) + gather(value) + gather(head),
     };
     columns + product(head, whole && pass == "forward") + rest + 1
+}
+
+/// Returns true if the device multiplies matrices of this type in matrix units, and tiles of rows of `head` and
+/// `value` elements fit its workgroup memory.
+fn fits_matrix_units(dtype: DType, head: usize, value: usize, device: &Device) -> bool {
+    let wide = head.max(value);
+    // Lines of 16-bit vectors and of f32 quads, with a padding vector each; see `units` in `attention.wgsl`.
+    let vectors = 64 * (wide / 8 + 1) + 32 * (head / 8 + value / 8 + 2) + 64 * 9 + 320;
+    device.info().features.has_cooperative(dtype)
+        && [head, value].iter().all(|n| n.is_multiple_of(16) && (16..=64).contains(n))
+        && 16 * vectors + 768 <= device.info().limits.max_workgroup_memory as usize
 }
 
 /// Returns true if whole rows and columns fit workgroup memory at sufficient occupancy. With too few resident

@@ -1,5 +1,6 @@
 //! Tiling of matrix products: the variant of the `matmul_body` kernel, and the split of long sums (split-K).
 
+use crate::backend::{DeviceInfo, Features};
 use crate::ops::prelude::*;
 
 /// Extents of `batch` products: c is m x n, and sums run over k.
@@ -28,6 +29,9 @@ struct Tile {
     k_depth: usize,
 }
 
+/// Largest tile on devices with the workgroup memory for it, in place of the first of [`TILES`].
+const LARGE_TILE: Tile = Tile { thread_rows: 16, rows_per_thread: 8, vec4_cols_per_thread: 2, k_depth: 16 };
+
 /// Tile sizes, each of which fits 16 KiB of workgroup memory.
 const TILES: [Tile; 11] = [
     Tile { thread_rows: 16, rows_per_thread: 8, vec4_cols_per_thread: 2, k_depth: 8 },
@@ -50,7 +54,31 @@ impl Tile {
     fn width(&self) -> usize {
         WORKGROUP_SIZE / self.thread_rows * 4 * self.vec4_cols_per_thread
     }
+    /// Returns the bytes in workgroup memory, in f32 with a padding vector for each row.
+    fn memory_bytes(&self) -> usize {
+        (self.height() / 4 + self.width() / 4 + 2) * self.k_depth * 16
+    }
 }
+
+/// Tile of matrix units: subgroups of 32 invocations compute `subgroup` elements each, 32 steps of the sum at
+/// a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct CooperativeTile {
+    rows: usize,
+    cols: usize,
+    subgroup: [usize; 2],
+}
+
+const COOPERATIVE_TILES: [CooperativeTile; 3] = [
+    CooperativeTile { rows: 128, cols: 128, subgroup: [64, 64] },
+    CooperativeTile { rows: 128, cols: 64, subgroup: [64, 32] },
+    CooperativeTile { rows: 64, cols: 64, subgroup: [32, 32] },
+];
+
+/// Steps of the sum that a cooperative tile holds.
+const COOPERATIVE_DEPTH: usize = 32;
+/// Shortest extent for which matrix units are used: one matrix.
+const MIN_COOPERATIVE_EXTENT: usize = 16;
 
 /// Cost model of a device, in units of one fused multiply-add of an invocation.
 #[derive(Clone, Copy, Debug)]
@@ -65,6 +93,12 @@ pub(crate) struct CostModel {
     global_load_cost: usize,
     /// Largest number of loop iterations of an invocation. Longer sums are split.
     max_iterations: usize,
+    /// Bytes of workgroup memory.
+    workgroup_memory: usize,
+    /// If true, the compiler of the device takes long kernels: steps of a large tile are written out.
+    unrolls: bool,
+    /// The device's features, for the types whose products run on matrix units.
+    features: Features,
 }
 
 impl CostModel {
@@ -72,14 +106,20 @@ impl CostModel {
     pub(crate) fn new(device: &Device, gathered: bool) -> Self {
         let far = if gathered { 2 } else { 1 };
         // Software devices run on few cores and load one lane at a time: measured on lavapipe.
-        let turns = device.info().limits.max_loop_iterations as usize / 2;
-        if device.info().software {
+        let DeviceInfo { limits, features, software, .. } = device.info();
+        let turns = limits.max_loop_iterations as usize / 2;
+        let workgroup_memory = limits.max_workgroup_memory as usize;
+        let features = *features;
+        if *software {
             Self {
                 parallel_workgroups: 1,
                 split_k_workgroups: 8,
                 shared_load_cost: 20,
                 global_load_cost: 30 * far,
                 max_iterations: turns,
+                workgroup_memory,
+                unrolls: false,
+                features,
             }
         } else {
             Self {
@@ -88,6 +128,9 @@ impl CostModel {
                 shared_load_cost: 2,
                 global_load_cost: 4 * far,
                 max_iterations: turns,
+                workgroup_memory,
+                unrolls: true,
+                features,
             }
         }
     }
@@ -95,7 +138,12 @@ impl CostModel {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum MatmulVariant {
-    Tiled(Tile),
+    Tiled {
+        tile: Tile,
+        /// Steps of the sum that are written out in the kernel.
+        unroll: usize,
+    },
+    Cooperative(CooperativeTile),
     /// `lanes` invocations share the sum of one element.
     Simple {
         lanes: usize,
@@ -106,10 +154,8 @@ impl MatmulVariant {
     /// Returns a number of terms of a sum and the loop iterations that they take.
     fn loop_iterations(self) -> (usize, usize) {
         match self {
-            Self::Tiled(tile) => {
-                let loads = (tile.k_depth * (tile.height() + tile.width() / 4)).div_ceil(WORKGROUP_SIZE);
-                (tile.k_depth, 2 + tile.k_depth + loads)
-            }
+            Self::Tiled { tile, .. } => (tile.k_depth, 2 + tile.k_depth),
+            Self::Cooperative(_) => (COOPERATIVE_DEPTH, 2),
             Self::Simple { lanes } => (8 * lanes, 9),
         }
     }
@@ -141,18 +187,35 @@ impl TilePlan {
             return simple;
         }
         let tiled = TILES.iter().map(|&tile| Self::for_tile(e, tile, costs));
-        tiled.chain([simple]).min_by_key(|plan| plan.estimate_cost(costs)).unwrap_or(simple)
+        let cooperative = COOPERATIVE_TILES
+            .iter()
+            .filter(|_| {
+                costs.features.has_cooperative(dtype) && e.m.min(e.n).min(e.k) >= MIN_COOPERATIVE_EXTENT
+            })
+            .map(|&tile| {
+                let variant = MatmulVariant::Cooperative(tile);
+                Self::for_grid(e, variant, [tile.rows, tile.cols], costs)
+            });
+        tiled
+            .chain([simple])
+            .chain(cooperative)
+            .min_by_key(|plan| plan.estimate_cost(costs))
+            .unwrap_or(simple)
     }
 
     fn for_tile(e: MatmulExtents, tile: Tile, costs: CostModel) -> Self {
-        let groups = e.m.div_ceil(tile.height()) * e.n.div_ceil(tile.width()) * e.batch;
-        Self::with_splits(
-            e,
-            MatmulVariant::Tiled(tile),
-            groups,
-            Self::choose_split_k(e, groups, costs),
-            costs,
-        )
+        let (mut tile, mut unroll) = (tile, 1);
+        if tile == TILES[0] && LARGE_TILE.memory_bytes() <= costs.workgroup_memory {
+            tile = LARGE_TILE;
+            unroll = if costs.unrolls { tile.k_depth } else { 1 };
+        }
+        let variant = MatmulVariant::Tiled { tile, unroll };
+        Self::for_grid(e, variant, [tile.height(), tile.width()], costs)
+    }
+
+    fn for_grid(e: MatmulExtents, variant: MatmulVariant, tile: [usize; 2], costs: CostModel) -> Self {
+        let groups = e.m.div_ceil(tile[0]) * e.n.div_ceil(tile[1]) * e.batch;
+        Self::with_splits(e, variant, groups, Self::choose_split_k(e, groups, costs), costs)
     }
 
     fn for_simple_kernel(e: MatmulExtents, costs: CostModel) -> Self {
@@ -188,7 +251,8 @@ impl TilePlan {
         let (k, turns) = way.loop_iterations();
         let splits = splits.max((extents.k / k).saturating_mul(turns).div_ceil(costs.max_iterations.max(1)));
         // Round splits up to whole tiles, so that only the last may be partial.
-        let chunk = extents.k.div_ceil(splits).next_multiple_of(16);
+        let step = if matches!(way, MatmulVariant::Cooperative(_)) { COOPERATIVE_DEPTH } else { 16 };
+        let chunk = extents.k.div_ceil(splits).next_multiple_of(step);
         Self { extents, variant: way, workgroups_per_split: groups, split_k: splits, k_per_split: chunk }
     }
 
@@ -198,7 +262,11 @@ impl TilePlan {
     ) -> usize {
         let rounds = |groups: usize| groups.div_ceil(units);
         let (steps, step) = match self.variant {
-            MatmulVariant::Tiled(t) => {
+            // Matrix units do about five times the work of the other units.
+            MatmulVariant::Cooperative(t) => {
+                (self.k_per_split, t.rows * t.cols / 2048 + (t.rows + t.cols) / 64)
+            }
+            MatmulVariant::Tiled { tile: t, .. } => {
                 let loads = (t.height() + t.width()).div_ceil(WORKGROUP_SIZE) * far;
                 (
                     self.k_per_split,
@@ -217,21 +285,39 @@ impl TilePlan {
         rounds(self.workgroups_per_split * self.split_k) * steps * step + second
     }
 
-    fn is_tiled(&self) -> bool {
-        matches!(self.variant, MatmulVariant::Tiled(_))
+    /// Reports whether the last step of a sum may be partial.
+    pub(crate) fn has_k_edges(&self) -> bool {
+        let (depth, _) = self.variant.loop_iterations();
+        !self.extents.k.is_multiple_of(depth) || !self.k_per_split.is_multiple_of(depth)
+    }
+
+    /// Returns the number of neighbours that a kernel of this plan loads in one access; 1 if it loads single
+    /// elements.
+    pub(crate) fn vector_elements(&self) -> usize {
+        match self.variant {
+            MatmulVariant::Tiled { .. } => 4,
+            MatmulVariant::Cooperative(_) => 8,
+            MatmulVariant::Simple { .. } => 1,
+        }
     }
 
     /// Adds the kernel's definitions. If `quads` is true, columns of c are in aligned groups of four.
     pub(crate) fn add_definitions(&self, spec: KernelSpec, along: KMajorOperands, quads: bool) -> KernelSpec {
         let order = |along: bool| if along { "k" } else { "line" };
-        let mode = if self.is_tiled() && quads { "packed" } else { "scattered" };
+        let is_simple = matches!(self.variant, MatmulVariant::Simple { .. });
+        let mode = if !is_simple && quads { "packed" } else { "scattered" };
         let spec = kernel_spec! { ..spec; split: self.split_k > 1, mode };
+        let orders =
+            |spec: KernelSpec| kernel_spec! { ..spec; a_order: order(along.a), b_order: order(along.b) };
         match self.variant {
-            MatmulVariant::Tiled(t) => kernel_spec! {
+            MatmulVariant::Tiled { tile: t, unroll } => orders(kernel_spec! {
                 ..spec; way: "tiled", high: t.thread_rows, rows: t.rows_per_thread,
-                cols: t.vec4_cols_per_thread, depth: t.k_depth, a_order: order(along.a),
-                b_order: order(along.b),
-            },
+                cols: t.vec4_cols_per_thread, depth: t.k_depth, unroll,
+            }),
+            MatmulVariant::Cooperative(t) => orders(kernel_spec! {
+                ..spec; way: "cooperative", rows: t.rows, cols: t.cols, depth: COOPERATIVE_DEPTH,
+                sub_rows: t.subgroup[0], sub_cols: t.subgroup[1],
+            }),
             MatmulVariant::Simple { lanes } => {
                 // Only the access order of the larger operand matters.
                 let along = if self.extents.n >= self.extents.m { along.b } else { along.a };
@@ -289,6 +375,9 @@ mod tests {
             shared_load_cost: 2,
             global_load_cost: 4,
             max_iterations: usize::MAX,
+            workgroup_memory: 48 << 10,
+            unrolls: true,
+            features: Features { cooperative_f16: true, ..Features::default() },
         };
         let software = CostModel {
             parallel_workgroups: 1,
@@ -296,15 +385,23 @@ mod tests {
             shared_load_cost: 20,
             global_load_cost: 30,
             max_iterations: 32_767,
+            workgroup_memory: 32 << 10,
+            unrolls: false,
+            features: Features::default(),
         };
         for m in [1, 5, 16, 64, 100, 1000, 9000] {
             for n in [1, 10, 17, 64, 300, 9000] {
                 for k in [1, 16, 100, 5000, 1 << 20] {
-                    for (dtype, costs) in [(DType::F32, gpu), (DType::F32, software), (DType::I32, gpu)] {
+                    for (dtype, costs) in
+                        [(DType::F32, gpu), (DType::F16, gpu), (DType::F32, software), (DType::I32, gpu)]
+                    {
                         let e = MatmulExtents { m, n, k, batch: 3 };
                         let plan = TilePlan::new(e, dtype, costs);
                         let made = match plan.variant {
-                            MatmulVariant::Tiled(t) => plan.workgroups_per_split * t.height() * t.width(),
+                            MatmulVariant::Tiled { tile: t, .. } => {
+                                plan.workgroups_per_split * t.height() * t.width()
+                            }
+                            MatmulVariant::Cooperative(t) => plan.workgroups_per_split * t.rows * t.cols,
                             MatmulVariant::Simple { lanes } => {
                                 plan.workgroups_per_split * WORKGROUP_SIZE / lanes
                             }
@@ -325,10 +422,13 @@ mod tests {
             shared_load_cost: 2,
             global_load_cost: 8,
             max_iterations: usize::MAX,
+            workgroup_memory: 48 << 10,
+            unrolls: true,
+            features: Features::default(),
         };
         // Weight gradient of a convolution of 32 into 64 channels, over 128 images of 14 x 14.
         let plan = TilePlan::new(MatmulExtents { m: 64, n: 288, k: 25_088, batch: 1 }, DType::F32, gpu);
-        assert!(plan.is_tiled() && plan.split_k > 16, "{plan:?}");
+        assert!(plan.vector_elements() == 4 && plan.split_k > 16, "{plan:?}");
     }
 
     #[test]

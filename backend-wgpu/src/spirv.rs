@@ -1,0 +1,282 @@
+//! Changes to naga's SPIR-V for kernels with cooperative matrices.
+//!
+//! Two things are out of WGSL's reach. WGSL takes the element type of a matrix from the memory that it is loaded
+//! from, and has no bf16: kernels therefore declare matrices A and B over f32 memory that holds 16-bit elements,
+//! and [`prepare_cooperative`] gives them their type. And naga declares the Vulkan memory model, but not that
+//! accesses of workgroup and storage memory are shared between invocations (wgpu issue 8805), so a driver may
+//! move them across barriers: the function adds that, too.
+//!
+//! Instruction formats are those of the SPIR-V specification, section 3, and of SPV_KHR_cooperative_matrix and
+//! SPV_KHR_bfloat16.
+
+use rustc_hash::FxHashMap;
+
+/// Element type of the matrices A and B.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OperandType {
+    F16,
+    Bf16,
+}
+
+impl std::fmt::Display for OperandType {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+        })
+    }
+}
+
+/// Opcodes and enumerants, by their names in the specification.
+mod op {
+    pub(super) const EXTENSION: u32 = 10;
+    pub(super) const CAPABILITY: u32 = 17;
+    pub(super) const TYPE_INT: u32 = 21;
+    pub(super) const TYPE_FLOAT: u32 = 22;
+    pub(super) const TYPE_POINTER: u32 = 32;
+    pub(super) const CONSTANT: u32 = 43;
+    pub(super) const FUNCTION: u32 = 54;
+    pub(super) const VARIABLE: u32 = 59;
+    pub(super) const LOAD: u32 = 61;
+    pub(super) const STORE: u32 = 62;
+    pub(super) const ACCESS_CHAIN: u32 = 65;
+    pub(super) const CONTROL_BARRIER: u32 = 224;
+    pub(super) const TYPE_COOPERATIVE_MATRIX: u32 = 4456;
+    pub(super) const COOPERATIVE_LOAD: u32 = 4457;
+    pub(super) const COOPERATIVE_STORE: u32 = 4458;
+}
+const CAPABILITY_FLOAT16: u32 = 9;
+const CAPABILITY_BFLOAT16_TYPE: u32 = 5116;
+const CAPABILITY_BFLOAT16_COOPERATIVE_MATRIX: u32 = 5118;
+const EXTENSION_BFLOAT16: &[u8; 20] = b"SPV_KHR_bfloat16\0\0\0\0";
+const FLOAT_ENCODING_BFLOAT16: u32 = 0;
+const STORAGE_CLASS_WORKGROUP: u32 = 4;
+const STORAGE_CLASS_STORAGE_BUFFER: u32 = 12;
+const MATRIX_ACCUMULATOR: u32 = 2;
+/// Memory operand `NonPrivatePointer`.
+const NON_PRIVATE: u32 = 0x20;
+/// Memory semantics `MakeAvailable` and `MakeVisible`.
+const AVAILABLE_AND_VISIBLE: u32 = 0x6000;
+
+/// Words before the first instruction; the fourth is the bound of all ids.
+const HEADER_WORDS: usize = 5;
+const BOUND_WORD: usize = 3;
+
+/// Iterates over the instructions of a module, as (opcode, words).
+fn instructions(module: &[u32]) -> impl Iterator<Item = (u32, &[u32])> {
+    let mut rest = module.get(HEADER_WORDS..).unwrap_or_default();
+    std::iter::from_fn(move || {
+        let first = *rest.first()?;
+        let (instruction, tail) = rest.split_at_checked((first >> 16).max(1) as usize)?;
+        rest = tail;
+        Some((first & 0xffff, instruction))
+    })
+}
+
+/// Adds an instruction of an opcode and its operands.
+fn push(module: &mut Vec<u32>, opcode: u32, operands: impl IntoIterator<Item = u32>) {
+    let start = module.len();
+    module.push(opcode);
+    module.extend(operands);
+    module[start] |= ((module.len() - start) as u32) << 16;
+}
+
+/// Ids of a module that the changes need.
+#[derive(Default)]
+struct ModuleIds {
+    constants: FxHashMap<u32, u32>,
+    pointer_types: FxHashMap<u32, u32>,
+    /// Ids of pointers to memory that invocations share.
+    shared: rustc_hash::FxHashSet<u32>,
+    /// Types of matrices A and B.
+    operands: Vec<u32>,
+    u32_type: u32,
+    /// New constants for memory semantics, by the old value.
+    semantics: FxHashMap<u32, u32>,
+}
+
+impl ModuleIds {
+    fn new(module: &[u32]) -> Self {
+        let mut ids = Self::default();
+        for (opcode, words) in instructions(module) {
+            match (opcode, words) {
+                (op::TYPE_INT, &[_, id, 32, 0]) => ids.u32_type = id,
+                (op::CONSTANT, &[_, _, id, value]) => drop(ids.constants.insert(id, value)),
+                (op::TYPE_POINTER, &[_, id, class, _]) => drop(ids.pointer_types.insert(id, class)),
+                (op::VARIABLE | op::ACCESS_CHAIN, &[_, pointer, id, ..])
+                    if matches!(
+                        ids.pointer_types.get(&pointer),
+                        Some(&(STORAGE_CLASS_WORKGROUP | STORAGE_CLASS_STORAGE_BUFFER))
+                    ) =>
+                {
+                    ids.shared.insert(id);
+                }
+                (op::TYPE_COOPERATIVE_MATRIX, &[_, id, .., usage])
+                    if ids.constants.get(&usage) != Some(&MATRIX_ACCUMULATOR) =>
+                {
+                    ids.operands.push(id);
+                }
+                (op::CONTROL_BARRIER, &[.., semantics]) => {
+                    if let Some(&value) = ids.constants.get(&semantics) {
+                        ids.semantics.insert(value, 0);
+                    }
+                }
+                _ => {}
+            }
+        }
+        ids
+    }
+}
+
+/// Gives matrices A and B of a module their type, and makes accesses of shared memory available and visible at
+/// barriers.
+pub(crate) fn prepare_cooperative(module: &[u32], operand: OperandType) -> Vec<u32> {
+    let mut ids = ModuleIds::new(module);
+    let mut out = module[..HEADER_WORDS.min(module.len())].to_vec();
+    let mut bound = module.get(BOUND_WORD).copied().unwrap_or_default();
+    let mut new_id = || {
+        bound += 1;
+        bound - 1
+    };
+    let operand_type = new_id();
+    ids.semantics.values_mut().for_each(|id| *id = new_id());
+    let (mut declared_capabilities, mut declared_type, mut in_functions) = (false, false, false);
+    for (opcode, words) in instructions(module) {
+        if !declared_capabilities && opcode != op::CAPABILITY {
+            declared_capabilities = true;
+            push_capabilities(&mut out, operand);
+        }
+        if !in_functions && opcode == op::FUNCTION {
+            in_functions = true;
+            for (&value, &id) in &ids.semantics {
+                push(&mut out, op::CONSTANT, [ids.u32_type, id, value | AVAILABLE_AND_VISIBLE]);
+            }
+        }
+        let is_shared = |pointer: u32| ids.shared.contains(&pointer);
+        let operands = words[1..].iter().copied();
+        match (opcode, words) {
+            (op::TYPE_COOPERATIVE_MATRIX, &[_, id, _, scope, rows, cols, usage])
+                if ids.operands.contains(&id) =>
+            {
+                if !declared_type {
+                    declared_type = true;
+                    let encoding = (operand == OperandType::Bf16).then_some(FLOAT_ENCODING_BFLOAT16);
+                    push(&mut out, op::TYPE_FLOAT, [operand_type, 16].into_iter().chain(encoding));
+                }
+                push(&mut out, opcode, [id, operand_type, scope, rows, cols, usage]);
+            }
+            // Without memory operands so far, at the end of the instruction.
+            (op::LOAD, &[_, _, _, pointer])
+            | (op::STORE, &[_, pointer, _])
+            | (op::COOPERATIVE_LOAD, &[_, _, _, pointer, _, _])
+            | (op::COOPERATIVE_STORE, &[_, pointer, _, _, _])
+                if is_shared(pointer) =>
+            {
+                push(&mut out, opcode, operands.chain([NON_PRIVATE]));
+            }
+            (op::CONTROL_BARRIER, &[_, execution, memory, semantics]) => {
+                let new = ids.constants.get(&semantics).and_then(|value| ids.semantics.get(value));
+                push(&mut out, opcode, [execution, memory, new.copied().unwrap_or(semantics)]);
+            }
+            _ => out.extend_from_slice(words),
+        }
+    }
+    if let Some(word) = out.get_mut(BOUND_WORD) {
+        *word = bound;
+    }
+    out
+}
+
+fn push_capabilities(out: &mut Vec<u32>, operand: OperandType) {
+    match operand {
+        OperandType::F16 => push(out, op::CAPABILITY, [CAPABILITY_FLOAT16]),
+        OperandType::Bf16 => {
+            push(out, op::CAPABILITY, [CAPABILITY_BFLOAT16_TYPE]);
+            push(out, op::CAPABILITY, [CAPABILITY_BFLOAT16_COOPERATIVE_MATRIX]);
+            let (words, _) = EXTENSION_BFLOAT16.as_chunks::<4>();
+            push(out, op::EXTENSION, words.iter().map(|word| u32::from_le_bytes(*word)));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use naga::back::spv;
+
+    const KERNEL: &str = "
+        enable wgpu_cooperative_matrix;
+        @group(0) @binding(0) var<storage, read_write> x: array<vec4<f32>>;
+        var<workgroup> tile: array<vec4<f32>, 32>;
+        @compute @workgroup_size(32)
+        fn main(@builtin(local_invocation_index) lane: u32) {
+            tile[lane] = x[lane];
+            workgroupBarrier();
+            let a = coopLoadT<coop_mat16x16<f32, A>>(&tile[0], 2u);
+            let b = coopLoadT<coop_mat16x16<f32, B>>(&tile[0], 2u);
+            var c = coop_mat16x16<f32, C>();
+            c = coopMultiplyAdd(a, b, c);
+            coopStoreT(c, &x[0], 4u);
+        }";
+
+    fn compile() -> Vec<u32> {
+        let module = naga::front::wgsl::parse_str(KERNEL).unwrap();
+        let info = naga::valid::Validator::new(
+            naga::valid::ValidationFlags::all(),
+            naga::valid::Capabilities::all(),
+        )
+        .validate(&module)
+        .unwrap();
+        let options = spv::Options {
+            zero_initialize_workgroup_memory: spv::ZeroInitializeWorkgroupMemoryMode::None,
+            ..spv::Options::default()
+        };
+        spv::write_vec(&module, &info, &options, None).unwrap()
+    }
+
+    #[test]
+    fn matrices_a_and_b_get_their_type_and_shared_accesses_are_not_private() {
+        let before = compile();
+        for operand in [OperandType::F16, OperandType::Bf16] {
+            let after = prepare_cooperative(&before, operand);
+            let ids = ModuleIds::new(&after);
+            let float = |words: &[u32]| match operand {
+                OperandType::F16 => words[2..] == [16],
+                OperandType::Bf16 => words[2..] == [16, FLOAT_ENCODING_BFLOAT16],
+            };
+            let id = instructions(&after).find(|(code, words)| *code == op::TYPE_FLOAT && float(words));
+            let (mut matrices, mut accesses, mut barriers) = (0, 0, 0);
+            for (code, words) in instructions(&after) {
+                match code {
+                    op::TYPE_COOPERATIVE_MATRIX if ids.operands.contains(&words[1]) => {
+                        assert_eq!(words[2], id.unwrap().1[1]);
+                        matrices += 1;
+                    }
+                    op::COOPERATIVE_LOAD | op::COOPERATIVE_STORE => {
+                        assert_eq!(words.last(), Some(&NON_PRIVATE));
+                        accesses += 1;
+                    }
+                    op::CONTROL_BARRIER => {
+                        let semantics = ids.constants[&words[3]];
+                        assert_eq!(semantics & AVAILABLE_AND_VISIBLE, AVAILABLE_AND_VISIBLE);
+                        barriers += 1;
+                    }
+                    _ => {}
+                }
+            }
+            assert_eq!((matrices, accesses, barriers), (2, 3, 1));
+            // No id is at or above the bound, and every word belongs to an instruction.
+            let words: usize = instructions(&after).map(|(_, words)| words.len()).sum();
+            assert_eq!(words + HEADER_WORDS, after.len());
+            assert!(after[BOUND_WORD] > before[BOUND_WORD]);
+        }
+    }
+
+    #[test]
+    fn a_module_that_is_cut_off_is_returned_as_far_as_it_goes() {
+        let module = compile();
+        for length in 0..module.len().min(200) {
+            prepare_cooperative(&module[..length], OperandType::F16);
+        }
+    }
+}
