@@ -112,11 +112,7 @@ impl ConvGeometry {
         let (a, b) = (a.contiguous()?, b.contiguous()?);
         let bias = bias.map(Tensor::contiguous).transpose()?;
         if m * n * self.groups == 0 || k == 0 {
-            let zeros = Tensor::zeros(&shape, a.dtype(), a.device())?;
-            let Some(bias) = bias else { return Ok(zeros) };
-            let mut channels: Dims = smallvec![1; shape.len()];
-            channels[1] = bias.numel();
-            return zeros.add(&bias.reshape(&channels[..])?);
+            return im2col::add_bias(Tensor::zeros(&shape, a.dtype(), a.device())?, bias.as_ref());
         }
         let out = Tensor::empty(&shape, a.dtype(), a.device())?;
         let extents = MatmulExtents { m, n, k, batch: self.groups };
@@ -135,7 +131,7 @@ impl ConvGeometry {
             y_size: self.y_extents, kernel: self.kernel, stride: self.stride, padding: self.padding,
             dilation: self.dilation,
         };
-        let inputs: smallvec::SmallVec<[&Tensor; 3]> = [&a, &b].into_iter().chain(bias.as_ref()).collect();
+        let inputs: SmallVec<[&Tensor; 3]> = [&a, &b].into_iter().chain(bias.as_ref()).collect();
         plan.run(&spec, &inputs, params, &out)?;
         Ok(out)
     }
@@ -179,7 +175,7 @@ fn check_bias(op: &'static str, bias: Option<&Tensor>, channels: usize) -> Resul
 
 /// Computes the gradient of a bias: the sum over all dimensions except the channels.
 fn bias_gradient(g: &Tensor) -> Result<Tensor> {
-    let dims: smallvec::SmallVec<[isize; 4]> = (0..g.rank() as isize).filter(|&d| d != 1).collect();
+    let dims: SmallVec<[isize; 4]> = (0..g.rank() as isize).filter(|&d| d != 1).collect();
     g.sum(&dims, false)
 }
 
@@ -220,8 +216,8 @@ fn convolve<const N: usize>(
                 reach
             }
             Padding::Valid => 0,
-            Padding::Zeros(numbers) => {
-                before[d] = check_at_least(op, "padding", numbers, 0)?[d];
+            Padding::Zeros(padding) => {
+                before[d] = check_at_least(op, "padding", padding, 0)?[d];
                 2 * before[d]
             }
         };
@@ -271,23 +267,16 @@ fn conv_with_grad(geometry: ConvGeometry, kind: ConvKind, a: &Tensor, b: &Tensor
     let (a_kept, b_kept) = (SavedTensor::input(a), SavedTensor::input(b));
     Ok(autograd::differentiable(geometry.op, out, &[a, b], move |g, wants| {
         let (a, b) = (a_kept.unpack(wants)?, b_kept.unpack(wants)?);
-        let of = |wanted: bool, kind, a: &Tensor, b: &Tensor| {
+        use ConvKind::{Forward, InputGrad, WeightGrad};
+        let (first, second) = match kind {
+            Forward => ((InputGrad, g, &b), (WeightGrad, g, &a)),
+            InputGrad => ((Forward, g, &b), (WeightGrad, &a, g)),
+            WeightGrad => ((Forward, &b, g), (InputGrad, &a, g)),
+        };
+        let grad = |wanted: bool, (kind, a, b): (ConvKind, &Tensor, &Tensor)| {
             wanted.then(|| conv_with_grad(geometry, kind, a, b)).transpose()
         };
-        Ok(match kind {
-            ConvKind::Forward => {
-                smallvec![
-                    of(wants[0], ConvKind::InputGrad, g, &b)?,
-                    of(wants[1], ConvKind::WeightGrad, g, &a)?
-                ]
-            }
-            ConvKind::InputGrad => {
-                smallvec![of(wants[0], ConvKind::Forward, g, &b)?, of(wants[1], ConvKind::WeightGrad, &a, g)?]
-            }
-            ConvKind::WeightGrad => {
-                smallvec![of(wants[0], ConvKind::Forward, &b, g)?, of(wants[1], ConvKind::InputGrad, &a, g)?]
-            }
-        })
+        Ok(smallvec![grad(wants[0], first)?, grad(wants[1], second)?])
     }))
 }
 
@@ -299,7 +288,7 @@ fn attach_conv_grad(
     bias: Option<&Tensor>,
     transposed: bool,
 ) -> Tensor {
-    let inputs: smallvec::SmallVec<[&Tensor; 3]> = [x, weight].into_iter().chain(bias).collect();
+    let inputs: SmallVec<[&Tensor; 3]> = [x, weight].into_iter().chain(bias).collect();
     // Each operand is saved for the gradient of the other.
     let kept_x = weight.requires_grad().then(|| SavedTensor::input(x));
     let kept_w = x.requires_grad().then(|| SavedTensor::input(weight));
@@ -392,10 +381,10 @@ macro_rules! impl_convolutions {
     ($($n:literal $conv:ident $transpose:ident $shape:literal;)*) => {
         impl Tensor {
             $(
-                #[doc = concat!("The convolution (without flipping, as in every framework) of `self`, [batch, channels, ", $shape,
+                #[doc = concat!("Computes the convolution (cross-correlation) of `self`, [batch, channels, ", $shape,
                     "] or without the batch, with a weight of [out, channels / groups, ", $shape, "].")]
                 ///
-                /// Stride, padding and dilation are one value or one for each dimension; padding may also be
+                /// Stride, padding and dilation are one value or one for each dimension. Padding may also be
                 /// [`Padding::Same`] or [`Padding::Valid`]. For the algorithm and its workspace see
                 /// [`Device::set_im2col_max_bytes`](crate::runtime::device::Device::set_im2col_max_bytes).
                 ///
@@ -416,7 +405,7 @@ macro_rules! impl_convolutions {
                     )
                 }
 
-                #[doc = concat!("The transposed convolution of `self`, [batch, channels, ", $shape,
+                #[doc = concat!("Computes the transposed convolution of `self`, [batch, channels, ", $shape,
                     "] or without the batch, with a weight of [channels, out / groups, ", $shape, "].")]
                 ///
                 /// # Errors

@@ -115,8 +115,8 @@ pub(super) fn gather_into(
         n, rank: shape.len(), in_offset: offset, index_offset: index.layout().offset(), extent, dim_stride,
         shape: &shape, in_strides: &strides[0], index_strides: &strides[1],
     };
-    let lanes = (4 / size).max(1);
-    launch::launch(&spec, &[x, index, out], params, n.div_ceil(lanes * WORKGROUP_SIZE))
+    let per_thread = (4 / size).max(1);
+    launch::launch(&spec, &[x, index, out], params, n.div_ceil(per_thread * WORKGROUP_SIZE))
 }
 
 /// Writes `src` to the positions along `dim` in `index` (same shape), in place. The indices are unique.
@@ -283,15 +283,15 @@ pub(super) fn gather_backward(
     index: (&Tensor, &[usize]),
     skip: Option<usize>,
 ) -> Result<Tensor> {
-    let given = g;
-    let g = &given.detach();
+    let recorded = g;
+    let g = &recorded.detach();
     // 16-bit gradients are summed in f32, because a frequent index's sum would otherwise stop growing.
     let wide = if g.dtype().size() == 2 { DType::F32 } else { g.dtype() };
     let sum = Tensor::zeros(shape, wide, g.device())?;
     let g32 = g.to_dtype(wide)?;
     let source = ScatterSource::Tensor(&g32, g32.strides().into());
     scatter_into(op, &sum, dim, index, g.shape(), &source, (ScatterOp::Add, skip))?;
-    Ok(attach_gather_grad(op, sum.to_dtype(g.dtype())?, given, dim, index, skip))
+    Ok(attach_gather_grad(op, sum.to_dtype(g.dtype())?, recorded, dim, index, skip))
 }
 
 /// Computes the gradient of row selection, added in f32 to `sum` if its layout allows.

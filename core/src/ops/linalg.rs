@@ -43,20 +43,22 @@ pub(super) fn lu_decompose(x: &Tensor, m: usize, n: usize) -> Result<LuFactors> 
 /// Runs `lu.wgsl` over the columns of matrices \[batch, m, n\], the first of `tensors`.
 fn run_elimination(spec: &KernelSpec, tensors: &[&Tensor]) -> Result<()> {
     let &[batch, m, n] = tensors[0].shape() else { return Ok(()) };
-    let turns_of = |j: usize| {
+    let iterations_of = |j: usize| {
         let (rows, columns) = (m - j, n - j - 1);
         2 * rows.div_ceil(WORKGROUP_SIZE)
             + n.div_ceil(WORKGROUP_SIZE)
             + ((rows - 1) * columns).div_ceil(WORKGROUP_SIZE)
             + 16
     };
+    let fixed = m.div_ceil(WORKGROUP_SIZE) + 2;
     launch::launch_in_parts(
         tensors[0].device(),
-        m.div_ceil(WORKGROUP_SIZE) + 2,
+        fixed,
         m.min(n),
-        turns_of,
-        |first, count, turns| {
-            let params = kernel_params! { batch, m, n, first, end: first + count }.loop_iterations(turns);
+        iterations_of,
+        |first, count, iterations| {
+            let params =
+                kernel_params! { batch, m, n, first, end: first + count }.loop_iterations(iterations);
             launch::launch(spec, tensors, params, batch)
         },
     )
@@ -81,14 +83,14 @@ fn solve_by_substitution(a: &Tensor, b: &Tensor, triangle: TriangleKind) -> Resu
         "solve_triangular", dtype: x.dtype().name(), upper: triangle.is_upper,
         unit: triangle.has_unit_diagonal,
     };
-    let turns_of =
+    let iterations_of =
         |step: usize| width.div_ceil(WORKGROUP_SIZE) + ((n - 1 - step) * width).div_ceil(WORKGROUP_SIZE) + 3;
-    launch::launch_in_parts(x.device(), 1, n, turns_of, |first, count, turns| {
+    launch::launch_in_parts(x.device(), 1, n, iterations_of, |first, count, iterations| {
         let params = kernel_params! {
             batch, n, columns, width, offset: a.layout().offset(), batch_stride: a.strides()[0],
             row_stride: a.strides()[1], column_stride: a.strides()[2], first, end: first + count,
         };
-        let params = params.loop_iterations(turns);
+        let params = params.loop_iterations(iterations);
         launch::launch(&spec, &[a, &x], params, batch * columns.div_ceil(width))
     })?;
     Ok(x)

@@ -113,6 +113,14 @@ pub fn stack(tensors: &[impl AsRef<Tensor>], dim: isize) -> Result<Tensor> {
     cat(&rows, dim)
 }
 
+/// Normalizes dimensions, and fails if one is repeated.
+pub(super) fn distinct_dims(op: &'static str, dims: &[isize], rank: usize) -> Result<Dims> {
+    let places = dims.iter().map(|&d| normalize_dim(op, d, rank)).collect::<Result<Dims>>()?;
+    fail_if!(places.iter().enumerate().any(|(k, d)| places[..k].contains(d));
+        argument(op), "{dims:?} names a dimension twice");
+    Ok(places)
+}
+
 /// Number of values that the host holds at a time.
 const HOST_CHUNK: usize = 1 << 22;
 
@@ -144,23 +152,21 @@ pub(super) fn from_host_fn(
 
 /// Creates a tensor of host values, in any numeric type.
 fn from_host_values(op: &'static str, values: &[f64], dtype: DType, device: &Device) -> Result<Tensor> {
-    let shape = &[values.len()];
+    macro_rules! create {
+        ($t:ty) => {{
+            let values: Vec<$t> = values.iter().map(|&v| v as $t).collect();
+            Tensor::create_constant(&values, &[values.len()], device)
+        }};
+    }
     if dtype.is_int() {
         values.iter().try_for_each(|&v| Scalar::Float(v).checked_cast(op, dtype).map(drop))?;
     }
     match dtype {
-        DType::F64 => Tensor::create_constant(values, shape, device),
-        DType::I64 => {
-            Tensor::create_constant(&values.iter().map(|&v| v as i64).collect::<Vec<_>>(), shape, device)
-        }
-        DType::I32 => {
-            Tensor::create_constant(&values.iter().map(|&v| v as i32).collect::<Vec<_>>(), shape, device)
-        }
-        DType::U32 => {
-            Tensor::create_constant(&values.iter().map(|&v| v as u32).collect::<Vec<_>>(), shape, device)
-        }
-        _ => Tensor::create_constant(&values.iter().map(|&v| v as f32).collect::<Vec<_>>(), shape, device)?
-            .to_dtype(dtype),
+        DType::F64 => Tensor::create_constant(values, &[values.len()], device),
+        DType::I64 => create!(i64),
+        DType::I32 => create!(i32),
+        DType::U32 => create!(u32),
+        _ => create!(f32)?.to_dtype(dtype),
     }
 }
 
@@ -256,9 +262,7 @@ impl Tensor {
     pub fn flip(&self, dims: impl IntoDims) -> Result<Tensor> {
         let dims = &dims.to_dims().unwrap_or_else(|| (0..self.rank() as isize).collect())[..];
         let mut out = self.clone();
-        let places = dims.iter().map(|&d| normalize_dim("flip", d, self.rank())).collect::<Result<Dims>>()?;
-        fail_if!(places.iter().enumerate().any(|(k, d)| places[..k].contains(d));
-            argument("flip"), "{dims:?} names a dimension twice");
+        distinct_dims("flip", dims, self.rank())?;
         for &dim in dims {
             let n = self.dim(dim)?;
             if self.rank() > 0 {
@@ -298,14 +302,7 @@ impl Tensor {
         let all = || (0..rank as isize).collect();
         let source = &source.to_dims().unwrap_or_else(all)[..];
         let destination = &destination.to_dims().unwrap_or_else(all)[..];
-        let places = |dims: &[isize]| -> Result<Dims> {
-            let places = dims.iter().map(|&d| normalize_dim(OP, d, rank)).collect::<Result<Dims>>()?;
-            match places.iter().enumerate().any(|(k, d)| places[..k].contains(d)) {
-                true => Err(Error::argument(OP, format!("{dims:?} names a dimension twice"))),
-                false => Ok(places),
-            }
-        };
-        let (from, to) = (places(source)?, places(destination)?);
+        let (from, to) = (distinct_dims(OP, source, rank)?, distinct_dims(OP, destination, rank)?);
         fail_if!(from.len() != to.len();
             argument(OP), "takes as many places as dimensions, got {source:?} and {destination:?}");
         let mut rest = (0..rank).filter(|d| !from.contains(d));
@@ -325,14 +322,14 @@ impl Tensor {
         fail_if!(counts.len() < self.rank();
             argument("repeat"), "{} counts for {} dimensions", counts.len(), self.rank());
         let skip = counts.len() - self.rank();
-        let (mut spread, mut wide, mut flat) = (Dims::new(), Dims::new(), Dims::new());
+        let (mut split, mut wide, mut flat) = (Dims::new(), Dims::new(), Dims::new());
         for (d, &count) in counts.iter().enumerate() {
             let n = if d < skip { 1 } else { self.shape()[d - skip] };
-            spread.extend([1, n]);
+            split.extend([1, n]);
             wide.extend([count, n]);
             flat.push(n.saturating_mul(count));
         }
-        self.reshape(&spread[..])?.broadcast_to(&wide)?.reshape(&flat[..])
+        self.reshape(&split[..])?.broadcast_to(&wide)?.reshape(&flat[..])
     }
 
     /// Repeats every index of one dimension `repeats` times in a row.

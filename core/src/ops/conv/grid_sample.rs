@@ -53,9 +53,9 @@ fn apply_padding_mode(
                 return place.mul(0.0);
             }
             let away = place.sub(low)?.abs()?;
-            let turns = away.detach().mul(1.0 / span)?.floor()?;
-            let rest = away.sub(&turns.mul(span)?)?;
-            let odd = turns.remainder(2.0)?.ne(0.0)?;
+            let periods = away.detach().mul(1.0 / span)?.floor()?;
+            let rest = away.sub(&periods.mul(span)?)?;
+            let odd = periods.remainder(2.0)?.ne(0.0)?;
             rest.neg()?.add(span)?.where_(&odd, &rest)?.add(low)?
         }
     };
@@ -94,19 +94,19 @@ fn sample_corner(x: &Tensor, places: &[Tensor], sizes: &[usize], weight: Option<
     };
     let (batch, channels) = (x.shape()[0], x.shape()[1]);
     let shape = [batch, channels, index.numel() / batch.max(1)];
-    let spread = |t: &Tensor| t.reshape([batch, 1, shape[2]])?.broadcast_to(shape);
-    let read = x.gather(2, &spread(&index)?)?;
+    let per_channel = |t: &Tensor| t.reshape([batch, 1, shape[2]])?.broadcast_to(shape);
+    let read = x.gather(2, &per_channel(&index)?)?;
     let read = match weight {
         // Mask the weight first: an infinite coordinate has a NaN weight, which would reach x's gradient.
         Some(weight) => {
             let weight = weight
                 .to_dtype(x.dtype())?
                 .masked_fill(&inside.logical_not()?.reshape(weight.shape())?, 0.0)?;
-            read.mul(&spread(&weight)?)?
+            read.mul(&per_channel(&weight)?)?
         }
         None => read,
     };
-    read.masked_fill(&spread(&inside)?.logical_not()?, 0.0)
+    read.masked_fill(&per_channel(&inside)?.logical_not()?, 0.0)
 }
 
 impl Tensor {
@@ -155,12 +155,12 @@ impl Tensor {
         // Coordinates are computed in f32, because f16 holds consecutive integers only up to 2048.
         let wide = if grid.dtype() == DType::F64 { grid.clone() } else { grid.to_dtype(DType::F32)? };
         // The last coordinate of the grid is the first dimension.
-        let held = |at: &Tensor, d: usize| apply_padding_mode(at, sizes[d], padding, align_corners);
+        let pad_coordinate = |at: &Tensor, d: usize| apply_padding_mode(at, sizes[d], padding, align_corners);
         let places = (0..n).map(|d| {
             let place =
                 unnormalize_coordinate(&wide.select(-1, (n - 1 - d) as isize)?, sizes[d], align_corners)?;
             // Bicubic sampling clamps the coordinates of the four neighbours instead.
-            if mode == GridMode::Bicubic { Ok(place) } else { held(&place, d) }
+            if mode == GridMode::Bicubic { Ok(place) } else { pad_coordinate(&place, d) }
         });
         let places = places.collect::<Result<Vec<_>>>()?;
         // Sum 16-bit floats in f32, and round once.
@@ -212,7 +212,9 @@ impl Tensor {
                     .map(|(d, at)| {
                         let low = at.detach().floor()?;
                         let weights = cubic_weights(&at.sub(&low)?)?.into_iter().enumerate();
-                        weights.map(|(k, weight)| Ok((held(&low.add(k as f64 - 1.0)?, d)?, weight))).collect()
+                        weights
+                            .map(|(k, weight)| Ok((pad_coordinate(&low.add(k as f64 - 1.0)?, d)?, weight)))
+                            .collect()
                     })
                     .collect::<Result<_>>()?,
             )?,

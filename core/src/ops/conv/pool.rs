@@ -58,7 +58,7 @@ impl<const N: usize> PoolOptions<N> {
 
     /// Restricts the options to the named axes, with extent 1 in the others.
     pub(crate) fn restrict_to_axes(&self, axes: [Option<usize>; 2]) -> Pool2dOptions {
-        let of = |numbers: [usize; N], rest: usize| axes.map(|axis| axis.map_or(rest, |axis| numbers[axis]));
+        let of = |values: [usize; N], rest: usize| axes.map(|axis| axis.map_or(rest, |axis| values[axis]));
         Pool2dOptions {
             kernel: of(self.kernel, 1),
             stride: of(self.stride, 1),
@@ -203,13 +203,9 @@ impl PoolPlan {
 
     /// Returns [`PoolOptions::empty_window_indices`] for the maximum, and `None` for the other kinds.
     fn empty_window_indices(&self) -> Option<Vec<i32>> {
-        let [height, width, oh, ow] = self.plane_extents();
-        let window = self.options;
-        if self.kind.is_max() && !self.kind.is_adaptive() {
-            window.empty_window_indices([height, width], [oh, ow])
-        } else {
-            None
-        }
+        let [h, w, oh, ow] = self.plane_extents();
+        let indices = || self.options.empty_window_indices([h, w], [oh, ow]);
+        (self.kind == PoolKind::Max).then(indices).flatten()
     }
 
     fn launch_pass(
@@ -226,10 +222,10 @@ impl PoolPlan {
         let large = self.kind.is_adaptive() && (h.max(w) + 1) * (oh.max(ow) + 1) >= 1 << 32;
         // If products of extents need 64 bits, finding the windows over an element takes 32 iterations each.
         let (fixed, each) = if large { (8 * 32, if forward { 1 } else { 5 * 32 }) } else { (8, 1) };
-        let lanes = if to.dtype().size() <= 2 { 4 } else { 1 };
+        let per_thread = if to.dtype().size() <= 2 { 4 } else { 1 };
         if steps * each <= WORKGROUP_WINDOW_MIN {
-            let (params, groups) = (self.stage_params(n, 1, 0), n.div_ceil(lanes * WORKGROUP_SIZE));
-            let params = params.loop_iterations(lanes * (steps * each + rows * each + fixed));
+            let (params, groups) = (self.stage_params(n, 1, 0), n.div_ceil(per_thread * WORKGROUP_SIZE));
+            let params = params.loop_iterations(per_thread * (steps * each + rows * each + fixed));
             return self.launch_stage(pass, "each", large, from, to, places, None, params, groups);
         }
         let (splits, chunk) = split_reduction(n, steps, WORKGROUP_SIZE, each);

@@ -30,10 +30,11 @@ fn max_unpool<const N: usize>(
 macro_rules! impl_max_unpool {
     ($($n:literal $op:ident $pool:ident $shape:literal;)*) => {
         impl Tensor {$(
-            #[doc = concat!("Maxima of [`", stringify!($pool), "`](Self::", stringify!($pool), ") at their places in [.., ", $shape,
-                "], and zeros elsewhere: PyTorch's `", stringify!($op), "`. `output` are the extents that were pooled;")]
-            /// [`PoolOptions::unpool_output_size`] returns these extents if pooling cut nothing off. For
-            /// repeated indices, one of the maxima wins.
+            #[doc = concat!("Scatters maxima of [`", stringify!($pool), "`](Self::", stringify!($pool), ") to their indices in zeros \\[.., ",
+                $shape, "\\]: PyTorch's `", stringify!($op), "`.")]
+            ///
+            /// `output` holds the extents of the pooled input. [`PoolOptions::unpool_output_size`] returns them
+            /// if the windows covered the whole input. For repeated indices, one of the maxima wins.
             ///
             /// # Errors
             /// The shapes differ or have the wrong rank, or the indices are not integers. For indices out of
@@ -158,10 +159,11 @@ fn fractional_max_pool<const N: usize>(
 macro_rules! impl_fractional_max_pool {
     ($($n:literal $op:ident $pool:ident $shape:literal;)*) => {
         impl Tensor {$(
-            #[doc = concat!("The largest element of each of `output` windows of `kernel` of \\[batch, channels, ", $shape,
-                "\\], or without the batch, and its place as i64; the windows begin at random, from end to end (Graham, 2014): PyTorch's `",
+            #[doc = concat!("Returns the maxima of `output` windows at random positions (Graham, 2014), and their i64 indices: PyTorch's `",
                 stringify!($op), "_with_indices`.")]
-            #[doc = concat!("`samples`, \\[batch, channels, ", stringify!($n), "\\] within 0 and 1, say where; `None` draws them.")]
+            ///
+            #[doc = concat!("`self` is \\[batch, channels, ", $shape, "\\], or without the batch. `samples`, \\[batch, channels, ",
+                stringify!($n), "\\] from 0 to 1, place the windows. `None` draws the samples.")]
             ///
             /// # Errors
             /// The windows do not fit, or the samples have the wrong shape.

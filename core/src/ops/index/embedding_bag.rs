@@ -125,13 +125,13 @@ fn run_embedding_bag(
         index_offset: index.layout().offset(), bag_offset: start(offsets.as_ref()),
         scale_offset: start(factors), chunk, long: MAX_SEQUENTIAL_SAMPLES,
     };
-    let lanes = if dtype.size() == 2 { 4 } else { 1 };
-    let groups = (count * width).div_ceil(lanes * WORKGROUP_SIZE);
+    let per_thread = if dtype.size() == 2 { 4 } else { 1 };
+    let groups = (count * width).div_ceil(per_thread * WORKGROUP_SIZE);
     let inputs: SmallVec<[&Tensor; 8]> =
         [Some(table), Some(index), offsets.as_ref(), factors].into_iter().flatten().collect();
     let outputs = [Some(&out), Some(&bag_of), more.as_ref()];
     if longest <= MAX_SEQUENTIAL_SAMPLES {
-        let params = params.loop_iterations(lanes * (longest + 2));
+        let params = params.loop_iterations(per_thread * (longest + 2));
         launch::launch(&spec("whole"), &collect_tensors(&inputs, &outputs), params, groups)?;
     } else {
         let chunks = samples / chunk;
@@ -148,7 +148,7 @@ fn run_embedding_bag(
         launch::launch(
             &spec("joined"),
             &collect_tensors(&inputs, &[Some(&parts), out, bag_of, more]),
-            params.loop_iterations(lanes * (2 * chunk + longest / chunk)),
+            params.loop_iterations(per_thread * (2 * chunk + longest / chunk)),
             groups,
         )?;
     }

@@ -37,15 +37,15 @@ fn householder_factorize(a: &Tensor) -> Result<(Tensor, Tensor)> {
     let count = m.min(n);
     let tau = Tensor::empty([batch, count], a.dtype(), a.device())?;
     let spec = kernel_spec! { "qr", dtype: a.dtype().name(), form: "factor" };
-    let turns_of = |j: usize| {
+    let iterations_of = |j: usize| {
         let rows = m - j - 1;
         3 * rows.div_ceil(WORKGROUP_SIZE)
             + (n - j - 1).div_ceil(WORKGROUP_COLUMNS) * reflection_loop_iterations(rows)
             + 24
     };
-    launch::launch_in_parts(a.device(), 1, count, turns_of, |first, steps, turns| {
+    launch::launch_in_parts(a.device(), 1, count, iterations_of, |first, steps, iterations| {
         let params = kernel_params! { batch, m, n, count, columns: 0usize, first, end: first + steps };
-        let params = params.loop_iterations(turns);
+        let params = params.loop_iterations(iterations);
         launch::launch(&spec, &[&factors, &tau], params, batch)
     })?;
     Ok((factors, tau))
@@ -59,11 +59,11 @@ fn householder_product(factors: &Tensor, tau: &Tensor, columns: usize) -> Result
     let spec = kernel_spec! { "qr", dtype: factors.dtype().name(), form: "apply" };
     let count = tau.shape()[1];
     // Apply the last reflection first.
-    let turns_of = |step: usize| reflection_loop_iterations(m - count + step);
-    launch::launch_in_parts(q.device(), 1, count, turns_of, |first, steps, turns| {
+    let iterations_of = |step: usize| reflection_loop_iterations(m - count + step);
+    launch::launch_in_parts(q.device(), 1, count, iterations_of, |first, steps, iterations| {
         let end = count - first;
         let params = kernel_params! { batch, m, n, count, columns, first: end - steps, end };
-        let params = params.loop_iterations(turns);
+        let params = params.loop_iterations(iterations);
         launch::launch(&spec, &[factors, tau, &q], params, batch * columns.div_ceil(WORKGROUP_COLUMNS))
     })?;
     Ok(q)
@@ -298,9 +298,9 @@ impl Tensor {
         let whole: Dims = lead.iter().copied().chain([n, columns]).collect();
         let rows = order.unsqueeze(-1)?.broadcast_to(&whole)?;
         if adjoint {
-            let turned = self.transpose(-2, -1)?;
-            let x = turned.solve_triangular(b, false, true, false)?;
-            let x = turned.solve_triangular(&x, true, true, true)?;
+            let transposed = self.transpose(-2, -1)?;
+            let x = transposed.solve_triangular(b, false, true, false)?;
+            let x = transposed.solve_triangular(&x, true, true, true)?;
             return x.zeros_like()?.scatter(-2, &rows, &x);
         }
         let rows = b.broadcast_to(&whole)?.gather(-2, &rows)?;

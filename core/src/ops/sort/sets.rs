@@ -95,12 +95,12 @@ impl Tensor {
         if rtol == 0.0 && atol == 0.0 && !self.dtype().is_float() {
             return self.eq(other);
         }
-        let numbers = [
+        let tolerances = [
             ("rtol", Scalar::Float(rtol)),
             ("atol", Scalar::Float(atol)),
             ("nan", Scalar::Float(f64::from(u8::from(equal_nan)))),
         ];
-        run_pointwise(&ISCLOSE, &[self.into(), other.into()], &numbers)
+        run_pointwise(&ISCLOSE, &[self.into(), other.into()], &tolerances)
     }
 
     /// Reports whether all elements are [close](Self::isclose). The host reads the result.
