@@ -44,12 +44,7 @@ impl RecurrentKind {
     }
 
     fn kernel_name(self) -> &'static str {
-        match self {
-            Self::Tanh => "tanh",
-            Self::Relu => "relu",
-            Self::Lstm => "lstm",
-            Self::Gru => "gru",
-        }
+        self.op_name().trim_start_matches("rnn_")
     }
 }
 
@@ -281,9 +276,9 @@ impl RecurrentRun {
                 Some(saved) => known(saved.select(0, time as isize)?.select(1, k)?),
                 None => known(states.select(0, self.state_slot(time) as isize)?),
             };
-            let (given, fed) = (input.select(0, time as isize)?, fed_by.linear(weight, bias)?);
+            let (gates, fed) = (input.select(0, time as isize)?, fed_by.linear(weight, bias)?);
             let part = |t: &Tensor, k: usize| t.narrow(1, k * hidden, hidden);
-            let sum = |k: usize| part(&given, k)?.add(&part(&fed, k)?);
+            let sum = |k: usize| part(&gates, k)?.add(&part(&fed, k)?);
             let sigmoid = |k: usize| -> Result<Tensor> {
                 Ok(attach_gate_grad(op, &sum(k)?, value(k as isize)?, sigmoid_derivative))
             };
@@ -300,7 +295,7 @@ impl RecurrentRun {
                     now
                 }
                 (RecurrentKind::Gru, _) => {
-                    let inside = part(&given, 2)?.add(&sigmoid(0)?.mul(&part(&fed, 2)?)?)?;
+                    let inside = part(&gates, 2)?.add(&sigmoid(0)?.mul(&part(&fed, 2)?)?)?;
                     let fresh = attach_gate_grad(op, &inside, value(2)?, tanh_derivative);
                     fresh.add(&sigmoid(1)?.mul(&state.sub(&fresh)?)?)?
                 }

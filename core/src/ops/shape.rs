@@ -583,8 +583,8 @@ impl Tensor {
             self,
             IndexRange { extent: classes, allows_negative: false, ignored_index: None },
         )?;
-        let numbers = Tensor::arange(0.0, classes as f64, 1.0, DType::I32, self.device())?;
-        cast_index_to_i32("one_hot", self, None)?.unsqueeze(-1)?.eq(&numbers)?.to_dtype(DType::I64)
+        let columns = Tensor::arange(0.0, classes as f64, 1.0, DType::I32, self.device())?;
+        cast_index_to_i32("one_hot", self, None)?.unsqueeze(-1)?.eq(&columns)?.to_dtype(DType::I64)
     }
 }
 

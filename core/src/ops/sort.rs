@@ -89,10 +89,8 @@ impl Sorter {
             return Ok(place);
         }
         let scratch = || -> Result<(Tensor, Tensor)> {
-            let _tag = memory::scope::enter_tag(Tag::Workspace);
-            let dtype = if wide { DType::I64 } else { DType::U32 };
-            let keys = Tensor::empty([rows * extent], dtype, x.device())?;
-            Ok((keys, Tensor::empty([rows * extent], DType::U32, x.device())?))
+            let buffer = |dtype| empty_workspace(&[rows * extent], dtype, x.device());
+            Ok((buffer(if wide { DType::I64 } else { DType::U32 })?, buffer(DType::U32)?))
         };
         let (mut from, mut to) = (scratch()?, scratch()?);
         launch::launch(&spec, &[x, &from.0, &from.1], params, groups)?;
@@ -373,13 +371,13 @@ impl Tensor {
         let end = (n - 1) as f64;
         let sorter = Sorter { op, descending: false, start: RankStart::Rank(0), count: n };
         let sorted = sorter.run_with_values(&lines, last)?.0;
-        let numbers = sorted.detach().isnan()?.logical_not()?;
+        let not_nan = sorted.detach().isnan()?.logical_not()?;
         let ranks = if op == "nanquantile" {
-            let count = numbers.to_dtype(q.dtype())?.sum([-1], true)?;
+            let count = not_nan.to_dtype(q.dtype())?.sum([-1], true)?;
             q.mul(&count.sub(1.0)?)?.clamp(0.0, end)?
         } else {
             // NaN sort last and are selected if there are any.
-            q.mul(end)?.where_(&numbers.narrow(-1, n - 1, 1)?, end)?
+            q.mul(end)?.where_(&not_nan.narrow(-1, n - 1, 1)?, end)?
         };
         let ranks = match interpolation {
             Interpolation::Lower => ranks.floor()?,
@@ -416,7 +414,7 @@ impl Tensor {
 /// Returns the quantiles as a vector in f32 (f64 for f64), and whether they were a vector.
 fn quantile_vector(op: &'static str, q: &Operand<'_>, x: &Tensor) -> Result<(bool, Tensor)> {
     let dtype = if x.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
-    let number = match q {
+    let value = match q {
         Operand::Tensor(t) if t.rank() > 1 => {
             return Err(Error::shape(op, "the quantiles are a number, or have one dimension", &[t.shape()]));
         }
@@ -427,11 +425,9 @@ fn quantile_vector(op: &'static str, q: &Operand<'_>, x: &Tensor) -> Result<(boo
             let outside = seen.ge(0.0)?.logical_and(&seen.le(1.0)?)?.logical_not()?;
             return Ok((t.rank() == 1, q.masked_fill(&outside, f64::NAN)?));
         }
-        Operand::Scalar(Scalar::Float(q)) => *q,
-        Operand::Scalar(Scalar::Int(q)) => *q as f64,
-        Operand::Scalar(Scalar::Bool(q)) => f64::from(u8::from(*q)),
+        Operand::Scalar(q) => q.to_f64(),
     };
-    fail_if!(!(0.0..=1.0).contains(&number);
-        argument(op), "{number} is no quantile; they lie between 0 and 1");
-    Ok((false, Tensor::full([1], number, dtype, x.device())?))
+    fail_if!(!(0.0..=1.0).contains(&value);
+        argument(op), "{value} is no quantile; they lie between 0 and 1");
+    Ok((false, Tensor::full([1], value, dtype, x.device())?))
 }
