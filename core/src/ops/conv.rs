@@ -15,6 +15,7 @@ pub(crate) mod unpool;
 use crate::ops::conv::spatial::{IntoSpatial, Padding, check_at_least, kernel_axes};
 use crate::ops::matmul::matmul_tiling::{CostModel, KMajorOperands, MatmulExtents, TilePlan};
 use crate::ops::prelude::*;
+use crate::tensor::layout::MAX_TENSOR_NUMEL;
 
 /// Geometry of a convolution from x \[images, x_channels, ..\] to y \[images, y_channels, ..\] with weights
 /// \[y_channels, x_channels / groups, ..\].
@@ -62,34 +63,26 @@ impl ConvGeometry {
             && spatial_numel(&self.x_extents).max(spatial_numel(&self.y_extents)) < 1 << 31
     }
 
-    /// Computes y from x and w.
-    fn forward(&self, x: &Tensor, w: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-        match self.uses_im2col(x) {
-            true => self.im2col_forward(x, w, bias),
-            false => self.run_kernel(ConvKind::Forward, w, x, bias),
+    /// Computes one of the products from its operands in the order of [`ConvKind`], plus an optional bias.
+    fn multiply(&self, kind: ConvKind, a: &Tensor, b: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        match (kind, self.uses_im2col(a)) {
+            (ConvKind::Forward, true) => self.im2col_forward(a, b, bias),
+            (ConvKind::InputGrad, true) => self.im2col_input_grad(a, b, bias),
+            (ConvKind::WeightGrad, true) => self.im2col_weight_grad(a, b),
+            (ConvKind::WeightGrad, false) => self.run_kernel(kind, a, b, bias),
+            // The kernel gathers from the second operand, and reads the weight as the first.
+            (_, false) => self.run_kernel(kind, b, a, bias),
         }
     }
 
     fn backward(&self, dy: &Tensor, w: &Tensor, x: &Tensor) -> Result<[Tensor; 2]> {
-        match self.uses_im2col(dy) {
-            true => self.im2col_backward(dy, w, x),
-            false => Ok([self.input_grad(dy, w, None)?, self.weight_grad(dy, x)?]),
+        if self.uses_im2col(dy) && self.has_unit_stride() {
+            return self.im2col_backward(dy, w, x);
         }
-    }
-
-    /// Computes the gradient of x. A transposed convolution is this operation, with an optional bias.
-    fn input_grad(&self, dy: &Tensor, w: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-        match self.uses_im2col(dy) {
-            true => self.im2col_input_grad(dy, w, bias),
-            false => self.run_kernel(ConvKind::InputGrad, w, dy, bias),
-        }
-    }
-
-    fn weight_grad(&self, dy: &Tensor, x: &Tensor) -> Result<Tensor> {
-        match self.uses_im2col(dy) {
-            true => self.im2col_weight_grad(dy, x),
-            false => self.run_kernel(ConvKind::WeightGrad, dy, x, None),
-        }
+        Ok([
+            self.multiply(ConvKind::InputGrad, dy, w, None)?,
+            self.multiply(ConvKind::WeightGrad, dy, x, None)?,
+        ])
     }
 
     /// Runs one of the products, of `a` and elements gathered from `b`.
@@ -165,12 +158,10 @@ fn check_conv_operands(
 }
 
 fn check_bias(op: &'static str, bias: Option<&Tensor>, channels: usize) -> Result<()> {
-    match bias {
-        Some(b) if b.shape() != [channels] => {
-            fail!(shape(op, [b]), "the bias has one element for each of {channels} channels")
-        }
-        _ => Ok(()),
+    if let Some(b) = bias.filter(|b| b.shape() != [channels]) {
+        fail!(shape(op, [b]), "the bias has one element for each of {channels} channels")
     }
+    Ok(())
 }
 
 /// Computes the gradient of a bias: the sum over all dimensions except the channels.
@@ -225,27 +216,49 @@ fn convolve<const N: usize>(
             "the filter reaches over {} of dimension {}, the padded input has {}", reach + 1, d + 2, size + both);
         extents[d] = (size + both - reach - 1) / stride[d] + 1;
     }
+    let out = run_and_record(op, &x, weight, bias, extents, [stride, before, dilation], groups, false)?;
+    spatial::restore_rank::<N>(&out, unbatched)
+}
+
+/// Runs and records a convolution with spatial result `extents`, or with `transposed` the input gradient of
+/// one. `steps` are the stride, the padding before each dimension and the dilation.
+#[expect(clippy::too_many_arguments, reason = "PyTorch's arguments")]
+fn run_and_record<const N: usize>(
+    op: &'static str,
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    extents: [usize; N],
+    steps: [[usize; N]; 3],
+    groups: usize,
+    transposed: bool,
+) -> Result<Tensor> {
     let spatial = |t: &Tensor| kernel_axes::<N>(std::array::from_fn(|d| t.shape()[d + 2]), 1);
+    let [stride, padding, dilation] = steps;
+    let (input, output) = (spatial(x), kernel_axes(extents, 1));
+    let (x_extents, y_extents) = if transposed { (output, input) } else { (input, output) };
     let geometry = ConvGeometry {
         op,
         rank: N.max(2),
         batch: x.shape()[0],
         groups,
-        x_channels: x.shape()[1],
+        x_channels: weight.shape()[1] * groups,
         y_channels: weight.shape()[0],
-        x_extents: spatial(&x),
-        y_extents: kernel_axes(extents, 1),
+        x_extents,
+        y_extents,
         kernel: spatial(weight),
         stride: kernel_axes(stride, 1),
-        padding: kernel_axes(before, 0),
+        padding: kernel_axes(padding, 0),
         dilation: kernel_axes(dilation, 1),
     };
-    let (x, weight) = (spatial::ensure_planar(&x)?, spatial::ensure_planar(weight)?);
-    let out = geometry.forward(&x.detach(), &weight.detach(), bias.map(Tensor::detach).as_ref())?;
-    spatial::restore_rank::<N>(&attach_conv_grad(geometry, out, &x, &weight, bias, false), unbatched)
+    let (x, weight) = (spatial::ensure_planar(x)?, spatial::ensure_planar(weight)?);
+    let kind = if transposed { ConvKind::InputGrad } else { ConvKind::Forward };
+    let out = geometry.multiply(kind, &x.detach(), &weight.detach(), bias.map(Tensor::detach).as_ref())?;
+    Ok(attach_conv_grad(geometry, out, &x, &weight, bias, transposed))
 }
 
-/// Product between two of a convolution's tensors: y of x and w, x of y and w, or w of y and x.
+/// Product between two of a convolution's tensors: y of x and w, x of y and w, or w of y and x. A transposed
+/// convolution is the second.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ConvKind {
     Forward,
@@ -255,12 +268,7 @@ enum ConvKind {
 
 /// Computes one kind. Its gradients are the other two kinds, so it is differentiable to any order.
 fn conv_with_grad(geometry: ConvGeometry, kind: ConvKind, a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    let (first, second) = (a.detach(), b.detach());
-    let out = match kind {
-        ConvKind::Forward => geometry.forward(&first, &second, None)?,
-        ConvKind::InputGrad => geometry.input_grad(&first, &second, None)?,
-        ConvKind::WeightGrad => geometry.weight_grad(&first, &second)?,
-    };
+    let out = geometry.multiply(kind, &a.detach(), &b.detach(), None)?;
     if !autograd::compute_requires_grad(&[a, b]) {
         return Ok(out);
     }
@@ -333,12 +341,11 @@ fn convolve_transposed<const N: usize>(
     operation!(op, autocast [x, weight, bias], |x, w, b|
         convolve_transposed(op, &x, &w, b.as_ref(), stride, padding, output_padding, groups, dilation));
     check_conv_operands(op, x, weight, bias, N, groups)?;
-    let made =
-        weight.shape()[1].checked_mul(groups).filter(|&n| n <= crate::tensor::layout::MAX_TENSOR_NUMEL);
-    let Some(made) = made else {
+    let channels = weight.shape()[1].checked_mul(groups).filter(|&n| n <= MAX_TENSOR_NUMEL);
+    let Some(channels) = channels else {
         fail!(argument(op), "{groups} groups make more channels than a tensor can have")
     };
-    check_bias(op, bias, made)?;
+    check_bias(op, bias, channels)?;
     let (stride, dilation) =
         (check_at_least(op, "stride", stride, 1)?, check_at_least(op, "dilation", dilation, 1)?);
     let padding = check_at_least(op, "padding", padding, 0)?;
@@ -357,24 +364,8 @@ fn convolve_transposed<const N: usize>(
             shape(op, [x, weight]), "dimension {} of the output would be empty", d + 2);
         extents[d] = full - 2 * padding[d];
     }
-    let spatial = |t: &Tensor| kernel_axes::<N>(std::array::from_fn(|d| t.shape()[d + 2]), 1);
-    let geometry = ConvGeometry {
-        op,
-        rank: N.max(2),
-        batch: x.shape()[0],
-        groups,
-        x_channels: weight.shape()[1] * groups,
-        y_channels: x.shape()[1],
-        x_extents: kernel_axes(extents, 1),
-        y_extents: spatial(&x),
-        kernel: spatial(weight),
-        stride: kernel_axes(stride, 1),
-        padding: kernel_axes(padding, 0),
-        dilation: kernel_axes(dilation, 1),
-    };
-    let (x, weight) = (spatial::ensure_planar(&x)?, spatial::ensure_planar(weight)?);
-    let out = geometry.input_grad(&x.detach(), &weight.detach(), bias.map(Tensor::detach).as_ref())?;
-    spatial::restore_rank::<N>(&attach_conv_grad(geometry, out, &x, &weight, bias, true), unbatched)
+    let out = run_and_record(op, &x, weight, bias, extents, [stride, padding, dilation], groups, true)?;
+    spatial::restore_rank::<N>(&out, unbatched)
 }
 
 macro_rules! impl_convolutions {
