@@ -75,21 +75,18 @@ fn cubic_weights(t: &Tensor) -> Result<[Tensor; 4]> {
 /// Gathers elements of `x` \[batch, channels, numel\] at integer coordinates, one tensor for each dimension.
 /// The elements are multiplied by the weights and are zero outside of the input.
 fn sample_corner(x: &Tensor, places: &[Tensor], sizes: &[usize], weight: Option<Tensor>) -> Result<Tensor> {
-    let (mut index, mut inside): (Option<Tensor>, Option<Tensor>) = (None, None);
+    // Linear index of the element, and true if it is inside of the input.
+    let mut corner: Option<(Tensor, Tensor)> = None;
     for (at, &size) in places.iter().zip(sizes) {
         let here = at.ge(0.0)?.logical_and(&at.le(size as f64 - 1.0)?)?;
         let at =
             at.clamp(0.0, size as f64 - 1.0)?.masked_fill(&here.logical_not()?, 0.0)?.to_dtype(DType::I32)?;
-        index = Some(match index {
-            Some(before) => before.mul(size as i64)?.add(&at)?,
-            None => at,
-        });
-        inside = Some(match inside {
-            Some(before) => before.logical_and(&here)?,
-            None => here,
+        corner = Some(match corner {
+            Some((index, inside)) => (index.mul(size as i64)?.add(&at)?, inside.logical_and(&here)?),
+            None => (at, here),
         });
     }
-    let (Some(index), Some(inside)) = (index, inside) else {
+    let Some((index, inside)) = corner else {
         fail!(argument("grid_sample"), "takes a grid of two or three coordinates")
     };
     let (batch, channels) = (x.shape()[0], x.shape()[1]);
@@ -169,55 +166,35 @@ impl Tensor {
         // Sums over every combination of one neighbour for each dimension.
         let blend = |axes: Vec<Vec<(Tensor, Tensor)>>| -> Result<Tensor> {
             let count: usize = axes.iter().map(Vec::len).product();
-            let mut sum: Option<Tensor> = None;
-            for mut choice in 0..count {
-                let (mut at, mut weight) = (Vec::with_capacity(n), None::<Tensor>);
-                for axis in &axes {
-                    let (place, part) = &axis[choice % axis.len()];
+            let corner = |mut choice: usize| {
+                let chosen = axes.iter().map(|axis| {
+                    let pair = axis[choice % axis.len()].clone();
                     choice /= axis.len();
-                    at.push(place.clone());
-                    weight = Some(match weight {
-                        Some(weight) => weight.mul(part)?,
-                        None => part.clone(),
-                    });
-                }
-                let part = sample_corner(&x, &at, sizes, weight)?;
-                sum = Some(match sum {
-                    Some(sum) => sum.add(&part)?,
-                    None => part,
+                    pair
                 });
-            }
-            sum.ok_or_else(|| Error::argument(OP, "has no corners"))
+                let (at, weights): (Vec<_>, Vec<_>) = chosen.unzip();
+                let weight = weights.into_iter().map(Ok).reduce(|a, b| a?.mul(&b?)).transpose()?;
+                sample_corner(&x, &at, sizes, weight)
+            };
+            let sum = (0..count).map(corner).reduce(|a, b| a?.add(&b?));
+            sum.unwrap_or_else(|| fail!(argument(OP), "has no corners"))
         };
-        let out = match mode {
-            GridMode::Nearest => {
-                let nearest = places.iter().map(|at| at.detach().round()).collect::<Result<Vec<_>>>()?;
-                sample_corner(&x, &nearest, sizes, None)?
+        // Neighbours of a coordinate along its dimension, with their weights.
+        let neighbours = |(d, at): (usize, &Tensor)| -> Result<Vec<(Tensor, Tensor)>> {
+            let low = at.detach().floor()?;
+            if mode == GridMode::Bilinear {
+                let high = low.add(1.0)?;
+                let weights = (high.sub(at)?, at.sub(&low)?);
+                return Ok(vec![(low, weights.0), (high, weights.1)]);
             }
-            GridMode::Bilinear => blend(
-                places
-                    .iter()
-                    .map(|at| {
-                        let low = at.detach().floor()?;
-                        let high = low.add(1.0)?;
-                        let weights = (high.sub(at)?, at.sub(&low)?);
-                        Ok(vec![(low, weights.0), (high, weights.1)])
-                    })
-                    .collect::<Result<_>>()?,
-            )?,
-            GridMode::Bicubic => blend(
-                places
-                    .iter()
-                    .enumerate()
-                    .map(|(d, at)| {
-                        let low = at.detach().floor()?;
-                        let weights = cubic_weights(&at.sub(&low)?)?.into_iter().enumerate();
-                        weights
-                            .map(|(k, weight)| Ok((pad_coordinate(&low.add(k as f64 - 1.0)?, d)?, weight)))
-                            .collect()
-                    })
-                    .collect::<Result<_>>()?,
-            )?,
+            let weights = cubic_weights(&at.sub(&low)?)?.into_iter().enumerate();
+            weights.map(|(k, weight)| Ok((pad_coordinate(&low.add(k as f64 - 1.0)?, d)?, weight))).collect()
+        };
+        let out = if mode == GridMode::Nearest {
+            let nearest = places.iter().map(|at| at.detach().round()).collect::<Result<Vec<_>>>()?;
+            sample_corner(&x, &nearest, sizes, None)?
+        } else {
+            blend(places.iter().enumerate().map(neighbours).collect::<Result<_>>()?)?
         };
         out.to_dtype(self.dtype())?.reshape(&[&self.shape()[..2], &grid.shape()[1..=n]].concat()[..])
     }

@@ -170,15 +170,10 @@ impl Tensor {
         };
         let out = autograd::composite_differentiable(OP, out, &[&a, &b], saved, composed, move |g, wants| {
             let distance = distance.unpack(wants)?;
-            let own = match wants[0] {
-                true => Some(run_cdist_backward(&x, &y, g, &distance, p)?),
-                false => None,
-            };
-            let others = match wants[1] {
-                true => Some(run_cdist_backward(&y, &x, &g.transpose(1, 2)?, &distance.transpose(1, 2)?, p)?),
-                false => None,
-            };
-            Ok(smallvec![own, others])
+            let own = wants[0].then(|| run_cdist_backward(&x, &y, g, &distance, p));
+            let others = wants[1]
+                .then(|| run_cdist_backward(&y, &x, &g.transpose(1, 2)?, &distance.transpose(1, 2)?, p));
+            Ok(smallvec![own.transpose()?, others.transpose()?])
         });
         let shape: Dims = lead.iter().copied().chain([rows, cols]).collect();
         out.reshape(&shape[..])

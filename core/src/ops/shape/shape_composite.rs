@@ -76,7 +76,7 @@ pub fn block_diag(tensors: &[impl AsRef<Tensor>]) -> Result<Tensor> {
 pub fn meshgrid(lines: &[impl AsRef<Tensor>], xy: bool) -> Result<Vec<Tensor>> {
     let lines = &as_refs(lines)[..];
     if let Some(t) = lines.iter().find(|t| t.rank() > 1) {
-        return Err(Error::shape("meshgrid", "takes tensors of one dimension", &[t.shape()]));
+        fail!(shape("meshgrid", [t]), "takes tensors of one dimension")
     }
     let mut order: Vec<usize> = (0..lines.len()).collect();
     if xy && lines.len() > 1 {
@@ -111,7 +111,7 @@ pub fn cartesian_prod(lines: &[impl AsRef<Tensor>]) -> Result<Tensor> {
     let lines = &as_refs(lines)[..];
     operation!("cartesian_prod");
     if let Some(t) = lines.iter().find(|t| t.rank() != 1) {
-        return Err(Error::shape("cartesian_prod", "takes tensors of one dimension", &[t.shape()]));
+        fail!(shape("cartesian_prod", [t]), "takes tensors of one dimension")
     }
     match lines {
         [] => Err(Error::argument("cartesian_prod", "takes at least one tensor")),

@@ -73,8 +73,7 @@ fn strided_sum(op: &'static str, g: &Tensor, layout: &Layout, start: usize, len:
         // Sum the two halves of the windows one after the other.
         let half = layout.shape()[d] / 2;
         let part = |first: usize, count: usize| {
-            let mut shape: Dims = layout.shape().into();
-            shape[d] = count;
+            let shape = with_extent(layout.shape(), d, count);
             let offset = layout.offset() + first * layout.strides()[d];
             let layout = Layout::new(shape, Dims::from_slice(layout.strides()), offset);
             strided_sum(op, &g.detach().narrow(d as isize, first, count)?, &layout, start, len)
@@ -157,14 +156,8 @@ impl Im2colGeometry {
     ) -> Layout {
         let [n, c, h, w] = [strides[0], strides[1], strides[2], strides[3]];
         let shape: Dims = smallvec![images, channels, self.kernel[0], self.kernel[1], counts[0], counts[1]];
-        let strides: Dims = smallvec![
-            n,
-            c,
-            self.dilation[0] * h,
-            self.dilation[1] * w,
-            self.stride[0] * h,
-            self.stride[1] * w
-        ];
+        let ([dy, dx], [sy, sx]) = (self.dilation, self.stride);
+        let strides: Dims = smallvec![n, c, dy * h, dx * w, sy * h, sx * w];
         Layout::new(shape, strides, offset)
     }
 }
@@ -329,19 +322,15 @@ impl Tensor {
         let size = check_at_least(OP, "output_size", output_size.spatial(), 1)?;
         let counts = blocks.block_counts(OP, size, self.shape())?;
         let x = if self.rank() == 2 { self.unsqueeze(0)? } else { self.clone() };
-        let taps = blocks.kernel[0] * blocks.kernel[1];
-        let rule = || {
-            format!(
-                "takes [batch, channels · {taps}, {}], the blocks of images of {size:?}",
-                counts[0] * counts[1]
-            )
+        let (taps, block_count) = (blocks.kernel[0] * blocks.kernel[1], counts[0] * counts[1]);
+        let fits = |rows: usize, columns: usize| rows.is_multiple_of(taps) && columns == block_count;
+        let (images, rows) = match *x.shape() {
+            [images, rows, columns] if fits(rows, columns) => (images, rows),
+            _ => fail!(
+                shape(OP, [self]),
+                "takes [batch, channels · {taps}, {block_count}], the blocks of images of {size:?}"
+            ),
         };
-        let &[images, rows, columns] = x.shape() else {
-            return Err(Error::shape(OP, rule(), &[self.shape()]));
-        };
-        if !rows.is_multiple_of(taps) || columns != counts[0] * counts[1] {
-            return Err(Error::shape(OP, rule(), &[self.shape()]));
-        }
         let channels = rows / taps;
         let x = x.reshape([images, channels, blocks.kernel[0], blocks.kernel[1], counts[0], counts[1]])?;
         let padded: Dims =
