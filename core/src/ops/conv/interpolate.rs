@@ -176,10 +176,8 @@ impl ResampleAxis {
         };
         match options.mode {
             Area => {
-                let (first, end) = (
-                    o * self.input_size / self.output_size,
-                    ((o + 1) * self.input_size).div_ceil(self.output_size),
-                );
+                let first = o * self.input_size / self.output_size;
+                let end = ((o + 1) * self.input_size).div_ceil(self.output_size);
                 let share = self.round_to_precision(1.0 / (end - first) as f64);
                 ResampleSpan { first, weights: smallvec![share; end - first] }
             }
@@ -368,10 +366,9 @@ fn quantize_weights_to_16_bits(spans: &[ResampleSpan]) -> Vec<ResampleSpan> {
     let bits = (0..22).find(|&bits| 0.5 + most * f64::from(2 << bits) >= 32768.0).unwrap_or(22);
     let one = f64::from(1 << bits);
     let round = |weight: &f64| (weight * one).round() / one;
-    spans
-        .iter()
-        .map(|s| ResampleSpan { first: s.first, weights: s.weights.iter().map(round).collect() })
-        .collect()
+    let quantize =
+        |s: &ResampleSpan| ResampleSpan { first: s.first, weights: s.weights.iter().map(round).collect() };
+    spans.iter().map(quantize).collect()
 }
 
 /// Uploads the weights in the type that the kernel reads.
@@ -443,35 +440,28 @@ impl Tensor {
         let single = self.dtype() != DType::F64 && !bytes;
         // Area mode ignores the scale factor.
         let factor = |d: usize| factors[d].filter(|_| options.mode != Area);
-        let axes: Vec<Vec<ResampleSpan>> = (0..from.len())
-            .map(|d| {
-                ResampleAxis {
-                    is_f32: single,
-                    input_size: from[d],
-                    output_size: to[d],
-                    scale_factor: factor(d),
-                    is_image: from.len() == 2,
-                }
-                .compute_spans(options)
-            })
-            .collect();
+        let spans = |d: usize| {
+            let axis = ResampleAxis {
+                is_f32: single,
+                input_size: from[d],
+                output_size: to[d],
+                scale_factor: factor(d),
+                is_image: from.len() == 2,
+            };
+            axis.compute_spans(options)
+        };
+        let axes: Vec<Vec<ResampleSpan>> = (0..from.len()).map(spans).collect();
         if bytes {
             return resample_bytes(self, &axes);
         }
         let out = resample(self, &axes, !nearest)?;
         let axes = Arc::new(axes);
         let again = axes.clone();
-        Ok(autograd::linear_differentiable(
-            OP,
-            out,
-            self,
-            move |x| resample(x, &again, !nearest),
-            move |g| {
-                let back: Vec<Vec<ResampleSpan>> =
-                    axes.iter().zip(&from).map(|(axis, &n)| transpose_spans(axis, n)).collect();
-                resample(g, &back, true)
-            },
-        ))
+        let forward = move |x: &Tensor| resample(x, &again, !nearest);
+        Ok(autograd::linear_differentiable(OP, out, self, forward, move |g| {
+            let back: Vec<_> = axes.iter().zip(&from).map(|(axis, &n)| transpose_spans(axis, n)).collect();
+            resample(g, &back, true)
+        }))
     }
 }
 

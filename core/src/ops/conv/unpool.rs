@@ -105,8 +105,7 @@ fn fractional_max_pool<const N: usize>(
 ) -> Result<(Tensor, Tensor)> {
     let lead = x.rank().checked_sub(N).filter(|lead| matches!(lead, 1 | 2));
     let Some(lead) = lead else {
-        let rule = format!("takes channels, {N} more dimensions, and perhaps a batch before");
-        return Err(Error::shape(op, rule, &[x.shape()]));
+        fail!(shape(op, [x]), "takes channels, {N} more dimensions, and perhaps a batch before")
     };
     let extents: [usize; N] = std::array::from_fn(|d| x.shape()[lead + d]);
     for d in 0..N {
@@ -135,16 +134,16 @@ fn fractional_max_pool<const N: usize>(
         // PyTorch orders the samples of images by width, then height, and those of volumes by dimension.
         let sample = samples.select(1, if N == 2 { 1 - d as isize } else { d as isize })?;
         let index = fractional_window_indices(extents[d], kernel[d], output[d], &sample)?;
+        let count = output[d] * kernel[d];
         let mut shape = vec![1; N + 1];
-        (shape[0], shape[d + 1]) = (planes, output[d] * kernel[d]);
+        (shape[0], shape[d + 1]) = (planes, count);
         let index = index.reshape(&shape[..])?;
         // Linear index of an element in its plane, in row-major order.
         places = Some(match places {
             None => index.clone(),
             Some(before) => before.mul(extents[d] as i64)?.add(&index)?,
         });
-        let mut whole = taken.shape().to_vec();
-        whole[d + 1] = shape[d + 1];
+        let whole = with_extent(taken.shape(), d + 1, count);
         taken = taken.gather(d as isize + 1, &index.broadcast_to(&whole)?)?;
     }
     let (out, chosen) = pool(&taken, PoolOptions::from_kernel(kernel))?;

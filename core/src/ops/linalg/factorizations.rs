@@ -84,13 +84,10 @@ fn qr_backward(q: &Tensor, r: &Tensor, grad_q: Option<&Tensor>, grad_r: Option<&
         (Some(r), Some(q)) => r.sub(&q)?,
         (Some(r), None) => r,
         (None, Some(q)) => q.neg()?,
-        (None, None) => return Err(Error::argument("qr", "has no gradient of a factor")),
+        (None, None) => fail!(argument("qr"), "has no gradient of a factor"),
     };
     let inner = q.matmul(&symmetrize_lower(&m.transpose(1, 2)?)?)?;
-    let inner = match grad_q {
-        Some(g) => inner.add(g)?,
-        None => inner,
-    };
+    let inner = grad_q.map_or(Ok(inner.clone()), |g| inner.add(g))?;
     r.transpose(1, 2)?.solve_triangular(&inner, false, false, false)
 }
 
@@ -143,11 +140,10 @@ impl Tensor {
             let _no_grad = autograd::no_grad();
             let (factors, tau) = householder_factorize(&a)?;
             let q = householder_product(&factors, &tau, columns)?;
-            let r = factors.narrow(1, 0, m.min(n))?.triu(0)?;
-            let r = match columns > r.shape()[1] {
-                true => cat(&[&r, &Tensor::zeros([batch, m - n, n], r.dtype(), r.device())?], 1)?,
-                false => r,
-            };
+            let mut r = factors.narrow(1, 0, m.min(n))?.triu(0)?;
+            if columns > r.shape()[1] {
+                r = cat(&[&r, &Tensor::zeros([batch, m - n, n], r.dtype(), r.device())?], 1)?;
+            }
             (q, r)
         };
         let [q, r] = attach_factor_grads(
@@ -238,15 +234,15 @@ impl Tensor {
             return Ok((empty_result_with_grad(OP, &[self], self.shape())?, order.broadcast_to(&of_order)?));
         }
         let a = self.reshape([lead.iter().product(), m, n])?;
-        let made = lu_decompose(&a, m, n)?;
-        let order = made.row_order.to_dtype(DType::I64)?.reshape(&of_order[..])?;
+        let factors = lu_decompose(&a, m, n)?;
+        let order = factors.row_order.to_dtype(DType::I64)?.reshape(&of_order[..])?;
         if !autograd::compute_requires_grad(&[self]) {
-            return Ok((made.packed_lu.reshape(self.shape())?, order));
+            return Ok((factors.packed_lu.reshape(self.shape())?, order));
         }
         // Differentiate the leading square of the ordered rows. The other rows or columns follow from it.
-        let rows = a.gather(1, &made.row_order.unsqueeze(2)?.broadcast_to(a.shape())?)?;
+        let rows = a.gather(1, &factors.row_order.unsqueeze(2)?.broadcast_to(a.shape())?)?;
         let k = m.min(n);
-        let square = made.packed_lu.narrow(1, 0, k)?.narrow(2, 0, k)?.contiguous()?;
+        let square = factors.packed_lu.narrow(1, 0, k)?.narrow(2, 0, k)?.contiguous()?;
         let both = attach_lu_grad(&rows.narrow(1, 0, k)?.narrow(2, 0, k)?, square);
         let out = if n > m {
             let beyond = both.solve_triangular(&rows.narrow(2, m, n - m)?, false, true, true)?;

@@ -195,11 +195,8 @@ impl Tensor {
             // Transpose wide matrices: their left vectors are the right vectors of the transpose.
             let (values, vectors) = decompose(&if m < n { a.transpose(1, 2)? } else { a }, true)?;
             let Some((long, short)) = vectors else { fail!(argument(OP), "has no vectors") };
-            if m < n {
-                (short.transpose(1, 2)?, values, long)
-            } else {
-                (long.transpose(1, 2)?, values, short)
-            }
+            let (left, right) = if m < n { (short, long) } else { (long, short) };
+            (left.transpose(1, 2)?, values, right)
         };
         let [u, s, vh] = attach_factor_grads(
             OP,
@@ -303,13 +300,13 @@ impl MatrixDims {
         x.permute(&order)
     }
 
-    /// Restores extents of 1 for the matrix dimensions of `x` if `keepdim`. `numbers` has one value a matrix.
-    pub(crate) fn restore_keepdim(&self, numbers: &Tensor, x: &Tensor, keepdim: bool) -> Result<Tensor> {
+    /// Restores extents of 1 for the matrix dimensions of `x` if `keepdim`. `values` has one element a matrix.
+    pub(crate) fn restore_keepdim(&self, values: &Tensor, x: &Tensor, keepdim: bool) -> Result<Tensor> {
         if !keepdim {
-            return Ok(numbers.clone());
+            return Ok(values.clone());
         }
         let mut shape = Dims::from_slice(x.shape());
         (shape[self.row], shape[self.col]) = (1, 1);
-        numbers.reshape(&*shape)
+        values.reshape(&*shape)
     }
 }
