@@ -105,7 +105,9 @@ impl ConvGeometry {
         let (a, b) = (a.contiguous()?, b.contiguous()?);
         let bias = bias.map(Tensor::contiguous).transpose()?;
         if m * n * self.groups == 0 || k == 0 {
-            return im2col::add_bias(Tensor::zeros(&shape, a.dtype(), a.device())?, bias.as_ref());
+            let zeros = Tensor::zeros(&shape, a.dtype(), a.device())?;
+            let Some(bias) = bias else { return Ok(zeros) };
+            return zeros.add(&im2col::bias_per_channel(&bias, shape.len())?);
         }
         let out = Tensor::empty(&shape, a.dtype(), a.device())?;
         let extents = MatmulExtents { m, n, k, batch: self.groups };

@@ -397,12 +397,15 @@ impl ConvGeometry {
     }
 }
 
+/// Returns a bias as \[1, channels, 1, ..\].
+pub(super) fn bias_per_channel(bias: &Tensor, rank: usize) -> Result<Tensor> {
+    bias.reshape(&with_extent(&Dims::from_elem(1, rank), 1, bias.numel())[..])
+}
+
 /// Adds a bias to each channel, in place.
-pub(super) fn add_bias(out: Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+fn add_bias(out: Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
     if let Some(bias) = bias {
-        let mut channels: Dims = smallvec![1; out.rank()];
-        channels[1] = bias.numel();
-        out.add_(&bias.reshape(&channels[..])?)?;
+        out.add_(&bias_per_channel(bias, out.rank())?)?;
     }
     Ok(out)
 }
