@@ -74,16 +74,11 @@ impl AttentionOptions<'_> {
             t.check_same_device(OP, q)?;
         }
         let shapes = [q.shape(), k.shape(), v.shape()];
-        if shapes.iter().any(|shape| shape.len() < 2 + usize::from(self.enable_gqa)) {
-            let rule = if self.enable_gqa {
-                "takes q, k and v of at least three dimensions with `enable_gqa`"
-            } else {
-                "takes q, k and v of at least two dimensions"
-            };
-            return Err(Error::shape(OP, rule, &shapes));
-        }
-        if k.dtype() != q.dtype() || v.dtype() != q.dtype() {
-            let other = if k.dtype() == q.dtype() { v } else { k };
+        let (least, dims) =
+            if self.enable_gqa { (3, "three dimensions with `enable_gqa`") } else { (2, "two dimensions") };
+        fail_if!(shapes.iter().any(|shape| shape.len() < least);
+            shape(OP, &shapes), "takes q, k and v of at least {dims}");
+        if let Some(other) = [k, v].into_iter().find(|t| t.dtype() != q.dtype()) {
             fail!(dtype(OP, other.dtype()), "q is {}; cast one with `to_dtype`", q.dtype());
         }
         // f64 has no kernel and uses products and a softmax.
@@ -99,16 +94,12 @@ impl AttentionOptions<'_> {
         let heads = |t: &Tensor| if t.rank() > 2 { end(t, 3) } else { 1 };
         let (own, shared) = (heads(q), heads(k));
         if !self.enable_gqa && own != shared && own.min(shared) != 1 {
-            let rule = if own.is_multiple_of(shared.max(1)) {
-                format!(
-                    "q has {own} heads, and k has {shared}; for each head of k and v to serve several of q, set `enable_gqa`"
-                )
+            let advice = if own.is_multiple_of(shared.max(1)) {
+                "for each head of k and v to serve several of q, set `enable_gqa`"
             } else {
-                format!(
-                    "q has {own} heads, and k has {shared}; they are as many, or with `enable_gqa` those of k divide those of q"
-                )
+                "they are as many, or with `enable_gqa` those of k divide those of q"
             };
-            return Err(Error::shape(OP, rule, &shapes));
+            fail!(shape(OP, &shapes), "q has {own} heads, and k has {shared}; {advice}")
         }
         fail_if!(self.is_causal && self.attn_mask.is_some();
             argument(OP), "takes a mask or `is_causal`, not both");
@@ -227,26 +218,21 @@ impl Tensor {
         let inputs = parts(&self.detach())?;
         let [q, k, v] = &inputs;
         options.check_inputs(q, k, v)?;
-        let together = |t: &Tensor| t.transpose(1, 2)?.reshape([batch, length, heads * features]);
+        let join_heads = move |t: &Tensor| t.transpose(1, 2)?.reshape([batch, length, heads * features]);
         if !options.has_fused_kernel(q, v) || self.numel() == 0 {
             let [q, k, v] = parts(self)?;
-            return together(&q.scaled_dot_product_attention(&k, &v, &options)?);
+            return join_heads(&q.scaled_dot_product_attention(&k, &v, &options)?);
         }
         let full = [batch, heads, length, length];
         let mask = options.attn_mask.map(|mask| mask.broadcast_to(full)).transpose()?;
         let out = Tensor::empty([batch, length, heads, features], self.dtype(), self.device())?;
-        let run = AttentionRun::new(
-            inputs,
-            mask,
-            &options,
-            out.transpose(1, 2)?,
-            autograd::compute_requires_grad(&[self]),
-        )?;
-        let result = together(&run.out)?;
+        let wanted = autograd::compute_requires_grad(&[self]);
+        let run = AttentionRun::new(inputs, mask, &options, out.transpose(1, 2)?, wanted)?;
+        let result = join_heads(&run.out)?;
         let again = composite_recompute_fn(&options, &run);
         let composed = move |t: &[Tensor]| {
             let [q, k, v] = parts(&t[0])?;
-            again(&q, &k, &v, t.get(1))?.transpose(1, 2)?.reshape([batch, length, heads * features])
+            join_heads(&again(&q, &k, &v, t.get(1))?)
         };
         attach_backward(result, &[self], run, composed, move |run, g| {
             let g = g.reshape([batch, length, heads, features])?.transpose(1, 2)?;
@@ -254,11 +240,11 @@ impl Tensor {
             let [dq, dk, dv] = parts(&whole)?;
             // Column sums for the projection's bias. Only backends with a matmul library may compute them.
             let rows = length.div_ceil(AttentionGradients::ROWS_PER_SUM as usize);
-            let partial = (g.device().library_features().matmul && g.dtype().size() == 2)
-                .then(|| empty_workspace(&[batch * rows, 1, width], DType::F32, g.device()));
-            let partial = partial.transpose()?;
-            let made = run.backward(&g, [&dq, &dk, &dv], partial.as_ref())?;
-            let Some(partial) = partial.filter(|_| made) else { return Ok(smallvec![Some(whole)]) };
+            let sums_columns = g.device().library_features().matmul && g.dtype().size() == 2;
+            let partial = || empty_workspace(&[batch * rows, 1, width], DType::F32, g.device());
+            let partial = sums_columns.then(partial).transpose()?;
+            let has_sums = run.backward(&g, [&dq, &dk, &dv], partial.as_ref())?;
+            let Some(partial) = partial.filter(|_| has_sums) else { return Ok(smallvec![Some(whole)]) };
             // One section gives one tensor.
             let sums = sum_parts(&partial)?.remove(0);
             Ok(smallvec![Some(whole.with_grad_extras(None, Some(sums)))])
@@ -379,12 +365,8 @@ impl AttentionDropoutState {
             let (offset, seed) = drawn.offset_and_seed(now);
             kernel_params! { n, keys, threshold, kept: 1.0f32, offset, seed }
         };
-        launch::launch_dynamic(
-            &KernelSpec::new("attention_dropout_mask"),
-            &[&kept],
-            params,
-            n.div_ceil(WORKGROUP_SIZE),
-        )?;
+        let spec = KernelSpec::new("attention_dropout_mask");
+        launch::launch_dynamic(&spec, &[&kept], params, n.div_ceil(WORKGROUP_SIZE))?;
         weights.mul(&kept.to_dtype(weights.dtype())?)?.mul(keep_scale)
     }
 }
@@ -395,25 +377,19 @@ impl AttentionRun {
         mask: Option<Tensor>,
         options: &AttentionOptions<'_>,
         out: Tensor,
-        wanted: bool,
+        needs_grad: bool,
     ) -> Result<Self> {
-        let device = inputs[0].device();
-        let scale = options.scale_or_default(inputs[0].shape()[3]) as f32;
-        let lse = Tensor::empty(&out.shape()[..3], DType::F32, device)?;
-        let p = options.dropout_p;
-        let dropout = (p > 0.0)
-            .then(|| AttentionDropoutState::new(p, inputs[0].dtype().size() == 2, device))
-            .transpose()?;
-        let mask = mask.map(|mask| mask.detach());
+        let (q, p) = (&inputs[0], options.dropout_p);
+        let drop = || AttentionDropoutState::new(p, q.dtype().size() == 2, q.device());
         let run = Self {
-            inputs,
-            mask,
-            out,
-            lse,
+            lse: Tensor::empty(&out.shape()[..3], DType::F32, q.device())?,
+            mask: mask.map(|mask| mask.detach()),
             window_sides: options.window_sides(),
-            scale,
-            dropout,
-            needs_grad: wanted,
+            scale: options.scale_or_default(q.shape()[3]) as f32,
+            dropout: (p > 0.0).then(drop).transpose()?,
+            inputs,
+            out,
+            needs_grad,
         };
         if !run.try_vendor_library(None)? {
             run.run_kernel("forward", None, &[&run.out, &run.lse], [&run.out, &run.out])?;
@@ -467,15 +443,12 @@ impl AttentionRun {
             touched.extend(grads.iter().map(|&t| (t, Access::Write)));
             touched.extend([scratch].into_iter().chain(sums).map(|t| (t, Access::Write)));
         }
-        let drop = match &self.dropout {
-            None => None,
-            Some(AttentionDropoutState {
-                philox_buffer: Some(words), threshold, keep_scale: kept, ..
-            }) => Some((words, *threshold, *kept)),
-            Some(_) => return Ok(false),
-        };
+        let philox_buffer = self.dropout.as_ref().and_then(|drop| drop.philox_buffer.as_ref());
+        if self.dropout.is_some() && philox_buffer.is_none() {
+            return Ok(false);
+        }
         let extra = touched.len();
-        touched.extend(self.mask.iter().chain(drop.map(|(words, ..)| words)).map(|t| (t, Access::Read)));
+        touched.extend(self.mask.iter().chain(philox_buffer).map(|t| (t, Access::Read)));
         let bound = launch::bind_tensors(touched.iter().copied())?;
         let operand = |at: usize| {
             let (slice, t): (Slice, &Tensor) = (bound[at], touched[at].0);
@@ -505,10 +478,10 @@ impl AttentionRun {
                 let strides = [0, 1, 2, 3].map(|d| mask.strides()[d] as u64);
                 AttentionMask { dtype: mask.dtype(), segment, offset, strides }
             }),
-            dropout: drop.map(|(_, threshold, kept)| AttentionDropout {
+            dropout: self.dropout.as_ref().map(|drop| AttentionDropout {
                 philox_state: bound[extra + usize::from(self.mask.is_some())],
-                threshold,
-                keep_scale: kept,
+                threshold: drop.threshold,
+                keep_scale: drop.keep_scale,
             }),
             requires_grad: self.needs_grad,
             backward: backward.map(|(.., sums)| AttentionGradients {
@@ -692,13 +665,11 @@ fn attention_composite(
         q.mul(options.scale_or_default(q.shape()[q.rank() - 1]))?.matmul(&k.transpose(-2, -1)?)?;
     let seen = &scores.shape()[scores.rank() - 2..];
     let [left, right] = options.window_sides();
-    let window = if options.is_causal || options.window.is_some() {
+    let window = (options.is_causal || options.window.is_some()).then(|| {
         let seen = Tensor::ones(seen, DType::F32, q.device())?;
-        Some(seen.tril(right as isize)?.triu(-(left as isize))?.to_dtype(DType::Bool)?)
-    } else {
-        None
-    };
-    for mask in window.iter().chain(options.attn_mask) {
+        seen.tril(right as isize)?.triu(-(left as isize))?.to_dtype(DType::Bool)
+    });
+    for mask in window.transpose()?.iter().chain(options.attn_mask) {
         scores = if mask.dtype() == DType::Bool {
             scores.where_(mask, f64::NEG_INFINITY)?
         } else {

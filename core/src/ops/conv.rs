@@ -15,6 +15,7 @@ pub(crate) mod unpool;
 use crate::ops::conv::spatial::{IntoSpatial, Padding, check_at_least, kernel_axes};
 use crate::ops::matmul::matmul_tiling::{CostModel, KMajorOperands, MatmulExtents, TilePlan};
 use crate::ops::prelude::*;
+use crate::tensor::layout::MAX_TENSOR_NUMEL;
 
 /// Geometry of a convolution from x \[images, x_channels, ..\] to y \[images, y_channels, ..\] with weights
 /// \[y_channels, x_channels / groups, ..\].
@@ -62,34 +63,26 @@ impl ConvGeometry {
             && spatial_numel(&self.x_extents).max(spatial_numel(&self.y_extents)) < 1 << 31
     }
 
-    /// Computes y from x and w.
-    fn forward(&self, x: &Tensor, w: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-        match self.uses_im2col(x) {
-            true => self.im2col_forward(x, w, bias),
-            false => self.run_kernel(ConvKind::Forward, w, x, bias),
+    /// Computes one of the products from its operands in the order of [`ConvKind`], plus an optional bias.
+    fn multiply(&self, kind: ConvKind, a: &Tensor, b: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        match (kind, self.uses_im2col(a)) {
+            (ConvKind::Forward, true) => self.im2col_forward(a, b, bias),
+            (ConvKind::InputGrad, true) => self.im2col_input_grad(a, b, bias),
+            (ConvKind::WeightGrad, true) => self.im2col_weight_grad(a, b),
+            (ConvKind::WeightGrad, false) => self.run_kernel(kind, a, b, bias),
+            // The kernel gathers from the second operand, and reads the weight as the first.
+            (_, false) => self.run_kernel(kind, b, a, bias),
         }
     }
 
     fn backward(&self, dy: &Tensor, w: &Tensor, x: &Tensor) -> Result<[Tensor; 2]> {
-        match self.uses_im2col(dy) {
-            true => self.im2col_backward(dy, w, x),
-            false => Ok([self.input_grad(dy, w, None)?, self.weight_grad(dy, x)?]),
+        if self.uses_im2col(dy) && self.has_unit_stride() {
+            return self.im2col_backward(dy, w, x);
         }
-    }
-
-    /// Computes the gradient of x. A transposed convolution is this operation, with an optional bias.
-    fn input_grad(&self, dy: &Tensor, w: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-        match self.uses_im2col(dy) {
-            true => self.im2col_input_grad(dy, w, bias),
-            false => self.run_kernel(ConvKind::InputGrad, w, dy, bias),
-        }
-    }
-
-    fn weight_grad(&self, dy: &Tensor, x: &Tensor) -> Result<Tensor> {
-        match self.uses_im2col(dy) {
-            true => self.im2col_weight_grad(dy, x),
-            false => self.run_kernel(ConvKind::WeightGrad, dy, x, None),
-        }
+        Ok([
+            self.multiply(ConvKind::InputGrad, dy, w, None)?,
+            self.multiply(ConvKind::WeightGrad, dy, x, None)?,
+        ])
     }
 
     /// Runs one of the products, of `a` and elements gathered from `b`.
@@ -114,9 +107,7 @@ impl ConvGeometry {
         if m * n * self.groups == 0 || k == 0 {
             let zeros = Tensor::zeros(&shape, a.dtype(), a.device())?;
             let Some(bias) = bias else { return Ok(zeros) };
-            let mut channels: Dims = smallvec![1; shape.len()];
-            channels[1] = bias.numel();
-            return zeros.add(&bias.reshape(&channels[..])?);
+            return zeros.add(&im2col::bias_per_channel(&bias, shape.len())?);
         }
         let out = Tensor::empty(&shape, a.dtype(), a.device())?;
         let extents = MatmulExtents { m, n, k, batch: self.groups };
@@ -135,7 +126,7 @@ impl ConvGeometry {
             y_size: self.y_extents, kernel: self.kernel, stride: self.stride, padding: self.padding,
             dilation: self.dilation,
         };
-        let inputs: smallvec::SmallVec<[&Tensor; 3]> = [&a, &b].into_iter().chain(bias.as_ref()).collect();
+        let inputs: SmallVec<[&Tensor; 3]> = [&a, &b].into_iter().chain(bias.as_ref()).collect();
         plan.run(&spec, &inputs, params, &out)?;
         Ok(out)
     }
@@ -169,17 +160,15 @@ fn check_conv_operands(
 }
 
 fn check_bias(op: &'static str, bias: Option<&Tensor>, channels: usize) -> Result<()> {
-    match bias {
-        Some(b) if b.shape() != [channels] => {
-            fail!(shape(op, [b]), "the bias has one element for each of {channels} channels")
-        }
-        _ => Ok(()),
+    if let Some(b) = bias.filter(|b| b.shape() != [channels]) {
+        fail!(shape(op, [b]), "the bias has one element for each of {channels} channels")
     }
+    Ok(())
 }
 
 /// Computes the gradient of a bias: the sum over all dimensions except the channels.
 fn bias_gradient(g: &Tensor) -> Result<Tensor> {
-    let dims: smallvec::SmallVec<[isize; 4]> = (0..g.rank() as isize).filter(|&d| d != 1).collect();
+    let dims: SmallVec<[isize; 4]> = (0..g.rank() as isize).filter(|&d| d != 1).collect();
     g.sum(&dims, false)
 }
 
@@ -220,8 +209,8 @@ fn convolve<const N: usize>(
                 reach
             }
             Padding::Valid => 0,
-            Padding::Zeros(numbers) => {
-                before[d] = check_at_least(op, "padding", numbers, 0)?[d];
+            Padding::Zeros(padding) => {
+                before[d] = check_at_least(op, "padding", padding, 0)?[d];
                 2 * before[d]
             }
         };
@@ -229,27 +218,49 @@ fn convolve<const N: usize>(
             "the filter reaches over {} of dimension {}, the padded input has {}", reach + 1, d + 2, size + both);
         extents[d] = (size + both - reach - 1) / stride[d] + 1;
     }
+    let out = run_and_record(op, &x, weight, bias, extents, [stride, before, dilation], groups, false)?;
+    spatial::restore_rank::<N>(&out, unbatched)
+}
+
+/// Runs and records a convolution with spatial result `extents`, or with `transposed` the input gradient of
+/// one. `steps` are the stride, the padding before each dimension and the dilation.
+#[expect(clippy::too_many_arguments, reason = "PyTorch's arguments")]
+fn run_and_record<const N: usize>(
+    op: &'static str,
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    extents: [usize; N],
+    steps: [[usize; N]; 3],
+    groups: usize,
+    transposed: bool,
+) -> Result<Tensor> {
     let spatial = |t: &Tensor| kernel_axes::<N>(std::array::from_fn(|d| t.shape()[d + 2]), 1);
+    let [stride, padding, dilation] = steps;
+    let (input, output) = (spatial(x), kernel_axes(extents, 1));
+    let (x_extents, y_extents) = if transposed { (output, input) } else { (input, output) };
     let geometry = ConvGeometry {
         op,
         rank: N.max(2),
         batch: x.shape()[0],
         groups,
-        x_channels: x.shape()[1],
+        x_channels: weight.shape()[1] * groups,
         y_channels: weight.shape()[0],
-        x_extents: spatial(&x),
-        y_extents: kernel_axes(extents, 1),
+        x_extents,
+        y_extents,
         kernel: spatial(weight),
         stride: kernel_axes(stride, 1),
-        padding: kernel_axes(before, 0),
+        padding: kernel_axes(padding, 0),
         dilation: kernel_axes(dilation, 1),
     };
-    let (x, weight) = (spatial::ensure_planar(&x)?, spatial::ensure_planar(weight)?);
-    let out = geometry.forward(&x.detach(), &weight.detach(), bias.map(Tensor::detach).as_ref())?;
-    spatial::restore_rank::<N>(&attach_conv_grad(geometry, out, &x, &weight, bias, false), unbatched)
+    let (x, weight) = (spatial::ensure_planar(x)?, spatial::ensure_planar(weight)?);
+    let kind = if transposed { ConvKind::InputGrad } else { ConvKind::Forward };
+    let out = geometry.multiply(kind, &x.detach(), &weight.detach(), bias.map(Tensor::detach).as_ref())?;
+    Ok(attach_conv_grad(geometry, out, &x, &weight, bias, transposed))
 }
 
-/// Product between two of a convolution's tensors: y of x and w, x of y and w, or w of y and x.
+/// Product between two of a convolution's tensors: y of x and w, x of y and w, or w of y and x. A transposed
+/// convolution is the second.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ConvKind {
     Forward,
@@ -259,35 +270,23 @@ enum ConvKind {
 
 /// Computes one kind. Its gradients are the other two kinds, so it is differentiable to any order.
 fn conv_with_grad(geometry: ConvGeometry, kind: ConvKind, a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    let (first, second) = (a.detach(), b.detach());
-    let out = match kind {
-        ConvKind::Forward => geometry.forward(&first, &second, None)?,
-        ConvKind::InputGrad => geometry.input_grad(&first, &second, None)?,
-        ConvKind::WeightGrad => geometry.weight_grad(&first, &second)?,
-    };
+    let out = geometry.multiply(kind, &a.detach(), &b.detach(), None)?;
     if !autograd::compute_requires_grad(&[a, b]) {
         return Ok(out);
     }
     let (a_kept, b_kept) = (SavedTensor::input(a), SavedTensor::input(b));
     Ok(autograd::differentiable(geometry.op, out, &[a, b], move |g, wants| {
         let (a, b) = (a_kept.unpack(wants)?, b_kept.unpack(wants)?);
-        let of = |wanted: bool, kind, a: &Tensor, b: &Tensor| {
+        use ConvKind::{Forward, InputGrad, WeightGrad};
+        let (first, second) = match kind {
+            Forward => ((InputGrad, g, &b), (WeightGrad, g, &a)),
+            InputGrad => ((Forward, g, &b), (WeightGrad, &a, g)),
+            WeightGrad => ((Forward, &b, g), (InputGrad, &a, g)),
+        };
+        let grad = |wanted: bool, (kind, a, b): (ConvKind, &Tensor, &Tensor)| {
             wanted.then(|| conv_with_grad(geometry, kind, a, b)).transpose()
         };
-        Ok(match kind {
-            ConvKind::Forward => {
-                smallvec![
-                    of(wants[0], ConvKind::InputGrad, g, &b)?,
-                    of(wants[1], ConvKind::WeightGrad, g, &a)?
-                ]
-            }
-            ConvKind::InputGrad => {
-                smallvec![of(wants[0], ConvKind::Forward, g, &b)?, of(wants[1], ConvKind::WeightGrad, &a, g)?]
-            }
-            ConvKind::WeightGrad => {
-                smallvec![of(wants[0], ConvKind::Forward, &b, g)?, of(wants[1], ConvKind::InputGrad, &a, g)?]
-            }
-        })
+        Ok(smallvec![grad(wants[0], first)?, grad(wants[1], second)?])
     }))
 }
 
@@ -299,7 +298,7 @@ fn attach_conv_grad(
     bias: Option<&Tensor>,
     transposed: bool,
 ) -> Tensor {
-    let inputs: smallvec::SmallVec<[&Tensor; 3]> = [x, weight].into_iter().chain(bias).collect();
+    let inputs: SmallVec<[&Tensor; 3]> = [x, weight].into_iter().chain(bias).collect();
     // Each operand is saved for the gradient of the other.
     let kept_x = weight.requires_grad().then(|| SavedTensor::input(x));
     let kept_w = x.requires_grad().then(|| SavedTensor::input(weight));
@@ -344,12 +343,11 @@ fn convolve_transposed<const N: usize>(
     operation!(op, autocast [x, weight, bias], |x, w, b|
         convolve_transposed(op, &x, &w, b.as_ref(), stride, padding, output_padding, groups, dilation));
     check_conv_operands(op, x, weight, bias, N, groups)?;
-    let made =
-        weight.shape()[1].checked_mul(groups).filter(|&n| n <= crate::tensor::layout::MAX_TENSOR_NUMEL);
-    let Some(made) = made else {
+    let channels = weight.shape()[1].checked_mul(groups).filter(|&n| n <= MAX_TENSOR_NUMEL);
+    let Some(channels) = channels else {
         fail!(argument(op), "{groups} groups make more channels than a tensor can have")
     };
-    check_bias(op, bias, made)?;
+    check_bias(op, bias, channels)?;
     let (stride, dilation) =
         (check_at_least(op, "stride", stride, 1)?, check_at_least(op, "dilation", dilation, 1)?);
     let padding = check_at_least(op, "padding", padding, 0)?;
@@ -368,34 +366,18 @@ fn convolve_transposed<const N: usize>(
             shape(op, [x, weight]), "dimension {} of the output would be empty", d + 2);
         extents[d] = full - 2 * padding[d];
     }
-    let spatial = |t: &Tensor| kernel_axes::<N>(std::array::from_fn(|d| t.shape()[d + 2]), 1);
-    let geometry = ConvGeometry {
-        op,
-        rank: N.max(2),
-        batch: x.shape()[0],
-        groups,
-        x_channels: weight.shape()[1] * groups,
-        y_channels: x.shape()[1],
-        x_extents: kernel_axes(extents, 1),
-        y_extents: spatial(&x),
-        kernel: spatial(weight),
-        stride: kernel_axes(stride, 1),
-        padding: kernel_axes(padding, 0),
-        dilation: kernel_axes(dilation, 1),
-    };
-    let (x, weight) = (spatial::ensure_planar(&x)?, spatial::ensure_planar(weight)?);
-    let out = geometry.input_grad(&x.detach(), &weight.detach(), bias.map(Tensor::detach).as_ref())?;
-    spatial::restore_rank::<N>(&attach_conv_grad(geometry, out, &x, &weight, bias, true), unbatched)
+    let out = run_and_record(op, &x, weight, bias, extents, [stride, padding, dilation], groups, true)?;
+    spatial::restore_rank::<N>(&out, unbatched)
 }
 
 macro_rules! impl_convolutions {
     ($($n:literal $conv:ident $transpose:ident $shape:literal;)*) => {
         impl Tensor {
             $(
-                #[doc = concat!("The convolution (without flipping, as in every framework) of `self`, [batch, channels, ", $shape,
+                #[doc = concat!("Computes the convolution (cross-correlation) of `self`, [batch, channels, ", $shape,
                     "] or without the batch, with a weight of [out, channels / groups, ", $shape, "].")]
                 ///
-                /// Stride, padding and dilation are one value or one for each dimension; padding may also be
+                /// Stride, padding and dilation are one value or one for each dimension. Padding may also be
                 /// [`Padding::Same`] or [`Padding::Valid`]. For the algorithm and its workspace see
                 /// [`Device::set_im2col_max_bytes`](crate::runtime::device::Device::set_im2col_max_bytes).
                 ///
@@ -416,7 +398,7 @@ macro_rules! impl_convolutions {
                     )
                 }
 
-                #[doc = concat!("The transposed convolution of `self`, [batch, channels, ", $shape,
+                #[doc = concat!("Computes the transposed convolution of `self`, [batch, channels, ", $shape,
                     "] or without the batch, with a weight of [channels, out / groups, ", $shape, "].")]
                 ///
                 /// # Errors

@@ -65,21 +65,12 @@ pub(super) fn index_dtype_name(op: &'static str, index: &Tensor) -> Result<&'sta
 
 /// Returns the strides of an operand along the dimensions of the result, and along the indexed dimension.
 pub(super) fn split_dim_stride(strides: &[usize], dim: usize) -> (Dims, usize) {
-    let mut rest: Dims = strides.into();
-    let own = rest.get(dim).copied().unwrap_or(0);
-    if let Some(s) = rest.get_mut(dim) {
-        *s = 0;
-    }
-    (rest, own)
+    (with_extent(strides, dim, 0), strides.get(dim).copied().unwrap_or(0))
 }
 
 /// Returns the strides of a one-dimensional index that selects along dimension `d` of `rank`.
 fn index_strides(index: &Tensor, rank: usize, d: usize) -> Dims {
-    let mut strides = Dims::from_elem(0, rank);
-    if let Some(s) = strides.get_mut(d) {
-        *s = index.strides().first().copied().unwrap_or(0);
-    }
-    strides
+    with_extent(&Dims::from_elem(0, rank), d, index.strides().first().copied().unwrap_or(0))
 }
 
 /// Gathers elements of `x` into `out`. `index_strides` locate the index of each element of the result.
@@ -100,23 +91,23 @@ pub(super) fn gather_into(
     let mut size = out.dtype().size();
     let (mut n, mut offset, mut dim_stride) = (out.numel(), x.layout().offset(), dim_stride);
     // Neighbours with the same index move together in steps of 16 bytes, if their rows are aligned.
-    let together = 16 / size;
-    let whole = |k: &usize| k.is_multiple_of(together);
+    let width = 16 / size;
+    let whole = |k: &usize| k.is_multiple_of(width);
     if let ([before @ .., 1], [.., 0], [.., last]) = (&strides[0][..], &strides[1][..], &shape[..])
         && [last, &offset, &dim_stride].into_iter().chain(before).all(whole)
     {
         let rank = shape.len();
-        strides[0][..rank - 1].iter_mut().for_each(|s| *s /= together);
-        shape[rank - 1] /= together;
-        (n, offset, dim_stride, size) = (n / together, offset / together, dim_stride / together, 16);
+        strides[0][..rank - 1].iter_mut().for_each(|s| *s /= width);
+        shape[rank - 1] /= width;
+        (n, offset, dim_stride, size) = (n / width, offset / width, dim_stride / width, 16);
     }
     let spec = kernel_spec! { "gather", size, index: index_dtype_name(op, index)? };
     let params = kernel_params! {
         n, rank: shape.len(), in_offset: offset, index_offset: index.layout().offset(), extent, dim_stride,
         shape: &shape, in_strides: &strides[0], index_strides: &strides[1],
     };
-    let lanes = (4 / size).max(1);
-    launch::launch(&spec, &[x, index, out], params, n.div_ceil(lanes * WORKGROUP_SIZE))
+    let per_thread = (4 / size).max(1);
+    launch::launch(&spec, &[x, index, out], params, n.div_ceil(per_thread * WORKGROUP_SIZE))
 }
 
 /// Writes `src` to the positions along `dim` in `index` (same shape), in place. The indices are unique.
@@ -149,6 +140,18 @@ pub(super) enum ScatterSource<'a> {
     Scalar(f64),
 }
 
+impl<'a> From<&'a Tensor> for ScatterSource<'a> {
+    fn from(src: &'a Tensor) -> Self {
+        Self::Tensor(src, src.strides().into())
+    }
+}
+
+/// Creates a scalar tensor of the type of `like` in workspace memory.
+fn scalar_like(value: f64, like: &Tensor) -> Result<Tensor> {
+    let _tag = memory::scope::enter_tag(Tag::Workspace);
+    Tensor::full((), value, like.dtype(), like.device())
+}
+
 /// Scatters into `out` in place. `shape` is the shape of the indices, and `index_strides` locate them.
 pub(super) fn scatter_into(
     op: &'static str,
@@ -172,7 +175,7 @@ pub(super) fn scatter_into(
         ScatterSource::Tensor(t, strides) => {
             (Some(*t), t.layout().offset(), split_dim_stride(strides, dim), 0.0)
         }
-        ScatterSource::Scalar(v) => (None, 0, (zeros, 0), *v),
+        ScatterSource::Scalar(v) => (None, 0, (zeros.clone(), 0), *v),
     };
     let (line_shape, strides) = collapse_dims(&lines_shape, &[&out_strides, &index_rest, &src_rest]);
     launch::check_rank(op, line_shape.len())?;
@@ -184,30 +187,16 @@ pub(super) fn scatter_into(
     let [few, many] = SCATTER_MAX_WALKS;
     let long = length > if lines < WORKGROUP_SIZE * 16 { few } else { many };
     if long || (slices > 1 && lines * slices * length > SCATTER_MAX_READS) {
-        let number = match source {
-            ScatterSource::Tensor(..) => None,
+        let scalar;
+        let src = match source {
+            ScatterSource::Tensor(src, strides) => (*src, &strides[..]),
             ScatterSource::Scalar(v) => {
-                let _tag = memory::scope::enter_tag(Tag::Workspace);
-                Some(Tensor::full((), *v, out.dtype(), out.device())?)
+                scalar = scalar_like(*v, out)?;
+                (&scalar, &zeros[..])
             }
         };
-        let none = Dims::from_elem(0, shape.len());
-        let from = match (source, &number) {
-            (ScatterSource::Tensor(src, strides), _) => Some((*src, strides)),
-            (_, number) => number.as_ref().map(|number| (number, &none)),
-        };
-        if let Some((src, strides)) = from {
-            let src = (src, &strides[..]);
-            return scatter::scatter_sorted_runs(
-                op,
-                out,
-                dim,
-                (index, index_strides),
-                shape,
-                src,
-                (how, skip),
-            );
-        }
+        let index = (index, index_strides);
+        return scatter::scatter_sorted_runs(op, out, dim, index, shape, src, (how, skip));
     }
     let spec = kernel_spec! {
         "scatter", dtype: launch::shader_dtype_name(out.dtype(), out.device()),
@@ -221,10 +210,7 @@ pub(super) fn scatter_into(
     }
     .loop_iterations(length + 16);
     let groups = (lines * slices).div_ceil(WORKGROUP_SIZE);
-    match src {
-        Some(src) => launch::launch(&spec, &[index, src, out], params, groups),
-        None => launch::launch(&spec, &[index, out], params, groups),
-    }
+    launch::launch(&spec, &bindings![index, src, out], params, groups)
 }
 
 /// Gathers by `index`, with zero for the index `skip`: the adjoint of [`gather_backward`].
@@ -242,10 +228,7 @@ fn gather_or_zero(
     // Only for rows with a one-dimensional index.
     let extent = extent_or_one(x, dim);
     let skipped = select::linearize_index(op, index.0, extent, None, false)?.eq(skip)?;
-    let mut along = Dims::from_elem(1, shape.len());
-    if let Some(n) = along.get_mut(dim) {
-        *n = skipped.numel();
-    }
+    let along = with_extent(&Dims::from_elem(1, shape.len()), dim, skipped.numel());
     out.masked_fill(&skipped.reshape(&along[..])?, 0.0)
 }
 
@@ -283,15 +266,14 @@ pub(super) fn gather_backward(
     index: (&Tensor, &[usize]),
     skip: Option<usize>,
 ) -> Result<Tensor> {
-    let given = g;
-    let g = &given.detach();
+    let recorded = g;
+    let g = &recorded.detach();
     // 16-bit gradients are summed in f32, because a frequent index's sum would otherwise stop growing.
     let wide = if g.dtype().size() == 2 { DType::F32 } else { g.dtype() };
     let sum = Tensor::zeros(shape, wide, g.device())?;
     let g32 = g.to_dtype(wide)?;
-    let source = ScatterSource::Tensor(&g32, g32.strides().into());
-    scatter_into(op, &sum, dim, index, g.shape(), &source, (ScatterOp::Add, skip))?;
-    Ok(attach_gather_grad(op, sum.to_dtype(g.dtype())?, given, dim, index, skip))
+    scatter_into(op, &sum, dim, index, g.shape(), &(&g32).into(), (ScatterOp::Add, skip))?;
+    Ok(attach_gather_grad(op, sum.to_dtype(g.dtype())?, recorded, dim, index, skip))
 }
 
 /// Computes the gradient of row selection, added in f32 to `sum` if its layout allows.
@@ -341,6 +323,18 @@ pub(super) fn select_rows_backward(
         return Ok(attach_gather_grad(op, back, g, 0, (index, &strides), skip));
     }
     gather_backward(op, g, shape, 0, (index, &strides), skip)
+}
+
+/// Pads the end of each dimension with `value` up to `shape`.
+fn pad_ends(t: &Tensor, shape: &[usize], value: f64) -> Result<Tensor> {
+    let extents = shape.iter().zip(t.shape()).rev();
+    let pads: Vec<isize> = extents.flat_map(|(&n, &k)| [0, (n - k) as isize]).collect();
+    t.pad(&pads, PadMode::Constant(value))
+}
+
+/// Returns the view of the first elements of each dimension with this shape.
+fn leading_part(t: &Tensor, shape: &[usize]) -> Result<Tensor> {
+    shape.iter().enumerate().try_fold(t.clone(), |part, (d, &n)| part.narrow(d as isize, 0, n))
 }
 
 impl Tensor {
@@ -463,18 +457,11 @@ impl Tensor {
         let (mut x_shape, mut i_shape): (Dims, Dims) = (self.shape().into(), index.shape().into());
         for k in (0..self.rank()).filter(|&k| k != d) {
             let n = x_shape[k].max(i_shape[k]);
-            x_shape[k] = n;
-            i_shape[k] = n;
+            (x_shape[k], i_shape[k]) = (n, n);
         }
         operation!("take_along_dim");
         // PyTorch accepts -n..n here, unlike in `gather`.
-        let rows = select::linearize_index(
-            "take_along_dim",
-            index,
-            x_shape.get(d).copied().unwrap_or(1),
-            None,
-            true,
-        )?;
+        let rows = select::linearize_index("take_along_dim", index, extent_or_one(self, d), None, true)?;
         let rows = rows.reshape(index.shape())?.broadcast_to(&i_shape)?;
         self.broadcast_to(&x_shape)?.gather(dim, &rows)
     }
@@ -513,40 +500,28 @@ impl Tensor {
         let d = normalize_dim(op, dim, self.rank())?;
         self.check_scatter(op, d, index, src)?;
         let out = self.detach().copy()?;
-        let source = ScatterSource::Tensor(src, src.strides().into());
-        scatter_into(op, &out, d, (index, index.strides()), index.shape(), &source, (how, None))?;
+        scatter_into(op, &out, d, (index, index.strides()), index.shape(), &src.into(), (how, None))?;
         let (index, src_shape): (_, Dims) = (SavedTensor::input(index), src.shape().into());
         Ok(autograd::differentiable(op, out, &[self, src], move |g, wants| {
             let index = index.unpack(wants)?;
-            let own = if !wants[0] {
-                None
-            } else if how == ScatterOp::Add {
-                Some(g.clone())
-            } else {
-                Some(g.scatter_value(d as isize, &index, 0.0)?)
-            };
-            let other = if wants[1] {
+            let own = wants[0].then(|| match how {
+                ScatterOp::Add => Ok(g.clone()),
+                _ => g.scatter_value(d as isize, &index, 0.0),
+            });
+            // Elements of the source beyond the index's shape were not used.
+            let other = wants[1].then(|| {
                 let picked = g.gather(d as isize, &index)?;
-                // Elements of the source beyond the index's shape were not used.
-                Some(if picked.shape() == &src_shape[..] {
-                    picked
-                } else if wants.create_graph() {
-                    let ends = src_shape.iter().zip(picked.shape()).rev();
-                    let pads: Vec<isize> = ends.flat_map(|(&n, &k)| [0, (n - k) as isize]).collect();
-                    picked.pad(&pads, PadMode::Constant(0.0))?
-                } else {
-                    let whole = Tensor::zeros(&src_shape, g.dtype(), g.device())?;
-                    let mut part = whole.clone();
-                    for (k, &n) in picked.shape().iter().enumerate() {
-                        part = part.narrow(k as isize, 0, n)?;
-                    }
-                    picked.copy_into(&part)?;
-                    whole
-                })
-            } else {
-                None
-            };
-            Ok(smallvec![own, other])
+                if picked.shape() == &src_shape[..] {
+                    return Ok(picked);
+                }
+                if wants.create_graph() {
+                    return pad_ends(&picked, &src_shape, 0.0);
+                }
+                let whole = Tensor::zeros(&src_shape, g.dtype(), g.device())?;
+                picked.copy_into(&leading_part(&whole, picked.shape())?)?;
+                Ok(whole)
+            });
+            Ok(smallvec![own.transpose()?, other.transpose()?])
         }))
     }
 
@@ -563,30 +538,15 @@ impl Tensor {
         self.check_index("scatter", d, index)?;
         Scalar::Float(value).checked_cast("scatter", self.dtype())?;
         let out = self.detach().copy()?;
-        let put = move |t: &Tensor, index: &Tensor, v: f64| {
-            // The kernel's scalar parameter is f32.
-            let wide = match t.dtype() {
-                DType::F64 | DType::I32 | DType::U32 | DType::I64 => {
-                    let _tag = memory::scope::enter_tag(Tag::Workspace);
-                    Some(Tensor::full((), v, t.dtype(), t.device())?)
-                }
-                _ => None,
-            };
-            let source = match &wide {
-                Some(number) => ScatterSource::Tensor(number, Dims::from_elem(0, t.rank())),
-                None => ScatterSource::Scalar(v),
-            };
-            scatter_into(
-                "scatter",
-                t,
-                d,
-                (index, index.strides()),
-                index.shape(),
-                &source,
-                (ScatterOp::Set, None),
-            )
+        // The kernel's scalar parameter is f32.
+        let wide = matches!(out.dtype(), DType::F64 | DType::I32 | DType::U32 | DType::I64);
+        let scalar = wide.then(|| scalar_like(value, &out)).transpose()?;
+        let source = match &scalar {
+            Some(scalar) => ScatterSource::Tensor(scalar, Dims::from_elem(0, out.rank())),
+            None => ScatterSource::Scalar(value),
         };
-        put(&out, index, value)?;
+        let how = (ScatterOp::Set, None);
+        scatter_into("scatter", &out, d, (index, index.strides()), index.shape(), &source, how)?;
         let index = SavedTensor::input(index);
         Ok(autograd::differentiable_unary("scatter", out, self, move |g, wants| {
             let index = index.unpack(wants)?;
@@ -608,7 +568,7 @@ impl Tensor {
         self.check_source("index_add", src)?;
         let whole = !self.dtype().is_float();
         fail_if!(whole && Scalar::Float(alpha).to_exact(DType::I64).is_none() && alpha.fract() == 0.0;
-            argument("index_add"), "alpha {alpha} is no number of i64");
+            argument("index_add"), "alpha {alpha} is no value of i64");
         fail_if!(whole && alpha.fract() != 0.0; argument("index_add"),
             "alpha is a whole number where the tensor is {}; got {alpha}", self.dtype());
         let scaled = match alpha {
@@ -618,20 +578,17 @@ impl Tensor {
         };
         let (shape, strides) = self.check_index_rows("index_add", d, index, src.shape())?;
         let out = self.detach().copy()?;
-        let source = ScatterSource::Tensor(&scaled, scaled.strides().into());
-        scatter_into("index_add", &out, d, (index, &strides), &shape, &source, (ScatterOp::Add, None))?;
+        let how = (ScatterOp::Add, None);
+        scatter_into("index_add", &out, d, (index, &strides), &shape, &(&scaled).into(), how)?;
         let index = SavedTensor::input(index);
         Ok(autograd::differentiable("index_add", out, &[self, src], move |g, wants| {
             let index = index.unpack(wants)?;
             let own = wants[0].then(|| g.clone());
-            let other = match wants[1] {
-                true => {
-                    let rows = g.index_select(d as isize, &index)?;
-                    Some(if alpha == 1.0 { rows } else { rows.mul(alpha)? })
-                }
-                false => None,
-            };
-            Ok(smallvec![own, other])
+            let other = wants[1].then(|| {
+                let rows = g.index_select(d as isize, &index)?;
+                if alpha == 1.0 { Ok(rows) } else { rows.mul(alpha) }
+            });
+            Ok(smallvec![own, other.transpose()?])
         }))
     }
 

@@ -43,52 +43,39 @@ pub(super) fn lu_decompose(x: &Tensor, m: usize, n: usize) -> Result<LuFactors> 
 /// Runs `lu.wgsl` over the columns of matrices \[batch, m, n\], the first of `tensors`.
 fn run_elimination(spec: &KernelSpec, tensors: &[&Tensor]) -> Result<()> {
     let &[batch, m, n] = tensors[0].shape() else { return Ok(()) };
-    let turns_of = |j: usize| {
+    let iterations_of = |j: usize| {
         let (rows, columns) = (m - j, n - j - 1);
         2 * rows.div_ceil(WORKGROUP_SIZE)
             + n.div_ceil(WORKGROUP_SIZE)
             + ((rows - 1) * columns).div_ceil(WORKGROUP_SIZE)
             + 16
     };
-    launch::launch_in_parts(
-        tensors[0].device(),
-        m.div_ceil(WORKGROUP_SIZE) + 2,
-        m.min(n),
-        turns_of,
-        |first, count, turns| {
-            let params = kernel_params! { batch, m, n, first, end: first + count }.loop_iterations(turns);
-            launch::launch(spec, tensors, params, batch)
-        },
-    )
+    let fixed = m.div_ceil(WORKGROUP_SIZE) + 2;
+    let run = |first: usize, count: usize, iterations: usize| {
+        let params = kernel_params! { batch, m, n, first, end: first + count };
+        launch::launch(spec, tensors, params.loop_iterations(iterations), batch)
+    };
+    launch::launch_in_parts(tensors[0].device(), fixed, m.min(n), iterations_of, run)
 }
 
-/// Kind of triangle: upper or lower, with or without a unit diagonal.
-#[derive(Clone, Copy)]
-struct TriangleKind {
-    is_upper: bool,
-    has_unit_diagonal: bool,
-}
-
-/// Computes a⁻¹ b for triangular a \[batch, n, n\] of any strides and b \[batch, n, columns\]. Not recorded.
-fn solve_by_substitution(a: &Tensor, b: &Tensor, triangle: TriangleKind) -> Result<Tensor> {
+/// Computes a⁻¹ b for triangular a \[batch, n, n\] of any strides and b \[batch, n, columns\]. With `unit`, the
+/// diagonal of a counts as 1. Not recorded.
+fn solve_by_substitution(a: &Tensor, b: &Tensor, upper: bool, unit: bool) -> Result<Tensor> {
     let x = b.detach().copy()?.contiguous()?;
     let (batch, n, columns) = (x.shape()[0], x.shape()[1], x.shape()[2]);
     if x.numel() == 0 {
         return Ok(x);
     }
     let width = columns.min(WORKGROUP_COLUMNS);
-    let spec = kernel_spec! {
-        "solve_triangular", dtype: x.dtype().name(), upper: triangle.is_upper,
-        unit: triangle.has_unit_diagonal,
-    };
-    let turns_of =
+    let spec = kernel_spec! { "solve_triangular", dtype: x.dtype().name(), upper, unit };
+    let iterations_of =
         |step: usize| width.div_ceil(WORKGROUP_SIZE) + ((n - 1 - step) * width).div_ceil(WORKGROUP_SIZE) + 3;
-    launch::launch_in_parts(x.device(), 1, n, turns_of, |first, count, turns| {
+    launch::launch_in_parts(x.device(), 1, n, iterations_of, |first, count, iterations| {
         let params = kernel_params! {
             batch, n, columns, width, offset: a.layout().offset(), batch_stride: a.strides()[0],
             row_stride: a.strides()[1], column_stride: a.strides()[2], first, end: first + count,
         };
-        let params = params.loop_iterations(turns);
+        let params = params.loop_iterations(iterations);
         launch::launch(&spec, &[a, &x], params, batch * columns.div_ceil(width))
     })?;
     Ok(x)
@@ -166,8 +153,7 @@ impl Tensor {
             return at.solve_triangular(&bt, !upper, true, unitriangular)?.transpose(-2, -1);
         }
         let (a, b, shape) = broadcast_system(OP, self, b)?;
-        let triangle = TriangleKind { is_upper: upper, has_unit_diagonal: unitriangular };
-        let x = solve_by_substitution(&a.detach(), &b, triangle)?;
+        let x = solve_by_substitution(&a.detach(), &b, upper, unitriangular)?;
         let (saved, result) = (SavedTensor::input(&a), SavedTensor::output(&x));
         let x = autograd::differentiable(OP, x, &[&a, &b], move |g, wants| {
             let (a, x) = (saved.unpack(wants)?, result.unpack(wants)?);
@@ -206,13 +192,8 @@ impl Tensor {
         }
         let LuFactors { packed_lu: triangles, row_order: order, .. } = lu_decompose(&a, n, n)?;
         let rows = b.detach().gather(1, &order.unsqueeze(2)?.broadcast_to(b.shape())?)?;
-        let x = solve_by_substitution(
-            &triangles,
-            &rows,
-            TriangleKind { is_upper: false, has_unit_diagonal: true },
-        )?;
-        let x =
-            solve_by_substitution(&triangles, &x, TriangleKind { is_upper: true, has_unit_diagonal: false })?;
+        let x = solve_by_substitution(&triangles, &rows, false, true)?;
+        let x = solve_by_substitution(&triangles, &x, true, false)?;
         let (saved, result) = (SavedTensor::input(&a), SavedTensor::output(&x));
         let x = autograd::differentiable(OP, x, &[&a, &b], move |g, wants| {
             let (a, x) = (saved.unpack(wants)?, result.unpack(wants)?);

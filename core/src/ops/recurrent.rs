@@ -44,12 +44,7 @@ impl RecurrentKind {
     }
 
     fn kernel_name(self) -> &'static str {
-        match self {
-            Self::Tanh => "tanh",
-            Self::Relu => "relu",
-            Self::Lstm => "lstm",
-            Self::Gru => "gru",
-        }
+        self.op_name().trim_start_matches("rnn_")
     }
 }
 
@@ -180,10 +175,7 @@ impl RecurrentRun {
         let empty = |shape: &[usize]| Tensor::empty(shape, g.dtype(), g.device());
         let gates = empty(&[steps, batch, wide])?;
         // Gradient of the state's products, which differs from that of the input's products for a GRU only.
-        let inner = match self.kind {
-            RecurrentKind::Gru => Some(empty(&[steps, batch, wide])?),
-            _ => None,
-        };
+        let inner = (self.kind == RecurrentKind::Gru).then(|| empty(&[steps, batch, wide])).transpose()?;
         let _tag = memory::scope::enter_tag(Tag::Workspace);
         let running = Tensor::zeros([2, batch, hidden], DType::F32, g.device())?;
         let is_lstm = self.kind == RecurrentKind::Lstm;
@@ -210,11 +202,10 @@ impl RecurrentRun {
         let past = |k: isize| running.select(0, k)?.to_dtype(g.dtype());
         // A state of another width contributes through products only.
         let state = if carry.shape() == [batch, hidden] { carry.add(&past(0)?)? } else { carry };
-        let weight = if wants[2] { Some(flat.t()?.mm(&self.previous_states()?)?) } else { None };
-        let mut grads: InputGrads = SmallVec::new();
-        grads.extend([Some(gates.clone()), Some(state), weight]);
+        let weight = wants[2].then(|| flat.t()?.mm(&self.previous_states()?)).transpose()?;
+        let mut grads: InputGrads = smallvec![Some(gates.clone()), Some(state), weight];
         if self.has_bias {
-            grads.push(if wants[3] { Some(flat.sum([0], false)?) } else { None });
+            grads.push(wants[3].then(|| flat.sum([0], false)).transpose()?);
         }
         if is_lstm {
             grads.push(Some(past(1)?));
@@ -257,10 +248,8 @@ impl RecurrentRun {
         };
         let (first, weight) = (&rest[0], &rest[1]);
         let bias = self.has_bias.then(|| &rest[2]);
-        let mut cell = match self.kind {
-            RecurrentKind::Lstm => Some(rest[2 + usize::from(self.has_bias)].clone()),
-            _ => None,
-        };
+        let is_lstm = self.kind == RecurrentKind::Lstm;
+        let mut cell = is_lstm.then(|| rest[2 + usize::from(self.has_bias)].clone());
         let mut fed_by = first.clone();
         let mut state = match first.shape()[1] == hidden {
             true => first.clone(),
@@ -268,10 +257,8 @@ impl RecurrentRun {
         };
         let mut slots = vec![state.clone(); steps + 1];
         for time in self.time_order() {
-            let ended = match &self.lengths {
-                Some(lengths) => Some(lengths.le(time as i64)?.unsqueeze(1)?),
-                None => None,
-            };
+            let ended = self.lengths.as_ref().map(|lengths| lengths.le(time as i64)?.unsqueeze(1));
+            let ended = ended.transpose()?;
             // Steps after a sequence's end were not written.
             let known = |t: Tensor| match &ended {
                 Some(ended) => t.detach().masked_fill(ended, 0.0),
@@ -281,9 +268,9 @@ impl RecurrentRun {
                 Some(saved) => known(saved.select(0, time as isize)?.select(1, k)?),
                 None => known(states.select(0, self.state_slot(time) as isize)?),
             };
-            let (given, fed) = (input.select(0, time as isize)?, fed_by.linear(weight, bias)?);
+            let (gates, fed) = (input.select(0, time as isize)?, fed_by.linear(weight, bias)?);
             let part = |t: &Tensor, k: usize| t.narrow(1, k * hidden, hidden);
-            let sum = |k: usize| part(&given, k)?.add(&part(&fed, k)?);
+            let sum = |k: usize| part(&gates, k)?.add(&part(&fed, k)?);
             let sigmoid = |k: usize| -> Result<Tensor> {
                 Ok(attach_gate_grad(op, &sum(k)?, value(k as isize)?, sigmoid_derivative))
             };
@@ -300,7 +287,7 @@ impl RecurrentRun {
                     now
                 }
                 (RecurrentKind::Gru, _) => {
-                    let inside = part(&given, 2)?.add(&sigmoid(0)?.mul(&part(&fed, 2)?)?)?;
+                    let inside = part(&gates, 2)?.add(&sigmoid(0)?.mul(&part(&fed, 2)?)?)?;
                     let fresh = attach_gate_grad(op, &inside, value(2)?, tanh_derivative);
                     fresh.add(&sigmoid(1)?.mul(&state.sub(&fresh)?)?)?
                 }
@@ -378,15 +365,14 @@ fn run_recurrent(of: &RecurrentOp<'_>) -> Result<RecurrentOutput> {
     {
         let cell = of.c_0.map_or(&[][..], Tensor::shape);
         let shapes = [of.input_gates.shape(), of.h_0.shape(), cell, of.weight_hh.shape()];
-        return Err(Error::shape(op, "the states are [batch, hidden] and go with input and weight", &shapes));
+        fail!(shape(op, &shapes), "the states are [batch, hidden] and go with input and weight")
     }
     let is_lstm = of.kind == RecurrentKind::Lstm;
     fail_if!(is_lstm != of.c_0.is_some(); argument(op), "an LSTM takes a cell, and the others take none");
     if let Some(lengths) = of.lengths
         && (lengths.shape() != [batch] || lengths.dtype() != DType::I32)
     {
-        let rule = format!("lengths are i32, [{batch}]; these are {}", lengths.dtype());
-        return Err(Error::shape(op, rule, &[lengths.shape()]));
+        fail!(shape(op, [lengths]), "lengths are i32, [{batch}]; these are {}", lengths.dtype())
     }
     let order: SmallVec<[&Tensor; 5]> =
         [Some(of.input_gates), Some(of.h_0), Some(of.weight_hh), of.bias_hh, of.c_0]
@@ -447,14 +433,10 @@ fn run_recurrent(of: &RecurrentOp<'_>) -> Result<RecurrentOutput> {
             saved.push(SavedTensor::output(&states));
             let run = Arc::new(run);
             let again = run.clone();
-            autograd::composite_differentiable(
-                op,
-                states,
-                &order,
-                saved,
-                move |t| again.recompute(t),
-                move |g, wants| run.backward(g, wants),
-            )
+            let composed = move |t: &[Tensor]| again.recompute(t);
+            autograd::composite_differentiable(op, states, &order, saved, composed, move |g, wants| {
+                run.backward(g, wants)
+            })
         }
     };
     Ok(RecurrentOutput {

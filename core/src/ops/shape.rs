@@ -70,27 +70,23 @@ fn cat_refs(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
         dtype = dtype.promote(t.dtype());
         extent += t.shape()[d];
     }
-    let mut shape: Dims = first.shape().into();
-    shape[d] = extent;
-    let out = Tensor::empty(&shape, dtype, first.device())?;
+    let out = Tensor::empty(with_extent(first.shape(), d, extent), dtype, first.device())?;
     let mut start = 0;
-    // Position of each tensor in the result; `None` for a skipped empty vector.
-    let mut places: Vec<(Option<(usize, usize)>, DType)> = Vec::with_capacity(tensors.len());
+    // Range of each tensor in the result; `None` for a skipped empty vector.
+    let mut parts: Vec<(Option<(usize, usize)>, DType)> = Vec::with_capacity(tensors.len());
     for t in tensors {
-        if !joins(t) {
-            places.push((None, t.dtype()));
-            continue;
+        let part = joins(t).then(|| (start, t.shape()[d]));
+        if let Some((first, n)) = part {
+            t.detach().to_dtype(dtype)?.copy_into(&out.narrow(d as isize, first, n)?)?;
+            start += n;
         }
-        let n = t.shape()[d];
-        t.detach().to_dtype(dtype)?.copy_into(&out.narrow(d as isize, start, n)?)?;
-        places.push((Some((start, n)), t.dtype()));
-        start += n;
+        parts.push((part, t.dtype()));
     }
     Ok(autograd::differentiable("cat", out, tensors, move |g, wants| {
-        places
+        parts
             .iter()
             .zip(wants.iter())
-            .map(|(&(place, dtype), &want)| match place {
+            .map(|(&(part, dtype), &want)| match part {
                 _ if !want => Ok(None),
                 Some((start, n)) => g.narrow(d as isize, start, n)?.to_dtype(dtype).map(Some),
                 None => Tensor::zeros([0], dtype, g.device()).map(Some),
@@ -107,10 +103,18 @@ fn cat_refs(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
 pub fn stack(tensors: &[impl AsRef<Tensor>], dim: isize) -> Result<Tensor> {
     let tensors = as_refs(tensors);
     if let Some(t) = tensors.iter().find(|t| t.shape() != tensors[0].shape()) {
-        return Err(Error::shape("stack", "tensors have one shape", &[tensors[0].shape(), t.shape()]));
+        fail!(shape("stack", [tensors[0], t]), "tensors have one shape")
     }
     let rows = tensors.iter().map(|t| t.unsqueeze(dim)).collect::<Result<Vec<_>>>()?;
     cat(&rows, dim)
+}
+
+/// Normalizes dimensions, and fails if one is repeated.
+pub(super) fn distinct_dims(op: &'static str, dims: &[isize], rank: usize) -> Result<Dims> {
+    let places = dims.iter().map(|&d| normalize_dim(op, d, rank)).collect::<Result<Dims>>()?;
+    fail_if!(places.iter().enumerate().any(|(k, d)| places[..k].contains(d));
+        argument(op), "{dims:?} names a dimension twice");
+    Ok(places)
 }
 
 /// Number of values that the host holds at a time.
@@ -126,7 +130,7 @@ pub(super) fn from_host_fn(
     number: impl Fn(usize) -> f64,
 ) -> Result<Tensor> {
     fail_if!(count > MAX_TENSOR_NUMEL;
-        argument(op), "{count} numbers, and a tensor has at most 4,294,967,295 elements");
+        argument(op), "{count} values, and a tensor has at most 4,294,967,295 elements");
     let part = |range: std::ops::Range<usize>| {
         let values: Vec<f64> = range.map(&number).collect();
         from_host_values(op, &values, dtype, device)
@@ -144,23 +148,21 @@ pub(super) fn from_host_fn(
 
 /// Creates a tensor of host values, in any numeric type.
 fn from_host_values(op: &'static str, values: &[f64], dtype: DType, device: &Device) -> Result<Tensor> {
-    let shape = &[values.len()];
+    macro_rules! create {
+        ($t:ty) => {{
+            let values: Vec<$t> = values.iter().map(|&v| v as $t).collect();
+            Tensor::create_constant(&values, &[values.len()], device)
+        }};
+    }
     if dtype.is_int() {
         values.iter().try_for_each(|&v| Scalar::Float(v).checked_cast(op, dtype).map(drop))?;
     }
     match dtype {
-        DType::F64 => Tensor::create_constant(values, shape, device),
-        DType::I64 => {
-            Tensor::create_constant(&values.iter().map(|&v| v as i64).collect::<Vec<_>>(), shape, device)
-        }
-        DType::I32 => {
-            Tensor::create_constant(&values.iter().map(|&v| v as i32).collect::<Vec<_>>(), shape, device)
-        }
-        DType::U32 => {
-            Tensor::create_constant(&values.iter().map(|&v| v as u32).collect::<Vec<_>>(), shape, device)
-        }
-        _ => Tensor::create_constant(&values.iter().map(|&v| v as f32).collect::<Vec<_>>(), shape, device)?
-            .to_dtype(dtype),
+        DType::F64 => Tensor::create_constant(values, &[values.len()], device),
+        DType::I64 => create!(i64),
+        DType::I32 => create!(i32),
+        DType::U32 => create!(u32),
+        _ => create!(f32)?.to_dtype(dtype),
     }
 }
 
@@ -256,9 +258,7 @@ impl Tensor {
     pub fn flip(&self, dims: impl IntoDims) -> Result<Tensor> {
         let dims = &dims.to_dims().unwrap_or_else(|| (0..self.rank() as isize).collect())[..];
         let mut out = self.clone();
-        let places = dims.iter().map(|&d| normalize_dim("flip", d, self.rank())).collect::<Result<Dims>>()?;
-        fail_if!(places.iter().enumerate().any(|(k, d)| places[..k].contains(d));
-            argument("flip"), "{dims:?} names a dimension twice");
+        distinct_dims("flip", dims, self.rank())?;
         for &dim in dims {
             let n = self.dim(dim)?;
             if self.rank() > 0 {
@@ -298,14 +298,7 @@ impl Tensor {
         let all = || (0..rank as isize).collect();
         let source = &source.to_dims().unwrap_or_else(all)[..];
         let destination = &destination.to_dims().unwrap_or_else(all)[..];
-        let places = |dims: &[isize]| -> Result<Dims> {
-            let places = dims.iter().map(|&d| normalize_dim(OP, d, rank)).collect::<Result<Dims>>()?;
-            match places.iter().enumerate().any(|(k, d)| places[..k].contains(d)) {
-                true => Err(Error::argument(OP, format!("{dims:?} names a dimension twice"))),
-                false => Ok(places),
-            }
-        };
-        let (from, to) = (places(source)?, places(destination)?);
+        let (from, to) = (distinct_dims(OP, source, rank)?, distinct_dims(OP, destination, rank)?);
         fail_if!(from.len() != to.len();
             argument(OP), "takes as many places as dimensions, got {source:?} and {destination:?}");
         let mut rest = (0..rank).filter(|d| !from.contains(d));
@@ -325,14 +318,14 @@ impl Tensor {
         fail_if!(counts.len() < self.rank();
             argument("repeat"), "{} counts for {} dimensions", counts.len(), self.rank());
         let skip = counts.len() - self.rank();
-        let (mut spread, mut wide, mut flat) = (Dims::new(), Dims::new(), Dims::new());
+        let (mut split, mut wide, mut flat) = (Dims::new(), Dims::new(), Dims::new());
         for (d, &count) in counts.iter().enumerate() {
             let n = if d < skip { 1 } else { self.shape()[d - skip] };
-            spread.extend([1, n]);
+            split.extend([1, n]);
             wide.extend([count, n]);
             flat.push(n.saturating_mul(count));
         }
-        self.reshape(&spread[..])?.broadcast_to(&wide)?.reshape(&flat[..])
+        self.reshape(&split[..])?.broadcast_to(&wide)?.reshape(&flat[..])
     }
 
     /// Repeats every index of one dimension `repeats` times in a row.
@@ -410,23 +403,15 @@ impl Tensor {
                     let inside = |i: isize| n + before + after == 0 || pad_source_index(i, n, mode).is_some();
                     let fits = inside(-before) && inside(n + after - 1);
                     let repeats = mode != PadMode::Replicate || before.max(0) + after.max(0) <= MAX_EDGE_PAD;
-                    let order = (fits && repeats)
-                        .then(|| {
-                            (-before..n + after)
-                                .map(|i| pad_source_index(i, n, mode))
-                                .collect::<Option<Vec<i32>>>()
-                        })
-                        .flatten();
-                    let Some(order) = order else {
+                    let indices = || (-before..n + after).map(|i| pad_source_index(i, n, mode)).collect();
+                    let Some(order): Option<Vec<i32>> = (fits && repeats).then(indices).flatten() else {
                         fail!(
                             argument("pad"),
                             "({before}, {after}) is too much for dimension {d} of extent {n} in mode {mode:?}"
                         );
                     };
-                    out.index_select(
-                        d as isize,
-                        &Tensor::create_constant(&order, &[order.len()], self.device())?,
-                    )?
+                    let order = Tensor::create_constant(&order, &[order.len()], self.device())?;
+                    out.index_select(d as isize, &order)?
                 }
             };
         }
@@ -565,11 +550,9 @@ impl Tensor {
             shape(op, [self]), "takes matrices of less than 2^30 rows and columns");
         // Clamp the diagonal to the corners, with the same result.
         let diagonal = diagonal.clamp(-(rows as isize), cols as isize);
-        let row = Tensor::arange(0.0, rows as f64, 1.0, DType::I32, self.device())?
-            .add(diagonal as i64)?
-            .unsqueeze(1)?;
-        let col = Tensor::arange(0.0, cols as f64, 1.0, DType::I32, self.device())?;
-        col.le(&row)
+        let indices = |n: usize| Tensor::arange(0.0, n as f64, 1.0, DType::I32, self.device());
+        let row = indices(rows)?.add(diagonal as i64)?.unsqueeze(1)?;
+        indices(cols)?.le(&row)
     }
 
     /// Encodes class indices as one-hot vectors, \[.., classes\], i64. Other indices give zeros.
@@ -581,13 +564,10 @@ impl Tensor {
     #[track_caller]
     pub fn one_hot(&self, classes: usize) -> Result<Tensor> {
         fail_if!(!self.dtype().is_int(); dtype("one_hot", self.dtype()), "takes class numbers");
-        check_in_range(
-            "one_hot",
-            self,
-            IndexRange { extent: classes, allows_negative: false, ignored_index: None },
-        )?;
-        let numbers = Tensor::arange(0.0, classes as f64, 1.0, DType::I32, self.device())?;
-        cast_index_to_i32("one_hot", self, None)?.unsqueeze(-1)?.eq(&numbers)?.to_dtype(DType::I64)
+        let range = IndexRange { extent: classes, allows_negative: false, ignored_index: None };
+        check_in_range("one_hot", self, range)?;
+        let columns = Tensor::arange(0.0, classes as f64, 1.0, DType::I32, self.device())?;
+        cast_index_to_i32("one_hot", self, None)?.unsqueeze(-1)?.eq(&columns)?.to_dtype(DType::I64)
     }
 }
 
@@ -607,8 +587,7 @@ fn pad_constant(x: &Tensor, d: usize, before: isize, after: isize, value: f64) -
     let n = x.shape()[d] as isize;
     let (start, cut) = ((-before).max(0), (-after).max(0));
     let kept = (n - start - cut).max(0);
-    let mut shape: Dims = x.shape().into();
-    shape[d] = (before + n + after) as usize;
+    let shape = with_extent(x.shape(), d, (before + n + after) as usize);
     // A pad that only crops writes no constant.
     let value = if before > 0 || after > 0 { value } else { 0.0 };
     let out = Tensor::full(&shape, value, x.dtype(), x.device())?;

@@ -89,10 +89,8 @@ impl Sorter {
             return Ok(place);
         }
         let scratch = || -> Result<(Tensor, Tensor)> {
-            let _tag = memory::scope::enter_tag(Tag::Workspace);
-            let dtype = if wide { DType::I64 } else { DType::U32 };
-            let keys = Tensor::empty([rows * extent], dtype, x.device())?;
-            Ok((keys, Tensor::empty([rows * extent], DType::U32, x.device())?))
+            let buffer = |dtype| empty_workspace(&[rows * extent], dtype, x.device());
+            Ok((buffer(if wide { DType::I64 } else { DType::U32 })?, buffer(DType::U32)?))
         };
         let (mut from, mut to) = (scratch()?, scratch()?);
         launch::launch(&spec, &[x, &from.0, &from.1], params, groups)?;
@@ -140,10 +138,6 @@ impl Sorter {
     fn run_with_values(self, x: &Tensor, d: usize) -> Result<(Tensor, Tensor)> {
         operation!(self.op);
         let place = self.run(&x.detach(), d)?;
-        let value = Tensor::empty(place.shape(), x.dtype(), x.device())?;
-        if value.numel() > 0 {
-            gather_into(self.op, x, d, &place, place.strides(), &value)?;
-        }
         let (at, shape, op): (_, Dims, _) = (place.clone(), x.shape().into(), self.op);
         let again = place.clone();
         let forward = move |x: &Tensor| {
@@ -153,6 +147,7 @@ impl Sorter {
             }
             Ok(value)
         };
+        let value = forward(&x.detach())?;
         let value = autograd::linear_differentiable_with(op, value, x, &[&place], forward, move |g| {
             let whole = Tensor::zeros(&shape, g.dtype(), g.device())?;
             scatter_unique_into(op, &whole, d, &at, g)?;
@@ -180,11 +175,10 @@ pub(super) fn argsort_ascending(op: &'static str, x: &Tensor, d: usize) -> Resul
 }
 
 /// Returns the extent of a dimension, which must not be empty.
-fn nonempty_extent(op: &'static str, x: &Tensor, d: usize) -> Result<usize> {
-    match extent_or_one(x, d) {
-        0 => Err(Error::shape(op, format!("dimension {d} has no elements to choose from"), &[x.shape()])),
-        n => Ok(n),
-    }
+pub(super) fn nonempty_extent(op: &'static str, x: &Tensor, d: usize) -> Result<usize> {
+    let n = extent_or_one(x, d);
+    fail_if!(n == 0; shape(op, [x]), "dimension {d} has no elements to choose from");
+    Ok(n)
 }
 
 impl Tensor {
@@ -248,21 +242,28 @@ impl Tensor {
     /// `dim` is out of range, or there are no elements along it.
     #[track_caller]
     pub fn median(&self, dim: isize, keepdim: bool) -> Result<(Tensor, Tensor)> {
-        let d = normalize_dim("median", dim, self.rank())?;
-        let middle = (nonempty_extent("median", self, d)? - 1) / 2;
-        let begin =
-            if self.dtype().is_float() { RankStart::RankOrNan(middle) } else { RankStart::Rank(middle) };
-        Sorter { op: "median", descending: false, start: begin, count: 1 }.run_single(self, d, keepdim)
+        self.median_along("median", dim, keepdim, RankStart::RankOrNan)
     }
 
     /// Returns the [`median`](Self::median) of the elements that are not NaN, or NaN if all are NaN.
     #[track_caller]
     pub fn nanmedian(&self, dim: isize, keepdim: bool) -> Result<(Tensor, Tensor)> {
-        let d = normalize_dim("nanmedian", dim, self.rank())?;
-        let middle = (nonempty_extent("nanmedian", self, d)? - 1) / 2;
-        let begin =
-            if self.dtype().is_float() { RankStart::MedianIgnoringNan } else { RankStart::Rank(middle) };
-        Sorter { op: "nanmedian", descending: false, start: begin, count: 1 }.run_single(self, d, keepdim)
+        self.median_along("nanmedian", dim, keepdim, |_| RankStart::MedianIgnoringNan)
+    }
+
+    /// Returns the median along `dim`. `start` selects the rank of floats.
+    #[track_caller]
+    fn median_along(
+        &self,
+        op: &'static str,
+        dim: isize,
+        keepdim: bool,
+        start: fn(usize) -> RankStart,
+    ) -> Result<(Tensor, Tensor)> {
+        let d = normalize_dim(op, dim, self.rank())?;
+        let middle = (nonempty_extent(op, self, d)? - 1) / 2;
+        let start = if self.dtype().is_float() { start(middle) } else { RankStart::Rank(middle) };
+        Sorter { op, descending: false, start, count: 1 }.run_single(self, d, keepdim)
     }
 
     /// Returns the median of all elements, or NaN of an empty float tensor. Equal elements share the
@@ -338,13 +339,8 @@ impl Tensor {
         keepdim: bool,
         interpolation: Interpolation,
     ) -> Result<Tensor> {
-        self.compute_quantiles(
-            "nanquantile",
-            &q.into(),
-            single_dim("nanquantile", dim)?,
-            keepdim,
-            interpolation,
-        )
+        let dim = single_dim("nanquantile", dim)?;
+        self.compute_quantiles("nanquantile", &q.into(), dim, keepdim, interpolation)
     }
 
     #[track_caller]
@@ -373,13 +369,13 @@ impl Tensor {
         let end = (n - 1) as f64;
         let sorter = Sorter { op, descending: false, start: RankStart::Rank(0), count: n };
         let sorted = sorter.run_with_values(&lines, last)?.0;
-        let numbers = sorted.detach().isnan()?.logical_not()?;
+        let not_nan = sorted.detach().isnan()?.logical_not()?;
         let ranks = if op == "nanquantile" {
-            let count = numbers.to_dtype(q.dtype())?.sum([-1], true)?;
+            let count = not_nan.to_dtype(q.dtype())?.sum([-1], true)?;
             q.mul(&count.sub(1.0)?)?.clamp(0.0, end)?
         } else {
             // NaN sort last and are selected if there are any.
-            q.mul(end)?.where_(&numbers.narrow(-1, n - 1, 1)?, end)?
+            q.mul(end)?.where_(&not_nan.narrow(-1, n - 1, 1)?, end)?
         };
         let ranks = match interpolation {
             Interpolation::Lower => ranks.floor()?,
@@ -401,8 +397,7 @@ impl Tensor {
             _ => below,
         };
         let out = if may_be_outside { out.masked_fill(&places.isnan()?, f64::NAN)? } else { out };
-        let mut order: Vec<isize> = (0..last as isize).collect();
-        order.insert(0, last as isize);
+        let order: Vec<isize> = [last].into_iter().chain(0..last).map(|d| d as isize).collect();
         let mut shape: Dims = if several { smallvec![q.numel()] } else { smallvec![] };
         let extents = self.shape().iter().enumerate();
         shape.extend(extents.filter_map(|(k, &n)| match dim {
@@ -416,9 +411,9 @@ impl Tensor {
 /// Returns the quantiles as a vector in f32 (f64 for f64), and whether they were a vector.
 fn quantile_vector(op: &'static str, q: &Operand<'_>, x: &Tensor) -> Result<(bool, Tensor)> {
     let dtype = if x.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
-    let number = match q {
+    let value = match q {
         Operand::Tensor(t) if t.rank() > 1 => {
-            return Err(Error::shape(op, "the quantiles are a number, or have one dimension", &[t.shape()]));
+            fail!(shape(op, [t]), "the quantiles are a number, or have one dimension")
         }
         Operand::Tensor(t) => {
             x.check_same_device(op, t)?;
@@ -427,11 +422,9 @@ fn quantile_vector(op: &'static str, q: &Operand<'_>, x: &Tensor) -> Result<(boo
             let outside = seen.ge(0.0)?.logical_and(&seen.le(1.0)?)?.logical_not()?;
             return Ok((t.rank() == 1, q.masked_fill(&outside, f64::NAN)?));
         }
-        Operand::Scalar(Scalar::Float(q)) => *q,
-        Operand::Scalar(Scalar::Int(q)) => *q as f64,
-        Operand::Scalar(Scalar::Bool(q)) => f64::from(u8::from(*q)),
+        Operand::Scalar(q) => q.to_f64(),
     };
-    fail_if!(!(0.0..=1.0).contains(&number);
-        argument(op), "{number} is no quantile; they lie between 0 and 1");
-    Ok((false, Tensor::full([1], number, dtype, x.device())?))
+    fail_if!(!(0.0..=1.0).contains(&value);
+        argument(op), "{value} is no quantile; they lie between 0 and 1");
+    Ok((false, Tensor::full([1], value, dtype, x.device())?))
 }

@@ -7,7 +7,6 @@ use crate::ops::prelude::*;
 const OP: &str = "rotary_embedding";
 
 /// Contiguous cosines and sines of each position, with the pairing of features.
-#[derive(Clone)]
 struct RotaryTables {
     cos: Tensor,
     sin: Tensor,
@@ -73,8 +72,9 @@ impl Tensor {
         fail_if!(!cos.shape().last().is_some_and(fits);
             shape(OP, &shapes()), "takes tables of [{positions}, pairs] with at most {} pairs", features / 2);
         fail_if!(!self.dtype().is_float(); dtype(OP, self.dtype()), "takes floats; cast with `to_dtype`");
-        if let Some(other) = [cos, sin].into_iter().find(|t| !matches!(t.dtype(), DType::F32 | DType::F64)) {
-            return Err(Error::dtype(OP, other.dtype(), "angles need the digits of f32; cast the tables"));
+        for t in [cos, sin] {
+            fail_if!(!matches!(t.dtype(), DType::F32 | DType::F64);
+                dtype(OP, t.dtype()), "angles need the digits of f32; cast the tables");
         }
         fail_if!(cos.dtype() != sin.dtype();
             dtype(OP, sin.dtype()), "the cosines are {}; cast one", cos.dtype());
@@ -83,14 +83,12 @@ impl Tensor {
         if outer.contains(&0) || positions * features == 0 {
             return Ok(self.clone());
         }
-        let turn =
-            RotaryTables { cos: cos.detach().contiguous()?, sin: sin.detach().contiguous()?, interleaved };
-        let out = turn.rotate_pairs(&self.detach(), 1.0)?;
-        let turn = Arc::new(turn);
-        let again = turn.clone();
-        let tables = [turn.cos.clone(), turn.sin.clone()];
-        let (forward, transpose) =
-            (move |x: &Tensor| again.rotate_pairs(x, 1.0), move |g: &Tensor| turn.rotate_pairs(g, -1.0));
-        Ok(autograd::linear_differentiable_with(OP, out, self, &tables.each_ref(), forward, transpose))
+        let (cos, sin) = (cos.detach().contiguous()?, sin.detach().contiguous()?);
+        let tables = Arc::new(RotaryTables { cos: cos.clone(), sin: sin.clone(), interleaved });
+        let out = tables.rotate_pairs(&self.detach(), 1.0)?;
+        let again = tables.clone();
+        let forward = move |x: &Tensor| again.rotate_pairs(x, 1.0);
+        let transpose = move |g: &Tensor| tables.rotate_pairs(g, -1.0);
+        Ok(autograd::linear_differentiable_with(OP, out, self, &[&cos, &sin], forward, transpose))
     }
 }

@@ -53,9 +53,9 @@ fn apply_padding_mode(
                 return place.mul(0.0);
             }
             let away = place.sub(low)?.abs()?;
-            let turns = away.detach().mul(1.0 / span)?.floor()?;
-            let rest = away.sub(&turns.mul(span)?)?;
-            let odd = turns.remainder(2.0)?.ne(0.0)?;
+            let periods = away.detach().mul(1.0 / span)?.floor()?;
+            let rest = away.sub(&periods.mul(span)?)?;
+            let odd = periods.remainder(2.0)?.ne(0.0)?;
             rest.neg()?.add(span)?.where_(&odd, &rest)?.add(low)?
         }
     };
@@ -75,38 +75,35 @@ fn cubic_weights(t: &Tensor) -> Result<[Tensor; 4]> {
 /// Gathers elements of `x` \[batch, channels, numel\] at integer coordinates, one tensor for each dimension.
 /// The elements are multiplied by the weights and are zero outside of the input.
 fn sample_corner(x: &Tensor, places: &[Tensor], sizes: &[usize], weight: Option<Tensor>) -> Result<Tensor> {
-    let (mut index, mut inside): (Option<Tensor>, Option<Tensor>) = (None, None);
+    // Linear index of the element, and true if it is inside of the input.
+    let mut corner: Option<(Tensor, Tensor)> = None;
     for (at, &size) in places.iter().zip(sizes) {
         let here = at.ge(0.0)?.logical_and(&at.le(size as f64 - 1.0)?)?;
         let at =
             at.clamp(0.0, size as f64 - 1.0)?.masked_fill(&here.logical_not()?, 0.0)?.to_dtype(DType::I32)?;
-        index = Some(match index {
-            Some(before) => before.mul(size as i64)?.add(&at)?,
-            None => at,
-        });
-        inside = Some(match inside {
-            Some(before) => before.logical_and(&here)?,
-            None => here,
+        corner = Some(match corner {
+            Some((index, inside)) => (index.mul(size as i64)?.add(&at)?, inside.logical_and(&here)?),
+            None => (at, here),
         });
     }
-    let (Some(index), Some(inside)) = (index, inside) else {
+    let Some((index, inside)) = corner else {
         fail!(argument("grid_sample"), "takes a grid of two or three coordinates")
     };
     let (batch, channels) = (x.shape()[0], x.shape()[1]);
     let shape = [batch, channels, index.numel() / batch.max(1)];
-    let spread = |t: &Tensor| t.reshape([batch, 1, shape[2]])?.broadcast_to(shape);
-    let read = x.gather(2, &spread(&index)?)?;
+    let per_channel = |t: &Tensor| t.reshape([batch, 1, shape[2]])?.broadcast_to(shape);
+    let read = x.gather(2, &per_channel(&index)?)?;
     let read = match weight {
         // Mask the weight first: an infinite coordinate has a NaN weight, which would reach x's gradient.
         Some(weight) => {
             let weight = weight
                 .to_dtype(x.dtype())?
                 .masked_fill(&inside.logical_not()?.reshape(weight.shape())?, 0.0)?;
-            read.mul(&spread(&weight)?)?
+            read.mul(&per_channel(&weight)?)?
         }
         None => read,
     };
-    read.masked_fill(&spread(&inside)?.logical_not()?, 0.0)
+    read.masked_fill(&per_channel(&inside)?.logical_not()?, 0.0)
 }
 
 impl Tensor {
@@ -155,12 +152,12 @@ impl Tensor {
         // Coordinates are computed in f32, because f16 holds consecutive integers only up to 2048.
         let wide = if grid.dtype() == DType::F64 { grid.clone() } else { grid.to_dtype(DType::F32)? };
         // The last coordinate of the grid is the first dimension.
-        let held = |at: &Tensor, d: usize| apply_padding_mode(at, sizes[d], padding, align_corners);
+        let pad_coordinate = |at: &Tensor, d: usize| apply_padding_mode(at, sizes[d], padding, align_corners);
         let places = (0..n).map(|d| {
             let place =
                 unnormalize_coordinate(&wide.select(-1, (n - 1 - d) as isize)?, sizes[d], align_corners)?;
             // Bicubic sampling clamps the coordinates of the four neighbours instead.
-            if mode == GridMode::Bicubic { Ok(place) } else { held(&place, d) }
+            if mode == GridMode::Bicubic { Ok(place) } else { pad_coordinate(&place, d) }
         });
         let places = places.collect::<Result<Vec<_>>>()?;
         // Sum 16-bit floats in f32, and round once.
@@ -169,53 +166,35 @@ impl Tensor {
         // Sums over every combination of one neighbour for each dimension.
         let blend = |axes: Vec<Vec<(Tensor, Tensor)>>| -> Result<Tensor> {
             let count: usize = axes.iter().map(Vec::len).product();
-            let mut sum: Option<Tensor> = None;
-            for mut choice in 0..count {
-                let (mut at, mut weight) = (Vec::with_capacity(n), None::<Tensor>);
-                for axis in &axes {
-                    let (place, part) = &axis[choice % axis.len()];
+            let corner = |mut choice: usize| {
+                let chosen = axes.iter().map(|axis| {
+                    let pair = axis[choice % axis.len()].clone();
                     choice /= axis.len();
-                    at.push(place.clone());
-                    weight = Some(match weight {
-                        Some(weight) => weight.mul(part)?,
-                        None => part.clone(),
-                    });
-                }
-                let part = sample_corner(&x, &at, sizes, weight)?;
-                sum = Some(match sum {
-                    Some(sum) => sum.add(&part)?,
-                    None => part,
+                    pair
                 });
-            }
-            sum.ok_or_else(|| Error::argument(OP, "has no corners"))
+                let (at, weights): (Vec<_>, Vec<_>) = chosen.unzip();
+                let weight = weights.into_iter().map(Ok).reduce(|a, b| a?.mul(&b?)).transpose()?;
+                sample_corner(&x, &at, sizes, weight)
+            };
+            let sum = (0..count).map(corner).reduce(|a, b| a?.add(&b?));
+            sum.unwrap_or_else(|| fail!(argument(OP), "has no corners"))
         };
-        let out = match mode {
-            GridMode::Nearest => {
-                let nearest = places.iter().map(|at| at.detach().round()).collect::<Result<Vec<_>>>()?;
-                sample_corner(&x, &nearest, sizes, None)?
+        // Neighbours of a coordinate along its dimension, with their weights.
+        let neighbours = |(d, at): (usize, &Tensor)| -> Result<Vec<(Tensor, Tensor)>> {
+            let low = at.detach().floor()?;
+            if mode == GridMode::Bilinear {
+                let high = low.add(1.0)?;
+                let weights = (high.sub(at)?, at.sub(&low)?);
+                return Ok(vec![(low, weights.0), (high, weights.1)]);
             }
-            GridMode::Bilinear => blend(
-                places
-                    .iter()
-                    .map(|at| {
-                        let low = at.detach().floor()?;
-                        let high = low.add(1.0)?;
-                        let weights = (high.sub(at)?, at.sub(&low)?);
-                        Ok(vec![(low, weights.0), (high, weights.1)])
-                    })
-                    .collect::<Result<_>>()?,
-            )?,
-            GridMode::Bicubic => blend(
-                places
-                    .iter()
-                    .enumerate()
-                    .map(|(d, at)| {
-                        let low = at.detach().floor()?;
-                        let weights = cubic_weights(&at.sub(&low)?)?.into_iter().enumerate();
-                        weights.map(|(k, weight)| Ok((held(&low.add(k as f64 - 1.0)?, d)?, weight))).collect()
-                    })
-                    .collect::<Result<_>>()?,
-            )?,
+            let weights = cubic_weights(&at.sub(&low)?)?.into_iter().enumerate();
+            weights.map(|(k, weight)| Ok((pad_coordinate(&low.add(k as f64 - 1.0)?, d)?, weight))).collect()
+        };
+        let out = if mode == GridMode::Nearest {
+            let nearest = places.iter().map(|at| at.detach().round()).collect::<Result<Vec<_>>>()?;
+            sample_corner(&x, &nearest, sizes, None)?
+        } else {
+            blend(places.iter().enumerate().map(neighbours).collect::<Result<_>>()?)?
         };
         out.to_dtype(self.dtype())?.reshape(&[&self.shape()[..2], &grid.shape()[1..=n]].concat()[..])
     }

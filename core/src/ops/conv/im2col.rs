@@ -100,9 +100,9 @@ impl Im2colPlan {
     }
 
     /// Returns the number of rows of a group, padded with zero rows to whole vectors.
-    fn padded_rows_per_group(&self, dtype: DType, together: bool) -> usize {
+    fn padded_rows_per_group(&self, dtype: DType, merges_images: bool) -> usize {
         let taken = self.rows_per_group();
-        if self.is_identity() || (together && spatial_numel(&self.kernel) == 1) {
+        if self.is_identity() || (merges_images && spatial_numel(&self.kernel) == 1) {
             return taken;
         }
         taken.next_multiple_of(VECTOR_BYTES / dtype.size())
@@ -113,14 +113,14 @@ impl Im2colPlan {
         &self,
         images: &Tensor,
         dtype: DType,
-        together: bool,
+        merges_images: bool,
     ) -> impl Iterator<Item = ImageChunk> + use<> {
         let (most, images) = (images.device().im2col_max_bytes() as usize, images.shape()[0]);
         let bytes = self.groups
-            * self.padded_rows_per_group(dtype, together)
+            * self.padded_rows_per_group(dtype, merges_images)
             * self.output_positions()
             * dtype.size();
-        let most = if self.is_identity() && !together { images } else { most / bytes.max(1) };
+        let most = if self.is_identity() && !merges_images { images } else { most / bytes.max(1) };
         // Each chunk begins at a vector boundary of the images.
         let image = self.groups * self.channels * spatial_numel(&self.input_extents);
         let unit = if image.is_multiple_of(VECTOR_BYTES) { 1 } else { VECTOR_BYTES };
@@ -128,37 +128,37 @@ impl Im2colPlan {
         (0..images.div_ceil(most)).map(move |k| ImageChunk {
             first_image: k * most,
             images: most.min(images - k * most),
-            merges_images: together,
+            merges_images,
         })
     }
 
     /// Builds a chunk's column matrix: \[images, rows, positions\], or merged \[groups, rows, columns\].
     fn build_columns(&self, images: &Tensor, chunk: ImageChunk) -> Result<Tensor> {
-        let (dtype, places) = (images.dtype(), self.output_positions());
+        let (dtype, positions) = (images.dtype(), self.output_positions());
         let part = images.narrow(0, chunk.first_image, chunk.images)?;
         if self.is_identity() && !chunk.merges_images {
-            return part.reshape([chunk.images, self.channels, places]);
+            return part.reshape([chunk.images, self.channels, positions]);
         }
-        let lanes = VECTOR_BYTES / dtype.size();
+        let vector_width = VECTOR_BYTES / dtype.size();
         let depth = self.padded_rows_per_group(dtype, chunk.merges_images);
         let (outer, live) =
-            if chunk.merges_images { (1, chunk.images * places) } else { (chunk.images, places) };
-        let vectors = live.div_ceil(lanes);
+            if chunk.merges_images { (1, chunk.images * positions) } else { (chunk.images, positions) };
+        let vectors = live.div_ceil(vector_width);
         let blocks = outer * self.groups;
-        let out = empty_workspace(&[blocks, depth, vectors * lanes], dtype, images.device())?;
-        if self.is_identity() && live == vectors * lanes {
-            let shape = [chunk.images, self.groups * self.channels, places];
+        let out = empty_workspace(&[blocks, depth, vectors * vector_width], dtype, images.device())?;
+        if self.is_identity() && live == vectors * vector_width {
+            let shape = [chunk.images, self.groups * self.channels, positions];
             part.reshape(shape)?.transpose(0, 1)?.copy_into(&out.reshape([shape[1], shape[0], shape[2]])?)?;
             return Ok(out);
         }
         let last = self.kernel[self.rank - 1];
         let rows = self.rows_per_group() / last;
         let threads = blocks * rows * vectors;
-        let quick =
-            [blocks * rows, live, rows].iter().all(|&n| n < 1 << 20) && threads.max(live + lanes) < 1 << 31;
+        let quick = [blocks * rows, live, rows].iter().all(|&n| n < 1 << 20)
+            && threads.max(live + vector_width) < 1 << 31;
         let spec = kernel_spec! { "im2col", size: dtype.size(), rank: self.rank, quick };
         let params = kernel_params! {
-            n: threads, vectors, rows, groups: self.groups, depth, taken: self.rows_per_group(), live, places,
+            n: threads, vectors, rows, groups: self.groups, depth, taken: self.rows_per_group(), live, places: positions,
             channels: self.channels * self.groups, group: self.channels,
             from_places: spatial_numel(&self.input_extents),
             taps: self.kernel[..self.rank - 1].iter().product::<usize>(), in_offset: part.layout().offset(),
@@ -178,25 +178,25 @@ impl ConvGeometry {
     /// filters have little to multiply, but column matrices as large as those of other filters.
     pub(crate) fn uses_im2col(&self, x: &Tensor) -> bool {
         let taps = spatial_numel(&self.kernel);
-        let lines = |channels: usize| channels / self.groups * taps;
-        let most = (lines(self.x_channels) + VECTOR_BYTES) * self.groups * spatial_numel(&self.y_extents);
-        let turned = (lines(self.y_channels) + VECTOR_BYTES) * self.groups * spatial_numel(&self.x_extents);
+        let rows = |channels: usize| channels / self.groups * taps;
+        let most = (rows(self.x_channels) + VECTOR_BYTES) * self.groups * spatial_numel(&self.y_extents);
+        let mirrored = (rows(self.y_channels) + VECTOR_BYTES) * self.groups * spatial_numel(&self.x_extents);
         // A chunk of unaligned images holds at least as many as reach the next vector boundary.
         let aligned =
             |channels: usize, extents| (channels * spatial_numel(extents)).is_multiple_of(VECTOR_BYTES);
         let whole = aligned(self.x_channels, &self.x_extents) && aligned(self.y_channels, &self.y_extents);
-        let together = if whole { 1 } else { VECTOR_BYTES.min(self.batch) };
+        let merged = if whole { 1 } else { VECTOR_BYTES.min(self.batch) };
         matches!(x.dtype(), DType::F32 | DType::F16 | DType::BF16)
             && self.y_channels / self.groups >= MIN_GROUP_CHANNELS
-            && lines(self.x_channels) >= MIN_GROUP_ROWS
+            && rows(self.x_channels) >= MIN_GROUP_ROWS
             && self.batch * self.x_channels * spatial_numel(&self.x_extents) * spatial_numel(&self.y_extents)
                 > 0
-            && most.max(if self.has_unit_stride() { turned } else { 0 }).saturating_mul(together) < 1 << 31
+            && most.max(if self.has_unit_stride() { mirrored } else { 0 }).saturating_mul(merged) < 1 << 31
             && x.device().im2col_max_bytes() > 0
     }
 
     /// Reports whether the stride is 1 in every dimension.
-    fn has_unit_stride(&self) -> bool {
+    pub(crate) fn has_unit_stride(&self) -> bool {
         self.stride[..self.rank].iter().all(|&s| s == 1)
     }
 
@@ -214,28 +214,25 @@ impl ConvGeometry {
     }
 
     /// Reports whether a chunk's images share one matrix: for several groups, or if rows are not aligned.
-    fn merges_images(&self, windows: &Im2colPlan, dtype: DType) -> bool {
-        self.groups > 1 || !(windows.output_positions() * dtype.size()).is_multiple_of(VECTOR_BYTES)
+    fn merges_images(&self, plan: &Im2colPlan, dtype: DType) -> bool {
+        self.groups > 1 || !(plan.output_positions() * dtype.size()).is_multiple_of(VECTOR_BYTES)
     }
 
     /// Computes y from x and w.
     pub(crate) fn im2col_forward(&self, x: &Tensor, w: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         let (x, w) = (x.contiguous()?, w.contiguous()?);
-        let windows = Im2colPlan::for_input(self);
+        let plan = Im2colPlan::for_input(self);
         let out = Tensor::empty(self.y_shape(), x.dtype(), x.device())?;
-        let together = self.merges_images(&windows, x.dtype());
-        let lines = self.pad_weight_rows(&self.weight_rows(&w)?, &windows, together)?;
-        for chunk in windows.split_batch(&x, x.dtype(), together) {
-            self.multiply_chunk(&lines, &windows.build_columns(&x, chunk)?, &windows, chunk, &out)?;
+        let merges_images = self.merges_images(&plan, x.dtype());
+        let weight_rows = self.pad_weight_rows(&self.weight_rows(&w)?, &plan, merges_images)?;
+        for chunk in plan.split_batch(&x, x.dtype(), merges_images) {
+            self.multiply_chunk(&weight_rows, &plan.build_columns(&x, chunk)?, &plan, chunk, &out)?;
         }
         add_bias(out, bias)
     }
 
-    /// Computes the gradients of x and of w.
+    /// Computes the gradients of x and of w for stride 1.
     pub(crate) fn im2col_backward(&self, dy: &Tensor, w: &Tensor, x: &Tensor) -> Result<[Tensor; 2]> {
-        if !self.has_unit_stride() {
-            return Ok([self.im2col_input_grad(dy, w, None)?, self.im2col_weight_grad(dy, x)?]);
-        }
         let (dx, dw) = self.im2col_shared_grads(dy, w, Some(x))?;
         Ok([dx, dw.map_or_else(|| self.im2col_weight_grad(dy, x), Ok)?])
     }
@@ -259,26 +256,23 @@ impl ConvGeometry {
     ) -> Result<(Tensor, Option<Tensor>)> {
         let (dy, w) = (&dy.contiguous()?, &w.contiguous()?);
         let x = x.map(Tensor::contiguous).transpose()?;
-        let (windows, dtype) = (Im2colPlan::for_input_grad(self), dy.dtype());
+        let (plan, dtype) = (Im2colPlan::for_input_grad(self), dy.dtype());
         let out = Tensor::empty(self.x_shape(), dtype, dy.device())?;
-        let parts = x.as_ref().map_or(0, |_| self.batch * self.x_channels * windows.rows_per_group());
-        let together = self.merges_images(&windows, dtype) || 4 * parts > MAX_PARTIAL_GRAD_BYTES;
-        let lines = self.pad_weight_rows(
-            &self.swap_weight_channels(w, self.y_channels, self.x_channels)?,
-            &windows,
-            together,
-        )?;
-        let places = windows.with_unit_kernel(self.x_channels / self.groups);
+        let parts = x.as_ref().map_or(0, |_| self.batch * self.x_channels * plan.rows_per_group());
+        let merges_images = self.merges_images(&plan, dtype) || 4 * parts > MAX_PARTIAL_GRAD_BYTES;
+        let weight_rows = self.swap_weight_channels(w, self.y_channels, self.x_channels)?;
+        let weight_rows = self.pad_weight_rows(&weight_rows, &plan, merges_images)?;
+        let positions = plan.with_unit_kernel(self.x_channels / self.groups);
         let mut sum = WeightGradSum { total: None, result_dtype: dtype };
-        for chunk in windows.split_batch(dy, dtype, together) {
-            let made = windows.build_columns(dy, chunk)?;
-            self.multiply_chunk(&lines, &made, &windows, chunk, &out)?;
+        for chunk in plan.split_batch(dy, dtype, merges_images) {
+            let columns = plan.build_columns(dy, chunk)?;
+            self.multiply_chunk(&weight_rows, &columns, &plan, chunk, &out)?;
             if let Some(x) = &x {
-                sum.add_chunk(self, &places.build_columns(x, chunk)?, &made, chunk)?;
+                sum.add_chunk(self, &positions.build_columns(x, chunk)?, &columns, chunk)?;
             }
         }
         let finish = |sum: Tensor| {
-            let sum = sum.narrow(2, 0, windows.rows_per_group())?;
+            let sum = sum.narrow(2, 0, plan.rows_per_group())?;
             let sum = self.swap_weight_channels(&sum, self.x_channels, self.y_channels)?;
             sum.to_dtype(dtype)?.reshape(&self.w_shape()[..])
         };
@@ -288,89 +282,92 @@ impl ConvGeometry {
     /// Computes the gradient of w from columns of x.
     pub(crate) fn im2col_weight_grad(&self, dy: &Tensor, x: &Tensor) -> Result<Tensor> {
         let (dy, x) = (&dy.contiguous()?, &x.contiguous()?);
-        let (windows, dtype) = (Im2colPlan::for_input(self), dy.dtype());
-        let parts = self.batch * self.y_channels * windows.rows_per_group();
-        let together = self.merges_images(&windows, dtype) || 4 * parts > MAX_PARTIAL_GRAD_BYTES;
-        let places = windows.with_unit_kernel(self.y_channels / self.groups);
+        let (plan, dtype) = (Im2colPlan::for_input(self), dy.dtype());
+        let parts = self.batch * self.y_channels * plan.rows_per_group();
+        let merges_images = self.merges_images(&plan, dtype) || 4 * parts > MAX_PARTIAL_GRAD_BYTES;
+        let positions = plan.with_unit_kernel(self.y_channels / self.groups);
         let mut sum = WeightGradSum { total: None, result_dtype: dtype };
-        for chunk in windows.split_batch(x, dtype, together) {
-            sum.add_chunk(self, &places.build_columns(dy, chunk)?, &windows.build_columns(x, chunk)?, chunk)?;
+        for chunk in plan.split_batch(x, dtype, merges_images) {
+            sum.add_chunk(self, &positions.build_columns(dy, chunk)?, &plan.build_columns(x, chunk)?, chunk)?;
         }
         match sum.total {
             Some(sum) => {
-                sum.narrow(2, 0, windows.rows_per_group())?.to_dtype(dtype)?.reshape(&self.w_shape()[..])
+                sum.narrow(2, 0, plan.rows_per_group())?.to_dtype(dtype)?.reshape(&self.w_shape()[..])
             }
             None => Tensor::zeros(self.w_shape(), dtype, dy.device()),
         }
     }
 
     /// Pads the rows of the first operand with zeros to the depth of the column matrix.
-    fn pad_weight_rows(&self, lines: &Tensor, windows: &Im2colPlan, together: bool) -> Result<Tensor> {
-        let more = windows.padded_rows_per_group(lines.dtype(), together) - windows.rows_per_group();
+    fn pad_weight_rows(
+        &self,
+        weight_rows: &Tensor,
+        plan: &Im2colPlan,
+        merges_images: bool,
+    ) -> Result<Tensor> {
+        let more = plan.padded_rows_per_group(weight_rows.dtype(), merges_images) - plan.rows_per_group();
         if more == 0 {
-            return Ok(lines.clone());
+            return Ok(weight_rows.clone());
         }
         let _tag = memory::scope::enter_tag(Tag::Workspace);
-        lines.pad(&[0, more as isize], PadMode::Constant(0.0))
+        weight_rows.pad(&[0, more as isize], PadMode::Constant(0.0))
     }
 
-    /// Writes the product of `lines` and `windows` to the chunk's images of `out`.
+    /// Writes the product of `weight_rows` and `matrix` to the chunk's images of `out`.
     fn multiply_chunk(
         &self,
-        lines: &Tensor,
-        windows: &Tensor,
-        of: &Im2colPlan,
+        weight_rows: &Tensor,
+        matrix: &Tensor,
+        plan: &Im2colPlan,
         chunk: ImageChunk,
         out: &Tensor,
     ) -> Result<()> {
-        let (channels, places) = (lines.shape()[1], of.output_positions());
+        let (channels, positions) = (weight_rows.shape()[1], plan.output_positions());
         let out = out.narrow(0, chunk.first_image, chunk.images)?;
         if !chunk.merges_images {
             return gemm_into(
                 self.op,
-                lines,
-                windows,
-                &out.reshape([chunk.images, channels, places])?,
+                weight_rows,
+                matrix,
+                &out.reshape([chunk.images, channels, positions])?,
                 false,
             );
         }
-        let all = empty_workspace(&[self.groups, channels, windows.shape()[2]], out.dtype(), out.device())?;
-        gemm_into(self.op, lines, windows, &all, false)?;
+        let all = empty_workspace(&[self.groups, channels, matrix.shape()[2]], out.dtype(), out.device())?;
+        gemm_into(self.op, weight_rows, matrix, &all, false)?;
         let columns = all.shape()[2];
-        let shape: Dims = smallvec![chunk.images, self.groups * channels, places];
-        let each = Layout::new(shape.clone(), smallvec![places, columns, 1], all.layout().offset());
+        let shape: Dims = smallvec![chunk.images, self.groups * channels, positions];
+        let each = Layout::new(shape.clone(), smallvec![positions, columns, 1], all.layout().offset());
         all.with_layout(each).copy_into(&out.reshape(&shape[..])?)
     }
 
     /// Computes the gradient of x as the col2im sum over the gradient of the columns.
     fn col2im_input_grad(&self, dy: &Tensor, w: &Tensor) -> Result<Tensor> {
         let (dy, w) = (&dy.contiguous()?, &w.contiguous()?);
-        let windows = Im2colPlan::for_input(self);
+        let plan = Im2colPlan::for_input(self);
         let dtype = dy.dtype();
         let out = Tensor::empty(self.x_shape(), dtype, dy.device())?;
-        let lines = self.weight_rows(w)?.transpose(-2, -1)?;
-        let together = self.merges_images(&windows, dtype);
-        let from = windows.with_unit_kernel(self.y_channels / self.groups);
-        for chunk in windows.split_batch(dy, DType::F32, together) {
-            let places = from.build_columns(dy, chunk)?;
-            let all = {
-                let _tag = memory::scope::enter_tag(Tag::Workspace);
-                let blocks = if together { self.groups } else { chunk.images };
-                Tensor::empty([blocks, windows.rows_per_group(), places.shape()[2]], DType::F32, dy.device())?
-            };
-            gemm_into(self.op, &lines, &places, &all, false)?;
-            self.col2im(&all, &windows, chunk, &out)?;
+        let weight_rows = self.weight_rows(w)?.transpose(-2, -1)?;
+        let merges_images = self.merges_images(&plan, dtype);
+        let from = plan.with_unit_kernel(self.y_channels / self.groups);
+        for chunk in plan.split_batch(dy, DType::F32, merges_images) {
+            let positions = from.build_columns(dy, chunk)?;
+            let blocks = if merges_images { self.groups } else { chunk.images };
+            let shape = [blocks, plan.rows_per_group(), positions.shape()[2]];
+            let all = empty_workspace(&shape, DType::F32, dy.device())?;
+            gemm_into(self.op, &weight_rows, &positions, &all, false)?;
+            self.col2im(&all, &plan, chunk, &out)?;
         }
         Ok(out)
     }
 
     /// Writes a chunk's images of `out` as sums over the columns that cover each element.
-    fn col2im(&self, all: &Tensor, windows: &Im2colPlan, chunk: ImageChunk, out: &Tensor) -> Result<()> {
+    fn col2im(&self, all: &Tensor, plan: &Im2colPlan, chunk: ImageChunk, out: &Tensor) -> Result<()> {
         let columns = all.shape()[2];
         let part = out.narrow(0, chunk.first_image, chunk.images)?;
         let n = part.numel();
         let image =
-            if chunk.merges_images { windows.output_positions() } else { windows.rows_per_group() * columns };
+            if chunk.merges_images { plan.output_positions() } else { plan.rows_per_group() * columns };
         let quick = n / self.x_extents[self.rank - 1] < 1 << 20 && n < 1 << 31;
         let spec = kernel_spec! {
             "col2im", from: all.dtype().name(), dtype: part.dtype().name(), rank: self.rank, quick,
@@ -380,14 +377,9 @@ impl ConvGeometry {
             ["stride_x", "stride_y", "stride_z"],
             ["dilation_x", "dilation_y", "dilation_z"],
         ];
-        let numbers = names.iter().zip([self.kernel, self.stride, self.dilation]);
-        let spec = numbers.fold(spec, |spec, (names, numbers)| {
-            names
-                .iter()
-                .zip(numbers)
-                .take(self.rank)
-                .fold(spec, |spec, (name, number)| spec.def(name, number))
-        });
+        let values = [self.kernel, self.stride, self.dilation];
+        let definitions = names.iter().zip(&values).flat_map(|(n, v)| n.iter().zip(v).take(self.rank));
+        let spec = definitions.fold(spec, |spec, (name, &value)| spec.def(name, value));
         let params = kernel_params! {
             n, in_offset: all.layout().offset(), image, line: columns, channels: self.x_channels,
             taps: spatial_numel(&self.kernel), out_offset: part.layout().offset(), size: self.x_extents,
@@ -405,12 +397,15 @@ impl ConvGeometry {
     }
 }
 
+/// Returns a bias as \[1, channels, 1, ..\].
+pub(super) fn bias_per_channel(bias: &Tensor, rank: usize) -> Result<Tensor> {
+    bias.reshape(&with_extent(&Dims::from_elem(1, rank), 1, bias.numel())[..])
+}
+
 /// Adds a bias to each channel, in place.
 fn add_bias(out: Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
     if let Some(bias) = bias {
-        let mut channels: Dims = smallvec![1; out.rank()];
-        channels[1] = bias.numel();
-        out.add_(&bias.reshape(&channels[..])?)?;
+        out.add_(&bias_per_channel(bias, out.rank())?)?;
     }
     Ok(out)
 }
@@ -423,34 +418,30 @@ struct WeightGradSum {
 }
 
 impl WeightGradSum {
-    /// Adds the product of `places` and the transposed `windows`.
+    /// Adds the product of `positions` and the transposed `columns`.
     fn add_chunk(
         &mut self,
         g: &ConvGeometry,
-        places: &Tensor,
-        windows: &Tensor,
+        positions: &Tensor,
+        columns: &Tensor,
         chunk: ImageChunk,
     ) -> Result<()> {
-        let transposed = windows.transpose(-2, -1)?;
-        let [blocks, height, _] = [0, 1, 2].map(|d| places.shape()[d]);
-        let wide = windows.shape()[1];
-        let one = chunk.images == g.batch && (chunk.merges_images || chunk.images == 1);
-        let dtype = if one { self.result_dtype } else { DType::F32 };
-        let made = || Tensor::empty([blocks, height, wide], dtype, places.device());
+        let transposed = columns.transpose(-2, -1)?;
+        let [blocks, height, _] = [0, 1, 2].map(|d| positions.shape()[d]);
+        let wide = columns.shape()[1];
+        let shape = [blocks, height, wide];
         if chunk.merges_images || chunk.images == 1 {
+            let dtype = if chunk.images == g.batch { self.result_dtype } else { DType::F32 };
             let (total, add) = match self.total.take() {
                 Some(total) => (total, true),
-                None => (made()?, false),
+                None => (Tensor::empty(shape, dtype, positions.device())?, false),
             };
-            gemm_into(g.op, places, &transposed, &total, add)?;
+            gemm_into(g.op, positions, &transposed, &total, add)?;
             self.total = Some(total);
             return Ok(());
         }
-        let each = {
-            let _tag = memory::scope::enter_tag(Tag::Workspace);
-            made()?
-        };
-        gemm_into(g.op, places, &transposed, &each, false)?;
+        let each = empty_workspace(&shape, DType::F32, positions.device())?;
+        gemm_into(g.op, positions, &transposed, &each, false)?;
         let sum = each.sum([0], true)?;
         match &self.total {
             Some(total) => total.add_(&sum),

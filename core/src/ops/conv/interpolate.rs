@@ -74,14 +74,14 @@ impl InterpolateOptions {
         shape: &[usize],
     ) -> Result<(Dims, SmallVec<[Option<f64>; 3]>)> {
         let wrong = |what: &str| Err(Error::shape(OP, what, &[shape]));
-        let given = self.size.len().max(self.scale_factor.len());
+        let count = self.size.len().max(self.scale_factor.len());
         if self.size.is_empty() == self.scale_factor.is_empty() {
             return wrong("takes either a size or a scale_factor");
         }
-        if given != 1 && given != from.len() {
+        if count != 1 && count != from.len() {
             return wrong("takes one size or scale_factor for all axes, or one for each");
         }
-        let axis = |d: usize| d.min(given - 1);
+        let axis = |d: usize| d.min(count - 1);
         if !self.size.is_empty() {
             if self.recompute_scale_factor {
                 return wrong("recomputes a scale_factor only where one is given");
@@ -108,6 +108,11 @@ struct ResampleSpan {
 }
 
 impl ResampleSpan {
+    /// Returns the span of one element with weight 1.
+    fn unit(first: usize) -> Self {
+        Self { first, weights: smallvec![1.0] }
+    }
+
     /// Clamps the indices to the extent, and adds the weights of indices that coincide.
     fn from_clamped(first: isize, weights: &[f64], extent: usize) -> Self {
         let at = |k: usize| (first + k as isize).clamp(0, extent as isize - 1) as usize;
@@ -162,8 +167,7 @@ impl ResampleAxis {
 
     fn compute_span(&self, o: usize, options: &InterpolateOptions) -> ResampleSpan {
         use InterpolateMode::{Area, Bicubic, Bilinear, Linear, Nearest, NearestExact, Trilinear};
-        let one =
-            |first: usize| ResampleSpan { first: first.min(self.input_size - 1), weights: smallvec![1.0] };
+        let one = |first: usize| ResampleSpan::unit(first.min(self.input_size - 1));
         let align = options.align_corners;
         // PyTorch computes nearest coordinates in f32 for every type.
         let nearest = |middle: f64| {
@@ -172,10 +176,8 @@ impl ResampleAxis {
         };
         match options.mode {
             Area => {
-                let (first, end) = (
-                    o * self.input_size / self.output_size,
-                    ((o + 1) * self.input_size).div_ceil(self.output_size),
-                );
+                let first = o * self.input_size / self.output_size;
+                let end = ((o + 1) * self.input_size).div_ceil(self.output_size);
                 let share = self.round_to_precision(1.0 / (end - first) as f64);
                 ResampleSpan { first, weights: smallvec![share; end - first] }
             }
@@ -191,12 +193,9 @@ impl ResampleAxis {
             Linear | Bilinear | Trilinear => {
                 let place = self.source_index(o, self.compute_scale(align), align).max(0.0);
                 let first = (place.floor() as usize).min(self.input_size - 1);
-                let behind = self.round_to_precision(place - first as f64).clamp(0.0, 1.0);
-                ResampleSpan::from_clamped(
-                    first as isize,
-                    &[self.round_to_precision(1.0 - behind), behind],
-                    self.input_size,
-                )
+                let t = self.round_to_precision(place - first as f64).clamp(0.0, 1.0);
+                let weights = [self.round_to_precision(1.0 - t), t];
+                ResampleSpan::from_clamped(first as isize, &weights, self.input_size)
             }
             Bicubic => {
                 let place = self.source_index(o, self.compute_scale(align), align);
@@ -273,29 +272,28 @@ fn split_long_spans(spans: &[ResampleSpan]) -> (Vec<ResampleSpan>, Vec<ResampleS
     (parts, sums)
 }
 
+/// Resamples axis `d` of the last `rank` dimensions, and keeps the others.
+fn resample_axis(x: &Tensor, rank: usize, d: usize, spans: Vec<ResampleSpan>) -> Result<Tensor> {
+    let extents = &x.shape()[x.rank() - rank..];
+    let mut axes: Vec<Vec<ResampleSpan>> =
+        extents.iter().map(|&n| (0..n).map(ResampleSpan::unit).collect()).collect();
+    axes[d] = spans;
+    resample(x, &axes, true)
+}
+
 /// Resamples as [`resample`] does, in several passes, if the sums are too long for one thread. Intermediate
 /// results are f32 or f64.
 fn resample_long(x: &Tensor, axes: &[Vec<ResampleSpan>]) -> Result<Tensor> {
     let wide = if x.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
-    let lead = x.rank() - axes.len();
     let mut out = x.to_dtype(wide)?;
     for (d, axis) in axes.iter().enumerate() {
         let mut rest = axis.clone();
-        loop {
-            let long = rest.iter().any(|span| span.weights.len() > MAX_SPAN_TERMS);
-            let (now, next) = if long { split_long_spans(&rest) } else { (rest, Vec::new()) };
-            let same = |k: usize| {
-                let one = |first| ResampleSpan { first, weights: smallvec![1.0] };
-                (0..out.shape()[lead + k]).map(one).collect()
-            };
-            let alone: Vec<Vec<ResampleSpan>> =
-                (0..axes.len()).map(|k| if k == d { now.clone() } else { same(k) }).collect();
-            out = resample(&out, &alone, true)?;
-            if !long {
-                break;
-            }
-            rest = next;
+        while rest.iter().any(|span| span.weights.len() > MAX_SPAN_TERMS) {
+            let (parts, sums) = split_long_spans(&rest);
+            out = resample_axis(&out, axes.len(), d, parts)?;
+            rest = sums;
         }
+        out = resample_axis(&out, axes.len(), d, rest)?;
     }
     out.to_dtype(x.dtype())
 }
@@ -338,16 +336,12 @@ fn resample(x: &Tensor, axes: &[Vec<ResampleSpan>], weighted: bool) -> Result<Te
         n, in_offset: x.layout().offset(), in_size: reversed(x.shape()), out_size: reversed(&shape),
         table: [starts[0], starts[1], starts[2], starts[3]],
     };
-    let lanes = if x.dtype().size() < 4 { 4 } else { 1 };
-    let groups = n.div_ceil(lanes * WORKGROUP_SIZE);
+    let per_thread = if x.dtype().size() < 4 { 4 } else { 1 };
+    let groups = n.div_ceil(per_thread * WORKGROUP_SIZE);
     // The inner loop runs once for each term; the loops around it run at most as often.
-    let params = params.loop_iterations(lanes * (3 * terms + 1));
-    if weighted {
-        let weights = weight_table(&weights, x.dtype(), x.device())?;
-        launch::launch(&spec, &[&x, &spans, &weights, &out], params, groups)?;
-    } else {
-        launch::launch(&spec, &[&x, &spans, &out], params, groups)?;
-    }
+    let params = params.loop_iterations(per_thread * (3 * terms + 1));
+    let weights = weighted.then(|| weight_table(&weights, x.dtype(), x.device())).transpose()?;
+    launch::launch(&spec, &bindings![&x, &spans, &weights, &out], params, groups)?;
     Ok(out)
 }
 
@@ -360,15 +354,8 @@ fn resample_bytes(x: &Tensor, axes: &[Vec<ResampleSpan>]) -> Result<Tensor> {
         if axes[d].len() == x.shape()[lead + d] {
             continue;
         }
-        let alone: Vec<Vec<ResampleSpan>> = (0..axes.len())
-            .map(|k| match k == d {
-                true => quantize_weights_to_16_bits(&axes[d]),
-                false => (0..out.shape()[lead + k])
-                    .map(|first| ResampleSpan { first, weights: smallvec![1.0] })
-                    .collect(),
-            })
-            .collect();
-        out = resample(&out, &alone, true)?.add(0.5)?.floor()?.clamp(0.0, 255.0)?;
+        let spans = quantize_weights_to_16_bits(&axes[d]);
+        out = resample_axis(&out, axes.len(), d, spans)?.add(0.5)?.floor()?.clamp(0.0, 255.0)?;
     }
     out.to_dtype(DType::U8)
 }
@@ -379,10 +366,9 @@ fn quantize_weights_to_16_bits(spans: &[ResampleSpan]) -> Vec<ResampleSpan> {
     let bits = (0..22).find(|&bits| 0.5 + most * f64::from(2 << bits) >= 32768.0).unwrap_or(22);
     let one = f64::from(1 << bits);
     let round = |weight: &f64| (weight * one).round() / one;
-    spans
-        .iter()
-        .map(|s| ResampleSpan { first: s.first, weights: s.weights.iter().map(round).collect() })
-        .collect()
+    let quantize =
+        |s: &ResampleSpan| ResampleSpan { first: s.first, weights: s.weights.iter().map(round).collect() };
+    spans.iter().map(quantize).collect()
 }
 
 /// Uploads the weights in the type that the kernel reads.
@@ -454,35 +440,28 @@ impl Tensor {
         let single = self.dtype() != DType::F64 && !bytes;
         // Area mode ignores the scale factor.
         let factor = |d: usize| factors[d].filter(|_| options.mode != Area);
-        let axes: Vec<Vec<ResampleSpan>> = (0..from.len())
-            .map(|d| {
-                ResampleAxis {
-                    is_f32: single,
-                    input_size: from[d],
-                    output_size: to[d],
-                    scale_factor: factor(d),
-                    is_image: from.len() == 2,
-                }
-                .compute_spans(options)
-            })
-            .collect();
+        let spans = |d: usize| {
+            let axis = ResampleAxis {
+                is_f32: single,
+                input_size: from[d],
+                output_size: to[d],
+                scale_factor: factor(d),
+                is_image: from.len() == 2,
+            };
+            axis.compute_spans(options)
+        };
+        let axes: Vec<Vec<ResampleSpan>> = (0..from.len()).map(spans).collect();
         if bytes {
             return resample_bytes(self, &axes);
         }
         let out = resample(self, &axes, !nearest)?;
         let axes = Arc::new(axes);
         let again = axes.clone();
-        Ok(autograd::linear_differentiable(
-            OP,
-            out,
-            self,
-            move |x| resample(x, &again, !nearest),
-            move |g| {
-                let back: Vec<Vec<ResampleSpan>> =
-                    axes.iter().zip(&from).map(|(axis, &n)| transpose_spans(axis, n)).collect();
-                resample(g, &back, true)
-            },
-        ))
+        let forward = move |x: &Tensor| resample(x, &again, !nearest);
+        Ok(autograd::linear_differentiable(OP, out, self, forward, move |g| {
+            let back: Vec<_> = axes.iter().zip(&from).map(|(axis, &n)| transpose_spans(axis, n)).collect();
+            resample(g, &back, true)
+        }))
     }
 }
 

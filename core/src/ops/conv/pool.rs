@@ -58,7 +58,7 @@ impl<const N: usize> PoolOptions<N> {
 
     /// Restricts the options to the named axes, with extent 1 in the others.
     pub(crate) fn restrict_to_axes(&self, axes: [Option<usize>; 2]) -> Pool2dOptions {
-        let of = |numbers: [usize; N], rest: usize| axes.map(|axis| axis.map_or(rest, |axis| numbers[axis]));
+        let of = |values: [usize; N], rest: usize| axes.map(|axis| axis.map_or(rest, |axis| values[axis]));
         Pool2dOptions {
             kernel: of(self.kernel, 1),
             stride: of(self.stride, 1),
@@ -161,22 +161,22 @@ impl PoolPlan {
             PoolKind::AdaptiveMax | PoolKind::AdaptiveAvg => x.dtype().is_float(),
         };
         if !taken {
-            let expected = if kind.is_adaptive() { "takes floats" } else { "takes numbers" };
-            return Err(Error::dtype(op, x.dtype(), format!("{expected}; cast with `to_dtype`")));
+            let expected = if kind.is_adaptive() { "floats" } else { "integers and floats" };
+            fail!(dtype(op, x.dtype()), "takes {expected}; cast with `to_dtype`")
         }
         launch::check_device_dtype(op, x.dtype(), x.device())?;
         let [oh, ow] = match outs {
-            Some(_) if h * w == 0 => {
-                return Err(Error::shape(op, "takes planes that are not empty", &[x.shape()]));
-            }
+            Some(_) if h * w == 0 => fail!(shape(op, [x]), "takes planes that are not empty"),
             Some(outs) => outs,
             None => [window.output_extent(op, 0, h)?, window.output_extent(op, 1, w)?],
         };
-        let mut output: Dims = x.shape().into();
-        let rank = output.len();
-        output[rank - 2] = oh;
-        output[rank - 1] = ow;
-        Ok(Self { op, kind, options: window, input_shape: x.shape().into(), output_shape: output })
+        let rank = x.rank();
+        let output_shape = with_extent(&with_extent(x.shape(), rank - 2, oh), rank - 1, ow);
+        Ok(Self { op, kind, options: window, input_shape: x.shape().into(), output_shape })
+    }
+
+    fn adaptive_max(x: &Tensor, output: [usize; 2]) -> Result<Self> {
+        Self::new("adaptive_max_pool2d", PoolKind::AdaptiveMax, x, Pool2dOptions::new(1), Some(output))
     }
 
     /// Returns the height and width of the input, then of the result.
@@ -203,13 +203,9 @@ impl PoolPlan {
 
     /// Returns [`PoolOptions::empty_window_indices`] for the maximum, and `None` for the other kinds.
     fn empty_window_indices(&self) -> Option<Vec<i32>> {
-        let [height, width, oh, ow] = self.plane_extents();
-        let window = self.options;
-        if self.kind.is_max() && !self.kind.is_adaptive() {
-            window.empty_window_indices([height, width], [oh, ow])
-        } else {
-            None
-        }
+        let [h, w, oh, ow] = self.plane_extents();
+        let indices = || self.options.empty_window_indices([h, w], [oh, ow]);
+        (self.kind == PoolKind::Max).then(indices).flatten()
     }
 
     fn launch_pass(
@@ -226,10 +222,10 @@ impl PoolPlan {
         let large = self.kind.is_adaptive() && (h.max(w) + 1) * (oh.max(ow) + 1) >= 1 << 32;
         // If products of extents need 64 bits, finding the windows over an element takes 32 iterations each.
         let (fixed, each) = if large { (8 * 32, if forward { 1 } else { 5 * 32 }) } else { (8, 1) };
-        let lanes = if to.dtype().size() <= 2 { 4 } else { 1 };
+        let per_thread = if to.dtype().size() <= 2 { 4 } else { 1 };
         if steps * each <= WORKGROUP_WINDOW_MIN {
-            let (params, groups) = (self.stage_params(n, 1, 0), n.div_ceil(lanes * WORKGROUP_SIZE));
-            let params = params.loop_iterations(lanes * (steps * each + rows * each + fixed));
+            let (params, groups) = (self.stage_params(n, 1, 0), n.div_ceil(per_thread * WORKGROUP_SIZE));
+            let params = params.loop_iterations(per_thread * (steps * each + rows * each + fixed));
             return self.launch_stage(pass, "each", large, from, to, places, None, params, groups);
         }
         let (splits, chunk) = split_reduction(n, steps, WORKGROUP_SIZE, each);
@@ -246,10 +242,7 @@ impl PoolPlan {
         };
         let part = |dtype| empty_workspace(&[splits, n], dtype, to.device());
         let parts = part(kept)?;
-        let part_places = match forward && self.kind.is_max() {
-            true => Some(part(DType::I32)?),
-            false => None,
-        };
+        let part_places = (forward && self.kind.is_max()).then(|| part(DType::I32)).transpose()?;
         let of_parts = part_places.as_ref().or(places);
         self.launch_stage(pass, "parts", large, from, &parts, of_parts, None, params, n * splits)?;
         let params = self.stage_params(n, splits, 0).loop_iterations(splits.div_ceil(WORKGROUP_SIZE) + fixed);
@@ -297,14 +290,11 @@ impl PoolPlan {
     #[track_caller]
     fn run(self, x: &Tensor) -> Result<(Tensor, Option<Tensor>)> {
         operation!(self.op);
-        let input = x.detach().contiguous()?;
         // The kernel counts elements from the start of the storage.
-        let input = if input.layout().offset() == 0 { input } else { input.copy()? };
-        let out = Tensor::empty(&self.output_shape, x.dtype(), x.device())?;
-        let places = match self.kind.is_max() {
-            true => Some(Tensor::empty(&self.output_shape, DType::I32, x.device())?),
-            false => None,
-        };
+        let input = contiguous_zero_offset(&x.detach())?;
+        let result = |dtype| Tensor::empty(&self.output_shape, dtype, x.device());
+        let out = result(x.dtype())?;
+        let places = self.kind.is_max().then(|| result(DType::I32)).transpose()?;
         self.launch_pass("forward", &input, &out, places.as_ref())?;
         let kept = places.clone();
         let (op, plan) = (self.op, self.clone());
@@ -366,8 +356,6 @@ pub(crate) fn max_pool2d_with_i32_indices(x: &Tensor, window: Pool2dOptions) -> 
     PoolPlan::new("max_pool2d", PoolKind::Max, x, window, None)?.run_with_i32_indices(x)
 }
 
-const ADAPTIVE_MAX: &str = "adaptive_max_pool2d";
-
 impl Tensor {
     /// Returns the maximum of each window, or NaN if the window has one: PyTorch's `max_pool2d`.
     ///
@@ -398,12 +386,9 @@ impl Tensor {
     #[track_caller]
     pub fn avg_pool2d(&self, window: Pool2dOptions) -> Result<Tensor> {
         fail_if!(window.dilation != [1; 2]; argument("avg_pool2d"), "averages have no dilation");
-        match window.divisor_override {
-            Some(0) => return Err(Error::argument("avg_pool2d", "the divisor is not 0")),
-            Some(divisor) if self.dtype().is_int() => {
-                Scalar::Int(divisor).checked_cast("avg_pool2d", self.dtype())?;
-            }
-            _ => {}
+        fail_if!(window.divisor_override == Some(0); argument("avg_pool2d"), "the divisor is not 0");
+        if let Some(divisor) = window.divisor_override.filter(|_| self.dtype().is_int()) {
+            Scalar::Int(divisor).checked_cast("avg_pool2d", self.dtype())?;
         }
         Ok(PoolPlan::new("avg_pool2d", PoolKind::Avg, self, window, None)?.run(self)?.0)
     }
@@ -415,9 +400,8 @@ impl Tensor {
     #[track_caller]
     pub fn adaptive_avg_pool2d(&self, output: [usize; 2]) -> Result<Tensor> {
         let window = Pool2dOptions { count_include_pad: false, ..Pool2dOptions::new(1) };
-        Ok(PoolPlan::new("adaptive_avg_pool2d", PoolKind::AdaptiveAvg, self, window, Some(output))?
-            .run(self)?
-            .0)
+        let plan = PoolPlan::new("adaptive_avg_pool2d", PoolKind::AdaptiveAvg, self, window, Some(output))?;
+        Ok(plan.run(self)?.0)
     }
 
     /// Returns the maxima of windows that divide the plane evenly, one for each output element.
@@ -426,16 +410,13 @@ impl Tensor {
     /// The dtype is not a float, or an extent of the input is 0.
     #[track_caller]
     pub fn adaptive_max_pool2d(&self, output: [usize; 2]) -> Result<Tensor> {
-        Ok(PoolPlan::new(ADAPTIVE_MAX, PoolKind::AdaptiveMax, self, Pool2dOptions::new(1), Some(output))?
-            .run(self)?
-            .0)
+        Ok(PoolPlan::adaptive_max(self, output)?.run(self)?.0)
     }
 
     /// Returns [`adaptive_max_pool2d`](Self::adaptive_max_pool2d) and each maximum's i64 index in its plane.
     #[track_caller]
     pub fn adaptive_max_pool2d_with_indices(&self, output: [usize; 2]) -> Result<(Tensor, Tensor)> {
-        PoolPlan::new(ADAPTIVE_MAX, PoolKind::AdaptiveMax, self, Pool2dOptions::new(1), Some(output))?
-            .run_with_indices(self)
+        PoolPlan::adaptive_max(self, output)?.run_with_indices(self)
     }
 
     /// Applies [`adaptive_max_pool2d`](Self::adaptive_max_pool2d) to signals \[N, C, L\] or \[C, L\].

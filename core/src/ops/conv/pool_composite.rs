@@ -121,12 +121,8 @@ impl Tensor {
             divisor_override: window.divisor_override.map(|_| 1),
             ..window.restrict_to_axes(IMAGE_AXES)
         };
-        pool_volume(
-            "avg_pool3d",
-            self,
-            |x| x.avg_pool2d(plain),
-            |x| x.avg_pool2d(window.restrict_to_axes(DEPTH_AXES)),
-        )
+        let depth = |x: &Tensor| x.avg_pool2d(window.restrict_to_axes(DEPTH_AXES));
+        pool_volume("avg_pool3d", self, |x| x.avg_pool2d(plain), depth)
     }
 
     /// Applies [`adaptive_avg_pool2d`](Self::adaptive_avg_pool2d) to signals \[.., channels, length\].

@@ -51,14 +51,14 @@ impl_into_spatial!(i32, isize, usize);
 pub fn check_at_least<const N: usize>(
     op: &'static str,
     what: &str,
-    numbers: [isize; N],
+    values: [isize; N],
     least: usize,
 ) -> Result<[usize; N]> {
-    fail_if!(numbers.iter().any(|&n| n < least as isize);
-        argument(op), "{what} is {numbers:?}; it must be at least {least}");
-    fail_if!(numbers.iter().any(|&n| n > i32::MAX as isize);
-        argument(op), "{what} is {numbers:?}; it must be at most {}", i32::MAX);
-    Ok(numbers.map(|n| n as usize))
+    fail_if!(values.iter().any(|&n| n < least as isize);
+        argument(op), "{what} is {values:?}; it must be at least {least}");
+    fail_if!(values.iter().any(|&n| n > i32::MAX as isize);
+        argument(op), "{what} is {values:?}; it must be at most {}", i32::MAX);
+    Ok(values.map(|n| n as usize))
 }
 
 /// Checks the rank: an optional batch, channels and `N` spatial dimensions. Returns the tensor with a batch,
@@ -92,8 +92,8 @@ pub(crate) fn restore_rank<const N: usize>(out: &Tensor, unbatched: bool) -> Res
 }
 
 /// Arranges one to three values in the kernels' order. A single spatial dimension is the second of two.
-pub(crate) fn kernel_axes<const N: usize>(numbers: [usize; N], fill: usize) -> [usize; 3] {
-    match numbers[..] {
+pub(crate) fn kernel_axes<const N: usize>(values: [usize; N], fill: usize) -> [usize; 3] {
+    match values[..] {
         [w] => [fill, w, fill],
         [h, w] => [h, w, fill],
         [d, h, w, ..] => [d, h, w],

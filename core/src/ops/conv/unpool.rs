@@ -30,10 +30,11 @@ fn max_unpool<const N: usize>(
 macro_rules! impl_max_unpool {
     ($($n:literal $op:ident $pool:ident $shape:literal;)*) => {
         impl Tensor {$(
-            #[doc = concat!("Maxima of [`", stringify!($pool), "`](Self::", stringify!($pool), ") at their places in [.., ", $shape,
-                "], and zeros elsewhere: PyTorch's `", stringify!($op), "`. `output` are the extents that were pooled;")]
-            /// [`PoolOptions::unpool_output_size`] returns these extents if pooling cut nothing off. For
-            /// repeated indices, one of the maxima wins.
+            #[doc = concat!("Scatters maxima of [`", stringify!($pool), "`](Self::", stringify!($pool), ") to their indices in zeros \\[.., ",
+                $shape, "\\]: PyTorch's `", stringify!($op), "`.")]
+            ///
+            /// `output` holds the extents of the pooled input. [`PoolOptions::unpool_output_size`] returns them
+            /// if the windows covered the whole input. For repeated indices, one of the maxima wins.
             ///
             /// # Errors
             /// The shapes differ or have the wrong rank, or the indices are not integers. For indices out of
@@ -104,8 +105,7 @@ fn fractional_max_pool<const N: usize>(
 ) -> Result<(Tensor, Tensor)> {
     let lead = x.rank().checked_sub(N).filter(|lead| matches!(lead, 1 | 2));
     let Some(lead) = lead else {
-        let rule = format!("takes channels, {N} more dimensions, and perhaps a batch before");
-        return Err(Error::shape(op, rule, &[x.shape()]));
+        fail!(shape(op, [x]), "takes channels, {N} more dimensions, and perhaps a batch before")
     };
     let extents: [usize; N] = std::array::from_fn(|d| x.shape()[lead + d]);
     for d in 0..N {
@@ -134,16 +134,16 @@ fn fractional_max_pool<const N: usize>(
         // PyTorch orders the samples of images by width, then height, and those of volumes by dimension.
         let sample = samples.select(1, if N == 2 { 1 - d as isize } else { d as isize })?;
         let index = fractional_window_indices(extents[d], kernel[d], output[d], &sample)?;
+        let count = output[d] * kernel[d];
         let mut shape = vec![1; N + 1];
-        (shape[0], shape[d + 1]) = (planes, output[d] * kernel[d]);
+        (shape[0], shape[d + 1]) = (planes, count);
         let index = index.reshape(&shape[..])?;
         // Linear index of an element in its plane, in row-major order.
         places = Some(match places {
             None => index.clone(),
             Some(before) => before.mul(extents[d] as i64)?.add(&index)?,
         });
-        let mut whole = taken.shape().to_vec();
-        whole[d + 1] = shape[d + 1];
+        let whole = with_extent(taken.shape(), d + 1, count);
         taken = taken.gather(d as isize + 1, &index.broadcast_to(&whole)?)?;
     }
     let (out, chosen) = pool(&taken, PoolOptions::from_kernel(kernel))?;
@@ -158,10 +158,11 @@ fn fractional_max_pool<const N: usize>(
 macro_rules! impl_fractional_max_pool {
     ($($n:literal $op:ident $pool:ident $shape:literal;)*) => {
         impl Tensor {$(
-            #[doc = concat!("The largest element of each of `output` windows of `kernel` of \\[batch, channels, ", $shape,
-                "\\], or without the batch, and its place as i64; the windows begin at random, from end to end (Graham, 2014): PyTorch's `",
+            #[doc = concat!("Returns the maxima of `output` windows at random positions (Graham, 2014), and their i64 indices: PyTorch's `",
                 stringify!($op), "_with_indices`.")]
-            #[doc = concat!("`samples`, \\[batch, channels, ", stringify!($n), "\\] within 0 and 1, say where; `None` draws them.")]
+            ///
+            #[doc = concat!("`self` is \\[batch, channels, ", $shape, "\\], or without the batch. `samples`, \\[batch, channels, ",
+                stringify!($n), "\\] from 0 to 1, place the windows. `None` draws the samples.")]
             ///
             /// # Errors
             /// The windows do not fit, or the samples have the wrong shape.

@@ -32,12 +32,10 @@ pub(crate) fn inverse_frequencies(index: &Tensor, entries: usize, dtype: DType) 
 
 /// Fails if the table has no row `padding_idx`.
 pub(crate) fn check_padding_idx(op: &'static str, padding_idx: Option<usize>, entries: usize) -> Result<()> {
-    match padding_idx {
-        Some(row) if row >= entries => {
-            Err(Error::argument(op, format!("padding_idx {row} is none of the {entries} rows of the table")))
-        }
-        _ => Ok(()),
+    if let Some(row) = padding_idx.filter(|&row| row >= entries) {
+        fail!(argument(op), "padding_idx {row} is none of the {entries} rows of the table")
     }
+    Ok(())
 }
 
 impl Tensor {
@@ -61,14 +59,10 @@ impl Tensor {
         };
         check_padding_idx(OP, how.padding_idx, entries)?;
         let flat = index.reshape([-1])?;
-        let shares = match how.scale_grad_by_freq && autograd::compute_requires_grad(&[self]) {
-            true => Some(inverse_frequencies(&flat, entries, self.dtype())?),
-            false => None,
-        };
+        let scaled = how.scale_grad_by_freq && autograd::compute_requires_grad(&[self]);
+        let shares = scaled.then(|| inverse_frequencies(&flat, entries, self.dtype())).transpose()?;
         let rows = self.select_rows(OP, 0, &flat, &[flat.numel(), width], how.padding_idx, shares)?;
-        let mut shape: Dims = index.shape().into();
-        shape.push(width);
-        rows.reshape(&shape[..])
+        rows.reshape(&[index.shape(), &[width]].concat()[..])
     }
 
     /// Scales the table's rows in `index` to a `p`-norm of at most `max_norm`, in place and unrecorded.

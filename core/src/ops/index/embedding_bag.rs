@@ -76,10 +76,6 @@ fn bag_count_and_length(
     }
 }
 
-fn collect_tensors<'a>(inputs: &[&'a Tensor], others: &[Option<&'a Tensor>]) -> SmallVec<[&'a Tensor; 8]> {
-    inputs.iter().copied().chain(others.iter().copied().flatten()).collect()
-}
-
 fn run_embedding_bag(
     table: &Tensor,
     index: &Tensor,
@@ -100,16 +96,14 @@ fn run_embedding_bag(
     // Samples before the first bag or after the last belong to no bag.
     let bag_of = Tensor::full([samples], count as f64, DType::I32, device)?;
     let offsets = bags.offsets.map(Tensor::contiguous).transpose()?;
-    let (index_name, offsets_name) = (
-        index_dtype_name(OP, index)?,
-        offsets.as_ref().map_or(Ok("none"), |offsets| index_dtype_name(OP, offsets))?,
-    );
+    let index_name = index_dtype_name(OP, index)?;
+    let offsets_name = offsets.as_ref().map_or(Ok("none"), |offsets| index_dtype_name(OP, offsets))?;
+    let mode = match bags.mode {
+        EmbeddingBagMode::Sum => "sum",
+        EmbeddingBagMode::Mean => "mean",
+        EmbeddingBagMode::Max => "max",
+    };
     let spec = |stage: &'static str| {
-        let mode = match bags.mode {
-            EmbeddingBagMode::Sum => "sum",
-            EmbeddingBagMode::Mean => "mean",
-            EmbeddingBagMode::Max => "max",
-        };
         kernel_spec! {
             "embedding_bag", dtype: launch::shader_dtype_name(dtype, device), index: index_name,
             offsets: offsets_name, scaled: factors.is_some(), mode, stage,
@@ -125,34 +119,24 @@ fn run_embedding_bag(
         index_offset: index.layout().offset(), bag_offset: start(offsets.as_ref()),
         scale_offset: start(factors), chunk, long: MAX_SEQUENTIAL_SAMPLES,
     };
-    let lanes = if dtype.size() == 2 { 4 } else { 1 };
-    let groups = (count * width).div_ceil(lanes * WORKGROUP_SIZE);
-    let inputs: SmallVec<[&Tensor; 8]> =
-        [Some(table), Some(index), offsets.as_ref(), factors].into_iter().flatten().collect();
-    let outputs = [Some(&out), Some(&bag_of), more.as_ref()];
+    let per_thread = if dtype.size() == 2 { 4 } else { 1 };
+    let groups = (count * width).div_ceil(per_thread * WORKGROUP_SIZE);
     if longest <= MAX_SEQUENTIAL_SAMPLES {
-        let params = params.loop_iterations(lanes * (longest + 2));
-        launch::launch(&spec("whole"), &collect_tensors(&inputs, &outputs), params, groups)?;
+        let params = params.loop_iterations(per_thread * (longest + 2));
+        let tensors = bindings![table, index, &offsets, factors, &out, &bag_of, &more];
+        launch::launch(&spec("whole"), &tensors, params, groups)?;
     } else {
         let chunks = samples / chunk;
-        let parts = {
-            let _tag = memory::scope::enter_tag(Tag::Workspace);
-            let dtype = if bags.mode == EmbeddingBagMode::Max { DType::U32 } else { wide };
-            let columns = width + usize::from(bags.mode == EmbeddingBagMode::Mean);
-            Tensor::empty([(chunks * columns).max(1)], dtype, device)?
-        };
-        let within = collect_tensors(&inputs, &[Some(&bag_of), Some(&parts)]);
+        let dtype = if bags.mode == EmbeddingBagMode::Max { DType::U32 } else { wide };
+        let columns = width + usize::from(bags.mode == EmbeddingBagMode::Mean);
+        let parts = empty_workspace(&[(chunks * columns).max(1)], dtype, device)?;
+        let within = bindings![table, index, &offsets, factors, &bag_of, &parts];
         let params_of_parts = params.clone().loop_iterations(chunk + 64);
         launch::launch(&spec("parts"), &within, params_of_parts, (chunks * width).div_ceil(WORKGROUP_SIZE))?;
-        let [out, bag_of, more] = outputs;
-        launch::launch(
-            &spec("joined"),
-            &collect_tensors(&inputs, &[Some(&parts), out, bag_of, more]),
-            params.loop_iterations(lanes * (2 * chunk + longest / chunk)),
-            groups,
-        )?;
+        let joined = bindings![table, index, &offsets, factors, &parts, &out, &bag_of, &more];
+        let params = params.loop_iterations(per_thread * (2 * chunk + longest / chunk));
+        launch::launch(&spec("joined"), &joined, params, groups)?;
     }
-    drop(inputs);
     Ok(EmbeddingBagOutput { out, offset2bag: bag_of, bag_sizes_or_max_indices: more })
 }
 
@@ -197,21 +181,15 @@ impl Tensor {
         for t in [Some(index), bags.offsets, bags.per_sample_weights].into_iter().flatten() {
             self.check_same_device(OP, t)?;
         }
-        let factors = match bags.per_sample_weights {
-            None => None,
-            Some(_) if bags.mode != EmbeddingBagMode::Sum => {
-                return Err(Error::argument(OP, "per_sample_weights go with the mode Sum"));
-            }
-            Some(f) if f.shape() != index.shape() => {
-                let rule = "per_sample_weights have the shape of the index";
-                return Err(Error::shape(OP, rule, &[index.shape(), f.shape()]));
-            }
-            Some(f) if f.dtype() != self.dtype() => {
-                let expected = format!("the table is {}; cast one with `to_dtype`", self.dtype());
-                return Err(Error::dtype(OP, f.dtype(), expected));
-            }
-            Some(f) => Some(f.reshape([-1isize])?),
-        };
+        if let Some(f) = bags.per_sample_weights {
+            fail_if!(bags.mode != EmbeddingBagMode::Sum;
+                argument(OP), "per_sample_weights go with the mode Sum");
+            fail_if!(f.shape() != index.shape();
+                shape(OP, [index, f]), "per_sample_weights have the shape of the index");
+            fail_if!(f.dtype() != self.dtype();
+                dtype(OP, f.dtype()), "the table is {}; cast one with `to_dtype`", self.dtype());
+        }
+        let factors = bags.per_sample_weights.map(|f| f.reshape([-1])).transpose()?;
         check_in_range(OP, index, IndexRange::from_dim(self, 0))?;
         if let Some(offsets) = bags.offsets {
             check_lengths(OP, ("offset", "`offsets`"), offsets, 0..=index.numel())?;
@@ -228,10 +206,8 @@ impl Tensor {
         let plain =
             plain.zip(factors.as_ref()).map(|(plain, factors)| SavedTensor::substitute(&plain, factors));
         drop(table);
-        let shares = match bags.scale_grad_by_freq && autograd::compute_requires_grad(&[self]) {
-            true => Some(inverse_frequencies(&flat, self.shape()[0], self.dtype())?),
-            false => None,
-        };
+        let scaled = bags.scale_grad_by_freq && autograd::compute_requires_grad(&[self]);
+        let shares = scaled.then(|| inverse_frequencies(&flat, entries, self.dtype())).transpose()?;
         let flat = SavedTensor::input(&flat);
         let (mode, skip) = (bags.mode, bags.padding_idx);
         let shape: Dims = self.shape().into();

@@ -5,9 +5,8 @@ use std::sync::Arc;
 use crate::autograd::BackwardCtx;
 use crate::ops::ScatterOp;
 use crate::ops::index::select;
-use crate::ops::index::{ScatterSource, scatter_into, split_dim_stride};
+use crate::ops::index::{ScatterSource, leading_part, pad_ends, scatter_into, split_dim_stride};
 use crate::ops::prelude::*;
-use crate::ops::shape::PadMode;
 use crate::ops::sort;
 
 /// Length of a run of equal indices up to which one thread reduces the run.
@@ -44,8 +43,8 @@ pub(crate) fn scatter_sorted_runs(
     let (out_rest, out_dim) = split_dim_stride(out.strides(), dim);
     let (own_rest, own_dim) = split_dim_stride(&own_strides, dim);
     let (src_rest, src_dim) = split_dim_stride(src_strides, dim);
-    let mut lines: Dims = shape.into();
-    let length = lines.get_mut(dim).map_or(1, |n| std::mem::replace(n, 1));
+    let length = shape.get(dim).copied().unwrap_or(1);
+    let lines = with_extent(shape, dim, 1);
     let (line_shape, strides) = collapse_dims(&lines, &[&out_rest, &own_rest, &src_rest]);
     launch::check_rank(op, line_shape.len())?;
     let lines = numel(&lines);
@@ -54,12 +53,8 @@ pub(crate) fn scatter_sorted_runs(
     let (chunk, short) = (RUN_CHUNK * scale, MAX_SEQUENTIAL_RUN * scale);
     let long = length > short && how != ScatterOp::Set;
     let (chunks, candidates) = (length.div_ceil(chunk), length.saturating_sub(1) / short);
-    let spec = |stage: &'static str| {
-        let spec = kernel_spec! {
-            "scatter_sorted", dtype: launch::shader_dtype_name(out.dtype(), out.device()),
-        };
-        spec.def("op", how.name()).def("long", long).def("stage", stage)
-    };
+    let dtype = launch::shader_dtype_name(out.dtype(), out.device());
+    let spec = |stage: &'static str| kernel_spec! { "scatter_sorted", dtype, op: how.name(), long, stage };
     let params = || {
         kernel_params! {
             lines, rank: line_shape.len(), length, extent, skip: skip.map_or(u32::MAX, |s| s as u32),
@@ -132,7 +127,7 @@ impl ScatterReduction {
 
     fn scatter_add(&self, to: &Tensor, src: &Tensor) -> Result<Tensor> {
         let out = to.copy()?;
-        self.scatter(&out, &ScatterSource::Tensor(src, src.strides().into()), ScatterOp::Add)?;
+        self.scatter(&out, &src.into(), ScatterOp::Add)?;
         Ok(out)
     }
 
@@ -149,19 +144,17 @@ impl ScatterReduction {
     }
 
     fn run(&self, x: &Tensor, src: &Tensor) -> Result<Tensor> {
-        let source = ScatterSource::Tensor(src, src.strides().into());
         let out = x.copy()?;
         if !self.include_self {
-            match self.reduce {
-                ScatterReduce::Sum | ScatterReduce::Mean => {
-                    self.scatter(&out, &ScatterSource::Scalar(0.0), ScatterOp::Set)?;
-                }
-                ScatterReduce::Prod => self.scatter(&out, &ScatterSource::Scalar(1.0), ScatterOp::Set)?,
+            let first = match self.reduce {
+                ScatterReduce::Sum | ScatterReduce::Mean => ScatterSource::Scalar(0.0),
+                ScatterReduce::Prod => ScatterSource::Scalar(1.0),
                 // Any element of the source replaces the old value: an extremum may count it twice.
-                ScatterReduce::Amax | ScatterReduce::Amin => self.scatter(&out, &source, ScatterOp::Set)?,
-            }
+                ScatterReduce::Amax | ScatterReduce::Amin => src.into(),
+            };
+            self.scatter(&out, &first, ScatterOp::Set)?;
         }
-        self.scatter(&out, &source, self.reduce.scatter_op())?;
+        self.scatter(&out, &src.into(), self.reduce.scatter_op())?;
         if self.reduce != ScatterReduce::Mean {
             return Ok(out);
         }
@@ -181,24 +174,19 @@ impl ScatterReduction {
         }
         let (d, n) = (self.dim as isize, x.shape()[self.dim]);
         let index = select::cast_index_to_i32("scatter_reduce", &self.index, None)?;
-        let mut along = Dims::from_elem(1, x.rank() + 1);
-        along[self.dim] = n;
+        let along = with_extent(&Dims::from_elem(1, x.rank() + 1), self.dim, n);
         let places = Tensor::arange(0.0, n as f64, 1.0, DType::I32, x.device())?.reshape(&along[..])?;
         let here = index.unsqueeze(d)?.eq(&places)?;
         let factors = src.unsqueeze(d)?.where_(&here, 1.0)?;
         let product = factors.prod_pairwise(d + 1)?.squeeze(d + 1)?;
         // The factor is 1 beyond the extents of the index.
-        let ends = x.shape().iter().zip(product.shape()).rev();
-        let pads: Vec<isize> = ends.flat_map(|(&n, &k)| [0, (n - k) as isize]).collect();
-        let product = product.pad(&pads, PadMode::Constant(1.0))?;
-        match self.include_self {
-            true => x.mul(&product),
-            false => {
-                let named = Tensor::zeros(x.shape(), DType::Bool, x.device())?;
-                self.scatter(&named, &ScatterSource::Scalar(1.0), ScatterOp::Set)?;
-                x.masked_fill(&named, 1.0)?.mul(&product)
-            }
+        let product = pad_ends(&product, x.shape(), 1.0)?;
+        if self.include_self {
+            return x.mul(&product);
         }
+        let named = Tensor::zeros(x.shape(), DType::Bool, x.device())?;
+        self.scatter(&named, &ScatterSource::Scalar(1.0), ScatterOp::Set)?;
+        x.masked_fill(&named, 1.0)?.mul(&product)
     }
 
     /// Returns the gradients of `x` and of `src`, which has the shape of the index. Products and extrema need
@@ -207,10 +195,9 @@ impl ScatterReduction {
         let picked = |t: &Tensor| t.gather(self.dim as isize, &self.index);
         let (own, other) = match kept {
             None => {
-                let share = if self.reduce == ScatterReduce::Mean {
-                    g.div(&self.count_contributions(g)?)?
-                } else {
-                    g.clone()
+                let share = match self.reduce {
+                    ScatterReduce::Mean => g.div(&self.count_contributions(g)?)?,
+                    _ => g.clone(),
                 };
                 let other = picked(&share)?;
                 (share, other)
@@ -236,11 +223,10 @@ impl ScatterReduction {
                 (share.where_(&mine, 0.0)?, picked(&share)?.where_(&theirs, 0.0)?)
             }
         };
-        let own = match self.include_self {
-            true => own,
-            false => own.scatter_value(self.dim as isize, &self.index, 0.0)?,
-        };
-        Ok((own, other))
+        if self.include_self {
+            return Ok((own, other));
+        }
+        Ok((own.scatter_value(self.dim as isize, &self.index, 0.0)?, other))
     }
 }
 
@@ -261,20 +247,15 @@ struct IndexSelection {
     matrix_shape: [usize; 2],
     /// Row of each selected element, one-dimensional.
     rows: Tensor,
-    /// Broadcast shape of the indices, and shape of the result.
-    index_shape: Dims,
+    /// Shape of the result.
     result_shape: Dims,
     /// Permutation of the result's dimensions that puts those of the indices first.
     result_order: SmallVec<[isize; 6]>,
 }
 
 fn invert_permutation(order: &[isize]) -> SmallVec<[isize; 6]> {
-    let mut back: SmallVec<[isize; 6]> = SmallVec::from_elem(0, order.len());
-    for (i, &d) in order.iter().enumerate() {
-        if let Some(slot) = back.get_mut(d as usize) {
-            *slot = i as isize;
-        }
-    }
+    let mut back: SmallVec<[isize; 6]> = (0..order.len() as isize).collect();
+    back.sort_unstable_by_key(|&i| order[i as usize]);
     back
 }
 
@@ -330,42 +311,26 @@ impl IndexSelection {
         let index = broadcast_shapes(op, &shapes)?;
         let mut rows: Option<Tensor> = None;
         for (d, t) in &found {
-            rows = Some(select::linearize_index(
-                op,
-                &t.broadcast_to(&index)?,
-                x.shape()[*d],
-                rows.as_ref(),
-                true,
-            )?);
+            let t = t.broadcast_to(&index)?;
+            rows = Some(select::linearize_index(op, &t, x.shape()[*d], rows.as_ref(), true)?);
         }
         let Some(rows) = rows else {
             return Err(Error::argument(op, "takes indices")); // invariant: an index exists
         };
-        let is_indexed = |d: usize| found.iter().any(|(k, _)| *k == d);
         let indexed: Vec<usize> = found.iter().map(|(d, _)| *d).collect();
-        let rest: Vec<usize> = (0..x.rank()).filter(|&d| !is_indexed(d)).collect();
-        let order: SmallVec<[isize; 6]> = indexed.iter().chain(&rest).map(|&d| d as isize).collect();
+        let rest: Vec<usize> = (0..x.rank()).filter(|d| !indexed.contains(d)).collect();
+        let dim_order = indexed.iter().chain(&rest).map(|&d| d as isize).collect();
         let shape: Dims = indexed.iter().chain(&rest).map(|&d| x.shape()[d]).collect();
-        let matrix = [numel(&shape[..indexed.len()]), numel(&shape[indexed.len()..])];
+        let matrix_shape = [numel(&shape[..indexed.len()]), numel(&shape[indexed.len()..])];
         // The result's index dimensions replace adjacent indexed dimensions, and otherwise come first.
         let side_by_side = indexed.windows(2).all(|w| w[1] == w[0] + 1);
         let before = if side_by_side { indexed[0] } else { 0 };
-        let extents: Dims = rest.iter().map(|&d| x.shape()[d]).collect();
-        let mut result: Dims = extents[..before].into();
-        result.extend_from_slice(&index);
-        result.extend_from_slice(&extents[before..]);
+        let extents = &shape[indexed.len()..];
+        let result: Dims = [&extents[..before], &index, &extents[before..]].concat().into();
         let own = before..before + index.len();
         let others = (0..result.len()).filter(|k| !own.contains(k));
         let result_order = own.clone().chain(others).map(|k| k as isize).collect();
-        Ok(Self {
-            dim_order: order,
-            shape,
-            matrix_shape: matrix,
-            rows,
-            index_shape: index,
-            result_shape: result,
-            result_order,
-        })
+        Ok(Self { dim_order, shape, matrix_shape, rows, result_shape: result, result_order })
     }
 
     /// Returns a tensor of the indexed shape as a matrix of rows: a view if the strides allow it.
@@ -380,9 +345,7 @@ impl IndexSelection {
 
     /// Arranges selected rows in the shape of the result. Recorded.
     fn rows_to_result(&self, rows: &Tensor) -> Result<Tensor> {
-        let mut shape = self.index_shape.clone();
-        let own = self.index_shape.len();
-        shape.extend(self.result_order.iter().skip(own).map(|&k| self.result_shape[k as usize]));
+        let shape: Dims = self.result_order.iter().map(|&k| self.result_shape[k as usize]).collect();
         rows.reshape(&shape[..])?.permute(invert_permutation(&self.result_order))
     }
 
@@ -432,10 +395,7 @@ impl Tensor {
             let (x, src) = (self.to_dtype(DType::F32)?, src.to_dtype(DType::F32)?);
             return x.scatter_reduce(dim, index, &src, reduce, include_self)?.to_dtype(self.dtype());
         }
-        let mut part = src.clone();
-        for (k, &n) in index.shape().iter().enumerate() {
-            part = part.narrow(k as isize, 0, n)?;
-        }
+        let part = leading_part(src, index.shape())?;
         let call = ScatterReduction { dim: d, index: index.detach(), reduce, include_self };
         let (x, src) = (self.detach(), part.detach());
         let out = call.run(&x, &src)?;
@@ -526,10 +486,9 @@ impl Tensor {
         let values = chosen.values_to_matrix(OP, values)?;
         let how = if accumulate { ScatterOp::Add } else { ScatterOp::Set };
         let rows = chosen.to_matrix(&self.detach())?.copy()?;
-        let source = values.detach();
-        chosen.scatter(OP, &rows, &ScatterSource::Tensor(&source, source.strides().into()), how)?;
+        chosen.scatter(OP, &rows, &(&values.detach()).into(), how)?;
         let out = chosen.restore_from_matrix(&rows)?;
-        drop((rows, source));
+        drop(rows);
         let chosen = Arc::new(chosen);
         Ok(autograd::differentiable(OP, out, &[self, &values], move |g, wants| {
             let rows = chosen.to_matrix(g)?;

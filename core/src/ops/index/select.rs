@@ -33,8 +33,7 @@ fn find_nonzero(op: &'static str, x: &Tensor, coordinates: bool) -> Result<Tenso
         }
     };
     let spec = |stage: &'static str, coordinates: bool| {
-        let spec = kernel_spec! { "nonzero", kind: sort_key_type(x.dtype()), stage };
-        spec.def("coordinates", coordinates)
+        kernel_spec! { "nonzero", kind: sort_key_type(x.dtype()), stage, coordinates }
     };
     let tiles = n.div_ceil(TILE);
     let counts = empty_workspace(&[tiles], DType::U32, x.device())?;
@@ -126,15 +125,13 @@ impl Tensor {
         let shape = broadcast_shapes(OP, &[self.shape(), mask.shape()])?;
         let x = self.broadcast_to(&shape)?.reshape([-1])?;
         let place = find_nonzero(OP, &mask.broadcast_to(&shape)?, false)?;
-        let out = Tensor::empty(place.shape(), x.dtype(), x.device())?;
-        gather_into(OP, &x, 0, &place, place.strides(), &out)?;
-        let n = x.numel();
-        let again = place.clone();
+        let (n, again) = (x.numel(), place.clone());
         let forward = move |x: &Tensor| {
             let out = Tensor::empty(again.shape(), x.dtype(), x.device())?;
             gather_into(OP, x, 0, &again, again.strides(), &out)?;
             Ok(out)
         };
+        let out = forward(&x)?;
         Ok(autograd::linear_differentiable(OP, out, &x, forward, move |g| {
             let whole = Tensor::zeros([n], g.dtype(), g.device())?;
             scatter_unique_into(OP, &whole, 0, &place, g)?;
@@ -285,11 +282,9 @@ impl Tensor {
         let dtype = if out_int32 { DType::I32 } else { DType::I64 };
         let out = Tensor::empty(values.shape(), dtype, self.device())?;
         let sorter = match sorter {
-            Some(sorter) if sorter.shape() != self.shape() => {
-                let rule = "the sorter has the shape of what it sorts";
-                return Err(Error::shape(op, rule, &[self.shape(), sorter.shape()]));
-            }
             Some(sorter) => {
+                fail_if!(sorter.shape() != self.shape();
+                    shape(op, [self, sorter]), "the sorter has the shape of what it sorts");
                 self.check_same_device(op, sorter)?;
                 check_in_range(op, sorter, IndexRange::from_dim(self, self.rank() - 1))?;
                 Some(contiguous_zero_offset(sorter)?)

@@ -109,7 +109,7 @@ impl Tensor {
     pub fn put(&self, index: &Tensor, source: &Tensor, accumulate: bool) -> Result<Tensor> {
         operation!("put");
         fail_if!(index.numel() != source.numel();
-            shape("put", [index, source]), "takes as many elements as numbers of them");
+            shape("put", [index, source]), "takes as many values as indices");
         let (index, source) = (index.reshape([-1])?, source.reshape([-1])?);
         self.reshape([-1])?.index_put(&[Some(&index)], &source, accumulate)?.reshape(self.shape())
     }
@@ -125,15 +125,14 @@ impl Tensor {
     pub fn index_copy(&self, dim: isize, index: &Tensor, source: &Tensor) -> Result<Tensor> {
         operation!(OP = "index_copy");
         let d = normalize_dim(OP, dim, self.rank())?;
-        let lines = source.shape().get(d).copied().unwrap_or(1);
-        fail_if!(index.rank() > 1 || index.numel() != lines || source.rank() != self.rank();
+        let extent = extent_or_one(source, d);
+        fail_if!(index.rank() > 1 || index.numel() != extent || source.rank() != self.rank();
             shape(OP, [self, index, source]),
-            "takes an index of one dimension, and a source of this rank with a line for each");
+            "takes an index of one dimension, and a source of this rank with a slice for each");
         if self.rank() == 0 {
             return self.reshape([1])?.index_copy(0, index, &source.reshape([1])?)?.reshape([0usize; 0]);
         }
-        let mut shape: Dims = std::iter::repeat_n(1, self.rank()).collect();
-        shape[d] = lines;
+        let shape = with_extent(&Dims::from_elem(1, self.rank()), d, extent);
         self.scatter(dim, &index.reshape(&shape[..])?.broadcast_to(source.shape())?, source)
     }
 

@@ -7,9 +7,8 @@ const OP: &str = "cross";
 /// Computes a × b along `d` for operands of one shape.
 fn run_cross(a: &Tensor, b: &Tensor, d: usize) -> Result<Tensor> {
     let out = Tensor::empty(a.shape(), a.dtype(), a.device())?;
-    let mut lines: Dims = a.shape().into();
-    lines[d] = 1;
-    let (shape, strides) = collapse_dims(&lines, &[a.strides(), b.strides(), out.strides()]);
+    let vectors = with_extent(a.shape(), d, 1);
+    let (shape, strides) = collapse_dims(&vectors, &[a.strides(), b.strides(), out.strides()]);
     launch::check_rank(OP, shape.len())?;
     let n: usize = shape.iter().product();
     let spec = kernel_spec! { "cross", dtype: launch::shader_dtype_name(a.dtype(), a.device()) };
@@ -33,7 +32,7 @@ impl Tensor {
         operation!(OP);
         self.check_same_device(OP, other)?;
         let dtype = self.dtype().promote(other.dtype());
-        fail_if!(dtype == DType::Bool; dtype(OP, dtype), "takes numbers; cast with `to_dtype`");
+        fail_if!(dtype == DType::Bool; dtype(OP, dtype), "takes integers and floats; cast with `to_dtype`");
         launch::check_device_dtype(OP, dtype, self.device())?;
         let shape = broadcast_shapes(OP, &[self.shape(), other.shape()])?;
         let d = match dim {
@@ -43,7 +42,7 @@ impl Tensor {
         let (a, b) =
             (self.to_dtype(dtype)?.broadcast_to(&shape)?, other.to_dtype(dtype)?.broadcast_to(&shape)?);
         let Some(d) = d.filter(|&d| shape.get(d) == Some(&3)) else {
-            fail!(shape(OP, [self, other]), "takes vectors of three numbers along the dimension")
+            fail!(shape(OP, [self, other]), "takes vectors of three values along the dimension")
         };
         cross_with_grad(&a, &b, d)
     }

@@ -82,17 +82,9 @@ fn run_cdist_backward(a: &Tensor, b: &Tensor, g: &Tensor, distance: &Tensor, p: 
         launch::launch(&spec, &[a, b, g, distance, &out], params, elements.div_ceil(WORKGROUP_SIZE))?;
         return Ok(out);
     }
-    let parts = {
-        let _tag = memory::scope::enter_tag(Tag::Workspace);
-        let shape: Dims = std::iter::once(splits).chain(a.shape().iter().copied()).collect();
-        Tensor::empty(&shape, a.dtype(), a.device())?
-    };
-    launch::launch(
-        &spec,
-        &[a, b, g, distance, &parts],
-        params,
-        (elements * splits).div_ceil(WORKGROUP_SIZE),
-    )?;
+    let parts = empty_workspace(&[&[splits], a.shape()].concat(), a.dtype(), a.device())?;
+    let groups = (elements * splits).div_ceil(WORKGROUP_SIZE);
+    launch::launch(&spec, &[a, b, g, distance, &parts], params, groups)?;
     parts.sum([0], false)
 }
 
@@ -112,9 +104,9 @@ impl Tensor {
             "takes less than 2^14 rows, whose pairs the host lists; of more there is `cdist`, or take them in parts");
         let of = |first: bool| {
             let pairs = (0..rows).flat_map(|a| (a + 1..rows).map(move |b| if first { a } else { b } as i32));
-            let numbers: Vec<i32> = pairs.collect();
-            let numbers = Tensor::from_slice(&numbers, [numbers.len()], self.device())?;
-            self.index_select(0, &numbers)?.unsqueeze(1)
+            let indices: Vec<i32> = pairs.collect();
+            let indices = Tensor::from_slice(&indices, [indices.len()], self.device())?;
+            self.index_select(0, &indices)?.unsqueeze(1)
         };
         of(true)?.cdist(&of(false)?, p)?.flatten(0, -1)
     }
@@ -178,15 +170,10 @@ impl Tensor {
         };
         let out = autograd::composite_differentiable(OP, out, &[&a, &b], saved, composed, move |g, wants| {
             let distance = distance.unpack(wants)?;
-            let own = match wants[0] {
-                true => Some(run_cdist_backward(&x, &y, g, &distance, p)?),
-                false => None,
-            };
-            let others = match wants[1] {
-                true => Some(run_cdist_backward(&y, &x, &g.transpose(1, 2)?, &distance.transpose(1, 2)?, p)?),
-                false => None,
-            };
-            Ok(smallvec![own, others])
+            let own = wants[0].then(|| run_cdist_backward(&x, &y, g, &distance, p));
+            let others = wants[1]
+                .then(|| run_cdist_backward(&y, &x, &g.transpose(1, 2)?, &distance.transpose(1, 2)?, p));
+            Ok(smallvec![own.transpose()?, others.transpose()?])
         });
         let shape: Dims = lead.iter().copied().chain([rows, cols]).collect();
         out.reshape(&shape[..])

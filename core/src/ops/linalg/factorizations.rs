@@ -37,15 +37,15 @@ fn householder_factorize(a: &Tensor) -> Result<(Tensor, Tensor)> {
     let count = m.min(n);
     let tau = Tensor::empty([batch, count], a.dtype(), a.device())?;
     let spec = kernel_spec! { "qr", dtype: a.dtype().name(), form: "factor" };
-    let turns_of = |j: usize| {
+    let iterations_of = |j: usize| {
         let rows = m - j - 1;
         3 * rows.div_ceil(WORKGROUP_SIZE)
             + (n - j - 1).div_ceil(WORKGROUP_COLUMNS) * reflection_loop_iterations(rows)
             + 24
     };
-    launch::launch_in_parts(a.device(), 1, count, turns_of, |first, steps, turns| {
+    launch::launch_in_parts(a.device(), 1, count, iterations_of, |first, steps, iterations| {
         let params = kernel_params! { batch, m, n, count, columns: 0usize, first, end: first + steps };
-        let params = params.loop_iterations(turns);
+        let params = params.loop_iterations(iterations);
         launch::launch(&spec, &[&factors, &tau], params, batch)
     })?;
     Ok((factors, tau))
@@ -59,11 +59,11 @@ fn householder_product(factors: &Tensor, tau: &Tensor, columns: usize) -> Result
     let spec = kernel_spec! { "qr", dtype: factors.dtype().name(), form: "apply" };
     let count = tau.shape()[1];
     // Apply the last reflection first.
-    let turns_of = |step: usize| reflection_loop_iterations(m - count + step);
-    launch::launch_in_parts(q.device(), 1, count, turns_of, |first, steps, turns| {
+    let iterations_of = |step: usize| reflection_loop_iterations(m - count + step);
+    launch::launch_in_parts(q.device(), 1, count, iterations_of, |first, steps, iterations| {
         let end = count - first;
         let params = kernel_params! { batch, m, n, count, columns, first: end - steps, end };
-        let params = params.loop_iterations(turns);
+        let params = params.loop_iterations(iterations);
         launch::launch(&spec, &[factors, tau, &q], params, batch * columns.div_ceil(WORKGROUP_COLUMNS))
     })?;
     Ok(q)
@@ -84,13 +84,10 @@ fn qr_backward(q: &Tensor, r: &Tensor, grad_q: Option<&Tensor>, grad_r: Option<&
         (Some(r), Some(q)) => r.sub(&q)?,
         (Some(r), None) => r,
         (None, Some(q)) => q.neg()?,
-        (None, None) => return Err(Error::argument("qr", "has no gradient of a factor")),
+        (None, None) => fail!(argument("qr"), "has no gradient of a factor"),
     };
     let inner = q.matmul(&symmetrize_lower(&m.transpose(1, 2)?)?)?;
-    let inner = match grad_q {
-        Some(g) => inner.add(g)?,
-        None => inner,
-    };
+    let inner = grad_q.map_or(Ok(inner.clone()), |g| inner.add(g))?;
     r.transpose(1, 2)?.solve_triangular(&inner, false, false, false)
 }
 
@@ -143,11 +140,10 @@ impl Tensor {
             let _no_grad = autograd::no_grad();
             let (factors, tau) = householder_factorize(&a)?;
             let q = householder_product(&factors, &tau, columns)?;
-            let r = factors.narrow(1, 0, m.min(n))?.triu(0)?;
-            let r = match columns > r.shape()[1] {
-                true => cat(&[&r, &Tensor::zeros([batch, m - n, n], r.dtype(), r.device())?], 1)?,
-                false => r,
-            };
+            let mut r = factors.narrow(1, 0, m.min(n))?.triu(0)?;
+            if columns > r.shape()[1] {
+                r = cat(&[&r, &Tensor::zeros([batch, m - n, n], r.dtype(), r.device())?], 1)?;
+            }
             (q, r)
         };
         let [q, r] = attach_factor_grads(
@@ -238,15 +234,15 @@ impl Tensor {
             return Ok((empty_result_with_grad(OP, &[self], self.shape())?, order.broadcast_to(&of_order)?));
         }
         let a = self.reshape([lead.iter().product(), m, n])?;
-        let made = lu_decompose(&a, m, n)?;
-        let order = made.row_order.to_dtype(DType::I64)?.reshape(&of_order[..])?;
+        let factors = lu_decompose(&a, m, n)?;
+        let order = factors.row_order.to_dtype(DType::I64)?.reshape(&of_order[..])?;
         if !autograd::compute_requires_grad(&[self]) {
-            return Ok((made.packed_lu.reshape(self.shape())?, order));
+            return Ok((factors.packed_lu.reshape(self.shape())?, order));
         }
         // Differentiate the leading square of the ordered rows. The other rows or columns follow from it.
-        let rows = a.gather(1, &made.row_order.unsqueeze(2)?.broadcast_to(a.shape())?)?;
+        let rows = a.gather(1, &factors.row_order.unsqueeze(2)?.broadcast_to(a.shape())?)?;
         let k = m.min(n);
-        let square = made.packed_lu.narrow(1, 0, k)?.narrow(2, 0, k)?.contiguous()?;
+        let square = factors.packed_lu.narrow(1, 0, k)?.narrow(2, 0, k)?.contiguous()?;
         let both = attach_lu_grad(&rows.narrow(1, 0, k)?.narrow(2, 0, k)?, square);
         let out = if n > m {
             let beyond = both.solve_triangular(&rows.narrow(2, m, n - m)?, false, true, true)?;
@@ -298,9 +294,9 @@ impl Tensor {
         let whole: Dims = lead.iter().copied().chain([n, columns]).collect();
         let rows = order.unsqueeze(-1)?.broadcast_to(&whole)?;
         if adjoint {
-            let turned = self.transpose(-2, -1)?;
-            let x = turned.solve_triangular(b, false, true, false)?;
-            let x = turned.solve_triangular(&x, true, true, true)?;
+            let transposed = self.transpose(-2, -1)?;
+            let x = transposed.solve_triangular(b, false, true, false)?;
+            let x = transposed.solve_triangular(&x, true, true, true)?;
             return x.zeros_like()?.scatter(-2, &rows, &x);
         }
         let rows = b.broadcast_to(&whole)?.gather(-2, &rows)?;

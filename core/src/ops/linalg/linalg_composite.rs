@@ -47,8 +47,10 @@ pub fn multi_dot(tensors: &[impl AsRef<Tensor>]) -> Result<Tensor> {
         fail_if!(t.rank() != 2; shape(OP, [t]), "takes matrices, and vectors at both ends only");
     }
     if let Some(two) = chain.windows(2).find(|two| two[0].shape()[1] != two[1].shape()[0]) {
-        let rule = "takes neighbours of which one has as many columns as the next one rows";
-        return Err(Error::shape(OP, rule, &[two[0].shape(), two[1].shape()]));
+        fail!(
+            shape(OP, [two[0], two[1]]),
+            "takes neighbours of which one has as many columns as the next one rows"
+        )
     }
     let n = chain.len();
     // Fewest multiplications for i..=j, and the split (Cormen et al., Introduction to Algorithms, 15.2).
@@ -120,11 +122,10 @@ impl Tensor {
                     1.0 => of.move_to_last(self)?.abs()?.sum([-2], false)?,
                     2.0 => of.move_to_last(self)?.svdvals()?,
                     f64::INFINITY => of.move_to_last(self)?.abs()?.sum([-1], false)?,
-                    _ => {
-                        let rule =
-                            format!("takes an order of 1, 2 or infinity, or one of them negated, got {p}");
-                        return Err(Error::argument(OP, rule));
-                    }
+                    _ => fail!(
+                        argument(OP),
+                        "takes an order of 1, 2 or infinity, or one of them negated, got {p}"
+                    ),
                 };
                 if p > 0.0 { sums.amax([-1], false)? } else { sums.amin([-1], false)? }
             }
@@ -204,19 +205,15 @@ impl Tensor {
             factorial[k] = factorial[k - 1] * k as f64;
         }
         // Horner's scheme with four terms at a time (Paterson and Stockmeyer, 1973).
-        let mut out: Option<Tensor> = None;
-        for first in [12usize, 8, 4, 0] {
-            let terms = eye
-                .div(factorial[first])?
-                .add(&x.div(factorial[first + 1])?)?
-                .add(&x2.div(factorial[first + 2])?)?
-                .add(&x3.div(factorial[first + 3])?)?;
-            out = Some(match out {
-                Some(out) => out.matmul(&x4)?.add(&terms)?,
-                None => terms,
-            });
+        let terms = |first: usize| {
+            let [a, b, c, d] = [0, 1, 2, 3].map(|k| factorial[first + k]);
+            eye.div(a)?.add(&x.div(b)?)?.add(&x2.div(c)?)?.add(&x3.div(d)?)
+        };
+        let mut out = terms(12)?;
+        for first in [8, 4, 0] {
+            let terms = terms(first)?;
+            out = out.matmul(&x4)?.add(&terms)?;
         }
-        let mut out = out.unwrap_or(eye);
         for step in 0..most {
             // Matrices with fewer halvings are done.
             out = out.matmul(&out)?.where_(&halvings.gt(step as f64)?, &out)?;
@@ -296,8 +293,10 @@ impl Tensor {
         let Some(x) =
             a.shape().get(b.rank()..).filter(|x| x.iter().product::<usize>() == n && a.numel() == n * n)
         else {
-            let rule = "takes a tensor with the right side's dimensions and others of as many elements";
-            return Err(Error::shape(OP, rule, &[a.shape(), b.shape()]));
+            fail!(
+                shape(OP, [&a, b]),
+                "takes a tensor with the right side's dimensions and others of as many elements"
+            )
         };
         let x: Dims = x.into();
         a.reshape([n, n])?.solve(&b.reshape([n])?)?.reshape(&x[..])

@@ -25,20 +25,20 @@ pub(crate) fn jacobi_orthogonalize(w: &Tensor, m: usize) -> Result<()> {
     let spec = kernel_spec! { "svd", dtype: w.dtype().name(), lanes };
     // Iterations of a round: two passes over each pair's elements, and two sums over the threads of a pair.
     let pairs = (players / 2).div_ceil(WORKGROUP_SIZE / lanes).div_ceil(groups);
-    let turns = pairs * (m.div_ceil(lanes) + height.div_ceil(lanes) + 64) + 2;
+    let iterations = pairs * (m.div_ceil(lanes) + height.div_ceil(lanes) + 64) + 2;
     let sweeps = if w.dtype() == DType::F64 { 20 } else { 15 };
     let mut before = Tensor::ones([batch], DType::U32, w.device())?;
     for _ in 0..sweeps {
         let now = Tensor::zeros([batch], DType::U32, w.device())?;
-        let run = |first: usize, rounds: usize, turns: usize| {
+        let run = |first: usize, rounds: usize, iterations: usize| {
             let params = kernel_params! { batch, n, m, height, players, first, rounds, groups };
-            let params = params.loop_iterations(turns);
+            let params = params.loop_iterations(iterations);
             launch::launch(&spec, &[&before, &now, w], params, batch * groups)
         };
         if small {
-            launch::launch_in_parts(w.device(), 1, players - 1, |_| turns, run)?;
+            launch::launch_in_parts(w.device(), 1, players - 1, |_| iterations, run)?;
         } else {
-            (0..players - 1).try_for_each(|first| run(first, 1, turns + 1))?;
+            (0..players - 1).try_for_each(|first| run(first, 1, iterations + 1))?;
         }
         before = now;
     }
@@ -107,8 +107,8 @@ fn left_vectors_backward(g: &Tensor, u: &Tensor, values: &Tensor, vh: &Tensor) -
     let apart = squares.sub(&squares.transpose(1, 2)?)?.add(&eye)?;
     let ut = u.transpose(1, 2)?;
     let along = ut.matmul(g)?;
-    let turned = along.sub(&along.transpose(1, 2)?)?.div(&apart)?.mul(&s)?;
-    let mut change = u.matmul(&turned)?;
+    let rotation = along.sub(&along.transpose(1, 2)?)?.div(&apart)?.mul(&s)?;
+    let mut change = u.matmul(&rotation)?;
     if u.shape()[1] > k {
         change = change.add(&g.sub(&u.matmul(&along)?)?.div(&s)?)?;
     }
@@ -195,11 +195,8 @@ impl Tensor {
             // Transpose wide matrices: their left vectors are the right vectors of the transpose.
             let (values, vectors) = decompose(&if m < n { a.transpose(1, 2)? } else { a }, true)?;
             let Some((long, short)) = vectors else { fail!(argument(OP), "has no vectors") };
-            if m < n {
-                (short.transpose(1, 2)?, values, long)
-            } else {
-                (long.transpose(1, 2)?, values, short)
-            }
+            let (left, right) = if m < n { (short, long) } else { (long, short) };
+            (left.transpose(1, 2)?, values, right)
         };
         let [u, s, vh] = attach_factor_grads(
             OP,
@@ -303,13 +300,13 @@ impl MatrixDims {
         x.permute(&order)
     }
 
-    /// Restores extents of 1 for the matrix dimensions of `x` if `keepdim`. `numbers` has one value a matrix.
-    pub(crate) fn restore_keepdim(&self, numbers: &Tensor, x: &Tensor, keepdim: bool) -> Result<Tensor> {
+    /// Restores extents of 1 for the matrix dimensions of `x` if `keepdim`. `values` has one element a matrix.
+    pub(crate) fn restore_keepdim(&self, values: &Tensor, x: &Tensor, keepdim: bool) -> Result<Tensor> {
         if !keepdim {
-            return Ok(numbers.clone());
+            return Ok(values.clone());
         }
         let mut shape = Dims::from_slice(x.shape());
         (shape[self.row], shape[self.col]) = (1, 1);
-        numbers.reshape(&*shape)
+        values.reshape(&*shape)
     }
 }

@@ -1,7 +1,7 @@
 //! Joining, meshes, products of dimensions and other operations composed of views and copies.
 
 use crate::ops::prelude::*;
-use crate::ops::shape::{PadMode, as_refs, cat, stack};
+use crate::ops::shape::{PadMode, as_refs, cat, distinct_dims, stack};
 use crate::tensor::layout::MAX_TENSOR_NUMEL;
 
 /// Maps each tensor, and concatenates the results along a dimension.
@@ -58,8 +58,8 @@ pub fn block_diag(tensors: &[impl AsRef<Tensor>]) -> Result<Tensor> {
     let columns: usize = blocks.iter().map(|t| t.shape()[1]).sum();
     let mut before = 0;
     let rows = blocks.iter().map(|t| {
-        let behind = columns - before - t.shape()[1];
-        let row = t.pad(&[before as isize, behind as isize], PadMode::Constant(0.0));
+        let after = columns - before - t.shape()[1];
+        let row = t.pad(&[before as isize, after as isize], PadMode::Constant(0.0));
         before += t.shape()[1];
         row
     });
@@ -76,7 +76,7 @@ pub fn block_diag(tensors: &[impl AsRef<Tensor>]) -> Result<Tensor> {
 pub fn meshgrid(lines: &[impl AsRef<Tensor>], xy: bool) -> Result<Vec<Tensor>> {
     let lines = &as_refs(lines)[..];
     if let Some(t) = lines.iter().find(|t| t.rank() > 1) {
-        return Err(Error::shape("meshgrid", "takes tensors of one dimension", &[t.shape()]));
+        fail!(shape("meshgrid", [t]), "takes tensors of one dimension")
     }
     let mut order: Vec<usize> = (0..lines.len()).collect();
     if xy && lines.len() > 1 {
@@ -111,7 +111,7 @@ pub fn cartesian_prod(lines: &[impl AsRef<Tensor>]) -> Result<Tensor> {
     let lines = &as_refs(lines)[..];
     operation!("cartesian_prod");
     if let Some(t) = lines.iter().find(|t| t.rank() != 1) {
-        return Err(Error::shape("cartesian_prod", "takes tensors of one dimension", &[t.shape()]));
+        fail!(shape("cartesian_prod", [t]), "takes tensors of one dimension")
     }
     match lines {
         [] => Err(Error::argument("cartesian_prod", "takes at least one tensor")),
@@ -247,18 +247,12 @@ impl Tensor {
         let all = |t: &Tensor| (0..t.rank() as isize).collect();
         let dims = &dims.to_dims().unwrap_or_else(|| all(self))[..];
         let other_dims = &other_dims.to_dims().unwrap_or_else(|| all(other))[..];
-        let places = |t: &Tensor, dims: &[isize]| -> Result<Dims> {
-            let places = dims.iter().map(|&d| normalize_dim(OP, d, t.rank())).collect::<Result<Dims>>()?;
-            match places.iter().enumerate().any(|(k, d)| places[..k].contains(d)) {
-                true => Err(Error::argument(OP, format!("{dims:?} names a dimension twice"))),
-                false => Ok(places),
-            }
-        };
         for (t, dims) in [(self, dims), (other, other_dims)] {
             fail_if!(t.rank() == 0 && !dims.is_empty();
                 shape(OP, [self, other]), "a tensor without dimensions has none of {dims:?} to sum over");
         }
-        let (mine, theirs) = (places(self, dims)?, places(other, other_dims)?);
+        let mine = distinct_dims(OP, dims, self.rank())?;
+        let theirs = distinct_dims(OP, other_dims, other.rank())?;
         let extents =
             |t: &Tensor, places: &[usize]| -> Dims { places.iter().map(|&d| t.shape()[d]).collect() };
         let shared = extents(self, &mine);

@@ -60,21 +60,20 @@ fn strided_sum(op: &'static str, g: &Tensor, layout: &Layout, start: usize, len:
         (0..dims.len()).map(|d| dims[d + 1..].iter().map(|&[n, stride, _]| (n - 1) * stride).sum()).collect();
     // Number of indices of a dimension that may map to the same element.
     let within = |d: usize| dims[d][0].min(reaches[d] / dims[d][1].max(1) + 2);
-    let lanes = if g.dtype().size() == 2 { 4 } else { 1 };
+    let per_thread = if g.dtype().size() == 2 { 4 } else { 1 };
     let (around, _) = (0..dims.len()).fold((0usize, 1usize), |(all, inner), d| {
         let inner = inner.saturating_mul(within(d));
         (all.saturating_add(inner), inner)
     });
-    let turns = around.saturating_mul(lanes) + 4;
+    let iterations = around.saturating_mul(per_thread) + 4;
     let longest = (0..layout.rank()).max_by_key(|&d| layout.shape()[d]).filter(|&d| layout.shape()[d] > 1);
     if let Some(d) = longest
-        && turns > g.device().info().limits.max_loop_iterations as usize
+        && iterations > g.device().info().limits.max_loop_iterations as usize
     {
         // Sum the two halves of the windows one after the other.
         let half = layout.shape()[d] / 2;
         let part = |first: usize, count: usize| {
-            let mut shape: Dims = layout.shape().into();
-            shape[d] = count;
+            let shape = with_extent(layout.shape(), d, count);
             let offset = layout.offset() + first * layout.strides()[d];
             let layout = Layout::new(shape, Dims::from_slice(layout.strides()), offset);
             strided_sum(op, &g.detach().narrow(d as isize, first, count)?, &layout, start, len)
@@ -90,8 +89,8 @@ fn strided_sum(op: &'static str, g: &Tensor, layout: &Layout, start: usize, len:
         in_offset: g.layout().offset(), shape: &column(0), strides: &column(1), reach: &reaches,
         in_strides: &column(2),
     }
-    .loop_iterations(turns);
-    launch::launch(&spec, &[g, &out], params, len.div_ceil(lanes * WORKGROUP_SIZE))?;
+    .loop_iterations(iterations);
+    launch::launch(&spec, &[g, &out], params, len.div_ceil(per_thread * WORKGROUP_SIZE))?;
     Ok(out)
 }
 
@@ -123,18 +122,12 @@ struct Im2colGeometry {
 }
 
 impl Im2colGeometry {
-    fn new(
-        op: &'static str,
-        kernel: [isize; 2],
-        dilation: [isize; 2],
-        padding: [isize; 2],
-        stride: [isize; 2],
-    ) -> Result<Self> {
+    fn new(op: &'static str, kernel: [isize; 2], options: &Im2colOptions) -> Result<Self> {
         Ok(Self {
             kernel: check_at_least(op, "kernel_size", kernel, 1)?,
-            dilation: check_at_least(op, "dilation", dilation, 1)?,
-            padding: check_at_least(op, "padding", padding, 0)?,
-            stride: check_at_least(op, "stride", stride, 1)?,
+            dilation: check_at_least(op, "dilation", options.dilation.spatial(), 1)?,
+            padding: check_at_least(op, "padding", options.padding.spatial(), 0)?,
+            stride: check_at_least(op, "stride", options.stride.spatial(), 1)?,
         })
     }
 
@@ -163,14 +156,8 @@ impl Im2colGeometry {
     ) -> Layout {
         let [n, c, h, w] = [strides[0], strides[1], strides[2], strides[3]];
         let shape: Dims = smallvec![images, channels, self.kernel[0], self.kernel[1], counts[0], counts[1]];
-        let strides: Dims = smallvec![
-            n,
-            c,
-            self.dilation[0] * h,
-            self.dilation[1] * w,
-            self.stride[0] * h,
-            self.stride[1] * w
-        ];
+        let ([dy, dx], [sy, sx]) = (self.dilation, self.stride);
+        let strides: Dims = smallvec![n, c, dy * h, dx * w, sy * h, sx * w];
         Layout::new(shape, strides, offset)
     }
 }
@@ -302,13 +289,7 @@ impl Tensor {
     #[track_caller]
     pub fn im2col(&self, kernel_size: impl IntoSpatial<2>, options: &Im2colOptions) -> Result<Tensor> {
         operation!(OP = "im2col");
-        let blocks = Im2colGeometry::new(
-            OP,
-            kernel_size.spatial(),
-            options.dilation.spatial(),
-            options.padding.spatial(),
-            options.stride.spatial(),
-        )?;
+        let blocks = Im2colGeometry::new(OP, kernel_size.spatial(), options)?;
         let (x, unbatched) = spatial::ensure_batched::<2>(OP, self)?;
         let (images, channels) = (x.shape()[0], x.shape()[1]);
         let counts = blocks.block_counts(OP, [x.shape()[2], x.shape()[3]], self.shape())?;
@@ -337,29 +318,19 @@ impl Tensor {
     ) -> Result<Tensor> {
         operation!(OP = "col2im");
         fail_if!(!self.dtype().is_float(); dtype(OP, self.dtype()), "takes floats; cast with `to_dtype`");
-        let blocks = Im2colGeometry::new(
-            OP,
-            kernel_size.spatial(),
-            options.dilation.spatial(),
-            options.padding.spatial(),
-            options.stride.spatial(),
-        )?;
+        let blocks = Im2colGeometry::new(OP, kernel_size.spatial(), options)?;
         let size = check_at_least(OP, "output_size", output_size.spatial(), 1)?;
         let counts = blocks.block_counts(OP, size, self.shape())?;
         let x = if self.rank() == 2 { self.unsqueeze(0)? } else { self.clone() };
-        let taps = blocks.kernel[0] * blocks.kernel[1];
-        let rule = || {
-            format!(
-                "takes [batch, channels · {taps}, {}], the blocks of images of {size:?}",
-                counts[0] * counts[1]
-            )
+        let (taps, block_count) = (blocks.kernel[0] * blocks.kernel[1], counts[0] * counts[1]);
+        let fits = |rows: usize, columns: usize| rows.is_multiple_of(taps) && columns == block_count;
+        let (images, rows) = match *x.shape() {
+            [images, rows, columns] if fits(rows, columns) => (images, rows),
+            _ => fail!(
+                shape(OP, [self]),
+                "takes [batch, channels · {taps}, {block_count}], the blocks of images of {size:?}"
+            ),
         };
-        let &[images, rows, columns] = x.shape() else {
-            return Err(Error::shape(OP, rule(), &[self.shape()]));
-        };
-        if !rows.is_multiple_of(taps) || columns != counts[0] * counts[1] {
-            return Err(Error::shape(OP, rule(), &[self.shape()]));
-        }
         let channels = rows / taps;
         let x = x.reshape([images, channels, blocks.kernel[0], blocks.kernel[1], counts[0], counts[1]])?;
         let padded: Dims =

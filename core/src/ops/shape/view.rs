@@ -95,16 +95,14 @@ impl Tensor {
         let rank = self.rank();
         let dims = dims.to_dims().unwrap_or_else(|| (0..rank as isize).collect());
         let order = dims.iter().map(|&d| normalize_dim("permute", d, rank)).collect::<Result<Dims>>()?;
-        let mut inverse: Dims = Dims::from_elem(usize::MAX, rank);
+        fail_if!(order.len() != rank || (0..rank).any(|d| !order.contains(&d));
+            argument("permute"), "{dims:?} is no permutation of {rank} dimensions");
+        let mut inverse: SmallVec<[isize; 6]> = SmallVec::from_elem(0, rank);
         for (i, &d) in order.iter().enumerate() {
-            fail_if!(order.len() != rank || inverse[d] != usize::MAX;
-                argument("permute"), "{dims:?} is no permutation of {rank} dimensions");
-            inverse[d] = i;
+            inverse[d] = i as isize;
         }
-        fail_if!(order.len() != rank; argument("permute"), "{dims:?} is no permutation of {rank} dimensions");
         let pick = |of: &[usize]| order.iter().map(|&d| of[d]).collect::<Dims>();
         let layout = Layout::new(pick(self.shape()), pick(self.strides()), self.layout().offset());
-        let inverse: smallvec::SmallVec<[isize; 6]> = inverse.iter().map(|&d| d as isize).collect();
         Ok(self.differentiable_view("permute", layout, move |g| g.permute(&inverse)))
     }
 
@@ -243,8 +241,7 @@ impl Tensor {
         let end = start.saturating_add(length);
         fail_if!(end > extent || self.rank() == 0;
             argument("narrow"), "{start}..{end} leaves dimension {d} of extent {extent}");
-        let mut shape: Dims = self.shape().into();
-        shape[d] = length;
+        let shape = with_extent(self.shape(), d, length);
         let layout = Layout::new(shape, self.strides(), self.layout().offset() + start * self.strides()[d]);
         Ok(self.differentiable_subview("narrow", layout, move |t| t.narrow(dim, start, length)))
     }
@@ -259,9 +256,8 @@ impl Tensor {
             argument("slice"), "takes a tensor with dimensions and a step of at least 1");
         let stop = stop.min(self.shape()[d]);
         let start = start.min(stop);
-        let mut shape: Dims = self.shape().into();
+        let shape = with_extent(self.shape(), d, (stop - start).div_ceil(step));
         let mut strides: Dims = self.strides().into();
-        shape[d] = (stop - start).div_ceil(step);
         let offset = self.layout().offset() + start * strides[d];
         strides[d] *= step.min(self.shape()[d].max(1));
         Ok(self.differentiable_subview("slice", Layout::new(shape, strides, offset), move |t| {
@@ -298,20 +294,11 @@ impl Tensor {
             (normalize_dim("diagonal", dim1, self.rank())?, normalize_dim("diagonal", dim2, self.rank())?);
         fail_if!(a == b || self.rank() < 2;
             argument("diagonal"), "takes two dimensions, got {dim1} and {dim2}");
-        let (rows, cols) = (self.shape()[a] as isize, self.shape()[b] as isize);
-        let length = if offset >= 0 {
-            rows.min(cols.saturating_sub(offset))
-        } else {
-            rows.saturating_add(offset).min(cols)
-        }
-        .max(0) as usize;
+        let (down, right) = if offset < 0 { (offset.unsigned_abs(), 0) } else { (0, offset as usize) };
+        let length = self.shape()[a].saturating_sub(down).min(self.shape()[b].saturating_sub(right));
         let mut start = self.layout().offset();
         if length > 0 {
-            start += if offset >= 0 {
-                offset as usize * self.strides()[b]
-            } else {
-                offset.unsigned_abs() * self.strides()[a]
-            };
+            start += down * self.strides()[a] + right * self.strides()[b];
         }
         let keep =
             |of: &[usize]| (0..self.rank()).filter(|d| *d != a && *d != b).map(|d| of[d]).collect::<Dims>();
@@ -452,10 +439,9 @@ impl Tensor {
     /// `dim` is out of range.
     pub fn unbind(&self, dim: isize) -> Result<Vec<Tensor>> {
         let d = normalize_dim("unbind", dim, self.rank())?;
-        let extent = *self
-            .shape()
-            .get(d)
-            .ok_or_else(|| Error::shape("unbind", "takes at least one dimension", &[self.shape()]))?;
+        let Some(&extent) = self.shape().get(d) else {
+            fail!(shape("unbind", [self]), "takes at least one dimension")
+        };
         check_split_count("unbind", extent)?;
         (0..extent).map(|i| self.select(dim, i as isize)).collect()
     }

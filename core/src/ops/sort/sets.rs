@@ -7,6 +7,7 @@ use crate::ops::index::select::cast_index_to_i32;
 use crate::ops::prelude::*;
 use crate::ops::reduce::scan;
 use crate::ops::shape::cat;
+use crate::ops::sort::nonempty_extent;
 use crate::tensor::layout::tensor_numel;
 
 pointwise_ops! {
@@ -95,12 +96,12 @@ impl Tensor {
         if rtol == 0.0 && atol == 0.0 && !self.dtype().is_float() {
             return self.eq(other);
         }
-        let numbers = [
+        let tolerances = [
             ("rtol", Scalar::Float(rtol)),
             ("atol", Scalar::Float(atol)),
             ("nan", Scalar::Float(f64::from(u8::from(equal_nan)))),
         ];
-        run_pointwise(&ISCLOSE, &[self.into(), other.into()], &numbers)
+        run_pointwise(&ISCLOSE, &[self.into(), other.into()], &tolerances)
     }
 
     /// Reports whether all elements are [close](Self::isclose). The host reads the result.
@@ -156,13 +157,9 @@ impl Tensor {
         operation!("unique");
         let line = self.reshape([-1])?;
         if line.dtype() == DType::Bool {
-            let found = line.to_dtype(DType::U8)?.unique()?;
-            let inverse = found.inverse_indices.reshape(self.shape())?;
-            return Ok(Unique {
-                values: found.values.to_dtype(DType::Bool)?,
-                inverse_indices: inverse,
-                counts: found.counts,
-            });
+            let Unique { values, inverse_indices, counts } = line.to_dtype(DType::U8)?.unique()?;
+            let inverse_indices = inverse_indices.reshape(self.shape())?;
+            return Ok(Unique { values: values.to_dtype(DType::Bool)?, inverse_indices, counts });
         }
         let (sorted, order) = line.sort(0, false)?;
         let (values, run, counts) = find_equal_runs(&sorted)?;
@@ -245,30 +242,22 @@ impl Tensor {
         if self.rank() == 0 {
             return Ok((self.clone(), Tensor::zeros((), DType::I64, self.device())?));
         }
-        let n = self.shape()[d];
-        fail_if!(n == 0; shape(OP, [self]), "dimension {d} has no elements to choose from");
+        let n = nonempty_extent(OP, self, d)?;
+        let line = with_extent(&Dims::from_elem(1, self.rank()), d, n);
         let d = d as isize;
         let keys = self.detach();
         let keys = if keys.dtype() == DType::Bool { keys.to_dtype(DType::U8)? } else { keys };
         let (sorted, order) = keys.sort(d, false)?;
         let same = sorted.narrow(d, 1, n - 1)?.eq(&sorted.narrow(d, 0, n - 1)?)?;
         // Distance of each element from the start of its run.
-        let mut line = vec![1; self.rank()];
-        line[d as usize] = n;
         let place = Tensor::arange(0.0, n as f64, 1.0, DType::I32, self.device())?.reshape(&line[..])?;
         let begins = place.narrow(d, 1, n - 1)?.broadcast_to(same.shape())?.masked_fill(&same, 0)?;
-        let begins = begins.prepend_zero(d)?.cummax(d)?.0;
+        let zero = Tensor::zeros(with_extent(begins.shape(), d as usize, 1), DType::I32, self.device())?;
+        let begins = cat(&[&zero, &begins], d)?.cummax(d)?.0;
         let at = place.sub(&begins)?.argmax(d, true)?;
         let index = order.gather(d, &at)?;
         let values = self.gather(d, &index)?;
         if keepdim { Ok((values, index)) } else { Ok((values.squeeze(d)?, index.squeeze(d)?)) }
-    }
-
-    /// Prepends a zero along `dim`.
-    fn prepend_zero(&self, dim: isize) -> Result<Tensor> {
-        let mut shape: Dims = self.shape().into();
-        shape[dim as usize] = 1;
-        cat(&[&Tensor::zeros(&shape, self.dtype(), self.device())?, self], dim)
     }
 
     /// Counts each value from 0 on in a one-dimensional integer tensor, as i64, or sums `weights` in their
@@ -288,18 +277,18 @@ impl Tensor {
         fail_if!(self.dtype().is_float() || self.dtype() == DType::Bool;
             dtype(OP, self.dtype()), "takes integers; cast with `to_dtype`");
         if let Some(w) = weights.filter(|w| !w.dtype().is_float()) {
-            return Err(Error::dtype(OP, w.dtype(), "takes weights that are floats; cast with `to_dtype`"));
+            fail!(dtype(OP, w.dtype()), "takes weights that are floats; cast with `to_dtype`")
         }
         let (mut extent, line) = (minlength, cast_index_to_i32(OP, self, None)?);
         if self.numel() > 0 {
             let (least, most) = (line.min_all()?.item()?, line.max_all()?.item()?);
             if least < 0.0 {
-                // An i32 does not hold every number of an i64.
+                // An i32 does not hold every value of an i64.
                 let least = self.to_integers()?.into_iter().min().unwrap_or_default();
-                return Err(Error::argument(OP, format!("takes numbers from 0 on, got {least}")));
+                fail!(argument(OP), "takes values from 0 on, got {least}")
             }
             fail_if!(most >= f64::from(i32::MAX); argument(OP),
-                "counts numbers below 2^31 - 1, and has a count for each from 0 on; got a larger one");
+                "counts values below 2^31 - 1, and has a count for each from 0 on; got a larger one");
             extent = extent.max(most as usize + 1);
         }
         match weights {
@@ -326,7 +315,7 @@ impl Tensor {
         let (mut min, mut max) = (min, max);
         if min == max && x.numel() > 0 {
             (min, max) = (x.min_all()?.item()?, x.max_all()?.item()?);
-            fail_if!(!(max - min).is_finite(); argument(OP), "takes finite numbers, got {min} to {max}");
+            fail_if!(!(max - min).is_finite(); argument(OP), "takes finite values, got {min} to {max}");
         }
         if min == max {
             (min, max) = (min - 1.0, max + 1.0);
@@ -335,12 +324,9 @@ impl Tensor {
         // Powers of two keep the products below finite.
         let most = if x.dtype() == DType::F64 { 1e300_f64 } else { 1e37 };
         let excess = ((max - min).log2() + (bins as f64).log2() - most.log2()).ceil();
-        let (x, min, max) = if excess > 0.0 {
-            let scale = (-excess).exp2();
-            (x.mul(scale)?, min * scale, max * scale)
-        } else {
-            (x, min, max)
-        };
+        let scale = (-excess.max(0.0)).exp2();
+        let (min, max) = (min * scale, max * scale);
+        let x = if excess > 0.0 { x.mul(scale)? } else { x };
         let place = x.sub(min)?.mul(bins as f64)?.div(max - min)?.masked_fill(&inside.logical_not()?, 0.0)?;
         let place = place.floor()?.clamp(0.0, bins as f64 - 1.0)?.to_dtype(DType::I32)?;
         // Elements out of range get the bin -1, which is not counted.
