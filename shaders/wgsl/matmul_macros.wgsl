@@ -40,9 +40,11 @@ a_order, b_order: `k` if neighbours in memory are along the sum (K-major), else 
     let end = min(start + p.chunk, p.k);
 {%- endmacro -%}
 
-{#- Runs a tile's sum over [start, end), `depth` steps at a time. The next step's part of the tile is loaded into
-registers while this one is computed. A second buffer in workgroup memory would save a barrier, but was slower. -#}
-{%- macro pipelined(depth, load, save, compute) %}
+{#- Runs a tile's sum over [start, end), `depth` steps at a time. With `prefetch`, `load` reads the next step's part
+of the tile into registers while this one is computed, and `save` writes them to workgroup memory; without, `save`
+does both, and its code occurs once. A second buffer in workgroup memory would save a barrier, but was slower. -#}
+{%- macro pipelined(depth, prefetch, load, save, compute) %}
+    {% if prefetch %}
     var k0 = start;
     {{ load }}
     {{ save }}
@@ -60,6 +62,14 @@ registers while this one is computed. A second buffer in workgroup memory would 
         }
         workgroupBarrier();
     }
+    {% else %}
+    for (var k0 = start; k0 < end; k0 += {{ depth }}u) {
+        {{ save }}
+        workgroupBarrier();
+        {{ compute }}
+        workgroupBarrier();
+    }
+    {% endif %}
 {% endmacro -%}
 
 {%- macro guarded_value(side) %}
@@ -123,9 +133,10 @@ fn b_load(base: u32, k: u32, col: u32, end: u32) -> vec4<f32> {
 {{ loaded("a", a_vectors and k_edges) }}
 {{ loaded("b", b_vectors and k_edges) }}
 
-{#- Indices of slot q of a tile: `k_at` and `line`, in units of one and of four elements, or the reverse. -#}
-{% macro slot(side, q, lines, order) -%}
-let {{ side }}_at{{ q }} = lane + {{ 256 * q }}u;
+{%- set prefetch = a_vectors and b_vectors -%}
+{#- Place of slot q of a tile, which is at `at`: `k` along the sum and `line` across, of its first element. -#}
+{% macro slot(side, q, lines, order, at) -%}
+    let {{ side }}_at{{ q }} = {{ at }};
     {% if order == "k" %}
     let {{ side }}_k{{ q }} = {{ side }}_at{{ q }} % {{ depth // 4 }}u * 4u;
     let {{ side }}_line{{ q }} = {{ side }}_at{{ q }} / {{ depth // 4 }}u;
@@ -133,10 +144,9 @@ let {{ side }}_at{{ q }} = lane + {{ 256 * q }}u;
     let {{ side }}_k{{ q }} = {{ side }}_at{{ q }} / {{ lines }}u;
     let {{ side }}_line{{ q }} = {{ side }}_at{{ q }} % {{ lines }}u * 4u;
     {% endif %}
-    var {{ side }}_next{{ q }} = vec4<f32>();
 {%- endmacro %}
 {% macro save(side, q, lines, order) -%}
-{% set last = 256 * (q + 1) > depth * lines -%}
+{% set last = prefetch and 256 * (q + 1) > depth * lines -%}
 {% if last %}if {{ side }}_at{{ q }} < {{ depth * lines }}u {{ "{" }}{% endif %}
             {{ side }}_next{{ q }} = {{ side }}_loaded({{ side }}_next{{ q }}, k0 + {{ side }}_k{{ q }}, end);
             {% if order == "k" %}
@@ -161,12 +171,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% endfor %}
     {% endfor %}
     {% endfor %}
-    {% for q in range(slots_a) %}
-    {{ slot("a", q, lines_a, a_order) }}
-    {% endfor %}
-    {% for q in range(slots_b) %}
-    {{ slot("b", q, lines_b, b_order) }}
-    {% endfor %}
     {% set load %}
     {% for q in range(slots_a) %}
             a_next{{ q }} = a_load(a0, row0 + a_line{{ q }}, k0 + a_k{{ q }}, end);
@@ -175,6 +179,15 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             b_next{{ q }} = b_load(b0, k0 + b_k{{ q }}, col0 + b_line{{ q }}, end);
     {% endfor %}
     {% endset %}
+    {% if prefetch %}
+    {% for q in range(slots_a) %}
+    {{ slot("a", q, lines_a, a_order, "lane + " ~ 256 * q ~ "u") }}
+    var a_next{{ q }} = vec4<f32>();
+    {% endfor %}
+    {% for q in range(slots_b) %}
+    {{ slot("b", q, lines_b, b_order, "lane + " ~ 256 * q ~ "u") }}
+    var b_next{{ q }} = vec4<f32>();
+    {% endfor %}
     {% set store_tile %}
     {% for q in range(slots_a) %}
             {{ save("a", q, lines_a, a_order) }}
@@ -183,6 +196,20 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             {{ save("b", q, lines_b, b_order) }}
     {% endfor %}
     {% endset %}
+    {% else %}
+    {% set store_tile %}
+        for (var at = lane; at < {{ depth * lines_a }}u; at += 256u) {
+            {{ slot("a", 0, lines_a, a_order, "at") }}
+            var a_next0 = a_load(a0, row0 + a_line0, k0 + a_k0, end);
+            {{ save("a", 0, lines_a, a_order) }}
+        }
+        for (var at = lane; at < {{ depth * lines_b }}u; at += 256u) {
+            {{ slot("b", 0, lines_b, b_order, "at") }}
+            var b_next0 = b_load(b0, k0 + b_k0, col0 + b_line0, end);
+            {{ save("b", 0, lines_b, b_order) }}
+        }
+    {% endset %}
+    {% endif %}
     {% set compute %}
         for (var k = 0u; k < {{ depth }}u; k += {{ unroll }}u) {
             {% for u in range(unroll) %}
@@ -201,7 +228,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             {% endfor %}
         }
     {% endset %}
-    {{ pipelined(depth, load, store_tile, compute) }}
+    {{ pipelined(depth, prefetch, load, store_tile, compute) }}
     {% for s in range(sheets) %}
     {% for i in range(4) %}
     {% for v in range(cols) %}
@@ -274,35 +301,61 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     var sum_{{ i }}_{{ j }} = coop_mat16x16<f32, C>();
     {% endfor %}
     {% endfor %}
-    {% macro slot(side, q, lines, order) -%}
+    {% set prefetch = a_vectors and b_vectors %}
+    {% macro slot(side, q, lines, order, at) -%}
     {% set eights = (depth if order == "k" else lines) // 8 -%}
-    let {{ side }}_at{{ q }} = lane + {{ threads * q }}u;
-    let {{ side }}_near{{ q }} = {{ side }}_at{{ q }} % {{ eights }}u;
-    let {{ side }}_far{{ q }} = {{ side }}_at{{ q }} / {{ eights }}u;
-    var {{ side }}_next{{ q }} = vec4<f32>();
+    let {{ side }}_near{{ q }} = {{ at }} % {{ eights }}u;
+    let {{ side }}_far{{ q }} = {{ at }} / {{ eights }}u;
     {%- endmacro %}
+    {% macro load_a(q) -%}
+    a_load(a0, row0 + {{ "a_far" ~ q if a_order == "k" else "8u * a_near" ~ q }}, k0 + {{ "8u * a_near" ~ q if a_order == "k" else "a_far" ~ q }}, end)
+    {%- endmacro %}
+    {% macro load_b(q) -%}
+    b_load(b0, k0 + {{ "8u * b_near" ~ q if b_order == "k" else "b_far" ~ q }}, col0 + {{ "b_far" ~ q if b_order == "k" else "8u * b_near" ~ q }}, end)
+    {%- endmacro %}
+    {% macro save(side, q, pitch, order) -%}
+    tile_{{ side }}[{{ side }}_far{{ q }} * {{ pitch }}u + {{ side }}_near{{ q }}] = {{ side }}_loaded({{ side }}_next{{ q }}, k0 + {{ "8u * " ~ side ~ "_near" ~ q if order == "k" else side ~ "_far" ~ q }}, end);
+    {%- endmacro %}
+    {% if prefetch %}
     {% for q in range(slots_a) %}
-    {{ slot("a", q, rows, a_order) }}
+    {{ slot("a", q, rows, a_order, "(lane + " ~ threads * q ~ "u)") }}
+    var a_next{{ q }} = vec4<f32>();
     {% endfor %}
     {% for q in range(slots_b) %}
-    {{ slot("b", q, cols, b_order) }}
+    {{ slot("b", q, cols, b_order, "(lane + " ~ threads * q ~ "u)") }}
+    var b_next{{ q }} = vec4<f32>();
     {% endfor %}
     {% set load %}
     {% for q in range(slots_a) %}
-            a_next{{ q }} = a_load(a0, row0 + {{ "a_far" ~ q if a_order == "k" else "8u * a_near" ~ q }}, k0 + {{ "8u * a_near" ~ q if a_order == "k" else "a_far" ~ q }}, end);
+            a_next{{ q }} = {{ load_a(q) }};
     {% endfor %}
     {% for q in range(slots_b) %}
-            b_next{{ q }} = b_load(b0, k0 + {{ "8u * b_near" ~ q if b_order == "k" else "b_far" ~ q }}, col0 + {{ "b_far" ~ q if b_order == "k" else "8u * b_near" ~ q }}, end);
+            b_next{{ q }} = {{ load_b(q) }};
     {% endfor %}
     {% endset %}
     {% set store_tile %}
     {% for q in range(slots_a) %}
-            tile_a[a_far{{ q }} * {{ pitch_a }}u + a_near{{ q }}] = a_loaded(a_next{{ q }}, k0 + {{ "8u * a_near" ~ q if a_order == "k" else "a_far" ~ q }}, end);
+            {{ save("a", q, pitch_a, a_order) }}
     {% endfor %}
     {% for q in range(slots_b) %}
-            tile_b[b_far{{ q }} * {{ pitch_b }}u + b_near{{ q }}] = b_loaded(b_next{{ q }}, k0 + {{ "8u * b_near" ~ q if b_order == "k" else "b_far" ~ q }}, end);
+            {{ save("b", q, pitch_b, b_order) }}
     {% endfor %}
     {% endset %}
+    {% else %}
+    {% set load = "" %}
+    {% set store_tile %}
+        for (var at = lane; at < {{ rows * depth // 8 }}u; at += {{ threads }}u) {
+            {{ slot("a", 0, rows, a_order, "at") }}
+            let a_next0 = {{ load_a(0) }};
+            {{ save("a", 0, pitch_a, a_order) }}
+        }
+        for (var at = lane; at < {{ cols * depth // 8 }}u; at += {{ threads }}u) {
+            {{ slot("b", 0, cols, b_order, "at") }}
+            let b_next0 = {{ load_b(0) }};
+            {{ save("b", 0, pitch_b, b_order) }}
+        }
+    {% endset %}
+    {% endif %}
     {% set compute %}
     {% for k in range(depth // 16) %}
         {% for i in range(sub_rows // 16) %}
@@ -324,7 +377,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         {% endfor %}
     {% endfor %}
     {% endset %}
-    {{ pipelined(depth, load, store_tile, compute) }}
+    {{ pipelined(depth, prefetch, load, store_tile, compute) }}
     // The elements of a matrix belong to no known invocation, so that results go through workgroup memory.
     let base_c = subgroup * {{ 16 * pitch_c }}u;
     let sub_lane = lane % 32u;
