@@ -1,6 +1,7 @@
 //! `forebay memory`: reports, pages and comparisons of pool snapshots.
 
 mod report;
+mod timeline;
 mod view;
 
 use std::path::PathBuf;
@@ -25,11 +26,11 @@ enum MemoryCommand {
         #[arg(long, default_value_t = 10)]
         top: usize,
     },
-    /// Writes a self-contained HTML page that shows the snapshot in any browser.
+    /// Writes a self-contained HTML page that shows the snapshot in any browser, or the memory over time as an SVG.
     View {
         /// Snapshot file written by `Snapshot::save`.
         snapshot: PathBuf,
-        /// File to write.
+        /// File to write: the drawing alone if its name ends in `.svg`.
         #[arg(long, short, default_value = "memory.html")]
         out: PathBuf,
     },
@@ -49,7 +50,12 @@ impl MemoryArgs {
                 print!("{}", report::format_report(&Snapshot::load(snapshot)?, top))
             }
             MemoryCommand::View { snapshot, out } => {
-                view::write_page(&Snapshot::load(snapshot)?, &out)?;
+                let snapshot = Snapshot::load(snapshot)?;
+                if out.extension().is_some_and(|end| end == "svg") {
+                    timeline::write_svg(&snapshot, &out)?;
+                } else {
+                    view::write_page(&snapshot, &out)?;
+                }
                 println!("{}", out.display());
             }
             MemoryCommand::Diff { before, after } => {

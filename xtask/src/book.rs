@@ -23,23 +23,32 @@ pub(crate) fn build(workspace: &Workspace) -> Result<bool> {
     Ok(passed)
 }
 
-/// Draws `docs/src/pictures` again: loss and memory of a training run, and the memory viewer's page of a dry run.
-pub(crate) fn draw_pictures(workspace: &Workspace, environment: &Environment) -> Result<bool> {
+/// Draws `docs/src/pictures` again: loss and memory of a training run of `steps` steps, and of a dry run the memory
+/// over time with the memory viewer's page.
+pub(crate) fn draw_pictures(workspace: &Workspace, environment: &Environment, steps: u32) -> Result<bool> {
     let work = workspace.target_dir().join("pictures");
     let pictures = workspace.root.join("docs/src/pictures");
+    std::fs::create_dir_all(&work)?;
     let words = |line: &str, file: &Path| -> Vec<String> {
         line.split(' ').map(String::from).chain([file.display().to_string()]).collect()
     };
     let (weights, snapshot) = (work.join("train.safetensors"), work.join("memory.json"));
-    let train = words("--steps 600 --save", &weights);
+    let train = words(&format!("--steps {steps} --save"), &weights);
     let dry_run = "--card rtx4090 --layers 4 --width 768 --batch 4 --memory-snapshot";
-    let view = words("run --release -p forebay-cli -- memory view", &snapshot);
-    let view = [view, words("-o", &pictures.join("memory.html"))].concat();
-    let passed = workspace.run_example("train_images", &train, environment)?
-        && workspace.run_example("dry_run", &words(dry_run, &snapshot), environment)?
-        && workspace.run_cargo(&view.iter().map(String::as_str).collect::<Vec<_>>())?;
+    let view = |picture: &str| -> Result<bool> {
+        let view = words("run --release -p forebay-cli -- memory view", &snapshot);
+        let view = [view, words("-o", &pictures.join(picture))].concat();
+        workspace.run_cargo(&view.iter().map(String::as_str).collect::<Vec<_>>())
+    };
+    let passed = workspace.run_example("dry_run", &words(dry_run, &snapshot), environment)?
+        && view("memory.html")?
+        && view("memory.svg")?
+        && workspace.run_example("train_images", &train, environment)?;
     if passed {
         std::fs::copy(weights.with_extension("svg"), pictures.join("train.svg"))?;
+        println!(
+            "skipped: a screenshot of memory.html, which needs a browser; memory.svg shows its timeline"
+        );
     }
     Ok(passed)
 }

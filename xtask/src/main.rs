@@ -72,8 +72,12 @@ enum Command {
     Docs,
     /// Build the book in docs/ with mdBook, into target/book
     Book,
-    /// Draw the pictures of the book again: a training run of 600 steps on this machine, and a dry run
-    Pictures,
+    /// Draw the pictures of the book again: a training run on this machine, and the memory of a dry run
+    Pictures {
+        /// Steps of the training run, at least 10
+        #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u32).range(10..))]
+        steps: u32,
+    },
     /// List the fuzz targets and say how to run one
     Fuzz,
     /// The cheap checks: line budget, layers, prose, links of the documentation, rustfmt, clippy
@@ -132,7 +136,9 @@ fn run_command(command: Command) -> Result<bool> {
         }
         Command::Docs => workspace.run_cargo(&["doc", "--workspace", "--exclude", "xtask", "--no-deps"]),
         Command::Book => book::build(&workspace),
-        Command::Pictures => book::draw_pictures(&workspace, &Setup::new(&workspace)?.program_env()?),
+        Command::Pictures { steps } => {
+            book::draw_pictures(&workspace, &Setup::new(&workspace)?.program_env()?, steps)
+        }
         Command::Fuzz => checks::list_fuzz_targets(&workspace),
         Command::Check => Ok(checks::run_all(&workspace).iter().all(stage::Stage::passed)),
         Command::Run(rest) => {
