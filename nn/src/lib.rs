@@ -11,28 +11,8 @@ use forebay_core::{
     error::{Error, Result},
     fail, fail_if,
     tensor::Tensor,
+    with_defaults,
 };
-
-/// Defines a struct and its `Default`, with a value for each field.
-macro_rules! with_defaults {
-    (
-        $(#[$meta:meta])*
-        pub struct $name:ident $(<const $n:ident: usize>)? {
-            $($(#[$field_meta:meta])* $vis:vis $field:ident: $ty:ty = $default:expr,)*
-        }
-    ) => {
-        $(#[$meta])*
-        pub struct $name $(<const $n: usize>)? {
-            $($(#[$field_meta])* $vis $field: $ty,)*
-        }
-
-        impl $(<const $n: usize>)? Default for $name $(<$n>)? {
-            fn default() -> Self {
-                Self { $($field: $default,)* }
-            }
-        }
-    };
-}
 
 /// Defines methods that return the value with some fields replaced.
 macro_rules! setters {

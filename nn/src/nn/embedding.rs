@@ -80,7 +80,7 @@ impl Embedding {
     pub fn forward(&self, index: &Tensor) -> Result<Tensor> {
         self.scope.run(|| {
             self.max_norm.map_or(Ok(()), |most| most.renorm_rows(&self.weight, index))?;
-            self.weight.embedding_with(index, self.lookup)
+            self.weight.embedding_with(index, &self.lookup)
         })
     }
 }

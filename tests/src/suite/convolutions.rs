@@ -7,6 +7,7 @@ use forebay::backend::null::CardProfile;
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Result as CoreResult;
+use forebay::ops::BatchNormOptions;
 use forebay::plan::dry_run;
 use forebay::tensor::Tensor;
 
@@ -234,8 +235,18 @@ fn batch_norms_are_what_they_are_made_of(device: &Device) -> Result<()> {
                     let (x, w, b) = (x?, w?, b?);
                     let y = match (parts, relu) {
                         (true, _) => reference_batch_norm(&x, &w, &b, relu)?,
-                        (_, false) => x.batch_norm(None, Some(&w), Some(&b), true, 0.1, 1e-5)?,
-                        (_, true) => x.batch_norm_relu(None, Some(&w), Some(&b), true, 0.1, 1e-5)?,
+                        (_, false) => x.batch_norm(&BatchNormOptions {
+                            weight: Some(&w),
+                            bias: Some(&b),
+                            training: true,
+                            ..Default::default()
+                        })?,
+                        (_, true) => x.batch_norm_relu(&BatchNormOptions {
+                            weight: Some(&w),
+                            bias: Some(&b),
+                            training: true,
+                            ..Default::default()
+                        })?,
                     };
                     y.backward_with(&g.to_dtype(dtype)?.to_dtype(y.dtype())?)?;
                     let gradients = [&x, &w, &b].map(|t| t.grad().context("no gradient"));
@@ -272,7 +283,12 @@ fn running_statistics_follow_in_place(device: &Device) -> Result<()> {
         let own = [views[0].copy()?, views[1].copy()?];
         for [mean, var] in [&views, &own] {
             let before = [mean.to_f64s()?, var.to_f64s()?];
-            x.batch_norm(Some((mean, var)), None, None, true, 0.25, 1e-5)?;
+            x.batch_norm(&BatchNormOptions {
+                running: Some((mean, var)),
+                training: true,
+                momentum: 0.25,
+                ..Default::default()
+            })?;
             for ((now, before), batch) in [mean, var].iter().zip(&before).zip(expected) {
                 let followed: Vec<f64> =
                     before.iter().zip(batch).map(|(old, new)| 0.75 * old + 0.25 * new).collect();

@@ -320,7 +320,7 @@ mod tests {
         ("solve", [40, 1000], |d, n| zeros(&[n, n], d)?.solve(&zeros(&[n, 1], d)?).map(drop)),
         ("cholesky", [40, 1000], |d, n| zeros(&[n, n], d)?.cholesky().map(drop)),
         ("solve_triangular", [40, 9000], |d, n| {
-            zeros(&[n, n], d)?.solve_triangular(&zeros(&[n, 32], d)?, true, true, false).map(drop)
+            zeros(&[n, n], d)?.solve_triangular(&zeros(&[n, 32], d)?, true, &Default::default()).map(drop)
         }),
         ("qr", [40, 9000], |d, n| zeros(&[n, 40], d)?.qr(false).map(drop)),
         ("svdvals", [40, 400_000], |d, n| zeros(&[n, 4], d)?.svdvals().map(drop)),

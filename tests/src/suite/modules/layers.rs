@@ -187,7 +187,7 @@ pub(super) mod pooling {
 /// Grid sampling, distances, singular vectors.
 pub(super) mod sampling {
     use forebay::error::Result;
-    use forebay::ops::{GridMode, GridPadding};
+    use forebay::ops::{GridMode, GridPadding, GridSampleOptions};
     use forebay::tensor::Tensor;
 
     use super::super::{cases, single};
@@ -198,7 +198,7 @@ pub(super) mod sampling {
         padding: GridPadding,
         align_corners: bool,
     ) -> Result<Vec<Tensor>> {
-        single(x[0].grid_sample(&x[1], mode, padding, align_corners))
+        single(x[0].grid_sample(&x[1], &GridSampleOptions { mode, padding_mode: padding, align_corners }))
     }
 
     /// Returns the absolute values of the vectors, whose signs are arbitrary, and the product.
