@@ -374,5 +374,5 @@ fn layers_have_the_names_and_shapes_of_their_weights(device: &Device) -> Result<
     ensure_values(&words.weight.detach().select(0, 2)?, &[0.0; 3])?;
     let index = Tensor::from_slice(&[2i32, 0], [1, 2], device)?;
     let first = words.weight.detach().narrow(0, 0, 1)?.contiguous()?;
-    ensure_same_bits(&words.forward(&index, None, None)?.detach(), &first)
+    ensure_same_bits(&words.forward(&index, &Default::default())?.detach(), &first)
 }

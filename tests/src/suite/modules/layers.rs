@@ -49,7 +49,7 @@ pub(super) mod weights {
         "embedding_max_norm_one": |c| Ok(Embedding::new(7, 3, c.device)?.with_max_norm(0.9, 1.0)),
             |m, x| single(m.forward(&x[0]));
         "embedding_bag_max_norm": |c| Ok(EmbeddingBag::new(7, 3, EmbeddingBagMode::Sum, None, c.device)?.with_max_norm(0.9, 2.0)),
-            |m, x| single(m.forward(&x[0], None, None));
+            |m, x| single(m.forward(&x[0], &Default::default()));
         "conv1d": |c| {
             let options = ConvOptions { stride: [2], padding: [2], groups: 2, ..ConvOptions::default() };
             Conv1d::new(4, 6, [3], options, c.device)
