@@ -5,13 +5,15 @@
 // `#[derive(Module)]` names the facade.
 extern crate self as forebay;
 
+#[macro_use(with_defaults)]
+extern crate forebay_core;
+
 use forebay_core::{
     device::Device,
     dtype::DType,
     error::{Error, Result},
     fail, fail_if,
     tensor::Tensor,
-    with_defaults,
 };
 
 /// Defines methods that return the value with some fields replaced.

@@ -7,8 +7,8 @@ use forebay::ops::{
     AddmmOptions, AttentionOptions, CrossEntropyOptions, CtcLossOptions, DiffOptions, EmbeddingBagMode,
     EmbeddingBagOptions, EmbeddingOptions, GridMode, GridPadding, GridSampleOptions, Im2colOptions,
     InterpolateMode, InterpolateOptions, Interpolation, LocalResponseNormOptions, MultiMarginLossOptions,
-    PadMode, Pool1dOptions, Pool2dOptions, Pool3dOptions, PoolOptions, RecurrentKind, Reduction,
-    ScatterReduce, SearchSortedOptions, cat, einsum, stack,
+    NanToNumOptions, PadMode, Pool1dOptions, Pool2dOptions, Pool3dOptions, PoolOptions, RecurrentKind,
+    Reduction, ScatterReduce, SearchSortedOptions, cat, einsum, stack,
 };
 use forebay::tensor::Tensor;
 
@@ -47,6 +47,8 @@ macro_rules! binary {
     };
 }
 
+const REPLACEMENTS: NanToNumOptions = NanToNumOptions { nan: 0.5, posinf: Some(2.0), neginf: Some(-2.0) };
+
 const GROUPS: &[&[OpCase]] = &[
     unary!(smooth, Signed: neg, square, exp, exp2, expm1, sin, cos, atan, sinh, cosh, tanh, asinh, erf, erfc, sigmoid,
         frac, rad2deg, deg2rad, log_ndtr, erfcx, i0, i0e, i1, i1e, gelu, gelu_tanh, silu, mish, logsigmoid, softplus(1.0, 20.0), softsign, tanhshrink,
@@ -55,7 +57,7 @@ const GROUPS: &[&[OpCase]] = &[
     &[smooth("polygamma of the second order", &[Positive(S)], |x| x[0].polygamma(2)).elementwise()],
     unary!(smooth, Bounded: asin, acos, atanh, tan, erfinv),
     unary!(nonsmooth, Signed: sign, floor, ceil, round, trunc, softshrink(0.5), hardshrink(0.5), hardtanh(-1.0, 1.0),
-        hardsigmoid, threshold(0.2, 7.0), nan_to_num, nan_to_num_with(0.5, 2.0, -2.0), round_decimals(1)),
+        hardsigmoid, threshold(0.2, 7.0), nan_to_num, nan_to_num_with(&REPLACEMENTS), round_decimals(1)),
     &[smooth("logit", &[Positive(S)], |x| x[0].mul(0.25)?.logit(None)).elementwise()],
     &[
         smooth("ndtri", &[Positive(S)], |x| x[0].mul(0.25)?.ndtri()).elementwise(),

@@ -10,7 +10,6 @@ use forebay::nn::{
     FractionalMaxPool2d, FractionalSize, GroupNorm, LayerNorm, Linear, Module, RmsNorm, Sequential,
     SpectralNorm, WeightNorm, init, rename_keys,
 };
-use forebay::ops::{GridMode, GridPadding};
 use forebay::optim::AveragedModel;
 use forebay::tensor::Tensor;
 
