@@ -191,7 +191,7 @@ pub struct DiffOptions<'a> {
 }
 
 impl Tensor {
-    /// Concatenates tensors along an existing dimension: see the function [`cat`](super::cat).
+    /// Concatenates tensors along an existing dimension: see the function [`cat`].
     ///
     /// ```
     /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
@@ -206,7 +206,7 @@ impl Tensor {
         cat(tensors, dim)
     }
 
-    /// Concatenates tensors of the same shape along a new dimension: the function [`stack`](super::stack).
+    /// Concatenates tensors of the same shape along a new dimension: the function [`stack`].
     #[track_caller]
     pub fn stack(tensors: &[impl AsRef<Tensor>], dim: isize) -> Result<Tensor> {
         stack(tensors, dim)

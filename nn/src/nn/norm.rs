@@ -77,7 +77,7 @@ impl LayerNorm {
     }
 
     /// Computes [`forward_add`](Self::forward_add) for a normalised sum that only matrix products consume, as
-    /// in pre-norm blocks (`norm_first`). Under [`autocast`](crate::amp::autocast), the normalised sum is
+    /// in pre-norm blocks (`norm_first`). Under [`autocast`](forebay_core::amp::autocast), the normalised sum is
     /// written in the 16-bit dtype to which the products would cast it. The sum, which is the residual
     /// stream, keeps its dtype.
     ///

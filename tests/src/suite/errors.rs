@@ -85,7 +85,7 @@ fn wrong_shapes(device: &Device) -> Result<()> {
     ensure_message(x.trace()?.trace(), "trace: takes a matrix; got []")?;
     ensure_message(
         x.cross(&y.narrow(0, 0, 2)?.unsqueeze(1)?, 0),
-        "cross: takes vectors of three values along the dimension; got [2, 3] and [2, 1]",
+        "cross: takes vectors of three elements along the dimension; got [2, 3] and [2, 1]",
     )?;
     ensure_message(x.cdist(&x.t()?, 2.0), "cdist: rows of both have one width; got [2, 3] and [3, 2]")?;
     ensure_message(
