@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 pub(crate) struct Stage {
     name: String,
     verdict: StageOutcome,
+    /// Lines that name failed tests, repeated after the table.
+    failures: Vec<String>,
 }
 
 enum StageOutcome {
@@ -39,8 +41,12 @@ impl PendingStage {
 
     fn run(mut self) -> Stage {
         let name = self.name.clone();
-        Stage::run_counted(self.name, || {
+        let mut failures = Vec::new();
+        let stage = Stage::run_counted(self.name, || {
             let ended = process::run_with_prefix(&name, &mut self.command)?;
+            if !ended.success {
+                failures = failure_lines(&ended.lines);
+            }
             if !self.reports_counts {
                 return Ok(Tally::from_bool(ended.success));
             }
@@ -51,9 +57,21 @@ impl PendingStage {
                 tally.failed = 1;
             }
             Ok(tally)
-        })
+        });
+        Stage { failures, ..stage }
     }
 }
+
+/// Returns the first lines that name a failed test, as the suite, libtest and the compiler print them.
+fn failure_lines(lines: &[String]) -> Vec<String> {
+    let names_failure = |line: &&String| {
+        line.starts_with("FAILED ") || line.ends_with("... FAILED") || line.starts_with("error")
+    };
+    lines.iter().filter(names_failure).take(MAX_FAILURE_LINES).cloned().collect()
+}
+
+/// Failed tests of a stage that the summary names; a broken driver fails hundreds.
+const MAX_FAILURE_LINES: usize = 20;
 
 impl Stage {
     /// Runs a function that passes or fails as a whole.
@@ -63,7 +81,7 @@ impl Stage {
 
     /// Returns a skipped stage with the reason.
     pub(crate) fn skipped(name: &str, why: impl Into<String>) -> Self {
-        Self { name: name.into(), verdict: StageOutcome::Skipped { why: why.into() } }
+        Self { name: name.into(), verdict: StageOutcome::Skipped { why: why.into() }, failures: Vec::new() }
     }
 
     /// Starts independent stages in order, at most `lanes` at a time, and returns their results in this order.
@@ -101,11 +119,12 @@ impl Stage {
             println!("{name}: {error:#}");
             Tally::from_bool(false)
         });
-        Self { name, verdict: StageOutcome::Ran { tally, time: start.elapsed() } }
+        Self { name, verdict: StageOutcome::Ran { tally, time: start.elapsed() }, failures: Vec::new() }
     }
 }
 
-/// Prints the result of every stage, and the totals in the last line; returns false if any failed.
+/// Prints the result of every stage, the names of failed tests, and the totals in the last line; returns false if any
+/// failed.
 pub(crate) fn print_summary(stages: &[Stage], time: Duration) -> bool {
     println!("\n=== summary ===");
     println!(
@@ -128,6 +147,11 @@ pub(crate) fn print_summary(stages: &[Stage], time: Duration) -> bool {
                 println!("{:<44} not run: {why}", stage.name);
                 sum.skipped += 1;
             }
+        }
+    }
+    for stage in stages {
+        for line in &stage.failures {
+            println!("{} | {line}", stage.name);
         }
     }
     println!("{:<44} {:>46.0}s", "all, some of them side by side", time.as_secs_f64());
@@ -167,5 +191,15 @@ mod tests {
         let passed: Vec<_> = stages.iter().map(Stage::passed).collect();
         assert_eq!(passed, [true, true, false, false, false, true]);
         assert!(std::fs::remove_file(pipe).is_ok());
+    }
+
+    #[test]
+    fn failed_tests_are_named() {
+        let script = "echo 'ok a'; echo 'FAILED  b: wrong'; echo 'test c ... FAILED'; echo '1 passed, 2 failed'; exit 1";
+        let stage = shell("suite", script).run();
+        assert_eq!(stage.failures, ["FAILED  b: wrong", "test c ... FAILED"]);
+        assert!(
+            shell("passes", "echo 'FAILED on purpose'; echo '1 passed, 0 failed'").run().failures.is_empty()
+        );
     }
 }
