@@ -31,7 +31,6 @@ pub use attention::AttentionOptions;
 pub use conv::grid_sample::{GridMode, GridPadding, GridSampleOptions};
 pub use conv::interpolate::{InterpolateMode, InterpolateOptions};
 pub use conv::pool::{Pool1dOptions, Pool2dOptions, Pool3dOptions, PoolOptions};
-#[doc(hidden)]
 pub use conv::spatial::check_at_least;
 pub use conv::spatial::{IntoSpatial, Padding};
 pub use elementwise::activation::RreluOptions;
@@ -42,10 +41,8 @@ pub use index::embedding::EmbeddingOptions;
 pub use index::embedding_bag::{EmbeddingBagMode, EmbeddingBagOptions};
 pub use index::scatter::ScatterReduce;
 pub use index::select::SearchSortedOptions;
-#[doc(hidden)]
 pub use index::select::{cast_index_to_i32, ignore_index_to_i32};
 pub use kernel::custom::{CustomOp, CustomOpCall, SavedForBackward};
-#[doc(hidden)]
 pub use kernel::index_check::check_lengths;
 pub use kernel::index_check::{CheckIndicesGuard, check_indices, set_check_indices};
 pub use linalg::SolveTriangularOptions;
@@ -63,10 +60,8 @@ pub use loss::{
 pub use matmul::AddmmOptions;
 pub use matmul::einsum::einsum;
 pub use norm::batch_norm::BatchNormOptions;
-#[doc(hidden)]
 pub use norm::layer_norm::machine_epsilon;
 pub use norm::{InstanceNormOptions, LocalResponseNormOptions, NormOptions};
-#[doc(hidden)]
 pub use random::representable_range;
 pub use recurrent::{RecurrentKind, RecurrentOp, RecurrentOutput};
 pub use reduce::statistics::CovOptions;

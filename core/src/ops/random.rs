@@ -53,6 +53,7 @@ fn round_down_to_dtype(x: f64, dtype: DType) -> f64 {
 ///
 /// # Errors
 /// A bound exceeds the type's range, or the type has no value in between.
+#[doc(hidden)]
 pub fn representable_range(
     op: &'static str,
     low: f64,

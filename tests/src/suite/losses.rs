@@ -220,7 +220,7 @@ fn a_batch_mean_divides_by_the_first_extent(device: &Device) -> Result<()> {
     let second = |options: &CrossEntropyOptions<'_>, factor: f64| -> Result<[Tensor; 2]> {
         let leaf = x.to_leaf()?;
         let loss = leaf.linear_cross_entropy(&weight, &target, options)?.mul(factor)?;
-        let first = autograd::grad(&[loss], &[leaf.clone()], &GradOptions::create_graph())?.remove(0);
+        let first = autograd::grad(&[&loss], &[&leaf], &GradOptions::create_graph())?.remove(0);
         first.square()?.sum_all()?.backward()?;
         Ok([first.detach(), grad(&leaf)?])
     };

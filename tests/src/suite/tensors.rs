@@ -461,6 +461,7 @@ fn ndarrays_convert_in_both_directions(device: &Device) -> Result<()> {
     Ok(())
 }
 
+#[allow(clippy::mutable_key_type, reason = "a device is hashed and compared by identity")]
 fn devices_and_dtypes_are_keys(device: &Device) -> Result<()> {
     let mut names = std::collections::HashMap::from([(device.clone(), "own")]);
     names.insert(Device::null(Default::default()), "other");

@@ -48,6 +48,7 @@ macro_rules! impl_into_spatial {
 impl_into_spatial!(i32, isize, usize);
 
 /// Checks that no value is below `least` or above the largest extent, and returns the values.
+#[doc(hidden)]
 pub fn check_at_least<const N: usize>(
     op: &'static str,
     what: &str,

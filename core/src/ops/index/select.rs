@@ -84,6 +84,7 @@ pub(crate) fn linearize_index(
 /// Converts indices, classes or lengths of any integer type to i32. Values out of range saturate, but never
 /// at the lowest i32, which replaces an `ignored` class that is itself out of range.
 #[track_caller]
+#[doc(hidden)]
 pub fn cast_index_to_i32(op: &'static str, index: &Tensor, ignored: Option<i64>) -> Result<Tensor> {
     if index.dtype() == DType::U8 {
         return index.detach().to_dtype(DType::I32);
@@ -107,6 +108,7 @@ pub fn cast_index_to_i32(op: &'static str, index: &Tensor, ignored: Option<i64>)
 }
 
 /// Returns the i32 that [`cast_index_to_i32`] uses for an ignored class.
+#[doc(hidden)]
 pub fn ignore_index_to_i32(ignored: i64) -> i32 {
     i32::try_from(ignored).unwrap_or(i32::MIN)
 }

@@ -425,6 +425,7 @@ impl Tensor {
 }
 
 /// Returns the default `eps` of RMS normalisation.
+#[doc(hidden)]
 pub fn machine_epsilon(dtype: DType) -> f64 {
     match dtype {
         DType::F16 => 2f64.powi(-10),
