@@ -4,11 +4,12 @@
 use forebay::dtype::DType;
 use forebay::error::Result;
 use forebay::ops::{
-    AddmmOptions, AttentionOptions, CrossEntropyOptions, CtcLossOptions, DiffOptions, EmbeddingBagMode,
-    EmbeddingBagOptions, EmbeddingOptions, GridMode, GridPadding, GridSampleOptions, Im2colOptions,
-    InterpolateMode, InterpolateOptions, Interpolation, LocalResponseNormOptions, MultiMarginLossOptions,
-    NanToNumOptions, PadMode, Pool1dOptions, Pool2dOptions, Pool3dOptions, PoolOptions, RecurrentKind,
-    Reduction, ScatterReduce, SearchSortedOptions, cat, einsum, stack,
+    AddmmOptions, AttentionOptions, ConvolutionOptions, CrossEntropyOptions, CtcLossOptions, DiffOptions,
+    EmbeddingBagMode, EmbeddingBagOptions, EmbeddingOptions, GridMode, GridPadding, GridSampleOptions,
+    Im2colOptions, InterpolateMode, InterpolateOptions, Interpolation, LocalResponseNormOptions,
+    MultiMarginLossOptions, NanToNumOptions, PadMode, Pool1dOptions, Pool2dOptions, Pool3dOptions,
+    PoolOptions, RecurrentKind, Reduction, ScatterReduce, SearchSortedOptions, TransposedConvolutionOptions,
+    cat, einsum, stack,
 };
 use forebay::tensor::Tensor;
 
@@ -391,29 +392,42 @@ const GROUPS: &[&[OpCase]] = &[
     ],
     &[
         smooth("conv1d", &[Signed(&[2, 3, 9]), Signed(&[4, 3, 3]), Signed(&[4])], |x| {
-            x[0].conv1d(&x[1], Some(&x[2]), 2, 1, 1, 1)
+            x[0].conv1d(
+                &x[1],
+                Some(&x[2]),
+                &ConvolutionOptions { stride: [2], padding: 1.into(), ..Default::default() },
+            )
         })
         .with_flops(cost::conv_flops)
         .with_bench_inputs(&[Signed(&[32, 256, 1024]), Signed(&[256, 256, 3]), Signed(&[256])])
         .with_batched_inputs(1),
         smooth("conv2d", &[Signed(&[2, 3, 6, 5]), Signed(&[4, 3, 3, 2]), Signed(&[4])], |x| {
-            x[0].conv2d(&x[1], Some(&x[2]), [2, 1], [1, 0], 1, 1)
+            let options = ConvolutionOptions { stride: [2, 1], padding: [1, 0].into(), ..Default::default() };
+            x[0].conv2d(&x[1], Some(&x[2]), &options)
         })
         .with_flops(cost::conv_flops)
         .with_bench_inputs(&[Signed(&[32, 64, 56, 56]), Signed(&[128, 64, 3, 2]), Signed(&[128])])
         .with_batched_inputs(1),
         smooth("conv2d of groups, dilated", &[Signed(&[1, 4, 7, 7]), Signed(&[6, 2, 3, 3])], |x| {
-            x[0].conv2d(&x[1], None, 1, 2, 2, 2)
+            let options =
+                ConvolutionOptions { padding: 2.into(), dilation: [2, 2], groups: 2, ..Default::default() };
+            x[0].conv2d(&x[1], None, &options)
         })
         .with_flops(cost::conv_flops)
         .with_bench_inputs(&[Signed(&[32, 128, 56, 56]), Signed(&[128, 64, 3, 3])]),
         smooth("conv3d", &[Signed(&[1, 2, 4, 4, 4]), Signed(&[2, 2, 2, 2, 2])], |x| {
-            x[0].conv3d(&x[1], None, 1, 0, 1, 1)
+            x[0].conv3d(&x[1], None, &Default::default())
         })
         .with_flops(cost::conv_flops)
         .with_bench_inputs(&[Signed(&[4, 32, 16, 32, 32]), Signed(&[32, 32, 2, 2, 2])]),
         smooth("conv_transpose2d", &[Signed(&[2, 3, 4, 4]), Signed(&[3, 2, 3, 3]), Signed(&[2])], |x| {
-            x[0].conv_transpose2d(&x[1], Some(&x[2]), 2, 1, 1, 1, 1)
+            let options = TransposedConvolutionOptions {
+                stride: [2, 2],
+                padding: [1, 1],
+                output_padding: [1, 1],
+                ..Default::default()
+            };
+            x[0].conv_transpose2d(&x[1], Some(&x[2]), &options)
         })
         .with_flops(cost::conv_transpose_flops)
         .with_bench_inputs(&[Signed(&[32, 128, 28, 28]), Signed(&[128, 64, 3, 3]), Signed(&[64])]),

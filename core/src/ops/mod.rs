@@ -32,7 +32,7 @@ pub use conv::grid_sample::{GridMode, GridPadding, GridSampleOptions};
 pub use conv::interpolate::{InterpolateMode, InterpolateOptions};
 pub use conv::pool::{Pool1dOptions, Pool2dOptions, Pool3dOptions, PoolOptions};
 pub use conv::spatial::check_at_least;
-pub use conv::spatial::{IntoSpatial, Padding};
+pub use conv::spatial::{ConvolutionOptions, IntoSpatial, Padding, TransposedConvolutionOptions};
 pub use elementwise::activation::RreluOptions;
 pub use elementwise::pointwise::Operand;
 pub use elementwise::unary::NanToNumOptions;

@@ -4,8 +4,8 @@ use forebay::dtype::DType;
 use forebay::error::Result;
 use forebay::ops::{
     AddmmOptions, GaussianNllLossOptions, PairwiseDistanceOptions, Pool1dOptions, Pool2dOptions,
-    Pool3dOptions, PoolOptions, Reduction, RreluOptions, TripletMarginLossOptions,
-    TripletMarginWithDistanceLossOptions,
+    Pool3dOptions, PoolOptions, Reduction, RreluOptions, TransposedConvolutionOptions,
+    TripletMarginLossOptions, TripletMarginWithDistanceLossOptions,
 };
 use forebay::tensor::Tensor;
 
@@ -244,11 +244,17 @@ pub(super) const REMAINING: &[OpCase] = &[
     smooth("lp_pool1d", &[Positive(&[2, 3, 7])], |x| x[0].lp_pool1d(2.0, Pool1dOptions::new(2))),
     smooth("lp_pool2d", &[Positive(&[2, 3, 4, 6])], |x| x[0].lp_pool2d(3.0, Pool2dOptions::new(2))),
     smooth("conv_transpose1d", &[Signed(&[2, 3, 4]), Signed(&[3, 2, 3]), Signed(&[2])], |x| {
-        x[0].conv_transpose1d(&x[1], Some(&x[2]), 2, 1, 1, 1, 1)
+        let options = TransposedConvolutionOptions {
+            stride: [2],
+            padding: [1],
+            output_padding: [1],
+            ..Default::default()
+        };
+        x[0].conv_transpose1d(&x[1], Some(&x[2]), &options)
     })
     .with_flops(cost::conv_transpose_flops),
     smooth("conv_transpose3d", &[Signed(&[1, 2, 3, 2, 2]), Signed(&[2, 2, 2, 2, 2])], |x| {
-        x[0].conv_transpose3d(&x[1], None, 1, 0, 0, 1, 1)
+        x[0].conv_transpose3d(&x[1], None, &Default::default())
     })
     .with_flops(cost::conv_transpose_flops),
     nondifferentiable("scaled_mm", &[Bounded(&[32, 16]), Bounded(&[32, 16])], |x| {

@@ -1,15 +1,16 @@
 //! Operations to fuzz, each with the kinds of its arguments: `t1` to `t4` are tensors, others are random values.
 
 use forebay::ops::{
-    AddmmOptions, AttentionOptions, BatchNormOptions, BceWithLogitsOptions, CovOptions, CrossEntropyOptions,
-    CtcLossOptions, DiffOptions, EmbeddingBagMode, EmbeddingBagOptions, EmbeddingOptions,
-    GaussianNllLossOptions, GridMode, GridPadding, GridSampleOptions, Im2colOptions, InstanceNormOptions,
-    InterpolateMode, InterpolateOptions, Interpolation, IsCloseOptions, LocalResponseNormOptions,
-    LuSolveOptions, MatrixNorm, MultiMarginLossOptions, NanToNumOptions, NllLossOptions, NormOptions,
-    NormalizeOptions, PadMode, PairwiseDistanceOptions, PoissonNllLossOptions, PoolOptions, RecurrentKind,
-    RecurrentOp, Reduction, RreluOptions, ScatterReduce, SearchSortedOptions, SolveTriangularOptions,
-    TripletMarginLossOptions, block_diag, broadcast_tensors, cartesian_prod, cat, column_stack, dstack,
-    einsum, hstack, meshgrid, multi_dot, stack, vstack,
+    AddmmOptions, AttentionOptions, BatchNormOptions, BceWithLogitsOptions, ConvolutionOptions, CovOptions,
+    CrossEntropyOptions, CtcLossOptions, DiffOptions, EmbeddingBagMode, EmbeddingBagOptions,
+    EmbeddingOptions, GaussianNllLossOptions, GridMode, GridPadding, GridSampleOptions, Im2colOptions,
+    InstanceNormOptions, InterpolateMode, InterpolateOptions, Interpolation, IsCloseOptions,
+    LocalResponseNormOptions, LuSolveOptions, MatrixNorm, MultiMarginLossOptions, NanToNumOptions,
+    NllLossOptions, NormOptions, NormalizeOptions, PadMode, Padding, PairwiseDistanceOptions,
+    PoissonNllLossOptions, PoolOptions, RecurrentKind, RecurrentOp, Reduction, RreluOptions, ScatterReduce,
+    SearchSortedOptions, SolveTriangularOptions, TransposedConvolutionOptions, TripletMarginLossOptions,
+    block_diag, broadcast_tensors, cartesian_prod, cat, column_stack, dstack, einsum, hstack, meshgrid,
+    multi_dot, stack, vstack,
 };
 use forebay::tensor::Tensor;
 
@@ -55,6 +56,14 @@ fn random_interpolate(r: &mut ArgGenerator) -> InterpolateOptions {
         align_corners: r.flag(),
         recompute_scale_factor: r.flag(),
         antialias: r.flag(),
+    }
+}
+
+fn random_padding<const N: usize>(r: &mut ArgGenerator) -> Padding<N> {
+    match r.below(4) {
+        0 => Padding::Same,
+        1 => Padding::Valid,
+        _ => Padding::Zeros(r.count_array()),
     }
 }
 
@@ -120,14 +129,8 @@ macro_rules! arg {
     (floats, $r:ident, $t:ident) => {
         &$r.floats()[..]
     };
-    (int1, $r:ident, $t:ident) => {
-        $r.int_array::<1>()
-    };
     (int2, $r:ident, $t:ident) => {
         $r.int_array::<2>()
-    };
-    (int3, $r:ident, $t:ident) => {
-        $r.int_array::<3>()
     };
     (im2col, $r:ident, $t:ident) => {
         &Im2colOptions { dilation: $r.count_array(), padding: $r.count_array(), stride: $r.count_array() }
@@ -140,6 +143,15 @@ macro_rules! arg {
     };
     (count3, $r:ident, $t:ident) => {
         $r.count_array::<3>()
+    };
+    (padding1, $r:ident, $t:ident) => {
+        random_padding::<1>($r)
+    };
+    (padding2, $r:ident, $t:ident) => {
+        random_padding::<2>($r)
+    };
+    (padding3, $r:ident, $t:ident) => {
+        random_padding::<3>($r)
     };
     (maybe_int, $r:ident, $t:ident) => {
         $r.maybe(ArgGenerator::int)
@@ -343,10 +355,20 @@ const METHODS: &[FuzzOp] = methods! {
     remainder(operand1); remainder_(operand1); floor_divide(operand1); trunc_divide(operand1); copysign(operand1); xlogy(operand1);
     xlog1py(operand1); zeta(operand1); ldexp(operand1); gcd(operand1); lcm(operand1); bitwise_left_shift(operand1); bitwise_right_shift(operand1);
     eq(operand1); ne(operand1); lt(operand1); le(operand1); gt(operand1); ge(operand1); logical_and(operand1); logical_or(operand1);
-    logical_xor(operand1); bitwise_and(operand1); bitwise_or(operand1); bitwise_xor(operand1); conv1d(t1, maybe2, int1, int1, int1, count);
-    conv_transpose1d(t1, maybe2, int1, int1, int1, count, int1); conv2d(t1, maybe2, int2, int2, int2, count);
-    conv_transpose2d(t1, maybe2, int2, int2, int2, count, int2); conv3d(t1, maybe2, int3, int3, int3, count);
-    conv_transpose3d(t1, maybe2, int3, int3, int3, count, int3); max_unpool1d(t1, count1); max_unpool2d(t1, count2); max_unpool3d(t1, count3);
+    logical_xor(operand1); bitwise_and(operand1); bitwise_or(operand1); bitwise_xor(operand1);
+    conv1d(t1, maybe2; ConvolutionOptions { stride: count1, padding: padding1, dilation: count1, groups: count });
+    conv2d(t1, maybe2; ConvolutionOptions { stride: count2, padding: padding2, dilation: count2, groups: count });
+    conv3d(t1, maybe2; ConvolutionOptions { stride: count3, padding: padding3, dilation: count3, groups: count });
+    conv_transpose1d(t1, maybe2; TransposedConvolutionOptions {
+        stride: count1, padding: count1, output_padding: count1, groups: count, dilation: count1
+    });
+    conv_transpose2d(t1, maybe2; TransposedConvolutionOptions {
+        stride: count2, padding: count2, output_padding: count2, groups: count, dilation: count2
+    });
+    conv_transpose3d(t1, maybe2; TransposedConvolutionOptions {
+        stride: count3, padding: count3, output_padding: count3, groups: count, dilation: count3
+    });
+    max_unpool1d(t1, count1); max_unpool2d(t1, count2); max_unpool3d(t1, count3);
     fractional_max_pool2d(count2, count2, maybe1); fractional_max_pool3d(count3, count3, maybe1);
 };
 

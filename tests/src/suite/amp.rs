@@ -49,15 +49,17 @@ const CALLS: &[(&str, BinaryFn)] = &[
         m.baddbmm(&m.unsqueeze(0)?, &m.unsqueeze(0)?, &AddmmOptions { alpha: 0.5, ..Default::default() })
     }),
     ("bmm", |m, _| m.unsqueeze(0)?.bmm(&m.unsqueeze(0)?)),
-    ("conv1d", |m, v| m.conv1d(&m.reshape([4, 4, 1])?, Some(v), 1, 0, 1, 1)),
-    ("conv2d", |m, v| m.reshape([4, 4, 1])?.conv2d(&m.reshape([4, 4, 1, 1])?, Some(v), 1, 0, 1, 1)),
-    ("conv3d", |m, v| m.reshape([4, 4, 1, 1])?.conv3d(&m.reshape([4, 4, 1, 1, 1])?, Some(v), 1, 0, 1, 1)),
-    ("conv_transpose1d", |m, v| m.conv_transpose1d(&m.reshape([4, 4, 1])?, Some(v), 1, 0, 0, 1, 1)),
+    ("conv1d", |m, v| m.conv1d(&m.reshape([4, 4, 1])?, Some(v), &Default::default())),
+    ("conv2d", |m, v| m.reshape([4, 4, 1])?.conv2d(&m.reshape([4, 4, 1, 1])?, Some(v), &Default::default())),
+    ("conv3d", |m, v| {
+        m.reshape([4, 4, 1, 1])?.conv3d(&m.reshape([4, 4, 1, 1, 1])?, Some(v), &Default::default())
+    }),
+    ("conv_transpose1d", |m, v| m.conv_transpose1d(&m.reshape([4, 4, 1])?, Some(v), &Default::default())),
     ("conv_transpose2d", |m, v| {
-        m.reshape([4, 4, 1])?.conv_transpose2d(&m.reshape([4, 4, 1, 1])?, Some(v), 1, 0, 0, 1, 1)
+        m.reshape([4, 4, 1])?.conv_transpose2d(&m.reshape([4, 4, 1, 1])?, Some(v), &Default::default())
     }),
     ("conv_transpose3d", |m, v| {
-        m.reshape([4, 4, 1, 1])?.conv_transpose3d(&m.reshape([4, 4, 1, 1, 1])?, Some(v), 1, 0, 0, 1, 1)
+        m.reshape([4, 4, 1, 1])?.conv_transpose3d(&m.reshape([4, 4, 1, 1, 1])?, Some(v), &Default::default())
     }),
     ("einsum", |m, v| einsum("ij,jk,k->i", &[m, m, v])),
     ("gru", |m, v| {

@@ -128,7 +128,9 @@ const PLACES: &[ArgumentOp] = &[
     }),
     ("cross_entropy_with", &[0, 0], |x| x[0].cross_entropy_with(&x[1], &CrossEntropyOptions::default())),
     ("cat", &[0, 0], |x| cat(&[&x[0], &x[1]], 1)),
-    ("conv1d", &[0, 0, 1], |x| x[0].unsqueeze(-1)?.conv1d(&x[1].unsqueeze(-1)?, Some(&x[2]), 1, 0, 1, 1)),
+    ("conv1d", &[0, 0, 1], |x| {
+        x[0].unsqueeze(-1)?.conv1d(&x[1].unsqueeze(-1)?, Some(&x[2]), &Default::default())
+    }),
 ];
 
 fn one_leaf_in_several_places_gets_the_gradients_of_all(device: &Device) -> Result<()> {

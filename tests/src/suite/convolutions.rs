@@ -7,7 +7,7 @@ use forebay::backend::null::CardProfile;
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Result as CoreResult;
-use forebay::ops::BatchNormOptions;
+use forebay::ops::{BatchNormOptions, ConvolutionOptions, TransposedConvolutionOptions};
 use forebay::plan::dry_run;
 use forebay::tensor::Tensor;
 
@@ -44,14 +44,29 @@ impl ConvCase {
     }
 
     fn run(&self, x: &Tensor, w: &Tensor, b: &Tensor) -> CoreResult<Tensor> {
-        let Self { stride: s, padding: p, dilation: d, groups: g, .. } = *self;
         match (self.x.len(), self.transposed) {
-            (3, None) => x.conv1d(w, Some(b), s, p, d, g),
-            (4, None) => x.conv2d(w, Some(b), s, p, d, g),
-            (_, None) => x.conv3d(w, Some(b), s, p, d, g),
-            (3, Some(more)) => x.conv_transpose1d(w, Some(b), s, p, more, g, d),
-            (4, Some(more)) => x.conv_transpose2d(w, Some(b), s, p, more, g, d),
-            (_, Some(more)) => x.conv_transpose3d(w, Some(b), s, p, more, g, d),
+            (3, None) => x.conv1d(w, Some(b), &self.options()),
+            (4, None) => x.conv2d(w, Some(b), &self.options()),
+            (_, None) => x.conv3d(w, Some(b), &self.options()),
+            (3, Some(more)) => x.conv_transpose1d(w, Some(b), &self.transposed_options(more)),
+            (4, Some(more)) => x.conv_transpose2d(w, Some(b), &self.transposed_options(more)),
+            (_, Some(more)) => x.conv_transpose3d(w, Some(b), &self.transposed_options(more)),
+        }
+    }
+
+    fn options<const N: usize>(&self) -> ConvolutionOptions<N> {
+        let Self { stride, padding, dilation, groups, .. } = *self;
+        ConvolutionOptions { stride: [stride; N], padding: padding.into(), dilation: [dilation; N], groups }
+    }
+
+    fn transposed_options<const N: usize>(&self, output_padding: usize) -> TransposedConvolutionOptions<N> {
+        let Self { stride, padding, dilation, groups, .. } = *self;
+        TransposedConvolutionOptions {
+            stride: [stride; N],
+            padding: [padding; N],
+            output_padding: [output_padding; N],
+            groups,
+            dilation: [dilation; N],
         }
     }
 

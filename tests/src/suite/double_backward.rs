@@ -11,7 +11,7 @@ use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Result as CoreResult;
 use forebay::func;
-use forebay::ops::{NormOptions, Pool2dOptions, Reduction, ScatterReduce};
+use forebay::ops::{ConvolutionOptions, NormOptions, Pool2dOptions, Reduction, ScatterReduce};
 use forebay::tensor::Tensor;
 
 use super::host_reference::{ensure_close, ensure_same_bits, ensure_values};
@@ -226,7 +226,9 @@ fn a_hessian_times_a_vector_is_pytorchs(device: &Device) -> Result<()> {
     let x = numbers(0, &[2, 1, 6, 6], device)?.detach();
     let classes = Tensor::from_slice(&[1i64, 2], [2], device)?;
     let loss = |t: &[Tensor]| {
-        let y = x.conv2d(&t[0], Some(&t[1]), 1, 1, 1, 1)?.tanh()?;
+        let y = x
+            .conv2d(&t[0], Some(&t[1]), &ConvolutionOptions { padding: 1.into(), ..Default::default() })?
+            .tanh()?;
         let y = y.avg_pool2d(Pool2dOptions::new(2))?.flatten(1, -1)?.layer_norm([18], &Default::default())?;
         y.linear(&t[2], None)?.cross_entropy(&classes)
     };

@@ -8,8 +8,8 @@ use forebay::error::{Error, Result as ForebayResult};
 use forebay::memory::{Bytes, Config, Tag, scope};
 use forebay::nn::{Conv2d, Conv2dOptions, Embedding, Linear, Lstm, RecurrentOptions, SelfAttention};
 use forebay::ops::{
-    AttentionOptions, EmbeddingBagOptions, Im2colOptions, InterpolateOptions, PadMode, Pool2dOptions,
-    RreluOptions, cartesian_prod,
+    AttentionOptions, ConvolutionOptions, EmbeddingBagOptions, Im2colOptions, InterpolateOptions, PadMode,
+    Pool2dOptions, RreluOptions, cartesian_prod,
 };
 use forebay::optim::{AdamW, Optimizer};
 use forebay::tensor::Tensor;
@@ -217,8 +217,8 @@ fn arguments_beyond_all_measure(device: &Device) -> Result<()> {
         vector.broadcast_to([1_usize << 62, 8, 5]).and_then(|t| t.contiguous()),
         image.pixel_shuffle(1 << 32),
         vector.polygamma(MOST),
-        image.conv2d(&filter, None, 1, 1usize << 62, 1, 1),
-        image.conv2d(&filter, None, MOST, 0, 1, 1),
+        image.conv2d(&filter, None, &ConvolutionOptions { padding: (1 << 62).into(), ..Default::default() }),
+        image.conv2d(&filter, None, &ConvolutionOptions { stride: [MOST, MOST], ..Default::default() }),
         image.max_pool2d(wide),
         image.interpolate(&InterpolateOptions::with_size([MOST, MOST])),
         image.interpolate(&InterpolateOptions::with_scale_factor(1e30)),
@@ -244,7 +244,7 @@ fn messages_name_the_tensors_and_the_next_step(device: &Device) -> Result<()> {
     let image = Tensor::ones([1, 3, 8, 8], DType::F32, device)?;
     let weight = Tensor::ones([6, 4, 3, 3], DType::F32, device)?;
     ensure_message(
-        image.conv2d(&weight, None, 1, 0, 1, 1),
+        image.conv2d(&weight, None, &Default::default()),
         "conv2d: the input has 3 channels, and the weight takes 4 for each of 1 groups (input [batch, channels, ..], weight [out, \
          channels of a group, ..]); give the layer the channels of the input, or change `groups`; got [1, 3, 8, 8] and [6, 4, 3, 3]",
     )?;

@@ -366,7 +366,7 @@ fn signals_under_long_filters_are_right_or_refused(device: &Device) -> Result<()
     for n in [500, 17_000] {
         let x = Tensor::ones([1, 1, n + 3], DType::F32, device)?.to_leaf()?;
         let w = Tensor::ones([1, 1, n], DType::F32, device)?;
-        let y = || x.conv1d(&w, None, 1, 0, 1, 1);
+        let y = || x.conv1d(&w, None, &Default::default());
         ensure_correct_or_refused(y(), |y| ensure_close(y, &[n as f64; 4], 1e-5, 0.0))?;
         let back = || {
             let y = y()?;
