@@ -56,12 +56,8 @@ fn main() -> anyhow::Result<()> {
         opt.zero_grad();
         if (step + 1) % 50 == 0 {
             println!("step {}: loss {:.4}", step + 1, total.item()?);
-            Checkpoint::new(step + 1, batches.cursor()).save_with_scaler(
-                CHECKPOINT,
-                &net,
-                &opt,
-                Some(&scaler),
-            )?;
+            let reached = Checkpoint::new(step + 1, batches.cursor());
+            reached.save_with_scaler(CHECKPOINT, &net, &opt, Some(&scaler))?;
         }
     }
     let _no_grad = no_grad();

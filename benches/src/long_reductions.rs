@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use forebay::dtype::DType;
-use forebay::ops::Pool1dOptions;
+use forebay::ops::{BatchNormOptions, NormOptions, Pool1dOptions};
 use forebay::tensor::Tensor;
 
 use crate::timing::Bench;
@@ -68,7 +68,10 @@ pub(crate) fn long_reductions(b: &Bench<'_>) -> Result<()> {
     let weight = Tensor::ones([n], dtype, b.device)?;
     let bias = Tensor::zeros([n], dtype, b.device)?;
     bench_forward_backward(b, "layer_norm, one row", &row, 8 * n, |x| {
-        Ok(x.layer_norm([n], Some(&weight), Some(&bias), 1e-5)?)
+        Ok(x.layer_norm(
+            [n],
+            &NormOptions { weight: Some(&weight), bias: Some(&bias), ..Default::default() },
+        )?)
     })?;
     bench_forward_backward(b, "softmax, one row", &row, 8 * n, |x| Ok(x.softmax(-1)?))?;
     drop((row, weight, bias));
@@ -94,6 +97,11 @@ pub(crate) fn long_reductions(b: &Bench<'_>) -> Result<()> {
     let x = b.random_tensor(&[sized(1_000_000, 1000), 16], dtype)?;
     let (weight, bias) = (Tensor::ones([16], dtype, b.device)?, Tensor::zeros([16], dtype, b.device)?);
     bench_forward_backward(b, "batch_norm", &x, 12 * x.numel(), |x| {
-        Ok(x.batch_norm(None, Some(&weight), Some(&bias), true, 0.1, 1e-5)?)
+        Ok(x.batch_norm(&BatchNormOptions {
+            weight: Some(&weight),
+            bias: Some(&bias),
+            training: true,
+            ..Default::default()
+        })?)
     })
 }

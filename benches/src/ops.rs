@@ -6,6 +6,7 @@ use anyhow::Result;
 use forebay::cuda::set_allow_tf32;
 use forebay::dtype::DType;
 use forebay::memory::{Pool, Request};
+use forebay::ops::NormOptions;
 use forebay::tensor::Tensor;
 use serde_json::json;
 
@@ -83,7 +84,17 @@ pub(crate) fn reduce(b: &Bench<'_>) -> Result<()> {
         ("sum_first", &x, 4.0, Box::new(|| Ok(x.sum([0], false)?))),
         ("sum_all", &x, 4.0, Box::new(|| Ok(x.sum_all()?))),
         ("softmax_last", &x, 8.0, Box::new(|| Ok(x.softmax(-1)?))),
-        ("layernorm", &y, 8.0, Box::new(|| Ok(y.layer_norm([cols], Some(&weight), Some(&bias), 1e-5)?))),
+        (
+            "layernorm",
+            &y,
+            8.0,
+            Box::new(|| {
+                Ok(y.layer_norm(
+                    [cols],
+                    &NormOptions { weight: Some(&weight), bias: Some(&bias), ..Default::default() },
+                )?)
+            }),
+        ),
     ];
     for (name, input, per, op) in &items {
         let t = b.time(b.max_inner(input.numel() * 4), op)?;

@@ -37,6 +37,30 @@ range_checks! {
     decay_factor: |v| (0.0..1.0).contains(&v), "a number of 0 or more and below 1";
 }
 
+/// Defines a struct and its `Default`, with a value for each field.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! with_defaults {
+    (
+        $(#[$meta:meta])*
+        pub struct $name:ident $(<$life:lifetime>)? $(<const $n:ident: usize>)? {
+            $($(#[$field_meta:meta])* $vis:vis $field:ident: $ty:ty = $default:expr,)*
+        }
+    ) => {
+        $(#[$meta])*
+        pub struct $name $(<$life>)? $(<const $n: usize>)? {
+            $($(#[$field_meta])* $vis $field: $ty,)*
+        }
+
+        impl $(<$life>)? $(<const $n: usize>)? Default for $name $(<$life>)? $(<$n>)? {
+            fn default() -> Self {
+                Self { $($field: $default,)* }
+            }
+        }
+    };
+}
+pub(crate) use with_defaults;
+
 /// Fails unless both decay factors are 0 or more and below 1.
 pub fn betas(op: &'static str, betas: (f64, f64)) -> Result<()> {
     decay_factor(op, "betas.0", betas.0)?;

@@ -9,7 +9,7 @@ use crate::environment::InvalidVariable;
 use crate::memory::source::SourceError;
 use crate::memory::{self, Bytes, MemoryGrowth, OutOfMemory};
 
-/// Result with this crate's [`Error`].
+/// Result with this crate's [`enum@Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Errors of this crate.

@@ -35,7 +35,7 @@ fn check_vector_shapes(op: &'static str, inputs: &[Tensor], v: &[Tensor]) -> Res
 /// input.
 ///
 /// # Errors
-/// Those of [`grad`](super::grad) and of `f`.
+/// Those of [`grad`](crate::autograd::grad) and of `f`.
 pub fn vjp(
     f: impl FnOnce(&[Tensor]) -> Result<Tensor>,
     inputs: &[Tensor],

@@ -5,6 +5,9 @@
 // `#[derive(Module)]` names the facade.
 extern crate self as forebay;
 
+#[macro_use(with_defaults)]
+extern crate forebay_core;
+
 use forebay_core::{
     device::Device,
     dtype::DType,
@@ -12,27 +15,6 @@ use forebay_core::{
     fail, fail_if,
     tensor::Tensor,
 };
-
-/// Defines a struct and its `Default`, with a value for each field.
-macro_rules! with_defaults {
-    (
-        $(#[$meta:meta])*
-        pub struct $name:ident $(<const $n:ident: usize>)? {
-            $($(#[$field_meta:meta])* $vis:vis $field:ident: $ty:ty = $default:expr,)*
-        }
-    ) => {
-        $(#[$meta])*
-        pub struct $name $(<const $n: usize>)? {
-            $($(#[$field_meta])* $vis $field: $ty,)*
-        }
-
-        impl $(<const $n: usize>)? Default for $name $(<$n>)? {
-            fn default() -> Self {
-                Self { $($field: $default,)* }
-            }
-        }
-    };
-}
 
 /// Defines methods that return the value with some fields replaced.
 macro_rules! setters {

@@ -4,10 +4,12 @@
 use forebay::dtype::DType;
 use forebay::error::Result;
 use forebay::ops::{
-    AttentionOptions, CrossEntropyOptions, CtcLossOptions, EmbeddingBagMode, EmbeddingBagOptions,
-    EmbeddingOptions, GridMode, GridPadding, Im2colOptions, InterpolateMode, InterpolateOptions,
-    Interpolation, PadMode, Pool1dOptions, Pool2dOptions, Pool3dOptions, PoolOptions, RecurrentKind,
-    Reduction, ScatterReduce, cat, einsum, stack,
+    AddmmOptions, AttentionOptions, ConvolutionOptions, CrossEntropyOptions, CtcLossOptions, DiffOptions,
+    EmbeddingBagMode, EmbeddingBagOptions, EmbeddingOptions, GridMode, GridPadding, GridSampleOptions,
+    Im2colOptions, InterpolateMode, InterpolateOptions, Interpolation, LocalResponseNormOptions,
+    MultiMarginLossOptions, NanToNumOptions, PadMode, Pool1dOptions, Pool2dOptions, Pool3dOptions,
+    PoolOptions, RecurrentKind, Reduction, ScatterReduce, SearchSortedOptions, TransposedConvolutionOptions,
+    cat, einsum, stack,
 };
 use forebay::tensor::Tensor;
 
@@ -18,6 +20,7 @@ mod coverage;
 mod inplace_and_factory;
 mod linalg;
 mod manipulation;
+mod norm;
 mod recurrent;
 
 use InputSpec::{Bool, Bounded, Index, Positive, Signed};
@@ -45,6 +48,8 @@ macro_rules! binary {
     };
 }
 
+const REPLACEMENTS: NanToNumOptions = NanToNumOptions { nan: 0.5, posinf: Some(2.0), neginf: Some(-2.0) };
+
 const GROUPS: &[&[OpCase]] = &[
     unary!(smooth, Signed: neg, square, exp, exp2, expm1, sin, cos, atan, sinh, cosh, tanh, asinh, erf, erfc, sigmoid,
         frac, rad2deg, deg2rad, log_ndtr, erfcx, i0, i0e, i1, i1e, gelu, gelu_tanh, silu, mish, logsigmoid, softplus(1.0, 20.0), softsign, tanhshrink,
@@ -53,7 +58,7 @@ const GROUPS: &[&[OpCase]] = &[
     &[smooth("polygamma of the second order", &[Positive(S)], |x| x[0].polygamma(2)).elementwise()],
     unary!(smooth, Bounded: asin, acos, atanh, tan, erfinv),
     unary!(nonsmooth, Signed: sign, floor, ceil, round, trunc, softshrink(0.5), hardshrink(0.5), hardtanh(-1.0, 1.0),
-        hardsigmoid, threshold(0.2, 7.0), nan_to_num, nan_to_num_with(0.5, 2.0, -2.0), round_decimals(1)),
+        hardsigmoid, threshold(0.2, 7.0), nan_to_num, nan_to_num_with(&REPLACEMENTS), round_decimals(1)),
     &[smooth("logit", &[Positive(S)], |x| x[0].mul(0.25)?.logit(None)).elementwise()],
     &[
         smooth("ndtri", &[Positive(S)], |x| x[0].mul(0.25)?.ndtri()).elementwise(),
@@ -134,7 +139,7 @@ const GROUPS: &[&[OpCase]] = &[
             .with_bench_inputs(&[Signed(&[32000, 768]), Index(&[8, 1024], 32000)])
             .with_batched_inputs(2),
         nonsmooth("embedding by frequency", &[Signed(&[6, 4]), Index(&[2, 3], 6)], |x| {
-            x[0].embedding_with(&x[1], EmbeddingOptions { padding_idx: Some(1), scale_grad_by_freq: true })
+            x[0].embedding_with(&x[1], &EmbeddingOptions { padding_idx: Some(1), scale_grad_by_freq: true })
         }),
         smooth("take_along_dim", &[Signed(S), Index(&[3, 2], 5)], |x| x[0].take_along_dim(&x[1], 1))
             .with_batched_inputs(3),
@@ -185,11 +190,13 @@ const GROUPS: &[&[OpCase]] = &[
         }),
         nondifferentiable("nonzero", &[Signed(S)], |x| x[0].nonzero()),
         nondifferentiable("searchsorted", &[Signed(&[4]), Signed(S)], |x| {
-            x[0].searchsorted(&x[1], false, true, None)
+            x[0].searchsorted(&x[1], &SearchSortedOptions { right: true, ..Default::default() })
         })
         .with_batched_inputs(2),
-        nondifferentiable("bucketize", &[Signed(S), Signed(&[4])], |x| x[0].bucketize(&x[1], true, false))
-            .with_batched_inputs(1),
+        nondifferentiable("bucketize", &[Signed(S), Signed(&[4])], |x| {
+            x[0].bucketize(&x[1], &SearchSortedOptions { out_int32: true, ..Default::default() })
+        })
+        .with_batched_inputs(1),
         scatter_reduce_case("scatter_reduce to sums", |x| scatter_reduce(x, ScatterReduce::Sum, false)),
         scatter_reduce_case("scatter_reduce to products", |x| scatter_reduce(x, ScatterReduce::Prod, true)),
         scatter_reduce_case("scatter_reduce to means", |x| scatter_reduce(x, ScatterReduce::Mean, true)),
@@ -236,7 +243,7 @@ const GROUPS: &[&[OpCase]] = &[
             .with_flops(|x, _| 2 * cost::numel(&x[0])),
         smooth("outer", &[Signed(&[3]), Signed(&[4])], |x| x[0].outer(&x[1])),
         smooth("addmm", &[Signed(&[5]), Signed(&[3, 4]), Signed(&[4, 5])], |x| {
-            x[0].addmm(&x[1], &x[2], 0.5, 2.0)
+            x[0].addmm(&x[1], &x[2], &AddmmOptions { beta: 0.5, alpha: 2.0 })
         })
         .with_flops(|x, y| cost::matmul_flops(&x[1..], y))
         .with_bench_inputs(&[Signed(&[2048]), Signed(&[2048, 2048]), Signed(&[2048, 2048])]),
@@ -312,11 +319,9 @@ const GROUPS: &[&[OpCase]] = &[
             .with_batched_inputs(1),
         smooth("cross_entropy", &[Signed(&[6, 5]), Index(&[6], 5)], |x| x[0].cross_entropy(&x[1]))
             .with_bench_inputs(&[Signed(&[2048, 32000]), Index(&[2048], 32000)]),
-        smooth("nll_loss", &[Signed(&[6, 5]), Index(&[6], 5)], |x| {
-            x[0].nll_loss(&x[1], None, -100, Reduction::Mean)
-        })
-        .with_bytes(|x, y| cost::bytes(&x[1]) + cost::bytes(y))
-        .with_bench_inputs(&[Signed(&[2048, 32000]), Index(&[2048], 32000)]),
+        smooth("nll_loss", &[Signed(&[6, 5]), Index(&[6], 5)], |x| x[0].nll_loss(&x[1], &Default::default()))
+            .with_bytes(|x, y| cost::bytes(&x[1]) + cost::bytes(y))
+            .with_bench_inputs(&[Signed(&[2048, 32000]), Index(&[2048], 32000)]),
         smooth("mse_loss", &[Signed(S), Positive(S)], |x| x[0].mse_loss(&x[1], Reduction::Mean))
             .with_bench_inputs(&[Signed(&[4096, 4096]), Positive(&[4096, 4096])]),
         smooth("linear_cross_entropy", &[Signed(&[2, 3, 4]), Signed(&[10, 4])], |x| {
@@ -335,46 +340,6 @@ const GROUPS: &[&[OpCase]] = &[
             x[0].linear_cross_entropy(&x[1], &classes, &options)
         })
         .with_flops(|x, _| 2 * cost::num_rows(&x[0]) * cost::numel(&x[1])),
-        smooth("add_layer_norm", &[Signed(&[3, 8]), Signed(&[3, 8]), Positive(&[8]), Signed(&[8])], |x| {
-            let (sum, normed) = x[0].add_layer_norm(&x[1], x[2].shape(), Some(&x[2]), Some(&x[3]), 1e-5)?;
-            normed.mul(&sum)
-        })
-        .with_bench_inputs(&[
-            Signed(&[16384, 1024]),
-            Signed(&[16384, 1024]),
-            Positive(&[1024]),
-            Signed(&[1024]),
-        ])
-        .with_batched_inputs(3),
-        smooth("add_rms_norm", &[Signed(&[3, 7]), Signed(&[3, 7]), Positive(&[7])], |x| {
-            let (sum, normed) = x[0].add_rms_norm(&x[1], x[2].shape(), Some(&x[2]), None)?;
-            normed.add(&sum)
-        })
-        .with_bench_inputs(&[Signed(&[16384, 1024]), Signed(&[16384, 1024]), Positive(&[1024])])
-        .with_batched_inputs(3),
-        smooth("layer_norm", &[Signed(&[3, 8]), Positive(&[8]), Signed(&[8])], |x| {
-            x[0].layer_norm(x[1].shape(), Some(&x[1]), Some(&x[2]), 1e-5)
-        })
-        .with_bench_inputs(&[Signed(&[16384, 1024]), Positive(&[1024]), Signed(&[1024])])
-        .with_batched_inputs(1),
-        smooth("rms_norm", &[Signed(&[3, 8]), Positive(&[8])], |x| {
-            x[0].rms_norm(x[1].shape(), Some(&x[1]), None)
-        })
-        .with_bench_inputs(&[Signed(&[16384, 1024]), Positive(&[1024])])
-        .with_batched_inputs(1),
-        smooth("group_norm", &[Signed(&[2, 4, 3]), Positive(&[4]), Signed(&[4])], |x| {
-            x[0].group_norm(2, Some(&x[1]), Some(&x[2]), 1e-5)
-        })
-        .with_bench_inputs(&[Signed(&[16, 512, 1024]), Positive(&[512]), Signed(&[512])])
-        .with_batched_inputs(1),
-        smooth("batch_norm", &[Signed(&[6, 3, 2]), Positive(&[3]), Signed(&[3])], |x| {
-            x[0].batch_norm(None, Some(&x[1]), Some(&x[2]), true, 0.1, 1e-5)
-        })
-        .with_bench_inputs(&[Signed(&[64, 256, 1024]), Positive(&[256]), Signed(&[256])]),
-        smooth("batch_norm_relu", &[Signed(&[4, 3, 2, 2]), Positive(&[3]), Signed(&[3])], |x| {
-            x[0].batch_norm_relu(None, Some(&x[1]), Some(&x[2]), true, 0.1, 1e-5)
-        })
-        .with_bench_inputs(&[Signed(&[64, 256, 32, 32]), Positive(&[256]), Signed(&[256])]),
         smooth("max_pool2d", &[Signed(&[2, 3, 6, 6])], |x| x[0].max_pool2d(Pool2dOptions::new(2)))
             .with_bench_inputs(&[Signed(&[32, 64, 112, 112])])
             .with_batched_inputs(1),
@@ -384,11 +349,6 @@ const GROUPS: &[&[OpCase]] = &[
         smooth("adaptive_avg_pool2d", &[Signed(&[2, 3, 5, 7])], |x| x[0].adaptive_avg_pool2d([2, 3]))
             .with_bench_inputs(&[Signed(&[64, 512, 14, 14])])
             .with_batched_inputs(1),
-        smooth("instance_norm", &[Signed(&[2, 3, 7]), Positive(&[3]), Signed(&[3])], |x| {
-            x[0].instance_norm(None, Some(&x[1]), Some(&x[2]), true, 0.1, 1e-5)
-        })
-        .with_bench_inputs(&[Signed(&[64, 256, 1024]), Positive(&[256]), Signed(&[256])])
-        .with_batched_inputs(1),
     ],
     &[
         smooth("var", &[Signed(&[3, 7])], |x| x[0].var([1], 1.0, false))
@@ -409,7 +369,7 @@ const GROUPS: &[&[OpCase]] = &[
         smooth("huber_loss", &[Signed(S), Positive(S)], |x| x[0].huber_loss(&x[1], 0.7, Reduction::Mean))
             .with_bench_inputs(&[Signed(&[4096, 4096]), Positive(&[4096, 4096])]),
         smooth("binary_cross_entropy_with_logits", &[Signed(S), Bounded(S)], |x| {
-            x[0].binary_cross_entropy_with_logits(&x[1], None, None, Reduction::Mean)
+            x[0].binary_cross_entropy_with_logits(&x[1], &Default::default())
         })
         .with_bench_inputs(&[Signed(&[4096, 4096]), Bounded(&[4096, 4096])]),
         smooth("binary_cross_entropy", &[Signed(S), Bounded(S)], |x| {
@@ -423,12 +383,6 @@ const GROUPS: &[&[OpCase]] = &[
             };
             x[0].cross_entropy_with(&x[1], &options)
         }),
-        smooth("batch_norm in use", &[Signed(&[6, 3, 2]), Positive(&[3]), Signed(&[3])], |x| {
-            let mean = Tensor::full([3], 0.3, DType::F32, x[0].device())?;
-            let var = Tensor::full([3], 1.7, DType::F32, x[0].device())?;
-            x[0].batch_norm(Some((&mean, &var)), Some(&x[1]), Some(&x[2]), false, 0.1, 1e-5)
-        })
-        .with_batched_inputs(1),
         smooth("kl_div", &[Signed(S), Positive(S)], |x| x[0].kl_div(&x[1], false, Reduction::Sum))
             .with_bench_inputs(&[Signed(&[4096, 4096]), Positive(&[4096, 4096])]),
         smooth("cosine_similarity", &[Signed(S), Positive(S)], |x| x[0].cosine_similarity(&x[1], 1, 1e-8))
@@ -438,29 +392,42 @@ const GROUPS: &[&[OpCase]] = &[
     ],
     &[
         smooth("conv1d", &[Signed(&[2, 3, 9]), Signed(&[4, 3, 3]), Signed(&[4])], |x| {
-            x[0].conv1d(&x[1], Some(&x[2]), 2, 1, 1, 1)
+            x[0].conv1d(
+                &x[1],
+                Some(&x[2]),
+                &ConvolutionOptions { stride: [2], padding: 1.into(), ..Default::default() },
+            )
         })
         .with_flops(cost::conv_flops)
         .with_bench_inputs(&[Signed(&[32, 256, 1024]), Signed(&[256, 256, 3]), Signed(&[256])])
         .with_batched_inputs(1),
         smooth("conv2d", &[Signed(&[2, 3, 6, 5]), Signed(&[4, 3, 3, 2]), Signed(&[4])], |x| {
-            x[0].conv2d(&x[1], Some(&x[2]), [2, 1], [1, 0], 1, 1)
+            let options = ConvolutionOptions { stride: [2, 1], padding: [1, 0].into(), ..Default::default() };
+            x[0].conv2d(&x[1], Some(&x[2]), &options)
         })
         .with_flops(cost::conv_flops)
         .with_bench_inputs(&[Signed(&[32, 64, 56, 56]), Signed(&[128, 64, 3, 2]), Signed(&[128])])
         .with_batched_inputs(1),
         smooth("conv2d of groups, dilated", &[Signed(&[1, 4, 7, 7]), Signed(&[6, 2, 3, 3])], |x| {
-            x[0].conv2d(&x[1], None, 1, 2, 2, 2)
+            let options =
+                ConvolutionOptions { padding: 2.into(), dilation: [2, 2], groups: 2, ..Default::default() };
+            x[0].conv2d(&x[1], None, &options)
         })
         .with_flops(cost::conv_flops)
         .with_bench_inputs(&[Signed(&[32, 128, 56, 56]), Signed(&[128, 64, 3, 3])]),
         smooth("conv3d", &[Signed(&[1, 2, 4, 4, 4]), Signed(&[2, 2, 2, 2, 2])], |x| {
-            x[0].conv3d(&x[1], None, 1, 0, 1, 1)
+            x[0].conv3d(&x[1], None, &Default::default())
         })
         .with_flops(cost::conv_flops)
         .with_bench_inputs(&[Signed(&[4, 32, 16, 32, 32]), Signed(&[32, 32, 2, 2, 2])]),
         smooth("conv_transpose2d", &[Signed(&[2, 3, 4, 4]), Signed(&[3, 2, 3, 3]), Signed(&[2])], |x| {
-            x[0].conv_transpose2d(&x[1], Some(&x[2]), 2, 1, 1, 1, 1)
+            let options = TransposedConvolutionOptions {
+                stride: [2, 2],
+                padding: [1, 1],
+                output_padding: [1, 1],
+                ..Default::default()
+            };
+            x[0].conv_transpose2d(&x[1], Some(&x[2]), &options)
         })
         .with_flops(cost::conv_transpose_flops)
         .with_bench_inputs(&[Signed(&[32, 128, 28, 28]), Signed(&[128, 64, 3, 3]), Signed(&[64])]),
@@ -540,6 +507,7 @@ const GROUPS: &[&[OpCase]] = &[
     inplace_and_factory::FACTORY,
     manipulation::MANIPULATION,
     linalg::LINALG,
+    norm::NORM,
 ];
 
 fn interpolate_options(mode: InterpolateMode) -> InterpolateOptions {
@@ -609,9 +577,11 @@ const RESIZE_CASES: &[OpCase] = &[
     smooth("tensor_split", &[Signed(&[7, 2])], |x| {
         cat(&[&x[0].tensor_split(3, 0)?[0], &x[0].tensor_split_at(&[2, -1], 0)?[1]], 0)
     }),
-    smooth("diff", &[Signed(&[3, 6]), Signed(&[3, 2])], |x| x[0].diff(2, 1, Some(&x[1]), None)),
+    smooth("diff", &[Signed(&[3, 6]), Signed(&[3, 2])], |x| {
+        x[0].diff(2, 1, &DiffOptions { prepend: Some(&x[1]), ..Default::default() })
+    }),
     smooth("trace", &[Signed(&[4, 5])], |x| x[0].trace()),
-    smooth("cross", &[Signed(&[4, 3, 2]), Positive(&[3, 1])], |x| x[0].cross(&x[1], Some(1))),
+    smooth("cross", &[Signed(&[4, 3, 2]), Positive(&[3, 1])], |x| x[0].cross(&x[1], 1)),
     smooth("svdvals", &[Signed(&[5, 3])], |x| x[0].svdvals())
         .without_half()
         .with_bench_inputs(&[Signed(&[256, 32, 32])]),
@@ -623,13 +593,23 @@ const RESIZE_CASES: &[OpCase] = &[
     .without_half(),
     smooth("pdist", &[Signed(&[5, 3])], |x| x[0].pdist(2.0)),
     smooth("grid_sample", &[Signed(&[2, 3, 4, 5]), Bounded(&[2, 3, 2, 2])], |x| {
-        x[0].grid_sample(&x[1], GridMode::Bilinear, GridPadding::Border, false)
+        x[0].grid_sample(
+            &x[1],
+            &GridSampleOptions { padding_mode: GridPadding::Border, ..Default::default() },
+        )
     }),
     nonsmooth("grid_sample of volumes", &[Signed(&[1, 2, 3, 4, 5]), Bounded(&[1, 2, 1, 3, 3])], |x| {
-        x[0].grid_sample(&x[1], GridMode::Bilinear, GridPadding::Zeros, true)
+        x[0].grid_sample(&x[1], &GridSampleOptions { align_corners: true, ..Default::default() })
     }),
     smooth("grid_sample of images, bicubic", &[Signed(&[2, 3, 4, 5]), Bounded(&[2, 3, 2, 2])], |x| {
-        x[0].grid_sample(&x[1], GridMode::Bicubic, GridPadding::Reflection, false)
+        x[0].grid_sample(
+            &x[1],
+            &GridSampleOptions {
+                mode: GridMode::Bicubic,
+                padding_mode: GridPadding::Reflection,
+                ..Default::default()
+            },
+        )
     }),
     smooth("affine_grid", &[Signed(&[2, 2, 3])], |x| x[0].affine_grid([2, 1, 3, 4], false))
         .with_flops(|x, y| 2 * cost::numel(y) * cost::extent(&x[0], 2)),
@@ -670,8 +650,10 @@ const RESIZE_CASES: &[OpCase] = &[
     smooth("cdist of 3", &[Signed(&[3, 4]), Positive(&[5, 4])], |x| x[0].cdist(&x[1], 3.0)),
     nonsmooth("adaptive_max_pool2d", &[Signed(&[2, 3, 5, 7])], |x| x[0].adaptive_max_pool2d([2, 3])),
     nonsmooth("adaptive_max_pool1d", &[Signed(&[3, 7])], |x| x[0].adaptive_max_pool1d(4)),
-    smooth("local_response_norm", &[Signed(&[2, 5, 3])], |x| x[0].local_response_norm(3, 0.5, 0.75, 1.0))
-        .with_batched_inputs(1),
+    smooth("local_response_norm", &[Signed(&[2, 5, 3])], |x| {
+        x[0].local_response_norm(3, &LocalResponseNormOptions { alpha: 0.5, ..Default::default() })
+    })
+    .with_batched_inputs(1),
     smooth("embedding_bag of sums", &[Signed(&[6, 5]), Index(&[3, 4], 6), Positive(&[3, 4])], |x| {
         let bags = EmbeddingBagOptions {
             mode: EmbeddingBagMode::Sum,
@@ -762,13 +744,16 @@ const SEQUENCE_CASES: &[OpCase] = &[
         x[0].log_softmax(-1)?.ctc_loss(&CtcLossOptions::new(&labels, &steps, &counts))
     }),
     nonsmooth("multi_margin_loss", &[Signed(&[3, 5]), Index(&[3], 5), Positive(&[5])], |x| {
-        x[0].multi_margin_loss(&x[1], 2, 0.8, Some(&x[2]), Reduction::Mean)
+        x[0].multi_margin_loss(
+            &x[1],
+            &MultiMarginLossOptions { p: 2, margin: 0.8, weight: Some(&x[2]), ..Default::default() },
+        )
     }),
     nonsmooth("multilabel_margin_loss", &[Signed(&[3, 5]), Index(&[3, 5], 5)], |x| {
         x[0].multilabel_margin_loss(&x[1], Reduction::Sum)
     }),
     smooth("poisson_nll_loss", &[Signed(S), Positive(S)], |x| {
-        x[0].poisson_nll_loss(&x[1], true, false, 1e-8, Reduction::Mean)
+        x[0].poisson_nll_loss(&x[1], &Default::default())
     }),
     nonsmooth("cosine_embedding_loss", &[Signed(S), Positive(S)], |x| {
         let signs = Tensor::from_slice(&[1f32, -1.0, 1.0], [3], x[0].device())?.to_dtype(x[0].dtype())?;

@@ -19,7 +19,7 @@ use forebay::backend::{Backend, Features};
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::memory::Config;
-use forebay::ops::CrossEntropyOptions;
+use forebay::ops::{ConvolutionOptions, CrossEntropyOptions};
 use forebay::optim::{
     Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, Asgd, ClipGradNormOptions, GradScaler, Lamb, Lion,
     NAdam, Optimizer, RAdam, RmsProp, Rprop, Sgd, clip_grad_norm_with, clip_grad_value_,
@@ -226,9 +226,21 @@ fn exercise_im2col(device: &Device) -> Result<()> {
             let of = |shape: &[usize]| Tensor::zeros(shape, dtype, device)?.to_leaf();
             let (x, w) = (of(shape)?, of(&[&[4, 4][..], &vec![3; shape.len() - 2]].concat())?);
             let y = match shape.len() {
-                3 => x.conv1d(&w, None, 2, 1, 1, 1),
-                4 => x.conv2d(&w, None, 2, 1, 1, 1),
-                _ => x.conv3d(&w, None, 2, 1, 1, 1),
+                3 => x.conv1d(
+                    &w,
+                    None,
+                    &ConvolutionOptions { stride: [2; 1], padding: 1.into(), ..Default::default() },
+                ),
+                4 => x.conv2d(
+                    &w,
+                    None,
+                    &ConvolutionOptions { stride: [2; 2], padding: 1.into(), ..Default::default() },
+                ),
+                _ => x.conv3d(
+                    &w,
+                    None,
+                    &ConvolutionOptions { stride: [2; 3], padding: 1.into(), ..Default::default() },
+                ),
             }?;
             y.backward_with(&y.ones_like()?)?;
         }
@@ -257,7 +269,7 @@ fn exercise_split_rows(device: &Device) -> Result<()> {
         let of = |y: Tensor| y.backward_with(&y.ones_like()?);
         of(row()?.softmax(1)?)?;
         of(row()?.log_softmax(1)?)?;
-        of(row()?.layer_norm([n], None, None, 1e-5)?)?;
+        of(row()?.layer_norm([n], &Default::default())?)?;
         of(row()?.rms_norm([n], None, None)?)?;
         of(row()?.adaptive_avg_pool1d(1)?)?;
         of(row()?.adaptive_max_pool1d(1)?)?;

@@ -2,7 +2,7 @@
 //! stages, packed 16-bit writes, any strides. Results are compared with f64 sums on the host.
 
 use forebay::dtype::DType;
-use forebay::ops::{CrossEntropyOptions, Reduction};
+use forebay::ops::{BatchNormOptions, CrossEntropyOptions, NormOptions, Reduction};
 use forebay::prelude::*;
 
 /// Returns the first device of every available backend.
@@ -197,7 +197,12 @@ fn layer_and_batch_norm_of_many_rows() {
                 let zeros = cast(vec![0.0; cols], &[cols]).to_leaf().expect("floats");
                 let (y, dx) = layer_norm(&xs, &gs, cols, 1e-5);
                 let leaf = x.to_leaf().expect("floats");
-                let got = leaf.layer_norm([cols], Some(&ones), Some(&zeros), 1e-5).expect("runs");
+                let got = leaf
+                    .layer_norm(
+                        [cols],
+                        &NormOptions { weight: Some(&ones), bias: Some(&zeros), ..Default::default() },
+                    )
+                    .expect("runs");
                 close(&got, &y, tolerance, &what);
                 got.backward_with(&g).expect("runs");
                 close(&leaf.grad().expect("reached"), &dx, tolerance, &what);
@@ -210,7 +215,13 @@ fn layer_and_batch_norm_of_many_rows() {
                 let batch = x.t().and_then(|t| t.contiguous()).expect("copies").to_leaf().expect("floats");
                 let turned = g.t().and_then(|t| t.contiguous()).expect("copies");
                 let one = cast(vec![1.0; rows], &[rows]).to_leaf().expect("floats");
-                let got = batch.batch_norm(None, Some(&one), None, true, 0.1, 1e-5).expect("runs");
+                let got = batch
+                    .batch_norm(&BatchNormOptions {
+                        weight: Some(&one),
+                        training: true,
+                        ..Default::default()
+                    })
+                    .expect("runs");
                 let what = format!("batch norm of [{cols}, {rows}] {dtype} on {device}");
                 close(&got.t().expect("views"), &y, tolerance, &what);
                 got.backward_with(&turned).expect("runs");

@@ -19,6 +19,7 @@ pub(crate) fn run_all(workspace: &Workspace) -> Vec<Stage> {
     stages.extend(
         plan_clippy(workspace).map_or_else(|skipped| vec![skipped], |p| Stage::run_parallel(vec![p], 1)),
     );
+    stages.extend(Stage::run_parallel(vec![plan_rustdoc(workspace)], 1));
     stages
 }
 
@@ -39,6 +40,16 @@ pub(crate) fn run_quick(workspace: &Workspace) -> Vec<Stage> {
 pub(crate) fn plan_clippy(workspace: &Workspace) -> Result<PendingStage, Stage> {
     let args = ["--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"];
     Ok(PendingStage::pass_or_fail("clippy", cargo_tool(workspace, "clippy", &args)?))
+}
+
+/// Arguments of cargo that build the documentation of all crates for users.
+pub(crate) const RUSTDOC_ARGS: [&str; 5] = ["doc", "--workspace", "--exclude", "xtask", "--no-deps"];
+
+/// Returns the stage that fails on a warning of rustdoc, such as a broken link.
+pub(crate) fn plan_rustdoc(workspace: &Workspace) -> PendingStage {
+    let mut command = workspace.cargo_command(&RUSTDOC_ARGS);
+    command.arg("--quiet").env("RUSTDOCFLAGS", "-D warnings");
+    PendingStage::pass_or_fail("rustdoc", command)
 }
 
 /// Returns the command of a toolchain component, or a skipped stage if the component is not installed.

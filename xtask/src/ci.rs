@@ -114,6 +114,7 @@ impl StagePlanner<'_> {
         }
         // Early, and in sequence if two stages run at once: cargo's lock blocks all other builds.
         let soon = planned.len().min(1);
+        planned.insert(soon, checks::plan_rustdoc(self.workspace));
         planned.insert(soon, PendingStage::new(UNIT_TEST_STAGE, self.unit_test_command()));
         match checks::plan_clippy(self.workspace) {
             Ok(clippy) => planned.insert(soon, clippy),
@@ -226,7 +227,13 @@ impl StagePlanner<'_> {
         let required = [("wgpu", adapter.is_some()), ("nvrtc", self.dependencies.nvrtc.is_ok())];
         let required: Vec<&str> =
             required.iter().filter(|(_, there)| *there).map(|(name, _)| *name).collect();
-        let mut command = self.workspace.cargo_command(&["test", "--workspace", "--no-fail-fast"]);
+        let mut command = self.workspace.cargo_command(&[
+            "test",
+            "--workspace",
+            "--no-fail-fast",
+            "--features",
+            "forebay/ndarray",
+        ]);
         let adapter = adapter.map(|(_, ready)| ready.environment.clone()).unwrap_or_default();
         let environment = self.dependencies.nvrtc_env().merge(adapter);
         environment.set("FOREBAY_REQUIRE", required.join(",")).apply(&mut command);

@@ -80,7 +80,7 @@ enum Command {
     },
     /// List the fuzz targets and say how to run one
     Fuzz,
-    /// The cheap checks: line budget, layers, prose, links of the documentation, rustfmt, clippy
+    /// The cheap checks: line budget, layers, prose, links of the documentation, rustfmt, clippy, rustdoc
     Check,
     /// Run any command with what was set up, such as `cargo test -p forebay-wgpu`
     Run(PassthroughArgs),
@@ -134,7 +134,7 @@ fn run_command(command: Command) -> Result<bool> {
             workspace.build(Profile::Release)?;
             workspace.run_program("forebay-bench", Profile::Release, &rest.args, &environment)
         }
-        Command::Docs => workspace.run_cargo(&["doc", "--workspace", "--exclude", "xtask", "--no-deps"]),
+        Command::Docs => workspace.run_cargo(&checks::RUSTDOC_ARGS),
         Command::Book => book::build(&workspace),
         Command::Pictures { steps } => {
             book::draw_pictures(&workspace, &Setup::new(&workspace)?.program_env()?, steps)

@@ -519,11 +519,12 @@ impl GradOptions<'_> {
 
     /// Pairs the outputs with their gradients.
     #[track_caller]
-    fn seeded_outputs(&self, outputs: &[Tensor]) -> Result<Vec<(Tensor, Tensor)>> {
+    fn seeded_outputs(&self, outputs: &[impl AsRef<Tensor>]) -> Result<Vec<(Tensor, Tensor)>> {
         let Some(grads) = self.grad_outputs else {
             // No closure, which would hide the caller's line.
             let mut seeded = Vec::with_capacity(outputs.len());
             for output in outputs {
+                let output = output.as_ref();
                 seeded.push((output.clone(), output.create_seed_grad()?));
             }
             return Ok(seeded);
@@ -532,6 +533,7 @@ impl GradOptions<'_> {
             backward, "{} gradients for {} outputs", grads.len(), outputs.len());
         outputs
             .iter()
+            .map(AsRef::as_ref)
             .zip(grads)
             .map(|(t, grad)| {
                 t.check_seed_grad(grad)?;
@@ -547,7 +549,7 @@ impl GradOptions<'_> {
 /// With `create_graph` the leaves' gradients have a history that holds the leaves: a reference cycle. Remove
 /// such gradients (`set_grad(None)`) when they are no longer needed, or use [`grad`].
 #[track_caller]
-pub fn backward(outputs: &[Tensor], options: &GradOptions<'_>) -> Result<()> {
+pub fn backward(outputs: &[impl AsRef<Tensor>], options: &GradOptions<'_>) -> Result<()> {
     run_backward_to(&options.seeded_outputs(outputs)?, options.to_backward_options(), None, None).map(drop)
 }
 
@@ -560,7 +562,7 @@ pub fn backward(outputs: &[Tensor], options: &GradOptions<'_>) -> Result<()> {
 /// # let device = Device::null(Default::default());
 /// let x = Tensor::full(&[1], 2.0, DType::F32, &device)?.to_leaf()?;
 /// let y = x.pow(3.0)?;
-/// let slope = autograd::grad(&[y], &[x.clone()], &GradOptions::create_graph())?; // 3x² = 12
+/// let slope = autograd::grad(&[&y], &[&x], &GradOptions::create_graph())?; // 3x² = 12
 /// let curve = autograd::grad(&slope, &[x], &GradOptions::default())?; // 6x = 12
 /// # assert_eq!(curve[0].shape(), [1]);
 /// # Ok::<(), forebay_core::error::Error>(())
@@ -571,7 +573,11 @@ pub fn backward(outputs: &[Tensor], options: &GradOptions<'_>) -> Result<()> {
 /// ([`grad_allow_unused`] allows it). With `create_graph`, a later pass fails at an operation that is only
 /// once differentiable.
 #[track_caller]
-pub fn grad(outputs: &[Tensor], inputs: &[Tensor], options: &GradOptions<'_>) -> Result<Vec<Tensor>> {
+pub fn grad(
+    outputs: &[impl AsRef<Tensor>],
+    inputs: &[impl AsRef<Tensor>],
+    options: &GradOptions<'_>,
+) -> Result<Vec<Tensor>> {
     let found = grad_allow_unused(outputs, inputs, options)?;
     let all = found.into_iter().enumerate().map(|(k, grad)| {
         grad.ok_or_else(|| {
@@ -586,15 +592,16 @@ pub fn grad(outputs: &[Tensor], inputs: &[Tensor], options: &GradOptions<'_>) ->
 /// Returns the gradients like [`grad`], with `None` for inputs that no path leads to.
 #[track_caller]
 pub fn grad_allow_unused(
-    outputs: &[Tensor],
-    inputs: &[Tensor],
+    outputs: &[impl AsRef<Tensor>],
+    inputs: &[impl AsRef<Tensor>],
     options: &GradOptions<'_>,
 ) -> Result<Vec<Option<Tensor>>> {
+    let inputs: Vec<&Tensor> = inputs.iter().map(AsRef::as_ref).collect();
     if let Some(k) = inputs.iter().position(|t| !t.requires_grad()) {
         fail!(backward, "`grad`: input {k} does not require a gradient");
     }
     let roots = options.seeded_outputs(outputs)?;
-    let targets = GradTargets::restrict_to(&inputs.iter().collect::<Vec<_>>());
+    let targets = GradTargets::restrict_to(&inputs);
     let sink = CapturedGrads::default();
     let found = run_backward_to(&roots, options.to_backward_options(), Some(&targets), Some(&sink))?;
     let sink = sink.into_inner();

@@ -52,9 +52,7 @@ use inplace::regenerate_grad_fn;
 pub(crate) use inplace::{check_inplace, rebase_history};
 use low_precision_copy::LowPrecisionCopy;
 pub(crate) use recompute::is_inside_recompute;
-pub use recompute::{is_recomputing, update_state};
-#[doc(hidden)]
-pub use recompute::{replayable_state_update, replayable_training_mode};
+pub use recompute::{is_recomputing, replayable_state_update, replayable_training_mode, update_state};
 pub use saved::SavedTensor;
 
 /// Gradients of an operation's inputs, in order; `None` for inputs that need none.

@@ -242,6 +242,7 @@ fn run_state_update<R>(update: impl FnOnce() -> Result<R>) -> Result<R> {
 }
 
 /// Runs an update whose values the forward pass uses. A recomputation gets the values of the forward run.
+#[doc(hidden)]
 pub fn replayable_state_update(update: impl FnOnce() -> Result<StateValues>) -> Result<StateValues> {
     if !observer::is_active() {
         return run_state_update(update);
@@ -283,6 +284,7 @@ fn recording_runs(stack: &mut [CheckpointFrame]) -> impl Iterator<Item = &mut Fo
 }
 
 /// Returns the training mode of a module: `now`, or in a recomputation the mode of the forward run.
+#[doc(hidden)]
 pub fn replayable_training_mode(now: bool) -> bool {
     if !observer::is_active() {
         return now;

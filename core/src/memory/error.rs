@@ -2,8 +2,8 @@
 
 use super::source::SourceError;
 use super::{MemoryGrowth, OutOfMemory};
-use crate::atomic_write::FileError;
-use crate::environment::InvalidVariable;
+pub use crate::atomic_write::FileError;
+pub use crate::environment::InvalidVariable;
 
 /// Result with an [`Error`] of the allocator.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

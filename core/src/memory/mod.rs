@@ -45,7 +45,7 @@ mod compaction_planner;
 mod config;
 mod counters;
 mod diff;
-pub mod error;
+pub(crate) mod error;
 #[doc(hidden)]
 pub mod fake;
 mod file_kind;
@@ -59,6 +59,7 @@ mod pool;
 mod pool_state;
 mod private_pool;
 mod process;
+#[doc(hidden)]
 pub mod profiler_ranges;
 mod pytorch_pickle;
 mod reclaim;
@@ -80,10 +81,8 @@ pub mod validation;
 pub use batch::{BatchCostModel, BatchEstimate, BatchMeasurement, FittingBatch};
 pub use config::{CONFIG_KEYS, Config, ENV_VARS, FitPolicy, RoundupDivisions};
 pub use diff::{HeldBytes, HolderChange, MemoryGrowth, SnapshotDiff};
-pub use error::{Error, Result};
-#[doc(hidden)]
-pub use oom::BytesOf;
-pub use oom::OutOfMemory;
+pub use error::{Error, FileError, InvalidVariable, Result};
+pub use oom::{BytesOf, OutOfMemory};
 pub use pool::{Block, Pool, Request};
 pub use private_pool::{PrivatePool, PrivatePoolGuard};
 pub use process::{process_limit, process_reserved, set_process_limit};

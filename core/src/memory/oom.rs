@@ -222,6 +222,7 @@ impl OutOfMemory {
 }
 
 /// Formats bytes as a part of others: `9.1 of 10.0 GiB`.
+#[doc(hidden)]
 pub struct BytesOf(pub u64, pub u64);
 
 impl fmt::Display for BytesOf {

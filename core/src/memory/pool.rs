@@ -189,7 +189,7 @@ impl Pool {
     }
 
     /// Allocates a block. If no free block fits, the request goes through the slow path of the module's
-    /// documentation. It fails with [`Error::OutOfMemory`], or with [`Error::Source`] for a lost device or a
+    /// documentation. It fails with [`Error::OutOfMemory`], or with [`Error::Driver`] for a lost device or a
     /// driver error.
     #[inline]
     pub fn alloc(&self, request: Request) -> Result<Block> {

@@ -12,7 +12,9 @@ pub(crate) mod pool_composite;
 pub(crate) mod spatial;
 pub(crate) mod unpool;
 
-use crate::ops::conv::spatial::{IntoSpatial, Padding, check_at_least, kernel_axes};
+use crate::ops::conv::spatial::{
+    ConvolutionOptions, Padding, TransposedConvolutionOptions, check_option, kernel_axes,
+};
 use crate::ops::matmul::matmul_tiling::{CostModel, KMajorOperands, MatmulExtents, TilePlan};
 use crate::ops::prelude::*;
 use crate::tensor::layout::MAX_TENSOR_NUMEL;
@@ -172,24 +174,20 @@ fn bias_gradient(g: &Tensor) -> Result<Tensor> {
     g.sum(&dims, false)
 }
 
-#[expect(clippy::too_many_arguments, reason = "PyTorch's arguments")]
 #[track_caller]
 fn convolve<const N: usize>(
     op: &'static str,
     x: &Tensor,
     weight: &Tensor,
     bias: Option<&Tensor>,
-    stride: [isize; N],
-    padding: Padding<N>,
-    dilation: [isize; N],
-    groups: usize,
+    options: &ConvolutionOptions<N>,
 ) -> Result<Tensor> {
-    operation!(op, autocast [x, weight, bias], |x, w, b|
-        convolve(op, &x, &w, b.as_ref(), stride, padding, dilation, groups));
+    operation!(op, autocast [x, weight, bias], |x, w, b| convolve(op, &x, &w, b.as_ref(), options));
+    let &ConvolutionOptions { stride, padding, dilation, groups } = options;
     check_conv_operands(op, x, weight, bias, N, groups)?;
     check_bias(op, bias, weight.shape()[0])?;
     let (stride, dilation) =
-        (check_at_least(op, "stride", stride, 1)?, check_at_least(op, "dilation", dilation, 1)?);
+        (check_option(op, "stride", stride, 1)?, check_option(op, "dilation", dilation, 1)?);
     let (x, unbatched) = spatial::ensure_batched::<N>(op, x)?;
     let (channels, of_group) = (x.shape()[1], weight.shape()[1]);
     fail_if!(of_group.checked_mul(groups) != Some(channels); shape(op, [x, weight]),
@@ -210,7 +208,7 @@ fn convolve<const N: usize>(
             }
             Padding::Valid => 0,
             Padding::Zeros(padding) => {
-                before[d] = check_at_least(op, "padding", padding, 0)?[d];
+                before[d] = check_option(op, "padding", padding, 0)?[d];
                 2 * before[d]
             }
         };
@@ -327,21 +325,16 @@ fn attach_conv_grad(
     })
 }
 
-#[expect(clippy::too_many_arguments, reason = "PyTorch's arguments")]
 #[track_caller]
 fn convolve_transposed<const N: usize>(
     op: &'static str,
     x: &Tensor,
     weight: &Tensor,
     bias: Option<&Tensor>,
-    stride: [isize; N],
-    padding: [isize; N],
-    output_padding: [isize; N],
-    groups: usize,
-    dilation: [isize; N],
+    options: &TransposedConvolutionOptions<N>,
 ) -> Result<Tensor> {
-    operation!(op, autocast [x, weight, bias], |x, w, b|
-        convolve_transposed(op, &x, &w, b.as_ref(), stride, padding, output_padding, groups, dilation));
+    operation!(op, autocast [x, weight, bias], |x, w, b| convolve_transposed(op, &x, &w, b.as_ref(), options));
+    let &TransposedConvolutionOptions { stride, padding, output_padding, groups, dilation } = options;
     check_conv_operands(op, x, weight, bias, N, groups)?;
     let channels = weight.shape()[1].checked_mul(groups).filter(|&n| n <= MAX_TENSOR_NUMEL);
     let Some(channels) = channels else {
@@ -349,9 +342,9 @@ fn convolve_transposed<const N: usize>(
     };
     check_bias(op, bias, channels)?;
     let (stride, dilation) =
-        (check_at_least(op, "stride", stride, 1)?, check_at_least(op, "dilation", dilation, 1)?);
-    let padding = check_at_least(op, "padding", padding, 0)?;
-    let more = check_at_least(op, "output_padding", output_padding, 0)?;
+        (check_option(op, "stride", stride, 1)?, check_option(op, "dilation", dilation, 1)?);
+    let padding = check_option(op, "padding", padding, 0)?;
+    let more = check_option(op, "output_padding", output_padding, 0)?;
     let (x, unbatched) = spatial::ensure_batched::<N>(op, x)?;
     fail_if!(x.shape()[1] != weight.shape()[0]; shape(op, [x, weight]),
         "the input has {} channels, and the weight takes {} (input [batch, channels, ..], weight [channels, out of a group, ..]); \
@@ -377,8 +370,7 @@ macro_rules! impl_convolutions {
                 #[doc = concat!("Computes the convolution (cross-correlation) of `self`, [batch, channels, ", $shape,
                     "] or without the batch, with a weight of [out, channels / groups, ", $shape, "].")]
                 ///
-                /// Stride, padding and dilation are one value or one for each dimension. Padding may also be
-                /// [`Padding::Same`] or [`Padding::Valid`]. For the algorithm and its workspace see
+                /// For the algorithm and its workspace see
                 /// [`Device::set_im2col_max_bytes`](crate::runtime::device::Device::set_im2col_max_bytes).
                 ///
                 /// # Errors
@@ -388,14 +380,9 @@ macro_rules! impl_convolutions {
                     &self,
                     weight: &Tensor,
                     bias: Option<&Tensor>,
-                    stride: impl IntoSpatial<$n>,
-                    padding: impl Into<Padding<$n>>,
-                    dilation: impl IntoSpatial<$n>,
-                    groups: usize,
+                    options: &ConvolutionOptions<$n>,
                 ) -> Result<Tensor> {
-                    convolve::<$n>(
-                        stringify!($conv), self, weight, bias, stride.spatial(), padding.into(), dilation.spatial(), groups,
-                    )
+                    convolve(stringify!($conv), self, weight, bias, options)
                 }
 
                 #[doc = concat!("Computes the transposed convolution of `self`, [batch, channels, ", $shape,
@@ -403,22 +390,14 @@ macro_rules! impl_convolutions {
                 ///
                 /// # Errors
                 /// The shapes do not fit, the types differ, or the type is bool or u8.
-                #[expect(clippy::too_many_arguments, reason = "PyTorch's arguments")]
                 #[track_caller]
                 pub fn $transpose(
                     &self,
                     weight: &Tensor,
                     bias: Option<&Tensor>,
-                    stride: impl IntoSpatial<$n>,
-                    padding: impl IntoSpatial<$n>,
-                    output_padding: impl IntoSpatial<$n>,
-                    groups: usize,
-                    dilation: impl IntoSpatial<$n>,
+                    options: &TransposedConvolutionOptions<$n>,
                 ) -> Result<Tensor> {
-                    convolve_transposed::<$n>(
-                        stringify!($transpose), self, weight, bias, stride.spatial(), padding.spatial(),
-                        output_padding.spatial(), groups, dilation.spatial(),
-                    )
+                    convolve_transposed(stringify!($transpose), self, weight, bias, options)
                 }
             )*
         }

@@ -98,6 +98,17 @@ pub(super) fn count_false(none: &Tensor, dtype: DType) -> Result<Tensor> {
     none.logical_not()?.to_dtype(dtype)?.sum([-1], false)?.to_dtype(DType::I64)
 }
 
+with_defaults! {
+    /// Options of [`Tensor::solve_triangular`].
+    #[derive(Clone, Copy, Debug)]
+    pub struct SolveTriangularOptions {
+        /// If false, solves x a = b in place of a x = b; true.
+        pub left: bool = true,
+        /// If true, assumes a unit diagonal; false.
+        pub unitriangular: bool = false,
+    }
+}
+
 impl Tensor {
     /// Computes the lower triangular Cholesky factor L of symmetric positive definite matrices \[.., n, n\],
     /// which equal L · Lᵀ: PyTorch's `linalg.cholesky`. Only the lower half is read. If a matrix is not
@@ -124,15 +135,14 @@ impl Tensor {
             let inner = l.transpose(-2, -1)?.matmul(g)?;
             let phi = inner.tril(0)?.add(&inner.tril(-1)?)?.mul(0.5)?;
             let lt = l.transpose(-2, -1)?;
-            let left = lt.solve_triangular(&phi, true, true, false)?;
-            let whole = lt.solve_triangular(&left.transpose(-2, -1)?, true, true, false)?;
+            let left = lt.solve_triangular(&phi, true, &Default::default())?;
+            let whole = lt.solve_triangular(&left.transpose(-2, -1)?, true, &Default::default())?;
             whole.add(&whole.transpose(-2, -1)?)?.mul(0.5)
         }))
     }
 
     /// Solves a x = b, or x a = b unless `left`, for triangular a (`self`, \[.., n, n\]): PyTorch's
-    /// `linalg.solve_triangular`. Reads only the `upper` or lower triangle. `unitriangular` assumes a unit
-    /// diagonal.
+    /// `linalg.solve_triangular`. Reads only the `upper` or lower triangle.
     ///
     /// # Errors
     /// The shapes or types do not fit. The dtype is not f32, or f64 on a device that supports it.
@@ -141,23 +151,23 @@ impl Tensor {
         &self,
         b: &Tensor,
         upper: bool,
-        left: bool,
-        unitriangular: bool,
+        options: &SolveTriangularOptions,
     ) -> Result<Tensor> {
-        operation!(OP = "solve_triangular", autocast [self, b], |a, b|
-            a.solve_triangular(&b, upper, left, unitriangular));
+        operation!(OP = "solve_triangular", autocast [self, b], |a, b| a.solve_triangular(&b, upper, options));
+        let &SolveTriangularOptions { left, unitriangular } = options;
+        let from_left = SolveTriangularOptions { left: true, unitriangular };
         if !left {
             check_square(OP, self)?;
             check_matrices(OP, b)?;
             let (at, bt) = (self.transpose(-2, -1)?, b.transpose(-2, -1)?);
-            return at.solve_triangular(&bt, !upper, true, unitriangular)?.transpose(-2, -1);
+            return at.solve_triangular(&bt, !upper, &from_left)?.transpose(-2, -1);
         }
         let (a, b, shape) = broadcast_system(OP, self, b)?;
         let x = solve_by_substitution(&a.detach(), &b, upper, unitriangular)?;
         let (saved, result) = (SavedTensor::input(&a), SavedTensor::output(&x));
         let x = autograd::differentiable(OP, x, &[&a, &b], move |g, wants| {
             let (a, x) = (saved.unpack(wants)?, result.unpack(wants)?);
-            let gb = a.transpose(1, 2)?.solve_triangular(g, !upper, true, unitriangular)?;
+            let gb = a.transpose(1, 2)?.solve_triangular(g, !upper, &from_left)?;
             let ga = wants[0].then(|| {
                 let whole = gb.matmul(&x.transpose(1, 2)?)?.neg()?;
                 let off = isize::from(unitriangular);

@@ -7,6 +7,7 @@ pub(crate) mod margin_loss;
 
 use crate::ops::index::select;
 use crate::ops::kernel::index_check::{IndexRange, check_in_range};
+use crate::ops::loss::margin_loss::TripletMarginWithDistanceLossOptions;
 use crate::ops::prelude::*;
 
 /// Reduction of the elements' losses.
@@ -19,7 +20,8 @@ pub enum Reduction {
     Mean,
     /// Sum of the losses.
     Sum,
-    /// Sum divided by the first extent, which is the mathematical mean of a divergence.
+    /// Sum divided by the first extent of the losses, PyTorch's `batchmean`: the mathematical mean of a
+    /// divergence.
     BatchMean,
 }
 
@@ -45,23 +47,96 @@ pub(super) fn apply_weight_and_reduce(
     }
 }
 
+with_defaults! {
+    /// Options of [`Tensor::nll_loss`].
+    #[derive(Clone, Copy, Debug)]
+    pub struct NllLossOptions<'a> {
+        /// Weight of each class; `None` for 1.
+        pub weight: Option<&'a Tensor> = None,
+        /// Class whose examples do not count; -100.
+        pub ignore_index: i64 = -100,
+        /// Reduction of the examples' losses, a mean. It is weighted by the class weights.
+        pub reduction: Reduction = Reduction::Mean,
+    }
+}
+
+with_defaults! {
+    /// Options of [`Tensor::binary_cross_entropy_with_logits`].
+    #[derive(Clone, Copy, Debug)]
+    pub struct BceWithLogitsOptions<'a> {
+        /// Factor of each loss, broadcast; `None` for 1.
+        pub weight: Option<&'a Tensor> = None,
+        /// Factor of the loss of positives, broadcast; `None` for 1.
+        pub pos_weight: Option<&'a Tensor> = None,
+        /// Reduction of the losses, a mean.
+        pub reduction: Reduction = Reduction::Mean,
+    }
+}
+
+with_defaults! {
+    /// Options of [`Tensor::gaussian_nll_loss`].
+    #[derive(Clone, Copy, Debug)]
+    pub struct GaussianNllLossOptions {
+        /// If true, adds the constant term; false.
+        pub full: bool = false,
+        /// Lower bound of variances; 1e-6.
+        pub eps: f64 = 1e-6,
+        /// Reduction of the losses, a mean.
+        pub reduction: Reduction = Reduction::Mean,
+    }
+}
+
+with_defaults! {
+    /// Options of [`Tensor::pairwise_distance`].
+    #[derive(Clone, Copy, Debug)]
+    pub struct PairwiseDistanceOptions {
+        /// Order of the norm; 2.
+        pub p: f64 = 2.0,
+        /// Added to each difference; 1e-6.
+        pub eps: f64 = 1e-6,
+        /// If true, keeps the reduced dimension with extent 1; false.
+        pub keepdim: bool = false,
+    }
+}
+
+with_defaults! {
+    /// Options of [`Tensor::normalize`].
+    #[derive(Clone, Copy, Debug)]
+    pub struct NormalizeOptions {
+        /// Order of the norm; 2.
+        pub p: f64 = 2.0,
+        /// Lower bound of norms; 1e-12.
+        pub eps: f64 = 1e-12,
+    }
+}
+
+with_defaults! {
+    /// Options of [`Tensor::triplet_margin_loss`].
+    #[derive(Clone, Copy, Debug)]
+    pub struct TripletMarginLossOptions {
+        /// Least difference of the distances without a loss, above 0; 1.
+        pub margin: f64 = 1.0,
+        /// Order of the norm; 2.
+        pub p: f64 = 2.0,
+        /// If true, uses the smaller distance to the negative, of anchor and positive; false.
+        pub swap: bool = false,
+        /// Reduction of the losses, a mean.
+        pub reduction: Reduction = Reduction::Mean,
+    }
+}
+
 impl Tensor {
     /// Computes the negative log-likelihood of `target` classes under these log-probabilities, [batch,
-    /// classes, ...] or \[classes\]. Examples of class `ignore_index` do not count, and a mean is weighted by
-    /// the class weights. A class out of range gives NaN, as in [`cross_entropy`](Self::cross_entropy).
+    /// classes, ...] or \[classes\]. A class out of range gives NaN, as in
+    /// [`cross_entropy`](Self::cross_entropy).
     ///
     /// # Errors
     /// The shapes or dtypes do not fit.
     #[track_caller]
-    pub fn nll_loss(
-        &self,
-        target: &Tensor,
-        weight: Option<&Tensor>,
-        ignore_index: i64,
-        reduction: Reduction,
-    ) -> Result<Tensor> {
+    pub fn nll_loss(&self, target: &Tensor, options: &NllLossOptions<'_>) -> Result<Tensor> {
+        let &NllLossOptions { weight, ignore_index, reduction } = options;
         operation!("nll_loss", in_f32 [self, weight], |x, w|
-            x.nll_loss(target, w.as_ref(), ignore_index, reduction));
+            x.nll_loss(target, &NllLossOptions { weight: w.as_ref(), ..*options }));
         fail_if!(!target.dtype().is_int();
             dtype("nll_loss", target.dtype()), "targets are classes, as integers");
         fail_if!(self.rank() == 0 || target.rank() + 1 != self.rank(); shape("nll_loss", [self, target]),
@@ -197,7 +272,7 @@ impl Tensor {
         apply_weight_and_reduce(losses, weight, reduction)
     }
 
-    /// Computes the cross-entropy of the sigmoids of these logits. `pos_weight` scales the loss of positives.
+    /// Computes the cross-entropy of the sigmoids of these logits with `target`.
     ///
     /// # Errors
     /// The shapes do not broadcast.
@@ -205,15 +280,18 @@ impl Tensor {
     pub fn binary_cross_entropy_with_logits(
         &self,
         target: &Tensor,
-        weight: Option<&Tensor>,
-        pos_weight: Option<&Tensor>,
-        reduction: Reduction,
+        options: &BceWithLogitsOptions<'_>,
     ) -> Result<Tensor> {
+        let &BceWithLogitsOptions { weight, pos_weight, reduction } = options;
         dispatch_in_f32!(
             "binary_cross_entropy_with_logits",
             [self, target, weight, pos_weight],
             |x, y, weight, pos| {
-                x.binary_cross_entropy_with_logits(&y, weight.as_ref(), pos.as_ref(), reduction)
+                let (weight, pos_weight) = (weight.as_ref(), pos.as_ref());
+                x.binary_cross_entropy_with_logits(
+                    &y,
+                    &BceWithLogitsOptions { weight, pos_weight, reduction },
+                )
             }
         );
         let negatives = target.rsub(1.0)?.mul(self)?;
@@ -242,7 +320,7 @@ impl Tensor {
     }
 
     /// Computes the negative log-likelihood of `target` under normal distributions with these means and
-    /// `var`, clamped to at least `eps`. `full` adds the constant term.
+    /// variances `var`.
     ///
     /// # Errors
     /// The shapes do not broadcast.
@@ -251,12 +329,11 @@ impl Tensor {
         &self,
         target: &Tensor,
         var: &Tensor,
-        full: bool,
-        eps: f64,
-        reduction: Reduction,
+        options: &GaussianNllLossOptions,
     ) -> Result<Tensor> {
+        let &GaussianNllLossOptions { full, eps, reduction } = options;
         dispatch_in_f32!("gaussian_nll_loss", [self, target, var], |x, y, var| {
-            x.gaussian_nll_loss(&y, &var, full, eps, reduction)
+            x.gaussian_nll_loss(&y, &var, options)
         });
         // One variance for each row of the input.
         let per_row = var.rank() + 1 == self.rank() && self.shape().starts_with(var.shape());
@@ -318,25 +395,27 @@ impl Tensor {
         unit(self)?.mul(&unit(other)?)?.sum([dim], false)
     }
 
-    /// Divides vectors along `dim` by their p-norm, which is clamped to at least `eps`.
+    /// Divides vectors along `dim` by their p-norm.
     ///
     /// # Errors
     /// `dim` is out of range.
     #[track_caller]
-    pub fn normalize(&self, p: f64, dim: isize, eps: f64) -> Result<Tensor> {
-        dispatch_in_f32!("normalize", [self], |x| x.normalize(p, dim, eps));
+    pub fn normalize(&self, dim: isize, options: &NormalizeOptions) -> Result<Tensor> {
+        let &NormalizeOptions { p, eps } = options;
+        dispatch_in_f32!("normalize", [self], |x| x.normalize(dim, options));
         let length = self.norm(p, [dim], true)?;
         let held = length.detach().lt(eps)?;
         self.div(&length.masked_fill(&held, Operand::from(eps))?)
     }
 
-    /// Computes the p-norm of differences over the last dimension. `eps` is added to each difference.
+    /// Computes the p-norm of differences over the last dimension.
     ///
     /// # Errors
     /// The shapes do not broadcast.
     #[track_caller]
-    pub fn pairwise_distance(&self, other: &Tensor, p: f64, eps: f64, keepdim: bool) -> Result<Tensor> {
-        dispatch_in_f32!("pairwise_distance", [self, other], |x, y| x.pairwise_distance(&y, p, eps, keepdim));
+    pub fn pairwise_distance(&self, other: &Tensor, options: &PairwiseDistanceOptions) -> Result<Tensor> {
+        let &PairwiseDistanceOptions { p, eps, keepdim } = options;
+        dispatch_in_f32!("pairwise_distance", [self, other], |x, y| x.pairwise_distance(&y, options));
         self.sub(other)?.add(eps)?.norm(p, [-1], keepdim)
     }
 
@@ -350,31 +429,27 @@ impl Tensor {
         self.sub(other)?.norm(p, (), false)
     }
 
-    /// Computes max(0, d(a, p) - d(a, n) + `margin`), with p-norm distances of these anchors to `positive`
-    /// and `negative`. `swap` replaces d(a, n) by d(p, n) if that is less.
+    /// Computes max(0, d(a, p) - d(a, n) + margin), with p-norm distances of these anchors to `positive` and
+    /// `negative`.
     ///
     /// # Errors
-    /// The shapes do not broadcast, or `margin` is not positive.
+    /// The shapes do not broadcast, or the margin is not positive.
     #[track_caller]
     pub fn triplet_margin_loss(
         &self,
         positive: &Tensor,
         negative: &Tensor,
-        margin: f64,
-        p: f64,
-        swap: bool,
-        reduction: Reduction,
+        options: &TripletMarginLossOptions,
     ) -> Result<Tensor> {
-        const EPS: f64 = 1e-6;
+        let &TripletMarginLossOptions { margin, p, swap, reduction } = options;
         dispatch_in_f32!("triplet_margin_loss", [self, positive, negative], |a, near, far| {
-            a.triplet_margin_loss(&near, &far, margin, p, swap, reduction)
+            a.triplet_margin_loss(&near, &far, options)
         });
         fail_if!(margin.is_nan() || margin <= 0.0;
             argument("triplet_margin_loss"), "margin {margin} is not positive");
-        let near = self.pairwise_distance(positive, p, EPS, false)?;
-        let far = self.pairwise_distance(negative, p, EPS, false)?;
-        let far =
-            if swap { far.minimum(&positive.pairwise_distance(negative, p, EPS, false)?)? } else { far };
-        reduction.apply(&near.sub(&far)?.add(margin)?.clamp_min(0.0)?)
+        let norm = PairwiseDistanceOptions { p, ..Default::default() };
+        let distance = |a: &Tensor, b: &Tensor| a.pairwise_distance(b, &norm);
+        let options = TripletMarginWithDistanceLossOptions { margin, swap, reduction };
+        self.triplet_margin_with_distance_loss(positive, negative, distance, &options)
     }
 }

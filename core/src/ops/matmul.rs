@@ -521,6 +521,18 @@ fn check_ranks(op: &'static str, rule: &'static str, pairs: &[(&Tensor, usize)])
     Err(Error::shape(op, rule, &shapes))
 }
 
+with_defaults! {
+    /// Options of [`Tensor::addmm`], [`Tensor::addmv`], [`Tensor::addr`], [`Tensor::baddbmm`] and
+    /// [`Tensor::addbmm`].
+    #[derive(Clone, Copy, Debug)]
+    pub struct AddmmOptions {
+        /// Factor of the summand; 1. If 0, the summand is ignored.
+        pub beta: f64 = 1.0,
+        /// Factor of the product; 1.
+        pub alpha: f64 = 1.0,
+    }
+}
+
 impl Tensor {
     /// Computes the matrix product as PyTorch and NumPy define it. A vector counts as a row on the left and
     /// as a column on the right, and two vectors give their dot product. Further dimensions are batches,
@@ -642,8 +654,9 @@ impl Tensor {
     /// # Errors
     /// `self` does not broadcast to the product. See also [`mm`](Self::mm).
     #[track_caller]
-    pub fn addmm(&self, a: &Tensor, b: &Tensor, beta: f64, alpha: f64) -> Result<Tensor> {
-        dispatch_autocast!("addmm", [self, a, b], |x, a, b| x.addmm(&a, &b, beta, alpha));
+    pub fn addmm(&self, a: &Tensor, b: &Tensor, options: &AddmmOptions) -> Result<Tensor> {
+        dispatch_autocast!("addmm", [self, a, b], |x, a, b| x.addmm(&a, &b, options));
+        let &AddmmOptions { beta, alpha } = options;
         check_ranks("mm", "takes two matrices", &[(a, 2), (b, 2)])?;
         add_matmul("addmm", self, (a, b), beta, alpha)
     }
@@ -653,8 +666,9 @@ impl Tensor {
     /// # Errors
     /// `self` does not broadcast to the product. See also [`mv`](Self::mv).
     #[track_caller]
-    pub fn addmv(&self, matrix: &Tensor, vector: &Tensor, beta: f64, alpha: f64) -> Result<Tensor> {
-        dispatch_autocast!("addmv", [self, matrix, vector], |x, a, v| x.addmv(&a, &v, beta, alpha));
+    pub fn addmv(&self, matrix: &Tensor, vector: &Tensor, options: &AddmmOptions) -> Result<Tensor> {
+        dispatch_autocast!("addmv", [self, matrix, vector], |x, a, v| x.addmv(&a, &v, options));
+        let &AddmmOptions { beta, alpha } = options;
         check_ranks("mv", "takes a matrix and a vector", &[(matrix, 2), (vector, 1)])?;
         check_matmul_operands("addmv", matrix, vector)?;
         let column = if self.rank() == 0 { self.clone() } else { self.unsqueeze(-1)? };
@@ -667,8 +681,9 @@ impl Tensor {
     /// # Errors
     /// `self` does not broadcast to the product. See also [`outer`](Self::outer).
     #[track_caller]
-    pub fn addr(&self, a: &Tensor, b: &Tensor, beta: f64, alpha: f64) -> Result<Tensor> {
-        dispatch_autocast!("addr", [self, a, b], |x, a, b| x.addr(&a, &b, beta, alpha));
+    pub fn addr(&self, a: &Tensor, b: &Tensor, options: &AddmmOptions) -> Result<Tensor> {
+        dispatch_autocast!("addr", [self, a, b], |x, a, b| x.addr(&a, &b, options));
+        let &AddmmOptions { beta, alpha } = options;
         if [self, a, b].iter().all(|t| t.dtype() == DType::Bool) {
             // As in PyTorch, sums and products of bools are `or` and `and`.
             check_ranks("outer", "takes two vectors", &[(a, 1), (b, 1)])?;
@@ -686,8 +701,9 @@ impl Tensor {
     /// # Errors
     /// `self` does not broadcast to the product. See also [`bmm`](Self::bmm).
     #[track_caller]
-    pub fn baddbmm(&self, a: &Tensor, b: &Tensor, beta: f64, alpha: f64) -> Result<Tensor> {
-        dispatch_autocast!("baddbmm", [self, a, b], |x, a, b| x.baddbmm(&a, &b, beta, alpha));
+    pub fn baddbmm(&self, a: &Tensor, b: &Tensor, options: &AddmmOptions) -> Result<Tensor> {
+        dispatch_autocast!("baddbmm", [self, a, b], |x, a, b| x.baddbmm(&a, &b, options));
+        let &AddmmOptions { beta, alpha } = options;
         check_ranks("baddbmm", "takes two batches of matrices", &[(a, 3), (b, 3)])?;
         fail_if!(a.shape()[0] != b.shape()[0]; shape("baddbmm", [a, b]), "takes batches of the same length");
         add_matmul("baddbmm", self, (a, b), beta, alpha)
@@ -698,8 +714,9 @@ impl Tensor {
     /// # Errors
     /// `self` does not broadcast to the product. See also [`bmm`](Self::bmm).
     #[track_caller]
-    pub fn addbmm(&self, a: &Tensor, b: &Tensor, beta: f64, alpha: f64) -> Result<Tensor> {
-        dispatch_autocast!("addbmm", [self, a, b], |x, a, b| x.addbmm(&a, &b, beta, alpha));
+    pub fn addbmm(&self, a: &Tensor, b: &Tensor, options: &AddmmOptions) -> Result<Tensor> {
+        dispatch_autocast!("addbmm", [self, a, b], |x, a, b| x.addbmm(&a, &b, options));
+        let &AddmmOptions { beta, alpha } = options;
         check_ranks("addbmm", "takes two batches of matrices", &[(a, 3), (b, 3)])?;
         fail_if!(a.shape()[0] != b.shape()[0]; shape("addbmm", [a, b]), "takes batches of the same length");
         // The sum over the batch becomes part of the inner dimension of one product.

@@ -28,38 +28,47 @@ pub mod sort;
 
 pub use crate::scalar::Scalar;
 pub use attention::AttentionOptions;
-pub use conv::grid_sample::{GridMode, GridPadding};
+pub use conv::grid_sample::{GridMode, GridPadding, GridSampleOptions};
 pub use conv::interpolate::{InterpolateMode, InterpolateOptions};
 pub use conv::pool::{Pool1dOptions, Pool2dOptions, Pool3dOptions, PoolOptions};
-#[doc(hidden)]
 pub use conv::spatial::check_at_least;
-pub use conv::spatial::{IntoSpatial, Padding};
+pub use conv::spatial::{ConvolutionOptions, IntoSpatial, Padding, TransposedConvolutionOptions};
+pub use elementwise::activation::RreluOptions;
 pub use elementwise::pointwise::Operand;
+pub use elementwise::unary::NanToNumOptions;
 pub use index::ScatterOp;
 pub use index::embedding::EmbeddingOptions;
 pub use index::embedding_bag::{EmbeddingBagMode, EmbeddingBagOptions};
 pub use index::scatter::ScatterReduce;
-#[doc(hidden)]
+pub use index::select::SearchSortedOptions;
 pub use index::select::{cast_index_to_i32, ignore_index_to_i32};
 pub use kernel::custom::{CustomOp, CustomOpCall, SavedForBackward};
-#[doc(hidden)]
 pub use kernel::index_check::check_lengths;
 pub use kernel::index_check::{CheckIndicesGuard, check_indices, set_check_indices};
-pub use linalg::factorizations::LstsqResult;
+pub use linalg::SolveTriangularOptions;
+pub use linalg::factorizations::{LstsqResult, LuSolveOptions};
 pub use linalg::linalg_composite::{MatrixNorm, multi_dot};
-pub use loss::Reduction;
 pub use loss::cross_entropy::CrossEntropyOptions;
 pub use loss::ctc_loss::CtcLossOptions;
+pub use loss::margin_loss::{
+    MultiMarginLossOptions, PoissonNllLossOptions, TripletMarginWithDistanceLossOptions,
+};
+pub use loss::{
+    BceWithLogitsOptions, GaussianNllLossOptions, NllLossOptions, NormalizeOptions, PairwiseDistanceOptions,
+    Reduction, TripletMarginLossOptions,
+};
+pub use matmul::AddmmOptions;
 pub use matmul::einsum::einsum;
-#[doc(hidden)]
+pub use norm::batch_norm::BatchNormOptions;
 pub use norm::layer_norm::machine_epsilon;
-#[doc(hidden)]
+pub use norm::{InstanceNormOptions, LocalResponseNormOptions, NormOptions};
 pub use random::representable_range;
 pub use recurrent::{RecurrentKind, RecurrentOp, RecurrentOutput};
+pub use reduce::statistics::CovOptions;
 pub use shape::shape_composite::{
     block_diag, broadcast_tensors, cartesian_prod, column_stack, dstack, hstack, meshgrid, vstack,
 };
 pub use shape::strided::Im2colOptions;
-pub use shape::{PadMode, cat, stack};
+pub use shape::{DiffOptions, PadMode, cat, stack};
 pub use sort::Interpolation;
-pub use sort::sets::Unique;
+pub use sort::sets::{IsCloseOptions, Unique};

@@ -13,6 +13,7 @@ use super::shape::PadMode;
 use crate::amp::OperandCast;
 use crate::check;
 use crate::ops::kernel::heuristics::split_reduction;
+use crate::ops::norm::batch_norm::BatchNormOptions;
 use crate::ops::norm::layer_norm::{RowNorm, machine_epsilon};
 use crate::ops::norm::softmax::{check_f32_f16_bf16, lanes_per_row};
 use crate::ops::prelude::*;
@@ -425,6 +426,51 @@ pub(super) fn update_running_stat(running: &Tensor, now: &Tensor, momentum: f64)
     running.copy_(&running.mul(1.0 - momentum)?.add(&now.mul(momentum)?)?)
 }
 
+with_defaults! {
+    /// Options of [`Tensor::layer_norm`], [`Tensor::add_layer_norm`] and [`Tensor::group_norm`].
+    #[derive(Clone, Copy, Debug)]
+    pub struct NormOptions<'a> {
+        /// Factors of the normalised elements; `None` for 1.
+        pub weight: Option<&'a Tensor> = None,
+        /// Summands of the normalised elements; `None` for 0.
+        pub bias: Option<&'a Tensor> = None,
+        /// Added to variances; 1e-5.
+        pub eps: f64 = 1e-5,
+    }
+}
+
+with_defaults! {
+    /// Options of [`Tensor::instance_norm`].
+    #[derive(Clone, Copy, Debug)]
+    pub struct InstanceNormOptions<'a> {
+        /// Running mean and variance \[channels\]; `None`.
+        pub running: Option<(&'a Tensor, &'a Tensor)> = None,
+        /// Factor of each channel; `None` for 1.
+        pub weight: Option<&'a Tensor> = None,
+        /// Summand of each channel; `None` for 0.
+        pub bias: Option<&'a Tensor> = None,
+        /// If false, uses the running statistics; true.
+        pub use_input_stats: bool = true,
+        /// Share of the input in new running statistics; 0.1.
+        pub momentum: f64 = 0.1,
+        /// Added to variances; 1e-5.
+        pub eps: f64 = 1e-5,
+    }
+}
+
+with_defaults! {
+    /// Options of [`Tensor::local_response_norm`].
+    #[derive(Clone, Copy, Debug)]
+    pub struct LocalResponseNormOptions {
+        /// Factor of the mean square; 1e-4.
+        pub alpha: f64 = 1e-4,
+        /// Exponent of the divisor; 0.75.
+        pub beta: f64 = 0.75,
+        /// Added to the mean square; 1.
+        pub k: f64 = 1.0,
+    }
+}
+
 impl Tensor {
     #[track_caller]
     fn normalize_rows(
@@ -479,11 +525,12 @@ impl Tensor {
     /// multiplies by the weight and adds the bias.
     ///
     /// ```
-    /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
+    /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType, ops::NormOptions};
     /// # let device = Device::null(Default::default());
     /// let x = Tensor::ones(&[8, 16, 64], DType::F32, &device)?;
     /// let weight = Tensor::ones(&[64], DType::F32, &device)?;
-    /// assert_eq!(x.layer_norm(&[64], Some(&weight), None, 1e-5)?.shape(), x.shape());
+    /// let options = NormOptions { weight: Some(&weight), ..Default::default() };
+    /// assert_eq!(x.layer_norm(&[64], &options)?.shape(), x.shape());
     /// # Ok::<(), forebay_core::error::Error>(())
     /// ```
     ///
@@ -491,19 +538,10 @@ impl Tensor {
     /// The input does not end with `normalized_shape`, or weight or bias has another shape. The dtype is not
     /// a float, or the device lacks f64.
     #[track_caller]
-    pub fn layer_norm(
-        &self,
-        normalized_shape: impl IntoShape,
-        weight: Option<&Tensor>,
-        bias: Option<&Tensor>,
-        eps: f64,
-    ) -> Result<Tensor> {
-        self.normalize_rows(
-            RowNormKind::Layer,
-            &new_shape("layer_norm", normalized_shape)?,
-            [weight, bias],
-            eps,
-        )
+    pub fn layer_norm(&self, normalized_shape: impl IntoShape, options: &NormOptions<'_>) -> Result<Tensor> {
+        let &NormOptions { weight, bias, eps } = options;
+        let shape = new_shape("layer_norm", normalized_shape)?;
+        self.normalize_rows(RowNormKind::Layer, &shape, [weight, bias], eps)
     }
 
     /// Divides each row over the trailing dimensions `normalized_shape` by its root mean square, then
@@ -562,39 +600,28 @@ impl Tensor {
     /// The channels are not divisible by the groups, or an entry is empty. See also
     /// [`layer_norm`](Self::layer_norm).
     #[track_caller]
-    pub fn group_norm(
-        &self,
-        groups: usize,
-        weight: Option<&Tensor>,
-        bias: Option<&Tensor>,
-        eps: f64,
-    ) -> Result<Tensor> {
+    pub fn group_norm(&self, groups: usize, options: &NormOptions<'_>) -> Result<Tensor> {
+        let &NormOptions { weight, bias, eps } = options;
         dispatch_autocast!("group_norm", [self, weight, bias], |x, w, b| {
-            x.group_norm(groups, w.as_ref(), b.as_ref(), eps)
+            x.group_norm(groups, &NormOptions { weight: w.as_ref(), bias: b.as_ref(), eps })
         });
         fail_if!(self.shape().iter().skip(1).any(|&extent| extent == 0);
             shape("group_norm", [self]), "takes entries that are not empty");
         self.normalize_groups("group_norm", groups, [weight, bias], eps)
     }
 
-    /// Normalises each channel of each entry of [batch, channels, ...]. The `running` mean and variance are
-    /// updated in place with `momentum`. Without `use_input_stats` they replace the input's statistics.
+    /// Normalises each channel of each entry of [batch, channels, ...]. The running mean and variance are
+    /// updated in place, or without `use_input_stats` replace the input's statistics.
     ///
     /// # Errors
     /// `use_input_stats` is false and there are no running statistics. See also
     /// [`layer_norm`](Self::layer_norm).
     #[track_caller]
-    pub fn instance_norm(
-        &self,
-        running: Option<(&Tensor, &Tensor)>,
-        weight: Option<&Tensor>,
-        bias: Option<&Tensor>,
-        use_input_stats: bool,
-        momentum: f64,
-        eps: f64,
-    ) -> Result<Tensor> {
+    pub fn instance_norm(&self, options: &InstanceNormOptions<'_>) -> Result<Tensor> {
+        let &InstanceNormOptions { running, weight, bias, use_input_stats, momentum, eps } = options;
         if !use_input_stats {
-            return self.batch_norm(running, weight, bias, false, momentum, eps);
+            let training = false;
+            return self.batch_norm(&BatchNormOptions { running, weight, bias, training, momentum, eps });
         }
         check::finite("instance_norm", "momentum", momentum)?;
         check::finite("instance_norm", "eps", eps)?;
@@ -623,7 +650,8 @@ impl Tensor {
     /// # Errors
     /// There are fewer than three dimensions, `size` is 0, or the dtype is bool.
     #[track_caller]
-    pub fn local_response_norm(&self, size: usize, alpha: f64, beta: f64, k: f64) -> Result<Tensor> {
+    pub fn local_response_norm(&self, size: usize, options: &LocalResponseNormOptions) -> Result<Tensor> {
+        let &LocalResponseNormOptions { alpha, beta, k } = options;
         operation!(OP = "local_response_norm");
         if self.dtype().is_int() {
             launch::check_device_dtype(OP, self.dtype(), self.device())?;

@@ -5,6 +5,7 @@ pub(crate) use smallvec::{SmallVec, smallvec};
 
 pub(crate) use crate::amp::{self, dispatch_autocast, dispatch_in_f32};
 pub(crate) use crate::autograd::{self, InputGrads, SavedTensor};
+pub(crate) use crate::check::with_defaults;
 pub(crate) use crate::dtype::DType;
 pub(crate) use crate::error::{Error, Result, fail, fail_if};
 pub(crate) use crate::memory::{self, Tag};

@@ -2,6 +2,7 @@
 //!
 //! A fill takes the next blocks of the device's stream ([`Device::random_state`]), four elements a block.
 
+use crate::ops::index::select::SearchSortedOptions;
 use crate::ops::prelude::*;
 use crate::runtime::capture::replay_params::{PhiloxState, ReplayCtx};
 
@@ -52,6 +53,7 @@ fn round_down_to_dtype(x: f64, dtype: DType) -> f64 {
 ///
 /// # Errors
 /// A bound exceeds the type's range, or the type has no value in between.
+#[doc(hidden)]
 pub fn representable_range(
     op: &'static str,
     low: f64,
@@ -382,7 +384,7 @@ impl Tensor {
         if replacement && classes <= MAX_WORKGROUP_CLASSES && self.dtype() != DType::F64 {
             let ends = draw_ends(&self.detach().to_dtype(DType::F32)?, classes)?;
             let drawn = Tensor::rand([before, &[count]].concat(), DType::F32, self.device())?;
-            return ends.searchsorted(&drawn, false, true, None);
+            return ends.searchsorted(&drawn, &SearchSortedOptions { right: true, ..Default::default() });
         }
         let weights = self.detach();
         let weights = if weights.dtype() == DType::F64 { weights } else { weights.to_dtype(DType::F32)? };
@@ -410,8 +412,9 @@ impl Tensor {
         let drawn =
             Tensor::rand(&shape, DType::F32, self.device())?.to_dtype(weights.dtype())?.mul(&total)?;
         // A product that was rounded up to the total belongs to the last class of positive weight.
-        let last = ends.searchsorted(&total, true, false, None)?;
-        ends.searchsorted(&drawn, true, true, None)?.minimum(&last)?.to_dtype(DType::I64)
+        let out = |right| SearchSortedOptions { out_int32: true, right, sorter: None };
+        let last = ends.searchsorted(&total, &out(false))?;
+        ends.searchsorted(&drawn, &out(true))?.minimum(&last)?.to_dtype(DType::I64)
     }
 
     /// Zeroes channels of \[batch, channels, ..\] with probability `p` and scales the others by 1 / (1 - p)
@@ -430,24 +433,42 @@ impl Tensor {
         self.mul(&self.ones_per_channel(OP)?.dropout(p, true)?)
     }
 
-    /// Sets elements, or channels of \[batch, channels, ..\], to selu's lower limit with probability `p`
-    /// while `training`. Then scales and shifts all elements to keep mean and variance (Klambauer et al.,
-    /// 2017). Otherwise returns `self`.
+    /// Sets elements to selu's lower limit with probability `p` while `training`. Then scales and shifts all
+    /// elements to keep mean and variance (Klambauer et al., 2017). Otherwise returns `self`.
     ///
     /// # Errors
     /// `p` is not a probability or is 1, or the dtype is not a float.
     #[track_caller]
-    pub fn alpha_dropout(&self, p: f64, training: bool, by_channel: bool) -> Result<Tensor> {
-        const OP: &str = "alpha_dropout";
+    pub fn alpha_dropout(&self, p: f64, training: bool) -> Result<Tensor> {
+        self.run_alpha_dropout("alpha_dropout", p, training, false)
+    }
+
+    /// Computes [`alpha_dropout`](Self::alpha_dropout) of whole channels of \[batch, channels, ..\].
+    ///
+    /// # Errors
+    /// There are fewer than two dimensions. See also [`alpha_dropout`](Self::alpha_dropout).
+    #[track_caller]
+    pub fn feature_alpha_dropout(&self, p: f64, training: bool) -> Result<Tensor> {
+        self.run_alpha_dropout("feature_alpha_dropout", p, training, true)
+    }
+
+    #[track_caller]
+    fn run_alpha_dropout(
+        &self,
+        op: &'static str,
+        p: f64,
+        training: bool,
+        by_channel: bool,
+    ) -> Result<Tensor> {
         // Limit of selu at -∞: the product of its two constants.
         const SELU_MIN: f64 = -1.758_099_340_847_376_6;
-        operation!(OP);
-        fail_if!(!(0.0..1.0).contains(&p); argument(OP), "{p} is no probability below 1");
-        check_float_dtype(OP, self.dtype())?;
+        operation!(op);
+        fail_if!(!(0.0..1.0).contains(&p); argument(op), "{p} is no probability below 1");
+        check_float_dtype(op, self.dtype())?;
         if !training || p == 0.0 {
             return Ok(self.clone());
         }
-        let ones = if by_channel { self.ones_per_channel(OP)? } else { self.detach().ones_like()? };
+        let ones = if by_channel { self.ones_per_channel(op)? } else { self.detach().ones_like()? };
         let dropped = ones.dropout(p, true)?.eq(0.0)?;
         let p = 1.0 - 1.0 / dropout_keep_scale(p);
         let scale = 1.0 / ((1.0 - p) * (1.0 + p * SELU_MIN * SELU_MIN)).sqrt();

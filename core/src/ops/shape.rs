@@ -181,8 +181,17 @@ fn linspace_value_fn(start: f64, end: f64, steps: usize, dtype: DType) -> impl F
     }
 }
 
+/// Options of [`Tensor::diff`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DiffOptions<'a> {
+    /// Tensor that is joined to the front first.
+    pub prepend: Option<&'a Tensor>,
+    /// Tensor that is joined to the end first.
+    pub append: Option<&'a Tensor>,
+}
+
 impl Tensor {
-    /// Concatenates tensors along an existing dimension: see the function [`cat`](super::cat).
+    /// Concatenates tensors along an existing dimension: see the function [`cat`].
     ///
     /// ```
     /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
@@ -197,7 +206,7 @@ impl Tensor {
         cat(tensors, dim)
     }
 
-    /// Concatenates tensors of the same shape along a new dimension: the function [`stack`](super::stack).
+    /// Concatenates tensors of the same shape along a new dimension: the function [`stack`].
     #[track_caller]
     pub fn stack(tensors: &[impl AsRef<Tensor>], dim: isize) -> Result<Tensor> {
         stack(tensors, dim)
@@ -475,30 +484,25 @@ impl Tensor {
         self.reshape(&split[..])?.transpose(1, 2)?.reshape(self.shape())
     }
 
-    /// Computes the differences of neighbours along a dimension, `n` times (0 returns `self`). `prepend` and
-    /// `append` are joined to the ends first. For bools, the result is true where neighbours differ.
+    /// Computes the differences of neighbours along a dimension, `n` times (0 returns `self`). For bools, the
+    /// result is true where neighbours differ.
     ///
     /// ```
     /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
     /// # let device = Device::null(Default::default());
     /// let x = Tensor::zeros(&[2, 7], DType::F32, &device)?;
-    /// assert_eq!(x.diff(2, -1, None, None)?.shape(), [2, 5]);
+    /// assert_eq!(x.diff(2, -1, &Default::default())?.shape(), [2, 5]);
     /// # Ok::<(), forebay_core::error::Error>(())
     /// ```
     ///
     /// # Errors
     /// There is no dimension, `dim` is out of range, or a joined tensor differs in rank or other extents.
     #[track_caller]
-    pub fn diff(
-        &self,
-        n: usize,
-        dim: isize,
-        prepend: Option<&Tensor>,
-        append: Option<&Tensor>,
-    ) -> Result<Tensor> {
+    pub fn diff(&self, n: usize, dim: isize, options: &DiffOptions<'_>) -> Result<Tensor> {
+        let &DiffOptions { prepend, append } = options;
         if n > 1 {
             dispatch_in_f32!("diff", [self, prepend, append], |x, before, after| {
-                x.diff(n, dim, before.as_ref(), after.as_ref())
+                x.diff(n, dim, &DiffOptions { prepend: before.as_ref(), append: after.as_ref() })
             });
         }
         let d = normalize_dim("diff", dim, self.rank())? as isize;

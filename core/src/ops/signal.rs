@@ -77,17 +77,11 @@ impl Tensor {
         build_window("hann_window", n, periodic, (dtype, device), |t| (PI * t).sin().powi(2))
     }
 
-    /// Creates a Hamming window, alpha - beta · cos(2πt): `torch.hamming_window` (0.54 and 0.46).
+    /// Creates a Hamming window, 0.54 - 0.46 · cos(2πt): `torch.hamming_window`. For other coefficients, use
+    /// [`general_cosine_window`](Self::general_cosine_window).
     #[track_caller]
-    pub fn hamming_window(
-        n: usize,
-        periodic: bool,
-        alpha: f64,
-        beta: f64,
-        dtype: DType,
-        device: &Device,
-    ) -> Result<Tensor> {
-        build_window("hamming_window", n, periodic, (dtype, device), |t| alpha - beta * (2.0 * PI * t).cos())
+    pub fn hamming_window(n: usize, periodic: bool, dtype: DType, device: &Device) -> Result<Tensor> {
+        build_window("hamming_window", n, periodic, (dtype, device), |t| 0.54 - 0.46 * (2.0 * PI * t).cos())
     }
 
     /// Creates a Blackman window: `torch.blackman_window`.

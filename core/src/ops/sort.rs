@@ -2,7 +2,7 @@
 //!
 //! One stable sort on the device finds the order, and the values are gathered by it bit by bit. Every type
 //! therefore works on every device. As in PyTorch, -0 equals 0, and NaN sort last in ascending order. Rows up
-//! to [`Sorter::tile_size`] elements are sorted in workgroup memory, several at once. Longer rows are sorted
+//! to `Sorter::tile_size` elements are sorted in workgroup memory, several at once. Longer rows are sorted
 //! in tiles and merged pairwise, only as far as needed.
 
 pub(crate) mod sets;

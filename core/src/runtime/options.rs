@@ -90,12 +90,12 @@ impl Device {
     /// of columns) and f64 never use im2col. A dry run needs the same setting as the device.
     ///
     /// ```
-    /// use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
+    /// use forebay_core::{device::Device, dtype::DType, ops::ConvolutionOptions, tensor::Tensor};
     /// # let device = Device::null(Default::default());
     /// device.set_im2col_max_bytes(Some(1 << 20));
     /// let x = Tensor::zeros(&[1, 8, 32, 32], DType::F32, &device)?;
     /// let w = Tensor::zeros(&[8, 8, 3, 3], DType::F32, &device)?;
-    /// x.conv2d(&w, None, 1, 1, 1, 1)?;
+    /// x.conv2d(&w, None, &ConvolutionOptions { padding: 1.into(), ..Default::default() })?;
     /// assert!(device.memory().peak_allocated() > 9 * 4 * x.numel() as u64);
     /// # Ok::<(), forebay_core::error::Error>(())
     /// ```

@@ -21,6 +21,7 @@ pub(crate) mod float8;
 mod grad_extras;
 pub(crate) mod grad_meta;
 mod host_array;
+#[doc(hidden)]
 pub mod layout;
 #[doc(hidden)]
 pub mod offload;
@@ -31,7 +32,7 @@ pub(crate) use create::CapturedConstant;
 use grad_extras::GradExtras;
 use grad_meta::GradMeta;
 pub use host_array::{HostArray, HostElement};
-pub use layout::{Dims, Layout};
+pub use layout::{Dims, Layout, MAX_TENSOR_NUMEL};
 pub use shape::{Extents, IntoDims, IntoShape};
 
 /// Tensor: a view of device memory. A clone is another handle to the same memory.

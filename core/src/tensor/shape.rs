@@ -35,6 +35,9 @@ impl_extent!(usize, isize, i32);
 /// [`from_slice`](super::Tensor::from_slice) infer it from the number of elements, and
 /// [`expand`](super::Tensor::expand) keeps the extent. Elsewhere a negative extent is an error.
 ///
+/// Literals without a suffix are i32. `1 << 31` wraps to a negative extent, which is an error. `1 << 40` does not
+/// compile. Products of i32 variables wrap in release builds, before the call. Compute large extents as `usize`.
+///
 /// ```
 /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
 /// # let device = Device::null(Default::default());
@@ -45,6 +48,8 @@ impl_extent!(usize, isize, i32);
 /// assert_eq!(y.reshape([3, -1])?.shape(), [3, 2]);
 /// assert_eq!(Tensor::from_slice(&[1.0f32; 6], [-1, 3], &device)?.shape(), z.shape());
 /// assert_eq!(Tensor::ones((), DType::F32, &device)?.rank(), 0);
+/// assert!(Tensor::zeros([1 << 31], DType::F32, &device).is_err());
+/// assert_eq!(Tensor::zeros([1usize << 31, 0], DType::F32, &device)?.numel(), 0);
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 #[diagnostic::on_unimplemented(
@@ -143,13 +148,22 @@ pub(crate) fn single_dim(op: &'static str, dims: impl IntoDims) -> Result<Option
     }
 }
 
+/// Returns the likely cause of an extent below -1, for the end of an error.
+fn wrapped_literal_hint(extents: &[isize]) -> &'static str {
+    match extents.iter().any(|&n| n < -1) {
+        true => "; literals without a suffix are i32 and may wrap, so write `1usize << 31`",
+        false => "",
+    }
+}
+
 /// Returns the shape of a new tensor, for which no extent can be inferred.
 ///
 /// # Errors
 /// An extent is negative.
 pub(crate) fn new_shape(op: &'static str, shape: impl IntoShape) -> Result<Dims> {
     let extents = shape.to_extents();
-    fail_if!(extents.iter().any(|&n| n < 0); argument(op), "shape {extents:?} has a negative extent");
+    fail_if!(extents.iter().any(|&n| n < 0);
+        argument(op), "shape {extents:?} has a negative extent{}", wrapped_literal_hint(&extents));
     Ok(extents.iter().map(|&n| n as usize).collect())
 }
 
@@ -160,7 +174,8 @@ pub(crate) fn infer_shape(op: &'static str, from: &[usize], to: &[isize]) -> Res
     let unknown = to.iter().filter(|&&n| n == -1).count();
     let fail = |rule: String| Err(Error::Reshape { op, rule, from: from.into(), to: to.into() });
     if to.iter().any(|&n| n < -1) || unknown > 1 {
-        return fail("extents are 0 or more, and at most one is -1".into());
+        let hint = wrapped_literal_hint(to);
+        return fail(format!("extents are 0 or more, and at most one is -1{hint}"));
     }
     if unknown == 1 && (known == 0 || !total.is_multiple_of(known)) {
         return fail(format!("{total} elements do not divide into the extents given"));

@@ -2,6 +2,7 @@
 
 use super::{Module, init};
 use crate::{DType, Device, Result, Tensor};
+use forebay_core::ops::RreluOptions;
 
 /// Defines layers without parameters, each of which calls one method of the tensor. The fields are the
 /// method's arguments, with PyTorch's defaults.
@@ -156,6 +157,7 @@ impl Rrelu {
     /// The dtype is not a floating-point type.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        x.rrelu(self.lower, self.upper, super::is_training(&self.training))
+        let &Self { lower, upper, ref training } = self;
+        x.rrelu(&RreluOptions { lower, upper, training: super::is_training(training) })
     }
 }

@@ -461,6 +461,6 @@ impl Bert {
         let hidden = self.forward(tokens, Some(mask))?;
         let kept = mask.to_dtype(DType::Bool)?.to_dtype(hidden.dtype())?.unsqueeze(-1)?;
         let count = kept.sum([1], false)?.maximum(1e-9)?;
-        hidden.mul(&kept)?.sum([1], false)?.div(&count)?.normalize(2.0, 1, 1e-12)
+        hidden.mul(&kept)?.sum([1], false)?.div(&count)?.normalize(1, &Default::default())
     }
 }

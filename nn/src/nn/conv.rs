@@ -2,7 +2,9 @@
 
 use super::{HasWeight, Module, ModuleScope, init};
 use crate::{Device, Result, Tensor, fail, fail_if};
-use forebay_core::ops::{IntoSpatial, PadMode, Padding, check_at_least};
+use forebay_core::ops::{
+    ConvolutionOptions, IntoSpatial, PadMode, Padding, TransposedConvolutionOptions, check_at_least,
+};
 use forebay_core::tensor::layout::numel;
 
 with_defaults! {
@@ -162,14 +164,15 @@ macro_rules! conv_layers {
             |this, w, x| {
                 let ConvOptions { stride, padding, same_padding, padding_mode, dilation, groups, .. } = this.options;
                 let bias = this.bias.as_ref();
+                let with_padding = |padding| ConvolutionOptions { stride, padding, dilation, groups };
                 match padding_mode {
-                    PadMode::Constant(0.0) if same_padding => x.$op(w, bias, stride, Padding::Same, dilation, groups),
-                    PadMode::Constant(0.0) => x.$op(w, bias, stride, padding, dilation, groups),
+                    PadMode::Constant(0.0) if same_padding => x.$op(w, bias, &with_padding(Padding::Same)),
+                    PadMode::Constant(0.0) => x.$op(w, bias, &with_padding(padding.into())),
                     mode => {
                         let sides = if same_padding { same_padding_sides(w, stride, dilation)? } else { padding.map(|n| [n; 2]) };
                         // `pad` takes the last dimension first.
                         let pads: Vec<isize> = sides.iter().rev().flatten().map(|&n| n as isize).collect();
-                        x.pad(&pads, mode)?.$op(w, bias, stride, [0; $n], dilation, groups)
+                        x.pad(&pads, mode)?.$op(w, bias, &with_padding(Padding::Valid))
                     }
                 }
             }
@@ -179,7 +182,8 @@ macro_rules! conv_layers {
             [inputs, outputs -> inputs, outputs]
             |this, w, x| {
                 let ConvTransposeOptions { stride, padding, output_padding, dilation, groups, .. } = this.options;
-                x.$transpose_op(w, this.bias.as_ref(), stride, padding, output_padding, groups, dilation)
+                let options = TransposedConvolutionOptions { stride, padding, output_padding, groups, dilation };
+                x.$transpose_op(w, this.bias.as_ref(), &options)
             }
         }
     )*};

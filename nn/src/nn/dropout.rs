@@ -50,9 +50,9 @@ dropout_layers! {
     /// Drops elements at random while training, for networks of [`selu`](Tensor::selu). A dropped element
     /// takes the least value of SELU; mean and deviation are preserved
     /// ([`alpha_dropout`](Tensor::alpha_dropout)). `p` is below 1.
-    AlphaDropout "element" = |x, p, training| x.alpha_dropout(p, training, false);
+    AlphaDropout "element" = |x, p, training| x.alpha_dropout(p, training);
     /// Variant of [`AlphaDropout`] that drops whole channels.
-    FeatureAlphaDropout "channel" = |x, p, training| x.alpha_dropout(p, training, true);
+    FeatureAlphaDropout "channel" = |x, p, training| x.feature_alpha_dropout(p, training);
 }
 
 /// Applies [`feature_dropout`](Tensor::feature_dropout) to an input of `rank` dimensions, or of one fewer

@@ -80,9 +80,19 @@ impl Embedding {
     pub fn forward(&self, index: &Tensor) -> Result<Tensor> {
         self.scope.run(|| {
             self.max_norm.map_or(Ok(()), |most| most.renorm_rows(&self.weight, index))?;
-            self.weight.embedding_with(index, self.lookup)
+            self.weight.embedding_with(index, &self.lookup)
         })
     }
+}
+
+/// Optional inputs of an [`EmbeddingBag`]. The fields are those of
+/// [`EmbeddingBagOptions`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct EmbeddingBagInputs<'a> {
+    /// Start of each bag in a one-dimensional index, the first at 0; `None` for a two-dimensional index.
+    pub offsets: Option<&'a Tensor>,
+    /// Weight of each sample, in the shape of the index and the type of the table; `None` for 1. For sums only.
+    pub per_sample_weights: Option<&'a Tensor>,
 }
 
 /// Table of vectors, selected in bags, each of which is reduced to one vector.
@@ -93,7 +103,7 @@ impl Embedding {
 /// # let device = Device::null(Default::default());
 /// let words = EmbeddingBag::new(100, 8, EmbeddingBagMode::Mean, None, &device)?;
 /// let sentences = Tensor::from_slice(&[1i32, 2, 3, 7, 7, 0], &[2, 3], &device)?;
-/// assert_eq!(words.forward(&sentences, None, None)?.shape(), [2, 8]);
+/// assert_eq!(words.forward(&sentences, &Default::default())?.shape(), [2, 8]);
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 #[derive(Debug, Module)]
@@ -161,12 +171,8 @@ impl EmbeddingBag {
 
     /// Reduces each bag to one vector; errors as for [`embedding_bag`](Tensor::embedding_bag).
     #[track_caller]
-    pub fn forward(
-        &self,
-        index: &Tensor,
-        offsets: Option<&Tensor>,
-        per_sample_weights: Option<&Tensor>,
-    ) -> Result<Tensor> {
+    pub fn forward(&self, index: &Tensor, inputs: &EmbeddingBagInputs<'_>) -> Result<Tensor> {
+        let &EmbeddingBagInputs { offsets, per_sample_weights } = inputs;
         let (mode, padding_idx, scale_grad_by_freq) = (self.mode, self.padding_idx, self.scale_grad_by_freq);
         let bags = EmbeddingBagOptions {
             offsets,

@@ -22,7 +22,7 @@ pub struct DefaultDTypeGuard {
 
 /// Makes layers that this thread creates use parameters of `dtype` instead of f32 while the guard lives:
 /// PyTorch's `set_default_dtype`. This loads a model for inference in the two-byte dtype of its file.
-/// Training works better in f32 under [`autocast`](crate::amp::autocast()). Running statistics and position
+/// Training works better in f32 under [`autocast`](forebay_core::amp::autocast()). Running statistics and position
 /// tables stay f32.
 ///
 /// ```

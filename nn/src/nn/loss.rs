@@ -3,7 +3,11 @@
 
 use super::Module;
 use crate::{Result, Tensor};
-use forebay_core::ops::{CrossEntropyOptions, CtcLossOptions, Reduction};
+use forebay_core::ops::{
+    BceWithLogitsOptions, CrossEntropyOptions, CtcLossOptions, GaussianNllLossOptions,
+    MultiMarginLossOptions, NllLossOptions, PairwiseDistanceOptions, PoissonNllLossOptions, Reduction,
+    TripletMarginLossOptions,
+};
 
 /// Defines losses of inputs and a target. The fields are the arguments of the method, with PyTorch's
 /// defaults. A weight for each class or element is a buffer, as in PyTorch.
@@ -64,11 +68,17 @@ loss_layers! {
     KlDivLoss { log_target: bool = false } = |this, x, target| x.kl_div(target, this.log_target, this.reduction);
     /// Negative log-likelihood of Poisson counts: [`poisson_nll_loss`](Tensor::poisson_nll_loss).
     PoissonNllLoss { log_input: bool = true, full: bool = false, eps: f64 = 1e-8 } =
-        |this, x, target| x.poisson_nll_loss(target, this.log_input, this.full, this.eps, this.reduction);
+        |this, x, target| {
+            let &Self { log_input, full, eps, reduction } = this;
+            x.poisson_nll_loss(target, &PoissonNllLossOptions { log_input, full, eps, reduction })
+        };
     /// Negative log-likelihood of normal distributions with variances:
     /// [`gaussian_nll_loss`](Tensor::gaussian_nll_loss).
     GaussianNllLoss { full: bool = false, eps: f64 = 1e-6 } =
-        |this, x, target, var| x.gaussian_nll_loss(target, var, this.full, this.eps, this.reduction);
+        |this, x, target, var| {
+            let &Self { full, eps, reduction } = this;
+            x.gaussian_nll_loss(target, var, &GaussianNllLossOptions { full, eps, reduction })
+        };
     /// Logistic loss of targets 1 and -1: [`soft_margin_loss`](Tensor::soft_margin_loss).
     SoftMarginLoss {} = |this, x, target| x.soft_margin_loss(target, this.reduction);
     /// Ranking loss of which of two inputs is larger: [`margin_ranking_loss`](Tensor::margin_ranking_loss).
@@ -85,7 +95,10 @@ loss_layers! {
     /// Loss of vectors that should be nearer to a positive than to a negative one:
     /// [`triplet_margin_loss`](Tensor::triplet_margin_loss).
     TripletMarginLoss { margin: f64 = 1.0, p: f64 = 2.0, swap: bool = false } =
-        |this, x, positive, negative| x.triplet_margin_loss(positive, negative, this.margin, this.p, this.swap, this.reduction);
+        |this, x, positive, negative| {
+            let &Self { margin, p, swap, reduction } = this;
+            x.triplet_margin_loss(positive, negative, &TripletMarginLossOptions { margin, p, swap, reduction })
+        };
     /// Margin loss of lists of labels: [`multilabel_margin_loss`](Tensor::multilabel_margin_loss).
     MultiLabelMarginLoss {} = |this, x, target| x.multilabel_margin_loss(target, this.reduction);
 }
@@ -111,14 +124,19 @@ loss_layers! {
     };
     /// Negative log-likelihood of classes from log-probabilities: [`nll_loss`](Tensor::nll_loss).
     NllLoss { weight: Option<Tensor> = None, ignore_index: i64 = -100 } =
-        |this, x, target| x.nll_loss(target, this.weight.as_ref(), this.ignore_index, this.reduction);
+        |this, x, target| {
+            let &Self { ref weight, ignore_index, reduction } = this;
+            x.nll_loss(target, &NllLossOptions { weight: weight.as_ref(), ignore_index, reduction })
+        };
     /// Binary cross-entropy of probabilities and targets of 0 to 1:
     /// [`binary_cross_entropy`](Tensor::binary_cross_entropy).
     BceLoss { weight: Option<Tensor> = None } = |this, x, target| x.binary_cross_entropy(target, this.weight.as_ref(), this.reduction);
     /// Binary cross-entropy of logits and targets of 0 to 1:
     /// [`binary_cross_entropy_with_logits`](Tensor::binary_cross_entropy_with_logits).
     BceWithLogitsLoss { weight: Option<Tensor> = None, pos_weight: Option<Tensor> = None } = |this, x, target| {
-        x.binary_cross_entropy_with_logits(target, this.weight.as_ref(), this.pos_weight.as_ref(), this.reduction)
+        let (weight, pos_weight) = (this.weight.as_ref(), this.pos_weight.as_ref());
+        let options = BceWithLogitsOptions { weight, pos_weight, reduction: this.reduction };
+        x.binary_cross_entropy_with_logits(target, &options)
     };
     /// Binary cross-entropy of logits and several labels:
     /// [`multilabel_soft_margin_loss`](Tensor::multilabel_soft_margin_loss).
@@ -126,7 +144,10 @@ loss_layers! {
         |this, x, target| x.multilabel_soft_margin_loss(target, this.weight.as_ref(), this.reduction);
     /// Margin loss of scores and classes: [`multi_margin_loss`](Tensor::multi_margin_loss).
     MultiMarginLoss { weight: Option<Tensor> = None, p: i32 = 1, margin: f64 = 1.0 } =
-        |this, x, target| x.multi_margin_loss(target, this.p, this.margin, this.weight.as_ref(), this.reduction);
+        |this, x, target| {
+            let &Self { ref weight, p, margin, reduction } = this;
+            x.multi_margin_loss(target, &MultiMarginLossOptions { weight: weight.as_ref(), p, margin, reduction })
+        };
 }
 
 /// Connectionist temporal classification, for label sequences without alignment:
@@ -209,6 +230,7 @@ impl PairwiseDistance {
     /// The shapes do not broadcast.
     #[track_caller]
     pub fn forward(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
-        a.pairwise_distance(b, self.p, self.eps, self.keepdim)
+        let &Self { p, eps, keepdim } = self;
+        a.pairwise_distance(b, &PairwiseDistanceOptions { p, eps, keepdim })
     }
 }

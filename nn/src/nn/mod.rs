@@ -68,7 +68,7 @@ pub use conv::{
     ConvTransposeOptions,
 };
 pub use dropout::{AlphaDropout, Dropout, Dropout1d, Dropout2d, Dropout3d, FeatureAlphaDropout};
-pub use embedding::{Embedding, EmbeddingBag};
+pub use embedding::{Embedding, EmbeddingBag, EmbeddingBagInputs};
 #[doc(hidden)]
 pub use forebay_core::memory::scope::ModulePath;
 pub use forebay_derive::{Module, forward};

@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicBool;
 use super::{Module, ModuleScope, init};
 use crate::{DType, Device, Error, Result, Tensor, fail_if};
 use forebay_core::autograd;
+use forebay_core::ops::{BatchNormOptions, InstanceNormOptions, LocalResponseNormOptions, NormOptions};
 use forebay_core::tensor::IntoShape;
 
 #[track_caller]
@@ -44,6 +45,10 @@ impl LayerNorm {
         fn eps(eps: f64) { eps }
     }
 
+    fn options(&self) -> NormOptions<'_> {
+        NormOptions { weight: Some(&self.weight), bias: self.bias.as_ref(), eps: self.eps }
+    }
+
     /// Removes the shift: PyTorch's `bias=False`. A layer without a scale too has no weights: use
     /// [`Tensor::layer_norm`].
     #[must_use]
@@ -58,7 +63,7 @@ impl LayerNorm {
     /// The last dimensions of `x` differ from the layer's.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.scope.run(|| x.layer_norm(self.weight.shape(), Some(&self.weight), self.bias.as_ref(), self.eps))
+        self.scope.run(|| x.layer_norm(self.weight.shape(), &self.options()))
     }
 
     /// Adds a block's output `x` to the `residual` stream and normalises the sum in one pass. Returns the sum
@@ -68,12 +73,11 @@ impl LayerNorm {
     /// Same errors as [`forward`](Self::forward), or `x` and `residual` have different shapes.
     #[track_caller]
     pub fn forward_add(&self, x: &Tensor, residual: &Tensor) -> Result<(Tensor, Tensor)> {
-        let (shape, weight) = (self.weight.shape(), Some(&self.weight));
-        self.scope.run(|| x.add_layer_norm(residual, shape, weight, self.bias.as_ref(), self.eps))
+        self.scope.run(|| x.add_layer_norm(residual, self.weight.shape(), &self.options()))
     }
 
     /// Computes [`forward_add`](Self::forward_add) for a normalised sum that only matrix products consume, as
-    /// in pre-norm blocks (`norm_first`). Under [`autocast`](crate::amp::autocast), the normalised sum is
+    /// in pre-norm blocks (`norm_first`). Under [`autocast`](forebay_core::amp::autocast), the normalised sum is
     /// written in the 16-bit dtype to which the products would cast it. The sum, which is the residual
     /// stream, keeps its dtype.
     ///
@@ -179,7 +183,8 @@ impl GroupNorm {
     /// The number of channels of `x` differs from the layer's.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.scope.run(|| x.group_norm(self.groups, Some(&self.weight), Some(&self.bias), self.eps))
+        let options = NormOptions { weight: Some(&self.weight), bias: Some(&self.bias), eps: self.eps };
+        self.scope.run(|| x.group_norm(self.groups, &options))
     }
 }
 
@@ -237,11 +242,15 @@ impl ChannelNorm {
         self.scope.run(|| {
             let running = self.running_mean.as_ref().zip(self.running_var.as_ref());
             let training = super::is_training(&self.training) || running.is_none();
-            let (weight, bias) = (self.weight.as_ref(), self.bias.as_ref());
-            let out = match relu {
-                true => x.batch_norm_relu(running, weight, bias, training, self.momentum, self.eps)?,
-                false => x.batch_norm(running, weight, bias, training, self.momentum, self.eps)?,
+            let options = BatchNormOptions {
+                running,
+                weight: self.weight.as_ref(),
+                bias: self.bias.as_ref(),
+                training,
+                momentum: self.momentum,
+                eps: self.eps,
             };
+            let out = if relu { x.batch_norm_relu(&options)? } else { x.batch_norm(&options)? };
             if training && let Some(count) = &self.num_batches_tracked {
                 autograd::update_state(|| count.add_(1))?;
             }
@@ -263,8 +272,14 @@ impl ChannelNorm {
             let space: usize = x.shape()[2..].iter().product();
             let own = training || running.is_none();
             fail_if!(own && space == 1; shape(name, [x]), "an instance of one element has no deviation");
-            let (weight, bias) = (self.weight.as_ref(), self.bias.as_ref());
-            let out = x.instance_norm(running, weight, bias, own, self.momentum, self.eps)?;
+            let out = x.instance_norm(&InstanceNormOptions {
+                running,
+                weight: self.weight.as_ref(),
+                bias: self.bias.as_ref(),
+                use_input_stats: own,
+                momentum: self.momentum,
+                eps: self.eps,
+            })?;
             if unbatched { out.squeeze(0) } else { Ok(out) }
         })
     }
@@ -454,6 +469,7 @@ impl LocalResponseNorm {
     /// Same errors as [`local_response_norm`](Tensor::local_response_norm).
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        x.local_response_norm(self.size, self.alpha, self.beta, self.k)
+        let &Self { size, alpha, beta, k } = self;
+        x.local_response_norm(size, &LocalResponseNormOptions { alpha, beta, k })
     }
 }

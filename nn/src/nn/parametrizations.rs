@@ -7,6 +7,7 @@ use smallvec::smallvec;
 use super::{Module, ModuleEntry, init, join_path};
 use crate::{DType, Error, Result, Tensor, fail};
 use forebay_core::autograd;
+use forebay_core::ops::NormalizeOptions;
 
 /// A layer with one weight that can be replaced.
 pub trait HasWeight: Module + Sized {
@@ -173,7 +174,7 @@ impl<L: HasWeight> SpectralNorm<L> {
         let unit = |n: usize| {
             init::create_buffer(|| {
                 Tensor::randn([n], DType::F32, weight.device())?
-                    .normalize(2.0, 0, eps)?
+                    .normalize(0, &NormalizeOptions { eps, ..Default::default() })?
                     .to_dtype(weight.dtype())
             })
         };
@@ -193,10 +194,11 @@ impl<L: HasWeight> SpectralNorm<L> {
     /// Refines `u` and `v` towards the first singular vectors by steps of the power method.
     fn run_power_method(&self, matrix: &Tensor, steps: usize) -> Result<()> {
         let _no_grad = autograd::no_grad();
+        let options = NormalizeOptions { eps: self.eps, ..Default::default() };
         let (mut u, mut v) = (self.u.clone(), self.v.clone());
         for _ in 0..steps {
-            u = matrix.mv(&v)?.normalize(2.0, 0, self.eps)?;
-            v = matrix.t()?.mv(&u)?.normalize(2.0, 0, self.eps)?;
+            u = matrix.mv(&v)?.normalize(0, &options)?;
+            v = matrix.t()?.mv(&u)?.normalize(0, &options)?;
         }
         if steps > 0 {
             self.u.copy_(&u)?;

@@ -7,7 +7,7 @@ use super::composite::{ParamStep, ParamUpdate};
 use super::fused::{FusedOptimizer, UpdateRule};
 use super::{impl_optimizer, optimizer};
 use crate::{DType, Error, Result, fail_if};
-use forebay_core::ops::machine_epsilon;
+use forebay_core::ops::{AddmmOptions, machine_epsilon};
 use forebay_core::tensor::{Dims, Tensor};
 
 optimizer! {
@@ -146,7 +146,11 @@ impl MuonRule {
         let mut x = turn.div(&turn.norm(2.0, (), false)?.maximum(self.eps)?)?;
         for _ in 0..self.ns_steps {
             let gram = x.mm(&x.t()?)?;
-            x = x.addmm(&gram.addmm(&gram, &gram, b, c)?, &x, a, 1.0)?;
+            x = x.addmm(
+                &gram.addmm(&gram, &gram, &AddmmOptions { beta: b, alpha: c })?,
+                &x,
+                &AddmmOptions { beta: a, ..Default::default() },
+            )?;
         }
         if tall { x.t() } else { Ok(x) }
     }

@@ -42,7 +42,7 @@ pub trait Optimizer {
     fn step(&mut self) -> Result<()>;
 
     /// Steps, unless the single value in `skip` (f32, on the device) is not zero. A skipped step changes
-    /// nothing and does not count. A [`GradScaler`](crate::amp::GradScaler) steps this way.
+    /// nothing and does not count. A [`GradScaler`] steps this way.
     ///
     /// The optimisers here decide on the device. The default implementation reads the value and waits for the
     /// device.
@@ -110,10 +110,10 @@ macro_rules! impl_optimizer {
     ($name:ident { $($(#[$doc:meta])* $option:ident: $ty:ty,)* }) => {
         impl $name {
             /// If true, steps also write the 16-bit copies of f32 parameters that
-            /// [`autocast`](crate::amp::autocast()) would make in the next forward pass. This saves the
+            /// [`autocast`](forebay_core::amp::autocast()) would make in the next forward pass. This saves the
             /// casts, but keeps 2 bytes allocated for each parameter element that matrix products use.
             /// Results are bitwise equal. A parameter that changes in any other way is cast again.
-            /// [Captured](crate::capture) steps use the copies too.
+            /// [Captured](forebay_core::capture) steps use the copies too.
             #[must_use]
             pub fn low_precision_copies(mut self, on: bool) -> Self {
                 self.fused.writes_low_precision_copies = on;

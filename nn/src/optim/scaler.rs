@@ -109,7 +109,7 @@ impl GradScaler {
     ///
     /// # Errors
     /// The optimiser was unscaled since the last [`update`](Self::update). A gradient is f16, which cannot
-    /// hold the quotient: keep parameters in f32 and let [`autocast`](super::autocast) cast them.
+    /// hold the quotient: keep parameters in f32 and let [`autocast`](forebay_core::amp::autocast()) cast them.
     pub fn unscale_(&mut self, optimizer: &(impl Optimizer + ?Sized)) -> Result<()> {
         const OP: &str = "unscale_";
         let _op = memory::scope::enter_op(OP);

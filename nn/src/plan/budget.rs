@@ -154,11 +154,11 @@ pub struct StepPlan {
 /// The planner dry-runs the step for every micro-batch size that divides the batch, and every allowed
 /// precision. It combines these with sets of [segments](super::segment) to recompute or offload, and with the
 /// optimiser's state on the device or on the host. The plan is the fastest configuration that runs in a pool
-/// limited to the budget ([`Pool::set_limit`](crate::memory::Pool::set_limit), or `max_memory_mb`).
+/// limited to the budget ([`Pool::set_limit`](forebay_core::memory::Pool::set_limit), or `max_memory_mb`).
 ///
 /// Limit the device's pool as well. Without a limit, a small model may reserve more, in segments larger than
 /// necessary. The peak is exact; the time comes from a cost model
-/// ([`WorkEstimate::seconds`](crate::backend::null::WorkEstimate)):
+/// ([`WorkEstimate::seconds`](forebay_core::backend::null::WorkEstimate)):
 ///
 /// - A kernel takes the longest of its bytes over the card's bandwidth, its FLOPs over the card's rate, and a
 ///   launch.

@@ -3,7 +3,7 @@
 //! - [`dry_run`] runs a step on the null device, through the real pool, so its peak is exact.
 //! - [`Budget`] finds the fastest configuration of a step within a memory budget. [`segment`] marks parts
 //!   that the plan may recompute or offload.
-//! - [`CardProfile::from_card`](crate::backend::null::CardProfile::from_card) returns profiles of real cards,
+//! - [`CardProfile::from_card`](forebay_core::backend::null::CardProfile::from_card) returns profiles of real cards,
 //!   without the hardware.
 //!
 //! ```

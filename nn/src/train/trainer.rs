@@ -139,7 +139,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
     }
 
     /// Declares that the loss is a mean over the targets other than `target`, as with
-    /// [`CrossEntropyOptions::ignore_index`](crate::ops::CrossEntropyOptions). Parts of a batch are then
+    /// [`CrossEntropyOptions::ignore_index`](forebay_core::ops::CrossEntropyOptions). Parts of a batch are then
     /// weighted by these targets.
     pub fn ignore_index(self, target: i64) -> Self {
         Self { micro_batching: self.micro_batching.with_ignore_index(target), ..self }
@@ -172,7 +172,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
     }
 
     setters! {
-        /// Captures and replays steps ([`capture`](crate::capture)), with bitwise equal results.
+        /// Captures and replays steps ([`capture`](forebay_core::capture)), with bitwise equal results.
         /// [`fit`](Self::fit) runs its first step eagerly, records the second, and replays it for batches of the
         /// same shapes. Replays do not call the loss function, so its side effects on the host happen only twice.
         /// Reading a tensor in the loss function is an error.
@@ -189,7 +189,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         fn validate(every: u64, loss: impl FnMut() -> Result<f64> + 'a) { validation: Some((every.max(1), Box::new(loss))) }
         /// Sets the tokens of a step and the FLOPs of a token (forward and backward: `Gpt::flops_per_token`). The
         /// progress then shows tokens per second. It also shows the model-FLOPs utilisation (MFU) if the device's
-        /// [peak](crate::backend::PeakRates) is known.
+        /// [peak](forebay_core::backend::PeakRates) is known.
         fn tokens(per_step: u64, flops: f64) { token_throughput: Some(TokenThroughput { per_step, flops, peak: None }) }
         /// Disables the progress display.
         fn quiet() { quiet: true }

@@ -2,7 +2,11 @@
 
 use forebay::dtype::DType;
 use forebay::error::Result;
-use forebay::ops::{Pool1dOptions, Pool2dOptions, Pool3dOptions, PoolOptions, Reduction};
+use forebay::ops::{
+    AddmmOptions, GaussianNllLossOptions, PairwiseDistanceOptions, Pool1dOptions, Pool2dOptions,
+    Pool3dOptions, PoolOptions, Reduction, RreluOptions, TransposedConvolutionOptions,
+    TripletMarginLossOptions, TripletMarginWithDistanceLossOptions,
+};
 use forebay::tensor::Tensor;
 
 use super::InputSpec::{Bool, Bounded, Index, Positive, Signed};
@@ -79,8 +83,7 @@ pub(super) const FACTORY: &[OpCase] = &[
     factory!("linspace", |t, d| Tensor::linspace(-1.0, 2.0, 7, t, d)).with_bytes(cost::no_bytes),
     factory!("logspace", |t, d| Tensor::logspace(-1.0, 2.0, 7, 2.0, t, d)).with_bytes(cost::no_bytes),
     factory!("hann_window", |t, d| Tensor::hann_window(9, true, t, d)).with_bytes(cost::no_bytes),
-    factory!("hamming_window", |t, d| Tensor::hamming_window(9, true, 0.54, 0.46, t, d))
-        .with_bytes(cost::no_bytes),
+    factory!("hamming_window", |t, d| Tensor::hamming_window(9, true, t, d)).with_bytes(cost::no_bytes),
     factory!("blackman_window", |t, d| Tensor::blackman_window(9, false, t, d)).with_bytes(cost::no_bytes),
     factory!("bartlett_window", |t, d| Tensor::bartlett_window(9, false, t, d)).with_bytes(cost::no_bytes),
     factory!("kaiser_window", |t, d| Tensor::kaiser_window(9, true, 12.0, t, d)).with_bytes(cost::no_bytes),
@@ -116,12 +119,14 @@ pub(super) const REMAINING: &[OpCase] = &[
     smooth("log_softmax_with_dtype", &[Signed(S)], |x| {
         x[0].log_softmax_with_dtype(0, x[0].dtype().promote(DType::F32))
     }),
-    smooth("rrelu", &[Signed(S)], |x| x[0].rrelu(0.1, 0.3, true)),
+    smooth("rrelu", &[Signed(S)], |x| x[0].rrelu(&RreluOptions { lower: 0.1, upper: 0.3, training: true })),
     smooth("dropout", &[Signed(S)], |x| x[0].dropout(0.4, true)).with_bench_inputs(&[Signed(&[4096, 4096])]),
     smooth("gumbel_softmax", &[Signed(S)], |x| x[0].gumbel_softmax(0.7, false, -1))
         .with_tolerances(case::ONE_ROUNDING),
     smooth("feature_dropout", &[Signed(&[3, 4, 5])], |x| x[0].feature_dropout(0.4, true)),
-    smooth("alpha_dropout", &[Signed(S)], |x| x[0].alpha_dropout(0.4, true, false))
+    smooth("alpha_dropout", &[Signed(S)], |x| x[0].alpha_dropout(0.4, true))
+        .with_tolerances(case::ONE_ROUNDING),
+    smooth("feature_alpha_dropout", &[Signed(&[3, 4, 5])], |x| x[0].feature_alpha_dropout(0.4, true))
         .with_tolerances(case::ONE_ROUNDING),
     nondifferentiable("bitwise_not", &[Bool(S)], |x| x[0].bitwise_not()),
     nondifferentiable("bitwise_and", &[Bool(S), Bool(&[5])], |x| x[0].bitwise_and(&x[1])),
@@ -146,15 +151,19 @@ pub(super) const REMAINING: &[OpCase] = &[
     smooth("mv", &[Signed(&[3, 4]), Signed(&[4])], |x| x[0].mv(&x[1])).with_flops(cost::matmul_flops),
     smooth("inner", &[Signed(&[3, 4]), Signed(&[2, 4])], |x| x[0].inner(&x[1]))
         .with_flops(cost::matmul_flops),
-    smooth("addmv", &[Signed(&[3]), Signed(&[3, 4]), Signed(&[4])], |x| x[0].addmv(&x[1], &x[2], 0.5, 2.0))
-        .with_flops(|x, y| cost::matmul_flops(&x[1..], y)),
-    smooth("addr", &[Signed(&[3, 4]), Signed(&[3]), Signed(&[4])], |x| x[0].addr(&x[1], &x[2], 0.5, 2.0)),
+    smooth("addmv", &[Signed(&[3]), Signed(&[3, 4]), Signed(&[4])], |x| {
+        x[0].addmv(&x[1], &x[2], &AddmmOptions { beta: 0.5, alpha: 2.0 })
+    })
+    .with_flops(|x, y| cost::matmul_flops(&x[1..], y)),
+    smooth("addr", &[Signed(&[3, 4]), Signed(&[3]), Signed(&[4])], |x| {
+        x[0].addr(&x[1], &x[2], &AddmmOptions { beta: 0.5, alpha: 2.0 })
+    }),
     smooth("baddbmm", &[Signed(&[3, 5]), Signed(&[2, 3, 4]), Signed(&[2, 4, 5])], |x| {
-        x[0].baddbmm(&x[1], &x[2], 0.5, 2.0)
+        x[0].baddbmm(&x[1], &x[2], &AddmmOptions { beta: 0.5, alpha: 2.0 })
     })
     .with_flops(|x, y| cost::matmul_flops(&x[1..], y)),
     smooth("addbmm", &[Signed(&[3, 5]), Signed(&[2, 3, 4]), Signed(&[2, 4, 5])], |x| {
-        x[0].addbmm(&x[1], &x[2], 0.5, 2.0)
+        x[0].addbmm(&x[1], &x[2], &AddmmOptions { beta: 0.5, alpha: 2.0 })
     })
     .with_flops(|x, _| 2 * cost::numel(&x[1]) * cost::extent(&x[2], 2)),
     smooth("mean_all", &[Signed(S)], |x| x[0].mean_all()),
@@ -175,14 +184,14 @@ pub(super) const REMAINING: &[OpCase] = &[
         let (var, mean) = x[0].var_mean([1], 1.0, false)?;
         var.mul(&mean)
     }),
-    smooth("normalize", &[Signed(S)], |x| x[0].normalize(2.0, 1, 1e-12)),
+    smooth("normalize", &[Signed(S)], |x| x[0].normalize(1, &Default::default())),
     smooth("dist", &[Signed(S), Positive(&[5])], |x| x[0].dist(&x[1], 3.0)),
     smooth("pairwise_distance", &[Signed(S), Positive(S)], |x| {
-        x[0].pairwise_distance(&x[1], 2.0, 1e-6, true)
+        x[0].pairwise_distance(&x[1], &PairwiseDistanceOptions { keepdim: true, ..Default::default() })
     }),
     smooth("smooth_l1_loss", &[Signed(S), Positive(S)], |x| x[0].smooth_l1_loss(&x[1], 0.7, Reduction::Sum)),
     smooth("gaussian_nll_loss", &[Signed(S), Signed(S), Positive(S)], |x| {
-        x[0].gaussian_nll_loss(&x[1], &x[2], true, 1e-6, Reduction::Mean)
+        x[0].gaussian_nll_loss(&x[1], &x[2], &GaussianNllLossOptions { full: true, ..Default::default() })
     }),
     smooth("soft_margin_loss", &[Signed(S)], |x| {
         x[0].soft_margin_loss(&x[0].detach().sign()?, Reduction::Sum)
@@ -191,11 +200,20 @@ pub(super) const REMAINING: &[OpCase] = &[
         x[0].margin_ranking_loss(&x[1], &row_signs(&x[0])?, 0.3, Reduction::Sum)
     }),
     nonsmooth("triplet_margin_loss", &[Signed(S), Positive(S), Bounded(S)], |x| {
-        x[0].triplet_margin_loss(&x[1], &x[2], 1.0, 2.0, false, Reduction::Sum)
+        x[0].triplet_margin_loss(
+            &x[1],
+            &x[2],
+            &TripletMarginLossOptions { reduction: Reduction::Sum, ..Default::default() },
+        )
     }),
     nonsmooth("triplet_margin_with_distance_loss", &[Signed(S), Positive(S), Bounded(S)], |x| {
         let distance = |a: &Tensor, b: &Tensor| a.sub(b)?.square()?.sum([1], false);
-        x[0].triplet_margin_with_distance_loss(&x[1], &x[2], distance, 1.0, true, Reduction::Mean)
+        x[0].triplet_margin_with_distance_loss(
+            &x[1],
+            &x[2],
+            distance,
+            &TripletMarginWithDistanceLossOptions { swap: true, ..Default::default() },
+        )
     }),
     smooth("multilabel_soft_margin_loss", &[Signed(S), Positive(&[5])], |x| {
         let labels = x[0].detach().gt(0.0)?.to_dtype(x[0].dtype())?;
@@ -226,11 +244,17 @@ pub(super) const REMAINING: &[OpCase] = &[
     smooth("lp_pool1d", &[Positive(&[2, 3, 7])], |x| x[0].lp_pool1d(2.0, Pool1dOptions::new(2))),
     smooth("lp_pool2d", &[Positive(&[2, 3, 4, 6])], |x| x[0].lp_pool2d(3.0, Pool2dOptions::new(2))),
     smooth("conv_transpose1d", &[Signed(&[2, 3, 4]), Signed(&[3, 2, 3]), Signed(&[2])], |x| {
-        x[0].conv_transpose1d(&x[1], Some(&x[2]), 2, 1, 1, 1, 1)
+        let options = TransposedConvolutionOptions {
+            stride: [2],
+            padding: [1],
+            output_padding: [1],
+            ..Default::default()
+        };
+        x[0].conv_transpose1d(&x[1], Some(&x[2]), &options)
     })
     .with_flops(cost::conv_transpose_flops),
     smooth("conv_transpose3d", &[Signed(&[1, 2, 3, 2, 2]), Signed(&[2, 2, 2, 2, 2])], |x| {
-        x[0].conv_transpose3d(&x[1], None, 1, 0, 0, 1, 1)
+        x[0].conv_transpose3d(&x[1], None, &Default::default())
     })
     .with_flops(cost::conv_transpose_flops),
     nondifferentiable("scaled_mm", &[Bounded(&[32, 16]), Bounded(&[32, 16])], |x| {

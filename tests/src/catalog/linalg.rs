@@ -1,7 +1,7 @@
 //! Linear algebra: factorisations, solvers, norms.
 
 use forebay::error::Result;
-use forebay::ops::{MatrixNorm, cat, multi_dot};
+use forebay::ops::{LuSolveOptions, MatrixNorm, SolveTriangularOptions, cat, multi_dot};
 use forebay::tensor::Tensor;
 
 use super::InputSpec::{Bounded, Signed};
@@ -35,11 +35,11 @@ pub(super) const LINALG: &[OpCase] = &[
         .with_flops(|x, _| 2 * cost::numel(&x[0]) * cost::extent(&x[0], 2))
         .without_half(),
     smooth("solve_triangular", &[Bounded(&[2, 4, 4]), Signed(&[4, 3])], |x| {
-        to_well_conditioned(&x[0])?.solve_triangular(&x[1], true, true, false)
+        to_well_conditioned(&x[0])?.solve_triangular(&x[1], true, &Default::default())
     })
     .without_half(),
     smooth("solve_triangular from the right", &[Bounded(&[3, 3]), Signed(&[2, 3])], |x| {
-        x[0].solve_triangular(&x[1], false, false, true)
+        x[0].solve_triangular(&x[1], false, &SolveTriangularOptions { left: false, unitriangular: true })
     })
     .without_half(),
     smooth("solve", &[Bounded(&[2, 4, 4]), Signed(&[4, 3])], |x| to_well_conditioned(&x[0])?.solve(&x[1]))
@@ -98,12 +98,12 @@ pub(super) const LINALG: &[OpCase] = &[
     .without_half(),
     smooth("lu_solve", &[Bounded(&[4, 4]), Signed(&[2, 4, 3])], |x| {
         let (factors, order) = reverse_rows(&x[0])?.lu_factor()?;
-        factors.lu_solve(&order, &x[1], true, false)
+        factors.lu_solve(&order, &x[1], &Default::default())
     })
     .without_half(),
     smooth("lu_solve of transposes", &[Bounded(&[4, 4]), Signed(&[2, 3, 4])], |x| {
         let (factors, order) = reverse_rows(&x[0])?.lu_factor()?;
-        factors.lu_solve(&order, &x[1], false, false)
+        factors.lu_solve(&order, &x[1], &LuSolveOptions { left: false, ..Default::default() })
     })
     .without_half(),
     smooth("lstsq", &[Signed(&[5, 3]), Signed(&[5, 2])], |x| {

@@ -3,7 +3,8 @@
 use forebay::dtype::DType;
 use forebay::error::Result;
 use forebay::ops::{
-    block_diag, broadcast_tensors, cartesian_prod, cat, column_stack, dstack, hstack, meshgrid, vstack,
+    CovOptions, IsCloseOptions, block_diag, broadcast_tensors, cartesian_prod, cat, column_stack, dstack,
+    hstack, meshgrid, vstack,
 };
 use forebay::tensor::Tensor;
 
@@ -57,9 +58,11 @@ pub(super) const MANIPULATION: &[OpCase] = &[
     smooth("masked_scatter", &[Signed(S), Bool(&[5]), Positive(&[15])], |x| {
         x[0].masked_scatter(&x[1], &x[2])
     }),
-    nondifferentiable("isclose", &[Signed(S), Bounded(&[5])], |x| x[0].isclose(&x[1], 0.5, 0.1, true)),
+    nondifferentiable("isclose", &[Signed(S), Bounded(&[5])], |x| {
+        x[0].isclose(&x[1], &IsCloseOptions { rtol: 0.5, atol: 0.1, equal_nan: true })
+    }),
     nondifferentiable("allclose", &[Signed(S), Bounded(&[5])], |x| {
-        bool_tensor(x, x[0].allclose(&x[1], 9.0, 9.0, false)?)
+        bool_tensor(x, x[0].allclose(&x[1], &IsCloseOptions { rtol: 9.0, atol: 9.0, ..Default::default() })?)
     }),
     nondifferentiable("equal", &[Signed(S), Bounded(S)], |x| bool_tensor(x, x[0].equal(&x[1])?)),
     nondifferentiable("isin", &[Index(S, 7), Index(&[3], 7)], |x| x[0].isin(&x[1], false)),
@@ -104,10 +107,10 @@ pub(super) const MANIPULATION: &[OpCase] = &[
     smooth("logcumsumexp", &[Signed(S)], |x| x[0].logcumsumexp(1)),
     smooth("trapezoid", &[Signed(S), Positive(&[5])], |x| x[0].trapezoid(&x[1], 1)),
     smooth("cumulative_trapezoid", &[Signed(S)], |x| x[0].cumulative_trapezoid(0.5, 0)),
-    smooth("cov", &[Signed(&[3, 6])], |x| x[0].cov(1.0, None, None))
+    smooth("cov", &[Signed(&[3, 6])], |x| x[0].cov(&Default::default()))
         .with_flops(|x, y| 2 * cost::numel(y) * cost::extent(&x[0], 1)),
     smooth("cov of weights", &[Signed(&[3, 6]), Index(&[6], 4), Positive(&[6])], |x| {
-        x[0].cov(1.0, Some(&x[1]), Some(&x[2]))
+        x[0].cov(&CovOptions { fweights: Some(&x[1]), aweights: Some(&x[2]), ..Default::default() })
     })
     .with_flops(|x, y| 2 * cost::numel(y) * cost::extent(&x[0], 1)),
     nonsmooth("corrcoef", &[Signed(&[3, 6])], |x| x[0].corrcoef())

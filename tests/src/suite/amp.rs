@@ -7,7 +7,10 @@ use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::{Error, Result as CoreResult};
 use forebay::nn::{Linear, Module};
-use forebay::ops::{AttentionOptions, CtcLossOptions, RecurrentKind, RecurrentOp, Reduction, cat, einsum};
+use forebay::ops::{
+    AddmmOptions, AttentionOptions, BceWithLogitsOptions, CtcLossOptions, MultiMarginLossOptions,
+    NllLossOptions, NormOptions, RecurrentKind, RecurrentOp, Reduction, cat, einsum,
+};
 use forebay::optim::{AdamW, Optimizer, RmsProp, Sgd};
 use forebay::tensor::Tensor;
 
@@ -36,21 +39,27 @@ const MEAN: Reduction = Reduction::Mean;
 type BinaryFn = fn(&Tensor, &Tensor) -> CoreResult<Tensor>;
 
 const CALLS: &[(&str, BinaryFn)] = &[
-    ("addbmm", |m, _| m.addbmm(&m.unsqueeze(0)?, &m.unsqueeze(0)?, 1.0, 0.5)),
-    ("addmm", |m, v| v.addmm(m, m, 0.5, 1.0)),
-    ("addmv", |m, v| v.addmv(m, v, 0.5, 1.0)),
-    ("addr", |m, v| m.addr(v, v, 0.5, 1.0)),
-    ("baddbmm", |m, _| m.baddbmm(&m.unsqueeze(0)?, &m.unsqueeze(0)?, 1.0, 0.5)),
+    ("addbmm", |m, _| {
+        m.addbmm(&m.unsqueeze(0)?, &m.unsqueeze(0)?, &AddmmOptions { alpha: 0.5, ..Default::default() })
+    }),
+    ("addmm", |m, v| v.addmm(m, m, &AddmmOptions { beta: 0.5, ..Default::default() })),
+    ("addmv", |m, v| v.addmv(m, v, &AddmmOptions { beta: 0.5, ..Default::default() })),
+    ("addr", |m, v| m.addr(v, v, &AddmmOptions { beta: 0.5, ..Default::default() })),
+    ("baddbmm", |m, _| {
+        m.baddbmm(&m.unsqueeze(0)?, &m.unsqueeze(0)?, &AddmmOptions { alpha: 0.5, ..Default::default() })
+    }),
     ("bmm", |m, _| m.unsqueeze(0)?.bmm(&m.unsqueeze(0)?)),
-    ("conv1d", |m, v| m.conv1d(&m.reshape([4, 4, 1])?, Some(v), 1, 0, 1, 1)),
-    ("conv2d", |m, v| m.reshape([4, 4, 1])?.conv2d(&m.reshape([4, 4, 1, 1])?, Some(v), 1, 0, 1, 1)),
-    ("conv3d", |m, v| m.reshape([4, 4, 1, 1])?.conv3d(&m.reshape([4, 4, 1, 1, 1])?, Some(v), 1, 0, 1, 1)),
-    ("conv_transpose1d", |m, v| m.conv_transpose1d(&m.reshape([4, 4, 1])?, Some(v), 1, 0, 0, 1, 1)),
+    ("conv1d", |m, v| m.conv1d(&m.reshape([4, 4, 1])?, Some(v), &Default::default())),
+    ("conv2d", |m, v| m.reshape([4, 4, 1])?.conv2d(&m.reshape([4, 4, 1, 1])?, Some(v), &Default::default())),
+    ("conv3d", |m, v| {
+        m.reshape([4, 4, 1, 1])?.conv3d(&m.reshape([4, 4, 1, 1, 1])?, Some(v), &Default::default())
+    }),
+    ("conv_transpose1d", |m, v| m.conv_transpose1d(&m.reshape([4, 4, 1])?, Some(v), &Default::default())),
     ("conv_transpose2d", |m, v| {
-        m.reshape([4, 4, 1])?.conv_transpose2d(&m.reshape([4, 4, 1, 1])?, Some(v), 1, 0, 0, 1, 1)
+        m.reshape([4, 4, 1])?.conv_transpose2d(&m.reshape([4, 4, 1, 1])?, Some(v), &Default::default())
     }),
     ("conv_transpose3d", |m, v| {
-        m.reshape([4, 4, 1, 1])?.conv_transpose3d(&m.reshape([4, 4, 1, 1, 1])?, Some(v), 1, 0, 0, 1, 1)
+        m.reshape([4, 4, 1, 1])?.conv_transpose3d(&m.reshape([4, 4, 1, 1, 1])?, Some(v), &Default::default())
     }),
     ("einsum", |m, v| einsum("ij,jk,k->i", &[m, m, v])),
     ("gru", |m, v| {
@@ -86,7 +95,10 @@ const CALLS: &[(&str, BinaryFn)] = &[
     ("acos", |m, _| m.acos()),
     ("asin", |m, _| m.asin()),
     ("binary_cross_entropy_with_logits", |m, v| {
-        m.binary_cross_entropy_with_logits(m, Some(v), Some(v), MEAN)
+        m.binary_cross_entropy_with_logits(
+            m,
+            &BceWithLogitsOptions { weight: Some(v), pos_weight: Some(v), ..Default::default() },
+        )
     }),
     ("cdist", |m, _| m.cdist(m, 2.0)),
     ("cosh", |m, _| m.cosh()),
@@ -98,12 +110,15 @@ const CALLS: &[(&str, BinaryFn)] = &[
     }),
     ("hinge_embedding_loss", |m, v| m.hinge_embedding_loss(v, 1.0, MEAN)),
     ("multi_margin_loss", |m, v| {
-        m.multi_margin_loss(&Tensor::zeros([4], DType::I64, m.device())?, 1, 1.0, Some(v), MEAN)
+        m.multi_margin_loss(
+            &Tensor::zeros([4], DType::I64, m.device())?,
+            &MultiMarginLossOptions { weight: Some(v), ..Default::default() },
+        )
     }),
     ("multilabel_margin_loss", |m, _| {
         m.multilabel_margin_loss(&Tensor::zeros([4, 4], DType::I64, m.device())?, MEAN)
     }),
-    ("poisson_nll_loss", |m, v| m.poisson_nll_loss(v, true, false, 1e-8, MEAN)),
+    ("poisson_nll_loss", |m, v| m.poisson_nll_loss(v, &Default::default())),
     ("cosine_similarity", |m, v| m.cosine_similarity(v, -1, 1e-8)),
     ("cross_entropy", |m, _| m.cross_entropy(m)),
     ("cumprod", |m, _| m.cumprod(0)),
@@ -111,11 +126,15 @@ const CALLS: &[(&str, BinaryFn)] = &[
     ("erfinv", |m, _| m.erfinv()),
     ("exp", |m, _| m.exp()),
     ("expm1", |m, _| m.expm1()),
-    ("group_norm", |m, v| m.group_norm(2, Some(v), Some(v), 1e-5)),
+    ("group_norm", |m, v| {
+        m.group_norm(2, &NormOptions { weight: Some(v), bias: Some(v), ..Default::default() })
+    }),
     ("huber_loss", |m, v| m.huber_loss(v, 1.0, MEAN)),
     ("kl_div", |m, v| m.kl_div(v, false, MEAN)),
     ("l1_loss", |m, v| m.l1_loss(v, MEAN)),
-    ("layer_norm", |m, v| m.layer_norm([4], Some(v), Some(v), 1e-5)),
+    ("layer_norm", |m, v| {
+        m.layer_norm([4], &NormOptions { weight: Some(v), bias: Some(v), ..Default::default() })
+    }),
     ("log", |m, _| m.log()),
     ("log10", |m, _| m.log10()),
     ("log1p", |m, _| m.log1p()),
@@ -126,7 +145,7 @@ const CALLS: &[(&str, BinaryFn)] = &[
     ("mse_loss", |m, v| m.mse_loss(v, MEAN)),
     ("nll_loss", |m, v| {
         let classes = Tensor::zeros([4], DType::I64, m.device())?;
-        m.nll_loss(&classes, Some(v), -100, MEAN)
+        m.nll_loss(&classes, &NllLossOptions { weight: Some(v), ..Default::default() })
     }),
     ("norm", |m, _| m.norm(3.0, [0], false)),
     ("pow", |m, v| m.pow(v)),
@@ -140,7 +159,7 @@ const CALLS: &[(&str, BinaryFn)] = &[
     ("softplus", |m, _| m.softplus(1.0, 20.0)),
     ("sum", |m, _| m.sum([0], false)),
     ("tan", |m, _| m.tan()),
-    ("triplet_margin_loss", |m, v| m.triplet_margin_loss(m, v, 1.0, 2.0, false, MEAN)),
+    ("triplet_margin_loss", |m, v| m.triplet_margin_loss(m, v, &Default::default())),
     ("addcdiv", |m, v| m.addcdiv(v, v, 0.5)),
     ("addcmul", |m, v| m.addcmul(v, v, 0.5)),
     ("atan2", |m, v| m.atan2(v)),

@@ -10,8 +10,8 @@ use forebay::dtype::DType;
 use forebay::error::{Error, Result as CoreResult};
 use forebay::nn::{Linear, Module};
 use forebay::ops::{
-    AttentionOptions, CrossEntropyOptions, EmbeddingBagMode, EmbeddingBagOptions, RecurrentKind, RecurrentOp,
-    cat,
+    AddmmOptions, AttentionOptions, CrossEntropyOptions, EmbeddingBagMode, EmbeddingBagOptions, NormOptions,
+    RecurrentKind, RecurrentOp, cat,
 };
 use forebay::optim::{AdamW, Optimizer};
 use forebay::tensor::Tensor;
@@ -82,9 +82,15 @@ const PLACES: &[ArgumentOp] = &[
     ("mlp", &[0, 0, 1, 0, 1], |x| x[0].mlp(&x[1], &x[2], &x[3], &x[4])),
     ("linear", &[0, 0, 1], |x| x[0].linear(&x[1], Some(&x[2]))),
     ("two linear layers", &[0, 0, 1, 0, 1], |x| x[0].linear(&x[1], Some(&x[2]))?.linear(&x[3], Some(&x[4]))),
-    ("layer_norm", &[1, 1, 1], |x| x[0].layer_norm([4], Some(&x[1]), Some(&x[2]), 1e-5)),
+    ("layer_norm", &[1, 1, 1], |x| {
+        x[0].layer_norm([4], &NormOptions { weight: Some(&x[1]), bias: Some(&x[2]), ..Default::default() })
+    }),
     ("add_layer_norm", &[0, 0, 1, 1], |x| {
-        let (sum, normed) = x[0].add_layer_norm(&x[1], [4], Some(&x[2]), Some(&x[3]), 1e-5)?;
+        let (sum, normed) = x[0].add_layer_norm(
+            &x[1],
+            [4],
+            &NormOptions { weight: Some(&x[2]), bias: Some(&x[3]), ..Default::default() },
+        )?;
         normed.mul(&sum)
     }),
     ("scaled_dot_product_attention", &[0, 0, 0], |x| {
@@ -108,7 +114,7 @@ const PLACES: &[ArgumentOp] = &[
         };
         x[0].embedding_bag(&rows, &bags)
     }),
-    ("addmm", &[0, 0, 0], |x| x[0].addmm(&x[1], &x[2], 0.5, 2.0)),
+    ("addmm", &[0, 0, 0], |x| x[0].addmm(&x[1], &x[2], &AddmmOptions { beta: 0.5, alpha: 2.0 })),
     ("addcmul", &[0, 0, 1], |x| x[0].addcmul(&x[1], &x[2], 0.7)),
     ("lerp", &[0, 1, 0], |x| x[0].lerp(&x[1], &x[2])),
     ("rnn_tanh", &[0, 0, 1], |x| {
@@ -122,7 +128,9 @@ const PLACES: &[ArgumentOp] = &[
     }),
     ("cross_entropy_with", &[0, 0], |x| x[0].cross_entropy_with(&x[1], &CrossEntropyOptions::default())),
     ("cat", &[0, 0], |x| cat(&[&x[0], &x[1]], 1)),
-    ("conv1d", &[0, 0, 1], |x| x[0].unsqueeze(-1)?.conv1d(&x[1].unsqueeze(-1)?, Some(&x[2]), 1, 0, 1, 1)),
+    ("conv1d", &[0, 0, 1], |x| {
+        x[0].unsqueeze(-1)?.conv1d(&x[1].unsqueeze(-1)?, Some(&x[2]), &Default::default())
+    }),
 ];
 
 fn one_leaf_in_several_places_gets_the_gradients_of_all(device: &Device) -> Result<()> {

@@ -7,6 +7,7 @@ use forebay::backend::null::CardProfile;
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Result as CoreResult;
+use forebay::ops::{BatchNormOptions, ConvolutionOptions, TransposedConvolutionOptions};
 use forebay::plan::dry_run;
 use forebay::tensor::Tensor;
 
@@ -43,14 +44,29 @@ impl ConvCase {
     }
 
     fn run(&self, x: &Tensor, w: &Tensor, b: &Tensor) -> CoreResult<Tensor> {
-        let Self { stride: s, padding: p, dilation: d, groups: g, .. } = *self;
         match (self.x.len(), self.transposed) {
-            (3, None) => x.conv1d(w, Some(b), s, p, d, g),
-            (4, None) => x.conv2d(w, Some(b), s, p, d, g),
-            (_, None) => x.conv3d(w, Some(b), s, p, d, g),
-            (3, Some(more)) => x.conv_transpose1d(w, Some(b), s, p, more, g, d),
-            (4, Some(more)) => x.conv_transpose2d(w, Some(b), s, p, more, g, d),
-            (_, Some(more)) => x.conv_transpose3d(w, Some(b), s, p, more, g, d),
+            (3, None) => x.conv1d(w, Some(b), &self.options()),
+            (4, None) => x.conv2d(w, Some(b), &self.options()),
+            (_, None) => x.conv3d(w, Some(b), &self.options()),
+            (3, Some(more)) => x.conv_transpose1d(w, Some(b), &self.transposed_options(more)),
+            (4, Some(more)) => x.conv_transpose2d(w, Some(b), &self.transposed_options(more)),
+            (_, Some(more)) => x.conv_transpose3d(w, Some(b), &self.transposed_options(more)),
+        }
+    }
+
+    fn options<const N: usize>(&self) -> ConvolutionOptions<N> {
+        let Self { stride, padding, dilation, groups, .. } = *self;
+        ConvolutionOptions { stride: [stride; N], padding: padding.into(), dilation: [dilation; N], groups }
+    }
+
+    fn transposed_options<const N: usize>(&self, output_padding: usize) -> TransposedConvolutionOptions<N> {
+        let Self { stride, padding, dilation, groups, .. } = *self;
+        TransposedConvolutionOptions {
+            stride: [stride; N],
+            padding: [padding; N],
+            output_padding: [output_padding; N],
+            groups,
+            dilation: [dilation; N],
         }
     }
 
@@ -234,8 +250,18 @@ fn batch_norms_are_what_they_are_made_of(device: &Device) -> Result<()> {
                     let (x, w, b) = (x?, w?, b?);
                     let y = match (parts, relu) {
                         (true, _) => reference_batch_norm(&x, &w, &b, relu)?,
-                        (_, false) => x.batch_norm(None, Some(&w), Some(&b), true, 0.1, 1e-5)?,
-                        (_, true) => x.batch_norm_relu(None, Some(&w), Some(&b), true, 0.1, 1e-5)?,
+                        (_, false) => x.batch_norm(&BatchNormOptions {
+                            weight: Some(&w),
+                            bias: Some(&b),
+                            training: true,
+                            ..Default::default()
+                        })?,
+                        (_, true) => x.batch_norm_relu(&BatchNormOptions {
+                            weight: Some(&w),
+                            bias: Some(&b),
+                            training: true,
+                            ..Default::default()
+                        })?,
                     };
                     y.backward_with(&g.to_dtype(dtype)?.to_dtype(y.dtype())?)?;
                     let gradients = [&x, &w, &b].map(|t| t.grad().context("no gradient"));
@@ -272,7 +298,12 @@ fn running_statistics_follow_in_place(device: &Device) -> Result<()> {
         let own = [views[0].copy()?, views[1].copy()?];
         for [mean, var] in [&views, &own] {
             let before = [mean.to_f64s()?, var.to_f64s()?];
-            x.batch_norm(Some((mean, var)), None, None, true, 0.25, 1e-5)?;
+            x.batch_norm(&BatchNormOptions {
+                running: Some((mean, var)),
+                training: true,
+                momentum: 0.25,
+                ..Default::default()
+            })?;
             for ((now, before), batch) in [mean, var].iter().zip(&before).zip(expected) {
                 let followed: Vec<f64> =
                     before.iter().zip(batch).map(|(old, new)| 0.75 * old + 0.25 * new).collect();

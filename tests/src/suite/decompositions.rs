@@ -273,7 +273,7 @@ fn what_they_refuse(device: &Device) -> Result<()> {
     refused(
         "lu_solve",
         "takes the order that `lu_factor` gave",
-        square.lu_solve(&square, &tall, true, false).map(drop),
+        square.lu_solve(&square, &tall, &Default::default()).map(drop),
     )?;
     refused("lstsq", "a row for each of the matrix", tall.lstsq(&square, None).map(drop))?;
     refused("cond", "takes square matrices", tall.cond(1.0).map(drop))?;

@@ -9,7 +9,7 @@ use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::{Error, Result as CoreResult};
 use forebay::func;
-use forebay::ops::{AttentionOptions, cat, stack};
+use forebay::ops::{AttentionOptions, BatchNormOptions, NormOptions, cat, stack};
 use forebay::optim::{
     Adadelta, Adafactor, Adagrad, AdamW, GradScaler, Lamb, Lion, Muon, NAdam, Optimizer, RmsProp, Rprop, Sgd,
     clip_grad_norm_, clip_grad_value_,
@@ -165,11 +165,24 @@ const CASES: &[MismatchCase] = &[
     ("where", |t| t[0].where_(&t[1].gt(0.5)?, &t[2])),
     ("matmul", |t| t[0].matmul(&t[1])),
     ("linear", |t| t[0].linear(&t[1], Some(&t[2].select(0, 0)?))),
-    ("addmm", |t| t[2].addmm(&t[0], &t[1], 1.0, 1.0)),
-    ("layer_norm", |t| t[0].layer_norm([4], Some(&t[1].select(0, 0)?), Some(&t[2].select(0, 0)?), 1e-5)),
+    ("addmm", |t| t[2].addmm(&t[0], &t[1], &Default::default())),
+    ("layer_norm", |t| {
+        t[0].layer_norm(
+            [4],
+            &NormOptions {
+                weight: Some(&t[1].select(0, 0)?),
+                bias: Some(&t[2].select(0, 0)?),
+                ..Default::default()
+            },
+        )
+    }),
     ("batch_norm", |t| {
         let [mean, var] = [t[1].select(0, 0)?.copy()?, t[2].select(0, 0)?.copy()?];
-        t[0].batch_norm(Some((&mean, &var)), None, None, true, 0.1, 1e-5)
+        t[0].batch_norm(&BatchNormOptions {
+            running: Some((&mean, &var)),
+            training: true,
+            ..Default::default()
+        })
     }),
     ("cat", |t| cat(&[&t[0], &t[1], &t[2]], 0)),
     ("stack", |t| stack(&[&t[0], &t[1], &t[2]], 0)),

@@ -11,7 +11,7 @@ use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Result as CoreResult;
 use forebay::func;
-use forebay::ops::{Pool2dOptions, Reduction, ScatterReduce};
+use forebay::ops::{ConvolutionOptions, NormOptions, Pool2dOptions, Reduction, ScatterReduce};
 use forebay::tensor::Tensor;
 
 use super::host_reference::{ensure_close, ensure_same_bits, ensure_values};
@@ -226,8 +226,10 @@ fn a_hessian_times_a_vector_is_pytorchs(device: &Device) -> Result<()> {
     let x = numbers(0, &[2, 1, 6, 6], device)?.detach();
     let classes = Tensor::from_slice(&[1i64, 2], [2], device)?;
     let loss = |t: &[Tensor]| {
-        let y = x.conv2d(&t[0], Some(&t[1]), 1, 1, 1, 1)?.tanh()?;
-        let y = y.avg_pool2d(Pool2dOptions::new(2))?.flatten(1, -1)?.layer_norm([18], None, None, 1e-5)?;
+        let y = x
+            .conv2d(&t[0], Some(&t[1]), &ConvolutionOptions { padding: 1.into(), ..Default::default() })?
+            .tanh()?;
+        let y = y.avg_pool2d(Pool2dOptions::new(2))?.flatten(1, -1)?.layer_norm([18], &Default::default())?;
         y.linear(&t[2], None)?.cross_entropy(&classes)
     };
     let shapes: [&[usize]; 3] = [&[2, 1, 3, 3], &[2], &[3, 18]];
@@ -262,7 +264,10 @@ fn under_autocast_second_gradients_have_their_types(device: &Device) -> Result<(
         let (b, scale) = (numbers(2, &[8], device)?, numbers(3, &[8], device)?);
         let y = {
             let _low = if low { Some(autocast(DType::BF16)?) } else { None };
-            x.linear(&w, Some(&b))?.tanh()?.layer_norm([8], Some(&scale), None, 1e-5)?.matmul(&w)?
+            x.linear(&w, Some(&b))?
+                .tanh()?
+                .layer_norm([8], &NormOptions { weight: Some(&scale), ..Default::default() })?
+                .matmul(&w)?
         };
         let y = y.to_dtype(DType::F32)?.square()?.mean_all()?;
         let slope = autograd::grad(&[y], from_ref(&x), &GradOptions::create_graph())?;
@@ -370,7 +375,8 @@ fn checkpoints_before_composed_gradients_are_walked_once(device: &Device) -> Res
             true => checkpoint(&[&x], move |t| t[0].mul(&captured))?,
             false => x.mul(&w)?,
         };
-        let z = y.layer_norm([2], None, None, 0.5)?.cdist(&x, 2.0)?.sum_all()?;
+        let z =
+            y.layer_norm([2], &NormOptions { eps: 0.5, ..Default::default() })?.cdist(&x, 2.0)?.sum_all()?;
         Ok(autograd::grad(&[z], from_ref(&w), &GradOptions::create_graph())?.remove(0))
     };
     ensure_close(&slope(true)?.to_f64s()?, &slope(false)?.to_f64s()?, 1e-5, 1e-6)

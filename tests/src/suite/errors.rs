@@ -8,8 +8,8 @@ use forebay::error::{Error, Result as ForebayResult};
 use forebay::memory::{Bytes, Config, Tag, scope};
 use forebay::nn::{Conv2d, Conv2dOptions, Embedding, Linear, Lstm, RecurrentOptions, SelfAttention};
 use forebay::ops::{
-    AttentionOptions, EmbeddingBagOptions, Im2colOptions, InterpolateOptions, PadMode, Pool2dOptions,
-    cartesian_prod,
+    AttentionOptions, ConvolutionOptions, EmbeddingBagOptions, Im2colOptions, InterpolateOptions, PadMode,
+    Pool2dOptions, RreluOptions, cartesian_prod,
 };
 use forebay::optim::{AdamW, Optimizer};
 use forebay::tensor::Tensor;
@@ -84,8 +84,8 @@ fn wrong_shapes(device: &Device) -> Result<()> {
     ensure!(text.contains("[2, 3] and [2, 3]"), "{text}");
     ensure_message(x.trace()?.trace(), "trace: takes a matrix; got []")?;
     ensure_message(
-        x.cross(&y.narrow(0, 0, 2)?.unsqueeze(1)?, Some(0)),
-        "cross: takes vectors of three values along the dimension; got [2, 3] and [2, 1]",
+        x.cross(&y.narrow(0, 0, 2)?.unsqueeze(1)?, 0),
+        "cross: takes vectors of three elements along the dimension; got [2, 3] and [2, 1]",
     )?;
     ensure_message(x.cdist(&x.t()?, 2.0), "cdist: rows of both have one width; got [2, 3] and [3, 2]")?;
     ensure_message(
@@ -143,11 +143,27 @@ fn wrong_arguments(device: &Device) -> Result<()> {
         Tensor::from_slice(&[1.0f32; 5], [2, 3], device),
         "from_slice: shape [2, 3] of f32 takes 6 elements, the data has 5",
     )?;
+    let hint = "literals without a suffix are i32 and may wrap, so write `1usize << 31`";
+    ensure_message(
+        Tensor::zeros([2, 1 << 31], DType::F32, device),
+        &format!("zeros: shape [2, -2147483648] has a negative extent; {hint}"),
+    )?;
+    ensure_message(Tensor::ones([-1, 2], DType::F32, device), "ones: shape [-1, 2] has a negative extent")?;
+    ensure_message(
+        Tensor::zeros([1usize << 40], DType::F32, device),
+        "zeros: shape [1099511627776] has more than 4,294,967,295 elements, the most a tensor can have",
+    )?;
+    ensure!(Tensor::zeros([usize::MAX], DType::F32, device).is_err(), "an extent beyond isize");
+    let wrapped = message(x.reshape([1 << 31, 3]))?;
+    ensure!(wrapped.contains(hint), "{wrapped}");
     ensure_message(x.softshrink(-0.5), "softshrink: takes a lambda of at least 0")?;
     ensure_message(x.hardtanh(1.0, -1.0), "hardtanh: takes a min_val that is not above max_val")?;
     ensure_message(x.hardtanh_(1.0, -1.0), "hardtanh_: takes a min_val that is not above max_val")?;
     ensure_message(x.celu(0.0), "celu: takes an alpha that is not 0")?;
-    ensure_message(x.rrelu(0.5, 0.1, false), "rrelu: takes a lower bound that is not above 0.1, got 0.5")?;
+    ensure_message(
+        x.rrelu(&RreluOptions { lower: 0.5, upper: 0.1, ..Default::default() }),
+        "rrelu: takes a lower bound that is not above 0.1, got 0.5",
+    )?;
     ensure_message(x.trace()?.roll(1, 0), "roll: takes at least one dimension; got []")?;
     ensure_message(x.sum_all()?.narrow(0, 0, 0), "narrow: 0..0 leaves dimension 0 of extent 0")?;
     ensure_message(x.narrow(1, 2, 2), "narrow: 2..4 leaves dimension 1 of extent 3")?;
@@ -201,8 +217,8 @@ fn arguments_beyond_all_measure(device: &Device) -> Result<()> {
         vector.broadcast_to([1_usize << 62, 8, 5]).and_then(|t| t.contiguous()),
         image.pixel_shuffle(1 << 32),
         vector.polygamma(MOST),
-        image.conv2d(&filter, None, 1, 1usize << 62, 1, 1),
-        image.conv2d(&filter, None, MOST, 0, 1, 1),
+        image.conv2d(&filter, None, &ConvolutionOptions { padding: (1 << 62).into(), ..Default::default() }),
+        image.conv2d(&filter, None, &ConvolutionOptions { stride: [MOST, MOST], ..Default::default() }),
         image.max_pool2d(wide),
         image.interpolate(&InterpolateOptions::with_size([MOST, MOST])),
         image.interpolate(&InterpolateOptions::with_scale_factor(1e30)),
@@ -228,7 +244,7 @@ fn messages_name_the_tensors_and_the_next_step(device: &Device) -> Result<()> {
     let image = Tensor::ones([1, 3, 8, 8], DType::F32, device)?;
     let weight = Tensor::ones([6, 4, 3, 3], DType::F32, device)?;
     ensure_message(
-        image.conv2d(&weight, None, 1, 0, 1, 1),
+        image.conv2d(&weight, None, &Default::default()),
         "conv2d: the input has 3 channels, and the weight takes 4 for each of 1 groups (input [batch, channels, ..], weight [out, \
          channels of a group, ..]); give the layer the channels of the input, or change `groups`; got [1, 3, 8, 8] and [6, 4, 3, 3]",
     )?;

@@ -223,7 +223,7 @@ fn a_saved_tensor_that_was_changed_is_an_error(device: &Device) -> Result<()> {
         ("`linear`", m.linear(&weight, None)?),
         ("`matmul`", m.matmul(&weight.t()?)?),
         ("`softmax`", weight.softmax(-1)?),
-        ("`layer_norm`", weight.layer_norm([3], None, None, 1e-5)?),
+        ("`layer_norm`", weight.layer_norm([3], &Default::default())?),
     ];
     m.add_(1.0)?;
     changes[2].1.detach().add_(1.0)?;

@@ -6,7 +6,7 @@ use forebay::autograd::{self, GradOptions};
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Error;
-use forebay::ops::{AttentionOptions, CrossEntropyOptions, InterpolateMode, InterpolateOptions};
+use forebay::ops::{AttentionOptions, CrossEntropyOptions, InterpolateMode, InterpolateOptions, NormOptions};
 use forebay::tensor::Tensor;
 
 use super::host_reference::{ensure_close, ensure_values};
@@ -47,7 +47,7 @@ fn a_layer_norm_of_a_row_of_millions(device: &Device) -> Result<()> {
     // Three loops over a row by 256 threads: above 5.6 million elements they exceed 65,535 iterations.
     let n = 6_000_000;
     let x = zero_mean_row(&[1, n], device)?.add(10.0)?;
-    let y = x.layer_norm([n], None, None, 0.0)?;
+    let y = x.layer_norm([n], &NormOptions { eps: 0.0, ..Default::default() })?;
     let root = 3.0f64.sqrt();
     for at in [0, 1, 2_999_999, n - 4, n - 1] {
         let expected = if at % 4 == 0 { root } else { -1.0 / root };
@@ -75,7 +75,8 @@ fn group_norms_of_long_rows_and_their_gradients(device: &Device) -> Result<()> {
         let [x, w, b] = &leaves;
         let (x, w, b) =
             (x.as_ref().ok().context("x")?, w.as_ref().ok().context("w")?, b.as_ref().ok().context("b")?);
-        let made = x.group_norm(groups, Some(w), Some(b), 1e-5)?;
+        let made =
+            x.group_norm(groups, &NormOptions { weight: Some(w), bias: Some(b), ..Default::default() })?;
         let flat = x.reshape([batch * groups, channels / groups * space])?;
         let away = flat.sub(&flat.mean([1], true)?)?;
         let normed = away.mul(&away.square()?.mean([1], true)?.add(1e-5)?.rsqrt()?)?.reshape(&shape[..])?;
@@ -314,7 +315,7 @@ fn factors_of_matrices_by_loops_of_many_turns(device: &Device) -> Result<()> {
     let n = 1200;
     let triangle = Tensor::ones([n, n], DType::F32, device)?.tril(0)?;
     let b = Tensor::ones([n, 32], DType::F32, device)?;
-    let y = triangle.solve_triangular(&b, false, true, false)?;
+    let y = triangle.solve_triangular(&b, false, &Default::default())?;
     ensure_values(&y.narrow(0, 0, 1)?, &[1.0; 32])?;
     ensure_values(&y.narrow(0, 1, n - 1)?.abs()?.max_all()?, &[0.0])
 }
@@ -365,7 +366,7 @@ fn signals_under_long_filters_are_right_or_refused(device: &Device) -> Result<()
     for n in [500, 17_000] {
         let x = Tensor::ones([1, 1, n + 3], DType::F32, device)?.to_leaf()?;
         let w = Tensor::ones([1, 1, n], DType::F32, device)?;
-        let y = || x.conv1d(&w, None, 1, 0, 1, 1);
+        let y = || x.conv1d(&w, None, &Default::default());
         ensure_correct_or_refused(y(), |y| ensure_close(y, &[n as f64; 4], 1e-5, 0.0))?;
         let back = || {
             let y = y()?;

@@ -3,9 +3,10 @@
 
 use anyhow::{Context, Result, ensure};
 use forebay::amp::autocast;
+use forebay::autograd::{self, GradOptions};
 use forebay::device::Device;
 use forebay::dtype::DType;
-use forebay::ops::{CrossEntropyOptions, CtcLossOptions, Reduction};
+use forebay::ops::{CrossEntropyOptions, CtcLossOptions, MultiMarginLossOptions, NllLossOptions, Reduction};
 use forebay::tensor::Tensor;
 
 super::tests![
@@ -14,6 +15,7 @@ super::tests![
     cross_entropy_sees_nan,
     classes_that_are_not_there_have_no_loss,
     a_layer_with_its_loss,
+    a_batch_mean_divides_by_the_first_extent,
     a_layer_with_its_loss_under_autocast,
     a_layer_with_its_loss_is_captured,
     a_layer_with_its_loss_says_what_it_does_not_take,
@@ -26,7 +28,10 @@ fn classes_that_are_not_there_have_no_loss(device: &Device) -> Result<()> {
     let x = uniform(&[3, 4], device)?;
     for class in [-1, 4, 1_000_000_000] {
         let target = Tensor::from_slice(&[0, class, -100], [3], device)?;
-        let losses = x.log_softmax(-1)?.nll_loss(&target, None, -100, Reduction::None)?.to_vec::<f32>()?;
+        let losses = x
+            .log_softmax(-1)?
+            .nll_loss(&target, &NllLossOptions { reduction: Reduction::None, ..Default::default() })?
+            .to_vec::<f32>()?;
         let sound = losses[0].is_finite() && losses[1].is_nan() && losses[2] == 0.0;
         ensure!(sound && x.cross_entropy(&target)?.item()?.is_nan(), "{class}: {losses:?}");
     }
@@ -199,6 +204,32 @@ fn a_layer_with_its_loss(device: &Device) -> Result<()> {
     Ok(())
 }
 
+/// Losses of targets [2, 3]: their sum over 2, with and without the layer, and the gradient of the gradient.
+fn a_batch_mean_divides_by_the_first_extent(device: &Device) -> Result<()> {
+    let (x, weight) = (uniform(&[2, 3, 4], device)?, uniform(&[5, 4], device)?);
+    let target = classes(6, 5, device)?.reshape([2, 3])?;
+    let reduce = |reduction| CrossEntropyOptions { reduction, ..CrossEntropyOptions::default() };
+    let [mean, sum] = [Reduction::BatchMean, Reduction::Sum].map(reduce);
+    let logits = |x: &Tensor| x.linear(&weight, None)?.transpose(1, 2);
+    let expected = logits(&x)?.cross_entropy_with(&target, &sum)?.div(2.0)?;
+    close("of logits", &logits(&x)?.cross_entropy_with(&target, &mean)?, &expected, 1e-6)?;
+    close("of a layer", &x.linear_cross_entropy(&weight, &target, &mean)?, &expected, 1e-6)?;
+    let log = logits(&x)?.log_softmax(1)?;
+    let options = NllLossOptions { reduction: Reduction::BatchMean, ..Default::default() };
+    close("of log-probabilities", &log.nll_loss(&target, &options)?, &expected, 1e-6)?;
+    let second = |options: &CrossEntropyOptions<'_>, factor: f64| -> Result<[Tensor; 2]> {
+        let leaf = x.to_leaf()?;
+        let loss = leaf.linear_cross_entropy(&weight, &target, options)?.mul(factor)?;
+        let first = autograd::grad(&[&loss], &[&leaf], &GradOptions::create_graph())?.remove(0);
+        first.square()?.sum_all()?.backward()?;
+        Ok([first.detach(), grad(&leaf)?])
+    };
+    for (got, expected) in second(&mean, 1.0)?.iter().zip(&second(&sum, 0.5)?) {
+        close("gradients", got, expected, 1e-5)?;
+    }
+    Ok(())
+}
+
 fn a_layer_with_its_loss_under_autocast(device: &Device) -> Result<()> {
     // Rows shared by a few threads, and rows that fit into large workgroup memory, also padded ones.
     [(50, 0.0), (2500, 0.0), (4001, 0.1), (50_304, 0.0)]
@@ -316,7 +347,7 @@ fn margins_that_are_just_met_have_no_gradient(device: &Device) -> Result<()> {
     let own = Tensor::from_slice(&[1i32], [1], device)?;
     for p in [1, 2] {
         x.set_grad(None);
-        x.multi_margin_loss(&own, p, 1.0, None, Reduction::Mean)?.backward()?;
+        x.multi_margin_loss(&own, &MultiMarginLossOptions { p, ..Default::default() })?.backward()?;
         super::host_reference::ensure_close(&grad(&x)?.to_f64s()?, &[0.0, -1.0 / 3.0, 1.0 / 3.0], 1e-6, 0.0)?;
     }
     let x = leaf(&[0.0, 1.0, 0.0, 2.0])?;

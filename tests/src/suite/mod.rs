@@ -3,7 +3,7 @@
 //! A test is a function of a device, listed once in its topic. [`run`] runs all tests on one device. Its backend may
 //! come from outside the workspace: `suite::run(&Device::new(backend)?, &[])`.
 //!
-//! A test that a device cannot run returns [`skip`] with the reason, and is counted as skipped. A test that leaks
+//! A test that a device cannot run returns `skip` with the reason, and is counted as skipped. A test that leaks
 //! memory or panics has failed.
 
 use std::fmt;

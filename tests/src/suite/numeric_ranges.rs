@@ -6,8 +6,8 @@ use forebay::dtype::DType;
 use forebay::error::Result as ForebayResult;
 use forebay::nn::{RecurrentOptions, Rnn};
 use forebay::ops::{
-    self, CrossEntropyOptions, CtcLossOptions, EmbeddingBagMode, EmbeddingBagOptions, Operand, PadMode,
-    Reduction,
+    self, CrossEntropyOptions, CtcLossOptions, EmbeddingBagMode, EmbeddingBagOptions, MultiMarginLossOptions,
+    NanToNumOptions, NllLossOptions, Operand, PadMode, Reduction, SearchSortedOptions,
 };
 use forebay::tensor::Tensor;
 
@@ -111,7 +111,10 @@ fn an_index_outside_is_no_class(device: &Device) -> Result<()> {
         let log = scores.log_softmax(1)?;
         let both = [
             scores.cross_entropy_with(&target, &options)?,
-            log.nll_loss(&target, None, ignored, Reduction::None)?,
+            log.nll_loss(
+                &target,
+                &NllLossOptions { ignore_index: ignored, reduction: Reduction::None, ..Default::default() },
+            )?,
         ];
         for got in both {
             let same =
@@ -152,14 +155,20 @@ fn an_index_outside_is_found_where_that_is_asked_for(device: &Device) -> Result<
         ("put", &|at| line.put(at, &one, false)),
         ("embedding_bag", &|at| table.embedding_bag(&at.unsqueeze(0)?, &EmbeddingBagOptions::default())),
         ("cross_entropy", &|at| logits.cross_entropy(at)),
-        ("nll_loss", &|at| logits.nll_loss(at, None, -100, Reduction::Mean)),
+        ("nll_loss", &|at| logits.nll_loss(at, &Default::default())),
         ("one_hot", &|at| at.one_hot(3)),
-        ("multi_margin_loss", &|at| logits.multi_margin_loss(at, 1, 1.0, None, Reduction::Mean)),
+        ("multi_margin_loss", &|at| logits.multi_margin_loss(at, &Default::default())),
         ("multilabel_margin_loss", &|at| {
             line.multilabel_margin_loss(&at.pad(&[0, 1], PadMode::Constant(-1.0))?, Reduction::Mean)
         }),
         ("searchsorted", &|at| {
-            line.searchsorted(&one, false, false, Some(&at.pad(&[1, 0], PadMode::Constant(1.0))?))
+            line.searchsorted(
+                &one,
+                &SearchSortedOptions {
+                    sorter: Some(&at.pad(&[1, 0], PadMode::Constant(1.0))?),
+                    ..Default::default()
+                },
+            )
         }),
     ];
     for (name, call) in calls {
@@ -244,12 +253,19 @@ fn a_class_outside_has_no_margin(device: &Device) -> Result<()> {
         for (p, second) in [(1, 2.0 / 3.0), (2, 4.0 / 3.0)] {
             let weight = Tensor::ones([3], DType::F32, device)?;
             for weight in [None, Some(&weight)] {
-                let losses = x.multi_margin_loss(&target, p, 1.0, weight, Reduction::None)?;
+                let losses = x.multi_margin_loss(
+                    &target,
+                    &MultiMarginLossOptions { p, weight, reduction: Reduction::None, ..Default::default() },
+                )?;
                 let got = losses.to_f64s()?;
                 ensure!(got[0].is_nan() && (got[1] - second).abs() < 1e-6, "{outside}: {got:?}");
             }
         }
-        x.multi_margin_loss(&target, 1, 1.0, None, Reduction::Sum)?.backward()?;
+        x.multi_margin_loss(
+            &target,
+            &MultiMarginLossOptions { reduction: Reduction::Sum, ..Default::default() },
+        )?
+        .backward()?;
         let grad = x.grad().ok_or_else(|| anyhow::anyhow!("no gradient"))?.to_f64s()?;
         ensure!(grad[..3] == [0.0; 3] && grad.iter().all(|g| g.is_finite()), "{outside}: {grad:?}");
     }
@@ -464,7 +480,11 @@ fn floats_outside_a_type_are_not_written(device: &Device) -> Result<()> {
         for overflown in [one.mul(1e300)?, one.add(1e300)?, one.where_(&x.gt(0.0)?, 1e300)?] {
             ensure_values(&overflown.to_dtype(DType::F32)?, &infinite)?;
         }
-        let nan = one.mul(f64::NAN)?.nan_to_num_with(1e300, 0.0, 0.0)?;
+        let nan = one.mul(f64::NAN)?.nan_to_num_with(&NanToNumOptions {
+            nan: 1e300,
+            posinf: Some(0.0),
+            neginf: Some(0.0),
+        })?;
         ensure_values(&nan.to_dtype(DType::F32)?, &infinite)?;
         ensure_values(&x.clamp(-1e300, 1e300)?.to_dtype(DType::F32)?, &[0.0, 0.0])?;
     }

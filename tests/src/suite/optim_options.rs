@@ -8,7 +8,7 @@ use forebay::memory::{Config, Tag};
 use forebay::nn::{
     BatchNorm1d, Dropout, GroupNorm, InstanceNorm1d, LayerNorm, Linear, Module, RmsNorm, init,
 };
-use forebay::ops::CrossEntropyOptions;
+use forebay::ops::{CrossEntropyOptions, NormOptions};
 use forebay::optim::{
     Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, Asgd, AveragedModel, ClipGradNormOptions, GradScaler,
     Lamb, Lion, Muon, NAdam, Optimizer, ParamGroup, RAdam, RmsProp, Rprop, Sgd, clip_grad_norm_,
@@ -226,7 +226,7 @@ fn layers_refuse_options_out_of_range(device: &Device) -> Result<()> {
             GroupNorm::new(1, 2, device)?.eps(bad).forward(&x),
             BatchNorm1d::new(2, device)?.eps(bad).forward(&x),
             InstanceNorm1d::new(2).eps(bad).forward(&x),
-            x.add_layer_norm(&x, [6], None, None, bad).map(|(x, _)| x),
+            x.add_layer_norm(&x, [6], &NormOptions { eps: bad, ..Default::default() }).map(|(x, _)| x),
             x.add_rms_norm(&x, [6], None, Some(bad)).map(|(x, _)| x),
         ] {
             let error = expect_error(made, &eps)?;

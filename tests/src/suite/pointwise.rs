@@ -5,7 +5,7 @@ use std::f64::consts::{FRAC_PI_2, PI};
 use anyhow::{Context, Result, ensure};
 use forebay::device::Device;
 use forebay::dtype::DType;
-use forebay::ops::stack;
+use forebay::ops::{NanToNumOptions, stack};
 use forebay::tensor::Tensor;
 use half::{bf16, f16};
 
@@ -218,7 +218,10 @@ fn numbers_beside_doubles_are_doubles(device: &Device) -> Result<()> {
     let special = Tensor::from_slice(&[f64::NAN, f64::INFINITY, f64::NEG_INFINITY], [3], device)?;
     ensure!(special.nan_to_num()?.to_vec::<f64>()? == [0.0, f64::MAX, f64::MIN]);
     ensure!(
-        Tensor::from_slice(&[3i32, -1], [2], device)?.nan_to_num_with(0.0, 1.0, 2.0)?.dtype() == DType::I32
+        Tensor::from_slice(&[3i32, -1], [2], device)?
+            .nan_to_num_with(&NanToNumOptions { posinf: Some(1.0), neginf: Some(2.0), ..Default::default() })?
+            .dtype()
+            == DType::I32
     );
     Ok(())
 }

@@ -6,6 +6,7 @@ use forebay::amp::autocast;
 use forebay::autograd::{self, GradOptions};
 use forebay::device::Device;
 use forebay::dtype::DType;
+use forebay::ops::NormOptions;
 use forebay::tensor::Tensor;
 
 super::tests![
@@ -231,7 +232,8 @@ fn layer_norms_of_every_length(device: &Device) -> Result<()> {
                 } else if rms {
                     leaves[0].rms_norm([extent], w, Some(1e-5))?
                 } else {
-                    leaves[0].layer_norm([extent], w, b, 1e-5)?
+                    leaves[0]
+                        .layer_norm([extent], &NormOptions { weight: w, bias: b, ..Default::default() })?
                 };
                 y.backward_with(&g)?;
                 Ok((y.to_vec()?, grads(&leaves[..used])?))
@@ -262,7 +264,11 @@ fn a_residual_is_added_in_the_same_pass(device: &Device) -> Result<()> {
                 let (sum, normed) = if rms {
                     x.add_rms_norm(&r, [extent], Some(&w), Some(1e-5))?
                 } else {
-                    x.add_layer_norm(&r, [extent], Some(&w), Some(&b), 1e-5)?
+                    x.add_layer_norm(
+                        &r,
+                        [extent],
+                        &NormOptions { weight: Some(&w), bias: Some(&b), ..Default::default() },
+                    )?
                 };
                 let name = format!("{x_type} and {r_type}, {extent}, rms {rms}");
                 ensure!(
@@ -284,7 +290,7 @@ fn a_residual_is_added_in_the_same_pass(device: &Device) -> Result<()> {
         }
     }
     let (a, b) = (Tensor::ones([2, 8], DType::F32, device)?, Tensor::ones([8], DType::F32, device)?);
-    ensure!(a.add_layer_norm(&b, [8], None, None, 1e-5).is_err(), "a residual does not broadcast");
+    ensure!(a.add_layer_norm(&b, [8], &Default::default()).is_err(), "a residual does not broadcast");
     Ok(())
 }
 
@@ -301,10 +307,13 @@ fn a_bias_before_a_residual_gets_its_own_sums(device: &Device) -> Result<()> {
             );
             let y = x.linear(&w, Some(&bias))?;
             let (sum, out) = if fused {
-                y.add_layer_norm(&r, normed, Some(&scale), None, 1e-5)?
+                y.add_layer_norm(&r, normed, &NormOptions { weight: Some(&scale), ..Default::default() })?
             } else {
                 let sum = y.add(&r)?;
-                (sum.clone(), sum.layer_norm(normed, Some(&scale), None, 1e-5)?)
+                (
+                    sum.clone(),
+                    sum.layer_norm(normed, &NormOptions { weight: Some(&scale), ..Default::default() })?,
+                )
             };
             out.mul(&g)?.sum_all()?.add(&sum.mul(&g)?.sum_all()?)?.backward()?;
             grads(&[bias, scale])
@@ -340,7 +349,11 @@ fn the_sum_of_a_residual_gets_both_gradients(device: &Device) -> Result<()> {
             } else if rms {
                 x2.add_rms_norm(r, [extent], Some(w), Some(1e-5))?
             } else {
-                x2.add_layer_norm(r, [extent], Some(w), Some(b), 1e-5)?
+                x2.add_layer_norm(
+                    r,
+                    [extent],
+                    &NormOptions { weight: Some(w), bias: Some(b), ..Default::default() },
+                )?
             };
             let more = sum.mul(&coefficients[0])?.add(&normed.mul(&coefficients[1])?)?;
             let again = sum.tanh()?.mul(&more)?;
@@ -354,7 +367,7 @@ fn the_sum_of_a_residual_gets_both_gradients(device: &Device) -> Result<()> {
     // Without a later use of the sum, and with a residual that requires no gradient.
     let x = uniform(&[4, 8], device)?.to_leaf()?;
     let r = uniform(&[4, 8], device)?;
-    let (sum, normed) = x.add_layer_norm(&r, [8], None, None, 1e-5)?;
+    let (sum, normed) = x.add_layer_norm(&r, [8], &Default::default())?;
     drop(sum);
     normed.square()?.sum_all()?.backward()?;
     ensure!(x.grad().is_some() && r.grad().is_none(), "only x has a gradient");
@@ -367,8 +380,9 @@ fn residuals_under_autocast(device: &Device) -> Result<()> {
     let w = uniform(&[64], device)?.to_leaf()?;
     let (sum, normed, plain) = {
         let _autocast = autocast(DType::BF16)?;
-        let (sum, normed) = x.add_layer_norm(&r, [64], Some(&w), None, 1e-5)?;
-        let plain = sum.layer_norm([64], Some(&w), None, 1e-5)?;
+        let (sum, normed) =
+            x.add_layer_norm(&r, [64], &NormOptions { weight: Some(&w), ..Default::default() })?;
+        let plain = sum.layer_norm([64], &NormOptions { weight: Some(&w), ..Default::default() })?;
         (sum, normed, plain)
     };
     let types = (sum.dtype(), normed.dtype(), plain.dtype());
@@ -411,7 +425,11 @@ fn a_sum_with_a_residual_that_is_kept_anyway_is_kept_in_parts(device: &Device) -
                 let normed;
                 (sum, normed) = match rms {
                     true => branch.add_rms_norm(&residual, [extent], Some(&scale), None)?,
-                    false => branch.add_layer_norm(&residual, [extent], Some(&scale), None, 1e-5)?,
+                    false => branch.add_layer_norm(
+                        &residual,
+                        [extent],
+                        &NormOptions { weight: Some(&scale), ..Default::default() },
+                    )?,
                 };
                 // The last sum has no other gradient; for the second one, the gradient is also added separately.
                 if k == 1 {
@@ -458,8 +476,8 @@ fn a_sum_with_a_residual_that_is_kept_anyway_is_kept_in_parts(device: &Device) -
     // Saved tensors must not change.
     let branch = uniform(&[4, 64], device)?.to_dtype(DType::BF16)?;
     let stream = uniform(&[4, 64], device)?.to_leaf()?;
-    let (sum, _first) = branch.add_layer_norm(&stream, [64], None, None, 1e-5)?;
-    let (_, normed) = branch.add_layer_norm(&sum, [64], None, None, 1e-5)?;
+    let (sum, _first) = branch.add_layer_norm(&stream, [64], &Default::default())?;
+    let (_, normed) = branch.add_layer_norm(&sum, [64], &Default::default())?;
     branch.add_(&branch)?;
     let error =
         normed.sum_all()?.backward().err().context("a branch that has changed is no error")?.to_string();

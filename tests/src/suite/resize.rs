@@ -11,7 +11,8 @@ use forebay::nn::{
     Sequential, Upsample,
 };
 use forebay::ops::{
-    EmbeddingBagMode, EmbeddingBagOptions, Im2colOptions, InterpolateMode, InterpolateOptions, Pool2dOptions,
+    DiffOptions, EmbeddingBagMode, EmbeddingBagOptions, Im2colOptions, InterpolateMode, InterpolateOptions,
+    Pool2dOptions,
 };
 use forebay::tensor::Tensor;
 
@@ -308,11 +309,11 @@ fn vector_products_by_hand(device: &Device) -> Result<()> {
         if dtype == DType::U32 {
             continue;
         }
-        ensure_values(&a.cross(&b, Some(-1))?, &[-11.0, 13.0, -5.0, -14.0, 10.0, 1.0])?;
-        ensure_values(&a.t()?.cross(&b.unsqueeze(1)?, None)?.t()?, &[-11.0, 13.0, -5.0, -14.0, 10.0, 1.0])?;
+        ensure_values(&a.cross(&b, -1)?, &[-11.0, 13.0, -5.0, -14.0, 10.0, 1.0])?;
+        ensure_values(&a.t()?.cross(&b.unsqueeze(1)?, 0)?.t()?, &[-11.0, 13.0, -5.0, -14.0, 10.0, 1.0])?;
     }
     let none = Tensor::zeros([0, 3], DType::F32, device)?;
-    ensure!(none.cross(&none, None)?.shape() == [0, 3]);
+    ensure!(none.cross(&none, -1)?.shape() == [0, 3]);
     Ok(())
 }
 
@@ -322,11 +323,14 @@ fn parts_and_differences(device: &Device) -> Result<()> {
     ensure!(shapes(&x.tensor_split(2, 1)?) == [2, 1] && shapes(&x.tensor_split(4, -1)?) == [1, 1, 1, 0]);
     ensure!(shapes(&x.tensor_split_at(&[-1, 1, 9], 1)?) == [2, 0, 2, 0]);
     ensure_values(&x.tensor_split_at(&[1], 1)?[1], &[1.0, 2.0, 4.0, 5.0])?;
-    ensure_values(&x.diff(1, -1, None, None)?, &[1.0; 4])?;
-    ensure!(x.diff(9, 1, None, None)?.shape() == [2, 0]);
-    ensure_values(&x.diff(1, 0, Some(&x.narrow(0, 1, 1)?), None)?, &[-3.0, -3.0, -3.0, 3.0, 3.0, 3.0])?;
+    ensure_values(&x.diff(1, -1, &Default::default())?, &[1.0; 4])?;
+    ensure!(x.diff(9, 1, &Default::default())?.shape() == [2, 0]);
+    ensure_values(
+        &x.diff(1, 0, &DiffOptions { prepend: Some(&x.narrow(0, 1, 1)?), ..Default::default() })?,
+        &[-3.0, -3.0, -3.0, 3.0, 3.0, 3.0],
+    )?;
     let flags = Tensor::from_bools(&[true, true, false, true], [4], device)?;
-    let changes = flags.diff(1, 0, None, None)?;
+    let changes = flags.diff(1, 0, &Default::default())?;
     ensure!(changes.dtype() == DType::Bool);
     ensure_values(&changes, &[0.0, 1.0, 1.0])?;
     ensure_values(&iota(&[2, 4], DType::F32, device)?.t()?.trace()?, &[5.0])?;
@@ -370,5 +374,5 @@ fn layers_have_the_names_and_shapes_of_their_weights(device: &Device) -> Result<
     ensure_values(&words.weight.detach().select(0, 2)?, &[0.0; 3])?;
     let index = Tensor::from_slice(&[2i32, 0], [1, 2], device)?;
     let first = words.weight.detach().narrow(0, 0, 1)?.contiguous()?;
-    ensure_same_bits(&words.forward(&index, None, None)?.detach(), &first)
+    ensure_same_bits(&words.forward(&index, &Default::default())?.detach(), &first)
 }

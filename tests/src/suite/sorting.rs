@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::{Error, Result as ForebayResult};
-use forebay::ops::{Interpolation, ScatterReduce};
+use forebay::ops::{CovOptions, Interpolation, ScatterReduce, SearchSortedOptions};
 use forebay::tensor::Tensor;
 
 use super::host_reference::{SplitMix64, ensure_close, ensure_same_bits, ensure_values, iota};
@@ -147,7 +147,7 @@ fn sixty_four_bits_count(device: &Device) -> Result<()> {
     ensure!(x.gather(0, &place)?.to_vec::<i64>()? == values && at.len() == values.len());
     let high = Tensor::from_slice(&[0i64, 1 << 40, 0, -(1 << 33)], [4], device)?;
     ensure_values(&high.nonzero()?, &[1.0, 3.0])?;
-    let found = sorted.searchsorted(&Tensor::from_slice(&[1i64 << 32], [1], device)?, false, false, None)?;
+    let found = sorted.searchsorted(&Tensor::from_slice(&[1i64 << 32], [1], device)?, &Default::default())?;
     let expected = values.iter().filter(|&&v| v < 1 << 32).count();
     ensure_values(&found, &[expected as f64])
 }
@@ -245,12 +245,18 @@ fn weights_of_observations_are_not_negative(device: &Device) -> Result<()> {
     let counts = |values: [i64; 3]| Tensor::from_slice(&values, [3], device);
     let weights = |values: [f32; 3]| Tensor::from_slice(&values, [3], device);
     for (often, much) in [(Some(counts([1, -1, 2])?), None), (None, Some(weights([0.5, -0.25, 1.0])?))] {
-        let Err(error) = x.cov(1.0, often.as_ref(), much.as_ref()) else {
+        let Err(error) =
+            x.cov(&CovOptions { fweights: often.as_ref(), aweights: much.as_ref(), ..Default::default() })
+        else {
             anyhow::bail!("a negative weight is taken")
         };
         ensure!(error.to_string().contains("none is negative"), "{error}");
     }
-    let got = x.cov(1.0, Some(&counts([1, 0, 2])?), Some(&weights([0.5, 0.0, 1.0])?))?;
+    let got = x.cov(&CovOptions {
+        fweights: Some(&counts([1, 0, 2])?),
+        aweights: Some(&weights([0.5, 0.0, 1.0])?),
+        ..Default::default()
+    })?;
     ensure!(got.to_f64s()?.iter().all(|v| v.is_finite()));
     Ok(())
 }
@@ -356,7 +362,10 @@ fn values_find_their_places(device: &Device) -> Result<()> {
     // Comparisons with NaN are false, so the search continues to the right.
     let line = Tensor::from_slice(&[1.0f32, f32::NAN], [2], device)?;
     let wanted = Tensor::from_slice(&[f32::NAN, 2.0, 0.5], [3], device)?;
-    ensure_values(&line.searchsorted(&wanted, true, false, None)?, &[2.0, 2.0, 2.0])?;
+    ensure_values(
+        &line.searchsorted(&wanted, &SearchSortedOptions { out_int32: true, ..Default::default() })?,
+        &[2.0, 2.0, 2.0],
+    )?;
     for dtype in DType::ALL.into_iter().filter(|&d| device.supports_dtype(d) && d != DType::Bool) {
         let (x, values) = (mixed(&[3, 40], dtype, device)?, mixed(&[3, 9], dtype, device)?);
         let (sorted, sorter) = x.sort(1, false)?;
@@ -368,18 +377,30 @@ fn values_find_their_places(device: &Device) -> Result<()> {
                     line.iter().filter(|&&v| v < seen[i] || (right && v == seen[i])).count() as f64
                 })
                 .collect();
-            let found = sorted.searchsorted(&values, false, right, None)?;
+            let found = sorted.searchsorted(&values, &SearchSortedOptions { right, ..Default::default() })?;
             ensure_values(&found, &expected).with_context(|| format!("{dtype}, {right}"))?;
-            let found = x.searchsorted(&values.t()?.copy()?.t()?, true, right, Some(&sorter))?;
+            let found = x.searchsorted(
+                &values.t()?.copy()?.t()?,
+                &SearchSortedOptions { out_int32: true, right, sorter: Some(&sorter) },
+            )?;
             ensure!(found.dtype() == DType::I32);
             ensure_values(&found, &expected).with_context(|| format!("{dtype}, {right}, by a sorter"))?;
         }
     }
     let limits = Tensor::from_slice(&[1.0f32, 3.0, 5.0], [3], device)?;
     let x = Tensor::from_slice(&[3.0f32, f32::NAN, -7.0, 9.0], [2, 2], device)?;
-    ensure_values(&x.bucketize(&limits, false, false)?, &[1.0, 3.0, 0.0, 3.0])?;
-    ensure_values(&x.bucketize(&limits, false, true)?, &[2.0, 3.0, 0.0, 3.0])?;
-    ensure_values(&x.bucketize(&limits.narrow(0, 0, 0)?, true, true)?, &[0.0; 4])
+    ensure_values(&x.bucketize(&limits, &Default::default())?, &[1.0, 3.0, 0.0, 3.0])?;
+    ensure_values(
+        &x.bucketize(&limits, &SearchSortedOptions { right: true, ..Default::default() })?,
+        &[2.0, 3.0, 0.0, 3.0],
+    )?;
+    ensure_values(
+        &x.bucketize(
+            &limits.narrow(0, 0, 0)?,
+            &SearchSortedOptions { out_int32: true, right: true, ..Default::default() },
+        )?,
+        &[0.0; 4],
+    )
 }
 
 fn elements_meet_in_every_way(device: &Device) -> Result<()> {
@@ -622,7 +643,7 @@ fn mistakes_are_told(device: &Device) -> Result<()> {
     }
     let short = Tensor::ones([4], DType::F32, device)?;
     ensure_message(
-        x.searchsorted(&short, false, false, None),
+        x.searchsorted(&short, &Default::default()),
         "searchsorted: what is searched has one dimension, or all but the last agree with those of the values; got \
          [2, 3] and [4]",
     )?;
@@ -641,7 +662,7 @@ fn mistakes_are_told(device: &Device) -> Result<()> {
         "scatter_reduce: the source is at least as large as the index; got [2, 3] and [2, 4]",
     )?;
     let leaf = x.to_leaf()?;
-    for result in [leaf.argsort(0, false)?, leaf.nonzero()?, leaf.bucketize(&short, false, false)?] {
+    for result in [leaf.argsort(0, false)?, leaf.nonzero()?, leaf.bucketize(&short, &Default::default())?] {
         ensure!(!result.requires_grad(), "{result:?} has a history");
     }
     Ok(())

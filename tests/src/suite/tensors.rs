@@ -1,6 +1,7 @@
 //! Views, strides, broadcasting, in-place changes.
 
 use anyhow::{Context, Result, ensure};
+use forebay::OpenDevice;
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Error;
@@ -33,6 +34,11 @@ tests![
     padding_by_hand,
     roundtrips_of_every_type,
     clones_share_and_copies_do_not,
+    host_values_become_tensors,
+    tensors_become_host_values,
+    lists_of_tensors_are_owned_or_borrowed,
+    ndarrays_convert_in_both_directions,
+    devices_and_dtypes_are_keys,
 ];
 
 type ViewFn = fn(&Tensor) -> forebay::error::Result<Tensor>;
@@ -390,5 +396,81 @@ fn wide_integers_are_filled(device: &Device) -> Result<()> {
     x.narrow(1, 1, 1)?.fill_(1i64 << 40)?;
     x.narrow(1, 2, 1)?.zero_()?;
     ensure!(x.to_vec::<i64>()? == [1, 1 << 40, 0, 4, 1 << 40, 0], "{:?}", x.to_vec::<i64>()?);
+    Ok(())
+}
+
+fn host_values_become_tensors(device: &Device) -> Result<()> {
+    let same = |t: Tensor, shape: &[usize], dtype: DType, values: &[f64]| -> Result<()> {
+        ensure!(t.shape() == shape && t.dtype() == dtype, "{t:?}, not {shape:?} of {dtype}");
+        ensure_values(&t, values)
+    };
+    same(Tensor::new(-0.5, device)?, &[], DType::F32, &[-0.5])?;
+    same(Tensor::new([1, -2], device)?, &[2], DType::I32, &[1.0, -2.0])?;
+    same(Tensor::new([[true, false]; 2], device)?, &[2, 2], DType::Bool, &[1.0, 0.0, 1.0, 0.0])?;
+    same(Tensor::new(vec![[1u8], [255]], device)?, &[2, 1], DType::U8, &[1.0, 255.0])?;
+    same(Tensor::new(&vec![vec![1i64 << 40]][..], device)?, &[1, 1], DType::I64, &[(1u64 << 40) as f64])?;
+    same(Tensor::new([[[half::f16::ONE; 2]]], device)?, &[1, 1, 2], DType::F16, &[1.0; 2])?;
+    same(Tensor::new([[0.0f32; 0]; 3], device)?, &[3, 0], DType::F32, &[])?;
+    same(Tensor::new(Vec::<Vec<u32>>::new(), device)?, &[0, 0], DType::U32, &[])?;
+    let ragged = Tensor::new(vec![vec![1, 2], vec![3]], device).err().context("lists of two lengths")?;
+    ensure!(ragged.to_string().contains("have 2 and 1 entries"), "{ragged}");
+    Ok(())
+}
+
+fn tensors_become_host_values(device: &Device) -> Result<()> {
+    let x = iota(&[2, 3], DType::F32, device)?;
+    ensure!(Vec::<Vec<f32>>::try_from(&x.t()?)? == [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]);
+    ensure!(Vec::<f32>::try_from(&x.select(1, -1)?)? == [2.0, 5.0]);
+    ensure!(Vec::<Vec<Vec<f32>>>::try_from(&x.unsqueeze(1)?)? == [[[0.0, 1.0, 2.0]], [[3.0, 4.0, 5.0]]]);
+    ensure!(f32::try_from(&x.select(0, 1)?.select(0, 0)?)? == 3.0);
+    ensure!(Vec::<Vec<f32>>::try_from(&x.narrow(1, 3, 0)?)? == [[0.0f32; 0]; 2]);
+    ensure!(i64::try_from(&Tensor::new(-7i64, device)?)? == -7);
+    ensure!(Vec::<f32>::try_from(&x).is_err() && f32::try_from(&x).is_err(), "the rank differs");
+    ensure!(Vec::<Vec<i32>>::try_from(&x).is_err(), "the dtype differs");
+    Ok(())
+}
+
+fn lists_of_tensors_are_owned_or_borrowed(device: &Device) -> Result<()> {
+    let (a, b) = (Tensor::new([1.0, 2.0], device)?, Tensor::new([3.0], device)?);
+    ensure_values(&cat(&[&a, &b], 0)?, &[1.0, 2.0, 3.0])?;
+    ensure_values(&cat(&[b.clone(), a.clone()], 0)?, &[3.0, 1.0, 2.0])?;
+    let rows: Vec<Tensor> = a.unbind(0)?;
+    ensure_values(&stack(&rows, 0)?, &[1.0, 2.0])?;
+    let borrowed: Vec<&Tensor> = rows.iter().rev().collect();
+    ensure_values(&stack(&borrowed, 0)?, &[2.0, 1.0])
+}
+
+/// Transposed, reversed and stepped arrays, arrays without elements, and arrays of other element types.
+fn ndarrays_convert_in_both_directions(device: &Device) -> Result<()> {
+    use ndarray::{ArrayD, arr0, arr2, s};
+    let array = arr2(&[[0.0f32, 1.0, 2.0], [3.0, 4.0, 5.0]]);
+    let columns = Tensor::from_ndarray(&array.t(), device)?;
+    ensure!(columns.shape() == [3, 2] && columns.dtype() == DType::F32);
+    ensure_values(&columns, &[0.0, 3.0, 1.0, 4.0, 2.0, 5.0])?;
+    ensure_values(&Tensor::from_ndarray(&array.slice(s![..;-1, ..;2]), device)?, &[3.0, 5.0, 0.0, 2.0])?;
+    ensure!(Tensor::from_ndarray(&array.slice(s![.., 3..]), device)?.shape() == [2, 0]);
+    ensure!(Tensor::from_ndarray(&arr0(-3i64), device)?.to_vec::<i64>()? == [-3]);
+    ensure!(ArrayD::<f32>::try_from(&columns.t()?)? == array.clone().into_dyn());
+    ensure!(
+        ArrayD::<f32>::try_from(&columns.slice_dim(0, 0, 3, 2)?)?
+            == arr2(&[[0.0, 3.0], [2.0, 5.0]]).into_dyn()
+    );
+    ensure!(ArrayD::<f32>::try_from(&columns.narrow(0, 0, 0)?)?.shape() == [0, 2]);
+    let wrong = ArrayD::<i32>::try_from(&columns).err().context("i32 of f32")?;
+    ensure!(wrong.to_string().contains("f32"), "{wrong}");
+    Ok(())
+}
+
+#[allow(clippy::mutable_key_type, reason = "a device is hashed and compared by identity")]
+fn devices_and_dtypes_are_keys(device: &Device) -> Result<()> {
+    let mut names = std::collections::HashMap::from([(device.clone(), "own")]);
+    names.insert(Device::null(Default::default()), "other");
+    ensure!(names.len() == 2 && names[device] == "own", "clones of a device are one key");
+    ensure!(matches!(Device::open("null:x"), Err(Error::NoDevice { .. })), "an index that is no number");
+    for dtype in DType::ALL {
+        ensure!(dtype.to_string().parse::<DType>()? == dtype, "{dtype}");
+        ensure!(serde_json::from_str::<DType>(&serde_json::to_string(&dtype)?)? == dtype, "{dtype}");
+    }
+    ensure!("torch.bfloat16".parse::<DType>()? == DType::BF16 && "f33".parse::<DType>().is_err());
     Ok(())
 }

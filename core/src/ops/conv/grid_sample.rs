@@ -27,6 +27,17 @@ pub enum GridPadding {
     Reflection,
 }
 
+/// Options of [`Tensor::grid_sample`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct GridSampleOptions {
+    /// Interpolation.
+    pub mode: GridMode,
+    /// Values outside of the input.
+    pub padding_mode: GridPadding,
+    /// If true, -1 and 1 are the centres of the outer elements, else the outer edges.
+    pub align_corners: bool,
+}
+
 /// Maps a coordinate from the range -1 to 1 to elements of a dimension of `size`.
 fn unnormalize_coordinate(grid: &Tensor, size: usize, align_corners: bool) -> Result<Tensor> {
     match align_corners {
@@ -114,13 +125,13 @@ impl Tensor {
     /// edges of `self`, or with `align_corners` the centres of its outer elements.
     ///
     /// ```
-    /// # use forebay_core::{device::Device, dtype::DType, ops::{GridMode, GridPadding}, tensor::Tensor};
+    /// # use forebay_core::{device::Device, dtype::DType, ops::{GridPadding, GridSampleOptions}, tensor::Tensor};
     /// # let device = Device::null(Default::default());
     /// let images = Tensor::zeros(&[2, 3, 16, 16], DType::F32, &device)?;
     /// let turned = Tensor::from_slice(&[0.8f32, -0.6, 0.0, 0.6, 0.8, 0.0], &[1, 2, 3], &device)?;
     /// let turned = turned.broadcast_to(&[2, 2, 3])?;
     /// let grid = turned.affine_grid(&[2, 3, 24, 24], false)?;
-    /// let out = images.grid_sample(&grid, GridMode::Bilinear, GridPadding::Border, false)?;
+    /// let out = images.grid_sample(&grid, &GridSampleOptions { padding_mode: GridPadding::Border, ..Default::default() })?;
     /// assert_eq!(out.shape(), [2, 3, 24, 24]);
     /// # Ok::<(), forebay_core::error::Error>(())
     /// ```
@@ -128,13 +139,8 @@ impl Tensor {
     /// # Errors
     /// The shapes do not fit, a dimension of `self` is empty, or a type is not a float.
     #[track_caller]
-    pub fn grid_sample(
-        &self,
-        grid: &Tensor,
-        mode: GridMode,
-        padding: GridPadding,
-        align_corners: bool,
-    ) -> Result<Tensor> {
+    pub fn grid_sample(&self, grid: &Tensor, options: &GridSampleOptions) -> Result<Tensor> {
+        let &GridSampleOptions { mode, padding_mode: padding, align_corners } = options;
         operation!(OP = "grid_sample");
         self.check_same_device(OP, grid)?;
         for dtype in [self.dtype(), grid.dtype()] {

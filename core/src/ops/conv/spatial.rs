@@ -5,12 +5,11 @@ use crate::ops::prelude::*;
 /// One value for all spatial dimensions, or an array with one for each.
 ///
 /// ```
-/// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
+/// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType, ops::Im2colOptions};
 /// # let device = Device::null(Default::default());
 /// let x = Tensor::zeros(&[1, 3, 8, 8], DType::F32, &device)?;
-/// let w = Tensor::zeros(&[6, 3, 3, 3], DType::F32, &device)?;
-/// assert_eq!(x.conv2d(&w, None, 2, 1, 1, 1)?.shape(), [1, 6, 4, 4]);
-/// assert_eq!(x.conv2d(&w, None, [2, 1], [1, 0], [1, 1], 1)?.shape(), [1, 6, 4, 6]);
+/// let patches = x.im2col(3, &Im2colOptions::default())?;
+/// assert_eq!(patches.shape(), x.im2col([3, 3], &Im2colOptions::default())?.shape());
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 pub trait IntoSpatial<const N: usize> {
@@ -19,14 +18,15 @@ pub trait IntoSpatial<const N: usize> {
 }
 
 /// Zero padding of a convolution's input.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Padding<const N: usize> {
     /// Padding that keeps the input's extents. The stride must be 1.
     Same,
     /// No padding.
+    #[default]
     Valid,
     /// Padding by these amounts on both sides.
-    Zeros([isize; N]),
+    Zeros([usize; N]),
 }
 
 macro_rules! impl_into_spatial {
@@ -37,17 +37,77 @@ macro_rules! impl_into_spatial {
         impl<const N: usize> IntoSpatial<N> for [$t; N] {
             fn spatial(self) -> [isize; N] { self.map(|n| n as isize) }
         }
-        impl<const N: usize> From<$t> for Padding<N> {
-            fn from(n: $t) -> Self { Self::Zeros(n.spatial()) }
-        }
-        impl<const N: usize> From<[$t; N]> for Padding<N> {
-            fn from(n: [$t; N]) -> Self { Self::Zeros(n.spatial()) }
-        }
     )*};
 }
 impl_into_spatial!(i32, isize, usize);
 
+/// Pads all dimensions by the same amount.
+impl<const N: usize> From<usize> for Padding<N> {
+    fn from(n: usize) -> Self {
+        Self::Zeros([n; N])
+    }
+}
+
+impl<const N: usize> From<[usize; N]> for Padding<N> {
+    fn from(n: [usize; N]) -> Self {
+        Self::Zeros(n)
+    }
+}
+
+with_defaults! {
+    /// Options of a convolution with `N` spatial dimensions, such as [`Tensor::conv2d`].
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType, ops::ConvolutionOptions};
+    /// # let device = Device::null(Default::default());
+    /// let x = Tensor::zeros([1, 3, 8, 8], DType::F32, &device)?;
+    /// let w = Tensor::zeros([6, 3, 3, 3], DType::F32, &device)?;
+    /// let options = ConvolutionOptions { stride: [2, 1], padding: 1.into(), ..Default::default() };
+    /// assert_eq!(x.conv2d(&w, None, &options)?.shape(), [1, 6, 4, 8]);
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct ConvolutionOptions<const N: usize> {
+        /// Stride of the kernel; 1.
+        pub stride: [usize; N] = [1; N],
+        /// Zeros around the input; none.
+        pub padding: Padding<N> = Padding::Valid,
+        /// Distance between elements of the kernel; 1.
+        pub dilation: [usize; N] = [1; N],
+        /// Number of independent groups of channels; 1.
+        pub groups: usize = 1,
+    }
+}
+
+with_defaults! {
+    /// Options of a transposed convolution with `N` spatial dimensions, such as [`Tensor::conv_transpose2d`].
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct TransposedConvolutionOptions<const N: usize> {
+        /// Stride of the kernel over the output; 1.
+        pub stride: [usize; N] = [1; N],
+        /// Number of elements removed from both sides of each output dimension; 0.
+        pub padding: [usize; N] = [0; N],
+        /// Number of elements added to one side of each output dimension; 0.
+        pub output_padding: [usize; N] = [0; N],
+        /// Number of independent groups of channels; 1.
+        pub groups: usize = 1,
+        /// Distance between elements of the kernel; 1.
+        pub dilation: [usize; N] = [1; N],
+    }
+}
+
+/// Checks that no option is below `least` or above the largest extent, and returns the values.
+pub(crate) fn check_option<const N: usize>(
+    op: &'static str,
+    what: &str,
+    values: [usize; N],
+    least: usize,
+) -> Result<[usize; N]> {
+    check_at_least(op, what, values.map(|n| isize::try_from(n).unwrap_or(isize::MAX)), least)
+}
+
 /// Checks that no value is below `least` or above the largest extent, and returns the values.
+#[doc(hidden)]
 pub fn check_at_least<const N: usize>(
     op: &'static str,
     what: &str,

@@ -106,6 +106,19 @@ pub(crate) fn gelu_tanh_backward_recompute(x: &Tensor, g: &Tensor) -> Result<(Te
     Ok((again, sums))
 }
 
+with_defaults! {
+    /// Options of [`Tensor::rrelu`].
+    #[derive(Clone, Copy, Debug)]
+    pub struct RreluOptions {
+        /// Lower bound of slopes; 1/8.
+        pub lower: f64 = 1.0 / 8.0,
+        /// Upper bound of slopes; 1/3.
+        pub upper: f64 = 1.0 / 3.0,
+        /// If true, draws slopes; false.
+        pub training: bool = false,
+    }
+}
+
 impl Tensor {
     /// a for a > 0, else weight · a. `weight` has one element, or one for each index of dimension 1.
     ///
@@ -144,13 +157,14 @@ impl Tensor {
         self.neg()?.softmax(dim)
     }
 
-    /// a for a > 0, else slope · a. While `training`, each element draws its slope from lower..upper;
-    /// otherwise the slope is the mean of both.
+    /// a for a > 0, else slope · a. In training, each element draws its slope from lower..upper. Otherwise the
+    /// slope is the mean of both.
     ///
     /// # Errors
     /// `lower` is above `upper`, or the dtype is not a float.
     #[track_caller]
-    pub fn rrelu(&self, lower: f64, upper: f64, training: bool) -> Result<Tensor> {
+    pub fn rrelu(&self, options: &RreluOptions) -> Result<Tensor> {
+        let &RreluOptions { lower, upper, training } = options;
         fail_if!(lower > upper;
             argument("rrelu"), "takes a lower bound that is not above {upper}, got {lower}");
         if !training {
@@ -158,17 +172,5 @@ impl Tensor {
         }
         let slopes = Tensor::uniform(self.shape(), lower, upper, self.dtype(), self.device())?;
         run_pointwise(&PRELU, &[Operand::Tensor(self), Operand::Tensor(&slopes)], &[])
-    }
-
-    /// Replaces NaN by 0 and infinities by the largest finite values. Copies tensors that are not floats.
-    #[track_caller]
-    pub fn nan_to_num(&self) -> Result<Tensor> {
-        let most = match self.dtype() {
-            DType::F64 => f64::MAX,
-            DType::F16 => 65504.0,
-            DType::BF16 => f64::from(half::bf16::MAX),
-            _ => f64::from(f32::MAX),
-        };
-        self.nan_to_num_with(0.0, most, -most)
     }
 }

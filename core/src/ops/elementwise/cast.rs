@@ -11,7 +11,7 @@ impl Tensor {
     /// Casts to another type, or returns `self` if it has the type. Floats become integers by truncation.
     ///
     /// The gradient is cast back. A cast to an integer or bool ends the history, as in PyTorch. A cast to a
-    /// storage-only type ([`DType::STORED`]) goes through f32 and fails if a gradient is required: detach
+    /// storage-only type ([`DType::is_storage_only`]) goes through f32 and fails if a gradient is required: detach
     /// first.
     ///
     /// # Errors

@@ -195,6 +195,17 @@ pointwise_ops! {
     BITWISE_NOT "bitwise_not": Bits, "~a", [], [NoGrad];
 }
 
+/// Options of [`Tensor::nan_to_num_with`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NanToNumOptions {
+    /// Replaces NaN.
+    pub nan: f64,
+    /// Replaces infinity; `None` for the largest finite value of the dtype.
+    pub posinf: Option<f64>,
+    /// Replaces negative infinity; `None` for the smallest finite value of the dtype.
+    pub neginf: Option<f64>,
+}
+
 impl Tensor {
     /// Computes the derivative of order `n` of [`digamma`](Self::digamma): (-1)ⁿ⁺¹ n! ζ(n + 1, a), with
     /// Hurwitz's ζ. Order 0 is digamma itself. Infinite at 0 and the negative integers.
@@ -213,13 +224,26 @@ impl Tensor {
         run_pointwise(&POLYGAMMA, &[Operand::Tensor(self)], &numbers)
     }
 
-    /// Replaces NaN and infinities by these values. Copies tensors that are not floats.
+    /// Replaces NaN by 0 and infinities by the largest finite values. Copies tensors that are not floats.
     #[track_caller]
-    pub fn nan_to_num_with(&self, nan: f64, posinf: f64, neginf: f64) -> Result<Tensor> {
+    pub fn nan_to_num(&self) -> Result<Tensor> {
+        self.nan_to_num_with(&NanToNumOptions::default())
+    }
+
+    /// Replaces NaN and infinities by the values of `options`. Copies tensors that are not floats.
+    #[track_caller]
+    pub fn nan_to_num_with(&self, options: &NanToNumOptions) -> Result<Tensor> {
         if !self.dtype().is_float() {
             return self.copy();
         }
-        let numbers = [("nan", nan), ("posinf", posinf), ("neginf", neginf)];
+        let most = match self.dtype() {
+            DType::F64 => f64::MAX,
+            DType::F16 => 65504.0,
+            DType::BF16 => f64::from(half::bf16::MAX),
+            _ => f64::from(f32::MAX),
+        };
+        let (posinf, neginf) = (options.posinf.unwrap_or(most), options.neginf.unwrap_or(-most));
+        let numbers = [("nan", options.nan), ("posinf", posinf), ("neginf", neginf)];
         run_pointwise(
             &NAN_TO_NUM,
             &[Operand::Tensor(self)],

@@ -47,12 +47,12 @@ impl Tensor {
     /// The table does not have two dimensions.
     #[track_caller]
     pub fn embedding(&self, index: &Tensor, padding_idx: Option<usize>) -> Result<Tensor> {
-        self.embedding_with(index, EmbeddingOptions { padding_idx, ..EmbeddingOptions::default() })
+        self.embedding_with(index, &EmbeddingOptions { padding_idx, ..EmbeddingOptions::default() })
     }
 
     /// Looks up rows as [`embedding`](Self::embedding) does, with more options.
     #[track_caller]
-    pub fn embedding_with(&self, index: &Tensor, how: EmbeddingOptions) -> Result<Tensor> {
+    pub fn embedding_with(&self, index: &Tensor, how: &EmbeddingOptions) -> Result<Tensor> {
         operation!(OP);
         let &[entries, width] = self.shape() else {
             fail!(shape(OP, [self]), "the table is [entries, width]")

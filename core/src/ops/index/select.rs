@@ -84,6 +84,7 @@ pub(crate) fn linearize_index(
 /// Converts indices, classes or lengths of any integer type to i32. Values out of range saturate, but never
 /// at the lowest i32, which replaces an `ignored` class that is itself out of range.
 #[track_caller]
+#[doc(hidden)]
 pub fn cast_index_to_i32(op: &'static str, index: &Tensor, ignored: Option<i64>) -> Result<Tensor> {
     if index.dtype() == DType::U8 {
         return index.detach().to_dtype(DType::I32);
@@ -107,8 +108,20 @@ pub fn cast_index_to_i32(op: &'static str, index: &Tensor, ignored: Option<i64>)
 }
 
 /// Returns the i32 that [`cast_index_to_i32`] uses for an ignored class.
+#[doc(hidden)]
 pub fn ignore_index_to_i32(ignored: i64) -> i32 {
     i32::try_from(ignored).unwrap_or(i32::MIN)
+}
+
+/// Options of [`Tensor::searchsorted`] and [`Tensor::bucketize`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SearchSortedOptions<'a> {
+    /// If true, the positions are i32, else i64.
+    pub out_int32: bool,
+    /// If true, counts elements that are not greater, else smaller ones.
+    pub right: bool,
+    /// Order of the searched elements, from [`Tensor::argsort`]; `None` if they are sorted.
+    pub sorter: Option<&'a Tensor>,
 }
 
 impl Tensor {
@@ -225,40 +238,34 @@ impl Tensor {
             None => ends.narrow(0, n - 1, 1)?.item()? as usize,
         };
         let places = Tensor::arange(0.0, total as f64, 1.0, DType::U32, self.device())?;
-        let index = ends.searchsorted(&places, true, true, None)?.clamp(0, n as i64 - 1)?;
+        let index = ends
+            .searchsorted(&places, &SearchSortedOptions { out_int32: true, right: true, sorter: None })?
+            .clamp(0, n as i64 - 1)?;
         line.index_select(d as isize, &index)
     }
 
     /// Returns the positions in the sorted `self` at which `values` keep the order: PyTorch's `searchsorted`.
     ///
-    /// The position is the number of smaller elements, or with `right` of elements that are not greater. The
-    /// result is i64, or i32 with `out_int32`. A one-dimensional `self` serves all values. Otherwise all
-    /// dimensions but the last agree. With `sorter` (see [`argsort`](Self::argsort)), `self` need not be
-    /// sorted. As in PyTorch, a search continues to the right of NaN.
+    /// A one-dimensional `self` serves all values. Otherwise all dimensions but the last agree. As in
+    /// PyTorch, a search continues to the right of NaN.
     ///
     /// # Errors
     /// The types differ, the shapes do not fit, or an input requires a gradient: none exists.
     #[track_caller]
-    pub fn searchsorted(
-        &self,
-        values: &Tensor,
-        out_int32: bool,
-        right: bool,
-        sorter: Option<&Tensor>,
-    ) -> Result<Tensor> {
-        self.run_searchsorted("searchsorted", values, out_int32, right, sorter)
+    pub fn searchsorted(&self, values: &Tensor, options: &SearchSortedOptions<'_>) -> Result<Tensor> {
+        self.run_searchsorted("searchsorted", values, options)
     }
 
-    /// Returns the index of the bucket of each element: PyTorch's `bucketize`. `boundaries` are sorted and
-    /// one-dimensional. See [`searchsorted`](Self::searchsorted).
+    /// Returns the index of the bucket of each element: PyTorch's `bucketize`. `boundaries` are sorted, unless
+    /// the options have a sorter, and one-dimensional. See [`searchsorted`](Self::searchsorted).
     ///
     /// # Errors
     /// `boundaries` is not one-dimensional. See also [`searchsorted`](Self::searchsorted).
     #[track_caller]
-    pub fn bucketize(&self, boundaries: &Tensor, out_int32: bool, right: bool) -> Result<Tensor> {
+    pub fn bucketize(&self, boundaries: &Tensor, options: &SearchSortedOptions<'_>) -> Result<Tensor> {
         fail_if!(boundaries.rank() != 1;
             shape("bucketize", [boundaries]), "the boundaries have one dimension");
-        boundaries.run_searchsorted("bucketize", self, out_int32, right, None)
+        boundaries.run_searchsorted("bucketize", self, options)
     }
 
     #[track_caller]
@@ -266,11 +273,10 @@ impl Tensor {
         &self,
         op: &'static str,
         values: &Tensor,
-        out_int32: bool,
-        right: bool,
-        sorter: Option<&Tensor>,
+        options: &SearchSortedOptions<'_>,
     ) -> Result<Tensor> {
         operation!(op);
+        let &SearchSortedOptions { out_int32, right, sorter } = options;
         self.check_same_device(op, values)?;
         fail_if!(values.dtype() != self.dtype(); dtype(op, values.dtype()),
             "values and what is searched have one type, here {}; cast with `to_dtype`", self.dtype());

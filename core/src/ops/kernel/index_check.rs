@@ -102,6 +102,7 @@ pub(crate) fn check_in_range(op: &'static str, index: &Tensor, range: IndexRange
 /// Fails for an element outside `range` if the check is enabled, for lengths and offsets. `names` are those of
 /// an element and of the tensor.
 #[track_caller]
+#[doc(hidden)]
 pub fn check_lengths(
     op: &'static str,
     names: (&str, &str),

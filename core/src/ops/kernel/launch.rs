@@ -248,7 +248,7 @@ mod tests {
     use crate::backend::null::CardProfile;
     use crate::dtype::DType;
     use crate::error::{Error, Result};
-    use crate::ops::{AttentionOptions, EmbeddingBagOptions, Pool1dOptions};
+    use crate::ops::{AttentionOptions, ConvolutionOptions, EmbeddingBagOptions, Pool1dOptions};
     use crate::runtime::device::Device;
     use crate::tensor::Tensor;
     use forebay_shaders::KernelSpec;
@@ -320,7 +320,7 @@ mod tests {
         ("solve", [40, 1000], |d, n| zeros(&[n, n], d)?.solve(&zeros(&[n, 1], d)?).map(drop)),
         ("cholesky", [40, 1000], |d, n| zeros(&[n, n], d)?.cholesky().map(drop)),
         ("solve_triangular", [40, 9000], |d, n| {
-            zeros(&[n, n], d)?.solve_triangular(&zeros(&[n, 32], d)?, true, true, false).map(drop)
+            zeros(&[n, n], d)?.solve_triangular(&zeros(&[n, 32], d)?, true, &Default::default()).map(drop)
         }),
         ("qr", [40, 9000], |d, n| zeros(&[n, 40], d)?.qr(false).map(drop)),
         ("svdvals", [40, 400_000], |d, n| zeros(&[n, 4], d)?.svdvals().map(drop)),
@@ -347,7 +347,9 @@ mod tests {
         ("conv1d by windows", [3, 1500], |d, n| {
             d.set_im2col_max_bytes(Some(1 << 30));
             let w = zeros(&[64, 64, n], d)?;
-            zeros(&[1, 64, 4000], d)?.conv1d(&w, None, 2, 0, 1, 1).map(drop)
+            zeros(&[1, 64, 4000], d)?
+                .conv1d(&w, None, &ConvolutionOptions { stride: [2], ..Default::default() })
+                .map(drop)
         }),
     ];
 

@@ -22,28 +22,23 @@ fn run_cross(a: &Tensor, b: &Tensor, d: usize) -> Result<Tensor> {
 }
 
 impl Tensor {
-    /// Computes cross products along `dim`, or along the first dimension of extent 3: PyTorch's `cross`
-    /// (`linalg.cross` uses -1). Shapes broadcast, and types are promoted.
+    /// Computes cross products along `dim`: PyTorch's `linalg.cross`. Shapes broadcast, and types are promoted.
     ///
     /// # Errors
-    /// The shapes do not broadcast, no dimension or not `dim` has extent 3, or a type is bool.
+    /// The shapes do not broadcast, `dim` does not have extent 3, or a type is bool.
     #[track_caller]
-    pub fn cross(&self, other: &Tensor, dim: Option<isize>) -> Result<Tensor> {
+    pub fn cross(&self, other: &Tensor, dim: isize) -> Result<Tensor> {
         operation!(OP);
         self.check_same_device(OP, other)?;
         let dtype = self.dtype().promote(other.dtype());
         fail_if!(dtype == DType::Bool; dtype(OP, dtype), "takes integers and floats; cast with `to_dtype`");
         launch::check_device_dtype(OP, dtype, self.device())?;
         let shape = broadcast_shapes(OP, &[self.shape(), other.shape()])?;
-        let d = match dim {
-            Some(dim) => Some(normalize_dim(OP, dim, shape.len())?),
-            None => shape.iter().position(|&n| n == 3),
-        };
+        let d = normalize_dim(OP, dim, shape.len())?;
         let (a, b) =
             (self.to_dtype(dtype)?.broadcast_to(&shape)?, other.to_dtype(dtype)?.broadcast_to(&shape)?);
-        let Some(d) = d.filter(|&d| shape.get(d) == Some(&3)) else {
-            fail!(shape(OP, [self, other]), "takes vectors of three values along the dimension")
-        };
+        fail_if!(shape.get(d) != Some(&3);
+            shape(OP, [self, other]), "takes vectors of three elements along the dimension");
         cross_with_grad(&a, &b, d)
     }
 }

@@ -1,5 +1,6 @@
 //! Matrix factorisations (QR, eigendecomposition, LU) and least squares.
 
+use crate::ops::linalg::SolveTriangularOptions;
 use crate::ops::linalg::svd::{
     MatrixShape, attach_factor_grads, check_matrices, empty_result_with_grad, jacobi_orthogonalize,
 };
@@ -88,7 +89,23 @@ fn qr_backward(q: &Tensor, r: &Tensor, grad_q: Option<&Tensor>, grad_r: Option<&
     };
     let inner = q.matmul(&symmetrize_lower(&m.transpose(1, 2)?)?)?;
     let inner = grad_q.map_or(Ok(inner.clone()), |g| inner.add(g))?;
-    r.transpose(1, 2)?.solve_triangular(&inner, false, false, false)
+    r.transpose(1, 2)?.solve_triangular(&inner, false, &RIGHT)
+}
+
+/// Systems of triangular matrices with a unit diagonal.
+const UNIT: SolveTriangularOptions = SolveTriangularOptions { left: true, unitriangular: true };
+/// Systems x a = b.
+const RIGHT: SolveTriangularOptions = SolveTriangularOptions { left: false, unitriangular: false };
+
+with_defaults! {
+    /// Options of [`Tensor::lu_solve`].
+    #[derive(Clone, Copy, Debug)]
+    pub struct LuSolveOptions {
+        /// If false, solves x a = b in place of a x = b; true.
+        pub left: bool = true,
+        /// If true, transposes a; false.
+        pub adjoint: bool = false,
+    }
 }
 
 impl Tensor {
@@ -245,10 +262,10 @@ impl Tensor {
         let square = factors.packed_lu.narrow(1, 0, k)?.narrow(2, 0, k)?.contiguous()?;
         let both = attach_lu_grad(&rows.narrow(1, 0, k)?.narrow(2, 0, k)?, square);
         let out = if n > m {
-            let beyond = both.solve_triangular(&rows.narrow(2, m, n - m)?, false, true, true)?;
+            let beyond = both.solve_triangular(&rows.narrow(2, m, n - m)?, false, &UNIT)?;
             cat(&[&both, &beyond], 2)?
         } else if m > n {
-            let beyond = both.solve_triangular(&rows.narrow(1, n, m - n)?, true, false, false)?;
+            let beyond = both.solve_triangular(&rows.narrow(1, n, m - n)?, true, &RIGHT)?;
             cat(&[&both, &beyond], 1)?
         } else {
             both
@@ -274,19 +291,21 @@ impl Tensor {
 
     /// Solves a x = b from the results of [`lu_factor`](Self::lu_factor): PyTorch's `linalg.lu_solve`.
     ///
-    /// Unless `left`, solves x a = b; with `adjoint`, a is transposed. Square a, and b \[.., n, columns\].
+    /// The matrices a are square, and b is \[.., n, columns\].
     ///
     /// # Errors
     /// `order` does not have one element for each row. See also [`solve_triangular`](Self::solve_triangular).
     #[track_caller]
-    pub fn lu_solve(&self, order: &Tensor, b: &Tensor, left: bool, adjoint: bool) -> Result<Tensor> {
-        operation!(OP = "lu_solve", autocast [self, b], |a, b| a.lu_solve(order, &b, left, adjoint));
+    pub fn lu_solve(&self, order: &Tensor, b: &Tensor, options: &LuSolveOptions) -> Result<Tensor> {
+        operation!(OP = "lu_solve", autocast [self, b], |a, b| a.lu_solve(order, &b, options));
+        let &LuSolveOptions { left, adjoint } = options;
         let (lead, n) = check_square(OP, self)?;
         fail_if!(order.shape() != [lead, &[n]].concat();
             shape(OP, [self, order]), "takes the order that `lu_factor` gave, a place for each row [.., n]");
         if !left {
             check_matrices(OP, b)?;
-            return self.lu_solve(order, &b.transpose(-2, -1)?, true, !adjoint)?.transpose(-2, -1);
+            let options = LuSolveOptions { left: true, adjoint: !adjoint };
+            return self.lu_solve(order, &b.transpose(-2, -1)?, &options)?.transpose(-2, -1);
         }
         let MatrixShape { batch_shape: others, m, n: columns } = check_matrices(OP, b)?;
         fail_if!(m != n; shape(OP, [self, b]), "takes right sides with a row for each of the matrix");
@@ -295,12 +314,12 @@ impl Tensor {
         let rows = order.unsqueeze(-1)?.broadcast_to(&whole)?;
         if adjoint {
             let transposed = self.transpose(-2, -1)?;
-            let x = transposed.solve_triangular(b, false, true, false)?;
-            let x = transposed.solve_triangular(&x, true, true, true)?;
+            let x = transposed.solve_triangular(b, false, &Default::default())?;
+            let x = transposed.solve_triangular(&x, true, &UNIT)?;
             return x.zeros_like()?.scatter(-2, &rows, &x);
         }
         let rows = b.broadcast_to(&whole)?.gather(-2, &rows)?;
-        self.solve_triangular(&self.solve_triangular(&rows, false, true, true)?, true, true, false)
+        self.solve_triangular(&self.solve_triangular(&rows, false, &UNIT)?, true, &Default::default())
     }
 
     /// Computes the minimum-norm least-squares solution of a x = b: PyTorch's `linalg.lstsq`. The shape of a
@@ -336,8 +355,8 @@ fn attach_lu_grad(a: &Tensor, out: Tensor) -> Tensor {
         let upper = both.triu(0)?.transpose(1, 2)?;
         let of_lower = lower.matmul(&g.tril(-1)?)?.tril(-1)?;
         let inner = of_lower.add(&g.triu(0)?.matmul(&upper)?.triu(0)?)?;
-        let right = upper.solve_triangular(&inner, false, false, false)?;
-        lower.solve_triangular(&right, true, true, true)
+        let right = upper.solve_triangular(&inner, false, &RIGHT)?;
+        lower.solve_triangular(&right, true, &UNIT)
     })
 }
 

@@ -44,7 +44,12 @@ fn scale_in_place(x: &Tensor, scale: &Tensor) -> Result<()> {
 }
 
 /// Returns the divisor of the losses as a tensor on the device: 1 for their sum.
-fn loss_divisor(target: &Tensor, classes: usize, options: &CrossEntropyOptions<'_>) -> Result<Tensor> {
+fn loss_divisor(
+    target: &Tensor,
+    classes: usize,
+    batch: usize,
+    options: &CrossEntropyOptions<'_>,
+) -> Result<Tensor> {
     let device = target.device();
     match options.reduction {
         Reduction::None => fail!(
@@ -52,7 +57,7 @@ fn loss_divisor(target: &Tensor, classes: usize, options: &CrossEntropyOptions<'
             "takes the sum or a mean of the losses: with a loss for each example their gradients would have to wait"
         ),
         Reduction::Sum => Tensor::ones((), DType::F32, device),
-        Reduction::BatchMean => Tensor::full((), target.numel() as f64, DType::F32, device),
+        Reduction::BatchMean => Tensor::full((), batch as f64, DType::F32, device),
         Reduction::Mean => {
             let weights = Tensor::empty([target.numel()], DType::F32, device)?;
             let weight = options.weight.map(contiguous_zero_offset).transpose()?;
@@ -75,6 +80,8 @@ struct LinearCrossEntropy<'a> {
     x: Tensor,
     weight: Tensor,
     target: Tensor,
+    /// First extent of the targets, before they became rows.
+    batch: usize,
     options: &'a CrossEntropyOptions<'a>,
 }
 
@@ -84,12 +91,12 @@ type HeadGrads = [Option<Tensor>; 2];
 impl LinearCrossEntropy<'_> {
     /// Computes the loss and the requested gradients. The weight's gradient has type `weight_type`.
     fn compute_loss_and_grads(&self, wants: [bool; 2], weight_type: DType) -> Result<(Tensor, HeadGrads)> {
-        let Self { x, weight, target, options } = self;
+        let Self { x, weight, target, batch, options } = self;
         let (&[n, features], &[classes, _]) = (x.shape(), weight.shape()) else {
             fail!(shape(OP, [x]), "takes rows of x and a weight of [classes, in]")
         };
         let (device, dtype) = (x.device(), x.dtype());
-        let divisor = loss_divisor(target, classes, options)?;
+        let divisor = loss_divisor(target, classes, *batch, options)?;
         let scale = divisor.reciprocal()?;
         let numbers = || Tensor::empty([2, n], DType::F32, device);
         let losses = numbers()?;
@@ -201,7 +208,9 @@ impl Tensor {
         let target = contiguous_zero_offset(&narrow_class_targets(&target.reshape([n])?, options)?)?;
         // Check class weights and smoothing on a view with the shape of the logits, which do not exist yet.
         check_targets(&rows.narrow(1, 0, 1)?.broadcast_to([n, classes])?, &target, options)?;
-        let head = LinearCrossEntropy { x: rows, weight: contiguous_zero_offset(&low)?, target, options };
+        let batch = before.first().copied().unwrap_or(1);
+        let head =
+            LinearCrossEntropy { x: rows, weight: contiguous_zero_offset(&low)?, target, batch, options };
         let wants = match autograd::is_grad_enabled() {
             true => [x.requires_grad(), weight.requires_grad()],
             false => [false, false],
@@ -222,6 +231,11 @@ impl Tensor {
         );
         let &CrossEntropyOptions { weight: _, ignore_index, reduction, label_smoothing, in_place: _ } =
             options;
+        // The composed logits are rows, so their first extent is not the batch.
+        let (reduction, divisor) = match reduction {
+            Reduction::BatchMean => (Reduction::Sum, Some(batch as f64)),
+            other => (other, None),
+        };
         let composed = move |t: &[Tensor]| {
             let logits = t[0].reshape([n, features])?.linear(&t[1].to_dtype(t[0].dtype())?, None)?;
             let options = CrossEntropyOptions {
@@ -231,7 +245,8 @@ impl Tensor {
                 label_smoothing,
                 ..CrossEntropyOptions::default()
             };
-            logits.to_dtype(DType::F32)?.cross_entropy_with(&t[2], &options)
+            let loss = logits.to_dtype(DType::F32)?.cross_entropy_with(&t[2], &options)?;
+            divisor.map_or_else(|| Ok(loss.clone()), |batch| loss.div(batch))
         };
         Ok(autograd::composite_differentiable(OP, loss, &[x, weight], saved, composed, move |g, wants| {
             let mut made = made.lock().unwrap_or_else(PoisonError::into_inner);

@@ -2,8 +2,51 @@
 
 use crate::ops::index::select;
 use crate::ops::kernel::index_check::{self, IndexRange};
-use crate::ops::loss::{Reduction, apply_weight_and_reduce};
+use crate::ops::loss::{BceWithLogitsOptions, Reduction, apply_weight_and_reduce};
 use crate::ops::prelude::*;
+
+with_defaults! {
+    /// Options of [`Tensor::poisson_nll_loss`].
+    #[derive(Clone, Copy, Debug)]
+    pub struct PoissonNllLossOptions {
+        /// If true, the means are logarithms; true.
+        pub log_input: bool = true,
+        /// If true, adds Stirling's approximation of the constant; false.
+        pub full: bool = false,
+        /// Added to means inside the logarithm; 1e-8.
+        pub eps: f64 = 1e-8,
+        /// Reduction of the losses, a mean.
+        pub reduction: Reduction = Reduction::Mean,
+    }
+}
+
+with_defaults! {
+    /// Options of [`Tensor::multi_margin_loss`].
+    #[derive(Clone, Copy, Debug)]
+    pub struct MultiMarginLossOptions<'a> {
+        /// Exponent, 1 or 2; 1.
+        pub p: i32 = 1,
+        /// Least difference to the score of the target without a loss; 1.
+        pub margin: f64 = 1.0,
+        /// Factor for each class of a target; `None` for 1.
+        pub weight: Option<&'a Tensor> = None,
+        /// Reduction of the losses, a mean.
+        pub reduction: Reduction = Reduction::Mean,
+    }
+}
+
+with_defaults! {
+    /// Options of [`Tensor::triplet_margin_with_distance_loss`].
+    #[derive(Clone, Copy, Debug)]
+    pub struct TripletMarginWithDistanceLossOptions {
+        /// Least difference of the distances without a loss; 1.
+        pub margin: f64 = 1.0,
+        /// If true, uses the smaller distance to the negative, of anchor and positive; false.
+        pub swap: bool = false,
+        /// Reduction of the losses, a mean.
+        pub reduction: Reduction = Reduction::Mean,
+    }
+}
 
 /// Returns scores \[batch, classes\] and integer targets \[batch, labels\], with one label unless `several`.
 fn batch_scores_and_targets(
@@ -51,23 +94,14 @@ fn squeeze_unbatched(losses: Tensor, x: &Tensor, reduction: Reduction) -> Result
 
 impl Tensor {
     /// Computes the negative log-likelihood of the counts `target` under Poisson distributions with these
-    /// means, or logarithms of means with `log_input`. Otherwise `eps` is added inside the logarithm. `full`
-    /// adds Stirling's approximation of the constant.
+    /// means.
     ///
     /// # Errors
     /// The shapes do not broadcast.
     #[track_caller]
-    pub fn poisson_nll_loss(
-        &self,
-        target: &Tensor,
-        log_input: bool,
-        full: bool,
-        eps: f64,
-        reduction: Reduction,
-    ) -> Result<Tensor> {
-        dispatch_in_f32!("poisson_nll_loss", [self, target], |x, y| {
-            x.poisson_nll_loss(&y, log_input, full, eps, reduction)
-        });
+    pub fn poisson_nll_loss(&self, target: &Tensor, options: &PoissonNllLossOptions) -> Result<Tensor> {
+        let &PoissonNllLossOptions { log_input, full, eps, reduction } = options;
+        dispatch_in_f32!("poisson_nll_loss", [self, target], |x, y| x.poisson_nll_loss(&y, options));
         let losses = if log_input {
             self.exp()?.sub(&target.mul(self)?)?
         } else {
@@ -133,16 +167,10 @@ impl Tensor {
     /// # Errors
     /// The shapes or types do not fit, or p is neither 1 nor 2.
     #[track_caller]
-    pub fn multi_margin_loss(
-        &self,
-        target: &Tensor,
-        p: i32,
-        margin: f64,
-        weight: Option<&Tensor>,
-        reduction: Reduction,
-    ) -> Result<Tensor> {
+    pub fn multi_margin_loss(&self, target: &Tensor, options: &MultiMarginLossOptions<'_>) -> Result<Tensor> {
+        let &MultiMarginLossOptions { p, margin, weight, reduction } = options;
         operation!(OP = "multi_margin_loss", in_f32 [self, weight], |x, w|
-            x.multi_margin_loss(target, p, margin, w.as_ref(), reduction));
+            x.multi_margin_loss(target, &MultiMarginLossOptions { weight: w.as_ref(), ..*options }));
         fail_if!(!matches!(p, 1 | 2); argument(OP), "p is {p}; it must be 1 or 2");
         let (x, y) = batch_scores_and_targets(OP, self, target, false)?;
         let missed = x.sub(&x.gather(1, &y)?)?.add(margin)?.relu()?;
@@ -189,12 +217,13 @@ impl Tensor {
         weight: Option<&Tensor>,
         reduction: Reduction,
     ) -> Result<Tensor> {
-        let each = self.binary_cross_entropy_with_logits(target, weight, None, Reduction::None)?;
+        let options = BceWithLogitsOptions { weight, pos_weight: None, reduction: Reduction::None };
+        let each = self.binary_cross_entropy_with_logits(target, &options)?;
         reduction.apply(&each.mean([-1], false)?)
     }
 
-    /// Computes max(0, d(a, p) - d(a, n) + `margin`), with `distance` as d, for these anchors, `positive` and
-    /// `negative`. `swap` replaces d(a, n) by d(p, n) if that is less.
+    /// Computes max(0, d(a, p) - d(a, n) + margin), with `distance` as d, for these anchors, `positive` and
+    /// `negative`.
     ///
     /// # Errors
     /// `distance` fails, or the distances do not broadcast.
@@ -204,10 +233,9 @@ impl Tensor {
         positive: &Tensor,
         negative: &Tensor,
         distance: impl Fn(&Tensor, &Tensor) -> Result<Tensor>,
-        margin: f64,
-        swap: bool,
-        reduction: Reduction,
+        options: &TripletMarginWithDistanceLossOptions,
     ) -> Result<Tensor> {
+        let &TripletMarginWithDistanceLossOptions { margin, swap, reduction } = options;
         let (near, far) = (distance(self, positive)?, distance(self, negative)?);
         let far = if swap { far.minimum(&distance(positive, negative)?)? } else { far };
         reduction.apply(&near.sub(&far)?.add(margin)?.clamp_min(0.0)?)

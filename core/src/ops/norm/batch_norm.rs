@@ -224,59 +224,56 @@ fn missing_statistics_error(op: &'static str) -> Error {
     )
 }
 
+with_defaults! {
+    /// Options of [`Tensor::batch_norm`].
+    #[derive(Clone, Copy, Debug)]
+    pub struct BatchNormOptions<'a> {
+        /// Running mean and variance \[channels\]; `None`.
+        pub running: Option<(&'a Tensor, &'a Tensor)> = None,
+        /// Factor of each channel; `None` for 1.
+        pub weight: Option<&'a Tensor> = None,
+        /// Summand of each channel; `None` for 0.
+        pub bias: Option<&'a Tensor> = None,
+        /// If true, uses the statistics of the batch; false.
+        pub training: bool = false,
+        /// Share of the batch in new running statistics; 0.1.
+        pub momentum: f64 = 0.1,
+        /// Added to variances; 1e-5.
+        pub eps: f64 = 1e-5,
+    }
+}
+
 impl Tensor {
-    /// Normalises each channel of \[batch, channels, ...\] over all other dimensions. In `training` it uses
-    /// the mean and variance of the batch, and updates the `running` mean and (unbiased) variance in place
-    /// with `momentum`. Otherwise it uses `running`.
+    /// Normalises each channel of \[batch, channels, ...\] over all other dimensions. In training it uses the
+    /// mean and variance of the batch, and updates the running mean and (unbiased) variance in place.
+    /// Otherwise it uses the running statistics.
     ///
     /// # Errors
     /// A channel has only one element in training, or there are no running statistics outside of training.
     /// See also [`layer_norm`](Self::layer_norm).
     #[track_caller]
-    pub fn batch_norm(
-        &self,
-        running: Option<(&Tensor, &Tensor)>,
-        weight: Option<&Tensor>,
-        bias: Option<&Tensor>,
-        training: bool,
-        momentum: f64,
-        eps: f64,
-    ) -> Result<Tensor> {
-        self.batch_norm_impl(false, running, [weight, bias], training, momentum, eps)
+    pub fn batch_norm(&self, options: &BatchNormOptions<'_>) -> Result<Tensor> {
+        self.batch_norm_impl(false, options)
     }
 
     /// Computes [`batch_norm`](Self::batch_norm) followed by [`relu`](Self::relu), fused in both directions.
     ///
     /// ```
-    /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
+    /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType, ops::BatchNormOptions};
     /// # let device = Device::null(Default::default());
     /// let x = Tensor::ones(&[8, 16, 4, 4], DType::F32, &device)?;
-    /// assert_eq!(x.batch_norm_relu(None, None, None, true, 0.1, 1e-5)?.shape(), x.shape());
+    /// let options = BatchNormOptions { training: true, ..Default::default() };
+    /// assert_eq!(x.batch_norm_relu(&options)?.shape(), x.shape());
     /// # Ok::<(), forebay_core::error::Error>(())
     /// ```
     #[track_caller]
-    pub fn batch_norm_relu(
-        &self,
-        running: Option<(&Tensor, &Tensor)>,
-        weight: Option<&Tensor>,
-        bias: Option<&Tensor>,
-        training: bool,
-        momentum: f64,
-        eps: f64,
-    ) -> Result<Tensor> {
-        self.batch_norm_impl(true, running, [weight, bias], training, momentum, eps)
+    pub fn batch_norm_relu(&self, options: &BatchNormOptions<'_>) -> Result<Tensor> {
+        self.batch_norm_impl(true, options)
     }
 
     #[track_caller]
-    fn batch_norm_impl(
-        &self,
-        relu: bool,
-        running: Option<(&Tensor, &Tensor)>,
-        [weight, bias]: [Option<&Tensor>; 2],
-        training: bool,
-        momentum: f64,
-        eps: f64,
-    ) -> Result<Tensor> {
+    fn batch_norm_impl(&self, relu: bool, options: &BatchNormOptions<'_>) -> Result<Tensor> {
+        let &BatchNormOptions { running, weight, bias, training, momentum, eps } = options;
         let op = if relu { "batch_norm_relu" } else { "batch_norm" };
         operation!(op);
         check::finite(op, "momentum", momentum)?;

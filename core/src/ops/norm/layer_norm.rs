@@ -6,7 +6,7 @@
 use crate::check;
 use crate::ops::kernel::heuristics::RowConfig;
 use crate::ops::norm::softmax::check_f32_f16_bf16;
-use crate::ops::norm::{RowNormKind, apply_weight_bias, normalize_composite, prepare_parameter};
+use crate::ops::norm::{NormOptions, RowNormKind, apply_weight_bias, normalize_composite, prepare_parameter};
 use crate::ops::prelude::*;
 use crate::ops::reduce::sum_parts;
 
@@ -289,7 +289,7 @@ impl Tensor {
             let sum = self.to_dtype(dtype)?.add(&residual.to_dtype(dtype)?)?;
             let normed = match rms {
                 true => sum.rms_norm(shape, weight, Some(eps))?,
-                false => sum.layer_norm(shape, weight, bias, eps)?,
+                false => sum.layer_norm(shape, &NormOptions { weight, bias, eps })?,
             };
             return Ok((sum, normed.to_dtype(result)?));
         };
@@ -331,12 +331,13 @@ impl Tensor {
     /// anyway, the operation saves both inputs instead, which takes half the memory.
     ///
     /// ```
-    /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
+    /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType, ops::NormOptions};
     /// # let device = Device::null(Default::default());
     /// let block = Tensor::ones(&[8, 16, 64], DType::BF16, &device)?;
     /// let residual = Tensor::ones(&[8, 16, 64], DType::F32, &device)?;
     /// let weight = Tensor::ones(&[64], DType::F32, &device)?;
-    /// let (sum, normed) = block.add_layer_norm(&residual, &[64], Some(&weight), None, 1e-5)?;
+    /// let options = NormOptions { weight: Some(&weight), ..Default::default() };
+    /// let (sum, normed) = block.add_layer_norm(&residual, &[64], &options)?;
     /// assert_eq!((sum.dtype(), normed.shape()), (DType::F32, residual.shape()));
     /// # Ok::<(), forebay_core::error::Error>(())
     /// ```
@@ -349,10 +350,9 @@ impl Tensor {
         &self,
         residual: &Tensor,
         normalized_shape: impl IntoShape,
-        weight: Option<&Tensor>,
-        bias: Option<&Tensor>,
-        eps: f64,
+        options: &NormOptions<'_>,
     ) -> Result<(Tensor, Tensor)> {
+        let &NormOptions { weight, bias, eps } = options;
         self.add_norm_impl(
             RowNormKind::Layer,
             residual,
@@ -425,6 +425,7 @@ impl Tensor {
 }
 
 /// Returns the default `eps` of RMS normalisation.
+#[doc(hidden)]
 pub fn machine_epsilon(dtype: DType) -> f64 {
     match dtype {
         DType::F16 => 2f64.powi(-10),

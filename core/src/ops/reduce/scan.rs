@@ -307,7 +307,7 @@ impl Tensor {
         let along = if points.rank() == self.rank() { d as isize } else { d as isize - self.rank() as isize };
         let exact = points.dtype().is_float() && points.dtype().size() > 2;
         let points = if exact { points } else { points.to_dtype(y.dtype())? };
-        sums.mul(&points.diff(1, along, None, None)?)
+        sums.mul(&points.diff(1, along, &Default::default())?)
     }
 
     /// Integrates along `dim` by the trapezoidal rule. `spacing` is the distance between values, or a tensor

@@ -54,6 +54,19 @@ pub(crate) fn largest_magnitude(x: &Tensor) -> Result<Tensor> {
     reduce_float(&NORM_MAX, x, &ReduceDims::new("norm", x.shape(), &[])?, false, ReduceArgs::default())
 }
 
+with_defaults! {
+    /// Options of [`Tensor::cov`].
+    #[derive(Clone, Copy, Debug)]
+    pub struct CovOptions<'a> {
+        /// Subtracted from the number of observations; 1, for the unbiased estimate.
+        pub correction: f64 = 1.0,
+        /// Integer counts of the observations; `None` for 1.
+        pub fweights: Option<&'a Tensor> = None,
+        /// Relative weights of the observations; `None` for 1.
+        pub aweights: Option<&'a Tensor> = None,
+    }
+}
+
 impl Tensor {
     /// Computes the mean over the dimensions in f32 (f64 for f64), with keepdim. Not recorded.
     fn mean_keepdim(&self, over: &ReduceDims) -> Result<Tensor> {
@@ -248,19 +261,14 @@ impl Tensor {
     }
 
     /// Computes the covariance matrix of \[variables, observations\], or of the observations of one variable:
-    /// PyTorch's `cov`. `fweights` are integer counts of the observations, and `aweights` their relative
-    /// weights; the host reads the smallest. A `correction` of 1 gives the unbiased estimate.
+    /// PyTorch's `cov`. The host reads the smallest weight.
     ///
     /// # Errors
     /// There are more than two dimensions. The weights do not match the observations, or one is negative.
     #[track_caller]
-    pub fn cov(
-        &self,
-        correction: f64,
-        fweights: Option<&Tensor>,
-        aweights: Option<&Tensor>,
-    ) -> Result<Tensor> {
-        operation!(OP = "cov", in_f32[self], |x| x.cov(correction, fweights, aweights));
+    pub fn cov(&self, options: &CovOptions<'_>) -> Result<Tensor> {
+        operation!(OP = "cov", in_f32[self], |x| x.cov(options));
+        let &CovOptions { correction, fweights, aweights } = options;
         fail_if!(self.rank() > 2; shape(OP, [self]), "takes at most two dimensions");
         let x = if self.dtype().is_float() { self.clone() } else { self.to_dtype(DType::F32)? };
         let x = x.atleast_2d()?;
@@ -303,7 +311,7 @@ impl Tensor {
     #[track_caller]
     pub fn corrcoef(&self) -> Result<Tensor> {
         operation!("corrcoef", in_f32[self], |x| x.corrcoef());
-        let all = self.cov(1.0, None, None)?;
+        let all = self.cov(&CovOptions::default())?;
         if all.rank() == 0 {
             return all.div(&all);
         }

@@ -3,7 +3,7 @@
 use crate::ops::elementwise::pointwise::GradRule::None as NoGrad;
 use crate::ops::elementwise::pointwise::pointwise_ops;
 use crate::ops::elementwise::pointwise::{PointwiseOp, TypeRule, run_pointwise};
-use crate::ops::index::select::cast_index_to_i32;
+use crate::ops::index::select::{SearchSortedOptions, cast_index_to_i32};
 use crate::ops::prelude::*;
 use crate::ops::reduce::scan;
 use crate::ops::shape::cat;
@@ -75,22 +75,29 @@ fn scatter_inverse(order: &Tensor, run: &Tensor) -> Result<Tensor> {
     none.scatter(0, order, run)?.to_dtype(DType::I64)
 }
 
+with_defaults! {
+    /// Options of [`Tensor::isclose`] and [`Tensor::allclose`].
+    #[derive(Clone, Copy, Debug)]
+    pub struct IsCloseOptions {
+        /// Relative tolerance; 1e-5.
+        pub rtol: f64 = 1e-5,
+        /// Absolute tolerance; 1e-8.
+        pub atol: f64 = 1e-8,
+        /// If true, NaN is close to NaN; false.
+        pub equal_nan: bool = false,
+    }
+}
+
 impl Tensor {
-    /// Tests |a - b| ≤ atol + rtol · |b|: PyTorch's `isclose`, whose defaults are 1e-5 (`rtol`) and 1e-8.
+    /// Tests |a - b| ≤ atol + rtol · |b|: PyTorch's `isclose`.
     ///
-    /// Infinities are close to themselves; NaN is close to NaN only with `equal_nan`. Integers are compared
-    /// as f32, unless both tolerances are 0.
+    /// Infinities are close to themselves. Integers are compared as f32, unless both tolerances are 0.
     ///
     /// # Errors
     /// A tolerance is negative, or the shapes do not broadcast.
     #[track_caller]
-    pub fn isclose<'a>(
-        &self,
-        other: impl Into<Operand<'a>>,
-        rtol: f64,
-        atol: f64,
-        equal_nan: bool,
-    ) -> Result<Tensor> {
+    pub fn isclose<'a>(&self, other: impl Into<Operand<'a>>, options: &IsCloseOptions) -> Result<Tensor> {
+        let &IsCloseOptions { rtol, atol, equal_nan } = options;
         fail_if!(!(rtol >= 0.0 && atol >= 0.0);
             argument("isclose"), "takes bounds of at least 0, got {rtol} and {atol}");
         if rtol == 0.0 && atol == 0.0 && !self.dtype().is_float() {
@@ -109,8 +116,8 @@ impl Tensor {
     /// # Errors
     /// A capture is active. See also [`isclose`](Self::isclose).
     #[track_caller]
-    pub fn allclose(&self, other: &Tensor, rtol: f64, atol: f64, equal_nan: bool) -> Result<bool> {
-        Ok(self.isclose(other, rtol, atol, equal_nan)?.all((), false)?.item()? != 0.0)
+    pub fn allclose(&self, other: &Tensor, options: &IsCloseOptions) -> Result<bool> {
+        Ok(self.isclose(other, options)?.all((), false)?.item()? != 0.0)
     }
 
     /// Reports whether the shapes and all elements are equal. The host reads the result.
@@ -139,7 +146,9 @@ impl Tensor {
                 let (sorted, line) = (set.sort(0, false)?.0, x.reshape([-1])?);
                 // The two search positions differ if the element is present. Compares wide integers on
                 // devices without 64-bit arithmetic.
-                let place = |right| sorted.searchsorted(&line, true, right, None);
+                let place = |right| {
+                    sorted.searchsorted(&line, &SearchSortedOptions { out_int32: true, right, sorter: None })
+                };
                 place(false)?.lt(&place(true)?)?.reshape(self.shape())?
             }
         };

@@ -1,14 +1,15 @@
 //! Convolutions, attention and einsum.
 
 use anyhow::{Context, Result};
-use forebay::ops::{AttentionOptions, Padding, einsum};
+use forebay::ops::{AttentionOptions, ConvolutionOptions, Padding, TransposedConvolutionOptions, einsum};
 
 use super::{OpTable, single};
 use crate::golden::args::Args;
 
 /// Returns `N` integers: a list, or one for all; `default` if missing or empty.
-fn numbers<const N: usize>(a: &Args<'_>, at: usize, name: &str, default: [isize; N]) -> Result<[isize; N]> {
-    match a.dims(at, name)?[..] {
+fn numbers<const N: usize>(a: &Args<'_>, at: usize, name: &str, default: [usize; N]) -> Result<[usize; N]> {
+    let list: Vec<usize> = a.dims(at, name)?.into_iter().map(usize::try_from).collect::<Result<_, _>>()?;
+    match list[..] {
         [] => Ok(default),
         [n] => Ok([n; N]),
         ref list => list.try_into().with_context(|| format!("{name} has {} numbers, not {N}", list.len())),
@@ -30,19 +31,23 @@ fn groups(a: &Args<'_>, at: usize) -> Result<usize> {
 macro_rules! convolutions {
     ($table:ident: $($n:literal $conv:ident $transpose:ident;)*) => {$(
         $table.register(concat!("nn.functional.", stringify!($conv)), |a| {
-            let (stride, dilation) = (numbers::<$n>(a, 3, "stride", [1; $n])?, numbers::<$n>(a, 5, "dilation", [1; $n])?);
-            single(a.tensor(0)?.$conv(a.tensor(1)?, a.opt_tensor(2, "bias"), stride, padding::<$n>(a, 4)?, dilation, groups(a, 6)?))
+            let options = ConvolutionOptions::<$n> {
+                stride: numbers(a, 3, "stride", [1; $n])?,
+                padding: padding(a, 4)?,
+                dilation: numbers(a, 5, "dilation", [1; $n])?,
+                groups: groups(a, 6)?,
+            };
+            single(a.tensor(0)?.$conv(a.tensor(1)?, a.opt_tensor(2, "bias"), &options))
         });
         $table.register(concat!("nn.functional.", stringify!($transpose)), |a| {
-            single(a.tensor(0)?.$transpose(
-                a.tensor(1)?,
-                a.opt_tensor(2, "bias"),
-                numbers::<$n>(a, 3, "stride", [1; $n])?,
-                numbers::<$n>(a, 4, "padding", [0; $n])?,
-                numbers::<$n>(a, 5, "output_padding", [0; $n])?,
-                groups(a, 6)?,
-                numbers::<$n>(a, 7, "dilation", [1; $n])?,
-            ))
+            let options = TransposedConvolutionOptions::<$n> {
+                stride: numbers(a, 3, "stride", [1; $n])?,
+                padding: numbers(a, 4, "padding", [0; $n])?,
+                output_padding: numbers(a, 5, "output_padding", [0; $n])?,
+                groups: groups(a, 6)?,
+                dilation: numbers(a, 7, "dilation", [1; $n])?,
+            };
+            single(a.tensor(0)?.$transpose(a.tensor(1)?, a.opt_tensor(2, "bias"), &options))
         });
     )*};
 }

@@ -1,6 +1,6 @@
 //! Elementwise operations.
 
-use forebay::ops::{Operand, Scalar};
+use forebay::ops::{NanToNumOptions, Operand, Scalar};
 
 use super::{OpTable, missing_op, single};
 
@@ -90,7 +90,11 @@ pub(super) fn register(t: &mut OpTable) {
                 if a.tensor(0)?.dtype() == forebay::dtype::DType::F64 { f64::MAX } else { f32::MAX.into() };
             let (nan, posinf, neginf) =
                 (a.float(1, "nan", 0.0)?, a.float(2, "posinf", most)?, a.float(3, "neginf", -most)?);
-            single(a.tensor(0)?.nan_to_num_with(nan, posinf, neginf))
+            single(a.tensor(0)?.nan_to_num_with(&NanToNumOptions {
+                nan,
+                posinf: Some(posinf),
+                neginf: Some(neginf),
+            }))
         }
     });
     t.register("addcmul", |a| {

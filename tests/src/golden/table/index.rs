@@ -39,7 +39,7 @@ fn windows(t: &mut OpTable) {
     });
     t.register("signal.windows.hamming", |a| {
         let (n, periodic, dtype) = of(a)?;
-        single(Tensor::hamming_window(n, periodic, 0.54, 0.46, dtype, a.device()))
+        single(Tensor::hamming_window(n, periodic, dtype, a.device()))
     });
     t.register("signal.windows.blackman", |a| {
         let (n, periodic, dtype) = of(a)?;
@@ -118,7 +118,7 @@ pub(super) fn register(t: &mut OpTable) {
         let scale_grad_by_freq = a.flag(usize::MAX, "scale_grad_by_freq", false);
         single(weight.embedding_with(
             index,
-            EmbeddingOptions { padding_idx: padding.map(|p| p as usize), scale_grad_by_freq },
+            &EmbeddingOptions { padding_idx: padding.map(|p| p as usize), scale_grad_by_freq },
         ))
     });
     t.register("cat", |a| single(cat(&a.tensors(0)?, a.int(1, "dim", 0)? as isize)));

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 use forebay::dtype::DType;
-use forebay::ops::{MatrixNorm, multi_dot};
+use forebay::ops::{LuSolveOptions, MatrixNorm, SolveTriangularOptions, multi_dot};
 use forebay::tensor::Tensor;
 
 use super::{OpTable, missing_op, single};
@@ -68,7 +68,11 @@ fn factors(t: &mut OpTable) {
     });
     t.register("linalg.lu_solve", |a| {
         let (left, adjoint) = (a.flag(usize::MAX, "left", true), a.flag(usize::MAX, "adjoint", false));
-        single(a.tensor(0)?.lu_solve(&order_of(a.tensor(1)?)?, a.tensor(2)?, left, adjoint))
+        single(a.tensor(0)?.lu_solve(
+            &order_of(a.tensor(1)?)?,
+            a.tensor(2)?,
+            &LuSolveOptions { left, adjoint },
+        ))
     });
     // The library takes a single column as a matrix.
     t.register("linalg.lstsq", |a| Ok(vec![a.tensor(0)?.lstsq(a.tensor(1)?, None)?.solution]));
@@ -107,8 +111,7 @@ pub(super) fn register(t: &mut OpTable) {
         single(a.tensor(0)?.solve_triangular(
             a.tensor(1)?,
             upper,
-            left,
-            a.flag(usize::MAX, "unitriangular", false),
+            &SolveTriangularOptions { left, unitriangular: a.flag(usize::MAX, "unitriangular", false) },
         ))
     });
     t.register("linalg.solve", |a| single(a.tensor(0)?.solve(a.tensor(1)?)));

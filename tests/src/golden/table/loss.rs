@@ -1,7 +1,10 @@
 //! Loss functions.
 
 use anyhow::Result;
-use forebay::ops::{CrossEntropyOptions, Reduction};
+use forebay::ops::{
+    BceWithLogitsOptions, CrossEntropyOptions, GaussianNllLossOptions, NllLossOptions, NormalizeOptions,
+    Reduction, TripletMarginLossOptions,
+};
 
 use super::super::args::Args;
 use super::{OpTable, single};
@@ -31,7 +34,14 @@ pub(super) fn register(table: &mut OpTable) {
     });
     table.register("nn.functional.nll_loss", |a| {
         let ignore = a.int(NAMED, "ignore_index", -100)?;
-        single(a.tensor(0)?.nll_loss(a.tensor(1)?, a.opt_tensor(2, "weight"), ignore, reduction(a)?))
+        single(a.tensor(0)?.nll_loss(
+            a.tensor(1)?,
+            &NllLossOptions {
+                weight: a.opt_tensor(2, "weight"),
+                ignore_index: ignore,
+                reduction: reduction(a)?,
+            },
+        ))
     });
     table.register("nn.functional.mse_loss", |a| single(a.tensor(0)?.mse_loss(a.tensor(1)?, reduction(a)?)));
     table.register("nn.functional.l1_loss", |a| single(a.tensor(0)?.l1_loss(a.tensor(1)?, reduction(a)?)));
@@ -46,14 +56,21 @@ pub(super) fn register(table: &mut OpTable) {
     });
     table.register("nn.functional.binary_cross_entropy_with_logits", |a| {
         let (weight, positive) = (a.opt_tensor(2, "weight"), a.opt_tensor(NAMED, "pos_weight"));
-        single(a.tensor(0)?.binary_cross_entropy_with_logits(a.tensor(1)?, weight, positive, reduction(a)?))
+        single(a.tensor(0)?.binary_cross_entropy_with_logits(
+            a.tensor(1)?,
+            &BceWithLogitsOptions { weight, pos_weight: positive, reduction: reduction(a)? },
+        ))
     });
     table.register("nn.functional.kl_div", |a| {
         single(a.tensor(0)?.kl_div(a.tensor(1)?, a.flag(NAMED, "log_target", false), reduction(a)?))
     });
     table.register("nn.functional.gaussian_nll_loss", |a| {
         let (full, eps) = (a.flag(NAMED, "full", false), a.float(NAMED, "eps", 1e-6)?);
-        single(a.tensor(0)?.gaussian_nll_loss(a.tensor(1)?, a.tensor(2)?, full, eps, reduction(a)?))
+        single(a.tensor(0)?.gaussian_nll_loss(
+            a.tensor(1)?,
+            a.tensor(2)?,
+            &GaussianNllLossOptions { full, eps, reduction: reduction(a)? },
+        ))
     });
     table.register("nn.functional.soft_margin_loss", |a| {
         single(a.tensor(0)?.soft_margin_loss(a.tensor(1)?, reduction(a)?))
@@ -71,10 +88,12 @@ pub(super) fn register(table: &mut OpTable) {
         single(a.tensor(0)?.triplet_margin_loss(
             a.tensor(1)?,
             a.tensor(2)?,
-            margin,
-            p,
-            a.flag(NAMED, "swap", false),
-            reduction(a)?,
+            &TripletMarginLossOptions {
+                margin,
+                p,
+                swap: a.flag(NAMED, "swap", false),
+                reduction: reduction(a)?,
+            },
         ))
     });
     table.register("nn.functional.cosine_similarity", |a| {
@@ -86,9 +105,8 @@ pub(super) fn register(table: &mut OpTable) {
     });
     table.register("nn.functional.normalize", |a| {
         single(a.tensor(0)?.normalize(
-            a.float(1, "p", 2.0)?,
             a.int(2, "dim", 1)? as isize,
-            a.float(3, "eps", 1e-12)?,
+            &NormalizeOptions { p: a.float(1, "p", 2.0)?, eps: a.float(3, "eps", 1e-12)? },
         ))
     });
 }

@@ -2,7 +2,8 @@
 
 use anyhow::Result;
 use forebay::ops::{
-    Scalar, block_diag, broadcast_tensors, cartesian_prod, column_stack, dstack, hstack, meshgrid, vstack,
+    CovOptions, IsCloseOptions, Scalar, block_diag, broadcast_tensors, cartesian_prod, column_stack, dstack,
+    hstack, meshgrid, vstack,
 };
 use forebay::tensor::Tensor;
 
@@ -117,7 +118,12 @@ pub(super) fn register(t: &mut OpTable) {
     t.register("masked_scatter", |a| single(a.tensor(0)?.masked_scatter(a.tensor(1)?, a.tensor(2)?)));
     t.register("isclose", |a| {
         let (rtol, atol) = (a.float(2, "rtol", 1e-5)?, a.float(3, "atol", 1e-8)?);
-        single(a.tensor(0)?.isclose(a.tensor(1)?, rtol, atol, a.flag(4, "equal_nan", false)))
+        single(
+            a.tensor(0)?.isclose(
+                a.tensor(1)?,
+                &IsCloseOptions { rtol, atol, equal_nan: a.flag(4, "equal_nan", false) },
+            ),
+        )
     });
     t.register("isin", |a| {
         let elements = a.tensor_or_scalar(1, 0)?;
@@ -179,7 +185,11 @@ pub(super) fn register(t: &mut OpTable) {
     t.register("cov", |a| {
         let correction = a.float(usize::MAX, "correction", 1.0)?;
         let weights = |name| a.opt_tensor(usize::MAX, name);
-        single(a.tensor(0)?.cov(correction, weights("fweights"), weights("aweights")))
+        single(a.tensor(0)?.cov(&CovOptions {
+            correction,
+            fweights: weights("fweights"),
+            aweights: weights("aweights"),
+        }))
     });
     t.register("corrcoef", |a| single(a.tensor(0)?.corrcoef()));
 }

@@ -1,6 +1,7 @@
 //! Matrix products.
 
 use super::{OpTable, single};
+use forebay::ops::AddmmOptions;
 
 pub(super) fn register(t: &mut OpTable) {
     t.register("matmul", |a| single(a.tensor(0)?.matmul(a.tensor(1)?)));
@@ -17,40 +18,35 @@ pub(super) fn register(t: &mut OpTable) {
         single(a.tensor(0)?.addmm(
             a.tensor(1)?,
             a.tensor(2)?,
-            a.float(9, "beta", 1.0)?,
-            a.float(9, "alpha", 1.0)?,
+            &AddmmOptions { beta: a.float(9, "beta", 1.0)?, alpha: a.float(9, "alpha", 1.0)? },
         ))
     });
     t.register("addmv", |a| {
         single(a.tensor(0)?.addmv(
             a.tensor(1)?,
             a.tensor(2)?,
-            a.float(9, "beta", 1.0)?,
-            a.float(9, "alpha", 1.0)?,
+            &AddmmOptions { beta: a.float(9, "beta", 1.0)?, alpha: a.float(9, "alpha", 1.0)? },
         ))
     });
     t.register("addr", |a| {
         single(a.tensor(0)?.addr(
             a.tensor(1)?,
             a.tensor(2)?,
-            a.float(9, "beta", 1.0)?,
-            a.float(9, "alpha", 1.0)?,
+            &AddmmOptions { beta: a.float(9, "beta", 1.0)?, alpha: a.float(9, "alpha", 1.0)? },
         ))
     });
     t.register("baddbmm", |a| {
         single(a.tensor(0)?.baddbmm(
             a.tensor(1)?,
             a.tensor(2)?,
-            a.float(9, "beta", 1.0)?,
-            a.float(9, "alpha", 1.0)?,
+            &AddmmOptions { beta: a.float(9, "beta", 1.0)?, alpha: a.float(9, "alpha", 1.0)? },
         ))
     });
     t.register("addbmm", |a| {
         single(a.tensor(0)?.addbmm(
             a.tensor(1)?,
             a.tensor(2)?,
-            a.float(9, "beta", 1.0)?,
-            a.float(9, "alpha", 1.0)?,
+            &AddmmOptions { beta: a.float(9, "beta", 1.0)?, alpha: a.float(9, "alpha", 1.0)? },
         ))
     });
 }

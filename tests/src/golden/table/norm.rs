@@ -1,6 +1,7 @@
 //! Softmax and normalisations.
 
 use anyhow::Result;
+use forebay::ops::{BatchNormOptions, InstanceNormOptions, LocalResponseNormOptions, NormOptions};
 
 use super::super::args::Args;
 use super::{OpTable, single};
@@ -27,9 +28,11 @@ pub(super) fn register(table: &mut OpTable) {
         let shape = a.shape(1, "normalized_shape")?;
         single(a.tensor(0)?.layer_norm(
             &shape,
-            a.opt_tensor(2, "weight"),
-            a.opt_tensor(3, "bias"),
-            a.float(4, "eps", 1e-5)?,
+            &NormOptions {
+                weight: a.opt_tensor(2, "weight"),
+                bias: a.opt_tensor(3, "bias"),
+                eps: a.float(4, "eps", 1e-5)?,
+            },
         ))
     });
     table.register("nn.functional.rms_norm", |a| {
@@ -40,30 +43,44 @@ pub(super) fn register(table: &mut OpTable) {
         let groups = a.int(1, "num_groups", 1)? as usize;
         single(a.tensor(0)?.group_norm(
             groups,
-            a.opt_tensor(2, "weight"),
-            a.opt_tensor(3, "bias"),
-            a.float(4, "eps", 1e-5)?,
+            &NormOptions {
+                weight: a.opt_tensor(2, "weight"),
+                bias: a.opt_tensor(3, "bias"),
+                eps: a.float(4, "eps", 1e-5)?,
+            },
         ))
     });
     table.register("nn.functional.instance_norm", |a| {
         let (weight, bias) = (a.opt_tensor(3, "weight"), a.opt_tensor(4, "bias"));
         let (momentum, eps) = (a.float(6, "momentum", 0.1)?, a.float(7, "eps", 1e-5)?);
-        single(a.tensor(0)?.instance_norm(
-            running(a),
+        single(a.tensor(0)?.instance_norm(&InstanceNormOptions {
+            running: running(a),
             weight,
             bias,
-            a.flag(5, "use_input_stats", true),
+            use_input_stats: a.flag(5, "use_input_stats", true),
             momentum,
             eps,
-        ))
+        }))
     });
     table.register("nn.functional.batch_norm", |a| {
         let (weight, bias) = (a.opt_tensor(3, "weight"), a.opt_tensor(4, "bias"));
         let (momentum, eps) = (a.float(6, "momentum", 0.1)?, a.float(7, "eps", 1e-5)?);
-        single(a.tensor(0)?.batch_norm(running(a), weight, bias, a.flag(5, "training", false), momentum, eps))
+        single(a.tensor(0)?.batch_norm(&BatchNormOptions {
+            running: running(a),
+            weight,
+            bias,
+            training: a.flag(5, "training", false),
+            momentum,
+            eps,
+        }))
     });
     table.register("nn.functional.local_response_norm", |a| {
         let (alpha, beta, k) = (a.float(2, "alpha", 1e-4)?, a.float(3, "beta", 0.75)?, a.float(4, "k", 1.0)?);
-        single(a.tensor(0)?.local_response_norm(a.int(1, "size", 1)? as usize, alpha, beta, k))
+        single(
+            a.tensor(0)?.local_response_norm(
+                a.int(1, "size", 1)? as usize,
+                &LocalResponseNormOptions { alpha, beta, k },
+            ),
+        )
     });
 }

@@ -2,8 +2,8 @@
 
 use anyhow::Result;
 use forebay::ops::{
-    EmbeddingBagMode, EmbeddingBagOptions, GridMode, GridPadding, Im2colOptions, InterpolateMode,
-    InterpolateOptions, PadMode,
+    EmbeddingBagMode, EmbeddingBagOptions, GridMode, GridPadding, GridSampleOptions, Im2colOptions,
+    InterpolateMode, InterpolateOptions, PadMode, broadcast_tensors,
 };
 use forebay::tensor::Tensor;
 
@@ -95,11 +95,22 @@ pub(super) fn register(t: &mut OpTable) {
             "reflection" => GridPadding::Reflection,
             _ => GridPadding::Zeros,
         };
-        single(a.tensor(0)?.grid_sample(a.tensor(1)?, mode, padding, a.flag(4, "align_corners", false)))
+        single(a.tensor(0)?.grid_sample(
+            a.tensor(1)?,
+            &GridSampleOptions {
+                mode,
+                padding_mode: padding,
+                align_corners: a.flag(4, "align_corners", false),
+            },
+        ))
     });
     t.register("cdist", |a| single(a.tensor(0)?.cdist(a.tensor(1)?, a.float(2, "p", 2.0)?)));
     t.register("cross", |a| {
-        single(a.tensor(0)?.cross(a.tensor(1)?, a.opt_int(2, "dim")?.map(|d| d as isize)))
+        let (x, y) = (a.tensor(0)?, a.tensor(1)?);
+        // Without `dim`, PyTorch's deprecated rule: the first dimension of extent 3.
+        let shape = broadcast_tensors(&[x, y])?[0].shape().to_vec();
+        let first = || shape.iter().position(|&n| n == 3).unwrap_or_default() as i64;
+        single(x.cross(y, a.opt_int(2, "dim")?.unwrap_or_else(first) as isize))
     });
     t.register("nn.functional.embedding_bag", |a| {
         let table = a.tensor(0)?;

@@ -1,7 +1,7 @@
 //! Views, shapes and fills.
 
 use forebay::dtype::DType;
-use forebay::ops::Scalar;
+use forebay::ops::{DiffOptions, Scalar};
 use forebay::tensor::Tensor;
 
 use super::{OpTable, single};
@@ -107,7 +107,11 @@ pub(super) fn register(t: &mut OpTable) {
     });
     t.register("diff", |a| {
         let (n, dim) = (usize::try_from(a.int(1, "n", 1)?)?, a.int(2, "dim", -1)? as isize);
-        single(a.tensor(0)?.diff(n, dim, a.opt_tensor(3, "prepend"), a.opt_tensor(4, "append")))
+        single(a.tensor(0)?.diff(
+            n,
+            dim,
+            &DiffOptions { prepend: a.opt_tensor(3, "prepend"), append: a.opt_tensor(4, "append") },
+        ))
     });
     t.register("unbind", |a| Ok(a.tensor(0)?.unbind(a.int(1, "dim", 0)? as isize)?));
     t.register("movedim", |a| {

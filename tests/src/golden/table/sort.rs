@@ -1,7 +1,7 @@
 //! Sorting, ranks and selection by a condition.
 
 use anyhow::Result;
-use forebay::ops::{Interpolation, ScatterReduce};
+use forebay::ops::{Interpolation, ScatterReduce, SearchSortedOptions};
 use forebay::tensor::Tensor;
 
 use super::super::args::Args;
@@ -68,16 +68,21 @@ pub(super) fn register(t: &mut OpTable) {
         let right = a.flag(9, "right", false) || a.string(9, "side", "left") == "right";
         single(a.tensor(0)?.searchsorted(
             &a.tensor_or_scalar(1, 0)?,
-            a.flag(9, "out_int32", false),
-            right,
-            a.opt_tensor(9, "sorter"),
+            &SearchSortedOptions {
+                out_int32: a.flag(9, "out_int32", false),
+                right,
+                sorter: a.opt_tensor(9, "sorter"),
+            },
         ))
     });
     t.register("bucketize", |a| {
         single(a.tensor_or_scalar(0, 1)?.bucketize(
             a.tensor(1)?,
-            a.flag(9, "out_int32", false),
-            a.flag(9, "right", false),
+            &SearchSortedOptions {
+                out_int32: a.flag(9, "out_int32", false),
+                right: a.flag(9, "right", false),
+                ..Default::default()
+            },
         ))
     });
     t.register("scatter_reduce", |a| {

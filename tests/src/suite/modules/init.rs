@@ -8,6 +8,7 @@ use forebay::nn::{
     AlphaDropout, Bilinear, Conv3d, ConvOptions, Dropout1d, Embedding, FeatureAlphaDropout, Gru, Module,
     MultiheadAttention, MultiheadAttentionOptions, RecurrentOptions, Rrelu, Transformer, TransformerOptions,
 };
+use forebay::ops::ConvolutionOptions;
 use forebay::tensor::Tensor;
 
 use super::super::host_reference::ensure_close;
@@ -105,7 +106,8 @@ pub(super) fn initial_values_by_name(device: &Device) -> Result<()> {
     let kernel = empty(&[4, 2, 3, 3])?;
     init::dirac_(&kernel, 2)?;
     let x = super::randn(&[1, 4, 5, 5], device)?;
-    let passed = x.conv2d(&kernel, None, 1, 1, 1, 2)?;
+    let passed =
+        x.conv2d(&kernel, None, &ConvolutionOptions { padding: 1.into(), groups: 2, ..Default::default() })?;
     ensure!(passed.to_f64s()? == x.to_f64s()?, "a dirac kernel passes its channels on");
     let parameters = [empty(&[2, 3])?.to_leaf()?, empty(&[4])?.to_leaf()?];
     let vector = Tensor::arange(0.0, 10.0, 1.0, DType::F32, device)?;

@@ -49,7 +49,7 @@ pub(super) mod weights {
         "embedding_max_norm_one": |c| Ok(Embedding::new(7, 3, c.device)?.with_max_norm(0.9, 1.0)),
             |m, x| single(m.forward(&x[0]));
         "embedding_bag_max_norm": |c| Ok(EmbeddingBag::new(7, 3, EmbeddingBagMode::Sum, None, c.device)?.with_max_norm(0.9, 2.0)),
-            |m, x| single(m.forward(&x[0], None, None));
+            |m, x| single(m.forward(&x[0], &Default::default()));
         "conv1d": |c| {
             let options = ConvOptions { stride: [2], padding: [2], groups: 2, ..ConvOptions::default() };
             Conv1d::new(4, 6, [3], options, c.device)
@@ -187,7 +187,7 @@ pub(super) mod pooling {
 /// Grid sampling, distances, singular vectors.
 pub(super) mod sampling {
     use forebay::error::Result;
-    use forebay::ops::{GridMode, GridPadding};
+    use forebay::ops::{GridMode, GridPadding, GridSampleOptions};
     use forebay::tensor::Tensor;
 
     use super::super::{cases, single};
@@ -198,7 +198,7 @@ pub(super) mod sampling {
         padding: GridPadding,
         align_corners: bool,
     ) -> Result<Vec<Tensor>> {
-        single(x[0].grid_sample(&x[1], mode, padding, align_corners))
+        single(x[0].grid_sample(&x[1], &GridSampleOptions { mode, padding_mode: padding, align_corners }))
     }
 
     /// Returns the absolute values of the vectors, whose signs are arbitrary, and the product.

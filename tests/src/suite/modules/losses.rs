@@ -8,7 +8,7 @@ use forebay::nn::{
     MarginRankingLoss, MseLoss, MultiLabelMarginLoss, MultiLabelSoftMarginLoss, MultiMarginLoss, NllLoss,
     PairwiseDistance, PoissonNllLoss, SmoothL1Loss, SoftMarginLoss, TripletMarginLoss,
 };
-use forebay::ops::Reduction;
+use forebay::ops::{Reduction, TripletMarginWithDistanceLossOptions};
 use forebay::tensor::Tensor;
 
 use super::{ModuleCase, cases, single};
@@ -56,7 +56,7 @@ cases! {
         |m, x| single(m.forward(&x[0], &x[1], &x[2]));
     "triplet_margin_with_distance_loss": |_| Ok(()), |_, x| {
         let distance = |a: &Tensor, b: &Tensor| a.sub(b)?.abs()?.sum([-1], false);
-        single(x[0].triplet_margin_with_distance_loss(&x[1], &x[2], distance, 2.0, false, Reduction::Mean))
+        single(x[0].triplet_margin_with_distance_loss(&x[1], &x[2], distance, &TripletMarginWithDistanceLossOptions { margin: 2.0, ..Default::default() }))
     };
     "multi_margin_loss": |c| Ok(MultiMarginLoss { weight: weight(c)?, margin: 0.7, ..Default::default() }), |m, x| single(m.forward(&x[0], &x[1]));
     "multi_margin_loss_squares": |_| Ok(MultiMarginLoss { p: 2, reduction: Reduction::None, ..Default::default() }),

@@ -10,7 +10,6 @@ use forebay::nn::{
     FractionalMaxPool2d, FractionalSize, GroupNorm, LayerNorm, Linear, Module, RmsNorm, Sequential,
     SpectralNorm, WeightNorm, init, rename_keys,
 };
-use forebay::ops::{GridMode, GridPadding};
 use forebay::optim::AveragedModel;
 use forebay::tensor::Tensor;
 
@@ -229,7 +228,7 @@ pub(super) fn modules_of_parts(device: &Device) -> Result<()> {
     ensure_message(logits.gumbel_softmax(0.0, false, -1), "a temperature above 0")?;
     let grid = randn(&[2, 3, 3, 3], device)?;
     let says_grid = "a grid of [batch, height, width, 2]";
-    ensure_message(x.grid_sample(&grid, GridMode::Bilinear, GridPadding::Zeros, false), says_grid)?;
+    ensure_message(x.grid_sample(&grid, &Default::default()), says_grid)?;
 
     let softmax = AdaptiveLogSoftmaxWithLoss::new(6, 10, &[3, 7], 2.0, false, device)?;
     let (rows, target) = (randn(&[2, 6], device)?, Tensor::from_slice(&[1i64, 10], [2], device)?);
