@@ -24,7 +24,7 @@ pub(crate) fn build(workspace: &Workspace) -> Result<bool> {
 }
 
 /// Draws `docs/src/pictures` again: loss and memory of a training run of `steps` steps, and of a dry run the memory
-/// over time with the memory viewer's page.
+/// over time, and the memory viewer's page with its screenshot.
 pub(crate) fn draw_pictures(workspace: &Workspace, environment: &Environment, steps: u32) -> Result<bool> {
     let work = workspace.target_dir().join("pictures");
     let pictures = workspace.root.join("docs/src/pictures");
@@ -46,11 +46,31 @@ pub(crate) fn draw_pictures(workspace: &Workspace, environment: &Environment, st
         && workspace.run_example("train_images", &train, environment)?;
     if passed {
         std::fs::copy(weights.with_extension("svg"), pictures.join("train.svg"))?;
-        println!(
-            "skipped: a screenshot of memory.html, which needs a browser; memory.svg shows its timeline"
-        );
+        take_screenshot(&pictures.join("memory.html"), &pictures.join("memory.png"))?;
     }
     Ok(passed)
+}
+
+/// Takes a screenshot of a page with Chromium or Chrome, or says that there is none.
+fn take_screenshot(page: &Path, picture: &Path) -> Result<()> {
+    let browsers = ["chromium", "chromium-browser", "google-chrome"];
+    let Some(browser) = browsers.into_iter().find(|name| process::succeeds(name, &["--version"])) else {
+        println!("skipped: {}, which needs Chromium or Chrome on the path", picture.display());
+        return Ok(());
+    };
+    // Without the sandbox, which root cannot start: the page is the viewer's own.
+    let mut command = Command::new(browser);
+    command.args([
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        "--window-size=1200,900",
+    ]);
+    command.arg(format!("--screenshot={}", picture.display()));
+    command.arg(format!("file://{}", page.display()));
+    process::run_captured(&mut command)?;
+    Ok(())
 }
 
 /// Returns mdBook from the path, or one that is installed below `target`.
