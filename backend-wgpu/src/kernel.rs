@@ -13,6 +13,7 @@ use naga::{AddressSpace, Module, ShaderStage, StorageAccess};
 use crate::bind_groups::BindLayouts;
 use crate::gpu::{Gpu, to_single_line};
 use crate::spirv::{self, OperandType};
+use crate::uniformity;
 
 /// A compiled kernel.
 #[derive(Debug)]
@@ -31,7 +32,8 @@ pub(crate) enum ParamSpace {
     None,
     /// Immediates (push constants) of this many bytes: part of the recorded commands, without a buffer.
     Immediate(u32),
-    /// A uniform buffer, for blocks that are too large for immediates and for adapters that have none.
+    /// A uniform buffer, for blocks that are too large for immediates or indexed by invocation, and for adapters
+    /// without immediates.
     Uniform,
 }
 
@@ -62,7 +64,9 @@ pub(crate) fn compile(
     make_storage_read_write(&mut module);
     let params = match interface.params_bytes {
         None => ParamSpace::None,
-        Some(bytes) if bytes <= gpu.max_immediate_bytes() => {
+        Some(bytes)
+            if bytes <= gpu.max_immediate_bytes() && !uniformity::indexes_params_by_invocation(&module) =>
+        {
             make_params_immediate(&mut module);
             ParamSpace::Immediate(bytes)
         }

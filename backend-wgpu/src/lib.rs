@@ -25,6 +25,7 @@ mod recorder;
 mod spirv;
 mod staging;
 mod timestamps;
+mod uniformity;
 #[cfg_attr(not(any(windows, all(unix, not(target_vendor = "apple")))), path = "vulkan_absent.rs")]
 mod vulkan;
 

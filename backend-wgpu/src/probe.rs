@@ -172,8 +172,8 @@ pub(crate) fn runs_long_loops(backend: &WgpuBackend) -> Result<bool> {
     Ok(found[4..] == expected.to_le_bytes())
 }
 
-/// Reports whether matrix units multiply 16 x 16 matrices of a type, with sums in f32. Some drivers list types
-/// that they compute wrongly.
+/// Reports whether matrix units multiply 16 x 16 matrices of a type, with sums in f32 whose rows take factors. Some
+/// drivers list types that they compute wrongly.
 pub(crate) fn multiplies_matrices(backend: &WgpuBackend, operand: OperandType) -> Result<bool> {
     const SIDE: usize = 16;
     let (bits, encode): (_, fn(f32) -> u16) = match operand {
@@ -185,16 +185,21 @@ pub(crate) fn multiplies_matrices(backend: &WgpuBackend, operand: OperandType) -
         const OPERAND_BITS = {bits};
         @group(0) @binding(0) var<storage, read_write> x: array<vec4<f32>>;
         var<workgroup> tiles: array<vec4<f32>, 64>;
+        var<workgroup> factors: array<f32, 16>;
         @compute @workgroup_size(32)
         fn main(@builtin(local_invocation_index) lane: u32) {{
             tiles[lane] = x[lane];
             tiles[lane + 32u] = x[lane + 32u];
+            let neighbour = subgroupShuffleXor(f32(lane), 1u);
+            if (lane & 1u) == 0u {{ factors[lane >> 1u] = neighbour; }}
             workgroupBarrier();
             let a = coopLoadT<coop_mat16x16<f32, A>>(&tiles[0], 2u);
             let b = coopLoad<coop_mat16x16<f32, B>>(&tiles[32], 2u);
             var c = coop_mat16x16<f32, C>();
             c = coopMultiplyAdd(a, b, c);
             c = coopMultiplyAdd(a, b, c);
+            // A product by elements: see `spirv`.
+            c = c - coopLoad<coop_mat16x16<f32, C>>(&factors[0], 0u);
             coopStoreT(c, &x[64], 4u);
         }}"
     );
@@ -219,7 +224,8 @@ pub(crate) fn multiplies_matrices(backend: &WgpuBackend, operand: OperandType) -
     backend.free_segment(segment)?;
     // The second matrix is loaded in columns.
     let product = |row: usize, col: usize| {
-        2.0 * (0..SIDE).map(|k| value(0, row * SIDE + k) * value(1, col * SIDE + k)).sum::<f32>()
+        let factor = 2.0 * (2 * row + 1) as f32;
+        factor * (0..SIDE).map(|k| value(0, row * SIDE + k) * value(1, col * SIDE + k)).sum::<f32>()
     };
     Ok(found.chunks_exact(4).enumerate().all(|(i, bytes)| bytes == product(i / SIDE, i % SIDE).to_le_bytes()))
 }

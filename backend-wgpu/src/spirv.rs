@@ -1,10 +1,12 @@
 //! Changes to naga's SPIR-V for kernels with cooperative matrices.
 //!
-//! Two things are out of WGSL's reach. WGSL takes the element type of a matrix from the memory that it is loaded
-//! from, and has no bf16: kernels therefore declare matrices A and B over f32 memory that holds 16-bit elements,
-//! and [`prepare_cooperative`] gives them their type. And naga declares the Vulkan memory model, but not that
-//! accesses of workgroup and storage memory are shared between invocations (wgpu issue 8805), so a driver may
-//! move them across barriers: the function adds that, too.
+//! [`prepare_cooperative`] makes three changes.
+//! - WGSL takes the element type of a matrix from the memory that it is loaded from, and has no bf16. Kernels
+//!   declare matrices A and B over f32 memory that holds 16-bit elements; the function gives them their type.
+//! - WGSL has no product by elements of two matrices. Kernels write a difference of two accumulators instead, and
+//!   the function makes it their product.
+//! - naga declares the Vulkan memory model, but not that accesses of workgroup and storage memory are shared
+//!   between invocations (wgpu issue 8805), so a driver may move them across barriers. The function declares it.
 //!
 //! Instruction formats are those of the SPIR-V specification, section 3, and of SPV_KHR_cooperative_matrix and
 //! SPV_KHR_bfloat16.
@@ -40,6 +42,8 @@ mod op {
     pub(super) const LOAD: u32 = 61;
     pub(super) const STORE: u32 = 62;
     pub(super) const ACCESS_CHAIN: u32 = 65;
+    pub(super) const F_SUB: u32 = 131;
+    pub(super) const F_MUL: u32 = 133;
     pub(super) const CONTROL_BARRIER: u32 = 224;
     pub(super) const TYPE_COOPERATIVE_MATRIX: u32 = 4456;
     pub(super) const COOPERATIVE_LOAD: u32 = 4457;
@@ -88,8 +92,9 @@ struct ModuleIds {
     pointer_types: FxHashMap<u32, u32>,
     /// Ids of pointers to memory that invocations share.
     shared: rustc_hash::FxHashSet<u32>,
-    /// Types of matrices A and B.
+    /// Types of matrices A and B, and of accumulators.
     operands: Vec<u32>,
+    accumulators: Vec<u32>,
     u32_type: u32,
     /// New constants for memory semantics, by the old value.
     semantics: FxHashMap<u32, u32>,
@@ -111,11 +116,10 @@ impl ModuleIds {
                 {
                     ids.shared.insert(id);
                 }
-                (op::TYPE_COOPERATIVE_MATRIX, &[_, id, .., usage])
-                    if ids.constants.get(&usage) != Some(&MATRIX_ACCUMULATOR) =>
-                {
-                    ids.operands.push(id);
-                }
+                (op::TYPE_COOPERATIVE_MATRIX, &[_, id, .., usage]) => match ids.constants.get(&usage) {
+                    Some(&MATRIX_ACCUMULATOR) => ids.accumulators.push(id),
+                    _ => ids.operands.push(id),
+                },
                 (op::CONTROL_BARRIER, &[.., semantics]) => {
                     if let Some(&value) = ids.constants.get(&semantics) {
                         ids.semantics.insert(value, 0);
@@ -128,8 +132,8 @@ impl ModuleIds {
     }
 }
 
-/// Gives matrices A and B of a module their type, and makes accesses of shared memory available and visible at
-/// barriers.
+/// Gives matrices A and B of a module their type, makes differences of accumulators products, and makes accesses of
+/// shared memory available and visible at barriers.
 pub(crate) fn prepare_cooperative(module: &[u32], operand: OperandType) -> Vec<u32> {
     let mut ids = ModuleIds::new(module);
     let mut out = module[..HEADER_WORDS.min(module.len())].to_vec();
@@ -174,6 +178,9 @@ pub(crate) fn prepare_cooperative(module: &[u32], operand: OperandType) -> Vec<u
             {
                 push(&mut out, opcode, operands.chain([NON_PRIVATE]));
             }
+            (op::F_SUB, &[_, kind, ..]) if ids.accumulators.contains(&kind) => {
+                push(&mut out, op::F_MUL, operands);
+            }
             (op::CONTROL_BARRIER, &[_, execution, memory, semantics]) => {
                 let new = ids.constants.get(&semantics).and_then(|value| ids.semantics.get(value));
                 push(&mut out, opcode, [execution, memory, new.copied().unwrap_or(semantics)]);
@@ -216,6 +223,7 @@ mod tests {
             let b = coopLoadT<coop_mat16x16<f32, B>>(&tile[0], 2u);
             var c = coop_mat16x16<f32, C>();
             c = coopMultiplyAdd(a, b, c);
+            c = c - coopLoad<coop_mat16x16<f32, C>>(&x[4], 0u);
             coopStoreT(c, &x[0], 4u);
         }";
 
@@ -245,13 +253,15 @@ mod tests {
                 OperandType::Bf16 => words[2..] == [16, FLOAT_ENCODING_BFLOAT16],
             };
             let id = instructions(&after).find(|(code, words)| *code == op::TYPE_FLOAT && float(words));
-            let (mut matrices, mut accesses, mut barriers) = (0, 0, 0);
+            let (mut matrices, mut accesses, mut barriers, mut products) = (0, 0, 0, 0);
             for (code, words) in instructions(&after) {
                 match code {
                     op::TYPE_COOPERATIVE_MATRIX if ids.operands.contains(&words[1]) => {
                         assert_eq!(words[2], id.unwrap().1[1]);
                         matrices += 1;
                     }
+                    op::F_SUB => panic!("a difference is left"),
+                    op::F_MUL => products += 1,
                     op::COOPERATIVE_LOAD | op::COOPERATIVE_STORE => {
                         assert_eq!(words.last(), Some(&NON_PRIVATE));
                         accesses += 1;
@@ -264,7 +274,7 @@ mod tests {
                     _ => {}
                 }
             }
-            assert_eq!((matrices, accesses, barriers), (2, 3, 1));
+            assert_eq!((matrices, accesses, barriers, products), (2, 4, 1, 1));
             // No id is at or above the bound, and every word belongs to an instruction.
             let words: usize = instructions(&after).map(|(_, words)| words.len()).sum();
             assert_eq!(words + HEADER_WORDS, after.len());

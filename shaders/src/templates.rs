@@ -34,6 +34,8 @@ templates! {
     "layer_norm",
     "sum_partials",
     "attention",
+    "attention_common",
+    "attention_cooperative",
     "attention_delta",
     "attention_dropout_mask",
     "cross_entropy",

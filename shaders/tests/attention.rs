@@ -21,13 +21,12 @@ fn check_limits(spec: &KernelSpec, most: u32) {
 #[test]
 fn attention_on_matrix_units() {
     for dtype in ["f16", "bf16"] {
-        for (head, value) in [(64usize, 64usize), (16, 48), (32, 16)] {
+        for (head, value) in [(64usize, 64usize), (16, 48), (128, 128)] {
             for pass in ["forward", "queries", "keys"] {
                 for (mask, dropout, mode) in [("", false, "packed"), ("bool", true, "scattered")] {
-                    let spec = KernelSpec::new("attention").def("pass", pass).def("dtype", dtype);
+                    let spec = KernelSpec::new("attention_cooperative").def("pass", pass).def("dtype", dtype);
                     let spec = spec.def("head", head).def("value", value).def("mask", mask);
-                    let spec = spec.def("dropout", dropout).def("mode", mode).def("fours", true);
-                    check_limits(&spec.def("whole", true).def("units", true), 48 << 10);
+                    check_limits(&spec.def("dropout", dropout).def("mode", mode), 24 << 10);
                 }
             }
         }
@@ -50,7 +49,6 @@ fn attention() {
                         .def("mode", if (head | value) % 4 == 0 { "packed" } else { "scattered" })
                         .def("fours", (head | value) % 4 == 0)
                         .def("whole", whole)
-                        .def("units", false)
                 };
                 for pass in ["forward", "queries", "keys"] {
                     check_limits(&spec(pass, false), 16 << 10);

@@ -13,169 +13,16 @@ mode: `packed` if rows of results are aligned and whole quads, else `scattered`
 fours: the rows of operands are, too
 whole: rows and columns are in workgroup memory at full length (the forward pass's rows permanently); else 16
   elements at a time
-units: products run on matrix units, with 16-bit weights; requires `whole`, 16-bit types, rows of whole aligned
-  vectors of eight elements, and head and value of 16 to 64 in steps of 16. A subgroup has 16 rows, those of
-  its own invocations. See `cooperative` in `matmul_macros` for the types of matrices
 The gradients of k and v share one buffer.
 -#}
-{% if units %}
-enable wgpu_cooperative_matrix;
-const OPERAND_BITS = {{ "0xbf16u" if dtype == "bf16" else "0xf16u" }};
-{% endif %}
 {%- import "types" as t -%}
-{% include "math/base" %}
-{% include "math/exp" %}
-{% include "math/log" %}
-{% if dropout %}
-{% include "math/mul_wide" %}
-{% include "math/philox" %}
-{% include "math/dropout_mask" %}
-{% endif %}
-{{ t.prelude() }}
-struct Params {
-    // Batch, heads, kv heads, queries.
-    extents: vec4<u32>,
-    // Keys; left and right: query i attends to keys i - left to i + right; workgroups for the rows of a head.
-    window: vec4<u32>,
-    // Philox offset and seed.
-    random: vec4<u32>,
-    // Offsets of q, k, v, the gradient; of both results, the mask.
-    ins: vec4<u32>,
-    outs: vec4<u32>,
-    // Strides of the batch, the head, the row, the element.
-    q: vec4<u32>,
-    k: vec4<u32>,
-    v: vec4<u32>,
-    g: vec4<u32>,
-    one: vec4<u32>,
-    two: vec4<u32>,
-    mask: vec4<u32>,
-    scale: f32,
-    // Factor of a weight that is kept.
-    kept: f32,
-    threshold: u32,
-}
-@group(1) @binding(0) var<uniform> p: Params;
-{% set next = namespace(binding=3) %}
-{% if units %}
-{% for name in ["q", "k", "v"] %}
-@group(0) @binding({{ loop.index0 }}) var<storage, read> {{ name }}: array<vec4<u32>>;
-{% endfor %}
-{% elif fours %}
-{{ t.quads(0, "q", dtype) }}
-{{ t.quads(1, "k", dtype) }}
-{{ t.quads(2, "v", dtype) }}
-{% else %}
-{{ t.input(0, "q", dtype) }}
-{{ t.input(1, "k", dtype) }}
-{{ t.input(2, "v", dtype) }}
-{% endif %}
-{% if mask %}
-{{ t.input(next.binding, "mask", mask) }}
-{% set next.binding = next.binding + 1 %}
-{% endif %}
-{% if pass == "forward" %}
-{{ t.output(next.binding, "one", dtype, mode) }}
-{{ t.output(next.binding + 1, "lse", "f32") }}
-{% else %}
-{% if units %}
-@group(0) @binding({{ next.binding }}) var<storage, read> g: array<vec4<u32>>;
-{% else %}
-{{ t.quads(next.binding, "g", dtype) if fours else t.input(next.binding, "g", dtype) }}
-{% endif %}
-// The log-sum-exps, then each query's sum of g · out.
-{{ t.input(next.binding + 1, "stats", "f32") }}
-{{ t.output(next.binding + 2, "one", dtype, mode) }}
-{% endif %}
-
-// Offsets of the current head in each operand.
-var<private> q_base: u32;
-var<private> k_base: u32;
-var<private> v_base: u32;
-var<private> g_base: u32;
-var<private> mask_base: u32;
-// Index of the head among all queries' heads.
-var<private> at_head: u32;
-
 {% set queries = "p.extents.w" %}
 {% set keys = "p.window.x" %}
-{% for name, rows, depth in [("q", queries, head), ("k", keys, head), ("v", keys, value)] + ([] if pass == "forward" else [("g", queries, value)]) %}
-{% if units %}
-// Reads eight elements of a row; zeros outside.
-fn {{ name }}_eight(row: u32, d: u32) -> vec4<f32> {
-    let at = {{ name }}_base + min(row, {{ rows }} - 1u) * p.{{ name }}.z + d;
-    return bitcast<vec4<f32>>(select(vec4<u32>(), {{ name }}[at >> 3u], row < {{ rows }}));
-}
-{% else %}
-// Reads a quad of a row; zeros outside.
-fn {{ name }}_four(row: u32, d: u32) -> vec4<f32> {
-    let at = {{ name }}_base + min(row, {{ rows }} - 1u) * p.{{ name }}.z;
-    {% if fours %}
-    return select(vec4<f32>(), {{ name }}_quad((at + min(d, {{ depth - 4 }}u)) >> 2u), (row < {{ rows }}) & (d < {{ depth }}u));
-    {% else %}
-    var four: vec4<f32>;
-    for (var i = 0u; i < 4u; i++) {
-        four[i] = select(0.0, {{ name }}_at(at + min(d + i, {{ depth - 1 }}u) * p.{{ name }}.w), (row < {{ rows }}) & (d + i < {{ depth }}u));
-    }
-    return four;
-    {% endif %}
-}
-{% endif %}
-{% endfor %}
-
-// Lower than every score: marks the keys that a query does not attend to.
-const NEVER = -3.4e38;
-fn sees(query: u32, key: u32) -> bool {
-    return (query < {{ queries }}) & (key < {{ keys }}) & (key + p.window.y >= query) & (key <= query + p.window.z);
-}
-// Returns the score of a product, or NEVER.
-fn score(product: f32, query: u32, key: u32) -> f32 {
-    if !sees(query, key) { return NEVER; }
-    var s = product * p.scale;
-    {% if mask %}
-    let bias = mask_at(mask_base + query * p.mask.z + key * p.mask.w);
-    {% if mask == "bool" %}
-    if !bias { return NEVER; }
-    {% else %}
-    if m_isinf(bias) & m_signbit(bias) { return NEVER; }
-    s += bias;
-    {% endif %}
-    {% endif %}
-    return select(s, -3.3e38, s < -3.3e38);
-}
-// Returns the dropout factor of a weight.
-fn keep(query: u32, key: u32) -> f32 {
-    {% if dropout %}
-    return m_kept(at_head * {{ queries }} + query, key, p.random.xy, p.random.zw, p.threshold, p.kept);
-    {% else %}
-    return 1.0;
-    {% endif %}
-}
+{% include "attention_common" %}
 
 {% set fours_of = namespace(head=(head + 3) // 4, value=(value + 3) // 4) %}
 {% set wide = namespace(head=(head + 31) // 32, value=(value + 31) // 32) %}
-{% if units %}
-{% set longest = head if pass == "forward" or head >= value else value %}
-{% set pitch = 9 %}
-// Rows and columns in 16 bits, eight elements a vector; a padding vector for each line.
-var<workgroup> tile: array<vec4<f32>, {{ 64 * (longest // 8 + 1) }}>;
-var<workgroup> near: array<vec4<f32>, {{ 32 * (head // 8 + 1) }}>;
-var<workgroup> far: array<vec4<f32>, {{ 32 * (value // 8 + 1) }}>;
-// Products of the 16 rows of each subgroup, 32 columns at a time. Little memory means more workgroups at a time.
-var<workgroup> results: array<vec4<f32>, {{ 64 * pitch }}>;
-// Weights in 16 bits. The forward pass has the rows in registers, and weights in their memory.
-{% set weights = "tile" if pass == "forward" and longest >= 32 else "weights" %}
-{% if weights == "weights" %}
-var<workgroup> weights: array<vec4<f32>, 320>;
-{% endif %}
-{{ t.bits_function("weight", dtype) }}
-fn put_weights(row: u32, quad: u32, w: vec4<f32>) {
-    let at = row * 5u + (quad >> 1u);
-    let part = (quad & 1u) * 2u;
-    {{ weights }}[at][part] = bitcast<f32>(weight_pair_{{ dtype }}(w.x, w.y));
-    {{ weights }}[at][part + 1u] = bitcast<f32>(weight_pair_{{ dtype }}(w.z, w.w));
-}
-{% elif whole %}
+{% if whole %}
 {% set longest = fours_of.head if pass == "forward" or head >= value else fours_of.value %}
 // 64 rows, and 32 columns for the first and second product. Quads of a row are 65, or 33, apart.
 var<workgroup> tile: array<vec4<f32>, {{ 65 * longest }}>;
@@ -186,12 +33,9 @@ var<workgroup> far: array<vec4<f32>, {{ 33 * 8 * wide.value }}>;
 var<workgroup> tile: array<vec4<f32>, 260>;
 var<workgroup> near: array<vec4<f32>, 132>;
 {% endif %}
-{% if not units %}
 // Weights, with nine quads for each row.
 var<workgroup> weights: array<vec4<f32>, 576>;
 fn put_weights(row: u32, quad: u32, w: vec4<f32>) { weights[row * 9u + quad] = w; }
-{% endif %}
-{% set scores = ("results", pitch) if units else ("weights", 9) %}
 // Statistics of the rows.
 {% if pass == "forward" %}
 var<workgroup> parts: array<f32, 128>;
@@ -208,20 +52,6 @@ var<workgroup> factors: array<f32, 64>;
     }
 {% endmacro %}
 
-{#- Loads whole lines in 16 bits. -#}
-{% macro load_eights(into, name, first, count, depth) %}
-    for (var at = lane; at < {{ count * depth // 8 }}u; at += 128u) {
-        let line = at / {{ depth // 8 }}u;
-        let eight = at % {{ depth // 8 }}u;
-        {{ into }}[line * {{ depth // 8 + 1 }}u + eight] = {{ name }}_eight({{ first }} + line, eight * 8u);
-    }
-{% endmacro %}
-
-{#- Barrier between the invocations that share rows: those of a subgroup. -#}
-{% macro sync_rows() -%}
-    {{ "subgroupBarrier();" if units else "workgroupBarrier();" }}
-{%- endmacro %}
-
 {#- Barrier between writes and reads of whole columns in memory; partial loads have their own barriers. -#}
 {% macro between() %}
     {% if whole %}
@@ -232,83 +62,16 @@ var<workgroup> factors: array<f32, 64>;
 {#- Loads whole columns of a tile after the previous tile: of the first product, and of the second one's
 operand. -#}
 {% macro columns(first, second) %}
-    {% if units %}
-    workgroupBarrier();
-    {{ load_eights("near", first, "col0", 32, head) }}
-    {{ load_eights("far", second, "col0", 32, value) }}
-    {% elif whole %}
+    {% if whole %}
     workgroupBarrier();
     {{ load("near", first, "col0", 32, fours_of.head, "0u") }}
     {{ load("far", second, "col0", 32, fours_of.value, "0u") }}
     {% endif %}
 {% endmacro %}
 
-{#- Loads a matrix of the subgroup's rows in `tile`. -#}
-{% macro load_row(target, d, line) -%}
-    let {{ target }}_row{{ d }} = coopLoadT<coop_mat16x16<f32, A>>(&tile[strip * {{ line }}u + {{ 2 * d }}u], {{ line }}u);
-{%- endmacro %}
-
-{#- The same as `products`, on matrix units. -#}
-{% macro products_in_units(target, a, depth, columns, kept) %}
-    {% set line = depth // 8 + 1 %}
-    {% if not kept %}
-    {{ load_eights("tile", a, "row0", 64, depth) }}
-    workgroupBarrier();
-    {% endif %}
-    {% for c in range(2) %}
-    var {{ target }}_unit{{ c }} = coop_mat16x16<f32, C>();
-    {% endfor %}
-    {% for d in range(depth // 16) %}
-    {% if not kept %}
-    {{ load_row(target, d, line) }}
-    {% endif %}
-    {% for c in range(2) %}
-    let {{ target }}_column{{ d }}_{{ c }} = coopLoad<coop_mat16x16<f32, B>>(&{{ columns }}[{{ 16 * c * line + 2 * d }}], {{ line }}u);
-    {{ target }}_unit{{ c }} = coopMultiplyAdd({{ 'kept' if kept else target }}_row{{ d }}, {{ target }}_column{{ d }}_{{ c }}, {{ target }}_unit{{ c }});
-    {% endfor %}
-    {% endfor %}
-    subgroupBarrier();
-    {% for c in range(2) %}
-    let {{ target }}_at{{ c }} = strip * {{ pitch }}u + {{ 4 * c }}u;
-    coopStoreT({{ target }}_unit{{ c }}, &results[{{ target }}_at{{ c }}], {{ pitch }}u);
-    {% endfor %}
-    subgroupBarrier();
-    {% for r in range(4) %}
-    var {{ target }}{{ r }} = results[(y * 4u + {{ r }}u) * {{ pitch }}u + x];
-    {% endfor %}
-{% endmacro %}
-
-{#- The same as `gather`, on matrix units. Quads past the end of a row have no use. -#}
-{% macro gather_in_units(target, depth, columns) %}
-    {% set line = depth // 8 + 1 %}
-    {% for k in range(2) %}
-    let {{ target }}_weights{{ k }} = coopLoadT<coop_mat16x16<f32, A>>(&{{ weights }}[strip * 5u + {{ 2 * k }}u], 5u);
-    {% endfor %}
-    subgroupBarrier();
-    {% for c in range((depth + 31) // 32) %}
-    {% for j in range(2 * c, [2 * c + 2, depth // 16] | min) %}
-    var {{ target }}_sum{{ j }} = coop_mat16x16<f32, C>();
-    {% for k in range(2) %}
-    let {{ target }}_column{{ j }}_{{ k }} = coopLoadT<coop_mat16x16<f32, B>>(&{{ columns }}[{{ 16 * k * line + 2 * j }}], {{ line }}u);
-    {{ target }}_sum{{ j }} = coopMultiplyAdd({{ target }}_weights{{ k }}, {{ target }}_column{{ j }}_{{ k }}, {{ target }}_sum{{ j }});
-    {% endfor %}
-    let {{ target }}_at{{ j }} = strip * {{ pitch }}u + {{ 4 * (j - 2 * c) }}u;
-    coopStoreT({{ target }}_sum{{ j }}, &results[{{ target }}_at{{ j }}], {{ pitch }}u);
-    {% endfor %}
-    subgroupBarrier();
-    {% for r in range(4) %}
-    {{ target }}_{{ r }}_{{ c }} += results[(y * 4u + {{ r }}u) * {{ pitch }}u + x];
-    {% endfor %}
-    subgroupBarrier();
-    {% endfor %}
-{% endmacro %}
-
 {#- Product of rows of `a` from row0 on and rows of `b` from col0 on. `target`[r][c] is for row 4 y + r
 and column 4 x + c. Whole columns are in `columns`; whole rows too, if `kept`. -#}
 {% macro products(target, a, b, depth, columns, kept) %}
-    {% if units %}
-    {{ products_in_units(target, a, depth, columns, kept) }}
-    {% else %}
     {% for r in range(4) %}
     var {{ target }}{{ r }} = vec4<f32>();
     {% endfor %}
@@ -336,15 +99,11 @@ and column 4 x + c. Whole columns are in `columns`; whole rows too, if `kept`. -
         workgroupBarrier();
     }
     {% endif %}
-    {% endif %}
 {% endmacro %}
 
 {#- `target` += weights times rows of `b` from col0 on, in `columns` if whole; quads x + 8 c of rows 4 y +
 r. -#}
 {% macro gather(target, b, depth, columns) %}
-    {% if units %}
-    {{ gather_in_units(target, depth, columns) }}
-    {% else %}
 {% set across = (depth + 31) // 32 %}
 {% set lines = 32 if whole or across == 1 else 16 if across == 2 else 8 %}
     {% if not whole %}
@@ -375,7 +134,6 @@ r. -#}
         workgroupBarrier();
     }
     {% endif %}
-    {% endif %}
 {% endmacro %}
 
 {% macro zeros(target, depth) %}
@@ -395,30 +153,6 @@ r. -#}
     {% endfor %}
 {% endmacro %}
 
-{% for name, depth in [("one", value if pass == "forward" else head)] + ([("two", value)] if pass == "keys" else []) %}
-fn put_{{ name }}(base: u32, row: u32, rows: u32, d: u32, v: vec4<f32>) {
-    if row >= rows || d >= {{ depth }}u { return; }
-    {% if mode == "packed" %}
-    let at = base + row * p.{{ name }}.z + d;
-    one_put4(at, array<f32, 4>(v.x, v.y, v.z, v.w), at + 4u);
-    {% else %}
-    for (var i = 0u; i < min({{ depth }}u - d, 4u); i++) {
-        one_put(base + row * p.{{ name }}.z + (d + i) * p.{{ name }}.w, v[i]);
-    }
-    {% endif %}
-}
-{% endfor %}
-
-fn enter(batch: u32, head: u32) {
-    let shared_head = head / (p.extents.y / p.extents.z);
-    at_head = batch * p.extents.y + head;
-    q_base = p.ins.x + batch * p.q.x + head * p.q.y;
-    k_base = p.ins.y + batch * p.k.x + shared_head * p.k.y;
-    v_base = p.ins.z + batch * p.v.x + shared_head * p.v.y;
-    g_base = p.ins.w + batch * p.g.x + head * p.g.y;
-    mask_base = p.outs.z + batch * p.mask.x + head * p.mask.y;
-}
-
 @compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
         @builtin(local_invocation_index) lane: u32) {
@@ -437,10 +171,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let head = index / tiles % heads;
     let x = lane & 7u;
     let y = lane >> 3u;
-    {% if units %}
-    // The first row of the subgroup.
-    let strip = lane / 32u * 16u;
-    {% endif %}
     let one_base = p.outs.x + batch * p.one.x + head * p.one.y;
     let two_base = p.outs.y + batch * p.two.x + head * p.two.y;
     {% if pass == "keys" %}
@@ -476,13 +206,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             {% endfor %}
             put_weights(y * 4u + {{ r }}u, x, dropped{{ r }});
             {% endfor %}
-            {{ sync_rows() if whole }}
+            {{ between() }}
             {{ gather("dv", "g", value, "far") }}
-            {{ sync_rows() if whole }}
+            {{ between() }}
             {% for r in range(4) %}
             put_weights(y * 4u + {{ r }}u, x, dw{{ r }});
             {% endfor %}
-            {{ sync_rows() if whole }}
+            {{ between() }}
             {{ gather("dk", "q", head, "near") }}
         }
     }
@@ -516,7 +246,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         {% endfor %}
         put_weights(y * 4u + {{ r }}u, x, dw{{ r }});
         {% endfor %}
-        {{ sync_rows() if whole }}
+        {{ between() }}
         {{ gather("dq", "k", head, "near") }}
     }
     {{ store("dq", head, "one", queries, "p.scale") }}
@@ -528,13 +258,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     var largest = NEVER;
     var total = 0.0;
     {% if whole %}
-    {{ load_eights("tile", "q", "row0", 64, head) if units else load("tile", "q", "row0", 64, fours_of.head, "0u") }}
-    {% endif %}
-    {% if units %}
-    workgroupBarrier();
-    {% for d in range(head // 16) %}
-    {{ load_row("kept", d, head // 8 + 1) }}
-    {% endfor %}
+    {{ load("tile", "q", "row0", 64, fours_of.head, "0u") }}
     {% endif %}
     for (var col0 = begin; col0 < end; col0 += 32u) {
         {{ columns("k", "v") }}
@@ -544,22 +268,22 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         {% for c in range(4) %}
         s{{ r }}[{{ c }}] = score(s{{ r }}[{{ c }}], row0 + y * 4u + {{ r }}u, col0 + x * 4u + {{ c }}u);
         {% endfor %}
-        {{ scores[0] }}[(y * 4u + {{ r }}u) * {{ scores[1] }}u + x] = s{{ r }};
+        weights[(y * 4u + {{ r }}u) * 9u + x] = s{{ r }};
         {% endfor %}
-        {{ sync_rows() }}
+        workgroupBarrier();
         var high = NEVER;
         for (var i = 0u; i < 4u; i++) {
-            let s = {{ scores[0] }}[mine * {{ scores[1] }}u + side * 4u + i];
+            let s = weights[mine * 9u + side * 4u + i];
             high = m_max(high, m_max(m_max(s.x, s.y), m_max(s.z, s.w)));
         }
         parts[lane] = high;
-        {{ sync_rows() }}
+        workgroupBarrier();
         high = m_max(m_max(high, parts[lane ^ 1u]), largest);
         let rescale = m_exp(largest - high);
         largest = high;
         total *= rescale;
         for (var i = 0u; i < 4u; i++) {
-            let s = {{ scores[0] }}[mine * {{ scores[1] }}u + side * 4u + i];
+            let s = weights[mine * 9u + side * 4u + i];
             var kept: vec4<f32>;
             {% for e in range(4) %}
             let w{{ e }} = select(m_exp(s[{{ e }}] - high), 0.0, s[{{ e }}] == NEVER);
@@ -569,7 +293,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             put_weights(mine, side * 4u + i, kept);
         }
         if side == 0u { factors[mine] = rescale; }
-        {{ sync_rows() }}
+        workgroupBarrier();
         {% for r in range(4) %}
         let factor{{ r }} = factors[y * 4u + {{ r }}u];
         {% for c in range((value + 31) // 32) %}

@@ -27,7 +27,7 @@ enum Command {
         /// Lists the tests without running them.
         #[arg(long)]
         list: bool,
-        /// Only tests whose name (`topic/name/wgpu:0`) contains one of these.
+        /// Only tests whose name (`topic/name/wgpu:0`) contains one of these; `!text` leaves tests out.
         filter: Vec<String>,
     },
     /// Trains models as PyTorch did, and compares the losses.

@@ -496,7 +496,7 @@ impl AttentionRun {
         q.device().try_enqueue(|| describe_for_profiler(&call), &Command::Attention(&call))
     }
 
-    fn loop_iterations(&self, pass: &str, whole: bool) -> usize {
+    fn loop_iterations(&self, pass: &str, whole: bool, cooperative: bool) -> usize {
         let [q, k, v] = &self.inputs;
         let ([left, right], queries, keys) = (self.window_sides, q.shape()[2], k.shape()[2]);
         let near = TILE_ROWS + left + right + 32;
@@ -504,7 +504,8 @@ impl AttentionRun {
             "keys" => (queries.min(near).min(keys + left), q.shape()[1] / k.shape()[1].max(1)),
             _ => (keys.min(near).min(queries + right), 1),
         };
-        let tile = tile_loop_iterations(pass, whole, q.shape()[3], v.shape()[3]);
+        let tile =
+            if cooperative { 1 } else { tile_loop_iterations(pass, whole, q.shape()[3], v.shape()[3]) };
         // Includes the first loads and the last stores.
         (columns.div_ceil(32) * tile + 1) * heads + 256
     }
@@ -528,14 +529,16 @@ impl AttentionRun {
         };
         let packed = results.iter().all(|&t| has_vectors(t, 4));
         let reads = |lanes: usize| [q, k, v].into_iter().chain(g).all(|t| has_vectors(t, lanes));
-        let read = reads(4);
-        let units = fits_matrix_units(q.dtype(), q.shape()[3], v.shape()[3], device) && reads(8);
-        let whole = units || fits_whole_rows(pass, q.shape()[3], v.shape()[3], device);
+        let cooperative = fits_matrix_units(q.dtype(), q.shape()[3], v.shape()[3], device) && reads(8);
+        let whole = fits_whole_rows(pass, q.shape()[3], v.shape()[3], device);
+        let template = if cooperative { "attention_cooperative" } else { "attention" };
         let spec = kernel_spec! {
-            "attention", pass, dtype: name(q), head: q.shape()[3], value: v.shape()[3],
+            ..KernelSpec::new(template); pass, dtype: name(q), head: q.shape()[3], value: v.shape()[3],
             mask: self.mask.as_ref().map_or("", name), dropout: self.dropout.is_some(),
-            mode: if packed { "packed" } else { "scattered" }, fours: read, whole, units,
+            mode: if packed { "packed" } else { "scattered" },
         };
+        // The cooperative kernel has no other variants.
+        let spec = if cooperative { spec } else { spec.def("fours", reads(4)).def("whole", whole) };
         let (rows, heads) = if pass == "keys" { (k, k.shape()[1]) } else { (q, q.shape()[1]) };
         let tiles = rows.shape()[2].div_ceil(TILE_ROWS);
         let first = |t: Option<&Tensor>| t.map_or(0, |t| t.layout().offset());
@@ -555,7 +558,7 @@ impl AttentionRun {
             v: four_strides(Some(v)), g: four_strides(g), one: four_strides(one), two: four_strides(two),
             mask: four_strides(mask), scale: self.scale, kept, threshold,
         };
-        let params = params.loop_iterations(self.loop_iterations(pass, whole));
+        let params = params.loop_iterations(self.loop_iterations(pass, whole, cooperative));
         // Forward, the result precedes the log-sum-exp; backward, the results come last.
         let tensors = bindings![q, k, v, mask, others];
         let groups = tiles * heads * q.shape()[0];
@@ -595,15 +598,14 @@ fn tile_loop_iterations(pass: &str, whole: bool, head: usize, value: usize) -> u
     columns + product(head, whole && pass == "forward") + rest + 1
 }
 
-/// Returns true if the device multiplies matrices of this type in matrix units, and tiles of rows of `head` and
-/// `value` elements fit its workgroup memory.
+/// Returns true if the device multiplies matrices of this type in matrix units, and supports rows of `head` and
+/// `value` elements in `attention_cooperative.wgsl`.
 fn fits_matrix_units(dtype: DType, head: usize, value: usize, device: &Device) -> bool {
-    let wide = head.max(value);
-    // Lines of 16-bit vectors and of f32 quads, with a padding vector each; see `units` in `attention.wgsl`.
-    let vectors = 64 * (wide / 8 + 1) + 32 * (head / 8 + value / 8 + 2) + 64 * 9 + 320;
+    // Vectors of 16 bytes: 32 columns of both operands with padding, values of 64 rows, and statistics.
+    let vectors = 32 * (head / 8 + value / 8 + 2) + 64 * 6 + 16;
     device.info().features.has_cooperative(dtype)
-        && [head, value].iter().all(|n| n.is_multiple_of(16) && (16..=64).contains(n))
-        && 16 * vectors + 768 <= device.info().limits.max_workgroup_memory as usize
+        && [head, value].iter().all(|n| n.is_multiple_of(16) && (16..=MAX_HEAD_DIM).contains(n))
+        && 16 * vectors <= device.info().limits.max_workgroup_memory as usize
 }
 
 /// Returns true if whole rows and columns fit workgroup memory at sufficient occupancy. With too few resident

@@ -180,7 +180,17 @@ fn a_load_that_runs_out_of_memory_changes_nothing(device: &Device) -> Result<()>
                 ensure!(device.memory().allocated() == held, "{}: memory is left", at());
             }
             ensure!(n > 10, "{n} requests are few for a checkpoint");
-            ensure!(run.state(device)? == expected, "optimiser {k}: what was loaded is not what was saved");
+            let loaded = run.state(device)?;
+            for (part, loaded, saved) in [
+                ("model", &loaded.0, &expected.0),
+                ("optimiser", &loaded.1, &expected.1),
+                ("scaler", &loaded.2, &expected.2),
+            ] {
+                let same = |name: &&String| loaded.get(*name) == saved.get(*name);
+                let other: Vec<_> = loaded.keys().chain(saved.keys()).filter(|name| !same(name)).collect();
+                ensure!(other.is_empty(), "optimiser {k}, {part}: {other:?} is not what was saved");
+            }
+            ensure!(loaded.3 == expected.3, "optimiser {k}: another random state");
         }
     }
     Ok(())

@@ -204,12 +204,17 @@ impl fmt::Display for Tally {
     }
 }
 
-/// Runs the tests whose name (`topic/name/device`) contains one of `filters`, or all of them, and prints each.
+/// Runs the tests whose name (`topic/name/device`) contains one of `filters`, or all of them, and prints each. A
+/// filter that begins with `!` leaves out the tests whose name contains its rest.
 pub fn run(device: &Device, filters: &[String]) -> Tally {
     let mut tally = Tally::default();
+    let (left_out, wanted): (Vec<_>, Vec<_>) =
+        filters.iter().map(String::as_str).partition(|filter| filter.starts_with('!'));
     for (topic, test) in all_tests() {
         let name = format!("{topic}/{}/{device}", test.name);
-        if !filters.is_empty() && !filters.iter().any(|f| name.contains(f.as_str())) {
+        if !wanted.is_empty() && !wanted.iter().any(|filter| name.contains(filter))
+            || left_out.iter().any(|filter| name.contains(&filter[1..]))
+        {
             continue;
         }
         let start = Instant::now();

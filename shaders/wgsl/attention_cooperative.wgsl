@@ -1,0 +1,349 @@
+{#-
+Attention on matrix units, like FlashAttention-2: the passes, bindings and definitions of `attention`, for f16 and
+bf16 with rows of whole aligned vectors of eight elements.
+
+A workgroup has 64 rows of one head, 16 for each subgroup, and iterates over tiles of 32 columns. Matrices of the
+rows and all sums stay in registers. WGSL has no access to elements of a matrix. Scores therefore pass through
+workgroup memory, 16 columns at a time: two invocations share a row there, turn its scores into weights and write
+these in 16 bits to the same place. Workgroup memory limits the number of resident workgroups, so it is kept small.
+
+head, value: multiples of 16
+See `cooperative` in `matmul_macros` for the types of matrices A and B. A difference of two accumulators
+becomes their product by elements in `spirv.rs` of the wgpu backend: WGSL has no such product.
+-#}
+{%- import "types" as t -%}
+enable wgpu_cooperative_matrix;
+const OPERAND_BITS = {{ "0xbf16u" if dtype == "bf16" else "0xf16u" }};
+{% set cooperative = true %}
+{% set queries = "p.extents.w" %}
+{% set keys = "p.window.x" %}
+{% include "attention_common" %}
+
+const LOG2_E = 1.442695;
+const LN_2 = 0.6931472;
+// Columns in 16 bits, eight elements a vector; a padding vector for each line.
+var<workgroup> near: array<vec4<f32>, {{ 32 * (head // 8 + 1) }}>;
+var<workgroup> far: array<vec4<f32>, {{ 32 * (value // 8 + 1) }}>;
+// Of each row: 16 values in f32, with six vectors to the next row, or 32 values in 16 bits, with five. These strides
+// let eight invocations access different banks of memory.
+var<workgroup> values: array<vec4<f32>, 384>;
+{% if pass == "forward" %}
+// Factors of the rows' sums.
+var<workgroup> factors: array<f32, 64>;
+{% elif pass == "keys" %}
+// Of the columns: log-sum-exps in base 2, then sums of g · out.
+var<workgroup> column_stats: array<vec4<f32>, 16>;
+{% endif %}
+
+// Packs two values in 16 bits, rounded to nearest.
+fn pack_pair(a: f32, b: f32) -> f32 {
+    {% if dtype == "f16" %}
+    return bitcast<f32>(pack2x16float(vec2<f32>(a, b)));
+    {% else %}
+    return bitcast<f32>(one_pair_bf16(a, b));
+    {% endif %}
+}
+// Packs two weights, which are not negative. Ties round up, and the bits of a NaN are above those of infinity.
+fn pack_weights(a: f32, b: f32) -> f32 {
+    {% if dtype == "f16" %}
+    return pack_pair(a, b);
+    {% else %}
+    let bits = min(bitcast<vec2<u32>>(vec2<f32>(a, b)) + 0x8000u, vec2<u32>(0x7fc00000u));
+    return bitcast<f32>((bits.x >> 16u) | (bits.y & 0xffff0000u));
+    {% endif %}
+}
+
+{#- Reads the rows of `name` from row0 on into matrices A in registers, 32 elements of a row at a time. -#}
+{% macro keep_rows(target, name, depth) %}
+{% for part in range(0, depth, 32) %}
+    {% set eights = [depth - part, 32] | min // 8 %}
+    workgroupBarrier();
+    for (var at = lane; at < {{ 64 * eights }}u; at += 128u) {
+        values[at / {{ eights }}u * 5u + at % {{ eights }}u] = {{ name }}_eight(row0 + at / {{ eights }}u, {{ part }}u + at % {{ eights }}u * 8u);
+    }
+    workgroupBarrier();
+    {% for d in range(eights // 2) %}
+    let {{ target }}_rows{{ part // 16 + d }} = coopLoadT<coop_mat16x16<f32, A>>(&values[strip * 5u + {{ 2 * d }}u], 5u);
+    {% endfor %}
+{% endfor %}
+{% endmacro %}
+
+{% macro zeros(target, depth) %}
+    {% for j in range(depth // 16) %}
+    var {{ target }}_sum{{ j }} = coop_mat16x16<f32, C>();
+    {% endfor %}
+{% endmacro %}
+
+{#- Vector i that an invocation moves, of `count` of a tile. The last ones may move one vector twice. -#}
+{% macro position(i, count) -%}
+    {{ "min(lane + " ~ 128 * i ~ "u, " ~ (count - 1) ~ "u)" if 128 * (i + 1) > count else "(lane + " ~ 128 * i ~ "u)" }}
+{%- endmacro %}
+
+{#- Reads a tile of columns of two operands from column `from` on into registers, while the previous tile is in use.
+`declare` is "var" for the first tile. -#}
+{% macro fetch_columns(first, second, from, declare) %}
+    {% for into, name, depth in [("near", first, head), ("far", second, value)] %}
+    {% set eights = depth // 8 %}
+    {% for i in range((32 * eights + 127) // 128) %}
+    {{ declare }} {{ into }}_next{{ i }} = {{ name }}_eight({{ from }} + {{ position(i, 32 * eights) }} / {{ eights }}u, {{ position(i, 32 * eights) }} % {{ eights }}u * 8u);
+    {% endfor %}
+    {% endfor %}
+    {% if pass == "keys" %}
+    {% set line = "at_head * " ~ queries ~ " + min(" ~ from ~ " + (lane & 31u), " ~ queries ~ " - 1u)" %}
+    {{ declare }} lse_next = stats_at({{ line }}) * LOG2_E;
+    {{ declare }} delta_next = stats_at(p.extents.x * p.extents.y * {{ queries }} + {{ line }});
+    {% endif %}
+{% endmacro %}
+
+{#- Writes the fetched tile to workgroup memory. -#}
+{% macro put_columns() %}
+    workgroupBarrier();
+    {% for into, depth in [("near", head), ("far", value)] %}
+    {% set eights = depth // 8 %}
+    {% for i in range((32 * eights + 127) // 128) %}
+    {{ into }}[{{ position(i, 32 * eights) }} / {{ eights }}u * {{ eights + 1 }}u + {{ position(i, 32 * eights) }} % {{ eights }}u] = {{ into }}_next{{ i }};
+    {% endfor %}
+    {% endfor %}
+    {% if pass == "keys" %}
+    if lane < 32u {
+        column_stats[lane >> 2u][lane & 3u] = lse_next;
+        column_stats[8u + (lane >> 2u)][lane & 3u] = delta_next;
+    }
+    {% endif %}
+    workgroupBarrier();
+{% endmacro %}
+
+{#- Products of the rows with the columns in `lines`: quad j of part c has columns 16 c + 8 half + 4 (j ^ half) on. The
+halves read their quads in different orders, so that they access different banks. -#}
+{% macro products(target, rows_of, depth, lines) %}
+    {% set line = depth // 8 + 1 %}
+    {% for c in range(2) %}
+    var {{ target }}_product{{ c }} = coop_mat16x16<f32, C>();
+    {% endfor %}
+    {% for d in range(depth // 16) %}
+    {% for c in range(2) %}
+    let {{ target }}_column{{ d }}_{{ c }} = coopLoad<coop_mat16x16<f32, B>>(&{{ lines }}[{{ 16 * c * line + 2 * d }}], {{ line }}u);
+    {{ target }}_product{{ c }} = coopMultiplyAdd({{ rows_of }}_rows{{ d }}, {{ target }}_column{{ d }}_{{ c }}, {{ target }}_product{{ c }});
+    {% endfor %}
+    {% endfor %}
+    {% for c in range(2) %}
+    coopStoreT({{ target }}_product{{ c }}, &values[strip * 6u], 6u);
+    subgroupBarrier();
+    var {{ target }}{{ c }}_0 = values[quad_at + half];
+    var {{ target }}{{ c }}_1 = values[quad_at + 1u - half];
+    subgroupBarrier();
+    {% endfor %}
+{% endmacro %}
+
+{#- The sums += `weights`, an invocation's part of a row, times the columns in `lines`. -#}
+{% macro gather(target, depth, weights, pack, lines) %}
+    {% set line = depth // 8 + 1 %}
+    {% for c in range(2) %}
+    {% for j in range(2) %}
+    let {{ target }}_packed{{ c }}_{{ j }} = vec2<f32>({{ pack }}({{ weights }}{{ c }}_{{ j }}.x, {{ weights }}{{ c }}_{{ j }}.y), {{ pack }}({{ weights }}{{ c }}_{{ j }}.z, {{ weights }}{{ c }}_{{ j }}.w));
+    {% endfor %}
+    values[weight_at + {{ 2 * c }}u] = select(vec4<f32>({{ target }}_packed{{ c }}_0, {{ target }}_packed{{ c }}_1), vec4<f32>({{ target }}_packed{{ c }}_1, {{ target }}_packed{{ c }}_0), half == 1u);
+    {% endfor %}
+    subgroupBarrier();
+    {% for k in range(2) %}
+    let {{ target }}_weights{{ k }} = coopLoadT<coop_mat16x16<f32, A>>(&values[strip * 6u + {{ 2 * k }}u], 5u);
+    {% for j in range(depth // 16) %}
+    let {{ target }}_line{{ j }}_{{ k }} = coopLoadT<coop_mat16x16<f32, B>>(&{{ lines }}[{{ 16 * k * line + 2 * j }}], {{ line }}u);
+    {{ target }}_sum{{ j }} = coopMultiplyAdd({{ target }}_weights{{ k }}, {{ target }}_line{{ j }}_{{ k }}, {{ target }}_sum{{ j }});
+    {% endfor %}
+    {% endfor %}
+    subgroupBarrier();
+{% endmacro %}
+
+{#- The query and the key of element e of quad j of part c. -#}
+{% macro pair(c, j, e) -%}
+    {% set column = "col0 + half * 8u + " ~ (16 * c + e) ~ "u + " ~ ("half" if j == 0 else "(1u - half)") ~ " * 4u" -%}
+    {{ column ~ ", row" if pass == "keys" else "row, " ~ column }}
+{%- endmacro %}
+
+{#- Turns products into scores in base 2. `all`: no pair of these rows and columns is masked. -#}
+{% macro scale_scores() %}
+    if all {
+        {% for c in range(2) %}
+        {% for j in range(2) %}
+        s{{ c }}_{{ j }} *= scale;
+        {% endfor %}
+        {% endfor %}
+    } else {
+        {% for c in range(2) %}
+        {% for j in range(2) %}
+        {% for e in range(4) %}
+        s{{ c }}_{{ j }}[{{ e }}] = score(s{{ c }}_{{ j }}[{{ e }}], {{ pair(c, j, e) }}) * LOG2_E;
+        {% endfor %}
+        {% endfor %}
+        {% endfor %}
+    }
+{% endmacro %}
+
+{#- Turns products `s` into weights, and the gradients `w` of the weights into those of the scores. -#}
+{% macro weigh() %}
+    {{ scale_scores() }}
+    {% for c in range(2) %}
+    {% for j in range(2) %}
+    {% if pass == "keys" %}
+    let quad{{ c }}_{{ j }} = {{ 4 * c }}u + half * 2u + {{ "half" if j == 0 else "1u - half" }};
+    let lse{{ c }}_{{ j }} = column_stats[quad{{ c }}_{{ j }}];
+    let delta{{ c }}_{{ j }} = column_stats[8u + quad{{ c }}_{{ j }}];
+    {% else %}
+    let lse{{ c }}_{{ j }} = lse;
+    let delta{{ c }}_{{ j }} = delta;
+    {% endif %}
+    let weight{{ c }}_{{ j }} = exp2(s{{ c }}_{{ j }} - lse{{ c }}_{{ j }});
+    {% if dropout %}
+    let kept{{ c }}_{{ j }} = vec4<f32>({% for e in range(4) %}keep({{ pair(c, j, e) }}), {% endfor %});
+    s{{ c }}_{{ j }} = weight{{ c }}_{{ j }} * kept{{ c }}_{{ j }};
+    w{{ c }}_{{ j }} = weight{{ c }}_{{ j }} * (w{{ c }}_{{ j }} * kept{{ c }}_{{ j }} - delta{{ c }}_{{ j }});
+    {% else %}
+    s{{ c }}_{{ j }} = weight{{ c }}_{{ j }};
+    w{{ c }}_{{ j }} = weight{{ c }}_{{ j }} * (w{{ c }}_{{ j }} - delta{{ c }}_{{ j }});
+    {% endif %}
+    {% endfor %}
+    {% endfor %}
+{% endmacro %}
+
+{#- Writes the sums of the rows times `factor` to result `name`. -#}
+{% macro store(target, depth, name, count, factor) %}
+    {% for j in range(depth // 16) %}
+    subgroupBarrier();
+    coopStoreT({{ target }}_sum{{ j }}, &values[strip * 6u], 6u);
+    subgroupBarrier();
+    put_{{ name }}({{ name }}_base, row, {{ count }}, {{ 16 * j }}u + half * 8u, values[quad_at] * {{ factor }});
+    put_{{ name }}({{ name }}_base, row, {{ count }}, {{ 16 * j + 4 }}u + half * 8u, values[quad_at + 1u] * {{ factor }});
+    {% endfor %}
+{% endmacro %}
+
+@compute @workgroup_size(128)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+        @builtin(local_invocation_index) lane: u32) {
+    // Written out, so that validation sees that control flow is uniform.
+    let index = group.y * groups.x + group.x;
+    let blocks = p.window.w;
+    {% if pass == "keys" %}
+    let heads = p.extents.z;
+    {% else %}
+    let heads = p.extents.y;
+    {% endif %}
+    if index >= p.extents.x * heads * blocks { return; }
+    // Rows with the most work start first: the last queries, or the first keys.
+    let row0 = {{ "index % blocks" if pass == "keys" else "(blocks - 1u - index % blocks)" }} * 64u;
+    let batch = index / blocks / heads;
+    let head = index / blocks % heads;
+    let one_base = p.outs.x + batch * p.one.x + head * p.one.y;
+    let two_base = p.outs.y + batch * p.two.x + head * p.two.y;
+    // The first row of the subgroup; the row of the invocation, and its half of 16 columns.
+    let strip = lane / 32u * 16u;
+    let row = row0 + (lane >> 1u);
+    let half = lane & 1u;
+    let quad_at = (lane >> 1u) * 6u + half * 2u;
+    let weight_at = strip + (lane >> 1u) * 5u + half;
+    let scale = p.scale * LOG2_E;
+    {% if pass == "keys" %}
+    // The queries that attend to some key of these.
+    let last = min(row0 + 63u, {{ keys }} - 1u);
+    let begin = (max(row0, p.window.z) - p.window.z) / 32u * 32u;
+    let end = min(last + p.window.y + 1u, {{ queries }});
+    {{ zeros("dk", head) }}
+    {{ zeros("dv", value) }}
+    let sharing = p.extents.y / p.extents.z;
+    enter(batch, head * sharing);
+    {{ keep_rows("k", "k", head) }}
+    {{ keep_rows("v", "v", value) }}
+    for (var member = 0u; member < sharing; member++) {
+        enter(batch, head * sharing + member);
+        {{ fetch_columns("q", "g", "begin", "var") }}
+        for (var col0 = begin; col0 < end; col0 += 32u) {
+            {{ put_columns() }}
+            {{ fetch_columns("q", "g", "col0 + 32u", "") }}
+            {{ products("s", "k", head, "near") }}
+            {{ products("w", "v", value, "far") }}
+            // All these queries attend to all these keys.
+            let all = (col0 + 31u < {{ queries }}) & (row0 + 63u < {{ keys }}) & (row0 + p.window.y >= col0 + 31u) & (row0 + 63u <= col0 + p.window.z){{ " & false" if mask }};
+            {{ weigh() }}
+            {{ gather("dv", value, "s", "pack_weights", "far") }}
+            {{ gather("dk", head, "w", "pack_pair", "near") }}
+        }
+    }
+    {{ store("dk", head, "one", keys, "p.scale") }}
+    {{ store("dv", value, "two", keys, "1.0") }}
+    {% else %}
+    // The keys that some query of these attends to.
+    let last = min(row0 + 63u, {{ queries }} - 1u);
+    let begin = (max(row0, p.window.y) - p.window.y) / 32u * 32u;
+    let end = min(last + p.window.z + 1u, {{ keys }});
+    enter(batch, head);
+    {{ keep_rows("q", "q", head) }}
+    {% if pass == "queries" %}
+    {{ keep_rows("g", "g", value) }}
+    {{ zeros("dq", head) }}
+    let line = at_head * {{ queries }} + min(row, {{ queries }} - 1u);
+    let lse = stats_at(line) * LOG2_E;
+    let delta = stats_at(p.extents.x * p.extents.y * {{ queries }} + line);
+    {% else %}
+    {{ zeros("out", value) }}
+    var largest = NEVER * LOG2_E;
+    var total = 0.0;
+    {% endif %}
+    {{ fetch_columns("k", "v", "begin", "var") }}
+    for (var col0 = begin; col0 < end; col0 += 32u) {
+        {{ put_columns() }}
+        {{ fetch_columns("k", "v", "col0 + 32u", "") }}
+        // All these queries attend to all these keys.
+        let all = (col0 + 31u < {{ keys }}) & (row0 + 63u < {{ queries }}) & (col0 + p.window.y >= row0 + 63u) & (col0 + 31u <= row0 + p.window.z){{ " & false" if mask }};
+        {{ products("s", "q", head, "near") }}
+        {% if pass == "queries" %}
+        {{ products("w", "g", value, "far") }}
+        {{ weigh() }}
+        {{ gather("dq", head, "w", "pack_pair", "near") }}
+        {% else %}
+        {{ scale_scores() }}
+        let highs = max(max(s0_0, s0_1), max(s1_0, s1_1));
+        var high = max(max(highs.x, highs.y), max(highs.z, highs.w));
+        high = max(largest, max(high, subgroupShuffleXor(high, 1u)));
+        // Weights of a row without any key stay zero.
+        let base = select(high, 0.0, high < NEVER);
+        let rescale = exp2(largest - high);
+        largest = high;
+        {% for c in range(2) %}
+        {% for j in range(2) %}
+        s{{ c }}_{{ j }} = exp2(s{{ c }}_{{ j }} - base);
+        {% endfor %}
+        {% endfor %}
+        let totals = (s0_0 + s0_1) + (s1_0 + s1_1);
+        total = total * rescale + ((totals.x + totals.y) + (totals.z + totals.w));
+        {% if dropout %}
+        {% for c in range(2) %}
+        {% for j in range(2) %}
+        {% for e in range(4) %}
+        s{{ c }}_{{ j }}[{{ e }}] *= keep({{ pair(c, j, e) }});
+        {% endfor %}
+        {% endfor %}
+        {% endfor %}
+        {% endif %}
+        if half == 0u { factors[lane >> 1u] = rescale; }
+        subgroupBarrier();
+        let row_factors = coopLoad<coop_mat16x16<f32, C>>(&factors[strip], 0u);
+        {% for j in range(value // 16) %}
+        out_sum{{ j }} = out_sum{{ j }} - row_factors;
+        {% endfor %}
+        {{ gather("out", value, "s", "pack_weights", "far") }}
+        {% endif %}
+    }
+    {% if pass == "queries" %}
+    {{ store("dq", head, "one", queries, "p.scale") }}
+    {% else %}
+    total += subgroupShuffleXor(total, 1u);
+    // A query that attends to no key gets zeros.
+    let seen = !(total == 0.0);
+    let factor = select(0.0, 1.0 / total, seen);
+    if half == 0u && row < {{ queries }} {
+        lse_put(at_head * {{ queries }} + row, select(0.0, (largest + log2(total)) * LN_2, seen));
+    }
+    {{ store("out", value, "one", queries, "factor") }}
+    {% endif %}
+    {% endif %}
+}
