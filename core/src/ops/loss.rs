@@ -49,9 +49,6 @@ impl Tensor {
     /// Computes the negative log-likelihood of `target` classes under these log-probabilities, [batch,
     /// classes, ...] or \[classes\]. Examples of class `ignore_index` do not count, and a mean is weighted by
     /// the class weights. A class out of range gives NaN, as in [`cross_entropy`](Self::cross_entropy).
-    ///
-    /// # Errors
-    /// The shapes or dtypes do not fit.
     #[track_caller]
     pub fn nll_loss(
         &self,
@@ -93,9 +90,6 @@ impl Tensor {
     }
 
     /// Computes the squared differences.
-    ///
-    /// # Errors
-    /// The shapes do not broadcast.
     #[track_caller]
     pub fn mse_loss(&self, target: &Tensor, reduction: Reduction) -> Result<Tensor> {
         dispatch_in_f32!("mse_loss", [self, target], |x, y| x.mse_loss(&y, reduction));
@@ -103,9 +97,6 @@ impl Tensor {
     }
 
     /// Computes the absolute differences.
-    ///
-    /// # Errors
-    /// The shapes do not broadcast.
     #[track_caller]
     pub fn l1_loss(&self, target: &Tensor, reduction: Reduction) -> Result<Tensor> {
         dispatch_in_f32!("l1_loss", [self, target], |x, y| x.l1_loss(&y, reduction));
@@ -198,9 +189,6 @@ impl Tensor {
     }
 
     /// Computes the cross-entropy of the sigmoids of these logits. `pos_weight` scales the loss of positives.
-    ///
-    /// # Errors
-    /// The shapes do not broadcast.
     #[track_caller]
     pub fn binary_cross_entropy_with_logits(
         &self,
@@ -227,9 +215,6 @@ impl Tensor {
 
     /// Computes the Kullback-Leibler divergence of these log-probabilities from `target`: probabilities, or
     /// their logarithms with `log_target`.
-    ///
-    /// # Errors
-    /// The shapes do not broadcast.
     #[track_caller]
     pub fn kl_div(&self, target: &Tensor, log_target: bool, reduction: Reduction) -> Result<Tensor> {
         dispatch_in_f32!("kl_div", [self, target], |x, y| x.kl_div(&y, log_target, reduction));
@@ -243,9 +228,6 @@ impl Tensor {
 
     /// Computes the negative log-likelihood of `target` under normal distributions with these means and
     /// `var`, clamped to at least `eps`. `full` adds the constant term.
-    ///
-    /// # Errors
-    /// The shapes do not broadcast.
     #[track_caller]
     pub fn gaussian_nll_loss(
         &self,
@@ -270,9 +252,6 @@ impl Tensor {
     }
 
     /// Computes ln(1 + e^(-x y)) for targets y of 1 and -1.
-    ///
-    /// # Errors
-    /// The shapes do not broadcast.
     #[track_caller]
     pub fn soft_margin_loss(&self, target: &Tensor, reduction: Reduction) -> Result<Tensor> {
         dispatch_in_f32!("soft_margin_loss", [self, target], |x, y| x.soft_margin_loss(&y, reduction));
@@ -280,9 +259,6 @@ impl Tensor {
     }
 
     /// Computes max(0, margin - target · (`self` - `other`)): a `target` of 1 ranks `self` higher, -1 lower.
-    ///
-    /// # Errors
-    /// The shapes do not broadcast.
     #[track_caller]
     pub fn margin_ranking_loss(
         &self,
@@ -300,9 +276,6 @@ impl Tensor {
     }
 
     /// Computes the cosine of the angle between vectors along `dim`. Lengths are clamped to at least `eps`.
-    ///
-    /// # Errors
-    /// The shapes do not broadcast.
     #[track_caller]
     pub fn cosine_similarity(&self, other: &Tensor, dim: isize, eps: f64) -> Result<Tensor> {
         dispatch_in_f32!("cosine_similarity", [self, other], |a, b| a.cosine_similarity(&b, dim, eps));
@@ -319,9 +292,6 @@ impl Tensor {
     }
 
     /// Divides vectors along `dim` by their p-norm, which is clamped to at least `eps`.
-    ///
-    /// # Errors
-    /// `dim` is out of range.
     #[track_caller]
     pub fn normalize(&self, p: f64, dim: isize, eps: f64) -> Result<Tensor> {
         dispatch_in_f32!("normalize", [self], |x| x.normalize(p, dim, eps));
@@ -331,9 +301,6 @@ impl Tensor {
     }
 
     /// Computes the p-norm of differences over the last dimension. `eps` is added to each difference.
-    ///
-    /// # Errors
-    /// The shapes do not broadcast.
     #[track_caller]
     pub fn pairwise_distance(&self, other: &Tensor, p: f64, eps: f64, keepdim: bool) -> Result<Tensor> {
         dispatch_in_f32!("pairwise_distance", [self, other], |x, y| x.pairwise_distance(&y, p, eps, keepdim));

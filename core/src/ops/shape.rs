@@ -251,9 +251,6 @@ impl Tensor {
     }
 
     /// Reverses the order of elements along `dims`, or along all dimensions for `()`. An empty list reverses none.
-    ///
-    /// # Errors
-    /// A dimension is out of range or repeated.
     #[track_caller]
     pub fn flip(&self, dims: impl IntoDims) -> Result<Tensor> {
         let dims = &dims.to_dims().unwrap_or_else(|| (0..self.rank() as isize).collect())[..];
@@ -329,9 +326,6 @@ impl Tensor {
     }
 
     /// Repeats every index of one dimension `repeats` times in a row.
-    ///
-    /// # Errors
-    /// `dim` is out of range.
     #[track_caller]
     pub fn repeat_interleave(&self, repeats: usize, dim: isize) -> Result<Tensor> {
         let d = normalize_dim("repeat_interleave", dim, self.rank())?;

@@ -237,9 +237,6 @@ impl Tensor {
     /// # Ok(())
     /// # }
     /// ```
-    ///
-    /// # Errors
-    /// The device lacks the dtype.
     #[track_caller]
     pub fn from_ndarray<T, S, D>(array: &ndarray::ArrayBase<S, D>, device: &Device) -> Result<Self>
     where

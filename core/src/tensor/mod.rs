@@ -156,9 +156,6 @@ impl Tensor {
     }
 
     /// Returns the extent of one dimension. Negative dimensions count from the end.
-    ///
-    /// # Errors
-    /// `dim` is out of range.
     pub fn dim(&self, dim: isize) -> Result<usize> {
         let d = layout::normalize_dim("dim", dim, self.rank())?;
         Ok(self.shape().get(d).copied().unwrap_or(1))

@@ -144,9 +144,6 @@ pub(crate) fn single_dim(op: &'static str, dims: impl IntoDims) -> Result<Option
 }
 
 /// Returns the shape of a new tensor, for which no extent can be inferred.
-///
-/// # Errors
-/// An extent is negative.
 pub(crate) fn new_shape(op: &'static str, shape: impl IntoShape) -> Result<Dims> {
     let extents = shape.to_extents();
     fail_if!(extents.iter().any(|&n| n < 0); argument(op), "shape {extents:?} has a negative extent");

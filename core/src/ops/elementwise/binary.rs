@@ -1,10 +1,7 @@
 //! Elementwise operations of two and three operands, with broadcasting. All operands but the first may be
 //! scalars.
 
-use crate::ops::elementwise::pointwise::GradRule::{Expr, None as NoGrad, Zero};
-use crate::ops::elementwise::pointwise::GradVar::{A, B, C, Y};
-use crate::ops::elementwise::pointwise::pointwise_ops;
-use crate::ops::elementwise::pointwise::{PointwiseOp, TypeRule, run_pointwise, run_pointwise_inplace};
+use crate::ops::elementwise::prelude::*;
 use crate::ops::prelude::*;
 use crate::scalar::ScalarConversion;
 
@@ -12,24 +9,19 @@ use crate::scalar::ScalarConversion;
 /// f64), math files and gradients.
 macro_rules! binary {
     ($($(#[$doc:meta])* $name:ident $(/ $inplace:ident)?: $types:ident, $expr:literal $(| $plain:literal)?,
-        [$($math:literal),*], [$($grad:expr),*];)*) => {
+        $math:tt, $grads:tt;)*) => {
         $(
             #[allow(non_upper_case_globals, reason = "one record an operation, under its name")]
-            static $name: PointwiseOp = PointwiseOp {
-                name: stringify!($name),
-                expr: $expr,
-                int_f64_expr: concat!($($plain)?),
-                type_rule: TypeRule::$types,
-                math_files: &[$($math),*],
-                grads: &[$($grad),*],
-            };
+            static $name: PointwiseOp =
+                pointwise_op!(stringify!($name), $types, $expr, [$($plain)?], $math, $grads);
         )*
+
+        /// All operations of this list.
+        pub(super) static OPERATIONS: &[&PointwiseOp] = &[$(&$name),*];
+
         impl Tensor {
             $(
                 $(#[$doc])*
-                ///
-                /// # Errors
-                /// The shapes do not broadcast, or the operation does not support a dtype.
                 #[track_caller]
                 pub fn $name<'a>(&self, other: impl Into<Operand<'a>>) -> Result<Tensor> {
                     run_pointwise(&$name, &[Operand::Tensor(self), other.into()], &[])
@@ -162,15 +154,6 @@ binary! {
     bitwise_xor: Bits, "a ^ b", [], [NoGrad, NoGrad];
 }
 
-pub(crate) fn comparison_op(name: &str) -> &'static PointwiseOp {
-    match name {
-        "lt" => &lt,
-        "le" => &le,
-        "gt" => &gt,
-        _ => &ge,
-    }
-}
-
 pointwise_ops! {
     WHERE "where": Any, "select(c, b, a != T(0))", [], [
         NoGrad, Expr("select(T(0), g, a != T(0))", &[A]), Expr("select(g, T(0), a != T(0))", &[A])];
@@ -297,9 +280,6 @@ impl Tensor {
     }
 
     /// `self` + value · t1 · t2.
-    ///
-    /// # Errors
-    /// The shapes do not broadcast.
     #[track_caller]
     pub fn addcmul<'a>(
         &self,
@@ -313,9 +293,6 @@ impl Tensor {
     }
 
     /// `self` + value · t1 / t2.
-    ///
-    /// # Errors
-    /// The shapes do not broadcast.
     #[track_caller]
     pub fn addcdiv<'a>(
         &self,
@@ -327,9 +304,6 @@ impl Tensor {
     }
 
     /// `self` + weight · (end - `self`).
-    ///
-    /// # Errors
-    /// The shapes do not broadcast.
     #[track_caller]
     pub fn lerp<'a>(&self, end: impl Into<Operand<'a>>, weight: impl Into<Operand<'a>>) -> Result<Tensor> {
         run_pointwise(&LERP, &[self.into(), end.into(), weight.into()], &[])

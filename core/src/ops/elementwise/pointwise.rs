@@ -5,8 +5,8 @@
 //! broadcast, may have any strides, and may be scalars.
 
 use crate::amp::AutocastOperand;
-use crate::ops::elementwise::binary;
 use crate::ops::elementwise::expr_eval::{ExprEnv, ExprValue};
+use crate::ops::elementwise::{activation, binary, unary};
 use crate::ops::kernel::pointwise_kernel::{self, PointwiseInput, PointwiseSpec};
 use crate::ops::prelude::*;
 use crate::scalar::ScalarConversion;
@@ -121,57 +121,53 @@ pub(crate) struct PointwiseOp {
     pub(crate) grads: &'static [GradRule],
 }
 
-/// Declares operations: `NAME "name": TypeRule, "expr" | "expression for integers and f64", [math files], [gradients];`.
-macro_rules! pointwise_ops {
-    ($($(#[$attr:meta])* $id:ident $name:literal: $types:ident, $expr:literal $(| $plain:literal)?, [$($math:literal),*], [$($grad:expr),* $(,)?];)*) => {$(
-        $(#[$attr])*
-        pub(super) static $id: PointwiseOp = PointwiseOp {
+/// Builds a record: `"name", TypeRule, "expr", ["expression for integers and f64"], [math files], [gradients]`.
+macro_rules! pointwise_op {
+    ($name:expr, $types:ident, $expr:literal, [$($plain:literal)?], [$($math:literal),*], [$($grad:expr),* $(,)?]) => {
+        PointwiseOp {
             name: $name,
             expr: $expr,
             int_f64_expr: concat!($($plain)?),
             type_rule: TypeRule::$types,
             math_files: &[$($math),*],
             grads: &[$($grad),*],
-        };
+        }
+    };
+}
+pub(crate) use pointwise_op;
+
+/// Declares operations: `NAME "name": TypeRule, "expr" | "expression for integers and f64", [math files], [gradients];`.
+macro_rules! pointwise_ops {
+    ($($(#[$attr:meta])* $id:ident $name:literal: $types:ident, $expr:literal $(| $plain:literal)?, $math:tt, $grads:tt;)*) => {$(
+        $(#[$attr])*
+        pub(super) static $id: PointwiseOp =
+            $crate::ops::elementwise::pointwise::pointwise_op!($name, $types, $expr, [$($plain)?], $math, $grads);
     )*};
 }
 pub(crate) use pointwise_ops;
 
+/// Finds an operation that is a method of [`Tensor`] by its name.
+pub(crate) fn find_op(name: &str) -> Option<&'static PointwiseOp> {
+    let families = [unary::OPERATIONS, activation::OPERATIONS, binary::OPERATIONS];
+    families.into_iter().flatten().copied().find(|op| op.name == name)
+}
+
 const INPUT_NAMES: [&str; 3] = ["a", "b", "c"];
 
 fn resolve_dtypes(op: &PointwiseOp, args: &[Operand<'_>]) -> Result<(DType, DType)> {
-    let mut dtype: Option<DType> = None;
     // As in PyTorch, a zero-dimensional tensor does not widen tensors of the same category.
     let category = |d: DType| if d.is_float() { 2 } else { u8::from(d.is_int()) };
-    let mut of = |zero_dim: bool| {
-        for arg in args {
-            let Operand::Tensor(t) = arg else { continue };
-            if (t.rank() == 0) != zero_dim {
-                continue;
-            }
-            dtype = Some(match dtype {
-                Some(d) if zero_dim && category(d) >= category(t.dtype()) => d,
-                Some(d) => d.promote(t.dtype()),
-                None => t.dtype(),
-            });
-        }
+    let dtypes = |zero_dim: bool| {
+        let tensors = args.iter().filter_map(Operand::as_tensor);
+        tensors.filter(move |t| (t.rank() == 0) == zero_dim).map(Tensor::dtype)
     };
-    of(false);
-    if args.iter().any(|a| matches!(a, Operand::Tensor(t) if t.rank() > 0)) {
-        of(true);
-    } else {
-        for arg in args {
-            if let Operand::Tensor(t) = arg {
-                dtype = Some(dtype.map_or(t.dtype(), |d| d.promote(t.dtype())));
-            }
-        }
-    }
+    let widen = |d: DType, t: DType| if category(d) >= category(t) { d } else { d.promote(t) };
+    let dtype = match dtypes(false).reduce(DType::promote) {
+        Some(dtype) => Some(dtypes(true).fold(dtype, widen)),
+        None => dtypes(true).reduce(DType::promote),
+    };
     let Some(mut dtype) = dtype else { fail!(argument(op.name), "takes at least one tensor") };
-    for arg in args {
-        if let Operand::Tensor(t) = arg {
-            launch::check_computable(op.name, t)?;
-        }
-    }
+    args.iter().filter_map(Operand::as_tensor).try_for_each(|t| launch::check_computable(op.name, t))?;
     // Powers and divisors would wrap around, which in a sum is the result modulo the range, but not here.
     if let (true, &[_, Operand::Scalar(number @ Scalar::Int(value)), ..]) = (dtype.is_int(), args)
         && let Some(role) = match (op.name, number.convert_to(dtype)) {
@@ -201,7 +197,7 @@ fn resolve_dtypes(op: &PointwiseOp, args: &[Operand<'_>]) -> Result<(DType, DTyp
     Ok(match op.type_rule {
         TypeRule::Float if !dtype.is_float() => (DType::F32, DType::F32),
         TypeRule::Number if dtype == DType::Bool => {
-            return Err(Error::dtype(op.name, dtype, "takes numbers; cast with `to_dtype`"));
+            return Err(Error::dtype(op.name, dtype, "takes integers and floats; cast with `to_dtype`"));
         }
         TypeRule::NumberBoolToI64 if dtype == DType::Bool => (DType::I64, DType::I64),
         TypeRule::Float | TypeRule::Number | TypeRule::NumberBoolToI64 | TypeRule::Any => (dtype, dtype),
@@ -281,8 +277,9 @@ pub(crate) fn run_pointwise(
     if let (TypeRule::Compare, &[a, Operand::Scalar(number)]) = (op.type_rule, args)
         && !compute.is_float()
         && let Some((name, bound)) = number.rewrite_comparison(op.name, compute)
+        && let Some(op) = find_op(name)
     {
-        return run_pointwise(binary::comparison_op(name), &[a, Operand::Scalar(bound)], attrs);
+        return run_pointwise(op, &[a, Operand::Scalar(bound)], attrs);
     }
     // Push one by one, because collecting costs a tenth of the host time of a small operation.
     let mut tensors: SmallVec<[&Tensor; 4]> = SmallVec::new();
@@ -426,19 +423,10 @@ fn attach_backward(
                 GradRule::Expr(expr, vars) => {
                     let mut inputs: SmallVec<[PointwiseInput<'_>; 6]> =
                         smallvec![PointwiseInput { name: "g", operand: Operand::Tensor(g) }];
-                    for (var, name, value) in &kept {
-                        match value {
-                            _ if !vars.contains(var) => {}
-                            ExprValue::Tensor(t) => {
-                                inputs.push(PointwiseInput { name, operand: Operand::Tensor(t) })
-                            }
-                            ExprValue::Scalar(v) => {
-                                inputs.push(PointwiseInput { name, operand: Operand::from(*v) })
-                            }
-                            // Bools and masks are never saved.
-                            ExprValue::Bool(_) | ExprValue::Mask(_) => {}
-                        }
-                    }
+                    let used = kept.iter().filter(|(var, ..)| vars.contains(var));
+                    inputs.extend(used.filter_map(|(_, name, value)| {
+                        Some(PointwiseInput { name, operand: value.as_operand()? })
+                    }));
                     inputs.extend(
                         attrs.iter().map(|&(name, s)| PointwiseInput { name, operand: Operand::Scalar(s) }),
                     );

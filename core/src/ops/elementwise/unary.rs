@@ -1,37 +1,29 @@
 //! Elementwise operations of one tensor.
 
-use crate::ops::elementwise::pointwise::GradRule::{Expr, None as NoGrad, Zero};
-use crate::ops::elementwise::pointwise::GradVar::{A, Y};
-use crate::ops::elementwise::pointwise::pointwise_ops;
-use crate::ops::elementwise::pointwise::{PointwiseOp, TypeRule, run_pointwise, run_pointwise_inplace};
+use crate::ops::elementwise::prelude::*;
 use crate::ops::prelude::*;
 
 /// Declares operations. An entry has documentation, name (and in-place name), constraint on its attributes,
 /// type rule, expression (and one for integers and f64), math files and gradient.
 macro_rules! unary {
     ($($(#[$doc:meta])* $name:ident $(/ $inplace:ident)? ($($attr:ident),*) $(where ($holds:expr, $rule:literal))?: $types:ident, $expr:literal $(| $plain:literal)?,
-        [$($math:literal),*], $grad:expr;)*) => {
+        $math:tt, $grad:expr;)*) => {
         #[allow(non_upper_case_globals, reason = "one record an operation, under its name")]
         mod records {
             use super::*;
             $(
-                pub(super) static $name: PointwiseOp = PointwiseOp {
-                    name: stringify!($name),
-                    expr: $expr,
-                    int_f64_expr: concat!($($plain)?),
-                    type_rule: TypeRule::$types,
-                    math_files: &[$($math),*],
-                    grads: &[$grad],
-                };
+                pub(super) static $name: PointwiseOp =
+                    pointwise_op!(stringify!($name), $types, $expr, [$($plain)?], $math, [$grad]);
             )*
         }
+
+        /// All operations of this list.
+        pub(super) static OPERATIONS: &[&PointwiseOp] = &[$(&records::$name),*];
+
         impl Tensor {
             $(
                 $(#[$doc])*
-                ///
-                /// # Errors
-                $(#[doc = concat!("It ", $rule, "; others are errors.")])?
-                /// The operation does not support the dtype.
+                $(#[doc = concat!("\n\n# Errors\nIt ", $rule, "; others are errors.")])?
                 #[track_caller]
                 pub fn $name(&self $(, $attr: f64)*) -> Result<Tensor> {
                     $(if $holds {} else { fail!(argument(stringify!($name)), "{}", $rule) })?
@@ -245,9 +237,6 @@ impl Tensor {
     }
 
     /// Computes log(a / (1 - a)), the inverse of [`sigmoid`](Self::sigmoid). `eps` clamps a to eps..1 - eps.
-    ///
-    /// # Errors
-    /// The dtype is not supported.
     #[track_caller]
     pub fn logit(&self, eps: Option<f64>) -> Result<Tensor> {
         let Some(eps) = eps else { return run_pointwise(&LOGIT, &[Operand::Tensor(self)], &[]) };

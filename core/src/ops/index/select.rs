@@ -140,9 +140,6 @@ impl Tensor {
     }
 
     /// Returns the indices of nonzero elements as i64 [count, rank]: `torch.nonzero`. The host reads count.
-    ///
-    /// # Errors
-    /// A capture is active.
     #[track_caller]
     pub fn nonzero(&self) -> Result<Tensor> {
         operation!("nonzero");

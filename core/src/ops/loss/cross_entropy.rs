@@ -289,9 +289,6 @@ impl Tensor {
     /// assert_eq!(logits.cross_entropy(&classes)?.rank(), 0);
     /// # Ok::<(), forebay_core::error::Error>(())
     /// ```
-    ///
-    /// # Errors
-    /// The shapes or dtypes do not fit.
     #[track_caller]
     pub fn cross_entropy(&self, target: &Tensor) -> Result<Tensor> {
         self.cross_entropy_with(target, &CrossEntropyOptions::default())
