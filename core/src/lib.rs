@@ -30,6 +30,7 @@ pub mod scalar;
 #[doc(hidden)]
 pub mod scoped_local;
 mod storage;
+mod sync;
 pub mod tensor;
 pub mod variables;
 

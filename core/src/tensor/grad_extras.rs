@@ -1,11 +1,12 @@
 //! By-products of a kernel (a low-precision copy, column sums), cached to save their computation.
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use super::{Tensor, TensorImpl};
 use crate::dtype::DType;
 use crate::runtime::stream::Access;
 use crate::storage::Storage;
+use crate::sync::LockUnpoisoned;
 
 /// By-products of a tensor. Each is valid until the tensor or the by-product is written.
 pub(super) struct GradExtras {
@@ -38,7 +39,7 @@ impl Tensor {
     pub(crate) fn downgrade_storages(&self) -> Vec<Weak<Storage>> {
         let mut all = vec![self.downgrade_storage()];
         if let Some(beside) = &self.inner.grad_extras {
-            let made = beside.tensors.lock().unwrap_or_else(PoisonError::into_inner);
+            let made = beside.tensors.lock_unpoisoned();
             all.extend(
                 [&made.low_precision, &made.column_sums]
                     .into_iter()
@@ -52,7 +53,7 @@ impl Tensor {
     fn with_current_extras<R>(&self, take: impl FnOnce(&mut ExtraTensors) -> Option<R>) -> Option<R> {
         let beside = self.inner.grad_extras.as_ref().filter(|beside| beside.version == self.version())?;
         self.record_access(Access::Read);
-        take(&mut beside.tensors.lock().unwrap_or_else(PoisonError::into_inner))
+        take(&mut beside.tensors.lock_unpoisoned())
     }
 
     /// Removes and returns the low-precision copy, if it is valid and has this type.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use crate::backend::Slice;
 use crate::dtype::DType;
@@ -27,6 +27,7 @@ pub mod offload;
 pub(crate) mod shape;
 
 use crate::storage::Storage;
+use crate::sync::LockUnpoisoned;
 pub(crate) use create::CapturedConstant;
 use grad_extras::GradExtras;
 use grad_meta::GradMeta;
@@ -223,7 +224,7 @@ impl Tensor {
         self.refresh_grad_fn();
         match self.inner.rebased_meta.get() {
             None => self.inner.grad_meta.as_ref().filter(|meta| meta.requires_grad()).cloned(),
-            Some(later) => later.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+            Some(later) => later.lock_unpoisoned().clone(),
         }
     }
 
@@ -278,7 +279,7 @@ impl Tensor {
     /// Replaces the history of this handle and its clones by that of the current contents.
     pub(crate) fn set_grad_meta(&self, meta: Option<Arc<dyn GradMeta>>) {
         let later = self.inner.rebased_meta.get_or_init(Mutex::default);
-        let before = std::mem::replace(&mut *later.lock().unwrap_or_else(PoisonError::into_inner), meta);
+        let before = std::mem::replace(&mut *later.lock_unpoisoned(), meta);
         // Drop outside of the lock: this may release a whole graph.
         drop(before);
         self.inner

@@ -38,13 +38,15 @@ pub(crate) use kernel_spec;
 #[cfg(debug_assertions)]
 fn check_param_fields(spec: &KernelSpec, params: &KernelParams) {
     use std::collections::HashSet;
-    use std::sync::{LazyLock, Mutex, PoisonError};
+    use std::sync::{LazyLock, Mutex};
+
+    use crate::sync::LockUnpoisoned;
 
     type Fields = Vec<(&'static str, usize)>;
     static CHECKED: LazyLock<Mutex<HashSet<(&'static str, Fields)>>> = LazyLock::new(Mutex::default);
     let fields = &params.fields;
     let key = (spec.template, fields.clone());
-    if fields.is_empty() || !CHECKED.lock().unwrap_or_else(PoisonError::into_inner).insert(key) {
+    if fields.is_empty() || !CHECKED.lock_unpoisoned().insert(key) {
         return;
     }
     let wgsl = forebay_shaders::render(spec).unwrap_or_else(|error| panic!("{error}"));
@@ -58,6 +60,11 @@ fn check_param_fields(spec: &KernelSpec, params: &KernelParams) {
 /// Returns the name of the dtype in shaders on this device.
 pub(crate) fn shader_dtype_name(dtype: DType, device: &Device) -> &'static str {
     if dtype == DType::I64 && !device.info().features.i64 { "i64w" } else { dtype.name() }
+}
+
+/// Returns the dtype name of an optional tensor in shaders; empty if there is none.
+pub(crate) fn dtype_name_of(t: Option<&Tensor>) -> &'static str {
+    t.map_or("", |t| shader_dtype_name(t.dtype(), t.device()))
 }
 
 pub(crate) fn check_device_dtype(op: &'static str, dtype: DType, device: &Device) -> Result<()> {
