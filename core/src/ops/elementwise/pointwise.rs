@@ -250,12 +250,16 @@ impl PointwiseOp {
     }
 }
 
-/// Checks the scalars of [`Tensor::threshold`]. They replace elements, so the type must hold them.
-fn check_replacements(op: &PointwiseOp, dtype: DType, attrs: &[(&'static str, Scalar)]) -> Result<()> {
-    if op.name != "threshold" {
-        return Ok(());
+/// Checks scalar attributes. Those of [`Tensor::threshold`] replace elements, so the type must hold them.
+fn check_attrs(op: &PointwiseOp, dtype: DType, attrs: &[(&'static str, Scalar)]) -> Result<()> {
+    match (op.name, attrs) {
+        ("threshold", _) => attrs.iter().try_for_each(|(_, s)| s.checked_cast(op.name, dtype).map(drop)),
+        ("addcmul", &[(_, Scalar::Float(value))]) if !dtype.is_float() && value.fract() != 0.0 => fail!(
+            argument(op.name),
+            "the value {value} is no integer, and the tensors are integers; cast one to a float with `to_dtype`"
+        ),
+        _ => Ok(()),
     }
-    attrs.iter().try_for_each(|(_, number)| number.checked_cast(op.name, dtype).map(drop))
 }
 
 /// Runs an operation. `attrs` are the scalars that its expression names in addition to `a`, `b`, `c`.
@@ -272,7 +276,7 @@ pub(crate) fn run_pointwise(
     });
     operation!(op.name);
     let (compute, result) = resolve_dtypes(op, args)?;
-    check_replacements(op, compute, attrs)?;
+    check_attrs(op, compute, attrs)?;
     // An integer tensor with a scalar out of the type's range: use an equivalent comparison.
     if let (TypeRule::Compare, &[a, Operand::Scalar(number)]) = (op.type_rule, args)
         && !compute.is_float()
@@ -300,9 +304,9 @@ pub(crate) fn run_pointwise(
     tensors.iter().for_each(|t| shapes.push(t.shape()));
     let shape = broadcast_shapes(op.name, &shapes)?;
     let made = if result == DType::Bool { DType::Bool } else { compute };
-    let recipe = op.build_spec(args, attrs, compute, made)?;
+    let spec = op.build_spec(args, attrs, compute, made)?;
     let out = Tensor::empty(&shape, result, tensors[0].device())?;
-    pointwise_kernel::run(&recipe, &out, false)?;
+    pointwise_kernel::run(&spec, &out, false)?;
     Ok(attach_backward(op, args, attrs, compute, out, &tensors))
 }
 
@@ -438,7 +442,7 @@ fn attach_backward(
                         DType::F64 => f64_math_files(expr),
                         _ => op.math_files,
                     };
-                    let recipe = PointwiseSpec {
+                    let spec = PointwiseSpec {
                         op: op.name,
                         expr,
                         math_files: math,
@@ -447,7 +451,7 @@ fn attach_backward(
                         result: compute,
                         inputs,
                     };
-                    pointwise_kernel::run(&recipe, &whole, false)?;
+                    pointwise_kernel::run(&spec, &whole, false)?;
                     whole.sum_to(shape)?.to_dtype(*dtype)?
                 }
             };
@@ -498,11 +502,11 @@ pub(crate) fn run_pointwise_inplace(
         }
     }
     let (compute, _) = resolve_dtypes(op, &args)?;
-    check_replacements(op, compute, attrs)?;
+    check_attrs(op, compute, attrs)?;
     fail_if!(compute.is_float() && !target.dtype().is_float();
         dtype(op.name, target.dtype()), "the result is a float and does not fit in place");
-    let recipe = op.build_spec(&args, attrs, compute, compute)?;
-    pointwise_kernel::run(&recipe, target, true)?;
+    let spec = op.build_spec(&args, attrs, compute, compute)?;
+    pointwise_kernel::run(&spec, target, true)?;
     if !recorded {
         return Ok(());
     }
@@ -546,7 +550,7 @@ pub(crate) fn convert_dtype_into(from: &Tensor, to: &Tensor) -> Result<()> {
         }
         (_, b) => b,
     };
-    let recipe = PointwiseSpec {
+    let spec = PointwiseSpec {
         op: CAST,
         expr: "a",
         math_files: &[],
@@ -555,5 +559,5 @@ pub(crate) fn convert_dtype_into(from: &Tensor, to: &Tensor) -> Result<()> {
         result: compute,
         inputs: smallvec![PointwiseInput { name: "a", operand: Operand::Tensor(from) }],
     };
-    pointwise_kernel::run(&recipe, to, false)
+    pointwise_kernel::run(&spec, to, false)
 }

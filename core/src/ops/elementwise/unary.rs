@@ -201,8 +201,8 @@ impl Tensor {
         fail_if!(n > 170; argument("polygamma"), "order {n}; that of more than 170 is no number of f64");
         let factorial: f64 = (1..=n).map(|k| k as f64).product();
         let factor = if n.is_multiple_of(2) { -factorial } else { factorial };
-        let numbers = [("n", Scalar::Float(n as f64)), ("factor", Scalar::Float(factor))];
-        run_pointwise(&POLYGAMMA, &[Operand::Tensor(self)], &numbers)
+        let attrs = [("n", Scalar::Float(n as f64)), ("factor", Scalar::Float(factor))];
+        run_pointwise(&POLYGAMMA, &[Operand::Tensor(self)], &attrs)
     }
 
     /// Replaces NaN and infinities by these values. Copies tensors that are not floats.
@@ -211,12 +211,8 @@ impl Tensor {
         if !self.dtype().is_float() {
             return self.copy();
         }
-        let numbers = [("nan", nan), ("posinf", posinf), ("neginf", neginf)];
-        run_pointwise(
-            &NAN_TO_NUM,
-            &[Operand::Tensor(self)],
-            &numbers.map(|(name, v)| (name, Scalar::Float(v))),
-        )
+        let attrs = [("nan", nan), ("posinf", posinf), ("neginf", neginf)];
+        run_pointwise(&NAN_TO_NUM, &[Operand::Tensor(self)], &attrs.map(|(name, v)| (name, Scalar::Float(v))))
     }
 
     /// Rounds to `decimals` digits after the point, or before the point if negative, with halves to even. As
@@ -232,8 +228,8 @@ impl Tensor {
         fail_if!(!self.dtype().is_float();
             dtype("round_decimals", self.dtype()), "takes floats; cast with `to_dtype`");
         let power = |of: i32| Scalar::Float(10f64.powi(of.max(0)));
-        let numbers = [("up", power(decimals)), ("down", power(decimals.saturating_neg()))];
-        run_pointwise(&ROUND_DECIMALS, &[Operand::Tensor(self)], &numbers)
+        let attrs = [("up", power(decimals)), ("down", power(decimals.saturating_neg()))];
+        run_pointwise(&ROUND_DECIMALS, &[Operand::Tensor(self)], &attrs)
     }
 
     /// Computes log(a / (1 - a)), the inverse of [`sigmoid`](Self::sigmoid). `eps` clamps a to eps..1 - eps.
@@ -243,11 +239,11 @@ impl Tensor {
         let x = if self.dtype().is_float() { self.clone() } else { self.to_dtype(DType::F32)? };
         // If the bounds cross, smaller values rise to the lower bound and others take the upper, as in
         // PyTorch.
-        let held = match eps <= 0.5 {
+        let clamped = match eps <= 0.5 {
             true => x.clamp(eps, 1.0 - eps)?,
             false => x.mul(0.0)?.add(1.0 - eps)?.masked_fill(&x.lt(eps)?, eps)?,
         };
-        held.logit(None)
+        clamped.logit(None)
     }
 
     /// Computes ln of the multivariate gamma function of dimension `p`: p (p - 1) / 4 · ln π plus the sum of

@@ -94,11 +94,11 @@ impl RowNorm {
         RowConfig::for_contiguous_rows(extent, extent.is_multiple_of(VEC4_WIDTH), most)
     }
 
-    fn spec(&self, held: RowConfig) -> KernelSpec {
+    fn spec(&self, config: RowConfig) -> KernelSpec {
         let name = |t: &Option<Tensor>| t.as_ref().map_or("", |t| t.dtype().name());
         kernel_spec! {
             "layer_norm", weight: name(&self.weight), bias: name(&self.bias), rms: self.is_rms,
-            lanes: held.lanes, width: held.width, hold: held.register_steps,
+            lanes: config.lanes, width: config.width, hold: config.register_steps,
         }
     }
 
@@ -121,14 +121,14 @@ impl RowNorm {
         if out.numel() == 0 {
             return Ok((out, statistics));
         }
-        let held = Self::row_config(self.extent, FORWARD_REGISTER_STEPS);
+        let config = Self::row_config(self.extent, FORWARD_REGISTER_STEPS);
         let name = |t: Option<&Tensor>| t.map_or("", |t| t.dtype().name());
         let spec = kernel_spec! {
-            ..self.spec(held); pass: "forward", x: x.dtype().name(), residual: name(residual), sum: name(sum),
+            ..self.spec(config); pass: "forward", x: x.dtype().name(), residual: name(residual), sum: name(sum),
             result: result.name(), low: "", partial: 0usize,
         };
         let tensors = bindings![x, residual, &self.weight, &self.bias, &statistics, sum, &out];
-        launch::launch(&spec, &tensors, self.params(0), held.workgroups(self.rows))?;
+        launch::launch(&spec, &tensors, self.params(0), config.workgroups(self.rows))?;
         drop(tensors);
         Ok((out, statistics))
     }
@@ -150,9 +150,10 @@ impl RowNorm {
             Some(more) if inplace => more.clone(),
             _ => Tensor::empty(g.shape(), kept.dtype(), g.device())?,
         };
-        let held = Self::row_config(self.extent, BACKWARD_REGISTER_STEPS);
+        let config = Self::row_config(self.extent, BACKWARD_REGISTER_STEPS);
         let sums = wants[1..].contains(&true);
-        let groups = if sums { held.grid_stride_workgroups(self.rows) } else { held.workgroups(self.rows) };
+        let groups =
+            if sums { config.grid_stride_workgroups(self.rows) } else { config.workgroups(self.rows) };
         // Column sums of g times the normalised x, of g, and for a residual branch of the gradient.
         let of_columns = self.branch_dtype.is_some() && g.shape().last() == Some(&self.extent);
         let sections = if of_columns { 3 } else { 2 };
@@ -168,12 +169,12 @@ impl RowNorm {
             let (x, residual) = kept.kernel_operands(most - others.len() - 1)?;
             let name = |t: Option<&Tensor>| t.map_or("", |t| t.dtype().name());
             let spec = kernel_spec! {
-                ..self.spec(held); pass: "backward", x: x.dtype().name(), residual: name(residual),
+                ..self.spec(config); pass: "backward", x: x.dtype().name(), residual: name(residual),
                 g: g.dtype().name(), more: name(more), inplace, result: out.dtype().name(),
                 low: name(low.as_ref()), partial: if sums { sections } else { 0 },
             };
             let tensors = bindings![&g, &x, residual, &others[..]];
-            let step = groups * (WORKGROUP_SIZE / held.lanes);
+            let step = groups * (WORKGROUP_SIZE / config.lanes);
             // Each iteration sums over the threads of a row in two steps.
             let params = self.params(step).loop_iterations(33 * self.rows.div_ceil(step) + 64);
             launch::launch(&spec, &tensors, params, groups)?;

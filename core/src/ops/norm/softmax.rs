@@ -105,10 +105,10 @@ fn run_softmax(log: bool, input: &Tensor, y: Option<&Tensor>, dim: isize) -> Res
     if config.register_steps == 0 && rows.extent >= SPLIT_ROW_MIN && splits > 1 {
         return run_split_rows(&rows, config, (splits, chunk), input, y, log, out);
     }
-    let mut identity = KernelKey::new("softmax");
-    identity.push_str(dtype);
-    identity.push_flags(&[y.is_some(), log, rows.across]);
-    identity.push_number(config.lanes | config.width << 16 | config.register_steps << 32);
+    let mut key = KernelKey::new("softmax");
+    key.push_str(dtype);
+    key.push_flags(&[y.is_some(), log, rows.across]);
+    key.push_number(config.lanes | config.width << 16 | config.register_steps << 32);
     let spec = || {
         kernel_spec! {
             "softmax", stage: "whole", pass: if y.is_some() { "backward" } else { "forward" }, log, dtype,
@@ -124,7 +124,7 @@ fn run_softmax(log: bool, input: &Tensor, y: Option<&Tensor>, dim: isize) -> Res
     let params = rows.params(input, |p| kernel_params! { ..p; splits: 0usize, chunk: 0usize });
     let params = params.loop_iterations(iterations);
     let groups = config.workgroups(rows.rows);
-    launch::launch_by_key(&identity, spec, &bindings![input, y, &out], params, groups)?;
+    launch::launch_by_key(&key, spec, &bindings![input, y, &out], params, groups)?;
     Ok(out)
 }
 
