@@ -127,6 +127,12 @@ pub(crate) struct ReduceArgs<'a> {
     pub(crate) params: [f32; 4],
 }
 
+impl ReduceArgs<'_> {
+    pub(crate) fn with_params(x: f64, y: f64) -> Self {
+        Self { params: [x as f32, y as f32, 0.0, 0.0], ..Self::default() }
+    }
+}
+
 /// One launch of a reduction, with the input's layout split into kept and reduced dimensions.
 struct ReduceStage<'a> {
     /// Reduction, with the expressions that this stage applies to elements and to results.
@@ -440,7 +446,7 @@ impl Tensor {
         let dims = &reduction_dims(dims)[..];
         let axes = ReduceDims::new("mean", self.shape(), dims)?;
         let n = axes.elements_per_output as f64;
-        let extra = ReduceArgs { params: [n as f32, 0.0, 0.0, 0.0], ..ReduceArgs::default() };
+        let extra = ReduceArgs::with_params(n, 0.0);
         let out = reduce_float(&MEAN, self, &axes, keepdim, extra)?;
         Ok(autograd::differentiable_unary("mean", out, self, move |g, _| axes.expand_to_input(&g.div(n)?)))
     }

@@ -269,9 +269,6 @@ impl Tensor {
     }
 
     /// Shifts elements by `shift` along a dimension. Elements that leave at one end enter at the other.
-    ///
-    /// # Errors
-    /// `dim` is out of range, or there are no dimensions.
     #[track_caller]
     pub fn roll(&self, shift: isize, dim: isize) -> Result<Tensor> {
         let n = self.dim(dim)?;
@@ -508,9 +505,6 @@ impl Tensor {
     }
 
     /// Sums a matrix's main diagonal.
-    ///
-    /// # Errors
-    /// There are not two dimensions.
     #[track_caller]
     pub fn trace(&self) -> Result<Tensor> {
         fail_if!(self.rank() != 2; shape("trace", [self]), "takes a matrix");
@@ -518,18 +512,12 @@ impl Tensor {
     }
 
     /// Returns the lower triangle of the last two dimensions, up to `diagonal` above the main one.
-    ///
-    /// # Errors
-    /// There are fewer than two dimensions.
     #[track_caller]
     pub fn tril(&self, diagonal: isize) -> Result<Tensor> {
         self.where_(&self.lower_triangle_mask("tril", diagonal)?, false)
     }
 
     /// Returns the upper triangle of the last two dimensions, from `diagonal` above the main one on.
-    ///
-    /// # Errors
-    /// There are fewer than two dimensions.
     #[track_caller]
     pub fn triu(&self, diagonal: isize) -> Result<Tensor> {
         self.where_(&self.lower_triangle_mask("triu", diagonal.saturating_sub(1))?.logical_not()?, false)

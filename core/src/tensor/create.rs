@@ -136,9 +136,6 @@ impl Tensor {
     }
 
     /// Returns the elements of a bool tensor in row-major order. Waits for the device.
-    ///
-    /// # Errors
-    /// The dtype is not bool.
     #[track_caller]
     pub fn to_bools(&self) -> Result<Vec<bool>> {
         fail_if!(self.dtype() != DType::Bool; dtype("to_bools", self.dtype()), "takes a bool tensor");

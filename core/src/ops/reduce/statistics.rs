@@ -45,10 +45,6 @@ static LOGSUMEXP: ReduceOp = ReduceOp {
     )
 };
 
-fn reduce_params(x: f64, y: f64) -> [f32; 4] {
-    [x as f32, y as f32, 0.0, 0.0]
-}
-
 /// Returns the largest magnitude of a nonempty tensor in its type, independent of autocast. Not recorded.
 pub(crate) fn largest_magnitude(x: &Tensor) -> Result<Tensor> {
     reduce_float(&NORM_MAX, x, &ReduceDims::new("norm", x.shape(), &[])?, false, ReduceArgs::default())
@@ -58,10 +54,7 @@ impl Tensor {
     /// Computes the mean over the dimensions in f32 (f64 for f64), with keepdim. Not recorded.
     fn mean_keepdim(&self, axes: &ReduceDims) -> Result<Tensor> {
         let dtype = if self.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
-        let extra = ReduceArgs {
-            params: reduce_params(axes.elements_per_output as f64, 0.0),
-            ..ReduceArgs::default()
-        };
+        let extra = ReduceArgs::with_params(axes.elements_per_output as f64, 0.0);
         reduce(&MEAN, self, axes, true, self.dtype(), dtype, extra)
     }
 
@@ -80,11 +73,7 @@ impl Tensor {
         let center = self.mean_keepdim(&axes)?;
         let freedom = (axes.elements_per_output as f64 - correction).max(0.0);
         let within = |op, divisor| {
-            let extra = ReduceArgs {
-                center: Some(&center),
-                params: reduce_params(divisor, 0.0),
-                ..ReduceArgs::default()
-            };
+            let extra = ReduceArgs { center: Some(&center), ..ReduceArgs::with_params(divisor, 0.0) };
             reduce_float(op, self, &axes, keepdim, extra)
         };
         let out = match self.dtype() {
@@ -179,7 +168,7 @@ impl Tensor {
             f64::NEG_INFINITY => &NORM_MIN,
             _ => &NORM_P,
         };
-        let extra = ReduceArgs { params: reduce_params(p, 1.0 / p), ..ReduceArgs::default() };
+        let extra = ReduceArgs::with_params(p, 1.0 / p);
         let out = match self.dtype() {
             // The kernel's powers are f32.
             DType::F64 if std::ptr::eq(op, &raw const NORM_P) => {

@@ -69,9 +69,6 @@ pub fn block_diag(tensors: &[impl AsRef<Tensor>]) -> Result<Tensor> {
 
 /// Expands vectors (or scalars) to views over the grid of all of them: PyTorch's `meshgrid` with
 /// `indexing="ij"`, or with `xy`, which swaps the first two dimensions.
-///
-/// # Errors
-/// A tensor has more than one dimension.
 #[track_caller]
 pub fn meshgrid(lines: &[impl AsRef<Tensor>], xy: bool) -> Result<Vec<Tensor>> {
     let lines = &as_refs(lines)[..];

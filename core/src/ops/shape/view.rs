@@ -118,9 +118,6 @@ impl Tensor {
     }
 
     /// Transposes a matrix. A vector stays as it is.
-    ///
-    /// # Errors
-    /// There are more than two dimensions.
     pub fn t(&self) -> Result<Tensor> {
         match self.rank() {
             0 | 1 => Ok(self.clone()),
@@ -359,9 +356,6 @@ impl Tensor {
 
     /// Splits one dimension before these indices: PyTorch's `tensor_split` with indices. Negative indices
     /// count from the end, and a part that ends before its start is empty.
-    ///
-    /// # Errors
-    /// `dim` is out of range, or the rank is 0.
     pub fn tensor_split_at(&self, indices: &[isize], dim: isize) -> Result<Vec<Tensor>> {
         let extent = self.checked_split_extent(dim)?;
         let place = |&i: &isize| match i {

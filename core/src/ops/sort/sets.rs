@@ -112,9 +112,6 @@ impl Tensor {
     }
 
     /// Reports whether the shapes and all elements are equal. The host reads the result.
-    ///
-    /// # Errors
-    /// The devices differ, or a capture is active.
     #[track_caller]
     pub fn equal(&self, other: &Tensor) -> Result<bool> {
         self.check_same_device("equal", other)?;
