@@ -5,9 +5,12 @@
 //! gradient in the autograd graph ([`autograd`]). Programs use the facade crate `forebay`, which chooses the
 //! device.
 //!
-//! Every operation can fail because memory runs out or the device was lost. `# Errors` sections list only
-//! other errors. A function without that section has no others, or those of the function that its name extends
-//! ([`tensor::Tensor::sum_all`] those of [`tensor::Tensor::sum`]).
+//! Every operation can fail for general reasons: memory runs out, or the device was lost. Tensors are on
+//! different devices, or shapes neither broadcast nor fit. A dimension is out of range or repeated, or an
+//! extent is negative. The device or the operation does not support a dtype. The host would read a result
+//! while a capture is active. `# Errors` sections list only other errors. A function without that section has
+//! no others, or those of the function that its name extends ([`tensor::Tensor::sum_all`] those of
+//! [`tensor::Tensor::sum`]).
 
 pub mod amp;
 pub mod atomic_write;
@@ -27,6 +30,7 @@ pub mod scalar;
 #[doc(hidden)]
 pub mod scoped_local;
 mod storage;
+mod sync;
 pub mod tensor;
 pub mod variables;
 

@@ -1,7 +1,7 @@
 //! Memory of tensors: a block of the device, or temporarily a copy in host memory.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use crate::backend::Slice;
 use crate::error::Result;
@@ -11,6 +11,7 @@ use crate::runtime::capture::recorder::Buffer;
 use crate::runtime::device::Device;
 use crate::runtime::dispatch::{DispatchGuard, FusionSlot};
 use crate::runtime::stream::{Access, StreamUses};
+use crate::sync::LockUnpoisoned;
 
 /// Returns a process-wide id. Ids of nodes, leaves and storages increase in creation order.
 pub(crate) fn next_id() -> u64 {
@@ -174,7 +175,7 @@ impl Storage {
     }
 
     fn lock(&self) -> MutexGuard<'_, StorageState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock_unpoisoned()
     }
 
     /// Binds the memory for an operation that this thread enqueues under the dispatch lock, ordered after
@@ -399,7 +400,7 @@ fn free_block(device: &Device, pool: &Pool, block: Block, uses: &StreamUses) {
 
 impl Drop for Storage {
     fn drop(&mut self) {
-        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.get_mut_unpoisoned();
         self.device.flush_before_free(state.fusion_slot);
         match &state.residency {
             Residency::Device(block) | Residency::DeviceAndHost(block, _) => {

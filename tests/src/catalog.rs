@@ -16,7 +16,7 @@ use forebay::tensor::Tensor;
 mod case;
 mod cost;
 #[cfg(test)]
-mod coverage;
+pub(crate) mod coverage;
 mod inplace_and_factory;
 mod linalg;
 mod manipulation;

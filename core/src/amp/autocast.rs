@@ -146,8 +146,8 @@ impl OperandCast {
         if autograd::leaf_id(t).is_none() {
             return t.to_dtype(self.dtype);
         }
-        let numbers = self.cast_detached(t)?;
-        Ok(autograd::differentiable("to_dtype", numbers, &[t], move |g, _| {
+        let cast_values = self.cast_detached(t)?;
+        Ok(autograd::differentiable("to_dtype", cast_values, &[t], move |g, _| {
             Ok(smallvec![Some(g.to_dtype(from)?)])
         }))
     }

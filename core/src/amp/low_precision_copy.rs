@@ -20,15 +20,15 @@ use crate::tensor::Tensor;
 pub(super) fn find_or_request(leaf: &Tensor, to: DType) -> Option<Tensor> {
     let mut copy = autograd::lock_low_precision_copy(leaf)?;
     match &*copy {
-        LowPrecisionCopy::Ready { copy: numbers, source: of } if numbers.dtype() == to => {
-            let good = of.is_current(leaf, numbers);
+        LowPrecisionCopy::Ready { copy: values, source } if values.dtype() == to => {
+            let good = source.is_current(leaf, values);
             if good {
-                let note = || CapturedCastRead { leaf: leaf.clone(), copy: numbers.downgrade_storage() };
+                let note = || CapturedCastRead { leaf: leaf.clone(), copy: values.downgrade_storage() };
                 leaf.device()
                     .capture_recorder()
                     .add_note(note, |known: &CapturedCastRead| known.leaf.is_same_view(leaf));
             }
-            good.then(|| numbers.clone()).inspect(Tensor::record_derived)
+            good.then(|| values.clone()).inspect(Tensor::record_derived)
         }
         // A recorded step relies on the state that it has read.
         LowPrecisionCopy::Ready { .. } if leaf.device().capture_recorder().is_recording_here() => None,
@@ -46,22 +46,22 @@ pub fn alloc_next_copy(parameter: &Tensor) -> Result<Option<Tensor>> {
     let Some(copy) = copy else { return Ok(None) };
     let dtype = match &*copy {
         LowPrecisionCopy::None => return Ok(None),
-        LowPrecisionCopy::Ready { copy: numbers, .. } if numbers.is_unique() => {
-            return Ok(Some(numbers.clone()));
+        LowPrecisionCopy::Ready { copy: values, .. } if values.is_unique() => {
+            return Ok(Some(values.clone()));
         }
         // Replays would still write the previous memory.
         _ if parameter.device().capture_recorder().is_recording_here() => return Ok(None),
-        LowPrecisionCopy::Ready { copy: numbers, .. } => numbers.dtype(),
+        LowPrecisionCopy::Ready { copy: values, .. } => values.dtype(),
         LowPrecisionCopy::Requested(dtype) => *dtype,
     };
     Tensor::empty(parameter.shape(), dtype, parameter.device()).map(Some)
 }
 
 /// Stores a copy that was written together with the parameter.
-pub fn store_copy(parameter: &Tensor, numbers: Tensor) {
+pub fn store_copy(parameter: &Tensor, values: Tensor) {
     if let Some(mut copy) = autograd::lock_low_precision_copy(parameter) {
-        let of = CopyVersion::read(parameter, &numbers);
-        *copy = LowPrecisionCopy::Ready { copy: numbers, source: of };
+        let source = CopyVersion::read(parameter, &values);
+        *copy = LowPrecisionCopy::Ready { copy: values, source };
     }
 }
 
@@ -86,21 +86,19 @@ impl CapturedCast {
     /// Finds the copy of a leaf that a recording has read, by its storage, after the step has ended.
     pub(crate) fn new(leaf: Tensor, memory: &Weak<Storage>) -> Result<Self> {
         let found = autograd::lock_low_precision_copy(&leaf).and_then(|copy| match &*copy {
-            LowPrecisionCopy::Ready { copy: numbers, source: of }
-                if numbers.downgrade_storage().ptr_eq(memory) =>
-            {
-                Some((numbers.clone(), of.clone()))
+            LowPrecisionCopy::Ready { copy: values, source } if values.downgrade_storage().ptr_eq(memory) => {
+                Some((values.clone(), source.clone()))
             }
             _ => None,
         });
-        let Some((numbers, of)) = found else {
+        let Some((values, source)) = found else {
             fail!(
                 capture("capture"),
                 "a parameter's 16-bit copy was made anew while the step was recorded; capture it while nobody else trains the parameter"
             );
         };
-        let kept = of.is_current(&leaf, &numbers);
-        Ok(Self { leaf, copy: numbers, versions: of, is_written_by_step: kept })
+        let kept = source.is_current(&leaf, &values);
+        Ok(Self { leaf, copy: values, versions: source, is_written_by_step: kept })
     }
 
     /// Casts the leaf again before a replay if it was changed outside of the step.

@@ -11,13 +11,14 @@
 use std::cell::RefCell;
 use std::mem::{self, ManuallyDrop};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 
 use super::hooks::HookList;
 use super::low_precision_copy::LowPrecisionCopy;
 use super::{BackwardFn, BackwardFnState, GradEdge, Leaf, Node};
+use crate::sync::LockUnpoisoned;
 use crate::tensor::Tensor;
 
 /// Contents of a dropped node or leaf. Fields are dropped in this order.
@@ -89,10 +90,7 @@ fn drop_without_recursion(remains: DroppedContents) {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        let closure = mem::replace(
-            self.backward_fn.get_mut().unwrap_or_else(PoisonError::into_inner),
-            BackwardFnState::Freed,
-        );
+        let closure = mem::replace(self.backward_fn.get_mut_unpoisoned(), BackwardFnState::Freed);
         let backward = match closure {
             BackwardFnState::Saved(backward) => Some(backward),
             BackwardFnState::Running | BackwardFnState::Freed => None,
@@ -108,8 +106,8 @@ impl Drop for Node {
 
 impl Drop for Leaf {
     fn drop(&mut self) {
-        let grad = self.grad.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        let copy = mem::take(self.low_precision_copy.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let grad = self.grad.get_mut_unpoisoned().take();
+        let copy = mem::take(self.low_precision_copy.get_mut_unpoisoned());
         let hooks = self.hooks.take();
         if grad.is_some() || hooks.is_some() || !matches!(copy, LowPrecisionCopy::None) {
             drop_without_recursion(DroppedContents::Leaf { _grad: grad, _copy: copy, _hooks: hooks });

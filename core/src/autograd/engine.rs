@@ -9,10 +9,11 @@ use smallvec::SmallVec;
 
 use super::{
     BackwardCtx, BackwardFn, BackwardFnState, BackwardKind, GradEdge, InputGrads, Leaf, Node, anomaly,
-    enable_grad, hooks, inplace, lock, no_grad,
+    enable_grad, hooks, inplace, no_grad,
 };
 use crate::error::{Error, Result, fail, fail_if};
 use crate::memory::{self, Tag};
+use crate::sync::LockUnpoisoned;
 use crate::tensor::Tensor;
 
 /// Options of a backward pass.
@@ -74,7 +75,7 @@ pub(super) fn take_leaf_grad(t: &Tensor, sink: Option<&CapturedGrads>) -> Option
     let leaf = t.leaf()?;
     match sink {
         Some(sink) => sink.borrow_mut().remove(&leaf.id),
-        None => lock(&leaf.grad).take(),
+        None => leaf.grad.lock_unpoisoned().take(),
     }
 }
 
@@ -366,7 +367,7 @@ struct BackwardFnGuard<'a> {
 
 impl<'a> BackwardFnGuard<'a> {
     fn acquire(node: &'a Node, kept: bool) -> Result<Self> {
-        let mut closure = lock(&node.backward_fn);
+        let mut closure = node.backward_fn.lock_unpoisoned();
         let why = match &*closure {
             BackwardFnState::Saved(backward) => {
                 let backward = Arc::clone(backward);
@@ -394,7 +395,7 @@ impl<'a> BackwardFnGuard<'a> {
 impl Drop for BackwardFnGuard<'_> {
     fn drop(&mut self) {
         let Some(node) = self.node_to_free else { return };
-        *lock(&node.backward_fn) = BackwardFnState::Freed;
+        *node.backward_fn.lock_unpoisoned() = BackwardFnState::Freed;
         // No pass visits this node again, and hooks that hold their own tensor would keep it alive for ever.
         if let Some(hooks) = node.hooks.get() {
             hooks.clear();

@@ -4,8 +4,9 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-use super::{GradEdge, lock};
+use super::GradEdge;
 use crate::error::{Error, Result, fail, fail_if};
+use crate::sync::LockUnpoisoned;
 use crate::tensor::{Tensor, WeakTensor};
 
 type GradHookFn = dyn Fn(&Tensor) -> Result<Option<Tensor>> + Send + Sync;
@@ -47,18 +48,18 @@ impl HookList {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         LEAF_HOOK_COUNT.fetch_add(usize::from(on_leaf), Ordering::Relaxed);
-        lock(&self.0).push(HookEntry { id, hook, on_leaf });
+        self.0.lock_unpoisoned().push(HookEntry { id, hook, on_leaf });
         HookHandle { hooks: Arc::downgrade(self), id }
     }
 
     /// Copies the hooks, because a running hook may register and remove hooks.
     fn cloned_hooks(&self) -> Vec<Hook> {
-        lock(&self.0).iter().map(|entry| entry.hook.clone()).collect()
+        self.0.lock_unpoisoned().iter().map(|entry| entry.hook.clone()).collect()
     }
 
     /// Removes all hooks.
     pub(super) fn clear(&self) {
-        let entries = std::mem::take(&mut *lock(&self.0));
+        let entries = std::mem::take(&mut *self.0.lock_unpoisoned());
         // Dropped without the lock, because hooks own arbitrary values.
         drop(entries);
     }
@@ -102,7 +103,7 @@ impl HookHandle {
     pub fn remove(&self) {
         let Some(hooks) = self.hooks.upgrade() else { return };
         let removed = {
-            let mut entries = lock(&hooks.0);
+            let mut entries = hooks.0.lock_unpoisoned();
             entries.iter().position(|entry| entry.id == self.id).map(|at| entries.remove(at))
         };
         // Dropped without the lock, because a hook owns arbitrary values.

@@ -27,18 +27,18 @@ pub(crate) struct CopyVersion {
 }
 
 impl CopyVersion {
-    pub(crate) fn read(leaf: &Tensor, numbers: &Tensor) -> Self {
+    pub(crate) fn read(leaf: &Tensor, copy: &Tensor) -> Self {
         Self {
             leaf_storage: leaf.downgrade_storage(),
             leaf_version: leaf.version(),
-            copy_version: numbers.version(),
+            copy_version: copy.version(),
         }
     }
 
     /// Reports whether neither was written since.
-    pub(crate) fn is_current(&self, leaf: &Tensor, numbers: &Tensor) -> bool {
+    pub(crate) fn is_current(&self, leaf: &Tensor, copy: &Tensor) -> bool {
         self.leaf_version == leaf.version()
-            && self.copy_version == numbers.version()
+            && self.copy_version == copy.version()
             && self.leaf_storage.ptr_eq(&leaf.downgrade_storage())
     }
 }

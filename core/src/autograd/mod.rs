@@ -15,7 +15,7 @@ use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -27,6 +27,7 @@ use crate::runtime::device::Device;
 use crate::runtime::stream::Access;
 use crate::scoped_local::{GetCurrent, ScopedGuard, ScopedLocal};
 use crate::storage::{Storage, next_id};
+use crate::sync::LockUnpoisoned;
 use crate::tensor::grad_meta::GradMeta;
 use crate::tensor::{Dims, Tensor};
 
@@ -140,7 +141,7 @@ impl BackwardCtx<'_> {
         // leaf owns its gradient.
         let sum = match self.captured_grads {
             Some(sink) => sink.borrow().get(&leaf.id).filter(|sum| sum.is_unique()).cloned(),
-            None => lock(&leaf.grad).clone(),
+            None => leaf.grad.lock_unpoisoned().clone(),
         };
         let sum = sum.filter(|sum| sum.is_contiguous() && leaf.accepts_grad(sum))?;
         self.accumulated_inputs.borrow_mut().push(input);
@@ -303,10 +304,6 @@ impl fmt::Debug for Node {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 thread_local! {
     /// True while recording is disabled.
     static NO_GRAD: ScopedLocal<Cell<bool>> = const { ScopedLocal::new(Cell::new(false)) };
@@ -366,7 +363,7 @@ pub fn leaf_id(t: &Tensor) -> Option<u64> {
 /// Locks the state of a leaf's low-precision copy; `None` for other tensors.
 pub(crate) fn lock_low_precision_copy(t: &Tensor) -> Option<MutexGuard<'_, LowPrecisionCopy>> {
     // A read of the copy counts as a read of the leaf.
-    t.leaf().inspect(|_| t.record_access(Access::Read)).map(|leaf| lock(&leaf.low_precision_copy))
+    t.leaf().inspect(|_| t.record_access(Access::Read)).map(|leaf| leaf.low_precision_copy.lock_unpoisoned())
 }
 
 /// Fails if an operation without a gradient has an input that requires one.
@@ -487,11 +484,11 @@ impl Leaf {
 
     /// Returns the accumulated gradient.
     pub(crate) fn grad(&self) -> Option<Tensor> {
-        lock(&self.grad).clone()
+        self.grad.lock_unpoisoned().clone()
     }
 
     pub(crate) fn set_grad(&self, grad: Option<Tensor>) {
-        *lock(&self.grad) = grad;
+        *self.grad.lock_unpoisoned() = grad;
     }
 
     /// Reports whether a tensor has the shape, dtype and device of the leaf.
@@ -529,7 +526,7 @@ impl Leaf {
     /// Accumulates a gradient, in place unless the pass is `recorded` and the sum needs its own history. If
     /// `handed` is true, the operation may have added to the sum already.
     fn accumulate_grad(self: &Arc<Self>, grad: Tensor, recorded: bool, handed: bool) -> Result<()> {
-        let mut slot = lock(&self.grad);
+        let mut slot = self.grad.lock_unpoisoned();
         self.note_grad_write(grad.device(), slot.as_ref());
         // The gradient stays in its slot until it is replaced, so a failed sum loses nothing.
         let made = match &*slot {

@@ -53,6 +53,14 @@ pub(super) struct ForwardRecord {
     made: Range<u64>,
 }
 
+/// Numbers of draws, values and modes that a recomputation has replayed.
+#[derive(Default)]
+struct ReplayCursors {
+    draws: usize,
+    values: usize,
+    modes: usize,
+}
+
 enum CheckpointFrame {
     Forward {
         run: ForwardRecord,
@@ -62,9 +70,7 @@ enum CheckpointFrame {
     },
     Recompute {
         run: Arc<ForwardRecord>,
-        draws: usize,
-        values: usize,
-        modes: usize,
+        cursors: ReplayCursors,
         /// Storages with a smaller id are older than the recomputation.
         start: u64,
         accesses: AccessMap,
@@ -151,9 +157,7 @@ pub(super) fn run_recompute<R>(
 ) -> Result<(R, bool)> {
     let entered = FrameGuard::new(CheckpointFrame::Recompute {
         run: Arc::clone(run),
-        draws: 0,
-        values: 0,
-        modes: 0,
+        cursors: ReplayCursors::default(),
         start: next_id(),
         accesses: AccessMap::default(),
         may_differ: false,
@@ -249,9 +253,9 @@ pub fn replayable_state_update(update: impl FnOnce() -> Result<StateValues>) -> 
     }
     let known = FRAME_STACK.with_borrow_mut(|stack| {
         stack.iter_mut().rev().find_map(|frame| match frame {
-            CheckpointFrame::Recompute { run, values, .. } => {
-                *values += 1;
-                Some(run.values.get(*values - 1).cloned())
+            CheckpointFrame::Recompute { run, cursors, .. } => {
+                cursors.values += 1;
+                Some(run.values.get(cursors.values - 1).cloned())
             }
             CheckpointFrame::Forward { .. } | CheckpointFrame::StateUpdate => None,
         })
@@ -283,6 +287,14 @@ fn recording_runs(stack: &mut [CheckpointFrame]) -> impl Iterator<Item = &mut Fo
     })
 }
 
+/// Returns the record that the innermost recomputation replays; `None` outside of one or in a state update.
+fn innermost_recompute(stack: &mut [CheckpointFrame]) -> Option<(&ForwardRecord, &mut ReplayCursors)> {
+    match stack.iter_mut().rev().find(|frame| !matches!(frame, CheckpointFrame::Forward { .. }))? {
+        CheckpointFrame::Recompute { run, cursors, .. } => Some((run, cursors)),
+        CheckpointFrame::Forward { .. } | CheckpointFrame::StateUpdate => None,
+    }
+}
+
 /// Returns the training mode of a module: `now`, or in a recomputation the mode of the forward run.
 #[doc(hidden)]
 pub fn replayable_training_mode(now: bool) -> bool {
@@ -290,15 +302,11 @@ pub fn replayable_training_mode(now: bool) -> bool {
         return now;
     }
     FRAME_STACK.with_borrow_mut(|stack| {
-        let known = stack.iter_mut().rev().find_map(|frame| match frame {
-            CheckpointFrame::Forward { .. } => None,
-            CheckpointFrame::StateUpdate => Some(None),
-            CheckpointFrame::Recompute { run, modes, .. } => {
-                *modes += 1;
-                Some(run.modes.get(*modes - 1).copied())
-            }
+        let known = innermost_recompute(stack).and_then(|(run, cursors)| {
+            cursors.modes += 1;
+            run.modes.get(cursors.modes - 1).copied()
         });
-        let mode = known.flatten().unwrap_or(now);
+        let mode = known.unwrap_or(now);
         recording_runs(stack).for_each(|run| run.modes.push(mode));
         mode
     })
@@ -314,16 +322,9 @@ impl OperationObserver for CheckpointObserver {
 
     fn replayed_draw(&self, device: &Device) -> Option<RandomState> {
         FRAME_STACK.with_borrow_mut(|stack| {
-            let state = stack.iter_mut().rev().find_map(|frame| match frame {
-                CheckpointFrame::Forward { .. } => None,
-                CheckpointFrame::StateUpdate => Some(None),
-                CheckpointFrame::Recompute { run, draws, .. } => {
-                    let next = run.draws.get(*draws).filter(|(at, _)| *at == device.address());
-                    *draws += usize::from(next.is_some());
-                    Some(next.map(|(_, state)| *state))
-                }
-            });
-            let state = state.flatten()?;
+            let (run, cursors) = innermost_recompute(stack)?;
+            let &(_, state) = run.draws.get(cursors.draws).filter(|(at, _)| *at == device.address())?;
+            cursors.draws += 1;
             recording_runs(stack).for_each(|run| run.draws.push((device.address(), state)));
             Some(state)
         })

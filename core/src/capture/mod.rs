@@ -389,8 +389,8 @@ impl<O: CaptureOutputs> CapturedStep<O> {
         // Casts cached by an earlier step would be missing from the recording.
         amp::clear_autocast_cache();
         let running = {
-            let mut gate = device.lock_dispatch();
-            gate.take_failure()?;
+            let mut guard = device.lock_dispatch();
+            guard.take_failure()?;
             device.capture_recorder().begin_recording(device, device.current_queue())?
         };
         let outputs = step().map(|outputs| outputs.detach_all());
@@ -564,9 +564,9 @@ impl<O: CaptureOutputs> CapturedStep<O> {
                 changed.push(at);
             }
         }
-        let mut gate = device.lock_dispatch();
-        gate.take_failure()?;
-        self.bind_states(&gate)?;
+        let mut guard = device.lock_dispatch();
+        guard.take_failure()?;
+        self.bind_states(&guard)?;
         if let Some(prepared) = &mut self.prepared {
             for at in changed {
                 if let OwnedCommand::Launch { params, .. } = &self.commands[at].command {
@@ -583,7 +583,7 @@ impl<O: CaptureOutputs> CapturedStep<O> {
             _ => self.enqueue_commands(&device)?,
         }
         self.casts.iter_mut().for_each(CapturedCast::record_versions);
-        drop(gate);
+        drop(guard);
         if self.stage == ReplayStage::NeverReplayed {
             self.stage = ReplayStage::Replayed;
         }
@@ -644,9 +644,9 @@ impl<O> CapturedStep<O> {
     }
 
     /// Orders the replay after conflicting accesses of other queues, and records its own accesses.
-    fn bind_states(&self, gate: &DispatchGuard<'_>) -> Result<()> {
+    fn bind_states(&self, guard: &DispatchGuard<'_>) -> Result<()> {
         for CapturedState { storage, access, slice: place } in &self.replay_memory.states {
-            if storage.bind(*access, gate)? != Some(*place) {
+            if storage.bind(*access, guard)? != Some(*place) {
                 // invariant: pinned memory does not move
                 fail!(capture("replay"), "memory of the step has moved; capture it again");
             }
@@ -665,7 +665,7 @@ impl<O> CapturedStep<O> {
                 Command::Matmul(call) => matmul::describe_for_profiler(call),
                 Command::Attention(call) => attention::describe_for_profiler(call),
             };
-            fail_if!(!device.enqueue_timed(device.current_queue(), *scope, work, |lane| command.enqueue(&**lane))?;
+            fail_if!(!device.enqueue_timed(device.current_queue(), *scope, work, |queue| command.enqueue(&**queue))?;
                 capture("replay"), "the library declines what it took when the step was captured; capture it again");
         }
         Ok(())

@@ -87,18 +87,12 @@ impl Tensor {
     }
 
     /// Creates a tensor of zeros.
-    ///
-    /// # Errors
-    /// An extent is negative, or the device lacks the dtype.
     #[track_caller]
     pub fn zeros(shape: impl IntoShape, dtype: DType, device: &Device) -> Result<Self> {
         Self::create_filled("zeros", shape.to_extents(), 0.0, dtype, device)
     }
 
     /// Creates a tensor of ones.
-    ///
-    /// # Errors
-    /// An extent is negative, or the device lacks the dtype.
     #[track_caller]
     pub fn ones(shape: impl IntoShape, dtype: DType, device: &Device) -> Result<Self> {
         Self::create_filled("ones", shape.to_extents(), 1.0, dtype, device)

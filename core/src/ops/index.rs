@@ -447,9 +447,6 @@ impl Tensor {
     /// other than `dim`. Indices of -n to -1 count from the end.
     ///
     /// An index out of range reads as 0: see [`check_indices`](crate::ops::check_indices).
-    ///
-    /// # Errors
-    /// The shapes do not broadcast.
     #[track_caller]
     pub fn take_along_dim(&self, index: &Tensor, dim: isize) -> Result<Tensor> {
         let d = normalize_dim("take_along_dim", dim, self.rank())?;

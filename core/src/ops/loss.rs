@@ -129,9 +129,6 @@ impl Tensor {
     /// Computes the negative log-likelihood of `target` classes under these log-probabilities, [batch,
     /// classes, ...] or \[classes\]. A class out of range gives NaN, as in
     /// [`cross_entropy`](Self::cross_entropy).
-    ///
-    /// # Errors
-    /// The shapes or dtypes do not fit.
     #[track_caller]
     pub fn nll_loss(&self, target: &Tensor, options: &NllLossOptions<'_>) -> Result<Tensor> {
         let &NllLossOptions { weight, ignore_index, reduction } = options;
@@ -168,9 +165,6 @@ impl Tensor {
     }
 
     /// Computes the squared differences.
-    ///
-    /// # Errors
-    /// The shapes do not broadcast.
     #[track_caller]
     pub fn mse_loss(&self, target: &Tensor, reduction: Reduction) -> Result<Tensor> {
         dispatch_in_f32!("mse_loss", [self, target], |x, y| x.mse_loss(&y, reduction));
@@ -178,9 +172,6 @@ impl Tensor {
     }
 
     /// Computes the absolute differences.
-    ///
-    /// # Errors
-    /// The shapes do not broadcast.
     #[track_caller]
     pub fn l1_loss(&self, target: &Tensor, reduction: Reduction) -> Result<Tensor> {
         dispatch_in_f32!("l1_loss", [self, target], |x, y| x.l1_loss(&y, reduction));
@@ -273,9 +264,6 @@ impl Tensor {
     }
 
     /// Computes the cross-entropy of the sigmoids of these logits with `target`.
-    ///
-    /// # Errors
-    /// The shapes do not broadcast.
     #[track_caller]
     pub fn binary_cross_entropy_with_logits(
         &self,
@@ -305,9 +293,6 @@ impl Tensor {
 
     /// Computes the Kullback-Leibler divergence of these log-probabilities from `target`: probabilities, or
     /// their logarithms with `log_target`.
-    ///
-    /// # Errors
-    /// The shapes do not broadcast.
     #[track_caller]
     pub fn kl_div(&self, target: &Tensor, log_target: bool, reduction: Reduction) -> Result<Tensor> {
         dispatch_in_f32!("kl_div", [self, target], |x, y| x.kl_div(&y, log_target, reduction));
@@ -321,9 +306,6 @@ impl Tensor {
 
     /// Computes the negative log-likelihood of `target` under normal distributions with these means and
     /// variances `var`.
-    ///
-    /// # Errors
-    /// The shapes do not broadcast.
     #[track_caller]
     pub fn gaussian_nll_loss(
         &self,
@@ -347,9 +329,6 @@ impl Tensor {
     }
 
     /// Computes ln(1 + e^(-x y)) for targets y of 1 and -1.
-    ///
-    /// # Errors
-    /// The shapes do not broadcast.
     #[track_caller]
     pub fn soft_margin_loss(&self, target: &Tensor, reduction: Reduction) -> Result<Tensor> {
         dispatch_in_f32!("soft_margin_loss", [self, target], |x, y| x.soft_margin_loss(&y, reduction));
@@ -357,9 +336,6 @@ impl Tensor {
     }
 
     /// Computes max(0, margin - target · (`self` - `other`)): a `target` of 1 ranks `self` higher, -1 lower.
-    ///
-    /// # Errors
-    /// The shapes do not broadcast.
     #[track_caller]
     pub fn margin_ranking_loss(
         &self,
@@ -377,9 +353,6 @@ impl Tensor {
     }
 
     /// Computes the cosine of the angle between vectors along `dim`. Lengths are clamped to at least `eps`.
-    ///
-    /// # Errors
-    /// The shapes do not broadcast.
     #[track_caller]
     pub fn cosine_similarity(&self, other: &Tensor, dim: isize, eps: f64) -> Result<Tensor> {
         dispatch_in_f32!("cosine_similarity", [self, other], |a, b| a.cosine_similarity(&b, dim, eps));
@@ -396,9 +369,6 @@ impl Tensor {
     }
 
     /// Divides vectors along `dim` by their p-norm.
-    ///
-    /// # Errors
-    /// `dim` is out of range.
     #[track_caller]
     pub fn normalize(&self, dim: isize, options: &NormalizeOptions) -> Result<Tensor> {
         let &NormalizeOptions { p, eps } = options;
@@ -409,9 +379,6 @@ impl Tensor {
     }
 
     /// Computes the p-norm of differences over the last dimension.
-    ///
-    /// # Errors
-    /// The shapes do not broadcast.
     #[track_caller]
     pub fn pairwise_distance(&self, other: &Tensor, options: &PairwiseDistanceOptions) -> Result<Tensor> {
         let &PairwiseDistanceOptions { p, eps, keepdim } = options;

@@ -175,37 +175,25 @@ impl Normalization {
         let (splits, chunk) = split_reduction(at.rows, at.extent, lanes, 3);
         if at.extent < SPLIT_ROW_MIN || splits == 1 {
             // Three loops over the row, and the loops of sums over its threads.
-            let turns = 3 * at.extent.div_ceil(lanes * width) + 128;
-            self.launch_stage("whole", stage, g, Some(statistics), None, &out, turns)?;
+            let iterations = 3 * at.extent.div_ceil(lanes * width) + 128;
+            self.launch_stage("whole", stage, g, Some(statistics), None, &out, iterations)?;
             return Ok(out);
         }
         let stage = NormStage { splits_and_chunk: (splits, chunk), ..stage };
-        let turns = 2 * chunk.div_ceil(lanes * width) + 128;
+        let iterations = 2 * chunk.div_ceil(lanes * width) + 128;
         let partial = empty_workspace(&[splits, 2, at.rows], DType::F32, x.device())?;
-        let given = g.map(|_| statistics);
-        self.launch_stage("parts", stage, g, given, None, &partial, turns)?;
+        self.launch_stage("parts", stage, g, g.map(|_| statistics), None, &partial, iterations)?;
         let sums = match g {
             Some(_) => Some(partial.sum([0], false)?),
             None => {
-                let stage = NormStage {
-                    lanes: WORKGROUP_SIZE,
-                    across: false,
-                    width: 1,
-                    splits_and_chunk: (splits, chunk),
-                };
-                self.launch_stage(
-                    "finish",
-                    stage,
-                    None,
-                    Some(statistics),
-                    Some(&partial),
-                    &out,
-                    2 * splits.div_ceil(WORKGROUP_SIZE) + 128,
-                )?;
+                let finish = NormStage { lanes: WORKGROUP_SIZE, across: false, width: 1, ..stage };
+                let iterations = 2 * splits.div_ceil(WORKGROUP_SIZE) + 128;
+                let (given, parts) = (Some(statistics), Some(&partial));
+                self.launch_stage("finish", finish, None, given, parts, &out, iterations)?;
                 None
             }
         };
-        self.launch_stage("apply", stage, g, Some(statistics), sums.as_ref(), &out, turns)?;
+        self.launch_stage("apply", stage, g, Some(statistics), sums.as_ref(), &out, iterations)?;
         Ok(out)
     }
 
@@ -220,18 +208,18 @@ impl Normalization {
         statistics: Option<&NormStatistics>,
         more: Option<&Tensor>,
         out: &Tensor,
-        turns: usize,
+        iterations: usize,
     ) -> Result<()> {
         let Self { geometry: at, x, .. } = self;
         let NormStage { lanes, across, width, splits_and_chunk: (splits, chunk) } = stage;
         let finish = name == "finish";
-        let dtype = |t: Option<&Tensor>| t.map_or("", |t| launch::shader_dtype_name(t.dtype(), x.device()));
         // Pass only the tensors that the stage reads: statistics need no weights.
         let weight = self.weight.as_ref().filter(|_| !finish && (g.is_some() || name != "parts"));
         let bias = self.bias.as_ref().filter(|_| g.is_none() && (name == "whole" || name == "apply"));
         let spec = kernel_spec! {
             "norm", stage: name, pass: if g.is_some() { "backward" } else { "forward" },
-            dtype: dtype(Some(x)), weight: dtype(weight), bias: dtype(bias), rms: self.rms,
+            dtype: launch::dtype_name_of(Some(x)), weight: launch::dtype_name_of(weight),
+            bias: launch::dtype_name_of(bias), rms: self.rms,
             flat: at.run_length >= at.extent, lanes, across, width,
         };
         let [weight_row, weight_step, weight_inner] = at.weight_strides;
@@ -240,7 +228,7 @@ impl Normalization {
             row_stride: at.row_stride, weight_rows: at.weight_rows, weight_row, weight_step, weight_inner,
             eps: self.eps as f32, splits, chunk,
         }
-        .loop_iterations(turns);
+        .loop_iterations(iterations);
         let mean = statistics.and_then(|statistics| statistics.mean.as_ref());
         let rstd = statistics.map(|statistics| &statistics.rstd);
         let tensors = match finish {
@@ -280,23 +268,11 @@ impl Normalization {
     /// Computes the gradients of the input, and of weight and bias if present.
     fn backward(&self, g: &Tensor, statistics: &NormStatistics, wants: &[bool]) -> Result<InputGrads> {
         let g = contiguous_zero_offset(g)?;
-        let inputs = 1 + usize::from(self.weight.is_some());
         let sums =
             wants[1..].contains(&true).then(|| self.sum_parameter_grads(&g, statistics)).transpose()?;
-        let mut grads = InputGrads::new();
-        grads.push(wants[0].then(|| self.run_element_kernel(Some(&g), statistics)).transpose()?);
-        for (k, t) in [&self.weight, &self.bias].into_iter().enumerate() {
-            let Some(t) = t else { continue };
-            let slot = if k == 0 { 1 } else { inputs };
-            let grad = match &sums {
-                Some(sums) if wants[slot] => {
-                    Some(sums.select(0, k as isize)?.to_dtype(t.dtype())?.reshape(t.shape())?)
-                }
-                _ => None,
-            };
-            grads.push(grad);
-        }
-        Ok(grads)
+        let dx = wants[0].then(|| self.run_element_kernel(Some(&g), statistics)).transpose()?;
+        let sums = sums.map(|sums| [sums.select(0, 0), sums.select(0, 1)]);
+        with_parameter_grads(dx, [&self.weight, &self.bias], sums, wants)
     }
 
     /// Normalises with new statistics and records the operation. `composed` is the differentiable version.
@@ -311,16 +287,46 @@ impl Normalization {
         let mean = if self.rms { None } else { Some(stored()?) };
         let statistics = NormStatistics { mean, rstd: stored()? };
         let out = self.run_element_kernel(None, &statistics)?;
-        let inputs: SmallVec<[&Tensor; 3]> = std::iter::once(x).chain(weight).chain(bias).collect();
-        let saved = self.saved_inputs(&inputs);
+        let inputs = bindings![x, weight, bias];
+        let saved = save_substitutes(&bindings![&self.x, &self.weight, &self.bias], &inputs);
         Ok(autograd::composite_differentiable(self.op, out, &inputs, saved, composed, move |g, wants| {
             self.backward(g, &statistics, wants)
         }))
     }
+}
 
-    fn saved_inputs(&self, inputs: &[&Tensor]) -> SmallVec<[SavedTensor; 4]> {
-        let made = [Some(&self.x), self.weight.as_ref(), self.bias.as_ref()];
-        made.into_iter().flatten().zip(inputs).map(|(made, t)| SavedTensor::substitute(made, t)).collect()
+/// Saves contiguous copies, or the inputs themselves, in place of the inputs.
+fn save_substitutes(made: &[&Tensor], inputs: &[&Tensor]) -> SmallVec<[SavedTensor; 4]> {
+    made.iter().zip(inputs).map(|(made, t)| SavedTensor::substitute(made, t)).collect()
+}
+
+/// Returns the gradient of the input with those of weight and bias, which are casts of `sums`.
+fn with_parameter_grads(
+    dx: Option<Tensor>,
+    parameters: [&Option<Tensor>; 2],
+    sums: Option<[Result<Tensor>; 2]>,
+    wants: &[bool],
+) -> Result<InputGrads> {
+    let mut grads: InputGrads = smallvec![dx];
+    let sums = sums.map_or([None, None], |sums| sums.map(Some));
+    for (t, sum) in parameters.into_iter().zip(sums) {
+        let Some(t) = t else { continue };
+        let sum = sum.filter(|_| wants[grads.len()]).transpose()?;
+        grads.push(sum.map(|sum| sum.to_dtype(t.dtype())?.reshape(t.shape())).transpose()?);
+    }
+    Ok(grads)
+}
+
+/// Returns the differentiable normalisation of rows of `extent` elements, for gradients of gradients.
+fn row_norm_composite(
+    (rows, extent): (usize, usize),
+    rms: bool,
+    eps: f64,
+    has_weight: bool,
+) -> impl Fn(&[Tensor]) -> Result<Tensor> + Send + Sync + 'static {
+    move |t| {
+        let x = normalize_composite(&t[0].reshape([rows, extent])?, &[1], rms, eps)?;
+        apply_weight_bias(&x, &t[1..], has_weight, &[extent])?.reshape(t[0].shape())
     }
 }
 
@@ -356,6 +362,11 @@ pub(super) fn check_is_f64(op: &'static str, x: &Tensor) -> Result<bool> {
         DType::F64 => launch::check_device_dtype(op, DType::F64, x.device()).map(|()| true),
         _ => check_f32_f16_bf16(op, x).map(|()| false),
     }
+}
+
+/// Fails unless `t` is a float that is read with `x`. It may be f64 only if x is f64.
+pub(super) fn check_second_float(op: &'static str, x: &Tensor, t: &Tensor) -> Result<()> {
+    if x.dtype() == DType::F64 { check_is_f64(op, t).map(drop) } else { check_f32_f16_bf16(op, t) }
 }
 
 /// Returns an f64 input with its optional weight and bias, which are checked and cast to f64.
@@ -411,11 +422,7 @@ pub(super) fn check_running_stats(
     for t in [running.0, running.1] {
         fail_if!(t.shape() != [n];
             shape(op, &[t.shape(), &[n]]), "running statistics have one element for each channel");
-        if x.dtype() == DType::F64 {
-            check_is_f64(op, t)?;
-        } else {
-            check_f32_f16_bf16(op, t)?;
-        }
+        check_second_float(op, x, t)?;
     }
     Ok(())
 }
@@ -489,11 +496,7 @@ impl Tensor {
         let extent: usize = shape.iter().product();
         let rows = self.numel() / extent.max(1);
         let [weight, bias] = parameters;
-        let weighs = weight.is_some();
-        let composed = move |t: &[Tensor]| {
-            let x = normalize_composite(&t[0].reshape([rows, extent])?, &[1], rms, eps)?;
-            apply_weight_bias(&x, &t[1..], weighs, &[extent])?.reshape(t[0].shape())
-        };
+        let composed = row_norm_composite((rows, extent), rms, eps, weight.is_some());
         if double {
             return composed(&f64_inputs(op, self, parameters, shape)?);
         }
@@ -502,22 +505,15 @@ impl Tensor {
             // The kernel reads any float. Under autocast only the result is f32, and the input is not copied.
             let cast = OperandCast::for_op(op, &[]);
             let result = if cast.is_some() { DType::F32 } else { self.dtype() };
-            let inputs: SmallVec<[&Tensor; 3]> = std::iter::once(self).chain(weight).chain(bias).collect();
-            return norm.forward_with_grad(contiguous_zero_offset(self)?, result, &inputs);
+            let x = contiguous_zero_offset(self)?;
+            return norm.forward_with_grad(x, result, &bindings![self, weight, bias]);
         }
         dispatch_autocast!(op, [self, weight, bias], |x, w, b| {
             x.normalize_rows(kind, shape, [w.as_ref(), b.as_ref()], eps)
         });
+        let (geometry, x) = (NormGeometry::for_layer_norm(rows, extent), contiguous_zero_offset(self)?);
         let [made_weight, made_bias] = made;
-        let norm = Normalization {
-            op,
-            geometry: NormGeometry::for_layer_norm(rows, extent),
-            rms,
-            eps,
-            x: contiguous_zero_offset(self)?,
-            weight: made_weight,
-            bias: made_bias,
-        };
+        let norm = Normalization { op, geometry, rms, eps, x, weight: made_weight, bias: made_bias };
         norm.forward_with_grad(self, weight, bias, composed)
     }
 

@@ -219,18 +219,12 @@ impl Tensor {
     }
 
     /// Samples as [`rand`](Self::rand) does, with the shape, type and device of `self`.
-    ///
-    /// # Errors
-    /// The dtype is not a float.
     #[track_caller]
     pub fn rand_like(&self) -> Result<Tensor> {
         Self::rand(self.shape(), self.dtype(), self.device())
     }
 
     /// Samples as [`randn`](Self::randn) does, with the shape, type and device of `self`.
-    ///
-    /// # Errors
-    /// The dtype is not a float.
     #[track_caller]
     pub fn randn_like(&self) -> Result<Tensor> {
         Self::randn(self.shape(), self.dtype(), self.device())

@@ -13,7 +13,7 @@ use crate::ops::prelude::*;
 use crate::runtime::device::KernelKey;
 use crate::tensor::layout::{collapse_tensor_dims, contiguous_strides};
 
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct ReduceOp {
     /// PyTorch's name.
     pub(crate) name: &'static str,
@@ -95,6 +95,13 @@ impl ReduceDims {
         left
     }
 
+    /// Fails if extremes of no elements are requested.
+    fn check_extremes(&self, op: &'static str, keepdim: bool) -> Result<()> {
+        fail_if!(self.elements_per_output == 0 && numel(&self.result_shape(keepdim)) > 0;
+            shape(op, &[&self.input_shape]), "the dimensions reduced have no elements, and nothing is their extreme");
+        Ok(())
+    }
+
     /// Expands a tensor of the result's shape, with or without the reduced dimensions, to the input's.
     #[track_caller]
     pub(crate) fn expand_to_input(&self, t: &Tensor) -> Result<Tensor> {
@@ -120,18 +127,22 @@ pub(crate) struct ReduceArgs<'a> {
     pub(crate) params: [f32; 4],
 }
 
+impl ReduceArgs<'_> {
+    pub(crate) fn with_params(x: f64, y: f64) -> Self {
+        Self { params: [x as f32, y as f32, 0.0, 0.0], ..Self::default() }
+    }
+}
+
 /// One launch of a reduction, with the input's layout split into kept and reduced dimensions.
 struct ReduceStage<'a> {
-    op: &'a ReduceOp,
+    /// Reduction, with the expressions that this stage applies to elements and to results.
+    op: ReduceOp,
     input: &'a Tensor,
     offset: usize,
     kept: (Dims, Dims),
     reduced: (Dims, Dims),
     args: ReduceArgs<'a>,
     compute: DType,
-    /// Expressions that this stage applies to elements and to results.
-    map: &'static str,
-    post: &'static str,
     /// Elements of one read: one, or a vector of four along the inner reduced dimension, or along the inner
     /// kept dimension if `across`. That dimension is counted in vectors.
     width: usize,
@@ -175,17 +186,18 @@ impl ReduceStage<'_> {
         }
         let (out, index) = (value.map_or(compute, name), place.map_or("", name));
         let center = self.args.center.map_or("", name);
-        let words = [name(self.input), compute, out, index, self.map, self.op.combine, self.post, center];
+        let words =
+            [name(self.input), compute, out, index, self.op.map, self.op.combine, self.op.post, center];
         let flags = [value.is_some(), self.args.partial_indices.is_some(), self.reduced.0.len() <= 1, across];
-        let mut identity = KernelKey::new("reduce");
-        words.iter().for_each(|word| identity.push_str(word));
-        identity.push_strs(self.op.math_files);
-        identity.push_flags(&flags);
-        identity.push_number(plan.lanes | self.width << 16 | plan.unroll << 32);
+        let mut key = KernelKey::new("reduce");
+        words.iter().for_each(|word| key.push_str(word));
+        key.push_strs(self.op.math_files);
+        key.push_flags(&flags);
+        key.push_number(plan.lanes | self.width << 16 | plan.unroll << 32);
         let spec = || {
             kernel_spec! {
                 "reduce", source: name(self.input), compute, out, index, math: self.op.math_files,
-                map: self.map, combine: self.op.combine, post: self.post, center, values: flags[0],
+                map: self.op.map, combine: self.op.combine, post: self.op.post, center, values: flags[0],
                 seen: flags[1], flat: flags[2], lanes: plan.lanes, across, width: self.width,
                 unroll: plan.unroll,
             }
@@ -203,7 +215,7 @@ impl ReduceStage<'_> {
         let params = params.loop_iterations(reads.div_ceil(plan.unroll) + plan.unroll + walks + 16);
         let tensors = bindings![self.input, self.args.center, self.args.partial_indices, value, place];
         let groups = (outputs * plan.splits).div_ceil(WORKGROUP_SIZE / plan.lanes);
-        launch::launch_by_key(&identity, spec, &tensors, params, groups)
+        launch::launch_by_key(&key, spec, &tensors, params, groups)
     }
 }
 
@@ -211,7 +223,7 @@ impl ReduceStage<'_> {
 fn run_reduction(
     op: &ReduceOp,
     x: &Tensor,
-    over: &ReduceDims,
+    axes: &ReduceDims,
     compute: DType,
     extra: ReduceArgs<'_>,
     value: Option<&Tensor>,
@@ -222,17 +234,17 @@ fn run_reduction(
     launch::check_device_dtype(op.name, compute, x.device())?;
     fail_if!(compute == DType::F64 && !op.math_files.is_empty();
         dtype(op.name, compute), "takes f32, f16 and bf16; cast with `to_dtype`");
-    let mut reduced = over.select_dims(x.layout(), true);
+    let mut reduced = axes.select_dims(x.layout(), true);
     if place.is_none() {
         // Values do not depend on the order, so read in memory order. Indices need the order of the shape.
         reduced.sort_by_key(|&(n, s)| (std::cmp::Reverse(s), n));
     }
     let (kept, reduced) =
-        (collapse_tensor_dims(over.select_dims(x.layout(), false)), collapse_tensor_dims(reduced));
+        (collapse_tensor_dims(axes.select_dims(x.layout(), false)), collapse_tensor_dims(reduced));
     let inner = |side: &(Dims, Dims)| side.1.last().copied().unwrap_or(usize::MAX);
     let outputs = numel(&kept.0);
     let mut stage = ReduceStage {
-        op,
+        op: *op,
         input: x,
         offset: x.layout().offset(),
         across: inner(&kept) < inner(&reduced),
@@ -240,8 +252,6 @@ fn run_reduction(
         reduced,
         args: extra,
         compute,
-        map: op.map,
-        post: op.post,
         width: 1,
     };
     stage.vectorize_inner();
@@ -252,17 +262,16 @@ fn run_reduction(
     let partial = |dtype| empty_workspace(&[first.splits, outputs], dtype, x.device());
     let values = partial(accumulator_dtype(compute))?;
     let places = place.map(|_| partial(DType::U32)).transpose()?;
-    ReduceStage { post: "acc", ..stage }.launch(first, Some(&values), places.as_ref())?;
+    let plain = ReduceOp { post: "acc", ..*op };
+    ReduceStage { op: plain, ..stage }.launch(first, Some(&values), places.as_ref())?;
     let mut second = ReduceStage {
-        op,
+        op: ReduceOp { map: "v", ..*op },
         input: &values,
         offset: 0,
         kept: (smallvec![outputs], smallvec![1]),
         reduced: (smallvec![first.splits], smallvec![outputs]),
         args: ReduceArgs { partial_indices: places.as_ref(), ..extra },
         compute,
-        map: "v",
-        post: op.post,
         width: 1,
         // The parts of a single output are contiguous.
         across: outputs > 1,
@@ -284,27 +293,26 @@ fn accumulator_dtype(dtype: DType) -> DType {
 pub(crate) fn reduce(
     op: &ReduceOp,
     x: &Tensor,
-    over: &ReduceDims,
+    axes: &ReduceDims,
     keepdim: bool,
     compute: DType,
     result: DType,
     extra: ReduceArgs<'_>,
 ) -> Result<Tensor> {
     operation!(op.name);
-    let shape = over.result_shape(keepdim);
-    if over.elements_per_output == 0 && numel(&shape) > 0 {
-        let value = op.empty_value.ok_or_else(|| empty_extreme_error(op.name, x))?;
-        return Tensor::full(&shape, value, result, x.device());
+    let shape = axes.result_shape(keepdim);
+    match op.empty_value {
+        Some(value) if axes.elements_per_output == 0 && numel(&shape) > 0 => {
+            return Tensor::full(&shape, value, result, x.device());
+        }
+        Some(_) => {}
+        None => axes.check_extremes(op.name, keepdim)?,
     }
     let out = Tensor::empty(&shape, result, x.device())?;
     if out.numel() > 0 {
-        run_reduction(op, x, over, compute, extra, Some(&out), None)?;
+        run_reduction(op, x, axes, compute, extra, Some(&out), None)?;
     }
     Ok(out)
-}
-
-fn empty_extreme_error(op: &'static str, x: &Tensor) -> Error {
-    Error::shape(op, "the dimensions reduced have no elements, and nothing is their extreme", &[x.shape()])
 }
 
 /// Reduces floats to their own type. 16-bit floats are accumulated in f32.
@@ -312,31 +320,31 @@ fn empty_extreme_error(op: &'static str, x: &Tensor) -> Error {
 pub(crate) fn reduce_float(
     op: &ReduceOp,
     x: &Tensor,
-    over: &ReduceDims,
+    axes: &ReduceDims,
     keepdim: bool,
     extra: ReduceArgs<'_>,
 ) -> Result<Tensor> {
     fail_if!(!x.dtype().is_float(); dtype(op.name, x.dtype()), "takes floats; cast with `to_dtype`");
-    reduce(op, x, over, keepdim, x.dtype(), x.dtype(), extra)
+    reduce(op, x, axes, keepdim, x.dtype(), x.dtype(), extra)
 }
 
 /// Computes a sum or a product; integers give i64.
 #[track_caller]
-fn sum_or_prod(op: &ReduceOp, x: &Tensor, over: &ReduceDims, keepdim: bool) -> Result<Tensor> {
+fn sum_or_prod(op: &ReduceOp, x: &Tensor, axes: &ReduceDims, keepdim: bool) -> Result<Tensor> {
     if x.dtype().is_float() {
-        return reduce_float(op, x, over, keepdim, ReduceArgs::default());
+        return reduce_float(op, x, axes, keepdim, ReduceArgs::default());
     }
     launch::check_computable(op.name, x)?;
     // Bools are counted in 32 bits, which every device supports.
     let compute = if x.dtype() == DType::Bool { DType::I32 } else { DType::I64 };
-    reduce(op, x, over, keepdim, compute, DType::I64, ReduceArgs::default())
+    reduce(op, x, axes, keepdim, compute, DType::I64, ReduceArgs::default())
 }
 
 /// Sums a matrix's columns to a tensor of type `result`, without a gradient.
 #[track_caller]
 pub(super) fn sum_columns(x: &Tensor, result: DType) -> Result<Tensor> {
-    let over = ReduceDims::new(SUM.name, x.shape(), &[0])?;
-    reduce(&SUM, x, &over, false, x.dtype(), result, ReduceArgs::default())
+    let axes = ReduceDims::new(SUM.name, x.shape(), &[0])?;
+    reduce(&SUM, x, &axes, false, x.dtype(), result, ReduceArgs::default())
 }
 
 /// Sums over the first dimension of `partial` \[parts, sections, extent\], f32. Returns one tensor for each
@@ -402,9 +410,9 @@ impl Tensor {
     pub fn sum(&self, dims: impl IntoDims, keepdim: bool) -> Result<Tensor> {
         let dims = &reduction_dims(dims)[..];
         dispatch_autocast!("sum", [self], |x| x.sum(dims, keepdim));
-        let over = ReduceDims::new("sum", self.shape(), dims)?;
-        let out = sum_or_prod(&SUM, self, &over, keepdim)?;
-        Ok(autograd::differentiable_unary("sum", out, self, move |g, _| over.expand_to_input(g)))
+        let axes = ReduceDims::new("sum", self.shape(), dims)?;
+        let out = sum_or_prod(&SUM, self, &axes, keepdim)?;
+        Ok(autograd::differentiable_unary("sum", out, self, move |g, _| axes.expand_to_input(g)))
     }
 
     /// Sums all elements.
@@ -423,10 +431,10 @@ impl Tensor {
         Layout::contiguous(shape).broadcast_to("sum_to", self.shape())?;
         let skip = self.rank() - shape.len();
         let reduced = (0..self.rank()).map(|d| d < skip || (shape[d - skip] == 1 && self.shape()[d] != 1));
-        let over = ReduceDims::from_mask(self.shape(), reduced.collect());
-        let out = sum_or_prod(&SUM, self, &over, true)?;
+        let axes = ReduceDims::from_mask(self.shape(), reduced.collect());
+        let out = sum_or_prod(&SUM, self, &axes, true)?;
         let out = out.with_layout(Layout::new(shape, contiguous_strides(shape), 0));
-        Ok(autograd::differentiable_unary("sum_to", out, self, move |g, _| over.expand_to_input(g)))
+        Ok(autograd::differentiable_unary("sum_to", out, self, move |g, _| axes.expand_to_input(g)))
     }
 
     /// Computes the mean over `dims`, or over all dimensions if there are none.
@@ -436,11 +444,11 @@ impl Tensor {
     #[track_caller]
     pub fn mean(&self, dims: impl IntoDims, keepdim: bool) -> Result<Tensor> {
         let dims = &reduction_dims(dims)[..];
-        let over = ReduceDims::new("mean", self.shape(), dims)?;
-        let n = over.elements_per_output as f64;
-        let extra = ReduceArgs { params: [n as f32, 0.0, 0.0, 0.0], ..ReduceArgs::default() };
-        let out = reduce_float(&MEAN, self, &over, keepdim, extra)?;
-        Ok(autograd::differentiable_unary("mean", out, self, move |g, _| over.expand_to_input(&g.div(n)?)))
+        let axes = ReduceDims::new("mean", self.shape(), dims)?;
+        let n = axes.elements_per_output as f64;
+        let extra = ReduceArgs::with_params(n, 0.0);
+        let out = reduce_float(&MEAN, self, &axes, keepdim, extra)?;
+        Ok(autograd::differentiable_unary("mean", out, self, move |g, _| axes.expand_to_input(&g.div(n)?)))
     }
 
     /// Computes the mean of all elements.
@@ -460,8 +468,8 @@ impl Tensor {
             return if keepdim { all.reshape(Dims::from_elem(1, self.rank())) } else { Ok(all) };
         };
         dispatch_autocast!("prod", [self], |x| x.prod(dim, keepdim));
-        let over = ReduceDims::new("prod", self.shape(), &[dim])?;
-        let out = sum_or_prod(&PROD, self, &over, keepdim)?;
+        let axes = ReduceDims::new("prod", self.shape(), &[dim])?;
+        let out = sum_or_prod(&PROD, self, &axes, keepdim)?;
         let x = self.detach();
         let saved = smallvec![SavedTensor::input(self)];
         let composed = move |x: &[Tensor]| {
@@ -471,7 +479,7 @@ impl Tensor {
         Ok(autograd::composite_differentiable("prod", out, &[self], saved, composed, move |g, _| {
             // The product of the other elements avoids a division, so zeros need no special case.
             let others = x.prod_of_others(dim)?;
-            Ok(smallvec![Some(over.expand_to_input(g)?.mul(&others)?)])
+            Ok(smallvec![Some(axes.expand_to_input(g)?.mul(&others)?)])
         }))
     }
 
@@ -507,26 +515,23 @@ impl Tensor {
         keepdim: bool,
         sharing: fn(&Tensor, &Tensor) -> Result<Tensor>,
     ) -> Result<Tensor> {
-        let over = ReduceDims::new(op.name, self.shape(), dims)?;
-        let out = reduce(op, self, &over, keepdim, self.dtype(), self.dtype(), ReduceArgs::default())?;
+        let axes = ReduceDims::new(op.name, self.shape(), dims)?;
+        let out = reduce(op, self, &axes, keepdim, self.dtype(), self.dtype(), ReduceArgs::default())?;
         let (x, y) = (SavedTensor::input(self), SavedTensor::output(&out));
         Ok(autograd::differentiable_unary(op.name, out, self, move |g, wants| {
             let (x, y) = (x.unpack_detached(wants)?, y.unpack_detached(wants)?);
-            let mask = sharing(&x, &over.expand_to_input(&y)?)?;
-            let ties = mask.count_true_keepdim(&over)?.to_dtype(g.dtype())?;
-            let share = g.reshape(&over.keepdim_shape[..])?.div(&ties)?;
-            over.expand_to_input(&share)?.mul(&mask.to_dtype(g.dtype())?)
+            let mask = sharing(&x, &axes.expand_to_input(&y)?)?;
+            let args = ReduceArgs::default();
+            let ties =
+                reduce(&COUNT, &mask, &axes, true, DType::I32, DType::I32, args)?.to_dtype(g.dtype())?;
+            let share = g.reshape(&axes.keepdim_shape[..])?.div(&ties)?;
+            axes.expand_to_input(&share)?.mul(&mask.to_dtype(g.dtype())?)
         }))
     }
 
     /// Compares elements, where NaN equals NaN.
     pub(super) fn eq_or_both_nan(&self, other: &Tensor) -> Result<Tensor> {
         self.eq(other)?.logical_or(&self.isnan()?.logical_and(&other.isnan()?)?)
-    }
-
-    /// Counts true elements for each output. Not recorded.
-    fn count_true_keepdim(&self, over: &ReduceDims) -> Result<Tensor> {
-        reduce(&COUNT, self, over, true, DType::I32, DType::I32, ReduceArgs::default())
     }
 
     /// Computes the maximum over `dims` (all if there are none), or NaN. Equal elements share the gradient.
@@ -569,28 +574,38 @@ impl Tensor {
         self.reduce_extreme(&AMIN, &[], false, Self::eq_or_both_nan)
     }
 
+    /// Finds the indices of extremes over `dims`, and the extremes in `value`, if any. Not recorded.
+    #[track_caller]
+    fn find_extremes(
+        &self,
+        op: &ReduceOp,
+        axes: &ReduceDims,
+        keepdim: bool,
+        value: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let place = Tensor::empty(axes.result_shape(keepdim), DType::I64, self.device())?;
+        if place.numel() > 0 {
+            run_reduction(op, self, axes, self.dtype(), ReduceArgs::default(), value, Some(&place))?;
+        }
+        Ok(place)
+    }
+
     #[track_caller]
     fn reduce_with_index(
         &self,
         op: &'static ReduceOp,
+        name: &'static str,
         dim: isize,
         keepdim: bool,
     ) -> Result<(Tensor, Tensor)> {
-        let name = if op.combine == "argmax" { "max" } else { "min" };
         operation!(name);
-        let over = ReduceDims::new(name, self.shape(), &[dim])?;
-        let shape = over.result_shape(keepdim);
-        if over.elements_per_output == 0 && numel(&shape) > 0 {
-            return Err(empty_extreme_error(name, self));
-        }
-        let value = Tensor::empty(&shape, self.dtype(), self.device())?;
-        let place = Tensor::empty(&shape, DType::I64, self.device())?;
-        if value.numel() > 0 {
-            run_reduction(op, self, &over, self.dtype(), ReduceArgs::default(), Some(&value), Some(&place))?;
-        }
+        let axes = ReduceDims::new(name, self.shape(), &[dim])?;
+        axes.check_extremes(name, keepdim)?;
+        let value = Tensor::empty(axes.result_shape(keepdim), self.dtype(), self.device())?;
+        let place = self.find_extremes(op, &axes, keepdim, Some(&value))?;
         let at = SavedTensor::input(&place);
         let value = autograd::differentiable_unary(name, value, self, move |g, wants| {
-            value_selecting_backward(g, &at.unpack(wants)?, &over.input_shape, dim, keepdim)
+            value_selecting_backward(g, &at.unpack(wants)?, &axes.input_shape, dim, keepdim)
         });
         Ok((value, place))
     }
@@ -599,29 +614,21 @@ impl Tensor {
     /// elements. The gradient goes to that element.
     #[track_caller]
     pub fn max(&self, dim: isize, keepdim: bool) -> Result<(Tensor, Tensor)> {
-        self.reduce_with_index(&ARGMAX, dim, keepdim)
+        self.reduce_with_index(&ARGMAX, "max", dim, keepdim)
     }
 
     /// Returns the minimum over one dimension and its index, under the rules of [`max`](Self::max).
     #[track_caller]
     pub fn min(&self, dim: isize, keepdim: bool) -> Result<(Tensor, Tensor)> {
-        self.reduce_with_index(&ARGMIN, dim, keepdim)
+        self.reduce_with_index(&ARGMIN, "min", dim, keepdim)
     }
 
     #[track_caller]
     fn reduce_to_index(&self, op: &'static ReduceOp, dim: Option<isize>, keepdim: bool) -> Result<Tensor> {
         operation!(op.name);
-        let dims = dim.as_slice();
-        let over = ReduceDims::new(op.name, self.shape(), dims)?;
-        let shape = over.result_shape(keepdim);
-        if over.elements_per_output == 0 && numel(&shape) > 0 {
-            return Err(empty_extreme_error(op.name, self));
-        }
-        let place = Tensor::empty(&shape, DType::I64, self.device())?;
-        if place.numel() > 0 {
-            run_reduction(op, self, &over, self.dtype(), ReduceArgs::default(), None, Some(&place))?;
-        }
-        Ok(place)
+        let axes = ReduceDims::new(op.name, self.shape(), dim.as_slice())?;
+        axes.check_extremes(op.name, keepdim)?;
+        self.find_extremes(op, &axes, keepdim, None)
     }
 
     /// Returns the index (i64) of the first maximum along `dim`, or among all elements for `()`.
@@ -637,8 +644,8 @@ impl Tensor {
     }
 
     fn reduce_to_bool(&self, op: &'static ReduceOp, dims: &[isize], keepdim: bool) -> Result<Tensor> {
-        let over = ReduceDims::new(op.name, self.shape(), dims)?;
-        let out = reduce(op, self, &over, keepdim, DType::U32, DType::Bool, ReduceArgs::default())?;
+        let axes = ReduceDims::new(op.name, self.shape(), dims)?;
+        let out = reduce(op, self, &axes, keepdim, DType::U32, DType::Bool, ReduceArgs::default())?;
         if self.dtype() == DType::U8 { out.to_dtype(DType::U8) } else { Ok(out) }
     }
 
@@ -661,7 +668,7 @@ impl Tensor {
     #[track_caller]
     pub fn count_nonzero(&self, dims: impl IntoDims) -> Result<Tensor> {
         let dims = &reduction_dims(dims)[..];
-        let over = ReduceDims::new("count_nonzero", self.shape(), dims)?;
-        reduce(&COUNT, self, &over, false, DType::I32, DType::I64, ReduceArgs::default())
+        let axes = ReduceDims::new("count_nonzero", self.shape(), dims)?;
+        reduce(&COUNT, self, &axes, false, DType::I32, DType::I64, ReduceArgs::default())
     }
 }

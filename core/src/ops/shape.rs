@@ -260,9 +260,6 @@ impl Tensor {
     }
 
     /// Reverses the order of elements along `dims`, or along all dimensions for `()`. An empty list reverses none.
-    ///
-    /// # Errors
-    /// A dimension is out of range or repeated.
     #[track_caller]
     pub fn flip(&self, dims: impl IntoDims) -> Result<Tensor> {
         let dims = &dims.to_dims().unwrap_or_else(|| (0..self.rank() as isize).collect())[..];
@@ -281,9 +278,6 @@ impl Tensor {
     }
 
     /// Shifts elements by `shift` along a dimension. Elements that leave at one end enter at the other.
-    ///
-    /// # Errors
-    /// `dim` is out of range, or there are no dimensions.
     #[track_caller]
     pub fn roll(&self, shift: isize, dim: isize) -> Result<Tensor> {
         let n = self.dim(dim)?;
@@ -338,9 +332,6 @@ impl Tensor {
     }
 
     /// Repeats every index of one dimension `repeats` times in a row.
-    ///
-    /// # Errors
-    /// `dim` is out of range.
     #[track_caller]
     pub fn repeat_interleave(&self, repeats: usize, dim: isize) -> Result<Tensor> {
         let d = normalize_dim("repeat_interleave", dim, self.rank())?;
@@ -518,9 +509,6 @@ impl Tensor {
     }
 
     /// Sums a matrix's main diagonal.
-    ///
-    /// # Errors
-    /// There are not two dimensions.
     #[track_caller]
     pub fn trace(&self) -> Result<Tensor> {
         fail_if!(self.rank() != 2; shape("trace", [self]), "takes a matrix");
@@ -528,18 +516,12 @@ impl Tensor {
     }
 
     /// Returns the lower triangle of the last two dimensions, up to `diagonal` above the main one.
-    ///
-    /// # Errors
-    /// There are fewer than two dimensions.
     #[track_caller]
     pub fn tril(&self, diagonal: isize) -> Result<Tensor> {
         self.where_(&self.lower_triangle_mask("tril", diagonal)?, false)
     }
 
     /// Returns the upper triangle of the last two dimensions, from `diagonal` above the main one on.
-    ///
-    /// # Errors
-    /// There are fewer than two dimensions.
     #[track_caller]
     pub fn triu(&self, diagonal: isize) -> Result<Tensor> {
         self.where_(&self.lower_triangle_mask("triu", diagonal.saturating_sub(1))?.logical_not()?, false)

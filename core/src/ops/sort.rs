@@ -184,9 +184,6 @@ pub(super) fn nonempty_extent(op: &'static str, x: &Tensor, d: usize) -> Result<
 impl Tensor {
     /// Sorts the elements along `dim` in ascending or `descending` order, and returns them with their indices
     /// (i64): PyTorch's `sort`, always stable. NaN count as the largest.
-    ///
-    /// # Errors
-    /// `dim` is out of range.
     #[track_caller]
     pub fn sort(&self, dim: isize, descending: bool) -> Result<(Tensor, Tensor)> {
         let d = normalize_dim("sort", dim, self.rank())?;

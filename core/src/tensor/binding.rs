@@ -63,17 +63,17 @@ where
         }
     }
     loop {
-        let mut gate = first.device().lock_dispatch();
-        gate.take_failure()?;
+        let mut guard = first.device().lock_dispatch();
+        guard.take_failure()?;
         let mut slices = SmallVec::new();
         'bind: {
             for (t, access) in tensors.clone() {
-                let Some(slice) = t.bind(access, &gate)? else { break 'bind };
+                let Some(slice) = t.bind(access, &guard)? else { break 'bind };
                 slices.push(slice);
             }
-            return Ok(BoundTensors { slices, guard: gate });
+            return Ok(BoundTensors { slices, guard });
         }
-        drop(gate);
+        drop(guard);
         tensors.clone().into_iter().try_for_each(|(t, _)| t.prefetch_())?;
     }
 }

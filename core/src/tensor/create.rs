@@ -63,12 +63,12 @@ impl Tensor {
     /// Creates a constant that an operation computes. An active capture keeps it for its replays.
     #[track_caller]
     pub(crate) fn create_constant<T: Element>(data: &[T], shape: &[usize], device: &Device) -> Result<Self> {
-        let tape = device.capture_recorder();
-        if !tape.is_recording_here() {
+        let recorder = device.capture_recorder();
+        if !recorder.is_recording_here() {
             return Self::from_slice(data, shape, device);
         }
-        let kept = tape.run_unrecorded(|| Self::from_slice(data, shape, device))?;
-        tape.add_note(|| CapturedConstant(kept.clone()), |_| false);
+        let kept = recorder.run_unrecorded(|| Self::from_slice(data, shape, device))?;
+        recorder.add_note(|| CapturedConstant(kept.clone()), |_| false);
         // Copy, because the captured step may change its operand.
         kept.copy()
     }
@@ -84,7 +84,7 @@ impl Tensor {
         let send = |dst: Slice, data: &[u8]| {
             self.device().enqueue_transfer(
                 || WorkItem::without_flops("upload", dst.bytes),
-                |lane| lane.upload(dst, data),
+                |queue| queue.upload(dst, data),
             )
         };
         self.with_pinned_bytes(Access::Write, |mut dst| {
@@ -118,7 +118,7 @@ impl Tensor {
         let bytes = data.len() as u64;
         let work = || WorkItem::without_flops("download", bytes);
         source.with_pinned_bytes(Access::Read, |src| {
-            self.device().enqueue_transfer(work, |lane| lane.download(Slice { bytes, ..src }, &mut data))
+            self.device().enqueue_transfer(work, |queue| queue.download(Slice { bytes, ..src }, &mut data))
         })?;
         data.truncate(length);
         Ok(data)
@@ -136,9 +136,6 @@ impl Tensor {
     }
 
     /// Returns the elements of a bool tensor in row-major order. Waits for the device.
-    ///
-    /// # Errors
-    /// The dtype is not bool.
     #[track_caller]
     pub fn to_bools(&self) -> Result<Vec<bool>> {
         fail_if!(self.dtype() != DType::Bool; dtype("to_bools", self.dtype()), "takes a bool tensor");

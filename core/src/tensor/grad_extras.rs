@@ -1,11 +1,12 @@
 //! By-products of a kernel (a low-precision copy, column sums), cached to save their computation.
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use super::{Tensor, TensorImpl};
 use crate::dtype::DType;
 use crate::runtime::stream::Access;
 use crate::storage::Storage;
+use crate::sync::LockUnpoisoned;
 
 /// By-products of a tensor. Each is valid until the tensor or the by-product is written.
 pub(super) struct GradExtras {
@@ -22,12 +23,14 @@ struct ExtraTensors {
 impl Tensor {
     /// Returns the tensor with by-products: itself in another type, and sums over all but the last dimension.
     pub(crate) fn with_grad_extras(&self, low: Option<Tensor>, column_sums: Option<Tensor>) -> Self {
-        let noted = |t: Tensor| {
+        let with_version = |t: Tensor| {
             let version = t.version();
             (t, version)
         };
-        let made =
-            Mutex::new(ExtraTensors { low_precision: low.map(noted), column_sums: column_sums.map(noted) });
+        let made = Mutex::new(ExtraTensors {
+            low_precision: low.map(with_version),
+            column_sums: column_sums.map(with_version),
+        });
         let TensorImpl { storage, layout, dtype, grad_meta: meta, base, .. } = &*self.inner;
         let mut inner = TensorImpl::new(storage.clone(), layout.clone(), *dtype, meta.clone(), base.clone());
         inner.grad_extras = Some(Arc::new(GradExtras { version: self.version(), tensors: made }));
@@ -37,8 +40,8 @@ impl Tensor {
     /// Returns weak handles to the storages of the tensor and of its by-products.
     pub(crate) fn downgrade_storages(&self) -> Vec<Weak<Storage>> {
         let mut all = vec![self.downgrade_storage()];
-        if let Some(beside) = &self.inner.grad_extras {
-            let made = beside.tensors.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(extras) = &self.inner.grad_extras {
+            let made = extras.tensors.lock_unpoisoned();
             all.extend(
                 [&made.low_precision, &made.column_sums]
                     .into_iter()
@@ -50,9 +53,9 @@ impl Tensor {
     }
 
     fn with_current_extras<R>(&self, take: impl FnOnce(&mut ExtraTensors) -> Option<R>) -> Option<R> {
-        let beside = self.inner.grad_extras.as_ref().filter(|beside| beside.version == self.version())?;
+        let extras = self.inner.grad_extras.as_ref().filter(|extras| extras.version == self.version())?;
         self.record_access(Access::Read);
-        take(&mut beside.tensors.lock().unwrap_or_else(PoisonError::into_inner))
+        take(&mut extras.tensors.lock_unpoisoned())
     }
 
     /// Removes and returns the low-precision copy, if it is valid and has this type.

@@ -148,74 +148,55 @@ impl AsRef<Tensor> for Tensor {
     }
 }
 
-macro_rules! impl_scalar_from_tensor {
-    ($($t:ty),*) => {$(
-        /// Reads the value of a tensor with one element of this type. Waits for the device.
-        impl TryFrom<&Tensor> for $t {
+/// Implements conversions of tensors with a number of dimensions: `[generics] type, rank, |tensor| value;`.
+macro_rules! impl_from_tensor {
+    ($($(#[$doc:meta])* [$($generics:tt)*] $t:ty, $rank:literal, |$x:ident| $value:expr;)*) => {$(
+        $(#[$doc])*
+        impl $($generics)* TryFrom<&Tensor> for $t {
             type Error = Error;
 
             #[track_caller]
-            fn try_from(t: &Tensor) -> Result<Self> {
-                check_rank("try_from", t, 0)?;
-                Ok(t.to_vec::<$t>()?[0])
+            fn try_from($x: &Tensor) -> Result<Self> {
+                fail_if!($x.rank() != $rank;
+                    shape("try_from", [$x]), "takes a tensor of {} dimensions for this type", $rank);
+                $value
             }
         }
     )*};
 }
+
+macro_rules! impl_scalar_from_tensor {
+    ($($t:ty),*) => {impl_from_tensor! {$(
+        /// Reads the value of a tensor with one element of this type. Waits for the device.
+        [] $t, 0, |t| Ok(t.to_vec::<$t>()?[0]);
+    )*}};
+}
 impl_scalar_from_tensor!(f32, f64, f16, bf16, i32, u32, i64, u8);
 
-/// Fails if a tensor has another number of dimensions.
-fn check_rank(op: &'static str, t: &Tensor, rank: usize) -> Result<()> {
-    fail_if!(t.rank() != rank; shape(op, [t]), "takes a tensor of {rank} dimensions for this type");
-    Ok(())
-}
-
-/// Reads the elements of a vector. Waits for the device.
-///
-/// ```
-/// # use forebay_core::{device::Device, tensor::Tensor};
-/// # fn main() -> forebay_core::error::Result<()> {
-/// # let device = Device::null(Default::default());
-/// let x = Tensor::new([[1.0, 2.0], [3.0, 4.0]], &device)?;
-/// let rows: Vec<Vec<f32>> = (&x).try_into()?;
-/// assert_eq!((rows.len(), rows[0].len()), (2, 2));
-/// let flat = Vec::<f32>::try_from(&x.reshape([-1])?)?;
-/// assert_eq!(flat.len(), 4);
-/// # Ok(())
-/// # }
-/// ```
-impl<T: Element> TryFrom<&Tensor> for Vec<T> {
-    type Error = Error;
-
-    #[track_caller]
-    fn try_from(t: &Tensor) -> Result<Self> {
-        check_rank("try_from", t, 1)?;
-        t.to_vec()
-    }
-}
-
-/// Reads the rows of a matrix. Waits for the device.
-impl<T: Element> TryFrom<&Tensor> for Vec<Vec<T>> {
-    type Error = Error;
-
-    #[track_caller]
-    fn try_from(t: &Tensor) -> Result<Self> {
-        check_rank("try_from", t, 2)?;
-        Ok(split_rows(&t.to_vec()?, t.shape()[0], t.shape()[1]))
-    }
-}
-
-/// Reads the matrices of a tensor of three dimensions. Waits for the device.
-impl<T: Element> TryFrom<&Tensor> for Vec<Vec<Vec<T>>> {
-    type Error = Error;
-
-    #[track_caller]
-    fn try_from(t: &Tensor) -> Result<Self> {
-        check_rank("try_from", t, 3)?;
+impl_from_tensor! {
+    /// Reads the elements of a vector. Waits for the device.
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, tensor::Tensor};
+    /// # fn main() -> forebay_core::error::Result<()> {
+    /// # let device = Device::null(Default::default());
+    /// let x = Tensor::new([[1.0, 2.0], [3.0, 4.0]], &device)?;
+    /// let rows: Vec<Vec<f32>> = (&x).try_into()?;
+    /// assert_eq!((rows.len(), rows[0].len()), (2, 2));
+    /// let flat = Vec::<f32>::try_from(&x.reshape([-1])?)?;
+    /// assert_eq!(flat.len(), 4);
+    /// # Ok(())
+    /// # }
+    /// ```
+    [<T: Element>] Vec<T>, 1, |t| t.to_vec();
+    /// Reads the rows of a matrix. Waits for the device.
+    [<T: Element>] Vec<Vec<T>>, 2, |t| Ok(split_rows(&t.to_vec()?, t.shape()[0], t.shape()[1]));
+    /// Reads the matrices of a tensor of three dimensions. Waits for the device.
+    [<T: Element>] Vec<Vec<Vec<T>>>, 3, |t| {
         let [n, rows, columns] = [t.shape()[0], t.shape()[1], t.shape()[2]];
         let all = split_rows(&t.to_vec()?, n, rows * columns);
         Ok(all.iter().map(|matrix| split_rows(matrix, rows, columns)).collect())
-    }
+    };
 }
 
 /// Splits values into rows, which may be empty.
@@ -237,9 +218,6 @@ impl Tensor {
     /// # Ok(())
     /// # }
     /// ```
-    ///
-    /// # Errors
-    /// The device lacks the dtype.
     #[track_caller]
     pub fn from_ndarray<T, S, D>(array: &ndarray::ArrayBase<S, D>, device: &Device) -> Result<Self>
     where

@@ -205,9 +205,6 @@ impl Layout {
     }
 
     /// Expands the layout to `shape` with strides of 0.
-    ///
-    /// # Errors
-    /// An extent that is not 1 differs.
     pub fn broadcast_to(&self, op: &'static str, shape: &[usize]) -> Result<Self> {
         if shape == self.shape() {
             return Ok(self.clone());

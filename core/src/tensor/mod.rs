@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use crate::backend::Slice;
 use crate::dtype::DType;
@@ -28,6 +28,7 @@ pub mod offload;
 pub(crate) mod shape;
 
 use crate::storage::Storage;
+use crate::sync::LockUnpoisoned;
 pub(crate) use create::CapturedConstant;
 use grad_extras::GradExtras;
 use grad_meta::GradMeta;
@@ -157,9 +158,6 @@ impl Tensor {
     }
 
     /// Returns the extent of one dimension. Negative dimensions count from the end.
-    ///
-    /// # Errors
-    /// `dim` is out of range.
     pub fn dim(&self, dim: isize) -> Result<usize> {
         let d = layout::normalize_dim("dim", dim, self.rank())?;
         Ok(self.shape().get(d).copied().unwrap_or(1))
@@ -227,19 +225,17 @@ impl Tensor {
         self.refresh_grad_fn();
         match self.inner.rebased_meta.get() {
             None => self.inner.grad_meta.as_ref().filter(|meta| meta.requires_grad()).cloned(),
-            Some(later) => later.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+            Some(later) => later.lock_unpoisoned().clone(),
         }
     }
 
     /// Reports whether the tensor has a history or is a leaf.
     pub(crate) fn has_grad_edge(&self) -> bool {
         self.refresh_grad_fn();
-        self.inner
-            .rebased_meta
-            .get()
-            .map_or(self.inner.grad_meta.as_ref().is_some_and(|meta| meta.requires_grad()), |_| {
-                self.grad_meta().is_some()
-            })
+        match self.inner.rebased_meta.get() {
+            None => self.inner.grad_meta.as_ref().is_some_and(|meta| meta.requires_grad()),
+            Some(later) => later.lock_unpoisoned().is_some(),
+        }
     }
 
     /// Regenerates the history of a view whose base was changed by a recorded in-place operation.
@@ -259,12 +255,12 @@ impl Tensor {
 
     /// Returns the same memory with another history. Without a history, the result is not a view.
     pub(crate) fn with_grad_meta(&self, meta: Option<Arc<dyn GradMeta>>) -> Self {
-        let TensorImpl { storage, layout, dtype, base, grad_extras: beside, .. } = &*self.inner;
+        let TensorImpl { storage, layout, dtype, base, grad_extras, .. } = &*self.inner;
         let base = if meta.is_some() { base.clone() } else { Weak::new() };
         let mut inner = TensorImpl::new(storage.clone(), layout.clone(), *dtype, meta, base);
         // By-products have no history.
         if inner.grad_meta.is_none() {
-            inner.grad_extras.clone_from(beside);
+            inner.grad_extras.clone_from(grad_extras);
         }
         Self { inner: Arc::new(inner) }
     }
@@ -282,28 +278,23 @@ impl Tensor {
     /// Replaces the history of this handle and its clones by that of the current contents.
     pub(crate) fn set_grad_meta(&self, meta: Option<Arc<dyn GradMeta>>) {
         let later = self.inner.rebased_meta.get_or_init(Mutex::default);
-        let before = std::mem::replace(&mut *later.lock().unwrap_or_else(PoisonError::into_inner), meta);
+        let before = std::mem::replace(&mut *later.lock_unpoisoned(), meta);
         // Drop outside of the lock: this may release a whole graph.
         drop(before);
-        self.inner
-            .recorded_writes_seen
-            .store(self.inner.storage.recorded_writes.load(Ordering::Relaxed), Ordering::Relaxed);
+        let recorded_writes = self.inner.storage.recorded_writes.load(Ordering::Relaxed);
+        self.inner.recorded_writes_seen.store(recorded_writes, Ordering::Relaxed);
     }
 
     /// Reports whether the history describes the current contents.
     ///
     /// A tensor without history that is not a view counts as a constant, regardless of writes.
     pub(crate) fn is_current(&self) -> bool {
-        let TensorImpl {
-            recorded_writes_seen: writes,
-            storage,
-            grad_meta: meta,
-            rebased_meta: later,
-            base,
-            ..
-        } = &*self.inner;
-        writes.load(Ordering::Relaxed) == storage.recorded_writes.load(Ordering::Relaxed)
-            || (meta.is_none() && later.get().is_none() && base.ptr_eq(&Weak::new()))
+        let inner = &*self.inner;
+        let recorded_writes = inner.storage.recorded_writes.load(Ordering::Relaxed);
+        inner.recorded_writes_seen.load(Ordering::Relaxed) == recorded_writes
+            || (inner.grad_meta.is_none()
+                && inner.rebased_meta.get().is_none()
+                && inner.base.ptr_eq(&Weak::new()))
     }
 
     /// Creates a weak handle, which does not keep the tensor alive.
@@ -369,8 +360,8 @@ impl Tensor {
 
     /// Binds the whole storage for a kernel, at an aligned offset. Returns `None` if the storage is not on
     /// the device. See [`binding`].
-    pub(crate) fn bind(&self, access: Access, gate: &DispatchGuard<'_>) -> Result<Option<Slice>> {
-        let slice = self.inner.storage.bind(access, gate)?;
+    pub(crate) fn bind(&self, access: Access, guard: &DispatchGuard<'_>) -> Result<Option<Slice>> {
+        let slice = self.inner.storage.bind(access, guard)?;
         self.record_access(access);
         self.record_binding(slice);
         Ok(slice)
@@ -402,18 +393,18 @@ impl Tensor {
     pub(crate) fn bind_deferred(
         &self,
         access: Access,
-        gate: &DispatchGuard<'_>,
-        mark: FusionSlot,
+        guard: &DispatchGuard<'_>,
+        slot: FusionSlot,
     ) -> Result<Option<Slice>> {
-        let slice = self.inner.storage.bind_deferred(access, gate, mark)?;
+        let slice = self.inner.storage.bind_deferred(access, guard, slot)?;
         self.record_access(access);
         self.record_binding(slice);
         Ok(slice)
     }
 
     /// Returns the role of the storage in the pending fusion group.
-    pub(crate) fn fusion_slot(&self, gate: &DispatchGuard<'_>) -> FusionSlot {
-        self.inner.storage.fusion_slot(gate)
+    pub(crate) fn fusion_slot(&self, guard: &DispatchGuard<'_>) -> FusionSlot {
+        self.inner.storage.fusion_slot(guard)
     }
 
     /// Returns a weak handle to the storage.

@@ -157,9 +157,6 @@ fn wrapped_literal_hint(extents: &[isize]) -> &'static str {
 }
 
 /// Returns the shape of a new tensor, for which no extent can be inferred.
-///
-/// # Errors
-/// An extent is negative.
 pub(crate) fn new_shape(op: &'static str, shape: impl IntoShape) -> Result<Dims> {
     let extents = shape.to_extents();
     fail_if!(extents.iter().any(|&n| n < 0);

@@ -112,7 +112,10 @@ fn wrong_shapes(device: &Device) -> Result<()> {
 fn wrong_types(device: &Device) -> Result<()> {
     let flag = Tensor::from_bools(&[true, false], [2], device)?;
     let float = Tensor::ones([2], DType::F32, device)?;
-    ensure_message(flag.sub(&flag), "sub: does not take bool; takes numbers; cast with `to_dtype`")?;
+    ensure_message(
+        flag.sub(&flag),
+        "sub: does not take bool; takes integers and floats; cast with `to_dtype`",
+    )?;
     ensure_message(
         float.bitwise_and(&float),
         "bitwise_and: does not take f32; takes integers and bools; cast with `to_dtype`",

@@ -209,9 +209,6 @@ impl Tensor {
     ///
     /// For images of `size` \[batch, channels, height, width\], `self` is \[batch, 2, 3\]. For volumes of
     /// `size` \[batch, channels, depth, height, width\], `self` is \[batch, 3, 4\].
-    ///
-    /// # Errors
-    /// The shapes do not fit, or the type is not a float.
     #[track_caller]
     pub fn affine_grid(&self, size: impl IntoShape, align_corners: bool) -> Result<Tensor> {
         operation!(OP = "affine_grid");

@@ -1,10 +1,6 @@
 //! Activation functions: elementwise operations, each with its gradient.
 
-use crate::ops::elementwise::pointwise::GradRule::Expr;
-use crate::ops::elementwise::pointwise::GradVar::{A, B, Y};
-use crate::ops::elementwise::pointwise::pointwise_ops;
-use crate::ops::elementwise::pointwise::{PointwiseOp, TypeRule, run_pointwise, run_pointwise_inplace};
-use crate::ops::elementwise::unary::unary;
+use crate::ops::elementwise::prelude::*;
 use crate::ops::kernel::heuristics;
 use crate::ops::prelude::*;
 use crate::ops::reduce;

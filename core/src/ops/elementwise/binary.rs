@@ -1,10 +1,7 @@
 //! Elementwise operations of two and three operands, with broadcasting. All operands but the first may be
 //! scalars.
 
-use crate::ops::elementwise::pointwise::GradRule::{Expr, None as NoGrad, Zero};
-use crate::ops::elementwise::pointwise::GradVar::{A, B, C, Y};
-use crate::ops::elementwise::pointwise::pointwise_ops;
-use crate::ops::elementwise::pointwise::{PointwiseOp, TypeRule, run_pointwise, run_pointwise_inplace};
+use crate::ops::elementwise::prelude::*;
 use crate::ops::prelude::*;
 use crate::scalar::ScalarConversion;
 
@@ -12,24 +9,19 @@ use crate::scalar::ScalarConversion;
 /// f64), math files and gradients.
 macro_rules! binary {
     ($($(#[$doc:meta])* $name:ident $(/ $inplace:ident)?: $types:ident, $expr:literal $(| $plain:literal)?,
-        [$($math:literal),*], [$($grad:expr),*];)*) => {
+        $math:tt, $grads:tt;)*) => {
         $(
             #[allow(non_upper_case_globals, reason = "one record an operation, under its name")]
-            static $name: PointwiseOp = PointwiseOp {
-                name: stringify!($name),
-                expr: $expr,
-                int_f64_expr: concat!($($plain)?),
-                type_rule: TypeRule::$types,
-                math_files: &[$($math),*],
-                grads: &[$($grad),*],
-            };
+            static $name: PointwiseOp =
+                pointwise_op!(stringify!($name), $types, $expr, [$($plain)?], $math, $grads);
         )*
+
+        /// All operations of this list.
+        pub(super) static OPERATIONS: &[&PointwiseOp] = &[$(&$name),*];
+
         impl Tensor {
             $(
                 $(#[$doc])*
-                ///
-                /// # Errors
-                /// The shapes do not broadcast, or the operation does not support a dtype.
                 #[track_caller]
                 pub fn $name<'a>(&self, other: impl Into<Operand<'a>>) -> Result<Tensor> {
                     run_pointwise(&$name, &[Operand::Tensor(self), other.into()], &[])
@@ -162,15 +154,6 @@ binary! {
     bitwise_xor: Bits, "a ^ b", [], [NoGrad, NoGrad];
 }
 
-pub(crate) fn comparison_op(name: &str) -> &'static PointwiseOp {
-    match name {
-        "lt" => &lt,
-        "le" => &le,
-        "gt" => &gt,
-        _ => &ge,
-    }
-}
-
 pointwise_ops! {
     WHERE "where": Any, "select(c, b, a != T(0))", [], [
         NoGrad, Expr("select(T(0), g, a != T(0))", &[A]), Expr("select(g, T(0), a != T(0))", &[A])];
@@ -203,24 +186,55 @@ fn select_clamp_op(min: &Operand<'_>, max: &Operand<'_>) -> &'static PointwiseOp
     if matches!((min, max), (Operand::Scalar(_), Operand::Scalar(_))) { &CLAMP_SCALARS } else { &CLAMP }
 }
 
-pointwise_ops! {
-    ADDCMUL "addcmul": Number, "a + value * b * c", [], [
-        Expr("g", &[]), Expr("g * value * c", &[C]), Expr("g * value * b", &[B])];
-    ADDCDIV "addcdiv": Float, "a + value * b / c", [], [
-        Expr("g", &[]), Expr("g * value / c", &[C]), Expr("-g * value * b / (c * c)", &[B, C])];
-    LERP "lerp": Float, "select(b - (b - a) * (1.0 - c), a + c * (b - a), abs(c) < 0.5)", [], [
-        Expr("g * (1.0 - c)", &[C]), Expr("g * c", &[C]), Expr("g * (b - a)", &[A, B])];
+/// Declares operations of three operands as [`binary`] does. An entry also has the names of the arguments.
+macro_rules! ternary {
+    ($($(#[$doc:meta])* $name:ident / $inplace:ident($b:ident, $c:ident $(, $value:ident)?): $types:ident, $expr:literal,
+        $math:tt, $grads:tt;)*) => {
+        $(
+            #[allow(non_upper_case_globals, reason = "one record an operation, under its name")]
+            static $name: PointwiseOp = pointwise_op!(stringify!($name), $types, $expr, [], $math, $grads);
+        )*
+
+        impl Tensor {
+            $(
+                $(#[$doc])*
+                #[track_caller]
+                pub fn $name<'a>(
+                    &self,
+                    $b: impl Into<Operand<'a>>,
+                    $c: impl Into<Operand<'a>>,
+                    $($value: f64,)?
+                ) -> Result<Tensor> {
+                    let operands = [self.into(), $b.into(), $c.into()];
+                    run_pointwise(&$name, &operands, &[$((stringify!($value), Scalar::Float($value)))?])
+                }
+
+                /// Applies the operation in place.
+                #[track_caller]
+                pub fn $inplace<'a>(
+                    &self,
+                    $b: impl Into<Operand<'a>>,
+                    $c: impl Into<Operand<'a>>,
+                    $($value: f64,)?
+                ) -> Result<()> {
+                    let operands = [$b.into(), $c.into()];
+                    run_pointwise_inplace(&$name, self, &operands, &[$((stringify!($value), Scalar::Float($value)))?])
+                }
+            )*
+        }
+    };
 }
 
-/// Fails for a factor that integer operands would truncate.
-fn check_integer_value(operands: &[Operand<'_>], value: f64) -> Result<()> {
-    let float = |operand: &Operand<'_>| match operand {
-        Operand::Tensor(t) => t.dtype().is_float(),
-        Operand::Scalar(s) => matches!(s, Scalar::Float(_)),
-    };
-    fail_if!(!(value.fract() == 0.0 || operands.iter().any(float)); argument("addcmul"),
-        "the value {value} is no integer, and the tensors are integers; cast one to a float with `to_dtype`");
-    Ok(())
+ternary! {
+    /// `self` + value · t1 · t2. Integers take an integer value.
+    addcmul / addcmul_(t1, t2, value): Number, "a + value * b * c", [], [
+        Expr("g", &[]), Expr("g * value * c", &[C]), Expr("g * value * b", &[B])];
+    /// `self` + value · t1 / t2.
+    addcdiv / addcdiv_(t1, t2, value): Float, "a + value * b / c", [], [
+        Expr("g", &[]), Expr("g * value / c", &[C]), Expr("-g * value * b / (c * c)", &[B, C])];
+    /// `self` + weight · (end - `self`).
+    lerp / lerp_(end, weight): Float, "select(b - (b - a) * (1.0 - c), a + c * (b - a), abs(c) < 0.5)", [], [
+        Expr("g * (1.0 - c)", &[C]), Expr("g * c", &[C]), Expr("g * (b - a)", &[A, B])];
 }
 
 impl Tensor {
@@ -296,45 +310,6 @@ impl Tensor {
         }
     }
 
-    /// `self` + value · t1 · t2.
-    ///
-    /// # Errors
-    /// The shapes do not broadcast.
-    #[track_caller]
-    pub fn addcmul<'a>(
-        &self,
-        t1: impl Into<Operand<'a>>,
-        t2: impl Into<Operand<'a>>,
-        value: f64,
-    ) -> Result<Tensor> {
-        let operands = [self.into(), t1.into(), t2.into()];
-        check_integer_value(&operands, value)?;
-        run_pointwise(&ADDCMUL, &operands, &[("value", Scalar::Float(value))])
-    }
-
-    /// `self` + value · t1 / t2.
-    ///
-    /// # Errors
-    /// The shapes do not broadcast.
-    #[track_caller]
-    pub fn addcdiv<'a>(
-        &self,
-        t1: impl Into<Operand<'a>>,
-        t2: impl Into<Operand<'a>>,
-        value: f64,
-    ) -> Result<Tensor> {
-        run_pointwise(&ADDCDIV, &[self.into(), t1.into(), t2.into()], &[("value", Scalar::Float(value))])
-    }
-
-    /// `self` + weight · (end - `self`).
-    ///
-    /// # Errors
-    /// The shapes do not broadcast.
-    #[track_caller]
-    pub fn lerp<'a>(&self, end: impl Into<Operand<'a>>, weight: impl Into<Operand<'a>>) -> Result<Tensor> {
-        run_pointwise(&LERP, &[self.into(), end.into(), weight.into()], &[])
-    }
-
     /// Applies [`masked_fill`](Self::masked_fill) in place.
     ///
     /// # Errors
@@ -377,35 +352,5 @@ impl Tensor {
     pub fn clamp_<'a>(&self, min: impl Into<Operand<'a>>, max: impl Into<Operand<'a>>) -> Result<()> {
         let (min, max) = (min.into(), max.into());
         run_pointwise_inplace(select_clamp_op(&min, &max), self, &[min, max], &[])
-    }
-
-    /// Applies [`addcmul`](Self::addcmul) in place.
-    #[track_caller]
-    pub fn addcmul_<'a>(
-        &self,
-        t1: impl Into<Operand<'a>>,
-        t2: impl Into<Operand<'a>>,
-        value: f64,
-    ) -> Result<()> {
-        let operands = [self.into(), t1.into(), t2.into()];
-        check_integer_value(&operands, value)?;
-        run_pointwise_inplace(&ADDCMUL, self, &operands[1..], &[("value", Scalar::Float(value))])
-    }
-
-    /// Applies [`addcdiv`](Self::addcdiv) in place.
-    #[track_caller]
-    pub fn addcdiv_<'a>(
-        &self,
-        t1: impl Into<Operand<'a>>,
-        t2: impl Into<Operand<'a>>,
-        value: f64,
-    ) -> Result<()> {
-        run_pointwise_inplace(&ADDCDIV, self, &[t1.into(), t2.into()], &[("value", Scalar::Float(value))])
-    }
-
-    /// Applies [`lerp`](Self::lerp) in place.
-    #[track_caller]
-    pub fn lerp_<'a>(&self, end: impl Into<Operand<'a>>, weight: impl Into<Operand<'a>>) -> Result<()> {
-        run_pointwise_inplace(&LERP, self, &[end.into(), weight.into()], &[])
     }
 }

@@ -13,9 +13,6 @@ impl Tensor {
     /// The gradient is cast back. A cast to an integer or bool ends the history, as in PyTorch. A cast to a
     /// storage-only type ([`DType::is_storage_only`]) goes through f32 and fails if a gradient is required: detach
     /// first.
-    ///
-    /// # Errors
-    /// The device lacks the type.
     #[track_caller]
     pub fn to_dtype(&self, dtype: DType) -> Result<Tensor> {
         if dtype == self.dtype() {

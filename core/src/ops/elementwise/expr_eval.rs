@@ -3,7 +3,24 @@
 //!
 //! The parser evaluates an expression as it reads it, so there is no second set of formulas.
 
+use crate::ops::elementwise::pointwise::{find_op, run_pointwise};
 use crate::ops::prelude::*;
+
+/// Binary operators with their precedence and the operation of their name.
+const OPERATORS: &[(&str, usize, &str)] = &[
+    ("||", 0, "logical_or"),
+    ("&&", 1, "logical_and"),
+    ("==", 2, "eq"),
+    ("!=", 2, "ne"),
+    ("<=", 2, "le"),
+    (">=", 2, "ge"),
+    ("<", 2, "lt"),
+    (">", 2, "gt"),
+    ("+", 3, "add"),
+    ("-", 3, "sub"),
+    ("*", 4, "mul"),
+    ("/", 4, "div"),
+];
 
 /// Math functions without a tensor operation, as expressions of `x`: derivatives of activations.
 const FUNCTION_DEFINITIONS: &[(&str, &str)] = &[
@@ -31,6 +48,17 @@ pub(crate) enum ExprValue {
     Mask(Tensor),
 }
 
+impl ExprValue {
+    /// Returns the operand of an elementwise operation; `None` for truth values.
+    pub(crate) fn as_operand(&self) -> Option<Operand<'_>> {
+        match self {
+            Self::Scalar(v) => Some(Operand::from(*v)),
+            Self::Tensor(t) => Some(Operand::from(t)),
+            Self::Bool(_) | Self::Mask(_) => None,
+        }
+    }
+}
+
 /// Values of the names in an expression.
 pub(crate) struct ExprEnv<'a> {
     pub(crate) op: &'static str,
@@ -43,7 +71,7 @@ impl ExprEnv<'_> {
     /// Evaluates an expression over these names. Returns a tensor in the compute type.
     pub(crate) fn evaluate(&self, expr: &str) -> Result<Tensor> {
         let mut reader = ExprParser { env: self, rest: expr };
-        let value = reader.parse_or()?;
+        let value = reader.parse(0)?;
         match reader.rest.trim() {
             "" => self.to_tensor(value),
             rest => Err(self.not_differentiable_error(format!("`{rest}` is left of `{expr}`"))),
@@ -68,67 +96,57 @@ impl ExprEnv<'_> {
         }
     }
 
-    fn arithmetic(&self, op: char, a: ExprValue, b: ExprValue) -> Result<ExprValue> {
-        let (a, b) = match (a, b) {
-            (ExprValue::Scalar(a), ExprValue::Scalar(b)) => {
-                return Ok(ExprValue::Scalar(match op {
-                    '+' => a + b,
-                    '-' => a - b,
-                    '*' => a * b,
-                    _ => a / b,
-                }));
-            }
-            (a, ExprValue::Scalar(b)) => (self.to_tensor(a)?, ExprValue::Scalar(b)),
-            (a, b) => (self.to_tensor(a)?, ExprValue::Tensor(self.to_tensor(b)?)),
-        };
-        let b = match &b {
-            ExprValue::Scalar(b) => Operand::from(*b),
-            ExprValue::Tensor(b) => Operand::from(b),
-            ExprValue::Bool(_) | ExprValue::Mask(_) => {
-                return Err(self.not_differentiable_error("a truth value in a sum".into()));
-            }
-        };
-        Ok(ExprValue::Tensor(match op {
-            '+' => a.add(b)?,
-            '-' => a.sub(b)?,
-            '*' => a.mul(b)?,
-            _ => a.div(b)?,
-        }))
+    /// Runs the elementwise operation of this name.
+    fn run(&self, op: &str, operands: &[Operand<'_>]) -> Result<Tensor> {
+        match find_op(op) {
+            Some(op) => run_pointwise(op, operands, &[]),
+            None => Err(self.not_differentiable_error(format!("`{op}` is not known"))),
+        }
     }
 
-    /// Compares two values. The result is constant wherever the expression is differentiable.
-    fn compare(&self, op: &str, a: ExprValue, b: ExprValue) -> Result<ExprValue> {
-        if let (ExprValue::Scalar(a), ExprValue::Scalar(b)) = (&a, &b) {
-            return Ok(ExprValue::Bool(match op {
-                "==" => a == b,
-                "!=" => a != b,
-                "<" => a < b,
-                "<=" => a <= b,
-                ">" => a > b,
-                _ => a >= b,
-            }));
-        }
-        let (a, b) = (self.to_tensor(a)?.detach(), self.to_tensor(b)?.detach());
-        Ok(ExprValue::Mask(match op {
-            "==" => a.eq(&b)?,
-            "!=" => a.ne(&b)?,
-            "<" => a.lt(&b)?,
-            "<=" => a.le(&b)?,
-            ">" => a.gt(&b)?,
-            _ => a.ge(&b)?,
-        }))
-    }
-
-    fn logic(&self, and: bool, a: ExprValue, b: ExprValue) -> Result<ExprValue> {
-        match (a, b) {
-            (ExprValue::Mask(a), ExprValue::Mask(b)) => {
-                Ok(ExprValue::Mask(if and { a.logical_and(&b)? } else { a.logical_or(&b)? }))
+    /// Applies one of [`OPERATORS`]. A comparison is constant wherever the expression is differentiable.
+    fn apply(&self, op: &str, a: ExprValue, b: ExprValue) -> Result<ExprValue> {
+        use ExprValue::{Bool, Mask, Scalar};
+        Ok(match (op, a, b) {
+            ("logical_and" | "logical_or", Mask(a), Mask(b)) => {
+                Mask(self.run(op, &[(&a).into(), (&b).into()])?)
             }
-            (ExprValue::Bool(known), other) | (other, ExprValue::Bool(known)) => {
-                Ok(if known == and { other } else { ExprValue::Bool(known) })
+            ("logical_and" | "logical_or", Bool(known), other)
+            | ("logical_and" | "logical_or", other, Bool(known)) => {
+                if known == (op == "logical_and") {
+                    other
+                } else {
+                    Bool(known)
+                }
             }
-            _ => Err(self.not_differentiable_error("a number where a truth value is expected".into())),
-        }
+            ("logical_and" | "logical_or", ..) => {
+                return Err(self.not_differentiable_error("a number where a truth value is expected".into()));
+            }
+            (_, Scalar(a), Scalar(b)) => match op {
+                "add" => Scalar(a + b),
+                "sub" => Scalar(a - b),
+                "mul" => Scalar(a * b),
+                "div" => Scalar(a / b),
+                "eq" => Bool(a == b),
+                "ne" => Bool(a != b),
+                "lt" => Bool(a < b),
+                "le" => Bool(a <= b),
+                "gt" => Bool(a > b),
+                _ => Bool(a >= b),
+            },
+            ("add" | "sub" | "mul" | "div", a, Scalar(b)) => {
+                ExprValue::Tensor(self.run(op, &[(&self.to_tensor(a)?).into(), b.into()])?)
+            }
+            (_, a, b) => {
+                let (a, b) = (self.to_tensor(a)?, self.to_tensor(b)?);
+                match op {
+                    "add" | "sub" | "mul" | "div" => {
+                        ExprValue::Tensor(self.run(op, &[(&a).into(), (&b).into()])?)
+                    }
+                    _ => Mask(self.run(op, &[(&a.detach()).into(), (&b.detach()).into()])?),
+                }
+            }
+        })
     }
 
     fn select(&self, no: ExprValue, yes: ExprValue, condition: ExprValue) -> Result<ExprValue> {
@@ -152,45 +170,20 @@ impl ExprEnv<'_> {
         }
         let args = args.iter();
         let args = args.map(|v| self.to_tensor(v.clone())).collect::<Result<SmallVec<[Tensor; 2]>>>()?;
-        Ok(ExprValue::Tensor(match (name, &args[..]) {
-            ("m_exp", [x]) => x.exp()?,
-            ("m_exp2", [x]) => x.exp2()?,
-            ("m_log", [x]) => x.log()?,
-            ("m_sin", [x]) => x.sin()?,
-            ("m_cos", [x]) => x.cos()?,
-            ("m_sinh", [x]) => x.sinh()?,
-            ("m_cosh", [x]) => x.cosh()?,
-            ("m_tanh", [x]) => x.tanh()?,
-            ("m_erfc", [x]) => x.erfc()?,
-            ("m_rsqrt", [x]) => x.rsqrt()?,
-            ("m_sigmoid", [x]) => x.sigmoid()?,
-            ("m_log1pexp", [x]) => x.softplus(1.0, f64::INFINITY)?,
-            ("abs", [x]) => x.abs()?,
-            ("floor", [x]) => x.floor()?,
-            ("trunc", [x]) => x.trunc()?,
-            ("min", [x, y]) => x.minimum(y)?,
-            ("m_pow", [x, y]) => x.pow(y)?,
-            ("m_hypot", [x, y]) => x.hypot(y)?,
-            ("m_copysign", [x, y]) => x.copysign(y)?,
-            ("m_log1p", [x]) => x.log1p()?,
-            ("m_isnan", [x]) => return Ok(ExprValue::Mask(x.detach().isnan()?)),
-            ("m_isfinite", [x]) => return Ok(ExprValue::Mask(x.detach().isfinite()?)),
-            ("m_digamma", [x]) => x.digamma()?,
-            ("m_i0", [x]) => x.i0()?,
-            ("m_i0e", [x]) => x.i0e()?,
-            ("m_i1", [x]) => x.i1()?,
-            ("m_i1e", [x]) => x.i1e()?,
-            ("m_erfcx", [x]) => x.erfcx()?,
-            ("m_zeta", [x, y]) => x.zeta(y)?,
-            (name, [x]) => {
-                let Some((_, expr)) = FUNCTION_DEFINITIONS.iter().find(|(known, _)| *known == name) else {
-                    return Err(self.not_differentiable_error(format!("`{name}` is not known")));
-                };
+        // Math functions have the names of operations.
+        let op = if name == "min" { "minimum" } else { name.strip_prefix("m_").unwrap_or(name) };
+        let defined = FUNCTION_DEFINITIONS.iter().find(|(known, _)| *known == name);
+        Ok(match (name, &args[..], defined) {
+            ("m_isnan" | "m_isfinite", [x], _) => ExprValue::Mask(self.run(op, &[(&x.detach()).into()])?),
+            ("m_log1pexp", [x], _) => ExprValue::Tensor(x.softplus(1.0, f64::INFINITY)?),
+            (_, [x], Some((_, expr))) => {
                 let values = [("x", ExprValue::Tensor(x.clone()))].into_iter().collect();
-                ExprEnv { values, ..*self }.evaluate(expr)?
+                ExprValue::Tensor(ExprEnv { values, ..*self }.evaluate(expr)?)
             }
-            _ => return Err(self.not_differentiable_error(format!("`{name}` is not known"))),
-        }))
+            (_, args, _) => ExprValue::Tensor(
+                self.run(op, &args.iter().map(Operand::from).collect::<SmallVec<[_; 2]>>())?,
+            ),
+        })
     }
 }
 
@@ -218,59 +211,19 @@ impl ExprParser<'_, '_> {
         }
     }
 
-    fn parse_or(&mut self) -> Result<ExprValue> {
-        let mut value = self.parse_and()?;
-        while self.eat("||") {
-            let other = self.parse_and()?;
-            value = self.env.logic(false, value, other)?;
+    /// Parses an expression of operators that bind at least as tightly as `precedence`.
+    fn parse(&mut self, precedence: usize) -> Result<ExprValue> {
+        if OPERATORS.iter().all(|operator| operator.1 < precedence) {
+            return self.parse_factor();
+        }
+        let mut value = self.parse(precedence + 1)?;
+        while let Some((_, _, op)) =
+            OPERATORS.iter().find(|(token, level, _)| *level == precedence && self.eat(token))
+        {
+            let other = self.parse(precedence + 1)?;
+            value = self.env.apply(op, value, other)?;
         }
         Ok(value)
-    }
-
-    fn parse_and(&mut self) -> Result<ExprValue> {
-        let mut value = self.parse_comparison()?;
-        while self.eat("&&") {
-            let other = self.parse_comparison()?;
-            value = self.env.logic(true, value, other)?;
-        }
-        Ok(value)
-    }
-
-    fn parse_comparison(&mut self) -> Result<ExprValue> {
-        let value = self.parse_sum()?;
-        for op in ["==", "!=", "<=", ">=", "<", ">"] {
-            if self.eat(op) {
-                let other = self.parse_sum()?;
-                return self.env.compare(op, value, other);
-            }
-        }
-        Ok(value)
-    }
-
-    fn parse_sum(&mut self) -> Result<ExprValue> {
-        let mut value = self.parse_product()?;
-        loop {
-            let op = match (self.eat("+"), self.eat("-")) {
-                (true, _) => '+',
-                (_, true) => '-',
-                _ => return Ok(value),
-            };
-            let other = self.parse_product()?;
-            value = self.env.arithmetic(op, value, other)?;
-        }
-    }
-
-    fn parse_product(&mut self) -> Result<ExprValue> {
-        let mut value = self.parse_factor()?;
-        loop {
-            let op = match (self.eat("*"), self.eat("/")) {
-                (true, _) => '*',
-                (_, true) => '/',
-                _ => return Ok(value),
-            };
-            let other = self.parse_factor()?;
-            value = self.env.arithmetic(op, value, other)?;
-        }
     }
 
     fn parse_factor(&mut self) -> Result<ExprValue> {
@@ -281,7 +234,7 @@ impl ExprParser<'_, '_> {
             };
         }
         if self.eat("(") {
-            let value = self.parse_or()?;
+            let value = self.parse(0)?;
             self.expect(")")?;
             return Ok(value);
         }
@@ -303,7 +256,7 @@ impl ExprParser<'_, '_> {
         }
         let mut args: SmallVec<[ExprValue; 3]> = SmallVec::new();
         loop {
-            args.push(self.parse_or()?);
+            args.push(self.parse(0)?);
             if !self.eat(",") {
                 break;
             }

@@ -241,24 +241,24 @@ pub(crate) fn try_defer(
     let device = out.device();
     tensors.iter().try_for_each(|t| out.check_same_device(call.op, t))?;
     let queue = device.current_queue();
-    let mut gate = device.lock_dispatch_on_queue(queue);
-    gate.take_failure()?;
+    let mut guard = device.lock_dispatch_on_queue(queue);
+    guard.take_failure()?;
     if device.capture_recorder().is_active() && !device.capture_recorder().is_recording_here() {
         // Another thread captures a step, and pending launches would belong to that capture.
         return Ok(Some(call));
     }
-    let slots: SmallVec<[FusionSlot; 4]> = tensors.iter().map(|t| t.fusion_slot(&gate)).collect();
-    let mut producers = find_producers(&slots, &gate);
-    if !gate.pending_mut::<FusionGroup>().accepts(&call, tensors, &producers, out) {
-        device.flush_pending(&mut gate);
-        gate.take_failure()?;
-        producers = find_producers(&slots, &gate);
+    let slots: SmallVec<[FusionSlot; 4]> = tensors.iter().map(|t| t.fusion_slot(&guard)).collect();
+    let mut producers = find_producers(&slots, &guard);
+    if !guard.pending_mut::<FusionGroup>().accepts(&call, tensors, &producers, out) {
+        device.flush_pending(&mut guard);
+        guard.take_failure()?;
+        producers = find_producers(&slots, &guard);
     }
-    let group = gate.pending_mut::<FusionGroup>();
+    let group = guard.pending_mut::<FusionGroup>();
     group.queue = queue;
     let before = group.inputs.len();
-    let joined = bind_step(&mut gate, &call, tensors, &producers, out);
-    let group = gate.pending_mut::<FusionGroup>();
+    let joined = bind_step(&mut guard, &call, tensors, &producers, out);
+    let group = guard.pending_mut::<FusionGroup>();
     let Ok(Some((operands, slice))) = joined else {
         group.inputs.truncate(before);
         return joined.map(|_| Some(call));
@@ -282,20 +282,20 @@ pub(crate) fn try_defer(
 }
 
 /// Returns, for each operand, the pending step that writes it.
-fn find_producers(slots: &[FusionSlot], gate: &DispatchGuard<'_>) -> SmallVec<[Option<u8>; 4]> {
-    let is_pending = |slot: &FusionSlot| slot.group_id == gate.group_id() && !gate.is_empty();
+fn find_producers(slots: &[FusionSlot], guard: &DispatchGuard<'_>) -> SmallVec<[Option<u8>; 4]> {
+    let is_pending = |slot: &FusionSlot| slot.group_id == guard.group_id() && !guard.is_empty();
     slots.iter().map(|slot| slot.step.filter(|_| is_pending(slot))).collect()
 }
 
 /// Binds the operands and the result of the group's next step. Returns `None` if an operand is on the host.
 fn bind_step(
-    gate: &mut DispatchGuard<'_>,
+    guard: &mut DispatchGuard<'_>,
     call: &PointwiseLaunch,
     tensors: &[&Tensor],
     producers: &[Option<u8>],
     out: &Tensor,
 ) -> Result<Option<(SmallVec<[StepOperand; 4]>, Slice)>> {
-    let mut slot = FusionSlot { group_id: gate.group_id(), step: None };
+    let mut slot = FusionSlot { group_id: guard.group_id(), step: None };
     let mut sources = SmallVec::new();
     for (k, (t, producer)) in tensors.iter().zip(producers).enumerate() {
         sources.push(match *producer {
@@ -304,9 +304,9 @@ fn bind_step(
                 StepOperand::Step(step)
             }
             None => {
-                let Some(slice) = t.bind_deferred(Access::Read, gate, slot)? else { return Ok(None) };
+                let Some(slice) = t.bind_deferred(Access::Read, guard, slot)? else { return Ok(None) };
                 let (dtype, layout) = (call.input_dtypes[k], call.layouts[k + 1].clone());
-                StepOperand::Input(gate.pending_mut::<FusionGroup>().add_input(FusionInput {
+                StepOperand::Input(guard.pending_mut::<FusionGroup>().add_input(FusionInput {
                     slice,
                     dtype,
                     layout,
@@ -314,6 +314,6 @@ fn bind_step(
             }
         });
     }
-    slot.step = Some(gate.pending_mut::<FusionGroup>().steps.len() as u8);
-    Ok(out.bind_deferred(Access::Write, gate, slot)?.map(|slice| (sources, slice)))
+    slot.step = Some(guard.pending_mut::<FusionGroup>().steps.len() as u8);
+    Ok(out.bind_deferred(Access::Write, guard, slot)?.map(|slice| (sources, slice)))
 }

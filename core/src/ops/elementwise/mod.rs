@@ -8,3 +8,13 @@ pub(crate) mod fusion;
 pub(crate) mod operators;
 pub(crate) mod pointwise;
 pub(crate) mod unary;
+
+/// Names that declarations of elementwise operations use.
+pub(crate) mod prelude {
+    pub(crate) use super::pointwise::GradRule::{Expr, None as NoGrad, Zero};
+    pub(crate) use super::pointwise::GradVar::{A, B, C, Y};
+    pub(crate) use super::pointwise::{
+        PointwiseOp, TypeRule, pointwise_op, pointwise_ops, run_pointwise, run_pointwise_inplace,
+    };
+    pub(crate) use super::unary::unary;
+}

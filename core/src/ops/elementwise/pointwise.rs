@@ -5,8 +5,8 @@
 //! broadcast, may have any strides, and may be scalars.
 
 use crate::amp::AutocastOperand;
-use crate::ops::elementwise::binary;
 use crate::ops::elementwise::expr_eval::{ExprEnv, ExprValue};
+use crate::ops::elementwise::{activation, binary, unary};
 use crate::ops::kernel::pointwise_kernel::{self, PointwiseInput, PointwiseSpec};
 use crate::ops::prelude::*;
 use crate::scalar::ScalarConversion;
@@ -121,57 +121,53 @@ pub(crate) struct PointwiseOp {
     pub(crate) grads: &'static [GradRule],
 }
 
-/// Declares operations: `NAME "name": TypeRule, "expr" | "expression for integers and f64", [math files], [gradients];`.
-macro_rules! pointwise_ops {
-    ($($(#[$attr:meta])* $id:ident $name:literal: $types:ident, $expr:literal $(| $plain:literal)?, [$($math:literal),*], [$($grad:expr),* $(,)?];)*) => {$(
-        $(#[$attr])*
-        pub(super) static $id: PointwiseOp = PointwiseOp {
+/// Builds a record: `"name", TypeRule, "expr", ["expression for integers and f64"], [math files], [gradients]`.
+macro_rules! pointwise_op {
+    ($name:expr, $types:ident, $expr:literal, [$($plain:literal)?], [$($math:literal),*], [$($grad:expr),* $(,)?]) => {
+        PointwiseOp {
             name: $name,
             expr: $expr,
             int_f64_expr: concat!($($plain)?),
             type_rule: TypeRule::$types,
             math_files: &[$($math),*],
             grads: &[$($grad),*],
-        };
+        }
+    };
+}
+pub(crate) use pointwise_op;
+
+/// Declares operations: `NAME "name": TypeRule, "expr" | "expression for integers and f64", [math files], [gradients];`.
+macro_rules! pointwise_ops {
+    ($($(#[$attr:meta])* $id:ident $name:literal: $types:ident, $expr:literal $(| $plain:literal)?, $math:tt, $grads:tt;)*) => {$(
+        $(#[$attr])*
+        pub(super) static $id: PointwiseOp =
+            $crate::ops::elementwise::pointwise::pointwise_op!($name, $types, $expr, [$($plain)?], $math, $grads);
     )*};
 }
 pub(crate) use pointwise_ops;
 
+/// Finds an operation that is a method of [`Tensor`] by its name.
+pub(crate) fn find_op(name: &str) -> Option<&'static PointwiseOp> {
+    let families = [unary::OPERATIONS, activation::OPERATIONS, binary::OPERATIONS];
+    families.into_iter().flatten().copied().find(|op| op.name == name)
+}
+
 const INPUT_NAMES: [&str; 3] = ["a", "b", "c"];
 
 fn resolve_dtypes(op: &PointwiseOp, args: &[Operand<'_>]) -> Result<(DType, DType)> {
-    let mut dtype: Option<DType> = None;
     // As in PyTorch, a zero-dimensional tensor does not widen tensors of the same category.
     let category = |d: DType| if d.is_float() { 2 } else { u8::from(d.is_int()) };
-    let mut of = |zero_dim: bool| {
-        for arg in args {
-            let Operand::Tensor(t) = arg else { continue };
-            if (t.rank() == 0) != zero_dim {
-                continue;
-            }
-            dtype = Some(match dtype {
-                Some(d) if zero_dim && category(d) >= category(t.dtype()) => d,
-                Some(d) => d.promote(t.dtype()),
-                None => t.dtype(),
-            });
-        }
+    let dtypes = |zero_dim: bool| {
+        let tensors = args.iter().filter_map(Operand::as_tensor);
+        tensors.filter(move |t| (t.rank() == 0) == zero_dim).map(Tensor::dtype)
     };
-    of(false);
-    if args.iter().any(|a| matches!(a, Operand::Tensor(t) if t.rank() > 0)) {
-        of(true);
-    } else {
-        for arg in args {
-            if let Operand::Tensor(t) = arg {
-                dtype = Some(dtype.map_or(t.dtype(), |d| d.promote(t.dtype())));
-            }
-        }
-    }
+    let widen = |d: DType, t: DType| if category(d) >= category(t) { d } else { d.promote(t) };
+    let dtype = match dtypes(false).reduce(DType::promote) {
+        Some(dtype) => Some(dtypes(true).fold(dtype, widen)),
+        None => dtypes(true).reduce(DType::promote),
+    };
     let Some(mut dtype) = dtype else { fail!(argument(op.name), "takes at least one tensor") };
-    for arg in args {
-        if let Operand::Tensor(t) = arg {
-            launch::check_computable(op.name, t)?;
-        }
-    }
+    args.iter().filter_map(Operand::as_tensor).try_for_each(|t| launch::check_computable(op.name, t))?;
     // Powers and divisors would wrap around, which in a sum is the result modulo the range, but not here.
     if let (true, &[_, Operand::Scalar(number @ Scalar::Int(value)), ..]) = (dtype.is_int(), args)
         && let Some(role) = match (op.name, number.convert_to(dtype)) {
@@ -201,7 +197,7 @@ fn resolve_dtypes(op: &PointwiseOp, args: &[Operand<'_>]) -> Result<(DType, DTyp
     Ok(match op.type_rule {
         TypeRule::Float if !dtype.is_float() => (DType::F32, DType::F32),
         TypeRule::Number if dtype == DType::Bool => {
-            return Err(Error::dtype(op.name, dtype, "takes numbers; cast with `to_dtype`"));
+            return Err(Error::dtype(op.name, dtype, "takes integers and floats; cast with `to_dtype`"));
         }
         TypeRule::NumberBoolToI64 if dtype == DType::Bool => (DType::I64, DType::I64),
         TypeRule::Float | TypeRule::Number | TypeRule::NumberBoolToI64 | TypeRule::Any => (dtype, dtype),
@@ -254,12 +250,16 @@ impl PointwiseOp {
     }
 }
 
-/// Checks the scalars of [`Tensor::threshold`]. They replace elements, so the type must hold them.
-fn check_replacements(op: &PointwiseOp, dtype: DType, attrs: &[(&'static str, Scalar)]) -> Result<()> {
-    if op.name != "threshold" {
-        return Ok(());
+/// Checks scalar attributes. Those of [`Tensor::threshold`] replace elements, so the type must hold them.
+fn check_attrs(op: &PointwiseOp, dtype: DType, attrs: &[(&'static str, Scalar)]) -> Result<()> {
+    match (op.name, attrs) {
+        ("threshold", _) => attrs.iter().try_for_each(|(_, s)| s.checked_cast(op.name, dtype).map(drop)),
+        ("addcmul", &[(_, Scalar::Float(value))]) if !dtype.is_float() && value.fract() != 0.0 => fail!(
+            argument(op.name),
+            "the value {value} is no integer, and the tensors are integers; cast one to a float with `to_dtype`"
+        ),
+        _ => Ok(()),
     }
-    attrs.iter().try_for_each(|(_, number)| number.checked_cast(op.name, dtype).map(drop))
 }
 
 /// Runs an operation. `attrs` are the scalars that its expression names in addition to `a`, `b`, `c`.
@@ -276,13 +276,14 @@ pub(crate) fn run_pointwise(
     });
     operation!(op.name);
     let (compute, result) = resolve_dtypes(op, args)?;
-    check_replacements(op, compute, attrs)?;
+    check_attrs(op, compute, attrs)?;
     // An integer tensor with a scalar out of the type's range: use an equivalent comparison.
     if let (TypeRule::Compare, &[a, Operand::Scalar(number)]) = (op.type_rule, args)
         && !compute.is_float()
         && let Some((name, bound)) = number.rewrite_comparison(op.name, compute)
+        && let Some(op) = find_op(name)
     {
-        return run_pointwise(binary::comparison_op(name), &[a, Operand::Scalar(bound)], attrs);
+        return run_pointwise(op, &[a, Operand::Scalar(bound)], attrs);
     }
     // Push one by one, because collecting costs a tenth of the host time of a small operation.
     let mut tensors: SmallVec<[&Tensor; 4]> = SmallVec::new();
@@ -303,9 +304,9 @@ pub(crate) fn run_pointwise(
     tensors.iter().for_each(|t| shapes.push(t.shape()));
     let shape = broadcast_shapes(op.name, &shapes)?;
     let made = if result == DType::Bool { DType::Bool } else { compute };
-    let recipe = op.build_spec(args, attrs, compute, made)?;
+    let spec = op.build_spec(args, attrs, compute, made)?;
     let out = Tensor::empty(&shape, result, tensors[0].device())?;
-    pointwise_kernel::run(&recipe, &out, false)?;
+    pointwise_kernel::run(&spec, &out, false)?;
     Ok(attach_backward(op, args, attrs, compute, out, &tensors))
 }
 
@@ -426,19 +427,10 @@ fn attach_backward(
                 GradRule::Expr(expr, vars) => {
                     let mut inputs: SmallVec<[PointwiseInput<'_>; 6]> =
                         smallvec![PointwiseInput { name: "g", operand: Operand::Tensor(g) }];
-                    for (var, name, value) in &kept {
-                        match value {
-                            _ if !vars.contains(var) => {}
-                            ExprValue::Tensor(t) => {
-                                inputs.push(PointwiseInput { name, operand: Operand::Tensor(t) })
-                            }
-                            ExprValue::Scalar(v) => {
-                                inputs.push(PointwiseInput { name, operand: Operand::from(*v) })
-                            }
-                            // Bools and masks are never saved.
-                            ExprValue::Bool(_) | ExprValue::Mask(_) => {}
-                        }
-                    }
+                    let used = kept.iter().filter(|(var, ..)| vars.contains(var));
+                    inputs.extend(used.filter_map(|(_, name, value)| {
+                        Some(PointwiseInput { name, operand: value.as_operand()? })
+                    }));
                     inputs.extend(
                         attrs.iter().map(|&(name, s)| PointwiseInput { name, operand: Operand::Scalar(s) }),
                     );
@@ -450,7 +442,7 @@ fn attach_backward(
                         DType::F64 => f64_math_files(expr),
                         _ => op.math_files,
                     };
-                    let recipe = PointwiseSpec {
+                    let spec = PointwiseSpec {
                         op: op.name,
                         expr,
                         math_files: math,
@@ -459,7 +451,7 @@ fn attach_backward(
                         result: compute,
                         inputs,
                     };
-                    pointwise_kernel::run(&recipe, &whole, false)?;
+                    pointwise_kernel::run(&spec, &whole, false)?;
                     whole.sum_to(shape)?.to_dtype(*dtype)?
                 }
             };
@@ -510,11 +502,11 @@ pub(crate) fn run_pointwise_inplace(
         }
     }
     let (compute, _) = resolve_dtypes(op, &args)?;
-    check_replacements(op, compute, attrs)?;
+    check_attrs(op, compute, attrs)?;
     fail_if!(compute.is_float() && !target.dtype().is_float();
         dtype(op.name, target.dtype()), "the result is a float and does not fit in place");
-    let recipe = op.build_spec(&args, attrs, compute, compute)?;
-    pointwise_kernel::run(&recipe, target, true)?;
+    let spec = op.build_spec(&args, attrs, compute, compute)?;
+    pointwise_kernel::run(&spec, target, true)?;
     if !recorded {
         return Ok(());
     }
@@ -558,7 +550,7 @@ pub(crate) fn convert_dtype_into(from: &Tensor, to: &Tensor) -> Result<()> {
         }
         (_, b) => b,
     };
-    let recipe = PointwiseSpec {
+    let spec = PointwiseSpec {
         op: CAST,
         expr: "a",
         math_files: &[],
@@ -567,5 +559,5 @@ pub(crate) fn convert_dtype_into(from: &Tensor, to: &Tensor) -> Result<()> {
         result: compute,
         inputs: smallvec![PointwiseInput { name: "a", operand: Operand::Tensor(from) }],
     };
-    pointwise_kernel::run(&recipe, to, false)
+    pointwise_kernel::run(&spec, to, false)
 }

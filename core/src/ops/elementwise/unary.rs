@@ -1,37 +1,29 @@
 //! Elementwise operations of one tensor.
 
-use crate::ops::elementwise::pointwise::GradRule::{Expr, None as NoGrad, Zero};
-use crate::ops::elementwise::pointwise::GradVar::{A, Y};
-use crate::ops::elementwise::pointwise::pointwise_ops;
-use crate::ops::elementwise::pointwise::{PointwiseOp, TypeRule, run_pointwise, run_pointwise_inplace};
+use crate::ops::elementwise::prelude::*;
 use crate::ops::prelude::*;
 
 /// Declares operations. An entry has documentation, name (and in-place name), constraint on its attributes,
 /// type rule, expression (and one for integers and f64), math files and gradient.
 macro_rules! unary {
     ($($(#[$doc:meta])* $name:ident $(/ $inplace:ident)? ($($attr:ident),*) $(where ($holds:expr, $rule:literal))?: $types:ident, $expr:literal $(| $plain:literal)?,
-        [$($math:literal),*], $grad:expr;)*) => {
+        $math:tt, $grad:expr;)*) => {
         #[allow(non_upper_case_globals, reason = "one record an operation, under its name")]
         mod records {
             use super::*;
             $(
-                pub(super) static $name: PointwiseOp = PointwiseOp {
-                    name: stringify!($name),
-                    expr: $expr,
-                    int_f64_expr: concat!($($plain)?),
-                    type_rule: TypeRule::$types,
-                    math_files: &[$($math),*],
-                    grads: &[$grad],
-                };
+                pub(super) static $name: PointwiseOp =
+                    pointwise_op!(stringify!($name), $types, $expr, [$($plain)?], $math, [$grad]);
             )*
         }
+
+        /// All operations of this list.
+        pub(super) static OPERATIONS: &[&PointwiseOp] = &[$(&records::$name),*];
+
         impl Tensor {
             $(
                 $(#[$doc])*
-                ///
-                /// # Errors
-                $(#[doc = concat!("It ", $rule, "; others are errors.")])?
-                /// The operation does not support the dtype.
+                $(#[doc = concat!("\n\n# Errors\nIt ", $rule, "; others are errors.")])?
                 #[track_caller]
                 pub fn $name(&self $(, $attr: f64)*) -> Result<Tensor> {
                     $(if $holds {} else { fail!(argument(stringify!($name)), "{}", $rule) })?
@@ -220,8 +212,8 @@ impl Tensor {
         fail_if!(n > 170; argument("polygamma"), "order {n}; that of more than 170 is no number of f64");
         let factorial: f64 = (1..=n).map(|k| k as f64).product();
         let factor = if n.is_multiple_of(2) { -factorial } else { factorial };
-        let numbers = [("n", Scalar::Float(n as f64)), ("factor", Scalar::Float(factor))];
-        run_pointwise(&POLYGAMMA, &[Operand::Tensor(self)], &numbers)
+        let attrs = [("n", Scalar::Float(n as f64)), ("factor", Scalar::Float(factor))];
+        run_pointwise(&POLYGAMMA, &[Operand::Tensor(self)], &attrs)
     }
 
     /// Replaces NaN by 0 and infinities by the largest finite values. Copies tensors that are not floats.
@@ -243,12 +235,8 @@ impl Tensor {
             _ => f64::from(f32::MAX),
         };
         let (posinf, neginf) = (options.posinf.unwrap_or(most), options.neginf.unwrap_or(-most));
-        let numbers = [("nan", options.nan), ("posinf", posinf), ("neginf", neginf)];
-        run_pointwise(
-            &NAN_TO_NUM,
-            &[Operand::Tensor(self)],
-            &numbers.map(|(name, v)| (name, Scalar::Float(v))),
-        )
+        let attrs = [("nan", options.nan), ("posinf", posinf), ("neginf", neginf)];
+        run_pointwise(&NAN_TO_NUM, &[Operand::Tensor(self)], &attrs.map(|(name, v)| (name, Scalar::Float(v))))
     }
 
     /// Rounds to `decimals` digits after the point, or before the point if negative, with halves to even. As
@@ -264,25 +252,22 @@ impl Tensor {
         fail_if!(!self.dtype().is_float();
             dtype("round_decimals", self.dtype()), "takes floats; cast with `to_dtype`");
         let power = |of: i32| Scalar::Float(10f64.powi(of.max(0)));
-        let numbers = [("up", power(decimals)), ("down", power(decimals.saturating_neg()))];
-        run_pointwise(&ROUND_DECIMALS, &[Operand::Tensor(self)], &numbers)
+        let attrs = [("up", power(decimals)), ("down", power(decimals.saturating_neg()))];
+        run_pointwise(&ROUND_DECIMALS, &[Operand::Tensor(self)], &attrs)
     }
 
     /// Computes log(a / (1 - a)), the inverse of [`sigmoid`](Self::sigmoid). `eps` clamps a to eps..1 - eps.
-    ///
-    /// # Errors
-    /// The dtype is not supported.
     #[track_caller]
     pub fn logit(&self, eps: Option<f64>) -> Result<Tensor> {
         let Some(eps) = eps else { return run_pointwise(&LOGIT, &[Operand::Tensor(self)], &[]) };
         let x = if self.dtype().is_float() { self.clone() } else { self.to_dtype(DType::F32)? };
         // If the bounds cross, smaller values rise to the lower bound and others take the upper, as in
         // PyTorch.
-        let held = match eps <= 0.5 {
+        let clamped = match eps <= 0.5 {
             true => x.clamp(eps, 1.0 - eps)?,
             false => x.mul(0.0)?.add(1.0 - eps)?.masked_fill(&x.lt(eps)?, eps)?,
         };
-        held.logit(None)
+        clamped.logit(None)
     }
 
     /// Computes ln of the multivariate gamma function of dimension `p`: p (p - 1) / 4 · ln π plus the sum of

@@ -42,9 +42,6 @@ impl Tensor {
     /// Looks up rows of the table `self` \[entries, width\]. The row `padding_idx` gets no gradient.
     ///
     /// An index out of range reads as 0: see [`check_indices`](crate::ops::check_indices).
-    ///
-    /// # Errors
-    /// The table does not have two dimensions.
     #[track_caller]
     pub fn embedding(&self, index: &Tensor, padding_idx: Option<usize>) -> Result<Tensor> {
         self.embedding_with(index, &EmbeddingOptions { padding_idx, ..EmbeddingOptions::default() })

@@ -67,18 +67,31 @@ pub(crate) fn linearize_index(
     check_in_range(op, index, IndexRange { extent, allows_negative: wraps, ignored_index: None })?;
     let n = index.numel();
     let rows = Tensor::empty([n], DType::U32, index.device())?;
+    run_resolve_indices(op, index, before, &rows, (extent, wraps), None)?;
+    Ok(rows)
+}
+
+/// Converts an index of any strides to rows within `extent`, or to i32 if `ignored` is set.
+fn run_resolve_indices(
+    op: &'static str,
+    index: &Tensor,
+    before: Option<&Tensor>,
+    out: &Tensor,
+    (extent, wraps): (usize, bool),
+    ignored: Option<i64>,
+) -> Result<()> {
     let (shape, strides) = collapse_dims(index.shape(), &[index.strides()]);
     launch::check_rank(op, shape.len())?;
     let spec = kernel_spec! {
         "resolve_indices", index: index_dtype_name(op, index)?, chained: before.is_some(), wraps,
-        narrow: false,
+        narrow: ignored.is_some(),
     };
+    let (n, ignored) = (index.numel(), ignored.unwrap_or(0));
     let params = kernel_params! {
         n, rank: shape.len(), offset: index.layout().offset(), extent, shape: &shape, strides: &strides[0],
-        ignored: [0u32],
+        ignored: [ignored as u32, (ignored >> 32) as u32],
     };
-    launch::launch(&spec, &bindings![index, before, &rows], params, n.div_ceil(WORKGROUP_SIZE))?;
-    Ok(rows)
+    launch::launch(&spec, &bindings![index, before, out], params, n.div_ceil(WORKGROUP_SIZE))
 }
 
 /// Converts indices, classes or lengths of any integer type to i32. Values out of range saturate, but never
@@ -93,17 +106,7 @@ pub fn cast_index_to_i32(op: &'static str, index: &Tensor, ignored: Option<i64>)
         return Ok(index.clone());
     }
     let out = Tensor::empty(index.shape(), DType::I32, index.device())?;
-    let (shape, strides) = collapse_dims(index.shape(), &[index.strides()]);
-    launch::check_rank(op, shape.len())?;
-    let spec = kernel_spec! {
-        "resolve_indices", index: index_dtype_name(op, index)?, chained: false, wraps: false, narrow: true,
-    };
-    let ignored = ignored.unwrap_or(0);
-    let params = kernel_params! {
-        n: index.numel(), rank: shape.len(), offset: index.layout().offset(), extent: 0usize, shape: &shape,
-        strides: &strides[0], ignored: [ignored as u32, (ignored >> 32) as u32],
-    };
-    launch::launch(&spec, &[index, &out], params, index.numel().div_ceil(WORKGROUP_SIZE))?;
+    run_resolve_indices(op, index, None, &out, (0, false), Some(ignored.unwrap_or(0)))?;
     Ok(out)
 }
 
@@ -153,9 +156,6 @@ impl Tensor {
     }
 
     /// Returns the indices of nonzero elements as i64 [count, rank]: `torch.nonzero`. The host reads count.
-    ///
-    /// # Errors
-    /// A capture is active.
     #[track_caller]
     pub fn nonzero(&self) -> Result<Tensor> {
         operation!("nonzero");

@@ -23,9 +23,6 @@ fn copy_and_replace(
 
 impl Tensor {
     /// Returns a copy with `src` in place of the [`slice_dim`](Self::slice_dim) of the same arguments.
-    ///
-    /// # Errors
-    /// `src` has another shape. See also [`slice_dim`](Self::slice_dim).
     #[track_caller]
     pub fn slice_scatter(
         &self,
@@ -39,18 +36,12 @@ impl Tensor {
     }
 
     /// Returns a copy with `src` in place of the [`select`](Self::select) of the same arguments.
-    ///
-    /// # Errors
-    /// `src` has another shape. See also [`select`](Self::select).
     #[track_caller]
     pub fn select_scatter(&self, src: &Tensor, dim: isize, index: isize) -> Result<Tensor> {
         copy_and_replace("select_scatter", self, src, |x| x.select(dim, index))
     }
 
     /// Returns a copy with `src` in place of the [`diagonal`](Self::diagonal) of the same arguments.
-    ///
-    /// # Errors
-    /// `src` has another shape. See also [`diagonal`](Self::diagonal).
     #[track_caller]
     pub fn diagonal_scatter(&self, src: &Tensor, offset: isize, dim1: isize, dim2: isize) -> Result<Tensor> {
         copy_and_replace("diagonal_scatter", self, src, |x| x.diagonal(offset, dim1, dim2))
@@ -77,9 +68,6 @@ impl Tensor {
     }
 
     /// Returns a matrix with the vector `self` on a diagonal, or a copy of a matrix's diagonal.
-    ///
-    /// # Errors
-    /// The rank is neither 1 nor 2.
     #[track_caller]
     pub fn diag(&self, diagonal: isize) -> Result<Tensor> {
         match self.rank() {

@@ -289,20 +289,12 @@ fn check_interface(
         None => params == 0,
         Some(size) => (size as usize..=(size as usize).next_multiple_of(16)).contains(&params),
     };
-    if fits {
-        return Ok(());
-    }
-    Err(Error::argument(
-        op,
-        match module.params_size {
-            None => format!(
-                "the call has {params} bytes of `.params`, and the module declares no uniform block at @group(1) @binding(0)"
-            ),
-            Some(size) => format!(
-                "the uniform block at @group(1) @binding(0) has {size} bytes, and `.params` gives {params}"
-            ),
-        },
-    ))
+    let declared = module.params_size.unwrap_or(0);
+    fail_if!(!fits && module.params_size.is_none(); argument(op),
+        "the call has {params} bytes of `.params`, and the module declares no uniform block at @group(1) @binding(0)");
+    fail_if!(!fits; argument(op),
+        "the uniform block at @group(1) @binding(0) has {declared} bytes, and `.params` gives {params}");
+    Ok(())
 }
 
 /// Fails if a buffer has another element type than the tensor. `u32` words accept any type.
@@ -315,13 +307,9 @@ fn check_element_type(op: &'static str, buffer: &StorageBuffer, dtype: DType) ->
         "i32" | "i64" => !dtype.is_float(),
         _ => true,
     };
-    if fits {
-        return Ok(());
-    }
-    let expected = format!(
-        "binding {binding} has elements of {element}; cast it, or declare `array<u32>` to read its words"
-    );
-    Err(Error::dtype(op, dtype, expected))
+    fail_if!(!fits; dtype(op, dtype),
+        "binding {binding} has elements of {element}; cast it, or declare `array<u32>` to read its words");
+    Ok(())
 }
 
 /// Fails if the gradients that a user's function returned do not match the inputs.
@@ -331,31 +319,17 @@ fn check_returned_grads(
     wants: &[bool],
     grads: &[Option<Tensor>],
 ) -> Result<()> {
-    if grads.len() != saved.inputs.len() {
-        return Err(Error::Backward(format!(
-            "the gradient of `{op}` returned {} tensors for {} inputs",
-            grads.len(),
-            saved.inputs.len()
-        )));
-    }
+    fail_if!(grads.len() != saved.inputs.len(); backward,
+        "the gradient of `{op}` returned {} tensors for {} inputs", grads.len(), saved.inputs.len());
     for (i, ((input, grad), &wanted)) in saved.inputs.iter().zip(grads).zip(wants).enumerate() {
-        match grad {
-            Some(g) if g.shape() != input.shape() || g.dtype() != input.dtype() => {
-                return Err(Error::Backward(format!(
-                    "the gradient of `{op}` for input {i} is {} {:?}, the input {} {:?}",
-                    g.dtype(),
-                    g.shape(),
-                    input.dtype(),
-                    input.shape()
-                )));
-            }
-            None if wanted => {
-                return Err(Error::Backward(format!(
-                    "the gradient of `{op}` for input {i} is `None`, but the input requires one"
-                )));
-            }
-            _ => {}
-        }
+        let Some(g) = grad else {
+            fail_if!(wanted;
+                backward, "the gradient of `{op}` for input {i} is `None`, but the input requires one");
+            continue;
+        };
+        fail_if!(g.shape() != input.shape() || g.dtype() != input.dtype();
+            backward, "the gradient of `{op}` for input {i} is {} {:?}, the input {} {:?}",
+            g.dtype(), g.shape(), input.dtype(), input.shape());
     }
     Ok(())
 }

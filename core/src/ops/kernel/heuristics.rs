@@ -12,11 +12,16 @@ const TARGET_WORKGROUPS: usize = 1024;
 pub(crate) const MAX_LOOP_ITERATIONS: usize = 1 << 13;
 
 /// Returns the number of workgroups that share each of `outputs` results of `extent` steps, and the steps of
-/// each workgroup. `lanes` threads work on one result together, and a step takes `turns` loop iterations.
-pub(crate) fn split_reduction(outputs: usize, extent: usize, lanes: usize, turns: usize) -> (usize, usize) {
+/// each workgroup. `lanes` threads work on one result together, and a step takes `iterations` loop iterations.
+pub(crate) fn split_reduction(
+    outputs: usize,
+    extent: usize,
+    lanes: usize,
+    iterations: usize,
+) -> (usize, usize) {
     let wanted =
         (TARGET_WORKGROUPS / outputs.div_ceil(WORKGROUP_SIZE / lanes).max(1)).min(extent / (16 * lanes));
-    let most = (MAX_LOOP_ITERATIONS / turns).max(1) * lanes;
+    let most = (MAX_LOOP_ITERATIONS / iterations).max(1) * lanes;
     let splits = wanted.max(extent.div_ceil(most)).max(1);
     let chunk = extent.div_ceil(splits).next_multiple_of(4 * lanes);
     (extent.div_ceil(chunk.max(1)).max(1), chunk)
@@ -61,15 +66,15 @@ impl ReduceConfig {
             _ => WORKGROUP_SIZE,
         };
         let groups = outputs.div_ceil(WORKGROUP_SIZE / lanes).max(1);
-        let turns = steps.div_ceil(lanes);
-        let unroll = match turns {
+        let iterations = steps.div_ceil(lanes);
+        let unroll = match iterations {
             0..=3 => 1,
             4..=7 => 4,
             _ => 8,
         };
         // Split the work if there are few workgroups. Each part keeps at least 16 loop iterations.
         let splits = if groups * 2 <= TARGET_WORKGROUPS {
-            (TARGET_WORKGROUPS / groups).min(turns / 16).max(1)
+            (TARGET_WORKGROUPS / groups).min(iterations / 16).max(1)
         } else {
             1
         };
@@ -129,16 +134,16 @@ impl RowConfig {
     /// Returns the number of workgroups of a grid-stride loop over rows that ends with partial sums.
     pub(crate) fn grid_stride_workgroups(&self, rows: usize) -> usize {
         // One iteration over rows contains the iterations that sum over the threads of a row.
-        let turns = 1024 * (WORKGROUP_SIZE / self.lanes);
-        self.workgroups(rows).min((TARGET_WORKGROUPS / 2).max(rows.div_ceil(turns)))
+        let iterations = 1024 * (WORKGROUP_SIZE / self.lanes);
+        self.workgroups(rows).min((TARGET_WORKGROUPS / 2).max(rows.div_ceil(iterations)))
     }
 }
 
-/// Returns the number of rows of a strip, a multiple of `turn`. `tiles` workgroups share a strip, and each
+/// Returns the number of rows of a strip, a multiple of `step`. `tiles` workgroups share a strip, and each
 /// writes its own partial sums at its end.
-pub(crate) fn rows_per_strip(rows: usize, tiles: usize, turn: usize) -> usize {
+pub(crate) fn rows_per_strip(rows: usize, tiles: usize, step: usize) -> usize {
     let strips = (2 * TARGET_WORKGROUPS).div_ceil(tiles.max(1));
-    rows.div_ceil(strips).next_multiple_of(turn).max(4 * turn)
+    rows.div_ceil(strips).next_multiple_of(step).max(4 * step)
 }
 
 #[cfg(test)]

@@ -38,13 +38,15 @@ pub(crate) use kernel_spec;
 #[cfg(debug_assertions)]
 fn check_param_fields(spec: &KernelSpec, params: &KernelParams) {
     use std::collections::HashSet;
-    use std::sync::{LazyLock, Mutex, PoisonError};
+    use std::sync::{LazyLock, Mutex};
+
+    use crate::sync::LockUnpoisoned;
 
     type Fields = Vec<(&'static str, usize)>;
     static CHECKED: LazyLock<Mutex<HashSet<(&'static str, Fields)>>> = LazyLock::new(Mutex::default);
     let fields = &params.fields;
     let key = (spec.template, fields.clone());
-    if fields.is_empty() || !CHECKED.lock().unwrap_or_else(PoisonError::into_inner).insert(key) {
+    if fields.is_empty() || !CHECKED.lock_unpoisoned().insert(key) {
         return;
     }
     let wgsl = forebay_shaders::render(spec).unwrap_or_else(|error| panic!("{error}"));
@@ -58,6 +60,11 @@ fn check_param_fields(spec: &KernelSpec, params: &KernelParams) {
 /// Returns the name of the dtype in shaders on this device.
 pub(crate) fn shader_dtype_name(dtype: DType, device: &Device) -> &'static str {
     if dtype == DType::I64 && !device.info().features.i64 { "i64w" } else { dtype.name() }
+}
+
+/// Returns the dtype name of an optional tensor in shaders; empty if there is none.
+pub(crate) fn dtype_name_of(t: Option<&Tensor>) -> &'static str {
+    t.map_or("", |t| shader_dtype_name(t.dtype(), t.device()))
 }
 
 pub(crate) fn check_device_dtype(op: &'static str, dtype: DType, device: &Device) -> Result<()> {
@@ -155,27 +162,27 @@ pub(crate) fn launch_3d(
 }
 
 /// Splits the `steps` of a kernel into launches within the device's loop limit. `run` receives the first
-/// step, the number of steps and the iterations of each launch. The iterations are `fixed` plus `turns_of`
+/// step, the number of steps and the iterations of each launch. The iterations are `fixed` plus `iterations_of`
 /// each step. A single step above the limit fails in the launch.
 pub(crate) fn launch_in_parts(
     device: &Device,
     fixed: usize,
     steps: usize,
-    turns_of: impl Fn(usize) -> usize,
+    iterations_of: impl Fn(usize) -> usize,
     mut run: impl FnMut(usize, usize, usize) -> Result<()>,
 ) -> Result<()> {
     let most = device.info().limits.max_loop_iterations as usize;
     let mut first = 0;
     while first < steps {
-        let (mut end, mut turns) = (first, fixed);
+        let (mut end, mut iterations) = (first, fixed);
         while end < steps {
-            let more = turns.saturating_add(turns_of(end));
+            let more = iterations.saturating_add(iterations_of(end));
             if end > first && more > most {
                 break;
             }
-            (end, turns) = (end + 1, more);
+            (end, iterations) = (end + 1, more);
         }
-        run(first, end - first, turns)?;
+        run(first, end - first, iterations)?;
         first = end;
     }
     Ok(())
@@ -200,10 +207,10 @@ pub(crate) fn enqueue(
 
 /// Builds the error for a kernel whose loops the driver would end early and silently.
 #[cold]
-fn too_many_iterations_error(device: &Device, turns: usize) -> Error {
+fn too_many_iterations_error(device: &Device, iterations: usize) -> Error {
     let most = device.info().limits.max_loop_iterations;
     let reason = format!(
-        "a loop would take {turns} iterations, and its driver ends loops after {most}: use smaller extents, or a GPU"
+        "a loop would take {iterations} iterations, and its driver ends loops after {most}: use smaller extents, or a GPU"
     );
     Error::Unsupported { op: scope::current().op, device: device.to_string(), reason }
 }
@@ -282,8 +289,13 @@ mod tests {
         let sums = Tensor::zeros([2, 8], DType::F32, &device).expect("memory");
         let result = Tensor::empty([8], DType::F32, &device).expect("memory");
         let spec = KernelSpec::new("splitk_reduce").def("T", "f32").def("dtype", "f32");
-        let run = |turns| {
-            launch(&spec, &[&sums, &result], KernelParams::new().size(8).size(2).loop_iterations(turns), 1)
+        let run = |iterations| {
+            launch(
+                &spec,
+                &[&sums, &result],
+                KernelParams::new().size(8).size(2).loop_iterations(iterations),
+                1,
+            )
         };
         assert!(run(1000).is_ok());
         let error = run(1001).expect_err("too many").to_string();
@@ -371,11 +383,11 @@ mod tests {
     fn parts_of_a_kernel_cover_its_steps_in_order_and_end_their_loops() -> Result<()> {
         let device = impatient();
         for (fixed, steps) in [(0, 0), (3, 1), (500, 70), (3, 2000)] {
-            let (mut done, turns_of) = (0, |step: usize| 1 + step % 400);
-            launch_in_parts(&device, fixed, steps, turns_of, |first, count, turns| {
+            let (mut done, iterations_of) = (0, |step: usize| 1 + step % 400);
+            launch_in_parts(&device, fixed, steps, iterations_of, |first, count, iterations| {
                 assert_eq!(first, done, "a gap");
-                assert!(count > 0 && turns <= 1000, "{count} steps of {turns} turns");
-                assert_eq!(turns, fixed + (first..first + count).map(turns_of).sum::<usize>());
+                assert!(count > 0 && iterations <= 1000, "{count} steps of {iterations} turns");
+                assert_eq!(iterations, fixed + (first..first + count).map(iterations_of).sum::<usize>());
                 done += count;
                 Ok(())
             })?;
@@ -388,8 +400,8 @@ mod tests {
             1,
             3,
             |_| 1000,
-            |first, count, turns| {
-                parts.push((first, count, turns));
+            |first, count, iterations| {
+                parts.push((first, count, iterations));
                 Ok(())
             },
         )?;

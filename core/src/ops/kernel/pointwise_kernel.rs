@@ -121,10 +121,10 @@ impl AccessPattern {
     }
 
     /// Appends this pattern to a kernel's key.
-    fn extend_key(self, mut identity: KernelKey) -> KernelKey {
+    fn extend_key(self, mut key: KernelKey) -> KernelKey {
         let Self { dense, vectorized: vectors, packed } = self;
-        identity.push_number(usize::from(dense) | usize::from(vectors) << 1 | usize::from(packed) << 2);
-        identity
+        key.push_number(usize::from(dense) | usize::from(vectors) << 1 | usize::from(packed) << 2);
+        key
     }
 }
 
@@ -182,22 +182,22 @@ impl PointwiseSpec<'_> {
     }
 
     /// Returns the words of a scalar input.
-    fn encode_input(&self, number: Scalar) -> [u32; 2] {
+    fn encode_input(&self, s: Scalar) -> [u32; 2] {
         let outside = match self.op {
             "maximum" | "minimum" | "fmax" | "fmin" | "clamp" => OutOfRangeRule::Saturate,
             "bitwise_left_shift" | "bitwise_right_shift" => OutOfRangeRule::ShiftOut,
             _ => OutOfRangeRule::Wrap,
         };
-        encode_scalar(number, self.compute, self.result == DType::Bool, outside)
+        encode_scalar(s, self.compute, self.result == DType::Bool, outside)
     }
 
     /// Returns the key of the kernel without its [`AccessPattern`].
     fn kernel_key(&self, out: &Tensor, inplace: bool) -> KernelKey {
-        let mut identity = KernelKey::new("pointwise");
-        identity.push_str(self.expr);
-        identity.push_strs(self.math_files);
+        let mut key = KernelKey::new("pointwise");
+        key.push_str(self.expr);
+        key.push_strs(self.math_files);
         let dtypes = [self.compute, self.result, out.dtype()].map(|dtype| dtype as usize);
-        identity.push_number(
+        key.push_number(
             dtypes[0]
                 | dtypes[1] << 8
                 | dtypes[2] << 16
@@ -205,10 +205,10 @@ impl PointwiseSpec<'_> {
                 | usize::from(inplace) << 32,
         );
         for input in &self.inputs {
-            identity.push_str(input.name);
-            identity.push_number(input.operand.as_tensor().map_or(usize::MAX, |t| t.dtype() as usize));
+            key.push_str(input.name);
+            key.push_number(input.operand.as_tensor().map_or(usize::MAX, |t| t.dtype() as usize));
         }
-        identity
+        key
     }
 
     /// Returns the elements of a 16-byte vector: four, or eight if a type has 16 bits, or 0 for other types.
@@ -228,30 +228,30 @@ impl PointwiseSpec<'_> {
         self.tensors().for_each(|t| tensors.push(t));
         tensors.push(out);
         // Parameters are 32-bit, so the last element's index must fit 32 bits.
-        let side_by_side = |t: &&Tensor| {
+        let is_dense = |t: &&Tensor| {
             t.shape() == shape
                 && is_row_major(shape, t.layout().strides())
                 && t.layout().offset() <= u32::MAX as usize
         };
-        if n > u32::MAX as usize || !tensors.iter().all(side_by_side) {
+        if n > u32::MAX as usize || !tensors.iter().all(is_dense) {
             return Ok(false);
         }
         let offset = |t: &&Tensor| t.layout().offset();
         let packed = !inplace && out.is_contiguous() && out.layout().offset() == 0;
         let form = AccessPattern::for_dense(n, vector, tensors.iter().map(offset), packed);
         let device = out.device();
-        let identity = form.extend_key(self.kernel_key(out, inplace));
-        let Some(kernel) = device.find_kernel_by_key(&identity) else { return Ok(false) };
+        let key = form.extend_key(self.kernel_key(out, inplace));
+        let Some(kernel) = device.find_kernel_by_key(&key) else { return Ok(false) };
         let mut words = [0; PARAM_WORDS];
         words[0] = n as u32;
         if n > 1 {
             (words[1], words[4 + 2 * MAX_SCALARS]) = (1, n as u32);
         }
-        let numbers = self.inputs.iter().filter_map(|input| match input.operand {
-            Operand::Scalar(number) => Some(self.encode_input(number)),
+        let scalars = self.inputs.iter().filter_map(|input| match input.operand {
+            Operand::Scalar(s) => Some(self.encode_input(s)),
             Operand::Tensor(_) => None,
         });
-        words[4..].iter_mut().zip(numbers.flatten()).for_each(|(to, word)| *to = word);
+        words[4..].iter_mut().zip(scalars.flatten()).for_each(|(to, word)| *to = word);
         // The result's offset comes first.
         let at = 4 + 2 * MAX_SCALARS + MAX_RANK;
         words[at] = offset(&out) as u32;
@@ -272,58 +272,58 @@ fn compute_dtype_name(op: TypeRule, compute: DType, out: &Tensor) -> &'static st
 }
 
 /// Runs an operation. In place, `out` is its first input; otherwise it is a new tensor.
-pub(crate) fn run(recipe: &PointwiseSpec<'_>, out: &Tensor, inplace: bool) -> Result<()> {
+pub(crate) fn run(spec: &PointwiseSpec<'_>, out: &Tensor, inplace: bool) -> Result<()> {
     if out.numel() == 0 {
         return Ok(());
     }
     let device = out.device();
-    recipe.tensors().try_for_each(|t| t.check_same_device(recipe.op, out))?;
-    let vector = recipe.vector_width(out);
+    spec.tensors().try_for_each(|t| t.check_same_device(spec.op, out))?;
+    let vector = spec.vector_width(out);
     let waits = !inplace && fusion::reaches_min_bytes(out);
-    if !waits && recipe.try_run_dense(vector, out, inplace)? {
+    if !waits && spec.try_run_dense(vector, out, inplace)? {
         return Ok(());
     }
-    launch::check_device_dtype(recipe.op, recipe.compute, device)?;
-    let truth = matches!(recipe.type_rule, TypeRule::Compare | TypeRule::Predicate | TypeRule::Logic);
-    let compute = compute_dtype_name(recipe.type_rule, recipe.compute, out);
+    launch::check_device_dtype(spec.op, spec.compute, device)?;
+    let is_bool = matches!(spec.type_rule, TypeRule::Compare | TypeRule::Predicate | TypeRule::Logic);
+    let compute = compute_dtype_name(spec.type_rule, spec.compute, out);
     let mut tensors: SmallVec<[&Tensor; 6]> = SmallVec::new();
     let mut call = PointwiseLaunch {
-        op: recipe.op,
-        expr: recipe.expr,
-        math_files: recipe.math_files,
+        op: spec.op,
+        expr: spec.expr,
+        math_files: spec.math_files,
         input_names: SmallVec::new(),
         input_dtypes: SmallVec::new(),
         layouts: smallvec![out.layout().clone()],
         scalars: SmallVec::new(),
         out_dtype: launch::shader_dtype_name(out.dtype(), device),
-        is_float_math: !truth
-            && recipe.result == recipe.compute
-            && matches!(recipe.compute, DType::F32 | DType::F16 | DType::BF16),
+        is_float_math: !is_bool
+            && spec.result == spec.compute
+            && matches!(spec.compute, DType::F32 | DType::F16 | DType::BF16),
         compute,
-        result: if truth {
+        result: if is_bool {
             // The expression is a bool, for every operand type.
             "bool"
-        } else if recipe.result == recipe.compute {
+        } else if spec.result == spec.compute {
             compute
         } else {
-            launch::shader_dtype_name(recipe.result, device)
+            launch::shader_dtype_name(spec.result, device)
         },
         inplace,
         vector_width: vector,
-        kernel_key: recipe.kernel_key(out, inplace),
+        kernel_key: spec.kernel_key(out, inplace),
     };
-    for input in &recipe.inputs {
+    for input in &spec.inputs {
         match input.operand {
             Operand::Tensor(t) => {
                 call.input_names.push(input.name);
                 call.input_dtypes.push(launch::shader_dtype_name(t.dtype(), device));
-                call.layouts.push(t.layout().broadcast_to(recipe.op, out.shape())?);
+                call.layouts.push(t.layout().broadcast_to(spec.op, out.shape())?);
                 tensors.push(t);
             }
-            Operand::Scalar(number) => {
+            Operand::Scalar(s) => {
                 fail_if!(call.scalars.len() >= MAX_SCALARS;
-                    argument(recipe.op), "takes at most four numbers");
-                call.scalars.push((input.name, recipe.encode_input(number)));
+                    argument(spec.op), "takes at most four scalars");
+                call.scalars.push((input.name, spec.encode_input(s)));
             }
         }
     }

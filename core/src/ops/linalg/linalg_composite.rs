@@ -254,9 +254,6 @@ impl Tensor {
     }
 
     /// Sums the products along `dim`, with broadcasting: PyTorch's `linalg.vecdot`.
-    ///
-    /// # Errors
-    /// The shapes do not broadcast, or `dim` is out of range.
     #[track_caller]
     pub fn vecdot(&self, other: &Tensor, dim: isize) -> Result<Tensor> {
         operation!("vecdot");

@@ -5,8 +5,8 @@ use crate::ops::index::select;
 use crate::ops::kernel::heuristics::RowConfig;
 use crate::ops::kernel::index_check::{IndexRange, check_in_range};
 use crate::ops::loss::Reduction;
-use crate::ops::norm::softmax::{RowLayout, check_f32_f16_bf16};
-use crate::ops::norm::{check_is_f64, norm_compute_dtype};
+use crate::ops::norm::softmax::RowLayout;
+use crate::ops::norm::{check_is_f64, check_second_float, norm_compute_dtype};
 use crate::ops::prelude::*;
 
 /// Options of [`Tensor::cross_entropy_with`]. The defaults are PyTorch's.
@@ -87,46 +87,41 @@ impl LogitsBatch {
         let rows = RowLayout::new(OP, &self.x, self.dim)?;
         let ragged =
             self.has_padded_rows && rows.is_vec4_aligned(&self.x) && !rows.extent.is_multiple_of(VEC4_WIDTH);
-        let held = if ragged {
+        let config = if ragged {
             RowConfig::for_contiguous_rows(rows.extent, true, 0)
         } else {
             rows.row_config(&self.x, 0)
         };
-        let name = |t: &Tensor| launch::shader_dtype_name(t.dtype(), t.device());
-        let mut tensors: SmallVec<[&Tensor; 7]> = SmallVec::new();
-        let (kind, inplace, scale_stride) = match pass {
-            CrossEntropyPass::Forward(..) => ("forward", false, 0),
-            CrossEntropyPass::Backward(_, _, scale, out) => {
-                ("backward", out.is_none(), usize::from(scale.numel() > 1))
+        let Self { x, target, weight, .. } = self;
+        let (kind, scale, inplace, tensors) = match *pass {
+            CrossEntropyPass::Forward(losses, lse) => {
+                ("forward", None, false, bindings![x, target, weight, losses, lse])
             }
-            CrossEntropyPass::ForwardBackward(_, scale) => ("both", true, usize::from(scale.numel() > 1)),
-        };
-        tensors.extend((!inplace).then_some(&self.x));
-        tensors.push(&self.target);
-        tensors.extend(self.weight.as_ref());
-        match pass {
-            CrossEntropyPass::Forward(losses, lse) => tensors.extend([*losses, *lse]),
             CrossEntropyPass::Backward(losses, lse, scale, out) => {
-                tensors.extend(self.has_soft_targets.then_some(*losses));
-                tensors.extend([*lse, *scale, out.unwrap_or(&self.x)]);
+                let (x_in, losses) = (out.map(|_| x), self.has_soft_targets.then_some(losses));
+                let tensors = bindings![x_in, target, weight, losses, lse, scale, out.unwrap_or(x)];
+                ("backward", Some(scale), out.is_none(), tensors)
             }
-            CrossEntropyPass::ForwardBackward(losses, scale) => tensors.extend([*losses, *scale, &self.x]),
-        }
+            CrossEntropyPass::ForwardBackward(losses, scale) => {
+                ("both", Some(scale), true, bindings![target, weight, losses, scale, x])
+            }
+        };
         let in_one_read = matches!(pass, CrossEntropyPass::ForwardBackward(..))
-            && held.width == VEC4_WIDTH
-            && held.lanes == WORKGROUP_SIZE;
+            && config.width == VEC4_WIDTH
+            && config.lanes == WORKGROUP_SIZE;
         let kept = if in_one_read { cached_row_elements(rows.extent, &self.x) } else { 0 };
         // Few cached rows fit a multiprocessor, so each gets twice the threads.
         let wide =
             kept > 0 && self.x.device().info().limits.max_workgroup_size as usize >= 2 * WORKGROUP_SIZE;
         let (lanes, groups) =
-            if wide { (2 * WORKGROUP_SIZE, rows.rows) } else { (held.lanes, held.workgroups(rows.rows)) };
+            if wide { (2 * WORKGROUP_SIZE, rows.rows) } else { (config.lanes, config.workgroups(rows.rows)) };
         let spec = kernel_spec! {
-            "cross_entropy", pass: kind, held: kept, dtype: name(&self.x),
-            goal: target_dtype_name(&self.target), weight: self.weight.as_ref().map_or("", name),
+            "cross_entropy", pass: kind, held: kept, dtype: launch::dtype_name_of(Some(x)),
+            goal: target_dtype_name(target), weight: launch::dtype_name_of(weight.as_ref()),
             soft: self.has_soft_targets, smooth: self.label_smoothing > 0.0, lanes, across: rows.across,
-            width: held.width, ragged, inplace,
+            width: config.width, ragged, inplace,
         };
+        let scale_stride = scale.map_or(0, |scale| usize::from(scale.numel() > 1));
         let share = self.label_smoothing / rows.extent as f64;
         let params =
             rows.params(&self.x, |p| kernel_params! { ..p; first: self.first_row, total: self.total_rows });
@@ -140,8 +135,8 @@ impl LogitsBatch {
         } else {
             0
         };
-        let turns = 2 * rows.extent.div_ceil(4 * lanes * held.width) + shares + 128;
-        launch::launch(&spec, &tensors, params.loop_iterations(turns), groups)
+        let iterations = 2 * rows.extent.div_ceil(4 * lanes * config.width) + shares + 128;
+        launch::launch(&spec, &tensors, params.loop_iterations(iterations), groups)
     }
 
     /// Computes the gradient of probability targets: the loss that each class would have added.
@@ -235,12 +230,7 @@ pub(crate) fn narrow_class_targets(target: &Tensor, options: &CrossEntropyOption
 
 /// Checks the targets, and returns true if they are probabilities.
 pub(crate) fn check_targets(x: &Tensor, target: &Tensor, options: &CrossEntropyOptions<'_>) -> Result<bool> {
-    // With f64 logits any float is accepted. The kernels of other types do not read f64.
-    let check_second = if check_is_f64(OP, x)? {
-        |t: &Tensor| check_is_f64(OP, t).map(drop)
-    } else {
-        |t: &Tensor| check_f32_f16_bf16(OP, t)
-    };
+    check_is_f64(OP, x)?;
     target.check_same_device(OP, x)?;
     let Some((&classes, examples)) = (match x.shape() {
         [c] => Some((c, Dims::new())),
@@ -253,14 +243,14 @@ pub(crate) fn check_targets(x: &Tensor, target: &Tensor, options: &CrossEntropyO
     fail_if!(!(0.0..=1.0).contains(&options.label_smoothing);
         argument(OP), "label_smoothing {} is not in 0 to 1", options.label_smoothing);
     if let Some(weight) = options.weight {
-        check_second(weight)?;
+        check_second_float(OP, x, weight)?;
         weight.check_same_device(OP, x)?;
         autograd::check_no_grad_inputs("cross_entropy (of the class weights)", &[weight])?;
         fail_if!(weight.shape() != [classes];
             shape(OP, &[weight.shape(), &[classes]]), "there is one weight for each class");
     }
     if target.dtype().is_float() {
-        check_second(target)?;
+        check_second_float(OP, x, target)?;
         fail_if!(target.shape() != x.shape(); shape(OP, [x, target]), "probabilities have the logits' shape");
         return Ok(true);
     }
@@ -289,25 +279,22 @@ impl Tensor {
     /// assert_eq!(logits.cross_entropy(&classes)?.rank(), 0);
     /// # Ok::<(), forebay_core::error::Error>(())
     /// ```
-    ///
-    /// # Errors
-    /// The shapes or dtypes do not fit.
     #[track_caller]
     pub fn cross_entropy(&self, target: &Tensor) -> Result<Tensor> {
         self.cross_entropy_with(target, &CrossEntropyOptions::default())
     }
 
-    /// Computes the loss by tensor operations, which support f64 and split long sums over many workgroups.
-    fn cross_entropy_composite(
+    /// Computes the divisor of the losses by tensor operations.
+    fn cross_entropy_divisor(
         &self,
         target: &Tensor,
         options: &CrossEntropyOptions<'_>,
         soft: bool,
         examples: &[usize],
-    ) -> Result<Tensor> {
+    ) -> Result<Option<Tensor>> {
         let dtype = norm_compute_dtype(self.dtype());
         let number = |n: usize| Tensor::full((), n as f64, dtype, self.device());
-        let divisor = match options.reduction {
+        Ok(match options.reduction {
             Reduction::None | Reduction::Sum => None,
             Reduction::BatchMean => Some(number(examples.first().copied().unwrap_or(1))?),
             Reduction::Mean if soft => Some(number(examples.iter().product())?),
@@ -323,20 +310,7 @@ impl Tensor {
                 };
                 Some(weights.masked_fill(&left_out, 0.0)?.sum_all()?)
             }
-        };
-        let whole = options.reduction != Reduction::None;
-        let (weight, ignore) = (options.weight.map(Tensor::detach), kernel_ignore_index(options));
-        let dim = if self.rank() > 1 { 1 } else { 0 };
-        let smoothing = options.label_smoothing;
-        CompositeCrossEntropy {
-            has_soft_targets: soft,
-            dim,
-            ignore_index: ignore,
-            label_smoothing: smoothing,
-            divisor,
-            is_reduced: whole,
-        }
-        .compute_loss(self, target, weight.as_ref())
+        })
     }
 
     /// Computes [`cross_entropy`](Self::cross_entropy) with class weights, an ignored class, label smoothing,
@@ -356,18 +330,29 @@ impl Tensor {
         examples.remove(usize::from(self.rank() > 1));
         let rows: usize = examples.iter().product();
         let classes = self.numel() / rows.max(1);
+        let composite = |divisor| CompositeCrossEntropy {
+            has_soft_targets: soft,
+            dim: isize::from(self.rank() > 1),
+            ignore_index: kernel_ignore_index(options),
+            label_smoothing: options.label_smoothing,
+            divisor,
+            is_reduced: options.reduction != Reduction::None,
+        };
         if self.dtype() == DType::F64
             || classes >= SPLIT_ALWAYS_MIN_CLASSES
             || (classes >= SPLIT_FEW_ROWS_MIN_CLASSES && rows <= SPLIT_MAX_ROWS)
         {
-            return self.cross_entropy_composite(target, options, soft, &examples)?.to_dtype(result);
+            // Tensor operations support f64 and split long sums over many workgroups.
+            let composite = composite(self.cross_entropy_divisor(target, options, soft, &examples)?);
+            let weight = options.weight.map(Tensor::detach);
+            return composite.compute_loss(self, target, weight.as_ref())?.to_dtype(result);
         }
         let example = LogitsBatch {
             x: self.detach(),
             target: contiguous_zero_offset(&narrow_class_targets(target, options)?)?,
             weight: options.weight.map(contiguous_zero_offset).transpose()?,
             has_soft_targets: soft,
-            dim: if self.rank() > 1 { 1 } else { 0 },
+            dim: isize::from(self.rank() > 1),
             ignore_index: kernel_ignore_index(options),
             label_smoothing: options.label_smoothing,
             first_row: 0,
@@ -381,39 +366,28 @@ impl Tensor {
         if rows > 0 {
             example.run_pass(&CrossEntropyPass::Forward(&losses, &lse))?;
         }
-        let loss = |k: isize| losses.select(0, k);
         // Factor of every row's gradient in addition to the result's gradient.
         let (out, divisor) = match options.reduction {
-            Reduction::None => (loss(0)?.reshape(&examples[..])?, None),
-            Reduction::Sum => (loss(0)?.sum_all()?, None),
-            Reduction::Mean if soft => {
-                let n = Tensor::full((), rows as f64, DType::F32, self.device())?;
-                (loss(0)?.sum_all()?.div(&n)?, Some(n))
-            }
-            Reduction::Mean => {
+            Reduction::None => (losses.select(0, 0)?.reshape(&examples[..])?, None),
+            Reduction::Sum => (losses.select(0, 0)?.sum_all()?, None),
+            Reduction::Mean if !soft => {
                 let sums = losses.sum([1], false)?;
                 let weights = sums.select(0, 1)?;
                 (sums.select(0, 0)?.div(&weights)?, Some(weights))
             }
-            Reduction::BatchMean => {
-                let n = examples.first().copied().unwrap_or(1);
+            Reduction::Mean | Reduction::BatchMean => {
+                let batch = examples.first().copied().unwrap_or(1);
+                let n = if options.reduction == Reduction::Mean { rows } else { batch };
                 let n = Tensor::full((), n as f64, DType::F32, self.device())?;
-                (loss(0)?.sum_all()?.div(&n)?, Some(n))
+                (losses.select(0, 0)?.sum_all()?.div(&n)?, Some(n))
             }
         };
         let out = out.to_dtype(result)?;
         let shape: Dims = self.shape().into();
         let saved =
             [self, target].into_iter().chain(example.weight.as_ref()).map(SavedTensor::input).collect();
-        let again = CompositeCrossEntropy {
-            has_soft_targets: soft,
-            dim: example.dim,
-            ignore_index: example.ignore_index,
-            label_smoothing: options.label_smoothing,
-            divisor: divisor.clone(),
-            is_reduced: options.reduction != Reduction::None,
-        };
-        let composed = move |t: &[Tensor]| again.compute_loss(&t[0], &t[1], t.get(2));
+        let composite = composite(divisor.clone());
+        let composed = move |t: &[Tensor]| composite.compute_loss(&t[0], &t[1], t.get(2));
         Ok(autograd::composite_differentiable(OP, out, &[self, target], saved, composed, move |g, wants| {
             let g = g.to_dtype(DType::F32)?;
             let scale = match &divisor {
@@ -421,26 +395,20 @@ impl Tensor {
                 None => g,
             };
             let scale = contiguous_zero_offset(&scale)?;
-            let mut grads = autograd::InputGrads::from_elem(None, 2);
-            if wants[0] {
+            let dx = || -> Result<Tensor> {
                 let dx = match in_place {
                     true => example.x.clone(),
                     false => Tensor::empty(&shape, example.x.dtype(), example.x.device())?,
                 };
                 if rows > 0 {
-                    example.run_pass(&CrossEntropyPass::Backward(
-                        &losses,
-                        &lse,
-                        &scale,
-                        (!in_place).then_some(&dx),
-                    ))?;
+                    let out = (!in_place).then_some(&dx);
+                    example.run_pass(&CrossEntropyPass::Backward(&losses, &lse, &scale, out))?;
                 }
-                grads[0] = Some(dx);
-            }
-            if wants[1] {
-                grads[1] = Some(example.soft_target_grad(&lse, &scale, &shape)?);
-            }
-            Ok(grads)
+                Ok(dx)
+            };
+            let dx = wants[0].then(dx).transpose()?;
+            let dy = wants[1].then(|| example.soft_target_grad(&lse, &scale, &shape)).transpose()?;
+            Ok(smallvec![dx, dy])
         }))
     }
 }

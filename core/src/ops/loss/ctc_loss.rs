@@ -1,9 +1,6 @@
 //! Connectionist temporal classification (Graves et al., 2006).
 
-use crate::ops::elementwise::pointwise::GradRule::Expr;
-use crate::ops::elementwise::pointwise::GradVar::{A, B, C, Y};
-use crate::ops::elementwise::pointwise::pointwise_ops;
-use crate::ops::elementwise::pointwise::{PointwiseOp, TypeRule, run_pointwise};
+use crate::ops::elementwise::prelude::*;
 use crate::ops::index::select;
 use crate::ops::kernel::index_check::{self, check_lengths, find_outside};
 use crate::ops::loss::Reduction;

@@ -1,7 +1,7 @@
 //! Last layer of a language model and its loss as one operation, in chunks of rows. The logits of all
 //! examples are never in memory at once, and their gradient overwrites them.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use crate::amp::OperandCast;
 use crate::ops::loss::Reduction;
@@ -12,6 +12,7 @@ use crate::ops::loss::cross_entropy::{
 use crate::ops::matmul;
 use crate::ops::norm::softmax::check_f32_f16_bf16;
 use crate::ops::prelude::*;
+use crate::sync::LockUnpoisoned;
 
 const OP: &str = "linear_cross_entropy";
 
@@ -249,7 +250,7 @@ impl Tensor {
             divisor.map_or_else(|| Ok(loss.clone()), |batch| loss.div(batch))
         };
         Ok(autograd::composite_differentiable(OP, loss, &[x, weight], saved, composed, move |g, wants| {
-            let mut made = made.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut made = made.lock_unpoisoned();
             let of_one = if wants.retain_graph() { made.clone() } else { made.take() };
             let Some([dx, dw]) = of_one else {
                 return Err(Error::Backward(format!(

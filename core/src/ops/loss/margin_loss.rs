@@ -95,9 +95,6 @@ fn squeeze_unbatched(losses: Tensor, x: &Tensor, reduction: Reduction) -> Result
 impl Tensor {
     /// Computes the negative log-likelihood of the counts `target` under Poisson distributions with these
     /// means.
-    ///
-    /// # Errors
-    /// The shapes do not broadcast.
     #[track_caller]
     pub fn poisson_nll_loss(&self, target: &Tensor, options: &PoissonNllLossOptions) -> Result<Tensor> {
         let &PoissonNllLossOptions { log_input, full, eps, reduction } = options;
@@ -118,9 +115,6 @@ impl Tensor {
     }
 
     /// Computes x where `target` is 1, and max(0, margin - x) where it is -1, for distances x.
-    ///
-    /// # Errors
-    /// The shapes do not broadcast.
     #[track_caller]
     pub fn hinge_embedding_loss(&self, target: &Tensor, margin: f64, reduction: Reduction) -> Result<Tensor> {
         dispatch_in_f32!("hinge_embedding_loss", [self, target], |x, y| x
@@ -133,9 +127,6 @@ impl Tensor {
 
     /// Computes 1 - cos where `target` is 1, and max(0, cos - margin) where it is -1. cos is the cosine of
     /// the angle between rows of `self` and `other`, \[batch, features\] or \[features\].
-    ///
-    /// # Errors
-    /// The shapes do not fit.
     #[track_caller]
     pub fn cosine_embedding_loss(
         &self,
@@ -185,9 +176,6 @@ impl Tensor {
     /// Computes the sum of max(0, 1 - x\[j\] + x\[i\]) over labels j and other classes i of an example,
     /// divided by the number of classes. A row of `target` lists labels up to the first negative entry. Both
     /// are \[batch, classes\], or without the batch. A label out of range gives NaN.
-    ///
-    /// # Errors
-    /// The shapes or types do not fit.
     #[track_caller]
     pub fn multilabel_margin_loss(&self, target: &Tensor, reduction: Reduction) -> Result<Tensor> {
         operation!(OP = "multilabel_margin_loss", in_f32[self], |x| x
@@ -207,9 +195,6 @@ impl Tensor {
 
     /// Computes the binary cross-entropy of these logits with `target`, times a `weight` for each class,
     /// averaged over the last dimension.
-    ///
-    /// # Errors
-    /// The shapes do not broadcast.
     #[track_caller]
     pub fn multilabel_soft_margin_loss(
         &self,

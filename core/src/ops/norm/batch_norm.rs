@@ -8,7 +8,7 @@ use crate::ops::kernel::operation::TensorList;
 use crate::ops::norm::softmax::lanes_per_row;
 use crate::ops::norm::{
     apply_weight_bias, channel_dims, check_is_f64, check_running_stats, f64_inputs, normalize_composite,
-    prepare_parameter, update_running_stat,
+    prepare_parameter, save_substitutes, update_running_stat, with_parameter_grads,
 };
 use crate::ops::prelude::*;
 use crate::ops::shape::cat;
@@ -49,27 +49,16 @@ impl BatchNormalization {
         let width = if self.run_length.is_multiple_of(VEC4_WIDTH) { VEC4_WIDTH } else { 1 };
         let steps = self.elements_per_channel / width;
         let lanes = lanes_per_row(steps, self.has_adjacent_channels());
-        if hold {
-            let hold = steps.div_ceil(lanes).min(MAX_REGISTER_STEPS);
-            let chunk = lanes * hold * width;
-            return ChannelSplit {
-                lanes,
-                width,
-                register_steps: hold,
-                splits: self.elements_per_channel.div_ceil(chunk),
-                chunk,
-            };
-        }
-        let groups = self.channels.div_ceil(WORKGROUP_SIZE / lanes);
-        let splits = (TARGET_WORKGROUPS / groups).clamp(1, steps.div_ceil(lanes * MAX_REGISTER_STEPS));
-        let chunk = steps.div_ceil(splits).next_multiple_of(lanes) * width;
-        ChannelSplit {
-            lanes,
-            width,
-            register_steps: 0,
-            splits: self.elements_per_channel.div_ceil(chunk),
-            chunk,
-        }
+        let register_steps = if hold { steps.div_ceil(lanes).min(MAX_REGISTER_STEPS) } else { 0 };
+        let chunk = if hold {
+            lanes * register_steps * width
+        } else {
+            let groups = self.channels.div_ceil(WORKGROUP_SIZE / lanes);
+            let splits = (TARGET_WORKGROUPS / groups).clamp(1, steps.div_ceil(lanes * MAX_REGISTER_STEPS));
+            steps.div_ceil(splits).next_multiple_of(lanes) * width
+        };
+        let splits = self.elements_per_channel.div_ceil(chunk);
+        ChannelSplit { lanes, width, register_steps, splits, chunk }
     }
 
     /// Returns true if neighbours in memory belong to neighbouring channels.
@@ -93,8 +82,8 @@ impl BatchNormalization {
         };
         let tensors = self.kernel_tensors(g, statistics, relu, relu, &[&partial]);
         let groups = (self.channels * parts.splits).div_ceil(WORKGROUP_SIZE / parts.lanes);
-        let turns = parts.chunk.div_ceil(parts.lanes * parts.width) + 128;
-        let params = self.params(parts.splits, parts.chunk, 0.0).loop_iterations(turns);
+        let iterations = parts.chunk.div_ceil(parts.lanes * parts.width) + 128;
+        let params = self.params(parts.splits, parts.chunk, 0.0).loop_iterations(iterations);
         launch::launch(&spec, &tensors, params, groups)?;
         drop(tensors);
         Ok((partial, parts))
@@ -129,14 +118,13 @@ impl BatchNormalization {
         let plain = running
             .map(|(mean, var)| Ok::<_, Error>((contiguous_zero_offset(mean)?, contiguous_zero_offset(var)?)))
             .transpose()?;
-        let name = |t: Option<&Tensor>| t.map_or("", |t| launch::shader_dtype_name(t.dtype(), t.device()));
         let lanes =
             lanes_per_row(parts.splits, false).min(if parts.splits < 1 << 15 { 32 } else { WORKGROUP_SIZE });
-        let spec = kernel_spec! {
-            "batch_norm", pass: "finish", mean: name(plain.as_ref().map(|p| &p.0)),
-            var: name(plain.as_ref().map(|p| &p.1)), lanes, quick: false,
-        };
         let (mean, var) = plain.as_ref().map(|(mean, var)| (mean, var)).unzip();
+        let spec = kernel_spec! {
+            "batch_norm", pass: "finish", mean: launch::dtype_name_of(mean), var: launch::dtype_name_of(var),
+            lanes, quick: false,
+        };
         let tensors = bindings![&partial, &statistics, mean, var];
         let params = self.params(parts.splits, parts.chunk, momentum);
         let params = params.loop_iterations(2 * parts.splits.div_ceil(lanes) + 128);
@@ -169,27 +157,19 @@ impl BatchNormalization {
         } else {
             None
         };
-        let mut grads = InputGrads::new();
         let dx = || self.run_element_kernel(Some(&g), statistics, sums.as_ref().filter(|_| training));
-        grads.push(wants[0].then(dx).transpose()?);
-        for (k, t) in [&self.weight, &self.bias].into_iter().enumerate() {
-            let Some(t) = t else { continue };
-            let wanted = wants[grads.len()];
-            let grad =
-                sums.as_ref().filter(|_| wanted).map(|sums| sums.select(0, k as isize)?.to_dtype(t.dtype()));
-            grads.push(grad.transpose()?);
-        }
-        Ok(grads)
+        let dx = wants[0].then(dx).transpose()?;
+        let sums = sums.as_ref().map(|sums| [sums.select(0, 0), sums.select(0, 1)]);
+        with_parameter_grads(dx, [&self.weight, &self.bias], sums, wants)
     }
 
     fn spec(&self, pass: &'static str, weight: bool, bias: bool) -> KernelSpec {
-        let name = |t: Option<&Tensor>| t.map_or("", |t| launch::shader_dtype_name(t.dtype(), t.device()));
         // Elements are divided by the run length first, so quotients count planes.
         let planes = self.x.numel() / self.run_length.max(1);
         kernel_spec! {
-            "batch_norm", pass, dtype: name(Some(&self.x)),
-            weight: name(self.weight.as_ref().filter(|_| weight)),
-            bias: name(self.bias.as_ref().filter(|_| bias)), relu: self.fuses_relu,
+            "batch_norm", pass, dtype: launch::dtype_name_of(Some(&self.x)),
+            weight: launch::dtype_name_of(self.weight.as_ref().filter(|_| weight)),
+            bias: launch::dtype_name_of(self.bias.as_ref().filter(|_| bias)), relu: self.fuses_relu,
             quick: planes < 1 << 20 && self.x.numel() < 1 << 31,
         }
     }
@@ -345,14 +325,8 @@ impl Tensor {
             }
         };
         let out = norm.run_element_kernel(None, &statistics, None)?;
-        let inputs: SmallVec<[&Tensor; 3]> = std::iter::once(self).chain(weight).chain(bias).collect();
-        let made = [Some(&norm.x), norm.weight.as_ref(), norm.bias.as_ref()];
-        let saved = made
-            .into_iter()
-            .flatten()
-            .zip(&inputs)
-            .map(|(made, t)| SavedTensor::substitute(made, t))
-            .collect();
+        let inputs = bindings![self, weight, bias];
+        let saved = save_substitutes(&bindings![&norm.x, &norm.weight, &norm.bias], &inputs);
         let given = statistics.clone();
         let composed = move |t: &[Tensor]| {
             let x = t[0].reshape([batch, n, run])?;

@@ -6,7 +6,9 @@
 use crate::check;
 use crate::ops::kernel::heuristics::RowConfig;
 use crate::ops::norm::softmax::check_f32_f16_bf16;
-use crate::ops::norm::{NormOptions, RowNormKind, apply_weight_bias, normalize_composite, prepare_parameter};
+use crate::ops::norm::{
+    NormOptions, RowNormKind, prepare_parameter, row_norm_composite, save_substitutes, with_parameter_grads,
+};
 use crate::ops::prelude::*;
 use crate::ops::reduce::sum_parts;
 
@@ -92,11 +94,11 @@ impl RowNorm {
         RowConfig::for_contiguous_rows(extent, extent.is_multiple_of(VEC4_WIDTH), most)
     }
 
-    fn spec(&self, held: RowConfig) -> KernelSpec {
+    fn spec(&self, config: RowConfig) -> KernelSpec {
         let name = |t: &Option<Tensor>| t.as_ref().map_or("", |t| t.dtype().name());
         kernel_spec! {
             "layer_norm", weight: name(&self.weight), bias: name(&self.bias), rms: self.is_rms,
-            lanes: held.lanes, width: held.width, hold: held.register_steps,
+            lanes: config.lanes, width: config.width, hold: config.register_steps,
         }
     }
 
@@ -119,14 +121,14 @@ impl RowNorm {
         if out.numel() == 0 {
             return Ok((out, statistics));
         }
-        let held = Self::row_config(self.extent, FORWARD_REGISTER_STEPS);
+        let config = Self::row_config(self.extent, FORWARD_REGISTER_STEPS);
         let name = |t: Option<&Tensor>| t.map_or("", |t| t.dtype().name());
         let spec = kernel_spec! {
-            ..self.spec(held); pass: "forward", x: x.dtype().name(), residual: name(residual), sum: name(sum),
+            ..self.spec(config); pass: "forward", x: x.dtype().name(), residual: name(residual), sum: name(sum),
             result: result.name(), low: "", partial: 0usize,
         };
         let tensors = bindings![x, residual, &self.weight, &self.bias, &statistics, sum, &out];
-        launch::launch(&spec, &tensors, self.params(0), held.workgroups(self.rows))?;
+        launch::launch(&spec, &tensors, self.params(0), config.workgroups(self.rows))?;
         drop(tensors);
         Ok((out, statistics))
     }
@@ -148,19 +150,15 @@ impl RowNorm {
             Some(more) if inplace => more.clone(),
             _ => Tensor::empty(g.shape(), kept.dtype(), g.device())?,
         };
-        let held = Self::row_config(self.extent, BACKWARD_REGISTER_STEPS);
+        let config = Self::row_config(self.extent, BACKWARD_REGISTER_STEPS);
         let sums = wants[1..].contains(&true);
-        let groups = if sums { held.grid_stride_workgroups(self.rows) } else { held.workgroups(self.rows) };
+        let groups =
+            if sums { config.grid_stride_workgroups(self.rows) } else { config.workgroups(self.rows) };
         // Column sums of g times the normalised x, of g, and for a residual branch of the gradient.
         let of_columns = self.branch_dtype.is_some() && g.shape().last() == Some(&self.extent);
         let sections = if of_columns { 3 } else { 2 };
-        let partial = match sums {
-            true => {
-                let _tag = memory::scope::enter_tag(Tag::Workspace);
-                Some(Tensor::empty([groups, sections, self.extent], DType::F32, g.device())?)
-            }
-            false => None,
-        };
+        let partial = || empty_workspace(&[groups, sections, self.extent], DType::F32, g.device());
+        let partial = sums.then(partial).transpose()?;
         let low = self.branch_dtype.filter(|&dtype| wants[0] && dtype != out.dtype());
         let low = low.map(|dtype| Tensor::empty(g.shape(), dtype, g.device())).transpose()?;
         if out.numel() > 0 {
@@ -171,12 +169,12 @@ impl RowNorm {
             let (x, residual) = kept.kernel_operands(most - others.len() - 1)?;
             let name = |t: Option<&Tensor>| t.map_or("", |t| t.dtype().name());
             let spec = kernel_spec! {
-                ..self.spec(held); pass: "backward", x: x.dtype().name(), residual: name(residual),
+                ..self.spec(config); pass: "backward", x: x.dtype().name(), residual: name(residual),
                 g: g.dtype().name(), more: name(more), inplace, result: out.dtype().name(),
                 low: name(low.as_ref()), partial: if sums { sections } else { 0 },
             };
             let tensors = bindings![&g, &x, residual, &others[..]];
-            let step = groups * (WORKGROUP_SIZE / held.lanes);
+            let step = groups * (WORKGROUP_SIZE / config.lanes);
             // Each iteration sums over the threads of a row in two steps.
             let params = self.params(step).loop_iterations(33 * self.rows.div_ceil(step) + 64);
             launch::launch(&spec, &tensors, params, groups)?;
@@ -189,14 +187,8 @@ impl RowNorm {
             (Some(low), given) => out.with_grad_extras(Some(low.with_grad_extras(None, given)), None),
             (None, given) => out.with_grad_extras(None, given),
         };
-        let mut grads: InputGrads = smallvec![wants[0].then_some(out)];
-        let parameters = [(&self.weight, scaled), (&self.bias, plain)];
-        let parameters = parameters.into_iter().filter_map(|(t, sum)| Some((t.as_ref()?, sum)));
-        for ((t, sum), &want) in parameters.zip(&wants[1..]) {
-            let sum = sum.filter(|_| want).map(|sum| sum.to_dtype(t.dtype())?.reshape(t.shape()));
-            grads.push(sum.transpose()?);
-        }
-        Ok(grads)
+        let sums = scaled.zip(plain).map(|(scaled, plain)| [Ok(scaled), Ok(plain)]);
+        with_parameter_grads(wants[0].then_some(out), [&self.weight, &self.bias], sums, wants)
     }
 
     /// Normalises x and records the operation. `inputs` are x, and weight and bias if present.
@@ -209,22 +201,16 @@ impl RowNorm {
         if !autograd::compute_requires_grad(inputs) {
             return out;
         }
-        let made = [&self.weight, &self.bias].into_iter().flatten();
-        let parameters = made.zip(&inputs[1..]).map(|(made, t)| SavedTensor::substitute(made, t));
+        let parameters = save_substitutes(&bindings![&self.weight, &self.bias], &inputs[1..]);
         let saved = std::iter::once(x.to_saved_tensor(inputs[0])).chain(parameters).collect();
-        let (rows, extent, rms, eps, weighs) =
-            (self.rows, self.extent, self.is_rms, self.eps, self.weight.is_some());
-        let composed = move |t: &[Tensor]| {
-            let x = normalize_composite(&t[0].reshape([rows, extent])?, &[1], rms, eps)?;
-            apply_weight_bias(&x, &t[1..], weighs, &[extent])?.reshape(t[0].shape())
-        };
+        let shape = (self.rows, self.extent);
+        let composed = row_norm_composite(shape, self.is_rms, self.eps, self.weight.is_some());
         autograd::composite_differentiable(self.op, out, inputs, saved, composed, move |g, wants| {
             let whole = |m: &Tensor| m.is_contiguous() && m.layout().offset() == 0 && m.dtype() == x.dtype();
             let of_node = || {
-                wants.take_pending_grad(0).map(|m| {
-                    let own = m.is_unique() && whole(&m);
-                    (m, own)
-                })
+                let grad = wants.take_pending_grad(0)?;
+                let own = grad.is_unique() && whole(&grad);
+                Some((grad, own))
             };
             // Also add into the gradient of a leaf, such as a checkpoint's input, so that a checkpoint's
             // gradients have the same bits.
@@ -242,16 +228,6 @@ pub(crate) enum NormConsumer {
     Any,
     /// Only matrix products, which would cast the result: under autocast it is written in 16 bits at once.
     MatmulOnly,
-}
-
-/// Returns the result type of [`Tensor::layer_norm`] under autocast.
-fn autocast_norm_dtype(dtype: DType) -> DType {
-    if matches!(dtype, DType::F16 | DType::BF16) { DType::F32 } else { dtype }
-}
-
-/// Returns the result type, under autocast, of a normalisation whose consumers are matrix products.
-fn autocast_lower_dtype(dtype: DType) -> DType {
-    amp::autocast_dtype().filter(|_| matches!(dtype, DType::F32 | DType::F16 | DType::BF16)).unwrap_or(dtype)
 }
 
 impl Tensor {
@@ -277,9 +253,9 @@ impl Tensor {
             shape(op, &[self.shape(), shape]), "the input ends with the normalised shape");
         let dtype = self.dtype().promote(residual.dtype());
         let result = match next {
-            NormConsumer::Any if amp::is_autocast_enabled() && !rms => autocast_norm_dtype(dtype),
+            NormConsumer::Any if amp::is_autocast_enabled() && !rms => DType::F32,
             NormConsumer::Any => dtype,
-            NormConsumer::MatmulOnly => autocast_lower_dtype(dtype),
+            NormConsumer::MatmulOnly => amp::autocast_dtype().unwrap_or(dtype),
         };
         let eps = eps.unwrap_or_else(|| machine_epsilon(dtype));
         let extent: usize = shape.iter().product();
@@ -310,10 +286,8 @@ impl Tensor {
             }
             Ok(grads)
         });
-        let normed = {
-            let inputs: SmallVec<[&Tensor; 3]> = std::iter::once(&sum).chain(weight).chain(bias).collect();
-            norm.attach_backward(normed, SavedRows::from_sum(&kept, &branch, &residual), statistics, &inputs)
-        };
+        let saved = SavedRows::from_sum(&kept, &branch, &residual);
+        let normed = norm.attach_backward(normed, saved, statistics, &bindings![&sum, weight, bias]);
         Ok((sum, normed))
     }
 

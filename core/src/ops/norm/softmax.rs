@@ -1,6 +1,7 @@
 //! Softmax and log-softmax: one kernel forward and one backward, for any strides.
 
 use crate::ops::kernel::heuristics::{RowConfig, split_reduction, supports_vec4};
+use crate::ops::norm::{check_is_f64, norm_compute_dtype};
 use crate::ops::prelude::*;
 use crate::runtime::device::KernelKey;
 use crate::tensor::layout::collapse_tensor_dims;
@@ -87,15 +88,6 @@ pub(crate) fn check_f32_f16_bf16(op: &'static str, x: &Tensor) -> Result<()> {
     }
 }
 
-#[track_caller]
-fn check_softmax_dtype(op: &'static str, x: &Tensor) -> Result<()> {
-    if x.dtype() == DType::F64 {
-        launch::check_device_dtype(op, DType::F64, x.device())
-    } else {
-        check_f32_f16_bf16(op, x)
-    }
-}
-
 fn softmax_op_name(log: bool) -> &'static str {
     if log { "log_softmax" } else { "softmax" }
 }
@@ -106,74 +98,67 @@ fn run_softmax(log: bool, input: &Tensor, y: Option<&Tensor>, dim: isize) -> Res
         return Ok(out);
     }
     let rows = RowLayout::new(softmax_op_name(log), input, dim)?;
-    let held = rows.row_config(input, if y.is_some() { 8 } else { 16 });
+    let config = rows.row_config(input, if y.is_some() { 8 } else { 16 });
     let dtype = launch::shader_dtype_name(input.dtype(), input.device());
-    let (splits, chunk) = split_reduction(rows.rows, rows.extent, held.lanes, 2);
+    let (splits, chunk) = split_reduction(rows.rows, rows.extent, config.lanes, 2);
     // Rows in registers gain nothing from more workgroups.
-    if held.register_steps == 0 && rows.extent >= SPLIT_ROW_MIN && splits > 1 {
-        return run_split_rows(
-            &rows,
-            held,
-            (splits, chunk),
-            [input, y.unwrap_or(input)],
-            log,
-            y.is_some(),
-            out,
-        );
+    if config.register_steps == 0 && rows.extent >= SPLIT_ROW_MIN && splits > 1 {
+        return run_split_rows(&rows, config, (splits, chunk), input, y, log, out);
     }
-    let mut identity = KernelKey::new("softmax");
-    identity.push_str(dtype);
-    identity.push_flags(&[y.is_some(), log, rows.across]);
-    identity.push_number(held.lanes | held.width << 16 | held.register_steps << 32);
+    let mut key = KernelKey::new("softmax");
+    key.push_str(dtype);
+    key.push_flags(&[y.is_some(), log, rows.across]);
+    key.push_number(config.lanes | config.width << 16 | config.register_steps << 32);
     let spec = || {
         kernel_spec! {
             "softmax", stage: "whole", pass: if y.is_some() { "backward" } else { "forward" }, log, dtype,
-            lanes: held.lanes, across: rows.across, width: held.width, hold: held.register_steps,
+            lanes: config.lanes, across: rows.across, width: config.width, hold: config.register_steps,
         }
     };
-    let tensors = bindings![input, y, &out];
     // Reads in vectors of four, scalar writes, and the loops of sums over the threads of a row.
-    let turns =
-        if held.register_steps > 0 { 0 } else { 5 * rows.extent.div_ceil(4 * held.lanes * held.width) + 128 };
+    let iterations = if config.register_steps > 0 {
+        0
+    } else {
+        5 * rows.extent.div_ceil(4 * config.lanes * config.width) + 128
+    };
     let params = rows.params(input, |p| kernel_params! { ..p; splits: 0usize, chunk: 0usize });
-    let params = params.loop_iterations(turns);
-    launch::launch_by_key(&identity, spec, &tensors, params, held.workgroups(rows.rows))?;
-    drop(tensors);
+    let params = params.loop_iterations(iterations);
+    let groups = config.workgroups(rows.rows);
+    launch::launch_by_key(&key, spec, &bindings![input, y, &out], params, groups)?;
     Ok(out)
 }
 
 /// Row length from which several workgroups share a row, if there are few rows.
 const SPLIT_ROW_MIN: usize = 1 << 16;
 
-/// Computes few very long rows, each by several workgroups. `tensors` are x, or g and y.
+/// Computes few very long rows, each by several workgroups. `input` is x, or g with y in the backward pass.
 fn run_split_rows(
     rows: &RowLayout,
-    held: RowConfig,
+    config: RowConfig,
     (splits, chunk): (usize, usize),
-    [input, y]: [&Tensor; 2],
+    input: &Tensor,
+    y: Option<&Tensor>,
     log: bool,
-    backward: bool,
     out: Tensor,
 ) -> Result<Tensor> {
-    let device = input.device();
-    let sums = if input.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+    let (device, backward) = (input.device(), y.is_some());
+    let sums = norm_compute_dtype(input.dtype());
     let scratch = |shape: &[usize]| empty_workspace(shape, sums, device);
-    let spec = |stage: &'static str, held: RowConfig, across: bool| {
+    let spec = |stage: &'static str, config: RowConfig, across: bool| {
         kernel_spec! {
             "softmax", stage, pass: if backward { "backward" } else { "forward" }, log,
-            dtype: launch::shader_dtype_name(input.dtype(), device), lanes: held.lanes, across,
-            width: held.width, hold: 0usize,
+            dtype: launch::shader_dtype_name(input.dtype(), device), lanes: config.lanes, across,
+            width: config.width, hold: 0usize,
         }
     };
-    let params = |turns: usize| {
-        rows.params(input, |p| kernel_params! { ..p; splits, chunk }).loop_iterations(turns + 128)
+    let params = |iterations: usize| {
+        rows.params(input, |p| kernel_params! { ..p; splits, chunk }).loop_iterations(iterations + 128)
     };
-    let step = held.lanes * held.width;
+    let step = config.lanes * config.width;
     let partial = scratch(&[splits, if backward { 1 } else { 2 }, rows.rows])?;
-    let groups = held.workgroups(rows.rows * splits);
-    let y = backward.then_some(y);
+    let groups = config.workgroups(rows.rows * splits);
     let reading = chunk.div_ceil(4 * step);
-    let parts = spec("parts", held, rows.across);
+    let parts = spec("parts", config, rows.across);
     launch::launch(&parts, &bindings![input, y, &partial], params(reading), groups)?;
     let statistics = match backward {
         true => partial.sum([0], false)?,
@@ -186,7 +171,7 @@ fn run_split_rows(
         }
     };
     let writing = chunk.div_ceil(step);
-    let apply = spec("apply", held, rows.across);
+    let apply = spec("apply", config, rows.across);
     launch::launch(&apply, &bindings![input, y, &statistics, &out], params(writing), groups)?;
     Ok(out)
 }
@@ -195,7 +180,7 @@ fn run_split_rows(
 fn softmax_with_grad(log: bool, x: &Tensor, dim: isize) -> Result<Tensor> {
     let op = softmax_op_name(log);
     operation!(op);
-    check_softmax_dtype(op, x)?;
+    check_is_f64(op, x)?;
     normalize_dim(op, dim, x.rank())?;
     let out = run_softmax(log, x, None, dim)?;
     if !autograd::compute_requires_grad(&[x]) {
@@ -208,7 +193,7 @@ fn softmax_with_grad(log: bool, x: &Tensor, dim: isize) -> Result<Tensor> {
             return run_softmax(log, g, Some(&y), dim);
         }
         // Round to the element type at the end, as the kernel does.
-        let wide = if g.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+        let wide = norm_compute_dtype(g.dtype());
         let (given, y) = (g.to_dtype(wide)?, y.to_dtype(wide)?);
         let grad = match log {
             false => y.mul(&given.sub(&given.mul(&y)?.sum([dim], true)?)?)?,

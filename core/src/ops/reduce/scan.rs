@@ -273,9 +273,6 @@ impl Tensor {
     }
 
     /// Computes the logarithm of the cumulative sum of exponentials along `dim`, without overflow.
-    ///
-    /// # Errors
-    /// `dim` is out of range.
     #[track_caller]
     pub fn logcumsumexp(&self, dim: isize) -> Result<Tensor> {
         operation!("logcumsumexp", in_f32[self], |x| x.logcumsumexp(dim));

@@ -45,10 +45,6 @@ static LOGSUMEXP: ReduceOp = ReduceOp {
     )
 };
 
-fn reduce_params(x: f64, y: f64) -> [f32; 4] {
-    [x as f32, y as f32, 0.0, 0.0]
-}
-
 /// Returns the largest magnitude of a nonempty tensor in its type, independent of autocast. Not recorded.
 pub(crate) fn largest_magnitude(x: &Tensor) -> Result<Tensor> {
     reduce_float(&NORM_MAX, x, &ReduceDims::new("norm", x.shape(), &[])?, false, ReduceArgs::default())
@@ -69,13 +65,10 @@ with_defaults! {
 
 impl Tensor {
     /// Computes the mean over the dimensions in f32 (f64 for f64), with keepdim. Not recorded.
-    fn mean_keepdim(&self, over: &ReduceDims) -> Result<Tensor> {
+    fn mean_keepdim(&self, axes: &ReduceDims) -> Result<Tensor> {
         let dtype = if self.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
-        let extra = ReduceArgs {
-            params: reduce_params(over.elements_per_output as f64, 0.0),
-            ..ReduceArgs::default()
-        };
-        reduce(&MEAN, self, over, true, self.dtype(), dtype, extra)
+        let extra = ReduceArgs::with_params(axes.elements_per_output as f64, 0.0);
+        reduce(&MEAN, self, axes, true, self.dtype(), dtype, extra)
     }
 
     #[track_caller]
@@ -89,16 +82,12 @@ impl Tensor {
         operation!(op.name);
         fail_if!(!self.dtype().is_float();
             dtype(op.name, self.dtype()), "takes floats; cast with `to_dtype`");
-        let over = ReduceDims::new(op.name, self.shape(), dims)?;
-        let center = self.mean_keepdim(&over)?;
-        let freedom = (over.elements_per_output as f64 - correction).max(0.0);
+        let axes = ReduceDims::new(op.name, self.shape(), dims)?;
+        let center = self.mean_keepdim(&axes)?;
+        let freedom = (axes.elements_per_output as f64 - correction).max(0.0);
         let within = |op, divisor| {
-            let extra = ReduceArgs {
-                center: Some(&center),
-                params: reduce_params(divisor, 0.0),
-                ..ReduceArgs::default()
-            };
-            reduce_float(op, self, &over, keepdim, extra)
+            let extra = ReduceArgs { center: Some(&center), ..ReduceArgs::with_params(divisor, 0.0) };
+            reduce_float(op, self, &axes, keepdim, extra)
         };
         let out = match self.dtype() {
             // The kernel's parameters are f32.
@@ -113,7 +102,7 @@ impl Tensor {
         // divides by the negative difference.
         let freedom = match dims.is_empty() || self.rank() == 0 {
             true => freedom,
-            false => over.elements_per_output as f64 - correction,
+            false => axes.elements_per_output as f64 - correction,
         };
         let root = op.name == "std";
         let (x, y) = (SavedTensor::input(self), root.then(|| SavedTensor::output(&out)));
@@ -123,19 +112,19 @@ impl Tensor {
             let (g, x) = (amp::half_to_f32(g)?, amp::half_to_f32(&x.unpack(wants)?)?);
             let y = y.as_ref().map(|y| amp::half_to_f32(&y.unpack(wants)?)).transpose()?;
             let mean = match wants.create_graph() {
-                true => x.sum_to(&over.keepdim_shape)?.div(over.elements_per_output as f64)?,
+                true => x.sum_to(&axes.keepdim_shape)?.div(axes.elements_per_output as f64)?,
                 false => center.to_dtype(x.dtype())?,
             };
             let g = match &y {
                 Some(y) => g.div(&y.mul(freedom)?)?,
                 None => g.mul(2.0 / freedom)?,
             };
-            let g = over.expand_to_input(&g)?;
+            let g = axes.expand_to_input(&g)?;
             // Zero where the deviation is zero, as in PyTorch. The division itself gives NaN there.
-            let away = x.sub(&over.expand_to_input(&mean)?)?;
+            let away = x.sub(&axes.expand_to_input(&mean)?)?;
             let grad = g.mul(&away)?;
             let grad = match &y {
-                Some(y) => grad.masked_fill(&over.expand_to_input(&y.detach())?.eq(0.0)?, 0.0)?,
+                Some(y) => grad.masked_fill(&axes.expand_to_input(&y.detach())?.eq(0.0)?, 0.0)?,
                 None => grad,
             };
             grad.to_dtype(dtype)
@@ -183,7 +172,7 @@ impl Tensor {
             dispatch_in_f32!("norm", [self], |x| x.norm(p, dims, keepdim));
         }
         dispatch_autocast!("norm", [self], |x| x.norm(p, dims, keepdim));
-        let over = ReduceDims::new("norm", self.shape(), dims)?;
+        let axes = ReduceDims::new("norm", self.shape(), dims)?;
         let op = match p {
             0.0 => &NORM_0,
             1.0 => &NORM_1,
@@ -192,19 +181,19 @@ impl Tensor {
             f64::NEG_INFINITY => &NORM_MIN,
             _ => &NORM_P,
         };
-        let extra = ReduceArgs { params: reduce_params(p, 1.0 / p), ..ReduceArgs::default() };
+        let extra = ReduceArgs::with_params(p, 1.0 / p);
         let out = match self.dtype() {
             // The kernel's powers are f32.
             DType::F64 if std::ptr::eq(op, &raw const NORM_P) => {
                 let _no_grad = autograd::no_grad();
                 self.detach().abs()?.pow(p)?.sum(dims, keepdim)?.pow(1.0 / p)?
             }
-            _ => reduce_float(op, self, &over, keepdim, extra)?,
+            _ => reduce_float(op, self, &axes, keepdim, extra)?,
         };
         let (x, y) = (SavedTensor::input(self), SavedTensor::output(&out));
         Ok(autograd::differentiable_unary("norm", out, self, move |g, wants| {
             let (x, y) = (x.unpack(wants)?, y.unpack(wants)?);
-            let (g, y) = (over.expand_to_input(g)?, over.expand_to_input(&y)?);
+            let (g, y) = (axes.expand_to_input(g)?, axes.expand_to_input(&y)?);
             // The positions of zeros and of the largest elements are constants of the gradient.
             let (fixed, whole) = (x.detach(), y.detach());
             let grad = if p == 0.0 {
@@ -213,7 +202,7 @@ impl Tensor {
                 g.mul(&x.sign()?)?
             } else if p.is_infinite() {
                 let mask = fixed.abs()?.eq_or_both_nan(&whole)?.to_dtype(x.dtype())?;
-                let ties = mask.sum_to(&over.keepdim_shape)?;
+                let ties = mask.sum_to(&axes.keepdim_shape)?;
                 g.mul(&x.sign()?)?.mul(&mask)?.div(&ties)?
             } else if p == 2.0 {
                 // The gradient of a zero norm is zero, as in PyTorch.
@@ -345,23 +334,23 @@ impl Tensor {
         if !self.dtype().is_float() {
             return self.to_dtype(DType::F32)?.logsumexp(dims, keepdim);
         }
-        let over = ReduceDims::new("logsumexp", self.shape(), dims)?;
-        let largest = reduce_float(&LOGSUMEXP_MAX, self, &over, true, ReduceArgs::default())?;
+        let axes = ReduceDims::new("logsumexp", self.shape(), dims)?;
+        let largest = reduce_float(&LOGSUMEXP_MAX, self, &axes, true, ReduceArgs::default())?;
         if self.dtype() == DType::F64 {
             // The kernel's exponential is f32.
             let shift = largest.where_(&largest.isfinite()?, 0.0)?;
-            let sum = self.sub(&over.expand_to_input(&shift)?)?.exp()?.sum(dims, keepdim)?;
+            let sum = self.sub(&axes.expand_to_input(&shift)?)?.exp()?.sum(dims, keepdim)?;
             return sum.log()?.add(&shift.reshape(sum.shape())?);
         }
         let extra = ReduceArgs { center: Some(&largest), ..ReduceArgs::default() };
         // Save 16-bit results in f32 for the gradient, because rounding would scale all weights.
         let wide = if self.dtype().size() == 2 { DType::F32 } else { self.dtype() };
-        let out = reduce(&LOGSUMEXP, self, &over, keepdim, self.dtype(), wide, extra)?;
+        let out = reduce(&LOGSUMEXP, self, &axes, keepdim, self.dtype(), wide, extra)?;
         let (x, y) = (SavedTensor::input(self), SavedTensor::output(&out));
         let out = autograd::differentiable_unary("logsumexp", out, self, move |g, wants| {
             let (x, y) = (x.unpack(wants)?, y.unpack(wants)?);
-            let weight = x.to_dtype(y.dtype())?.sub(&over.expand_to_input(&y)?)?.exp()?;
-            over.expand_to_input(g)?.mul(&weight)?.to_dtype(x.dtype())
+            let weight = x.to_dtype(y.dtype())?.sub(&axes.expand_to_input(&y)?)?.exp()?;
+            axes.expand_to_input(g)?.mul(&weight)?.to_dtype(x.dtype())
         });
         out.to_dtype(self.dtype())
     }

@@ -69,9 +69,6 @@ pub fn block_diag(tensors: &[impl AsRef<Tensor>]) -> Result<Tensor> {
 
 /// Expands vectors (or scalars) to views over the grid of all of them: PyTorch's `meshgrid` with
 /// `indexing="ij"`, or with `xy`, which swaps the first two dimensions.
-///
-/// # Errors
-/// A tensor has more than one dimension.
 #[track_caller]
 pub fn meshgrid(lines: &[impl AsRef<Tensor>], xy: bool) -> Result<Vec<Tensor>> {
     let lines = &as_refs(lines)[..];
@@ -91,9 +88,6 @@ pub fn meshgrid(lines: &[impl AsRef<Tensor>], xy: bool) -> Result<Vec<Tensor>> {
 }
 
 /// Returns views of all tensors in their common broadcast shape.
-///
-/// # Errors
-/// The shapes do not broadcast.
 #[track_caller]
 pub fn broadcast_tensors(tensors: &[impl AsRef<Tensor>]) -> Result<Vec<Tensor>> {
     let tensors = &as_refs(tensors)[..];
@@ -199,9 +193,6 @@ impl Tensor {
 
     /// Returns the indices on and below a diagonal of a matrix in row-major order, as i64 \[2, count\]:
     /// PyTorch's `tril_indices`.
-    ///
-    /// # Errors
-    /// A capture is active.
     #[track_caller]
     pub fn tril_indices(rows: usize, columns: usize, diagonal: isize, device: &Device) -> Result<Tensor> {
         Self::ones([rows, columns], DType::I32, device)?.tril(diagonal)?.nonzero()?.t()?.contiguous()
@@ -214,9 +205,6 @@ impl Tensor {
     }
 
     /// Computes the Kronecker product: each element of `self` times `other`. Missing ones are 1.
-    ///
-    /// # Errors
-    /// The operation does not support the types.
     #[track_caller]
     pub fn kron(&self, other: &Tensor) -> Result<Tensor> {
         operation!("kron", autocast [self, other], |a, b| a.kron(&b));

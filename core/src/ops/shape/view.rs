@@ -107,9 +107,6 @@ impl Tensor {
     }
 
     /// Swaps two dimensions.
-    ///
-    /// # Errors
-    /// A dimension is out of range.
     pub fn transpose(&self, dim0: isize, dim1: isize) -> Result<Tensor> {
         let (a, b) =
             (normalize_dim("transpose", dim0, self.rank())?, normalize_dim("transpose", dim1, self.rank())?);
@@ -121,9 +118,6 @@ impl Tensor {
     }
 
     /// Transposes a matrix. A vector stays as it is.
-    ///
-    /// # Errors
-    /// There are more than two dimensions.
     pub fn t(&self) -> Result<Tensor> {
         match self.rank() {
             0 | 1 => Ok(self.clone()),
@@ -133,9 +127,6 @@ impl Tensor {
     }
 
     /// Expands extents of 1 to `shape` without a copy.
-    ///
-    /// # Errors
-    /// An extent that is not 1 differs.
     pub fn broadcast_to(&self, shape: impl IntoShape) -> Result<Tensor> {
         self.broadcast_to_shape(&new_shape("broadcast_to", shape)?)
     }
@@ -150,9 +141,6 @@ impl Tensor {
     }
 
     /// Expands as [`broadcast_to`](Self::broadcast_to) does. An extent of -1 stays as it is.
-    ///
-    /// # Errors
-    /// An extent that is not 1 differs.
     pub fn expand(&self, shape: impl IntoShape) -> Result<Tensor> {
         let shape = shape.to_extents();
         let skip = shape.len().saturating_sub(self.rank());
@@ -169,9 +157,6 @@ impl Tensor {
     }
 
     /// Inserts a dimension of extent 1 before `dim`.
-    ///
-    /// # Errors
-    /// `dim` is out of range.
     pub fn unsqueeze(&self, dim: isize) -> Result<Tensor> {
         let at = normalize_dim("unsqueeze", dim, self.rank() + 1)?;
         let mut shape: Dims = self.shape().into();
@@ -180,9 +165,6 @@ impl Tensor {
     }
 
     /// Removes dimension `dim` if its extent is 1.
-    ///
-    /// # Errors
-    /// `dim` is out of range.
     pub fn squeeze(&self, dim: isize) -> Result<Tensor> {
         let at = normalize_dim("squeeze", dim, self.rank())?;
         if self.shape().get(at) != Some(&1) {
@@ -374,9 +356,6 @@ impl Tensor {
 
     /// Splits one dimension before these indices: PyTorch's `tensor_split` with indices. Negative indices
     /// count from the end, and a part that ends before its start is empty.
-    ///
-    /// # Errors
-    /// `dim` is out of range, or the rank is 0.
     pub fn tensor_split_at(&self, indices: &[isize], dim: isize) -> Result<Vec<Tensor>> {
         let extent = self.checked_split_extent(dim)?;
         let place = |&i: &isize| match i {
@@ -434,9 +413,6 @@ impl Tensor {
     }
 
     /// Returns each index of one dimension as a tensor.
-    ///
-    /// # Errors
-    /// `dim` is out of range.
     pub fn unbind(&self, dim: isize) -> Result<Vec<Tensor>> {
         let d = normalize_dim("unbind", dim, self.rank())?;
         let Some(&extent) = self.shape().get(d) else {

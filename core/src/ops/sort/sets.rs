@@ -1,8 +1,6 @@
 //! Set operations: comparison with tolerances, membership, unique elements and counts.
 
-use crate::ops::elementwise::pointwise::GradRule::None as NoGrad;
-use crate::ops::elementwise::pointwise::pointwise_ops;
-use crate::ops::elementwise::pointwise::{PointwiseOp, TypeRule, run_pointwise};
+use crate::ops::elementwise::prelude::*;
 use crate::ops::index::select::{SearchSortedOptions, cast_index_to_i32};
 use crate::ops::prelude::*;
 use crate::ops::reduce::scan;
@@ -121,9 +119,6 @@ impl Tensor {
     }
 
     /// Reports whether the shapes and all elements are equal. The host reads the result.
-    ///
-    /// # Errors
-    /// The devices differ, or a capture is active.
     #[track_caller]
     pub fn equal(&self, other: &Tensor) -> Result<bool> {
         self.check_same_device("equal", other)?;
@@ -158,9 +153,6 @@ impl Tensor {
     /// Returns the distinct elements in order, with inverse indices and counts: PyTorch's `unique`.
     ///
     /// Each NaN is distinct. The host reads the number of values. A value's gradient goes to one element.
-    ///
-    /// # Errors
-    /// A capture is active.
     #[track_caller]
     pub fn unique(&self) -> Result<Unique> {
         operation!("unique");

@@ -22,6 +22,33 @@ mod resize;
 mod shape;
 mod sort;
 
+/// PyTorch's names of operations that have another name in this library, also without the module.
+const RENAMED: &[(&str, &str)] = &[
+    ("clone", "copy"),
+    ("constant_pad_nd", "pad"),
+    ("fill", "full_like"),
+    ("mT", "transpose"),
+    ("new_zeros", "zeros"),
+    ("nn.functional.fold", "col2im"),
+    ("nn.functional.unfold", "im2col"),
+    ("nn.functional.upsample_nearest", "interpolate"),
+    ("ravel", "reshape"),
+    ("sgn", "sign"),
+    ("slice", "slice_dim"),
+    ("true_divide", "div"),
+    ("where", "where_"),
+];
+
+/// Returns the name of a function of PyTorch without its module.
+fn strip_module(name: &str) -> &str {
+    name.rsplit('.').next().unwrap_or(name)
+}
+
+/// Returns this library's name of one of PyTorch's operations.
+pub(super) fn method_name(name: &str) -> &str {
+    RENAMED.iter().find(|(other, _)| *other == name).map_or_else(|| strip_module(name), |(_, own)| own)
+}
+
 /// Entry of the table: takes the arguments, returns the results.
 pub(super) type GoldenFn = fn(&Args<'_>) -> Result<Vec<Tensor>>;
 
@@ -76,4 +103,24 @@ pub(super) fn single(t: forebay::error::Result<Tensor>) -> Result<Vec<Tensor>> {
 /// Error for an operation, or a form of its arguments, that the library does not have.
 pub(super) fn missing_op(what: &str) -> anyhow::Error {
     MissingOp(format!("The library has no `{what}` yet.")).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::ensure;
+
+    use super::*;
+    use crate::catalog::coverage::public_operations;
+
+    #[test]
+    fn every_entry_is_a_public_operation() -> Result<()> {
+        let (table, there) = (OpTable::new(), public_operations()?);
+        let unknown: Vec<_> = table.0.keys().filter(|name| !there.contains(method_name(name))).collect();
+        ensure!(unknown.is_empty(), "no function of core/src/ops has the name of {unknown:?}: see RENAMED");
+        for (name, own) in RENAMED {
+            ensure!(table.0.contains_key(name), "RENAMED has {name}, which the table does not have");
+            ensure!(strip_module(name) != *own, "RENAMED has {name}, which has this name without its module");
+        }
+        Ok(())
+    }
 }
