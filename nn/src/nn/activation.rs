@@ -21,14 +21,13 @@ macro_rules! activation_layers {
 
         impl $layer {
             /// Applies the function to each element of `x`, or to each vector along the dimension.
-            ///
-            /// # Errors
-            /// The dtype is not supported, or the dimension is out of range.
             #[track_caller]
             pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
                 x.$op($(self.$field),*)
             }
         }
+
+        impl_forward!($layer);
     )*};
 }
 
@@ -93,9 +92,6 @@ pub struct Softmax2d;
 
 impl Softmax2d {
     /// Applies the softmax over the channels at each position of `x`.
-    ///
-    /// # Errors
-    /// `x` has fewer than three dimensions.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         x.softmax(-3)
@@ -127,9 +123,6 @@ impl Prelu {
     }
 
     /// Applies the function to each element of `x`.
-    ///
-    /// # Errors
-    /// The number of channels differs from the number of slopes.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         x.prelu(&self.weight)
@@ -151,9 +144,6 @@ with_defaults! {
 
 impl Rrelu {
     /// Applies the function to each element of `x`.
-    ///
-    /// # Errors
-    /// The dtype is not a floating-point type.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         x.rrelu(self.lower, self.upper, super::is_training(&self.training))

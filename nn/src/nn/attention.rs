@@ -40,24 +40,14 @@ impl SelfAttention {
         })
     }
 
-    /// Makes each position attend only to itself and to earlier positions.
-    #[must_use]
-    pub fn causal(mut self) -> Self {
-        self.causal = true;
-        self
-    }
-
-    /// Sets the dropout probability of the output.
-    #[must_use]
-    pub fn with_dropout(mut self, p: f64) -> Self {
-        self.dropout.p = p;
-        self
+    setters! {
+        /// Makes each position attend only to itself and to earlier positions.
+        fn causal() { causal: true }
+        /// Sets the dropout probability of the output.
+        fn with_dropout(p: f64) { dropout.p: p }
     }
 
     /// Computes attention: \[batch, length, features\] to the same shape.
-    ///
-    /// # Errors
-    /// `x` does not have this shape.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.scope.run(|| {

@@ -127,8 +127,7 @@ macro_rules! conv_layer {
 
             #[doc = concat!("\\[batch, in, ", $shape, "\\] to \\[batch, out, ..\\].")]
             /// # Errors
-            /// The number of channels of `x` differs from the layer's, or `same_padding` is set with a stride
-            /// other than 1.
+            /// `same_padding` is set with a stride other than 1.
             #[track_caller]
             pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
                 self.forward_with(&self.weight, x)
@@ -152,6 +151,8 @@ macro_rules! conv_layer {
                 self.scope.run(|| $forward)
             }
         }
+
+        impl_forward!($layer);
     };
 }
 

@@ -57,25 +57,17 @@ impl Embedding {
         Ok(self)
     }
 
-    /// Divides the gradient of a row by the number of times a lookup selects the row: PyTorch's
-    /// `scale_grad_by_freq`.
-    #[must_use]
-    pub fn scale_grad_by_freq(mut self) -> Self {
-        self.lookup.scale_grad_by_freq = true;
-        self
-    }
-
     setters! {
+        /// Divides the gradient of a row by the number of times a lookup selects the row: PyTorch's
+        /// `scale_grad_by_freq`.
+        fn scale_grad_by_freq() { lookup.scale_grad_by_freq: true }
         /// Scales each selected row in place if its `p`-norm is above `max_norm`: PyTorch's `max_norm` and
         /// `norm_type` (default 2). Every lookup then makes a pass over the table. A gradient of the table that
         /// was recorded before the lookup becomes an error.
         fn with_max_norm(max_norm: f64, p: f64) { max_norm: Some(MaxNorm { max_norm, p }) }
     }
 
-    /// Selects rows of the table; the output has the shape of `index` and a last dimension of features.
-    ///
-    /// # Errors
-    /// `index` does not hold integers.
+    /// Selects rows of the table by integers. The output has the shape of `index` and a last dimension of features.
     #[track_caller]
     pub fn forward(&self, index: &Tensor) -> Result<Tensor> {
         self.scope.run(|| {

@@ -1,9 +1,11 @@
 //! Initial values of parameters, like PyTorch's `nn.init`. Functions whose names end in `_` overwrite a
 //! tensor; random ones draw from the generator of the tensor's device.
+//!
+//! All fail for a dtype that is not a floating-point type. `# Errors` sections list further errors.
 
 use std::cell::Cell;
 
-use crate::{DType, Device, Error, Result, Tensor, fail_if};
+use crate::{DType, Device, Result, Tensor, fail, fail_if};
 use forebay_core::check;
 use forebay_core::memory::{self, Tag};
 use forebay_core::ops::representable_range;
@@ -40,9 +42,10 @@ pub struct DefaultDTypeGuard {
 /// # Errors
 /// `dtype` is not f32, f16, bf16 or f64.
 pub fn default_dtype(dtype: DType) -> Result<DefaultDTypeGuard> {
-    if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16 | DType::F64) {
-        return Err(Error::dtype("init::dtype", dtype, "parameters are f32, f16, bf16 or f64"));
-    }
+    fail_if!(
+        !matches!(dtype, DType::F32 | DType::F16 | DType::BF16 | DType::F64);
+        dtype("init::dtype", dtype), "parameters are f32, f16, bf16 or f64"
+    );
     Ok(DefaultDTypeGuard { _dtype: ScopedGuard::new(&DEFAULT_DTYPE, Some(dtype)) })
 }
 
@@ -85,7 +88,7 @@ pub fn create_buffer(make: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
 #[track_caller]
 pub fn calculate_fan_in_and_fan_out(weight: &Tensor) -> Result<(usize, usize)> {
     let &[out, inputs, ref window @ ..] = weight.shape() else {
-        return Err(Error::shape("init", "takes a weight of at least two dimensions", &[weight.shape()]));
+        fail!(shape("init", [weight]), "takes a weight of at least two dimensions");
     };
     let window: usize = window.iter().product();
     Ok((inputs * window, out * window))
@@ -97,9 +100,6 @@ fn overwrite_with(t: &Tensor, make: impl FnOnce(&[usize], DType, &Device) -> Res
 }
 
 /// Fills the tensor with uniform values in low ≤ x < high.
-///
-/// # Errors
-/// The dtype is not a floating-point type.
 #[track_caller]
 pub fn uniform_(t: &Tensor, low: f64, high: f64) -> Result<()> {
     overwrite_with(t, |shape, to, device| Tensor::uniform(shape, low, high, to, device))
@@ -108,7 +108,7 @@ pub fn uniform_(t: &Tensor, low: f64, high: f64) -> Result<()> {
 /// Fills the tensor with normal values.
 ///
 /// # Errors
-/// `std` is negative or not finite, or the dtype is not a floating-point type.
+/// `std` is negative or not finite.
 #[track_caller]
 pub fn normal_(t: &Tensor, mean: f64, std: f64) -> Result<()> {
     check::non_negative("normal_", "std", std)?;
@@ -137,26 +137,21 @@ pub fn ones_(t: &Tensor) -> Result<()> {
 /// of slope `a` (0 for a ReLU). Layers use √5, which gives the bound 1/√fan_in.
 ///
 /// # Errors
-/// The weight has fewer than two dimensions, or its dtype is not a floating-point type.
+/// The weight has fewer than two dimensions.
 #[track_caller]
 pub fn kaiming_uniform_(t: &Tensor, a: f64) -> Result<()> {
     let bound = (6.0 / ((1.0 + a * a) * calculate_fan_in_and_fan_out(t)?.0.max(1) as f64)).sqrt();
     uniform_(t, -bound, bound)
 }
 
-/// Fills the tensor with normal values of the variance of [`kaiming_uniform_`].
-///
-/// # Errors
-/// Same errors as [`kaiming_uniform_`].
+/// Fills the tensor with normal values of the variance of [`kaiming_uniform_`], with its errors.
 #[track_caller]
 pub fn kaiming_normal_(t: &Tensor, a: f64) -> Result<()> {
     normal_(t, 0.0, (2.0 / ((1.0 + a * a) * calculate_fan_in_and_fan_out(t)?.0.max(1) as f64)).sqrt())
 }
 
-/// Fills the tensor with uniform values that preserve the variance forward and backward (Glorot).
-///
-/// # Errors
-/// Same errors as [`kaiming_uniform_`].
+/// Fills the tensor with uniform values that preserve the variance forward and backward (Glorot), with the errors
+/// of [`kaiming_uniform_`].
 #[track_caller]
 pub fn xavier_uniform_(t: &Tensor, gain: f64) -> Result<()> {
     check::non_negative("xavier_uniform_", "gain", gain)?;
@@ -165,10 +160,7 @@ pub fn xavier_uniform_(t: &Tensor, gain: f64) -> Result<()> {
     uniform_(t, -bound, bound)
 }
 
-/// Fills the tensor with normal values of the variance of [`xavier_uniform_`].
-///
-/// # Errors
-/// Same errors as [`kaiming_uniform_`].
+/// Fills the tensor with normal values of the variance of [`xavier_uniform_`], with its errors.
 #[track_caller]
 pub fn xavier_normal_(t: &Tensor, gain: f64) -> Result<()> {
     check::non_negative("xavier_normal_", "gain", gain)?;
@@ -242,14 +234,13 @@ pub fn kaiming_normal_with_mode_(t: &Tensor, fan: FanMode, of: Nonlinearity) -> 
 /// distribution.
 ///
 /// # Errors
-/// `low` is not below `high`, `std` is not positive, the dtype is not a floating-point type, or the dtype has
-/// no value between the bounds.
+/// `low` is not below `high`, `std` is not positive, or the dtype has no value between the bounds.
 #[track_caller]
 pub fn trunc_normal_(t: &Tensor, mean: f64, std: f64, low: f64, high: f64) -> Result<()> {
-    if !(low < high && std > 0.0 && std.is_finite() && mean.is_finite()) {
-        let why = format!("{low}..{high} with a deviation of {std} holds no normal numbers");
-        return Err(Error::argument("trunc_normal_", why));
-    }
+    fail_if!(
+        !(low < high && std > 0.0 && std.is_finite() && mean.is_finite());
+        argument("trunc_normal_"), "{low}..{high} with a deviation of {std} holds no normal numbers"
+    );
     // erf at the bounds is twice the cumulative distribution minus 1. Only f32 arithmetic uses these values.
     let bound = |x: f64| erf((x - mean) / (std * std::f64::consts::SQRT_2));
     // Distant or close bounds may round to the same f32 value.
@@ -286,7 +277,7 @@ fn erf(x: f64) -> f64 {
 /// therefore waits for the device.
 ///
 /// # Errors
-/// The tensor has fewer than two dimensions, or its dtype is not a floating-point type.
+/// The tensor has fewer than two dimensions.
 #[track_caller]
 pub fn orthogonal_(t: &Tensor, gain: f64) -> Result<()> {
     calculate_fan_in_and_fan_out(t)?;
@@ -323,7 +314,7 @@ pub fn orthogonal_(t: &Tensor, gain: f64) -> Result<()> {
 #[track_caller]
 pub fn eye_(t: &Tensor) -> Result<()> {
     let &[rows, columns] = t.shape() else {
-        return Err(Error::shape("eye_", "takes a matrix", &[t.shape()]));
+        fail!(shape("eye_", [t]), "takes a matrix");
     };
     overwrite_with(t, |_, to, device| Tensor::eye(rows, columns, to, device))
 }
@@ -336,12 +327,12 @@ pub fn eye_(t: &Tensor) -> Result<()> {
 #[track_caller]
 pub fn dirac_(t: &Tensor, groups: usize) -> Result<()> {
     let &[out, inputs, ref window @ ..] = t.shape() else {
-        return Err(Error::shape("dirac_", "takes a weight of 3 to 5 dimensions", &[t.shape()]));
+        fail!(shape("dirac_", [t]), "takes a weight of 3 to 5 dimensions");
     };
-    if !(1..=3).contains(&window.len()) || groups == 0 || !out.is_multiple_of(groups) {
-        let rule = format!("takes a weight of 3 to 5 dimensions whose outputs divide into {groups} groups");
-        return Err(Error::shape("dirac_", rule, &[t.shape()]));
-    }
+    fail_if!(
+        !(1..=3).contains(&window.len()) || groups == 0 || !out.is_multiple_of(groups);
+        shape("dirac_", [t]), "takes a weight of 3 to 5 dimensions whose outputs divide into {groups} groups"
+    );
     let size: usize = window.iter().product();
     let middle = window.iter().fold(0, |at, n| at * n + n / 2);
     let mut numbers = vec![0f32; t.numel()];
@@ -362,7 +353,7 @@ pub fn dirac_(t: &Tensor, groups: usize) -> Result<()> {
 #[track_caller]
 pub fn sparse_(t: &Tensor, sparsity: f64, std: f64) -> Result<()> {
     let &[rows, columns] = t.shape() else {
-        return Err(Error::shape("sparse_", "takes a matrix", &[t.shape()]));
+        fail!(shape("sparse_", [t]), "takes a matrix");
     };
     fail_if!(!(0.0..=1.0).contains(&sparsity); argument("sparse_"), "{sparsity} is no part of 0 to 1");
     let zeros = (sparsity * rows as f64).ceil() as i64;
@@ -400,6 +391,12 @@ pub fn vector_to_parameters(vector: &Tensor, parameters: &[Tensor]) -> Result<()
         start += p.numel();
     }
     Ok(())
+}
+
+/// Creates a parameter of normal values.
+#[track_caller]
+pub(super) fn create_normal_parameter(shape: &[usize], std: f64, device: &Device) -> Result<Tensor> {
+    create_parameter(|| Tensor::normal(shape, 0.0, std, DType::F32, device))
 }
 
 /// Creates a parameter with the default initialisation of linear and convolutional layers: uniform within

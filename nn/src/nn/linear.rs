@@ -1,7 +1,7 @@
 //! Linear and bilinear layers.
 
 use super::{HasWeight, Module, ModuleScope, init};
-use crate::{Device, Error, Result, Tensor};
+use crate::{DType, Device, Result, Tensor, fail_if};
 
 /// Linear layer: x · weightᵀ + bias over the last dimension.
 #[derive(Debug, Module)]
@@ -36,17 +36,20 @@ impl Linear {
     #[track_caller]
     pub fn from_parameters(weight: Tensor, bias: Option<Tensor>) -> Result<Self> {
         let fits = weight.rank() == 2 && bias.as_ref().is_none_or(|b| b.shape() == &weight.shape()[..1]);
-        if !fits {
-            let shapes = [weight.shape(), bias.as_ref().map_or(&[], Tensor::shape)];
-            return Err(Error::shape("Linear", "takes a weight of [out, in] and a bias of [out]", &shapes));
-        }
+        let shapes = [weight.shape(), bias.as_ref().map_or(&[], Tensor::shape)];
+        fail_if!(!fits; shape("Linear", &shapes), "takes a weight of [out, in] and a bias of [out]");
         Ok(Self { weight, bias, scope: ModuleScope::new() })
     }
 
+    /// Creates a layer with normal weights of deviation `std` and a bias of zeros.
+    #[track_caller]
+    pub(super) fn normal(inputs: usize, outputs: usize, std: f64, device: &Device) -> Result<Self> {
+        let weight = init::create_normal_parameter(&[outputs, inputs], std, device)?;
+        let bias = init::create_parameter(|| Tensor::zeros([outputs], DType::F32, device))?;
+        Self::from_parameters(weight, Some(bias))
+    }
+
     /// Applies the layer: \[.., in\] to \[.., out\].
-    ///
-    /// # Errors
-    /// The last dimension of `x` differs from the layer's.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.forward_with(&self.weight, x)
@@ -93,15 +96,11 @@ impl Bilinear {
     #[track_caller]
     pub fn new(inputs: [usize; 2], outputs: usize, bias: bool, device: &Device) -> Result<Self> {
         let weight = init::create_uniform_parameter(&[outputs, inputs[0], inputs[1]], inputs[0], device)?;
-        let bias =
-            if bias { Some(init::create_uniform_parameter(&[outputs], inputs[0], device)?) } else { None };
+        let bias = bias.then(|| init::create_uniform_parameter(&[outputs], inputs[0], device)).transpose()?;
         Ok(Self { weight, bias, scope: ModuleScope::new() })
     }
 
     /// Applies the layer: \[.., in1\] and \[.., in2\] to \[.., out\].
-    ///
-    /// # Errors
-    /// The shapes do not match.
     #[track_caller]
     pub fn forward(&self, x1: &Tensor, x2: &Tensor) -> Result<Tensor> {
         self.scope.run(|| x1.bilinear(x2, &self.weight, self.bias.as_ref()))
