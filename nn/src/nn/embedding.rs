@@ -40,6 +40,12 @@ impl Embedding {
         Ok(Self::from_parameter(weight))
     }
 
+    /// Creates a table of normal values of deviation `std`.
+    #[track_caller]
+    pub(super) fn normal(entries: usize, features: usize, std: f64, device: &Device) -> Result<Self> {
+        Ok(Self::from_parameter(init::create_normal_parameter(&[entries, features], std, device)?))
+    }
+
     /// Wraps an existing tensor, for example one with other initial values or shared with another layer.
     #[must_use]
     pub fn from_parameter(weight: Tensor) -> Self {

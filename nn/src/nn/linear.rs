@@ -17,16 +17,21 @@ impl Linear {
     /// Creates a layer with weight and bias uniform within 1/√inputs, as in PyTorch.
     #[track_caller]
     pub fn new(inputs: usize, outputs: usize, device: &Device) -> Result<Self> {
-        let mut layer = Self::without_bias(inputs, outputs, device)?;
-        layer.bias = Some(init::create_uniform_parameter(&[outputs], inputs, device)?);
-        Ok(layer)
+        Self::uniform(inputs, outputs, true, device)
     }
 
     /// Creates a layer without a bias, initialised like [`new`](Self::new).
     #[track_caller]
     pub fn without_bias(inputs: usize, outputs: usize, device: &Device) -> Result<Self> {
+        Self::uniform(inputs, outputs, false, device)
+    }
+
+    /// Creates a layer initialised like [`new`](Self::new), with or without a bias.
+    #[track_caller]
+    pub(super) fn uniform(inputs: usize, outputs: usize, bias: bool, device: &Device) -> Result<Self> {
         let weight = init::create_uniform_parameter(&[outputs, inputs], inputs, device)?;
-        Ok(Self { weight, bias: None, scope: ModuleScope::new() })
+        let bias = bias.then(|| init::create_uniform_parameter(&[outputs], inputs, device)).transpose()?;
+        Ok(Self { weight, bias, scope: ModuleScope::new() })
     }
 
     /// Creates a layer from existing tensors, for example of another dtype or shared with another layer.

@@ -171,8 +171,8 @@ pub(crate) fn is_segment_pass_active() -> bool {
 /// of the memory waits for the copy on the device.
 fn evict_previous_segment() {
     let leaving = CURRENT_PASS.with_current_mut(|pass| pass.as_mut().and_then(|p| p.pending_offload.take()));
-    if let Some(away) = leaving {
-        away.evict();
+    if let Some(leaving) = leaving {
+        leaving.evict();
     }
 }
 
@@ -233,9 +233,8 @@ pub(crate) fn pareto_sets(parts: &[SegmentCost], most: usize) -> Vec<Arc<[bool]>
         let mut saved = None;
         front.retain(|set| {
             // Drops sets that save no more than a faster one.
-            let better = saved.is_none_or(|s| set.bytes > s);
-            saved = saved.max(Some(set.bytes));
-            better
+            let before = saved.replace(saved.unwrap_or(0).max(set.bytes));
+            before.is_none_or(|before| set.bytes > before)
         });
         thin_out_evenly(&mut front, 4 * most);
     }
@@ -245,19 +244,11 @@ pub(crate) fn pareto_sets(parts: &[SegmentCost], most: usize) -> Vec<Arc<[bool]>
 
 /// Keeps at most `most` items, evenly spread, including the first and the last.
 fn thin_out_evenly<T>(list: &mut Vec<T>, most: usize) {
-    let n = list.len();
-    if n > most.max(2) {
-        let most = most.max(2);
+    let (n, most) = (list.len(), most.max(2));
+    if n > most {
         let mut kept = (0..most).map(|k| k * (n - 1) / (most - 1)).peekable();
-        let mut at = 0;
-        list.retain(|_| {
-            let keep = kept.peek() == Some(&at);
-            if keep {
-                kept.next();
-            }
-            at += 1;
-            keep
-        });
+        let mut index = 0..n;
+        list.retain(|_| kept.next_if_eq(&index.next().unwrap_or(n)).is_some());
     }
 }
 
