@@ -5,7 +5,7 @@
 //! order in every run, whatever the speed of the loader's thread.
 
 use std::any::Any;
-use std::mem;
+use std::collections::TryReserveError;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
@@ -145,29 +145,27 @@ impl<D: Dataset> DataLoader<D> {
     pub fn prefetch(&self, device: &Device) -> BatchIter<D> {
         let (ready, batches) = sync_channel(self.ahead.min(MAX_PREFETCH));
         let (recycle, used) = channel();
-        let checked = self.query_sizes().and_then(|sizes| self.check_sizes(&sizes).map(|()| sizes));
-        let (sizes, problem) = match checked {
-            Ok(sizes) => (sizes, None),
-            Err(problem) => (DatasetSizes::default(), Some(problem)),
-        };
+        let started = self.query_sizes().and_then(|sizes| {
+            self.check_sizes(&sizes)?;
+            let (loader, worker_sizes, ready) = (self.clone(), sizes.clone(), ready.clone());
+            let thread = thread::Builder::new().name("forebay-loader".into());
+            let thread = thread.spawn(move || loader.run_worker(&worker_sizes, &ready, &used));
+            let thread =
+                thread.map_err(|e| Error::argument("prefetch", format!("no thread can be started: {e}")))?;
+            Ok((sizes, Some(thread)))
+        });
+        let (sizes, thread) = started.unwrap_or_else(|problem| {
+            // The queue has room for at least one batch.
+            let _ = ready.try_send(Err(problem));
+            (DatasetSizes::default(), None)
+        });
         let per_epoch = self.batches_for_samples(sizes.samples);
-        let start = || {
-            let (loader, sizes) = (self.clone(), sizes.clone());
-            let name = thread::Builder::new().name("forebay-loader".into());
-            let thread = name.spawn(move || loader.run_worker(&sizes, &ready, &used));
-            thread.map_err(|e| Error::argument("prefetch", format!("no thread can be started: {e}")))
-        };
-        let (thread, problem) = match problem {
-            Some(problem) => (None, Some(problem)),
-            None => start().map_or_else(|e| (None, Some(e)), |thread| (Some(thread), None)),
-        };
         BatchIter {
             device: device.clone(),
             cursor: self.start.normalized(per_epoch),
             epochs: self.epochs,
             batches_per_epoch: per_epoch,
             sizes,
-            startup_error: problem,
             receiver: Some(batches),
             retry_batch: None,
             recycle,
@@ -188,19 +186,17 @@ impl<D: Dataset> DataLoader<D> {
             argument("shuffle"),
             "the data set has {n} samples; at most {} are shuffled: take them in order", u32::MAX
         );
-        if let Some(shape) = [&sizes.input, &sizes.target]
-            .into_iter()
-            .find(|shape| tensor_numel(&[&[batch.min(n)], &shape[..]].concat()).is_none())
-        {
-            let why =
-                format!("a batch of {batch} samples of shape {shape:?} has more elements than a tensor can");
-            return Err(Error::argument("batches", why));
+        for shape in [&sizes.input, &sizes.target] {
+            fail_if!(
+                tensor_numel(&[&[batch.min(n)], &shape[..]].concat()).is_none();
+                argument("batches"), "a batch of {batch} samples of shape {shape:?} has more elements than a tensor can"
+            );
         }
-        if self.batches_for_samples(n) > 0 || (n == 0 && self.epochs.is_some()) {
-            return Ok(());
-        }
-        let why = format!("the data set has {n} samples, too few for one batch of {batch}");
-        Err(Error::argument("batches", why))
+        fail_if!(
+            self.batches_for_samples(n) == 0 && (n > 0 || self.epochs.is_none());
+            argument("batches"), "the data set has {n} samples, too few for one batch of {batch}"
+        );
+        Ok(())
     }
 
     /// Runs the loader's thread: assembles batches until none are left or the receiver is dropped. An early
@@ -228,15 +224,12 @@ impl<D: Dataset> DataLoader<D> {
         let mut cursor = self.start.normalized(per_epoch);
         let mut order = None;
         while !cursor.is_finished(per_epoch, self.epochs) {
-            let order = match &mut order {
-                Some((epoch, order)) if *epoch == cursor.epoch => order,
-                stale => {
-                    self.check_same_length(sizes)?;
-                    &mut stale
-                        .insert((cursor.epoch, EpochOrder::new(sizes.samples, self.seed, cursor.epoch)?))
-                        .1
-                }
-            };
+            let epoch = cursor.epoch;
+            if order.as_ref().is_none_or(|(of, _)| *of != epoch) {
+                self.check_same_length(sizes)?;
+                order = Some((epoch, EpochOrder::new(sizes.samples, self.seed, epoch)?));
+            }
+            let Some((_, order)) = &order else { break };
             let mut host = used.try_recv().unwrap_or_default();
             // User code: a panic in the data set is an error of the loop, not a silent end.
             catch_panic("get", || self.fill_batch(sizes, &mut host, cursor.batch, order))
@@ -252,13 +245,12 @@ impl<D: Dataset> DataLoader<D> {
     /// Fails if the data set's length has changed since the loop began.
     fn check_same_length(&self, sizes: &DatasetSizes) -> Result<()> {
         let (before, now) = (sizes.samples, catch_panic("len", || self.data.len())?);
-        if before == now {
-            return Ok(());
-        }
-        let why = format!(
+        fail_if!(
+            before != now;
+            argument("prefetch"),
             "the data set had {before} samples when the loop over its batches began, and has {now} now: begin another loop"
         );
-        Err(Error::argument("prefetch", why))
+        Ok(())
     }
 
     /// Writes the samples of one batch.
@@ -274,12 +266,10 @@ impl<D: Dataset> DataLoader<D> {
         let (x, y) = (numel(&sizes.input), numel(&sizes.target));
         try_resize(&mut host.inputs, host.samples * x)?;
         try_resize(&mut host.targets, host.samples * y)?;
-        for i in 0..host.samples {
-            let (input, target) =
-                (&mut host.inputs[i * x..(i + 1) * x], &mut host.targets[i * y..(i + 1) * y]);
-            self.data.get(order.sample_index(first + i), input, target)?;
-        }
-        Ok(())
+        (0..host.samples).try_for_each(|i| {
+            let (input, target) = (&mut host.inputs[i * x..][..x], &mut host.targets[i * y..][..y]);
+            self.data.get(order.sample_index(first + i), input, target)
+        })
     }
 }
 
@@ -294,14 +284,14 @@ pub(crate) struct DatasetSizes {
 /// Resizes a list; running out of host memory is an error instead of an abort.
 fn try_resize<T: bytemuck::Zeroable + Clone>(list: &mut Vec<T>, elements: usize) -> Result<()> {
     let more = elements.saturating_sub(list.len());
-    list.try_reserve(more).map_err(|e| {
-        Error::argument(
-            "prefetch",
-            format!("a batch of {elements} elements does not fit the host's memory: {e}"),
-        )
-    })?;
+    list.try_reserve(more)
+        .map_err(|e| host_memory_error("prefetch", format!("a batch of {elements} elements"), &e))?;
     list.resize(elements, T::zeroed());
     Ok(())
+}
+
+fn host_memory_error(op: &'static str, what: String, error: &TryReserveError) -> Error {
+    Error::argument(op, format!("{what} does not fit the host's memory: {error}"))
 }
 
 /// Calls a data set's code and turns a panic into an error that names the method.
@@ -358,12 +348,9 @@ impl EpochOrder {
         // Fisher-Yates shuffle.
         let mut random = SplitMix64(seed ^ SplitMix64(epoch).next_u64());
         let mut order: Vec<u32> = Vec::new();
-        order.try_reserve_exact(len).map_err(|e| {
-            Error::argument(
-                "shuffle",
-                format!("the order of {len} samples does not fit the host's memory: {e}"),
-            )
-        })?;
+        order
+            .try_reserve_exact(len)
+            .map_err(|e| host_memory_error("shuffle", format!("the order of {len} samples"), &e))?;
         order.extend(0..len as u32);
         for i in (1..order.len()).rev() {
             order.swap(i, random.next_below(i as u64 + 1) as usize);
@@ -404,7 +391,6 @@ pub struct BatchIter<D: Dataset> {
     epochs: Option<u64>,
     batches_per_epoch: u64,
     sizes: DatasetSizes,
-    startup_error: Option<Error>,
     receiver: Option<Receiver<Result<HostBatch<D>>>>,
     /// Batch whose upload failed; the next call tries again.
     retry_batch: Option<HostBatch<D>>,
@@ -453,10 +439,6 @@ impl<D: Dataset> Iterator for BatchIter<D> {
     type Item = Result<(Tensor, Tensor)>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if let Some(problem) = self.startup_error.take() {
-            self.receiver = None;
-            return Some(Err(problem));
-        }
         // The channel closes after the last batch and after an error.
         let host = match self.retry_batch.take() {
             Some(host) => host,
@@ -472,11 +454,11 @@ impl<D: Dataset> Iterator for BatchIter<D> {
         let tensors = self.upload_batch(&host);
         if tensors.is_err() {
             self.retry_batch = Some(host);
-            return Some(tensors);
+        } else {
+            self.cursor = self.cursor.advance(self.batches_per_epoch);
+            // The loader's thread may have ended already.
+            let _ = self.recycle.send(host);
         }
-        self.cursor = self.cursor.advance(self.batches_per_epoch);
-        // The loader's thread may have ended already.
-        let _ = self.recycle.send(host);
         Some(tensors)
     }
 }
@@ -484,7 +466,7 @@ impl<D: Dataset> Iterator for BatchIter<D> {
 impl<D: Dataset> Drop for BatchIter<D> {
     fn drop(&mut self) {
         // Without a receiver the loader's next `send` fails, which ends its thread.
-        drop(mem::take(&mut self.receiver));
+        self.receiver = None;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

@@ -242,7 +242,7 @@ pub fn trunc_normal_(t: &Tensor, mean: f64, std: f64, low: f64, high: f64) -> Re
         argument("trunc_normal_"), "{low}..{high} with a deviation of {std} holds no normal numbers"
     );
     // erf at the bounds is twice the cumulative distribution minus 1. Only f32 arithmetic uses these values.
-    let bound = |x: f64| erf((x - mean) / (std * std::f64::consts::SQRT_2));
+    let bound = |x: f64| libm::erf((x - mean) / (std * std::f64::consts::SQRT_2));
     // Distant or close bounds may round to the same f32 value.
     let [from, to] = [low, high].map(|x| f64::from(bound(x) as f32));
     overwrite_with(t, |shape, dtype, device| {
@@ -251,25 +251,6 @@ pub fn trunc_normal_(t: &Tensor, mean: f64, std: f64, low: f64, high: f64) -> Re
         let normal = normal.mul(std * std::f64::consts::SQRT_2)?.add(mean)?;
         normal.to_dtype(dtype)?.clamp(least, most)
     })
-}
-
-/// Computes the error function within 1e-12, by its series near 0 and by its continued fraction elsewhere.
-fn erf(x: f64) -> f64 {
-    let (a, root) = (x.abs(), std::f64::consts::PI.sqrt());
-    let value = if a > 6.0 {
-        1.0
-    } else if a < 2.5 {
-        let (mut term, mut sum) = (a, a);
-        for n in 1..80 {
-            term *= -a * a / f64::from(n);
-            sum += term / f64::from(2 * n + 1);
-        }
-        sum * 2.0 / root
-    } else {
-        let fraction = (1..60).rev().fold(a, |below, n| a + f64::from(n) / 2.0 / below);
-        1.0 - (-a * a).exp() / root / fraction
-    };
-    value.copysign(x)
 }
 
 /// Fills the tensor, as a matrix \[out, rest\], with orthogonal rows of length `gain` (Saxe et al., 2013). If
