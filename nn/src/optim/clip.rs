@@ -5,7 +5,7 @@ use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
 use super::fused::{self, ELEMENTS_PER_WORKGROUP};
-use crate::{DType, Error, Result, Tensor, fail_if};
+use crate::{DType, Result, Tensor, fail, fail_if};
 use forebay_core::autograd;
 use forebay_core::check;
 use forebay_core::memory::{self, Tag};
@@ -82,7 +82,7 @@ pub fn clip_grad_norm_with(
     };
     let _op = memory::scope::enter_op(OP);
     let Some(device) = parameters.first().map(Tensor::device) else {
-        return Err(Error::argument(OP, "takes at least one parameter"));
+        fail!(argument(OP), "takes at least one parameter");
     };
     let grads = collect_grads(OP, parameters)?;
     for grad in &grads {
@@ -120,13 +120,12 @@ pub fn clip_grad_norm_with(
     launch::launch(&spec, &[&parts, &norm, &factor], params, 1)?;
     if options.error_if_nonfinite {
         let found = norm.item()?;
-        if !found.is_finite() {
-            let rule = format!(
-                "the norm of order {power} of the gradients is {found}, so they cannot be clipped; look for what made it \
-                 (`autograd::detect_anomaly`), or leave `error_if_nonfinite` out"
-            );
-            return Err(Error::argument(OP, rule));
-        }
+        fail_if!(
+            !found.is_finite();
+            argument(OP),
+            "the norm of order {power} of the gradients is {found}, so they cannot be clipped; look for what made it \
+             (`autograd::detect_anomaly`), or leave `error_if_nonfinite` out"
+        );
     }
     // An infinite bound leaves the gradients unchanged, even if the norm is infinite or NaN.
     if max_norm < f64::INFINITY {
@@ -161,10 +160,10 @@ pub(crate) fn unscale_grads(
     let grads = collect_grads(op, parameters)?;
     for grad in &grads {
         scaler.check_same_device(op, grad)?;
-        if grad.dtype() == DType::F16 {
-            let rule = "takes gradients of f32 and bf16; keep parameters in f32, autocast casts them";
-            return Err(Error::dtype(op, DType::F16, rule));
-        }
+        fail_if!(
+            grad.dtype() == DType::F16;
+            dtype(op, DType::F16), "takes gradients of f32 and bf16; keep parameters in f32, autocast casts them"
+        );
     }
     transform_grads(&grads, GradTransform::Unscale(scaler, flag))
 }
@@ -187,18 +186,16 @@ fn collect_grads(op: &'static str, parameters: &[Tensor]) -> Result<Vec<Tensor>>
 }
 
 /// Splits gradients into launches that each bind `shared` further buffers.
-fn split_into_launches(grads: &[Tensor], shared: usize) -> Vec<&[Tensor]> {
-    let mut batches = Vec::new();
-    let mut start = 0;
-    for end in 1..=grads.len() {
-        let first = &grads[start];
+fn split_into_launches(grads: &[Tensor], shared: usize) -> impl Iterator<Item = &[Tensor]> {
+    let mut rest = grads;
+    std::iter::from_fn(move || {
+        let first = rest.first()?;
         let most = fused::max_tensors_per_launch(first.device(), 1, shared);
-        if grads.get(end).is_none_or(|next| !fused::can_share_launch(first, next, end - start, most)) {
-            batches.push(&grads[start..end]);
-            start = end;
-        }
-    }
-    batches
+        let fits = |&count: &usize| fused::can_share_launch(first, &rest[count], count, most);
+        let (batch, after) = rest.split_at(1 + (1..rest.len()).take_while(fits).count());
+        rest = after;
+        Some(batch)
+    })
 }
 
 fn dtype_names(grads: &[Tensor]) -> SmallVec<[&'static str; 16]> {

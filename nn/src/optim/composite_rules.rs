@@ -6,7 +6,7 @@ use smallvec::smallvec;
 use super::composite::{ParamStep, ParamUpdate};
 use super::fused::{FusedOptimizer, UpdateRule};
 use super::{impl_optimizer, optimizer};
-use crate::{DType, Error, Result, fail_if};
+use crate::{DType, Result, fail_if};
 use forebay_core::ops::machine_epsilon;
 use forebay_core::tensor::{Dims, Tensor};
 
@@ -162,11 +162,8 @@ impl UpdateRule for MuonRule {
     }
 
     fn check_parameter(&self, parameter: &Tensor) -> Result<()> {
-        if parameter.rank() == 2 {
-            return Ok(());
-        }
-        let rule = "Muon takes matrices; train the other parameters with AdamW";
-        Err(Error::shape("step", rule, &[parameter.shape()]))
+        fail_if!(parameter.rank() != 2; shape("step", [parameter]), "Muon takes matrices; train the other parameters with AdamW");
+        Ok(())
     }
 
     fn compute_update(&self, at: ParamStep) -> Result<ParamUpdate> {

@@ -7,7 +7,7 @@ use smallvec::{SmallVec, smallvec};
 
 use super::fused::{FusedOptimizer, UpdateRule};
 use super::{impl_optimizer, optimizer};
-use crate::{Error, Result, Tensor, fail_if};
+use crate::{Result, Tensor, fail_if};
 use forebay_core::check;
 
 optimizer! {
@@ -33,10 +33,10 @@ impl UpdateRule for SgdRule {
     }
 
     fn check_combination(&self) -> Result<()> {
-        if self.nesterov && self.momentum == 0.0 {
-            let why = "`nesterov` takes a momentum above 0; set `momentum`, 0.9 is usual";
-            return Err(Error::argument("Sgd", why));
-        }
+        fail_if!(
+            self.nesterov && self.momentum == 0.0;
+            argument("Sgd"), "`nesterov` takes a momentum above 0; set `momentum`, 0.9 is usual"
+        );
         Ok(())
     }
 

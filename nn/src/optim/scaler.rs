@@ -12,7 +12,7 @@ use forebay_shaders::KernelSpec;
 
 use crate::nn::{PreparedCopies, StagedCopies};
 use crate::optim::{Optimizer, clip};
-use crate::{Device, Error, Result, Tensor, fail, fail_if};
+use crate::{Device, Result, Tensor, fail, fail_if};
 use forebay_core::autograd;
 use forebay_core::check;
 use forebay_core::memory::{self, Tag};
@@ -114,21 +114,15 @@ impl GradScaler {
         const OP: &str = "unscale_";
         let _op = memory::scope::enter_op(OP);
         let (place, stage) = self.find_optimizer(optimizer);
-        match stage {
-            None => {}
-            Some(OptimizerStage::Unscaled) => {
-                return Err(Error::argument(OP, "the gradients are unscaled already, since the last update"));
-            }
-            Some(OptimizerStage::Stepped) => {
-                return Err(Error::argument(OP, "comes before `step`; call `update` after each step"));
-            }
-        }
-        if FOUND_INF_INDEX + place >= STATE_LEN {
-            let most = STATE_LEN - FOUND_INF_INDEX;
-            return Err(Error::argument(OP, format!("one scaler takes up to {most} optimisers an update")));
-        }
+        fail_if!(
+            stage == Some(OptimizerStage::Unscaled);
+            argument(OP), "the gradients are unscaled already, since the last update"
+        );
+        fail_if!(stage.is_some(); argument(OP), "comes before `step`; call `update` after each step");
+        let most = STATE_LEN - FOUND_INF_INDEX;
+        fail_if!(place >= most; argument(OP), "one scaler takes up to {most} optimisers an update");
         let Some(first) = optimizer.parameters().first() else {
-            return Err(Error::argument(OP, "the optimiser has no parameters"));
+            fail!(argument(OP), "the optimiser has no parameters");
         };
         let state = self.device_state(first.device())?;
         clip::unscale_grads(OP, optimizer.parameters(), state, FOUND_INF_INDEX + place)?;
@@ -143,15 +137,14 @@ impl GradScaler {
     /// The optimiser was stepped since the last [`update`](Self::update). Those of
     /// [`unscale_`](Self::unscale_) and of the optimiser.
     pub fn step(&mut self, optimizer: &mut (impl Optimizer + ?Sized)) -> Result<()> {
-        const OP: &str = "step";
-        match self.find_optimizer(optimizer) {
-            (_, Some(OptimizerStage::Stepped)) => {
-                return Err(Error::argument(OP, "was done already since the last update; call `update`"));
-            }
-            (_, Some(OptimizerStage::Unscaled)) => {}
-            (_, None) => self.unscale_(optimizer)?,
+        let (place, stage) = self.find_optimizer(optimizer);
+        fail_if!(
+            stage == Some(OptimizerStage::Stepped);
+            argument("step"), "was done already since the last update; call `update`"
+        );
+        if stage.is_none() {
+            self.unscale_(optimizer)?;
         }
-        let (place, _) = self.find_optimizer(optimizer);
         let Some(state) = self.device_state.get() else { return Ok(()) };
         optimizer.step_unless(&state.select(0, (FOUND_INF_INDEX + place) as isize)?)?;
         self.optimizers[place].1 = OptimizerStage::Stepped;
@@ -209,19 +202,19 @@ impl GradScaler {
     /// Validates and stages a state for [`load_state_dict`](Self::load_state_dict).
     pub(crate) fn stage_state_dict(&self, state: &BTreeMap<String, Tensor>) -> Result<StagedScalerState> {
         const OP: &str = "load_state_dict";
-        let number = |name: &str| {
-            let found = state.get(name).ok_or_else(|| Error::argument(OP, format!("missing: {name}")))?;
-            found.item()
+        let number = |name: &str| match state.get(name) {
+            Some(found) => found.item(),
+            None => fail!(argument(OP), "missing: {name}"),
         };
         let (scale, tracker) = (number("scale")?, number("growth_tracker")?);
-        if let Some(strange) = state.keys().find(|k| !["scale", "growth_tracker"].contains(&k.as_str())) {
-            return Err(Error::argument(OP, format!("unexpected: {strange}")));
+        if let Some(unknown) = state.keys().find(|k| !["scale", "growth_tracker"].contains(&k.as_str())) {
+            fail!(argument(OP), "unexpected: {unknown}");
         }
         fail_if!(!(scale.is_finite() && scale > 0.0); argument(OP), "a scale is a finite number above 0, not {scale}");
-        if !(tracker.is_finite() && tracker >= 0.0) {
-            let why = format!("growth_tracker is a count of steps, and cannot be {tracker}");
-            return Err(Error::argument(OP, why));
-        }
+        fail_if!(
+            !(tracker.is_finite() && tracker >= 0.0);
+            argument(OP), "growth_tracker is a count of steps, and cannot be {tracker}"
+        );
         let mut staged = StagedCopies::default();
         // In place, because a captured step may read the buffer.
         if let Some(state) = self.device_state.get() {
@@ -243,10 +236,8 @@ impl GradScaler {
     /// Returns the flag index of an optimiser and its progress since the last update.
     fn find_optimizer(&self, optimizer: &(impl Optimizer + ?Sized)) -> (usize, Option<OptimizerStage>) {
         let address = optimizer_address(optimizer);
-        match self.optimizers.iter().position(|&(a, _)| a == address) {
-            Some(place) => (place, Some(self.optimizers[place].1)),
-            None => (self.optimizers.len(), None),
-        }
+        let place = self.optimizers.iter().position(|&(a, _)| a == address);
+        (place.unwrap_or(self.optimizers.len()), place.map(|place| self.optimizers[place].1))
     }
 
     /// Returns the state buffer, allocating it at the first call.
@@ -255,8 +246,8 @@ impl GradScaler {
             return Ok(state);
         }
         self.check_options()?;
-        let made = self.create_initial_state(device)?;
-        Ok(self.device_state.get_or_init(|| made))
+        let state = Self::create_state(device, self.init_scale, self.init_growth_tracker)?;
+        Ok(self.device_state.get_or_init(|| state))
     }
 
     /// Fails if an option is out of range.
@@ -267,11 +258,6 @@ impl GradScaler {
         check::positive(OP, "backoff_factor", self.backoff_factor)?;
         check::unit_interval(OP, "backoff_factor", self.backoff_factor)?;
         check::positive_count(OP, "growth_interval", self.growth_interval.into())
-    }
-
-    /// Creates the initial buffer, or that of a loaded state.
-    fn create_initial_state(&self, device: &Device) -> Result<Tensor> {
-        Self::create_state(device, self.init_scale, self.init_growth_tracker)
     }
 
     fn create_state(device: &Device, scale: f64, tracker: f64) -> Result<Tensor> {

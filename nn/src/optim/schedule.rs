@@ -16,7 +16,7 @@
 use std::f64::consts::PI;
 
 use crate::optim::Optimizer;
-use crate::{Result, fail, fail_if};
+use crate::{Result, fail_if};
 use forebay_core::check;
 
 pub use super::plateau::{PlateauState, ReduceLrOnPlateau};
@@ -71,18 +71,20 @@ impl LrSchedule for ConstantSchedule {
     }
 }
 
-/// Defines a schedule by its fields, the range checks of the fields with the names in errors, and the rate.
+/// Defines a schedule by its fields, the range checks of the fields with the names in errors, and the rate. A
+/// function of the step is a type parameter.
 macro_rules! schedule {
     (
         $(#[$doc:meta])*
-        $name:ident { $($(#[$field_doc:meta])* $vis:vis $field:ident: $ty:ty $([$($check:ident)+ $label:literal])?,)* }
-        |$this:ident, $step:ident| $lr:expr
+        $name:ident $(<$function:ident>)? {
+            $($(#[$field_doc:meta])* $vis:vis $field:ident: $ty:ty $([$($check:ident)+ $label:literal])?,)*
+        } |$this:ident, $step:ident| $lr:expr
     ) => {
         $(#[$doc])*
-        #[derive(Clone, Copy, Debug)]
-        pub struct $name { $($(#[$field_doc])* $vis $field: $ty,)* }
+        #[derive(Clone, Debug)]
+        pub struct $name $(<$function>)? { $($(#[$field_doc])* $vis $field: $ty,)* }
 
-        impl LrSchedule for $name {
+        impl $(<$function: Fn(u64) -> f64>)? LrSchedule for $name $(<$function>)? {
             fn lr(&self, $step: u64) -> f64 {
                 let $this = self;
                 $lr
@@ -98,6 +100,7 @@ macro_rules! schedule {
 
 schedule! {
     /// Multiplication of the rate by `gamma` every `step_size` steps.
+    #[derive(Copy)]
     StepLr {
         /// Initial rate.
         pub base_lr: f64 [non_negative "base"],
@@ -108,30 +111,21 @@ schedule! {
     } |this, step| this.base_lr * this.gamma.powf((step / this.step_size.max(1)) as f64)
 }
 
-/// Multiplication of the rate by `gamma` at every milestone.
-#[derive(Clone, Debug)]
-pub struct MultiStepLr {
-    /// Initial rate.
-    pub base_lr: f64,
-    /// Steps at which the rate changes, in any order; a duplicate changes the rate twice.
-    pub milestones: Vec<u64>,
-    /// Factor of a change.
-    pub gamma: f64,
-}
-
-impl LrSchedule for MultiStepLr {
-    fn lr(&self, step: u64) -> f64 {
-        self.base_lr * self.gamma.powf(self.milestones.iter().filter(|&&m| m <= step).count() as f64)
-    }
-
-    fn check(&self) -> Result<()> {
-        check::non_negative("MultiStepLr", "base", self.base_lr)?;
-        check::non_negative("MultiStepLr", "gamma", self.gamma)
-    }
+schedule! {
+    /// Multiplication of the rate by `gamma` at every milestone.
+    MultiStepLr {
+        /// Initial rate.
+        pub base_lr: f64 [non_negative "base"],
+        /// Steps at which the rate changes, in any order; a duplicate changes the rate twice.
+        pub milestones: Vec<u64>,
+        /// Factor of a change.
+        pub gamma: f64 [non_negative "gamma"],
+    } |this, step| this.base_lr * this.gamma.powf(this.milestones.iter().filter(|&&m| m <= step).count() as f64)
 }
 
 schedule! {
     /// Rate times `factor` before step `total_iters`, and the plain rate afterwards.
+    #[derive(Copy)]
     ConstantLr {
         /// Plain rate.
         pub base_lr: f64 [non_negative "base"],
@@ -144,6 +138,7 @@ schedule! {
 
 schedule! {
     /// Rate times a factor that changes linearly from `start_factor` to `end_factor` and then stays.
+    #[derive(Copy)]
     LinearLr {
         /// Rate that the factor multiplies.
         pub base_lr: f64 [non_negative "base"],
@@ -161,6 +156,7 @@ schedule! {
 
 schedule! {
     /// Multiplication of the rate by `gamma` after every step.
+    #[derive(Copy)]
     ExponentialLr {
         /// Initial rate.
         pub base_lr: f64 [non_negative "base"],
@@ -171,6 +167,7 @@ schedule! {
 
 schedule! {
     /// Rate times (1 - step / `total_iters`)^`power`, and 0 afterwards.
+    #[derive(Copy)]
     PolynomialLr {
         /// Initial rate.
         pub base_lr: f64 [non_negative "base"],
@@ -184,43 +181,27 @@ schedule! {
     }
 }
 
-/// Rate times a function of the step: `LambdaLr { base_lr: 0.1, factor: |step| 0.95f64.powf(step as f64) }`.
-#[derive(Clone, Copy, Debug)]
-pub struct LambdaLr<F> {
-    /// Rate that the factor multiplies.
-    pub base_lr: f64,
-    /// Factor at a step.
-    pub factor: F,
+schedule! {
+    /// Rate times a function of the step: `LambdaLr { base_lr: 0.1, factor: |step| 0.95f64.powf(step as f64) }`.
+    #[derive(Copy)]
+    LambdaLr<F> {
+        /// Rate that the factor multiplies.
+        pub base_lr: f64 [non_negative "base"],
+        /// Factor at a step.
+        pub factor: F,
+    } |this, step| this.base_lr * (this.factor)(step)
 }
 
-impl<F: Fn(u64) -> f64> LrSchedule for LambdaLr<F> {
-    fn lr(&self, step: u64) -> f64 {
-        self.base_lr * (self.factor)(step)
-    }
-
-    fn check(&self) -> Result<()> {
-        check::non_negative("LambdaLr", "base", self.base_lr)
-    }
-}
-
-/// Multiplication of the previous rate by a function of the step. The cost grows with the step, because each
-/// call starts from step 1.
-#[derive(Clone, Copy, Debug)]
-pub struct MultiplicativeLr<F> {
-    /// Initial rate.
-    pub base_lr: f64,
-    /// Factor before step 1, 2, ...
-    pub factor: F,
-}
-
-impl<F: Fn(u64) -> f64> LrSchedule for MultiplicativeLr<F> {
-    fn lr(&self, step: u64) -> f64 {
-        (1..=step).fold(self.base_lr, |lr, k| lr * (self.factor)(k))
-    }
-
-    fn check(&self) -> Result<()> {
-        check::non_negative("MultiplicativeLr", "base", self.base_lr)
-    }
+schedule! {
+    /// Multiplication of the previous rate by a function of the step. The cost grows with the step, because each
+    /// call starts from step 1.
+    #[derive(Copy)]
+    MultiplicativeLr<F> {
+        /// Initial rate.
+        pub base_lr: f64 [non_negative "base"],
+        /// Factor before step 1, 2, ...
+        pub factor: F,
+    } |this, step| (1..=step).fold(this.base_lr, |lr, k| lr * (this.factor)(k))
 }
 
 /// PyTorch's name for [`CosineAnnealing`].
@@ -231,6 +212,7 @@ pub type OneCycleLr = OneCycle;
 
 schedule! {
     /// Half a cosine from `base_lr` to `eta_min` over `t_max` steps, periodic afterwards as in PyTorch.
+    #[derive(Copy)]
     CosineAnnealing {
         /// Initial rate.
         pub base_lr: f64 [non_negative "base"],
@@ -247,6 +229,7 @@ schedule! {
 schedule! {
     /// Half a cosine from `base_lr` to `eta_min` with restarts (SGDR: Loshchilov and Hutter, 2016). The first
     /// cycle has `t_0` steps; each later one has `t_mult` times as many.
+    #[derive(Copy)]
     CosineAnnealingWarmRestarts {
         /// Initial rate of every cycle.
         pub base_lr: f64 [non_negative "base"],
@@ -318,11 +301,8 @@ impl LrSchedule for CyclicLr {
         }
         check::non_negative("CyclicLr", "base", self.base_lr)?;
         check::non_negative("CyclicLr", "max", self.max_lr)?;
-        check::positive_count(
-            "CyclicLr",
-            "step_size_up",
-            self.step_size_up.saturating_add(self.step_size_down),
-        )
+        let steps = self.step_size_up.saturating_add(self.step_size_down);
+        check::positive_count("CyclicLr", "step_size_up", steps)
     }
 }
 
@@ -338,13 +318,11 @@ impl<'a> SequentialLr<'a> {
     /// # Errors
     /// The milestones are not ascending, or not one fewer than the schedules.
     pub fn new(schedules: Vec<Box<dyn LrSchedule + 'a>>, milestones: &[u64]) -> Result<Self> {
-        if milestones.len() + 1 != schedules.len() || !milestones.is_sorted() {
-            let (given, wanted) = (schedules.len(), schedules.len().saturating_sub(1));
-            fail!(
-                argument("SequentialLr"),
-                "{given} schedules take {wanted} rising milestones, got {milestones:?}"
-            );
-        }
+        let (count, most) = (schedules.len(), schedules.len().saturating_sub(1));
+        fail_if!(
+            milestones.len() + 1 != count || !milestones.is_sorted();
+            argument("SequentialLr"), "{count} schedules take {most} rising milestones, got {milestones:?}"
+        );
         Ok(Self { schedules, milestones: milestones.to_vec() })
     }
 }
@@ -477,6 +455,7 @@ schedule! {
     ///
     /// Step i of the warmup has base · (i + 1) / warmup. Step `warmup` begins the cosine, which would end at step
     /// `total`.
+    #[derive(Copy)]
     WarmupCosine {
         base_lr: f64 [non_negative "base"],
         warmup_steps: u64,
@@ -508,6 +487,7 @@ impl WarmupCosine {
 schedule! {
     /// One-cycle policy (Smith and Topin, 2017), with cosines. The rate rises from `max_lr` / 25 to `max_lr` in
     /// the first 30 % of the steps, then falls to a 10,000th of the initial rate.
+    #[derive(Copy)]
     OneCycle {
         /// Highest rate.
         pub max_lr: f64 [non_negative "max"],

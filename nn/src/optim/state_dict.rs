@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use super::fused::{FusedGroup, FusedOptimizer, UpdateRule};
 use crate::nn::StagedCopies;
-use crate::{DType, Error, Result, Tensor, fail_if};
+use crate::{DType, Error, Result, Tensor, fail, fail_if};
 
 /// State of one parameter: its step count, and its states in the rule's order.
 type LoadedState<'a> = (u64, SmallVec<[Option<&'a Tensor>; 3]>);
@@ -18,11 +18,14 @@ fn parse_step_count(name: &str, tensor: &Tensor) -> Result<u64> {
     if steps >= 0.0 && steps.fract() == 0.0 && steps <= u64::MAX as f64 {
         return Ok(steps as u64);
     }
-    let why = match tensor.numel() {
-        1 => format!("`{name}` is {steps}, expected a whole number of 0 or more"),
-        _ => format!("`{name}` has the shape {:?}, expected one number", tensor.shape()),
-    };
-    Err(Error::argument("load_state_dict", why))
+    match tensor.numel() {
+        1 => fail!(argument("load_state_dict"), "`{name}` is {steps}, expected a whole number of 0 or more"),
+        _ => fail!(
+            argument("load_state_dict"),
+            "`{name}` has the shape {:?}, expected one number",
+            tensor.shape()
+        ),
+    }
 }
 
 impl FusedOptimizer {
@@ -72,8 +75,7 @@ impl FusedOptimizer {
                     continue;
                 };
                 for (view, source) in views.iter().zip(sources) {
-                    let Some(source) = source else { continue };
-                    staged.add_copy(view, source)?;
+                    source.map_or(Ok(()), |source| staged.add_copy(view, source).map(drop))?;
                 }
             }
             // Writes in place, because a captured step may update these counts.
@@ -117,22 +119,22 @@ impl FusedOptimizer {
                 }
                 let source = given.get(&name);
                 let source = source.ok_or_else(|| Error::argument(OP, format!("missing: {name}")))?;
-                if source.shape() != &*shape {
-                    let rule = format!("{name} has the shape that its parameter asks for");
-                    return Err(Error::shape(OP, rule, &[source.shape(), &shape]));
-                }
-                if !source.dtype().is_float() {
-                    let rule = format!("{name} is kept as f32, and read from any float");
-                    return Err(Error::dtype(OP, source.dtype(), rule));
-                }
+                fail_if!(
+                    source.shape() != &*shape;
+                    shape(OP, &[source.shape(), &shape]), "{name} has the shape that its parameter asks for"
+                );
+                fail_if!(
+                    !source.dtype().is_float();
+                    dtype(OP, source.dtype()), "{name} is kept as f32, and read from any float"
+                );
                 sources.push(Some(source));
                 expected.insert(name);
             }
             found.insert(k, (count, sources));
         }
-        let strange: Vec<&str> =
-            given.keys().filter(|name| !expected.contains(*name)).map(String::as_str).collect();
-        fail_if!(!strange.is_empty(); argument(OP), "unexpected: {}", strange.join(", "));
+        let unknown = given.keys().map(String::as_str).filter(|name| !expected.contains(*name));
+        let unknown = unknown.collect::<Vec<_>>().join(", ");
+        fail_if!(!unknown.is_empty(); argument(OP), "unexpected: {unknown}");
         Ok(found)
     }
 }
