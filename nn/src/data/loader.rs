@@ -227,12 +227,12 @@ impl<D: Dataset> DataLoader<D> {
             let epoch = cursor.epoch;
             if order.as_ref().is_none_or(|(of, _)| *of != epoch) {
                 self.check_same_length(sizes)?;
-                order = Some((epoch, EpochOrder::new(sizes.samples, self.seed, epoch)?));
+                order = Some((epoch, shuffled_order(sizes.samples, self.seed, epoch)?));
             }
             let Some((_, order)) = &order else { break };
             let mut host = used.try_recv().unwrap_or_default();
             // User code: a panic in the data set is an error of the loop, not a silent end.
-            catch_panic("get", || self.fill_batch(sizes, &mut host, cursor.batch, order))
+            catch_panic("get", || self.fill_batch(sizes, &mut host, cursor.batch, order.as_deref()))
                 .and_then(|filled| filled)?;
             if ready.send(Ok(host)).is_err() {
                 return Ok(());
@@ -259,7 +259,7 @@ impl<D: Dataset> DataLoader<D> {
         sizes: &DatasetSizes,
         host: &mut HostBatch<D>,
         batch: u64,
-        order: &EpochOrder,
+        order: Option<&[u32]>,
     ) -> Result<()> {
         let first = batch as usize * self.batch_size;
         host.samples = self.batch_size.min(sizes.samples - first);
@@ -268,7 +268,8 @@ impl<D: Dataset> DataLoader<D> {
         try_resize(&mut host.targets, host.samples * y)?;
         (0..host.samples).try_for_each(|i| {
             let (input, target) = (&mut host.inputs[i * x..][..x], &mut host.targets[i * y..][..y]);
-            self.data.get(order.sample_index(first + i), input, target)
+            let sample = order.map_or(first + i, |order| order[first + i] as usize);
+            self.data.get(sample, input, target)
         })
     }
 }
@@ -336,34 +337,20 @@ impl<D: Dataset> Default for HostBatch<D> {
     }
 }
 
-/// Order of the samples in one epoch.
-enum EpochOrder {
-    Sequential,
-    Shuffled(Vec<u32>),
-}
-
-impl EpochOrder {
-    fn new(len: usize, seed: Option<u64>, epoch: u64) -> Result<Self> {
-        let Some(seed) = seed else { return Ok(Self::Sequential) };
-        // Fisher-Yates shuffle.
-        let mut random = SplitMix64(seed ^ SplitMix64(epoch).next_u64());
-        let mut order: Vec<u32> = Vec::new();
-        order
-            .try_reserve_exact(len)
-            .map_err(|e| host_memory_error("shuffle", format!("the order of {len} samples"), &e))?;
-        order.extend(0..len as u32);
-        for i in (1..order.len()).rev() {
-            order.swap(i, random.next_below(i as u64 + 1) as usize);
-        }
-        Ok(Self::Shuffled(order))
+/// Returns the order of the samples in one epoch, or `None` without a seed.
+fn shuffled_order(len: usize, seed: Option<u64>, epoch: u64) -> Result<Option<Vec<u32>>> {
+    let Some(seed) = seed else { return Ok(None) };
+    // Fisher-Yates shuffle.
+    let mut random = SplitMix64(seed ^ SplitMix64(epoch).next_u64());
+    let mut order: Vec<u32> = Vec::new();
+    order
+        .try_reserve_exact(len)
+        .map_err(|e| host_memory_error("shuffle", format!("the order of {len} samples"), &e))?;
+    order.extend(0..len as u32);
+    for i in (1..order.len()).rev() {
+        order.swap(i, random.next_below(i as u64 + 1) as usize);
     }
-
-    fn sample_index(&self, i: usize) -> usize {
-        match self {
-            Self::Sequential => i,
-            Self::Shuffled(order) => order[i] as usize,
-        }
-    }
+    Ok(Some(order))
 }
 
 /// SplitMix64 generator, used only for orders. Random tensor values come from the device's generator.

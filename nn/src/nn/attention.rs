@@ -20,10 +20,7 @@ pub struct SelfAttention {
 }
 
 impl SelfAttention {
-    /// Creates attention in which each position attends to all positions.
-    ///
-    /// # Errors
-    /// `heads` is 0 or does not divide the number of features.
+    /// Creates attention in which each position attends to all positions. `heads` divides `features`.
     #[track_caller]
     pub fn new(features: usize, heads: usize, device: &Device) -> Result<Self> {
         fail_if!(

@@ -9,9 +9,6 @@ use forebay_core::memory::scope;
 /// A module that maps one tensor to one tensor.
 pub trait Forward {
     /// Applies the module to `x`.
-    ///
-    /// # Errors
-    /// The module does not support the shape or dtype of `x`.
     fn forward(&self, x: &Tensor) -> Result<Tensor>;
 }
 
@@ -210,10 +207,7 @@ impl Sequential {
         self.layers.values().map(|layer| &**layer)
     }
 
-    /// Applies all layers in order.
-    ///
-    /// # Errors
-    /// Returns the first error of a layer.
+    /// Applies all layers in order, up to the first error.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         // `#[track_caller]` does not reach through a trait object.

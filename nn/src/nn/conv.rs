@@ -106,10 +106,7 @@ macro_rules! conv_layer {
 
         impl $layer {
             /// Creates a layer with weight and bias uniform within 1/√fan_in, as in PyTorch. `kernel` is one
-            /// extent, or one for each dimension.
-            ///
-            /// # Errors
-            /// `groups` does not divide the channels, or the kernel has an extent of 0.
+            /// extent above 0, or one for each dimension. The groups divide the channels.
             #[track_caller]
             pub fn new(
                 $in: usize,
@@ -126,8 +123,6 @@ macro_rules! conv_layer {
             }
 
             #[doc = concat!("\\[batch, in, ", $shape, "\\] to \\[batch, out, ..\\].")]
-            /// # Errors
-            /// `same_padding` is set with a stride other than 1.
             #[track_caller]
             pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
                 self.forward_with(&self.weight, x)

@@ -26,9 +26,6 @@ macro_rules! dropout_layers {
             }
 
             /// In training, drops at random and scales the rest; in evaluation, returns `x`.
-            ///
-            /// # Errors
-            /// `p` is not a probability.
             #[track_caller]
             pub fn forward(&self, $x: &Tensor) -> Result<Tensor> {
                 let ($p, $training) = (self.p, super::is_training(&self.training));

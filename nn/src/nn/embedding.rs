@@ -52,10 +52,7 @@ impl Embedding {
         Self { weight, lookup: EmbeddingOptions::default(), max_norm: None, scope: ModuleScope::new() }
     }
 
-    /// Zeroes a row for padding and excludes the row from the gradient.
-    ///
-    /// # Errors
-    /// `padding_idx` is not a row of the table.
+    /// Zeroes row `padding_idx` of the table for padding and excludes the row from the gradient.
     #[track_caller]
     pub fn with_padding_idx(mut self, padding_idx: usize) -> Result<Self> {
         zero_padding_row("Embedding", &self.weight, padding_idx)?;

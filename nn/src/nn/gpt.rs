@@ -16,7 +16,7 @@ pub struct GptOptions {
     pub context: usize,
     /// Number of blocks.
     pub layers: usize,
-    /// Attention heads of a block.
+    /// Attention heads of a block, which divide the width.
     pub heads: usize,
     /// Features of a token.
     pub width: usize,
@@ -202,9 +202,6 @@ const INIT_STD: f64 = 0.02;
 
 impl Gpt {
     /// Creates a model with initial weights.
-    ///
-    /// # Errors
-    /// The number of heads does not divide `width`.
     pub fn new(options: &GptOptions, device: &Device) -> Result<Self> {
         let &GptOptions { vocabulary, context, layers, width, .. } = options;
         super::check_layer_count("Gpt", layers)?;
@@ -236,10 +233,7 @@ impl Gpt {
     }
 
     /// Computes scores of the next token at every position: integers \[batch, length\] to \[batch, length,
-    /// vocabulary\].
-    ///
-    /// # Errors
-    /// A passage is longer than the context.
+    /// vocabulary\]. No passage is longer than the context.
     pub fn forward(&self, text: &Tensor) -> Result<Tensor> {
         let x = self.hidden(text)?;
         self.scope.run(|| x.linear(&self.wte.weight, None))

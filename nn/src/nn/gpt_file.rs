@@ -24,7 +24,7 @@ fn strip_transformer_prefix(name: &str) -> &str {
 }
 
 impl GptOptions {
-    /// Infers the sizes of the model from its file, without dropout. All models of this family have 64
+    /// Infers the sizes of the model from the embeddings and norms in its file, without dropout. All models of this family have 64
     /// features for each head.
     ///
     /// ```
@@ -42,9 +42,6 @@ impl GptOptions {
     /// assert_eq!((sizes.layers, sizes.heads, sizes.context), (1, 12, 1024));
     /// # Ok::<(), forebay_core::error::Error>(())
     /// ```
-    ///
-    /// # Errors
-    /// The file does not have the embeddings of tokens and positions.
     pub fn from_gpt2_state_dict(file: &BTreeMap<String, Tensor>) -> Result<Self> {
         let table = |name: &str| match file
             .iter()

@@ -1,7 +1,7 @@
 //! Initial values of parameters, like PyTorch's `nn.init`. Functions whose names end in `_` overwrite a
 //! tensor; random ones draw from the generator of the tensor's device.
 //!
-//! All fail for a dtype that is not a floating-point type. `# Errors` sections list further errors.
+//! All fail for a dtype that is not a floating-point type, and for shapes and options other than the text states.
 
 use std::cell::Cell;
 
@@ -22,7 +22,7 @@ pub struct DefaultDTypeGuard {
     _dtype: ScopedGuard<Cell<Option<DType>>>,
 }
 
-/// Makes layers that this thread creates use parameters of `dtype` instead of f32 while the guard lives:
+/// Makes layers that this thread creates use parameters of `dtype` (f32, f16, bf16 or f64) instead of f32 while the guard lives:
 /// PyTorch's `set_default_dtype`. This loads a model for inference in the two-byte dtype of its file.
 /// Training works better in f32 under [`autocast`](crate::amp::autocast()). Running statistics and position
 /// tables stay f32.
@@ -38,9 +38,6 @@ pub struct DefaultDTypeGuard {
 /// assert_eq!(layer.weight.dtype(), DType::BF16);
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
-///
-/// # Errors
-/// `dtype` is not f32, f16, bf16 or f64.
 pub fn default_dtype(dtype: DType) -> Result<DefaultDTypeGuard> {
     fail_if!(
         !matches!(dtype, DType::F32 | DType::F16 | DType::BF16 | DType::F64);
@@ -49,11 +46,8 @@ pub fn default_dtype(dtype: DType) -> Result<DefaultDTypeGuard> {
     Ok(DefaultDTypeGuard { _dtype: ScopedGuard::new(&DEFAULT_DTYPE, Some(dtype)) })
 }
 
-/// Creates a parameter: `make` allocates the tensor, which is tagged as a parameter and requires a gradient.
+/// Creates a parameter: `make` allocates a floating-point tensor, which is tagged as a parameter and requires a gradient.
 /// Under [`default_dtype`], the parameter has that dtype.
-///
-/// # Errors
-/// Returns the error of `make`. Also fails if the tensor's dtype is not a floating-point type.
 #[track_caller]
 pub fn create_parameter(make: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
     let made = create_buffer(|| {
@@ -67,9 +61,6 @@ pub fn create_parameter(make: impl FnOnce() -> Result<Tensor>) -> Result<Tensor>
 }
 
 /// Creates a buffer: a tensor of a module that is saved but not trained.
-///
-/// # Errors
-/// Returns the error of `make`.
 #[track_caller]
 pub fn create_buffer(make: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
     // Takes the line of the caller here, because inside the closure it would be the closure's line.
@@ -80,11 +71,8 @@ pub fn create_buffer(make: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
     make()
 }
 
-/// Returns the fan-in and fan-out of a weight \[out, in, ...\]: the inputs that one output sums over, and the
+/// Returns the fan-in and fan-out of a weight \[out, in, ..\], of two or more dimensions: the inputs that one output sums over, and the
 /// outputs that one input reaches.
-///
-/// # Errors
-/// The tensor has fewer than two dimensions.
 #[track_caller]
 pub fn calculate_fan_in_and_fan_out(weight: &Tensor) -> Result<(usize, usize)> {
     let &[out, inputs, ref window @ ..] = weight.shape() else {
@@ -105,10 +93,7 @@ pub fn uniform_(t: &Tensor, low: f64, high: f64) -> Result<()> {
     overwrite_with(t, |shape, to, device| Tensor::uniform(shape, low, high, to, device))
 }
 
-/// Fills the tensor with normal values.
-///
-/// # Errors
-/// `std` is negative or not finite.
+/// Fills the tensor with normal values of a deviation `std`, finite and at least 0.
 #[track_caller]
 pub fn normal_(t: &Tensor, mean: f64, std: f64) -> Result<()> {
     check::non_negative("normal_", "std", std)?;
@@ -133,11 +118,8 @@ pub fn ones_(t: &Tensor) -> Result<()> {
     constant_(t, 1.0)
 }
 
-/// Fills the tensor with uniform values that preserve the variance through a layer followed by a leaky ReLU
+/// Fills the weight \[out, in, ..\] with uniform values that preserve the variance through a layer followed by a leaky ReLU
 /// of slope `a` (0 for a ReLU). Layers use √5, which gives the bound 1/√fan_in.
-///
-/// # Errors
-/// The weight has fewer than two dimensions.
 #[track_caller]
 pub fn kaiming_uniform_(t: &Tensor, a: f64) -> Result<()> {
     let bound = (6.0 / ((1.0 + a * a) * calculate_fan_in_and_fan_out(t)?.0.max(1) as f64)).sqrt();
@@ -253,12 +235,9 @@ pub fn trunc_normal_(t: &Tensor, mean: f64, std: f64, low: f64, high: f64) -> Re
     })
 }
 
-/// Fills the tensor, as a matrix \[out, rest\], with orthogonal rows of length `gain` (Saxe et al., 2013). If
+/// Fills the tensor of two or more dimensions, as a matrix \[out, rest\], with orthogonal rows of length `gain` (Saxe et al., 2013). If
 /// there are fewer columns than rows, the columns are orthogonal instead. The host computes the values and
 /// therefore waits for the device.
-///
-/// # Errors
-/// The tensor has fewer than two dimensions.
 #[track_caller]
 pub fn orthogonal_(t: &Tensor, gain: f64) -> Result<()> {
     calculate_fan_in_and_fan_out(t)?;
@@ -289,9 +268,6 @@ pub fn orthogonal_(t: &Tensor, gain: f64) -> Result<()> {
 }
 
 /// Fills the matrix with the identity: ones on the diagonal, zeros elsewhere.
-///
-/// # Errors
-/// The tensor is not a matrix.
 #[track_caller]
 pub fn eye_(t: &Tensor) -> Result<()> {
     let &[rows, columns] = t.shape() else {
@@ -301,10 +277,7 @@ pub fn eye_(t: &Tensor) -> Result<()> {
 }
 
 /// Puts ones in the centre of kernels, so that a convolution \[out, in / groups, kernel..\] preserves its
-/// first channels in each group.
-///
-/// # Errors
-/// The tensor does not have 3 to 5 dimensions, or `groups` does not divide the outputs.
+/// first channels in each group. The kernel has 1 to 3 dimensions, and the groups divide the outputs.
 #[track_caller]
 pub fn dirac_(t: &Tensor, groups: usize) -> Result<()> {
     let &[out, inputs, ref window @ ..] = t.shape() else {
@@ -326,11 +299,8 @@ pub fn dirac_(t: &Tensor, groups: usize) -> Result<()> {
     overwrite_with(t, |shape, to, device| Tensor::from_slice(&numbers, shape, device)?.to_dtype(to))
 }
 
-/// Fills the matrix with normal values, and zeroes a fraction `sparsity` of each column at random rows
+/// Fills the matrix with normal values, and zeroes a fraction `sparsity`, 0 to 1, of each column at random rows
 /// (Martens, 2010).
-///
-/// # Errors
-/// The tensor is not a matrix, or `sparsity` is not between 0 and 1.
 #[track_caller]
 pub fn sparse_(t: &Tensor, sparsity: f64, std: f64) -> Result<()> {
     let &[rows, columns] = t.shape() else {
@@ -347,21 +317,15 @@ pub fn sparse_(t: &Tensor, sparsity: f64, std: f64) -> Result<()> {
     })
 }
 
-/// Concatenates the parameters to one vector, in order: PyTorch's `parameters_to_vector`. Gradients flow to
+/// Concatenates one or more parameters of one dtype to a vector, in order: PyTorch's `parameters_to_vector`. Gradients flow to
 /// all of them.
-///
-/// # Errors
-/// `parameters` is empty, or the dtypes differ.
 #[track_caller]
 pub fn parameters_to_vector(parameters: &[Tensor]) -> Result<Tensor> {
     let flat = parameters.iter().map(|p| p.reshape([p.numel()])).collect::<Result<Vec<_>>>()?;
     forebay_core::ops::cat(&flat, 0)
 }
 
-/// Copies a vector into the parameters, in order: PyTorch's `vector_to_parameters`.
-///
-/// # Errors
-/// The vector has a different number of elements.
+/// Copies a vector of as many elements into the parameters, in order: PyTorch's `vector_to_parameters`.
 #[track_caller]
 pub fn vector_to_parameters(vector: &Tensor, parameters: &[Tensor]) -> Result<()> {
     let all: usize = parameters.iter().map(Tensor::numel).sum();

@@ -30,14 +30,13 @@ impl Linear {
     #[track_caller]
     pub(super) fn uniform(inputs: usize, outputs: usize, bias: bool, device: &Device) -> Result<Self> {
         let weight = init::create_uniform_parameter(&[outputs, inputs], inputs, device)?;
-        let bias = bias.then(|| init::create_uniform_parameter(&[outputs], inputs, device)).transpose()?;
+        // No closure, whose line would be that of the allocation.
+        let bias =
+            if bias { Some(init::create_uniform_parameter(&[outputs], inputs, device)?) } else { None };
         Ok(Self { weight, bias, scope: ModuleScope::new() })
     }
 
-    /// Creates a layer from existing tensors, for example of another dtype or shared with another layer.
-    ///
-    /// # Errors
-    /// The weight is not a matrix, or the bias does not have one element for each output.
+    /// Creates a layer from a weight \[out, in\] and a bias \[out\], for example of another dtype or shared with another layer.
     #[track_caller]
     pub fn from_parameters(weight: Tensor, bias: Option<Tensor>) -> Result<Self> {
         let fits = weight.rank() == 2 && bias.as_ref().is_none_or(|b| b.shape() == &weight.shape()[..1]);
@@ -101,7 +100,8 @@ impl Bilinear {
     #[track_caller]
     pub fn new(inputs: [usize; 2], outputs: usize, bias: bool, device: &Device) -> Result<Self> {
         let weight = init::create_uniform_parameter(&[outputs, inputs[0], inputs[1]], inputs[0], device)?;
-        let bias = bias.then(|| init::create_uniform_parameter(&[outputs], inputs[0], device)).transpose()?;
+        let bias =
+            if bias { Some(init::create_uniform_parameter(&[outputs], inputs[0], device)?) } else { None };
         Ok(Self { weight, bias, scope: ModuleScope::new() })
     }
 

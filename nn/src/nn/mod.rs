@@ -7,8 +7,9 @@
 //!
 //! Weights have PyTorch's layouts, names and initial values, so that weight files are compatible.
 //!
-//! A layer fails for a tensor of another shape or dtype than its documentation states. `# Errors` sections list
-//! further errors, except those of methods to which the text links.
+//! A layer fails for tensors and options other than its documentation states: for another shape or dtype, a size
+//! of 0, or a value out of range. `# Errors` sections list further errors, except those of methods to which the
+//! text links.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::marker::PhantomData;

@@ -110,10 +110,8 @@ pub struct MultiheadAttention {
 type ProjectedQkv = [Tensor; 3];
 
 impl MultiheadAttention {
-    /// Creates a layer with projections uniform by Xavier's rule and biases of 0, as in PyTorch.
-    ///
-    /// # Errors
-    /// There are no features, or `heads` is 0 or does not divide their number.
+    /// Creates a layer with projections uniform by Xavier's rule and biases of 0, as in PyTorch. `heads` divides
+    /// `features`.
     #[track_caller]
     pub fn new(
         features: usize,

@@ -130,10 +130,7 @@ pub struct GroupNorm {
 }
 
 impl GroupNorm {
-    /// Creates a layer of `channels` channels in `groups` groups.
-    ///
-    /// # Errors
-    /// `groups` does not divide the channels.
+    /// Creates a layer of `channels` channels in `groups` groups, which divide them.
     #[track_caller]
     pub fn new(groups: usize, channels: usize, device: &Device) -> Result<Self> {
         fail_if!(
@@ -283,10 +280,7 @@ macro_rules! batch_norm {
                 fn without_running_stats() { 0.running_mean: None, 0.running_var: None, 0.num_batches_tracked: None }
             }
 
-            /// Normalises `x`, which has the layer's number of channels.
-            ///
-            /// # Errors
-            /// A channel has a single element in training.
+            /// Normalises `x`, which has the layer's number of channels, in training each of several elements.
             #[track_caller]
             pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
                 Self::check(x)?;
@@ -349,10 +343,7 @@ macro_rules! instance_norm {
                 Ok(self)
             }
 
-            /// Normalises `x`, with or without a batch.
-            ///
-            /// # Errors
-            /// An instance has a single element.
+            /// Normalises `x`, with or without a batch. Each instance has several elements.
             #[track_caller]
             pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
                 self.0.instance_norm(stringify!($name), x, $rank)

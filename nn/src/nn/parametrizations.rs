@@ -20,9 +20,6 @@ pub trait HasWeight: Module + Sized {
     fn weight_mut(&mut self) -> &mut Tensor;
 
     /// Applies the layer to `x` with `weight` in place of its own.
-    ///
-    /// # Errors
-    /// The shapes do not match.
     fn forward_with(&self, weight: &Tensor, x: &Tensor) -> Result<Tensor>;
 }
 
@@ -92,9 +89,6 @@ pub struct WeightNorm<L> {
 impl<L: HasWeight> WeightNorm<L> {
     /// Wraps a layer without changing its result. There is one length for each index of the weight's
     /// dimension `dim`, or a single one for `None`. PyTorch's default is `Some(0)`.
-    ///
-    /// # Errors
-    /// The weight does not have this dimension.
     #[track_caller]
     pub fn new(layer: L, dim: Option<usize>) -> Result<Self> {
         let weight = layer.weight();
@@ -164,11 +158,8 @@ pub struct SpectralNorm<L> {
 }
 
 impl<L: HasWeight> SpectralNorm<L> {
-    /// Wraps a layer, with one step of the power method for each pass and eps 1e-12. The initial estimate
+    /// Wraps a layer whose weight has two or more dimensions, with one step of the power method for each pass and eps 1e-12. The initial estimate
     /// takes 15 steps, as in PyTorch.
-    ///
-    /// # Errors
-    /// The weight has fewer than two dimensions.
     #[track_caller]
     pub fn new(layer: L) -> Result<Self> {
         let weight = layer.weight();

@@ -134,9 +134,6 @@ macro_rules! fractional_pools {
             #[doc = concat!("Applies [`", stringify!($op), "`](Tensor::", stringify!($op), "), and returns the indices too.")]
             /// Without `samples`, the
             /// positions of the windows are random.
-            ///
-            /// # Errors
-            /// A ratio is not between 0 and 1.
             #[track_caller]
             pub fn forward_with_indices(&self, x: &Tensor, samples: Option<&Tensor>) -> Result<(Tensor, Tensor)> {
                 x.$op(self.kernel_size, self.output_extents(x)?, samples)

@@ -58,10 +58,7 @@ pub struct SinusoidalEmbedding {
 }
 
 impl SinusoidalEmbedding {
-    /// Creates a layer for up to `positions` vectors of `features`.
-    ///
-    /// # Errors
-    /// The number of features is 0 or odd, or there are no positions or more than a tensor holds.
+    /// Creates a layer for up to `positions` vectors of `features`, an even number.
     #[track_caller]
     pub fn new(positions: usize, features: usize, device: &Device) -> Result<Self> {
         let pair = |angle: f64| [angle.sin() as f32, angle.cos() as f32];
@@ -75,10 +72,7 @@ impl SinusoidalEmbedding {
         &self.table
     }
 
-    /// Adds the embeddings of the first positions to \[.., length, features\].
-    ///
-    /// # Errors
-    /// The sequence is longer than the table.
+    /// Adds the embeddings of the first positions to \[.., length, features\], no longer than the table.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.scope.run(|| {
@@ -120,20 +114,14 @@ pub struct RotaryEmbedding {
 }
 
 impl RotaryEmbedding {
-    /// Creates a layer for up to `positions`, with frequencies from 1 to 1/10000. `features` of each head are
-    /// rotated, all or fewer.
-    ///
-    /// # Errors
-    /// The number of features is 0 or odd, or there are no positions or more than a tensor holds.
+    /// Creates a layer for up to `positions`, with frequencies from 1 to 1/10000. `features` of each head, an
+    /// even number, are rotated, all or fewer.
     #[track_caller]
     pub fn new(positions: usize, features: usize, device: &Device) -> Result<Self> {
         Self::with_base(positions, features, 10_000.0, device)
     }
 
     /// Creates a layer with frequencies from 1 to 1 / base; Llama 3 has a base of 500,000.
-    ///
-    /// # Errors
-    /// Same errors as [`new`](Self::new), or the base is not above 0 and finite.
     #[track_caller]
     pub fn with_base(positions: usize, features: usize, base: f64, device: &Device) -> Result<Self> {
         let table = |f: fn(f64) -> f64| {
@@ -153,17 +141,14 @@ impl RotaryEmbedding {
         fn interleaved() { interleaved: true }
     }
 
-    /// Rotates \[.., length, features\] from the first position on, with the errors of
+    /// Rotates \[.., length, features\] from the first position on: see
     /// [`forward_at`](Self::forward_at).
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.forward_at(x, 0)
     }
 
-    /// Rotates \[.., length, features\] from position `start` on.
-    ///
-    /// # Errors
-    /// The sequence ends after the last row of the table, or has too few features.
+    /// Rotates \[.., length, features\] from position `start` on, up to the end of the table at most.
     #[track_caller]
     pub fn forward_at(&self, x: &Tensor, start: usize) -> Result<Tensor> {
         self.scope.run(|| {

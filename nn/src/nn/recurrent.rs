@@ -20,7 +20,7 @@ with_defaults! {
         pub dropout: f64 = 0.0,
         /// If true, a second direction processes the sequence in reverse; false.
         pub bidirectional: bool = false,
-        /// Projected output features of an [`Lstm`], or 0 for no projection.
+        /// Projected output features of an [`Lstm`], fewer than the hidden ones, or 0 for no projection.
         pub proj_size: usize = 0,
     }
 }
@@ -297,9 +297,6 @@ macro_rules! recurrent_layers {
         impl $layer {
             /// Creates a layer from `inputs` to `hidden` features, with all parameters uniform within
             /// 1/√hidden, as in PyTorch.
-            ///
-            /// # Errors
-            /// A size is 0, or `proj_size` is not below the hidden size.
             #[track_caller]
             pub fn new(inputs: usize, hidden: usize, options: RecurrentOptions, device: &Device) -> Result<Self> {
                 Ok(Self(RecurrentStack::new(stringify!($layer), RecurrentKind::$kind, [inputs, hidden], options, device)?))

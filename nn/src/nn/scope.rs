@@ -43,9 +43,6 @@ impl ModuleScope {
     }
 
     /// Runs `body` in this scope, and prefixes its error with the module's path.
-    ///
-    /// # Errors
-    /// Returns the error of `body`.
     #[track_caller]
     pub fn run<T>(&self, body: impl FnOnce() -> Result<T>) -> Result<T> {
         let _guard = self.enter();

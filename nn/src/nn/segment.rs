@@ -113,9 +113,6 @@ impl SegmentGuard {
 /// }
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
-///
-/// # Errors
-/// Returns the error of `body`.
 pub fn segment(
     inputs: &[&Tensor],
     body: impl Fn(&[Tensor]) -> Result<Tensor> + Send + Sync + 'static,

@@ -186,9 +186,6 @@ pub type ConstantPad3d = ConstantPad<3>;
 impl<const N: usize> ConstantPad<N> {
     /// Creates a layer that pads with `value`. `padding` is one extent for all sides, or two for each of the
     /// `N` dimensions.
-    ///
-    /// # Errors
-    /// `padding` has a different length.
     pub fn new(padding: &[isize], value: f64) -> Result<Self> {
         let padding = match padding {
             [all] => vec![*all; 2 * N],

@@ -115,10 +115,7 @@ pub struct TransformerEncoderLayer {
 }
 
 impl TransformerEncoderLayer {
-    /// Creates a layer for `features` features and `heads` heads, initialised as in PyTorch.
-    ///
-    /// # Errors
-    /// `heads` is 0 or does not divide the number of features.
+    /// Creates a layer for `features` features and `heads` heads, which divide them, initialised as in PyTorch.
     #[track_caller]
     pub fn new(features: usize, heads: usize, options: TransformerOptions, device: &Device) -> Result<Self> {
         let drop = || Dropout::new(options.dropout);
@@ -195,10 +192,7 @@ pub struct TransformerDecoderLayer {
 }
 
 impl TransformerDecoderLayer {
-    /// Creates a layer for `features` features and `heads` heads, initialised as in PyTorch.
-    ///
-    /// # Errors
-    /// `heads` is 0 or does not divide the number of features.
+    /// Creates a layer for `features` features and `heads` heads, which divide them, initialised as in PyTorch.
     #[track_caller]
     pub fn new(features: usize, heads: usize, options: TransformerOptions, device: &Device) -> Result<Self> {
         let drop = || Dropout::new(options.dropout);
@@ -259,10 +253,7 @@ macro_rules! transformer_stack {
         }
 
         impl $stack {
-            /// Creates `layers` layers for `features` features and `heads` heads, without a final norm.
-            ///
-            /// # Errors
-            /// `heads` is 0 or does not divide the number of features.
+            /// Creates `layers` layers without a final norm. `heads` divides `features`.
             #[track_caller]
             pub fn new(
                 features: usize,
@@ -342,11 +333,8 @@ pub struct Transformer {
 }
 
 impl Transformer {
-    /// Creates a model with `layers` encoder and decoder layers. Matrices are uniform by Xavier's rule, as in
+    /// Creates a model with `layers` encoder and decoder layers. `heads` divides `features`. Matrices are uniform by Xavier's rule, as in
     /// PyTorch.
-    ///
-    /// # Errors
-    /// `heads` is 0 or does not divide the number of features.
     #[track_caller]
     pub fn new(
         features: usize,

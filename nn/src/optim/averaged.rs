@@ -17,7 +17,8 @@ enum AveragingRule {
     Ema(f64),
 }
 
-/// Averaged copy of a model's weights, which often evaluates better than the model itself.
+/// Averaged copy of a model's weights, which often evaluates better than the model itself. Methods fail for a model
+/// with other names or shapes.
 ///
 /// ```
 /// # use forebay_core::{device::Device, error::Result};
@@ -52,10 +53,8 @@ impl AveragedModel {
         Self::new(model, AveragingRule::Swa)
     }
 
-    /// Creates an exponential moving average; each update keeps the fraction `decay` of the average.
-    ///
-    /// # Errors
-    /// `decay` is not between 0 and 1.
+    /// Creates an exponential moving average; each update keeps the fraction `decay`, 0 to 1, of
+    /// the average.
     #[track_caller]
     pub fn ema<M: Module + ?Sized>(model: &M, decay: f64) -> Result<Self> {
         fail_if!(
@@ -105,10 +104,7 @@ impl AveragedModel {
     }
 
     /// Updates the averages with the model's weights. The first update copies them. Call this after a
-    /// captured step, not inside.
-    ///
-    /// # Errors
-    /// The model has other names or shapes, or a step is being captured.
+    /// captured step; inside, it is an error.
     #[track_caller]
     pub fn update_parameters<M: Module + ?Sized>(&mut self, model: &M) -> Result<()> {
         const OP: &str = "AveragedModel::update";
@@ -132,9 +128,6 @@ impl AveragedModel {
     }
 
     /// Swaps the model's weights and the averages. A second call undoes the first.
-    ///
-    /// # Errors
-    /// The model has other names or shapes.
     #[track_caller]
     pub fn swap_parameters<M: Module + ?Sized>(&mut self, model: &M) -> Result<()> {
         const OP: &str = "AveragedModel::swap";
@@ -166,9 +159,6 @@ impl AveragedModel {
     }
 
     /// Copies the averages into the model.
-    ///
-    /// # Errors
-    /// The model has other names or shapes.
     #[track_caller]
     pub fn copy_to<M: Module + ?Sized>(&self, model: &M) -> Result<()> {
         let mut pairs = self.zip_with_averages("AveragedModel::copy_to", model)?.into_iter();

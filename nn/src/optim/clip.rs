@@ -58,10 +58,6 @@ pub fn clip_grad_norm_(parameters: &[Tensor], max_norm: f64) -> Result<Tensor> {
 
 /// Clips like [`clip_grad_norm_`] with a norm of any order, and with an optional error for a norm that is not
 /// finite.
-///
-/// # Errors
-/// Same errors as [`clip_grad_norm_`]. Also fails if the order is not above 0, or for a non-finite norm if
-/// the options say so.
 pub fn clip_grad_norm_with(
     parameters: &[Tensor],
     max_norm: f64,

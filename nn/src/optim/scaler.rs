@@ -96,10 +96,7 @@ impl GradScaler {
         fn growth_interval(steps: u32) { growth_interval: steps }
     }
 
-    /// Returns the loss multiplied by the scale, in f32, on which `backward` is called.
-    ///
-    /// # Errors
-    /// The loss is on another device than earlier losses.
+    /// Returns the loss multiplied by the scale, in f32, on which `backward` is called. All losses are on one device.
     pub fn scale(&self, loss: &Tensor) -> Result<Tensor> {
         loss.mul(&self.device_state(loss.device())?.select(0, SCALE_INDEX as isize)?)
     }

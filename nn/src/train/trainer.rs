@@ -11,7 +11,7 @@ use crate::data::{DataLoader, Dataset, LoaderCursor};
 use crate::nn::{self, Module};
 use crate::optim::{GradScaler, LrSchedule, Optimizer, clip_grad_norm_};
 use crate::plan::{StepConfig, StepPlan};
-use crate::{DType, Device, Error, Result, Tensor, fail};
+use crate::{DType, Device, Result, Tensor, fail, fail_if};
 use forebay_core::amp;
 use forebay_core::autograd;
 use forebay_core::memory::BytesOf;
@@ -126,26 +126,17 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         /// across epochs. If fewer than `n` batches are left at the end, they form a last step. Each batch has
         /// equal weight, also a smaller one, as in a loop that divides each loss by the number of batches.
         fn accumulate(n: u32) { accumulation_steps: n.max(1) }
-    }
-
-    /// Runs at most `rows` rows of a batch at once, and accumulates the gradients of the parts. A step that
-    /// runs out of memory is retried with half as many rows, or with fewer if the error says so. Later steps
-    /// keep the reduced number.
-    ///
-    /// The loss must be a mean over the rows (see [`ignore_index`](Self::ignore_index) for an exception). The
-    /// gradients then equal those of the whole batch, up to the order of sums.
-    pub fn micro_batch(self, rows: usize) -> Self {
-        Self { micro_batching: self.micro_batching.with_max_rows(rows), ..self }
-    }
-
-    /// Declares that the loss is a mean over the targets other than `target`, as with
-    /// [`CrossEntropyOptions::ignore_index`](crate::ops::CrossEntropyOptions). Parts of a batch are then
-    /// weighted by these targets.
-    pub fn ignore_index(self, target: i64) -> Self {
-        Self { micro_batching: self.micro_batching.with_ignore_index(target), ..self }
-    }
-
-    setters! {
+        /// Runs at most `rows` rows of a batch at once, and accumulates the gradients of the parts. A step that
+        /// runs out of memory is retried with half as many rows, or with fewer if the error says so. Later steps
+        /// keep the reduced number.
+        ///
+        /// The loss must be a mean over the rows (see [`ignore_index`](Self::ignore_index) for an exception). The
+        /// gradients then equal those of the whole batch, up to the order of sums.
+        fn micro_batch(rows: usize) { micro_batching.max_rows: (rows > 0).then_some(rows) }
+        /// Declares that the loss is a mean over the targets other than `target`, as with
+        /// [`CrossEntropyOptions::ignore_index`](crate::ops::CrossEntropyOptions). Parts of a batch are then
+        /// weighted by these targets.
+        fn ignore_index(target: i64) { micro_batching.ignore_index: Some(target) }
         /// Runs the loss function under [`autocast`](amp::autocast) to this dtype, f16 or bf16.
         fn autocast(dtype: DType) { autocast: Some(dtype) }
         /// Scales the losses, and skips steps whose gradients are not finite; f16 needs this. Checkpoints include
@@ -195,10 +186,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         fn quiet() { quiet: true }
     }
 
-    /// Resumes from a checkpoint, with bitwise the results of an uninterrupted run.
-    ///
-    /// # Errors
-    /// Same errors as [`Checkpoint::resume`].
+    /// Resumes from a checkpoint by [`Checkpoint::resume`], with bitwise the results of an uninterrupted run.
     pub fn resume(mut self, path: impl AsRef<Path>) -> Result<Self> {
         let Self { model, optimizer, scaler, .. } = &mut self;
         self.position = Checkpoint::resume_with_scaler(path, *model, optimizer, scaler.as_mut())?;
@@ -216,7 +204,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
     /// running out of memory.
     #[must_use]
     pub fn micro_batch_rows(&self) -> Option<usize> {
-        self.micro_batching.max_rows()
+        self.micro_batching.max_rows
     }
 
     /// Returns the recorded metrics.
@@ -244,10 +232,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         self.scaler.as_ref()
     }
 
-    /// Saves a checkpoint.
-    ///
-    /// # Errors
-    /// Same errors as [`Checkpoint::save`].
+    /// Saves a checkpoint by [`Checkpoint::save`].
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         self.position.save_with_scaler(path, self.model, &self.optimizer, self.scaler.as_ref())
     }
@@ -370,17 +355,14 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         let done = &self.position;
         let same = batches == done.loader_description;
         let (start, zero) = (loader.start_cursor(), LoaderCursor::default());
-        if self.fit_state == FitState::Resumed
-            && !done.loader_description.is_empty()
-            && !same
-            && done.cursor != zero
-        {
-            fail!(
-                argument("fit"),
-                "resumed from batches of {}, but the loader makes {batches}; use the same",
-                done.loader_description
-            );
-        }
+        fail_if!(
+            self.fit_state == FitState::Resumed
+                && !done.loader_description.is_empty()
+                && !same
+                && done.cursor != zero;
+            argument("fit"),
+            "resumed from batches of {}, but the loader makes {batches}; use the same", done.loader_description
+        );
         let (cursor, first_epoch) = match self.fit_state {
             FitState::Resumed if done.cursor != zero => (done.cursor, done.first_epoch),
             FitState::Unfinished if same => (done.cursor, done.first_epoch),
@@ -406,10 +388,10 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         };
         match total {
             Some(n) if self.max_steps.is_some() && n <= done.step && self.fit_state == FitState::Finished => {
-                let why = format!(
+                fail!(
+                    argument("fit"),
                     "all {n} steps are made; for more, set `steps` to a larger number, which counts from the first"
                 );
-                return Err(Error::argument("fit", why));
             }
             Some(n) if n <= done.step && self.fit_state == FitState::Resumed => {
                 log::info!(
@@ -418,24 +400,25 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
                 );
             }
             _ if sizes.samples == 0 => {
-                return Err(Error::argument("fit", "the loader has no batches: its data set has no samples"));
+                fail!(argument("fit"), "the loader has no batches: its data set has no samples")
             }
             // A call that ended early may have done all its steps.
             Some(n) if n <= done.step && !(self.fit_state == FitState::Unfinished && same) => {
                 loader.check_sizes(&sizes)?;
                 let epochs =
                     loader.epoch_limit().map_or_else(|| "any number of".to_owned(), |n| n.to_string());
-                let why = format!(
+                fail!(
+                    argument("fit"),
                     "no step is to be made: the loader makes {per_epoch} batches in each of {epochs} epochs, from batch {} of \
                      epoch {} on, and the run has {n} steps, of which {} are made",
-                    cursor.batch, cursor.epoch, done.step
+                    cursor.batch,
+                    cursor.epoch,
+                    done.step
                 );
-                return Err(Error::argument("fit", why));
             }
             _ => {}
         }
-        self.position.loader_description = batches;
-        self.position.cursor = cursor;
+        (self.position.loader_description, self.position.cursor) = (batches, cursor);
         self.position.first_epoch = first_epoch;
         self.fit_state = FitState::Unfinished;
         Ok((loader.start_at(cursor), total))
@@ -591,12 +574,12 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         };
         let Some(at) = wrong else { return Ok(()) };
         let step = self.position.step + 1 + at as u64 - losses.len() as u64;
-        let why = format!(
+        fail!(
+            argument("fit"),
             "the loss of step {step} is {}, and no checkpoint is written from here on: try a smaller learning rate, warm-up or \
              `clip_grad_norm`, or look for its cause with `autograd::detect_anomaly`",
             losses[at]
-        );
-        Err(Error::argument("fit", why))
+        )
     }
 }
 
