@@ -17,12 +17,12 @@ use forebay_core::{
 macro_rules! with_defaults {
     (
         $(#[$meta:meta])*
-        pub struct $name:ident $(<const $n:ident: usize>)? {
+        $struct_vis:vis struct $name:ident $(<const $n:ident: usize>)? {
             $($(#[$field_meta:meta])* $vis:vis $field:ident: $ty:ty = $default:expr,)*
         }
     ) => {
         $(#[$meta])*
-        pub struct $name $(<const $n: usize>)? {
+        $struct_vis struct $name $(<const $n: usize>)? {
             $($(#[$field_meta])* $vis $field: $ty,)*
         }
 

@@ -117,8 +117,7 @@ impl<D: Dataset> DataLoader<D> {
         self.start
     }
 
-    /// Describes all inputs that determine the batches. A cursor is valid only among loaders with equal
-    /// descriptions.
+    /// Describes the inputs that determine the batches. A cursor is valid for loaders of equal descriptions.
     #[must_use]
     pub fn description(&self) -> String {
         self.describe_for_samples(self.data.len())
@@ -386,8 +385,8 @@ pub struct BatchIter<D: Dataset> {
 }
 
 impl<D: Dataset> BatchIter<D> {
-    /// Returns the current position. A loader that [starts there](DataLoader::start_at) continues with the
-    /// next batch.
+    /// Returns the current position. A loader continues [from there](DataLoader::start_at) with the next
+    /// batch.
     #[must_use]
     pub fn cursor(&self) -> LoaderCursor {
         self.cursor
@@ -462,7 +461,7 @@ impl<D: Dataset> Drop for BatchIter<D> {
 
 impl<D: Dataset> std::fmt::Debug for BatchIter<D> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Batches")
+        f.debug_struct("BatchIter")
             .field("device", &self.device)
             .field("cursor", &self.cursor)
             .finish_non_exhaustive()

@@ -37,8 +37,7 @@ impl Text {
         Ok(Self::new(&text))
     }
 
-    /// Loads nine plays of Shakespeare, from the folders in which [`FashionMnist`](super::FashionMnist) is
-    /// searched.
+    /// Loads nine plays of Shakespeare, from the same folders as [`FashionMnist`](super::FashionMnist).
     ///
     /// # Errors
     /// The file is not found. The message lists the folders that were searched.
@@ -100,16 +99,14 @@ impl Text {
         (part(&self.tokens[..at]), part(&self.tokens[at..]))
     }
 
-    /// Creates a data set of all runs of `length` characters. The target of a run is the run one character
-    /// later.
+    /// Creates a data set of all runs of `length` characters. A target is the run one character later.
     #[must_use]
     pub fn token_windows(&self, length: usize) -> TokenWindows {
         TokenWindows::new(self.tokens.clone(), length)
     }
 }
 
-/// Runs of tokens for next-token prediction, of characters ([`Text::token_windows`]) or from a custom
-/// tokenizer.
+/// Runs of tokens to predict next ones, of characters ([`Text::token_windows`]) or a custom tokenizer.
 #[derive(Clone, Debug)]
 pub struct TokenWindows {
     tokens: Arc<[u32]>,

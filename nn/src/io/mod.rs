@@ -2,8 +2,8 @@
 //!
 //! A damaged, truncated or hostile file gives [`Error::File`], which names the file and the problem. Nothing
 //! here panics on any input. A length that a file claims is allocated only after the file is known to have
-//! it. Files are replaced atomically ([`write_atomic`]); a file that cannot be written is an error. `# Errors` sections list errors other than those of
-//! methods to which the text links.
+//! it. Files are replaced atomically ([`write_atomic`]); a file that cannot be written is an error. `#
+//! Errors` sections omit those of linked methods.
 
 use std::fs::File;
 use std::io::Write;

@@ -45,8 +45,7 @@ pub type Metadata = BTreeMap<String, String>;
 /// Reads the tensors of a file onto a device.
 ///
 /// A dtype that this crate does not support is converted to one that holds its values: I8, I16 and U16 to
-/// i32, and U64 to i64. For a file with tensors that no dtype here holds, read the others by name, with
-/// [`open`].
+/// i32, and U64 to i64. If no dtype here holds a tensor, read the others with [`open`].
 ///
 /// # Errors
 /// The file cannot be read, is damaged, has a duplicate name, or holds an unsupported element type.
@@ -198,8 +197,8 @@ impl<R: Read + Seek> SafetensorsReader<R> {
             self.position = position.map(|at| at + end - start);
             return Tensor::from_bytes(&data, &entry.shape, dtype, device).map_err(at);
         }
-        // Allocates device memory first, so that a tensor that is too large fails before its bytes are read.
-        // The host holds one chunk.
+        // Allocates device memory first, so that a tensor that is too large fails early. The host holds one
+        // chunk.
         let tensor = Tensor::empty(&entry.shape, dtype, device).map_err(at)?;
         let flat = tensor.reshape([elements]).map_err(at)?;
         let most = READ_CHUNK_BYTES / width;
@@ -308,8 +307,7 @@ impl<'de> Deserialize<'de> for UniqueMetadata {
     }
 }
 
-/// Checks that tensors are contiguous in the file and have the sizes of their shapes. Returns the total
-/// number of bytes.
+/// Checks that tensors are contiguous in the file and have their shapes' sizes. Returns the total bytes.
 fn check_layout(entries: &BTreeMap<String, TensorEntry>) -> std::result::Result<u64, String> {
     let mut order: Vec<(&String, &TensorEntry)> = entries.iter().collect();
     order.sort_unstable_by_key(|(_, entry)| entry.data_offsets);

@@ -133,8 +133,7 @@ impl AdaptiveLogSoftmaxWithLoss {
         })
     }
 
-    /// Returns the most likely class of each row, by [`log_prob`](Self::log_prob): \[rows, features\] to \[rows\] of
-    /// i64.
+    /// Returns the likeliest classes by [`log_prob`](Self::log_prob): \[rows, features\] to i64 \[rows\].
     #[track_caller]
     pub fn predict(&self, x: &Tensor) -> Result<Tensor> {
         self.log_prob(x)?.argmax(-1, false)

@@ -4,8 +4,7 @@ use super::{Dropout, Linear, Module, ModuleScope};
 use crate::{Device, Result, Tensor, fail_if};
 use forebay_core::ops::AttentionOptions;
 
-/// Multi-head self-attention as in GPT-2: one projection to queries, keys and values, and one output
-/// projection.
+/// Multi-head self-attention as in GPT-2: a projection to queries, keys and values, and one of the output.
 #[derive(Debug, Module)]
 pub struct SelfAttention {
     /// Projection from \[features\] to queries, keys and values, concatenated: \[3 · features\].

@@ -39,8 +39,8 @@ with_defaults! {
         pub initializer_range: f64 = 0.02,
         /// Padding token, if there is one. Its row of the table starts at zero and gets no gradient.
         pub pad_token_id: Option<usize> = Some(0),
-        /// Activation of the feed-forward network: `gelu`, `gelu_new` (or `gelu_pytorch_tanh`), `relu`, or `silu`
-        /// (or `swish`).
+        /// Activation of the feed-forward network: `gelu`, `gelu_new`, `gelu_pytorch_tanh`, `relu`, `silu` or
+        /// `swish`.
         pub hidden_act: String = "gelu".to_owned(),
     }
 }
@@ -292,8 +292,8 @@ pub struct BertPooler {
     pub dense: Linear,
 }
 
-/// BERT (Devlin et al., 2019), with the parameter names of its published files. MiniLM and most sentence
-/// encoders have this architecture.
+/// BERT (Devlin et al., 2019), with the parameter names of its files: the architecture of MiniLM and most
+/// sentence encoders.
 ///
 /// ```
 /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};

@@ -29,7 +29,7 @@ pub struct FnLayer<F>(pub F);
 
 impl<F> fmt::Debug for FnLayer<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Apply(..)")
+        f.write_str("FnLayer(..)")
     }
 }
 
@@ -156,8 +156,9 @@ impl<M: Module> Module for ModuleDict<M> {
 ///
 /// A sequence may contain sequences. Each level of nesting is a recursive call of forward passes, of visits
 /// and of the drop, and takes stack: 500 levels fit the 2 MiB of a thread without optimisation.
-#[derive(Default)]
+#[derive(Default, Module)]
 pub struct Sequential {
+    #[module(name = "")]
     layers: ModuleDict<Box<dyn Layer>>,
 }
 
@@ -170,7 +171,7 @@ impl Sequential {
 
     /// Appends a layer, named by its index.
     #[must_use]
-    #[expect(clippy::should_implement_trait, reason = "a builder; nobody sums layers")]
+    #[expect(clippy::should_implement_trait, reason = "a builder, not a sum")]
     pub fn add(self, layer: impl Layer + 'static) -> Self {
         let name = self.len().to_string();
         self.add_named(name, layer)
@@ -219,11 +220,5 @@ impl Sequential {
 impl fmt::Debug for Sequential {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Sequential({} layers)", self.layers.len())
-    }
-}
-
-impl Module for Sequential {
-    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
-        self.layers.visit(path, f);
     }
 }

@@ -6,8 +6,8 @@ use forebay_core::ops::{IntoSpatial, PadMode, Padding, check_at_least};
 use forebay_core::tensor::layout::numel;
 
 with_defaults! {
-    /// Options of a convolution with `N` spatial dimensions. `Conv2dOptions { padding: [1, 1],
-    /// ..Default::default() }`.
+    /// Options of a convolution with `N` dimensions. `Conv2dOptions { padding: [1, 1], ..Default::default()
+    /// }`.
     #[derive(Clone, Copy, Debug, PartialEq)]
     pub struct ConvOptions<const N: usize> {
         /// Stride of the kernel; 1.
@@ -36,7 +36,7 @@ pub type Conv2dOptions = ConvOptions<2>;
 pub type Conv3dOptions = ConvOptions<3>;
 
 with_defaults! {
-    /// Options of a transposed convolution with `N` spatial dimensions. `ConvTranspose2dOptions { stride: [2, 2],
+    /// Options of a transposed convolution with `N` dimensions. `ConvTranspose2dOptions { stride: [2, 2],
     /// ..Default::default() }`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct ConvTransposeOptions<const N: usize> {
@@ -63,8 +63,8 @@ pub type ConvTranspose2dOptions = ConvTransposeOptions<2>;
 pub type ConvTranspose3dOptions = ConvTransposeOptions<3>;
 
 /// Creates a weight of \[lead, other / groups, kernel..\] and a bias of `outputs`, both uniform within
-/// 1/√fan_in. The fan-in is the size of the weight without its first dimension, also for transposed
-/// convolutions, as in PyTorch.
+/// 1/√fan_in. The fan-in is the size of the weight without its first dimension, as in PyTorch, also if
+/// transposed.
 #[track_caller]
 fn create_parameters(
     layer: &'static str,
@@ -122,7 +122,7 @@ macro_rules! conv_layer {
                 Ok(Self { weight, bias, options, scope: ModuleScope::new() })
             }
 
-            #[doc = concat!("\\[batch, in, ", $shape, "\\] to \\[batch, out, ..\\].")]
+            #[doc = concat!("Applies the layer: \\[batch, in, ", $shape, "\\] to \\[batch, out, ..\\].")]
             #[track_caller]
             pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
                 self.forward_with(&self.weight, x)

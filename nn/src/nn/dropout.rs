@@ -54,8 +54,8 @@ dropout_layers! {
     FeatureAlphaDropout "channel" = |x, p, training| x.alpha_dropout(p, training, true);
 }
 
-/// Applies [`feature_dropout`](Tensor::feature_dropout) to an input of `rank` dimensions, or of one fewer
-/// without the batch.
+/// Applies [`feature_dropout`](Tensor::feature_dropout) to an input of `rank` dimensions, or without the
+/// batch.
 #[track_caller]
 fn channel_dropout(layer: &'static str, x: &Tensor, rank: usize, p: f64, training: bool) -> Result<Tensor> {
     let unbatched = x.rank() + 1 == rank;

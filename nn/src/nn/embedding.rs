@@ -61,8 +61,7 @@ impl Embedding {
     }
 
     setters! {
-        /// Divides the gradient of a row by the number of times a lookup selects the row: PyTorch's
-        /// `scale_grad_by_freq`.
+        /// Divides the gradient of a row by its occurrences in a lookup: PyTorch's `scale_grad_by_freq`.
         fn scale_grad_by_freq() { lookup.scale_grad_by_freq: true }
         /// Scales each selected row in place if its `p`-norm is above `max_norm`: PyTorch's `max_norm` and
         /// `norm_type` (default 2). Every lookup then makes a pass over the table. A gradient of the table that

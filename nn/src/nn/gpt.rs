@@ -38,7 +38,7 @@ impl GptOptions {
     pub const PRESETS: [&str; PRESETS.len()] =
         [PRESETS[0].0, PRESETS[1].0, PRESETS[2].0, PRESETS[3].0, PRESETS[4].0];
 
-    /// Returns published sizes by name (`gpt2-124m`) or by the name of the weight files (`gpt2`), without
+    /// Returns published sizes by name (`gpt2-124m`) or by that of the weight files (`gpt2`), without
     /// dropout.
     ///
     /// # Errors
@@ -101,8 +101,7 @@ impl GptMlp {
     }
 }
 
-/// Transformer block: causal attention, then a feed-forward network, each with a norm before and a residual
-/// sum after.
+/// Transformer block: causal attention, then a feed-forward network, each with a norm and a residual sum.
 #[derive(Debug, Module)]
 pub struct GptBlock {
     /// Norm before the attention.
@@ -152,8 +151,7 @@ impl GptBlock {
         self.scope.run(|| x.add(&added))
     }
 
-    /// Returns two tensors whose sum is the output of the block. `added` is a term still to be added to `x`.
-    /// The norms fuse these sums.
+    /// Returns two terms of the block's output. `added` is a pending term of `x`. The norms fuse the sums.
     fn forward_before_add(&self, x: &Tensor, added: Option<&Tensor>) -> Result<(Tensor, Tensor)> {
         self.scope.run(|| {
             let (x, normed) = match added {

@@ -24,8 +24,8 @@ fn strip_transformer_prefix(name: &str) -> &str {
 }
 
 impl GptOptions {
-    /// Infers the sizes of the model from the embeddings and norms in its file, without dropout. All models of this family have 64
-    /// features for each head.
+    /// Infers the sizes of the model from the embeddings and norms in its file, without dropout. Each head
+    /// has 64 features.
     ///
     /// ```
     /// # use std::collections::BTreeMap;

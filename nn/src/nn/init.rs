@@ -22,10 +22,10 @@ pub struct DefaultDTypeGuard {
     _dtype: ScopedGuard<Cell<Option<DType>>>,
 }
 
-/// Makes layers that this thread creates use parameters of `dtype` (f32, f16, bf16 or f64) instead of f32 while the guard lives:
-/// PyTorch's `set_default_dtype`. This loads a model for inference in the two-byte dtype of its file.
-/// Training works better in f32 under [`autocast`](crate::amp::autocast()). Running statistics and position
-/// tables stay f32.
+/// Makes layers that this thread creates use parameters of `dtype` (f32, f16, bf16 or f64) instead of f32
+/// while the guard lives: PyTorch's `set_default_dtype`. This loads a model for inference in the two-byte
+/// dtype of its file. Train in f32 under [`autocast`](crate::amp::autocast()) instead. Running statistics and
+/// position tables stay f32.
 ///
 /// ```
 /// # use forebay_core::{device::Device, dtype::DType};
@@ -71,8 +71,8 @@ pub fn create_buffer(make: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
     make()
 }
 
-/// Returns the fan-in and fan-out of a weight \[out, in, ..\], of two or more dimensions: the inputs that one output sums over, and the
-/// outputs that one input reaches.
+/// Returns the fan-in and fan-out of a weight \[out, in, ..\] of two or more dimensions: the inputs of one
+/// output, and the outputs of one input.
 #[track_caller]
 pub fn calculate_fan_in_and_fan_out(weight: &Tensor) -> Result<(usize, usize)> {
     let &[out, inputs, ref window @ ..] = weight.shape() else {
@@ -126,14 +126,13 @@ pub fn kaiming_uniform_(t: &Tensor, a: f64) -> Result<()> {
     uniform_(t, -bound, bound)
 }
 
-/// Fills the tensor with normal values of the variance of [`kaiming_uniform_`], with its errors.
+/// Fills a weight with normal values of the variance of [`kaiming_uniform_`].
 #[track_caller]
 pub fn kaiming_normal_(t: &Tensor, a: f64) -> Result<()> {
     normal_(t, 0.0, (2.0 / ((1.0 + a * a) * calculate_fan_in_and_fan_out(t)?.0.max(1) as f64)).sqrt())
 }
 
-/// Fills the tensor with uniform values that preserve the variance forward and backward (Glorot), with the errors
-/// of [`kaiming_uniform_`].
+/// Fills a weight with uniform values that preserve the variance in both directions (Glorot).
 #[track_caller]
 pub fn xavier_uniform_(t: &Tensor, gain: f64) -> Result<()> {
     check::non_negative("xavier_uniform_", "gain", gain)?;
@@ -142,7 +141,7 @@ pub fn xavier_uniform_(t: &Tensor, gain: f64) -> Result<()> {
     uniform_(t, -bound, bound)
 }
 
-/// Fills the tensor with normal values of the variance of [`xavier_uniform_`], with its errors.
+/// Fills a weight with normal values of the variance of [`xavier_uniform_`].
 #[track_caller]
 pub fn xavier_normal_(t: &Tensor, gain: f64) -> Result<()> {
     check::non_negative("xavier_normal_", "gain", gain)?;
@@ -165,8 +164,7 @@ pub enum Nonlinearity {
     Selu,
 }
 
-/// Returns the factor by which an activation scales the deviation of the weights before it: PyTorch's
-/// `calculate_gain`.
+/// Returns the factor of an activation for the deviation of its weights: PyTorch's `calculate_gain`.
 ///
 /// ```
 /// use forebay_nn::nn::init::{Nonlinearity, calculate_gain};
@@ -212,8 +210,7 @@ pub fn kaiming_normal_with_mode_(t: &Tensor, fan: FanMode, of: Nonlinearity) -> 
     normal_(t, 0.0, kaiming_std(t, fan, of)?)
 }
 
-/// Fills the tensor with normal values truncated to low ≤ x ≤ high, sampled by inverting the cumulative
-/// distribution.
+/// Fills the tensor with normal values in low ≤ x ≤ high, sampled from the inverse distribution.
 ///
 /// # Errors
 /// `low` is not below `high`, `std` is not positive, or the dtype has no value between the bounds.
@@ -235,9 +232,9 @@ pub fn trunc_normal_(t: &Tensor, mean: f64, std: f64, low: f64, high: f64) -> Re
     })
 }
 
-/// Fills the tensor of two or more dimensions, as a matrix \[out, rest\], with orthogonal rows of length `gain` (Saxe et al., 2013). If
-/// there are fewer columns than rows, the columns are orthogonal instead. The host computes the values and
-/// therefore waits for the device.
+/// Fills the tensor of two or more dimensions, as a matrix \[out, rest\], with orthogonal rows of length
+/// `gain` (Saxe et al., 2013). If there are fewer columns than rows, the columns are orthogonal instead. The
+/// host computes the values, and waits.
 #[track_caller]
 pub fn orthogonal_(t: &Tensor, gain: f64) -> Result<()> {
     calculate_fan_in_and_fan_out(t)?;
@@ -261,9 +258,9 @@ pub fn orthogonal_(t: &Tensor, gain: f64) -> Result<()> {
             line.iter_mut().for_each(|a| *a /= length);
         }
         let at = |r: usize, c: usize| if rows <= columns { lines[r][c] } else { lines[c][r] };
-        let numbers: Vec<f32> =
+        let values: Vec<f32> =
             (0..rows * columns).map(|i| (gain * at(i / columns, i % columns)) as f32).collect();
-        Tensor::from_slice(&numbers, shape, device)?.to_dtype(dtype)
+        Tensor::from_slice(&values, shape, device)?.to_dtype(dtype)
     })
 }
 
@@ -289,18 +286,18 @@ pub fn dirac_(t: &Tensor, groups: usize) -> Result<()> {
     );
     let size: usize = window.iter().product();
     let middle = window.iter().fold(0, |at, n| at * n + n / 2);
-    let mut numbers = vec![0f32; t.numel()];
+    let mut values = vec![0f32; t.numel()];
     for o in 0..out {
         let channel = o % (out / groups);
         if channel < inputs {
-            numbers[(o * inputs + channel) * size + middle] = 1.0;
+            values[(o * inputs + channel) * size + middle] = 1.0;
         }
     }
-    overwrite_with(t, |shape, to, device| Tensor::from_slice(&numbers, shape, device)?.to_dtype(to))
+    overwrite_with(t, |shape, to, device| Tensor::from_slice(&values, shape, device)?.to_dtype(to))
 }
 
-/// Fills the matrix with normal values, and zeroes a fraction `sparsity`, 0 to 1, of each column at random rows
-/// (Martens, 2010).
+/// Fills the matrix with normal values, and zeroes a random part `sparsity` (0 to 1) of each column (Martens,
+/// 2010).
 #[track_caller]
 pub fn sparse_(t: &Tensor, sparsity: f64, std: f64) -> Result<()> {
     let &[rows, columns] = t.shape() else {
@@ -312,13 +309,12 @@ pub fn sparse_(t: &Tensor, sparsity: f64, std: f64) -> Result<()> {
         // Random ranks of the rows in each column.
         let ranks =
             Tensor::rand([rows, columns], DType::F32, device)?.argsort(0, false)?.to_dtype(DType::I32)?;
-        let numbers = Tensor::normal(shape, 0.0, std, DType::F32, device)?;
-        numbers.masked_fill(&ranks.lt(zeros)?, 0.0)?.to_dtype(dtype)
+        let values = Tensor::normal(shape, 0.0, std, DType::F32, device)?;
+        values.masked_fill(&ranks.lt(zeros)?, 0.0)?.to_dtype(dtype)
     })
 }
 
-/// Concatenates one or more parameters of one dtype to a vector, in order: PyTorch's `parameters_to_vector`. Gradients flow to
-/// all of them.
+/// Concatenates parameters of one dtype to a vector: PyTorch's `parameters_to_vector`. Gradients flow back.
 #[track_caller]
 pub fn parameters_to_vector(parameters: &[Tensor]) -> Result<Tensor> {
     let flat = parameters.iter().map(|p| p.reshape([p.numel()])).collect::<Result<Vec<_>>>()?;

@@ -7,9 +7,9 @@
 //!
 //! Weights have PyTorch's layouts, names and initial values, so that weight files are compatible.
 //!
-//! A layer fails for tensors and options other than its documentation states: for another shape or dtype, a size
-//! of 0, or a value out of range. `# Errors` sections list further errors, except those of methods to which the
-//! text links.
+//! A layer fails for tensors and options other than its documentation states: for another shape or dtype, a
+//! size of 0, or a value out of range. `# Errors` sections list further errors, except those of linked
+//! methods.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::marker::PhantomData;
@@ -164,8 +164,7 @@ pub fn join_path(path: &str, name: &str) -> String {
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 pub trait Module {
-    /// Calls `f` with every entry of this module and its children, under its full name; `path` is the path of
-    /// this module.
+    /// Calls `f` with every entry of this module, at `path`, and of its children, under full names.
     ///
     /// The order is the order of declaration, and is stable across walks.
     fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>));
@@ -202,8 +201,7 @@ pub trait Module {
         found
     }
 
-    /// Returns every parameter and buffer by name. The tensors share memory with the module, so save or copy
-    /// them.
+    /// Returns every parameter and buffer by name, in the module's memory, so save or copy them.
     fn state_dict(&self) -> BTreeMap<String, Tensor> {
         let mut state = BTreeMap::new();
         visit_model(self, &mut |name, slot| {
@@ -292,8 +290,7 @@ pub trait Module {
         self.parameters().iter().for_each(|t| drop(t.requires_grad_(on)));
     }
 
-    /// Counts the elements of the parameters, each once, frozen ones included: PyTorch's `sum(p.numel() for p
-    /// in model.parameters())`.
+    /// Counts the elements of the parameters, each once: `sum(p.numel() for p in model.parameters())`.
     fn num_parameters(&self) -> usize {
         self.parameters().iter().map(Tensor::numel).sum()
     }
@@ -335,8 +332,7 @@ impl Module for Tensor {
     }
 }
 
-/// Returns the training mode of a module. In a recomputation of a checkpoint, returns the mode of the first
-/// run.
+/// Returns the training mode of a module: in the recomputation of a checkpoint, that of the first run.
 pub(crate) fn is_training(mode: &AtomicBool) -> bool {
     autograd::replayable_training_mode(mode.load(Ordering::Relaxed))
 }

@@ -19,8 +19,8 @@ pub struct AttentionMasks<'a> {
     pub attn_mask: Option<&'a Tensor>,
     /// Mask of padding, \[batch, keys\], or \[keys\] without a batch.
     pub key_padding_mask: Option<&'a Tensor>,
-    /// If true, query i attends only to keys up to i. Unlike PyTorch's hint, the flag needs no mask, and
-    /// combines with any other mask.
+    /// If true, query i attends only to keys up to i. Unlike PyTorch's hint, needs no mask, and combines with
+    /// any.
     pub is_causal: bool,
 }
 
@@ -82,8 +82,7 @@ with_defaults! {
 /// ```
 #[derive(Debug, Module)]
 pub struct MultiheadAttention {
-    /// Projection to queries, keys and values, \[3 · features, features\], if all have the same number of
-    /// features.
+    /// Projection to queries, keys and values, \[3 · features, features\], if all have as many features.
     pub in_proj_weight: Option<Tensor>,
     /// Projection to queries, if keys or values have a different number of features.
     pub q_proj_weight: Option<Tensor>,

@@ -63,8 +63,7 @@ impl LayerNorm {
 
     /// Computes [`forward_add`](Self::forward_add) for a normalised sum that only matrix products consume, as
     /// in pre-norm blocks (`norm_first`). Under [`autocast`](crate::amp::autocast), the normalised sum is
-    /// written in the 16-bit dtype to which the products would cast it. The sum, which is the residual
-    /// stream, keeps its dtype.
+    /// written in the 16-bit dtype to which the products would cast it. The sum keeps its dtype.
     #[track_caller]
     pub fn forward_add_low_precision(&self, x: &Tensor, residual: &Tensor) -> Result<(Tensor, Tensor)> {
         self.scope
@@ -258,8 +257,7 @@ macro_rules! impl_channel_norm {
 macro_rules! batch_norm {
     ($($(#[$doc:meta])* $name:ident $ranks:pat, $takes:literal;)*) => {$(
         $(#[$doc])*
-        /// In training, uses the statistics of the batch and updates the running statistics. In evaluation,
-        /// uses the running statistics.
+        /// In training, uses the statistics of the batch and updates the running ones, which evaluation uses.
         #[derive(Debug)]
         pub struct $name(ChannelNorm);
 
@@ -287,8 +285,7 @@ macro_rules! batch_norm {
                 self.0.batch_norm(x, false)
             }
 
-            /// Normalises `x` like [`forward`](Self::forward) and applies a ReLU in one pass: see
-            /// [`Tensor::batch_norm_relu`].
+            /// Normalises `x` and applies a ReLU in one pass: see [`Tensor::batch_norm_relu`].
             #[track_caller]
             pub fn forward_relu(&self, x: &Tensor) -> Result<Tensor> {
                 Self::check(x)?;

@@ -110,8 +110,7 @@ impl<L: HasWeight> WeightNorm<L> {
 }
 parametrized_layer!(WeightNorm);
 
-/// Computes the norms over all dimensions except `dim`, which have extent 1 in the result, or a scalar norm
-/// for `None`.
+/// Computes the norms over all dimensions except `dim`, with extent 1 in the result, or a scalar norm.
 #[track_caller]
 fn norm_except_dim(weight: &Tensor, dim: Option<usize>) -> Result<Tensor> {
     match dim {

@@ -19,8 +19,7 @@ method_layers! {
     AdaptiveMaxPool3d([usize; 3]) adaptive_max_pool3d "So many maxima of volumes, depth, height and width";
 }
 
-/// p-norm of each window: [`lp_pool2d`](Tensor::lp_pool2d), for signals, images and volumes with `N` of 1, 2
-/// and 3.
+/// p-norm of each window: [`lp_pool2d`](Tensor::lp_pool2d), for signals, images and volumes.
 #[derive(Clone, Copy, Debug, PartialEq, Module)]
 pub struct LpPool<const N: usize> {
     /// Exponent of the norm.
@@ -59,8 +58,7 @@ pub enum FractionalSize<const N: usize> {
     OutputRatio([f64; N]),
 }
 
-/// Maximum of windows at random positions: [`fractional_max_pool2d`](Tensor::fractional_max_pool2d), for
-/// images and volumes.
+/// Maximum of random windows: [`fractional_max_pool2d`](Tensor::fractional_max_pool2d), also of volumes.
 #[derive(Clone, Copy, Debug, PartialEq, Module)]
 pub struct FractionalMaxPool<const N: usize> {
     /// Extents of a window.

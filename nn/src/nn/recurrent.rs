@@ -176,10 +176,6 @@ impl RecurrentStack {
         Ok(Self { name, kind, hidden, options, weights, training, scope: ModuleScope::new() })
     }
 
-    fn output_features(&self) -> usize {
-        if self.options.proj_size > 0 { self.options.proj_size } else { self.hidden }
-    }
-
     /// Returns the initial state, \[layers · directions, batch, width\]: `initial`, or zeros for `None`.
     fn initial_state(
         &self,
@@ -221,7 +217,8 @@ impl RecurrentStack {
         fail_if!(features != inputs || steps == 0; shape(name, [x]), "takes at least one step of {inputs} features");
         let ended = lengths.map(|lengths| ended_mask(name, lengths, steps, batch)).transpose()?;
         let lengths = ended.as_ref().map(|(lengths, _)| lengths);
-        let states = self.initial_state(initial[0], &x, batch, self.output_features(), unbatched)?;
+        let output = if options.proj_size > 0 { options.proj_size } else { self.hidden };
+        let states = self.initial_state(initial[0], &x, batch, output, unbatched)?;
         let cells = self.initial_state(initial[1], &x, batch, self.hidden, unbatched)?;
         let directions = 1 + usize::from(options.bidirectional);
         let (mut last, mut last_cells) = (Vec::new(), Vec::new());
@@ -295,8 +292,8 @@ macro_rules! recurrent_layers {
         pub struct $layer(RecurrentStack);
 
         impl $layer {
-            /// Creates a layer from `inputs` to `hidden` features, with all parameters uniform within
-            /// 1/√hidden, as in PyTorch.
+            /// Creates a layer from `inputs` to `hidden` features, all uniform within 1/√hidden, as in
+            /// PyTorch.
             #[track_caller]
             pub fn new(inputs: usize, hidden: usize, options: RecurrentOptions, device: &Device) -> Result<Self> {
                 Ok(Self(RecurrentStack::new(stringify!($layer), RecurrentKind::$kind, [inputs, hidden], options, device)?))
@@ -337,8 +334,8 @@ recurrent_layers! {
     /// # Ok::<(), forebay_core::error::Error>(())
     /// ```
     Lstm Lstm;
-    /// Gated recurrent units over sequences (Cho et al., 2014). The reset gate applies after the matrix
-    /// product, as in PyTorch.
+    /// Gated recurrent units over sequences (Cho et al., 2014). The reset gate follows the product, as in
+    /// PyTorch.
     ///
     /// ```
     /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
@@ -404,8 +401,8 @@ macro_rules! recurrent_cells {
         pub struct $cell(RecurrentCell);
 
         impl $cell {
-            /// Creates a cell from `inputs` to `hidden` features, with all parameters uniform within
-            /// 1/√hidden, as in PyTorch.
+            /// Creates a cell from `inputs` to `hidden` features, all uniform within 1/√hidden, as in
+            /// PyTorch.
             #[track_caller]
             pub fn new(inputs: usize, hidden: usize, bias: bool, device: &Device) -> Result<Self> {
                 let kind = RecurrentKind::$kind;

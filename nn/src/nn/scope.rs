@@ -35,8 +35,7 @@ impl ModuleScope {
         self.0.read().unwrap_or_else(PoisonError::into_inner).path
     }
 
-    /// Attributes memory to this module until the guard is dropped. Allocations without a tag become
-    /// activations.
+    /// Attributes memory to this module during the guard's life. Allocations without a tag are activations.
     #[track_caller]
     pub fn enter(&self) -> ScopeGuard {
         enter_module_path(self.path())

@@ -93,11 +93,10 @@ impl SegmentGuard {
 }
 
 /// Runs `body` on `inputs` as a segment of a model. A [`StepPlan`](crate::plan::StepPlan) may recompute its
-/// activations in the backward pass, like a [`checkpoint`], or offload them to the host. Without a plan, this
-/// is a plain call.
+/// activations in the backward pass, like a [`checkpoint`], or offload them to the host. Otherwise it is a
+/// plain call.
 ///
-/// Every forward pass must run the same segments in the same order. A segment inside a segment is part of the
-/// outer one.
+/// Every forward pass must run the same segments in order. A nested segment is part of the outer one.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -182,8 +181,7 @@ fn run_offloaded(inputs: &[&Tensor], body: impl FnOnce() -> Result<Tensor>) -> R
         away.insert(input);
     }
     away.retain_offloadable(&out);
-    // Released before this segment's copies begin, so that reuse of the memory waits only for the previous
-    // copies.
+    // Released before this segment's copies, so that reuse of the memory waits for earlier copies only.
     evict_previous_segment();
     away.copy_to_host()?;
     let away = Arc::new(away);

@@ -123,7 +123,7 @@ impl Fold {
 /// Defines layers that pad the last dimensions: before and after each, from the last dimension on.
 macro_rules! pad_layers {
     ($($layer:ident $n:literal $mode:expr, $doc:literal;)*) => {$(
-        #[doc = concat!("Pads the last ", stringify!($n), " dimensions ", $doc, ": before and after, from the last dimension on. Negative numbers cut.")]
+        #[doc = concat!("Pads the last ", stringify!($n), " dimensions ", $doc, ": before and after, from the last dimension on. Negative padding crops.")]
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Module)]
         pub struct $layer(pub [isize; 2 * $n]);
 
@@ -159,8 +159,8 @@ pad_layers! {
     CircularPad3d 3 PadMode::Circular, "with their other end";
 }
 
-/// Pads the last `N` dimensions with a constant: before and after each, from the last dimension on. Negative
-/// padding crops.
+/// Pads the last `N` dimensions with a constant: both sides, from the last dimension on. Negative padding
+/// crops.
 ///
 /// ```
 /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
@@ -184,8 +184,8 @@ pub type ConstantPad2d = ConstantPad<2>;
 pub type ConstantPad3d = ConstantPad<3>;
 
 impl<const N: usize> ConstantPad<N> {
-    /// Creates a layer that pads with `value`. `padding` is one extent for all sides, or two for each of the
-    /// `N` dimensions.
+    /// Creates a layer that pads with `value`. `padding` is one extent, or two for each of the `N`
+    /// dimensions.
     pub fn new(padding: &[isize], value: f64) -> Result<Self> {
         let padding = match padding {
             [all] => vec![*all; 2 * N],

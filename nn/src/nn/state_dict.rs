@@ -170,8 +170,7 @@ pub(crate) fn stage_state_dict<M: Module + ?Sized>(
     Ok((staged.prepare()?, keys))
 }
 
-/// Reports whether a tensor, cast to the dtype of another, has equal bits. Waits for the device unless memory
-/// is shared.
+/// Reports whether a tensor, cast to the dtype of another, has equal bits. May wait for the device.
 fn has_same_bits(cast: &Tensor, source: &Tensor) -> Result<bool> {
     let _no_grad = autograd::no_grad();
     let source = source.detach().to_device(cast.device())?.to_dtype(cast.dtype())?;

@@ -20,8 +20,8 @@ with_defaults! {
     pub struct TransformerOptions {
         /// Features between the two feed-forward layers; 2048.
         pub feedforward: usize = 2048,
-        /// Dropout probability in training, for attention weights, between the feed-forward layers and before
-        /// residual sums; 0.1.
+        /// Dropout probability of attention weights, between feed-forward layers and before residual sums;
+        /// 0.1.
         pub dropout: f64 = 0.1,
         /// Activation between the feed-forward layers; ReLU.
         pub activation: TransformerActivation = TransformerActivation::Relu,

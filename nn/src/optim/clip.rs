@@ -14,8 +14,7 @@ use forebay_core::ops::kernel::launch::{self, KernelParams};
 /// Number of elements whose squares one workgroup sums.
 const ELEMENTS_PER_PARTIAL: usize = 4096;
 
-/// Upper bound of `max_norm`. The kernel divides `max_norm` by at least 1e-6, and the quotient must be finite
-/// in f32.
+/// Upper bound of `max_norm`. The kernel divides by at least 1e-6, and the quotient must be finite in f32.
 const MAX_NORM_LIMIT: f64 = 1e32;
 
 with_defaults! {
@@ -30,15 +29,14 @@ with_defaults! {
     pub struct ClipGradNormOptions {
         /// Order p of the norm (Σ |g|ᵖ)^(1/p), above 0; infinity for the largest |g|.
         pub norm_type: f64 = 2.0,
-        /// If true, an infinite or NaN norm is an error and leaves the gradients unchanged. The host then waits
-        /// for the device.
+        /// If true, an infinite or NaN norm is an error without any change. The host then waits for the
+        /// device.
         pub error_if_nonfinite: bool = false,
     }
 }
 
 /// Scales the gradients of `parameters` in place so that their total norm is at most `max_norm`, and returns
-/// the norm before scaling. The host does not wait for the device. [`clip_grad_norm_with`] supports other
-/// norms.
+/// the norm before scaling. The host does not wait for the device. Other norms: [`clip_grad_norm_with`].
 ///
 /// ```no_run
 /// # use forebay_core::{error::Result, tensor::Tensor};
@@ -56,8 +54,7 @@ pub fn clip_grad_norm_(parameters: &[Tensor], max_norm: f64) -> Result<Tensor> {
     clip_grad_norm_with(parameters, max_norm, &ClipGradNormOptions::default())
 }
 
-/// Clips like [`clip_grad_norm_`] with a norm of any order, and with an optional error for a norm that is not
-/// finite.
+/// Clips like [`clip_grad_norm_`] with a norm of any order, and an optional error for a non-finite norm.
 pub fn clip_grad_norm_with(
     parameters: &[Tensor],
     max_norm: f64,
@@ -205,8 +202,7 @@ enum GradTransform<'a> {
     Scale(&'a Tensor),
     /// Clamping between two values.
     Clamp([f32; 2]),
-    /// Multiplication by the inverse scale in a scaler's buffer. Sets the flag at this index if an element is
-    /// infinite or NaN.
+    /// Multiplication by a scaler's inverse scale. An infinite or NaN element sets the flag at this index.
     Unscale(&'a Tensor, usize),
 }
 

@@ -1,5 +1,4 @@
-//! Optimiser steps made of tensor operations, for rules that need more than single elements: norms, rows,
-//! matrix products.
+//! Optimiser steps of tensor operations, for rules that need norms, rows or matrix products.
 //!
 //! Values that change from step to step are read from the device, where one launch writes them for several
 //! parameters. Captured steps therefore stay up to date, and a step can be skipped, as with fused kernels.

@@ -44,14 +44,11 @@ impl UpdateRule for LambRule {
 }
 
 optimizer! {
-    /// Adafactor: divides gradients by the root of a mean square that is factored into rows and columns to save
-    /// memory.
+    /// Adafactor: divides gradients by the root of a mean square, factored into rows and columns.
     ///
-    /// A step runs some twenty tensor operations for each parameter. Rows and columns are the last two
-    /// dimensions.
+    /// A step runs about twenty tensor operations a parameter. Rows and columns are the last two dimensions.
     Adafactor(AdafactorRule)
-    /// Creates Adafactor with a beta2 of 1 - t^-0.8 and no weight decay. PyTorch's default learning rate is
-    /// 0.01.
+    /// Creates Adafactor with a beta2 of 1 - t^-0.8 and no weight decay. PyTorch's default rate is 0.01.
     {
         /// Sets the exponent of the step number in beta2.
         beta2_decay: f64 = -0.8 => non_positive,

@@ -64,8 +64,7 @@ pub(super) trait UpdateRule: RuleOptions + Copy + Send + Sync + 'static {
     fn check_combination(&self) -> Result<()> {
         Ok(())
     }
-    /// Returns further names in PyTorch's state, whose values follow from the step count. Loading ignores
-    /// them.
+    /// Returns names in PyTorch's state whose values follow from the step count. Loading ignores them.
     fn derived_state_names(&self) -> &'static [&'static str] {
         &[]
     }
@@ -78,8 +77,7 @@ pub(super) trait UpdateRule: RuleOptions + Copy + Send + Sync + 'static {
         let _ = state;
         shape.into()
     }
-    /// Reports whether weight decay applies to a parameter. A launch mixes no parameters with and without
-    /// weight decay.
+    /// Reports whether weight decay applies to a parameter. It does to all in a launch, or to none.
     fn has_weight_decay(&self, parameter: &Tensor) -> bool {
         let _ = parameter;
         true
@@ -89,8 +87,8 @@ pub(super) trait UpdateRule: RuleOptions + Copy + Send + Sync + 'static {
         let _ = (weight_decay, lr);
         [0.0; 8]
     }
-    /// Returns the constants that depend on the number of this step, from 1. The kernel repeats this formula
-    /// for counts kept on the device.
+    /// Returns the constants that depend on the number of this step, from 1. The kernel repeats the formula
+    /// for its counts.
     fn step_constants(&self, step: u64, lr: f64) -> [f64; 3] {
         let _ = (step, lr);
         [0.0; 3]
@@ -128,8 +126,7 @@ impl ParamGroup {
     }
 
     setters! {
-        /// Sets the group's learning rate. Its ratio to the optimiser's current rate is kept when the optimiser's
-        /// rate changes.
+        /// Sets the group's learning rate, which keeps its ratio to the optimiser's.
         fn lr(lr: f64) { lr: Some(lr) }
         /// Sets the group's weight decay.
         fn weight_decay(weight_decay: f64) { weight_decay: Some(weight_decay) }
@@ -224,8 +221,7 @@ pub(super) struct FusedGroup {
     pub(super) step_counts: Option<Tensor>,
 }
 
-/// Returns the maximum number of tensors in a launch with `each` bindings for each tensor and `shared` common
-/// ones.
+/// Returns the most tensors in a launch of `each` bindings a tensor and `shared` common ones.
 pub(super) fn max_tensors_per_launch(device: &Device, each: usize, shared: usize) -> usize {
     let bindings = (device.info().limits.max_bindings as usize).max(MIN_BINDINGS);
     // Backends count some internal buffers towards the limit, so only a generous limit is used.
@@ -559,8 +555,7 @@ fn bindings_per_parameter(copies: bool) -> usize {
     2 + usize::from(copies)
 }
 
-/// Fails for a gradient that differs from its parameter in shape, dtype or device, because `set_grad` accepts
-/// any tensor.
+/// Fails for a gradient of another shape, dtype or device, because `set_grad` accepts any tensor.
 pub(super) fn check_grad(op: &'static str, k: usize, p: &Tensor, grad: &Tensor) -> Result<()> {
     fail_if!(grad.shape() != p.shape(); shape(op, [grad, p]), "the gradient of parameter {k} has the parameter's shape");
     fail_if!(

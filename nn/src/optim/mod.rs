@@ -45,8 +45,7 @@ pub trait Optimizer {
     /// Makes a [`step`](Self::step), unless the single value in `skip` (f32, on the device) is not zero. A
     /// skipped step changes nothing and does not count. A [`GradScaler`](crate::amp::GradScaler) steps this way.
     ///
-    /// The optimisers here decide on the device. The default implementation reads the value and waits for the
-    /// device.
+    /// The optimisers here decide on the device. The default implementation waits for the value.
     ///
     /// # Errors
     /// `skip` is not a single f32 on the device of the parameters.
@@ -67,8 +66,7 @@ pub trait Optimizer {
     /// Returns the learning rate.
     fn lr(&self) -> f64;
 
-    /// Sets the learning rate of the following steps, and scales the rates of other parameter groups in
-    /// proportion.
+    /// Sets the learning rate of the following steps, and those of other parameter groups in proportion.
     fn set_lr(&mut self, lr: f64);
 
     /// Returns the learning rates of all parameter groups; the first is [`lr`](Self::lr).
@@ -91,8 +89,7 @@ pub trait Optimizer {
     /// (PyTorch's `param_groups`) are not included; set them at construction or with `set_lr`.
     fn state_dict(&self) -> Result<BTreeMap<String, Tensor>>;
 
-    /// Restores a state from [`state_dict`](Self::state_dict), or PyTorch's `state` with keys of the form
-    /// `INDEX.NAME`.
+    /// Restores a state from [`state_dict`](Self::state_dict), or PyTorch's `state` by keys `INDEX.NAME`.
     ///
     /// # Errors
     /// A name is missing or unexpected, or a tensor's shape or dtype does not match.
@@ -161,8 +158,7 @@ macro_rules! impl_optimizer {
 }
 use impl_optimizer;
 
-/// Defines an optimiser and its rule: options with their defaults and range checks (of [`ranges`]), and the
-/// constructor.
+/// Defines an optimiser and its rule: options with defaults and checks (of [`ranges`]), and a constructor.
 macro_rules! optimizer {
     (
         $(#[$doc:meta])*

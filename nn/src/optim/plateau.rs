@@ -8,7 +8,7 @@ use forebay_core::check;
 use forebay_core::error::Result;
 
 with_defaults! {
-    /// Multiplies the learning rate by a factor after several values in a row without improvement: PyTorch's
+    /// Multiplies the learning rate by a factor after several values without improvement:
     /// `ReduceLROnPlateau`.
     ///
     /// ```
@@ -74,8 +74,8 @@ impl ReduceLrOnPlateau {
         fn eps(eps: f64) { eps }
     }
 
-    /// Checks that the options are in range. With invalid options, [`step`](Self::step) sets a NaN rate, and
-    /// the optimiser's next step fails.
+    /// Checks that the options are in range. Otherwise [`step`](Self::step) sets a NaN rate, and the next
+    /// step fails.
     ///
     /// # Errors
     /// The factor is not in 0..1, or another option is negative or not finite.

@@ -29,8 +29,7 @@ with_defaults! {
     /// Gradient scaler with an adaptive scale. The scale doubles after 2000 steps without an infinity or NaN in
     /// the gradients, and halves after each step with one, which is skipped. Names and constants are PyTorch's.
     ///
-    /// f16 needs a scaler, bf16 does not. Only [`get_scale`](Self::get_scale) and saving and loading the state
-    /// wait for the device.
+    /// f16 needs a scaler, bf16 does not. Only [`get_scale`](Self::get_scale), saving and loading wait.
     ///
     /// ```no_run
     /// # use forebay_core::{amp::autocast, dtype::DType, error::Result, tensor::Tensor};
@@ -63,8 +62,7 @@ with_defaults! {
         init_growth_tracker: f64 = 0.0,
         /// Allocated on the device of the first loss.
         device_state: OnceLock<Tensor> = OnceLock::new(),
-        /// Optimisers used since the last update, by the address of their parameters. The index is that of the
-        /// optimiser's flag.
+        /// Optimisers used since the last update, by the address of their parameters, in the order of flags.
         optimizers: Vec<(usize, OptimizerStage)> = Vec::new(),
     }
 }
@@ -77,8 +75,7 @@ enum OptimizerStage {
 }
 
 impl GradScaler {
-    /// Creates a scaler with a scale of 65536, which doubles after 2000 finite steps in a row and halves
-    /// after each other step.
+    /// Creates a scaler of scale 65536, doubled after 2000 finite steps in a row and halved after each other.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -87,8 +84,7 @@ impl GradScaler {
     setters! {
         /// Sets the initial scale.
         fn init_scale(scale: f64) { init_scale: scale }
-        /// Sets the factor by which the scale grows. The scale does not exceed 2^126, the largest power of two
-        /// whose inverse is a normal f32.
+        /// Sets the factor by which the scale grows. It is at most 2^126, whose inverse is a normal f32.
         fn growth_factor(factor: f64) { growth_factor: factor }
         /// Sets the factor applied to the scale after a step with an infinity or NaN.
         fn backoff_factor(factor: f64) { backoff_factor: factor }

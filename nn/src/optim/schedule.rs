@@ -72,13 +72,13 @@ impl LrSchedule for ConstantSchedule {
 }
 
 /// Defines a schedule by its fields, the range checks of the fields with the names in errors, and the rate. A
-/// function of the step is a type parameter.
+/// function of the step is a type parameter, and `where` adds further checks.
 macro_rules! schedule {
     (
         $(#[$doc:meta])*
         $name:ident $(<$function:ident>)? {
             $($(#[$field_doc:meta])* $vis:vis $field:ident: $ty:ty $([$($check:ident)+ $label:literal])?,)*
-        } |$this:ident, $step:ident| $lr:expr
+        } |$this:ident, $step:ident| $lr:expr $(, where $more:block)?
     ) => {
         $(#[$doc])*
         #[derive(Clone, Debug)]
@@ -92,6 +92,7 @@ macro_rules! schedule {
 
             fn check(&self) -> Result<()> {
                 $($($(check::$check(stringify!($name), $label, self.$field)?;)+)?)*
+                $({ let $this = self; $more })?
                 Ok(())
             }
         }
@@ -263,46 +264,39 @@ pub enum CyclicMode {
     ExpRange(f64),
 }
 
-/// Linear rise from `base_lr` to `max_lr` and linear fall, repeated (Smith, 2015).
-#[derive(Clone, Copy, Debug)]
-pub struct CyclicLr {
-    /// Lowest rate.
-    pub base_lr: f64,
-    /// Highest rate.
-    pub max_lr: f64,
-    /// Number of rising steps; PyTorch's default is 2,000.
-    pub step_size_up: u64,
-    /// Number of falling steps.
-    pub step_size_down: u64,
-    /// Change of the peaks.
-    pub mode: CyclicMode,
-}
-
-impl LrSchedule for CyclicLr {
-    fn lr(&self, step: u64) -> f64 {
-        let (up, total) = (self.step_size_up, (self.step_size_up + self.step_size_down).max(1));
+schedule! {
+    /// Linear rise from `base_lr` to `max_lr` and linear fall, repeated (Smith, 2015).
+    #[derive(Copy)]
+    CyclicLr {
+        /// Lowest rate.
+        pub base_lr: f64 [non_negative "base"],
+        /// Highest rate.
+        pub max_lr: f64 [non_negative "max"],
+        /// Number of rising steps; PyTorch's default is 2,000.
+        pub step_size_up: u64,
+        /// Number of falling steps.
+        pub step_size_down: u64,
+        /// Change of the peaks.
+        pub mode: CyclicMode,
+    } |this, step| {
+        let (up, total) = (this.step_size_up, (this.step_size_up + this.step_size_down).max(1));
         let (cycle, at) = (step / total, step % total);
         let height = if at <= up && up > 0 {
             at as f64 / up as f64
         } else {
-            (total - at) as f64 / self.step_size_down.max(1) as f64
+            (total - at) as f64 / this.step_size_down.max(1) as f64
         };
-        let scale = match self.mode {
+        let scale = match this.mode {
             CyclicMode::Triangular => 1.0,
             CyclicMode::Triangular2 => 0.5f64.powf(cycle as f64),
             CyclicMode::ExpRange(gamma) => gamma.powf(step as f64),
         };
-        self.base_lr + (self.max_lr - self.base_lr) * height * scale
-    }
-
-    fn check(&self) -> Result<()> {
-        if let CyclicMode::ExpRange(gamma) = self.mode {
+        this.base_lr + (this.max_lr - this.base_lr) * height * scale
+    }, where {
+        if let CyclicMode::ExpRange(gamma) = this.mode {
             check::non_negative("CyclicLr", "mode", gamma)?;
         }
-        check::non_negative("CyclicLr", "base", self.base_lr)?;
-        check::non_negative("CyclicLr", "max", self.max_lr)?;
-        let steps = self.step_size_up.saturating_add(self.step_size_down);
-        check::positive_count("CyclicLr", "step_size_up", steps)
+        check::positive_count("CyclicLr", "step_size_up", this.step_size_up.saturating_add(this.step_size_down))?;
     }
 }
 
@@ -369,8 +363,8 @@ impl LrSchedule for ChainedScheduler<'_> {
     }
 }
 
-/// Linear rise to the initial rate of another schedule, which follows. Step i of the rise has that rate · (i
-/// + 1) / steps.
+/// Linear rise to the initial rate of another schedule, which follows. Step i has that rate · (i + 1) /
+/// steps.
 #[derive(Clone, Copy, Debug)]
 pub struct Warmup<S> {
     /// Number of steps of the rise.
@@ -392,8 +386,7 @@ impl<S: LrSchedule> LrSchedule for Warmup<S> {
     }
 }
 
-/// A schedule with a step counter, like PyTorch's schedulers, for custom loops. The counter is its only
-/// state.
+/// A schedule with a step counter, its only state, like PyTorch's schedulers, for custom loops.
 ///
 /// ```
 /// # use forebay_core::{device::Device, dtype::DType, error::Result, tensor::Tensor};
@@ -444,8 +437,7 @@ impl<S: LrSchedule> LrScheduler<S> {
     }
 }
 
-/// Logs invalid options if no error can be returned. The rate is then NaN, and the optimiser's next step
-/// fails.
+/// Logs invalid options. The rate is then NaN, and the optimiser's next step fails.
 pub(super) fn log_if_invalid(checked: Result<()>) -> Option<()> {
     checked.map_err(|error| log::error!("{error}; the learning rate is NaN")).ok()
 }
@@ -453,8 +445,7 @@ pub(super) fn log_if_invalid(checked: Result<()>) -> Option<()> {
 schedule! {
     /// Linear warmup to the full rate, then half a cosine down.
     ///
-    /// Step i of the warmup has base · (i + 1) / warmup. Step `warmup` begins the cosine, which would end at step
-    /// `total`.
+    /// Step i of the warmup has base · (i + 1) / warmup. The cosine goes from step `warmup` to `total`.
     #[derive(Copy)]
     WarmupCosine {
         base_lr: f64 [non_negative "base"],

@@ -58,11 +58,11 @@ impl FusedOptimizer {
     pub(super) fn load_state_dict(
         &mut self,
         rule: &impl UpdateRule,
-        given: &BTreeMap<String, Tensor>,
+        state: &BTreeMap<String, Tensor>,
     ) -> Result<()> {
         self.check_step(rule)?;
         // Checks everything before it overwrites a tensor or allocates memory.
-        let found = self.match_state_dict(rule, given)?;
+        let found = self.match_state_dict(rule, state)?;
         self.create_groups(rule, |k, _| Ok(found.contains_key(&k)))?;
         let steps = |k: usize| found.get(&k).map_or(0, |(count, _)| *count);
         let mut staged = StagedCopies::default();
@@ -92,7 +92,7 @@ impl FusedOptimizer {
     fn match_state_dict<'a, R: UpdateRule>(
         &self,
         rule: &R,
-        given: &'a BTreeMap<String, Tensor>,
+        state: &'a BTreeMap<String, Tensor>,
     ) -> Result<FxHashMap<usize, LoadedState<'a>>> {
         const OP: &str = "load_state_dict";
         let names = rule.state_names();
@@ -100,8 +100,8 @@ impl FusedOptimizer {
         let mut found = FxHashMap::default();
         for (k, p) in self.parameters.iter().enumerate() {
             let step = format!("{k}.step");
-            let has = |name: &&str| given.contains_key(&format!("{k}.{name}"));
-            let count = match given.get(&step) {
+            let has = |name: &&str| state.contains_key(&format!("{k}.{name}"));
+            let count = match state.get(&step) {
                 Some(tensor) => Some(parse_step_count(&step, tensor)?),
                 None => (!R::HAS_STEP_COUNT && names.iter().any(has)).then_some(1),
             };
@@ -109,15 +109,15 @@ impl FusedOptimizer {
             expected.insert(step);
             expected.extend(rule.derived_state_names().iter().map(|name| format!("{k}.{name}")));
             let mut sources = SmallVec::new();
-            for &state in &names {
-                let name = format!("{k}.{state}");
-                let shape = rule.state_shape(state, p.shape());
-                if shape.contains(&0) && !given.contains_key(&name) {
+            for &state_name in &names {
+                let name = format!("{k}.{state_name}");
+                let shape = rule.state_shape(state_name, p.shape());
+                if shape.contains(&0) && !state.contains_key(&name) {
                     // PyTorch's state omits states that this parameter does not use.
                     sources.push(None);
                     continue;
                 }
-                let source = given.get(&name);
+                let source = state.get(&name);
                 let source = source.ok_or_else(|| Error::argument(OP, format!("missing: {name}")))?;
                 fail_if!(
                     source.shape() != &*shape;
@@ -132,7 +132,7 @@ impl FusedOptimizer {
             }
             found.insert(k, (count, sources));
         }
-        let unknown = given.keys().map(String::as_str).filter(|name| !expected.contains(*name));
+        let unknown = state.keys().map(String::as_str).filter(|name| !expected.contains(*name));
         let unknown = unknown.collect::<Vec<_>>().join(", ");
         fail_if!(!unknown.is_empty(); argument(OP), "unexpected: {unknown}");
         Ok(found)

@@ -59,8 +59,7 @@ impl StepConfig {
         self.with_policy(again.as_ref(), ActivationPolicy::Recompute)
     }
 
-    /// Offloads the saved activations of the segments that are true in `away`, in the order of the forward
-    /// pass.
+    /// Offloads the saved activations of segments that are true in `away`, in the forward pass's order.
     #[must_use]
     pub fn with_offload(self, away: impl AsRef<[bool]>) -> Self {
         self.with_policy(away.as_ref(), ActivationPolicy::Offload)
@@ -75,8 +74,7 @@ impl StepConfig {
         Self { policies: saved, ..self }
     }
 
-    /// Applies the policies to segments until the guard is dropped. The guard must cover forward and backward
-    /// passes.
+    /// Applies the policies to segments during the guard's life, which covers forward and backward passes.
     pub fn apply_segments(&self) -> SegmentGuard {
         SegmentGuard::apply_policies(Arc::clone(&self.policies))
     }
@@ -359,8 +357,7 @@ struct PoolPeaks {
     requested: u64,
 }
 
-/// Lower bound of the budget from requested bytes and failed attempts, peak without a limit, and
-/// configuration.
+/// Lower bound of the budget by requests and failures, peak without a limit, and configuration.
 type MeasuredConfig = (u64, u64, StepConfig);
 
 /// Dry runs of one step on one card.
@@ -433,8 +430,7 @@ impl<S: FnMut(&StepConfig) -> Result<()>, F: Fn(&Device) -> Result<S>> StepRunne
                 if *least > below {
                     break;
                 }
-                // A run needs no more than its peak without a limit, except for different placement in later
-                // steps.
+                // A run needs at most its peak without a limit, except for other placement in later steps.
                 let most = below.min(reserved.saturating_mul(2));
                 if let Some(peak) = self.peak_within_limit(config, most)? {
                     let limit = self.find_smallest_limit(config, *least, peak.max(*least), granule)?;
@@ -514,8 +510,7 @@ impl StepPlan {
     }
 }
 
-/// Prints the plan and its cost, then the [Pareto front](StepPlan::pareto); `{:#}` prints all measured
-/// configurations.
+/// Prints the plan, its cost and the [Pareto front](StepPlan::pareto); `{:#}` all measured configurations.
 impl fmt::Display for StepPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (best, budget) = (&self.best, Bytes(self.budget));

@@ -19,8 +19,7 @@ use forebay_core::ops::stack;
 
 /// Number of steps between reads of losses and memory on a GPU. Each read waits for the device.
 const LOG_INTERVAL: u64 = 10;
-/// Maximum number of consecutive steps without a finite loss that a scaler may skip. The scale is 2⁻⁵⁰ of its
-/// start by then.
+/// Maximum of consecutive steps without a finite loss, after which the scale is 2⁻⁵⁰ of its start.
 const MAX_SKIPPED_STEPS: usize = 50;
 
 /// Output of a loss function: the loss, a scalar, and an optional accuracy.
@@ -171,8 +170,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         /// The captured step holds its memory until `fit` ends. Validation and steps of other shapes need
         /// additional memory. If that runs out, all steps run eagerly.
         fn capture(on: bool) { step_capture: if on { StepCapture::Requested } else { StepCapture::Disabled } }
-        /// Saves a [`Checkpoint`] every `every` steps (0 is 1), at the end, and on a termination signal (Ctrl-C,
-        /// SIGTERM, SIGHUP).
+        /// Saves a [`Checkpoint`] every `every` steps (0 is 1), at the end, and on Ctrl-C, SIGTERM or SIGHUP.
         fn checkpoint(path: impl Into<PathBuf>, every: u64) { checkpoint_every: Some((path.into(), every.max(1))) }
         /// Computes a validation loss every `every` steps (0 is 1) and after the last one, shows it and records
         /// it ([`History::validations`]). `loss` runs with the model in evaluation mode and without gradients,
@@ -200,8 +198,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         self.position.step
     }
 
-    /// Returns the number of rows that run at once, if limited by [`micro_batch`](Self::micro_batch) or after
-    /// running out of memory.
+    /// Returns the rows that run at once, if limited by [`micro_batch`](Self::micro_batch) or by memory.
     #[must_use]
     pub fn micro_batch_rows(&self) -> Option<usize> {
         self.micro_batching.max_rows
@@ -317,17 +314,20 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
             if let Some((every, loss)) = &mut self.validation
                 && (step.is_multiple_of(*every) || total == Some(step))
             {
-                let loss = progress
-                    .exclude_time(|| run_validation(self.model, loss))
-                    .map_err(|e| e.with_context("validation"))? as f32;
+                let validate = || {
+                    let _no_grad = autograd::no_grad();
+                    let _eval = nn::eval_mode(self.model);
+                    loss().map_err(|e| e.with_context("validation"))
+                };
+                let loss = progress.exclude_time(validate)? as f32;
                 self.position.history.validations.push(Validation { step, loss });
                 progress.print_line(&format!("step {step}  validation loss {loss:.4}"));
             }
-            let due = self
-                .checkpoint_every
-                .as_ref()
-                .filter(|(_, every)| step.is_multiple_of(*every) && total != Some(step));
-            if let Some(path) = due.map(|(path, _)| path.clone()) {
+            if let Some((path, every)) = &self.checkpoint_every
+                && step.is_multiple_of(*every)
+                && total != Some(step)
+            {
+                let path = path.clone();
                 // Fails on a NaN loss, so that a damaged model does not replace the earlier checkpoint.
                 self.read_losses(&mut pending)?;
                 progress.exclude_time(|| self.save(path))?;
@@ -581,13 +581,6 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
             losses[at]
         )
     }
-}
-
-/// Computes a loss in evaluation mode, without gradients.
-fn run_validation<M: Module + ?Sized>(model: &M, loss: &mut dyn FnMut() -> Result<f64>) -> Result<f64> {
-    let _no_grad = autograd::no_grad();
-    let _eval = nn::eval_mode(model);
-    loss()
 }
 
 /// Losses and accuracies that are still on the device.
