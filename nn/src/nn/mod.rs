@@ -7,9 +7,8 @@
 //!
 //! Weights have PyTorch's layouts, names and initial values, so that weight files are compatible.
 //!
-//! A layer fails for tensors and options other than its documentation states: for another shape or dtype, a
-//! size of 0, or a value out of range. `# Errors` sections list further errors, except those of linked
-//! methods.
+//! A layer fails for tensors and options other than its documentation states: another shape or dtype, a size of 0,
+//! a value out of range. `# Errors` sections list further errors, except those of linked methods.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::marker::PhantomData;
