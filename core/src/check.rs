@@ -43,12 +43,12 @@ range_checks! {
 macro_rules! with_defaults {
     (
         $(#[$meta:meta])*
-        pub struct $name:ident $(<$life:lifetime>)? $(<const $n:ident: usize>)? {
+        $struct_vis:vis struct $name:ident $(<$life:lifetime>)? $(<const $n:ident: usize>)? {
             $($(#[$field_meta:meta])* $vis:vis $field:ident: $ty:ty = $default:expr,)*
         }
     ) => {
         $(#[$meta])*
-        pub struct $name $(<$life>)? $(<const $n: usize>)? {
+        $struct_vis struct $name $(<$life>)? $(<const $n: usize>)? {
             $($(#[$field_meta])* $vis $field: $ty,)*
         }
 

@@ -245,6 +245,9 @@ macro_rules! fail {
     (dtype($op:expr, $got:expr), $($expected:tt)+) => {
         return Err($crate::error::Error::dtype($op, $got, format!($($expected)+)))
     };
+    (file($path:expr), $($message:tt)+) => {
+        return Err($crate::error::Error::file($path, format!($($message)+)))
+    };
     (capture($op:expr), $($reason:tt)+) => {
         return Err($crate::error::Error::Capture { op: $op, reason: format!($($reason)+) })
     };

@@ -16,13 +16,17 @@ use forebay_core::{
     tensor::Tensor,
 };
 
-/// Defines methods that return the value with some fields replaced.
+/// Defines methods that return the value with some fields replaced: `fn eps(eps: f64) { eps }`, or with another
+/// value, `fn causal() { options.is_causal: true }`.
 macro_rules! setters {
-    ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $ty:ty),*) { $($field:ident $(: $value:expr)?),+ })+) => {$(
+    (@value $field:ident) => { $field };
+    (@value $($field:tt).+ : $value:expr) => { $value };
+    ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $ty:ty),*) { $($($field:tt).+ $(: $value:expr)?),+ })+) => {$(
         $(#[$doc])*
         #[must_use = "the method returns the changed value"]
-        pub fn $name(self $(, $arg: $ty)*) -> Self {
-            Self { $($field $(: $value)?,)+ ..self }
+        pub fn $name(mut self $(, $arg: $ty)*) -> Self {
+            $(self.$($field).+ = setters!(@value $($field).+ $(: $value)?);)+
+            self
         }
     )+};
 }

@@ -16,6 +16,7 @@ whole: rows and columns are in workgroup memory at full length (the forward pass
 The gradients of k and v share one buffer.
 -#}
 {%- import "types" as t -%}
+{% set cooperative = false %}
 {% set queries = "p.extents.w" %}
 {% set keys = "p.window.x" %}
 {% include "attention_common" %}

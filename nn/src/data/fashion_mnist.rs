@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::{Dataset, locate};
 use crate::io::{idx, idx::IdxArray};
-use crate::{Error, Result};
+use crate::{Result, fail, fail_if};
 
 /// Mean and standard deviation of the training images' pixels, scaled to 0..=1.
 const MEAN: f32 = 0.286;
@@ -66,10 +66,7 @@ impl FashionMnist {
         Self::load_split("train")
     }
 
-    /// Loads the test images: 10,000, or 1,000 of the embedded subset.
-    ///
-    /// # Errors
-    /// Same errors as [`train`](Self::train).
+    /// Loads the test images like [`train`](Self::train): 10,000, or 1,000 of the embedded subset.
     pub fn test() -> Result<Self> {
         Self::load_split("t10k")
     }
@@ -120,25 +117,18 @@ impl FashionMnist {
         (pixels, path): (IdxArray, PathBuf),
         labels: (IdxArray, PathBuf),
     ) -> Result<Self> {
-        if pixels.shape.len() != 3 || pixels.shape[1..] != [SIDE, SIDE] {
-            return Err(Error::file(
-                path,
-                format!("has the shape {:?}, not [n, {SIDE}, {SIDE}]", pixels.shape),
-            ));
-        }
+        let shape = &pixels.shape;
+        fail_if!(
+            shape.len() != 3 || shape[1..] != [SIDE, SIDE];
+            file(path), "has the shape {shape:?}, not [n, {SIDE}, {SIDE}]"
+        );
         let (labels, path) = labels;
-        if labels.shape != pixels.shape[..1] {
-            let n = pixels.shape[0];
-            return Err(Error::file(
-                path,
-                format!("has the shape {:?}, not [{n}] as the pictures", labels.shape),
-            ));
-        }
+        fail_if!(
+            labels.shape != shape[..1];
+            file(path), "has the shape {:?}, not [{}] as the pictures", labels.shape, shape[0]
+        );
         if let Some(label) = labels.data.iter().find(|&&label| usize::from(label) >= Self::CLASSES.len()) {
-            return Err(Error::file(
-                path,
-                format!("holds the class {label}; there are {}", Self::CLASSES.len()),
-            ));
+            fail!(file(path), "holds the class {label}; there are {}", Self::CLASSES.len());
         }
         Ok(Self {
             folder,

@@ -5,7 +5,7 @@
 //! order in every run, whatever the speed of the loader's thread.
 
 use std::any::Any;
-use std::mem;
+use std::collections::TryReserveError;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
@@ -117,8 +117,7 @@ impl<D: Dataset> DataLoader<D> {
         self.start
     }
 
-    /// Describes all inputs that determine the batches. A cursor is valid only among loaders with equal
-    /// descriptions.
+    /// Describes the inputs that determine the batches. A cursor is valid for loaders of equal descriptions.
     #[must_use]
     pub fn description(&self) -> String {
         self.describe_for_samples(self.data.len())
@@ -145,29 +144,27 @@ impl<D: Dataset> DataLoader<D> {
     pub fn prefetch(&self, device: &Device) -> BatchIter<D> {
         let (ready, batches) = sync_channel(self.ahead.min(MAX_PREFETCH));
         let (recycle, used) = channel();
-        let checked = self.query_sizes().and_then(|sizes| self.check_sizes(&sizes).map(|()| sizes));
-        let (sizes, problem) = match checked {
-            Ok(sizes) => (sizes, None),
-            Err(problem) => (DatasetSizes::default(), Some(problem)),
-        };
+        let started = self.query_sizes().and_then(|sizes| {
+            self.check_sizes(&sizes)?;
+            let (loader, worker_sizes, ready) = (self.clone(), sizes.clone(), ready.clone());
+            let thread = thread::Builder::new().name("forebay-loader".into());
+            let thread = thread.spawn(move || loader.run_worker(&worker_sizes, &ready, &used));
+            let thread =
+                thread.map_err(|e| Error::argument("prefetch", format!("no thread can be started: {e}")))?;
+            Ok((sizes, Some(thread)))
+        });
+        let (sizes, thread) = started.unwrap_or_else(|problem| {
+            // The queue has room for at least one batch.
+            let _ = ready.try_send(Err(problem));
+            (DatasetSizes::default(), None)
+        });
         let per_epoch = self.batches_for_samples(sizes.samples);
-        let start = || {
-            let (loader, sizes) = (self.clone(), sizes.clone());
-            let name = thread::Builder::new().name("forebay-loader".into());
-            let thread = name.spawn(move || loader.run_worker(&sizes, &ready, &used));
-            thread.map_err(|e| Error::argument("prefetch", format!("no thread can be started: {e}")))
-        };
-        let (thread, problem) = match problem {
-            Some(problem) => (None, Some(problem)),
-            None => start().map_or_else(|e| (None, Some(e)), |thread| (Some(thread), None)),
-        };
         BatchIter {
             device: device.clone(),
             cursor: self.start.normalized(per_epoch),
             epochs: self.epochs,
             batches_per_epoch: per_epoch,
             sizes,
-            startup_error: problem,
             receiver: Some(batches),
             retry_batch: None,
             recycle,
@@ -188,19 +185,17 @@ impl<D: Dataset> DataLoader<D> {
             argument("shuffle"),
             "the data set has {n} samples; at most {} are shuffled: take them in order", u32::MAX
         );
-        if let Some(shape) = [&sizes.input, &sizes.target]
-            .into_iter()
-            .find(|shape| tensor_numel(&[&[batch.min(n)], &shape[..]].concat()).is_none())
-        {
-            let why =
-                format!("a batch of {batch} samples of shape {shape:?} has more elements than a tensor can");
-            return Err(Error::argument("batches", why));
+        for shape in [&sizes.input, &sizes.target] {
+            fail_if!(
+                tensor_numel(&[&[batch.min(n)], &shape[..]].concat()).is_none();
+                argument("batches"), "a batch of {batch} samples of shape {shape:?} has more elements than a tensor can"
+            );
         }
-        if self.batches_for_samples(n) > 0 || (n == 0 && self.epochs.is_some()) {
-            return Ok(());
-        }
-        let why = format!("the data set has {n} samples, too few for one batch of {batch}");
-        Err(Error::argument("batches", why))
+        fail_if!(
+            self.batches_for_samples(n) == 0 && (n > 0 || self.epochs.is_none());
+            argument("batches"), "the data set has {n} samples, too few for one batch of {batch}"
+        );
+        Ok(())
     }
 
     /// Runs the loader's thread: assembles batches until none are left or the receiver is dropped. An early
@@ -228,18 +223,15 @@ impl<D: Dataset> DataLoader<D> {
         let mut cursor = self.start.normalized(per_epoch);
         let mut order = None;
         while !cursor.is_finished(per_epoch, self.epochs) {
-            let order = match &mut order {
-                Some((epoch, order)) if *epoch == cursor.epoch => order,
-                stale => {
-                    self.check_same_length(sizes)?;
-                    &mut stale
-                        .insert((cursor.epoch, EpochOrder::new(sizes.samples, self.seed, cursor.epoch)?))
-                        .1
-                }
-            };
+            let epoch = cursor.epoch;
+            if order.as_ref().is_none_or(|(of, _)| *of != epoch) {
+                self.check_same_length(sizes)?;
+                order = Some((epoch, shuffled_order(sizes.samples, self.seed, epoch)?));
+            }
+            let Some((_, order)) = &order else { break };
             let mut host = used.try_recv().unwrap_or_default();
             // User code: a panic in the data set is an error of the loop, not a silent end.
-            catch_panic("get", || self.fill_batch(sizes, &mut host, cursor.batch, order))
+            catch_panic("get", || self.fill_batch(sizes, &mut host, cursor.batch, order.as_deref()))
                 .and_then(|filled| filled)?;
             if ready.send(Ok(host)).is_err() {
                 return Ok(());
@@ -252,13 +244,12 @@ impl<D: Dataset> DataLoader<D> {
     /// Fails if the data set's length has changed since the loop began.
     fn check_same_length(&self, sizes: &DatasetSizes) -> Result<()> {
         let (before, now) = (sizes.samples, catch_panic("len", || self.data.len())?);
-        if before == now {
-            return Ok(());
-        }
-        let why = format!(
+        fail_if!(
+            before != now;
+            argument("prefetch"),
             "the data set had {before} samples when the loop over its batches began, and has {now} now: begin another loop"
         );
-        Err(Error::argument("prefetch", why))
+        Ok(())
     }
 
     /// Writes the samples of one batch.
@@ -267,19 +258,18 @@ impl<D: Dataset> DataLoader<D> {
         sizes: &DatasetSizes,
         host: &mut HostBatch<D>,
         batch: u64,
-        order: &EpochOrder,
+        order: Option<&[u32]>,
     ) -> Result<()> {
         let first = batch as usize * self.batch_size;
         host.samples = self.batch_size.min(sizes.samples - first);
         let (x, y) = (numel(&sizes.input), numel(&sizes.target));
         try_resize(&mut host.inputs, host.samples * x)?;
         try_resize(&mut host.targets, host.samples * y)?;
-        for i in 0..host.samples {
-            let (input, target) =
-                (&mut host.inputs[i * x..(i + 1) * x], &mut host.targets[i * y..(i + 1) * y]);
-            self.data.get(order.sample_index(first + i), input, target)?;
-        }
-        Ok(())
+        (0..host.samples).try_for_each(|i| {
+            let (input, target) = (&mut host.inputs[i * x..][..x], &mut host.targets[i * y..][..y]);
+            let sample = order.map_or(first + i, |order| order[first + i] as usize);
+            self.data.get(sample, input, target)
+        })
     }
 }
 
@@ -294,14 +284,14 @@ pub(crate) struct DatasetSizes {
 /// Resizes a list; running out of host memory is an error instead of an abort.
 fn try_resize<T: bytemuck::Zeroable + Clone>(list: &mut Vec<T>, elements: usize) -> Result<()> {
     let more = elements.saturating_sub(list.len());
-    list.try_reserve(more).map_err(|e| {
-        Error::argument(
-            "prefetch",
-            format!("a batch of {elements} elements does not fit the host's memory: {e}"),
-        )
-    })?;
+    list.try_reserve(more)
+        .map_err(|e| host_memory_error("prefetch", format!("a batch of {elements} elements"), &e))?;
     list.resize(elements, T::zeroed());
     Ok(())
+}
+
+fn host_memory_error(op: &'static str, what: String, error: &TryReserveError) -> Error {
+    Error::argument(op, format!("{what} does not fit the host's memory: {error}"))
 }
 
 /// Calls a data set's code and turns a panic into an error that names the method.
@@ -346,37 +336,20 @@ impl<D: Dataset> Default for HostBatch<D> {
     }
 }
 
-/// Order of the samples in one epoch.
-enum EpochOrder {
-    Sequential,
-    Shuffled(Vec<u32>),
-}
-
-impl EpochOrder {
-    fn new(len: usize, seed: Option<u64>, epoch: u64) -> Result<Self> {
-        let Some(seed) = seed else { return Ok(Self::Sequential) };
-        // Fisher-Yates shuffle.
-        let mut random = SplitMix64(seed ^ SplitMix64(epoch).next_u64());
-        let mut order: Vec<u32> = Vec::new();
-        order.try_reserve_exact(len).map_err(|e| {
-            Error::argument(
-                "shuffle",
-                format!("the order of {len} samples does not fit the host's memory: {e}"),
-            )
-        })?;
-        order.extend(0..len as u32);
-        for i in (1..order.len()).rev() {
-            order.swap(i, random.next_below(i as u64 + 1) as usize);
-        }
-        Ok(Self::Shuffled(order))
+/// Returns the order of the samples in one epoch, or `None` without a seed.
+fn shuffled_order(len: usize, seed: Option<u64>, epoch: u64) -> Result<Option<Vec<u32>>> {
+    let Some(seed) = seed else { return Ok(None) };
+    // Fisher-Yates shuffle.
+    let mut random = SplitMix64(seed ^ SplitMix64(epoch).next_u64());
+    let mut order: Vec<u32> = Vec::new();
+    order
+        .try_reserve_exact(len)
+        .map_err(|e| host_memory_error("shuffle", format!("the order of {len} samples"), &e))?;
+    order.extend(0..len as u32);
+    for i in (1..order.len()).rev() {
+        order.swap(i, random.next_below(i as u64 + 1) as usize);
     }
-
-    fn sample_index(&self, i: usize) -> usize {
-        match self {
-            Self::Sequential => i,
-            Self::Shuffled(order) => order[i] as usize,
-        }
-    }
+    Ok(Some(order))
 }
 
 /// SplitMix64 generator, used only for orders. Random tensor values come from the device's generator.
@@ -404,7 +377,6 @@ pub struct BatchIter<D: Dataset> {
     epochs: Option<u64>,
     batches_per_epoch: u64,
     sizes: DatasetSizes,
-    startup_error: Option<Error>,
     receiver: Option<Receiver<Result<HostBatch<D>>>>,
     /// Batch whose upload failed; the next call tries again.
     retry_batch: Option<HostBatch<D>>,
@@ -413,8 +385,8 @@ pub struct BatchIter<D: Dataset> {
 }
 
 impl<D: Dataset> BatchIter<D> {
-    /// Returns the current position. A loader that [starts there](DataLoader::start_at) continues with the
-    /// next batch.
+    /// Returns the current position. A loader continues [from there](DataLoader::start_at) with the next
+    /// batch.
     #[must_use]
     pub fn cursor(&self) -> LoaderCursor {
         self.cursor
@@ -453,10 +425,6 @@ impl<D: Dataset> Iterator for BatchIter<D> {
     type Item = Result<(Tensor, Tensor)>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if let Some(problem) = self.startup_error.take() {
-            self.receiver = None;
-            return Some(Err(problem));
-        }
         // The channel closes after the last batch and after an error.
         let host = match self.retry_batch.take() {
             Some(host) => host,
@@ -472,11 +440,11 @@ impl<D: Dataset> Iterator for BatchIter<D> {
         let tensors = self.upload_batch(&host);
         if tensors.is_err() {
             self.retry_batch = Some(host);
-            return Some(tensors);
+        } else {
+            self.cursor = self.cursor.advance(self.batches_per_epoch);
+            // The loader's thread may have ended already.
+            let _ = self.recycle.send(host);
         }
-        self.cursor = self.cursor.advance(self.batches_per_epoch);
-        // The loader's thread may have ended already.
-        let _ = self.recycle.send(host);
         Some(tensors)
     }
 }
@@ -484,7 +452,7 @@ impl<D: Dataset> Iterator for BatchIter<D> {
 impl<D: Dataset> Drop for BatchIter<D> {
     fn drop(&mut self) {
         // Without a receiver the loader's next `send` fails, which ends its thread.
-        drop(mem::take(&mut self.receiver));
+        self.receiver = None;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -493,7 +461,7 @@ impl<D: Dataset> Drop for BatchIter<D> {
 
 impl<D: Dataset> std::fmt::Debug for BatchIter<D> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Batches")
+        f.debug_struct("BatchIter")
             .field("device", &self.device)
             .field("cursor", &self.cursor)
             .finish_non_exhaustive()

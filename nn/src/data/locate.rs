@@ -3,7 +3,7 @@
 use std::env;
 use std::path::{Path, PathBuf};
 
-use crate::{Error, Result};
+use crate::{Result, fail};
 
 /// Variable that names a folder of data sets, or the folder of one.
 const DATA_VARIABLE: &str = "FOREBAY_DATA";
@@ -54,10 +54,11 @@ fn search_folders(
     // Folders above the project are searched too, but listing them would clutter the message.
     looked.truncate(6);
     let looked: Vec<String> = looked.iter().map(|p| p.display().to_string()).collect();
-    Err(Error::File {
-        path: files.first().copied().unwrap_or_default().into(),
-        message: format!("not found; looked in {} and the folders above; {advice}", looked.join(", ")),
-    })
+    fail!(
+        file(files.first().copied().unwrap_or_default()),
+        "not found; looked in {} and the folders above; {advice}",
+        looked.join(", ")
+    )
 }
 
 #[cfg(test)]

@@ -27,8 +27,7 @@ pub use text::{Text, TokenWindows};
 
 /// An indexed set of samples, each an input and a target of fixed shapes.
 ///
-/// Implementations provide the number of samples, the two shapes, and a method that writes a sample into
-/// slices.
+/// Implementations provide the number of samples, the shapes, and a method that writes a sample to slices.
 ///
 /// ```
 /// # use forebay_core::{device::Device, error::Result};
@@ -69,8 +68,8 @@ pub trait Dataset: Send + Sync + 'static {
     fn input_shape(&self) -> &[usize];
     /// Returns the shape of one target; empty for a scalar.
     fn target_shape(&self) -> &[usize];
-    /// Writes sample `index`, which is below [`len`](Self::len), into slices of the two shapes' sizes. Runs
-    /// on the loader's thread.
+    /// Writes sample `index`, below [`len`](Self::len), into slices of the shapes' sizes, on the loader's
+    /// thread.
     ///
     /// # Errors
     /// The sample cannot be loaded. The loop over the batches receives the error.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::{Dataset, locate};
-use crate::{Error, Result};
+use crate::{Error, Result, fail_if};
 
 /// A text and its vocabulary: the sorted characters that occur in the text.
 #[derive(Clone, Debug)]
@@ -33,14 +33,11 @@ impl Text {
         let path = path.as_ref();
         let text =
             std::fs::read_to_string(path).map_err(|e| Error::file(path, format!("cannot be read: {e}")))?;
-        if text.is_empty() {
-            return Err(Error::file(path, "is empty"));
-        }
+        fail_if!(text.is_empty(); file(path), "is empty");
         Ok(Self::new(&text))
     }
 
-    /// Loads nine plays of Shakespeare, from the folders in which [`FashionMnist`](super::FashionMnist) is
-    /// searched.
+    /// Loads nine plays of Shakespeare, from the same folders as [`FashionMnist`](super::FashionMnist).
     ///
     /// # Errors
     /// The file is not found. The message lists the folders that were searched.
@@ -48,10 +45,7 @@ impl Text {
         Self::open(Self::shakespeare_file()?)
     }
 
-    /// Returns the path of the [`shakespeare`](Self::shakespeare) file, for use with a custom tokenizer.
-    ///
-    /// # Errors
-    /// The file is not found. The message lists the folders that were searched.
+    /// Searches the file of [`shakespeare`](Self::shakespeare) and returns its path, for use with a custom tokenizer.
     pub fn shakespeare_file() -> Result<PathBuf> {
         let advice = "it is `tests/data/shakespeare.txt` of the project's repository: name a folder that has it in \
                       FOREBAY_DATA, or open another text with `Text::open`";
@@ -81,9 +75,11 @@ impl Text {
     /// # Errors
     /// A character is not in the vocabulary.
     pub fn encode(&self, text: &str) -> Result<Vec<i64>> {
-        let number = |c: char| match self.vocabulary.binary_search(&c) {
-            Ok(i) => Ok(i as i64),
-            Err(_) => Err(Error::argument("encode", format!("{c:?} does not occur in the text"))),
+        let number = |c: char| {
+            let found = self.vocabulary.binary_search(&c);
+            found
+                .map(|i| i as i64)
+                .map_err(|_| Error::argument("encode", format!("{c:?} does not occur in the text")))
         };
         text.chars().map(number).collect()
     }
@@ -103,16 +99,14 @@ impl Text {
         (part(&self.tokens[..at]), part(&self.tokens[at..]))
     }
 
-    /// Creates a data set of all runs of `length` characters. The target of a run is the run one character
-    /// later.
+    /// Creates a data set of all runs of `length` characters. A target is the run one character later.
     #[must_use]
     pub fn token_windows(&self, length: usize) -> TokenWindows {
         TokenWindows::new(self.tokens.clone(), length)
     }
 }
 
-/// Runs of tokens for next-token prediction, of characters ([`Text::token_windows`]) or from a custom
-/// tokenizer.
+/// Runs of tokens to predict next ones, of characters ([`Text::token_windows`]) or a custom tokenizer.
 #[derive(Clone, Debug)]
 pub struct TokenWindows {
     tokens: Arc<[u32]>,

@@ -28,7 +28,7 @@ use serde::de::{Error as _, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use super::write_atomic;
-use crate::{DType, Device, Error, Result, Tensor};
+use crate::{DType, Device, Error, Result, Tensor, fail, fail_if};
 
 /// Maximum size of a header, which is the format's own limit.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
@@ -45,8 +45,7 @@ pub type Metadata = BTreeMap<String, String>;
 /// Reads the tensors of a file onto a device.
 ///
 /// A dtype that this crate does not support is converted to one that holds its values: I8, I16 and U16 to
-/// i32, and U64 to i64. For a file with tensors that no dtype here holds, read the others by name, with
-/// [`open`].
+/// i32, and U64 to i64. If no dtype here holds a tensor, read the others with [`open`].
 ///
 /// # Errors
 /// The file cannot be read, is damaged, has a duplicate name, or holds an unsupported element type.
@@ -55,18 +54,12 @@ pub fn load(path: impl AsRef<Path>, device: &Device) -> Result<Tensors> {
 }
 
 /// Reads tensors like [`load`], and the strings that accompany them.
-///
-/// # Errors
-/// Same errors as [`load`].
 pub fn load_with_metadata(path: impl AsRef<Path>, device: &Device) -> Result<(Tensors, Metadata)> {
     let mut reader = open(path)?;
     Ok((reader.get_tensors(device, |_| true)?, reader.metadata))
 }
 
-/// Reads tensors like [`load_with_metadata`], from the bytes of a file.
-///
-/// # Errors
-/// Same errors as [`load`]; the messages call the file `<bytes>`.
+/// Reads tensors like [`load_with_metadata`], from the bytes of a file, which errors call `<bytes>`.
 pub fn from_bytes(bytes: &[u8], device: &Device) -> Result<(Tensors, Metadata)> {
     let mut reader = SafetensorsReader::new(Cursor::new(bytes), bytes.len() as u64, Path::new("<bytes>"))?;
     Ok((reader.get_tensors(device, |_| true)?, reader.metadata))
@@ -125,35 +118,25 @@ impl<R: Read + Seek> SafetensorsReader<R> {
             source.read_exact(bytes).map_err(|e| damaged(format!("{what} cannot be read: {e}")))
         };
         let mut word = [0; 8];
-        if length < 8 {
-            return Err(damaged(format!("has {length} bytes; a safetensors file has at least 8")));
-        }
+        fail_if!(length < 8; file(path), "has {length} bytes; a safetensors file has at least 8");
         take(&mut word, "the header's length")?;
         let header = u64::from_le_bytes(word);
-        if header > length - 8 || header > MAX_HEADER_BYTES {
-            return Err(damaged(format!(
-                "is no safetensors file, or is cut short: its first word asks for a header of {header} bytes, \
-                 the file has {length}"
-            )));
-        }
+        fail_if!(
+            header > length - 8 || header > MAX_HEADER_BYTES;
+            file(path),
+            "is no safetensors file, or is cut short: its first word asks for a header of {header} bytes, the file has {length}"
+        );
         let mut bytes = vec![0; header as usize];
         take(&mut bytes, "the header")?;
         let SafetensorsHeader { metadata, entries } =
             serde_json::from_slice(&bytes).map_err(|e| damaged(format!("header: {e}")))?;
         let (claimed, there) = (check_layout(&entries).map_err(damaged)?, length - 8 - header);
-        if claimed != there {
-            return Err(damaged(format!(
-                "is cut short or too long: its tensors take {claimed} bytes, {there} follow"
-            )));
-        }
-        Ok(Self {
-            source,
-            path: path.to_owned(),
-            data_start: 8 + header,
-            position: Some(8 + header),
-            entries,
-            metadata,
-        })
+        fail_if!(
+            claimed != there;
+            file(path), "is cut short or too long: its tensors take {claimed} bytes, {there} follow"
+        );
+        let data_start = 8 + header;
+        Ok(Self { source, path: path.to_owned(), data_start, position: Some(data_start), entries, metadata })
     }
 
     /// Returns the names of the tensors, sorted.
@@ -182,10 +165,7 @@ impl<R: Read + Seek> SafetensorsReader<R> {
     /// The file has no tensor of this name, its bytes cannot be read, or its element type is not supported.
     pub fn get_tensor(&mut self, name: &str, device: &Device) -> Result<Tensor> {
         let Some(entry) = self.entries.get(name) else {
-            return Err(Error::file(
-                &self.path,
-                format!("has no tensor `{name}`; `keys` lists those that it has"),
-            ));
+            fail!(file(&self.path), "has no tensor `{name}`; `keys` lists those that it has");
         };
         let damaged = |message: String| Error::file(&self.path, message);
         let (dtype, cast) = dtype_from_file(&entry.dtype).ok_or_else(|| {
@@ -217,8 +197,8 @@ impl<R: Read + Seek> SafetensorsReader<R> {
             self.position = position.map(|at| at + end - start);
             return Tensor::from_bytes(&data, &entry.shape, dtype, device).map_err(at);
         }
-        // Allocates device memory first, so that a tensor that is too large fails before its bytes are read.
-        // The host holds one chunk.
+        // Allocates device memory first, so that a tensor that is too large fails early. The host holds one
+        // chunk.
         let tensor = Tensor::empty(&entry.shape, dtype, device).map_err(at)?;
         let flat = tensor.reshape([elements]).map_err(at)?;
         let most = READ_CHUNK_BYTES / width;
@@ -233,10 +213,7 @@ impl<R: Read + Seek> SafetensorsReader<R> {
         Ok(tensor)
     }
 
-    /// Reads the tensors for whose names `wanted` returns true onto a device, in file order.
-    ///
-    /// # Errors
-    /// Same errors as [`get_tensor`](Self::get_tensor).
+    /// Reads the tensors for whose names `wanted` returns true, like [`get_tensor`](Self::get_tensor), in file order.
     pub fn get_tensors(&mut self, device: &Device, mut wanted: impl FnMut(&str) -> bool) -> Result<Tensors> {
         let names = self.entries.iter().filter(|(name, _)| wanted(name));
         let mut order: Vec<(u64, String)> =
@@ -330,8 +307,7 @@ impl<'de> Deserialize<'de> for UniqueMetadata {
     }
 }
 
-/// Checks that tensors are contiguous in the file and have the sizes of their shapes. Returns the total
-/// number of bytes.
+/// Checks that tensors are contiguous in the file and have their shapes' sizes. Returns the total bytes.
 fn check_layout(entries: &BTreeMap<String, TensorEntry>) -> std::result::Result<u64, String> {
     let mut order: Vec<(&String, &TensorEntry)> = entries.iter().collect();
     order.sort_unstable_by_key(|(_, entry)| entry.data_offsets);
@@ -344,8 +320,8 @@ fn check_layout(entries: &BTreeMap<String, TensorEntry>) -> std::result::Result<
         }
         let elements = shape.iter().try_fold(1u64, |n, &d| n.checked_mul(d as u64));
         // The size of an unknown dtype cannot be checked.
-        let known = serde_json::from_value::<Dtype>(dtype.as_str().into()).ok();
-        let bits = known.map(|dtype| elements.and_then(|n| n.checked_mul(dtype.bitsize() as u64)));
+        let bits =
+            parse_dtype(dtype).map(|dtype| elements.and_then(|n| n.checked_mul(dtype.bitsize() as u64)));
         if bits.is_some_and(|bits| bits != (end - start).checked_mul(8)) || elements.is_none() {
             return Err(format!(
                 "header: tensor `{name}` of {dtype} {shape:?} does not take the {} bytes that it has",
@@ -371,14 +347,13 @@ pub fn save(path: impl AsRef<Path>, tensors: &Tensors, metadata: &Metadata) -> R
     let mut start = 0;
     for (name, tensor) in &order {
         if *name == METADATA_KEY {
-            return Err(Error::file(path, format!("a tensor cannot be called `{METADATA_KEY}`")));
+            fail!(file(path), "a tensor cannot be called `{METADATA_KEY}`");
         }
         let end = start + tensor.numel() * tensor.dtype().size();
-        let info = TensorInfo {
-            dtype: dtype_to_file(tensor.dtype())?,
-            shape: tensor.shape().to_vec(),
-            data_offsets: (start, end),
+        let Some(&(_, dtype)) = DTYPES.iter().find(|(dtype, _)| *dtype == tensor.dtype()) else {
+            fail!(dtype("save", tensor.dtype()), "a type that safetensors has");
         };
+        let info = TensorInfo { dtype, shape: tensor.shape().to_vec(), data_offsets: (start, end) };
         header.insert((*name).clone(), serde_json::to_value(info).map_err(json)?);
         start = end;
     }
@@ -387,12 +362,10 @@ pub fn save(path: impl AsRef<Path>, tensors: &Tensors, metadata: &Metadata) -> R
     }
     let mut header = serde_json::to_vec(&header).map_err(json)?;
     header.resize(header.len().next_multiple_of(8), b' ');
-    if header.len() as u64 > MAX_HEADER_BYTES {
-        return Err(Error::file(
-            path,
-            format!("the header takes {} bytes, more than {MAX_HEADER_BYTES}", header.len()),
-        ));
-    }
+    fail_if!(
+        header.len() as u64 > MAX_HEADER_BYTES;
+        file(path), "the header takes {} bytes, more than {MAX_HEADER_BYTES}", header.len()
+    );
     write_atomic(path, |out: &mut dyn Write| {
         let mut put = |bytes: &[u8]| {
             out.write_all(bytes).map_err(|e| Error::file(path, format!("cannot be written: {e}")))
@@ -406,34 +379,44 @@ pub fn save(path: impl AsRef<Path>, tensors: &Tensors, metadata: &Metadata) -> R
     })
 }
 
+/// Dtypes that files hold unchanged.
+const DTYPES: [(DType, Dtype); 11] = [
+    (DType::F32, Dtype::F32),
+    (DType::F16, Dtype::F16),
+    (DType::BF16, Dtype::BF16),
+    (DType::F64, Dtype::F64),
+    (DType::I32, Dtype::I32),
+    (DType::U32, Dtype::U32),
+    (DType::I64, Dtype::I64),
+    (DType::U8, Dtype::U8),
+    (DType::Bool, Dtype::BOOL),
+    (DType::F8E4M3, Dtype::F8_E4M3),
+    (DType::F8E5M2, Dtype::F8_E5M2),
+];
+
+/// Parses the name of a dtype in a file, unless the safetensors crate does not know it.
+fn parse_dtype(name: &str) -> Option<Dtype> {
+    serde_json::from_value(name.into()).ok()
+}
+
 /// Conversion of bytes from a file's dtype to this crate's.
 type ConvertBytes = fn(Vec<u8>) -> std::result::Result<Vec<u8>, String>;
 
 /// Returns the dtype that holds all values of a file's dtype, and the conversion.
 fn dtype_from_file(dtype: &str) -> Option<(DType, ConvertBytes)> {
-    let same = |dtype| Some((dtype, Ok as ConvertBytes));
-    match dtype {
-        "F32" => same(DType::F32),
-        "F16" => same(DType::F16),
-        "BF16" => same(DType::BF16),
-        "F64" => same(DType::F64),
-        "I32" => same(DType::I32),
-        "U32" => same(DType::U32),
-        "I64" => same(DType::I64),
-        "U8" => same(DType::U8),
-        "BOOL" => same(DType::Bool),
-        "F8_E4M3" => same(DType::F8E4M3),
-        "F8_E5M2" => same(DType::F8E5M2),
-        "I8" => Some((DType::I32, |data| Ok(widen_to_i32(&data, |b: [u8; 1]| i8::from_le_bytes(b).into())))),
-        "I16" => Some((DType::I32, |data| Ok(widen_to_i32(&data, |b| i16::from_le_bytes(b).into())))),
-        "U16" => Some((DType::I32, |data| Ok(widen_to_i32(&data, |b| u16::from_le_bytes(b).into())))),
-        "U64" => Some((DType::I64, |data| {
-            let large = data
-                .as_chunks::<8>()
-                .0
-                .iter()
-                .map(|b| u64::from_le_bytes(*b))
-                .find(|&n| i64::try_from(n).is_err());
+    let found = parse_dtype(dtype)?;
+    if let Some((dtype, _)) = DTYPES.iter().find(|(_, name)| *name == found) {
+        return Some((*dtype, Ok));
+    }
+    match found {
+        Dtype::I8 => {
+            Some((DType::I32, |data| Ok(widen_to_i32(&data, |b: [u8; 1]| i8::from_le_bytes(b).into()))))
+        }
+        Dtype::I16 => Some((DType::I32, |data| Ok(widen_to_i32(&data, |b| i16::from_le_bytes(b).into())))),
+        Dtype::U16 => Some((DType::I32, |data| Ok(widen_to_i32(&data, |b| u16::from_le_bytes(b).into())))),
+        Dtype::U64 => Some((DType::I64, |data| {
+            let mut values = data.as_chunks::<8>().0.iter().map(|b| u64::from_le_bytes(*b));
+            let large = values.find(|&n| i64::try_from(n).is_err());
             large.map_or(Ok(data), |n| Err(format!("is U64 and holds {n}, which i64 does not")))
         })),
         _ => None,
@@ -443,25 +426,4 @@ fn dtype_from_file(dtype: &str) -> Option<(DType, ConvertBytes)> {
 /// Converts each value of `N` bytes to an i32.
 fn widen_to_i32<const N: usize>(data: &[u8], value: impl Fn([u8; N]) -> i32) -> Vec<u8> {
     data.as_chunks::<N>().0.iter().flat_map(|b| value(*b).to_le_bytes()).collect()
-}
-
-/// Returns the type of a safetensors file.
-///
-/// # Errors
-/// The format lacks the type.
-fn dtype_to_file(dtype: DType) -> Result<Dtype> {
-    Ok(match dtype {
-        DType::F32 => Dtype::F32,
-        DType::F16 => Dtype::F16,
-        DType::BF16 => Dtype::BF16,
-        DType::F64 => Dtype::F64,
-        DType::I32 => Dtype::I32,
-        DType::U32 => Dtype::U32,
-        DType::I64 => Dtype::I64,
-        DType::U8 => Dtype::U8,
-        DType::Bool => Dtype::BOOL,
-        DType::F8E4M3 => Dtype::F8_E4M3,
-        DType::F8E5M2 => Dtype::F8_E5M2,
-        other => return Err(Error::dtype("save", other, "a type that safetensors has")),
-    })
 }

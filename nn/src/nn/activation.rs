@@ -22,14 +22,13 @@ macro_rules! activation_layers {
 
         impl $layer {
             /// Applies the function to each element of `x`, or to each vector along the dimension.
-            ///
-            /// # Errors
-            /// The dtype is not supported, or the dimension is out of range.
             #[track_caller]
             pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
                 x.$op($(self.$field),*)
             }
         }
+
+        impl_forward!($layer);
     )*};
 }
 
@@ -94,9 +93,6 @@ pub struct Softmax2d;
 
 impl Softmax2d {
     /// Applies the softmax over the channels at each position of `x`.
-    ///
-    /// # Errors
-    /// `x` has fewer than three dimensions.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         x.softmax(-3)
@@ -120,17 +116,13 @@ pub struct Prelu {
 }
 
 impl Prelu {
-    /// Creates a layer with `slopes` slopes (1 or the number of channels), initialised to `slope`. PyTorch's
-    /// default is 0.25.
+    /// Creates a layer of `slopes` slopes (1 or one a channel), initially `slope`. PyTorch's default is 0.25.
     #[track_caller]
     pub fn new(slopes: usize, slope: f64, device: &Device) -> Result<Self> {
         Ok(Self { weight: init::create_parameter(|| Tensor::full([slopes], slope, DType::F32, device))? })
     }
 
     /// Applies the function to each element of `x`.
-    ///
-    /// # Errors
-    /// The number of channels differs from the number of slopes.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         x.prelu(&self.weight)
@@ -152,9 +144,6 @@ with_defaults! {
 
 impl Rrelu {
     /// Applies the function to each element of `x`.
-    ///
-    /// # Errors
-    /// The dtype is not a floating-point type.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let &Self { lower, upper, ref training } = self;

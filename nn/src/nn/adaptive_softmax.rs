@@ -1,7 +1,7 @@
 //! Adaptive softmax for many classes with skewed frequencies (Grave et al., 2017).
 
 use super::{Linear, Module, ModuleScope, Sequential};
-use crate::{Device, Error, Result, Tensor, fail_if};
+use crate::{Device, Result, Tensor, fail_if};
 
 /// Softmax over classes sorted by falling frequency, PyTorch's module of the same name. The head scores the
 /// frequent classes and the clusters. Each cluster scores its rarer classes from fewer features, and only for
@@ -51,15 +51,11 @@ impl AdaptiveLogSoftmaxWithLoss {
             argument("AdaptiveLogSoftmaxWithLoss"),
             "cutoffs rise, are above 0 and below the {classes} classes; got {:?}", &cutoffs[..cutoffs.len() - 1]
         );
-        if !(div_value.is_finite() && div_value > 0.0) {
-            let why = format!("div_value is a number above 0, not {div_value}");
-            return Err(Error::argument("AdaptiveLogSoftmaxWithLoss", why));
-        }
-        let head = cutoffs[0] + cutoffs.len() - 1;
-        let head = match head_bias {
-            true => Linear::new(features, head, device)?,
-            false => Linear::without_bias(features, head, device)?,
-        };
+        fail_if!(
+            !(div_value.is_finite() && div_value > 0.0);
+            argument("AdaptiveLogSoftmaxWithLoss"), "div_value is a number above 0, not {div_value}"
+        );
+        let head = Linear::uniform(features, cutoffs[0] + cutoffs.len() - 1, head_bias, device)?;
         let tail = cutoffs.windows(2).enumerate().map(|(k, pair)| {
             let inner = (features as f64 / div_value.powi(k as i32 + 1)).floor() as usize;
             Ok(Sequential::new()
@@ -71,11 +67,10 @@ impl AdaptiveLogSoftmaxWithLoss {
     }
 
     /// Returns the log-probability of each row's target, \[rows\], and the loss, which is the mean of the
-    /// negated log-probabilities.
+    /// negated log-probabilities. `x` is \[rows, features\] with integer targets \[rows\], or a single row of each.
     ///
     /// # Errors
-    /// `x` is not \[rows, features\] with integer targets \[rows\] below the number of classes, or a single
-    /// row of each. Also fails while a step is being captured.
+    /// A target is not below the number of classes, or a step is being captured.
     #[track_caller]
     pub fn forward(&self, x: &Tensor, target: &Tensor) -> Result<(Tensor, Tensor)> {
         self.scope.run(|| {
@@ -90,10 +85,10 @@ impl AdaptiveLogSoftmaxWithLoss {
     }
 
     fn forward_batch(&self, op: &'static str, x: &Tensor, target: &Tensor) -> Result<(Tensor, Tensor)> {
-        if x.rank() != 2 || target.shape() != &x.shape()[..1] {
-            let rule = "takes inputs of [rows, features] and targets of [rows], or one row of each";
-            return Err(Error::shape(op, rule, &[x.shape(), target.shape()]));
-        }
+        fail_if!(
+            x.rank() != 2 || target.shape() != &x.shape()[..1];
+            shape(op, [x, target]), "takes inputs of [rows, features] and targets of [rows], or one row of each"
+        );
         let target = forebay_core::ops::cast_index_to_i32(op, target, None)?;
         let classes = self.cutoffs[self.cutoffs.len() - 1];
         let mut of_head = target.clone();
@@ -111,10 +106,10 @@ impl AdaptiveLogSoftmaxWithLoss {
                 parts.push((rows, scores.gather(1, &own.unsqueeze(1)?)?.squeeze(1)?));
             }
         }
-        if found != target.numel() as f64 {
-            let why = format!("targets are at least 0 and below the {classes} classes; some are not");
-            return Err(Error::argument(op, why));
-        }
+        fail_if!(
+            found != target.numel() as f64;
+            argument(op), "targets are at least 0 and below the {classes} classes; some are not"
+        );
         let scores = self.head.forward(x)?.log_softmax(-1)?;
         let mut out = scores.gather(1, &of_head.unsqueeze(1)?)?.squeeze(1)?;
         for (rows, part) in parts {
@@ -125,9 +120,6 @@ impl AdaptiveLogSoftmaxWithLoss {
     }
 
     /// Returns the log-probabilities of all classes: \[rows, features\] to \[rows, classes\].
-    ///
-    /// # Errors
-    /// The number of features of `x` differs from the layer's.
     #[track_caller]
     pub fn log_prob(&self, x: &Tensor) -> Result<Tensor> {
         self.scope.run(|| {
@@ -141,10 +133,7 @@ impl AdaptiveLogSoftmaxWithLoss {
         })
     }
 
-    /// Returns the most likely class of each row: \[rows, features\] to \[rows\] of i64.
-    ///
-    /// # Errors
-    /// Same errors as [`log_prob`](Self::log_prob).
+    /// Returns the likeliest classes by [`log_prob`](Self::log_prob): \[rows, features\] to i64 \[rows\].
     #[track_caller]
     pub fn predict(&self, x: &Tensor) -> Result<Tensor> {
         self.log_prob(x)?.argmax(-1, false)

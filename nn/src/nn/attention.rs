@@ -4,8 +4,7 @@ use super::{Dropout, Linear, Module, ModuleScope};
 use crate::{Device, Result, Tensor, fail_if};
 use forebay_core::ops::AttentionOptions;
 
-/// Multi-head self-attention as in GPT-2: one projection to queries, keys and values, and one output
-/// projection.
+/// Multi-head self-attention as in GPT-2: a projection to queries, keys and values, and one of the output.
 #[derive(Debug, Module)]
 pub struct SelfAttention {
     /// Projection from \[features\] to queries, keys and values, concatenated: \[3 · features\].
@@ -20,10 +19,7 @@ pub struct SelfAttention {
 }
 
 impl SelfAttention {
-    /// Creates attention in which each position attends to all positions.
-    ///
-    /// # Errors
-    /// `heads` is 0 or does not divide the number of features.
+    /// Creates attention in which each position attends to all positions. `heads` divides `features`.
     #[track_caller]
     pub fn new(features: usize, heads: usize, device: &Device) -> Result<Self> {
         fail_if!(
@@ -40,24 +36,14 @@ impl SelfAttention {
         })
     }
 
-    /// Makes each position attend only to itself and to earlier positions.
-    #[must_use]
-    pub fn causal(mut self) -> Self {
-        self.causal = true;
-        self
-    }
-
-    /// Sets the dropout probability of the output.
-    #[must_use]
-    pub fn with_dropout(mut self, p: f64) -> Self {
-        self.dropout.p = p;
-        self
+    setters! {
+        /// Makes each position attend only to itself and to earlier positions.
+        fn causal() { causal: true }
+        /// Sets the dropout probability of the output.
+        fn with_dropout(p: f64) { dropout.p: p }
     }
 
     /// Computes attention: \[batch, length, features\] to the same shape.
-    ///
-    /// # Errors
-    /// `x` does not have this shape.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.scope.run(|| {

@@ -1,12 +1,12 @@
 //! BERT: a bidirectional transformer encoder, also for sentence embeddings.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 use serde::Deserialize;
 
-use super::{Dropout, Embedding, LayerNorm, Linear, Module, ModuleScope, init, rename_keys};
-use crate::{DType, Device, Error, Result, Tensor, fail};
+use super::{Dropout, Embedding, LayerNorm, Linear, Module, ModuleScope, rename_keys};
+use crate::{DType, Device, Error, Result, Tensor, fail, fail_if};
 use forebay_core::ops::AttentionOptions;
 
 with_defaults! {
@@ -39,8 +39,8 @@ with_defaults! {
         pub initializer_range: f64 = 0.02,
         /// Padding token, if there is one. Its row of the table starts at zero and gets no gradient.
         pub pad_token_id: Option<usize> = Some(0),
-        /// Activation of the feed-forward network: `gelu`, `gelu_new` (or `gelu_pytorch_tanh`), `relu`, or `silu`
-        /// (or `swish`).
+        /// Activation of the feed-forward network: `gelu`, `gelu_new`, `gelu_pytorch_tanh`, `relu`, `silu` or
+        /// `swish`.
         pub hidden_act: String = "gelu".to_owned(),
     }
 }
@@ -55,39 +55,17 @@ const REQUIRED_CONFIG: &[(&str, &str)] = &[
 ];
 
 /// Activation function between the two feed-forward layers.
-#[derive(Clone, Copy, Debug)]
-enum BertActivation {
-    Gelu,
-    GeluTanh,
-    Relu,
-    Silu,
-}
+type BertActivation = fn(&Tensor) -> Result<Tensor>;
 
-impl BertActivation {
-    fn from_name(name: &str) -> Result<Self> {
-        Ok(match name {
-            "gelu" => Self::Gelu,
-            "gelu_new" | "gelu_pytorch_tanh" => Self::GeluTanh,
-            "relu" => Self::Relu,
-            "silu" | "swish" => Self::Silu,
-            other => {
-                fail!(
-                    argument("Bert"),
-                    "the activation is `{other}`; there are gelu, gelu_new, relu and silu"
-                );
-            }
-        })
-    }
-
-    fn apply(self, x: &Tensor) -> Result<Tensor> {
-        match self {
-            Self::Gelu => x.gelu(),
-            Self::GeluTanh => x.gelu_tanh(),
-            Self::Relu => x.relu(),
-            Self::Silu => x.silu(),
-        }
-    }
-}
+/// Activations by their names in a `config.json`.
+const ACTIVATIONS: [(&str, BertActivation); 6] = [
+    ("gelu", Tensor::gelu),
+    ("gelu_new", Tensor::gelu_tanh),
+    ("gelu_pytorch_tanh", Tensor::gelu_tanh),
+    ("relu", Tensor::relu),
+    ("silu", Tensor::silu),
+    ("swish", Tensor::silu),
+];
 
 impl BertOptions {
     /// Reads the options from the text of a `config.json`.
@@ -136,30 +114,25 @@ impl BertOptions {
         if let Some((name, p)) = probabilities.iter().find(|(_, p)| !(0.0..=1.0).contains(p)) {
             fail!(argument("Bert"), "`{name}` is a probability between 0 and 1, not {p}");
         }
-        let range = self.initializer_range;
-        if !(range.is_finite() && range >= 0.0) {
-            let why = format!("`initializer_range` is a deviation of 0 or more, not {range}");
-            return Err(Error::argument("Bert", why));
-        }
-        BertActivation::from_name(&self.hidden_act)
+        let (range, name) = (self.initializer_range, &self.hidden_act);
+        fail_if!(
+            !(range.is_finite() && range >= 0.0);
+            argument("Bert"), "`initializer_range` is a deviation of 0 or more, not {range}"
+        );
+        let Some((_, activation)) = ACTIVATIONS.iter().find(|(known, _)| known == name) else {
+            fail!(argument("Bert"), "the activation is `{name}`; there are gelu, gelu_new, relu and silu");
+        };
+        Ok(*activation)
     }
 
-    /// Creates a layer with normal weights of deviation `initializer_range` and a bias of zeros.
     #[track_caller]
     fn create_linear(&self, inputs: usize, outputs: usize, device: &Device) -> Result<Linear> {
-        let weight = self.create_normal_parameter(&[outputs, inputs], device)?;
-        let bias = init::create_parameter(|| Tensor::zeros([outputs], DType::F32, device))?;
-        Linear::from_parameters(weight, Some(bias))
-    }
-
-    #[track_caller]
-    fn create_normal_parameter(&self, shape: &[usize], device: &Device) -> Result<Tensor> {
-        init::create_parameter(|| Tensor::normal(shape, 0.0, self.initializer_range, DType::F32, device))
+        Linear::normal(inputs, outputs, self.initializer_range, device)
     }
 
     #[track_caller]
     fn create_embedding(&self, entries: usize, device: &Device) -> Result<Embedding> {
-        Ok(Embedding::from_parameter(self.create_normal_parameter(&[entries, self.hidden_size], device)?))
+        Embedding::normal(entries, self.hidden_size, self.initializer_range, device)
     }
 
     #[track_caller]
@@ -240,13 +213,13 @@ impl BertAttention {
     fn forward(&self, x: &Tensor, seen: Option<&Tensor>) -> Result<Tensor> {
         self.scope.run(|| {
             let &[batch, length, width] = x.shape() else {
-                return Err(Error::shape("Bert", "takes [batch, length, features]", &[x.shape()]));
+                fail!(shape("Bert", [x]), "takes [batch, length, features]");
             };
             let heads = |layer: &Linear| {
                 layer.forward(x)?.reshape([batch, length, self.heads, width / self.heads])?.transpose(1, 2)
             };
             let BertProjections { query, key, value } = &self.projections;
-            let dropout_p = if self.training.load(Ordering::Relaxed) { self.dropout } else { 0.0 };
+            let dropout_p = if super::is_training(&self.training) { self.dropout } else { 0.0 };
             let options = AttentionOptions { attn_mask: seen, dropout_p, ..AttentionOptions::default() };
             let out = heads(query)?.scaled_dot_product_attention(&heads(key)?, &heads(value)?, &options)?;
             self.output.forward(&out.transpose(1, 2)?.reshape([batch, length, width])?, x)
@@ -300,7 +273,7 @@ impl BertLayer {
     fn forward(&self, x: &Tensor, seen: Option<&Tensor>) -> Result<Tensor> {
         self.scope.run(|| {
             let x = self.attention.forward(x, seen)?;
-            self.output.forward(&self.activation.apply(&self.intermediate.dense.forward(&x)?)?, &x)
+            self.output.forward(&(self.activation)(&self.intermediate.dense.forward(&x)?)?, &x)
         })
     }
 }
@@ -319,8 +292,8 @@ pub struct BertPooler {
     pub dense: Linear,
 }
 
-/// BERT (Devlin et al., 2019), with the parameter names of its published files. MiniLM and most sentence
-/// encoders have this architecture.
+/// BERT (Devlin et al., 2019), with the parameter names of its files: the architecture of MiniLM and most
+/// sentence encoders.
 ///
 /// ```
 /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
@@ -357,9 +330,10 @@ impl Bert {
     #[track_caller]
     pub fn new(options: &BertOptions, device: &Device) -> Result<Self> {
         let (width, heads) = (options.hidden_size, options.num_attention_heads);
-        if heads == 0 || !width.is_multiple_of(heads) {
-            return Err(Error::argument("Bert", format!("{width} features do not divide by {heads} heads")));
-        }
+        fail_if!(
+            heads == 0 || !width.is_multiple_of(heads);
+            argument("Bert"), "{width} features do not divide by {heads} heads"
+        );
         options.validate()?;
         super::check_layer_count("Bert", options.num_hidden_layers)?;
         let words = options.create_embedding(options.vocab_size, device)?;
@@ -384,11 +358,8 @@ impl Bert {
     }
 
     /// Copies the weights of a published file ([`safetensors::load`](crate::io::safetensors::load)) into the
-    /// model. Names may begin with `bert.`. The method ignores `embeddings.position_ids` of older files and
-    /// the heads of a language model (`cls.`).
-    ///
-    /// # Errors
-    /// Same errors as [`load_state_dict`](Module::load_state_dict).
+    /// model by [`load_state_dict`](Module::load_state_dict). Names may begin with `bert.`. The method ignores
+    /// `embeddings.position_ids` of older files and the heads of a language model (`cls.`).
     pub fn load_bert(&self, file: &BTreeMap<String, Tensor>) -> Result<()> {
         let state = rename_keys(file, |name| {
             let name = name.strip_prefix("bert.").unwrap_or(name);
@@ -398,50 +369,41 @@ impl Bert {
         self.load_state_dict(&state)
     }
 
-    /// Computes the features of tokens: indices \[batch, length\] to \[batch, length, features\]. `mask` is 1
-    /// or true for tokens and 0 for padding. No token attends to padding.
+    /// Computes the features of tokens: indices \[batch, length\] to \[batch, length, features\]. `mask`
+    /// has the shape of `tokens`, and is 1 or true for tokens and 0 for padding. No token attends to padding.
     ///
     /// # Errors
-    /// The text has more tokens than the model has positions, or the mask does not have the shape of
-    /// `tokens`.
+    /// The text has more tokens than the model has positions.
     #[track_caller]
     pub fn forward(&self, tokens: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
         self.scope.run(|| {
             let &[batch, length] = tokens.shape() else {
-                return Err(Error::shape("Bert", "takes tokens of [batch, length]", &[tokens.shape()]));
+                fail!(shape("Bert", [tokens]), "takes tokens of [batch, length]");
             };
-            let seen = match mask {
-                Some(mask) if mask.shape() != tokens.shape() => {
-                    fail!(shape("Bert", [tokens, mask]), "the mask has the shape of the tokens");
-                }
-                Some(mask) => Some(mask.to_dtype(DType::Bool)?.reshape([batch, 1, 1, length])?),
-                None => None,
-            };
+            let seen = mask.map(|mask| {
+                fail_if!(mask.shape() != tokens.shape(); shape("Bert", [tokens, mask]), "the mask has the shape of the tokens");
+                mask.to_dtype(DType::Bool)?.reshape([batch, 1, 1, length])
+            });
+            let seen = seen.transpose()?;
             let x = self.embed_tokens(tokens, length)?;
             self.encoder.layer.iter().try_fold(x, |x, layer| layer.forward(&x, seen.as_ref()))
         })
     }
 
     fn embed_tokens(&self, tokens: &Tensor, length: usize) -> Result<Tensor> {
-        let BertEmbeddings {
-            word_embeddings,
-            position_embeddings,
-            token_type_embeddings,
-            norm,
-            dropout,
-            scope,
-        } = &self.embeddings;
-        scope.run(|| {
-            let most = position_embeddings.weight.shape()[0];
-            if length > most {
-                let why = format!("{length} tokens are more than the {most} positions; cut the text");
-                return Err(Error::argument("Bert", why));
-            }
-            let places = position_embeddings.weight.narrow(0, 0, length)?;
+        let embeddings = &self.embeddings;
+        let (positions, segments) = (&embeddings.position_embeddings, &embeddings.token_type_embeddings);
+        embeddings.scope.run(|| {
+            let most = positions.weight.shape()[0];
+            fail_if!(
+                length > most;
+                argument("Bert"), "{length} tokens are more than the {most} positions; cut the text"
+            );
+            let positions = positions.weight.narrow(0, 0, length)?;
             // A single text has segment 0 throughout.
-            let segment = token_type_embeddings.weight.narrow(0, 0, 1)?;
-            let x = word_embeddings.forward(tokens)?.add(&segment)?.add(&places)?;
-            dropout.forward(&norm.forward(&x)?)
+            let segment = segments.weight.narrow(0, 0, 1)?;
+            let x = embeddings.word_embeddings.forward(tokens)?.add(&segment)?.add(&positions)?;
+            embeddings.dropout.forward(&embeddings.norm.forward(&x)?)
         })
     }
 
@@ -452,10 +414,7 @@ impl Bert {
     }
 
     /// Returns one vector of length 1 for each text, \[batch, features\]. A vector is the normalised mean of
-    /// its tokens' features, without padding. The product of two vectors is their cosine similarity.
-    ///
-    /// # Errors
-    /// Same errors as [`forward`](Self::forward).
+    /// its tokens' features from [`forward`](Self::forward), without padding. The product of two vectors is their cosine similarity.
     #[track_caller]
     pub fn sentence_embeddings(&self, tokens: &Tensor, mask: &Tensor) -> Result<Tensor> {
         let hidden = self.forward(tokens, Some(mask))?;

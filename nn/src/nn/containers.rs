@@ -9,135 +9,14 @@ use forebay_core::memory::scope;
 /// A module that maps one tensor to one tensor.
 pub trait Forward {
     /// Applies the module to `x`.
-    ///
-    /// # Errors
-    /// The module does not support the shape or dtype of `x`.
     fn forward(&self, x: &Tensor) -> Result<Tensor>;
 }
 
-macro_rules! impl_forward {
-    ($($layer:ty),* $(,)?) => {$(
-        impl Forward for $layer {
-            fn forward(&self, x: &Tensor) -> Result<Tensor> { <$layer>::forward(self, x) }
-        }
-    )*};
-}
-impl_forward!(
-    // With weights.
-    BatchNorm1d,
-    BatchNorm2d,
-    BatchNorm3d,
-    Conv1d,
-    Conv2d,
-    Conv3d,
-    ConvTranspose1d,
-    ConvTranspose2d,
-    ConvTranspose3d,
-    Embedding,
-    GroupNorm,
-    InstanceNorm1d,
-    InstanceNorm2d,
-    InstanceNorm3d,
-    LayerNorm,
-    Linear,
-    Prelu,
-    RmsNorm,
-    SelfAttention,
-    Sequential,
-    // Activations.
-    Celu,
-    Elu,
-    Gelu,
-    GeluTanh,
-    Glu,
-    Hardshrink,
-    Hardsigmoid,
-    Hardswish,
-    Hardtanh,
-    LeakyRelu,
-    LogSigmoid,
-    LogSoftmax,
-    Mish,
-    Relu,
-    Relu6,
-    Rrelu,
-    Selu,
-    Sigmoid,
-    Silu,
-    Softmax,
-    Softmax2d,
-    Softmin,
-    Softplus,
-    Softshrink,
-    Softsign,
-    Tanh,
-    Tanhshrink,
-    Threshold,
-    // Dropout and norms without weights.
-    AlphaDropout,
-    Dropout,
-    Dropout1d,
-    Dropout2d,
-    Dropout3d,
-    FeatureAlphaDropout,
-    LocalResponseNorm,
-    // Pooling.
-    AdaptiveAvgPool1d,
-    AdaptiveAvgPool2d,
-    AdaptiveAvgPool3d,
-    AdaptiveMaxPool1d,
-    AdaptiveMaxPool2d,
-    AdaptiveMaxPool3d,
-    AvgPool1d,
-    AvgPool2d,
-    AvgPool3d,
-    FractionalMaxPool2d,
-    FractionalMaxPool3d,
-    LpPool1d,
-    LpPool2d,
-    LpPool3d,
-    MaxPool1d,
-    MaxPool2d,
-    MaxPool3d,
-    // Padding, reshaping, folding and resizing.
-    ChannelShuffle,
-    CircularPad1d,
-    CircularPad2d,
-    CircularPad3d,
-    ConstantPad1d,
-    ConstantPad2d,
-    ConstantPad3d,
-    Flatten,
-    Fold,
-    Identity,
-    PixelShuffle,
-    PixelUnshuffle,
-    ReflectionPad1d,
-    ReflectionPad2d,
-    ReflectionPad3d,
-    ReplicationPad1d,
-    ReplicationPad2d,
-    ReplicationPad3d,
-    RotaryEmbedding,
-    SinusoidalEmbedding,
-    Unflatten,
-    Unfold,
-    Upsample,
-    ZeroPad1d,
-    ZeroPad2d,
-    ZeroPad3d,
-);
-
-impl<L: HasWeight> Forward for WeightNorm<L> {
-    fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        Self::forward(self, x)
-    }
-}
-
-impl<L: HasWeight> Forward for SpectralNorm<L> {
-    fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        Self::forward(self, x)
-    }
+// Macros that define several layers implement the trait for them.
+impl_forward! {
+    ConstantPad1d ConstantPad2d ConstantPad3d Embedding Flatten Fold GroupNorm Identity LayerNorm Linear
+    LocalResponseNorm Prelu RmsNorm RotaryEmbedding Rrelu SelfAttention Sequential SinusoidalEmbedding Softmax2d
+    Unflatten Unfold Upsample
 }
 
 /// A layer that a [`Sequential`] can hold.
@@ -150,7 +29,7 @@ pub struct FnLayer<F>(pub F);
 
 impl<F> fmt::Debug for FnLayer<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Apply(..)")
+        f.write_str("FnLayer(..)")
     }
 }
 
@@ -277,8 +156,9 @@ impl<M: Module> Module for ModuleDict<M> {
 ///
 /// A sequence may contain sequences. Each level of nesting is a recursive call of forward passes, of visits
 /// and of the drop, and takes stack: 500 levels fit the 2 MiB of a thread without optimisation.
-#[derive(Default)]
+#[derive(Default, Module)]
 pub struct Sequential {
+    #[module(name = "")]
     layers: ModuleDict<Box<dyn Layer>>,
 }
 
@@ -291,7 +171,7 @@ impl Sequential {
 
     /// Appends a layer, named by its index.
     #[must_use]
-    #[expect(clippy::should_implement_trait, reason = "a builder; nobody sums layers")]
+    #[expect(clippy::should_implement_trait, reason = "a builder, not a sum")]
     pub fn add(self, layer: impl Layer + 'static) -> Self {
         let name = self.len().to_string();
         self.add_named(name, layer)
@@ -328,10 +208,7 @@ impl Sequential {
         self.layers.values().map(|layer| &**layer)
     }
 
-    /// Applies all layers in order.
-    ///
-    /// # Errors
-    /// Returns the first error of a layer.
+    /// Applies all layers in order, up to the first error.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         // `#[track_caller]` does not reach through a trait object.
@@ -343,11 +220,5 @@ impl Sequential {
 impl fmt::Debug for Sequential {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Sequential({} layers)", self.layers.len())
-    }
-}
-
-impl Module for Sequential {
-    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
-        self.layers.visit(path, f);
     }
 }

@@ -8,8 +8,8 @@ use forebay_core::ops::{
 use forebay_core::tensor::layout::numel;
 
 with_defaults! {
-    /// Options of a convolution with `N` spatial dimensions. `Conv2dOptions { padding: [1, 1],
-    /// ..Default::default() }`.
+    /// Options of a convolution with `N` dimensions. `Conv2dOptions { padding: [1, 1], ..Default::default()
+    /// }`.
     #[derive(Clone, Copy, Debug, PartialEq)]
     pub struct ConvOptions<const N: usize> {
         /// Stride of the kernel; 1.
@@ -38,7 +38,7 @@ pub type Conv2dOptions = ConvOptions<2>;
 pub type Conv3dOptions = ConvOptions<3>;
 
 with_defaults! {
-    /// Options of a transposed convolution with `N` spatial dimensions. `ConvTranspose2dOptions { stride: [2, 2],
+    /// Options of a transposed convolution with `N` dimensions. `ConvTranspose2dOptions { stride: [2, 2],
     /// ..Default::default() }`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct ConvTransposeOptions<const N: usize> {
@@ -65,8 +65,8 @@ pub type ConvTranspose2dOptions = ConvTransposeOptions<2>;
 pub type ConvTranspose3dOptions = ConvTransposeOptions<3>;
 
 /// Creates a weight of \[lead, other / groups, kernel..\] and a bias of `outputs`, both uniform within
-/// 1/√fan_in. The fan-in is the size of the weight without its first dimension, also for transposed
-/// convolutions, as in PyTorch.
+/// 1/√fan_in. The fan-in is the size of the weight without its first dimension, as in PyTorch, also if
+/// transposed.
 #[track_caller]
 fn create_parameters(
     layer: &'static str,
@@ -108,10 +108,7 @@ macro_rules! conv_layer {
 
         impl $layer {
             /// Creates a layer with weight and bias uniform within 1/√fan_in, as in PyTorch. `kernel` is one
-            /// extent, or one for each dimension.
-            ///
-            /// # Errors
-            /// `groups` does not divide the channels, or the kernel has an extent of 0.
+            /// extent above 0, or one for each dimension. The groups divide the channels.
             #[track_caller]
             pub fn new(
                 $in: usize,
@@ -127,10 +124,7 @@ macro_rules! conv_layer {
                 Ok(Self { weight, bias, options, scope: ModuleScope::new() })
             }
 
-            #[doc = concat!("\\[batch, in, ", $shape, "\\] to \\[batch, out, ..\\].")]
-            /// # Errors
-            /// The number of channels of `x` differs from the layer's, or `same_padding` is set with a stride
-            /// other than 1.
+            #[doc = concat!("Applies the layer: \\[batch, in, ", $shape, "\\] to \\[batch, out, ..\\].")]
             #[track_caller]
             pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
                 self.forward_with(&self.weight, x)
@@ -154,6 +148,8 @@ macro_rules! conv_layer {
                 self.scope.run(|| $forward)
             }
         }
+
+        impl_forward!($layer);
     };
 }
 

@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicBool;
 
 use super::{Module, ModuleScope};
-use crate::{Error, Result, Tensor};
+use crate::{Result, Tensor, fail_if};
 
 /// Defines layers that hold a probability and do nothing in evaluation mode. The closure applies the layer to
 /// `x` with probability `p`, depending on the training mode.
@@ -26,15 +26,14 @@ macro_rules! dropout_layers {
             }
 
             /// In training, drops at random and scales the rest; in evaluation, returns `x`.
-            ///
-            /// # Errors
-            /// `p` is not a probability, or `x` has an unsupported number of dimensions.
             #[track_caller]
             pub fn forward(&self, $x: &Tensor) -> Result<Tensor> {
                 let ($p, $training) = (self.p, super::is_training(&self.training));
                 self.scope.run(|| $forward)
             }
         }
+
+        impl_forward!($layer);
     )*};
 }
 
@@ -55,17 +54,17 @@ dropout_layers! {
     FeatureAlphaDropout "channel" = |x, p, training| x.feature_alpha_dropout(p, training);
 }
 
-/// Applies [`feature_dropout`](Tensor::feature_dropout) to an input of `rank` dimensions, or of one fewer
-/// without the batch.
+/// Applies [`feature_dropout`](Tensor::feature_dropout) to an input of `rank` dimensions, or without the
+/// batch.
 #[track_caller]
 fn channel_dropout(layer: &'static str, x: &Tensor, rank: usize, p: f64, training: bool) -> Result<Tensor> {
-    if x.rank() == rank {
-        return x.feature_dropout(p, training);
-    }
-    if x.rank() + 1 == rank {
+    let unbatched = x.rank() + 1 == rank;
+    fail_if!(
+        !unbatched && x.rank() != rank;
+        shape(layer, [x]), "takes [batch, channels] and {} dimensions after them, or without the batch", rank - 2
+    );
+    if unbatched {
         return x.unsqueeze(0)?.feature_dropout(p, training)?.squeeze(0);
     }
-    let rule =
-        format!("takes [batch, channels] and {} dimensions after them, or without the batch", rank - 2);
-    Err(Error::shape(layer, rule, &[x.shape()]))
+    x.feature_dropout(p, training)
 }

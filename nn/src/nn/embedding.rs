@@ -40,16 +40,19 @@ impl Embedding {
         Ok(Self::from_parameter(weight))
     }
 
+    /// Creates a table of normal values of deviation `std`.
+    #[track_caller]
+    pub(super) fn normal(entries: usize, features: usize, std: f64, device: &Device) -> Result<Self> {
+        Ok(Self::from_parameter(init::create_normal_parameter(&[entries, features], std, device)?))
+    }
+
     /// Wraps an existing tensor, for example one with other initial values or shared with another layer.
     #[must_use]
     pub fn from_parameter(weight: Tensor) -> Self {
         Self { weight, lookup: EmbeddingOptions::default(), max_norm: None, scope: ModuleScope::new() }
     }
 
-    /// Zeroes a row for padding and excludes the row from the gradient.
-    ///
-    /// # Errors
-    /// `padding_idx` is not a row of the table.
+    /// Zeroes row `padding_idx` of the table for padding and excludes the row from the gradient.
     #[track_caller]
     pub fn with_padding_idx(mut self, padding_idx: usize) -> Result<Self> {
         zero_padding_row("Embedding", &self.weight, padding_idx)?;
@@ -57,25 +60,16 @@ impl Embedding {
         Ok(self)
     }
 
-    /// Divides the gradient of a row by the number of times a lookup selects the row: PyTorch's
-    /// `scale_grad_by_freq`.
-    #[must_use]
-    pub fn scale_grad_by_freq(mut self) -> Self {
-        self.lookup.scale_grad_by_freq = true;
-        self
-    }
-
     setters! {
+        /// Divides the gradient of a row by its occurrences in a lookup: PyTorch's `scale_grad_by_freq`.
+        fn scale_grad_by_freq() { lookup.scale_grad_by_freq: true }
         /// Scales each selected row in place if its `p`-norm is above `max_norm`: PyTorch's `max_norm` and
         /// `norm_type` (default 2). Every lookup then makes a pass over the table. A gradient of the table that
         /// was recorded before the lookup becomes an error.
         fn with_max_norm(max_norm: f64, p: f64) { max_norm: Some(MaxNorm { max_norm, p }) }
     }
 
-    /// Selects rows of the table; the output has the shape of `index` and a last dimension of features.
-    ///
-    /// # Errors
-    /// `index` does not hold integers.
+    /// Selects rows of the table by integers. The output has the shape of `index` and a last dimension of features.
     #[track_caller]
     pub fn forward(&self, index: &Tensor) -> Result<Tensor> {
         self.scope.run(|| {

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::segment::{is_segment_pass_active, segment};
-use super::{Dropout, Embedding, LayerNorm, Linear, Module, ModuleScope, init};
-use crate::{DType, Device, Error, Result, Tensor, fail};
+use super::{Dropout, Embedding, LayerNorm, Linear, Module, ModuleScope};
+use crate::{Device, Error, Result, Tensor, fail, fail_if};
 use forebay_core::ops::{AttentionOptions, CrossEntropyOptions};
 
 /// Sizes of a [`Gpt`].
@@ -16,7 +16,7 @@ pub struct GptOptions {
     pub context: usize,
     /// Number of blocks.
     pub layers: usize,
-    /// Attention heads of a block.
+    /// Attention heads of a block, which divide the width.
     pub heads: usize,
     /// Features of a token.
     pub width: usize,
@@ -38,7 +38,7 @@ impl GptOptions {
     pub const PRESETS: [&str; PRESETS.len()] =
         [PRESETS[0].0, PRESETS[1].0, PRESETS[2].0, PRESETS[3].0, PRESETS[4].0];
 
-    /// Returns published sizes by name (`gpt2-124m`) or by the name of the weight files (`gpt2`), without
+    /// Returns published sizes by name (`gpt2-124m`) or by that of the weight files (`gpt2`), without
     /// dropout.
     ///
     /// # Errors
@@ -101,8 +101,7 @@ impl GptMlp {
     }
 }
 
-/// Transformer block: causal attention, then a feed-forward network, each with a norm before and a residual
-/// sum after.
+/// Transformer block: causal attention, then a feed-forward network, each with a norm and a residual sum.
 #[derive(Debug, Module)]
 pub struct GptBlock {
     /// Norm before the attention.
@@ -119,26 +118,26 @@ pub struct GptBlock {
 impl GptBlock {
     fn new(options: &GptOptions, device: &Device) -> Result<Self> {
         let GptOptions { width, heads, layers, dropout, .. } = *options;
-        if heads == 0 || !width.is_multiple_of(heads) {
-            let why = format!("a width of {width} does not divide by {heads} heads");
-            return Err(Error::argument("Gpt", why));
-        }
+        fail_if!(
+            heads == 0 || !width.is_multiple_of(heads);
+            argument("Gpt"), "a width of {width} does not divide by {heads} heads"
+        );
         // Each block adds two terms to the residual stream. The smaller deviation keeps the variance of the
         // sum (Radford et al., 2019, section 2.3).
         let last = INIT_STD / (2.0 * layers as f64).sqrt();
         Ok(Self {
             ln_1: LayerNorm::new([width], device)?,
             attn: GptAttention {
-                c_attn: create_linear(width, 3 * width, INIT_STD, device)?,
-                c_proj: create_linear(width, width, last, device)?,
+                c_attn: Linear::normal(width, 3 * width, INIT_STD, device)?,
+                c_proj: Linear::normal(width, width, last, device)?,
                 dropout: Dropout::new(dropout),
                 heads,
                 scope: ModuleScope::new(),
             },
             ln_2: LayerNorm::new([width], device)?,
             mlp: GptMlp {
-                c_fc: create_linear(width, 4 * width, INIT_STD, device)?,
-                c_proj: create_linear(4 * width, width, last, device)?,
+                c_fc: Linear::normal(width, 4 * width, INIT_STD, device)?,
+                c_proj: Linear::normal(4 * width, width, last, device)?,
                 dropout: Dropout::new(dropout),
                 scope: ModuleScope::new(),
             },
@@ -147,16 +146,12 @@ impl GptBlock {
     }
 
     /// Applies the block: \[batch, length, features\] to the same shape.
-    ///
-    /// # Errors
-    /// `x` does not have this shape.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let (x, added) = self.forward_before_add(x, None)?;
         self.scope.run(|| x.add(&added))
     }
 
-    /// Returns two tensors whose sum is the output of the block. `added` is a term still to be added to `x`.
-    /// The norms fuse these sums.
+    /// Returns two terms of the block's output. `added` is a pending term of `x`. The norms fuse the sums.
     fn forward_before_add(&self, x: &Tensor, added: Option<&Tensor>) -> Result<(Tensor, Tensor)> {
         self.scope.run(|| {
             let (x, normed) = match added {
@@ -203,31 +198,15 @@ pub struct Gpt {
 /// Deviation of the initial weights.
 const INIT_STD: f64 = 0.02;
 
-fn create_normal_parameter(shape: &[usize], std: f64, device: &Device) -> Result<Tensor> {
-    init::create_parameter(|| Tensor::normal(shape, 0.0, std, DType::F32, device))
-}
-
-fn create_embedding(entries: usize, features: usize, device: &Device) -> Result<Embedding> {
-    Ok(Embedding::from_parameter(create_normal_parameter(&[entries, features], INIT_STD, device)?))
-}
-
-fn create_linear(inputs: usize, outputs: usize, std: f64, device: &Device) -> Result<Linear> {
-    let bias = init::create_parameter(|| Tensor::zeros([outputs], DType::F32, device))?;
-    Linear::from_parameters(create_normal_parameter(&[outputs, inputs], std, device)?, Some(bias))
-}
-
 impl Gpt {
     /// Creates a model with initial weights.
-    ///
-    /// # Errors
-    /// The number of heads does not divide `width`.
     pub fn new(options: &GptOptions, device: &Device) -> Result<Self> {
         let &GptOptions { vocabulary, context, layers, width, .. } = options;
         super::check_layer_count("Gpt", layers)?;
         let block = |_| GptBlock::new(options, device).map(Arc::new);
         Ok(Self {
-            wte: create_embedding(vocabulary, width, device)?,
-            wpe: create_embedding(context, width, device)?,
+            wte: Embedding::normal(vocabulary, width, INIT_STD, device)?,
+            wpe: Embedding::normal(context, width, INIT_STD, device)?,
             h: (0..layers).map(block).collect::<Result<_>>()?,
             ln_f: LayerNorm::new([width], device)?,
             scope: ModuleScope::new(),
@@ -251,22 +230,16 @@ impl Gpt {
         6.0 * weights as f64 + 12.0 * (self.h.len() * width * length) as f64
     }
 
-    /// Computes scores of the next token at every position: \[batch, length\] to \[batch, length,
-    /// vocabulary\].
-    ///
-    /// # Errors
-    /// A passage is longer than the context, or `text` does not hold integers.
+    /// Computes scores of the next token at every position: integers \[batch, length\] to \[batch, length,
+    /// vocabulary\]. No passage is longer than the context.
     pub fn forward(&self, text: &Tensor) -> Result<Tensor> {
         let x = self.hidden(text)?;
         self.scope.run(|| x.linear(&self.wte.weight, None))
     }
 
-    /// Computes the mean cross-entropy of the next tokens, where `next` has the shape of `text`. Equals
-    /// `forward(text)?.flatten(0, 1)?.cross_entropy(&next.flatten(0, 1)?)`, but never holds the scores of all
-    /// positions at once ([`Tensor::linear_cross_entropy`]).
-    ///
-    /// # Errors
-    /// Same errors as [`forward`](Self::forward), or `next` has another shape.
+    /// Computes the mean cross-entropy of the next tokens, where `next` has the shape of `text`. Equals that of
+    /// [`forward`](Self::forward)'s scores, but never holds the scores of all positions at once
+    /// ([`Tensor::linear_cross_entropy`]).
     pub fn loss(&self, text: &Tensor, next: &Tensor) -> Result<Tensor> {
         let x = self.hidden(text)?;
         self.scope.run(|| x.linear_cross_entropy(&self.wte.weight, next, &CrossEntropyOptions::default()))

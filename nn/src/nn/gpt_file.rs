@@ -8,9 +8,8 @@
 use std::collections::BTreeMap;
 
 use super::{Gpt, GptOptions, Module, rename_keys};
-use crate::{Error, Result, Tensor};
+use crate::{Result, Tensor, fail, fail_if};
 
-const LOAD_GPT2_OP: &str = "load_gpt2";
 /// Features of a head in all models of this family.
 const HEAD_DIM: usize = 64;
 
@@ -25,8 +24,8 @@ fn strip_transformer_prefix(name: &str) -> &str {
 }
 
 impl GptOptions {
-    /// Infers the sizes of the model from its file, without dropout. All models of this family have 64
-    /// features for each head.
+    /// Infers the sizes of the model from the embeddings and norms in its file, without dropout. Each head
+    /// has 64 features.
     ///
     /// ```
     /// # use std::collections::BTreeMap;
@@ -43,20 +42,14 @@ impl GptOptions {
     /// assert_eq!((sizes.layers, sizes.heads, sizes.context), (1, 12, 1024));
     /// # Ok::<(), forebay_core::error::Error>(())
     /// ```
-    ///
-    /// # Errors
-    /// The file does not have the embeddings of tokens and positions.
     pub fn from_gpt2_state_dict(file: &BTreeMap<String, Tensor>) -> Result<Self> {
-        let table = |name: &str| {
-            let found =
-                file.iter().find(|(n, _)| strip_transformer_prefix(n) == name).map(|(_, t)| t.shape());
-            match found {
-                Some(&[rows, width]) => Ok((rows, width)),
-                _ => Err(Error::argument(
-                    "of_gpt2",
-                    format!("no matrix `{name}`: this is no file of GPT-2's weights"),
-                )),
-            }
+        let table = |name: &str| match file
+            .iter()
+            .find(|(own, _)| strip_transformer_prefix(own) == name)
+            .map(|(_, t)| t.shape())
+        {
+            Some(&[rows, width]) => Ok((rows, width)),
+            _ => fail!(argument("of_gpt2"), "no matrix `{name}`: this is no file of GPT-2's weights"),
         };
         let ((vocabulary, width), (context, _)) = (table("wte.weight")?, table("wpe.weight")?);
         let norms = |name: &&String| {
@@ -69,12 +62,11 @@ impl GptOptions {
 
 impl Gpt {
     /// Copies the weights of a GPT-2 file ([`safetensors::load`](crate::io::safetensors::load)) into the
-    /// model. Names may begin with `transformer.`, and weights of layers are \[in, out\]. Positions beyond
+    /// model by [`load_state_dict`](Module::load_state_dict). Names may begin with `transformer.`, and weights of layers are \[in, out\]. Positions beyond
     /// the model's context are ignored.
     ///
     /// # Errors
-    /// Same errors as [`load_state_dict`](Module::load_state_dict). Also fails if the weight of the last
-    /// layer differs from the token embedding, because this model shares the two.
+    /// The weight of the last layer differs from the token embedding, because this model shares the two.
     pub fn load_gpt2(&self, file: &BTreeMap<String, Tensor>) -> Result<()> {
         let (mut state, mut head) = (BTreeMap::new(), None);
         let file = rename_keys(file, |name| Some(strip_transformer_prefix(name).to_owned()))?;
@@ -98,12 +90,11 @@ impl Gpt {
             };
             state.insert(name.to_owned(), tensor);
         }
-        if let (Some(head), Some(tokens)) = (head, state.get("wte.weight"))
-            && (head.shape() != tokens.shape() || head.to_bytes()? != tokens.to_bytes()?)
-        {
-            let why =
-                "`lm_head.weight` is not `wte.weight`: the model shares them, and cannot hold this file";
-            return Err(Error::argument(LOAD_GPT2_OP, why));
+        if let (Some(head), Some(tokens)) = (head, state.get("wte.weight")) {
+            fail_if!(
+                head.shape() != tokens.shape() || head.to_bytes()? != tokens.to_bytes()?;
+                argument("load_gpt2"), "`lm_head.weight` is not `wte.weight`: the model shares them, and cannot hold this file"
+            );
         }
         self.load_state_dict(&state)
     }

@@ -1,9 +1,11 @@
 //! Initial values of parameters, like PyTorch's `nn.init`. Functions whose names end in `_` overwrite a
 //! tensor; random ones draw from the generator of the tensor's device.
+//!
+//! All fail for a dtype that is not a floating-point type, and for shapes and options other than the text states.
 
 use std::cell::Cell;
 
-use crate::{DType, Device, Error, Result, Tensor, fail_if};
+use crate::{DType, Device, Result, Tensor, fail, fail_if};
 use forebay_core::check;
 use forebay_core::memory::{self, Tag};
 use forebay_core::ops::representable_range;
@@ -20,10 +22,10 @@ pub struct DefaultDTypeGuard {
     _dtype: ScopedGuard<Cell<Option<DType>>>,
 }
 
-/// Makes layers that this thread creates use parameters of `dtype` instead of f32 while the guard lives:
-/// PyTorch's `set_default_dtype`. This loads a model for inference in the two-byte dtype of its file.
-/// Training works better in f32 under [`autocast`](forebay_core::amp::autocast()). Running statistics and position
-/// tables stay f32.
+/// Makes layers that this thread creates use parameters of `dtype` (f32, f16, bf16 or f64) instead of f32
+/// while the guard lives: PyTorch's `set_default_dtype`. This loads a model for inference in the two-byte
+/// dtype of its file. Train in f32 under [`autocast`](forebay_core::amp::autocast()) instead. Running statistics and
+/// position tables stay f32.
 ///
 /// ```
 /// # use forebay_core::{device::Device, dtype::DType};
@@ -36,21 +38,16 @@ pub struct DefaultDTypeGuard {
 /// assert_eq!(layer.weight.dtype(), DType::BF16);
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
-///
-/// # Errors
-/// `dtype` is not f32, f16, bf16 or f64.
 pub fn default_dtype(dtype: DType) -> Result<DefaultDTypeGuard> {
-    if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16 | DType::F64) {
-        return Err(Error::dtype("init::dtype", dtype, "parameters are f32, f16, bf16 or f64"));
-    }
+    fail_if!(
+        !matches!(dtype, DType::F32 | DType::F16 | DType::BF16 | DType::F64);
+        dtype("init::dtype", dtype), "parameters are f32, f16, bf16 or f64"
+    );
     Ok(DefaultDTypeGuard { _dtype: ScopedGuard::new(&DEFAULT_DTYPE, Some(dtype)) })
 }
 
-/// Creates a parameter: `make` allocates the tensor, which is tagged as a parameter and requires a gradient.
+/// Creates a parameter: `make` allocates a floating-point tensor, which is tagged as a parameter and requires a gradient.
 /// Under [`default_dtype`], the parameter has that dtype.
-///
-/// # Errors
-/// Returns the error of `make`. Also fails if the tensor's dtype is not a floating-point type.
 #[track_caller]
 pub fn create_parameter(make: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
     let made = create_buffer(|| {
@@ -64,9 +61,6 @@ pub fn create_parameter(make: impl FnOnce() -> Result<Tensor>) -> Result<Tensor>
 }
 
 /// Creates a buffer: a tensor of a module that is saved but not trained.
-///
-/// # Errors
-/// Returns the error of `make`.
 #[track_caller]
 pub fn create_buffer(make: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
     // Takes the line of the caller here, because inside the closure it would be the closure's line.
@@ -77,15 +71,12 @@ pub fn create_buffer(make: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
     make()
 }
 
-/// Returns the fan-in and fan-out of a weight \[out, in, ...\]: the inputs that one output sums over, and the
-/// outputs that one input reaches.
-///
-/// # Errors
-/// The tensor has fewer than two dimensions.
+/// Returns the fan-in and fan-out of a weight \[out, in, ..\] of two or more dimensions: the inputs of one
+/// output, and the outputs of one input.
 #[track_caller]
 pub fn calculate_fan_in_and_fan_out(weight: &Tensor) -> Result<(usize, usize)> {
     let &[out, inputs, ref window @ ..] = weight.shape() else {
-        return Err(Error::shape("init", "takes a weight of at least two dimensions", &[weight.shape()]));
+        fail!(shape("init", [weight]), "takes a weight of at least two dimensions");
     };
     let window: usize = window.iter().product();
     Ok((inputs * window, out * window))
@@ -97,18 +88,12 @@ fn overwrite_with(t: &Tensor, make: impl FnOnce(&[usize], DType, &Device) -> Res
 }
 
 /// Fills the tensor with uniform values in low ≤ x < high.
-///
-/// # Errors
-/// The dtype is not a floating-point type.
 #[track_caller]
 pub fn uniform_(t: &Tensor, low: f64, high: f64) -> Result<()> {
     overwrite_with(t, |shape, to, device| Tensor::uniform(shape, low, high, to, device))
 }
 
-/// Fills the tensor with normal values.
-///
-/// # Errors
-/// `std` is negative or not finite, or the dtype is not a floating-point type.
+/// Fills the tensor with normal values of a deviation `std`, finite and at least 0.
 #[track_caller]
 pub fn normal_(t: &Tensor, mean: f64, std: f64) -> Result<()> {
     check::non_negative("normal_", "std", std)?;
@@ -133,30 +118,21 @@ pub fn ones_(t: &Tensor) -> Result<()> {
     constant_(t, 1.0)
 }
 
-/// Fills the tensor with uniform values that preserve the variance through a layer followed by a leaky ReLU
+/// Fills the weight \[out, in, ..\] with uniform values that preserve the variance through a layer followed by a leaky ReLU
 /// of slope `a` (0 for a ReLU). Layers use √5, which gives the bound 1/√fan_in.
-///
-/// # Errors
-/// The weight has fewer than two dimensions, or its dtype is not a floating-point type.
 #[track_caller]
 pub fn kaiming_uniform_(t: &Tensor, a: f64) -> Result<()> {
     let bound = (6.0 / ((1.0 + a * a) * calculate_fan_in_and_fan_out(t)?.0.max(1) as f64)).sqrt();
     uniform_(t, -bound, bound)
 }
 
-/// Fills the tensor with normal values of the variance of [`kaiming_uniform_`].
-///
-/// # Errors
-/// Same errors as [`kaiming_uniform_`].
+/// Fills a weight with normal values of the variance of [`kaiming_uniform_`].
 #[track_caller]
 pub fn kaiming_normal_(t: &Tensor, a: f64) -> Result<()> {
     normal_(t, 0.0, (2.0 / ((1.0 + a * a) * calculate_fan_in_and_fan_out(t)?.0.max(1) as f64)).sqrt())
 }
 
-/// Fills the tensor with uniform values that preserve the variance forward and backward (Glorot).
-///
-/// # Errors
-/// Same errors as [`kaiming_uniform_`].
+/// Fills a weight with uniform values that preserve the variance in both directions (Glorot).
 #[track_caller]
 pub fn xavier_uniform_(t: &Tensor, gain: f64) -> Result<()> {
     check::non_negative("xavier_uniform_", "gain", gain)?;
@@ -165,10 +141,7 @@ pub fn xavier_uniform_(t: &Tensor, gain: f64) -> Result<()> {
     uniform_(t, -bound, bound)
 }
 
-/// Fills the tensor with normal values of the variance of [`xavier_uniform_`].
-///
-/// # Errors
-/// Same errors as [`kaiming_uniform_`].
+/// Fills a weight with normal values of the variance of [`xavier_uniform_`].
 #[track_caller]
 pub fn xavier_normal_(t: &Tensor, gain: f64) -> Result<()> {
     check::non_negative("xavier_normal_", "gain", gain)?;
@@ -191,8 +164,7 @@ pub enum Nonlinearity {
     Selu,
 }
 
-/// Returns the factor by which an activation scales the deviation of the weights before it: PyTorch's
-/// `calculate_gain`.
+/// Returns the factor of an activation for the deviation of its weights: PyTorch's `calculate_gain`.
 ///
 /// ```
 /// use forebay_nn::nn::init::{Nonlinearity, calculate_gain};
@@ -238,20 +210,18 @@ pub fn kaiming_normal_with_mode_(t: &Tensor, fan: FanMode, of: Nonlinearity) -> 
     normal_(t, 0.0, kaiming_std(t, fan, of)?)
 }
 
-/// Fills the tensor with normal values truncated to low ≤ x ≤ high, sampled by inverting the cumulative
-/// distribution.
+/// Fills the tensor with normal values in low ≤ x ≤ high, sampled from the inverse distribution.
 ///
 /// # Errors
-/// `low` is not below `high`, `std` is not positive, the dtype is not a floating-point type, or the dtype has
-/// no value between the bounds.
+/// `low` is not below `high`, `std` is not positive, or the dtype has no value between the bounds.
 #[track_caller]
 pub fn trunc_normal_(t: &Tensor, mean: f64, std: f64, low: f64, high: f64) -> Result<()> {
-    if !(low < high && std > 0.0 && std.is_finite() && mean.is_finite()) {
-        let why = format!("{low}..{high} with a deviation of {std} holds no normal numbers");
-        return Err(Error::argument("trunc_normal_", why));
-    }
+    fail_if!(
+        !(low < high && std > 0.0 && std.is_finite() && mean.is_finite());
+        argument("trunc_normal_"), "{low}..{high} with a deviation of {std} holds no normal numbers"
+    );
     // erf at the bounds is twice the cumulative distribution minus 1. Only f32 arithmetic uses these values.
-    let bound = |x: f64| erf((x - mean) / (std * std::f64::consts::SQRT_2));
+    let bound = |x: f64| libm::erf((x - mean) / (std * std::f64::consts::SQRT_2));
     // Distant or close bounds may round to the same f32 value.
     let [from, to] = [low, high].map(|x| f64::from(bound(x) as f32));
     overwrite_with(t, |shape, dtype, device| {
@@ -262,31 +232,9 @@ pub fn trunc_normal_(t: &Tensor, mean: f64, std: f64, low: f64, high: f64) -> Re
     })
 }
 
-/// Computes the error function within 1e-12, by its series near 0 and by its continued fraction elsewhere.
-fn erf(x: f64) -> f64 {
-    let (a, root) = (x.abs(), std::f64::consts::PI.sqrt());
-    let value = if a > 6.0 {
-        1.0
-    } else if a < 2.5 {
-        let (mut term, mut sum) = (a, a);
-        for n in 1..80 {
-            term *= -a * a / f64::from(n);
-            sum += term / f64::from(2 * n + 1);
-        }
-        sum * 2.0 / root
-    } else {
-        let fraction = (1..60).rev().fold(a, |below, n| a + f64::from(n) / 2.0 / below);
-        1.0 - (-a * a).exp() / root / fraction
-    };
-    value.copysign(x)
-}
-
-/// Fills the tensor, as a matrix \[out, rest\], with orthogonal rows of length `gain` (Saxe et al., 2013). If
-/// there are fewer columns than rows, the columns are orthogonal instead. The host computes the values and
-/// therefore waits for the device.
-///
-/// # Errors
-/// The tensor has fewer than two dimensions, or its dtype is not a floating-point type.
+/// Fills the tensor of two or more dimensions, as a matrix \[out, rest\], with orthogonal rows of length
+/// `gain` (Saxe et al., 2013). If there are fewer columns than rows, the columns are orthogonal instead. The
+/// host computes the values, and waits.
 #[track_caller]
 pub fn orthogonal_(t: &Tensor, gain: f64) -> Result<()> {
     calculate_fan_in_and_fan_out(t)?;
@@ -310,59 +258,50 @@ pub fn orthogonal_(t: &Tensor, gain: f64) -> Result<()> {
             line.iter_mut().for_each(|a| *a /= length);
         }
         let at = |r: usize, c: usize| if rows <= columns { lines[r][c] } else { lines[c][r] };
-        let numbers: Vec<f32> =
+        let values: Vec<f32> =
             (0..rows * columns).map(|i| (gain * at(i / columns, i % columns)) as f32).collect();
-        Tensor::from_slice(&numbers, shape, device)?.to_dtype(dtype)
+        Tensor::from_slice(&values, shape, device)?.to_dtype(dtype)
     })
 }
 
 /// Fills the matrix with the identity: ones on the diagonal, zeros elsewhere.
-///
-/// # Errors
-/// The tensor is not a matrix.
 #[track_caller]
 pub fn eye_(t: &Tensor) -> Result<()> {
     let &[rows, columns] = t.shape() else {
-        return Err(Error::shape("eye_", "takes a matrix", &[t.shape()]));
+        fail!(shape("eye_", [t]), "takes a matrix");
     };
     overwrite_with(t, |_, to, device| Tensor::eye(rows, columns, to, device))
 }
 
 /// Puts ones in the centre of kernels, so that a convolution \[out, in / groups, kernel..\] preserves its
-/// first channels in each group.
-///
-/// # Errors
-/// The tensor does not have 3 to 5 dimensions, or `groups` does not divide the outputs.
+/// first channels in each group. The kernel has 1 to 3 dimensions, and the groups divide the outputs.
 #[track_caller]
 pub fn dirac_(t: &Tensor, groups: usize) -> Result<()> {
     let &[out, inputs, ref window @ ..] = t.shape() else {
-        return Err(Error::shape("dirac_", "takes a weight of 3 to 5 dimensions", &[t.shape()]));
+        fail!(shape("dirac_", [t]), "takes a weight of 3 to 5 dimensions");
     };
-    if !(1..=3).contains(&window.len()) || groups == 0 || !out.is_multiple_of(groups) {
-        let rule = format!("takes a weight of 3 to 5 dimensions whose outputs divide into {groups} groups");
-        return Err(Error::shape("dirac_", rule, &[t.shape()]));
-    }
+    fail_if!(
+        !(1..=3).contains(&window.len()) || groups == 0 || !out.is_multiple_of(groups);
+        shape("dirac_", [t]), "takes a weight of 3 to 5 dimensions whose outputs divide into {groups} groups"
+    );
     let size: usize = window.iter().product();
     let middle = window.iter().fold(0, |at, n| at * n + n / 2);
-    let mut numbers = vec![0f32; t.numel()];
+    let mut values = vec![0f32; t.numel()];
     for o in 0..out {
         let channel = o % (out / groups);
         if channel < inputs {
-            numbers[(o * inputs + channel) * size + middle] = 1.0;
+            values[(o * inputs + channel) * size + middle] = 1.0;
         }
     }
-    overwrite_with(t, |shape, to, device| Tensor::from_slice(&numbers, shape, device)?.to_dtype(to))
+    overwrite_with(t, |shape, to, device| Tensor::from_slice(&values, shape, device)?.to_dtype(to))
 }
 
-/// Fills the matrix with normal values, and zeroes a fraction `sparsity` of each column at random rows
-/// (Martens, 2010).
-///
-/// # Errors
-/// The tensor is not a matrix, or `sparsity` is not between 0 and 1.
+/// Fills the matrix with normal values, and zeroes a random part `sparsity` (0 to 1) of each column (Martens,
+/// 2010).
 #[track_caller]
 pub fn sparse_(t: &Tensor, sparsity: f64, std: f64) -> Result<()> {
     let &[rows, columns] = t.shape() else {
-        return Err(Error::shape("sparse_", "takes a matrix", &[t.shape()]));
+        fail!(shape("sparse_", [t]), "takes a matrix");
     };
     fail_if!(!(0.0..=1.0).contains(&sparsity); argument("sparse_"), "{sparsity} is no part of 0 to 1");
     let zeros = (sparsity * rows as f64).ceil() as i64;
@@ -370,26 +309,19 @@ pub fn sparse_(t: &Tensor, sparsity: f64, std: f64) -> Result<()> {
         // Random ranks of the rows in each column.
         let ranks =
             Tensor::rand([rows, columns], DType::F32, device)?.argsort(0, false)?.to_dtype(DType::I32)?;
-        let numbers = Tensor::normal(shape, 0.0, std, DType::F32, device)?;
-        numbers.masked_fill(&ranks.lt(zeros)?, 0.0)?.to_dtype(dtype)
+        let values = Tensor::normal(shape, 0.0, std, DType::F32, device)?;
+        values.masked_fill(&ranks.lt(zeros)?, 0.0)?.to_dtype(dtype)
     })
 }
 
-/// Concatenates the parameters to one vector, in order: PyTorch's `parameters_to_vector`. Gradients flow to
-/// all of them.
-///
-/// # Errors
-/// `parameters` is empty, or the dtypes differ.
+/// Concatenates parameters of one dtype to a vector: PyTorch's `parameters_to_vector`. Gradients flow back.
 #[track_caller]
 pub fn parameters_to_vector(parameters: &[Tensor]) -> Result<Tensor> {
     let flat = parameters.iter().map(|p| p.reshape([p.numel()])).collect::<Result<Vec<_>>>()?;
     forebay_core::ops::cat(&flat, 0)
 }
 
-/// Copies a vector into the parameters, in order: PyTorch's `vector_to_parameters`.
-///
-/// # Errors
-/// The vector has a different number of elements.
+/// Copies a vector of as many elements into the parameters, in order: PyTorch's `vector_to_parameters`.
 #[track_caller]
 pub fn vector_to_parameters(vector: &Tensor, parameters: &[Tensor]) -> Result<()> {
     let all: usize = parameters.iter().map(Tensor::numel).sum();
@@ -400,6 +332,12 @@ pub fn vector_to_parameters(vector: &Tensor, parameters: &[Tensor]) -> Result<()
         start += p.numel();
     }
     Ok(())
+}
+
+/// Creates a parameter of normal values.
+#[track_caller]
+pub(super) fn create_normal_parameter(shape: &[usize], std: f64, device: &Device) -> Result<Tensor> {
+    create_parameter(|| Tensor::normal(shape, 0.0, std, DType::F32, device))
 }
 
 /// Creates a parameter with the default initialisation of linear and convolutional layers: uniform within

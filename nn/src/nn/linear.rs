@@ -1,7 +1,7 @@
 //! Linear and bilinear layers.
 
 use super::{HasWeight, Module, ModuleScope, init};
-use crate::{Device, Error, Result, Tensor};
+use crate::{DType, Device, Result, Tensor, fail_if};
 
 /// Linear layer: x · weightᵀ + bias over the last dimension.
 #[derive(Debug, Module)]
@@ -17,36 +17,43 @@ impl Linear {
     /// Creates a layer with weight and bias uniform within 1/√inputs, as in PyTorch.
     #[track_caller]
     pub fn new(inputs: usize, outputs: usize, device: &Device) -> Result<Self> {
-        let mut layer = Self::without_bias(inputs, outputs, device)?;
-        layer.bias = Some(init::create_uniform_parameter(&[outputs], inputs, device)?);
-        Ok(layer)
+        Self::uniform(inputs, outputs, true, device)
     }
 
     /// Creates a layer without a bias, initialised like [`new`](Self::new).
     #[track_caller]
     pub fn without_bias(inputs: usize, outputs: usize, device: &Device) -> Result<Self> {
-        let weight = init::create_uniform_parameter(&[outputs, inputs], inputs, device)?;
-        Ok(Self { weight, bias: None, scope: ModuleScope::new() })
+        Self::uniform(inputs, outputs, false, device)
     }
 
-    /// Creates a layer from existing tensors, for example of another dtype or shared with another layer.
-    ///
-    /// # Errors
-    /// The weight is not a matrix, or the bias does not have one element for each output.
+    /// Creates a layer initialised like [`new`](Self::new), with or without a bias.
     #[track_caller]
-    pub fn from_parameters(weight: Tensor, bias: Option<Tensor>) -> Result<Self> {
-        let fits = weight.rank() == 2 && bias.as_ref().is_none_or(|b| b.shape() == &weight.shape()[..1]);
-        if !fits {
-            let shapes = [weight.shape(), bias.as_ref().map_or(&[], Tensor::shape)];
-            return Err(Error::shape("Linear", "takes a weight of [out, in] and a bias of [out]", &shapes));
-        }
+    pub(super) fn uniform(inputs: usize, outputs: usize, bias: bool, device: &Device) -> Result<Self> {
+        let weight = init::create_uniform_parameter(&[outputs, inputs], inputs, device)?;
+        // No closure, whose line would be that of the allocation.
+        let bias =
+            if bias { Some(init::create_uniform_parameter(&[outputs], inputs, device)?) } else { None };
         Ok(Self { weight, bias, scope: ModuleScope::new() })
     }
 
+    /// Creates a layer from a weight \[out, in\] and a bias \[out\], for example of another dtype or shared with another layer.
+    #[track_caller]
+    pub fn from_parameters(weight: Tensor, bias: Option<Tensor>) -> Result<Self> {
+        let fits = weight.rank() == 2 && bias.as_ref().is_none_or(|b| b.shape() == &weight.shape()[..1]);
+        let shapes = [weight.shape(), bias.as_ref().map_or(&[], Tensor::shape)];
+        fail_if!(!fits; shape("Linear", &shapes), "takes a weight of [out, in] and a bias of [out]");
+        Ok(Self { weight, bias, scope: ModuleScope::new() })
+    }
+
+    /// Creates a layer with normal weights of deviation `std` and a bias of zeros.
+    #[track_caller]
+    pub(super) fn normal(inputs: usize, outputs: usize, std: f64, device: &Device) -> Result<Self> {
+        let weight = init::create_normal_parameter(&[outputs, inputs], std, device)?;
+        let bias = init::create_parameter(|| Tensor::zeros([outputs], DType::F32, device))?;
+        Self::from_parameters(weight, Some(bias))
+    }
+
     /// Applies the layer: \[.., in\] to \[.., out\].
-    ///
-    /// # Errors
-    /// The last dimension of `x` differs from the layer's.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.forward_with(&self.weight, x)
@@ -99,9 +106,6 @@ impl Bilinear {
     }
 
     /// Applies the layer: \[.., in1\] and \[.., in2\] to \[.., out\].
-    ///
-    /// # Errors
-    /// The shapes do not match.
     #[track_caller]
     pub fn forward(&self, x1: &Tensor, x2: &Tensor) -> Result<Tensor> {
         self.scope.run(|| x1.bilinear(x2, &self.weight, self.bias.as_ref()))

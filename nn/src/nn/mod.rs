@@ -6,14 +6,47 @@
 //! Layers of this crate have `forward`, and [`Forward`] is its trait for a [`Sequential`].
 //!
 //! Weights have PyTorch's layouts, names and initial values, so that weight files are compatible.
+//!
+//! A layer fails for tensors and options other than its documentation states: another shape or dtype, a size of 0,
+//! a value out of range. `# Errors` sections list further errors, except those of linked methods.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::{Error, Result, Tensor};
+use crate::{Result, Tensor, fail_if};
 use forebay_core::autograd;
+
+/// Implements [`Forward`] for layers by their method of this name.
+macro_rules! impl_forward {
+    ($($layer:ident)+) => {$(
+        impl $crate::nn::Forward for $layer {
+            fn forward(&self, x: &Tensor) -> Result<Tensor> {
+                Self::forward(self, x)
+            }
+        }
+    )+};
+}
+
+/// Defines layers that call a tensor method with the value that they hold.
+macro_rules! method_layers {
+    ($($layer:ident($argument:ty) $method:ident $doc:literal;)*) => {$(
+        #[doc = concat!($doc, ": [`", stringify!($method), "`](Tensor::", stringify!($method), ").")]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Module)]
+        pub struct $layer(#[module(skip)] pub $argument);
+
+        impl $layer {
+            /// Applies the tensor method to `x`, with its errors.
+            #[track_caller]
+            pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+                x.$method(self.0)
+            }
+        }
+
+        impl_forward!($layer);
+    )*};
+}
 
 /// Implements [`Module`] for layers that wrap one module, whose entries are the layer's.
 macro_rules! delegate_module {
@@ -55,47 +88,32 @@ mod transformer;
 mod upsample;
 
 pub use activation::*;
-pub use adaptive_softmax::AdaptiveLogSoftmaxWithLoss;
-pub use attention::SelfAttention;
-pub use bert::{
-    Bert, BertAttention, BertEmbeddings, BertEncoder, BertIntermediate, BertLayer, BertOptions, BertOutput,
-    BertPooler, BertProjections,
-};
-pub use containers::{FnLayer, Forward, Layer, ModuleDict, Sequential};
-pub use conv::{
-    Conv1d, Conv1dOptions, Conv2d, Conv2dOptions, Conv3d, Conv3dOptions, ConvOptions, ConvTranspose1d,
-    ConvTranspose1dOptions, ConvTranspose2d, ConvTranspose2dOptions, ConvTranspose3d, ConvTranspose3dOptions,
-    ConvTransposeOptions,
-};
-pub use dropout::{AlphaDropout, Dropout, Dropout1d, Dropout2d, Dropout3d, FeatureAlphaDropout};
-pub use embedding::{Embedding, EmbeddingBag, EmbeddingBagInputs};
+pub use adaptive_softmax::*;
+pub use attention::*;
+pub use bert::*;
+pub use containers::*;
+pub use conv::*;
+pub use dropout::*;
+pub use embedding::*;
 #[doc(hidden)]
 pub use forebay_core::memory::scope::ModulePath;
 pub use forebay_derive::{Module, forward};
-pub use gpt::{Gpt, GptAttention, GptBlock, GptMlp, GptOptions};
-pub use linear::{Bilinear, Linear};
+pub use gpt::*;
+pub use linear::*;
 pub use loss::*;
-pub use multihead::{AttentionMasks, MultiheadAttention, MultiheadAttentionOptions};
-pub use norm::{
-    BatchNorm1d, BatchNorm2d, BatchNorm3d, GroupNorm, InstanceNorm1d, InstanceNorm2d, InstanceNorm3d,
-    LayerNorm, LocalResponseNorm, RmsNorm,
-};
-pub use parametrizations::{HasWeight, SpectralNorm, WeightNorm};
+pub use multihead::*;
+pub use norm::*;
+pub use parametrizations::*;
 pub use pool::*;
-pub use positional_embedding::{RotaryEmbedding, SinusoidalEmbedding};
-pub use recurrent::{Gru, GruCell, Lstm, LstmCell, RecurrentOptions, Rnn, RnnCell};
-pub use scope::{ModuleScope, enter_module};
+pub use positional_embedding::*;
+pub use recurrent::*;
+pub use scope::*;
 pub use shape::*;
-pub(crate) use staged_copies::{PreparedCopies, StagedCopies};
-pub use state_dict::{IncompatibleKeys, rename_keys};
-pub(crate) use state_dict::{NamedTensor, named_tensors, stage_state_dict};
-pub(crate) use training_mode::training_modes;
-pub use training_mode::{EvalModeGuard, eval_mode};
-pub use transformer::{
-    Transformer, TransformerActivation, TransformerDecoder, TransformerDecoderLayer, TransformerEncoder,
-    TransformerEncoderLayer, TransformerOptions,
-};
-pub use upsample::Upsample;
+pub(crate) use staged_copies::*;
+pub use state_dict::*;
+pub use training_mode::*;
+pub use transformer::*;
+pub use upsample::*;
 
 /// Entry that [`Module::visit`] yields.
 #[derive(Debug)]
@@ -145,8 +163,7 @@ pub fn join_path(path: &str, name: &str) -> String {
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 pub trait Module {
-    /// Calls `f` with every entry of this module and its children, under its full name; `path` is the path of
-    /// this module.
+    /// Calls `f` with every entry of this module, at `path`, and of its children, under full names.
     ///
     /// The order is the order of declaration, and is stable across walks.
     fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>));
@@ -183,8 +200,7 @@ pub trait Module {
         found
     }
 
-    /// Returns every parameter and buffer by name. The tensors share memory with the module, so save or copy
-    /// them.
+    /// Returns every parameter and buffer by name, in the module's memory, so save or copy them.
     fn state_dict(&self) -> BTreeMap<String, Tensor> {
         let mut state = BTreeMap::new();
         visit_model(self, &mut |name, slot| {
@@ -273,8 +289,7 @@ pub trait Module {
         self.parameters().iter().for_each(|t| drop(t.requires_grad_(on)));
     }
 
-    /// Counts the elements of the parameters, each once, frozen ones included: PyTorch's `sum(p.numel() for p
-    /// in model.parameters())`.
+    /// Counts the elements of the parameters, each once: `sum(p.numel() for p in model.parameters())`.
     fn num_parameters(&self) -> usize {
         self.parameters().iter().map(Tensor::numel).sum()
     }
@@ -316,8 +331,7 @@ impl Module for Tensor {
     }
 }
 
-/// Returns the training mode of a module. In a recomputation of a checkpoint, returns the mode of the first
-/// run.
+/// Returns the training mode of a module: in the recomputation of a checkpoint, that of the first run.
 pub(crate) fn is_training(mode: &AtomicBool) -> bool {
     autograd::replayable_training_mode(mode.load(Ordering::Relaxed))
 }
@@ -344,24 +358,33 @@ impl<M: Module> Module for Option<M> {
     }
 }
 
-macro_rules! impl_module_for_pointers {
-    ($($pointer:ident),*) => {$(
-        impl<M: Module + ?Sized> Module for $pointer<M> {
+/// Implements [`Module`] for types that stand for another module.
+macro_rules! impl_module_by_target {
+    ($([$($generics:tt)*] $t:ty => |$this:ident| $target:expr;)*) => {$(
+        impl<$($generics)*> Module for $t {
             fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
-                (**self).visit(path, f);
+                let $this = self;
+                $target.visit(path, f);
             }
 
             fn module_path(&self) -> ModulePath {
-                (**self).module_path()
+                let $this = self;
+                $target.module_path()
             }
 
             fn parent_path(&self, name: &str) -> ModulePath {
-                (**self).parent_path(name)
+                let $this = self;
+                $target.parent_path(name)
             }
         }
     )*};
 }
-impl_module_for_pointers!(Box, Arc);
+impl_module_by_target! {
+    [M: Module + ?Sized] Box<M> => |this| (**this);
+    [M: Module + ?Sized] Arc<M> => |this| (**this);
+    [M: Module] Vec<M> => |this| this[..];
+    [M: Module, const N: usize] [M; N] => |this| this[..];
+}
 
 /// Returns the first path that is not the root.
 fn first_known_path(mut paths: impl Iterator<Item = ModulePath>) -> ModulePath {
@@ -377,26 +400,6 @@ impl<M: Module> Module for [M] {
 
     fn module_path(&self) -> ModulePath {
         first_known_path(self.iter().enumerate().map(|(k, module)| module.parent_path(&k.to_string())))
-    }
-}
-
-impl<M: Module> Module for Vec<M> {
-    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
-        self.as_slice().visit(path, f);
-    }
-
-    fn module_path(&self) -> ModulePath {
-        self.as_slice().module_path()
-    }
-}
-
-impl<M: Module, const N: usize> Module for [M; N] {
-    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
-        self.as_slice().visit(path, f);
-    }
-
-    fn module_path(&self) -> ModulePath {
-        self.as_slice().module_path()
     }
 }
 
@@ -436,43 +439,22 @@ impl_module_for_tuples!(
 
 /// Implements [`Module`] for plain values in a module, which have nothing to visit.
 macro_rules! impl_module_for_values {
-    ($($t:ty),* $(,)?) => {$(
-        impl Module for $t {
+    ($($t:ty $([$param:ident])?;)*) => {$(
+        impl$(<$param: ?Sized>)? Module for $t {
             fn visit(&self, _path: &str, _f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {}
         }
     )*};
 }
-impl_module_for_values!(
-    (),
-    bool,
-    char,
-    u8,
-    u16,
-    u32,
-    u64,
-    usize,
-    i8,
-    i16,
-    i32,
-    i64,
-    isize,
-    f32,
-    f64,
-    String,
-    &'static str,
-    forebay_core::device::Device,
-    forebay_core::dtype::DType,
-);
-
-impl<T: ?Sized> Module for PhantomData<T> {
-    fn visit(&self, _path: &str, _f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {}
+impl_module_for_values! {
+    (); bool; char; String; &'static str; f32; f64;
+    u8; u16; u32; u64; usize; i8; i16; i32; i64; isize;
+    forebay_core::device::Device; forebay_core::dtype::DType;
+    PhantomData<T> [T];
 }
 
 /// Fails for a number of layers that no model has, before the first of them is made.
 pub(crate) fn check_layer_count(op: &'static str, layers: usize) -> Result<()> {
     const MAX_LAYERS: usize = 1 << 16;
-    if layers <= MAX_LAYERS {
-        return Ok(());
-    }
-    Err(Error::argument(op, format!("a model has at most {MAX_LAYERS} layers, not {layers}")))
+    fail_if!(layers > MAX_LAYERS; argument(op), "a model has at most {MAX_LAYERS} layers, not {layers}");
+    Ok(())
 }

@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicBool;
 
 use super::{Linear, Module, ModuleScope, init};
-use crate::{DType, Device, Error, Result, Tensor, fail};
+use crate::{DType, Device, Result, Tensor, fail, fail_if};
 use forebay_core::ops::{AttentionOptions, cat};
 
 const OP: &str = "MultiheadAttention";
@@ -19,8 +19,8 @@ pub struct AttentionMasks<'a> {
     pub attn_mask: Option<&'a Tensor>,
     /// Mask of padding, \[batch, keys\], or \[keys\] without a batch.
     pub key_padding_mask: Option<&'a Tensor>,
-    /// If true, query i attends only to keys up to i. Unlike PyTorch's hint, the flag needs no mask, and
-    /// combines with any other mask.
+    /// If true, query i attends only to keys up to i. Unlike PyTorch's hint, needs no mask, and combines with
+    /// any.
     pub is_causal: bool,
 }
 
@@ -82,8 +82,7 @@ with_defaults! {
 /// ```
 #[derive(Debug, Module)]
 pub struct MultiheadAttention {
-    /// Projection to queries, keys and values, \[3 · features, features\], if all have the same number of
-    /// features.
+    /// Projection to queries, keys and values, \[3 · features, features\], if all have as many features.
     pub in_proj_weight: Option<Tensor>,
     /// Projection to queries, if keys or values have a different number of features.
     pub q_proj_weight: Option<Tensor>,
@@ -110,10 +109,8 @@ pub struct MultiheadAttention {
 type ProjectedQkv = [Tensor; 3];
 
 impl MultiheadAttention {
-    /// Creates a layer with projections uniform by Xavier's rule and biases of 0, as in PyTorch.
-    ///
-    /// # Errors
-    /// There are no features, or `heads` is 0 or does not divide their number.
+    /// Creates a layer with projections uniform by Xavier's rule and biases of 0, as in PyTorch. `heads` divides
+    /// `features`.
     #[track_caller]
     pub fn new(
         features: usize,
@@ -121,9 +118,10 @@ impl MultiheadAttention {
         options: MultiheadAttentionOptions,
         device: &Device,
     ) -> Result<Self> {
-        if features == 0 || heads == 0 || !features.is_multiple_of(heads) {
-            return Err(Error::argument(OP, format!("{features} features do not divide by {heads} heads")));
-        }
+        fail_if!(
+            features == 0 || heads == 0 || !features.is_multiple_of(heads);
+            argument(OP), "{features} features do not divide by {heads} heads"
+        );
         let (kdim, vdim) = (options.kdim.unwrap_or(features), options.vdim.unwrap_or(features));
         let xavier = |rows: usize, columns: usize| -> Result<Tensor> {
             let weight = init::create_parameter(|| Tensor::empty([rows, columns], DType::F32, device))?;
@@ -133,13 +131,10 @@ impl MultiheadAttention {
         let whole = kdim == features && vdim == features;
         let apart = |columns: usize| (!whole).then(|| xavier(features, columns)).transpose();
         let zeros = |n: usize| init::create_parameter(|| Tensor::zeros([n], DType::F32, device));
-        let behind = || -> Result<Option<Tensor>> {
-            if !options.add_bias_kv {
-                return Ok(None);
-            }
+        let appended = || -> Result<Tensor> {
             let t = init::create_parameter(|| Tensor::empty([1, 1, features], DType::F32, device))?;
             init::xavier_normal_(&t, 1.0)?;
-            Ok(Some(t))
+            Ok(t)
         };
         let mut out_proj = Linear::without_bias(features, features, device)?;
         out_proj.bias = options.bias.then(|| zeros(features)).transpose()?;
@@ -149,8 +144,8 @@ impl MultiheadAttention {
             k_proj_weight: apart(kdim)?,
             v_proj_weight: apart(vdim)?,
             in_proj_bias: options.bias.then(|| zeros(3 * features)).transpose()?,
-            bias_k: behind()?,
-            bias_v: behind()?,
+            bias_k: options.add_bias_kv.then(appended).transpose()?,
+            bias_v: options.add_bias_kv.then(appended).transpose()?,
             out_proj,
             heads,
             options,
@@ -162,9 +157,6 @@ impl MultiheadAttention {
     /// Computes attention: \[queries, batch, features\], with `batch_first` \[batch, queries, features\], or
     /// all without the batch. The attention weights are never materialised. A query whose keys are all hidden
     /// yields zeros.
-    ///
-    /// # Errors
-    /// The shapes do not match.
     #[track_caller]
     pub fn forward(
         &self,
@@ -174,7 +166,6 @@ impl MultiheadAttention {
         masks: &AttentionMasks<'_>,
     ) -> Result<Tensor> {
         self.scope.run(|| {
-            let dropout_p = self.dropout_p();
             let plain = self.bias_k.is_none() && !self.options.add_zero_attn;
             if plain
                 && is_same_argument(query, key)
@@ -184,25 +175,15 @@ impl MultiheadAttention {
                 let qkv = self.to_batch_first(&query.linear(weight, self.in_proj_bias.as_ref())?)?;
                 let length = qkv.shape()[1];
                 let mask = self.merge_masks(masks, [qkv.shape()[0], length, length])?;
-                let is_causal = masks.is_causal && mask.is_none();
-                let options = AttentionOptions {
-                    attn_mask: mask.as_ref(),
-                    dropout_p,
-                    is_causal,
-                    ..AttentionOptions::default()
-                };
-                return self.project_output(qkv.qkv_attention(self.heads, self.heads, &options)?, query);
+                let out =
+                    qkv.qkv_attention(self.heads, self.heads, &self.attention_options(masks, mask.as_ref()))?;
+                return self.project_output(out, query);
             }
             let (parts, mask) = self.project_inputs([query, key, value], masks)?;
             let [q, k, v] = self.split_heads(&parts)?;
-            let is_causal = masks.is_causal && mask.is_none();
-            let options = AttentionOptions {
-                attn_mask: mask.as_ref(),
-                dropout_p,
-                is_causal,
-                ..AttentionOptions::default()
-            };
-            let out = q.scaled_dot_product_attention(&k, &v, &options)?.transpose(1, 2)?;
+            let out = q
+                .scaled_dot_product_attention(&k, &v, &self.attention_options(masks, mask.as_ref()))?
+                .transpose(1, 2)?;
             self.project_output(out.reshape(parts[0].shape())?, query)
         })
     }
@@ -210,9 +191,6 @@ impl MultiheadAttention {
     /// Computes [`forward`](Self::forward) and returns the weights of each head, \[batch, heads, queries,
     /// keys\], without the batch if there is none. PyTorch returns `weights.mean(&[-3], false)`. The weights
     /// are materialised; dropped weights are 0.
-    ///
-    /// # Errors
-    /// Same errors as [`forward`](Self::forward).
     #[track_caller]
     pub fn forward_with_weights(
         &self,
@@ -245,12 +223,21 @@ impl MultiheadAttention {
         })
     }
 
-    fn is_training(&self) -> bool {
-        super::is_training(&self.training)
+    fn attention_options<'a>(
+        &self,
+        masks: &AttentionMasks<'_>,
+        mask: Option<&'a Tensor>,
+    ) -> AttentionOptions<'a> {
+        AttentionOptions {
+            attn_mask: mask,
+            dropout_p: if self.is_training() { self.options.dropout } else { 0.0 },
+            is_causal: masks.is_causal && mask.is_none(),
+            ..AttentionOptions::default()
+        }
     }
 
-    fn dropout_p(&self) -> f64 {
-        if self.is_training() { self.options.dropout } else { 0.0 }
+    fn is_training(&self) -> bool {
+        super::is_training(&self.training)
     }
 
     /// Returns the tensor as \[batch, length, features\].
@@ -259,12 +246,11 @@ impl MultiheadAttention {
             2 => t.unsqueeze(0),
             3 if self.options.batch_first => Ok(t.clone()),
             3 => t.transpose(0, 1),
-            _ => Err(Error::shape(
-                OP,
+            _ => fail!(
+                shape(OP, [t]),
                 "takes queries, keys and values of [length, batch, features] (`batch_first`: [batch, length, features]), or \
-                 without the batch",
-                &[t.shape()],
-            )),
+                 without the batch"
+            ),
         }
     }
 
@@ -281,7 +267,7 @@ impl MultiheadAttention {
     /// Projects the inputs, appends the extra keys and values, and returns the matching mask.
     fn project_inputs(
         &self,
-        given: [&Tensor; 3],
+        [query, key, value]: [&Tensor; 3],
         masks: &AttentionMasks<'_>,
     ) -> Result<(ProjectedQkv, Option<Tensor>)> {
         let features = self.out_proj.weight.shape()[0];
@@ -292,20 +278,18 @@ impl MultiheadAttention {
                     [part(0)?, part(1)?, part(2)?]
                 }
                 (None, Some(q), Some(k), Some(v)) => [q.clone(), k.clone(), v.clone()],
-                _ => {
-                    fail!(argument(OP), "has neither `in_proj_weight` nor all three of the others");
-                }
+                _ => fail!(argument(OP), "has neither `in_proj_weight` nor all three of the others"),
             };
-        let project = |k: usize| -> Result<Tensor> {
+        let project = |k: usize, t: &Tensor| -> Result<Tensor> {
             let bias = self.in_proj_bias.as_ref().map(|b| b.narrow(0, k * features, features)).transpose()?;
-            self.to_batch_first(&given[k].linear(&weights[k], bias.as_ref())?)
+            self.to_batch_first(&t.linear(&weights[k], bias.as_ref())?)
         };
-        let [q, mut k, mut v] = [project(0)?, project(1)?, project(2)?];
+        let [q, mut k, mut v] = [project(0, query)?, project(1, key)?, project(2, value)?];
         let (batch, queries, keys) = (q.shape()[0], q.shape()[1], k.shape()[1]);
-        if k.shape() != [batch, keys, features] || v.shape() != k.shape() {
-            let rule = "keys and values have one length, and the batch of the queries";
-            return Err(Error::shape(OP, rule, &[given[0].shape(), given[1].shape(), given[2].shape()]));
-        }
+        fail_if!(
+            k.shape() != [batch, keys, features] || v.shape() != k.shape();
+            shape(OP, [query, key, value]), "keys and values have one length, and the batch of the queries"
+        );
         let mut mask = self.merge_masks(masks, [batch, queries, keys])?;
         let extra = usize::from(self.bias_k.is_some()) + usize::from(self.options.add_zero_attn);
         if extra > 0 {
@@ -349,44 +333,40 @@ impl MultiheadAttention {
             [n, l, s] if [n, l, s] == [batch * self.heads, queries, keys] => {
                 m.reshape([batch, self.heads, l, s])
             }
-            _ => {
-                let all = batch * self.heads;
-                let rule = format!("`attn_mask` is [{queries}, {keys}] or [{all}, {queries}, {keys}]");
-                Err(Error::shape(OP, rule, &[m.shape()]))
-            }
+            _ => fail!(
+                shape(OP, [m]),
+                "`attn_mask` is [{queries}, {keys}] or [{}, {queries}, {keys}]",
+                batch * self.heads
+            ),
         });
         let padding = masks.key_padding_mask.map(|m| match *m.shape() {
             [s] if (batch, s) == (1, keys) => m.reshape([1, 1, 1, s]),
             [n, s] if [n, s] == [batch, keys] => m.reshape([n, 1, 1, s]),
-            _ => Err(Error::shape(OP, format!("`key_padding_mask` is [{batch}, {keys}]"), &[m.shape()])),
+            _ => fail!(shape(OP, [m]), "`key_padding_mask` is [{batch}, {keys}]"),
         });
-        let mut all: Vec<Tensor> = [attn, padding].into_iter().flatten().collect::<Result<_>>()?;
+        let all: Vec<Tensor> = [attn, padding].into_iter().flatten().collect::<Result<_>>()?;
         if let Some(other) = all.iter().find(|m| m.dtype() != DType::Bool && !m.dtype().is_float()) {
             fail!(dtype(OP, other.dtype()), "masks are bool (true hides) or floats (added to scores)");
         }
         let Some(first) = all.first() else { return Ok(None) };
-        if masks.is_causal {
-            all.push(causal(queries, keys, first.device())?.reshape([1, 1, queries, keys])?);
-        }
+        let causal =
+            masks.is_causal.then(|| causal(queries, keys, first.device())?.reshape([1, 1, queries, keys]));
+        let causal = causal.transpose()?;
         let float = all.iter().find(|m| m.dtype().is_float()).map(Tensor::dtype);
-        let as_one = |m: &Tensor| match float {
+        let convert = |m: &Tensor| match float {
             Some(dtype) if m.dtype() == DType::Bool => {
                 Tensor::zeros(m.shape(), dtype, m.device())?.masked_fill(m, f64::NEG_INFINITY)
             }
             Some(dtype) => m.to_dtype(dtype),
             None => m.logical_not(),
         };
-        let mut sum: Option<Tensor> = None;
-        for m in &all {
-            let m = as_one(m)?;
-            sum = Some(match sum {
-                None => m,
-                Some(sum) if float.is_some() => sum.add(&m)?,
-                Some(sum) => sum.logical_and(&m)?,
-            });
-        }
+        let join = |sum: Tensor, m: &Tensor| {
+            let m = convert(m)?;
+            if float.is_some() { sum.add(&m) } else { sum.logical_and(&m) }
+        };
+        let merged = all[1..].iter().chain(&causal).try_fold(convert(first)?, join)?;
         let dtype = self.out_proj.weight.dtype();
-        sum.map(|m| if m.dtype() == DType::Bool { Ok(m) } else { m.to_dtype(dtype) }).transpose()
+        Ok(Some(if float.is_some() { merged.to_dtype(dtype)? } else { merged }))
     }
 }
 
@@ -399,9 +379,8 @@ fn causal(queries: usize, keys: usize, device: &Device) -> Result<Tensor> {
 /// Extends a mask by `extra` keys that every query attends to.
 fn pad_mask(mask: &Tensor, extra: usize) -> Result<Tensor> {
     let mut shape = mask.shape().to_vec();
-    if let Some(last) = shape.last_mut() {
-        *last = extra;
-    }
+    shape.pop();
+    shape.push(extra);
     let seen = if mask.dtype() == DType::Bool { 1.0 } else { 0.0 };
     cat(&[mask, &Tensor::full(&shape, seen, mask.dtype(), mask.device())?], -1)
 }

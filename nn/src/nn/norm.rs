@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicBool;
 
 use super::{Module, ModuleScope, init};
-use crate::{DType, Device, Error, Result, Tensor, fail_if};
+use crate::{DType, Device, Result, Tensor, fail_if};
 use forebay_core::autograd;
 use forebay_core::ops::{BatchNormOptions, InstanceNormOptions, LocalResponseNormOptions, NormOptions};
 use forebay_core::tensor::IntoShape;
@@ -35,32 +35,24 @@ impl LayerNorm {
     #[track_caller]
     pub fn new(shape: impl IntoShape, device: &Device) -> Result<Self> {
         let shape = shape.to_extents();
-        let (weight, bias) =
-            (create_ones_parameter(&shape, device)?, Some(create_zeros_parameter(&shape, device)?));
+        let weight = create_ones_parameter(&shape, device)?;
+        let bias = Some(create_zeros_parameter(&shape, device)?);
         Ok(Self { weight, bias, eps: 1e-5, scope: ModuleScope::new() })
     }
 
     setters! {
         /// Sets the term added to the variance.
         fn eps(eps: f64) { eps }
+        /// Removes the shift: PyTorch's `bias=False`. A layer without a scale too has no weights: use
+        /// [`Tensor::layer_norm`].
+        fn without_bias() { bias: None }
     }
 
     fn options(&self) -> NormOptions<'_> {
         NormOptions { weight: Some(&self.weight), bias: self.bias.as_ref(), eps: self.eps }
     }
 
-    /// Removes the shift: PyTorch's `bias=False`. A layer without a scale too has no weights: use
-    /// [`Tensor::layer_norm`].
-    #[must_use]
-    pub fn without_bias(mut self) -> Self {
-        self.bias = None;
-        self
-    }
-
-    /// Normalises `x`.
-    ///
-    /// # Errors
-    /// The last dimensions of `x` differ from the layer's.
+    /// Normalises `x`, whose last dimensions are the layer's.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.scope.run(|| x.layer_norm(self.weight.shape(), &self.options()))
@@ -68,9 +60,6 @@ impl LayerNorm {
 
     /// Adds a block's output `x` to the `residual` stream and normalises the sum in one pass. Returns the sum
     /// and the normalised sum; see [`Tensor::add_layer_norm`].
-    ///
-    /// # Errors
-    /// Same errors as [`forward`](Self::forward), or `x` and `residual` have different shapes.
     #[track_caller]
     pub fn forward_add(&self, x: &Tensor, residual: &Tensor) -> Result<(Tensor, Tensor)> {
         self.scope.run(|| x.add_layer_norm(residual, self.weight.shape(), &self.options()))
@@ -78,11 +67,7 @@ impl LayerNorm {
 
     /// Computes [`forward_add`](Self::forward_add) for a normalised sum that only matrix products consume, as
     /// in pre-norm blocks (`norm_first`). Under [`autocast`](forebay_core::amp::autocast), the normalised sum is
-    /// written in the 16-bit dtype to which the products would cast it. The sum, which is the residual
-    /// stream, keeps its dtype.
-    ///
-    /// # Errors
-    /// Same errors as [`forward_add`](Self::forward_add).
+    /// written in the 16-bit dtype to which the products would cast it. The sum keeps its dtype.
     #[track_caller]
     pub fn forward_add_low_precision(&self, x: &Tensor, residual: &Tensor) -> Result<(Tensor, Tensor)> {
         self.scope
@@ -112,10 +97,7 @@ impl RmsNorm {
         fn eps(eps: f64) { eps: Some(eps) }
     }
 
-    /// Normalises `x`.
-    ///
-    /// # Errors
-    /// The last dimensions of `x` differ from the layer's.
+    /// Normalises `x`, whose last dimensions are the layer's.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.scope.run(|| x.rms_norm(self.weight.shape(), Some(&self.weight), self.eps))
@@ -123,9 +105,6 @@ impl RmsNorm {
 
     /// Adds a block's output `x` to the `residual` stream and normalises the sum in one pass. Returns the sum
     /// and the normalised sum; see [`Tensor::add_rms_norm`].
-    ///
-    /// # Errors
-    /// Same errors as [`forward`](Self::forward), or `x` and `residual` have different shapes.
     #[track_caller]
     pub fn forward_add(&self, x: &Tensor, residual: &Tensor) -> Result<(Tensor, Tensor)> {
         self.scope.run(|| x.add_rms_norm(residual, self.weight.shape(), Some(&self.weight), self.eps))
@@ -133,9 +112,6 @@ impl RmsNorm {
 
     /// Computes [`forward_add`](Self::forward_add) for a normalised sum that only matrix products consume:
     /// see [`LayerNorm::forward_add_low_precision`].
-    ///
-    /// # Errors
-    /// Same errors as [`forward_add`](Self::forward_add).
     #[track_caller]
     pub fn forward_add_low_precision(&self, x: &Tensor, residual: &Tensor) -> Result<(Tensor, Tensor)> {
         self.scope.run(|| x.add_rms_norm_low_precision(residual, &self.weight, self.eps))
@@ -157,10 +133,7 @@ pub struct GroupNorm {
 }
 
 impl GroupNorm {
-    /// Creates a layer of `channels` channels in `groups` groups.
-    ///
-    /// # Errors
-    /// `groups` does not divide the channels.
+    /// Creates a layer of `channels` channels in `groups` groups, which divide them.
     #[track_caller]
     pub fn new(groups: usize, channels: usize, device: &Device) -> Result<Self> {
         fail_if!(
@@ -177,10 +150,7 @@ impl GroupNorm {
         fn eps(eps: f64) { eps }
     }
 
-    /// Normalises `x`.
-    ///
-    /// # Errors
-    /// The number of channels of `x` differs from the layer's.
+    /// Normalises `x`, which has the layer's number of channels.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let options = NormOptions { weight: Some(&self.weight), bias: Some(&self.bias), eps: self.eps };
@@ -285,33 +255,26 @@ impl ChannelNorm {
     }
 }
 
-/// Implements the setters and [`Module`] of a layer that wraps a [`ChannelNorm`].
+/// Implements the setters and the traits of a layer that wraps a [`ChannelNorm`].
 macro_rules! impl_channel_norm {
     ($name:ident) => {
         impl $name {
-            /// Sets the weight of the batch's statistics in the update of the running statistics.
-            #[must_use]
-            pub fn momentum(mut self, momentum: f64) -> Self {
-                self.0.momentum = momentum;
-                self
-            }
-
-            /// Sets the term added to the variance.
-            #[must_use]
-            pub fn eps(mut self, eps: f64) -> Self {
-                self.0.eps = eps;
-                self
+            setters! {
+                /// Sets the weight of the batch's statistics in the update of the running statistics.
+                fn momentum(momentum: f64) { 0.momentum: momentum }
+                /// Sets the term added to the variance.
+                fn eps(eps: f64) { 0.eps: eps }
             }
         }
         delegate_module!($name);
+        impl_forward!($name);
     };
 }
 
 macro_rules! batch_norm {
-    ($(#[$doc:meta])* $name:ident, $ranks:pat, $takes:literal) => {
+    ($($(#[$doc:meta])* $name:ident $ranks:pat, $takes:literal;)*) => {$(
         $(#[$doc])*
-        /// In training, uses the statistics of the batch and updates the running statistics. In evaluation,
-        /// uses the running statistics.
+        /// In training, uses the statistics of the batch and updates the running ones, which evaluation uses.
         #[derive(Debug)]
         pub struct $name(ChannelNorm);
 
@@ -325,25 +288,14 @@ macro_rules! batch_norm {
                 Ok(Self(norm))
             }
 
-            /// Removes scale and shift: PyTorch's `affine=False`.
-            #[must_use]
-            pub fn without_affine(mut self) -> Self {
-                (self.0.weight, self.0.bias) = (None, None);
-                self
+            setters! {
+                /// Removes scale and shift: PyTorch's `affine=False`.
+                fn without_affine() { 0.weight: None, 0.bias: None }
+                /// Uses the statistics of the batch in evaluation too: PyTorch's `track_running_stats=False`.
+                fn without_running_stats() { 0.running_mean: None, 0.running_var: None, 0.num_batches_tracked: None }
             }
 
-            /// Uses the statistics of the batch in evaluation too: PyTorch's `track_running_stats=False`.
-            #[must_use]
-            pub fn without_running_stats(mut self) -> Self {
-                (self.0.running_mean, self.0.running_var, self.0.num_batches_tracked) = (None, None, None);
-                self
-            }
-
-            /// Normalises `x`.
-            ///
-            /// # Errors
-            /// The number of channels of `x` differs from the layer's, or a channel has a single element in
-            /// training.
+            /// Normalises `x`, which has the layer's number of channels, in training each of several elements.
             #[track_caller]
             pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
                 Self::check(x)?;
@@ -351,9 +303,6 @@ macro_rules! batch_norm {
             }
 
             /// Normalises `x` and applies a ReLU in one pass: see [`Tensor::batch_norm_relu`].
-            ///
-            /// # Errors
-            /// Same errors as [`forward`](Self::forward).
             #[track_caller]
             pub fn forward_relu(&self, x: &Tensor) -> Result<Tensor> {
                 Self::check(x)?;
@@ -361,35 +310,23 @@ macro_rules! batch_norm {
             }
 
             fn check(x: &Tensor) -> Result<()> {
-                match x.rank() {
-                    $ranks => Ok(()),
-                    _ => Err(Error::shape(stringify!($name), concat!("takes ", $takes), &[x.shape()])),
-                }
+                fail_if!(!matches!(x.rank(), $ranks); shape(stringify!($name), [x]), concat!("takes ", $takes));
+                Ok(())
             }
         }
 
         impl_channel_norm!($name);
-    };
+    )*};
 }
-batch_norm!(
+batch_norm! {
     /// Normalises each channel of \[batch, channels\] or \[batch, channels, length\], then scales and shifts
     /// the channel.
-    BatchNorm1d,
-    2 | 3,
-    "[batch, channels] or [batch, channels, length]"
-);
-batch_norm!(
+    BatchNorm1d 2 | 3, "[batch, channels] or [batch, channels, length]";
     /// Normalises each channel of \[batch, channels, height, width\], then scales and shifts the channel.
-    BatchNorm2d,
-    4,
-    "[batch, channels, height, width]"
-);
-batch_norm!(
+    BatchNorm2d 4, "[batch, channels, height, width]";
     /// Normalises each channel of \[batch, channels, depth, height, width\], then scales and shifts the channel.
-    BatchNorm3d,
-    5,
-    "[batch, channels, depth, height, width]"
-);
+    BatchNorm3d 5, "[batch, channels, depth, height, width]";
+}
 
 macro_rules! instance_norm {
     ($($(#[$doc:meta])* $name:ident $rank:literal;)*) => {$(
@@ -420,10 +357,7 @@ macro_rules! instance_norm {
                 Ok(self)
             }
 
-            /// Normalises `x`, with or without a batch.
-            ///
-            /// # Errors
-            /// The number of channels of `x` differs from the layer's, or an instance has a single element.
+            /// Normalises `x`, with or without a batch. Each instance has several elements.
             #[track_caller]
             pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
                 self.0.instance_norm(stringify!($name), x, $rank)
@@ -464,9 +398,6 @@ impl LocalResponseNorm {
     }
 
     /// Normalises `x`.
-    ///
-    /// # Errors
-    /// Same errors as [`local_response_norm`](Tensor::local_response_norm).
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let &Self { size, alpha, beta, k } = self;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use smallvec::smallvec;
 
 use super::{Module, ModuleEntry, init, join_path};
-use crate::{DType, Error, Result, Tensor, fail};
+use crate::{DType, Result, Tensor, fail, fail_if};
 use forebay_core::autograd;
 use forebay_core::ops::NormalizeOptions;
 
@@ -21,9 +21,6 @@ pub trait HasWeight: Module + Sized {
     fn weight_mut(&mut self) -> &mut Tensor;
 
     /// Applies the layer to `x` with `weight` in place of its own.
-    ///
-    /// # Errors
-    /// The shapes do not match.
     fn forward_with(&self, weight: &Tensor, x: &Tensor) -> Result<Tensor>;
 }
 
@@ -37,10 +34,33 @@ fn visit_without_weight<L: Module>(layer: &L, path: &str, f: &mut dyn FnMut(&str
     });
 }
 
-/// Replaces a layer's weight by a copy of a computed one.
-fn replace_weight<L: HasWeight>(mut layer: L, weight: Tensor) -> Result<L> {
-    *layer.weight_mut() = init::create_parameter(|| weight.detach().copy())?;
-    Ok(layer)
+/// Defines the methods of a wrapper whose method `weight` computes the weight of its `layer`.
+macro_rules! parametrized_layer {
+    ($name:ident $([$training:ident])?) => {
+        impl<L: HasWeight> $name<L> {
+            /// Applies the layer with the computed weight, with the layer's errors.
+            #[track_caller]
+            pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+                self.layer.forward_with(&self.weight()?, x)
+            }
+
+            /// Returns the layer with a copy of the current weight as its own.
+            #[track_caller]
+            pub fn remove_parametrization(mut self) -> Result<L> {
+                // The current weight is that of evaluation.
+                $(self.$training.store(false, Ordering::Relaxed);)?
+                let weight = self.weight()?;
+                *self.layer.weight_mut() = init::create_parameter(|| weight.detach().copy())?;
+                Ok(self.layer)
+            }
+        }
+
+        impl<L: HasWeight> super::Forward for $name<L> {
+            fn forward(&self, x: &Tensor) -> Result<Tensor> {
+                Self::forward(self, x)
+            }
+        }
+    };
 }
 
 /// Layer whose weight is v · g / ‖v‖, with length and direction trained separately (Salimans and Kingma,
@@ -70,17 +90,14 @@ pub struct WeightNorm<L> {
 impl<L: HasWeight> WeightNorm<L> {
     /// Wraps a layer without changing its result. There is one length for each index of the weight's
     /// dimension `dim`, or a single one for `None`. PyTorch's default is `Some(0)`.
-    ///
-    /// # Errors
-    /// The weight does not have this dimension.
     #[track_caller]
     pub fn new(layer: L, dim: Option<usize>) -> Result<Self> {
         let weight = layer.weight();
-        if let Some(dim) = dim
-            && dim >= weight.rank()
-        {
-            fail!(shape("WeightNorm", [weight]), "the weight has no dimension {dim}");
-        }
+        let rank = weight.rank();
+        fail_if!(
+            dim.is_some_and(|dim| dim >= rank);
+            shape("WeightNorm", [weight]), "the weight has no dimension {}", dim.unwrap_or(0)
+        );
         let length = init::create_parameter(|| norm_except_dim(&weight.detach(), dim))?;
         let direction = init::create_parameter(|| weight.detach().copy())?;
         Ok(Self { layer, magnitude: length, direction, dim })
@@ -91,26 +108,10 @@ impl<L: HasWeight> WeightNorm<L> {
     pub fn weight(&self) -> Result<Tensor> {
         self.direction.mul(&self.magnitude.div(&norm_except_dim(&self.direction, self.dim)?)?)
     }
-
-    /// Applies the layer with the computed weight.
-    ///
-    /// # Errors
-    /// Same errors as the wrapped layer.
-    #[track_caller]
-    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.layer.forward_with(&self.weight()?, x)
-    }
-
-    /// Returns the layer with the current weight as its own.
-    #[track_caller]
-    pub fn remove_parametrization(self) -> Result<L> {
-        let weight = self.weight()?;
-        replace_weight(self.layer, weight)
-    }
 }
+parametrized_layer!(WeightNorm);
 
-/// Computes the norms over all dimensions except `dim`, which have extent 1 in the result, or a scalar norm
-/// for `None`.
+/// Computes the norms over all dimensions except `dim`, with extent 1 in the result, or a scalar norm.
 #[track_caller]
 fn norm_except_dim(weight: &Tensor, dim: Option<usize>) -> Result<Tensor> {
     match dim {
@@ -157,18 +158,15 @@ pub struct SpectralNorm<L> {
 }
 
 impl<L: HasWeight> SpectralNorm<L> {
-    /// Wraps a layer, with one step of the power method for each pass and eps 1e-12. The initial estimate
+    /// Wraps a layer whose weight has two or more dimensions, with one step of the power method for each pass and eps 1e-12. The initial estimate
     /// takes 15 steps, as in PyTorch.
-    ///
-    /// # Errors
-    /// The weight has fewer than two dimensions.
     #[track_caller]
     pub fn new(layer: L) -> Result<Self> {
         let weight = layer.weight();
-        if weight.rank() < 2 {
-            let rule = "takes a layer whose weight has at least two dimensions";
-            return Err(Error::shape("SpectralNorm", rule, &[weight.shape()]));
-        }
+        fail_if!(
+            weight.rank() < 2;
+            shape("SpectralNorm", [weight]), "takes a layer whose weight has at least two dimensions"
+        );
         let matrix = weight_matrix::<L>(&weight.detach())?;
         let eps = 1e-12;
         let unit = |n: usize| {
@@ -220,28 +218,12 @@ impl<L: HasWeight> SpectralNorm<L> {
             Ok(smallvec![self.u.copy()?, self.v.copy()?])
         })?;
         let [u, v] = &vectors[..] else {
-            return Err(Error::argument("SpectralNorm", "the vectors of the power method are lost"));
+            fail!(argument("SpectralNorm"), "the vectors of the power method are lost");
         };
         weight.div(&u.dot(&matrix.mv(v)?)?)
     }
-
-    /// Applies the layer with the computed weight.
-    ///
-    /// # Errors
-    /// Same errors as the wrapped layer.
-    #[track_caller]
-    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.layer.forward_with(&self.weight()?, x)
-    }
-
-    /// Returns the layer with the current weight as its own.
-    #[track_caller]
-    pub fn remove_parametrization(self) -> Result<L> {
-        self.training.store(false, Ordering::Relaxed);
-        let weight = self.weight()?;
-        replace_weight(self.layer, weight)
-    }
 }
+parametrized_layer!(SpectralNorm[training]);
 
 /// Reshapes a weight to a matrix with one row for each output.
 #[track_caller]

@@ -1,30 +1,10 @@
 //! Pooling as layers.
 
 use super::Module;
-use crate::{Error, Result, Tensor};
+use crate::{Result, Tensor, fail_if};
 use forebay_core::ops::PoolOptions;
 
-/// Defines layers that call a tensor method with a window or with the extents of the result.
-macro_rules! pool_layers {
-    ($($layer:ident($of:ty) $op:ident $doc:literal;)*) => {$(
-        #[doc = concat!($doc, ": [`", stringify!($op), "`](Tensor::", stringify!($op), ").")]
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Module)]
-        pub struct $layer(#[module(skip)] pub $of);
-
-        impl $layer {
-            /// Applies the pooling to `x`.
-            ///
-            /// # Errors
-            /// A window does not fit, or the dtype is not a 16- or 32-bit floating-point type.
-            #[track_caller]
-            pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-                x.$op(self.0)
-            }
-        }
-    )*};
-}
-
-pool_layers! {
+method_layers! {
     MaxPool1d(PoolOptions<1>) max_pool1d "The largest element of each window of signals";
     MaxPool2d(PoolOptions<2>) max_pool2d "The largest element of each window of images";
     MaxPool3d(PoolOptions<3>) max_pool3d "The largest element of each window of volumes";
@@ -39,8 +19,7 @@ pool_layers! {
     AdaptiveMaxPool3d([usize; 3]) adaptive_max_pool3d "So many maxima of volumes, depth, height and width";
 }
 
-/// p-norm of each window: [`lp_pool2d`](Tensor::lp_pool2d), for signals, images and volumes with `N` of 1, 2
-/// and 3.
+/// p-norm of each window: [`lp_pool2d`](Tensor::lp_pool2d), for signals, images and volumes.
 #[derive(Clone, Copy, Debug, PartialEq, Module)]
 pub struct LpPool<const N: usize> {
     /// Exponent of the norm.
@@ -79,8 +58,7 @@ pub enum FractionalSize<const N: usize> {
     OutputRatio([f64; N]),
 }
 
-/// Maximum of windows at random positions: [`fractional_max_pool2d`](Tensor::fractional_max_pool2d), for
-/// images and volumes.
+/// Maximum of random windows: [`fractional_max_pool2d`](Tensor::fractional_max_pool2d), also of volumes.
 #[derive(Clone, Copy, Debug, PartialEq, Module)]
 pub struct FractionalMaxPool<const N: usize> {
     /// Extents of a window.
@@ -97,10 +75,10 @@ impl<const N: usize> FractionalMaxPool<N> {
             FractionalSize::OutputSize(windows) => return Ok(windows),
             FractionalSize::OutputRatio(parts) => parts,
         };
-        if parts.iter().any(|part| !(0.0..1.0).contains(part)) || x.rank() < N {
-            let rule = format!("takes parts between 0 and 1 of {N} dimensions, not {parts:?}");
-            return Err(Error::shape("FractionalMaxPool", rule, &[x.shape()]));
-        }
+        fail_if!(
+            parts.iter().any(|part| !(0.0..1.0).contains(part)) || x.rank() < N;
+            shape("FractionalMaxPool", [x]), "takes parts between 0 and 1 of {N} dimensions, not {parts:?}"
+        );
         Ok(std::array::from_fn(|d| (x.shape()[x.rank() - N + d] as f64 * parts[d]) as usize))
     }
 }
@@ -114,21 +92,17 @@ macro_rules! dimensioned_pools {
 
         impl LpPool<$n> {
             /// Applies the pooling to `x`.
-            ///
-            /// # Errors
-            /// Same errors as [`lp_pool2d`](Tensor::lp_pool2d).
             #[track_caller]
             pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
                 x.$lp_op(self.p, self.options)
             }
         }
 
+        impl_forward!($lp);
+
         impl MaxUnpool<$n> {
             /// Places the elements of `x` at their indices in a result of these extents. `None` stands for
             /// [the smallest extents](PoolOptions::unpool_output_size) that give the shape of `x`.
-            ///
-            /// # Errors
-            /// Same errors as [`max_unpool2d`](Tensor::max_unpool2d).
             #[track_caller]
             pub fn forward(&self, x: &Tensor, indices: &Tensor, output: Option<[usize; $n]>) -> Result<Tensor> {
                 let pooled = std::array::from_fn(|d| x.shape().iter().rev().nth($n - 1 - d).copied().unwrap_or(1));
@@ -149,25 +123,22 @@ macro_rules! fractional_pools {
         pub type $layer = FractionalMaxPool<$n>;
 
         impl FractionalMaxPool<$n> {
-            /// Applies the pooling to `x`.
-            ///
-            /// # Errors
-            /// Same errors as [`forward_with_indices`](Self::forward_with_indices).
+            /// Applies the pooling to `x`, with the errors of [`forward_with_indices`](Self::forward_with_indices).
             #[track_caller]
             pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
                 Ok(self.forward_with_indices(x, None)?.0)
             }
 
-            /// Applies the pooling to `x`, and returns the indices of the maxima too. Without `samples`, the
+            #[doc = concat!("Applies [`", stringify!($op), "`](Tensor::", stringify!($op), "), and returns the indices too.")]
+            /// Without `samples`, the
             /// positions of the windows are random.
-            ///
-            /// # Errors
-            #[doc = concat!("As [`", stringify!($op), "`](Tensor::", stringify!($op), "); a ratio is not between 0 and 1.")]
             #[track_caller]
             pub fn forward_with_indices(&self, x: &Tensor, samples: Option<&Tensor>) -> Result<(Tensor, Tensor)> {
                 x.$op(self.kernel_size, self.output_extents(x)?, samples)
             }
         }
+
+        impl_forward!($layer);
     )*};
 }
 fractional_pools! {

@@ -1,7 +1,7 @@
 //! Positional embeddings: sinusoidal and rotary.
 
 use super::{Module, ModuleScope, init};
-use crate::{Device, Error, Result, Tensor};
+use crate::{Device, Error, Result, Tensor, fail, fail_if};
 use forebay_core::tensor::layout::tensor_numel;
 
 /// Returns the frequencies of features: base^(-2k / features) for k below features / 2.
@@ -18,16 +18,14 @@ fn position_table<const N: usize>(
     values: impl Fn(f64) -> [f32; N],
     device: &Device,
 ) -> Result<Tensor> {
-    if !features.is_multiple_of(2) {
-        return Err(Error::argument(op, format!("{features} features do not go into pairs")));
-    }
-    if !(base > 0.0 && base.is_finite()) {
-        return Err(Error::argument(op, format!("the base is {base}; it must be above 0 and finite")));
-    }
+    fail_if!(!features.is_multiple_of(2); argument(op), "{features} features do not go into pairs");
+    fail_if!(
+        !(base > 0.0 && base.is_finite());
+        argument(op), "the base is {base}; it must be above 0 and finite"
+    );
     let width = features / 2 * N;
     let Some(elements) = tensor_numel(&[positions, width]).filter(|&n| n > 0) else {
-        let why = format!("no table holds {positions} positions of {features} features");
-        return Err(Error::argument(op, why));
+        fail!(argument(op), "no table holds {positions} positions of {features} features");
     };
     let mut table: Vec<f32> = Vec::new();
     table.try_reserve_exact(elements).map_err(|e| {
@@ -60,10 +58,7 @@ pub struct SinusoidalEmbedding {
 }
 
 impl SinusoidalEmbedding {
-    /// Creates a layer for up to `positions` vectors of `features`.
-    ///
-    /// # Errors
-    /// The number of features is 0 or odd, or there are no positions or more than a tensor holds.
+    /// Creates a layer for up to `positions` vectors of `features`, an even number.
     #[track_caller]
     pub fn new(positions: usize, features: usize, device: &Device) -> Result<Self> {
         let pair = |angle: f64| [angle.sin() as f32, angle.cos() as f32];
@@ -77,23 +72,17 @@ impl SinusoidalEmbedding {
         &self.table
     }
 
-    /// Adds the embeddings of the first positions to \[.., length, features\].
-    ///
-    /// # Errors
-    /// The sequence is longer than the table, or its number of features differs.
+    /// Adds the embeddings of the first positions to \[.., length, features\], no longer than the table.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.scope.run(|| {
             let (most, features) = (self.table.shape()[0], self.table.shape()[1]);
-            match x.shape() {
-                &[.., length, own] if length <= most && own == features => {
-                    x.add(&self.table.narrow(0, 0, length)?.to_dtype(x.dtype())?)
-                }
-                shape => {
-                    let rule = format!("takes [.., length, {features}] of up to {most} positions");
-                    Err(Error::shape("SinusoidalEmbedding", rule, &[shape]))
-                }
-            }
+            let length = x.dim(-2).unwrap_or(0);
+            fail_if!(
+                x.rank() < 2 || length > most || x.shape().last() != Some(&features);
+                shape("SinusoidalEmbedding", [x]), "takes [.., length, {features}] of up to {most} positions"
+            );
+            x.add(&self.table.narrow(0, 0, length)?.to_dtype(x.dtype())?)
         })
     }
 }
@@ -125,20 +114,14 @@ pub struct RotaryEmbedding {
 }
 
 impl RotaryEmbedding {
-    /// Creates a layer for up to `positions`, with frequencies from 1 to 1/10000. `features` of each head are
-    /// rotated, all or fewer.
-    ///
-    /// # Errors
-    /// The number of features is 0 or odd, or there are no positions or more than a tensor holds.
+    /// Creates a layer for up to `positions`, with frequencies from 1 to 1/10000. `features` of each head, an
+    /// even number, are rotated, all or fewer.
     #[track_caller]
     pub fn new(positions: usize, features: usize, device: &Device) -> Result<Self> {
         Self::with_base(positions, features, 10_000.0, device)
     }
 
     /// Creates a layer with frequencies from 1 to 1 / base; Llama 3 has a base of 500,000.
-    ///
-    /// # Errors
-    /// Same errors as [`new`](Self::new), or the base is not above 0 and finite.
     #[track_caller]
     pub fn with_base(positions: usize, features: usize, base: f64, device: &Device) -> Result<Self> {
         let table = |f: fn(f64) -> f64| {
@@ -152,37 +135,30 @@ impl RotaryEmbedding {
         })
     }
 
-    /// Pairs each feature with its neighbour, as in GPT-J. By default, a feature pairs with the one half the
-    /// features further on, as in Llama.
-    #[must_use]
-    pub fn interleaved(mut self) -> Self {
-        self.interleaved = true;
-        self
+    setters! {
+        /// Pairs each feature with its neighbour, as in GPT-J. By default, a feature pairs with the one half the
+        /// features further on, as in Llama.
+        fn interleaved() { interleaved: true }
     }
 
-    /// Rotates \[.., length, features\] from the first position on.
-    ///
-    /// # Errors
-    /// Same errors as [`forward_at`](Self::forward_at).
+    /// Rotates \[.., length, features\] from the first position on: see
+    /// [`forward_at`](Self::forward_at).
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.forward_at(x, 0)
     }
 
-    /// Rotates \[.., length, features\] from position `start` on.
-    ///
-    /// # Errors
-    /// The sequence ends after the last row of the table, or has too few features.
+    /// Rotates \[.., length, features\] from position `start` on, up to the end of the table at most.
     #[track_caller]
     pub fn forward_at(&self, x: &Tensor, start: usize) -> Result<Tensor> {
         self.scope.run(|| {
             let most = self.cos.shape()[0];
             let length = x.dim(-2)?;
             let end = start.saturating_add(length);
-            if end > most {
-                let why = format!("positions {start} to {end} are asked for, the table has {most}");
-                return Err(Error::argument("RotaryEmbedding", why));
-            }
+            fail_if!(
+                end > most;
+                argument("RotaryEmbedding"), "positions {start} to {end} are asked for, the table has {most}"
+            );
             let part = |t: &Tensor| t.narrow(0, start, length);
             x.rotary_embedding(&part(&self.cos)?, &part(&self.sin)?, self.interleaved)
         })

@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicBool;
 
 use super::{Module, ModuleEntry, ModuleScope, init, join_path};
-use crate::{DType, Device, Error, Result, Tensor, fail_if};
+use crate::{DType, Device, Error, Result, Tensor, fail, fail_if};
 use forebay_core::ops::{RecurrentKind, RecurrentOp, cat, stack};
 
 with_defaults! {
@@ -20,7 +20,7 @@ with_defaults! {
         pub dropout: f64 = 0.0,
         /// If true, a second direction processes the sequence in reverse; false.
         pub bidirectional: bool = false,
-        /// Projected output features of an [`Lstm`], or 0 for no projection.
+        /// Projected output features of an [`Lstm`], fewer than the hidden ones, or 0 for no projection.
         pub proj_size: usize = 0,
     }
 }
@@ -47,12 +47,12 @@ impl RecurrentWeights {
     ) -> Result<Self> {
         let uniform = |shape: &[usize]| init::create_uniform_parameter(shape, hidden, device);
         let state = if proj > 0 { proj } else { hidden };
-        let lines = hidden.saturating_mul(gates);
+        let rows = hidden.saturating_mul(gates);
         Ok(Self {
-            weight_ih: uniform(&[lines, inputs])?,
-            weight_hh: uniform(&[lines, state])?,
-            biases: if bias { Some([uniform(&[lines])?, uniform(&[lines])?]) } else { None },
-            weight_hr: if proj > 0 { Some(uniform(&[proj, hidden])?) } else { None },
+            weight_ih: uniform(&[rows, inputs])?,
+            weight_hh: uniform(&[rows, state])?,
+            biases: if bias { Some([uniform(&[rows])?, uniform(&[rows])?]) } else { None },
+            weight_hr: (proj > 0).then(|| uniform(&[proj, hidden])).transpose()?,
         })
     }
 
@@ -73,12 +73,12 @@ impl RecurrentWeights {
     }
 
     /// Runs one direction over all steps of \[steps, batch, features\], or of \[batch, steps, features\] if
-    /// `turned`. Returns \[steps, batch, out\], the last state and the last cell.
+    /// `transposed`. Returns \[steps, batch, out\], the last state and the last cell.
     fn run_direction(
         &self,
         kind: RecurrentKind,
         x: &Tensor,
-        turned: bool,
+        transposed: bool,
         [state, cell]: [&Tensor; 2],
         lengths: Option<&Tensor>,
         reverse: bool,
@@ -86,7 +86,7 @@ impl RecurrentWeights {
         let [bias_ih, bias_hh] = self.biases.as_ref().map_or([None; 2], |[ih, hh]| [Some(ih), Some(hh)]);
         // One matrix product for the inputs of all steps, in their memory order.
         let input = x.linear(&self.weight_ih, bias_ih)?;
-        let input = if turned { input.transpose(0, 1)? } else { input };
+        let input = if transposed { input.transpose(0, 1)? } else { input };
         let cell = (kind == RecurrentKind::Lstm).then_some(cell);
         let of = RecurrentOp {
             kind,
@@ -167,69 +167,59 @@ impl RecurrentStack {
         );
         let directions = 1 + usize::from(bidirectional);
         let out = if proj_size > 0 { proj_size } else { hidden };
-        let mut weights = Vec::with_capacity(num_layers * directions);
-        for layer in 0..num_layers {
-            let inputs = if layer == 0 { inputs } else { out * directions };
-            for _ in 0..directions {
-                weights.push(RecurrentWeights::new(
-                    inputs,
-                    hidden,
-                    kind.gate_count(),
-                    bias,
-                    proj_size,
-                    device,
-                )?);
-            }
-        }
+        let direction = |k: usize| {
+            let inputs = if k < directions { inputs } else { out * directions };
+            RecurrentWeights::new(inputs, hidden, kind.gate_count(), bias, proj_size, device)
+        };
+        let weights = (0..num_layers * directions).map(direction).collect::<Result<_>>()?;
         let training = AtomicBool::new(true);
         Ok(Self { name, kind, hidden, options, weights, training, scope: ModuleScope::new() })
     }
 
-    fn output_features(&self) -> usize {
-        if self.options.proj_size > 0 { self.options.proj_size } else { self.hidden }
-    }
-
-    /// Returns the initial state, \[layers · directions, batch, width\]: `given`, or zeros for `None`.
+    /// Returns the initial state, \[layers · directions, batch, width\]: `initial`, or zeros for `None`.
     fn initial_state(
         &self,
-        given: Option<&Tensor>,
+        initial: Option<&Tensor>,
         x: &Tensor,
         batch: usize,
         width: usize,
         unbatched: bool,
     ) -> Result<Tensor> {
         let shape = [self.weights.len(), batch, width];
-        let Some(given) = given else { return Tensor::zeros(shape, x.dtype(), x.device()) };
-        let whole = if unbatched && given.rank() == 2 { given.unsqueeze(1)? } else { given.clone() };
-        if whole.shape() != shape {
-            let rule = format!("states are {shape:?}: [layers · directions, batch, features]");
-            return Err(Error::shape(self.name, rule, &[given.shape()]));
-        }
+        let Some(initial) = initial else { return Tensor::zeros(shape, x.dtype(), x.device()) };
+        let whole = if unbatched && initial.rank() == 2 { initial.unsqueeze(1)? } else { initial.clone() };
+        fail_if!(
+            whole.shape() != shape;
+            shape(self.name, [initial]), "states are {shape:?}: [layers · directions, batch, features]"
+        );
         Ok(whole)
     }
 
     fn forward(
         &self,
         x: &Tensor,
-        given: [Option<&Tensor>; 2],
+        initial: [Option<&Tensor>; 2],
         lengths: Option<&Tensor>,
     ) -> Result<SequenceOutput> {
         let (name, options) = (self.name, &self.options);
         let unbatched = x.rank() == 2;
         // The layout is [steps, batch, features], except for the first layer's input with `batch_first`.
-        let turned = options.batch_first && !unbatched;
+        let transposed = options.batch_first && !unbatched;
         let mut x = if unbatched { x.unsqueeze(1)? } else { x.clone() };
         let &[first, second, features] = x.shape() else {
-            let rule = "takes [steps, batch, features] (`batch_first`: [batch, steps, features]), or without the batch";
-            return Err(Error::shape(name, rule, &[x.shape()]));
+            fail!(
+                shape(name, [x]),
+                "takes [steps, batch, features] (`batch_first`: [batch, steps, features]), or without the batch"
+            );
         };
         let inputs = self.weights[0].weight_ih.shape()[1];
-        let (steps, batch) = if turned { (second, first) } else { (first, second) };
+        let (steps, batch) = if transposed { (second, first) } else { (first, second) };
         fail_if!(features != inputs || steps == 0; shape(name, [x]), "takes at least one step of {inputs} features");
         let ended = lengths.map(|lengths| ended_mask(name, lengths, steps, batch)).transpose()?;
         let lengths = ended.as_ref().map(|(lengths, _)| lengths);
-        let states = self.initial_state(given[0], &x, batch, self.output_features(), unbatched)?;
-        let cells = self.initial_state(given[1], &x, batch, self.hidden, unbatched)?;
+        let output = if options.proj_size > 0 { options.proj_size } else { self.hidden };
+        let states = self.initial_state(initial[0], &x, batch, output, unbatched)?;
+        let cells = self.initial_state(initial[1], &x, batch, self.hidden, unbatched)?;
         let directions = 1 + usize::from(options.bidirectional);
         let (mut last, mut last_cells) = (Vec::new(), Vec::new());
         for (layer, weights) in self.weights.chunks(directions).enumerate() {
@@ -239,10 +229,10 @@ impl RecurrentStack {
             let mut outs = Vec::with_capacity(directions);
             for (direction, weights) in weights.iter().enumerate() {
                 let at = (layer * directions + direction) as isize;
-                let given = [&states.select(0, at)?, &cells.select(0, at)?];
-                let turned = turned && layer == 0;
+                let initial = [&states.select(0, at)?, &cells.select(0, at)?];
+                let transposed = transposed && layer == 0;
                 let (out, state, cell) =
-                    weights.run_direction(self.kind, &x, turned, given, lengths, direction == 1)?;
+                    weights.run_direction(self.kind, &x, transposed, initial, lengths, direction == 1)?;
                 outs.push(out);
                 last.push(state);
                 last_cells.extend(cell);
@@ -255,26 +245,23 @@ impl RecurrentStack {
                 x = x.masked_fill(ended, 0.0)?;
             }
         }
-        let together = |t: &[Tensor]| -> Result<Tensor> {
-            let whole = stack(t, 0)?;
-            if unbatched { whole.squeeze(1) } else { Ok(whole) }
-        };
-        let out = match (unbatched, turned) {
+        let together = |t: &[Tensor]| if unbatched { stack(t, 0)?.squeeze(1) } else { stack(t, 0) };
+        let out = match (unbatched, transposed) {
             (true, _) => x.squeeze(1)?,
             (_, true) => x.transpose(0, 1)?,
             _ => x,
         };
-        let cells = if last_cells.is_empty() { None } else { Some(together(&last_cells)?) };
+        let cells = (!last_cells.is_empty()).then(|| together(&last_cells)).transpose()?;
         Ok((out, together(&last)?, cells))
     }
 }
 
 /// Returns the lengths as i32, and a mask of the steps after each sequence's end: \[steps, batch, 1\].
 fn ended_mask(name: &'static str, lengths: &Tensor, steps: usize, batch: usize) -> Result<(Tensor, Tensor)> {
-    if lengths.shape() != [batch] || !lengths.dtype().is_int() {
-        let rule = format!("lengths are integers, [{batch}]; got {} of them", lengths.dtype());
-        return Err(Error::shape(name, rule, &[lengths.shape()]));
-    }
+    fail_if!(
+        lengths.shape() != [batch] || !lengths.dtype().is_int();
+        shape(name, [lengths]), "lengths are integers, [{batch}]; got {} of them", lengths.dtype()
+    );
     forebay_core::ops::check_lengths(name, ("length", "the lengths"), lengths, 1..=steps)?;
     let lengths = forebay_core::ops::cast_index_to_i32(name, lengths, None)?;
     let steps = Tensor::arange(0.0, steps as f64, 1.0, DType::I32, lengths.device())?.unsqueeze(1)?;
@@ -305,11 +292,8 @@ macro_rules! recurrent_layers {
         pub struct $layer(RecurrentStack);
 
         impl $layer {
-            /// Creates a layer from `inputs` to `hidden` features, with all parameters uniform within
-            /// 1/√hidden, as in PyTorch.
-            ///
-            /// # Errors
-            /// A size is 0, or `proj_size` is not below the hidden size.
+            /// Creates a layer from `inputs` to `hidden` features, all uniform within 1/√hidden, as in
+            /// PyTorch.
             #[track_caller]
             pub fn new(inputs: usize, hidden: usize, options: RecurrentOptions, device: &Device) -> Result<Self> {
                 Ok(Self(RecurrentStack::new(stringify!($layer), RecurrentKind::$kind, [inputs, hidden], options, device)?))
@@ -333,7 +317,7 @@ recurrent_layers! {
     /// ```
     Rnn Tanh;
     /// Long short-term memory over sequences (Hochreiter and Schmidhuber, 1997). A `proj_size` above 0 adds
-    /// projections (Sak et al., 2014) with the parameter `weight_hr_l0`.
+    /// projections (Sak et al., 2014) with the parameter `weight_hr_l0`. Outputs and states then have that many features.
     ///
     /// ```
     /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
@@ -350,8 +334,8 @@ recurrent_layers! {
     /// # Ok::<(), forebay_core::error::Error>(())
     /// ```
     Lstm Lstm;
-    /// Gated recurrent units over sequences (Cho et al., 2014). The reset gate applies after the matrix
-    /// product, as in PyTorch.
+    /// Gated recurrent units over sequences (Cho et al., 2014). The reset gate follows the product, as in
+    /// PyTorch.
     ///
     /// ```
     /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
@@ -365,96 +349,6 @@ recurrent_layers! {
     Gru Gru;
 }
 
-impl Rnn {
-    /// Replaces tanh by ReLU.
-    #[must_use]
-    pub fn relu(mut self) -> Self {
-        self.0.kind = RecurrentKind::Relu;
-        self
-    }
-}
-
-macro_rules! single_state_forward {
-    ($($layer:ident)*) => {$(
-        impl $layer {
-            /// Runs the layer over \[steps, batch, inputs\] (with `batch_first` \[batch, steps, inputs\]), or
-            /// without the batch. Initial states are \[layers · directions, batch, hidden\], or zeros.
-            /// Returns the last layer's outputs, \[steps, batch, directions · hidden\], and the last states.
-            ///
-            /// # Errors
-            /// The shapes do not match.
-            #[track_caller]
-            pub fn forward(&self, x: &Tensor, states: Option<&Tensor>) -> Result<(Tensor, Tensor)> {
-                let (out, states, _) = self.0.scope.run(|| self.0.forward(x, [states, None], None))?;
-                Ok((out, states))
-            }
-
-            /// Runs [`forward`](Self::forward) on sequences of the given `lengths`, \[batch\], each from 1 to
-            /// the number of steps. Equals PyTorch's packed sequences, but without sorting. The last states
-            /// are those at each sequence's end, where the second direction begins. Outputs after the end are
-            /// zero. [`check_indices`](forebay_core::ops::check_indices) checks the lengths.
-            ///
-            /// # Errors
-            /// Same errors as [`forward`](Self::forward), or the lengths are not one integer for each
-            /// sequence.
-            #[track_caller]
-            pub fn forward_lengths(&self, x: &Tensor, lengths: &Tensor, states: Option<&Tensor>) -> Result<(Tensor, Tensor)> {
-                let (out, states, _) = self.0.scope.run(|| self.0.forward(x, [states, None], Some(lengths)))?;
-                Ok((out, states))
-            }
-        }
-    )*};
-}
-single_state_forward!(Rnn Gru);
-
-impl Lstm {
-    /// Runs the layer over \[steps, batch, inputs\] (with `batch_first` \[batch, steps, inputs\]), or without
-    /// the batch. Initial states and cells are \[layers · directions, batch, hidden\], or zeros. Returns the
-    /// last layer's outputs, \[steps, batch, directions · hidden\], and the last states and cells. With
-    /// `proj_size`, outputs and states have that many features.
-    ///
-    /// # Errors
-    /// The shapes do not match.
-    #[track_caller]
-    pub fn forward(
-        &self,
-        x: &Tensor,
-        states: Option<(&Tensor, &Tensor)>,
-    ) -> Result<(Tensor, (Tensor, Tensor))> {
-        self.forward_impl(x, states, None)
-    }
-
-    /// Runs [`forward`](Self::forward) on sequences of the given `lengths`, \[batch\], each from 1 to the
-    /// number of steps. Equals PyTorch's packed sequences, but without sorting. The last states are those at
-    /// each sequence's end, where the second direction begins. Outputs after the end are zero.
-    /// [`check_indices`](forebay_core::ops::check_indices) checks the lengths.
-    ///
-    /// # Errors
-    /// Same errors as [`forward`](Self::forward), or the lengths are not one integer for each sequence.
-    #[track_caller]
-    pub fn forward_lengths(
-        &self,
-        x: &Tensor,
-        lengths: &Tensor,
-        states: Option<(&Tensor, &Tensor)>,
-    ) -> Result<(Tensor, (Tensor, Tensor))> {
-        self.forward_impl(x, states, Some(lengths))
-    }
-
-    #[track_caller]
-    fn forward_impl(
-        &self,
-        x: &Tensor,
-        states: Option<(&Tensor, &Tensor)>,
-        lengths: Option<&Tensor>,
-    ) -> Result<(Tensor, (Tensor, Tensor))> {
-        let given = [states.map(|(state, _)| state), states.map(|(_, cell)| cell)];
-        let (out, states, cells) = self.0.scope.run(|| self.0.forward(x, given, lengths))?;
-        let cells = cells.ok_or_else(|| Error::argument("Lstm", "the run gave no cells"))?;
-        Ok((out, (states, cells)))
-    }
-}
-
 /// Shared implementation of the cells: one step.
 #[derive(Debug)]
 struct RecurrentCell {
@@ -466,27 +360,26 @@ struct RecurrentCell {
 }
 
 impl RecurrentCell {
-    fn forward(&self, x: &Tensor, given: [Option<&Tensor>; 2]) -> Result<(Tensor, Option<Tensor>)> {
+    fn forward(&self, x: &Tensor, initial: [Option<&Tensor>; 2]) -> Result<(Tensor, Option<Tensor>)> {
         let unbatched = x.rank() == 1;
         let x = if unbatched { x.unsqueeze(0)? } else { x.clone() };
         let inputs = self.weights.weight_ih.shape()[1];
         let &[batch, features] = x.shape() else {
-            return Err(Error::shape(self.name, "takes [batch, features] or [features]", &[x.shape()]));
+            fail!(shape(self.name, [x]), "takes [batch, features] or [features]");
         };
         fail_if!(features != inputs; shape(self.name, [x]), "takes {inputs} features");
-        let state = |given: Option<&Tensor>| -> Result<Tensor> {
-            let Some(given) = given else {
+        let state = |initial: Option<&Tensor>| -> Result<Tensor> {
+            let Some(initial) = initial else {
                 return Tensor::zeros([batch, self.hidden], x.dtype(), x.device());
             };
-            let whole = if unbatched { given.unsqueeze(0)? } else { given.clone() };
-            if whole.shape() != [batch, self.hidden] {
-                let rule =
-                    format!("states are [{batch}, {}], without the batch where x has none", self.hidden);
-                return Err(Error::shape(self.name, rule, &[given.shape()]));
-            }
+            let whole = if unbatched { initial.unsqueeze(0)? } else { initial.clone() };
+            fail_if!(
+                whole.shape() != [batch, self.hidden];
+                shape(self.name, [initial]), "states are [{batch}, {}], without the batch where x has none", self.hidden
+            );
             Ok(whole)
         };
-        let (states, cells) = (state(given[0])?, state(given[1])?);
+        let (states, cells) = (state(initial[0])?, state(initial[1])?);
         let (_, state, cell) =
             self.weights.run_direction(self.kind, &x.unsqueeze(0)?, false, [&states, &cells], None, false)?;
         let back = |t: Tensor| if unbatched { t.squeeze(0) } else { Ok(t) };
@@ -508,8 +401,8 @@ macro_rules! recurrent_cells {
         pub struct $cell(RecurrentCell);
 
         impl $cell {
-            /// Creates a cell from `inputs` to `hidden` features, with all parameters uniform within
-            /// 1/√hidden, as in PyTorch.
+            /// Creates a cell from `inputs` to `hidden` features, all uniform within 1/√hidden, as in
+            /// PyTorch.
             #[track_caller]
             pub fn new(inputs: usize, hidden: usize, bias: bool, device: &Device) -> Result<Self> {
                 let kind = RecurrentKind::$kind;
@@ -540,42 +433,62 @@ recurrent_cells! {
     GruCell Gru;
 }
 
-impl RnnCell {
-    /// Replaces tanh by ReLU.
-    #[must_use]
-    pub fn relu(mut self) -> Self {
-        self.0.kind = RecurrentKind::Relu;
-        self
-    }
-}
-
-macro_rules! single_state_cell_forward {
-    ($($cell:ident)*) => {$(
-        impl $cell {
-            /// Computes the next state from \[batch, inputs\] and the state \[batch, hidden\], or from both
-            /// without the batch. Without a `state`, starts from zeros.
-            ///
-            /// # Errors
-            /// The shapes do not match.
+/// Defines the forward passes of a layer and its cell, by the types of the initial and of the final states.
+macro_rules! recurrent_forward {
+    ($(
+        $layer:ident $cell:ident $states:literal
+        $initial_type:ty => |$initial:ident| $parts:expr;
+        $final_type:ty => |$state:ident, $last_cell:pat_param| $joined:expr;
+    )*) => {$(
+        impl $layer {
+            /// Runs the layer over \[steps, batch, inputs\] (with `batch_first` \[batch, steps, inputs\]), or
+            #[doc = concat!("without the batch. Initial ", $states, " are \\[layers · directions, batch, hidden\\], or zeros.")]
+            /// Returns the last layer's outputs, \[steps, batch, directions · hidden\], and
+            #[doc = concat!("the last ", $states, ".")]
             #[track_caller]
-            pub fn forward(&self, x: &Tensor, state: Option<&Tensor>) -> Result<Tensor> {
-                Ok(self.0.scope.run(|| self.0.forward(x, [state, None]))?.0)
+            pub fn forward(&self, x: &Tensor, $initial: $initial_type) -> Result<(Tensor, $final_type)> {
+                let (out, $state, $last_cell) = self.0.scope.run(|| self.0.forward(x, $parts, None))?;
+                Ok((out, $joined))
+            }
+
+            /// Runs [`forward`](Self::forward) on sequences of these `lengths`, integers \[batch\], each from 1 to
+            /// the number of steps. Equals PyTorch's packed sequences, but without sorting. The last states
+            /// are those at each sequence's end, where the second direction begins. Outputs after the end are
+            /// zero. [`check_indices`](forebay_core::ops::check_indices) checks the lengths.
+            #[track_caller]
+            pub fn forward_lengths(&self, x: &Tensor, lengths: &Tensor, $initial: $initial_type) -> Result<(Tensor, $final_type)> {
+                let (out, $state, $last_cell) = self.0.scope.run(|| self.0.forward(x, $parts, Some(lengths)))?;
+                Ok((out, $joined))
+            }
+        }
+
+        impl $cell {
+            #[doc = concat!("Computes the next ", $states, " from \\[batch, inputs\\] and ", $states, " \\[batch, hidden\\],")]
+            /// or from all without the batch. Begins with zeros for `None`.
+            #[track_caller]
+            pub fn forward(&self, x: &Tensor, $initial: $initial_type) -> Result<$final_type> {
+                let ($state, $last_cell) = self.0.scope.run(|| self.0.forward(x, $parts))?;
+                Ok($joined)
             }
         }
     )*};
 }
-single_state_cell_forward!(RnnCell GruCell);
-
-impl LstmCell {
-    /// Computes the next state and cell from \[batch, inputs\] and state and cell \[batch, hidden\], or from
-    /// all without the batch. Without a `state`, starts from zeros.
-    ///
-    /// # Errors
-    /// The shapes do not match.
-    #[track_caller]
-    pub fn forward(&self, x: &Tensor, state: Option<(&Tensor, &Tensor)>) -> Result<(Tensor, Tensor)> {
-        let given = [state.map(|(h, _)| h), state.map(|(_, c)| c)];
-        let (state, cell) = self.0.scope.run(|| self.0.forward(x, given))?;
-        Ok((state, cell.ok_or_else(|| Error::argument("LstmCell", "the step gave no cell"))?))
-    }
+recurrent_forward! {
+    Rnn RnnCell "states" Option<&Tensor> => |state| [state, None]; Tensor => |state, _| state;
+    Gru GruCell "states" Option<&Tensor> => |state| [state, None]; Tensor => |state, _| state;
+    Lstm LstmCell "states and cells"
+    Option<(&Tensor, &Tensor)> => |states| [states.map(|(state, _)| state), states.map(|(_, cell)| cell)];
+    (Tensor, Tensor) => |state, cell| (state, cell.ok_or_else(|| Error::argument("Lstm", "the run returned no cells"))?);
 }
+
+macro_rules! relu_option {
+    ($($layer:ident)*) => {$(
+        impl $layer {
+            setters! {
+                /// Replaces tanh by ReLU.
+                fn relu() { 0.kind: RecurrentKind::Relu }
+            }
+        }
+    )*};
+}
+relu_option!(Rnn RnnCell);

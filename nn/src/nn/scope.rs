@@ -35,17 +35,13 @@ impl ModuleScope {
         self.0.read().unwrap_or_else(PoisonError::into_inner).path
     }
 
-    /// Attributes memory to this module until the guard is dropped. Allocations without a tag become
-    /// activations.
+    /// Attributes memory to this module during the guard's life. Allocations without a tag are activations.
     #[track_caller]
     pub fn enter(&self) -> ScopeGuard {
         enter_module_path(self.path())
     }
 
     /// Runs `body` in this scope, and prefixes its error with the module's path.
-    ///
-    /// # Errors
-    /// Returns the error of `body`.
     #[track_caller]
     pub fn run<T>(&self, body: impl FnOnce() -> Result<T>) -> Result<T> {
         let _guard = self.enter();

@@ -93,11 +93,10 @@ impl SegmentGuard {
 }
 
 /// Runs `body` on `inputs` as a segment of a model. A [`StepPlan`](crate::plan::StepPlan) may recompute its
-/// activations in the backward pass, like a [`checkpoint`], or offload them to the host. Without a plan, this
-/// is a plain call.
+/// activations in the backward pass, like a [`checkpoint`], or offload them to the host. Otherwise it is a
+/// plain call.
 ///
-/// Every forward pass must run the same segments in the same order. A segment inside a segment is part of the
-/// outer one.
+/// Every forward pass must run the same segments in order. A nested segment is part of the outer one.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -113,9 +112,6 @@ impl SegmentGuard {
 /// }
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
-///
-/// # Errors
-/// Returns the error of `body`.
 pub fn segment(
     inputs: &[&Tensor],
     body: impl Fn(&[Tensor]) -> Result<Tensor> + Send + Sync + 'static,
@@ -171,8 +167,8 @@ pub(crate) fn is_segment_pass_active() -> bool {
 /// of the memory waits for the copy on the device.
 fn evict_previous_segment() {
     let leaving = CURRENT_PASS.with_current_mut(|pass| pass.as_mut().and_then(|p| p.pending_offload.take()));
-    if let Some(away) = leaving {
-        away.evict();
+    if let Some(leaving) = leaving {
+        leaving.evict();
     }
 }
 
@@ -185,8 +181,7 @@ fn run_offloaded(inputs: &[&Tensor], body: impl FnOnce() -> Result<Tensor>) -> R
         away.insert(input);
     }
     away.retain_offloadable(&out);
-    // Released before this segment's copies begin, so that reuse of the memory waits only for the previous
-    // copies.
+    // Released before this segment's copies, so that reuse of the memory waits for earlier copies only.
     evict_previous_segment();
     away.copy_to_host()?;
     let away = Arc::new(away);
@@ -233,9 +228,8 @@ pub(crate) fn pareto_sets(parts: &[SegmentCost], most: usize) -> Vec<Arc<[bool]>
         let mut saved = None;
         front.retain(|set| {
             // Drops sets that save no more than a faster one.
-            let better = saved.is_none_or(|s| set.bytes > s);
-            saved = saved.max(Some(set.bytes));
-            better
+            let before = saved.replace(saved.unwrap_or(0).max(set.bytes));
+            before.is_none_or(|before| set.bytes > before)
         });
         thin_out_evenly(&mut front, 4 * most);
     }
@@ -245,19 +239,11 @@ pub(crate) fn pareto_sets(parts: &[SegmentCost], most: usize) -> Vec<Arc<[bool]>
 
 /// Keeps at most `most` items, evenly spread, including the first and the last.
 fn thin_out_evenly<T>(list: &mut Vec<T>, most: usize) {
-    let n = list.len();
-    if n > most.max(2) {
-        let most = most.max(2);
+    let (n, most) = (list.len(), most.max(2));
+    if n > most {
         let mut kept = (0..most).map(|k| k * (n - 1) / (most - 1)).peekable();
-        let mut at = 0;
-        list.retain(|_| {
-            let keep = kept.peek() == Some(&at);
-            if keep {
-                kept.next();
-            }
-            at += 1;
-            keep
-        });
+        let mut index = 0..n;
+        list.retain(|_| kept.next_if_eq(&index.next().unwrap_or(n)).is_some());
     }
 }
 

@@ -38,9 +38,6 @@ with_defaults! {
 
 impl Flatten {
     /// Returns `x` with these dimensions joined.
-    ///
-    /// # Errors
-    /// A dimension is out of range.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         x.flatten(self.start_dim, self.end_dim)
@@ -64,38 +61,16 @@ impl Unflatten {
     }
 
     /// Returns `x` with the dimension split.
-    ///
-    /// # Errors
-    /// The extents do not match.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         x.unflatten(self.dim, &self.sizes)
     }
 }
 
-/// Defines layers that call a tensor method with one integer argument.
-macro_rules! factor_layers {
-    ($($layer:ident $op:ident $doc:literal;)*) => {$(
-        #[doc = concat!($doc, " [`", stringify!($op), "`](Tensor::", stringify!($op), ").")]
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Module)]
-        pub struct $layer(pub usize);
-
-        impl $layer {
-            /// Rearranges the elements of `x`.
-            ///
-            /// # Errors
-            /// The extents are not divisible by the factor.
-            #[track_caller]
-            pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-                x.$op(self.0)
-            }
-        }
-    )*};
-}
-factor_layers! {
-    PixelShuffle pixel_shuffle "Images of fewer channels that are larger by a factor:";
-    PixelUnshuffle pixel_unshuffle "Images of more channels that are smaller by a factor:";
-    ChannelShuffle channel_shuffle "Channels that change places between groups:";
+method_layers! {
+    PixelShuffle(usize) pixel_shuffle "Images of fewer channels that are larger by a factor";
+    PixelUnshuffle(usize) pixel_unshuffle "Images of more channels that are smaller by a factor";
+    ChannelShuffle(usize) channel_shuffle "Channels that change places between groups";
 }
 
 /// Extraction of image blocks as columns: [`im2col`](Tensor::im2col), PyTorch's `Unfold`.
@@ -116,9 +91,6 @@ impl Unfold {
     }
 
     /// Extracts blocks: \[batch, channels, height, width\] to \[batch, channels · block, blocks\].
-    ///
-    /// # Errors
-    /// Same errors as [`im2col`](Tensor::im2col).
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         x.im2col(self.kernel_size, &self.options)
@@ -142,9 +114,6 @@ impl Fold {
     }
 
     /// Sums blocks: \[batch, channels · block, blocks\] to \[batch, channels, height, width\].
-    ///
-    /// # Errors
-    /// Same errors as [`col2im`](Tensor::col2im).
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         x.col2im(self.output_size, self.blocks.kernel_size, &self.blocks.options)
@@ -154,7 +123,7 @@ impl Fold {
 /// Defines layers that pad the last dimensions: before and after each, from the last dimension on.
 macro_rules! pad_layers {
     ($($layer:ident $n:literal $mode:expr, $doc:literal;)*) => {$(
-        #[doc = concat!("Pads the last ", stringify!($n), " dimensions ", $doc, ": before and after, from the last dimension on. Negative numbers cut.")]
+        #[doc = concat!("Pads the last ", stringify!($n), " dimensions ", $doc, ": before and after, from the last dimension on. Negative padding crops.")]
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Module)]
         pub struct $layer(pub [isize; 2 * $n]);
 
@@ -166,14 +135,13 @@ macro_rules! pad_layers {
             }
 
             /// Pads `x`.
-            ///
-            /// # Errors
-            /// `x` has too few dimensions, or too few elements for the mode.
             #[track_caller]
             pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
                 x.pad(&self.0, $mode)
             }
         }
+
+        impl_forward!($layer);
     )*};
 }
 pad_layers! {
@@ -191,8 +159,8 @@ pad_layers! {
     CircularPad3d 3 PadMode::Circular, "with their other end";
 }
 
-/// Pads the last `N` dimensions with a constant: before and after each, from the last dimension on. Negative
-/// padding crops.
+/// Pads the last `N` dimensions with a constant: both sides, from the last dimension on. Negative padding
+/// crops.
 ///
 /// ```
 /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
@@ -216,11 +184,8 @@ pub type ConstantPad2d = ConstantPad<2>;
 pub type ConstantPad3d = ConstantPad<3>;
 
 impl<const N: usize> ConstantPad<N> {
-    /// Creates a layer that pads with `value`. `padding` is one extent for all sides, or two for each of the
-    /// `N` dimensions.
-    ///
-    /// # Errors
-    /// `padding` has a different length.
+    /// Creates a layer that pads with `value`. `padding` is one extent, or two for each of the `N`
+    /// dimensions.
     pub fn new(padding: &[isize], value: f64) -> Result<Self> {
         let padding = match padding {
             [all] => vec![*all; 2 * N],
@@ -237,9 +202,6 @@ impl<const N: usize> ConstantPad<N> {
     }
 
     /// Pads `x`.
-    ///
-    /// # Errors
-    /// `x` has too few dimensions.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         x.pad(&self.padding, PadMode::Constant(self.value))

@@ -2,7 +2,7 @@
 
 use rustc_hash::FxHashSet;
 
-use crate::{Device, Error, Result, Tensor};
+use crate::{Device, Result, Tensor, fail_if};
 use forebay_core::autograd;
 
 /// Copies into existing tensors. [`add_copy`](Self::add_copy) and [`prepare`](Self::prepare) do everything
@@ -18,14 +18,10 @@ pub(crate) struct StagedCopies {
 pub(crate) struct PreparedCopies(Vec<(Tensor, Option<Tensor>)>);
 
 impl StagedCopies {
-    /// Stages a copy of `from` to `to`, across dtypes and devices. Returns `from` converted to the dtype and
-    /// device of `to`.
+    /// Stages a copy of `from` to `to`. Returns `from` converted to the dtype and device of `to`.
     pub(crate) fn add_copy(&mut self, to: &Tensor, from: &Tensor) -> Result<Tensor> {
         let _no_grad = autograd::no_grad();
-        if to.shape() != from.shape() {
-            let rule = "a tensor is loaded from one of its shape";
-            return Err(Error::shape("load_state_dict", rule, &[to.shape(), from.shape()]));
-        }
+        fail_if!(to.shape() != from.shape(); shape("load_state_dict", [to, from]), "a tensor is loaded from one of its shape");
         let from = from.detach().to_device(to.device())?.to_dtype(to.dtype())?;
         self.copies.push((to.detach(), Some(from.clone())));
         Ok(from)
@@ -40,7 +36,9 @@ impl StagedCopies {
     pub(crate) fn prepare(mut self) -> Result<PreparedCopies> {
         let _no_grad = autograd::no_grad();
         let targets: FxHashSet<u64> = self.copies.iter().map(|(to, _)| to.storage_id()).collect();
-        self.copies.retain(|(to, from)| from.as_ref().is_none_or(|from| !is_same_tensor(to, from)));
+        self.copies.retain(|(to, from)| {
+            from.as_ref().is_none_or(|from| TensorKey::from_tensor(to) != TensorKey::from_tensor(from))
+        });
         let mut devices: Vec<&Device> = Vec::new();
         for (_, from) in &mut self.copies {
             // Copies a source that another staged copy would overwrite before it is read.
@@ -70,11 +68,6 @@ impl PreparedCopies {
             None => to.zero_().map(drop),
         })
     }
-}
-
-/// Reports whether two tensors are the same elements of one storage.
-fn is_same_tensor(a: &Tensor, b: &Tensor) -> bool {
-    TensorKey::from_tensor(a) == TensorKey::from_tensor(b)
 }
 
 /// Key of a tensor's elements, equal for two tensors that view the same elements.

@@ -5,12 +5,12 @@ use std::fmt;
 
 use super::staged_copies::{PreparedCopies, StagedCopies, TensorKey};
 use super::{Module, ModuleEntry, visit_model};
-use crate::{Error, Result, Tensor, fail};
+use crate::{Result, Tensor, fail, fail_if};
 use forebay_core::autograd;
 
 /// Names that only one side has, returned by [`load_state_dict_partial`](Module::load_state_dict_partial).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[must_use = "what was not loaded keeps its initial numbers"]
+#[must_use = "tensors that were not loaded keep their values"]
 pub struct IncompatibleKeys {
     /// Names that only the module has; these tensors keep their values.
     pub missing: Vec<String>,
@@ -136,12 +136,12 @@ pub(crate) fn stage_state_dict<M: Module + ?Sized>(
         unexpected: state.keys().filter(|name| !names.contains(name)).cloned().collect(),
     };
     let kind = |t: &Tensor| (t.dtype().is_float(), t.dtype().is_int());
-    let given = own.iter().flat_map(|NamedTensor { tensor, names, .. }| {
+    let pairs = own.iter().flat_map(|NamedTensor { tensor, names, .. }| {
         names.iter().filter_map(move |name| Some((name, tensor, state.get(name)?)))
     });
-    let misfits = given.filter(|(_, t, given)| t.shape() != given.shape() || kind(t) != kind(given));
-    let misfits = misfits.map(|(name, t, given)| {
-        format!("{name} is {} {:?}, given {} {:?}", t.dtype(), t.shape(), given.dtype(), given.shape())
+    let misfits = pairs.filter(|(_, t, new)| t.shape() != new.shape() || kind(t) != kind(new));
+    let misfits = misfits.map(|(name, t, new)| {
+        format!("{name} is {} {:?}, given {} {:?}", t.dtype(), t.shape(), new.dtype(), new.shape())
     });
     let misfits = misfits.collect::<Vec<_>>().join(", ");
     let mut problems = Vec::new();
@@ -151,35 +151,26 @@ pub(crate) fn stage_state_dict<M: Module + ?Sized>(
     if !misfits.is_empty() {
         problems.push(format!("does not fit: {misfits}"));
     }
-    if !problems.is_empty() {
-        return Err(Error::argument("load_state_dict", problems.join("; ")));
-    }
+    fail_if!(!problems.is_empty(); argument("load_state_dict"), "{}", problems.join("; "));
     let mut staged = StagedCopies::default();
     for NamedTensor { tensor, names, .. } in &own {
-        let mut first: Option<(&String, Tensor)> = None;
-        for (name, source) in names.iter().filter_map(|name| Some((name, state.get(name)?))) {
-            match &first {
-                None => {
-                    let cast = staged.add_copy(tensor, source).map_err(|e| e.with_context(name))?;
-                    first = Some((name, cast));
-                }
-                // Compares in the model's dtype, because the file may hold one of the tensors in another.
-                Some((other, cast)) if !has_same_bits(cast, source).map_err(|e| e.with_context(name))? => {
-                    fail!(
-                        argument("load_state_dict"),
-                        "`{other}` and `{name}` are one tensor of the model, and the state has two that differ: give it \
-                         one of them, or a model that does not share them"
-                    );
-                }
-                Some(_) => {}
-            }
+        let mut sources = names.iter().filter_map(|name| Some((name, state.get(name)?)));
+        let Some((first, source)) = sources.next() else { continue };
+        let cast = staged.add_copy(tensor, source).map_err(|e| e.with_context(first))?;
+        for (name, source) in sources {
+            // Compares in the model's dtype, because the file may hold one of the tensors in another.
+            fail_if!(
+                !has_same_bits(&cast, source).map_err(|e| e.with_context(name))?;
+                argument("load_state_dict"),
+                "`{first}` and `{name}` are one tensor of the model, and the state has two that differ: give it \
+                 one of them, or a model that does not share them"
+            );
         }
     }
     Ok((staged.prepare()?, keys))
 }
 
-/// Reports whether a tensor, cast to the dtype of another, has equal bits. Waits for the device unless memory
-/// is shared.
+/// Reports whether a tensor, cast to the dtype of another, has equal bits. May wait for the device.
 fn has_same_bits(cast: &Tensor, source: &Tensor) -> Result<bool> {
     let _no_grad = autograd::no_grad();
     let source = source.detach().to_device(cast.device())?.to_dtype(cast.dtype())?;

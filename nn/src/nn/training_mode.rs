@@ -20,9 +20,9 @@ use super::{Module, ModuleEntry, visit_model};
 /// assert!(layers.0.load(Ordering::Relaxed) && !layers.1.load(Ordering::Relaxed));
 /// ```
 pub fn eval_mode<M: Module + ?Sized>(model: &M) -> EvalModeGuard<'_, M> {
-    let before = training_modes(model);
+    let saved_modes = training_modes(model);
     model.eval();
-    EvalModeGuard { model, saved_modes: before }
+    EvalModeGuard { model, saved_modes }
 }
 
 /// Guard of [`eval_mode`].
@@ -48,7 +48,7 @@ impl<M: Module + ?Sized> Drop for EvalModeGuard<'_, M> {
 
 impl<M: Module + ?Sized> fmt::Debug for EvalModeGuard<'_, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EvalMode").field("before", &self.saved_modes).finish_non_exhaustive()
+        f.debug_struct("EvalModeGuard").field("saved_modes", &self.saved_modes).finish_non_exhaustive()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::multihead::{AttentionMasks, MultiheadAttention, MultiheadAttentionOptions};
 use super::{Dropout, LayerNorm, Linear, Module, ModuleScope, init};
-use crate::{Device, Error, Result, Tensor};
+use crate::{Device, Result, Tensor, fail_if};
 
 /// Activation between the two feed-forward layers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,8 +20,8 @@ with_defaults! {
     pub struct TransformerOptions {
         /// Features between the two feed-forward layers; 2048.
         pub feedforward: usize = 2048,
-        /// Dropout probability in training, for attention weights, between the feed-forward layers and before
-        /// residual sums; 0.1.
+        /// Dropout probability of attention weights, between feed-forward layers and before residual sums;
+        /// 0.1.
         pub dropout: f64 = 0.1,
         /// Activation between the feed-forward layers; ReLU.
         pub activation: TransformerActivation = TransformerActivation::Relu,
@@ -43,15 +43,6 @@ impl TransformerOptions {
         let options =
             MultiheadAttentionOptions { dropout, bias, batch_first, ..MultiheadAttentionOptions::default() };
         MultiheadAttention::new(features, heads, options, device)
-    }
-
-    #[track_caller]
-    fn create_linear(&self, inputs: usize, outputs: usize, device: &Device) -> Result<Linear> {
-        if self.bias {
-            Linear::new(inputs, outputs, device)
-        } else {
-            Linear::without_bias(inputs, outputs, device)
-        }
     }
 
     #[track_caller]
@@ -79,14 +70,12 @@ fn residual_block(
 /// Applies the feed-forward network: two layers with activation and dropout between.
 fn feedforward_block(
     x: &Tensor,
-    (first, dropout, second): (&Linear, &Dropout, &Linear),
-    options: &TransformerOptions,
+    [first, second]: [&Linear; 2],
+    dropout: &Dropout,
+    activation: TransformerActivation,
 ) -> Result<Tensor> {
     let x = first.forward(x)?;
-    let x = match options.activation {
-        TransformerActivation::Relu => x.relu()?,
-        TransformerActivation::Gelu => x.gelu()?,
-    };
+    let x = if activation == TransformerActivation::Relu { x.relu()? } else { x.gelu()? };
     second.forward(&dropout.forward(&x)?)
 }
 
@@ -126,18 +115,15 @@ pub struct TransformerEncoderLayer {
 }
 
 impl TransformerEncoderLayer {
-    /// Creates a layer for `features` features and `heads` heads, initialised as in PyTorch.
-    ///
-    /// # Errors
-    /// `heads` is 0 or does not divide the number of features.
+    /// Creates a layer for `features` features and `heads` heads, which divide them, initialised as in PyTorch.
     #[track_caller]
     pub fn new(features: usize, heads: usize, options: TransformerOptions, device: &Device) -> Result<Self> {
         let drop = || Dropout::new(options.dropout);
         Ok(Self {
             self_attn: options.create_attention(features, heads, device)?,
-            linear1: options.create_linear(features, options.feedforward, device)?,
+            linear1: Linear::uniform(features, options.feedforward, options.bias, device)?,
             dropout: drop(),
-            linear2: options.create_linear(options.feedforward, features, device)?,
+            linear2: Linear::uniform(options.feedforward, features, options.bias, device)?,
             norm1: options.create_norm(features, device)?,
             norm2: options.create_norm(features, device)?,
             dropout1: drop(),
@@ -149,9 +135,6 @@ impl TransformerEncoderLayer {
 
     /// Applies the layer: \[length, batch, features\] (with `batch_first` \[batch, length, features\]), or
     /// without the batch, to the same shape.
-    ///
-    /// # Errors
-    /// The shapes do not match.
     #[track_caller]
     pub fn forward(&self, x: &Tensor, masks: &AttentionMasks<'_>) -> Result<Tensor> {
         self.scope.run(|| {
@@ -160,7 +143,7 @@ impl TransformerEncoderLayer {
                 self.self_attn.forward(x, x, x, masks)
             })?;
             residual_block(&x, &self.norm2, &self.dropout2, first, |x| {
-                feedforward_block(x, (&self.linear1, &self.dropout, &self.linear2), &self.options)
+                feedforward_block(x, [&self.linear1, &self.linear2], &self.dropout, self.options.activation)
             })
         })
     }
@@ -209,19 +192,16 @@ pub struct TransformerDecoderLayer {
 }
 
 impl TransformerDecoderLayer {
-    /// Creates a layer for `features` features and `heads` heads, initialised as in PyTorch.
-    ///
-    /// # Errors
-    /// `heads` is 0 or does not divide the number of features.
+    /// Creates a layer for `features` features and `heads` heads, which divide them, initialised as in PyTorch.
     #[track_caller]
     pub fn new(features: usize, heads: usize, options: TransformerOptions, device: &Device) -> Result<Self> {
         let drop = || Dropout::new(options.dropout);
         Ok(Self {
             self_attn: options.create_attention(features, heads, device)?,
             multihead_attn: options.create_attention(features, heads, device)?,
-            linear1: options.create_linear(features, options.feedforward, device)?,
+            linear1: Linear::uniform(features, options.feedforward, options.bias, device)?,
             dropout: drop(),
-            linear2: options.create_linear(options.feedforward, features, device)?,
+            linear2: Linear::uniform(options.feedforward, features, options.bias, device)?,
             norm1: options.create_norm(features, device)?,
             norm2: options.create_norm(features, device)?,
             norm3: options.create_norm(features, device)?,
@@ -236,9 +216,6 @@ impl TransformerDecoderLayer {
     /// Applies the layer to `x` and the encoder's output `memory`, each \[length, batch, features\] (with
     /// `batch_first` \[batch, length, features\]), or without the batch. The result has the shape of `x`.
     /// `masks` apply to the self-attention, `memory_masks` to the cross-attention.
-    ///
-    /// # Errors
-    /// The shapes do not match.
     #[track_caller]
     pub fn forward(
         &self,
@@ -256,7 +233,7 @@ impl TransformerDecoderLayer {
                 self.multihead_attn.forward(x, memory, memory, memory_masks)
             })?;
             residual_block(&x, &self.norm3, &self.dropout3, first, |x| {
-                feedforward_block(x, (&self.linear1, &self.dropout, &self.linear2), &self.options)
+                feedforward_block(x, [&self.linear1, &self.linear2], &self.dropout, self.options.activation)
             })
         })
     }
@@ -264,7 +241,7 @@ impl TransformerDecoderLayer {
 
 /// Defines a stack of layers, each with the same further arguments, and an optional final norm.
 macro_rules! transformer_stack {
-    ($(#[$doc:meta])* $stack:ident of $layer:ident($($given:ident: $ty:ty),*)) => {
+    ($(#[$doc:meta])* $stack:ident of $layer:ident($($input:ident: $ty:ty),*)) => {
         $(#[$doc])*
         #[derive(Debug, Module)]
         pub struct $stack {
@@ -276,10 +253,7 @@ macro_rules! transformer_stack {
         }
 
         impl $stack {
-            /// Creates `layers` layers for `features` features and `heads` heads, without a final norm.
-            ///
-            /// # Errors
-            /// `heads` is 0 or does not divide the number of features.
+            /// Creates `layers` layers without a final norm. `heads` divides `features`.
             #[track_caller]
             pub fn new(
                 features: usize,
@@ -294,21 +268,17 @@ macro_rules! transformer_stack {
                 Ok(Self { layers, norm: None, scope: ModuleScope::new() })
             }
 
-            /// Adds a norm after the last layer.
-            #[must_use]
-            pub fn with_norm(mut self, norm: LayerNorm) -> Self {
-                self.norm = Some(norm);
-                self
+            setters! {
+                /// Adds a norm after the last layer.
+                fn with_norm(norm: LayerNorm) { norm: Some(norm) }
             }
 
-            #[doc = concat!("Through all layers; shapes as those of [`", stringify!($layer), "::forward`].")]
-            /// # Errors
-            /// Same errors as the layers.
+            #[doc = concat!("Applies all layers, with the shapes and errors of [`", stringify!($layer), "::forward`].")]
             #[track_caller]
-            pub fn forward(&self, x: &Tensor, $($given: $ty),*) -> Result<Tensor> {
+            pub fn forward(&self, x: &Tensor, $($input: $ty),*) -> Result<Tensor> {
                 self.scope.run(|| {
-                    let x = self.layers.iter().try_fold(x.clone(), |x, layer| layer.forward(&x, $($given),*))?;
-                    self.norm.as_ref().map_or(Ok(x.clone()), |norm| norm.forward(&x))
+                    let x = self.layers.iter().try_fold(x.clone(), |x, layer| layer.forward(&x, $($input),*))?;
+                    self.norm.as_ref().map_or_else(|| Ok(x.clone()), |norm| norm.forward(&x))
                 })
             }
         }
@@ -363,11 +333,8 @@ pub struct Transformer {
 }
 
 impl Transformer {
-    /// Creates a model with `layers` encoder and decoder layers. Matrices are uniform by Xavier's rule, as in
+    /// Creates a model with `layers` encoder and decoder layers. `heads` divides `features`. Matrices are uniform by Xavier's rule, as in
     /// PyTorch.
-    ///
-    /// # Errors
-    /// `heads` is 0 or does not divide the number of features.
     #[track_caller]
     pub fn new(
         features: usize,
@@ -382,10 +349,8 @@ impl Transformer {
             decoder: TransformerDecoder::new(features, heads, layers[1], options, device)?.with_norm(norm()?),
             scope: ModuleScope::new(),
         };
-        for parameter in model.parameters() {
-            if parameter.rank() > 1 {
-                init::xavier_uniform_(&parameter, 1.0)?;
-            }
+        for matrix in model.parameters().iter().filter(|parameter| parameter.rank() > 1) {
+            init::xavier_uniform_(matrix, 1.0)?;
         }
         Ok(model)
     }
@@ -393,9 +358,6 @@ impl Transformer {
     /// Decodes the target `to` with attention to the encoded source `from`, each \[length, batch, features\]
     /// (with `batch_first` \[batch, length, features\]). The result has the shape of `to`. The masks apply to
     /// the source, the target, and the cross-attention of the target to the encoder's output.
-    ///
-    /// # Errors
-    /// The shapes do not match.
     #[track_caller]
     pub fn forward(
         &self,
@@ -406,11 +368,10 @@ impl Transformer {
         memory_masks: &AttentionMasks<'_>,
     ) -> Result<Tensor> {
         self.scope.run(|| {
-            let features = |t: &Tensor| t.shape().last().copied();
-            if features(from) != features(to) || from.rank() != to.rank() {
-                let rule = "source and target have the same features, and both or neither a batch";
-                return Err(Error::shape("Transformer", rule, &[from.shape(), to.shape()]));
-            }
+            fail_if!(
+                from.shape().last() != to.shape().last() || from.rank() != to.rank();
+                shape("Transformer", [from, to]), "source and target have the same features, and both or neither a batch"
+            );
             let memory = self.encoder.forward(from, from_masks)?;
             self.decoder.forward(to, &memory, to_masks, memory_masks)
         })

@@ -30,9 +30,6 @@ impl Upsample {
     }
 
     /// Resizes the dimensions after \[batch, channels\].
-    ///
-    /// # Errors
-    /// Same errors as [`interpolate`](Tensor::interpolate).
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.scope.run(|| x.interpolate(&self.options))

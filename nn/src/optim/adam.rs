@@ -1,6 +1,5 @@
 //! Adam (Kingma and Ba, 2014) and its variants: AdamW (Loshchilov and Hutter, 2017), Adamax (Kingma and Ba,
-//! 2014), NAdam (Dozat, 2016) and RAdam (Liu et al., 2019). All keep running means of the gradients and of
-//! their magnitude.
+//! 2014), NAdam (Dozat, 2016) and RAdam (Liu et al., 2019). All keep means of gradients and magnitudes.
 
 use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
@@ -19,36 +18,23 @@ enum AdamVariant {
     RAdam,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct AdamRule {
-    variant: AdamVariant,
-    betas: (f64, f64),
-    eps: f64,
-    weight_decay: f64,
-    momentum_decay: f64,
-    amsgrad: bool,
-    maximize: bool,
-    decoupled_weight_decay: bool,
-    weight_decay_filter: fn(&Tensor) -> bool,
+with_defaults! {
+    #[derive(Clone, Copy, Debug)]
+    struct AdamRule {
+        variant: AdamVariant = AdamVariant::Adam,
+        betas: (f64, f64) = (0.9, 0.999),
+        eps: f64 = 1e-8,
+        weight_decay: f64 = 0.0,
+        momentum_decay: f64 = 4e-3,
+        amsgrad: bool = false,
+        maximize: bool = false,
+        decoupled_weight_decay: bool = false,
+        weight_decay_filter: fn(&Tensor) -> bool = |_| true,
+    }
 }
 
 impl AdamRule {
-    fn for_variant(variant: AdamVariant) -> Self {
-        Self {
-            variant,
-            betas: (0.9, 0.999),
-            eps: 1e-8,
-            weight_decay: 0.0,
-            momentum_decay: 4e-3,
-            amsgrad: false,
-            maximize: false,
-            decoupled_weight_decay: false,
-            weight_decay_filter: |_| true,
-        }
-    }
-
-    /// Returns ln(q) of NAdam for q = 0.96^decay, bounded below zero. The momentum of step i is beta1 (1 - qⁱ
-    /// / 2).
+    /// Returns ln(q) of NAdam for q = 0.96^decay, below zero. The momentum of step i is beta1 (1 - qⁱ / 2).
     fn ln_q(&self) -> f64 {
         (self.momentum_decay * 0.96f64.ln()).min(-1e-12)
     }
@@ -80,7 +66,7 @@ macro_rules! adam_optimizers {
             #[doc = concat!(stringify!($name), " with betas 0.9 and 0.999, eps 1e-8, ", $new)]
             #[must_use]
             pub fn new(parameters: Vec<Tensor>, lr: f64) -> Self {
-                let rule = AdamRule { $($first: $value,)* ..AdamRule::for_variant(AdamVariant::$variant) };
+                let rule = AdamRule { variant: AdamVariant::$variant $(, $first: $value)*, ..AdamRule::default() };
                 Self { rule, fused: FusedOptimizer::new(parameters, lr) }
             }
         }
@@ -92,8 +78,8 @@ macro_rules! adam_optimizers {
             eps: f64,
             /// Sets the weight decay.
             weight_decay: f64,
-            /// Sets the filter of parameters that decay; all by default. `|p| p.rank() > 1` excludes biases
-            /// and norm weights.
+            /// Sets the filter of parameters that decay; all. `|p| p.rank() > 1` excludes biases and norm
+            /// weights.
             weight_decay_filter: fn(&Tensor) -> bool,
             $($options)*
         });
@@ -173,8 +159,7 @@ impl UpdateRule for AdamRule {
 
     fn launch_constants(&self, weight_decay: f64, lr: f64) -> [f64; 8] {
         let decay = if self.decoupled_weight_decay { 1.0 - lr * weight_decay } else { weight_decay };
-        // Lower bound whose exponential is 0, because ln(0) is infinite and kernels do not compute with
-        // infinities.
+        // Bounded where the exponential is 0, because kernels do not compute with the infinite ln(0).
         let ln = |beta: f64| beta.ln().max(-1e3);
         let (b1, b2) = self.betas;
         let ln_momentum = if self.variant == AdamVariant::NAdam { self.ln_q() } else { ln(b1) };

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::nn::{self, Module, NamedTensor};
-use crate::{Error, Result, Tensor};
+use crate::{Result, Tensor, fail, fail_if};
 use forebay_core::autograd;
 use forebay_core::check;
 use forebay_core::memory::{self, Tag};
@@ -17,7 +17,8 @@ enum AveragingRule {
     Ema(f64),
 }
 
-/// Averaged copy of a model's weights, which often evaluates better than the model itself.
+/// Averaged copy of a model's weights, which often evaluates better than the model itself. Methods fail for a model
+/// with other names or shapes.
 ///
 /// ```
 /// # use forebay_core::{device::Device, error::Result};
@@ -52,28 +53,26 @@ impl AveragedModel {
         Self::new(model, AveragingRule::Swa)
     }
 
-    /// Creates an exponential moving average; each update keeps the fraction `decay` of the average.
-    ///
-    /// # Errors
-    /// `decay` is not between 0 and 1.
+    /// Creates an exponential moving average; each update keeps the fraction `decay`, 0 to 1, of
+    /// the average.
     #[track_caller]
     pub fn ema<M: Module + ?Sized>(model: &M, decay: f64) -> Result<Self> {
-        if !(0.0..=1.0).contains(&decay) {
-            let why = format!("takes a decay between 0 and 1, not {decay}; 0.999 is usual");
-            return Err(Error::argument("AveragedModel::ema", why));
-        }
+        fail_if!(
+            !(0.0..=1.0).contains(&decay);
+            argument("AveragedModel::ema"), "takes a decay between 0 and 1, not {decay}; 0.999 is usual"
+        );
         Self::new(model, AveragingRule::Ema(decay))
     }
 
     #[track_caller]
-    fn new<M: Module + ?Sized>(model: &M, average: AveragingRule) -> Result<Self> {
+    fn new<M: Module + ?Sized>(model: &M, rule: AveragingRule) -> Result<Self> {
         let _tag = memory::scope::enter_tag(Tag::OptimizerState);
-        let mut values = BTreeMap::new();
+        let mut averages = BTreeMap::new();
         for NamedTensor { tensor, names, .. } in nn::named_tensors(model) {
             let copy = tensor.copy()?;
-            values.extend(names.into_iter().map(|name| (name, copy.clone())));
+            averages.extend(names.into_iter().map(|name| (name, copy.clone())));
         }
-        Ok(Self { rule: average, use_buffers: false, averages: values, n_averaged: 0 })
+        Ok(Self { rule, use_buffers: false, averages, n_averaged: 0 })
     }
 
     setters! {
@@ -93,25 +92,19 @@ impl AveragedModel {
         &self,
         op: &'static str,
         model: &M,
-    ) -> Result<Vec<(NamedTensor, Tensor)>> {
+    ) -> Result<Vec<(Tensor, NamedTensor)>> {
         let pair = |named: NamedTensor| {
-            let name = named.names.first().map_or("", String::as_str);
-            let average = self.averages.get(name).filter(|t| t.shape() == named.tensor.shape()).cloned();
-            let average = average.ok_or_else(|| {
-                let why =
-                    format!("`{name}` of {:?} is not in the model that is averaged", named.tensor.shape());
-                Error::argument(op, why)
-            })?;
-            Ok((named, average))
+            let (name, shape) = (named.names.first().map_or("", String::as_str), named.tensor.shape());
+            match self.averages.get(name).filter(|t| t.shape() == shape) {
+                Some(average) => Ok((average.clone(), named)),
+                None => fail!(argument(op), "`{name}` of {shape:?} is not in the model that is averaged"),
+            }
         };
         nn::named_tensors(model).into_iter().map(pair).collect()
     }
 
     /// Updates the averages with the model's weights. The first update copies them. Call this after a
-    /// captured step, not inside.
-    ///
-    /// # Errors
-    /// The model has other names or shapes, or a step is being captured.
+    /// captured step; inside, it is an error.
     #[track_caller]
     pub fn update_parameters<M: Module + ?Sized>(&mut self, model: &M) -> Result<()> {
         const OP: &str = "AveragedModel::update";
@@ -121,11 +114,9 @@ impl AveragedModel {
             AveragingRule::Swa => 1.0 / (self.n_averaged + 1) as f64,
             AveragingRule::Ema(decay) => 1.0 - decay,
         };
-        for (NamedTensor { tensor, is_parameter: parameter, .. }, average) in
-            self.zip_with_averages(OP, model)?
-        {
+        for (average, NamedTensor { tensor, is_parameter, .. }) in self.zip_with_averages(OP, model)? {
             tensor.device().check_not_recording(OP, "the program counts updates; call it after the step")?;
-            let averaged = (parameter || self.use_buffers) && tensor.dtype().is_float();
+            let averaged = (is_parameter || self.use_buffers) && tensor.dtype().is_float();
             if averaged && self.n_averaged > 0 {
                 average.lerp_(&tensor, weight)?;
             } else {
@@ -137,9 +128,6 @@ impl AveragedModel {
     }
 
     /// Swaps the model's weights and the averages. A second call undoes the first.
-    ///
-    /// # Errors
-    /// The model has other names or shapes.
     #[track_caller]
     pub fn swap_parameters<M: Module + ?Sized>(&mut self, model: &M) -> Result<()> {
         const OP: &str = "AveragedModel::swap";
@@ -149,7 +137,7 @@ impl AveragedModel {
         // Allocates first, so that running out of memory changes nothing: one buffer for each dtype and
         // device, with room for the largest tensor.
         let mut places: Vec<Tensor> = Vec::new();
-        let mut sorted: Vec<&Tensor> = pairs.iter().map(|(named, _)| &named.tensor).collect();
+        let mut sorted: Vec<&Tensor> = pairs.iter().map(|(_, named)| &named.tensor).collect();
         sorted.sort_by_key(|t| std::cmp::Reverse(t.numel()));
         let fits = |place: &&Tensor, t: &Tensor| place.dtype() == t.dtype() && place.device() == t.device();
         {
@@ -160,7 +148,7 @@ impl AveragedModel {
                 }
             }
         }
-        for (NamedTensor { tensor, .. }, average) in &pairs {
+        for (average, NamedTensor { tensor, .. }) in &pairs {
             let Some(place) = places.iter().find(|place| fits(place, tensor)) else { continue };
             let kept = place.narrow(0, 0, tensor.numel())?.reshape(tensor.shape())?;
             kept.copy_(tensor)?;
@@ -171,17 +159,10 @@ impl AveragedModel {
     }
 
     /// Copies the averages into the model.
-    ///
-    /// # Errors
-    /// The model has other names or shapes.
     #[track_caller]
     pub fn copy_to<M: Module + ?Sized>(&self, model: &M) -> Result<()> {
-        for (NamedTensor { tensor, .. }, average) in
-            self.zip_with_averages("AveragedModel::copy_to", model)?
-        {
-            tensor.copy_(&average)?;
-        }
-        Ok(())
+        let mut pairs = self.zip_with_averages("AveragedModel::copy_to", model)?.into_iter();
+        pairs.try_for_each(|(average, NamedTensor { tensor, .. })| tensor.copy_(&average))
     }
 
     /// Returns the averages under PyTorch's names, each with the prefix `module.`, and `n_averaged`. The
@@ -190,10 +171,8 @@ impl AveragedModel {
         let mut state: BTreeMap<String, Tensor> =
             self.averages.iter().map(|(name, t)| (format!("module.{name}"), t.clone())).collect();
         if let Some(device) = self.averages.values().next().map(Tensor::device) {
-            state.insert(
-                N_AVERAGED_KEY.to_owned(),
-                Tensor::from_slice(&[self.n_averaged as i64], (), device)?,
-            );
+            let count = Tensor::from_slice(&[self.n_averaged as i64], (), device)?;
+            state.insert(N_AVERAGED_KEY.to_owned(), count);
         }
         Ok(state)
     }
@@ -206,10 +185,10 @@ impl AveragedModel {
     pub fn load_state_dict(&mut self, state: &BTreeMap<String, Tensor>) -> Result<()> {
         let count = state.get(N_AVERAGED_KEY).filter(|t| t.numel() == 1 && t.dtype().is_int());
         let Some(count) = count else {
-            let why = format!(
+            fail!(
+                argument("AveragedModel::load_state_dict"),
                 "takes a state with `{N_AVERAGED_KEY}`, one integer: of an AveragedModel, not of a model"
             );
-            return Err(Error::argument("AveragedModel::load_state_dict", why));
         };
         let count = count.item()?;
         check::non_negative("AveragedModel::load_state_dict", N_AVERAGED_KEY, count)?;

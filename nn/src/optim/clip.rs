@@ -5,7 +5,7 @@ use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
 use super::fused::{self, ELEMENTS_PER_WORKGROUP};
-use crate::{DType, Error, Result, Tensor, fail_if};
+use crate::{DType, Result, Tensor, fail, fail_if};
 use forebay_core::autograd;
 use forebay_core::check;
 use forebay_core::memory::{self, Tag};
@@ -14,8 +14,7 @@ use forebay_core::ops::kernel::launch::{self, KernelParams};
 /// Number of elements whose squares one workgroup sums.
 const ELEMENTS_PER_PARTIAL: usize = 4096;
 
-/// Upper bound of `max_norm`. The kernel divides `max_norm` by at least 1e-6, and the quotient must be finite
-/// in f32.
+/// Upper bound of `max_norm`. The kernel divides by at least 1e-6, and the quotient must be finite in f32.
 const MAX_NORM_LIMIT: f64 = 1e32;
 
 with_defaults! {
@@ -30,15 +29,14 @@ with_defaults! {
     pub struct ClipGradNormOptions {
         /// Order p of the norm (Σ |g|ᵖ)^(1/p), above 0; infinity for the largest |g|.
         pub norm_type: f64 = 2.0,
-        /// If true, an infinite or NaN norm is an error and leaves the gradients unchanged. The host then waits
-        /// for the device.
+        /// If true, an infinite or NaN norm is an error without any change. The host then waits for the
+        /// device.
         pub error_if_nonfinite: bool = false,
     }
 }
 
 /// Scales the gradients of `parameters` in place so that their total norm is at most `max_norm`, and returns
-/// the norm before scaling. The host does not wait for the device. [`clip_grad_norm_with`] supports other
-/// norms.
+/// the norm before scaling. The host does not wait for the device. Other norms: [`clip_grad_norm_with`].
 ///
 /// ```no_run
 /// # use forebay_core::{error::Result, tensor::Tensor};
@@ -56,12 +54,7 @@ pub fn clip_grad_norm_(parameters: &[Tensor], max_norm: f64) -> Result<Tensor> {
     clip_grad_norm_with(parameters, max_norm, &ClipGradNormOptions::default())
 }
 
-/// Clips like [`clip_grad_norm_`] with a norm of any order, and with an optional error for a norm that is not
-/// finite.
-///
-/// # Errors
-/// Same errors as [`clip_grad_norm_`]. Also fails if the order is not above 0, or for a non-finite norm if
-/// the options say so.
+/// Clips like [`clip_grad_norm_`] with a norm of any order, and an optional error for a non-finite norm.
 pub fn clip_grad_norm_with(
     parameters: &[Tensor],
     max_norm: f64,
@@ -82,7 +75,7 @@ pub fn clip_grad_norm_with(
     };
     let _op = memory::scope::enter_op(OP);
     let Some(device) = parameters.first().map(Tensor::device) else {
-        return Err(Error::argument(OP, "takes at least one parameter"));
+        fail!(argument(OP), "takes at least one parameter");
     };
     let grads = collect_grads(OP, parameters)?;
     for grad in &grads {
@@ -120,13 +113,12 @@ pub fn clip_grad_norm_with(
     launch::launch(&spec, &[&parts, &norm, &factor], params, 1)?;
     if options.error_if_nonfinite {
         let found = norm.item()?;
-        if !found.is_finite() {
-            let rule = format!(
-                "the norm of order {power} of the gradients is {found}, so they cannot be clipped; look for what made it \
-                 (`autograd::detect_anomaly`), or leave `error_if_nonfinite` out"
-            );
-            return Err(Error::argument(OP, rule));
-        }
+        fail_if!(
+            !found.is_finite();
+            argument(OP),
+            "the norm of order {power} of the gradients is {found}, so they cannot be clipped; look for what made it \
+             (`autograd::detect_anomaly`), or leave `error_if_nonfinite` out"
+        );
     }
     // An infinite bound leaves the gradients unchanged, even if the norm is infinite or NaN.
     if max_norm < f64::INFINITY {
@@ -161,10 +153,10 @@ pub(crate) fn unscale_grads(
     let grads = collect_grads(op, parameters)?;
     for grad in &grads {
         scaler.check_same_device(op, grad)?;
-        if grad.dtype() == DType::F16 {
-            let rule = "takes gradients of f32 and bf16; keep parameters in f32, autocast casts them";
-            return Err(Error::dtype(op, DType::F16, rule));
-        }
+        fail_if!(
+            grad.dtype() == DType::F16;
+            dtype(op, DType::F16), "takes gradients of f32 and bf16; keep parameters in f32, autocast casts them"
+        );
     }
     transform_grads(&grads, GradTransform::Unscale(scaler, flag))
 }
@@ -187,18 +179,16 @@ fn collect_grads(op: &'static str, parameters: &[Tensor]) -> Result<Vec<Tensor>>
 }
 
 /// Splits gradients into launches that each bind `shared` further buffers.
-fn split_into_launches(grads: &[Tensor], shared: usize) -> Vec<&[Tensor]> {
-    let mut batches = Vec::new();
-    let mut start = 0;
-    for end in 1..=grads.len() {
-        let first = &grads[start];
+fn split_into_launches(grads: &[Tensor], shared: usize) -> impl Iterator<Item = &[Tensor]> {
+    let mut rest = grads;
+    std::iter::from_fn(move || {
+        let first = rest.first()?;
         let most = fused::max_tensors_per_launch(first.device(), 1, shared);
-        if grads.get(end).is_none_or(|next| !fused::can_share_launch(first, next, end - start, most)) {
-            batches.push(&grads[start..end]);
-            start = end;
-        }
-    }
-    batches
+        let fits = |&count: &usize| fused::can_share_launch(first, &rest[count], count, most);
+        let (batch, after) = rest.split_at(1 + (1..rest.len()).take_while(fits).count());
+        rest = after;
+        Some(batch)
+    })
 }
 
 fn dtype_names(grads: &[Tensor]) -> SmallVec<[&'static str; 16]> {
@@ -212,8 +202,7 @@ enum GradTransform<'a> {
     Scale(&'a Tensor),
     /// Clamping between two values.
     Clamp([f32; 2]),
-    /// Multiplication by the inverse scale in a scaler's buffer. Sets the flag at this index if an element is
-    /// infinite or NaN.
+    /// Multiplication by a scaler's inverse scale. An infinite or NaN element sets the flag at this index.
     Unscale(&'a Tensor, usize),
 }
 

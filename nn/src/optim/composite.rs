@@ -1,5 +1,4 @@
-//! Optimiser steps made of tensor operations, for rules that need more than single elements: norms, rows,
-//! matrix products.
+//! Optimiser steps of tensor operations, for rules that need norms, rows or matrix products.
 //!
 //! Values that change from step to step are read from the device, where one launch writes them for several
 //! parameters. Captured steps therefore stay up to date, and a step can be skipped, as with fused kernels.
@@ -44,14 +43,15 @@ pub(super) fn compute_writes(
     grads: &MemberGrads,
     skip: Option<&Tensor>,
     parameters: &[Tensor],
-    pace: &Arc<StepState>,
+    step_state: &Arc<StepState>,
 ) -> Result<Vec<PendingWrite>> {
     let mut writes = Vec::new();
     let _tag = memory::scope::enter_tag(Tag::Workspace);
     for grads in grads.chunks(MAX_LAUNCH_TENSORS) {
-        let numbers = compute_step_scalars(group, grads, skip, pace, parameters[group.members[0]].device())?;
+        let scalars =
+            compute_step_scalars(group, grads, skip, step_state, parameters[group.members[0]].device())?;
         for (k, grad) in grads.iter().enumerate() {
-            let number = |at: isize| numbers.select(0, k as isize)?.select(0, at);
+            let scalar = |at: isize| scalars.select(0, k as isize)?.select(0, at);
             let p = &parameters[group.members[grad.member]];
             let states: SmallVec<[Tensor; 3]> = group.state_views(rule, grad.member, p.shape());
             let (param, gradient) =
@@ -60,14 +60,14 @@ pub(super) fn compute_writes(
                 param,
                 grad: if rule.maximize() { gradient.neg()? } else { gradient },
                 states: states.clone(),
-                lr: number(0)?,
-                step: number(1)?,
+                lr: scalar(0)?,
+                step: scalar(1)?,
                 weight_decay: group.overrides.weight_decay_for(rule, p),
                 dtype: p.dtype(),
             };
             let before = at.param.clone();
             let (after, moved) = rule.compute_update(at)?;
-            let skipped = skip.map(|_| number(2)?.eq(0.0)).transpose()?;
+            let skipped = skip.map(|_| scalar(2)?.eq(0.0)).transpose()?;
             let kept = |new: Tensor, old: &Tensor| match &skipped {
                 Some(skipped) => old.where_(skipped, &new),
                 None => Ok(new),
@@ -93,10 +93,10 @@ fn compute_step_scalars(
     group: &FusedGroup,
     grads: &[super::fused::MemberGrad],
     skip: Option<&Tensor>,
-    pace: &Arc<StepState>,
+    step_state: &Arc<StepState>,
     device: &forebay_core::device::Device,
 ) -> Result<Tensor> {
-    let numbers = Tensor::empty([grads.len(), 4], DType::F32, device)?;
+    let scalars = Tensor::empty([grads.len(), 4], DType::F32, device)?;
     let counted = group.step_counts.is_some();
     let spec = KernelSpec::new("optim_step_values")
         .def("counted", counted)
@@ -105,11 +105,11 @@ fn compute_step_scalars(
     let items: SmallVec<[[usize; 2]; MAX_LAUNCH_TENSORS]> =
         grads.iter().map(|grad| [grad.member, group.members[grad.member]]).collect();
     let flag = skip.map_or(0, |skip| skip.layout().offset());
-    let (pace, settings) = (Arc::clone(pace), group.overrides);
+    let (step_state, overrides) = (Arc::clone(step_state), group.overrides);
     let params = move |_: &ReplayCtx| {
-        let lr = settings.lr(pace.lr()) as f32;
+        let lr = overrides.lr(step_state.lr()) as f32;
         items.iter().fold(KernelParams::new(), |params, &[member, parameter]| {
-            let before = pace.increment_steps(parameter);
+            let before = step_state.increment_steps(parameter);
             let params = params.f32(lr);
             if counted {
                 return params.u32(0).size(FusedGroup::count_index(member, before)).size(flag);
@@ -118,8 +118,8 @@ fn compute_step_scalars(
         })
     };
     let tensors: SmallVec<[&Tensor; 3]> =
-        [&numbers].into_iter().chain(&group.step_counts).chain(skip).collect();
+        [&scalars].into_iter().chain(&group.step_counts).chain(skip).collect();
     launch::launch_dynamic(&spec, &tensors, params, 1)?;
     drop(tensors);
-    Ok(numbers)
+    Ok(scalars)
 }

@@ -6,7 +6,7 @@ use smallvec::smallvec;
 use super::composite::{ParamStep, ParamUpdate};
 use super::fused::{FusedOptimizer, UpdateRule};
 use super::{impl_optimizer, optimizer};
-use crate::{DType, Error, Result, fail_if};
+use crate::{DType, Result, fail_if};
 use forebay_core::ops::{AddmmOptions, machine_epsilon};
 use forebay_core::tensor::{Dims, Tensor};
 
@@ -44,14 +44,11 @@ impl UpdateRule for LambRule {
 }
 
 optimizer! {
-    /// Adafactor: divides gradients by the root of a mean square that is factored into rows and columns to save
-    /// memory.
+    /// Adafactor: divides gradients by the root of a mean square, factored into rows and columns.
     ///
-    /// A step runs some twenty tensor operations for each parameter. Rows and columns are the last two
-    /// dimensions.
+    /// A step runs about twenty tensor operations a parameter. Rows and columns are the last two dimensions.
     Adafactor(AdafactorRule)
-    /// Creates Adafactor with a beta2 of 1 - t^-0.8 and no weight decay. PyTorch's default learning rate is
-    /// 0.01.
+    /// Creates Adafactor with a beta2 of 1 - t^-0.8 and no weight decay. PyTorch's default rate is 0.01.
     {
         /// Sets the exponent of the step number in beta2.
         beta2_decay: f64 = -0.8 => non_positive,
@@ -166,11 +163,8 @@ impl UpdateRule for MuonRule {
     }
 
     fn check_parameter(&self, parameter: &Tensor) -> Result<()> {
-        if parameter.rank() == 2 {
-            return Ok(());
-        }
-        let rule = "Muon takes matrices; train the other parameters with AdamW";
-        Err(Error::shape("step", rule, &[parameter.shape()]))
+        fail_if!(parameter.rank() != 2; shape("step", [parameter]), "Muon takes matrices; train the other parameters with AdamW");
+        Ok(())
     }
 
     fn compute_update(&self, at: ParamStep) -> Result<ParamUpdate> {

@@ -7,7 +7,7 @@ use smallvec::{SmallVec, smallvec};
 
 use super::fused::{FusedOptimizer, UpdateRule};
 use super::{impl_optimizer, optimizer};
-use crate::{Error, Result, Tensor, fail_if};
+use crate::{Result, Tensor, fail_if};
 use forebay_core::check;
 
 optimizer! {
@@ -33,10 +33,10 @@ impl UpdateRule for SgdRule {
     }
 
     fn check_combination(&self) -> Result<()> {
-        if self.nesterov && self.momentum == 0.0 {
-            let why = "`nesterov` takes a momentum above 0; set `momentum`, 0.9 is usual";
-            return Err(Error::argument("Sgd", why));
-        }
+        fail_if!(
+            self.nesterov && self.momentum == 0.0;
+            argument("Sgd"), "`nesterov` takes a momentum above 0; set `momentum`, 0.9 is usual"
+        );
         Ok(())
     }
 
@@ -65,8 +65,7 @@ optimizer! {
         eps: f64 = 1e-8 => non_negative,
         /// Sets the momentum.
         momentum: f64 = 0.0 => non_negative,
-        /// If true, divides by the standard deviation, with the squared running mean subtracted from the mean
-        /// square.
+        /// If true, divides by the deviation: subtracts the squared running mean from the mean square.
         centered: bool = false,
     } weight_decay = 0.0 " (L2 penalty), which is added to the gradient."
 }
@@ -146,8 +145,8 @@ optimizer! {
     /// Gradient descent that also averages the parameters; the state `ax` is the average. A changed learning rate
     /// applies to the next step, as in all optimisers here. PyTorch's applies one step later.
     Asgd(AsgdRule)
-    /// Creates averaged descent with lambda 1e-4, alpha 0.75, t0 1e6 and no weight decay. PyTorch's default
-    /// learning rate is 0.01.
+    /// Creates averaged descent with lambda 1e-4, alpha 0.75, t0 1e6 and no weight decay. PyTorch's rate is
+    /// 0.01.
     {
         /// Sets the decay of parameters and learning rate.
         lambd: f64 = 1e-4 => non_negative,

@@ -9,7 +9,7 @@ use smallvec::{SmallVec, smallvec};
 
 use super::composite::{self, ParamStep, ParamUpdate};
 use super::staging_slots::{self, StagingSlots};
-use crate::{DType, Device, Error, Result, fail, fail_if};
+use crate::{DType, Device, Result, fail, fail_if};
 use forebay_core::amp;
 use forebay_core::autograd;
 use forebay_core::capture::ReplayCtx;
@@ -64,8 +64,7 @@ pub(super) trait UpdateRule: RuleOptions + Copy + Send + Sync + 'static {
     fn check_combination(&self) -> Result<()> {
         Ok(())
     }
-    /// Returns further names in PyTorch's state, whose values follow from the step count. Loading ignores
-    /// them.
+    /// Returns names in PyTorch's state whose values follow from the step count. Loading ignores them.
     fn derived_state_names(&self) -> &'static [&'static str] {
         &[]
     }
@@ -78,8 +77,7 @@ pub(super) trait UpdateRule: RuleOptions + Copy + Send + Sync + 'static {
         let _ = state;
         shape.into()
     }
-    /// Reports whether weight decay applies to a parameter. A launch mixes no parameters with and without
-    /// weight decay.
+    /// Reports whether weight decay applies to a parameter. It does to all in a launch, or to none.
     fn has_weight_decay(&self, parameter: &Tensor) -> bool {
         let _ = parameter;
         true
@@ -89,8 +87,8 @@ pub(super) trait UpdateRule: RuleOptions + Copy + Send + Sync + 'static {
         let _ = (weight_decay, lr);
         [0.0; 8]
     }
-    /// Returns the constants that depend on the number of this step, from 1. The kernel repeats this formula
-    /// for counts kept on the device.
+    /// Returns the constants that depend on the number of this step, from 1. The kernel repeats the formula
+    /// for its counts.
     fn step_constants(&self, step: u64, lr: f64) -> [f64; 3] {
         let _ = (step, lr);
         [0.0; 3]
@@ -128,8 +126,7 @@ impl ParamGroup {
     }
 
     setters! {
-        /// Sets the group's learning rate. Its ratio to the optimiser's current rate is kept when the optimiser's
-        /// rate changes.
+        /// Sets the group's learning rate, which keeps its ratio to the optimiser's.
         fn lr(lr: f64) { lr: Some(lr) }
         /// Sets the group's weight decay.
         fn weight_decay(weight_decay: f64) { weight_decay: Some(weight_decay) }
@@ -224,8 +221,7 @@ pub(super) struct FusedGroup {
     pub(super) step_counts: Option<Tensor>,
 }
 
-/// Returns the maximum number of tensors in a launch with `each` bindings for each tensor and `shared` common
-/// ones.
+/// Returns the most tensors in a launch of `each` bindings a tensor and `shared` common ones.
 pub(super) fn max_tensors_per_launch(device: &Device, each: usize, shared: usize) -> usize {
     let bindings = (device.info().limits.max_bindings as usize).max(MIN_BINDINGS);
     // Backends count some internal buffers towards the limit, so only a generous limit is used.
@@ -251,10 +247,11 @@ pub(super) fn write_mode(t: &Tensor, other: Option<&Tensor>) -> &'static str {
 
 /// Fails for a dtype that the kernels of this module do not support.
 pub(super) fn check_dtype(op: &'static str, t: &Tensor) -> Result<()> {
-    match t.dtype() {
-        DType::F32 | DType::F16 | DType::BF16 => Ok(()),
-        dtype => Err(Error::dtype(op, dtype, "takes parameters of f32, f16 and bf16")),
-    }
+    fail_if!(
+        !matches!(t.dtype(), DType::F32 | DType::F16 | DType::BF16);
+        dtype(op, t.dtype()), "takes parameters of f32, f16 and bf16"
+    );
+    Ok(())
 }
 
 impl FusedGroup {
@@ -318,29 +315,25 @@ impl FusedOptimizer {
     /// Adds parameters with their own learning rate or weight decay.
     pub(super) fn add_param_group(&mut self, group: ParamGroup) -> Result<()> {
         const OP: &str = "add_param_group";
-        let error = |why: &str| Err(Error::argument(OP, why));
-        if !self.groups.is_empty() {
-            return error(
-                "comes before the first step; make an optimiser of all parameters and load the state",
-            );
-        }
+        fail_if!(
+            !self.groups.is_empty();
+            argument(OP), "comes before the first step; make an optimiser of all parameters and load the state"
+        );
         let lr = self.lr;
         check::non_negative(OP, "lr", group.lr.unwrap_or(0.0))?;
         check::non_negative(OP, "weight_decay", group.weight_decay.unwrap_or(0.0))?;
-        let ratio = group.lr.map(|own| own / lr);
-        if ratio.is_some_and(|ratio| !ratio.is_finite()) {
-            return error(
-                "a learning rate keeps its ratio to the optimiser's, which is 0; begin with another",
-            );
-        }
+        let lr_ratio = group.lr.map(|own| own / lr);
+        fail_if!(
+            lr_ratio.is_some_and(|ratio| !ratio.is_finite());
+            argument(OP), "a learning rate keeps its ratio to the optimiser's, which is 0; begin with another"
+        );
         let mut seen: FxHashSet<_> = self.parameters.iter().filter_map(autograd::leaf_id).collect();
-        if group.parameters.iter().any(|p| autograd::leaf_id(p).is_some_and(|leaf| !seen.insert(leaf))) {
-            return error("a parameter is in more than one group, or twice in one");
-        }
-        self.group_overrides.push((
-            self.parameters.len(),
-            GroupOverrides { lr_ratio: ratio, weight_decay: group.weight_decay },
-        ));
+        fail_if!(
+            group.parameters.iter().any(|p| autograd::leaf_id(p).is_some_and(|leaf| !seen.insert(leaf)));
+            argument(OP), "a parameter is in more than one group, or twice in one"
+        );
+        let overrides = GroupOverrides { lr_ratio, weight_decay: group.weight_decay };
+        self.group_overrides.push((self.parameters.len(), overrides));
         self.parameters.extend(group.parameters);
         self.ungrouped = (0..self.parameters.len()).collect();
         self.is_checked = false;
@@ -350,11 +343,9 @@ impl FusedOptimizer {
 
     /// Returns the overrides of a parameter's group.
     fn overrides_for_parameter(&self, parameter: usize) -> GroupOverrides {
-        self.group_overrides
-            .iter()
-            .rev()
-            .find(|(first, _)| *first <= parameter)
-            .map_or_else(GroupOverrides::default, |s| s.1)
+        // The first group begins at parameter 0.
+        let after = self.group_overrides.partition_point(|(first, _)| *first <= parameter);
+        self.group_overrides[after - 1].1
     }
 
     /// Returns the learning rates of all groups.
@@ -364,12 +355,11 @@ impl FusedOptimizer {
 
     pub(super) fn set_lr(&mut self, lr: f64) {
         self.lr = lr;
-        if check::non_negative("set_lr", "lr", lr).is_ok() {
-            self.step_state.lr.store(lr.to_bits(), Ordering::Relaxed);
-        } else {
-            log::warn!(
-                "the learning rate {lr} is refused by the next step; captured steps keep the last one"
-            );
+        match check::non_negative("set_lr", "lr", lr) {
+            Ok(()) => self.step_state.lr.store(lr.to_bits(), Ordering::Relaxed),
+            Err(_) => {
+                log::warn!("the learning rate {lr} fails the next step; captured steps keep the last one")
+            }
         }
     }
 
@@ -400,25 +390,20 @@ impl FusedOptimizer {
         fail_if!(self.parameters.is_empty(); argument(OP), "got an empty parameter list; pass `model.parameters()`");
         let mut seen = FxHashSet::default();
         for (k, p) in self.parameters.iter().enumerate() {
-            let refuse =
-                |why: &str| Err(Error::argument(OP, format!("parameter {k} of shape {:?} {why}", p.shape())));
             let leaf = autograd::leaf_id(p);
-            if leaf.is_some_and(|leaf| !seen.insert(leaf)) {
-                return refuse(
-                    "is in the list twice; pass each parameter once, as `model.parameters()` does",
-                );
-            }
-            if leaf.is_none() {
-                return refuse(if p.requires_grad() {
-                    "is no leaf but the result of an operation, so it gets no gradient; pass the leaf that it was made from"
-                } else {
-                    "requires no gradient and never did; pass the leaf that `to_leaf` returns"
-                });
-            }
+            let why = if leaf.is_some_and(|leaf| !seen.insert(leaf)) {
+                "is in the list twice; pass each parameter once, as `model.parameters()` does"
+            } else if leaf.is_none() && p.requires_grad() {
+                "is no leaf but the result of an operation, so it gets no gradient; pass the leaf that it was made from"
+            } else if leaf.is_none() {
+                "requires no gradient and never did; pass the leaf that `to_leaf` returns"
+            } else if !p.is_contiguous() {
+                "is not contiguous; make it from a copy"
+            } else {
+                ""
+            };
+            fail_if!(!why.is_empty(); argument(OP), "parameter {k} of shape {:?} {why}", p.shape());
             check_dtype("step", p)?;
-            if !p.is_contiguous() {
-                return refuse("is not contiguous; make it from a copy");
-            }
             rule.check_parameter(p)?;
         }
         Ok(())
@@ -431,12 +416,8 @@ impl FusedOptimizer {
         rule: &impl UpdateRule,
         trains: impl Fn(usize, &Tensor) -> Result<bool>,
     ) -> Result<()> {
-        let mut new: Vec<usize> = Vec::new();
-        for &k in &self.ungrouped {
-            if trains(k, &self.parameters[k])? {
-                new.push(k);
-            }
-        }
+        let chosen = self.ungrouped.iter().map(|&k| Ok(trains(k, &self.parameters[k])?.then_some(k)));
+        let new: Vec<usize> = chosen.filter_map(Result::transpose).collect::<Result<_>>()?;
         let states = rule.state_names();
         let Some(&first) = new.first() else { return Ok(()) };
         if !states.is_empty() {
@@ -444,26 +425,23 @@ impl FusedOptimizer {
             self.parameters[first].device().check_not_recording("step", reason)?;
         }
         let _tag = memory::scope::enter_tag(Tag::OptimizerState);
-        let mut groups: Vec<FusedGroup> = Vec::new();
-        let mut sizes: Vec<usize> = Vec::new();
+        // Groups with the elements of their states.
+        let mut groups: Vec<(FusedGroup, usize)> = Vec::new();
         for &k in &new {
             let p = &self.parameters[k];
             let size =
                 states.iter().map(|&name| padded_numel(&rule.state_shape(name, p.shape()))).sum::<usize>();
-            let most = max_tensors_per_launch(
-                p.device(),
-                bindings_per_parameter(self.writes_low_precision_copies),
-                usize::from(!states.is_empty()),
-            );
+            let bindings = bindings_per_parameter(self.writes_low_precision_copies);
+            let most = max_tensors_per_launch(p.device(), bindings, usize::from(!states.is_empty()));
             // Limited by the bytes of a binding and by the 32-bit indices of kernels.
             let room = (p.device().info().limits.max_binding_bytes as usize / 4).min(u32::MAX as usize);
             // At most one group of each kind is still open.
-            let settings = self.overrides_for_parameter(k);
-            let kind = (settings, rule.has_weight_decay(p));
-            let open = groups
-                .iter()
-                .rposition(|g| (g.overrides, rule.has_weight_decay(&self.parameters[g.members[0]])) == kind);
-            if let Some((group, total)) = open.map(|at| (&mut groups[at], &mut sizes[at]))
+            let overrides = self.overrides_for_parameter(k);
+            let kind = (overrides, rule.has_weight_decay(p));
+            let open = groups.iter_mut().rfind(|(group, _)| {
+                (group.overrides, rule.has_weight_decay(&self.parameters[group.members[0]])) == kind
+            });
+            if let Some((group, total)) = open
                 && can_share_launch(&self.parameters[group.members[0]], p, group.members.len(), most)
                 && *total + size <= room
             {
@@ -471,30 +449,22 @@ impl FusedOptimizer {
                 group.offsets.push(*total);
                 *total += size;
             } else {
-                groups.push(FusedGroup {
-                    members: vec![k],
-                    overrides: settings,
-                    offsets: vec![0],
-                    state: None,
-                    step_counts: None,
-                });
-                sizes.push(size);
+                let (members, offsets) = (vec![k], vec![0]);
+                groups
+                    .push((FusedGroup { members, overrides, offsets, state: None, step_counts: None }, size));
             }
         }
-        for (group, &size) in groups.iter_mut().zip(&sizes) {
-            if size > 0 {
-                let device = self.parameters[group.members[0]].device();
-                let state = Tensor::zeros([size], DType::F32, device)?;
-                if self.offloads_state {
-                    state.offload_()?;
-                }
-                group.state = Some(state);
+        for (group, size) in groups.iter_mut().filter(|(_, size)| *size > 0) {
+            let state = Tensor::zeros([*size], DType::F32, self.parameters[group.members[0]].device())?;
+            if self.offloads_state {
+                state.offload_()?;
             }
+            group.state = Some(state);
         }
         // `new` is in ascending order.
         self.ungrouped.retain(|k| new.binary_search(k).is_err());
         self.state_names = states;
-        self.groups.extend(groups);
+        self.groups.extend(groups.into_iter().map(|(group, _)| group));
         Ok(())
     }
 
@@ -530,13 +500,13 @@ impl FusedOptimizer {
             .map(|group| collect_group_grads(group, &self.parameters, self.writes_low_precision_copies))
             .collect::<Result<_>>()?;
         let Some(kernel) = rule.kernel() else { return self.step_composed(rule, &grads, skip) };
-        let mut room = StagingSlots::new(&self.groups, self.offloads_state)?;
+        let mut slots = StagingSlots::new(&self.groups, self.offloads_state)?;
         for (at, grads) in grads.iter().enumerate() {
-            room.prefetch_state(&self.groups, at)?;
-            room.prefetch_state(&self.groups, at + 1)?;
+            slots.prefetch_state(&self.groups, at)?;
+            slots.prefetch_state(&self.groups, at + 1)?;
             launch_group(rule, &kernel, &self.groups[at], grads, skip, &self.parameters, &self.step_state)?;
             store_copies(&self.groups[at], grads, &self.parameters);
-            room.offload_state(&self.groups, at);
+            slots.offload_state(&self.groups, at);
         }
         Ok(())
     }
@@ -585,17 +555,13 @@ fn bindings_per_parameter(copies: bool) -> usize {
     2 + usize::from(copies)
 }
 
-/// Fails for a gradient that differs from its parameter in shape, dtype or device, because `set_grad` accepts
-/// any tensor.
+/// Fails for a gradient of another shape, dtype or device, because `set_grad` accepts any tensor.
 pub(super) fn check_grad(op: &'static str, k: usize, p: &Tensor, grad: &Tensor) -> Result<()> {
-    if grad.shape() != p.shape() {
-        let rule = format!("the gradient of parameter {k} has the parameter's shape");
-        return Err(Error::shape(op, rule, &[grad.shape(), p.shape()]));
-    }
-    if grad.dtype() != p.dtype() {
-        let rule = format!("the gradient of parameter {k} has the parameter's type, {}", p.dtype());
-        return Err(Error::dtype(op, grad.dtype(), rule));
-    }
+    fail_if!(grad.shape() != p.shape(); shape(op, [grad, p]), "the gradient of parameter {k} has the parameter's shape");
+    fail_if!(
+        grad.dtype() != p.dtype();
+        dtype(op, grad.dtype()), "the gradient of parameter {k} has the parameter's type, {}", p.dtype()
+    );
     p.check_same_device(op, grad)
         .map_err(|error| error.with_context(format!("the gradient of parameter {k}")))
 }
@@ -649,17 +615,14 @@ fn launch_group(
     grads: &MemberGrads,
     skip: Option<&Tensor>,
     parameters: &[Tensor],
-    pace: &Arc<StepState>,
+    step_state: &Arc<StepState>,
 ) -> Result<()> {
     let states = rule.state_names().len();
     let weight_decay = group.overrides.weight_decay_for(rule, &parameters[group.members[0]]);
     let shared: SmallVec<[&Tensor; 3]> = group.state.iter().chain(&group.step_counts).chain(skip).collect();
     let copies = grads.iter().any(|grad| grad.copy.is_some());
-    let most = max_tensors_per_launch(
-        parameters[group.members[0]].device(),
-        bindings_per_parameter(copies),
-        shared.len(),
-    );
+    let device = parameters[group.members[0]].device();
+    let most = max_tensors_per_launch(device, bindings_per_parameter(copies), shared.len());
     for grads in grads.chunks(most) {
         let mut dtypes: SmallVec<[&'static str; MAX_LAUNCH_TENSORS]> = SmallVec::new();
         let mut modes: SmallVec<[&'static str; MAX_LAUNCH_TENSORS]> = SmallVec::new();
@@ -692,18 +655,18 @@ fn launch_group(
             .def("dtypes", &dtypes[..])
             .def("modes", &modes[..])
             .def("copies", &copied[..]);
-        let (rule, pace, counted) = (*rule, Arc::clone(pace), group.step_counts.is_some());
+        let (rule, step_state, counted) = (*rule, Arc::clone(step_state), group.step_counts.is_some());
         let skip = skip.map_or(0, |skip| skip.layout().offset());
-        let settings = group.overrides;
+        let overrides = group.overrides;
         let params = move |_: &ReplayCtx| {
-            let lr = settings.lr(pace.lr());
+            let lr = overrides.lr(step_state.lr());
             let params = rule
                 .launch_constants(weight_decay, lr)
                 .into_iter()
                 .fold(KernelParams::new(), |p, c| p.f32(c as f32));
             items.iter().fold(params, |params, item| {
                 let params = item.words.into_iter().fold(params, KernelParams::size);
-                let before = pace.increment_steps(item.parameter);
+                let before = step_state.increment_steps(item.parameter);
                 if counted {
                     return params.size(FusedGroup::count_index(item.member, before)).size(skip).size(0);
                 }
@@ -717,10 +680,7 @@ fn launch_group(
 
 /// Makes a parameter's gradient contiguous, so that it can be changed in place.
 pub(super) fn make_grad_contiguous(p: &Tensor) -> Result<Option<Tensor>> {
-    let Some(grad) = p.grad() else { return Ok(None) };
-    if grad.is_contiguous() {
-        return Ok(Some(grad));
-    }
+    let Some(grad) = p.grad().filter(|grad| !grad.is_contiguous()) else { return Ok(p.grad()) };
     let _tag = memory::scope::enter_tag(Tag::Gradient);
     let grad = grad.copy()?;
     p.set_grad(Some(grad.clone()));

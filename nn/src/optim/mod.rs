@@ -4,11 +4,12 @@
 //! parameters share a buffer. The host computes bias corrections in f64. From the first step that the device
 //! may skip, the device counts the steps and computes the corrections. Rules that need more than single
 //! elements (LAMB, Adafactor, Muon) run tensor operations. The program sets hyper-parameters;
-//! [`Optimizer::state_dict`] saves only the state that training makes.
+//! [`Optimizer::state_dict`] saves only the state that training makes. `# Errors` sections list errors other than
+//! those of methods to which the text links.
 
 use std::collections::BTreeMap;
 
-use crate::{Error, Result, Tensor};
+use crate::{Result, Tensor, fail};
 
 mod adam;
 mod averaged;
@@ -41,14 +42,13 @@ pub trait Optimizer {
     /// nothing has changed.
     fn step(&mut self) -> Result<()>;
 
-    /// Steps, unless the single value in `skip` (f32, on the device) is not zero. A skipped step changes
-    /// nothing and does not count. A [`GradScaler`] steps this way.
+    /// Makes a [`step`](Self::step), unless the single value in `skip` (f32, on the device) is not zero. A
+    /// skipped step changes nothing and does not count. A [`GradScaler`](forebay_core::amp::GradScaler) steps this way.
     ///
-    /// The optimisers here decide on the device. The default implementation reads the value and waits for the
-    /// device.
+    /// The optimisers here decide on the device. The default implementation waits for the value.
     ///
     /// # Errors
-    /// Same errors as [`step`](Self::step), or `skip` is not a single f32 on the device of the parameters.
+    /// `skip` is not a single f32 on the device of the parameters.
     fn step_unless(&mut self, skip: &Tensor) -> Result<()> {
         if skip.item()? == 0.0 { self.step() } else { Ok(()) }
     }
@@ -66,8 +66,7 @@ pub trait Optimizer {
     /// Returns the learning rate.
     fn lr(&self) -> f64;
 
-    /// Sets the learning rate of the following steps, and scales the rates of other parameter groups in
-    /// proportion.
+    /// Sets the learning rate of the following steps, and those of other parameter groups in proportion.
     fn set_lr(&mut self, lr: f64);
 
     /// Returns the learning rates of all parameter groups; the first is [`lr`](Self::lr).
@@ -82,7 +81,7 @@ pub trait Optimizer {
     /// fails for a group with its own learning rate if the optimiser's is 0.
     fn add_param_group(&mut self, group: ParamGroup) -> Result<()> {
         let _ = group;
-        Err(Error::argument("add_param_group", "this optimiser has one group of parameters"))
+        fail!(argument("add_param_group"), "this optimiser has one group of parameters")
     }
 
     /// Returns the state of every parameter that has any, by the parameter's index: `3.exp_avg`, `3.step`.
@@ -90,8 +89,7 @@ pub trait Optimizer {
     /// (PyTorch's `param_groups`) are not included; set them at construction or with `set_lr`.
     fn state_dict(&self) -> Result<BTreeMap<String, Tensor>>;
 
-    /// Restores a state from [`state_dict`](Self::state_dict), or PyTorch's `state` with keys of the form
-    /// `INDEX.NAME`.
+    /// Restores a state from [`state_dict`](Self::state_dict), or PyTorch's `state` by keys `INDEX.NAME`.
     ///
     /// # Errors
     /// A name is missing or unexpected, or a tensor's shape or dtype does not match.
@@ -109,30 +107,17 @@ pub trait Optimizer {
 macro_rules! impl_optimizer {
     ($name:ident { $($(#[$doc:meta])* $option:ident: $ty:ty,)* }) => {
         impl $name {
-            /// If true, steps also write the 16-bit copies of f32 parameters that
-            /// [`autocast`](forebay_core::amp::autocast()) would make in the next forward pass. This saves the
-            /// casts, but keeps 2 bytes allocated for each parameter element that matrix products use.
-            /// Results are bitwise equal. A parameter that changes in any other way is cast again.
-            /// [Captured](forebay_core::capture) steps use the copies too.
-            #[must_use]
-            pub fn low_precision_copies(mut self, on: bool) -> Self {
-                self.fused.writes_low_precision_copies = on;
-                self
+            setters! {
+                /// If true, steps also write the 16-bit copies of f32 parameters that
+                /// [`autocast`](forebay_core::amp::autocast()) would make in the next forward pass. This saves the
+                /// casts, but keeps 2 bytes allocated for each parameter element that matrix products use.
+                /// Results are bitwise equal. A parameter that changes in any other way is cast again.
+                /// [Captured](forebay_core::capture) steps use the copies too.
+                fn low_precision_copies(on: bool) { fused.writes_low_precision_copies: on }
+                /// If true, maximises the objective.
+                fn maximize(maximize: bool) { rule.maximize: maximize }
+                $($(#[$doc])* fn $option($option: $ty) { rule.$option: $option })*
             }
-            /// If true, maximises the objective.
-            #[must_use]
-            pub fn maximize(mut self, maximize: bool) -> Self {
-                self.rule.maximize = maximize;
-                self
-            }
-            $(
-                $(#[$doc])*
-                #[must_use]
-                pub fn $option(mut self, $option: $ty) -> Self {
-                    self.rule.$option = $option;
-                    self
-                }
-            )*
         }
         impl $crate::optim::Optimizer for $name {
             #[track_caller]
@@ -173,8 +158,7 @@ macro_rules! impl_optimizer {
 }
 use impl_optimizer;
 
-/// Defines an optimiser and its rule: options with their defaults and range checks (of [`ranges`]), and the
-/// constructor.
+/// Defines an optimiser and its rule: options with defaults and checks (of [`ranges`]), and a constructor.
 macro_rules! optimizer {
     (
         $(#[$doc:meta])*

@@ -7,29 +7,31 @@ use super::schedule::log_if_invalid;
 use forebay_core::check;
 use forebay_core::error::Result;
 
-/// Multiplies the learning rate by a factor after several values in a row without improvement: PyTorch's
-/// `ReduceLROnPlateau`.
-///
-/// ```
-/// # use forebay_nn::optim::{Optimizer, Sgd, schedule::ReduceLrOnPlateau};
-/// let mut optimizer = Sgd::new(vec![], 0.1);
-/// let mut scheduler = ReduceLrOnPlateau::new().patience(1);
-/// for loss in [1.0, 0.9, 0.9, 0.9] {
-///     scheduler.step(loss, &mut optimizer);
-/// }
-/// assert!((optimizer.lr() - 0.01).abs() < 1e-12);
-/// ```
-#[derive(Clone, Copy, Debug)]
-pub struct ReduceLrOnPlateau {
-    is_max_mode: bool,
-    factor: f64,
-    patience: u64,
-    threshold: f64,
-    is_absolute_threshold: bool,
-    cooldown: u64,
-    min_lr: f64,
-    eps: f64,
-    state: PlateauState,
+with_defaults! {
+    /// Multiplies the learning rate by a factor after several values without improvement:
+    /// `ReduceLROnPlateau`.
+    ///
+    /// ```
+    /// # use forebay_nn::optim::{Optimizer, Sgd, schedule::ReduceLrOnPlateau};
+    /// let mut optimizer = Sgd::new(vec![], 0.1);
+    /// let mut scheduler = ReduceLrOnPlateau::new().patience(1);
+    /// for loss in [1.0, 0.9, 0.9, 0.9] {
+    ///     scheduler.step(loss, &mut optimizer);
+    /// }
+    /// assert!((optimizer.lr() - 0.01).abs() < 1e-12);
+    /// ```
+    #[derive(Clone, Copy, Debug)]
+    pub struct ReduceLrOnPlateau {
+        is_max_mode: bool = false,
+        factor: f64 = 0.1,
+        patience: u64 = 10,
+        threshold: f64 = 1e-4,
+        is_absolute_threshold: bool = false,
+        cooldown: u64 = 0,
+        min_lr: f64 = 0.0,
+        eps: f64 = 1e-8,
+        state: PlateauState = PlateauState { best: None, num_bad_epochs: 0, cooldown_counter: 0, lr: None },
+    }
 }
 
 /// State of a [`ReduceLrOnPlateau`], to be saved with a run.
@@ -43,23 +45,6 @@ pub struct PlateauState {
     pub cooldown_counter: u64,
     /// Learning rate after the last value, if there was one.
     pub lr: Option<f64>,
-}
-
-impl Default for ReduceLrOnPlateau {
-    fn default() -> Self {
-        let state = PlateauState { best: None, num_bad_epochs: 0, cooldown_counter: 0, lr: None };
-        Self {
-            is_max_mode: false,
-            factor: 0.1,
-            patience: 10,
-            threshold: 1e-4,
-            is_absolute_threshold: false,
-            cooldown: 0,
-            min_lr: 0.0,
-            eps: 1e-8,
-            state,
-        }
-    }
 }
 
 impl ReduceLrOnPlateau {
@@ -89,8 +74,8 @@ impl ReduceLrOnPlateau {
         fn eps(eps: f64) { eps }
     }
 
-    /// Checks that the options are in range. With invalid options, [`step`](Self::step) sets a NaN rate, and
-    /// the optimiser's next step fails.
+    /// Checks that the options are in range. Otherwise [`step`](Self::step) sets a NaN rate, and the next
+    /// step fails.
     ///
     /// # Errors
     /// The factor is not in 0..1, or another option is negative or not finite.

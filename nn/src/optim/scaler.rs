@@ -12,7 +12,7 @@ use forebay_shaders::KernelSpec;
 
 use crate::nn::{PreparedCopies, StagedCopies};
 use crate::optim::{Optimizer, clip};
-use crate::{Device, Error, Result, Tensor, fail, fail_if};
+use crate::{Device, Result, Tensor, fail, fail_if};
 use forebay_core::autograd;
 use forebay_core::check;
 use forebay_core::memory::{self, Tag};
@@ -29,8 +29,7 @@ with_defaults! {
     /// Gradient scaler with an adaptive scale. The scale doubles after 2000 steps without an infinity or NaN in
     /// the gradients, and halves after each step with one, which is skipped. Names and constants are PyTorch's.
     ///
-    /// f16 needs a scaler, bf16 does not. Only [`get_scale`](Self::get_scale) and saving and loading the state
-    /// wait for the device.
+    /// f16 needs a scaler, bf16 does not. Only [`get_scale`](Self::get_scale), saving and loading wait.
     ///
     /// ```no_run
     /// # use forebay_core::{amp::autocast, dtype::DType, error::Result, tensor::Tensor};
@@ -63,8 +62,7 @@ with_defaults! {
         init_growth_tracker: f64 = 0.0,
         /// Allocated on the device of the first loss.
         device_state: OnceLock<Tensor> = OnceLock::new(),
-        /// Optimisers used since the last update, by the address of their parameters. The index is that of the
-        /// optimiser's flag.
+        /// Optimisers used since the last update, by the address of their parameters, in the order of flags.
         optimizers: Vec<(usize, OptimizerStage)> = Vec::new(),
     }
 }
@@ -77,8 +75,7 @@ enum OptimizerStage {
 }
 
 impl GradScaler {
-    /// Creates a scaler with a scale of 65536, which doubles after 2000 finite steps in a row and halves
-    /// after each other step.
+    /// Creates a scaler of scale 65536, doubled after 2000 finite steps in a row and halved after each other.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -87,8 +84,7 @@ impl GradScaler {
     setters! {
         /// Sets the initial scale.
         fn init_scale(scale: f64) { init_scale: scale }
-        /// Sets the factor by which the scale grows. The scale does not exceed 2^126, the largest power of two
-        /// whose inverse is a normal f32.
+        /// Sets the factor by which the scale grows. It is at most 2^126, whose inverse is a normal f32.
         fn growth_factor(factor: f64) { growth_factor: factor }
         /// Sets the factor applied to the scale after a step with an infinity or NaN.
         fn backoff_factor(factor: f64) { backoff_factor: factor }
@@ -96,10 +92,7 @@ impl GradScaler {
         fn growth_interval(steps: u32) { growth_interval: steps }
     }
 
-    /// Returns the loss multiplied by the scale, in f32, on which `backward` is called.
-    ///
-    /// # Errors
-    /// The loss is on another device than earlier losses.
+    /// Returns the loss multiplied by the scale, in f32, on which `backward` is called. All losses are on one device.
     pub fn scale(&self, loss: &Tensor) -> Result<Tensor> {
         loss.mul(&self.device_state(loss.device())?.select(0, SCALE_INDEX as isize)?)
     }
@@ -114,21 +107,15 @@ impl GradScaler {
         const OP: &str = "unscale_";
         let _op = memory::scope::enter_op(OP);
         let (place, stage) = self.find_optimizer(optimizer);
-        match stage {
-            None => {}
-            Some(OptimizerStage::Unscaled) => {
-                return Err(Error::argument(OP, "the gradients are unscaled already, since the last update"));
-            }
-            Some(OptimizerStage::Stepped) => {
-                return Err(Error::argument(OP, "comes before `step`; call `update` after each step"));
-            }
-        }
-        if FOUND_INF_INDEX + place >= STATE_LEN {
-            let most = STATE_LEN - FOUND_INF_INDEX;
-            return Err(Error::argument(OP, format!("one scaler takes up to {most} optimisers an update")));
-        }
+        fail_if!(
+            stage == Some(OptimizerStage::Unscaled);
+            argument(OP), "the gradients are unscaled already, since the last update"
+        );
+        fail_if!(stage.is_some(); argument(OP), "comes before `step`; call `update` after each step");
+        let most = STATE_LEN - FOUND_INF_INDEX;
+        fail_if!(place >= most; argument(OP), "one scaler takes up to {most} optimisers an update");
         let Some(first) = optimizer.parameters().first() else {
-            return Err(Error::argument(OP, "the optimiser has no parameters"));
+            fail!(argument(OP), "the optimiser has no parameters");
         };
         let state = self.device_state(first.device())?;
         clip::unscale_grads(OP, optimizer.parameters(), state, FOUND_INF_INDEX + place)?;
@@ -143,15 +130,14 @@ impl GradScaler {
     /// The optimiser was stepped since the last [`update`](Self::update). Those of
     /// [`unscale_`](Self::unscale_) and of the optimiser.
     pub fn step(&mut self, optimizer: &mut (impl Optimizer + ?Sized)) -> Result<()> {
-        const OP: &str = "step";
-        match self.find_optimizer(optimizer) {
-            (_, Some(OptimizerStage::Stepped)) => {
-                return Err(Error::argument(OP, "was done already since the last update; call `update`"));
-            }
-            (_, Some(OptimizerStage::Unscaled)) => {}
-            (_, None) => self.unscale_(optimizer)?,
+        let (place, stage) = self.find_optimizer(optimizer);
+        fail_if!(
+            stage == Some(OptimizerStage::Stepped);
+            argument("step"), "was done already since the last update; call `update`"
+        );
+        if stage.is_none() {
+            self.unscale_(optimizer)?;
         }
-        let (place, _) = self.find_optimizer(optimizer);
         let Some(state) = self.device_state.get() else { return Ok(()) };
         optimizer.step_unless(&state.select(0, (FOUND_INF_INDEX + place) as isize)?)?;
         self.optimizers[place].1 = OptimizerStage::Stepped;
@@ -209,19 +195,19 @@ impl GradScaler {
     /// Validates and stages a state for [`load_state_dict`](Self::load_state_dict).
     pub(crate) fn stage_state_dict(&self, state: &BTreeMap<String, Tensor>) -> Result<StagedScalerState> {
         const OP: &str = "load_state_dict";
-        let number = |name: &str| {
-            let found = state.get(name).ok_or_else(|| Error::argument(OP, format!("missing: {name}")))?;
-            found.item()
+        let number = |name: &str| match state.get(name) {
+            Some(found) => found.item(),
+            None => fail!(argument(OP), "missing: {name}"),
         };
         let (scale, tracker) = (number("scale")?, number("growth_tracker")?);
-        if let Some(strange) = state.keys().find(|k| !["scale", "growth_tracker"].contains(&k.as_str())) {
-            return Err(Error::argument(OP, format!("unexpected: {strange}")));
+        if let Some(unknown) = state.keys().find(|k| !["scale", "growth_tracker"].contains(&k.as_str())) {
+            fail!(argument(OP), "unexpected: {unknown}");
         }
         fail_if!(!(scale.is_finite() && scale > 0.0); argument(OP), "a scale is a finite number above 0, not {scale}");
-        if !(tracker.is_finite() && tracker >= 0.0) {
-            let why = format!("growth_tracker is a count of steps, and cannot be {tracker}");
-            return Err(Error::argument(OP, why));
-        }
+        fail_if!(
+            !(tracker.is_finite() && tracker >= 0.0);
+            argument(OP), "growth_tracker is a count of steps, and cannot be {tracker}"
+        );
         let mut staged = StagedCopies::default();
         // In place, because a captured step may read the buffer.
         if let Some(state) = self.device_state.get() {
@@ -243,10 +229,8 @@ impl GradScaler {
     /// Returns the flag index of an optimiser and its progress since the last update.
     fn find_optimizer(&self, optimizer: &(impl Optimizer + ?Sized)) -> (usize, Option<OptimizerStage>) {
         let address = optimizer_address(optimizer);
-        match self.optimizers.iter().position(|&(a, _)| a == address) {
-            Some(place) => (place, Some(self.optimizers[place].1)),
-            None => (self.optimizers.len(), None),
-        }
+        let place = self.optimizers.iter().position(|&(a, _)| a == address);
+        (place.unwrap_or(self.optimizers.len()), place.map(|place| self.optimizers[place].1))
     }
 
     /// Returns the state buffer, allocating it at the first call.
@@ -255,8 +239,8 @@ impl GradScaler {
             return Ok(state);
         }
         self.check_options()?;
-        let made = self.create_initial_state(device)?;
-        Ok(self.device_state.get_or_init(|| made))
+        let state = Self::create_state(device, self.init_scale, self.init_growth_tracker)?;
+        Ok(self.device_state.get_or_init(|| state))
     }
 
     /// Fails if an option is out of range.
@@ -267,11 +251,6 @@ impl GradScaler {
         check::positive(OP, "backoff_factor", self.backoff_factor)?;
         check::unit_interval(OP, "backoff_factor", self.backoff_factor)?;
         check::positive_count(OP, "growth_interval", self.growth_interval.into())
-    }
-
-    /// Creates the initial buffer, or that of a loaded state.
-    fn create_initial_state(&self, device: &Device) -> Result<Tensor> {
-        Self::create_state(device, self.init_scale, self.init_growth_tracker)
     }
 
     fn create_state(device: &Device, scale: f64, tracker: f64) -> Result<Tensor> {

@@ -16,7 +16,7 @@
 use std::f64::consts::PI;
 
 use crate::optim::Optimizer;
-use crate::{Result, fail, fail_if};
+use crate::{Result, fail_if};
 use forebay_core::check;
 
 pub use super::plateau::{PlateauState, ReduceLrOnPlateau};
@@ -71,18 +71,20 @@ impl LrSchedule for ConstantSchedule {
     }
 }
 
-/// Defines a schedule by its fields, the range checks of the fields with the names in errors, and the rate.
+/// Defines a schedule by its fields, the range checks of the fields with the names in errors, and the rate. A
+/// function of the step is a type parameter, and `where` adds further checks.
 macro_rules! schedule {
     (
         $(#[$doc:meta])*
-        $name:ident { $($(#[$field_doc:meta])* $vis:vis $field:ident: $ty:ty $([$($check:ident)+ $label:literal])?,)* }
-        |$this:ident, $step:ident| $lr:expr
+        $name:ident $(<$function:ident>)? {
+            $($(#[$field_doc:meta])* $vis:vis $field:ident: $ty:ty $([$($check:ident)+ $label:literal])?,)*
+        } |$this:ident, $step:ident| $lr:expr $(, where $more:block)?
     ) => {
         $(#[$doc])*
-        #[derive(Clone, Copy, Debug)]
-        pub struct $name { $($(#[$field_doc])* $vis $field: $ty,)* }
+        #[derive(Clone, Debug)]
+        pub struct $name $(<$function>)? { $($(#[$field_doc])* $vis $field: $ty,)* }
 
-        impl LrSchedule for $name {
+        impl $(<$function: Fn(u64) -> f64>)? LrSchedule for $name $(<$function>)? {
             fn lr(&self, $step: u64) -> f64 {
                 let $this = self;
                 $lr
@@ -90,6 +92,7 @@ macro_rules! schedule {
 
             fn check(&self) -> Result<()> {
                 $($($(check::$check(stringify!($name), $label, self.$field)?;)+)?)*
+                $({ let $this = self; $more })?
                 Ok(())
             }
         }
@@ -98,6 +101,7 @@ macro_rules! schedule {
 
 schedule! {
     /// Multiplication of the rate by `gamma` every `step_size` steps.
+    #[derive(Copy)]
     StepLr {
         /// Initial rate.
         pub base_lr: f64 [non_negative "base"],
@@ -108,30 +112,21 @@ schedule! {
     } |this, step| this.base_lr * this.gamma.powf((step / this.step_size.max(1)) as f64)
 }
 
-/// Multiplication of the rate by `gamma` at every milestone.
-#[derive(Clone, Debug)]
-pub struct MultiStepLr {
-    /// Initial rate.
-    pub base_lr: f64,
-    /// Steps at which the rate changes, in any order; a duplicate changes the rate twice.
-    pub milestones: Vec<u64>,
-    /// Factor of a change.
-    pub gamma: f64,
-}
-
-impl LrSchedule for MultiStepLr {
-    fn lr(&self, step: u64) -> f64 {
-        self.base_lr * self.gamma.powf(self.milestones.iter().filter(|&&m| m <= step).count() as f64)
-    }
-
-    fn check(&self) -> Result<()> {
-        check::non_negative("MultiStepLr", "base", self.base_lr)?;
-        check::non_negative("MultiStepLr", "gamma", self.gamma)
-    }
+schedule! {
+    /// Multiplication of the rate by `gamma` at every milestone.
+    MultiStepLr {
+        /// Initial rate.
+        pub base_lr: f64 [non_negative "base"],
+        /// Steps at which the rate changes, in any order; a duplicate changes the rate twice.
+        pub milestones: Vec<u64>,
+        /// Factor of a change.
+        pub gamma: f64 [non_negative "gamma"],
+    } |this, step| this.base_lr * this.gamma.powf(this.milestones.iter().filter(|&&m| m <= step).count() as f64)
 }
 
 schedule! {
     /// Rate times `factor` before step `total_iters`, and the plain rate afterwards.
+    #[derive(Copy)]
     ConstantLr {
         /// Plain rate.
         pub base_lr: f64 [non_negative "base"],
@@ -144,6 +139,7 @@ schedule! {
 
 schedule! {
     /// Rate times a factor that changes linearly from `start_factor` to `end_factor` and then stays.
+    #[derive(Copy)]
     LinearLr {
         /// Rate that the factor multiplies.
         pub base_lr: f64 [non_negative "base"],
@@ -161,6 +157,7 @@ schedule! {
 
 schedule! {
     /// Multiplication of the rate by `gamma` after every step.
+    #[derive(Copy)]
     ExponentialLr {
         /// Initial rate.
         pub base_lr: f64 [non_negative "base"],
@@ -171,6 +168,7 @@ schedule! {
 
 schedule! {
     /// Rate times (1 - step / `total_iters`)^`power`, and 0 afterwards.
+    #[derive(Copy)]
     PolynomialLr {
         /// Initial rate.
         pub base_lr: f64 [non_negative "base"],
@@ -184,43 +182,27 @@ schedule! {
     }
 }
 
-/// Rate times a function of the step: `LambdaLr { base_lr: 0.1, factor: |step| 0.95f64.powf(step as f64) }`.
-#[derive(Clone, Copy, Debug)]
-pub struct LambdaLr<F> {
-    /// Rate that the factor multiplies.
-    pub base_lr: f64,
-    /// Factor at a step.
-    pub factor: F,
+schedule! {
+    /// Rate times a function of the step: `LambdaLr { base_lr: 0.1, factor: |step| 0.95f64.powf(step as f64) }`.
+    #[derive(Copy)]
+    LambdaLr<F> {
+        /// Rate that the factor multiplies.
+        pub base_lr: f64 [non_negative "base"],
+        /// Factor at a step.
+        pub factor: F,
+    } |this, step| this.base_lr * (this.factor)(step)
 }
 
-impl<F: Fn(u64) -> f64> LrSchedule for LambdaLr<F> {
-    fn lr(&self, step: u64) -> f64 {
-        self.base_lr * (self.factor)(step)
-    }
-
-    fn check(&self) -> Result<()> {
-        check::non_negative("LambdaLr", "base", self.base_lr)
-    }
-}
-
-/// Multiplication of the previous rate by a function of the step. The cost grows with the step, because each
-/// call starts from step 1.
-#[derive(Clone, Copy, Debug)]
-pub struct MultiplicativeLr<F> {
-    /// Initial rate.
-    pub base_lr: f64,
-    /// Factor before step 1, 2, ...
-    pub factor: F,
-}
-
-impl<F: Fn(u64) -> f64> LrSchedule for MultiplicativeLr<F> {
-    fn lr(&self, step: u64) -> f64 {
-        (1..=step).fold(self.base_lr, |lr, k| lr * (self.factor)(k))
-    }
-
-    fn check(&self) -> Result<()> {
-        check::non_negative("MultiplicativeLr", "base", self.base_lr)
-    }
+schedule! {
+    /// Multiplication of the previous rate by a function of the step. The cost grows with the step, because each
+    /// call starts from step 1.
+    #[derive(Copy)]
+    MultiplicativeLr<F> {
+        /// Initial rate.
+        pub base_lr: f64 [non_negative "base"],
+        /// Factor before step 1, 2, ...
+        pub factor: F,
+    } |this, step| (1..=step).fold(this.base_lr, |lr, k| lr * (this.factor)(k))
 }
 
 /// PyTorch's name for [`CosineAnnealing`].
@@ -231,6 +213,7 @@ pub type OneCycleLr = OneCycle;
 
 schedule! {
     /// Half a cosine from `base_lr` to `eta_min` over `t_max` steps, periodic afterwards as in PyTorch.
+    #[derive(Copy)]
     CosineAnnealing {
         /// Initial rate.
         pub base_lr: f64 [non_negative "base"],
@@ -247,6 +230,7 @@ schedule! {
 schedule! {
     /// Half a cosine from `base_lr` to `eta_min` with restarts (SGDR: Loshchilov and Hutter, 2016). The first
     /// cycle has `t_0` steps; each later one has `t_mult` times as many.
+    #[derive(Copy)]
     CosineAnnealingWarmRestarts {
         /// Initial rate of every cycle.
         pub base_lr: f64 [non_negative "base"],
@@ -280,49 +264,39 @@ pub enum CyclicMode {
     ExpRange(f64),
 }
 
-/// Linear rise from `base_lr` to `max_lr` and linear fall, repeated (Smith, 2015).
-#[derive(Clone, Copy, Debug)]
-pub struct CyclicLr {
-    /// Lowest rate.
-    pub base_lr: f64,
-    /// Highest rate.
-    pub max_lr: f64,
-    /// Number of rising steps; PyTorch's default is 2,000.
-    pub step_size_up: u64,
-    /// Number of falling steps.
-    pub step_size_down: u64,
-    /// Change of the peaks.
-    pub mode: CyclicMode,
-}
-
-impl LrSchedule for CyclicLr {
-    fn lr(&self, step: u64) -> f64 {
-        let (up, total) = (self.step_size_up, (self.step_size_up + self.step_size_down).max(1));
+schedule! {
+    /// Linear rise from `base_lr` to `max_lr` and linear fall, repeated (Smith, 2015).
+    #[derive(Copy)]
+    CyclicLr {
+        /// Lowest rate.
+        pub base_lr: f64 [non_negative "base"],
+        /// Highest rate.
+        pub max_lr: f64 [non_negative "max"],
+        /// Number of rising steps; PyTorch's default is 2,000.
+        pub step_size_up: u64,
+        /// Number of falling steps.
+        pub step_size_down: u64,
+        /// Change of the peaks.
+        pub mode: CyclicMode,
+    } |this, step| {
+        let (up, total) = (this.step_size_up, (this.step_size_up + this.step_size_down).max(1));
         let (cycle, at) = (step / total, step % total);
         let height = if at <= up && up > 0 {
             at as f64 / up as f64
         } else {
-            (total - at) as f64 / self.step_size_down.max(1) as f64
+            (total - at) as f64 / this.step_size_down.max(1) as f64
         };
-        let scale = match self.mode {
+        let scale = match this.mode {
             CyclicMode::Triangular => 1.0,
             CyclicMode::Triangular2 => 0.5f64.powf(cycle as f64),
             CyclicMode::ExpRange(gamma) => gamma.powf(step as f64),
         };
-        self.base_lr + (self.max_lr - self.base_lr) * height * scale
-    }
-
-    fn check(&self) -> Result<()> {
-        if let CyclicMode::ExpRange(gamma) = self.mode {
+        this.base_lr + (this.max_lr - this.base_lr) * height * scale
+    }, where {
+        if let CyclicMode::ExpRange(gamma) = this.mode {
             check::non_negative("CyclicLr", "mode", gamma)?;
         }
-        check::non_negative("CyclicLr", "base", self.base_lr)?;
-        check::non_negative("CyclicLr", "max", self.max_lr)?;
-        check::positive_count(
-            "CyclicLr",
-            "step_size_up",
-            self.step_size_up.saturating_add(self.step_size_down),
-        )
+        check::positive_count("CyclicLr", "step_size_up", this.step_size_up.saturating_add(this.step_size_down))?;
     }
 }
 
@@ -338,13 +312,11 @@ impl<'a> SequentialLr<'a> {
     /// # Errors
     /// The milestones are not ascending, or not one fewer than the schedules.
     pub fn new(schedules: Vec<Box<dyn LrSchedule + 'a>>, milestones: &[u64]) -> Result<Self> {
-        if milestones.len() + 1 != schedules.len() || !milestones.is_sorted() {
-            let (given, wanted) = (schedules.len(), schedules.len().saturating_sub(1));
-            fail!(
-                argument("SequentialLr"),
-                "{given} schedules take {wanted} rising milestones, got {milestones:?}"
-            );
-        }
+        let (count, most) = (schedules.len(), schedules.len().saturating_sub(1));
+        fail_if!(
+            milestones.len() + 1 != count || !milestones.is_sorted();
+            argument("SequentialLr"), "{count} schedules take {most} rising milestones, got {milestones:?}"
+        );
         Ok(Self { schedules, milestones: milestones.to_vec() })
     }
 }
@@ -391,8 +363,8 @@ impl LrSchedule for ChainedScheduler<'_> {
     }
 }
 
-/// Linear rise to the initial rate of another schedule, which follows. Step i of the rise has that rate · (i
-/// + 1) / steps.
+/// Linear rise to the initial rate of another schedule, which follows. Step i has that rate · (i + 1) /
+/// steps.
 #[derive(Clone, Copy, Debug)]
 pub struct Warmup<S> {
     /// Number of steps of the rise.
@@ -414,8 +386,7 @@ impl<S: LrSchedule> LrSchedule for Warmup<S> {
     }
 }
 
-/// A schedule with a step counter, like PyTorch's schedulers, for custom loops. The counter is its only
-/// state.
+/// A schedule with a step counter, its only state, like PyTorch's schedulers, for custom loops.
 ///
 /// ```
 /// # use forebay_core::{device::Device, dtype::DType, error::Result, tensor::Tensor};
@@ -466,8 +437,7 @@ impl<S: LrSchedule> LrScheduler<S> {
     }
 }
 
-/// Logs invalid options if no error can be returned. The rate is then NaN, and the optimiser's next step
-/// fails.
+/// Logs invalid options. The rate is then NaN, and the optimiser's next step fails.
 pub(super) fn log_if_invalid(checked: Result<()>) -> Option<()> {
     checked.map_err(|error| log::error!("{error}; the learning rate is NaN")).ok()
 }
@@ -475,8 +445,8 @@ pub(super) fn log_if_invalid(checked: Result<()>) -> Option<()> {
 schedule! {
     /// Linear warmup to the full rate, then half a cosine down.
     ///
-    /// Step i of the warmup has base · (i + 1) / warmup. Step `warmup` begins the cosine, which would end at step
-    /// `total`.
+    /// Step i of the warmup has base · (i + 1) / warmup. The cosine goes from step `warmup` to `total`.
+    #[derive(Copy)]
     WarmupCosine {
         base_lr: f64 [non_negative "base"],
         warmup_steps: u64,
@@ -508,6 +478,7 @@ impl WarmupCosine {
 schedule! {
     /// One-cycle policy (Smith and Topin, 2017), with cosines. The rate rises from `max_lr` / 25 to `max_lr` in
     /// the first 30 % of the steps, then falls to a 10,000th of the initial rate.
+    #[derive(Copy)]
     OneCycle {
         /// Highest rate.
         pub max_lr: f64 [non_negative "max"],

@@ -38,8 +38,8 @@ impl StagingSlots {
             if !error.is_out_of_memory() {
                 return Err(error);
             }
-            // Earlier groups have stepped already, so the step must not fail. The reserved memory is freed
-            // for this state.
+            // Earlier groups have stepped, so the step must not fail: frees the reserved memory for this
+            // state.
             self.slots.iter_mut().for_each(|place| *place = None);
             state.prefetch_()
         })

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use super::fused::{FusedGroup, FusedOptimizer, UpdateRule};
 use crate::nn::StagedCopies;
-use crate::{DType, Error, Result, Tensor, fail_if};
+use crate::{DType, Error, Result, Tensor, fail, fail_if};
 
 /// State of one parameter: its step count, and its states in the rule's order.
 type LoadedState<'a> = (u64, SmallVec<[Option<&'a Tensor>; 3]>);
@@ -18,11 +18,14 @@ fn parse_step_count(name: &str, tensor: &Tensor) -> Result<u64> {
     if steps >= 0.0 && steps.fract() == 0.0 && steps <= u64::MAX as f64 {
         return Ok(steps as u64);
     }
-    let why = match tensor.numel() {
-        1 => format!("`{name}` is {steps}, expected a whole number of 0 or more"),
-        _ => format!("`{name}` has the shape {:?}, expected one number", tensor.shape()),
-    };
-    Err(Error::argument("load_state_dict", why))
+    match tensor.numel() {
+        1 => fail!(argument("load_state_dict"), "`{name}` is {steps}, expected a whole number of 0 or more"),
+        _ => fail!(
+            argument("load_state_dict"),
+            "`{name}` has the shape {:?}, expected one number",
+            tensor.shape()
+        ),
+    }
 }
 
 impl FusedOptimizer {
@@ -55,11 +58,11 @@ impl FusedOptimizer {
     pub(super) fn load_state_dict(
         &mut self,
         rule: &impl UpdateRule,
-        given: &BTreeMap<String, Tensor>,
+        state: &BTreeMap<String, Tensor>,
     ) -> Result<()> {
         self.check_step(rule)?;
         // Checks everything before it overwrites a tensor or allocates memory.
-        let found = self.match_state_dict(rule, given)?;
+        let found = self.match_state_dict(rule, state)?;
         self.create_groups(rule, |k, _| Ok(found.contains_key(&k)))?;
         let steps = |k: usize| found.get(&k).map_or(0, |(count, _)| *count);
         let mut staged = StagedCopies::default();
@@ -72,8 +75,7 @@ impl FusedOptimizer {
                     continue;
                 };
                 for (view, source) in views.iter().zip(sources) {
-                    let Some(source) = source else { continue };
-                    staged.add_copy(view, source)?;
+                    source.map_or(Ok(()), |source| staged.add_copy(view, source).map(drop))?;
                 }
             }
             // Writes in place, because a captured step may update these counts.
@@ -90,7 +92,7 @@ impl FusedOptimizer {
     fn match_state_dict<'a, R: UpdateRule>(
         &self,
         rule: &R,
-        given: &'a BTreeMap<String, Tensor>,
+        state: &'a BTreeMap<String, Tensor>,
     ) -> Result<FxHashMap<usize, LoadedState<'a>>> {
         const OP: &str = "load_state_dict";
         let names = rule.state_names();
@@ -98,8 +100,8 @@ impl FusedOptimizer {
         let mut found = FxHashMap::default();
         for (k, p) in self.parameters.iter().enumerate() {
             let step = format!("{k}.step");
-            let has = |name: &&str| given.contains_key(&format!("{k}.{name}"));
-            let count = match given.get(&step) {
+            let has = |name: &&str| state.contains_key(&format!("{k}.{name}"));
+            let count = match state.get(&step) {
                 Some(tensor) => Some(parse_step_count(&step, tensor)?),
                 None => (!R::HAS_STEP_COUNT && names.iter().any(has)).then_some(1),
             };
@@ -107,32 +109,32 @@ impl FusedOptimizer {
             expected.insert(step);
             expected.extend(rule.derived_state_names().iter().map(|name| format!("{k}.{name}")));
             let mut sources = SmallVec::new();
-            for &state in &names {
-                let name = format!("{k}.{state}");
-                let shape = rule.state_shape(state, p.shape());
-                if shape.contains(&0) && !given.contains_key(&name) {
+            for &state_name in &names {
+                let name = format!("{k}.{state_name}");
+                let shape = rule.state_shape(state_name, p.shape());
+                if shape.contains(&0) && !state.contains_key(&name) {
                     // PyTorch's state omits states that this parameter does not use.
                     sources.push(None);
                     continue;
                 }
-                let source = given.get(&name);
+                let source = state.get(&name);
                 let source = source.ok_or_else(|| Error::argument(OP, format!("missing: {name}")))?;
-                if source.shape() != &*shape {
-                    let rule = format!("{name} has the shape that its parameter asks for");
-                    return Err(Error::shape(OP, rule, &[source.shape(), &shape]));
-                }
-                if !source.dtype().is_float() {
-                    let rule = format!("{name} is kept as f32, and read from any float");
-                    return Err(Error::dtype(OP, source.dtype(), rule));
-                }
+                fail_if!(
+                    source.shape() != &*shape;
+                    shape(OP, &[source.shape(), &shape]), "{name} has the shape that its parameter asks for"
+                );
+                fail_if!(
+                    !source.dtype().is_float();
+                    dtype(OP, source.dtype()), "{name} is kept as f32, and read from any float"
+                );
                 sources.push(Some(source));
                 expected.insert(name);
             }
             found.insert(k, (count, sources));
         }
-        let strange: Vec<&str> =
-            given.keys().filter(|name| !expected.contains(*name)).map(String::as_str).collect();
-        fail_if!(!strange.is_empty(); argument(OP), "unexpected: {}", strange.join(", "));
+        let unknown = state.keys().map(String::as_str).filter(|name| !expected.contains(*name));
+        let unknown = unknown.collect::<Vec<_>>().join(", ");
+        fail_if!(!unknown.is_empty(); argument(OP), "unexpected: {unknown}");
         Ok(found)
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::dry_run::with_unlimited_memory;
 use crate::nn::segment::{ActivationPolicy, SegmentCost, SegmentGuard, pareto_sets};
-use crate::{DType, Device, Error, Result};
+use crate::{DType, Device, Error, Result, fail_if};
 use forebay_core::amp::{AutocastGuard, autocast};
 use forebay_core::backend::null::{CardProfile, NullBackend, WorkEstimate};
 use forebay_core::memory::{Bytes, Config};
@@ -49,6 +49,8 @@ impl StepConfig {
     setters! {
         /// Sets the precision to f16 or bf16, by [`autocast`].
         fn with_precision(dtype: DType) { precision: Some(dtype) }
+        /// Offloads the optimiser's state between steps.
+        fn with_offloaded_state() { offload_state: true }
     }
 
     /// Recomputes the segments that are true in `again`, in the order of the forward pass.
@@ -57,16 +59,10 @@ impl StepConfig {
         self.with_policy(again.as_ref(), ActivationPolicy::Recompute)
     }
 
-    /// Offloads the saved activations of the segments that are true in `away`, in the order of the forward
-    /// pass.
+    /// Offloads the saved activations of segments that are true in `away`, in the forward pass's order.
     #[must_use]
     pub fn with_offload(self, away: impl AsRef<[bool]>) -> Self {
         self.with_policy(away.as_ref(), ActivationPolicy::Offload)
-    }
-
-    setters! {
-        /// Offloads the optimiser's state between steps.
-        fn with_offloaded_state() { offload_state: true }
     }
 
     fn with_policy(self, which: &[bool], what: ActivationPolicy) -> Self {
@@ -78,16 +74,12 @@ impl StepConfig {
         Self { policies: saved, ..self }
     }
 
-    /// Applies the policies to segments until the guard is dropped. The guard must cover forward and backward
-    /// passes.
+    /// Applies the policies to segments during the guard's life, which covers forward and backward passes.
     pub fn apply_segments(&self) -> SegmentGuard {
         SegmentGuard::apply_policies(Arc::clone(&self.policies))
     }
 
     /// Enters [`autocast`] for the forward pass and the loss; returns `None` in f32.
-    ///
-    /// # Errors
-    /// Same errors as [`autocast`].
     pub fn autocast(&self) -> Result<Option<AutocastGuard>> {
         self.precision.map(autocast).transpose()
     }
@@ -95,13 +87,17 @@ impl StepConfig {
     /// Returns the number of recomputed segments.
     #[must_use]
     pub fn recomputed_count(&self) -> usize {
-        self.policies.iter().filter(|saved| **saved == ActivationPolicy::Recompute).count()
+        self.count_policy(ActivationPolicy::Recompute)
     }
 
     /// Returns the number of offloaded segments.
     #[must_use]
     pub fn offloaded_count(&self) -> usize {
-        self.policies.iter().filter(|saved| **saved == ActivationPolicy::Offload).count()
+        self.count_policy(ActivationPolicy::Offload)
+    }
+
+    fn count_policy(&self, policy: ActivationPolicy) -> usize {
+        self.policies.iter().filter(|own| **own == policy).count()
     }
 }
 
@@ -246,17 +242,18 @@ impl Budget {
         profile: &CardProfile,
         setup: impl Fn(&Device) -> Result<S>,
     ) -> Result<StepPlan> {
-        if self.batch_size == 0 || u32::try_from(self.batch_size).is_err() {
-            let why = format!("a step has 1 to {} rows, not {}", u32::MAX, self.batch_size);
-            return Err(Error::argument("plan", why));
-        }
+        fail_if!(
+            self.batch_size == 0 || u32::try_from(self.batch_size).is_err();
+            argument("plan"), "a step has 1 to {} rows, not {}", u32::MAX, self.batch_size
+        );
         let card = with_unlimited_memory(profile);
         let room =
             self.bytes.min(profile.available_bytes()).min(profile.config.max_memory.unwrap_or(u64::MAX));
+        let runner = StepRunner { card: &card, setup };
         let mut table = Vec::new();
         for rows in (1..=self.batch_size).rev().filter(|rows| self.batch_size.is_multiple_of(*rows)) {
             for &precision in &self.precisions {
-                table.extend(self.estimate_configs(rows, precision, &card, &setup)?);
+                table.extend(self.estimate_configs(rows, precision, &runner)?);
             }
         }
         table.sort_by(|a, b| {
@@ -265,7 +262,7 @@ impl Budget {
         let mut best: Option<usize> = None;
         let mut tried: Vec<MeasuredConfig> = Vec::new();
         for (k, estimate) in table.iter_mut().enumerate() {
-            let (peaks, fits) = measure_peaks(&card, &setup, &estimate.config, room)?;
+            let (peaks, fits) = runner.measure_peaks(&estimate.config, room)?;
             (estimate.peak, estimate.fits) = (Some(peaks.reserved), Some(fits));
             tried.push((peaks.requested.max(room), peaks.reserved, estimate.config.clone()));
             if best.is_none() && fits {
@@ -276,14 +273,10 @@ impl Budget {
             }
         }
         if let Some(k) = best {
-            return Ok(StepPlan {
-                card: card.name.clone(),
-                budget: room,
-                best: table[k].clone(),
-                estimates: table,
-            });
+            let best = table[k].clone();
+            return Ok(StepPlan { card: card.name.clone(), budget: room, best, estimates: table });
         }
-        let (needed, choice) = find_smallest_budget(&card, &setup, tried)?;
+        let (needed, choice) = runner.find_smallest_budget(tried)?;
         Err(Error::BudgetTooSmall {
             card: card.name.clone(),
             budget: room,
@@ -297,13 +290,12 @@ impl Budget {
         &self,
         rows: usize,
         precision: Option<DType>,
-        card: &CardProfile,
-        setup: &impl Fn(&Device) -> Result<S>,
+        runner: &StepRunner<'_, impl Fn(&Device) -> Result<S>>,
     ) -> Result<Vec<Estimate>> {
-        let count = self.batch_size / rows;
+        let (count, speed) = (self.batch_size / rows, &runner.card.speed);
         let mut parts: Vec<SegmentCost> = Vec::new();
         let mut work = |choice: &StepConfig| -> Result<WorkEstimate> {
-            let measured = run_dry(card, setup, choice, |backend, step| {
+            let measured = runner.run(choice, None, |backend, step| {
                 let probe = SegmentGuard::start_measuring(Arc::clone(backend));
                 let before = backend.estimated_work();
                 step()?;
@@ -315,7 +307,7 @@ impl Budget {
             Ok(measured?.0)
         };
         let plain = |count: usize| StepConfig { precision, ..StepConfig::new(rows, count) };
-        let offload = self.allows_offload && card.speed.host_bandwidth > 0.0;
+        let offload = self.allows_offload && speed.host_bandwidth > 0.0;
         let state = if offload { work(&plain(1).with_offloaded_state())?.host_seconds } else { 0.0 };
         let one = work(&plain(1))?.seconds;
         // Each further micro-batch costs as much as the second.
@@ -326,9 +318,8 @@ impl Budget {
                 count as f64 * those.map(|(part, _)| cost(part)).sum::<f64>()
             };
             let computed = whole + of(ActivationPolicy::Recompute, &|part| part.seconds);
-            let copied = of(ActivationPolicy::Offload, &|part| {
-                2.0 * part.saved_bytes as f64 / card.speed.host_bandwidth
-            });
+            let copied =
+                of(ActivationPolicy::Offload, &|part| 2.0 * part.saved_bytes as f64 / speed.host_bandwidth);
             let seconds = computed.max(copied) + if choice.offload_state { state } else { 0.0 };
             Estimate { config: choice, peak: None, fits: None, seconds }
         };
@@ -357,127 +348,6 @@ impl Budget {
     }
 }
 
-impl StepConfig {
-    /// Limits the configuration to two micro-batches, which have the same peak as more.
-    fn with_at_most_two_micro_batches(&self) -> Self {
-        Self { micro_batch_count: self.micro_batch_count.min(2), ..self.clone() }
-    }
-}
-
-/// Measures the peaks of a configuration, and reports whether it fits `room`. If the peak without a limit
-/// also fits, that peak is returned.
-fn measure_peaks<S: FnMut(&StepConfig) -> Result<()>>(
-    card: &CardProfile,
-    setup: &impl Fn(&Device) -> Result<S>,
-    choice: &StepConfig,
-    room: u64,
-) -> Result<(PoolPeaks, bool)> {
-    let steps = |choice: &StepConfig| -> Result<PoolPeaks> {
-        Ok(run_dry(card, setup, choice, |_, step| step().and_then(|()| step()))?.1)
-    };
-    match peak_within_limit(card, setup, choice, room)? {
-        Some(peak) => {
-            // Includes blocks that are placed differently in later micro-batches and steps.
-            let short = steps(&choice.with_at_most_two_micro_batches())?;
-            let free = if short.reserved > room {
-                short.reserved
-            } else {
-                short.reserved.max(steps(choice)?.reserved)
-            };
-            Ok((PoolPeaks { reserved: if free > room { peak } else { free }, ..short }, true))
-        }
-        // Two micro-batches approximate the peak.
-        None => {
-            Ok((run_dry(card, setup, &choice.with_at_most_two_micro_batches(), |_, step| step())?.1, false))
-        }
-    }
-}
-
-/// Returns the peak in a pool limited to `room`, the limit that the device's pool will have. Such a pool
-/// reserves smaller segments, compacts, and releases memory. Returns `None` if the configuration does not
-/// fit.
-fn peak_within_limit<S: FnMut(&StepConfig) -> Result<()>>(
-    card: &CardProfile,
-    setup: &impl Fn(&Device) -> Result<S>,
-    choice: &StepConfig,
-    room: u64,
-) -> Result<Option<u64>> {
-    let bounded = card.clone().with_config(Config { max_memory: Some(room), ..card.config });
-    match run_dry(&bounded, setup, choice, |_, step| step().and_then(|()| step())) {
-        Ok((_, peaks)) => Ok(Some(peaks.reserved)),
-        Err(error) => error.into_out_of_memory().map(|_| None),
-    }
-}
-
-/// Lower bound of the budget from requested bytes and failed attempts, peak without a limit, and
-/// configuration.
-type MeasuredConfig = (u64, u64, StepConfig);
-
-/// Returns the smallest budget under which a configuration runs, if none fits `room`. A dry run under this
-/// limit succeeded. No configuration runs with one granule less.
-fn find_smallest_budget<S: FnMut(&StepConfig) -> Result<()>>(
-    card: &CardProfile,
-    setup: &impl Fn(&Device) -> Result<S>,
-    mut all: Vec<MeasuredConfig>,
-) -> Result<(u64, StepConfig)> {
-    let source = &card.source_limits;
-    let granule = source.virtual_memory.map_or(source.alignment.max(512), |pages| pages.granularity);
-    all.sort_by_key(|&(least, reserved, _)| (least, reserved));
-    let mut best: Option<(u64, StepConfig)> = None;
-    let mut found = true;
-    // Repeats until no configuration runs with less. With a lower limit, a configuration that was skipped may
-    // run after all.
-    while std::mem::take(&mut found) {
-        for (least, reserved, choice) in &all {
-            let below = best.as_ref().map_or(u64::MAX, |(bytes, _)| bytes.saturating_sub(granule));
-            if *least > below {
-                break;
-            }
-            // A run needs no more than its peak without a limit, except for different placement in later
-            // steps.
-            let most = below.min(reserved.saturating_mul(2));
-            if let Some(peak) = peak_within_limit(card, setup, choice, most)? {
-                best = Some((
-                    find_smallest_limit(card, setup, choice, *least, peak.max(*least), granule)?,
-                    choice.clone(),
-                ));
-                found = true;
-            }
-        }
-    }
-    best.ok_or_else(|| Error::argument("plan", "the step runs out of memory at any budget"))
-}
-
-/// Returns the smallest pool limit under which a configuration runs: a multiple of the granule, at least
-/// `low` and about `most` bytes at most.
-fn find_smallest_limit<S: FnMut(&StepConfig) -> Result<()>>(
-    card: &CardProfile,
-    setup: &impl Fn(&Device) -> Result<S>,
-    choice: &StepConfig,
-    low: u64,
-    most: u64,
-    granule: u64,
-) -> Result<u64> {
-    let runs = |granules: u64| peak_within_limit(card, setup, choice, granules * granule);
-    let (mut low, mut most) = (low.saturating_sub(1) / granule, most.div_ceil(granule));
-    // The placement may differ in a pool of the size that a larger pool reserved.
-    let mut step = 1;
-    while runs(most)?.is_none() {
-        (low, most, step) = (most, most + step, 2 * step);
-    }
-    while most > low + 1 {
-        let middle = low.midpoint(most);
-        match runs(middle)? {
-            Some(peak) => most = peak.div_ceil(granule).clamp(low + 1, middle),
-            None => low = middle,
-        }
-        if most < middle && runs(most)?.is_none() {
-            (low, most) = (most, middle);
-        }
-    }
-    Ok(most * granule)
-}
-
 /// Peak bytes of a run.
 #[derive(Clone, Copy, Debug)]
 struct PoolPeaks {
@@ -487,22 +357,113 @@ struct PoolPeaks {
     requested: u64,
 }
 
-/// Runs a step on a null device, and then `second`, which runs the step again and may inspect the device.
-/// Also returns the pool's peaks.
-fn run_dry<S: FnMut(&StepConfig) -> Result<()>, T>(
-    card: &CardProfile,
-    setup: &impl Fn(&Device) -> Result<S>,
-    choice: &StepConfig,
-    second: impl FnOnce(&Arc<NullBackend>, &mut dyn FnMut() -> Result<()>) -> Result<T>,
-) -> Result<(T, PoolPeaks)> {
-    let backend = Arc::new(NullBackend::new(card.clone()));
-    let device = Device::with_config(backend.clone(), card.config);
-    let mut step = setup(&device)?;
-    let _segments = choice.apply_segments();
-    step(choice)?;
-    let value = second(&backend, &mut || step(choice))?;
-    let stats = device.memory();
-    Ok((value, PoolPeaks { reserved: stats.peak_reserved(), requested: stats.requested_bytes.all.peak }))
+/// Lower bound of the budget by requests and failures, peak without a limit, and configuration.
+type MeasuredConfig = (u64, u64, StepConfig);
+
+/// Dry runs of one step on one card.
+struct StepRunner<'a, F> {
+    card: &'a CardProfile,
+    setup: F,
+}
+
+impl<S: FnMut(&StepConfig) -> Result<()>, F: Fn(&Device) -> Result<S>> StepRunner<'_, F> {
+    /// Runs a step on a null device, and then `second`, which runs the step again and may inspect the device.
+    /// Also returns the pool's peaks.
+    fn run<T>(
+        &self,
+        config: &StepConfig,
+        max_memory: Option<u64>,
+        second: impl FnOnce(&Arc<NullBackend>, &mut dyn FnMut() -> Result<()>) -> Result<T>,
+    ) -> Result<(T, PoolPeaks)> {
+        let backend = Arc::new(NullBackend::new(self.card.clone()));
+        let max_memory = max_memory.or(self.card.config.max_memory);
+        let device = Device::with_config(backend.clone(), Config { max_memory, ..self.card.config });
+        let mut step = (self.setup)(&device)?;
+        let _segments = config.apply_segments();
+        step(config)?;
+        let value = second(&backend, &mut || step(config))?;
+        let stats = device.memory();
+        Ok((value, PoolPeaks { reserved: stats.peak_reserved(), requested: stats.requested_bytes.all.peak }))
+    }
+
+    /// Measures the peaks of a configuration, and reports whether it fits `room`. If the peak without a limit
+    /// also fits, that peak is returned.
+    fn measure_peaks(&self, config: &StepConfig, room: u64) -> Result<(PoolPeaks, bool)> {
+        // Two micro-batches have about the peak of more.
+        let short = StepConfig { micro_batch_count: config.micro_batch_count.min(2), ..config.clone() };
+        let Some(peak) = self.peak_within_limit(config, room)? else {
+            return Ok((self.run(&short, None, |_, step| step())?.1, false));
+        };
+        // Includes blocks that are placed differently in later micro-batches and steps.
+        let steps = |config: &StepConfig| self.run(config, None, |_, step| step().and_then(|()| step()));
+        let (_, short) = steps(&short)?;
+        let mut free = short.reserved;
+        if free <= room {
+            free = free.max(steps(config)?.1.reserved);
+        }
+        Ok((PoolPeaks { reserved: if free > room { peak } else { free }, ..short }, true))
+    }
+
+    /// Returns the peak in a pool limited to `room`, the limit that the device's pool will have. Such a pool
+    /// reserves smaller segments, compacts, and releases memory. Returns `None` if the configuration does not
+    /// fit.
+    fn peak_within_limit(&self, config: &StepConfig, room: u64) -> Result<Option<u64>> {
+        match self.run(config, Some(room), |_, step| step().and_then(|()| step())) {
+            Ok((_, peaks)) => Ok(Some(peaks.reserved)),
+            Err(error) => error.into_out_of_memory().map(|_| None),
+        }
+    }
+
+    /// Returns the smallest budget under which a configuration runs, if none fits `room`. A dry run under this
+    /// limit succeeded. No configuration runs with one granule less.
+    fn find_smallest_budget(&self, mut all: Vec<MeasuredConfig>) -> Result<(u64, StepConfig)> {
+        let source = &self.card.source_limits;
+        let granule = source.virtual_memory.map_or(source.alignment.max(512), |pages| pages.granularity);
+        all.sort_by_key(|&(least, reserved, _)| (least, reserved));
+        let mut best: Option<(u64, StepConfig)> = None;
+        let mut found = true;
+        // Repeats until no configuration runs with less. With a lower limit, a configuration that was skipped may
+        // run after all.
+        while std::mem::take(&mut found) {
+            for (least, reserved, config) in &all {
+                let below = best.as_ref().map_or(u64::MAX, |(bytes, _)| bytes.saturating_sub(granule));
+                if *least > below {
+                    break;
+                }
+                // A run needs at most its peak without a limit, except for other placement in later steps.
+                let most = below.min(reserved.saturating_mul(2));
+                if let Some(peak) = self.peak_within_limit(config, most)? {
+                    let limit = self.find_smallest_limit(config, *least, peak.max(*least), granule)?;
+                    best = Some((limit, config.clone()));
+                    found = true;
+                }
+            }
+        }
+        best.ok_or_else(|| Error::argument("plan", "the step runs out of memory at any budget"))
+    }
+
+    /// Returns the smallest pool limit under which a configuration runs: a multiple of the granule, at least
+    /// `low` and about `most` bytes at most.
+    fn find_smallest_limit(&self, config: &StepConfig, low: u64, most: u64, granule: u64) -> Result<u64> {
+        let runs = |granules: u64| self.peak_within_limit(config, granules * granule);
+        let (mut low, mut most) = (low.saturating_sub(1) / granule, most.div_ceil(granule));
+        // The placement may differ in a pool of the size that a larger pool reserved.
+        let mut step = 1;
+        while runs(most)?.is_none() {
+            (low, most, step) = (most, most + step, 2 * step);
+        }
+        while most > low + 1 {
+            let middle = low.midpoint(most);
+            match runs(middle)? {
+                Some(peak) => most = peak.div_ceil(granule).clamp(low + 1, middle),
+                None => low = middle,
+            }
+            if most < middle && runs(most)?.is_none() {
+                (low, most) = (most, middle);
+            }
+        }
+        Ok(most * granule)
+    }
 }
 
 impl StepPlan {
@@ -549,8 +510,7 @@ impl StepPlan {
     }
 }
 
-/// Prints the plan and its cost, then the [Pareto front](StepPlan::pareto); `{:#}` prints all measured
-/// configurations.
+/// Prints the plan, its cost and the [Pareto front](StepPlan::pareto); `{:#}` all measured configurations.
 impl fmt::Display for StepPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (best, budget) = (&self.best, Bytes(self.budget));
@@ -622,10 +582,8 @@ mod tests {
             };
             for budget in [needed, needed + needed / 8, needed + needed / 2] {
                 let choice = plan_on(&card, budget)?.best.config;
-                let bounded = Config { max_memory: Some(budget), ..card.config };
-                let steps = run_dry(&card.clone().with_config(bounded), &setup, &choice, |_, step| {
-                    step().and_then(|()| step()).and_then(|()| step())
-                });
+                let runner = StepRunner { card: &card, setup };
+                let steps = runner.run(&choice, Some(budget), |_, step| (0..3).try_for_each(|_| step()));
                 assert!(steps?.1.reserved <= budget, "{choice} within {budget}");
             }
         }
@@ -709,7 +667,7 @@ mod tests {
             let best = plan(needed)?.best;
             assert!(best.peak.is_some_and(|peak| peak <= needed), "{at}: {best:?} within {needed}");
             assert!(
-                peak_within_limit(&card, &make, &best.config, needed)?.is_some(),
+                StepRunner { card: &card, setup: make }.peak_within_limit(&best.config, needed)?.is_some(),
                 "{at}: {needed} is too little"
             );
             match plan(needed - granule) {

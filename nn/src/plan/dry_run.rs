@@ -12,8 +12,7 @@ use forebay_core::memory::scope::{ModulePath, Scope};
 use forebay_core::memory::{AllocationChange, Bytes, Config, OutOfMemory, RecordingOptions, Tag};
 use forebay_core::variables;
 
-/// More memory than any device has. A step that does not fit its card runs again with this much, to measure
-/// its needs.
+/// More memory than any device has, for a second run that measures a step that does not fit its card.
 const UNLIMITED_BYTES: u64 = 1 << 44;
 /// Maximum number of modules in the report.
 const MAX_MODULES: usize = 5;
@@ -40,8 +39,7 @@ pub struct DryRun {
     pub timeline: Vec<AllocationChange>,
     /// Estimated work of the step.
     pub work: WorkEstimate,
-    /// Error that the card would report, if the step does not fit. The other figures are then of a card with
-    /// unlimited memory.
+    /// Error of the card, if the step does not fit. The other figures are then of unlimited memory.
     pub out_of_memory: Option<Box<OutOfMemory>>,
 }
 

@@ -11,7 +11,7 @@ use crate::io::safetensors;
 use crate::nn::{self, Module};
 use crate::optim::GradScaler;
 use crate::optim::Optimizer;
-use crate::{Error, Result};
+use crate::{Error, Result, fail, fail_if};
 use forebay_core::autograd;
 use forebay_core::device::RandomState;
 
@@ -35,7 +35,7 @@ const SCALER_PREFIX: &str = "scaler.";
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Checkpoint {
     /// Number of steps done.
     pub step: u64,
@@ -45,8 +45,10 @@ pub struct Checkpoint {
     pub history: History,
     /// Description of the batches ([`DataLoader::description`](crate::data::DataLoader::description)); empty
     /// if unknown.
+    #[serde(rename = "batches")]
     pub loader_description: String,
     /// First epoch of the current call of [`fit`](super::Trainer::fit); 0 for the first call.
+    #[serde(default)]
     pub first_epoch: u64,
 }
 
@@ -54,14 +56,10 @@ pub struct Checkpoint {
 #[derive(Serialize, Deserialize)]
 struct CheckpointHeader {
     version: u32,
-    step: u64,
-    cursor: LoaderCursor,
     seed: u64,
     offset: u64,
-    batches: String,
-    history: History,
-    #[serde(default)]
-    first_epoch: u64,
+    #[serde(flatten)]
+    checkpoint: Checkpoint,
 }
 
 impl Checkpoint {
@@ -72,9 +70,6 @@ impl Checkpoint {
     }
 
     /// Writes the file, which is replaced atomically. Waits for the device.
-    ///
-    /// # Errors
-    /// The file cannot be written.
     pub fn save(
         &self,
         path: impl AsRef<Path>,
@@ -85,9 +80,6 @@ impl Checkpoint {
     }
 
     /// Saves like [`save`](Self::save), with the state of a scaler.
-    ///
-    /// # Errors
-    /// Same errors as [`save`](Self::save).
     pub fn save_with_scaler(
         &self,
         path: impl AsRef<Path>,
@@ -98,17 +90,8 @@ impl Checkpoint {
         let path = path.as_ref();
         let _no_grad = autograd::no_grad();
         let device = model_device("save", model)?;
-        let random = device.random_state();
-        let header = CheckpointHeader {
-            version: FORMAT_VERSION,
-            step: self.step,
-            cursor: self.cursor,
-            seed: random.seed,
-            offset: random.offset,
-            batches: self.loader_description.clone(),
-            history: self.history.clone(),
-            first_epoch: self.first_epoch,
-        };
+        let RandomState { seed, offset, .. } = device.random_state();
+        let header = CheckpointHeader { version: FORMAT_VERSION, seed, offset, checkpoint: self.clone() };
         let header = serde_json::to_string(&header).map_err(|e| Error::file(path, format!("header: {e}")))?;
         let named = |prefix: &'static str| move |(name, tensor)| (format!("{prefix}{name}"), tensor);
         let model = model.state_dict().into_iter().map(named(MODEL_PREFIX));
@@ -133,9 +116,6 @@ impl Checkpoint {
 
     /// Resumes like [`resume`](Self::resume), with a scaler. The scaler is unchanged if the file has no state
     /// for it.
-    ///
-    /// # Errors
-    /// Same errors as [`resume`](Self::resume).
     pub fn resume_with_scaler(
         path: impl AsRef<Path>,
         model: &(impl Module + ?Sized),
@@ -146,35 +126,27 @@ impl Checkpoint {
         let _no_grad = autograd::no_grad();
         let device = model_device("resume", model)?;
         let (tensors, mut strings) = safetensors::load_with_metadata(path, &device)?;
-        let header = strings.remove(HEADER_KEY).ok_or_else(|| {
-            Error::file(
-                path,
-                "is no checkpoint: it has tensors and no training state; load it with `load_state_dict`",
-            )
-        })?;
+        let Some(header) = strings.remove(HEADER_KEY) else {
+            fail!(
+                file(path),
+                "is no checkpoint: it has tensors and no training state; load it with `load_state_dict`"
+            );
+        };
         let header: CheckpointHeader =
             serde_json::from_str(&header).map_err(|e| Error::file(path, format!("training state: {e}")))?;
-        if header.version != FORMAT_VERSION {
-            let message =
-                format!("is a checkpoint of version {}; this release reads {FORMAT_VERSION}", header.version);
-            return Err(Error::file(path, message));
-        }
-        let (mut of_model, mut of_optimizer) = (BTreeMap::new(), BTreeMap::new());
-        let mut of_scaler = BTreeMap::new();
+        fail_if!(
+            header.version != FORMAT_VERSION;
+            file(path), "is a checkpoint of version {}; this release reads {FORMAT_VERSION}", header.version
+        );
+        let parts = [MODEL_PREFIX, OPTIMIZER_PREFIX, SCALER_PREFIX];
+        let mut states = [const { BTreeMap::new() }; 3];
         for (name, tensor) in tensors {
-            if let Some(name) = name.strip_prefix(MODEL_PREFIX) {
-                of_model.insert(name.to_owned(), tensor);
-            } else if let Some(name) = name.strip_prefix(OPTIMIZER_PREFIX) {
-                of_optimizer.insert(name.to_owned(), tensor);
-            } else if let Some(name) = name.strip_prefix(SCALER_PREFIX) {
-                of_scaler.insert(name.to_owned(), tensor);
-            } else {
-                return Err(Error::file(
-                    path,
-                    format!("holds `{name}`, which is neither the model's nor the optimiser's"),
-                ));
-            }
+            let Some((part, name)) = (0..3).find_map(|k| Some((k, name.strip_prefix(parts[k])?))) else {
+                fail!(file(path), "holds `{name}`, which is neither the model's nor the optimiser's");
+            };
+            states[part].insert(name.to_owned(), tensor);
         }
+        let [of_model, of_optimizer, of_scaler] = states;
         let at = |e: Error| e.with_context(path.display().to_string());
         // Prepares everything before anything changes. The optimiser's load comes last: it changes all or
         // nothing, and the later steps need no memory.
@@ -193,12 +165,6 @@ impl Checkpoint {
             staged.commit(scaler).map_err(at)?;
         }
         device.set_random_state(RandomState { seed: header.seed, offset: header.offset });
-        Ok(Self {
-            step: header.step,
-            cursor: header.cursor,
-            history: header.history,
-            loader_description: header.batches,
-            first_epoch: header.first_epoch,
-        })
+        Ok(header.checkpoint)
     }
 }

@@ -67,17 +67,14 @@ impl History {
 
     /// Writes a line for each step: `step,loss,accuracy,validation`, with enough digits to make the values
     /// exact. A step without an accuracy, or with NaN, has an empty field.
-    ///
-    /// # Errors
-    /// The file cannot be written.
     pub fn write_csv(&self, path: impl AsRef<Path>) -> Result<()> {
         let mut text = String::from("step,loss,accuracy,validation\n");
         for (i, loss) in self.losses.iter().enumerate() {
             let step = i as u64 + 1;
             let accuracy =
                 self.accuracies.get(i).filter(|a| !a.is_nan()).map(f32::to_string).unwrap_or_default();
-            let found = self.validations.iter().find(|v| v.step == step);
-            let validation = found.map(|v| v.loss.to_string()).unwrap_or_default();
+            let validation = self.validations.iter().find(|v| v.step == step);
+            let validation = validation.map(|v| v.loss.to_string()).unwrap_or_default();
             text.push_str(&format!("{step},{loss},{accuracy},{validation}\n"));
         }
         write_bytes(path, text)

@@ -12,27 +12,12 @@ use forebay_core::memory::Bytes;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct MicroBatching {
     /// Maximum number of rows, or `None` for all.
-    max_rows: Option<usize>,
+    pub(super) max_rows: Option<usize>,
     /// Target value that the mean ignores.
-    ignore_index: Option<i64>,
+    pub(super) ignore_index: Option<i64>,
 }
 
 impl MicroBatching {
-    /// Sets the maximum number of rows; 0 is all.
-    pub(super) fn with_max_rows(self, rows: usize) -> Self {
-        Self { max_rows: (rows > 0).then_some(rows), ..self }
-    }
-
-    /// Declares that the loss is a mean over the targets other than `target`.
-    pub(super) fn with_ignore_index(self, target: i64) -> Self {
-        Self { ignore_index: Some(target), ..self }
-    }
-
-    /// Returns the maximum number of rows, if limited.
-    pub(super) fn max_rows(self) -> Option<usize> {
-        self.max_rows
-    }
-
     /// Runs `loss` over the parts of a batch, and the backward pass of each part's loss after `scale`. The
     /// outputs are those of the whole batch.
     pub(super) fn forward_backward<L: Into<LossOutput>>(

@@ -3,6 +3,9 @@
 //! A loop is short enough to write by hand, as in the `by_hand` example. [`Trainer`] adds schedules,
 //! clipping, gradient accumulation, a progress bar, checkpoints, and saving on Ctrl-C.
 //!
+//! Functions return the errors of loaders and of the functions that they call. A loader without samples and a file
+//! that cannot be written are errors. `# Errors` sections list further errors.
+//!
 //! ```no_run
 //! # use forebay_core::{device::Device, error::Result};
 //! # use forebay_nn::{data::{Dataset, FashionMnist}, nn::{Linear, Module}};
@@ -37,11 +40,7 @@ pub use checkpoint::Checkpoint;
 pub use history::{History, MemoryPoint, Validation};
 pub use trainer::{FitStatus, LossOutput, Trainer};
 
-/// Returns the fraction of rows of `logits` whose largest element is at the class in `target`, as a scalar on
-/// the device.
-///
-/// # Errors
-/// The shapes do not match.
+/// Returns the part of rows of `logits` whose maximum is at the class in `target`, a scalar on the device.
 pub fn accuracy(logits: &Tensor, target: &Tensor) -> Result<Tensor> {
     let _no_grad = autograd::no_grad();
     logits.argmax(-1, false)?.eq(target)?.to_dtype(DType::F32)?.mean_all()
@@ -49,48 +48,42 @@ pub fn accuracy(logits: &Tensor, target: &Tensor) -> Result<Tensor> {
 
 /// Computes the [`accuracy`] of a model in evaluation mode over all samples of a loader. Restores the mode of
 /// each module, also after an error.
-///
-/// # Errors
-/// The loader has no samples or fails, or `forward` fails.
 pub fn evaluate<D: Dataset>(
     model: &(impl Module + ?Sized),
     loader: &DataLoader<D>,
     mut forward: impl FnMut(&Tensor) -> Result<Tensor>,
 ) -> Result<f64> {
-    let _no_grad = autograd::no_grad();
-    let device = model_device("evaluate", model)?;
-    let _eval = nn::eval_mode(model);
-    let (mut right, mut all) = (0.0, 0.0);
-    for batch in loader.prefetch(&device) {
-        let (x, y) = batch?;
-        right += accuracy(&forward(&x)?, &y)?.item()? * y.numel() as f64;
-        all += y.numel() as f64;
-    }
-    fail_if!(all == 0.0; argument("evaluate"), "the loader has no samples");
-    Ok(right / all)
+    weighted_mean("evaluate", model, loader, |x, y| Ok((accuracy(&forward(x)?, y)?, y.numel())))
 }
 
 /// Computes the mean loss of a model in evaluation mode over all batches of a loader, each weighted by its
 /// rows. Restores the mode of each module, also after an error.
-///
-/// # Errors
-/// The loader has no samples or fails, or `loss` fails.
 pub fn mean_loss<D: Dataset>(
     model: &(impl Module + ?Sized),
     loader: &DataLoader<D>,
     mut loss: impl FnMut(&Tensor, &Tensor) -> Result<Tensor>,
 ) -> Result<f64> {
+    weighted_mean("mean_loss", model, loader, |x, y| Ok((loss(x, y)?, x.dim(0)?)))
+}
+
+/// Computes the mean over the batches of values with their weights, in evaluation mode and without gradients.
+fn weighted_mean<D: Dataset>(
+    op: &'static str,
+    model: &(impl Module + ?Sized),
+    loader: &DataLoader<D>,
+    mut compute: impl FnMut(&Tensor, &Tensor) -> Result<(Tensor, usize)>,
+) -> Result<f64> {
     let _no_grad = autograd::no_grad();
-    let device = model_device("mean_loss", model)?;
+    let device = model_device(op, model)?;
     let _eval = nn::eval_mode(model);
     let (mut sum, mut all) = (0.0, 0.0);
     for batch in loader.prefetch(&device) {
         let (x, y) = batch?;
-        let rows = x.dim(0)? as f64;
-        sum += loss(&x, &y)?.item()? * rows;
-        all += rows;
+        let (value, weight) = compute(&x, &y)?;
+        sum += value.item()? * weight as f64;
+        all += weight as f64;
     }
-    fail_if!(all == 0.0; argument("mean_loss"), "the loader has no samples");
+    fail_if!(all == 0.0; argument(op), "the loader has no samples");
     Ok(sum / all)
 }
 

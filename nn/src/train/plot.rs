@@ -22,9 +22,6 @@ type PlotResult<T = ()> = Result<T, Box<dyn std::error::Error>>;
 
 impl History {
     /// Draws the loss and the memory over the steps, as an SVG.
-    ///
-    /// # Errors
-    /// The file cannot be written.
     pub fn write_svg(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         let svg = self.render_svg().map_err(|e| Error::file(path, format!("cannot be drawn: {e}")))?;

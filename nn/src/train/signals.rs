@@ -68,8 +68,7 @@ fn register_handler() -> std::io::Result<()> {
     std::thread::Builder::new().name("forebay-signals".into()).spawn(listen).map(drop)
 }
 
-/// Returns a bit mask of the signals that this process ignored from its start, or 0 if the system does not
-/// report them.
+/// Returns a bit mask of the signals that this process ignored from its start, or 0 if it is unknown.
 #[cfg(all(feature = "train", unix))]
 fn ignored_signals() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();

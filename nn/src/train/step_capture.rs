@@ -1,5 +1,4 @@
-//! Captured training steps: the first step runs eagerly, the second is recorded, and later ones of the same
-//! shapes are replayed.
+//! Captured training steps: runs the first eagerly, records the second, and replays later ones of its shapes.
 
 use super::trainer::LossOutput;
 use crate::{Device, Error, Result, Tensor};
@@ -49,8 +48,7 @@ impl StepCapture {
         }
     }
 
-    /// Disables capture after running out of memory. Reports whether this frees memory, so that a retry may
-    /// succeed.
+    /// Disables capture after running out of memory. Reports whether this frees memory for a retry.
     pub(super) fn release_memory(&mut self) -> bool {
         let held = matches!(self, Self::Active(_) | Self::WarmedUp);
         if held {
@@ -67,6 +65,11 @@ impl StepCapture {
         batches: &[(Tensor, Tensor)],
         mut make: impl FnMut(&[(Tensor, Tensor)]) -> Result<Vec<LossOutput>>,
     ) -> Result<Vec<LossOutput>> {
+        if matches!(self, Self::Failed(_))
+            && let Self::Failed(error) = std::mem::replace(self, Self::Requested)
+        {
+            return Err(error);
+        }
         let inputs: Vec<&Tensor> = batches.iter().flat_map(|(x, y)| [x, y]).collect();
         match self {
             Self::Active(step) if step.accepts_inputs(&inputs) => {
@@ -93,10 +96,6 @@ impl StepCapture {
                 *self = next;
                 Ok(outcomes)
             }
-            Self::Failed(_) => match std::mem::replace(self, Self::Requested) {
-                Self::Failed(error) => Err(error),
-                _ => Ok(Vec::new()),
-            },
             _ => {
                 let outcomes = make(batches)?;
                 if matches!(self, Self::Requested) {

@@ -11,7 +11,7 @@ use crate::data::{DataLoader, Dataset, LoaderCursor};
 use crate::nn::{self, Module};
 use crate::optim::{GradScaler, LrSchedule, Optimizer, clip_grad_norm_};
 use crate::plan::{StepConfig, StepPlan};
-use crate::{DType, Device, Error, Result, Tensor, fail};
+use crate::{DType, Device, Result, Tensor, fail, fail_if};
 use forebay_core::amp;
 use forebay_core::autograd;
 use forebay_core::memory::BytesOf;
@@ -19,8 +19,7 @@ use forebay_core::ops::stack;
 
 /// Number of steps between reads of losses and memory on a GPU. Each read waits for the device.
 const LOG_INTERVAL: u64 = 10;
-/// Maximum number of consecutive steps without a finite loss that a scaler may skip. The scale is 2⁻⁵⁰ of its
-/// start by then.
+/// Maximum of consecutive steps without a finite loss, after which the scale is 2⁻⁵⁰ of its start.
 const MAX_SKIPPED_STEPS: usize = 50;
 
 /// Output of a loss function: the loss, a scalar, and an optional accuracy.
@@ -126,26 +125,17 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         /// across epochs. If fewer than `n` batches are left at the end, they form a last step. Each batch has
         /// equal weight, also a smaller one, as in a loop that divides each loss by the number of batches.
         fn accumulate(n: u32) { accumulation_steps: n.max(1) }
-    }
-
-    /// Runs at most `rows` rows of a batch at once, and accumulates the gradients of the parts. A step that
-    /// runs out of memory is retried with half as many rows, or with fewer if the error says so. Later steps
-    /// keep the reduced number.
-    ///
-    /// The loss must be a mean over the rows (see [`ignore_index`](Self::ignore_index) for an exception). The
-    /// gradients then equal those of the whole batch, up to the order of sums.
-    pub fn micro_batch(self, rows: usize) -> Self {
-        Self { micro_batching: self.micro_batching.with_max_rows(rows), ..self }
-    }
-
-    /// Declares that the loss is a mean over the targets other than `target`, as with
-    /// [`CrossEntropyOptions::ignore_index`](forebay_core::ops::CrossEntropyOptions). Parts of a batch are then
-    /// weighted by these targets.
-    pub fn ignore_index(self, target: i64) -> Self {
-        Self { micro_batching: self.micro_batching.with_ignore_index(target), ..self }
-    }
-
-    setters! {
+        /// Runs at most `rows` rows of a batch at once, and accumulates the gradients of the parts. A step that
+        /// runs out of memory is retried with half as many rows, or with fewer if the error says so. Later steps
+        /// keep the reduced number.
+        ///
+        /// The loss must be a mean over the rows (see [`ignore_index`](Self::ignore_index) for an exception). The
+        /// gradients then equal those of the whole batch, up to the order of sums.
+        fn micro_batch(rows: usize) { micro_batching.max_rows: (rows > 0).then_some(rows) }
+        /// Declares that the loss is a mean over the targets other than `target`, as with
+        /// [`CrossEntropyOptions::ignore_index`](forebay_core::ops::CrossEntropyOptions). Parts of a batch are then
+        /// weighted by these targets.
+        fn ignore_index(target: i64) { micro_batching.ignore_index: Some(target) }
         /// Runs the loss function under [`autocast`](amp::autocast) to this dtype, f16 or bf16.
         fn autocast(dtype: DType) { autocast: Some(dtype) }
         /// Scales the losses, and skips steps whose gradients are not finite; f16 needs this. Checkpoints include
@@ -180,8 +170,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         /// The captured step holds its memory until `fit` ends. Validation and steps of other shapes need
         /// additional memory. If that runs out, all steps run eagerly.
         fn capture(on: bool) { step_capture: if on { StepCapture::Requested } else { StepCapture::Disabled } }
-        /// Saves a [`Checkpoint`] every `every` steps (0 is 1), at the end, and on a termination signal (Ctrl-C,
-        /// SIGTERM, SIGHUP).
+        /// Saves a [`Checkpoint`] every `every` steps (0 is 1), at the end, and on Ctrl-C, SIGTERM or SIGHUP.
         fn checkpoint(path: impl Into<PathBuf>, every: u64) { checkpoint_every: Some((path.into(), every.max(1))) }
         /// Computes a validation loss every `every` steps (0 is 1) and after the last one, shows it and records
         /// it ([`History::validations`]). `loss` runs with the model in evaluation mode and without gradients,
@@ -195,10 +184,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         fn quiet() { quiet: true }
     }
 
-    /// Resumes from a checkpoint, with bitwise the results of an uninterrupted run.
-    ///
-    /// # Errors
-    /// Same errors as [`Checkpoint::resume`].
+    /// Resumes from a checkpoint by [`Checkpoint::resume`], with bitwise the results of an uninterrupted run.
     pub fn resume(mut self, path: impl AsRef<Path>) -> Result<Self> {
         let Self { model, optimizer, scaler, .. } = &mut self;
         self.position = Checkpoint::resume_with_scaler(path, *model, optimizer, scaler.as_mut())?;
@@ -212,11 +198,10 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         self.position.step
     }
 
-    /// Returns the number of rows that run at once, if limited by [`micro_batch`](Self::micro_batch) or after
-    /// running out of memory.
+    /// Returns the rows that run at once, if limited by [`micro_batch`](Self::micro_batch) or by memory.
     #[must_use]
     pub fn micro_batch_rows(&self) -> Option<usize> {
-        self.micro_batching.max_rows()
+        self.micro_batching.max_rows
     }
 
     /// Returns the recorded metrics.
@@ -244,10 +229,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         self.scaler.as_ref()
     }
 
-    /// Saves a checkpoint.
-    ///
-    /// # Errors
-    /// Same errors as [`Checkpoint::save`].
+    /// Saves a checkpoint by [`Checkpoint::save`].
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         self.position.save_with_scaler(path, self.model, &self.optimizer, self.scaler.as_ref())
     }
@@ -332,17 +314,20 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
             if let Some((every, loss)) = &mut self.validation
                 && (step.is_multiple_of(*every) || total == Some(step))
             {
-                let loss = progress
-                    .exclude_time(|| run_validation(self.model, loss))
-                    .map_err(|e| e.with_context("validation"))? as f32;
+                let validate = || {
+                    let _no_grad = autograd::no_grad();
+                    let _eval = nn::eval_mode(self.model);
+                    loss().map_err(|e| e.with_context("validation"))
+                };
+                let loss = progress.exclude_time(validate)? as f32;
                 self.position.history.validations.push(Validation { step, loss });
                 progress.print_line(&format!("step {step}  validation loss {loss:.4}"));
             }
-            let due = self
-                .checkpoint_every
-                .as_ref()
-                .filter(|(_, every)| step.is_multiple_of(*every) && total != Some(step));
-            if let Some(path) = due.map(|(path, _)| path.clone()) {
+            if let Some((path, every)) = &self.checkpoint_every
+                && step.is_multiple_of(*every)
+                && total != Some(step)
+            {
+                let path = path.clone();
                 // Fails on a NaN loss, so that a damaged model does not replace the earlier checkpoint.
                 self.read_losses(&mut pending)?;
                 progress.exclude_time(|| self.save(path))?;
@@ -370,17 +355,14 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         let done = &self.position;
         let same = batches == done.loader_description;
         let (start, zero) = (loader.start_cursor(), LoaderCursor::default());
-        if self.fit_state == FitState::Resumed
-            && !done.loader_description.is_empty()
-            && !same
-            && done.cursor != zero
-        {
-            fail!(
-                argument("fit"),
-                "resumed from batches of {}, but the loader makes {batches}; use the same",
-                done.loader_description
-            );
-        }
+        fail_if!(
+            self.fit_state == FitState::Resumed
+                && !done.loader_description.is_empty()
+                && !same
+                && done.cursor != zero;
+            argument("fit"),
+            "resumed from batches of {}, but the loader makes {batches}; use the same", done.loader_description
+        );
         let (cursor, first_epoch) = match self.fit_state {
             FitState::Resumed if done.cursor != zero => (done.cursor, done.first_epoch),
             FitState::Unfinished if same => (done.cursor, done.first_epoch),
@@ -406,10 +388,10 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         };
         match total {
             Some(n) if self.max_steps.is_some() && n <= done.step && self.fit_state == FitState::Finished => {
-                let why = format!(
+                fail!(
+                    argument("fit"),
                     "all {n} steps are made; for more, set `steps` to a larger number, which counts from the first"
                 );
-                return Err(Error::argument("fit", why));
             }
             Some(n) if n <= done.step && self.fit_state == FitState::Resumed => {
                 log::info!(
@@ -418,24 +400,25 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
                 );
             }
             _ if sizes.samples == 0 => {
-                return Err(Error::argument("fit", "the loader has no batches: its data set has no samples"));
+                fail!(argument("fit"), "the loader has no batches: its data set has no samples")
             }
             // A call that ended early may have done all its steps.
             Some(n) if n <= done.step && !(self.fit_state == FitState::Unfinished && same) => {
                 loader.check_sizes(&sizes)?;
                 let epochs =
                     loader.epoch_limit().map_or_else(|| "any number of".to_owned(), |n| n.to_string());
-                let why = format!(
+                fail!(
+                    argument("fit"),
                     "no step is to be made: the loader makes {per_epoch} batches in each of {epochs} epochs, from batch {} of \
                      epoch {} on, and the run has {n} steps, of which {} are made",
-                    cursor.batch, cursor.epoch, done.step
+                    cursor.batch,
+                    cursor.epoch,
+                    done.step
                 );
-                return Err(Error::argument("fit", why));
             }
             _ => {}
         }
-        self.position.loader_description = batches;
-        self.position.cursor = cursor;
+        (self.position.loader_description, self.position.cursor) = (batches, cursor);
         self.position.first_epoch = first_epoch;
         self.fit_state = FitState::Unfinished;
         Ok((loader.start_at(cursor), total))
@@ -591,20 +574,13 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         };
         let Some(at) = wrong else { return Ok(()) };
         let step = self.position.step + 1 + at as u64 - losses.len() as u64;
-        let why = format!(
+        fail!(
+            argument("fit"),
             "the loss of step {step} is {}, and no checkpoint is written from here on: try a smaller learning rate, warm-up or \
              `clip_grad_norm`, or look for its cause with `autograd::detect_anomaly`",
             losses[at]
-        );
-        Err(Error::argument("fit", why))
+        )
     }
-}
-
-/// Computes a loss in evaluation mode, without gradients.
-fn run_validation<M: Module + ?Sized>(model: &M, loss: &mut dyn FnMut() -> Result<f64>) -> Result<f64> {
-    let _no_grad = autograd::no_grad();
-    let _eval = nn::eval_mode(model);
-    loss()
 }
 
 /// Losses and accuracies that are still on the device.
