@@ -39,17 +39,10 @@ pub(crate) struct LaunchBatcher {
     has_pending: AtomicBool,
     /// If true, the stream has had another use since the last kernel.
     interrupted: AtomicBool,
-    policy: BatchPolicy,
+    /// The value of `FOREBAY_CUDA_BATCH_LAUNCHES`: small kernels always or never wait. If it is not set, they
+    /// wait after [`IMMEDIATE_LAUNCHES`] kernels in quick succession.
+    always: Option<bool>,
     state: Mutex<BatcherState>,
-}
-
-/// Condition under which kernels wait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum BatchPolicy {
-    Never,
-    /// After [`IMMEDIATE_LAUNCHES`] kernels in quick succession.
-    WhenBusy,
-    Always,
 }
 
 #[derive(Debug, Default)]
@@ -78,15 +71,10 @@ struct BatchGraph {
 
 impl LaunchBatcher {
     pub(crate) fn new() -> Self {
-        let when = match bool_from_env("FOREBAY_CUDA_BATCH_LAUNCHES") {
-            Some(false) => BatchPolicy::Never,
-            Some(true) => BatchPolicy::Always,
-            None => BatchPolicy::WhenBusy,
-        };
         Self {
             has_pending: AtomicBool::new(false),
             interrupted: AtomicBool::new(false),
-            policy: when,
+            always: bool_from_env("FOREBAY_CUDA_BATCH_LAUNCHES"),
             state: Mutex::default(),
         }
     }
@@ -110,13 +98,9 @@ impl LaunchBatcher {
             && call.block_count() <= SMALL_BLOCKS_PER_SM * u64::from(stream.context.sm_count);
         let waits = small
             && launch_batching()
-            && match self.policy {
-                BatchPolicy::Never => false,
-                BatchPolicy::WhenBusy => {
-                    state.update_burst(self.interrupted.swap(false, Ordering::Relaxed)) > IMMEDIATE_LAUNCHES
-                }
-                BatchPolicy::Always => true,
-            };
+            && self.always.unwrap_or_else(|| {
+                state.update_burst(self.interrupted.swap(false, Ordering::Relaxed)) > IMMEDIATE_LAUNCHES
+            });
         if !waits && state.pending.is_empty() {
             // SAFETY: the caller's promise.
             return unsafe { stream.launch_immediately(call, &mut arg_pointers(arguments)) };
