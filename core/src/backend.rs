@@ -51,7 +51,7 @@ pub struct DeviceInfo {
     pub limits: Limits,
     /// Peak rates according to the data sheet.
     pub peak_rates: PeakRates,
-    /// How the device computes what has several implementations, and why, as one line each.
+    /// Implementations that the device uses for products and attention, with reasons, one line each.
     pub paths: Vec<String>,
 }
 
@@ -87,7 +87,7 @@ pub struct Features {
     /// Products of f16 matrices of 16 x 16 with sums in f32, by subgroups of 32 invocations (WGSL's
     /// `coop_mat16x16`).
     pub cooperative_f16: bool,
-    /// The same products of bf16 matrices.
+    /// Products of bf16 matrices in that form.
     pub cooperative_bf16: bool,
     /// Transcendental functions on f64 (CUDA). The shading languages have none.
     pub f64_math: bool,

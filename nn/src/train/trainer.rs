@@ -678,7 +678,7 @@ mod tests {
     #[test]
     fn an_accuracy_keeps_its_step_in_the_history_and_the_csv() -> Result<()> {
         let device = Device::null(Default::default());
-        let scalar = || Tensor::zeros(&[0; 0], DType::F32, &device);
+        let scalar = || Tensor::zeros([0; 0], DType::F32, &device);
         let mut history = History::default();
         let mut pending = PendingMetrics::default();
         for steps in [&[false, true][..], &[false], &[false, true, false]] {
