@@ -99,14 +99,14 @@ pub(crate) fn plan_gelu_grad(
     if arch != REQUIRED_ARCH || !call.supports_epilogue() {
         return None;
     }
-    let bf16 = match call.dtype {
-        DType::BF16 => true,
-        DType::F16 => false,
-        _ => return None,
-    };
+    if !matches!(call.dtype, DType::BF16 | DType::F16) {
+        return None;
+    }
     let MatmulCall { m, n, k, .. } = *call;
     let across = n.div_ceil(TILE_COLS.into());
     let tiles = across * m.div_ceil(TILE_ROWS.into());
+    let leading_dims = convert_all([x, gelu, &call.c].map(|operand| operand.row_stride))?;
+    let sizes = convert_all([m, n, k, across, tiles])?;
     let address = |operand: &MatrixOperand| operand.segment.0 + operand.offset;
     let params = GeluGradParams {
         a: matrix_tensor_map(call.dtype, &call.a, [m, k], TILE_ROWS)?,
@@ -115,11 +115,12 @@ pub(crate) fn plan_gelu_grad(
         gelu: address(gelu),
         c: address(&call.c),
         sums: sums.segment.0 + sums.offset,
-        leading_dims: convert_all([x, gelu, &call.c].map(|operand| operand.row_stride))?,
-        sizes: convert_all([m, n, k, across, tiles])?,
+        leading_dims,
+        sizes,
         unused: 0,
     };
-    Some((GeluGradKernel { bf16 }, params, [u32::try_from(tiles.min(units)).ok()?, 1, 1]))
+    let kernel = GeluGradKernel { bf16: call.dtype == DType::BF16 };
+    Some((kernel, params, [u32::try_from(tiles.min(units)).ok()?, 1, 1]))
 }
 
 #[cfg(test)]

@@ -21,8 +21,9 @@ impl TensorMap {
     /// dimension. `steps` are the strides of the other dimensions in bytes. If `swapped` is true, rows of
     /// boxes have 128 bytes and use TMA's 128-byte swizzle, as the tiles in `shaders/cuda` do.
     ///
-    /// Returns `None` for dtypes other than f16, bf16 and f32, or if TMA cannot address the tensor: the address and the strides must be multiples of 16,
-    /// and strides less than 2^40. Strides of dimensions of one element may be anything.
+    /// Returns `None` for dtypes other than f16, bf16 and f32, or if TMA cannot address the tensor. The address
+    /// and the strides must be multiples of 16, and strides less than 2^40. Strides of dimensions of one
+    /// element may be anything.
     pub(crate) fn new(
         elements: DType,
         address: u64,
