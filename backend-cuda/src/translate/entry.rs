@@ -349,7 +349,7 @@ fn write_kernel(
         &context.uniformity.entry,
     );
     let index = local_index(entry.workgroup_size);
-    writer.write_line("FOLLOW();");
+    writer.write_line("PDL_WAIT();");
     let mut cleared = false;
     for (handle, global) in context.module.global_variables.iter() {
         let (ty, global_name) = (|| context.type_name(global.ty), &context.globals[&handle]);
