@@ -149,7 +149,7 @@ impl CudaQueue {
                 // The command was accepted before, and no fallback is left.
                 SubmitStatus::Declined => Err(Error::Driver(SourceError::Driver {
                     call: "a library's kernel",
-                    detail: "what was accepted was then declined, while kernels were compiled; they are on disk now: start again"
+                    detail: "an accepted call was declined after its kernels had been compiled; the kernels are now on disk, so run the program again"
                         .to_owned(),
                 })),
             }
@@ -417,8 +417,8 @@ impl SegmentSource for CudaBackend {
     }
 
     fn free_segment(&self, segment: SegmentId) -> Result<(), SourceError> {
-        let given = self.device.flush_batches();
-        self.device.context.free(segment.0).and(given)
+        let flushed = self.device.flush_batches();
+        self.device.context.free(segment.0).and(flushed)
     }
 
     fn reserve_addresses(&self, bytes: u64) -> Result<SegmentId, SourceError> {
@@ -427,8 +427,8 @@ impl SegmentSource for CudaBackend {
 
     fn free_addresses(&self, segment: SegmentId) -> Result<(), SourceError> {
         self.device.flush_pending_remaps()?;
-        let given = self.device.flush_batches();
-        self.device.require_address_space()?.unreserve(segment.0).and(given)
+        let flushed = self.device.flush_batches();
+        self.device.require_address_space()?.unreserve(segment.0).and(flushed)
     }
 
     fn map(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
@@ -463,8 +463,8 @@ impl SegmentSource for CudaBackend {
 
     fn unmap(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
         self.device.flush_pending_remaps()?;
-        let given = self.device.flush_batches();
-        self.device.require_address_space()?.unmap(segment.0 + offset, bytes).and(given)
+        let flushed = self.device.flush_batches();
+        self.device.require_address_space()?.unmap(segment.0 + offset, bytes).and(flushed)
     }
 
     fn queue_count(&self) -> u8 {
@@ -576,9 +576,9 @@ impl Backend for CudaBackend {
     }
 
     fn free_host(&self, segment: SegmentId) -> Result<(), SourceError> {
-        let given = self.device.flush_batches();
+        let flushed = self.device.flush_batches();
         let gone = lock(&self.device.host_allocations).remove(&segment.0);
-        given.and(gone.map(drop).ok_or_else(|| SourceError::Driver {
+        flushed.and(gone.map(drop).ok_or_else(|| SourceError::Driver {
             call: "cuMemFreeHost",
             detail: format!("no host memory is allocated at {:#x}", segment.0),
         }))

@@ -280,7 +280,7 @@ impl Stream {
         arguments: &mut [*mut c_void],
     ) -> Result<(), SourceError> {
         self.context.make_current()?;
-        let mut follows = CUlaunchAttribute {
+        let mut pdl = CUlaunchAttribute {
             id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
             pad: [0; 4],
             value: CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
@@ -294,7 +294,7 @@ impl Stream {
             blockDimZ: call.block[2],
             sharedMemBytes: call.dynamic_shared_bytes,
             hStream: self.raw,
-            attrs: &mut follows,
+            attrs: &mut pdl,
             numAttrs: (self.batcher.is_some() && self.context.uses_pdl).into(),
         };
         // SAFETY: the caller's promise; the driver copies all arguments before it returns.

@@ -28,8 +28,8 @@ pub(crate) struct DiskCache {
 impl DiskCache {
     /// Uses the folder `FOREBAY_CACHE_DIR` (empty: no cache), else the user's cache folder.
     pub(crate) fn from_env() -> Self {
-        let given = std::env::var_os("FOREBAY_CACHE_DIR");
-        Self { folder: cache_folder(given, std::env::var_os("XDG_CACHE_HOME"), std::env::home_dir()) }
+        let folder = std::env::var_os("FOREBAY_CACHE_DIR");
+        Self { folder: cache_folder(folder, std::env::var_os("XDG_CACHE_HOME"), std::env::home_dir()) }
     }
 
     #[cfg(test)]
@@ -93,10 +93,10 @@ fn fnv1a<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> u128 {
     })
 }
 
-fn cache_folder(given: Option<OsString>, xdg: Option<OsString>, home: Option<PathBuf>) -> Option<PathBuf> {
-    match given {
-        Some(given) if given.is_empty() => None,
-        Some(given) => Some(PathBuf::from(given)),
+fn cache_folder(folder: Option<OsString>, xdg: Option<OsString>, home: Option<PathBuf>) -> Option<PathBuf> {
+    match folder {
+        Some(folder) if folder.is_empty() => None,
+        Some(folder) => Some(PathBuf::from(folder)),
         None => {
             // By the XDG specification, a relative path is ignored.
             let xdg = xdg.map(PathBuf::from).filter(|path| path.is_absolute());

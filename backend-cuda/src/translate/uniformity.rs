@@ -259,9 +259,9 @@ impl<'a> UniformityAnalysis<'a> {
                     let exits = self.visit_block(body, inside);
                     let left = inside || exits.breaks || exits.returns;
                     let late = self.visit_block(continuing, left);
-                    let leaves = break_if.is_some_and(|condition| self.varying.contains(&condition));
+                    let breaks = break_if.is_some_and(|condition| self.varying.contains(&condition));
                     // Lanes that have left are missing in every later iteration.
-                    let next = left || late.any() || leaves;
+                    let next = left || late.any() || breaks;
                     if next == inside {
                         return DivergentExits { returns: exits.returns, ..Default::default() };
                     }
