@@ -221,7 +221,8 @@ impl BatchGraph {
                 let mut result = Ok(false);
                 for (call, arguments) in calls {
                     // SAFETY: the caller's promise.
-                    result = result.and(unsafe { stream.launch_immediately(call, arguments) }.map(|()| false));
+                    result =
+                        result.and(unsafe { stream.launch_immediately(call, arguments) }.map(|()| false));
                 }
                 result
             }
@@ -237,7 +238,8 @@ impl BatchGraph {
         stream: &Stream,
         calls: &mut [(KernelLaunch, &mut [*mut c_void])],
     ) -> Result<Self, SourceError> {
-        let same = |cached: &Self| cached.functions.iter().zip(&*calls).all(|(f, (call, _))| *f == call.function);
+        let same =
+            |cached: &Self| cached.functions.iter().zip(&*calls).all(|(f, (call, _))| *f == call.function);
         // Changing kernels takes the driver longer than changing arguments. If no graph has the same kernels,
         // the least recently used one is changed.
         let known = match graphs.iter().position(same) {
