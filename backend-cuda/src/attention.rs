@@ -8,15 +8,17 @@
 use std::ffi::CStr;
 use std::sync::Arc;
 
-use forebay_core::backend::{AttentionCall, AttentionGradients, AttentionOperand, SourceError};
+use forebay_core::backend::{AttentionCall, AttentionGradients, AttentionOperand, Slice, SourceError};
 use forebay_core::dtype::DType;
 use forebay_shaders::cuda;
 
-use crate::context::{Context, Function, Stream};
+use crate::context::{Context, Stream};
 use crate::kernels::{KernelRegistry, SubmitStatus};
-use crate::native_kernels::{NativeKernel, NativeKernelLookup, NativeKernels, launch_native, with_defines};
+use crate::native_kernels::{
+    NativeKernel, NativeKernelLookup, NativeKernels, convert_all, launch_native, with_defines,
+};
 use crate::settings;
-use crate::tensor_map::{TensorMap, TensorMapDtype};
+use crate::tensor_map::TensorMap;
 
 /// The part of attention that a kernel computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -98,18 +100,12 @@ impl AttentionKernel {
     /// is none.
     #[must_use]
     pub fn new(pass: Pass, head: u64, dtype: DType, arch: u32) -> Option<Self> {
-        let bf16 = match dtype {
-            DType::BF16 => true,
-            DType::F16 => false,
-            _ => return None,
-        };
-        let head = u32::try_from(head).ok().filter(|h| (8..=128).contains(h) && h.is_multiple_of(8))?;
-        let hopper = arch == 90 && matches!(head, 64 | 128);
-        (arch >= 80).then_some(Self {
+        let head_dim = u32::try_from(head).ok().filter(|h| (8..=128).contains(h) && h.is_multiple_of(8))?;
+        (arch >= 80 && matches!(dtype, DType::BF16 | DType::F16)).then_some(Self {
             pass,
-            head_dim: head,
-            is_bf16: bf16,
-            uses_wgmma: hopper,
+            head_dim,
+            is_bf16: dtype == DType::BF16,
+            uses_wgmma: arch == 90 && matches!(head_dim, 64 | 128),
             mask: MaskKind::None,
             has_dropout: false,
         })
@@ -212,20 +208,13 @@ impl HeadStrides {
 
     /// Returns `None` if rows do not begin at multiples of 16 bytes or lie 2^31 elements apart or more.
     fn new(operand: &AttentionOperand) -> Option<Self> {
-        let at = operand.segment.0 + operand.offset;
-        let steps = [operand.batch_stride, operand.head_stride, operand.row_stride];
-        if !at.is_multiple_of(16) || steps.iter().any(|step| !step.is_multiple_of(8)) {
+        let address = operand.segment.0 + operand.offset;
+        let [batch, head, row] = [operand.batch_stride, operand.head_stride, operand.row_stride];
+        if !address.is_multiple_of(16) || [batch, head, row].iter().any(|step| !step.is_multiple_of(8)) {
             return None;
         }
-        let [batch, head, row] = steps;
-        let (batch, head) = (i64::try_from(batch).ok()?, i64::try_from(head).ok()?);
-        Some(Self {
-            address: at,
-            batch_stride: batch,
-            head_stride: head,
-            row_stride: i32::try_from(row).ok()?,
-            unused: 0,
-        })
+        let [batch_stride, head_stride] = convert_all([batch, head])?;
+        Some(Self { address, batch_stride, head_stride, row_stride: i32::try_from(row).ok()?, unused: 0 })
     }
 }
 
@@ -257,53 +246,47 @@ struct AttentionParams {
 
 impl AttentionParams {
     fn new(call: &AttentionCall) -> Option<Self> {
-        let (grads, stats, sums) = match &call.backward {
-            Some(b) => {
-                let heads = HeadStrides::all([&b.out, &b.q, &b.k, &b.v])?;
-                let sums = b.grad_sums.map_or(0, |sums| sums.segment.0 + sums.offset);
-                (heads, b.scratch.segment.0 + b.scratch.offset, sums)
-            }
+        let address = |slice: Slice| slice.segment.0 + slice.offset;
+        let ([g, dq, dk, dv], row_stats, grad_sums) = match &call.backward {
+            Some(b) => (
+                HeadStrides::all([&b.out, &b.q, &b.k, &b.v])?,
+                address(b.scratch),
+                b.grad_sums.map_or(0, address),
+            ),
             None => ([HeadStrides::default(); 4], 0, 0),
         };
-        let [g, dq, dk, dv] = grads;
         let [q, k, v, out] = HeadStrides::all([&call.q, &call.k, &call.v, &call.out])?;
         // The keys and values of the heads in flight should stay in the L2 cache.
         let bytes = 4 * call.keys * call.head_dim;
         let group = (L2_BUDGET / bytes.max(1)).clamp(1, call.batch * call.heads);
-        let numbers = [
-            call.batch,
-            call.heads,
-            call.kv_heads,
-            call.queries,
-            call.keys,
-            call.window_left,
-            call.window_right,
-            group,
-        ];
-        let mut all = [0; 8];
-        for (to, number) in all.iter_mut().zip(numbers) {
-            *to = i32::try_from(number).ok()?;
-        }
         let (mask, [batch, head, query, key]) =
             call.mask.map_or((0, [0; 4]), |mask| (mask.segment.0 + mask.offset, mask.strides));
-        let (random, threshold, kept) = call.dropout.map_or((0, 0, 1.0), |d| {
-            (d.philox_state.segment.0 + d.philox_state.offset, d.threshold, d.keep_scale)
-        });
+        let (philox_state, threshold, keep_scale) =
+            call.dropout.map_or((0, 0, 1.0), |d| (address(d.philox_state), d.threshold, d.keep_scale));
         Some(Self {
             maps: [TensorMap::NONE; 4],
             heads: [q, k, v, out, g, dq, dk, dv],
-            lse: call.lse.segment.0 + call.lse.offset,
-            row_stats: stats,
-            grad_sums: sums,
-            sizes: all,
+            lse: address(call.lse),
+            row_stats,
+            grad_sums,
+            sizes: convert_all([
+                call.batch,
+                call.heads,
+                call.kv_heads,
+                call.queries,
+                call.keys,
+                call.window_left,
+                call.window_right,
+                group,
+            ])?,
             scale: call.scale,
             unused: 0,
             mask,
-            mask_outer_strides: [i64::try_from(batch).ok()?, i64::try_from(head).ok()?],
-            mask_inner_strides: [u32::try_from(query).ok()?, u32::try_from(key).ok()?],
-            philox_state: random,
+            mask_outer_strides: convert_all([batch, head])?,
+            mask_inner_strides: convert_all([query, key])?,
+            philox_state,
             threshold,
-            keep_scale: kept,
+            keep_scale,
         })
     }
 }
@@ -313,8 +296,7 @@ fn tensor_maps(call: &AttentionCall) -> Option<[TensorMap; 4]> {
     let map = |operand: &AttentionOperand, heads: u64, rows: u64| {
         let sizes = [call.head_dim, rows, heads, call.batch];
         let steps = [operand.row_stride, operand.head_stride, operand.batch_stride].map(|step| 2 * step);
-        let elements = if call.dtype == DType::BF16 { TensorMapDtype::Bf16 } else { TensorMapDtype::F16 };
-        TensorMap::new(elements, operand.segment.0 + operand.offset, &sizes, &steps, &[64, 64, 1, 1], true)
+        TensorMap::new(call.dtype, operand.segment.0 + operand.offset, &sizes, &steps, &[64, 64, 1, 1], true)
     };
     let q = map(&call.q, call.heads, call.queries)?;
     let k = map(&call.k, call.kv_heads, call.keys)?;
@@ -373,74 +355,42 @@ fn plan_attention(call: &AttentionCall, arch: u32) -> Option<(AttentionParams, V
     Some((params, kernels))
 }
 
-/// State of the kernels of a call.
-enum PassLaunches {
-    /// No kernel supports the call.
-    Declined,
-    /// At least one kernel is being compiled.
-    Compiling,
-    /// The function, the number of blocks and the kernel of each pass.
-    Ready(Vec<(Function, u32, AttentionKernel)>),
-}
-
 impl AttentionKernels {
-    /// Enqueues attention if its kernels are compiled; if `wait` is true, waits for the compiler.
-    pub(crate) fn enqueue(
+    /// Enqueues attention on `stream` if its kernels are compiled. Without a stream, only starts to compile the
+    /// kernels. If `wait` is true, waits for the compiler.
+    pub(crate) fn submit(
         &self,
         context: &Arc<Context>,
         kernels: &KernelRegistry,
-        stream: &Stream,
+        stream: Option<&Stream>,
         call: &AttentionCall,
         wait: bool,
     ) -> Result<SubmitStatus, SourceError> {
         let Some((params, passes)) = plan_attention(call, kernels.arch()) else {
             return Ok(SubmitStatus::Declined);
         };
-        let launches = match self.resolve_launches(context, kernels, call, &passes, wait)? {
-            PassLaunches::Declined => return Ok(SubmitStatus::Declined),
-            PassLaunches::Compiling => return Ok(SubmitStatus::Compiling),
-            PassLaunches::Ready(launches) => launches,
-        };
-        for (function, blocks, kernel) in launches {
-            // SAFETY: the kernel takes one `Params`, in this layout; the core has checked that the operands
-            // lie inside their segments.
-            unsafe { launch_native(stream, &kernel, function, [blocks, 1, 1], &params) }?;
-        }
-        Ok(SubmitStatus::Submitted)
-    }
-
-    /// Reports whether kernels support a call and starts to compile them. Enqueues nothing.
-    pub(crate) fn accepts(
-        &self,
-        context: &Arc<Context>,
-        kernels: &KernelRegistry,
-        call: &AttentionCall,
-    ) -> Result<bool, SourceError> {
-        let Some((_, passes)) = plan_attention(call, kernels.arch()) else { return Ok(false) };
-        Ok(!matches!(self.resolve_launches(context, kernels, call, &passes, false)?, PassLaunches::Declined))
-    }
-
-    fn resolve_launches(
-        &self,
-        context: &Arc<Context>,
-        kernels: &KernelRegistry,
-        call: &AttentionCall,
-        passes: &[(AttentionKernel, u32)],
-        wait: bool,
-    ) -> Result<PassLaunches, SourceError> {
         let mut launches = Vec::with_capacity(passes.len());
-        let mut compiling = false;
-        for &(kernel, blocks) in passes {
+        for &(kernel, blocks) in &passes {
             // The backward kernels take the longest to compile, so their compilation starts first.
             let ahead = [Pass::BackwardKeysValues, Pass::BackwardQueries]
                 .map(|pass| AttentionKernel { pass, ..kernel });
             let ahead = if call.requires_grad && kernel.pass == Pass::Forward { &ahead[..] } else { &[] };
             match self.kernels.get_or_compile(context, kernels, kernel, ahead, wait)? {
                 NativeKernelLookup::Ready(function) => launches.push((function, blocks, kernel)),
-                NativeKernelLookup::Compiling => compiling = true,
-                NativeKernelLookup::Failed => return Ok(PassLaunches::Declined),
+                NativeKernelLookup::Compiling => {}
+                NativeKernelLookup::Failed => return Ok(SubmitStatus::Declined),
             }
         }
-        Ok(if compiling { PassLaunches::Compiling } else { PassLaunches::Ready(launches) })
+        if launches.len() < passes.len() {
+            return Ok(SubmitStatus::Compiling);
+        }
+        if let Some(stream) = stream {
+            for (function, blocks, kernel) in launches {
+                // SAFETY: the kernel takes one `Params`, in this layout; the core has checked that the operands
+                // lie inside their segments.
+                unsafe { launch_native(stream, &kernel, function, [blocks, 1, 1], &params) }?;
+            }
+        }
+        Ok(SubmitStatus::Submitted)
     }
 }

@@ -156,14 +156,9 @@ impl AlgorithmChoices {
     /// Loads a choice from disk.
     fn load(&self, key: CacheKey) -> Option<cublasLtMatmulAlgo_t> {
         let bytes = self.disk.load(key, Some(self.library_version))?;
-        let mut algorithm = EMPTY_RESULT.algo;
-        if bytes.len() != 8 * algorithm.data.len() {
-            return None;
-        }
-        for (word, bytes) in algorithm.data.iter_mut().zip(bytes.chunks_exact(8)) {
-            *word = u64::from_le_bytes(bytes.try_into().ok()?);
-        }
-        Some(algorithm)
+        let (words, []) = bytes.as_chunks::<8>() else { return None };
+        let words: [[u8; 8]; 8] = words.try_into().ok()?;
+        Some(cublasLtMatmulAlgo_t { data: words.map(u64::from_le_bytes) })
     }
 
     fn store(&self, key: CacheKey, algorithm: &cublasLtMatmulAlgo_t) {

@@ -24,6 +24,7 @@ use crate::fences::{EventTracker, FenceTracker};
 use crate::gelu_grad;
 use crate::graph::{Graph, GraphCapture, GraphNode};
 use crate::kernels::{KernelRegistry, MAX_BINDINGS, MAX_PARAM_BYTES, SubmitStatus};
+use crate::launch_batcher::LaunchBatcher;
 use crate::lock;
 use crate::nvtx::set_nvtx;
 use crate::processes;
@@ -31,7 +32,7 @@ use crate::settings::{self, bool_from_env};
 use crate::sgemm_small::GemmKernels;
 use crate::staging::{DownloadBuffers, UploadRing};
 use crate::timestamps::Timestamps;
-use crate::virtual_memory::{self, VirtualAddressSpace};
+use crate::virtual_memory::{PageMapping, VirtualAddressSpace};
 
 /// Alignment of blocks in bytes: cuBLASLt's fastest kernels, 16-byte loads and wgpu require it.
 const BLOCK_ALIGNMENT: u64 = 256;
@@ -81,7 +82,7 @@ impl CudaQueue {
             cublaslt: CublasLt::default(),
             uploads: Mutex::default(),
             downloads: Mutex::default(),
-            stream: Stream::new(context)?,
+            stream: Stream::new(context, Some(LaunchBatcher::new()))?,
         })
     }
 
@@ -115,7 +116,7 @@ impl CudaQueue {
             Command::Matmul(call) => {
                 // Only if cuBLASLt is available: a dry run assumes that no other library supports products.
                 if self.cublaslt.is_available(context) {
-                    match products.enqueue(context, kernels, stream, call, wait)? {
+                    match products.submit(context, kernels, Some(stream), call, wait)? {
                         SubmitStatus::Declined => {}
                         ran => return Ok(ran),
                     }
@@ -124,7 +125,9 @@ impl CudaQueue {
                     return Ok(SubmitStatus::Declined);
                 }
             }
-            Command::Attention(call) => return Ok(attention.enqueue(context, kernels, stream, call, wait)?),
+            Command::Attention(call) => {
+                return Ok(attention.submit(context, kernels, Some(stream), call, wait)?);
+            }
         }
         Ok(SubmitStatus::Submitted)
     }
@@ -146,7 +149,7 @@ impl CudaQueue {
                 // The command was accepted before, and no fallback is left.
                 SubmitStatus::Declined => Err(Error::Driver(SourceError::Driver {
                     call: "a library's kernel",
-                    detail: "what was accepted was then declined, while kernels were compiled; they are on disk now: start again"
+                    detail: "an accepted call was declined after its kernels had been compiled; the kernels are now on disk, so run the program again"
                         .to_owned(),
                 })),
             }
@@ -164,25 +167,25 @@ impl CudaQueue {
 }
 
 impl CudaDevice {
+    /// Returns the queues that are in use.
+    fn queues(&self) -> impl Iterator<Item = &Arc<CudaQueue>> {
+        self.queues.iter().filter_map(OnceLock::get)
+    }
+
     /// Enqueues the deferred commands of all queues.
     fn flush_pending(&self) -> Result<(), SourceError> {
-        let mut queues = self.queues.iter().filter_map(OnceLock::get);
-        queues.try_for_each(|queue| queue.flush_pending(self))
+        self.queues().try_for_each(|queue| queue.flush_pending(self))
     }
 
     /// Launches the pending batches of all streams, even after one failed: memory changes must come after
     /// them.
     fn flush_batches(&self) -> Result<(), SourceError> {
-        let mut given = Ok(());
-        for stream in self.streams() {
-            given = given.and(stream.flush_pending());
-        }
-        given
+        self.streams().map(Stream::flush_pending).fold(Ok(()), Result::and)
     }
 
     /// Returns the streams that are in use.
     fn streams(&self) -> impl Iterator<Item = &Stream> {
-        self.queues.iter().filter_map(|queue| queue.get().map(|queue| &queue.stream))
+        self.queues().map(|queue| &queue.stream)
     }
 
     fn get_or_create_queue(&self, number: u8) -> Result<&Arc<CudaQueue>, SourceError> {
@@ -204,14 +207,14 @@ impl CudaDevice {
 
     /// Returns the queue that can defer a remap: the only queue in use, if it has deferred commands.
     fn deferring_queue(&self) -> Option<&CudaQueue> {
-        let mut queues = self.queues.iter().filter_map(OnceLock::get);
+        let mut queues = self.queues();
         let first = queues.next()?;
         (queues.next().is_none() && !first.deferred.is_empty()).then_some(first)
     }
 
     /// Reports whether a remap is pending, so that memory is not yet where the pool expects it.
     fn has_pending_remap(&self) -> bool {
-        self.queues.iter().filter_map(OnceLock::get).any(|queue| queue.deferred.has_remap())
+        self.queues().any(|queue| queue.deferred.has_remap())
     }
 
     fn flush_pending_remaps(&self) -> Result<(), SourceError> {
@@ -339,10 +342,13 @@ impl CudaBackend {
             match command {
                 Command::Launch(launch) => kernels.check_launch(launch).map(|_| true)?,
                 Command::Matmul(call) => {
-                    queue.cublaslt.is_available(context) && products.accepts(context, kernels, call)?
+                    queue.cublaslt.is_available(context)
+                        && products.submit(context, kernels, None, call, false)? != SubmitStatus::Declined
                         || queue.cublaslt.accepts(&queue.stream, call)?
                 }
-                Command::Attention(call) => attention.accepts(context, kernels, call)?,
+                Command::Attention(call) => {
+                    attention.submit(context, kernels, None, call, false)? != SubmitStatus::Declined
+                }
                 Command::Copy { .. } | Command::Fill { .. } => true,
             }
         };
@@ -363,8 +369,11 @@ impl CudaBackend {
             if self.queue.try_enqueue(&self.device, stream, command, true)? == SubmitStatus::Declined {
                 return Ok(None);
             }
-            launches.push(match command {
-                Command::Launch(launch) => Some((capture.last_node()?, RecordedLaunch::new(launch))),
+            launches.push(match *command {
+                Command::Launch(Launch { kernel, bindings, groups, .. }) => {
+                    let launch = RecordedLaunch { kernel, bindings: bindings.to_vec(), groups };
+                    Some((capture.last_node()?, launch))
+                }
                 _ => None,
             });
         }
@@ -390,27 +399,17 @@ impl SegmentSource for CudaBackend {
     }
 
     fn device_memory(&self) -> DeviceMemory {
-        match self.device.context.mem_get_info() {
-            Ok((free, total)) => DeviceMemory { total: Some(total), free: Some(free) },
-            Err(_) => DeviceMemory { total: Some(self.device.total_memory), free: None },
-        }
+        let (free, total) = self.device.context.mem_get_info().ok().unzip();
+        DeviceMemory { total: total.or(Some(self.device.total_memory)), free }
     }
 
     fn library_bytes(&self) -> u64 {
-        self.device
-            .queues
-            .iter()
-            .filter_map(OnceLock::get)
-            .map(|queue| queue.cublaslt.workspace_bytes())
-            .sum()
+        self.device.queues().map(|queue| queue.cublaslt.workspace_bytes()).sum()
     }
 
     fn processes(&self) -> Vec<DeviceProcess> {
-        self.device
-            .context
-            .device
-            .pci_address()
-            .map_or_else(|_| Vec::new(), |address| processes::list_processes(&address))
+        let address = self.device.context.device.pci_address();
+        address.map(|address| processes::list_processes(&address)).unwrap_or_default()
     }
 
     fn alloc_segment(&self, bytes: u64) -> Result<SegmentId, SourceError> {
@@ -418,8 +417,8 @@ impl SegmentSource for CudaBackend {
     }
 
     fn free_segment(&self, segment: SegmentId) -> Result<(), SourceError> {
-        let given = self.device.flush_batches();
-        self.device.context.free(segment.0).and(given)
+        let flushed = self.device.flush_batches();
+        self.device.context.free(segment.0).and(flushed)
     }
 
     fn reserve_addresses(&self, bytes: u64) -> Result<SegmentId, SourceError> {
@@ -428,8 +427,8 @@ impl SegmentSource for CudaBackend {
 
     fn free_addresses(&self, segment: SegmentId) -> Result<(), SourceError> {
         self.device.flush_pending_remaps()?;
-        let given = self.device.flush_batches();
-        self.device.require_address_space()?.unreserve(segment.0).and(given)
+        let flushed = self.device.flush_batches();
+        self.device.require_address_space()?.unreserve(segment.0).and(flushed)
     }
 
     fn map(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
@@ -464,8 +463,8 @@ impl SegmentSource for CudaBackend {
 
     fn unmap(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
         self.device.flush_pending_remaps()?;
-        let given = self.device.flush_batches();
-        self.device.require_address_space()?.unmap(segment.0 + offset, bytes).and(given)
+        let flushed = self.device.flush_batches();
+        self.device.require_address_space()?.unmap(segment.0 + offset, bytes).and(flushed)
     }
 
     fn queue_count(&self) -> u8 {
@@ -577,9 +576,9 @@ impl Backend for CudaBackend {
     }
 
     fn free_host(&self, segment: SegmentId) -> Result<(), SourceError> {
-        let given = self.device.flush_batches();
+        let flushed = self.device.flush_batches();
         let gone = lock(&self.device.host_allocations).remove(&segment.0);
-        given.and(gone.map(drop).ok_or_else(|| SourceError::Driver {
+        flushed.and(gone.map(drop).ok_or_else(|| SourceError::Driver {
             call: "cuMemFreeHost",
             detail: format!("no host memory is allocated at {:#x}", segment.0),
         }))
@@ -592,8 +591,7 @@ impl Backend for CudaBackend {
     fn prepare_commands(&self, commands: &[Command<'_>]) -> Result<Option<Box<dyn CommandSequence>>> {
         self.queue.drain_deferred(&self.device, true)?;
         match self.capture_graph(commands) {
-            Ok(Some(steps)) => Ok(Some(Box::new(steps))),
-            Ok(None) => Ok(None),
+            Ok(graph) => Ok(graph.map(|graph| Box::new(graph) as Box<dyn CommandSequence>)),
             Err(error @ Error::Driver(SourceError::DeviceLost(_))) => Err(error),
             Err(error) => {
                 log::debug!("a captured step is no graph: {error}");
@@ -627,12 +625,6 @@ struct RecordedLaunch {
     kernel: KernelId,
     bindings: Vec<Slice>,
     groups: [u32; 3],
-}
-
-impl RecordedLaunch {
-    fn new(launch: &Launch<'_>) -> Self {
-        Self { kernel: launch.kernel, bindings: launch.bindings.to_vec(), groups: launch.groups }
-    }
 }
 
 /// A captured step: one graph.
@@ -695,14 +687,10 @@ fn peak_throughput(device: driver::DeviceHandle, arch: u32) -> PeakRates {
     }
 }
 
-fn to_page_mappings(pieces: &[PageRemap]) -> Vec<virtual_memory::PageMapping> {
+fn to_page_mappings(pieces: &[PageRemap]) -> Vec<PageMapping> {
     let address = |(segment, offset): (SegmentId, u64)| segment.0 + offset;
-    let piece = |p: &PageRemap| virtual_memory::PageMapping {
-        to: address(p.to),
-        bytes: p.bytes,
-        from: p.from.map(address),
-    };
-    pieces.iter().map(piece).collect()
+    let pieces = pieces.iter();
+    pieces.map(|p| PageMapping { to: address(p.to), bytes: p.bytes, from: p.from.map(address) }).collect()
 }
 
 /// Returns the device address of a slice.

@@ -41,10 +41,17 @@ pub(crate) struct Context {
     id: u64,
 }
 
-// SAFETY: the driver's contexts may be used from every thread.
-unsafe impl Send for Context {}
-// SAFETY: as above; no field changes.
-unsafe impl Sync for Context {}
+/// Declares handles of the driver that may be used from every thread.
+macro_rules! thread_safe {
+    ($($handle:ident),*) => {$(
+        // SAFETY: the driver's handles may be used from every thread; the other fields are thread-safe.
+        unsafe impl Send for $handle {}
+        // SAFETY: as above.
+        unsafe impl Sync for $handle {}
+    )*};
+}
+
+thread_safe!(Context, Stream, Event, Function, CudaModule);
 
 impl Context {
     pub(crate) fn retain(device: DeviceHandle) -> Result<Arc<Self>, SourceError> {
@@ -53,10 +60,11 @@ impl Context {
         // SAFETY: writes one handle; the device came from cuDeviceGet.
         check("cuDevicePrimaryCtxRetain", unsafe { sys::cuDevicePrimaryCtxRetain(&mut raw, device.raw) })?;
         // From sm_90 on, kernels wait for the previous kernel themselves (`shaders/cuda/pdl.cuh`).
-        let follows = device.compute_capability()?.0 >= 9 && bool_from_env("FOREBAY_CUDA_PDL") != Some(false);
-        let units = device.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let context = Arc::new(Self { raw, device, uses_pdl: follows, sm_count: units, id: number });
+        let uses_pdl =
+            device.compute_capability()?.0 >= 9 && bool_from_env("FOREBAY_CUDA_PDL") != Some(false);
+        let sm_count = device.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        let context = Arc::new(Self { raw, device, uses_pdl, sm_count, id });
         context.make_current()?;
         Ok(context)
     }
@@ -139,9 +147,7 @@ impl KernelLaunch {
 
 /// Returns the addresses of arguments in the form that the driver expects.
 pub(crate) fn arg_pointers(arguments: &[&ArgBytes]) -> SmallVec<[*mut c_void; 8]> {
-    let mut addresses = SmallVec::new();
-    arguments.iter().for_each(|argument| addresses.push(argument.as_ptr().cast_mut().cast()));
-    addresses
+    arguments.iter().map(|argument| argument.as_ptr().cast_mut().cast()).collect()
 }
 
 /// A stream that does not synchronise with the default stream.
@@ -153,28 +159,15 @@ pub(crate) struct Stream {
     pub(crate) context: Arc<Context>,
 }
 
-// SAFETY: the driver's streams may be used from every thread.
-unsafe impl Send for Stream {}
-// SAFETY: as above.
-unsafe impl Sync for Stream {}
-
 impl Stream {
-    pub(crate) fn new(context: &Arc<Context>) -> Result<Self, SourceError> {
-        Self::create(context, Some(LaunchBatcher::new()))
-    }
-
-    /// Creates a stream for graph capture; its kernels start after the previous one has ended.
-    pub(crate) fn new_for_capture(context: &Arc<Context>) -> Result<Self, SourceError> {
-        Self::create(context, None)
-    }
-
-    fn create(context: &Arc<Context>, line: Option<LaunchBatcher>) -> Result<Self, SourceError> {
+    /// Creates a stream. Without a batcher, for graph capture, kernels start after the previous one has ended.
+    pub(crate) fn new(context: &Arc<Context>, batcher: Option<LaunchBatcher>) -> Result<Self, SourceError> {
         context.make_current()?;
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         let mut raw = ptr::null_mut();
         // SAFETY: writes one handle.
         check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut raw, flags) })?;
-        Ok(Self { raw, batcher: line, context: Arc::clone(context) })
+        Ok(Self { raw, batcher, context: Arc::clone(context) })
     }
 
     /// Flushes pending batches and returns the raw handle, so that later work follows all earlier work.
@@ -287,7 +280,7 @@ impl Stream {
         arguments: &mut [*mut c_void],
     ) -> Result<(), SourceError> {
         self.context.make_current()?;
-        let mut follows = CUlaunchAttribute {
+        let mut pdl = CUlaunchAttribute {
             id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
             pad: [0; 4],
             value: CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
@@ -301,7 +294,7 @@ impl Stream {
             blockDimZ: call.block[2],
             sharedMemBytes: call.dynamic_shared_bytes,
             hStream: self.raw,
-            attrs: &mut follows,
+            attrs: &mut pdl,
             numAttrs: (self.batcher.is_some() && self.context.uses_pdl).into(),
         };
         // SAFETY: the caller's promise; the driver copies all arguments before it returns.
@@ -330,11 +323,6 @@ pub(crate) struct Event {
     /// Keeps the context alive.
     context: Arc<Context>,
 }
-
-// SAFETY: the driver's events may be used from every thread.
-unsafe impl Send for Event {}
-// SAFETY: as above.
-unsafe impl Sync for Event {}
 
 impl Event {
     pub(crate) fn new(context: &Arc<Context>) -> Result<Self, SourceError> {
@@ -479,11 +467,6 @@ impl Drop for PinnedBuffer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Function(CUfunction);
 
-// SAFETY: the driver's functions may be launched from every thread.
-unsafe impl Send for Function {}
-// SAFETY: as above.
-unsafe impl Sync for Function {}
-
 impl Function {
     pub(crate) fn raw(self) -> CUfunction {
         self.0
@@ -505,11 +488,6 @@ pub(crate) struct CudaModule {
     /// Keeps the context alive.
     context: Arc<Context>,
 }
-
-// SAFETY: the driver's modules may be used from every thread.
-unsafe impl Send for CudaModule {}
-// SAFETY: as above.
-unsafe impl Sync for CudaModule {}
 
 impl CudaModule {
     /// Loads a cubin.

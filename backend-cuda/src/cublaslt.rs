@@ -9,6 +9,7 @@
 //! of b over k are those of the core's a.
 
 use std::ffi::c_void;
+use std::ptr;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use cudarc::cublaslt::result::{self, CublasError};
@@ -157,12 +158,11 @@ enum EpilogueKind {
 
 impl EpilogueKind {
     fn new(epilogue: &Epilogue) -> Option<Self> {
-        let lead = |before: &MatrixOperand| i64::try_from(before.row_stride).ok();
         Some(match epilogue {
             Epilogue::None => Self::None,
             Epilogue::Bias(_) => Self::Bias,
             Epilogue::GeluBias { pre_activation: before, .. } => {
-                Self::GeluBias { leading_dim: lead(before)? }
+                Self::GeluBias { leading_dim: i64::try_from(before.row_stride).ok()? }
             }
             // A native kernel computes this (`gelu_grad.rs`): the library's takes four times as long as the
             // plain product.
@@ -286,9 +286,9 @@ fn operand_address(operand: &MatrixOperand) -> u64 {
 /// The opened library.
 #[derive(Debug)]
 struct CublasLtLibrary {
-    /// Plans, with `None` for unsupported problems. Declared before `handle`, so that they are dropped first.
+    /// Plans, with `None` for unsupported problems.
     plans: FxHashMap<CublasLtProblem, Option<CublasLtPlan>>,
-    handle: OwnedHandle<sys::cublasLtHandle_t>,
+    handle: sys::cublasLtHandle_t,
     workspace: Option<DeviceScratch>,
     algorithm_choices: AlgorithmChoices,
 }
@@ -305,13 +305,11 @@ impl CublasLtLibrary {
             return None;
         };
         context.make_current().ok()?;
-        let handle = match result::create_handle() {
-            Ok(raw) => OwnedHandle { raw, destroy: result::destroy_handle },
-            Err(error) => {
+        let handle = result::create_handle()
+            .inspect_err(|error| {
                 log::warn!("cuBLASLt cannot be used ({error}): matrix products run on the portable kernels");
-                return None;
-            }
-        };
+            })
+            .ok()?;
         // The library works without a workspace, with fewer algorithms.
         let workspace = DeviceScratch::new(context, WORKSPACE_BYTES)
             .inspect_err(|error| log::debug!("no workspace: {error}"))
@@ -332,7 +330,7 @@ impl CublasLtLibrary {
             self.plans.clear();
         }
         let plan = self.plans.entry(problem).or_insert_with(|| {
-            CublasLtPlan::new(self.handle.raw, &problem, bytes)
+            CublasLtPlan::new(self.handle, &problem, bytes)
                 .inspect_err(|error| log::debug!("cuBLASLt does not do {problem:?}: {error}"))
                 .ok()
         });
@@ -359,9 +357,14 @@ impl CublasLtLibrary {
             call: "cublasLtMatmulDescSetAttribute",
             detail: error.to_string(),
         })?;
-        let (one, beta) = (ScaleFactor::new(call.dtype, 1.0), ScaleFactor::new(call.dtype, call.beta));
+        // The library reads the factors in the type of the sums.
+        let (single, double) = ([1.0, call.beta], [1.0, f64::from(call.beta)]);
+        let [one, beta]: [*const c_void; 2] = match call.dtype {
+            DType::F64 => double.each_ref().map(|factor| ptr::from_ref(factor).cast()),
+            _ => single.each_ref().map(|factor| ptr::from_ref(factor).cast()),
+        };
         let c = operand_address(&call.c);
-        let (handle, queue) = (self.handle.raw, stream.flushed_handle()?);
+        let (handle, queue) = (self.handle, stream.flushed_handle()?);
         let run = |plan: &CublasLtPlan, algorithm: &cublasLtMatmulAlgo_t, to: u64| {
             // SAFETY: the descriptors live as long as the plan and match the operands, which the core has
             // checked. Only this stream uses the workspace.
@@ -369,8 +372,8 @@ impl CublasLtLibrary {
                 result::matmul(
                     handle,
                     plan.matmul_desc.raw,
-                    one.as_ptr(),
-                    beta.as_ptr(),
+                    one,
+                    beta,
                     operand_address(&call.b) as *const c_void,
                     plan.first_layout.raw,
                     operand_address(&call.a) as *const c_void,
@@ -422,32 +425,21 @@ impl CublasLtLibrary {
     }
 }
 
-/// A scale factor in the type that the library reads.
-enum ScaleFactor {
-    F32(f32),
-    F64(f64),
-}
-
-impl ScaleFactor {
-    fn new(dtype: DType, value: f32) -> Self {
-        if dtype == DType::F64 { Self::F64(value.into()) } else { Self::F32(value) }
-    }
-
-    fn as_ptr(&self) -> *const c_void {
-        match self {
-            Self::F32(value) => std::ptr::from_ref(value).cast(),
-            Self::F64(value) => std::ptr::from_ref(value).cast(),
-        }
+impl Drop for CublasLtLibrary {
+    fn drop(&mut self) {
+        self.plans.clear();
+        // SAFETY: made in `open`, destroyed once. An error here cannot be handled.
+        let _ = unsafe { result::destroy_handle(self.handle) };
     }
 }
 
 /// Descriptors of a problem, and its algorithms.
 #[derive(Debug)]
 struct CublasLtPlan {
-    matmul_desc: OwnedHandle<sys::cublasLtMatmulDesc_t>,
-    first_layout: OwnedHandle<sys::cublasLtMatrixLayout_t>,
-    second_layout: OwnedHandle<sys::cublasLtMatrixLayout_t>,
-    out_layout: OwnedHandle<sys::cublasLtMatrixLayout_t>,
+    matmul_desc: OwnedHandle<sys::cublasLtMatmulDesc_t, DescAttribute>,
+    first_layout: LayoutHandle,
+    second_layout: LayoutHandle,
+    out_layout: LayoutHandle,
     /// Never empty.
     algorithms: Vec<cublasLtMatmulAlgo_t>,
     algorithm_index: usize,
@@ -462,108 +454,87 @@ impl CublasLtPlan {
         workspace: u64,
     ) -> Result<Self, CublasError> {
         let CublasLtProblem { m, n, k, batch, a, b, c, .. } = *problem;
-        let unsupported = || CublasError(Status::CUBLAS_STATUS_NOT_SUPPORTED);
-        let data = cuda_data_type(problem.dtype).ok_or_else(unsupported)?;
-        let data_b = cuda_data_type(problem.dtype_b).ok_or_else(unsupported)?;
-        let data_out = cuda_data_type(problem.dtype_out).ok_or_else(unsupported)?;
+        let dtypes = [problem.dtype, problem.dtype_b, problem.dtype_out];
+        let [Some(data), Some(data_b), Some(data_out)] = dtypes.map(cuda_data_type) else {
+            return Err(CublasError(Status::CUBLAS_STATUS_NOT_SUPPORTED));
+        };
         let (compute, scale) = problem.compute_types();
-        let product = OwnedHandle {
+        let matmul_desc = OwnedHandle {
             raw: result::create_matmul_desc(compute, scale)?,
             destroy: result::destroy_matmul_desc,
+            setter: result::set_matmul_desc_attribute,
         };
         for (attribute, operand) in
             [(DescAttribute::CUBLASLT_MATMUL_DESC_TRANSA, b), (DescAttribute::CUBLASLT_MATMUL_DESC_TRANSB, a)]
         {
-            let operation = i32::from(operand.transposed);
-            // SAFETY: the descriptor is valid; the attribute is a 32-bit value.
-            unsafe { set_attribute(result::set_matmul_desc_attribute, product.raw, attribute, &operation) }?;
+            // SAFETY: the attribute is a 32-bit value.
+            unsafe { matmul_desc.set(attribute, i32::from(operand.transposed)) }?;
         }
-        let vectors = if problem.dtype.is_storage_only() { data_out } else { data };
-        Self::set_epilogue(product.raw, problem.epilogue, vectors)?;
-        let layout =
-            |rows: u64, cols: u64, operand: OperandLayout, data: DataType| -> Result<_, CublasError> {
-                let (rows, cols) = if operand.transposed { (cols, rows) } else { (rows, cols) };
-                let raw = result::create_matrix_layout(data, rows, cols, operand.leading_dim)?;
-                let layout = OwnedHandle { raw, destroy: result::destroy_matrix_layout };
-                let (count, offset) = (
-                    LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
-                    LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
-                );
-                // SAFETY: the layout is valid; the attributes are a 32-bit and a 64-bit value.
-                unsafe {
-                    set_attribute(result::set_matrix_layout_attribute, raw, count, &batch)?;
-                    set_attribute(result::set_matrix_layout_attribute, raw, offset, &operand.batch_stride)?;
-                }
-                Ok(layout)
+        let epilogue = problem.epilogue.to_cublaslt();
+        if epilogue != LtEpilogue::CUBLASLT_EPILOGUE_DEFAULT {
+            let vectors = if problem.dtype.is_storage_only() { data_out } else { data };
+            // SAFETY: the attributes are 32-bit enum values.
+            unsafe {
+                matmul_desc.set(DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue as u32)?;
+                matmul_desc.set(DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, vectors as i32)?;
+            }
+        }
+        if let EpilogueKind::GeluBias { leading_dim } = problem.epilogue {
+            // SAFETY: the attribute is a 64-bit value.
+            unsafe { matmul_desc.set(DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, leading_dim) }?;
+        }
+        let layout = |rows, cols, operand: OperandLayout, data| -> Result<LayoutHandle, CublasError> {
+            let (rows, cols) = if operand.transposed { (cols, rows) } else { (rows, cols) };
+            let layout = OwnedHandle {
+                raw: result::create_matrix_layout(data, rows, cols, operand.leading_dim)?,
+                destroy: result::destroy_matrix_layout,
+                setter: result::set_matrix_layout_attribute,
             };
-        let (first, second, out) =
-            (layout(n, k, b, data_b)?, layout(k, m, a, data)?, layout(n, m, c, data_out)?);
-        let preference =
-            OwnedHandle { raw: result::create_matmul_pref()?, destroy: result::destroy_matmul_pref };
-        let prefer = |attribute, value: u32| {
-            // SAFETY: the preference is valid; the attributes are 32-bit values.
-            unsafe { set_attribute(result::set_matmul_pref_attribute, preference.raw, attribute, &value) }
+            use LayoutAttribute::{
+                CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT as COUNT,
+                CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET as OFFSET,
+            };
+            // SAFETY: the attributes are a 32-bit and a 64-bit value.
+            unsafe { layout.set(COUNT, batch).and_then(|()| layout.set(OFFSET, operand.batch_stride)) }?;
+            Ok(layout)
         };
-        // SAFETY: the preference is valid; the attribute is a 64-bit value.
-        unsafe {
-            let attribute = Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
-            set_attribute(result::set_matmul_pref_attribute, preference.raw, attribute, &workspace)?;
-        }
-        prefer(Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, b.alignment)?;
-        prefer(Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, a.alignment)?;
-        prefer(Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, c.alignment)?;
-        prefer(Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, c.alignment)?;
+        let (first_layout, second_layout, out_layout) =
+            (layout(n, k, b, data_b)?, layout(k, m, a, data)?, layout(n, m, c, data_out)?);
+        let preference = OwnedHandle {
+            raw: result::create_matmul_pref()?,
+            destroy: result::destroy_matmul_pref,
+            setter: result::set_matmul_pref_attribute,
+        };
+        // SAFETY: the attribute is a 64-bit value.
+        unsafe { preference.set(Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace) }?;
+        let mut preferences = vec![
+            (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, b.alignment),
+            (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, a.alignment),
+            (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, c.alignment),
+            (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, c.alignment),
+        ];
         if matches!(problem.dtype, DType::F16 | DType::BF16) {
             // Sums of 16-bit products stay in f32 until the end, also in split-K algorithms.
             let scheme = Reduction::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
-            prefer(Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, scheme)?;
+            preferences.push((Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, scheme));
         }
+        for (attribute, value) in preferences {
+            // SAFETY: the attributes are 32-bit values.
+            unsafe { preference.set(attribute, value) }?;
+        }
+        let layouts = [first_layout.raw, second_layout.raw, out_layout.raw];
         // SAFETY: all descriptors are valid.
-        let algorithms = unsafe {
-            autotune::query_heuristic(handle, product.raw, [first.raw, second.raw, out.raw], preference.raw)
-        }?;
+        let algorithms =
+            unsafe { autotune::query_heuristic(handle, matmul_desc.raw, layouts, preference.raw) }?;
         Ok(Self {
-            matmul_desc: product,
-            first_layout: first,
-            second_layout: second,
-            out_layout: out,
+            matmul_desc,
+            first_layout,
+            second_layout,
+            out_layout,
             algorithms,
             algorithm_index: 0,
             is_tuned: false,
         })
-    }
-
-    /// Sets the kind of an epilogue; its vectors are of type `data`.
-    fn set_epilogue(
-        product: sys::cublasLtMatmulDesc_t,
-        finish: EpilogueKind,
-        data: DataType,
-    ) -> Result<(), CublasError> {
-        let lead = match finish {
-            EpilogueKind::None | EpilogueKind::Scaled { bias: false, .. } => return Ok(()),
-            EpilogueKind::Bias | EpilogueKind::RowSums | EpilogueKind::Scaled { .. } => None,
-            EpilogueKind::GeluBias { leading_dim: lead } => Some(lead),
-        };
-        let setter = result::set_matmul_desc_attribute;
-        // SAFETY: the descriptor is valid; the attributes are 32-bit enum values and a 64-bit value.
-        unsafe {
-            set_attribute(
-                setter,
-                product,
-                DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE,
-                &(finish.to_cublaslt() as u32),
-            )?;
-            set_attribute(
-                setter,
-                product,
-                DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE,
-                &(data as i32),
-            )?;
-            if let Some(lead) = lead {
-                set_attribute(setter, product, DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &lead)?;
-            }
-        }
-        Ok(())
     }
 
     /// Sets the addresses of an epilogue's operands.
@@ -592,40 +563,37 @@ impl CublasLtPlan {
             }
         }
         for (attribute, pointer) in pointers.into_iter().flatten() {
-            // SAFETY: the descriptor is valid; the attributes are addresses.
-            unsafe {
-                set_attribute(result::set_matmul_desc_attribute, self.matmul_desc.raw, attribute, &pointer)
-            }?;
+            // SAFETY: the attributes are addresses.
+            unsafe { self.matmul_desc.set(attribute, pointer) }?;
         }
         Ok(())
     }
 }
 
 /// One of cudarc's functions that set an attribute.
-type AttributeSetter<H, A> = unsafe fn(H, A, *const c_void, usize) -> Result<(), CublasError>;
+type AttributeSetter<T, A> = unsafe fn(T, A, *const c_void, usize) -> Result<(), CublasError>;
+type LayoutHandle = OwnedHandle<sys::cublasLtMatrixLayout_t, LayoutAttribute>;
 
-/// Sets an attribute to a value.
-///
-/// # Safety
-/// `handle` is valid, and `T` is the attribute's type.
-unsafe fn set_attribute<H, A, T>(
-    setter: AttributeSetter<H, A>,
-    handle: H,
-    attribute: A,
-    value: &T,
-) -> Result<(), CublasError> {
-    // SAFETY: the caller's promise; the library copies the value.
-    unsafe { setter(handle, attribute, std::ptr::from_ref(value).cast(), size_of::<T>()) }
-}
-
-/// A handle of the library, destroyed with its owner.
+/// A descriptor with attributes `A`, destroyed with its owner.
 #[derive(Debug)]
-struct OwnedHandle<T: Copy> {
+struct OwnedHandle<T: Copy, A> {
     raw: T,
     destroy: unsafe fn(T) -> Result<(), CublasError>,
+    setter: AttributeSetter<T, A>,
 }
 
-impl<T: Copy> Drop for OwnedHandle<T> {
+impl<T: Copy, A> OwnedHandle<T, A> {
+    /// Sets an attribute.
+    ///
+    /// # Safety
+    /// `V` is the attribute's type.
+    unsafe fn set<V>(&self, attribute: A, value: V) -> Result<(), CublasError> {
+        // SAFETY: the caller's promise; the handle is valid, and the library copies the value.
+        unsafe { (self.setter)(self.raw, attribute, ptr::from_ref(&value).cast(), size_of::<V>()) }
+    }
+}
+
+impl<T: Copy, A> Drop for OwnedHandle<T, A> {
     fn drop(&mut self) {
         // SAFETY: made by the function that matches `destroy`, and destroyed once. An error here cannot be
         // handled.

@@ -28,8 +28,8 @@ pub(crate) struct DiskCache {
 impl DiskCache {
     /// Uses the folder `FOREBAY_CACHE_DIR` (empty: no cache), else the user's cache folder.
     pub(crate) fn from_env() -> Self {
-        let given = std::env::var_os("FOREBAY_CACHE_DIR");
-        Self { folder: cache_folder(given, std::env::var_os("XDG_CACHE_HOME"), std::env::home_dir()) }
+        let folder = std::env::var_os("FOREBAY_CACHE_DIR");
+        Self { folder: cache_folder(folder, std::env::var_os("XDG_CACHE_HOME"), std::env::home_dir()) }
     }
 
     #[cfg(test)]
@@ -48,10 +48,8 @@ impl DiskCache {
         let mut names: Vec<_> = entries.map(|entry| entry.file_name()).collect();
         // Newest version first, in the order of the names.
         names.sort_unstable_by(|a, b| b.cmp(a));
-        names
-            .iter()
-            .filter(|name| name.to_str().is_some_and(|n| n.starts_with(&prefix) && n.ends_with(SUFFIX)))
-            .find_map(|name| read_checked(&folder.join(name)))
+        names.retain(|name| name.to_str().is_some_and(|n| n.starts_with(&prefix) && n.ends_with(SUFFIX)));
+        names.iter().find_map(|name| read_checked(&folder.join(name)))
     }
 
     /// Stores a kernel. Other processes find the complete file or none.
@@ -72,12 +70,10 @@ const SUFFIX: &str = ".cubin";
 impl CacheKey {
     /// Creates the key of CUDA C++ `source` for an architecture, such as 90.
     pub(crate) fn new(source: &str, arch: u32) -> Self {
-        let mut hash = Fnv1a::new();
-        for part in [env!("CARGO_PKG_VERSION"), &arch.to_string(), source] {
-            hash.update(&(part.len() as u64).to_le_bytes());
-            hash.update(part.as_bytes());
-        }
-        Self(hash.0)
+        let arch = arch.to_string();
+        let parts = [env!("CARGO_PKG_VERSION"), &arch, source].map(str::as_bytes);
+        let lengths = parts.map(|part| (part.len() as u64).to_le_bytes());
+        Self(fnv1a(parts.iter().zip(&lengths).flat_map(|(part, length)| [&length[..], part])))
     }
 
     fn file_prefix(self) -> String {
@@ -89,31 +85,18 @@ impl CacheKey {
     }
 }
 
-/// The 128-bit FNV-1a hash. It does not resist attacks, which the user's own cache folder does not need.
-struct Fnv1a(u128);
-
-impl Fnv1a {
-    fn new() -> Self {
-        Self(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d)
-    }
-
-    fn update(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.0 = (self.0 ^ u128::from(byte)).wrapping_mul(0x0100_0000_0000_0000_0000_013b);
-        }
-    }
-
-    fn hash(bytes: &[u8]) -> u128 {
-        let mut hash = Self::new();
-        hash.update(bytes);
-        hash.0
-    }
+/// Returns the 128-bit FNV-1a hash of concatenated parts. It does not resist attacks, which the user's own
+/// cache folder does not need.
+fn fnv1a<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> u128 {
+    parts.into_iter().flatten().fold(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d, |hash, &byte| {
+        (hash ^ u128::from(byte)).wrapping_mul(0x0100_0000_0000_0000_0000_013b)
+    })
 }
 
-fn cache_folder(given: Option<OsString>, xdg: Option<OsString>, home: Option<PathBuf>) -> Option<PathBuf> {
-    match given {
-        Some(given) if given.is_empty() => None,
-        Some(given) => Some(PathBuf::from(given)),
+fn cache_folder(folder: Option<OsString>, xdg: Option<OsString>, home: Option<PathBuf>) -> Option<PathBuf> {
+    match folder {
+        Some(folder) if folder.is_empty() => None,
+        Some(folder) => Some(PathBuf::from(folder)),
         None => {
             // By the XDG specification, a relative path is ignored.
             let xdg = xdg.map(PathBuf::from).filter(|path| path.is_absolute());
@@ -127,7 +110,7 @@ fn read_checked(path: &Path) -> Option<Vec<u8>> {
     let mut bytes = fs::read(path).ok()?;
     let body = bytes.strip_prefix(MAGIC)?;
     let (checksum, cubin) = body.split_first_chunk::<16>()?;
-    if *checksum != Fnv1a::hash(cubin).to_le_bytes() {
+    if *checksum != fnv1a([cubin]).to_le_bytes() {
         log::debug!("{} is damaged; its kernel is compiled again", path.display());
         return None;
     }
@@ -136,7 +119,7 @@ fn read_checked(path: &Path) -> Option<Vec<u8>> {
 
 fn write_checked(folder: &Path, name: &str, cubin: &[u8]) -> Result<()> {
     let path = folder.join(name);
-    let parts = [MAGIC, &Fnv1a::hash(cubin).to_le_bytes()[..], cubin];
+    let parts = [MAGIC, &fnv1a([cubin]).to_le_bytes()[..], cubin];
     // Not synced: the checksum detects a file that a crash has damaged.
     write_atomic_unsynced(&path, |file| {
         parts.into_iter().try_for_each(|part| file.write_all(part)).map_err(|e| Error::File {
@@ -151,7 +134,7 @@ mod tests {
     use std::fs;
     use std::path::PathBuf;
 
-    use super::{CacheKey, DiskCache, Fnv1a, cache_folder};
+    use super::{CacheKey, DiskCache, cache_folder, fnv1a};
 
     /// An empty folder of the test, removed at the end.
     struct TempFolder(PathBuf);
@@ -183,8 +166,8 @@ mod tests {
     #[test]
     fn the_hash_is_fnv_1a() {
         // The published test vectors for the empty string and "a".
-        assert_eq!(Fnv1a::hash(b""), 0x6c62272e07bb014262b821756295c58d);
-        assert_eq!(Fnv1a::hash(b"a"), 0xd228cb696f1a8caf78912b704e4a8964);
+        assert_eq!(fnv1a([&b""[..]]), 0x6c62272e07bb014262b821756295c58d);
+        assert_eq!(fnv1a([&b"a"[..]]), 0xd228cb696f1a8caf78912b704e4a8964);
     }
 
     #[test]

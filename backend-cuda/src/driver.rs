@@ -186,25 +186,17 @@ impl DeviceHandle {
 
     /// Returns the card's name.
     pub(crate) fn name(self) -> Result<String, SourceError> {
-        let mut name: [c_char; 256] = [0; 256];
-        // SAFETY: writes at most 256 bytes, ended by a zero.
-        check("cuDeviceGetName", unsafe { sys::cuDeviceGetName(name.as_mut_ptr(), 256, self.raw) })?;
-        name[255] = 0;
-        // SAFETY: the array ends in a zero, at the latest in its last element.
-        Ok(unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned())
+        // SAFETY: writes at most as many bytes as there are, ended by a zero.
+        read_text("cuDeviceGetName", |text, bytes| unsafe { sys::cuDeviceGetName(text, bytes, self.raw) })
     }
 
     /// Returns the address on the PCI bus. Unlike the index, the address does not depend on
     /// `CUDA_VISIBLE_DEVICES`.
     pub(crate) fn pci_address(self) -> Result<String, SourceError> {
-        let mut address: [c_char; 32] = [0; 32];
-        // SAFETY: writes at most 32 bytes, ended by a zero.
-        check("cuDeviceGetPCIBusId", unsafe {
-            sys::cuDeviceGetPCIBusId(address.as_mut_ptr(), 32, self.raw)
-        })?;
-        address[31] = 0;
-        // SAFETY: the array ends in a zero, at the latest in its last element.
-        Ok(unsafe { CStr::from_ptr(address.as_ptr()) }.to_string_lossy().into_owned())
+        // SAFETY: as above.
+        read_text("cuDeviceGetPCIBusId", |text, bytes| unsafe {
+            sys::cuDeviceGetPCIBusId(text, bytes, self.raw)
+        })
     }
 
     /// Returns the bytes of memory.
@@ -222,6 +214,17 @@ impl DeviceHandle {
             self.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
         ))
     }
+}
+
+/// Returns the text that a call writes into a buffer, of which it gets the address and the bytes.
+fn read_text(
+    call: &'static str,
+    write: impl FnOnce(*mut c_char, c_int) -> CUresult,
+) -> Result<String, SourceError> {
+    let mut text = [0u8; 256];
+    check(call, write(text.as_mut_ptr().cast(), text.len() as c_int))?;
+    let end = text.iter().position(|&byte| byte == 0).unwrap_or(text.len());
+    Ok(String::from_utf8_lossy(&text[..end]).into_owned())
 }
 
 /// Converts a call's result code.

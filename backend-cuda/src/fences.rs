@@ -36,10 +36,9 @@ struct FenceState {
     spare: Vec<Arc<Event>>,
 }
 
-impl FenceState {
-    fn acquire_event(&mut self, context: &Arc<Context>) -> Result<Arc<Event>, SourceError> {
-        self.spare.pop().map_or_else(|| Event::new(context).map(Arc::new), Ok)
-    }
+/// Takes a spare event, or creates one.
+fn acquire_event(spare: &mut Vec<Arc<Event>>, context: &Arc<Context>) -> Result<Arc<Event>, SourceError> {
+    spare.pop().map_or_else(|| Event::new(context).map(Arc::new), Ok)
 }
 
 /// The events of single streams.
@@ -73,10 +72,7 @@ impl EventTracker {
             }
             points.pending = kept;
         }
-        let event = match points.spare.pop() {
-            Some(event) => event,
-            None => Arc::new(Event::new(&stream.context)?),
-        };
+        let event = acquire_event(&mut points.spare, &stream.context)?;
         event.record(stream)?;
         points.last_event += 1;
         points.pending.push_back((points.last_event, event));
@@ -117,7 +113,7 @@ impl FenceTracker {
         }
         let mut point = Vec::new();
         for stream in streams {
-            let event = state.acquire_event(&stream.context)?;
+            let event = acquire_event(&mut state.spare, &stream.context)?;
             let recorded = event.record(stream);
             point.push(event);
             if let Err(error) = recorded {
@@ -132,17 +128,13 @@ impl FenceTracker {
     }
 
     pub(crate) fn is_done(&self, fence: Fence) -> Result<bool, SourceError> {
-        match self.pending_events(fence)? {
-            None => Ok(true),
-            Some(point) => {
-                let done = all_done(&point)?;
-                drop(point);
-                if done {
-                    self.retire_through(fence);
-                }
-                Ok(done)
-            }
+        let Some(point) = self.pending_events(fence)? else { return Ok(true) };
+        let done = all_done(&point)?;
+        drop(point);
+        if done {
+            self.retire_through(fence);
         }
+        Ok(done)
     }
 
     pub(crate) fn wait(&self, fence: Fence) -> Result<(), SourceError> {
@@ -191,10 +183,5 @@ impl FenceTracker {
 
 /// Reports whether the device has passed all events of a fence.
 fn all_done(point: &FenceEvents) -> Result<bool, SourceError> {
-    for event in point.iter() {
-        if !event.is_done()? {
-            return Ok(false);
-        }
-    }
-    Ok(true)
+    point.iter().try_fold(true, |done, event| Ok(done && event.is_done()?))
 }

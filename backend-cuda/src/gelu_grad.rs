@@ -8,8 +8,8 @@ use std::ffi::CStr;
 use forebay_core::backend::{Epilogue, GELU_GRAD_SUM_ROWS, MatmulCall, MatrixOperand};
 use forebay_core::dtype::DType;
 
-use crate::native_kernels::{NativeKernel, with_defines};
-use crate::tensor_map::{TensorMap, TensorMapDtype};
+use crate::native_kernels::{LaunchPlan, NativeKernel, convert_all, with_defines};
+use crate::tensor_map::TensorMap;
 
 /// The architecture with `wgmma` and TMA.
 pub(crate) const REQUIRED_ARCH: u32 = 90;
@@ -79,7 +79,7 @@ pub(crate) struct GeluGradParams {
 
 /// Returns the tensor map of a row-major matrix of 16-bit floats, in boxes of `rows` rows.
 fn matrix_tensor_map(
-    elements: TensorMapDtype,
+    elements: DType,
     operand: &MatrixOperand,
     [rows, cols]: [u64; 2],
     boxed: u32,
@@ -94,40 +94,33 @@ pub(crate) fn plan_gelu_grad(
     call: &MatmulCall,
     arch: u32,
     units: u64,
-) -> Option<(GeluGradKernel, GeluGradParams, [u32; 3])> {
+) -> Option<LaunchPlan<GeluGradKernel, GeluGradParams>> {
     let Epilogue::GeluGrad { x, gelu, row_block_sums: sums } = &call.epilogue else { return None };
     if arch != REQUIRED_ARCH || !call.supports_epilogue() {
         return None;
     }
-    let (bf16, elements) = match call.dtype {
-        DType::BF16 => (true, TensorMapDtype::Bf16),
-        DType::F16 => (false, TensorMapDtype::F16),
-        _ => return None,
-    };
+    if !matches!(call.dtype, DType::BF16 | DType::F16) {
+        return None;
+    }
     let MatmulCall { m, n, k, .. } = *call;
     let across = n.div_ceil(TILE_COLS.into());
     let tiles = across * m.div_ceil(TILE_ROWS.into());
-    let mut sizes = [0; 5];
-    for (to, size) in sizes.iter_mut().zip([m, n, k, across, tiles]) {
-        *to = i32::try_from(size).ok()?;
-    }
-    let mut leads = [0; 3];
-    for (to, operand) in leads.iter_mut().zip([x, gelu, &call.c]) {
-        *to = i64::try_from(operand.row_stride).ok()?;
-    }
+    let leading_dims = convert_all([x, gelu, &call.c].map(|operand| operand.row_stride))?;
+    let sizes = convert_all([m, n, k, across, tiles])?;
     let address = |operand: &MatrixOperand| operand.segment.0 + operand.offset;
     let params = GeluGradParams {
-        a: matrix_tensor_map(elements, &call.a, [m, k], TILE_ROWS)?,
-        b: matrix_tensor_map(elements, &call.b, [k, n], TILE_K)?,
+        a: matrix_tensor_map(call.dtype, &call.a, [m, k], TILE_ROWS)?,
+        b: matrix_tensor_map(call.dtype, &call.b, [k, n], TILE_K)?,
         x: address(x),
         gelu: address(gelu),
         c: address(&call.c),
         sums: sums.segment.0 + sums.offset,
-        leading_dims: leads,
+        leading_dims,
         sizes,
         unused: 0,
     };
-    Some((GeluGradKernel { bf16 }, params, [u32::try_from(tiles.min(units)).ok()?, 1, 1]))
+    let kernel = GeluGradKernel { bf16: call.dtype == DType::BF16 };
+    Some((kernel, params, [u32::try_from(tiles.min(units)).ok()?, 1, 1]))
 }
 
 #[cfg(test)]

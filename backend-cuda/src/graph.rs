@@ -47,7 +47,7 @@ impl GraphCapture {
         // 11.3.
         let found = unsafe { sys::culib().get::<CaptureInfoFn>(b"cuStreamGetCaptureInfo_v2") };
         let Ok(info) = found.map(|symbol| *symbol) else { return Ok(None) };
-        let stream = Stream::new_for_capture(context)?;
+        let stream = Stream::new(context, None)?;
         // Relaxed: other threads and libraries may continue to allocate; their calls are not part of the
         // graph.
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;

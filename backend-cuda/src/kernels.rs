@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
+use std::fmt;
 use std::sync::{Arc, Mutex, Once, PoisonError, RwLock};
 
 use forebay_core::backend::{KernelContent, KernelId, KernelSource, Launch, SourceError};
@@ -12,7 +13,7 @@ use crate::compiler::{self, PendingCubin};
 use crate::context::{
     ArgBytes, Context, CudaModule, Function, KernelLaunch, Stream, arg_bytes, arg_pointers,
 };
-use crate::disk_cache::{CacheKey, CompilerVersion, DiskCache};
+use crate::disk_cache::{CacheKey, DiskCache};
 use crate::graph::{Graph, GraphNode};
 use crate::{cublaslt, lock, nvrtc, settings, translate};
 
@@ -100,22 +101,22 @@ impl KernelRegistry {
         if let Some(id) = known.get(&content) {
             return Ok(*id);
         }
-        let refuse = |message: String| Error::KernelCompilation { label: source.label.to_owned(), message };
+        let refuse = |error: &dyn fmt::Display| compilation_error(source.label, error);
         let options = translate::TranslateOptions {
             zero_workgroup_memory: source.zero_workgroup_memory,
             ..Default::default()
         };
         let translated =
             translate::translate_with_options(source.wgsl, source.entry_point, source.overrides, &options)
-                .map_err(|error| refuse(error.to_string()))?;
+                .map_err(|error| refuse(&error))?;
         let (bindings, params) = (translated.bindings.len(), translated.params_size as usize);
         if bindings > MAX_BINDINGS || params > MAX_PARAM_BYTES {
-            return Err(refuse(format!(
+            return Err(refuse(&format_args!(
                 "it has {bindings} storage bindings and {params} bytes of parameters; \
                  CUDA devices take {MAX_BINDINGS} and {MAX_PARAM_BYTES}"
             )));
         }
-        let entry = CString::new(translated.entry.as_str()).map_err(|error| refuse(error.to_string()))?;
+        let entry = CString::new(translated.entry.as_str()).map_err(|error| refuse(&error))?;
         let code = self.load_or_compile(context, source.label, &translated.source, &[])?;
         let mut kernel = LoadedKernel {
             dynamic_shared_bytes: translated.dynamic_shared_bytes,
@@ -153,8 +154,7 @@ impl KernelRegistry {
             (unfinished.label.clone(), unfinished.entry.clone(), Arc::clone(&unfinished.code))
         };
         let Some((label, entry, code)) = lock(&self.pending).get(&id.0).map(found) else { return Ok(()) };
-        let cubin =
-            code.wait().map_err(|message| Error::KernelCompilation { label: label.clone(), message })?;
+        let cubin = code.wait().map_err(|message| compilation_error(&label, &message))?;
         let module = CudaModule::load(context, &cubin)?;
         let mut loaded = self.loaded.write().unwrap_or_else(PoisonError::into_inner);
         let Some(kernel) = loaded.get_mut(id.0 as usize) else { return Ok(()) };
@@ -190,21 +190,7 @@ impl KernelRegistry {
                 Err(error) => log::debug!("the kept code of `{label}` is of no use: {error}"),
             }
         }
-        let version = compiler.map_err(|error| Error::KernelCompilation {
-            label: label.to_owned(),
-            message: error.to_string(),
-        })?;
-        Ok(KernelCode::Compiling(self.start_compile(key, version, label, source, options)))
-    }
-
-    fn start_compile(
-        &self,
-        key: CacheKey,
-        version: CompilerVersion,
-        label: &str,
-        source: &str,
-        options: &'static [&'static str],
-    ) -> Arc<PendingCubin> {
+        let version = compiler.map_err(|error| compilation_error(label, &error))?;
         // Loads cuBLASLt meanwhile: loading takes as long as compiling a kernel, and this program has not
         // multiplied before.
         static PRODUCTS: Once = Once::new();
@@ -213,12 +199,12 @@ impl KernelRegistry {
         }
         let (disk, arch) = (self.disk.clone(), self.arch);
         let (label, source) = (label.to_owned(), source.to_owned());
-        compiler::start_compile(move || {
+        Ok(KernelCode::Compiling(compiler::start_compile(move || {
             let cubin = nvrtc::compile_with_options(&source, &label, arch, options)
                 .map_err(|error| error.to_string())?;
             disk.store(key, version, &cubin);
             Ok(cubin)
-        })
+        })))
     }
 
     /// Enqueues one launch; returns `false` if the kernel is still being compiled.
@@ -272,33 +258,29 @@ impl KernelRegistry {
     ) -> Result<bool> {
         let kernel = self.check_launch(launch)?;
         let Some(function) = kernel.function else { return Ok(false) };
-        let mut starts: SmallVec<[u64; 8]> = SmallVec::new();
-        let mut lengths: SmallVec<[u64; 8]> = SmallVec::new();
-        for slice in launch.bindings {
-            starts.push(slice.segment.0 + slice.offset);
-            lengths.push(slice.bytes);
-        }
-        let mut arguments: SmallVec<[&ArgBytes; 10]> = SmallVec::new();
-        starts.iter().for_each(|start| arguments.push(arg_bytes(start)));
+        let slices = launch.bindings.iter();
+        let starts: SmallVec<[u64; 8]> = slices.clone().map(|slice| slice.segment.0 + slice.offset).collect();
+        let lengths: SmallVec<[u64; 8]> = slices.map(|slice| slice.bytes).collect();
+        let mut arguments: SmallVec<[&ArgBytes; 10]> = starts.iter().map(arg_bytes).collect();
         if kernel.takes_lengths {
             arguments.push(arg_bytes(&lengths[..]));
         }
         if kernel.param_bytes > 0 {
             arguments.push(arg_bytes(&launch.params[..kernel.param_bytes]));
         }
-        let LoadedKernel { block, dynamic_shared_bytes: shared, .. } = kernel;
-        run(
-            &KernelLaunch {
-                function,
-                grid: launch.groups,
-                block,
-                dynamic_shared_bytes: shared,
-                is_unbatchable: false,
-            },
-            &arguments,
-        )?;
-        Ok(true)
+        let call = KernelLaunch {
+            function,
+            grid: launch.groups,
+            block: kernel.block,
+            dynamic_shared_bytes: kernel.dynamic_shared_bytes,
+            is_unbatchable: false,
+        };
+        run(&call, &arguments).map(|()| true).map_err(Error::from)
     }
+}
+
+fn compilation_error(label: &str, reason: &dyn fmt::Display) -> Error {
+    Error::KernelCompilation { label: label.to_owned(), message: reason.to_string() }
 }
 
 impl LoadedKernel {
@@ -306,14 +288,11 @@ impl LoadedKernel {
     fn resolve_function(&self, module: &CudaModule, entry: &CStr, label: &str) -> Result<Function> {
         let function = module.function(entry)?;
         if self.dynamic_shared_bytes > 0 {
-            function.set_max_dynamic_shared(self.dynamic_shared_bytes).map_err(|error| {
-                Error::KernelCompilation {
-                    label: label.to_owned(),
-                    message: format!(
-                        "it takes {} bytes of workgroup memory, which the device refuses: {error}",
-                        self.dynamic_shared_bytes
-                    ),
-                }
+            let bytes = self.dynamic_shared_bytes;
+            function.set_max_dynamic_shared(bytes).map_err(|error| {
+                let reason =
+                    format!("it takes {bytes} bytes of workgroup memory, which the device refuses: {error}");
+                compilation_error(label, &reason)
             })?;
         }
         Ok(function)

@@ -39,17 +39,10 @@ pub(crate) struct LaunchBatcher {
     has_pending: AtomicBool,
     /// If true, the stream has had another use since the last kernel.
     interrupted: AtomicBool,
-    policy: BatchPolicy,
+    /// The value of `FOREBAY_CUDA_BATCH_LAUNCHES`: small kernels always or never wait. If it is not set, they
+    /// wait after [`IMMEDIATE_LAUNCHES`] kernels in quick succession.
+    always: Option<bool>,
     state: Mutex<BatcherState>,
-}
-
-/// Condition under which kernels wait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum BatchPolicy {
-    Never,
-    /// After [`IMMEDIATE_LAUNCHES`] kernels in quick succession.
-    WhenBusy,
-    Always,
 }
 
 #[derive(Debug, Default)]
@@ -78,15 +71,10 @@ struct BatchGraph {
 
 impl LaunchBatcher {
     pub(crate) fn new() -> Self {
-        let when = match bool_from_env("FOREBAY_CUDA_BATCH_LAUNCHES") {
-            Some(false) => BatchPolicy::Never,
-            Some(true) => BatchPolicy::Always,
-            None => BatchPolicy::WhenBusy,
-        };
         Self {
             has_pending: AtomicBool::new(false),
             interrupted: AtomicBool::new(false),
-            policy: when,
+            always: bool_from_env("FOREBAY_CUDA_BATCH_LAUNCHES"),
             state: Mutex::default(),
         }
     }
@@ -110,13 +98,9 @@ impl LaunchBatcher {
             && call.block_count() <= SMALL_BLOCKS_PER_SM * u64::from(stream.context.sm_count);
         let waits = small
             && launch_batching()
-            && match self.policy {
-                BatchPolicy::Never => false,
-                BatchPolicy::WhenBusy => {
-                    state.update_burst(self.interrupted.swap(false, Ordering::Relaxed)) > IMMEDIATE_LAUNCHES
-                }
-                BatchPolicy::Always => true,
-            };
+            && self.always.unwrap_or_else(|| {
+                state.update_burst(self.interrupted.swap(false, Ordering::Relaxed)) > IMMEDIATE_LAUNCHES
+            });
         if !waits && state.pending.is_empty() {
             // SAFETY: the caller's promise.
             return unsafe { stream.launch_immediately(call, &mut arg_pointers(arguments)) };
@@ -143,24 +127,24 @@ impl LaunchBatcher {
         if state.pending.is_empty() {
             return Ok(());
         }
-        let given = state.submit_pending(stream);
+        let result = state.submit_pending(stream);
         // Also after an error: the caller gets the error, and the batch is not retried.
         state.pending.clear();
         state.arg_bytes.clear();
         state.arg_sizes.clear();
         // Last: a thread that reads `false` enqueues after the batch without taking the lock.
         self.has_pending.store(false, Ordering::Release);
-        given
+        result
     }
 }
 
 impl BatcherState {
     /// Counts a kernel of a burst.
-    fn update_burst(&mut self, turned: bool) -> u32 {
+    fn update_burst(&mut self, interrupted: bool) -> u32 {
         let now = Instant::now();
         let soon =
             self.last_launch.replace(now).is_some_and(|before| now.duration_since(before) <= BURST_GAP);
-        self.burst_length = if soon && !turned { self.burst_length.saturating_add(1) } else { 1 };
+        self.burst_length = if soon && !interrupted { self.burst_length.saturating_add(1) } else { 1 };
         self.burst_length
     }
 
@@ -175,30 +159,30 @@ impl BatcherState {
     fn submit_pending(&mut self, stream: &Stream) -> Result<(), SourceError> {
         let (mut bytes, mut values) = (&self.arg_bytes[..], Vec::with_capacity(self.arg_sizes.len()));
         for &size in &self.arg_sizes {
-            let (value, behind) = bytes.split_at(size);
+            let (value, rest) = bytes.split_at(size);
             values.push(value);
-            bytes = behind;
+            bytes = rest;
         }
         let (mut pointers, mut calls) = (arg_pointers(&values), Vec::with_capacity(self.pending.len()));
         let mut pointers = &mut pointers[..];
         for (call, arguments) in &self.pending {
-            let (own, behind) = mem::take(&mut pointers).split_at_mut(*arguments);
+            let (own, rest) = mem::take(&mut pointers).split_at_mut(*arguments);
             calls.push((*call, own));
-            pointers = behind;
+            pointers = rest;
         }
         let mut calls = &mut calls[..];
-        let mut given = Ok(());
+        let mut result = Ok(());
         while !calls.is_empty() {
             let most = if self.batches_until_retry == 0 { 1 << calls.len().ilog2() } else { 1 };
-            let (row, behind) = mem::take(&mut calls).split_at_mut(most);
-            calls = behind;
-            let done = match row {
+            let (batch, rest) = mem::take(&mut calls).split_at_mut(most);
+            calls = rest;
+            let done = match batch {
                 // SAFETY: the promise of the caller that pushed the launch.
                 [(call, arguments)] => unsafe { stream.launch_immediately(call, arguments) },
-                row => {
-                    let rows = &mut self.graphs[row.len().ilog2() as usize - 1];
+                batch => {
+                    let graphs = &mut self.graphs[batch.len().ilog2() as usize - 1];
                     // SAFETY: as above.
-                    unsafe { BatchGraph::launch_batch(rows, stream, row) }.map(|as_one| {
+                    unsafe { BatchGraph::launch_batch(graphs, stream, batch) }.map(|as_one| {
                         if !as_one {
                             self.batches_until_retry = BATCHES_BEFORE_RETRY;
                         }
@@ -206,10 +190,10 @@ impl BatcherState {
                 }
             };
             // Later launches were already accepted, so they are launched even after an error.
-            given = given.and(done);
+            result = result.and(done);
         }
         self.batches_until_retry = self.batches_until_retry.saturating_sub(1);
-        given
+        result
     }
 }
 
@@ -220,47 +204,49 @@ impl BatchGraph {
     /// # Safety
     /// Each kernel fulfils the conditions of a launch.
     unsafe fn launch_batch(
-        rows: &mut Vec<Self>,
+        graphs: &mut Vec<Self>,
         stream: &Stream,
         calls: &mut [(KernelLaunch, &mut [*mut c_void])],
     ) -> Result<bool, SourceError> {
         // SAFETY: the caller's promise.
-        let ready = unsafe { Self::get_or_create(rows, stream, calls) };
-        match ready.and_then(|row| stream.launch_graph(&row.graph).map(|()| row)) {
-            Ok(row) => {
-                rows.push(row);
+        let ready = unsafe { Self::get_or_create(graphs, stream, calls) };
+        match ready.and_then(|cached| stream.launch_graph(&cached.graph).map(|()| cached)) {
+            Ok(cached) => {
+                graphs.push(cached);
                 Ok(true)
             }
             Err(lost @ SourceError::DeviceLost(_)) => Err(lost),
             Err(error) => {
-                log::debug!("kernels in a line are launched one by one: {error}");
-                let mut given = Ok(false);
+                log::debug!("kernels of a batch are launched one by one: {error}");
+                let mut result = Ok(false);
                 for (call, arguments) in calls {
                     // SAFETY: the caller's promise.
-                    given = given.and(unsafe { stream.launch_immediately(call, arguments) }.map(|()| false));
+                    result =
+                        result.and(unsafe { stream.launch_immediately(call, arguments) }.map(|()| false));
                 }
-                given
+                result
             }
         }
     }
 
-    /// Returns a graph of these kernels with their arguments, taken from `rows` or new.
+    /// Returns a graph of these kernels with their arguments, taken from `graphs` or new.
     ///
     /// # Safety
     /// Each kernel fulfils the conditions of a launch.
     unsafe fn get_or_create(
-        rows: &mut Vec<Self>,
+        graphs: &mut Vec<Self>,
         stream: &Stream,
         calls: &mut [(KernelLaunch, &mut [*mut c_void])],
     ) -> Result<Self, SourceError> {
-        let same = |row: &Self| row.functions.iter().zip(&*calls).all(|(f, (call, _))| *f == call.function);
+        let same =
+            |cached: &Self| cached.functions.iter().zip(&*calls).all(|(f, (call, _))| *f == call.function);
         // Changing kernels takes the driver longer than changing arguments. If no graph has the same kernels,
         // the least recently used one is changed.
-        let known = match rows.iter().position(same) {
-            None if rows.len() < MAX_GRAPHS_PER_LENGTH => None,
-            found => Some(rows.remove(found.unwrap_or(0))),
+        let known = match graphs.iter().position(same) {
+            None if graphs.len() < MAX_GRAPHS_PER_LENGTH => None,
+            found => Some(graphs.remove(found.unwrap_or(0))),
         };
-        let Some(mut row) = known else {
+        let Some(mut cached) = known else {
             // SAFETY: the caller's promise.
             let (graph, nodes) = unsafe { Graph::from_kernels(&stream.context, calls) }?;
             return Ok(Self {
@@ -271,9 +257,9 @@ impl BatchGraph {
         };
         for (k, (call, arguments)) in calls.iter_mut().enumerate() {
             // SAFETY: the caller's promise; the node is of this graph.
-            unsafe { row.graph.set_node_params(row.nodes[k], call, arguments) }?;
-            row.functions[k] = call.function;
+            unsafe { cached.graph.set_node_params(cached.nodes[k], call, arguments) }?;
+            cached.functions[k] = call.function;
         }
-        Ok(row)
+        Ok(cached)
     }
 }

@@ -12,7 +12,7 @@ use rustc_hash::FxHashMap;
 
 use crate::compiler::PendingCubin;
 use crate::context::{Context, CudaModule, Function, KernelLaunch, Stream, arg_bytes};
-use crate::kernels::{KernelCode, KernelRegistry};
+use crate::kernels::{KernelCode, KernelRegistry, SubmitStatus};
 use crate::nvrtc;
 
 /// One variant of a kernel.
@@ -50,6 +50,20 @@ pub(crate) fn with_defines(defines: &[(&str, u32)], texts: &[&str]) -> String {
     defines.chain(texts.map(|&text| text.to_owned())).collect()
 }
 
+/// Converts sizes or strides; `None` if one is out of range.
+pub(crate) fn convert_all<T: TryFrom<u64> + Copy + Default, const N: usize>(
+    from: [u64; N],
+) -> Option<[T; N]> {
+    let mut all = [T::default(); N];
+    for (to, value) in all.iter_mut().zip(from) {
+        *to = value.try_into().ok()?;
+    }
+    Some(all)
+}
+
+/// A kernel with its parameters and its grid.
+pub(crate) type LaunchPlan<K, P> = (K, P, [u32; 3]);
+
 /// Enqueues a variant of a kernel, which is loaded as `function`.
 ///
 /// # Safety
@@ -61,12 +75,11 @@ pub(crate) unsafe fn launch_native<P>(
     blocks: [u32; 3],
     params: &P,
 ) -> Result<(), SourceError> {
-    let (block, shared) = ([kernel.block_threads(), 1, 1], kernel.shared_bytes());
     let call = KernelLaunch {
         function,
         grid: blocks,
-        block,
-        dynamic_shared_bytes: shared,
+        block: [kernel.block_threads(), 1, 1],
+        dynamic_shared_bytes: kernel.shared_bytes(),
         is_unbatchable: kernel.is_unbatchable(),
     };
     // SAFETY: the caller's promise.
@@ -104,6 +117,31 @@ pub(crate) enum NativeKernelLookup {
 }
 
 impl<K: NativeKernel> NativeKernels<K> {
+    /// Enqueues a variant on `stream` if it is compiled. Without a stream, only starts to compile the variant.
+    /// If `wait` is true, waits for the compiler.
+    ///
+    /// # Safety
+    /// Same conditions as [`launch_native`].
+    pub(crate) unsafe fn submit<P>(
+        &self,
+        context: &Arc<Context>,
+        kernels: &KernelRegistry,
+        stream: Option<&Stream>,
+        (kernel, params, blocks): LaunchPlan<K, P>,
+        wait: bool,
+    ) -> Result<SubmitStatus, SourceError> {
+        match (self.get_or_compile(context, kernels, kernel, &[], wait)?, stream) {
+            (NativeKernelLookup::Compiling, _) => return Ok(SubmitStatus::Compiling),
+            (NativeKernelLookup::Failed, _) => return Ok(SubmitStatus::Declined),
+            (NativeKernelLookup::Ready(_), None) => {}
+            (NativeKernelLookup::Ready(function), Some(stream)) => {
+                // SAFETY: the caller's promise.
+                unsafe { launch_native(stream, &kernel, function, blocks, &params) }?;
+            }
+        }
+        Ok(SubmitStatus::Submitted)
+    }
+
     /// Returns a variant, starting its compilation if necessary, after those of `ahead`, which will be needed
     /// soon. Loads the variant once it is compiled; if `wait` is true, waits for the compiler.
     pub(crate) fn get_or_compile(

@@ -199,7 +199,7 @@ fn find_preloaded_tool() -> Option<Library> {
 }
 
 #[cfg(not(unix))]
-fn ahead() -> Option<Library> {
+fn find_preloaded_tool() -> Option<Library> {
     None
 }
 

@@ -14,9 +14,9 @@ use forebay_core::dtype::DType;
 use crate::context::{Context, Stream};
 use crate::gelu_grad;
 use crate::kernels::{KernelRegistry, SubmitStatus};
-use crate::native_kernels::{NativeKernel, NativeKernelLookup, NativeKernels, launch_native, with_defines};
+use crate::native_kernels::{LaunchPlan, NativeKernel, NativeKernels, convert_all, with_defines};
 use crate::settings;
-use crate::tensor_map::{TensorMap, TensorMapDtype};
+use crate::tensor_map::TensorMap;
 
 /// Larger products run on cuBLASLt: maximum operations, two for each multiplication. Measured on an H100: the
 /// kernel is faster for 1,024³ and slower for 2,048³.
@@ -74,57 +74,24 @@ pub struct SgemmConfig {
 
 /// All configurations, from small to large tiles.
 pub const CONFIGS: [SgemmConfig; 6] = [
-    SgemmConfig {
-        tile: SMALL_TILE,
-        cluster_blocks: 8,
-        max_stages: 8,
-        launch_ns: 4600,
-        stage_ns: 285,
-        wave_ns: 4000,
-    },
-    SgemmConfig {
-        tile: SMALL_TILE,
-        cluster_blocks: 4,
-        max_stages: 8,
-        launch_ns: 4000,
-        stage_ns: 280,
-        wave_ns: 2000,
-    },
-    SgemmConfig {
-        tile: SMALL_TILE,
-        cluster_blocks: 2,
-        max_stages: 8,
-        launch_ns: 4000,
-        stage_ns: 285,
-        wave_ns: 100,
-    },
-    SgemmConfig {
-        tile: SMALL_TILE,
-        cluster_blocks: 1,
-        max_stages: 32,
-        launch_ns: 2250,
-        stage_ns: 280,
-        wave_ns: 500,
-    },
-    SgemmConfig {
-        tile: MEDIUM_TILE,
-        cluster_blocks: 1,
-        max_stages: 32,
-        launch_ns: 2200,
-        stage_ns: 445,
-        wave_ns: 680,
-    },
-    SgemmConfig {
-        tile: LARGE_TILE,
-        cluster_blocks: 1,
-        max_stages: 32,
-        launch_ns: 2650,
-        stage_ns: 800,
-        wave_ns: 670,
-    },
+    SgemmConfig::new(SMALL_TILE, 8, 8, [4600, 285, 4000]),
+    SgemmConfig::new(SMALL_TILE, 4, 8, [4000, 280, 2000]),
+    SgemmConfig::new(SMALL_TILE, 2, 8, [4000, 285, 100]),
+    SgemmConfig::new(SMALL_TILE, 1, 32, [2250, 280, 500]),
+    SgemmConfig::new(MEDIUM_TILE, 1, 32, [2200, 445, 680]),
+    SgemmConfig::new(LARGE_TILE, 1, 32, [2650, 800, 670]),
 ];
 
 impl SgemmConfig {
+    const fn new(
+        tile: SgemmTile,
+        cluster_blocks: u32,
+        max_stages: u64,
+        [launch_ns, stage_ns, wave_ns]: [u64; 3],
+    ) -> Self {
+        Self { tile, cluster_blocks, max_stages, launch_ns, stage_ns, wave_ns }
+    }
+
     /// Returns the fastest configuration for a product on a device of `units` multiprocessors; `None` if
     /// cuBLASLt is faster.
     fn choose(call: &MatmulCall, units: u64) -> Option<Self> {
@@ -270,7 +237,7 @@ fn operand_tensor_map(
         return None;
     }
     let map = TensorMap::new(
-        TensorMapDtype::F32,
+        DType::F32,
         operand.segment.0 + operand.offset,
         &[sizes[0], sizes[1], call.batch],
         &[4 * lead, 4 * operand.batch_stride],
@@ -281,7 +248,7 @@ fn operand_tensor_map(
 }
 
 /// Returns the kernel, its parameters and the grid of a call; `None` if the call belongs to cuBLASLt.
-fn plan_sgemm(call: &MatmulCall, arch: u32, units: u64) -> Option<(SgemmKernel, SgemmParams, [u32; 3])> {
+fn plan_sgemm(call: &MatmulCall, arch: u32, units: u64) -> Option<LaunchPlan<SgemmKernel, SgemmParams>> {
     let MatmulCall { m, n, k, batch, .. } = *call;
     let single = [call.dtype, call.dtype_b, call.dtype_out] == [DType::F32; 3];
     // Clusters and TMA exist from Hopper on.
@@ -293,9 +260,9 @@ fn plan_sgemm(call: &MatmulCall, arch: u32, units: u64) -> Option<(SgemmKernel, 
     if batch > 65_535 || col_stride != 1 || row_stride < n || batch > 1 && batch_stride == 0 {
         return None;
     }
-    let SgemmConfig { tile, cluster_blocks: share, .. } = SgemmConfig::choose(call, units)?;
+    let SgemmConfig { tile, cluster_blocks, .. } = SgemmConfig::choose(call, units)?;
     let address = |slice: &Slice| slice.segment.0 + slice.offset;
-    let (finish, bias, sums) = match &call.epilogue {
+    let (epilogue, bias, row_sums) = match &call.epilogue {
         Epilogue::None => (SgemmEpilogue::None, 0, 0),
         Epilogue::Bias(bias) if batch == 1 => (SgemmEpilogue::Bias, address(bias), 0),
         Epilogue::RowSums(sums) if batch == 1 => (SgemmEpilogue::RowSums, 0, address(sums)),
@@ -306,26 +273,23 @@ fn plan_sgemm(call: &MatmulCall, arch: u32, units: u64) -> Option<(SgemmKernel, 
     let (b, b_by_lines) =
         operand_tensor_map(call, &call.b, [n, call.b.col_stride, call.b.row_stride], tile.cols)?;
     // The kernel sums a's rows only if a is MN-major.
-    if finish == SgemmEpilogue::RowSums && !a_by_lines {
+    if epilogue == SgemmEpilogue::RowSums && !a_by_lines {
         return None;
     }
-    let kernel =
-        SgemmKernel { tile, cluster_blocks: share, mn_major: [a_by_lines, b_by_lines], epilogue: finish };
+    let kernel = SgemmKernel { tile, cluster_blocks, mn_major: [a_by_lines, b_by_lines], epilogue };
     let (down, across) = (div_ceil_pow2(m, tile.rows), div_ceil_pow2(n, tile.cols));
-    let blocks = [u32::try_from(down * across * u64::from(share)).ok()?, u32::try_from(batch).ok()?, 1];
-    let mut sizes = [0; 4];
-    for (to, size) in sizes.iter_mut().zip([m, n, k, across]) {
-        *to = i32::try_from(size).ok()?;
-    }
+    let blocks =
+        [u32::try_from(down * across * u64::from(cluster_blocks)).ok()?, u32::try_from(batch).ok()?, 1];
+    let [c_row_stride, c_batch_stride] = convert_all([row_stride, batch_stride])?;
     let params = SgemmParams {
         a,
         b,
         bias,
         c: call.c.segment.0 + call.c.offset,
-        row_sums: sums,
-        c_row_stride: i64::try_from(row_stride).ok()?,
-        c_batch_stride: i64::try_from(batch_stride).ok()?,
-        sizes,
+        row_sums,
+        c_row_stride,
+        c_batch_stride,
+        sizes: convert_all([m, n, k, across])?,
         beta: call.beta,
         unused: 0,
     };
@@ -350,57 +314,27 @@ impl GemmKernels {
         }
     }
 
-    /// Enqueues a product if its kernel is compiled; if `wait` is true, waits for the compiler.
-    pub(crate) fn enqueue(
+    /// Enqueues a product on `stream` if its kernel is compiled. Without a stream, only starts to compile the
+    /// kernel. If `wait` is true, waits for the compiler.
+    pub(crate) fn submit(
         &self,
         context: &Arc<Context>,
         kernels: &KernelRegistry,
-        stream: &Stream,
+        stream: Option<&Stream>,
         call: &MatmulCall,
         wait: bool,
     ) -> Result<SubmitStatus, SourceError> {
-        fn start<K: NativeKernel, P>(
-            (kernel, params, blocks): (K, P, [u32; 3]),
-            found: NativeKernelLookup,
-            stream: &Stream,
-        ) -> Result<SubmitStatus, SourceError> {
-            let function = match found {
-                NativeKernelLookup::Ready(function) => function,
-                NativeKernelLookup::Compiling => return Ok(SubmitStatus::Compiling),
-                NativeKernelLookup::Failed => return Ok(SubmitStatus::Declined),
-            };
-            // SAFETY: the kernel takes one `P`, in this layout; the core has checked that the operands lie
-            // inside their segments.
-            unsafe { launch_native(stream, &kernel, function, blocks, &params) }?;
-            Ok(SubmitStatus::Submitted)
-        }
-        if let Some(planned) = gelu_grad::plan_gelu_grad(call, kernels.arch(), self.sm_count) {
-            let found = self.gelu_grad.get_or_compile(context, kernels, planned.0, &[], wait)?;
-            return start(planned, found, stream);
-        }
-        let Some(planned) = plan_sgemm(call, kernels.arch(), self.sm_count) else {
-            return Ok(SubmitStatus::Declined);
-        };
-        let found = self.sgemm.get_or_compile(context, kernels, planned.0, &[], wait)?;
-        start(planned, found, stream)
-    }
-
-    /// Reports whether a kernel supports a product and starts to compile it. Enqueues nothing.
-    pub(crate) fn accepts(
-        &self,
-        context: &Arc<Context>,
-        kernels: &KernelRegistry,
-        call: &MatmulCall,
-    ) -> Result<bool, SourceError> {
-        let found = if let Some((kernel, ..)) = gelu_grad::plan_gelu_grad(call, kernels.arch(), self.sm_count)
-        {
-            self.gelu_grad.get_or_compile(context, kernels, kernel, &[], false)?
-        } else if let Some((kernel, ..)) = plan_sgemm(call, kernels.arch(), self.sm_count) {
-            self.sgemm.get_or_compile(context, kernels, kernel, &[], false)?
+        let (arch, units) = (kernels.arch(), self.sm_count);
+        if let Some(plan) = gelu_grad::plan_gelu_grad(call, arch, units) {
+            // SAFETY: the kernel takes the parameters of its plan, in this layout; the core has checked that
+            // the operands lie inside their segments.
+            unsafe { self.gelu_grad.submit(context, kernels, stream, plan, wait) }
+        } else if let Some(plan) = plan_sgemm(call, arch, units) {
+            // SAFETY: as above.
+            unsafe { self.sgemm.submit(context, kernels, stream, plan, wait) }
         } else {
-            return Ok(false);
-        };
-        Ok(!matches!(found, NativeKernelLookup::Failed))
+            Ok(SubmitStatus::Declined)
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 use std::ptr;
 
 use cudarc::driver::sys;
+use forebay_core::dtype::DType;
 
 use crate::driver::check;
 
@@ -12,14 +13,6 @@ use crate::driver::check;
 #[derive(Clone, Copy)]
 pub(crate) struct TensorMap(sys::CUtensorMap);
 
-/// Element type of a tensor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum TensorMapDtype {
-    F16,
-    Bf16,
-    F32,
-}
-
 impl TensorMap {
     /// A descriptor of no tensor.
     pub(crate) const NONE: Self = Self(sys::CUtensorMap { opaque: [0; 16] });
@@ -28,10 +21,11 @@ impl TensorMap {
     /// dimension. `steps` are the strides of the other dimensions in bytes. If `swapped` is true, rows of
     /// boxes have 128 bytes and use TMA's 128-byte swizzle, as the tiles in `shaders/cuda` do.
     ///
-    /// Returns `None` if TMA cannot address the tensor: the address and the strides must be multiples of 16,
-    /// and strides less than 2^40. Strides of dimensions of one element may be anything.
+    /// Returns `None` for dtypes other than f16, bf16 and f32, or if TMA cannot address the tensor. The address
+    /// and the strides must be multiples of 16, and strides less than 2^40. Strides of dimensions of one
+    /// element may be anything.
     pub(crate) fn new(
-        elements: TensorMapDtype,
+        elements: DType,
         address: u64,
         sizes: &[u64],
         steps: &[u64],
@@ -51,9 +45,10 @@ impl TensorMap {
             }
         }
         let dtype = match elements {
-            TensorMapDtype::F16 => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-            TensorMapDtype::Bf16 => Type::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-            TensorMapDtype::F32 => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+            DType::F16 => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+            DType::BF16 => Type::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            DType::F32 => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+            _ => return None,
         };
         let swizzle = match swapped {
             true => Swizzle::CU_TENSOR_MAP_SWIZZLE_128B,

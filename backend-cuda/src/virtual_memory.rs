@@ -11,49 +11,32 @@ use cudarc::driver::sys::{self, CUmemAccessDesc, CUmemAllocationProp, CUmemLocat
 use forebay_core::backend::{SourceError, VirtualMemory};
 
 use crate::context::Context;
-use crate::driver::{DeviceHandle, check, check_alloc};
+use crate::driver::{check, check_alloc};
 use crate::lock;
 
 /// The address space of one device.
 #[derive(Debug)]
 pub(crate) struct VirtualAddressSpace {
     context: Arc<Context>,
-    properties: AllocationProperties,
+    location: CUmemLocation,
     pub(crate) limits: VirtualMemory,
     /// Lengths of the reserved ranges, which the driver requires when a range is freed.
     reservations: Mutex<HashMap<u64, usize>>,
 }
 
-/// Properties of the memory: pinned, on one device, not shared with other processes.
-#[derive(Clone, Copy, Debug)]
-struct AllocationProperties {
-    location: CUmemLocation,
-}
-
-impl AllocationProperties {
-    fn for_device(device: DeviceHandle) -> Self {
-        let type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
-        Self { location: CUmemLocation { type_, id: device.raw } }
-    }
-
-    fn allocation(self) -> CUmemAllocationProp {
-        CUmemAllocationProp {
-            type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
-            requestedHandleTypes: sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
-            location: self.location,
-            win32HandleMetaData: std::ptr::null_mut(),
-            allocFlags: sys::CUmemAllocationProp_st__bindgen_ty_1 {
-                compressionType: 0,
-                gpuDirectRDMACapable: 0,
-                usage: 0,
-                reserved: [0; 4],
-            },
-        }
-    }
-
-    fn access(self) -> CUmemAccessDesc {
-        let flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-        CUmemAccessDesc { location: self.location, flags }
+/// Returns properties of memory: pinned, on one device, not shared with other processes.
+fn allocation_properties(location: CUmemLocation) -> CUmemAllocationProp {
+    CUmemAllocationProp {
+        type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+        requestedHandleTypes: sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
+        location,
+        win32HandleMetaData: std::ptr::null_mut(),
+        allocFlags: sys::CUmemAllocationProp_st__bindgen_ty_1 {
+            compressionType: 0,
+            gpuDirectRDMACapable: 0,
+            usage: 0,
+            reserved: [0; 4],
+        },
     }
 }
 
@@ -64,12 +47,13 @@ impl VirtualAddressSpace {
         if context.device.attribute(attribute)? == 0 {
             return Ok(None);
         }
-        let properties = AllocationProperties::for_device(context.device);
+        let type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+        let location = CUmemLocation { type_, id: context.device.raw };
         let mut granularity = 0;
         let minimum = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
         // SAFETY: writes one size, reads one structure.
         check("cuMemGetAllocationGranularity", unsafe {
-            sys::cuMemGetAllocationGranularity(&mut granularity, &properties.allocation(), minimum)
+            sys::cuMemGetAllocationGranularity(&mut granularity, &allocation_properties(location), minimum)
         })?;
         let granularity = (granularity as u64).max(1);
         // PyTorch's choice: an eighth more than the device's memory, so that fragmentation of the range does
@@ -77,7 +61,7 @@ impl VirtualAddressSpace {
         let reservation = (total + total / 8).next_multiple_of(granularity);
         Ok(Some(Self {
             context: Arc::clone(context),
-            properties,
+            location,
             limits: VirtualMemory { granularity, reservation },
             reservations: Mutex::default(),
         }))
@@ -122,7 +106,7 @@ impl VirtualAddressSpace {
         let mut new = PhysicalHandles::default();
         let mut fresh = pieces.iter().filter(|piece| piece.from.is_none());
         let taken = self.context.make_current();
-        match taken.and_then(|()| fresh.try_for_each(|piece| new.create(self.properties, piece.bytes))) {
+        match taken.and_then(|()| fresh.try_for_each(|piece| new.create(self.location, piece.bytes))) {
             Ok(()) => Ok(PendingRemap { mappings: pieces, new_handles: new, moving_handles: None }),
             Err(error) => Err((error, pieces)),
         }
@@ -170,11 +154,12 @@ impl VirtualAddressSpace {
 
     /// Grants the device access to mapped pieces, with one call for each contiguous run.
     fn set_access(&self, pieces: &[PageMapping]) -> Result<(), SourceError> {
+        let flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+        let access = CUmemAccessDesc { location: self.location, flags };
         for run in pieces.chunk_by(|a, b| a.to + a.bytes == b.to) {
             let bytes = run.iter().map(|piece| piece.bytes).sum::<u64>();
             // SAFETY: reads one structure; the range was just mapped.
-            let done =
-                unsafe { sys::cuMemSetAccess(run[0].to, bytes as usize, &self.properties.access(), 1) };
+            let done = unsafe { sys::cuMemSetAccess(run[0].to, bytes as usize, &access, 1) };
             check_alloc("cuMemSetAccess", bytes, done)?;
         }
         Ok(())
@@ -212,11 +197,11 @@ struct PhysicalHandles(Vec<sys::CUmemGenericAllocationHandle>);
 
 impl PhysicalHandles {
     /// Allocates new memory.
-    fn create(&mut self, properties: AllocationProperties, bytes: u64) -> Result<(), SourceError> {
+    fn create(&mut self, location: CUmemLocation, bytes: u64) -> Result<(), SourceError> {
         let mut handle = 0;
         // SAFETY: writes one handle, reads one structure.
         check_alloc("cuMemCreate", bytes, unsafe {
-            sys::cuMemCreate(&mut handle, bytes as usize, &properties.allocation(), 0)
+            sys::cuMemCreate(&mut handle, bytes as usize, &allocation_properties(location), 0)
         })?;
         self.0.push(handle);
         Ok(())

@@ -119,7 +119,7 @@ impl WgpuBackend {
         let segments = self.segments.read().unwrap_or_else(PoisonError::into_inner);
         segments.get(&segment.0).cloned().ok_or_else(|| SourceError::Driver {
             call: "segment",
-            detail: format!("segment {} was given back, or is another device's", segment.0),
+            detail: format!("segment {} was freed, or belongs to another device", segment.0),
         })
     }
 

@@ -15,13 +15,13 @@ pub(crate) fn run() -> Result<()> {
     Ok(())
 }
 
-/// A device's lines. It is opened, for drivers tell its memory only then.
+/// Formats a device's lines. Opens the device, because drivers report memory only for an open device.
 fn describe_device(
     found: &ProbedDevice,
     open: impl FnOnce(&str) -> forebay::error::Result<Device>,
 ) -> String {
-    let ProbedDevice { id, name, driver, unavailable_reason: why_not, .. } = found;
-    if let Some(reason) = why_not {
+    let ProbedDevice { id, name, driver, unavailable_reason, .. } = found;
+    if let Some(reason) = unavailable_reason {
         return format!("{id:<8} cannot be used: {reason}\n");
     }
     let mut text = format!("{id:<8} {name} ({driver})\n");
@@ -40,8 +40,8 @@ fn describe_memory(device: &Device) -> String {
     let memory = device.backend().device_memory();
     let mut text = match (memory.total, memory.free) {
         (Some(total), Some(free)) => format!("{} free of {}", Bytes(free), Bytes(total)),
-        (Some(total), None) => format!("{}; its driver does not tell how much is free", Bytes(total)),
-        _ => "its driver does not tell how much memory it has".to_owned(),
+        (Some(total), None) => format!("{}; the driver does not report how much is free", Bytes(total)),
+        _ => "the driver does not report its memory".to_owned(),
     };
     let users = device.backend().processes().iter().map(DeviceProcess::describe_usage).collect::<Vec<_>>();
     if !users.is_empty() {
@@ -56,12 +56,12 @@ mod tests {
 
     #[test]
     fn a_device_has_its_memory_or_the_reason_why_not() {
-        let found = |why_not: Option<&str>| ProbedDevice {
+        let found = |reason: Option<&str>| ProbedDevice {
             id: "null".into(),
             name: "a card".into(),
             driver: "none".into(),
             is_software: false,
-            unavailable_reason: why_not.map(str::to_owned),
+            unavailable_reason: reason.map(str::to_owned),
         };
         let open = |_: &str| Ok(Device::null(Default::default()));
         let text = describe_device(&found(None), open);

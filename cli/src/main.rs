@@ -9,7 +9,7 @@ mod plan;
 mod replay;
 
 #[derive(Parser)]
-#[command(name = "forebay", version, about = "Answers about GPU memory, without a GPU")]
+#[command(name = "forebay", version, about = "Plans, replays and inspects GPU memory use")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -19,11 +19,11 @@ struct Cli {
 enum Command {
     /// Lists the devices of this machine, their memory use by process, and unavailable backends with the reason.
     Devices,
-    /// Finds the fastest way to train a model within given bytes on a card, and a table of the others.
+    /// Finds the fastest training configuration that fits a memory budget, and lists the alternatives.
     Plan(plan::PlanArgs),
-    /// Replays a recorded workload against the pool, under one configuration or several.
+    /// Replays recorded allocations against the memory pool, under one or more configurations.
     Replay(replay::ReplayArgs),
-    /// Shows snapshots of a pool as text or as a page for a browser, and compares two of them.
+    /// Reports, draws and compares snapshots of a memory pool.
     Memory(memory::MemoryArgs),
 }
 

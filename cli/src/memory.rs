@@ -18,7 +18,7 @@ pub(crate) struct MemoryArgs {
 
 #[derive(Subcommand)]
 enum MemoryCommand {
-    /// Reports the holders of memory, now and at the peak, and the free memory with its number of pieces.
+    /// Reports the holders of memory now and at the peak, and the free memory and its fragments.
     Report {
         /// Snapshot file written by `Snapshot::save`.
         snapshot: PathBuf,
@@ -26,11 +26,11 @@ enum MemoryCommand {
         #[arg(long, default_value_t = 10)]
         top: usize,
     },
-    /// Writes a self-contained HTML page that shows the snapshot in any browser, or the memory over time as an SVG.
+    /// Writes the snapshot as a self-contained HTML page, or its memory over time as an SVG.
     View {
         /// Snapshot file written by `Snapshot::save`.
         snapshot: PathBuf,
-        /// File to write: the drawing alone if its name ends in `.svg`.
+        /// Output file: an SVG if its name ends in `.svg`, else HTML.
         #[arg(long, short, default_value = "memory.html")]
         out: PathBuf,
     },

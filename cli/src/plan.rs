@@ -20,54 +20,54 @@ use serde_json::Value;
 
 #[derive(Args)]
 pub(crate) struct PlanArgs {
-    /// The model: gpt2-124m, gpt2-350m, gpt2-774m, gpt2-1.5b, gpt3-6.7b, or a safetensors file of a model of that form.
+    /// Model: gpt2-124m, gpt2-350m, gpt2-774m, gpt2-1.5b, gpt3-6.7b, or a safetensors file with GPT-2's layout.
     #[arg(long, default_value = "gpt2-124m")]
     model: String,
-    /// Blocks; with this and the four below, a GPT of any size. What is not given is the model's.
+    /// Number of transformer blocks. Replaces the model's value, as do the width, heads and vocab options.
     #[arg(long, value_parser = parse_positive)]
     layers: Option<usize>,
-    /// Features of a token.
+    /// Embedding width: features per token.
     #[arg(long, value_parser = parse_positive)]
     width: Option<usize>,
-    /// Heads of a block's attention; of 64 features if only the width is given.
+    /// Attention heads per block. If only the width is set, each head has 64 features.
     #[arg(long, value_parser = parse_positive)]
     heads: Option<usize>,
-    /// Different tokens.
+    /// Vocabulary size, in tokens.
     #[arg(long, value_parser = parse_positive)]
     vocab: Option<usize>,
-    /// Passages in a step.
+    /// Batch size: sequences per optimizer step.
     #[arg(long, default_value_t = 8, value_parser = parse_positive)]
     batch: usize,
-    /// Tokens in a passage; all that the model takes if not given.
+    /// Tokens per sequence; by default the model's maximum.
     #[arg(long, value_parser = parse_positive)]
     context: Option<usize>,
-    /// Bytes that training may take, such as 4GiB; all memory of the card by default.
+    /// Memory that training may use, such as 4GiB; by default all memory of the card.
     #[arg(long)]
     budget: Option<Bytes>,
-    /// Card: rtx4090, h100, t4, ...
+    /// Card to plan for, such as rtx4090, h100 or t4. An unknown name lists all known cards.
     #[arg(long, default_value = "rtx4090")]
     card: String,
-    /// Uses wgpu on a card that runs CUDA by default.
+    /// Plans for the wgpu backend on a card that runs CUDA by default.
     #[arg(long)]
     wgpu: bool,
-    /// Also allows a 16-bit precision: bf16 or f16.
+    /// Also allows autocast to a 16-bit dtype, bf16 or f16. May be repeated.
     #[arg(long, value_name = "DTYPE", value_parser = parse_half)]
     allow: Vec<DType>,
     /// Keeps everything on the card: disables offload to host memory.
     #[arg(long)]
     no_offload: bool,
-    /// Stops at the first choice that fits; by default all choices are measured.
+    /// Stops at the first configuration that fits; by default all configurations are measured.
     #[arg(long)]
     quick: bool,
-    /// Prints all measured choices; by default only those on the Pareto front of memory and time.
+    /// Prints all measured configurations; by default only the Pareto front of memory and time.
     #[arg(long)]
     all: bool,
 }
 
-/// Bytes of a header at most; the format's own limit.
+/// Maximum bytes of a header, from the format's specification.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 
-/// The sizes of the model in a safetensors file, by the shapes in its header: its tensors are not read.
+/// Reads the sizes of a model from the shapes in the header of a safetensors file. Skips the tensors' data.
 fn read_model_sizes(path: &Path) -> Result<GptOptions> {
     let mut file = File::open(path)?;
     let mut length = [0; 8];
@@ -103,7 +103,7 @@ fn parse_half(name: &str) -> Result<DType, String> {
     }
 }
 
-/// A number of rows or tokens.
+/// Parses a positive size.
 fn parse_positive(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(n) if n > 0 => Ok(n),
@@ -116,18 +116,18 @@ impl PlanArgs {
         let (card, options, context, plan) = self.compute_plan()?;
         let GptOptions { layers, width, heads, vocabulary, .. } = options;
         println!(
-            "{} ({layers} layers, width {width}, {heads} heads, {vocabulary} tokens), {} passages of {context} tokens a step, AdamW, on {}",
+            "{} ({layers} layers, width {width}, {heads} heads, {vocabulary} tokens), {} sequences of {context} tokens per step, AdamW, on {}",
             self.model, self.batch, card.name
         );
         if self.all {
             println!("{plan:#}")
         } else {
-            println!("{plan}\n--all has every choice")
+            println!("{plan}\n--all prints all configurations")
         }
         Ok(())
     }
 
-    /// The sizes of the model: those of its name or file, and what is given in place of them.
+    /// Returns the sizes of the named or saved model, replaced by those of the options.
     fn model_options(&self) -> Result<GptOptions> {
         let path = Path::new(&self.model);
         let mut options = if path.extension().is_some_and(|end| end == "safetensors") {
@@ -145,12 +145,12 @@ impl PlanArgs {
         let GptOptions { width, heads, .. } = options;
         ensure!(
             width.is_multiple_of(heads),
-            "a width of {width} is not a multiple of {heads} heads; give `--heads` that divides it"
+            "a width of {width} is not a multiple of {heads} heads; set `--heads` to a divisor of the width"
         );
         Ok(options)
     }
 
-    /// The card, the tokens of a passage, and the plan: of the step that `train_gpt` makes.
+    /// Returns the card, the model's sizes, the tokens of a sequence, and the plan for `train_gpt`'s step.
     fn compute_plan(&self) -> Result<(CardProfile, GptOptions, usize, plan::StepPlan)> {
         let options = self.model_options()?;
         let context = self.context.unwrap_or(options.context);
@@ -182,7 +182,7 @@ impl PlanArgs {
                     let autocast = choice.autocast()?;
                     let loss = net.loss(&text()?, &text()?)?;
                     drop(autocast);
-                    // As `train_gpt` steps: what parts add up to is the gradient of the whole batch.
+                    // Like `train_gpt`: the micro-batches' gradients sum to the gradient of the whole batch.
                     loss.mul(choice.micro_batch_size as f64 / batch as f64)?.backward()?;
                 }
                 optimizer.step()?;
@@ -191,7 +191,7 @@ impl PlanArgs {
             })
         });
         let plan = plan.map_err(|error| match error {
-            // Another one may do.
+            // Another card may have room for the step.
             Error::BudgetTooSmall { .. } => anyhow::anyhow!("{error}\nknown cards: {}", CARDS.join(", ")),
             error => error.into(),
         });

@@ -10,20 +10,21 @@ use forebay::memory::{Bytes, Config};
 
 #[derive(Args)]
 pub(crate) struct ReplayArgs {
-    /// Traces: text with a line of JSON first, then `a ID BYTES QUEUE` and `f ID` lines; packed if the name ends in .xz.
+    /// Trace files, compressed if the name ends in .xz. The first line is JSON; allocations are lines
+    /// `a ID BYTES QUEUE`, and frees are lines `f ID`.
     #[arg(required = true)]
     traces: Vec<PathBuf>,
-    /// Settings in PyTorch's syntax, as `max_split_size_mb:256,growth_slack:0.1`. Several give a line each; without any,
-    /// the environment's are used, as a device does. `pytorch` stands for PyTorch's own defaults.
+    /// Pool settings in PyTorch's syntax, such as `max_split_size_mb:256,growth_slack:0.1`; `pytorch` selects
+    /// PyTorch's defaults. If repeated, each configuration is replayed. Defaults to the environment's settings.
     #[arg(long, value_parser = parse_config)]
     config: Vec<NamedConfig>,
-    /// Only with plain segments, as on wgpu.
+    /// Replays only with plain segments, as on wgpu.
     #[arg(long, conflicts_with = "virtual_memory")]
     plain: bool,
     /// Replays only with virtual memory, as on CUDA.
     #[arg(long = "virtual")]
     virtual_memory: bool,
-    /// Also measures the time of an allocation and its free, over this many runs.
+    /// Also measures the mean time of an allocation and its free, over this number of runs.
     #[arg(long, value_name = "RUNS", default_value_t = 0)]
     time: u32,
 }
@@ -45,7 +46,7 @@ fn parse_config(text: &str) -> Result<NamedConfig> {
     };
     let name = match text {
         "" if base == Config::default() => "default",
-        "" => "as the environment says",
+        "" => "environment's settings",
         text => text,
     };
     Ok(NamedConfig { name: name.to_owned(), config: base.with_settings(rest)? })
@@ -70,7 +71,7 @@ impl ReplayArgs {
     }
 }
 
-/// One line for each trace, mode and configuration, and the means of each configuration.
+/// Formats a line for each trace, mode and configuration, and the mean ratio of each configuration.
 fn format_table(traces: &[Trace], settings: &[NamedConfig], modes: &[SegmentMode], runs: u32) -> String {
     let mut text = format!(
         "{:<20} {:>10} {:>10} {:>10} {:>6} {:>6} {:>10} {:>9} {:>13} {:>11}",

@@ -6,7 +6,7 @@
 
 #if PASS == 1
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_queries(const __grid_constant__ Params p) {
-    FOLLOW();
+    PDL_WAIT();
     extern __shared__ char memory[];
     const u32 q_tile = shared_base(memory), g_tile = q_tile + TILE_BYTES(ROWS), k_tiles = g_tile + TILE_BYTES(ROWS);
     const u32 v_tiles = k_tiles + STAGES * TILE_BYTES(COLS);
@@ -155,7 +155,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_quer
 // Here rows are keys and columns are queries: the products of weights and gradients then take registers as
 // operands.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_keys(const __grid_constant__ Params p) {
-    FOLLOW();
+    PDL_WAIT();
     extern __shared__ char memory[];
     const u32 k_tile = shared_base(memory), v_tile = k_tile + TILE_BYTES(ROWS), q_tiles = v_tile + TILE_BYTES(ROWS);
     const u32 g_tiles = q_tiles + STAGES * TILE_BYTES(COLS), lines = g_tiles + STAGES * TILE_BYTES(COLS);

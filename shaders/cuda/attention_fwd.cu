@@ -49,7 +49,7 @@ INLINE bool weigh(Sums<COLS>& s, Softmax& state, float (&rescale)[ROWS16][2], fl
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_fwd(const __grid_constant__ Params p) {
-    FOLLOW();
+    PDL_WAIT();
     extern __shared__ char memory[];
     const u32 q_tile = shared_base(memory), k_tiles = q_tile + TILE_BYTES(ROWS), v_tiles = k_tiles + STAGES * TILE_BYTES(COLS);
     const Work work = work_of(blockIdx.x, p.heads, p.batch, (p.queries + ROWS - 1) / ROWS, p.group, true);

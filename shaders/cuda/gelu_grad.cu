@@ -62,7 +62,7 @@ INLINE void gelu_of(float x, float& gelu, float& slope) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) gelu_grad(const __grid_constant__ Params p) {
-    FOLLOW();
+    PDL_WAIT();
     // Stages, the output tile, its column sums by each epilogue warp, barriers.
     extern __shared__ __align__(1024) char memory[];
     const u32 stages = static_cast<u32>(__cvta_generic_to_shared(memory)), out = stages + STAGES * STAGE_BYTES;

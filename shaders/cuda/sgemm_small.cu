@@ -89,7 +89,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1)
     __cluster_dims__(SHARE, 1, 1)
 #endif
     product(const __grid_constant__ Params p) {
-    FOLLOW();
+    PDL_WAIT();
     // Tiles begin at multiples of 1024 bytes, after the barriers.
     extern __shared__ __align__(1024) float shared[];
     float* memory = shared + 256;

@@ -12,9 +12,10 @@ use super::function::FunctionWriter;
 use super::intrinsics::find_intrinsic;
 use super::names::{NameScope, to_identifier};
 use super::types::ModuleContext;
+use super::uniformity::{self, WARP_SIZE};
 use super::{
     MAX_SHARED_BYTES, MAX_STATIC_SHARED_BYTES, RequiredFeatures, StorageBinding, TranslateError,
-    TranslateOptions, TranslatedKernel, uniformity, unsupported,
+    TranslateOptions, TranslatedKernel, unsupported,
 };
 
 const PRELUDE: [&str; 9] = [
@@ -29,8 +30,6 @@ const PRELUDE: [&str; 9] = [
     include_str!("prelude/subgroup.cuh"),
 ];
 
-/// Threads of a warp.
-const WARP_SIZE: u32 = 32;
 /// Maximum number of threads of a block.
 const MAX_BLOCK_THREADS: u64 = 1024;
 
@@ -350,7 +349,7 @@ fn write_kernel(
         &context.uniformity.entry,
     );
     let index = local_index(entry.workgroup_size);
-    writer.write_line("FOLLOW();");
+    writer.write_line("PDL_WAIT();");
     let mut cleared = false;
     for (handle, global) in context.module.global_variables.iter() {
         let (ty, global_name) = (|| context.type_name(global.ty), &context.globals[&handle]);
@@ -378,20 +377,11 @@ fn write_kernel(
     for (argument, argument_name) in entry.function.arguments.iter().zip(writer.arguments.clone()) {
         let ty = context.type_name(argument.ty)?;
         let value = match (&argument.binding, context.type_inner(argument.ty)) {
-            (Some(naga::Binding::BuiltIn(builtin)), _) => builtin_value(*builtin, entry.workgroup_size)?,
             (None, TypeInner::Struct { members, .. }) => {
-                let mut parts = Vec::new();
-                for member in members {
-                    match member.binding {
-                        Some(naga::Binding::BuiltIn(b)) => {
-                            parts.push(builtin_value(b, entry.workgroup_size)?)
-                        }
-                        _ => return unsupported("an input of a kernel that is no builtin"),
-                    }
-                }
-                context.compose(argument.ty, &parts, false)?
+                let parts = members.iter().map(|member| input_value(&member.binding, entry.workgroup_size));
+                context.compose(argument.ty, &parts.collect::<Result<Vec<_>, _>>()?, false)?
             }
-            _ => return unsupported("an input of a kernel that is no builtin"),
+            (binding, _) => input_value(binding, entry.workgroup_size)?,
         };
         writer.write_line(format!("const {ty} {argument_name} = {value};"));
     }
@@ -425,7 +415,11 @@ fn lane_mask_expression(size: [u32; 3]) -> String {
     }
 }
 
-fn builtin_value(builtin: BuiltIn, size: [u32; 3]) -> Result<String, TranslateError> {
+/// Returns the value of an input of a kernel with a workgroup size.
+fn input_value(binding: &Option<naga::Binding>, size: [u32; 3]) -> Result<String, TranslateError> {
+    let Some(naga::Binding::BuiltIn(builtin)) = *binding else {
+        return unsupported("an input of a kernel that is no builtin");
+    };
     let [x, y, z] = size;
     let index = local_index(size);
     Ok(match builtin {
@@ -446,22 +440,13 @@ fn builtin_value(builtin: BuiltIn, size: [u32; 3]) -> Result<String, TranslateEr
 }
 
 fn uses_subgroups(module: &Module, entry: &EntryPoint) -> bool {
+    use BuiltIn::{NumSubgroups, SubgroupId, SubgroupInvocationId, SubgroupSize};
     let subgroup = |binding: &Option<naga::Binding>| {
-        matches!(
-            binding,
-            Some(naga::Binding::BuiltIn(
-                BuiltIn::SubgroupSize
-                    | BuiltIn::SubgroupInvocationId
-                    | BuiltIn::SubgroupId
-                    | BuiltIn::NumSubgroups
-            ))
-        )
+        let Some(naga::Binding::BuiltIn(builtin)) = binding else { return false };
+        matches!(builtin, SubgroupSize | SubgroupInvocationId | SubgroupId | NumSubgroups)
     };
-    entry.function.arguments.iter().any(|argument| {
-        subgroup(&argument.binding)
-            || match &module.types[argument.ty].inner {
-                TypeInner::Struct { members, .. } => members.iter().any(|m| subgroup(&m.binding)),
-                _ => false,
-            }
+    entry.function.arguments.iter().any(|argument| match &module.types[argument.ty].inner {
+        TypeInner::Struct { members, .. } => members.iter().any(|m| subgroup(&m.binding)),
+        _ => subgroup(&argument.binding),
     })
 }

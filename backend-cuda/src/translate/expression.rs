@@ -1,12 +1,11 @@
 //! Expressions: values as C++ values, pointers as C++ lvalues.
 
+use naga::back::{COMPONENTS, binary_operation_str};
 use naga::{BinaryOperator as Op, Expression, Handle, Literal, RelationalFunction, ScalarKind, Type};
 use naga::{SwizzleComponent, TypeInner, UnaryOperator};
 
 use super::function::FunctionWriter;
 use super::{TranslateError, unsupported};
-
-const COMPONENTS: [&str; 4] = ["x", "y", "z", "w"];
 
 impl FunctionWriter<'_> {
     pub(super) fn expression_type(&self, handle: Handle<Expression>) -> &TypeInner {
@@ -19,6 +18,15 @@ impl FunctionWriter<'_> {
             Some(ty) => self.context.type_name(ty),
             None => self.context.type_inner_name(self.expression_type(handle)),
         }
+    }
+
+    /// Reports whether a pointer refers to an atomic; if so, the kernel needs that part of the prelude.
+    pub(super) fn is_atomic(&self, pointer: Handle<Expression>) -> bool {
+        let atomic = self.expression_type(pointer).is_atomic_pointer(&self.context.module.types);
+        if atomic {
+            self.context.require_prelude(|p| p.atomic = true);
+        }
+        atomic
     }
 
     fn is_pointer(&self, handle: Handle<Expression>) -> bool {
@@ -49,10 +57,7 @@ impl FunctionWriter<'_> {
     pub(super) fn expression(&self, handle: Handle<Expression>) -> Result<String, TranslateError> {
         match self.function.expressions[handle] {
             Expression::Literal(literal) => self.context.literal(literal),
-            Expression::Constant(constant) => match self.context.constants.get(&constant) {
-                Some(name) => Ok(name.clone()),
-                None => self.context.constant_expression(self.context.module.constants[constant].init),
-            },
+            Expression::Constant(constant) => self.context.constant(constant),
             Expression::ZeroValue(ty) => Ok(format!("{}{{}}", self.context.type_name(ty)?)),
             Expression::Compose { ty, ref components } => {
                 let parts = components.iter().map(|&c| self.value(c)).collect::<Result<Vec<_>, _>>()?;
@@ -81,11 +86,7 @@ impl FunctionWriter<'_> {
             Expression::FunctionArgument(index) => Ok(self.arguments[index as usize].clone()),
             Expression::Load { pointer } => {
                 let place = self.lvalue(pointer)?;
-                if self.expression_type(pointer).is_atomic_pointer(&self.context.module.types) {
-                    self.context.require_prelude(|p| p.atomic = true);
-                    return Ok(format!("atomicLoad({place})"));
-                }
-                Ok(place)
+                Ok(if self.is_atomic(pointer) { format!("atomicLoad({place})") } else { place })
             }
             Expression::Unary { op, expr } => self.unary(op, expr),
             Expression::Binary { op, left, right } => self.binary(op, left, right),
@@ -222,7 +223,7 @@ impl FunctionWriter<'_> {
         let (&TypeInner::Scalar(scalar), TypeInner::Scalar(_)) =
             (self.expression_type(left), self.expression_type(right))
         else {
-            return infix(operator_symbol(op)); // overloaded for vectors and matrices
+            return infix(binary_operation_str(op)); // overloaded for vectors and matrices
         };
         let float = scalar.kind == ScalarKind::Float;
         // Narrow types would be promoted to int, and signed types must wrap.
@@ -233,24 +234,24 @@ impl FunctionWriter<'_> {
             _ => None,
         };
         match op {
-            Op::Add | Op::Subtract | Op::Multiply if plain => infix(operator_symbol(op)),
+            Op::Add | Op::Subtract | Op::Multiply if plain => infix(binary_operation_str(op)),
             Op::Add => call("add"),
             Op::Subtract => call("sub"),
             Op::Multiply => call("mul"),
             Op::Divide | Op::Modulo if scalar.kind == ScalarKind::Uint && constant.is_some_and(|n| n > 0) => {
-                infix(operator_symbol(op))
+                infix(binary_operation_str(op))
             }
             Op::Divide if float => infix("/"),
             Op::Divide => call("div"),
             Op::Modulo => call("rem"),
-            Op::And | Op::InclusiveOr | Op::ExclusiveOr if bitwise => infix(operator_symbol(op)),
+            Op::And | Op::InclusiveOr | Op::ExclusiveOr if bitwise => infix(binary_operation_str(op)),
             Op::And => call("bit_and"),
             Op::InclusiveOr => call("bit_or"),
             Op::ExclusiveOr => call("bit_xor"),
             Op::ShiftLeft | Op::ShiftRight
                 if plain && constant.is_some_and(|n| n < 8 * u32::from(scalar.width)) =>
             {
-                infix(operator_symbol(op))
+                infix(binary_operation_str(op))
             }
             Op::ShiftLeft => call("shl"),
             Op::ShiftRight => call("shr"),
@@ -261,7 +262,7 @@ impl FunctionWriter<'_> {
             | Op::Greater
             | Op::GreaterEqual
             | Op::LogicalAnd
-            | Op::LogicalOr => infix(operator_symbol(op)),
+            | Op::LogicalOr => infix(binary_operation_str(op)),
         }
     }
 
@@ -304,28 +305,5 @@ impl FunctionWriter<'_> {
             0 => format!("u32(lengths.bytes[{place}] / {stride}u)"),
             _ => format!("u32((lengths.bytes[{place}] - {offset}u) / {stride}u)"),
         })
-    }
-}
-
-fn operator_symbol(op: Op) -> &'static str {
-    match op {
-        Op::Add => "+",
-        Op::Subtract => "-",
-        Op::Multiply => "*",
-        Op::Divide => "/",
-        Op::Modulo => "%",
-        Op::Equal => "==",
-        Op::NotEqual => "!=",
-        Op::Less => "<",
-        Op::LessEqual => "<=",
-        Op::Greater => ">",
-        Op::GreaterEqual => ">=",
-        Op::And => "&",
-        Op::ExclusiveOr => "^",
-        Op::InclusiveOr => "|",
-        Op::LogicalAnd => "&&",
-        Op::LogicalOr => "||",
-        Op::ShiftLeft => "<<",
-        Op::ShiftRight => ">>",
     }
 }

@@ -73,13 +73,11 @@ impl<'a> FunctionWriter<'a> {
         for (handle, local) in self.function.local_variables.iter() {
             let name = self.names.unique_name("v_", local.name.as_deref().unwrap_or(""));
             let ty = self.context.type_name(local.ty)?;
-            match local.init {
-                Some(init) => {
-                    let value = self.value(init)?;
-                    self.write_line(format!("{ty} {name} = {value};"));
-                }
-                None => self.write_line(format!("{ty} {name}{{}};")),
-            }
+            let value = match local.init {
+                Some(init) => format!(" = {}", self.value(init)?),
+                None => "{}".to_owned(),
+            };
+            self.write_line(format!("{ty} {name}{value};"));
             self.locals.insert(handle, name);
         }
         let function = self.function;
@@ -147,6 +145,15 @@ impl<'a> FunctionWriter<'a> {
         self.assign_temporary(handle, name, value)
     }
 
+    /// Writes a call, whose value is assigned to `result` if there is one.
+    fn write_call(&mut self, result: Option<Handle<Expression>>, call: String) -> WriteResult {
+        match result {
+            Some(result) => self.assign_result(result, call)?,
+            None => self.write_line(format!("{call};")),
+        }
+        Ok(())
+    }
+
     fn assign_temporary(&mut self, handle: Handle<Expression>, name: String, value: String) -> WriteResult {
         if self.hoisted.contains(&handle) {
             self.write_line(format!("{name} = {value};"));
@@ -192,13 +199,10 @@ impl<'a> FunctionWriter<'a> {
                 self.write_loop(body, continuing, break_if)?
             }
             Statement::Break => self.write_line("break;"),
-            Statement::Continue => match self.loops.last() {
-                Some(Some(label)) => {
-                    let jump = format!("goto {label};");
-                    self.write_line(jump);
-                }
-                _ => self.write_line("continue;"),
-            },
+            Statement::Continue => self.write_line(match self.loops.last() {
+                Some(Some(label)) => format!("goto {label};"),
+                _ => "continue;".to_owned(),
+            }),
             Statement::Return { value: None } => self.write_line("return;"),
             Statement::Return { value: Some(value) } => {
                 let value = self.value(value)?;
@@ -206,22 +210,17 @@ impl<'a> FunctionWriter<'a> {
             }
             Statement::Store { pointer, value } => {
                 let (place, text) = (self.lvalue(pointer)?, self.value(value)?);
-                if self.expression_type(pointer).is_atomic_pointer(&self.context.module.types) {
-                    self.context.require_prelude(|p| p.atomic = true);
-                    self.write_line(format!("atomicStore({place}, {text});"));
-                } else {
-                    self.write_line(format!("{place} = {text};"));
-                }
+                self.write_line(match self.is_atomic(pointer) {
+                    true => format!("atomicStore({place}, {text});"),
+                    false => format!("{place} = {text};"),
+                });
             }
             Statement::Atomic { pointer, ref fun, value, result } => {
                 self.write_atomic(pointer, fun, value, result)?
             }
             Statement::Call { function, ref arguments, result } => {
                 let call = self.call_expression(function, arguments)?;
-                match result {
-                    Some(result) => self.assign_result(result, call)?,
-                    None => self.write_line(format!("{call};")),
-                }
+                self.write_call(result, call)?;
             }
             Statement::ControlBarrier(barrier) if barrier == Barrier::SUB_GROUP => {
                 let mask = self.lane_mask(statement);
@@ -232,11 +231,8 @@ impl<'a> FunctionWriter<'a> {
             Statement::WorkGroupUniformLoad { pointer, result } => {
                 self.write_line("__syncthreads();");
                 let place = self.lvalue(pointer)?;
-                let atomic = self.expression_type(pointer).is_atomic_pointer(&self.context.module.types);
-                if atomic {
-                    self.context.require_prelude(|p| p.atomic = true);
-                }
-                self.assign_result(result, if atomic { format!("atomicLoad({place})") } else { place })?;
+                let value = if self.is_atomic(pointer) { format!("atomicLoad({place})") } else { place };
+                self.assign_result(result, value)?;
                 self.write_line("__syncthreads();");
             }
             Statement::SubgroupBallot { result, predicate } => {
@@ -350,16 +346,12 @@ impl<'a> FunctionWriter<'a> {
         for statement in body.iter() {
             match *statement {
                 Statement::Emit(ref range) => {
-                    for handle in range.clone().filter(|h| used.contains(h)) {
-                        if let Some(name) = self.temporary_name(handle) {
-                            made.push((handle, name));
-                        }
-                    }
+                    let handles = range.clone().filter(|h| used.contains(h));
+                    made.extend(handles.filter_map(|h| Some((h, self.temporary_name(h)?))));
                 }
                 ref other => {
-                    if let Some(handle) = statement_result(other).filter(|h| used.contains(h)) {
-                        made.push((handle, format!("e{}", handle.index())));
-                    }
+                    let result = statement_result(other).filter(|h| used.contains(h));
+                    made.extend(result.map(|h| (h, format!("e{}", h.index()))));
                 }
             }
         }
@@ -401,26 +393,15 @@ impl<'a> FunctionWriter<'a> {
             AtomicFunction::Max => "atomicMax",
             AtomicFunction::Exchange { compare: None } => "atomicExch",
             AtomicFunction::Exchange { compare: Some(compare) } => {
-                let compare = self.value(compare)?;
-                let Some(result) = result else {
-                    self.write_line(format!("exchange_if({place}, {compare}, {value});"));
-                    return Ok(());
+                let name = match result {
+                    Some(result) => format!("atomicCompareExchangeWeak<{}>", self.type_name_of(result)?),
+                    None => "exchange_if".to_owned(),
                 };
-                let ty = self.type_name_of(result)?;
-                return self.assign_result(
-                    result,
-                    format!("atomicCompareExchangeWeak<{ty}>({place}, {compare}, {value})"),
-                );
+                let call = format!("{name}({place}, {}, {value})", self.value(compare)?);
+                return self.write_call(result, call);
             }
         };
-        let call = format!("{name}({place}, {value})");
-        match result {
-            Some(result) => self.assign_result(result, call),
-            None => {
-                self.write_line(format!("{call};"));
-                Ok(())
-            }
-        }
+        self.write_call(result, format!("{name}({place}, {value})"))
     }
 
     fn gather_call(
@@ -430,24 +411,20 @@ impl<'a> FunctionWriter<'a> {
         argument: Handle<Expression>,
     ) -> Result<String, TranslateError> {
         let value = self.value(argument)?;
+        let xor = |bits| Ok(format!("subgroupShuffleXor({mask}, {value}, {bits})"));
         let (name, index) = match mode {
             GatherMode::BroadcastFirst => return Ok(format!("subgroupBroadcastFirst({mask}, {value})")),
-            GatherMode::Broadcast(index) => ("subgroupBroadcast", self.value(index)?),
-            GatherMode::Shuffle(index) => ("subgroupShuffle", self.value(index)?),
-            GatherMode::ShuffleDown(index) => ("subgroupShuffleDown", self.value(index)?),
-            GatherMode::ShuffleUp(index) => ("subgroupShuffleUp", self.value(index)?),
-            GatherMode::ShuffleXor(index) => ("subgroupShuffleXor", self.value(index)?),
-            GatherMode::QuadBroadcast(index) => ("quadBroadcast", self.value(index)?),
-            GatherMode::QuadSwap(direction) => {
-                let bits = match direction {
-                    Direction::X => "1u",
-                    Direction::Y => "2u",
-                    Direction::Diagonal => "3u",
-                };
-                ("subgroupShuffleXor", bits.to_owned())
-            }
+            GatherMode::Broadcast(index) => ("subgroupBroadcast", index),
+            GatherMode::Shuffle(index) => ("subgroupShuffle", index),
+            GatherMode::ShuffleDown(index) => ("subgroupShuffleDown", index),
+            GatherMode::ShuffleUp(index) => ("subgroupShuffleUp", index),
+            GatherMode::ShuffleXor(index) => ("subgroupShuffleXor", index),
+            GatherMode::QuadBroadcast(index) => ("quadBroadcast", index),
+            GatherMode::QuadSwap(Direction::X) => return xor("1u"),
+            GatherMode::QuadSwap(Direction::Y) => return xor("2u"),
+            GatherMode::QuadSwap(Direction::Diagonal) => return xor("3u"),
         };
-        Ok(format!("{name}({mask}, {value}, {index})"))
+        Ok(format!("{name}({mask}, {value}, {})", self.value(index)?))
     }
 }
 
@@ -468,16 +445,16 @@ fn collective_call(
         SubgroupOperation::Or => ("op_or", None),
         SubgroupOperation::Xor => ("op_xor", None),
     };
-    match (kind, identity) {
-        (CollectiveOperation::Reduce, _) => Ok(format!("subgroupReduce<{op}>({mask}, {argument})")),
-        (CollectiveOperation::InclusiveScan, _) => Ok(format!("subgroupInclusive<{op}>({mask}, {argument})")),
+    Ok(match (kind, identity) {
+        (CollectiveOperation::Reduce, _) => format!("subgroupReduce<{op}>({mask}, {argument})"),
+        (CollectiveOperation::InclusiveScan, _) => format!("subgroupInclusive<{op}>({mask}, {argument})"),
         (CollectiveOperation::ExclusiveScan, Some(identity)) => {
-            Ok(format!("subgroupExclusive<{op}>({mask}, {argument}, {identity})"))
+            format!("subgroupExclusive<{op}>({mask}, {argument}, {identity})")
         }
         (CollectiveOperation::ExclusiveScan, None) => {
-            unsupported("an exclusive scan of minima, maxima or bits")
+            return unsupported("an exclusive scan of minima, maxima or bits");
         }
-    }
+    })
 }
 
 /// Reports whether a `continue` in the block belongs to the enclosing loop.

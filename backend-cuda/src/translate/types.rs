@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::fmt::Write;
 
+use naga::common::wgsl::TryToWgsl;
 use naga::proc::{IndexableLength, Layouter};
 use naga::valid::ModuleInfo;
 use naga::{ArraySize, Constant, Expression, FastHashMap, Function, GlobalVariable, Handle, Literal};
@@ -114,19 +115,11 @@ impl<'a> ModuleContext<'a> {
             _ => {}
         }
         self.required_features.set(needs);
-        Ok(match (scalar.kind, scalar.width) {
-            (ScalarKind::Bool, _) => "bool",
-            (ScalarKind::Float, 2) => "f16",
-            (ScalarKind::Float, 4) => "f32",
-            (ScalarKind::Float, 8) => "f64",
-            (ScalarKind::Sint, 2) => "i16",
-            (ScalarKind::Sint, 4) => "i32",
-            (ScalarKind::Sint, 8) => "i64",
-            (ScalarKind::Uint, 2) => "u16",
-            (ScalarKind::Uint, 4) => "u32",
-            (ScalarKind::Uint, 8) => "u64",
-            (kind, width) => return unsupported(format!("a scalar of kind {kind:?} and {width} bytes")),
-        })
+        // The prelude defines the types with WGSL's names.
+        match scalar.try_to_wgsl() {
+            Some(name) => Ok(name),
+            None => unsupported(format!("a scalar of kind {:?} and {} bytes", scalar.kind, scalar.width)),
+        }
     }
 
     /// Returns element and stride of a runtime-sized array; `None` if `ty` is another type.
@@ -222,14 +215,19 @@ impl<'a> ModuleContext<'a> {
         Ok(())
     }
 
+    /// Returns the name of a constant, or its value if it has none.
+    pub(super) fn constant(&self, handle: Handle<Constant>) -> Result<String, TranslateError> {
+        match self.constants.get(&handle) {
+            Some(name) => Ok(name.clone()),
+            None => self.constant_expression(self.module.constants[handle].init),
+        }
+    }
+
     /// Returns the C++ text of a constant expression.
     pub(super) fn constant_expression(&self, handle: Handle<Expression>) -> Result<String, TranslateError> {
         match self.module.global_expressions[handle] {
             Expression::Literal(literal) => self.literal(literal),
-            Expression::Constant(constant) => match self.constants.get(&constant) {
-                Some(name) => Ok(name.clone()),
-                None => self.constant_expression(self.module.constants[constant].init),
-            },
+            Expression::Constant(constant) => self.constant(constant),
             Expression::ZeroValue(ty) => Ok(format!("{}{{}}", self.type_name(ty)?)),
             Expression::Compose { ty, ref components } => {
                 let mut parts = Vec::new();

@@ -13,7 +13,7 @@ use naga::{GatherMode, Handle, LocalVariable, Module, Statement, TypeInner};
 use super::visit::{visit_blocks, visit_operands};
 
 /// Lanes of a subgroup on CUDA devices.
-const WARP_SIZE: u32 = 32;
+pub(super) const WARP_SIZE: u32 = 32;
 
 /// Results of the analysis of one function.
 #[derive(Debug, Default)]
@@ -37,7 +37,7 @@ pub(super) struct ModuleUniformity {
 }
 
 /// Summary of a function's calls: is some call divergent, and which arguments may vary.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 struct CallSites {
     divergent: bool,
     arguments: Vec<bool>,
@@ -47,30 +47,20 @@ pub(super) fn analyze(module: &Module, entry: &EntryPoint) -> ModuleUniformity {
     let mut varying_results = FastHashSet::default();
     for (handle, function) in module.functions.iter() {
         let uniform = CallSites { divergent: false, arguments: vec![false; function.arguments.len()] };
-        let mut walk = UniformityAnalysis::new(module, function, &varying_results, &uniform, None);
-        walk.run_to_fixpoint();
-        if walk.returns_varying {
+        if UniformityAnalysis::run(module, function, &varying_results, uniform, None).returns_varying {
             varying_results.insert(handle);
         }
     }
     let mut calls: FastHashMap<Handle<Function>, CallSites> = FastHashMap::default();
     let mut result = ModuleUniformity::default();
-    let mut walk = UniformityAnalysis::new(
-        module,
-        &entry.function,
-        &varying_results,
-        &CallSites::default(),
-        Some(entry),
-    );
-    walk.run_to_fixpoint();
-    walk.collect_calls(&mut calls);
+    let run = |function, how, entry| UniformityAnalysis::run(module, function, &varying_results, how, entry);
+    let walk = run(&entry.function, CallSites::default(), Some(entry));
+    walk.collect_calls(&entry.function.body, &mut calls);
     result.entry = FunctionUniformity { divergent: walk.divergent };
     // naga orders functions after those that they call, so in reverse order every caller comes first.
     for (handle, function) in module.functions.iter().rev() {
-        let how = calls.remove(&handle).unwrap_or_default();
-        let mut walk = UniformityAnalysis::new(module, function, &varying_results, &how, None);
-        walk.run_to_fixpoint();
-        walk.collect_calls(&mut calls);
+        let walk = run(function, calls.remove(&handle).unwrap_or_default(), None);
+        walk.collect_calls(&function.body, &mut calls);
         result.functions.insert(handle, FunctionUniformity { divergent: walk.divergent });
     }
     result
@@ -112,37 +102,35 @@ struct UniformityAnalysis<'a> {
 }
 
 impl<'a> UniformityAnalysis<'a> {
-    fn new(
+    /// Analyses a function. Terminates, because values only ever become varying.
+    fn run(
         module: &'a Module,
         function: &'a Function,
         varying_results: &'a FastHashSet<Handle<Function>>,
-        calls: &CallSites,
+        calls: CallSites,
         entry: Option<&'a EntryPoint>,
     ) -> Self {
-        Self {
+        let mut walk = Self {
             module,
             function,
             entry,
             varying_results,
-            calls: calls.clone(),
+            calls,
             varying: FastHashSet::default(),
             varying_locals: FastHashSet::default(),
             divergent: FastHashSet::default(),
             returns_varying: false,
             changed: true,
-        }
-    }
-
-    /// Terminates, because values only ever become varying.
-    fn run_to_fixpoint(&mut self) {
-        while std::mem::take(&mut self.changed) {
-            for (handle, expression) in self.function.expressions.iter() {
-                if self.is_varying(expression) {
-                    self.mark_varying(handle);
+        };
+        while std::mem::take(&mut walk.changed) {
+            for (handle, expression) in function.expressions.iter() {
+                if walk.is_varying(expression) {
+                    walk.mark_varying(handle);
                 }
             }
-            self.visit_block(&self.function.body, self.calls.divergent);
+            walk.visit_block(&function.body, walk.calls.divergent);
         }
+        walk
     }
 
     fn mark_varying(&mut self, handle: Handle<Expression>) {
@@ -152,10 +140,7 @@ impl<'a> UniformityAnalysis<'a> {
     fn is_varying(&self, expression: &Expression) -> bool {
         match *expression {
             Expression::FunctionArgument(index) => match self.entry {
-                Some(entry) => !matches!(
-                    entry.function.arguments[index as usize].binding,
-                    Some(naga::Binding::BuiltIn(builtin)) if is_uniform_builtin(builtin)
-                ),
+                Some(entry) => !is_uniform_binding(&entry.function.arguments[index as usize].binding),
                 None => self.calls.arguments.get(index as usize).copied().unwrap_or(true),
             },
             Expression::AccessIndex { base, index } => {
@@ -200,9 +185,7 @@ impl<'a> UniformityAnalysis<'a> {
             };
         let binding = match self.function.expressions[base] {
             Expression::FunctionArgument(argument) => match members(argument) {
-                Some(members) => {
-                    return matches!(members[index as usize].binding, Some(naga::Binding::BuiltIn(b)) if is_uniform_builtin(b));
-                }
+                Some(members) => return is_uniform_binding(&members[index as usize].binding),
                 None => entry.function.arguments[argument as usize].binding.as_ref(),
             },
             Expression::AccessIndex { base, index } => match self.function.expressions[base] {
@@ -266,9 +249,8 @@ impl<'a> UniformityAnalysis<'a> {
             }
             Statement::Switch { selector, ref cases } => {
                 let inside = divergent || self.varying.contains(&selector);
-                let exits = cases
-                    .iter()
-                    .fold(DivergentExits::default(), |e, case| e.union(self.visit_block(&case.body, inside)));
+                let exits = cases.iter().map(|case| self.visit_block(&case.body, inside));
+                let exits = exits.fold(DivergentExits::default(), DivergentExits::union);
                 return DivergentExits { breaks: false, ..exits };
             }
             Statement::Loop { ref body, ref continuing, break_if } => {
@@ -277,22 +259,20 @@ impl<'a> UniformityAnalysis<'a> {
                     let exits = self.visit_block(body, inside);
                     let left = inside || exits.breaks || exits.returns;
                     let late = self.visit_block(continuing, left);
-                    let leaves = break_if.is_some_and(|condition| self.varying.contains(&condition));
+                    let breaks = break_if.is_some_and(|condition| self.varying.contains(&condition));
                     // Lanes that have left are missing in every later iteration.
-                    let next = left || late.any() || leaves;
+                    let next = left || late.any() || breaks;
                     if next == inside {
-                        return DivergentExits { returns: exits.returns, ..DivergentExits::default() };
+                        return DivergentExits { returns: exits.returns, ..Default::default() };
                     }
                     inside = next;
                 }
             }
-            Statement::Break => return DivergentExits { breaks: divergent, ..DivergentExits::default() },
-            Statement::Continue => {
-                return DivergentExits { continues: divergent, ..DivergentExits::default() };
-            }
+            Statement::Break => return DivergentExits { breaks: divergent, ..Default::default() },
+            Statement::Continue => return DivergentExits { continues: divergent, ..Default::default() },
             Statement::Return { value } => {
                 self.returns_varying |= divergent || value.is_some_and(|v| self.varying.contains(&v));
-                return DivergentExits { returns: divergent, ..DivergentExits::default() };
+                return DivergentExits { returns: divergent, ..Default::default() };
             }
             Statement::Store { pointer, value } => {
                 self.propagate_store(pointer, divergent || self.varying.contains(&value));
@@ -323,12 +303,8 @@ impl<'a> UniformityAnalysis<'a> {
         DivergentExits::default()
     }
 
-    /// Adds this function's calls to `calls`.
-    fn collect_calls(&self, calls: &mut FastHashMap<Handle<Function>, CallSites>) {
-        self.collect_block(&self.function.body, calls);
-    }
-
-    fn collect_block(&self, block: &Block, calls: &mut FastHashMap<Handle<Function>, CallSites>) {
+    /// Adds the calls in a block of the function to `calls`.
+    fn collect_calls(&self, block: &Block, calls: &mut FastHashMap<Handle<Function>, CallSites>) {
         for statement in block.iter() {
             if let Statement::Call { function, ref arguments, .. } = *statement {
                 let known = calls.entry(function).or_default();
@@ -338,19 +314,16 @@ impl<'a> UniformityAnalysis<'a> {
                     *known |= self.varying.contains(argument);
                 }
             }
-            visit_blocks(statement, |block| self.collect_block(block, calls));
+            visit_blocks(statement, |block| self.collect_calls(block, calls));
         }
     }
 }
 
-fn is_uniform_builtin(builtin: BuiltIn) -> bool {
-    !matches!(
-        builtin,
-        BuiltIn::GlobalInvocationId
-            | BuiltIn::LocalInvocationId
-            | BuiltIn::LocalInvocationIndex
-            | BuiltIn::SubgroupInvocationId
-    )
+/// Reports whether an input is a builtin that is the same for all lanes of a subgroup.
+fn is_uniform_binding(binding: &Option<naga::Binding>) -> bool {
+    use BuiltIn::{GlobalInvocationId, LocalInvocationId, LocalInvocationIndex, SubgroupInvocationId};
+    let Some(naga::Binding::BuiltIn(builtin)) = binding else { return false };
+    !matches!(builtin, GlobalInvocationId | LocalInvocationId | LocalInvocationIndex | SubgroupInvocationId)
 }
 
 #[cfg(test)]
