@@ -128,6 +128,7 @@ pub(crate) struct ReduceArgs<'a> {
 }
 
 impl ReduceArgs<'_> {
+    /// Returns arguments whose first two parameters are given.
     pub(crate) fn with_params(x: f64, y: f64) -> Self {
         Self { params: [x as f32, y as f32, 0.0, 0.0], ..Self::default() }
     }
