@@ -43,7 +43,7 @@ pub(super) fn check_matmul_operands(op: &'static str, a: &Tensor, b: &Tensor) ->
     launch::check_computable(op, b)?;
     fail_if!(a.dtype() != b.dtype();
         dtype(op, b.dtype()), "the other operand is {}; cast one with `to_dtype`", a.dtype());
-    fail_if!(a.dtype() == DType::Bool; dtype(op, DType::Bool), "takes numbers; cast with `to_dtype`");
+    fail_if!(a.dtype() == DType::Bool; dtype(op, DType::Bool), "bool has no products; cast with `to_dtype`");
     launch::check_device_dtype(op, a.dtype(), a.device())
 }
 
