@@ -30,4 +30,4 @@ mod storage;
 pub mod tensor;
 pub mod variables;
 
-pub use runtime::{device, profile, stream};
+pub use runtime::{device, future, profile, stream};
