@@ -30,6 +30,9 @@ pub mod cuda {
     };
 }
 
+#[cfg(feature = "wgpu")]
+pub use forebay_wgpu::{WgpuDeviceExt, WgpuOptions, WgpuSlice, WgpuTensorExt, wgpu};
+
 mod open_device;
 
 pub use open_device::{OpenDevice, ProbedDevice, best_device, open_device};
@@ -37,6 +40,8 @@ pub use open_device::{OpenDevice, ProbedDevice, best_device, open_device};
 /// Common imports of training programs.
 pub mod prelude {
     pub use crate::open_device::OpenDevice;
+    #[cfg(feature = "wgpu")]
+    pub use crate::{WgpuDeviceExt, WgpuTensorExt};
     pub use forebay_core::amp::autocast;
     pub use forebay_core::autograd::no_grad;
     pub use forebay_core::device::Device;
