@@ -90,6 +90,9 @@ mod book {
     struct GuideCapturedSteps;
     #[doc = include_str!("../docs/src/guide/profiling.md")]
     struct GuideProfiling;
+    #[cfg(feature = "wgpu")]
+    #[doc = include_str!("../docs/src/guide/embedding.md")]
+    struct GuideEmbedding;
     #[doc = include_str!("../docs/src/from/burn.md")]
     struct FromBurn;
     #[doc = include_str!("../docs/src/from/candle.md")]

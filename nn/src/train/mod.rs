@@ -1,7 +1,7 @@
 //! Training: the loop as a library type, exact checkpoints, and recorded metrics.
 //!
 //! A loop is short enough to write by hand, as in the `by_hand` example. [`Trainer`] adds schedules,
-//! clipping, gradient accumulation, a progress bar, checkpoints, and saving on Ctrl-C.
+//! clipping, gradient accumulation, a progress bar, checkpoints, and saving on Ctrl-C, if asked for.
 //!
 //! ```no_run
 //! # use forebay_core::{device::Device, error::Result};
