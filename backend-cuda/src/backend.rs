@@ -8,8 +8,8 @@ use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use forebay_core::backend::{
     AttentionCall, Backend, Command, CommandSequence, DeviceInfo, DeviceMemory, DeviceProcess, Event,
     Features, Fence, KernelId, KernelLibrary, KernelSource, Launch, LibraryFeatures, Limits, MAX_QUEUES,
-    MatmulCall, PageRemap, PeakRates, PendingDownload, SegmentId, SegmentSource, Slice, SourceError, SourceLimits,
-    TimestampId,
+    MatmulCall, PageRemap, PeakRates, PendingDownload, SegmentId, SegmentSource, Slice, SourceError,
+    SourceLimits, TimestampId,
 };
 use forebay_core::environment;
 use forebay_core::error::{Error, Result};

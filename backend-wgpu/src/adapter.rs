@@ -205,7 +205,8 @@ pub(crate) fn share(
     let mut backend = wrap_device(&candidate, 0, gpu, enabled, &limits);
     backend.set_extra_usages(extra_usages);
     // The types are tested on the device itself, because an adapter may open only one.
-    let probes = probe::probes().into_iter().filter(|probe| enabled.contains(probe.feature)).collect::<Vec<_>>();
+    let probes =
+        probe::probes().into_iter().filter(|probe| enabled.contains(probe.feature)).collect::<Vec<_>>();
     let mut features = backend.info_mut().features;
     if let Err(error) = probe::run_probes(&backend, &probes, &mut features) {
         log::warn!("{}: not all of its types work ({error}); trying one by one", candidate.info.name);

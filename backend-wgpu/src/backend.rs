@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use forebay_core::backend::{
     Backend, Command, CommandSequence, DeviceInfo, DeviceMemory, Fence, KernelContent, KernelId,
-    KernelSource, Launch, PendingDownload, SegmentId, SegmentSource, Slice, SourceError, SourceLimits, TimestampId,
+    KernelSource, Launch, PendingDownload, SegmentId, SegmentSource, Slice, SourceError, SourceLimits,
+    TimestampId,
 };
 use forebay_core::environment;
 use forebay_core::error::{Error, Result};

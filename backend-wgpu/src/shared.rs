@@ -122,7 +122,8 @@ fn with_backend<R>(
         None => Err(Error::Unsupported {
             op,
             device: device.to_string(),
-            reason: "it is no wgpu device; open one with `Device::open(\"wgpu:0\")` or `Device::from_wgpu`".into(),
+            reason: "it is no wgpu device; open one with `Device::open(\"wgpu:0\")` or `Device::from_wgpu`"
+                .into(),
         }),
     }
 }
@@ -311,8 +312,11 @@ impl WgpuTensorExt for Tensor {
         let rows = match image.row_elements == image.width {
             true => source.contiguous()?,
             false => {
-                let padded =
-                    Self::empty([image.height, image.row_elements, image.channels], image.dtype, self.device())?;
+                let padded = Self::empty(
+                    [image.height, image.row_elements, image.channels],
+                    image.dtype,
+                    self.device(),
+                )?;
                 padded.narrow(1, 0, image.width)?.copy_(&source)?;
                 padded
             }

@@ -177,7 +177,8 @@ fn a_tensor_over_a_buffer_reads_and_writes_it(device: &Device) -> Result<()> {
         ensure!(x.add(1.0)?.to_vec::<f32>()?[1] == 3.0, "offloading keeps the program's memory");
     }
     ensure!(shared.memory().tag(Tag::External).current == 0, "{}", shared.memory());
-    let doubled: Vec<f32> = values.iter().enumerate().map(|(i, v)| if i == 0 { 7.0 } else { v * 2.0 }).collect();
+    let doubled: Vec<f32> =
+        values.iter().enumerate().map(|(i, v)| if i == 0 { 7.0 } else { v * 2.0 }).collect();
     ensure!(program.read(&buffer, 512, 64)? == to_bytes(&doubled), "the buffer after its tensors");
     ensure!(program.read(&buffer, 0, 64)? == to_bytes(&values), "the copy");
     Ok(())

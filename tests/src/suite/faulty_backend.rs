@@ -11,6 +11,9 @@ use forebay::backend::{
 use forebay::error::{Error, Result};
 use forebay::forward_backend;
 
+/// Text of the error of a failed download.
+pub(super) const NO_DOWNLOAD: &str = "the test allows none";
+
 /// Backend described in the module's documentation.
 #[derive(Debug)]
 pub(super) struct FaultyBackend {
@@ -23,7 +26,12 @@ pub(super) struct FaultyBackend {
 
 impl FaultyBackend {
     pub(super) fn new(inner: Arc<dyn Backend>) -> Self {
-        Self { info: inner.info().clone(), inner, remaining_calls: AtomicU64::new(u64::MAX), fails_downloads: AtomicBool::new(false) }
+        Self {
+            info: inner.info().clone(),
+            inner,
+            remaining_calls: AtomicU64::new(u64::MAX),
+            fails_downloads: AtomicBool::new(false),
+        }
     }
 
     /// Creates a backend whose kernels bind at most this many buffers.
@@ -93,7 +101,7 @@ impl Backend for FaultyBackend {
     }
     fn download(&self, src: Slice, data: &mut [u8]) -> Result<()> {
         if self.fails_downloads.load(Ordering::Relaxed) {
-            return Err(Error::Argument { op: "download", message: "the test allows none".to_owned() });
+            return Err(Error::Argument { op: "download", message: NO_DOWNLOAD.to_owned() });
         }
         self.inner.download(src, data)
     }
