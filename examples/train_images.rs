@@ -129,7 +129,8 @@ fn main() -> Result<()> {
         .schedule(OneCycle::new(options.lr, steps))
         .accumulate(options.accumulate)
         .steps(steps)
-        .checkpoint(&checkpoint, 1000);
+        .checkpoint(&checkpoint, 1000)
+        .stop_on_signals();
     trainer = match options.amp {
         Some(Amp::F16) => trainer.autocast(DType::F16).scaler(GradScaler::new()),
         Some(Amp::Bf16) => trainer.autocast(DType::BF16),

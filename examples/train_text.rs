@@ -175,7 +175,8 @@ fn main() -> Result<()> {
         .clip_grad_norm(1.0)
         .accumulate(options.accumulate)
         .steps(steps)
-        .checkpoint(&checkpoint, 500);
+        .checkpoint(&checkpoint, 500)
+        .stop_on_signals();
     trainer = match options.amp {
         _ if options.budget.is_some() => trainer,
         Some(Amp::F16) => trainer.autocast(DType::F16).scaler(GradScaler::new()),

@@ -34,6 +34,9 @@ pub mod cuda {
     };
 }
 
+#[cfg(feature = "wgpu")]
+pub use forebay_wgpu::{WgpuDeviceExt, WgpuOptions, WgpuSlice, WgpuTensorExt, wgpu};
+
 mod open_device;
 
 pub use open_device::{OpenDevice, ProbedDevice, best_device, open_device};
@@ -41,6 +44,8 @@ pub use open_device::{OpenDevice, ProbedDevice, best_device, open_device};
 /// Common imports of training programs.
 pub mod prelude {
     pub use crate::open_device::OpenDevice;
+    #[cfg(feature = "wgpu")]
+    pub use crate::{WgpuDeviceExt, WgpuTensorExt};
     pub use forebay_core::amp::autocast;
     pub use forebay_core::autograd::no_grad;
     pub use forebay_core::device::Device;
@@ -89,6 +94,9 @@ mod book {
     struct GuideCapturedSteps;
     #[doc = include_str!("../docs/src/guide/profiling.md")]
     struct GuideProfiling;
+    #[cfg(feature = "wgpu")]
+    #[doc = include_str!("../docs/src/guide/embedding.md")]
+    struct GuideEmbedding;
     #[doc = include_str!("../docs/src/from/burn.md")]
     struct FromBurn;
     #[doc = include_str!("../docs/src/from/candle.md")]

@@ -4,6 +4,7 @@ use forebay_core::backend::null::CardProfile;
 use forebay_core::device::Device;
 use forebay_core::environment;
 use forebay_core::error::{Error, Result};
+use forebay_core::future::{DeviceFuture, spawn_blocking};
 use forebay_core::memory::Config;
 
 /// Device found on this machine, or a backend that is unavailable and the reason.
@@ -48,6 +49,24 @@ pub trait OpenDevice: Sized {
     /// # Errors
     /// The device does not exist, or its driver is missing or too old.
     fn open(id: &str) -> Result<Self>;
+
+    /// Opens the best device like [`best`](Self::best), on a thread of its own.
+    fn best_async() -> DeviceFuture<Self>;
+
+    /// Opens a device like [`open`](Self::open), on a thread of its own. Drivers take up to seconds to open a device.
+    ///
+    /// ```
+    /// use forebay::prelude::*;
+    ///
+    /// async fn start() -> Result<Device> {
+    ///     let opening = Device::open_async("null"); // begins here
+    ///     opening.await
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// The device does not exist, or its driver is missing or too old.
+    fn open_async(id: &str) -> DeviceFuture<Self>;
 
     /// Lists the devices of all backends, with the reason for each that cannot be used.
     fn enumerate() -> Vec<ProbedDevice>;
@@ -107,6 +126,15 @@ impl OpenDevice for Device {
                 Err(Error::NoDevice { requested: "best".into(), reason: reasons.join("; ") })
             }
         }
+    }
+
+    fn best_async() -> DeviceFuture<Self> {
+        spawn_blocking(Self::best)
+    }
+
+    fn open_async(id: &str) -> DeviceFuture<Self> {
+        let id = id.to_owned();
+        spawn_blocking(move || Self::open(&id))
     }
 
     fn open(id: &str) -> Result<Self> {

@@ -8,8 +8,8 @@ use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use forebay_core::backend::{
     AttentionCall, Backend, Command, CommandSequence, DeviceInfo, DeviceMemory, DeviceProcess, Event,
     Features, Fence, KernelId, KernelLibrary, KernelSource, Launch, LibraryFeatures, Limits, MAX_QUEUES,
-    MatmulCall, PageRemap, PeakRates, SegmentId, SegmentSource, Slice, SourceError, SourceLimits,
-    TimestampId,
+    MatmulCall, PageRemap, PeakRates, PendingDownload, SegmentId, SegmentSource, Slice, SourceError,
+    SourceLimits, TimestampId,
 };
 use forebay_core::environment;
 use forebay_core::error::{Error, Result};
@@ -30,7 +30,7 @@ use crate::nvtx::set_nvtx;
 use crate::processes;
 use crate::settings::{self, bool_from_env};
 use crate::sgemm_small::GemmKernels;
-use crate::staging::{DownloadBuffers, UploadRing};
+use crate::staging::{ChunkPool, DownloadBuffers, PendingChunks, UploadRing};
 use crate::timestamps::Timestamps;
 use crate::virtual_memory::{PageMapping, VirtualAddressSpace};
 
@@ -60,6 +60,7 @@ struct CudaDevice {
     gemm: GemmKernels,
     /// Page-locked allocations by address.
     host_allocations: Mutex<HashMap<u64, PinnedBuffer>>,
+    idle_downloads: Arc<ChunkPool>,
     /// `None` if segments cannot grow.
     address_space: Option<VirtualAddressSpace>,
     context: Arc<Context>,
@@ -308,6 +309,7 @@ impl CudaBackend {
             attention: AttentionKernels::default(),
             gemm: GemmKernels::new(context.sm_count),
             host_allocations: Mutex::default(),
+            idle_downloads: Arc::default(),
             address_space: addresses,
             queues: Default::default(),
             context,
@@ -529,6 +531,14 @@ impl Backend for CudaBackend {
         let downloaded = downloads.download(&self.queue.stream, slice_address(src), data);
         self.device.fences.mark_enqueued();
         Ok(downloaded?)
+    }
+
+    fn start_download(&self, src: Slice) -> Result<Box<dyn PendingDownload>> {
+        self.queue.drain_deferred(&self.device, true)?;
+        let (stream, idle) = (&self.queue.stream, &self.device.idle_downloads);
+        let pending = PendingChunks::enqueue(stream, slice_address(src), src.bytes, idle);
+        self.device.fences.mark_enqueued();
+        Ok(Box::new(pending?))
     }
 
     fn copy(&self, dst: Slice, src: Slice) -> Result<()> {

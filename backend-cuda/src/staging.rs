@@ -4,11 +4,13 @@
 //! same contract everywhere: the bytes have been read when the call returns, and the device copies them
 //! asynchronously.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
-use forebay_core::backend::SourceError;
+use forebay_core::backend::{PendingDownload, SourceError};
+use forebay_core::error::Result;
 
 use crate::context::{Context, Event, PinnedBuffer, Stream};
+use crate::lock;
 
 /// Bytes of one staging chunk.
 const CHUNK_BYTES: usize = 4 << 20;
@@ -19,7 +21,7 @@ const UPLOAD_ALIGNMENT: usize = 256;
 
 /// A chunk of staging memory and the event after the device's last use of the chunk.
 #[derive(Debug)]
-struct StagingChunk {
+pub(crate) struct StagingChunk {
     memory: PinnedBuffer,
     copied: Event,
 }
@@ -151,6 +153,62 @@ impl DownloadBuffers {
                 // SAFETY: the device has filled the chunk, as was just waited for; the next part's copy comes
                 // later.
                 unsafe { chunk.memory.read(&mut data[start..end]) };
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Idle staging chunks of downloads that nobody waits for yet.
+pub(crate) type ChunkPool = Mutex<Vec<StagingChunk>>;
+
+/// Maximum number of idle chunks.
+const MAX_IDLE_CHUNKS: usize = 4;
+
+/// Copy to staging chunks that was enqueued. The driver frees a chunk after the copies to it.
+pub(crate) struct PendingChunks {
+    chunks: Vec<StagingChunk>,
+    idle: Arc<ChunkPool>,
+}
+
+impl PendingChunks {
+    /// Enqueues a copy of `bytes` bytes from `src` on the device.
+    pub(crate) fn enqueue(
+        stream: &Stream,
+        src: u64,
+        bytes: u64,
+        idle: &Arc<ChunkPool>,
+    ) -> Result<Self, SourceError> {
+        let mut pending = Self { chunks: Vec::new(), idle: Arc::clone(idle) };
+        let mut done = 0;
+        while done < bytes {
+            let part = (bytes - done).min(CHUNK_BYTES as u64);
+            let reused = lock(idle).pop();
+            let mut chunk = match reused {
+                Some(chunk) => chunk,
+                None => StagingChunk::new(&stream.context)?,
+            };
+            let target = chunk.memory.write_target(part as usize).ok_or(OUT_OF_CHUNK)?;
+            // SAFETY: no earlier copy uses the chunk, and it is read only after its event.
+            unsafe { stream.copy_to_host(target, src + done, part as usize) }?;
+            chunk.copied.record(stream)?;
+            pending.chunks.push(chunk);
+            done += part;
+        }
+        Ok(pending)
+    }
+}
+
+impl PendingDownload for PendingChunks {
+    fn finish(self: Box<Self>, data: &mut [u8]) -> Result<()> {
+        let Self { chunks, idle } = *self;
+        for (chunk, part) in chunks.into_iter().zip(data.chunks_mut(CHUNK_BYTES)) {
+            chunk.copied.synchronize()?;
+            // SAFETY: the device has filled the chunk, as was just waited for.
+            unsafe { chunk.memory.read(part) };
+            let mut idle = lock(&idle);
+            if idle.len() < MAX_IDLE_CHUNKS {
+                idle.push(chunk);
             }
         }
         Ok(())

@@ -109,10 +109,14 @@ impl AdapterCandidate {
 }
 
 fn unavailable_reason(adapter: &wgpu::Adapter) -> Option<String> {
-    let limits = adapter.limits();
     if !adapter.get_downlevel_capabilities().flags.contains(wgpu::DownlevelFlags::COMPUTE_SHADERS) {
         return Some("it has no compute shaders".to_owned());
     }
+    limits_reason(&adapter.limits())
+}
+
+/// Returns the reason why kernels cannot run within these limits, if any.
+fn limits_reason(limits: &wgpu::Limits) -> Option<String> {
     if limits.max_storage_buffers_per_shader_stage < MIN_BINDINGS {
         let found = limits.max_storage_buffers_per_shader_stage;
         return Some(format!("it binds {found} storage buffers; kernels need {MIN_BINDINGS}"));
@@ -158,10 +162,14 @@ pub(crate) fn enumerate() -> Vec<WgpuDeviceInfo> {
 /// See [`WgpuBackend::new`].
 pub(crate) fn open(index: usize) -> Result<WgpuBackend> {
     let (mut backend, reason) = open_probed(index)?;
-    if backend.info_mut().software && !probe::runs_long_loops(&backend)? {
-        backend.info_mut().limits.max_loop_iterations = probe::MESA_MAX_ITERATIONS;
-    }
+    finish_probes(&mut backend)?;
     let reason = reason.or_else(|| probe_matrix_units(&mut backend));
+    describe_matrix_path(&mut backend, reason);
+    Ok(backend)
+}
+
+/// Describes how the device multiplies matrices; `reason` says what it lacks.
+fn describe_matrix_path(backend: &mut WgpuBackend, reason: Option<String>) {
     let info = backend.info_mut();
     let units = [(info.features.cooperative_f16, "f16"), (info.features.cooperative_bf16, "bf16")];
     let units = units.into_iter().filter_map(|(works, name)| works.then_some(name)).collect::<Vec<_>>();
@@ -175,7 +183,54 @@ pub(crate) fn open(index: usize) -> Result<WgpuBackend> {
         path.push_str(&format!("; {reason}"));
     }
     info.paths.push(path);
+}
+
+/// See [`WgpuDeviceExt::from_wgpu`](crate::WgpuDeviceExt::from_wgpu).
+pub(crate) fn share(
+    adapter: &wgpu::Adapter,
+    device: &wgpu::Device,
+    queue: &wgpu::Queue,
+    extra_usages: wgpu::BufferUsages,
+) -> Result<WgpuBackend> {
+    let candidate = AdapterCandidate::new(adapter.clone());
+    let limits = device.limits();
+    let reason = candidate.unavailable_reason.clone().or_else(|| limits_reason(&limits));
+    if let Some(reason) = reason {
+        let name = &candidate.info.name;
+        let reason = format!("{name}: {reason}; request the device with at least `wgpu::Limits::default()`");
+        return Err(Error::NoDevice { requested: "from_wgpu".into(), reason });
+    }
+    let enabled = device.features();
+    let gpu = Gpu::shared(device.clone(), queue.clone());
+    let mut backend = wrap_device(&candidate, 0, gpu, enabled, &limits);
+    backend.set_extra_usages(extra_usages);
+    // The types are tested on the device itself, because an adapter may open only one.
+    let probes =
+        probe::probes().into_iter().filter(|probe| enabled.contains(probe.feature)).collect::<Vec<_>>();
+    let mut features = backend.info_mut().features;
+    if let Err(error) = probe::run_probes(&backend, &probes, &mut features) {
+        log::warn!("{}: not all of its types work ({error}); trying one by one", candidate.info.name);
+        for probe in probes {
+            // A type that fails stays unused.
+            let _ = probe::run_probes(&backend, &[probe], &mut features);
+        }
+    }
+    backend.info_mut().features = features;
+    finish_probes(&mut backend)?;
+    let reason = match enabled.contains(MATRIX_FEATURES) {
+        true => candidate.matrix_units_unavailable_reason().or_else(|| probe_matrix_units(&mut backend)),
+        false => Some("the program's device has no cooperative matrices".to_owned()),
+    };
+    describe_matrix_path(&mut backend, reason);
     Ok(backend)
+}
+
+/// Finds the limits of software drivers that no API reports.
+fn finish_probes(backend: &mut WgpuBackend) -> Result<()> {
+    if backend.info_mut().software && !probe::runs_long_loops(backend)? {
+        backend.info_mut().limits.max_loop_iterations = probe::MESA_MAX_ITERATIONS;
+    }
+    Ok(())
 }
 
 /// Tests the matrix units, and sets the features of the types that work. Returns the reason if one does not.
@@ -300,6 +355,17 @@ fn request_device(candidate: &AdapterCandidate, index: usize, probed: wgpu::Feat
             }
         })?,
     };
+    Ok(wrap_device(candidate, index, Gpu::new(device, queue), features, &limits))
+}
+
+/// Creates the backend of an opened device. The features of types are those that no probe tests.
+fn wrap_device(
+    candidate: &AdapterCandidate,
+    index: usize,
+    gpu: Gpu,
+    features: wgpu::Features,
+    limits: &wgpu::Limits,
+) -> WgpuBackend {
     let info = DeviceInfo {
         backend: "wgpu",
         index,
@@ -307,7 +373,7 @@ fn request_device(candidate: &AdapterCandidate, index: usize, probed: wgpu::Feat
         driver: candidate.driver_description(),
         software: candidate.is_software(),
         features: Features { subgroups: features.contains(wgpu::Features::SUBGROUP), ..Features::default() },
-        limits: launch_limits(&limits, &candidate.info),
+        limits: launch_limits(limits, &candidate.info),
         // No API reports the rates.
         peak_rates: PeakRates::default(),
         paths: Vec::new(),
@@ -319,8 +385,8 @@ fn request_device(candidate: &AdapterCandidate, index: usize, probed: wgpu::Feat
         max_segment: max_segment - max_segment % u64::from(alignment),
         virtual_memory: None,
     };
-    let memory = DeviceMemory { total: vulkan::total_memory(&device), free: None };
-    Ok(WgpuBackend::from_parts(Gpu::new(device, queue), info, source, memory))
+    let memory = DeviceMemory { total: vulkan::total_memory(&gpu.device), free: None };
+    WgpuBackend::from_parts(gpu, info, source, memory)
 }
 
 fn launch_limits(limits: &wgpu::Limits, info: &wgpu::AdapterInfo) -> Limits {

@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use forebay_core::backend::{
     Backend, Command, CommandSequence, DeviceInfo, DeviceMemory, Fence, KernelContent, KernelId,
-    KernelSource, Launch, SegmentId, SegmentSource, Slice, SourceError, SourceLimits, TimestampId,
+    KernelSource, Launch, PendingDownload, SegmentId, SegmentSource, Slice, SourceError, SourceLimits,
+    TimestampId,
 };
 use forebay_core::environment;
 use forebay_core::error::{Error, Result};
@@ -26,6 +27,10 @@ use crate::timestamps::Timestamps;
 /// kernel.
 const MIN_CLEAR_BYTES: u64 = 1 << 16;
 
+/// Usages of every segment.
+pub(crate) const SEGMENT_USAGES: wgpu::BufferUsages =
+    wgpu::BufferUsages::STORAGE.union(wgpu::BufferUsages::COPY_SRC).union(wgpu::BufferUsages::COPY_DST);
+
 /// A device opened through wgpu.
 #[derive(Debug)]
 pub struct WgpuBackend {
@@ -36,12 +41,16 @@ pub struct WgpuBackend {
     layouts: BindLayouts,
     /// Segments by id. Ids are never reused, so a stale id is an error and cannot refer to another buffer.
     segments: RwLock<FxHashMap<u64, wgpu::Buffer>>,
+    /// Number of tensors over each buffer of the program, by segment.
+    external: Mutex<FxHashMap<u64, usize>>,
+    /// Usages of segments that the program's commands need.
+    extra_usages: wgpu::BufferUsages,
     next_segment: AtomicU64,
     kernels: RwLock<Vec<Arc<CompiledKernel>>>,
     /// Kernels by content, because several devices may share this backend.
     ids_by_content: Mutex<FxHashMap<KernelContent, KernelId>>,
     copy_fill: CopyFillKernels,
-    readbacks: ReadbackPool,
+    readbacks: Arc<ReadbackPool>,
     timestamps: Timestamps,
     /// The last submission that the device has passed.
     completed: Arc<AtomicU64>,
@@ -99,15 +108,90 @@ impl WgpuBackend {
             memory,
             layouts,
             segments: RwLock::default(),
+            external: Mutex::default(),
+            extra_usages: wgpu::BufferUsages::empty(),
             next_segment: AtomicU64::new(1),
             kernels: RwLock::default(),
             ids_by_content: Mutex::default(),
             copy_fill: CopyFillKernels::default(),
-            readbacks: ReadbackPool::default(),
+            readbacks: Arc::default(),
             timestamps: Timestamps::default(),
             completed,
             state: Arc::new(Mutex::new(QueueState { recorder, bind_groups: BindGroupCache::default() })),
         }
+    }
+
+    /// Adds usages to the buffers of segments.
+    pub(crate) fn set_extra_usages(&mut self, usages: wgpu::BufferUsages) {
+        self.extra_usages = usages;
+    }
+
+    /// Returns the device.
+    #[must_use]
+    pub fn wgpu_device(&self) -> &wgpu::Device {
+        &self.gpu.device
+    }
+
+    /// Returns the queue that the backend submits to.
+    #[must_use]
+    pub fn wgpu_queue(&self) -> &wgpu::Queue {
+        &self.gpu.queue
+    }
+
+    /// Reports whether the device is the program's.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.gpu.is_shared
+    }
+
+    /// Returns the buffer of a segment.
+    pub(crate) fn buffer(&self, segment: SegmentId) -> Result<wgpu::Buffer> {
+        Ok(self.segment(segment)?)
+    }
+
+    /// Makes a buffer of the program a segment, until a matching [`release_buffer`](Self::release_buffer). A
+    /// buffer has one segment, because copies within a buffer differ from copies between buffers. `None` if the
+    /// buffer is one of this backend.
+    pub(crate) fn adopt_buffer(&self, buffer: &wgpu::Buffer) -> Option<SegmentId> {
+        let mut external = lock(&self.external);
+        let known = {
+            let segments = self.segments.read().unwrap_or_else(PoisonError::into_inner);
+            segments.iter().find(|(_, known)| *known == buffer).map(|(&id, _)| id)
+        };
+        let segment = match known {
+            Some(id) if external.contains_key(&id) => SegmentId(id),
+            Some(_) => return None,
+            None => self.register_buffer(buffer.clone()),
+        };
+        *external.entry(segment.0).or_default() += 1;
+        Some(segment)
+    }
+
+    /// Drops the backend's handle of a program's buffer, after submitting the commands that use the buffer. The
+    /// buffer is not destroyed.
+    pub(crate) fn release_buffer(&self, segment: SegmentId) {
+        let mut external = lock(&self.external);
+        let Some(uses) = external.get_mut(&segment.0) else { return };
+        *uses -= 1;
+        if *uses > 0 {
+            return;
+        }
+        external.remove(&segment.0);
+        let submitted = {
+            let mut state = lock(&self.state);
+            state.bind_groups.clear();
+            state.recorder.submit()
+        };
+        self.segments.write().unwrap_or_else(PoisonError::into_inner).remove(&segment.0);
+        if let Err(error) = submitted {
+            log::debug!("a buffer of the program was released without its device: {error}");
+        }
+    }
+
+    /// Records a copy with the encoder of the queue.
+    pub(crate) fn record_copy(&self, copy: impl FnOnce(&mut wgpu::CommandEncoder)) -> Result<()> {
+        self.gpu.check_health()?;
+        copy(lock(&self.state).recorder.copy_encoder());
+        Ok(())
     }
 
     /// Returns the device info for probes, which decide the features.
@@ -215,6 +299,22 @@ impl WgpuBackend {
     }
 }
 
+/// Copy to staging memory that was submitted.
+struct PendingReadback {
+    gpu: Arc<Gpu>,
+    readbacks: Arc<ReadbackPool>,
+    staging: wgpu::Buffer,
+    /// `None` if the device has passed the submission.
+    submission: Option<wgpu::SubmissionIndex>,
+}
+
+impl PendingDownload for PendingReadback {
+    fn finish(self: Box<Self>, data: &mut [u8]) -> Result<()> {
+        let Self { gpu, readbacks, staging, submission } = *self;
+        Ok(readbacks.read_and_release(&gpu, staging, submission, data)?)
+    }
+}
+
 impl SegmentSource for WgpuBackend {
     fn limits(&self) -> SourceLimits {
         self.source_limits
@@ -230,7 +330,7 @@ impl SegmentSource for WgpuBackend {
             let detail = format!("one buffer of this device holds at most {max} bytes");
             return Err(SourceError::OutOfMemory { bytes, detail });
         }
-        let usage = wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST;
+        let usage = SEGMENT_USAGES | self.extra_usages;
         let size = bytes.next_multiple_of(wgpu::COPY_BUFFER_ALIGNMENT);
         Ok(self.register_buffer(self.gpu.create_buffer("forebay segment", size, usage, false)?))
     }
@@ -359,6 +459,28 @@ impl Backend for WgpuBackend {
             offset += bytes;
         }
         Ok(())
+    }
+
+    fn start_download(&self, src: Slice) -> Result<Box<dyn PendingDownload>> {
+        self.gpu.check_health()?;
+        let buffer = self.segment(src.segment)?;
+        let staging = self.readbacks.acquire(&self.gpu, src.bytes)?;
+        let submission = {
+            let recorder = &mut lock(&self.state).recorder;
+            recorder.copy_encoder().copy_buffer_to_buffer(&buffer, src.offset, &staging, 0, src.bytes);
+            let fence = recorder.submit()?;
+            recorder.pending_submission(fence)
+        };
+        Ok(Box::new(PendingReadback {
+            gpu: Arc::clone(&self.gpu),
+            readbacks: Arc::clone(&self.readbacks),
+            staging,
+            submission: submission.map(|(_, index)| index),
+        }))
+    }
+
+    fn as_any(&self) -> Option<&dyn std::any::Any> {
+        Some(self)
     }
 
     fn copy(&self, dst: Slice, src: Slice) -> Result<()> {

@@ -45,6 +45,8 @@ const SPIN_TIME: Duration = Duration::from_micros(100);
 pub(crate) struct Gpu {
     pub(crate) device: wgpu::Device,
     pub(crate) queue: wgpu::Queue,
+    /// If true, the device is the program's, and so are its error callbacks.
+    pub(crate) is_shared: bool,
     health: Arc<DeviceHealth>,
 }
 
@@ -65,7 +67,26 @@ impl Gpu {
             "" => on_lost.record_loss("the driver gave no reason".to_owned()),
             _ => on_lost.record_loss(message),
         });
-        Self { device, queue, health }
+        Self { device, queue, is_shared: false, health }
+    }
+
+    /// Uses a device of the program, whose error callbacks stay as they are.
+    pub(crate) fn shared(device: wgpu::Device, queue: wgpu::Queue) -> Self {
+        Self { device, queue, is_shared: true, health: Arc::default() }
+    }
+
+    /// Runs calls whose errors reach the device's callbacks. On a device of the program, error scopes collect them
+    /// instead, and the next call returns them.
+    pub(crate) fn collect_errors<T>(&self, call: impl FnOnce() -> T) -> T {
+        if !self.is_shared {
+            return call();
+        }
+        let mut made = None;
+        if let Err(error) = self.with_error_scopes(|| made = Some(call())) {
+            lock(&self.health.error).get_or_insert_with(|| to_single_line(&error));
+            self.health.has_problem.store(true, Ordering::Release);
+        }
+        made.expect("the call has run")
     }
 
     /// Returns the error that a callback recorded, if any. A lost device stays lost; other errors are

@@ -22,6 +22,7 @@ mod params;
 mod prepared;
 mod probe;
 mod recorder;
+mod shared;
 mod spirv;
 mod staging;
 mod timestamps;
@@ -31,3 +32,5 @@ mod vulkan;
 
 pub use adapter::WgpuDeviceInfo;
 pub use backend::WgpuBackend;
+pub use shared::{WgpuDeviceExt, WgpuOptions, WgpuSlice, WgpuTensorExt};
+pub use wgpu;

@@ -181,7 +181,8 @@ impl CommandRecorder {
         }
         let (page, upload) = self.upload_params()?;
         self.belt.unmap_for_submit();
-        let index = self.gpu.queue.submit(upload.into_iter().chain([encoder.finish()]));
+        let index =
+            self.gpu.collect_errors(|| self.gpu.queue.submit(upload.into_iter().chain([encoder.finish()])));
         self.submitted += 1;
         let (number, completed) = (self.submitted, Arc::clone(&self.completed));
         self.gpu.queue.on_submitted_work_done(move || {
@@ -206,7 +207,7 @@ impl CommandRecorder {
             self.belt.write(&mut encoder, page.buffer(), 0, bytes)?;
             Some(encoder.finish())
         } else {
-            self.gpu.queue.write_buffer(page.buffer(), 0, bytes);
+            self.gpu.collect_errors(|| self.gpu.queue.write_buffer(page.buffer(), 0, bytes));
             None
         };
         self.params.clear();

@@ -166,7 +166,7 @@ pub(crate) struct ReadbackPool {
 }
 
 impl ReadbackPool {
-    /// Returns a buffer of at least `bytes` bytes, which are at most [`MAX_READBACK_BYTES`].
+    /// Returns a buffer of at least `bytes` bytes. Buffers above [`MAX_READBACK_BYTES`] are not cached.
     pub(crate) fn acquire(&self, gpu: &Gpu, bytes: u64) -> Result<wgpu::Buffer, SourceError> {
         {
             let mut free = lock(&self.free);
@@ -212,6 +212,9 @@ impl ReadbackPool {
         data.copy_from_slice(&view);
         drop(view);
         buffer.unmap();
+        if buffer.size() > MAX_READBACK_BYTES {
+            return Ok(());
+        }
         let mut free = lock(&self.free);
         free.push(buffer);
         if free.len() > MAX_CACHED_READBACKS {

@@ -8,6 +8,7 @@
 //! enqueued. On a device with several queues, each queue is a backend over the same segments and kernels
 //! ([`Backend::open_queue`]), and events order the queues.
 
+use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
@@ -197,6 +198,20 @@ pub struct Launch<'a> {
     pub groups: [u32; 3],
 }
 
+/// Copy to the host that was enqueued and may not be complete.
+pub trait PendingDownload: Send {
+    /// Waits for the copy, and moves its bytes to `data`, whose length must be that of the copied slice. Blocks.
+    fn finish(self: Box<Self>, data: &mut [u8]) -> Result<()>;
+}
+
+/// Completed download of a backend that reads at once.
+impl PendingDownload for Vec<u8> {
+    fn finish(self: Box<Self>, data: &mut [u8]) -> Result<()> {
+        data.copy_from_slice(&self);
+        Ok(())
+    }
+}
+
 /// GPU API, or an imitation of one. Segments, fences and memory belong to the supertrait.
 pub trait Backend: SegmentSource {
     /// Returns the description of the device.
@@ -218,6 +233,14 @@ pub trait Backend: SegmentSource {
     fn upload(&self, dst: Slice, data: &[u8]) -> Result<()>;
     /// Copies to the host after all previously enqueued work. The lengths must be equal. Blocks.
     fn download(&self, src: Slice, data: &mut [u8]) -> Result<()>;
+    /// Enqueues a copy to the host after all previously enqueued work, for a caller that waits elsewhere.
+    ///
+    /// The default implementation copies at once, and blocks.
+    fn start_download(&self, src: Slice) -> Result<Box<dyn PendingDownload>> {
+        let mut data = vec![0; src.bytes as usize];
+        self.download(src, &mut data)?;
+        Ok(Box::new(data))
+    }
     /// Enqueues a copy within the device, or between the device and memory of
     /// [`alloc_host`](Self::alloc_host). The ranges must not overlap.
     fn copy(&self, dst: Slice, src: Slice) -> Result<()>;
@@ -259,6 +282,10 @@ pub trait Backend: SegmentSource {
         Ok(())
     }
 
+    /// Returns the backend's own type, for interfaces that only this backend has.
+    fn as_any(&self) -> Option<&dyn Any> {
+        None
+    }
     /// Returns the vendor's library and the backend's own kernels, which take over operations of the core.
     fn library(&self) -> Option<&dyn KernelLibrary> {
         None

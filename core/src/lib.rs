@@ -34,4 +34,4 @@ mod sync;
 pub mod tensor;
 pub mod variables;
 
-pub use runtime::{device, profile, stream};
+pub use runtime::{device, future, profile, stream};

@@ -1,7 +1,7 @@
 //! Memory of tensors: a block of the device, or temporarily a copy in host memory.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::backend::Slice;
 use crate::error::Result;
@@ -29,8 +29,13 @@ pub(crate) struct Storage {
     pub(crate) recorded_writes: AtomicU32,
     /// Number of `SavedTensor`s that hold the storage.
     pub(crate) saved_count: AtomicU32,
+    /// Returns the memory to the program, if it is the program's.
+    release: Option<ReleaseExternal>,
     state: Mutex<StorageState>,
 }
+
+/// Callback that returns memory to the program.
+pub(crate) type ReleaseExternal = Box<dyn FnOnce() + Send + Sync>;
 
 struct StorageState {
     residency: Residency,
@@ -73,13 +78,13 @@ impl Drop for HostBlock {
 }
 
 /// Guard that pins a block on the device for a transfer that does not hold the dispatch lock.
-pub(crate) struct PinGuard<'a> {
-    storage: &'a Storage,
+pub(crate) struct PinGuard {
+    storage: Arc<Storage>,
     access: Access,
     block: Block,
 }
 
-impl Drop for PinGuard<'_> {
+impl Drop for PinGuard {
     fn drop(&mut self) {
         let Self { storage, access, block } = self;
         storage.device.pool().unpin(block);
@@ -139,23 +144,41 @@ impl Storage {
                 block.queue,
             )?;
         }
-        Ok(Self {
+        Ok(Self::from_block(device, block, uses, seen, None))
+    }
+
+    /// Creates a storage over memory of the program, which `release` returns.
+    pub(crate) fn from_external(device: &Device, slice: Slice, bytes: u64, release: ReleaseExternal) -> Self {
+        let block = Block::external(slice.segment, slice.offset, bytes, slice.bytes);
+        device.pool().record_external(bytes);
+        Self::from_block(device, block, StreamUses::default(), device.pool().move_count(), Some(release))
+    }
+
+    fn from_block(
+        device: &Device,
+        block: Block,
+        uses: StreamUses,
+        seen_moves: u64,
+        release: Option<ReleaseExternal>,
+    ) -> Self {
+        Self {
             device: device.clone(),
             id: next_id(),
-            bytes,
+            bytes: block.bytes,
             recorded_writes: AtomicU32::new(0),
             saved_count: AtomicU32::new(0),
+            release,
             state: Mutex::new(StorageState {
                 residency: Residency::Device(block),
                 uses,
-                seen_moves: seen,
+                seen_moves,
                 fusion_slot: FusionSlot::default(),
                 version: 0,
                 capture_holds: 0,
                 pin_count: 0,
                 evict_when_unpinned: false,
             }),
-        })
+        }
     }
 
     /// Tags the block if it has no tag yet.
@@ -228,12 +251,12 @@ impl Storage {
     /// Pins the block until the guard is dropped: compaction does not move it, and [`evict`](Self::evict) is
     /// postponed. A write is counted again at the end, because a host copy made in the meantime may have old
     /// contents.
-    pub(crate) fn pin(&self, access: Access, gate: &DispatchGuard<'_>) -> Option<PinGuard<'_>> {
+    pub(crate) fn pin(self: &Arc<Self>, access: Access, gate: &DispatchGuard<'_>) -> Option<PinGuard> {
         let state = &mut *self.lock();
         let block = self.locate(state, gate)?;
         self.device.pool().pin(&block);
         state.pin_count += 1;
-        Some(PinGuard { storage: self, access, block })
+        Some(PinGuard { storage: Arc::clone(self), access, block })
     }
 
     /// Records the access of an operation that was enqueued without the dispatch lock, after it was enqueued.
@@ -253,8 +276,9 @@ impl Storage {
             .check_not_recording("offload", "a replay finds everything on the device; keep it there")?;
         {
             let state = self.lock();
-            // Memory of a captured step must stay.
-            if !matches!(state.residency, Residency::Device(_)) || state.capture_holds > 0 {
+            // Memory of a captured step must stay, and memory of the program would not become free.
+            let stays = state.capture_holds > 0 || self.release.is_some();
+            if !matches!(state.residency, Residency::Device(_)) || stays {
                 return Ok(());
             }
         }
@@ -402,6 +426,10 @@ impl Drop for Storage {
     fn drop(&mut self) {
         let state = self.state.get_mut_unpoisoned();
         self.device.flush_before_free(state.fusion_slot);
+        if let Some(release) = self.release.take() {
+            self.device.pool().release_external(self.bytes);
+            return release();
+        }
         match &state.residency {
             Residency::Device(block) | Residency::DeviceAndHost(block, _) => {
                 free_block(&self.device, self.device.pool(), *block, &state.uses)

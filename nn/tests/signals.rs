@@ -45,10 +45,21 @@ fn trainer(net: &Linear) -> Trainer<'_, Linear, impl Optimizer + use<>> {
 #[test]
 #[ignore = "the program that the other tests start and signal"]
 fn trains() -> Result<()> {
+    run_trainer(true)
+}
+
+#[test]
+#[ignore = "the program that the other tests start and signal"]
+fn trains_without_handlers() -> Result<()> {
+    run_trainer(false)
+}
+
+fn run_trainer(stops_on_signals: bool) -> Result<()> {
     let device = Device::null(Default::default());
     let net = Linear::new(3, 2, &device)?;
     let file = std::env::var_os(CHECKPOINT).map(PathBuf::from).expect("the tests name a file");
-    let mut run = trainer(&net).checkpoint(file, u64::MAX);
+    let run = trainer(&net).checkpoint(file, u64::MAX);
+    let mut run = if stops_on_signals { run.stop_on_signals() } else { run };
     // One step for each line of input; free-running after the input has ended.
     let mut open = true;
     let ended = run.fit(&ZeroDataset.batches(4), |x, y| {
@@ -163,6 +174,15 @@ fn every_signal_that_ends_a_program_saves_a_checkpoint_first() -> Result<()> {
         );
     }
     Ok(())
+}
+
+#[test]
+fn a_trainer_leaves_signals_to_the_program_by_default() {
+    let folder = tempfile::tempdir().expect("a folder can be made");
+    let program = ChildProgram::spawn_in(folder, "", "trains_without_handlers");
+    program.send_signal("TERM");
+    let (said, status, _, _folder) = program.wait();
+    assert!(status.signal().is_some() && !said.contains("interrupted"), "{said} {status}");
 }
 
 #[test]

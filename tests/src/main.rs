@@ -21,7 +21,8 @@ enum Command {
     Devices,
     /// Runs the suite's own tests on every available backend.
     Test {
-        /// Device id (`cuda:0`, `wgpu`); every available backend by default.
+        /// Device id (`cuda:0`, `wgpu`); every available backend by default. `wgpu-minimum` is a device of the program with
+        /// WebGPU's minimum limits and no features.
         #[arg(long)]
         device: Option<String>,
         /// Lists the tests without running them.
@@ -106,7 +107,10 @@ fn data_dir(name: &str) -> PathBuf {
 /// Opens the requested device, or the first one of every backend.
 fn select_devices(asked: Option<&str>) -> Result<Vec<Device>> {
     if let Some(id) = asked {
-        return Ok(vec![Device::open(id)?]);
+        return Ok(vec![match id {
+            "wgpu-minimum" => suite::embedding::open_minimum()?,
+            id => Device::open(id)?,
+        }]);
     }
     if std::env::var("FOREBAY_DEVICE").is_ok_and(|id| !id.is_empty()) {
         return Ok(vec![Device::best()?]);

@@ -12,7 +12,7 @@ const SIZE: (usize, usize) = (960, 400);
 const MARGINS: (usize, usize, usize, usize) = (84, 160, 16, 40);
 /// Colours of the page's light scheme, in the order of [`Tag::ALL`].
 const COLORS: [&str; Tag::COUNT] =
-    ["#4269d0", "#efb118", "#ff725c", "#3fa796", "#7cb342", "#e377b8", "#9c6b4e"];
+    ["#4269d0", "#efb118", "#ff725c", "#3fa796", "#7cb342", "#e377b8", "#9c6b4e", "#9498a0"];
 
 pub(super) fn write_svg(snapshot: &Snapshot, path: &Path) -> Result<()> {
     Ok(write_file(path, render_svg(&snapshot.timeline())?)?)

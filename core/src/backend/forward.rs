@@ -39,6 +39,8 @@ macro_rules! forward_backend {
     (@launch $to:ident) => { $crate::forward_backend!(@fn $to launch(launch: &Launch<'_>) -> Result<()>); };
     (@upload $to:ident) => { $crate::forward_backend!(@fn $to upload(dst: Slice, data: &[u8]) -> Result<()>); };
     (@download $to:ident) => { $crate::forward_backend!(@fn $to download(src: Slice, data: &mut [u8]) -> Result<()>); };
+    (@start_download $to:ident) => { $crate::forward_backend!(@fn $to start_download(src: Slice) -> Result<Box<dyn PendingDownload>>); };
+    (@as_any $to:ident) => { $crate::forward_backend!(@fn $to as_any() -> Option<&dyn std::any::Any>); };
     (@copy $to:ident) => { $crate::forward_backend!(@fn $to copy(dst: Slice, src: Slice) -> Result<()>); };
     (@fill $to:ident) => { $crate::forward_backend!(@fn $to fill(dst: Slice, word: u32) -> Result<()>); };
     (@flush $to:ident) => { $crate::forward_backend!(@fn $to flush() -> Result<()>); };

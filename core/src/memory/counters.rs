@@ -99,6 +99,14 @@ struct TagCounter {
 }
 
 impl TagCounter {
+    #[inline]
+    fn add(&mut self, size: u64) {
+        self.current += size;
+        self.added += size;
+        self.previous_peak = self.peak;
+        raise_peak(&mut self.peak, self.current);
+    }
+
     fn to_stat(self) -> Stat {
         let Self { current, added, peak, base, .. } = self;
         Stat { current, peak, allocated: added, freed: added + base - current }
@@ -207,6 +215,8 @@ pub(super) struct PoolCounters {
     /// `held` at the last reset of the accumulated counters.
     base: [HeldCounters; 2],
     tags: [TagCounter; Tag::COUNT],
+    /// Memory of the program, which is no part of any other counter.
+    external: TagCounter,
     segment: PoolCounter,
     reserved_bytes: PoolCounter,
     inactive_split: PoolCounter,
@@ -225,6 +235,21 @@ pub(super) struct PoolCounters {
 }
 
 impl PoolCounters {
+    /// Counts memory of the program that a tensor begins to use.
+    pub(super) fn record_external(&mut self, size: u64) {
+        self.external.add(size);
+    }
+
+    /// Counts memory of the program that a tensor no longer uses.
+    pub(super) fn release_external(&mut self, size: u64) {
+        self.external.current -= size;
+    }
+
+    /// Returns the bytes of the program's memory that tensors use.
+    pub(super) fn external(&self) -> u64 {
+        self.external.current
+    }
+
     /// Moves an allocated block to another tag, as if it had been allocated with that tag.
     pub(super) fn retag(&mut self, size: u64, from: Tag, to: Tag) {
         let tally = &mut self.tags[from as usize];
@@ -234,11 +259,7 @@ impl PoolCounters {
         }
         tally.current -= size;
         tally.added = tally.added.saturating_sub(size);
-        let tally = &mut self.tags[to as usize];
-        tally.current += size;
-        tally.added += size;
-        tally.previous_peak = tally.peak;
-        raise_peak(&mut tally.peak, tally.current);
+        self.tags[to as usize].add(size);
     }
 
     #[inline]
@@ -260,11 +281,7 @@ impl PoolCounters {
         if both.pending_blocks != 0 {
             self.raise_active_peaks();
         }
-        let tally = &mut self.tags[tag as usize];
-        tally.current += size;
-        tally.added += size;
-        tally.previous_peak = tally.peak;
-        raise_peak(&mut tally.peak, tally.current);
+        self.tags[tag as usize].add(size);
         if size >= self.max_split {
             self.oversize_allocations.add(small, 1);
         }
@@ -405,6 +422,8 @@ impl PoolCounters {
         let bytes = |h: &HeldCounters| h.bytes;
         let active_blocks = |h: &HeldCounters| h.blocks + h.pending_blocks;
         let active_bytes = |h: &HeldCounters| h.bytes + h.pending_bytes;
+        let mut tags = self.tags.map(|t| t.to_stat());
+        tags[Tag::External as usize] = self.external.to_stat();
         Stats {
             allocation: self.stat(blocks, |h| h.blocks_added, |p| p.blocks),
             active: self.stat(active_blocks, |h| h.blocks_added, |p| p.active_blocks.max(p.blocks)),
@@ -418,7 +437,7 @@ impl PoolCounters {
             oversize_allocations: self.oversize_allocations.to_pool_stat().all,
             oversize_segments: self.oversize_segments.to_pool_stat().all,
             pending_bytes: self.pending_bytes(),
-            tags: self.tags.map(|t| t.to_stat()),
+            tags,
             ..totals
         }
     }
@@ -446,13 +465,13 @@ impl PoolCounters {
         self.peak[2].raise_to(&self.held[0].sum_current(&self.held[1]));
         self.raise_active_peaks();
         self.for_each_counter(PoolCounter::reset_peak);
-        self.tags.iter_mut().for_each(|t| t.peak = t.current);
+        self.tags.iter_mut().chain([&mut self.external]).for_each(|t| t.peak = t.current);
     }
 
     pub(super) fn reset_accumulated(&mut self) {
         self.base = self.held;
         self.for_each_counter(PoolCounter::reset_accumulated);
-        for tally in &mut self.tags {
+        for tally in self.tags.iter_mut().chain([&mut self.external]) {
             (tally.added, tally.base) = (0, tally.current);
         }
     }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
 use super::compaction::BlockMover;
 use super::config::Config;
-use super::heap::AllocRequest;
+use super::heap::{AllocRequest, NO_BLOCK};
 use super::pool_state::PoolState;
 use super::private_pool;
 use super::scope::{self, Scope};
@@ -96,6 +96,13 @@ pub struct Block {
     pub queue: u8,
     pub(super) slot: u32,
     pub(super) generation: u32,
+}
+
+impl Block {
+    /// Creates the handle of memory that belongs to no pool.
+    pub(crate) fn external(segment: SegmentId, offset: u64, bytes: u64, size: u64) -> Self {
+        Self { segment, offset, bytes, size, queue: 0, slot: NO_BLOCK, generation: 0 }
+    }
 }
 
 /// Returns the bit of a queue in a set of queues.
@@ -259,6 +266,16 @@ impl Pool {
         if let Some(slot) = state.heap.find_slot(block) {
             state.heap.retag(slot, Tag::Other, tag);
         }
+    }
+
+    /// Counts memory of the program that a tensor begins to use, under [`Tag::External`].
+    pub(crate) fn record_external(&self, bytes: u64) {
+        self.shared.lock().heap.counters.record_external(bytes);
+    }
+
+    /// Undoes one [`record_external`](Self::record_external).
+    pub(crate) fn release_external(&self, bytes: u64) {
+        self.shared.lock().heap.counters.release_external(bytes);
     }
 
     /// Returns current statistics, after polling fences.

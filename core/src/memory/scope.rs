@@ -48,11 +48,14 @@ pub enum Tag {
     /// Anything else.
     #[default]
     Other,
+    /// Memory of the program that tensors use
+    /// ([`Tensor::from_external`](crate::tensor::Tensor::from_external)). The pool neither allocates nor limits it.
+    External,
 }
 
 impl Tag {
     /// Number of tags.
-    pub const COUNT: usize = 7;
+    pub const COUNT: usize = 8;
     /// All tags, in the order of reports.
     pub const ALL: [Self; Self::COUNT] = [
         Self::Parameter,
@@ -62,6 +65,7 @@ impl Tag {
         Self::Input,
         Self::Workspace,
         Self::Other,
+        Self::External,
     ];
 
     /// Returns the name in statistics: `optimizer_state`.
@@ -75,6 +79,7 @@ impl Tag {
             Self::Input => "input",
             Self::Workspace => "workspace",
             Self::Other => "other",
+            Self::External => "external",
         }
     }
 }

@@ -19,6 +19,7 @@ use crate::memory::{Config, Pool, Stats};
 use crate::runtime::capture::recorder::CaptureRecorder;
 use crate::runtime::capture::replay_params::PhiloxState;
 use crate::runtime::flushing::FlushingBackend;
+use crate::runtime::future::{DeviceFuture, WaiterThread};
 use crate::runtime::observer;
 use crate::runtime::options::DeviceOptions;
 use crate::runtime::profile::{SpanRecorder, WorkItem};
@@ -32,6 +33,7 @@ pub struct Device {
 }
 
 struct DeviceInner {
+    waiter: WaiterThread,
     // The pools are dropped before the backend that provides their segments.
     pool: Pool,
     host_pool: OnceLock<Pool>,
@@ -53,7 +55,7 @@ struct DeviceInner {
 
 /// Handle that does not keep the device open.
 #[derive(Clone)]
-pub(crate) struct WeakDevice(Weak<DeviceInner>);
+pub struct WeakDevice(Weak<DeviceInner>);
 
 impl fmt::Debug for WeakDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -63,7 +65,8 @@ impl fmt::Debug for WeakDevice {
 
 impl WeakDevice {
     /// Returns the device if it is still open.
-    pub(crate) fn upgrade(&self) -> Option<Device> {
+    #[must_use]
+    pub fn upgrade(&self) -> Option<Device> {
         self.0.upgrade().map(|inner| Device { inner })
     }
 }
@@ -193,6 +196,7 @@ impl Device {
         let random = Mutex::new(RandomState { seed: 0, offset: 0 });
         let null = info.backend == "null";
         let inner = Arc::new(DeviceInner {
+            waiter: WaiterThread::default(),
             pool,
             host_pool: OnceLock::new(),
             backend,
@@ -224,6 +228,12 @@ impl Device {
         Self::with_config(Arc::new(crate::backend::null::NullBackend::new(profile)), config)
     }
 
+    /// Returns a handle that does not keep the device open.
+    #[must_use]
+    pub fn downgrade(&self) -> WeakDevice {
+        WeakDevice(Arc::downgrade(&self.inner))
+    }
+
     /// Returns the description of the device.
     #[must_use]
     pub fn info(&self) -> &DeviceInfo {
@@ -236,10 +246,9 @@ impl Device {
     #[must_use]
     pub fn backend(&self) -> &Arc<dyn Backend> {
         let inner = &self.inner;
-        inner.flushing_backend.get_or_init(|| {
-            let device = WeakDevice(Arc::downgrade(inner));
-            Arc::new(FlushingBackend::new(device, Arc::clone(&inner.backend)))
-        })
+        inner
+            .flushing_backend
+            .get_or_init(|| Arc::new(FlushingBackend::new(self.downgrade(), Arc::clone(&inner.backend))))
     }
 
     /// Returns the backend itself, for callers that hold the dispatch lock or do not need it.
@@ -362,6 +371,26 @@ impl Device {
         self.flush_fusion()?;
         let backend = &self.inner.backend;
         Ok(backend.wait_fence(backend.record_fence()?)?)
+    }
+
+    /// Waits like [`synchronize`](Self::synchronize), without blocking. Work that is enqueued after this call is
+    /// not waited for.
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
+    /// async fn step(device: &Device) -> forebay_core::error::Result<f64> {
+    ///     let x = Tensor::ones(&[3], DType::F32, device)?;
+    ///     device.synchronize_async().await?;
+    ///     x.sum_all()?.item_async().await
+    /// }
+    /// ```
+    pub fn synchronize_async(&self) -> DeviceFuture<()> {
+        self.fence().map_or_else(|error| DeviceFuture::ready(Err(error)), IntoFuture::into_future)
+    }
+
+    /// Returns the thread that waits for the device.
+    pub(crate) fn waiter(&self) -> &WaiterThread {
+        &self.inner.waiter
     }
 
     /// Reports whether the device supports tensors of this dtype.

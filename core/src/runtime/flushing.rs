@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use crate::backend::{
     AttentionCall, Backend, Command, CommandSequence, DeviceInfo, DeviceMemory, DeviceProcess, Event, Fence,
-    KernelId, KernelLibrary, KernelSource, Launch, LibraryFeatures, MatmulCall, PageRemap, SegmentId,
-    SegmentSource, Slice, SourceError, SourceLimits, TimestampId,
+    KernelId, KernelLibrary, KernelSource, Launch, LibraryFeatures, MatmulCall, PageRemap, PendingDownload,
+    SegmentId, SegmentSource, Slice, SourceError, SourceLimits, TimestampId,
 };
 use crate::error::Result;
 use crate::forward_backend;
@@ -49,10 +49,10 @@ impl SegmentSource for FlushingBackend {
 
 impl Backend for FlushingBackend {
     forward_backend! {
-        inner: info compile wait_compiled supports_pinned_host alloc_host free_host prepare_commands
+        inner: info compile wait_compiled supports_pinned_host alloc_host free_host prepare_commands as_any
     }
     forward_backend! {
-        flushed_inner: launch upload download copy fill flush record_timestamp read_timestamps
+        flushed_inner: launch upload download start_download copy fill flush record_timestamp read_timestamps
     }
     fn open_queue(&self, number: u8) -> Result<Option<Arc<dyn Backend>>> {
         let queue = self.inner.open_queue(number)?;

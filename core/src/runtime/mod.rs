@@ -5,6 +5,7 @@ mod card_profile;
 pub mod device;
 pub(crate) mod dispatch;
 mod flushing;
+pub mod future;
 pub(crate) mod kernel_params;
 pub(crate) mod observer;
 pub(crate) mod options;

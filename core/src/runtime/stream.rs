@@ -19,6 +19,7 @@ use crate::memory;
 use crate::memory::compaction::{BlockMove, BlockMover, HeldDispatch};
 use crate::runtime::device::{Device, WeakDevice};
 use crate::runtime::dispatch::{DispatchGuard, DispatchQueue};
+use crate::runtime::future::DeviceFuture;
 use crate::scoped_local::{GetCurrent, ScopedGuard, ScopedLocal};
 
 /// The last two queues are for copies to and from the host. Streams use the queues from 1 up to these.
@@ -295,6 +296,17 @@ impl Fence {
     /// Blocks until the device has completed the work before the fence. PyTorch's `Event.synchronize`.
     pub fn wait(&self) -> Result<()> {
         Ok(self.device.raw_backend().wait_fence(self.fence)?)
+    }
+}
+
+/// Waits for the fence without blocking. The work was submitted when the fence was recorded.
+impl IntoFuture for Fence {
+    type Output = Result<()>;
+    type IntoFuture = DeviceFuture<()>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        let (backend, fence) = (Arc::clone(self.device.raw_backend()), self.fence);
+        self.device.waiter().run(move || Ok(backend.wait_fence(fence)?))
     }
 }
 

@@ -1,15 +1,18 @@
 //! Creation of tensors, and copies of their contents to the host.
 
+use std::sync::Arc;
+
 use half::{bf16, f16};
 
 use super::layout::checked_numel;
 use super::shape::{infer_shape, new_shape};
 use super::{IntoShape, Tensor, float8};
-use crate::backend::Slice;
+use crate::backend::{Backend, Slice};
 use crate::dtype::{DType, Element};
 use crate::error::{Result, fail, fail_if};
 use crate::memory::{self, Tag};
 use crate::runtime::device::Device;
+use crate::runtime::future::DeviceFuture;
 use crate::runtime::profile::WorkItem;
 use crate::runtime::stream::Access;
 
@@ -98,30 +101,77 @@ impl Tensor {
         })
     }
 
-    /// Returns the bytes of the elements in row-major order. Waits for the device.
-    #[track_caller]
-    pub fn to_bytes(&self) -> Result<Vec<u8>> {
-        let size = self.dtype().size();
-        let length = self.numel() * size;
-        if length == 0 {
-            return Ok(Vec::new());
-        }
+    /// Returns a contiguous tensor of the elements, which starts at a word boundary, for a copy to the host.
+    fn prepare_read(&self) -> Result<Tensor> {
         self.device().capture_recorder().check_not_recording(
             "read",
             "the host would wait for values that a replay has not computed; return the tensor, and read it after the replay",
         )?;
         let _tag = memory::scope::enter_tag(Tag::Workspace);
-        // Copies start at word boundaries.
-        let aligned = (self.layout().offset() * size).is_multiple_of(4);
-        let source = if self.is_contiguous() && aligned { self.detach() } else { self.detach().copy()? };
-        let mut data = vec![0; length.next_multiple_of(4)];
-        let bytes = data.len() as u64;
+        let aligned = (self.layout().offset() * self.dtype().size()).is_multiple_of(4);
+        if self.is_contiguous() && aligned { Ok(self.detach()) } else { self.detach().copy() }
+    }
+
+    /// Enqueues a copy of a tensor's bytes, in whole words, to the host.
+    fn enqueue_read(
+        &self,
+        bytes: usize,
+        read: impl FnOnce(&Arc<dyn Backend>, Slice) -> Result<()>,
+    ) -> Result<()> {
+        let bytes = bytes as u64;
         let work = || WorkItem::without_flops("download", bytes);
-        source.with_pinned_bytes(Access::Read, |src| {
-            self.device().enqueue_transfer(work, |queue| queue.download(Slice { bytes, ..src }, &mut data))
-        })?;
+        self.with_pinned_bytes(Access::Read, |src| {
+            self.device().enqueue_transfer(work, |queue| read(queue, Slice { bytes, ..src }))
+        })
+    }
+
+    /// Returns the bytes of the elements in row-major order. Waits for the device.
+    #[track_caller]
+    pub fn to_bytes(&self) -> Result<Vec<u8>> {
+        let length = self.numel() * self.dtype().size();
+        if length == 0 {
+            return Ok(Vec::new());
+        }
+        let mut data = vec![0; length.next_multiple_of(4)];
+        self.prepare_read()?.enqueue_read(data.len(), |queue, src| queue.download(src, &mut data))?;
         data.truncate(length);
         Ok(data)
+    }
+
+    /// Returns the bytes like [`to_bytes`](Self::to_bytes), without blocking. The copy is enqueued by this call, so
+    /// later writes to the tensor do not change the result. The future needs no runtime.
+    #[track_caller]
+    pub fn to_bytes_async(&self) -> DeviceFuture<Vec<u8>> {
+        self.read_async(|bytes| bytes)
+    }
+
+    #[track_caller]
+    fn read_async<R: Send + 'static>(
+        &self,
+        decode: impl FnOnce(Vec<u8>) -> R + Send + 'static,
+    ) -> DeviceFuture<R> {
+        let length = self.numel() * self.dtype().size();
+        if length == 0 {
+            return DeviceFuture::ready(Ok(decode(Vec::new())));
+        }
+        let words = length.next_multiple_of(4);
+        let mut started = None;
+        let enqueued = self.prepare_read().and_then(|source| {
+            source.enqueue_read(words, |lane, src| {
+                started = Some(lane.start_download(src)?);
+                Ok(())
+            })
+        });
+        match (enqueued, started) {
+            (Ok(()), Some(download)) => self.device().waiter().run(move || {
+                let mut data = vec![0; words];
+                download.finish(&mut data)?;
+                data.truncate(length);
+                Ok(decode(data))
+            }),
+            (Err(error), _) => DeviceFuture::ready(Err(error)),
+            (Ok(()), None) => DeviceFuture::ready(Ok(decode(Vec::new()))),
+        }
     }
 
     /// Returns the elements in row-major order. Waits for the device.
@@ -130,9 +180,37 @@ impl Tensor {
     /// `T` is not the element type.
     #[track_caller]
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+        self.check_element::<T>()?;
+        Ok(bytemuck::pod_collect_to_vec(&self.to_bytes()?))
+    }
+
+    /// Returns the elements like [`to_vec`](Self::to_vec), without blocking: see
+    /// [`to_bytes_async`](Self::to_bytes_async).
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, tensor::Tensor};
+    /// async fn rows(device: &Device) -> forebay_core::error::Result<Vec<f32>> {
+    ///     let x = Tensor::new([[1.0, 2.0], [3.0, 4.0]], device)?;
+    ///     let values = x.square()?.to_vec_async::<f32>(); // enqueued here
+    ///     // The program does other things, and waits when it needs the values.
+    ///     values.await
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// `T` is not the element type.
+    #[track_caller]
+    pub fn to_vec_async<T: Element>(&self) -> DeviceFuture<Vec<T>> {
+        match self.check_element::<T>() {
+            Ok(()) => self.read_async(|bytes| bytemuck::pod_collect_to_vec(&bytes)),
+            Err(error) => DeviceFuture::ready(Err(error)),
+        }
+    }
+
+    fn check_element<T: Element>(&self) -> Result<()> {
         fail_if!(T::DTYPE != self.dtype();
             dtype("to_vec", self.dtype()), "asked for {}; cast first", T::DTYPE);
-        Ok(bytemuck::pod_collect_to_vec(&self.to_bytes()?))
+        Ok(())
     }
 
     /// Returns the elements of a bool tensor in row-major order. Waits for the device.
@@ -148,14 +226,41 @@ impl Tensor {
         Ok(decode_f64s(&self.to_bytes()?, self.dtype()))
     }
 
+    /// Returns the elements like [`to_f64s`](Self::to_f64s), without blocking: see
+    /// [`to_bytes_async`](Self::to_bytes_async).
+    #[track_caller]
+    pub fn to_f64s_async(&self) -> DeviceFuture<Vec<f64>> {
+        let dtype = self.dtype();
+        self.read_async(move |bytes| decode_f64s(&bytes, dtype))
+    }
+
     /// Returns the value of a tensor with one element. Waits for the device.
     ///
     /// # Errors
     /// The tensor does not have exactly one element.
     #[track_caller]
     pub fn item(&self) -> Result<f64> {
-        fail_if!(self.numel() != 1; shape("item", [self]), "takes a tensor of one element");
+        self.check_scalar()?;
         Ok(self.to_f64s()?[0])
+    }
+
+    /// Returns the value like [`item`](Self::item), without blocking: see
+    /// [`to_bytes_async`](Self::to_bytes_async).
+    ///
+    /// # Errors
+    /// The tensor does not have exactly one element.
+    #[track_caller]
+    pub fn item_async(&self) -> DeviceFuture<f64> {
+        let dtype = self.dtype();
+        match self.check_scalar() {
+            Ok(()) => self.read_async(move |bytes| decode_f64s(&bytes, dtype)[0]),
+            Err(error) => DeviceFuture::ready(Err(error)),
+        }
+    }
+
+    fn check_scalar(&self) -> Result<()> {
+        fail_if!(self.numel() != 1; shape("item", [self]), "takes a tensor of one element");
+        Ok(())
     }
 }
 

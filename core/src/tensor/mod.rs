@@ -17,6 +17,7 @@ use crate::runtime::stream::Access;
 pub(crate) mod binding;
 mod create;
 mod display;
+mod external;
 pub(crate) mod float8;
 mod grad_extras;
 pub(crate) mod grad_meta;
@@ -30,6 +31,7 @@ pub(crate) mod shape;
 use crate::storage::Storage;
 use crate::sync::LockUnpoisoned;
 pub(crate) use create::CapturedConstant;
+pub use external::PinnedSlice;
 use grad_extras::GradExtras;
 use grad_meta::GradMeta;
 pub use host_array::{HostArray, HostElement};
@@ -112,9 +114,23 @@ impl Tensor {
 
     #[track_caller]
     fn create_empty(extents: &[isize], dtype: DType, device: &Device) -> Result<Self> {
-        // Errors name the operation that the user called.
+        let (shape, bytes) = Self::check_new("empty", extents, dtype, device)?;
+        let storage = Arc::new(Storage::new(device, bytes)?);
+        offload::track_storage(&storage);
+        device.capture_recorder().record_allocation(&storage);
+        let inner = TensorImpl::new(storage, Layout::contiguous(&shape), dtype, None, Weak::new());
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// Returns the shape and the bytes of a new tensor. Errors name the operation that the user called, or `name`.
+    fn check_new(
+        name: &'static str,
+        extents: &[isize],
+        dtype: DType,
+        device: &Device,
+    ) -> Result<(Dims, u64)> {
         let op = || match crate::memory::scope::current().op {
-            "" => "empty",
+            "" => name,
             op => op,
         };
         if !device.supports_dtype(dtype) {
@@ -124,9 +140,9 @@ impl Tensor {
                 reason: format!("the adapter has no {dtype}; use f32"),
             });
         }
-        let shape = &shape::new_shape(op(), extents)?[..];
-        layout::check_view_numel(op(), shape)?;
-        let Some(numel) = layout::tensor_numel(shape) else {
+        let shape = shape::new_shape(op(), extents)?;
+        layout::check_view_numel(op(), &shape)?;
+        let Some(numel) = layout::tensor_numel(&shape) else {
             fail!(
                 argument(op()),
                 "shape {shape:?} has more than 4,294,967,295 elements, the most a tensor can have"
@@ -138,11 +154,7 @@ impl Tensor {
         fail_if!(bytes > max;
             argument(op()), "a tensor {shape:?} of {dtype} takes {bytes} bytes; {device} binds at most {max} bytes at once: \
                      split it, or use a smaller element type");
-        let storage = Arc::new(Storage::new(device, bytes)?);
-        offload::track_storage(&storage);
-        device.capture_recorder().record_allocation(&storage);
-        let inner = TensorImpl::new(storage, Layout::contiguous(shape), dtype, None, Weak::new());
-        Ok(Self { inner: Arc::new(inner) })
+        Ok((shape, bytes))
     }
 
     /// Returns the extents.

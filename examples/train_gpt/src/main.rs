@@ -158,7 +158,8 @@ fn run_training(
             .steps(steps)
             .tokens(run.tokens, net.flops_per_token(length))
             .validate(options.validate.unwrap_or((steps / 10).max(50)), validation)
-            .checkpoint(&checkpoint, options.checkpoint_every);
+            .checkpoint(&checkpoint, options.checkpoint_every)
+            .stop_on_signals();
     if let Some(plan) = &plan {
         println!("{plan}");
         trainer = trainer.plan(plan);

@@ -43,7 +43,7 @@ pub trait Optimizer {
     fn step(&mut self) -> Result<()>;
 
     /// Makes a [`step`](Self::step), unless the single value in `skip` (f32, on the device) is not zero. A
-    /// skipped step changes nothing and does not count. A [`GradScaler`](forebay_core::amp::GradScaler) steps this way.
+    /// skipped step changes nothing and does not count. A [`GradScaler`] steps this way.
     ///
     /// The optimisers here decide on the device. The default implementation waits for the value.
     ///

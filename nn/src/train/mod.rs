@@ -1,7 +1,7 @@
 //! Training: the loop as a library type, exact checkpoints, and recorded metrics.
 //!
 //! A loop is short enough to write by hand, as in the `by_hand` example. [`Trainer`] adds schedules,
-//! clipping, gradient accumulation, a progress bar, checkpoints, and saving on Ctrl-C.
+//! clipping, gradient accumulation, a progress bar, checkpoints, and saving on Ctrl-C, if asked for.
 //!
 //! Functions return the errors of loaders and of the functions that they call. A loader without samples and a file
 //! that cannot be written are errors. `# Errors` sections list further errors.

@@ -51,7 +51,7 @@ type Validator<'a> = (u64, Box<dyn FnMut() -> Result<f64> + 'a>);
 pub enum FitStatus {
     /// All steps, or all epochs of the loader, are done.
     Finished,
-    /// A signal stopped the run: Ctrl-C, SIGTERM or SIGHUP. The checkpoint is saved, if one is configured.
+    /// A signal stopped the run ([`Trainer::stop_on_signals`]). The checkpoint is saved, if one is configured.
     Interrupted,
 }
 
@@ -74,6 +74,7 @@ pub struct Trainer<'a, M: ?Sized, O> {
     token_throughput: Option<TokenThroughput>,
     tokens_per_second: Option<f64>,
     quiet: bool,
+    stops_on_signals: bool,
     position: Checkpoint,
     fit_state: FitState,
 }
@@ -111,6 +112,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
             token_throughput: None,
             tokens_per_second: None,
             quiet: false,
+            stops_on_signals: false,
             position: Checkpoint::default(),
             fit_state: FitState::NotStarted,
         }
@@ -170,7 +172,11 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         /// The captured step holds its memory until `fit` ends. Validation and steps of other shapes need
         /// additional memory. If that runs out, all steps run eagerly.
         fn capture(on: bool) { step_capture: if on { StepCapture::Requested } else { StepCapture::Disabled } }
-        /// Saves a [`Checkpoint`] every `every` steps (0 is 1), at the end, and on Ctrl-C, SIGTERM or SIGHUP.
+        /// Stops after the current step on a termination signal (Ctrl-C, SIGTERM, SIGHUP), and saves the checkpoint, if
+        /// one is configured. [`fit`](Self::fit) then installs handlers for the whole process, and a second signal ends
+        /// the program. By default, signals are left to the program.
+        fn stop_on_signals() { stops_on_signals: true }
+        /// Saves a [`Checkpoint`] every `every` steps (0 is 1), at the end, and when a signal stops the run.
         fn checkpoint(path: impl Into<PathBuf>, every: u64) { checkpoint_every: Some((path.into(), every.max(1))) }
         /// Computes a validation loss every `every` steps (0 is 1) and after the last one, shows it and records
         /// it ([`History::validations`]). `loss` runs with the model in evaluation mode and without gradients,
@@ -234,8 +240,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         self.position.save_with_scaler(path, self.model, &self.optimizer, self.scaler.as_ref())
     }
 
-    /// Runs the loop; `loss` receives the inputs and the targets of a batch. A termination signal (Ctrl-C,
-    /// SIGTERM, SIGHUP) stops the loop after the current step.
+    /// Runs the loop; `loss` receives the inputs and the targets of a batch.
     ///
     /// The modes of modules are unchanged. New modules are in training mode; the program may switch some to
     /// evaluation, such as frozen norms. Validation restores the mode of each module.
@@ -283,13 +288,13 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         let tokens = self.token_throughput.map(|tokens| TokenThroughput { peak, ..tokens });
         let mut progress = ProgressReporter::new(self.quiet, self.position.step, total, tokens);
         let mut pending = PendingMetrics::default();
-        let watch = SignalGuard::new();
+        let watch = self.stops_on_signals.then(SignalGuard::new);
         if let Some((_, bytes)) = self.step_plan {
             device.pool().set_limit(Some(bytes));
         }
         let mut ended = FitStatus::Finished;
         while total.is_none_or(|n| self.position.step < n) {
-            if watch.is_stop_requested() {
+            if watch.as_ref().is_some_and(SignalGuard::is_stop_requested) {
                 ended = FitStatus::Interrupted;
                 break;
             }

@@ -1,14 +1,18 @@
-//! Backend that fails allocations from a chosen call on, or limits bindings, and forwards everything else.
+//! Backend that fails allocations from a chosen call on, or downloads, or limits bindings, and forwards everything
+//! else.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use forebay::backend::{
     Backend, DeviceInfo, DeviceMemory, DeviceProcess, Event, Fence, KernelId, KernelLibrary, KernelSource,
     Launch, PageRemap, SegmentId, SegmentSource, Slice, SourceError, SourceLimits,
 };
-use forebay::error::Result;
+use forebay::error::{Error, Result};
 use forebay::forward_backend;
+
+/// Text of the error of a failed download.
+pub(super) const NO_DOWNLOAD: &str = "the test allows none";
 
 /// Backend described in the module's documentation.
 #[derive(Debug)]
@@ -17,11 +21,17 @@ pub(super) struct FaultyBackend {
     info: DeviceInfo,
     /// Number of allocation calls that still succeed.
     remaining_calls: AtomicU64,
+    fails_downloads: AtomicBool,
 }
 
 impl FaultyBackend {
     pub(super) fn new(inner: Arc<dyn Backend>) -> Self {
-        Self { info: inner.info().clone(), inner, remaining_calls: AtomicU64::new(u64::MAX) }
+        Self {
+            info: inner.info().clone(),
+            inner,
+            remaining_calls: AtomicU64::new(u64::MAX),
+            fails_downloads: AtomicBool::new(false),
+        }
     }
 
     /// Creates a backend whose kernels bind at most this many buffers.
@@ -34,6 +44,11 @@ impl FaultyBackend {
     /// Lets this many more allocation calls succeed; later ones fail until the next call of this function.
     pub(super) fn allow_calls(&self, calls: u64) {
         self.remaining_calls.store(calls, Ordering::Relaxed);
+    }
+
+    /// Fails all downloads from now on, or no longer.
+    pub(super) fn fail_downloads(&self, on: bool) {
+        self.fails_downloads.store(on, Ordering::Relaxed);
     }
 
     fn inner(&self) -> &dyn Backend {
@@ -79,10 +94,16 @@ impl SegmentSource for FaultyBackend {
 
 impl Backend for FaultyBackend {
     forward_backend! {
-        inner: compile launch upload download copy fill flush supports_pinned_host free_host library
+        inner: compile launch upload copy fill flush supports_pinned_host free_host library
     }
     fn info(&self) -> &DeviceInfo {
         &self.info
+    }
+    fn download(&self, src: Slice, data: &mut [u8]) -> Result<()> {
+        if self.fails_downloads.load(Ordering::Relaxed) {
+            return Err(Error::Argument { op: "download", message: NO_DOWNLOAD.to_owned() });
+        }
+        self.inner.download(src, data)
     }
     fn open_queue(&self, number: u8) -> Result<Option<Arc<dyn Backend>>> {
         self.inner.open_queue(number)

@@ -18,6 +18,7 @@ use thiserror::Error;
 
 mod activation_checkpointing;
 mod amp;
+mod asynchronous;
 mod attention;
 mod autocast_cache;
 mod autograd;
@@ -27,6 +28,7 @@ mod custom_op;
 mod decompositions;
 mod devices;
 mod double_backward;
+pub mod embedding;
 mod errors;
 mod fault_injection;
 mod faulty_backend;
@@ -127,6 +129,8 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("step_costs", step_costs::TESTS),
     ("errors", errors::TESTS),
     ("devices", devices::TESTS),
+    ("asynchronous", asynchronous::TESTS),
+    ("embedding", embedding::TESTS),
     ("training", training::TESTS),
     ("reductions", reductions::TESTS),
     ("resize", resize::TESTS),

@@ -1,0 +1,400 @@
+//! Devices, buffers and textures that a program shares with Forebay.
+//!
+//! Both submit to one queue, so commands run in the order of the submissions. Forebay records operations and submits
+//! them in batches: [`Device::flush`] submits what is recorded, and so does each function of this module that hands
+//! memory to the program.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+
+use forebay_core::backend::{Backend, Slice};
+use forebay_core::device::{Device, WeakDevice};
+use forebay_core::dtype::DType;
+use forebay_core::error::{Error, Result};
+use forebay_core::memory::Config;
+use forebay_core::tensor::{IntoShape, PinnedSlice, Tensor};
+use forebay_core::{fail, fail_if};
+
+use crate::adapter;
+use crate::backend::{SEGMENT_USAGES, WgpuBackend};
+use crate::gpu::lock;
+use crate::vulkan;
+
+/// Options of [`WgpuDeviceExt::from_wgpu_with`].
+#[derive(Clone, Debug)]
+pub struct WgpuOptions {
+    /// Usages of tensors' buffers in addition to storage and copies, for the program's passes. The default is
+    /// `VERTEX | INDEX`; `INDIRECT` makes buffers slower to create.
+    pub buffer_usages: wgpu::BufferUsages,
+    /// Configuration of the memory pool; `None` is that of the environment.
+    pub memory: Option<Config>,
+}
+
+impl Default for WgpuOptions {
+    fn default() -> Self {
+        Self { buffer_usages: wgpu::BufferUsages::VERTEX | wgpu::BufferUsages::INDEX, memory: None }
+    }
+}
+
+/// Devices that were registered and may still be open.
+static SHARED_DEVICES: Mutex<Vec<WeakDevice>> = Mutex::new(Vec::new());
+
+/// wgpu's side of a [`Device`].
+pub trait WgpuDeviceExt: Sized {
+    /// Uses a device that the program opened, with the features and limits that it has. WebGPU's minimum
+    /// (`wgpu::Limits::default()`, no features) suffices; more features make kernels faster.
+    ///
+    /// Registering a device again returns the same [`Device`] while it is open. The program's error callbacks stay as
+    /// they are; Forebay's errors are returned by its own calls. Forebay frees its own buffers when the last tensor
+    /// and the last handle are dropped, and never destroys the program's objects.
+    ///
+    /// Forebay polls the device. Callbacks of the program may therefore run inside of Forebay's calls, and must not
+    /// call Forebay.
+    ///
+    /// # Errors
+    /// The limits are below WebGPU's minimum.
+    fn from_wgpu(adapter: &wgpu::Adapter, device: &wgpu::Device, queue: &wgpu::Queue) -> Result<Self> {
+        Self::from_wgpu_with(adapter, device, queue, WgpuOptions::default())
+    }
+
+    /// Uses a device like [`from_wgpu`](Self::from_wgpu), with options. The options of a device that is registered
+    /// already do not change.
+    ///
+    /// # Errors
+    /// The limits are below WebGPU's minimum.
+    fn from_wgpu_with(
+        adapter: &wgpu::Adapter,
+        device: &wgpu::Device,
+        queue: &wgpu::Queue,
+        options: WgpuOptions,
+    ) -> Result<Self>;
+
+    /// Returns wgpu's device and queue.
+    ///
+    /// # Errors
+    /// The device is not a wgpu device.
+    fn to_wgpu(&self) -> Result<(wgpu::Device, wgpu::Queue)>;
+}
+
+impl WgpuDeviceExt for Device {
+    fn from_wgpu_with(
+        adapter: &wgpu::Adapter,
+        device: &wgpu::Device,
+        queue: &wgpu::Queue,
+        options: WgpuOptions,
+    ) -> Result<Self> {
+        // Held while the device is tested, so that two threads get one device.
+        let mut known = lock(&SHARED_DEVICES);
+        known.retain(|weak| weak.upgrade().is_some());
+        for open in known.iter().filter_map(WeakDevice::upgrade) {
+            let same = with_backend("from_wgpu", &open, |backend| {
+                Ok(vulkan::is_same_device(backend.wgpu_device(), device))
+            })?;
+            if same {
+                return Ok(open);
+            }
+        }
+        let backend: Arc<dyn Backend> =
+            Arc::new(adapter::share(adapter, device, queue, options.buffer_usages)?);
+        let opened = match options.memory {
+            Some(config) => Self::with_config(backend, config),
+            None => Self::new(backend)?,
+        };
+        known.push(opened.downgrade());
+        Ok(opened)
+    }
+
+    fn to_wgpu(&self) -> Result<(wgpu::Device, wgpu::Queue)> {
+        with_backend("to_wgpu", self, |backend| {
+            Ok((backend.wgpu_device().clone(), backend.wgpu_queue().clone()))
+        })
+    }
+}
+
+/// Calls a function with the device's backend, which must be this crate's.
+fn with_backend<R>(
+    op: &'static str,
+    device: &Device,
+    call: impl FnOnce(&WgpuBackend) -> Result<R>,
+) -> Result<R> {
+    match device.backend().as_any().and_then(|backend| backend.downcast_ref()) {
+        Some(backend) => call(backend),
+        None => Err(Error::Unsupported {
+            op,
+            device: device.to_string(),
+            reason: "it is no wgpu device; open one with `Device::open(\"wgpu:0\")` or `Device::from_wgpu`"
+                .into(),
+        }),
+    }
+}
+
+/// Memory of a tensor for the program's own commands: a range of a buffer.
+///
+/// Everything enqueued before is submitted. Until the guard is dropped, the memory neither moves nor returns to the
+/// pool. Keep the guard until the commands that use the buffer are submitted.
+#[derive(Debug)]
+#[must_use = "the memory may move when the guard is dropped"]
+pub struct WgpuSlice {
+    buffer: wgpu::Buffer,
+    pinned: PinnedSlice,
+}
+
+impl WgpuSlice {
+    fn new(op: &'static str, pinned: PinnedSlice) -> Result<Self> {
+        let segment = pinned.slice().segment;
+        let buffer = with_backend(op, pinned.device(), |backend| backend.buffer(segment))?;
+        Ok(Self { buffer, pinned })
+    }
+
+    /// Returns the buffer, which holds other tensors too.
+    #[must_use]
+    pub fn buffer(&self) -> &wgpu::Buffer {
+        &self.buffer
+    }
+
+    /// Returns the offset of the first element, in bytes. That of a tensor which is no view is a multiple of 256 and of
+    /// the device's storage alignment.
+    #[must_use]
+    pub fn offset(&self) -> u64 {
+        self.pinned.slice().offset
+    }
+
+    /// Returns the size of the elements, in bytes.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.pinned.slice().bytes
+    }
+
+    /// Returns the range of the elements in the buffer.
+    #[must_use]
+    pub fn range(&self) -> Range<u64> {
+        self.offset()..self.offset() + self.size()
+    }
+
+    /// Returns the elements as a vertex or index buffer.
+    #[must_use]
+    pub fn as_slice(&self) -> wgpu::BufferSlice<'_> {
+        self.buffer.slice(self.range())
+    }
+
+    /// Returns the elements as a binding.
+    #[must_use]
+    pub fn as_binding(&self) -> wgpu::BindingResource<'_> {
+        wgpu::BindingResource::Buffer(wgpu::BufferBinding {
+            buffer: &self.buffer,
+            offset: self.offset(),
+            size: wgpu::BufferSize::new(self.size()),
+        })
+    }
+}
+
+/// wgpu's side of a [`Tensor`].
+pub trait WgpuTensorExt: Sized {
+    /// Creates a tensor over a buffer of the program, from byte `offset`, without a copy. The contents are those that
+    /// the queue has written when an operation runs. Submit the program's writes before operations that read them,
+    /// and call [`Device::flush`] before writes to memory that earlier operations read.
+    ///
+    /// The memory counts under [`Tag::External`](forebay_core::memory::Tag::External). The buffer is never destroyed;
+    /// its handle is dropped with the last tensor over it.
+    ///
+    /// # Errors
+    /// The buffer has not the usages `STORAGE | COPY_SRC | COPY_DST`, is too short, or belongs to a tensor. The offset
+    /// is not aligned.
+    fn from_wgpu_buffer(
+        buffer: &wgpu::Buffer,
+        offset: u64,
+        shape: impl IntoShape,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Self>;
+
+    /// Returns the memory for commands that read it, such as a render pass.
+    ///
+    /// # Errors
+    /// The tensor is not contiguous, or not on a wgpu device.
+    fn wgpu_slice(&self) -> Result<WgpuSlice>;
+
+    /// Returns the memory for commands that write it. The writes count as in-place operations without gradient.
+    ///
+    /// # Errors
+    /// The tensor is not contiguous, or not on a wgpu device.
+    fn wgpu_slice_mut(&self) -> Result<WgpuSlice>;
+
+    /// Copies a texture's first mip level and layer to a tensor of shape height, width, channels: bytes for 8-bit
+    /// formats, f16 or f32 for float formats, u32 for 32-bit unsigned ones.
+    ///
+    /// # Errors
+    /// The format has no such type, or the texture has not the usage `COPY_SRC`.
+    fn from_wgpu_texture(texture: &wgpu::Texture, device: &Device) -> Result<Self>;
+
+    /// Copies a tensor of shape height, width, channels to a texture's first mip level and layer.
+    ///
+    /// # Errors
+    /// Shape or type differ from the texture's, or it has not the usage `COPY_DST`.
+    fn copy_to_wgpu_texture(&self, texture: &wgpu::Texture) -> Result<()>;
+}
+
+impl WgpuTensorExt for Tensor {
+    fn from_wgpu_buffer(
+        buffer: &wgpu::Buffer,
+        offset: u64,
+        shape: impl IntoShape,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Self> {
+        const OP: &str = "from_wgpu_buffer";
+        let usage = buffer.usage();
+        fail_if!(!usage.contains(SEGMENT_USAGES);
+            argument(OP), "the buffer has the usages {usage:?}; create it with {SEGMENT_USAGES:?} too");
+        let size = buffer.size();
+        let Some(bytes) = size.checked_sub(offset) else {
+            fail!(argument(OP), "offset {offset} is past the end of the buffer, which has {size} bytes");
+        };
+        let segment = with_backend(OP, device, |backend| {
+            fail_if!(!backend.is_shared();
+                argument(OP), "{device} opened its own wgpu device, which has no buffers of the program; \
+                register the program's with `Device::from_wgpu`");
+            let Some(segment) = backend.adopt_buffer(buffer) else {
+                fail!(argument(OP), "the buffer holds tensors of {device}; use the tensor itself");
+            };
+            Ok(segment)
+        })?;
+        let open = device.downgrade();
+        let release = move || {
+            // A closed device has dropped its handles.
+            if let Some(device) = open.upgrade() {
+                let _ = with_backend(OP, &device, |backend| {
+                    backend.release_buffer(segment);
+                    Ok(())
+                });
+            }
+        };
+        let slice = Slice { segment, offset, bytes: bytes / 4 * 4 };
+        // SAFETY: wgpu checks the range, and keeps the memory for all commands that were recorded. Every pattern of bits
+        // is an element of every type; bools are bytes, which kernels compare with zero.
+        unsafe { Self::from_external(slice, shape, dtype, device, release) }
+    }
+
+    fn wgpu_slice(&self) -> Result<WgpuSlice> {
+        WgpuSlice::new("wgpu_slice", self.pin_for_read()?)
+    }
+
+    fn wgpu_slice_mut(&self) -> Result<WgpuSlice> {
+        WgpuSlice::new("wgpu_slice_mut", self.pin_for_write()?)
+    }
+
+    fn from_wgpu_texture(texture: &wgpu::Texture, device: &Device) -> Result<Self> {
+        const OP: &str = "from_wgpu_texture";
+        let image = ImageLayout::new(OP, texture, wgpu::TextureUsages::COPY_SRC)?;
+        let rows = Self::empty([image.height, image.row_elements, image.channels], image.dtype, device)?;
+        let pinned = rows.wgpu_slice_mut()?;
+        with_backend(OP, device, |backend| {
+            backend.record_copy(|encoder| {
+                encoder.copy_texture_to_buffer(
+                    texture.as_image_copy(),
+                    image.buffer_copy(&pinned),
+                    image.extent(),
+                );
+            })
+        })?;
+        drop(pinned);
+        rows.narrow(1, 0, image.width)?.contiguous()
+    }
+
+    fn copy_to_wgpu_texture(&self, texture: &wgpu::Texture) -> Result<()> {
+        const OP: &str = "copy_to_wgpu_texture";
+        let image = ImageLayout::new(OP, texture, wgpu::TextureUsages::COPY_DST)?;
+        let expected = [image.height, image.width, image.channels];
+        fail_if!(self.shape() != expected || self.dtype() != image.dtype;
+            argument(OP), "a texture of format {:?} takes a tensor {expected:?} of {}, got {:?} of {}",
+            texture.format(), image.dtype, self.shape(), self.dtype());
+        let source = self.detach();
+        let rows = match image.row_elements == image.width {
+            true => source.contiguous()?,
+            false => {
+                let padded = Self::empty(
+                    [image.height, image.row_elements, image.channels],
+                    image.dtype,
+                    self.device(),
+                )?;
+                padded.narrow(1, 0, image.width)?.copy_(&source)?;
+                padded
+            }
+        };
+        let pinned = rows.wgpu_slice()?;
+        with_backend(OP, self.device(), |backend| {
+            backend.record_copy(|encoder| {
+                encoder.copy_buffer_to_texture(
+                    image.buffer_copy(&pinned),
+                    texture.as_image_copy(),
+                    image.extent(),
+                );
+            })
+        })?;
+        // The program's next submission may read the texture.
+        self.device().flush()
+    }
+}
+
+/// Layout of a texture's elements in a buffer.
+struct ImageLayout {
+    height: usize,
+    width: usize,
+    channels: usize,
+    dtype: DType,
+    /// Elements of a row in the buffer, where rows are padded to whole multiples of 256 bytes.
+    row_elements: usize,
+}
+
+impl ImageLayout {
+    fn new(op: &'static str, texture: &wgpu::Texture, usage: wgpu::TextureUsages) -> Result<Self> {
+        use wgpu::TextureFormat as F;
+        let format = texture.format();
+        let (channels, dtype) = match format {
+            F::R8Unorm | F::R8Uint => (1, DType::U8),
+            F::Rg8Unorm | F::Rg8Uint => (2, DType::U8),
+            F::Rgba8Unorm | F::Rgba8UnormSrgb | F::Rgba8Uint | F::Bgra8Unorm | F::Bgra8UnormSrgb => {
+                (4, DType::U8)
+            }
+            F::R16Float => (1, DType::F16),
+            F::Rg16Float => (2, DType::F16),
+            F::Rgba16Float => (4, DType::F16),
+            F::R32Float => (1, DType::F32),
+            F::Rg32Float => (2, DType::F32),
+            F::Rgba32Float => (4, DType::F32),
+            F::R32Uint => (1, DType::U32),
+            F::Rg32Uint => (2, DType::U32),
+            F::Rgba32Uint => (4, DType::U32),
+            other => fail!(
+                argument(op),
+                "format {other:?} has no element type; expected R, Rg or Rgba of 8Unorm, 8Uint, 16Float, 32Float or 32Uint"
+            ),
+        };
+        fail_if!(texture.dimension() != wgpu::TextureDimension::D2 || texture.sample_count() != 1;
+            argument(op), "expected a 2D texture of one sample, got {:?} of {} samples",
+            texture.dimension(), texture.sample_count());
+        fail_if!(!texture.usage().contains(usage);
+            argument(op), "the texture has the usages {:?}; create it with {usage:?} too", texture.usage());
+        let (width, height) = (texture.width() as usize, texture.height() as usize);
+        let pixel = channels * dtype.size();
+        let row_elements =
+            (width * pixel).next_multiple_of(wgpu::COPY_BYTES_PER_ROW_ALIGNMENT as usize) / pixel;
+        Ok(Self { height, width, channels, dtype, row_elements })
+    }
+
+    fn extent(&self) -> wgpu::Extent3d {
+        wgpu::Extent3d { width: self.width as u32, height: self.height as u32, depth_or_array_layers: 1 }
+    }
+
+    fn buffer_copy<'a>(&self, slice: &'a WgpuSlice) -> wgpu::TexelCopyBufferInfo<'a> {
+        let row = self.row_elements * self.channels * self.dtype.size();
+        wgpu::TexelCopyBufferInfo {
+            buffer: slice.buffer(),
+            layout: wgpu::TexelCopyBufferLayout {
+                offset: slice.offset(),
+                bytes_per_row: Some(row as u32),
+                rows_per_image: None,
+            },
+        }
+    }
+}

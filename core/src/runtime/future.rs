@@ -1,0 +1,202 @@
+//! Futures of work on a device. A helper thread waits for the device, so that neither the caller nor its executor
+//! blocks. The futures need no runtime.
+
+use std::fmt;
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::task::{Context, Poll, Waker};
+use std::thread::{self, JoinHandle};
+
+use crate::error::{Error, Result};
+
+/// Result of a future, and the task that awaits it.
+struct Slot<T> {
+    result: Option<Result<T>>,
+    waker: Option<Waker>,
+}
+
+/// Future of work on a device. The work is enqueued already: dropping the future cancels nothing.
+#[must_use = "the result arrives where the future is awaited"]
+pub struct DeviceFuture<T> {
+    slot: Arc<Mutex<Slot<T>>>,
+}
+
+impl<T> fmt::Debug for DeviceFuture<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if lock(&self.slot).result.is_some() { "DeviceFuture(ready)" } else { "DeviceFuture" })
+    }
+}
+
+impl<T> DeviceFuture<T> {
+    /// Creates a future that is complete.
+    pub fn ready(result: Result<T>) -> Self {
+        Self { slot: Arc::new(Mutex::new(Slot { result: Some(result), waker: None })) }
+    }
+
+    /// Creates a future, and the value that completes it.
+    fn new() -> (Self, Completer<T>) {
+        let slot = Arc::new(Mutex::new(Slot { result: None, waker: None }));
+        (Self { slot: Arc::clone(&slot) }, Completer(Some(slot)))
+    }
+}
+
+impl<T> Future for DeviceFuture<T> {
+    type Output = Result<T>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut slot = lock(&self.slot);
+        if let Some(result) = slot.result.take() {
+            return Poll::Ready(result);
+        }
+        slot.waker = Some(context.waker().clone());
+        Poll::Pending
+    }
+}
+
+/// Sender of a future's result. If it is dropped, the future fails.
+struct Completer<T>(Option<Arc<Mutex<Slot<T>>>>);
+
+impl<T> Completer<T> {
+    fn complete(mut self, result: Result<T>) {
+        self.send(result);
+    }
+
+    fn send(&mut self, result: Result<T>) {
+        let Some(slot) = self.0.take() else { return };
+        let waker = {
+            let mut slot = lock(&slot);
+            slot.result = Some(result);
+            slot.waker.take()
+        };
+        // Without the lock: a waker may run the task at once.
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+impl<T> Drop for Completer<T> {
+    fn drop(&mut self) {
+        self.send(Err(Error::argument("await", "the thread that waited for the device panicked")));
+    }
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// Thread that waits for a device, started at the first wait.
+#[derive(Debug, Default)]
+pub(crate) struct WaiterThread {
+    running: Mutex<Option<(mpsc::Sender<Job>, JoinHandle<()>)>>,
+}
+
+impl WaiterThread {
+    /// Runs a wait on the thread, after all earlier ones. Blocks only if no thread can be started.
+    pub(crate) fn run<T: Send + 'static>(
+        &self,
+        wait: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> DeviceFuture<T> {
+        let (future, completer) = DeviceFuture::new();
+        let job: Job = Box::new(move || completer.complete(wait()));
+        let mut running = lock(&self.running);
+        if running.is_none() {
+            let (sender, jobs) = mpsc::channel::<Job>();
+            let serve = move || {
+                for job in jobs {
+                    // A panic completes its future with an error, and later waits go on.
+                    let _ = catch_unwind(AssertUnwindSafe(job));
+                }
+            };
+            match thread::Builder::new().name("forebay-wait".into()).spawn(serve) {
+                Ok(thread) => *running = Some((sender, thread)),
+                Err(error) => log::warn!("waiting for the device blocks: no thread can be started: {error}"),
+            }
+        }
+        let unsent = match &*running {
+            Some((sender, _)) => sender.send(job).err().map(|unsent| unsent.0),
+            None => Some(job),
+        };
+        drop(running);
+        if let Some(job) = unsent {
+            job();
+        }
+        future
+    }
+}
+
+impl Drop for WaiterThread {
+    fn drop(&mut self) {
+        let running = self.running.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        let Some((sender, thread)) = running else { return };
+        drop(sender);
+        // A task that the thread has woken may drop the device there.
+        if thread.thread().id() != thread::current().id() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Runs a call that blocks on a thread of its own.
+#[doc(hidden)]
+pub fn spawn_blocking<T: Send + 'static>(
+    call: impl FnOnce() -> Result<T> + Send + 'static,
+) -> DeviceFuture<T> {
+    let (future, completer) = DeviceFuture::new();
+    let run = move || completer.complete(call());
+    match thread::Builder::new().name("forebay-open".into()).spawn(run) {
+        Ok(_) => future,
+        Err(error) => {
+            DeviceFuture::ready(Err(Error::argument("spawn", format!("no thread can be started: {error}"))))
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::Wake;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct CountingWaker(AtomicUsize);
+
+    impl Wake for CountingWaker {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn a_future_is_pending_until_its_wait_ends_and_wakes_its_task_once() {
+        let waiter = WaiterThread::default();
+        let (release, blocked) = mpsc::channel::<u32>();
+        let mut future = waiter.run(move || Ok(blocked.recv().unwrap()));
+        let wakes = Arc::new(CountingWaker::default());
+        let waker = Waker::from(Arc::clone(&wakes));
+        let context = &mut Context::from_waker(&waker);
+        assert!(Pin::new(&mut future).poll(context).is_pending());
+        assert_eq!(wakes.0.load(Ordering::SeqCst), 0);
+        release.send(7).unwrap();
+        // Ends the thread after its last wait.
+        drop(waiter);
+        assert_eq!(wakes.0.load(Ordering::SeqCst), 1);
+        assert!(matches!(Pin::new(&mut future).poll(context), Poll::Ready(Ok(7))));
+    }
+
+    #[test]
+    fn a_wait_that_panics_fails_its_future_and_no_other() {
+        let waiter = WaiterThread::default();
+        let mut failed = waiter.run::<u32>(|| panic!("a wait of the test"));
+        let mut next = waiter.run(|| Ok(1));
+        drop(waiter);
+        let context = &mut Context::from_waker(Waker::noop());
+        assert!(matches!(Pin::new(&mut failed).poll(context), Poll::Ready(Err(_))));
+        assert!(matches!(Pin::new(&mut next).poll(context), Poll::Ready(Ok(1))));
+    }
+}

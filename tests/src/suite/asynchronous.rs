@@ -1,0 +1,185 @@
+//! Reads and waits without blocking, and operations without reads.
+
+use std::collections::BTreeSet;
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context as TaskContext, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+
+use anyhow::{Context, Result, ensure};
+use forebay::OpenDevice;
+use forebay::device::Device;
+use forebay::dtype::DType;
+use forebay::memory::Config;
+use forebay::nn::{Linear, Module};
+use forebay::optim::{AdamW, Optimizer, clip_grad_norm_};
+use forebay::tensor::Tensor;
+
+use super::faulty_backend::{FaultyBackend, NO_DOWNLOAD};
+use super::tests;
+use crate::catalog;
+
+tests![
+    futures_give_what_blocking_reads_give,
+    a_read_has_the_values_of_its_call,
+    futures_that_nobody_awaits_leave_nothing,
+    a_fence_and_a_device_can_be_awaited,
+    errors_arrive_at_the_await,
+    only_named_operations_read_back,
+];
+
+/// Operations that return a host value, or a tensor whose shape depends on values.
+const VALUES_ON_THE_HOST: [&str; 13] = [
+    "allclose",
+    "argwhere",
+    "bincount",
+    "bincount of weights",
+    "equal",
+    "masked_select",
+    "nonzero",
+    "nonzero_tuple",
+    "repeat_interleave_by",
+    "unique",
+    "unique_consecutive",
+    "unique_consecutive_dim",
+    "unique_dim",
+];
+/// Operations that read although the shape of their result is known: they call one of the above, or choose a method
+/// by the values.
+const READS_TO_REMOVE: [&str; 6] =
+    ["combinations", "cov of weights", "index_put by a mask", "matrix_exp", "tril_indices", "triu_indices"];
+
+struct ThreadWaker(Thread);
+
+impl Wake for ThreadWaker {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// Runs a future on this thread, which sleeps until it is woken: a future that nobody wakes hangs.
+pub(super) fn block_on<F: Future>(future: F) -> F::Output {
+    let waker = Waker::from(Arc::new(ThreadWaker(thread::current())));
+    let mut future = pin!(future);
+    loop {
+        match future.as_mut().poll(&mut TaskContext::from_waker(&waker)) {
+            Poll::Ready(output) => return output,
+            Poll::Pending => thread::park(),
+        }
+    }
+}
+
+fn futures_give_what_blocking_reads_give(device: &Device) -> Result<()> {
+    // The second size takes several of the backends' staging buffers.
+    for numel in [0, 1, 5, 3 << 20] {
+        let x = Tensor::rand([numel], DType::F32, device)?;
+        ensure!(block_on(x.to_vec_async::<f32>())? == x.to_vec::<f32>()?, "{numel} elements");
+    }
+    let x = Tensor::new([[1i64, 2], [3, 4]], device)?;
+    let turned = x.t()?;
+    ensure!(block_on(turned.to_vec_async::<i64>())? == [1, 3, 2, 4], "a view");
+    ensure!(block_on(turned.to_f64s_async())? == [1.0, 3.0, 2.0, 4.0], "as f64");
+    let bytes = Tensor::new([1u8, 2, 3, 4, 5], device)?.narrow(0, 1, 3)?;
+    ensure!(block_on(bytes.to_bytes_async())? == [2, 3, 4], "bytes between words");
+    ensure!(block_on(bytes.select(0, 1)?.item_async())? == 3.0, "an item");
+    Ok(())
+}
+
+fn a_read_has_the_values_of_its_call(device: &Device) -> Result<()> {
+    let x = Tensor::zeros([1000], DType::F32, device)?;
+    let mut reads = Vec::new();
+    for _ in 0..20 {
+        reads.push(x.to_vec_async::<f32>());
+        x.add_(1.0)?;
+    }
+    // Memory that is freed at once and reused.
+    drop(x);
+    let _other = Tensor::full([1000], -1.0, DType::F32, device)?;
+    for (k, read) in reads.into_iter().enumerate() {
+        ensure!(block_on(read)? == vec![k as f32; 1000], "read {k}");
+    }
+    Ok(())
+}
+
+fn futures_that_nobody_awaits_leave_nothing(device: &Device) -> Result<()> {
+    let own = Device::with_config(device.backend().clone(), Config::default());
+    for _ in 0..10 {
+        let x = Tensor::ones([1 << 16], DType::F32, &own)?;
+        drop(x.to_vec_async::<f32>());
+        drop(own.synchronize_async());
+    }
+    ensure!(own.memory().allocated() == 0, "{}", own.memory());
+    Ok(())
+}
+
+fn a_fence_and_a_device_can_be_awaited(device: &Device) -> Result<()> {
+    let x = Tensor::rand([64, 64], DType::F32, device)?;
+    let y = x.matmul(&x)?.exp()?;
+    let fence = device.fence()?;
+    block_on(fence.clone().into_future())?;
+    ensure!(fence.is_ready()?, "the fence was awaited");
+    block_on(device.synchronize_async())?;
+    drop(y);
+    // One task awaits several.
+    let both = block_on(async {
+        let (a, b) = (x.sum_all()?.item_async(), x.max_all()?.item_async());
+        Ok::<_, forebay::error::Error>((a.await?, b.await?))
+    })?;
+    ensure!(both == (x.sum_all()?.item()?, x.max_all()?.item()?), "{both:?}");
+    let opened = block_on(Device::open_async("null"))?;
+    ensure!(opened.is_null(), "{opened}");
+    Ok(())
+}
+
+fn errors_arrive_at_the_await(device: &Device) -> Result<()> {
+    let x = Tensor::zeros([2], DType::F32, device)?;
+    let wrong = block_on(x.to_vec_async::<i64>()).unwrap_err().to_string();
+    ensure!(wrong == x.to_vec::<i64>().unwrap_err().to_string(), "{wrong}");
+    ensure!(block_on(x.item_async()).unwrap_err().to_string().contains("one element"), "two elements");
+    let missing = block_on(Device::open_async("abacus:0")).unwrap_err().to_string();
+    ensure!(missing.contains("abacus"), "{missing}");
+    Ok(())
+}
+
+/// Runs all operations, their gradients and training steps on a backend whose downloads fail.
+fn only_named_operations_read_back(device: &Device) -> Result<()> {
+    let backend = Arc::new(FaultyBackend::new(device.backend().clone()));
+    let blind = Device::with_config(backend.clone(), Config::default());
+    backend.fail_downloads(true);
+    let mut reading = BTreeSet::new();
+    for case in catalog::cases() {
+        let inputs = case.inputs(DType::F32, &blind).with_context(|| case.name)?;
+        let leaf = |t: &Tensor| if t.dtype().is_float() { t.to_leaf() } else { Ok(t.clone()) };
+        let inputs = match case.has_gradient {
+            true => inputs.iter().map(leaf).collect::<forebay::error::Result<Vec<_>>>()?,
+            false => inputs,
+        };
+        let out = match case.run(&inputs) {
+            Err(error) if error.to_string().contains(NO_DOWNLOAD) => {
+                reading.insert(case.name);
+                continue;
+            }
+            out => out.with_context(|| case.name)?,
+        };
+        if case.has_gradient {
+            out.backward_with(&Tensor::ones(out.shape(), out.dtype(), &blind)?).with_context(|| case.name)?;
+        }
+    }
+    let expected = VALUES_ON_THE_HOST.into_iter().chain(READS_TO_REMOVE).collect::<BTreeSet<_>>();
+    ensure!(reading == expected, "these operations read: {reading:?}");
+    let net = Linear::new(8, 4, &blind)?;
+    let mut optimizer = AdamW::new(net.parameters(), 1e-3);
+    for _ in 0..3 {
+        let x = Tensor::randn([16, 8], DType::F32, &blind)?;
+        let y = Tensor::from_slice(&[1i64; 16], [16], &blind)?;
+        net.forward(&x)?.cross_entropy(&y)?.backward()?;
+        clip_grad_norm_(&net.parameters(), 1.0)?;
+        optimizer.step()?;
+        optimizer.zero_grad();
+    }
+    ensure!(net.weight.to_vec::<f32>().is_err(), "downloads fail");
+    backend.fail_downloads(false);
+    ensure!(net.weight.to_vec::<f32>()?.iter().all(|w| w.is_finite()), "the step computed nothing");
+    Ok(())
+}

@@ -1,0 +1,308 @@
+//! Devices, buffers and textures of a program that uses wgpu itself.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use anyhow::{Context, Result, ensure};
+use forebay::device::Device;
+use forebay::dtype::DType;
+use forebay::memory::Tag;
+use forebay::nn::{Linear, Module};
+use forebay::optim::{Optimizer, Sgd};
+use forebay::tensor::Tensor;
+use forebay::wgpu::{self, BufferUsages, TextureFormat, TextureUsages};
+use forebay::{WgpuDeviceExt, WgpuTensorExt};
+
+use super::asynchronous::block_on;
+use super::{skip, tests};
+
+tests![
+    a_device_is_registered_once_and_lives_as_long_as_its_tensors,
+    the_programs_error_callback_sees_the_programs_errors_alone,
+    limits_below_the_minimum_are_refused,
+    a_tensor_over_a_buffer_reads_and_writes_it,
+    unsuitable_buffers_are_refused,
+    a_tensors_memory_serves_the_programs_commands,
+    textures_become_tensors_and_tensors_textures,
+    training_on_webgpus_minimum_equals_training_on_an_own_device,
+];
+
+/// Device that a program opened for itself.
+struct Program {
+    adapter: wgpu::Adapter,
+    device: wgpu::Device,
+    queue: wgpu::Queue,
+}
+
+impl Program {
+    /// Opens the adapter of this name, or the first one, with WebGPU's minimum.
+    fn open(name: Option<&str>, limits: wgpu::Limits) -> Result<Self> {
+        let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle_from_env());
+        let backends = wgpu::Backends::VULKAN | wgpu::Backends::METAL | wgpu::Backends::DX12;
+        let adapters = block_on(instance.enumerate_adapters(backends));
+        let mut adapters = adapters.into_iter();
+        let adapter = adapters.find(|a| name.is_none_or(|name| a.get_info().name == name));
+        let adapter = adapter.context("no adapter")?;
+        let descriptor =
+            wgpu::DeviceDescriptor { required_limits: limits, ..wgpu::DeviceDescriptor::default() };
+        let (device, queue) = block_on(adapter.request_device(&descriptor))?;
+        Ok(Self { adapter, device, queue })
+    }
+
+    /// Opens the adapter of a device of the suite.
+    fn on(device: &Device) -> Result<Self> {
+        if device.info().backend != "wgpu" {
+            return skip("it is no wgpu device");
+        }
+        Self::open(Some(&device.info().name), wgpu::Limits::default())
+    }
+
+    fn share(&self) -> Result<Device> {
+        Ok(Device::from_wgpu(&self.adapter, &self.device, &self.queue)?)
+    }
+
+    fn buffer(&self, bytes: u64, usage: BufferUsages) -> wgpu::Buffer {
+        let descriptor =
+            wgpu::BufferDescriptor { label: None, size: bytes, usage, mapped_at_creation: false };
+        self.device.create_buffer(&descriptor)
+    }
+
+    /// Reads a range of a buffer with the program's own commands.
+    fn read(&self, buffer: &wgpu::Buffer, offset: u64, bytes: u64) -> Result<Vec<u8>> {
+        let staging = self.buffer(bytes, BufferUsages::MAP_READ | BufferUsages::COPY_DST);
+        let mut encoder = self.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+        encoder.copy_buffer_to_buffer(buffer, offset, &staging, 0, bytes);
+        self.queue.submit([encoder.finish()]);
+        staging.map_async(wgpu::MapMode::Read, .., |result| result.expect("the staging buffer maps"));
+        self.device.poll(wgpu::PollType::wait_indefinitely())?;
+        Ok(staging.get_mapped_range(..)?.to_vec())
+    }
+}
+
+const TENSOR_USAGES: BufferUsages =
+    BufferUsages::STORAGE.union(BufferUsages::COPY_SRC).union(BufferUsages::COPY_DST);
+
+/// Opens the first adapter with WebGPU's minimum limits and without features, as a device of the program.
+pub fn open_minimum() -> Result<Device> {
+    Program::open(None, wgpu::Limits::default())?.share()
+}
+
+fn to_bytes(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|v| v.to_le_bytes()).collect()
+}
+
+fn a_device_is_registered_once_and_lives_as_long_as_its_tensors(device: &Device) -> Result<()> {
+    let program = Program::on(device)?;
+    let own = || -> Result<u64> {
+        program.device.poll(wgpu::PollType::wait_indefinitely())?;
+        let report = program.device.generate_allocator_report().context("no report")?;
+        Ok(report.allocations.iter().filter(|a| a.name.contains("forebay segment")).count() as u64)
+    };
+    let first = program.share()?;
+    ensure!(first == program.share()?, "two devices for one");
+    let other = Program::on(device)?;
+    ensure!(first != other.share()?, "another device of the program is the same device");
+    let (back, _) = first.to_wgpu()?;
+    ensure!(back == program.device, "another device");
+    ensure!(!first.info().features.f16, "a feature that the device lacks");
+    let x = Tensor::ones([1 << 20], DType::F32, &first)?;
+    drop(first);
+    ensure!(x.sum_all()?.item()? == f64::from(1 << 20), "the handle is gone, the tensor is not");
+    ensure!(own()? > 0, "the tensor has no memory");
+    drop(x);
+    ensure!(own()? == 0, "memory is left");
+    // The program's objects go on, and a new registration works.
+    let again = program.share()?;
+    ensure!(Tensor::ones([3], DType::F32, &again)?.to_vec::<f32>()? == [1.0; 3], "registered again");
+    Ok(())
+}
+
+fn the_programs_error_callback_sees_the_programs_errors_alone(device: &Device) -> Result<()> {
+    let program = Program::on(device)?;
+    let seen = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&seen);
+    program.device.on_uncaptured_error(Arc::new(move |_| {
+        counter.fetch_add(1, Ordering::SeqCst);
+    }));
+    let shared = program.share()?;
+    let x = Tensor::ones([8], DType::F32, &shared)?;
+    // An error of the program: a buffer that is mapped in both directions.
+    drop(program.buffer(16, BufferUsages::MAP_READ | BufferUsages::MAP_WRITE | BufferUsages::STORAGE));
+    ensure!(seen.load(Ordering::SeqCst) == 1, "the callback was replaced");
+    ensure!(x.add(&x)?.to_vec::<f32>()? == [2.0; 8], "the program's error reached an operation");
+    // An error of ours: a buffer that the program destroys while a tensor uses it.
+    let buffer = program.buffer(64, TENSOR_USAGES);
+    let y = Tensor::from_wgpu_buffer(&buffer, 0, [16], DType::F32, &shared)?;
+    buffer.destroy();
+    let failed = y.add(&y).and_then(|sum| sum.to_vec::<f32>());
+    ensure!(failed.is_err(), "a destroyed buffer was read");
+    drop(y);
+    ensure!(seen.load(Ordering::SeqCst) == 1, "an error of ours reached the program's callback");
+    ensure!(x.mul(3.0)?.to_vec::<f32>()? == [3.0; 8], "the device is unusable after an error");
+    Ok(())
+}
+
+fn limits_below_the_minimum_are_refused(device: &Device) -> Result<()> {
+    Program::on(device)?;
+    let program = Program::open(Some(&device.info().name), wgpu::Limits::downlevel_defaults())?;
+    let error = program.share().unwrap_err().to_string();
+    ensure!(error.contains("storage buffers") && error.contains("Limits::default()"), "{error}");
+    Ok(())
+}
+
+fn a_tensor_over_a_buffer_reads_and_writes_it(device: &Device) -> Result<()> {
+    let program = Program::on(device)?;
+    let shared = program.share()?;
+    let buffer = program.buffer(512 + 64, TENSOR_USAGES);
+    let values: Vec<f32> = (0..16).map(|i| i as f32).collect();
+    program.queue.write_buffer(&buffer, 512, &to_bytes(&values));
+    let before = shared.memory().allocated();
+    {
+        let x = Tensor::from_wgpu_buffer(&buffer, 512, [4, 4], DType::F32, &shared)?;
+        ensure!(shared.memory().tag(Tag::External).current == 64, "{}", shared.memory());
+        ensure!(shared.memory().allocated() == before, "the pool allocated the program's memory");
+        ensure!(x.to_vec::<f32>()? == values, "the program's values");
+        // A second tensor of the same buffer, and copies between both.
+        let head = Tensor::from_wgpu_buffer(&buffer, 0, [4, 4], DType::F32, &shared)?;
+        head.copy_(&x)?;
+        x.mul_(2.0)?;
+        let leaf = x.to_leaf()?;
+        leaf.matmul(&head)?.sum_all()?.backward()?;
+        ensure!(leaf.grad().context("a gradient")?.shape() == [4, 4], "its shape");
+        // Writes of the program, in the order of the queue.
+        shared.flush()?;
+        program.queue.write_buffer(&buffer, 512, &to_bytes(&[7.0]));
+        ensure!(x.narrow(0, 0, 1)?.to_vec::<f32>()? == [7.0, 2.0, 4.0, 6.0], "a later write");
+        x.offload_()?;
+        ensure!(x.add(1.0)?.to_vec::<f32>()?[1] == 3.0, "offloading keeps the program's memory");
+    }
+    ensure!(shared.memory().tag(Tag::External).current == 0, "{}", shared.memory());
+    let doubled: Vec<f32> =
+        values.iter().enumerate().map(|(i, v)| if i == 0 { 7.0 } else { v * 2.0 }).collect();
+    ensure!(program.read(&buffer, 512, 64)? == to_bytes(&doubled), "the buffer after its tensors");
+    ensure!(program.read(&buffer, 0, 64)? == to_bytes(&values), "the copy");
+    Ok(())
+}
+
+fn unsuitable_buffers_are_refused(device: &Device) -> Result<()> {
+    let program = Program::on(device)?;
+    let shared = program.share()?;
+    let refuse = |buffer: &wgpu::Buffer, offset: u64, on: &Device, needle: &str| -> Result<()> {
+        let made = Tensor::from_wgpu_buffer(buffer, offset, [4], DType::F32, on);
+        let error = made.err().context("it was taken")?.to_string();
+        ensure!(error.contains(needle), "{error}");
+        Ok(())
+    };
+    let buffer = program.buffer(1024, TENSOR_USAGES);
+    refuse(&program.buffer(1024, BufferUsages::STORAGE), 0, &shared, "create it with")?;
+    refuse(&buffer, 100, &shared, "multiples of 256")?;
+    refuse(&buffer, 2048, &shared, "past the end")?;
+    refuse(&program.buffer(12, TENSOR_USAGES), 0, &shared, "make the buffer larger")?;
+    refuse(&buffer, 0, device, "Device::from_wgpu")?;
+    let x = Tensor::ones([64], DType::F32, &shared)?;
+    refuse(x.wgpu_slice()?.buffer(), 0, &shared, "use the tensor itself")?;
+    let turned = Tensor::ones([2, 3], DType::F32, &shared)?.t()?;
+    ensure!(turned.wgpu_slice().is_err_and(|e| e.to_string().contains("contiguous")), "strides");
+    let null = Device::null(Default::default());
+    ensure!(Tensor::ones([1], DType::F32, &null)?.wgpu_slice().is_err(), "a null device has buffers");
+    ensure!(shared.memory().tag(Tag::External).current == 0, "a refused buffer is counted");
+    Ok(())
+}
+
+fn a_tensors_memory_serves_the_programs_commands(device: &Device) -> Result<()> {
+    let program = Program::on(device)?;
+    let shared = program.share()?;
+    let x = Tensor::new([1.0, 2.0, 3.0, 4.0], &shared)?;
+    let y = x.add(&x)?.exp()?;
+    {
+        let slice = y.wgpu_slice()?;
+        ensure!(slice.size() == 16 && slice.offset().is_multiple_of(256), "{slice:?}");
+        ensure!(slice.buffer().usage().contains(BufferUsages::VERTEX | BufferUsages::INDEX), "no vertices");
+        let seen = program.read(slice.buffer(), slice.offset(), slice.size())?;
+        ensure!(seen == y.to_bytes()?, "another content");
+    }
+    let kept = x.to_leaf()?;
+    let squares = kept.square()?;
+    {
+        let slice = x.wgpu_slice_mut()?;
+        program.queue.write_buffer(slice.buffer(), slice.offset(), &to_bytes(&[9.0]));
+        program.queue.submit([]);
+    }
+    ensure!(x.to_vec::<f32>()? == [9.0, 2.0, 3.0, 4.0], "the program's write");
+    // A write that invalidates a saved tensor is an error of the backward pass, as for in-place operations.
+    drop(squares);
+    // Memory that is pinned serves no other tensor.
+    let pinned = Tensor::full([64], 5.0, DType::F32, &shared)?.wgpu_slice()?;
+    for _ in 0..8 {
+        drop(Tensor::zeros([64], DType::F32, &shared)?);
+    }
+    let seen = program.read(pinned.buffer(), pinned.offset(), 256)?;
+    ensure!(seen == to_bytes(&[5.0; 64]), "pinned memory was reused");
+    Ok(())
+}
+
+fn textures_become_tensors_and_tensors_textures(device: &Device) -> Result<()> {
+    let program = Program::on(device)?;
+    let shared = program.share()?;
+    let texture = |width, format, usage| {
+        program.device.create_texture(&wgpu::TextureDescriptor {
+            label: None,
+            size: wgpu::Extent3d { width, height: 3, depth_or_array_layers: 1 },
+            mip_level_count: 1,
+            sample_count: 1,
+            dimension: wgpu::TextureDimension::D2,
+            format,
+            usage,
+            view_formats: &[],
+        })
+    };
+    let both = TextureUsages::COPY_SRC | TextureUsages::COPY_DST;
+    for (width, format, channels, dtype) in [
+        (5, TextureFormat::Rgba8Unorm, 4, DType::U8),
+        (64, TextureFormat::Rgba8UnormSrgb, 4, DType::U8),
+        (7, TextureFormat::R32Float, 1, DType::F32),
+        (16, TextureFormat::Rgba32Float, 4, DType::F32),
+    ] {
+        let image = texture(width, format, both);
+        let values = Tensor::arange(0.0, f64::from(3 * width) * channels as f64, 1.0, DType::F32, &shared)?;
+        let x = values.to_dtype(dtype)?.reshape([3, width as isize, channels])?;
+        x.copy_to_wgpu_texture(&image)?;
+        let back = Tensor::from_wgpu_texture(&image, &shared)?;
+        ensure!(back.shape() == x.shape() && back.to_bytes()? == x.to_bytes()?, "{format:?}");
+    }
+    let depth = texture(4, TextureFormat::Depth32Float, both);
+    ensure!(Tensor::from_wgpu_texture(&depth, &shared).is_err(), "a depth texture");
+    let sealed = texture(4, TextureFormat::R32Float, TextureUsages::COPY_DST);
+    let error = Tensor::from_wgpu_texture(&sealed, &shared).unwrap_err().to_string();
+    ensure!(error.contains("COPY_SRC"), "{error}");
+    let wrong = Tensor::zeros([3, 4], DType::F32, &shared)?.copy_to_wgpu_texture(&sealed);
+    ensure!(wrong.unwrap_err().to_string().contains("[3, 4, 1]"), "another shape");
+    Ok(())
+}
+
+fn training_on_webgpus_minimum_equals_training_on_an_own_device(device: &Device) -> Result<()> {
+    let shared = Program::on(device)?.share()?;
+    let limits = shared.info().limits;
+    ensure!(limits.max_bindings == 8 && limits.max_binding_bytes == 128 << 20, "{limits:?}");
+    let losses = |device: &Device| -> Result<Vec<f64>> {
+        device.manual_seed(3);
+        let (first, second) = (Linear::new(20, 32, device)?, Linear::new(32, 4, device)?);
+        let mut optimizer = Sgd::new([first.parameters(), second.parameters()].concat(), 0.1);
+        let x = Tensor::randn([64, 20], DType::F32, device)?;
+        let y = Tensor::from_slice(&(0..64).map(|i| i % 4).collect::<Vec<i64>>(), [64], device)?;
+        (0..5)
+            .map(|_| {
+                let loss = second.forward(&first.forward(&x)?.relu()?)?.cross_entropy(&y)?;
+                loss.backward()?;
+                optimizer.step()?;
+                optimizer.zero_grad();
+                Ok(loss.item()?)
+            })
+            .collect()
+    };
+    let (minimum, own) = (losses(&shared)?, losses(device)?);
+    for (a, b) in minimum.iter().zip(&own) {
+        ensure!((a - b).abs() <= 1e-5 * b.abs(), "{minimum:?} and {own:?}");
+    }
+    Ok(())
+}
