@@ -187,11 +187,15 @@ impl WgpuBackend {
         }
     }
 
-    /// Records a copy with the encoder of the queue.
-    pub(crate) fn record_copy(&self, copy: impl FnOnce(&mut wgpu::CommandEncoder)) -> Result<()> {
+    /// Submits a copy of its own, after everything recorded so far. wgpu drops an encoder with an invalid command, and
+    /// the program may submit commands that change the source.
+    pub(crate) fn submit_copy(&self, copy: impl FnOnce(&mut wgpu::CommandEncoder)) -> Result<()> {
         self.gpu.check_health()?;
-        copy(lock(&self.state).recorder.copy_encoder());
-        Ok(())
+        let recorder = &mut lock(&self.state).recorder;
+        recorder.submit()?;
+        copy(recorder.copy_encoder());
+        recorder.submit()?;
+        Ok(self.gpu.check_health()?)
     }
 
     /// Returns the device info for probes, which decide the features.
@@ -345,8 +349,10 @@ impl SegmentSource for WgpuBackend {
         };
         self.segments.write().unwrap_or_else(PoisonError::into_inner).remove(&segment.0);
         // Destroyed explicitly, because wgpu may hold another reference: the memory is freed when the device
-        // is done.
-        buffer.destroy();
+        // is done. A program that shares the device may still have a bind group over the buffer.
+        if !self.gpu.is_shared {
+            buffer.destroy();
+        }
         submitted.and_then(|_| self.gpu.poll())
     }
 

@@ -128,6 +128,21 @@ fn with_backend<R>(
     }
 }
 
+/// Calls `call` with the backend of a device that shares the program's wgpu device. wgpu's handles are valid only in
+/// the instance that they come from.
+fn with_shared_backend<R>(
+    op: &'static str,
+    device: &Device,
+    call: impl FnOnce(&WgpuBackend) -> Result<R>,
+) -> Result<R> {
+    with_backend(op, device, |backend| {
+        fail_if!(!backend.is_shared();
+            argument(op), "{device} opened its own wgpu device, which has no buffers and textures of the program; \
+            register the program's with `Device::from_wgpu`");
+        call(backend)
+    })
+}
+
 /// Memory of a tensor for the program's own commands: a range of a buffer.
 ///
 /// Everything enqueued before is submitted. Until the guard is dropped, the memory neither moves nor returns to the
@@ -141,6 +156,7 @@ pub struct WgpuSlice {
 
 impl WgpuSlice {
     fn new(op: &'static str, pinned: PinnedSlice) -> Result<Self> {
+        fail_if!(pinned.slice().bytes == 0; argument(op), "the tensor has no elements, and so no memory");
         let segment = pinned.slice().segment;
         let buffer = with_backend(op, pinned.device(), |backend| backend.buffer(segment))?;
         Ok(Self { buffer, pinned })
@@ -211,13 +227,13 @@ pub trait WgpuTensorExt: Sized {
     /// Returns the memory for commands that read it, such as a render pass.
     ///
     /// # Errors
-    /// The tensor is not contiguous, or not on a wgpu device.
+    /// The tensor is empty, not contiguous, or not on a wgpu device. A step is being recorded.
     fn wgpu_slice(&self) -> Result<WgpuSlice>;
 
     /// Returns the memory for commands that write it. The writes count as in-place operations without gradient.
     ///
     /// # Errors
-    /// The tensor is not contiguous, or not on a wgpu device.
+    /// The tensor is empty, not contiguous, or not on a wgpu device. A step is being recorded.
     fn wgpu_slice_mut(&self) -> Result<WgpuSlice>;
 
     /// Copies a texture's first mip level and layer to a tensor of shape height, width, channels: bytes for 8-bit
@@ -250,10 +266,7 @@ impl WgpuTensorExt for Tensor {
         let Some(bytes) = size.checked_sub(offset) else {
             fail!(argument(OP), "offset {offset} is past the end of the buffer, which has {size} bytes");
         };
-        let segment = with_backend(OP, device, |backend| {
-            fail_if!(!backend.is_shared();
-                argument(OP), "{device} opened its own wgpu device, which has no buffers of the program; \
-                register the program's with `Device::from_wgpu`");
+        let segment = with_shared_backend(OP, device, |backend| {
             let Some(segment) = backend.adopt_buffer(buffer) else {
                 fail!(argument(OP), "the buffer holds tensors of {device}; use the tensor itself");
             };
@@ -286,10 +299,11 @@ impl WgpuTensorExt for Tensor {
     fn from_wgpu_texture(texture: &wgpu::Texture, device: &Device) -> Result<Self> {
         const OP: &str = "from_wgpu_texture";
         let image = ImageLayout::new(OP, texture, wgpu::TextureUsages::COPY_SRC)?;
+        with_shared_backend(OP, device, |_| Ok(()))?;
         let rows = Self::empty([image.height, image.row_elements, image.channels], image.dtype, device)?;
         let pinned = rows.wgpu_slice_mut()?;
-        with_backend(OP, device, |backend| {
-            backend.record_copy(|encoder| {
+        with_shared_backend(OP, device, |backend| {
+            backend.submit_copy(|encoder| {
                 encoder.copy_texture_to_buffer(
                     texture.as_image_copy(),
                     image.buffer_copy(&pinned),
@@ -308,6 +322,7 @@ impl WgpuTensorExt for Tensor {
         fail_if!(self.shape() != expected || self.dtype() != image.dtype;
             argument(OP), "a texture of format {:?} takes a tensor {expected:?} of {}, got {:?} of {}",
             texture.format(), image.dtype, self.shape(), self.dtype());
+        with_shared_backend(OP, self.device(), |_| Ok(()))?;
         let source = self.detach();
         let rows = match image.row_elements == image.width {
             true => source.contiguous()?,
@@ -322,17 +337,15 @@ impl WgpuTensorExt for Tensor {
             }
         };
         let pinned = rows.wgpu_slice()?;
-        with_backend(OP, self.device(), |backend| {
-            backend.record_copy(|encoder| {
+        with_shared_backend(OP, self.device(), |backend| {
+            backend.submit_copy(|encoder| {
                 encoder.copy_buffer_to_texture(
                     image.buffer_copy(&pinned),
                     texture.as_image_copy(),
                     image.extent(),
                 );
             })
-        })?;
-        // The program's next submission may read the texture.
-        self.device().flush()
+        })
     }
 }
 

@@ -175,7 +175,12 @@ impl ReadbackPool {
             }
         }
         let usage = wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST;
-        gpu.create_buffer("forebay download", bytes.next_power_of_two().max(MIN_READBACK_BYTES), usage, false)
+        // A power of two above the cached sizes could be above the device's limit.
+        let size = match bytes {
+            0..=MAX_READBACK_BYTES => bytes.next_power_of_two().max(MIN_READBACK_BYTES),
+            _ => bytes.next_multiple_of(wgpu::COPY_BUFFER_ALIGNMENT),
+        };
+        gpu.create_buffer("forebay download", size, usage, false)
     }
 
     /// Reads a buffer whose copy was submitted as `submission` (`None`: the device has passed it), and caches

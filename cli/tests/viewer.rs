@@ -40,7 +40,7 @@ function pixel(canvas, [x, y]) {
   const [r, g, b] = canvas.getContext("2d").getImageData(x * ratio, y * ratio, 1, 1).data;
   return "#" + [r, g, b].map((n) => n.toString(16).padStart(2, "0")).join("");
 }
-tell("opened at: " + words("event").split(" what")[0]);
+tell("opened at: " + words("event").split(" action")[0]);
 tell("tags: " + words("tags"));
 const colors = [0, 1].map((n) => pixel(segmentsCanvas, middle(n)));
 tell("drawn: " + (colors[0] === hex("parameter") && colors[1] === hex("activation")));
@@ -52,12 +52,12 @@ tell("tags: " + words("tags"));
 const widths = pieces[0].segment.blocks.map((b) => Math.round(b.size / 2 ** 20));
 tell("blocks: " + widths.join(" "));
 click(timelineCanvas, LEFT + 1, 100);
-tell("clicked: " + words("event").split(" what")[0]);
+tell("clicked: " + words("event").split(" action")[0]);
 const width = timelineCanvas.clientWidth;
 click(timelineCanvas, LEFT + (width - LEFT) * (moment + 3.5) / last, 100);
 tell("clicked: " + words("event"));
 timelineCanvas.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowLeft" }));
-tell("before: " + words("event").split(" what")[0]);
+tell("before: " + words("event").split(" action")[0]);
 get("holders").querySelector("tr").click();
 tell("holder: " + words("holders"));
 get("by-time").click(); get("finer").click(); get("coarser").click(); get("whole").click();
@@ -116,12 +116,12 @@ fn check_page(browser: &Path, folder: &Path) -> TestResult {
         "block: state active allocated bytes 60.0 MiB (62914560), 62914460 requested tag activation \
          module net.&lt;b&gt;fc1&lt;/b&gt; operation relu call site cli/tests/viewer.rs:LINE relu \
          allocated by event 4",
-        "end: after event 10 of 10 what alloc bytes 10.0 MiB (10485760) when TIME s tag gradient module net \
+        "end: after event 10 of 10 action alloc bytes 10.0 MiB (10485760) when TIME s tag gradient module net \
          call site cli/tests/viewer.rs:LINE",
         "tags: parameter 40.0 MiB gradient 10.0 MiB all 50.0 MiB free or waiting 22.0 MiB",
         "blocks: 40 10 22",
         "clicked: after event 0 of 10",
-        "clicked: after event 3 of 10 what segment map bytes 60.0 MiB (62914560) when TIME s",
+        "clicked: after event 3 of 10 action segment map bytes 60.0 MiB (62914560) when TIME s",
         "before: after event 2 of 10",
         "holder: parameter of net, in random (cli/tests/viewer.rs:LINE) 40.0 MiB",
         "requests: 0",

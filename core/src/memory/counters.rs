@@ -423,7 +423,12 @@ impl PoolCounters {
         let active_blocks = |h: &HeldCounters| h.blocks + h.pending_blocks;
         let active_bytes = |h: &HeldCounters| h.bytes + h.pending_bytes;
         let mut tags = self.tags.map(|t| t.to_stat());
-        tags[Tag::External as usize] = self.external.to_stat();
+        // A program may name blocks of the pool so, too.
+        let (external, total) = (self.external.to_stat(), &mut tags[Tag::External as usize]);
+        total.current += external.current;
+        total.peak += external.peak;
+        total.allocated += external.allocated;
+        total.freed += external.freed;
         Stats {
             allocation: self.stat(blocks, |h| h.blocks_added, |p| p.blocks),
             active: self.stat(active_blocks, |h| h.blocks_added, |p| p.active_blocks.max(p.blocks)),
