@@ -1,5 +1,5 @@
-//! Shares a wgpu device with Forebay, as a program that draws would: trains on the program's device, lets its own
-//! commands read the result, and never blocks on the tensors.
+//! Shares a wgpu device with Forebay, like a program that draws. The example trains on the program's device, reads
+//! the result with the program's own commands, and never blocks on tensors.
 //!
 //! `cargo run --example shared_device`
 
@@ -7,7 +7,7 @@ use forebay::prelude::*;
 use forebay::wgpu;
 
 async fn run() -> anyhow::Result<()> {
-    // What the program has: an adapter, a device with the features that it needs, and a queue.
+    // The program's own objects: an adapter, a device and a queue.
     let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle_from_env());
     let adapter = instance.request_adapter(&wgpu::RequestAdapterOptions::default()).await?;
     let (device, queue) = adapter.request_device(&wgpu::DeviceDescriptor::default()).await?;

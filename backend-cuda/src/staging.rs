@@ -159,7 +159,7 @@ impl DownloadBuffers {
     }
 }
 
-/// Idle staging chunks of downloads that nobody waits for yet.
+/// Idle staging chunks, kept for the next asynchronous downloads.
 pub(crate) type ChunkPool = Mutex<Vec<StagingChunk>>;
 
 /// Maximum number of idle chunks.

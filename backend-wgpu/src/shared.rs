@@ -168,8 +168,8 @@ impl WgpuSlice {
         &self.buffer
     }
 
-    /// Returns the offset of the first element, in bytes. That of a tensor which is no view is a multiple of 256 and of
-    /// the device's storage alignment.
+    /// Returns the offset of the first element, in bytes. Unless the tensor is a view, the offset is a multiple of
+    /// 256 and of the device's storage alignment.
     #[must_use]
     pub fn offset(&self) -> u64 {
         self.pinned.slice().offset
@@ -214,8 +214,8 @@ pub trait WgpuTensorExt: Sized {
     /// its handle is dropped with the last tensor over it.
     ///
     /// # Errors
-    /// The buffer has not the usages `STORAGE | COPY_SRC | COPY_DST`, is too short, or belongs to a tensor. The offset
-    /// is not aligned.
+    /// The buffer lacks the usages `STORAGE | COPY_SRC | COPY_DST`, is too short, or belongs to a tensor. The
+    /// offset is not aligned.
     fn from_wgpu_buffer(
         buffer: &wgpu::Buffer,
         offset: u64,
@@ -236,17 +236,17 @@ pub trait WgpuTensorExt: Sized {
     /// The tensor is empty, not contiguous, or not on a wgpu device. A step is being recorded.
     fn wgpu_slice_mut(&self) -> Result<WgpuSlice>;
 
-    /// Copies a texture's first mip level and layer to a tensor of shape height, width, channels: bytes for 8-bit
-    /// formats, f16 or f32 for float formats, u32 for 32-bit unsigned ones.
+    /// Copies a texture's first mip level and layer to a tensor of shape height, width, channels. The dtype is u8
+    /// for 8-bit formats, f16 or f32 for float formats, and u32 for 32-bit unsigned formats.
     ///
     /// # Errors
-    /// The format has no such type, or the texture has not the usage `COPY_SRC`.
+    /// The format has no such type, or the texture lacks the usage `COPY_SRC`.
     fn from_wgpu_texture(texture: &wgpu::Texture, device: &Device) -> Result<Self>;
 
     /// Copies a tensor of shape height, width, channels to a texture's first mip level and layer.
     ///
     /// # Errors
-    /// Shape or type differ from the texture's, or it has not the usage `COPY_DST`.
+    /// Shape or type differ from the texture's, or the texture lacks the usage `COPY_DST`.
     fn copy_to_wgpu_texture(&self, texture: &wgpu::Texture) -> Result<()>;
 }
 

@@ -5,8 +5,9 @@
 //!   declare matrices A and B over f32 memory that holds 16-bit elements; the function gives them their type.
 //! - WGSL has no product by elements of two matrices. Kernels write a difference of two accumulators instead, and
 //!   the function makes it their product.
-//! - naga declares the Vulkan memory model, but not that accesses of workgroup and storage memory are shared
-//!   between invocations (wgpu issue 8805), so a driver may move them across barriers. The function declares it.
+//! - naga declares the Vulkan memory model. It does not declare that invocations share accesses of workgroup and
+//!   storage memory (wgpu issue 8805). Drivers may therefore move accesses across barriers. The function adds the
+//!   declaration.
 //!
 //! Instruction formats are those of the SPIR-V specification, section 3, and of SPV_KHR_cooperative_matrix and
 //! SPV_KHR_bfloat16.
@@ -132,8 +133,8 @@ impl ModuleIds {
     }
 }
 
-/// Gives matrices A and B of a module their type, makes differences of accumulators products, and makes accesses of
-/// shared memory available and visible at barriers.
+/// Gives matrices A and B of a module their type, and turns differences of accumulators into products. Also makes
+/// accesses of shared memory available and visible at barriers.
 pub(crate) fn prepare_cooperative(module: &[u32], operand: OperandType) -> Vec<u32> {
     let mut ids = ModuleIds::new(module);
     let mut out = module[..HEADER_WORDS.min(module.len())].to_vec();

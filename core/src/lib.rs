@@ -5,11 +5,15 @@
 //! gradient in the autograd graph ([`autograd`]). Programs use the facade crate `forebay`, which chooses the
 //! device.
 //!
-//! Every operation can fail for general reasons: memory runs out, or the device was lost. Tensors are on
-//! different devices, or shapes neither broadcast nor fit. A dimension is out of range or repeated, or an
-//! extent is negative. The device or the operation does not support a dtype. The host would read a result
-//! while a capture is active. `# Errors` sections list only other errors. A function without that section has
-//! no others, or those of the function that its name extends ([`tensor::Tensor::sum_all`] those of
+//! Every operation fails in these general cases:
+//! - Memory runs out, or the device is lost.
+//! - Tensors are on different devices, or their shapes neither broadcast nor fit the description.
+//! - A dimension is out of range or repeated, the rank is not the described one, or an extent is negative.
+//! - The device or the operation does not support a dtype.
+//! - The operation reads a result on the host while a capture is active.
+//!
+//! `# Errors` sections list only other errors. A function without that section has no others, except those of
+//! functions to which its text links, or whose name it extends ([`tensor::Tensor::sum_all`] extends
 //! [`tensor::Tensor::sum`]).
 
 pub mod amp;

@@ -21,8 +21,8 @@ enum Command {
     Devices,
     /// Runs the suite's own tests on every available backend.
     Test {
-        /// Device id (`cuda:0`, `wgpu`); every available backend by default. `wgpu-minimum` is a device of the program with
-        /// WebGPU's minimum limits and no features.
+        /// Device id (`cuda:0`, `wgpu`); every available backend by default. `wgpu-minimum` is a device of the
+        /// program with WebGPU's minimum limits and no features.
         #[arg(long)]
         device: Option<String>,
         /// Lists the tests without running them.

@@ -23,8 +23,8 @@ pub(crate) fn build(workspace: &Workspace) -> Result<bool> {
     Ok(passed)
 }
 
-/// Draws `docs/src/pictures` again: loss and memory of a training run of `steps` steps, and of a dry run the memory
-/// over time, and the memory viewer's page with its screenshot.
+/// Draws `docs/src/pictures` again. A training run of `steps` steps gives loss and memory. A dry run gives the
+/// memory over time, the viewer's page and its screenshot.
 pub(crate) fn draw_pictures(workspace: &Workspace, environment: &Environment, steps: u32) -> Result<bool> {
     let work = workspace.target_dir().join("pictures");
     let pictures = workspace.root.join("docs/src/pictures");

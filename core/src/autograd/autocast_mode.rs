@@ -55,7 +55,8 @@ thread_local! {
     pub(crate) static FP8_ENABLED: ScopedLocal<Cell<bool>> = const { ScopedLocal::new(Cell::new(false)) };
 }
 
-/// Returns the 16-bit dtype that operations of this thread are cast to; `None` outside of [`autocast`](crate::amp::autocast).
+/// Returns the 16-bit dtype that operations of this thread are cast to; `None` outside of
+/// [`autocast`](crate::amp::autocast).
 #[must_use]
 pub fn autocast_dtype() -> Option<DType> {
     AUTOCAST_DTYPE.current()
@@ -67,8 +68,8 @@ pub fn is_autocast_enabled() -> bool {
     autocast_dtype().is_some()
 }
 
-/// Frees the casts that this thread's [`autocast`](crate::amp::autocast) scopes cache. Results do not change, because outdated
-/// casts are never used.
+/// Frees the casts that this thread's [`autocast`](crate::amp::autocast) scopes cache. Results do not change,
+/// because outdated casts are never used.
 pub fn clear_autocast_cache() {
     // Taken out first, because dropping a tensor must not find the map borrowed.
     let casts = CAST_CACHE.with_current_mut(std::mem::take);
@@ -106,8 +107,8 @@ pub(crate) struct AutocastStateGuard {
     _cast_cache: ScopedGuard<NoDropCell<CastCache>>,
 }
 
-/// Guard during which operations of this thread choose their dtypes; see [`autocast`](crate::amp::autocast)(crate::amp::autocast()).
-/// Guards may be dropped in any order: the innermost live guard decides.
+/// Guard during which operations of this thread choose their dtypes: see [`autocast`](crate::amp::autocast). Guards
+/// may be dropped in any order: the innermost live guard decides.
 #[derive(Debug)]
 pub struct AutocastGuard {
     dtype: Option<ScopedGuard<Cell<Option<DType>>>>,

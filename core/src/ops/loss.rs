@@ -51,11 +51,11 @@ with_defaults! {
     /// Options of [`Tensor::nll_loss`].
     #[derive(Clone, Copy, Debug)]
     pub struct NllLossOptions<'a> {
-        /// Weight of each class; `None` for 1.
+        /// Weight of each class, \[classes\]; `None` for 1.
         pub weight: Option<&'a Tensor> = None,
         /// Class whose examples do not count; -100.
         pub ignore_index: i64 = -100,
-        /// Reduction of the examples' losses, a mean. It is weighted by the class weights.
+        /// Reduction of the examples' losses; mean, weighted by the class weights.
         pub reduction: Reduction = Reduction::Mean,
     }
 }
@@ -64,11 +64,11 @@ with_defaults! {
     /// Options of [`Tensor::binary_cross_entropy_with_logits`].
     #[derive(Clone, Copy, Debug)]
     pub struct BceWithLogitsOptions<'a> {
-        /// Factor of each loss, broadcast; `None` for 1.
+        /// Factor of each loss, broadcast to the losses; `None` for 1.
         pub weight: Option<&'a Tensor> = None,
-        /// Factor of the loss of positives, broadcast; `None` for 1.
+        /// Factor of the loss of positives, broadcast to the losses; `None` for 1.
         pub pos_weight: Option<&'a Tensor> = None,
-        /// Reduction of the losses, a mean.
+        /// Reduction of the losses; mean.
         pub reduction: Reduction = Reduction::Mean,
     }
 }
@@ -81,7 +81,7 @@ with_defaults! {
         pub full: bool = false,
         /// Lower bound of variances; 1e-6.
         pub eps: f64 = 1e-6,
-        /// Reduction of the losses, a mean.
+        /// Reduction of the losses; mean.
         pub reduction: Reduction = Reduction::Mean,
     }
 }
@@ -92,7 +92,7 @@ with_defaults! {
     pub struct PairwiseDistanceOptions {
         /// Order of the norm; 2.
         pub p: f64 = 2.0,
-        /// Added to each difference; 1e-6.
+        /// Term added to each difference; 1e-6.
         pub eps: f64 = 1e-6,
         /// If true, keeps the reduced dimension with extent 1; false.
         pub keepdim: bool = false,
@@ -114,13 +114,13 @@ with_defaults! {
     /// Options of [`Tensor::triplet_margin_loss`].
     #[derive(Clone, Copy, Debug)]
     pub struct TripletMarginLossOptions {
-        /// Least difference of the distances without a loss, above 0; 1.
+        /// Difference of the distances, above 0, from which on the loss is 0; 1.
         pub margin: f64 = 1.0,
         /// Order of the norm; 2.
         pub p: f64 = 2.0,
-        /// If true, uses the smaller distance to the negative, of anchor and positive; false.
+        /// If true, d(a, n) is replaced by d(p, n) where that is less; false.
         pub swap: bool = false,
-        /// Reduction of the losses, a mean.
+        /// Reduction of the losses; mean.
         pub reduction: Reduction = Reduction::Mean,
     }
 }

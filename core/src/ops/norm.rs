@@ -437,11 +437,11 @@ with_defaults! {
     /// Options of [`Tensor::layer_norm`], [`Tensor::add_layer_norm`] and [`Tensor::group_norm`].
     #[derive(Clone, Copy, Debug)]
     pub struct NormOptions<'a> {
-        /// Factors of the normalised elements; `None` for 1.
+        /// Factors of the normalised elements, of the normalised shape (group norm: \[channels\]); `None` for 1.
         pub weight: Option<&'a Tensor> = None,
-        /// Summands of the normalised elements; `None` for 0.
+        /// Terms added to the normalised elements, of the normalised shape (group norm: \[channels\]); `None` for 0.
         pub bias: Option<&'a Tensor> = None,
-        /// Added to variances; 1e-5.
+        /// Term added to variances; 1e-5.
         pub eps: f64 = 1e-5,
     }
 }
@@ -450,7 +450,7 @@ with_defaults! {
     /// Options of [`Tensor::instance_norm`].
     #[derive(Clone, Copy, Debug)]
     pub struct InstanceNormOptions<'a> {
-        /// Running mean and variance \[channels\]; `None`.
+        /// Running mean and variance, \[channels\] each; `None`.
         pub running: Option<(&'a Tensor, &'a Tensor)> = None,
         /// Factor of each channel; `None` for 1.
         pub weight: Option<&'a Tensor> = None,
@@ -460,7 +460,7 @@ with_defaults! {
         pub use_input_stats: bool = true,
         /// Share of the input in new running statistics; 0.1.
         pub momentum: f64 = 0.1,
-        /// Added to variances; 1e-5.
+        /// Term added to variances; 1e-5.
         pub eps: f64 = 1e-5,
     }
 }
@@ -473,7 +473,7 @@ with_defaults! {
         pub alpha: f64 = 1e-4,
         /// Exponent of the divisor; 0.75.
         pub beta: f64 = 0.75,
-        /// Added to the mean square; 1.
+        /// Term added to the mean square; 1.
         pub k: f64 = 1.0,
     }
 }
@@ -606,8 +606,8 @@ impl Tensor {
         self.normalize_groups("group_norm", groups, [weight, bias], eps)
     }
 
-    /// Normalises each channel of each entry of [batch, channels, ...]. The running mean and variance are
-    /// updated in place, or without `use_input_stats` replace the input's statistics.
+    /// Normalises each channel of each entry of [batch, channels, ...]. Updates the running mean and variance in
+    /// place. Without `use_input_stats`, the running statistics replace the input's.
     ///
     /// # Errors
     /// `use_input_stats` is false and there are no running statistics. See also

@@ -184,9 +184,9 @@ fn linspace_value_fn(start: f64, end: f64, steps: usize, dtype: DType) -> impl F
 /// Options of [`Tensor::diff`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DiffOptions<'a> {
-    /// Tensor that is joined to the front first.
+    /// Tensor that is joined to the front before the differences; `None`.
     pub prepend: Option<&'a Tensor>,
-    /// Tensor that is joined to the end first.
+    /// Tensor that is joined to the end before the differences; `None`.
     pub append: Option<&'a Tensor>,
 }
 

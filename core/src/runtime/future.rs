@@ -31,6 +31,7 @@ impl<T> fmt::Debug for DeviceFuture<T> {
 
 impl<T> DeviceFuture<T> {
     /// Creates a future that is complete.
+    #[doc(hidden)]
     pub fn ready(result: Result<T>) -> Self {
         Self { slot: Arc::new(Mutex::new(Slot { result: Some(result), waker: None })) }
     }

@@ -46,6 +46,9 @@ impl Text {
     }
 
     /// Searches the file of [`shakespeare`](Self::shakespeare) and returns its path, for use with a custom tokenizer.
+    ///
+    /// # Errors
+    /// The file is not found. The message lists the folders that were searched.
     pub fn shakespeare_file() -> Result<PathBuf> {
         let advice = "it is `tests/data/shakespeare.txt` of the project's repository: name a folder that has it in \
                       FOREBAY_DATA, or open another text with `Text::open`";

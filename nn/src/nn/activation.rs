@@ -116,7 +116,8 @@ pub struct Prelu {
 }
 
 impl Prelu {
-    /// Creates a layer of `slopes` slopes (1 or one a channel), initially `slope`. PyTorch's default is 0.25.
+    /// Creates a layer of `slopes` slopes (one, or one for each channel) with the initial value `slope`. PyTorch's
+    /// default is 0.25.
     #[track_caller]
     pub fn new(slopes: usize, slope: f64, device: &Device) -> Result<Self> {
         Ok(Self { weight: init::create_parameter(|| Tensor::full([slopes], slope, DType::F32, device))? })

@@ -413,8 +413,9 @@ impl Bert {
         self.scope.run(|| self.pooler.dense.forward(&hidden.select(1, 0)?)?.tanh())
     }
 
-    /// Returns one vector of length 1 for each text, \[batch, features\]. A vector is the normalised mean of
-    /// its tokens' features from [`forward`](Self::forward), without padding. The product of two vectors is their cosine similarity.
+    /// Returns one vector of length 1 for each text, \[batch, features\]. A vector is the normalised mean of its
+    /// tokens' features from [`forward`](Self::forward), without padding. The product of two vectors is their
+    /// cosine similarity.
     #[track_caller]
     pub fn sentence_embeddings(&self, tokens: &Tensor, mask: &Tensor) -> Result<Tensor> {
         let hidden = self.forward(tokens, Some(mask))?;

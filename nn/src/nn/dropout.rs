@@ -12,7 +12,7 @@ macro_rules! dropout_layers {
         $(#[$doc])*
         #[derive(Debug, Module)]
         pub struct $layer {
-            /// Probability with which an element or channel is dropped.
+            /// Probability with which an element or channel is dropped, 0 to 1.
             pub p: f64,
             training: AtomicBool,
             scope: ModuleScope,
@@ -25,7 +25,7 @@ macro_rules! dropout_layers {
                 Self { p, training: AtomicBool::new(true), scope: ModuleScope::new() }
             }
 
-            /// In training, drops at random and scales the rest; in evaluation, returns `x`.
+            /// In training, drops at random and scales the rest. In evaluation, returns `x`.
             #[track_caller]
             pub fn forward(&self, $x: &Tensor) -> Result<Tensor> {
                 let ($p, $training) = (self.p, super::is_training(&self.training));
@@ -40,11 +40,12 @@ macro_rules! dropout_layers {
 dropout_layers! {
     /// Zeroes elements at random while training; does nothing in evaluation mode.
     Dropout "element" = |x, p, training| x.dropout(p, training);
-    /// Zeroes channels of \[batch, channels, length\] at random while training.
+    /// Zeroes channels of \[batch, channels, length\] at random while training. The batch may be absent.
     Dropout1d "channel" = |x, p, training| channel_dropout("Dropout1d", x, 3, p, training);
-    /// Zeroes channels of \[batch, channels, height, width\] at random while training.
+    /// Zeroes channels of \[batch, channels, height, width\] at random while training. The batch may be absent.
     Dropout2d "channel" = |x, p, training| channel_dropout("Dropout2d", x, 4, p, training);
-    /// Zeroes channels of \[batch, channels, depth, height, width\] at random while training.
+    /// Zeroes channels of \[batch, channels, depth, height, width\] at random while training. The batch may be
+    /// absent.
     Dropout3d "channel" = |x, p, training| channel_dropout("Dropout3d", x, 5, p, training);
     /// Drops elements at random while training, for networks of [`selu`](Tensor::selu). A dropped element
     /// takes the least value of SELU; mean and deviation are preserved

@@ -153,14 +153,9 @@ impl EmbeddingBag {
         /// `norm_type` (default 2). Every lookup then makes a pass over the table. A gradient of the table that
         /// was recorded before the lookup becomes an error.
         fn with_max_norm(max_norm: f64, p: f64) { max_norm: Some(MaxNorm { max_norm, p }) }
-    }
-
-    /// Divides the gradient of a row by the number of times a call selects the row: PyTorch's
-    /// `scale_grad_by_freq`. Not supported for maxima.
-    #[must_use]
-    pub fn scale_grad_by_freq(mut self) -> Self {
-        self.scale_grad_by_freq = true;
-        self
+        /// Divides the gradient of a row by the number of times a call selects the row: PyTorch's
+        /// `scale_grad_by_freq`. Not supported for maxima.
+        fn scale_grad_by_freq() { scale_grad_by_freq: true }
     }
 
     /// Reduces each bag to one vector; errors as for [`embedding_bag`](Tensor::embedding_bag).

@@ -42,6 +42,9 @@ impl GptOptions {
     /// assert_eq!((sizes.layers, sizes.heads, sizes.context), (1, 12, 1024));
     /// # Ok::<(), forebay_core::error::Error>(())
     /// ```
+    ///
+    /// # Errors
+    /// The file has no matrix `wte.weight` or `wpe.weight`.
     pub fn from_gpt2_state_dict(file: &BTreeMap<String, Tensor>) -> Result<Self> {
         let table = |name: &str| match file
             .iter()
@@ -61,9 +64,9 @@ impl GptOptions {
 }
 
 impl Gpt {
-    /// Copies the weights of a GPT-2 file ([`safetensors::load`](crate::io::safetensors::load)) into the
-    /// model by [`load_state_dict`](Module::load_state_dict). Names may begin with `transformer.`, and weights of layers are \[in, out\]. Positions beyond
-    /// the model's context are ignored.
+    /// Copies the weights of a GPT-2 file ([`safetensors::load`](crate::io::safetensors::load)) into the model by
+    /// [`load_state_dict`](Module::load_state_dict). Names may begin with `transformer.`, and weights of layers are
+    /// \[in, out\]. Positions beyond the model's context are ignored.
     ///
     /// # Errors
     /// The weight of the last layer differs from the token embedding, because this model shares the two.

@@ -46,8 +46,8 @@ pub fn default_dtype(dtype: DType) -> Result<DefaultDTypeGuard> {
     Ok(DefaultDTypeGuard { _dtype: ScopedGuard::new(&DEFAULT_DTYPE, Some(dtype)) })
 }
 
-/// Creates a parameter: `make` allocates a floating-point tensor, which is tagged as a parameter and requires a gradient.
-/// Under [`default_dtype`], the parameter has that dtype.
+/// Creates a parameter: `make` allocates a floating-point tensor, which is tagged as a parameter and requires a
+/// gradient. Under [`default_dtype`], the parameter has that dtype.
 #[track_caller]
 pub fn create_parameter(make: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
     let made = create_buffer(|| {
@@ -71,7 +71,7 @@ pub fn create_buffer(make: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
     make()
 }
 
-/// Returns the fan-in and fan-out of a weight \[out, in, ..\] of two or more dimensions: the inputs of one
+/// Returns the fan-in and fan-out of a weight \[out, in, ..\] of two or more dimensions. They are the inputs of one
 /// output, and the outputs of one input.
 #[track_caller]
 pub fn calculate_fan_in_and_fan_out(weight: &Tensor) -> Result<(usize, usize)> {
@@ -118,21 +118,22 @@ pub fn ones_(t: &Tensor) -> Result<()> {
     constant_(t, 1.0)
 }
 
-/// Fills the weight \[out, in, ..\] with uniform values that preserve the variance through a layer followed by a leaky ReLU
-/// of slope `a` (0 for a ReLU). Layers use √5, which gives the bound 1/√fan_in.
+/// Fills the weight \[out, in, ..\] with uniform values that preserve the variance through a layer and a leaky
+/// ReLU. `a` is the slope of the leaky ReLU (0 for a ReLU). Layers use √5, which gives the bound 1/√fan_in.
 #[track_caller]
 pub fn kaiming_uniform_(t: &Tensor, a: f64) -> Result<()> {
     let bound = (6.0 / ((1.0 + a * a) * calculate_fan_in_and_fan_out(t)?.0.max(1) as f64)).sqrt();
     uniform_(t, -bound, bound)
 }
 
-/// Fills a weight with normal values of the variance of [`kaiming_uniform_`].
+/// Fills the weight \[out, in, ..\] with normal values of the variance of [`kaiming_uniform_`].
 #[track_caller]
 pub fn kaiming_normal_(t: &Tensor, a: f64) -> Result<()> {
     normal_(t, 0.0, (2.0 / ((1.0 + a * a) * calculate_fan_in_and_fan_out(t)?.0.max(1) as f64)).sqrt())
 }
 
-/// Fills a weight with uniform values that preserve the variance in both directions (Glorot).
+/// Fills the weight \[out, in, ..\] with uniform values that preserve the variance in both directions (Glorot).
+/// `gain` is finite and at least 0.
 #[track_caller]
 pub fn xavier_uniform_(t: &Tensor, gain: f64) -> Result<()> {
     check::non_negative("xavier_uniform_", "gain", gain)?;
@@ -141,7 +142,7 @@ pub fn xavier_uniform_(t: &Tensor, gain: f64) -> Result<()> {
     uniform_(t, -bound, bound)
 }
 
-/// Fills a weight with normal values of the variance of [`xavier_uniform_`].
+/// Fills the weight with normal values of the variance of [`xavier_uniform_`], with the same conditions.
 #[track_caller]
 pub fn xavier_normal_(t: &Tensor, gain: f64) -> Result<()> {
     check::non_negative("xavier_normal_", "gain", gain)?;
@@ -164,7 +165,8 @@ pub enum Nonlinearity {
     Selu,
 }
 
-/// Returns the factor of an activation for the deviation of its weights: PyTorch's `calculate_gain`.
+/// Returns the factor that an activation requires for the deviation of the weights before it: PyTorch's
+/// `calculate_gain`.
 ///
 /// ```
 /// use forebay_nn::nn::init::{Nonlinearity, calculate_gain};
@@ -232,9 +234,9 @@ pub fn trunc_normal_(t: &Tensor, mean: f64, std: f64, low: f64, high: f64) -> Re
     })
 }
 
-/// Fills the tensor of two or more dimensions, as a matrix \[out, rest\], with orthogonal rows of length
-/// `gain` (Saxe et al., 2013). If there are fewer columns than rows, the columns are orthogonal instead. The
-/// host computes the values, and waits.
+/// Fills the tensor of two or more dimensions, as a matrix \[out, rest\], with orthogonal rows of length `gain`
+/// (Saxe et al., 2013). If there are fewer columns than rows, the columns are orthogonal instead. The host computes
+/// the values, and waits for the device.
 #[track_caller]
 pub fn orthogonal_(t: &Tensor, gain: f64) -> Result<()> {
     calculate_fan_in_and_fan_out(t)?;
@@ -314,7 +316,8 @@ pub fn sparse_(t: &Tensor, sparsity: f64, std: f64) -> Result<()> {
     })
 }
 
-/// Concatenates parameters of one dtype to a vector: PyTorch's `parameters_to_vector`. Gradients flow back.
+/// Concatenates one or more parameters of one dtype to a vector: PyTorch's `parameters_to_vector`. Gradients flow
+/// to all of them.
 #[track_caller]
 pub fn parameters_to_vector(parameters: &[Tensor]) -> Result<Tensor> {
     let flat = parameters.iter().map(|p| p.reshape([p.numel()])).collect::<Result<Vec<_>>>()?;

@@ -36,7 +36,8 @@ impl Linear {
         Ok(Self { weight, bias, scope: ModuleScope::new() })
     }
 
-    /// Creates a layer from a weight \[out, in\] and a bias \[out\], for example of another dtype or shared with another layer.
+    /// Creates a layer from a weight \[out, in\] and a bias \[out\], for example of another dtype or shared with
+    /// another layer.
     #[track_caller]
     pub fn from_parameters(weight: Tensor, bias: Option<Tensor>) -> Result<Self> {
         let fits = weight.rank() == 2 && bias.as_ref().is_none_or(|b| b.shape() == &weight.shape()[..1]);

@@ -289,7 +289,8 @@ pub trait Module {
         self.parameters().iter().for_each(|t| drop(t.requires_grad_(on)));
     }
 
-    /// Counts the elements of the parameters, each once: `sum(p.numel() for p in model.parameters())`.
+    /// Counts the elements of all parameters, frozen ones included, each once: PyTorch's
+    /// `sum(p.numel() for p in model.parameters())`.
     fn num_parameters(&self) -> usize {
         self.parameters().iter().map(Tensor::numel).sum()
     }

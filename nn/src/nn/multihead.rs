@@ -19,8 +19,8 @@ pub struct AttentionMasks<'a> {
     pub attn_mask: Option<&'a Tensor>,
     /// Mask of padding, \[batch, keys\], or \[keys\] without a batch.
     pub key_padding_mask: Option<&'a Tensor>,
-    /// If true, query i attends only to keys up to i. Unlike PyTorch's hint, needs no mask, and combines with
-    /// any.
+    /// If true, query i attends only to keys up to i. Unlike PyTorch's hint, the flag needs no mask, and combines
+    /// with any mask.
     pub is_causal: bool,
 }
 

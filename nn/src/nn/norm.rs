@@ -295,7 +295,8 @@ macro_rules! batch_norm {
                 fn without_running_stats() { 0.running_mean: None, 0.running_var: None, 0.num_batches_tracked: None }
             }
 
-            /// Normalises `x`, which has the layer's number of channels, in training each of several elements.
+            /// Normalises `x`, which has the layer's number of channels. In training, each channel has several
+            /// elements.
             #[track_caller]
             pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
                 Self::check(x)?;

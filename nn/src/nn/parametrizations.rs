@@ -158,8 +158,8 @@ pub struct SpectralNorm<L> {
 }
 
 impl<L: HasWeight> SpectralNorm<L> {
-    /// Wraps a layer whose weight has two or more dimensions, with one step of the power method for each pass and eps 1e-12. The initial estimate
-    /// takes 15 steps, as in PyTorch.
+    /// Wraps a layer whose weight has two or more dimensions, with one step of the power method for each pass and
+    /// eps 1e-12. The initial estimate takes 15 steps, as in PyTorch.
     #[track_caller]
     pub fn new(layer: L) -> Result<Self> {
         let weight = layer.weight();

@@ -11,12 +11,12 @@ method_layers! {
     AvgPool1d(PoolOptions<1>) avg_pool1d "The average of each window of signals";
     AvgPool2d(PoolOptions<2>) avg_pool2d "The average of each window of images";
     AvgPool3d(PoolOptions<3>) avg_pool3d "The average of each window of volumes";
-    AdaptiveAvgPool1d(usize) adaptive_avg_pool1d "So many averages of signals";
-    AdaptiveAvgPool2d([usize; 2]) adaptive_avg_pool2d "So many averages of images, height and width";
-    AdaptiveAvgPool3d([usize; 3]) adaptive_avg_pool3d "So many averages of volumes, depth, height and width";
-    AdaptiveMaxPool1d(usize) adaptive_max_pool1d "So many maxima of signals";
-    AdaptiveMaxPool2d([usize; 2]) adaptive_max_pool2d "So many maxima of images, height and width";
-    AdaptiveMaxPool3d([usize; 3]) adaptive_max_pool3d "So many maxima of volumes, depth, height and width";
+    AdaptiveAvgPool1d(usize) adaptive_avg_pool1d "Averages of signals over a fixed number of windows";
+    AdaptiveAvgPool2d([usize; 2]) adaptive_avg_pool2d "Averages of images over a fixed number of windows";
+    AdaptiveAvgPool3d([usize; 3]) adaptive_avg_pool3d "Averages of volumes over a fixed number of windows";
+    AdaptiveMaxPool1d(usize) adaptive_max_pool1d "Maxima of signals over a fixed number of windows";
+    AdaptiveMaxPool2d([usize; 2]) adaptive_max_pool2d "Maxima of images over a fixed number of windows";
+    AdaptiveMaxPool3d([usize; 3]) adaptive_max_pool3d "Maxima of volumes over a fixed number of windows";
 }
 
 /// p-norm of each window: [`lp_pool2d`](Tensor::lp_pool2d), for signals, images and volumes.
@@ -58,7 +58,8 @@ pub enum FractionalSize<const N: usize> {
     OutputRatio([f64; N]),
 }
 
-/// Maximum of random windows: [`fractional_max_pool2d`](Tensor::fractional_max_pool2d), also of volumes.
+/// Maximum of windows at random positions, for images and volumes:
+/// [`fractional_max_pool2d`](Tensor::fractional_max_pool2d).
 #[derive(Clone, Copy, Debug, PartialEq, Module)]
 pub struct FractionalMaxPool<const N: usize> {
     /// Extents of a window.
@@ -129,9 +130,8 @@ macro_rules! fractional_pools {
                 Ok(self.forward_with_indices(x, None)?.0)
             }
 
-            #[doc = concat!("Applies [`", stringify!($op), "`](Tensor::", stringify!($op), "), and returns the indices too.")]
-            /// Without `samples`, the
-            /// positions of the windows are random.
+            #[doc = concat!("Applies [`", stringify!($op), "`](Tensor::", stringify!($op), "),")]
+            /// and returns the indices too. Without `samples`, the positions of the windows are random.
             #[track_caller]
             pub fn forward_with_indices(&self, x: &Tensor, samples: Option<&Tensor>) -> Result<(Tensor, Tensor)> {
                 x.$op(self.kernel_size, self.output_extents(x)?, samples)

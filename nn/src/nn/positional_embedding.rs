@@ -121,7 +121,8 @@ impl RotaryEmbedding {
         Self::with_base(positions, features, 10_000.0, device)
     }
 
-    /// Creates a layer with frequencies from 1 to 1 / base; Llama 3 has a base of 500,000.
+    /// Creates a layer like [`new`](Self::new) with frequencies from 1 to 1 / `base`, which is finite and above 0.
+    /// Llama 3 has a base of 500,000.
     #[track_caller]
     pub fn with_base(positions: usize, features: usize, base: f64, device: &Device) -> Result<Self> {
         let table = |f: fn(f64) -> f64| {

@@ -292,8 +292,8 @@ macro_rules! recurrent_layers {
         pub struct $layer(RecurrentStack);
 
         impl $layer {
-            /// Creates a layer from `inputs` to `hidden` features, all uniform within 1/√hidden, as in
-            /// PyTorch.
+            /// Creates a layer from `inputs` to `hidden` features. All parameters are uniform within 1/√hidden, as
+            /// in PyTorch.
             #[track_caller]
             pub fn new(inputs: usize, hidden: usize, options: RecurrentOptions, device: &Device) -> Result<Self> {
                 Ok(Self(RecurrentStack::new(stringify!($layer), RecurrentKind::$kind, [inputs, hidden], options, device)?))
@@ -401,8 +401,8 @@ macro_rules! recurrent_cells {
         pub struct $cell(RecurrentCell);
 
         impl $cell {
-            /// Creates a cell from `inputs` to `hidden` features, all uniform within 1/√hidden, as in
-            /// PyTorch.
+            /// Creates a cell from `inputs` to `hidden` features. All parameters are uniform within 1/√hidden, as
+            /// in PyTorch.
             #[track_caller]
             pub fn new(inputs: usize, hidden: usize, bias: bool, device: &Device) -> Result<Self> {
                 let kind = RecurrentKind::$kind;

@@ -60,7 +60,7 @@ impl Unflatten {
         Self { dim, sizes: sizes.to_extents().to_vec() }
     }
 
-    /// Returns `x` with the dimension split.
+    /// Returns `x` with the dimension split. The product of the extents is the extent of the dimension.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         x.unflatten(self.dim, &self.sizes)
@@ -134,7 +134,7 @@ macro_rules! pad_layers {
                 Self([padding; 2 * $n])
             }
 
-            /// Pads `x`.
+            /// Pads `x`: see [`pad`](Tensor::pad).
             #[track_caller]
             pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
                 x.pad(&self.0, $mode)
@@ -184,7 +184,7 @@ pub type ConstantPad2d = ConstantPad<2>;
 pub type ConstantPad3d = ConstantPad<3>;
 
 impl<const N: usize> ConstantPad<N> {
-    /// Creates a layer that pads with `value`. `padding` is one extent, or two for each of the `N`
+    /// Creates a layer that pads with `value`. `padding` is one extent for all sides, or two for each of the `N`
     /// dimensions.
     pub fn new(padding: &[isize], value: f64) -> Result<Self> {
         let padding = match padding {
@@ -201,7 +201,7 @@ impl<const N: usize> ConstantPad<N> {
         Ok(Self { padding, value })
     }
 
-    /// Pads `x`.
+    /// Pads `x`: see [`pad`](Tensor::pad).
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         x.pad(&self.padding, PadMode::Constant(self.value))

@@ -333,8 +333,8 @@ pub struct Transformer {
 }
 
 impl Transformer {
-    /// Creates a model with `layers` encoder and decoder layers. `heads` divides `features`. Matrices are uniform by Xavier's rule, as in
-    /// PyTorch.
+    /// Creates a model with `layers` encoder and decoder layers. `heads` divides `features`. Matrices are uniform
+    /// by Xavier's rule, as in PyTorch.
     #[track_caller]
     pub fn new(
         features: usize,

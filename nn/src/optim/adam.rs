@@ -78,8 +78,8 @@ macro_rules! adam_optimizers {
             eps: f64,
             /// Sets the weight decay.
             weight_decay: f64,
-            /// Sets the filter of parameters that decay; all. `|p| p.rank() > 1` excludes biases and norm
-            /// weights.
+            /// Sets the filter of parameters that decay; by default all do. `|p| p.rank() > 1` excludes biases and
+            /// norm weights.
             weight_decay_filter: fn(&Tensor) -> bool,
             $($options)*
         });

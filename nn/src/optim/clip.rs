@@ -29,8 +29,8 @@ with_defaults! {
     pub struct ClipGradNormOptions {
         /// Order p of the norm (Σ |g|ᵖ)^(1/p), above 0; infinity for the largest |g|.
         pub norm_type: f64 = 2.0,
-        /// If true, an infinite or NaN norm is an error without any change. The host then waits for the
-        /// device.
+        /// If true, an infinite or NaN norm is an error, and the gradients stay unchanged. The host then waits for
+        /// the device.
         pub error_if_nonfinite: bool = false,
     }
 }

@@ -48,7 +48,7 @@ optimizer! {
     ///
     /// A step runs about twenty tensor operations a parameter. Rows and columns are the last two dimensions.
     Adafactor(AdafactorRule)
-    /// Creates Adafactor with a beta2 of 1 - t^-0.8 and no weight decay. PyTorch's default rate is 0.01.
+    /// Creates Adafactor with a beta2 of 1 - t^-0.8 and no weight decay. PyTorch's default learning rate is 0.01.
     {
         /// Sets the exponent of the step number in beta2.
         beta2_decay: f64 = -0.8 => non_positive,

@@ -145,8 +145,8 @@ optimizer! {
     /// Gradient descent that also averages the parameters; the state `ax` is the average. A changed learning rate
     /// applies to the next step, as in all optimisers here. PyTorch's applies one step later.
     Asgd(AsgdRule)
-    /// Creates averaged descent with lambda 1e-4, alpha 0.75, t0 1e6 and no weight decay. PyTorch's rate is
-    /// 0.01.
+    /// Creates averaged descent with lambda 1e-4, alpha 0.75, t0 1e6 and no weight decay. PyTorch's default
+    /// learning rate is 0.01.
     {
         /// Sets the decay of parameters and learning rate.
         lambd: f64 = 1e-4 => non_negative,

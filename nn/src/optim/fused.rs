@@ -77,7 +77,7 @@ pub(super) trait UpdateRule: RuleOptions + Copy + Send + Sync + 'static {
         let _ = state;
         shape.into()
     }
-    /// Reports whether weight decay applies to a parameter. It does to all in a launch, or to none.
+    /// Reports whether weight decay applies to a parameter. In one launch, it applies to all parameters or to none.
     fn has_weight_decay(&self, parameter: &Tensor) -> bool {
         let _ = parameter;
         true

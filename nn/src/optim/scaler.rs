@@ -75,7 +75,8 @@ enum OptimizerStage {
 }
 
 impl GradScaler {
-    /// Creates a scaler of scale 65536, doubled after 2000 finite steps in a row and halved after each other.
+    /// Creates a scaler with a scale of 65536. The scale doubles after 2000 finite steps in a row, and halves after
+    /// a step with an infinity or NaN.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -84,7 +85,7 @@ impl GradScaler {
     setters! {
         /// Sets the initial scale.
         fn init_scale(scale: f64) { init_scale: scale }
-        /// Sets the factor by which the scale grows. It is at most 2^126, whose inverse is a normal f32.
+        /// Sets the factor by which the scale grows. The scale is at most 2^126, whose inverse is a normal f32.
         fn growth_factor(factor: f64) { growth_factor: factor }
         /// Sets the factor applied to the scale after a step with an infinity or NaN.
         fn backoff_factor(factor: f64) { backoff_factor: factor }

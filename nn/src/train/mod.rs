@@ -40,7 +40,8 @@ pub use checkpoint::Checkpoint;
 pub use history::{History, MemoryPoint, Validation};
 pub use trainer::{FitStatus, LossOutput, Trainer};
 
-/// Returns the part of rows of `logits` whose maximum is at the class in `target`, a scalar on the device.
+/// Returns the fraction of rows of `logits` whose largest element is at the class in `target`, as a scalar on the
+/// device.
 pub fn accuracy(logits: &Tensor, target: &Tensor) -> Result<Tensor> {
     let _no_grad = autograd::no_grad();
     logits.argmax(-1, false)?.eq(target)?.to_dtype(DType::F32)?.mean_all()

@@ -204,7 +204,8 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         self.position.step
     }
 
-    /// Returns the rows that run at once, if limited by [`micro_batch`](Self::micro_batch) or by memory.
+    /// Returns the number of rows that run at once, if [`micro_batch`](Self::micro_batch) or an out-of-memory error
+    /// limits it.
     #[must_use]
     pub fn micro_batch_rows(&self) -> Option<usize> {
         self.micro_batching.max_rows

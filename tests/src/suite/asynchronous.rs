@@ -58,7 +58,7 @@ impl Wake for ThreadWaker {
     }
 }
 
-/// Runs a future on this thread, which sleeps until it is woken: a future that nobody wakes hangs.
+/// Runs a future on this thread, which sleeps until it is woken. The call hangs if the future never wakes the thread.
 pub(super) fn block_on<F: Future>(future: F) -> F::Output {
     let waker = Waker::from(Arc::new(ThreadWaker(thread::current())));
     let mut future = pin!(future);

@@ -30,11 +30,11 @@ pub enum GridPadding {
 /// Options of [`Tensor::grid_sample`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct GridSampleOptions {
-    /// Interpolation.
+    /// Interpolation; bilinear.
     pub mode: GridMode,
-    /// Values outside of the input.
+    /// Values outside of the input; zeros.
     pub padding_mode: GridPadding,
-    /// If true, -1 and 1 are the centres of the outer elements, else the outer edges.
+    /// If true, -1 and 1 are the centres of the outer elements, else the outer edges; false.
     pub align_corners: bool,
 }
 

@@ -70,7 +70,7 @@ with_defaults! {
     pub struct ConvolutionOptions<const N: usize> {
         /// Stride of the kernel; 1.
         pub stride: [usize; N] = [1; N],
-        /// Zeros around the input; none.
+        /// Padding on both sides of each dimension; none ([`Padding::Valid`]).
         pub padding: Padding<N> = Padding::Valid,
         /// Distance between elements of the kernel; 1.
         pub dilation: [usize; N] = [1; N],

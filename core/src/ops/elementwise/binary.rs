@@ -226,7 +226,7 @@ macro_rules! ternary {
 }
 
 ternary! {
-    /// `self` + value · t1 · t2. Integers take an integer value.
+    /// `self` + value · t1 · t2. A fractional `value` is an error for integers.
     addcmul / addcmul_(t1, t2, value): Number, "a + value * b * c", [], [
         Expr("g", &[]), Expr("g * value * c", &[C]), Expr("g * value * b", &[B])];
     /// `self` + value · t1 / t2.

@@ -190,11 +190,11 @@ pointwise_ops! {
 /// Options of [`Tensor::nan_to_num_with`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NanToNumOptions {
-    /// Replaces NaN.
+    /// Replacement of NaN; 0.
     pub nan: f64,
-    /// Replaces infinity; `None` for the largest finite value of the dtype.
+    /// Replacement of infinity; `None` for the largest finite value of the dtype.
     pub posinf: Option<f64>,
-    /// Replaces negative infinity; `None` for the smallest finite value of the dtype.
+    /// Replacement of negative infinity; `None` for the smallest finite value of the dtype.
     pub neginf: Option<f64>,
 }
 

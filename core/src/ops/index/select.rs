@@ -119,9 +119,9 @@ pub fn ignore_index_to_i32(ignored: i64) -> i32 {
 /// Options of [`Tensor::searchsorted`] and [`Tensor::bucketize`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SearchSortedOptions<'a> {
-    /// If true, the positions are i32, else i64.
+    /// If true, the positions are i32, else i64; false.
     pub out_int32: bool,
-    /// If true, counts elements that are not greater, else smaller ones.
+    /// If true, a position is the number of elements that are not greater, else of smaller elements; false.
     pub right: bool,
     /// Order of the searched elements, from [`Tensor::argsort`]; `None` if they are sorted.
     pub sorter: Option<&'a Tensor>,

@@ -103,7 +103,7 @@ with_defaults! {
     pub struct LuSolveOptions {
         /// If false, solves x a = b in place of a x = b; true.
         pub left: bool = true,
-        /// If true, transposes a; false.
+        /// If true, solves with the transpose of a; false.
         pub adjoint: bool = false,
     }
 }

@@ -13,9 +13,9 @@ with_defaults! {
         pub log_input: bool = true,
         /// If true, adds Stirling's approximation of the constant; false.
         pub full: bool = false,
-        /// Added to means inside the logarithm; 1e-8.
+        /// Term added to means inside the logarithm, unless `log_input`; 1e-8.
         pub eps: f64 = 1e-8,
-        /// Reduction of the losses, a mean.
+        /// Reduction of the losses; mean.
         pub reduction: Reduction = Reduction::Mean,
     }
 }
@@ -30,7 +30,7 @@ with_defaults! {
         pub margin: f64 = 1.0,
         /// Factor for each class of a target; `None` for 1.
         pub weight: Option<&'a Tensor> = None,
-        /// Reduction of the losses, a mean.
+        /// Reduction of the losses; mean.
         pub reduction: Reduction = Reduction::Mean,
     }
 }
@@ -39,11 +39,11 @@ with_defaults! {
     /// Options of [`Tensor::triplet_margin_with_distance_loss`].
     #[derive(Clone, Copy, Debug)]
     pub struct TripletMarginWithDistanceLossOptions {
-        /// Least difference of the distances without a loss; 1.
+        /// Difference of the distances from which on the loss is 0; 1.
         pub margin: f64 = 1.0,
-        /// If true, uses the smaller distance to the negative, of anchor and positive; false.
+        /// If true, d(a, n) is replaced by d(p, n) where that is less; false.
         pub swap: bool = false,
-        /// Reduction of the losses, a mean.
+        /// Reduction of the losses; mean.
         pub reduction: Reduction = Reduction::Mean,
     }
 }

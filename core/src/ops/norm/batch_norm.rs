@@ -208,7 +208,7 @@ with_defaults! {
     /// Options of [`Tensor::batch_norm`].
     #[derive(Clone, Copy, Debug)]
     pub struct BatchNormOptions<'a> {
-        /// Running mean and variance \[channels\]; `None`.
+        /// Running mean and variance, \[channels\] each; `None`.
         pub running: Option<(&'a Tensor, &'a Tensor)> = None,
         /// Factor of each channel; `None` for 1.
         pub weight: Option<&'a Tensor> = None,
@@ -218,7 +218,7 @@ with_defaults! {
         pub training: bool = false,
         /// Share of the batch in new running statistics; 0.1.
         pub momentum: f64 = 0.1,
-        /// Added to variances; 1e-5.
+        /// Term added to variances; 1e-5.
         pub eps: f64 = 1e-5,
     }
 }

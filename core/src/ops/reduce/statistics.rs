@@ -250,7 +250,7 @@ impl Tensor {
     }
 
     /// Computes the covariance matrix of \[variables, observations\], or of the observations of one variable:
-    /// PyTorch's `cov`. The host reads the smallest weight.
+    /// PyTorch's `cov`. With weights, the host reads the smallest.
     ///
     /// # Errors
     /// There are more than two dimensions. The weights do not match the observations, or one is negative.

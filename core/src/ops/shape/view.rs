@@ -356,6 +356,9 @@ impl Tensor {
 
     /// Splits one dimension before these indices: PyTorch's `tensor_split` with indices. Negative indices
     /// count from the end, and a part that ends before its start is empty.
+    ///
+    /// # Errors
+    /// The rank is 0.
     pub fn tensor_split_at(&self, indices: &[isize], dim: isize) -> Result<Vec<Tensor>> {
         let extent = self.checked_split_extent(dim)?;
         let place = |&i: &isize| match i {
