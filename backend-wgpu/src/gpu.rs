@@ -81,12 +81,12 @@ impl Gpu {
         if !self.is_shared {
             return call();
         }
-        let mut made = None;
-        if let Err(error) = self.with_error_scopes(|| made = Some(call())) {
+        let (made, error) = self.scope_errors(call);
+        if let Some(error) = error {
             lock(&self.health.error).get_or_insert_with(|| to_single_line(&error));
             self.health.has_problem.store(true, Ordering::Release);
         }
-        made.expect("the call has run")
+        made
     }
 
     /// Returns the error that a callback recorded, if any. A lost device stays lost; other errors are
@@ -110,17 +110,22 @@ impl Gpu {
     /// Runs `create` and returns the error that it raised, if any, in place of the result. Error scopes are
     /// per thread.
     pub(crate) fn with_error_scopes<T>(&self, create: impl FnOnce() -> T) -> Result<T, wgpu::Error> {
+        match self.scope_errors(create) {
+            (_, Some(error)) => Err(error),
+            (made, None) => Ok(made),
+        }
+    }
+
+    /// Runs a call inside error scopes. Returns its result, and the first error.
+    fn scope_errors<T>(&self, call: impl FnOnce() -> T) -> (T, Option<wgpu::Error>) {
         let full = self.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
         let invalid = self.device.push_error_scope(wgpu::ErrorFilter::Validation);
         let internal = self.device.push_error_scope(wgpu::ErrorFilter::Internal);
-        let made = create();
+        let made = call();
         let internal = pollster::block_on(internal.pop());
         let invalid = pollster::block_on(invalid.pop());
         let full = pollster::block_on(full.pop());
-        match full.or(invalid).or(internal) {
-            Some(error) => Err(error),
-            None => Ok(made),
-        }
+        (made, full.or(invalid).or(internal))
     }
 
     /// Creates a command encoder.

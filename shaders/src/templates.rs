@@ -36,6 +36,7 @@ templates! {
     "attention",
     "attention_common",
     "attention_cooperative",
+    "attention_rows",
     "attention_delta",
     "attention_dropout_mask",
     "cross_entropy",

@@ -157,23 +157,10 @@ r. -#}
 @compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
         @builtin(local_invocation_index) lane: u32) {
-    // Written out, so that validation sees that control flow is uniform.
-    let index = group.y * groups.x + group.x;
-    let tiles = p.window.w;
-    {% if pass == "keys" %}
-    let heads = p.extents.z;
-    {% else %}
-    let heads = p.extents.y;
-    {% endif %}
-    if index >= p.extents.x * heads * tiles { return; }
-    // Rows with the most work start first: the last queries, or the first keys.
-    let row0 = {{ "index % tiles" if pass == "keys" else "(tiles - 1u - index % tiles)" }} * 64u;
-    let batch = index / tiles / heads;
-    let head = index / tiles % heads;
+    {% include "attention_rows" %}
+
     let x = lane & 7u;
     let y = lane >> 3u;
-    let one_base = p.outs.x + batch * p.one.x + head * p.one.y;
-    let two_base = p.outs.y + batch * p.two.x + head * p.two.y;
     {% if pass == "keys" %}
     // The queries that attend to some key of these.
     let last = min(row0 + 63u, {{ keys }} - 1u);

@@ -220,21 +220,8 @@ halves read their quads in different orders, so that they access different banks
 @compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
         @builtin(local_invocation_index) lane: u32) {
-    // Written out, so that validation sees that control flow is uniform.
-    let index = group.y * groups.x + group.x;
-    let blocks = p.window.w;
-    {% if pass == "keys" %}
-    let heads = p.extents.z;
-    {% else %}
-    let heads = p.extents.y;
-    {% endif %}
-    if index >= p.extents.x * heads * blocks { return; }
-    // Rows with the most work start first: the last queries, or the first keys.
-    let row0 = {{ "index % blocks" if pass == "keys" else "(blocks - 1u - index % blocks)" }} * 64u;
-    let batch = index / blocks / heads;
-    let head = index / blocks % heads;
-    let one_base = p.outs.x + batch * p.one.x + head * p.one.y;
-    let two_base = p.outs.y + batch * p.two.x + head * p.two.y;
+    {% include "attention_rows" %}
+
     // The first row of the subgroup; the row of the invocation, and its half of 16 columns.
     let strip = lane / 32u * 16u;
     let row = row0 + (lane >> 1u);

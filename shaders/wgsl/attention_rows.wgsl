@@ -1,0 +1,19 @@
+{#-
+The start of an attention kernel's `main`: the 64 rows, the head and the batch of a workgroup, and where its results
+begin. `group`, `groups` and `pass` are those of `attention`.
+-#}
+    // Written out, so that validation sees that control flow is uniform.
+    let index = group.y * groups.x + group.x;
+    let blocks = p.window.w;
+    {% if pass == "keys" %}
+    let heads = p.extents.z;
+    {% else %}
+    let heads = p.extents.y;
+    {% endif %}
+    if index >= p.extents.x * heads * blocks { return; }
+    // Rows with the most work start first: the last queries, or the first keys.
+    let row0 = {{ "index % blocks" if pass == "keys" else "(blocks - 1u - index % blocks)" }} * 64u;
+    let batch = index / blocks / heads;
+    let head = index / blocks % heads;
+    let one_base = p.outs.x + batch * p.one.x + head * p.one.y;
+    let two_base = p.outs.y + batch * p.two.x + head * p.two.y;
