@@ -5,11 +5,11 @@ use std::ffi::{CStr, CString};
 use std::fmt;
 use std::sync::{Arc, Mutex, Once, PoisonError, RwLock};
 
+use forebay_core::backend::compile_pool::{self, PendingCode};
 use forebay_core::backend::{KernelContent, KernelId, KernelSource, Launch, SourceError};
 use forebay_core::error::{Error, Result};
 use smallvec::SmallVec;
 
-use crate::compiler::{self, PendingCubin};
 use crate::context::{
     ArgBytes, Context, CudaModule, Function, KernelLaunch, Stream, arg_bytes, arg_pointers,
 };
@@ -70,13 +70,13 @@ pub(crate) enum SubmitStatus {
 struct PendingKernel {
     label: String,
     entry: CString,
-    code: Arc<PendingCubin>,
+    code: Arc<PendingCode<Vec<u8>>>,
 }
 
 /// Device code: loaded, or being compiled.
 pub(crate) enum KernelCode {
     Loaded(CudaModule),
-    Compiling(Arc<PendingCubin>),
+    Compiling(Arc<PendingCode<Vec<u8>>>),
 }
 
 impl KernelRegistry {
@@ -145,7 +145,7 @@ impl KernelRegistry {
 
     /// Reports whether a kernel can be launched without waiting for the compiler.
     pub(crate) fn is_compiled(&self, id: KernelId) -> bool {
-        lock(&self.pending).get(&id.0).is_none_or(|unfinished| unfinished.code.is_done())
+        lock(&self.pending).get(&id.0).is_none_or(|unfinished| unfinished.code.get().is_some())
     }
 
     /// Waits until a kernel is compiled, and loads it. The next call retries after an error.
@@ -155,7 +155,7 @@ impl KernelRegistry {
         };
         let Some((label, entry, code)) = lock(&self.pending).get(&id.0).map(found) else { return Ok(()) };
         let cubin = code.wait().map_err(|message| compilation_error(&label, &message))?;
-        let module = CudaModule::load(context, &cubin)?;
+        let module = CudaModule::load(context, cubin)?;
         let mut loaded = self.loaded.write().unwrap_or_else(PoisonError::into_inner);
         let Some(kernel) = loaded.get_mut(id.0 as usize) else { return Ok(()) };
         // Another thread may have loaded the kernel.
@@ -191,15 +191,18 @@ impl KernelRegistry {
             }
         }
         let version = compiler.map_err(|error| compilation_error(label, &error))?;
+        // NVRTC is loaded: its version was asked.
+        static AT_EXIT: Once = Once::new();
+        AT_EXIT.call_once(compile_pool::register_exit_handler);
         // Loads cuBLASLt meanwhile: loading takes as long as compiling a kernel, and this program has not
         // multiplied before.
         static PRODUCTS: Once = Once::new();
         if !settings::portable_kernels() {
-            PRODUCTS.call_once(|| compiler::spawn(Box::new(|| _ = cublaslt::version())));
+            PRODUCTS.call_once(|| compile_pool::spawn(Box::new(|| _ = cublaslt::version())));
         }
         let (disk, arch) = (self.disk.clone(), self.arch);
         let (label, source) = (label.to_owned(), source.to_owned());
-        Ok(KernelCode::Compiling(compiler::start_compile(move || {
+        Ok(KernelCode::Compiling(compile_pool::start_compile(move || {
             let cubin = nvrtc::compile_with_options(&source, &label, arch, options)
                 .map_err(|error| error.to_string())?;
             disk.store(key, version, &cubin);

@@ -33,7 +33,6 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 pub mod attention;
 mod autotune;
 mod backend;
-mod compiler;
 mod context;
 mod cublaslt;
 mod deferred;

@@ -8,9 +8,9 @@ use std::iter;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use forebay_core::backend::SourceError;
+use forebay_core::backend::compile_pool::PendingCode;
 use rustc_hash::FxHashMap;
 
-use crate::compiler::PendingCubin;
 use crate::context::{Context, CudaModule, Function, KernelLaunch, Stream, arg_bytes};
 use crate::kernels::{KernelCode, KernelRegistry, SubmitStatus};
 use crate::nvrtc;
@@ -101,7 +101,7 @@ impl<K> Default for NativeKernels<K> {
 #[derive(Debug)]
 enum NativeKernelState {
     /// The code is being compiled.
-    Compiling(Arc<PendingCubin>),
+    Compiling(Arc<PendingCode<Vec<u8>>>),
     /// The kernel is loaded; the module keeps the code alive.
     Ready { function: Function, _module: CudaModule },
     /// The kernel cannot be compiled.
@@ -170,11 +170,11 @@ impl<K: NativeKernel> NativeKernels<K> {
             // NVRTC 13.0 and later are known to accept the kernels; older versions must be waited for,
             // because they may refuse.
             let sure = nvrtc::version().is_ok_and(|version| version >= (13, 0));
-            if !wait && sure && !code.is_done() {
+            if !wait && sure && code.get().is_none() {
                 return Ok(NativeKernelLookup::Compiling);
             }
-            let module =
-                code.wait().and_then(|cubin| CudaModule::load(context, &cubin).map_err(|e| e.to_string()));
+            let module = code.wait().map_err(str::to_owned);
+            let module = module.and_then(|cubin| CudaModule::load(context, cubin).map_err(|e| e.to_string()));
             let state = match module {
                 Ok(module) => NativeKernelState::from_module(kernel, module)?,
                 Err(error) => NativeKernelState::log_failure::<K>(&error),

@@ -1,5 +1,6 @@
 //! The backend itself: segments, fences and the core's calls, implemented over the recorder.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
@@ -57,10 +58,45 @@ pub struct WgpuBackend {
     state: Arc<Mutex<QueueState>>,
 }
 
+/// Recorded commands, and commands that cannot be recorded yet.
 #[derive(Debug)]
 pub(crate) struct QueueState {
-    pub(crate) recorder: CommandRecorder,
+    recorder: CommandRecorder,
+    /// Commands that wait for a kernel that is still being compiled, and all later commands, in order.
+    deferred: VecDeque<PreparedCommand>,
     bind_groups: BindGroupCache,
+}
+
+impl QueueState {
+    /// Returns the recorder, with all commands in it. Waits for kernels that are still being compiled.
+    pub(crate) fn drained_recorder(&mut self) -> Result<&mut CommandRecorder, SourceError> {
+        self.drain_deferred(true)?;
+        Ok(&mut self.recorder)
+    }
+
+    /// Submits all commands. Waits for kernels that are still being compiled.
+    fn submit(&mut self) -> Result<Fence, SourceError> {
+        self.drained_recorder()?.submit()
+    }
+
+    /// Records a command, after all deferred ones.
+    fn record_or_defer(&mut self, command: PreparedCommand) -> Result<(), SourceError> {
+        self.deferred.push_back(command);
+        self.drain_deferred(false)
+    }
+
+    /// Records deferred commands in order: all of them if `wait` is true, else up to the first whose kernel is
+    /// still being compiled. A command that fails stays in the queue with all later ones, so none is skipped.
+    fn drain_deferred(&mut self, wait: bool) -> Result<(), SourceError> {
+        while let Some(command) = self.deferred.front() {
+            if !wait && !command.is_compiled() {
+                break;
+            }
+            command.record(&mut self.recorder)?;
+            self.deferred.pop_front();
+        }
+        Ok(())
+    }
 }
 
 impl WgpuBackend {
@@ -117,7 +153,11 @@ impl WgpuBackend {
             readbacks: Arc::default(),
             timestamps: Timestamps::default(),
             completed,
-            state: Arc::new(Mutex::new(QueueState { recorder, bind_groups: BindGroupCache::default() })),
+            state: Arc::new(Mutex::new(QueueState {
+                recorder,
+                deferred: VecDeque::new(),
+                bind_groups: BindGroupCache::default(),
+            })),
         }
     }
 
@@ -179,7 +219,7 @@ impl WgpuBackend {
         let submitted = {
             let mut state = lock(&self.state);
             state.bind_groups.clear();
-            state.recorder.submit()
+            state.submit()
         };
         self.segments.write().unwrap_or_else(PoisonError::into_inner).remove(&segment.0);
         if let Err(error) = submitted {
@@ -191,7 +231,8 @@ impl WgpuBackend {
     /// the program may submit commands that change the source.
     pub(crate) fn submit_copy(&self, copy: impl FnOnce(&mut wgpu::CommandEncoder)) -> Result<()> {
         self.gpu.check_health()?;
-        let recorder = &mut lock(&self.state).recorder;
+        let state = &mut *lock(&self.state);
+        let recorder = state.drained_recorder()?;
         recorder.submit()?;
         copy(recorder.copy_encoder());
         recorder.submit()?;
@@ -345,7 +386,7 @@ impl SegmentSource for WgpuBackend {
         let submitted = {
             let mut state = lock(&self.state);
             state.bind_groups.clear();
-            state.recorder.submit()
+            state.submit()
         };
         self.segments.write().unwrap_or_else(PoisonError::into_inner).remove(&segment.0);
         // Destroyed explicitly, because wgpu may hold another reference: the memory is freed when the device
@@ -373,7 +414,7 @@ impl SegmentSource for WgpuBackend {
     }
 
     fn record_fence(&self) -> Result<Fence, SourceError> {
-        lock(&self.state).recorder.submit()
+        lock(&self.state).submit()
     }
 
     fn is_fence_signaled(&self, fence: Fence) -> Result<bool, SourceError> {
@@ -419,6 +460,11 @@ impl Backend for WgpuBackend {
         Ok(id)
     }
 
+    fn wait_compiled(&self, kernel: KernelId) -> Result<()> {
+        let kernel = self.kernel(kernel)?;
+        kernel.pipeline.wait().map(drop).map_err(|error| kernel.compilation_error(error))
+    }
+
     fn launch(&self, launch: &Launch<'_>) -> Result<()> {
         self.gpu.check_health()?;
         let kernel = self.checked_kernel(launch)?;
@@ -431,21 +477,32 @@ impl Backend for WgpuBackend {
                     .get_or_create(&self.gpu, &self.layouts, slices, |slice| self.segment(slice.segment))?,
             ),
         };
-        state.recorder.dispatch(&Dispatch {
-            kernel: launch.kernel,
-            pipeline: &kernel.pipeline,
-            param_space: kernel.params,
-            storage: storage.as_ref(),
-            params: launch.params,
-            groups: launch.groups,
-        })?;
-        Ok(())
+        if state.deferred.is_empty()
+            && let Some(pipeline) = kernel.pipeline.get()
+        {
+            return Ok(state.recorder.dispatch(&Dispatch {
+                kernel: launch.kernel,
+                pipeline: pipeline.map_err(|error| kernel.compilation_error(error))?,
+                param_space: kernel.params,
+                storage: storage.as_ref(),
+                params: launch.params,
+                groups: launch.groups,
+            })?);
+        }
+        let (params, groups) = (launch.params.to_vec(), launch.groups);
+        Ok(state.record_or_defer(PreparedCommand::Dispatch {
+            id: launch.kernel,
+            kernel,
+            storage,
+            params,
+            groups,
+        })?)
     }
 
     fn upload(&self, dst: Slice, data: &[u8]) -> Result<()> {
         self.gpu.check_health()?;
         let buffer = self.segment(dst.segment)?;
-        Ok(lock(&self.state).recorder.upload(&buffer, dst.offset, data)?)
+        Ok(lock(&self.state).drained_recorder()?.upload(&buffer, dst.offset, data)?)
     }
 
     fn download(&self, src: Slice, data: &mut [u8]) -> Result<()> {
@@ -456,7 +513,8 @@ impl Backend for WgpuBackend {
             let bytes = part.len() as u64;
             let staging = self.readbacks.acquire(&self.gpu, bytes)?;
             let submission = {
-                let recorder = &mut lock(&self.state).recorder;
+                let state = &mut *lock(&self.state);
+                let recorder = state.drained_recorder()?;
                 recorder.copy_encoder().copy_buffer_to_buffer(&buffer, offset, &staging, 0, bytes);
                 let fence = recorder.submit()?;
                 recorder.pending_submission(fence)
@@ -472,7 +530,8 @@ impl Backend for WgpuBackend {
         let buffer = self.segment(src.segment)?;
         let staging = self.readbacks.acquire(&self.gpu, src.bytes)?;
         let submission = {
-            let recorder = &mut lock(&self.state).recorder;
+            let state = &mut *lock(&self.state);
+            let recorder = state.drained_recorder()?;
             recorder.copy_encoder().copy_buffer_to_buffer(&buffer, src.offset, &staging, 0, src.bytes);
             let fence = recorder.submit()?;
             recorder.pending_submission(fence)
@@ -501,10 +560,11 @@ impl Backend for WgpuBackend {
             return self.launch(&work.launch());
         }
         let to = self.segment(dst.segment)?;
-        lock(&self.state)
-            .recorder
-            .copy_encoder()
-            .copy_buffer_to_buffer(&from, src.offset, &to, dst.offset, src.bytes);
+        lock(&self.state).record_or_defer(PreparedCommand::Copy {
+            from: (from, src.offset),
+            to: (to, dst.offset),
+            bytes: src.bytes,
+        })?;
         Ok(self.gpu.check_health()?)
     }
 
@@ -515,9 +575,10 @@ impl Backend for WgpuBackend {
         }
         let buffer = self.segment(dst.segment)?;
         {
-            let recorder = &mut lock(&self.state).recorder;
-            if word == 0 && (dst.bytes >= MIN_CLEAR_BYTES || !recorder.is_in_pass()) {
-                recorder.copy_encoder().clear_buffer(&buffer, dst.offset, Some(dst.bytes));
+            let state = &mut *lock(&self.state);
+            if word == 0 && (dst.bytes >= MIN_CLEAR_BYTES || !state.recorder.is_in_pass()) {
+                let (offset, bytes) = (dst.offset, dst.bytes);
+                state.record_or_defer(PreparedCommand::Clear { buffer, offset, bytes })?;
                 return Ok(self.gpu.check_health()?);
             }
         }
@@ -526,7 +587,7 @@ impl Backend for WgpuBackend {
     }
 
     fn flush(&self) -> Result<()> {
-        lock(&self.state).recorder.submit()?;
+        lock(&self.state).submit()?;
         Ok(())
     }
 
@@ -550,12 +611,14 @@ impl Backend for WgpuBackend {
         if !self.gpu.device.features().contains(wgpu::Features::TIMESTAMP_QUERY_INSIDE_ENCODERS) {
             return Ok(None);
         }
-        Ok(Some(self.timestamps.record(&self.gpu, lock(&self.state).recorder.copy_encoder())?))
+        let state = &mut *lock(&self.state);
+        Ok(Some(self.timestamps.record(&self.gpu, state.drained_recorder()?.copy_encoder())?))
     }
 
     fn read_timestamps(&self) -> Result<Vec<f64>> {
         let submit = |resolve: &mut dyn FnMut(&mut wgpu::CommandEncoder)| {
-            let recorder = &mut lock(&self.state).recorder;
+            let state = &mut *lock(&self.state);
+            let recorder = state.drained_recorder()?;
             resolve(recorder.copy_encoder());
             let fence = recorder.submit()?;
             Ok(recorder.pending_submission(fence).map(|(_, index)| index))
@@ -592,6 +655,54 @@ mod tests {
     const KERNEL: &str = "
         @group(0) @binding(0) var<storage, read_write> x: array<u32>;
         @compute @workgroup_size(1) fn main() { x[0] = 1u; }";
+
+    /// Kernels compile in the background: commands that follow such a kernel wait for it, in order.
+    #[test]
+    fn commands_run_in_order_while_kernels_are_compiled() {
+        for found in WgpuBackend::enumerate().into_iter().filter(|found| found.unavailable_reason.is_none()) {
+            let device = WgpuBackend::new(found.index).unwrap();
+            let [a, b] = [(); 2].map(|()| device.alloc_segment(4096).unwrap());
+            let [x, y] = [a, b].map(|segment| Slice { segment, offset: 0, bytes: 4 });
+            device.upload(x, &1u32.to_le_bytes()).unwrap();
+            let mut expected = 1u32;
+            for factor in 2..10u32 {
+                let wgsl = format!(
+                    "@group(0) @binding(0) var<storage, read_write> x: array<u32>;
+                    @compute @workgroup_size(1) fn main() {{ x[0] = x[0] * {factor}u + 1u; }}"
+                );
+                let kernel = device
+                    .compile(&KernelSource {
+                        label: "multiply",
+                        wgsl: &wgsl,
+                        entry_point: "main",
+                        overrides: &[],
+                        zero_workgroup_memory: true,
+                    })
+                    .unwrap();
+                // Each step reads the result of the step before, through a copy and a fill.
+                device.launch(&Launch { kernel, bindings: &[x], params: &[], groups: [1, 1, 1] }).unwrap();
+                device.copy(y, x).unwrap();
+                device.fill(x, 0).unwrap();
+                device.copy(x, y).unwrap();
+                expected = expected.wrapping_mul(factor).wrapping_add(1);
+            }
+            let mut result = [0; 4];
+            device.download(x, &mut result).unwrap();
+            assert_eq!(u32::from_le_bytes(result), expected);
+            let refused = device.compile(&KernelSource {
+                label: "too large",
+                wgsl: "@compute @workgroup_size(8192) fn main() {}",
+                entry_point: "main",
+                overrides: &[],
+                zero_workgroup_memory: true,
+            });
+            let kernel = refused.unwrap();
+            assert!(matches!(device.wait_compiled(kernel), Err(Error::KernelCompilation { .. })));
+            let launch = Launch { kernel, bindings: &[], params: &[], groups: [1, 1, 1] };
+            assert!(matches!(device.launch(&launch), Err(Error::KernelCompilation { .. })));
+            device.download(x, &mut result).unwrap();
+        }
+    }
 
     /// `destroy` is the only way to lose a device on purpose; the effects are those of a driver crash.
     #[test]

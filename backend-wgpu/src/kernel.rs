@@ -1,9 +1,11 @@
 //! Compiles kernels: parses and validates WGSL, makes every storage binding read_write, moves small
-//! parameter blocks to immediates, and creates a pipeline.
+//! parameter blocks to immediates, and creates a pipeline on a background thread.
 
 use std::borrow::Cow;
 use std::fmt::Display;
+use std::sync::{Arc, Once};
 
+use forebay_core::backend::compile_pool::{self, PendingCode};
 use forebay_core::backend::{KernelSource, Limits};
 use forebay_core::environment;
 use forebay_core::error::{Error, Result};
@@ -15,14 +17,21 @@ use crate::gpu::{Gpu, to_single_line};
 use crate::spirv::{self, OperandType};
 use crate::uniformity;
 
-/// A compiled kernel.
+/// A checked kernel, whose pipeline may still be compiling.
 #[derive(Debug)]
 pub(crate) struct CompiledKernel {
     pub(crate) label: String,
-    pub(crate) pipeline: wgpu::ComputePipeline,
+    pub(crate) pipeline: Arc<PendingCode<wgpu::ComputePipeline>>,
     /// Number of storage bindings.
     pub(crate) binding_count: u32,
     pub(crate) params: ParamSpace,
+}
+
+impl CompiledKernel {
+    /// Returns the error of a kernel whose pipeline cannot be created.
+    pub(crate) fn compilation_error(&self, message: &str) -> Error {
+        Error::KernelCompilation { label: self.label.clone(), message: message.to_owned() }
+    }
 }
 
 /// Address space of a kernel's parameters.
@@ -44,9 +53,9 @@ struct BindingInterface {
     params_bytes: Option<u32>,
 }
 
-/// Compiles a kernel.
+/// Checks a kernel, and starts to create its pipeline.
 pub(crate) fn compile(
-    gpu: &Gpu,
+    gpu: &Arc<Gpu>,
     layouts: &BindLayouts,
     limits: &Limits,
     source: &KernelSource<'_>,
@@ -73,62 +82,114 @@ pub(crate) fn compile(
         Some(_) => ParamSpace::Uniform,
     };
 
-    let label = Some(source.label);
-    let operand = operand_type(&module);
-    let spirv = operand.map(|operand| write_cooperative(&module, operand, source)).transpose();
-    let spirv = spirv.map_err(refuse)?;
-    let checks = runtime_checks();
-    let made = gpu.with_error_scopes(|| {
-        let module = match spirv {
-            Some(words) => {
-                let entry = wgpu::PassthroughShaderEntryPoint {
-                    name: source.entry_point.into(),
-                    workgroup_size: (0, 0, 0),
-                };
-                let descriptor = wgpu::ShaderModuleDescriptorPassthrough {
-                    label,
-                    entry_points: Cow::Borrowed(std::slice::from_ref(&entry)),
-                    spirv: Some(words.into()),
-                    ..Default::default()
-                };
-                // SAFETY: naga wrote the module from a validated one, with the same bindings as the layout
-                // below. What `spirv` changes is tested on each device by a probe.
-                unsafe { gpu.device.create_shader_module_passthrough(descriptor) }
-            }
-            None => {
-                let module = wgpu::ShaderSource::Naga(Cow::Owned(module));
-                // SAFETY: kernels guard their own accesses, and their loops end. By the core's contract, slices
-                // lie inside their segments, and kernels compare positions with lengths. As a precaution, debug
-                // builds and FOREBAY_BOUNDS_CHECKS=1 keep every check.
-                unsafe {
-                    gpu.device.create_shader_module_trusted(
-                        wgpu::ShaderModuleDescriptor { label, source: module },
-                        checks,
-                    )
-                }
-            }
-        };
-        let layout = layouts.pipeline(&gpu.device, interface.binding_count, params);
-        gpu.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
-            label,
-            layout: Some(&layout),
-            module: &module,
-            entry_point: Some(source.entry_point),
-            compilation_options: wgpu::PipelineCompilationOptions {
-                constants: source.overrides,
-                zero_initialize_workgroup_memory: source.zero_workgroup_memory,
-            },
-            cache: None,
-        })
-    });
-    let pipeline = made.map_err(|error| refuse(to_single_line(&error)))?;
-    gpu.check_health()?;
+    let layout = layouts.pipeline(&gpu.device, interface.binding_count, params);
+    let (gpu, job) = (Arc::clone(gpu), PipelineJob::new(module, layout, source));
+    // The driver's library is loaded: the device is open.
+    static AT_EXIT: Once = Once::new();
+    AT_EXIT.call_once(compile_pool::register_exit_handler);
     Ok(CompiledKernel {
         label: source.label.to_owned(),
-        pipeline,
+        pipeline: compile_pool::start_compile(move || job.create_pipeline(&gpu)),
         binding_count: interface.binding_count,
         params,
     })
+}
+
+/// Everything that a background thread needs to create a pipeline.
+struct PipelineJob {
+    module: Module,
+    layout: wgpu::PipelineLayout,
+    label: String,
+    entry_point: String,
+    overrides: Vec<(String, f64)>,
+    zero_workgroup_memory: bool,
+}
+
+impl PipelineJob {
+    fn new(module: Module, layout: wgpu::PipelineLayout, source: &KernelSource<'_>) -> Self {
+        Self {
+            module,
+            layout,
+            label: source.label.to_owned(),
+            entry_point: source.entry_point.to_owned(),
+            overrides: source.overrides.iter().map(|&(name, value)| (name.to_owned(), value)).collect(),
+            zero_workgroup_memory: source.zero_workgroup_memory,
+        }
+    }
+
+    fn create_pipeline(self, gpu: &Gpu) -> Result<wgpu::ComputePipeline, String> {
+        let operand = operand_type(&self.module);
+        let spirv = operand.map(|operand| self.write_cooperative(operand)).transpose()?;
+        let label = Some(self.label.as_str());
+        let checks = runtime_checks();
+        let constants: Vec<_> = self.overrides.iter().map(|(name, value)| (name.as_str(), *value)).collect();
+        let made = gpu.with_error_scopes(|| {
+            let module = match spirv {
+                Some(words) => {
+                    let entry = wgpu::PassthroughShaderEntryPoint {
+                        name: self.entry_point.as_str().into(),
+                        workgroup_size: (0, 0, 0),
+                    };
+                    let descriptor = wgpu::ShaderModuleDescriptorPassthrough {
+                        label,
+                        entry_points: Cow::Borrowed(std::slice::from_ref(&entry)),
+                        spirv: Some(words.into()),
+                        ..Default::default()
+                    };
+                    // SAFETY: naga wrote the module from a validated one, with the same bindings as the layout.
+                    // What `spirv` changes is tested on each device by a probe.
+                    unsafe { gpu.device.create_shader_module_passthrough(descriptor) }
+                }
+                None => {
+                    let module = wgpu::ShaderSource::Naga(Cow::Owned(self.module));
+                    // SAFETY: kernels guard their own accesses, and their loops end. By the core's contract,
+                    // slices lie inside their segments, and kernels compare positions with lengths. As a
+                    // precaution, debug builds and FOREBAY_BOUNDS_CHECKS=1 keep every check.
+                    unsafe {
+                        gpu.device.create_shader_module_trusted(
+                            wgpu::ShaderModuleDescriptor { label, source: module },
+                            checks,
+                        )
+                    }
+                }
+            };
+            gpu.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+                label,
+                layout: Some(&self.layout),
+                module: &module,
+                entry_point: Some(&self.entry_point),
+                compilation_options: wgpu::PipelineCompilationOptions {
+                    constants: &constants,
+                    zero_initialize_workgroup_memory: self.zero_workgroup_memory,
+                },
+                cache: None,
+            })
+        });
+        made.map_err(|error| to_single_line(&error))
+    }
+
+    /// Writes a kernel with cooperative matrices as SPIR-V. Such a kernel takes no overrides.
+    fn write_cooperative(&self, operand: OperandType) -> Result<Vec<u32>, String> {
+        use naga::back::spv;
+        let info = Validator::new(ValidationFlags::all(), Capabilities::all())
+            .validate(&self.module)
+            .map_err(|error| to_single_line(&error))?;
+        let zero_memory = match self.zero_workgroup_memory {
+            true => spv::ZeroInitializeWorkgroupMemoryMode::Polyfill,
+            false => spv::ZeroInitializeWorkgroupMemoryMode::None,
+        };
+        let options = spv::Options {
+            lang_version: (1, 6),
+            flags: spv::WriterFlags::empty(),
+            zero_initialize_workgroup_memory: zero_memory,
+            force_loop_bounding: false,
+            use_storage_input_output_16: false,
+            ..spv::Options::default()
+        };
+        let words =
+            spv::write_vec(&self.module, &info, &options, None).map_err(|error| to_single_line(&error))?;
+        Ok(spirv::prepare_cooperative(&words, operand))
+    }
 }
 
 /// Environment variable that enables bounds checks in release builds.
@@ -234,30 +295,4 @@ fn operand_type(module: &Module) -> Option<OperandType> {
         naga::Expression::Literal(naga::Literal::U32(0xbf16)) => Some(OperandType::Bf16),
         _ => None,
     }
-}
-
-/// Writes a kernel with cooperative matrices as SPIR-V. Such a kernel takes no overrides.
-fn write_cooperative(
-    module: &Module,
-    operand: OperandType,
-    source: &KernelSource<'_>,
-) -> Result<Vec<u32>, String> {
-    use naga::back::spv;
-    let info = Validator::new(ValidationFlags::all(), Capabilities::all())
-        .validate(module)
-        .map_err(|error| to_single_line(&error))?;
-    let zero_memory = match source.zero_workgroup_memory {
-        true => spv::ZeroInitializeWorkgroupMemoryMode::Polyfill,
-        false => spv::ZeroInitializeWorkgroupMemoryMode::None,
-    };
-    let options = spv::Options {
-        lang_version: (1, 6),
-        flags: spv::WriterFlags::empty(),
-        zero_initialize_workgroup_memory: zero_memory,
-        force_loop_bounding: false,
-        use_storage_input_output_16: false,
-        ..spv::Options::default()
-    };
-    let words = spv::write_vec(module, &info, &options, None).map_err(|error| to_single_line(&error))?;
-    Ok(spirv::prepare_cooperative(&words, operand))
 }

@@ -3,13 +3,13 @@
 
 use std::sync::{Arc, Mutex};
 
-use forebay_core::backend::{CommandSequence, KernelId};
+use forebay_core::backend::{CommandSequence, KernelId, SourceError};
 use forebay_core::error::{Error, Result};
 
 use crate::backend::QueueState;
 use crate::gpu::{Gpu, lock};
 use crate::kernel::CompiledKernel;
-use crate::recorder::Dispatch;
+use crate::recorder::{CommandRecorder, Dispatch};
 
 /// One prepared command.
 #[derive(Debug)]
@@ -31,6 +31,44 @@ pub(crate) enum PreparedCommand {
         offset: u64,
         bytes: u64,
     },
+}
+
+impl PreparedCommand {
+    /// Reports whether the command can be recorded without waiting for the compiler.
+    pub(crate) fn is_compiled(&self) -> bool {
+        match self {
+            Self::Dispatch { kernel, .. } => kernel.pipeline.get().is_some(),
+            Self::Copy { .. } | Self::Clear { .. } => true,
+        }
+    }
+
+    /// Records the command. Waits until its kernel is compiled.
+    pub(crate) fn record(&self, recorder: &mut CommandRecorder) -> Result<(), SourceError> {
+        match self {
+            Self::Dispatch { id, kernel, storage, params, groups } => {
+                let pipeline = kernel.pipeline.wait().map_err(|error| SourceError::Driver {
+                    call: "create_compute_pipeline",
+                    detail: format!("`{}`: {error}", kernel.label),
+                })?;
+                recorder.dispatch(&Dispatch {
+                    kernel: *id,
+                    pipeline,
+                    param_space: kernel.params,
+                    storage: storage.as_ref(),
+                    params,
+                    groups: *groups,
+                })
+            }
+            Self::Copy { from: (from, src), to: (to, dst), bytes } => {
+                recorder.copy_encoder().copy_buffer_to_buffer(from, *src, to, *dst, *bytes);
+                Ok(())
+            }
+            Self::Clear { buffer, offset, bytes } => {
+                recorder.copy_encoder().clear_buffer(buffer, *offset, Some(*bytes));
+                Ok(())
+            }
+        }
+    }
 }
 
 /// Prepared commands, ready to be recorded.
@@ -57,26 +95,10 @@ impl CommandSequence for PreparedCommands {
 
     fn enqueue(&mut self) -> Result<()> {
         self.gpu.check_health()?;
-        let recorder = &mut lock(&self.state).recorder;
+        let state = &mut *lock(&self.state);
+        let recorder = state.drained_recorder()?;
         for step in &self.steps {
-            match step {
-                PreparedCommand::Dispatch { id, kernel, storage, params, groups } => {
-                    recorder.dispatch(&Dispatch {
-                        kernel: *id,
-                        pipeline: &kernel.pipeline,
-                        param_space: kernel.params,
-                        storage: storage.as_ref(),
-                        params,
-                        groups: *groups,
-                    })?
-                }
-                PreparedCommand::Copy { from: (from, src), to: (to, dst), bytes } => {
-                    recorder.copy_encoder().copy_buffer_to_buffer(from, *src, to, *dst, *bytes);
-                }
-                PreparedCommand::Clear { buffer, offset, bytes } => {
-                    recorder.copy_encoder().clear_buffer(buffer, *offset, Some(*bytes));
-                }
-            }
+            step.record(recorder)?;
         }
         Ok(self.gpu.check_health()?)
     }

@@ -108,6 +108,7 @@ pub(crate) fn run_probes(backend: &WgpuBackend, probes: &[TypeProbe], features: 
         zero_workgroup_memory: true,
     })?;
     let step = backend.limits().alignment;
+    backend.wait_compiled(kernel)?;
     let segment = backend.alloc_segment(step * probes.len() as u64)?;
     let slices = probes.iter().zip(0..).map(|(probe, at)| Slice {
         segment,
@@ -161,6 +162,7 @@ pub(crate) fn runs_long_loops(backend: &WgpuBackend) -> Result<bool> {
         overrides: &[],
         zero_workgroup_memory: true,
     })?;
+    backend.wait_compiled(kernel)?;
     let segment = backend.alloc_segment(backend.limits().alignment)?;
     let slice = Slice { segment, offset: 0, bytes: 8 };
     backend.upload(slice, &[TURNS, 0].map(u32::to_le_bytes).concat())?;
@@ -215,6 +217,7 @@ pub(crate) fn multiplies_matrices(backend: &WgpuBackend, operand: OperandType) -
     let operands: Vec<u8> = (0..2 * SIDE * SIDE)
         .flat_map(|i| encode(value(i / (SIDE * SIDE), i % (SIDE * SIDE))).to_le_bytes())
         .collect();
+    backend.wait_compiled(kernel)?;
     let segment = backend.alloc_segment(backend.limits().alignment * 8)?;
     let whole = Slice { segment, offset: 0, bytes: 2048 };
     backend.upload(Slice { bytes: operands.len() as u64, ..whole }, &operands)?;

@@ -21,6 +21,7 @@ pub use crate::memory::source::{
 
 pub mod cards;
 pub(crate) mod command;
+pub mod compile_pool;
 mod forward;
 pub(crate) mod host_memory;
 pub mod library;
