@@ -43,7 +43,8 @@ static PRODUCT: CustomOp = CustomOp::new(
             sums = coopMultiplyAdd(left, right, sums);
             workgroupBarrier();
         }
-        coopStoreT(sums, &c[row * p.n + col], p.n);
+        let at = row * p.n + col;
+        coopStoreT(sums, &c[at], p.n);
     }",
 );
 

@@ -30,5 +30,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         workgroupBarrier();
     }
     // A difference is a difference, unless the module declares it a product.
-    coopStoreT(twice - sums, &c[row * p.n + col], p.n);
+    let difference = twice - sums;
+    let at = row * p.n + col;
+    coopStoreT(difference, &c[at], p.n);
 }
