@@ -60,8 +60,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_quer
             float sum = 0;
             for (int part = lane & 3; inside && part < HEAD / 8; part += 4) {
                 u32 a[4], b[4];
-                asm volatile("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "l"(out_rows + (i64)query * p.out.row + part * 8));
-                asm volatile("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3]) : "l"(grad_rows + (i64)query * p.grad.row + part * 8));
+                asm volatile("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];"
+                             : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+                             : "l"(out_rows + (i64)query * p.out.row + part * 8));
+                asm volatile("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];"
+                             : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
+                             : "l"(grad_rows + (i64)query * p.grad.row + part * 8));
 #pragma unroll
                 for (int i = 0; i < 4; i++) sum += low_half(a[i]) * low_half(b[i]) + high_half(a[i]) * high_half(b[i]);
             }
@@ -130,7 +134,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_quer
 #pragma unroll
             for (int n = 0; n < COLS / 8; n++)
 #pragma unroll
-                for (int i = 0; i < 4; i++) s.v[m][n][i] *= (is_kept(extra, m, n, i) ? dp.v[m][n][i] * KEPT(p) : 0.0f) - delta[m][i / 2];
+                for (int i = 0; i < 4; i++)
+                    s.v[m][n][i] *= (is_kept(extra, m, n, i) ? dp.v[m][n][i] * KEPT(p) : 0.0f) - delta[m][i / 2];
         Halves<COLS> ds;
         round_to(ds, s);
         products_begin();
@@ -149,7 +154,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_quer
 #pragma unroll
     for (int m = 0; m < ROWS16; m++) factor[m][0] = factor[m][1] = p.scale;
     store<ROWS>(dq, factor, q_tile, warp_row(), head_of(p.dq, again.batch, again.head), p.dq.row, own, p.queries);
-    if (p.sums) store_sums<ROWS>(q_tile, min(ROWS, p.queries - start), g_tile, sums_of(p, p.queries, again, again.head));
+    if (p.sums)
+        store_sums<ROWS>(q_tile, min(ROWS, p.queries - start), g_tile, sums_of(p, p.queries, again, again.head));
 }
 #else
 // Here rows are keys and columns are queries: the products of weights and gradients then take registers as
@@ -176,8 +182,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_keys
 
     // The current tile of queries and its head; the next tile to load, `next_tile`, and the rows of its head.
     int turn = 0, of_head = work.head * shared_by, next_tile = 0;
-    Rows q_rows = rows_of(p.q_map, p.q, work.batch, of_head, p.queries), g_rows = rows_of(p.grad_map, p.grad, work.batch, of_head, p.queries);
-    const Rows k_rows = rows_of(p.k_map, p.k, work.batch, work.head, p.keys), v_rows = rows_of(p.v_map, p.v, work.batch, work.head, p.keys);
+    Rows q_rows = rows_of(p.q_map, p.q, work.batch, of_head, p.queries),
+        g_rows = rows_of(p.grad_map, p.grad, work.batch, of_head, p.queries);
+    const Rows k_rows = rows_of(p.k_map, p.k, work.batch, work.head, p.keys),
+        v_rows = rows_of(p.v_map, p.v, work.batch, work.head, p.keys);
     i64 line = (i64)(work.batch * p.heads + of_head) * p.queries;
     auto fetch = [&](int t) {
         if (t < count) {
@@ -262,7 +270,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_keys
 #pragma unroll
         for (int n = 0; n < COLS / 8; n++) {
             float lse[2];
-            asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(lse[0]), "=f"(lse[1]) : "r"(line + n * 32) : "memory");
+            asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(lse[0]), "=f"(lse[1]) : "r"(line + n * 32)
+                         : "memory");
 #pragma unroll
             for (int m = 0; m < ROWS16; m++)
 #pragma unroll
@@ -279,11 +288,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_keys
 #pragma unroll
         for (int n = 0; n < COLS / 8; n++) {
             float delta[2];
-            asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(delta[0]), "=f"(delta[1]) : "r"(line + COLS * 4 + n * 32) : "memory");
+            asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(delta[0]), "=f"(delta[1])
+                         : "r"(line + COLS * 4 + n * 32) : "memory");
 #pragma unroll
             for (int m = 0; m < ROWS16; m++)
 #pragma unroll
-                for (int i = 0; i < 4; i++) s.v[m][n][i] *= (is_kept(extra, m, n, i) ? dp.v[m][n][i] * KEPT(p) : 0.0f) - delta[i % 2];
+                for (int i = 0; i < 4; i++)
+                    s.v[m][n][i] *= (is_kept(extra, m, n, i) ? dp.v[m][n][i] * KEPT(p) : 0.0f) - delta[i % 2];
         }
         round_to(ds, s);
         products_begin();

@@ -62,7 +62,9 @@ struct Params {
 
 INLINE u16* head_of(const Heads& h, int batch, int head) { return h.at + batch * h.batch + head * h.head; }
 
-INLINE u32 shared_base(const void* memory) { return (static_cast<u32>(__cvta_generic_to_shared(memory)) + 1023) & ~1023u; }
+INLINE u32 shared_base(const void* memory) {
+    return (static_cast<u32>(__cvta_generic_to_shared(memory)) + 1023) & ~1023u;
+}
 
 #define TILE_BYTES(rows) ((rows) * PANELS * 128)
 
@@ -112,14 +114,17 @@ INLINE void loads_prepare() {
     __syncthreads();
 }
 INLINE void loads_begin(int t, int rows) {
-    asm volatile(ONE "mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;}" ::"r"(barrier_of(t)), "r"(TILE_BYTES(rows)) : "memory");
+    asm volatile(ONE "mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;}" ::"r"(barrier_of(t)), "r"(TILE_BYTES(rows))
+                 : "memory");
 }
 template <int TILE_ROWS> INLINE void load(u32 tile, const Rows& from, int first, int t) {
     static_assert(TILE_ROWS == 64 && HEAD == DEPTH, "boxes have 64 rows, and tiles no elements behind HEAD");
 #pragma unroll
     for (int panel = 0; panel < PANELS; panel++)
-        asm volatile(ONE "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];}"
-                     ::"r"(tile + panel * (TILE_ROWS * 128)), "l"(from.map), "r"(panel * 64), "r"(first), "r"(from.head), "r"(from.batch), "r"(barrier_of(t)) : "memory");
+        asm volatile(ONE "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                     "[%0], [%1, {%2, %3, %4, %5}], [%6];}"
+                     ::"r"(tile + panel * (TILE_ROWS * 128)), "l"(from.map), "r"(panel * 64), "r"(first),
+                       "r"(from.head), "r"(from.batch), "r"(barrier_of(t)) : "memory");
 }
 INLINE void loads_end() {}
 INLINE void loads_wait(int t) {
@@ -137,7 +142,9 @@ struct Rows {
     const u16* at;
     int stride, end;
 };
-INLINE Rows rows_of(const Map&, const Heads& heads, int batch, int head, int count) { return {head_of(heads, batch, head), heads.row, count}; }
+INLINE Rows rows_of(const Map&, const Heads& heads, int batch, int head, int count) {
+    return {head_of(heads, batch, head), heads.row, count};
+}
 INLINE void next_head(Rows& rows, const Heads& heads) { rows.at += heads.head; }
 
 INLINE void loads_prepare() {}
@@ -158,7 +165,8 @@ template <int TILE_ROWS> INLINE void load(u32 tile, const Rows& from, int first,
         } else {
             int left = part * 8 < HEAD ? from.end - first - row : 0;
 #pragma unroll
-            for (int i = 0; i < TILE_ROWS / STEP; i++, at += STEP * from.stride) copy_async(to + i * (STEP * 128), at, i * STEP < left);
+            for (int i = 0; i < TILE_ROWS / STEP; i++, at += STEP * from.stride)
+                copy_async(to + i * (STEP * 128), at, i * STEP < left);
         }
     } else {
 #pragma unroll
@@ -167,7 +175,8 @@ template <int TILE_ROWS> INLINE void load(u32 tile, const Rows& from, int first,
             if (TILE_ROWS * PARTS % THREADS != 0 && at >= TILE_ROWS * PARTS) break;
             int row = at / PARTS, part = at % PARTS;
             bool inside = first + row < from.end && part * 8 < HEAD;
-            copy_async(place<TILE_ROWS>(tile, row, part), from.at + (inside ? (i64)(first + row) * from.stride + part * 8 : 0), inside);
+            copy_async(place<TILE_ROWS>(tile, row, part),
+                from.at + (inside ? (i64)(first + row) * from.stride + part * 8 : 0), inside);
         }
     }
 }
@@ -260,19 +269,21 @@ template <int N> INLINE void settle(Sums<N>& s) {
 
 #define F4(n) "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])
 #define F32 F4(0), F4(1), F4(2), F4(3), F4(4), F4(5), F4(6), F4(7)
-#define R32                                                                                                                  \
-    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                               \
+#define R32                                                                             \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
 
 // 64 x 64 sums += (or =) 64 x 16 of registers · 16 x 64 of shared memory. Rows of shared memory are the sums'
 // columns...
 template <bool ADD> INLINE void wgmma_rs(float (*d)[4], const u32 (&a)[4], u64 b) {
-    asm volatile("{wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " " R32 ", {%32, %33, %34, %35}, %36, %37, 1, 1, 0;}"
+    asm volatile("{wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " " R32
+                 ", {%32, %33, %34, %35}, %36, %37, 1, 1, 0;}"
                  : F32 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ADD ? 1 : 0));
 }
 // ... or lie along the sum.
 INLINE void wgmma_rs_rows(float (*d)[4], const u32 (&a)[4], u64 b) {
-    asm volatile("{wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " " R32 ", {%32, %33, %34, %35}, %36, 1, 1, 1, 1;}"
+    asm volatile("{wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " " R32
+                 ", {%32, %33, %34, %35}, %36, 1, 1, 1, 1;}"
                  : F32 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 template <bool ADD> INLINE void wgmma_ss(float (*d)[4], u64 a, u64 b) {
@@ -310,7 +321,8 @@ template <int TILE_ROWS, int N> INLINE void by_columns(Sums<DEPTH>& s, const Hal
     for (int k = 0; k < N / 16; k++)
 #pragma unroll
         for (int panel = 0; panel < PANELS; panel++)
-            wgmma_rs_rows(&s.v[0][8 * panel], a.v[0][k], described(describe(b, 16) + panel * (TILE_ROWS * 8) + k * 128));
+            wgmma_rs_rows(&s.v[0][8 * panel], a.v[0][k],
+                described(describe(b, 16) + panel * (TILE_ROWS * 8) + k * 128));
 }
 #else
 INLINE void products_begin() {}
@@ -319,7 +331,8 @@ template <int N> INLINE void products_wait() {}
 template <int N> INLINE void settle(Sums<N>&) {}
 
 INLINE void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 "
+                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
@@ -379,7 +392,8 @@ template <int TILE_ROWS, int N> INLINE void by_columns(Sums<DEPTH>& s, const Hal
 // Scales rows of accumulators by their factors, and stores them in 16 bits: through the warp's rows of a tile
 // to memory.
 template <int TILE_ROWS>
-INLINE void store(const Sums<DEPTH>& s, const float (&factor)[ROWS16][2], u32 tile, int row, u16* to, int stride, int first, int end) {
+INLINE void store(const Sums<DEPTH>& s, const float (&factor)[ROWS16][2], u32 tile, int row, u16* to, int stride,
+    int first, int end) {
     int lane = threadIdx.x & 31;
 #pragma unroll
     for (int m = 0; m < ROWS16; m++)
@@ -397,8 +411,10 @@ INLINE void store(const Sums<DEPTH>& s, const float (&factor)[ROWS16][2], u32 ti
         int r = at / PARTS, part = at % PARTS;
         if (first + r >= end) break;
         u32 a, b, c, d;
-        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "r"(place<TILE_ROWS>(tile, row + r, part)) : "memory");
-        asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to + (i64)(first + r) * stride + part * 8), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(a), "=r"(b), "=r"(c), "=r"(d)
+                     : "r"(place<TILE_ROWS>(tile, row + r, part)) : "memory");
+        asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+                     ::"l"(to + (i64)(first + r) * stride + part * 8), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
     }
 }
 
@@ -412,11 +428,13 @@ template <int TILE_ROWS> INLINE void store_sums(u32 tile, int rows, u32 scratch,
         float low = 0, high = 0;
         for (int r = turn; r < rows; r += TURNS) {
             u32 pair;
-            asm volatile("ld.shared.b32 %0, [%1];" : "=r"(pair) : "r"(place<TILE_ROWS>(tile, r, word >> 2) + (word & 3) * 4) : "memory");
+            asm volatile("ld.shared.b32 %0, [%1];" : "=r"(pair)
+                         : "r"(place<TILE_ROWS>(tile, r, word >> 2) + (word & 3) * 4) : "memory");
             low += low_half(pair);
             high += high_half(pair);
         }
-        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(scratch + (turn * HEAD + 2 * word) * 4), "f"(low), "f"(high) : "memory");
+        asm volatile("st.shared.v2.f32 [%0], {%1, %2};"
+                     ::"r"(scratch + (turn * HEAD + 2 * word) * 4), "f"(low), "f"(high) : "memory");
     }
     __syncthreads();
     if (threadIdx.x < HEAD) {
@@ -424,7 +442,8 @@ template <int TILE_ROWS> INLINE void store_sums(u32 tile, int rows, u32 scratch,
 #pragma unroll
         for (int t = 0; t < TURNS; t++) {
             float part;
-            asm volatile("ld.shared.f32 %0, [%1];" : "=f"(part) : "r"(scratch + (t * HEAD + threadIdx.x) * 4) : "memory");
+            asm volatile("ld.shared.f32 %0, [%1];" : "=f"(part) : "r"(scratch + (t * HEAD + threadIdx.x) * 4)
+                         : "memory");
             sum += part;
         }
         to[threadIdx.x] = sum;
@@ -549,7 +568,8 @@ INLINE const Item* mask_of(const Params& p, int batch, int head) {
 }
 
 // Reads the mask of a tile. Indices past the ends are clamped.
-INLINE void read_mask(Extra& extra, const Item* mask, int row, int column, u32 row_step, u32 column_step, int rows, int columns) {
+INLINE void read_mask(Extra& extra, const Item* mask, int row, int column, u32 row_step, u32 column_step, int rows,
+    int columns) {
     int lane = threadIdx.x & 31;
 #pragma unroll
     for (int m = 0; m < ROWS16; m++) {
@@ -563,7 +583,8 @@ INLINE void read_mask(Extra& extra, const Item* mask, int row, int column, u32 r
             for (int n = 0; n < COLS / 8; n++)
 #pragma unroll
                 for (int k = 0; k < 2; k++) {
-                    auto item = item_at(line + (u32)min(column + 8 * n + 2 * (lane & 3) + k, columns - 1) * column_step);
+                    auto item = item_at(line + (u32)min(column + 8 * n + 2 * (lane & 3) + k, columns - 1)
+                        * column_step);
 #if MASK == 1
                     extra.seen[m] |= (item != 0) << (4 * n + 2 * half + k);
 #else
@@ -643,7 +664,8 @@ INLINE void draw(Extra& extra, const uint4& random, u32 threshold, u32 query, in
         // Rows are keys: the eight threads of a column share blocks.
 #pragma unroll
         for (int turn = 0; turn < COLS / 16; turn++) {
-            int each = 8 * turn + (lane >> 2), n = each % (COLS / 8), half = each / (COLS / 8) % 2, k = each / (COLS / 4);
+            int each = 8 * turn + (lane >> 2), n = each % (COLS / 8), half = each / (COLS / 8) % 2,
+                k = each / (COLS / 4);
             bits |= keeps(query + 8 * n + 2 * (lane & 3) + k, key + 16 * m + 8 * half, random, threshold) << (8 * turn);
         }
 #pragma unroll
@@ -656,7 +678,8 @@ INLINE void draw(Extra& extra, const uint4& random, u32 threshold, u32 query, in
             bits |= keeps(query + 16 * m + 8 * half + (lane >> 2), key + 8 * n, random, threshold) << (8 * turn);
         }
 #pragma unroll
-        for (int i = 0; i < 4; i++) extra.kept[m][i] = __shfl_sync(0xffffffff, bits, (lane & ~3) + i) >> (2 * (lane & 3));
+        for (int i = 0; i < 4; i++)
+            extra.kept[m][i] = __shfl_sync(0xffffffff, bits, (lane & ~3) + i) >> (2 * (lane & 3));
 #endif
     }
 }

@@ -12,8 +12,8 @@ struct Softmax {
 
 // Converts scores to weights; `rescale` is the factor for all earlier sums. Reports whether any factor of
 // this warp is not 1.
-INLINE bool weigh(Sums<COLS>& s, Softmax& state, float (&rescale)[ROWS16][2], float scale, bool edge, const Params& p, const Extra& extra,
-                  int row, int key) {
+INLINE bool weigh(Sums<COLS>& s, Softmax& state, float (&rescale)[ROWS16][2], float scale, bool edge,
+                  const Params& p, const Extra& extra, int row, int key) {
     mask_scores(s, extra, p);
     bool moved = false;
 #pragma unroll
@@ -23,7 +23,8 @@ INLINE bool weigh(Sums<COLS>& s, Softmax& state, float (&rescale)[ROWS16][2], fl
             if (edge) hide(s, m, half, row, key, p.left, p.right, p.keys - 1);
             float largest = state.largest[m][half];
 #pragma unroll
-            for (int n = 0; n < COLS / 8; n++) largest = fmaxf(largest, fmaxf(s.v[m][n][2 * half], s.v[m][n][2 * half + 1]));
+            for (int n = 0; n < COLS / 8; n++)
+                largest = fmaxf(largest, fmaxf(s.v[m][n][2 * half], s.v[m][n][2 * half + 1]));
             largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 1));
             largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 2));
             // A query that has attended to no key yet has no maximum to subtract.
@@ -51,7 +52,8 @@ INLINE bool weigh(Sums<COLS>& s, Softmax& state, float (&rescale)[ROWS16][2], fl
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_fwd(const __grid_constant__ Params p) {
     PDL_WAIT();
     extern __shared__ char memory[];
-    const u32 q_tile = shared_base(memory), k_tiles = q_tile + TILE_BYTES(ROWS), v_tiles = k_tiles + STAGES * TILE_BYTES(COLS);
+    const u32 q_tile = shared_base(memory), k_tiles = q_tile + TILE_BYTES(ROWS),
+              v_tiles = k_tiles + STAGES * TILE_BYTES(COLS);
     const Work work = work_of(blockIdx.x, p.heads, p.batch, (p.queries + ROWS - 1) / ROWS, p.group, true);
     const int kv_head = work.head / (p.heads / p.kv_heads);
     const Rows q_rows = rows_of(p.q_map, p.q, work.batch, work.head, p.queries);
@@ -185,7 +187,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_fwd(cons
             rescale[m][half] = sum > 0 ? KEPT(p) / sum : 0.0f;
             int query = row + 16 * m + 8 * half + (lane >> 2);
             if ((lane & 3) == 0 && query < p.queries) {
-                float lse = sum > 0 ? state.largest[m][half] * (MASK >= 2 ? LN2 : p.scale) + log2_fast(sum) * LN2 : 0.0f;
+                float lse = sum > 0 ? state.largest[m][half] * (MASK >= 2 ? LN2 : p.scale) + log2_fast(sum) * LN2
+                    : 0.0f;
                 p.lse[(i64)(work.batch * p.heads + work.head) * p.queries + query] = lse;
             }
         }

@@ -41,10 +41,12 @@ struct Params {
 #define D16(n) D4(n), D4(n + 4), D4(n + 8), D4(n + 12)
 // 64 x 128 sums += (or =) 64 x 16 · 16 x 128.
 INLINE void wgmma(float* d, u64 a, u64 b, int add) {
-    asm volatile("{.reg .pred add; setp.ne.b32 add, %66, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " {"
+    asm volatile("{.reg .pred add; setp.ne.b32 add, %66, 0; "
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " {"
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "
-                 "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, "
-                 "%43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, %64, %65, add, 1, 1, 0, 1;}"
+                 "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, "
+                 "%41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, "
+                 "%60, %61, %62, %63}, %64, %65, add, 1, 1, 0, 1;}"
                  : D16(0), D16(16), D16(32), D16(48) : "l"(a), "l"(b), "r"(add));
 }
 
@@ -52,7 +54,8 @@ INLINE void wgmma(float* d, u64 a, u64 b, int add) {
 INLINE void gelu_of(float x, float& gelu, float& slope) {
     float near, power, s;
     // Beyond 30 the derivative of the sigmoid is zero, and its factor must not become infinite.
-    asm("{.reg .f32 least; max.NaN.f32 least, %1, 0fC1F00000; min.NaN.f32 %0, least, 0f41F00000;}" : "=f"(near) : "f"(x));
+    asm("{.reg .f32 least; max.NaN.f32 least, %1, 0fC1F00000; min.NaN.f32 %0, least, 0f41F00000;}" : "=f"(near)
+        : "f"(x));
     const float square = near * near;
     // 2^-u, with log2(e) in the factors.
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(near * fmaf(-0.10294324f, square, -2.3022082f)));
@@ -95,13 +98,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gelu_grad(const __grid_
             int last = 0;
             for (int step = 0; step < steps; step++) {
                 wait(full(stage), phase);
-                const u32 from = stages + stage * STAGE_BYTES, a = describe(from + group * 64 * 128, 16), b = describe(from + BYTES_A, PANEL_BYTES);
+                const u32 from = stages + stage * STAGE_BYTES, a = describe(from + group * 64 * 128, 16),
+                    b = describe(from + BYTES_A, PANEL_BYTES);
                 asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
                 for (int k = 0; k < DEPTH / 16; k++)
 #pragma unroll
                     for (int half = 0; half < 2; half++)
-                        wgmma(d + half * 64, described(a + k * 2), described(b + k * 128 + half * (2 * PANEL_BYTES / 16)), step > 0 || k > 0);
+                        wgmma(d + half * 64, described(a + k * 2),
+                            described(b + k * 128 + half * (2 * PANEL_BYTES / 16)), step > 0 || k > 0);
                 asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
                 if (step > 0) {
                     asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
@@ -121,8 +126,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gelu_grad(const __grid_
             const u32 to = out + (warp * 16 + lane / 4) * PITCH + lane % 4 * 4;
 #pragma unroll
             for (int n = 0; n < COLS / 8; n++) {
-                asm volatile("st.shared.b32 [%0], %1;" ::"r"(to + n * 16), "r"(pack(d[4 * n], d[4 * n + 1])) : "memory");
-                asm volatile("st.shared.b32 [%0], %1;" ::"r"(to + n * 16 + 8 * PITCH), "r"(pack(d[4 * n + 2], d[4 * n + 3])) : "memory");
+                asm volatile("st.shared.b32 [%0], %1;" ::"r"(to + n * 16), "r"(pack(d[4 * n], d[4 * n + 1]))
+                             : "memory");
+                asm volatile("st.shared.b32 [%0], %1;"
+                             ::"r"(to + n * 16 + 8 * PITCH), "r"(pack(d[4 * n + 2], d[4 * n + 3])) : "memory");
             }
             __syncwarp();
             if (lane == 0) arrive(out_full);
@@ -146,7 +153,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gelu_grad(const __grid_
                         next[i] = make_uint4(0, 0, 0, 0);
                         if (row < rows)
                             asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                                         : "=r"(next[i].x), "=r"(next[i].y), "=r"(next[i].z), "=r"(next[i].w) : "l"(p.x + (row0 + row) * p.x_lead + col));
+                                         : "=r"(next[i].x), "=r"(next[i].y), "=r"(next[i].z), "=r"(next[i].w)
+                                         : "l"(p.x + (row0 + row) * p.x_lead + col));
                     }
                 };
                 fetch(0);
@@ -164,7 +172,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gelu_grad(const __grid_
                         const u32 before[4] = {x[i].x, x[i].y, x[i].z, x[i].w};
                         u32 g[4], gelu[4];
                         asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                                     : "=r"(g[0]), "=r"(g[1]), "=r"(g[2]), "=r"(g[3]) : "r"(out + row * PITCH + lane * 16));
+                                     : "=r"(g[0]), "=r"(g[1]), "=r"(g[2]), "=r"(g[3])
+                                     : "r"(out + row * PITCH + lane * 16));
 #pragma unroll
                         for (int j = 0; j < 4; j++) {
                             float low, high, slope_low, slope_high;
@@ -176,9 +185,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gelu_grad(const __grid_
                             g[j] = pack(slope_low, slope_high);
                         }
                         asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
-                                     ::"l"(p.gelu + (row0 + row) * p.gelu_lead + col), "r"(gelu[0]), "r"(gelu[1]), "r"(gelu[2]), "r"(gelu[3]) : "memory");
+                                     ::"l"(p.gelu + (row0 + row) * p.gelu_lead + col),
+                                       "r"(gelu[0]), "r"(gelu[1]), "r"(gelu[2]), "r"(gelu[3]) : "memory");
                         asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
-                                     ::"l"(p.c + (row0 + row) * p.c_lead + col), "r"(g[0]), "r"(g[1]), "r"(g[2]), "r"(g[3]) : "memory");
+                                     ::"l"(p.c + (row0 + row) * p.c_lead + col),
+                                       "r"(g[0]), "r"(g[1]), "r"(g[2]), "r"(g[3]) : "memory");
                     }
                 }
                 __syncwarp();
@@ -189,7 +200,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gelu_grad(const __grid_
 #pragma unroll
                 for (int j = 0; j < 8; j++) column[first * COLS + lane * 8 + j] = sums[j];
                 asm volatile("bar.sync 1, %0;" ::"n"(FINISHERS * 32) : "memory");
-                for (int own = threadIdx.x - MAKERS * 32; own < min(COLS, p.n - tile % p.tiles_n * COLS); own += FINISHERS * 32) {
+                for (int own = threadIdx.x - MAKERS * 32; own < min(COLS, p.n - tile % p.tiles_n * COLS);
+                    own += FINISHERS * 32) {
                     float sum = 0;
 #pragma unroll
                     for (int w = 0; w < FINISHERS; w++) sum += column[w * COLS + own];
@@ -205,7 +217,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gelu_grad(const __grid_
                     expect(barrier, STAGE_BYTES);
                     ask(to, p.a, step * DEPTH, tile / p.tiles_n * ROWS, barrier);
                     for (int panel = 0; panel < COLS / 64; panel++)
-                        ask(to + BYTES_A + panel * PANEL_BYTES, p.b, tile % p.tiles_n * COLS + panel * 64, step * DEPTH, barrier);
+                        ask(to + BYTES_A + panel * PANEL_BYTES, p.b, tile % p.tiles_n * COLS + panel * 64,
+                            step * DEPTH, barrier);
                     if (++stage == STAGES) stage = 0, phase ^= 1;
                 }
         }

@@ -42,7 +42,8 @@ INLINE float4 read_of(int block, u32 at) {
 #if SHARE > 1
     float4 v;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(at), "r"(block));
-    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(at));
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(at));
     return v;
 #else
     return read(at);
@@ -138,7 +139,8 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1)
                 constexpr int threads = THREADS / ROWS;
                 const int row = threadIdx.x % ROWS, k0 = threadIdx.x / ROWS * (DEPTH / threads);
 #pragma unroll
-                for (int k = k0; k < k0 + DEPTH / threads; k++) row_sum += memory[step % STAGES * (SIZE_A + SIZE_B) + k * ROWS + row];
+                for (int k = k0; k < k0 + DEPTH / threads; k++)
+                    row_sum += memory[step % STAGES * (SIZE_A + SIZE_B) + k * ROWS + row];
             }
 #endif
 #pragma unroll
@@ -170,7 +172,9 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1)
 #pragma unroll
             for (int s = 0; s < WIDE; s += (B_LINES ? 4 : 1)) {
                 float* to = mine_of + line<A_LINES, DOWN>(down, r) * PITCH + line<B_LINES, ACROSS>(across, s);
-                if (B_LINES) *reinterpret_cast<float4*>(to) = make_float4(sum[r][s], sum[r][s + 1], sum[r][s + 2], sum[r][s + 3]);
+                if (B_LINES)
+                    *reinterpret_cast<float4*>(to) =
+                        make_float4(sum[r][s], sum[r][s + 1], sum[r][s + 2], sum[r][s + 3]);
                 else *to = sum[r][s];
             }
     }

@@ -12,7 +12,9 @@ struct alignas(64) Map {
     u64 words[16];
 };
 
-INLINE void prepare(u32 barrier, u32 arrivals) { asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory"); }
+INLINE void prepare(u32 barrier, u32 arrivals) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
 // Makes barriers that this thread has initialised visible to TMA.
 INLINE void prepared() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 // One thread of the block announces the bytes that the stage's barrier counts.
@@ -29,11 +31,13 @@ INLINE void wait(u32 barrier, u32 parity) {
 }
 // Loads a box of a tensor of two or three dimensions.
 INLINE void ask(u32 to, const Map& map, int x, int y, u32 barrier) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3}], [%4];"
                  ::"r"(to), "l"(&map), "r"(x), "r"(y), "r"(barrier) : "memory");
 }
 INLINE void ask(u32 to, const Map& map, int x, int y, int z, u32 barrier) {
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];"
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %4}], [%5];"
                  ::"r"(to), "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier) : "memory");
 }
 

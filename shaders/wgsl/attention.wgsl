@@ -49,7 +49,8 @@ var<workgroup> factors: array<f32, 64>;
     for (var at = lane; at < {{ count * fours }}u; at += 128u) {
         let line = at / {{ fours }}u;
         let four = at % {{ fours }}u;
-        {{ into }}[four * {{ count + 1 }}u + (line & 3u) * {{ count // 4 }}u + (line >> 2u)] = {{ name }}_four({{ first }} + line, {{ d }} + four * 4u);
+        {{ into }}[four * {{ count + 1 }}u + (line & 3u) * {{ count // 4 }}u + (line >> 2u)] =
+            {{ name }}_four({{ first }} + line, {{ d }} + four * 4u);
     }
 {% endmacro %}
 
@@ -149,7 +150,8 @@ r. -#}
 {% macro store(target, depth, name, rows, factor) %}
     {% for r in range(4) %}
     {% for c in range((depth + 31) // 32) %}
-    put_{{ name }}({{ name }}_base, row0 + y * 4u + {{ r }}u, {{ rows }}, (x + {{ 8 * c }}u) * 4u, {{ target }}_{{ r }}_{{ c }} * {{ factor }});
+    put_{{ name }}({{ name }}_base, row0 + y * 4u + {{ r }}u, {{ rows }},
+        (x + {{ 8 * c }}u) * 4u, {{ target }}_{{ r }}_{{ c }} * {{ factor }});
     {% endfor %}
     {% endfor %}
 {% endmacro %}
@@ -230,7 +232,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         let key{{ r }}_{{ c }} = col0 + x * 4u + {{ c }}u;
         let score{{ r }}_{{ c }} = score(s{{ r }}[{{ c }}], query{{ r }}, key{{ r }}_{{ c }});
         let w{{ r }}_{{ c }} = select(m_exp(score{{ r }}_{{ c }} - lse{{ r }}), 0.0, score{{ r }}_{{ c }} == NEVER);
-        dw{{ r }}[{{ c }}] = w{{ r }}_{{ c }} * (dw{{ r }}[{{ c }}] * keep(query{{ r }}, key{{ r }}_{{ c }}) - delta{{ r }});
+        dw{{ r }}[{{ c }}] = w{{ r }}_{{ c }}
+            * (dw{{ r }}[{{ c }}] * keep(query{{ r }}, key{{ r }}_{{ c }}) - delta{{ r }});
         {% endfor %}
         put_weights(y * 4u + {{ r }}u, x, dw{{ r }});
         {% endfor %}

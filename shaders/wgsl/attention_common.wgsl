@@ -78,7 +78,8 @@ var<private> mask_base: u32;
 // Index of the head among all queries' heads.
 var<private> at_head: u32;
 
-{% for name, count, depth in [("q", queries, head), ("k", keys, head), ("v", keys, value)] + ([] if pass == "forward" else [("g", queries, value)]) %}
+{% for name, count, depth in [("q", queries, head), ("k", keys, head), ("v", keys, value)]
+    + ([] if pass == "forward" else [("g", queries, value)]) %}
 {% if cooperative %}
 // Reads eight elements of a row; of the last row, after it. Weights of such rows are zero.
 fn {{ name }}_eight(row: u32, d: u32) -> vec4<f32> {
@@ -89,11 +90,13 @@ fn {{ name }}_eight(row: u32, d: u32) -> vec4<f32> {
 fn {{ name }}_four(row: u32, d: u32) -> vec4<f32> {
     let at = {{ name }}_base + min(row, {{ count }} - 1u) * p.{{ name }}.z;
     {% if fours %}
-    return select(vec4<f32>(), {{ name }}_quad((at + min(d, {{ depth - 4 }}u)) >> 2u), (row < {{ count }}) & (d < {{ depth }}u));
+    return select(vec4<f32>(), {{ name }}_quad((at + min(d, {{ depth - 4 }}u)) >> 2u),
+        (row < {{ count }}) & (d < {{ depth }}u));
     {% else %}
     var four: vec4<f32>;
     for (var i = 0u; i < 4u; i++) {
-        four[i] = select(0.0, {{ name }}_at(at + min(d + i, {{ depth - 1 }}u) * p.{{ name }}.w), (row < {{ count }}) & (d + i < {{ depth }}u));
+        four[i] = select(0.0, {{ name }}_at(at + min(d + i, {{ depth - 1 }}u) * p.{{ name }}.w),
+            (row < {{ count }}) & (d + i < {{ depth }}u));
     }
     return four;
     {% endif %}

@@ -59,11 +59,13 @@ fn pack_weights(a: f32, b: f32) -> f32 {
     {% set eights = [depth - part, 32] | min // 8 %}
     workgroupBarrier();
     for (var at = lane; at < {{ 64 * eights }}u; at += 128u) {
-        values[at / {{ eights }}u * 5u + at % {{ eights }}u] = {{ name }}_eight(row0 + at / {{ eights }}u, {{ part }}u + at % {{ eights }}u * 8u);
+        values[at / {{ eights }}u * 5u + at % {{ eights }}u] =
+            {{ name }}_eight(row0 + at / {{ eights }}u, {{ part }}u + at % {{ eights }}u * 8u);
     }
     workgroupBarrier();
     {% for d in range(eights // 2) %}
-    let {{ target }}_rows{{ part // 16 + d }} = coopLoadT<coop_mat16x16<f32, A>>(&values[strip * 5u + {{ 2 * d }}u], 5u);
+    let {{ target }}_rows{{ part // 16 + d }} =
+        coopLoadT<coop_mat16x16<f32, A>>(&values[strip * 5u + {{ 2 * d }}u], 5u);
     {% endfor %}
 {% endfor %}
 {% endmacro %}
@@ -85,7 +87,9 @@ fn pack_weights(a: f32, b: f32) -> f32 {
     {% for into, name, depth in [("near", first, head), ("far", second, value)] %}
     {% set eights = depth // 8 %}
     {% for i in range((32 * eights + 127) // 128) %}
-    {{ declare }} {{ into }}_next{{ i }} = {{ name }}_eight({{ from }} + {{ position(i, 32 * eights) }} / {{ eights }}u, {{ position(i, 32 * eights) }} % {{ eights }}u * 8u);
+    {{ declare }} {{ into }}_next{{ i }} =
+        {{ name }}_eight({{ from }} + {{ position(i, 32 * eights) }} / {{ eights }}u,
+            {{ position(i, 32 * eights) }} % {{ eights }}u * 8u);
     {% endfor %}
     {% endfor %}
     {% if pass == "keys" %}
@@ -101,7 +105,8 @@ fn pack_weights(a: f32, b: f32) -> f32 {
     {% for into, depth in [("near", head), ("far", value)] %}
     {% set eights = depth // 8 %}
     {% for i in range((32 * eights + 127) // 128) %}
-    {{ into }}[{{ position(i, 32 * eights) }} / {{ eights }}u * {{ eights + 1 }}u + {{ position(i, 32 * eights) }} % {{ eights }}u] = {{ into }}_next{{ i }};
+    {{ into }}[{{ position(i, 32 * eights) }} / {{ eights }}u * {{ eights + 1 }}u
+        + {{ position(i, 32 * eights) }} % {{ eights }}u] = {{ into }}_next{{ i }};
     {% endfor %}
     {% endfor %}
     {% if pass == "keys" %}
@@ -122,8 +127,10 @@ halves read their quads in different orders, so that they access different banks
     {% endfor %}
     {% for d in range(depth // 16) %}
     {% for c in range(2) %}
-    let {{ target }}_column{{ d }}_{{ c }} = coopLoad<coop_mat16x16<f32, B>>(&{{ lines }}[{{ 16 * c * line + 2 * d }}], {{ line }}u);
-    {{ target }}_product{{ c }} = coopMultiplyAdd({{ rows_of }}_rows{{ d }}, {{ target }}_column{{ d }}_{{ c }}, {{ target }}_product{{ c }});
+    let {{ target }}_column{{ d }}_{{ c }} =
+        coopLoad<coop_mat16x16<f32, B>>(&{{ lines }}[{{ 16 * c * line + 2 * d }}], {{ line }}u);
+    {{ target }}_product{{ c }} =
+        coopMultiplyAdd({{ rows_of }}_rows{{ d }}, {{ target }}_column{{ d }}_{{ c }}, {{ target }}_product{{ c }});
     {% endfor %}
     {% endfor %}
     {% for c in range(2) %}
@@ -140,16 +147,22 @@ halves read their quads in different orders, so that they access different banks
     {% set line = depth // 8 + 1 %}
     {% for c in range(2) %}
     {% for j in range(2) %}
-    let {{ target }}_packed{{ c }}_{{ j }} = vec2<f32>({{ pack }}({{ weights }}{{ c }}_{{ j }}.x, {{ weights }}{{ c }}_{{ j }}.y), {{ pack }}({{ weights }}{{ c }}_{{ j }}.z, {{ weights }}{{ c }}_{{ j }}.w));
+    let {{ target }}_packed{{ c }}_{{ j }} =
+        vec2<f32>({{ pack }}({{ weights }}{{ c }}_{{ j }}.x, {{ weights }}{{ c }}_{{ j }}.y),
+            {{ pack }}({{ weights }}{{ c }}_{{ j }}.z, {{ weights }}{{ c }}_{{ j }}.w));
     {% endfor %}
-    values[weight_at + {{ 2 * c }}u] = select(vec4<f32>({{ target }}_packed{{ c }}_0, {{ target }}_packed{{ c }}_1), vec4<f32>({{ target }}_packed{{ c }}_1, {{ target }}_packed{{ c }}_0), half == 1u);
+    values[weight_at + {{ 2 * c }}u] =
+        select(vec4<f32>({{ target }}_packed{{ c }}_0, {{ target }}_packed{{ c }}_1),
+            vec4<f32>({{ target }}_packed{{ c }}_1, {{ target }}_packed{{ c }}_0), half == 1u);
     {% endfor %}
     subgroupBarrier();
     {% for k in range(2) %}
     let {{ target }}_weights{{ k }} = coopLoadT<coop_mat16x16<f32, A>>(&values[strip * 6u + {{ 2 * k }}u], 5u);
     {% for j in range(depth // 16) %}
-    let {{ target }}_line{{ j }}_{{ k }} = coopLoadT<coop_mat16x16<f32, B>>(&{{ lines }}[{{ 16 * k * line + 2 * j }}], {{ line }}u);
-    {{ target }}_sum{{ j }} = coopMultiplyAdd({{ target }}_weights{{ k }}, {{ target }}_line{{ j }}_{{ k }}, {{ target }}_sum{{ j }});
+    let {{ target }}_line{{ j }}_{{ k }} =
+        coopLoadT<coop_mat16x16<f32, B>>(&{{ lines }}[{{ 16 * k * line + 2 * j }}], {{ line }}u);
+    {{ target }}_sum{{ j }} =
+        coopMultiplyAdd({{ target }}_weights{{ k }}, {{ target }}_line{{ j }}_{{ k }}, {{ target }}_sum{{ j }});
     {% endfor %}
     {% endfor %}
     subgroupBarrier();
@@ -213,7 +226,8 @@ halves read their quads in different orders, so that they access different banks
     coopStoreT({{ target }}_sum{{ j }}, &values[strip * 6u], 6u);
     subgroupBarrier();
     put_{{ name }}({{ name }}_base, row, {{ count }}, {{ 16 * j }}u + half * 8u, values[quad_at] * {{ factor }});
-    put_{{ name }}({{ name }}_base, row, {{ count }}, {{ 16 * j + 4 }}u + half * 8u, values[quad_at + 1u] * {{ factor }});
+    put_{{ name }}({{ name }}_base, row, {{ count }}, {{ 16 * j + 4 }}u + half * 8u,
+        values[quad_at + 1u] * {{ factor }});
     {% endfor %}
 {% endmacro %}
 
@@ -249,7 +263,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             {{ products("s", "k", head, "near") }}
             {{ products("w", "v", value, "far") }}
             // All these queries attend to all these keys.
-            let all = (col0 + 31u < {{ queries }}) & (row0 + 63u < {{ keys }}) & (row0 + p.window.y >= col0 + 31u) & (row0 + 63u <= col0 + p.window.z){{ " & false" if mask }};
+            let all = (col0 + 31u < {{ queries }}) & (row0 + 63u < {{ keys }}) & (row0 + p.window.y >= col0 + 31u)
+                & (row0 + 63u <= col0 + p.window.z){{ " & false" if mask }};
             {{ weigh() }}
             {{ gather("dv", value, "s", "pack_weights", "far") }}
             {{ gather("dk", head, "w", "pack_pair", "near") }}
@@ -280,7 +295,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         {{ put_columns() }}
         {{ fetch_columns("k", "v", "col0 + 32u", "") }}
         // All these queries attend to all these keys.
-        let all = (col0 + 31u < {{ keys }}) & (row0 + 63u < {{ queries }}) & (col0 + p.window.y >= row0 + 63u) & (col0 + 31u <= row0 + p.window.z){{ " & false" if mask }};
+        let all = (col0 + 31u < {{ keys }}) & (row0 + 63u < {{ queries }}) & (col0 + p.window.y >= row0 + 63u)
+            & (col0 + 31u <= row0 + p.window.z){{ " & false" if mask }};
         {{ products("s", "q", head, "near") }}
         {% if pass == "queries" %}
         {{ products("w", "g", value, "far") }}

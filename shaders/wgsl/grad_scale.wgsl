@@ -60,7 +60,8 @@ fn change(item: Item, k: u32, q: u32) {
         case {{ k }}u: {
             {% if modes[k] == "vec4" %}
             let g = g{{ k }}[item.offset / 4u + q];
-            g{{ k }}[item.offset / 4u + q] = vec4<f32>(changed(g.x, by), changed(g.y, by), changed(g.z, by), changed(g.w, by));
+            g{{ k }}[item.offset / 4u + q] =
+                vec4<f32>(changed(g.x, by), changed(g.y, by), changed(g.z, by), changed(g.w, by));
             {% else %}
             var g: array<f32, 4>;
             for (var i = 0u; i < count; i++) { g[i] = changed(g{{ k }}_at(item.offset + start + i), by); }

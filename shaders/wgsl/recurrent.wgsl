@@ -46,7 +46,9 @@ struct Params {
 {% if lengths %}{{ t.input(next, "lengths", lengths) }}{% endif %}
 
 {% if pass == "forward" %}
-fn given(b: u32, j: u32, gate: u32) -> f32 { return input_at(p.input_offset + b * p.input_stride + gate * p.hidden + j); }
+fn given(b: u32, j: u32, gate: u32) -> f32 {
+    return input_at(p.input_offset + b * p.input_stride + gate * p.hidden + j);
+}
 fn fed(b: u32, j: u32, gate: u32) -> f32 { return carry_at(p.carry_offset + (b * {{ gates }}u + gate) * p.hidden + j); }
 {% endif %}
 {% if gates > 1 %}

@@ -79,8 +79,11 @@ fn {{ name }}_value(bits: u32) -> f32 {
     if magnitude >= 0x7cu { return bitcast<f32>(sign | 0x7f800000u | ((magnitude & 3u) << 21u)); }
     {% endif %}
     // Below the smallest normal value a step is 2^-9 or 2^-16.
-    if magnitude < {{ 8 if wide else 4 }}u { return bitcast<f32>(bitcast<u32>(f32(magnitude) * {{ "0x1p-9f" if wide else "0x1p-16f" }}) | sign); }
-    return bitcast<f32>(sign | ((magnitude << {{ 20 if wide else 21 }}u) + {{ "0x3c000000u" if wide else "0x38000000u" }}));
+    if magnitude < {{ 8 if wide else 4 }}u {
+        return bitcast<f32>(bitcast<u32>(f32(magnitude) * {{ "0x1p-9f" if wide else "0x1p-16f" }}) | sign);
+    }
+    return bitcast<f32>(sign | ((magnitude << {{ 20 if wide else 21 }}u)
+        + {{ "0x3c000000u" if wide else "0x38000000u" }}));
 }
 {% endif %}
 {% endmacro -%}
@@ -319,7 +322,8 @@ min need `is_nan`. -#}
 {%- elif op == "add" -%}{{ front }} + {{ behind }}
 {%- elif op == "mul" -%}{{ front }} * {{ behind }}
 {%- elif T == "f32" -%}m_{{ op }}({{ front }}, {{ behind }})
-{%- elif T == "f64" -%}select(select({{ op }}({{ front }}, {{ behind }}), {{ behind }}, is_nan({{ behind }})), {{ front }}, is_nan({{ front }}))
+{%- elif T == "f64" -%}select(
+    select({{ op }}({{ front }}, {{ behind }}), {{ behind }}, is_nan({{ behind }})), {{ front }}, is_nan({{ front }}))
 {%- else -%}{{ op }}({{ front }}, {{ behind }})
 {%- endif -%}
 {%- endmacro -%}
@@ -385,7 +389,8 @@ fn divide(a: u32, b: u32) -> vec2<u32> {
     let n = bitcast<i32>(b);
     let low = r < 0;
     let high = r >= n;
-    return vec2<u32>(q + select(0u, 1u, high) - select(0u, 1u, low), bitcast<u32>(select(select(r, r - n, high), r + n, low)));
+    return vec2<u32>(q + select(0u, 1u, high) - select(0u, 1u, low),
+        bitcast<u32>(select(select(r, r - n, high), r + n, low)));
     {% else %}
     return vec2<u32>(a / b, a % b);
     {% endif %}
