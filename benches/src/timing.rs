@@ -1,7 +1,7 @@
 //! Timing: wall time with a synchronisation around each sample, as in the peers' programs.
 
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use forebay::device::Device;
@@ -27,6 +27,8 @@ pub(crate) struct Timing {
 }
 
 const SAMPLES: usize = 20;
+/// Time of the calls before the samples.
+const WARM_UP: Duration = Duration::from_millis(200);
 
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
@@ -75,9 +77,13 @@ impl<'a> Bench<'a> {
             (0..4).map(|_| timed(1)).collect::<Result<Vec<_>>>()?.into_iter().fold(f64::INFINITY, f64::min);
         let inner = ((10.0 / one).ceil() as usize).clamp(1, max_inner.max(1));
         let samples = if one > 500.0 { 3 } else { SAMPLES };
-        for _ in 0..2 {
+        // An idle GPU has a low clock, and compiling left it idle.
+        let warm_up = if self.tiny { Duration::ZERO } else { WARM_UP };
+        let start = Instant::now();
+        while {
             timed(inner)?;
-        }
+            start.elapsed() < warm_up
+        } {}
         let all = (0..samples).map(|_| timed(inner)).collect::<Result<Vec<_>>>()?;
         let min_ms = all.iter().copied().fold(f64::INFINITY, f64::min);
         Ok(Timing { median_ms: median(all), min_ms, first_ms, samples, calls_per_sample: inner })

@@ -2,7 +2,7 @@
 //!
 //! A convolution, its two gradients and a transposed convolution are three kinds of one kernel over one
 //! [`ConvGeometry`]. A transposed convolution is the input gradient of the convolution with the same weights.
-//! If the vendor's library multiplies matrices, [`im2col`] computes all three instead.
+//! On a GPU, [`im2col`] computes all three as matrix products instead.
 
 pub(crate) mod grid_sample;
 pub(crate) mod im2col;

@@ -75,8 +75,9 @@ impl Device {
     #[must_use]
     pub fn im2col_max_bytes(&self) -> u64 {
         match self.options().im2col_max_bytes.load(Ordering::Relaxed) {
-            UNSET if self.library_features().matmul => DEFAULT_IM2COL_MAX_BYTES,
-            UNSET => 0,
+            // A software driver gains nothing from a copy.
+            UNSET if self.info().software => 0,
+            UNSET => DEFAULT_IM2COL_MAX_BYTES,
             told => told,
         }
     }
@@ -86,7 +87,7 @@ impl Device {
     /// A column matrix holds at least one image. With 0, convolutions gather their operands without scratch
     /// memory. The order of the sums, and therefore rounding, differs between both algorithms.
     ///
-    /// `None` restores the default: 256 MiB if the vendor's library multiplies matrices, else 0. The variable
+    /// `None` restores the default: 256 MiB on a GPU, and 0 on a software driver. The variable
     /// `FOREBAY_IM2COL_BYTES` sets the initial value. Small groups (fewer than 4 output channels or 16 rows
     /// of columns) and f64 never use im2col. A dry run needs the same setting as the device.
     ///

@@ -174,7 +174,7 @@ impl Im2colPlan {
 impl ConvGeometry {
     /// Reports whether this convolution runs as im2col and matrix products.
     ///
-    /// The vendor's library has to multiply matrices of the type, and groups must be large enough. Depthwise
+    /// Groups must be large enough. Depthwise
     /// filters have little to multiply, but column matrices as large as those of other filters.
     pub(crate) fn uses_im2col(&self, x: &Tensor) -> bool {
         let taps = spatial_numel(&self.kernel);
