@@ -6,8 +6,8 @@ use std::sync::{Mutex, MutexGuard};
 
 use forebay_core::backend::{Command, OwnedCommand};
 use forebay_core::error::Result;
+use forebay_core::sync::LockUnpoisoned;
 
-use crate::lock;
 use crate::virtual_memory::PendingRemap;
 
 /// An entry of the queue.
@@ -53,7 +53,7 @@ impl DeferredQueue {
     }
 
     fn lock_items(&self) -> MutexGuard<'_, VecDeque<DeferredItem>> {
-        lock(&self.items)
+        self.items.lock_unpoisoned()
     }
 
     fn push_item(&self, waiting: &mut VecDeque<DeferredItem>, last: DeferredItem) {
