@@ -174,9 +174,9 @@ impl NativeKernel for AttentionKernel {
             ("COLS", tiling.tile_columns),
             ("STAGES", tiling.stages),
             ("BLOCKS", tiling.blocks_per_sm),
-            ("KEEP", tiling.keeps_rows_in_registers.into()),
+            ("ROWS_IN_REGISTERS", tiling.keeps_rows_in_registers.into()),
             ("MASK", self.mask as u32),
-            ("DROP", self.has_dropout.into()),
+            ("DROPOUT", self.has_dropout.into()),
         ];
         let pass = match self.pass {
             Pass::Forward => cuda::ATTENTION_FWD,

@@ -156,26 +156,26 @@ impl NativeKernel for SgemmKernel {
     const FALLBACK_MESSAGE: &'static str = "small products of f32 run on cuBLASLt, which takes longer";
 
     fn source(&self) -> String {
-        let SgemmTile { rows, cols, thread_rows: high, thread_cols: wide, k_slices: slices, .. } = self.tile;
+        let SgemmTile { rows, cols, thread_rows, thread_cols, k_slices } = self.tile;
         let defines = [
             ("ROWS", rows),
             ("COLS", cols),
-            ("HIGH", high),
-            ("WIDE", wide),
-            ("SLICES", slices),
+            ("THREAD_ROWS", thread_rows),
+            ("THREAD_COLS", thread_cols),
+            ("K_SLICES", k_slices),
             ("DEPTH", TILE_K),
             ("STAGES", STAGES),
-            ("SHARE", self.cluster_blocks),
-            ("A_LINES", self.mn_major[0].into()),
-            ("B_LINES", self.mn_major[1].into()),
+            ("CLUSTER_BLOCKS", self.cluster_blocks),
+            ("A_MN_MAJOR", self.mn_major[0].into()),
+            ("B_MN_MAJOR", self.mn_major[1].into()),
             ("BIAS", (self.epilogue == SgemmEpilogue::Bias).into()),
-            ("SUMS", (self.epilogue == SgemmEpilogue::RowSums).into()),
+            ("ROW_SUMS", (self.epilogue == SgemmEpilogue::RowSums).into()),
         ];
         with_defines(&defines, &[forebay_shaders::cuda::TMA_PIPELINE, forebay_shaders::cuda::SGEMM_SMALL])
     }
 
     fn entry(&self) -> &'static CStr {
-        c"product"
+        c"sgemm_small"
     }
 
     fn block_threads(&self) -> u32 {
