@@ -107,12 +107,12 @@ fn {{ name }}_four(row: u32, d: u32) -> vec4<f32> {
 // Lower than every score: marks the keys that a query does not attend to. In base 2, it is still a number.
 const NEVER = {{ "-1.0e38" if cooperative else "-3.4e38" }};
 const LOWEST_SCORE = {{ "-0.5e38" if cooperative else "-3.3e38" }};
-fn sees(query: u32, key: u32) -> bool {
+fn attends(query: u32, key: u32) -> bool {
     return (query < {{ queries }}) & (key < {{ keys }}) & (key + p.window.y >= query) & (key <= query + p.window.z);
 }
 // Returns the score of a product, or NEVER.
 fn score(product: f32, query: u32, key: u32) -> f32 {
-    if !sees(query, key) { return NEVER; }
+    if !attends(query, key) { return NEVER; }
     var s = product * p.scale;
     {% if mask %}
     let bias = mask_at(mask_base + query * p.mask.z + key * p.mask.w);
@@ -126,16 +126,16 @@ fn score(product: f32, query: u32, key: u32) -> f32 {
     return select(s, LOWEST_SCORE, s < LOWEST_SCORE);
 }
 // Returns the dropout factor of a weight.
-fn keep(query: u32, key: u32) -> f32 {
+fn dropout_factor(query: u32, key: u32) -> f32 {
     {% if dropout %}
-    return m_kept(at_head * {{ queries }} + query, key, p.random.xy, p.random.zw, p.threshold, p.kept);
+    return m_dropout_factor(at_head * {{ queries }} + query, key, p.random.xy, p.random.zw, p.threshold, p.kept);
     {% else %}
     return 1.0;
     {% endif %}
 }
 
 {% for name, depth in [("one", value if pass == "forward" else head)] + ([("two", value)] if pass == "keys" else []) %}
-fn put_{{ name }}(base: u32, row: u32, rows: u32, d: u32, v: vec4<f32>) {
+fn store_{{ name }}(base: u32, row: u32, rows: u32, d: u32, v: vec4<f32>) {
     if row >= rows || d >= {{ depth }}u { return; }
     {% if mode == "packed" %}
     let at = base + row * p.{{ name }}.z + d;
@@ -148,7 +148,7 @@ fn put_{{ name }}(base: u32, row: u32, rows: u32, d: u32, v: vec4<f32>) {
 }
 {% endfor %}
 
-fn enter(batch: u32, head: u32) {
+fn select_head(batch: u32, head: u32) {
     let shared_head = head / (p.extents.y / p.extents.z);
     at_head = batch * p.extents.y + head;
     q_base = p.ins.x + batch * p.q.x + head * p.q.y;

@@ -292,8 +292,8 @@ from the end. -#}
 {%- macro place(wraps=false) %}
 fn place(index: vec2<u32>, extent: u32) -> u32 {
     {% if wraps %}
-    let behind = (index.y == 0xffffffffu) & (index.x >= 0u - extent) & (extent > 0u);
-    if behind { return index.x + extent; }
+    let from_end = (index.y == 0xffffffffu) & (index.x >= 0u - extent) & (extent > 0u);
+    if from_end { return index.x + extent; }
     {% endif %}
     return select(0xffffffffu, index.x, (index.y == 0u) & (index.x < extent));
 }
@@ -316,15 +316,16 @@ fn is_nan(v: {{ T }}) -> bool { return (bitcast<u32>(f32(v)) & 0x7fffffffu) > 0x
 
 {#- Combines two values of a scatter, of the compute type, the earlier and the later one. f64's max and
 min need `is_nan`. -#}
-{%- macro joined(op, T, front, behind) -%}
-{%- if op == "set" -%}{{ behind }}
-{%- elif T == "bool" -%}{{ front }} {{ "|" if op in ["add", "max"] else "&" }} {{ behind }}
-{%- elif op == "add" -%}{{ front }} + {{ behind }}
-{%- elif op == "mul" -%}{{ front }} * {{ behind }}
-{%- elif T == "f32" -%}m_{{ op }}({{ front }}, {{ behind }})
+{%- macro combine(op, T, earlier, later) -%}
+{%- if op == "set" -%}{{ later }}
+{%- elif T == "bool" -%}{{ earlier }} {{ "|" if op in ["add", "max"] else "&" }} {{ later }}
+{%- elif op == "add" -%}{{ earlier }} + {{ later }}
+{%- elif op == "mul" -%}{{ earlier }} * {{ later }}
+{%- elif T == "f32" -%}m_{{ op }}({{ earlier }}, {{ later }})
 {%- elif T == "f64" -%}select(
-    select({{ op }}({{ front }}, {{ behind }}), {{ behind }}, is_nan({{ behind }})), {{ front }}, is_nan({{ front }}))
-{%- else -%}{{ op }}({{ front }}, {{ behind }})
+    select({{ op }}({{ earlier }}, {{ later }}), {{ later }}, is_nan({{ later }})),
+    {{ earlier }}, is_nan({{ earlier }}))
+{%- else -%}{{ op }}({{ earlier }}, {{ later }})
 {%- endif -%}
 {%- endmacro -%}
 
@@ -365,7 +366,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
 
 {#- A kernel over several tensors with consecutive workgroups: calls NAME(p.items[k], k, thread) for a
 thread of tensor k. -#}
-{%- macro of_items(name, count) %}
+{%- macro dispatch_items(name, count) %}
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
         @builtin(local_invocation_index) lane: u32) {
