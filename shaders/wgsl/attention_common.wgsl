@@ -1,7 +1,7 @@
 {#-
 Parts that both attention kernels share: parameters, bindings, readers of operands, scores, dropout factors and
 writers of results. `cooperative` is true in `attention_cooperative`, which reads vectors of eight 16-bit elements;
-the other definitions are those of `attention`. `queries` and `keys` are their numbers.
+the other definitions are those of `attention`. `queries` and `keys` are expressions for their counts.
 -#}
 {%- import "types" as t -%}
 {% include "math/base" %}
@@ -32,7 +32,7 @@ struct Params {
     two: vec4<u32>,
     mask: vec4<u32>,
     scale: f32,
-    // Factor of a weight that is kept.
+    // Factor of a weight that dropout keeps.
     kept: f32,
     threshold: u32,
 }
@@ -81,7 +81,7 @@ var<private> at_head: u32;
 {% for name, count, depth in [("q", queries, head), ("k", keys, head), ("v", keys, value)]
     + ([] if pass == "forward" else [("g", queries, value)]) %}
 {% if cooperative %}
-// Reads eight elements of a row; of the last row, after it. Weights of such rows are zero.
+// Reads eight elements of a row. A row past the end reads as the last row, and has weights of zero.
 fn {{ name }}_eight(row: u32, d: u32) -> vec4<f32> {
     return bitcast<vec4<f32>>({{ name }}[({{ name }}_base + min(row, {{ count }} - 1u) * p.{{ name }}.z + d) >> 3u]);
 }

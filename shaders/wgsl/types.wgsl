@@ -287,8 +287,8 @@ fn {{ name }}_words(i: u32) -> vec2<u32> {
 {% endif %}
 {% endmacro -%}
 
-{#- Validates an index: 0xffffffff if it lies outside, as negative ones do. `wraps`: -extent to -1 count
-from the end. -#}
+{#- Validates an index: returns 0xffffffff outside of the dimension, also for negative indices. With `wraps`,
+-extent to -1 count from the end. -#}
 {%- macro place(wraps=false) %}
 fn place(index: vec2<u32>, extent: u32) -> u32 {
     {% if wraps %}

@@ -1,7 +1,7 @@
 //! Dispatch: the lock under which work enters a queue, and the launches that wait under it.
 //!
 //! Operations may defer launches to combine them. The runtime keeps deferred launches as [`PendingLaunches`]
-//! and knows nothing else about them: everything that takes the dispatch lock launches them first, so every
+//! and knows nothing else about them. Everything that takes the dispatch lock launches them first. So every
 //! submission finds all earlier work.
 
 use std::any::Any;
