@@ -272,8 +272,9 @@ impl CudaBackend {
                 i16: true,
                 subgroups: true,
                 f64_math: true,
-                cooperative_f16: false,
-                cooperative_bf16: false,
+                // mma.m16n8k16
+                cooperative_f16: arch >= 80,
+                cooperative_bf16: arch >= 80,
             },
             limits: Limits {
                 max_binding_bytes: total,

@@ -90,7 +90,8 @@ fn compile_all(folder: &str, architectures: &[u32], optimised: u32) {
                 let file = format!("{}_{at}_{entry}.cu", path.file_stem().unwrap().display());
                 fs::write(Path::new(&folder).join(file), &kernel.source).unwrap();
             }
-            for &arch in architectures.iter().filter(|_| compile) {
+            let first = if kernel.required_features.matrix_units { 80 } else { 0 };
+            for &arch in architectures.iter().filter(|&&arch| compile && arch >= first) {
                 let options: &[&str] = if arch == optimised { &[] } else { &["--Ofast-compile=max"] };
                 if let Err(error) = nvrtc::compile_with_options(&kernel.source, &entry, arch, options) {
                     failures.push(format!("{}: {entry}: {error}", path.display()));

@@ -188,7 +188,8 @@ impl PipelineJob {
         };
         let words =
             spv::write_vec(&self.module, &info, &options, None).map_err(|error| to_single_line(&error))?;
-        Ok(spirv::prepare_cooperative(&words, operand))
+        let difference_is_product = find_constant(&self.module, "DIFFERENCE_IS_PRODUCT").is_some();
+        Ok(spirv::prepare_cooperative(&words, operand, difference_is_product))
     }
 }
 
@@ -285,12 +286,18 @@ fn make_params_immediate(module: &mut Module) {
     }
 }
 
+fn find_constant<'a>(module: &'a Module, name: &str) -> Option<&'a naga::Constant> {
+    module
+        .constants
+        .iter()
+        .map(|(_, constant)| constant)
+        .find(|constant| constant.name.as_deref() == Some(name))
+}
+
 /// Returns the type of a kernel's matrices A and B, from its constant `OPERAND_BITS`; `None` for kernels without
 /// cooperative matrices.
 fn operand_type(module: &Module) -> Option<OperandType> {
-    let named = |(_, constant): &(_, &naga::Constant)| constant.name.as_deref() == Some("OPERAND_BITS");
-    let (_, constant) = module.constants.iter().find(named)?;
-    match module.global_expressions[constant.init] {
+    match module.global_expressions[find_constant(module, "OPERAND_BITS")?.init] {
         naga::Expression::Literal(naga::Literal::U32(0xf16)) => Some(OperandType::F16),
         naga::Expression::Literal(naga::Literal::U32(0xbf16)) => Some(OperandType::Bf16),
         _ => None,

@@ -185,6 +185,7 @@ pub(crate) fn multiplies_matrices(backend: &WgpuBackend, operand: OperandType) -
     let wgsl = format!(
         "enable wgpu_cooperative_matrix;
         const OPERAND_BITS = {bits};
+        const DIFFERENCE_IS_PRODUCT = true;
         @group(0) @binding(0) var<storage, read_write> x: array<vec4<f32>>;
         var<workgroup> tiles: array<vec4<f32>, 64>;
         var<workgroup> factors: array<f32, 16>;

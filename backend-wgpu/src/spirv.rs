@@ -3,8 +3,8 @@
 //! [`prepare_cooperative`] makes three changes.
 //! - WGSL takes the element type of a matrix from the memory that it is loaded from, and has no bf16. Kernels
 //!   declare matrices A and B over f32 memory that holds 16-bit elements; the function gives them their type.
-//! - WGSL has no product by elements of two matrices. Kernels write a difference of two accumulators instead, and
-//!   the function makes it their product.
+//! - WGSL has no product by elements of two matrices. A kernel with a constant `DIFFERENCE_IS_PRODUCT` writes a
+//!   difference of two accumulators instead, and the function makes it their product.
 //! - naga declares the Vulkan memory model. It does not declare that invocations share accesses of workgroup and
 //!   storage memory (wgpu issue 8805). Drivers may therefore move accesses across barriers. The function adds the
 //!   declaration.
@@ -133,9 +133,13 @@ impl ModuleIds {
     }
 }
 
-/// Gives matrices A and B of a module their type, and turns differences of accumulators into products. Also makes
-/// accesses of shared memory available and visible at barriers.
-pub(crate) fn prepare_cooperative(module: &[u32], operand: OperandType) -> Vec<u32> {
+/// Gives matrices A and B of a module their type. Turns differences of accumulators into products if
+/// `difference_is_product`. Also makes accesses of shared memory available and visible at barriers.
+pub(crate) fn prepare_cooperative(
+    module: &[u32],
+    operand: OperandType,
+    difference_is_product: bool,
+) -> Vec<u32> {
     let mut ids = ModuleIds::new(module);
     let mut out = module[..HEADER_WORDS.min(module.len())].to_vec();
     let mut bound = module.get(BOUND_WORD).copied().unwrap_or_default();
@@ -179,7 +183,7 @@ pub(crate) fn prepare_cooperative(module: &[u32], operand: OperandType) -> Vec<u
             {
                 push(&mut out, opcode, operands.chain([NON_PRIVATE]));
             }
-            (op::F_SUB, &[_, kind, ..]) if ids.accumulators.contains(&kind) => {
+            (op::F_SUB, &[_, kind, ..]) if difference_is_product && ids.accumulators.contains(&kind) => {
                 push(&mut out, op::F_MUL, operands);
             }
             (op::CONTROL_BARRIER, &[_, execution, memory, semantics]) => {
@@ -247,7 +251,7 @@ mod tests {
     fn matrices_a_and_b_get_their_type_and_shared_accesses_are_not_private() {
         let before = compile();
         for operand in [OperandType::F16, OperandType::Bf16] {
-            let after = prepare_cooperative(&before, operand);
+            let after = prepare_cooperative(&before, operand, true);
             let ids = ModuleIds::new(&after);
             let float = |words: &[u32]| match operand {
                 OperandType::F16 => words[2..] == [16],
@@ -287,7 +291,7 @@ mod tests {
     fn a_module_that_is_cut_off_is_returned_as_far_as_it_goes() {
         let module = compile();
         for length in 0..module.len().min(200) {
-            prepare_cooperative(&module[..length], OperandType::F16);
+            prepare_cooperative(&module[..length], OperandType::F16, true);
         }
     }
 }

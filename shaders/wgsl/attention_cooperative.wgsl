@@ -14,6 +14,8 @@ becomes their product by elements in `spirv.rs` of the wgpu backend: WGSL has no
 {%- import "types" as t -%}
 enable wgpu_cooperative_matrix;
 const OPERAND_BITS = {{ "0xbf16u" if dtype == "bf16" else "0xf16u" }};
+// A backend computes a difference of accumulators as their product by elements, which WGSL lacks.
+const DIFFERENCE_IS_PRODUCT = true;
 {% set cooperative = true %}
 {% set queries = "p.extents.w" %}
 {% set keys = "p.window.x" %}

@@ -19,7 +19,7 @@ use forebay::backend::{Backend, Features};
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::memory::Config;
-use forebay::ops::{ConvolutionOptions, CrossEntropyOptions};
+use forebay::ops::{AttentionOptions, ConvolutionOptions, CrossEntropyOptions};
 use forebay::optim::{
     Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, Asgd, ClipGradNormOptions, GradScaler, Lamb, Lion,
     NAdam, Optimizer, RAdam, RmsProp, Rprop, Sgd, clip_grad_norm_with, clip_grad_value_,
@@ -119,10 +119,12 @@ pub fn check(golden: &Path, architectures: &[u32], filters: &[String]) -> Result
     let everything = CardProfile::default().features;
     // Reading halves as bits is no optional type: every driver that wgpu takes for whole has it.
     let bare = Capabilities::SHADER_FLOAT16_IN_FLOAT32;
-    for (features, software, allowed) in
-        [(everything, false, Capabilities::all()), (Features::default(), true, bare)]
-    {
-        for kernel in collect_kernels(features, software, golden)? {
+    let devices = [(everything, false, Capabilities::all()), (Features::default(), true, bare)];
+    let sources =
+        devices.map(|(features, software, allowed)| (collect_kernels(features, software, golden), allowed));
+    let with_units = (collect_matrix_kernels(), Capabilities::all());
+    for (kernels, allowed) in sources.into_iter().chain([with_units]) {
+        for kernel in kernels? {
             if !filters.is_empty() && !filters.iter().any(|f| kernel.label.contains(f.as_str())) {
                 continue;
             }
@@ -184,6 +186,39 @@ fn collect_kernels(features: Features, software: bool, golden: &Path) -> Result<
     exercise_fp8_linear(&device)?;
     exercise_optimizers(&device)?;
     GoldenSet::load(golden)?.run(&CallConfig { device: &device, dtype: None }, &[])?;
+    Ok(backend.compiled_kernels())
+}
+
+/// Kernels of a device whose matrix units multiply 16-bit types.
+fn collect_matrix_kernels() -> Result<Vec<NullKernel>> {
+    let features =
+        Features { cooperative_f16: true, cooperative_bf16: true, ..CardProfile::default().features };
+    let backend = Arc::new(NullBackend::new(CardProfile { features, ..CardProfile::default() }));
+    let device = Device::with_config(backend.clone() as Arc<dyn Backend>, Config::default());
+    for dtype in [DType::F16, DType::BF16] {
+        // Whole tiles, tiles with edges, and rows that are no whole vectors; each operand in both orders.
+        for [m, n, k] in [[512, 512, 512], [200, 136, 72], [130, 67, 45]] {
+            let a = [Tensor::zeros([m, k], dtype, &device)?, Tensor::zeros([k, m], dtype, &device)?.t()?];
+            let b = [Tensor::zeros([k, n], dtype, &device)?, Tensor::zeros([n, k], dtype, &device)?.t()?];
+            for (a, b) in a.iter().flat_map(|a| b.iter().map(move |b| (a, b))) {
+                a.matmul(b)?;
+            }
+            let weight = Tensor::zeros([n, k], dtype, &device)?;
+            a[0].linear(&weight, Some(&Tensor::zeros([n], dtype, &device)?))?;
+        }
+        device.set_im2col_max_bytes(Some(0));
+        let x = Tensor::zeros([4, 64, 32, 32], dtype, &device)?.to_leaf()?;
+        let w = Tensor::zeros([64, 64, 3, 3], dtype, &device)?.to_leaf()?;
+        x.conv2d(&w, None, &ConvolutionOptions { padding: 1.into(), ..Default::default() })?
+            .sum([0isize; 0], false)?
+            .backward()?;
+        for (head, is_causal, dropout_p) in [(64, true, 0.0), (128, false, 0.0), (64, false, 0.1)] {
+            let [q, k, v] = [(); 3].map(|()| Tensor::zeros([2, 4, 200, head], dtype, &device));
+            let (q, k, v) = (q?.to_leaf()?, k?.to_leaf()?, v?.to_leaf()?);
+            let options = AttentionOptions { is_causal, dropout_p, ..Default::default() };
+            q.scaled_dot_product_attention(&k, &v, &options)?.sum([0isize; 0], false)?.backward()?;
+        }
+    }
     Ok(backend.compiled_kernels())
 }
 
@@ -539,6 +574,11 @@ fn compile_translated(
     let mut jobs: Vec<(u32, Vec<&(String, TranslatedKernel)>)> = Vec::new();
     for &arch in compiling.architectures {
         for (_, kernels) in by_prelude.iter().filter(|(prelude, _)| compiling.should_compile(prelude, arch)) {
+            // Kernels with one prelude use the same features.
+            let needs_matrix_units = kernels.iter().any(|(_, kernel)| kernel.required_features.matrix_units);
+            if needs_matrix_units && arch < 80 {
+                continue;
+            }
             jobs.extend(kernels.chunks(KERNELS_PER_PROGRAM).map(|batch| (arch, batch.to_vec())));
         }
     }

@@ -18,7 +18,7 @@ use super::{
     TranslateOptions, TranslatedKernel, unsupported,
 };
 
-const PRELUDE: [&str; 9] = [
+const PRELUDE: [&str; 10] = [
     forebay_shaders::cuda::PDL,
     include_str!("prelude/base.cuh"),
     include_str!("prelude/math.cuh"),
@@ -28,6 +28,7 @@ const PRELUDE: [&str; 9] = [
     include_str!("prelude/matrix.cuh"),
     include_str!("prelude/atomic.cuh"),
     include_str!("prelude/subgroup.cuh"),
+    include_str!("prelude/cooperative.cuh"),
 ];
 
 /// Maximum number of threads of a block.
@@ -114,6 +115,8 @@ pub(super) fn write_module(
         uniformity: uniformity::analyze(module, entry),
         prelude_files: Cell::default(),
         required_features: Cell::default(),
+        packed_operand: packed_operand(declared),
+        difference_is_product: find_constant(declared, "DIFFERENCE_IS_PRODUCT").is_some(),
         wgsl,
     };
     let bindings = collect_bindings(&mut context, declared)?;
@@ -158,7 +161,7 @@ pub(super) fn write_module(
     let label = options.label.replace(['\n', '\r', '\\'], " ");
     let label = if label.is_empty() { entry.name.clone() } else { format!("{label} ({})", entry.name) };
     writeln!(source, "// {label}: translated from WGSL, whose line numbers are in the comments.").ok();
-    let more = [pieces.intrinsics, pieces.matrix, pieces.atomic, pieces.subgroup];
+    let more = [pieces.intrinsics, pieces.matrix, pieces.atomic, pieces.subgroup, pieces.cooperative];
     let wanted = [true, true, pieces.math, pieces.bits, pieces.pack].into_iter().chain(more);
     for (piece, _) in PRELUDE.iter().zip(wanted).filter(|&(_, wanted)| wanted) {
         source.push_str(piece);
@@ -174,6 +177,7 @@ pub(super) fn write_module(
 
     let needs = RequiredFeatures {
         subgroups: pieces.subgroup || uses_subgroups(module, entry),
+        matrix_units: pieces.cooperative,
         ..context.required_features.get()
     };
     Ok(TranslatedKernel {
@@ -437,6 +441,23 @@ fn input_value(binding: &Option<naga::Binding>, size: [u32; 3]) -> Result<String
         BuiltIn::NumSubgroups => format!("{}u", (x * y * z).div_ceil(WARP_SIZE)),
         other => return unsupported(format!("the builtin {other:?} in a kernel")),
     })
+}
+
+fn find_constant<'a>(module: &'a Module, name: &str) -> Option<&'a naga::Constant> {
+    module
+        .constants
+        .iter()
+        .map(|(_, constant)| constant)
+        .find(|constant| constant.name.as_deref() == Some(name))
+}
+
+/// Returns the operand type that a kernel's constant `OPERAND_BITS` names.
+fn packed_operand(module: &Module) -> Option<&'static str> {
+    match module.global_expressions[find_constant(module, "OPERAND_BITS")?.init] {
+        naga::Expression::Literal(naga::Literal::U32(0xf16)) => Some("operand_f16"),
+        naga::Expression::Literal(naga::Literal::U32(0xbf16)) => Some("operand_bf16"),
+        _ => None,
+    }
 }
 
 fn uses_subgroups(module: &Module, entry: &EntryPoint) -> bool {

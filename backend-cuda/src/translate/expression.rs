@@ -1,7 +1,8 @@
 //! Expressions: values as C++ values, pointers as C++ lvalues.
 
 use naga::back::{COMPONENTS, binary_operation_str};
-use naga::{BinaryOperator as Op, Expression, Handle, Literal, RelationalFunction, ScalarKind, Type};
+use naga::{AddressSpace, BinaryOperator as Op, CooperativeRole, Expression, Handle, Literal};
+use naga::{RelationalFunction, ScalarKind, Type};
 use naga::{SwizzleComponent, TypeInner, UnaryOperator};
 
 use super::function::FunctionWriter;
@@ -128,8 +129,27 @@ impl FunctionWriter<'_> {
             Expression::RayQueryVertexPositions { .. }
             | Expression::RayQueryProceedResult
             | Expression::RayQueryGetIntersection { .. } => unsupported("a ray query"),
-            Expression::CooperativeLoad { .. } | Expression::CooperativeMultiplyAdd { .. } => {
-                unsupported("a cooperative matrix")
+            Expression::CooperativeLoad { role, ref data, .. } => {
+                let name = self.type_name_of(handle)?;
+                let (place, stride) = (self.lvalue(data.pointer)?, self.value(data.stride)?);
+                let row_major = data.row_major;
+                let shared =
+                    self.expression_type(data.pointer).pointer_space() == Some(AddressSpace::WorkGroup);
+                // `coop_a<operand_f16>` has its loader's argument between the angle brackets.
+                let operand = name.split(['<', '>']).nth(1).unwrap_or_default();
+                Ok(match role {
+                    CooperativeRole::A => {
+                        format!("coop_load_a<{operand}, {row_major}, {shared}>(&{place}, {stride})")
+                    }
+                    CooperativeRole::B => {
+                        format!("coop_load_b<{operand}, {row_major}, {shared}>(&{place}, {stride})")
+                    }
+                    CooperativeRole::C => format!("coop_load_c<{row_major}>(&{place}, {stride})"),
+                })
+            }
+            Expression::CooperativeMultiplyAdd { a, b, c } => {
+                let (a, b, c) = (self.value(a)?, self.value(b)?, self.value(c)?);
+                Ok(format!("coop_multiply_add({a}, {b}, {c})"))
             }
         }
     }
@@ -223,6 +243,10 @@ impl FunctionWriter<'_> {
         let (&TypeInner::Scalar(scalar), TypeInner::Scalar(_)) =
             (self.expression_type(left), self.expression_type(right))
         else {
+            let matrices = matches!(self.expression_type(right), TypeInner::CooperativeMatrix { .. });
+            if op == Op::Subtract && matrices && self.context.difference_is_product {
+                return call("coop_product");
+            }
             return infix(binary_operation_str(op)); // overloaded for vectors and matrices
         };
         let float = scalar.kind == ScalarKind::Float;

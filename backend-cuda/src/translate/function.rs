@@ -5,7 +5,8 @@
 //! are written where they are used.
 
 use naga::valid::FunctionInfo;
-use naga::{AtomicFunction, Barrier, Block, CollectiveOperation, Direction, Expression, FastHashMap};
+use naga::{AtomicFunction, Barrier, Block, CollectiveOperation, CooperativeRole, Direction, Expression};
+use naga::{FastHashMap, TypeInner};
 use naga::{FastHashSet, Function, GatherMode, Handle, LocalVariable, Span, Statement, SubgroupOperation};
 use naga::{SwitchCase, SwitchValue};
 
@@ -126,7 +127,9 @@ impl<'a> FunctionWriter<'a> {
         }
         match self.function.named_expressions.get(&handle) {
             Some(name) => Some(self.names.unique_name("v_", name)),
-            None if info.ref_count >= self.function.expressions[handle].bake_ref_count() => {
+            None if info.ref_count >= self.function.expressions[handle].bake_ref_count()
+                || matches!(self.function.expressions[handle], Expression::CooperativeLoad { .. }) =>
+            {
                 Some(format!("e{}", handle.index()))
             }
             None => None,
@@ -256,7 +259,17 @@ impl<'a> FunctionWriter<'a> {
             Statement::RayQuery { .. } | Statement::RayPipelineFunction(_) => {
                 return unsupported("a ray query");
             }
-            Statement::CooperativeStore { .. } => return unsupported("a cooperative matrix"),
+            Statement::CooperativeStore { target, ref data } => {
+                if !matches!(
+                    self.expression_type(target),
+                    TypeInner::CooperativeMatrix { role: CooperativeRole::C, .. }
+                ) {
+                    return unsupported("a store of a cooperative matrix A or B");
+                }
+                let (matrix, place) = (self.value(target)?, self.lvalue(data.pointer)?);
+                let (stride, row_major) = (self.value(data.stride)?, data.row_major);
+                self.write_line(format!("coop_store_c<{row_major}>({matrix}, &{place}, {stride});"));
+            }
         }
         Ok(())
     }

@@ -13,6 +13,12 @@
 //! 3. If [`TranslatedKernel::params_size`] is not 0, the uniform block at `@group(1) @binding(0)`, by value,
 //!    in WGSL's layout.
 
+//!
+//! Cooperative matrices of 16 x 16 elements are `mma.sync` instructions (`prelude/cooperative.cuh`). A module
+//! declares two constants for what WGSL cannot say. `OPERAND_BITS` is 0xf16 or 0xbf16: f32 memory of matrices A and
+//! B holds packed elements of this type. With `DIFFERENCE_IS_PRODUCT`, the difference of two matrices is their
+//! product by elements.
+
 mod entry;
 mod expression;
 mod function;
@@ -94,6 +100,8 @@ pub struct RequiredFeatures {
     pub i64: bool,
     /// Subgroup operations, or a subgroup builtin.
     pub subgroups: bool,
+    /// Cooperative matrices: an architecture of 80 or later.
+    pub matrix_units: bool,
 }
 
 /// Reason why a kernel could not be translated.

@@ -6,7 +6,10 @@ use std::fmt::Write;
 use naga::common::wgsl::TryToWgsl;
 use naga::proc::{IndexableLength, Layouter};
 use naga::valid::ModuleInfo;
-use naga::{ArraySize, Constant, Expression, FastHashMap, Function, GlobalVariable, Handle, Literal};
+use naga::{
+    ArraySize, Constant, CooperativeRole, CooperativeSize, Expression, FastHashMap, Function, GlobalVariable,
+    Handle, Literal,
+};
 use naga::{Module, Scalar, ScalarKind, Type, TypeInner, VectorSize};
 
 use super::names::NameScope;
@@ -23,6 +26,7 @@ pub(super) struct PreludeFiles {
     pub(super) matrix: bool,
     pub(super) atomic: bool,
     pub(super) subgroup: bool,
+    pub(super) cooperative: bool,
 }
 
 /// C++ names of a struct and its members.
@@ -50,6 +54,10 @@ pub(super) struct ModuleContext<'a> {
     pub(super) uniformity: ModuleUniformity,
     pub(super) prelude_files: Cell<PreludeFiles>,
     pub(super) required_features: Cell<RequiredFeatures>,
+    /// Type of the 16-bit elements that f32 memory of matrices A and B holds; `None` if it holds f32.
+    pub(super) packed_operand: Option<&'static str>,
+    /// If true, a difference of two cooperative matrices is their product by elements.
+    pub(super) difference_is_product: bool,
     pub(super) wgsl: &'a str,
 }
 
@@ -93,7 +101,9 @@ impl<'a> ModuleContext<'a> {
                 }
                 format!("arr<{}, {count}>", self.type_name(base)?)
             }
-            TypeInner::CooperativeMatrix { .. } => return unsupported("a cooperative matrix"),
+            TypeInner::CooperativeMatrix { columns, rows, scalar, role } => {
+                return self.cooperative_matrix_name(columns, rows, scalar, role);
+            }
             TypeInner::Image { .. } => return unsupported("a texture"),
             TypeInner::Sampler { .. } => return unsupported("a sampler"),
             TypeInner::AccelerationStructure { .. } => return unsupported("an acceleration structure"),
@@ -103,6 +113,31 @@ impl<'a> ModuleContext<'a> {
                 return unsupported("a stored pointer");
             }
             TypeInner::Struct { .. } => return unsupported("a struct that is not declared"),
+        })
+    }
+
+    /// Returns the name of a cooperative matrix. Matrix units multiply 16-bit floats, with sums in f32.
+    fn cooperative_matrix_name(
+        &self,
+        columns: CooperativeSize,
+        rows: CooperativeSize,
+        scalar: Scalar,
+        role: CooperativeRole,
+    ) -> Result<String, TranslateError> {
+        if [columns, rows] != [CooperativeSize::Sixteen; 2] {
+            return unsupported("a cooperative matrix that is not 16 x 16");
+        }
+        self.require_prelude(|p| p.cooperative = true);
+        let operand = match (role, scalar) {
+            (CooperativeRole::C, Scalar::F32) => return Ok("coop_c".to_owned()),
+            (CooperativeRole::C, _) => return unsupported("a cooperative matrix of sums that are not f32"),
+            (_, Scalar::F16) => "operand_f16",
+            (_, Scalar::F32) if let Some(operand) = self.packed_operand => operand,
+            _ => return unsupported("a cooperative matrix of operands that are not f16"),
+        };
+        Ok(match role {
+            CooperativeRole::B => format!("coop_b<{operand}>"),
+            _ => format!("coop_a<{operand}>"),
         })
     }
 

@@ -23,6 +23,10 @@ pub(super) fn visit_operands(expression: &Expression, mut visit: impl FnMut(Hand
             [Some(arg), arg1, arg2, arg3].into_iter().flatten().for_each(visit);
         }
         Expression::ArrayLength(array) => visit(array),
+        Expression::CooperativeLoad { ref data, .. } => {
+            [data.pointer, data.stride].into_iter().for_each(visit)
+        }
+        Expression::CooperativeMultiplyAdd { a, b, c } => [a, b, c].into_iter().for_each(visit),
         // These have no operands, or are of kinds that no kernel contains.
         _ => {}
     }
@@ -99,6 +103,9 @@ pub(super) fn collect_block_uses(
                 }
             }
             Statement::SubgroupCollectiveOperation { argument, .. } => add(argument),
+            Statement::CooperativeStore { target, ref data } => {
+                [target, data.pointer, data.stride].into_iter().for_each(add);
+            }
             _ => {}
         }
         visit_blocks(statement, |block| collect_block_uses(function, block, used));

@@ -12,6 +12,7 @@ use super::tests;
 
 tests![
     it_runs_on_any_strides,
+    matrix_units_multiply_in_a_kernel,
     several_outputs,
     overrides_make_kernels,
     gradients_flow_through_it,
@@ -57,6 +58,47 @@ fn it_runs_on_any_strides(device: &Device) -> Result<()> {
         let y = power(&view, 3.0).run()?;
         ensure!(y.shape() == view.shape());
         ensure_values(&y, &expected)?;
+    }
+    Ok(())
+}
+
+/// One WGSL module uses matrix units on every backend that has them; others refuse it by name.
+fn matrix_units_multiply_in_a_kernel(device: &Device) -> Result<()> {
+    static F16: CustomOp = CustomOp::new(
+        "product",
+        concat!(
+            "enable wgpu_cooperative_matrix; const OPERAND_BITS = 0xf16u;\n",
+            include_str!("matrix_units.wgsl")
+        ),
+    );
+    static BF16: CustomOp = CustomOp::new(
+        "product",
+        concat!(
+            "enable wgpu_cooperative_matrix; const OPERAND_BITS = 0xbf16u;\n",
+            include_str!("matrix_units.wgsl")
+        ),
+    );
+    for (op, dtype) in [(&F16, DType::F16), (&BF16, DType::BF16)] {
+        let (m, n, k) = (48, 32, 80);
+        let values = |rows: usize, factor: usize| -> Vec<f32> {
+            (0..rows * k).map(|i| ((i * factor + i / k) % 11) as f32 - 5.0).collect()
+        };
+        let (left, right) = (values(m, 7), values(n, 5));
+        let a = Tensor::from_slice(&left, [m, k], device)?.to_dtype(dtype)?;
+        let b = Tensor::from_slice(&right, [n, k], device)?.to_dtype(dtype)?;
+        let call = op.inputs(&[&a, &b]).output([m, n], DType::F32).params(&[n as u32, k as u32]);
+        let made = call.workgroups([n / 16, m / 16, 1]).run();
+        if !device.info().features.has_cooperative(dtype) {
+            let error = made.err().context("a device without matrix units must refuse the kernel")?;
+            ensure!(matches!(error, Error::KernelCompilation { .. }), "{error}");
+            continue;
+        }
+        let expected = (0..m * n).map(|i| {
+            let (row, col) = (&left[i / n * k..][..k], &right[i % n * k..][..k]);
+            // The kernel adds the product twice, and subtracts it once.
+            f64::from(row.iter().zip(col).map(|(a, b)| a * b).sum::<f32>())
+        });
+        ensure_values(&made?, &expected.collect::<Vec<_>>())?;
     }
     Ok(())
 }
