@@ -138,9 +138,9 @@ impl CudaQueue {
         self.deferred.drain(|waiting| {
             let command = match waiting {
                 DeferredItem::Command(command) => command.as_command(),
-                DeferredItem::Remap(arrangement) => {
+                DeferredItem::Remap(remap) => {
                     self.stream.synchronize()?;
-                    device.require_address_space()?.complete_remap(arrangement)?;
+                    device.require_address_space()?.complete_remap(remap)?;
                     return Ok(true);
                 }
             };
@@ -453,8 +453,8 @@ impl SegmentSource for CudaBackend {
         let device = &*self.device;
         let addresses = device.require_address_space()?;
         if let Some(queue) = device.deferring_queue()
-            && let Ok(arrangement) = addresses.prepare_remap(to_page_mappings(pieces))
-            && queue.deferred.push_remap(arrangement)
+            && let Ok(remap) = addresses.prepare_remap(to_page_mappings(pieces))
+            && queue.deferred.push_remap(remap)
         {
             // Another thread may have begun to use another queue.
             return if self.has_deferred_work() { Ok(()) } else { device.flush_pending() };
@@ -649,10 +649,11 @@ struct PreparedGraph {
 
 impl CommandSequence for PreparedGraph {
     fn set_params(&mut self, at: usize, params: &[u8]) -> Result<()> {
-        let Some(Some((node, kept))) = self.launches.get(at) else {
+        let Some(Some((node, recorded))) = self.launches.get(at) else {
             return Err(Error::argument("set_params", format!("command {at} is no launch")));
         };
-        let launch = Launch { kernel: kept.kernel, bindings: &kept.bindings, params, groups: kept.groups };
+        let launch =
+            Launch { kernel: recorded.kernel, bindings: &recorded.bindings, params, groups: recorded.groups };
         self.device.kernels.set_node_params(&self.graph, *node, &launch)
     }
 

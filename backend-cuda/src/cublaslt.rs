@@ -390,8 +390,8 @@ impl CublasLtLibrary {
                 )
             }
         };
-        let worth = 2 * call.m * call.n * call.k * call.batch >= autotune::MIN_FLOPS_TO_TUNE;
-        if !plan.is_tuned && worth && plan.algorithms.len() > 1 {
+        let is_large = 2 * call.m * call.n * call.k * call.batch >= autotune::MIN_FLOPS_TO_TUNE;
+        if !plan.is_tuned && is_large && plan.algorithms.len() > 1 {
             plan.algorithm_index =
                 self.algorithm_choices.choose(&format!("{problem:?}"), &plan.algorithms, || {
                     // A product that accumulates into c is timed on a scratch buffer, because it runs several

@@ -43,11 +43,11 @@ impl DeferredQueue {
     }
 
     /// Appends a remap if the queue is not empty; returns `false` if it is.
-    pub(crate) fn push_remap(&self, arrangement: PendingRemap) -> bool {
+    pub(crate) fn push_remap(&self, remap: PendingRemap) -> bool {
         let mut waiting = self.lock_items();
         let some = !waiting.is_empty();
         if some {
-            self.push_item(&mut waiting, DeferredItem::Remap(arrangement));
+            self.push_item(&mut waiting, DeferredItem::Remap(remap));
         }
         some
     }

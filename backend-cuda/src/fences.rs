@@ -63,14 +63,14 @@ impl EventTracker {
     pub(crate) fn record(&self, stream: &Stream) -> Result<backend::Event, SourceError> {
         let points = &mut *self.state.lock_unpoisoned();
         if points.spare.is_empty() && points.pending.len() >= SWEEP_THRESHOLD {
-            let mut kept = VecDeque::with_capacity(points.pending.len());
+            let mut still_pending = VecDeque::with_capacity(points.pending.len());
             for (number, event) in points.pending.drain(..) {
                 match event.is_done()? {
                     true => points.spare.push(event),
-                    false => kept.push_back((number, event)),
+                    false => still_pending.push_back((number, event)),
                 }
             }
-            points.pending = kept;
+            points.pending = still_pending;
         }
         let event = acquire_event(&mut points.spare, &stream.context)?;
         event.record(stream)?;

@@ -93,7 +93,7 @@ impl VirtualAddressSpace {
     /// Maps pieces, or none of them; after an error, memory that was to move is unmapped.
     pub(crate) fn map(&self, pieces: Vec<PageMapping>) -> Result<(), SourceError> {
         match self.prepare_remap(pieces) {
-            Ok(mut arrangement) => self.complete_remap(&mut arrangement),
+            Ok(mut remap) => self.complete_remap(&mut remap),
             Err((error, pieces)) => self.unmap_sources(&pieces).and(Err(error)),
         }
     }
@@ -113,9 +113,9 @@ impl VirtualAddressSpace {
     }
 
     /// Maps the pieces of a remap, which no work uses any more. Can be retried after an error.
-    pub(crate) fn complete_remap(&self, arrangement: &mut PendingRemap) -> Result<(), SourceError> {
+    pub(crate) fn complete_remap(&self, remap: &mut PendingRemap) -> Result<(), SourceError> {
         self.context.make_current()?;
-        let PendingRemap { mappings: pieces, new_handles: new, moving_handles: moving } = arrangement;
+        let PendingRemap { mappings: pieces, new_handles: new, moving_handles: moving } = remap;
         let moving = match moving {
             Some(moving) => moving,
             None => {
