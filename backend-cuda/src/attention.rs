@@ -113,15 +113,15 @@ impl AttentionKernel {
 
     fn tiling(&self) -> Tiling {
         // Masks and dropout need registers, so fewer blocks fit on a multiprocessor.
-        let extra = self.mask != MaskKind::None || self.has_dropout;
+        let has_mask_or_dropout = self.mask != MaskKind::None || self.has_dropout;
         let key = (self.uses_wgmma, self.head_dim > 64, self.pass);
         let (warps, row_fragments, tile_columns, blocks_per_sm, keeps_rows_in_registers) = match key {
-            (true, false, Pass::Forward) if extra => (4, 1, 64, 3, true),
-            (true, false, Pass::BackwardQueries) if extra => (4, 1, 64, 3, false),
-            (true, false, Pass::BackwardKeysValues) if extra => (4, 1, 64, 2, false),
-            (false, false, Pass::Forward) if extra => (4, 1, 64, 3, true),
-            (false, false, Pass::BackwardQueries) if extra => (4, 1, 64, 2, true),
-            (false, true, Pass::Forward) if extra => (4, 1, 64, 2, false),
+            (true, false, Pass::Forward) if has_mask_or_dropout => (4, 1, 64, 3, true),
+            (true, false, Pass::BackwardQueries) if has_mask_or_dropout => (4, 1, 64, 3, false),
+            (true, false, Pass::BackwardKeysValues) if has_mask_or_dropout => (4, 1, 64, 2, false),
+            (false, false, Pass::Forward) if has_mask_or_dropout => (4, 1, 64, 3, true),
+            (false, false, Pass::BackwardQueries) if has_mask_or_dropout => (4, 1, 64, 2, true),
+            (false, true, Pass::Forward) if has_mask_or_dropout => (4, 1, 64, 2, false),
             (true, false, Pass::Forward) => (4, 1, 64, 4, true),
             (true, false, Pass::BackwardQueries) => (4, 1, 64, 4, false),
             (true, false, Pass::BackwardKeysValues) => (4, 1, 64, 3, false),
@@ -156,10 +156,10 @@ impl NativeKernel for AttentionKernel {
         let Tiling { tile_columns: columns, stages, .. } = self.tiling();
         let rows = self.tiling().block_rows();
         let tile = |rows: u32| rows * self.head_dim.div_ceil(64) * 128;
-        let lines = if self.pass == Pass::BackwardKeysValues { stages * 2 * columns * 4 } else { 0 };
-        let own = if self.pass == Pass::Forward { 1 } else { 2 };
+        let stats_bytes = if self.pass == Pass::BackwardKeysValues { stages * 2 * columns * 4 } else { 0 };
+        let row_tiles = if self.pass == Pass::Forward { 1 } else { 2 };
         // Tiles begin at multiples of 1024 bytes.
-        1024 + own * tile(rows) + 2 * stages * tile(columns) + lines
+        1024 + row_tiles * tile(rows) + 2 * stages * tile(columns) + stats_bytes
     }
 
     fn source(&self) -> String {
@@ -174,9 +174,9 @@ impl NativeKernel for AttentionKernel {
             ("COLS", tiling.tile_columns),
             ("STAGES", tiling.stages),
             ("BLOCKS", tiling.blocks_per_sm),
-            ("KEEP", tiling.keeps_rows_in_registers.into()),
+            ("ROWS_IN_REGISTERS", tiling.keeps_rows_in_registers.into()),
             ("MASK", self.mask as u32),
-            ("DROP", self.has_dropout.into()),
+            ("DROPOUT", self.has_dropout.into()),
         ];
         let pass = match self.pass {
             Pass::Forward => cuda::ATTENTION_FWD,

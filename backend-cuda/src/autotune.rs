@@ -9,10 +9,11 @@ use cudarc::cublaslt::sys::{
     self, cublasLtMatmulAlgo_t, cublasLtMatmulHeuristicResult_t, cublasStatus_t as Status,
 };
 use forebay_core::backend::SourceError;
+use forebay_core::sync::LockUnpoisoned;
 
 use crate::context::{Event, Stream};
 use crate::disk_cache::{CacheKey, DiskCache};
-use crate::{lock, settings};
+use crate::settings;
 
 /// Number of algorithms that are timed.
 const MAX_CANDIDATES: usize = 8;
@@ -132,7 +133,7 @@ impl AlgorithmChoices {
         let key = self.cache_key(problem);
         // Held until the choice is made: another queue must neither time its products at the same time nor
         // choose for itself.
-        let mut chosen = lock(&PROCESS_CHOICES);
+        let mut chosen = PROCESS_CHOICES.lock_unpoisoned();
         let chosen = chosen.get_or_insert_default();
         let number = |known: cublasLtMatmulAlgo_t| offered.iter().position(|offered| *offered == known);
         if let Some(number) = chosen.get(&key).copied().and_then(number) {

@@ -13,6 +13,7 @@ use forebay_core::backend::{
 };
 use forebay_core::environment;
 use forebay_core::error::{Error, Result};
+use forebay_core::sync::LockUnpoisoned;
 
 use crate::attention::AttentionKernels;
 use crate::context::{Context, PinnedBuffer, Stream};
@@ -25,7 +26,6 @@ use crate::gelu_grad;
 use crate::graph::{Graph, GraphCapture, GraphNode};
 use crate::kernels::{KernelRegistry, MAX_BINDINGS, MAX_PARAM_BYTES, SubmitStatus};
 use crate::launch_batcher::LaunchBatcher;
-use crate::lock;
 use crate::nvtx::set_nvtx;
 use crate::processes;
 use crate::settings::{self, bool_from_env};
@@ -138,9 +138,9 @@ impl CudaQueue {
         self.deferred.drain(|waiting| {
             let command = match waiting {
                 DeferredItem::Command(command) => command.as_command(),
-                DeferredItem::Remap(arrangement) => {
+                DeferredItem::Remap(remap) => {
                     self.stream.synchronize()?;
-                    device.require_address_space()?.complete_remap(arrangement)?;
+                    device.require_address_space()?.complete_remap(remap)?;
                     return Ok(true);
                 }
             };
@@ -453,8 +453,8 @@ impl SegmentSource for CudaBackend {
         let device = &*self.device;
         let addresses = device.require_address_space()?;
         if let Some(queue) = device.deferring_queue()
-            && let Ok(arrangement) = addresses.prepare_remap(to_page_mappings(pieces))
-            && queue.deferred.push_remap(arrangement)
+            && let Ok(remap) = addresses.prepare_remap(to_page_mappings(pieces))
+            && queue.deferred.push_remap(remap)
         {
             // Another thread may have begun to use another queue.
             return if self.has_deferred_work() { Ok(()) } else { device.flush_pending() };
@@ -519,7 +519,7 @@ impl Backend for CudaBackend {
 
     fn upload(&self, dst: Slice, data: &[u8]) -> Result<()> {
         self.queue.drain_deferred(&self.device, true)?;
-        let mut uploads = lock(&self.queue.uploads);
+        let mut uploads = self.queue.uploads.lock_unpoisoned();
         let uploaded = uploads.upload(&self.queue.stream, slice_address(dst), data);
         // Also after an error: a part of the upload may have been enqueued.
         self.device.fences.mark_enqueued();
@@ -528,7 +528,7 @@ impl Backend for CudaBackend {
 
     fn download(&self, src: Slice, data: &mut [u8]) -> Result<()> {
         self.queue.drain_deferred(&self.device, true)?;
-        let mut downloads = lock(&self.queue.downloads);
+        let mut downloads = self.queue.downloads.lock_unpoisoned();
         let downloaded = downloads.download(&self.queue.stream, slice_address(src), data);
         self.device.fences.mark_enqueued();
         Ok(downloaded?)
@@ -582,13 +582,13 @@ impl Backend for CudaBackend {
     fn alloc_host(&self, bytes: u64) -> Result<SegmentId, SourceError> {
         let memory = PinnedBuffer::new(&self.device.context, bytes as usize)?;
         let address = memory.address();
-        lock(&self.device.host_allocations).insert(address, memory);
+        self.device.host_allocations.lock_unpoisoned().insert(address, memory);
         Ok(SegmentId(address))
     }
 
     fn free_host(&self, segment: SegmentId) -> Result<(), SourceError> {
         let flushed = self.device.flush_batches();
-        let gone = lock(&self.device.host_allocations).remove(&segment.0);
+        let gone = self.device.host_allocations.lock_unpoisoned().remove(&segment.0);
         flushed.and(gone.map(drop).ok_or_else(|| SourceError::Driver {
             call: "cuMemFreeHost",
             detail: format!("no host memory is allocated at {:#x}", segment.0),
@@ -649,10 +649,11 @@ struct PreparedGraph {
 
 impl CommandSequence for PreparedGraph {
     fn set_params(&mut self, at: usize, params: &[u8]) -> Result<()> {
-        let Some(Some((node, kept))) = self.launches.get(at) else {
+        let Some(Some((node, recorded))) = self.launches.get(at) else {
             return Err(Error::argument("set_params", format!("command {at} is no launch")));
         };
-        let launch = Launch { kernel: kept.kernel, bindings: &kept.bindings, params, groups: kept.groups };
+        let launch =
+            Launch { kernel: recorded.kernel, bindings: &recorded.bindings, params, groups: recorded.groups };
         self.device.kernels.set_node_params(&self.graph, *node, &launch)
     }
 

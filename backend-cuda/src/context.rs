@@ -187,9 +187,9 @@ impl Stream {
     pub(crate) fn synchronize(&self) -> Result<(), SourceError> {
         self.context.make_current()?;
         // Synchronises even after an error: the caller may free memory that earlier work uses.
-        let settled = self.flush_pending();
+        let flushed = self.flush_pending();
         // SAFETY: the stream lives as long as `self`.
-        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.raw) }).and(settled)
+        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.raw) }).and(flushed)
     }
 
     /// Enqueues a copy to the device.

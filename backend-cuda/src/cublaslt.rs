@@ -21,11 +21,12 @@ use cudarc::cublaslt::sys::{
 };
 use forebay_core::backend::{Epilogue, MatmulCall, MatrixOperand, Slice, SourceError};
 use forebay_core::dtype::DType;
+use forebay_core::sync::LockUnpoisoned;
 use rustc_hash::FxHashMap;
 
 use crate::autotune::{self, AlgorithmChoices};
 use crate::context::{Context, Stream};
-use crate::{lock, settings, toolkit};
+use crate::{settings, toolkit};
 
 /// Bytes of cuBLASLt's workspace, as NVIDIA advises for Hopper. The workspace is allocated outside the pool
 /// at the first product of a stream, and only this stream uses it.
@@ -89,7 +90,7 @@ impl CublasLt {
     /// Returns the bytes of the library's workspace, which is outside the pool.
     pub(crate) fn workspace_bytes(&self) -> u64 {
         let open = self.library.get().and_then(Option::as_ref);
-        open.map_or(0, |library| lock(library).workspace().1)
+        open.map_or(0, |library| library.lock_unpoisoned().workspace().1)
     }
 
     fn open_library(&self, context: &Arc<Context>) -> Option<&Mutex<CublasLtLibrary>> {
@@ -123,7 +124,7 @@ impl CublasLt {
         }
         let Some(problem) = CublasLtProblem::new(call) else { return Ok(false) };
         match self.open_library(&stream.context) {
-            Some(library) => act(&mut lock(library), problem),
+            Some(library) => act(&mut library.lock_unpoisoned(), problem),
             None => Ok(false),
         }
     }
@@ -389,8 +390,8 @@ impl CublasLtLibrary {
                 )
             }
         };
-        let worth = 2 * call.m * call.n * call.k * call.batch >= autotune::MIN_FLOPS_TO_TUNE;
-        if !plan.is_tuned && worth && plan.algorithms.len() > 1 {
+        let is_large = 2 * call.m * call.n * call.k * call.batch >= autotune::MIN_FLOPS_TO_TUNE;
+        if !plan.is_tuned && is_large && plan.algorithms.len() > 1 {
             plan.algorithm_index =
                 self.algorithm_choices.choose(&format!("{problem:?}"), &plan.algorithms, || {
                     // A product that accumulates into c is timed on a scratch buffer, because it runs several

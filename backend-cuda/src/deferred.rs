@@ -6,8 +6,8 @@ use std::sync::{Mutex, MutexGuard};
 
 use forebay_core::backend::{Command, OwnedCommand};
 use forebay_core::error::Result;
+use forebay_core::sync::LockUnpoisoned;
 
-use crate::lock;
 use crate::virtual_memory::PendingRemap;
 
 /// An entry of the queue.
@@ -43,17 +43,17 @@ impl DeferredQueue {
     }
 
     /// Appends a remap if the queue is not empty; returns `false` if it is.
-    pub(crate) fn push_remap(&self, arrangement: PendingRemap) -> bool {
+    pub(crate) fn push_remap(&self, remap: PendingRemap) -> bool {
         let mut waiting = self.lock_items();
         let some = !waiting.is_empty();
         if some {
-            self.push_item(&mut waiting, DeferredItem::Remap(arrangement));
+            self.push_item(&mut waiting, DeferredItem::Remap(remap));
         }
         some
     }
 
     fn lock_items(&self) -> MutexGuard<'_, VecDeque<DeferredItem>> {
-        lock(&self.items)
+        self.items.lock_unpoisoned()
     }
 
     fn push_item(&self, waiting: &mut VecDeque<DeferredItem>, last: DeferredItem) {

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use forebay_core::backend::{self, Fence, SourceError};
+use forebay_core::sync::LockUnpoisoned;
 
 use crate::context::{Context, Event, Stream};
-use crate::lock;
 
 /// The driver's events of one fence: one for each stream.
 type FenceEvents = Arc<[Arc<Event>]>;
@@ -61,16 +61,16 @@ const SWEEP_THRESHOLD: usize = 64;
 impl EventTracker {
     /// Records an event after everything enqueued in `stream`.
     pub(crate) fn record(&self, stream: &Stream) -> Result<backend::Event, SourceError> {
-        let points = &mut *lock(&self.state);
+        let points = &mut *self.state.lock_unpoisoned();
         if points.spare.is_empty() && points.pending.len() >= SWEEP_THRESHOLD {
-            let mut kept = VecDeque::with_capacity(points.pending.len());
+            let mut still_pending = VecDeque::with_capacity(points.pending.len());
             for (number, event) in points.pending.drain(..) {
                 match event.is_done()? {
                     true => points.spare.push(event),
-                    false => kept.push_back((number, event)),
+                    false => still_pending.push_back((number, event)),
                 }
             }
-            points.pending = kept;
+            points.pending = still_pending;
         }
         let event = acquire_event(&mut points.spare, &stream.context)?;
         event.record(stream)?;
@@ -81,7 +81,7 @@ impl EventTracker {
 
     /// Makes later work of `stream` wait for an event.
     pub(crate) fn wait(&self, stream: &Stream, event: backend::Event) -> Result<(), SourceError> {
-        let points = lock(&self.state);
+        let points = self.state.lock_unpoisoned();
         // An event that is not pending was passed.
         match points.pending.binary_search_by_key(&event.0, |(number, _)| *number) {
             Ok(at) => stream.wait_event(&points.pending[at].1),
@@ -100,7 +100,7 @@ impl FenceTracker {
 
     /// Records a fence after everything in these streams, which must be all that are in use.
     pub(crate) fn record<'a>(&self, streams: impl Iterator<Item = &'a Stream>) -> Result<Fence, SourceError> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock_unpoisoned();
         let work = self.work_count.load(Ordering::Acquire);
         if work == state.work_at_last_fence {
             return Ok(Fence(state.last_fence));
@@ -152,7 +152,7 @@ impl FenceTracker {
         if fence.0 <= self.last_passed.load(Ordering::Acquire) {
             return Ok(None);
         }
-        let state = lock(&self.state);
+        let state = self.state.lock_unpoisoned();
         if fence.0 > state.last_fence {
             return Err(SourceError::Driver {
                 call: "cuEventQuery",
@@ -164,7 +164,7 @@ impl FenceTracker {
     }
 
     fn retire_through(&self, fence: Fence) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock_unpoisoned();
         while !state.pending.is_empty() && state.last_fence + 1 - state.pending.len() as u64 <= fence.0 {
             self.retire_oldest(&mut state);
         }

@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
 use std::fmt;
-use std::sync::{Arc, Mutex, Once, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, Once, RwLock};
 
 use forebay_core::backend::compile_pool::{self, PendingCode};
 use forebay_core::backend::{KernelContent, KernelId, KernelSource, Launch, SourceError};
 use forebay_core::error::{Error, Result};
+use forebay_core::sync::{LockUnpoisoned, RwLockUnpoisoned};
 use smallvec::SmallVec;
 
 use crate::context::{
@@ -15,7 +16,7 @@ use crate::context::{
 };
 use crate::disk_cache::{CacheKey, DiskCache};
 use crate::graph::{Graph, GraphNode};
-use crate::{cublaslt, lock, nvrtc, settings, translate};
+use crate::{cublaslt, nvrtc, settings, translate};
 
 /// Maximum number of storage bindings in one kernel.
 pub(crate) const MAX_BINDINGS: usize = 32;
@@ -97,7 +98,7 @@ impl KernelRegistry {
     pub(crate) fn compile(&self, context: &Arc<Context>, source: &KernelSource<'_>) -> Result<KernelId> {
         let content = source.to_content();
         // Under the lock: another thread that needs the same kernel waits and does not compile it again.
-        let mut known = lock(&self.ids_by_content);
+        let mut known = self.ids_by_content.lock_unpoisoned();
         if let Some(id) = known.get(&content) {
             return Ok(*id);
         }
@@ -129,13 +130,13 @@ impl KernelRegistry {
         if let KernelCode::Loaded(module) = &code {
             kernel.function = Some(kernel.resolve_function(module, &entry, source.label)?);
         }
-        let mut loaded = self.loaded.write().unwrap_or_else(PoisonError::into_inner);
+        let mut loaded = self.loaded.write_unpoisoned();
         let id = KernelId(loaded.len() as u32);
         match code {
-            KernelCode::Loaded(module) => lock(&self.modules).push(module),
+            KernelCode::Loaded(module) => self.modules.lock_unpoisoned().push(module),
             KernelCode::Compiling(code) => {
                 let unfinished = PendingKernel { label: source.label.to_owned(), entry, code };
-                lock(&self.pending).insert(id.0, unfinished);
+                self.pending.lock_unpoisoned().insert(id.0, unfinished);
             }
         }
         loaded.push(kernel);
@@ -145,7 +146,7 @@ impl KernelRegistry {
 
     /// Reports whether a kernel can be launched without waiting for the compiler.
     pub(crate) fn is_compiled(&self, id: KernelId) -> bool {
-        lock(&self.pending).get(&id.0).is_none_or(|unfinished| unfinished.code.get().is_some())
+        self.pending.lock_unpoisoned().get(&id.0).is_none_or(|unfinished| unfinished.code.get().is_some())
     }
 
     /// Waits until a kernel is compiled, and loads it. The next call retries after an error.
@@ -153,16 +154,18 @@ impl KernelRegistry {
         let found = |unfinished: &PendingKernel| {
             (unfinished.label.clone(), unfinished.entry.clone(), Arc::clone(&unfinished.code))
         };
-        let Some((label, entry, code)) = lock(&self.pending).get(&id.0).map(found) else { return Ok(()) };
+        let Some((label, entry, code)) = self.pending.lock_unpoisoned().get(&id.0).map(found) else {
+            return Ok(());
+        };
         let cubin = code.wait().map_err(|message| compilation_error(&label, &message))?;
         let module = CudaModule::load(context, cubin)?;
-        let mut loaded = self.loaded.write().unwrap_or_else(PoisonError::into_inner);
+        let mut loaded = self.loaded.write_unpoisoned();
         let Some(kernel) = loaded.get_mut(id.0 as usize) else { return Ok(()) };
         // Another thread may have loaded the kernel.
-        if lock(&self.pending).contains_key(&id.0) {
+        if self.pending.lock_unpoisoned().contains_key(&id.0) {
             kernel.function = Some(kernel.resolve_function(&module, &entry, &label)?);
-            lock(&self.modules).push(module);
-            lock(&self.pending).remove(&id.0);
+            self.modules.lock_unpoisoned().push(module);
+            self.pending.lock_unpoisoned().remove(&id.0);
         }
         Ok(())
     }
@@ -231,7 +234,7 @@ impl KernelRegistry {
     /// Returns the kernel of a launch after checking bindings and parameters.
     pub(crate) fn check_launch(&self, launch: &Launch<'_>) -> Result<LoadedKernel> {
         let kernel = {
-            let loaded = self.loaded.read().unwrap_or_else(PoisonError::into_inner);
+            let loaded = self.loaded.read_unpoisoned();
             loaded.get(launch.kernel.0 as usize).copied()
         };
         let Some(kernel) = kernel else {

@@ -13,10 +13,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_core::backend::SourceError;
+use forebay_core::sync::LockUnpoisoned;
 
 use crate::context::{ArgBytes, Function, KernelLaunch, Stream, arg_pointers};
 use crate::graph::{Graph, GraphNode};
-use crate::lock;
 use crate::settings::{bool_from_env, launch_batching};
 
 /// Maximum number of kernels in a batch; a power of two.
@@ -90,7 +90,7 @@ impl LaunchBatcher {
         call: &KernelLaunch,
         arguments: &[&ArgBytes],
     ) -> Result<(), SourceError> {
-        let state = &mut *lock(&self.state);
+        let state = &mut *self.state.lock_unpoisoned();
         if call.is_unbatchable {
             self.submit(state, stream)?;
         }
@@ -120,7 +120,7 @@ impl LaunchBatcher {
         if !self.has_pending.load(Ordering::Acquire) {
             return Ok(());
         }
-        self.submit(&mut lock(&self.state), stream)
+        self.submit(&mut self.state.lock_unpoisoned(), stream)
     }
 
     fn submit(&self, state: &mut BatcherState, stream: &Stream) -> Result<(), SourceError> {

@@ -28,8 +28,6 @@
 //! - `cublaslt` computes all other products, unless [`set_portable_kernels`] or `FOREBAY_PORTABLE_KERNELS=1`
 //!   forces the portable kernels. `toolkit` finds libraries where the loader does not look.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 pub mod attention;
 mod autotune;
 mod backend;
@@ -63,8 +61,3 @@ pub use libraries::{CudaDeviceInfo, LibraryInfo, libraries, probe};
 pub use native_kernels::NativeKernel;
 pub use nvtx::{NvtxUnavailable, set_nvtx};
 pub use settings::{allow_tf32, portable_kernels, set_allow_tf32, set_portable_kernels};
-
-/// Locks a mutex, even if a thread panicked while it held the lock.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}

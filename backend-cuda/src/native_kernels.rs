@@ -5,10 +5,11 @@ use std::ffi::CStr;
 use std::fmt::Debug;
 use std::hash::Hash;
 use std::iter;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
 
 use forebay_core::backend::SourceError;
 use forebay_core::backend::compile_pool::PendingCode;
+use forebay_core::sync::RwLockUnpoisoned;
 use rustc_hash::FxHashMap;
 
 use crate::context::{Context, CudaModule, Function, KernelLaunch, Stream, arg_bytes};
@@ -152,7 +153,7 @@ impl<K: NativeKernel> NativeKernels<K> {
         ahead: &[K],
         wait: bool,
     ) -> Result<NativeKernelLookup, SourceError> {
-        match self.variants.read().unwrap_or_else(PoisonError::into_inner).get(&kernel) {
+        match self.variants.read_unpoisoned().get(&kernel) {
             Some(NativeKernelState::Ready { function, .. }) => {
                 return Ok(NativeKernelLookup::Ready(*function));
             }
@@ -160,7 +161,7 @@ impl<K: NativeKernel> NativeKernels<K> {
             Some(NativeKernelState::Compiling(_)) | None => {}
         }
         // Under the lock: another thread that needs the variant waits and does not compile it again.
-        let mut states = self.variants.write().unwrap_or_else(PoisonError::into_inner);
+        let mut states = self.variants.write_unpoisoned();
         for &kernel in ahead.iter().chain([&kernel]) {
             if let Entry::Vacant(place) = states.entry(kernel) {
                 place.insert(NativeKernelState::start(kernel, context, kernels)?);

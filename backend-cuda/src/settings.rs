@@ -50,8 +50,8 @@ pub fn portable_kernels() -> bool {
 
 /// Sets whether small kernels may be launched in batches; off while a tool attributes each kernel to a
 /// module.
-pub(crate) fn set_launch_batching(lines: bool) {
-    LAUNCH_BATCHING.store(lines, Ordering::Relaxed);
+pub(crate) fn set_launch_batching(enabled: bool) {
+    LAUNCH_BATCHING.store(enabled, Ordering::Relaxed);
 }
 
 pub(crate) fn launch_batching() -> bool {

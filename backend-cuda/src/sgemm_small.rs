@@ -102,8 +102,8 @@ impl SgemmConfig {
         if operations > MAX_FLOPS || many || m.min(n) < MIN_EXTENT || k < MIN_K {
             return None;
         }
-        let cut = CONFIGS.into_iter().min_by_key(|cut| cut.estimate_time(call, units))?;
-        (cut.stages_per_block(k) <= cut.max_stages).then_some(cut)
+        let config = CONFIGS.into_iter().min_by_key(|config| config.estimate_time(call, units))?;
+        (config.stages_per_block(k) <= config.max_stages).then_some(config)
     }
 
     /// Returns the stages of a block.
@@ -156,26 +156,26 @@ impl NativeKernel for SgemmKernel {
     const FALLBACK_MESSAGE: &'static str = "small products of f32 run on cuBLASLt, which takes longer";
 
     fn source(&self) -> String {
-        let SgemmTile { rows, cols, thread_rows: high, thread_cols: wide, k_slices: slices, .. } = self.tile;
+        let SgemmTile { rows, cols, thread_rows, thread_cols, k_slices } = self.tile;
         let defines = [
             ("ROWS", rows),
             ("COLS", cols),
-            ("HIGH", high),
-            ("WIDE", wide),
-            ("SLICES", slices),
+            ("THREAD_ROWS", thread_rows),
+            ("THREAD_COLS", thread_cols),
+            ("K_SLICES", k_slices),
             ("DEPTH", TILE_K),
             ("STAGES", STAGES),
-            ("SHARE", self.cluster_blocks),
-            ("A_LINES", self.mn_major[0].into()),
-            ("B_LINES", self.mn_major[1].into()),
+            ("CLUSTER_BLOCKS", self.cluster_blocks),
+            ("A_MN_MAJOR", self.mn_major[0].into()),
+            ("B_MN_MAJOR", self.mn_major[1].into()),
             ("BIAS", (self.epilogue == SgemmEpilogue::Bias).into()),
-            ("SUMS", (self.epilogue == SgemmEpilogue::RowSums).into()),
+            ("ROW_SUMS", (self.epilogue == SgemmEpilogue::RowSums).into()),
         ];
         with_defines(&defines, &[forebay_shaders::cuda::TMA_PIPELINE, forebay_shaders::cuda::SGEMM_SMALL])
     }
 
     fn entry(&self) -> &'static CStr {
-        c"product"
+        c"sgemm_small"
     }
 
     fn block_threads(&self) -> u32 {
@@ -220,7 +220,7 @@ struct SgemmParams {
 fn operand_tensor_map(
     call: &MatmulCall,
     operand: &MatrixOperand,
-    [lines, line_stride, sum_stride]: [u64; 3],
+    [extent, line_stride, sum_stride]: [u64; 3],
     tile: u32,
 ) -> Option<(TensorMap, bool)> {
     let by_lines = match (line_stride, sum_stride) {
@@ -229,8 +229,8 @@ fn operand_tensor_map(
         _ => return None,
     };
     let (sizes, lead, boxes) = match by_lines {
-        true => ([lines, call.k], sum_stride, [tile, TILE_K]),
-        false => ([call.k, lines], line_stride, [TILE_K, tile]),
+        true => ([extent, call.k], sum_stride, [tile, TILE_K]),
+        false => ([call.k, extent], line_stride, [TILE_K, tile]),
     };
     // TMA cannot describe rows that overlap, or one matrix shared by a whole batch.
     if lead < sizes[0] || call.batch > 1 && operand.batch_stride == 0 {
@@ -364,9 +364,9 @@ mod tests {
             (2048, 2048, 2048, None),
             (1 << 40, 1 << 40, 1 << 40, None),
         ] {
-            let cut = SgemmConfig::choose(&MatmulCall { m, n, k, ..call() }, 132)
-                .map(|cut| (cut.tile, cut.cluster_blocks));
-            assert_eq!(cut, best, "{m} x {n} x {k}");
+            let config = SgemmConfig::choose(&MatmulCall { m, n, k, ..call() }, 132)
+                .map(|config| (config.tile, config.cluster_blocks));
+            assert_eq!(config, best, "{m} x {n} x {k}");
         }
     }
 }

@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex};
 
 use forebay_core::backend::{PendingDownload, SourceError};
 use forebay_core::error::Result;
+use forebay_core::sync::LockUnpoisoned;
 
 use crate::context::{Context, Event, PinnedBuffer, Stream};
-use crate::lock;
 
 /// Bytes of one staging chunk.
 const CHUNK_BYTES: usize = 4 << 20;
@@ -183,7 +183,7 @@ impl PendingChunks {
         let mut done = 0;
         while done < bytes {
             let part = (bytes - done).min(CHUNK_BYTES as u64);
-            let reused = lock(idle).pop();
+            let reused = idle.lock_unpoisoned().pop();
             let mut chunk = match reused {
                 Some(chunk) => chunk,
                 None => StagingChunk::new(&stream.context)?,
@@ -206,7 +206,7 @@ impl PendingDownload for PendingChunks {
             chunk.copied.synchronize()?;
             // SAFETY: the device has filled the chunk, as was just waited for.
             unsafe { chunk.memory.read(part) };
-            let mut idle = lock(&idle);
+            let mut idle = idle.lock_unpoisoned();
             if idle.len() < MAX_IDLE_CHUNKS {
                 idle.push(chunk);
             }

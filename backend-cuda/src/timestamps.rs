@@ -3,9 +3,9 @@
 use std::sync::{Arc, Mutex};
 
 use forebay_core::backend::{SourceError, TimestampId};
+use forebay_core::sync::LockUnpoisoned;
 
 use crate::context::{Context, Event, Stream};
-use crate::lock;
 
 /// Timestamps that were recorded and not read yet.
 #[derive(Debug, Default)]
@@ -18,14 +18,14 @@ impl Timestamps {
     pub(crate) fn record(&self, context: &Arc<Context>, stream: &Stream) -> Result<TimestampId, SourceError> {
         let event = Event::new_timed(context)?;
         event.record(stream)?;
-        let mut events = lock(&self.events);
+        let mut events = self.events.lock_unpoisoned();
         events.push(event);
         Ok(TimestampId(events.len() as u32 - 1))
     }
 
     /// Returns all timestamps in nanoseconds since the first. Blocks.
     pub(crate) fn read_all(&self) -> Result<Vec<f64>, SourceError> {
-        let events = std::mem::take(&mut *lock(&self.events));
+        let events = std::mem::take(&mut *self.events.lock_unpoisoned());
         // With several streams, no event is the last one, so all are waited for.
         events.iter().try_for_each(Event::synchronize)?;
         events.iter().map(|event| event.elapsed_since(&events[0])).collect()

@@ -9,10 +9,10 @@ use std::sync::{Arc, Mutex};
 
 use cudarc::driver::sys::{self, CUmemAccessDesc, CUmemAllocationProp, CUmemLocation};
 use forebay_core::backend::{SourceError, VirtualMemory};
+use forebay_core::sync::LockUnpoisoned;
 
 use crate::context::Context;
 use crate::driver::{check, check_alloc};
-use crate::lock;
 
 /// The address space of one device.
 #[derive(Debug)]
@@ -75,13 +75,13 @@ impl VirtualAddressSpace {
         check_alloc("cuMemAddressReserve", bytes as u64, unsafe {
             sys::cuMemAddressReserve(&mut address, bytes, 0, 0, 0)
         })?;
-        lock(&self.reservations).insert(address, bytes);
+        self.reservations.lock_unpoisoned().insert(address, bytes);
         Ok(address)
     }
 
     pub(crate) fn unreserve(&self, address: u64) -> Result<(), SourceError> {
         self.context.make_current()?;
-        let bytes = lock(&self.reservations).remove(&address);
+        let bytes = self.reservations.lock_unpoisoned().remove(&address);
         let bytes = bytes.ok_or_else(|| SourceError::Driver {
             call: "cuMemAddressFree",
             detail: format!("{address:#x} was not reserved"),
@@ -93,7 +93,7 @@ impl VirtualAddressSpace {
     /// Maps pieces, or none of them; after an error, memory that was to move is unmapped.
     pub(crate) fn map(&self, pieces: Vec<PageMapping>) -> Result<(), SourceError> {
         match self.prepare_remap(pieces) {
-            Ok(mut arrangement) => self.complete_remap(&mut arrangement),
+            Ok(mut remap) => self.complete_remap(&mut remap),
             Err((error, pieces)) => self.unmap_sources(&pieces).and(Err(error)),
         }
     }
@@ -113,9 +113,9 @@ impl VirtualAddressSpace {
     }
 
     /// Maps the pieces of a remap, which no work uses any more. Can be retried after an error.
-    pub(crate) fn complete_remap(&self, arrangement: &mut PendingRemap) -> Result<(), SourceError> {
+    pub(crate) fn complete_remap(&self, remap: &mut PendingRemap) -> Result<(), SourceError> {
         self.context.make_current()?;
-        let PendingRemap { mappings: pieces, new_handles: new, moving_handles: moving } = arrangement;
+        let PendingRemap { mappings: pieces, new_handles: new, moving_handles: moving } = remap;
         let moving = match moving {
             Some(moving) => moving,
             None => {

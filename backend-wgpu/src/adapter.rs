@@ -50,8 +50,8 @@ struct AdapterCandidate {
 impl AdapterCandidate {
     fn new(adapter: wgpu::Adapter) -> Self {
         let info = adapter.get_info();
-        let why_not = unavailable_reason(&adapter);
-        Self { adapter, info, unavailable_reason: why_not }
+        let unavailable_reason = unavailable_reason(&adapter);
+        Self { adapter, info, unavailable_reason }
     }
 
     /// Orders usable adapters first, then hardware before software, then APIs by preference.
@@ -267,8 +267,8 @@ fn open_probed(index: usize) -> Result<(WgpuBackend, Option<String>)> {
         };
         return Err(refuse(reason));
     };
-    if let Some(why_not) = &candidate.unavailable_reason {
-        return Err(refuse(format!("{}: {why_not}", candidate.info.name)));
+    if let Some(reason) = &candidate.unavailable_reason {
+        return Err(refuse(format!("{}: {reason}", candidate.info.name)));
     }
     let offered = candidate.adapter.features();
     let probes =

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, RwLock};
 
 use forebay_core::backend::{
     Backend, Command, CommandSequence, DeviceInfo, DeviceMemory, Fence, KernelContent, KernelId,
@@ -11,6 +11,7 @@ use forebay_core::backend::{
 };
 use forebay_core::environment;
 use forebay_core::error::{Error, Result};
+use forebay_core::sync::RwLockUnpoisoned;
 use rustc_hash::FxHashMap;
 
 use crate::adapter::{self, WgpuDeviceInfo};
@@ -194,7 +195,7 @@ impl WgpuBackend {
     pub(crate) fn adopt_buffer(&self, buffer: &wgpu::Buffer) -> Option<SegmentId> {
         let mut external = lock(&self.external);
         let known = {
-            let segments = self.segments.read().unwrap_or_else(PoisonError::into_inner);
+            let segments = self.segments.read_unpoisoned();
             segments.iter().find(|(_, known)| *known == buffer).map(|(&id, _)| id)
         };
         let segment = match known {
@@ -221,7 +222,7 @@ impl WgpuBackend {
             state.bind_groups.clear();
             state.submit()
         };
-        self.segments.write().unwrap_or_else(PoisonError::into_inner).remove(&segment.0);
+        self.segments.write_unpoisoned().remove(&segment.0);
         if let Err(error) = submitted {
             log::debug!("a buffer of the program was released without its device: {error}");
         }
@@ -245,7 +246,7 @@ impl WgpuBackend {
     }
 
     fn segment(&self, segment: SegmentId) -> Result<wgpu::Buffer, SourceError> {
-        let segments = self.segments.read().unwrap_or_else(PoisonError::into_inner);
+        let segments = self.segments.read_unpoisoned();
         segments.get(&segment.0).cloned().ok_or_else(|| SourceError::Driver {
             call: "segment",
             detail: format!("segment {} was freed, or belongs to another device", segment.0),
@@ -255,12 +256,12 @@ impl WgpuBackend {
     /// Assigns an id to a buffer.
     fn register_buffer(&self, buffer: wgpu::Buffer) -> SegmentId {
         let id = self.next_segment.fetch_add(1, Ordering::Relaxed);
-        self.segments.write().unwrap_or_else(PoisonError::into_inner).insert(id, buffer);
+        self.segments.write_unpoisoned().insert(id, buffer);
         SegmentId(id)
     }
 
     fn kernel(&self, kernel: KernelId) -> Result<Arc<CompiledKernel>> {
-        let kernels = self.kernels.read().unwrap_or_else(PoisonError::into_inner);
+        let kernels = self.kernels.read_unpoisoned();
         let found = kernels.get(kernel.0 as usize).cloned();
         found.ok_or_else(|| Error::argument("launch", format!("kernel {} is another device's", kernel.0)))
     }
@@ -388,7 +389,7 @@ impl SegmentSource for WgpuBackend {
             state.bind_groups.clear();
             state.submit()
         };
-        self.segments.write().unwrap_or_else(PoisonError::into_inner).remove(&segment.0);
+        self.segments.write_unpoisoned().remove(&segment.0);
         // Destroyed explicitly, because wgpu may hold another reference: the memory is freed when the device
         // is done. A program that shares the device may still have a bind group over the buffer.
         if !self.gpu.is_shared {
@@ -453,7 +454,7 @@ impl Backend for WgpuBackend {
         }
         // Compiles without the lock, so that several threads can compile; two may compile the same kernel.
         let kernel = kernel::compile(&self.gpu, &self.layouts, &self.info.limits, source)?;
-        let mut kernels = self.kernels.write().unwrap_or_else(PoisonError::into_inner);
+        let mut kernels = self.kernels.write_unpoisoned();
         let id = KernelId(kernels.len() as u32);
         kernels.push(Arc::new(kernel));
         known().insert(content, id);

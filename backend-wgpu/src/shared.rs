@@ -283,8 +283,8 @@ impl WgpuTensorExt for Tensor {
             }
         };
         let slice = Slice { segment, offset, bytes: bytes / 4 * 4 };
-        // SAFETY: wgpu checks the range, and keeps the memory for all commands that were recorded. Every pattern of bits
-        // is an element of every type; bools are bytes, which kernels compare with zero.
+        // SAFETY: wgpu checks the range, and keeps the memory for all commands that were recorded. Every
+        // pattern of bits is an element of every type; bools are bytes, which kernels compare with zero.
         unsafe { Self::from_external(slice, shape, dtype, device, release) }
     }
 

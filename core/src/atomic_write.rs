@@ -4,11 +4,13 @@ use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use fs4::{FileExt, TryLockError};
 use tempfile::NamedTempFile;
+
+use crate::sync::LockUnpoisoned;
 
 /// Error about a file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -188,7 +190,7 @@ fn is_stale(file: &File) -> bool {
 fn is_first_write_to(folder: &Path) -> bool {
     static WRITTEN_FOLDERS: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
     let folder = fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned());
-    WRITTEN_FOLDERS.lock().unwrap_or_else(PoisonError::into_inner).insert(folder)
+    WRITTEN_FOLDERS.lock_unpoisoned().insert(folder)
 }
 
 /// Flushes the folder, which makes the rename durable. The contents are safe already, so a failure is not an

@@ -1,5 +1,5 @@
-//! Derivatives of functions of tensors, after PyTorch's `torch.func` and `torch.autograd.functional`. The functions ignore the
-//! history of the inputs and do not change their gradients.
+//! Derivatives of functions of tensors, after PyTorch's `torch.func` and `torch.autograd.functional`. The
+//! functions ignore the history of the inputs and do not change their gradients.
 //!
 //! ```
 //! # use forebay_core::{func, device::Device, dtype::DType, tensor::Tensor};

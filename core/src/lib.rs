@@ -34,7 +34,8 @@ pub mod scalar;
 #[doc(hidden)]
 pub mod scoped_local;
 mod storage;
-mod sync;
+#[doc(hidden)]
+pub mod sync;
 pub mod tensor;
 pub mod variables;
 

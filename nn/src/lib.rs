@@ -1,4 +1,5 @@
-//! Modules, optimisers, data, files, the memory planner and the training loop of forebay, on the tensors of `forebay-core`.
+//! Modules, optimisers, data, files, the memory planner and the training loop of forebay, on the tensors of
+//! `forebay-core`.
 //!
 //! Programs use the facade crate `forebay`, which re-exports the modules of both crates.
 

@@ -7,7 +7,7 @@
 // - For each kernel: WARPS, rows of its inner tiles (COLS), tiles in shared memory (STAGES), blocks on a
 //   multiprocessor (BLOCKS).
 // - ROWS16: fragments of 16 rows of a warp (1 with wgmma).
-// - MASK: 0 for none, 1 for bool, 2 for f32, 3 for the element type. DROP: 1 for dropout.
+// - MASK: 0 for none, 1 for bool, 2 for f32, 3 for the element type. DROPOUT: 1 for dropout.
 // tma_pipeline.cuh and packed_halves.cuh precede this file.
 //
 // A tile is rows x HEAD elements in panels of 64 elements. A row of a panel has 128 bytes; its eight 16-byte
@@ -18,7 +18,7 @@
 #define PANELS ((DEPTH + 63) / 64)
 #define THREADS (WARPS * 32)
 #define ROWS (WARPS * 16 * ROWS16)
-#define NEVER __int_as_float(0xff800000)
+#define NEG_INFINITY __int_as_float(0xff800000)
 #define LOG2E 1.4426950408889634f
 #define LN2 0.6931471805599453f
 
@@ -47,27 +47,29 @@ struct Params {
     int group;
     float scale;
     int unused;
-#if MASK || DROP
+#if MASK || DROPOUT
     // [batch][heads][queries][keys], with strides in elements.
     const void* mask;
     i64 mask_batch, mask_head;
     u32 mask_query, mask_key;
     // Philox offset and seed, as two words each.
     const uint4* random;
-    // A weight is kept if its 16 bits are not below the threshold, and then multiplied by `kept`.
+    // A weight is kept if its 16 bits are not below the threshold, and then multiplied by `dropout_scale`.
     u32 threshold;
-    float kept;
+    float dropout_scale;
 #endif
 };
 
 INLINE u16* head_of(const Heads& h, int batch, int head) { return h.at + batch * h.batch + head * h.head; }
 
-INLINE u32 shared_base(const void* memory) { return (static_cast<u32>(__cvta_generic_to_shared(memory)) + 1023) & ~1023u; }
+INLINE u32 shared_base(const void* memory) {
+    return (static_cast<u32>(__cvta_generic_to_shared(memory)) + 1023) & ~1023u;
+}
 
 #define TILE_BYTES(rows) ((rows) * PANELS * 128)
 
 // Address of part `part` (8 elements) of a row of a tile.
-template <int TILE_ROWS> INLINE u32 place(u32 tile, int row, int part) {
+template <int TILE_ROWS> INLINE u32 tile_address(u32 tile, int row, int part) {
     return tile + (part >> 3) * (TILE_ROWS * 128) + row * 128 + (((part ^ row) & 7) << 4);
 }
 
@@ -80,76 +82,81 @@ INLINE void copy_async(u32 to, const void* from) {
 INLINE void copy_async4(u32 to, const void* from, bool inside) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(inside ? 4 : 0) : "memory");
 }
-INLINE void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N> INLINE void copies_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+INLINE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> INLINE void cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
-// Loads of the loop over tiles, in groups. Group `t` is one `loads_begin` with all its rows, its `load`s, and
-// `loads_end`. `loads_wait` waits for the group, and makes it visible to every thread and to wgmma. Rows
-// after the last one, and elements beyond HEAD, become zero.
+// Loads of the loop over tiles, in groups. Group `t` is one `begin_stage_loads` with all its rows, its
+// `load_tile`s, and `commit_stage_loads`. `wait_stage_loads` waits for the group, and makes it visible to every
+// thread and to wgmma. Rows after the last one, and elements beyond HEAD, become zero.
 #if HOPPER
 // One thread issues the TMA loads, whose bytes a barrier of each stage counts.
-#define LOADS (__shfl_sync(0xffffffff, threadIdx.x >> 5, 0) == 0)
+#define ISSUES_LOADS (__shfl_sync(0xffffffff, threadIdx.x >> 5, 0) == 0)
 // A warp-uniform branch keeps addresses in uniform registers, as wgmma requires.
-#define ONE "{.reg .pred one; elect.sync _|one, 0xffffffff; @one "
+#define ELECT_ONE "{.reg .pred one; elect.sync _|one, 0xffffffff; @one "
 
-struct Rows {
+struct TileSource {
     const Map* map;
     int head, batch;
 };
-INLINE Rows rows_of(const Map& map, const Heads&, int batch, int head, int) { return {&map, head, batch}; }
-INLINE void next_head(Rows& rows, const Heads&) { rows.head++; }
+INLINE TileSource tile_source(const Map& map, const Heads&, int batch, int head, int) { return {&map, head, batch}; }
+INLINE void advance_head(TileSource& rows, const Heads&) { rows.head++; }
 
-INLINE u32 barrier_of(int t) {
+INLINE u32 stage_barrier(int t) {
     __shared__ u64 barriers[STAGES];
     return static_cast<u32>(__cvta_generic_to_shared(barriers)) + t % STAGES * 8;
 }
-INLINE void loads_prepare() {
+INLINE void init_stages() {
     if (threadIdx.x == 0) {
 #pragma unroll
-        for (int t = 0; t < STAGES; t++) prepare(barrier_of(t), 1);
-        prepared();
+        for (int t = 0; t < STAGES; t++) init_barrier(stage_barrier(t), 1);
+        fence_barrier_init();
     }
     __syncthreads();
 }
-INLINE void loads_begin(int t, int rows) {
-    asm volatile(ONE "mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;}" ::"r"(barrier_of(t)), "r"(TILE_BYTES(rows)) : "memory");
+INLINE void begin_stage_loads(int t, int rows) {
+    asm volatile(ELECT_ONE "mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;}"
+                 ::"r"(stage_barrier(t)), "r"(TILE_BYTES(rows)) : "memory");
 }
-template <int TILE_ROWS> INLINE void load(u32 tile, const Rows& from, int first, int t) {
-    static_assert(TILE_ROWS == 64 && HEAD == DEPTH, "boxes have 64 rows, and tiles no elements behind HEAD");
+template <int TILE_ROWS> INLINE void load_tile(u32 tile, const TileSource& from, int first, int t) {
+    static_assert(TILE_ROWS == 64 && HEAD == DEPTH, "boxes have 64 rows, and tiles no elements after HEAD");
 #pragma unroll
     for (int panel = 0; panel < PANELS; panel++)
-        asm volatile(ONE "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];}"
-                     ::"r"(tile + panel * (TILE_ROWS * 128)), "l"(from.map), "r"(panel * 64), "r"(first), "r"(from.head), "r"(from.batch), "r"(barrier_of(t)) : "memory");
+        asm volatile(ELECT_ONE "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                     "[%0], [%1, {%2, %3, %4, %5}], [%6];}"
+                     ::"r"(tile + panel * (TILE_ROWS * 128)), "l"(from.map), "r"(panel * 64), "r"(first),
+                       "r"(from.head), "r"(from.batch), "r"(stage_barrier(t)) : "memory");
 }
-INLINE void loads_end() {}
-INLINE void loads_wait(int t) {
+INLINE void commit_stage_loads() {}
+INLINE void wait_stage_loads(int t) {
     u32 done;
     do {
         asm volatile("{.reg .pred done; mbarrier.try_wait.parity.shared.b64 done, [%1], %2; selp.u32 %0, 1, 0, done;}"
-                     : "=r"(done) : "r"(barrier_of(t)), "r"(t / STAGES & 1) : "memory");
+                     : "=r"(done) : "r"(stage_barrier(t)), "r"(t / STAGES & 1) : "memory");
     } while (!__all_sync(0xffffffff, done));
     __syncthreads();
 }
 #else
-#define LOADS true
+#define ISSUES_LOADS true
 
-struct Rows {
+struct TileSource {
     const u16* at;
     int stride, end;
 };
-INLINE Rows rows_of(const Map&, const Heads& heads, int batch, int head, int count) { return {head_of(heads, batch, head), heads.row, count}; }
-INLINE void next_head(Rows& rows, const Heads& heads) { rows.at += heads.head; }
+INLINE TileSource tile_source(const Map&, const Heads& heads, int batch, int head, int count) {
+    return {head_of(heads, batch, head), heads.row, count};
+}
+INLINE void advance_head(TileSource& rows, const Heads& heads) { rows.at += heads.head; }
 
-INLINE void loads_prepare() {}
-INLINE void loads_begin(int, int) {}
-template <int TILE_ROWS> INLINE void load(u32 tile, const Rows& from, int first, int) {
+INLINE void init_stages() {}
+INLINE void begin_stage_loads(int, int) {}
+template <int TILE_ROWS> INLINE void load_tile(u32 tile, const TileSource& from, int first, int) {
     constexpr int PARTS = DEPTH / 8;
     if constexpr (THREADS % (8 * PARTS) == 0 && TILE_ROWS * PARTS % THREADS == 0) {
         // A thread's parts are a multiple of eight rows apart, so one address with a constant stride
         // suffices.
         constexpr int STEP = THREADS / PARTS;
         int row = threadIdx.x / PARTS, part = threadIdx.x % PARTS;
-        u32 to = place<TILE_ROWS>(tile, row, part);
+        u32 to = tile_address<TILE_ROWS>(tile, row, part);
         const u16* at = from.at + (i64)(first + row) * from.stride + part * 8;
         // Most tiles are complete.
         if (HEAD == DEPTH && first + TILE_ROWS <= from.end) {
@@ -158,7 +165,8 @@ template <int TILE_ROWS> INLINE void load(u32 tile, const Rows& from, int first,
         } else {
             int left = part * 8 < HEAD ? from.end - first - row : 0;
 #pragma unroll
-            for (int i = 0; i < TILE_ROWS / STEP; i++, at += STEP * from.stride) copy_async(to + i * (STEP * 128), at, i * STEP < left);
+            for (int i = 0; i < TILE_ROWS / STEP; i++, at += STEP * from.stride)
+                copy_async(to + i * (STEP * 128), at, i * STEP < left);
         }
     } else {
 #pragma unroll
@@ -167,13 +175,14 @@ template <int TILE_ROWS> INLINE void load(u32 tile, const Rows& from, int first,
             if (TILE_ROWS * PARTS % THREADS != 0 && at >= TILE_ROWS * PARTS) break;
             int row = at / PARTS, part = at % PARTS;
             bool inside = first + row < from.end && part * 8 < HEAD;
-            copy_async(place<TILE_ROWS>(tile, row, part), from.at + (inside ? (i64)(first + row) * from.stride + part * 8 : 0), inside);
+            copy_async(tile_address<TILE_ROWS>(tile, row, part),
+                from.at + (inside ? (i64)(first + row) * from.stride + part * 8 : 0), inside);
         }
     }
 }
-INLINE void loads_end() { copies_commit(); }
-INLINE void loads_wait(int) {
-    copies_wait<STAGES - 2>();
+INLINE void commit_stage_loads() { cp_async_commit(); }
+INLINE void wait_stage_loads(int) {
+    cp_async_wait<STAGES - 2>();
     __syncthreads();
 }
 #endif
@@ -188,32 +197,32 @@ INLINE float log2_fast(float x) {
     asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
-INLINE void read4(u32 (&r)[4], u32 at) {
+INLINE void ldmatrix_x4(u32 (&r)[4], u32 at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
 }
-INLINE void read4_transposed(u32 (&r)[4], u32 at) {
+INLINE void ldmatrix_x4_trans(u32 (&r)[4], u32 at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
 }
 
 // Reads the 16 x 16 fragment of a tile for a warp's A operand: rows from `row`, elements from 16 · `k`.
-template <int TILE_ROWS> INLINE void read_a(u32 (&a)[4], u32 tile, int row, int k) {
+template <int TILE_ROWS> INLINE void load_a_fragment(u32 (&a)[4], u32 tile, int row, int k) {
     int lane = threadIdx.x & 31;
-    read4(a, place<TILE_ROWS>(tile, row + (lane & 15), 2 * k + (lane >> 4)));
+    ldmatrix_x4(a, tile_address<TILE_ROWS>(tile, row + (lane & 15), 2 * k + (lane >> 4)));
 }
 
 // Accumulators of a warp: [ROWS16][columns / 8][4], in the layout of mma and wgmma. Rows lane / 4 and lane /
 // 4 + 8 of each 16, columns 2 (lane % 4) and the next of each 8.
-template <int N> struct Sums {
+template <int N> struct Accumulators {
     float v[ROWS16][N / 8][4];
 };
-// The accumulators in 16 bits, as the A operand of a product over these columns.
-template <int N> struct Halves {
+// Accumulators rounded to 16 bits: the A operand of a product over these columns.
+template <int N> struct AFragments {
     u32 v[ROWS16][N / 16][4];
 };
 
-template <int N> INLINE void clear(Sums<N>& s) {
+template <int N> INLINE void clear(Accumulators<N>& s) {
 #pragma unroll
     for (int m = 0; m < ROWS16; m++)
 #pragma unroll
@@ -222,7 +231,7 @@ template <int N> INLINE void clear(Sums<N>& s) {
             for (int i = 0; i < 4; i++) s.v[m][n][i] = 0;
 }
 
-template <int N> INLINE void round_to(Halves<N>& h, const Sums<N>& s) {
+template <int N> INLINE void pack_fragments(AFragments<N>& h, const Accumulators<N>& s) {
 #pragma unroll
     for (int m = 0; m < ROWS16; m++)
 #pragma unroll
@@ -234,24 +243,24 @@ template <int N> INLINE void round_to(Halves<N>& h, const Sums<N>& s) {
         }
 }
 
-// Rows of a tile as the A operand, kept in registers.
-struct Kept {
+// All A fragments of a warp's rows of a tile, in registers.
+struct TileFragments {
     u32 v[ROWS16][DEPTH / 16][4];
 };
-template <int TILE_ROWS> INLINE void keep(Kept& a, u32 tile, int row) {
+template <int TILE_ROWS> INLINE void load_fragments(TileFragments& a, u32 tile, int row) {
 #pragma unroll
     for (int m = 0; m < ROWS16; m++)
 #pragma unroll
-        for (int k = 0; k < DEPTH / 16; k++) read_a<TILE_ROWS>(a.v[m][k], tile, row + 16 * m, k);
+        for (int k = 0; k < DEPTH / 16; k++) load_a_fragment<TILE_ROWS>(a.v[m][k], tile, row + 16 * m, k);
 }
 
 #if HOPPER
-INLINE void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-INLINE void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int N> INLINE void products_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
+INLINE void mma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+INLINE void mma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int N> INLINE void mma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
 
 // Keeps the compiler from moving uses of accumulators across a wait.
-template <int N> INLINE void settle(Sums<N>& s) {
+template <int N> INLINE void fence_accumulators(Accumulators<N>& s) {
 #pragma unroll
     for (int n = 0; n < N / 8; n++)
 #pragma unroll
@@ -260,19 +269,21 @@ template <int N> INLINE void settle(Sums<N>& s) {
 
 #define F4(n) "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])
 #define F32 F4(0), F4(1), F4(2), F4(3), F4(4), F4(5), F4(6), F4(7)
-#define R32                                                                                                                  \
-    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                               \
+#define R32                                                                             \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
 
-// 64 x 64 sums += (or =) 64 x 16 of registers · 16 x 64 of shared memory. Rows of shared memory are the sums'
-// columns...
+// 64 x 64 accumulators += (or =) 64 x 16 of registers · 16 x 64 of shared memory. B is K-major: rows of shared
+// memory are columns of the product.
 template <bool ADD> INLINE void wgmma_rs(float (*d)[4], const u32 (&a)[4], u64 b) {
-    asm volatile("{wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " " R32 ", {%32, %33, %34, %35}, %36, %37, 1, 1, 0;}"
+    asm volatile("{wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " " R32
+                 ", {%32, %33, %34, %35}, %36, %37, 1, 1, 0;}"
                  : F32 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ADD ? 1 : 0));
 }
-// ... or lie along the sum.
-INLINE void wgmma_rs_rows(float (*d)[4], const u32 (&a)[4], u64 b) {
-    asm volatile("{wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " " R32 ", {%32, %33, %34, %35}, %36, 1, 1, 1, 1;}"
+// Adds a product whose B is MN-major: rows of shared memory are terms of the sum.
+INLINE void wgmma_rs_mn_major(float (*d)[4], const u32 (&a)[4], u64 b) {
+    asm volatile("{wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " " R32
+                 ", {%32, %33, %34, %35}, %36, 1, 1, 1, 1;}"
                  : F32 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 template <bool ADD> INLINE void wgmma_ss(float (*d)[4], u64 a, u64 b) {
@@ -280,56 +291,58 @@ template <bool ADD> INLINE void wgmma_ss(float (*d)[4], u64 a, u64 b) {
                  : F32 : "l"(a), "l"(b), "n"(ADD ? 1 : 0));
 }
 
-// s = a · bᵀ, from rows in registers.
-template <int TILE_ROWS, int N> INLINE void rows_by_rows(Sums<N>& s, const Kept& a, u32 b) {
+// Computes s = a · bᵀ, with the rows of a in registers.
+template <int TILE_ROWS, int N> INLINE void mma_abt(Accumulators<N>& s, const TileFragments& a, u32 b) {
 #pragma unroll
     for (int n = 0; n < N; n += 64)
 #pragma unroll
         for (int k = 0; k < DEPTH / 16; k++) {
-            u64 from = described(describe(b, 16) + (k / 4) * (TILE_ROWS * 8) + n * 8 + (k % 4) * 2);
+            u64 from = make_descriptor(descriptor_low_word(b, 16) + (k / 4) * (TILE_ROWS * 8) + n * 8 + (k % 4) * 2);
             if (k == 0) wgmma_rs<false>(&s.v[0][n / 8], a.v[0][k], from);
             else wgmma_rs<true>(&s.v[0][n / 8], a.v[0][k], from);
         }
 }
-// s = a · bᵀ, from rows `row` on of the tile `a` of A_ROWS rows.
-template <int A_ROWS, int TILE_ROWS, int N> INLINE void rows_by_rows(Sums<N>& s, u32 a, int row, u32 b) {
+// Computes s = a · bᵀ, with the rows of a from `row` on in a tile of A_ROWS rows.
+template <int A_ROWS, int TILE_ROWS, int N> INLINE void mma_abt(Accumulators<N>& s, u32 a, int row, u32 b) {
     row = A_ROWS == 64 ? 0 : row & ~63;
 #pragma unroll
     for (int n = 0; n < N; n += 64)
 #pragma unroll
         for (int k = 0; k < DEPTH / 16; k++) {
-            u64 left = described(describe(a, 16) + (k / 4) * (A_ROWS * 8) + row * 8 + (k % 4) * 2);
-            u64 from = described(describe(b, 16) + (k / 4) * (TILE_ROWS * 8) + n * 8 + (k % 4) * 2);
+            u64 left = make_descriptor(descriptor_low_word(a, 16) + (k / 4) * (A_ROWS * 8) + row * 8 + (k % 4) * 2);
+            u64 from = make_descriptor(descriptor_low_word(b, 16) + (k / 4) * (TILE_ROWS * 8) + n * 8 + (k % 4) * 2);
             if (k == 0) wgmma_ss<false>(&s.v[0][n / 8], left, from);
             else wgmma_ss<true>(&s.v[0][n / 8], left, from);
         }
 }
-// s += a · b.
-template <int TILE_ROWS, int N> INLINE void by_columns(Sums<DEPTH>& s, const Halves<N>& a, u32 b) {
+// Computes s += a · b.
+template <int TILE_ROWS, int N> INLINE void mma_ab(Accumulators<DEPTH>& s, const AFragments<N>& a, u32 b) {
 #pragma unroll
     for (int k = 0; k < N / 16; k++)
 #pragma unroll
         for (int panel = 0; panel < PANELS; panel++)
-            wgmma_rs_rows(&s.v[0][8 * panel], a.v[0][k], described(describe(b, 16) + panel * (TILE_ROWS * 8) + k * 128));
+            wgmma_rs_mn_major(&s.v[0][8 * panel], a.v[0][k],
+                make_descriptor(descriptor_low_word(b, 16) + panel * (TILE_ROWS * 8) + k * 128));
 }
 #else
-INLINE void products_begin() {}
-INLINE void products_commit() {}
-template <int N> INLINE void products_wait() {}
-template <int N> INLINE void settle(Sums<N>&) {}
+INLINE void mma_fence() {}
+INLINE void mma_commit() {}
+template <int N> INLINE void mma_wait() {}
+template <int N> INLINE void fence_accumulators(Accumulators<N>&) {}
 
 INLINE void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 "
+                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-template <int TILE_ROWS, int N> INLINE void step(Sums<N>& s, const u32 (&a)[ROWS16][4], u32 b, int k) {
+template <int TILE_ROWS, int N> INLINE void mma_k_step(Accumulators<N>& s, const u32 (&a)[ROWS16][4], u32 b, int k) {
     int lane = threadIdx.x & 31;
 #pragma unroll
     for (int n = 0; n < N / 16; n++) {
         u32 r[4];
-        read4(r, place<TILE_ROWS>(b, 16 * n + (lane & 7) + (lane >> 4) * 8, 2 * k + ((lane >> 3) & 1)));
+        ldmatrix_x4(r, tile_address<TILE_ROWS>(b, 16 * n + (lane & 7) + (lane >> 4) * 8, 2 * k + ((lane >> 3) & 1)));
 #pragma unroll
         for (int m = 0; m < ROWS16; m++) {
             mma(s.v[m][2 * n], a[m], r[0], r[1]);
@@ -337,7 +350,7 @@ template <int TILE_ROWS, int N> INLINE void step(Sums<N>& s, const u32 (&a)[ROWS
         }
     }
 }
-template <int TILE_ROWS, int N> INLINE void rows_by_rows(Sums<N>& s, const Kept& a, u32 b) {
+template <int TILE_ROWS, int N> INLINE void mma_abt(Accumulators<N>& s, const TileFragments& a, u32 b) {
     clear(s);
 #pragma unroll
     for (int k = 0; k < DEPTH / 16; k++) {
@@ -346,27 +359,27 @@ template <int TILE_ROWS, int N> INLINE void rows_by_rows(Sums<N>& s, const Kept&
         for (int m = 0; m < ROWS16; m++)
 #pragma unroll
             for (int i = 0; i < 4; i++) left[m][i] = a.v[m][k][i];
-        step<TILE_ROWS, N>(s, left, b, k);
+        mma_k_step<TILE_ROWS, N>(s, left, b, k);
     }
 }
-template <int A_ROWS, int TILE_ROWS, int N> INLINE void rows_by_rows(Sums<N>& s, u32 a, int row, u32 b) {
+template <int A_ROWS, int TILE_ROWS, int N> INLINE void mma_abt(Accumulators<N>& s, u32 a, int row, u32 b) {
     clear(s);
 #pragma unroll
     for (int k = 0; k < DEPTH / 16; k++) {
         u32 left[ROWS16][4];
 #pragma unroll
-        for (int m = 0; m < ROWS16; m++) read_a<A_ROWS>(left[m], a, row + 16 * m, k);
-        step<TILE_ROWS, N>(s, left, b, k);
+        for (int m = 0; m < ROWS16; m++) load_a_fragment<A_ROWS>(left[m], a, row + 16 * m, k);
+        mma_k_step<TILE_ROWS, N>(s, left, b, k);
     }
 }
-template <int TILE_ROWS, int N> INLINE void by_columns(Sums<DEPTH>& s, const Halves<N>& a, u32 b) {
+template <int TILE_ROWS, int N> INLINE void mma_ab(Accumulators<DEPTH>& s, const AFragments<N>& a, u32 b) {
     int lane = threadIdx.x & 31;
 #pragma unroll
     for (int k = 0; k < N / 16; k++)
 #pragma unroll
         for (int n = 0; n < DEPTH / 16; n++) {
             u32 r[4];
-            read4_transposed(r, place<TILE_ROWS>(b, 16 * k + (lane & 15), 2 * n + (lane >> 4)));
+            ldmatrix_x4_trans(r, tile_address<TILE_ROWS>(b, 16 * k + (lane & 15), 2 * n + (lane >> 4)));
 #pragma unroll
             for (int m = 0; m < ROWS16; m++) {
                 mma(s.v[m][2 * n], a.v[m][k], r[0], r[1]);
@@ -379,7 +392,8 @@ template <int TILE_ROWS, int N> INLINE void by_columns(Sums<DEPTH>& s, const Hal
 // Scales rows of accumulators by their factors, and stores them in 16 bits: through the warp's rows of a tile
 // to memory.
 template <int TILE_ROWS>
-INLINE void store(const Sums<DEPTH>& s, const float (&factor)[ROWS16][2], u32 tile, int row, u16* to, int stride, int first, int end) {
+INLINE void store_tile(const Accumulators<DEPTH>& s, const float (&factor)[ROWS16][2], u32 tile, int row, u16* to,
+                       int stride, int first, int end) {
     int lane = threadIdx.x & 31;
 #pragma unroll
     for (int m = 0; m < ROWS16; m++)
@@ -388,7 +402,7 @@ INLINE void store(const Sums<DEPTH>& s, const float (&factor)[ROWS16][2], u32 ti
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 u32 word = pack(s.v[m][n][2 * half] * factor[m][half], s.v[m][n][2 * half + 1] * factor[m][half]);
-                u32 at = place<TILE_ROWS>(tile, row + 16 * m + 8 * half + (lane >> 2), n) + (lane & 3) * 4;
+                u32 at = tile_address<TILE_ROWS>(tile, row + 16 * m + 8 * half + (lane >> 2), n) + (lane & 3) * 4;
                 asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(word) : "memory");
             }
     __syncwarp();
@@ -397,47 +411,53 @@ INLINE void store(const Sums<DEPTH>& s, const float (&factor)[ROWS16][2], u32 ti
         int r = at / PARTS, part = at % PARTS;
         if (first + r >= end) break;
         u32 a, b, c, d;
-        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "r"(place<TILE_ROWS>(tile, row + r, part)) : "memory");
-        asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to + (i64)(first + r) * stride + part * 8), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(a), "=r"(b), "=r"(c), "=r"(d)
+                     : "r"(tile_address<TILE_ROWS>(tile, row + r, part)) : "memory");
+        asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+                     ::"l"(to + (i64)(first + r) * stride + part * 8), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
     }
 }
 
-// Writes the sums over the first `rows` rows of a tile that `store` left in shared memory to `to`. `scratch`
+// Writes the sums over the first `rows` rows of a tile that `store_tile` left in shared memory to `to`. `scratch`
 // holds HEAD floats for each row of threads; no thread reads its old contents any more.
-template <int TILE_ROWS> INLINE void store_sums(u32 tile, int rows, u32 scratch, float* to) {
-    constexpr int WORDS = HEAD / 2, TURNS = THREADS / WORDS;
-    const int word = threadIdx.x % WORDS, turn = threadIdx.x / WORDS;
+template <int TILE_ROWS> INLINE void store_row_sums(u32 tile, int rows, u32 scratch, float* to) {
+    constexpr int WORDS = HEAD / 2, ROW_GROUPS = THREADS / WORDS;
+    const int word = threadIdx.x % WORDS, group = threadIdx.x / WORDS;
     __syncthreads();
-    if (turn < TURNS) {
+    if (group < ROW_GROUPS) {
         float low = 0, high = 0;
-        for (int r = turn; r < rows; r += TURNS) {
+        for (int r = group; r < rows; r += ROW_GROUPS) {
             u32 pair;
-            asm volatile("ld.shared.b32 %0, [%1];" : "=r"(pair) : "r"(place<TILE_ROWS>(tile, r, word >> 2) + (word & 3) * 4) : "memory");
+            asm volatile("ld.shared.b32 %0, [%1];" : "=r"(pair)
+                         : "r"(tile_address<TILE_ROWS>(tile, r, word >> 2) + (word & 3) * 4) : "memory");
             low += low_half(pair);
             high += high_half(pair);
         }
-        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(scratch + (turn * HEAD + 2 * word) * 4), "f"(low), "f"(high) : "memory");
+        asm volatile("st.shared.v2.f32 [%0], {%1, %2};"
+                     ::"r"(scratch + (group * HEAD + 2 * word) * 4), "f"(low), "f"(high) : "memory");
     }
     __syncthreads();
     if (threadIdx.x < HEAD) {
         float sum = 0;
 #pragma unroll
-        for (int t = 0; t < TURNS; t++) {
+        for (int t = 0; t < ROW_GROUPS; t++) {
             float part;
-            asm volatile("ld.shared.f32 %0, [%1];" : "=f"(part) : "r"(scratch + (t * HEAD + threadIdx.x) * 4) : "memory");
+            asm volatile("ld.shared.f32 %0, [%1];" : "=f"(part) : "r"(scratch + (t * HEAD + threadIdx.x) * 4)
+                         : "memory");
             sum += part;
         }
         to[threadIdx.x] = sum;
     }
 }
 
-// Unrolled iterations of a loop over tiles: addresses of stages become constants, for which mma lacks
-// registers.
-constexpr int TURNS = HOPPER ? STAGES : 1;
+// Unroll factor of loops over tiles. With wgmma, the addresses of stages become constants; kernels with mma lack
+// the registers for that.
+constexpr int UNROLLED_TILES = HOPPER ? STAGES : 1;
 
-// For code that is instantiated for tiles at the mask's edge and for others. No branch may occur between the
-// start of wgmma products and the wait for them.
-#define WRITTEN_OUT __attribute__((always_inline))
+// For lambdas that are instantiated twice, such as for tiles at the mask's edge and for others. A call in place
+// of the inlined code would be a branch between the start of wgmma products and the wait for them, which is not
+// allowed.
+#define FORCE_INLINE __attribute__((always_inline))
 
 // First row of this warp in its block's tile, and first row of its unit: a warpgroup with wgmma.
 INLINE int warp_row() { return (threadIdx.x >> 5) * (16 * ROWS16); }
@@ -449,125 +469,127 @@ INLINE int unit_row() { return warp_row(); }
 #define UNIT_ROWS (16 * ROWS16)
 #endif
 
-struct Work {
+struct TileCoord {
     int batch, head, tile;
 };
 
 // Assigns a tile and a head to block `id`, the tiles with the most work of each group of heads first.
-INLINE Work work_of(u32 id, u32 heads, u32 batch, u32 tiles, u32 group, bool last_first) {
+INLINE TileCoord assign_tile(u32 id, u32 heads, u32 batch, u32 tiles, u32 group, bool last_first) {
     u32 total = heads * batch, wave = id / (group * tiles), within = id - wave * (group * tiles);
     u32 size = min(group, total - wave * group), tile = within / size, at = wave * group + (within - tile * size);
     u32 of_batch = at / heads;
     return {(int)of_batch, (int)(at - of_batch * heads), (int)(last_first ? tiles - 1 - tile : tile)};
 }
-// Saves the block's assignment in shared memory for its end, to free registers in the loop. Barriers separate
-// both uses.
-INLINE void put_down(Work& kept, const Work& work) {
-    if (threadIdx.x == 0) kept = work;
+// Saves the block's assignment in shared memory until the epilogue reads it, to free registers in the loop.
+// Barriers separate the write from the reads.
+INLINE void save_assignment(TileCoord& saved, const TileCoord& work) {
+    if (threadIdx.x == 0) saved = work;
 }
 
-// Address of a block's sums, for head `head` among those of queries, keys and values.
-INLINE float* sums_of(const Params& p, int rows, const Work& work, int head) {
+// Returns where a block writes its row sums for head `head`; heads of queries precede those of keys and values.
+INLINE float* block_sums(const Params& p, int rows, const TileCoord& work, int head) {
     int blocks = (rows + ROWS - 1) / ROWS;
     return p.sums + ((i64)(work.batch * blocks + work.tile) * (p.heads + 2 * p.kv_heads) + head) * HEAD;
 }
 
 // Tiles of columns that some row of a block attends to, and the subrange for this unit's rows. Row i attends
-// to columns i - before to i + behind.
-struct Span {
+// to columns i - left to i + right.
+struct TileRange {
     int first, count, begin, end;
 };
-INLINE Span span_of(int start, int rows, int columns, int before, int behind) {
+INLINE TileRange attended_tiles(int start, int rows, int columns, int left, int right) {
     int last = min(start + ROWS, rows) - 1, own = start + unit_row(), own_last = own + UNIT_ROWS - 1;
-    int first = max(start - before, 0) / COLS;
-    int count = max((min(last + behind + 1, columns) + COLS - 1) / COLS - first, 0);
+    int first = max(start - left, 0) / COLS;
+    int count = max((min(last + right + 1, columns) + COLS - 1) / COLS - first, 0);
     if (ROWS == UNIT_ROWS) return {first, count, 0, count};
-    int begin = max(own - before, 0) / COLS - first;
-    int end = own > last ? begin : min((min(own_last + behind + 1, columns) + COLS - 1) / COLS - first, count);
+    int begin = max(own - left, 0) / COLS - first;
+    int end = own > last ? begin : min((min(own_last + right + 1, columns) + COLS - 1) / COLS - first, count);
     return {first, count, begin, end};
 }
 
-// Masks the columns that a row does not attend to: below i - before, above i + behind, and after the last. A
+// Masks the columns that a row does not attend to: below i - left, above i + right, and after the last. A
 // thread has two rows of each 16; `half` selects one.
-INLINE void hide(Sums<COLS>& s, int m, int half, int row, int column, int before, int behind, int last) {
+INLINE void mask_window(Accumulators<COLS>& s, int m, int half, int row, int column, int left, int right, int last) {
     // Relative to this thread's first column.
     int lane = threadIdx.x & 31, i = row + 16 * m + 8 * half + (lane >> 2), own = column + 2 * (lane & 3);
-    int low = i - before - own, high = min(i + behind, last) - own;
+    int low = i - left - own, high = min(i + right, last) - own;
 #pragma unroll
     for (int n = 0; n < COLS / 8; n++)
 #pragma unroll
         for (int k = 0; k < 2; k++)
-            if (8 * n + k < low || 8 * n + k > high) s.v[m][n][2 * half + k] = NEVER;
+            if (8 * n + k < low || 8 * n + k > high) s.v[m][n][2 * half + k] = NEG_INFINITY;
 }
-INLINE void hide(Sums<COLS>& s, int row, int column, int before, int behind, int last) {
+INLINE void mask_window(Accumulators<COLS>& s, int row, int column, int left, int right, int last) {
 #pragma unroll
     for (int m = 0; m < ROWS16; m++)
 #pragma unroll
-        for (int half = 0; half < 2; half++) hide(s, m, half, row, column, before, behind, last);
+        for (int half = 0; half < 2; half++) mask_window(s, m, half, row, column, left, right, last);
 }
 
-// Mask values and dropout bits of a tile of scores. They are read and drawn during the products, without a
-// branch.
-struct Extra {
+// Mask values and dropout bits of a tile of scores. They are loaded and generated while the products run,
+// without a branch.
+struct TileMasks {
 #if MASK == 1
-    // Bit 4 n + i is set if element [m][n][i] of the sums is attended to.
-    u32 seen[ROWS16];
+    // Bit 4 n + i is set if the query attends to the key of element [m][n][i] of the scores.
+    u32 visible[ROWS16];
 #elif MASK
-    Sums<COLS> added;
+    Accumulators<COLS> bias;
 #endif
-#if DROP
-    u32 kept[ROWS16][PASS == 2 ? 8 : 4];
+#if DROPOUT
+    u32 keep_bits[ROWS16][PASS == 2 ? 8 : 4];
 #endif
 };
 
 #if MASK == 1
-typedef unsigned char Item;
-INLINE u32 item_at(const Item* at) {
+typedef unsigned char MaskElement;
+INLINE u32 load_mask_element(const MaskElement* at) {
     u32 word;
     asm("ld.global.nc.u8 %0, [%1];" : "=r"(word) : "l"(at));
     return word;
 }
 #elif MASK == 2
-typedef float Item;
-INLINE float item_at(const Item* at) {
-    float number;
-    asm("ld.global.nc.f32 %0, [%1];" : "=f"(number) : "l"(at));
-    return number;
+typedef float MaskElement;
+INLINE float load_mask_element(const MaskElement* at) {
+    float value;
+    asm("ld.global.nc.f32 %0, [%1];" : "=f"(value) : "l"(at));
+    return value;
 }
 #elif MASK == 3
-typedef u16 Item;
-INLINE float item_at(const Item* at) {
-    u16 number;
-    asm("ld.global.nc.u16 %0, [%1];" : "=h"(number) : "l"(at));
-    return low_half(number);
+typedef u16 MaskElement;
+INLINE float load_mask_element(const MaskElement* at) {
+    u16 value;
+    asm("ld.global.nc.u16 %0, [%1];" : "=h"(value) : "l"(at));
+    return low_half(value);
 }
 #endif
 
 #if MASK
-INLINE const Item* mask_of(const Params& p, int batch, int head) {
-    return static_cast<const Item*>(p.mask) + batch * p.mask_batch + head * p.mask_head;
+INLINE const MaskElement* head_mask(const Params& p, int batch, int head) {
+    return static_cast<const MaskElement*>(p.mask) + batch * p.mask_batch + head * p.mask_head;
 }
 
 // Reads the mask of a tile. Indices past the ends are clamped.
-INLINE void read_mask(Extra& extra, const Item* mask, int row, int column, u32 row_step, u32 column_step, int rows, int columns) {
+INLINE void load_mask(TileMasks& masks, const MaskElement* mask, int row, int column, u32 row_step, u32 column_step,
+                      int rows, int columns) {
     int lane = threadIdx.x & 31;
 #pragma unroll
     for (int m = 0; m < ROWS16; m++) {
 #if MASK == 1
-        extra.seen[m] = 0;
+        masks.visible[m] = 0;
 #endif
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const Item* line = mask + (i64)min(row + 16 * m + 8 * half + (lane >> 2), rows - 1) * row_step;
+            const MaskElement* line = mask + (i64)min(row + 16 * m + 8 * half + (lane >> 2), rows - 1) * row_step;
 #pragma unroll
             for (int n = 0; n < COLS / 8; n++)
 #pragma unroll
                 for (int k = 0; k < 2; k++) {
-                    auto item = item_at(line + (u32)min(column + 8 * n + 2 * (lane & 3) + k, columns - 1) * column_step);
+                    auto item = load_mask_element(line + (u32)min(column + 8 * n + 2 * (lane & 3) + k, columns - 1)
+                        * column_step);
 #if MASK == 1
-                    extra.seen[m] |= (item != 0) << (4 * n + 2 * half + k);
+                    masks.visible[m] |= (item != 0) << (4 * n + 2 * half + k);
 #else
-                    extra.added.v[m][n][2 * half + k] = item;
+                    masks.bias.v[m][n][2 * half + k] = item;
 #endif
                 }
         }
@@ -576,13 +598,13 @@ INLINE void read_mask(Extra& extra, const Item* mask, int row, int column, u32 r
 #endif
 
 // Lower than every visible score.
-#define LOWEST -3.3e38f
+#define LOWEST_SCORE -3.3e38f
 
-// Factor of scores after `mask_scores`, for exponents of two.
-INLINE float scale_of(const Params& p) { return MASK >= 2 ? 1.0f : p.scale * LOG2E; }
+// Factor of scores after `apply_mask`, for exponents of two.
+INLINE float score_scale(const Params& p) { return MASK >= 2 ? 1.0f : p.scale * LOG2E; }
 
 // Applies the mask to scores; additive masks convert scores to exponents of two.
-INLINE void mask_scores(Sums<COLS>& s, const Extra& extra, const Params& p) {
+INLINE void apply_mask(Accumulators<COLS>& s, const TileMasks& masks, const Params& p) {
 #if MASK
 #pragma unroll
     for (int m = 0; m < ROWS16; m++)
@@ -591,22 +613,22 @@ INLINE void mask_scores(Sums<COLS>& s, const Extra& extra, const Params& p) {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
 #if MASK == 1
-                if (!(extra.seen[m] >> (4 * n + i) & 1)) s.v[m][n][i] = NEVER;
+                if (!(masks.visible[m] >> (4 * n + i) & 1)) s.v[m][n][i] = NEG_INFINITY;
 #else
-                float added = extra.added.v[m][n][i], sum = s.v[m][n][i] * (p.scale * LOG2E) + added * LOG2E;
-                s.v[m][n][i] = added == NEVER ? NEVER : sum < LOWEST ? LOWEST : sum;
+                float added = masks.bias.v[m][n][i], sum = s.v[m][n][i] * (p.scale * LOG2E) + added * LOG2E;
+                s.v[m][n][i] = added == NEG_INFINITY ? NEG_INFINITY : sum < LOWEST_SCORE ? LOWEST_SCORE : sum;
 #endif
             }
 #endif
 }
 
 // Weight of a score from the log-sum-exp of its query, in powers of two.
-INLINE float weight_of(float score, float lse, float scale) {
+INLINE float softmax_weight(float score, float lse, float scale) {
     // With the largest values of a mask, rounding of the sum exceeds the differences of scores.
     return exp2_fast(MASK >= 2 ? fminf(score - lse, 0.0f) : score * scale - lse);
 }
 
-#if DROP
+#if DROPOUT
 // Philox 4x32-10, like `math/philox.wgsl`.
 INLINE uint4 philox(u32 x, u32 y, u32 z, u32 w, u32 key0, u32 key1) {
 #pragma unroll
@@ -623,7 +645,7 @@ INLINE uint4 philox(u32 x, u32 y, u32 z, u32 w, u32 key0, u32 key1) {
 }
 
 // Returns a bit for each of eight keys that share one Philox block; a set bit keeps the weight.
-INLINE u32 keeps(u32 query, int key, const uint4& random, u32 threshold) {
+INLINE u32 dropout_bits(u32 query, int key, const uint4& random, u32 threshold) {
     uint4 drawn = philox(random.x, random.y, query, (u32)key >> 3, random.z, random.w);
     u32 words[4] = {drawn.x, drawn.y, drawn.z, drawn.w}, bits = 0;
 #pragma unroll
@@ -632,9 +654,9 @@ INLINE u32 keeps(u32 query, int key, const uint4& random, u32 threshold) {
     return bits;
 }
 
-// Draws dropout bits for a tile of queries and keys; `query` is the index of the first query over all heads.
-// Threads that share Philox blocks draw them in turn.
-INLINE void draw(Extra& extra, const uint4& random, u32 threshold, u32 query, int key) {
+// Generates dropout bits for a tile of queries and keys; `query` is the index of the first query over all heads.
+// Threads that share Philox blocks take turns to generate them.
+INLINE void draw_dropout_bits(TileMasks& masks, const uint4& random, u32 threshold, u32 query, int key) {
     int lane = threadIdx.x & 31;
 #pragma unroll
     for (int m = 0; m < ROWS16; m++) {
@@ -643,51 +665,55 @@ INLINE void draw(Extra& extra, const uint4& random, u32 threshold, u32 query, in
         // Rows are keys: the eight threads of a column share blocks.
 #pragma unroll
         for (int turn = 0; turn < COLS / 16; turn++) {
-            int each = 8 * turn + (lane >> 2), n = each % (COLS / 8), half = each / (COLS / 8) % 2, k = each / (COLS / 4);
-            bits |= keeps(query + 8 * n + 2 * (lane & 3) + k, key + 16 * m + 8 * half, random, threshold) << (8 * turn);
+            int each = 8 * turn + (lane >> 2), n = each % (COLS / 8), half = each / (COLS / 8) % 2,
+                k = each / (COLS / 4);
+            bits |= dropout_bits(query + 8 * n + 2 * (lane & 3) + k, key + 16 * m + 8 * half, random, threshold)
+                << (8 * turn);
         }
 #pragma unroll
-        for (int i = 0; i < 8; i++) extra.kept[m][i] = __shfl_sync(0xffffffff, bits, 4 * i + (lane & 3)) >> (lane >> 2);
+        for (int i = 0; i < 8; i++)
+            masks.keep_bits[m][i] = __shfl_sync(0xffffffff, bits, 4 * i + (lane & 3)) >> (lane >> 2);
 #else
         // Rows are queries: the four threads of a row share blocks.
 #pragma unroll
         for (int turn = 0; turn < COLS / 16; turn++) {
             int each = 4 * turn + (lane & 3), n = each % (COLS / 8), half = each / (COLS / 8);
-            bits |= keeps(query + 16 * m + 8 * half + (lane >> 2), key + 8 * n, random, threshold) << (8 * turn);
+            bits |= dropout_bits(query + 16 * m + 8 * half + (lane >> 2), key + 8 * n, random, threshold) << (8 * turn);
         }
 #pragma unroll
-        for (int i = 0; i < 4; i++) extra.kept[m][i] = __shfl_sync(0xffffffff, bits, (lane & ~3) + i) >> (2 * (lane & 3));
+        for (int i = 0; i < 4; i++)
+            masks.keep_bits[m][i] = __shfl_sync(0xffffffff, bits, (lane & ~3) + i) >> (2 * (lane & 3));
 #endif
     }
 }
 #endif
 
-// Reports whether the weight of element [m][n][i] of the sums is kept.
-INLINE bool is_kept(const Extra& extra, int m, int n, int i) {
-#if DROP && PASS == 2
+// Reports whether dropout keeps the weight of element [m][n][i] of the accumulators.
+INLINE bool is_kept(const TileMasks& masks, int m, int n, int i) {
+#if DROPOUT && PASS == 2
     int each = n + (COLS / 8) * (i / 2) + (COLS / 4) * (i % 2);
-    return extra.kept[m][each % 8] >> (each / 8 * 8) & 1;
-#elif DROP
+    return masks.keep_bits[m][each % 8] >> (each / 8 * 8) & 1;
+#elif DROPOUT
     int each = n + (COLS / 8) * (i / 2);
-    return extra.kept[m][each % 4] >> (each / 4 * 8 + i % 2) & 1;
+    return masks.keep_bits[m][each % 4] >> (each / 4 * 8 + i % 2) & 1;
 #else
     return true;
 #endif
 }
 
-#if DROP
-#define KEPT(p) ((p).kept)
-INLINE Sums<COLS> kept_of(const Sums<COLS>& s, const Extra& extra) {
-    Sums<COLS> all;
+#if DROPOUT
+#define DROPOUT_SCALE(p) ((p).dropout_scale)
+INLINE Accumulators<COLS> apply_dropout(const Accumulators<COLS>& s, const TileMasks& masks) {
+    Accumulators<COLS> all;
 #pragma unroll
     for (int m = 0; m < ROWS16; m++)
 #pragma unroll
         for (int n = 0; n < COLS / 8; n++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) all.v[m][n][i] = is_kept(extra, m, n, i) ? s.v[m][n][i] : 0.0f;
+            for (int i = 0; i < 4; i++) all.v[m][n][i] = is_kept(masks, m, n, i) ? s.v[m][n][i] : 0.0f;
     return all;
 }
 #else
-#define KEPT(p) 1.0f
-INLINE const Sums<COLS>& kept_of(const Sums<COLS>& s, const Extra&) { return s; }
+#define DROPOUT_SCALE(p) 1.0f
+INLINE const Accumulators<COLS>& apply_dropout(const Accumulators<COLS>& s, const TileMasks&) { return s; }
 #endif

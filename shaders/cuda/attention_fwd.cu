@@ -2,135 +2,138 @@
 // that they attend to, in tiles of COLS. Each query has a running maximum and sum. Keys are loaded one tile
 // ahead of values, so that the product with the next keys overlaps the exponentials.
 
-struct Softmax {
-    float largest[ROWS16][2], sum[ROWS16][2];
+struct SoftmaxState {
+    float row_max[ROWS16][2], sum[ROWS16][2];
 };
 
 // Slack of the running maximum, as an exponent of two. The maximum is updated only if a score exceeds it by
 // more, so that rescaling earlier sums is rare.
-#define SLACK 8.0f
+#define RESCALE_THRESHOLD 8.0f
 
 // Converts scores to weights; `rescale` is the factor for all earlier sums. Reports whether any factor of
 // this warp is not 1.
-INLINE bool weigh(Sums<COLS>& s, Softmax& state, float (&rescale)[ROWS16][2], float scale, bool edge, const Params& p, const Extra& extra,
-                  int row, int key) {
-    mask_scores(s, extra, p);
-    bool moved = false;
+INLINE bool update_softmax(Accumulators<COLS>& s, SoftmaxState& state, float (&rescale)[ROWS16][2], float scale,
+                           bool edge, const Params& p, const TileMasks& masks, int row, int key) {
+    apply_mask(s, masks, p);
+    bool rescales = false;
 #pragma unroll
     for (int m = 0; m < ROWS16; m++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            if (edge) hide(s, m, half, row, key, p.left, p.right, p.keys - 1);
-            float largest = state.largest[m][half];
+            if (edge) mask_window(s, m, half, row, key, p.left, p.right, p.keys - 1);
+            float row_max = state.row_max[m][half];
 #pragma unroll
-            for (int n = 0; n < COLS / 8; n++) largest = fmaxf(largest, fmaxf(s.v[m][n][2 * half], s.v[m][n][2 * half + 1]));
-            largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 1));
-            largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 2));
+            for (int n = 0; n < COLS / 8; n++)
+                row_max = fmaxf(row_max, fmaxf(s.v[m][n][2 * half], s.v[m][n][2 * half + 1]));
+            row_max = fmaxf(row_max, __shfl_xor_sync(0xffffffff, row_max, 1));
+            row_max = fmaxf(row_max, __shfl_xor_sync(0xffffffff, row_max, 2));
             // A query that has attended to no key yet has no maximum to subtract.
-            float before = state.largest[m][half];
-            bool move = (largest - before) * scale > SLACK;
-            largest = move ? largest : before;
-            moved |= move;
-            float off = largest == NEVER ? 0.0f : largest * scale;
-            rescale[m][half] = move ? exp2_fast(before * scale - off) : 1.0f;
-            state.largest[m][half] = largest;
+            float before = state.row_max[m][half];
+            bool move = (row_max - before) * scale > RESCALE_THRESHOLD;
+            row_max = move ? row_max : before;
+            rescales |= move;
+            float exponent_offset = row_max == NEG_INFINITY ? 0.0f : row_max * scale;
+            rescale[m][half] = move ? exp2_fast(before * scale - exponent_offset) : 1.0f;
+            state.row_max[m][half] = row_max;
             float sum[2] = {0, 0};
 #pragma unroll
             for (int n = 0; n < COLS / 8; n++)
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
-                    float weight = exp2_fast(s.v[m][n][2 * half + i] * scale - off);
-                    s.v[m][n][2 * half + i] = is_kept(extra, m, n, 2 * half + i) ? weight : 0.0f;
+                    float weight = exp2_fast(s.v[m][n][2 * half + i] * scale - exponent_offset);
+                    s.v[m][n][2 * half + i] = is_kept(masks, m, n, 2 * half + i) ? weight : 0.0f;
                     sum[i] += weight;
                 }
             state.sum[m][half] = state.sum[m][half] * rescale[m][half] + (sum[0] + sum[1]);
         }
-    return __any_sync(0xffffffff, moved);
+    return __any_sync(0xffffffff, rescales);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_fwd(const __grid_constant__ Params p) {
     PDL_WAIT();
     extern __shared__ char memory[];
-    const u32 q_tile = shared_base(memory), k_tiles = q_tile + TILE_BYTES(ROWS), v_tiles = k_tiles + STAGES * TILE_BYTES(COLS);
-    const Work work = work_of(blockIdx.x, p.heads, p.batch, (p.queries + ROWS - 1) / ROWS, p.group, true);
+    const u32 q_tile = shared_base(memory), k_tiles = q_tile + TILE_BYTES(ROWS),
+              v_tiles = k_tiles + STAGES * TILE_BYTES(COLS);
+    const TileCoord work = assign_tile(blockIdx.x, p.heads, p.batch, (p.queries + ROWS - 1) / ROWS, p.group, true);
     const int kv_head = work.head / (p.heads / p.kv_heads);
-    const Rows q_rows = rows_of(p.q_map, p.q, work.batch, work.head, p.queries);
-    const Rows k_rows = rows_of(p.k_map, p.k, work.batch, kv_head, p.keys);
-    const Rows v_rows = rows_of(p.v_map, p.v, work.batch, kv_head, p.keys);
+    const TileSource q_rows = tile_source(p.q_map, p.q, work.batch, work.head, p.queries);
+    const TileSource k_rows = tile_source(p.k_map, p.k, work.batch, kv_head, p.keys);
+    const TileSource v_rows = tile_source(p.v_map, p.v, work.batch, kv_head, p.keys);
 #if MASK
-    const Item* mask = mask_of(p, work.batch, work.head);
+    const MaskElement* mask = head_mask(p, work.batch, work.head);
 #endif
-#if DROP
+#if DROPOUT
     const uint4 random = *p.random;
     const u32 line = (work.batch * p.heads + work.head) * p.queries;
 #endif
 
     const int q0 = work.tile * ROWS;
-    const Span span = span_of(q0, p.queries, p.keys, p.left, p.right);
+    const TileRange span = attended_tiles(q0, p.queries, p.keys, p.left, p.right);
     const int first = span.first, count = span.count;
     const int row = q0 + warp_row();
 
-    auto fetch = [&](int t) {
-        if (LOADS && t <= count) {
-            loads_begin(t, (t == 0 ? ROWS : COLS) + (t < count ? COLS : 0));
-            if (t == 0) load<ROWS>(q_tile, q_rows, q0, t);
-            if (t < count) load<COLS>(k_tiles + (t % STAGES) * TILE_BYTES(COLS), k_rows, (first + t) * COLS, t);
-            if (t > 0) load<COLS>(v_tiles + ((t - 1) % STAGES) * TILE_BYTES(COLS), v_rows, (first + t - 1) * COLS, t);
+    auto prefetch = [&](int t) {
+        if (ISSUES_LOADS && t <= count) {
+            begin_stage_loads(t, (t == 0 ? ROWS : COLS) + (t < count ? COLS : 0));
+            if (t == 0) load_tile<ROWS>(q_tile, q_rows, q0, t);
+            if (t < count) load_tile<COLS>(k_tiles + (t % STAGES) * TILE_BYTES(COLS), k_rows, (first + t) * COLS, t);
+            if (t > 0)
+                load_tile<COLS>(v_tiles + ((t - 1) % STAGES) * TILE_BYTES(COLS), v_rows, (first + t - 1) * COLS, t);
         }
-        loads_end();
+        commit_stage_loads();
     };
-    loads_prepare();
+    init_stages();
 #pragma unroll
-    for (int t = 0; t < STAGES - 1; t++) fetch(t);
+    for (int t = 0; t < STAGES - 1; t++) prefetch(t);
 
-    Sums<DEPTH> out;
-    Halves<COLS> weights;
-    Softmax state;
+    Accumulators<DEPTH> out;
+    AFragments<COLS> weights;
+    SoftmaxState state;
     float rescale[ROWS16][2];
     clear(out);
 #pragma unroll
     for (int m = 0; m < ROWS16; m++)
 #pragma unroll
-        for (int half = 0; half < 2; half++) state.largest[m][half] = NEVER, state.sum[m][half] = 0;
-    const float scale = scale_of(p);
-    auto extra_of = [&](int row, int key) {
-        Extra extra;
+        for (int half = 0; half < 2; half++) state.row_max[m][half] = NEG_INFINITY, state.sum[m][half] = 0;
+    const float scale = score_scale(p);
+    auto load_tile_masks = [&](int row, int key) {
+        TileMasks masks;
 #if MASK
-        read_mask(extra, mask, row, key, p.mask_query, p.mask_key, p.queries, p.keys);
+        load_mask(masks, mask, row, key, p.mask_query, p.mask_key, p.queries, p.keys);
 #endif
-#if DROP
-        draw(extra, random, p.threshold, line + row, key);
+#if DROPOUT
+        draw_dropout_bits(masks, random, p.threshold, line + row, key);
 #endif
-        return extra;
+        return masks;
     };
-#if KEEP
-    Kept q;
-    loads_wait(0);
-    keep<ROWS>(q, q_tile, warp_row());
-#define SCORES(s, k) rows_by_rows<COLS, COLS>(s, q, k)
+#if ROWS_IN_REGISTERS
+    TileFragments q;
+    wait_stage_loads(0);
+    load_fragments<ROWS>(q, q_tile, warp_row());
+#define COMPUTE_SCORES(s, k) mma_abt<COLS, COLS>(s, q, k)
 #else
-#define SCORES(s, k) rows_by_rows<ROWS, COLS, COLS>(s, q_tile, warp_row(), k)
+#define COMPUTE_SCORES(s, k) mma_abt<ROWS, COLS, COLS>(s, q_tile, warp_row(), k)
 #endif
 
     // Overlaps the next scores with the product of the previous weights and values. The first iteration has
     // no previous weights and the last no next scores; constants select them at compile time.
-    auto turn = [&](int t, const bool start) WRITTEN_OUT {
+    auto process_tile = [&](int t, const bool start) FORCE_INLINE {
         const int key = (first + t) * COLS;
         const bool edge = key + COLS > p.keys || key + COLS - 1 > row + p.right || key < row + 16 * ROWS16 - 1 - p.left;
-        Sums<COLS> s;
-        products_begin();
-        SCORES(s, k_tiles + (t % STAGES) * TILE_BYTES(COLS));
-        products_commit();
-        if (!start) by_columns<COLS, COLS>(out, weights, v_tiles + ((t + STAGES - 1) % STAGES) * TILE_BYTES(COLS));
-        products_commit();
-        const Extra extra = extra_of(row, key);
-        products_wait<1>();
-        settle(s);
-        const bool moved = weigh(s, state, rescale, scale, edge, p, extra, row, key);
-        settle(s);
-        products_wait<0>();
-        settle(out);
-        if (!start && moved) {
+        Accumulators<COLS> s;
+        mma_fence();
+        COMPUTE_SCORES(s, k_tiles + (t % STAGES) * TILE_BYTES(COLS));
+        mma_commit();
+        if (!start) mma_ab<COLS, COLS>(out, weights, v_tiles + ((t + STAGES - 1) % STAGES) * TILE_BYTES(COLS));
+        mma_commit();
+        const TileMasks masks = load_tile_masks(row, key);
+        mma_wait<1>();
+        fence_accumulators(s);
+        const bool rescales = update_softmax(s, state, rescale, scale, edge, p, masks, row, key);
+        fence_accumulators(s);
+        mma_wait<0>();
+        fence_accumulators(out);
+        if (!start && rescales) {
 #pragma unroll
             for (int m = 0; m < ROWS16; m++)
 #pragma unroll
@@ -138,38 +141,38 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_fwd(cons
 #pragma unroll
                     for (int i = 0; i < 4; i++) out.v[m][n][i] *= rescale[m][i / 2];
         }
-        round_to(weights, s);
+        pack_fragments(weights, s);
     };
-    auto last_turn = [&](int t) WRITTEN_OUT {
-        products_begin();
-        by_columns<COLS, COLS>(out, weights, v_tiles + ((t + STAGES - 1) % STAGES) * TILE_BYTES(COLS));
-        products_commit();
-        products_wait<0>();
-        settle(out);
+    auto process_last_tile = [&](int t) FORCE_INLINE {
+        mma_fence();
+        mma_ab<COLS, COLS>(out, weights, v_tiles + ((t + STAGES - 1) % STAGES) * TILE_BYTES(COLS));
+        mma_commit();
+        mma_wait<0>();
+        fence_accumulators(out);
     };
-    auto arrive = [&](int t) {
-        loads_wait(t);
-        fetch(t + STAGES - 1);
+    auto wait_and_prefetch = [&](int t) {
+        wait_stage_loads(t);
+        prefetch(t + STAGES - 1);
     };
 #if ROWS == UNIT_ROWS
     // All warps have the same range of tiles.
-    arrive(0);
+    wait_and_prefetch(0);
     if (count > 0) {
-        turn(0, true);
-#pragma unroll TURNS
+        process_tile(0, true);
+#pragma unroll UNROLLED_TILES
         for (int t = 1; t < count; t++) {
-            arrive(t);
-            turn(t, false);
+            wait_and_prefetch(t);
+            process_tile(t, false);
         }
-        arrive(count);
-        last_turn(count);
+        wait_and_prefetch(count);
+        process_last_tile(count);
     }
 #else
     for (int t = 0; t <= count; t++) {
-        arrive(t);
-        if (t > span.begin && t < span.end) turn(t, false);
-        else if (t == span.begin && t < span.end) turn(t, true);
-        else if (t == span.end && t > span.begin) last_turn(t);
+        wait_and_prefetch(t);
+        if (t > span.begin && t < span.end) process_tile(t, false);
+        else if (t == span.begin && t < span.end) process_tile(t, true);
+        else if (t == span.end && t > span.begin) process_last_tile(t);
     }
 #endif
 
@@ -182,16 +185,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_fwd(cons
             sum += __shfl_xor_sync(0xffffffff, sum, 1);
             sum += __shfl_xor_sync(0xffffffff, sum, 2);
             // A query that attends to no key gets zeros.
-            rescale[m][half] = sum > 0 ? KEPT(p) / sum : 0.0f;
+            rescale[m][half] = sum > 0 ? DROPOUT_SCALE(p) / sum : 0.0f;
             int query = row + 16 * m + 8 * half + (lane >> 2);
             if ((lane & 3) == 0 && query < p.queries) {
-                float lse = sum > 0 ? state.largest[m][half] * (MASK >= 2 ? LN2 : p.scale) + log2_fast(sum) * LN2 : 0.0f;
+                float lse = sum > 0 ? state.row_max[m][half] * (MASK >= 2 ? LN2 : p.scale) + log2_fast(sum) * LN2
+                    : 0.0f;
                 p.lse[(i64)(work.batch * p.heads + work.head) * p.queries + query] = lse;
             }
         }
-#if !KEEP
+#if !ROWS_IN_REGISTERS
     // Other warps of the unit may still read the queries.
     __syncthreads();
 #endif
-    store<ROWS>(out, rescale, q_tile, warp_row(), head_of(p.out, work.batch, work.head), p.out.row, row, p.queries);
+    store_tile<ROWS>(out, rescale, q_tile, warp_row(), head_of(p.out, work.batch, work.head), p.out.row, row,
+        p.queries);
 }

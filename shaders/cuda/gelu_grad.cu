@@ -19,12 +19,12 @@
 #define PANEL_BYTES (DEPTH * 128)
 // Rows of the output tile are padded by 16 bytes, against bank conflicts.
 #define PITCH (COLS * 2 + 16)
-#define MAKERS 8
-#define FINISHERS 7
-#define THREADS ((MAKERS + FINISHERS + 1) * 32)
+#define MMA_WARPS 8
+#define EPILOGUE_WARPS 7
+#define THREADS ((MMA_WARPS + EPILOGUE_WARPS + 1) * 32)
 // Rows that an epilogue warp finishes at a time, and the number of iterations.
-#define AT_ONCE 4
-#define TURNS ((ROWS + FINISHERS * AT_ONCE - 1) / (FINISHERS * AT_ONCE))
+#define ROWS_AT_ONCE 4
+#define ITERATIONS ((ROWS + EPILOGUE_WARPS * ROWS_AT_ONCE - 1) / (EPILOGUE_WARPS * ROWS_AT_ONCE))
 
 struct Params {
     Map a, b;
@@ -41,18 +41,21 @@ struct Params {
 #define D16(n) D4(n), D4(n + 4), D4(n + 8), D4(n + 12)
 // 64 x 128 sums += (or =) 64 x 16 · 16 x 128.
 INLINE void wgmma(float* d, u64 a, u64 b, int add) {
-    asm volatile("{.reg .pred add; setp.ne.b32 add, %66, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " {"
+    asm volatile("{.reg .pred add; setp.ne.b32 add, %66, 0; "
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " {"
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "
-                 "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, "
-                 "%43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, %64, %65, add, 1, 1, 0, 1;}"
+                 "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, "
+                 "%41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, "
+                 "%60, %61, %62, %63}, %64, %65, add, 1, 1, 0, 1;}"
                  : D16(0), D16(16), D16(32), D16(48) : "l"(a), "l"(b), "r"(add));
 }
 
 // x times the sigmoid of u = sqrt(8 / pi) (x + 0.044715 x^3), and its derivative. NaN stays NaN.
-INLINE void gelu_of(float x, float& gelu, float& slope) {
+INLINE void gelu_with_slope(float x, float& gelu, float& slope) {
     float near, power, s;
     // Beyond 30 the derivative of the sigmoid is zero, and its factor must not become infinite.
-    asm("{.reg .f32 least; max.NaN.f32 least, %1, 0fC1F00000; min.NaN.f32 %0, least, 0f41F00000;}" : "=f"(near) : "f"(x));
+    asm("{.reg .f32 least; max.NaN.f32 least, %1, 0fC1F00000; min.NaN.f32 %0, least, 0f41F00000;}" : "=f"(near)
+        : "f"(x));
     const float square = near * near;
     // 2^-u, with log2(e) in the factors.
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(near * fmaf(-0.10294324f, square, -2.3022082f)));
@@ -66,17 +69,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gelu_grad(const __grid_
     // Stages, the output tile, its column sums by each epilogue warp, barriers.
     extern __shared__ __align__(1024) char memory[];
     const u32 stages = static_cast<u32>(__cvta_generic_to_shared(memory)), out = stages + STAGES * STAGE_BYTES;
-    const u32 columns = out + ROWS * PITCH, out_full = columns + FINISHERS * COLS * 4, out_empty = out_full + 8;
+    const u32 columns = out + ROWS * PITCH, out_full = columns + EPILOGUE_WARPS * COLS * 4, out_empty = out_full + 8;
     auto full = [&](int stage) { return out_full + 16 + stage * 16; };
     auto empty = [&](int stage) { return out_full + 24 + stage * 16; };
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < STAGES; stage++) {
-            prepare(full(stage), 1);
-            prepare(empty(stage), 2);
+            init_barrier(full(stage), 1);
+            init_barrier(empty(stage), 2);
         }
-        prepare(out_full, MAKERS);
-        prepare(out_empty, FINISHERS);
-        prepared();
+        init_barrier(out_full, MMA_WARPS);
+        init_barrier(out_empty, EPILOGUE_WARPS);
+        fence_barrier_init();
     }
     __syncthreads();
     const int steps = (p.k + DEPTH - 1) / DEPTH;
@@ -84,28 +87,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gelu_grad(const __grid_
     const int warp = __shfl_sync(0xffffffff, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
     int stage = 0;
 
-    if (warp < MAKERS) {
+    if (warp < MMA_WARPS) {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
         // A warpgroup of four warps has 64 rows, as wgmma requires.
         const int group = warp / 4;
-        const bool speaks = threadIdx.x % 128 == 0;
+        const bool is_leader = threadIdx.x % 128 == 0;
         u32 phase = 0, out_phase = 1;
         for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
             float d[COLS / 2];
             int last = 0;
             for (int step = 0; step < steps; step++) {
-                wait(full(stage), phase);
-                const u32 from = stages + stage * STAGE_BYTES, a = describe(from + group * 64 * 128, 16), b = describe(from + BYTES_A, PANEL_BYTES);
+                wait_barrier(full(stage), phase);
+                const u32 from = stages + stage * STAGE_BYTES, a = descriptor_low_word(from + group * 64 * 128, 16),
+                    b = descriptor_low_word(from + BYTES_A, PANEL_BYTES);
                 asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
                 for (int k = 0; k < DEPTH / 16; k++)
 #pragma unroll
                     for (int half = 0; half < 2; half++)
-                        wgmma(d + half * 64, described(a + k * 2), described(b + k * 128 + half * (2 * PANEL_BYTES / 16)), step > 0 || k > 0);
+                        wgmma(d + half * 64, make_descriptor(a + k * 2),
+                            make_descriptor(b + k * 128 + half * (2 * PANEL_BYTES / 16)), step > 0 || k > 0);
                 asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
                 if (step > 0) {
                     asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-                    if (speaks) arrive(empty(last));
+                    if (is_leader) arrive_barrier(empty(last));
                 }
                 last = stage;
                 if (++stage == STAGES) stage = 0, phase ^= 1;
@@ -114,85 +119,93 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gelu_grad(const __grid_
             // Keeps the compiler from moving uses of sums across the wait.
 #pragma unroll
             for (int i = 0; i < COLS / 2; i++) asm volatile("" : "+f"(d[i])::"memory");
-            if (speaks) arrive(empty(last));
+            if (is_leader) arrive_barrier(empty(last));
 
-            wait(out_empty, out_phase);
+            wait_barrier(out_empty, out_phase);
             out_phase ^= 1;
             const u32 to = out + (warp * 16 + lane / 4) * PITCH + lane % 4 * 4;
 #pragma unroll
             for (int n = 0; n < COLS / 8; n++) {
-                asm volatile("st.shared.b32 [%0], %1;" ::"r"(to + n * 16), "r"(pack(d[4 * n], d[4 * n + 1])) : "memory");
-                asm volatile("st.shared.b32 [%0], %1;" ::"r"(to + n * 16 + 8 * PITCH), "r"(pack(d[4 * n + 2], d[4 * n + 3])) : "memory");
+                asm volatile("st.shared.b32 [%0], %1;" ::"r"(to + n * 16), "r"(pack(d[4 * n], d[4 * n + 1]))
+                             : "memory");
+                asm volatile("st.shared.b32 [%0], %1;"
+                             ::"r"(to + n * 16 + 8 * PITCH), "r"(pack(d[4 * n + 2], d[4 * n + 3])) : "memory");
             }
             __syncwarp();
-            if (lane == 0) arrive(out_full);
+            if (lane == 0) arrive_barrier(out_full);
         }
     } else {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 96;");
-        if (warp < MAKERS + FINISHERS) {
-            const int first = warp - MAKERS;
+        if (warp < MMA_WARPS + EPILOGUE_WARPS) {
+            const int first = warp - MMA_WARPS;
             u32 phase = 0;
             for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
-                // A lane has eight columns, a warp every FINISHERS-th row.
+                // A lane has eight columns, a warp every EPILOGUE_WARPS-th row.
                 const int row0 = tile / p.tiles_n * ROWS, col = tile % p.tiles_n * COLS + lane * 8;
                 const int rows = col < p.n ? min(p.m - row0, ROWS) : 0;
-                auto row_of = [&](int turn, int i) { return (turn * AT_ONCE + i) * FINISHERS + first; };
+                auto row_of = [&](int iteration,
+                    int i) { return (iteration * ROWS_AT_ONCE + i) * EPILOGUE_WARPS + first; };
                 float sums[8] = {};
-                uint4 x[AT_ONCE], next[AT_ONCE];
-                auto fetch = [&](int turn) {
+                uint4 x[ROWS_AT_ONCE], next[ROWS_AT_ONCE];
+                auto prefetch = [&](int iteration) {
 #pragma unroll
-                    for (int i = 0; i < AT_ONCE; i++) {
-                        const int row = row_of(turn, i);
+                    for (int i = 0; i < ROWS_AT_ONCE; i++) {
+                        const int row = row_of(iteration, i);
                         next[i] = make_uint4(0, 0, 0, 0);
                         if (row < rows)
                             asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                                         : "=r"(next[i].x), "=r"(next[i].y), "=r"(next[i].z), "=r"(next[i].w) : "l"(p.x + (row0 + row) * p.x_lead + col));
+                                         : "=r"(next[i].x), "=r"(next[i].y), "=r"(next[i].z), "=r"(next[i].w)
+                                         : "l"(p.x + (row0 + row) * p.x_lead + col));
                     }
                 };
-                fetch(0);
-                wait(out_full, phase);
+                prefetch(0);
+                wait_barrier(out_full, phase);
                 phase ^= 1;
 #pragma unroll 1
-                for (int turn = 0; turn < TURNS; turn++) {
+                for (int iteration = 0; iteration < ITERATIONS; iteration++) {
 #pragma unroll
-                    for (int i = 0; i < AT_ONCE; i++) x[i] = next[i];
-                    if (turn + 1 < TURNS) fetch(turn + 1);
+                    for (int i = 0; i < ROWS_AT_ONCE; i++) x[i] = next[i];
+                    if (iteration + 1 < ITERATIONS) prefetch(iteration + 1);
 #pragma unroll
-                    for (int i = 0; i < AT_ONCE; i++) {
-                        const int row = row_of(turn, i);
+                    for (int i = 0; i < ROWS_AT_ONCE; i++) {
+                        const int row = row_of(iteration, i);
                         if (row >= rows) continue;
                         const u32 before[4] = {x[i].x, x[i].y, x[i].z, x[i].w};
                         u32 g[4], gelu[4];
                         asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                                     : "=r"(g[0]), "=r"(g[1]), "=r"(g[2]), "=r"(g[3]) : "r"(out + row * PITCH + lane * 16));
+                                     : "=r"(g[0]), "=r"(g[1]), "=r"(g[2]), "=r"(g[3])
+                                     : "r"(out + row * PITCH + lane * 16));
 #pragma unroll
                         for (int j = 0; j < 4; j++) {
                             float low, high, slope_low, slope_high;
-                            gelu_of(low_half(before[j]), low, slope_low);
-                            gelu_of(high_half(before[j]), high, slope_high);
+                            gelu_with_slope(low_half(before[j]), low, slope_low);
+                            gelu_with_slope(high_half(before[j]), high, slope_high);
                             gelu[j] = pack(low, high);
                             slope_low *= low_half(g[j]), slope_high *= high_half(g[j]);
                             sums[2 * j] += slope_low, sums[2 * j + 1] += slope_high;
                             g[j] = pack(slope_low, slope_high);
                         }
                         asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
-                                     ::"l"(p.gelu + (row0 + row) * p.gelu_lead + col), "r"(gelu[0]), "r"(gelu[1]), "r"(gelu[2]), "r"(gelu[3]) : "memory");
+                                     ::"l"(p.gelu + (row0 + row) * p.gelu_lead + col),
+                                       "r"(gelu[0]), "r"(gelu[1]), "r"(gelu[2]), "r"(gelu[3]) : "memory");
                         asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
-                                     ::"l"(p.c + (row0 + row) * p.c_lead + col), "r"(g[0]), "r"(g[1]), "r"(g[2]), "r"(g[3]) : "memory");
+                                     ::"l"(p.c + (row0 + row) * p.c_lead + col),
+                                       "r"(g[0]), "r"(g[1]), "r"(g[2]), "r"(g[3]) : "memory");
                     }
                 }
                 __syncwarp();
-                if (lane == 0) arrive(out_empty);
+                if (lane == 0) arrive_barrier(out_empty);
                 // Adds the rows of all warps in order, after all have read the previous tile's sums.
-                asm volatile("bar.sync 1, %0;" ::"n"(FINISHERS * 32) : "memory");
+                asm volatile("bar.sync 1, %0;" ::"n"(EPILOGUE_WARPS * 32) : "memory");
                 float* column = reinterpret_cast<float*>(memory + (columns - stages));
 #pragma unroll
                 for (int j = 0; j < 8; j++) column[first * COLS + lane * 8 + j] = sums[j];
-                asm volatile("bar.sync 1, %0;" ::"n"(FINISHERS * 32) : "memory");
-                for (int own = threadIdx.x - MAKERS * 32; own < min(COLS, p.n - tile % p.tiles_n * COLS); own += FINISHERS * 32) {
+                asm volatile("bar.sync 1, %0;" ::"n"(EPILOGUE_WARPS * 32) : "memory");
+                for (int own = threadIdx.x - MMA_WARPS * 32; own < min(COLS, p.n - tile % p.tiles_n * COLS);
+                    own += EPILOGUE_WARPS * 32) {
                     float sum = 0;
 #pragma unroll
-                    for (int w = 0; w < FINISHERS; w++) sum += column[w * COLS + own];
+                    for (int w = 0; w < EPILOGUE_WARPS; w++) sum += column[w * COLS + own];
                     p.sums[(i64)(tile / p.tiles_n) * p.n + tile % p.tiles_n * COLS + own] = sum;
                 }
             }
@@ -200,12 +213,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gelu_grad(const __grid_
             u32 phase = 1;
             for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x)
                 for (int step = 0; step < steps; step++) {
-                    wait(empty(stage), phase);
+                    wait_barrier(empty(stage), phase);
                     const u32 to = stages + stage * STAGE_BYTES, barrier = full(stage);
-                    expect(barrier, STAGE_BYTES);
-                    ask(to, p.a, step * DEPTH, tile / p.tiles_n * ROWS, barrier);
+                    expect_tx(barrier, STAGE_BYTES);
+                    load_box(to, p.a, step * DEPTH, tile / p.tiles_n * ROWS, barrier);
                     for (int panel = 0; panel < COLS / 64; panel++)
-                        ask(to + BYTES_A + panel * PANEL_BYTES, p.b, tile % p.tiles_n * COLS + panel * 64, step * DEPTH, barrier);
+                        load_box(to + BYTES_A + panel * PANEL_BYTES, p.b, tile % p.tiles_n * COLS + panel * 64,
+                            step * DEPTH, barrier);
                     if (++stage == STAGES) stage = 0, phase ^= 1;
                 }
         }

@@ -12,15 +12,19 @@ struct alignas(64) Map {
     u64 words[16];
 };
 
-INLINE void prepare(u32 barrier, u32 arrivals) { asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory"); }
+INLINE void init_barrier(u32 barrier, u32 arrivals) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
 // Makes barriers that this thread has initialised visible to TMA.
-INLINE void prepared() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+INLINE void fence_barrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 // One thread of the block announces the bytes that the stage's barrier counts.
-INLINE void expect(u32 barrier, u32 bytes) {
+INLINE void expect_tx(u32 barrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
-INLINE void arrive(u32 barrier) { asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory"); }
-INLINE void wait(u32 barrier, u32 parity) {
+INLINE void arrive_barrier(u32 barrier) {
+    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+INLINE void wait_barrier(u32 barrier, u32 parity) {
     u32 done;
     do {
         asm volatile("{.reg .pred done; mbarrier.try_wait.parity.shared.b64 done, [%1], %2; selp.u32 %0, 1, 0, done;}"
@@ -28,20 +32,22 @@ INLINE void wait(u32 barrier, u32 parity) {
     } while (!done);
 }
 // Loads a box of a tensor of two or three dimensions.
-INLINE void ask(u32 to, const Map& map, int x, int y, u32 barrier) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
+INLINE void load_box(u32 to, const Map& map, int x, int y, u32 barrier) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3}], [%4];"
                  ::"r"(to), "l"(&map), "r"(x), "r"(y), "r"(barrier) : "memory");
 }
-INLINE void ask(u32 to, const Map& map, int x, int y, int z, u32 barrier) {
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];"
+INLINE void load_box(u32 to, const Map& map, int x, int y, int z, u32 barrier) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %4}], [%5];"
                  ::"r"(to), "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier) : "memory");
 }
 
 // Matrix descriptor of wgmma for shared memory, with 128-byte swizzle and eight rows of a panel every 1024
-// bytes. The low word has the bytes between panels; steps are added to it in units of 16 bytes. `described`
+// bytes. The low word has the bytes between panels; steps are added to it in units of 16 bytes. `make_descriptor`
 // returns the whole descriptor.
-INLINE u32 describe(u32 at, u32 panel) { return (at >> 4) + (panel >> 4 << 16); }
-INLINE u64 described(u32 low) {
+INLINE u32 descriptor_low_word(u32 at, u32 panel) { return (at >> 4) + (panel >> 4 << 16); }
+INLINE u64 make_descriptor(u32 low) {
     u64 all;
     asm("mov.b64 %0, {%1, %2};" : "=l"(all) : "r"(low), "n"(64 | 1 << 30));
     return all;

@@ -36,7 +36,7 @@ var<workgroup> near: array<vec4<f32>, 132>;
 {% endif %}
 // Weights, with nine quads for each row.
 var<workgroup> weights: array<vec4<f32>, 576>;
-fn put_weights(row: u32, quad: u32, w: vec4<f32>) { weights[row * 9u + quad] = w; }
+fn store_weights(row: u32, quad: u32, w: vec4<f32>) { weights[row * 9u + quad] = w; }
 // Statistics of the rows.
 {% if pass == "forward" %}
 var<workgroup> parts: array<f32, 128>;
@@ -49,7 +49,8 @@ var<workgroup> factors: array<f32, 64>;
     for (var at = lane; at < {{ count * fours }}u; at += 128u) {
         let line = at / {{ fours }}u;
         let four = at % {{ fours }}u;
-        {{ into }}[four * {{ count + 1 }}u + (line & 3u) * {{ count // 4 }}u + (line >> 2u)] = {{ name }}_four({{ first }} + line, {{ d }} + four * 4u);
+        {{ into }}[four * {{ count + 1 }}u + (line & 3u) * {{ count // 4 }}u + (line >> 2u)] =
+            {{ name }}_four({{ first }} + line, {{ d }} + four * 4u);
     }
 {% endmacro %}
 
@@ -72,7 +73,7 @@ operand. -#}
 
 {#- Product of rows of `a` from row0 on and rows of `b` from col0 on. `target`[r][c] is for row 4 y + r
 and column 4 x + c. Whole columns are in `columns`; whole rows too, if `kept`. -#}
-{% macro products(target, a, b, depth, columns, kept) %}
+{% macro multiply_tiles(target, a, b, depth, columns, kept) %}
     {% for r in range(4) %}
     var {{ target }}{{ r }} = vec4<f32>();
     {% endfor %}
@@ -104,7 +105,7 @@ and column 4 x + c. Whole columns are in `columns`; whole rows too, if `kept`. -
 
 {#- `target` += weights times rows of `b` from col0 on, in `columns` if whole; quads x + 8 c of rows 4 y +
 r. -#}
-{% macro gather(target, b, depth, columns) %}
+{% macro accumulate_product(target, b, depth, columns) %}
 {% set across = (depth + 31) // 32 %}
 {% set lines = 32 if whole or across == 1 else 16 if across == 2 else 8 %}
     {% if not whole %}
@@ -137,7 +138,7 @@ r. -#}
     {% endif %}
 {% endmacro %}
 
-{% macro zeros(target, depth) %}
+{% macro zero_accumulators(target, depth) %}
     {% for r in range(4) %}
     {% for c in range((depth + 31) // 32) %}
     var {{ target }}_{{ r }}_{{ c }} = vec4<f32>();
@@ -146,10 +147,11 @@ r. -#}
 {% endmacro %}
 
 {#- Writes `target` · `factor` of the rows below `rows` to result `name`. -#}
-{% macro store(target, depth, name, rows, factor) %}
+{% macro store_rows(target, depth, name, rows, factor) %}
     {% for r in range(4) %}
     {% for c in range((depth + 31) // 32) %}
-    put_{{ name }}({{ name }}_base, row0 + y * 4u + {{ r }}u, {{ rows }}, (x + {{ 8 * c }}u) * 4u, {{ target }}_{{ r }}_{{ c }} * {{ factor }});
+    store_{{ name }}({{ name }}_base, row0 + y * 4u + {{ r }}u, {{ rows }},
+        (x + {{ 8 * c }}u) * 4u, {{ target }}_{{ r }}_{{ c }} * {{ factor }});
     {% endfor %}
     {% endfor %}
 {% endmacro %}
@@ -166,16 +168,16 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let last = min(row0 + 63u, {{ keys }} - 1u);
     let begin = (max(row0, p.window.z) - p.window.z) / 32u * 32u;
     let end = min(last + p.window.y + 1u, {{ queries }});
-    {{ zeros("dk", head) }}
-    {{ zeros("dv", value) }}
+    {{ zero_accumulators("dk", head) }}
+    {{ zero_accumulators("dv", value) }}
     let sharing = p.extents.y / p.extents.z;
     for (var member = 0u; member < sharing; member++) {
-        enter(batch, head * sharing + member);
+        select_head(batch, head * sharing + member);
         for (var col0 = begin; col0 < end; col0 += 32u) {
             {{ columns("q", "g") }}
-            {{ products("s", "k", "q", head, "near", false) }}
+            {{ multiply_tiles("s", "k", "q", head, "near", false) }}
             {{ between() }}
-            {{ products("dw", "v", "g", value, "far" if whole else "near", false) }}
+            {{ multiply_tiles("dw", "v", "g", value, "far" if whole else "near", false) }}
             {% for c in range(4) %}
             let query{{ c }} = col0 + x * 4u + {{ c }}u;
             let line{{ c }} = at_head * {{ queries }} + min(query{{ c }}, {{ queries }} - 1u);
@@ -188,32 +190,32 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             {% for c in range(4) %}
             let score{{ r }}_{{ c }} = score(s{{ r }}[{{ c }}], query{{ c }}, key{{ r }});
             let w{{ r }}_{{ c }} = select(m_exp(score{{ r }}_{{ c }} - lse{{ c }}), 0.0, score{{ r }}_{{ c }} == NEVER);
-            let keep{{ r }}_{{ c }} = keep(query{{ c }}, key{{ r }});
+            let keep{{ r }}_{{ c }} = dropout_factor(query{{ c }}, key{{ r }});
             dropped{{ r }}[{{ c }}] = w{{ r }}_{{ c }} * keep{{ r }}_{{ c }};
             dw{{ r }}[{{ c }}] = w{{ r }}_{{ c }} * (dw{{ r }}[{{ c }}] * keep{{ r }}_{{ c }} - delta{{ c }});
             {% endfor %}
-            put_weights(y * 4u + {{ r }}u, x, dropped{{ r }});
+            store_weights(y * 4u + {{ r }}u, x, dropped{{ r }});
             {% endfor %}
             {{ between() }}
-            {{ gather("dv", "g", value, "far") }}
+            {{ accumulate_product("dv", "g", value, "far") }}
             {{ between() }}
             {% for r in range(4) %}
-            put_weights(y * 4u + {{ r }}u, x, dw{{ r }});
+            store_weights(y * 4u + {{ r }}u, x, dw{{ r }});
             {% endfor %}
             {{ between() }}
-            {{ gather("dk", "q", head, "near") }}
+            {{ accumulate_product("dk", "q", head, "near") }}
         }
     }
-    {{ store("dk", head, "one", keys, "p.scale") }}
-    {{ store("dv", value, "two", keys, "1.0") }}
+    {{ store_rows("dk", head, "one", keys, "p.scale") }}
+    {{ store_rows("dv", value, "two", keys, "1.0") }}
     {% else %}
     // The keys that some query of these attends to.
     let last = min(row0 + 63u, {{ queries }} - 1u);
     let begin = (max(row0, p.window.y) - p.window.y) / 32u * 32u;
     let end = min(last + p.window.z + 1u, {{ keys }});
-    enter(batch, head);
+    select_head(batch, head);
     {% if pass == "queries" %}
-    {{ zeros("dq", head) }}
+    {{ zero_accumulators("dq", head) }}
     {% for r in range(4) %}
     let query{{ r }} = row0 + y * 4u + {{ r }}u;
     let line{{ r }} = at_head * {{ queries }} + min(query{{ r }}, {{ queries }} - 1u);
@@ -222,24 +224,25 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% endfor %}
     for (var col0 = begin; col0 < end; col0 += 32u) {
         {{ columns("k", "v") }}
-        {{ products("s", "q", "k", head, "near", false) }}
+        {{ multiply_tiles("s", "q", "k", head, "near", false) }}
         {{ between() }}
-        {{ products("dw", "g", "v", value, "far" if whole else "near", false) }}
+        {{ multiply_tiles("dw", "g", "v", value, "far" if whole else "near", false) }}
         {% for r in range(4) %}
         {% for c in range(4) %}
         let key{{ r }}_{{ c }} = col0 + x * 4u + {{ c }}u;
         let score{{ r }}_{{ c }} = score(s{{ r }}[{{ c }}], query{{ r }}, key{{ r }}_{{ c }});
         let w{{ r }}_{{ c }} = select(m_exp(score{{ r }}_{{ c }} - lse{{ r }}), 0.0, score{{ r }}_{{ c }} == NEVER);
-        dw{{ r }}[{{ c }}] = w{{ r }}_{{ c }} * (dw{{ r }}[{{ c }}] * keep(query{{ r }}, key{{ r }}_{{ c }}) - delta{{ r }});
+        dw{{ r }}[{{ c }}] = w{{ r }}_{{ c }}
+            * (dw{{ r }}[{{ c }}] * dropout_factor(query{{ r }}, key{{ r }}_{{ c }}) - delta{{ r }});
         {% endfor %}
-        put_weights(y * 4u + {{ r }}u, x, dw{{ r }});
+        store_weights(y * 4u + {{ r }}u, x, dw{{ r }});
         {% endfor %}
         {{ between() }}
-        {{ gather("dq", "k", head, "near") }}
+        {{ accumulate_product("dq", "k", head, "near") }}
     }
-    {{ store("dq", head, "one", queries, "p.scale") }}
+    {{ store_rows("dq", head, "one", queries, "p.scale") }}
     {% else %}
-    {{ zeros("sum", value) }}
+    {{ zero_accumulators("sum", value) }}
     // Two invocations share a row's statistics, and each has half of its sum.
     let mine = lane >> 1u;
     let side = lane & 1u;
@@ -251,7 +254,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     for (var col0 = begin; col0 < end; col0 += 32u) {
         {{ columns("k", "v") }}
         {{ between() }}
-        {{ products("s", "q", "k", head, "near", whole) }}
+        {{ multiply_tiles("s", "q", "k", head, "near", whole) }}
         {% for r in range(4) %}
         {% for c in range(4) %}
         s{{ r }}[{{ c }}] = score(s{{ r }}[{{ c }}], row0 + y * 4u + {{ r }}u, col0 + x * 4u + {{ c }}u);
@@ -276,9 +279,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             {% for e in range(4) %}
             let w{{ e }} = select(m_exp(s[{{ e }}] - high), 0.0, s[{{ e }}] == NEVER);
             total += w{{ e }};
-            kept[{{ e }}] = w{{ e }} * keep(row0 + mine, col0 + side * 16u + i * 4u + {{ e }}u);
+            kept[{{ e }}] = w{{ e }} * dropout_factor(row0 + mine, col0 + side * 16u + i * 4u + {{ e }}u);
             {% endfor %}
-            put_weights(mine, side * 4u + i, kept);
+            store_weights(mine, side * 4u + i, kept);
         }
         if side == 0u { factors[mine] = rescale; }
         workgroupBarrier();
@@ -288,7 +291,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         sum_{{ r }}_{{ c }} *= factor{{ r }};
         {% endfor %}
         {% endfor %}
-        {{ gather("sum", "v", value, "far") }}
+        {{ accumulate_product("sum", "v", value, "far") }}
     }
     parts[lane] = total;
     workgroupBarrier();
@@ -308,7 +311,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     sum_{{ r }}_{{ c }} *= last_factor{{ r }};
     {% endfor %}
     {% endfor %}
-    {{ store("sum", value, "one", queries, "1.0") }}
+    {{ store_rows("sum", value, "one", queries, "1.0") }}
     {% endif %}
     {% endif %}
 }

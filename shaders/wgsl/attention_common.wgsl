@@ -1,7 +1,7 @@
 {#-
 Parts that both attention kernels share: parameters, bindings, readers of operands, scores, dropout factors and
 writers of results. `cooperative` is true in `attention_cooperative`, which reads vectors of eight 16-bit elements;
-the other definitions are those of `attention`. `queries` and `keys` are their numbers.
+the other definitions are those of `attention`. `queries` and `keys` are expressions for their counts.
 -#}
 {%- import "types" as t -%}
 {% include "math/base" %}
@@ -32,7 +32,7 @@ struct Params {
     two: vec4<u32>,
     mask: vec4<u32>,
     scale: f32,
-    // Factor of a weight that is kept.
+    // Factor of a weight that dropout keeps.
     kept: f32,
     threshold: u32,
 }
@@ -78,9 +78,10 @@ var<private> mask_base: u32;
 // Index of the head among all queries' heads.
 var<private> at_head: u32;
 
-{% for name, count, depth in [("q", queries, head), ("k", keys, head), ("v", keys, value)] + ([] if pass == "forward" else [("g", queries, value)]) %}
+{% for name, count, depth in [("q", queries, head), ("k", keys, head), ("v", keys, value)]
+    + ([] if pass == "forward" else [("g", queries, value)]) %}
 {% if cooperative %}
-// Reads eight elements of a row; of the last row, after it. Weights of such rows are zero.
+// Reads eight elements of a row. A row past the end reads as the last row, and has weights of zero.
 fn {{ name }}_eight(row: u32, d: u32) -> vec4<f32> {
     return bitcast<vec4<f32>>({{ name }}[({{ name }}_base + min(row, {{ count }} - 1u) * p.{{ name }}.z + d) >> 3u]);
 }
@@ -89,11 +90,13 @@ fn {{ name }}_eight(row: u32, d: u32) -> vec4<f32> {
 fn {{ name }}_four(row: u32, d: u32) -> vec4<f32> {
     let at = {{ name }}_base + min(row, {{ count }} - 1u) * p.{{ name }}.z;
     {% if fours %}
-    return select(vec4<f32>(), {{ name }}_quad((at + min(d, {{ depth - 4 }}u)) >> 2u), (row < {{ count }}) & (d < {{ depth }}u));
+    return select(vec4<f32>(), {{ name }}_quad((at + min(d, {{ depth - 4 }}u)) >> 2u),
+        (row < {{ count }}) & (d < {{ depth }}u));
     {% else %}
     var four: vec4<f32>;
     for (var i = 0u; i < 4u; i++) {
-        four[i] = select(0.0, {{ name }}_at(at + min(d + i, {{ depth - 1 }}u) * p.{{ name }}.w), (row < {{ count }}) & (d + i < {{ depth }}u));
+        four[i] = select(0.0, {{ name }}_at(at + min(d + i, {{ depth - 1 }}u) * p.{{ name }}.w),
+            (row < {{ count }}) & (d + i < {{ depth }}u));
     }
     return four;
     {% endif %}
@@ -104,12 +107,12 @@ fn {{ name }}_four(row: u32, d: u32) -> vec4<f32> {
 // Lower than every score: marks the keys that a query does not attend to. In base 2, it is still a number.
 const NEVER = {{ "-1.0e38" if cooperative else "-3.4e38" }};
 const LOWEST_SCORE = {{ "-0.5e38" if cooperative else "-3.3e38" }};
-fn sees(query: u32, key: u32) -> bool {
+fn attends(query: u32, key: u32) -> bool {
     return (query < {{ queries }}) & (key < {{ keys }}) & (key + p.window.y >= query) & (key <= query + p.window.z);
 }
 // Returns the score of a product, or NEVER.
 fn score(product: f32, query: u32, key: u32) -> f32 {
-    if !sees(query, key) { return NEVER; }
+    if !attends(query, key) { return NEVER; }
     var s = product * p.scale;
     {% if mask %}
     let bias = mask_at(mask_base + query * p.mask.z + key * p.mask.w);
@@ -123,16 +126,16 @@ fn score(product: f32, query: u32, key: u32) -> f32 {
     return select(s, LOWEST_SCORE, s < LOWEST_SCORE);
 }
 // Returns the dropout factor of a weight.
-fn keep(query: u32, key: u32) -> f32 {
+fn dropout_factor(query: u32, key: u32) -> f32 {
     {% if dropout %}
-    return m_kept(at_head * {{ queries }} + query, key, p.random.xy, p.random.zw, p.threshold, p.kept);
+    return m_dropout_factor(at_head * {{ queries }} + query, key, p.random.xy, p.random.zw, p.threshold, p.kept);
     {% else %}
     return 1.0;
     {% endif %}
 }
 
 {% for name, depth in [("one", value if pass == "forward" else head)] + ([("two", value)] if pass == "keys" else []) %}
-fn put_{{ name }}(base: u32, row: u32, rows: u32, d: u32, v: vec4<f32>) {
+fn store_{{ name }}(base: u32, row: u32, rows: u32, d: u32, v: vec4<f32>) {
     if row >= rows || d >= {{ depth }}u { return; }
     {% if mode == "packed" %}
     let at = base + row * p.{{ name }}.z + d;
@@ -145,7 +148,7 @@ fn put_{{ name }}(base: u32, row: u32, rows: u32, d: u32, v: vec4<f32>) {
 }
 {% endfor %}
 
-fn enter(batch: u32, head: u32) {
+fn select_head(batch: u32, head: u32) {
     let shared_head = head / (p.extents.y / p.extents.z);
     at_head = batch * p.extents.y + head;
     q_base = p.ins.x + batch * p.q.x + head * p.q.y;

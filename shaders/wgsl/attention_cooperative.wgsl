@@ -56,38 +56,42 @@ fn pack_weights(a: f32, b: f32) -> f32 {
 }
 
 {#- Reads the rows of `name` from row0 on into matrices A in registers, 32 elements of a row at a time. -#}
-{% macro keep_rows(target, name, depth) %}
+{% macro load_rows(target, name, depth) %}
 {% for part in range(0, depth, 32) %}
     {% set eights = [depth - part, 32] | min // 8 %}
     workgroupBarrier();
     for (var at = lane; at < {{ 64 * eights }}u; at += 128u) {
-        values[at / {{ eights }}u * 5u + at % {{ eights }}u] = {{ name }}_eight(row0 + at / {{ eights }}u, {{ part }}u + at % {{ eights }}u * 8u);
+        values[at / {{ eights }}u * 5u + at % {{ eights }}u] =
+            {{ name }}_eight(row0 + at / {{ eights }}u, {{ part }}u + at % {{ eights }}u * 8u);
     }
     workgroupBarrier();
     {% for d in range(eights // 2) %}
-    let {{ target }}_rows{{ part // 16 + d }} = coopLoadT<coop_mat16x16<f32, A>>(&values[strip * 5u + {{ 2 * d }}u], 5u);
+    let {{ target }}_rows{{ part // 16 + d }} =
+        coopLoadT<coop_mat16x16<f32, A>>(&values[strip * 5u + {{ 2 * d }}u], 5u);
     {% endfor %}
 {% endfor %}
 {% endmacro %}
 
-{% macro zeros(target, depth) %}
+{% macro zero_accumulators(target, depth) %}
     {% for j in range(depth // 16) %}
     var {{ target }}_sum{{ j }} = coop_mat16x16<f32, C>();
     {% endfor %}
 {% endmacro %}
 
 {#- Vector i that an invocation moves, of `count` of a tile. The last ones may move one vector twice. -#}
-{% macro position(i, count) -%}
+{% macro vector_index(i, count) -%}
     {{ "min(lane + " ~ 128 * i ~ "u, " ~ (count - 1) ~ "u)" if 128 * (i + 1) > count else "(lane + " ~ 128 * i ~ "u)" }}
 {%- endmacro %}
 
 {#- Reads a tile of columns of two operands from column `from` on into registers, while the previous tile is in use.
 `declare` is "var" for the first tile. -#}
-{% macro fetch_columns(first, second, from, declare) %}
+{% macro prefetch_tile(first, second, from, declare) %}
     {% for into, name, depth in [("near", first, head), ("far", second, value)] %}
     {% set eights = depth // 8 %}
     {% for i in range((32 * eights + 127) // 128) %}
-    {{ declare }} {{ into }}_next{{ i }} = {{ name }}_eight({{ from }} + {{ position(i, 32 * eights) }} / {{ eights }}u, {{ position(i, 32 * eights) }} % {{ eights }}u * 8u);
+    {{ declare }} {{ into }}_next{{ i }} =
+        {{ name }}_eight({{ from }} + {{ vector_index(i, 32 * eights) }} / {{ eights }}u,
+            {{ vector_index(i, 32 * eights) }} % {{ eights }}u * 8u);
     {% endfor %}
     {% endfor %}
     {% if pass == "keys" %}
@@ -98,12 +102,13 @@ fn pack_weights(a: f32, b: f32) -> f32 {
 {% endmacro %}
 
 {#- Writes the fetched tile to workgroup memory. -#}
-{% macro put_columns() %}
+{% macro write_tile() %}
     workgroupBarrier();
     {% for into, depth in [("near", head), ("far", value)] %}
     {% set eights = depth // 8 %}
     {% for i in range((32 * eights + 127) // 128) %}
-    {{ into }}[{{ position(i, 32 * eights) }} / {{ eights }}u * {{ eights + 1 }}u + {{ position(i, 32 * eights) }} % {{ eights }}u] = {{ into }}_next{{ i }};
+    {{ into }}[{{ vector_index(i, 32 * eights) }} / {{ eights }}u * {{ eights + 1 }}u
+        + {{ vector_index(i, 32 * eights) }} % {{ eights }}u] = {{ into }}_next{{ i }};
     {% endfor %}
     {% endfor %}
     {% if pass == "keys" %}
@@ -117,15 +122,17 @@ fn pack_weights(a: f32, b: f32) -> f32 {
 
 {#- Products of the rows with the columns in `lines`: quad j of part c has columns 16 c + 8 half + 4 (j ^ half) on. The
 halves read their quads in different orders, so that they access different banks. -#}
-{% macro products(target, rows_of, depth, lines) %}
+{% macro multiply_tiles(target, rows_of, depth, lines) %}
     {% set line = depth // 8 + 1 %}
     {% for c in range(2) %}
     var {{ target }}_product{{ c }} = coop_mat16x16<f32, C>();
     {% endfor %}
     {% for d in range(depth // 16) %}
     {% for c in range(2) %}
-    let {{ target }}_column{{ d }}_{{ c }} = coopLoad<coop_mat16x16<f32, B>>(&{{ lines }}[{{ 16 * c * line + 2 * d }}], {{ line }}u);
-    {{ target }}_product{{ c }} = coopMultiplyAdd({{ rows_of }}_rows{{ d }}, {{ target }}_column{{ d }}_{{ c }}, {{ target }}_product{{ c }});
+    let {{ target }}_column{{ d }}_{{ c }} =
+        coopLoad<coop_mat16x16<f32, B>>(&{{ lines }}[{{ 16 * c * line + 2 * d }}], {{ line }}u);
+    {{ target }}_product{{ c }} =
+        coopMultiplyAdd({{ rows_of }}_rows{{ d }}, {{ target }}_column{{ d }}_{{ c }}, {{ target }}_product{{ c }});
     {% endfor %}
     {% endfor %}
     {% for c in range(2) %}
@@ -138,27 +145,33 @@ halves read their quads in different orders, so that they access different banks
 {% endmacro %}
 
 {#- The sums += `weights`, an invocation's part of a row, times the columns in `lines`. -#}
-{% macro gather(target, depth, weights, pack, lines) %}
+{% macro accumulate_product(target, depth, weights, pack, lines) %}
     {% set line = depth // 8 + 1 %}
     {% for c in range(2) %}
     {% for j in range(2) %}
-    let {{ target }}_packed{{ c }}_{{ j }} = vec2<f32>({{ pack }}({{ weights }}{{ c }}_{{ j }}.x, {{ weights }}{{ c }}_{{ j }}.y), {{ pack }}({{ weights }}{{ c }}_{{ j }}.z, {{ weights }}{{ c }}_{{ j }}.w));
+    let {{ target }}_packed{{ c }}_{{ j }} =
+        vec2<f32>({{ pack }}({{ weights }}{{ c }}_{{ j }}.x, {{ weights }}{{ c }}_{{ j }}.y),
+            {{ pack }}({{ weights }}{{ c }}_{{ j }}.z, {{ weights }}{{ c }}_{{ j }}.w));
     {% endfor %}
-    values[weight_at + {{ 2 * c }}u] = select(vec4<f32>({{ target }}_packed{{ c }}_0, {{ target }}_packed{{ c }}_1), vec4<f32>({{ target }}_packed{{ c }}_1, {{ target }}_packed{{ c }}_0), half == 1u);
+    values[weight_at + {{ 2 * c }}u] =
+        select(vec4<f32>({{ target }}_packed{{ c }}_0, {{ target }}_packed{{ c }}_1),
+            vec4<f32>({{ target }}_packed{{ c }}_1, {{ target }}_packed{{ c }}_0), half == 1u);
     {% endfor %}
     subgroupBarrier();
     {% for k in range(2) %}
     let {{ target }}_weights{{ k }} = coopLoadT<coop_mat16x16<f32, A>>(&values[strip * 6u + {{ 2 * k }}u], 5u);
     {% for j in range(depth // 16) %}
-    let {{ target }}_line{{ j }}_{{ k }} = coopLoadT<coop_mat16x16<f32, B>>(&{{ lines }}[{{ 16 * k * line + 2 * j }}], {{ line }}u);
-    {{ target }}_sum{{ j }} = coopMultiplyAdd({{ target }}_weights{{ k }}, {{ target }}_line{{ j }}_{{ k }}, {{ target }}_sum{{ j }});
+    let {{ target }}_line{{ j }}_{{ k }} =
+        coopLoadT<coop_mat16x16<f32, B>>(&{{ lines }}[{{ 16 * k * line + 2 * j }}], {{ line }}u);
+    {{ target }}_sum{{ j }} =
+        coopMultiplyAdd({{ target }}_weights{{ k }}, {{ target }}_line{{ j }}_{{ k }}, {{ target }}_sum{{ j }});
     {% endfor %}
     {% endfor %}
     subgroupBarrier();
 {% endmacro %}
 
 {#- The query and the key of element e of quad j of part c. -#}
-{% macro pair(c, j, e) -%}
+{% macro query_and_key(c, j, e) -%}
     {% set column = "col0 + half * 8u + " ~ (16 * c + e) ~ "u + " ~ ("half" if j == 0 else "(1u - half)") ~ " * 4u" -%}
     {{ column ~ ", row" if pass == "keys" else "row, " ~ column }}
 {%- endmacro %}
@@ -175,7 +188,7 @@ halves read their quads in different orders, so that they access different banks
         {% for c in range(2) %}
         {% for j in range(2) %}
         {% for e in range(4) %}
-        s{{ c }}_{{ j }}[{{ e }}] = score(s{{ c }}_{{ j }}[{{ e }}], {{ pair(c, j, e) }}) * LOG2_E;
+        s{{ c }}_{{ j }}[{{ e }}] = score(s{{ c }}_{{ j }}[{{ e }}], {{ query_and_key(c, j, e) }}) * LOG2_E;
         {% endfor %}
         {% endfor %}
         {% endfor %}
@@ -183,7 +196,7 @@ halves read their quads in different orders, so that they access different banks
 {% endmacro %}
 
 {#- Turns products `s` into weights, and the gradients `w` of the weights into those of the scores. -#}
-{% macro weigh() %}
+{% macro compute_weights() %}
     {{ scale_scores() }}
     {% for c in range(2) %}
     {% for j in range(2) %}
@@ -197,7 +210,8 @@ halves read their quads in different orders, so that they access different banks
     {% endif %}
     let weight{{ c }}_{{ j }} = exp2(s{{ c }}_{{ j }} - lse{{ c }}_{{ j }});
     {% if dropout %}
-    let kept{{ c }}_{{ j }} = vec4<f32>({% for e in range(4) %}keep({{ pair(c, j, e) }}), {% endfor %});
+    let kept{{ c }}_{{ j }} = vec4<f32>({% for e in range(4) %}
+        dropout_factor({{ query_and_key(c, j, e) }}), {% endfor %});
     s{{ c }}_{{ j }} = weight{{ c }}_{{ j }} * kept{{ c }}_{{ j }};
     w{{ c }}_{{ j }} = weight{{ c }}_{{ j }} * (w{{ c }}_{{ j }} * kept{{ c }}_{{ j }} - delta{{ c }}_{{ j }});
     {% else %}
@@ -209,13 +223,14 @@ halves read their quads in different orders, so that they access different banks
 {% endmacro %}
 
 {#- Writes the sums of the rows times `factor` to result `name`. -#}
-{% macro store(target, depth, name, count, factor) %}
+{% macro store_rows(target, depth, name, count, factor) %}
     {% for j in range(depth // 16) %}
     subgroupBarrier();
     coopStoreT({{ target }}_sum{{ j }}, &values[strip * 6u], 6u);
     subgroupBarrier();
-    put_{{ name }}({{ name }}_base, row, {{ count }}, {{ 16 * j }}u + half * 8u, values[quad_at] * {{ factor }});
-    put_{{ name }}({{ name }}_base, row, {{ count }}, {{ 16 * j + 4 }}u + half * 8u, values[quad_at + 1u] * {{ factor }});
+    store_{{ name }}({{ name }}_base, row, {{ count }}, {{ 16 * j }}u + half * 8u, values[quad_at] * {{ factor }});
+    store_{{ name }}({{ name }}_base, row, {{ count }}, {{ 16 * j + 4 }}u + half * 8u,
+        values[quad_at + 1u] * {{ factor }});
     {% endfor %}
 {% endmacro %}
 
@@ -236,58 +251,60 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let last = min(row0 + 63u, {{ keys }} - 1u);
     let begin = (max(row0, p.window.z) - p.window.z) / 32u * 32u;
     let end = min(last + p.window.y + 1u, {{ queries }});
-    {{ zeros("dk", head) }}
-    {{ zeros("dv", value) }}
+    {{ zero_accumulators("dk", head) }}
+    {{ zero_accumulators("dv", value) }}
     let sharing = p.extents.y / p.extents.z;
-    enter(batch, head * sharing);
-    {{ keep_rows("k", "k", head) }}
-    {{ keep_rows("v", "v", value) }}
+    select_head(batch, head * sharing);
+    {{ load_rows("k", "k", head) }}
+    {{ load_rows("v", "v", value) }}
     for (var member = 0u; member < sharing; member++) {
-        enter(batch, head * sharing + member);
-        {{ fetch_columns("q", "g", "begin", "var") }}
+        select_head(batch, head * sharing + member);
+        {{ prefetch_tile("q", "g", "begin", "var") }}
         for (var col0 = begin; col0 < end; col0 += 32u) {
-            {{ put_columns() }}
-            {{ fetch_columns("q", "g", "col0 + 32u", "") }}
-            {{ products("s", "k", head, "near") }}
-            {{ products("w", "v", value, "far") }}
+            {{ write_tile() }}
+            {{ prefetch_tile("q", "g", "col0 + 32u", "") }}
+            {{ multiply_tiles("s", "k", head, "near") }}
+            {{ multiply_tiles("w", "v", value, "far") }}
             // All these queries attend to all these keys.
-            let all = (col0 + 31u < {{ queries }}) & (row0 + 63u < {{ keys }}) & (row0 + p.window.y >= col0 + 31u) & (row0 + 63u <= col0 + p.window.z){{ " & false" if mask }};
-            {{ weigh() }}
-            {{ gather("dv", value, "s", "pack_weights", "far") }}
-            {{ gather("dk", head, "w", "pack_pair", "near") }}
+            let all = (col0 + 31u < {{ queries }}) & (row0 + 63u < {{ keys }}) & (row0 + p.window.y >= col0 + 31u)
+                & (row0 + 63u <= col0 + p.window.z){{ " & false" if mask }};
+            {{ compute_weights() }}
+            {{ accumulate_product("dv", value, "s", "pack_weights", "far") }}
+            {{ accumulate_product("dk", head, "w", "pack_pair", "near") }}
         }
     }
-    {{ store("dk", head, "one", keys, "p.scale") }}
-    {{ store("dv", value, "two", keys, "1.0") }}
+    {{ store_rows("dk", head, "one", keys, "p.scale") }}
+    {{ store_rows("dv", value, "two", keys, "1.0") }}
     {% else %}
     // The keys that some query of these attends to.
     let last = min(row0 + 63u, {{ queries }} - 1u);
     let begin = (max(row0, p.window.y) - p.window.y) / 32u * 32u;
     let end = min(last + p.window.z + 1u, {{ keys }});
-    enter(batch, head);
-    {{ keep_rows("q", "q", head) }}
+    select_head(batch, head);
+    {{ load_rows("q", "q", head) }}
     {% if pass == "queries" %}
-    {{ keep_rows("g", "g", value) }}
-    {{ zeros("dq", head) }}
+    {{ load_rows("g", "g", value) }}
+    {{ zero_accumulators("dq", head) }}
     let line = at_head * {{ queries }} + min(row, {{ queries }} - 1u);
     let lse = stats_at(line) * LOG2_E;
     let delta = stats_at(p.extents.x * p.extents.y * {{ queries }} + line);
     {% else %}
-    {{ zeros("out", value) }}
+    {{ zero_accumulators("out", value) }}
     var largest = NEVER * LOG2_E;
     var total = 0.0;
     {% endif %}
-    {{ fetch_columns("k", "v", "begin", "var") }}
+    {{ prefetch_tile("k", "v", "begin", "var") }}
     for (var col0 = begin; col0 < end; col0 += 32u) {
-        {{ put_columns() }}
-        {{ fetch_columns("k", "v", "col0 + 32u", "") }}
+        {{ write_tile() }}
+        {{ prefetch_tile("k", "v", "col0 + 32u", "") }}
         // All these queries attend to all these keys.
-        let all = (col0 + 31u < {{ keys }}) & (row0 + 63u < {{ queries }}) & (col0 + p.window.y >= row0 + 63u) & (col0 + 31u <= row0 + p.window.z){{ " & false" if mask }};
-        {{ products("s", "q", head, "near") }}
+        let all = (col0 + 31u < {{ keys }}) & (row0 + 63u < {{ queries }}) & (col0 + p.window.y >= row0 + 63u)
+            & (col0 + 31u <= row0 + p.window.z){{ " & false" if mask }};
+        {{ multiply_tiles("s", "q", head, "near") }}
         {% if pass == "queries" %}
-        {{ products("w", "g", value, "far") }}
-        {{ weigh() }}
-        {{ gather("dq", head, "w", "pack_pair", "near") }}
+        {{ multiply_tiles("w", "g", value, "far") }}
+        {{ compute_weights() }}
+        {{ accumulate_product("dq", head, "w", "pack_pair", "near") }}
         {% else %}
         {{ scale_scores() }}
         let highs = max(max(s0_0, s0_1), max(s1_0, s1_1));
@@ -308,7 +325,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         {% for c in range(2) %}
         {% for j in range(2) %}
         {% for e in range(4) %}
-        s{{ c }}_{{ j }}[{{ e }}] *= keep({{ pair(c, j, e) }});
+        s{{ c }}_{{ j }}[{{ e }}] *= dropout_factor({{ query_and_key(c, j, e) }});
         {% endfor %}
         {% endfor %}
         {% endfor %}
@@ -319,11 +336,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         {% for j in range(value // 16) %}
         out_sum{{ j }} = out_sum{{ j }} - row_factors;
         {% endfor %}
-        {{ gather("out", value, "s", "pack_weights", "far") }}
+        {{ accumulate_product("out", value, "s", "pack_weights", "far") }}
         {% endif %}
     }
     {% if pass == "queries" %}
-    {{ store("dq", head, "one", queries, "p.scale") }}
+    {{ store_rows("dq", head, "one", queries, "p.scale") }}
     {% else %}
     total += subgroupShuffleXor(total, 1u);
     // A query that attends to no key gets zeros.
@@ -332,7 +349,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     if half == 0u && row < {{ queries }} {
         lse_put(at_head * {{ queries }} + row, select(0.0, (largest + log2(total)) * LN_2, seen));
     }
-    {{ store("out", value, "one", queries, "factor") }}
+    {{ store_rows("out", value, "one", queries, "factor") }}
     {% endif %}
     {% endif %}
 }

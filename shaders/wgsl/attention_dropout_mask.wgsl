@@ -23,5 +23,5 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         @builtin(local_invocation_index) lane: u32) {
     let i = group_index(group, groups) * 256u + lane;
     if i >= p.n { return; }
-    result_put(i, m_kept(i / p.keys, i % p.keys, p.offset, p.seed, p.threshold, p.kept));
+    result_put(i, m_dropout_factor(i / p.keys, i % p.keys, p.offset, p.seed, p.threshold, p.kept));
 }

@@ -35,7 +35,8 @@ struct Params {
 {% set b = namespace(next=0) %}
 {% macro buffer(kind, name, type) %}
 {% if kind == "in" %}{{ rows.input(b.next, name, type, 1) }}{% elif kind == "out" %}{{ t.output(b.next, name, type) }}
-{% elif kind == "steps" %}{{ rows.input(b.next, name, type, width) }}{% else %}{{ rows.output(b.next, name, type, width) }}{% endif %}
+{% elif kind == "steps" %}{{ rows.input(b.next, name, type, width) }}
+{% else %}{{ rows.output(b.next, name, type, width) }}{% endif %}
 {% set b.next = b.next + 1 %}
 {% endmacro %}
 {% if pass == "finish" %}
@@ -217,7 +218,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let at_{{ k }} = channel_of(i + {{ loop.index0 }}u);
     {% endif %}
     {% endfor %}
-    result_put_step(i, vec4<f32>(element(x.x, g.x, at_x), element(x.y, g.y, at_y), element(x.z, g.z, at_z), element(x.w, g.w, at_w)));
+    result_put_step(i, vec4<f32>(element(x.x, g.x, at_x), element(x.y, g.y, at_y),
+        element(x.z, g.z, at_z), element(x.w, g.w, at_w)));
     {% else %}
     result_put_step(i, element(x, g, channel_of(i)));
     {% endif %}

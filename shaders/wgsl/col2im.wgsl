@@ -34,7 +34,8 @@ struct Params {
 {{ t.divide(quick) }}
 const KERNEL = vec{{ rank }}<u32>({{ kernel_x }}u, {{ kernel_y }}u{{ ", " ~ kernel_z ~ "u" if rank == 3 else "" }});
 const STRIDE = vec{{ rank }}<u32>({{ stride_x }}u, {{ stride_y }}u{{ ", " ~ stride_z ~ "u" if rank == 3 else "" }});
-const DILATION = vec{{ rank }}<u32>({{ dilation_x }}u, {{ dilation_y }}u{{ ", " ~ dilation_z ~ "u" if rank == 3 else "" }});
+const DILATION = vec{{ rank }}<u32>(
+    {{ dilation_x }}u, {{ dilation_y }}u{{ ", " ~ dilation_z ~ "u" if rank == 3 else "" }});
 
 // Returns the sum for an element of an image whose lines begin at `base`.
 fn sum_at(base: u32, at: vec{{ rank }}<u32>) -> {{ T }} {
@@ -44,7 +45,9 @@ fn sum_at(base: u32, at: vec{{ rank }}<u32>) -> {{ T }} {
     let edge_{{ axis }} = at.{{ axis }} + p.padding.{{ axis }};
     {% endfor %}
     {% for axis in axes %}
-    for (var tap_{{ axis }} = edge_{{ axis }} % STRIDE.{{ axis }}; tap_{{ axis }} <= min((KERNEL.{{ axis }} - 1u) * DILATION.{{ axis }}, edge_{{ axis }}); tap_{{ axis }} += STRIDE.{{ axis }}) {
+    for (var tap_{{ axis }} = edge_{{ axis }} % STRIDE.{{ axis }};
+        tap_{{ axis }} <= min((KERNEL.{{ axis }} - 1u) * DILATION.{{ axis }}, edge_{{ axis }});
+        tap_{{ axis }} += STRIDE.{{ axis }}) {
     let place_{{ axis }} = (edge_{{ axis }} - tap_{{ axis }}) / STRIDE.{{ axis }};
     if (place_{{ axis }} >= p.places.{{ axis }}) | (tap_{{ axis }} % DILATION.{{ axis }} != 0u) { continue; }
     {% set ns.line = "(" ~ ns.line ~ " * KERNEL." ~ axis ~ " + tap_" ~ axis ~ " / DILATION." ~ axis ~ ")" %}

@@ -65,7 +65,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         let w2 = input[word + 2u];
         let w3 = input[word + 3u];
         let w4 = input[word + select(3u, 4u, odd != 0u)];
-        output[start >> 3u] = (vec4<u32>(w0, w1, w2, w3) >> vec4<u32>(odd)) | ((vec4<u32>(w1, w2, w3, w4) << vec4<u32>(1u)) << vec4<u32>(back));
+        output[start >> 3u] = (vec4<u32>(w0, w1, w2, w3) >> vec4<u32>(odd))
+            | ((vec4<u32>(w1, w2, w3, w4) << vec4<u32>(1u)) << vec4<u32>(back));
         return;
     }
     {% endif %}

@@ -96,7 +96,8 @@ fn within(q: Quad, c: u32) -> Quad {
     {% if ragged and near %}
     let inside = classes(c) < vec4<u32>(p.extent);
     let low = select(vec2<u32>({{ "0xff80u" if dtype == "bf16" else "0xfc00u" }}), q & vec2<u32>(0xffffu), inside.xz);
-    let high = select(vec2<u32>({{ "0xff800000u" if dtype == "bf16" else "0xfc000000u" }}), q & vec2<u32>(0xffff0000u), inside.yw);
+    let high = select(vec2<u32>({{ "0xff800000u" if dtype == "bf16" else "0xfc000000u" }}),
+        q & vec2<u32>(0xffff0000u), inside.yw);
     return low | high;
     {% elif ragged %}
     return select(Quad(m_from_bits(0xff800000u)), q, classes(c) < vec4<u32>(p.extent));
@@ -217,7 +218,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         let now = anchor(largest);
         sum *= m_exp_down(before - now);
         {% for k in range(turn) %}
-        sum += select(0.0, step_sum({{ "step_near_exp2((x" ~ k ~ " - now) * LOG2_E)" if near else "step_exp_down(x" ~ k ~ " - now)" }}), in{{ k }});
+        sum += select(0.0,
+            step_sum(
+                {{ "step_near_exp2((x" ~ k ~ " - now) * LOG2_E)" if near else "step_exp_down(x" ~ k ~ " - now)" }}),
+            in{{ k }});
         {% endfor %}
     }
     {% if pairs %}
@@ -317,7 +321,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             {% endif %}
             {% if soft or smooth %}
             {% if width == 4 %}
-            var r = e{{ k }} * whole - Step({% for i in range(4) %}shared_part(c{{ k }} + {{ i }}u, dense){{ ", " if not loop.last }}{% endfor %});
+            var r = e{{ k }} * whole - Step({% for i in range(4) %}
+                shared_part(c{{ k }} + {{ i }}u, dense){{ ", " if not loop.last }}{% endfor %});
             {% else %}
             var r = e{{ k }} * whole - shared_part(c{{ k }}, dense);
             {% endif %}
@@ -328,7 +333,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             {% else %}
             var r = e{{ k }} * gain;
             if bitcast<u32>(label) / {{ width }}u == c{{ k }} / {{ width }}u {
-                r = select(r, (e{{ k }} * whole - Step(sum_of_row)) * scale, classes(c{{ k }}) == classes_of_label(label));
+                r = select(r, (e{{ k }} * whole - Step(sum_of_row)) * scale,
+                    classes(c{{ k }}) == classes_of_label(label));
             }
             {% endif %}
             {% if not soft %}

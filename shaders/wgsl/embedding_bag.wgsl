@@ -80,7 +80,7 @@ fn larger(found: Found, v: {{ T }}, row: u32) -> Found {
 {% endif %}
 
 // Adds a range of samples of a bag.
-fn with_samples(before: Found, bag: u32, column: u32, start: u32, end: u32) -> Found {
+fn add_samples(before: Found, bag: u32, column: u32, start: u32, end: u32) -> Found {
     var found = before;
     for (var sample = start; sample < end; sample++) {
         let row = place(index_words(p.index_offset + sample), p.entries);
@@ -124,7 +124,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let begin = bag_start(bag);
     let end = bag_start(bag + 1u);
     if (end <= begin) | (end - begin <= p.long) | (start + p.chunk > end) { return; }
-    let found = with_samples(Found({{ T }}(0), 0u, p.entries), bag, column, start, start + p.chunk);
+    let found = add_samples(Found({{ T }}(0), 0u, p.entries), bag, column, start, start + p.chunk);
     let at = i / p.width * {{ columns }} + column;
     parts[at] = {{ "found.best" if mode == "max" else "found.total" }};
     {% if mode == "mean" %}
@@ -141,7 +141,7 @@ fn value_at(i: u32) -> {{ T }} {
     {% if stage == "joined" %}
     if end > start && end - start > p.long {
         let chunk = (start + p.chunk - 1u) / p.chunk;
-        found = with_samples(found, bag, column, start, chunk * p.chunk);
+        found = add_samples(found, bag, column, start, chunk * p.chunk);
         start = end / p.chunk * p.chunk;
         for (var c = chunk; c < end / p.chunk; c++) {
             let part = parts[c * {{ columns }} + column];
@@ -154,7 +154,7 @@ fn value_at(i: u32) -> {{ T }} {
         }
     }
     {% endif %}
-    found = with_samples(found, bag, column, start, end);
+    found = add_samples(found, bag, column, start, end);
     {% if mode == "mean" %}
     let several = {{ "f64" if dtype == "f64" else "f32" }}(max(found.count, 1u));
     if column == 0u { counts_put(bag, several); }

@@ -51,7 +51,8 @@ fn four_bytes(v: vec4<f32>, power: u32) -> u32 {
         let by = bitcast<f32>(0x7f000000u - power);
         return byte_pair_within_{{ to }}(v.x * by, v.y * by) | (byte_pair_within_{{ to }}(v.z * by, v.w * by) << 16u);
     }
-    let broken = ((bitcast<vec4<u32>>(v) & vec4<u32>(0x7fffffffu)) >= vec4<u32>(INFINITE)) | vec4<bool>(power > INFINITE);
+    let broken = ((bitcast<vec4<u32>>(v) & vec4<u32>(0x7fffffffu)) >= vec4<u32>(INFINITE))
+        | vec4<bool>(power > INFINITE);
     let marks = select(vec4<u32>(0u), vec4<u32>(0x7fu), broken);
     return marks.x | (marks.y << 8u) | (marks.z << 16u) | (marks.w << 24u);
 }
@@ -83,7 +84,8 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) groups: v
         if row + r * 4u < p.rows && column + c < p.columns {
             let start = r * 68u + c / 4u;
             let shift = (c & 3u) * 8u;
-            let word = vec4<u32>(tile[start], tile[start + 17u], tile[start + 34u], tile[start + 51u]) >> vec4<u32>(shift);
+            let word = vec4<u32>(tile[start], tile[start + 17u], tile[start + 34u], tile[start + 51u])
+                >> vec4<u32>(shift);
             let low = word & vec4<u32>(0xffu);
             turned[((column + c) * p.rows + row) / 4u + r] = low.x | (low.y << 8u) | (low.z << 16u) | (low.w << 24u);
         }

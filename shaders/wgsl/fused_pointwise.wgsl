@@ -56,7 +56,8 @@ struct Params {
 
 {% for expr in exprs %}
 {% set k = loop.index0 %}
-fn step{{ k }}({% for j in range(at.arg, at.arg + arities[k]) %}{{ args[j] }}: f32{{ ", " if not loop.last }}{% endfor %}) -> f32 {
+fn step{{ k }}({% for j in range(at.arg, at.arg + arities[k]) %}
+        {{ args[j] }}: f32{{ ", " if not loop.last }}{% endfor %}) -> f32 {
     {% for j in range(at.number, at.number + counts[k]) %}
     let {{ numbers[j] }} = bitcast<f32>(p.scalars[{{ j // 4 }}].{{ lanes[j % 4] }});
     {% endfor %}
@@ -83,7 +84,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% for dtype in inputs %}
     {% set e = "e" ~ loop.index0 %}
     {% set vectors = 1 if dtype in halves else width // 4 %}
-    let {{ e }}_at = (thread + p.offsets[{{ loop.index0 // 4 }}].{{ lanes[loop.index0 % 4] }} / {{ width }}u) * {{ vectors }}u;
+    let {{ e }}_at = (thread + p.offsets[{{ loop.index0 // 4 }}].{{ lanes[loop.index0 % 4] }} / {{ width }}u)
+        * {{ vectors }}u;
     {% for v in range(vectors) %}
     let {{ e }}_{{ v }} = {{ e }}_in[{{ e }}_at + {{ v }}u];
     {% endfor %}
@@ -105,13 +107,17 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% set s = "s" ~ loop.index0 %}
     {% if written[loop.index0] %}
     {% if dtype == "f16" %}
-    {{ s }}_out[thread] = vec4<u32>({% for k in range(4) %}to_f16_pair_f16({{ s }}_{{ 2 * k }}, {{ s }}_{{ 2 * k + 1 }}){{ ", " if not loop.last }}{% endfor %});
+    {{ s }}_out[thread] = vec4<u32>({% for k in range(4) %}
+        to_f16_pair_f16({{ s }}_{{ 2 * k }}, {{ s }}_{{ 2 * k + 1 }}){{ ", " if not loop.last }}{% endfor %});
     {% elif dtype == "bf16" %}
     // The values are already rounded.
-    {{ s }}_out[thread] = vec4<u32>({% for k in range(4) %}(bitcast<u32>({{ s }}_{{ 2 * k }}) >> 16u) | (bitcast<u32>({{ s }}_{{ 2 * k + 1 }}) & 0xffff0000u){{ ", " if not loop.last }}{% endfor %});
+    {{ s }}_out[thread] = vec4<u32>({% for k in range(4) %}
+        (bitcast<u32>({{ s }}_{{ 2 * k }}) >> 16u) | (bitcast<u32>({{ s }}_{{ 2 * k + 1 }}) & 0xffff0000u)
+    {{ ", " if not loop.last }}{% endfor %});
     {% else %}
     {% for v in range(width // 4) %}
-    {{ s }}_out[thread * {{ width // 4 }}u + {{ v }}u] = vec4<f32>({{ s }}_{{ 4 * v }}, {{ s }}_{{ 4 * v + 1 }}, {{ s }}_{{ 4 * v + 2 }}, {{ s }}_{{ 4 * v + 3 }});
+    {{ s }}_out[thread * {{ width // 4 }}u + {{ v }}u] =
+        vec4<f32>({{ s }}_{{ 4 * v }}, {{ s }}_{{ 4 * v + 1 }}, {{ s }}_{{ 4 * v + 2 }}, {{ s }}_{{ 4 * v + 3 }});
     {% endfor %}
     {% endif %}
     {% endif %}
@@ -128,7 +134,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         let i = start + k;
         if i >= p.n { break; }
         {% for flag in strided %}
-        var i{{ loop.index0 }} = {{ "" if flag else "i + " }}p.offsets[{{ loop.index0 // 4 }}].{{ lanes[loop.index0 % 4] }};
+        var i{{ loop.index0 }} =
+            {{ "" if flag else "i + " }}p.offsets[{{ loop.index0 // 4 }}].{{ lanes[loop.index0 % 4] }};
         {% endfor %}
         {% if 1 in strided %}
         var left = i;

@@ -46,7 +46,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         if chosen < p.extent {
             let i = i0 + chosen * p.dim_stride;
             {% if lanes > 1 %}
-            let bits = (input[i / {{ lanes }}u] >> ((i % {{ lanes }}u) * {{ size * 8 }}u)) & {{ "0xffffu" if size == 2 else "0xffu" }};
+            let bits = (input[i / {{ lanes }}u] >> ((i % {{ lanes }}u) * {{ size * 8 }}u))
+                & {{ "0xffffu" if size == 2 else "0xffu" }};
             packed |= bits << (k * {{ size * 8 }}u);
             {% else %}
             packed = input[i];

@@ -57,8 +57,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         {% for c in ["x", "y", "z", "w"] %}
         let both{{ k }}{{ c }} = {{ both }}(x{{ k }}.{{ c }});
         {% endfor %}
-        let gelu{{ k }} = Step({% for c in ["x", "y", "z", "w"] %}both{{ k }}{{ c }}.x{{ ", " if not loop.last }}{% endfor %});
-        let slope{{ k }} = Step({% for c in ["x", "y", "z", "w"] %}both{{ k }}{{ c }}.y{{ ", " if not loop.last }}{% endfor %});
+        let gelu{{ k }} = Step({% for c in ["x", "y", "z", "w"] %}
+            both{{ k }}{{ c }}.x{{ ", " if not loop.last }}{% endfor %});
+        let slope{{ k }} = Step({% for c in ["x", "y", "z", "w"] %}
+            both{{ k }}{{ c }}.y{{ ", " if not loop.last }}{% endfor %});
         {% else %}
         let both{{ k }} = {{ both }}(x{{ k }});
         let gelu{{ k }} = both{{ k }}.x;
@@ -75,6 +77,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     sums[thread] = sum;
     workgroupBarrier();
     if (thread < 64u) & inside {
-        partial_put_step(strip * p.extent + column, (sums[thread] + sums[thread + 64u]) + (sums[thread + 128u] + sums[thread + 192u]));
+        partial_put_step(strip * p.extent + column,
+            (sums[thread] + sums[thread + 64u]) + (sums[thread + 128u] + sums[thread + 192u]));
     }
 }

@@ -48,7 +48,9 @@ fn powers{{ loop.index0 }}(item: Item, part: u32, lane: u32) -> f32 {
         let i = part * 4096u + k * 256u + lane;
         if i < item.n {
             let g = g{{ loop.index0 }}_at(item.offset + i);
-            sum = join(sum, {{ {"one": "abs(g)", "two": "g * g", "power": "m_pow(abs(g), p.power.x)", "largest": "abs(g)"}[norm] }});
+            sum = join(sum, {{ {
+                "one": "abs(g)", "two": "g * g", "power": "m_pow(abs(g), p.power.x)", "largest": "abs(g)"
+            }[norm] }});
         }
     }
     return sum;

@@ -28,17 +28,17 @@ struct Params {
 {% if change == "scale" %}
 @group(0) @binding(0) var<storage, read> factor: array<f32>;
 fn multiplier() -> f32 { return factor[0]; }
-fn changed(g: f32, by: f32) -> f32 { return g * by; }
+fn scaled(g: f32, by: f32) -> f32 { return g * by; }
 {% elif change == "unscale" %}
 @group(0) @binding(0) var<storage, read_write> scaler: array<atomic<u32>>;
 fn multiplier() -> f32 { return bitcast<f32>(atomicLoad(&scaler[1])); }
-fn changed(g: f32, by: f32) -> f32 {
+fn scaled(g: f32, by: f32) -> f32 {
     if !m_isfinite(g) { atomicStore(&scaler[p.flag], 0x3f800000u); }
     return g * by;
 }
 {% else %}
 fn multiplier() -> f32 { return 1.0; }
-fn changed(g: f32, by: f32) -> f32 { return m_min(m_max(g, p.low), p.high); }
+fn scaled(g: f32, by: f32) -> f32 { return m_min(m_max(g, p.low), p.high); }
 {% endif %}
 {% for dtype in dtypes %}
 {% set k = loop.index0 %}
@@ -49,7 +49,7 @@ fn changed(g: f32, by: f32) -> f32 { return m_min(m_max(g, p.low), p.high); }
 {% endif %}
 {% endfor %}
 
-fn change(item: Item, k: u32, q: u32) {
+fn scale_item(item: Item, k: u32, q: u32) {
     let start = q * 4u;
     if start >= item.n { return; }
     let by = multiplier();
@@ -60,10 +60,11 @@ fn change(item: Item, k: u32, q: u32) {
         case {{ k }}u: {
             {% if modes[k] == "vec4" %}
             let g = g{{ k }}[item.offset / 4u + q];
-            g{{ k }}[item.offset / 4u + q] = vec4<f32>(changed(g.x, by), changed(g.y, by), changed(g.z, by), changed(g.w, by));
+            g{{ k }}[item.offset / 4u + q] =
+                vec4<f32>(scaled(g.x, by), scaled(g.y, by), scaled(g.z, by), scaled(g.w, by));
             {% else %}
             var g: array<f32, 4>;
-            for (var i = 0u; i < count; i++) { g[i] = changed(g{{ k }}_at(item.offset + start + i), by); }
+            for (var i = 0u; i < count; i++) { g[i] = scaled(g{{ k }}_at(item.offset + start + i), by); }
             {% if modes[k] == "packed" %}
             g{{ k }}_put4(start, g, item.n);
             {% else %}
@@ -76,4 +77,4 @@ fn change(item: Item, k: u32, q: u32) {
     }
 }
 
-{{ t.of_items("change", dtypes | length) }}
+{{ t.dispatch_items("scale_item", dtypes | length) }}

@@ -29,7 +29,8 @@ struct Params {
 @group(1) @binding(0) var<uniform> p: Params;
 {% set next = namespace(binding=0) %}
 {% set inputs = [("x", x), ("residual", residual), ("weight", weight), ("bias", bias)] if pass == "forward" else
-    [("g", g), ("x", x), ("residual", residual), ("weight", weight), ("statistics", "f32"), ("more", "" if inplace else more)] %}
+    [("g", g), ("x", x), ("residual", residual), ("weight", weight), ("statistics", "f32"),
+        ("more", "" if inplace else more)] %}
 {% for name, dtype in inputs if dtype %}
 {% if name == "statistics" %}
 {{ t.input(next.binding, name, dtype) }}
@@ -109,7 +110,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             {% if residual %}
             sum_put_step(base + at{{ k }}, x{{ k }});
             {% endif %}
-            result_put_step(base + at{{ k }}, d{{ k }} * rstd{{ " * weight_step(at" ~ k ~ ")" if weight else "" }}{{ " + bias_step(at" ~ k ~ ")" if bias else "" }});
+            result_put_step(base + at{{ k }},
+                d{{ k }} * rstd{{ " * weight_step(at" ~ k ~ ")" if weight else "" }}
+                    {{ " + bias_step(at" ~ k ~ ")" if bias else "" }});
         }
         {% endfor %}
         if lane_of(thread) == 0u {
@@ -161,7 +164,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             plain{{ k }} += g{{ k }};
             scaled{{ k }} += g{{ k }} * z{{ k }};
             {% endif %}
-            let d{{ k }} = rstd * ((h{{ k }}{{ "" if rms else " - sums.y" }}) - z{{ k }} * sums.x){{ " + more" ~ k if more else "" }};
+            let d{{ k }} = rstd * ((h{{ k }}{{ "" if rms else " - sums.y" }}) - z{{ k }} * sums.x)
+                {{ " + more" ~ k if more else "" }};
             {% if partial == 3 %}
             given{{ k }} += d{{ k }};
             {% endif %}
@@ -205,7 +209,8 @@ fn rounded(v: Step) -> Step {
     {% else %}
     {% for c in [".x", ".y", ".z", ".w"][:width] %}
     {% set e = "v" ~ (c if width == 4 else "") %}
-    let e{{ loop.index0 }} = {{ "bitcast<f32>(sum_bits(" ~ e ~ ") << 16u)" if sum == "bf16" else "unpack2x16float(sum_bits(" ~ e ~ ")).x" }};
+    let e{{ loop.index0 }} =
+        {{ "bitcast<f32>(sum_bits(" ~ e ~ ") << 16u)" if sum == "bf16" else "unpack2x16float(sum_bits(" ~ e ~ ")).x" }};
     {% endfor %}
     return Step({{ "e0, e1, e2, e3" if width == 4 else "e0" }});
     {% endif %}

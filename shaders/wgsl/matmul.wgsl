@@ -83,7 +83,8 @@ fn with_bias(piece: u32, col: u32, v: {{ T }}) -> {{ T }} {
 }
 {% if way != "simple" %}
 fn store4(piece: u32, z: u32, row: u32, col: u32, sums: vec4<f32>) {
-    let v = vec4<f32>(with_bias(piece, col, sums.x), with_bias(piece, col + 1u, sums.y), with_bias(piece, col + 2u, sums.z), with_bias(piece, col + 3u, sums.w));
+    let v = vec4<f32>(with_bias(piece, col, sums.x), with_bias(piece, col + 1u, sums.y),
+        with_bias(piece, col + 2u, sums.z), with_bias(piece, col + 3u, sums.w));
     let i = ((piece * p.batch + z) * p.m + row) * p.n + col;
     {% if mode == "packed" %}
     c_put_quad(i / 4u, v);

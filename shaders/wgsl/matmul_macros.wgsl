@@ -120,14 +120,18 @@ fn a_load(base: u32, row: u32, k: u32, end: u32) -> vec4<f32> {
     {% if a_vectors %}
     return a_vector(base, min(row, p.m - 1u), min(k, end - 1u));
     {% else %}
-    return vec4<f32>({% for i in range(4) %}a_or_zero(base, row{{ " + " ~ i ~ "u" if a_order != "k" }}, k{{ " + " ~ i ~ "u" if a_order == "k" }}, end){{ ", " if not loop.last }}{% endfor %});
+    return vec4<f32>({% for i in range(4) %}
+        a_or_zero(base, row{{ " + " ~ i ~ "u" if a_order != "k" }}, k{{ " + " ~ i ~ "u" if a_order == "k" }}, end)
+    {{ ", " if not loop.last }}{% endfor %});
     {% endif %}
 }
 fn b_load(base: u32, k: u32, col: u32, end: u32) -> vec4<f32> {
     {% if b_vectors %}
     return b_vector(base, min(k, end - 1u), min(col, p.n - 1u));
     {% else %}
-    return vec4<f32>({% for i in range(4) %}b_or_zero(base, k{{ " + " ~ i ~ "u" if b_order == "k" }}, col{{ " + " ~ i ~ "u" if b_order != "k" }}, end){{ ", " if not loop.last }}{% endfor %});
+    return vec4<f32>({% for i in range(4) %}
+        b_or_zero(base, k{{ " + " ~ i ~ "u" if b_order == "k" }}, col{{ " + " ~ i ~ "u" if b_order != "k" }}, end)
+    {{ ", " if not loop.last }}{% endfor %});
     {% endif %}
 }
 {{ loaded("a", a_vectors and k_edges) }}
@@ -151,10 +155,12 @@ fn b_load(base: u32, k: u32, col: u32, end: u32) -> vec4<f32> {
             {{ side }}_next{{ q }} = {{ side }}_loaded({{ side }}_next{{ q }}, k0 + {{ side }}_k{{ q }}, end);
             {% if order == "k" %}
             {% for i in range(4) %}
-            tile_{{ side }}[({{ side }}_k{{ q }} + {{ i }}u) * {{ lines + 1 }}u + {{ side }}_line{{ q }} / 4u][{{ side }}_line{{ q }} % 4u] = {{ side }}_next{{ q }}{{ parts[i] }};
+            tile_{{ side }}[({{ side }}_k{{ q }} + {{ i }}u) * {{ lines + 1 }}u + {{ side }}_line{{ q }} / 4u][
+                {{ side }}_line{{ q }} % 4u] = {{ side }}_next{{ q }}{{ parts[i] }};
             {% endfor %}
             {% else %}
-            tile_{{ side }}[{{ side }}_k{{ q }} * {{ lines + 1 }}u + {{ side }}_line{{ q }} / 4u] = {{ side }}_next{{ q }};
+            tile_{{ side }}[{{ side }}_k{{ q }} * {{ lines + 1 }}u + {{ side }}_line{{ q }} / 4u] =
+                {{ side }}_next{{ q }};
             {% endif %}
             {% if last %}{{ "}" }}{% endif %}
 {%- endmacro %}
@@ -221,7 +227,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             {% for part in parts %}
             {% set i = loop.index0 %}
             {% for v in range(cols) %}
-            sum_{{ s }}_{{ i }}_{{ v }} = fma(vec4<f32>(a_{{ u }}_{{ s }}{{ part }}), b_{{ u }}_{{ v }}, sum_{{ s }}_{{ i }}_{{ v }});
+            sum_{{ s }}_{{ i }}_{{ v }} = fma(vec4<f32>(a_{{ u }}_{{ s }}{{ part }}), b_{{ u }}_{{ v }},
+                sum_{{ s }}_{{ i }}_{{ v }});
             {% endfor %}
             {% endfor %}
             {% endfor %}
@@ -232,7 +239,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% for s in range(sheets) %}
     {% for i in range(4) %}
     {% for v in range(cols) %}
-    store_inside(piece, z, row0 + (y + {{ s * high }}u) * 4u + {{ i }}u, col0 + (x + {{ v * wide }}u) * 4u, sum_{{ s }}_{{ i }}_{{ v }});
+    store_inside(piece, z, row0 + (y + {{ s * high }}u) * 4u + {{ i }}u, col0 + (x + {{ v * wide }}u) * 4u,
+        sum_{{ s }}_{{ i }}_{{ v }});
     {% endfor %}
     {% endfor %}
     {% endfor %}
@@ -276,7 +284,10 @@ fn a_load(base: u32, row: u32, k: u32, end: u32) -> vec4<f32> {
     return bitcast<vec4<f32>>(a_vector(base, min(row, p.m - 1u), min(k, end - 1u)));
     {% else %}
     {% set r, q = ("u", "") if a_order != "k" else ("", "u") %}
-    return bitcast<vec4<f32>>(vec4<u32>({% for i in range(4) %}a_pair_{{ dtype }}(a_or_zero(base, row{{ " + " ~ 2 * i ~ r if r }}, k{{ " + " ~ 2 * i ~ q if q }}, end), a_or_zero(base, row{{ " + " ~ (2 * i + 1) ~ r if r }}, k{{ " + " ~ (2 * i + 1) ~ q if q }}, end)){{ ", " if not loop.last }}{% endfor %}));
+    return bitcast<vec4<f32>>(vec4<u32>({% for i in range(4) %}a_pair_{{ dtype }}(
+        a_or_zero(base, row{{ " + " ~ 2 * i ~ r if r }}, k{{ " + " ~ 2 * i ~ q if q }}, end),
+        a_or_zero(base, row{{ " + " ~ (2 * i + 1) ~ r if r }}, k{{ " + " ~ (2 * i + 1) ~ q if q }}, end))
+    {{ ", " if not loop.last }}{% endfor %}));
     {% endif %}
 }
 fn b_load(base: u32, k: u32, col: u32, end: u32) -> vec4<f32> {
@@ -284,7 +295,10 @@ fn b_load(base: u32, k: u32, col: u32, end: u32) -> vec4<f32> {
     return bitcast<vec4<f32>>(b_vector(base, min(k, end - 1u), min(col, p.n - 1u)));
     {% else %}
     {% set r, q = ("u", "") if b_order == "k" else ("", "u") %}
-    return bitcast<vec4<f32>>(vec4<u32>({% for i in range(4) %}b_pair_{{ dtype }}(b_or_zero(base, k{{ " + " ~ 2 * i ~ r if r }}, col{{ " + " ~ 2 * i ~ q if q }}, end), b_or_zero(base, k{{ " + " ~ (2 * i + 1) ~ r if r }}, col{{ " + " ~ (2 * i + 1) ~ q if q }}, end)){{ ", " if not loop.last }}{% endfor %}));
+    return bitcast<vec4<f32>>(vec4<u32>({% for i in range(4) %}b_pair_{{ dtype }}(
+        b_or_zero(base, k{{ " + " ~ 2 * i ~ r if r }}, col{{ " + " ~ 2 * i ~ q if q }}, end),
+        b_or_zero(base, k{{ " + " ~ (2 * i + 1) ~ r if r }}, col{{ " + " ~ (2 * i + 1) ~ q if q }}, end))
+    {{ ", " if not loop.last }}{% endfor %}));
     {% endif %}
 }
 {{ loaded("a", a_vectors and k_edges) }}
@@ -308,13 +322,17 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let {{ side }}_far{{ q }} = {{ at }} / {{ eights }}u;
     {%- endmacro %}
     {% macro load_a(q) -%}
-    a_load(a0, row0 + {{ "a_far" ~ q if a_order == "k" else "8u * a_near" ~ q }}, k0 + {{ "8u * a_near" ~ q if a_order == "k" else "a_far" ~ q }}, end)
+    a_load(a0, row0 + {{ "a_far" ~ q if a_order == "k" else "8u * a_near" ~ q }},
+        k0 + {{ "8u * a_near" ~ q if a_order == "k" else "a_far" ~ q }}, end)
     {%- endmacro %}
     {% macro load_b(q) -%}
-    b_load(b0, k0 + {{ "8u * b_near" ~ q if b_order == "k" else "b_far" ~ q }}, col0 + {{ "b_far" ~ q if b_order == "k" else "8u * b_near" ~ q }}, end)
+    b_load(b0, k0 + {{ "8u * b_near" ~ q if b_order == "k" else "b_far" ~ q }},
+        col0 + {{ "b_far" ~ q if b_order == "k" else "8u * b_near" ~ q }}, end)
     {%- endmacro %}
     {% macro save(side, q, pitch, order) -%}
-    tile_{{ side }}[{{ side }}_far{{ q }} * {{ pitch }}u + {{ side }}_near{{ q }}] = {{ side }}_loaded({{ side }}_next{{ q }}, k0 + {{ "8u * " ~ side ~ "_near" ~ q if order == "k" else side ~ "_far" ~ q }}, end);
+    tile_{{ side }}[{{ side }}_far{{ q }} * {{ pitch }}u + {{ side }}_near{{ q }}] =
+        {{ side }}_loaded({{ side }}_next{{ q }},
+            k0 + {{ "8u * " ~ side ~ "_near" ~ q if order == "k" else side ~ "_far" ~ q }}, end);
     {%- endmacro %}
     {% if prefetch %}
     {% for q in range(slots_a) %}
@@ -360,16 +378,22 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% for k in range(depth // 16) %}
         {% for i in range(sub_rows // 16) %}
         {% if a_order == "k" %}
-        let a_{{ k }}_{{ i }} = coopLoadT<coop_mat16x16<f32, A>>(&tile_a[(sub_row + {{ 16 * i }}u) * {{ pitch_a }}u + {{ 2 * k }}u], {{ pitch_a }}u);
+        let a_{{ k }}_{{ i }} =
+            coopLoadT<coop_mat16x16<f32, A>>(&tile_a[(sub_row + {{ 16 * i }}u) * {{ pitch_a }}u + {{ 2 * k }}u],
+                {{ pitch_a }}u);
         {% else %}
-        let a_{{ k }}_{{ i }} = coopLoad<coop_mat16x16<f32, A>>(&tile_a[{{ 16 * k * pitch_a + 2 * i }}u + sub_row / 8u], {{ pitch_a }}u);
+        let a_{{ k }}_{{ i }} =
+            coopLoad<coop_mat16x16<f32, A>>(&tile_a[{{ 16 * k * pitch_a + 2 * i }}u + sub_row / 8u], {{ pitch_a }}u);
         {% endif %}
         {% endfor %}
         {% for j in range(sub_cols // 16) %}
         {% if b_order == "k" %}
-        let b_{{ k }}_{{ j }} = coopLoad<coop_mat16x16<f32, B>>(&tile_b[(sub_col + {{ 16 * j }}u) * {{ pitch_b }}u + {{ 2 * k }}u], {{ pitch_b }}u);
+        let b_{{ k }}_{{ j }} =
+            coopLoad<coop_mat16x16<f32, B>>(&tile_b[(sub_col + {{ 16 * j }}u) * {{ pitch_b }}u + {{ 2 * k }}u],
+                {{ pitch_b }}u);
         {% else %}
-        let b_{{ k }}_{{ j }} = coopLoadT<coop_mat16x16<f32, B>>(&tile_b[{{ 16 * k * pitch_b + 2 * j }}u + sub_col / 8u], {{ pitch_b }}u);
+        let b_{{ k }}_{{ j }} =
+            coopLoadT<coop_mat16x16<f32, B>>(&tile_b[{{ 16 * k * pitch_b + 2 * j }}u + sub_col / 8u], {{ pitch_b }}u);
         {% endif %}
         {% for i in range(sub_rows // 16) %}
         sum_{{ i }}_{{ j }} = coopMultiplyAdd(a_{{ k }}_{{ i }}, b_{{ k }}_{{ j }}, sum_{{ i }}_{{ j }});
@@ -391,7 +415,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% endfor %}
     workgroupBarrier();
     {% for part in range(4) %}
-    store_inside(piece, z, sub_row0 + {{ 16 * i + 4 * part }}u, col0 + sub_col + {{ 16 * j }}u + 4u * quad, tile_a[base_c + (sub_lane / 8u + {{ 4 * part }}u) * {{ pitch_c }}u + quad]);
+    store_inside(piece, z, sub_row0 + {{ 16 * i + 4 * part }}u, col0 + sub_col + {{ 16 * j }}u + 4u * quad,
+        tile_a[base_c + (sub_lane / 8u + {{ 4 * part }}u) * {{ pitch_c }}u + quad]);
     {% endfor %}
     workgroupBarrier();
     {% endfor %}

@@ -199,7 +199,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         let w{{ k }} = weight_place(row, e + {{ k }}u);
         {% endif %}
         {% if forward %}
-        let r{{ k }} = z{{ k }}{{ " * weight_at(w" ~ k ~ ")" if weight else "" }}{{ " + bias_at(w" ~ k ~ ")" if bias else "" }};
+        let r{{ k }} = z{{ k }}{{ " * weight_at(w" ~ k ~ ")" if weight else "" }}
+            {{ " + bias_at(w" ~ k ~ ")" if bias else "" }};
         {% else %}
         let h{{ k }} = g_at(at{{ k }}){{ " * weight_at(w" ~ k ~ ")" if weight else "" }};
         let r{{ k }} = rstd * ((h{{ k }} - mean_plain) - z{{ k }} * mean_scaled);

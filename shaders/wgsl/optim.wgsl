@@ -151,4 +151,4 @@ fn step(item: Item, k: u32, q: u32) {
     }
 }
 
-{{ t.of_items("step", dtypes | length) }}
+{{ t.dispatch_items("step", dtypes | length) }}

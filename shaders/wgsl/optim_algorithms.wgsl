@@ -145,7 +145,8 @@ fn update(item: Item, at: vec3<f32>, q: u32, before: vec4<f32>, grad: vec4<f32>)
     {% elif algorithm == "rprop" %}
     // c: factors for changed and unchanged sign, minimum and maximum step size; learning rate.
     let turn = sign(g * state[s]);
-    let factor = select(select(vec4<f32>(1.0), vec4<f32>(p.c[0].y), turn > vec4<f32>()), vec4<f32>(p.c[0].x), turn < vec4<f32>());
+    let factor = select(select(vec4<f32>(1.0), vec4<f32>(p.c[0].y), turn > vec4<f32>()),
+        vec4<f32>(p.c[0].x), turn < vec4<f32>());
     let size = select(state[s + stride], vec4<f32>(p.c[1].x), at.x > 0.0);
     let step = clamp(size * factor, vec4<f32>(p.c[0].z), vec4<f32>(p.c[0].w));
     state[s + stride] = step;

@@ -113,10 +113,13 @@ fn lcm(x: {{ T }}, y: {{ T }}) -> {{ T }} {
 {% if "shifted_" in expr %}
 {% set bits = 64 if T == "i64" else 8 if compute == "u8" else 32 %}
 fn within(by: {{ T }}) -> bool { return {{ "by >= " ~ T ~ "(0) && " if T in ["i32", "i64"] }}by < {{ T }}({{ bits }}); }
-fn shifted_left(v: {{ T }}, by: {{ T }}) -> {{ T }} { return select({{ T }}(0), v << (u32(by) & {{ bits - 1 }}u), within(by)); }
+fn shifted_left(v: {{ T }}, by: {{ T }}) -> {{ T }} {
+    return select({{ T }}(0), v << (u32(by) & {{ bits - 1 }}u), within(by));
+}
 // For signed types, only the sign is left.
 fn shifted_right(v: {{ T }}, by: {{ T }}) -> {{ T }} {
-    return v >> select({{ bits - 1 }}u, u32(by), within(by)){{ "" if T in ["i32", "i64"] else " >> select(1u, 0u, within(by))" }};
+    return v >> select({{ bits - 1 }}u, u32(by), within(by))
+        {{ "" if T in ["i32", "i64"] else " >> select(1u, 0u, within(by))" }};
 }
 {% endif %}
 {% if "near(" in expr %}
@@ -184,21 +187,26 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% set name = "result" if inplace and loop.first else names[loop.index0] ~ "_in" %}
     {% set own = names[loop.index0] %}
     {% set vectors = 1 if dtype in halves else width // 4 %}
-    let {{ own }}_at = (thread + p.offsets[{{ loop.index // 4 }}].{{ lanes[loop.index % 4] }} / {{ width }}u) * {{ vectors }}u;
+    let {{ own }}_at = (thread + p.offsets[{{ loop.index // 4 }}].{{ lanes[loop.index % 4] }} / {{ width }}u)
+        * {{ vectors }}u;
     {% for v in range(vectors) %}
     let {{ own }}_{{ v }} = {{ name }}[{{ own }}_at + {{ v }}u];
     {% endfor %}
     {% endfor %}
     {% for k in range(width) %}
-    {% set call %}apply({% for dtype in inputs %}{{ t.cast(t.element(names[loop.index0], dtype, k), t.value(dtype), T) }}{{ ", " if not loop.last }}{% endfor %}){% endset %}
+    {% set call %}apply({% for dtype in inputs %}
+        {{ t.cast(t.element(names[loop.index0], dtype, k), t.value(dtype), T) }}{{ ", " if not loop.last }}
+    {% endfor %}){% endset %}
     let r{{ k }} = {{ t.cast(call, R, O) }};
     {% endfor %}
     let r_at = thread + p.offsets[0].x / {{ width }}u;
     {% if out in halves %}
-    result[r_at] = vec4<u32>({% for k in range(4) %}result_pair_{{ out }}(r{{ 2 * k }}, r{{ 2 * k + 1 }}){{ ", " if not loop.last }}{% endfor %});
+    result[r_at] = vec4<u32>({% for k in range(4) %}
+        result_pair_{{ out }}(r{{ 2 * k }}, r{{ 2 * k + 1 }}){{ ", " if not loop.last }}{% endfor %});
     {% else %}
     {% for v in range(width // 4) %}
-    result[r_at * {{ width // 4 }}u + {{ v }}u] = {{ t.vector(out) }}(r{{ 4 * v }}, r{{ 4 * v + 1 }}, r{{ 4 * v + 2 }}, r{{ 4 * v + 3 }});
+    result[r_at * {{ width // 4 }}u + {{ v }}u] =
+        {{ t.vector(out) }}(r{{ 4 * v }}, r{{ 4 * v + 1 }}, r{{ 4 * v + 2 }}, r{{ 4 * v + 3 }});
     {% endfor %}
     {% endif %}
     {% else %}
@@ -231,9 +239,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         {% endif %}
         {% for dtype in inputs %}
         {% set name = "result" if inplace and loop.first else names[loop.index0] ~ "_in" %}
-        let {{ names[loop.index0] }} = {{ t.cast(name ~ "_at(i" ~ (0 if inplace and loop.first else loop.index) ~ ")", t.value(dtype), T) }};
+        let {{ names[loop.index0] }} =
+            {{ t.cast(name ~ "_at(i" ~ (0 if inplace and loop.first else loop.index) ~ ")", t.value(dtype), T) }};
         {% endfor %}
-        {% set call %}apply({% for dtype in inputs %}{{ names[loop.index0] }}{{ ", " if not loop.last }}{% endfor %}){% endset %}
+        {% set call %}apply({% for dtype in inputs %}
+            {{ names[loop.index0] }}{{ ", " if not loop.last }}{% endfor %}){% endset %}
         let v = {{ t.cast(call, R, O) }};
         {% if mode == "packed" %}
         r[k] = v;

@@ -83,11 +83,13 @@ fn window(o: u32, extent: u32, outs: u32, kernel: u32, stride: u32, pad: u32, di
 }
 
 fn rows_of(o: u32) -> vec3<i32> {
-    return window(o, p.extents.x, p.extents.z, p.kernel_stride.x, p.kernel_stride.z, p.pad_dilation.x, p.pad_dilation.z);
+    return window(o, p.extents.x, p.extents.z, p.kernel_stride.x, p.kernel_stride.z, p.pad_dilation.x,
+        p.pad_dilation.z);
 }
 
 fn cols_of(o: u32) -> vec3<i32> {
-    return window(o, p.extents.y, p.extents.w, p.kernel_stride.y, p.kernel_stride.w, p.pad_dilation.y, p.pad_dilation.w);
+    return window(o, p.extents.y, p.extents.w, p.kernel_stride.y, p.kernel_stride.w, p.pad_dilation.y,
+        p.pad_dilation.w);
 }
 
 // Divisor of a window, in the compute type: exact for f64 and integers.
@@ -155,8 +157,10 @@ both axes. -#}
     let base = (i / (p.extents.x * p.extents.y)) * p.extents.z * p.extents.w;
     let y = (i / p.extents.y) % p.extents.x;
     let x = i % p.extents.y;
-    let ends_y = windows_over(y, p.extents.x, p.extents.z, p.kernel_stride.x, p.kernel_stride.z, p.pad_dilation.x, p.pad_dilation.z);
-    let ends_x = windows_over(x, p.extents.y, p.extents.w, p.kernel_stride.y, p.kernel_stride.w, p.pad_dilation.y, p.pad_dilation.w);
+    let ends_y = windows_over(y, p.extents.x, p.extents.z, p.kernel_stride.x, p.kernel_stride.z, p.pad_dilation.x,
+        p.pad_dilation.z);
+    let ends_x = windows_over(x, p.extents.y, p.extents.w, p.kernel_stride.y, p.kernel_stride.w, p.pad_dilation.y,
+        p.pad_dilation.w);
     let over_rows = vec2<u32>(ends_y.x, max(ends_y.y, ends_y.x) - ends_y.x);
     let over_cols = vec2<u32>(ends_x.x, max(ends_x.y, ends_x.x) - ends_x.x);
     {% endif %}
@@ -199,7 +203,8 @@ window's first. -#}
             {% endif %}
 {% endmacro %}
 {#- The maximum of a window that lies wholly in the padding is the smallest value of the type. -#}
-{% set smallest = {"i32": "(-0x7fffffffi - 1i)", "i64": "(i64(-0x7fffffff - 1) << 32u)", "u32": "0u", "u8": "0u", "f64": "f64(m_from_bits(0xff800000u))"} %}
+{% set smallest = {"i32": "(-0x7fffffffi - 1i)", "i64": "(i64(-0x7fffffff - 1) << 32u)", "u32": "0u", "u8": "0u",
+    "f64": "f64(m_from_bits(0xff800000u))"} %}
 {% set lowest = smallest[dtype] if dtype in smallest else "m_from_bits(0xff800000u)" %}
 {% macro finished(value, place) -%}
 {% if largest %}select({{ value }}, {{ lowest }}, {{ place }} < 0)

@@ -57,7 +57,8 @@ fn number(x: u32) -> {{ T }} {
     let v = x < p.threshold || p.always != 0u;
     return {{ t.cast("v", "bool", T) }};
     {% else %}
-    var v = bitcast<f32>(bitcast<u32>({{ "m_normal" if kind == "normal" else "m_unit" }}(x) * p.scale) ^ p.zero) + p.shift;
+    var v = bitcast<f32>(bitcast<u32>({{ "m_normal" if kind == "normal" else "m_unit" }}(x) * p.scale) ^ p.zero)
+        + p.shift;
     {% if kind == "uniform" %}v = v * p.factor;{% endif %}
     return {{ "within(v)" if bounded else t.cast("v", "f32", T) }};
     {% endif %}

@@ -46,11 +46,15 @@ struct Params {
 {% if lengths %}{{ t.input(next, "lengths", lengths) }}{% endif %}
 
 {% if pass == "forward" %}
-fn given(b: u32, j: u32, gate: u32) -> f32 { return input_at(p.input_offset + b * p.input_stride + gate * p.hidden + j); }
-fn fed(b: u32, j: u32, gate: u32) -> f32 { return carry_at(p.carry_offset + (b * {{ gates }}u + gate) * p.hidden + j); }
+fn input_gate(b: u32, j: u32, gate: u32) -> f32 {
+    return input_at(p.input_offset + b * p.input_stride + gate * p.hidden + j);
+}
+fn carry_gate(b: u32, j: u32, gate: u32) -> f32 {
+    return carry_at(p.carry_offset + (b * {{ gates }}u + gate) * p.hidden + j);
+}
 {% endif %}
 {% if gates > 1 %}
-fn kept(b: u32, j: u32, k: u32) -> u32 { return p.saved_offset + (b * 5u + k) * p.hidden + j; }
+fn saved_index(b: u32, j: u32, k: u32) -> u32 { return p.saved_offset + (b * 5u + k) * p.hidden + j; }
 {% endif %}
 
 @compute @workgroup_size(256)
@@ -71,37 +75,37 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     }
     {% endif %}
     {% if kind == "lstm" %}
-    let enter = m_sigmoid(given(b, j, 0u) + fed(b, j, 0u));
-    let forget = m_sigmoid(given(b, j, 1u) + fed(b, j, 1u));
-    let fresh = m_tanh(given(b, j, 2u) + fed(b, j, 2u));
-    let leave = m_sigmoid(given(b, j, 3u) + fed(b, j, 3u));
+    let enter = m_sigmoid(input_gate(b, j, 0u) + carry_gate(b, j, 0u));
+    let forget = m_sigmoid(input_gate(b, j, 1u) + carry_gate(b, j, 1u));
+    let fresh = m_tanh(input_gate(b, j, 2u) + carry_gate(b, j, 2u));
+    let leave = m_sigmoid(input_gate(b, j, 3u) + carry_gate(b, j, 3u));
     let before = state_at(p.n + i);
     let cell = forget * before + enter * fresh;
     let h = leave * m_tanh(cell);
     state_put(p.n + i, cell);
     {% if keep %}
-    saved_put(kept(b, j, 0u), enter);
-    saved_put(kept(b, j, 1u), forget);
-    saved_put(kept(b, j, 2u), fresh);
-    saved_put(kept(b, j, 3u), leave);
-    saved_put(kept(b, j, 4u), before);
+    saved_put(saved_index(b, j, 0u), enter);
+    saved_put(saved_index(b, j, 1u), forget);
+    saved_put(saved_index(b, j, 2u), fresh);
+    saved_put(saved_index(b, j, 3u), leave);
+    saved_put(saved_index(b, j, 4u), before);
     {% endif %}
     {% elif kind == "gru" %}
-    let reset = m_sigmoid(given(b, j, 0u) + fed(b, j, 0u));
-    let stay = m_sigmoid(given(b, j, 1u) + fed(b, j, 1u));
-    let inside = fed(b, j, 2u);
-    let fresh = m_tanh(given(b, j, 2u) + reset * inside);
+    let reset = m_sigmoid(input_gate(b, j, 0u) + carry_gate(b, j, 0u));
+    let stay = m_sigmoid(input_gate(b, j, 1u) + carry_gate(b, j, 1u));
+    let inside = carry_gate(b, j, 2u);
+    let fresh = m_tanh(input_gate(b, j, 2u) + reset * inside);
     let before = state_at(i);
     let h = fresh + stay * (before - fresh);
     {% if keep %}
-    saved_put(kept(b, j, 0u), reset);
-    saved_put(kept(b, j, 1u), stay);
-    saved_put(kept(b, j, 2u), fresh);
-    saved_put(kept(b, j, 3u), inside);
-    saved_put(kept(b, j, 4u), before);
+    saved_put(saved_index(b, j, 0u), reset);
+    saved_put(saved_index(b, j, 1u), stay);
+    saved_put(saved_index(b, j, 2u), fresh);
+    saved_put(saved_index(b, j, 3u), inside);
+    saved_put(saved_index(b, j, 4u), before);
     {% endif %}
     {% else %}
-    let sum = given(b, j, 0u) + fed(b, j, 0u);
+    let sum = input_gate(b, j, 0u) + carry_gate(b, j, 0u);
     let h = {{ "m_tanh(sum)" if kind == "tanh" else "m_max(sum, 0.0)" }};
     {% endif %}
     state_put(i, h);
@@ -120,11 +124,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     }
     {% endif %}
     {% if kind == "lstm" %}
-    let enter = saved_at(kept(b, j, 0u));
-    let forget = saved_at(kept(b, j, 1u));
-    let fresh = saved_at(kept(b, j, 2u));
-    let leave = saved_at(kept(b, j, 3u));
-    let before = saved_at(kept(b, j, 4u));
+    let enter = saved_at(saved_index(b, j, 0u));
+    let forget = saved_at(saved_index(b, j, 1u));
+    let fresh = saved_at(saved_index(b, j, 2u));
+    let leave = saved_at(saved_index(b, j, 3u));
+    let before = saved_at(saved_index(b, j, 4u));
     let open = m_tanh(forget * before + enter * fresh);
     let dc = state_at(p.n + i) + dh * leave * (1.0 - open * open);
     gates_put(to, dc * fresh * enter * (1.0 - enter));
@@ -134,11 +138,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     state_put(i, 0.0);
     state_put(p.n + i, dc * forget);
     {% elif kind == "gru" %}
-    let reset = saved_at(kept(b, j, 0u));
-    let stay = saved_at(kept(b, j, 1u));
-    let fresh = saved_at(kept(b, j, 2u));
-    let inside = saved_at(kept(b, j, 3u));
-    let before = saved_at(kept(b, j, 4u));
+    let reset = saved_at(saved_index(b, j, 0u));
+    let stay = saved_at(saved_index(b, j, 1u));
+    let fresh = saved_at(saved_index(b, j, 2u));
+    let inside = saved_at(saved_index(b, j, 3u));
+    let before = saved_at(saved_index(b, j, 4u));
     let dn = dh * (1.0 - stay) * (1.0 - fresh * fresh);
     let dr = dn * inside * reset * (1.0 - reset);
     let dz = dh * (before - fresh) * stay * (1.0 - stay);

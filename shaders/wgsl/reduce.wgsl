@@ -209,8 +209,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             {% set at = loop.index0 %}
             {% for u in range(0, unroll, 4) %}
             let b{{ at }}_{{ u }} = combined(
-                combined(mapped(e{{ u }}{{ c }}, i{{ u }}, r{{ u }}, m{{ at % outs }}), mapped(e{{ u + 1 }}{{ c }}, i{{ u + 1 }}, r{{ u + 1 }}, m{{ at % outs }})),
-                combined(mapped(e{{ u + 2 }}{{ c }}, i{{ u + 2 }}, r{{ u + 2 }}, m{{ at % outs }}), mapped(e{{ u + 3 }}{{ c }}, i{{ u + 3 }}, r{{ u + 3 }}, m{{ at % outs }})));
+                combined(mapped(e{{ u }}{{ c }}, i{{ u }}, r{{ u }}, m{{ at % outs }}),
+                    mapped(e{{ u + 1 }}{{ c }}, i{{ u + 1 }}, r{{ u + 1 }}, m{{ at % outs }})),
+                combined(mapped(e{{ u + 2 }}{{ c }}, i{{ u + 2 }}, r{{ u + 2 }}, m{{ at % outs }}),
+                    mapped(e{{ u + 3 }}{{ c }}, i{{ u + 3 }}, r{{ u + 3 }}, m{{ at % outs }})));
             {% endfor %}
             {% if unroll == 8 %}
             total{{ at }} = combined(total{{ at }}, combined(b{{ at }}_0, b{{ at }}_4));
@@ -225,7 +227,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             let i = base + reduced_offset(r);
             let e = {{ read }}{{ element }};
             {% for c in lanes_of %}
-            total{{ loop.index0 }} = combined(total{{ loop.index0 }}, mapped(e{{ c }}, i, r, m{{ loop.index0 % outs }}));
+            total{{ loop.index0 }} = combined(total{{ loop.index0 }},
+                mapped(e{{ c }}, i, r, m{{ loop.index0 % outs }}));
             {% endfor %}
             r += {{ lanes }}u;
         }
@@ -263,7 +266,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         {% endif %}
         place_put(out_index, {{ t.cast("total0.i", "u32", t.value(index)) }});
         {% elif packed %}
-        result_put_quad(out_index, vec4<{{ O }}>({% for k in range(4) %}{{ t.cast("finished(total" ~ k ~ ", m" ~ k ~ ")", T, O) }}{{ ", " if not loop.last }}{% endfor %}));
+        result_put_quad(out_index, vec4<{{ O }}>({% for k in range(4) %}
+            {{ t.cast("finished(total" ~ k ~ ", m" ~ k ~ ")", T, O) }}{{ ", " if not loop.last }}{% endfor %}));
         {% else %}
         {% for k in range(outs) %}
         result_put(out_index * {{ outs }}u + {{ k }}u, {{ t.cast("finished(total" ~ k ~ ", m" ~ k ~ ")", T, O) }});

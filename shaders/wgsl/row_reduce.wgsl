@@ -22,7 +22,8 @@ var<workgroup> row_values: array<{{ value }}, {{ threads }}>;
 var<workgroup> row_pairs: array<vec2<{{ value }}>, {{ threads }}>;
 {% endif %}
 {% for name, type, memory, both in [
-    ("sum", value, "row_values", "all + other"), ("max", value, "row_values", "m_max" ~ ("64" if value == "f64") ~ "(all, other)"),
+    ("sum", value, "row_values", "all + other"),
+    ("max", value, "row_values", "m_max" ~ ("64" if value == "f64") ~ "(all, other)"),
     ("sums", "vec2<" ~ value ~ ">", "row_pairs", "all + other")] %}
 fn row_{{ name }}(v: {{ type }}, thread: u32) -> {{ type }} {
     {% if lanes == 1 %}
@@ -93,7 +94,9 @@ fn step_max(v: Step) -> {{ value }} { return v; }
 {% endmacro -%}
 {%- macro each(name, function, width) %}
 {% if width == 4 %}
-fn {{ name }}(v: Step) -> Step { return Step({{ function }}(v.x), {{ function }}(v.y), {{ function }}(v.z), {{ function }}(v.w)); }
+fn {{ name }}(v: Step) -> Step {
+    return Step({{ function }}(v.x), {{ function }}(v.y), {{ function }}(v.z), {{ function }}(v.w));
+}
 {% else %}
 fn {{ name }}(v: Step) -> Step { return {{ function }}(v); }
 {% endif %}

@@ -225,7 +225,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     for (var k = begin; k < end; k++) {
         let now = element(base, to_base, k);
         {% if exclusive and not totals %}
-        if any { write(to_base, k, carry); carry = combined(carry, now); } else { write(to_base, k, identity); carry = now; }
+        if any {
+            write(to_base, k, carry);
+            carry = combined(carry, now);
+        } else {
+            write(to_base, k, identity);
+            carry = now;
+        }
         {% else %}
         if any { carry = combined(carry, now); } else { carry = now; }
         write(to_base, k, carry);

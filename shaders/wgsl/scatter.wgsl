@@ -60,6 +60,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         let v = src_at(i2 + k * p.dim_strides.z);
         {% endif %}
         {% if op != "set" %}let before = out_at(i);{% endif %}
-        out_put(i, {{ t.joined(op, T, "before", "v") }});
+        out_put(i, {{ t.combine(op, T, "before", "v") }});
     }
 }

@@ -66,7 +66,7 @@ fn part_slot(chunk: u32, side: u32, line: u32) -> u32 { return (chunk * 2u + sid
 {% if long or stage == "join" %}
 
 // Reports whether the run that begins at a position has more than p.short elements.
-fn goes_on(from_index: u32, begin: u32, chosen: u32) -> bool {
+fn is_long_run(from_index: u32, begin: u32, chosen: u32) -> bool {
     if begin + p.short >= p.length { return false; }
     return index_at(from_index, begin + p.short) == chosen;
 }
@@ -91,7 +91,7 @@ fn begin_of(from_index: u32, position: u32, chosen: u32) -> u32 {
         let middle = (low + begin) >> 1u;
         if index_at(from_index, middle) == chosen { begin = middle; } else { low = middle + 1u; }
     }
-    return select(0xffffffffu, begin, goes_on(from_index, begin, chosen));
+    return select(0xffffffffu, begin, is_long_run(from_index, begin, chosen));
 }
 {% endif %}
 {% if stage == "walk" %}
@@ -140,19 +140,19 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     var all = start;
     {% if long %}if fresh { {% endif %}
     let before = out_at(i);
-    all = {{ t.joined(op, T, "before", "all") }};
+    all = {{ t.combine(op, T, "before", "all") }};
     {% if long %} } {% endif %}
     for (var next = first + 1u; next < stop; next++) {
         {% if long %}
         if next == watch {
-            long = goes_on(i1, first, chosen);
+            long = is_long_run(i1, first, chosen);
             if long { break; }
         }
         {% endif %}
         let k = element(i1, next);
         if index_of(i1, k) != chosen { break; }
         let v = value_of(i2, k);
-        all = {{ t.joined(op, T, "all", "v") }};
+        all = {{ t.combine(op, T, "all", "v") }};
     }
     {% if long %}
     if long {
@@ -160,7 +160,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         all = start;
         for (var next = first + 1u; next < end; next++) {
             let v = value_of(i2, element(i1, next));
-            all = {{ t.joined(op, T, "all", "v") }};
+            all = {{ t.combine(op, T, "all", "v") }};
         }
     }
     if part | long {
@@ -180,7 +180,7 @@ fn part_at(chunk: u32, number: u32, line: u32) -> {{ T }} {
 
 fn finish(i: u32, all: {{ T }}) {
     let before = out_at(i);
-    out_put(i, {{ t.joined(op, T, "before", "all") }});
+    out_put(i, {{ t.combine(op, T, "before", "all") }});
 }
 
 // Runs with so many parts that all threads combine them: first chunk, number of parts, line, element of the
@@ -228,7 +228,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
                 var all = part_at(chunk, 0u, line);
                 for (var number = 1u; number < count; number++) {
                     let v = part_at(chunk, number, line);
-                    all = {{ t.joined(op, T, "all", "v") }};
+                    all = {{ t.combine(op, T, "all", "v") }};
                 }
                 finish(i, all);
             }
@@ -244,7 +244,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             var all = part_at(run.x, lane, run.z);
             for (var number = lane + 256u; number < run.y; number += 256u) {
                 let v = part_at(run.x, number, run.z);
-                all = {{ t.joined(op, T, "all", "v") }};
+                all = {{ t.combine(op, T, "all", "v") }};
             }
             values[lane] = {{ t.cast("all", T, P) }};
         }
@@ -253,7 +253,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             if (lane < reach) & (lane + reach < live) {
                 let a = {{ t.cast("values[lane]", P, T) }};
                 let b = {{ t.cast("values[lane + reach]", P, T) }};
-                let both = {{ t.joined(op, T, "a", "b") }};
+                let both = {{ t.combine(op, T, "a", "b") }};
                 values[lane] = {{ t.cast("both", T, P) }};
             }
             workgroupBarrier();

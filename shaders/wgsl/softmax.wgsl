@@ -65,7 +65,9 @@ struct Params {
 {{ rows.each("step_exp_down", exp_down, width) }}
 {% set reach = lanes * width %}
 // The value to subtract: an infinity minus itself is NaN, and e^-inf must be 0 before there is a maximum.
-fn anchor(m: {{ T }}) -> {{ T }} { return select(m, 0.0, m_bits(f32({{ "m * 0x1p-900" if T == "f64" else "m" }})) == 0xff800000u); }
+fn anchor(m: {{ T }}) -> {{ T }} {
+    return select(m, 0.0, m_bits(f32({{ "m * 0x1p-900" if T == "f64" else "m" }})) == 0xff800000u);
+}
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,

@@ -43,7 +43,9 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) all: vec3
         let i = {{ "p.n - 1u - step" if upper else "step" }};
         {% if not unit %}
         let diagonal = a[triangle + i * (p.row_stride + p.column_stride)];
-        for (var c = lane; c < width; c += 256u) { x[base + i * p.columns + c] = x[base + i * p.columns + c] / diagonal; }
+        for (var c = lane; c < width; c += 256u) {
+            x[base + i * p.columns + c] = x[base + i * p.columns + c] / diagonal;
+        }
         storageBarrier();
         workgroupBarrier();
         {% endif %}
@@ -51,7 +53,8 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) all: vec3
         for (var e = lane; e < left * width; e += 256u) {
             let r = {{ "e / width" if upper else "i + 1u + e / width" }};
             let c = e % width;
-            x[base + r * p.columns + c] -= a[triangle + r * p.row_stride + i * p.column_stride] * x[base + i * p.columns + c];
+            x[base + r * p.columns + c] -= a[triangle + r * p.row_stride + i * p.column_stride]
+                * x[base + i * p.columns + c];
         }
         storageBarrier();
         workgroupBarrier();

@@ -61,7 +61,9 @@ fn {{ name }}_key(i: u32) -> {{ "vec2<u32>" if wide(kind) else "u32" }} {
     {% elif kind == "i64" %}
     return vec2<u32>(b.x, b.y ^ 0x80000000u) ^ vec2<u32>(p.flip);
     {% elif kind in ["f32", "f16", "bf16"] %}
-    {% set sign, infinity = {"f32": ("0x80000000u", "0x7f800000u"), "f16": ("0x8000u", "0x7c00u"), "bf16": ("0x8000u", "0x7f80u")}[kind] %}
+    {% set sign, infinity = {
+        "f32": ("0x80000000u", "0x7f800000u"), "f16": ("0x8000u", "0x7c00u"), "bf16": ("0x8000u", "0x7f80u")
+    }[kind] %}
     let magnitude = b & ({{ sign }} - 1u);
     let negative = (b >= {{ sign }}) & (magnitude != 0u);
     let number = select({{ sign }} | magnitude, {{ sign }} - 1u - magnitude, negative);

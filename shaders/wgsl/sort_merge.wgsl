@@ -38,7 +38,11 @@ fn {{ name }}(wanted: u32, a: u32, a_count: u32, b: u32, b_count: u32) -> u32 {
     var high = min(wanted, a_count);
     while low < high {
         let middle = (low + high) >> 1u;
-        if less({{ buffer }}[b + wanted - 1u - middle], {{ buffer }}[a + middle]) { high = middle; } else { low = middle + 1u; }
+        if less({{ buffer }}[b + wanted - 1u - middle], {{ buffer }}[a + middle]) {
+            high = middle;
+        } else {
+            low = middle + 1u;
+        }
     }
     return low;
 }

@@ -79,8 +79,11 @@ fn {{ name }}_value(bits: u32) -> f32 {
     if magnitude >= 0x7cu { return bitcast<f32>(sign | 0x7f800000u | ((magnitude & 3u) << 21u)); }
     {% endif %}
     // Below the smallest normal value a step is 2^-9 or 2^-16.
-    if magnitude < {{ 8 if wide else 4 }}u { return bitcast<f32>(bitcast<u32>(f32(magnitude) * {{ "0x1p-9f" if wide else "0x1p-16f" }}) | sign); }
-    return bitcast<f32>(sign | ((magnitude << {{ 20 if wide else 21 }}u) + {{ "0x3c000000u" if wide else "0x38000000u" }}));
+    if magnitude < {{ 8 if wide else 4 }}u {
+        return bitcast<f32>(bitcast<u32>(f32(magnitude) * {{ "0x1p-9f" if wide else "0x1p-16f" }}) | sign);
+    }
+    return bitcast<f32>(sign | ((magnitude << {{ 20 if wide else 21 }}u)
+        + {{ "0x3c000000u" if wide else "0x38000000u" }}));
 }
 {% endif %}
 {% endmacro -%}
@@ -284,13 +287,13 @@ fn {{ name }}_words(i: u32) -> vec2<u32> {
 {% endif %}
 {% endmacro -%}
 
-{#- Validates an index: 0xffffffff if it lies outside, as negative ones do. `wraps`: -extent to -1 count
-from the end. -#}
+{#- Validates an index: returns 0xffffffff outside of the dimension, also for negative indices. With `wraps`,
+-extent to -1 count from the end. -#}
 {%- macro place(wraps=false) %}
 fn place(index: vec2<u32>, extent: u32) -> u32 {
     {% if wraps %}
-    let behind = (index.y == 0xffffffffu) & (index.x >= 0u - extent) & (extent > 0u);
-    if behind { return index.x + extent; }
+    let from_end = (index.y == 0xffffffffu) & (index.x >= 0u - extent) & (extent > 0u);
+    if from_end { return index.x + extent; }
     {% endif %}
     return select(0xffffffffu, index.x, (index.y == 0u) & (index.x < extent));
 }
@@ -313,14 +316,16 @@ fn is_nan(v: {{ T }}) -> bool { return (bitcast<u32>(f32(v)) & 0x7fffffffu) > 0x
 
 {#- Combines two values of a scatter, of the compute type, the earlier and the later one. f64's max and
 min need `is_nan`. -#}
-{%- macro joined(op, T, front, behind) -%}
-{%- if op == "set" -%}{{ behind }}
-{%- elif T == "bool" -%}{{ front }} {{ "|" if op in ["add", "max"] else "&" }} {{ behind }}
-{%- elif op == "add" -%}{{ front }} + {{ behind }}
-{%- elif op == "mul" -%}{{ front }} * {{ behind }}
-{%- elif T == "f32" -%}m_{{ op }}({{ front }}, {{ behind }})
-{%- elif T == "f64" -%}select(select({{ op }}({{ front }}, {{ behind }}), {{ behind }}, is_nan({{ behind }})), {{ front }}, is_nan({{ front }}))
-{%- else -%}{{ op }}({{ front }}, {{ behind }})
+{%- macro combine(op, T, earlier, later) -%}
+{%- if op == "set" -%}{{ later }}
+{%- elif T == "bool" -%}{{ earlier }} {{ "|" if op in ["add", "max"] else "&" }} {{ later }}
+{%- elif op == "add" -%}{{ earlier }} + {{ later }}
+{%- elif op == "mul" -%}{{ earlier }} * {{ later }}
+{%- elif T == "f32" -%}m_{{ op }}({{ earlier }}, {{ later }})
+{%- elif T == "f64" -%}select(
+    select({{ op }}({{ earlier }}, {{ later }}), {{ later }}, is_nan({{ later }})),
+    {{ earlier }}, is_nan({{ earlier }}))
+{%- else -%}{{ op }}({{ earlier }}, {{ later }})
 {%- endif -%}
 {%- endmacro -%}
 
@@ -361,7 +366,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
 
 {#- A kernel over several tensors with consecutive workgroups: calls NAME(p.items[k], k, thread) for a
 thread of tensor k. -#}
-{%- macro of_items(name, count) %}
+{%- macro dispatch_items(name, count) %}
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
         @builtin(local_invocation_index) lane: u32) {
@@ -385,7 +390,8 @@ fn divide(a: u32, b: u32) -> vec2<u32> {
     let n = bitcast<i32>(b);
     let low = r < 0;
     let high = r >= n;
-    return vec2<u32>(q + select(0u, 1u, high) - select(0u, 1u, low), bitcast<u32>(select(select(r, r - n, high), r + n, low)));
+    return vec2<u32>(q + select(0u, 1u, high) - select(0u, 1u, low),
+        bitcast<u32>(select(select(r, r - n, high), r + n, low)));
     {% else %}
     return vec2<u32>(a / b, a % b);
     {% endif %}

@@ -529,13 +529,12 @@ fn compile_attention(architectures: &[u32], filters: &[String], report: &mut Ker
 /// Compiles the CUDA C++ kernel of small matrix products, for architectures with clusters.
 fn compile_sgemm_small(architectures: &[u32], filters: &[String], report: &mut KernelReport) {
     let layouts = [[false, false], [false, true], [true, false], [true, true]];
-    let cuts = CONFIGS.iter().filter(|cut| matches!(cut.cluster_blocks, 1 | 8));
-    for (&SgemmConfig { tile, cluster_blocks: share, .. }, by_lines) in
-        cuts.flat_map(|cut| layouts.map(|by_lines| (cut, by_lines)))
+    let configs = CONFIGS.iter().filter(|config| matches!(config.cluster_blocks, 1 | 8));
+    for (&SgemmConfig { tile, cluster_blocks, .. }, mn_major) in
+        configs.flat_map(|config| layouts.map(|mn_major| (config, mn_major)))
     {
-        let finish = if by_lines[0] { SgemmEpilogue::RowSums } else { SgemmEpilogue::Bias };
-        let kernel =
-            sgemm_small::SgemmKernel { tile, cluster_blocks: share, mn_major: by_lines, epilogue: finish };
+        let epilogue = if mn_major[0] { SgemmEpilogue::RowSums } else { SgemmEpilogue::Bias };
+        let kernel = sgemm_small::SgemmKernel { tile, cluster_blocks, mn_major, epilogue };
         let label = format!("sgemm_small.cu {kernel:?}");
         if !filters.is_empty() && !filters.iter().any(|f| label.contains(f.as_str())) {
             continue;

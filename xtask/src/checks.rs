@@ -77,7 +77,7 @@ fn check_line_budget(root: &Path) -> bool {
     long.is_empty()
 }
 
-/// Checks the comments of all Rust files, and all documents.
+/// Checks the comments of all Rust files, the lines of shaders, and all documents.
 fn check_prose(root: &Path) -> Result<bool> {
     let mut is_plain = true;
     for path in book::find_pages(root)? {
@@ -85,7 +85,7 @@ fn check_prose(root: &Path) -> Result<bool> {
     }
     for folder in prose::CHECKED_FOLDERS {
         for path in source_files(&root.join(folder)) {
-            if path.extension().is_some_and(|end| end == "rs") && !path.ends_with("xtask/src/prose.rs") {
+            if !path.ends_with("xtask/src/prose.rs") {
                 is_plain &= prose::check_file(&path, &std::fs::read_to_string(&path)?);
             }
         }
@@ -107,7 +107,7 @@ pub(crate) fn source_files(root: &Path) -> Vec<PathBuf> {
                 }
             } else if path
                 .extension()
-                .is_some_and(|end| ["rs", "wgsl", "cu"].iter().any(|known| *known == end))
+                .is_some_and(|end| ["rs", "wgsl", "cu", "cuh"].iter().any(|known| *known == end))
             {
                 found.push(path);
             }

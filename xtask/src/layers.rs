@@ -12,6 +12,7 @@ const CRATES: [(&str, &[&str]); 2] = [
         "core/src",
         &[
             "scoped_local",
+            "sync",
             "dtype",
             "atomic_write",
             "environment",

@@ -1,4 +1,4 @@
-//! Prose of comments: doc comments begin with a verb or a noun, and some words do not occur.
+//! Prose of comments: doc comments begin with a verb or a noun, some words do not occur, and lines are short.
 
 use std::path::Path;
 
@@ -23,6 +23,9 @@ const BANNED_BEGINNINGS: [&str; 6] = ["What ", "Whether ", "Who ", "How ", "The 
 /// Words that have a plainer one: "in addition to" or "compared with", "passed", "no one" or the subject itself.
 const BANNED_WORDS: [&str; 5] = ["beside", "lent", "whoever", "somebody", "nobody"];
 
+/// Longest line of documents, comments and shaders. rustfmt limits the lines of Rust code.
+const MAX_COLUMNS: usize = 120;
+
 /// Describes the first rule that a line of Rust breaks, if it is a comment that breaks one.
 pub(crate) fn find_violation(line: &str) -> Option<String> {
     let line = line.trim_start();
@@ -45,13 +48,50 @@ fn find_banned_word(text: &str) -> Option<String> {
     words.find(|word| BANNED_WORDS.contains(word)).map(|word| format!("the word `{word}` has a plainer one"))
 }
 
+/// Kinds of files, by the lines that the rules cover.
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    /// All lines outside tables and blocks of code.
+    Markdown,
+    /// Comments.
+    Rust,
+    /// All lines, except the values that a test of the translator expects. Words are not checked.
+    Shader,
+}
+
+impl Kind {
+    fn of(path: &Path) -> Self {
+        match path.extension().and_then(|end| end.to_str()) {
+            Some("md") => Self::Markdown,
+            Some("rs") => Self::Rust,
+            _ => Self::Shader,
+        }
+    }
+
+    /// Describes a line that is too long.
+    fn find_long_line(self, line: &str, is_code: bool) -> Option<String> {
+        let may_be_long = match self {
+            Self::Markdown => is_code || line.starts_with('|'),
+            Self::Rust => !line.trim_start().starts_with("//"),
+            Self::Shader => line.starts_with("// expect: "),
+        };
+        let columns = line.chars().count();
+        (columns > MAX_COLUMNS && !may_be_long).then(|| format!("{columns} columns, more than {MAX_COLUMNS}"))
+    }
+}
+
 /// Checks the comments of a source file, or the text of a Markdown file; prints each violation with its place.
 pub(crate) fn check_file(path: &Path, text: &str) -> bool {
-    let find =
-        if path.extension().is_some_and(|end| end == "md") { find_banned_word } else { find_violation };
-    let mut is_plain = true;
+    let kind = Kind::of(path);
+    let (mut is_plain, mut is_code) = (true, false);
     for (at, line) in text.lines().enumerate() {
-        if let Some(violation) = find(line) {
+        is_code ^= line.trim_start().starts_with("```");
+        let violation = match kind {
+            Kind::Markdown => find_banned_word(line),
+            Kind::Rust => find_violation(line),
+            Kind::Shader => None,
+        };
+        if let Some(violation) = violation.or_else(|| kind.find_long_line(line, is_code)) {
             println!("{}:{}: {violation}", path.display(), at + 1);
             is_plain = false;
         }
@@ -61,7 +101,7 @@ pub(crate) fn check_file(path: &Path, text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::find_violation;
+    use super::{Kind, find_violation};
 
     #[test]
     fn comments_that_break_a_rule_are_found_and_code_is_not() {
@@ -71,5 +111,15 @@ mod tests {
         assert!(find_violation("/// Returns what is set.").is_none());
         assert!(find_violation("// What follows is a plain comment.").is_none());
         assert!(find_violation("let beside = 1;").is_none());
+    }
+
+    #[test]
+    fn long_lines_are_found_where_no_formatter_breaks_them() {
+        let long = "x".repeat(121);
+        let found = |kind: Kind, line: &str| kind.find_long_line(line, false).is_some();
+        assert!(found(Kind::Shader, &long) && found(Kind::Markdown, &long));
+        assert!(found(Kind::Rust, &format!("    // {long}")));
+        assert!(!found(Kind::Rust, &long) && !found(Kind::Markdown, &format!("| {long} |")));
+        assert!(!found(Kind::Shader, &long[1..]) && Kind::Markdown.find_long_line(&long, true).is_none());
     }
 }

@@ -237,5 +237,6 @@ fn from_u16(x: u16) -> u32 {
 @compute @workgroup_size(64)
 fn main(@builtin(global_invocation_id) id: vec3<u32>) {
     let x = id.x;
-    out[x] = from_bool(bool(x)) + from_i32(i32(x)) + from_u32(u32(x)) + from_f32(f32(x)) + from_f16(f16(x)) + from_f64(f64(x)) + from_i64(i64(x)) + from_u64(u64(x)) + from_i16(i16(x)) + from_u16(u16(x));
+    out[x] = from_bool(bool(x)) + from_i32(i32(x)) + from_u32(u32(x)) + from_f32(f32(x)) + from_f16(f16(x))
+        + from_f64(f64(x)) + from_i64(i64(x)) + from_u64(u64(x)) + from_i16(i16(x)) + from_u16(u16(x));
 }

@@ -45,7 +45,8 @@ fn numbers_1(x: FLOAT, y: FLOAT, z: FLOAT) -> FLOAT {
     r = -r % y - x * y / z;
     let m = modf(x);
     let f = frexp(y);
-    r += length(x) + distance(x, y) + m.fract + m.whole + f.fract + FLOAT(f.exp) + ldexp(x, i32(f.exp)) + select(x, y, x == y);
+    r += length(x) + distance(x, y) + m.fract + m.whole + f.fract + FLOAT(f.exp) + ldexp(x, i32(f.exp))
+        + select(x, y, x == y);
     return r;
 }
 

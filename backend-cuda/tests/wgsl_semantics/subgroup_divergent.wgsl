@@ -7,7 +7,8 @@ fn pairs(x: u32) -> u32 {
 }
 
 @compute @workgroup_size(64)
-fn main(@builtin(local_invocation_index) lane: u32, @builtin(subgroup_invocation_id) id: u32, @builtin(subgroup_size) size: u32) {
+fn main(@builtin(local_invocation_index) lane: u32, @builtin(subgroup_invocation_id) id: u32,
+    @builtin(subgroup_size) size: u32) {
     var result = 0u;
     if id % 2u == 0u {
         result = u32(subgroupAdd(1u) == size / 2u);

@@ -7,7 +7,8 @@ fn mask(n: u32) -> u32 {
 }
 
 @compute @workgroup_size(64)
-fn main(@builtin(local_invocation_index) lane: u32, @builtin(subgroup_invocation_id) id: u32, @builtin(subgroup_size) size: u32) {
+fn main(@builtin(local_invocation_index) lane: u32, @builtin(subgroup_invocation_id) id: u32,
+    @builtin(subgroup_size) size: u32) {
     let first = lane - id;
     let n = size;
     out[lane] = u32(subgroupAdd(1u) == n)

@@ -3,7 +3,8 @@
 @group(0) @binding(0) var<storage, read_write> out: array<u32>;
 
 @compute @workgroup_size(64)
-fn main(@builtin(local_invocation_index) lane: u32, @builtin(subgroup_invocation_id) id: u32, @builtin(subgroup_size) size: u32) {
+fn main(@builtin(local_invocation_index) lane: u32, @builtin(subgroup_invocation_id) id: u32,
+    @builtin(subgroup_size) size: u32) {
     let first = lane - id;
     let up = subgroupShuffleUp(lane, 1u);
     let down = subgroupShuffleDown(lane, 1u);

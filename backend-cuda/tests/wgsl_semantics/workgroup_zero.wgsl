@@ -15,7 +15,8 @@ var<workgroup> count: atomic<u32>;
 
 @compute @workgroup_size(64)
 fn main(@builtin(local_invocation_index) lane: u32) {
-    let sum = numbers[lane] + words[lane % 5u][lane % 7u].z + u32(flag) + thing.b + u32(thing.c[lane % 3u]) + atomicLoad(&count);
+    let sum = numbers[lane] + words[lane % 5u][lane % 7u].z + u32(flag) + thing.b + u32(thing.c[lane % 3u])
+        + atomicLoad(&count);
     workgroupBarrier();
     numbers[63u - lane] = lane;
     atomicAdd(&count, 1u);

@@ -38,11 +38,12 @@ fn enter_checkpoint() -> Result<ScopedGuard<Cell<usize>>> {
 
 /// Runs `body` on `inputs` and keeps only the inputs and the result for the backward pass.
 ///
-/// Parameters and results that `body` captures get their gradients too. `body` must give the same result when
-/// it runs again. Random numbers and the [`autocast`](crate::amp::autocast) state are those of the first run.
-/// A captured tensor that was changed or replaced since then is an error. The recomputation does not update the state of
-/// modules, such as running statistics; custom modules use [`update_state`](super::update_state). Checkpoints
-/// nest, up to 128 deep: recomputing the outer one records the inner one.
+/// Parameters and results that `body` captures get their gradients too. `body` must give the same result
+/// when it runs again. Random numbers and the [`autocast`](crate::amp::autocast) state are those of the
+/// first run. A captured tensor that was changed or replaced since then is an error. The recomputation does
+/// not update the state of modules, such as running statistics; custom modules use
+/// [`update_state`](super::update_state). Checkpoints nest, up to 128 deep: recomputing the outer one
+/// records the inner one.
 ///
 /// ```no_run
 /// # use forebay_core::{autograd::checkpoint, tensor::Tensor, error::Result};

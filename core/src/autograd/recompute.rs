@@ -1,10 +1,12 @@
 //! Forward runs and recomputations of a checkpoint's body. A recomputation must repeat the forward run and
 //! must change nothing else.
 //!
-//! The record of a forward run has its random draws, the module state values and modes that it used, and the
-//! versions of older tensors that it read. A recomputation replays the draws, values and modes, and leaves
-//! the state of modules alone. It is refused if a tensor that the forward run read has changed or is gone, or if
-//! it reads another older tensor than the forward run did. It does not touch the device's random state, so other threads, panics and errors cannot disturb that state.
+//! The record of a forward run has its random draws and the module state values and modes that it used. It
+//! also has the versions of older tensors that the run read. A recomputation replays the draws, values and
+//! modes, and leaves the state of modules alone. It is an error if a tensor that the forward run read has
+//! changed or is gone. Reading another older tensor than the forward run did is an error, too. A
+//! recomputation does not touch the device's random state, so other threads, panics and errors cannot
+//! disturb that state.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};

@@ -1,8 +1,8 @@
 //! Null device, which counts memory and runs nothing. A step makes the same allocations from the same pool as
 //! on a real device.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::{
     AttentionCall, Backend, DeviceInfo, Epilogue, Features, KernelId, KernelLibrary, KernelSource, Launch,
@@ -13,6 +13,7 @@ use crate::memory::Config;
 use crate::memory::source::{
     DeviceMemory, Fence, SegmentId, SegmentSource, SourceError, SourceLimits, VirtualMemory,
 };
+use crate::sync::LockUnpoisoned;
 
 /// Card that the null device imitates. [`CardProfile::from_card`] has known cards,
 /// [`CardProfile::from_device`] describes an open device.
@@ -167,10 +168,6 @@ struct DeclinedMatmul {
     is_16_bit: bool,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Backend of the null device; see the [module](self).
 #[derive(Debug)]
 pub struct NullBackend {
@@ -215,11 +212,11 @@ impl NullBackend {
     /// Returns the estimated work so far.
     #[must_use]
     pub fn estimated_work(&self) -> WorkEstimate {
-        lock(&self.totals).0
+        self.totals.lock_unpoisoned().0
     }
 
     fn add_work(&self, bytes: u64, product: Option<DeclinedMatmul>) {
-        let (work, waiting) = &mut *lock(&self.totals);
+        let (work, waiting) = &mut *self.totals.lock_unpoisoned();
         let DeclinedMatmul { flops, is_16_bit: half } = product.unwrap_or_else(|| std::mem::take(waiting));
         let speed = &self.profile.speed;
         let rate = if half { speed.half_flops } else { speed.flops };
@@ -233,7 +230,7 @@ impl NullBackend {
     /// Returns every kernel that was requested, so that a test can compile all of them on a real device.
     #[must_use]
     pub fn compiled_kernels(&self) -> Vec<NullKernel> {
-        lock(&self.kernels).clone()
+        self.kernels.lock_unpoisoned().clone()
     }
 
     fn take_bytes(&self, bytes: u64) -> Result<(), SourceError> {
@@ -265,11 +262,11 @@ impl SegmentSource for NullBackend {
     fn alloc_segment(&self, bytes: u64) -> Result<SegmentId, SourceError> {
         self.take_bytes(bytes)?;
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        lock(&self.segment_sizes).insert(id, bytes);
+        self.segment_sizes.lock_unpoisoned().insert(id, bytes);
         Ok(SegmentId(id))
     }
     fn free_segment(&self, segment: SegmentId) -> Result<(), SourceError> {
-        let bytes = lock(&self.segment_sizes).remove(&segment.0).unwrap_or(0);
+        let bytes = self.segment_sizes.lock_unpoisoned().remove(&segment.0).unwrap_or(0);
         self.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
         Ok(())
     }
@@ -305,7 +302,7 @@ impl Backend for NullBackend {
         &self.info
     }
     fn compile(&self, source: &KernelSource<'_>) -> Result<KernelId> {
-        let mut compiled = lock(&self.kernels);
+        let mut compiled = self.kernels.lock_unpoisoned();
         compiled.push(NullKernel {
             label: source.label.to_owned(),
             wgsl: source.wgsl.to_owned(),
@@ -328,9 +325,10 @@ impl Backend for NullBackend {
         Ok(())
     }
     fn copy(&self, dst: Slice, src: Slice) -> Result<()> {
-        let host = lock(&self.host_segments);
+        let host = self.host_segments.lock_unpoisoned();
         if [dst, src].iter().any(|slice| host.contains(&slice.segment.0)) {
-            lock(&self.totals).0.host_seconds += src.bytes as f64 / self.profile.speed.host_bandwidth;
+            self.totals.lock_unpoisoned().0.host_seconds +=
+                src.bytes as f64 / self.profile.speed.host_bandwidth;
             return Ok(());
         }
         drop(host);
@@ -349,11 +347,11 @@ impl Backend for NullBackend {
     }
     fn alloc_host(&self, _bytes: u64) -> Result<SegmentId, SourceError> {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        lock(&self.host_segments).insert(id);
+        self.host_segments.lock_unpoisoned().insert(id);
         Ok(SegmentId(id))
     }
     fn free_host(&self, segment: SegmentId) -> Result<(), SourceError> {
-        lock(&self.host_segments).remove(&segment.0);
+        self.host_segments.lock_unpoisoned().remove(&segment.0);
         Ok(())
     }
     fn library(&self) -> Option<&dyn KernelLibrary> {
@@ -384,7 +382,7 @@ impl KernelLibrary for NullBackend {
             self.add_work(elements * call.dtype.size() as u64, Some(product));
             return Ok(true);
         }
-        lock(&self.totals).1 = product;
+        self.totals.lock_unpoisoned().1 = product;
         Ok(false)
     }
     fn attention(&self, call: &AttentionCall) -> Result<bool> {
@@ -393,7 +391,7 @@ impl KernelLibrary for NullBackend {
             self.add_work(call.bytes(), Some(product));
             return Ok(true);
         }
-        lock(&self.totals).1 = product;
+        self.totals.lock_unpoisoned().1 = product;
         Ok(false)
     }
 }

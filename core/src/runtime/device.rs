@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock, RwLock, Weak};
 
 use forebay_shaders::KernelSpec;
 use forebay_shaders::reflection::ModuleInterface;
@@ -24,6 +24,7 @@ use crate::runtime::observer;
 use crate::runtime::options::DeviceOptions;
 use crate::runtime::profile::{SpanRecorder, WorkItem};
 use crate::runtime::stream::{DeviceMover, StreamSet};
+use crate::sync::{LockUnpoisoned, RwLockUnpoisoned};
 use crate::variables;
 
 /// Handle of a device; cloning is cheap. Two handles are equal if they refer to the same opened device.
@@ -327,7 +328,7 @@ impl Device {
     /// Returns the state of the random generator.
     #[must_use]
     pub fn random_state(&self) -> RandomState {
-        *self.inner.random_state.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.inner.random_state.lock_unpoisoned()
     }
 
     /// Restores a state of the random generator.
@@ -338,7 +339,7 @@ impl Device {
         );
         // A recomputation replays recorded draws and must not change the state.
         if !observer::current().is_some_and(|observer| observer.is_replaying()) {
-            *self.inner.random_state.lock().unwrap_or_else(PoisonError::into_inner) = state;
+            *self.inner.random_state.lock_unpoisoned() = state;
         }
     }
 
@@ -354,7 +355,7 @@ impl Device {
             return before;
         }
         let taken = {
-            let mut state = self.inner.random_state.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut state = self.inner.random_state.lock_unpoisoned();
             let taken = *state;
             // The counter wraps around, like that of Philox.
             state.offset = state.offset.wrapping_add(blocks);
@@ -408,7 +409,7 @@ impl Device {
     /// Returns a compiled kernel of the shaders crate, compiling it at first use.
     pub(crate) fn kernel_for_spec(&self, spec: &KernelSpec) -> Result<CompiledKernel> {
         let kernels = &self.inner.kernels;
-        if let Some(&kernel) = kernels.read().unwrap_or_else(PoisonError::into_inner).get(spec) {
+        if let Some(&kernel) = kernels.read_unpoisoned().get(spec) {
             return Ok(kernel);
         }
         let label = spec.label();
@@ -422,7 +423,7 @@ impl Device {
             zero_workgroup_memory: false,
         };
         let kernel = self.compile(&source)?;
-        kernels.write().unwrap_or_else(PoisonError::into_inner).insert(spec.clone(), kernel);
+        kernels.write_unpoisoned().insert(spec.clone(), kernel);
         Ok(kernel)
     }
 
@@ -437,11 +438,7 @@ impl Device {
         }
         let kernel = self.kernel_for_spec(&spec())?;
         if let Some(words) = identity.as_slice() {
-            self.inner
-                .kernels_by_key
-                .write()
-                .unwrap_or_else(PoisonError::into_inner)
-                .insert(words.into(), kernel);
+            self.inner.kernels_by_key.write_unpoisoned().insert(words.into(), kernel);
         }
         Ok(kernel)
     }
@@ -449,7 +446,7 @@ impl Device {
     /// Looks up a kernel by its key.
     #[inline]
     pub(crate) fn find_kernel_by_key(&self, identity: &KernelKey) -> Option<CompiledKernel> {
-        let known = self.inner.kernels_by_key.read().unwrap_or_else(PoisonError::into_inner);
+        let known = self.inner.kernels_by_key.read_unpoisoned();
         known.get(identity.as_slice()?).copied()
     }
 
@@ -462,7 +459,7 @@ impl Device {
     ) -> Result<(CompiledKernel, Arc<ModuleInterface>)> {
         let key = (wgsl, overrides.iter().map(|&(name, value)| (name, value.to_bits())).collect());
         let kernels = &self.inner.custom_kernels;
-        if let Some(form) = kernels.read().unwrap_or_else(PoisonError::into_inner).get(&key) {
+        if let Some(form) = kernels.read_unpoisoned().get(&key) {
             return Ok(form.clone());
         }
         // WGSL validation reports errors in WGSL terms before the backend compiles.
@@ -478,13 +475,13 @@ impl Device {
         // The wait reports compile errors where the kernel is first used.
         self.inner.backend.wait_compiled(kernel.id)?;
         let form = (kernel, Arc::new(interface));
-        kernels.write().unwrap_or_else(PoisonError::into_inner).insert(key, form.clone());
+        kernels.write_unpoisoned().insert(key, form.clone());
         Ok(form)
     }
 
     fn compile(&self, source: &KernelSource<'_>) -> Result<CompiledKernel> {
         let id = self.inner.backend.compile(source)?;
-        let mut labels = self.inner.kernel_labels.write().unwrap_or_else(PoisonError::into_inner);
+        let mut labels = self.inner.kernel_labels.write_unpoisoned();
         let at = id.0 as usize;
         if labels.len() <= at {
             labels.resize(at + 1, (Arc::from(""), u32::MAX));
@@ -522,7 +519,7 @@ impl Device {
 
     /// Describes a launch for the profiler.
     pub(crate) fn describe_launch(&self, launch: &Launch<'_>) -> WorkItem {
-        let labels = self.inner.kernel_labels.read().unwrap_or_else(PoisonError::into_inner);
+        let labels = self.inner.kernel_labels.read_unpoisoned();
         let name =
             labels.get(launch.kernel.0 as usize).map_or_else(|| "".into(), |(name, _)| Arc::clone(name));
         WorkItem { name, bytes: launch.bindings.iter().map(|b| b.bytes).sum(), flops: 0 }
@@ -530,7 +527,7 @@ impl Device {
 
     /// Returns the bit mask of the bindings that a kernel writes.
     pub(crate) fn kernel_write_mask(&self, kernel: KernelId) -> u32 {
-        let labels = self.inner.kernel_labels.read().unwrap_or_else(PoisonError::into_inner);
+        let labels = self.inner.kernel_labels.read_unpoisoned();
         labels.get(kernel.0 as usize).map_or(u32::MAX, |(_, written)| *written)
     }
 }

@@ -1,17 +1,18 @@
 //! Dispatch: the lock under which work enters a queue, and the launches that wait under it.
 //!
 //! Operations may defer launches to combine them. The runtime keeps deferred launches as [`PendingLaunches`]
-//! and knows nothing else about them: everything that takes the dispatch lock launches them first, so every
+//! and knows nothing else about them. Everything that takes the dispatch lock launches them first. So every
 //! submission finds all earlier work.
 
 use std::any::Any;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Mutex, MutexGuard, TryLockError};
 
 use crate::error::{Error, Result};
 use crate::runtime::device::Device;
+use crate::sync::LockUnpoisoned;
 
 /// Launches that operations have deferred, in order to launch them together.
 pub(crate) trait PendingLaunches: Any + fmt::Debug + Send {
@@ -96,7 +97,7 @@ impl DispatchQueue {
     /// Takes the lock without launching what is pending.
     #[inline]
     pub(crate) fn lock(&self) -> DispatchGuard<'_> {
-        DispatchGuard(self.state.lock().unwrap_or_else(PoisonError::into_inner))
+        DispatchGuard(self.state.lock_unpoisoned())
     }
 
     /// Reports whether another thread holds the lock.

@@ -5,11 +5,12 @@ use std::fmt;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Poll, Waker};
 use std::thread::{self, JoinHandle};
 
 use crate::error::{Error, Result};
+use crate::sync::LockUnpoisoned;
 
 /// Result of a future, and the task that awaits it.
 struct Slot<T> {
@@ -25,7 +26,11 @@ pub struct DeviceFuture<T> {
 
 impl<T> fmt::Debug for DeviceFuture<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if lock(&self.slot).result.is_some() { "DeviceFuture(ready)" } else { "DeviceFuture" })
+        f.write_str(if self.slot.lock_unpoisoned().result.is_some() {
+            "DeviceFuture(ready)"
+        } else {
+            "DeviceFuture"
+        })
     }
 }
 
@@ -47,7 +52,7 @@ impl<T> Future for DeviceFuture<T> {
     type Output = Result<T>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut slot = lock(&self.slot);
+        let mut slot = self.slot.lock_unpoisoned();
         if let Some(result) = slot.result.take() {
             return Poll::Ready(result);
         }
@@ -67,7 +72,7 @@ impl<T> Completer<T> {
     fn send(&mut self, result: Result<T>) {
         let Some(slot) = self.0.take() else { return };
         let waker = {
-            let mut slot = lock(&slot);
+            let mut slot = slot.lock_unpoisoned();
             slot.result = Some(result);
             slot.waker.take()
         };
@@ -100,7 +105,7 @@ impl WaiterThread {
     ) -> DeviceFuture<T> {
         let (future, completer) = DeviceFuture::new();
         let job: Job = Box::new(move || completer.complete(wait()));
-        let mut running = lock(&self.running);
+        let mut running = self.running.lock_unpoisoned();
         if running.is_none() {
             let (sender, jobs) = mpsc::channel::<Job>();
             let serve = move || {
@@ -128,7 +133,7 @@ impl WaiterThread {
 
 impl Drop for WaiterThread {
     fn drop(&mut self) {
-        let running = self.running.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        let running = self.running.get_mut_unpoisoned().take();
         let Some((sender, thread)) = running else { return };
         drop(sender);
         // A task that the thread has woken may drop the device there.
@@ -151,10 +156,6 @@ pub fn spawn_blocking<T: Send + 'static>(
             DeviceFuture::ready(Err(Error::argument("spawn", format!("no thread can be started: {error}"))))
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -20,7 +20,8 @@ pub(crate) struct DeviceOptions {
 }
 
 impl DeviceOptions {
-    /// Reads the environment. Invalid variables are ignored; [`variables::check`](crate::variables::check) reports them.
+    /// Reads the environment. Invalid variables are ignored; [`variables::check`](crate::variables::check)
+    /// reports them.
     pub(crate) fn from_env() -> Self {
         let im2col = environment::read_bytes("FOREBAY_IM2COL_BYTES").ok().flatten();
         Self {

@@ -17,7 +17,7 @@
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use serde_json::json;
 
@@ -25,6 +25,7 @@ use crate::backend::{Backend, Command, PeakRates, TimestampId};
 use crate::error::{Result, fail_if};
 use crate::memory::scope;
 use crate::runtime::device::Device;
+use crate::sync::LockUnpoisoned;
 
 /// Kernel, product, copy or fill that the device ran.
 #[derive(Clone, Debug)]
@@ -262,7 +263,7 @@ pub(crate) struct SpanRecorder {
 
 impl SpanRecorder {
     fn lock_spans(&self) -> MutexGuard<'_, Vec<RawSpan>> {
-        self.spans.lock().unwrap_or_else(PoisonError::into_inner)
+        self.spans.lock_unpoisoned()
     }
 }
 

@@ -8,7 +8,7 @@ use std::cell::Cell;
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use smallvec::SmallVec;
 
@@ -21,6 +21,7 @@ use crate::runtime::device::{Device, WeakDevice};
 use crate::runtime::dispatch::{DispatchGuard, DispatchQueue};
 use crate::runtime::future::DeviceFuture;
 use crate::scoped_local::{GetCurrent, ScopedGuard, ScopedLocal};
+use crate::sync::LockUnpoisoned;
 
 /// The last two queues are for copies to and from the host. Streams use the queues from 1 up to these.
 const DEVICE_TO_HOST_QUEUE: u8 = MAX_QUEUES - 2;
@@ -199,7 +200,7 @@ impl StreamSet {
         if let Some(lane) = place.get() {
             return Ok(lane);
         }
-        let order = &mut *self.sync.lock().unwrap_or_else(PoisonError::into_inner);
+        let order = &mut *self.sync.lock_unpoisoned();
         let lane = backend.open_queue(queue)?.unwrap_or_else(|| Arc::clone(backend));
         // A new queue waits for uses of its tensors by itself, but not for block moves.
         if let Some(moved) = order.last_move {
@@ -246,7 +247,7 @@ impl DeviceMover {
     fn copy_blocks(&self, queue: u8, moves: &[BlockMove]) -> Result<()> {
         let Self { backend, lanes } = self;
         let lane = lanes.stream_backend(backend, queue)?;
-        let order = &mut *lanes.sync.lock().unwrap_or_else(PoisonError::into_inner);
+        let order = &mut *lanes.sync.lock_unpoisoned();
         // Unused queues wait for moves when they are opened.
         let used = |other: &u8| *other == 0 || lanes.backends[usize::from(*other)].get().is_some();
         let others: SmallVec<[u8; 8]> =
@@ -366,7 +367,7 @@ impl Device {
         access: Access,
         queue: u8,
     ) -> Result<()> {
-        let order = &mut *self.stream_set().sync.lock().unwrap_or_else(PoisonError::into_inner);
+        let order = &mut *self.stream_set().sync.lock_unpoisoned();
         order.wait_for(self.raw_backend(), queue, uses.last_write)?;
         if access == Access::Write {
             for moment in uses.reads_since.drain(..) {
@@ -386,7 +387,7 @@ impl Device {
 
     /// Returns a bit mask of the queues whose accesses `queue` has not waited for, and of `queue` itself.
     pub(crate) fn pending_queues(&self, uses: &StreamUses, queue: u8) -> u8 {
-        let order = self.stream_set().sync.lock().unwrap_or_else(PoisonError::into_inner);
+        let order = self.stream_set().sync.lock_unpoisoned();
         let seen = &order.waited_for[usize::from(queue)];
         // Transitively complete: a writer has waited for earlier accesses, and a reader for the writer.
         let all = std::iter::once(&uses.last_write).chain(&uses.reads_since);
@@ -397,7 +398,7 @@ impl Device {
     /// Makes `queue` wait for all work of `other` so far. Takes a new ticket, because waits that the pool has
     /// enqueued have none.
     pub(crate) fn wait_for_queue(&self, _gate: &DispatchGuard<'_>, queue: u8, other: u8) -> Result<()> {
-        let order = &mut *self.stream_set().sync.lock().unwrap_or_else(PoisonError::into_inner);
+        let order = &mut *self.stream_set().sync.lock_unpoisoned();
         let moment = order.next_ticket(other);
         order.wait_for(self.raw_backend(), queue, moment)
     }
@@ -405,7 +406,7 @@ impl Device {
     /// Records an event after the work of `queue` so far, so that other queues need not wait for later work.
     pub(crate) fn record_queue_event(&self, _gate: &DispatchGuard<'_>, queue: u8) -> Result<()> {
         if self.uses_streams() {
-            let order = &mut *self.stream_set().sync.lock().unwrap_or_else(PoisonError::into_inner);
+            let order = &mut *self.stream_set().sync.lock_unpoisoned();
             order.record_event(self.raw_backend(), queue)?;
         }
         Ok(())

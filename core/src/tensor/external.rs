@@ -65,7 +65,8 @@ impl Tensor {
     /// completed. Its contents are valid elements of `dtype`.
     ///
     /// # Errors
-    /// The slice is not aligned or is too short: kernels load 16 bytes at once. The tensor's bytes are no multiple of 4.
+    /// The slice is not aligned or is too short: kernels load 16 bytes at once. The tensor's bytes are no
+    /// multiple of 4.
     pub unsafe fn from_external(
         slice: Slice,
         shape: impl IntoShape,

@@ -154,8 +154,8 @@ impl<M: Module> Module for ModuleDict<M> {
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 ///
-/// A sequence may contain sequences. Each level of nesting is a recursive call of forward passes, of visits
-/// and of the drop, and takes stack: 500 levels fit the 2 MiB of a thread without optimisation.
+/// A sequence may contain sequences. Forward passes, visits and the drop recurse once for each level of nesting,
+/// and so take stack. 500 levels fit the 2 MiB of a thread without optimisation.
 #[derive(Default, Module)]
 pub struct Sequential {
     #[module(name = "")]

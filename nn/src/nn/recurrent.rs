@@ -317,7 +317,8 @@ recurrent_layers! {
     /// ```
     Rnn Tanh;
     /// Long short-term memory over sequences (Hochreiter and Schmidhuber, 1997). A `proj_size` above 0 adds
-    /// projections (Sak et al., 2014) with the parameter `weight_hr_l0`. Outputs and states then have that many features.
+    /// projections (Sak et al., 2014) with the parameter `weight_hr_l0`. Outputs and states then have that
+    /// many features.
     ///
     /// ```
     /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};

@@ -1,12 +1,13 @@
 //! Path of a module in its model, known after a walk of the model.
 
 use std::fmt;
-use std::sync::{PoisonError, RwLock};
+use std::sync::RwLock;
 
 use super::{Module, ModuleEntry};
 use crate::{Error, Result};
 use forebay_core::memory::Tag;
 use forebay_core::memory::scope::{self, ModulePath, ScopeGuard};
+use forebay_core::sync::RwLockUnpoisoned;
 
 /// Path of a module, such as `encoder.fc1`, as a field of the module.
 ///
@@ -32,7 +33,7 @@ impl ModuleScope {
     /// Returns the module's path, or the root before a walk.
     #[must_use]
     pub fn path(&self) -> ModulePath {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).path
+        self.0.read_unpoisoned().path
     }
 
     /// Attributes memory to this module during the guard's life. Allocations without a tag are activations.
@@ -56,7 +57,7 @@ impl ModuleScope {
     /// Records the path, unless a walk of a larger model has recorded a longer one.
     pub(super) fn set_path(&self, path: &str) {
         let depth = if path.is_empty() { 0 } else { path.split('.').count() };
-        let mut place = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut place = self.0.write_unpoisoned();
         if depth > 0 && depth >= place.depth {
             *place = ModulePlace { path: path.split('.').fold(ModulePath::ROOT, ModulePath::child), depth };
         }

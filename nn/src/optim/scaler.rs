@@ -1,8 +1,8 @@
 //! Gradient scaling: the loss is scaled up so that 16-bit gradients do not underflow, and the gradients are
 //! unscaled before the optimiser's step.
 //!
-//! All state is in one small buffer on the device: the scale, its inverse, the number of successful steps in
-//! a row, and a non-finite flag for each optimiser. The host never reads the buffer. The optimiser's kernels
+//! All state is in one small buffer on the device. It holds the scale, its inverse, the number of successful
+//! steps in a row, and a non-finite flag for each optimiser. The host never reads the buffer. The optimiser's kernels
 //! read the flags and skip the update if one is set.
 
 use std::collections::BTreeMap;

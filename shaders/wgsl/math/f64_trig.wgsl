@@ -9,13 +9,20 @@ struct m_d_Angle { r: f64, low: f64, quadrant: u32 }
 // Like `m_two_over_pi`, with the words after its last one.
 fn m_d_two_over_pi(word: u32) -> u32 {
     switch word {
-        case 7u: { return 0xdebbc561u; } case 8u: { return 0xb7246e3au; } case 9u: { return 0x424dd2e0u; } case 10u: { return 0x06492eeau; }
-        case 11u: { return 0x09d1921cu; } case 12u: { return 0xfe1deb1cu; } case 13u: { return 0xb129a73eu; } case 14u: { return 0xe88235f5u; }
-        case 15u: { return 0x2ebb4484u; } case 16u: { return 0xe99c7026u; } case 17u: { return 0xb45f7e41u; } case 18u: { return 0x3991d639u; }
-        case 19u: { return 0x835339f4u; } case 20u: { return 0x9c845f8bu; } case 21u: { return 0xbdf9283bu; } case 22u: { return 0x1ff897ffu; }
-        case 23u: { return 0xde05980fu; } case 24u: { return 0xef2f118bu; } case 25u: { return 0x5a0a6d1fu; } case 26u: { return 0x6d367ecfu; }
-        case 27u: { return 0x27cb09b7u; } case 28u: { return 0x4f463f66u; } case 29u: { return 0x9e5fea2du; } case 30u: { return 0x7527bac7u; }
-        case 31u: { return 0xebe5f17bu; } case 32u: { return 0x3d0739f7u; } case 33u: { return 0x8a5292eau; } case 34u: { return 0x6bfb5fb1u; }
+        case 7u: { return 0xdebbc561u; } case 8u: { return 0xb7246e3au; }
+        case 9u: { return 0x424dd2e0u; } case 10u: { return 0x06492eeau; }
+        case 11u: { return 0x09d1921cu; } case 12u: { return 0xfe1deb1cu; }
+        case 13u: { return 0xb129a73eu; } case 14u: { return 0xe88235f5u; }
+        case 15u: { return 0x2ebb4484u; } case 16u: { return 0xe99c7026u; }
+        case 17u: { return 0xb45f7e41u; } case 18u: { return 0x3991d639u; }
+        case 19u: { return 0x835339f4u; } case 20u: { return 0x9c845f8bu; }
+        case 21u: { return 0xbdf9283bu; } case 22u: { return 0x1ff897ffu; }
+        case 23u: { return 0xde05980fu; } case 24u: { return 0xef2f118bu; }
+        case 25u: { return 0x5a0a6d1fu; } case 26u: { return 0x6d367ecfu; }
+        case 27u: { return 0x27cb09b7u; } case 28u: { return 0x4f463f66u; }
+        case 29u: { return 0x9e5fea2du; } case 30u: { return 0x7527bac7u; }
+        case 31u: { return 0xebe5f17bu; } case 32u: { return 0x3d0739f7u; }
+        case 33u: { return 0x8a5292eau; } case 34u: { return 0x6bfb5fb1u; }
         case 35u: { return 0x1f8d5d08u; } case 36u: { return 0x56033046u; } case 37u: { return 0xfc7b6babu; }
         default: { return m_two_over_pi(word); }
     }
@@ -88,12 +95,15 @@ fn m_d_reduce(a: f64) -> m_d_Angle {
 
 fn m_d_sin_poly(t: m_d_Angle) -> f64 {
     let z = t.r * t.r;
-    let tail = 0.00833333333332249 + z * (-0.0001984126982985795 + z * (2.7557313707070068e-06 + z * (-2.5050760253406863e-08 + z * 1.58969099521155e-10)));
+    let tail = 0.00833333333332249
+        + z * (-0.0001984126982985795 + z
+        * (2.7557313707070068e-06 + z * (-2.5050760253406863e-08 + z * 1.58969099521155e-10)));
     return t.r - ((z * (0.5 * t.low - z * t.r * tail) - t.low) + z * t.r * 0.16666666666666632);
 }
 fn m_d_cos_poly(t: m_d_Angle) -> f64 {
     let z = t.r * t.r;
-    let tail = 0.0416666666666666 + z * (-0.001388888888887411 + z * (2.480158728947673e-05 + z * (-2.7557314351390663e-07 + z *
+    let tail = 0.0416666666666666 + z
+        * (-0.001388888888887411 + z * (2.480158728947673e-05 + z * (-2.7557314351390663e-07 + z *
         (2.087572321298175e-09 + z * -1.1359647557788195e-11))));
     return 1.0 - (0.5 * z - (z * z * tail - t.r * t.low));
 }

@@ -4,8 +4,8 @@
 
 // ln(1 + f) - f on [sqrt(1/2) - 1, sqrt(2) - 1] (fit 2^-27 of the logarithm).
 fn m_log_poly(f: f32) -> f32 {
-    let p = ((((((-0.076375075 * f + 0.1276441) * f - 0.13160263) * f + 0.1420132) * f - 0.16623314) * f + 0.20001249) * f
-        - 0.25000823) * f + 0.3333333;
+    let p = ((((((-0.076375075 * f + 0.1276441) * f - 0.13160263) * f + 0.1420132) * f - 0.16623314) * f
+        + 0.20001249) * f - 0.25000823) * f + 0.3333333;
     return (f * f) * (f * p - 0.5);
 }
 
@@ -17,7 +17,8 @@ fn m_log_sum(k: i32, f: f32) -> f32 {
 
 // Selects the result for a zero, negative, infinite or NaN argument.
 fn m_log_special(y: f32, x: f32) -> f32 {
-    let special = select(select(m_nan(), x, (m_bits(x) == 0x7f800000u) | m_isnan(x)), m_from_bits(0xff800000u), m_iszero(x));
+    let special = select(select(m_nan(), x, (m_bits(x) == 0x7f800000u) | m_isnan(x)),
+        m_from_bits(0xff800000u), m_iszero(x));
     return select(y, special, m_bits(x) - 1u >= 0x7f7fffffu);
 }
 
@@ -37,8 +38,8 @@ fn m_log_double(x: f32) -> f32 {
 fn m_log2(x: f32) -> f32 {
     let p = m_split(x);
     let f = p.m - 1.0;
-    let q = (((((((-0.116106085 * f + 0.18684587) * f - 0.18837966) * f + 0.20417617) * f - 0.2399391) * f + 0.28861663) * f
-        - 0.36068296) * f + 0.48089656) * f - 0.7213475;
+    let q = (((((((-0.116106085 * f + 0.18684587) * f - 0.18837966) * f + 0.20417617) * f - 0.2399391) * f
+        + 0.28861663) * f - 0.36068296) * f + 0.48089656) * f - 0.7213475;
     return m_log_special(f32(p.k) + (f + f * (0.44269505 + f * q)), x);
 }
 
@@ -47,8 +48,8 @@ fn m_log2(x: f32) -> f32 {
 fn m_log10(x: f32) -> f32 {
     let p = m_split(x);
     let f = p.m - 1.0;
-    let q = (((((((-0.03388099 * f + 0.05575832) * f - 0.056965075) * f + 0.061587237) * f - 0.0722109) * f + 0.08687237) * f
-        - 0.10857663) * f + 0.14476454) * f - 0.21714725;
+    let q = (((((((-0.03388099 * f + 0.05575832) * f - 0.056965075) * f + 0.061587237) * f - 0.0722109) * f
+        + 0.08687237) * f - 0.10857663) * f + 0.14476454) * f - 0.21714725;
     let kf = f32(p.k);
     let low = f * -0.065705515 + ((f * f) * q + kf * 4.605039e-06);
     return m_log_special(kf * 0.301025390625 + (f * 0.5 + low), x);

@@ -39,7 +39,8 @@ fn m_ndtri(p: f32) -> f32 {
     let log_q = m_log(min(q, 0.1));
     let s = sqrt(-2.0 * log_q);
     let t = (s - 5.0) / (s + 5.0);
-    let y = s * ((((((-1.0876741 * t + 1.1904483) * t - 0.74266547) * t + 0.6237623) * t - 0.54314184) * t + 0.34313205) * t + 0.8960624);
+    let y = s * ((((((-1.0876741 * t + 1.1904483) * t - 0.74266547) * t + 0.6237623) * t - 0.54314184) * t
+        + 0.34313205) * t + 0.8960624);
     let scaled = m_erfcx(y * 0.70710677);
     let off = (m_log(0.5 * scaled) - 0.5 * y * y) - log_q;
     // The derivative of that logarithm by -y is the density over the probability.

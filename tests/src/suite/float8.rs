@@ -352,7 +352,8 @@ fn ensure_near(name: &str, got: &Tensor, expected: &Tensor, terms: f64) -> Resul
     Ok(())
 }
 
-/// Runs the fp8 quantisation kernel of linear layers, which every device supports. Returns scale, bytes and transposed bytes.
+/// Runs the fp8 quantisation kernel of linear layers, which every device supports. Returns scale, bytes and
+/// transposed bytes.
 fn scaled_cast(x: &Tensor, to: DType, turns: bool) -> Result<(f32, Vec<u8>, Option<Vec<u8>>)> {
     let (&[rows, columns], n) = (x.shape(), x.numel()) else { anyhow::bail!("a matrix") };
     let spec = KernelSpec::new("fp8_quantize")

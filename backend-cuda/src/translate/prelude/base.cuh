@@ -105,15 +105,18 @@ WGSL_FN auto map(F f, const vec<A, 4>& a, const vec<B, 4>& b) -> vec<decltype(f(
     return {f(a.x, b.x), f(a.y, b.y), f(a.z, b.z), f(a.w, b.w)};
 }
 template <class F, class A, class B, class C>
-WGSL_FN auto map(F f, const vec<A, 2>& a, const vec<B, 2>& b, const vec<C, 2>& c) -> vec<decltype(f(a.x, b.x, c.x)), 2> {
+WGSL_FN auto map(F f, const vec<A, 2>& a, const vec<B, 2>& b, const vec<C, 2>& c)
+    -> vec<decltype(f(a.x, b.x, c.x)), 2> {
     return {f(a.x, b.x, c.x), f(a.y, b.y, c.y)};
 }
 template <class F, class A, class B, class C>
-WGSL_FN auto map(F f, const vec<A, 3>& a, const vec<B, 3>& b, const vec<C, 3>& c) -> vec<decltype(f(a.x, b.x, c.x)), 3> {
+WGSL_FN auto map(F f, const vec<A, 3>& a, const vec<B, 3>& b, const vec<C, 3>& c)
+    -> vec<decltype(f(a.x, b.x, c.x)), 3> {
     return {f(a.x, b.x, c.x), f(a.y, b.y, c.y), f(a.z, b.z, c.z)};
 }
 template <class F, class A, class B, class C>
-WGSL_FN auto map(F f, const vec<A, 4>& a, const vec<B, 4>& b, const vec<C, 4>& c) -> vec<decltype(f(a.x, b.x, c.x)), 4> {
+WGSL_FN auto map(F f, const vec<A, 4>& a, const vec<B, 4>& b, const vec<C, 4>& c)
+    -> vec<decltype(f(a.x, b.x, c.x)), 4> {
     return {f(a.x, b.x, c.x), f(a.y, b.y, c.y), f(a.z, b.z, c.z), f(a.w, b.w, c.w)};
 }
 
@@ -233,8 +236,12 @@ WGSL_FN bool any(const vec<bool, 4>& v) { return v.x || v.y || v.z || v.w; }
 // clamp if the instruction saturates.
 template <class T, class S> struct caster { static WGSL_FN T of(S s) { return static_cast<T>(s); } };
 template <class S> struct caster<bool, S> { static WGSL_FN bool of(S s) { return s != S(0); } };
-template <> struct caster<i32, f32> { static WGSL_FN i32 of(f32 s) { return __float2int_rz(::fminf(s, 2147483520.0f)); } };
-template <> struct caster<u32, f32> { static WGSL_FN u32 of(f32 s) { return __float2uint_rz(::fminf(s, 4294967040.0f)); } };
+template <> struct caster<i32, f32> {
+    static WGSL_FN i32 of(f32 s) { return __float2int_rz(::fminf(s, 2147483520.0f)); }
+};
+template <> struct caster<u32, f32> {
+    static WGSL_FN u32 of(f32 s) { return __float2uint_rz(::fminf(s, 4294967040.0f)); }
+};
 template <> struct caster<i64, f32> {
     static WGSL_FN i64 of(f32 s) { return __float2ll_rz(::fminf(s, 9223371487098961920.0f)); }
 };

@@ -55,8 +55,16 @@ WGSL_FN u32 pair_e5m2(f32 a, f32 b) { return byte_within<2, 15>(a) | byte_within
 
 // Before sm_80, which has a maximum that keeps NaN, the code computes like the WGSL.
 #if __CUDA_ARCH__ >= 800
-WGSL_FN u32 pair_bf16_larger(u32 a, u32 b) { u32 r; asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b)); return r; }
-WGSL_FN u32 pair_f16_larger(u32 a, u32 b) { u32 r; asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b)); return r; }
+WGSL_FN u32 pair_bf16_larger(u32 a, u32 b) {
+    u32 r;
+    asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    return r;
+}
+WGSL_FN u32 pair_f16_larger(u32 a, u32 b) {
+    u32 r;
+    asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    return r;
+}
 WGSL_FN u32 pair_bf16_marked(u32 marks, u32) { return marks; }
 WGSL_FN u32 pair_f16_marked(u32 marks, u32) { return marks; }
 #else

@@ -9,9 +9,10 @@ namespace wgsl {
     template <class T, u32 N> WGSL_FN vec<T, N> NAME(const vec<T, N>& a, const vec<T, N>& b) {         \
         return map([](T x, T y) { return NAME(x, y); }, a, b);                                         \
     }
-#define WGSL_EACH3(NAME)                                                                                                 \
-    template <class T, u32 N> WGSL_FN vec<T, N> NAME(const vec<T, N>& a, const vec<T, N>& b, const vec<T, N>& c) {       \
-        return map([](T x, T y, T z) { return NAME(x, y, z); }, a, b, c);                                                \
+#define WGSL_EACH3(NAME)                                                                               \
+    template <class T, u32 N>                                                                          \
+    WGSL_FN vec<T, N> NAME(const vec<T, N>& a, const vec<T, N>& b, const vec<T, N>& c) {               \
+        return map([](T x, T y, T z) { return NAME(x, y, z); }, a, b, c);                              \
     }
 #define WGSL_FLOAT1(NAME, SINGLE, DOUBLE)                                                              \
     WGSL_FN f32 NAME(f32 x) { return SINGLE; }                                                         \
@@ -152,7 +153,11 @@ WGSL_FN bool isNan(f16 x) { return (x.bits & 0x7fffu) > 0x7c00u; }
 WGSL_FN bool isInf(f32 x) { return ::fabsf(x) > 3.4028234663852886e38f; }
 WGSL_FN bool isInf(f64 x) { return ::fabs(x) > 1.7976931348623157e308; }
 WGSL_FN bool isInf(f16 x) { return (x.bits & 0x7fffu) == 0x7c00u; }
-template <class T, u32 N> WGSL_FN vec<bool, N> isNan(const vec<T, N>& a) { return map([](T x) { return isNan(x); }, a); }
-template <class T, u32 N> WGSL_FN vec<bool, N> isInf(const vec<T, N>& a) { return map([](T x) { return isInf(x); }, a); }
+template <class T, u32 N> WGSL_FN vec<bool, N> isNan(const vec<T, N>& a) {
+    return map([](T x) { return isNan(x); }, a);
+}
+template <class T, u32 N> WGSL_FN vec<bool, N> isInf(const vec<T, N>& a) {
+    return map([](T x) { return isInf(x); }, a);
+}
 
 } // namespace wgsl

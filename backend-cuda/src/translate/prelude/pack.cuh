@@ -7,7 +7,8 @@ WGSL_FN u32 bytes(u32 a, u32 b, u32 c, u32 d) {
 WGSL_FN i32 signed_norm(f32 x, f32 scale) { return i32(::floorf(0.5f + scale * ::fminf(1.0f, ::fmaxf(-1.0f, x)))); }
 WGSL_FN u32 unsigned_norm(f32 x, f32 scale) { return u32(::floorf(0.5f + scale * ::fminf(1.0f, ::fmaxf(0.0f, x)))); }
 WGSL_FN u32 pack4x8snorm(const vec<f32, 4>& v) {
-    return bytes(signed_norm(v.x, 127.0f), signed_norm(v.y, 127.0f), signed_norm(v.z, 127.0f), signed_norm(v.w, 127.0f));
+    return bytes(signed_norm(v.x, 127.0f), signed_norm(v.y, 127.0f), signed_norm(v.z, 127.0f),
+        signed_norm(v.w, 127.0f));
 }
 WGSL_FN u32 pack4x8unorm(const vec<f32, 4>& v) {
     return bytes(unsigned_norm(v.x, 255.0f), unsigned_norm(v.y, 255.0f), unsigned_norm(v.z, 255.0f),

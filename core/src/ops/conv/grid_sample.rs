@@ -131,7 +131,8 @@ impl Tensor {
     /// let turned = Tensor::from_slice(&[0.8f32, -0.6, 0.0, 0.6, 0.8, 0.0], &[1, 2, 3], &device)?;
     /// let turned = turned.broadcast_to(&[2, 2, 3])?;
     /// let grid = turned.affine_grid(&[2, 3, 24, 24], false)?;
-    /// let out = images.grid_sample(&grid, &GridSampleOptions { padding_mode: GridPadding::Border, ..Default::default() })?;
+    /// let options = GridSampleOptions { padding_mode: GridPadding::Border, ..Default::default() };
+    /// let out = images.grid_sample(&grid, &options)?;
     /// assert_eq!(out.shape(), [2, 3, 24, 24]);
     /// # Ok::<(), forebay_core::error::Error>(())
     /// ```

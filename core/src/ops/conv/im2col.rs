@@ -1,4 +1,4 @@
-//! Convolutions as matrix products of the vendor's library, over column matrices in scratch memory (im2col).
+//! Convolutions as matrix products over column matrices in scratch memory (im2col).
 //!
 //! A column matrix has one row for each channel and filter tap, and one column for each output position. With
 //! one group and aligned rows, each image has a matrix of its own. Otherwise one matrix for each group holds
@@ -174,8 +174,8 @@ impl Im2colPlan {
 impl ConvGeometry {
     /// Reports whether this convolution runs as im2col and matrix products.
     ///
-    /// Groups must be large enough. Depthwise
-    /// filters have little to multiply, but column matrices as large as those of other filters.
+    /// Groups must be large enough. Depthwise filters have little to multiply, but column matrices as large as
+    /// those of other filters.
     pub(crate) fn uses_im2col(&self, x: &Tensor) -> bool {
         let taps = spatial_numel(&self.kernel);
         let rows = |channels: usize| channels / self.groups * taps;

@@ -136,7 +136,8 @@ macro_rules! pointwise_op {
 }
 pub(crate) use pointwise_op;
 
-/// Declares operations: `NAME "name": TypeRule, "expr" | "expression for integers and f64", [math files], [gradients];`.
+/// Declares operations:
+/// `NAME "name": TypeRule, "expr" | "expression for integers and f64", [math files], [gradients];`.
 macro_rules! pointwise_ops {
     ($($(#[$attr:meta])* $id:ident $name:literal: $types:ident, $expr:literal $(| $plain:literal)?, $math:tt, $grads:tt;)*) => {$(
         $(#[$attr])*

@@ -33,8 +33,11 @@ macro_rules! kernel_spec {
 }
 pub(crate) use kernel_spec;
 
-/// Fails if the names or offsets of the parameters differ from the kernel's struct. Each set of names is checked
-/// once.
+/// Panics if the names or offsets of the parameters differ from the kernel's struct. Each set of names is
+/// checked once.
+///
+/// A difference is a mistake in this crate, which every test of the operation meets first. A program cannot cause
+/// or handle one, so this is an assertion of debug builds and no error.
 #[cfg(debug_assertions)]
 fn check_param_fields(spec: &KernelSpec, params: &KernelParams) {
     use std::collections::HashSet;

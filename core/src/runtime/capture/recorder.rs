@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -21,6 +21,7 @@ use crate::runtime::capture::replay_params::{DynamicParams, ReplayCtx};
 use crate::runtime::device::{Device, RandomState};
 use crate::runtime::kernel_params::KernelParams;
 use crate::scoped_local::{GetCurrent, ScopedGuard, ScopedLocal};
+use crate::sync::LockUnpoisoned;
 
 thread_local! {
     /// Address of the recorder that this thread records on.
@@ -128,7 +129,7 @@ impl CaptureRecorder {
     }
 
     fn lock_recording(&self) -> MutexGuard<'_, Option<CaptureRecording>> {
-        self.recording.lock().unwrap_or_else(PoisonError::into_inner)
+        self.recording.lock_unpoisoned()
     }
 
     /// Reports whether a step is being recorded on the device.
