@@ -18,6 +18,7 @@ mod gpt;
 mod long_reductions;
 mod loss_curve;
 mod mlp;
+mod models;
 mod offload;
 mod ops;
 mod recurrent;
@@ -50,7 +51,7 @@ enum Command {
         #[arg(long)]
         profile: Option<PathBuf>,
         /// Only groups with one of these names: matmul, elementwise, reduce, order, scatter, resize, rows, attention,
-        /// alloc, eager, copies, mlp, recurrent, vision, gpt.
+        /// alloc, eager, copies, mlp, recurrent, vision, gpt, models; `models/unet` is one of the models.
         only: Vec<String>,
     },
     /// Trains GPT-2 124M on a text, eagerly and captured, and writes the losses for `peers/gpt2_curve.py`.
@@ -95,6 +96,17 @@ enum Command {
     },
 }
 
+/// Fails if one of the names is `models/` with an unknown model.
+fn check_models(only: &[String]) -> Result<()> {
+    for model in only.iter().filter_map(|name| name.strip_prefix("models/")) {
+        if !models::names().any(|known| known == model) {
+            let known: Vec<&str> = models::names().collect();
+            bail!("there is no model `{model}`; choose one of {}", known.join(", "));
+        }
+    }
+    Ok(())
+}
+
 fn main() -> Result<()> {
     let open = |device: Option<String>| -> Result<Device> {
         let device = match device {
@@ -107,10 +119,10 @@ fn main() -> Result<()> {
     match Cli::parse().command {
         Command::Run { device, tiny, profile, only } => {
             let device = open(device)?;
-            let wanted = |name: &str| only.is_empty() || only.iter().any(|o| o == name);
-            let bench = Bench::new(&device, tiny, profile);
+            check_models(&only)?;
+            let bench = Bench::new(&device, tiny, profile).only(only);
             type Group = fn(&Bench<'_>) -> Result<()>;
-            let groups: [(&str, Group); 15] = [
+            let groups: [(&str, Group); 16] = [
                 ("matmul", ops::matmul),
                 ("elementwise", ops::elementwise),
                 ("reduce", ops::reduce),
@@ -126,9 +138,10 @@ fn main() -> Result<()> {
                 ("recurrent", recurrent::recurrent),
                 ("vision", vision::vision),
                 ("gpt", gpt::gpt),
+                ("models", models::models),
             ];
             for (name, group) in groups {
-                if wanted(name) {
+                if bench.wants_group(name) {
                     group(&bench)?;
                 }
             }

@@ -15,6 +15,8 @@ pub(crate) struct Bench<'a> {
     pub(crate) tiny: bool,
     /// File of the timeline of gpt's step; other timelines are written next to it.
     profile: Option<PathBuf>,
+    /// Names of groups, or `group/row`; empty for all.
+    only: Vec<String>,
 }
 
 /// Times of an operation in milliseconds.
@@ -37,7 +39,24 @@ pub(crate) fn median(mut values: Vec<f64>) -> f64 {
 
 impl<'a> Bench<'a> {
     pub(crate) fn new(device: &'a Device, tiny: bool, profile: Option<PathBuf>) -> Self {
-        Self { device, tiny, profile }
+        Self { device, tiny, profile, only: Vec::new() }
+    }
+
+    /// Restricts the run to these groups, or rows named `group/row`.
+    pub(crate) fn only(self, only: Vec<String>) -> Self {
+        Self { only, ..self }
+    }
+
+    /// Returns true if the group, or a row of it, is to run.
+    pub(crate) fn wants_group(&self, group: &str) -> bool {
+        let named = |name: &String| name.split('/').next() == Some(group);
+        self.only.is_empty() || self.only.iter().any(named)
+    }
+
+    /// Returns true if this row of a group is to run.
+    pub(crate) fn wants(&self, group: &str, row: &str) -> bool {
+        let named = |name: &String| name == group || name.split_once('/') == Some((group, row));
+        self.only.is_empty() || self.only.iter().any(named)
     }
 
     /// If profiling was requested, prints the kernel times of one step on `device` and writes its timeline under the

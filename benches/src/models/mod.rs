@@ -1,0 +1,123 @@
+//! Training steps of models that no kernel was tuned for, eager and captured. `peers/models.py` has the same models.
+
+mod images;
+mod small;
+mod text;
+
+use std::time::Instant;
+
+use anyhow::{Result, bail};
+use forebay::amp::autocast;
+use forebay::device::Device;
+use forebay::dtype::DType;
+use forebay::error::Result as CoreResult;
+use forebay::nn::Module;
+use forebay::optim::{AdamW, Optimizer};
+use forebay::tensor::Tensor;
+use serde_json::json;
+
+use crate::timing::Bench;
+
+/// Model on its device, with one batch.
+struct Workload {
+    /// Extents of the batch.
+    shape: String,
+    parameters: Vec<Tensor>,
+    /// Computes the loss of the batch.
+    loss: Box<dyn Fn() -> CoreResult<Tensor>>,
+}
+
+impl Workload {
+    fn new<N: Module + 'static>(
+        shape: &[usize],
+        net: N,
+        loss: impl Fn(&N) -> CoreResult<Tensor> + 'static,
+    ) -> Self {
+        let shape = shape.iter().map(usize::to_string).collect::<Vec<_>>().join("x");
+        Self { shape, parameters: net.parameters(), loss: Box::new(move || loss(&net)) }
+    }
+}
+
+/// Builds a model with a batch, small if `tiny`.
+type Build = fn(tiny: bool, &Device) -> CoreResult<Workload>;
+
+const MODELS: [(&str, Build); 8] = [
+    ("decoder", text::decoder),
+    ("bert", text::bert),
+    ("mixture", text::mixture),
+    ("linears", small::linears),
+    ("convnet", images::convnet),
+    ("unet", images::unet),
+    ("graph", small::graph),
+    ("lstm", small::lstm),
+];
+
+/// Returns the names of the models.
+pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+    MODELS.into_iter().map(|(name, _)| name)
+}
+
+/// Prints one line for each model and variant. A model that fails gets a line with its error, and the others still run.
+pub(crate) fn models(b: &Bench<'_>) -> Result<()> {
+    let mut failed = Vec::new();
+    for (name, build) in MODELS.into_iter().filter(|(name, _)| b.wants("models", name)) {
+        for variant in ["bf16", "bf16_captured"] {
+            if let Err(error) = bench_model(b, name, variant, build) {
+                let fields = json!({ "variant": variant, "error": format!("{error:#}") });
+                b.emit_line("models_train", name, "bf16", fields);
+                failed.push(format!("{name} {variant}"));
+            }
+        }
+    }
+    if !failed.is_empty() {
+        bail!("models that failed: {}; their lines have the errors", failed.join(", "));
+    }
+    Ok(())
+}
+
+fn bench_model(b: &Bench<'_>, name: &str, variant: &str, build: Build) -> Result<()> {
+    // Its own pool, so that the peak belongs to this variant only.
+    let device = &Device::with_config(b.device.backend().clone(), b.device.pool().config());
+    device.manual_seed(1);
+    let workload = build(b.tiny, device)?;
+    let mut optimizer = AdamW::new(workload.parameters.clone(), 1e-4);
+    let mut step = || -> CoreResult<Tensor> {
+        let loss = {
+            let _autocast = autocast(DType::BF16)?;
+            (workload.loss)()?
+        };
+        loss.backward()?;
+        optimizer.step()?;
+        optimizer.zero_grad();
+        Ok(loss.detach())
+    };
+    device.synchronize()?;
+    let start = Instant::now();
+    let first_loss = step()?.item()?;
+    let first_ms = start.elapsed().as_secs_f64() * 1e3;
+    let mut captured = (variant == "bf16_captured").then(|| device.capture(&mut step)).transpose()?;
+    let once = || match &mut captured {
+        Some(captured) => captured.replay(),
+        None => step(),
+    };
+    let counts = if b.tiny { (1, 2) } else { (5, 20) };
+    let (median_ms, last_loss) = Bench::time_steps(device, counts, once)?;
+    let memory = device.memory();
+    let mb = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    b.emit_line(
+        "models_train",
+        &format!("{name} {}", workload.shape),
+        "bf16",
+        json!({
+            "variant": variant, "median_ms": median_ms,
+            "capture": captured.as_ref().map(|c| format!("{}, graph: {}", c.stats(), c.is_driver_graph())),
+            "first_ms": first_ms, "first_loss": first_loss, "last_loss": last_loss,
+            "params": workload.parameters.iter().map(Tensor::numel).sum::<usize>(),
+            "peak_mem_mb": mb(memory.peak_allocated()), "peak_reserved_mb": mb(memory.peak_reserved()),
+        }),
+    );
+    if variant == "bf16" {
+        b.write_profile(device, &format!("models_{name}"), step)?;
+    }
+    Ok(())
+}
