@@ -168,6 +168,7 @@ if [ -e "$here/peers/torch_bench.py" ] && python3 -c 'import torch' 2>/dev/null;
             # Split into words: a bench and its variant.
             python3 "$here/peers/torch_bench.py" --bench $bench || return 1
         done
+        python3 "$here/peers/models.py"
     }
     export -f torch
     export here
