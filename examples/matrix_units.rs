@@ -43,8 +43,9 @@ static PRODUCT: CustomOp = CustomOp::new(
             sums = coopMultiplyAdd(left, right, sums);
             workgroupBarrier();
         }
-        let at = row * p.n + col;
-        coopStoreT(sums, &c[at], p.n);
+        let pitch = p.n;
+        let at = row * pitch + col;
+        coopStoreT(sums, &c[at], pitch);
     }",
 );
 

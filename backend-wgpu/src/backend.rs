@@ -87,14 +87,17 @@ impl QueueState {
     }
 
     /// Records deferred commands in order: all of them if `wait` is true, else up to the first whose kernel is
-    /// still being compiled. A command that fails stays in the queue with all later ones, so none is skipped.
+    /// still being compiled. A command whose kernel does not compile stays in the queue with all later ones, so none
+    /// is skipped.
     fn drain_deferred(&mut self, wait: bool) -> Result<(), SourceError> {
         while let Some(command) = self.deferred.front() {
             if !wait && !command.is_compiled() {
                 break;
             }
-            command.record(&mut self.recorder)?;
-            self.deferred.pop_front();
+            command.wait_compiled()?;
+            if let Some(command) = self.deferred.pop_front() {
+                command.record(&mut self.recorder)?;
+            }
         }
         Ok(())
     }

@@ -217,7 +217,8 @@ fn a_broken_kernel_is_an_error_that_quotes_it() {
                 overrides: &[],
                 zero_workgroup_memory: true,
             };
-            let Error::KernelCompilation { label, message } = device.compile(&source).unwrap_err() else {
+            let compiled = device.compile(&source).and_then(|kernel| device.wait_compiled(kernel));
+            let Error::KernelCompilation { label, message } = compiled.unwrap_err() else {
                 panic!("not a kernel's")
             };
             assert_eq!(label, "broken");

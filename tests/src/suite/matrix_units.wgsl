@@ -31,6 +31,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     }
     // A difference is a difference, unless the module declares it a product.
     let difference = twice - sums;
-    let at = row * p.n + col;
-    coopStoreT(difference, &c[at], p.n);
+    let pitch = p.n;
+    let at = row * pitch + col;
+    coopStoreT(difference, &c[at], pitch);
 }
