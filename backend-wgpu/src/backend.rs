@@ -451,16 +451,16 @@ impl Backend for WgpuBackend {
     fn compile(&self, source: &KernelSource<'_>) -> Result<KernelId> {
         self.gpu.check_health()?;
         let content = source.to_content();
-        let known = || lock(&self.ids_by_content);
-        if let Some(&id) = known().get(&content) {
+        // Under the lock: another thread that needs the same kernel waits and does not check and compile it again.
+        let mut known = lock(&self.ids_by_content);
+        if let Some(&id) = known.get(&content) {
             return Ok(id);
         }
-        // Compiles without the lock, so that several threads can compile; two may compile the same kernel.
         let kernel = kernel::compile(&self.gpu, &self.layouts, &self.info.limits, source)?;
         let mut kernels = self.kernels.write_unpoisoned();
         let id = KernelId(kernels.len() as u32);
         kernels.push(Arc::new(kernel));
-        known().insert(content, id);
+        known.insert(content, id);
         Ok(id)
     }
 

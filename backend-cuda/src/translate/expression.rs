@@ -1,7 +1,9 @@
 //! Expressions: values as C++ values, pointers as C++ lvalues.
 
 use naga::back::{COMPONENTS, binary_operation_str};
-use naga::{AddressSpace, BinaryOperator as Op, CooperativeRole, Expression, Handle, Literal};
+use naga::{
+    AddressSpace, BinaryOperator as Op, CooperativeData, CooperativeRole, Expression, Handle, Literal,
+};
 use naga::{RelationalFunction, ScalarKind, Type};
 use naga::{SwizzleComponent, TypeInner, UnaryOperator};
 
@@ -129,24 +131,7 @@ impl FunctionWriter<'_> {
             Expression::RayQueryVertexPositions { .. }
             | Expression::RayQueryProceedResult
             | Expression::RayQueryGetIntersection { .. } => unsupported("a ray query"),
-            Expression::CooperativeLoad { role, ref data, .. } => {
-                let name = self.type_name_of(handle)?;
-                let (place, stride) = (self.lvalue(data.pointer)?, self.value(data.stride)?);
-                let row_major = data.row_major;
-                let shared =
-                    self.expression_type(data.pointer).pointer_space() == Some(AddressSpace::WorkGroup);
-                // `coop_a<operand_f16>` has its loader's argument between the angle brackets.
-                let operand = name.split(['<', '>']).nth(1).unwrap_or_default();
-                Ok(match role {
-                    CooperativeRole::A => {
-                        format!("coop_load_a<{operand}, {row_major}, {shared}>(&{place}, {stride})")
-                    }
-                    CooperativeRole::B => {
-                        format!("coop_load_b<{operand}, {row_major}, {shared}>(&{place}, {stride})")
-                    }
-                    CooperativeRole::C => format!("coop_load_c<{row_major}>(&{place}, {stride})"),
-                })
-            }
+            Expression::CooperativeLoad { role, ref data, .. } => self.cooperative_load(handle, role, data),
             Expression::CooperativeMultiplyAdd { a, b, c } => {
                 let (a, b, c) = (self.value(a)?, self.value(b)?, self.value(c)?);
                 Ok(format!("coop_multiply_add({a}, {b}, {c})"))
@@ -212,6 +197,29 @@ impl FunctionWriter<'_> {
             }
             _ => self.unwrap_cell(base, format!("{text}[{index}]")),
         })
+    }
+
+    fn cooperative_load(
+        &self,
+        handle: Handle<Expression>,
+        role: CooperativeRole,
+        data: &CooperativeData,
+    ) -> Result<String, TranslateError> {
+        let &TypeInner::CooperativeMatrix { scalar, .. } = self.expression_type(handle) else {
+            return unsupported("a load of a cooperative matrix as another type");
+        };
+        // Refuses other sizes.
+        self.type_name_of(handle)?;
+        let (place, stride) = (self.lvalue(data.pointer)?, self.value(data.stride)?);
+        let row_major = data.row_major;
+        let function = match role {
+            CooperativeRole::A => "coop_load_a",
+            CooperativeRole::B => "coop_load_b",
+            CooperativeRole::C => return Ok(format!("coop_load_c<{row_major}>(&{place}, {stride})")),
+        };
+        let operand = self.context.operand_name(scalar)?;
+        let shared = self.expression_type(data.pointer).pointer_space() == Some(AddressSpace::WorkGroup);
+        Ok(format!("{function}<{operand}, {row_major}, {shared}>(&{place}, {stride})"))
     }
 
     fn unary(&self, op: UnaryOperator, expr: Handle<Expression>) -> Result<String, TranslateError> {

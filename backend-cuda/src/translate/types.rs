@@ -128,17 +128,21 @@ impl<'a> ModuleContext<'a> {
             return unsupported("a cooperative matrix that is not 16 x 16");
         }
         self.require_prelude(|p| p.cooperative = true);
-        let operand = match (role, scalar) {
-            (CooperativeRole::C, Scalar::F32) => return Ok("coop_c".to_owned()),
+        Ok(match (role, scalar) {
+            (CooperativeRole::A, _) => format!("coop_a<{}>", self.operand_name(scalar)?),
+            (CooperativeRole::B, _) => format!("coop_b<{}>", self.operand_name(scalar)?),
+            (CooperativeRole::C, Scalar::F32) => "coop_c".to_owned(),
             (CooperativeRole::C, _) => return unsupported("a cooperative matrix of sums that are not f32"),
-            (_, Scalar::F16) => "operand_f16",
-            (_, Scalar::F32) if let Some(operand) = self.packed_operand => operand,
-            _ => return unsupported("a cooperative matrix of operands that are not f16"),
-        };
-        Ok(match role {
-            CooperativeRole::B => format!("coop_b<{operand}>"),
-            _ => format!("coop_a<{operand}>"),
         })
+    }
+
+    /// Returns the name of the element type of cooperative matrices A and B whose memory holds `scalar`.
+    pub(super) fn operand_name(&self, scalar: Scalar) -> Result<&'static str, TranslateError> {
+        match (scalar, self.packed_operand) {
+            (Scalar::F16, _) => Ok("operand_f16"),
+            (Scalar::F32, Some(operand)) => Ok(operand),
+            _ => unsupported("a cooperative matrix of operands that are not f16"),
+        }
     }
 
     pub(super) fn scalar_name(&self, scalar: Scalar) -> Result<&'static str, TranslateError> {
