@@ -2,12 +2,12 @@
 
 use forebay_core::backend::{DeviceInfo, DeviceMemory, Features, Limits, PeakRates, SourceLimits};
 use forebay_core::error::{Error, Result};
+use forebay_shaders::cooperative::OperandType;
 
 use crate::backend::WgpuBackend;
 use crate::gpu::{Gpu, to_single_line};
 use crate::params::MAX_PARAMS;
 use crate::probe;
-use crate::spirv::OperandType;
 use crate::vulkan;
 
 /// Minimum alignment of slices; an adapter may require more. Fixed, so that the same program has the same

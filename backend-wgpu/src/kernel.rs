@@ -9,12 +9,13 @@ use forebay_core::backend::compile_pool::{self, PendingCode};
 use forebay_core::backend::{KernelSource, Limits};
 use forebay_core::environment;
 use forebay_core::error::{Error, Result};
+use forebay_shaders::cooperative::{self, OperandType};
 use naga::valid::{Capabilities, ValidationFlags, Validator};
 use naga::{AddressSpace, Module, ShaderStage, StorageAccess};
 
 use crate::bind_groups::BindLayouts;
 use crate::gpu::{Gpu, to_single_line};
-use crate::spirv::{self, OperandType};
+use crate::spirv;
 use crate::uniformity;
 
 /// A checked kernel, whose pipeline may still be compiling.
@@ -118,7 +119,7 @@ impl PipelineJob {
     }
 
     fn create_pipeline(self, gpu: &Gpu) -> Result<wgpu::ComputePipeline, String> {
-        let operand = operand_type(&self.module);
+        let operand = cooperative::packed_operand(&self.module);
         let spirv = operand.map(|operand| self.write_cooperative(operand)).transpose()?;
         let label = Some(self.label.as_str());
         let checks = runtime_checks();
@@ -188,7 +189,7 @@ impl PipelineJob {
         };
         let words =
             spv::write_vec(&self.module, &info, &options, None).map_err(|error| to_single_line(&error))?;
-        let difference_is_product = find_constant(&self.module, "DIFFERENCE_IS_PRODUCT").is_some();
+        let difference_is_product = cooperative::is_difference_product(&self.module);
         Ok(spirv::prepare_cooperative(&words, operand, difference_is_product))
     }
 }
@@ -283,23 +284,5 @@ fn make_params_immediate(module: &mut Module) {
             variable.space = AddressSpace::Immediate;
             variable.binding = None;
         }
-    }
-}
-
-fn find_constant<'a>(module: &'a Module, name: &str) -> Option<&'a naga::Constant> {
-    module
-        .constants
-        .iter()
-        .map(|(_, constant)| constant)
-        .find(|constant| constant.name.as_deref() == Some(name))
-}
-
-/// Returns the type of a kernel's matrices A and B, from its constant `OPERAND_BITS`; `None` for kernels without
-/// cooperative matrices.
-fn operand_type(module: &Module) -> Option<OperandType> {
-    match module.global_expressions[find_constant(module, "OPERAND_BITS")?.init] {
-        naga::Expression::Literal(naga::Literal::U32(0xf16)) => Some(OperandType::F16),
-        naga::Expression::Literal(naga::Literal::U32(0xbf16)) => Some(OperandType::Bf16),
-        _ => None,
     }
 }

@@ -2,9 +2,9 @@
 
 use forebay_core::backend::{Backend, Features, KernelSource, Launch, SegmentSource, Slice};
 use forebay_core::error::Result;
+use forebay_shaders::cooperative::OperandType;
 
 use crate::backend::WgpuBackend;
-use crate::spirv::OperandType;
 
 /// Probe of one type: its requirements, and a computation with a known result.
 pub(crate) struct TypeProbe {

@@ -12,23 +12,8 @@
 //! Instruction formats are those of the SPIR-V specification, section 3, and of SPV_KHR_cooperative_matrix and
 //! SPV_KHR_bfloat16.
 
+use forebay_shaders::cooperative::OperandType;
 use rustc_hash::FxHashMap;
-
-/// Element type of the matrices A and B.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum OperandType {
-    F16,
-    Bf16,
-}
-
-impl std::fmt::Display for OperandType {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::F16 => "f16",
-            Self::Bf16 => "bf16",
-        })
-    }
-}
 
 /// Opcodes and enumerants, by their names in the specification.
 mod op {

@@ -19,6 +19,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, UndefinedBehavior, Value};
 use thiserror::Error;
 
+pub mod cooperative;
 pub mod cuda;
 pub mod reflection;
 mod templates;

@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::fmt::Write;
 
+use forebay_shaders::cooperative;
 use naga::proc::Layouter;
 use naga::valid::{GlobalUse, ModuleInfo};
 use naga::{AddressSpace, BuiltIn, EntryPoint, FastHashMap, FastHashSet, Function, GlobalVariable, Handle};
@@ -115,8 +116,8 @@ pub(super) fn write_module(
         uniformity: uniformity::analyze(module, entry),
         prelude_files: Cell::default(),
         required_features: Cell::default(),
-        packed_operand: packed_operand(declared),
-        difference_is_product: find_constant(declared, "DIFFERENCE_IS_PRODUCT").is_some(),
+        packed_operand: cooperative::packed_operand(declared),
+        difference_is_product: cooperative::is_difference_product(declared),
         wgsl,
     };
     let bindings = collect_bindings(&mut context, declared)?;
@@ -441,23 +442,6 @@ fn input_value(binding: &Option<naga::Binding>, size: [u32; 3]) -> Result<String
         BuiltIn::NumSubgroups => format!("{}u", (x * y * z).div_ceil(WARP_SIZE)),
         other => return unsupported(format!("the builtin {other:?} in a kernel")),
     })
-}
-
-fn find_constant<'a>(module: &'a Module, name: &str) -> Option<&'a naga::Constant> {
-    module
-        .constants
-        .iter()
-        .map(|(_, constant)| constant)
-        .find(|constant| constant.name.as_deref() == Some(name))
-}
-
-/// Returns the operand type that a kernel's constant `OPERAND_BITS` names.
-fn packed_operand(module: &Module) -> Option<&'static str> {
-    match module.global_expressions[find_constant(module, "OPERAND_BITS")?.init] {
-        naga::Expression::Literal(naga::Literal::U32(0xf16)) => Some("operand_f16"),
-        naga::Expression::Literal(naga::Literal::U32(0xbf16)) => Some("operand_bf16"),
-        _ => None,
-    }
 }
 
 fn uses_subgroups(module: &Module, entry: &EntryPoint) -> bool {

@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::fmt::Write;
 
+use forebay_shaders::cooperative::OperandType;
 use naga::common::wgsl::TryToWgsl;
 use naga::proc::{IndexableLength, Layouter};
 use naga::valid::ModuleInfo;
@@ -55,7 +56,7 @@ pub(super) struct ModuleContext<'a> {
     pub(super) prelude_files: Cell<PreludeFiles>,
     pub(super) required_features: Cell<RequiredFeatures>,
     /// Type of the 16-bit elements that f32 memory of matrices A and B holds; `None` if it holds f32.
-    pub(super) packed_operand: Option<&'static str>,
+    pub(super) packed_operand: Option<OperandType>,
     /// If true, a difference of two cooperative matrices is their product by elements.
     pub(super) difference_is_product: bool,
     pub(super) wgsl: &'a str,
@@ -139,8 +140,8 @@ impl<'a> ModuleContext<'a> {
     /// Returns the name of the element type of cooperative matrices A and B whose memory holds `scalar`.
     pub(super) fn operand_name(&self, scalar: Scalar) -> Result<&'static str, TranslateError> {
         match (scalar, self.packed_operand) {
-            (Scalar::F16, _) => Ok("operand_f16"),
-            (Scalar::F32, Some(operand)) => Ok(operand),
+            (Scalar::F16, _) | (Scalar::F32, Some(OperandType::F16)) => Ok("operand_f16"),
+            (Scalar::F32, Some(OperandType::Bf16)) => Ok("operand_bf16"),
             _ => unsupported("a cooperative matrix of operands that are not f16"),
         }
     }
