@@ -472,7 +472,13 @@ impl Backend for WgpuBackend {
     fn launch(&self, launch: &Launch<'_>) -> Result<()> {
         self.gpu.check_health()?;
         let kernel = self.checked_kernel(launch)?;
-        let state = &mut *lock(&self.state);
+        let mut state = lock(&self.state);
+        if !state.deferred.is_empty() || kernel.pipeline.get().is_none() {
+            drop(state);
+            let command = self.prepare_dispatch(launch)?;
+            return Ok(lock(&self.state).record_or_defer(command)?);
+        }
+        let state = &mut *state;
         let storage = match launch.bindings {
             [] => None,
             slices => Some(
@@ -481,25 +487,14 @@ impl Backend for WgpuBackend {
                     .get_or_create(&self.gpu, &self.layouts, slices, |slice| self.segment(slice.segment))?,
             ),
         };
-        if state.deferred.is_empty()
-            && let Some(pipeline) = kernel.pipeline.get()
-        {
-            return Ok(state.recorder.dispatch(&Dispatch {
-                kernel: launch.kernel,
-                pipeline: pipeline.map_err(|error| kernel.compilation_error(error))?,
-                param_space: kernel.params,
-                storage: storage.as_ref(),
-                params: launch.params,
-                groups: launch.groups,
-            })?);
-        }
-        let (params, groups) = (launch.params.to_vec(), launch.groups);
-        Ok(state.record_or_defer(PreparedCommand::Dispatch {
-            id: launch.kernel,
-            kernel,
-            storage,
-            params,
-            groups,
+        Ok(state.recorder.dispatch(&Dispatch {
+            kernel: launch.kernel,
+            // Compiled: see above.
+            pipeline: kernel.pipeline.wait().map_err(|error| kernel.compilation_error(error))?,
+            param_space: kernel.params,
+            storage: storage.as_ref(),
+            params: launch.params,
+            groups: launch.groups,
         })?)
     }
 

@@ -99,10 +99,12 @@ impl<'a> Bench<'a> {
         // An idle GPU has a low clock, and compiling left it idle.
         let warm_up = if self.tiny { Duration::ZERO } else { WARM_UP };
         let start = Instant::now();
-        while {
+        loop {
             timed(inner)?;
-            start.elapsed() < warm_up
-        } {}
+            if start.elapsed() >= warm_up {
+                break;
+            }
+        }
         let all = (0..samples).map(|_| timed(inner)).collect::<Result<Vec<_>>>()?;
         let min_ms = all.iter().copied().fold(f64::INFINITY, f64::min);
         Ok(Timing { median_ms: median(all), min_ms, first_ms, samples, calls_per_sample: inner })
