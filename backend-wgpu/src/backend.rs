@@ -87,14 +87,13 @@ impl QueueState {
     }
 
     /// Records deferred commands in order: all of them if `wait` is true, else up to the first whose kernel is
-    /// still being compiled. A command whose kernel does not compile stays in the queue with all later ones, so none
-    /// is skipped.
+    /// still being compiled. A command that fails is dropped, whether its kernel does not compile or the driver refuses
+    /// it: the caller gets the error, and the device goes on.
     fn drain_deferred(&mut self, wait: bool) -> Result<(), SourceError> {
         while let Some(command) = self.deferred.front() {
             if !wait && !command.is_compiled() {
                 break;
             }
-            command.wait_compiled()?;
             if let Some(command) = self.deferred.pop_front() {
                 command.record(&mut self.recorder)?;
             }
@@ -696,10 +695,15 @@ mod tests {
                 zero_workgroup_memory: true,
             });
             let kernel = refused.unwrap();
-            assert!(matches!(device.wait_compiled(kernel), Err(Error::KernelCompilation { .. })));
             let launch = Launch { kernel, bindings: &[], params: &[], groups: [1, 1, 1] };
+            // The launch fails, or waits for the compiler and fails the next call that waits for the device.
+            let error = device.launch(&launch).and_then(|()| device.download(x, &mut result)).unwrap_err();
+            assert!(error.to_string().contains("too large"), "{error}");
+            device.download(x, &mut result).unwrap();
+            assert!(matches!(device.wait_compiled(kernel), Err(Error::KernelCompilation { .. })));
             assert!(matches!(device.launch(&launch), Err(Error::KernelCompilation { .. })));
             device.download(x, &mut result).unwrap();
+            assert_eq!(u32::from_le_bytes(result), expected);
         }
     }
 

@@ -42,20 +42,14 @@ impl PreparedCommand {
         }
     }
 
-    /// Waits until the command's kernel is compiled, and returns its pipeline if it has one.
-    pub(crate) fn wait_compiled(&self) -> Result<Option<&wgpu::ComputePipeline>, SourceError> {
-        let Self::Dispatch { kernel, .. } = self else { return Ok(None) };
-        kernel.pipeline.wait().map(Some).map_err(|error| SourceError::Driver {
-            call: "create_compute_pipeline",
-            detail: format!("`{}`: {error}", kernel.label),
-        })
-    }
-
     /// Records the command. Waits until its kernel is compiled.
     pub(crate) fn record(&self, recorder: &mut CommandRecorder) -> Result<(), SourceError> {
         match self {
             Self::Dispatch { id, kernel, storage, params, groups } => {
-                let Some(pipeline) = self.wait_compiled()? else { return Ok(()) };
+                let pipeline = kernel.pipeline.wait().map_err(|error| SourceError::Driver {
+                    call: "create_compute_pipeline",
+                    detail: format!("`{}`: {error}", kernel.label),
+                })?;
                 recorder.dispatch(&Dispatch {
                     kernel: *id,
                     pipeline,

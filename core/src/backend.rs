@@ -222,7 +222,8 @@ pub trait Backend: SegmentSource {
     /// it returns. Later work on a queue that launched the kernel then waits. A compile error is reported by
     /// the next call that waits for the device.
     fn compile(&self, source: &KernelSource<'_>) -> Result<KernelId>;
-    /// Waits until a kernel is compiled. Blocks.
+    /// Waits until a kernel is compiled, and returns its compile error. Blocks. A backend that wraps another one
+    /// forwards this call.
     fn wait_compiled(&self, kernel: KernelId) -> Result<()> {
         let _ = kernel;
         Ok(())

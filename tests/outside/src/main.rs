@@ -73,6 +73,7 @@ impl Backend for Counting {
     }
     counted! {
         compile(source: &KernelSource<'_>) -> CoreResult<KernelId>;
+        wait_compiled(kernel: KernelId) -> CoreResult<()>;
         launch(launch: &Launch<'_>) -> CoreResult<()>;
         upload(dst: Slice, data: &[u8]) -> CoreResult<()>;
         download(src: Slice, data: &mut [u8]) -> CoreResult<()>;

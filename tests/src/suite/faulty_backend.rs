@@ -94,7 +94,7 @@ impl SegmentSource for FaultyBackend {
 
 impl Backend for FaultyBackend {
     forward_backend! {
-        inner: compile launch upload copy fill flush supports_pinned_host free_host library
+        inner: compile wait_compiled launch upload copy fill flush supports_pinned_host free_host library
     }
     fn info(&self) -> &DeviceInfo {
         &self.info
