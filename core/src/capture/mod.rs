@@ -444,7 +444,7 @@ impl<O: CaptureOutputs> CapturedStep<O> {
                 touches,
                 &pieces,
                 source.alignment.max(16),
-                source.max_segment,
+                device.pool().max_block_size(),
             );
         let strange =
             places.iter().zip(&memories).find(|(place, m)| place.is_some() && !m.is_allocated_by_step);
@@ -706,6 +706,24 @@ mod tests {
         let real = bytes(&Device::null(profile.clone()), default_fusion_min_bytes())?;
         assert_eq!(dry, real);
         assert!(dry.0.arena_bytes < dry.0.eager_bytes, "{}", dry.0);
+        Ok(())
+    }
+
+    #[test]
+    fn arenas_stay_within_the_largest_block() -> Result<()> {
+        let mut profile = crate::backend::null::CardProfile::default().with_wgpu_limits();
+        // Drivers' limits are multiples of the alignment, not of the pool's unit.
+        profile.source_limits.max_segment = (1 << 20) + 256;
+        let device = Device::null(profile);
+        let large = Tensor::ones([1 << 18], DType::F32, &device)?;
+        let small = Tensor::ones([64], DType::F32, &device)?;
+        let mut step = device.capture(|| {
+            let (a, b) = (large.cumsum(0)?, small.cumsum(0)?);
+            a.sum((), false)?.add(&b.sum((), false)?)
+        })?;
+        step.replay()?;
+        let most = device.pool().max_block_size();
+        assert!(step.stats().arena_bytes > most, "{}", step.stats());
         Ok(())
     }
 }

@@ -85,6 +85,13 @@ impl FakeSource {
         Self { capacity, limits, is_device_memory: false, state: Mutex::default() }
     }
 
+    /// Sets the size of the largest segment in bytes.
+    #[must_use]
+    pub fn with_max_segment(mut self, bytes: u64) -> Self {
+        self.limits.max_segment = bytes;
+        self
+    }
+
     /// Creates a device with virtual memory in pages of 2 MiB.
     #[must_use]
     pub fn paged(capacity: u64) -> Self {

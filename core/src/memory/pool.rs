@@ -376,6 +376,12 @@ impl Pool {
         self.shared.lock().limit
     }
 
+    /// Returns the size of the largest block that the device can allocate, in bytes.
+    #[must_use]
+    pub fn max_block_size(&self) -> u64 {
+        self.shared.lock().max_segment
+    }
+
     /// Returns the configuration in force.
     #[must_use]
     pub fn config(&self) -> Config {

@@ -58,6 +58,7 @@ pub(super) struct PoolState {
     pub(super) config: Config,
     pub(super) device: Option<String>,
     pub(super) limit: Option<u64>,
+    /// Largest block in bytes: the source's largest segment, rounded down to whole units.
     pub(super) max_segment: u64,
     pub(super) virtual_memory: Option<VirtualMemory>,
     /// Releases in the order of their fences.
@@ -112,7 +113,7 @@ impl PoolState {
             config,
             device: None,
             limit: None,
-            max_segment: limits.max_segment,
+            max_segment: limits.max_segment & !(rules.unit - 1),
             virtual_memory,
             pending_releases: VecDeque::new(),
             migration_sources: MigrationSources::default(),
@@ -164,7 +165,9 @@ impl PoolState {
 
     #[inline]
     pub(super) fn resolve_request<'a>(&mut self, request: &'a Request) -> AllocRequest<'a> {
-        let size = self.config.round_size(request.bytes, self.heap.rules.unit);
+        let rounded = self.config.round_size(request.bytes, self.heap.rules.unit);
+        // Rounding must not refuse a request that fits one segment.
+        let size = if request.bytes <= self.max_segment { rounded.min(self.max_segment) } else { rounded };
         let small = size <= self.config.small_size;
         let arena = match request.private_pool {
             owner if owner != SHARED_OWNER && self.private_pools.contains(&owner) => {

@@ -122,3 +122,21 @@ fn rows_that_would_fit_are_computed_from_what_steps_took() -> crate::error::Resu
     assert_eq!((stats.peak_allocated() / MIB, stats.tag(Tag::Activation).peak / MIB), (400, 300));
     Ok(())
 }
+
+#[test]
+fn the_largest_segment_is_used_to_its_last_unit() -> Result<()> {
+    // A driver's limit is no multiple of the pool's unit, and divisions round requests up beyond it.
+    for text in ["", "roundup_power2_divisions:2"] {
+        let source = Arc::new(FakeSource::plain(64 * MIB).with_max_segment(7 * MIB + 256));
+        let pool = Pool::new(source.clone(), Config::parse(text)?);
+        assert_eq!(pool.max_block_size(), 7 * MIB);
+        let block = pool.alloc(Request::new(pool.max_block_size()))?;
+        assert_eq!(block.size, 7 * MIB);
+        let next = pool.alloc(Request::new(7 * MIB - 100))?;
+        assert_eq!(next.size, 7 * MIB);
+        assert!(pool.alloc(Request::new(7 * MIB + 1)).is_err_and(|e| e.is_out_of_memory()));
+        drop(pool);
+        assert_eq!(source.violations(), Vec::<String>::new());
+    }
+    Ok(())
+}
