@@ -7,7 +7,7 @@ use forebay::dtype::DType;
 use forebay::ops::AttentionOptions;
 use forebay::tensor::Tensor;
 
-use crate::timing::Bench;
+use crate::timing::{Bench, MAX_CALLS};
 
 pub(crate) fn attention(b: &Bench<'_>) -> Result<()> {
     let (positions, usual) = if b.tiny { (128, 64) } else { (8192, 1024) };
@@ -54,13 +54,12 @@ fn bench_attention(
     let seen = if options.is_causal { 2.0 } else { 4.0 };
     let flops = seen * (batch * heads * length * length * features) as f64;
     let name = format!("{batch}x{heads}x{length}x{features}");
-    let inner = b.max_inner(4 * q.numel() * dtype.size());
-    let t = b.time(inner, || Ok(q.scaled_dot_product_attention(&k, &v, options)?))?;
+    let t = b.time(MAX_CALLS, || Ok(q.scaled_dot_product_attention(&k, &v, options)?))?;
     let rate = flops / t.median_ms / 1e9;
     b.emit_rate(&format!("attention_fwd_{kind}"), &name, dtype.name(), &t, ("tflops", rate));
     let g = b.random_tensor(&shape, dtype)?;
     let leaves = [q.to_leaf()?, k.to_leaf()?, v.to_leaf()?];
-    let t = b.time(inner, || -> Result<Tensor> {
+    let t = b.time(MAX_CALLS, || -> Result<Tensor> {
         let [q, k, v] = &leaves;
         let out = q.scaled_dot_product_attention(k, v, options)?;
         let seeds = GradOptions { grad_outputs: Some(std::slice::from_ref(&g)), ..GradOptions::default() };

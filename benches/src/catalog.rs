@@ -7,7 +7,7 @@ use forebay::dtype::DType;
 use forebay::tensor::Tensor;
 use forebay_conformance::catalog::{self, OpCase};
 
-use crate::timing::Bench;
+use crate::timing::{Bench, MAX_CALLS};
 
 /// Default number of elements of an input: larger than a device's caches.
 const ELEMENTS: usize = 16 << 20;
@@ -39,9 +39,9 @@ fn bench_case(b: &Bench<'_>, case: &OpCase, dtype: DType, gradients: bool) -> Re
     }
     let size = |t: &Tensor| t.numel() * t.dtype().size();
     let shapes: Vec<String> = inputs.iter().map(format_shape).collect();
-    let (shapes, inner) = (shapes.join(" "), b.max_inner(size(&out)));
+    let shapes = shapes.join(" ");
     drop(out);
-    let t = b.time(inner, || Ok(case.run(&inputs)?))?;
+    let t = b.time(MAX_CALLS, || Ok(case.run(&inputs)?))?;
     let rate = match flops {
         Some(flops) => ("tflops", flops as f64 / t.median_ms / 1e9),
         None => ("gbps", bytes as f64 / t.median_ms / 1e6),
@@ -58,7 +58,7 @@ fn bench_case(b: &Bench<'_>, case: &OpCase, dtype: DType, gradients: bool) -> Re
         let options = GradOptions { grad_outputs: Some(&seeds), ..GradOptions::default() };
         Ok(autograd::grad(&[case.run(&inputs)?], &leaves, &options)?.swap_remove(0))
     };
-    let t = b.time(inner, both)?;
+    let t = b.time(MAX_CALLS, both)?;
     let rate = match flops {
         // The backward pass has two matrix products for each one of the forward pass.
         Some(flops) => ("tflops", 3.0 * flops as f64 / t.median_ms / 1e9),

@@ -5,7 +5,7 @@ use forebay::dtype::DType;
 use forebay::ops::{BatchNormOptions, NormOptions, Pool1dOptions};
 use forebay::tensor::Tensor;
 
-use crate::timing::Bench;
+use crate::timing::{Bench, MAX_CALLS};
 
 /// Formats a shape as in the other groups.
 fn format_shape(shape: &[usize]) -> String {
@@ -20,7 +20,7 @@ fn bench_forward(
     bytes: usize,
     op: impl Fn() -> Result<Tensor>,
 ) -> Result<()> {
-    let t = b.time(b.max_inner(bytes), op)?;
+    let t = b.time(MAX_CALLS, op)?;
     let rate = bytes as f64 / t.median_ms / 1e6;
     b.emit_rate(name, &format_shape(x.shape()), x.dtype().name(), &t, ("gbps", rate));
     Ok(())
@@ -37,7 +37,7 @@ fn bench_forward_backward(
     bench_forward(b, name, x, bytes, || op(x))?;
     let leaf = x.to_leaf()?;
     let seed = op(x)?.ones_like()?;
-    let t = b.time(b.max_inner(2 * bytes), || {
+    let t = b.time(MAX_CALLS, || {
         leaf.set_grad(None);
         op(&leaf)?.backward_with(&seed)?;
         Ok(leaf.detach())

@@ -10,7 +10,7 @@ use forebay::ops::NormOptions;
 use forebay::tensor::Tensor;
 use serde_json::json;
 
-use crate::timing::{Bench, median};
+use crate::timing::{Bench, MAX_CALLS, median};
 
 pub(crate) fn matmul(b: &Bench<'_>) -> Result<()> {
     let sizes: &[usize] = if b.tiny { &[64, 256] } else { &[1024, 4096, 8192] };
@@ -23,12 +23,12 @@ pub(crate) fn matmul(b: &Bench<'_>) -> Result<()> {
         set_allow_tf32(name == "tf32");
         for &n in sizes {
             let (x, y) = (b.random_tensor(&[n, n], dtype)?, b.random_tensor(&[n, n], dtype)?);
-            let t = b.time(b.max_inner(n * n * dtype.size()), || Ok(x.matmul(&y)?))?;
+            let t = b.time(MAX_CALLS, || Ok(x.matmul(&y)?))?;
             let rate = 2.0 * (n as f64).powi(3) / t.median_ms / 1e9;
             b.emit_rate("matmul", &format!("{n}x{n}x{n}"), name, &t, ("tflops", rate));
         }
         let (x, y) = (b.random_tensor(&[batch, n, n], dtype)?, b.random_tensor(&[batch, n, n], dtype)?);
-        let t = b.time(50, || Ok(x.matmul(&y)?))?;
+        let t = b.time(MAX_CALLS, || Ok(x.matmul(&y)?))?;
         let rate = 2.0 * batch as f64 * (n as f64).powi(3) / t.median_ms / 1e9;
         b.emit_rate("bmm", &format!("{batch}x{n}x{n}x{n}"), name, &t, ("tflops", rate));
     }
@@ -37,10 +37,10 @@ pub(crate) fn matmul(b: &Bench<'_>) -> Result<()> {
         let dtype = DType::F8E4M3;
         let (wide, scale) = (b.random_tensor(&[n, n], DType::F32)?, b.random_tensor(&[], DType::F32)?);
         let (x, y) = (wide.to_dtype(dtype)?, wide.to_dtype(dtype)?.t()?);
-        let t = b.time(b.max_inner(n * n), || Ok(x.scaled_mm(&y, &scale, &scale, None, DType::BF16)?))?;
+        let t = b.time(MAX_CALLS, || Ok(x.scaled_mm(&y, &scale, &scale, None, DType::BF16)?))?;
         let rate = 2.0 * (n as f64).powi(3) / t.median_ms / 1e9;
         b.emit_rate("matmul", &format!("{n}x{n}x{n}"), dtype.name(), &t, ("tflops", rate));
-        let t = b.time(b.max_inner(n * n * 4), || Ok(wide.to_dtype(dtype)?))?;
+        let t = b.time(MAX_CALLS, || Ok(wide.to_dtype(dtype)?))?;
         let rate = 5.0 * (n * n) as f64 / t.median_ms / 1e6;
         b.emit_rate("to_dtype", &format!("{n}x{n}"), dtype.name(), &t, ("gbps", rate));
     }
@@ -59,11 +59,11 @@ pub(crate) fn elementwise(b: &Bench<'_>) -> Result<()> {
     let fusion = b.device.fusion_min_bytes();
     for (name, fusion) in [("gelu(a*b+c)", fusion), ("gelu(a*b+c), three kernels", None)] {
         b.device.set_fusion_min_bytes(fusion);
-        let t = b.time(b.max_inner(n * 4), || Ok(x.mul(&y)?.add(&z)?.gelu()?))?;
+        let t = b.time(MAX_CALLS, || Ok(x.mul(&y)?.add(&z)?.gelu()?))?;
         b.emit_rate(name, &n.to_string(), "f32", &t, ("gbps", 16.0 * n as f64 / t.median_ms / 1e6));
     }
     b.device.set_fusion_min_bytes(fusion);
-    let t = b.time(b.max_inner(n * 4), || Ok(x.add(&y)?))?;
+    let t = b.time(MAX_CALLS, || Ok(x.add(&y)?))?;
     b.emit_rate("add", &n.to_string(), "f32", &t, ("gbps", 12.0 * n as f64 / t.median_ms / 1e6));
     Ok(())
 }
@@ -97,7 +97,7 @@ pub(crate) fn reduce(b: &Bench<'_>) -> Result<()> {
         ),
     ];
     for (name, input, per, op) in &items {
-        let t = b.time(b.max_inner(input.numel() * 4), op)?;
+        let t = b.time(MAX_CALLS, op)?;
         let shape = format!("{}x{}", input.shape()[0], input.shape()[1]);
         b.emit_rate(name, &shape, "f32", &t, ("gbps", per * input.numel() as f64 / t.median_ms / 1e6));
     }
@@ -124,7 +124,7 @@ pub(crate) fn sort(b: &Bench<'_>) -> Result<()> {
         ("scatter_add", &x, Box::new(|| Ok(sums.scatter_add(0, &place, &x)?))),
     ];
     for (name, input, op) in &items {
-        let t = b.time(b.max_inner(input.numel() * 4), op)?;
+        let t = b.time(MAX_CALLS, op)?;
         let shape = input.shape().iter().map(ToString::to_string).collect::<Vec<_>>().join("x");
         b.emit_rate(name, &shape, "f32", &t, ("gbps", 4.0 * input.numel() as f64 / t.median_ms / 1e6));
     }

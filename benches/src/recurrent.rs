@@ -8,7 +8,7 @@ use forebay::error::Result as CoreResult;
 use forebay::nn::{Gru, Lstm, Module, RecurrentOptions};
 use forebay::tensor::Tensor;
 
-use crate::timing::Bench;
+use crate::timing::{Bench, MAX_CALLS};
 
 /// Times one layer; `run` returns its output.
 fn bench_forward_backward(
@@ -25,11 +25,11 @@ fn bench_forward_backward(
         let _autocast = low.map(autocast).transpose()?;
         let t = {
             let _no_grad = no_grad();
-            b.time(50, || Ok(run(x)?))?
+            b.time(MAX_CALLS, || Ok(run(x)?))?
         };
         b.emit_rate(name, &shape, dtype, &t, ("tokens_s", steps as f64 / t.median_ms * 1e3));
         let seed = run(x)?.ones_like()?;
-        let t = b.time(50, || {
+        let t = b.time(MAX_CALLS, || {
             parameters.iter().for_each(|p| p.set_grad(None));
             let out = run(x)?;
             out.backward_with(&seed)?;

@@ -7,7 +7,7 @@ use forebay::ops::{
 };
 use forebay::tensor::Tensor;
 
-use crate::timing::Bench;
+use crate::timing::{Bench, MAX_CALLS};
 
 /// Times an operation alone, and with its backward pass; `bytes` is the memory traffic of the operation alone.
 fn bench_forward_backward(
@@ -19,11 +19,11 @@ fn bench_forward_backward(
 ) -> Result<()> {
     let shape = x.shape().iter().map(usize::to_string).collect::<Vec<_>>().join("x");
     let gbps = |ms: f64, passes: f64| passes * bytes as f64 / ms / 1e6;
-    let t = b.time(b.max_inner(bytes), || op(x))?;
+    let t = b.time(MAX_CALLS, || op(x))?;
     b.emit_rate(name, &shape, x.dtype().name(), &t, ("gbps", gbps(t.median_ms, 1.0)));
     let leaf = x.to_leaf()?;
     let seed = op(x)?.ones_like()?;
-    let t = b.time(b.max_inner(2 * bytes), || {
+    let t = b.time(MAX_CALLS, || {
         leaf.set_grad(None);
         op(&leaf)?.backward_with(&seed)?;
         Ok(leaf.detach())

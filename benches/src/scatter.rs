@@ -5,7 +5,7 @@ use forebay::autograd;
 use forebay::dtype::DType;
 use forebay::tensor::Tensor;
 
-use crate::timing::Bench;
+use crate::timing::{Bench, MAX_CALLS};
 
 pub(crate) fn scatter(b: &Bench<'_>) -> Result<()> {
     let small = if b.tiny { 64 } else { 1 };
@@ -85,7 +85,7 @@ fn bench_op(
     bytes: usize,
     op: &dyn Fn() -> Result<Tensor>,
 ) -> Result<()> {
-    let t = b.time(b.max_inner(bytes), op)?;
+    let t = b.time(MAX_CALLS, op)?;
     b.emit_rate(name, shape, "f32", &t, ("gbps", bytes as f64 / t.median_ms / 1e6));
     Ok(())
 }

@@ -29,6 +29,8 @@ pub(crate) struct Timing {
 }
 
 const SAMPLES: usize = 20;
+/// Most calls of a sample. The wait at its end is a small part of so many.
+pub(crate) const MAX_CALLS: usize = 50;
 /// Time of the calls before the samples.
 const WARM_UP: Duration = Duration::from_millis(200);
 
@@ -78,23 +80,25 @@ impl<'a> Bench<'a> {
     }
 
     /// Times the first call alone, warms up, then takes samples of as many calls as fit into about 10 ms, at most
-    /// `max_inner`.
-    pub(crate) fn time(&self, max_inner: usize, op: impl Fn() -> Result<Tensor>) -> Result<Timing> {
+    /// `max_calls`. Each result is dropped when the next one exists, so that samples need little memory.
+    pub(crate) fn time(&self, max_calls: usize, op: impl Fn() -> Result<Tensor>) -> Result<Timing> {
         let sync = || self.device.synchronize();
         let timed = |n: usize| -> Result<f64> {
             sync()?;
+            let mut last = None;
             let start = Instant::now();
-            let mut kept = Vec::with_capacity(n);
             for _ in 0..n {
-                kept.push(op()?);
+                last = Some(op()?);
             }
             sync()?;
-            Ok(start.elapsed().as_secs_f64() * 1e3 / n as f64)
+            let elapsed = start.elapsed();
+            drop(last);
+            Ok(elapsed.as_secs_f64() * 1e3 / n as f64)
         };
         let first_ms = timed(1)?;
         let one =
             (0..4).map(|_| timed(1)).collect::<Result<Vec<_>>>()?.into_iter().fold(f64::INFINITY, f64::min);
-        let inner = ((10.0 / one).ceil() as usize).clamp(1, max_inner.max(1));
+        let inner = ((10.0 / one).ceil() as usize).clamp(1, max_calls.max(1));
         let samples = if one > 500.0 { 3 } else { SAMPLES };
         // An idle GPU has a low clock, and compiling left it idle.
         let warm_up = if self.tiny { Duration::ZERO } else { WARM_UP };
@@ -130,11 +134,6 @@ impl<'a> Bench<'a> {
             ms.push(start.elapsed().as_secs_f64() * 1e3);
         }
         Ok((median(ms), loss))
-    }
-
-    /// Returns the maximum number of live results of this many bytes.
-    pub(crate) fn max_inner(&self, bytes: usize) -> usize {
-        ((2usize << 30) / bytes.max(1)).clamp(1, 50)
     }
 
     /// Prints a JSON line.

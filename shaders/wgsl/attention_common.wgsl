@@ -125,6 +125,12 @@ fn score(product: f32, query: u32, key: u32) -> f32 {
     {% endif %}
     return select(s, LOWEST_SCORE, s < LOWEST_SCORE);
 }
+{% if dropout and cooperative %}
+// Returns the Philox block of a query and of the eight keys around `key`.
+fn dropout_block(query: u32, key: u32) -> vec4<u32> {
+    return m_dropout_block(at_head * {{ queries }} + query, key, p.random.xy, p.random.zw);
+}
+{% elif not cooperative %}
 // Returns the dropout factor of a weight.
 fn dropout_factor(query: u32, key: u32) -> f32 {
     {% if dropout %}
@@ -133,6 +139,7 @@ fn dropout_factor(query: u32, key: u32) -> f32 {
     return 1.0;
     {% endif %}
 }
+{% endif %}
 
 {% for name, depth in [("one", value if pass == "forward" else head)] + ([("two", value)] if pass == "keys" else []) %}
 fn store_{{ name }}(base: u32, row: u32, rows: u32, d: u32, v: vec4<f32>) {

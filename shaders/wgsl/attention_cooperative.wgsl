@@ -195,9 +195,45 @@ halves read their quads in different orders, so that they access different banks
     }
 {% endmacro %}
 
+{#- Draws the dropout factors of an invocation's part of a row: quads kept{c}_{j}. Eight neighbouring keys share a Philox
+block. If the columns are keys, an invocation draws its own blocks. If the rows are keys, the subgroup draws each block
+once, and passes it on through workgroup memory. -#}
+{% macro draw_dropout() %}
+    {% if pass == "keys" %}
+    {% for c in range(2) %}
+    values[strip * 6u + {{ 32 * c }}u + (lane & 31u)] = bitcast<vec4<f32>>(
+        dropout_block(col0 + {{ 16 * c }}u + (lane & 15u), row0 + strip + ((lane & 16u) >> 1u)));
+    {% endfor %}
+    subgroupBarrier();
+    let blocks_at = strip * 6u + (lane & 16u) + half * 8u;
+    let word = (row >> 1u) & 3u;
+    {% for c in range(2) %}
+    {% for j in range(2) %}
+    let kept{{ c }}_{{ j }} = vec4<f32>({% for e in range(4) %}
+        m_dropout_select(
+            bitcast<u32>(values[blocks_at + {{ 32 * c + e }}u + {{ "half" if j == 0 else "(1u - half)" }} * 4u][word]),
+            row, p.threshold, p.kept), {% endfor %});
+    {% endfor %}
+    {% endfor %}
+    subgroupBarrier();
+    {% else %}
+    {% for c in range(2) %}
+    let block{{ c }} = dropout_block(row, col0 + half * 8u + {{ 16 * c }}u);
+    {% for j in range(2) %}
+    let kept{{ c }}_{{ j }} = m_dropout_quad(
+        select(block{{ c }}.{{ "xy, " if j == 0 else "zw, " }}block{{ c }}.{{ "zw" if j == 0 else "xy" }}, half == 1u),
+        p.threshold, p.kept);
+    {% endfor %}
+    {% endfor %}
+    {% endif %}
+{% endmacro %}
+
 {#- Turns products `s` into weights, and the gradients `w` of the weights into those of the scores. -#}
 {% macro compute_weights() %}
     {{ scale_scores() }}
+    {% if dropout %}
+    {{ draw_dropout() }}
+    {% endif %}
     {% for c in range(2) %}
     {% for j in range(2) %}
     {% if pass == "keys" %}
@@ -210,8 +246,6 @@ halves read their quads in different orders, so that they access different banks
     {% endif %}
     let weight{{ c }}_{{ j }} = exp2(s{{ c }}_{{ j }} - lse{{ c }}_{{ j }});
     {% if dropout %}
-    let kept{{ c }}_{{ j }} = vec4<f32>({% for e in range(4) %}
-        dropout_factor({{ query_and_key(c, j, e) }}), {% endfor %});
     s{{ c }}_{{ j }} = weight{{ c }}_{{ j }} * kept{{ c }}_{{ j }};
     w{{ c }}_{{ j }} = weight{{ c }}_{{ j }} * (w{{ c }}_{{ j }} * kept{{ c }}_{{ j }} - delta{{ c }}_{{ j }});
     {% else %}
@@ -322,11 +356,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         let totals = (s0_0 + s0_1) + (s1_0 + s1_1);
         total = total * rescale + ((totals.x + totals.y) + (totals.z + totals.w));
         {% if dropout %}
+        {{ draw_dropout() }}
         {% for c in range(2) %}
         {% for j in range(2) %}
-        {% for e in range(4) %}
-        s{{ c }}_{{ j }}[{{ e }}] *= dropout_factor({{ query_and_key(c, j, e) }});
-        {% endfor %}
+        s{{ c }}_{{ j }} *= kept{{ c }}_{{ j }};
         {% endfor %}
         {% endfor %}
         {% endif %}
