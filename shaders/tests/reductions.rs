@@ -203,6 +203,7 @@ fn normalisations() {
                         .def("weight", weight)
                         .def("bias", if pass == "forward" { bias } else { "" })
                         .def("rms", rms)
+                        .def("contiguous", lanes == 8 || rms)
                         .def("flat", rms)
                         .def("lanes", lanes)
                         .def("across", across)
@@ -218,7 +219,8 @@ fn normalisations() {
                         .def("rms", rms)
                         .def("single", across)
                         .def("lanes", lanes)
-                        .def("across", across);
+                        .def("across", across)
+                        .def("width", width);
                     render_valid(&spec);
                 }
             }

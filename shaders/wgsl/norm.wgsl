@@ -10,8 +10,8 @@ stage: `whole`: the threads of a row process it in one pass. Long rows are proce
   them; `apply` computes the elements.
 pass: `forward` or `backward` · dtype: of x, y and their gradients · weight, bias: dtypes, or ""
 rms: no mean is subtracted
-flat: a row is one run, so no division is needed · lanes, across: see row_reduce
-width: 4 if a thread writes four neighbours at once (16-bit floats in whole words), else 1
+contiguous: a row is contiguous · flat: a row is one run. Each saves a division.
+lanes, across, width: see row_reduce; with a width of 4, runs, steps and rows are multiples of 4
 -#}
 {%- import "types" as t -%}
 {%- import "row_reduce" as rows -%}
@@ -39,10 +39,10 @@ struct Params {
 {% set next.binding = next.binding + 1 %}
 {% else %}
 {% if not forward %}
-{{ t.input(next.binding, "g", dtype) }}
+{{ rows.input(next.binding, "g", dtype, width) }}
 {% set next.binding = next.binding + 1 %}
 {% endif %}
-{{ t.input(next.binding, "x", dtype) }}
+{{ rows.input(next.binding, "x", dtype, width) }}
 {% set next.binding = next.binding + 1 %}
 {% endif %}
 {% if weight %}
@@ -70,19 +70,32 @@ struct Params {
 {{ t.input(next.binding, "sums", "f32") }}
 {% set next.binding = next.binding + 1 %}
 {% endif %}
-{{ t.output(next.binding, "result", dtype, "packed" if width == 4 else "scattered") }}
+{{ rows.output(next.binding, "result", dtype, width) }}
 {% endif %}
 {{ rows.functions(lanes, across) }}
+{{ rows.steps(width) }}
 
-{% if flat %}
-fn place(row: u32, e: u32) -> u32 { return row * p.row_stride + e; }
-fn weight_place(row: u32, e: u32) -> u32 { return (row % p.weight_rows) * p.weight_row + e * p.weight_inner; }
+{% if contiguous %}
+fn element_index(row: u32, e: u32) -> u32 { return row * p.row_stride + e; }
 {% else %}
-fn place(row: u32, e: u32) -> u32 { return row * p.row_stride + (e / p.run) * p.step + e % p.run; }
-fn weight_place(row: u32, e: u32) -> u32 {
+fn element_index(row: u32, e: u32) -> u32 { return row * p.row_stride + (e / p.run) * p.step + e % p.run; }
+{% endif %}
+{% if flat %}
+fn weight_index(row: u32, e: u32) -> u32 { return (row % p.weight_rows) * p.weight_row + e * p.weight_inner; }
+{% else %}
+fn weight_index(row: u32, e: u32) -> u32 {
     return (row % p.weight_rows) * p.weight_row + (e / p.run) * p.weight_step + (e % p.run) * p.weight_inner;
 }
 {% endif %}
+{% for name in (["weight"] if weight else []) + (["bias"] if bias else []) %}
+fn {{ name }}_step(at: u32) -> Step {
+    {% if width == 4 %}
+    return Step({% for k in range(4) %}{{ name }}_at(at + {{ k }}u * p.weight_inner), {% endfor %});
+    {% else %}
+    return {{ name }}_at(at);
+    {% endif %}
+}
+{% endfor %}
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
@@ -127,22 +140,17 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let total = 0.0;
     let mean = 0.0;
     {% else %}
-    var sum = 0.0;
-    for (var e = first; e < end; e += {{ lanes * width }}u) {
-        {% for k in range(width) %}
-        sum += x_at(place(row, e + {{ k }}u));
-        {% endfor %}
-    }
-    let total = row_sum(sum, thread);
+    var sum_step = Step(0.0);
+    for (var e = first; e < end; e += {{ lanes * width }}u) { sum_step += x_step(element_index(row, e)); }
+    let total = row_sum(step_sum(sum_step), thread);
     let mean = total / n;
     {% endif %}
-    var squares = 0.0;
+    var square_step = Step(0.0);
     for (var e = first; e < end; e += {{ lanes * width }}u) {
-        {% for k in range(width) %}
-        let d{{ k }} = x_at(place(row, e + {{ k }}u)) - mean;
-        squares += d{{ k }} * d{{ k }};
-        {% endfor %}
+        let away = x_step(element_index(row, e)) - mean;
+        square_step += away * away;
     }
+    let squares = step_sum(square_step);
     {% endif %}
     {% if stage == "parts" and forward %}
     let all = row_sum(squares, thread);
@@ -166,16 +174,16 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let mean_plain = {{ "0.0" if rms else "sums_at(row) / n" }};
     let mean_scaled = sums_at(p.rows + row) / n;
     {% elif not forward %}
-    var plain = 0.0;
-    var scaled = 0.0;
+    var plain_step = Step(0.0);
+    var scaled_step = Step(0.0);
     for (var e = first; e < end; e += {{ lanes * width }}u) {
-        {% for k in range(width) %}
-        let i{{ k }} = place(row, e + {{ k }}u);
-        let gw{{ k }} = g_at(i{{ k }}){{ " * weight_at(weight_place(row, e + " ~ k ~ "u))" if weight else "" }};
-        plain += gw{{ k }};
-        scaled += gw{{ k }} * ((x_at(i{{ k }}) - mean) * rstd);
-        {% endfor %}
+        let at = element_index(row, e);
+        let gw = g_step(at){{ " * weight_step(weight_index(row, e))" if weight else "" }};
+        plain_step += gw;
+        scaled_step += gw * ((x_step(at) - mean) * rstd);
     }
+    let plain = step_sum(plain_step);
+    let scaled = step_sum(scaled_step);
     {% if stage == "parts" %}
     let both = row_sums(vec2<f32>(plain, scaled), thread);
     if live && lane_of(thread) == 0u {
@@ -189,30 +197,16 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% endif %}
     {% if stage in ["whole", "apply"] %}
     for (var e = first; e < end; e += {{ lanes * width }}u) {
-        {% if width == 4 %}
-        var quad: array<f32, 4>;
-        {% endif %}
-        {% for k in range(width) %}
-        let at{{ k }} = place(row, e + {{ k }}u);
-        let z{{ k }} = (x_at(at{{ k }}) - mean) * rstd;
+        let at = element_index(row, e);
+        let z = (x_step(at) - mean) * rstd;
         {% if weight or bias %}
-        let w{{ k }} = weight_place(row, e + {{ k }}u);
+        let w = weight_index(row, e);
         {% endif %}
         {% if forward %}
-        let r{{ k }} = z{{ k }}{{ " * weight_at(w" ~ k ~ ")" if weight else "" }}
-            {{ " + bias_at(w" ~ k ~ ")" if bias else "" }};
+        result_put_step(at, z{{ " * weight_step(w)" if weight else "" }}{{ " + bias_step(w)" if bias else "" }});
         {% else %}
-        let h{{ k }} = g_at(at{{ k }}){{ " * weight_at(w" ~ k ~ ")" if weight else "" }};
-        let r{{ k }} = rstd * ((h{{ k }} - mean_plain) - z{{ k }} * mean_scaled);
-        {% endif %}
-        {% if width == 4 %}
-        quad[{{ k }}] = r{{ k }};
-        {% else %}
-        result_put(at{{ k }}, r{{ k }});
-        {% endif %}
-        {% endfor %}
-        {% if width == 4 %}
-        result_put4(at0, quad, at0 + 4u);
+        let h = g_step(at){{ " * weight_step(w)" if weight else "" }};
+        result_put_step(at, rstd * ((h - mean_plain) - z * mean_scaled));
         {% endif %}
     }
     {% endif %}

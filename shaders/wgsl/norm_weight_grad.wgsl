@@ -5,7 +5,8 @@ Partial gradients of weight and bias of a normalisation: for weight j and part s
 Element q of weight j is at j * weight_stride + (q / run) * step + q % run. Its row in the statistics is (q /
 run) * row_step + (j / row_weights) * row_inner.
 
-dtype: of g and x · rms: no mean was subtracted · single: runs of one element · lanes, across: see row_reduce
+dtype: of g and x · rms: no mean was subtracted · single: runs of one element
+lanes, across, width: see row_reduce; with a width of 4, runs, steps and strides are multiples of 4
 -#}
 {%- import "types" as t -%}
 {%- import "row_reduce" as rows -%}
@@ -24,14 +25,15 @@ struct Params {
     chunk: u32,
 }
 @group(1) @binding(0) var<uniform> p: Params;
-{{ t.input(0, "g", dtype) }}
-{{ t.input(1, "x", dtype) }}
+{{ rows.input(0, "g", dtype, width) }}
+{{ rows.input(1, "x", dtype, width) }}
 {{ t.input(2, "rstd", "f32") }}
 {% if not rms %}
 {{ t.input(3, "mean", "f32") }}
 {% endif %}
 {{ t.output(3 if rms else 4, "partial", "f32") }}
 {{ rows.functions(lanes, across) }}
+{{ rows.steps(width) }}
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
@@ -44,9 +46,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let end = select(0u, min(begin + p.chunk, p.extent), live);
     let first = j * p.weight_stride;
     let first_row = (j / p.row_weights) * p.row_inner;
-    var plain = 0.0;
-    var scaled = 0.0;
-    for (var q = begin + lane_of(thread); q < end; q += {{ lanes }}u) {
+    var plain = Step(0.0);
+    var scaled = Step(0.0);
+    for (var q = begin + lane_of(thread) * {{ width }}u; q < end; q += {{ lanes * width }}u) {
         {% if single %}
         let i = first + q * p.step;
         let row = first_row + q * p.row_step;
@@ -54,13 +56,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         let i = first + (q / p.run) * p.step + q % p.run;
         let row = first_row + (q / p.run) * p.row_step;
         {% endif %}
-        let g = g_at(i);
-        let x = x_at(i){{ "" if rms else " - mean_at(row)" }};
+        let g = g_step(i);
+        let x = x_step(i){{ "" if rms else " - mean_at(row)" }};
         plain += g;
         scaled += g * (x * rstd_at(row));
     }
-    let all_scaled = row_sum(scaled, thread);
-    let all_plain = row_sum(plain, thread);
+    let all_scaled = row_sum(step_sum(scaled), thread);
+    let all_plain = row_sum(step_sum(plain), thread);
     if live && lane_of(thread) == 0u {
         partial_put(part * 2u * p.weights + j, all_scaled);
         partial_put((part * 2u + 1u) * p.weights + j, all_plain);

@@ -136,6 +136,11 @@ fn split_weight_reduction(outputs: usize, extent: usize, lanes: usize) -> (usize
     (extent.div_ceil(chunk).max(1), chunk)
 }
 
+/// Returns the number of neighbouring elements that a thread accesses at once, for rows of these strides.
+fn step_width(across: bool, strides: &[usize]) -> usize {
+    if !across && strides.iter().all(|n| n.is_multiple_of(VEC4_WIDTH)) { VEC4_WIDTH } else { 1 }
+}
+
 /// Distribution of rows over threads and workgroups.
 #[derive(Clone, Copy)]
 struct NormStage {
@@ -169,8 +174,7 @@ impl Normalization {
         }
         let across = at.run_length == 1 && at.rows > 1;
         let lanes = lanes_per_row(at.extent, across);
-        let fours = [at.run_length, at.run_stride, at.row_stride].iter().all(|n| n.is_multiple_of(4));
-        let width = if x.dtype().size() == 2 && fours && !across { 4 } else { 1 };
+        let width = step_width(across, &[at.run_length, at.run_stride, at.row_stride]);
         let stage = NormStage { lanes, across, width, splits_and_chunk: (1, at.extent) };
         let (splits, chunk) = split_reduction(at.rows, at.extent, lanes, 3);
         if at.extent < SPLIT_ROW_MIN || splits == 1 {
@@ -220,6 +224,7 @@ impl Normalization {
             "norm", stage: name, pass: if g.is_some() { "backward" } else { "forward" },
             dtype: launch::dtype_name_of(Some(x)), weight: launch::dtype_name_of(weight),
             bias: launch::dtype_name_of(bias), rms: self.rms,
+            contiguous: at.run_length >= at.extent || at.run_stride == at.run_length,
             flat: at.run_length >= at.extent, lanes, across, width,
         };
         let [weight_row, weight_step, weight_inner] = at.weight_strides;
@@ -247,11 +252,12 @@ impl Normalization {
         }
         let across = at.weight_run_length == 1 && at.weights > 1;
         let lanes = lanes_per_row(at.elements_per_weight, across);
+        let width = step_width(across, &[at.weight_run_length, at.weight_run_stride, at.weight_stride]);
         let (splits, chunk) = split_weight_reduction(at.weights, at.elements_per_weight, lanes);
         let partial = empty_workspace(&[splits, 2, at.weights], DType::F32, x.device())?;
         let spec = kernel_spec! {
             "norm_weight_grad", dtype: launch::shader_dtype_name(x.dtype(), x.device()), rms: self.rms,
-            single: at.weight_run_length == 1, lanes, across,
+            single: at.weight_run_length == 1, lanes, across, width,
         };
         let [row_step, row_weights, row_inner] = at.row_strides;
         let params = kernel_params! {
@@ -259,7 +265,7 @@ impl Normalization {
             step: at.weight_run_stride, weight_stride: at.weight_stride, row_step, row_weights, row_inner,
             splits, chunk,
         }
-        .loop_iterations(chunk.div_ceil(lanes) + 128);
+        .loop_iterations(chunk.div_ceil(lanes * width) + 128);
         let tensors = bindings![g, x, &statistics.rstd, &statistics.mean, &partial];
         launch::launch(&spec, &tensors, params, (at.weights * splits).div_ceil(WORKGROUP_SIZE / lanes))?;
         partial.sum([0], false)
