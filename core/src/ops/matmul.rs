@@ -138,10 +138,13 @@ pub(super) fn gemm_bias_into(
         return Ok(());
     }
     let product = MatmulProblem::new(op, a, b)?;
-    match product.is_empty() {
-        true => bias.broadcast_to(out.shape())?.copy_into(out),
-        false => product.run_kernel(out, Some(bias)),
+    let has_library = out.device().library_features().matmul;
+    if product.is_empty() || has_library {
+        bias.broadcast_to(out.shape())?.copy_into(out)?;
     }
+    // The library has no epilogues for rows of some alignments. It then adds its product to the bias.
+    let added = product.is_empty() || has_library && product.try_vendor_library(out, true, EpilogueTensors::None)?;
+    if added { Ok(()) } else { product.run_kernel(out, Some(bias)) }
 }
 
 /// Runs [`gemm_into`] with an epilogue of the vendor's library, or returns false if unsupported.
