@@ -154,7 +154,8 @@ impl Tensor {
             let shape: Dims = batch.iter().chain(tail).copied().collect();
             reshape_to_4d(&t.broadcast_to(&shape)?)
         };
-        let (q, k, v) = (whole(self)?, whole(key)?, whole(value)?);
+        let rows = |t: &Tensor| with_contiguous_rows(&whole(t)?);
+        let (q, k, v) = (rows(self)?, rows(key)?, rows(value)?);
         let tail = &self.shape()[self.rank() - apart..self.rank() - 1];
         let mut shape: Dims = batch.iter().chain(tail).copied().collect();
         let (_, features) = (shape.pop(), v.shape()[3]);
@@ -289,6 +290,11 @@ fn reshape_to_4d(t: &Tensor) -> Result<Tensor> {
     t.reshape([numel(outer), heads, rows, elements])
 }
 
+/// Copies a tensor whose rows are not contiguous: every kernel reads such rows much more slowly.
+fn with_contiguous_rows(t: &Tensor) -> Result<Tensor> {
+    if t.strides()[3] == 1 || t.shape()[3] == 1 { Ok(t.clone()) } else { t.contiguous() }
+}
+
 /// Returns true if the heads of a position are adjacent in memory.
 fn has_interleaved_heads(t: &Tensor) -> bool {
     t.shape()[1] > 1 && t.strides()[1] < t.strides()[2]
@@ -400,6 +406,7 @@ impl AttentionRun {
     /// Writes the gradients of q, k and v; those of k and v share a storage. Returns true if `sums` was
     /// requested and written too: see [`AttentionGradients::sums`].
     fn backward(&self, g: &Tensor, grads: [&Tensor; 3], sums: Option<&Tensor>) -> Result<bool> {
+        let g = &with_contiguous_rows(g)?;
         let lines = self.lse.numel();
         let stats = empty_workspace(&[2, lines], DType::F32, g.device())?;
         if self.try_vendor_library(Some((g, &grads, &stats, sums)))? {
