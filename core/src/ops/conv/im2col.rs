@@ -20,7 +20,8 @@ use crate::ops::shape::PadMode;
 
 /// Limit in bytes of f32 weight gradients that are computed for each image and then summed.
 const MAX_PARTIAL_GRAD_BYTES: usize = 64 << 20;
-/// Smallest group, in output channels and in rows of the column matrix, for which im2col is faster.
+/// Smallest group, in output channels and in rows of the column matrix, for which im2col is faster. Without groups,
+/// few output channels are no reason for the direct kernel: all of them share the columns.
 const MIN_GROUP_CHANNELS: usize = 4;
 const MIN_GROUP_ROWS: usize = 16;
 
@@ -187,7 +188,7 @@ impl ConvGeometry {
         let whole = aligned(self.x_channels, &self.x_extents) && aligned(self.y_channels, &self.y_extents);
         let merged = if whole { 1 } else { VECTOR_BYTES.min(self.batch) };
         matches!(x.dtype(), DType::F32 | DType::F16 | DType::BF16)
-            && self.y_channels / self.groups >= MIN_GROUP_CHANNELS
+            && (self.groups == 1 || self.y_channels / self.groups >= MIN_GROUP_CHANNELS)
             && rows(self.x_channels) >= MIN_GROUP_ROWS
             && self.batch * self.x_channels * spatial_numel(&self.x_extents) * spatial_numel(&self.y_extents)
                 > 0
