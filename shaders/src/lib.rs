@@ -262,9 +262,16 @@ mod tests {
     fn pointwise_is_valid_for_every_type_and_layout() {
         for dtype in ["f32", "f16", "bf16", "f64", "i32", "u32", "i64", "u8", "bool", "i64w"] {
             let vectors = matches!(dtype, "f32" | "f16" | "bf16" | "i32" | "u32");
-            let layouts =
-                [("vec4", "packed"), ("dense", "packed"), ("strided", "packed"), ("strided", "scattered")];
-            for (layout, mode) in layouts.into_iter().filter(|(layout, _)| vectors || *layout != "vec4") {
+            let layouts = [
+                ("vec4", "packed", 0),
+                ("lines", "packed", 0),
+                ("lines", "packed", 1),
+                ("dense", "packed", 0),
+                ("strided", "packed", 0),
+                ("strided", "scattered", 0),
+            ];
+            let allowed = |layout: &str| vectors || !matches!(layout, "vec4" | "lines");
+            for (layout, mode, repeated) in layouts.into_iter().filter(|(layout, ..)| allowed(layout)) {
                 for inplace in [false, true] {
                     if inplace && mode == "packed" && layout == "strided" {
                         continue;
@@ -280,6 +287,7 @@ mod tests {
                         .def("math", TemplateDef::StrList(Default::default()))
                         .def("scalars", &["s"][..])
                         .def("layout", layout)
+                        .def("repeated", &[0u8, repeated][..])
                         .def("width", if dtype.ends_with("f16") { 8 } else { 4 })
                         .def("mode", mode)
                         .def("inplace", inplace);
@@ -319,7 +327,7 @@ mod tests {
     #[test]
     fn copy_is_valid_for_every_size() {
         for size in [1usize, 2, 4, 8] {
-            for mode in ["packed", "scattered"] {
+            for mode in ["packed", "scattered", "vectors"] {
                 valid(&KernelSpec::new("copy").def("size", size).def("mode", mode));
             }
             for rank in 1..=8usize {

@@ -2,8 +2,9 @@
 Copies elements of any type bit by bit: out[strides of out][i] = in[strides of in][i].
 
 size: bytes of an element (1, 2, 4, 8)
-mode: `packed` (the output is contiguous from its start), `scattered`, or `runs`
+mode: `packed` (the output is contiguous from its start), `scattered`, `runs` or `vectors`
 `runs`: packed, one vector of 16 bytes for each thread, from neighbours along the last of `rank` dimensions
+`vectors`: one vector for each thread; the last dimension, all other strides and the offsets are whole vectors
 quick: all quotients are below 2^20
 -#}
 {%- import "types" as t -%}
@@ -19,13 +20,14 @@ struct Params {
 }
 @group(1) @binding(0) var<uniform> p: Params;
 {% set word = "vec2<u32>" if size == 8 else "u32" %}
-{% set lanes = 16 // size if mode == "runs" else 4 // size if size < 4 else 1 %}
+{% set lanes = 16 // size if mode in ["runs", "vectors"] else 4 // size if size < 4 else 1 %}
 {% set part = 4 // size if size < 4 else 1 %}
 {% set mask = "0xffffu" if size == 2 else "0xffu" %}
-{% set out_word = "vec4<u32>" if mode == "runs" else "atomic<u32>" if lanes > 1 and mode == "scattered" else word %}
-@group(0) @binding(0) var<storage, read> input: array<{{ word }}>;
+{% set out_word = "vec4<u32>" if mode in ["runs", "vectors"] else "atomic<u32>" if lanes > 1 and mode == "scattered" else word %}
+@group(0) @binding(0) var<storage, read> input: array<{{ out_word if mode == "vectors" else word }}>;
 @group(0) @binding(1) var<storage, read_write> output: array<{{ out_word }}>;
 
+{% if mode != "vectors" %}
 fn element(i: u32) -> {{ word }} {
     {% if part > 1 %}
     return (input[i / {{ part }}u] >> ((i % {{ part }}u) * {{ size * 8 }}u)) & {{ mask }};
@@ -33,6 +35,7 @@ fn element(i: u32) -> {{ word }} {
     return input[i];
     {% endif %}
 }
+{% endif %}
 {% if mode == "runs" %}
 {{ t.divide(quick) }}
 {% endif %}
@@ -41,7 +44,14 @@ fn element(i: u32) -> {{ word }} {
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
         @builtin(local_invocation_index) lane: u32) {
     let start = (group_index(group, groups) * 256u + lane) * {{ lanes }}u;
-    {% if mode == "runs" %}
+    {% if mode == "vectors" %}
+    if start >= p.n { return; }
+    var left = start;
+    var i0 = p.out_offset;
+    var i1 = p.in_offset;
+    {{ t.walk([("i0", "out_strides"), ("i1", "in_strides")]) }}
+    output[i0 / {{ lanes }}u] = input[i1 / {{ lanes }}u];
+    {% elif mode == "runs" %}
     {% macro of(array, d) %}p.{{ array }}[{{ d // 4 }}u][{{ d % 4 }}u]{% endmacro %}
     if start >= p.n { return; }
     var from0 = p.in_offset;

@@ -6,7 +6,9 @@ scalars: names of its scalars, at most four
 expr · compute: type of the arithmetic · result: type of the expression · out: dtype of the output
 math: files that it needs
 layout: `vec4` (all operands contiguous, of 4-byte types or 16-bit floats, length and offsets multiples of
-  `width`: 4, or 8 with 16-bit floats), `dense` (contiguous), `strided`
+  `width`: 4, or 8 with 16-bit floats), `lines` (like `vec4`, with the same types and alignment of the lines along the
+  last dimension; an input in `repeated` has one element for a line), `dense` (contiguous), `strided`
+repeated: for each input, whether its stride along the lines is 0
 mode: `packed` or `scattered` output · inplace: the first input is the output itself
 Every thread computes four neighbouring elements (`vec4`: `width`), so that a packed output is written in
 whole words.
@@ -18,6 +20,7 @@ whole words.
 {%- set O = t.value(out) -%}
 {%- set first = 1 if inplace else 0 -%}
 {%- set halves = ["f16", "bf16"] -%}
+{%- set vectors = layout in ["vec4", "lines"] -%}
 {% for file in math %}
 {% include "math/" ~ file %}
 {% endfor %}
@@ -39,13 +42,13 @@ struct Params {
 @group(1) @binding(0) var<uniform> p: Params;
 {% for dtype in inputs[first:] %}
 {% set name = names[loop.index0 + first] ~ "_in" %}
-{% if layout == "vec4" %}
+{% if vectors and not repeated[loop.index0 + first] %}
 @group(0) @binding({{ loop.index0 }}) var<storage, read> {{ name }}: array<{{ t.vector(dtype) }}>;
 {% else %}
 {{ t.input(loop.index0, name, dtype) }}
 {% endif %}
 {% endfor %}
-{% if layout == "vec4" %}
+{% if vectors %}
 @group(0) @binding({{ inputs | length - first }}) var<storage, read_write> result: array<{{ t.vector(out) }}>;
 {{ t.bits_function("result", out) }}
 {% else %}
@@ -177,29 +180,58 @@ fn apply({% for dtype in inputs %}{{ names[loop.index0] }}: {{ T }}{{ ", " if no
     return {{ expr }};
 }
 
+{#- Sets i0, i1, .. to the offsets of element `left` in the operands. -#}
+{% macro walk_strides() %}
+{% for k in range(inputs | length + 1) %}
+    var i{{ k }} = p.offsets[{{ k // 4 }}].{{ lanes[k % 4] }};
+{% endfor %}
+    for (var d = p.rank; d > 0u; d--) {
+        let axis = d - 1u;
+        let extent = p.shape[axis >> 2u][axis & 3u];
+        let at = left % extent;
+        left = left / extent;
+        {% for k in range(inputs | length + 1) %}
+        i{{ k }} += at * p.strides[{{ k * 2 }}u + (axis >> 2u)][axis & 3u];
+        {% endfor %}
+    }
+{% endmacro %}
+
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
         @builtin(local_invocation_index) lane: u32) {
     let thread = group_index(group, groups) * 256u + lane;
-    {% if layout == "vec4" %}
+    {% if vectors %}
     if thread >= p.n / {{ width }}u { return; }
+    {% if layout == "lines" %}
+    var left = thread * {{ width }}u;
+    {{ walk_strides() }}
+    {% endif %}
     {% for dtype in inputs %}
     {% set name = "result" if inplace and loop.first else names[loop.index0] ~ "_in" %}
     {% set own = names[loop.index0] %}
-    {% set vectors = 1 if dtype in halves else width // 4 %}
+    {% set count = 1 if dtype in halves else width // 4 %}
+    {% if repeated[loop.index0] %}
+    let {{ own }} = {{ t.cast(name ~ "_at(i" ~ loop.index ~ ")", t.value(dtype), T) }};
+    {% else %}
+    {% if layout == "lines" %}
+    let {{ own }}_at = i{{ 0 if inplace and loop.first else loop.index }} / {{ width }}u * {{ count }}u;
+    {% else %}
     let {{ own }}_at = (thread + p.offsets[{{ loop.index // 4 }}].{{ lanes[loop.index % 4] }} / {{ width }}u)
-        * {{ vectors }}u;
-    {% for v in range(vectors) %}
+        * {{ count }}u;
+    {% endif %}
+    {% for v in range(count) %}
     let {{ own }}_{{ v }} = {{ name }}[{{ own }}_at + {{ v }}u];
     {% endfor %}
+    {% endif %}
     {% endfor %}
     {% for k in range(width) %}
     {% set call %}apply({% for dtype in inputs %}
-        {{ t.cast(t.element(names[loop.index0], dtype, k), t.value(dtype), T) }}{{ ", " if not loop.last }}
+        {{ names[loop.index0] if repeated[loop.index0]
+            else t.cast(t.element(names[loop.index0], dtype, k), t.value(dtype), T) }}{{ ", " if not loop.last }}
     {% endfor %}){% endset %}
     let r{{ k }} = {{ t.cast(call, R, O) }};
     {% endfor %}
-    let r_at = thread + p.offsets[0].x / {{ width }}u;
+    let r_at = {{ "i0" if layout == "lines" else "thread + p.offsets[0].x" }} / {{ width }}u;
     {% if out in halves %}
     result[r_at] = vec4<u32>({% for k in range(4) %}
         result_pair_{{ out }}(r{{ 2 * k }}, r{{ 2 * k + 1 }}){{ ", " if not loop.last }}{% endfor %});
@@ -224,18 +256,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         {% endfor %}
         {% else %}
         var left = i;
-        {% for k in range(inputs | length + 1) %}
-        var i{{ k }} = p.offsets[{{ k // 4 }}].{{ lanes[k % 4] }};
-        {% endfor %}
-        for (var d = p.rank; d > 0u; d--) {
-            let axis = d - 1u;
-            let extent = p.shape[axis >> 2u][axis & 3u];
-            let at = left % extent;
-            left = left / extent;
-            {% for k in range(inputs | length + 1) %}
-            i{{ k }} += at * p.strides[{{ k * 2 }}u + (axis >> 2u)][axis & 3u];
-            {% endfor %}
-        }
+        {{ walk_strides() }}
         {% endif %}
         {% for dtype in inputs %}
         {% set name = "result" if inplace and loop.first else names[loop.index0] ~ "_in" %}

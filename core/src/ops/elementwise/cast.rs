@@ -55,10 +55,20 @@ impl Tensor {
         }
         let (shape, strides) = collapse_dims(self.shape(), &[target.strides(), self.strides()]);
         launch::check_rank("copy", shape.len())?;
+        // Runs of whole vectors on both sides, such as parts of a concatenation.
+        let vector = VECTOR_BYTES / size;
+        let whole = |t: &Tensor, strides: &[usize]| {
+            let (last, outer) = strides.split_last().unwrap_or((&1, &[]));
+            *last == 1 && outer.iter().chain([&t.layout().offset()]).all(|n| n.is_multiple_of(vector))
+        };
+        let vectors = shape.last().is_some_and(|n| n.is_multiple_of(vector))
+            && whole(self, &strides[1])
+            && whole(target, &strides[0]);
         // Whole output vectors are written if the input's elements are adjacent.
         let runs = fresh && strides[1].last() == Some(&1) && (n * size).is_multiple_of(VECTOR_BYTES);
         let spec = kernel_spec! { "copy", size };
         let spec = match (runs, fresh) {
+            _ if vectors => spec.def("mode", "vectors"),
             (true, _) => {
                 let lines = n / shape.last().copied().unwrap_or(1);
                 spec.def("mode", "runs").def("rank", shape.len()).def("quick", lines < 1 << 20 && n < 1 << 31)
@@ -70,7 +80,7 @@ impl Tensor {
             n, rank: shape.len(), in_offset: self.layout().offset(), out_offset: target.layout().offset(),
             shape: &shape, in_strides: &strides[1], out_strides: &strides[0],
         };
-        let lanes = if runs { VECTOR_BYTES / size } else { (4 / size).max(1) };
+        let lanes = if vectors || runs { vector } else { (4 / size).max(1) };
         launch::launch(&spec, &[self, target], params, n.div_ceil(lanes * WORKGROUP_SIZE))
     }
 

@@ -102,8 +102,10 @@ pub(crate) struct PointwiseLaunch {
 struct AccessPattern {
     /// All tensors are row-major.
     dense: bool,
-    /// Elements are accessed as vectors.
+    /// Elements are accessed as vectors: of whole tensors if they are dense, else of lines.
     vectorized: bool,
+    /// Inputs with one element for each line, by bit.
+    repeated: u8,
     /// The result owns its memory from the first byte on.
     packed: bool,
 }
@@ -112,7 +114,32 @@ impl AccessPattern {
     /// Returns the pattern for row-major tensors.
     fn for_dense(n: usize, vector: usize, mut offsets: impl Iterator<Item = usize>, packed: bool) -> Self {
         let whole = vector > 0 && n > 1 && n.is_multiple_of(vector);
-        Self { dense: true, vectorized: whole && offsets.all(|offset| offset.is_multiple_of(vector)), packed }
+        let vectorized = whole && offsets.all(|offset| offset.is_multiple_of(vector));
+        Self { dense: true, vectorized, repeated: 0, packed }
+    }
+
+    /// Returns the pattern for these layouts, with their common shape and their strides, the result's first. Vectors
+    /// lie along the last dimension, if it consists of whole ones in the result and in every input that it does not
+    /// repeat.
+    fn for_strided(
+        vector: usize,
+        extent: Option<&usize>,
+        layouts: &[Layout],
+        strides: &[Dims],
+        packed: bool,
+    ) -> Self {
+        let last = |strides: &Dims| strides.last().copied();
+        let is_whole = |(layout, strides): (&Layout, &Dims)| {
+            let outer = &strides[..strides.len().saturating_sub(1)];
+            last(strides) == Some(1) && outer.iter().chain([&layout.offset()]).all(|n| n.is_multiple_of(vector))
+        };
+        let repeated = strides[1..].iter().map(|strides| last(strides) == Some(0));
+        let vectorized = vector > 0
+            && extent.is_some_and(|n| n.is_multiple_of(vector))
+            && is_whole((&layouts[0], &strides[0]))
+            && repeated.clone().zip(layouts.iter().zip(strides).skip(1)).all(|(rep, input)| rep || is_whole(input));
+        let bits = repeated.enumerate().map(|(k, repeated)| u8::from(repeated) << k).sum();
+        Self { dense: false, vectorized, repeated: if vectorized { bits } else { 0 }, packed }
     }
 
     /// Returns the number of elements that a thread computes.
@@ -122,8 +149,9 @@ impl AccessPattern {
 
     /// Appends this pattern to a kernel's key.
     fn extend_key(self, mut key: KernelKey) -> KernelKey {
-        let Self { dense, vectorized: vectors, packed } = self;
-        key.push_number(usize::from(dense) | usize::from(vectors) << 1 | usize::from(packed) << 2);
+        let Self { dense, vectorized: vectors, repeated, packed } = self;
+        let flags = usize::from(dense) | usize::from(vectors) << 1 | usize::from(packed) << 2;
+        key.push_number(flags | usize::from(repeated) << 3);
         key
     }
 }
@@ -142,7 +170,9 @@ impl PointwiseLaunch {
         } else {
             let strides: SmallVec<[&[usize]; 6]> = layouts.iter().map(Layout::strides).collect();
             let (shape, strides) = collapse_dims(target.shape(), &strides);
-            (AccessPattern { dense: false, vectorized: false, packed }, shape, strides)
+            let form =
+                AccessPattern::for_strided(self.vector_width, shape.last(), layouts, &strides, packed);
+            (form, shape, strides)
         };
         launch::check_rank(self.op, shape.len())?;
         let kernel = device.kernel_by_key(&form.extend_key(self.kernel_key), || self.kernel_spec(form))?;
@@ -163,14 +193,17 @@ impl PointwiseLaunch {
         let scalars: SmallVec<[&'static str; MAX_SCALARS]> =
             self.scalars.iter().map(|(name, _)| *name).collect();
         let layout = match (form.vectorized, form.dense) {
-            (true, _) => "vec4",
+            (true, true) => "vec4",
+            (true, false) => "lines",
             (false, true) => "dense",
             (false, false) => "strided",
         };
+        let repeated: SmallVec<[u8; 6]> =
+            (0..self.input_names.len()).map(|k| form.repeated >> k & 1).collect();
         kernel_spec! {
             "pointwise", expr: self.expr, names: &self.input_names[..], inputs: &self.input_dtypes[..],
             compute: self.compute, result: self.result, out: self.out_dtype, math: self.math_files,
-            scalars: &scalars[..], layout, width: form.elements_per_thread(self.vector_width),
+            scalars: &scalars[..], layout, repeated: &repeated[..], width: form.elements_per_thread(self.vector_width),
             mode: if form.packed { "packed" } else { "scattered" }, inplace: self.inplace,
         }
     }
