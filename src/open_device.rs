@@ -6,6 +6,7 @@ use forebay_core::environment;
 use forebay_core::error::{Error, Result};
 use forebay_core::future::{DeviceFuture, spawn_blocking};
 use forebay_core::memory::Config;
+use forebay_core::platform;
 
 /// Device found on this machine, or a backend that is unavailable and the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -129,20 +130,19 @@ impl OpenDevice for Device {
     }
 
     fn best_async() -> DeviceFuture<Self> {
-        spawn_blocking(Self::best)
+        if !platform::CAN_BLOCK {
+            return Self::open_async("wgpu");
+        }
+        spawn_blocking(|opened| opened.complete(Self::best()))
     }
 
     fn open_async(id: &str) -> DeviceFuture<Self> {
         let id = id.to_owned();
-        spawn_blocking(move || Self::open(&id))
+        spawn_blocking(move |opened| open_then(&id, |device| opened.complete(device)))
     }
 
     fn open(id: &str) -> Result<Self> {
-        let (backend, index) = id.split_once(':').unwrap_or((id, "0"));
-        let index: usize = index.parse().map_err(|_| Error::NoDevice {
-            requested: id.into(),
-            reason: "an id is a backend and a number, as `cuda:0` or `wgpu:1`".into(),
-        })?;
+        let (backend, index) = parse_id(id)?;
         match backend {
             #[cfg(feature = "cuda")]
             "cuda" => Self::new(forebay_cuda::CudaBackend::open(index)?),
@@ -191,6 +191,25 @@ impl OpenDevice for Device {
         }
         all
     }
+}
+
+/// Splits an id into its backend and index.
+fn parse_id(id: &str) -> Result<(&str, usize)> {
+    let (backend, index) = id.split_once(':').unwrap_or((id, "0"));
+    let index = index.parse().map_err(|_| Error::NoDevice {
+        requested: id.into(),
+        reason: "an id is a backend and a number, as `cuda:0` or `wgpu:1`".into(),
+    })?;
+    Ok((backend, index))
+}
+
+/// Opens a device and calls `done` with it. In a browser page, wgpu's answer arrives after this call.
+fn open_then(id: &str, done: impl FnOnce(Result<Device>) + Send + 'static) {
+    #[cfg(feature = "wgpu")]
+    if let Ok(("wgpu", index)) = parse_id(id) {
+        return forebay_wgpu::WgpuBackend::open_then(index, |backend| done(backend.and_then(Device::new)));
+    }
+    done(Device::open(id));
 }
 
 impl ProbedDevice {

@@ -5,8 +5,9 @@ use forebay_core::error::{Error, Result};
 use forebay_shaders::cooperative::OperandType;
 
 use crate::backend::WgpuBackend;
-use crate::gpu::{Gpu, to_single_line};
+use crate::gpu::Gpu;
 use crate::params::MAX_PARAMS;
+use crate::platform;
 use crate::probe;
 use crate::vulkan;
 
@@ -41,8 +42,8 @@ pub struct WgpuDeviceInfo {
 }
 
 /// An adapter with its index.
-struct AdapterCandidate {
-    adapter: wgpu::Adapter,
+pub(crate) struct AdapterCandidate {
+    pub(crate) adapter: wgpu::Adapter,
     info: wgpu::AdapterInfo,
     unavailable_reason: Option<String>,
 }
@@ -77,7 +78,7 @@ impl AdapterCandidate {
 
     /// Returns `None` if subgroups of 32 multiply f16 matrices of 16 x 16 with sums in f32, through kernels that
     /// this backend gives to the driver as SPIR-V; else the reason.
-    fn matrix_units_unavailable_reason(&self) -> Option<String> {
+    pub(crate) fn matrix_units_unavailable_reason(&self) -> Option<String> {
         use wgpu::CooperativeScalarType::{F16, F32};
         let is_known = |found: &wgpu::CooperativeMatrixProperties| {
             (found.m_size, found.n_size, found.k_size) == (16, 16, 16)
@@ -128,7 +129,8 @@ fn limits_reason(limits: &wgpu::Limits) -> Option<String> {
     None
 }
 
-fn create_instance() -> wgpu::Instance {
+/// Creates an instance, which `WGPU_BACKEND` may restrict.
+pub(crate) fn create_instance() -> wgpu::Instance {
     let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle_from_env();
     descriptor.memory_budget_thresholds.for_resource_creation = Some(BUDGET_PERCENT);
     wgpu::Instance::new(descriptor)
@@ -136,7 +138,11 @@ fn create_instance() -> wgpu::Instance {
 
 fn list_candidates(instance: &wgpu::Instance) -> Vec<AdapterCandidate> {
     let backends = wgpu::Backends::VULKAN | wgpu::Backends::METAL | wgpu::Backends::DX12;
-    let adapters = pollster::block_on(instance.enumerate_adapters(backends.with_env()));
+    sort_candidates(platform::enumerate_adapters(instance, backends.with_env()))
+}
+
+/// Returns the adapters that `WGPU_ADAPTER_NAME` selects, in the order of their indices.
+pub(crate) fn sort_candidates(adapters: Vec<wgpu::Adapter>) -> Vec<AdapterCandidate> {
     let wanted = std::env::var("WGPU_ADAPTER_NAME").unwrap_or_default().to_lowercase();
     let candidates = adapters.into_iter().map(AdapterCandidate::new);
     let mut found = candidates
@@ -169,7 +175,7 @@ pub(crate) fn open(index: usize) -> Result<WgpuBackend> {
 }
 
 /// Describes how the device multiplies matrices; `reason` says what it lacks.
-fn describe_matrix_path(backend: &mut WgpuBackend, reason: Option<String>) {
+pub(crate) fn describe_matrix_path(backend: &mut WgpuBackend, reason: Option<String>) {
     let info = backend.info_mut();
     let units = [(info.features.cooperative_f16, "f16"), (info.features.cooperative_bf16, "bf16")];
     let units = units.into_iter().filter_map(|(works, name)| works.then_some(name)).collect::<Vec<_>>();
@@ -258,18 +264,7 @@ fn probe_matrix_units(backend: &mut WgpuBackend) -> Option<String> {
 fn open_probed(index: usize) -> Result<(WgpuBackend, Option<String>)> {
     let instance = create_instance();
     let found = list_candidates(&instance);
-    let refuse = |reason: String| Error::NoDevice { requested: format!("wgpu:{index}"), reason };
-    let Some(candidate) = found.get(index) else {
-        let reason = match found.len() {
-            0 => describe_missing_device(&instance),
-            1 => format!("wgpu sees one device, wgpu:0 {}", found[0].info.name),
-            count => format!("wgpu sees {count} devices, wgpu:0 to wgpu:{}", count - 1),
-        };
-        return Err(refuse(reason));
-    };
-    if let Some(reason) = &candidate.unavailable_reason {
-        return Err(refuse(format!("{}: {reason}", candidate.info.name)));
-    }
+    let candidate = usable_candidate(&instance, &found, index)?;
     let offered = candidate.adapter.features();
     let probes =
         probe::probes().into_iter().filter(|probe| offered.contains(probe.feature)).collect::<Vec<_>>();
@@ -303,12 +298,37 @@ fn open_probed(index: usize) -> Result<(WgpuBackend, Option<String>)> {
     Ok((backend, candidate.matrix_units_unavailable_reason()))
 }
 
-fn probe_features(probes: &[probe::TypeProbe]) -> wgpu::Features {
+/// Returns the adapter of an index, or the reason why there is none.
+pub(crate) fn usable_candidate<'a>(
+    instance: &wgpu::Instance,
+    found: &'a [AdapterCandidate],
+    index: usize,
+) -> Result<&'a AdapterCandidate> {
+    let refuse = |reason: String| Error::NoDevice { requested: format!("wgpu:{index}"), reason };
+    let Some(candidate) = found.get(index) else {
+        let reason = match found.len() {
+            0 => describe_missing_device(instance),
+            1 => format!("wgpu sees one device, wgpu:0 {}", found[0].info.name),
+            count => format!("wgpu sees {count} devices, wgpu:0 to wgpu:{}", count - 1),
+        };
+        return Err(refuse(reason));
+    };
+    match &candidate.unavailable_reason {
+        Some(reason) => Err(refuse(format!("{}: {reason}", candidate.info.name))),
+        None => Ok(candidate),
+    }
+}
+
+/// Returns the features that these types need.
+pub(crate) fn probe_features(probes: &[probe::TypeProbe]) -> wgpu::Features {
     probes.iter().fold(wgpu::Features::empty(), |all, probe| all | probe.feature)
 }
 
-/// Opens the device with the features that need no probe, and those of `probed`.
-fn request_device(candidate: &AdapterCandidate, index: usize, probed: wgpu::Features) -> Result<WgpuBackend> {
+/// Describes a device with the features that need no probe, and those of `probed`.
+pub(crate) fn device_descriptor(
+    candidate: &AdapterCandidate,
+    probed: wgpu::Features,
+) -> wgpu::DeviceDescriptor<'static> {
     let wanted = wgpu::Features::SUBGROUP
         | wgpu::Features::SUBGROUP_BARRIER
         | wgpu::Features::SHADER_FLOAT32_ATOMIC
@@ -326,40 +346,49 @@ fn request_device(candidate: &AdapterCandidate, index: usize, probed: wgpu::Feat
         );
     }
     features |= probed;
-    let has_matrix_units = candidate.matrix_units_unavailable_reason().is_none();
-    if has_matrix_units {
+    if candidate.matrix_units_unavailable_reason().is_none() {
         features |= MATRIX_FEATURES;
     }
-    // All that the adapter supports: wgpu's defaults are 256 MiB and eight bindings.
-    let limits = candidate.adapter.limits();
-    let descriptor = wgpu::DeviceDescriptor {
+    wgpu::DeviceDescriptor {
         label: Some("forebay"),
         required_features: features,
-        required_limits: limits.clone(),
+        // All that the adapter supports: wgpu's defaults are 256 MiB and eight bindings.
+        required_limits: candidate.adapter.limits(),
         memory_hints: wgpu::MemoryHints::Manual {
             suballocated_device_memory_block_size: SUBALLOCATION_BLOCK..SUBALLOCATION_BLOCK,
         },
         // SAFETY: of the experimental features only cooperative matrices are requested; a probe tests them.
         experimental_features: unsafe { wgpu::ExperimentalFeatures::enabled() },
         ..wgpu::DeviceDescriptor::default()
-    };
+    }
+}
+
+/// Returns the error of an adapter that cannot be opened.
+pub(crate) fn open_error(candidate: &AdapterCandidate, index: usize, message: &str) -> Error {
+    Error::NoDevice {
+        requested: format!("wgpu:{index}"),
+        reason: format!("{} cannot be opened: {message}", candidate.info.name),
+    }
+}
+
+/// Opens the device with the features that need no probe, and those of `probed`.
+fn request_device(candidate: &AdapterCandidate, index: usize, probed: wgpu::Features) -> Result<WgpuBackend> {
+    let descriptor = device_descriptor(candidate, probed);
+    let has_matrix_units = descriptor.required_features.contains(MATRIX_FEATURES);
     let with_bfloat16 = (has_matrix_units && vulkan::knows_bfloat16(&candidate.adapter))
         .then(|| vulkan::request_device_with_bfloat16(&candidate.adapter, &descriptor))
         .flatten();
     let (device, queue) = match with_bfloat16 {
         Some(opened) => opened,
-        None => pollster::block_on(candidate.adapter.request_device(&descriptor)).map_err(|error| {
-            Error::NoDevice {
-                requested: format!("wgpu:{index}"),
-                reason: format!("{} cannot be opened: {}", candidate.info.name, to_single_line(&error)),
-            }
-        })?,
+        None => platform::request_device(&candidate.adapter, &descriptor)
+            .map_err(|message| open_error(candidate, index, &message))?,
     };
-    Ok(wrap_device(candidate, index, Gpu::new(device, queue), features, &limits))
+    let (features, limits) = (descriptor.required_features, &descriptor.required_limits);
+    Ok(wrap_device(candidate, index, Gpu::new(device, queue), features, limits))
 }
 
 /// Creates the backend of an opened device. The features of types are those that no probe tests.
-fn wrap_device(
+pub(crate) fn wrap_device(
     candidate: &AdapterCandidate,
     index: usize,
     gpu: Gpu,
@@ -436,7 +465,12 @@ fn missing_driver_message(instance: &wgpu::Instance) -> &'static str {
     }
 }
 
-#[cfg(not(all(unix, not(target_vendor = "apple"))))]
+#[cfg(target_family = "wasm")]
+fn missing_driver_message(_instance: &wgpu::Instance) -> &'static str {
+    "the browser offers no WebGPU adapter; or the page asked without waiting: await `Device::open_async`"
+}
+
+#[cfg(not(any(target_family = "wasm", all(unix, not(target_vendor = "apple")))))]
 fn missing_driver_message(_instance: &wgpu::Instance) -> &'static str {
     "no graphics driver with compute shaders: update the driver of the graphics card"
 }

@@ -11,6 +11,7 @@ use forebay_core::backend::{
 };
 use forebay_core::environment;
 use forebay_core::error::{Error, Result};
+use forebay_core::platform::CAN_BLOCK;
 use forebay_core::sync::RwLockUnpoisoned;
 use rustc_hash::FxHashMap;
 
@@ -20,6 +21,7 @@ use crate::copy_fill::CopyFillKernels;
 use crate::gpu::{Gpu, lock};
 use crate::kernel::{self, CompiledKernel, ParamSpace};
 use crate::params::ParamRing;
+use crate::platform;
 use crate::prepared::{PreparedCommand, PreparedCommands};
 use crate::recorder::{CommandRecorder, Dispatch};
 use crate::staging::{MAX_READBACK_BYTES, ReadbackPool};
@@ -120,6 +122,11 @@ impl WgpuBackend {
     pub fn open(index: usize) -> Result<Arc<dyn Backend>> {
         environment::read_switch(kernel::BOUNDS_CHECKS)?;
         Ok(Arc::new(Self::new(index)?))
+    }
+
+    /// Opens a device like [`open`](Self::open), and calls `done` with it: at once, or later in a browser page.
+    pub fn open_then(index: usize, done: impl FnOnce(Result<Arc<dyn Backend>>) + Send + 'static) {
+        platform::open_then(index, done);
     }
 
     /// Opens a device like [`open`](Self::open), but returns the concrete type.
@@ -361,6 +368,15 @@ impl PendingDownload for PendingReadback {
         let Self { gpu, readbacks, staging, submission } = *self;
         Ok(readbacks.read_and_release(&gpu, staging, submission, data)?)
     }
+
+    fn finish_then(self: Box<Self>, bytes: usize, done: Box<dyn FnOnce(Result<Vec<u8>>) + Send>) {
+        if CAN_BLOCK {
+            let mut data = vec![0; bytes];
+            return done(self.finish(&mut data).map(|()| data));
+        }
+        let Self { gpu, readbacks, staging, .. } = *self;
+        readbacks.read_then(gpu, staging, bytes, done);
+    }
 }
 
 impl SegmentSource for WgpuBackend {
@@ -540,6 +556,15 @@ impl Backend for WgpuBackend {
             staging,
             submission: submission.map(|(_, index)| index),
         }))
+    }
+
+    fn wait_fence_then(&self, fence: Fence, done: Box<dyn FnOnce(Result<()>) + Send>) {
+        if CAN_BLOCK {
+            return done(self.wait_fence(fence).map_err(Into::into));
+        }
+        let gpu = Arc::clone(&self.gpu);
+        // All work submitted so far includes the work before the fence.
+        self.gpu.queue.on_submitted_work_done(move || done(gpu.check_health().map_err(Into::into)));
     }
 
     fn as_any(&self) -> Option<&dyn std::any::Any> {

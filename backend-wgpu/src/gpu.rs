@@ -3,10 +3,13 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use forebay_core::backend::SourceError;
+use forebay_core::platform::{CAN_BLOCK, CANNOT_BLOCK, Instant};
 use forebay_core::sync::LockUnpoisoned;
+
+use crate::platform;
 
 /// Locks a mutex, even after a panic of another thread: every guarded structure is valid between statements.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -119,14 +122,7 @@ impl Gpu {
 
     /// Runs a call inside error scopes. Returns its result, and the first error.
     fn scope_errors<T>(&self, call: impl FnOnce() -> T) -> (T, Option<wgpu::Error>) {
-        let full = self.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
-        let invalid = self.device.push_error_scope(wgpu::ErrorFilter::Validation);
-        let internal = self.device.push_error_scope(wgpu::ErrorFilter::Internal);
-        let made = call();
-        let internal = pollster::block_on(internal.pop());
-        let invalid = pollster::block_on(invalid.pop());
-        let full = pollster::block_on(full.pop());
-        (made, full.or(invalid).or(internal))
+        platform::scope_errors(&self.device, call)
     }
 
     /// Creates a command encoder.
@@ -178,6 +174,10 @@ impl Gpu {
         submission: wgpu::SubmissionIndex,
         mut is_done: impl FnMut() -> bool,
     ) -> Result<(), SourceError> {
+        if !CAN_BLOCK {
+            let detail = CANNOT_BLOCK.to_owned();
+            return if is_done() { Ok(()) } else { Err(SourceError::Driver { call: "wait", detail }) };
+        }
         let start = Instant::now();
         while start.elapsed() < SPIN_TIME {
             self.poll()?;

@@ -1,4 +1,5 @@
-//! The wgpu backend of forebay: every GPU with Vulkan, Metal or DX12, and software drivers.
+//! The wgpu backend of forebay: every GPU with Vulkan, Metal or DX12, software drivers, and WebGPU in a
+//! browser.
 //!
 //! Design:
 //! - One long-lived recorder (`recorder`) collects launches, copies and fills in a command encoder and
@@ -11,6 +12,7 @@
 //!   buffers, so every storage binding is read_write (`kernel`).
 //! - wgpu must not panic. Creation runs inside error scopes; the device's error callbacks record all other
 //!   errors, and the next call returns them, typed (`gpu`).
+//! - A browser page cannot wait: its reads and fences call back (`platform`).
 
 mod adapter;
 mod backend;
@@ -19,6 +21,9 @@ mod copy_fill;
 mod gpu;
 mod kernel;
 mod params;
+#[cfg_attr(target_family = "wasm", path = "platform/web.rs")]
+#[cfg_attr(not(target_family = "wasm"), path = "platform/native.rs")]
+mod platform;
 mod prepared;
 mod probe;
 mod recorder;

@@ -5,13 +5,14 @@
 //! then batches of doubling length: it starts early, and a stream of small kernels needs few submissions.
 //!
 //! The number of submissions in flight is bounded: the host waits for the oldest. So neither staging memory nor
-//! the driver's bookkeeping grows with the length of a run.
+//! the driver's bookkeeping grows with the length of a run. A browser page cannot wait: it returns to its event loop.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_core::backend::{Fence, KernelId, SourceError};
+use forebay_core::platform::CAN_BLOCK;
 
 use crate::gpu::{Gpu, MAX_IMMEDIATE_BYTES};
 use crate::kernel::ParamSpace;
@@ -143,6 +144,12 @@ impl CommandRecorder {
         mut offset: u64,
         mut data: &[u8],
     ) -> Result<(), SourceError> {
+        if !CAN_BLOCK {
+            // The browser has staging memory of its own, which its queue fills at once.
+            self.submit()?;
+            self.gpu.collect_errors(|| self.gpu.queue.write_buffer(dst, offset, data));
+            return self.gpu.check_health();
+        }
         while !data.is_empty() {
             while !self.belt.ensure_space(&self.gpu)? {
                 self.submit()?;
@@ -177,7 +184,7 @@ impl CommandRecorder {
         let Some(encoder) = self.encoder.take() else {
             return self.gpu.check_health().map(|()| Fence(self.submitted));
         };
-        while self.in_flight.len() >= MAX_IN_FLIGHT {
+        while CAN_BLOCK && self.in_flight.len() >= MAX_IN_FLIGHT {
             self.retire_oldest()?;
         }
         let (page, upload) = self.upload_params()?;
@@ -203,7 +210,10 @@ impl CommandRecorder {
     /// They go through the belt, whose memory stays: `Queue::write_buffer` allocates from the driver each time.
     fn upload_params(&mut self) -> Result<(Option<ParamPage>, Option<wgpu::CommandBuffer>), SourceError> {
         let Some((page, bytes)) = self.params.take_page() else { return Ok((None, None)) };
-        let upload = if self.belt.ensure_space(&self.gpu)? && self.belt.open_bytes() >= bytes.len() as u64 {
+        let upload = if CAN_BLOCK
+            && self.belt.ensure_space(&self.gpu)?
+            && self.belt.open_bytes() >= bytes.len() as u64
+        {
             let mut encoder = self.gpu.create_encoder();
             self.belt.write(&mut encoder, page.buffer(), 0, bytes)?;
             Some(encoder.finish())

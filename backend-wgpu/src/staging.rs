@@ -4,6 +4,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
 use forebay_core::backend::SourceError;
+use forebay_core::error::Result as CoreResult;
 
 use crate::gpu::{Gpu, lock, to_single_line};
 
@@ -213,7 +214,34 @@ impl ReadbackPool {
             Ok(Err(error)) => return gpu.check_health().and(Err(refused(to_single_line(&error)))),
             Err(_) => return gpu.check_health().and(Err(refused("the driver never answered".to_owned()))),
         }
-        let view = buffer.get_mapped_range(..bytes).map_err(|error| refused(to_single_line(&error)))?;
+        self.take_mapped(buffer, data)
+    }
+
+    /// Calls `done` with the bytes of a buffer once its copy is complete, and caches the buffer. Does not block.
+    pub(crate) fn read_then(
+        self: Arc<Self>,
+        gpu: Arc<Gpu>,
+        buffer: wgpu::Buffer,
+        bytes: usize,
+        done: Box<dyn FnOnce(CoreResult<Vec<u8>>) + Send>,
+    ) {
+        let mapped = buffer.clone();
+        buffer.map_async(wgpu::MapMode::Read, ..bytes as u64, move |result| {
+            let mut data = vec![0; bytes];
+            let read = gpu.check_health().and_then(|()| match result {
+                Ok(()) => self.take_mapped(mapped, &mut data),
+                Err(error) => Err(SourceError::Driver { call: "map_async", detail: to_single_line(&error) }),
+            });
+            done(read.map(|()| data).map_err(Into::into));
+        });
+    }
+
+    /// Copies the bytes of a mapped buffer, and caches the buffer.
+    fn take_mapped(&self, buffer: wgpu::Buffer, data: &mut [u8]) -> Result<(), SourceError> {
+        let view = buffer.get_mapped_range(..data.len() as u64).map_err(|error| SourceError::Driver {
+            call: "get_mapped_range",
+            detail: to_single_line(&error),
+        })?;
         data.copy_from_slice(&view);
         drop(view);
         buffer.unmap();

@@ -203,6 +203,14 @@ pub struct Launch<'a> {
 pub trait PendingDownload: Send {
     /// Waits for the copy, and moves its bytes to `data`, whose length must be that of the copied slice. Blocks.
     fn finish(self: Box<Self>, data: &mut [u8]) -> Result<()>;
+
+    /// Calls `done` with the `bytes` bytes of the copied slice, once the copy is complete.
+    ///
+    /// The default implementation blocks until then. A backend for a platform that cannot block calls `done` later.
+    fn finish_then(self: Box<Self>, bytes: usize, done: Box<dyn FnOnce(Result<Vec<u8>>) + Send>) {
+        let mut data = vec![0; bytes];
+        done(self.finish(&mut data).map(|()| data));
+    }
 }
 
 /// Completed download of a backend that reads at once.
@@ -242,6 +250,12 @@ pub trait Backend: SegmentSource {
         let mut data = vec![0; src.bytes as usize];
         self.download(src, &mut data)?;
         Ok(Box::new(data))
+    }
+    /// Calls `done` once the device has passed `fence`.
+    ///
+    /// The default implementation blocks until then. A backend for a platform that cannot block calls `done` later.
+    fn wait_fence_then(&self, fence: Fence, done: Box<dyn FnOnce(Result<()>) + Send>) {
+        done(self.wait_fence(fence).map_err(Into::into));
     }
     /// Enqueues a copy within the device, or between the device and memory of
     /// [`alloc_host`](Self::alloc_host). The ranges must not overlap.

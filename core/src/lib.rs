@@ -29,6 +29,8 @@ pub mod error;
 pub mod func;
 pub mod memory;
 pub mod ops;
+#[doc(hidden)]
+pub mod platform;
 mod runtime;
 pub mod scalar;
 #[doc(hidden)]

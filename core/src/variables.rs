@@ -7,6 +7,7 @@ use std::ffi::OsStr;
 use crate::environment::{EXPECTED_BYTES, EXPECTED_SWITCH, parse_value};
 use crate::error::{Error, Result};
 use crate::memory::Config;
+use crate::platform;
 
 /// Kind of value that a variable may hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,7 +75,8 @@ const DEVICE_CONFIG_PREFIX: &str = "FOREBAY_ALLOC_CONF_";
 /// # Errors
 /// A variable has an unknown name or an invalid value.
 pub fn check() -> Result<()> {
-    let variables = std::env::vars_os().filter_map(|(name, value)| Some((name.to_str()?.to_owned(), value)));
+    let variables =
+        platform::variables().filter_map(|(name, value)| Some((name.to_str()?.to_owned(), value)));
     variables
         .filter(|(name, _)| name.starts_with("FOREBAY_"))
         .try_for_each(|(name, value)| check_variable(&name, &value))?;

@@ -13,6 +13,7 @@ const CRATES: [(&str, &[&str]); 2] = [
         &[
             "scoped_local",
             "sync",
+            "platform",
             "dtype",
             "atomic_write",
             "environment",

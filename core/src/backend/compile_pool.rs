@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 use std::panic::{self, AssertUnwindSafe};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::thread;
 
 use crate::sync::LockUnpoisoned as _;
@@ -102,7 +102,7 @@ pub fn register_exit_handler() {
         let mut pool = POOL.lock_unpoisoned();
         pool.jobs.clear();
         while pool.threads > 0 {
-            pool = POOL_IDLE.wait(pool).unwrap_or_else(PoisonError::into_inner);
+            pool = POOL_IDLE.wait(pool).unwrap_or_else(std::sync::PoisonError::into_inner);
         }
     }
     // SAFETY: C's function, with which Rust's standard library is linked; `finish` takes nothing and does not

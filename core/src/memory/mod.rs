@@ -74,6 +74,7 @@ pub mod testing;
 #[cfg(test)]
 mod tests;
 mod timeline;
+#[cfg(feature = "traces")]
 pub mod trace;
 #[doc(hidden)]
 pub mod validation;

@@ -8,6 +8,7 @@ use super::pool::{LowMemoryCallback, Pool};
 use super::pool_state::{GrowOutcome, PoolState};
 use super::validation::MAX_MEMORY_BYTES;
 use crate::memory::error::Result;
+use crate::platform;
 
 /// Serves the request from free blocks, and counts it for a step of the slow path.
 macro_rules! search_after {
@@ -130,14 +131,15 @@ impl Pool {
         self.shared.callbacks.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Waits, without the lock, until the device has passed every fence of the pending releases.
+    /// Waits, without the lock, until the device has passed every fence of the pending releases. Only polls the
+    /// fences on a platform that cannot block.
     pub(super) fn wait_pending_fences<'a>(
         &'a self,
         mut state: MutexGuard<'a, PoolState>,
     ) -> Result<MutexGuard<'a, PoolState>> {
         let source = &*self.shared.source;
         state.poll_fences(source)?;
-        if let Some(fence) = state.pending_releases.back().map(|w| w.0) {
+        if let Some(fence) = state.pending_releases.back().map(|w| w.0).filter(|_| platform::CAN_BLOCK) {
             state.totals.num_sync_all_streams += 1;
             drop(state);
             source.wait_fence(fence)?;

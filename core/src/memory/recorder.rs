@@ -8,7 +8,6 @@ use std::backtrace::Backtrace;
 use std::panic::Location;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
@@ -18,6 +17,7 @@ use super::pool::Pool;
 use super::pool_state::PoolState;
 use super::scope::{ModulePath, Scope};
 use super::source::SegmentId;
+use crate::platform::{Instant, SystemTime, UNIX_EPOCH};
 
 /// Kind of an event. The names are PyTorch's, except `free`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -57,7 +57,7 @@ pub(super) struct Slot {
     pub(super) tag: Tag,
 }
 
-const _: () = assert!(size_of::<Slot>() == 64);
+const _: () = assert!(size_of::<Slot>() <= 64);
 
 /// Marks a free block as never used since its memory was mapped, so the device cannot be using the memory.
 /// The mark is compared by address, hence the static: no name of an operation has the same address.

@@ -11,7 +11,6 @@ use std::io::{BufRead as _, BufReader, Read, Write};
 use std::panic::Location;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
@@ -25,6 +24,7 @@ use super::recorder::{Action, RecordedScope};
 use super::source::SegmentId;
 use crate::atomic_write::FileError;
 use crate::memory::error::{Error, Result};
+use crate::platform::{SystemTime, UNIX_EPOCH};
 
 /// Segment ids below this are counters; those above are device addresses.
 const MIN_DEVICE_ADDRESS: u64 = 1 << 32;

@@ -9,6 +9,7 @@ use std::fmt;
 use thiserror::Error;
 
 use super::Bytes;
+use crate::platform;
 
 /// A segment: one piece of raw device memory, or one reserved range of virtual addresses.
 ///
@@ -98,7 +99,7 @@ impl DeviceProcess {
     /// Reports whether it is the current process.
     #[must_use]
     pub fn is_current(&self) -> bool {
-        self.pid == std::process::id()
+        self.pid == platform::process_id()
     }
 
     /// Describes the process and its usage: `python3 (pid 4242) 3.1 GiB`.

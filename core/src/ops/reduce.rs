@@ -194,7 +194,7 @@ impl ReduceStage<'_> {
         words.iter().for_each(|word| key.push_str(word));
         key.push_strs(self.op.math_files);
         key.push_flags(&flags);
-        key.push_number(plan.lanes | self.width << 16 | plan.unroll << 32);
+        key.push_number(plan.lanes as u64 | (self.width as u64) << 16 | (plan.unroll as u64) << 32);
         let spec = || {
             kernel_spec! {
                 "reduce", source: name(self.input), compute, out, index, math: self.op.math_files,

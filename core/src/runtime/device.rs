@@ -16,6 +16,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::scope::{self, Scope};
 use crate::memory::{Config, Pool, Stats};
+use crate::platform;
 use crate::runtime::capture::recorder::CaptureRecorder;
 use crate::runtime::capture::replay_params::PhiloxState;
 use crate::runtime::flushing::FlushingBackend;
@@ -43,7 +44,7 @@ struct DeviceInner {
     flushing_backend: OnceLock<Arc<dyn Backend>>,
     streams: Arc<StreamSet>,
     kernels: RwLock<FxHashMap<KernelSpec, CompiledKernel>>,
-    kernels_by_key: RwLock<FxHashMap<Box<[usize]>, CompiledKernel>>,
+    kernels_by_key: RwLock<FxHashMap<Box<[u64]>, CompiledKernel>>,
     custom_kernels: RwLock<FxHashMap<CustomKernelKey, (CompiledKernel, Arc<ModuleInterface>)>>,
     /// Label and write mask of each kernel, by kernel id.
     kernel_labels: RwLock<Vec<(Arc<str>, u32)>>,
@@ -83,7 +84,7 @@ pub(crate) struct CompiledKernel {
 /// spec may have several keys.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KernelKey {
-    parts: [usize; Self::MAX_PARTS],
+    parts: [u64; Self::MAX_PARTS],
     /// Number of parts. A key with more than `MAX_PARTS` parts is never found.
     count: usize,
 }
@@ -103,19 +104,19 @@ impl KernelKey {
     #[inline]
     pub(crate) fn push_str(&mut self, word: &'static str) {
         // Addresses do not use the upper 16 bits, so the length goes there.
-        self.push_number(word.as_ptr().addr() ^ word.len().rotate_right(16));
+        self.push_number(word.as_ptr().addr() as u64 ^ (word.len() as u64).rotate_right(16));
     }
 
     /// Adds a list of strings.
     #[inline]
     pub(crate) fn push_strs(&mut self, words: &[&'static str]) {
-        self.push_number(words.len());
+        self.push_number(words.len() as u64);
         words.iter().for_each(|word| self.push_str(word));
     }
 
     /// Adds a number.
     #[inline]
-    pub(crate) fn push_number(&mut self, number: usize) {
+    pub(crate) fn push_number(&mut self, number: u64) {
         if let Some(word) = self.parts.get_mut(self.count) {
             *word = number;
         }
@@ -125,10 +126,10 @@ impl KernelKey {
     /// Adds flags.
     #[inline]
     pub(crate) fn push_flags(&mut self, flags: &[bool]) {
-        self.push_number(flags.iter().fold(1, |bits, &flag| bits << 1 | usize::from(flag)));
+        self.push_number(flags.iter().fold(1, |bits, &flag| bits << 1 | u64::from(flag)));
     }
 
-    fn as_slice(&self) -> Option<&[usize]> {
+    fn as_slice(&self) -> Option<&[u64]> {
         self.parts.get(..self.count)
     }
 }
@@ -193,7 +194,11 @@ impl Device {
         let name = format!("{}:{}", info.backend, info.index);
         let lanes = Arc::new(StreamSet::new(&backend));
         let mover = Arc::new(DeviceMover { backend: Arc::clone(&backend), lanes: Arc::clone(&lanes) });
-        let pool = Pool::new(backend.clone(), config).with_device_name(name.clone()).with_mover(mover);
+        let mut pool = Pool::new(backend.clone(), config).with_device_name(name.clone());
+        // Compaction waits for fences.
+        if platform::CAN_BLOCK {
+            pool = pool.with_mover(mover);
+        }
         let random = Mutex::new(RandomState { seed: 0, offset: 0 });
         let null = info.backend == "null";
         let inner = Arc::new(DeviceInner {

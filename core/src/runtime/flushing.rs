@@ -48,6 +48,9 @@ impl SegmentSource for FlushingBackend {
 }
 
 impl Backend for FlushingBackend {
+    fn wait_fence_then(&self, fence: Fence, done: Box<dyn FnOnce(Result<()>) + Send>) {
+        self.inner.wait_fence_then(fence, done);
+    }
     forward_backend! {
         inner: info compile wait_compiled supports_pinned_host alloc_host free_host prepare_commands as_any
     }

@@ -1,5 +1,5 @@
 //! Futures of work on a device. A helper thread waits for the device, so that neither the caller nor its executor
-//! blocks. The futures need no runtime.
+//! blocks. On a platform that cannot block, the driver calls back instead. The futures need no runtime.
 
 use std::fmt;
 use std::future::Future;
@@ -10,6 +10,7 @@ use std::task::{Context, Poll, Waker};
 use std::thread::{self, JoinHandle};
 
 use crate::error::{Error, Result};
+use crate::platform;
 use crate::sync::LockUnpoisoned;
 
 /// Result of a future, and the task that awaits it.
@@ -62,10 +63,18 @@ impl<T> Future for DeviceFuture<T> {
 }
 
 /// Sender of a future's result. If it is dropped, the future fails.
-struct Completer<T>(Option<Arc<Mutex<Slot<T>>>>);
+#[doc(hidden)]
+pub struct Completer<T>(Option<Arc<Mutex<Slot<T>>>>);
+
+impl<T> fmt::Debug for Completer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Completer")
+    }
+}
 
 impl<T> Completer<T> {
-    fn complete(mut self, result: Result<T>) {
+    /// Completes the future, and wakes the task that awaits it.
+    pub fn complete(mut self, result: Result<T>) {
         self.send(result);
     }
 
@@ -98,13 +107,18 @@ pub(crate) struct WaiterThread {
 }
 
 impl WaiterThread {
-    /// Runs a wait on the thread, after all earlier ones. Blocks only if no thread can be started.
+    /// Runs a wait on the thread, after all earlier ones. Where threads cannot block, starts the wait on this thread,
+    /// and the driver calls back. Blocks only if no thread can be started.
     pub(crate) fn run<T: Send + 'static>(
         &self,
-        wait: impl FnOnce() -> Result<T> + Send + 'static,
+        wait: impl FnOnce(Completer<T>) + Send + 'static,
     ) -> DeviceFuture<T> {
         let (future, completer) = DeviceFuture::new();
-        let job: Job = Box::new(move || completer.complete(wait()));
+        if !platform::CAN_BLOCK {
+            wait(completer);
+            return future;
+        }
+        let job: Job = Box::new(move || wait(completer));
         let mut running = self.running.lock_unpoisoned();
         if running.is_none() {
             let (sender, jobs) = mpsc::channel::<Job>();
@@ -143,13 +157,17 @@ impl Drop for WaiterThread {
     }
 }
 
-/// Runs a call that blocks on a thread of its own.
+/// Runs a call that blocks on a thread of its own. Where threads cannot block, runs it on this thread.
 #[doc(hidden)]
 pub fn spawn_blocking<T: Send + 'static>(
-    call: impl FnOnce() -> Result<T> + Send + 'static,
+    call: impl FnOnce(Completer<T>) + Send + 'static,
 ) -> DeviceFuture<T> {
     let (future, completer) = DeviceFuture::new();
-    let run = move || completer.complete(call());
+    if !platform::CAN_BLOCK {
+        call(completer);
+        return future;
+    }
+    let run = move || call(completer);
     match thread::Builder::new().name("forebay-open".into()).spawn(run) {
         Ok(_) => future,
         Err(error) => {
@@ -178,7 +196,7 @@ mod tests {
     fn a_future_is_pending_until_its_wait_ends_and_wakes_its_task_once() {
         let waiter = WaiterThread::default();
         let (release, blocked) = mpsc::channel::<u32>();
-        let mut future = waiter.run(move || Ok(blocked.recv().unwrap()));
+        let mut future = waiter.run(move |done| done.complete(Ok(blocked.recv().unwrap())));
         let wakes = Arc::new(CountingWaker::default());
         let waker = Waker::from(Arc::clone(&wakes));
         let context = &mut Context::from_waker(&waker);
@@ -194,8 +212,8 @@ mod tests {
     #[test]
     fn a_wait_that_panics_fails_its_future_and_no_other() {
         let waiter = WaiterThread::default();
-        let mut failed = waiter.run::<u32>(|| panic!("a wait of the test"));
-        let mut next = waiter.run(|| Ok(1));
+        let mut failed = waiter.run::<u32>(|_done| panic!("a wait of the test"));
+        let mut next = waiter.run(|done| done.complete(Ok(1)));
         drop(waiter);
         let context = &mut Context::from_waker(Waker::noop());
         assert!(matches!(Pin::new(&mut failed).poll(context), Poll::Ready(Err(_))));

@@ -307,7 +307,9 @@ impl IntoFuture for Fence {
 
     fn into_future(self) -> Self::IntoFuture {
         let (backend, fence) = (Arc::clone(self.device.raw_backend()), self.fence);
-        self.device.waiter().run(move || Ok(backend.wait_fence(fence)?))
+        self.device
+            .waiter()
+            .run(move |done| backend.wait_fence_then(fence, Box::new(|passed| done.complete(passed))))
     }
 }
 

@@ -163,11 +163,12 @@ impl Tensor {
             })
         });
         match (enqueued, started) {
-            (Ok(()), Some(download)) => self.device().waiter().run(move || {
-                let mut data = vec![0; words];
-                download.finish(&mut data)?;
-                data.truncate(length);
-                Ok(decode(data))
+            (Ok(()), Some(download)) => self.device().waiter().run(move |done| {
+                let decode = move |mut data: Vec<u8>| {
+                    data.truncate(length);
+                    decode(data)
+                };
+                download.finish_then(words, Box::new(|data| done.complete(data.map(decode))));
             }),
             (Err(error), _) => DeviceFuture::ready(Err(error)),
             (Ok(()), None) => DeviceFuture::ready(Ok(decode(Vec::new()))),

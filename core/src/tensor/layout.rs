@@ -55,8 +55,10 @@ pub fn numel(shape: &[usize]) -> usize {
 }
 
 /// Largest number of elements of a view, with extents of 0 counted as 1. Products of extents, strides and
-/// small factors then fit 64 bits.
-pub const MAX_VIEW_NUMEL: usize = 1 << 48;
+/// small factors then fit `usize`.
+pub const MAX_VIEW_NUMEL: usize = 1 << MAX_VIEW_NUMEL_LOG2;
+/// Binary logarithm of [`MAX_VIEW_NUMEL`]. With 32 bits, sizes in bytes fit too.
+const MAX_VIEW_NUMEL_LOG2: u32 = if usize::BITS < 64 { 28 } else { 48 };
 
 /// Returns the number of elements of a shape, or `None` if nonzero extents exceed [`MAX_VIEW_NUMEL`].
 #[must_use]
@@ -71,7 +73,7 @@ pub fn checked_numel(shape: &[usize]) -> Option<usize> {
 /// Fails if the extents multiply to more than [`MAX_VIEW_NUMEL`].
 pub(crate) fn check_view_numel(op: &'static str, shape: &[usize]) -> Result<()> {
     fail_if!(checked_numel(shape).is_none();
-        argument(op), "the extents of shape {shape:?} multiply to more than 2^48, the most that a tensor may name");
+        argument(op), "the extents of shape {shape:?} multiply to more than 2^{MAX_VIEW_NUMEL_LOG2}, the most that a tensor may name");
     Ok(())
 }
 

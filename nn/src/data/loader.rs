@@ -2,7 +2,8 @@
 //!
 //! The loader's thread assembles a few batches ahead on the host. The consumer's thread uploads each batch
 //! through the backend's staging memory, without waiting. Device memory is therefore allocated in the same
-//! order in every run, whatever the speed of the loader's thread.
+//! order in every run, whatever the speed of the loader's thread. In a browser page, which has no threads, the consumer
+//! assembles each batch itself.
 
 use std::any::Any;
 use std::collections::TryReserveError;
@@ -16,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::Dataset;
 use crate::{Device, Error, Result, Tensor, fail_if};
 use forebay_core::memory::{self, Tag};
+use forebay_core::platform::CAN_BLOCK;
 use forebay_core::tensor::layout::{numel, tensor_numel};
 
 /// Number of prefetched batches, unless [`DataLoader::ahead`] changes it.
@@ -142,21 +144,30 @@ impl<D: Dataset> DataLoader<D> {
     /// are fixed at this call. A change of its length is an error in the next epoch, and requires a new loop.
     #[must_use]
     pub fn prefetch(&self, device: &Device) -> BatchIter<D> {
+        self.iterate(device, CAN_BLOCK)
+    }
+
+    /// Returns the batches, assembled by a thread or by the consumer.
+    fn iterate(&self, device: &Device, on_thread: bool) -> BatchIter<D> {
         let (ready, batches) = sync_channel(self.ahead.min(MAX_PREFETCH));
         let (recycle, used) = channel();
         let started = self.query_sizes().and_then(|sizes| {
             self.check_sizes(&sizes)?;
-            let (loader, worker_sizes, ready) = (self.clone(), sizes.clone(), ready.clone());
+            let assembler = BatchAssembler::new(self.clone(), sizes.clone(), used);
+            if !on_thread {
+                return Ok((sizes, None, Some(assembler)));
+            }
+            let ready = ready.clone();
             let thread = thread::Builder::new().name("forebay-loader".into());
-            let thread = thread.spawn(move || loader.run_worker(&worker_sizes, &ready, &used));
+            let thread = thread.spawn(move || assembler.run(&ready));
             let thread =
                 thread.map_err(|e| Error::argument("prefetch", format!("no thread can be started: {e}")))?;
-            Ok((sizes, Some(thread)))
+            Ok((sizes, Some(thread), None))
         });
-        let (sizes, thread) = started.unwrap_or_else(|problem| {
+        let (sizes, thread, inline) = started.unwrap_or_else(|problem| {
             // The queue has room for at least one batch.
             let _ = ready.try_send(Err(problem));
-            (DatasetSizes::default(), None)
+            (DatasetSizes::default(), None, None)
         });
         let per_epoch = self.batches_for_samples(sizes.samples);
         BatchIter {
@@ -169,6 +180,7 @@ impl<D: Dataset> DataLoader<D> {
             retry_batch: None,
             recycle,
             thread,
+            inline,
         }
     }
 
@@ -195,49 +207,6 @@ impl<D: Dataset> DataLoader<D> {
             self.batches_for_samples(n) == 0 && (n > 0 || self.epochs.is_none());
             argument("batches"), "the data set has {n} samples, too few for one batch of {batch}"
         );
-        Ok(())
-    }
-
-    /// Runs the loader's thread: assembles batches until none are left or the receiver is dropped. An early
-    /// end is reported to the loop as an error.
-    fn run_worker(
-        &self,
-        sizes: &DatasetSizes,
-        ready: &SyncSender<Result<HostBatch<D>>>,
-        used: &Receiver<HostBatch<D>>,
-    ) {
-        let ended = catch_panic("loader", || self.assemble_batches(sizes, ready, used));
-        if let Err(error) = ended.and_then(|ended| ended) {
-            // The receiver may be gone.
-            let _ = ready.send(Err(error));
-        }
-    }
-
-    fn assemble_batches(
-        &self,
-        sizes: &DatasetSizes,
-        ready: &SyncSender<Result<HostBatch<D>>>,
-        used: &Receiver<HostBatch<D>>,
-    ) -> Result<()> {
-        let per_epoch = self.batches_for_samples(sizes.samples);
-        let mut cursor = self.start.normalized(per_epoch);
-        let mut order = None;
-        while !cursor.is_finished(per_epoch, self.epochs) {
-            let epoch = cursor.epoch;
-            if order.as_ref().is_none_or(|(of, _)| *of != epoch) {
-                self.check_same_length(sizes)?;
-                order = Some((epoch, shuffled_order(sizes.samples, self.seed, epoch)?));
-            }
-            let Some((_, order)) = &order else { break };
-            let mut host = used.try_recv().unwrap_or_default();
-            // User code: a panic in the data set is an error of the loop, not a silent end.
-            catch_panic("get", || self.fill_batch(sizes, &mut host, cursor.batch, order.as_deref()))
-                .and_then(|filled| filled)?;
-            if ready.send(Ok(host)).is_err() {
-                return Ok(());
-            }
-            cursor = cursor.advance(per_epoch);
-        }
         Ok(())
     }
 
@@ -270,6 +239,63 @@ impl<D: Dataset> DataLoader<D> {
             let sample = order.map_or(first + i, |order| order[first + i] as usize);
             self.data.get(sample, input, target)
         })
+    }
+}
+
+/// Assembles the batches of a loader on the host, in order.
+struct BatchAssembler<D: Dataset> {
+    loader: DataLoader<D>,
+    sizes: DatasetSizes,
+    cursor: LoaderCursor,
+    /// The epoch of a shuffled order, and the order.
+    order: Option<(u64, Option<Vec<u32>>)>,
+    /// Batches whose memory can be used again.
+    used: Receiver<HostBatch<D>>,
+}
+
+impl<D: Dataset> BatchAssembler<D> {
+    fn new(loader: DataLoader<D>, sizes: DatasetSizes, used: Receiver<HostBatch<D>>) -> Self {
+        let cursor = loader.start.normalized(loader.batches_for_samples(sizes.samples));
+        Self { loader, sizes, cursor, order: None, used }
+    }
+
+    /// Runs the loader's thread: assembles batches until none are left or the receiver is dropped. An early
+    /// end is reported to the loop as an error.
+    fn run(mut self, ready: &SyncSender<Result<HostBatch<D>>>) {
+        while let Some(host) = self.next_host() {
+            let failed = host.is_err();
+            // The receiver may be gone.
+            if ready.send(host).is_err() || failed {
+                return;
+            }
+        }
+    }
+
+    /// Assembles the next batch; `None` after the last one. An error ends the loop.
+    fn next_host(&mut self) -> Option<Result<HostBatch<D>>> {
+        catch_panic("loader", || self.assemble_next()).and_then(|next| next).transpose()
+    }
+
+    fn assemble_next(&mut self) -> Result<Option<HostBatch<D>>> {
+        let (loader, sizes) = (&self.loader, &self.sizes);
+        let per_epoch = loader.batches_for_samples(sizes.samples);
+        if self.cursor.is_finished(per_epoch, loader.epochs) {
+            return Ok(None);
+        }
+        let epoch = self.cursor.epoch;
+        let order = match &mut self.order {
+            Some((of, order)) if *of == epoch => order,
+            stale => {
+                loader.check_same_length(sizes)?;
+                &mut stale.insert((epoch, shuffled_order(sizes.samples, loader.seed, epoch)?)).1
+            }
+        };
+        let mut host = self.used.try_recv().unwrap_or_default();
+        // User code: a panic in the data set is an error of the loop, not a silent end.
+        catch_panic("get", || loader.fill_batch(sizes, &mut host, self.cursor.batch, order.as_deref()))
+            .and_then(|filled| filled)?;
+        self.cursor = self.cursor.advance(per_epoch);
+        Ok(Some(host))
     }
 }
 
@@ -382,6 +408,8 @@ pub struct BatchIter<D: Dataset> {
     retry_batch: Option<HostBatch<D>>,
     recycle: Sender<HostBatch<D>>,
     thread: Option<JoinHandle<()>>,
+    /// Assembler of the batches where there is no thread.
+    inline: Option<BatchAssembler<D>>,
 }
 
 impl<D: Dataset> BatchIter<D> {
@@ -411,6 +439,18 @@ impl<D: Dataset> BatchIter<D> {
         })
     }
 
+    /// Returns the next batch on the host, or `None` after the last batch and after an error.
+    fn receive_host(&mut self) -> Option<Result<HostBatch<D>>> {
+        let receiver = self.receiver.as_ref()?;
+        if let Some(assembler) = &mut self.inline {
+            return assembler.next_host();
+        }
+        match receiver.recv() {
+            Ok(host) => Some(host),
+            Err(_) => self.join_worker().map(Err),
+        }
+    }
+
     fn upload_batch(&self, host: &HostBatch<D>) -> Result<(Tensor, Tensor)> {
         let _tag = memory::scope::enter_tag(Tag::Input);
         let batched = |shape: &[usize]| [&[host.samples], shape].concat();
@@ -428,13 +468,12 @@ impl<D: Dataset> Iterator for BatchIter<D> {
         // The channel closes after the last batch and after an error.
         let host = match self.retry_batch.take() {
             Some(host) => host,
-            None => match self.receiver.as_ref()?.recv() {
-                Ok(Ok(host)) => host,
-                Ok(Err(e)) => {
+            None => match self.receive_host()? {
+                Ok(host) => host,
+                Err(e) => {
                     self.receiver = None;
                     return Some(Err(e));
                 }
-                Err(_) => return self.join_worker().map(Err),
             },
         };
         let tensors = self.upload_batch(&host);
@@ -502,13 +541,30 @@ mod tests {
         let (ready, batches) = sync_channel(1024);
         let (_recycle, used) = channel();
         let sizes = loader.query_sizes().expect("it does not panic");
-        loader.run_worker(&sizes, &ready, &used);
+        BatchAssembler::new(loader.clone(), sizes, used).run(&ready);
         drop(ready);
         batches.into_iter().map(|host| host.map_or_else(|_| Vec::new(), |h| h.targets)).collect()
     }
 
     fn device() -> Device {
         Device::null(forebay_core::backend::null::CardProfile::default())
+    }
+
+    #[test]
+    fn a_consumer_without_a_thread_gets_the_same_batches_and_errors() {
+        let loader = DataLoader::new(Numbers(10)).shuffle(3).batches(4).epochs(2);
+        let outcomes = |mut batches: BatchIter<Numbers>| {
+            let shapes = batches.by_ref().map(|batch| batch.map(|(x, _)| x.shape().to_vec()));
+            let shapes = shapes.map(|shape| shape.map_err(|e| e.to_string())).collect::<Vec<_>>();
+            (shapes, batches.cursor(), batches.next().is_none())
+        };
+        let inline = outcomes(loader.iterate(&device(), false));
+        assert_eq!(inline, outcomes(loader.iterate(&device(), true)));
+        assert_eq!(inline.0.len(), 6);
+        let faulty = DataLoader::new(Numbers(14)).batches(7);
+        let inline = outcomes(faulty.iterate(&device(), false));
+        assert!(inline.0[1].as_ref().is_err_and(|e| e.contains("unlucky")), "{:?}", inline.0);
+        assert_eq!(inline, outcomes(faulty.iterate(&device(), true)));
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! Progress of a run on standard error: a bar on a terminal, otherwise occasional lines.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use forebay_core::platform::Instant;
 
 use super::MemoryPoint;
 

@@ -219,7 +219,7 @@ impl PoolPlan {
         let [rows, cols] = self.max_contributors(forward);
         let (n, steps) = (to.numel(), rows * cols);
         let [h, w, oh, ow] = self.plane_extents();
-        let large = self.kind.is_adaptive() && (h.max(w) + 1) * (oh.max(ow) + 1) >= 1 << 32;
+        let large = self.kind.is_adaptive() && ((h.max(w) + 1) as u64) * ((oh.max(ow) + 1) as u64) >= 1 << 32;
         // If products of extents need 64 bits, finding the windows over an element takes 32 iterations each.
         let (fixed, each) = if large { (8 * 32, if forward { 1 } else { 5 * 32 }) } else { (8, 1) };
         let per_thread = if to.dtype().size() <= 2 { 4 } else { 1 };

@@ -150,8 +150,8 @@ impl AccessPattern {
     /// Appends this pattern to a kernel's key.
     fn extend_key(self, mut key: KernelKey) -> KernelKey {
         let Self { dense, vectorized: vectors, repeated, packed } = self;
-        let flags = usize::from(dense) | usize::from(vectors) << 1 | usize::from(packed) << 2;
-        key.push_number(flags | usize::from(repeated) << 3);
+        let flags = u64::from(dense) | u64::from(vectors) << 1 | u64::from(packed) << 2;
+        key.push_number(flags | u64::from(repeated) << 3);
         key
     }
 }
@@ -229,17 +229,17 @@ impl PointwiseSpec<'_> {
         let mut key = KernelKey::new("pointwise");
         key.push_str(self.expr);
         key.push_strs(self.math_files);
-        let dtypes = [self.compute, self.result, out.dtype()].map(|dtype| dtype as usize);
+        let dtypes = [self.compute, self.result, out.dtype()].map(|dtype| dtype as u64);
         key.push_number(
             dtypes[0]
                 | dtypes[1] << 8
                 | dtypes[2] << 16
-                | (self.type_rule as usize) << 24
-                | usize::from(inplace) << 32,
+                | (self.type_rule as u64) << 24
+                | u64::from(inplace) << 32,
         );
         for input in &self.inputs {
             key.push_str(input.name);
-            key.push_number(input.operand.as_tensor().map_or(usize::MAX, |t| t.dtype() as usize));
+            key.push_number(input.operand.as_tensor().map_or(u64::MAX, |t| t.dtype() as u64));
         }
         key
     }

@@ -108,7 +108,7 @@ fn run_softmax(log: bool, input: &Tensor, y: Option<&Tensor>, dim: isize) -> Res
     let mut key = KernelKey::new("softmax");
     key.push_str(dtype);
     key.push_flags(&[y.is_some(), log, rows.across]);
-    key.push_number(config.lanes | config.width << 16 | config.register_steps << 32);
+    key.push_number(config.lanes as u64 | (config.width as u64) << 16 | (config.register_steps as u64) << 32);
     let spec = || {
         kernel_spec! {
             "softmax", stage: "whole", pass: if y.is_some() { "backward" } else { "forward" }, log, dtype,
