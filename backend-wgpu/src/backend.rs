@@ -1,6 +1,7 @@
 //! The backend itself: segments, fences and the core's calls, implemented over the recorder.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 
@@ -17,7 +18,7 @@ use rustc_hash::FxHashMap;
 
 use crate::adapter::{self, WgpuDeviceInfo};
 use crate::bind_groups::{BindGroupCache, BindLayouts};
-use crate::copy_fill::CopyFillKernels;
+use crate::copy_fill::{CopyFillKernels, SizedSegment};
 use crate::gpu::{Gpu, lock};
 use crate::kernel::{self, CompiledKernel, ParamSpace};
 use crate::params::ParamRing;
@@ -45,8 +46,8 @@ pub struct WgpuBackend {
     layouts: BindLayouts,
     /// Segments by id. Ids are never reused, so a stale id is an error and cannot refer to another buffer.
     segments: RwLock<FxHashMap<u64, wgpu::Buffer>>,
-    /// Number of tensors over each buffer of the program, by segment.
-    external: Mutex<FxHashMap<u64, usize>>,
+    /// Ranges of the tensors over each buffer of the program, by segment.
+    external: Mutex<FxHashMap<u64, Vec<Range<u64>>>>,
     /// Usages of segments that the program's commands need.
     extra_usages: wgpu::BufferUsages,
     next_segment: AtomicU64,
@@ -59,6 +60,14 @@ pub struct WgpuBackend {
     /// The last submission that the device has passed.
     completed: Arc<AtomicU64>,
     state: Arc<Mutex<QueueState>>,
+}
+
+/// Reason why a buffer of the program does not become a tensor.
+pub(crate) enum RefusedBuffer {
+    /// The buffer is one of the pool.
+    HoldsTensors,
+    /// A tensor lies over these bytes.
+    Overlaps(Range<u64>),
 }
 
 /// Recorded commands, and commands that cannot be recorded yet.
@@ -199,9 +208,14 @@ impl WgpuBackend {
     }
 
     /// Makes a buffer of the program a segment, until a matching [`release_buffer`](Self::release_buffer). A
-    /// buffer has one segment, because copies within a buffer differ from copies between buffers. `None` if the
-    /// buffer is one of this backend.
-    pub(crate) fn adopt_buffer(&self, buffer: &wgpu::Buffer) -> Option<SegmentId> {
+    /// buffer has one segment, because copies within a buffer differ from copies between buffers.
+    ///
+    /// The runtime orders operations and counts writes by tensor, so two tensors must not share bytes.
+    pub(crate) fn adopt_buffer(
+        &self,
+        buffer: &wgpu::Buffer,
+        range: Range<u64>,
+    ) -> Result<SegmentId, RefusedBuffer> {
         let mut external = lock(&self.external);
         let known = {
             let segments = self.segments.read_unpoisoned();
@@ -209,26 +223,34 @@ impl WgpuBackend {
         };
         let segment = match known {
             Some(id) if external.contains_key(&id) => SegmentId(id),
-            Some(_) => return None,
+            Some(_) => return Err(RefusedBuffer::HoldsTensors),
             None => self.register_buffer(buffer.clone()),
         };
-        *external.entry(segment.0).or_default() += 1;
-        Some(segment)
+        let ranges = external.entry(segment.0).or_default();
+        match ranges.iter().find(|taken| taken.start.max(range.start) < taken.end.min(range.end)) {
+            Some(taken) => Err(RefusedBuffer::Overlaps(taken.clone())),
+            None => {
+                ranges.push(range);
+                Ok(segment)
+            }
+        }
     }
 
-    /// Drops the backend's handle of a program's buffer, after submitting the commands that use the buffer. The
-    /// buffer is not destroyed.
-    pub(crate) fn release_buffer(&self, segment: SegmentId) {
+    /// Releases a range of a program's buffer. With the last one, drops the backend's handle of the buffer, after
+    /// submitting the commands that use the buffer. The buffer is not destroyed.
+    pub(crate) fn release_buffer(&self, segment: SegmentId, range: &Range<u64>) {
         let mut external = lock(&self.external);
-        let Some(uses) = external.get_mut(&segment.0) else { return };
-        *uses -= 1;
-        if *uses > 0 {
+        let Some(ranges) = external.get_mut(&segment.0) else { return };
+        if let Some(found) = ranges.iter().position(|taken| taken == range) {
+            ranges.swap_remove(found);
+        }
+        if !ranges.is_empty() {
             return;
         }
         external.remove(&segment.0);
         let submitted = {
             let mut state = lock(&self.state);
-            state.bind_groups.clear();
+            state.bind_groups.remove_segment(segment);
             state.submit()
         };
         self.segments.write_unpoisoned().remove(&segment.0);
@@ -275,11 +297,6 @@ impl WgpuBackend {
         found.ok_or_else(|| Error::argument("launch", format!("kernel {} is another device's", kernel.0)))
     }
 
-    /// Returns a slice of a whole segment.
-    fn whole_segment(segment: SegmentId, buffer: &wgpu::Buffer) -> Slice {
-        Slice { segment, offset: 0, bytes: buffer.size() }
-    }
-
     /// Looks up everything that a command needs; `None` for commands of a library, which this backend lacks.
     fn prepare_command(&self, command: &Command<'_>) -> Result<Option<PreparedCommand>> {
         Ok(Some(match *command {
@@ -287,7 +304,7 @@ impl WgpuBackend {
             Command::Copy { dst, src } => {
                 let from = self.segment(src.segment)?;
                 if src.segment == dst.segment {
-                    let whole = Self::whole_segment(src.segment, &from);
+                    let whole = SizedSegment { segment: src.segment, bytes: from.size() };
                     let work = self.copy_fill.copy(self, whole, dst.offset, src.offset, src.bytes)?;
                     self.prepare_dispatch(&work.launch())?
                 } else {
@@ -300,7 +317,7 @@ impl WgpuBackend {
                 if word == 0 && dst.bytes >= MIN_CLEAR_BYTES {
                     PreparedCommand::Clear { buffer, offset: dst.offset, bytes: dst.bytes }
                 } else {
-                    let whole = Self::whole_segment(dst.segment, &buffer);
+                    let whole = SizedSegment { segment: dst.segment, bytes: buffer.size() };
                     let work = self.copy_fill.fill(self, whole, dst.offset, dst.bytes, word)?;
                     self.prepare_dispatch(&work.launch())?
                 }
@@ -404,7 +421,7 @@ impl SegmentSource for WgpuBackend {
         // Recorded commands that are not submitted yet may use the buffer, and would be refused without it.
         let submitted = {
             let mut state = lock(&self.state);
-            state.bind_groups.clear();
+            state.bind_groups.remove_segment(segment);
             state.submit()
         };
         self.segments.write_unpoisoned().remove(&segment.0);
@@ -578,7 +595,7 @@ impl Backend for WgpuBackend {
         }
         let from = self.segment(src.segment)?;
         if src.segment == dst.segment {
-            let whole = Self::whole_segment(src.segment, &from);
+            let whole = SizedSegment { segment: src.segment, bytes: from.size() };
             let work = self.copy_fill.copy(self, whole, dst.offset, src.offset, src.bytes)?;
             return self.launch(&work.launch());
         }
@@ -605,7 +622,7 @@ impl Backend for WgpuBackend {
                 return Ok(self.gpu.check_health()?);
             }
         }
-        let whole = Self::whole_segment(dst.segment, &buffer);
+        let whole = SizedSegment { segment: dst.segment, bytes: buffer.size() };
         self.launch(&self.copy_fill.fill(self, whole, dst.offset, dst.bytes, word)?.launch())
     }
 
@@ -672,105 +689,4 @@ impl Backend for WgpuBackend {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const KERNEL: &str = "
-        @group(0) @binding(0) var<storage, read_write> x: array<u32>;
-        @compute @workgroup_size(1) fn main() { x[0] = 1u; }";
-
-    /// Kernels compile in the background: commands that follow such a kernel wait for it, in order.
-    #[test]
-    fn commands_run_in_order_while_kernels_are_compiled() {
-        for found in WgpuBackend::enumerate().into_iter().filter(|found| found.unavailable_reason.is_none()) {
-            let device = WgpuBackend::new(found.index).unwrap();
-            let [a, b] = [(); 2].map(|()| device.alloc_segment(4096).unwrap());
-            let [x, y] = [a, b].map(|segment| Slice { segment, offset: 0, bytes: 4 });
-            device.upload(x, &1u32.to_le_bytes()).unwrap();
-            let mut expected = 1u32;
-            for factor in 2..10u32 {
-                let wgsl = format!(
-                    "@group(0) @binding(0) var<storage, read_write> x: array<u32>;
-                    @compute @workgroup_size(1) fn main() {{ x[0] = x[0] * {factor}u + 1u; }}"
-                );
-                let kernel = device
-                    .compile(&KernelSource {
-                        label: "multiply",
-                        wgsl: &wgsl,
-                        entry_point: "main",
-                        overrides: &[],
-                        zero_workgroup_memory: true,
-                    })
-                    .unwrap();
-                // Each step reads the result of the step before, through a copy and a fill.
-                device.launch(&Launch { kernel, bindings: &[x], params: &[], groups: [1, 1, 1] }).unwrap();
-                device.copy(y, x).unwrap();
-                device.fill(x, 0).unwrap();
-                device.copy(x, y).unwrap();
-                expected = expected.wrapping_mul(factor).wrapping_add(1);
-            }
-            let mut result = [0; 4];
-            device.download(x, &mut result).unwrap();
-            assert_eq!(u32::from_le_bytes(result), expected);
-            let refused = device.compile(&KernelSource {
-                label: "too large",
-                wgsl: "@compute @workgroup_size(8192) fn main() {}",
-                entry_point: "main",
-                overrides: &[],
-                zero_workgroup_memory: true,
-            });
-            let kernel = refused.unwrap();
-            let launch = Launch { kernel, bindings: &[], params: &[], groups: [1, 1, 1] };
-            // The launch fails, or waits for the compiler and fails the next call that waits for the device.
-            let error = device.launch(&launch).and_then(|()| device.download(x, &mut result)).unwrap_err();
-            assert!(error.to_string().contains("too large"), "{error}");
-            device.download(x, &mut result).unwrap();
-            assert!(matches!(device.wait_compiled(kernel), Err(Error::KernelCompilation { .. })));
-            assert!(matches!(device.launch(&launch), Err(Error::KernelCompilation { .. })));
-            device.download(x, &mut result).unwrap();
-            assert_eq!(u32::from_le_bytes(result), expected);
-        }
-    }
-
-    /// `destroy` is the only way to lose a device on purpose; the effects are those of a driver crash.
-    #[test]
-    fn a_lost_device_is_an_error_of_every_call_and_never_a_panic() {
-        for found in WgpuBackend::enumerate().into_iter().filter(|found| found.unavailable_reason.is_none()) {
-            let device = WgpuBackend::new(found.index).unwrap();
-            let source = KernelSource {
-                label: "one",
-                wgsl: KERNEL,
-                entry_point: "main",
-                overrides: &[],
-                zero_workgroup_memory: true,
-            };
-            let kernel = device.compile(&source).unwrap();
-            let segment = device.alloc_segment(4096).unwrap();
-            let x = Slice { segment, offset: 0, bytes: 4 };
-            let launch = Launch { kernel, bindings: &[x], params: &[], groups: [1, 1, 1] };
-            device.launch(&launch).unwrap();
-            let fence = device.record_fence().unwrap();
-            // One launch is recorded and not submitted when the device is lost.
-            device.launch(&launch).unwrap();
-            device.gpu.device.destroy();
-            // wgpu reports the loss when the last work is done.
-            let _ = device.gpu.device.poll(wgpu::PollType::wait_indefinitely());
-            let lost = |result: Result<()>| {
-                let error = result.unwrap_err();
-                assert!(matches!(error, Error::Driver(SourceError::DeviceLost(_))), "{error}");
-                assert!(error.to_string().ends_with("open it again to go on"), "{error}");
-            };
-            lost(device.launch(&launch));
-            lost(device.flush());
-            lost(device.upload(x, &[0; 4]));
-            lost(device.download(x, &mut [0; 4]));
-            lost(device.fill(x, 1));
-            lost(device.compile(&source).map(drop));
-            lost(device.alloc_segment(4096).map(drop).map_err(Error::from));
-            lost(device.record_fence().map(drop).map_err(Error::from));
-            lost(device.free_segment(segment).map_err(Error::from));
-            // The fence may be passed or lost, but the call must return.
-            let _ = (device.is_fence_signaled(fence), device.wait_fence(fence));
-        }
-    }
-}
+mod tests;

@@ -2,7 +2,7 @@
 
 use std::sync::Mutex;
 
-use forebay_core::backend::{Slice, SourceError};
+use forebay_core::backend::{SegmentId, Slice, SourceError};
 use rustc_hash::FxHashMap;
 
 use crate::gpu::{Gpu, lock, to_single_line};
@@ -142,9 +142,15 @@ impl BindGroupCache {
             .map_err(|error| refused(to_single_line(&error)))
     }
 
-    /// Drops all groups, because a segment is about to be freed.
-    pub(crate) fn clear(&mut self) {
-        self.young.clear();
-        self.old.clear();
+    /// Drops the groups over a segment that is about to be freed.
+    pub(crate) fn remove_segment(&mut self, segment: SegmentId) {
+        for groups in [&mut self.young, &mut self.old] {
+            groups.retain(|key, _| key.iter().all(|[bound, ..]| *bound != segment.0));
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn group_count(&self) -> usize {
+        self.young.len() + self.old.len()
     }
 }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use forebay_core::backend::SourceError;
+use forebay_core::driver_call::call_driver;
 use forebay_core::platform::{CAN_BLOCK, CANNOT_BLOCK, Instant};
 use forebay_core::sync::LockUnpoisoned;
 
@@ -44,6 +45,9 @@ pub(crate) const MAX_IMMEDIATE_BYTES: u32 = 256;
 /// Time that a waiting thread polls before it blocks. Waking a blocked thread takes longer than a small kernel.
 const SPIN_TIME: Duration = Duration::from_micros(100);
 
+/// Start of the message with which wgpu panics if a poll finds the device lost.
+const FATAL_POLL_ERROR: &str = "Error in Device::poll";
+
 /// A device and its queue.
 #[derive(Debug)]
 pub(crate) struct Gpu {
@@ -77,6 +81,38 @@ impl Gpu {
     /// Uses a device of the program, whose error callbacks stay as they are.
     pub(crate) fn shared(device: wgpu::Device, queue: wgpu::Queue) -> Self {
         Self { device, queue, is_shared: true, health: Arc::default() }
+    }
+
+    /// Calls wgpu where callbacks of the program may run on this thread. A callback that panics ends neither the call nor
+    /// the device: the panic hook has printed its message. `None` if a callback panicked, which loses the result.
+    fn survive_callbacks<T>(&self, call: impl FnOnce() -> T) -> Option<T> {
+        let panic = match catch_unwind(AssertUnwindSafe(|| call_driver(call))) {
+            Ok(made) => return Some(made),
+            Err(panic) => panic,
+        };
+        // wgpu panics if the device is lost during polling.
+        if panic.downcast_ref::<String>().is_some_and(|message| message.starts_with(FATAL_POLL_ERROR)) {
+            self.health.record_loss("it was lost while it was polled".to_owned());
+        } else {
+            log::error!("a callback of the program panicked inside a call of wgpu; the call goes on");
+        }
+        None
+    }
+
+    /// Submits commands. Errors are collected like those of [`collect_errors`](Self::collect_errors).
+    pub(crate) fn submit(
+        &self,
+        commands: impl FnOnce() -> Vec<wgpu::CommandBuffer>,
+    ) -> wgpu::SubmissionIndex {
+        let submit = |commands| self.queue.submit(commands);
+        let mut submitted = self.survive_callbacks(|| self.collect_errors(|| submit(commands())));
+        // Callbacks run after the submission. An empty one gives an index that is no earlier.
+        loop {
+            match submitted {
+                Some(index) => return index,
+                None => submitted = self.survive_callbacks(|| submit(Vec::new())),
+            }
+        }
     }
 
     /// Runs calls whose errors reach the device's callbacks. On a device of the program, error scopes collect them
@@ -114,9 +150,14 @@ impl Gpu {
     /// Runs `create` and returns the error that it raised, if any, in place of the result. Error scopes are
     /// per thread.
     pub(crate) fn with_error_scopes<T>(&self, create: impl FnOnce() -> T) -> Result<T, wgpu::Error> {
-        match self.scope_errors(create) {
-            (_, Some(error)) => Err(error),
-            (made, None) => Ok(made),
+        match self.survive_callbacks(|| self.scope_errors(create)) {
+            Some((made, None)) => Ok(made),
+            Some((_, Some(error))) => Err(error),
+            None => Err(wgpu::Error::Internal {
+                source: "a callback panicked".into(),
+                description: "a callback of the program panicked when the driver reported a lost device"
+                    .to_owned(),
+            }),
         }
     }
 
@@ -190,14 +231,10 @@ impl Gpu {
 
     fn poll_with(&self, kind: wgpu::PollType) -> Result<(), SourceError> {
         self.check_health()?;
-        // wgpu panics if the device is lost during polling; the panic becomes an error.
-        match catch_unwind(AssertUnwindSafe(|| self.device.poll(kind))) {
-            Ok(Ok(_)) => self.check_health(),
-            Ok(Err(error)) => Err(SourceError::Driver { call: "poll", detail: to_single_line(&error) }),
-            Err(_) => {
-                self.health.record_loss("it was lost while it was polled".to_owned());
-                self.check_health()
-            }
+        match self.survive_callbacks(|| self.device.poll(kind)) {
+            Some(Err(error)) => Err(SourceError::Driver { call: "poll", detail: to_single_line(&error) }),
+            // Callbacks run after the wait.
+            Some(Ok(_)) | None => self.check_health(),
         }
     }
 }

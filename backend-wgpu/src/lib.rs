@@ -19,6 +19,7 @@ mod backend;
 mod bind_groups;
 mod copy_fill;
 mod gpu;
+mod identity;
 mod kernel;
 mod params;
 #[cfg_attr(target_family = "wasm", path = "platform/web.rs")]

@@ -32,6 +32,19 @@ struct Submission {
     page: Option<ParamPage>,
 }
 
+/// Marks a submission as completed when it is dropped. If a callback of the program panics, wgpu drops the other
+/// callbacks of completed work without calling them.
+struct PassedSubmission {
+    number: u64,
+    completed: Arc<AtomicU64>,
+}
+
+impl Drop for PassedSubmission {
+    fn drop(&mut self) {
+        self.completed.fetch_max(self.number, Ordering::AcqRel);
+    }
+}
+
 /// One launch, looked up and checked.
 pub(crate) struct Dispatch<'a> {
     pub(crate) kernel: KernelId,
@@ -189,13 +202,11 @@ impl CommandRecorder {
         }
         let (page, upload) = self.upload_params()?;
         self.belt.unmap_for_submit();
-        let index =
-            self.gpu.collect_errors(|| self.gpu.queue.submit(upload.into_iter().chain([encoder.finish()])));
+        let index = self.gpu.submit(|| upload.into_iter().chain([encoder.finish()]).collect());
         self.submitted += 1;
-        let (number, completed) = (self.submitted, Arc::clone(&self.completed));
-        self.gpu.queue.on_submitted_work_done(move || {
-            completed.fetch_max(number, Ordering::AcqRel);
-        });
+        let number = self.submitted;
+        let passed = PassedSubmission { number, completed: Arc::clone(&self.completed) };
+        self.gpu.queue.on_submitted_work_done(move || drop(passed));
         self.belt.map_after_submit();
         self.in_flight.push_back(Submission { number, index, page });
         // wgpu frees resources only when polled.

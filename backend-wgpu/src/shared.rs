@@ -16,9 +16,9 @@ use forebay_core::tensor::{IntoShape, PinnedSlice, Tensor};
 use forebay_core::{fail, fail_if};
 
 use crate::adapter;
-use crate::backend::{SEGMENT_USAGES, WgpuBackend};
+use crate::backend::{RefusedBuffer, SEGMENT_USAGES, WgpuBackend};
 use crate::gpu::lock;
-use crate::vulkan;
+use crate::identity;
 
 /// Options of [`WgpuDeviceExt::from_wgpu_with`].
 #[derive(Clone, Debug)]
@@ -48,8 +48,9 @@ pub trait WgpuDeviceExt: Sized {
     /// they are; Forebay's errors are returned by its own calls. Forebay frees its own buffers when the last tensor
     /// and the last handle are dropped, and never destroys the program's objects.
     ///
-    /// Forebay polls the device. Callbacks of the program may therefore run inside of Forebay's calls, and must not
-    /// call Forebay.
+    /// Forebay polls the device. Callbacks of the program may therefore run inside of Forebay's calls. They may drop
+    /// tensors and slices, and must not call Forebay in other ways. A callback that panics there ends neither the call
+    /// nor the device.
     ///
     /// # Errors
     /// The limits are below WebGPU's minimum.
@@ -88,7 +89,7 @@ impl WgpuDeviceExt for Device {
         known.retain(|weak| weak.upgrade().is_some());
         for open in known.iter().filter_map(WeakDevice::upgrade) {
             let same = with_backend("from_wgpu", &open, |backend| {
-                Ok(vulkan::is_same_device(backend.wgpu_device(), device))
+                Ok(identity::is_same_device(backend.wgpu_device(), device))
             })?;
             if same {
                 return Ok(open);
@@ -109,6 +110,13 @@ impl WgpuDeviceExt for Device {
             Ok((backend.wgpu_device().clone(), backend.wgpu_queue().clone()))
         })
     }
+}
+
+/// Returns the bytes of a tensor's elements. [`Tensor::from_external`] refuses negative extents and overflows.
+fn tensor_bytes(shape: &impl IntoShape, dtype: DType) -> u64 {
+    let extents = shape.to_extents();
+    let numel = extents.iter().fold(1u64, |numel, &n| numel.saturating_mul(u64::try_from(n).unwrap_or(0)));
+    numel.saturating_mul(dtype.size() as u64)
 }
 
 /// Calls a function with the device's backend, which must be this crate's.
@@ -207,15 +215,15 @@ impl WgpuSlice {
 /// wgpu's side of a [`Tensor`].
 pub trait WgpuTensorExt: Sized {
     /// Creates a tensor over a buffer of the program, from byte `offset`, without a copy. The contents are those that
-    /// the queue has written when an operation runs. Submit the program's writes before operations that read them,
-    /// and call [`Device::flush`] before writes to memory that earlier operations read.
+    /// the queue has written when an operation runs. Submit the program's first writes before operations that read
+    /// them. For later writes, take [`wgpu_slice_mut`](Self::wgpu_slice_mut).
     ///
     /// The memory counts under [`Tag::External`](forebay_core::memory::Tag::External). The buffer is never destroyed;
     /// its handle is dropped with the last tensor over it.
     ///
     /// # Errors
     /// The buffer lacks the usages `STORAGE | COPY_SRC | COPY_DST`, is too short, or belongs to a tensor. The
-    /// offset is not aligned.
+    /// offset is not aligned. The bytes overlap another tensor over the buffer: take a view of that tensor.
     fn from_wgpu_buffer(
         buffer: &wgpu::Buffer,
         offset: u64,
@@ -230,7 +238,12 @@ pub trait WgpuTensorExt: Sized {
     /// The tensor is empty, not contiguous, or not on a wgpu device. A step is being recorded.
     fn wgpu_slice(&self) -> Result<WgpuSlice>;
 
-    /// Returns the memory for commands that write it. The writes count as in-place operations without gradient.
+    /// Returns the memory for commands that write it, in the pool or in a buffer of the program. Drop the guard after
+    /// the commands are submitted, and take a new one for the next commands.
+    ///
+    /// The writes count as in-place operations without gradient: a backward pass that needs the old contents fails.
+    /// Writes without this guard go unnoticed. A backward pass then computes with the new contents, and casts that
+    /// the runtime keeps have the old ones.
     ///
     /// # Errors
     /// The tensor is empty, not contiguous, or not on a wgpu device. A step is being recorded.
@@ -266,18 +279,25 @@ impl WgpuTensorExt for Tensor {
         let Some(bytes) = size.checked_sub(offset) else {
             fail!(argument(OP), "offset {offset} is past the end of the buffer, which has {size} bytes");
         };
-        let segment = with_shared_backend(OP, device, |backend| {
-            let Some(segment) = backend.adopt_buffer(buffer) else {
-                fail!(argument(OP), "the buffer holds tensors of {device}; use the tensor itself");
-            };
-            Ok(segment)
-        })?;
+        let range = offset..offset.saturating_add(tensor_bytes(&shape, dtype));
+        let segment =
+            with_shared_backend(OP, device, |backend| match backend.adopt_buffer(buffer, range.clone()) {
+                Ok(segment) => Ok(segment),
+                Err(RefusedBuffer::HoldsTensors) => {
+                    fail!(argument(OP), "the buffer holds tensors of {device}; use the tensor itself")
+                }
+                Err(RefusedBuffer::Overlaps(taken)) => fail!(
+                    argument(OP),
+                    "bytes {range:?} of the buffer overlap a tensor over its bytes {taken:?}; take a view \
+                of that tensor (`narrow`, `view`), or drop the tensor first"
+                ),
+            })?;
         let open = device.downgrade();
         let release = move || {
             // A closed device has dropped its handles.
             if let Some(device) = open.upgrade() {
                 let _ = with_backend(OP, &device, |backend| {
-                    backend.release_buffer(segment);
+                    backend.release_buffer(segment, &range);
                     Ok(())
                 });
             }

@@ -14,7 +14,7 @@ const CHUNK_BYTES: u64 = 4 << 20;
 const MAX_CHUNKS: usize = 8;
 /// Interval and number of waits for an upload buffer that another thread is about to return.
 const WAIT_INTERVAL: Duration = Duration::from_millis(10);
-const MAX_WAITS: usize = 1000;
+const MAX_WAITS: usize = 20;
 /// Maximum bytes of one download; larger ones are split.
 pub(crate) const MAX_READBACK_BYTES: u64 = 16 << 20;
 /// Size of the smallest download buffer, so that all small downloads share one.
@@ -39,8 +39,33 @@ struct ReturnQueue {
 #[derive(Debug, Default)]
 struct ReturnedBuffers {
     mapped: Vec<wgpu::Buffer>,
-    /// Buffers that could not be mapped again, because the device was lost.
+    /// Buffers that could not be mapped again, because the device was lost or a callback of the program panicked.
     lost: usize,
+}
+
+/// Returns a buffer to the queue when it is dropped. If a callback of the program panics, wgpu drops other callbacks
+/// without calling them.
+struct ReturningBuffer {
+    returns: Arc<ReturnQueue>,
+    mapped: Option<wgpu::Buffer>,
+}
+
+impl ReturningBuffer {
+    /// Returns the buffer; `None` if it was not mapped.
+    fn finish(mut self, mapped: Option<wgpu::Buffer>) {
+        self.mapped = mapped;
+    }
+}
+
+impl Drop for ReturningBuffer {
+    fn drop(&mut self) {
+        let mut returned = lock(&self.returns.inner);
+        match self.mapped.take() {
+            Some(buffer) => returned.mapped.push(buffer),
+            None => returned.lost += 1,
+        }
+        self.returns.arrived.notify_all();
+    }
 }
 
 /// The ring of upload buffers.
@@ -64,12 +89,13 @@ impl StagingBelt {
         }
         let reused = {
             let mut returned = lock(&self.returns.inner);
-            self.buffer_count -= std::mem::take(&mut returned.lost);
+            // A buffer that was replaced counts no longer.
+            self.buffer_count = self.buffer_count.saturating_sub(std::mem::take(&mut returned.lost));
             returned.mapped.pop()
         };
         let buffer = match reused {
             Some(buffer) => buffer,
-            None if self.buffer_count == MAX_CHUNKS => return Ok(false),
+            None if self.buffer_count >= MAX_CHUNKS => return Ok(false),
             None => {
                 let usage = wgpu::BufferUsages::MAP_WRITE | wgpu::BufferUsages::COPY_SRC;
                 match gpu.create_buffer("forebay upload", CHUNK_BYTES, usage, true) {
@@ -130,22 +156,18 @@ impl StagingBelt {
     /// Requests that the buffers are mapped again; a later poll completes the requests.
     pub(crate) fn map_after_submit(&mut self) {
         for buffer in self.closed.drain(..) {
-            let returns = Arc::clone(&self.returns);
+            let returning = ReturningBuffer { returns: Arc::clone(&self.returns), mapped: None };
             let mapped = buffer.clone();
             buffer.map_async(wgpu::MapMode::Write, .., move |result| {
-                let mut returned = lock(&returns.inner);
-                match result {
-                    Ok(()) => returned.mapped.push(mapped),
-                    Err(_) => returned.lost += 1,
-                }
-                returns.arrived.notify_all();
+                returning.finish(result.ok().map(|()| mapped));
             });
         }
     }
 
-    /// Blocks until a buffer returns. The device has passed it already: another thread may have polled and be
-    /// about to return the buffer.
-    pub(crate) fn wait_for_buffer(&self, gpu: &Gpu) -> Result<(), SourceError> {
+    /// Blocks until a buffer returns. The device has passed it already: another thread may have polled and be about to
+    /// return the buffer. That thread may run a callback of the program that waits for this thread. So a buffer that
+    /// stays away is replaced.
+    pub(crate) fn wait_for_buffer(&mut self, gpu: &Gpu) -> Result<(), SourceError> {
         for _ in 0..MAX_WAITS {
             gpu.poll()?;
             let returned = lock(&self.returns.inner);
@@ -155,8 +177,8 @@ impl StagingBelt {
                 return Ok(());
             }
         }
-        let detail = "staging memory did not come back from the device".to_owned();
-        Err(SourceError::Driver { call: "map_async", detail })
+        self.buffer_count -= 1;
+        Ok(())
     }
 }
 
@@ -212,7 +234,8 @@ impl ReadbackPool {
         match answer.map_or_else(|| receiver.recv(), Ok) {
             Ok(Ok(())) => {}
             Ok(Err(error)) => return gpu.check_health().and(Err(refused(to_single_line(&error)))),
-            Err(_) => return gpu.check_health().and(Err(refused("the driver never answered".to_owned()))),
+            // A callback of the program panicked, so wgpu dropped the answer: the view tells if the buffer is mapped.
+            Err(_) => gpu.check_health()?,
         }
         self.take_mapped(buffer, data)
     }

@@ -73,14 +73,6 @@ pub(crate) fn total_memory(device: &wgpu::Device) -> Option<u64> {
     heaps.iter().filter(|heap| heap.flags.as_raw() & DEVICE_LOCAL != 0).map(|heap| heap.size).max()
 }
 
-/// Reports whether both are one device. wgpu's own comparison is valid only within an instance.
-pub(crate) fn is_same_device(left: &wgpu::Device, right: &wgpu::Device) -> bool {
-    // SAFETY: the code only reads the handle, while the guard keeps the device alive.
-    let handle =
-        |device: &wgpu::Device| unsafe { device.as_hal::<Vulkan>() }.map(|hal| hal.raw_device().handle());
-    left == right && handle(left) == handle(right)
-}
-
 /// Reports whether a Vulkan loader was found.
 pub(crate) fn has_loader(instance: &wgpu::Instance) -> bool {
     // SAFETY: the code only checks whether the instance exists.

@@ -14,7 +14,3 @@ pub(crate) fn request_device_with_bfloat16(
 pub(crate) fn total_memory(_device: &wgpu::Device) -> Option<u64> {
     None
 }
-
-pub(crate) fn is_same_device(left: &wgpu::Device, right: &wgpu::Device) -> bool {
-    left == right
-}

@@ -41,4 +41,6 @@ pub mod sync;
 pub mod tensor;
 pub mod variables;
 
+#[doc(hidden)]
+pub use runtime::driver_call;
 pub use runtime::{device, future, profile, stream};

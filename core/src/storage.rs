@@ -3,13 +3,14 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use crate::backend::Slice;
+use crate::backend::{SegmentId, Slice};
 use crate::error::Result;
 use crate::memory::scope::Scope;
 use crate::memory::{Block, Pool, Request, Tag};
 use crate::runtime::capture::recorder::Buffer;
 use crate::runtime::device::Device;
 use crate::runtime::dispatch::{DispatchGuard, FusionSlot};
+use crate::runtime::driver_call::is_in_driver_call;
 use crate::runtime::stream::{Access, StreamUses};
 use crate::sync::LockUnpoisoned;
 
@@ -87,6 +88,10 @@ pub(crate) struct PinGuard {
 impl Drop for PinGuard {
     fn drop(&mut self) {
         let Self { storage, access, block } = self;
+        if is_in_driver_call() {
+            let moved = Self { storage: Arc::clone(storage), access: *access, block: *block };
+            return storage.device.waiter().drop_later(moved);
+        }
         storage.device.pool().unpin(block);
         let leaves = {
             let state = &mut *storage.lock();
@@ -422,8 +427,34 @@ fn free_block(device: &Device, pool: &Pool, block: Block, uses: &StreamUses) {
     }
 }
 
+impl Storage {
+    /// Lets the device's thread free the memory. A callback of the program runs inside of a call that may hold the
+    /// locks of the device.
+    fn free_later(&mut self) {
+        let state = self.state.get_mut_unpoisoned();
+        let nothing = Residency::Device(Block::external(SegmentId(0), 0, 0, 0));
+        let moved = StorageState {
+            residency: std::mem::replace(&mut state.residency, nothing),
+            uses: std::mem::take(&mut state.uses),
+            ..*state
+        };
+        self.device.waiter().drop_later(Self {
+            device: self.device.clone(),
+            id: self.id,
+            bytes: self.bytes,
+            recorded_writes: AtomicU32::new(0),
+            saved_count: AtomicU32::new(0),
+            release: self.release.take(),
+            state: Mutex::new(moved),
+        });
+    }
+}
+
 impl Drop for Storage {
     fn drop(&mut self) {
+        if is_in_driver_call() {
+            return self.free_later();
+        }
         let state = self.state.get_mut_unpoisoned();
         self.device.flush_before_free(state.fusion_slot);
         if let Some(release) = self.release.take() {

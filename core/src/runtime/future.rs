@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Poll, Waker};
-use std::thread::{self, JoinHandle};
+use std::thread;
 
 use crate::error::{Error, Result};
 use crate::platform;
@@ -103,7 +103,7 @@ type Job = Box<dyn FnOnce() + Send>;
 /// Thread that waits for a device, started at the first wait.
 #[derive(Debug, Default)]
 pub(crate) struct WaiterThread {
-    running: Mutex<Option<(mpsc::Sender<Job>, JoinHandle<()>)>>,
+    running: Mutex<Option<mpsc::Sender<Job>>>,
 }
 
 impl WaiterThread {
@@ -118,7 +118,22 @@ impl WaiterThread {
             wait(completer);
             return future;
         }
-        let job: Job = Box::new(move || wait(completer));
+        if let Some(job) = self.send(Box::new(move || wait(completer))) {
+            job();
+        }
+        future
+    }
+
+    /// Drops a value on the thread, after all earlier waits, because the caller may hold locks that the drop takes.
+    pub(crate) fn drop_later<T: Send + 'static>(&self, value: T) {
+        if let Some(job) = self.send(Box::new(move || drop(value))) {
+            log::error!("memory that a callback dropped is lost, because no thread can free it");
+            std::mem::forget(job);
+        }
+    }
+
+    /// Hands a job to the thread. Returns the job if no thread can be started.
+    fn send(&self, job: Job) -> Option<Job> {
         let mut running = self.running.lock_unpoisoned();
         if running.is_none() {
             let (sender, jobs) = mpsc::channel::<Job>();
@@ -128,31 +143,16 @@ impl WaiterThread {
                     let _ = catch_unwind(AssertUnwindSafe(job));
                 }
             };
+            // The thread ends after its last job when the device is dropped. Nobody joins the thread: a drop must not
+            // block, and may run on this thread.
             match thread::Builder::new().name("forebay-wait".into()).spawn(serve) {
-                Ok(thread) => *running = Some((sender, thread)),
+                Ok(_) => *running = Some(sender),
                 Err(error) => log::warn!("waiting for the device blocks: no thread can be started: {error}"),
             }
         }
-        let unsent = match &*running {
-            Some((sender, _)) => sender.send(job).err().map(|unsent| unsent.0),
+        match &*running {
+            Some(sender) => sender.send(job).err().map(|unsent| unsent.0),
             None => Some(job),
-        };
-        drop(running);
-        if let Some(job) = unsent {
-            job();
-        }
-        future
-    }
-}
-
-impl Drop for WaiterThread {
-    fn drop(&mut self) {
-        let running = self.running.get_mut_unpoisoned().take();
-        let Some((sender, thread)) = running else { return };
-        drop(sender);
-        // A task that the thread has woken may drop the device there.
-        if thread.thread().id() != thread::current().id() {
-            let _ = thread.join();
         }
     }
 }
@@ -202,21 +202,53 @@ mod tests {
         let context = &mut Context::from_waker(&waker);
         assert!(Pin::new(&mut future).poll(context).is_pending());
         assert_eq!(wakes.0.load(Ordering::SeqCst), 0);
-        release.send(7).unwrap();
-        // Ends the thread after its last wait.
+        // A device that is dropped does not wait for the thread, which still completes the future.
+        let next = waiter.run(|done| done.complete(Ok(())));
         drop(waiter);
+        release.send(7).unwrap();
+        block_on(next).unwrap();
         assert_eq!(wakes.0.load(Ordering::SeqCst), 1);
         assert!(matches!(Pin::new(&mut future).poll(context), Poll::Ready(Ok(7))));
+    }
+
+    /// Runs a future on this thread, which sleeps until it is woken.
+    fn block_on<T>(mut future: DeviceFuture<T>) -> Result<T> {
+        struct Unpark(thread::Thread);
+        impl Wake for Unpark {
+            fn wake(self: Arc<Self>) {
+                self.0.unpark();
+            }
+        }
+        let waker = Waker::from(Arc::new(Unpark(thread::current())));
+        loop {
+            match Pin::new(&mut future).poll(&mut Context::from_waker(&waker)) {
+                Poll::Ready(result) => return result,
+                Poll::Pending => thread::park(),
+            }
+        }
+    }
+
+    #[test]
+    fn a_waiter_may_be_dropped_by_its_own_thread() {
+        let waiter = Arc::new(WaiterThread::default());
+        let (release, blocked) = mpsc::channel::<()>();
+        let last = Arc::clone(&waiter);
+        let future = waiter.run(move |done| {
+            blocked.recv().unwrap();
+            drop(last);
+            done.complete(Ok(3));
+        });
+        drop(waiter);
+        release.send(()).unwrap();
+        assert_eq!(block_on(future).unwrap(), 3);
     }
 
     #[test]
     fn a_wait_that_panics_fails_its_future_and_no_other() {
         let waiter = WaiterThread::default();
-        let mut failed = waiter.run::<u32>(|_done| panic!("a wait of the test"));
-        let mut next = waiter.run(|done| done.complete(Ok(1)));
-        drop(waiter);
-        let context = &mut Context::from_waker(Waker::noop());
-        assert!(matches!(Pin::new(&mut failed).poll(context), Poll::Ready(Err(_))));
-        assert!(matches!(Pin::new(&mut next).poll(context), Poll::Ready(Ok(1))));
+        let failed = waiter.run::<u32>(|_done| panic!("a wait of the test"));
+        let next = waiter.run(|done| done.complete(Ok(1)));
+        assert!(block_on(failed).is_err());
+        assert_eq!(block_on(next).unwrap(), 1);
     }
 }

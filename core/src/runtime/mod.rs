@@ -4,6 +4,7 @@ pub(crate) mod capture;
 mod card_profile;
 pub mod device;
 pub(crate) mod dispatch;
+pub mod driver_call;
 mod flushing;
 pub mod future;
 pub(crate) mod kernel_params;

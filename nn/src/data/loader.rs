@@ -8,8 +8,9 @@
 use std::any::Any;
 use std::collections::TryReserveError;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, TryRecvError, channel, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
 use std::thread::{self, JoinHandle};
 
 use serde::{Deserialize, Serialize};
@@ -18,6 +19,7 @@ use super::Dataset;
 use crate::{Device, Error, Result, Tensor, fail_if};
 use forebay_core::memory::{self, Tag};
 use forebay_core::platform::CAN_BLOCK;
+use forebay_core::sync::LockUnpoisoned;
 use forebay_core::tensor::layout::{numel, tensor_numel};
 
 /// Number of prefetched batches, unless [`DataLoader::ahead`] changes it.
@@ -151,15 +153,16 @@ impl<D: Dataset> DataLoader<D> {
     fn iterate(&self, device: &Device, on_thread: bool) -> BatchIter<D> {
         let (ready, batches) = sync_channel(self.ahead.min(MAX_PREFETCH));
         let (recycle, used) = channel();
+        let waker = Arc::<WakerSlot>::default();
         let started = self.query_sizes().and_then(|sizes| {
             self.check_sizes(&sizes)?;
             let assembler = BatchAssembler::new(self.clone(), sizes.clone(), used);
             if !on_thread {
                 return Ok((sizes, None, Some(assembler)));
             }
-            let ready = ready.clone();
+            let sender = BatchSender { batches: ready.clone(), waker: Arc::clone(&waker) };
             let thread = thread::Builder::new().name("forebay-loader".into());
-            let thread = thread.spawn(move || assembler.run(&ready));
+            let thread = thread.spawn(move || assembler.run(sender));
             let thread =
                 thread.map_err(|e| Error::argument("prefetch", format!("no thread can be started: {e}")))?;
             Ok((sizes, Some(thread), None))
@@ -177,6 +180,8 @@ impl<D: Dataset> DataLoader<D> {
             batches_per_epoch: per_epoch,
             sizes,
             receiver: Some(batches),
+            waker,
+            arrived: None,
             retry_batch: None,
             recycle,
             thread,
@@ -261,14 +266,18 @@ impl<D: Dataset> BatchAssembler<D> {
 
     /// Runs the loader's thread: assembles batches until none are left or the receiver is dropped. An early
     /// end is reported to the loop as an error.
-    fn run(mut self, ready: &SyncSender<Result<HostBatch<D>>>) {
+    fn run(mut self, ready: BatchSender<D>) {
         while let Some(host) = self.next_host() {
             let failed = host.is_err();
             // The receiver may be gone.
-            if ready.send(host).is_err() || failed {
-                return;
+            if !ready.send(host) || failed {
+                break;
             }
         }
+        // The end is an event too: it closes the channel.
+        let waker = Arc::clone(&ready.waker);
+        drop(ready);
+        wake(&waker);
     }
 
     /// Assembles the next batch; `None` after the last one. An error ends the loop.
@@ -396,6 +405,31 @@ impl SplitMix64 {
     }
 }
 
+/// Task that waits for a batch.
+type WakerSlot = Mutex<Option<Waker>>;
+
+fn wake(slot: &WakerSlot) {
+    let waker = slot.lock_unpoisoned().take();
+    if let Some(waker) = waker {
+        waker.wake();
+    }
+}
+
+/// Sender of the loader's thread, which wakes the task that waits for a batch.
+struct BatchSender<D: Dataset> {
+    batches: SyncSender<Result<HostBatch<D>>>,
+    waker: Arc<WakerSlot>,
+}
+
+impl<D: Dataset> BatchSender<D> {
+    /// Sends a batch; returns `false` if the receiver is gone.
+    fn send(&self, batch: Result<HostBatch<D>>) -> bool {
+        let sent = self.batches.send(batch).is_ok();
+        wake(&self.waker);
+        sent
+    }
+}
+
 /// Iterator over a loader's batches on a device. Dropping it ends the loader's thread.
 pub struct BatchIter<D: Dataset> {
     device: Device,
@@ -404,6 +438,9 @@ pub struct BatchIter<D: Dataset> {
     batches_per_epoch: u64,
     sizes: DatasetSizes,
     receiver: Option<Receiver<Result<HostBatch<D>>>>,
+    waker: Arc<WakerSlot>,
+    /// Batch, or error, that has arrived and that no call has returned.
+    arrived: Option<Result<HostBatch<D>>>,
     /// Batch whose upload failed; the next call tries again.
     retry_batch: Option<HostBatch<D>>,
     recycle: Sender<HostBatch<D>>,
@@ -426,6 +463,22 @@ impl<D: Dataset> BatchIter<D> {
         self.batches_per_epoch
     }
 
+    /// Waits until [`next`](Self::next) does not block: a batch has arrived, or none will.
+    pub(crate) fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        if self.arrived.is_some() || self.retry_batch.is_some() || self.inline.is_some() {
+            return Poll::Ready(());
+        }
+        let Some(receiver) = &self.receiver else { return Poll::Ready(()) };
+        // Set before the look, so that a batch which arrives after the look wakes the task.
+        *self.waker.lock_unpoisoned() = Some(context.waker().clone());
+        match receiver.try_recv() {
+            Ok(batch) => self.arrived = Some(batch),
+            Err(TryRecvError::Empty) => return Poll::Pending,
+            Err(TryRecvError::Disconnected) => {}
+        }
+        Poll::Ready(())
+    }
+
     /// Joins the loader's thread after it has ended, and returns an error if batches are missing.
     fn join_worker(&mut self) -> Option<Error> {
         self.receiver = None;
@@ -441,6 +494,9 @@ impl<D: Dataset> BatchIter<D> {
 
     /// Returns the next batch on the host, or `None` after the last batch and after an error.
     fn receive_host(&mut self) -> Option<Result<HostBatch<D>>> {
+        if let Some(batch) = self.arrived.take() {
+            return Some(batch);
+        }
         let receiver = self.receiver.as_ref()?;
         if let Some(assembler) = &mut self.inline {
             return assembler.next_host();
@@ -541,8 +597,8 @@ mod tests {
         let (ready, batches) = sync_channel(1024);
         let (_recycle, used) = channel();
         let sizes = loader.query_sizes().expect("it does not panic");
-        BatchAssembler::new(loader.clone(), sizes, used).run(&ready);
-        drop(ready);
+        let sender = BatchSender { batches: ready, waker: Arc::default() };
+        BatchAssembler::new(loader.clone(), sizes, used).run(sender);
         batches.into_iter().map(|host| host.map_or_else(|_| Vec::new(), |h| h.targets)).collect()
     }
 

@@ -29,6 +29,7 @@ use forebay_core::autograd;
 mod checkpoint;
 mod history;
 mod micro_batching;
+mod pace;
 #[cfg(feature = "train")]
 mod plot;
 mod progress;

@@ -3,11 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use super::micro_batching::MicroBatching;
+use super::pace::{Pace, run_blocking};
 use super::progress::{ProgressReporter, StepStatus, TokenThroughput};
 use super::signals::SignalGuard;
 use super::step_capture::StepCapture;
 use super::{Checkpoint, History, MemoryPoint, Validation, model_device};
-use crate::data::{DataLoader, Dataset, LoaderCursor};
+use crate::data::{BatchIter, DataLoader, Dataset, LoaderCursor};
 use crate::nn::{self, Module};
 use crate::optim::{GradScaler, LrSchedule, Optimizer, clip_grad_norm_};
 use crate::plan::{StepConfig, StepPlan};
@@ -76,6 +77,8 @@ pub struct Trainer<'a, M: ?Sized, O> {
     quiet: bool,
     stops_on_signals: bool,
     position: Checkpoint,
+    /// Metrics of the last steps. They stay if `fit_async` is dropped, so that the next call records them.
+    pending: PendingMetrics,
     fit_state: FitState,
 }
 
@@ -114,6 +117,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
             quiet: false,
             stops_on_signals: false,
             position: Checkpoint::default(),
+            pending: PendingMetrics::default(),
             fit_state: FitState::NotStarted,
         }
     }
@@ -264,17 +268,58 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         loader: &DataLoader<D>,
         loss: impl FnMut(&Tensor, &Tensor) -> Result<L>,
     ) -> Result<FitStatus> {
+        run_blocking(self.run_loop(loader, loss, Pace::Blocking))
+    }
+
+    /// Runs the loop like [`fit`](Self::fit), with bitwise the same results, as a future that any executor can run.
+    ///
+    /// Waits for batches, for losses and for the device suspend the task, and so does the end of each step. Two steps
+    /// are in flight at most. `loss`, validation and saving run between suspensions. Other tasks must not train the
+    /// same model, nor draw random numbers from the device, if the results are to stay the same.
+    ///
+    /// Dropping the future ends the run after the last complete step. The next call finishes the run.
+    ///
+    /// ```
+    /// # use forebay_nn::{data::{DataLoader, Dataset}, nn::{Linear, Module}, optim::Optimizer, train::{FitStatus, Trainer}};
+    /// # use forebay_core::error::Result;
+    /// async fn train<D: Dataset, O: Optimizer>(
+    ///     net: &Linear,
+    ///     trainer: &mut Trainer<'_, Linear, O>,
+    ///     loader: &DataLoader<D>,
+    /// ) -> Result<FitStatus> {
+    ///     trainer.fit_async(loader, |x, y| net.forward(x)?.cross_entropy(y)).await
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// See [`fit`](Self::fit).
+    pub async fn fit_async<D: Dataset, L: Into<LossOutput>>(
+        &mut self,
+        loader: &DataLoader<D>,
+        loss: impl FnMut(&Tensor, &Tensor) -> Result<L>,
+    ) -> Result<FitStatus> {
+        self.run_loop(loader, loss, Pace::Yielding).await
+    }
+
+    async fn run_loop<D: Dataset, L: Into<LossOutput>>(
+        &mut self,
+        loader: &DataLoader<D>,
+        loss: impl FnMut(&Tensor, &Tensor) -> Result<L>,
+        pace: Pace,
+    ) -> Result<FitStatus> {
         self.step_capture.restart();
-        let ended = self.run_loop(loader, loss);
+        let ended = self.run_steps(loader, loss, pace).await;
         // Frees the captured step's memory; another loss function needs a new capture.
         self.step_capture.restart();
+        self.pending = PendingMetrics::default();
         ended
     }
 
-    fn run_loop<D: Dataset, L: Into<LossOutput>>(
+    async fn run_steps<D: Dataset, L: Into<LossOutput>>(
         &mut self,
         loader: &DataLoader<D>,
         mut loss: impl FnMut(&Tensor, &Tensor) -> Result<L>,
+        pace: Pace,
     ) -> Result<FitStatus> {
         let device = model_device("fit", self.model)?;
         let (loader, total) = self.begin_fit(loader)?;
@@ -288,7 +333,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         let peak = device.info().peak_rates.flops_per_second;
         let tokens = self.token_throughput.map(|tokens| TokenThroughput { peak, ..tokens });
         let mut progress = ProgressReporter::new(self.quiet, self.position.step, total, tokens);
-        let mut pending = PendingMetrics::default();
+        let mut last_step = None;
         let watch = self.stops_on_signals.then(SignalGuard::new);
         if let Some((_, bytes)) = self.step_plan {
             device.pool().set_limit(Some(bytes));
@@ -300,13 +345,13 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
                 break;
             }
             let step = self.position.step + 1;
-            match self.step_with_retry(&mut batches, &mut loss, &mut pending) {
+            match self.step_with_retry(&mut batches, &mut loss, pace).await {
                 Ok(true) => {}
                 // Happens only if the loader has no batches at all; otherwise it has as many as were counted.
                 Ok(false) => break,
                 Err(error) => {
                     // The earlier steps stay recorded, as far as their losses can be read.
-                    let _ = pending.drain_to_history(&mut self.position.history);
+                    let _ = self.pending.drain_to_history(&mut self.position.history, pace).await;
                     return Err(error.with_context(format!("step {step}")));
                 }
             }
@@ -315,7 +360,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
             progress.set_step(step);
             let every = if device.info().software { 1 } else { LOG_INTERVAL };
             if step.is_multiple_of(every) || total == Some(step) {
-                self.report_metrics(&device, &mut pending, &mut progress)?;
+                self.report_metrics(&device, &mut progress, pace).await?;
             }
             if let Some((every, loss)) = &mut self.validation
                 && (step.is_multiple_of(*every) || total == Some(step))
@@ -335,12 +380,13 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
             {
                 let path = path.clone();
                 // Fails on a NaN loss, so that a damaged model does not replace the earlier checkpoint.
-                self.read_losses(&mut pending)?;
+                self.read_losses(pace).await?;
                 progress.exclude_time(|| self.save(path))?;
             }
+            pace.end_step(&device, &mut last_step).await?;
         }
         if self.position.history.memory.last().is_none_or(|last| last.step != self.position.step) {
-            self.report_metrics(&device, &mut pending, &mut progress)?;
+            self.report_metrics(&device, &mut progress, pace).await?;
         }
         progress.finish();
         self.tokens_per_second = progress.tokens_per_second();
@@ -431,11 +477,11 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
     }
 
     /// Runs one step; returns `false` if no batches are left.
-    fn step_with_retry<L: Into<LossOutput>>(
+    async fn step_with_retry<D: Dataset, L: Into<LossOutput>>(
         &mut self,
-        batches: &mut impl Iterator<Item = Result<(Tensor, Tensor)>>,
+        batches: &mut BatchIter<D>,
         loss: &mut impl FnMut(&Tensor, &Tensor) -> Result<L>,
-        pending: &mut PendingMetrics,
+        pace: Pace,
     ) -> Result<bool> {
         if let Some(schedule) = &self.schedule {
             schedule.check()?;
@@ -444,12 +490,13 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         // Keeps the batches until the step succeeds, because a retry after running out of memory needs them.
         let mut taken = Vec::new();
         let device = model_device("fit", self.model)?;
-        let random = device.random_state();
         let mut again = false;
         loop {
             // Also discards gradients of an earlier step that failed.
             self.optimizer.zero_grad();
-            let made = self.try_step(batches, &mut taken, loss);
+            let filled = self.take_batches(batches, &mut taken, pace).await;
+            let random = device.random_state();
+            let made = filled.and_then(|()| self.try_step(&device, &taken, loss));
             self.optimizer.zero_grad();
             match made {
                 Ok(Some(outcomes)) => {
@@ -457,7 +504,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
                         let room = device.pool().capacity().unwrap_or(step.peak);
                         log::info!("micro-batch {} fits: {}", step.batch_size, BytesOf(step.peak, room));
                     }
-                    pending.push_outputs(&outcomes);
+                    self.pending.push_outputs(&outcomes);
                     return Ok(true);
                 }
                 Ok(None) => return Ok(false),
@@ -474,24 +521,32 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         }
     }
 
-    /// Runs a step on the batches in `taken`, after adding batches up to the accumulation count. Returns the
-    /// outputs, or `None` if there are no batches. The last step may have fewer batches.
-    fn try_step<L: Into<LossOutput>>(
-        &mut self,
-        batches: &mut impl Iterator<Item = Result<(Tensor, Tensor)>>,
+    /// Adds batches to `taken` up to the accumulation count. The last step may have fewer batches.
+    async fn take_batches<D: Dataset>(
+        &self,
+        batches: &mut BatchIter<D>,
         taken: &mut Vec<(Tensor, Tensor)>,
-        loss: &mut impl FnMut(&Tensor, &Tensor) -> Result<L>,
-    ) -> Result<Option<Vec<LossOutput>>> {
+        pace: Pace,
+    ) -> Result<()> {
         while taken.len() < self.accumulation_steps as usize {
-            let Some(batch) = batches.next() else { break };
+            let Some(batch) = pace.next_batch(batches).await else { break };
             taken.push(batch?);
         }
+        Ok(())
+    }
+
+    /// Runs a step on the batches in `taken`. Returns the outputs, or `None` if there are no batches.
+    fn try_step<L: Into<LossOutput>>(
+        &mut self,
+        device: &Device,
+        taken: &[(Tensor, Tensor)],
+        loss: &mut impl FnMut(&Tensor, &Tensor) -> Result<L>,
+    ) -> Result<Option<Vec<LossOutput>>> {
         if taken.is_empty() {
             return Ok(None);
         }
-        let device = model_device("fit", self.model)?;
         let mut replay = std::mem::take(&mut self.step_capture);
-        let outcomes = replay.run_step(&device, taken, |taken| self.compute_step(taken, loss));
+        let outcomes = replay.run_step(device, taken, |taken| self.compute_step(taken, loss));
         self.step_capture = replay;
         outcomes.map(Some)
     }
@@ -547,13 +602,13 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
     }
 
     /// Reads the losses since the last report, and the memory. Waits for the device.
-    fn report_metrics(
+    async fn report_metrics(
         &mut self,
         device: &Device,
-        pending: &mut PendingMetrics,
         progress: &mut ProgressReporter,
+        pace: Pace,
     ) -> Result<()> {
-        self.read_losses(pending)?;
+        self.read_losses(pace).await?;
         let history = &mut self.position.history;
         let memory = MemoryPoint::new(self.position.step, &device.memory());
         history.memory.push(memory);
@@ -566,9 +621,9 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
     }
 
     /// Moves losses to the history. A loss that is not finite ends the run.
-    fn read_losses(&mut self, pending: &mut PendingMetrics) -> Result<()> {
+    async fn read_losses(&mut self, pace: Pace) -> Result<()> {
         let before = self.position.history.losses.len();
-        pending.drain_to_history(&mut self.position.history)?;
+        self.pending.drain_to_history(&mut self.position.history, pace).await?;
         let losses = &self.position.history.losses;
         let wrong = match &self.scaler {
             None => losses[before..].iter().position(|loss| !loss.is_finite()).map(|k| before + k),
@@ -612,17 +667,21 @@ impl PendingSeries {
 
     /// Moves the means of the pending steps to a list, whose entry `first` is that of the first one. NaN fills
     /// steps without scalars before a step with some.
-    fn drain_means(&mut self, into: &mut Vec<f32>, first: usize) -> Result<()> {
+    async fn drain_means(&mut self, into: &mut Vec<f32>, first: usize, pace: Pace) -> Result<()> {
         if self.values.is_empty() {
             self.values_per_step.clear();
             return Ok(());
         }
-        let values = match stack(&self.values.iter().collect::<Vec<_>>(), 0).and_then(|t| t.to_f64s()) {
+        let values = match stack(&self.values.iter().collect::<Vec<_>>(), 0) {
             // Reading one by one allocates nothing.
             Err(error) if error.is_out_of_memory() => {
-                self.values.iter().map(Tensor::item).collect::<Result<_>>()?
+                let mut values = Vec::new();
+                for value in &self.values {
+                    values.extend(pace.read(value).await?);
+                }
+                values
             }
-            values => values?,
+            stacked => pace.read(&stacked?).await?,
         };
         let mut values = &values[..];
         for (at, n) in (first..).zip(std::mem::take(self).values_per_step).filter(|&(_, n)| n > 0) {
@@ -643,12 +702,12 @@ impl PendingMetrics {
     }
 
     /// Moves everything to the history, with one value for each step.
-    fn drain_to_history(&mut self, history: &mut History) -> Result<()> {
+    async fn drain_to_history(&mut self, history: &mut History, pace: Pace) -> Result<()> {
         let first = history.losses.len();
-        self.losses.drain_means(&mut history.losses, first)?;
+        self.losses.drain_means(&mut history.losses, first, pace).await?;
         // Accuracies that an error kept pending are from before `first`.
         let first = history.losses.len() - self.accuracies.values_per_step.len();
-        self.accuracies.drain_means(&mut history.accuracies, first)
+        self.accuracies.drain_means(&mut history.accuracies, first, pace).await
     }
 }
 
@@ -668,7 +727,7 @@ mod tests {
                 let accuracy = has_accuracy.then(scalar).transpose()?;
                 pending.push_outputs(&[LossOutput { loss: scalar()?, accuracy }]);
             }
-            pending.drain_to_history(&mut history)?;
+            run_blocking(pending.drain_to_history(&mut history, Pace::Blocking))?;
         }
         let path = std::env::temp_dir().join(format!("forebay-history-{}.csv", std::process::id()));
         history.write_csv(&path)?;

@@ -1,5 +1,6 @@
 //! Devices, buffers and textures of a program that uses wgpu itself.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -19,10 +20,15 @@ use super::{skip, tests};
 tests![
     a_device_is_registered_once_and_lives_as_long_as_its_tensors,
     the_programs_error_callback_sees_the_programs_errors_alone,
+    callbacks_that_panic_do_not_end_the_device,
+    callbacks_may_drop_tensors_and_the_device,
+    a_program_keeps_its_callbacks_and_gets_its_memory_back,
     limits_below_the_minimum_are_refused,
     a_tensor_over_a_buffer_reads_and_writes_it,
+    buffers_above_the_binding_limit_serve_tensors,
     unsuitable_buffers_are_refused,
     a_tensors_memory_serves_the_programs_commands,
+    the_backward_pass_notices_the_programs_writes,
     textures_become_tensors_and_tensors_textures,
     training_on_webgpus_minimum_equals_training_on_an_own_device,
 ];
@@ -142,6 +148,163 @@ fn the_programs_error_callback_sees_the_programs_errors_alone(device: &Device) -
     Ok(())
 }
 
+/// Trains, reads and shares memory on a device of the program, whose callbacks and memory stay the program's.
+fn a_program_keeps_its_callbacks_and_gets_its_memory_back(device: &Device) -> Result<()> {
+    let program = Program::on(device)?;
+    let count = || Arc::new(AtomicUsize::new(0));
+    let (errors, losses, passed) = (count(), count(), count());
+    let counts = |counter: &Arc<AtomicUsize>| {
+        let counter = Arc::clone(counter);
+        move || {
+            counter.fetch_add(1, Ordering::SeqCst);
+        }
+    };
+    let (error, lost) = (counts(&errors), counts(&losses));
+    program.device.on_uncaptured_error(Arc::new(move |_| error()));
+    program.device.set_device_lost_callback(move |_, _| lost());
+    let used = || -> Result<u64> {
+        program.device.poll(wgpu::PollType::wait_indefinitely())?;
+        let report = program.device.generate_allocator_report().context("no report")?;
+        Ok(report.total_allocated_bytes)
+    };
+    let buffer = program.buffer(1024, TENSOR_USAGES);
+    let before = used()?;
+    // Scopes of the program lie around Forebay's calls.
+    let scopes = [wgpu::ErrorFilter::Internal, wgpu::ErrorFilter::OutOfMemory, wgpu::ErrorFilter::Validation]
+        .map(|filter| program.device.push_error_scope(filter));
+    let shared = program.share()?;
+    let net = Linear::new(4, 3, &shared)?;
+    let mut optimizer = Sgd::new(net.parameters(), 0.1);
+    let x = Tensor::from_wgpu_buffer(&buffer, 0, [64, 4], DType::F32, &shared)?;
+    for step in 0..4 {
+        let slice = x.wgpu_slice_mut()?;
+        program.queue.write_buffer(slice.buffer(), slice.offset(), &to_bytes(&[step as f32; 256]));
+        program.queue.submit([]);
+        program.queue.on_submitted_work_done(counts(&passed));
+        drop(slice);
+        let loss = net.forward(&x)?.square()?.mean((), false)?;
+        loss.backward()?;
+        optimizer.step()?;
+        optimizer.zero_grad();
+        ensure!(block_on(loss.item_async())?.is_finite(), "step {step}");
+    }
+    // An upload of several staging buffers, an operation that fails, and one that the program's limits refuse.
+    let large = Tensor::from_slice(&vec![1.0f32; 6 << 20], [6 << 20], &shared)?;
+    ensure!(large.sum_all()?.item()? == f64::from(6 << 20), "the upload");
+    ensure!(large.matmul(&x).is_err(), "the shapes fit");
+    ensure!(Tensor::zeros([1 << 30], DType::F32, &shared).is_err(), "the limits hold four gigabytes");
+    for scope in scopes.into_iter().rev() {
+        let seen = block_on(scope.pop());
+        ensure!(seen.is_none(), "the program's scope caught {seen:?}");
+    }
+    ensure!(used()? > before, "tensors take no memory");
+    drop((net, optimizer, x, large, shared));
+    ensure!(passed.load(Ordering::SeqCst) == 4, "callbacks of finished work");
+    let after = used()?;
+    ensure!(after == before, "{after} bytes instead of {before}");
+    // The program's own error, and the end of the device, reach the program.
+    ensure!(errors.load(Ordering::SeqCst) == 0, "an error of ours reached the program");
+    drop(program.buffer(16, BufferUsages::MAP_READ | BufferUsages::MAP_WRITE | BufferUsages::STORAGE));
+    ensure!(errors.load(Ordering::SeqCst) == 1, "the program's error was lost");
+    ensure!(losses.load(Ordering::SeqCst) == 0, "the device was lost");
+    program.device.destroy();
+    program.device.poll(wgpu::PollType::wait_indefinitely())?;
+    ensure!(losses.load(Ordering::SeqCst) == 1, "the end of the device was not reported");
+    Ok(())
+}
+
+/// Callbacks of the program run inside of Forebay's submissions and waits.
+fn callbacks_that_panic_do_not_end_the_device(device: &Device) -> Result<()> {
+    let program = Program::on(device)?;
+    let shared = program.share()?;
+    let called = Arc::new(AtomicUsize::new(0));
+    let panics = |called: &Arc<AtomicUsize>| {
+        let called = Arc::clone(called);
+        move || {
+            called.fetch_add(1, Ordering::SeqCst);
+            panic!("a callback of the program panics, as the test wants");
+        }
+    };
+    // Panics of the program's own calls are the program's.
+    let survive = |call: &dyn Fn()| drop(catch_unwind(AssertUnwindSafe(call)));
+    let register = || {
+        survive(&|| drop(program.queue.submit([])));
+        survive(&|| program.queue.on_submitted_work_done(panics(&called)));
+        let staging = program.buffer(16, BufferUsages::MAP_READ | BufferUsages::COPY_DST);
+        let mapped = panics(&called);
+        staging.map_async(wgpu::MapMode::Read, .., move |_| mapped());
+    };
+    // Uploads that need the staging buffers again and again.
+    let large = vec![1.0f32; 12 << 20];
+    let mut x = Tensor::zeros([4], DType::F32, &shared)?;
+    for round in 1..=4 {
+        x = x.add(1.0)?;
+        let fence = shared.fence()?;
+        register();
+        let values = block_on(x.to_vec_async::<f32>())?;
+        ensure!(values == [round as f32; 4], "round {round}: {values:?}");
+        ensure!(fence.is_ready()?, "round {round}: a fence is lost");
+        register();
+        let uploaded = Tensor::from_slice(&large, [large.len()], &shared)?;
+        register();
+        ensure!(uploaded.sum_all()?.item()? == large.len() as f64, "round {round}: an upload");
+        register();
+        shared.synchronize()?;
+        // The program's own poll passes the panic on, and drops Forebay's callbacks.
+        let read = x.to_vec_async::<f32>();
+        register();
+        survive(&|| drop(program.device.poll(wgpu::PollType::wait_indefinitely())));
+        ensure!(block_on(read)? == values, "round {round}: a read during the program's poll");
+    }
+    ensure!(called.load(Ordering::SeqCst) > 4, "the callbacks did not run");
+    // A device that is really lost is an error, although the callback panics.
+    program.device.set_device_lost_callback(|_, _| panic!("the callback of a lost device panics"));
+    survive(&|| program.device.destroy());
+    ensure!(x.add(1.0).and_then(|y| y.to_vec::<f32>()).is_err(), "a lost device computes");
+    Ok(())
+}
+
+/// Callbacks of the program run while Forebay's locks are held, which freeing memory takes.
+fn callbacks_may_drop_tensors_and_the_device(device: &Device) -> Result<()> {
+    let program = Program::on(device)?;
+    let shared = program.share()?;
+    let buffer = program.buffer(256, TENSOR_USAGES);
+    let x = Tensor::ones([64], DType::F32, &shared)?;
+    let dropped = Arc::new(AtomicUsize::new(0));
+    let before = shared.memory().allocated();
+    for round in 0..20 {
+        // Memory of the pool, memory of the program, a slice, and a pending elementwise operation.
+        let tensors = [
+            Tensor::zeros([1 << 20], DType::F32, &shared)?,
+            Tensor::from_wgpu_buffer(&buffer, 0, [64], DType::F32, &shared)?,
+            x.add(f64::from(round))?,
+        ];
+        let slice = x.exp()?.wgpu_slice()?;
+        let counter = Arc::clone(&dropped);
+        program.queue.submit([]);
+        program.queue.on_submitted_work_done(move || {
+            drop((tensors, slice));
+            counter.fetch_add(1, Ordering::SeqCst);
+        });
+        // A submission, an allocation and a read run the callbacks.
+        shared.flush()?;
+        drop(Tensor::zeros([4 << 20], DType::F32, &shared)?);
+        ensure!(x.add(1.0)?.to_vec::<f32>()? == [2.0; 64], "round {round}");
+        program.device.poll(wgpu::PollType::wait_indefinitely())?;
+        // The device's thread releases the range of the buffer.
+        block_on(shared.synchronize_async())?;
+    }
+    ensure!(dropped.load(Ordering::SeqCst) == 20, "the callbacks did not run");
+    ensure!(shared.memory().allocated() == before, "{}", shared.memory());
+    // The last handle, in a callback that runs in a wait of the device's own thread.
+    let read = x.add(&x)?.to_vec_async::<f32>();
+    program.queue.submit([]);
+    program.queue.on_submitted_work_done(move || drop((x, shared)));
+    ensure!(block_on(read)? == [2.0; 64], "a read outlives its device");
+    program.device.poll(wgpu::PollType::wait_indefinitely())?;
+    Ok(())
+}
+
 fn limits_below_the_minimum_are_refused(device: &Device) -> Result<()> {
     Program::on(device)?;
     let program = Program::open(Some(&device.info().name), wgpu::Limits::downlevel_defaults())?;
@@ -170,8 +333,10 @@ fn a_tensor_over_a_buffer_reads_and_writes_it(device: &Device) -> Result<()> {
         leaf.matmul(&head)?.sum_all()?.backward()?;
         ensure!(leaf.grad().context("a gradient")?.shape() == [4, 4], "its shape");
         // Writes of the program, in the order of the queue.
-        shared.flush()?;
+        let slice = x.wgpu_slice_mut()?;
+        ensure!(*slice.buffer() == buffer && slice.range() == (512..576), "{slice:?}");
         program.queue.write_buffer(&buffer, 512, &to_bytes(&[7.0]));
+        drop(slice);
         ensure!(x.narrow(0, 0, 1)?.to_vec::<f32>()? == [7.0, 2.0, 4.0, 6.0], "a later write");
         x.offload_()?;
         ensure!(x.add(1.0)?.to_vec::<f32>()?[1] == 3.0, "offloading keeps the program's memory");
@@ -181,6 +346,29 @@ fn a_tensor_over_a_buffer_reads_and_writes_it(device: &Device) -> Result<()> {
         values.iter().enumerate().map(|(i, v)| if i == 0 { 7.0 } else { v * 2.0 }).collect();
     ensure!(program.read(&buffer, 512, 64)? == to_bytes(&doubled), "the buffer after its tensors");
     ensure!(program.read(&buffer, 0, 64)? == to_bytes(&values), "the copy");
+    Ok(())
+}
+
+/// A tensor is at most one binding, but its buffer may be larger.
+fn buffers_above_the_binding_limit_serve_tensors(device: &Device) -> Result<()> {
+    let program = Program::on(device)?;
+    let shared = program.share()?;
+    let bytes = program.device.limits().max_buffer_size;
+    ensure!(bytes > shared.info().limits.max_binding_bytes, "the buffer is one binding");
+    let buffer = program.buffer(bytes, TENSOR_USAGES);
+    let over = |offset, numel: usize| Tensor::from_wgpu_buffer(&buffer, offset, [numel], DType::F32, &shared);
+    let (first, near, last) = (over(0, 1024)?, over(4096, 1003)?, over(bytes - 4096, 1024)?);
+    last.fill_(2.0)?;
+    first.copy_(&last)?;
+    near.narrow(0, 1, 1001)?.fill_(3.0)?;
+    last.narrow(0, 0, 4)?.fill_(0.0)?;
+    last.narrow(0, 5, 1001)?.copy_(&near.narrow(0, 1, 1001)?)?;
+    shared.flush()?;
+    let first = program.read(&buffer, 0, 4096)?;
+    let last = program.read(&buffer, bytes - 4096, 4096)?;
+    ensure!(first == to_bytes(&[2.0; 1024]), "a distant copy of vectors");
+    let expected = [&[0.0; 4][..], &[2.0], &[3.0; 1001], &[2.0; 18]].concat();
+    ensure!(last == to_bytes(&expected), "fills, and a distant copy of words");
     Ok(())
 }
 
@@ -199,6 +387,17 @@ fn unsuitable_buffers_are_refused(device: &Device) -> Result<()> {
     refuse(&buffer, 2048, &shared, "past the end")?;
     refuse(&program.buffer(12, TENSOR_USAGES), 0, &shared, "make the buffer larger")?;
     refuse(&buffer, 0, device, "Device::from_wgpu")?;
+    let wide = Tensor::from_wgpu_buffer(&buffer, 0, [80], DType::F32, &shared)?;
+    refuse(&buffer, 0, &shared, "overlap a tensor over its bytes 0..320")?;
+    refuse(&buffer, 256, &shared, "drop the tensor first")?;
+    let next = Tensor::from_wgpu_buffer(&buffer, 512, [4], DType::F32, &shared)?;
+    let empty = Tensor::from_wgpu_buffer(&buffer, 0, [0], DType::F32, &shared)?;
+    // A view keeps the range, and a refusal releases nothing.
+    let view = wide.narrow(0, 64, 4)?;
+    drop((wide, empty));
+    refuse(&buffer, 256, &shared, "overlap")?;
+    drop((view, next));
+    drop(Tensor::from_wgpu_buffer(&buffer, 256, [4], DType::F32, &shared)?);
     let x = Tensor::ones([64], DType::F32, &shared)?;
     refuse(x.wgpu_slice()?.buffer(), 0, &shared, "use the tensor itself")?;
     let turned = Tensor::ones([2, 3], DType::F32, &shared)?.t()?;
@@ -221,16 +420,12 @@ fn a_tensors_memory_serves_the_programs_commands(device: &Device) -> Result<()> 
         let seen = program.read(slice.buffer(), slice.offset(), slice.size())?;
         ensure!(seen == y.to_bytes()?, "another content");
     }
-    let kept = x.to_leaf()?;
-    let squares = kept.square()?;
     {
         let slice = x.wgpu_slice_mut()?;
         program.queue.write_buffer(slice.buffer(), slice.offset(), &to_bytes(&[9.0]));
         program.queue.submit([]);
     }
     ensure!(x.to_vec::<f32>()? == [9.0, 2.0, 3.0, 4.0], "the program's write");
-    // A write that invalidates a saved tensor is an error of the backward pass, as for in-place operations.
-    drop(squares);
     // Memory that is pinned serves no other tensor.
     let pinned = Tensor::full([64], 5.0, DType::F32, &shared)?.wgpu_slice()?;
     for _ in 0..8 {
@@ -238,6 +433,36 @@ fn a_tensors_memory_serves_the_programs_commands(device: &Device) -> Result<()> 
     }
     let seen = program.read(pinned.buffer(), pinned.offset(), 256)?;
     ensure!(seen == to_bytes(&[5.0; 64]), "pinned memory was reused");
+    Ok(())
+}
+
+/// A write that invalidates a saved tensor is an error of the backward pass, as for in-place operations.
+fn the_backward_pass_notices_the_programs_writes(device: &Device) -> Result<()> {
+    let program = Program::on(device)?;
+    let shared = program.share()?;
+    let buffer = program.buffer(256, TENSOR_USAGES);
+    let over = Tensor::from_wgpu_buffer(&buffer, 0, [4], DType::F32, &shared)?;
+    for x in [over, Tensor::ones([4], DType::F32, &shared)?] {
+        let leaf = x.to_leaf()?;
+        ensure!(leaf.wgpu_slice()?.range() == x.wgpu_slice()?.range(), "the leaf is a copy");
+        let refused = |loss: &Tensor| -> Result<()> {
+            let error = loss.backward().err().context("the write went unnoticed")?.to_string();
+            ensure!(error.contains("changed in place"), "{error}");
+            Ok(())
+        };
+        let before = leaf.square()?.sum_all()?;
+        let slice = x.wgpu_slice_mut()?;
+        let during = leaf.square()?.sum_all()?;
+        program.queue.write_buffer(slice.buffer(), slice.offset(), &to_bytes(&[2.0; 4]));
+        program.queue.submit([]);
+        drop(slice);
+        refused(&before)?;
+        refused(&during)?;
+        let after = leaf.square()?.sum_all()?;
+        drop(x.wgpu_slice()?);
+        after.backward()?;
+        ensure!(leaf.grad().context("a gradient")?.to_vec::<f32>()? == [4.0; 4], "a read is no write");
+    }
     Ok(())
 }
 

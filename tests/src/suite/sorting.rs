@@ -30,6 +30,7 @@ tests![
     elements_meet_in_every_way,
     long_lines_add_up_the_same,
     indices_and_masks_choose,
+    values_are_put_by_a_mask_without_a_read,
     captured_steps_sort,
     nothing_and_rank_zero,
     mistakes_are_told,
@@ -245,12 +246,12 @@ fn weights_of_observations_are_not_negative(device: &Device) -> Result<()> {
     let counts = |values: [i64; 3]| Tensor::from_slice(&values, [3], device);
     let weights = |values: [f32; 3]| Tensor::from_slice(&values, [3], device);
     for (often, much) in [(Some(counts([1, -1, 2])?), None), (None, Some(weights([0.5, -0.25, 1.0])?))] {
-        let Err(error) =
-            x.cov(&CovOptions { fweights: often.as_ref(), aweights: much.as_ref(), ..Default::default() })
-        else {
-            anyhow::bail!("a negative weight is taken")
-        };
-        ensure!(error.to_string().contains("none is negative"), "{error}");
+        let cov =
+            || x.cov(&CovOptions { fweights: often.as_ref(), aweights: much.as_ref(), ..Default::default() });
+        ensure!(cov()?.to_f64s()?.iter().all(|v| v.is_nan()), "a negative weight is taken");
+        let _check = forebay::ops::check_indices();
+        let error = cov().err().context("a negative weight is taken")?.to_string();
+        ensure!(error.contains("none is negative"), "{error}");
     }
     let got = x.cov(&CovOptions {
         fweights: Some(&counts([1, 0, 2])?),
@@ -558,6 +559,47 @@ fn indices_and_masks_choose(device: &Device) -> Result<()> {
         ensure!(put.to_f64s()?[24] == 24.0 && put.to_f64s()?[25] == if accumulate { 125.0 } else { 100.0 });
     }
     Ok(())
+}
+
+fn values_are_put_by_a_mask_without_a_read(device: &Device) -> Result<()> {
+    let x = Tensor::arange(0.0, 24.0, 1.0, DType::F32, device)?.reshape([2, 3, 4])?;
+    let mask = Tensor::from_slice(&[1u8, 0, 1], [3], device)?.to_dtype(DType::Bool)?;
+    let flags = [true, false, true];
+    let row = |k: usize| k / 4 % 3;
+    for accumulate in [false, true] {
+        let base = |k: usize| if accumulate { k as f64 } else { 0.0 };
+        // A value for each selected row, in order; and one for all of them.
+        for (rows, shape) in [(2usize, vec![2, 1]), (1, vec![1, 1]), (1, vec![4]), (2, vec![2, 2, 4])] {
+            let n: usize = shape.iter().product();
+            let values = Tensor::arange(100.0, 100.0 + n as f64, 1.0, DType::F32, device)?
+                .reshape(shape.iter().map(|&n| n as isize).collect::<Vec<_>>())?;
+            let whole = values.broadcast_to([2, rows, 4])?.to_f64s()?;
+            let expected: Vec<f64> = (0..24)
+                .map(|k| match (flags[row(k)], rows) {
+                    (false, _) => k as f64,
+                    (true, 1) => base(k) + whole[k / 12 * 4 + k % 4],
+                    (true, _) => base(k) + whole[k / 12 * 8 + row(k) / 2 * 4 + k % 4],
+                })
+                .collect();
+            let (leaf, source) = (x.to_leaf()?, values.to_leaf()?);
+            let put = leaf.index_put(&[None, Some(&mask)], &source, accumulate)?;
+            ensure_values(&put.detach(), &expected).with_context(|| format!("{shape:?}"))?;
+            put.sum_all()?.backward()?;
+            let own = leaf.grad().context("a gradient")?.to_f64s()?;
+            let kept = (0..24).map(|k| f64::from(u8::from(accumulate || !flags[row(k)]))).collect::<Vec<_>>();
+            ensure!(own == kept, "{own:?}");
+            let share = source.grad().context("a gradient")?.to_f64s()?;
+            ensure!(share == vec![16.0 / n as f64; n], "{share:?}");
+        }
+    }
+    // The host does not know the count: too many values are ignored, and the last one fills missing ones.
+    let line = Tensor::zeros([3], DType::I64, device)?;
+    let numbers = |n: i64| Tensor::arange(1.0, (n + 1) as f64, 1.0, DType::I64, device);
+    let put = |n: i64| line.index_put(&[Some(&mask)], &numbers(n)?, false);
+    ensure!(put(3)?.to_vec::<i64>()? == [1, 0, 2] && put(0)?.to_vec::<i64>()? == [0; 3]);
+    ensure!(line.index_put(&[Some(&line.eq(0.0)?)], &numbers(2)?, false)?.to_vec::<i64>()? == [1, 2, 2]);
+    let _check = forebay::ops::check_indices();
+    ensure_message(put(3), "index_put: the mask selects 2 elements, and there are 3 values; got [3] and [3]")
 }
 
 fn captured_steps_sort(device: &Device) -> Result<()> {

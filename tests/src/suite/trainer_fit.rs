@@ -1,8 +1,11 @@
 //! `fit`: incomplete accumulations at the end, repeated calls, and modes of modules.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
+use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
 
 use anyhow::{Context, Result, bail, ensure};
 use forebay::data::{DataLoader, Dataset, LoaderCursor};
@@ -14,6 +17,7 @@ use forebay::optim::{Optimizer, Sgd};
 use forebay::tensor::Tensor;
 use forebay::train::{FitStatus, Trainer, evaluate, mean_loss};
 
+use super::asynchronous::block_on;
 use super::host_reference::ensure_close;
 use super::tests;
 use super::train_resume::{PointDataset, TempFile};
@@ -27,6 +31,8 @@ tests![
     a_second_fit_is_resumed_where_it_stood,
     modes_are_restored_whatever_happens,
     what_a_data_set_does_wrong_ends_the_run_with_an_error,
+    an_asynchronous_fit_is_bitwise_the_blocking_one,
+    an_asynchronous_fit_that_is_dropped_is_finished_by_the_next,
 ];
 
 #[derive(Module)]
@@ -315,5 +321,72 @@ fn what_a_data_set_does_wrong_ends_the_run_with_an_error(device: &Device) -> Res
         let text = trainer(&net).fit(&loader, |x, y| net.loss(x, y)).err().context(method)?.to_string();
         ensure!(text.contains(&format!("`{method}` panicked: of the test")), "{text}");
     }
+    Ok(())
+}
+
+fn an_asynchronous_fit_is_bitwise_the_blocking_one(device: &Device) -> Result<()> {
+    type Setter = fn(Trainer<'_, Net, Sgd>) -> Trainer<'_, Net, Sgd>;
+    let setters: [(&str, Setter); 4] = [
+        ("plain", |t| t),
+        ("accumulated", |t| t.accumulate(3)),
+        ("in parts", |t| t.micro_batch(2).clip_grad_norm(0.1)),
+        ("captured", |t| t.capture(true)),
+    ];
+    for (name, set) in setters {
+        let loader = PointDataset::new(24).shuffle(3).batches(4).epochs(2);
+        let expected = run(device, &loader, set)?;
+        let net = Net::new(device)?;
+        let mut trainer = set(trainer(&net));
+        let (mut polls, mut turns) = (0u64, 0u64);
+        {
+            let mut training = pin!(trainer.fit_async(&loader, |x, y| net.loss(x, y)));
+            // Another task of the same thread, which gets a turn whenever the training is suspended.
+            let both = poll_fn(|context| {
+                polls += 1;
+                let ended = training.as_mut().poll(context);
+                turns += u64::from(ended.is_pending());
+                ended
+            });
+            ensure!(block_on(both)? == FitStatus::Finished, "{name}");
+        }
+        ensure!(turns >= trainer.steps_done() && polls == turns + 1, "{name}: {turns} turns");
+        let losses = trainer.history().losses.iter().map(|&loss| f64::from(loss)).collect::<Vec<_>>();
+        ensure!((&losses, &net.weights()?) == (&expected.0, &expected.1), "{name}: other results");
+        ensure!(
+            trainer.fit(&loader, |x, y| net.loss(x, y))? == FitStatus::Finished,
+            "{name}: a blocking call after"
+        );
+    }
+    // Errors name their step, as in `fit`.
+    let net = Net::new(device)?;
+    let loader = PointDataset::new(8).batches(4);
+    let mut failing = trainer(&net);
+    let wrong = block_on(failing.fit_async(&loader, |x, _| x.matmul(x))).unwrap_err().to_string();
+    ensure!(wrong.contains("step 1"), "{wrong}");
+    Ok(())
+}
+
+fn an_asynchronous_fit_that_is_dropped_is_finished_by_the_next(device: &Device) -> Result<()> {
+    let loader = PointDataset::new(24).shuffle(3).batches(4).epochs(2);
+    let expected = run(device, &loader, |t| t)?;
+    let net = Net::new(device)?;
+    let mut trainer = trainer(&net);
+    let calls = Cell::new(0);
+    {
+        let mut training = pin!(trainer.fit_async(&loader, |x, y| {
+            calls.set(calls.get() + 1);
+            net.loss(x, y)
+        }));
+        block_on(poll_fn(|context| match calls.get() {
+            5.. => Poll::Ready(()),
+            _ => training.as_mut().poll(context).map(drop),
+        }));
+    }
+    let done = trainer.steps_done();
+    ensure!((4..=5).contains(&done), "{done} steps");
+    ensure!(trainer.fit(&loader, |x, y| net.loss(x, y))? == FitStatus::Finished);
+    let losses = trainer.history().losses.iter().map(|&loss| f64::from(loss)).collect::<Vec<_>>();
+    ensure!(trainer.steps_done() == expected.0.len() as u64, "{} steps", trainer.steps_done());
+    ensure!((losses, net.weights()?) == expected, "other results");
     Ok(())
 }

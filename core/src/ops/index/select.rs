@@ -10,9 +10,10 @@ use crate::tensor::layout::MAX_TENSOR_NUMEL;
 /// Number of elements for one workgroup.
 const TILE: usize = 2048;
 
-/// Finds nonzero elements in row-major order: as coordinates (i64 [count, rank]) or indices (u32 [count]).
+/// Finds nonzero elements in row-major order: as coordinates (i64 [count, rank]) or indices (u32 [count]). Without
+/// `count`, the host reads the count.
 #[track_caller]
-fn find_nonzero(op: &'static str, x: &Tensor, coordinates: bool) -> Result<Tensor> {
+fn find_nonzero(op: &'static str, x: &Tensor, coordinates: bool, count: Option<usize>) -> Result<Tensor> {
     let n = x.numel();
     let out = |count: usize| match coordinates {
         true => Tensor::empty([count, x.rank()], DType::I64, x.device()),
@@ -39,7 +40,10 @@ fn find_nonzero(op: &'static str, x: &Tensor, coordinates: bool) -> Result<Tenso
     let counts = empty_workspace(&[tiles], DType::U32, x.device())?;
     launch::launch(&spec("count", false), &[x, &counts], params(), tiles)?;
     let totals = scan::cumsum_counts(&counts)?;
-    let count = totals.narrow(0, tiles - 1, 1)?.item()? as usize;
+    let count = match count {
+        Some(count) => count,
+        None => totals.narrow(0, tiles - 1, 1)?.item()? as usize,
+    };
     // At least one element, because what is launched must not depend on the value that the host read.
     let places = out(count.max(1))?;
     if places.numel() > 0 {
@@ -51,7 +55,13 @@ fn find_nonzero(op: &'static str, x: &Tensor, coordinates: bool) -> Result<Tenso
 /// Returns the coordinates of nonzero elements.
 #[track_caller]
 pub(crate) fn nonzero_coordinates(op: &'static str, x: &Tensor) -> Result<Tensor> {
-    find_nonzero(op, x, true)
+    find_nonzero(op, x, true, None)
+}
+
+/// Returns the coordinates of nonzero elements, whose number the caller knows.
+#[track_caller]
+pub(crate) fn nonzero_coordinates_of_count(op: &'static str, x: &Tensor, count: usize) -> Result<Tensor> {
+    find_nonzero(op, x, true, Some(count))
 }
 
 /// Converts an index of one dimension to u32 rows, and combines it with the rows in `before`, if any. With
@@ -140,7 +150,7 @@ impl Tensor {
         self.check_same_device(OP, mask)?;
         let shape = broadcast_shapes(OP, &[self.shape(), mask.shape()])?;
         let x = self.broadcast_to(&shape)?.reshape([-1])?;
-        let place = find_nonzero(OP, &mask.broadcast_to(&shape)?, false)?;
+        let place = find_nonzero(OP, &mask.broadcast_to(&shape)?, false, None)?;
         let (n, again) = (x.numel(), place.clone());
         let forward = move |x: &Tensor| {
             let out = Tensor::empty(again.shape(), x.dtype(), x.device())?;

@@ -1,5 +1,6 @@
 //! Joining, meshes, products of dimensions and other operations composed of views and copies.
 
+use crate::ops::index::select::nonzero_coordinates_of_count;
 use crate::ops::prelude::*;
 use crate::ops::shape::{PadMode, as_refs, cat, distinct_dims, stack};
 use crate::tensor::layout::MAX_TENSOR_NUMEL;
@@ -118,6 +119,21 @@ pub fn cartesian_prod(lines: &[impl AsRef<Tensor>]) -> Result<Tensor> {
     }
 }
 
+/// Returns the number of combinations of `r` of `n` elements.
+fn combination_count(n: usize, r: usize, with_replacement: bool) -> usize {
+    if n == 0 || (r > n && !with_replacement) {
+        return 0;
+    }
+    let fewest = if with_replacement { n - 1 } else { n - r };
+    // Each quotient is whole, because it counts the combinations of `k` elements.
+    (1..=r).fold(1u128, |count, k| count * (fewest + k) as u128 / k as u128) as usize
+}
+
+/// Returns the number of entries of a row on and before a diagonal.
+fn entries_until_diagonal(row: usize, columns: usize, diagonal: isize) -> usize {
+    (row as isize).saturating_add(diagonal).saturating_add(1).clamp(0, columns as isize) as usize
+}
+
 impl Tensor {
     /// Returns the tensor, or a view with one dimension if there is none.
     #[track_caller]
@@ -187,7 +203,7 @@ impl Tensor {
             let holds = if with_replacement { pair[0].le(&pair[1])? } else { pair[0].lt(&pair[1])? };
             rising = rising.logical_and(&holds)?;
         }
-        let chosen = rising.nonzero()?;
+        let chosen = nonzero_coordinates_of_count(OP, &rising, combination_count(n, r, with_replacement))?;
         self.index_select(0, &chosen.reshape([-1])?)?.reshape(chosen.shape())
     }
 
@@ -195,13 +211,18 @@ impl Tensor {
     /// PyTorch's `tril_indices`.
     #[track_caller]
     pub fn tril_indices(rows: usize, columns: usize, diagonal: isize, device: &Device) -> Result<Tensor> {
-        Self::ones([rows, columns], DType::I32, device)?.tril(diagonal)?.nonzero()?.t()?.contiguous()
+        let count = (0..rows).map(|row| entries_until_diagonal(row, columns, diagonal)).sum();
+        let kept = Self::ones([rows, columns], DType::I32, device)?.tril(diagonal)?;
+        nonzero_coordinates_of_count("tril_indices", &kept, count)?.t()?.contiguous()
     }
 
     /// Returns the indices on and above a diagonal of a matrix: see [`tril_indices`](Self::tril_indices).
     #[track_caller]
     pub fn triu_indices(rows: usize, columns: usize, diagonal: isize, device: &Device) -> Result<Tensor> {
-        Self::ones([rows, columns], DType::I32, device)?.triu(diagonal)?.nonzero()?.t()?.contiguous()
+        let before = diagonal.saturating_sub(1);
+        let count = (0..rows).map(|row| columns - entries_until_diagonal(row, columns, before)).sum();
+        let kept = Self::ones([rows, columns], DType::I32, device)?.triu(diagonal)?;
+        nonzero_coordinates_of_count("triu_indices", &kept, count)?.t()?.contiguous()
     }
 
     /// Computes the Kronecker product: each element of `self` times `other`. Missing ones are 1.
@@ -259,5 +280,25 @@ impl Tensor {
         let a = self.permute(order(&left, &mine))?.reshape([m, k])?;
         let b = other.permute(order(&theirs, &right))?.reshape([k, n])?;
         a.matmul(&b)?.reshape(&[&rows[..], &columns].concat()[..])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_of_combinations_are_binomial_coefficients() {
+        for (n, r, plain, repeated) in [
+            (5, 3, 10, 35),
+            (3, 5, 0, 21),
+            (0, 2, 0, 0),
+            (1, 64, 0, 1),
+            (4, 1, 4, 4),
+            (46340, 2, 1073674630, 1073720970),
+        ] {
+            assert_eq!(combination_count(n, r, false), plain, "{r} of {n}");
+            assert_eq!(combination_count(n, r, true), repeated, "{r} of {n} with replacement");
+        }
     }
 }
