@@ -20,7 +20,7 @@ pub(crate) struct CopyFillKernels {
     kernels: [OnceLock<KernelId>; ENTRY_POINTS.len()],
 }
 
-/// Entry points of the module for words; those for vectors of four words follow.
+/// Entry points for words; those for vectors of four words follow.
 const ENTRY_POINTS: [&str; 6] =
     ["copy_words", "copy_distant_words", "fill_words", "copy_quads", "copy_distant_quads", "fill_quads"];
 
@@ -107,9 +107,14 @@ impl CopyFillKernels {
             Some(kernel) => *kernel,
             None => {
                 let entry = ENTRY_POINTS[kernel];
+                // All entry points of a module have the same bindings.
+                let wgsl = match op {
+                    CopyFillOp::CopyDistant => include_str!("copy_distant.wgsl"),
+                    CopyFillOp::Copy | CopyFillOp::Fill => include_str!("copy_fill.wgsl"),
+                };
                 let source = KernelSource {
                     label: entry,
-                    wgsl: include_str!("copy_fill.wgsl"),
+                    wgsl,
                     entry_point: entry,
                     overrides: &[],
                     zero_workgroup_memory: true,

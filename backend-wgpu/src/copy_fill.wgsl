@@ -1,6 +1,6 @@
 // Copies and fills inside one segment. WebGPU's own copies cannot do this: a buffer is never both source and
-// destination there. A segment that fits one binding is bound as a whole. Of a larger buffer, the range in use is bound,
-// or two ranges if they are far apart. Positions are in words, or in vectors of four words.
+// destination there. A segment that fits one binding is bound as a whole, and of a larger buffer the range in use.
+// Positions are in words, or in vectors of four words.
 
 struct Params {
     dst: u32,
@@ -11,8 +11,6 @@ struct Params {
 
 @group(0) @binding(0) var<storage, read_write> words: array<u32>;
 @group(0) @binding(0) var<storage, read_write> quads: array<vec4<u32>>;
-@group(0) @binding(1) var<storage, read_write> source_words: array<u32>;
-@group(0) @binding(1) var<storage, read_write> source_quads: array<vec4<u32>>;
 @group(1) @binding(0) var<uniform> params: Params;
 
 // Groups beyond the limit of one dimension continue in y.
@@ -33,28 +31,6 @@ fn copy_quads(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgro
     let i = position(id, groups);
     if i < params.count {
         quads[params.dst + i] = quads[params.src + i];
-    }
-}
-
-@compute @workgroup_size(64)
-fn copy_distant_words(
-    @builtin(global_invocation_id) id: vec3<u32>,
-    @builtin(num_workgroups) groups: vec3<u32>,
-) {
-    let i = position(id, groups);
-    if i < params.count {
-        words[params.dst + i] = source_words[params.src + i];
-    }
-}
-
-@compute @workgroup_size(64)
-fn copy_distant_quads(
-    @builtin(global_invocation_id) id: vec3<u32>,
-    @builtin(num_workgroups) groups: vec3<u32>,
-) {
-    let i = position(id, groups);
-    if i < params.count {
-        quads[params.dst + i] = source_quads[params.src + i];
     }
 }
 

@@ -170,8 +170,11 @@ fn a_program_keeps_its_callbacks_and_gets_its_memory_back(device: &Device) -> Re
     let buffer = program.buffer(1024, TENSOR_USAGES);
     let before = used()?;
     // Scopes of the program lie around Forebay's calls.
-    let scopes = [wgpu::ErrorFilter::Internal, wgpu::ErrorFilter::OutOfMemory, wgpu::ErrorFilter::Validation]
-        .map(|filter| program.device.push_error_scope(filter));
+    let scope = |filter| program.device.push_error_scope(filter);
+    // Dropped in the reverse order, which wgpu requires.
+    let internal = scope(wgpu::ErrorFilter::Internal);
+    let full = scope(wgpu::ErrorFilter::OutOfMemory);
+    let invalid = scope(wgpu::ErrorFilter::Validation);
     let shared = program.share()?;
     let net = Linear::new(4, 3, &shared)?;
     let mut optimizer = Sgd::new(net.parameters(), 0.1);
@@ -193,7 +196,7 @@ fn a_program_keeps_its_callbacks_and_gets_its_memory_back(device: &Device) -> Re
     ensure!(large.sum_all()?.item()? == f64::from(6 << 20), "the upload");
     ensure!(large.matmul(&x).is_err(), "the shapes fit");
     ensure!(Tensor::zeros([1 << 30], DType::F32, &shared).is_err(), "the limits hold four gigabytes");
-    for scope in scopes.into_iter().rev() {
+    for scope in [invalid, full, internal] {
         let seen = block_on(scope.pop());
         ensure!(seen.is_none(), "the program's scope caught {seen:?}");
     }
