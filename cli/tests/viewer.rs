@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
 
-use forebay::memory::fake::FakeSource;
+use forebay::backend::null::{CardProfile, NullBackend};
 use forebay::memory::{Config, Pool, Request, Tag, scope};
 
 type TestResult = Result<(), Box<dyn Error>>;
@@ -72,8 +72,8 @@ fn find_browser() -> Option<PathBuf> {
 }
 
 fn save_snapshot(path: &Path) -> TestResult {
-    let pool =
-        Pool::new(Arc::new(FakeSource::paged(200 * MIB)), Config::default()).with_device_name("fake:0");
+    let card = CardProfile { total_bytes: 200 * MIB, ..CardProfile::default() };
+    let pool = Pool::new(Arc::new(NullBackend::new(card)), Config::default()).with_device_name("fake:0");
     pool.start_recording(100);
     let _net = scope::enter_module("net");
     let _weight = pool.alloc(Request::new(40 * MIB).tag(Tag::Parameter).op("random"))?;

@@ -26,7 +26,6 @@ mod forward;
 pub(crate) mod host_memory;
 pub mod library;
 pub mod null;
-mod pool_contents;
 
 pub use command::{Command, CommandSequence, OwnedCommand};
 pub use library::{

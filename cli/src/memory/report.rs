@@ -163,7 +163,8 @@ mod tests {
     use std::sync::Arc;
 
     use anyhow::Result;
-    use forebay::memory::fake::FakeSource;
+    use forebay::backend::SourceLimits;
+    use forebay::backend::null::{CardProfile, NullBackend};
     use forebay::memory::{Config, Pool, Request, scope};
 
     use super::*;
@@ -171,8 +172,9 @@ mod tests {
     #[test]
     fn a_report_says_who_holds_what_and_held_it_at_the_peak() -> Result<()> {
         const MIB: u64 = 1 << 20;
-        let pool =
-            Pool::new(Arc::new(FakeSource::plain(1 << 30)), Config::default()).with_device_name("fake:0");
+        let source_limits = SourceLimits { alignment: 256, max_segment: 1 << 30, virtual_memory: None };
+        let card = CardProfile { total_bytes: 1 << 30, source_limits, ..CardProfile::default() };
+        let pool = Pool::new(Arc::new(NullBackend::new(card)), Config::default()).with_device_name("fake:0");
         pool.start_recording(100);
         let _net = scope::enter_module("net");
         let _weight = pool.alloc(Request::new(40 * MIB).tag(Tag::Parameter))?;

@@ -46,8 +46,6 @@ mod config;
 mod counters;
 mod diff;
 pub(crate) mod error;
-#[doc(hidden)]
-pub mod fake;
 mod file_kind;
 mod free_list;
 mod grow;
@@ -69,8 +67,6 @@ mod slab;
 mod snapshot;
 pub mod source;
 mod stats;
-#[doc(hidden)]
-pub mod testing;
 #[cfg(test)]
 mod tests;
 mod timeline;

@@ -215,6 +215,29 @@ impl Pool {
         }
     }
 
+    /// Makes the `n`-th request from now fail as on a full device (1 is the next one); 0 cancels this. Tests
+    /// of a program use it to reach the paths that handle [`Error::OutOfMemory`].
+    ///
+    /// ```
+    /// use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
+    ///
+    /// let device = Device::null(Default::default());
+    /// device.pool().fail_request(1);
+    /// let failed = Tensor::zeros([4], DType::F32, &device);
+    /// assert!(failed.is_err_and(|error| error.is_out_of_memory()));
+    /// assert!(Tensor::zeros([4], DType::F32, &device).is_ok());
+    /// ```
+    pub fn fail_request(&self, n: u64) {
+        let mut state = self.shared.lock();
+        state.fail_at_request = if n == 0 { 0 } else { state.heap.clock + n };
+    }
+
+    /// Returns the number of requests so far, those that failed included.
+    #[must_use]
+    pub fn request_count(&self) -> u64 {
+        self.shared.lock().heap.clock
+    }
+
     /// Frees a block, which the next request on its queue may get.
     #[inline]
     pub fn free(&self, block: Block) {
@@ -422,7 +445,7 @@ impl Pool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::fake::FakeSource;
+    use crate::memory::tests::fake_source::FakeSource;
 
     #[test]
     fn blocks_are_reused_merged_and_given_back() -> Result<()> {

@@ -4,8 +4,10 @@ mod cache_growth;
 mod changing_shapes;
 mod compaction;
 mod errors;
+pub(super) mod fake_source;
 mod faults;
 mod limits;
+mod pool_model;
 mod queues;
 mod snapshots;
 mod untrusted_files;
@@ -15,11 +17,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use proptest::prelude::*;
 
-use super::fake::FakeSource;
-use super::scope;
+use self::fake_source::FakeSource;
+use self::pool_model::{PoolOp, check_pool};
 use super::source::{DeviceProcess, SegmentSource, SourceError};
-use super::testing::{self, PoolOp};
-use super::{Block, Config, Pool, Request, Tag};
+use super::{Block, Config, Pool, Request, Tag, scope};
+use crate::memory;
 use crate::memory::error::{Error, Result};
 
 const MIB: u64 = 1 << 20;
@@ -37,7 +39,7 @@ fn against_model(paged: bool, text: &str, bits: &[u64]) -> Result<(), TestCaseEr
     let config = Config::parse(text).map_err(|e| TestCaseError::fail(e.to_string()))?;
     let pool = Pool::new(source.clone(), config).with_mover(source.clone());
     let ops = bits.iter().map(|b| PoolOp::from_bits(*b, 8 * MIB)).collect::<Vec<_>>();
-    let outcome = testing::check_pool(&pool, &*source, &ops);
+    let outcome = check_pool(&pool, &*source, &ops);
     prop_assert!(outcome.is_ok(), "{outcome:?}");
     prop_assert_eq!(source.used(), 0);
     drop(pool);

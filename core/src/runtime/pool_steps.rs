@@ -20,8 +20,9 @@ impl Pool {
     /// names the tags, modules, operations and lines that hold it.
     ///
     /// ```
-    /// use forebay_core::memory::{Config, Pool, Request, fake::FakeSource};
-    /// let pool = Pool::new(std::sync::Arc::new(FakeSource::paged(1 << 30)), Config::default());
+    /// use forebay_core::{device::Device, memory::Request};
+    /// let device = Device::null(Default::default());
+    /// let pool = device.pool();
     /// let mut kept = Vec::new();
     /// let leak = pool.assert_no_growth(10, || {
     ///     kept.push(pool.alloc(Request::new(1000).op("log_loss"))?);

@@ -9,7 +9,6 @@ use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Result as CoreResult;
 use forebay::memory::Config;
-use forebay::memory::testing::{fail_request, request_count};
 use forebay::nn::{Linear, Module};
 use forebay::optim::{Adam, GradScaler, Optimizer, clip_grad_norm_};
 use forebay::tensor::Tensor;
@@ -111,9 +110,9 @@ fn a_step_by_hand_fails_at_every_request(device: &Device) -> Result<()> {
             Ok(step)
         };
         let mut exact = start()?;
-        let before = request_count(device.pool());
+        let before = device.pool().request_count();
         let loss = exact.run()?;
-        let count = request_count(device.pool()) - before;
+        let count = device.pool().request_count() - before;
         let expected = exact.state()?;
         ensure!(count > 50, "{count} requests are few for a step");
         drop(exact);
@@ -123,9 +122,9 @@ fn a_step_by_hand_fails_at_every_request(device: &Device) -> Result<()> {
             let random = device.random_state();
             step.optimizer.zero_grad();
             let before = device.memory().allocated();
-            fail_request(device.pool(), n);
+            device.pool().fail_request(n);
             let failed = step.run();
-            fail_request(device.pool(), 0);
+            device.pool().fail_request(0);
             let error = failed.err().with_context(|| format!("{}: it did not fail", at()))?;
             ensure!(error.is_out_of_memory(), "{}: {error}", at());
             drop(error);
@@ -159,11 +158,11 @@ fn a_trainer_survives_a_failure_at_every_request(device: &Device) -> Result<()> 
             .quiet();
         let loader = PointDataset::learnable(16).batches(4);
         let mut loss = |x: &Tensor, y: &Tensor| net.1.forward(&net.0.forward(x)?.tanh()?)?.cross_entropy(y);
-        let before = request_count(device.pool());
-        fail_request(device.pool(), n);
+        let before = device.pool().request_count();
+        device.pool().fail_request(n);
         let fitted = run.fit(&loader, &mut loss);
-        fail_request(device.pool(), 0);
-        let count = request_count(device.pool()) - before;
+        device.pool().fail_request(0);
+        let count = device.pool().request_count() - before;
         let failed = fitted.is_err();
         if let Err(error) = fitted {
             ensure!(error.is_out_of_memory(), "{error}");

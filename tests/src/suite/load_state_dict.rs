@@ -9,7 +9,6 @@ use forebay::dtype::DType;
 use forebay::error::Result as CoreResult;
 use forebay::io::safetensors;
 use forebay::memory::Config;
-use forebay::memory::testing::fail_request;
 use forebay::nn::{Embedding, Gpt, GptOptions, Linear, Module};
 use forebay::optim::{Adafactor, Adam, AveragedModel, GradScaler, Optimizer, Sgd};
 use forebay::tensor::Tensor;
@@ -97,9 +96,9 @@ fn fail_each(
     for n in 1.. {
         let at = || format!("{what}, request {n}");
         let before = state()?;
-        fail_request(device.pool(), n);
+        device.pool().fail_request(n);
         let loaded = load();
-        fail_request(device.pool(), 0);
+        device.pool().fail_request(0);
         let after = state()?;
         match loaded {
             Ok(()) => {
@@ -164,14 +163,14 @@ fn a_load_that_runs_out_of_memory_changes_nothing(device: &Device) -> Result<()>
                 n += 1;
                 let before = run.state(device)?;
                 let held = device.memory().allocated();
-                fail_request(device.pool(), n);
+                device.pool().fail_request(n);
                 let resumed = Checkpoint::resume_with_scaler(
                     &file.0,
                     &run.net,
                     &mut *run.optimizer,
                     Some(&mut run.scaler),
                 );
-                fail_request(device.pool(), 0);
+                device.pool().fail_request(0);
                 let at = || format!("optimiser {k}, request {n}");
                 let Err(error) = resumed else { break };
                 ensure!(error.is_out_of_memory(), "{}: {error}", at());

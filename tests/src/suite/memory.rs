@@ -3,16 +3,21 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
+use forebay::backend::{Backend, Slice};
 use forebay::device::Device;
 use forebay::dtype::DType;
-use forebay::memory::testing::{PoolOp, check_pool};
-use forebay::memory::{Config, Pool, Tag, scope};
+use forebay::memory::source::SegmentSource;
+use forebay::memory::{self, Block, Config, Pool, Tag, scope};
 use forebay::stream::Stream;
 use forebay::tensor::Tensor;
 
+use self::pool_model::{DeviceContents, PoolOp, check_pool};
 use super::faulty_backend::FaultyBackend;
 use super::host_reference::ensure_same_bits;
 use super::tests;
+
+#[path = "../../../core/src/memory/tests/pool_model.rs"]
+mod pool_model;
 
 tests![
     the_pool_keeps_to_its_model,
@@ -66,6 +71,25 @@ impl Net {
         }
         Ok(loss)
     }
+}
+
+impl DeviceContents for dyn Backend {
+    fn write(&self, block: &Block, data: &[u8]) -> memory::Result<()> {
+        self.upload(whole(block), data).map_err(|error| memory::Error::Move(Box::new(error)))
+    }
+
+    fn read(&self, block: &Block, data: &mut [u8]) -> memory::Result<()> {
+        self.download(whole(block), data).map_err(|error| memory::Error::Move(Box::new(error)))
+    }
+
+    fn source(&self) -> &dyn SegmentSource {
+        self
+    }
+}
+
+/// Returns the memory of a block.
+fn whole(block: &Block) -> Slice {
+    Slice { segment: block.segment, offset: block.offset, bytes: block.size }
 }
 
 fn the_pool_keeps_to_its_model(device: &Device) -> Result<()> {

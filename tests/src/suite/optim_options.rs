@@ -3,7 +3,6 @@
 use anyhow::{Context, Result, ensure};
 use forebay::device::Device;
 use forebay::dtype::DType;
-use forebay::memory::testing::{fail_request, request_count};
 use forebay::memory::{Config, Tag};
 use forebay::nn::{
     BatchNorm1d, Dropout, GroupNorm, InstanceNorm1d, LayerNorm, Linear, Module, RmsNorm, init,
@@ -515,9 +514,9 @@ fn steps_fail_at_every_request_and_are_made_again(device: &Device) -> Result<()>
             if skips { optimizer.step_unless(&flag) } else { optimizer.step() }
         };
         let (exact, mut optimizer) = start()?;
-        let first = request_count(device.pool());
+        let first = device.pool().request_count();
         step(&mut *optimizer)?;
-        let count = request_count(device.pool()) - first;
+        let count = device.pool().request_count() - first;
         let state =
             |optimizer: &dyn Optimizer| bits(&optimizer.state_dict()?.into_values().collect::<Vec<_>>());
         let (expected, expected_state) = (bits(&exact)?, state(&*optimizer)?);
@@ -525,9 +524,9 @@ fn steps_fail_at_every_request_and_are_made_again(device: &Device) -> Result<()>
             let at = || format!("{name}, request {n} of {count} after {before} steps, {skips}, {away}");
             let (all, mut optimizer) = start()?;
             let values = bits(&all)?;
-            fail_request(device.pool(), n);
+            device.pool().fail_request(n);
             let failed = step(&mut *optimizer);
-            fail_request(device.pool(), 0);
+            device.pool().fail_request(0);
             match failed {
                 Ok(()) => {}
                 Err(error) => {
@@ -564,9 +563,9 @@ fn averages_fail_at_every_request(device: &Device) -> Result<()> {
             Ok((model, average))
         };
         let (model, mut average) = start()?;
-        let first = request_count(device.pool());
+        let first = device.pool().request_count();
         run(&mut average, &model)?;
-        let count = request_count(device.pool()) - first;
+        let count = device.pool().request_count() - first;
         let both = |model: &[Tensor], average: &AveragedModel| -> Result<Vec<Vec<u64>>> {
             let averages = average.state_dict()?.into_values();
             bits(&model.iter().cloned().chain(averages).collect::<Vec<_>>())
@@ -575,9 +574,9 @@ fn averages_fail_at_every_request(device: &Device) -> Result<()> {
         for n in 1..=count {
             let (model, mut average) = start()?;
             let before = both(&model, &average)?;
-            fail_request(device.pool(), n);
+            device.pool().fail_request(n);
             let failed = run(&mut average, &model);
-            fail_request(device.pool(), 0);
+            device.pool().fail_request(0);
             if let Err(error) = failed {
                 ensure!(error.is_out_of_memory(), "{name}: {error}");
                 ensure!(

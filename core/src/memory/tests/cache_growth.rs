@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::super::fake::FakeSource;
 use super::super::{Config, Pool, Request};
+use super::fake_source::FakeSource;
 use crate::memory::error::Result;
 
 /// Keys and values of `layers` layers, for `tokens` tokens of `row` bytes. The other blocks of a step are

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use super::fake_source::FakeSource;
 use crate::memory::error::Result;
-use crate::memory::fake::FakeSource;
 use crate::memory::{Block, Config, Pool, Request};
 
 /// A program on a pool of virtual memory, which counts its requested bytes.

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
+use super::fake_source::FakeSource;
+use super::pool_model::{PoolOp, PoolTestSummary, check_pool};
 use super::{MIB, alloc_mib};
 use crate::memory::compaction::BlockMover;
 use crate::memory::error::Result;
-use crate::memory::fake::FakeSource;
-use crate::memory::testing::{PoolOp, PoolTestSummary, check_pool};
 use crate::memory::{Action, Block, Config, Pool, Request};
 
 /// Returns a pool of plain segments that moves blocks, over a device of `mib` MiB, and the device.

@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use super::super::fake::FakeSource;
 use super::super::source::SourceError;
-use super::super::testing::fail_request;
 use super::super::{Config, Pool, Request, Stats};
 use super::MIB;
+use super::fake_source::FakeSource;
 use crate::memory::error::Result;
 
 /// Statistics that a failed request must not change.
@@ -38,7 +37,7 @@ fn a_request_that_failed_leaves_no_trace_in_what_is_held() -> Result<()> {
             assert_eq!(held_figures(&after), held_figures(&before), "after {bytes}");
             assert_eq!(after.reserved(), source.used(), "after {bytes}");
         }
-        fail_request(&pool, 1);
+        pool.fail_request(1);
         assert!(pool.alloc(Request::new(5000)).is_err());
         assert_eq!(held_figures(&pool.stats()), held_figures(&before));
         assert_eq!(pool.stats().num_ooms, before.num_ooms + 5);

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::MIB;
+use super::fake_source::FakeSource;
+use super::pool_model::check_stats_invariants;
 use crate::memory::compaction::{BlockMove, BlockMover, HeldDispatch};
 use crate::memory::error::{Error, Result};
-use crate::memory::fake::FakeSource;
 use crate::memory::source::SourceError;
-use crate::memory::testing::{check_stats_invariants, fail_request, request_count};
 use crate::memory::{Block, Config, Pool, Request};
 
 /// Requests and frees of one run, and the bytes checked at both ends of a block.
@@ -95,7 +95,7 @@ fn run_with_fault(fault: InjectedFault, before: Option<&FaultRun>) -> Result<Fau
     let config = Config::parse("small_size_kb:16,large_segment_size_mb:2,max_memory_mb:12")?;
     let pool = Pool::new(source.clone(), config).with_mover(mover.clone());
     match fault {
-        InjectedFault::Request(number) => fail_request(&pool, number),
+        InjectedFault::Request(number) => pool.fail_request(number),
         InjectedFault::DeviceAlloc(number) => {
             source.fail_nth_call(number - 1, SourceError::OutOfMemory { bytes: 1, detail: String::new() });
         }
@@ -157,7 +157,7 @@ fn run_with_fault(fault: InjectedFault, before: Option<&FaultRun>) -> Result<Fau
     let stats = pool.stats();
     assert_eq!((stats.allocated(), stats.reserved(), stats.num_invalid_frees), (0, 0, 0), "{fault:?}");
     assert_eq!((source.used(), source.violations()), (0, vec![]), "{fault:?}");
-    outcome.requests = request_count(&pool);
+    outcome.requests = pool.request_count();
     outcome.copies = mover.copies.load(Ordering::Relaxed);
     outcome.growths = source.calls().alloc;
     Ok(outcome)

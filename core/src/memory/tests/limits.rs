@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use super::fake_source::FakeSource;
 use super::{MIB, alloc_mib, expect_oom_message};
 use crate::memory::error::Result;
-use crate::memory::fake::FakeSource;
 use crate::memory::{
     Config, OutOfMemory, Pool, Request, Tag, process_limit, process_reserved, set_process_limit,
 };

@@ -3,9 +3,9 @@
 use std::process::Command;
 use std::sync::Arc;
 
-use super::super::fake::FakeSource;
 use super::super::source::SegmentSource;
 use super::super::{Action, BlockState, Config, Pool, RecordingOptions, Request, Snapshot, Tag, scope};
+use super::fake_source::FakeSource;
 use crate::memory::error::{Error, Result};
 
 const MIB: u64 = 1 << 20;

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use serde_json::Value;
 
-use super::super::fake::FakeSource;
 use super::super::trace::{Trace, TraceEvent};
 use super::super::validation::MAX_MEMORY_BYTES;
 use super::super::{Block, Config, Pool, Request, Snapshot, Tag, scope};
+use super::fake_source::FakeSource;
 use crate::memory::error::{Error, Result};
 
 const MIB: u64 = 1 << 20;

@@ -3,16 +3,20 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+
+use rustc_hash::FxHashMap;
 
 use super::{PyTorchBaseline, Trace, TraceEvent, file_error};
 use crate::memory::compaction::{BlockMove, BlockMover, HeldDispatch};
-use crate::memory::error::Result;
-use crate::memory::fake::FakeSource;
-use crate::memory::source::{DeviceMemory, Fence, SegmentId, SegmentSource, SourceError, SourceLimits};
-use crate::memory::{Block, Bytes, Config, Pool, Request};
+use crate::memory::source::{
+    DeviceMemory, Fence, MAX_QUEUES, PageRemap, SegmentId, SegmentSource, SourceError, SourceLimits,
+    VirtualMemory,
+};
+use crate::memory::{Block, Bytes, Config, Pool, Request, Result};
+use crate::sync::LockUnpoisoned;
 
 /// Kind of segments that a pool grows with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,26 +84,25 @@ const DEVICE_BYTES: u64 = 80 << 30;
 /// The configuration limits the pool to less than the trace needs.
 pub fn replay(trace: &Trace, config: Config, mode: SegmentMode, timed: u32) -> Result<ReplayReport> {
     let mut report = ReplayReport { peak_requested: trace.peak_requested, ..ReplayReport::default() };
-    let source = Arc::new(mode.create_source());
+    let source = Arc::new(CountingSource::new(mode));
     let pool = run_trace(trace, config, source.clone(), |pool| {
         // Only a request that made the pool grow can have raised the peak.
-        if source.peak() > report.peak_reserved {
+        let peak = source.peak.load(Ordering::Relaxed);
+        if peak > report.peak_reserved {
             let now = pool.stats();
-            report.peak_reserved = source.peak();
+            report.peak_reserved = peak;
             (report.free, report.largest_free) = (now.cached(), now.largest_free);
         }
     })?;
     let stats = pool.stats();
     report.peak_allocated = stats.peak_allocated();
     report.segments = stats.segment.all.peak;
-    report.driver_calls = source.calls().memory_calls();
+    report.driver_calls = source.calls.load(Ordering::Relaxed);
     report.compacted_bytes = stats.compacted_bytes;
-    // The fake source checks the pool's promises, which takes time; this source checks nothing.
-    let source = Arc::new(UncheckedSource { limits: source.limits(), next: AtomicU64::new(1) });
     let mut best = None;
     for _ in 0..timed {
         let start = Instant::now();
-        run_trace(trace, config, source.clone(), |_| {})?;
+        run_trace(trace, config, Arc::new(CountingSource::new(mode)), |_| {})?;
         best = best.into_iter().chain([start.elapsed()]).min();
     }
     let best = best.unwrap_or(Duration::ZERO);
@@ -107,23 +110,60 @@ pub fn replay(trace: &Trace, config: Config, mode: SegmentMode, timed: u32) -> R
     Ok(report)
 }
 
-impl SegmentMode {
-    fn create_source(self) -> FakeSource {
-        match self {
-            Self::Plain => FakeSource::plain(DEVICE_BYTES),
-            Self::Virtual => FakeSource::paged(DEVICE_BYTES),
+/// A source without memory that counts its calls and bytes, and checks nothing.
+#[derive(Debug)]
+struct CountingSource {
+    limits: SourceLimits,
+    last_id: AtomicU64,
+    calls: AtomicU64,
+    used: AtomicU64,
+    peak: AtomicU64,
+    plain_sizes: Mutex<FxHashMap<SegmentId, u64>>,
+}
+
+impl CountingSource {
+    fn new(mode: SegmentMode) -> Self {
+        let reservation = DEVICE_BYTES / 8 * 9;
+        let (alignment, virtual_memory) = match mode {
+            SegmentMode::Plain => (256, None),
+            SegmentMode::Virtual => (512, Some(VirtualMemory { granularity: 2 << 20, reservation })),
+        };
+        Self {
+            limits: SourceLimits { alignment, max_segment: u64::MAX, virtual_memory },
+            last_id: AtomicU64::new(0),
+            calls: AtomicU64::new(0),
+            used: AtomicU64::new(0),
+            peak: AtomicU64::new(0),
+            plain_sizes: Mutex::default(),
         }
+    }
+
+    /// Counts a call that takes memory.
+    fn take_bytes(&self, bytes: u64) -> Result<(), SourceError> {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        let before = self.used.load(Ordering::Relaxed);
+        if before + bytes > DEVICE_BYTES {
+            let detail = format!("{before} of {DEVICE_BYTES} bytes are in use");
+            return Err(SourceError::OutOfMemory { bytes, detail });
+        }
+        self.used.store(before + bytes, Ordering::Relaxed);
+        self.peak.fetch_max(before + bytes, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Counts a call that returns memory.
+    fn return_bytes(&self, bytes: u64) -> Result<(), SourceError> {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        self.used.fetch_sub(bytes, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn next_id(&self) -> SegmentId {
+        SegmentId(self.last_id.fetch_add(1, Ordering::Relaxed) + 1)
     }
 }
 
-/// A source without checks, for timing.
-#[derive(Debug)]
-struct UncheckedSource {
-    limits: SourceLimits,
-    next: AtomicU64,
-}
-
-impl BlockMover for UncheckedSource {
+impl BlockMover for CountingSource {
     fn lock_dispatch(&self) -> Box<dyn HeldDispatch + '_> {
         Box::new(())
     }
@@ -132,33 +172,49 @@ impl BlockMover for UncheckedSource {
     }
 }
 
-impl SegmentSource for UncheckedSource {
+impl SegmentSource for CountingSource {
     fn limits(&self) -> SourceLimits {
         self.limits
     }
     fn device_memory(&self) -> DeviceMemory {
-        DeviceMemory { total: Some(DEVICE_BYTES), free: None }
+        let used = self.used.load(Ordering::Relaxed);
+        DeviceMemory { total: Some(DEVICE_BYTES), free: Some(DEVICE_BYTES - used) }
     }
     fn is_device_memory(&self) -> bool {
         false
     }
-    fn alloc_segment(&self, _bytes: u64) -> Result<SegmentId, SourceError> {
-        Ok(SegmentId(self.next.fetch_add(1, Ordering::Relaxed)))
+    fn alloc_segment(&self, bytes: u64) -> Result<SegmentId, SourceError> {
+        self.take_bytes(bytes)?;
+        let id = self.next_id();
+        self.plain_sizes.lock_unpoisoned().insert(id, bytes);
+        Ok(id)
     }
-    fn free_segment(&self, _segment: SegmentId) -> Result<(), SourceError> {
-        Ok(())
+    fn free_segment(&self, segment: SegmentId) -> Result<(), SourceError> {
+        let bytes = self.plain_sizes.lock_unpoisoned().remove(&segment);
+        self.return_bytes(bytes.unwrap_or_default())
     }
-    fn reserve_addresses(&self, bytes: u64) -> Result<SegmentId, SourceError> {
-        self.alloc_segment(bytes)
+    fn reserve_addresses(&self, _bytes: u64) -> Result<SegmentId, SourceError> {
+        Ok(self.next_id())
     }
     fn free_addresses(&self, _segment: SegmentId) -> Result<(), SourceError> {
         Ok(())
     }
-    fn map(&self, _segment: SegmentId, _offset: u64, _bytes: u64) -> Result<(), SourceError> {
-        Ok(())
+    fn map(&self, _segment: SegmentId, _offset: u64, bytes: u64) -> Result<(), SourceError> {
+        self.take_bytes(bytes)
     }
-    fn unmap(&self, _segment: SegmentId, _offset: u64, _bytes: u64) -> Result<(), SourceError> {
-        Ok(())
+    fn unmap(&self, _segment: SegmentId, _offset: u64, bytes: u64) -> Result<(), SourceError> {
+        self.return_bytes(bytes)
+    }
+    fn unmap_extents(&self, _segment: SegmentId, _offset: u64, pieces: &[u64]) -> Result<(), SourceError> {
+        self.return_bytes(pieces.iter().sum())
+    }
+    fn remap(&self, pieces: &[PageRemap]) -> Result<(), SourceError> {
+        let moved: u64 = pieces.iter().filter(|p| p.from.is_some()).map(|p| p.bytes).sum();
+        self.used.fetch_sub(moved, Ordering::Relaxed);
+        self.take_bytes(pieces.iter().map(|p| p.bytes).sum())
+    }
+    fn queue_count(&self) -> u8 {
+        MAX_QUEUES
     }
     fn record_fence(&self) -> Result<Fence, SourceError> {
         Ok(Fence(0))

@@ -1,40 +1,43 @@
-//! A simulated segment source, for tests of the pool and for replaying traces.
+//! A simulated segment source that checks the pool's contract.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
-use super::compaction::{BlockMove, BlockMover, HeldDispatch};
-use super::source::{
+use super::pool_model::DeviceContents;
+use crate::memory::compaction::{BlockMove, BlockMover, HeldDispatch};
+use crate::memory::source::{
     DeviceMemory, DeviceProcess, Event, Fence, MAX_QUEUES, PageRemap, SegmentId, SegmentSource, SourceError,
     SourceLimits, VirtualMemory,
 };
+use crate::memory::{self, Block, Pool, Request};
+use crate::sync::LockUnpoisoned;
+
 /// Number of calls of a [`FakeSource`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SourceCalls {
+pub(crate) struct SourceCalls {
     /// Calls of `alloc_segment`.
-    pub alloc: u64,
+    pub(crate) alloc: u64,
     /// Calls of `free_segment`.
-    pub free: u64,
+    pub(crate) free: u64,
     /// Calls of `reserve_addresses` and `free_addresses`.
-    pub reserve: u64,
+    pub(crate) reserve: u64,
     /// Calls of `map` and `remap`.
-    pub map: u64,
+    pub(crate) map: u64,
     /// Calls of `unmap` and `unmap_extents`.
-    pub unmap: u64,
+    pub(crate) unmap: u64,
     /// Pieces of `remap` that moved.
-    pub moved_pieces: u64,
+    pub(crate) moved_pieces: u64,
     /// Calls of `remap_after_submitted`.
-    pub remaps_after_submitted: u64,
+    pub(crate) remaps_after_submitted: u64,
     /// Bytes of blocks that were copied.
-    pub copied_bytes: u64,
+    pub(crate) copied_bytes: u64,
     /// Calls of `wait_fence`.
-    pub fence_waits: u64,
+    pub(crate) fence_waits: u64,
 }
 
 impl SourceCalls {
     /// Returns the number of calls that take or return memory.
-    #[must_use]
-    pub fn memory_calls(&self) -> u64 {
+    pub(crate) fn memory_calls(&self) -> u64 {
         self.alloc + self.free + self.map + self.unmap
     }
 }
@@ -70,7 +73,7 @@ struct FakeDeviceState {
 
 /// A simulated device of `capacity` bytes that checks the pool's contract. Fences pass at once by default.
 #[derive(Debug)]
-pub struct FakeSource {
+pub(crate) struct FakeSource {
     capacity: u64,
     limits: SourceLimits,
     is_device_memory: bool,
@@ -79,8 +82,7 @@ pub struct FakeSource {
 
 impl FakeSource {
     /// Creates a device with plain segments only.
-    #[must_use]
-    pub fn plain(capacity: u64) -> Self {
+    pub(crate) fn plain(capacity: u64) -> Self {
         let limits = SourceLimits { alignment: 256, max_segment: u64::MAX, virtual_memory: None };
         Self { capacity, limits, is_device_memory: false, state: Mutex::default() }
     }
@@ -93,8 +95,7 @@ impl FakeSource {
     }
 
     /// Creates a device with virtual memory in pages of 2 MiB.
-    #[must_use]
-    pub fn paged(capacity: u64) -> Self {
+    pub(crate) fn paged(capacity: u64) -> Self {
         let reservation = (capacity + capacity / 8).next_multiple_of(2 << 20);
         let virtual_memory = Some(VirtualMemory { granularity: 2 << 20, reservation });
         let limits = SourceLimits { alignment: 512, max_segment: u64::MAX, virtual_memory };
@@ -102,29 +103,25 @@ impl FakeSource {
     }
 
     /// Changes the limits.
-    #[must_use]
-    pub fn with_limits(mut self, change: impl FnOnce(&mut SourceLimits)) -> Self {
+    pub(crate) fn with_limits(mut self, change: impl FnOnce(&mut SourceLimits)) -> Self {
         change(&mut self.limits);
         self
     }
 
     /// Keeps contents, for [`write`](Self::write) and [`read`](Self::read).
-    #[must_use]
-    pub fn with_contents(self) -> Self {
+    pub(crate) fn with_contents(self) -> Self {
         self.lock().contents = Some(BTreeMap::new());
         self
     }
 
     /// Makes its memory count towards the limit of the process.
-    #[must_use]
-    pub fn as_device_memory(mut self) -> Self {
+    pub(crate) fn as_device_memory(mut self) -> Self {
         self.is_device_memory = true;
         self
     }
 
     /// Adds other processes, which hold the bytes that they report.
-    #[must_use]
-    pub fn with_processes(self, processes: Vec<DeviceProcess>) -> Self {
+    pub(crate) fn with_processes(self, processes: Vec<DeviceProcess>) -> Self {
         {
             let mut state = self.lock();
             state.used += processes.iter().filter_map(|p| p.bytes).sum::<u64>();
@@ -134,76 +131,71 @@ impl FakeSource {
     }
 
     /// Writes to a segment. Writing to unmapped addresses is an error.
-    pub fn write(&self, segment: SegmentId, offset: u64, data: &[u8]) -> Result<(), SourceError> {
+    pub(crate) fn write(&self, segment: SegmentId, offset: u64, data: &[u8]) -> Result<(), SourceError> {
         self.lock().for_each_mapping(segment, offset, data.len(), |at, piece| {
             piece.copy_from_slice(&data[at..at + piece.len()]);
         })
     }
 
     /// Reads from a segment. Reading from unmapped addresses is an error.
-    pub fn read(&self, segment: SegmentId, offset: u64, data: &mut [u8]) -> Result<(), SourceError> {
+    pub(crate) fn read(&self, segment: SegmentId, offset: u64, data: &mut [u8]) -> Result<(), SourceError> {
         self.lock().for_each_mapping(segment, offset, data.len(), |at, piece| {
             data[at..at + piece.len()].copy_from_slice(piece);
         })
     }
 
     fn lock(&self) -> MutexGuard<'_, FakeDeviceState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock_unpoisoned()
     }
 
     /// Returns the number of recorded events.
-    pub fn recorded_events(&self) -> u64 {
+    pub(crate) fn recorded_events(&self) -> u64 {
         self.lock().events.len() as u64
     }
 
     /// Returns the last event of queue `from` that queue `to` was told to wait for, counted from 1.
-    #[must_use]
-    pub fn last_waited_event(&self, from: u8, to: u8) -> Option<u64> {
+    pub(crate) fn last_waited_event(&self, from: u8, to: u8) -> Option<u64> {
         self.lock().waits.get(&(from, to)).copied()
     }
 
     /// Returns the calls so far.
-    #[must_use]
-    pub fn calls(&self) -> SourceCalls {
+    pub(crate) fn calls(&self) -> SourceCalls {
         self.lock().calls
     }
 
     /// Returns the bytes in use.
-    #[must_use]
-    pub fn used(&self) -> u64 {
+    pub(crate) fn used(&self) -> u64 {
         self.lock().used
     }
 
     /// Returns the peak of the bytes in use.
-    #[must_use]
-    pub fn peak(&self) -> u64 {
+    pub(crate) fn peak(&self) -> u64 {
         self.lock().peak
     }
 
     /// Returns the pool's violations of the contract.
-    #[must_use]
-    pub fn violations(&self) -> Vec<String> {
+    pub(crate) fn violations(&self) -> Vec<String> {
         self.lock().violations.clone()
     }
 
     /// Makes the `nth` call from now of `alloc_segment`, `reserve_addresses` or `map` fail; 0 is the next
     /// one.
-    pub fn fail_nth_call(&self, nth: u64, error: SourceError) {
+    pub(crate) fn fail_nth_call(&self, nth: u64, error: SourceError) {
         self.lock().failures.push((nth, error));
     }
 
     /// Makes fences pass only on [`signal_fence`](Self::signal_fence), or when they are waited for.
-    pub fn set_manual_fences(&self) {
+    pub(crate) fn set_manual_fences(&self) {
         self.lock().has_manual_fences = true;
     }
 
     /// Simulates deferred work: memory is remapped after submitted work, without waiting on the host.
-    pub fn set_deferred_work(&self) {
+    pub(crate) fn set_deferred_work(&self) {
         self.lock().has_deferred_work = true;
     }
 
     /// Makes the device pass every fence up to this one.
-    pub fn signal_fence(&self, fence: Fence) {
+    pub(crate) fn signal_fence(&self, fence: Fence) {
         let mut state = self.lock();
         state.signaled = state.signaled.max(fence.0);
     }
@@ -314,7 +306,7 @@ impl BlockMover for FakeSource {
         Box::new(())
     }
 
-    fn enqueue_copies(&self, queue: u8, moves: &[BlockMove]) -> crate::memory::error::Result<()> {
+    fn enqueue_copies(&self, queue: u8, moves: &[BlockMove]) -> memory::Result<()> {
         let others = || (0..MAX_QUEUES).filter(|other| *other != queue);
         for other in others() {
             self.wait_event(queue, self.record_event(other)?)?;
@@ -478,5 +470,44 @@ impl SegmentSource for FakeSource {
         state.calls.fence_waits += 1;
         state.signaled = state.signaled.max(fence.0);
         Ok(())
+    }
+}
+
+impl DeviceContents for FakeSource {
+    fn write(&self, block: &Block, data: &[u8]) -> memory::Result<()> {
+        Ok(self.write(block.segment, block.offset, data)?)
+    }
+
+    fn read(&self, block: &Block, data: &mut [u8]) -> memory::Result<()> {
+        Ok(self.read(block.segment, block.offset, data)?)
+    }
+
+    fn source(&self) -> &dyn SegmentSource {
+        self
+    }
+
+    fn event_count(&self) -> u64 {
+        self.recorded_events()
+    }
+
+    fn waits_for(&self, from: u8, to: u8, after: u64) -> bool {
+        self.last_waited_event(from, to).is_some_and(|last| last > after)
+    }
+
+    fn signal_fence(&self, fence: Fence) -> memory::Result<()> {
+        self.signal_fence(fence);
+        Ok(())
+    }
+
+    fn make_movable(&self, request: Request) -> Request {
+        request.movable()
+    }
+
+    fn move_count(&self, pool: &Pool) -> u64 {
+        pool.move_count()
+    }
+
+    fn refresh_location(&self, pool: &Pool, block: &mut Block) {
+        pool.refresh_location(block);
     }
 }

@@ -1,30 +1,16 @@
 //! Test of the pool against a model, for any device: random operations, with every byte of every block
-//! checked.
+//! checked. The conformance suite includes this file.
 //!
 //! The model knows which ranges of which segments are allocated or wait for a fence. The test fails with a
 //! message if a block overlaps such a range, a byte changes, or statistics contradict each other.
 
 use std::collections::BTreeMap;
 
-use super::fake::FakeSource;
-use super::source::{Fence, SegmentId, SegmentSource};
-use super::{Block, Pool, Request, Stats, Tag};
-use crate::memory::error::{Error, Result};
-
-/// Makes the `n`-th request from now fail as on a full device (1 is the next one); 0 cancels this.
-pub fn fail_request(pool: &Pool, n: u64) {
-    let mut state = pool.shared.lock();
-    state.fail_at_request = if n == 0 { 0 } else { state.heap.clock + n };
-}
-
-/// Returns the number of requests to a pool so far.
-#[must_use]
-pub fn request_count(pool: &Pool) -> u64 {
-    pool.shared.lock().heap.clock
-}
+use super::memory::source::{Fence, SegmentId, SegmentSource};
+use super::memory::{Block, Error, Pool, PoolStat, Request, Result, Stat, Stats, Tag};
 
 /// A device whose memory can be written and read.
-pub trait DeviceContents {
+pub(crate) trait DeviceContents {
     /// Writes all of a block: `data` has its rounded size.
     fn write(&self, block: &Block, data: &[u8]) -> Result<()>;
     /// Reads all of a block.
@@ -40,42 +26,28 @@ pub trait DeviceContents {
         let _ = (from, to, after);
         true
     }
+    /// Makes the block of a request movable, if the pool moves blocks.
+    fn make_movable(&self, request: Request) -> Request {
+        request
+    }
+    /// Returns the number of times that the pool has moved blocks.
+    fn move_count(&self, pool: &Pool) -> u64 {
+        let _ = pool;
+        0
+    }
+    /// Updates the address of a block that may have moved.
+    fn refresh_location(&self, pool: &Pool, block: &mut Block) {
+        let _ = (pool, block);
+    }
     /// Makes the device pass a fence.
     fn signal_fence(&self, fence: Fence) -> Result<()> {
         Ok(self.source().wait_fence(fence)?)
     }
 }
 
-impl DeviceContents for FakeSource {
-    fn write(&self, block: &Block, data: &[u8]) -> Result<()> {
-        Ok(self.write(block.segment, block.offset, data)?)
-    }
-
-    fn read(&self, block: &Block, data: &mut [u8]) -> Result<()> {
-        Ok(self.read(block.segment, block.offset, data)?)
-    }
-
-    fn source(&self) -> &dyn SegmentSource {
-        self
-    }
-
-    fn event_count(&self) -> u64 {
-        self.recorded_events()
-    }
-
-    fn waits_for(&self, from: u8, to: u8, after: u64) -> bool {
-        self.last_waited_event(from, to).is_some_and(|last| last > after)
-    }
-
-    fn signal_fence(&self, fence: Fence) -> Result<()> {
-        self.signal_fence(fence);
-        Ok(())
-    }
-}
-
 /// One operation of the test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PoolOp {
+pub(crate) enum PoolOp {
     /// Requests a block.
     Alloc {
         /// Bytes requested.
@@ -97,8 +69,7 @@ pub enum PoolOp {
 
 impl PoolOp {
     /// Decodes an operation from random bits; requests are of at most `largest` bytes.
-    #[must_use]
-    pub fn from_bits(bits: u64, largest: u64) -> Self {
+    pub(crate) fn from_bits(bits: u64, largest: u64) -> Self {
         let (kind, queue, place) = (bits % 64, (bits >> 6) % 8, (bits >> 9) as usize % 4096);
         match kind {
             0..32 => {
@@ -116,8 +87,7 @@ impl PoolOp {
     }
 
     /// Generates `count` operations from a seed.
-    #[must_use]
-    pub fn sequence(seed: u64, count: usize, largest: u64) -> Vec<Self> {
+    pub(crate) fn sequence(seed: u64, count: usize, largest: u64) -> Vec<Self> {
         let mut state = seed;
         let mut next = || {
             // SplitMix64
@@ -133,20 +103,20 @@ impl PoolOp {
 
 /// Summary of a test.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PoolTestSummary {
+pub(crate) struct PoolTestSummary {
     /// Requests that were served.
-    pub served: u64,
+    pub(crate) served: u64,
     /// Requests that ran out of memory.
-    pub refused: u64,
+    pub(crate) refused: u64,
     /// Requests that moved blocks.
-    pub moves: u64,
+    pub(crate) moves: u64,
 }
 
 /// Runs operations on a pool of the device, checks all invariants after each, and frees the remaining blocks.
 ///
 /// # Errors
 /// A message that names the operation and the broken invariant.
-pub fn check_pool<D: DeviceContents + ?Sized>(
+pub(crate) fn check_pool<D: DeviceContents + ?Sized>(
     pool: &Pool,
     device: &D,
     ops: &[PoolOp],
@@ -188,9 +158,10 @@ impl<D: DeviceContents + ?Sized> PoolModel<'_, D> {
         match op {
             PoolOp::Alloc { bytes, queue } => {
                 let tag = Tag::ALL[bytes as usize % Tag::COUNT];
-                let (moves, events) = (self.pool.move_count(), self.device.event_count());
-                let served = self.pool.alloc(Request::new(bytes).queue(queue).tag(tag).movable());
-                if self.pool.move_count() != moves {
+                let (moves, events) = (self.device.move_count(self.pool), self.device.event_count());
+                let request = Request::new(bytes).queue(queue).tag(tag);
+                let served = self.pool.alloc(self.device.make_movable(request));
+                if self.device.move_count(self.pool) != moves {
                     summary.moves += 1;
                     self.refresh_locations(events);
                 }
@@ -236,7 +207,7 @@ impl<D: DeviceContents + ?Sized> PoolModel<'_, D> {
     fn refresh_locations(&mut self, events: u64) {
         for (block, _) in &mut self.live {
             let before = *block;
-            self.pool.refresh_location(block);
+            self.device.refresh_location(self.pool, block);
             if *block != before {
                 self.uses.push(Some((before, events)));
             }
@@ -326,8 +297,8 @@ fn byte_pattern(seed: u64, size: u64) -> Vec<u8> {
 }
 
 /// Checks the invariants between a pool's statistics.
-pub fn check_stats_invariants(stats: &Stats) -> Result<(), String> {
-    let of = |name: &str, pick: fn(&super::PoolStat) -> super::Stat| {
+pub(crate) fn check_stats_invariants(stats: &Stats) -> Result<(), String> {
+    let of = |name: &str, pick: fn(&PoolStat) -> Stat| {
         let (allocated, active) = (pick(&stats.allocated_bytes).current, pick(&stats.active_bytes).current);
         let (reserved, requested) =
             (pick(&stats.reserved_bytes).current, pick(&stats.requested_bytes).current);
