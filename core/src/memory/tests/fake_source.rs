@@ -89,7 +89,7 @@ impl FakeSource {
 
     /// Sets the size of the largest segment in bytes.
     #[must_use]
-    pub fn with_max_segment(mut self, bytes: u64) -> Self {
+    pub(crate) fn with_max_segment(mut self, bytes: u64) -> Self {
         self.limits.max_segment = bytes;
         self
     }
