@@ -22,7 +22,7 @@ pub use forebay_core::{
     amp, autograd, backend, capture, device, dtype, error, func, future, memory, ops, profile, stream, tensor,
 };
 #[doc(hidden)]
-pub use forebay_core::{forward_backend, variables};
+pub use forebay_core::{forward_backend, platform, variables};
 pub use forebay_nn::{data, io, nn, optim, plan, train};
 
 /// CUDA-specific switches, such as [`set_allow_tf32`](cuda::set_allow_tf32), and information about its libraries.

@@ -6,9 +6,6 @@ use super::{Dataset, locate};
 use crate::io::{idx, idx::IdxArray};
 use crate::{Result, fail, fail_if};
 
-/// Mean and standard deviation of the training images' pixels, scaled to 0..=1.
-const MEAN: f32 = 0.286;
-const STD: f32 = 0.353;
 const SIDE: usize = 28;
 
 /// Subset embedded in the library, for machines without the data set.
@@ -56,6 +53,11 @@ impl FashionMnist {
         "bag",
         "ankle boot",
     ];
+
+    /// Mean of the training images' pixels, scaled to 0..=1.
+    pub const MEAN: f32 = 0.286;
+    /// Standard deviation of the training images' pixels, scaled to 0..=1.
+    pub const STD: f32 = 0.353;
 
     /// Loads the training images: 60,000, or 3,300 of the embedded subset.
     ///
@@ -135,7 +137,7 @@ impl FashionMnist {
             sample_shape: vec![SIDE * SIDE],
             pixels: pixels.data,
             labels: labels.data,
-            normalized_values: (0..=255u8).map(|p| (f32::from(p) / 255.0 - MEAN) / STD).collect(),
+            normalized_values: (0..=255u8).map(|p| (f32::from(p) / 255.0 - Self::MEAN) / Self::STD).collect(),
         })
     }
 

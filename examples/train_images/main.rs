@@ -3,15 +3,18 @@
 //! `cargo run --release --example train_images -- --help`, or `cargo xtask train`, which first fetches data and
 //! drivers. On a GPU the training takes seconds and reaches 90 %. A software driver trains a smaller network.
 
+mod net;
+
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use clap::{Parser, ValueEnum};
-use forebay::ops::Pool2dOptions;
 use forebay::optim::GradScaler;
 use forebay::optim::schedule::OneCycle;
 use forebay::prelude::*;
 use forebay::train::{self, FitStatus};
+
+use net::Net;
 
 /// Trains a small convolutional network on Fashion-MNIST.
 #[derive(Parser)]
@@ -62,35 +65,6 @@ struct Options {
 enum Amp {
     F16,
     Bf16,
-}
-
-#[derive(Module)]
-struct Net {
-    conv1: Conv2d,
-    conv2: Conv2d,
-    fc1: Linear,
-    dropout: Dropout,
-    fc2: Linear,
-}
-
-impl Net {
-    fn new(width: usize, device: &Device) -> forebay::error::Result<Self> {
-        let same = Conv2dOptions { padding: [1, 1], ..Default::default() };
-        Ok(Self {
-            conv1: Conv2d::new(1, width, [3, 3], same, device)?,
-            conv2: Conv2d::new(width, 2 * width, [3, 3], same, device)?,
-            fc1: Linear::new(2 * width * 7 * 7, 128, device)?,
-            dropout: Dropout::new(0.25),
-            fc2: Linear::new(128, 10, device)?,
-        })
-    }
-
-    fn forward(&self, x: &Tensor) -> forebay::error::Result<Tensor> {
-        let x = self.conv1.forward(x)?.relu()?.max_pool2d(Pool2dOptions::new(2))?;
-        let x = self.conv2.forward(&x)?.relu()?.max_pool2d(Pool2dOptions::new(2))?;
-        let x = self.fc1.forward(&x.flatten(1, -1)?)?.relu()?;
-        self.fc2.forward(&self.dropout.forward(&x)?)
-    }
 }
 
 fn load_dataset(folder: Option<&Path>, part: &str) -> forebay::error::Result<FashionMnist> {
