@@ -45,6 +45,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<bool> {
 }
 
 const UNIT_TEST_STAGE: &str = "unit tests, documentation tests, examples";
+const BROWSER_STAGE: &str = "a page in headless Chromium";
 const GPU_STAGE: &str = "conformance on this machine's GPU";
 
 /// Dependencies that were found on this machine or fetched.
@@ -55,6 +56,8 @@ struct TestDependencies {
     validation: Result<Dependency>,
     lavapipe: Result<Dependency>,
     swiftshader: Result<Dependency>,
+    wasm_std: Result<Dependency>,
+    chromium: Result<Dependency>,
 }
 
 impl TestDependencies {
@@ -66,6 +69,8 @@ impl TestDependencies {
             validation: setup.ensure_validation_layer(),
             lavapipe: setup.ensure_lavapipe(),
             swiftshader: setup.ensure_swiftshader(),
+            wasm_std: setup.ensure_wasm_std(),
+            chromium: setup.ensure_chromium(),
         })
     }
 
@@ -178,6 +183,17 @@ impl StagePlanner<'_> {
             }
         }
         planned.push(self.conformance_stage("traces", &["traces"], &self.dependencies.data_env()));
+        let parts =
+            [&self.dependencies.wasm_std, &self.dependencies.chromium, &self.dependencies.swiftshader];
+        match parts.iter().find_map(|part| part.as_ref().err()) {
+            None => {
+                // Early, because it builds a page on one core.
+                let mut test = Command::new(std::env::current_exe()?);
+                test.args(["browser", "--test"]);
+                planned.insert(0, PendingStage::new(BROWSER_STAGE, test));
+            }
+            Some(why) => skip(BROWSER_STAGE, why),
+        }
         if let Err(why) = &self.dependencies.model {
             skip("MiniLM's weights", why);
         }

@@ -4,6 +4,7 @@
 //! the workspace. Then it starts cargo or a program of the workspace with the environment that finds them.
 
 mod book;
+mod browser;
 mod bundle;
 mod checks;
 mod ci;
@@ -42,6 +43,15 @@ struct PassthroughArgs {
 enum Command {
     /// Train a convolutional network on Fashion-MNIST, on the best device of this machine
     Train(PassthroughArgs),
+    /// Train in a browser page, through WebGPU: build the page and serve it
+    Browser {
+        /// Train some steps in headless Chromium instead, and compare the losses with a native run
+        #[arg(long)]
+        test: bool,
+        /// Port of the server on this machine
+        #[arg(long, default_value_t = 8080)]
+        port: u16,
+    },
     /// Compare sentences by what they mean, with MiniLM's published weights [SENTENCE...]
     Embed(PassthroughArgs),
     /// Run everything that CI runs: checks, unit tests, the conformance suite, golden data, curves, traces
@@ -107,6 +117,8 @@ fn run_command(command: Command) -> Result<bool> {
             let environment = Setup::new(&workspace)?.program_env()?;
             workspace.run_example("train_images", &rest.args, &environment)
         }
+        Command::Browser { test: true, .. } => browser::test(&workspace, &Setup::new(&workspace)?),
+        Command::Browser { port, .. } => browser::serve(&workspace, &Setup::new(&workspace)?, port),
         Command::Embed(rest) => {
             let setup = Setup::new(&workspace)?;
             let environment = setup.device_env().merge(setup.ensure_minilm()?.environment);
