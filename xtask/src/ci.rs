@@ -7,7 +7,7 @@ use crate::environment::Environment;
 use crate::setup::{Dependency, Setup};
 use crate::stage::{PendingStage, Stage, print_summary};
 use crate::workspace::{Profile, Workspace};
-use crate::{bundle, checks};
+use crate::{bundle, checks, package};
 use anyhow::{Result, anyhow};
 use std::process::Command;
 use std::time::Instant;
@@ -23,7 +23,8 @@ pub(crate) fn run(workspace: &Workspace) -> Result<bool> {
     let setup = Setup::new(workspace)?;
     let (found, mut stages, programs) = std::thread::scope(|scope| {
         let found = scope.spawn(|| TestDependencies::detect(&setup));
-        let quick = checks::run_quick(workspace);
+        let mut quick = checks::run_quick(workspace);
+        quick.extend(package::run_quick(workspace));
         let programs =
             Stage::run_pass_or_fail("programs", || workspace.run_cargo(&Workspace::build_args(Profile::Dev)));
         (found.join().unwrap_or_else(|_| Err(anyhow!("the set-up panicked"))), quick, programs)

@@ -10,6 +10,7 @@ mod checks;
 mod ci;
 mod environment;
 mod layers;
+mod package;
 mod process;
 mod prose;
 mod setup;
@@ -88,6 +89,12 @@ enum Command {
         #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u32).range(10..))]
         steps: u32,
     },
+    /// Check the crates that go to a registry: manifests, archives, features, and programs that depend on them
+    Package {
+        /// Only the checks that compile nothing
+        #[arg(long)]
+        quick: bool,
+    },
     /// List the fuzz targets and say how to run one
     Fuzz,
     /// The cheap checks: line budget, layers, prose, links of the documentation, rustfmt, clippy, rustdoc
@@ -151,6 +158,7 @@ fn run_command(command: Command) -> Result<bool> {
         Command::Pictures { steps } => {
             book::draw_pictures(&workspace, &Setup::new(&workspace)?.program_env()?, steps)
         }
+        Command::Package { quick } => package::run(&workspace, quick),
         Command::Fuzz => checks::list_fuzz_targets(&workspace),
         Command::Check => Ok(checks::run_all(&workspace).iter().all(stage::Stage::passed)),
         Command::Run(rest) => {
