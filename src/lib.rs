@@ -97,6 +97,8 @@ mod book {
     #[cfg(feature = "wgpu")]
     #[doc = include_str!("../docs/src/guide/embedding.md")]
     struct GuideEmbedding;
+    #[doc = include_str!("../docs/src/guide/browser.md")]
+    struct GuideBrowser;
     #[doc = include_str!("../docs/src/from/burn.md")]
     struct FromBurn;
     #[doc = include_str!("../docs/src/from/candle.md")]

@@ -24,7 +24,7 @@ fn require_nvrtc() -> bool {
 }
 
 fn corpus(folder: &str) -> Vec<(PathBuf, String)> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(folder);
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
     let mut files: Vec<_> = fs::read_dir(folder)
         .unwrap()
         .map(|entry| entry.unwrap().path())
@@ -105,13 +105,13 @@ fn compile_all(folder: &str, architectures: &[u32], optimised: u32) {
 
 #[test]
 fn every_feature_compiles() {
-    compile_all("wgsl", &ARCHITECTURES, 90);
+    compile_all("tests/wgsl", &ARCHITECTURES, 90);
 }
 
 #[test]
 fn every_conformance_kernel_compiles() {
     // One architecture on each side of the prelude's conditions; everything else is the same on all.
-    compile_all("wgsl_semantics", &[75, 80], 80);
+    compile_all("../tests/wgsl_semantics", &[75, 80], 80);
 }
 
 /// Returns the source after the prelude.

@@ -1,4 +1,4 @@
-//! Runs the conformance kernels of `wgsl_semantics` on cuda:0, if there is one: translated kernels compute
+//! Runs the conformance kernels of `tests/wgsl_semantics` on cuda:0, if there is one: translated kernels compute
 //! what WGSL specifies.
 //!
 //! Every file is one kernel, `main`, for one workgroup. `@binding(0)` is the output, at least 64 zeroed
@@ -15,7 +15,7 @@ use forebay_cuda::translate::translate;
 
 /// Returns the files with their expected words.
 fn kernels() -> Vec<(String, String, Vec<u32>)> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/wgsl_semantics");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/wgsl_semantics");
     let mut files: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.sort();
     files

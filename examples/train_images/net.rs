@@ -3,7 +3,7 @@
 use forebay::ops::Pool2dOptions;
 use forebay::prelude::*;
 
-/// Two convolutions and two linear layers. Another program can include this file.
+/// Two convolutions and two linear layers. A browser page (`examples/browser`) trains it too.
 #[derive(Module)]
 pub(crate) struct Net {
     conv1: Conv2d,

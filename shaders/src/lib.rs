@@ -195,6 +195,12 @@ fn template_environment() -> &'static Environment<'static> {
     })
 }
 
+/// Returns the source text of a template, such as `math/base`.
+#[must_use]
+pub fn template_source(name: &str) -> Option<&'static str> {
+    TEMPLATES.iter().find(|(known, _)| *known == name).map(|(_, text)| *text)
+}
+
 /// Renders the WGSL of a kernel.
 ///
 /// # Errors

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand};
 use forebay::device::Device;
 use forebay::prelude::*;
@@ -96,12 +96,16 @@ enum Command {
 }
 
 /// Returns a data folder: next to the program in a bundle, otherwise in the sources of this package.
-fn data_dir(name: &str) -> PathBuf {
-    let beside = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.join("tests").join(name)));
-    match beside {
-        Some(path) if path.is_dir() => path,
-        _ => PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(name),
-    }
+///
+/// # Errors
+/// Neither has the folder.
+fn data_dir(name: &str) -> Result<PathBuf> {
+    let bundled = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.join("tests").join(name)));
+    let sources = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(name);
+    let mut folders = bundled.into_iter().chain([sources]);
+    folders.find(|folder| folder.is_dir()).with_context(|| {
+        format!("this package has no folder `{name}`; name that of a checkout, tests/{name}, with --dir")
+    })
 }
 
 /// Opens the requested device, or the first one of every backend.
@@ -168,7 +172,7 @@ fn main() -> Result<()> {
             }
         }
         Command::Curves { dir, device } => {
-            let dir = dir.unwrap_or_else(|| data_dir("curves"));
+            let dir = dir.map_or_else(|| data_dir("curves"), Ok)?;
             let mut failed = 0;
             for device in select_devices(device.as_deref())? {
                 println!("{}", device.info());
@@ -186,7 +190,10 @@ fn main() -> Result<()> {
                 Some("f64") => Some(DType::F64),
                 Some(other) => bail!("--dtype takes f16, bf16, f32 or f64, not {other}"),
             };
-            let dirs = dir.map_or_else(|| vec![data_dir("golden"), data_dir("golden_more")], |dir| vec![dir]);
+            let dirs = match dir {
+                Some(dir) => vec![dir],
+                None => vec![data_dir("golden")?, data_dir("golden_more")?],
+            };
             let golden: Vec<_> =
                 dirs.iter().map(|dir| golden::GoldenSet::load(dir)).collect::<Result<_>>()?;
             let mut failed = 0;
@@ -204,11 +211,12 @@ fn main() -> Result<()> {
             }
         }
         Command::Operators { file } => {
-            let page = golden::render_page(&golden::GoldenSet::load(&data_dir("golden"))?)?;
+            let page = golden::render_page(&golden::GoldenSet::load(&data_dir("golden")?)?)?;
             forebay::io::write_bytes(&file, page)?;
         }
         Command::Kernels { architectures, dir, filter } => {
-            let report = kernels::check(&dir.unwrap_or_else(|| data_dir("golden")), &architectures, &filter)?;
+            let report =
+                kernels::check(&dir.map_or_else(|| data_dir("golden"), Ok)?, &architectures, &filter)?;
             println!("{report}");
             if !report.failures.is_empty() {
                 bail!("{} kernels failed", report.failures.len());
@@ -224,7 +232,7 @@ fn main() -> Result<()> {
             println!("{} calls, {} of them succeeded, none panicked", counts.calls, counts.succeeded);
         }
         Command::Traces { dir } => {
-            let report = traces::check(&dir.unwrap_or_else(|| data_dir("traces")))?;
+            let report = traces::check(&dir.map_or_else(|| data_dir("traces"), Ok)?)?;
             println!("{report}");
             if report.failed() > 0 {
                 bail!("{} checks of traces failed", report.failed());

@@ -7,7 +7,7 @@ use crate::environment::Environment;
 use crate::setup::{Dependency, Setup};
 use crate::stage::{PendingStage, Stage, print_summary};
 use crate::workspace::{Profile, Workspace};
-use crate::{bundle, checks};
+use crate::{bundle, checks, package};
 use anyhow::{Result, anyhow};
 use std::process::Command;
 use std::time::Instant;
@@ -23,7 +23,8 @@ pub(crate) fn run(workspace: &Workspace) -> Result<bool> {
     let setup = Setup::new(workspace)?;
     let (found, mut stages, programs) = std::thread::scope(|scope| {
         let found = scope.spawn(|| TestDependencies::detect(&setup));
-        let quick = checks::run_quick(workspace);
+        let mut quick = checks::run_quick(workspace);
+        quick.extend(package::run_quick(workspace));
         let programs =
             Stage::run_pass_or_fail("programs", || workspace.run_cargo(&Workspace::build_args(Profile::Dev)));
         (found.join().unwrap_or_else(|_| Err(anyhow!("the set-up panicked"))), quick, programs)
@@ -45,6 +46,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<bool> {
 }
 
 const UNIT_TEST_STAGE: &str = "unit tests, documentation tests, examples";
+const BROWSER_STAGE: &str = "a page in headless Chromium";
 const GPU_STAGE: &str = "conformance on this machine's GPU";
 
 /// Dependencies that were found on this machine or fetched.
@@ -55,6 +57,8 @@ struct TestDependencies {
     validation: Result<Dependency>,
     lavapipe: Result<Dependency>,
     swiftshader: Result<Dependency>,
+    wasm_std: Result<Dependency>,
+    chromium: Result<Dependency>,
 }
 
 impl TestDependencies {
@@ -66,6 +70,8 @@ impl TestDependencies {
             validation: setup.ensure_validation_layer(),
             lavapipe: setup.ensure_lavapipe(),
             swiftshader: setup.ensure_swiftshader(),
+            wasm_std: setup.ensure_wasm_std(),
+            chromium: setup.ensure_chromium(),
         })
     }
 
@@ -178,6 +184,17 @@ impl StagePlanner<'_> {
             }
         }
         planned.push(self.conformance_stage("traces", &["traces"], &self.dependencies.data_env()));
+        let parts =
+            [&self.dependencies.wasm_std, &self.dependencies.chromium, &self.dependencies.swiftshader];
+        match parts.iter().find_map(|part| part.as_ref().err()) {
+            None => {
+                // Early, because it builds a page on one core.
+                let mut test = Command::new(std::env::current_exe()?);
+                test.args(["browser", "--test"]);
+                planned.insert(0, PendingStage::new(BROWSER_STAGE, test));
+            }
+            Some(why) => skip(BROWSER_STAGE, why),
+        }
         if let Err(why) = &self.dependencies.model {
             skip("MiniLM's weights", why);
         }

@@ -4,11 +4,13 @@
 //! the workspace. Then it starts cargo or a program of the workspace with the environment that finds them.
 
 mod book;
+mod browser;
 mod bundle;
 mod checks;
 mod ci;
 mod environment;
 mod layers;
+mod package;
 mod process;
 mod prose;
 mod setup;
@@ -42,6 +44,15 @@ struct PassthroughArgs {
 enum Command {
     /// Train a convolutional network on Fashion-MNIST, on the best device of this machine
     Train(PassthroughArgs),
+    /// Train in a browser page, through WebGPU: build the page and serve it
+    Browser {
+        /// Train some steps in headless Chromium instead, and compare the losses with a native run
+        #[arg(long)]
+        test: bool,
+        /// Port of the server on this machine
+        #[arg(long, default_value_t = 8080)]
+        port: u16,
+    },
     /// Compare sentences by what they mean, with MiniLM's published weights [SENTENCE...]
     Embed(PassthroughArgs),
     /// Run everything that CI runs: checks, unit tests, the conformance suite, golden data, curves, traces
@@ -78,6 +89,12 @@ enum Command {
         #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u32).range(10..))]
         steps: u32,
     },
+    /// Check the crates that go to a registry: manifests, archives, features, and programs that depend on them
+    Package {
+        /// Only the checks that compile nothing
+        #[arg(long)]
+        quick: bool,
+    },
     /// List the fuzz targets and say how to run one
     Fuzz,
     /// The cheap checks: line budget, layers, prose, links of the documentation, rustfmt, clippy, rustdoc
@@ -107,6 +124,8 @@ fn run_command(command: Command) -> Result<bool> {
             let environment = Setup::new(&workspace)?.program_env()?;
             workspace.run_example("train_images", &rest.args, &environment)
         }
+        Command::Browser { test: true, .. } => browser::test(&workspace, &Setup::new(&workspace)?),
+        Command::Browser { port, .. } => browser::serve(&workspace, &Setup::new(&workspace)?, port),
         Command::Embed(rest) => {
             let setup = Setup::new(&workspace)?;
             let environment = setup.device_env().merge(setup.ensure_minilm()?.environment);
@@ -139,6 +158,7 @@ fn run_command(command: Command) -> Result<bool> {
         Command::Pictures { steps } => {
             book::draw_pictures(&workspace, &Setup::new(&workspace)?.program_env()?, steps)
         }
+        Command::Package { quick } => package::run(&workspace, quick),
         Command::Fuzz => checks::list_fuzz_targets(&workspace),
         Command::Check => Ok(checks::run_all(&workspace).iter().all(stage::Stage::passed)),
         Command::Run(rest) => {

@@ -1,6 +1,7 @@
 //! f64 functions compared with correctly rounded values, f64 softmax, singular values.
 
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
 use anyhow::{Context, Result, ensure};
 use forebay::autograd::GradOptions;
@@ -8,6 +9,7 @@ use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::ops::CustomOp;
 use forebay::tensor::Tensor;
+use forebay_shaders::template_source;
 
 use super::require_dtype;
 
@@ -22,35 +24,33 @@ super::tests![
     triangles_of_more_rows_than_a_workgroup_has_threads,
 ];
 
-macro_rules! kernel {
-    ($function:literal) => {
-        CustomOp::new(
-            $function,
-            concat!(
-                include_str!("../../../shaders/wgsl/math/base.wgsl"),
-                include_str!("../../../shaders/wgsl/math/f64_exp_log.wgsl"),
-                "struct Params { n: u32 }
-                @group(0) @binding(0) var<storage, read> x: array<f64>;
-                @group(0) @binding(1) var<storage, read_write> y: array<f64>;
-                @group(1) @binding(0) var<uniform> p: Params;
-                @compute @workgroup_size(64)
-                fn main(@builtin(global_invocation_id) id: vec3<u32>) {
-                    if id.x < p.n { y[id.x] = ",
-                $function,
-                "(x[id.x]); }
-                }"
-            ),
-        )
-    };
+static EXP: LazyLock<CustomOp> = LazyLock::new(|| function_kernel("m_exp64"));
+static LOG: LazyLock<CustomOp> = LazyLock::new(|| function_kernel("m_log64"));
+
+/// Returns an operation that calls a function of the shaders' library for each element.
+fn function_kernel(function: &'static str) -> CustomOp {
+    let library =
+        ["math/base", "math/f64_exp_log"].map(|name| template_source(name).unwrap_or_default()).concat();
+    let kernel = format!(
+        "{library}
+        struct Params {{ n: u32 }}
+        @group(0) @binding(0) var<storage, read> x: array<f64>;
+        @group(0) @binding(1) var<storage, read_write> y: array<f64>;
+        @group(1) @binding(0) var<uniform> p: Params;
+        @compute @workgroup_size(64)
+        fn main(@builtin(global_invocation_id) id: vec3<u32>) {{
+            if id.x < p.n {{ y[id.x] = {function}(x[id.x]); }}
+        }}"
+    );
+    // An operation is static, and so is its source.
+    CustomOp::new(function, kernel.leak())
 }
-static EXP: CustomOp = kernel!("m_exp64");
-static LOG: CustomOp = kernel!("m_log64");
 
 fn functions_of_f64_are_within_two_ulp(device: &Device) -> Result<()> {
     require_dtype(device, DType::F64)?;
     let table: BTreeMap<String, Vec<[String; 2]>> =
         serde_json::from_str(include_str!("../../data/double.json"))?;
-    for (name, op) in [("exp", &EXP), ("log", &LOG)] {
+    for (name, op) in [("exp", &*EXP), ("log", &*LOG)] {
         let run = |x: &[f64]| -> Result<Vec<f64>> {
             let n = x.len();
             let x = Tensor::from_slice(x, [n], device)?;

@@ -53,7 +53,7 @@ fn stream(state: RandomState, n: usize) -> Vec<u32> {
 
 /// Reads the table from the shader's source, so that both sides share it.
 fn table() -> Vec<i32> {
-    let wgsl = include_str!("../../../shaders/wgsl/math/normal.wgsl");
+    let wgsl = forebay_shaders::template_source("math/normal").unwrap_or_default();
     // Rows of the switch, from octave 31 down: two vectors of four values each.
     let vectors = wgsl.split("= vec4<i32>(").skip(1).filter_map(|v| v.split_once(')'));
     let numbers: Vec<i32> = vectors

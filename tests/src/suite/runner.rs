@@ -1,4 +1,4 @@
-//! Runs tests on a device. Has no topics, so that another crate can run some of them.
+//! Runs tests on a device. The suite in a browser page (`tests/browser`) compiles this file too.
 
 use std::fmt;
 use std::ops::AddAssign;

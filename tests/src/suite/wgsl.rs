@@ -15,7 +15,7 @@ macro_rules! kernels {
     ($($name:ident),* $(,)?) => {
         $(
             fn $name(device: &Device) -> Result<()> {
-                let file = concat!("../../../backend-cuda/tests/wgsl_semantics/", stringify!($name), ".wgsl");
+                let file = concat!("../../wgsl_semantics/", stringify!($name), ".wgsl");
                 check(stringify!($name), include_kernel!($name), device).context(file)
             }
         )*
@@ -27,7 +27,7 @@ macro_rules! kernels {
 
 macro_rules! include_kernel {
     ($name:ident) => {
-        include_str!(concat!("../../../backend-cuda/tests/wgsl_semantics/", stringify!($name), ".wgsl"))
+        include_str!(concat!("../../wgsl_semantics/", stringify!($name), ".wgsl"))
     };
 }
 
@@ -163,7 +163,7 @@ fn check(name: &str, wgsl: &str, device: &Device) -> Result<()> {
 #[cfg(test)]
 #[test]
 fn every_file_is_listed() -> Result<()> {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../backend-cuda/tests/wgsl_semantics");
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/wgsl_semantics");
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder)? {
         let path = entry?.path();

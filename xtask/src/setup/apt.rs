@@ -59,6 +59,48 @@ impl Apt {
         std::fs::remove_dir_all(&downloads).context("the downloads cannot be removed")
     }
 
+    /// Unpacks files of a package from another suite of this system's Debian mirror. The system's own package lists do
+    /// not change.
+    pub(crate) fn unpack_from_suite(
+        &self,
+        suite: &str,
+        package: &str,
+        only: &[&str],
+        into: &Path,
+    ) -> Result<()> {
+        let format = "$(REPO_URI) $(COMPONENT) $(ORIGIN)";
+        let targets = process::run_captured(&mut self.apt_get(&[
+            "indextargets",
+            "--format",
+            format,
+            "Identifier: Packages",
+        ]))?;
+        let mirror = parse_debian_mirror(&targets).context("this system has no mirror of Debian")?;
+        let root = self.folder.join(suite);
+        for folder in ["etc/apt/preferences.d", "var/lib/apt/lists/partial", "var/cache/apt/archives/partial"]
+        {
+            std::fs::create_dir_all(root.join(folder))?;
+        }
+        let status = root.join("status");
+        std::fs::write(&status, "")?;
+        let source = format!("deb [signed-by={DEBIAN_KEYS}] {mirror} {suite} main\n");
+        std::fs::write(root.join("etc/apt/sources.list"), source)?;
+        let apt_get = |args: &[&str]| {
+            let mut command = self.apt_get(&[]);
+            command.current_dir(&root);
+            for (name, path) in [("Dir", &root), ("Dir::State::status", &status)] {
+                command.arg("-o").arg(format!("{name}={}", path.display()));
+            }
+            command.args(["-o", "Dir::Etc::sourceparts=-", "-o", "Debug::NoLocking=1"]).args(args);
+            process::run_captured(&mut command)
+        };
+        apt_get(&["update", "--error-on=any"])?;
+        apt_get(&["download", package])?;
+        let is_package = |path: &PathBuf| path.extension().is_some_and(|end| end == "deb");
+        let found = std::fs::read_dir(&root)?.flatten().map(|entry| entry.path()).find(is_package);
+        unpack_package(&found.context("apt-get has downloaded nothing")?, only, into)
+    }
+
     /// Runs `what` with the current package lists, and once more with updated ones if that fails. A fresh machine has
     /// no lists, and old lists name packages that no longer exist.
     fn retry_after_update<T>(&self, what: impl Fn() -> Result<T>) -> Result<T> {
@@ -116,6 +158,19 @@ impl Drop for Apt {
     }
 }
 
+/// Keys of Debian's suites.
+const DEBIAN_KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+
+/// Returns the address of Debian's main archive from a list of index targets; archives of security updates have no
+/// other suites.
+fn parse_debian_mirror(targets: &str) -> Option<&str> {
+    let fields = targets.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    fields.into_iter().find_map(|fields| match fields[..] {
+        [address, "main", "Debian"] if !address.contains("security") => Some(address),
+        _ => None,
+    })
+}
+
 /// Returns the packages that a simulated installation would install, except the C library: programs use the system's.
 fn parse_install_plan(plan: &str) -> Vec<String> {
     let installs = plan.lines().filter_map(|line| line.strip_prefix("Inst ")?.split_whitespace().next());
@@ -169,6 +224,16 @@ mod tests {
                     Conf libdrm2 (2.4.114-1+b1 Debian:12.11/stable [amd64])\n";
         assert_eq!(parse_install_plan(plan), ["libdrm2", "libllvm15:amd64"]);
         assert_eq!(parse_install_plan(""), Vec::<String>::new());
+    }
+
+    #[test]
+    fn the_mirror_of_the_main_archive_is_found() {
+        let targets = "https://a.org/ubuntu/ main Ubuntu\n\
+                       http://a.org/debian-security/ main Debian\n\
+                       http://a.org/debian/ contrib Debian\n\
+                       http://a.org/debian/ main Debian\n";
+        assert_eq!(parse_debian_mirror(targets), Some("http://a.org/debian/"));
+        assert_eq!(parse_debian_mirror(""), None);
     }
 
     #[test]

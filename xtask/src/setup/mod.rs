@@ -5,6 +5,7 @@
 //! cannot be done is no error: it prints the reason and advice.
 
 mod apt;
+pub(crate) mod browser;
 mod data;
 mod machine;
 mod manifest;
@@ -102,6 +103,16 @@ impl Setup {
     /// Ensures MiniLM's weights and tokenizer.
     pub(crate) fn ensure_minilm(&self) -> Result<Dependency> {
         print_step("MiniLM", minilm::find_or_fetch(&self.apt, &self.cache_dir))
+    }
+
+    /// Ensures the standard library of wasm32.
+    pub(crate) fn ensure_wasm_std(&self) -> Result<Dependency> {
+        print_step("wasm32", browser::ensure_wasm_std(&self.apt, &self.cache_dir))
+    }
+
+    /// Ensures Chromium.
+    pub(crate) fn ensure_chromium(&self) -> Result<Dependency> {
+        print_step("Chromium", browser::ensure_chromium(&self.apt, &self.cache_dir))
     }
 
     /// Ensures Fashion-MNIST, whole or the small part that is shipped.

@@ -160,7 +160,7 @@ fn is_lavapipe(path: &Path) -> bool {
 }
 
 /// Returns the folders that contain shared libraries.
-fn library_folders(files: &[PathBuf]) -> Vec<&Path> {
+pub(super) fn library_folders(files: &[PathBuf]) -> Vec<&Path> {
     let is_library = |path: &&PathBuf| {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         name.starts_with("lib") && name.contains(".so.")

@@ -1,0 +1,55 @@
+//! A program that depends on Forebay: it trains a small network, saves its weights and loads them again.
+//!
+//! Copy the folder, remove the line `[workspace]` of its `Cargo.toml`, and begin here.
+
+use anyhow::{Result, ensure};
+use forebay::prelude::*;
+
+#[derive(Module)]
+struct Net {
+    hidden: Linear,
+    output: Linear,
+}
+
+impl Net {
+    fn new(device: &Device) -> Result<Self> {
+        Ok(Self { hidden: Linear::new(2, 32, device)?, output: Linear::new(32, 1, device)? })
+    }
+
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        Ok(self.output.forward(&self.hidden.forward(x)?.tanh()?)?)
+    }
+}
+
+fn main() -> Result<()> {
+    // CUDA, else wgpu; the variable FOREBAY_DEVICE chooses another one.
+    let device = Device::best()?;
+    println!("{}", device.info());
+
+    let net = Net::new(&device)?;
+    let mut optimizer = AdamW::new(net.parameters(), 1e-2);
+    let x = Tensor::randn([1024, 2], DType::F32, &device)?;
+    let y = x.square()?.sum(1, true)?.sqrt()?;
+    let mut losses = Vec::new();
+    for step in 0..200 {
+        let loss = net.forward(&x)?.sub(&y)?.square()?.mean((), false)?;
+        loss.backward()?;
+        optimizer.step()?;
+        optimizer.zero_grad();
+        if step % 50 == 49 {
+            // Reading a value waits for the device, so the program reads few.
+            losses.push(loss.item()?);
+            println!("step {}: loss {:.5}", step + 1, losses[losses.len() - 1]);
+        }
+    }
+    ensure!(losses.windows(2).all(|pair| pair[1] < pair[0]), "the loss does not decrease: {losses:?}");
+
+    let file = std::env::temp_dir().join("my-program.safetensors");
+    safetensors::save(&file, &net.state_dict(), &Default::default())?;
+    let copy = Net::new(&device)?;
+    copy.load_state_dict(&safetensors::load(&file, &device)?)?;
+    let _guard = no_grad();
+    ensure!(copy.forward(&x)?.equal(&net.forward(&x)?)?, "the loaded weights differ from the saved ones");
+    println!("{}", device.memory().summary());
+    Ok(())
+}
