@@ -18,6 +18,7 @@ mod bind_groups;
 mod copy_fill;
 mod gpu;
 mod kernel;
+pub mod offline;
 mod params;
 mod prepared;
 mod probe;

@@ -10,7 +10,7 @@ use crate::backend::WgpuBackend;
 pub(crate) struct TypeProbe {
     /// wgpu's feature.
     pub(crate) feature: wgpu::Features,
-    mark_supported: fn(&mut Features),
+    pub(crate) mark_supported: fn(&mut Features),
     enable: &'static str,
     element: &'static str,
     /// Expression for element 1 of `x`.
