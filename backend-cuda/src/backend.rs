@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, OnceLock};
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use forebay_core::backend::{
     AttentionCall, Backend, Command, CommandSequence, DeviceInfo, DeviceMemory, DeviceProcess, Event,
-    Features, Fence, KernelId, KernelLibrary, KernelSource, Launch, LibraryFeatures, Limits, MAX_QUEUES,
-    MatmulCall, PageRemap, PeakRates, PendingDownload, SegmentId, SegmentSource, Slice, SourceError,
-    SourceLimits, TimestampId,
+    Features, Fence, ForeignAccess, KernelId, KernelLibrary, KernelSource, Launch, LibraryFeatures, Limits,
+    MAX_QUEUES, MatmulCall, PageRemap, PeakRates, PendingDownload, SegmentId, SegmentSource, Slice,
+    SourceError, SourceLimits, TimestampId,
 };
 use forebay_core::environment;
 use forebay_core::error::{Error, Result};
@@ -35,7 +35,7 @@ use crate::timestamps::Timestamps;
 use crate::virtual_memory::{PageMapping, VirtualAddressSpace};
 
 /// Alignment of blocks in bytes: cuBLASLt's fastest kernels, 16-byte loads and wgpu require it.
-const BLOCK_ALIGNMENT: u64 = 256;
+pub(crate) const BLOCK_ALIGNMENT: u64 = 256;
 
 /// A CUDA device, or one of its queues.
 ///
@@ -329,6 +329,17 @@ impl Drop for CudaDevice {
 }
 
 impl CudaBackend {
+    /// Returns the queue's stream, after all deferred commands are in it.
+    pub(crate) fn drained_stream(&self) -> Result<&Stream> {
+        self.queue.drain_deferred(&self.device, true)?;
+        Ok(&self.queue.stream)
+    }
+
+    /// Makes the next fence include work that was enqueued in a stream directly.
+    pub(crate) fn mark_enqueued(&self) {
+        self.device.fences.mark_enqueued();
+    }
+
     /// Enqueues a command after all deferred ones; returns `false` if a library declines the command.
     fn submit(&self, command: &Command<'_>) -> Result<bool> {
         let Self { queue, device } = self;
@@ -595,6 +606,10 @@ impl Backend for CudaBackend {
         }))
     }
 
+    fn foreign_access(&self) -> Option<&dyn ForeignAccess> {
+        Some(self)
+    }
+
     fn library(&self) -> Option<&dyn KernelLibrary> {
         Some(self)
     }
@@ -706,6 +721,6 @@ fn to_page_mappings(pieces: &[PageRemap]) -> Vec<PageMapping> {
 }
 
 /// Returns the device address of a slice.
-fn slice_address(slice: Slice) -> u64 {
+pub(crate) fn slice_address(slice: Slice) -> u64 {
     slice.segment.0 + slice.offset
 }

@@ -92,6 +92,13 @@ impl Context {
         Ok((free as u64, total as u64))
     }
 
+    /// Waits for all work of the context, also that of other libraries.
+    pub(crate) fn synchronize(&self) -> Result<(), SourceError> {
+        self.make_current()?;
+        // SAFETY: the context is current.
+        check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })
+    }
+
     /// Allocates device memory and returns its address.
     pub(crate) fn alloc(&self, bytes: u64) -> Result<u64, SourceError> {
         self.make_current()?;
@@ -347,6 +354,26 @@ impl Event {
         let stream = stream.flushed_handle()?;
         // SAFETY: both handles live as long as their owners.
         check("cuEventRecord", unsafe { sys::cuEventRecord(self.raw, stream) })
+    }
+
+    /// Records the event in a stream of another library.
+    ///
+    /// # Safety
+    /// `stream` is a live stream of this context.
+    pub(crate) unsafe fn record_foreign(&self, stream: CUstream) -> Result<(), SourceError> {
+        self.context.make_current()?;
+        // SAFETY: the caller's promise.
+        check("cuEventRecord", unsafe { sys::cuEventRecord(self.raw, stream) })
+    }
+
+    /// Makes later work of a stream of another library wait for the event.
+    ///
+    /// # Safety
+    /// `stream` is a live stream of this context.
+    pub(crate) unsafe fn hold_foreign(&self, stream: CUstream) -> Result<(), SourceError> {
+        self.context.make_current()?;
+        // SAFETY: the caller's promise.
+        check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(stream, self.raw, 0) })
     }
 
     /// Returns the nanoseconds from `before` to this event; both are timed and passed.

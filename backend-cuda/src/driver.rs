@@ -50,8 +50,9 @@ pub enum CudaUnavailable {
 }
 
 /// All functions of the driver that this crate calls.
-const SYMBOLS: [&str; 53] = [
+const SYMBOLS: [&str; 54] = [
     "cuCtxSetCurrent",
+    "cuCtxSynchronize",
     "cuDeviceGet",
     "cuDeviceGetAttribute",
     "cuDeviceGetCount",

@@ -12,6 +12,7 @@
 //! - `virtual_memory` reserves addresses and maps memory into them. Without virtual memory, or with
 //!   `FOREBAY_CUDA_VMM=0`, segments are plain allocations, and the limits say so.
 //! - `fences` assigns ids to points of a stream; `staging` copies through page-locked memory.
+//! - `foreign` shares memory with other CUDA libraries of the process, ordered by events.
 //! - `launch_batcher` launches small kernels several at once, which costs the driver less.
 //! - `graph` holds the commands of a captured step, which the driver then runs as one graph.
 //! - `processes` asks NVML which processes use a device.
@@ -37,6 +38,7 @@ mod deferred;
 mod disk_cache;
 mod driver;
 mod fences;
+mod foreign;
 pub mod gelu_grad;
 mod graph;
 mod kernels;

@@ -8,8 +8,11 @@ mod scenarios;
 use fake_cuda::Libraries::{Driver, Management, Products};
 use fake_cuda::{PAGE, call_log, count_calls, old_driver, on_fake, open, toolkit};
 use forebay_core::backend::{Backend, Fence, PageRemap, SourceError};
+use forebay_core::device::Device;
 use forebay_core::dtype::DType;
 use forebay_core::error::Error;
+use forebay_core::memory::Config;
+use forebay_core::tensor::Tensor;
 use forebay_cuda::{CudaBackend, CudaUnavailable};
 use scenarios::{
     MIB, MatmulCase, a_pool_keeps_contents, copies_and_fills, pattern, read_back, slice,
@@ -352,6 +355,27 @@ on_fake! {
         let backend = open();
         assert!(square().check(&*backend));
         assert_eq!(used(&*backend), 0);
+    }
+
+    tensors_are_shared_in_the_order_of_streams(Driver) {
+        let device = Device::with_config(open(), Config::default());
+        let x = Tensor::from_slice(&[1.0_f32, 2.0, 3.0, 4.0], [4], &device).unwrap();
+        let stream = device.dlpack_stream().unwrap();
+        let waits = || (count_calls("cuStreamWaitEvent"), count_calls("cuCtxSynchronize"));
+        let before = waits();
+        // SAFETY: the device's own stream outlives the export.
+        let exported = unsafe { x.to_dlpack_on_stream(stream) }.unwrap();
+        assert_eq!(waits(), (before.0 + 1, before.1), "the consumer's stream waits");
+        let address = exported.tensor().data;
+        // SAFETY: the only consumer is the device itself.
+        let y = unsafe { Tensor::from_dlpack(exported, &device) }.unwrap();
+        assert_eq!(y.to_vec::<f32>().unwrap(), [1.0, 2.0, 3.0, 4.0]);
+        drop(y);
+        assert_eq!(waits(), (before.0 + 2, before.1), "the device waits for the consumer's stream");
+        let unknown = x.to_dlpack().unwrap();
+        assert_eq!(unknown.tensor().data, address, "the tensor stays in its place");
+        drop(unknown);
+        assert_eq!(waits(), (before.0 + 2, before.1 + 1), "without a stream, the host waits");
     }
 
     every_thread_finds_its_way_to_the_device(Driver) {

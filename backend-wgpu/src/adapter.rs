@@ -259,15 +259,31 @@ fn probe_matrix_units(backend: &mut WgpuBackend) -> Option<String> {
     reason
 }
 
+/// See [`offline::open_unprobed`](crate::offline::open_unprobed).
+pub(crate) fn open_unprobed(index: usize) -> Result<WgpuBackend> {
+    let instance = create_instance();
+    let found = list_candidates(&instance);
+    let candidate = usable_candidate(&instance, &found, index)?;
+    let probes = offered_probes(candidate);
+    let mut backend = request_device(candidate, index, probe_features(&probes))?;
+    let features = &mut backend.info_mut().features;
+    probes.iter().for_each(|probe| (probe.mark_supported)(features));
+    Ok(backend)
+}
+
+/// Returns the probes of the types that the driver reports.
+fn offered_probes(candidate: &AdapterCandidate) -> Vec<probe::TypeProbe> {
+    let offered = candidate.adapter.features();
+    probe::probes().into_iter().filter(|probe| offered.contains(probe.feature)).collect()
+}
+
 /// Opens an adapter, and tests the types that its driver reports. Returns also why it has no matrix units, if it
 /// has none.
 fn open_probed(index: usize) -> Result<(WgpuBackend, Option<String>)> {
     let instance = create_instance();
     let found = list_candidates(&instance);
     let candidate = usable_candidate(&instance, &found, index)?;
-    let offered = candidate.adapter.features();
-    let probes =
-        probe::probes().into_iter().filter(|probe| offered.contains(probe.feature)).collect::<Vec<_>>();
+    let probes = offered_probes(candidate);
     let mut backend = request_device(candidate, index, probe_features(&probes))?;
     let mut features = backend.info_mut().features;
     let Err(error) = probe::run_probes(&backend, &probes, &mut features) else {

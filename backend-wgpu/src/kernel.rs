@@ -54,13 +54,21 @@ struct BindingInterface {
     params_bytes: Option<u32>,
 }
 
-/// Checks a kernel, and starts to create its pipeline.
-pub(crate) fn compile(
-    gpu: &Arc<Gpu>,
-    layouts: &BindLayouts,
+/// A checked module in the form that wgpu takes.
+pub(crate) struct LoweredModule {
+    pub(crate) module: Module,
+    /// Number of storage bindings.
+    binding_count: u32,
+    params: ParamSpace,
+}
+
+/// Checks a kernel, makes its storage writable, and moves parameters to immediates if at most `max_immediate_bytes`
+/// hold them.
+pub(crate) fn lower(
     limits: &Limits,
+    max_immediate_bytes: u32,
     source: &KernelSource<'_>,
-) -> Result<CompiledKernel> {
+) -> Result<LoweredModule> {
     let refuse = |message: String| Error::KernelCompilation { label: source.label.to_owned(), message };
     let mut module = naga::front::wgsl::parse_str(source.wgsl)
         .map_err(|error| refuse(error.emit_to_string(source.wgsl)))?;
@@ -74,16 +82,24 @@ pub(crate) fn compile(
     make_storage_read_write(&mut module);
     let params = match interface.params_bytes {
         None => ParamSpace::None,
-        Some(bytes)
-            if bytes <= gpu.max_immediate_bytes() && !uniformity::indexes_params_by_invocation(&module) =>
-        {
+        Some(bytes) if bytes <= max_immediate_bytes && !uniformity::indexes_params_by_invocation(&module) => {
             make_params_immediate(&mut module);
             ParamSpace::Immediate(bytes)
         }
         Some(_) => ParamSpace::Uniform,
     };
+    Ok(LoweredModule { module, binding_count: interface.binding_count, params })
+}
 
-    let layout = layouts.pipeline(&gpu.device, interface.binding_count, params);
+/// Checks a kernel, and starts to create its pipeline.
+pub(crate) fn compile(
+    gpu: &Arc<Gpu>,
+    layouts: &BindLayouts,
+    limits: &Limits,
+    source: &KernelSource<'_>,
+) -> Result<CompiledKernel> {
+    let LoweredModule { module, binding_count, params } = lower(limits, gpu.max_immediate_bytes(), source)?;
+    let layout = layouts.pipeline(&gpu.device, binding_count, params);
     let (gpu, job) = (Arc::clone(gpu), PipelineJob::new(module, layout, source));
     // The driver's library is loaded: the device is open.
     static AT_EXIT: Once = Once::new();
@@ -91,7 +107,7 @@ pub(crate) fn compile(
     Ok(CompiledKernel {
         label: source.label.to_owned(),
         pipeline: compile_pool::start_compile(move || job.create_pipeline(&gpu)),
-        binding_count: interface.binding_count,
+        binding_count,
         params,
     })
 }
@@ -145,7 +161,7 @@ impl PipelineJob {
                     let module = wgpu::ShaderSource::Naga(Cow::Owned(self.module));
                     // SAFETY: kernels guard their own accesses, and their loops end. By the core's contract,
                     // slices lie inside their segments, and kernels compare positions with lengths. As a
-                    // precaution, debug builds and FOREBAY_BOUNDS_CHECKS=1 keep every check.
+                    // precaution, debug builds keep every check, and so does FOREBAY_BOUNDS_CHECKS=1.
                     unsafe {
                         gpu.device.create_shader_module_trusted(
                             wgpu::ShaderModuleDescriptor { label, source: module },
@@ -194,14 +210,13 @@ impl PipelineJob {
     }
 }
 
-/// Environment variable that enables bounds checks in release builds.
+/// Environment variable that enables or disables bounds checks; debug builds have them by default.
 pub(crate) const BOUNDS_CHECKS: &str = "FOREBAY_BOUNDS_CHECKS";
 
 /// Returns the checks that wgpu adds to shaders.
 fn runtime_checks() -> wgpu::ShaderRuntimeChecks {
     // Opening the device reports an invalid value as an error.
-    let careful =
-        cfg!(debug_assertions) || environment::read_switch(BOUNDS_CHECKS).is_ok_and(|on| on == Some(true));
+    let careful = environment::read_switch(BOUNDS_CHECKS).ok().flatten().unwrap_or(cfg!(debug_assertions));
     let mut checks = wgpu::ShaderRuntimeChecks::checked();
     checks.bounds_checks = careful;
     checks.force_loop_bounding = false;

@@ -21,6 +21,7 @@ mod copy_fill;
 mod gpu;
 mod identity;
 mod kernel;
+pub mod offline;
 mod params;
 #[cfg_attr(target_family = "wasm", path = "platform/web.rs")]
 #[cfg_attr(not(target_family = "wasm"), path = "platform/native.rs")]

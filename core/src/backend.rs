@@ -220,6 +220,30 @@ impl PendingDownload for Vec<u8> {
     }
 }
 
+/// Memory and streams of a backend's queue that other libraries of the process use directly, as DLPack describes.
+pub trait ForeignAccess {
+    /// Returns DLPack's type and index of the device.
+    fn dlpack_device(&self) -> (i32, i32);
+    /// Returns the address of a slice.
+    fn address(&self, slice: Slice) -> u64;
+    /// Returns the slice of `bytes` at an address of another library. Its offset tells the alignment.
+    fn slice_at(&self, address: u64, bytes: u64) -> Slice;
+    /// Submits everything enqueued so far, and returns the handle of the queue's stream.
+    fn stream(&self) -> Result<u64>;
+    /// Makes a stream wait for everything enqueued so far in this queue.
+    ///
+    /// # Safety
+    /// `stream` is a live stream of this device.
+    unsafe fn signal_stream(&self, stream: u64) -> Result<()>;
+    /// Makes later work of this queue wait for everything enqueued so far in a stream.
+    ///
+    /// # Safety
+    /// `stream` is a live stream of this device.
+    unsafe fn wait_for_stream(&self, stream: u64) -> Result<()>;
+    /// Waits for all work on the device, also that of other libraries. Blocks.
+    fn synchronize_context(&self) -> Result<()>;
+}
+
 /// GPU API, or an imitation of one. Segments, fences and memory belong to the supertrait.
 pub trait Backend: SegmentSource {
     /// Returns the description of the device.
@@ -299,6 +323,10 @@ pub trait Backend: SegmentSource {
 
     /// Returns the backend's own type, for interfaces that only this backend has.
     fn as_any(&self) -> Option<&dyn Any> {
+        None
+    }
+    /// Returns access to memory and streams for other libraries of the process.
+    fn foreign_access(&self) -> Option<&dyn ForeignAccess> {
         None
     }
     /// Returns the vendor's library and the backend's own kernels, which take over operations of the core.

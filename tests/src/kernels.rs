@@ -15,7 +15,7 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 use forebay::amp::{autocast, fp8};
 use forebay::backend::null::{CardProfile, NullBackend, NullKernel};
-use forebay::backend::{Backend, Features};
+use forebay::backend::{Backend, Features, KernelSource};
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::memory::Config;
@@ -155,9 +155,14 @@ pub fn check(golden: &Path, architectures: &[u32], filters: &[String]) -> Result
 }
 
 /// Kernels that a null device with these features is asked to compile; `software` ones choose other tiles.
-fn collect_kernels(features: Features, software: bool, golden: &Path) -> Result<Vec<NullKernel>> {
-    let backend =
-        Arc::new(NullBackend::new(CardProfile { features, is_software: software, ..CardProfile::default() }));
+pub(crate) fn collect_kernels(features: Features, software: bool, golden: &Path) -> Result<Vec<NullKernel>> {
+    let profile = CardProfile { features, is_software: software, ..CardProfile::default() };
+    collect_kernels_on(profile, golden)
+}
+
+/// Kernels that a null device with this profile is asked to compile.
+pub(crate) fn collect_kernels_on(profile: CardProfile, golden: &Path) -> Result<Vec<NullKernel>> {
+    let backend = Arc::new(NullBackend::new(profile));
     let device = Device::with_config(backend.clone() as Arc<dyn Backend>, Config::default());
     let types: Vec<DType> = DType::ALL.into_iter().filter(|&d| device.supports_dtype(d)).collect();
     for &dtype in &types {
@@ -187,6 +192,18 @@ fn collect_kernels(features: Features, software: bool, golden: &Path) -> Result<
     exercise_optimizers(&device)?;
     GoldenSet::load(golden)?.run(&CallConfig { device: &device, dtype: None }, &[])?;
     Ok(backend.compiled_kernels())
+}
+
+/// Calls `f` with the source of a recorded kernel.
+pub(crate) fn with_source<T>(kernel: &NullKernel, f: impl FnOnce(&KernelSource<'_>) -> T) -> T {
+    let overrides: Vec<(&str, f64)> = kernel.overrides.iter().map(|(n, v)| (n.as_str(), *v)).collect();
+    f(&KernelSource {
+        label: &kernel.label,
+        wgsl: &kernel.wgsl,
+        entry_point: &kernel.entry_point,
+        overrides: &overrides,
+        zero_workgroup_memory: kernel.zero_workgroup_memory,
+    })
 }
 
 /// Kernels of a device whose matrix units multiply 16-bit types.

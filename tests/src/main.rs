@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand};
 use forebay::device::Device;
 use forebay::prelude::*;
-use forebay_conformance::{curves, fuzz, golden, kernels, suite, traces, validation};
+use forebay_conformance::{curves, fuzz, golden, kernels, radv, suite, traces, validation, writers};
 
 #[derive(Parser)]
 #[command(about = "Runs forebay's conformance suite on the devices of this machine")]
@@ -64,6 +64,9 @@ enum Command {
     },
     /// Compiles every kernel without a GPU: naga validates it, NVRTC compiles its CUDA translation.
     Kernels {
+        /// Writes every kernel as MSL and HLSL instead, as wgpu does on Metal and Direct3D 12.
+        #[arg(long, conflicts_with = "architectures")]
+        writers: bool,
         /// Quick check for these architectures, such as 75,90: no optimisation; most kernels for the first only.
         #[arg(long, value_delimiter = ',')]
         architectures: Vec<u32>,
@@ -71,6 +74,26 @@ enum Command {
         #[arg(long, env = "FOREBAY_GOLDEN")]
         dir: Option<PathBuf>,
         /// Only kernels whose label (`optim algorithm=adam`) contains one of these.
+        filter: Vec<String>,
+    },
+    /// Compiles every kernel for AMD cards with RADV, Mesa's driver, whose null device needs no card.
+    Radv {
+        /// Cards such as vega10,navi21; all known ones by default.
+        #[arg(long, value_delimiter = ',')]
+        families: Vec<String>,
+        /// Only kernels whose tiles or workgroups are tuned.
+        #[arg(long)]
+        tuned: bool,
+        /// Folder of the golden calls, whose kernels are compiled too.
+        #[arg(long, env = "FOREBAY_GOLDEN")]
+        dir: Option<PathBuf>,
+        /// File to write the tables to, a page of the book.
+        #[arg(long)]
+        page: Option<PathBuf>,
+        /// Compiles for the card of the environment; the command starts one such process for each card.
+        #[arg(long, hide = true)]
+        child: bool,
+        /// Only kernels whose label contains one of these.
         filter: Vec<String>,
     },
     /// Calls every operation with unusual arguments on the null device; none may panic.
@@ -214,12 +237,29 @@ fn main() -> Result<()> {
             let page = golden::render_page(&golden::GoldenSet::load(&data_dir("golden")?)?)?;
             forebay::io::write_bytes(&file, page)?;
         }
-        Command::Kernels { architectures, dir, filter } => {
-            let report =
-                kernels::check(&dir.map_or_else(|| data_dir("golden"), Ok)?, &architectures, &filter)?;
+        Command::Kernels { writers: true, dir, filter, .. } => {
+            let report = writers::check(&dir.map_or_else(|| data_dir("golden"), Ok)?, &filter)?;
+            println!("{report}");
+            if !report.failures.is_empty() {
+                bail!("{} kernels cannot be written", report.failures.len());
+            }
+        }
+        Command::Kernels { architectures, dir, filter, .. } => {
+            let report = kernels::check(&dir.map_or_else(|| data_dir("golden"), Ok)?, &architectures, &filter)?;
             println!("{report}");
             if !report.failures.is_empty() {
                 bail!("{} kernels failed", report.failures.len());
+            }
+        }
+        Command::Radv { families, tuned, dir, page, child, filter } => {
+            let golden = dir.unwrap_or_else(|| data_dir("golden"));
+            let options = radv::RadvOptions { families, tuned, filters: filter, golden: &golden };
+            if child {
+                return radv::compile_in_child(&options);
+            }
+            let text = radv::check(&options)?;
+            if let Some(page) = page {
+                forebay::io::write_bytes(&page, text)?;
             }
         }
         Command::Fuzz { rounds, seed, verbose, filter } => {

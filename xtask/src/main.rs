@@ -20,6 +20,7 @@ mod workspace;
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
+use environment::Environment;
 use setup::Setup;
 use std::process::ExitCode;
 use workspace::{Profile, Workspace};
@@ -69,7 +70,7 @@ enum Command {
     Memory(PassthroughArgs),
     /// Write docs/src/reference/operators.md: what there is of PyTorch's operator database
     Operators,
-    /// Compile every kernel with NVRTC for every architecture
+    /// Compile every kernel with NVRTC, with Mesa's compiler for AMD cards [--radv], or write MSL and HLSL [--writers]
     Kernels(PassthroughArgs),
     /// Make out/bundle: binaries, data and a script for a GPU machine that has no Rust
     Bundle {
@@ -146,6 +147,15 @@ fn run_command(command: Command) -> Result<bool> {
             let file = workspace.root.join("docs/src/reference/operators.md").display().to_string();
             run_conformance(&workspace, "operators", PassthroughArgs { args: vec![file] })
         }
+        Command::Kernels(rest) if rest.args.iter().any(|arg| arg == "--writers") => {
+            // The writers need no driver.
+            run_built_conformance(&workspace, "kernels", rest, &Environment::default())
+        }
+        Command::Kernels(mut rest) if rest.args.iter().any(|arg| arg == "--radv") => {
+            rest.args.retain(|arg| arg != "--radv");
+            let environment = Setup::new(&workspace)?.ensure_radv()?.environment;
+            run_built_conformance(&workspace, "radv", rest, &environment)
+        }
         Command::Kernels(rest) => run_conformance(&workspace, "kernels", rest),
         Command::Bundle { lean } => bundle::create_bundle(&workspace, &Setup::new(&workspace)?, lean),
         Command::Bench(rest) => {
@@ -179,7 +189,17 @@ fn run_conformance(workspace: &Workspace, command: &str, rest: PassthroughArgs) 
     if command == "kernels" {
         environment = environment.merge(setup.ensure_nvrtc()?.environment);
     }
+    run_built_conformance(workspace, command, rest, &environment)
+}
+
+/// Builds the programs, and runs a command of the conformance binary in an environment.
+fn run_built_conformance(
+    workspace: &Workspace,
+    command: &str,
+    rest: PassthroughArgs,
+    environment: &Environment,
+) -> Result<bool> {
     workspace.build(Profile::Dev)?;
     let args: Vec<String> = std::iter::once(command.to_string()).chain(rest.args).collect();
-    workspace.run_program("forebay-conformance", Profile::Dev, &args, &environment)
+    workspace.run_program("forebay-conformance", Profile::Dev, &args, environment)
 }

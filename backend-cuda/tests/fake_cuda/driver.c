@@ -243,6 +243,7 @@ static __thread int mine;
 int cuDevicePrimaryCtxRetain(void **context, int device) { (void)device; ENTER(); *context = &current; return OK; }
 int cuDevicePrimaryCtxRelease_v2(int device) { (void)device; ENTER(); return OK; }
 int cuCtxSetCurrent(void *context) { ENTER(); mine = context == &current; return mine ? OK : INVALID; }
+int cuCtxSynchronize(void) { ENTER(); run_to(tail); return mine ? sticky : INVALID; }
 
 int cuGetErrorName(int code, const char **name) {
     *name = code == 2 ? "CUDA_ERROR_OUT_OF_MEMORY" : code == 700 ? "CUDA_ERROR_ILLEGAL_ADDRESS" : code == 999 ? "CUDA_ERROR_UNKNOWN" : NULL;

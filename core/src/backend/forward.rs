@@ -50,5 +50,6 @@ macro_rules! forward_backend {
     (@alloc_host $to:ident) => { $crate::forward_backend!(@fn $to alloc_host(bytes: u64) -> Result<SegmentId, SourceError>); };
     (@free_host $to:ident) => { $crate::forward_backend!(@fn $to free_host(segment: SegmentId) -> Result<(), SourceError>); };
     (@prepare_commands $to:ident) => { $crate::forward_backend!(@fn $to prepare_commands(commands: &[Command<'_>]) -> Result<Option<Box<dyn CommandSequence>>>); };
+    (@foreign_access $to:ident) => { $crate::forward_backend!(@fn $to foreign_access() -> Option<&dyn $crate::backend::ForeignAccess>); };
     (@library $to:ident) => { $crate::forward_backend!(@fn $to library() -> Option<&dyn KernelLibrary>); };
 }

@@ -52,7 +52,7 @@ impl Backend for FlushingBackend {
         self.inner.wait_fence_then(fence, done);
     }
     forward_backend! {
-        inner: info compile wait_compiled supports_pinned_host alloc_host free_host prepare_commands as_any
+        inner: info compile wait_compiled supports_pinned_host alloc_host free_host prepare_commands as_any foreign_access
     }
     forward_backend! {
         flushed_inner: launch upload download start_download copy fill flush record_timestamp read_timestamps

@@ -17,6 +17,7 @@ use crate::runtime::stream::Access;
 pub(crate) mod binding;
 mod create;
 mod display;
+pub mod dlpack;
 mod external;
 pub(crate) mod float8;
 mod grad_extras;

@@ -19,6 +19,7 @@ mod convolutions;
 mod custom_op;
 mod decompositions;
 mod devices;
+mod dlpack;
 mod double_backward;
 pub mod embedding;
 mod errors;
@@ -109,6 +110,7 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("errors", errors::TESTS),
     ("devices", devices::TESTS),
     ("asynchronous", asynchronous::TESTS),
+    ("dlpack", dlpack::TESTS),
     ("embedding", embedding::TESTS),
     ("training", training::TESTS),
     ("reductions", reductions::TESTS),

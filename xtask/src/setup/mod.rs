@@ -85,6 +85,11 @@ impl Setup {
         print_step("lavapipe", vulkan::ensure_lavapipe(&self.machine, &self.apt, &self.cache_dir))
     }
 
+    /// Ensures RADV, Mesa's driver of AMD cards, as the only driver.
+    pub(crate) fn ensure_radv(&self) -> Result<Dependency> {
+        print_step("RADV", vulkan::ensure_radv(&self.machine, &self.apt, &self.cache_dir))
+    }
+
     /// Ensures SwiftShader as the only driver.
     pub(crate) fn ensure_swiftshader(&self) -> Result<Dependency> {
         print_step("SwiftShader", vulkan::ensure_swiftshader(&self.machine, &self.apt, &self.cache_dir))
@@ -145,6 +150,7 @@ impl Setup {
         let vulkan = print_step("Vulkan", self.ensure_vulkan());
         let optional = [
             self.ensure_lavapipe(),
+            self.ensure_radv(),
             self.ensure_swiftshader(),
             self.ensure_validation_layer(),
             self.ensure_nvrtc(),

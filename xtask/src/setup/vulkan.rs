@@ -1,6 +1,7 @@
 //! Vulkan drivers (the machine's own, Mesa's lavapipe, SwiftShader) and the validation layer.
 //!
-//! Both software drivers come from Debian packages. SwiftShader and the layer come from Chromium's package: its layer
+//! Both software drivers come from Debian packages. Mesa's package also has RADV, the driver of AMD cards, which
+//! compiles kernels without a card. SwiftShader and the layer come from Chromium's package: its layer
 //! is recent, while the Debian release's own layer reports false errors.
 
 use super::apt::Apt;
@@ -15,6 +16,19 @@ const PACKAGES: [&str; 2] = ["mesa-vulkan-drivers", "libvulkan1"];
 const ADVICE: &str = "install a Vulkan driver (Debian, Ubuntu: mesa-vulkan-drivers and libvulkan1; \
                       Fedora: mesa-vulkan-drivers and vulkan-loader; Arch: vulkan-swrast)";
 
+/// A driver of Mesa's package.
+#[derive(Clone, Copy)]
+struct MesaDriver {
+    name: &'static str,
+    /// Beginning of the name of its manifest.
+    manifest: &'static str,
+    library: &'static str,
+}
+
+const LAVAPIPE: MesaDriver =
+    MesaDriver { name: "lavapipe", manifest: "lvp_icd", library: "libvulkan_lvp.so" };
+const RADV: MesaDriver = MesaDriver { name: "RADV", manifest: "radeon_icd", library: "libvulkan_radeon.so" };
+
 /// Finds this machine's Vulkan driver, or installs a software driver if it has none.
 pub(crate) fn ensure_any(machine: &Machine, apt: &Apt, private: &Path) -> Result<Dependency> {
     if !cfg!(target_os = "linux") {
@@ -25,22 +39,31 @@ pub(crate) fn ensure_any(machine: &Machine, apt: &Apt, private: &Path) -> Result
         let own = Dependency::new(format!("the machine's own ({})", driver_names(&drivers)));
         return Ok(own.map_environment(|environment| silence_runtime_dir_warning(environment, private)));
     }
-    Ok(install_lavapipe(machine, apt, private)?
+    Ok(install_mesa(LAVAPIPE, machine, apt, private)?
         .map_environment(|environment| silence_runtime_dir_warning(environment, private)))
 }
 
 /// Ensures Mesa's lavapipe as the only driver.
 pub(crate) fn ensure_lavapipe(machine: &Machine, apt: &Apt, private: &Path) -> Result<Dependency> {
-    if let Some(driver) = machine.find_library(LOADER).and_then(|_| system_lavapipe(machine)) {
+    ensure_mesa(LAVAPIPE, machine, apt, private)
+}
+
+/// Ensures RADV as the only driver.
+pub(crate) fn ensure_radv(machine: &Machine, apt: &Apt, private: &Path) -> Result<Dependency> {
+    ensure_mesa(RADV, machine, apt, private)
+}
+
+fn ensure_mesa(wanted: MesaDriver, machine: &Machine, apt: &Apt, private: &Path) -> Result<Dependency> {
+    if let Some(driver) = machine.find_library(LOADER).and_then(|_| system_driver(machine, wanted)) {
         return Ok(restrict_to_driver(
             Dependency::new(format!("the machine's own, {}", driver.display())),
             &driver,
             private,
         ));
     }
-    let ready = install_lavapipe(machine, apt, private)?;
+    let ready = install_mesa(wanted, machine, apt, private)?;
     // A system-wide driver is found like any other; here it has to be the only one.
-    match system_lavapipe(&Machine::detect()) {
+    match system_driver(&Machine::detect(), wanted) {
         Some(driver) => Ok(restrict_to_driver(ready, &driver, private)),
         None => Ok(ready),
     }
@@ -59,8 +82,8 @@ pub(crate) fn ensure_swiftshader(machine: &Machine, apt: &Apt, private: &Path) -
     if machine.find_library(LOADER).is_some() {
         return Ok(ready);
     }
-    let loader =
-        install_lavapipe(machine, apt, private).context("SwiftShader is there, a Vulkan loader is not")?;
+    let loader = install_mesa(LAVAPIPE, machine, apt, private)
+        .context("SwiftShader is there, a Vulkan loader is not")?;
     Ok(Dependency { environment: loader.environment.merge(ready.environment), ..ready })
 }
 
@@ -78,15 +101,15 @@ pub(crate) fn ensure_validation_layer(apt: &Apt, private: &Path) -> Result<Depen
     }))
 }
 
-/// Installs lavapipe: as root through apt, otherwise unpacked into a private folder.
-fn install_lavapipe(machine: &Machine, apt: &Apt, private: &Path) -> Result<Dependency> {
+/// Installs Mesa's drivers: as root through apt, otherwise unpacked into a private folder.
+fn install_mesa(wanted: MesaDriver, machine: &Machine, apt: &Apt, private: &Path) -> Result<Dependency> {
     let folder = private.join("vulkan");
     if !folder.is_dir() && apt.can_install() {
         println!("setup: installing {}", PACKAGES.join(" and "));
         apt.install(&PACKAGES).map_err(with_install_advice)?;
-        return Ok(Dependency::new("installed Mesa's software driver (mesa-vulkan-drivers)"));
+        return Ok(Dependency::new("installed Mesa's drivers (mesa-vulkan-drivers)"));
     }
-    populate_atomically(&folder, "Mesa's software Vulkan driver (35 MB)", |folder| {
+    populate_atomically(&folder, "Mesa's Vulkan drivers (35 MB)", |folder| {
         let packages = apt.resolve_dependencies(&PACKAGES)?;
         if packages.is_empty() {
             bail!("the packages are installed, but there is no driver in them for this machine");
@@ -96,16 +119,19 @@ fn install_lavapipe(machine: &Machine, apt: &Apt, private: &Path) -> Result<Depe
     .map_err(with_install_advice)?;
     let files = files_below(&folder);
     let named = |end: &str| files.iter().find(|path| path.to_string_lossy().ends_with(end));
-    let library = named("libvulkan_lvp.so").context("the packages hold no lavapipe")?;
-    let source =
-        files.iter().find(|path| is_lavapipe(path)).context("the packages hold no driver's manifest")?;
+    let MesaDriver { name, .. } = wanted;
+    let library = named(wanted.library).with_context(|| format!("the packages hold no {name}"))?;
+    let source = files
+        .iter()
+        .find(|path| is_manifest(path, wanted))
+        .with_context(|| format!("the packages hold no manifest of {name}"))?;
     let text = manifest::with_library_path(&std::fs::read_to_string(source)?, library)
-        .context("lavapipe's manifest names no library")?;
-    let driver = folder.join("lavapipe.json");
+        .with_context(|| format!("the manifest of {name} names no library"))?;
+    let driver = folder.join(format!("{}.json", name.to_lowercase()));
     write_if_new(&driver, &text)?;
     let folders: Vec<&Path> = library_folders(&files);
     let ready = restrict_to_driver(
-        Dependency::new(format!("Mesa's software driver, unpacked: {}", library.display())),
+        Dependency::new(format!("Mesa's {name}, unpacked: {}", library.display())),
         &driver,
         private,
     );
@@ -150,13 +176,13 @@ fn silence_runtime_dir_warning(environment: Environment, private: &Path) -> Envi
     }
 }
 
-fn system_lavapipe(machine: &Machine) -> Option<PathBuf> {
-    machine.vulkan_drivers().into_iter().find(|path| is_lavapipe(path))
+fn system_driver(machine: &Machine, wanted: MesaDriver) -> Option<PathBuf> {
+    machine.vulkan_drivers().into_iter().find(|path| is_manifest(path, wanted))
 }
 
-fn is_lavapipe(path: &Path) -> bool {
+fn is_manifest(path: &Path, wanted: MesaDriver) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    name.starts_with("lvp_icd") && name.ends_with(".json")
+    name.starts_with(wanted.manifest) && name.ends_with(".json")
 }
 
 /// Returns the folders that contain shared libraries.
@@ -204,6 +230,7 @@ mod tests {
     fn drivers_have_short_names() {
         let files: Vec<PathBuf> = ["/x/intel_icd.x86_64.json", "/x/lvp_icd.json"].map(Into::into).into();
         assert_eq!(driver_names(&files), "intel, lvp");
-        assert!(is_lavapipe(&files[1]) && !is_lavapipe(&files[0]));
+        assert!(is_manifest(&files[1], LAVAPIPE) && !is_manifest(&files[0], LAVAPIPE));
+        assert!(!is_manifest(&files[1], RADV));
     }
 }

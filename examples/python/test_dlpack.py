@@ -1,0 +1,73 @@
+"""Shares tensors of Forebay with NumPy, and with PyTorch on a CUDA device, without a copy where both are on it.
+
+Build first (`cargo build --release`), then run this script with the library's folder as its argument:
+`python test_dlpack.py target/release`.
+"""
+
+import importlib.machinery
+import importlib.util
+import pathlib
+import sys
+
+
+def load(folder):
+    """Loads the module from the folder in which cargo built it."""
+    library = next(pathlib.Path(folder).glob("*forebay_python.*[odl]"))
+    loader = importlib.machinery.ExtensionFileLoader("forebay_python", str(library))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("forebay_python", loader))
+    loader.exec_module(module)
+    return module
+
+
+def check_numpy(forebay):
+    """Contents pass through host memory, in both directions."""
+    import numpy
+
+    source = numpy.arange(6, dtype=numpy.float32).reshape(2, 3)
+    tensor = forebay.from_dlpack(source.T)
+    tensor.add_(1)
+    back = numpy.from_dlpack(tensor) if tensor.__dlpack_device__()[0] == 1 else numpy.from_dlpack(tensor, device="cpu")
+    assert (back == source.T + 1).all(), back
+    assert (source == numpy.arange(6).reshape(2, 3)).all(), "the host's memory was changed"
+    try:
+        tensor.__dlpack__(dl_device=(1, 0), copy=False)
+        raise AssertionError("a copy was made that the consumer refused")
+    except BufferError:
+        pass
+    print("numpy: passed")
+
+
+def check_torch(forebay):
+    """Both libraries see one memory, and their streams are ordered."""
+    import torch
+
+    if not torch.cuda.is_available():
+        print("torch: skipped, there is no CUDA device")
+        return
+    source = torch.ones(1 << 24, device="cuda")
+    for stream in [torch.cuda.default_stream(), torch.cuda.Stream()]:
+        stream.wait_stream(torch.cuda.default_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(50):
+                source.add_(1)  # many kernels, so that a missing order shows
+            before = source.clone()
+            tensor = forebay.from_dlpack(source)
+            for _ in range(50):
+                tensor.add_(1)
+            back = torch.from_dlpack(tensor)
+            assert back.data_ptr() == source.data_ptr(), "the memory was copied"
+            back.add_(1)
+            assert torch.equal(source, before + 51), (source[0], before[0])
+            del back, tensor
+            torch.cuda.synchronize()
+        torch.cuda.default_stream().wait_stream(stream)
+    print("torch: passed")
+
+
+if __name__ == "__main__":
+    forebay = load(sys.argv[1])
+    for check in [check_numpy, check_torch]:
+        try:
+            check(forebay)
+        except ImportError as missing:
+            print(f"{check.__name__}: skipped, {missing}")

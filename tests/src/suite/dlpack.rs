@@ -1,0 +1,227 @@
+//! Tensors that other libraries of the process share by DLPack.
+
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use anyhow::{Result, ensure};
+use forebay::device::Device;
+use forebay::dtype::DType;
+use forebay::error::Error;
+use forebay::memory::Tag;
+use forebay::tensor::Tensor;
+use forebay::tensor::dlpack::{
+    DL_CPU, DL_CUDA, DL_IS_COPIED, DlDataType, DlDevice, DlManagedTensorVersioned, DlPackVersion, DlTensor,
+    DlpackTensor,
+};
+
+use super::{skip, tests};
+
+tests![
+    contents_pass_through_host_memory_in_every_type,
+    tensors_before_version_one_are_converted_both_ways,
+    strided_host_memory_is_gathered_and_returned_once,
+    memory_is_shared_without_a_copy,
+    memory_of_the_program_is_used_and_returned,
+    unsuitable_tensors_are_refused,
+];
+
+/// Imports a tensor whose contents are complete.
+fn import(tensor: DlpackTensor, device: &Device) -> Result<Tensor> {
+    // SAFETY: exports of the tests are complete, and no other library uses the memory.
+    Ok(unsafe { Tensor::from_dlpack(tensor, device) }?)
+}
+
+/// A producer of this test: host memory with a deleter that counts its calls.
+struct Producer {
+    managed: DlManagedTensorVersioned,
+    values: Vec<f32>,
+    shape: Vec<i64>,
+    strides: Vec<i64>,
+    returned: &'static AtomicUsize,
+}
+
+impl Producer {
+    /// Makes a tensor over `values` from `byte_offset` on. `returned` counts the calls of the deleter.
+    fn publish(
+        values: &[f32],
+        shape: &[i64],
+        strides: &[i64],
+        byte_offset: u64,
+        returned: &'static AtomicUsize,
+    ) -> *mut DlManagedTensorVersioned {
+        unsafe extern "C" fn delete(this: *mut DlManagedTensorVersioned) {
+            // SAFETY: `manager_ctx` is the producer, made by `Box::into_raw` below.
+            let this = unsafe { Box::from_raw((*this).manager_ctx.cast::<Producer>()) };
+            this.returned.fetch_add(1, Ordering::Relaxed);
+        }
+        let dl_tensor = DlTensor {
+            data: ptr::null_mut(),
+            device: DlDevice { device_type: DL_CPU, device_id: 0 },
+            ndim: shape.len() as i32,
+            dtype: DlDataType { code: 2, bits: 32, lanes: 1 },
+            shape: ptr::null_mut(),
+            strides: ptr::null_mut(),
+            byte_offset,
+        };
+        let managed = DlManagedTensorVersioned {
+            version: DlPackVersion { major: 1, minor: 3 },
+            manager_ctx: ptr::null_mut(),
+            deleter: Some(delete),
+            flags: 0,
+            dl_tensor,
+        };
+        let this = Self {
+            managed,
+            values: values.to_vec(),
+            shape: shape.to_vec(),
+            strides: strides.to_vec(),
+            returned,
+        };
+        let this = Box::leak(Box::new(this));
+        this.managed.dl_tensor.data = this.values.as_mut_ptr().cast();
+        this.managed.dl_tensor.shape = this.shape.as_mut_ptr();
+        if !this.strides.is_empty() {
+            this.managed.dl_tensor.strides = this.strides.as_mut_ptr();
+        }
+        let raw: *mut Self = this;
+        // SAFETY: `raw` is valid, and nothing else refers to it.
+        unsafe {
+            (*raw).managed.manager_ctx = raw.cast::<c_void>();
+            &raw mut (*raw).managed
+        }
+    }
+}
+
+fn contents_pass_through_host_memory_in_every_type(device: &Device) -> Result<()> {
+    for dtype in DType::ALL.into_iter().filter(|&dtype| device.supports_dtype(dtype)) {
+        let x = Tensor::from_slice(&[1.0f32, 0.0, 1.0, 1.0, 0.0, 1.0], [2, 3], device)?.to_dtype(dtype)?;
+        let exported = x.to_dlpack_host()?;
+        let tensor = exported.tensor();
+        ensure!(tensor.device == DlDevice { device_type: DL_CPU, device_id: 0 }, "{tensor:?}");
+        ensure!(exported.flags() == DL_IS_COPIED, "{dtype}: flags {}", exported.flags());
+        ensure!(usize::from(tensor.dtype.bits) == 8 * dtype.size() && tensor.dtype.lanes == 1, "{tensor:?}");
+        let back = import(exported, device)?;
+        ensure!(back.dtype() == dtype && back.shape() == [2, 3], "{:?} of {}", back.shape(), back.dtype());
+        ensure!(back.to_bytes()? == x.to_bytes()?, "{dtype}: the contents differ");
+    }
+    let scalar = import(Tensor::from_slice(&[7.0f32], (), device)?.to_dlpack_host()?, device)?;
+    ensure!(scalar.rank() == 0 && scalar.item()? == 7.0, "{scalar:?}");
+    let empty = import(Tensor::empty([0, 3], DType::F32, device)?.to_dlpack_host()?, device)?;
+    ensure!(empty.shape() == [0, 3], "{:?}", empty.shape());
+    // A view is exported in its own order.
+    let turned = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], [2, 2], device)?.t()?;
+    ensure!(import(turned.to_dlpack_host()?, device)?.to_vec::<f32>()? == [1.0, 3.0, 2.0, 4.0], "the view");
+    Ok(())
+}
+
+fn tensors_before_version_one_are_converted_both_ways(device: &Device) -> Result<()> {
+    static RETURNED: AtomicUsize = AtomicUsize::new(0);
+    let raw = Producer::publish(&[1.0, 2.0, 3.0], &[3], &[], 0, &RETURNED);
+    // SAFETY: the producer follows `dlpack.h`, and each form is consumed once.
+    let twice = unsafe { DlpackTensor::from_unversioned(DlpackTensor::from_raw(raw)?.into_unversioned()) }?;
+    ensure!(RETURNED.load(Ordering::Relaxed) == 0, "it was returned too early");
+    ensure!(import(twice, device)?.to_vec::<f32>()? == [1.0, 2.0, 3.0], "the contents differ");
+    ensure!(RETURNED.load(Ordering::Relaxed) == 1, "returned {RETURNED:?} times");
+    Ok(())
+}
+
+fn strided_host_memory_is_gathered_and_returned_once(device: &Device) -> Result<()> {
+    static RETURNED: AtomicUsize = AtomicUsize::new(0);
+    let values = [9.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0];
+    for (shape, strides, expected) in [
+        ([3, 2], [1, 3], [0.0, 3.0, 1.0, 4.0, 2.0, 5.0]),
+        ([2, 3], [3, 1], [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]),
+        ([2, 3], [0, 1], [0.0, 1.0, 2.0, 0.0, 1.0, 2.0]),
+    ] {
+        let before = RETURNED.load(Ordering::Relaxed);
+        let raw = Producer::publish(&values, &shape, &strides, 4, &RETURNED);
+        // SAFETY: the producer follows `dlpack.h`.
+        let tensor = import(unsafe { DlpackTensor::from_raw(raw) }?, device)?;
+        ensure!(tensor.to_vec::<f32>()? == expected, "{shape:?} {strides:?}: {tensor:?}");
+        ensure!(RETURNED.load(Ordering::Relaxed) == before + 1, "the memory was not returned");
+    }
+    Ok(())
+}
+
+fn memory_is_shared_without_a_copy(device: &Device) -> Result<()> {
+    let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], [4], device)?;
+    if device.dlpack_device().device_type == DL_CPU {
+        let error = x.to_dlpack().err();
+        ensure!(matches!(&error, Some(Error::Unsupported { .. })), "{error:?}");
+        ensure!(
+            error.is_some_and(|e| e.to_string().contains("to_dlpack_host")),
+            "the error names no alternative"
+        );
+        return Ok(());
+    }
+    let external = || device.memory().tags[Tag::External as usize].current;
+    let before = external();
+    // SAFETY: the device's own stream outlives the export.
+    let exported = unsafe { x.to_dlpack_on_stream(device.dlpack_stream()?) }?;
+    let address = exported.tensor().data;
+    let y = import(exported, device)?;
+    ensure!(external() == before + 16, "{} bytes are external", external() - before);
+    y.add_(10)?;
+    ensure!(x.to_vec::<f32>()? == [11.0, 12.0, 13.0, 14.0], "the exported tensor did not change");
+    drop(y);
+    ensure!(external() == before, "the memory was not returned");
+    // Waiting in place of streams.
+    let again = x.to_dlpack()?;
+    ensure!(again.tensor().data == address, "the tensor moved");
+    let y = import(again, device)?;
+    ensure!(y.to_vec::<f32>()? == [11.0, 12.0, 13.0, 14.0], "the contents differ");
+    Ok(())
+}
+
+fn memory_of_the_program_is_used_and_returned(device: &Device) -> Result<()> {
+    static RETURNED: AtomicUsize = AtomicUsize::new(0);
+    if device.dlpack_device().device_type != DL_CUDA {
+        return skip("its memory has no address for other libraries");
+    }
+    let memory = Tensor::from_slice(&[1.0f32; 64], [64], device)?;
+    let exported = memory.to_dlpack()?;
+    let raw = Producer::publish(&[], &[64], &[], 0, &RETURNED);
+    // SAFETY: the memory is that of `exported`, which lives longer.
+    let foreign = unsafe {
+        (*raw).dl_tensor.data = exported.tensor().data;
+        (*raw).dl_tensor.device = device.dlpack_device();
+        DlpackTensor::from_raw(raw)
+    }?;
+    let x = import(foreign, device)?;
+    let y = x.mul(3)?;
+    drop(x);
+    ensure!(RETURNED.load(Ordering::Relaxed) == 1, "the memory was not returned");
+    ensure!(y.to_vec::<f32>()? == [3.0; 64], "{y:?}");
+    Ok(())
+}
+
+fn unsuitable_tensors_are_refused(device: &Device) -> Result<()> {
+    static RETURNED: AtomicUsize = AtomicUsize::new(0);
+    let leaf = Tensor::ones([4], DType::F32, device)?.to_leaf()?;
+    ensure!(leaf.to_dlpack_host().is_err_and(|e| e.to_string().contains("detach")), "a leaf was exported");
+    type Change = fn(&mut DlManagedTensorVersioned);
+    let changes: [(Change, &str); 5] = [
+        (|t| t.version.major = 2, "version 2.3"),
+        (|t| t.dl_tensor.dtype.bits = 128, "128 bits"),
+        (|t| t.dl_tensor.dtype.lanes = 4, "4 lanes"),
+        (|t| t.dl_tensor.device = DlDevice { device_type: 10, device_id: 3 }, "device 3 of type 10"),
+        // SAFETY: the array has two extents.
+        (|t| unsafe { *t.dl_tensor.shape = -1 }, "[-1, 2]"),
+    ];
+    for (at, (change, expected)) in changes.into_iter().enumerate() {
+        let raw = Producer::publish(&[1.0; 4], &[2, 2], &[], 0, &RETURNED);
+        // SAFETY: the producer follows `dlpack.h`; what is changed is refused before the memory is read.
+        let taken = unsafe {
+            change(&mut *raw);
+            DlpackTensor::from_raw(raw)
+        };
+        let error = taken.map_err(Into::into).and_then(|tensor| import(tensor, device)).err();
+        let message = error.map(|e| e.to_string()).unwrap_or_default();
+        ensure!(message.contains(expected), "expected `{expected}`, got `{message}`");
+        ensure!(RETURNED.load(Ordering::Relaxed) == at + 1, "a refused tensor was not returned");
+    }
+    // SAFETY: null is refused.
+    ensure!(unsafe { DlpackTensor::from_raw(ptr::null_mut()) }.is_err(), "null was taken");
+    Ok(())
+}
