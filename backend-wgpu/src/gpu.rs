@@ -83,8 +83,8 @@ impl Gpu {
         Self { device, queue, is_shared: true, health: Arc::default() }
     }
 
-    /// Calls wgpu where callbacks of the program may run on this thread. A callback that panics ends neither the call nor
-    /// the device: the panic hook has printed its message. `None` if a callback panicked, which loses the result.
+    /// Calls wgpu where callbacks of the program may run on this thread. A callback that panics ends neither the call
+    /// nor the device: the panic hook has printed its message. `None` if a callback panicked, which loses the result.
     fn survive_callbacks<T>(&self, call: impl FnOnce() -> T) -> Option<T> {
         let panic = match catch_unwind(AssertUnwindSafe(|| call_driver(call))) {
             Ok(made) => return Some(made),

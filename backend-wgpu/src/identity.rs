@@ -3,8 +3,8 @@
 #[cfg(any(windows, unix))]
 use wgpu::hal::api;
 
-/// Reports whether both are one device. wgpu compares ids, which are unique only within an instance. The driver's device
-/// has an address of its own while it is open.
+/// Reports whether both are one device. wgpu compares ids, which are unique only within an instance. The driver's
+/// device has an address of its own while it is open.
 pub(crate) fn is_same_device(left: &wgpu::Device, right: &wgpu::Device) -> bool {
     left == right && driver_address(left) == driver_address(right)
 }

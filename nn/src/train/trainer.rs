@@ -280,7 +280,8 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
     /// Dropping the future ends the run after the last complete step. The next call finishes the run.
     ///
     /// ```
-    /// # use forebay_nn::{data::{DataLoader, Dataset}, nn::{Linear, Module}, optim::Optimizer, train::{FitStatus, Trainer}};
+    /// # use forebay_nn::data::{DataLoader, Dataset};
+    /// # use forebay_nn::{nn::{Linear, Module}, optim::Optimizer, train::{FitStatus, Trainer}};
     /// # use forebay_core::error::Result;
     /// async fn train<D: Dataset, O: Optimizer>(
     ///     net: &Linear,

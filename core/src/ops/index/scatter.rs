@@ -510,9 +510,9 @@ impl Tensor {
     /// Indices work as in [`index`](Self::index), and `values` broadcast. Of repeated indices, the last one
     /// in order wins. Sums have a fixed order.
     ///
-    /// An index out of range is skipped: see [`check_indices`](crate::ops::check_indices). A single mask takes one value
-    /// for each element that it selects, or one for all. Values in excess are ignored, and the last one fills missing
-    /// ones, unless `check_indices` reads the mask. A mask with other indices is read by the host.
+    /// An index out of range is skipped: see [`check_indices`](crate::ops::check_indices). A single mask takes one
+    /// value for each element that it selects, or one for all. Values in excess are ignored, and the last one fills
+    /// missing ones, unless `check_indices` reads the mask. The host reads a mask with other indices.
     ///
     /// # Errors
     /// `values` have another type, or do not broadcast to the selection. See also [`index`](Self::index).
