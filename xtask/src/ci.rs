@@ -3,7 +3,6 @@
 //! The programs are built while missing dependencies are fetched. Then stages run in parallel, because most keep only
 //! one core busy: SwiftShader compiles kernels on the calling thread.
 
-use crate::browser::WASM_TARGET;
 use crate::environment::Environment;
 use crate::setup::{Dependency, Setup};
 use crate::stage::{PendingStage, Stage, print_summary};
@@ -58,8 +57,6 @@ struct TestDependencies {
     validation: Result<Dependency>,
     lavapipe: Result<Dependency>,
     swiftshader: Result<Dependency>,
-    wasm_std: Result<Dependency>,
-    chromium: Result<Dependency>,
 }
 
 impl TestDependencies {
@@ -71,8 +68,6 @@ impl TestDependencies {
             validation: setup.ensure_validation_layer(),
             lavapipe: setup.ensure_lavapipe(),
             swiftshader: setup.ensure_swiftshader(),
-            wasm_std: setup.ensure_std(WASM_TARGET),
-            chromium: setup.ensure_chromium(),
         })
     }
 
@@ -185,17 +180,7 @@ impl StagePlanner<'_> {
             }
         }
         planned.push(self.conformance_stage("traces", &["traces"], &self.dependencies.data_env()));
-        let parts =
-            [&self.dependencies.wasm_std, &self.dependencies.chromium, &self.dependencies.swiftshader];
-        match parts.iter().find_map(|part| part.as_ref().err()) {
-            None => {
-                // Early, because it builds a page on one core.
-                let mut test = Command::new(std::env::current_exe()?);
-                test.args(["browser", "--test"]);
-                planned.insert(0, PendingStage::new(BROWSER_STAGE, test));
-            }
-            Some(why) => skip(BROWSER_STAGE, why),
-        }
+        skip(BROWSER_STAGE, &anyhow!("only by command: cargo xtask browser --test"));
         if let Err(why) = &self.dependencies.model {
             skip("MiniLM's weights", why);
         }
