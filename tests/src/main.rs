@@ -245,7 +245,8 @@ fn main() -> Result<()> {
             }
         }
         Command::Kernels { architectures, dir, filter, .. } => {
-            let report = kernels::check(&dir.map_or_else(|| data_dir("golden"), Ok)?, &architectures, &filter)?;
+            let report =
+                kernels::check(&dir.map_or_else(|| data_dir("golden"), Ok)?, &architectures, &filter)?;
             println!("{report}");
             if !report.failures.is_empty() {
                 bail!("{} kernels failed", report.failures.len());

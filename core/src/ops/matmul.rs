@@ -143,7 +143,8 @@ pub(super) fn gemm_bias_into(
         bias.broadcast_to(out.shape())?.copy_into(out)?;
     }
     // The library has no epilogues for rows of some alignments. It then adds its product to the bias.
-    let added = product.is_empty() || has_library && product.try_vendor_library(out, true, EpilogueTensors::None)?;
+    let added =
+        product.is_empty() || has_library && product.try_vendor_library(out, true, EpilogueTensors::None)?;
     if added { Ok(()) } else { product.run_kernel(out, Some(bias)) }
 }
 

@@ -131,13 +131,17 @@ impl AccessPattern {
         let last = |strides: &Dims| strides.last().copied();
         let is_whole = |(layout, strides): (&Layout, &Dims)| {
             let outer = &strides[..strides.len().saturating_sub(1)];
-            last(strides) == Some(1) && outer.iter().chain([&layout.offset()]).all(|n| n.is_multiple_of(vector))
+            last(strides) == Some(1)
+                && outer.iter().chain([&layout.offset()]).all(|n| n.is_multiple_of(vector))
         };
         let repeated = strides[1..].iter().map(|strides| last(strides) == Some(0));
         let vectorized = vector > 0
             && extent.is_some_and(|n| n.is_multiple_of(vector))
             && is_whole((&layouts[0], &strides[0]))
-            && repeated.clone().zip(layouts.iter().zip(strides).skip(1)).all(|(rep, input)| rep || is_whole(input));
+            && repeated
+                .clone()
+                .zip(layouts.iter().zip(strides).skip(1))
+                .all(|(rep, input)| rep || is_whole(input));
         let bits = repeated.enumerate().map(|(k, repeated)| u8::from(repeated) << k).sum();
         Self { dense: false, vectorized, repeated: if vectorized { bits } else { 0 }, packed }
     }
@@ -170,8 +174,7 @@ impl PointwiseLaunch {
         } else {
             let strides: SmallVec<[&[usize]; 6]> = layouts.iter().map(Layout::strides).collect();
             let (shape, strides) = collapse_dims(target.shape(), &strides);
-            let form =
-                AccessPattern::for_strided(self.vector_width, shape.last(), layouts, &strides, packed);
+            let form = AccessPattern::for_strided(self.vector_width, shape.last(), layouts, &strides, packed);
             (form, shape, strides)
         };
         launch::check_rank(self.op, shape.len())?;
