@@ -3,8 +3,7 @@
 //! The pages and the tool that makes their bindings are crates outside of the workspace, whose builds need neither.
 
 use crate::process;
-use crate::setup::browser::{WASM_TARGET, builds_std};
-use crate::setup::{Dependency, Setup};
+use crate::setup::{Dependency, Setup, rust_std};
 use crate::tally::Tally;
 use crate::workspace::{Profile, Workspace};
 use anyhow::{Context, Result, bail};
@@ -12,6 +11,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
+/// Target of the pages.
+pub(crate) const WASM_TARGET: &str = "wasm32-unknown-unknown";
 /// Steps of the test.
 const STEPS: usize = 20;
 /// Largest difference of a loss from that of a native run, relative to the native loss. Both runs compute in f32, and
@@ -35,7 +36,7 @@ const CONFORMANCE: PageSource = PageSource { folder: "tests/browser", module: "b
 
 /// Builds the page and serves it until the program is ended.
 pub(crate) fn serve(workspace: &Workspace, setup: &Setup, port: u16) -> Result<bool> {
-    let builder = PageBuilder::new(workspace, setup.ensure_wasm_std()?)?;
+    let builder = PageBuilder::new(workspace, setup.ensure_std(WASM_TARGET)?)?;
     let page = builder.build(&TRAINING)?;
     print_size(&page)?;
     process::run_foreground(builder.tool_command("serve").arg(page).arg(port.to_string()))
@@ -44,7 +45,7 @@ pub(crate) fn serve(workspace: &Workspace, setup: &Setup, port: u16) -> Result<b
 /// Runs both pages in headless Chromium: trains some steps and compares the losses with those of a native run, and
 /// runs topics of the conformance suite.
 pub(crate) fn test(workspace: &Workspace, setup: &Setup) -> Result<bool> {
-    let (std, chromium) = (setup.ensure_wasm_std()?, setup.ensure_chromium()?);
+    let (std, chromium) = (setup.ensure_std(WASM_TARGET)?, setup.ensure_chromium()?);
     let adapter = setup.ensure_swiftshader()?;
     let start = Instant::now();
     let builder = PageBuilder::new(workspace, std)?;
@@ -121,7 +122,7 @@ impl<'a> PageBuilder<'a> {
     /// Builds a page, and returns its folder.
     fn build(&self, source: &PageSource) -> Result<PathBuf> {
         let mut module = self.cargo(source.folder, &["--release", "--target", WASM_TARGET])?;
-        if builds_std(&self.std) {
+        if rust_std::is_source(&self.std) {
             module.arg("-Zbuild-std=std,panic_abort");
         }
         self.std.environment.apply(&mut module);

@@ -3,6 +3,7 @@
 //! The programs are built while missing dependencies are fetched. Then stages run in parallel, because most keep only
 //! one core busy: SwiftShader compiles kernels on the calling thread.
 
+use crate::browser::WASM_TARGET;
 use crate::environment::Environment;
 use crate::setup::{Dependency, Setup};
 use crate::stage::{PendingStage, Stage, print_summary};
@@ -70,7 +71,7 @@ impl TestDependencies {
             validation: setup.ensure_validation_layer(),
             lavapipe: setup.ensure_lavapipe(),
             swiftshader: setup.ensure_swiftshader(),
-            wasm_std: setup.ensure_wasm_std(),
+            wasm_std: setup.ensure_std(WASM_TARGET),
             chromium: setup.ensure_chromium(),
         })
     }

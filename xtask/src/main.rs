@@ -16,6 +16,7 @@ mod prose;
 mod setup;
 mod stage;
 mod tally;
+mod targets;
 mod workspace;
 
 use anyhow::{Context, Result};
@@ -95,6 +96,8 @@ enum Command {
         #[arg(long)]
         quick: bool,
     },
+    /// Compile for phones and other operating systems, without linking [TARGET...]
+    Targets(PassthroughArgs),
     /// List the fuzz targets and say how to run one
     Fuzz,
     /// The cheap checks: line budget, layers, prose, links of the documentation, rustfmt, clippy, rustdoc
@@ -159,6 +162,7 @@ fn run_command(command: Command) -> Result<bool> {
             book::draw_pictures(&workspace, &Setup::new(&workspace)?.program_env()?, steps)
         }
         Command::Package { quick } => package::run(&workspace, quick),
+        Command::Targets(rest) => targets::run(&workspace, &rest.args),
         Command::Fuzz => checks::list_fuzz_targets(&workspace),
         Command::Check => Ok(checks::run_all(&workspace).iter().all(stage::Stage::passed)),
         Command::Run(rest) => {

@@ -5,12 +5,13 @@
 //! cannot be done is no error: it prints the reason and advice.
 
 mod apt;
-pub(crate) mod browser;
+mod browser;
 mod data;
 mod machine;
 mod manifest;
 mod minilm;
 mod nvrtc;
+pub(crate) mod rust_std;
 mod vulkan;
 mod wheel;
 
@@ -95,6 +96,11 @@ impl Setup {
         print_step("validation layer", vulkan::ensure_validation_layer(&self.apt, &self.cache_dir))
     }
 
+    /// Ensures the standard library of a target.
+    pub(crate) fn ensure_std(&self, target: &str) -> Result<Dependency> {
+        print_step(target, rust_std::ensure(&self.apt, &self.cache_dir, target))
+    }
+
     /// Ensures NVRTC, NVIDIA's run-time compiler.
     pub(crate) fn ensure_nvrtc(&self) -> Result<Dependency> {
         print_step("NVRTC", nvrtc::find_or_fetch(&self.machine, &self.apt, &self.cache_dir))
@@ -103,11 +109,6 @@ impl Setup {
     /// Ensures MiniLM's weights and tokenizer.
     pub(crate) fn ensure_minilm(&self) -> Result<Dependency> {
         print_step("MiniLM", minilm::find_or_fetch(&self.apt, &self.cache_dir))
-    }
-
-    /// Ensures the standard library of wasm32.
-    pub(crate) fn ensure_wasm_std(&self) -> Result<Dependency> {
-        print_step("wasm32", browser::ensure_wasm_std(&self.apt, &self.cache_dir))
     }
 
     /// Ensures Chromium.
