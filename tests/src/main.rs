@@ -253,7 +253,7 @@ fn main() -> Result<()> {
             }
         }
         Command::Radv { families, tuned, dir, page, child, filter } => {
-            let golden = dir.unwrap_or_else(|| data_dir("golden"));
+            let golden = dir.map_or_else(|| data_dir("golden"), Ok)?;
             let options = radv::RadvOptions { families, tuned, filters: filter, golden: &golden };
             if child {
                 return radv::compile_in_child(&options);
