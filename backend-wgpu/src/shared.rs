@@ -217,6 +217,7 @@ pub trait WgpuTensorExt: Sized {
     /// Creates a tensor over a buffer of the program, from byte `offset`, without a copy. The contents are those that
     /// the queue has written when an operation runs. Submit the program's first writes before operations that read
     /// them. For later writes, take [`wgpu_slice_mut`](Self::wgpu_slice_mut).
+    /// The buffer must be one of the device that was registered: wgpu does not report the device of a buffer.
     ///
     /// The memory counts under [`Tag::External`](forebay_core::memory::Tag::External). The buffer is never destroyed;
     /// its handle is dropped with the last tensor over it.

@@ -397,7 +397,10 @@ fn unsuitable_buffers_are_refused(device: &Device) -> Result<()> {
     refuse(&buffer, 100, &shared, "multiples of 256")?;
     refuse(&buffer, 2048, &shared, "past the end")?;
     refuse(&program.buffer(12, TENSOR_USAGES), 0, &shared, "make the buffer larger")?;
-    refuse(&buffer, 0, device, "Device::from_wgpu")?;
+    // The suite's device may be a program's too (`wgpu-minimum`), and wgpu does not say whose a buffer is.
+    if device.to_wgpu()?.0.features() != wgpu::Features::empty() {
+        refuse(&buffer, 0, device, "Device::from_wgpu")?;
+    }
     let wide = Tensor::from_wgpu_buffer(&buffer, 0, [80], DType::F32, &shared)?;
     refuse(&buffer, 0, &shared, "overlap a tensor over its bytes 0..320")?;
     refuse(&buffer, 256, &shared, "drop the tensor first")?;
