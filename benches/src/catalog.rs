@@ -37,7 +37,6 @@ fn bench_case(b: &Bench<'_>, case: &OpCase, dtype: DType, gradients: bool) -> Re
     if bytes == 0 {
         return Ok(());
     }
-    let size = |t: &Tensor| t.numel() * t.dtype().size();
     let shapes: Vec<String> = inputs.iter().map(format_shape).collect();
     let shapes = shapes.join(" ");
     drop(out);

@@ -82,6 +82,10 @@ fn matmul_with_grad_as(op: &'static str, a: &Tensor, b: &Tensor, dtype: DType) -
     }))
 }
 
+/// Number of multiplications from which the vendor's library and a second kernel for the bias are faster than one
+/// portable kernel.
+const MIN_SEPARATE_BIAS: u64 = 1 << 24;
+
 /// Returns the accumulator type: f32 for 16-bit types, so that a sum is rounded once.
 fn accumulator_dtype(dtype: DType) -> DType {
     if dtype.size() == 2 { DType::F32 } else { dtype }
@@ -138,11 +142,13 @@ pub(super) fn gemm_bias_into(
         return Ok(());
     }
     let product = MatmulProblem::new(op, a, b)?;
-    let has_library = out.device().library_features().matmul;
+    // The library has no epilogues for rows of some alignments. It then adds its product to the bias.
+    let MatmulExtents { m, n, k, batch } = product.extents;
+    let multiplications = [m, n, k, batch].into_iter().map(|extent| extent as u64).product::<u64>();
+    let has_library = out.device().library_features().matmul && multiplications >= MIN_SEPARATE_BIAS;
     if product.is_empty() || has_library {
         bias.broadcast_to(out.shape())?.copy_into(out)?;
     }
-    // The library has no epilogues for rows of some alignments. It then adds its product to the bias.
     let added =
         product.is_empty() || has_library && product.try_vendor_library(out, true, EpilogueTensors::None)?;
     if added { Ok(()) } else { product.run_kernel(out, Some(bias)) }

@@ -20,10 +20,11 @@ use crate::ops::shape::PadMode;
 
 /// Limit in bytes of f32 weight gradients that are computed for each image and then summed.
 const MAX_PARTIAL_GRAD_BYTES: usize = 64 << 20;
-/// Smallest group, in output channels and in rows of the column matrix, for which im2col is faster. Without groups,
-/// few output channels are no reason for the direct kernel: all of them share the columns.
+/// Smallest group, in output channels and in rows of the column matrix, for which im2col is faster.
 const MIN_GROUP_CHANNELS: usize = 4;
 const MIN_GROUP_ROWS: usize = 16;
+/// Number of output positions from which im2col is faster also for fewer output channels, if all channels are one group.
+const MIN_POSITIONS: usize = 1 << 14;
 
 /// Geometry of a column matrix for images \[images, groups · channels, input extents..\].
 #[derive(Clone, Copy, Debug)]
@@ -188,12 +189,20 @@ impl ConvGeometry {
         let whole = aligned(self.x_channels, &self.x_extents) && aligned(self.y_channels, &self.y_extents);
         let merged = if whole { 1 } else { VECTOR_BYTES.min(self.batch) };
         matches!(x.dtype(), DType::F32 | DType::F16 | DType::BF16)
-            && (self.groups == 1 || self.y_channels / self.groups >= MIN_GROUP_CHANNELS)
+            && (self.y_channels / self.groups >= MIN_GROUP_CHANNELS || self.has_many_positions())
             && rows(self.x_channels) >= MIN_GROUP_ROWS
             && self.batch * self.x_channels * spatial_numel(&self.x_extents) * spatial_numel(&self.y_extents)
                 > 0
             && most.max(if self.has_unit_stride() { mirrored } else { 0 }).saturating_mul(merged) < 1 << 31
             && x.device().im2col_max_bytes() > 0
+    }
+
+    /// Reports whether one group of any number of output channels runs as im2col. The gradient of strided images sums
+    /// columns, which costs more than the direct kernel.
+    fn has_many_positions(&self) -> bool {
+        self.groups == 1
+            && self.has_unit_stride()
+            && self.batch * spatial_numel(&self.y_extents) >= MIN_POSITIONS
     }
 
     /// Reports whether the stride is 1 in every dimension.
