@@ -115,7 +115,7 @@ impl FakeSource {
     }
 
     /// Makes its memory count towards the limit of the process.
-    pub(crate) fn as_device_memory(mut self) -> Self {
+    pub(crate) fn with_device_memory(mut self) -> Self {
         self.is_device_memory = true;
         self
     }

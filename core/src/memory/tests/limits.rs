@@ -13,7 +13,7 @@ use crate::memory::{
 #[test]
 fn pools_share_the_limit_of_the_process() -> Result<()> {
     let pool = |text: &str| -> Result<(Pool, Arc<FakeSource>)> {
-        let source = Arc::new(FakeSource::plain(1024 * MIB).as_device_memory());
+        let source = Arc::new(FakeSource::plain(1024 * MIB).with_device_memory());
         Ok((Pool::new(source.clone(), Config::parse(text)?), source))
     };
     assert_eq!((process_limit(), process_reserved()), (None, 0));

@@ -314,9 +314,9 @@ fn put_by_mask(
     if rows == 0 || x.numel() == 0 {
         return x.copy();
     }
-    let values = values.broadcast_to(&with_rows(rows))?;
+    let values = values.broadcast_to(with_rows(rows))?;
     let picked = match rows {
-        1 => values.broadcast_to(&with_rows(places))?,
+        1 => values.broadcast_to(with_rows(places))?,
         _ => {
             let _tag = memory::scope::enter_tag(Tag::Workspace);
             let counts = mask.to_dtype(DType::U32)?.reshape([-1])?.contiguous()?;
@@ -325,7 +325,7 @@ fn put_by_mask(
             values.index_select(d as isize, &at)?
         }
     };
-    let flat = x.reshape(&with_rows(places))?;
+    let flat = x.reshape(with_rows(places))?;
     let put = if accumulate { flat.add(&picked)? } else { picked };
     let column: Dims = [&[places][..], &vec![1; after.len()]].concat().into();
     let mask = mask.reshape(&column)?.broadcast_to(flat.shape())?;
