@@ -23,7 +23,8 @@ struct Params {
 {% set lanes = 16 // size if mode in ["runs", "vectors"] else 4 // size if size < 4 else 1 %}
 {% set part = 4 // size if size < 4 else 1 %}
 {% set mask = "0xffffu" if size == 2 else "0xffu" %}
-{% set out_word = "vec4<u32>" if mode in ["runs", "vectors"] else "atomic<u32>" if lanes > 1 and mode == "scattered" else word %}
+{% set whole = mode in ["runs", "vectors"] %}
+{% set out_word = "vec4<u32>" if whole else "atomic<u32>" if lanes > 1 and mode == "scattered" else word %}
 @group(0) @binding(0) var<storage, read> input: array<{{ out_word if mode == "vectors" else word }}>;
 @group(0) @binding(1) var<storage, read_write> output: array<{{ out_word }}>;
 

@@ -290,7 +290,7 @@ fn render_page(reports: &[(RadvCard, CardReport)], tuned: bool) -> String {
     let driver = reports.first().map_or("", |(_, report)| &report.driver);
     let mut page = format!(
         "# AMD cards\n\n\
-         `cargo xtask kernels --radv{} --page docs/src/reference/amd.md` writes this page. RADV, Mesa's driver of AMD\n\
+         `cargo xtask kernels --radv{} --page FILE` writes this page. RADV, Mesa's driver of AMD\n\
          cards, compiles every kernel on its null device, so no card is needed. A kernel that does not compile and a\n\
          tuned kernel that spills registers are errors.\n\n\
          Driver: {driver}.\n\n\

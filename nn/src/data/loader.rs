@@ -16,6 +16,7 @@ use std::thread::{self, JoinHandle};
 use serde::{Deserialize, Serialize};
 
 use super::Dataset;
+use super::shuffle::shuffled_order;
 use crate::{Device, Error, Result, Tensor, fail_if};
 use forebay_core::memory::{self, Tag};
 use forebay_core::platform::CAN_BLOCK;
@@ -325,7 +326,7 @@ fn try_resize<T: bytemuck::Zeroable + Clone>(list: &mut Vec<T>, elements: usize)
     Ok(())
 }
 
-fn host_memory_error(op: &'static str, what: String, error: &TryReserveError) -> Error {
+pub(super) fn host_memory_error(op: &'static str, what: String, error: &TryReserveError) -> Error {
     Error::argument(op, format!("{what} does not fit the host's memory: {error}"))
 }
 
@@ -368,40 +369,6 @@ struct HostBatch<D: Dataset> {
 impl<D: Dataset> Default for HostBatch<D> {
     fn default() -> Self {
         Self { samples: 0, inputs: Vec::new(), targets: Vec::new() }
-    }
-}
-
-/// Returns the order of the samples in one epoch, or `None` without a seed.
-fn shuffled_order(len: usize, seed: Option<u64>, epoch: u64) -> Result<Option<Vec<u32>>> {
-    let Some(seed) = seed else { return Ok(None) };
-    // Fisher-Yates shuffle.
-    let mut random = SplitMix64(seed ^ SplitMix64(epoch).next_u64());
-    let mut order: Vec<u32> = Vec::new();
-    order
-        .try_reserve_exact(len)
-        .map_err(|e| host_memory_error("shuffle", format!("the order of {len} samples"), &e))?;
-    order.extend(0..len as u32);
-    for i in (1..order.len()).rev() {
-        order.swap(i, random.next_below(i as u64 + 1) as usize);
-    }
-    Ok(Some(order))
-}
-
-/// SplitMix64 generator, used only for orders. Random tensor values come from the device's generator.
-struct SplitMix64(u64);
-
-impl SplitMix64 {
-    fn next_u64(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// Returns a value below `n`, with a bias below n / 2⁶⁴.
-    fn next_below(&mut self, n: u64) -> u64 {
-        ((u128::from(self.next_u64()) * u128::from(n)) >> 64) as u64
     }
 }
 

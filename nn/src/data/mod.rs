@@ -19,6 +19,7 @@ use forebay_core::error::Result;
 mod fashion_mnist;
 mod loader;
 mod locate;
+mod shuffle;
 mod text;
 
 pub use fashion_mnist::FashionMnist;

@@ -23,7 +23,7 @@ const MAX_PARTIAL_GRAD_BYTES: usize = 64 << 20;
 /// Smallest group, in output channels and in rows of the column matrix, for which im2col is faster.
 const MIN_GROUP_CHANNELS: usize = 4;
 const MIN_GROUP_ROWS: usize = 16;
-/// Number of output positions from which im2col is faster also for fewer output channels, if all channels are one group.
+/// Number of output positions from which im2col is faster also for fewer output channels, if all are one group.
 const MIN_POSITIONS: usize = 1 << 14;
 
 /// Geometry of a column matrix for images \[images, groups · channels, input extents..\].
