@@ -196,8 +196,8 @@ halves read their quads in different orders, so that they access different banks
 {% endmacro %}
 
 {#- Draws the dropout factors of an invocation's part of a row: quads kept{c}_{j}. Eight neighbouring keys share a
-Philox block. If the columns are keys, an invocation draws its own blocks. If the rows are keys, the subgroup draws each block
-once, and passes it on through workgroup memory. -#}
+Philox block. If the columns are keys, an invocation draws its own blocks. If the rows are keys, the subgroup draws each
+block once, and passes it on through workgroup memory. -#}
 {% macro draw_dropout() %}
     {% if pass == "keys" %}
     {% for c in range(2) %}
