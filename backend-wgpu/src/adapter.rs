@@ -211,8 +211,7 @@ pub(crate) fn share(
     let mut backend = wrap_device(&candidate, 0, gpu, enabled, &limits);
     backend.set_extra_usages(extra_usages);
     // The types are tested on the device itself, because an adapter may open only one.
-    let probes =
-        probe::probes().into_iter().filter(|probe| enabled.contains(probe.feature)).collect::<Vec<_>>();
+    let probes = probes_within(enabled);
     let mut features = backend.info_mut().features;
     if let Err(error) = probe::run_probes(&backend, &probes, &mut features) {
         log::warn!("{}: not all of its types work ({error}); trying one by one", candidate.info.name);
@@ -264,17 +263,16 @@ pub(crate) fn open_unprobed(index: usize) -> Result<WgpuBackend> {
     let instance = create_instance();
     let found = list_candidates(&instance);
     let candidate = usable_candidate(&instance, &found, index)?;
-    let probes = offered_probes(candidate);
+    let probes = probes_within(candidate.adapter.features());
     let mut backend = request_device(candidate, index, probe_features(&probes))?;
     let features = &mut backend.info_mut().features;
     probes.iter().for_each(|probe| (probe.mark_supported)(features));
     Ok(backend)
 }
 
-/// Returns the probes of the types that the driver reports.
-fn offered_probes(candidate: &AdapterCandidate) -> Vec<probe::TypeProbe> {
-    let offered = candidate.adapter.features();
-    probe::probes().into_iter().filter(|probe| offered.contains(probe.feature)).collect()
+/// Returns the probes of the types that these features contain.
+pub(crate) fn probes_within(features: wgpu::Features) -> Vec<probe::TypeProbe> {
+    probe::probes().into_iter().filter(|probe| features.contains(probe.feature)).collect()
 }
 
 /// Opens an adapter, and tests the types that its driver reports. Returns also why it has no matrix units, if it
@@ -283,7 +281,7 @@ fn open_probed(index: usize) -> Result<(WgpuBackend, Option<String>)> {
     let instance = create_instance();
     let found = list_candidates(&instance);
     let candidate = usable_candidate(&instance, &found, index)?;
-    let probes = offered_probes(candidate);
+    let probes = probes_within(candidate.adapter.features());
     let mut backend = request_device(candidate, index, probe_features(&probes))?;
     let mut features = backend.info_mut().features;
     let Err(error) = probe::run_probes(&backend, &probes, &mut features) else {

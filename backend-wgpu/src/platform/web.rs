@@ -12,7 +12,6 @@ use forebay_core::platform::CANNOT_BLOCK;
 use crate::adapter;
 use crate::backend::WgpuBackend;
 use crate::gpu::Gpu;
-use crate::probe;
 
 /// Returns no adapters: the browser answers later.
 pub(crate) fn enumerate_adapters(_instance: &wgpu::Instance, _apis: wgpu::Backends) -> Vec<wgpu::Adapter> {
@@ -45,9 +44,7 @@ async fn open(index: usize) -> Result<WgpuBackend> {
     let adapters = instance.enumerate_adapters(wgpu::Backends::BROWSER_WEBGPU).await;
     let found = adapter::sort_candidates(adapters);
     let candidate = adapter::usable_candidate(&instance, &found, index)?;
-    let offered = candidate.adapter.features();
-    let types =
-        probe::probes().into_iter().filter(|probe| offered.contains(probe.feature)).collect::<Vec<_>>();
+    let types = adapter::probes_within(candidate.adapter.features());
     let descriptor = adapter::device_descriptor(candidate, adapter::probe_features(&types));
     let opened = candidate.adapter.request_device(&descriptor).await;
     let (device, queue) =

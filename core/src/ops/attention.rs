@@ -14,6 +14,7 @@ use crate::amp::AutocastOperand;
 use crate::backend::{
     AttentionCall, AttentionDropout, AttentionGradients, AttentionMask, AttentionOperand, Command, Slice,
 };
+use crate::ops::kernel::heuristics::has_vector_lines;
 use crate::ops::prelude::*;
 use crate::runtime::capture::replay_params::{PhiloxState, ReplayCtx};
 use crate::runtime::profile::WorkItem;
@@ -530,9 +531,7 @@ impl AttentionRun {
         let device = q.device();
         let name = |t: &Tensor| launch::shader_dtype_name(t.dtype(), device);
         let has_vectors = |t: &Tensor, lanes: usize| {
-            let [steps @ .., element] = t.strides() else { return false };
-            let row = [t.layout().offset(), t.shape()[3]];
-            *element == 1 && steps.iter().chain(&row).all(|n| n.is_multiple_of(lanes))
+            t.shape()[3].is_multiple_of(lanes) && has_vector_lines(t.layout().offset(), t.strides(), lanes)
         };
         let packed = results.iter().all(|&t| has_vectors(t, 4));
         let reads = |lanes: usize| [q, k, v].into_iter().chain(g).all(|t| has_vectors(t, lanes));

@@ -142,16 +142,20 @@ pub(super) fn gemm_bias_into(
         return Ok(());
     }
     let product = MatmulProblem::new(op, a, b)?;
+    let write_bias = || bias.broadcast_to(out.shape())?.copy_into(out);
+    if product.is_empty() {
+        return write_bias();
+    }
     // The library has no epilogues for rows of some alignments. It then adds its product to the bias.
     let MatmulExtents { m, n, k, batch } = product.extents;
     let multiplications = [m, n, k, batch].into_iter().map(|extent| extent as u64).product::<u64>();
-    let has_library = out.device().library_features().matmul && multiplications >= MIN_SEPARATE_BIAS;
-    if product.is_empty() || has_library {
-        bias.broadcast_to(out.shape())?.copy_into(out)?;
+    if out.device().library_features().matmul && multiplications >= MIN_SEPARATE_BIAS {
+        write_bias()?;
+        if product.try_vendor_library(out, true, EpilogueTensors::None)? {
+            return Ok(());
+        }
     }
-    let added =
-        product.is_empty() || has_library && product.try_vendor_library(out, true, EpilogueTensors::None)?;
-    if added { Ok(()) } else { product.run_kernel(out, Some(bias)) }
+    product.run_kernel(out, Some(bias))
 }
 
 /// Runs [`gemm_into`] with an epilogue of the vendor's library, or returns false if unsupported.

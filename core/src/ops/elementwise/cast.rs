@@ -2,6 +2,7 @@
 
 use crate::backend::Command;
 use crate::ops::elementwise::pointwise;
+use crate::ops::kernel::heuristics::has_vector_lines;
 use crate::ops::kernel::launch::VECTOR_BYTES;
 use crate::ops::prelude::*;
 use crate::runtime::profile::WorkItem;
@@ -57,13 +58,11 @@ impl Tensor {
         launch::check_rank("copy", shape.len())?;
         // Runs of whole vectors on both sides, such as parts of a concatenation.
         let vector = VECTOR_BYTES / size;
-        let whole = |t: &Tensor, strides: &[usize]| {
-            let (last, outer) = strides.split_last().unwrap_or((&1, &[]));
-            *last == 1 && outer.iter().chain([&t.layout().offset()]).all(|n| n.is_multiple_of(vector))
-        };
         let vectors = shape.last().is_some_and(|n| n.is_multiple_of(vector))
-            && whole(self, &strides[1])
-            && whole(target, &strides[0]);
+            && [target, self]
+                .into_iter()
+                .zip(&strides)
+                .all(|(t, strides)| has_vector_lines(t.layout().offset(), strides, vector));
         // Whole output vectors are written if the input's elements are adjacent.
         let runs = fresh && strides[1].last() == Some(&1) && (n * size).is_multiple_of(VECTOR_BYTES);
         let spec = kernel_spec! { "copy", size };

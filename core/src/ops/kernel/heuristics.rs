@@ -35,6 +35,12 @@ pub(crate) fn supports_vec4(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::F16 | DType::BF16 | DType::I32 | DType::U32)
 }
 
+/// Returns true if lines along the last dimension begin at vectors of `width` elements and are contiguous.
+pub(crate) fn has_vector_lines(offset: usize, strides: &[usize], width: usize) -> bool {
+    let (last, outer) = strides.split_last().unwrap_or((&1, &[]));
+    *last == 1 && outer.iter().chain([&offset]).all(|n| n.is_multiple_of(width))
+}
+
 /// Thread layout of a reduction. A step is one read of a thread: one element or four.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReduceConfig {

@@ -8,6 +8,7 @@ use crate::dtype::DType;
 use crate::error::{Result, fail_if};
 use crate::ops::elementwise::fusion;
 use crate::ops::elementwise::pointwise::{Operand, TypeRule};
+use crate::ops::kernel::heuristics::has_vector_lines;
 use crate::ops::kernel::launch::{self, KernelParams, MAX_RANK, WORKGROUP_SIZE, kernel_spec};
 use crate::runtime::device::{CompiledKernel, Device, KernelKey};
 use crate::scalar::Scalar;
@@ -129,11 +130,8 @@ impl AccessPattern {
         packed: bool,
     ) -> Self {
         let last = |strides: &Dims| strides.last().copied();
-        let is_whole = |(layout, strides): (&Layout, &Dims)| {
-            let outer = &strides[..strides.len().saturating_sub(1)];
-            last(strides) == Some(1)
-                && outer.iter().chain([&layout.offset()]).all(|n| n.is_multiple_of(vector))
-        };
+        let is_whole =
+            |(layout, strides): (&Layout, &Dims)| has_vector_lines(layout.offset(), strides, vector);
         let repeated = strides[1..].iter().map(|strides| last(strides) == Some(0));
         let vectorized = vector > 0
             && extent.is_some_and(|n| n.is_multiple_of(vector))
