@@ -126,7 +126,7 @@ pub(super) const LINALG: &[OpCase] = &[
     .with_tolerances(super::case::ONE_ROUNDING_NEAR_4),
     smooth("vander", &[Signed(&[2, 4])], |x| x[0].vander(Some(3))),
     smooth("matrix_exp", &[Bounded(&[2, 3, 3])], |x| x[0].matrix_exp())
-        .with_flops(|x, _| 2 * 22 * cost::numel(&x[0]) * cost::extent(&x[0], 2))
+        .with_flops(|x, _| 2 * 6 * cost::numel(&x[0]) * cost::extent(&x[0], 2))
         .without_half(),
     smooth("cholesky_solve", &[Signed(&[4, 2]), Bounded(&[4, 4])], |x| {
         x[0].cholesky_solve(&to_well_conditioned(&x[1])?.tril(0)?, false)

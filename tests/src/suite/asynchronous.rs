@@ -46,6 +46,9 @@ const VALUES_ON_THE_HOST: [&str; 13] = [
     "unique_dim",
 ];
 
+/// Operations that read although the shape of their result is known: to check values, or to choose a number of steps.
+const VALUES_CHECKED: [&str; 3] = ["cov of weights", "index_put by a mask", "matrix_exp"];
+
 struct ThreadWaker(Thread);
 
 impl Wake for ThreadWaker {
@@ -162,7 +165,7 @@ fn only_named_operations_read_back(device: &Device) -> Result<()> {
             out.backward_with(&Tensor::ones(out.shape(), out.dtype(), &blind)?).with_context(|| case.name)?;
         }
     }
-    let expected = BTreeSet::from(VALUES_ON_THE_HOST);
+    let expected = VALUES_ON_THE_HOST.into_iter().chain(VALUES_CHECKED).collect::<BTreeSet<_>>();
     ensure!(reading == expected, "these operations read: {reading:?}");
     let net = Linear::new(8, 4, &blind)?;
     let mut optimizer = AdamW::new(net.parameters(), 1e-3);

@@ -6,9 +6,7 @@ use crate::autograd::BackwardCtx;
 use crate::ops::ScatterOp;
 use crate::ops::index::select;
 use crate::ops::index::{ScatterSource, leading_part, pad_ends, scatter_into, split_dim_stride};
-use crate::ops::kernel::index_check;
 use crate::ops::prelude::*;
-use crate::ops::reduce::scan;
 use crate::ops::sort;
 
 /// Length of a run of equal indices up to which one thread reduces the run.
@@ -282,54 +280,35 @@ fn expand_scalar_mask(x: &Tensor, indices: &[Option<&Tensor>]) -> Result<Option<
     Ok(Some((x.unsqueeze(d as isize)?, all, d as isize)))
 }
 
-/// Returns the mask and its first dimension, if the mask is the only index and has the extents of its dimensions.
-fn find_single_mask<'t>(x: &Tensor, indices: &[Option<&'t Tensor>]) -> Option<(usize, &'t Tensor)> {
-    let mut masks = indices.iter().enumerate().filter_map(|(d, index)| Some((d, (*index)?)));
-    let (d, mask) = masks.next()?;
-    let fits = mask.dtype() == DType::Bool && x.shape().get(d..d + mask.rank()) == Some(mask.shape());
-    (fits && masks.next().is_none() && indices.len() - 1 + mask.rank() <= x.rank()).then_some((d, mask))
-}
-
-/// Puts values where a mask over the dimensions from `d` on is true, without reading the mask.
-fn put_by_mask(
+/// Puts one value for all places where a mask is true, without reading the mask. Returns `None` if there are other
+/// indices, or several values along the selected elements: their number is checked on the host.
+fn try_put_by_mask(
     op: &'static str,
     x: &Tensor,
-    d: usize,
-    mask: &Tensor,
+    indices: &[Option<&Tensor>],
     values: &Tensor,
     accumulate: bool,
-) -> Result<Tensor> {
-    x.check_same_device(op, mask)?;
+) -> Result<Option<Tensor>> {
+    let mut masks = indices.iter().enumerate().filter_map(|(d, index)| Some((d, (*index)?)));
+    let (Some((d, mask)), None) = (masks.next(), masks.next()) else { return Ok(None) };
+    let fits = mask.dtype() == DType::Bool && x.shape().get(d..d + mask.rank()) == Some(mask.shape());
+    if !fits || indices.len() - 1 + mask.rank() > x.rank() {
+        return Ok(None);
+    }
     let (before, after) = (&x.shape()[..d], &x.shape()[d + mask.rank()..]);
-    let places = mask.numel();
+    let single = values.rank().checked_sub(after.len() + 1).is_none_or(|at| values.shape()[at] == 1);
+    if !single {
+        return Ok(None);
+    }
+    x.check_same_device(op, mask)?;
     let with_rows = |rows: usize| -> Dims { [before, &[rows], after].concat().into() };
-    // The values' extent along the selected elements.
-    let rows = values.rank().checked_sub(after.len() + 1).map_or(1, |at| values.shape()[at]);
-    if index_check::is_enabled()? {
-        let selected = mask.to_dtype(DType::I32)?.sum_all()?.item()? as usize;
-        fail_if!(rows != 1 && rows != selected; shape(op, [x, values]),
-            "the mask selects {selected} elements, and there are {rows} values");
-    }
-    values.layout().broadcast_to(op, &with_rows(rows))?;
-    if rows == 0 || x.numel() == 0 {
-        return x.copy();
-    }
-    let values = values.broadcast_to(with_rows(rows))?;
-    let picked = match rows {
-        1 => values.broadcast_to(with_rows(places))?,
-        _ => {
-            let _tag = memory::scope::enter_tag(Tag::Workspace);
-            let counts = mask.to_dtype(DType::U32)?.reshape([-1])?.contiguous()?;
-            // The first true element has position 0.
-            let at = scan::cumsum_counts(&counts)?.to_dtype(DType::I32)?.sub(1)?.clamp(0, rows as i64 - 1)?;
-            values.index_select(d as isize, &at)?
-        }
-    };
-    let flat = x.reshape(with_rows(places))?;
-    let put = if accumulate { flat.add(&picked)? } else { picked };
-    let column: Dims = [&[places][..], &vec![1; after.len()]].concat().into();
+    values.layout().broadcast_to(op, &with_rows(1))?;
+    let flat = x.reshape(with_rows(mask.numel()))?;
+    let values = values.broadcast_to(flat.shape())?;
+    let put = if accumulate { flat.add(&values)? } else { values };
+    let column: Dims = [&[mask.numel()][..], &vec![1; after.len()]].concat().into();
     let mask = mask.reshape(&column)?.broadcast_to(flat.shape())?;
-    put.where_(&mask, &flat)?.reshape(x.shape())
+    put.where_(&mask, &flat)?.reshape(x.shape()).map(Some)
 }
 
 impl IndexSelection {
@@ -510,9 +489,8 @@ impl Tensor {
     /// Indices work as in [`index`](Self::index), and `values` broadcast. Of repeated indices, the last one
     /// in order wins. Sums have a fixed order.
     ///
-    /// An index out of range is skipped: see [`check_indices`](crate::ops::check_indices). A single mask takes one
-    /// value for each element that it selects, or one for all. Values in excess are ignored, and the last one fills
-    /// missing ones, unless `check_indices` reads the mask. The host reads a mask with other indices.
+    /// An index out of range is skipped: see [`check_indices`](crate::ops::check_indices). The host reads a mask, unless
+    /// the mask is the only index and takes one value for all places.
     ///
     /// # Errors
     /// `values` have another type, or do not broadcast to the selection. See also [`index`](Self::index).
@@ -532,8 +510,8 @@ impl Tensor {
             let indices = indices.iter().map(Option::as_ref).collect::<Vec<_>>();
             return x.index_put(&indices, values, accumulate)?.squeeze(d);
         }
-        if let Some((d, mask)) = find_single_mask(self, indices) {
-            return put_by_mask(OP, self, d, mask, values, accumulate);
+        if let Some(put) = try_put_by_mask(OP, self, indices, values, accumulate)? {
+            return Ok(put);
         }
         if accumulate && self.dtype().size() == 2 {
             let (x, values) = (self.to_dtype(DType::F32)?, values.to_dtype(DType::F32)?);

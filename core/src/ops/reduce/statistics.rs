@@ -1,6 +1,5 @@
 //! Variance, norms and log-sum-exp: reductions in two passes, or of powers.
 
-use crate::ops::kernel::index_check;
 use crate::ops::prelude::*;
 use crate::ops::reduce::{ReduceArgs, ReduceDims, ReduceOp, reduce, reduce_float};
 use crate::tensor::shape::reduction_dims;
@@ -251,11 +250,10 @@ impl Tensor {
     }
 
     /// Computes the covariance matrix of \[variables, observations\], or of the observations of one variable:
-    /// PyTorch's `cov`. A negative weight makes the result NaN, and is an error under
-    /// [`check_indices`](crate::ops::check_indices), which reads the weights.
+    /// PyTorch's `cov`. With weights, the host reads the smallest.
     ///
     /// # Errors
-    /// There are more than two dimensions, or the weights do not match the observations.
+    /// There are more than two dimensions. The weights do not match the observations, or one is negative.
     #[track_caller]
     pub fn cov(&self, options: &CovOptions<'_>) -> Result<Tensor> {
         operation!(OP = "cov", in_f32[self], |x| x.cov(options));
@@ -270,14 +268,11 @@ impl Tensor {
         }
         let weight = |w: Option<&Tensor>| w.map(|w| w.to_dtype(x.dtype())?.reshape([n])).transpose();
         let (often, much) = (weight(fweights)?, weight(aweights)?);
-        let mut least = None;
         for w in often.iter().chain(&much).filter(|_| n > 0) {
-            let w = w.detach().min_all()?;
-            if index_check::is_enabled()? {
-                let least = w.item()?;
-                fail_if!(least < 0.0; argument(OP), "a weight is {least}; none is negative");
+            let least = w.detach().min_all()?.item()?;
+            if least < 0.0 {
+                return Err(Error::argument(OP, format!("a weight is {least}; none is negative")));
             }
-            least = Some(least.map_or(Ok(w.clone()), |least: Tensor| least.minimum(&w))?);
         }
         let both = match (&often, &much) {
             (Some(often), Some(much)) => Some(often.mul(much)?),
@@ -296,10 +291,8 @@ impl Tensor {
             }
             _ => sum.sub(correction)?,
         };
-        let norm = norm.maximum(0.0)?;
-        let norm = least.map_or(Ok(norm.clone()), |least| norm.masked_fill(&least.lt(0.0)?, f64::NAN))?;
         let off = x.sub(&x.mul(&w)?.sum([1], true)?.div(&sum)?)?;
-        off.mul(&w)?.matmul(&off.t()?)?.div(&norm)?.squeeze_all()
+        off.mul(&w)?.matmul(&off.t()?)?.div(&norm.maximum(0.0)?)?.squeeze_all()
     }
 
     /// Computes the correlation matrix of \[variables, observations\], or of the observations of one
