@@ -47,7 +47,7 @@ const VALUES_ON_THE_HOST: [&str; 13] = [
 ];
 
 /// Operations that read although the shape of their result is known: to check values, or to choose a number of steps.
-const VALUES_CHECKED: [&str; 3] = ["cov of weights", "index_put by a mask", "matrix_exp"];
+const VALUES_CHECKED: [&str; 2] = ["cov of weights", "matrix_exp"];
 
 struct ThreadWaker(Thread);
 
