@@ -1,23 +1,7 @@
-// Copies between ranges of one large buffer that are too far apart for one binding. Positions are in words, or in
-// vectors of four words.
+// Copies between ranges of one large buffer that are too far apart for one binding.
 
-struct Params {
-    dst: u32,
-    src: u32,
-    count: u32,
-    value: u32,
-}
-
-@group(0) @binding(0) var<storage, read_write> words: array<u32>;
-@group(0) @binding(0) var<storage, read_write> quads: array<vec4<u32>>;
 @group(0) @binding(1) var<storage, read_write> source_words: array<u32>;
 @group(0) @binding(1) var<storage, read_write> source_quads: array<vec4<u32>>;
-@group(1) @binding(0) var<uniform> params: Params;
-
-// Groups beyond the limit of one dimension continue in y.
-fn position(id: vec3<u32>, groups: vec3<u32>) -> u32 {
-    return id.y * groups.x * 64u + id.x;
-}
 
 @compute @workgroup_size(64)
 fn copy_distant_words(

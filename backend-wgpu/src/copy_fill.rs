@@ -14,6 +14,13 @@ const WORKGROUP_SIZE: u64 = 64;
 const WORD_BYTES: u64 = 4;
 const QUAD_BYTES: u64 = 16;
 
+/// Returns the source of a module with the parameters that all share.
+macro_rules! module {
+    ($file:literal) => {
+        concat!(include_str!("copy_fill_params.wgsl"), include_str!($file))
+    };
+}
+
 /// The kernels, compiled at first use.
 #[derive(Debug, Default)]
 pub(crate) struct CopyFillKernels {
@@ -109,8 +116,8 @@ impl CopyFillKernels {
                 let entry = ENTRY_POINTS[kernel];
                 // All entry points of a module have the same bindings.
                 let wgsl = match op {
-                    CopyFillOp::CopyDistant => include_str!("copy_distant.wgsl"),
-                    CopyFillOp::Copy | CopyFillOp::Fill => include_str!("copy_fill.wgsl"),
+                    CopyFillOp::CopyDistant => module!("copy_distant.wgsl"),
+                    CopyFillOp::Copy | CopyFillOp::Fill => module!("copy_fill.wgsl"),
                 };
                 let source = KernelSource {
                     label: entry,

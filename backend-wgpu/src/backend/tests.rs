@@ -6,11 +6,20 @@ const KERNEL: &str = "
     @group(0) @binding(0) var<storage, read_write> x: array<u32>;
     @compute @workgroup_size(1) fn main() { x[0] = 1u; }";
 
+/// Opens every adapter that can be used.
+fn devices() -> impl Iterator<Item = WgpuBackend> {
+    let found = WgpuBackend::enumerate().into_iter().filter(|found| found.unavailable_reason.is_none());
+    found.map(|found| WgpuBackend::new(found.index).unwrap())
+}
+
+fn source<'a>(label: &'a str, wgsl: &'a str) -> KernelSource<'a> {
+    KernelSource { label, wgsl, entry_point: "main", overrides: &[], zero_workgroup_memory: true }
+}
+
 /// Kernels compile in the background: commands that follow such a kernel wait for it, in order.
 #[test]
 fn commands_run_in_order_while_kernels_are_compiled() {
-    for found in WgpuBackend::enumerate().into_iter().filter(|found| found.unavailable_reason.is_none()) {
-        let device = WgpuBackend::new(found.index).unwrap();
+    for device in devices() {
         let [a, b] = [(); 2].map(|()| device.alloc_segment(4096).unwrap());
         let [x, y] = [a, b].map(|segment| Slice { segment, offset: 0, bytes: 4 });
         device.upload(x, &1u32.to_le_bytes()).unwrap();
@@ -20,15 +29,7 @@ fn commands_run_in_order_while_kernels_are_compiled() {
                 "@group(0) @binding(0) var<storage, read_write> x: array<u32>;
                 @compute @workgroup_size(1) fn main() {{ x[0] = x[0] * {factor}u + 1u; }}"
             );
-            let kernel = device
-                .compile(&KernelSource {
-                    label: "multiply",
-                    wgsl: &wgsl,
-                    entry_point: "main",
-                    overrides: &[],
-                    zero_workgroup_memory: true,
-                })
-                .unwrap();
+            let kernel = device.compile(&source("multiply", &wgsl)).unwrap();
             // Each step reads the result of the step before, through a copy and a fill.
             device.launch(&Launch { kernel, bindings: &[x], params: &[], groups: [1, 1, 1] }).unwrap();
             device.copy(y, x).unwrap();
@@ -39,14 +40,8 @@ fn commands_run_in_order_while_kernels_are_compiled() {
         let mut result = [0; 4];
         device.download(x, &mut result).unwrap();
         assert_eq!(u32::from_le_bytes(result), expected);
-        let refused = device.compile(&KernelSource {
-            label: "too large",
-            wgsl: "@compute @workgroup_size(8192) fn main() {}",
-            entry_point: "main",
-            overrides: &[],
-            zero_workgroup_memory: true,
-        });
-        let kernel = refused.unwrap();
+        let refused = source("too large", "@compute @workgroup_size(8192) fn main() {}");
+        let kernel = device.compile(&refused).unwrap();
         let launch = Launch { kernel, bindings: &[], params: &[], groups: [1, 1, 1] };
         // The launch fails, or waits for the compiler and fails the next call that waits for the device.
         let error = device.launch(&launch).and_then(|()| device.download(x, &mut result)).unwrap_err();
@@ -62,15 +57,8 @@ fn commands_run_in_order_while_kernels_are_compiled() {
 /// A program may create and drop tensors over its buffers in every frame.
 #[test]
 fn a_segment_that_is_released_takes_only_its_own_bind_groups() {
-    for found in WgpuBackend::enumerate().into_iter().filter(|found| found.unavailable_reason.is_none()) {
-        let device = WgpuBackend::new(found.index).unwrap();
-        let source = KernelSource {
-            label: "one",
-            wgsl: KERNEL,
-            entry_point: "main",
-            overrides: &[],
-            zero_workgroup_memory: true,
-        };
+    for device in devices() {
+        let source = source("one", KERNEL);
         let kernel = device.compile(&source).unwrap();
         let descriptor = wgpu::BufferDescriptor {
             label: None,
@@ -97,15 +85,8 @@ fn a_segment_that_is_released_takes_only_its_own_bind_groups() {
 /// `destroy` is the only way to lose a device on purpose; the effects are those of a driver crash.
 #[test]
 fn a_lost_device_is_an_error_of_every_call_and_never_a_panic() {
-    for found in WgpuBackend::enumerate().into_iter().filter(|found| found.unavailable_reason.is_none()) {
-        let device = WgpuBackend::new(found.index).unwrap();
-        let source = KernelSource {
-            label: "one",
-            wgsl: KERNEL,
-            entry_point: "main",
-            overrides: &[],
-            zero_workgroup_memory: true,
-        };
+    for device in devices() {
+        let source = source("one", KERNEL);
         let kernel = device.compile(&source).unwrap();
         let segment = device.alloc_segment(4096).unwrap();
         let x = Slice { segment, offset: 0, bytes: 4 };
