@@ -129,9 +129,15 @@ fn combination_count(n: usize, r: usize, with_replacement: bool) -> usize {
     (1..=r).fold(1u128, |count, k| count * (fewest + k) as u128 / k as u128) as usize
 }
 
-/// Returns the number of entries of a row on and before a diagonal.
-fn entries_until_diagonal(row: usize, columns: usize, diagonal: isize) -> usize {
-    (row as isize).saturating_add(diagonal).saturating_add(1).clamp(0, columns as isize) as usize
+/// Returns the number of entries of a matrix on and below a diagonal. The sum over the rows is in closed form, because
+/// a caller may ask for more rows than a loop could visit.
+fn tril_count(rows: usize, columns: usize, diagonal: isize) -> usize {
+    let (rows, columns, after) = (rows as i128, columns as i128, diagonal as i128 + 1);
+    // Row r has r + after entries, at least none and at most all columns.
+    let first_nonempty = (-after).clamp(0, rows);
+    let first_full = (columns - after).clamp(first_nonempty, rows);
+    let partial = (first_full - first_nonempty) * (first_nonempty + first_full - 1 + 2 * after) / 2;
+    (partial + (rows - first_full) * columns) as usize
 }
 
 impl Tensor {
@@ -211,17 +217,16 @@ impl Tensor {
     /// PyTorch's `tril_indices`.
     #[track_caller]
     pub fn tril_indices(rows: usize, columns: usize, diagonal: isize, device: &Device) -> Result<Tensor> {
-        let count = (0..rows).map(|row| entries_until_diagonal(row, columns, diagonal)).sum();
         let kept = Self::ones([rows, columns], DType::I32, device)?.tril(diagonal)?;
+        let count = tril_count(rows, columns, diagonal);
         nonzero_coordinates_of_count("tril_indices", &kept, count)?.t()?.contiguous()
     }
 
     /// Returns the indices on and above a diagonal of a matrix: see [`tril_indices`](Self::tril_indices).
     #[track_caller]
     pub fn triu_indices(rows: usize, columns: usize, diagonal: isize, device: &Device) -> Result<Tensor> {
-        let before = diagonal.saturating_sub(1);
-        let count = (0..rows).map(|row| columns - entries_until_diagonal(row, columns, before)).sum();
         let kept = Self::ones([rows, columns], DType::I32, device)?.triu(diagonal)?;
+        let count = rows * columns - tril_count(rows, columns, diagonal.saturating_sub(1));
         nonzero_coordinates_of_count("triu_indices", &kept, count)?.t()?.contiguous()
     }
 
@@ -300,5 +305,22 @@ mod tests {
             assert_eq!(combination_count(n, r, false), plain, "{r} of {n}");
             assert_eq!(combination_count(n, r, true), repeated, "{r} of {n} with replacement");
         }
+    }
+
+    #[test]
+    fn counts_below_a_diagonal_are_sums_over_the_rows() {
+        for rows in 0..6 {
+            for columns in 0..6 {
+                for diagonal in -8..8 {
+                    let in_row = |row| (row as isize + diagonal + 1).clamp(0, columns as isize) as usize;
+                    let sum: usize = (0..rows).map(in_row).sum();
+                    assert_eq!(tril_count(rows, columns, diagonal), sum, "{rows} x {columns}, {diagonal}");
+                }
+            }
+        }
+        assert_eq!(tril_count(3, 4, isize::MAX), 12);
+        assert_eq!(tril_count(3, 4, isize::MIN), 0);
+        assert_eq!(tril_count(1 << 40, 0, 0), 0);
+        assert_eq!(tril_count(1 << 40, 4, 0), (1 << 42) - 6);
     }
 }
