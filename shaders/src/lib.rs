@@ -320,7 +320,7 @@ mod tests {
                         .def("counts", &[0u8, 1, 0, 2][..])
                         .def("args", &["a", "b", "a", "b", "a", "a"][..])
                         .def("sources", &["e0", "e1", "s0", "e2", "s1", "s2"][..])
-                        .def("numbers", &["s", "k", "s"][..])
+                        .def("scalar_names", &["s", "k", "s"][..])
                         .def("layout", layout)
                         .def("width", 8usize);
                     valid(&spec);
@@ -338,7 +338,7 @@ mod tests {
             }
             for rank in 1..=8usize {
                 let runs = KernelSpec::new("copy").def("size", size).def("mode", "runs");
-                valid(&runs.def("rank", rank).def("quick", rank > 4));
+                valid(&runs.def("rank", rank).def("f32_division", rank > 4));
             }
         }
     }

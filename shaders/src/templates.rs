@@ -59,7 +59,7 @@ templates! {
     "nonzero",
     "searchsorted",
     "random",
-    "draw_ends",
+    "multinomial_cdf",
     "dropout",
     "philox_state",
     "optim",

@@ -47,7 +47,7 @@ fn attention() {
                         .def("mask", mask)
                         .def("dropout", dropout)
                         .def("mode", if (head | value) % 4 == 0 { "packed" } else { "scattered" })
-                        .def("fours", (head | value) % 4 == 0)
+                        .def("aligned_quads", (head | value) % 4 == 0)
                         .def("whole", whole)
                 };
                 for pass in ["forward", "queries", "keys"] {

@@ -21,7 +21,7 @@ fn sorts() {
 }
 
 #[test]
-fn placing() {
+fn scatters_of_distinct_indices() {
     for size in [2usize, 4, 8] {
         for index in ["i32", "u32", "i64w"] {
             render_valid(&KernelSpec::new("scatter_unique").def("size", size).def("index", index));
@@ -30,7 +30,7 @@ fn placing() {
 }
 
 #[test]
-fn selecting() {
+fn selections() {
     for kind in KINDS {
         for (stage, coordinates) in [("count", false), ("write", false), ("write", true)] {
             let spec = KernelSpec::new("nonzero").def("kind", kind).def("stage", stage);
@@ -45,7 +45,7 @@ fn selecting() {
 }
 
 #[test]
-fn scattering_runs() {
+fn scatters_of_sorted_indices() {
     for index in ["i32", "u32", "i64w"] {
         let of = |chained| KernelSpec::new("resolve_indices").def("index", index).def("chained", chained);
         for (chained, wraps) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -55,7 +55,7 @@ fn scattering_runs() {
     }
     for dtype in ["f32", "f16", "bf16", "f64", "i32", "u32", "i64", "u8", "bool"] {
         for op in ["add", "set", "mul", "max", "min"] {
-            for (stage, long) in [("walk", false), ("walk", true), ("join", true)] {
+            for (stage, long) in [("runs", false), ("runs", true), ("join", true)] {
                 let spec = KernelSpec::new("scatter_sorted").def("dtype", dtype).def("op", op);
                 render_valid(&spec.def("stage", stage).def("long", long));
             }
@@ -64,13 +64,13 @@ fn scattering_runs() {
 }
 
 #[test]
-fn drawing() {
-    render_valid(&KernelSpec::new("draw_ends"));
+fn multinomial_cdf() {
+    render_valid(&KernelSpec::new("multinomial_cdf"));
 }
 
 #[test]
-fn counting() {
-    for near in [false, true] {
-        render_valid(&KernelSpec::new("bincount").def("near", near));
+fn counts() {
+    for privatized in [false, true] {
+        render_valid(&KernelSpec::new("bincount").def("privatized", privatized));
     }
 }

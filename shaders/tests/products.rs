@@ -9,43 +9,47 @@ type Definitions = Vec<(&'static str, TemplateDef)>;
 
 /// Returns the definitions of the variants: tiles, tiles of matrix units, and the simple kernel.
 fn matmul_variants() -> Vec<Definitions> {
-    let mut ways = Vec::new();
-    let mut push_orders = |way: Definitions| {
+    let mut variants = Vec::new();
+    let mut push_orders = |variant: Definitions| {
         for (a_order, b_order) in [("k", "line"), ("line", "k")] {
-            let mut way = way.clone();
-            way.extend([("a_order", a_order.into()), ("b_order", b_order.into())]);
-            ways.push(way);
+            let mut variant = variant.clone();
+            variant.extend([("a_order", a_order.into()), ("b_order", b_order.into())]);
+            variants.push(variant);
         }
     };
     let tiles = [[16usize, 8, 2, 16, 16], [16, 8, 2, 8, 1], [32, 4, 1, 16, 1], [4, 4, 1, 8, 1]];
     for tile in tiles {
-        let names = ["high", "rows", "cols", "depth", "unroll"];
-        let way = [("way", TemplateDef::from("tiled"))];
-        push_orders(way.into_iter().chain(names.into_iter().zip(tile.map(TemplateDef::from))).collect());
+        let names = ["thread_rows", "rows", "cols", "depth", "unroll"];
+        let variant = [("variant", TemplateDef::from("tiled"))];
+        push_orders(variant.into_iter().chain(names.into_iter().zip(tile.map(TemplateDef::from))).collect());
     }
     for tile in [[128usize, 128, 32, 64, 64], [128, 64, 32, 64, 32], [64, 64, 32, 32, 32]] {
         let names = ["rows", "cols", "depth", "sub_rows", "sub_cols"];
-        let way = [("way", TemplateDef::from("cooperative"))];
-        push_orders(way.into_iter().chain(names.into_iter().zip(tile.map(TemplateDef::from))).collect());
+        let variant = [("variant", TemplateDef::from("cooperative"))];
+        push_orders(variant.into_iter().chain(names.into_iter().zip(tile.map(TemplateDef::from))).collect());
     }
-    for lanes in [1usize, 2, 256] {
+    for threads_per_output in [1usize, 2, 256] {
         for order in ["k", "line"] {
-            ways.push(vec![("way", "simple".into()), ("lanes", lanes.into()), ("order", order.into())]);
+            variants.push(vec![
+                ("variant", "simple".into()),
+                ("threads_per_output", threads_per_output.into()),
+                ("order", order.into()),
+            ]);
         }
     }
-    ways
+    variants
 }
 
 /// Checks every variant of a kernel that supports `dtype` in every mode; with `vectors` also with aligned
 /// operands.
 fn check_variants(spec: &KernelSpec, dtype: &str, vectors: bool) {
-    for way in matmul_variants() {
-        let is = |name: &'static str| way[0].1 == TemplateDef::Str(name);
+    for variant in matmul_variants() {
+        let is = |name: &'static str| variant[0].1 == TemplateDef::Str(name);
         let supported = is("simple")
             || is("tiled") && matches!(dtype, "f32" | "f16" | "bf16")
             || matches!(dtype, "f16" | "bf16");
         // One tile of matrix units stands for all where operands are gathered: these kernels are long.
-        let repeats = is("cooperative") && !vectors && way[1].1 != TemplateDef::from(64usize);
+        let repeats = is("cooperative") && !vectors && variant[1].1 != TemplateDef::from(64usize);
         if !supported || repeats {
             continue;
         }
@@ -63,7 +67,7 @@ fn check_variants(spec: &KernelSpec, dtype: &str, vectors: bool) {
                         spec = spec.def("a_vectors", aligned[0]).def("b_vectors", aligned[1]);
                         spec = spec.def("k_edges", aligned[0]);
                     }
-                    spec.defs.extend(way.iter().cloned());
+                    spec.defs.extend(variant.iter().cloned());
                     render_valid(&spec);
                 }
             }
@@ -100,7 +104,7 @@ fn convolutions_are_valid() {
                         .def("kind", kind)
                         .def("dtype", dtype)
                         .def("rank", rank)
-                        .def("quick", bias)
+                        .def("f32_division", bias)
                         .def("bias", bias);
                     check_variants(&spec, dtype, false);
                 }
@@ -112,15 +116,22 @@ fn convolutions_are_valid() {
 #[test]
 fn windows_are_valid() {
     for rank in [2usize, 3] {
-        for quick in [false, true] {
+        for f32_division in [false, true] {
             for size in [2usize, 4] {
                 render_valid(
-                    &KernelSpec::new("im2col").def("size", size).def("rank", rank).def("quick", quick),
+                    &KernelSpec::new("im2col")
+                        .def("size", size)
+                        .def("rank", rank)
+                        .def("f32_division", f32_division),
                 );
             }
             for dtype in ["f32", "f16", "bf16"] {
                 let spec = KernelSpec::new("col2im").def("from", "f32").def("dtype", dtype).def("rank", rank);
-                let spec = spec.def("quick", quick).def("kernel_x", 3).def("kernel_y", 1).def("kernel_z", 2);
+                let spec = spec
+                    .def("f32_division", f32_division)
+                    .def("kernel_x", 3)
+                    .def("kernel_y", 1)
+                    .def("kernel_z", 2);
                 let spec = spec.def("stride_x", 2).def("stride_y", 2).def("stride_z", 1);
                 render_valid(&spec.def("dilation_x", 1).def("dilation_y", 2).def("dilation_z", 1));
             }

@@ -34,7 +34,7 @@ fn reductions() {
         ("f32", "u32", "bool"),
     ] {
         for combine in ["sum", "prod", "max", "min", "argmax", "argmin"] {
-            for (flat, lanes, across, width, unroll) in [
+            for (flat, threads_per_row, across, width, unroll) in [
                 (true, 1usize, false, 1usize, 1usize),
                 (false, 8, true, 1, 4),
                 (false, 8, true, 4, 8),
@@ -44,17 +44,17 @@ fn reductions() {
                 if width == 4 && (combine.starts_with("arg") || !matches!(source, "f32" | "f16" | "bf16")) {
                     continue;
                 }
-                for seen in [false, true] {
+                for second_stage in [false, true] {
                     let nonzero = compute == "u32" && out == "bool" && !combine.starts_with("arg");
                     let spec = reduce(source, compute, out, combine)
                         .def("math", none)
                         .def("map", if nonzero { "nonzero" } else { "v" })
                         .def("post", "acc")
                         .def("center", "")
-                        .def("values", seen)
-                        .def("seen", seen && combine.starts_with("arg"))
+                        .def("values", second_stage)
+                        .def("has_indices", second_stage && combine.starts_with("arg"))
                         .def("flat", flat)
-                        .def("lanes", lanes)
+                        .def("threads_per_row", threads_per_row)
                         .def("across", across)
                         .def("width", width)
                         .def("unroll", unroll);
@@ -70,7 +70,7 @@ fn scans() {
     for (source, compute, out) in [("f32", "f32", "f32"), ("bf16", "bf16", "bf16"), ("u8", "i64", "i64")] {
         for combine in ["sum", "prod", "max", "min", "affine"] {
             for (exclusive, reverse) in [(false, false), (true, true)] {
-                for lanes in [1usize, 256] {
+                for threads_per_row in [1usize, 256] {
                     if exclusive && !matches!(combine, "sum" | "prod") {
                         continue;
                     }
@@ -83,7 +83,7 @@ fn scans() {
                             .def("combine", combine)
                             .def("exclusive", exclusive)
                             .def("reverse", reverse)
-                            .def("lanes", lanes)
+                            .def("threads_per_row", threads_per_row)
                             .def("stage", stage)
                             .def("level", 0usize);
                         render_valid(&spec);
@@ -94,7 +94,7 @@ fn scans() {
     }
     for compute in ["f32", "bf16", "f64", "i64", "i32", "u32"] {
         for combine in ["sum", "prod", "max", "min", "affine"] {
-            for lanes in [1usize, 256] {
+            for threads_per_row in [1usize, 256] {
                 for stage in ["whole", "totals", "carried"] {
                     let spec = KernelSpec::new("scan")
                         .def("source", "")
@@ -104,7 +104,7 @@ fn scans() {
                         .def("combine", combine)
                         .def("exclusive", false)
                         .def("reverse", false)
-                        .def("lanes", lanes)
+                        .def("threads_per_row", threads_per_row)
                         .def("stage", stage)
                         .def("level", 1usize);
                     render_valid(&spec);
@@ -119,7 +119,7 @@ fn softmax() {
     for dtype in ["f32", "f16", "bf16", "f64"] {
         for pass in ["forward", "backward"] {
             for log in [false, true] {
-                for (lanes, across, width, hold) in
+                for (threads_per_row, across, width, register_steps) in
                     [(1usize, false, 1usize, 3usize), (8, true, 1, 0), (64, false, 4, 4), (256, false, 4, 0)]
                 {
                     let width = if dtype == "f64" { 1 } else { width };
@@ -127,12 +127,12 @@ fn softmax() {
                         .def("pass", pass)
                         .def("log", log)
                         .def("dtype", dtype)
-                        .def("lanes", lanes)
+                        .def("threads_per_row", threads_per_row)
                         .def("across", across)
                         .def("width", width)
-                        .def("hold", hold);
+                        .def("register_steps", register_steps);
                     render_valid(&spec.clone().def("stage", "whole"));
-                    if hold == 0 {
+                    if register_steps == 0 {
                         render_valid(&spec.clone().def("stage", "parts"));
                         render_valid(&spec.clone().def("stage", "apply"));
                         render_valid(
@@ -154,10 +154,10 @@ fn row_normalisations() {
         ("bf16", "bf16", "bf16", "f32"),
     ] {
         for (weight, bias) in [("f32", "bf16"), ("", "")] {
-            for (rms, lanes, width, hold) in
+            for (rms, threads_per_row, width, register_steps) in
                 [(false, 256usize, 4usize, 2usize), (true, 64, 1, 3), (false, 8, 4, 1)]
             {
-                for (pass, partial, more, inplace) in [
+                for (pass, partial, extra_grad, inplace) in [
                     ("forward", 0usize, "", false),
                     ("backward", 2, "", false),
                     ("backward", 0, sum, false),
@@ -173,15 +173,15 @@ fn row_normalisations() {
                         .def("weight", weight)
                         .def("bias", bias)
                         .def("g", result)
-                        .def("more", more)
+                        .def("extra_grad", extra_grad)
                         .def("inplace", inplace)
                         .def("result", if forward { result } else { sum })
                         .def("partial", partial)
-                        .def("low", if partial == 3 && x != sum { x } else { "" })
+                        .def("copy", if partial == 3 && x != sum { x } else { "" })
                         .def("rms", rms)
-                        .def("lanes", lanes)
+                        .def("threads_per_row", threads_per_row)
                         .def("width", width)
-                        .def("hold", hold);
+                        .def("register_steps", register_steps);
                     render_valid(&spec);
                 }
             }
@@ -196,16 +196,18 @@ fn normalisations() {
     {
         for pass in ["forward", "backward"] {
             for rms in [false, true] {
-                for (lanes, across, width) in [(1usize, false, 1usize), (8, true, 1), (256, false, 4)] {
+                for (threads_per_row, across, width) in
+                    [(1usize, false, 1usize), (8, true, 1), (256, false, 4)]
+                {
                     let spec = KernelSpec::new("norm")
                         .def("pass", pass)
                         .def("dtype", dtype)
                         .def("weight", weight)
                         .def("bias", if pass == "forward" { bias } else { "" })
                         .def("rms", rms)
-                        .def("contiguous", lanes == 8 || rms)
+                        .def("contiguous", threads_per_row == 8 || rms)
                         .def("flat", rms)
-                        .def("lanes", lanes)
+                        .def("threads_per_row", threads_per_row)
                         .def("across", across)
                         .def("width", width);
                     for stage in ["whole", "parts", "apply"] {
@@ -218,7 +220,7 @@ fn normalisations() {
                         .def("dtype", dtype)
                         .def("rms", rms)
                         .def("single", across)
-                        .def("lanes", lanes)
+                        .def("threads_per_row", threads_per_row)
                         .def("across", across)
                         .def("width", width);
                     render_valid(&spec);
@@ -236,20 +238,22 @@ fn batch_normalisations() {
         for (pass, relu) in
             ["moments", "forward", "sums", "backward"].into_iter().flat_map(|p| [(p, false), (p, true)])
         {
-            for (width, single, lanes) in [(4, false, 256), (1, false, 1), (1, true, 32)] {
+            for (width, single, threads_per_row) in [(4, false, 256), (1, false, 1), (1, true, 32)] {
                 let spec = KernelSpec::new("batch_norm")
                     .def("pass", pass)
                     .def("dtype", dtype)
                     .def("weight", weight)
                     .def("bias", bias)
                     .def("relu", relu)
-                    .def("quick", relu)
+                    .def("f32_division", relu)
                     .def("width", width);
                 let spec = match pass {
-                    "moments" | "sums" => {
-                        spec.def("hold", 3).def("single", single).def("lanes", lanes).def("across", single)
-                    }
-                    _ => spec.def("even", lanes == 256).def("fixed", single),
+                    "moments" | "sums" => spec
+                        .def("register_steps", 3)
+                        .def("single", single)
+                        .def("threads_per_row", threads_per_row)
+                        .def("across", single),
+                    _ => spec.def("same_channel", threads_per_row == 256).def("fixed", single),
                 };
                 render_valid(&spec);
             }
@@ -259,25 +263,25 @@ fn batch_normalisations() {
                 .def("pass", "finish")
                 .def("mean", weight)
                 .def("var", weight)
-                .def("lanes", 8)
-                .def("quick", false),
+                .def("threads_per_row", 8)
+                .def("f32_division", false),
         );
     }
 }
 
 #[test]
 fn cross_entropy() {
-    for (dtype, goal, weight) in
+    for (dtype, targets, weight) in
         [("f32", "i64w", ""), ("bf16", "i64", "f32"), ("f16", "f16", "f32"), ("f32", "f32", "")]
     {
-        let soft = dtype == goal;
+        let soft = dtype == targets;
         for pass in ["forward", "backward", "both"] {
             for smooth in [false, true] {
                 // The pass `both` supports only class targets, and writes over the logits.
                 if soft && pass == "both" {
                     continue;
                 }
-                for (lanes, across, width, ragged, inplace) in [
+                for (threads_per_row, across, width, ragged, inplace) in [
                     (1usize, false, 1usize, false, false),
                     (8, true, 1, false, false),
                     (256, false, 4, false, false),
@@ -285,17 +289,18 @@ fn cross_entropy() {
                     (64, false, 1, false, true),
                 ] {
                     // Only `both` keeps rows in memory, and only rows of whole workgroups.
-                    let held = if pass == "both" && lanes >= 256 { 4096usize } else { 0 };
-                    let lanes = if held > 0 && ragged { 512 } else { lanes };
+                    let cached_elements =
+                        if pass == "both" && threads_per_row >= 256 { 4096usize } else { 0 };
+                    let threads_per_row = if cached_elements > 0 && ragged { 512 } else { threads_per_row };
                     let spec = KernelSpec::new("cross_entropy")
                         .def("pass", pass)
-                        .def("held", held)
+                        .def("cached_elements", cached_elements)
                         .def("dtype", dtype)
-                        .def("goal", goal)
+                        .def("targets", targets)
                         .def("weight", weight)
                         .def("soft", soft)
                         .def("smooth", smooth)
-                        .def("lanes", lanes)
+                        .def("threads_per_row", threads_per_row)
                         .def("across", across)
                         .def("width", width)
                         .def("ragged", ragged)
@@ -315,16 +320,19 @@ fn rows_of_tables_and_what_losses_need() {
             render_valid(&spec.def("out", out).def("width", width));
         }
         for weight in ["", "f32", "bf16"] {
-            render_valid(&KernelSpec::new("class_weights").def("goal", index).def("weight", weight));
+            render_valid(&KernelSpec::new("class_weights").def("targets", index).def("weight", weight));
         }
     }
     for (dtype, width) in [("f32", 4usize), ("bf16", 1), ("f16", 4)] {
         render_valid(
-            &KernelSpec::new("scale_inplace").def("dtype", dtype).def("width", width).def("each", 8usize),
+            &KernelSpec::new("scale_inplace")
+                .def("dtype", dtype)
+                .def("width", width)
+                .def("steps_per_thread", 8usize),
         );
         for to in ["f8_e4m3", "f8_e5m2"] {
             let spec = KernelSpec::new("fp8_quantize").def("dtype", dtype).def("to", to).def("width", width);
-            render_valid(&spec.def("turned", width == 4).def("each", 4usize));
+            render_valid(&spec.def("transposed", width == 4).def("steps_per_thread", 4usize));
         }
         render_valid(&KernelSpec::new("sum_partials").def("outs", width.min(3)).def("width", width));
         render_valid(&KernelSpec::new("gelu_recompute_grad").def("dtype", dtype).def("width", width));

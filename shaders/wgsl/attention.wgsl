@@ -10,7 +10,7 @@ dtype: of q, k, v, out and their gradients · head, value: elements of a row of 
 mask: the mask's dtype, or ""; bool keeps scores, floats are added
 dropout: with dropout, equal in every pass
 mode: `packed` if rows of results are aligned and whole quads, else `scattered`
-fours: the rows of operands are, too
+aligned_quads: the rows of operands are, too
 whole: rows and columns are in workgroup memory at full length (the forward pass's rows permanently); else 16
   elements at a time
 The gradients of k and v share one buffer.
@@ -21,18 +21,18 @@ The gradients of k and v share one buffer.
 {% set keys = "p.window.x" %}
 {% include "attention_common" %}
 
-{% set fours_of = namespace(head=(head + 3) // 4, value=(value + 3) // 4) %}
-{% set wide = namespace(head=(head + 31) // 32, value=(value + 31) // 32) %}
+{% set quads_of = namespace(head=(head + 3) // 4, value=(value + 3) // 4) %}
+{% set blocks_of = namespace(head=(head + 31) // 32, value=(value + 31) // 32) %}
 {% if whole %}
-{% set longest = fours_of.head if pass == "forward" or head >= value else fours_of.value %}
+{% set longest = quads_of.head if pass == "forward" or head >= value else quads_of.value %}
 // 64 rows, and 32 columns for the first and second product. Quads of a row are 65, or 33, apart.
 var<workgroup> tile: array<vec4<f32>, {{ 65 * longest }}>;
-var<workgroup> near: array<vec4<f32>, {{ 33 * 8 * wide.head }}>;
-var<workgroup> far: array<vec4<f32>, {{ 33 * 8 * wide.value }}>;
+var<workgroup> head_cols: array<vec4<f32>, {{ 33 * 8 * blocks_of.head }}>;
+var<workgroup> value_cols: array<vec4<f32>, {{ 33 * 8 * blocks_of.value }}>;
 {% else %}
 // Part of 64 rows, or some whole columns; part of 32 columns.
 var<workgroup> tile: array<vec4<f32>, 260>;
-var<workgroup> near: array<vec4<f32>, 132>;
+var<workgroup> head_cols: array<vec4<f32>, 132>;
 {% endif %}
 // Weights, with nine quads for each row.
 var<workgroup> weights: array<vec4<f32>, 576>;
@@ -43,19 +43,19 @@ var<workgroup> parts: array<f32, 128>;
 var<workgroup> factors: array<f32, 64>;
 {% endif %}
 
-{#- Loads `count` lines of `name`, `fours` of each from element `d` on, to `into`; a thread's lines are
+{#- Loads `count` lines of `name`, `quads` of each from element `d` on, to `into`; a thread's lines are
 `count / 4` apart. -#}
-{% macro load(into, name, first, count, fours, d) %}
-    for (var at = lane; at < {{ count * fours }}u; at += 128u) {
-        let line = at / {{ fours }}u;
-        let four = at % {{ fours }}u;
-        {{ into }}[four * {{ count + 1 }}u + (line & 3u) * {{ count // 4 }}u + (line >> 2u)] =
-            {{ name }}_four({{ first }} + line, {{ d }} + four * 4u);
+{% macro load(into, name, first, count, quads, d) %}
+    for (var at = thread; at < {{ count * quads }}u; at += 128u) {
+        let line = at / {{ quads }}u;
+        let quad = at % {{ quads }}u;
+        {{ into }}[quad * {{ count + 1 }}u + (line & 3u) * {{ count // 4 }}u + (line >> 2u)] =
+            {{ name }}_row_quad({{ first }} + line, {{ d }} + quad * 4u);
     }
 {% endmacro %}
 
 {#- Barrier between writes and reads of whole columns in memory; partial loads have their own barriers. -#}
-{% macro between() %}
+{% macro barrier_if_whole() %}
     {% if whole %}
     workgroupBarrier();
     {% endif %}
@@ -63,32 +63,32 @@ var<workgroup> factors: array<f32, 64>;
 
 {#- Loads whole columns of a tile after the previous tile: of the first product, and of the second one's
 operand. -#}
-{% macro columns(first, second) %}
+{% macro load_columns(first, second) %}
     {% if whole %}
     workgroupBarrier();
-    {{ load("near", first, "col0", 32, fours_of.head, "0u") }}
-    {{ load("far", second, "col0", 32, fours_of.value, "0u") }}
+    {{ load("head_cols", first, "col0", 32, quads_of.head, "0u") }}
+    {{ load("value_cols", second, "col0", 32, quads_of.value, "0u") }}
     {% endif %}
 {% endmacro %}
 
 {#- Product of rows of `a` from row0 on and rows of `b` from col0 on. `target`[r][c] is for row 4 y + r
-and column 4 x + c. Whole columns are in `columns`; whole rows too, if `kept`. -#}
-{% macro multiply_tiles(target, a, b, depth, columns, kept) %}
+and column 4 x + c. Whole columns are in `tile_b`; whole rows too, if `kept`. -#}
+{% macro multiply_tiles(target, a, b, depth, tile_b, kept) %}
     {% for r in range(4) %}
     var {{ target }}{{ r }} = vec4<f32>();
     {% endfor %}
-    {% set fours = (depth + 3) // 4 if whole else 4 %}
+    {% set quads = (depth + 3) // 4 if whole else 4 %}
     {% if not whole %}
     for (var d = 0u; d < {{ depth }}u; d += 16u) {
-        {{ load(columns, b, "col0", 32, fours, "d") }}
+        {{ load(tile_b, b, "col0", 32, quads, "d") }}
     {% endif %}
     {% if not kept %}
-        {{ load("tile", a, "row0", 64, fours, "d" if not whole else "0u") }}
+        {{ load("tile", a, "row0", 64, quads, "d" if not whole else "0u") }}
         workgroupBarrier();
     {% endif %}
-        for (var i = 0u; i < {{ fours }}u; i++) {
+        for (var i = 0u; i < {{ quads }}u; i++) {
             {% for c in range(4) %}
-            let b{{ c }} = {{ columns }}[i * 33u + {{ c * 8 }}u + x];
+            let b{{ c }} = {{ tile_b }}[i * 33u + {{ c * 8 }}u + x];
             {% endfor %}
             {% for r in range(4) %}
             let a{{ r }} = tile[i * 65u + {{ r * 16 }}u + y];
@@ -103,15 +103,15 @@ and column 4 x + c. Whole columns are in `columns`; whole rows too, if `kept`. -
     {% endif %}
 {% endmacro %}
 
-{#- `target` += weights times rows of `b` from col0 on, in `columns` if whole; quads x + 8 c of rows 4 y +
+{#- `target` += weights times rows of `b` from col0 on, in `tile_b` if whole; quads x + 8 c of rows 4 y +
 r. -#}
-{% macro accumulate_product(target, b, depth, columns) %}
+{% macro accumulate_product(target, b, depth, tile_b) %}
 {% set across = (depth + 31) // 32 %}
 {% set lines = 32 if whole or across == 1 else 16 if across == 2 else 8 %}
     {% if not whole %}
     for (var line = 0u; line < 32u; line += {{ lines }}u) {
-        for (var at = lane; at < {{ lines * across * 8 }}u; at += 128u) {
-            tile[at] = {{ b }}_four(col0 + line + at / {{ across * 8 }}u, at % {{ across * 8 }}u * 4u);
+        for (var at = thread; at < {{ lines * across * 8 }}u; at += 128u) {
+            tile[at] = {{ b }}_row_quad(col0 + line + at / {{ across * 8 }}u, at % {{ across * 8 }}u * 4u);
         }
         workgroupBarrier();
     {% endif %}
@@ -122,7 +122,7 @@ r. -#}
             {% for e in range(4) %}
             {% for c in range(across) %}
             {% if whole %}
-            let b{{ e }}_{{ c }} = {{ columns }}[(x + {{ c * 8 }}u) * 33u + {{ e * 8 }}u + i];
+            let b{{ e }}_{{ c }} = {{ tile_b }}[(x + {{ c * 8 }}u) * 33u + {{ e * 8 }}u + i];
             {% else %}
             let b{{ e }}_{{ c }} = tile[(i * 4u + {{ e }}u) * {{ across * 8 }}u + x + {{ c * 8 }}u];
             {% endif %}
@@ -158,11 +158,11 @@ r. -#}
 
 @compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-        @builtin(local_invocation_index) lane: u32) {
+        @builtin(local_invocation_index) thread: u32) {
     {% include "attention_rows" %}
 
-    let x = lane & 7u;
-    let y = lane >> 3u;
+    let x = thread & 7u;
+    let y = thread >> 3u;
     {% if pass == "keys" %}
     // The queries that attend to some key of these.
     let last = min(row0 + 63u, {{ keys }} - 1u);
@@ -170,17 +170,17 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let end = min(last + p.window.y + 1u, {{ queries }});
     {{ zero_accumulators("dk", head) }}
     {{ zero_accumulators("dv", value) }}
-    let sharing = p.extents.y / p.extents.z;
-    for (var member = 0u; member < sharing; member++) {
-        select_head(batch, head * sharing + member);
+    let group_size = p.extents.y / p.extents.z;
+    for (var member = 0u; member < group_size; member++) {
+        select_head(batch, head * group_size + member);
         for (var col0 = begin; col0 < end; col0 += 32u) {
-            {{ columns("q", "g") }}
-            {{ multiply_tiles("s", "k", "q", head, "near", false) }}
-            {{ between() }}
-            {{ multiply_tiles("dw", "v", "g", value, "far" if whole else "near", false) }}
+            {{ load_columns("q", "g") }}
+            {{ multiply_tiles("s", "k", "q", head, "head_cols", false) }}
+            {{ barrier_if_whole() }}
+            {{ multiply_tiles("dw", "v", "g", value, "value_cols" if whole else "head_cols", false) }}
             {% for c in range(4) %}
             let query{{ c }} = col0 + x * 4u + {{ c }}u;
-            let line{{ c }} = at_head * {{ queries }} + min(query{{ c }}, {{ queries }} - 1u);
+            let line{{ c }} = head_index * {{ queries }} + min(query{{ c }}, {{ queries }} - 1u);
             let lse{{ c }} = stats_at(line{{ c }});
             let delta{{ c }} = stats_at(p.extents.x * p.extents.y * {{ queries }} + line{{ c }});
             {% endfor %}
@@ -189,25 +189,26 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             var dropped{{ r }}: vec4<f32>;
             {% for c in range(4) %}
             let score{{ r }}_{{ c }} = score(s{{ r }}[{{ c }}], query{{ c }}, key{{ r }});
-            let w{{ r }}_{{ c }} = select(m_exp(score{{ r }}_{{ c }} - lse{{ c }}), 0.0, score{{ r }}_{{ c }} == NEVER);
+            let w{{ r }}_{{ c }} =
+                select(m_exp(score{{ r }}_{{ c }} - lse{{ c }}), 0.0, score{{ r }}_{{ c }} == MASKED_SCORE);
             let keep{{ r }}_{{ c }} = dropout_factor(query{{ c }}, key{{ r }});
             dropped{{ r }}[{{ c }}] = w{{ r }}_{{ c }} * keep{{ r }}_{{ c }};
             dw{{ r }}[{{ c }}] = w{{ r }}_{{ c }} * (dw{{ r }}[{{ c }}] * keep{{ r }}_{{ c }} - delta{{ c }});
             {% endfor %}
             store_weights(y * 4u + {{ r }}u, x, dropped{{ r }});
             {% endfor %}
-            {{ between() }}
-            {{ accumulate_product("dv", "g", value, "far") }}
-            {{ between() }}
+            {{ barrier_if_whole() }}
+            {{ accumulate_product("dv", "g", value, "value_cols") }}
+            {{ barrier_if_whole() }}
             {% for r in range(4) %}
             store_weights(y * 4u + {{ r }}u, x, dw{{ r }});
             {% endfor %}
-            {{ between() }}
-            {{ accumulate_product("dk", "q", head, "near") }}
+            {{ barrier_if_whole() }}
+            {{ accumulate_product("dk", "q", head, "head_cols") }}
         }
     }
-    {{ store_rows("dk", head, "one", keys, "p.scale") }}
-    {{ store_rows("dv", value, "two", keys, "1.0") }}
+    {{ store_rows("dk", head, "out", keys, "p.scale") }}
+    {{ store_rows("dv", value, "out_v", keys, "1.0") }}
     {% else %}
     // The keys that some query of these attends to.
     let last = min(row0 + 63u, {{ queries }} - 1u);
@@ -218,43 +219,44 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {{ zero_accumulators("dq", head) }}
     {% for r in range(4) %}
     let query{{ r }} = row0 + y * 4u + {{ r }}u;
-    let line{{ r }} = at_head * {{ queries }} + min(query{{ r }}, {{ queries }} - 1u);
+    let line{{ r }} = head_index * {{ queries }} + min(query{{ r }}, {{ queries }} - 1u);
     let lse{{ r }} = stats_at(line{{ r }});
     let delta{{ r }} = stats_at(p.extents.x * p.extents.y * {{ queries }} + line{{ r }});
     {% endfor %}
     for (var col0 = begin; col0 < end; col0 += 32u) {
-        {{ columns("k", "v") }}
-        {{ multiply_tiles("s", "q", "k", head, "near", false) }}
-        {{ between() }}
-        {{ multiply_tiles("dw", "g", "v", value, "far" if whole else "near", false) }}
+        {{ load_columns("k", "v") }}
+        {{ multiply_tiles("s", "q", "k", head, "head_cols", false) }}
+        {{ barrier_if_whole() }}
+        {{ multiply_tiles("dw", "g", "v", value, "value_cols" if whole else "head_cols", false) }}
         {% for r in range(4) %}
         {% for c in range(4) %}
         let key{{ r }}_{{ c }} = col0 + x * 4u + {{ c }}u;
         let score{{ r }}_{{ c }} = score(s{{ r }}[{{ c }}], query{{ r }}, key{{ r }}_{{ c }});
-        let w{{ r }}_{{ c }} = select(m_exp(score{{ r }}_{{ c }} - lse{{ r }}), 0.0, score{{ r }}_{{ c }} == NEVER);
+        let w{{ r }}_{{ c }} =
+            select(m_exp(score{{ r }}_{{ c }} - lse{{ r }}), 0.0, score{{ r }}_{{ c }} == MASKED_SCORE);
         dw{{ r }}[{{ c }}] = w{{ r }}_{{ c }}
             * (dw{{ r }}[{{ c }}] * dropout_factor(query{{ r }}, key{{ r }}_{{ c }}) - delta{{ r }});
         {% endfor %}
         store_weights(y * 4u + {{ r }}u, x, dw{{ r }});
         {% endfor %}
-        {{ between() }}
-        {{ accumulate_product("dq", "k", head, "near") }}
+        {{ barrier_if_whole() }}
+        {{ accumulate_product("dq", "k", head, "head_cols") }}
     }
-    {{ store_rows("dq", head, "one", queries, "p.scale") }}
+    {{ store_rows("dq", head, "out", queries, "p.scale") }}
     {% else %}
     {{ zero_accumulators("sum", value) }}
     // Two invocations share a row's statistics, and each has half of its sum.
-    let mine = lane >> 1u;
-    let side = lane & 1u;
-    var largest = NEVER;
+    let stat_row = thread >> 1u;
+    let half = thread & 1u;
+    var running_max = MASKED_SCORE;
     var total = 0.0;
     {% if whole %}
-    {{ load("tile", "q", "row0", 64, fours_of.head, "0u") }}
+    {{ load("tile", "q", "row0", 64, quads_of.head, "0u") }}
     {% endif %}
     for (var col0 = begin; col0 < end; col0 += 32u) {
-        {{ columns("k", "v") }}
-        {{ between() }}
-        {{ multiply_tiles("s", "q", "k", head, "near", whole) }}
+        {{ load_columns("k", "v") }}
+        {{ barrier_if_whole() }}
+        {{ multiply_tiles("s", "q", "k", head, "head_cols", whole) }}
         {% for r in range(4) %}
         {% for c in range(4) %}
         s{{ r }}[{{ c }}] = score(s{{ r }}[{{ c }}], row0 + y * 4u + {{ r }}u, col0 + x * 4u + {{ c }}u);
@@ -262,28 +264,28 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         weights[(y * 4u + {{ r }}u) * 9u + x] = s{{ r }};
         {% endfor %}
         workgroupBarrier();
-        var high = NEVER;
+        var tile_max = MASKED_SCORE;
         for (var i = 0u; i < 4u; i++) {
-            let s = weights[mine * 9u + side * 4u + i];
-            high = m_max(high, m_max(m_max(s.x, s.y), m_max(s.z, s.w)));
+            let s = weights[stat_row * 9u + half * 4u + i];
+            tile_max = m_max(tile_max, m_max(m_max(s.x, s.y), m_max(s.z, s.w)));
         }
-        parts[lane] = high;
+        parts[thread] = tile_max;
         workgroupBarrier();
-        high = m_max(m_max(high, parts[lane ^ 1u]), largest);
-        let rescale = m_exp(largest - high);
-        largest = high;
+        tile_max = m_max(m_max(tile_max, parts[thread ^ 1u]), running_max);
+        let rescale = m_exp(running_max - tile_max);
+        running_max = tile_max;
         total *= rescale;
         for (var i = 0u; i < 4u; i++) {
-            let s = weights[mine * 9u + side * 4u + i];
+            let s = weights[stat_row * 9u + half * 4u + i];
             var kept: vec4<f32>;
             {% for e in range(4) %}
-            let w{{ e }} = select(m_exp(s[{{ e }}] - high), 0.0, s[{{ e }}] == NEVER);
+            let w{{ e }} = select(m_exp(s[{{ e }}] - tile_max), 0.0, s[{{ e }}] == MASKED_SCORE);
             total += w{{ e }};
-            kept[{{ e }}] = w{{ e }} * dropout_factor(row0 + mine, col0 + side * 16u + i * 4u + {{ e }}u);
+            kept[{{ e }}] = w{{ e }} * dropout_factor(row0 + stat_row, col0 + half * 16u + i * 4u + {{ e }}u);
             {% endfor %}
-            store_weights(mine, side * 4u + i, kept);
+            store_weights(stat_row, half * 4u + i, kept);
         }
-        if side == 0u { factors[mine] = rescale; }
+        if half == 0u { factors[stat_row] = rescale; }
         workgroupBarrier();
         {% for r in range(4) %}
         let factor{{ r }} = factors[y * 4u + {{ r }}u];
@@ -291,17 +293,17 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         sum_{{ r }}_{{ c }} *= factor{{ r }};
         {% endfor %}
         {% endfor %}
-        {{ accumulate_product("sum", "v", value, "far") }}
+        {{ accumulate_product("sum", "v", value, "value_cols") }}
     }
-    parts[lane] = total;
+    parts[thread] = total;
     workgroupBarrier();
-    total = parts[mine * 2u] + parts[mine * 2u + 1u];
+    total = parts[stat_row * 2u] + parts[stat_row * 2u + 1u];
     // A query that attends to no key gets zeros.
-    let seen = !(total == 0.0);
-    if side == 0u {
-        factors[mine] = select(0.0, 1.0 / total, seen);
-        if row0 + mine < {{ queries }} {
-            lse_put(at_head * {{ queries }} + row0 + mine, select(0.0, largest + m_log(total), seen));
+    let has_keys = !(total == 0.0);
+    if half == 0u {
+        factors[stat_row] = select(0.0, 1.0 / total, has_keys);
+        if row0 + stat_row < {{ queries }} {
+            lse_put(head_index * {{ queries }} + row0 + stat_row, select(0.0, running_max + m_log(total), has_keys));
         }
     }
     workgroupBarrier();
@@ -311,7 +313,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     sum_{{ r }}_{{ c }} *= last_factor{{ r }};
     {% endfor %}
     {% endfor %}
-    {{ store_rows("sum", value, "one", queries, "1.0") }}
+    {{ store_rows("sum", value, "out", queries, "1.0") }}
     {% endif %}
     {% endif %}
 }

@@ -5,7 +5,7 @@ bf16 with rows of whole aligned vectors of eight elements.
 A workgroup has 64 rows of one head, 16 for each subgroup, and iterates over tiles of 32 columns. Matrices of the
 rows and all sums stay in registers. WGSL has no access to elements of a matrix. Scores therefore pass through
 workgroup memory, 16 columns at a time: two invocations share a row there, turn its scores into weights and write
-these in 16 bits to the same place. Workgroup memory limits the number of resident workgroups, so it is kept small.
+these in 16 bits to the same memory. Workgroup memory limits the number of resident workgroups, so it is kept small.
 
 head, value: multiples of 16
 See `cooperative` in `matmul_macros` for the types of matrices A and B. A difference of two accumulators
@@ -24,8 +24,8 @@ const DIFFERENCE_IS_PRODUCT = true;
 const LOG2_E = 1.442695;
 const LN_2 = 0.6931472;
 // Columns in 16 bits, eight elements a vector; a padding vector for each line.
-var<workgroup> near: array<vec4<f32>, {{ 32 * (head // 8 + 1) }}>;
-var<workgroup> far: array<vec4<f32>, {{ 32 * (value // 8 + 1) }}>;
+var<workgroup> head_cols: array<vec4<f32>, {{ 32 * (head // 8 + 1) }}>;
+var<workgroup> value_cols: array<vec4<f32>, {{ 32 * (value // 8 + 1) }}>;
 // Of each row: 16 values in f32, with six vectors to the next row, or 32 values in 16 bits, with five. These strides
 // let eight invocations access different banks of memory.
 var<workgroup> values: array<vec4<f32>, 384>;
@@ -42,7 +42,7 @@ fn pack_pair(a: f32, b: f32) -> f32 {
     {% if dtype == "f16" %}
     return bitcast<f32>(pack2x16float(vec2<f32>(a, b)));
     {% else %}
-    return bitcast<f32>(one_pair_bf16(a, b));
+    return bitcast<f32>(out_pair_bf16(a, b));
     {% endif %}
 }
 // Packs two weights, which are not negative. Ties round up, and the bits of a NaN are above those of infinity.
@@ -58,16 +58,16 @@ fn pack_weights(a: f32, b: f32) -> f32 {
 {#- Reads the rows of `name` from row0 on into matrices A in registers, 32 elements of a row at a time. -#}
 {% macro load_rows(target, name, depth) %}
 {% for part in range(0, depth, 32) %}
-    {% set eights = [depth - part, 32] | min // 8 %}
+    {% set vectors = [depth - part, 32] | min // 8 %}
     workgroupBarrier();
-    for (var at = lane; at < {{ 64 * eights }}u; at += 128u) {
-        values[at / {{ eights }}u * 5u + at % {{ eights }}u] =
-            {{ name }}_eight(row0 + at / {{ eights }}u, {{ part }}u + at % {{ eights }}u * 8u);
+    for (var at = thread; at < {{ 64 * vectors }}u; at += 128u) {
+        values[at / {{ vectors }}u * 5u + at % {{ vectors }}u] =
+            {{ name }}_row_vector(row0 + at / {{ vectors }}u, {{ part }}u + at % {{ vectors }}u * 8u);
     }
     workgroupBarrier();
-    {% for d in range(eights // 2) %}
+    {% for d in range(vectors // 2) %}
     let {{ target }}_rows{{ part // 16 + d }} =
-        coopLoadT<coop_mat16x16<f32, A>>(&values[strip * 5u + {{ 2 * d }}u], 5u);
+        coopLoadT<coop_mat16x16<f32, A>>(&values[subgroup_row * 5u + {{ 2 * d }}u], 5u);
     {% endfor %}
 {% endfor %}
 {% endmacro %}
@@ -80,22 +80,23 @@ fn pack_weights(a: f32, b: f32) -> f32 {
 
 {#- Vector i that an invocation moves, of `count` of a tile. The last ones may move one vector twice. -#}
 {% macro vector_index(i, count) -%}
-    {{ "min(lane + " ~ 128 * i ~ "u, " ~ (count - 1) ~ "u)" if 128 * (i + 1) > count else "(lane + " ~ 128 * i ~ "u)" }}
+    {{ "min(thread + " ~ 128 * i ~ "u, " ~ (count - 1) ~ "u)" if 128 * (i + 1) > count
+        else "(thread + " ~ 128 * i ~ "u)" }}
 {%- endmacro %}
 
 {#- Reads a tile of columns of two operands from column `from` on into registers, while the previous tile is in use.
 `declare` is "var" for the first tile. -#}
 {% macro prefetch_tile(first, second, from, declare) %}
-    {% for into, name, depth in [("near", first, head), ("far", second, value)] %}
-    {% set eights = depth // 8 %}
-    {% for i in range((32 * eights + 127) // 128) %}
+    {% for into, name, depth in [("head_cols", first, head), ("value_cols", second, value)] %}
+    {% set vectors = depth // 8 %}
+    {% for i in range((32 * vectors + 127) // 128) %}
     {{ declare }} {{ into }}_next{{ i }} =
-        {{ name }}_eight({{ from }} + {{ vector_index(i, 32 * eights) }} / {{ eights }}u,
-            {{ vector_index(i, 32 * eights) }} % {{ eights }}u * 8u);
+        {{ name }}_row_vector({{ from }} + {{ vector_index(i, 32 * vectors) }} / {{ vectors }}u,
+            {{ vector_index(i, 32 * vectors) }} % {{ vectors }}u * 8u);
     {% endfor %}
     {% endfor %}
     {% if pass == "keys" %}
-    {% set line = "at_head * " ~ queries ~ " + min(" ~ from ~ " + (lane & 31u), " ~ queries ~ " - 1u)" %}
+    {% set line = "head_index * " ~ queries ~ " + min(" ~ from ~ " + (thread & 31u), " ~ queries ~ " - 1u)" %}
     {{ declare }} lse_next = stats_at({{ line }}) * LOG2_E;
     {{ declare }} delta_next = stats_at(p.extents.x * p.extents.y * {{ queries }} + {{ line }});
     {% endif %}
@@ -104,17 +105,17 @@ fn pack_weights(a: f32, b: f32) -> f32 {
 {#- Writes the fetched tile to workgroup memory. -#}
 {% macro write_tile() %}
     workgroupBarrier();
-    {% for into, depth in [("near", head), ("far", value)] %}
-    {% set eights = depth // 8 %}
-    {% for i in range((32 * eights + 127) // 128) %}
-    {{ into }}[{{ vector_index(i, 32 * eights) }} / {{ eights }}u * {{ eights + 1 }}u
-        + {{ vector_index(i, 32 * eights) }} % {{ eights }}u] = {{ into }}_next{{ i }};
+    {% for into, depth in [("head_cols", head), ("value_cols", value)] %}
+    {% set vectors = depth // 8 %}
+    {% for i in range((32 * vectors + 127) // 128) %}
+    {{ into }}[{{ vector_index(i, 32 * vectors) }} / {{ vectors }}u * {{ vectors + 1 }}u
+        + {{ vector_index(i, 32 * vectors) }} % {{ vectors }}u] = {{ into }}_next{{ i }};
     {% endfor %}
     {% endfor %}
     {% if pass == "keys" %}
-    if lane < 32u {
-        column_stats[lane >> 2u][lane & 3u] = lse_next;
-        column_stats[8u + (lane >> 2u)][lane & 3u] = delta_next;
+    if thread < 32u {
+        column_stats[thread >> 2u][thread & 3u] = lse_next;
+        column_stats[8u + (thread >> 2u)][thread & 3u] = delta_next;
     }
     {% endif %}
     workgroupBarrier();
@@ -136,7 +137,7 @@ halves read their quads in different orders, so that they access different banks
     {% endfor %}
     {% endfor %}
     {% for c in range(2) %}
-    coopStoreT({{ target }}_product{{ c }}, &values[strip * 6u], 6u);
+    coopStoreT({{ target }}_product{{ c }}, &values[subgroup_row * 6u], 6u);
     subgroupBarrier();
     var {{ target }}{{ c }}_0 = values[quad_at + half];
     var {{ target }}{{ c }}_1 = values[quad_at + 1u - half];
@@ -159,7 +160,7 @@ halves read their quads in different orders, so that they access different banks
     {% endfor %}
     subgroupBarrier();
     {% for k in range(2) %}
-    let {{ target }}_weights{{ k }} = coopLoadT<coop_mat16x16<f32, A>>(&values[strip * 6u + {{ 2 * k }}u], 5u);
+    let {{ target }}_weights{{ k }} = coopLoadT<coop_mat16x16<f32, A>>(&values[subgroup_row * 6u + {{ 2 * k }}u], 5u);
     {% for j in range(depth // 16) %}
     let {{ target }}_line{{ j }}_{{ k }} =
         coopLoadT<coop_mat16x16<f32, B>>(&{{ lines }}[{{ 16 * k * line + 2 * j }}], {{ line }}u);
@@ -201,18 +202,18 @@ block once, and passes it on through workgroup memory. -#}
 {% macro draw_dropout() %}
     {% if pass == "keys" %}
     {% for c in range(2) %}
-    values[strip * 6u + {{ 32 * c }}u + (lane & 31u)] = bitcast<vec4<f32>>(
-        dropout_block(col0 + {{ 16 * c }}u + (lane & 15u), row0 + strip + ((lane & 16u) >> 1u)));
+    values[subgroup_row * 6u + {{ 32 * c }}u + (thread & 31u)] = bitcast<vec4<f32>>(
+        dropout_block(col0 + {{ 16 * c }}u + (thread & 15u), row0 + subgroup_row + ((thread & 16u) >> 1u)));
     {% endfor %}
     subgroupBarrier();
-    let blocks_at = strip * 6u + (lane & 16u) + half * 8u;
+    let blocks_at = subgroup_row * 6u + (thread & 16u) + half * 8u;
     let word = (row >> 1u) & 3u;
     {% for c in range(2) %}
     {% for j in range(2) %}
     let kept{{ c }}_{{ j }} = vec4<f32>({% for e in range(4) %}
         m_dropout_select(
             bitcast<u32>(values[blocks_at + {{ 32 * c + e }}u + {{ "half" if j == 0 else "(1u - half)" }} * 4u][word]),
-            row, p.threshold, p.kept), {% endfor %});
+            row, p.threshold, p.dropout_scale), {% endfor %});
     {% endfor %}
     {% endfor %}
     subgroupBarrier();
@@ -222,7 +223,7 @@ block once, and passes it on through workgroup memory. -#}
     {% for j in range(2) %}
     let kept{{ c }}_{{ j }} = m_dropout_quad(
         select(block{{ c }}.{{ "xy, " if j == 0 else "zw, " }}block{{ c }}.{{ "zw" if j == 0 else "xy" }}, half == 1u),
-        p.threshold, p.kept);
+        p.threshold, p.dropout_scale);
     {% endfor %}
     {% endfor %}
     {% endif %}
@@ -260,7 +261,7 @@ block once, and passes it on through workgroup memory. -#}
 {% macro store_rows(target, depth, name, count, factor) %}
     {% for j in range(depth // 16) %}
     subgroupBarrier();
-    coopStoreT({{ target }}_sum{{ j }}, &values[strip * 6u], 6u);
+    coopStoreT({{ target }}_sum{{ j }}, &values[subgroup_row * 6u], 6u);
     subgroupBarrier();
     store_{{ name }}({{ name }}_base, row, {{ count }}, {{ 16 * j }}u + half * 8u, values[quad_at] * {{ factor }});
     store_{{ name }}({{ name }}_base, row, {{ count }}, {{ 16 * j + 4 }}u + half * 8u,
@@ -270,15 +271,15 @@ block once, and passes it on through workgroup memory. -#}
 
 @compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-        @builtin(local_invocation_index) lane: u32) {
+        @builtin(local_invocation_index) thread: u32) {
     {% include "attention_rows" %}
 
     // The first row of the subgroup; the row of the invocation, and its half of 16 columns.
-    let strip = lane / 32u * 16u;
-    let row = row0 + (lane >> 1u);
-    let half = lane & 1u;
-    let quad_at = (lane >> 1u) * 6u + half * 2u;
-    let weight_at = strip + (lane >> 1u) * 5u + half;
+    let subgroup_row = thread / 32u * 16u;
+    let row = row0 + (thread >> 1u);
+    let half = thread & 1u;
+    let quad_at = (thread >> 1u) * 6u + half * 2u;
+    let weight_at = subgroup_row + (thread >> 1u) * 5u + half;
     let scale = p.scale * LOG2_E;
     {% if pass == "keys" %}
     // The queries that attend to some key of these.
@@ -287,28 +288,28 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let end = min(last + p.window.y + 1u, {{ queries }});
     {{ zero_accumulators("dk", head) }}
     {{ zero_accumulators("dv", value) }}
-    let sharing = p.extents.y / p.extents.z;
-    select_head(batch, head * sharing);
+    let group_size = p.extents.y / p.extents.z;
+    select_head(batch, head * group_size);
     {{ load_rows("k", "k", head) }}
     {{ load_rows("v", "v", value) }}
-    for (var member = 0u; member < sharing; member++) {
-        select_head(batch, head * sharing + member);
+    for (var member = 0u; member < group_size; member++) {
+        select_head(batch, head * group_size + member);
         {{ prefetch_tile("q", "g", "begin", "var") }}
         for (var col0 = begin; col0 < end; col0 += 32u) {
             {{ write_tile() }}
             {{ prefetch_tile("q", "g", "col0 + 32u", "") }}
-            {{ multiply_tiles("s", "k", head, "near") }}
-            {{ multiply_tiles("w", "v", value, "far") }}
+            {{ multiply_tiles("s", "k", head, "head_cols") }}
+            {{ multiply_tiles("w", "v", value, "value_cols") }}
             // All these queries attend to all these keys.
             let all = (col0 + 31u < {{ queries }}) & (row0 + 63u < {{ keys }}) & (row0 + p.window.y >= col0 + 31u)
                 & (row0 + 63u <= col0 + p.window.z){{ " & false" if mask }};
             {{ compute_weights() }}
-            {{ accumulate_product("dv", value, "s", "pack_weights", "far") }}
-            {{ accumulate_product("dk", head, "w", "pack_pair", "near") }}
+            {{ accumulate_product("dv", value, "s", "pack_weights", "value_cols") }}
+            {{ accumulate_product("dk", head, "w", "pack_pair", "head_cols") }}
         }
     }
-    {{ store_rows("dk", head, "one", keys, "p.scale") }}
-    {{ store_rows("dv", value, "two", keys, "1.0") }}
+    {{ store_rows("dk", head, "out", keys, "p.scale") }}
+    {{ store_rows("dv", value, "out_v", keys, "1.0") }}
     {% else %}
     // The keys that some query of these attends to.
     let last = min(row0 + 63u, {{ queries }} - 1u);
@@ -319,12 +320,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% if pass == "queries" %}
     {{ load_rows("g", "g", value) }}
     {{ zero_accumulators("dq", head) }}
-    let line = at_head * {{ queries }} + min(row, {{ queries }} - 1u);
+    let line = head_index * {{ queries }} + min(row, {{ queries }} - 1u);
     let lse = stats_at(line) * LOG2_E;
     let delta = stats_at(p.extents.x * p.extents.y * {{ queries }} + line);
     {% else %}
     {{ zero_accumulators("out", value) }}
-    var largest = NEVER * LOG2_E;
+    var running_max = MASKED_SCORE * LOG2_E;
     var total = 0.0;
     {% endif %}
     {{ prefetch_tile("k", "v", "begin", "var") }}
@@ -334,20 +335,20 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         // All these queries attend to all these keys.
         let all = (col0 + 31u < {{ keys }}) & (row0 + 63u < {{ queries }}) & (col0 + p.window.y >= row0 + 63u)
             & (col0 + 31u <= row0 + p.window.z){{ " & false" if mask }};
-        {{ multiply_tiles("s", "q", head, "near") }}
+        {{ multiply_tiles("s", "q", head, "head_cols") }}
         {% if pass == "queries" %}
-        {{ multiply_tiles("w", "g", value, "far") }}
+        {{ multiply_tiles("w", "g", value, "value_cols") }}
         {{ compute_weights() }}
-        {{ accumulate_product("dq", head, "w", "pack_pair", "near") }}
+        {{ accumulate_product("dq", head, "w", "pack_pair", "head_cols") }}
         {% else %}
         {{ scale_scores() }}
-        let highs = max(max(s0_0, s0_1), max(s1_0, s1_1));
-        var high = max(max(highs.x, highs.y), max(highs.z, highs.w));
-        high = max(largest, max(high, subgroupShuffleXor(high, 1u)));
+        let quad_max = max(max(s0_0, s0_1), max(s1_0, s1_1));
+        var row_max = max(max(quad_max.x, quad_max.y), max(quad_max.z, quad_max.w));
+        row_max = max(running_max, max(row_max, subgroupShuffleXor(row_max, 1u)));
         // Weights of a row without any key stay zero.
-        let base = select(high, 0.0, high < NEVER);
-        let rescale = exp2(largest - high);
-        largest = high;
+        let base = select(row_max, 0.0, row_max < MASKED_SCORE);
+        let rescale = exp2(running_max - row_max);
+        running_max = row_max;
         {% for c in range(2) %}
         {% for j in range(2) %}
         s{{ c }}_{{ j }} = exp2(s{{ c }}_{{ j }} - base);
@@ -363,26 +364,26 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         {% endfor %}
         {% endfor %}
         {% endif %}
-        if half == 0u { factors[lane >> 1u] = rescale; }
+        if half == 0u { factors[thread >> 1u] = rescale; }
         subgroupBarrier();
-        let row_factors = coopLoad<coop_mat16x16<f32, C>>(&factors[strip], 0u);
+        let row_factors = coopLoad<coop_mat16x16<f32, C>>(&factors[subgroup_row], 0u);
         {% for j in range(value // 16) %}
         out_sum{{ j }} = out_sum{{ j }} - row_factors;
         {% endfor %}
-        {{ accumulate_product("out", value, "s", "pack_weights", "far") }}
+        {{ accumulate_product("out", value, "s", "pack_weights", "value_cols") }}
         {% endif %}
     }
     {% if pass == "queries" %}
-    {{ store_rows("dq", head, "one", queries, "p.scale") }}
+    {{ store_rows("dq", head, "out", queries, "p.scale") }}
     {% else %}
     total += subgroupShuffleXor(total, 1u);
     // A query that attends to no key gets zeros.
-    let seen = !(total == 0.0);
-    let factor = select(0.0, 1.0 / total, seen);
+    let has_keys = !(total == 0.0);
+    let factor = select(0.0, 1.0 / total, has_keys);
     if half == 0u && row < {{ queries }} {
-        lse_put(at_head * {{ queries }} + row, select(0.0, (largest + log2(total)) * LN_2, seen));
+        lse_put(head_index * {{ queries }} + row, select(0.0, (running_max + log2(total)) * LN_2, has_keys));
     }
-    {{ store_rows("out", value, "one", queries, "factor") }}
+    {{ store_rows("out", value, "out", queries, "factor") }}
     {% endif %}
     {% endif %}
 }

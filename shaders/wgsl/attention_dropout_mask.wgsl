@@ -11,7 +11,7 @@ struct Params {
     n: u32,
     keys: u32,
     threshold: u32,
-    kept: f32,
+    dropout_scale: f32,
     offset: vec2<u32>,
     seed: vec2<u32>,
 }
@@ -20,8 +20,8 @@ struct Params {
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-        @builtin(local_invocation_index) lane: u32) {
-    let i = group_index(group, groups) * 256u + lane;
+        @builtin(local_invocation_index) thread: u32) {
+    let i = group_index(group, groups) * 256u + thread;
     if i >= p.n { return; }
-    result_put(i, m_dropout_factor(i / p.keys, i % p.keys, p.offset, p.seed, p.threshold, p.kept));
+    result_put(i, m_dropout_factor(i / p.keys, i % p.keys, p.offset, p.seed, p.threshold, p.dropout_scale));
 }

@@ -15,5 +15,5 @@ begin. `group`, `groups` and `pass` are those of `attention`.
     let row0 = {{ "index % blocks" if pass == "keys" else "(blocks - 1u - index % blocks)" }} * 64u;
     let batch = index / blocks / heads;
     let head = index / blocks % heads;
-    let one_base = p.outs.x + batch * p.one.x + head * p.one.y;
-    let two_base = p.outs.y + batch * p.two.x + head * p.two.y;
+    let out_base = p.out_offsets.x + batch * p.out.x + head * p.out.y;
+    let out_v_base = p.out_offsets.y + batch * p.out_v.x + head * p.out_v.y;

@@ -10,9 +10,9 @@ Batch normalisation of [batch, channels, run], in passes over all elements:
 dtype: of x, y and their gradients · weight, bias: dtypes, or ""
 mean, var: of running statistics, or "" (finish)
 relu: the gradient is 0 for negative y · width: elements of a step, 4 or 1 (moments, sums: of one channel)
-even: a step's elements are of one channel (forward, backward) · single: a run is one element (moments, sums)
-hold: steps in a thread's registers (moments) · lanes, across: see row_reduce
-quick: all quotients are below 2^20
+same_channel: a step's elements are of one channel (forward, backward) · single: a run is one element (moments, sums)
+register_steps: steps in a thread's registers (moments) · threads_per_row, across: see row_reduce
+f32_division: all quotients are below 2^20
 -#}
 {%- import "types" as t -%}
 {%- import "row_reduce" as rows -%}
@@ -31,7 +31,7 @@ struct Params {
     momentum: f32,
 }
 @group(1) @binding(0) var<uniform> p: Params;
-{{ t.divide(quick) }}
+{{ t.divide(f32_division) }}
 {% set b = namespace(next=0) %}
 {% macro buffer(kind, name, type) %}
 {% if kind == "in" %}{{ rows.input(b.next, name, type, 1) }}{% elif kind == "out" %}{{ t.output(b.next, name, type) }}
@@ -46,7 +46,7 @@ struct Params {
 {{ buffer("out", "running_mean", mean) }}
 {{ buffer("out", "running_var", var) }}
 {% endif %}
-{{ rows.functions(lanes, false) }}
+{{ rows.functions(threads_per_row, false) }}
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
@@ -56,19 +56,19 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let end = select(0u, p.splits, live);
     let n = f32(p.extent);
     var total = 0.0;
-    for (var part = lane_of(thread); part < end; part += {{ lanes }}u) {
+    for (var part = thread_in_row(thread); part < end; part += {{ threads_per_row }}u) {
         total += partial_at(part * 2u * p.channels + channel);
     }
     let mean = row_sum(total, thread) / n;
     var squares = 0.0;
-    for (var part = lane_of(thread); part < end; part += {{ lanes }}u) {
+    for (var part = thread_in_row(thread); part < end; part += {{ threads_per_row }}u) {
         let at = part * 2u * p.channels + channel;
         let count = f32(min(p.chunk, p.extent - part * p.chunk));
-        let away = partial_at(at) / count - mean;
-        squares += partial_at(at + p.channels) + count * (away * away);
+        let deviation = partial_at(at) / count - mean;
+        squares += partial_at(at + p.channels) + count * (deviation * deviation);
     }
     let all = row_sum(squares, thread);
-    if live && lane_of(thread) == 0u {
+    if live && thread_in_row(thread) == 0u {
         statistics_put(channel, mean);
         statistics_put(p.channels + channel, m_rsqrt(all / n + p.eps));
         {% if mean %}
@@ -101,9 +101,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
 
 {% if pass in ["moments", "sums"] %}
 {{ buffer("out", "partial", "f32") }}
-{{ rows.functions(lanes, across) }}
+{{ rows.functions(threads_per_row, across) }}
 
-fn place(channel: u32, e: u32) -> u32 {
+fn element_index(channel: u32, e: u32) -> u32 {
     {% if single %}
     return e * p.channels + channel;
     {% else %}
@@ -122,21 +122,21 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let live = part < p.splits;
     let begin = part * p.chunk;
     let end = select(0u, min(begin + p.chunk, p.extent), live);
-    let first = begin + lane_of(thread) * {{ width }}u;
+    let first = begin + thread_in_row(thread) * {{ width }}u;
     {% if pass == "moments" %}
     var sum = 0.0;
-    {% for k in range(hold) %}
+    {% for k in range(register_steps) %}
     var v{{ k }} = Step(0.0);
-    if first + {{ k * lanes * width }}u < end {
-        v{{ k }} = x_step(place(channel, first + {{ k * lanes * width }}u));
+    if first + {{ k * threads_per_row * width }}u < end {
+        v{{ k }} = x_step(element_index(channel, first + {{ k * threads_per_row * width }}u));
         sum += step_sum(v{{ k }});
     }
     {% endfor %}
     let all = row_sum(sum, thread);
     let mean = all / f32(max(end, begin + 1u) - begin);
     var squares = 0.0;
-    {% for k in range(hold) %}
-    if first + {{ k * lanes * width }}u < end {
+    {% for k in range(register_steps) %}
+    if first + {{ k * threads_per_row * width }}u < end {
         let d = v{{ k }} - Step(mean);
         squares += step_sum(d * d);
     }
@@ -151,9 +151,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let b = Step({{ "bias_at(at)" if bias else "0.0" }});
     {% endif %}
     var plain = Step(0.0);
-    var with_x = Step(0.0);
-    for (var e = first; e < end; e += {{ lanes * width }}u) {
-        let i = place(channel, e);
+    var scaled_sum = Step(0.0);
+    for (var e = first; e < end; e += {{ threads_per_row * width }}u) {
+        let i = element_index(channel, e);
         let x = x_step(i);
         {% if relu %}
         let g = select(Step(0.0), g_step(i), {{ scaled("x", "Step(mean)", "Step(rstd)", "w", "b") }} > Step(0.0));
@@ -161,13 +161,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         let g = g_step(i);
         {% endif %}
         plain += g;
-        with_x += g * ((x - Step(mean)) * Step(rstd));
+        scaled_sum += g * ((x - Step(mean)) * Step(rstd));
     }
-    let both = row_sums(vec2<f32>(step_sum(with_x), step_sum(plain)), thread);
-    let all = both.x;
-    let other = both.y;
+    let both_sums = row_sums(vec2<f32>(step_sum(scaled_sum), step_sum(plain)), thread);
+    let all = both_sums.x;
+    let other = both_sums.y;
     {% endif %}
-    if live && lane_of(thread) == 0u {
+    if live && thread_in_row(thread) == 0u {
         partial_put(part * 2u * p.channels + channel, all);
         partial_put((part * 2u + 1u) * p.channels + channel, other);
     }
@@ -190,13 +190,13 @@ fn element(x: f32, g: f32, channel: u32) -> f32 {
     {% if pass == "forward" %}
     return {{ "m_max(y, 0.0)" if relu else "y" }};
     {% else %}
-    let kept = {{ "select(0.0, g, y > 0.0)" if relu else "g" }};
+    let dy = {{ "select(0.0, g, y > 0.0)" if relu else "g" }};
     let scale = rstd{{ " * w" if weight else "" }};
     {% if fixed %}
-    return kept * scale;
+    return dy * scale;
     {% else %}
     let n = f32(p.extent);
-    return scale * ((kept - sums_at(p.channels + channel) / n) - (x - mean) * rstd * (sums_at(channel) / n));
+    return scale * ((dy - sums_at(p.channels + channel) / n) - (x - mean) * rstd * (sums_at(channel) / n));
     {% endif %}
     {% endif %}
 }
@@ -212,7 +212,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let g = {{ "g_step(i)" if pass == "backward" else "x" }};
     {% if width == 4 %}
     {% for k in ["x", "y", "z", "w"] %}
-    {% if even and not loop.first %}
+    {% if same_channel and not loop.first %}
     let at_{{ k }} = at_x;
     {% else %}
     let at_{{ k }} = channel_of(i + {{ loop.index0 }}u);

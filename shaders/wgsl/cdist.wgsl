@@ -47,7 +47,7 @@ var<workgroup> a_tile: array<{{ T }}, 272>;
 var<workgroup> b_tile: array<{{ T }}, 272>;
 
 // Adds one difference to the distance.
-fn joined(sum: {{ T }}, d: {{ T }}) -> {{ T }} {
+fn accumulate(sum: {{ T }}, d: {{ T }}) -> {{ T }} {
     {% if norm == "zero" %}
     return sum + select({{ T }}(1), {{ T }}(0), d == {{ T }}(0));
     {% elif norm == "one" %}
@@ -63,19 +63,19 @@ fn joined(sum: {{ T }}, d: {{ T }}) -> {{ T }} {
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-        @builtin(local_invocation_index) lane: u32) {
-    let number = group_index(group, groups);
+        @builtin(local_invocation_index) thread: u32) {
+    let linear_group = group_index(group, groups);
     let b_tiles = (p.b_rows + 15u) / 16u;
     let a_tiles = (p.a_rows + 15u) / 16u;
-    let number_of_all = number / (a_tiles * b_tiles);
-    if number_of_all >= p.batch * p.splits { return; }
-    let batch = number_of_all % p.batch;
-    let part_start = number_of_all / p.batch * p.chunk;
+    let batch_split = linear_group / (a_tiles * b_tiles);
+    if batch_split >= p.batch * p.splits { return; }
+    let batch = batch_split % p.batch;
+    let part_start = batch_split / p.batch * p.chunk;
     let part_end = min(part_start + p.chunk, p.width);
-    let a_first = (number / b_tiles % a_tiles) * 16u;
-    let b_first = (number % b_tiles) * 16u;
-    let row = lane / 16u;
-    let col = lane % 16u;
+    let a_first = (linear_group / b_tiles % a_tiles) * 16u;
+    let b_first = (linear_group % b_tiles) * 16u;
+    let row = thread / 16u;
+    let col = thread % 16u;
     let a_row = p.offsets.x + batch * p.batch_strides.x + min(a_first + row, p.a_rows - 1u) * p.row_strides.x;
     let b_row = p.offsets.y + batch * p.batch_strides.y + min(b_first + row, p.b_rows - 1u) * p.row_strides.y;
     var total = {{ T }}(0);
@@ -92,16 +92,16 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         b_tile[row * 17u + col] = b_value;
         workgroupBarrier();
         var part = {{ T }}(0);
-        for (var n = 0u; n < 16u; n++) { part = joined(part, abs(a_tile[row * 17u + n] - b_tile[col * 17u + n])); }
+        for (var n = 0u; n < 16u; n++) { part = accumulate(part, abs(a_tile[row * 17u + n] - b_tile[col * 17u + n])); }
         {% if norm == "max" %}
-        total = joined(total, part);
+        total = accumulate(total, part);
         {% else %}
         total += part;
         {% endif %}
         workgroupBarrier();
     }
     if a_first + row < p.a_rows && b_first + col < p.b_rows {
-        let at = (number_of_all * p.a_rows + a_first + row) * p.b_rows + b_first + col;
+        let at = (batch_split * p.a_rows + a_first + row) * p.b_rows + b_first + col;
         {% if parts %}
         out_put(at, total);
         {% elif norm == "two" %}
@@ -120,47 +120,47 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-        @builtin(local_invocation_index) lane: u32) {
-    let number = group_index(group, groups) * 256u + lane;
+        @builtin(local_invocation_index) thread: u32) {
+    let global_index = group_index(group, groups) * 256u + thread;
     let elements = p.batch * p.a_rows * p.width;
-    if number / elements >= p.splits { return; }
-    let i = number % elements;
-    let first = number / elements * p.chunk;
+    if global_index / elements >= p.splits { return; }
+    let i = global_index % elements;
+    let first = global_index / elements * p.chunk;
     let k = i % p.width;
     let row = i / p.width % p.a_rows;
     let start = p.offsets + (i / (p.width * p.a_rows)) * p.batch_strides;
-    let own = a_at(start.x + row * p.row_strides.x + k * p.col_strides.x);
+    let a_element = a_at(start.x + row * p.row_strides.x + k * p.col_strides.x);
     let b_start = start.y + k * p.col_strides.y;
     let g_start = start.z + row * p.row_strides.z;
     let distance_start = start.w + row * p.row_strides.w;
     var total = {{ T }}(0);
     var part = {{ T }}(0);
     for (var j = first; j < min(first + p.chunk, p.b_rows); j++) {
-        let difference = own - b_at(b_start + j * p.row_strides.y);
-        let far = distance_at(distance_start + j * p.col_strides.w);
-        let slope = g_at(g_start + j * p.col_strides.z);
+        let difference = a_element - b_at(b_start + j * p.row_strides.y);
+        let dist = distance_at(distance_start + j * p.col_strides.w);
+        let grad = g_at(g_start + j * p.col_strides.z);
         let size = abs(difference);
         // The gradient between two equal elements is zero, as in PyTorch.
         {% if norm == "one" %}
-        let none = size == {{ T }}(0);
-        let share = {{ T }}(1);
+        let is_zero = size == {{ T }}(0);
+        let derivative = {{ T }}(1);
         {% elif norm == "two" %}
-        let none = far == {{ T }}(0);
-        let share = size / select(far, {{ T }}(1), none);
+        let is_zero = dist == {{ T }}(0);
+        let derivative = size / select(dist, {{ T }}(1), is_zero);
         {% elif norm == "max" %}
-        let none = (size == {{ T }}(0)) | (size < far);
-        let share = {{ T }}(1);
+        let is_zero = (size == {{ T }}(0)) | (size < dist);
+        let derivative = {{ T }}(1);
         {% else %}
-        let none = (far == {{ T }}(0)) | (size == {{ T }}(0));
-        let share = {{ pow }}(size / select(far, {{ T }}(1), none), exponent() - 1.0);
+        let is_zero = (dist == {{ T }}(0)) | (size == {{ T }}(0));
+        let derivative = {{ pow }}(size / select(dist, {{ T }}(1), is_zero), exponent() - 1.0);
         {% endif %}
-        part += select(select(share, -share, difference < {{ T }}(0)) * slope, {{ T }}(0), none);
+        part += select(select(derivative, -derivative, difference < {{ T }}(0)) * grad, {{ T }}(0), is_zero);
         // Adds in blocks, so that long sums stay accurate.
         if (j & 31u) == 31u {
             total += part;
             part = {{ T }}(0);
         }
     }
-    out_put(number, total + part);
+    out_put(global_index, total + part);
 }
 {% endif %}

@@ -3,10 +3,11 @@ Images as sums of windows, the inverse of `im2col`. An element of the image is t
 of all windows that cover it, from the last window on. Each thread gathers its own elements, so no two write
 one element.
 
-from: dtype of the matrix, whose element of image i, line l and position q is at i * image + l * line + q
+from: dtype of the matrix, whose element of image i, line l and position q is at
+  i * image_stride + l * line_stride + q
 dtype: of the images
 rank: spatial dimensions, 2 or 3 · kernel_x, stride_x, dilation_x and those of y and z
-quick: all quotients are below 2^20
+f32_division: all quotients are below 2^20
 -#}
 {%- import "types" as t -%}
 {%- set T = t.value(dtype) -%}
@@ -16,8 +17,8 @@ struct Params {
     n: u32,
     in_offset: u32,
     // Strides of the matrix: between images, between lines.
-    image: u32,
-    line: u32,
+    image_stride: u32,
+    line_stride: u32,
     channels: u32,
     taps: u32,
     // Offset of the result, a multiple of four.
@@ -25,13 +26,13 @@ struct Params {
     unused: u32,
     // Sizes of an image, and of the window positions.
     size: vec4<u32>,
-    places: vec4<u32>,
+    positions: vec4<u32>,
     padding: vec4<u32>,
 }
 @group(1) @binding(0) var<uniform> p: Params;
 {{ t.input(0, "input", from) }}
 {{ t.output(1, "out", dtype, "packed") }}
-{{ t.divide(quick) }}
+{{ t.divide(f32_division) }}
 const KERNEL = vec{{ rank }}<u32>({{ kernel_x }}u, {{ kernel_y }}u{{ ", " ~ kernel_z ~ "u" if rank == 3 else "" }});
 const STRIDE = vec{{ rank }}<u32>({{ stride_x }}u, {{ stride_y }}u{{ ", " ~ stride_z ~ "u" if rank == 3 else "" }});
 const DILATION = vec{{ rank }}<u32>(
@@ -40,7 +41,7 @@ const DILATION = vec{{ rank }}<u32>(
 // Returns the sum for an element of an image whose lines begin at `base`.
 fn sum_at(base: u32, at: vec{{ rank }}<u32>) -> {{ T }} {
     var total = {{ T }}(0);
-    {% set ns = namespace(line="0u", place="0u") %}
+    {% set ns = namespace(line="0u", position="0u") %}
     {% for axis in axes %}
     let edge_{{ axis }} = at.{{ axis }} + p.padding.{{ axis }};
     {% endfor %}
@@ -48,12 +49,12 @@ fn sum_at(base: u32, at: vec{{ rank }}<u32>) -> {{ T }} {
     for (var tap_{{ axis }} = edge_{{ axis }} % STRIDE.{{ axis }};
         tap_{{ axis }} <= min((KERNEL.{{ axis }} - 1u) * DILATION.{{ axis }}, edge_{{ axis }});
         tap_{{ axis }} += STRIDE.{{ axis }}) {
-    let place_{{ axis }} = (edge_{{ axis }} - tap_{{ axis }}) / STRIDE.{{ axis }};
-    if (place_{{ axis }} >= p.places.{{ axis }}) | (tap_{{ axis }} % DILATION.{{ axis }} != 0u) { continue; }
+    let position_{{ axis }} = (edge_{{ axis }} - tap_{{ axis }}) / STRIDE.{{ axis }};
+    if (position_{{ axis }} >= p.positions.{{ axis }}) | (tap_{{ axis }} % DILATION.{{ axis }} != 0u) { continue; }
     {% set ns.line = "(" ~ ns.line ~ " * KERNEL." ~ axis ~ " + tap_" ~ axis ~ " / DILATION." ~ axis ~ ")" %}
-    {% set ns.place = "(" ~ ns.place ~ " * p.places." ~ axis ~ " + place_" ~ axis ~ ")" %}
+    {% set ns.position = "(" ~ ns.position ~ " * p.positions." ~ axis ~ " + position_" ~ axis ~ ")" %}
     {% endfor %}
-    total += input_at(base + {{ ns.line }} * p.line + {{ ns.place }});
+    total += input_at(base + {{ ns.line }} * p.line_stride + {{ ns.position }});
     {% for axis in axes %}
     }
     {% endfor %}
@@ -62,24 +63,24 @@ fn sum_at(base: u32, at: vec{{ rank }}<u32>) -> {{ T }} {
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-        @builtin(local_invocation_index) lane: u32) {
-    let start = (group_index(group, groups) * 256u + lane) * 4u;
+        @builtin(local_invocation_index) thread: u32) {
+    let start = (group_index(group, groups) * 256u + thread) * 4u;
     if start >= p.n { return; }
-    var left = start;
+    var linear_index = start;
     var at: vec{{ rank }}<u32>;
     {% for axis in axes | reverse %}
-    let parts_{{ axis }} = divide(left, p.size.{{ axis }});
+    let parts_{{ axis }} = divide(linear_index, p.size.{{ axis }});
     at.{{ axis }} = parts_{{ axis }}.y;
-    left = parts_{{ axis }}.x;
+    linear_index = parts_{{ axis }}.x;
     {% endfor %}
-    let planes = divide(left, p.channels);
+    let planes = divide(linear_index, p.channels);
     var image = planes.x;
     var channel = planes.y;
     var sums: array<{{ T }}, 4>;
     {% for k in range(4) %}
-    sums[{{ k }}] = sum_at(p.in_offset + image * p.image + channel * p.taps * p.line, at);
+    sums[{{ k }}] = sum_at(p.in_offset + image * p.image_stride + channel * p.taps * p.line_stride, at);
     {% if not loop.last %}
-    // After the last element the position stays.
+    // After the last element the position stays the same.
     if start + {{ k + 1 }}u < p.n {
         at.{{ axes[rank - 1] }} += 1u;
         {% for d in range(rank - 1, 0, -1) %}

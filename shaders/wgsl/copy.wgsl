@@ -5,7 +5,7 @@ size: bytes of an element (1, 2, 4, 8)
 mode: `packed` (the output is contiguous from its start), `scattered`, `runs` or `vectors`
 `runs`: packed, one vector of 16 bytes for each thread, from neighbours along the last of `rank` dimensions
 `vectors`: one vector for each thread; the last dimension, all other strides and the offsets are whole vectors
-quick: all quotients are below 2^20
+f32_division: all quotients are below 2^20
 -#}
 {%- import "types" as t -%}
 {{ t.prelude() }}
@@ -20,68 +20,69 @@ struct Params {
 }
 @group(1) @binding(0) var<uniform> p: Params;
 {% set word = "vec2<u32>" if size == 8 else "u32" %}
-{% set lanes = 16 // size if mode in ["runs", "vectors"] else 4 // size if size < 4 else 1 %}
-{% set part = 4 // size if size < 4 else 1 %}
+{% set per_thread = 16 // size if mode in ["runs", "vectors"] else 4 // size if size < 4 else 1 %}
+{% set per_word = 4 // size if size < 4 else 1 %}
 {% set mask = "0xffffu" if size == 2 else "0xffu" %}
-{% set whole = mode in ["runs", "vectors"] %}
-{% set out_word = "vec4<u32>" if whole else "atomic<u32>" if lanes > 1 and mode == "scattered" else word %}
+{% set writes_vectors = mode in ["runs", "vectors"] %}
+{% set out_word = "vec4<u32>" if writes_vectors else
+    "atomic<u32>" if per_thread > 1 and mode == "scattered" else word %}
 @group(0) @binding(0) var<storage, read> input: array<{{ out_word if mode == "vectors" else word }}>;
 @group(0) @binding(1) var<storage, read_write> output: array<{{ out_word }}>;
 
 {% if mode != "vectors" %}
 fn element(i: u32) -> {{ word }} {
-    {% if part > 1 %}
-    return (input[i / {{ part }}u] >> ((i % {{ part }}u) * {{ size * 8 }}u)) & {{ mask }};
+    {% if per_word > 1 %}
+    return (input[i / {{ per_word }}u] >> ((i % {{ per_word }}u) * {{ size * 8 }}u)) & {{ mask }};
     {% else %}
     return input[i];
     {% endif %}
 }
 {% endif %}
 {% if mode == "runs" %}
-{{ t.divide(quick) }}
+{{ t.divide(f32_division) }}
 {% endif %}
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-        @builtin(local_invocation_index) lane: u32) {
-    let start = (group_index(group, groups) * 256u + lane) * {{ lanes }}u;
+        @builtin(local_invocation_index) thread: u32) {
+    let start = (group_index(group, groups) * 256u + thread) * {{ per_thread }}u;
     {% if mode == "vectors" %}
     if start >= p.n { return; }
-    var left = start;
+    var linear_index = start;
     var i0 = p.out_offset;
     var i1 = p.in_offset;
-    {{ t.walk([("i0", "out_strides"), ("i1", "in_strides")]) }}
-    output[i0 / {{ lanes }}u] = input[i1 / {{ lanes }}u];
+    {{ t.strided_offsets([("i0", "out_strides"), ("i1", "in_strides")]) }}
+    output[i0 / {{ per_thread }}u] = input[i1 / {{ per_thread }}u];
     {% elif mode == "runs" %}
     {% macro of(array, d) %}p.{{ array }}[{{ d // 4 }}u][{{ d % 4 }}u]{% endmacro %}
     if start >= p.n { return; }
     var from0 = p.in_offset;
-    var left = start;
+    var linear_index = start;
     {% for d in range(rank - 1, 0, -1) %}
-    let parts{{ d }} = divide(left, {{ of("shape", d) }});
+    let parts{{ d }} = divide(linear_index, {{ of("shape", d) }});
     var at{{ d }} = parts{{ d }}.y;
-    left = parts{{ d }}.x;
+    linear_index = parts{{ d }}.x;
     from0 += at{{ d }} * {{ of("in_strides", d) }};
     {% endfor %}
-    var at0 = left;
-    from0 += left * {{ of("in_strides", 0) }};
+    var at0 = linear_index;
+    from0 += linear_index * {{ of("in_strides", 0) }};
     {% if size == 2 %}
     // Eight neighbours span five words, or four.
     if at{{ rank - 1 }} + 8u <= {{ of("shape", rank - 1) }} {
         let word = from0 >> 1u;
         let odd = (from0 & 1u) * 16u;
-        let back = 31u - odd;
+        let complement = 31u - odd;
         let w0 = input[word];
         let w1 = input[word + 1u];
         let w2 = input[word + 2u];
         let w3 = input[word + 3u];
         let w4 = input[word + select(3u, 4u, odd != 0u)];
         output[start >> 3u] = (vec4<u32>(w0, w1, w2, w3) >> vec4<u32>(odd))
-            | ((vec4<u32>(w1, w2, w3, w4) << vec4<u32>(1u)) << vec4<u32>(back));
+            | ((vec4<u32>(w1, w2, w3, w4) << vec4<u32>(1u)) << vec4<u32>(complement));
         return;
     }
     {% endif %}
-    {% for k in range(lanes) %}
+    {% for k in range(per_thread) %}
     let v{{ k }} = element(from0);
     {% if not loop.last %}
     from0 += 1u;
@@ -95,40 +96,40 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {{ "}" * (rank - 1) }}
     {% endif %}
     {% endfor %}
-    output[start / {{ lanes }}u] = vec4<u32>(
+    output[start / {{ per_thread }}u] = vec4<u32>(
         {%- for w in range(4) -%}
         {%- if size == 8 -%}v{{ w // 2 }}.{{ "xy"[w % 2] }}
         {%- else -%}
-        {%- for k in range(part) -%}
-        {{ "v" ~ (w * part + k) }}{{ " << " ~ (k * size * 8) ~ "u" if k else "" }}{{ " | " if not loop.last else "" }}
+        {%- for k in range(per_word) -%}
+        {{ "v" ~ (w * per_word + k) }}{{ " << " ~ (k * size * 8) ~ "u" if k }}{{ " | " if not loop.last }}
         {%- endfor -%}
         {%- endif -%}
         {{ ", " if not loop.last else "" }}
         {%- endfor -%}
     );
     {% else %}
-    {% if lanes > 1 and mode == "packed" %}
+    {% if per_thread > 1 and mode == "packed" %}
     var packed = 0u;
     {% endif %}
-    for (var k = 0u; k < {{ lanes }}u; k++) {
+    for (var k = 0u; k < {{ per_thread }}u; k++) {
         let i = start + k;
         if i >= p.n { break; }
-        var left = i;
+        var linear_index = i;
         var i0 = p.out_offset;
         var i1 = p.in_offset;
-        {{ t.walk([("i0", "out_strides"), ("i1", "in_strides")]) }}
-        {% if lanes == 1 %}
+        {{ t.strided_offsets([("i0", "out_strides"), ("i1", "in_strides")]) }}
+        {% if per_thread == 1 %}
         output[i0] = element(i1);
         {% elif mode == "packed" %}
         packed |= element(i1) << (k * {{ size * 8 }}u);
         {% else %}
-        let shift = (i0 % {{ lanes }}u) * {{ size * 8 }}u;
-        let old = atomicLoad(&output[i0 / {{ lanes }}u]) & ({{ mask }} << shift);
-        atomicXor(&output[i0 / {{ lanes }}u], old ^ (element(i1) << shift));
+        let shift = (i0 % {{ per_thread }}u) * {{ size * 8 }}u;
+        let old = atomicLoad(&output[i0 / {{ per_thread }}u]) & ({{ mask }} << shift);
+        atomicXor(&output[i0 / {{ per_thread }}u], old ^ (element(i1) << shift));
         {% endif %}
     }
-    {% if lanes > 1 and mode == "packed" %}
-    if start < p.n { output[start / {{ lanes }}u] = packed; }
+    {% if per_thread > 1 and mode == "packed" %}
+    if start < p.n { output[start / {{ per_thread }}u] = packed; }
     {% endif %}
     {% endif %}
 }

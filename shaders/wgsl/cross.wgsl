@@ -26,20 +26,20 @@ struct Params {
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-        @builtin(local_invocation_index) lane: u32) {
-    let i = group_index(group, groups) * 256u + lane;
+        @builtin(local_invocation_index) thread: u32) {
+    let i = group_index(group, groups) * 256u + thread;
     if i >= p.n { return; }
-    var left = i;
-    var at = p.offsets.xyz;
-    {{ t.walk([("at.x", "a_strides"), ("at.y", "b_strides"), ("at.z", "out_strides")]) }}
-    let by = p.dim_strides.xyz;
-    let a0 = a_at(at.x);
-    let a1 = a_at(at.x + by.x);
-    let a2 = a_at(at.x + 2u * by.x);
-    let b0 = b_at(at.y);
-    let b1 = b_at(at.y + by.y);
-    let b2 = b_at(at.y + 2u * by.y);
-    out_put(at.z, a1 * b2 - a2 * b1);
-    out_put(at.z + by.z, a2 * b0 - a0 * b2);
-    out_put(at.z + 2u * by.z, a0 * b1 - a1 * b0);
+    var linear_index = i;
+    var offset = p.offsets.xyz;
+    {{ t.strided_offsets([("offset.x", "a_strides"), ("offset.y", "b_strides"), ("offset.z", "out_strides")]) }}
+    let stride = p.dim_strides.xyz;
+    let a0 = a_at(offset.x);
+    let a1 = a_at(offset.x + stride.x);
+    let a2 = a_at(offset.x + 2u * stride.x);
+    let b0 = b_at(offset.y);
+    let b1 = b_at(offset.y + stride.y);
+    let b2 = b_at(offset.y + 2u * stride.y);
+    out_put(offset.z, a1 * b2 - a2 * b1);
+    out_put(offset.z + stride.z, a2 * b0 - a0 * b2);
+    out_put(offset.z + 2u * stride.z, a0 * b1 - a1 * b0);
 }

@@ -22,8 +22,8 @@ struct Params {
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-        @builtin(local_invocation_index) lane: u32) {
-    let block = group_index(group, groups) * 256u + lane;
+        @builtin(local_invocation_index) thread: u32) {
+    let block = group_index(group, groups) * 256u + thread;
     if block * 4u >= p.n { return; }
     let x = m_philox_block(block, p.offset, p.seed);
     var r: array<{{ t.value(dtype) }}, 4>;

@@ -17,7 +17,7 @@ counts.
 -#}
 {%- import "types" as t -%}
 {%- set T = t.value(dtype) -%}
-{%- set lanes = 4 if dtype in ["f16", "bf16"] else 1 -%}
+{%- set per_thread = 4 if dtype in ["f16", "bf16"] else 1 -%}
 {% include "math/base" %}
 {{ t.prelude() }}
 struct Params {
@@ -53,58 +53,58 @@ struct Params {
 {{ t.output(first, "out", dtype, "packed") }}
 {{ t.output(first + 1, "bag_of", "i32") }}
 {% if mode == "mean" %}{{ t.output(first + 2, "counts", "f64" if dtype == "f64" else "f32") }}{% endif %}
-{% if mode == "max" %}{{ t.output(first + 2, "places", "i32") }}{% endif %}
+{% if mode == "max" %}{{ t.output(first + 2, "row_indices", "i32") }}{% endif %}
 {% endif %}
-{{ t.place() }}
+{{ t.resolve_index() }}
 
 fn bag_start(bag: u32) -> u32 {
     {% if offsets == "none" %}
     return bag * p.length;
     {% else %}
     if bag >= p.offset_count { return p.samples; }
-    return min(place(starts_words(p.bag_offset + bag), p.samples), p.samples);
+    return min(resolve_index(starts_words(p.bag_offset + bag), p.samples), p.samples);
     {% endif %}
 }
 
-struct Found { total: {{ T }}, count: u32, best: u32 }
+struct BagAcc { total: {{ T }}, count: u32, max_row: u32 }
 
 {% if mode == "max" %}
-fn larger(found: Found, v: {{ T }}, row: u32) -> Found {
+fn update_max(acc: BagAcc, v: {{ T }}, row: u32) -> BagAcc {
     {% if T == "f32" %}
-    if found.count == 0u || v > found.total || m_isnan(v) { return Found(v, found.count + 1u, row); }
+    if acc.count == 0u || v > acc.total || m_isnan(v) { return BagAcc(v, acc.count + 1u, row); }
     {% else %}
-    if found.count == 0u || v > found.total { return Found(v, found.count + 1u, row); }
+    if acc.count == 0u || v > acc.total { return BagAcc(v, acc.count + 1u, row); }
     {% endif %}
-    return Found(found.total, found.count + 1u, found.best);
+    return BagAcc(acc.total, acc.count + 1u, acc.max_row);
 }
 {% endif %}
 
 // Adds a range of samples of a bag.
-fn add_samples(before: Found, bag: u32, column: u32, start: u32, end: u32) -> Found {
-    var found = before;
+fn add_samples(before: BagAcc, bag: u32, column: u32, start: u32, end: u32) -> BagAcc {
+    var acc = before;
     for (var sample = start; sample < end; sample++) {
-        let row = place(index_words(p.index_offset + sample), p.entries);
-        let taken = (row < p.entries) & (row != p.skip);
-        if column == 0u { bag_of_put(sample, i32(select(p.bags, bag, taken))); }
-        if taken {
+        let row = resolve_index(index_words(p.index_offset + sample), p.entries);
+        let is_used = (row < p.entries) & (row != p.skip);
+        if column == 0u { bag_of_put(sample, i32(select(p.bags, bag, is_used))); }
+        if is_used {
             let v = weight_at(p.weight_offset + row * p.width + column);
             {% if mode == "max" %}
-            found = larger(found, v, row);
+            acc = update_max(acc, v, row);
             {% else %}
-            found.total += v{% if scaled %} * scale_at(p.scale_offset + sample){% endif %};
-            found.count += 1u;
+            acc.total += v{% if scaled %} * scale_at(p.scale_offset + sample){% endif %};
+            acc.count += 1u;
             {% endif %}
         }
     }
-    return found;
+    return acc;
 }
 {% set columns = "(p.width + 1u)" if mode == "mean" else "p.width" %}
 
 {% if stage == "parts" %}
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-        @builtin(local_invocation_index) lane: u32) {
-    let i = group_index(group, groups) * 256u + lane;
+        @builtin(local_invocation_index) thread: u32) {
+    let i = group_index(group, groups) * 256u + thread;
     let start = i / p.width * p.chunk;
     let column = i % p.width;
     if i >= p.samples / p.chunk * p.width { return; }
@@ -124,56 +124,56 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let begin = bag_start(bag);
     let end = bag_start(bag + 1u);
     if (end <= begin) | (end - begin <= p.long) | (start + p.chunk > end) { return; }
-    let found = add_samples(Found({{ T }}(0), 0u, p.entries), bag, column, start, start + p.chunk);
+    let acc = add_samples(BagAcc({{ T }}(0), 0u, p.entries), bag, column, start, start + p.chunk);
     let at = i / p.width * {{ columns }} + column;
-    parts[at] = {{ "found.best" if mode == "max" else "found.total" }};
+    parts[at] = {{ "acc.max_row" if mode == "max" else "acc.total" }};
     {% if mode == "mean" %}
-    if column == 0u { parts[at + p.width] = {{ T }}(found.count); }
+    if column == 0u { parts[at + p.width] = {{ T }}(acc.count); }
     {% endif %}
 }
 {% else %}
 fn value_at(i: u32) -> {{ T }} {
     let bag = i / p.width;
     let column = i % p.width;
-    var found = Found({{ T }}(0), 0u, p.entries);
+    var acc = BagAcc({{ T }}(0), 0u, p.entries);
     var start = bag_start(bag);
     let end = bag_start(bag + 1u);
     {% if stage == "joined" %}
     if end > start && end - start > p.long {
         let chunk = (start + p.chunk - 1u) / p.chunk;
-        found = add_samples(found, bag, column, start, chunk * p.chunk);
+        acc = add_samples(acc, bag, column, start, chunk * p.chunk);
         start = end / p.chunk * p.chunk;
         for (var c = chunk; c < end / p.chunk; c++) {
             let part = parts[c * {{ columns }} + column];
             {% if mode == "max" %}
-            if part < p.entries { found = larger(found, weight_at(p.weight_offset + part * p.width + column), part); }
+            if part < p.entries { acc = update_max(acc, weight_at(p.weight_offset + part * p.width + column), part); }
             {% else %}
-            found.total += part;
-            {% if mode == "mean" %}found.count += u32(parts[c * {{ columns }} + p.width]);{% endif %}
+            acc.total += part;
+            {% if mode == "mean" %}acc.count += u32(parts[c * {{ columns }} + p.width]);{% endif %}
             {% endif %}
         }
     }
     {% endif %}
-    found = add_samples(found, bag, column, start, end);
+    acc = add_samples(acc, bag, column, start, end);
     {% if mode == "mean" %}
-    let several = {{ "f64" if dtype == "f64" else "f32" }}(max(found.count, 1u));
-    if column == 0u { counts_put(bag, several); }
-    return found.total / several;
+    let divisor = {{ "f64" if dtype == "f64" else "f32" }}(max(acc.count, 1u));
+    if column == 0u { counts_put(bag, divisor); }
+    return acc.total / divisor;
     {% elif mode == "max" %}
-    places_put(i, i32(found.best));
-    return found.total;
+    row_indices_put(i, i32(acc.max_row));
+    return acc.total;
     {% else %}
-    return found.total;
+    return acc.total;
     {% endif %}
 }
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-        @builtin(local_invocation_index) lane: u32) {
+        @builtin(local_invocation_index) thread: u32) {
     let n = p.bags * p.width;
-    let start = (group_index(group, groups) * 256u + lane) * {{ lanes }}u;
+    let start = (group_index(group, groups) * 256u + thread) * {{ per_thread }}u;
     if start >= n { return; }
-    {% if lanes == 4 %}
+    {% if per_thread == 4 %}
     var values: array<{{ T }}, 4>;
     for (var k = 0u; k < 4u; k++) { values[k] = value_at(min(start + k, n - 1u)); }
     out_put4(start, values, n);

@@ -27,45 +27,45 @@ struct Params {
 {{ rows.input(1, "g", g, width) }}
 {{ rows.output(2, "out", out, width) }}
 alias Step = {{ rows.step_type(width) }};
-{{ t.place() }}
+{{ t.resolve_index() }}
 {% set tile = 4096 %}
-{% set most = 2048 %}
+{% set capacity = 2048 %}
 // Bits of the tile's elements with the same index, and bits of the nonzero words.
-var<workgroup> same: array<atomic<u32>, {{ tile // 32 }}>;
-var<workgroup> some: array<atomic<u32>, {{ tile // 1024 }}>;
-var<workgroup> list: array<u32, {{ most }}>;
+var<workgroup> match_bits: array<atomic<u32>, {{ tile // 32 }}>;
+var<workgroup> match_words: array<atomic<u32>, {{ tile // 1024 }}>;
+var<workgroup> matches: array<u32, {{ capacity }}>;
 // Number of listed elements; all bits set if an earlier one was found.
-var<workgroup> listed: u32;
+var<workgroup> match_count: u32;
 
-fn place_of(i: u32) -> u32 { return place(index_words(p.offset + i * p.stride), p.entries); }
+fn row_of(i: u32) -> u32 { return resolve_index(index_words(p.offset + i * p.stride), p.entries); }
 
 // Moves the first bits of a tile to the list, up to its length.
-fn list_some(start: u32) -> u32 {
+fn list_matches(start: u32) -> u32 {
     var count = 0u;
     for (var part = 0u; part < {{ tile // 1024 }}u; part++) {
-        var words = atomicLoad(&some[part]);
-        while words != 0u && count < {{ most }}u {
+        var words = atomicLoad(&match_words[part]);
+        while words != 0u && count < {{ capacity }}u {
             let word = part * 32u + firstTrailingBit(words);
-            var bits = atomicLoad(&same[word]);
-            while bits != 0u && count < {{ most }}u {
-                list[count] = start + word * 32u + firstTrailingBit(bits);
+            var bits = atomicLoad(&match_bits[word]);
+            while bits != 0u && count < {{ capacity }}u {
+                matches[count] = start + word * 32u + firstTrailingBit(bits);
                 bits &= bits - 1u;
                 count += 1u;
             }
-            atomicStore(&same[word], bits);
+            atomicStore(&match_bits[word], bits);
             if bits == 0u { words &= words - 1u; }
         }
-        atomicStore(&some[part], words);
+        atomicStore(&match_words[part], words);
     }
     return count;
 }
 
 // Returns the sum of the listed rows, in order.
-fn sum_of(count: u32, column: u32) -> Step {
+fn sum_rows(count: u32, column: u32) -> Step {
     var total = Step(0.0);
     for (var k = 0u; k < count; k += 8u) {
         {% for u in range(8) %}
-        let v{{ u }} = g_step(list[min(k + {{ u }}u, count - 1u)] * p.extent + column);
+        let v{{ u }} = g_step(matches[min(k + {{ u }}u, count - 1u)] * p.extent + column);
         {% endfor %}
         {% for u in range(1, 8) %}
         let w{{ u }} = select(Step(0.0), v{{ u }}, k + {{ u }}u < count);
@@ -78,51 +78,51 @@ fn sum_of(count: u32, column: u32) -> Step {
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
         @builtin(local_invocation_index) thread: u32) {
-    let number = group_index(group, groups);
-    let i = number % p.n;
-    let column = ((number / p.n) * 256u + thread) * {{ width }}u;
-    let own = place_of(i);
-    let live = column < p.extent && own < p.entries && own != p.skip;
-    let near = select(0u, column, column < p.extent);
+    let linear_group = group_index(group, groups);
+    let i = linear_group % p.n;
+    let column = ((linear_group / p.n) * 256u + thread) * {{ width }}u;
+    let row = row_of(i);
+    let live = column < p.extent && row < p.entries && row != p.skip;
+    let load_column = select(0u, column, column < p.extent);
     // A row without a gradient has no indices to search.
-    let n = select(0u, p.n, own < p.entries && own != p.skip);
+    let n = select(0u, p.n, row < p.entries && row != p.skip);
     var total = Step(0.0);
     // In flight while indices are searched.
-    let to = select(0u, own, n > 0u) * p.extent + near;
+    let to = select(0u, row, n > 0u) * p.extent + load_column;
     let before = out_step(to);
-    var mine = n > 0u;
-    var first = true;
+    var owns_row = n > 0u;
+    var first_tile = true;
     for (var start = 0u; start < n; start += {{ tile }}u) {
-        if thread < {{ tile // 32 }}u { atomicStore(&same[thread], 0u); }
-        if thread < {{ tile // 1024 }}u { atomicStore(&some[thread], 0u); }
+        if thread < {{ tile // 32 }}u { atomicStore(&match_bits[thread], 0u); }
+        if thread < {{ tile // 1024 }}u { atomicStore(&match_words[thread], 0u); }
         {% for u in range(tile // 256) %}
         let j{{ u }} = start + {{ 256 * u }}u + thread;
-        let place{{ u }} = place_of(min(j{{ u }}, n - 1u));
+        let row{{ u }} = row_of(min(j{{ u }}, n - 1u));
         {% endfor %}
         workgroupBarrier();
         {% for u in range(tile // 256) %}
-        if place{{ u }} == own && j{{ u }} < n {
+        if row{{ u }} == row && j{{ u }} < n {
             let k = {{ 256 * u }}u + thread;
-            atomicOr(&same[k >> 5u], 1u << (k & 31u));
-            atomicOr(&some[k >> 10u], 1u << ((k >> 5u) & 31u));
+            atomicOr(&match_bits[k >> 5u], 1u << (k & 31u));
+            atomicOr(&match_words[k >> 10u], 1u << ((k >> 5u) & 31u));
         }
         {% endfor %}
         workgroupBarrier();
         loop {
             if thread == 0u {
-                let count = list_some(start);
-                listed = select(count, 0xffffffffu, first && count > 0u && list[0] < i);
+                let count = list_matches(start);
+                match_count = select(count, 0xffffffffu, first_tile && count > 0u && matches[0] < i);
             }
-            let count = workgroupUniformLoad(&listed);
+            let count = workgroupUniformLoad(&match_count);
             if count == 0u || count == 0xffffffffu { break; }
-            first = false;
-            total += sum_of(count, near);
+            first_tile = false;
+            total += sum_rows(count, load_column);
             workgroupBarrier();
         }
-        if workgroupUniformLoad(&listed) != 0u {
-            mine = false;
+        if workgroupUniformLoad(&match_count) != 0u {
+            owns_row = false;
             break;
         }
     }
-    if mine && live { out_put_step(to, before + total); }
+    if owns_row && live { out_put_step(to, before + total); }
 }

@@ -4,9 +4,9 @@ magnitude into range; writes that power too.
 
 dtype: f32, f16 or bf16; the largest magnitude is one value of it · to: `f8_e4m3` or `f8_e5m2`
 width: elements of a step, 4 or 1
-turned: also writes the transpose of a matrix whose extents are multiples of 16; a workgroup has a tile of 64
+transposed: also writes the transpose of a matrix whose extents are multiples of 16; a workgroup has a tile of 64
   x 64
-each: steps of a thread, if nothing is transposed
+steps_per_thread: steps of a thread, if nothing is transposed
 If the largest magnitude is NaN, so are the power and all bytes. If it is infinite, so is the power: infinite
 elements become NaN, others 0.
 -#}
@@ -22,16 +22,16 @@ struct Params {
 {{ t.input(1, "largest", dtype) }}
 @group(0) @binding(2) var<storage, read_write> scale: array<u32>;
 @group(0) @binding(3) var<storage, read_write> bytes: array<u32>;
-{% if turned %}
-@group(0) @binding(4) var<storage, read_write> turned: array<u32>;
+{% if transposed %}
+@group(0) @binding(4) var<storage, read_write> transposed: array<u32>;
 // One word of padding for each row, so that columns are in different banks.
 var<workgroup> tile: array<u32, 1088>;
 {% endif %}
 {{ t.bits_function("byte", to) }}
 
-// Packs two values within the type's range, the first in the low byte. CUDA has an instruction (intrinsics.rs
+// Packs two values in the type's range, the first in the low byte. CUDA has an instruction (intrinsics.rs
 // in backend-cuda).
-fn byte_pair_within_{{ to }}(a: f32, b: f32) -> u32 { return byte_bits(a) | (byte_bits(b) << 8u); }
+fn byte_pair_in_range_{{ to }}(a: f32, b: f32) -> u32 { return byte_bits(a) | (byte_bits(b) << 8u); }
 
 const INFINITE = 0x7f800000u;
 
@@ -45,40 +45,41 @@ fn power_for(magnitude: u32) -> u32 {
     return (m & 0x7f800000u) + up - {{ bias }}u * 0x800000u;
 }
 
-fn four_bytes(v: vec4<f32>, power: u32) -> u32 {
+fn pack_bytes(v: vec4<f32>, power: u32) -> u32 {
     if power < INFINITE {
         // Exact, because the inverse is a power of two as well.
-        let by = bitcast<f32>(0x7f000000u - power);
-        return byte_pair_within_{{ to }}(v.x * by, v.y * by) | (byte_pair_within_{{ to }}(v.z * by, v.w * by) << 16u);
+        let inverse = bitcast<f32>(0x7f000000u - power);
+        return byte_pair_in_range_{{ to }}(v.x * inverse, v.y * inverse) 
+            | (byte_pair_in_range_{{ to }}(v.z * inverse, v.w * inverse) << 16u);
     }
-    let broken = ((bitcast<vec4<u32>>(v) & vec4<u32>(0x7fffffffu)) >= vec4<u32>(INFINITE))
+    let non_finite = ((bitcast<vec4<u32>>(v) & vec4<u32>(0x7fffffffu)) >= vec4<u32>(INFINITE))
         | vec4<bool>(power > INFINITE);
-    let marks = select(vec4<u32>(0u), vec4<u32>(0x7fu), broken);
-    return marks.x | (marks.y << 8u) | (marks.z << 16u) | (marks.w << 24u);
+    let nan_bytes = select(vec4<u32>(0u), vec4<u32>(0x7fu), non_finite);
+    return nan_bytes.x | (nan_bytes.y << 8u) | (nan_bytes.z << 16u) | (nan_bytes.w << 24u);
 }
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-        @builtin(local_invocation_index) lane: u32) {
+        @builtin(local_invocation_index) thread: u32) {
     let group = group_index(id, groups);
     let power = power_for(bitcast<u32>(largest_at(0u)) & 0x7fffffffu);
-    if (group | lane) == 0u { scale[0] = power; }
-    {% if turned %}
-    let across = (p.columns + 63u) / 64u;
-    let row = group / across * 64u;
-    let column = group % across * 64u;
-    for (var k = lane; k < 1024u; k += 256u) {
+    if (group | thread) == 0u { scale[0] = power; }
+    {% if transposed %}
+    let tiles_n = (p.columns + 63u) / 64u;
+    let row = group / tiles_n * 64u;
+    let column = group % tiles_n * 64u;
+    for (var k = thread; k < 1024u; k += 256u) {
         let r = k / 16u;
         let c = k % 16u;
         if row + r < p.rows && column + c * 4u < p.columns {
             let at = ((row + r) * p.columns + column) / 4u + c;
-            let word = four_bytes(x_quad(at), power);
+            let word = pack_bytes(x_quad(at), power);
             bytes[at] = word;
             tile[r * 17u + c] = word;
         }
     }
     workgroupBarrier();
-    for (var k = lane; k < 1024u; k += 256u) {
+    for (var k = thread; k < 1024u; k += 256u) {
         let c = k / 16u;
         let r = k % 16u;
         if row + r * 4u < p.rows && column + c < p.columns {
@@ -87,20 +88,21 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) groups: v
             let word = vec4<u32>(tile[start], tile[start + 17u], tile[start + 34u], tile[start + 51u])
                 >> vec4<u32>(shift);
             let low = word & vec4<u32>(0xffu);
-            turned[((column + c) * p.rows + row) / 4u + r] = low.x | (low.y << 8u) | (low.z << 16u) | (low.w << 24u);
+            transposed[((column + c) * p.rows + row) / 4u + r] =
+                low.x | (low.y << 8u) | (low.z << 16u) | (low.w << 24u);
         }
     }
     {% else %}
     let n = p.rows * p.columns;
-    let first = group * {{ 256 * each }}u + lane;
-    for (var i = first; i < min((n + 3u) / 4u, first + {{ 256 * each }}u); i += 256u) {
+    let first = group * {{ 256 * steps_per_thread }}u + thread;
+    for (var i = first; i < min((n + 3u) / 4u, first + {{ 256 * steps_per_thread }}u); i += 256u) {
         {% if width == 4 %}
         let v = x_quad(i);
         {% else %}
         var v = vec4<f32>(0.0);
         for (var k = 0u; k < min(n - 4u * i, 4u); k++) { v[k] = x_at(4u * i + k); }
         {% endif %}
-        bytes[i] = four_bytes(v, power);
+        bytes[i] = pack_bytes(v, power);
     }
     {% endif %}
 }

@@ -7,13 +7,13 @@ For inputs e0, e1, ...: inputs: dtypes, f32, f16 or bf16 · strided: 1 if the la
 For steps s0, s1, ...: exprs · outs: dtypes of results, f32, f16 or bf16 · written: 1 if the result is stored
 arities, counts: number of operands and scalars of an expression
 For all steps together: args: names of operands in the expressions · sources: their values, e0, s0, ...
-numbers: names of scalars
+scalar_names: names of scalars
 layout: `vec4` (no strided input; length and offsets are multiples of `width`: 4, or 8 with 16-bit floats in
   memory), `each`
 Results are row-major from element 0. Every thread computes four neighbouring elements (`vec4`: `width`).
 -#}
 {%- import "types" as t -%}
-{%- set lanes = ["x", "y", "z", "w"] -%}
+{%- set components = ["x", "y", "z", "w"] -%}
 {%- set halves = ["f16", "bf16"] -%}
 {% for file in math %}
 {% include "math/" ~ file %}
@@ -42,24 +42,24 @@ struct Params {
 {{ t.input(loop.index0, "e" ~ loop.index0 ~ "_in", dtype) }}
 {% endif %}
 {% endfor %}
-{% set at = namespace(binding=inputs | length, arg=0, number=0) %}
+{% set next = namespace(binding=inputs | length, arg=0, scalar=0) %}
 {% for dtype in outs %}
 {% if written[loop.index0] %}
 {% if layout == "vec4" %}
-@group(0) @binding({{ at.binding }}) var<storage, read_write> s{{ loop.index0 }}_out: array<{{ t.vector(dtype) }}>;
+@group(0) @binding({{ next.binding }}) var<storage, read_write> s{{ loop.index0 }}_out: array<{{ t.vector(dtype) }}>;
 {% else %}
-{{ t.output(at.binding, "s" ~ loop.index0 ~ "_out", dtype, "packed") }}
+{{ t.output(next.binding, "s" ~ loop.index0 ~ "_out", dtype, "packed") }}
 {% endif %}
-{% set at.binding = at.binding + 1 %}
+{% set next.binding = next.binding + 1 %}
 {% endif %}
 {% endfor %}
 
 {% for expr in exprs %}
 {% set k = loop.index0 %}
-fn step{{ k }}({% for j in range(at.arg, at.arg + arities[k]) %}
+fn step{{ k }}({% for j in range(next.arg, next.arg + arities[k]) %}
         {{ args[j] }}: f32{{ ", " if not loop.last }}{% endfor %}) -> f32 {
-    {% for j in range(at.number, at.number + counts[k]) %}
-    let {{ numbers[j] }} = bitcast<f32>(p.scalars[{{ j // 4 }}].{{ lanes[j % 4] }});
+    {% for j in range(next.scalar, next.scalar + counts[k]) %}
+    let {{ scalar_names[j] }} = bitcast<f32>(p.scalars[{{ j // 4 }}].{{ components[j % 4] }});
     {% endfor %}
     let v: f32 = {{ expr }};
     {% if outs[k] == "f16" %}
@@ -71,59 +71,59 @@ fn step{{ k }}({% for j in range(at.arg, at.arg + arities[k]) %}
     return bitcast<f32>(bitcast<u32>(v) | p.zero);
     {% endif %}
 }
-{% set at.arg = at.arg + arities[k] %}
-{% set at.number = at.number + counts[k] %}
+{% set next.arg = next.arg + arities[k] %}
+{% set next.scalar = next.scalar + counts[k] %}
 {% endfor %}
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-        @builtin(local_invocation_index) lane: u32) {
-    let thread = group_index(group, groups) * 256u + lane;
+        @builtin(local_invocation_index) thread: u32) {
+    let global_index = group_index(group, groups) * 256u + thread;
     {% if layout == "vec4" %}
-    if thread >= p.n / {{ width }}u { return; }
+    if global_index >= p.n / {{ width }}u { return; }
     {% for dtype in inputs %}
     {% set e = "e" ~ loop.index0 %}
     {% set vectors = 1 if dtype in halves else width // 4 %}
-    let {{ e }}_at = (thread + p.offsets[{{ loop.index0 // 4 }}].{{ lanes[loop.index0 % 4] }} / {{ width }}u)
+    let {{ e }}_at = (global_index + p.offsets[{{ loop.index0 // 4 }}].{{ components[loop.index0 % 4] }} / {{ width }}u)
         * {{ vectors }}u;
     {% for v in range(vectors) %}
     let {{ e }}_{{ v }} = {{ e }}_in[{{ e }}_at + {{ v }}u];
     {% endfor %}
     {% endfor %}
-    {% for lane in range(width) %}
-    {% set at.arg = 0 %}
+    {% for element in range(width) %}
+    {% set next.arg = 0 %}
     {% for arity in arities %}
-    let s{{ loop.index0 }}_{{ lane }} = step{{ loop.index0 }}(
-        {%- for source in sources[at.arg:at.arg + arity] -%}
-        {%- if source[0] == "s" -%}{{ source }}_{{ lane }}
-        {%- else -%}{{ t.element(source, inputs[source[1:] | int], lane) }}
+    let s{{ loop.index0 }}_{{ element }} = step{{ loop.index0 }}(
+        {%- for source in sources[next.arg:next.arg + arity] -%}
+        {%- if source[0] == "s" -%}{{ source }}_{{ element }}
+        {%- else -%}{{ t.element(source, inputs[source[1:] | int], element) }}
         {%- endif -%}
         {{ ", " if not loop.last }}
         {%- endfor -%});
-    {% set at.arg = at.arg + arity %}
+    {% set next.arg = next.arg + arity %}
     {% endfor %}
     {% endfor %}
     {% for dtype in outs %}
     {% set s = "s" ~ loop.index0 %}
     {% if written[loop.index0] %}
     {% if dtype == "f16" %}
-    {{ s }}_out[thread] = vec4<u32>({% for k in range(4) %}
+    {{ s }}_out[global_index] = vec4<u32>({% for k in range(4) %}
         to_f16_pair_f16({{ s }}_{{ 2 * k }}, {{ s }}_{{ 2 * k + 1 }}){{ ", " if not loop.last }}{% endfor %});
     {% elif dtype == "bf16" %}
     // The values are already rounded.
-    {{ s }}_out[thread] = vec4<u32>({% for k in range(4) %}
+    {{ s }}_out[global_index] = vec4<u32>({% for k in range(4) %}
         (bitcast<u32>({{ s }}_{{ 2 * k }}) >> 16u) | (bitcast<u32>({{ s }}_{{ 2 * k + 1 }}) & 0xffff0000u)
     {{ ", " if not loop.last }}{% endfor %});
     {% else %}
     {% for v in range(width // 4) %}
-    {{ s }}_out[thread * {{ width // 4 }}u + {{ v }}u] =
+    {{ s }}_out[global_index * {{ width // 4 }}u + {{ v }}u] =
         vec4<f32>({{ s }}_{{ 4 * v }}, {{ s }}_{{ 4 * v + 1 }}, {{ s }}_{{ 4 * v + 2 }}, {{ s }}_{{ 4 * v + 3 }});
     {% endfor %}
     {% endif %}
     {% endif %}
     {% endfor %}
     {% else %}
-    let start = thread * 4u;
+    let start = global_index * 4u;
     if start >= p.n { return; }
     {% for flag in written %}
     {% if flag %}
@@ -135,18 +135,18 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         if i >= p.n { break; }
         {% for flag in strided %}
         var i{{ loop.index0 }} =
-            {{ "" if flag else "i + " }}p.offsets[{{ loop.index0 // 4 }}].{{ lanes[loop.index0 % 4] }};
+            {{ "" if flag else "i + " }}p.offsets[{{ loop.index0 // 4 }}].{{ components[loop.index0 % 4] }};
         {% endfor %}
         {% if 1 in strided %}
-        var left = i;
+        var linear_index = i;
         for (var d = p.rank; d > 0u; d--) {
             let axis = d - 1u;
             let extent = p.shape[axis >> 2u][axis & 3u];
-            let place = left % extent;
-            left = left / extent;
+            let coordinate = linear_index % extent;
+            linear_index = linear_index / extent;
             {% for flag in strided %}
             {% if flag %}
-            i{{ loop.index0 }} += place * p.strides[{{ loop.index0 * 2 }}u + (axis >> 2u)][axis & 3u];
+            i{{ loop.index0 }} += coordinate * p.strides[{{ loop.index0 * 2 }}u + (axis >> 2u)][axis & 3u];
             {% endif %}
             {% endfor %}
         }
@@ -154,13 +154,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         {% for dtype in inputs %}
         let e{{ loop.index0 }} = e{{ loop.index0 }}_in_at(i{{ loop.index0 }});
         {% endfor %}
-        {% set at.arg = 0 %}
+        {% set next.arg = 0 %}
         {% for arity in arities %}
-        let s{{ loop.index0 }} = step{{ loop.index0 }}({{ sources[at.arg:at.arg + arity] | join(", ") }});
+        let s{{ loop.index0 }} = step{{ loop.index0 }}({{ sources[next.arg:next.arg + arity] | join(", ") }});
         {% if written[loop.index0] %}
         r{{ loop.index0 }}[k] = s{{ loop.index0 }};
         {% endif %}
-        {% set at.arg = at.arg + arity %}
+        {% set next.arg = next.arg + arity %}
         {% endfor %}
     }
     {% for flag in written %}

@@ -24,29 +24,29 @@ struct Params {
 }
 @group(1) @binding(0) var<uniform> p: Params;
 {% set word = "vec4<u32>" if size == 16 else "vec2<u32>" if size == 8 else "u32" %}
-{% set lanes = 4 // size if size < 4 else 1 %}
+{% set per_thread = 4 // size if size < 4 else 1 %}
 @group(0) @binding(0) var<storage, read> input: array<{{ word }}>;
 {{ t.index(1, "index", index) }}
 @group(0) @binding(2) var<storage, read_write> output: array<{{ word }}>;
 
-{{ t.place() }}
+{{ t.resolve_index() }}
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-        @builtin(local_invocation_index) lane: u32) {
-    let start = (group_index(group, groups) * 256u + lane) * {{ lanes }}u;
+        @builtin(local_invocation_index) thread: u32) {
+    let start = (group_index(group, groups) * 256u + thread) * {{ per_thread }}u;
     if start >= p.n { return; }
     var packed = {{ word }}(0u);
-    for (var k = 0u; k < {{ lanes }}u; k++) {
+    for (var k = 0u; k < {{ per_thread }}u; k++) {
         if start + k >= p.n { break; }
-        var left = start + k;
+        var linear_index = start + k;
         var i0 = p.in_offset;
         var i1 = p.index_offset;
-        {{ t.walk([("i0", "in_strides"), ("i1", "index_strides")]) }}
-        let chosen = place(index_words(i1), p.extent);
-        if chosen < p.extent {
-            let i = i0 + chosen * p.dim_stride;
-            {% if lanes > 1 %}
-            let bits = (input[i / {{ lanes }}u] >> ((i % {{ lanes }}u) * {{ size * 8 }}u))
+        {{ t.strided_offsets([("i0", "in_strides"), ("i1", "index_strides")]) }}
+        let resolved = resolve_index(index_words(i1), p.extent);
+        if resolved < p.extent {
+            let i = i0 + resolved * p.dim_stride;
+            {% if per_thread > 1 %}
+            let bits = (input[i / {{ per_thread }}u] >> ((i % {{ per_thread }}u) * {{ size * 8 }}u))
                 & {{ "0xffffu" if size == 2 else "0xffu" }};
             packed |= bits << (k * {{ size * 8 }}u);
             {% else %}
@@ -54,5 +54,5 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             {% endif %}
         }
     }
-    output[start / {{ lanes }}u] = packed;
+    output[start / {{ per_thread }}u] = packed;
 }

@@ -1,14 +1,14 @@
 {#-
 Operands for the gradients of two linear layers with gelu_tanh(x) between them, from one read of x [rows,
-extent]. Writes again = gelu_tanh(x). Updates result *= the derivative in place; result is the gradient of
+extent]. Writes gelu = gelu_tanh(x). Updates result *= the derivative in place; result is the gradient of
 gelu_tanh(x). A workgroup has `strip` rows of 64 steps of columns, and writes the sums of result over its
 rows: partial [strips, extent].
 
-dtype: of x, again and result · width: elements of a step, 4 if the extent is a multiple of four, else 1
+dtype: of x, gelu and result · width: elements of a step, 4 if the extent is a multiple of four, else 1
 -#}
 {%- import "types" as t -%}
 {%- import "row_reduce" as rows -%}
-{%- set both = "m_near_gelu_tanh_both" if dtype in ["f16", "bf16"] else "m_gelu_tanh_both" -%}
+{%- set both = "m_approx_gelu_tanh_both" if dtype in ["f16", "bf16"] else "m_gelu_tanh_both" -%}
 {% include "math/base" %}
 {% include "math/exp" %}
 {% include "math/log" %}
@@ -26,7 +26,7 @@ struct Params {
 }
 @group(1) @binding(0) var<uniform> p: Params;
 {{ rows.input(0, "x", dtype, width) }}
-{{ rows.output(1, "again", dtype, width) }}
+{{ rows.output(1, "gelu", dtype, width) }}
 {{ rows.output(2, "result", dtype, width) }}
 {{ rows.output(3, "partial", "f32", width) }}
 {{ rows.steps(width) }}
@@ -37,18 +37,18 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         @builtin(local_invocation_index) thread: u32) {
     if group_index(group, groups) >= p.groups { return; }
     // Last rows first: the previous product has left them in the cache.
-    let number = p.groups - 1u - group_index(group, groups);
-    let strip = number / p.tiles;
-    let column = (number % p.tiles * 64u + thread % 64u) * {{ width }}u;
+    let linear_group = p.groups - 1u - group_index(group, groups);
+    let strip = linear_group / p.tiles;
+    let column = (linear_group % p.tiles * 64u + thread % 64u) * {{ width }}u;
     let inside = column < p.extent;
-    let near = select(0u, column, inside);
+    let load_column = select(0u, column, inside);
     var sum = Step(0.0);
     // A thread has four rows in flight, which are four apart.
     for (var first = thread / 64u; first < p.strip; first += 16u) {
         {% for k in range(4) %}
         let row{{ k }} = strip * p.strip + first + {{ 4 * k }}u;
         let live{{ k }} = inside & (row{{ k }} < p.rows);
-        let at{{ k }} = min(row{{ k }}, p.rows - 1u) * p.extent + near;
+        let at{{ k }} = min(row{{ k }}, p.rows - 1u) * p.extent + load_column;
         let x{{ k }} = x_step(at{{ k }});
         let g{{ k }} = result_step(at{{ k }});
         {% endfor %}
@@ -70,7 +70,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         if live{{ k }} {
             sum += h{{ k }};
             result_put_step(at{{ k }}, h{{ k }});
-            again_put_step(at{{ k }}, gelu{{ k }});
+            gelu_put_step(at{{ k }}, gelu{{ k }});
         }
         {% endfor %}
     }

@@ -1,19 +1,20 @@
 {#-
 Layer and RMS normalisation of contiguous rows, with a weight for each element of a row. Each element is read
-and written once: a thread holds its part of the row, `hold` steps.
+and written once: a thread holds its part of the row, `register_steps` steps.
 
 pass `forward`: sum = x + residual (if present), result = (sum - mean) * rstd * weight + bias, statistics [2,
   rows]: rstd and mean.
-pass `backward`: result = the gradient of x (with a residual: of the sum, in f32) from g, plus `more`, another
+pass `backward`: result = the gradient of x (with a residual: of the sum, in f32) from g, plus `extra_grad`, another
   gradient of x.
-With `low`, a copy of the result in that dtype is written. With `partial` of two or three, a workgroup has
+With `copy`, a copy of the result in that dtype is written. With `partial` of two or three, a workgroup has
 rows `step` apart, and writes sums over its rows for each weight. These are of g times the normalised x, of g,
 and of the result: partial [workgroups, partial, extent].
 
-x, residual, sum, weight, bias, g, more, result, low: dtypes, or "" · rms: no mean is subtracted
-lanes: see row_reduce
-inplace: the result overwrites `more`
-width: elements of a step, 4 if the extent is a multiple of four, else 1 · hold: steps that a thread holds
+x, residual, sum, weight, bias, g, extra_grad, result, copy: dtypes, or "" · rms: no mean is subtracted
+threads_per_row: see row_reduce
+inplace: the result overwrites `extra_grad`
+width: elements of a step, 4 if the extent is a multiple of four, else 1 
+register_steps: steps that a thread holds
 -#}
 {%- import "types" as t -%}
 {%- import "row_reduce" as rows -%}
@@ -30,7 +31,7 @@ struct Params {
 {% set next = namespace(binding=0) %}
 {% set inputs = [("x", x), ("residual", residual), ("weight", weight), ("bias", bias)] if pass == "forward" else
     [("g", g), ("x", x), ("residual", residual), ("weight", weight), ("statistics", "f32"),
-        ("more", "" if inplace else more)] %}
+        ("extra_grad", "" if inplace else extra_grad)] %}
 {% for name, dtype in inputs if dtype %}
 {% if name == "statistics" %}
 {{ t.input(next.binding, name, dtype) }}
@@ -48,44 +49,44 @@ struct Params {
 {% endif %}
 {% endif %}
 {{ rows.output(next.binding, "result", result, width) }}
-{% if low %}
+{% if copy %}
 {% set next.binding = next.binding + 1 %}
-{{ rows.output(next.binding, "low", low, width) }}
+{{ rows.output(next.binding, "copy", copy, width) }}
 {% endif %}
 {% if partial %}
 {{ rows.output(next.binding + 1, "partial", "f32", width) }}
 var<workgroup> columns: array<Step, 256>;
 {% endif %}
-{{ rows.functions(lanes, false) }}
+{{ rows.functions(threads_per_row, false) }}
 {{ rows.steps(width) }}
-{% set reach = lanes * width %}
+{% set loop_stride = threads_per_row * width %}
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
         @builtin(local_invocation_index) thread: u32) {
-    let number = group_index(group, groups);
-    let index = row_of(number, thread);
+    let linear_group = group_index(group, groups);
+    let index = row_of(linear_group, thread);
     let n = f32(p.extent);
-    {% for k in range(hold) %}
-    let at{{ k }} = lane_of(thread) * {{ width }}u + {{ k * reach }}u;
+    {% for k in range(register_steps) %}
+    let at{{ k }} = thread_in_row(thread) * {{ width }}u + {{ k * loop_stride }}u;
     let in{{ k }} = at{{ k }} < p.extent;
-    let near{{ k }} = select(0u, at{{ k }}, in{{ k }});
+    let clamped{{ k }} = select(0u, at{{ k }}, in{{ k }});
     {% endfor %}
     {% if pass == "forward" %}
     // Threads without a row take part in the barriers: they repeat the last row, and write nothing.
     let live = index < p.rows;
     let row = min(index, p.rows - 1u);
     let base = row * p.extent;
-    {% for k in range(hold) %}
+    {% for k in range(register_steps) %}
     {% if residual %}
-    let a{{ k }} = x_step(base + near{{ k }});
-    let b{{ k }} = residual_step(base + near{{ k }});
+    let a{{ k }} = x_step(base + clamped{{ k }});
+    let b{{ k }} = residual_step(base + clamped{{ k }});
     {% else %}
-    let x{{ k }} = x_step(base + near{{ k }});
+    let x{{ k }} = x_step(base + clamped{{ k }});
     {% endif %}
     {% endfor %}
     {% if residual %}
-    {% for k in range(hold) %}
+    {% for k in range(register_steps) %}
     let x{{ k }} = rounded(a{{ k }} + b{{ k }});
     {% endfor %}
     {% endif %}
@@ -93,19 +94,19 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let mean = 0.0;
     {% else %}
     var plain = 0.0;
-    {% for k in range(hold) %}
+    {% for k in range(register_steps) %}
     plain += select(0.0, step_sum(x{{ k }}), in{{ k }});
     {% endfor %}
     let mean = row_sum(plain, thread) / n;
     {% endif %}
     var squares = 0.0;
-    {% for k in range(hold) %}
+    {% for k in range(register_steps) %}
     let d{{ k }} = x{{ k }} - mean;
     squares += select(0.0, step_sum(d{{ k }} * d{{ k }}), in{{ k }});
     {% endfor %}
     let rstd = m_rsqrt(row_sum(squares, thread) / n + p.eps);
     if live {
-        {% for k in range(hold) %}
+        {% for k in range(register_steps) %}
         if in{{ k }} {
             {% if residual %}
             sum_put_step(base + at{{ k }}, x{{ k }});
@@ -115,7 +116,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
                     {{ " + bias_step(at" ~ k ~ ")" if bias else "" }});
         }
         {% endfor %}
-        if lane_of(thread) == 0u {
+        if thread_in_row(thread) == 0u {
             statistics_put(row, rstd);
             {% if not rms %}
             statistics_put(p.rows + row, mean);
@@ -123,56 +124,56 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         }
     }
     {% else %}
-    {% for k in range(hold) %}
+    {% for k in range(register_steps) %}
     {% if weight %}
-    let w{{ k }} = weight_step(near{{ k }});
+    let w{{ k }} = weight_step(clamped{{ k }});
     {% endif %}
     {% if partial %}
     var scaled{{ k }} = Step(0.0);
     var plain{{ k }} = Step(0.0);
     {% if partial == 3 %}
-    var given{{ k }} = Step(0.0);
+    var result_sum{{ k }} = Step(0.0);
     {% endif %}
     {% endif %}
     {% endfor %}
     // All threads have the same number of iterations, for the barriers.
-    let turns = (p.rows + p.step - 1u) / p.step;
-    for (var turn = 0u; turn < turns; turn++) {
-        let place = index + turn * p.step;
-        let live = index < p.step && place < p.rows;
-        let row = min(place, p.rows - 1u);
+    let iterations = (p.rows + p.step - 1u) / p.step;
+    for (var iteration = 0u; iteration < iterations; iteration++) {
+        let row_index = index + iteration * p.step;
+        let live = index < p.step && row_index < p.rows;
+        let row = min(row_index, p.rows - 1u);
         let base = row * p.extent;
-        {% for k in range(hold) %}
-        let g{{ k }} = g_step(base + near{{ k }});
-        let x{{ k }} = x_step(base + near{{ k }}){{ " + residual_step(base + near" ~ k ~ ")" if residual }};
-        {% if more %}
-        let more{{ k }} = {{ "result" if inplace else "more" }}_step(base + near{{ k }});
+        {% for k in range(register_steps) %}
+        let g{{ k }} = g_step(base + clamped{{ k }});
+        let x{{ k }} = x_step(base + clamped{{ k }}){{ " + residual_step(base + clamped" ~ k ~ ")" if residual }};
+        {% if extra_grad %}
+        let extra_grad{{ k }} = {{ "result" if inplace else "extra_grad" }}_step(base + clamped{{ k }});
         {% endif %}
         {% endfor %}
         let rstd = statistics_at(row);
         let mean = {{ "0.0" if rms else "statistics_at(p.rows + row)" }};
         var both = vec2<f32>(0.0);
-        {% for k in range(hold) %}
+        {% for k in range(register_steps) %}
         let z{{ k }} = (x{{ k }} - mean) * rstd;
         let h{{ k }} = g{{ k }}{{ " * w" ~ k if weight else "" }};
         both += select(vec2<f32>(0.0), vec2<f32>(step_sum(h{{ k }} * z{{ k }}), step_sum(h{{ k }})), in{{ k }});
         {% endfor %}
         let sums = row_sums(both, thread) / n;
         if live {
-            {% for k in range(hold) %}
+            {% for k in range(register_steps) %}
             {% if partial %}
             plain{{ k }} += g{{ k }};
             scaled{{ k }} += g{{ k }} * z{{ k }};
             {% endif %}
             let d{{ k }} = rstd * ((h{{ k }}{{ "" if rms else " - sums.y" }}) - z{{ k }} * sums.x)
-                {{ " + more" ~ k if more else "" }};
+                {{ " + extra_grad" ~ k if extra_grad else "" }};
             {% if partial == 3 %}
-            given{{ k }} += d{{ k }};
+            result_sum{{ k }} += d{{ k }};
             {% endif %}
             if in{{ k }} {
                 result_put_step(base + at{{ k }}, d{{ k }});
-                {% if low %}
-                low_put_step(base + at{{ k }}, d{{ k }});
+                {% if copy %}
+                copy_put_step(base + at{{ k }}, d{{ k }});
                 {% endif %}
             }
             {% endfor %}
@@ -180,18 +181,20 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     }
     {% if partial %}
     // Adds the rows of a workgroup in order.
-    let to = number * p.extent * {{ partial }}u;
-    {% for name in ["scaled", "plain", "given"][:partial] %}
+    let to = linear_group * p.extent * {{ partial }}u;
+    {% for name in ["scaled", "plain", "result_sum"][:partial] %}
     {% set offset = loop.index0 ~ "u * p.extent" %}
-    {% for k in range(hold) %}
-    {% if lanes == 256 %}
+    {% for k in range(register_steps) %}
+    {% if threads_per_row == 256 %}
     if in{{ k }} { partial_put_step(to + {{ offset }} + at{{ k }}, {{ name }}{{ k }}); }
     {% else %}
     columns[thread] = {{ name }}{{ k }};
     workgroupBarrier();
-    if thread < {{ lanes }}u && in{{ k }} {
+    if thread < {{ threads_per_row }}u && in{{ k }} {
         var all = columns[thread];
-        for (var r = 1u; r < {{ 256 // lanes }}u; r++) { all += columns[thread + r * {{ lanes }}u]; }
+        for (var r = 1u; r < {{ 256 // threads_per_row }}u; r++) {
+            all += columns[thread + r * {{ threads_per_row }}u];
+        }
         partial_put_step(to + {{ offset }} + at{{ k }}, all);
     }
     workgroupBarrier();

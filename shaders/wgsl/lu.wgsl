@@ -25,13 +25,13 @@ struct Params {
 @group(0) @binding(1) var<storage, read_write> order: array<u32>;
 @group(0) @binding(2) var<storage, read_write> sign: array<{{ T }}>;
 
-var<workgroup> most: array<{{ T }}, 256>;
-var<workgroup> most_at: array<u32, 256>;
+var<workgroup> max_values: array<{{ T }}, 256>;
+var<workgroup> max_rows: array<u32, 256>;
 {% endif %}
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) all: vec3<u32>,
-        @builtin(local_invocation_index) lane: u32) {
+        @builtin(local_invocation_index) thread: u32) {
     let batch = group_index(id, all);
     // A folded grid has workgroups beyond the last.
     if batch >= p.batch { return; }
@@ -39,7 +39,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) all: vec3
     {% if pivoting %}
     var parity = {{ T }}(1.0);
     if p.first == 0u {
-        for (var r = lane; r < p.m; r += 256u) { order[batch * p.m + r] = r; }
+        for (var r = thread; r < p.m; r += 256u) { order[batch * p.m + r] = r; }
     } else {
         parity = sign[batch];
     }
@@ -50,34 +50,34 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) all: vec3
         // The first of equal elements.
         var best = {{ T }}(-1.0);
         var at = j;
-        for (var r = j + lane; r < p.m; r += 256u) {
+        for (var r = j + thread; r < p.m; r += 256u) {
             let v = abs(a[base + r * p.n + j]);
             if v > best { best = v; at = r; }
         }
-        most[lane] = best;
-        most_at[lane] = at;
+        max_values[thread] = best;
+        max_rows[thread] = at;
         workgroupBarrier();
-        for (var reach = 128u; reach > 0u; reach = reach >> 1u) {
-            if lane < reach {
-                let v = most[lane + reach];
-                let place = most_at[lane + reach];
-                if (v > most[lane]) | ((v == most[lane]) & (place < most_at[lane])) {
-                    most[lane] = v;
-                    most_at[lane] = place;
+        for (var stride = 128u; stride > 0u; stride = stride >> 1u) {
+            if thread < stride {
+                let v = max_values[thread + stride];
+                let other_row = max_rows[thread + stride];
+                if (v > max_values[thread]) | ((v == max_values[thread]) & (other_row < max_rows[thread])) {
+                    max_values[thread] = v;
+                    max_rows[thread] = other_row;
                 }
             }
             workgroupBarrier();
         }
-        let pivot = most_at[0];
-        let there = base + pivot * p.n;
+        let pivot = max_rows[0];
+        let pivot_start = base + pivot * p.n;
         if pivot != j {
             parity = -parity;
-            for (var c = lane; c < p.n; c += 256u) {
+            for (var c = thread; c < p.n; c += 256u) {
                 let v = a[row + c];
-                a[row + c] = a[there + c];
-                a[there + c] = v;
+                a[row + c] = a[pivot_start + c];
+                a[pivot_start + c] = v;
             }
-            if lane == 0u {
+            if thread == 0u {
                 let v = order[batch * p.m + j];
                 order[batch * p.m + j] = order[batch * p.m + pivot];
                 order[batch * p.m + pivot] = v;
@@ -87,27 +87,27 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) all: vec3
         workgroupBarrier();
         let diagonal = a[row + j];
         // A column of zeros stays zero.
-        for (var r = j + 1u + lane; r < p.m; r += 256u) {
+        for (var r = j + 1u + thread; r < p.m; r += 256u) {
             let i = base + r * p.n + j;
             if diagonal != {{ T }}(0.0) { a[i] = a[i] / diagonal; }
         }
         {% else %}
         let root = sqrt(a[row + j]);
-        for (var r = j + 1u + lane; r < p.m; r += 256u) {
+        for (var r = j + 1u + thread; r < p.m; r += 256u) {
             let i = base + r * p.n + j;
             a[i] = a[i] / root;
         }
         // All threads have read the values that are overwritten now.
         storageBarrier();
         workgroupBarrier();
-        if lane == 0u { a[row + j] = root; }
+        if thread == 0u { a[row + j] = root; }
         {% endif %}
         storageBarrier();
         workgroupBarrier();
-        let left = p.n - j - 1u;
-        for (var e = lane; e < (p.m - j - 1u) * left; e += 256u) {
-            let r = j + 1u + e / left;
-            let c = j + 1u + e % left;
+        let trailing = p.n - j - 1u;
+        for (var e = thread; e < (p.m - j - 1u) * trailing; e += 256u) {
+            let r = j + 1u + e / trailing;
+            let c = j + 1u + e % trailing;
             {% if pivoting %}
             a[base + r * p.n + c] -= a[base + r * p.n + j] * a[row + c];
             {% else %}
@@ -118,6 +118,6 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) all: vec3
         workgroupBarrier();
     }
     {% if pivoting %}
-    if lane == 0u { sign[batch] = parity; }
+    if thread == 0u { sign[batch] = parity; }
     {% endif %}
 }

@@ -2,8 +2,8 @@
 Matrix products of any strides: c[z] = a[z] · b[z].
 
 dtype: of a and b · out: of c, which may be f32 for 16-bit operands
-way: `tiled` (f32, f16, bf16), `cooperative` (f16, bf16) or `simple` (with lanes, order); the first two with
-  their tile, a_order, b_order, a_vectors, b_vectors, k_edges; see `matmul_macros`
+variant: `tiled` (f32, f16, bf16), `cooperative` (f16, bf16) or `simple` (with threads_per_output, order); the first two
+  with their tile, a_order, b_order, a_vectors, b_vectors, k_edges; see `matmul_macros`
 split: workgroups share one sum; c is [splits][batch][m][n] in the type of the sums, and `splitk_reduce` adds
   them
 mode: `packed` (tiles, n is a multiple of 4) or `scattered` output
@@ -12,7 +12,7 @@ bias: a value for each column is added before rounding
 {%- import "types" as t -%}
 {%- import "matmul_macros" as body -%}
 {%- set T = t.value(dtype) -%}
-{% if way == "cooperative" %}
+{% if variant == "cooperative" %}
 enable wgpu_cooperative_matrix;
 {% endif %}
 {{ t.prelude() }}
@@ -30,16 +30,16 @@ struct Params {
     a: vec4<u32>,
     b: vec4<u32>,
     // Strides of the batch dimensions: two of a, two of b.
-    steps: vec4<u32>,
+    batch_strides: vec4<u32>,
 }
 @group(1) @binding(0) var<uniform> p: Params;
 {% for name, vectors in [("a", a_vectors), ("b", b_vectors)] %}
 {% if not vectors %}
 {{ t.input(loop.index0, name, dtype) }}
-{% if way == "cooperative" %}
+{% if variant == "cooperative" %}
 {{ t.bits_function(name, dtype) }}
 {% endif %}
-{% elif way == "cooperative" %}
+{% elif variant == "cooperative" %}
 @group(0) @binding({{ loop.index0 }}) var<storage, read> {{ name }}: array<vec4<u32>>;
 {% else %}
 {{ t.quads(loop.index0, name, dtype) }}
@@ -55,37 +55,37 @@ struct Params {
 {{ t.output(c, "c", T if split else out, mode) }}
 {% endif %}
 
-fn a_base(z: u32) -> u32 { return p.a.x + (z / p.inner) * p.steps.x + (z % p.inner) * p.steps.y; }
-fn b_base(z: u32) -> u32 { return p.b.x + (z / p.inner) * p.steps.z + (z % p.inner) * p.steps.w; }
+fn a_base(z: u32) -> u32 { return p.a.x + (z / p.inner) * p.batch_strides.x + (z % p.inner) * p.batch_strides.y; }
+fn b_base(z: u32) -> u32 { return p.b.x + (z / p.inner) * p.batch_strides.z + (z % p.inner) * p.batch_strides.w; }
 fn a_index(base: u32, row: u32, k: u32) -> u32 { return base + row * p.a.y + k * p.a.z; }
 fn b_index(base: u32, k: u32, col: u32) -> u32 { return base + k * p.b.y + col * p.b.z; }
 {% if not a_vectors %}
 fn a_value(base: u32, row: u32, k: u32) -> {{ T }} { return a_at(a_index(base, row, k)); }
-{% elif way == "cooperative" %}
+{% elif variant == "cooperative" %}
 fn a_vector(base: u32, row: u32, k: u32) -> vec4<u32> { return a[a_index(base, row, k) / 8u]; }
 {% else %}
 fn a_vector(base: u32, row: u32, k: u32) -> vec4<f32> { return a_quad(a_index(base, row, k) / 4u); }
 {% endif %}
 {% if not b_vectors %}
 fn b_value(base: u32, k: u32, col: u32) -> {{ T }} { return b_at(b_index(base, k, col)); }
-{% elif way == "cooperative" %}
+{% elif variant == "cooperative" %}
 fn b_vector(base: u32, k: u32, col: u32) -> vec4<u32> { return b[b_index(base, k, col) / 8u]; }
 {% else %}
 fn b_vector(base: u32, k: u32, col: u32) -> vec4<f32> { return b_quad(b_index(base, k, col) / 4u); }
 {% endif %}
 
 // The first part of a sum includes the bias.
-fn with_bias(piece: u32, col: u32, v: {{ T }}) -> {{ T }} {
+fn with_bias(k_split: u32, col: u32, v: {{ T }}) -> {{ T }} {
     {% if bias %}
-    if piece == 0u { return v + bias_at(p.bias_offset + min(col, p.n - 1u)); }
+    if k_split == 0u { return v + bias_at(p.bias_offset + min(col, p.n - 1u)); }
     {% endif %}
     return v;
 }
-{% if way != "simple" %}
-fn store4(piece: u32, z: u32, row: u32, col: u32, sums: vec4<f32>) {
-    let v = vec4<f32>(with_bias(piece, col, sums.x), with_bias(piece, col + 1u, sums.y),
-        with_bias(piece, col + 2u, sums.z), with_bias(piece, col + 3u, sums.w));
-    let i = ((piece * p.batch + z) * p.m + row) * p.n + col;
+{% if variant != "simple" %}
+fn store4(k_split: u32, z: u32, row: u32, col: u32, sums: vec4<f32>) {
+    let v = vec4<f32>(with_bias(k_split, col, sums.x), with_bias(k_split, col + 1u, sums.y),
+        with_bias(k_split, col + 2u, sums.z), with_bias(k_split, col + 3u, sums.w));
+    let i = ((k_split * p.batch + z) * p.m + row) * p.n + col;
     {% if mode == "packed" %}
     c_put_quad(i / 4u, v);
     {% else %}
@@ -95,14 +95,14 @@ fn store4(piece: u32, z: u32, row: u32, col: u32, sums: vec4<f32>) {
     if col + 3u < p.n { c_put(i + 3u, v.w); }
     {% endif %}
 }
-{% if way == "tiled" %}
-{{ body.tiled(high, rows, cols, depth, a_order, b_order, a_vectors, b_vectors, k_edges, unroll) }}
+{% if variant == "tiled" %}
+{{ body.tiled(thread_rows, rows, cols, depth, a_order, b_order, a_vectors, b_vectors, k_edges, unroll) }}
 {% else %}
 {{ body.cooperative(dtype, rows, cols, depth, sub_rows, sub_cols, a_order, b_order, a_vectors, b_vectors, k_edges) }}
 {% endif %}
 {% else %}
-fn store(piece: u32, z: u32, row: u32, col: u32, v: {{ T }}) {
-    c_put(((piece * p.batch + z) * p.m + row) * p.n + col, with_bias(piece, col, v));
+fn store(k_split: u32, z: u32, row: u32, col: u32, v: {{ T }}) {
+    c_put(((k_split * p.batch + z) * p.m + row) * p.n + col, with_bias(k_split, col, v));
 }
-{{ body.simple(T, lanes, order) }}
+{{ body.simple(T, threads_per_output, order) }}
 {% endif %}

@@ -8,7 +8,7 @@ kernel:
 - `a_value(base, row, k)`, `b_value(base, k, col)`: elements; arguments are always inside the matrices
 - with `a_vectors` (`b_vectors`): `a_vector(base, row, k)`: the neighbours in memory from an element on, in one
   aligned access; `tiled` wants four elements, `cooperative` eight in a vec4<u32>
-- `store(piece, z, row, col, v)`, and for tiles `store4` with a vec4, whose col is a multiple of four; part of
+- `store(k_split, z, row, col, v)`, and for tiles `store4` with a vec4, whose col is a multiple of four; part of
   v may lie outside the matrix
 
 k_edges: the last step of a sum may be partial
@@ -23,20 +23,20 @@ a_order, b_order: `k` if neighbours in memory are along the sum (K-major), else 
     // Without calls and variables, so that validation sees that control flow is uniform.
     let index = group.y * groups.x + group.x;
     let tile = index % (tiles_n * tiles_m);
-    let left = index / (tiles_n * tiles_m);
+    let outer_index = index / (tiles_n * tiles_m);
     // Eight rows of tiles at a time: workgroups that run together share operands in the cache.
     let band = tile / (8u * tiles_n);
     let in_band = tile % (8u * tiles_n);
     let band_rows = min(8u, tiles_m - 8u * band);
     let row0 = (8u * band + in_band % band_rows) * {{ rows }}u;
     let col0 = (in_band / band_rows) * {{ cols }}u;
-    let z = left % p.batch;
-    let piece = left / p.batch;
+    let z = outer_index % p.batch;
+    let k_split = outer_index / p.batch;
     // A folded grid may have more groups than there is work.
-    if piece >= p.splits { return; }
+    if k_split >= p.splits { return; }
     let a0 = a_base(z);
     let b0 = b_base(z);
-    let start = piece * p.chunk;
+    let start = k_split * p.chunk;
     let end = min(start + p.chunk, p.k);
 {%- endmacro -%}
 
@@ -98,20 +98,21 @@ fn {{ side }}_loaded(v: vec4<f32>, k: u32, end: u32) -> vec4<f32> {
 {% endmacro -%}
 
 {#-
-Tiled: `high` x 256/`high` invocations compute high·rows x 256/high·4·cols elements of c, with sums in f32.
+Tiled: thread_rows x thread_cols invocations compute thread_rows·rows x thread_cols·4·cols elements of c, with sums
+in f32. thread_cols is 256 / thread_rows.
 unroll: steps of the sum that are written out
 -#}
-{%- macro tiled(high, rows, cols, depth, a_order, b_order, a_vectors, b_vectors, k_edges, unroll) %}
-{%- set wide = 256 // high -%}
-{%- set sheets = rows // 4 -%}
-{%- set lines_a = high * sheets -%}
-{%- set lines_b = wide * cols -%}
-{%- set parts = [".x", ".y", ".z", ".w"] -%}
-{%- set slots_a = (depth * lines_a + 255) // 256 -%}
-{%- set slots_b = (depth * lines_b + 255) // 256 -%}
+{%- macro tiled(thread_rows, rows, cols, depth, a_order, b_order, a_vectors, b_vectors, k_edges, unroll) %}
+{%- set thread_cols = 256 // thread_rows -%}
+{%- set row_quads = rows // 4 -%}
+{%- set quads_a = thread_rows * row_quads -%}
+{%- set quads_b = thread_cols * cols -%}
+{%- set components = [".x", ".y", ".z", ".w"] -%}
+{%- set loads_a = (depth * quads_a + 255) // 256 -%}
+{%- set loads_b = (depth * quads_b + 255) // 256 -%}
 // Rows along the sum; one padding vector for each row keeps a tile's columns in different banks.
-var<workgroup> tile_a: array<vec4<f32>, {{ depth * (lines_a + 1) }}>;
-var<workgroup> tile_b: array<vec4<f32>, {{ depth * (lines_b + 1) }}>;
+var<workgroup> tile_a: array<vec4<f32>, {{ depth * (quads_a + 1) }}>;
+var<workgroup> tile_b: array<vec4<f32>, {{ depth * (quads_b + 1) }}>;
 {% if not a_vectors %}{{ guarded_value("a") }}{% endif %}
 {% if not b_vectors %}{{ guarded_value("b") }}{% endif %}
 // Four neighbours in memory. A vector from outside of the matrix becomes zero when it is saved: the wait for it
@@ -138,8 +139,9 @@ fn b_load(base: u32, k: u32, col: u32, end: u32) -> vec4<f32> {
 {{ loaded("b", b_vectors and k_edges) }}
 
 {%- set prefetch = a_vectors and b_vectors -%}
-{#- Place of slot q of a tile, which is at `at`: `k` along the sum and `line` across, of its first element. -#}
-{% macro slot(side, q, lines, order, at) -%}
+{#- Position of load q of a tile, the vector with index `at`: `k` along the sum and `line` across, of its first
+element. -#}
+{% macro load_position(side, q, lines, order, at) -%}
     let {{ side }}_at{{ q }} = {{ at }};
     {% if order == "k" %}
     let {{ side }}_k{{ q }} = {{ side }}_at{{ q }} % {{ depth // 4 }}u * 4u;
@@ -156,7 +158,7 @@ fn b_load(base: u32, k: u32, col: u32, end: u32) -> vec4<f32> {
             {% if order == "k" %}
             {% for i in range(4) %}
             tile_{{ side }}[({{ side }}_k{{ q }} + {{ i }}u) * {{ lines + 1 }}u + {{ side }}_line{{ q }} / 4u][
-                {{ side }}_line{{ q }} % 4u] = {{ side }}_next{{ q }}{{ parts[i] }};
+                {{ side }}_line{{ q }} % 4u] = {{ side }}_next{{ q }}{{ components[i] }};
             {% endfor %}
             {% else %}
             tile_{{ side }}[{{ side }}_k{{ q }} * {{ lines + 1 }}u + {{ side }}_line{{ q }} / 4u] =
@@ -166,11 +168,11 @@ fn b_load(base: u32, k: u32, col: u32, end: u32) -> vec4<f32> {
 {%- endmacro %}
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-        @builtin(local_invocation_index) lane: u32) {
-    {{ locate(high * rows, 4 * lines_b) }}
-    let x = lane % {{ wide }}u;
-    let y = lane / {{ wide }}u;
-    {% for s in range(sheets) %}
+        @builtin(local_invocation_index) thread: u32) {
+    {{ locate(thread_rows * rows, 4 * quads_b) }}
+    let x = thread % {{ thread_cols }}u;
+    let y = thread / {{ thread_cols }}u;
+    {% for s in range(row_quads) %}
     {% for i in range(4) %}
     {% for v in range(cols) %}
     var sum_{{ s }}_{{ i }}_{{ v }} = vec4<f32>();
@@ -178,41 +180,41 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% endfor %}
     {% endfor %}
     {% set load %}
-    {% for q in range(slots_a) %}
+    {% for q in range(loads_a) %}
             a_next{{ q }} = a_load(a0, row0 + a_line{{ q }}, k0 + a_k{{ q }}, end);
     {% endfor %}
-    {% for q in range(slots_b) %}
+    {% for q in range(loads_b) %}
             b_next{{ q }} = b_load(b0, k0 + b_k{{ q }}, col0 + b_line{{ q }}, end);
     {% endfor %}
     {% endset %}
     {% if prefetch %}
-    {% for q in range(slots_a) %}
-    {{ slot("a", q, lines_a, a_order, "lane + " ~ 256 * q ~ "u") }}
+    {% for q in range(loads_a) %}
+    {{ load_position("a", q, quads_a, a_order, "thread + " ~ 256 * q ~ "u") }}
     var a_next{{ q }} = vec4<f32>();
     {% endfor %}
-    {% for q in range(slots_b) %}
-    {{ slot("b", q, lines_b, b_order, "lane + " ~ 256 * q ~ "u") }}
+    {% for q in range(loads_b) %}
+    {{ load_position("b", q, quads_b, b_order, "thread + " ~ 256 * q ~ "u") }}
     var b_next{{ q }} = vec4<f32>();
     {% endfor %}
     {% set store_tile %}
-    {% for q in range(slots_a) %}
-            {{ save("a", q, lines_a, a_order) }}
+    {% for q in range(loads_a) %}
+            {{ save("a", q, quads_a, a_order) }}
     {% endfor %}
-    {% for q in range(slots_b) %}
-            {{ save("b", q, lines_b, b_order) }}
+    {% for q in range(loads_b) %}
+            {{ save("b", q, quads_b, b_order) }}
     {% endfor %}
     {% endset %}
     {% else %}
     {% set store_tile %}
-        for (var at = lane; at < {{ depth * lines_a }}u; at += 256u) {
-            {{ slot("a", 0, lines_a, a_order, "at") }}
+        for (var at = thread; at < {{ depth * quads_a }}u; at += 256u) {
+            {{ load_position("a", 0, quads_a, a_order, "at") }}
             var a_next0 = a_load(a0, row0 + a_line0, k0 + a_k0, end);
-            {{ save("a", 0, lines_a, a_order) }}
+            {{ save("a", 0, quads_a, a_order) }}
         }
-        for (var at = lane; at < {{ depth * lines_b }}u; at += 256u) {
-            {{ slot("b", 0, lines_b, b_order, "at") }}
+        for (var at = thread; at < {{ depth * quads_b }}u; at += 256u) {
+            {{ load_position("b", 0, quads_b, b_order, "at") }}
             var b_next0 = b_load(b0, k0 + b_k0, col0 + b_line0, end);
-            {{ save("b", 0, lines_b, b_order) }}
+            {{ save("b", 0, quads_b, b_order) }}
         }
     {% endset %}
     {% endif %}
@@ -220,11 +222,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         for (var k = 0u; k < {{ depth }}u; k += {{ unroll }}u) {
             {% for u in range(unroll) %}
             {% for v in range(cols) %}
-            let b_{{ u }}_{{ v }} = tile_b[(k + {{ u }}u) * {{ lines_b + 1 }}u + x + {{ v * wide }}u];
+            let b_{{ u }}_{{ v }} = tile_b[(k + {{ u }}u) * {{ quads_b + 1 }}u + x + {{ v * thread_cols }}u];
             {% endfor %}
-            {% for s in range(sheets) %}
-            let a_{{ u }}_{{ s }} = tile_a[(k + {{ u }}u) * {{ lines_a + 1 }}u + y + {{ s * high }}u];
-            {% for part in parts %}
+            {% for s in range(row_quads) %}
+            let a_{{ u }}_{{ s }} = tile_a[(k + {{ u }}u) * {{ quads_a + 1 }}u + y + {{ s * thread_rows }}u];
+            {% for part in components %}
             {% set i = loop.index0 %}
             {% for v in range(cols) %}
             sum_{{ s }}_{{ i }}_{{ v }} = fma(vec4<f32>(a_{{ u }}_{{ s }}{{ part }}), b_{{ u }}_{{ v }},
@@ -236,11 +238,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         }
     {% endset %}
     {{ pipelined(depth, prefetch, load, store_tile, compute) }}
-    {% for s in range(sheets) %}
+    {% for s in range(row_quads) %}
     {% for i in range(4) %}
     {% for v in range(cols) %}
-    store_inside(piece, z, row0 + (y + {{ s * high }}u) * 4u + {{ i }}u, col0 + (x + {{ v * wide }}u) * 4u,
-        sum_{{ s }}_{{ i }}_{{ v }});
+    store_inside(k_split, z, row0 + (y + {{ s * thread_rows }}u) * 4u + {{ i }}u,
+        col0 + (x + {{ v * thread_cols }}u) * 4u, sum_{{ s }}_{{ i }}_{{ v }});
     {% endfor %}
     {% endfor %}
     {% endfor %}
@@ -249,8 +251,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
 {% endmacro -%}
 
 {%- macro store_inside() %}
-fn store_inside(piece: u32, z: u32, row: u32, col: u32, v: vec4<f32>) {
-    if row < p.m && col < p.n { store4(piece, z, row, col, v); }
+fn store_inside(k_split: u32, z: u32, row: u32, col: u32, v: vec4<f32>) {
+    if row < p.m && col < p.n { store4(k_split, z, row, col, v); }
 }
 {% endmacro -%}
 
@@ -266,8 +268,8 @@ dtype: `f16` or `bf16`, whose bits are in vec4s of f32: WGSL takes the type of a
 {%- set threads = 32 * subgroups -%}
 {%- set pitch_a = (depth if a_order == "k" else rows) // 8 + 1 -%}
 {%- set pitch_b = (depth if b_order == "k" else cols) // 8 + 1 -%}
-{%- set slots_a = rows * depth // 8 // threads -%}
-{%- set slots_b = cols * depth // 8 // threads -%}
+{%- set loads_a = rows * depth // 8 // threads -%}
+{%- set loads_b = cols * depth // 8 // threads -%}
 {%- set vectors_a = (rows if a_order == "k" else depth) * pitch_a -%}
 {#- Results pass through the memory of tile a, 16 rows and 32 columns of each subgroup at a time. -#}
 {%- set pitch_c = 9 -%}
@@ -305,9 +307,9 @@ fn b_load(base: u32, k: u32, col: u32, end: u32) -> vec4<f32> {
 {{ loaded("b", b_vectors and k_edges) }}
 @compute @workgroup_size({{ threads }})
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-        @builtin(local_invocation_index) lane: u32) {
+        @builtin(local_invocation_index) thread: u32) {
     {{ locate(rows, cols) }}
-    let subgroup = lane / 32u;
+    let subgroup = thread / 32u;
     let sub_row = subgroup / {{ across }}u * {{ sub_rows }}u;
     let sub_col = subgroup % {{ across }}u * {{ sub_cols }}u;
     {% for i in range(sub_rows // 16) %}
@@ -316,59 +318,59 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% endfor %}
     {% endfor %}
     {% set prefetch = a_vectors and b_vectors %}
-    {% macro slot(side, q, lines, order, at) -%}
-    {% set eights = (depth if order == "k" else lines) // 8 -%}
-    let {{ side }}_near{{ q }} = {{ at }} % {{ eights }}u;
-    let {{ side }}_far{{ q }} = {{ at }} / {{ eights }}u;
+    {% macro load_position(side, q, lines, order, at) -%}
+    {% set vectors_per_line = (depth if order == "k" else lines) // 8 -%}
+    let {{ side }}_vec{{ q }} = {{ at }} % {{ vectors_per_line }}u;
+    let {{ side }}_line{{ q }} = {{ at }} / {{ vectors_per_line }}u;
     {%- endmacro %}
     {% macro load_a(q) -%}
-    a_load(a0, row0 + {{ "a_far" ~ q if a_order == "k" else "8u * a_near" ~ q }},
-        k0 + {{ "8u * a_near" ~ q if a_order == "k" else "a_far" ~ q }}, end)
+    a_load(a0, row0 + {{ "a_line" ~ q if a_order == "k" else "8u * a_vec" ~ q }},
+        k0 + {{ "8u * a_vec" ~ q if a_order == "k" else "a_line" ~ q }}, end)
     {%- endmacro %}
     {% macro load_b(q) -%}
-    b_load(b0, k0 + {{ "8u * b_near" ~ q if b_order == "k" else "b_far" ~ q }},
-        col0 + {{ "b_far" ~ q if b_order == "k" else "8u * b_near" ~ q }}, end)
+    b_load(b0, k0 + {{ "8u * b_vec" ~ q if b_order == "k" else "b_line" ~ q }},
+        col0 + {{ "b_line" ~ q if b_order == "k" else "8u * b_vec" ~ q }}, end)
     {%- endmacro %}
     {% macro save(side, q, pitch, order) -%}
-    tile_{{ side }}[{{ side }}_far{{ q }} * {{ pitch }}u + {{ side }}_near{{ q }}] =
+    tile_{{ side }}[{{ side }}_line{{ q }} * {{ pitch }}u + {{ side }}_vec{{ q }}] =
         {{ side }}_loaded({{ side }}_next{{ q }},
-            k0 + {{ "8u * " ~ side ~ "_near" ~ q if order == "k" else side ~ "_far" ~ q }}, end);
+            k0 + {{ "8u * " ~ side ~ "_vec" ~ q if order == "k" else side ~ "_line" ~ q }}, end);
     {%- endmacro %}
     {% if prefetch %}
-    {% for q in range(slots_a) %}
-    {{ slot("a", q, rows, a_order, "(lane + " ~ threads * q ~ "u)") }}
+    {% for q in range(loads_a) %}
+    {{ load_position("a", q, rows, a_order, "(thread + " ~ threads * q ~ "u)") }}
     var a_next{{ q }} = vec4<f32>();
     {% endfor %}
-    {% for q in range(slots_b) %}
-    {{ slot("b", q, cols, b_order, "(lane + " ~ threads * q ~ "u)") }}
+    {% for q in range(loads_b) %}
+    {{ load_position("b", q, cols, b_order, "(thread + " ~ threads * q ~ "u)") }}
     var b_next{{ q }} = vec4<f32>();
     {% endfor %}
     {% set load %}
-    {% for q in range(slots_a) %}
+    {% for q in range(loads_a) %}
             a_next{{ q }} = {{ load_a(q) }};
     {% endfor %}
-    {% for q in range(slots_b) %}
+    {% for q in range(loads_b) %}
             b_next{{ q }} = {{ load_b(q) }};
     {% endfor %}
     {% endset %}
     {% set store_tile %}
-    {% for q in range(slots_a) %}
+    {% for q in range(loads_a) %}
             {{ save("a", q, pitch_a, a_order) }}
     {% endfor %}
-    {% for q in range(slots_b) %}
+    {% for q in range(loads_b) %}
             {{ save("b", q, pitch_b, b_order) }}
     {% endfor %}
     {% endset %}
     {% else %}
     {% set load = "" %}
     {% set store_tile %}
-        for (var at = lane; at < {{ rows * depth // 8 }}u; at += {{ threads }}u) {
-            {{ slot("a", 0, rows, a_order, "at") }}
+        for (var at = thread; at < {{ rows * depth // 8 }}u; at += {{ threads }}u) {
+            {{ load_position("a", 0, rows, a_order, "at") }}
             let a_next0 = {{ load_a(0) }};
             {{ save("a", 0, pitch_a, a_order) }}
         }
-        for (var at = lane; at < {{ cols * depth // 8 }}u; at += {{ threads }}u) {
-            {{ slot("b", 0, cols, b_order, "at") }}
+        for (var at = thread; at < {{ cols * depth // 8 }}u; at += {{ threads }}u) {
+            {{ load_position("b", 0, cols, b_order, "at") }}
             let b_next0 = {{ load_b(0) }};
             {{ save("b", 0, pitch_b, b_order) }}
         }
@@ -404,9 +406,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {{ pipelined(depth, prefetch, load, store_tile, compute) }}
     // The elements of a matrix belong to no known invocation, so that results go through workgroup memory.
     let base_c = subgroup * {{ 16 * pitch_c }}u;
-    let sub_lane = lane % 32u;
-    let sub_row0 = row0 + sub_row + sub_lane / 8u;
-    let quad = sub_lane % 8u;
+    let lane = thread % 32u;
+    let sub_row0 = row0 + sub_row + lane / 8u;
+    let quad = lane % 8u;
     {% for i in range(sub_rows // 16) %}
     {% for j in range(0, sub_cols // 16, 2) %}
     {% for half in range(2) %}
@@ -415,8 +417,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% endfor %}
     workgroupBarrier();
     {% for part in range(4) %}
-    store_inside(piece, z, sub_row0 + {{ 16 * i + 4 * part }}u, col0 + sub_col + {{ 16 * j }}u + 4u * quad,
-        tile_a[base_c + (sub_lane / 8u + {{ 4 * part }}u) * {{ pitch_c }}u + quad]);
+    store_inside(k_split, z, sub_row0 + {{ 16 * i + 4 * part }}u, col0 + sub_col + {{ 16 * j }}u + 4u * quad,
+        tile_a[base_c + (lane / 8u + {{ 4 * part }}u) * {{ pitch_c }}u + quad]);
     {% endfor %}
     workgroupBarrier();
     {% endfor %}
@@ -426,31 +428,31 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
 {% endmacro -%}
 
 {#-
-Simple: `lanes` invocations (a power of two, at most 256) share the sum of one element, of type T.
+Simple: `threads_per_output` invocations (a power of two, at most 256) share the sum of one element, of type T.
 order: `k` if neighbouring invocations read neighbours along the sum, else neighbouring elements of c (`line`)
 -#}
-{%- macro simple(T, lanes, order) %}
-{%- set outputs = 256 // lanes -%}
-{% if lanes > 1 %}
+{%- macro simple(T, threads_per_output, order) %}
+{%- set outputs = 256 // threads_per_output -%}
+{% if threads_per_output > 1 %}
 var<workgroup> partial: array<{{ T }}, 256>;
 {% endif %}
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-        @builtin(local_invocation_index) lane: u32) {
+        @builtin(local_invocation_index) thread: u32) {
     {% if order == "k" %}
-    let part = lane % {{ lanes }}u;
-    let element = lane / {{ lanes }}u;
+    let part = thread % {{ threads_per_output }}u;
+    let element = thread / {{ threads_per_output }}u;
     {% else %}
-    let part = lane / {{ outputs }}u;
-    let element = lane % {{ outputs }}u;
+    let part = thread / {{ outputs }}u;
+    let element = thread % {{ outputs }}u;
     {% endif %}
     let total = p.batch * p.m * p.n;
-    let pieces = (total + {{ outputs - 1 }}u) / {{ outputs }}u;
+    let element_groups = (total + {{ outputs - 1 }}u) / {{ outputs }}u;
     let index = group_index(group, groups);
-    let piece = index / pieces;
-    let i = (index % pieces) * {{ outputs }}u + element;
-    let live = i < total && piece < p.splits;
+    let k_split = index / element_groups;
+    let i = (index % element_groups) * {{ outputs }}u + element;
+    let live = i < total && k_split < p.splits;
     let col = i % p.n;
     let row = (i / p.n) % p.m;
     let z = i / (p.n * p.m);
@@ -458,30 +460,30 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     if live {
         let a0 = a_base(z);
         let b0 = b_base(z);
-        let end = min((piece + 1u) * p.chunk, p.k);
+        let end = min((k_split + 1u) * p.chunk, p.k);
         // Adds sums of eight: the rounding error grows with the number of sequential additions.
-        for (var k8 = piece * p.chunk + part; k8 < end; k8 += {{ 8 * lanes }}u) {
-            var some = {{ T }}(0);
-            let stop = min(end, k8 + {{ 8 * lanes }}u);
-            for (var k = k8; k < stop; k += {{ lanes }}u) {
+        for (var block = k_split * p.chunk + part; block < end; block += {{ 8 * threads_per_output }}u) {
+            var block_sum = {{ T }}(0);
+            let block_end = min(end, block + {{ 8 * threads_per_output }}u);
+            for (var k = block; k < block_end; k += {{ threads_per_output }}u) {
                 {% if T in ["f32", "f64"] %}
-                some = fma(a_value(a0, row, k), b_value(b0, k, col), some);
+                block_sum = fma(a_value(a0, row, k), b_value(b0, k, col), block_sum);
                 {% else %}
-                some += a_value(a0, row, k) * b_value(b0, k, col);
+                block_sum += a_value(a0, row, k) * b_value(b0, k, col);
                 {% endif %}
             }
-            sum += some;
+            sum += block_sum;
         }
     }
-    {% if lanes > 1 %}
-    partial[lane] = sum;
+    {% if threads_per_output > 1 %}
+    partial[thread] = sum;
     workgroupBarrier();
-    for (var reach = {{ lanes // 2 }}u; reach > 0u; reach = reach / 2u) {
-        if part < reach { partial[lane] += partial[lane + reach * {{ 1 if order == "k" else outputs }}u]; }
+    for (var stride = {{ threads_per_output // 2 }}u; stride > 0u; stride = stride / 2u) {
+        if part < stride { partial[thread] += partial[thread + stride * {{ 1 if order == "k" else outputs }}u]; }
         workgroupBarrier();
     }
-    sum = partial[lane];
+    sum = partial[thread];
     {% endif %}
-    if live && part == 0u { store(piece, z, row, col, sum); }
+    if live && part == 0u { store(k_split, z, row, col, sum); }
 }
 {% endmacro -%}

@@ -23,17 +23,17 @@ struct Params {
 {% else %}
 @group(0) @binding(1) var<storage, read> totals: array<u32>;
 {% if coordinates %}
-{{ t.output(2, "place", "i64w") }}
+{{ t.output(2, "indices", "i64w") }}
 {% else %}
-@group(0) @binding(2) var<storage, read_write> place: array<u32>;
+@group(0) @binding(2) var<storage, read_write> indices: array<u32>;
 {% endif %}
 {% endif %}
 
-fn counts_at(i: u32) -> u32 {
+fn nonzero_bit(i: u32) -> u32 {
     if i >= p.n { return 0u; }
-    var left = i;
+    var linear_index = i;
     var source = p.offset;
-    {{ t.walk([("source", "strides")]) }}
+    {{ t.strided_offsets([("source", "strides")]) }}
     let b = x_bits(source);
     return select(0u, 1u, {{ k.nonzero(kind, "b") }});
 }
@@ -42,43 +42,43 @@ var<workgroup> sums: array<u32, 256>;
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-        @builtin(local_invocation_index) lane: u32) {
+        @builtin(local_invocation_index) thread: u32) {
     let tile = group_index(group, groups);
     if tile * 2048u >= p.n { return; }
-    let start = tile * 2048u + lane * 8u;
-    var own = 0u;
+    let start = tile * 2048u + thread * 8u;
+    var thread_count = 0u;
     var flags = 0u;
     for (var e = 0u; e < 8u; e++) {
-        let flag = counts_at(start + e);
-        own += flag;
+        let flag = nonzero_bit(start + e);
+        thread_count += flag;
         flags |= flag << e;
     }
-    var sum = own;
-    sums[lane] = sum;
+    var prefix = thread_count;
+    sums[thread] = prefix;
     workgroupBarrier();
-    for (var reach = 1u; reach < 256u; reach = reach << 1u) {
-        if lane >= reach { sum += sums[lane - reach]; }
+    for (var offset = 1u; offset < 256u; offset = offset << 1u) {
+        if thread >= offset { prefix += sums[thread - offset]; }
         workgroupBarrier();
-        sums[lane] = sum;
+        sums[thread] = prefix;
         workgroupBarrier();
     }
     {% if stage == "count" %}
-    if lane == 255u { counts[tile] = sum; }
+    if thread == 255u { counts[tile] = prefix; }
     {% else %}
-    var to = sum - own;
+    var to = prefix - thread_count;
     if tile > 0u { to += totals[tile - 1u]; }
     for (var e = 0u; e < 8u; e++) {
         if ((flags >> e) & 1u) == 1u {
             {% if coordinates %}
-            var left = start + e;
+            var linear_index = start + e;
             for (var d = p.rank; d > 0u; d--) {
                 let axis = d - 1u;
                 let extent = p.shape[axis >> 2u][axis & 3u];
-                place_put(to * p.rank + axis, i32(left % extent));
-                left = left / extent;
+                indices_put(to * p.rank + axis, i32(linear_index % extent));
+                linear_index = linear_index / extent;
             }
             {% else %}
-            place[to] = start + e;
+            indices[to] = start + e;
             {% endif %}
             to++;
         }

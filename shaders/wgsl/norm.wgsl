@@ -11,7 +11,7 @@ stage: `whole`: the threads of a row process it in one pass. Long rows are proce
 pass: `forward` or `backward` · dtype: of x, y and their gradients · weight, bias: dtypes, or ""
 rms: no mean is subtracted
 contiguous: a row is contiguous · flat: a row is one run. Each saves a division.
-lanes, across, width: see row_reduce; with a width of 4, runs, steps and rows are multiples of 4
+threads_per_row, across, width: see row_reduce; with a width of 4, runs, steps and rows are multiples of 4
 -#}
 {%- import "types" as t -%}
 {%- import "row_reduce" as rows -%}
@@ -72,7 +72,7 @@ struct Params {
 {% endif %}
 {{ rows.output(next.binding, "result", dtype, width) }}
 {% endif %}
-{{ rows.functions(lanes, across) }}
+{{ rows.functions(threads_per_row, across) }}
 {{ rows.steps(width) }}
 
 {% if contiguous %}
@@ -108,11 +108,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let live = part < p.splits;
     let begin = part * p.chunk;
     let end = select(0u, min(begin + p.chunk, p.extent), live);
-    let first = begin + lane_of(thread) * {{ width }}u;
+    let first = begin + thread_in_row(thread) * {{ width }}u;
     {% else %}
     let live = index < p.rows;
     let end = select(0u, {{ "p.splits" if stage == "finish" else "p.extent" }}, live);
-    let first = lane_of(thread) * {{ width }}u;
+    let first = thread_in_row(thread) * {{ width }}u;
     {% endif %}
     let n = f32({{ "max(end, begin + 1u) - begin" if stage == "parts" else "p.extent" }});
     {% if stage == "finish" %}
@@ -120,19 +120,19 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let mean = 0.0;
     {% else %}
     var sum = 0.0;
-    for (var e = first; e < end; e += {{ lanes }}u) { sum += partial_at(e * 2u * p.rows + row); }
+    for (var e = first; e < end; e += {{ threads_per_row }}u) { sum += partial_at(e * 2u * p.rows + row); }
     let mean = row_sum(sum, thread) / n;
     {% endif %}
     // The squares of a part are relative to its own mean.
     var squares = 0.0;
-    for (var e = first; e < end; e += {{ lanes }}u) {
+    for (var e = first; e < end; e += {{ threads_per_row }}u) {
         let at = e * 2u * p.rows + row;
         {% if rms %}
         squares += partial_at(at + p.rows);
         {% else %}
         let count = f32(min(p.chunk, p.extent - e * p.chunk));
-        let away = partial_at(at) / count - mean;
-        squares += partial_at(at + p.rows) + count * (away * away);
+        let deviation = partial_at(at) / count - mean;
+        squares += partial_at(at + p.rows) + count * (deviation * deviation);
         {% endif %}
     }
     {% elif forward and stage != "apply" %}
@@ -141,26 +141,26 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let mean = 0.0;
     {% else %}
     var sum_step = Step(0.0);
-    for (var e = first; e < end; e += {{ lanes * width }}u) { sum_step += x_step(element_index(row, e)); }
+    for (var e = first; e < end; e += {{ threads_per_row * width }}u) { sum_step += x_step(element_index(row, e)); }
     let total = row_sum(step_sum(sum_step), thread);
     let mean = total / n;
     {% endif %}
     var square_step = Step(0.0);
-    for (var e = first; e < end; e += {{ lanes * width }}u) {
-        let away = x_step(element_index(row, e)) - mean;
-        square_step += away * away;
+    for (var e = first; e < end; e += {{ threads_per_row * width }}u) {
+        let deviation = x_step(element_index(row, e)) - mean;
+        square_step += deviation * deviation;
     }
     let squares = step_sum(square_step);
     {% endif %}
     {% if stage == "parts" and forward %}
     let all = row_sum(squares, thread);
-    if live && lane_of(thread) == 0u {
+    if live && thread_in_row(thread) == 0u {
         partial_put(part * 2u * p.rows + row, total);
         partial_put((part * 2u + 1u) * p.rows + row, all);
     }
     {% elif stored %}
     let rstd = m_rsqrt(row_sum(squares, thread) / n + p.eps);
-    if live && lane_of(thread) == 0u {
+    if live && thread_in_row(thread) == 0u {
         {% if not rms %}
         mean_put(row, mean);
         {% endif %}
@@ -176,7 +176,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% elif not forward %}
     var plain_step = Step(0.0);
     var scaled_step = Step(0.0);
-    for (var e = first; e < end; e += {{ lanes * width }}u) {
+    for (var e = first; e < end; e += {{ threads_per_row * width }}u) {
         let at = element_index(row, e);
         let gw = g_step(at){{ " * weight_step(weight_index(row, e))" if weight else "" }};
         plain_step += gw;
@@ -185,10 +185,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let plain = step_sum(plain_step);
     let scaled = step_sum(scaled_step);
     {% if stage == "parts" %}
-    let both = row_sums(vec2<f32>(plain, scaled), thread);
-    if live && lane_of(thread) == 0u {
-        partial_put(part * 2u * p.rows + row, both.x);
-        partial_put((part * 2u + 1u) * p.rows + row, both.y);
+    let both_sums = row_sums(vec2<f32>(plain, scaled), thread);
+    if live && thread_in_row(thread) == 0u {
+        partial_put(part * 2u * p.rows + row, both_sums.x);
+        partial_put((part * 2u + 1u) * p.rows + row, both_sums.y);
     }
     {% else %}
     let mean_plain = {{ "0.0" if rms else "row_sum(plain, thread) / n" }};
@@ -196,7 +196,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% endif %}
     {% endif %}
     {% if stage in ["whole", "apply"] %}
-    for (var e = first; e < end; e += {{ lanes * width }}u) {
+    for (var e = first; e < end; e += {{ threads_per_row * width }}u) {
         let at = element_index(row, e);
         let z = (x_step(at) - mean) * rstd;
         {% if weight or bias %}

@@ -6,7 +6,7 @@ Element q of weight j is at j * weight_stride + (q / run) * step + q % run. Its 
 run) * row_step + (j / row_weights) * row_inner.
 
 dtype: of g and x · rms: no mean was subtracted · single: runs of one element
-lanes, across, width: see row_reduce; with a width of 4, runs, steps and strides are multiples of 4
+threads_per_row, across, width: see row_reduce; with a width of 4, runs, steps and strides are multiples of 4
 -#}
 {%- import "types" as t -%}
 {%- import "row_reduce" as rows -%}
@@ -32,7 +32,7 @@ struct Params {
 {{ t.input(3, "mean", "f32") }}
 {% endif %}
 {{ t.output(3 if rms else 4, "partial", "f32") }}
-{{ rows.functions(lanes, across) }}
+{{ rows.functions(threads_per_row, across) }}
 {{ rows.steps(width) }}
 
 @compute @workgroup_size(256)
@@ -48,7 +48,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let first_row = (j / p.row_weights) * p.row_inner;
     var plain = Step(0.0);
     var scaled = Step(0.0);
-    for (var q = begin + lane_of(thread) * {{ width }}u; q < end; q += {{ lanes * width }}u) {
+    for (var q = begin + thread_in_row(thread) * {{ width }}u; q < end; q += {{ threads_per_row * width }}u) {
         {% if single %}
         let i = first + q * p.step;
         let row = first_row + q * p.row_step;
@@ -63,7 +63,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     }
     let all_scaled = row_sum(step_sum(scaled), thread);
     let all_plain = row_sum(step_sum(plain), thread);
-    if live && lane_of(thread) == 0u {
+    if live && thread_in_row(thread) == 0u {
         partial_put(part * 2u * p.weights + j, all_scaled);
         partial_put((part * 2u + 1u) * p.weights + j, all_plain);
     }

@@ -67,15 +67,15 @@ struct Params {
 {% endif %}
 {% endfor %}
 
-{% set last = namespace(at = first + 2 * (dtypes | length)) %}
+{% set next = namespace(binding = first + 2 * (dtypes | length)) %}
 {% for copy in copies %}
 {% if copy %}
 {% if modes[loop.index0] == "vec4" %}
-{{ t.quads_output(last.at, "l" ~ loop.index0, copy) }}
+{{ t.quads_output(next.binding, "l" ~ loop.index0, copy) }}
 {% else %}
-{{ t.output(last.at, "l" ~ loop.index0, copy, "packed") }}
+{{ t.output(next.binding, "l" ~ loop.index0, copy, "packed") }}
 {% endif %}
-{% set last.at = last.at + 1 %}
+{% set next.binding = next.binding + 1 %}
 {% endif %}
 {% endfor %}
 
@@ -84,20 +84,20 @@ struct Params {
 // that writes.
 fn step(item: Item, k: u32, q: u32) {
     {% if counted %}
-    let made = counts[item.count];
+    let steps_done = counts[item.count];
     {% if skip %}
     let skipped = (flags[item.flag] & 0x7fffffffu) != 0u;
     {% else %}
     let skipped = false;
     {% endif %}
-    if q == 0u { counts[item.count ^ 1u] = made + select(1.0, 0.0, skipped); }
+    if q == 0u { counts[item.count ^ 1u] = steps_done + select(1.0, 0.0, skipped); }
     // Copies are always written, even if the step is skipped.
     {% if not copies %}
     if skipped { return; }
     {% endif %}
-    let at = at_step(made + 1.0);
+    let step_values = at_step(steps_done + 1.0);
     {% else %}
-    let at = vec3<f32>(item.x, item.y, item.z);
+    let step_values = vec3<f32>(item.x, item.y, item.z);
     {% endif %}
     let start = q * 4u;
     if start >= item.n { return; }
@@ -122,9 +122,9 @@ fn step(item: Item, k: u32, q: u32) {
         default: {}
     }
     {% if counted and copies %}
-    if !skipped { w = update(item, at, q, w, g); }
+    if !skipped { w = update(item, step_values, q, w, g); }
     {% else %}
-    w = update(item, at, q, w, g);
+    w = update(item, step_values, q, w, g);
     {% endif %}
     switch k {
         {% for dtype in dtypes %}

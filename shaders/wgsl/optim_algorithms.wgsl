@@ -35,15 +35,15 @@ fn at_step(n: f32) -> vec3<f32> {
     let lr = p.c[1].w * root;
     return vec3<f32>(lr * (1.0 - mu) / -m_expm1(log_product), lr * next / (1.0 - m_exp(log_product) * next), root);
     {% elif algorithm == "radam" %}
-    let short = -m_expm1(n * p.c[1].z);
-    let most = 2.0 / p.c[0].w - 1.0;
-    let rho = most - 2.0 * n * (1.0 - short) / short;
-    let rect = sqrt((rho - 4.0) * (rho - 2.0) * most / ((most - 4.0) * (most - 2.0) * rho));
-    return vec3<f32>(p.c[1].w / -m_expm1(n * p.c[1].y), select(0.0, rect * sqrt(short), rho > 5.0), 0.0);
+    let correction2 = -m_expm1(n * p.c[1].z);
+    let rho_inf = 2.0 / p.c[0].w - 1.0;
+    let rho = rho_inf - 2.0 * n * (1.0 - correction2) / correction2;
+    let rect = sqrt((rho - 4.0) * (rho - 2.0) * rho_inf / ((rho_inf - 4.0) * (rho_inf - 2.0) * rho));
+    return vec3<f32>(p.c[1].w / -m_expm1(n * p.c[1].y), select(0.0, rect * sqrt(correction2), rho > 5.0), 0.0);
     {% elif algorithm == "asgd" %}
-    let before = n - 1.0;
-    let power = m_exp(-p.c[0].w * m_log1p(p.c[0].y * p.c[0].z * before));
-    return vec3<f32>(p.c[0].z * power, 1.0 / max(1.0, before - p.c[1].x), 0.0);
+    let previous_steps = n - 1.0;
+    let power = m_exp(-p.c[0].w * m_log1p(p.c[0].y * p.c[0].z * previous_steps));
+    return vec3<f32>(p.c[0].z * power, 1.0 / max(1.0, previous_steps - p.c[1].x), 0.0);
     {% elif algorithm == "rprop" %}
     return vec3<f32>(select(0.0, 1.0, n < 1.5), 0.0, 0.0);
     {% else %}
@@ -53,13 +53,13 @@ fn at_step(n: f32) -> vec3<f32> {
 {% endif %}
 
 // Element-wise maximum; NaN if either is NaN.
-fn larger(a: vec4<f32>, b: vec4<f32>) -> vec4<f32> {
+fn max_or_nan(a: vec4<f32>, b: vec4<f32>) -> vec4<f32> {
     return vec4<f32>(m_max(a.x, b.x), m_max(a.y, b.y), m_max(a.z, b.z), m_max(a.w, b.w));
 }
 
 // Returns the new values of quad `q`.
-fn update(item: Item, at: vec3<f32>, q: u32, before: vec4<f32>, grad: vec4<f32>) -> vec4<f32> {
-    var w = before;
+fn update(item: Item, step_values: vec3<f32>, q: u32, old: vec4<f32>, grad: vec4<f32>) -> vec4<f32> {
+    var w = old;
     var g = grad;
     {% if maximize %}
     g = -g;
@@ -72,7 +72,7 @@ fn update(item: Item, at: vec3<f32>, q: u32, before: vec4<f32>, grad: vec4<f32>)
     // c: weight decay, learning rate, momentum, 1 - dampening.
     g += p.c[0].x * w;
     {% if states > 0 %}
-    let buffer = at.x * state[s] + at.y * g;
+    let buffer = step_values.x * state[s] + step_values.y * g;
     state[s] = buffer;
     g = {{ "g + p.c[0].z * buffer" if nesterov else "buffer" }};
     {% endif %}
@@ -93,23 +93,23 @@ fn update(item: Item, at: vec3<f32>, q: u32, before: vec4<f32>, grad: vec4<f32>)
     state[s + stride] = square;
     {% if algorithm == "adam" %}
     {% if states == 3 %}
-    square = larger(state[s + 2u * stride], square);
+    square = max_or_nan(state[s + 2u * stride], square);
     state[s + 2u * stride] = square;
     {% endif %}
-    return w - at.x * (mean / (sqrt(square) / at.y + p.c[1].x));
+    return w - step_values.x * (mean / (sqrt(square) / step_values.y + p.c[1].x));
     {% elif algorithm == "nadam" %}
-    return w - (at.x * g + at.y * mean) / (sqrt(square) + p.c[1].x * at.z);
+    return w - (step_values.x * g + step_values.y * mean) / (sqrt(square) + p.c[1].x * step_values.z);
     {% else %}
     // Not rectified while the variance of the few steps is unknown.
-    if at.y == 0.0 { return w - at.x * mean; }
-    return w - at.x * at.y * (mean / (sqrt(square) + p.c[1].x));
+    if step_values.y == 0.0 { return w - step_values.x * mean; }
+    return w - step_values.x * step_values.y * (mean / (sqrt(square) + p.c[1].x));
     {% endif %}
     {% elif algorithm == "adagrad" %}
     // c: weight decay, learning rate, its decay, eps; initial value of the sum.
     g += p.c[0].x * w;
-    let sum = state[s] + at.y + g * g;
+    let sum = state[s] + step_values.y + g * g;
     state[s] = sum;
-    return w - at.x * (g / (sqrt(sum) + p.c[0].w));
+    return w - step_values.x * (g / (sqrt(sum) + p.c[0].w));
     {% elif algorithm == "adadelta" %}
     // c: weight decay, learning rate, rho, 1 - rho; eps.
     g += p.c[0].x * w;
@@ -125,9 +125,9 @@ fn update(item: Item, at: vec3<f32>, q: u32, before: vec4<f32>, grad: vec4<f32>)
     var mean = state[s];
     mean += p.c[0].y * (g - mean);
     state[s] = mean;
-    let largest = larger(p.c[0].z * state[s + stride], abs(g) + p.c[0].w);
+    let largest = max_or_nan(p.c[0].z * state[s + stride], abs(g) + p.c[0].w);
     state[s + stride] = largest;
-    return w - at.x * (mean / largest);
+    return w - step_values.x * (mean / largest);
     {% elif algorithm == "lion" %}
     // c: decay factor, learning rate, 1 - beta1, 1 - beta2.
     w *= p.c[0].x;
@@ -138,19 +138,19 @@ fn update(item: Item, at: vec3<f32>, q: u32, before: vec4<f32>, grad: vec4<f32>)
     // c: weight decay, lambda, learning rate, alpha; t0. at: this step's learning rate, and the averaging
     // coefficient.
     g += p.c[0].x * w;
-    w = w * (1.0 - p.c[0].y * at.x) - at.x * g;
+    w = w * (1.0 - p.c[0].y * step_values.x) - step_values.x * g;
     let average = state[s];
-    state[s] = select(average + at.y * (w - average), w, at.y == 1.0);
+    state[s] = select(average + step_values.y * (w - average), w, step_values.y == 1.0);
     return w;
     {% elif algorithm == "rprop" %}
     // c: factors for changed and unchanged sign, minimum and maximum step size; learning rate.
-    let turn = sign(g * state[s]);
-    let factor = select(select(vec4<f32>(1.0), vec4<f32>(p.c[0].y), turn > vec4<f32>()),
-        vec4<f32>(p.c[0].x), turn < vec4<f32>());
-    let size = select(state[s + stride], vec4<f32>(p.c[1].x), at.x > 0.0);
+    let sign_product = sign(g * state[s]);
+    let factor = select(select(vec4<f32>(1.0), vec4<f32>(p.c[0].y), sign_product > vec4<f32>()),
+        vec4<f32>(p.c[0].x), sign_product < vec4<f32>());
+    let size = select(state[s + stride], vec4<f32>(p.c[1].x), step_values.x > 0.0);
     let step = clamp(size * factor, vec4<f32>(p.c[0].z), vec4<f32>(p.c[0].w));
     state[s + stride] = step;
-    g = select(g, vec4<f32>(), turn < vec4<f32>());
+    g = select(g, vec4<f32>(), sign_product < vec4<f32>());
     state[s] = g;
     return w - sign(g) * step;
     {% else %}

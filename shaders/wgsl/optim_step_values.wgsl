@@ -20,7 +20,7 @@ struct Item {
 }
 struct Params { items: array<Item, {{ items }}> }
 @group(1) @binding(0) var<uniform> p: Params;
-@group(0) @binding(0) var<storage, read_write> numbers: array<f32>;
+@group(0) @binding(0) var<storage, read_write> values: array<f32>;
 {% if counted %}
 @group(0) @binding(1) var<storage, read_write> counts: array<f32>;
 {% endif %}
@@ -31,16 +31,16 @@ struct Params { items: array<Item, {{ items }}> }
 @compute @workgroup_size({{ items }})
 fn main(@builtin(local_invocation_index) k: u32) {
     let item = p.items[k];
-    numbers[4u * k] = item.lr;
+    values[4u * k] = item.lr;
     {% if counted %}
-    let made = counts[item.count];
+    let steps_done = counts[item.count];
     let keep = {{ "select(1.0, 0.0, (flags[item.flag] & 0x7fffffffu) != 0u)" if skip else "1.0" }};
-    counts[item.count ^ 1u] = made + keep;
-    numbers[4u * k + 1u] = made + 1.0;
-    numbers[4u * k + 2u] = keep;
+    counts[item.count ^ 1u] = steps_done + keep;
+    values[4u * k + 1u] = steps_done + 1.0;
+    values[4u * k + 2u] = keep;
     {% else %}
-    numbers[4u * k + 1u] = item.step;
-    numbers[4u * k + 2u] = 1.0;
+    values[4u * k + 1u] = item.step;
+    values[4u * k + 2u] = 1.0;
     {% endif %}
-    numbers[4u * k + 3u] = 0.0;
+    values[4u * k + 3u] = 0.0;
 }

@@ -14,7 +14,7 @@ Every thread computes four neighbouring elements (`vec4`: `width`), so that a pa
 whole words.
 -#}
 {%- import "types" as t -%}
-{%- set lanes = ["x", "y", "z", "w"] -%}
+{%- set components = ["x", "y", "z", "w"] -%}
 {%- set T = t.value(compute) -%}
 {%- set R = t.value(result) -%}
 {%- set O = t.value(out) -%}
@@ -62,18 +62,18 @@ fn power(x: f64, y: f64) -> f64 { return m_d_pow(x, y); }
 // By repeated squaring, modulo the type's range; negative powers are 0, except those of 1 and -1.
 fn power(x: {{ T }}, y: {{ T }}) -> {{ T }} {
     var square = x;
-    var left = y;
+    var exponent = y;
     {% if T in ["i32", "i64"] %}
     if y < {{ T }}(0) {
         if (x != {{ T }}(1)) & (x != {{ T }}(-1)) { return {{ T }}(0); }
-        left = {{ T }}(0) - y;
+        exponent = {{ T }}(0) - y;
     }
     {% endif %}
     var result = {{ T }}(1);
-    while left > {{ T }}(0) {
-        if (left & {{ T }}(1)) == {{ T }}(1) { result *= square; }
+    while exponent > {{ T }}(0) {
+        if (exponent & {{ T }}(1)) == {{ T }}(1) { result *= square; }
         square *= square;
-        left >>= 1u;
+        exponent >>= 1u;
     }
     return result;
 }
@@ -82,10 +82,12 @@ fn power(x: {{ T }}, y: {{ T }}) -> {{ T }} {
 {% if "int_remainder(" in expr or "int_floor_div(" in expr %}
 // Rounded down. No step overflows: a sum of the remainder and the divisor is formed only for opposite signs.
 {% if T in ["i32", "i64"] %}
-fn rounds_down(rest: {{ T }}, y: {{ T }}) -> bool { return (rest != {{ T }}(0)) & ((rest ^ y) < {{ T }}(0)); }
+fn rounds_down(remainder: {{ T }}, y: {{ T }}) -> bool {
+    return (remainder != {{ T }}(0)) & ((remainder ^ y) < {{ T }}(0));
+}
 fn int_remainder(x: {{ T }}, y: {{ T }}) -> {{ T }} {
-    let rest = x % y;
-    return select(rest, rest + y, rounds_down(rest, y));
+    let remainder = x % y;
+    return select(remainder, remainder + y, rounds_down(remainder, y));
 }
 fn int_floor_div(x: {{ T }}, y: {{ T }}) -> {{ T }} {
     return x / y - select({{ T }}(0), {{ T }}(1), rounds_down(x % y, y));
@@ -100,9 +102,9 @@ fn gcd(x: {{ T }}, y: {{ T }}) -> {{ T }} {
     var one = x;
     var other = y;
     while other != {{ T }}(0) {
-        let rest = one % other;
+        let remainder = one % other;
         one = other;
-        other = rest;
+        other = remainder;
     }
     return {{ "select(one, -one, one < " ~ T ~ "(0))" if T in ["i32", "i64"] else "one" }};
 }
@@ -115,24 +117,26 @@ fn lcm(x: {{ T }}, y: {{ T }}) -> {{ T }} {
 {% endif %}
 {% if "shifted_" in expr %}
 {% set bits = 64 if T == "i64" else 8 if compute == "u8" else 32 %}
-fn within(by: {{ T }}) -> bool { return {{ "by >= " ~ T ~ "(0) && " if T in ["i32", "i64"] }}by < {{ T }}({{ bits }}); }
-fn shifted_left(v: {{ T }}, by: {{ T }}) -> {{ T }} {
-    return select({{ T }}(0), v << (u32(by) & {{ bits - 1 }}u), within(by));
+fn is_valid_shift(by: {{ T }}) -> bool {
+    return {{ "by >= " ~ T ~ "(0) && " if T in ["i32", "i64"] }}by < {{ T }}({{ bits }});
 }
-// For signed types, only the sign is left.
+fn shifted_left(v: {{ T }}, by: {{ T }}) -> {{ T }} {
+    return select({{ T }}(0), v << (u32(by) & {{ bits - 1 }}u), is_valid_shift(by));
+}
+// For signed types, only the sign remains.
 fn shifted_right(v: {{ T }}, by: {{ T }}) -> {{ T }} {
-    return v >> select({{ bits - 1 }}u, u32(by), within(by))
-        {{ "" if T in ["i32", "i64"] else " >> select(1u, 0u, within(by))" }};
+    return v >> select({{ bits - 1 }}u, u32(by), is_valid_shift(by))
+        {{ "" if T in ["i32", "i64"] else " >> select(1u, 0u, is_valid_shift(by))" }};
 }
 {% endif %}
-{% if "near(" in expr %}
+{% if "round_even(" in expr %}
 // For integers and f64: llvmpipe (Mesa 22) rounds an f64 of 1.5 to 1 on some processors.
-fn near(v: T) -> T {
+fn round_even(v: T) -> T {
     {% if T == "f64" %}
     let below = floor(v);
-    let rest = v - below;
+    let remainder = v - below;
     let odd = floor(below * 0.5) != below * 0.5;
-    let whole = below + select(T(0), T(1), rest > 0.5 || (rest == 0.5 && odd));
+    let whole = below + select(T(0), T(1), remainder > 0.5 || (remainder == 0.5 && odd));
     return select(whole, v * T(0), whole == T(0));
     {% else %}
     return v;
@@ -141,7 +145,7 @@ fn near(v: T) -> T {
 {% endif %}
 {% if compute == "f64" and scalars %}
 // 2^k for -540 <= k <= 540.
-fn two_to(k: i32) -> f64 {
+fn pow2(k: i32) -> f64 {
     let eighth = k >> 3u;
     let a = f64(bitcast<f32>(u32(127i + eighth) << 23u));
     let b = a * a;
@@ -150,7 +154,7 @@ fn two_to(k: i32) -> f64 {
 }
 // An f64 from its bits, which WGSL cannot cast: from integers of at most 16 bits and powers of two; every
 // step is exact.
-fn of_bits(hi: u32, lo: u32) -> f64 {
+fn f64_from_bits(hi: u32, lo: u32) -> f64 {
     let exponent = (hi >> 20u) & 0x7ffu;
     let top = f64(i32((hi & 0xfffffu) | select(0x100000u, 0u, exponent == 0u)));
     let whole = (top * 65536.0 + f64(i32(lo >> 16u))) * 65536.0 + f64(i32(lo & 0xffffu));
@@ -158,7 +162,7 @@ fn of_bits(hi: u32, lo: u32) -> f64 {
     let half = k >> 1u;
     let nan = ((hi & 0xfffffu) | lo) != 0u;
     let special = f64(bitcast<f32>(select(0x7f800000u, 0x7fc00000u, nan)));
-    let size = select(whole * two_to(half) * two_to(k - half), special, exponent == 0x7ffu);
+    let size = select(whole * pow2(half) * pow2(k - half), special, exponent == 0x7ffu);
     return select(size, -size, (hi >> 31u) != 0u);
 }
 {% endif %}
@@ -168,9 +172,9 @@ fn apply({% for dtype in inputs %}{{ names[loop.index0] }}: {{ T }}{{ ", " if no
     {% set hi = "p.scalars[" ~ (k // 2) ~ "]." ~ ("x" if k % 2 == 0 else "z") %}
     {% set lo = "p.scalars[" ~ (k // 2) ~ "]." ~ ("y" if k % 2 == 0 else "w") %}
     {% if compute == "f64" %}
-    let {{ scalar }} = of_bits({{ hi }}, {{ lo }});
+    let {{ scalar }} = f64_from_bits({{ hi }}, {{ lo }});
     {% elif compute == "i64" %}
-    let {{ scalar }} = (i64(bitcast<i32>({{ hi }})) << 32u) | {{ t.widened(lo) }};
+    let {{ scalar }} = (i64(bitcast<i32>({{ hi }})) << 32u) | {{ t.u32_to_i64(lo) }};
     {% elif T == "bool" %}
     let {{ scalar }} = {{ hi }} != 0u;
     {% else %}
@@ -180,47 +184,47 @@ fn apply({% for dtype in inputs %}{{ names[loop.index0] }}: {{ T }}{{ ", " if no
     return {{ expr }};
 }
 
-{#- Sets i0, i1, .. to the offsets of element `left` in the operands. -#}
-{% macro walk_strides() %}
+{#- Sets i0, i1, .. to the offsets of element `linear_index` in the operands. -#}
+{% macro strided_offsets() %}
 {% for k in range(inputs | length + 1) %}
-    var i{{ k }} = p.offsets[{{ k // 4 }}].{{ lanes[k % 4] }};
+    var i{{ k }} = p.offsets[{{ k // 4 }}].{{ components[k % 4] }};
 {% endfor %}
     for (var d = p.rank; d > 0u; d--) {
         let axis = d - 1u;
         let extent = p.shape[axis >> 2u][axis & 3u];
-        let at = left % extent;
-        left = left / extent;
+        let coordinate = linear_index % extent;
+        linear_index = linear_index / extent;
         {% for k in range(inputs | length + 1) %}
-        i{{ k }} += at * p.strides[{{ k * 2 }}u + (axis >> 2u)][axis & 3u];
+        i{{ k }} += coordinate * p.strides[{{ k * 2 }}u + (axis >> 2u)][axis & 3u];
         {% endfor %}
     }
 {% endmacro %}
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-        @builtin(local_invocation_index) lane: u32) {
-    let thread = group_index(group, groups) * 256u + lane;
+        @builtin(local_invocation_index) thread: u32) {
+    let global_index = group_index(group, groups) * 256u + thread;
     {% if vectors %}
-    if thread >= p.n / {{ width }}u { return; }
+    if global_index >= p.n / {{ width }}u { return; }
     {% if layout == "lines" %}
-    var left = thread * {{ width }}u;
-    {{ walk_strides() }}
+    var linear_index = global_index * {{ width }}u;
+    {{ strided_offsets() }}
     {% endif %}
     {% for dtype in inputs %}
     {% set name = "result" if inplace and loop.first else names[loop.index0] ~ "_in" %}
-    {% set own = names[loop.index0] %}
+    {% set arg = names[loop.index0] %}
     {% set count = 1 if dtype in halves else width // 4 %}
     {% if repeated[loop.index0] %}
-    let {{ own }} = {{ t.cast(name ~ "_at(i" ~ loop.index ~ ")", t.value(dtype), T) }};
+    let {{ arg }} = {{ t.cast(name ~ "_at(i" ~ loop.index ~ ")", t.value(dtype), T) }};
     {% else %}
     {% if layout == "lines" %}
-    let {{ own }}_at = i{{ 0 if inplace and loop.first else loop.index }} / {{ width }}u * {{ count }}u;
+    let {{ arg }}_at = i{{ 0 if inplace and loop.first else loop.index }} / {{ width }}u * {{ count }}u;
     {% else %}
-    let {{ own }}_at = (thread + p.offsets[{{ loop.index // 4 }}].{{ lanes[loop.index % 4] }} / {{ width }}u)
+    let {{ arg }}_at = (global_index + p.offsets[{{ loop.index // 4 }}].{{ components[loop.index % 4] }} / {{ width }}u)
         * {{ count }}u;
     {% endif %}
     {% for v in range(count) %}
-    let {{ own }}_{{ v }} = {{ name }}[{{ own }}_at + {{ v }}u];
+    let {{ arg }}_{{ v }} = {{ name }}[{{ arg }}_at + {{ v }}u];
     {% endfor %}
     {% endif %}
     {% endfor %}
@@ -231,7 +235,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% endfor %}){% endset %}
     let r{{ k }} = {{ t.cast(call, R, O) }};
     {% endfor %}
-    let r_at = {{ "i0" if layout == "lines" else "thread + p.offsets[0].x" }} / {{ width }}u;
+    let r_at = {{ "i0" if layout == "lines" else "global_index + p.offsets[0].x" }} / {{ width }}u;
     {% if out in halves %}
     result[r_at] = vec4<u32>({% for k in range(4) %}
         result_pair_{{ out }}(r{{ 2 * k }}, r{{ 2 * k + 1 }}){{ ", " if not loop.last }}{% endfor %});
@@ -242,7 +246,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% endfor %}
     {% endif %}
     {% else %}
-    let start = thread * 4u;
+    let start = global_index * 4u;
     if start >= p.n { return; }
     {% if mode == "packed" %}
     var r: array<{{ O }}, 4>;
@@ -252,11 +256,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         if i >= p.n { break; }
         {% if layout == "dense" %}
         {% for k in range(inputs | length + 1) %}
-        let i{{ k }} = i + p.offsets[{{ k // 4 }}].{{ lanes[k % 4] }};
+        let i{{ k }} = i + p.offsets[{{ k // 4 }}].{{ components[k % 4] }};
         {% endfor %}
         {% else %}
-        var left = i;
-        {{ walk_strides() }}
+        var linear_index = i;
+        {{ strided_offsets() }}
         {% endif %}
         {% for dtype in inputs %}
         {% set name = "result" if inplace and loop.first else names[loop.index0] ~ "_in" %}

@@ -11,9 +11,9 @@ stage: `each`: an invocation computes an element (four, if smaller than 32 bits)
 -#}
 {%- import "types" as t -%}
 {%- set V = t.value(dtype) -%}
-{%- set lanes = 4 if dtype in ["f16", "bf16", "u8"] else 1 -%}
-{%- set whole_numbers = dtype in ["i32", "u32", "i64", "i64w", "u8"] -%}
-{%- set largest = kind == "max" and pass == "forward" -%}
+{%- set per_thread = 4 if dtype in ["f16", "bf16", "u8"] else 1 -%}
+{%- set is_integer = dtype in ["i32", "u32", "i64", "i64w", "u8"] -%}
+{%- set returns_indices = kind == "max" and pass == "forward" -%}
 {%- set source = V if stage == "join" else dtype -%}
 {%- set target = V if stage == "parts" else dtype -%}
 {% include "math/base" %}
@@ -37,31 +37,31 @@ struct Params {
 {% set input = "input" if pass == "forward" else "grad" %}
 {{ t.input(0, input, source) }}
 {{ t.output(1, "out", target, "packed" if stage == "each" else "scattered") }}
-{% if largest %}
-@group(0) @binding(2) var<storage, read_write> places: array<i32>;
+{% if returns_indices %}
+@group(0) @binding(2) var<storage, read_write> indices: array<i32>;
 {% elif kind == "max" and stage != "join" %}
-@group(0) @binding(2) var<storage, read> places: array<i32>;
+@group(0) @binding(2) var<storage, read> indices: array<i32>;
 {% endif %}
-{% if largest and stage == "join" %}
-@group(0) @binding(3) var<storage, read> part_places: array<i32>;
+{% if returns_indices and stage == "join" %}
+@group(0) @binding(3) var<storage, read> part_indices: array<i32>;
 {% endif %}
 
 {% if adaptive %}
 // Returns the quotient of a * b and c, and whether there is a remainder; a <= c.
-fn shared_out(a: u32, b: u32, c: u32) -> vec2<u32> {
+fn mul_div(a: u32, b: u32, c: u32) -> vec2<u32> {
     {% if large %}
     // The product may need 64 bits: it is computed and divided bit by bit.
-    let rest = b % c;
+    let b_remainder = b % c;
     var quotient = 0u;
-    var left = 0u;
+    var remainder = 0u;
     for (var bit = 32u; bit > 0u; bit--) {
         quotient = quotient << 1u;
-        left = left << 1u;
-        if left >= c { left -= c; quotient += 1u; }
-        left += ((a >> (bit - 1u)) & 1u) * rest;
-        if left >= c { left -= c; quotient += 1u; }
+        remainder = remainder << 1u;
+        if remainder >= c { remainder -= c; quotient += 1u; }
+        remainder += ((a >> (bit - 1u)) & 1u) * b_remainder;
+        if remainder >= c { remainder -= c; quotient += 1u; }
     }
-    return vec2<u32>(a * (b / c) + quotient, min(left, 1u));
+    return vec2<u32>(a * (b / c) + quotient, min(remainder, 1u));
     {% else %}
     return vec2<u32>((a * b) / c, min((a * b) % c, 1u));
     {% endif %}
@@ -71,8 +71,8 @@ fn shared_out(a: u32, b: u32, c: u32) -> vec2<u32> {
 // First index, end, and unclipped end of window `o` along one axis of the input.
 fn window(o: u32, extent: u32, outs: u32, kernel: u32, stride: u32, pad: u32, dilation: u32) -> vec3<i32> {
     {% if adaptive %}
-    let first = i32(shared_out(o, extent, outs).x);
-    let last = shared_out(o + 1u, extent, outs);
+    let first = i32(mul_div(o, extent, outs).x);
+    let last = mul_div(o + 1u, extent, outs);
     let end = i32(last.x + last.y);
     return vec3<i32>(first, end, end);
     {% else %}
@@ -110,7 +110,7 @@ fn divisor_of(rows: vec3<i32>, cols: vec3<i32>) -> {{ V }} {
         let low = f64(i32(p.divisor_low >> 16u)) * 65536.0 + f64(i32(p.divisor_low & 0xffffu));
         return f64(bitcast<i32>(p.divisor_high)) * 65536.0 * 65536.0 + low;
         {% elif V == "i64" %}
-        return (i64(bitcast<i32>(p.divisor_high)) << 32u) | {{ t.widened("p.divisor_low") }};
+        return (i64(bitcast<i32>(p.divisor_high)) << 32u) | {{ t.u32_to_i64("p.divisor_low") }};
         {% else %}
         return {{ "bitcast<i32>(p.divisor_low)" if V == "i32" else "p.divisor_low" }};
         {% endif %}
@@ -122,7 +122,7 @@ fn divisor_of(rows: vec3<i32>, cols: vec3<i32>) -> {{ V }} {
 
 {% if pass == "forward" %}
 // First index of a window inside the plane, and number of such indices.
-fn inside(window: vec3<i32>, dilation: u32) -> vec2<u32> {
+fn clip_window(window: vec3<i32>, dilation: u32) -> vec2<u32> {
     let step = i32(dilation);
     let first = select(window.x, window.x + (step - 1 - window.x) / step * step, window.x < 0);
     return vec2<u32>(u32(first), u32(max(window.y - first + step - 1, 0) / step));
@@ -132,12 +132,12 @@ fn inside(window: vec3<i32>, dilation: u32) -> vec2<u32> {
 fn windows_over(i: u32, extent: u32, outs: u32, kernel: u32, stride: u32, pad: u32, dilation: u32) -> vec2<u32> {
     {% if adaptive %}
     // Conservative by one at each end; the caller checks exactly.
-    let first = shared_out(i, outs, extent).x;
+    let first = mul_div(i, outs, extent).x;
     return vec2<u32>(select(first - 1u, 0u, first == 0u), min(first + 2u + outs / extent, outs));
     {% else %}
-    let reach = (kernel - 1u) * dilation;
+    let window_extent = (kernel - 1u) * dilation;
     let at = i + pad;
-    let first = select((at - reach + stride - 1u) / stride, 0u, at < reach);
+    let first = select((at - window_extent + stride - 1u) / stride, 0u, at < window_extent);
     return vec2<u32>(first, min(at / stride + 1u, outs));
     {% endif %}
 }
@@ -150,9 +150,9 @@ both axes. -#}
     let base = (i / (p.extents.z * p.extents.w)) * p.extents.x * p.extents.y;
     let rows = rows_of((i / p.extents.w) % p.extents.z);
     let cols = cols_of(i % p.extents.w);
-    let over_rows = inside(rows, p.pad_dilation.z);
-    let over_cols = inside(cols, p.pad_dilation.w);
-    var place = -1;
+    let over_rows = clip_window(rows, p.pad_dilation.z);
+    let over_cols = clip_window(cols, p.pad_dilation.w);
+    var index = -1;
     {% else %}
     let base = (i / (p.extents.x * p.extents.y)) * p.extents.z * p.extents.w;
     let y = (i / p.extents.y) % p.extents.x;
@@ -184,9 +184,9 @@ window's first. -#}
             let at = line + col * p.pad_dilation.w;
             let v = input_at(base + at);
             {% if kind == "max" %}
-            if place < 0 || v > value{{ "" if whole_numbers else " || m_isnan(f32(v))" }} {
+            if index < 0 || v > value{{ "" if is_integer else " || m_isnan(f32(v))" }} {
                 value = v;
-                place = i32(at);
+                index = i32(at);
             }
             {% else %}
             value += v;
@@ -195,7 +195,7 @@ window's first. -#}
             let ox = over_cols.x + col;
             let at = base + oy * p.extents.w + ox;
             {% if kind == "max" %}
-            if places[at] == i32(y * p.extents.y + x) { value += grad_at(at); }
+            if indices[at] == i32(y * p.extents.y + x) { value += grad_at(at); }
             {% else %}
             let cols = cols_of(ox);
             if covers && i32(x) >= cols.x && i32(x) < cols.y { value += grad_at(at) / divisor_of(rows, cols); }
@@ -206,8 +206,8 @@ window's first. -#}
 {% set smallest = {"i32": "(-0x7fffffffi - 1i)", "i64": "(i64(-0x7fffffff - 1) << 32u)", "u32": "0u", "u8": "0u",
     "f64": "f64(m_from_bits(0xff800000u))"} %}
 {% set lowest = smallest[dtype] if dtype in smallest else "m_from_bits(0xff800000u)" %}
-{% macro finished(value, place) -%}
-{% if largest %}select({{ value }}, {{ lowest }}, {{ place }} < 0)
+{% macro finished(value, index) -%}
+{% if returns_indices %}select({{ value }}, {{ lowest }}, {{ index }} < 0)
 {%- elif pass == "forward" %}{{ value }} / divisor_of(rows, cols)
 {%- else %}{{ value }}
 {%- endif %}
@@ -222,92 +222,94 @@ fn value_at(i: u32) -> {{ V }} {
 {{ element() }}
         }
     }
-    {% if largest %}
-    places[i] = place;
+    {% if returns_indices %}
+    indices[i] = index;
     {% endif %}
-    return {{ finished("value", "place") }};
+    return {{ finished("value", "index") }};
 }
 
-{{ t.each_output("value_at", V, lanes) }}
+{{ t.each_output("value_at", V, per_thread) }}
 {% else %}
-var<workgroup> values: array<{{ V }}, 256>;
-{% if largest %}
-var<workgroup> at_places: array<i32, 256>;
+var<workgroup> shared_values: array<{{ V }}, 256>;
+{% if returns_indices %}
+var<workgroup> shared_indices: array<i32, 256>;
 
 // Reports whether the second of two maxima wins: the last NaN, else the first of the largest. A negative
 // index means none.
-fn second(a: {{ V }}, a_place: i32, b: {{ V }}, b_place: i32) -> bool {
-    if b_place < 0 || a_place < 0 { return b_place >= 0; }
-    {% if not whole_numbers %}
+fn second_wins(a: {{ V }}, a_index: i32, b: {{ V }}, b_index: i32) -> bool {
+    if b_index < 0 || a_index < 0 { return b_index >= 0; }
+    {% if not is_integer %}
     let a_nan = m_isnan(f32(a));
     let b_nan = m_isnan(f32(b));
-    if a_nan || b_nan { return b_nan && (!a_nan || b_place > a_place); }
+    if a_nan || b_nan { return b_nan && (!a_nan || b_index > a_index); }
     {% endif %}
-    return b > a || (b == a && b_place < a_place);
+    return b > a || (b == a && b_index < a_index);
 }
 {% endif %}
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-        @builtin(local_invocation_index) lane: u32) {
-    let number = group_index(group, groups);
-    let i = number % p.n;
+        @builtin(local_invocation_index) thread: u32) {
+    let linear_group = group_index(group, groups);
+    let i = linear_group % p.n;
     {% if stage == "join" %}
-    let live = number < p.n;
+    let live = linear_group < p.n;
     var value = {{ V }}(0);
-    {% if largest %}
-    var place = -1;
+    {% if returns_indices %}
+    var index = -1;
     {% elif pass == "forward" %}
     let rows = rows_of((i / p.extents.w) % p.extents.z);
     let cols = cols_of(i % p.extents.w);
     {% endif %}
-    for (var part = lane; part < p.splits; part += 256u) {
-        {% if largest %}
+    for (var part = thread; part < p.splits; part += 256u) {
+        {% if returns_indices %}
         let v = {{ input }}_at(part * p.n + i);
-        let at = part_places[part * p.n + i];
-        if second(value, place, v, at) {
+        let at = part_indices[part * p.n + i];
+        if second_wins(value, index, v, at) {
             value = v;
-            place = at;
+            index = at;
         }
         {% else %}
         value += {{ input }}_at(part * p.n + i);
         {% endif %}
     }
     {% else %}
-    let live = number < p.n * p.splits;
+    let live = linear_group < p.n * p.splits;
 {{ prepare() }}
-    let begin = (number / p.n) * p.chunk;
+    let begin = (linear_group / p.n) * p.chunk;
     let end = select(0u, min(begin + p.chunk, over_rows.y * over_cols.y), live);
-    for (var e = begin + lane; e < end; e += 256u) {
+    for (var e = begin + thread; e < end; e += 256u) {
         let row = e / over_cols.y;
         let col = e % over_cols.y;
 {{ line() }}
 {{ element() }}
     }
     {% endif %}
-    values[lane] = value;
-    {% if largest %}
-    at_places[lane] = place;
+    shared_values[thread] = value;
+    {% if returns_indices %}
+    shared_indices[thread] = index;
     {% endif %}
     workgroupBarrier();
-    for (var reach = 128u; reach > 0u; reach = reach / 2u) {
-        if lane < reach {
-            {% if largest %}
-            if second(values[lane], at_places[lane], values[lane + reach], at_places[lane + reach]) {
-                values[lane] = values[lane + reach];
-                at_places[lane] = at_places[lane + reach];
+    for (var stride = 128u; stride > 0u; stride = stride / 2u) {
+        if thread < stride {
+            {% if returns_indices %}
+            if second_wins(shared_values[thread], shared_indices[thread],
+                shared_values[thread + stride], shared_indices[thread + stride]) {
+                shared_values[thread] = shared_values[thread + stride];
+                shared_indices[thread] = shared_indices[thread + stride];
             }
             {% else %}
-            values[lane] += values[lane + reach];
+            shared_values[thread] += shared_values[thread + stride];
             {% endif %}
         }
         workgroupBarrier();
     }
-    if live && lane == 0u {
-        {% if largest %}
-        places[number] = at_places[0];
+    if live && thread == 0u {
+        {% if returns_indices %}
+        indices[linear_group] = shared_indices[0];
         {% endif %}
-        out_put(number, {{ "values[0]" if stage == "parts" else finished("values[0]", "at_places[0]") }});
+        out_put(linear_group,
+            {{ "shared_values[0]" if stage == "parts" else finished("shared_values[0]", "shared_indices[0]") }});
     }
 }
 {% endif %}

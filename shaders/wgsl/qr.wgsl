@@ -39,55 +39,55 @@ var<workgroup> parts: array<{{ T }}, 256>;
 
 {% if factor %}
 // Returns the sum over all threads, each of which contributes one value.
-fn sum_of_all(lane: u32, part: {{ T }}) -> {{ T }} {
-    parts[lane] = part;
+fn sum_of_all(thread: u32, part: {{ T }}) -> {{ T }} {
+    parts[thread] = part;
     workgroupBarrier();
-    for (var reach = 128u; reach > 0u; reach = reach >> 1u) {
-        if lane < reach { parts[lane] += parts[lane + reach]; }
+    for (var stride = 128u; stride > 0u; stride = stride >> 1u) {
+        if thread < stride { parts[thread] += parts[thread + stride]; }
         workgroupBarrier();
     }
-    let whole = parts[0];
+    let total = parts[0];
     workgroupBarrier();
-    return whole;
+    return total;
 }
-fn most_of_all(lane: u32, part: {{ T }}) -> {{ T }} {
-    parts[lane] = part;
+fn max_of_all(thread: u32, part: {{ T }}) -> {{ T }} {
+    parts[thread] = part;
     workgroupBarrier();
-    for (var reach = 128u; reach > 0u; reach = reach >> 1u) {
-        if lane < reach { parts[lane] = max(parts[lane], parts[lane + reach]); }
+    for (var stride = 128u; stride > 0u; stride = stride >> 1u) {
+        if thread < stride { parts[thread] = max(parts[thread], parts[thread + stride]); }
         workgroupBarrier();
     }
-    let whole = parts[0];
+    let total = parts[0];
     workgroupBarrier();
-    return whole;
+    return total;
 }
 {% endif %}
 
 {#- Reflection j of 32 columns from `first` on; eight threads share a column. -#}
 {% macro reflect(of, base, width, first) %}
-        let column = {{ first }} + lane % 32u;
+        let column = {{ first }} + thread % 32u;
         let live = column < {{ width }};
         let top_at = {{ base }} + j * {{ width }} + column;
         var sum = {{ T }}(0.0);
         if live {
-            for (var r = j + 1u + lane / 32u; r < p.m; r += 8u) {
+            for (var r = j + 1u + thread / 32u; r < p.m; r += 8u) {
                 sum += a[vectors + r * p.n + j] * {{ of }}[{{ base }} + r * {{ width }} + column];
             }
         }
-        parts[lane] = sum;
+        parts[thread] = sum;
         storageBarrier();
         workgroupBarrier();
         var product = {{ T }}(0.0);
         if live { product = {{ of }}[top_at]; }
         let top = product;
-        for (var k = lane % 32u; k < 256u; k += 32u) { product += parts[k]; }
+        for (var k = thread % 32u; k < 256u; k += 32u) { product += parts[k]; }
         product = product * scale;
         // All threads have read the values that are overwritten now.
         storageBarrier();
         workgroupBarrier();
         if live {
-            if lane < 32u { {{ of }}[top_at] = top - product; }
-            for (var r = j + 1u + lane / 32u; r < p.m; r += 8u) {
+            if thread < 32u { {{ of }}[top_at] = top - product; }
+            for (var r = j + 1u + thread / 32u; r < p.m; r += 8u) {
                 {{ of }}[{{ base }} + r * {{ width }} + column] -= product * a[vectors + r * p.n + j];
             }
         }
@@ -95,7 +95,7 @@ fn most_of_all(lane: u32, part: {{ T }}) -> {{ T }} {
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) all: vec3<u32>,
-        @builtin(local_invocation_index) lane: u32) {
+        @builtin(local_invocation_index) thread: u32) {
     let group = group_index(id, all);
     {% if factor %}
     let batch = group;
@@ -111,30 +111,32 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) all: vec3
         let at = vectors + j * p.n + j;
         let head = a[at];
         // Scales, because squares must not overflow or underflow.
-        var most = {{ T }}(0.0);
-        for (var r = j + 1u + lane; r < p.m; r += 256u) { most = max(most, abs(a[vectors + r * p.n + j])); }
-        most = most_of_all(lane, most);
-        let largest = max(most, abs(head));
-        let unit = select({{ T }}(1.0), largest, largest > {{ T }}(0.0));
+        var column_max = {{ T }}(0.0);
+        for (var r = j + 1u + thread; r < p.m; r += 256u) {
+            column_max = max(column_max, abs(a[vectors + r * p.n + j]));
+        }
+        column_max = max_of_all(thread, column_max);
+        let largest = max(column_max, abs(head));
+        let column_scale = select({{ T }}(1.0), largest, largest > {{ T }}(0.0));
         var squares = {{ T }}(0.0);
-        for (var r = j + 1u + lane; r < p.m; r += 256u) {
-            let v = a[vectors + r * p.n + j] / unit;
+        for (var r = j + 1u + thread; r < p.m; r += 256u) {
+            let v = a[vectors + r * p.n + j] / column_scale;
             squares += v * v;
         }
-        squares = sum_of_all(lane, squares);
-        let part = head / unit;
-        let length = unit * sqrt(part * part + squares);
+        squares = sum_of_all(thread, squares);
+        let part = head / column_scale;
+        let length = column_scale * sqrt(part * part + squares);
         // A column that is zero below the diagonal is left unchanged.
         let diagonal = select(head, select(-length, length, head < {{ T }}(0.0)), squares != {{ T }}(0.0));
         var scale = {{ T }}(0.0);
         if squares != {{ T }}(0.0) {
             scale = (diagonal - head) / diagonal;
-            for (var r = j + 1u + lane; r < p.m; r += 256u) {
+            for (var r = j + 1u + thread; r < p.m; r += 256u) {
                 let i = vectors + r * p.n + j;
                 a[i] = a[i] / (head - diagonal);
             }
         }
-        if lane == 0u {
+        if thread == 0u {
             a[at] = diagonal;
             tau[batch * p.count + j] = scale;
         }
@@ -149,8 +151,8 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) all: vec3
     {% else %}
     let base = batch * p.m * p.columns;
     let first = (group % groups) * 32u;
-    for (var left = p.end; left > p.first; left--) {
-        let j = left - 1u;
+    for (var remaining = p.end; remaining > p.first; remaining--) {
+        let j = remaining - 1u;
         let scale = tau[batch * p.count + j];
         {{ reflect("x", "base", "p.columns", "first") }}
         storageBarrier();

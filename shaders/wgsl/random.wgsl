@@ -27,8 +27,8 @@ struct Params {
     threshold: u32,
     always: u32,
     // Bounds of floats, as integers in the order of the floats.
-    least: i32,
-    most: i32,
+    min_bits: i32,
+    max_bits: i32,
     // 2 if the range is too wide for an f32, with `scale` and `shift` halved; else 1.
     factor: f32,
     unused0: u32,
@@ -43,16 +43,16 @@ struct Params {
 
 {% if bounded %}
 // Compares by bits: subnormals compare as zeros on some devices.
-fn ordered(b: i32) -> i32 { return select(b, b ^ 0x7fffffff, b < 0); }
-fn within(v: f32) -> f32 {
-    return bitcast<f32>(ordered(max(p.least, min(p.most, ordered(bitcast<i32>(v))))));
+fn ordered_bits(b: i32) -> i32 { return select(b, b ^ 0x7fffffff, b < 0); }
+fn clamp_to_bounds(v: f32) -> f32 {
+    return bitcast<f32>(ordered_bits(max(p.min_bits, min(p.max_bits, ordered_bits(bitcast<i32>(v))))));
 }
 {% endif %}
 
-fn number(x: u32) -> {{ T }} {
+fn sample(x: u32) -> {{ T }} {
     {% if kind == "integer" %}
     let v = p.low + i32(m_mul_wide(x, p.range).x);
-    return {{ "within(f32(v))" if bounded else t.cast("v", "i32", T) }};
+    return {{ "clamp_to_bounds(f32(v))" if bounded else t.cast("v", "i32", T) }};
     {% elif kind == "bernoulli" %}
     let v = x < p.threshold || p.always != 0u;
     return {{ t.cast("v", "bool", T) }};
@@ -60,15 +60,15 @@ fn number(x: u32) -> {{ T }} {
     var v = bitcast<f32>(bitcast<u32>({{ "m_normal" if kind == "normal" else "m_unit" }}(x) * p.scale) ^ p.zero)
         + p.shift;
     {% if kind == "uniform" %}v = v * p.factor;{% endif %}
-    return {{ "within(v)" if bounded else t.cast("v", "f32", T) }};
+    return {{ "clamp_to_bounds(v)" if bounded else t.cast("v", "f32", T) }};
     {% endif %}
 }
 {% endif %}
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-        @builtin(local_invocation_index) lane: u32) {
-    let block = group_index(group, groups) * 256u + lane;
+        @builtin(local_invocation_index) thread: u32) {
+    let block = group_index(group, groups) * 256u + thread;
     if block * 4u >= p.n { return; }
     {% if kind == "key" %}
     let low = p.offset.x + block;
@@ -84,8 +84,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% else %}
     let x = m_philox_block(block, p.offset, p.seed);
     // A loop that no compiler unrolls: four unrolled normal draws take three times as long to compile as one.
-    var numbers: array<{{ T }}, 4>;
-    for (var i = 0u; i < 4u + p.zero; i++) { numbers[i] = number(x[i]); }
-    out_put4(block * 4u, numbers, p.n);
+    var samples: array<{{ T }}, 4>;
+    for (var i = 0u; i < 4u + p.zero; i++) { samples[i] = sample(x[i]); }
+    out_put4(block * 4u, samples, p.n);
     {% endif %}
 }

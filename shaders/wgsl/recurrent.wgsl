@@ -46,10 +46,10 @@ struct Params {
 {% if lengths %}{{ t.input(next, "lengths", lengths) }}{% endif %}
 
 {% if pass == "forward" %}
-fn input_gate(b: u32, j: u32, gate: u32) -> f32 {
+fn input_product(b: u32, j: u32, gate: u32) -> f32 {
     return input_at(p.input_offset + b * p.input_stride + gate * p.hidden + j);
 }
-fn carry_gate(b: u32, j: u32, gate: u32) -> f32 {
+fn state_product(b: u32, j: u32, gate: u32) -> f32 {
     return carry_at(p.carry_offset + (b * {{ gates }}u + gate) * p.hidden + j);
 }
 {% endif %}
@@ -59,8 +59,8 @@ fn saved_index(b: u32, j: u32, k: u32) -> u32 { return p.saved_offset + (b * 5u 
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-        @builtin(local_invocation_index) lane: u32) {
-    let i = group_index(group, groups) * 256u + lane;
+        @builtin(local_invocation_index) thread: u32) {
+    let i = group_index(group, groups) * 256u + thread;
     if i >= p.n { return; }
     let b = i / p.hidden;
     let j = i % p.hidden;
@@ -75,37 +75,37 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     }
     {% endif %}
     {% if kind == "lstm" %}
-    let enter = m_sigmoid(input_gate(b, j, 0u) + carry_gate(b, j, 0u));
-    let forget = m_sigmoid(input_gate(b, j, 1u) + carry_gate(b, j, 1u));
-    let fresh = m_tanh(input_gate(b, j, 2u) + carry_gate(b, j, 2u));
-    let leave = m_sigmoid(input_gate(b, j, 3u) + carry_gate(b, j, 3u));
-    let before = state_at(p.n + i);
-    let cell = forget * before + enter * fresh;
-    let h = leave * m_tanh(cell);
+    let i_gate = m_sigmoid(input_product(b, j, 0u) + state_product(b, j, 0u));
+    let f_gate = m_sigmoid(input_product(b, j, 1u) + state_product(b, j, 1u));
+    let candidate = m_tanh(input_product(b, j, 2u) + state_product(b, j, 2u));
+    let o_gate = m_sigmoid(input_product(b, j, 3u) + state_product(b, j, 3u));
+    let previous = state_at(p.n + i);
+    let cell = f_gate * previous + i_gate * candidate;
+    let h = o_gate * m_tanh(cell);
     state_put(p.n + i, cell);
     {% if keep %}
-    saved_put(saved_index(b, j, 0u), enter);
-    saved_put(saved_index(b, j, 1u), forget);
-    saved_put(saved_index(b, j, 2u), fresh);
-    saved_put(saved_index(b, j, 3u), leave);
-    saved_put(saved_index(b, j, 4u), before);
+    saved_put(saved_index(b, j, 0u), i_gate);
+    saved_put(saved_index(b, j, 1u), f_gate);
+    saved_put(saved_index(b, j, 2u), candidate);
+    saved_put(saved_index(b, j, 3u), o_gate);
+    saved_put(saved_index(b, j, 4u), previous);
     {% endif %}
     {% elif kind == "gru" %}
-    let reset = m_sigmoid(input_gate(b, j, 0u) + carry_gate(b, j, 0u));
-    let stay = m_sigmoid(input_gate(b, j, 1u) + carry_gate(b, j, 1u));
-    let inside = carry_gate(b, j, 2u);
-    let fresh = m_tanh(input_gate(b, j, 2u) + reset * inside);
-    let before = state_at(i);
-    let h = fresh + stay * (before - fresh);
+    let reset_gate = m_sigmoid(input_product(b, j, 0u) + state_product(b, j, 0u));
+    let update_gate = m_sigmoid(input_product(b, j, 1u) + state_product(b, j, 1u));
+    let hidden_product = state_product(b, j, 2u);
+    let candidate = m_tanh(input_product(b, j, 2u) + reset_gate * hidden_product);
+    let previous = state_at(i);
+    let h = candidate + update_gate * (previous - candidate);
     {% if keep %}
-    saved_put(saved_index(b, j, 0u), reset);
-    saved_put(saved_index(b, j, 1u), stay);
-    saved_put(saved_index(b, j, 2u), fresh);
-    saved_put(saved_index(b, j, 3u), inside);
-    saved_put(saved_index(b, j, 4u), before);
+    saved_put(saved_index(b, j, 0u), reset_gate);
+    saved_put(saved_index(b, j, 1u), update_gate);
+    saved_put(saved_index(b, j, 2u), candidate);
+    saved_put(saved_index(b, j, 3u), hidden_product);
+    saved_put(saved_index(b, j, 4u), previous);
     {% endif %}
     {% else %}
-    let sum = input_gate(b, j, 0u) + carry_gate(b, j, 0u);
+    let sum = input_product(b, j, 0u) + state_product(b, j, 0u);
     let h = {{ "m_tanh(sum)" if kind == "tanh" else "m_max(sum, 0.0)" }};
     {% endif %}
     state_put(i, h);
@@ -124,35 +124,35 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     }
     {% endif %}
     {% if kind == "lstm" %}
-    let enter = saved_at(saved_index(b, j, 0u));
-    let forget = saved_at(saved_index(b, j, 1u));
-    let fresh = saved_at(saved_index(b, j, 2u));
-    let leave = saved_at(saved_index(b, j, 3u));
-    let before = saved_at(saved_index(b, j, 4u));
-    let open = m_tanh(forget * before + enter * fresh);
-    let dc = state_at(p.n + i) + dh * leave * (1.0 - open * open);
-    gates_put(to, dc * fresh * enter * (1.0 - enter));
-    gates_put(to + p.hidden, dc * before * forget * (1.0 - forget));
-    gates_put(to + 2u * p.hidden, dc * enter * (1.0 - fresh * fresh));
-    gates_put(to + 3u * p.hidden, dh * open * leave * (1.0 - leave));
+    let i_gate = saved_at(saved_index(b, j, 0u));
+    let f_gate = saved_at(saved_index(b, j, 1u));
+    let candidate = saved_at(saved_index(b, j, 2u));
+    let o_gate = saved_at(saved_index(b, j, 3u));
+    let previous = saved_at(saved_index(b, j, 4u));
+    let cell_tanh = m_tanh(f_gate * previous + i_gate * candidate);
+    let dc = state_at(p.n + i) + dh * o_gate * (1.0 - cell_tanh * cell_tanh);
+    gates_put(to, dc * candidate * i_gate * (1.0 - i_gate));
+    gates_put(to + p.hidden, dc * previous * f_gate * (1.0 - f_gate));
+    gates_put(to + 2u * p.hidden, dc * i_gate * (1.0 - candidate * candidate));
+    gates_put(to + 3u * p.hidden, dh * cell_tanh * o_gate * (1.0 - o_gate));
     state_put(i, 0.0);
-    state_put(p.n + i, dc * forget);
+    state_put(p.n + i, dc * f_gate);
     {% elif kind == "gru" %}
-    let reset = saved_at(saved_index(b, j, 0u));
-    let stay = saved_at(saved_index(b, j, 1u));
-    let fresh = saved_at(saved_index(b, j, 2u));
-    let inside = saved_at(saved_index(b, j, 3u));
-    let before = saved_at(saved_index(b, j, 4u));
-    let dn = dh * (1.0 - stay) * (1.0 - fresh * fresh);
-    let dr = dn * inside * reset * (1.0 - reset);
-    let dz = dh * (before - fresh) * stay * (1.0 - stay);
+    let reset_gate = saved_at(saved_index(b, j, 0u));
+    let update_gate = saved_at(saved_index(b, j, 1u));
+    let candidate = saved_at(saved_index(b, j, 2u));
+    let hidden_product = saved_at(saved_index(b, j, 3u));
+    let previous = saved_at(saved_index(b, j, 4u));
+    let dn = dh * (1.0 - update_gate) * (1.0 - candidate * candidate);
+    let dr = dn * hidden_product * reset_gate * (1.0 - reset_gate);
+    let dz = dh * (previous - candidate) * update_gate * (1.0 - update_gate);
     gates_put(to, dr);
     gates_put(to + p.hidden, dz);
     gates_put(to + 2u * p.hidden, dn);
     inner_put(to, dr);
     inner_put(to + p.hidden, dz);
-    inner_put(to + 2u * p.hidden, dn * reset);
-    state_put(i, dh * stay);
+    inner_put(to + 2u * p.hidden, dn * reset_gate);
+    state_put(i, dh * update_gate);
     {% else %}
     let h = saved_at(p.saved_offset + i);
     gates_put(to, {{ "dh * (1.0 - h * h)" if kind == "tanh" else "select(0.0, dh, h > 0.0)" }});

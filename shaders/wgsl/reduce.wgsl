@@ -5,13 +5,14 @@ source · compute · out: dtypes of the input, of the arithmetic, of the result 
 map: an expression of `v`, an element · center: dtype of one more value `m` for each output, or ""
 post: expression of `acc`
 combine: sum, prod, max, min, argmax, argmin · flat: the reduced dimensions are one
-lanes: threads for one output
+threads_per_row: threads for one output
 across: neighbouring threads have neighbouring outputs (the kept dimensions are the inner ones), not
   neighbouring elements
 width: 4 if neighbours are read in one aligned access (elements of one output or, `across`, of four outputs),
   else 1. Parameters then count quads of the inner dimension, and `across` quads of outputs.
 unroll: loads that a thread has in flight
-For argmax and argmin: values: the value is written too · seen: indices come from a buffer of a previous stage
+For argmax and argmin: values: the value is written too 
+has_indices: indices come from a buffer of a previous stage
 Few outputs of many elements need two stages: the first writes `splits` partial results for each output.
 -#}
 {%- import "types" as t -%}
@@ -20,8 +21,8 @@ Few outputs of many elements need two stages: the first writes `splits` partial 
 {%- set O = t.value(out) -%}
 {%- set arg = combine in ["argmax", "argmin"] -%}
 {%- set extreme = arg or combine in ["max", "min"] -%}
-{%- set rows = 256 // lanes -%}
-{%- set lanes_of = [".x", ".y", ".z", ".w"] if width == 4 else [""] -%}
+{%- set rows = 256 // threads_per_row -%}
+{%- set components = [".x", ".y", ".z", ".w"] if width == 4 else [""] -%}
 {%- set outs = width if across else 1 -%}
 {%- set packed = outs == 4 and out in ["f32", "f16", "bf16"] -%}
 {% for file in math %}
@@ -51,8 +52,8 @@ struct Params {
 {{ t.input(next.binding, "center", center) }}
 {% set next.binding = next.binding + 1 %}
 {% endif %}
-{% if seen %}
-{{ t.input(next.binding, "seen", "u32") }}
+{% if has_indices %}
+{{ t.input(next.binding, "input_indices", "u32") }}
 {% set next.binding = next.binding + 1 %}
 {% endif %}
 {% if not arg or values %}
@@ -60,7 +61,7 @@ struct Params {
 {% set next.binding = next.binding + 1 %}
 {% endif %}
 {% if arg %}
-{{ t.output(next.binding, "place", index) }}
+{{ t.output(next.binding, "arg_index", index) }}
 {% endif %}
 
 {% if T in ["f32", "f64"] and extreme %}
@@ -72,7 +73,7 @@ struct Params {
 {% set better = ">" if combine == "argmax" else "<" %}
 struct Acc { v: T, i: u32 }
 // Of equal values, and of several NaN, the first wins.
-fn combined(a: Acc, b: Acc) -> Acc {
+fn combine_values(a: Acc, b: Acc) -> Acc {
     var take = (b.v {{ better }} a.v) | ((b.v == a.v) & (b.i < a.i));
     {% if floats %}
     let na = is_nan(a.v);
@@ -84,7 +85,7 @@ fn combined(a: Acc, b: Acc) -> Acc {
 }
 {% else %}
 alias Acc = T;
-fn combined(a: T, b: T) -> T {
+fn combine_values(a: T, b: T) -> T {
     {% if combine == "sum" %}
     return a + b;
     {% elif combine == "prod" %}
@@ -108,49 +109,49 @@ fn nonzero(v: {{ V }}) -> T {
     {% endif %}
 }
 
-fn mapped(e: {{ V }}, i: u32, r: u32, m: T) -> Acc {
+fn map_element(e: {{ V }}, i: u32, r: u32, m: T) -> Acc {
     {% if map == "nonzero" %}
     return nonzero(e);
     {% else %}
     let v = {{ t.cast("e", V, T) }};
     {% if not arg %}
     return {{ map }};
-    {% elif seen %}
-    return Acc(v, seen_at(i));
+    {% elif has_indices %}
+    return Acc(v, input_indices_at(i));
     {% else %}
     return Acc(v, r);
     {% endif %}
     {% endif %}
 }
 
-fn finished(acc: T, m: T) -> T { return {{ post }}; }
+fn finalize(acc: T, m: T) -> T { return {{ post }}; }
 
 fn reduced_offset(r: u32) -> u32 {
     {% if flat %}
     return r * p.reduced_strides[0].x;
     {% else %}
-    var left = r;
+    var linear_index = r;
     var at = 0u;
-    {{ t.walk([("at", "reduced_strides")], of="reduced_") }}
+    {{ t.strided_offsets([("at", "reduced_strides")], of="reduced_") }}
     return at;
     {% endif %}
 }
 
-{#- Combines the values of `count` lanes in pairs, so that rounding errors grow with the number of levels. -#}
-{% macro in_pairs(k, count, apart) %}
+{#- Combines the values of `count` threads in pairs, so that rounding errors grow with the number of levels. -#}
+{% macro combine_in_pairs(k, count, stride) %}
 {% for n in range(count) %}
-        let t{{ k }}_{{ count }}_{{ n }} = shared_acc[thread + {{ n * apart + k * 256 }}u];
+        let t{{ k }}_{{ count }}_{{ n }} = shared_acc[thread + {{ n * stride + k * 256 }}u];
 {% endfor %}
 {% for m in [16, 8, 4, 2, 1] if m < count %}
 {% for n in range(m) %}
-        let t{{ k }}_{{ m }}_{{ n }} = combined(t{{ k }}_{{ m * 2 }}_{{ n }}, t{{ k }}_{{ m * 2 }}_{{ n + m }});
+        let t{{ k }}_{{ m }}_{{ n }} = combine_values(t{{ k }}_{{ m * 2 }}_{{ n }}, t{{ k }}_{{ m * 2 }}_{{ n + m }});
 {% endfor %}
 {% endfor %}
         total{{ k }} = t{{ k }}_1_0;
 {% endmacro %}
 {% set read = "input_quad(i" if width == 4 else "input_at(i" %}
 {% set element = " >> 2u)" if width == 4 else ")" %}
-{% if lanes > 1 %}
+{% if threads_per_row > 1 %}
 var<workgroup> shared_acc: array<Acc, {{ 256 * outs }}>;
 {% endif %}
 
@@ -159,18 +160,18 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         @builtin(local_invocation_index) thread: u32) {
     {% if across %}
     let row = thread % {{ rows }}u;
-    let lane = thread / {{ rows }}u;
+    let row_thread = thread / {{ rows }}u;
     {% else %}
-    let row = thread / {{ lanes }}u;
-    let lane = thread % {{ lanes }}u;
+    let row = thread / {{ threads_per_row }}u;
+    let row_thread = thread % {{ threads_per_row }}u;
     {% endif %}
     let out_index = group_index(group, groups) * {{ rows }}u + row;
     // Threads without work take part in the barriers.
     let live = out_index < p.outputs * p.splits;
     let o = out_index % p.outputs;
     var base = p.offset;
-    var left = o;
-    {{ t.walk([("base", "kept_strides")], of="kept_") }}
+    var linear_index = o;
+    {{ t.strided_offsets([("base", "kept_strides")], of="kept_") }}
     {% for k in range(outs) %}
     {% if center %}
     let m{{ k }} = {{ t.cast("center_at(o * " ~ outs ~ "u + " ~ k ~ "u)", t.value(center), T) }};
@@ -178,7 +179,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let m{{ k }} = T(0);
     {% endif %}
     {% endfor %}
-    {% for c in lanes_of %}
+    {% for c in components %}
     var total{{ loop.index0 }}: Acc;
     {% endfor %}
     if live {
@@ -189,88 +190,88 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         let i = base + reduced_offset(begin);
         let e = {{ read }}{{ element }};
         {% endif %}
-        {% for c in lanes_of %}
+        {% for c in components %}
         {% if extreme %}
-        total{{ loop.index0 }} = mapped(e{{ c }}, i, begin, m{{ loop.index0 % outs }});
+        total{{ loop.index0 }} = map_element(e{{ c }}, i, begin, m{{ loop.index0 % outs }});
         {% else %}
         total{{ loop.index0 }} = T({{ 1 if combine == "prod" else 0 }});
         {% endif %}
         {% endfor %}
-        var r = begin + lane;
+        var r = begin + row_thread;
         {% if unroll > 1 %}
         // Combines in pairs: rounding errors grow with the number of iterations, not of elements.
-        while r + {{ (unroll - 1) * lanes }}u < end {
+        while r + {{ (unroll - 1) * threads_per_row }}u < end {
             {% for u in range(unroll) %}
-            let r{{ u }} = r + {{ u * lanes }}u;
+            let r{{ u }} = r + {{ u * threads_per_row }}u;
             let i{{ u }} = base + reduced_offset(r{{ u }});
             let e{{ u }} = {{ read }}{{ u }}{{ element }};
             {% endfor %}
-            {% for c in lanes_of %}
+            {% for c in components %}
             {% set at = loop.index0 %}
             {% for u in range(0, unroll, 4) %}
-            let b{{ at }}_{{ u }} = combined(
-                combined(mapped(e{{ u }}{{ c }}, i{{ u }}, r{{ u }}, m{{ at % outs }}),
-                    mapped(e{{ u + 1 }}{{ c }}, i{{ u + 1 }}, r{{ u + 1 }}, m{{ at % outs }})),
-                combined(mapped(e{{ u + 2 }}{{ c }}, i{{ u + 2 }}, r{{ u + 2 }}, m{{ at % outs }}),
-                    mapped(e{{ u + 3 }}{{ c }}, i{{ u + 3 }}, r{{ u + 3 }}, m{{ at % outs }})));
+            let b{{ at }}_{{ u }} = combine_values(
+                combine_values(map_element(e{{ u }}{{ c }}, i{{ u }}, r{{ u }}, m{{ at % outs }}),
+                    map_element(e{{ u + 1 }}{{ c }}, i{{ u + 1 }}, r{{ u + 1 }}, m{{ at % outs }})),
+                combine_values(map_element(e{{ u + 2 }}{{ c }}, i{{ u + 2 }}, r{{ u + 2 }}, m{{ at % outs }}),
+                    map_element(e{{ u + 3 }}{{ c }}, i{{ u + 3 }}, r{{ u + 3 }}, m{{ at % outs }})));
             {% endfor %}
             {% if unroll == 8 %}
-            total{{ at }} = combined(total{{ at }}, combined(b{{ at }}_0, b{{ at }}_4));
+            total{{ at }} = combine_values(total{{ at }}, combine_values(b{{ at }}_0, b{{ at }}_4));
             {% else %}
-            total{{ at }} = combined(total{{ at }}, b{{ at }}_0);
+            total{{ at }} = combine_values(total{{ at }}, b{{ at }}_0);
             {% endif %}
             {% endfor %}
-            r += {{ unroll * lanes }}u;
+            r += {{ unroll * threads_per_row }}u;
         }
         {% endif %}
         while r < end {
             let i = base + reduced_offset(r);
             let e = {{ read }}{{ element }};
-            {% for c in lanes_of %}
-            total{{ loop.index0 }} = combined(total{{ loop.index0 }},
-                mapped(e{{ c }}, i, r, m{{ loop.index0 % outs }}));
+            {% for c in components %}
+            total{{ loop.index0 }} = combine_values(total{{ loop.index0 }},
+                map_element(e{{ c }}, i, r, m{{ loop.index0 % outs }}));
             {% endfor %}
-            r += {{ lanes }}u;
+            r += {{ threads_per_row }}u;
         }
     }
     {% if width == 4 and not across %}
-    total0 = combined(combined(total0, total1), combined(total2, total3));
+    total0 = combine_values(combine_values(total0, total1), combine_values(total2, total3));
     {% endif %}
-    {% if lanes > 1 %}
+    {% if threads_per_row > 1 %}
     {% for k in range(outs) %}
     shared_acc[thread + {{ k * 256 }}u] = total{{ k }};
     {% endfor %}
     workgroupBarrier();
     {% set step = rows if across else 1 %}
-    {% set few = 16 if lanes == 256 else lanes %}
-    {% if lanes == 256 %}
+    {% set partials = 16 if threads_per_row == 256 else threads_per_row %}
+    {% if threads_per_row == 256 %}
     // Sixteen sums of sixteen, then their sum; a thread overwrites only values that it alone reads.
-    if lane < 16u {
+    if row_thread < 16u {
         {% for k in range(outs) %}
-        {{ in_pairs(k, 16, 16 * step) }}
+        {{ combine_in_pairs(k, 16, 16 * step) }}
         shared_acc[thread + {{ k * 256 }}u] = total{{ k }};
         {% endfor %}
     }
     workgroupBarrier();
     {% endif %}
-    if lane == 0u {
+    if row_thread == 0u {
         {% for k in range(outs) %}
-        {{ in_pairs(k, few, step) }}
+        {{ combine_in_pairs(k, partials, step) }}
         {% endfor %}
     }
     {% endif %}
-    if live && lane == 0u {
+    if live && row_thread == 0u {
         {% if arg %}
         {% if values %}
         result_put(out_index, {{ t.cast("total0.v", T, O) }});
         {% endif %}
-        place_put(out_index, {{ t.cast("total0.i", "u32", t.value(index)) }});
+        arg_index_put(out_index, {{ t.cast("total0.i", "u32", t.value(index)) }});
         {% elif packed %}
         result_put_quad(out_index, vec4<{{ O }}>({% for k in range(4) %}
-            {{ t.cast("finished(total" ~ k ~ ", m" ~ k ~ ")", T, O) }}{{ ", " if not loop.last }}{% endfor %}));
+            {{ t.cast("finalize(total" ~ k ~ ", m" ~ k ~ ")", T, O) }}{{ ", " if not loop.last }}{% endfor %}));
         {% else %}
         {% for k in range(outs) %}
-        result_put(out_index * {{ outs }}u + {{ k }}u, {{ t.cast("finished(total" ~ k ~ ", m" ~ k ~ ")", T, O) }});
+        result_put(out_index * {{ outs }}u + {{ k }}u, {{ t.cast("finalize(total" ~ k ~ ", m" ~ k ~ ")", T, O) }});
         {% endfor %}
         {% endif %}
     }

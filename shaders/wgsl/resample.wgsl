@@ -9,7 +9,7 @@ weighted: if false, each element is one of the input
 -#}
 {%- import "types" as t -%}
 {%- set T = t.value(dtype) -%}
-{%- set lanes = 4 if dtype in ["f16", "bf16", "u8"] else 1 -%}
+{%- set per_thread = 4 if dtype in ["f16", "bf16", "u8"] else 1 -%}
 {{ t.prelude() }}
 struct Params {
     n: u32,
@@ -30,17 +30,17 @@ struct Params {
 {{ t.output(3 if weighted else 2, "out", dtype, "packed") }}
 
 fn value_at(i: u32) -> {{ T }} {
-    var left = i;
+    var linear_index = i;
     var base = p.in_offset;
     {% for axis in ["x", "y", "z"][:rank] %}
-    let at_{{ axis }} = (p.table.{{ axis }} + left % p.out_size.{{ axis }}) * 3u;
-    left = left / p.out_size.{{ axis }};
+    let at_{{ axis }} = (p.table.{{ axis }} + linear_index % p.out_size.{{ axis }}) * 3u;
+    linear_index = linear_index / p.out_size.{{ axis }};
     let first_{{ axis }} = spans_at(at_{{ axis }});
     {% endfor %}
     {% for axis in ["z", "y", "x"][3 - rank:] %}
-    left = left * p.in_size.{{ axis }} + first_{{ axis }};
+    linear_index = linear_index * p.in_size.{{ axis }} + first_{{ axis }};
     {% endfor %}
-    base += left;
+    base += linear_index;
     {% if not weighted %}
     return input_at(base);
     {% else %}
@@ -69,4 +69,4 @@ fn value_at(i: u32) -> {{ T }} {
     {% endif %}
 }
 
-{{ t.each_output("value_at", T, lanes) }}
+{{ t.each_output("value_at", T, per_thread) }}

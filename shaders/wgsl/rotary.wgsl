@@ -34,14 +34,14 @@ struct Params {
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-        @builtin(local_invocation_index) lane: u32) {
-    let i = group_index(group, groups) * 256u + lane;
+        @builtin(local_invocation_index) thread: u32) {
+    let i = group_index(group, groups) * 256u + thread;
     if i >= p.n { return; }
     let row = i / p.units;
     let unit = i % p.units;
-    var left = row;
+    var linear_index = row;
     var at = p.x_offset;
-    {{ t.walk([("at", "strides")]) }}
+    {{ t.strided_offsets([("at", "strides")]) }}
     let to = row * p.features;
     if unit >= p.pairs {
         let feature = unit + p.pairs;

@@ -1,57 +1,60 @@
 {#-
-Shared code of kernels that process rows: `lanes` threads have one row, and a workgroup 256 / lanes rows, or
-  one row if lanes are more. Neighbouring threads hold elements of one row or, with `across`, of neighbouring
-  rows. All threads, with a row or without, call row_sum, row_max and row_sums (two sums at once); all lanes
-  of a row get the result.
+Shared code of kernels that process rows: `threads_per_row` threads have one row. A workgroup has 256 /
+  threads_per_row rows, or one row if a row has more threads. Neighbouring threads hold elements of one row or, with
+  `across`, of neighbouring rows. All threads, with a row or without, call row_sum, row_max and row_sums (two sums at
+  once); all threads of
+  a row get the result.
 value: type of the sums, f32 or f64, which needs math/f64_exp_log.
 -#}
-{%- macro functions(lanes, across, value="f32") %}
-{% set threads = lanes if lanes > 256 else 256 %}
-{% set rows = threads // lanes %}
+{%- macro functions(threads_per_row, across, value="f32") %}
+{% set threads = threads_per_row if threads_per_row > 256 else 256 %}
+{% set rows = threads // threads_per_row %}
 {% set step = rows if across else 1 %}
-{% set few = 16 if lanes >= 256 else 8 if lanes >= 64 else 4 if lanes == 32 else lanes %}
+{% set partials = 16 if threads_per_row >= 256 else 8 if threads_per_row >= 64 else 4 if threads_per_row == 32
+    else threads_per_row %}
 {% if across %}
-fn lane_of(thread: u32) -> u32 { return thread / {{ rows }}u; }
+fn thread_in_row(thread: u32) -> u32 { return thread / {{ rows }}u; }
 fn row_of(group: u32, thread: u32) -> u32 { return group * {{ rows }}u + thread % {{ rows }}u; }
 {% else %}
-fn lane_of(thread: u32) -> u32 { return thread % {{ lanes }}u; }
-fn row_of(group: u32, thread: u32) -> u32 { return group * {{ rows }}u + thread / {{ lanes }}u; }
+fn thread_in_row(thread: u32) -> u32 { return thread % {{ threads_per_row }}u; }
+fn row_of(group: u32, thread: u32) -> u32 { return group * {{ rows }}u + thread / {{ threads_per_row }}u; }
 {% endif %}
-{% if lanes > 1 %}
+{% if threads_per_row > 1 %}
 var<workgroup> row_values: array<{{ value }}, {{ threads }}>;
 var<workgroup> row_pairs: array<vec2<{{ value }}>, {{ threads }}>;
 {% endif %}
-{% for name, type, memory, both in [
-    ("sum", value, "row_values", "all + other"),
-    ("max", value, "row_values", "m_max" ~ ("64" if value == "f64") ~ "(all, other)"),
-    ("sums", "vec2<" ~ value ~ ">", "row_pairs", "all + other")] %}
+{% for name, type, memory, combined in [
+    ("sum", value, "row_values", "acc + other"),
+    ("max", value, "row_values", "m_max" ~ ("64" if value == "f64") ~ "(acc, other)"),
+    ("sums", "vec2<" ~ value ~ ">", "row_pairs", "acc + other")] %}
 fn row_{{ name }}(v: {{ type }}, thread: u32) -> {{ type }} {
-    {% if lanes == 1 %}
+    {% if threads_per_row == 1 %}
     return v;
     {% else %}
-    let lane = lane_of(thread);
+    let row_thread = thread_in_row(thread);
     {{ memory }}[thread] = v;
     workgroupBarrier();
-    {% if few < lanes %}
-    // A few lanes combine {{ lanes // few }} values each; they overwrite only values that they alone read.
-    if lane < {{ few }}u {
-        var all = v;
-        for (var n = 1u; n < {{ lanes // few }}u; n++) {
-            let other = {{ memory }}[thread + n * {{ few * step }}u];
-            all = {{ both }};
+    {% if partials < threads_per_row %}
+    // {{ partials }} threads combine {{ threads_per_row // partials }} values each. Each overwrites only values that
+    // it alone reads.
+    if row_thread < {{ partials }}u {
+        var acc = v;
+        for (var n = 1u; n < {{ threads_per_row // partials }}u; n++) {
+            let other = {{ memory }}[thread + n * {{ partials * step }}u];
+            acc = {{ combined }};
         }
-        {{ memory }}[thread] = all;
+        {{ memory }}[thread] = acc;
     }
     workgroupBarrier();
     {% endif %}
-    let first = thread - lane * {{ step }}u;
-    var all = {{ memory }}[first];
-    for (var n = 1u; n < {{ few }}u; n++) {
+    let first = thread - row_thread * {{ step }}u;
+    var acc = {{ memory }}[first];
+    for (var n = 1u; n < {{ partials }}u; n++) {
         let other = {{ memory }}[first + n * {{ step }}u];
-        all = {{ both }};
+        acc = {{ combined }};
     }
     workgroupBarrier();
-    return all;
+    return acc;
     {% endif %}
 }
 {% endfor %}

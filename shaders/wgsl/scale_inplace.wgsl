@@ -1,7 +1,8 @@
 {#-
 x *= scale, in place. Reads and writes nothing if the scale is 1, as at the start of backward from a loss.
 
-dtype: of x · width: 4 if its length is a multiple of four, else 1 · each: steps of a thread
+dtype: of x · width: 4 if its length is a multiple of four, else 1
+steps_per_thread: steps of a thread
 -#}
 {%- import "types" as t -%}
 {%- import "row_reduce" as rows -%}
@@ -19,8 +20,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let scale = scale_at(0u);
     if scale == 1.0 { return; }
     // Several steps for each thread, so that few workgroups only find that there is no work.
-    let first = group_index(group, groups) * {{ 256 * each }}u + thread;
-    for (var i = first; i < min(p.steps, first + {{ 256 * each }}u); i += 256u) {
+    let first = group_index(group, groups) * {{ 256 * steps_per_thread }}u + thread;
+    for (var i = first; i < min(p.steps, first + {{ 256 * steps_per_thread }}u); i += 256u) {
         result_put_step(i * {{ width }}u, result_step(i * {{ width }}u) * scale);
     }
 }

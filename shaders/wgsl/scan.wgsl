@@ -4,7 +4,7 @@ Scan (running totals) along one dimension: out[.., r, ..] combines in[.., 0, ..]
 source · compute · out: dtypes of the input, of the arithmetic, of the result, which is contiguous
 combine: sum, prod, max, min (with `index`, dtype of the extremes' positions), or affine: s[r] = in[r] +
   factor[r before] * s[r before]; `factor` has the input's dtype and is contiguous
-exclusive: without element r itself · reverse: from the end · lanes: threads for one row, 1 or 256
+exclusive: without element r itself · reverse: from the end · threads_per_row: threads for one row, 1 or 256
 stage: `whole`: each row by its own threads. Long rows are processed in chunks: `totals` computes chunk
   totals, which are then scanned. `carried` scans each chunk, starting from the total of the chunks before it.
 level: 0, or the input has totals of chunks, [rows, extent]
@@ -37,37 +37,37 @@ struct Params {
     strides: array<vec4<u32>, 2>,
 }
 @group(1) @binding(0) var<uniform> p: Params;
-{% set at = namespace(next=0) %}
+{% set next = namespace(binding=0) %}
 {% macro part(name, type, access) %}
-@group(0) @binding({{ at.next }}) var<storage, {{ access }}> {{ name }}: array<{{ type }}>;
+@group(0) @binding({{ next.binding }}) var<storage, {{ access }}> {{ name }}: array<{{ type }}>;
 {% endmacro %}
 {% if level == 0 %}
 {{ t.input(0, "input", source) }}
 {% if affine %}{{ t.input(1, "factor", source) }}{% endif %}
-{% set at.next = 2 if affine else 1 %}
+{% set next.binding = 2 if affine else 1 %}
 {% else %}
-{{ part("given", T, "read") }}
-{% set at.next = at.next + 1 %}
-{% if paired %}{{ part("given_too", second, "read") }}{% set at.next = at.next + 1 %}{% endif %}
+{{ part("in_totals", T, "read") }}
+{% set next.binding = next.binding + 1 %}
+{% if paired %}{{ part("in_totals_2", second, "read") }}{% set next.binding = next.binding + 1 %}{% endif %}
 {% endif %}
 {% if carried %}
-{{ part("before", T, "read") }}
-{% set at.next = at.next + 1 %}
-{% if paired %}{{ part("before_too", second, "read") }}{% set at.next = at.next + 1 %}{% endif %}
+{{ part("prefix", T, "read") }}
+{% set next.binding = next.binding + 1 %}
+{% if paired %}{{ part("prefix_2", second, "read") }}{% set next.binding = next.binding + 1 %}{% endif %}
 {% endif %}
 {% if totals or level > 0 %}
-{{ part("sums", T, "read_write") }}
-{% set at.next = at.next + 1 %}
-{% if paired %}{{ part("sums_too", second, "read_write") }}{% set at.next = at.next + 1 %}{% endif %}
+{{ part("out_totals", T, "read_write") }}
+{% set next.binding = next.binding + 1 %}
+{% if paired %}{{ part("out_totals_2", second, "read_write") }}{% set next.binding = next.binding + 1 %}{% endif %}
 {% else %}
-{{ t.output(at.next, "result", out) }}
-{% if extreme %}{{ t.output(at.next + 1, "place", index) }}{% endif %}
+{{ t.output(next.binding, "result", out) }}
+{% if extreme %}{{ t.output(next.binding + 1, "arg_index", index) }}{% endif %}
 {% endif %}
 
 {% if extreme %}
 struct Acc { v: T, i: u32 }
 // Of equal values, and of several NaN, the last wins.
-fn combined(a: Acc, b: Acc) -> Acc {
+fn combine_values(a: Acc, b: Acc) -> Acc {
     var take = b.v {{ ">=" if combine == "max" else "<=" }} a.v;
     {% if T == "f32" %}
     let na = (bitcast<u32>(a.v) & 0x7fffffffu) > 0x7f800000u;
@@ -82,58 +82,58 @@ fn combined(a: Acc, b: Acc) -> Acc {
 {% elif affine %}
 // s -> a s + b.
 struct Acc { a: T, b: T }
-fn combined(f: Acc, g: Acc) -> Acc { return Acc(g.a * f.a, g.a * f.b + g.b); }
+fn combine_values(f: Acc, g: Acc) -> Acc { return Acc(g.a * f.a, g.a * f.b + g.b); }
 {% else %}
 alias Acc = T;
-fn combined(a: T, b: T) -> T { return a {{ "+" if combine == "sum" else "*" }} b; }
+fn combine_values(a: T, b: T) -> T { return a {{ "+" if combine == "sum" else "*" }} b; }
 {% endif %}
 
 // Returns the position of step k in the order of the scan.
 fn step_index(k: u32) -> u32 { return {{ "p.extent - 1u - k" if reverse else "k" }}; }
 
 {% macro acc_of(name, i) -%}
-{%- if paired -%}Acc({{ name }}[{{ i }}], {{ name }}_too[{{ i }}]){%- else -%}{{ name }}[{{ i }}]{%- endif -%}
+{%- if paired -%}Acc({{ name }}[{{ i }}], {{ name }}_2[{{ i }}]){%- else -%}{{ name }}[{{ i }}]{%- endif -%}
 {%- endmacro %}
 {% if level == 0 %}
-fn element(base: u32, to_base: u32, k: u32) -> Acc {
+fn element(base: u32, out_base: u32, k: u32) -> Acc {
     let r = step_index(k);
     let v = {{ t.cast("input_at(base + r * p.stride)", V, T) }};
     {% if extreme %}
     return Acc(v, r);
     {% elif affine %}
     if k == 0u { return Acc(T(0), v); }
-    return Acc({{ t.cast("factor_at(to_base + step_index(k - 1u) * p.inner)", V, T) }}, v);
+    return Acc({{ t.cast("factor_at(out_base + step_index(k - 1u) * p.inner)", V, T) }}, v);
     {% else %}
     return v;
     {% endif %}
 }
 {% else %}
-fn element(base: u32, to_base: u32, k: u32) -> Acc { return {{ acc_of("given", "to_base + k") }}; }
+fn element(base: u32, out_base: u32, k: u32) -> Acc { return {{ acc_of("in_totals", "out_base + k") }}; }
 {% endif %}
 
 {% if totals or level > 0 %}
 fn put_total(i: u32, acc: Acc) {
     {% if extreme %}
-    sums[i] = acc.v;
-    sums_too[i] = acc.i;
+    out_totals[i] = acc.v;
+    out_totals_2[i] = acc.i;
     {% elif affine %}
-    sums[i] = acc.a;
-    sums_too[i] = acc.b;
+    out_totals[i] = acc.a;
+    out_totals_2[i] = acc.b;
     {% else %}
-    sums[i] = acc;
+    out_totals[i] = acc;
     {% endif %}
 }
 {% endif %}
 {% if totals %}
-fn write(to_base: u32, k: u32, acc: Acc) {}
+fn write(out_base: u32, k: u32, acc: Acc) {}
 {% elif level > 0 %}
-fn write(to_base: u32, k: u32, acc: Acc) { put_total(to_base + k, acc); }
+fn write(out_base: u32, k: u32, acc: Acc) { put_total(out_base + k, acc); }
 {% else %}
-fn write(to_base: u32, k: u32, acc: Acc) {
-    let i = to_base + step_index(k) * p.inner;
+fn write(out_base: u32, k: u32, acc: Acc) {
+    let i = out_base + step_index(k) * p.inner;
     {% if extreme %}
     result_put(i, {{ t.cast("acc.v", T, O) }});
-    place_put(i, {{ t.cast("acc.i", "u32", t.value(index)) }});
+    arg_index_put(i, {{ t.cast("acc.i", "u32", t.value(index)) }});
     {% elif affine %}
     result_put(i, {{ t.cast("acc.b", T, O) }});
     {% else %}
@@ -142,101 +142,105 @@ fn write(to_base: u32, k: u32, acc: Acc) {
 }
 {% endif %}
 
-{% if lanes > 1 %}
-var<workgroup> window: array<Acc, {{ lanes }}>;
+{% if threads_per_row > 1 %}
+var<workgroup> shared_acc: array<Acc, {{ threads_per_row }}>;
 {% endif %}
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-        @builtin(local_invocation_index) lane: u32) {
-    {% if lanes > 1 %}
-    let number = group_index(group, groups);
+        @builtin(local_invocation_index) thread: u32) {
+    {% if threads_per_row > 1 %}
+    let work_index = group_index(group, groups);
     {% else %}
-    let number = group_index(group, groups) * 256u + lane;
+    let work_index = group_index(group, groups) * 256u + thread;
     {% endif %}
-    if number >= p.rows * p.chunks { return; }
-    {% if lanes == 1 and stage != "whole" %}
+    if work_index >= p.rows * p.chunks { return; }
+    {% if threads_per_row == 1 and stage != "whole" %}
     // Neighbouring threads have neighbouring rows.
-    let row = number % p.rows;
-    let chunk = number / p.rows;
+    let row = work_index % p.rows;
+    let chunk = work_index / p.rows;
     {% else %}
-    let row = number / p.chunks;
-    let chunk = number % p.chunks;
+    let row = work_index / p.chunks;
+    let chunk = work_index % p.chunks;
     {% endif %}
     let begin = chunk * p.chunk;
     let end = min(begin + p.chunk, p.extent);
     {% if level == 0 %}
     var base = p.offset;
-    var left = row;
-    {{ t.walk([("base", "strides")]) }}
-    let to_base = (row / p.inner) * p.extent * p.inner + row % p.inner;
+    var linear_index = row;
+    {{ t.strided_offsets([("base", "strides")]) }}
+    let out_base = (row / p.inner) * p.extent * p.inner + row % p.inner;
     {% else %}
     let base = 0u;
-    let to_base = row * p.extent;
+    let out_base = row * p.extent;
     {% endif %}
     {% if exclusive and not totals %}
     let identity = T({{ 1 if combine == "prod" else 0 }});
     {% endif %}
     var carry: Acc;
     // True if a previous value exists.
-    var any = false;
+    var has_carry = false;
     {% if carried %}
     if chunk > 0u {
         let b = row * p.chunks + chunk - 1u;
-        carry = {{ acc_of("before", "b") }};
-        any = true;
+        carry = {{ acc_of("prefix", "b") }};
+        has_carry = true;
     }
     {% endif %}
-    {% if lanes > 1 %}
+    {% if threads_per_row > 1 %}
     // Both loops have the same number of iterations in all threads, because of the barriers.
-    for (var start = begin; start < end; start += {{ lanes }}u) {
-        let k = start + lane;
+    for (var start = begin; start < end; start += {{ threads_per_row }}u) {
+        let k = start + thread;
         var acc: Acc;
-        if k < end { acc = element(base, to_base, k); }
-        window[lane] = acc;
+        if k < end { acc = element(base, out_base, k); }
+        shared_acc[thread] = acc;
         workgroupBarrier();
-        for (var reach = 1u; reach < {{ lanes }}u; reach = reach << 1u) {
-            if lane >= reach { acc = combined(window[lane - reach], acc); }
+        for (var offset = 1u; offset < {{ threads_per_row }}u; offset = offset << 1u) {
+            if thread >= offset { acc = combine_values(shared_acc[thread - offset], acc); }
             workgroupBarrier();
-            window[lane] = acc;
+            shared_acc[thread] = acc;
             workgroupBarrier();
         }
         {% if exclusive and not totals %}
-        var before_this = identity;
-        if any { before_this = carry; }
-        if lane > 0u {
-            if any { before_this = combined(carry, window[lane - 1u]); } else { before_this = window[lane - 1u]; }
+        var exclusive_prefix = identity;
+        if has_carry { exclusive_prefix = carry; }
+        if thread > 0u {
+            if has_carry {
+                exclusive_prefix = combine_values(carry, shared_acc[thread - 1u]);
+            } else {
+                exclusive_prefix = shared_acc[thread - 1u];
+            }
         }
-        if k < end { write(to_base, k, before_this); }
+        if k < end { write(out_base, k, exclusive_prefix); }
         {% elif not totals %}
-        if any { acc = combined(carry, acc); }
-        if k < end { write(to_base, k, acc); }
+        if has_carry { acc = combine_values(carry, acc); }
+        if k < end { write(out_base, k, acc); }
         {% endif %}
         // The last value of a chunk that may end within this iteration.
-        let last = window[min({{ lanes }}u, end - start) - 1u];
-        if any { carry = combined(carry, last); } else { carry = last; }
-        any = true;
+        let last = shared_acc[min({{ threads_per_row }}u, end - start) - 1u];
+        if has_carry { carry = combine_values(carry, last); } else { carry = last; }
+        has_carry = true;
         workgroupBarrier();
     }
     {% if totals %}
-    if lane == 0u { put_total(row * p.chunks + chunk, carry); }
+    if thread == 0u { put_total(row * p.chunks + chunk, carry); }
     {% endif %}
     {% else %}
     for (var k = begin; k < end; k++) {
-        let now = element(base, to_base, k);
+        let value = element(base, out_base, k);
         {% if exclusive and not totals %}
-        if any {
-            write(to_base, k, carry);
-            carry = combined(carry, now);
+        if has_carry {
+            write(out_base, k, carry);
+            carry = combine_values(carry, value);
         } else {
-            write(to_base, k, identity);
-            carry = now;
+            write(out_base, k, identity);
+            carry = value;
         }
         {% else %}
-        if any { carry = combined(carry, now); } else { carry = now; }
-        write(to_base, k, carry);
+        if has_carry { carry = combine_values(carry, value); } else { carry = value; }
+        write(out_base, k, carry);
         {% endif %}
-        any = true;
+        has_carry = true;
     }
     {% if totals %}
     put_total(row * p.chunks + chunk, carry);

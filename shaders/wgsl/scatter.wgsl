@@ -4,7 +4,7 @@ the same bits.
 
 dtype · index: dtype of the index · op: `add`, `set`, `mul`, `max`, `min` · scalar: src is the value p.value
 A line has all elements along the indexed dimension at one coordinate of the others; lines are disjoint. One
-invocation iterates over a line in order and writes the indices of its own slice of 0..extent: `slices` of
+invocation iterates over a line in order and writes the indices of one slice of 0..extent: `slices` of
 them share a line.
 Indices outside of the dimension, also negative ones, and the index `skip` are ignored.
 -#}
@@ -34,26 +34,26 @@ struct Params {
 {{ t.output(1 if scalar else 2, "out", dtype, "scattered") }}
 {% if T == "f64" and op in ["max", "min"] %}{{ t.is_nan(T) }}{% endif %}
 
-{{ t.place() }}
+{{ t.resolve_index() }}
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-        @builtin(local_invocation_index) lane: u32) {
-    let thread = group_index(group, groups) * 256u + lane;
-    if thread >= p.lines * p.slices { return; }
+        @builtin(local_invocation_index) thread: u32) {
+    let global_index = group_index(group, groups) * 256u + thread;
+    if global_index >= p.lines * p.slices { return; }
     // Neighbouring threads have neighbouring lines, and so neighbouring elements.
-    let slice = thread / p.lines;
+    let slice = global_index / p.lines;
     let per_slice = (p.extent + p.slices - 1u) / p.slices;
     let low = slice * per_slice;
     let high = min(low + per_slice, p.extent);
-    var left = thread % p.lines;
+    var linear_index = global_index % p.lines;
     var i0 = p.offsets.x;
     var i1 = p.offsets.y;
     var i2 = p.offsets.z;
-    {{ t.walk([("i0", "out_strides"), ("i1", "index_strides"), ("i2", "src_strides")]) }}
+    {{ t.strided_offsets([("i0", "out_strides"), ("i1", "index_strides"), ("i2", "src_strides")]) }}
     for (var k = 0u; k < p.length; k++) {
-        let chosen = place(index_words(i1 + k * p.dim_strides.y), p.extent);
-        if chosen < low || chosen >= high || chosen == p.skip { continue; }
-        let i = i0 + chosen * p.dim_strides.x;
+        let resolved = resolve_index(index_words(i1 + k * p.dim_strides.y), p.extent);
+        if resolved < low || resolved >= high || resolved == p.skip { continue; }
+        let i = i0 + resolved * p.dim_strides.x;
         {% if scalar %}
         let v = {{ t.cast("p.value", "f32", T) }};
         {% else %}

@@ -1,6 +1,6 @@
 {#-
-`scatter` for long lines with sorted indices: out[..., to, ...] op= src[i], in place, for each run of equal
-  indices `to`. The order of operations is fixed: the same bits in every run.
+`scatter` for long lines with sorted indices: out[..., targets[i], ...] op= src[i], in place. A run is a
+  sequence of equal targets. The order of operations is fixed: the same bits in every run.
 
 The first thread of a run of at most p.short processes the whole run, in order. For a longer run, the first
 thread in each chunk of p.chunk positions reduces the part of the run in that chunk. The stage `join` then
@@ -8,8 +8,8 @@ combines the parts of each long run. It finds long runs in the sorted indices: s
 of p.short, and the first one represents the run. So without long runs the stage costs next to nothing.
 
 dtype · op: `add`, `set`, `mul`, `max`, `min`; with `set` only the last element of a run counts
-stage: `walk` or `join` · long: a run may be longer than p.short
-to: the indices as u32 (see `resolve_indices`)
+stage: `runs` or `join` · long: a run may be longer than p.short
+targets: the indices as u32 (see `resolve_indices`)
 order: their positions in ascending order, as i64; both have the same layout
 parts: [chunks, 2, lines]; for each chunk the part of the run that began before it, and of the run that
   continues after it
@@ -41,9 +41,9 @@ struct Params {
 @group(1) @binding(0) var<uniform> p: Params;
 {% set T = t.value(dtype) %}
 {% set P = "u32" if T == "bool" else T %}
-@group(0) @binding(0) var<storage, read> to: array<u32>;
+@group(0) @binding(0) var<storage, read> targets: array<u32>;
 {{ t.input(1, "order", "i64w") }}
-{% if stage == "walk" %}
+{% if stage == "runs" %}
 {{ t.input(2, "src", dtype) }}
 {{ t.output(3, "out", dtype, "scattered") }}
 {% if long %}
@@ -55,160 +55,162 @@ struct Params {
 {% endif %}
 {% if T == "f64" and op in ["max", "min"] %}{{ t.is_nan(T) }}{% endif %}
 
-// Returns the element at a sorted position, and its index; `from_index` is the offset of the line.
-fn element(from_index: u32, position: u32) -> u32 { return u32(order_at(from_index + position * p.dim_strides.y)); }
-fn index_of(from_index: u32, k: u32) -> u32 { return to[from_index + k * p.dim_strides.y]; }
-fn index_at(from_index: u32, position: u32) -> u32 { return index_of(from_index, element(from_index, position)); }
-fn counts(chosen: u32) -> bool { return (chosen < p.extent) & (chosen != p.skip); }
+// Returns the element at a sorted position, and its index; `index_base` is the offset of the line.
+fn element_at(index_base: u32, position: u32) -> u32 { return u32(order_at(index_base + position * p.dim_strides.y)); }
+fn target_of(index_base: u32, k: u32) -> u32 { return targets[index_base + k * p.dim_strides.y]; }
+fn target_at(index_base: u32, position: u32) -> u32 { return target_of(index_base, element_at(index_base, position)); }
+fn is_valid_target(target_index: u32) -> bool { return (target_index < p.extent) & (target_index != p.skip); }
 // Slot of a run's part in a chunk: of the run that began before the chunk, or (`side` 1) of the one that
 // continues after it.
 fn part_slot(chunk: u32, side: u32, line: u32) -> u32 { return (chunk * 2u + side) * p.lines + line; }
 {% if long or stage == "join" %}
 
 // Reports whether the run that begins at a position has more than p.short elements.
-fn is_long_run(from_index: u32, begin: u32, chosen: u32) -> bool {
+fn is_long_run(index_base: u32, begin: u32, target_index: u32) -> bool {
     if begin + p.short >= p.length { return false; }
-    return index_at(from_index, begin + p.short) == chosen;
+    return target_at(index_base, begin + p.short) == target_index;
 }
 
 // Returns the beginning of the run of more than p.short elements that contains a position and the previous
 // one. A beginning at least p.short before the position is reported as exactly p.short before. For shorter
 // runs, returns 0xffffffff.
-fn begin_of(from_index: u32, position: u32, chosen: u32) -> u32 {
+fn find_run_begin(index_base: u32, position: u32, target_index: u32) -> u32 {
     // Such a run extends at least half of p.short to one side. This rejects most positions early.
     let half = p.short >> 1u;
-    var near = false;
-    if position + half < p.length { near = index_at(from_index, position + half) == chosen; }
-    if !near & (position >= half) { near = index_at(from_index, position - half) == chosen; }
-    if !near { return 0xffffffffu; }
+    var spans_half = false;
+    if position + half < p.length { spans_half = target_at(index_base, position + half) == target_index; }
+    if !spans_half & (position >= half) { spans_half = target_at(index_base, position - half) == target_index; }
+    if !spans_half { return 0xffffffffu; }
     var low = 0u;
     if position >= p.short {
         low = position - p.short;
-        if index_at(from_index, low) == chosen { return low; }
+        if target_at(index_base, low) == target_index { return low; }
     }
     var begin = position - 1u;
     while low < begin {
         let middle = (low + begin) >> 1u;
-        if index_at(from_index, middle) == chosen { begin = middle; } else { low = middle + 1u; }
+        if target_at(index_base, middle) == target_index { begin = middle; } else { low = middle + 1u; }
     }
-    return select(0xffffffffu, begin, is_long_run(from_index, begin, chosen));
+    return select(0xffffffffu, begin, is_long_run(index_base, begin, target_index));
 }
 {% endif %}
-{% if stage == "walk" %}
+{% if stage == "runs" %}
 
-fn value_of(from_src: u32, k: u32) -> {{ T }} { return src_at(from_src + k * p.dim_strides.z); }
+fn value_of(src_base: u32, k: u32) -> {{ T }} { return src_at(src_base + k * p.dim_strides.z); }
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-        @builtin(local_invocation_index) lane: u32) {
-    let thread = group_index(group, groups) * 256u + lane;
-    if thread >= p.lines * p.length { return; }
-    let first = thread / p.lines;
-    let line = thread % p.lines;
-    var left = line;
+        @builtin(local_invocation_index) thread: u32) {
+    let global_index = group_index(group, groups) * 256u + thread;
+    if global_index >= p.lines * p.length { return; }
+    let first = global_index / p.lines;
+    let line = global_index % p.lines;
+    var linear_index = line;
     var i0 = p.out_offset;
     var i1 = 0u;
     var i2 = p.src_offset;
-    {{ t.walk([("i0", "out_strides"), ("i1", "index_strides"), ("i2", "src_strides")]) }}
-    let k = element(i1, first);
-    let chosen = index_of(i1, k);
-    let i = i0 + chosen * p.dim_strides.x;
+    {{ t.strided_offsets([("i0", "out_strides"), ("i1", "index_strides"), ("i2", "src_strides")]) }}
+    let k = element_at(i1, first);
+    let target_index = target_of(i1, k);
+    let i = i0 + target_index * p.dim_strides.x;
     {% if op == "set" %}
-    var last = counts(chosen);
-    if last & (first + 1u < p.length) { last = index_at(i1, first + 1u) != chosen; }
+    var last = is_valid_target(target_index);
+    if last & (first + 1u < p.length) { last = target_at(i1, first + 1u) != target_index; }
     if last { out_put(i, value_of(i2, k)); }
     {% else %}
-    if !counts(chosen) { return; }
-    var fresh = true;
-    if first > 0u { fresh = index_at(i1, first - 1u) != chosen; }
+    if !is_valid_target(target_index) { return; }
+    var starts_run = true;
+    if first > 0u { starts_run = target_at(i1, first - 1u) != target_index; }
     {% if long %}
     let chunk = first / p.chunk;
     let end = min((chunk + 1u) * p.chunk, p.length);
-    var part = false;
-    if !fresh & (first == chunk * p.chunk) { part = begin_of(i1, first, chosen) != 0xffffffffu; }
-    if !(fresh | part) { return; }
+    var continues_run = false;
+    if !starts_run & (first == chunk * p.chunk) {
+        continues_run = find_run_begin(i1, first, target_index) != 0xffffffffu;
+    }
+    if !(starts_run | continues_run) { return; }
     // Most runs end before their length matters.
-    let watch = select(0xffffffffu, first + 64u, fresh);
-    var stop = p.length;
-    if part { stop = end; }
+    let check_position = select(0xffffffffu, first + 64u, starts_run);
+    var limit = p.length;
+    if continues_run { limit = end; }
     var long = false;
     {% else %}
-    if !fresh { return; }
-    let stop = p.length;
+    if !starts_run { return; }
+    let limit = p.length;
     {% endif %}
     let start = value_of(i2, k);
-    var all = start;
-    {% if long %}if fresh { {% endif %}
-    let before = out_at(i);
-    all = {{ t.combine(op, T, "before", "all") }};
+    var acc = start;
+    {% if long %}if starts_run { {% endif %}
+    let old = out_at(i);
+    acc = {{ t.combine(op, T, "old", "acc") }};
     {% if long %} } {% endif %}
-    for (var next = first + 1u; next < stop; next++) {
+    for (var next = first + 1u; next < limit; next++) {
         {% if long %}
-        if next == watch {
-            long = is_long_run(i1, first, chosen);
+        if next == check_position {
+            long = is_long_run(i1, first, target_index);
             if long { break; }
         }
         {% endif %}
-        let k = element(i1, next);
-        if index_of(i1, k) != chosen { break; }
+        let k = element_at(i1, next);
+        if target_of(i1, k) != target_index { break; }
         let v = value_of(i2, k);
-        all = {{ t.combine(op, T, "all", "v") }};
+        acc = {{ t.combine(op, T, "acc", "v") }};
     }
     {% if long %}
     if long {
         // The stage `join` adds the previous value of the result.
-        all = start;
+        acc = start;
         for (var next = first + 1u; next < end; next++) {
-            let v = value_of(i2, element(i1, next));
-            all = {{ t.combine(op, T, "all", "v") }};
+            let v = value_of(i2, element_at(i1, next));
+            acc = {{ t.combine(op, T, "acc", "v") }};
         }
     }
-    if part | long {
-        parts[part_slot(chunk, select(0u, 1u, long), line)] = {{ t.cast("all", T, P) }};
+    if continues_run | long {
+        parts[part_slot(chunk, select(0u, 1u, long), line)] = {{ t.cast("acc", T, P) }};
         return;
     }
     {% endif %}
-    out_put(i, all);
+    out_put(i, acc);
     {% endif %}
 }
 {% else %}
 
-// Returns part `number` of a run that begins in `chunk`.
-fn part_at(chunk: u32, number: u32, line: u32) -> {{ T }} {
-    return {{ t.cast("parts[part_slot(chunk + number, select(0u, 1u, number == 0u), line)]", P, T) }};
+// Returns part `part` of a run that begins in `chunk`.
+fn part_at(chunk: u32, part: u32, line: u32) -> {{ T }} {
+    return {{ t.cast("parts[part_slot(chunk + part, select(0u, 1u, part == 0u), line)]", P, T) }};
 }
 
-fn finish(i: u32, all: {{ T }}) {
-    let before = out_at(i);
-    out_put(i, {{ t.combine(op, T, "before", "all") }});
+fn combine_into_out(i: u32, acc: {{ T }}) {
+    let old = out_at(i);
+    out_put(i, {{ t.combine(op, T, "old", "acc") }});
 }
 
 // Runs with so many parts that all threads combine them: first chunk, number of parts, line, element of the
 // result.
-var<workgroup> listed: atomic<u32>;
-var<workgroup> runs: array<vec4<u32>, 256>;
+var<workgroup> long_run_count: atomic<u32>;
+var<workgroup> long_runs: array<vec4<u32>, 256>;
 var<workgroup> values: array<{{ P }}, 256>;
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-        @builtin(local_invocation_index) lane: u32) {
-    let thread = group_index(group, groups) * 256u + lane;
-    if lane == 0u { atomicStore(&listed, 0u); }
+        @builtin(local_invocation_index) thread: u32) {
+    let global_index = group_index(group, groups) * 256u + thread;
+    if thread == 0u { atomicStore(&long_run_count, 0u); }
     workgroupBarrier();
-    if thread < p.lines * p.candidates {
-        let line = thread / p.candidates;
-        let position = (thread % p.candidates + 1u) * p.short;
-        var left = line;
+    if global_index < p.lines * p.candidates {
+        let line = global_index / p.candidates;
+        let position = (global_index % p.candidates + 1u) * p.short;
+        var linear_index = line;
         var i0 = p.out_offset;
         var i1 = 0u;
-        {{ t.walk([("i0", "out_strides"), ("i1", "index_strides")]) }}
-        let chosen = index_at(i1, position);
+        {{ t.strided_offsets([("i0", "out_strides"), ("i1", "index_strides")]) }}
+        let target_index = target_at(i1, position);
         var begin = 0xffffffffu;
-        if counts(chosen) {
-            if index_at(i1, position - 1u) == chosen { begin = begin_of(i1, position, chosen); }
+        if is_valid_target(target_index) {
+            if target_at(i1, position - 1u) == target_index { begin = find_run_begin(i1, position, target_index); }
             // The run began earlier: another multiple represents it.
             if (begin == position - p.short) & (begin > 0u) {
-                if index_at(i1, begin - 1u) == chosen { begin = 0xffffffffu; }
+                if target_at(i1, begin - 1u) == target_index { begin = 0xffffffffu; }
             }
         }
         if begin != 0xffffffffu {
@@ -217,48 +219,48 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             var high = p.length - 1u;
             while end < high {
                 let middle = high - ((high - end) >> 1u);
-                if index_at(i1, middle) == chosen { end = middle; } else { high = middle - 1u; }
+                if target_at(i1, middle) == target_index { end = middle; } else { high = middle - 1u; }
             }
             let chunk = begin / p.chunk;
             let count = end / p.chunk - chunk + 1u;
-            let i = i0 + chosen * p.dim_strides.x;
+            let i = i0 + target_index * p.dim_strides.x;
             if count > 64u {
-                runs[atomicAdd(&listed, 1u)] = vec4<u32>(chunk, count, line, i);
+                long_runs[atomicAdd(&long_run_count, 1u)] = vec4<u32>(chunk, count, line, i);
             } else {
-                var all = part_at(chunk, 0u, line);
-                for (var number = 1u; number < count; number++) {
-                    let v = part_at(chunk, number, line);
-                    all = {{ t.combine(op, T, "all", "v") }};
+                var acc = part_at(chunk, 0u, line);
+                for (var part = 1u; part < count; part++) {
+                    let v = part_at(chunk, part, line);
+                    acc = {{ t.combine(op, T, "acc", "v") }};
                 }
-                finish(i, all);
+                combine_into_out(i, acc);
             }
         }
     }
     workgroupBarrier();
     // The order of the list does not matter: each run is combined by itself.
-    let count = atomicLoad(&listed);
+    let count = atomicLoad(&long_run_count);
     for (var r = 0u; r < count; r++) {
-        let run = runs[r];
-        let live = min(run.y, 256u);
-        if lane < live {
-            var all = part_at(run.x, lane, run.z);
-            for (var number = lane + 256u; number < run.y; number += 256u) {
-                let v = part_at(run.x, number, run.z);
-                all = {{ t.combine(op, T, "all", "v") }};
+        let run = long_runs[r];
+        let part_count = min(run.y, 256u);
+        if thread < part_count {
+            var acc = part_at(run.x, thread, run.z);
+            for (var part = thread + 256u; part < run.y; part += 256u) {
+                let v = part_at(run.x, part, run.z);
+                acc = {{ t.combine(op, T, "acc", "v") }};
             }
-            values[lane] = {{ t.cast("all", T, P) }};
+            values[thread] = {{ t.cast("acc", T, P) }};
         }
         workgroupBarrier();
-        for (var reach = 128u; reach > 0u; reach = reach / 2u) {
-            if (lane < reach) & (lane + reach < live) {
-                let a = {{ t.cast("values[lane]", P, T) }};
-                let b = {{ t.cast("values[lane + reach]", P, T) }};
+        for (var stride = 128u; stride > 0u; stride = stride / 2u) {
+            if (thread < stride) & (thread + stride < part_count) {
+                let a = {{ t.cast("values[thread]", P, T) }};
+                let b = {{ t.cast("values[thread + stride]", P, T) }};
                 let both = {{ t.combine(op, T, "a", "b") }};
-                values[lane] = {{ t.cast("both", T, P) }};
+                values[thread] = {{ t.cast("both", T, P) }};
             }
             workgroupBarrier();
         }
-        if lane == 0u { finish(run.w, {{ t.cast("values[0]", P, T) }}); }
+        if thread == 0u { combine_into_out(run.w, {{ t.cast("values[0]", P, T) }}); }
         workgroupBarrier();
     }
 }

@@ -27,20 +27,20 @@ struct Params {
 {{ t.index(1, "index", index) }}
 @group(0) @binding(2) var<storage, read_write> output: array<{{ "atomic<u32>" if size == 2 else word }}>;
 
-{{ t.place() }}
+{{ t.resolve_index() }}
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-        @builtin(local_invocation_index) lane: u32) {
-    let start = group_index(group, groups) * 256u + lane;
+        @builtin(local_invocation_index) thread: u32) {
+    let start = group_index(group, groups) * 256u + thread;
     if start >= p.n { return; }
-    var left = start;
+    var linear_index = start;
     var i0 = p.in_offset;
     var i1 = p.index_offset;
     var i2 = p.out_offset;
-    {{ t.walk([("i0", "in_strides"), ("i1", "index_strides"), ("i2", "out_strides")]) }}
-    let chosen = place(index_words(i1), p.extent);
-    if chosen >= p.extent { return; }
-    let to = i2 + chosen * p.dim_stride;
+    {{ t.strided_offsets([("i0", "in_strides"), ("i1", "index_strides"), ("i2", "out_strides")]) }}
+    let resolved = resolve_index(index_words(i1), p.extent);
+    if resolved >= p.extent { return; }
+    let to = i2 + resolved * p.dim_stride;
     {% if size == 2 %}
     let bits = (input[i0 >> 1u] >> ((i0 & 1u) * 16u)) & 0xffffu;
     let shift = (to & 1u) * 16u;

@@ -22,14 +22,14 @@ struct Params {
 {{ k.input(1, "value", kind) }}
 {% if sorter %}
 {{ t.index(2, "sorter", sorter) }}
-{{ t.place() }}
+{{ t.resolve_index() }}
 {% endif %}
 {{ t.output(3 if sorter else 2, "found", out) }}
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-        @builtin(local_invocation_index) lane: u32) {
-    let i = group_index(group, groups) * 256u + lane;
+        @builtin(local_invocation_index) thread: u32) {
+    let i = group_index(group, groups) * 256u + thread;
     if i >= p.n { return; }
     let key = value_key(i);
     let base = (i / p.per_line) * p.extent;
@@ -38,16 +38,16 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     while low < high {
         let middle = (low + high) >> 1u;
         {% if sorter %}
-        let other = sorted_key(base + min(place(sorter_words(base + middle), p.extent), p.extent - 1u));
+        let other = sorted_key(base + min(resolve_index(sorter_words(base + middle), p.extent), p.extent - 1u));
         {% else %}
         let other = sorted_key(base + middle);
         {% endif %}
-        var further = less(other, key) | ((p.right != 0u) & same(other, key));
+        var go_right = less(other, key) | ((p.right != 0u) & same(other, key));
         {% if kind in ["f64", "f32", "f16", "bf16"] %}
         // Like PyTorch, where comparisons with NaN fail.
-        further = further | same(other, nan_key()) | same(key, nan_key());
+        go_right = go_right | same(other, nan_key()) | same(key, nan_key());
         {% endif %}
-        if further { low = middle + 1u; } else { high = middle; }
+        if go_right { low = middle + 1u; } else { high = middle; }
     }
     found_put(i, i32(low));
 }

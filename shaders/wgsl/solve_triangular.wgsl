@@ -29,7 +29,7 @@ struct Params {
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) all: vec3<u32>,
-        @builtin(local_invocation_index) lane: u32) {
+        @builtin(local_invocation_index) thread: u32) {
     let group = group_index(id, all);
     let groups = (p.columns + p.width - 1u) / p.width;
     let batch = group / groups;
@@ -43,14 +43,14 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) all: vec3
         let i = {{ "p.n - 1u - step" if upper else "step" }};
         {% if not unit %}
         let diagonal = a[triangle + i * (p.row_stride + p.column_stride)];
-        for (var c = lane; c < width; c += 256u) {
+        for (var c = thread; c < width; c += 256u) {
             x[base + i * p.columns + c] = x[base + i * p.columns + c] / diagonal;
         }
         storageBarrier();
         workgroupBarrier();
         {% endif %}
-        let left = p.n - 1u - step;
-        for (var e = lane; e < left * width; e += 256u) {
+        let remaining = p.n - 1u - step;
+        for (var e = thread; e < remaining * width; e += 256u) {
             let r = {{ "e / width" if upper else "i + 1u + e / width" }};
             let c = e % width;
             x[base + r * p.columns + c] -= a[triangle + r * p.row_stride + i * p.column_stride]

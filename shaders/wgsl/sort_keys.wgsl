@@ -55,9 +55,9 @@ fn {{ name }}_key(i: u32) -> {{ "vec2<u32>" if wide(kind) else "u32" }} {
     let high = b.y & 0x7fffffffu;
     let negative = b.y >= 0x80000000u;
     let zero = (high | b.x) == 0u;
-    let number = select(vec2<u32>(b.x, b.y | 0x80000000u), ~b, negative & !zero);
+    let ordered = select(vec2<u32>(b.x, b.y | 0x80000000u), ~b, negative & !zero);
     let nan = (high > 0x7ff00000u) | ((high == 0x7ff00000u) & (b.x != 0u));
-    return select(number, vec2<u32>(p.nan), nan) ^ vec2<u32>(p.flip);
+    return select(ordered, vec2<u32>(p.nan), nan) ^ vec2<u32>(p.flip);
     {% elif kind == "i64" %}
     return vec2<u32>(b.x, b.y ^ 0x80000000u) ^ vec2<u32>(p.flip);
     {% elif kind in ["f32", "f16", "bf16"] %}
@@ -66,8 +66,8 @@ fn {{ name }}_key(i: u32) -> {{ "vec2<u32>" if wide(kind) else "u32" }} {
     }[kind] %}
     let magnitude = b & ({{ sign }} - 1u);
     let negative = (b >= {{ sign }}) & (magnitude != 0u);
-    let number = select({{ sign }} | magnitude, {{ sign }} - 1u - magnitude, negative);
-    return select(number, p.nan, magnitude > {{ infinity }}) ^ p.flip;
+    let ordered = select({{ sign }} | magnitude, {{ sign }} - 1u - magnitude, negative);
+    return select(ordered, p.nan, magnitude > {{ infinity }}) ^ p.flip;
     {% elif kind == "i32" %}
     return b ^ 0x80000000u ^ p.flip;
     {% else %}
@@ -79,12 +79,12 @@ fn {{ name }}_key(i: u32) -> {{ "vec2<u32>" if wide(kind) else "u32" }} {
 {#-
 Returns the start of the requested part of a sorted line with keys key_of(base), key_of(base + 1), ...:
 p.first by default.
-p.pick = 1: 0 if a NaN is there (where NaN is the smallest) · 2: the middle of the elements that are not NaN
+p.start_kind = 1: 0 if a NaN is there (where NaN is the smallest) · 2: the middle of the elements that are not NaN
 -#}
-{%- macro begin() %}
-fn begin(base: u32) -> u32 {
-    if p.pick == 0u { return p.first; }
-    if p.pick == 1u { return select(p.first, 0u, same(key_of(base), nan_key())); }
+{%- macro rank_start() %}
+fn rank_start(base: u32) -> u32 {
+    if p.start_kind == 0u { return p.first; }
+    if p.start_kind == 1u { return select(p.first, 0u, same(key_of(base), nan_key())); }
     var low = 0u;
     var high = p.extent;
     while low < high {

@@ -15,8 +15,8 @@ struct Params {
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-        @builtin(local_invocation_index) lane: u32) {
-    let start = (group_index(group, groups) * 256u + lane) * 4u;
+        @builtin(local_invocation_index) thread: u32) {
+    let start = (group_index(group, groups) * 256u + thread) * 4u;
     if start >= p.n { return; }
     var sums: array<{{ T }}, 4>;
     for (var j = 0u; j < 4u; j++) {

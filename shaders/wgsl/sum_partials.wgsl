@@ -26,12 +26,12 @@ var<workgroup> sums: array<Step, 256>;
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
         @builtin(local_invocation_index) thread: u32) {
-    let number = group_index(group, groups);
-    if number >= p.groups { return; }
-    let section = number / p.tiles;
+    let linear_group = group_index(group, groups);
+    if linear_group >= p.groups { return; }
+    let section = linear_group / p.tiles;
     // Four steps are contiguous, and 64 threads take every 64th part each: most sums have few columns, and
     // are short.
-    let column = (number % p.tiles * 4u + thread % 4u) * {{ width }}u;
+    let column = (linear_group % p.tiles * 4u + thread % 4u) * {{ width }}u;
     let inside = column < p.extent;
     let at = section * p.extent + select(0u, column, inside);
     var sum = Step(0.0);

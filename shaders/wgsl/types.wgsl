@@ -39,7 +39,7 @@ element's bits.
 
 {#- f32 to f16 by bits: nearest even, which WGSL's conversion does not guarantee; NaN is 0x7fff, as in
 CUDA. -#}
-{%- macro half_function(name) %}
+{%- macro f16_bits_function(name) %}
 fn {{ name }}_bits(v: f32) -> u32 {
     let b = bitcast<u32>(v);
     let sign = (b >> 16u) & 0x8000u;
@@ -53,9 +53,9 @@ fn {{ name }}_bits(v: f32) -> u32 {
         let mantissa = (magnitude & 0x7fffffu) | 0x800000u;
         let kept = mantissa >> shift;
         let lost = mantissa & ((1u << shift) - 1u);
-        let middle = 1u << (shift - 1u);
-        let up = select(0u, 1u, (lost > middle) | ((lost == middle) & ((kept & 1u) == 1u)));
-        return sign | (kept + up);
+        let half_way = 1u << (shift - 1u);
+        let round_up = select(0u, 1u, (lost > half_way) | ((lost == half_way) & ((kept & 1u) == 1u)));
+        return sign | (kept + round_up);
     }
     let rebased = magnitude - 0x38000000u;
     return sign | ((rebased + 0xfffu + ((rebased >> 13u) & 1u)) >> 13u);
@@ -69,32 +69,32 @@ magnitude out of range, and its byte.
 -#}
 {%- macro float8_value(name, dtype) %}
 {% if dtype in ["f8_e4m3", "f8_e5m2"] %}
-{% set wide = dtype == "f8_e4m3" %}
+{% set is_e4m3 = dtype == "f8_e4m3" %}
 fn {{ name }}_value(bits: u32) -> f32 {
     let sign = (bits & 0x80u) << 24u;
     let magnitude = bits & 0x7fu;
-    {% if wide %}
+    {% if is_e4m3 %}
     if magnitude == 0x7fu { return bitcast<f32>(sign | 0x7fc00000u); }
     {% else %}
     if magnitude >= 0x7cu { return bitcast<f32>(sign | 0x7f800000u | ((magnitude & 3u) << 21u)); }
     {% endif %}
     // Below the smallest normal value a step is 2^-9 or 2^-16.
-    if magnitude < {{ 8 if wide else 4 }}u {
-        return bitcast<f32>(bitcast<u32>(f32(magnitude) * {{ "0x1p-9f" if wide else "0x1p-16f" }}) | sign);
+    if magnitude < {{ 8 if is_e4m3 else 4 }}u {
+        return bitcast<f32>(bitcast<u32>(f32(magnitude) * {{ "0x1p-9f" if is_e4m3 else "0x1p-16f" }}) | sign);
     }
-    return bitcast<f32>(sign | ((magnitude << {{ 20 if wide else 21 }}u)
-        + {{ "0x3c000000u" if wide else "0x38000000u" }}));
+    return bitcast<f32>(sign | ((magnitude << {{ 20 if is_e4m3 else 21 }}u)
+        + {{ "0x3c000000u" if is_e4m3 else "0x38000000u" }}));
 }
 {% endif %}
 {% endmacro -%}
 
-{%- macro float8_function(name, mantissa, bias, large, byte) %}
+{%- macro float8_function(name, mantissa, bias, overflow, overflow_byte) %}
 fn {{ name }}_bits(v: f32) -> u32 {
     let b = bitcast<u32>(v);
     let sign = (b >> 24u) & 0x80u;
     let magnitude = b & 0x7fffffffu;
     if magnitude > 0x7f800000u { return sign | 0x7fu; }
-    if magnitude >= {{ large }} { return sign | {{ byte }}; }
+    if magnitude >= {{ overflow }} { return sign | {{ overflow_byte }}; }
     let exponent = magnitude >> 23u;
     // Below the smallest normal value the steps stay equal, and more bits are lost.
     var bits = magnitude - {{ 127 - bias }}u * 0x800000u;
@@ -104,16 +104,16 @@ fn {{ name }}_bits(v: f32) -> u32 {
         lost = min({{ 151 - bias - mantissa }}u - exponent, 31u);
     }
     let kept = bits >> lost;
-    let rest = bits & ((1u << lost) - 1u);
-    let middle = 1u << (lost - 1u);
-    return sign | (kept + select(0u, 1u, (rest > middle) | ((rest == middle) & ((kept & 1u) == 1u))));
+    let remainder = bits & ((1u << lost) - 1u);
+    let half_way = 1u << (lost - 1u);
+    return sign | (kept + select(0u, 1u, (remainder > half_way) | ((remainder == half_way) & ((kept & 1u) == 1u))));
 }
 {% endmacro -%}
 
 {#- The bits of a value, in the low bits of a u32. bf16 rounds to nearest even; NaN is 0x7fff. -#}
 {%- macro bits_function(name, dtype) %}
 {% if dtype == "f16" %}
-{{ half_function(name) }}
+{{ f16_bits_function(name) }}
 {% elif dtype == "bf16" %}
 fn {{ name }}_bits(v: f32) -> u32 {
     let b = bitcast<u32>(v);
@@ -162,12 +162,12 @@ fn {{ name }}_put4(i: u32, v: array<{{ value(dtype) }}, 4>, n: u32) {
 fn {{ name }}_at(i: u32) -> {{ value(dtype) }} {
     return {{ unpack(dtype, name, "atomicLoad(&" ~ name ~ "[", "])") }};
 }
-{% set lanes = 2 if dtype in ["f16", "bf16"] else 4 %}
+{% set per_word = 2 if dtype in ["f16", "bf16"] else 4 %}
 fn {{ name }}_put(i: u32, v: {{ value(dtype) }}) {
-    let shift = (i & {{ lanes - 1 }}u) * {{ 32 // lanes }}u;
-    let mask = {{ "0xffffu" if lanes == 2 else "0xffu" }} << shift;
-    let old = atomicLoad(&{{ name }}[i / {{ lanes }}u]) & mask;
-    atomicXor(&{{ name }}[i / {{ lanes }}u], old ^ ({{ name }}_bits(v) << shift));
+    let shift = (i & {{ per_word - 1 }}u) * {{ 32 // per_word }}u;
+    let mask = {{ "0xffffu" if per_word == 2 else "0xffu" }} << shift;
+    let old = atomicLoad(&{{ name }}[i / {{ per_word }}u]) & mask;
+    atomicXor(&{{ name }}[i / {{ per_word }}u], old ^ ({{ name }}_bits(v) << shift));
 }
 {% endif %}
 {% else %}
@@ -233,10 +233,11 @@ fn {{ name }}_put_quad(i: u32, v: vec4<{{ value(dtype) }}>) {
 
 {#- Element `k` of the vectors NAME_0, NAME_1 of an operand, as its value type. -#}
 {%- macro element(name, dtype, k) -%}
-{%- set lane = ["x", "y", "z", "w"] -%}
-{%- if dtype == "bf16" -%}bitcast<f32>({{ name }}_0.{{ lane[k // 2] }} {{ "& 0xffff0000u" if k % 2 else "<< 16u" }})
-{%- elif dtype == "f16" -%}unpack2x16float({{ name }}_0.{{ lane[k // 2] }}).{{ lane[k % 2] }}
-{%- else -%}{{ name }}_{{ k // 4 }}.{{ lane[k % 4] }}
+{%- set components = ["x", "y", "z", "w"] -%}
+{%- if dtype == "bf16" -%}
+bitcast<f32>({{ name }}_0.{{ components[k // 2] }} {{ "& 0xffff0000u" if k % 2 else "<< 16u" }})
+{%- elif dtype == "f16" -%}unpack2x16float({{ name }}_0.{{ components[k // 2] }}).{{ components[k % 2] }}
+{%- else -%}{{ name }}_{{ k // 4 }}.{{ components[k % 4] }}
 {%- endif -%}
 {%- endmacro -%}
 
@@ -246,11 +247,11 @@ becomes 0, which WGSL leaves open. As a bool NaN is true: `!=` is avoided, becau
 for NaN.
 -#}
 {#- A u32 as an i64, by halves: naga 30's SPIR-V sign-extends. -#}
-{%- macro widened(e) -%}((i64(({{ e }}) >> 16u) << 16u) | i64(({{ e }}) & 0xffffu)){%- endmacro -%}
+{%- macro u32_to_i64(e) -%}((i64(({{ e }}) >> 16u) << 16u) | i64(({{ e }}) & 0xffffu)){%- endmacro -%}
 
 {%- macro cast(e, source, to) -%}
 {%- if source == to -%}{{ e }}
-{%- elif source == "u32" and to == "i64" -%}{{ widened(e) }}
+{%- elif source == "u32" and to == "i64" -%}{{ u32_to_i64(e) }}
 {%- elif to == "bool" -%}!({{ e }} == {{ source }}(0))
 {%- elif source == "f32" and to in ["i32", "u32", "i64"] -%}
 select({{ to }}({{ e }}), {{ to }}(0), (bitcast<u32>({{ e }}) & 0x7fffffffu) > 0x7f800000u)
@@ -289,8 +290,8 @@ fn {{ name }}_words(i: u32) -> vec2<u32> {
 
 {#- Validates an index: returns 0xffffffff outside of the dimension, also for negative indices. With `wraps`,
 -extent to -1 count from the end. -#}
-{%- macro place(wraps=false) %}
-fn place(index: vec2<u32>, extent: u32) -> u32 {
+{%- macro resolve_index(wraps=false) %}
+fn resolve_index(index: vec2<u32>, extent: u32) -> u32 {
     {% if wraps %}
     let from_end = (index.y == 0xffffffffu) & (index.x >= 0u - extent) & (extent > 0u);
     if from_end { return index.x + extent; }
@@ -300,8 +301,8 @@ fn place(index: vec2<u32>, extent: u32) -> u32 {
 {% endmacro -%}
 
 {#- An index as an i32, clamped to the range of i32 without its lowest value. -#}
-{%- macro narrowed() %}
-fn narrowed(index: vec2<u32>) -> i32 {
+{%- macro saturate_to_i32() %}
+fn saturate_to_i32(index: vec2<u32>) -> i32 {
     let low = bitcast<i32>(index.x);
     if (index.y == 0u && low >= 0) || (index.y == 0xffffffffu && low < 0) { return low; }
     return select(2147483647i, -2147483647i, index.y >= 0x80000000u);
@@ -330,31 +331,31 @@ min need `is_nan`. -#}
 {%- endmacro -%}
 
 {#-
-Adds to each sum its strides times the coordinates of the linear index `left` over p.shape, the last dimension
-the fastest. `sums` are pairs of a variable and its strides' name; `of` is a prefix of the names of rank,
-shape and strides.
+Adds to each offset its strides times the coordinates of `linear_index` over p.shape, the last dimension the
+fastest. `linear_index` is a variable, which becomes zero. `offsets` are pairs of a
+variable and its strides' name; `of` is a prefix of the names of rank, shape and strides.
 -#}
-{%- macro walk(sums, of="") -%}
+{%- macro strided_offsets(offsets, of="") -%}
 for (var d = p.{{ of }}rank; d > 0u; d--) {
         let axis = d - 1u;
         let extent = p.{{ of }}shape[axis >> 2u][axis & 3u];
-        let coordinate = left % extent;
-        left = left / extent;
-        {% for sum, strides in sums %}
-        {{ sum }} += coordinate * p.{{ strides }}[axis >> 2u][axis & 3u];
+        let coordinate = linear_index % extent;
+        linear_index = linear_index / extent;
+        {% for offset, strides in offsets %}
+        {{ offset }} += coordinate * p.{{ strides }}[axis >> 2u][axis & 3u];
         {% endfor %}
     }
 {%- endmacro -%}
 
-{#- A kernel that writes function(i) to element i of `out`, for all i below p.n: `lanes` (1 or 4) for each
-thread. -#}
-{%- macro each_output(function, type, lanes) %}
+{#- A kernel that writes function(i) to element i of `out`, for all i below p.n: `per_thread` (1 or 4)
+for each thread. -#}
+{%- macro each_output(function, type, per_thread) %}
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-        @builtin(local_invocation_index) lane: u32) {
-    let start = (group_index(group, groups) * 256u + lane) * {{ lanes }}u;
+        @builtin(local_invocation_index) thread: u32) {
+    let start = (group_index(group, groups) * 256u + thread) * {{ per_thread }}u;
     if start >= p.n { return; }
-    {% if lanes == 4 %}
+    {% if per_thread == 4 %}
     var values: array<{{ type }}, 4>;
     for (var k = 0u; k < 4u; k++) { values[k] = {{ function }}(min(start + k, p.n - 1u)); }
     out_put4(start, values, p.n);
@@ -369,22 +370,22 @@ thread of tensor k. -#}
 {%- macro dispatch_items(name, count) %}
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-        @builtin(local_invocation_index) lane: u32) {
+        @builtin(local_invocation_index) thread: u32) {
     let group = group_index(id, groups);
     // The last tensor that begins at this workgroup or before.
     var k = 0u;
     {% for k in range(1, count) %}
     if group >= p.items[{{ k }}].group { k = {{ k }}u; }
     {% endfor %}
-    {{ name }}(p.items[k], k, (group - p.items[k].group) * 256u + lane);
+    {{ name }}(p.items[k], k, (group - p.items[k].group) * 256u + thread);
 }
 {% endmacro -%}
 
-{#- fn divide(a, b): quotient and remainder. `quick`: quotients are below 2^20, and operands below 2^31. -#}
-{%- macro divide(quick) %}
+{#- fn divide(a, b): quotient and remainder. `f32_division`: quotients are below 2^20, and operands below 2^31. -#}
+{%- macro divide(f32_division) %}
 // Quotient and remainder. Devices divide integers slowly: the quotient in f32 is off by less than one.
 fn divide(a: u32, b: u32) -> vec2<u32> {
-    {% if quick %}
+    {% if f32_division %}
     let q = u32(f32(a) / f32(b));
     let r = bitcast<i32>(a - q * b);
     let n = bitcast<i32>(b);

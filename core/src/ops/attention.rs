@@ -370,7 +370,7 @@ impl AttentionDropoutState {
         let &Self { philox_state: drawn, threshold, keep_scale, .. } = self;
         let params = move |now: &ReplayCtx| {
             let (offset, seed) = drawn.offset_and_seed(now);
-            kernel_params! { n, keys, threshold, kept: 1.0f32, offset, seed }
+            kernel_params! { n, keys, threshold, dropout_scale: 1.0f32, offset, seed }
         };
         let spec = KernelSpec::new("attention_dropout_mask");
         launch::launch_dynamic(&spec, &[&kept], params, n.div_ceil(WORKGROUP_SIZE))?;
@@ -417,7 +417,7 @@ impl AttentionRun {
         let spec = kernel_spec! { "attention_delta", dtype: name, value: g.shape()[3] };
         let params = kernel_params! {
             extents: [g.shape()[0], g.shape()[1], g.shape()[2]],
-            firsts: [g.layout().offset(), self.out.layout().offset(), 0], g: four_strides(Some(g)),
+            offsets: [g.layout().offset(), self.out.layout().offset(), 0], g: four_strides(Some(g)),
             out: four_strides(Some(&self.out)),
         };
         launch::launch(&spec, &[g, &self.out, &self.lse, &stats], params, lines.div_ceil(32))?;
@@ -530,11 +530,11 @@ impl AttentionRun {
         let [q, k, v] = &self.inputs;
         let device = q.device();
         let name = |t: &Tensor| launch::shader_dtype_name(t.dtype(), device);
-        let has_vectors = |t: &Tensor, lanes: usize| {
-            t.shape()[3].is_multiple_of(lanes) && has_vector_lines(t.layout().offset(), t.strides(), lanes)
+        let has_vectors = |t: &Tensor, width: usize| {
+            t.shape()[3].is_multiple_of(width) && has_vector_lines(t.layout().offset(), t.strides(), width)
         };
         let packed = results.iter().all(|&t| has_vectors(t, 4));
-        let reads = |lanes: usize| [q, k, v].into_iter().chain(g).all(|t| has_vectors(t, lanes));
+        let reads = |width: usize| [q, k, v].into_iter().chain(g).all(|t| has_vectors(t, width));
         let cooperative = fits_matrix_units(q.dtype(), q.shape()[3], v.shape()[3], device) && reads(8);
         let whole = fits_whole_rows(pass, q.shape()[3], v.shape()[3], device);
         let template = if cooperative { "attention_cooperative" } else { "attention" };
@@ -544,25 +544,25 @@ impl AttentionRun {
             mode: if packed { "packed" } else { "scattered" },
         };
         // The cooperative kernel has no other variants.
-        let spec = if cooperative { spec } else { spec.def("fours", reads(4)).def("whole", whole) };
+        let spec = if cooperative { spec } else { spec.def("aligned_quads", reads(4)).def("whole", whole) };
         let (rows, heads) = if pass == "keys" { (k, k.shape()[1]) } else { (q, q.shape()[1]) };
         let tiles = rows.shape()[2].div_ceil(TILE_ROWS);
         let first = |t: Option<&Tensor>| t.map_or(0, |t| t.layout().offset());
         let mask = self.mask.as_ref();
         let [left, right] = self.window_sides;
-        let (kept, threshold) =
+        let (dropout_scale, threshold) =
             self.dropout.as_ref().map_or((1.0f32, 0), |drop| (drop.keep_scale, drop.threshold));
-        let [one, two] = results.map(Some);
+        let [out, out_v] = results.map(Some);
         let params = kernel_params! {
             extents: [q.shape()[0], q.shape()[1], k.shape()[1], q.shape()[2]],
             window: [k.shape()[2], left, right, tiles],
         };
         let words = params.len();
         let params = kernel_params! {
-            ..params; random: [0u32; 4], ins: [Some(q), Some(k), Some(v), g].map(first),
-            outs: [one, two, mask].map(first), q: four_strides(Some(q)), k: four_strides(Some(k)),
-            v: four_strides(Some(v)), g: four_strides(g), one: four_strides(one), two: four_strides(two),
-            mask: four_strides(mask), scale: self.scale, kept, threshold,
+            ..params; random: [0u32; 4], in_offsets: [Some(q), Some(k), Some(v), g].map(first),
+            out_offsets: [out, out_v, mask].map(first), q: four_strides(Some(q)), k: four_strides(Some(k)),
+            v: four_strides(Some(v)), g: four_strides(g), out: four_strides(out), out_v: four_strides(out_v),
+            mask: four_strides(mask), scale: self.scale, dropout_scale, threshold,
         };
         let params = params.loop_iterations(self.loop_iterations(pass, whole, cooperative));
         // Forward, the result precedes the log-sum-exp; backward, the results come last.

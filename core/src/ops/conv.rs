@@ -90,17 +90,18 @@ impl ConvGeometry {
     /// Runs one of the products, of `a` and elements gathered from `b`.
     fn run_kernel(&self, kind: ConvKind, a: &Tensor, b: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         let [x_group, y_group] = [self.x_channels, self.y_channels].map(|channels| channels / self.groups);
-        let [x_places, y_places, taps] = [&self.x_extents, &self.y_extents, &self.kernel].map(spatial_numel);
+        let [x_positions, y_positions, taps] =
+            [&self.x_extents, &self.y_extents, &self.kernel].map(spatial_numel);
         // The product's extents, the number of adjacent columns, and the shape of the result.
         let (name, m, n, k, columns, shape) = match kind {
             ConvKind::Forward => {
-                ("forward", y_group, self.batch * y_places, x_group * taps, y_places, self.y_shape())
+                ("forward", y_group, self.batch * y_positions, x_group * taps, y_positions, self.y_shape())
             }
             ConvKind::InputGrad => {
-                ("input", x_group, self.batch * x_places, y_group * taps, x_places, self.x_shape())
+                ("input", x_group, self.batch * x_positions, y_group * taps, x_positions, self.x_shape())
             }
             ConvKind::WeightGrad => {
-                ("weight", y_group, x_group * taps, self.batch * y_places, x_group * taps, self.w_shape())
+                ("weight", y_group, x_group * taps, self.batch * y_positions, x_group * taps, self.w_shape())
             }
         };
         // The kernel computes addresses from indices, so the operands must be contiguous.
@@ -116,14 +117,14 @@ impl ConvGeometry {
         let plan = TilePlan::new(extents, a.dtype(), CostModel::new(a.device(), true));
         let spec = kernel_spec! {
             "conv", kind: name, dtype: launch::shader_dtype_name(a.dtype(), a.device()), rank: self.rank,
-            quick: self.supports_f32_division(), bias: bias.is_some(),
+            f32_division: self.supports_f32_division(), bias: bias.is_some(),
         };
         let along = KMajorOperands { a: true, b: kind == ConvKind::WeightGrad };
         let spec = plan.add_definitions(spec, along, columns.is_multiple_of(4));
         let params = kernel_params! {
             ..plan.params(); a_offset: a.layout().offset(), b_offset: b.layout().offset(),
             x_channels: self.x_channels, x_group, y_channels: self.y_channels,
-            y_group, x_places, y_places, taps, total: out.numel(),
+            y_group, x_positions, y_positions, taps, total: out.numel(),
             bias_offset: bias.as_ref().map_or(0, |b| b.layout().offset()), x_size: self.x_extents,
             y_size: self.y_extents, kernel: self.kernel, stride: self.stride, padding: self.padding,
             dilation: self.dilation,

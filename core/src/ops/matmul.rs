@@ -380,16 +380,16 @@ impl MatmulProblem {
             "matmul", dtype: name(ta.dtype()), out: name(out.dtype()), bias: bias.is_some(),
         };
         let spec = plan.add_definitions(spec, along, e.n.is_multiple_of(4));
-        let lanes = plan.vector_elements();
+        let width = plan.vector_elements();
         let spec = kernel_spec! {
-            ..spec; k_edges: plan.has_k_edges(), a_vectors: along.a && a.has_vectors(lanes, e.k) || !along.a && a.transposed().has_vectors(lanes, e.m),
-            b_vectors: along.b && b.transposed().has_vectors(lanes, e.k) || !along.b && b.has_vectors(lanes, e.n),
+            ..spec; k_edges: plan.has_k_edges(), a_vectors: along.a && a.has_vectors(width, e.k) || !along.a && a.transposed().has_vectors(width, e.m),
+            b_vectors: along.b && b.transposed().has_vectors(width, e.k) || !along.b && b.has_vectors(width, e.n),
         };
         let matrix = |m: MatrixLayout| [m.offset, m.row_stride, m.col_stride];
         let params = kernel_params! {
             ..plan.params(); inner: self.inner_batch, bias_offset: bias.map_or(0, |bias| bias.layout().offset()),
             a: matrix(a), b: matrix(b),
-            steps: [a.outer_stride, a.inner_stride, b.outer_stride, b.inner_stride],
+            batch_strides: [a.outer_stride, a.inner_stride, b.outer_stride, b.inner_stride],
         };
         let inputs: SmallVec<[&Tensor; 3]> = [ta, tb].into_iter().chain(bias).collect();
         plan.run(&spec, &inputs, params, out)
@@ -410,13 +410,13 @@ impl MatrixLayout {
         Self { row_stride: self.col_stride, col_stride: self.row_stride, ..self }
     }
 
-    /// Reports whether rows of `extent` elements consist of aligned vectors of `lanes` neighbours.
-    fn has_vectors(self, lanes: usize, extent: usize) -> bool {
-        lanes > 1
+    /// Reports whether rows of `extent` elements consist of aligned vectors of `width` neighbours.
+    fn has_vectors(self, width: usize, extent: usize) -> bool {
+        width > 1
             && self.col_stride == 1
             && [self.offset, self.row_stride, self.outer_stride, self.inner_stride, extent]
                 .iter()
-                .all(|n| n.is_multiple_of(lanes))
+                .all(|n| n.is_multiple_of(width))
     }
 
     /// Returns the matrices of a tensor whose batch dimensions have these strides.

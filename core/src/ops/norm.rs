@@ -15,7 +15,7 @@ use crate::check;
 use crate::ops::kernel::heuristics::split_reduction;
 use crate::ops::norm::batch_norm::BatchNormOptions;
 use crate::ops::norm::layer_norm::{RowNorm, machine_epsilon};
-use crate::ops::norm::softmax::{check_f32_f16_bf16, lanes_per_row};
+use crate::ops::norm::softmax::{check_f32_f16_bf16, choose_threads_per_row};
 use crate::ops::prelude::*;
 
 /// Mapping of elements to rows and weights: parameters of `norm.wgsl` and `norm_weight_grad.wgsl`.
@@ -129,10 +129,10 @@ struct NormStatistics {
 const SPLIT_ROW_MIN: usize = 1 << 16;
 
 /// Returns the number of parts of a long reduction and the elements of a part. Parts run in parallel.
-fn split_weight_reduction(outputs: usize, extent: usize, lanes: usize) -> (usize, usize) {
-    let groups = outputs.div_ceil(WORKGROUP_SIZE / lanes);
-    let splits = (512 / groups).clamp(1, extent.div_ceil(lanes * 16).max(1));
-    let chunk = extent.div_ceil(splits).next_multiple_of(4 * lanes);
+fn split_weight_reduction(outputs: usize, extent: usize, threads_per_row: usize) -> (usize, usize) {
+    let groups = outputs.div_ceil(WORKGROUP_SIZE / threads_per_row);
+    let splits = (512 / groups).clamp(1, extent.div_ceil(threads_per_row * 16).max(1));
+    let chunk = extent.div_ceil(splits).next_multiple_of(4 * threads_per_row);
     (extent.div_ceil(chunk).max(1), chunk)
 }
 
@@ -144,7 +144,7 @@ fn step_width(across: bool, strides: &[usize]) -> usize {
 /// Distribution of rows over threads and workgroups.
 #[derive(Clone, Copy)]
 struct NormStage {
-    lanes: usize,
+    threads_per_row: usize,
     across: bool,
     width: usize,
     /// Number of parts of a row, and elements of a part.
@@ -173,24 +173,24 @@ impl Normalization {
             return Ok(out);
         }
         let across = at.run_length == 1 && at.rows > 1;
-        let lanes = lanes_per_row(at.extent, across);
+        let threads_per_row = choose_threads_per_row(at.extent, across);
         let width = step_width(across, &[at.run_length, at.run_stride, at.row_stride]);
-        let stage = NormStage { lanes, across, width, splits_and_chunk: (1, at.extent) };
-        let (splits, chunk) = split_reduction(at.rows, at.extent, lanes, 3);
+        let stage = NormStage { threads_per_row, across, width, splits_and_chunk: (1, at.extent) };
+        let (splits, chunk) = split_reduction(at.rows, at.extent, threads_per_row, 3);
         if at.extent < SPLIT_ROW_MIN || splits == 1 {
             // Three loops over the row, and the loops of sums over its threads.
-            let iterations = 3 * at.extent.div_ceil(lanes * width) + 128;
+            let iterations = 3 * at.extent.div_ceil(threads_per_row * width) + 128;
             self.launch_stage("whole", stage, g, Some(statistics), None, &out, iterations)?;
             return Ok(out);
         }
         let stage = NormStage { splits_and_chunk: (splits, chunk), ..stage };
-        let iterations = 2 * chunk.div_ceil(lanes * width) + 128;
+        let iterations = 2 * chunk.div_ceil(threads_per_row * width) + 128;
         let partial = empty_workspace(&[splits, 2, at.rows], DType::F32, x.device())?;
         self.launch_stage("parts", stage, g, g.map(|_| statistics), None, &partial, iterations)?;
         let sums = match g {
             Some(_) => Some(partial.sum([0], false)?),
             None => {
-                let finish = NormStage { lanes: WORKGROUP_SIZE, across: false, width: 1, ..stage };
+                let finish = NormStage { threads_per_row: WORKGROUP_SIZE, across: false, width: 1, ..stage };
                 let iterations = 2 * splits.div_ceil(WORKGROUP_SIZE) + 128;
                 let (given, parts) = (Some(statistics), Some(&partial));
                 self.launch_stage("finish", finish, None, given, parts, &out, iterations)?;
@@ -215,7 +215,7 @@ impl Normalization {
         iterations: usize,
     ) -> Result<()> {
         let Self { geometry: at, x, .. } = self;
-        let NormStage { lanes, across, width, splits_and_chunk: (splits, chunk) } = stage;
+        let NormStage { threads_per_row, across, width, splits_and_chunk: (splits, chunk) } = stage;
         let finish = name == "finish";
         // Pass only the tensors that the stage reads: statistics need no weights.
         let weight = self.weight.as_ref().filter(|_| !finish && (g.is_some() || name != "parts"));
@@ -225,7 +225,7 @@ impl Normalization {
             dtype: launch::dtype_name_of(Some(x)), weight: launch::dtype_name_of(weight),
             bias: launch::dtype_name_of(bias), rms: self.rms,
             contiguous: at.run_length >= at.extent || at.run_stride == at.run_length,
-            flat: at.run_length >= at.extent, lanes, across, width,
+            flat: at.run_length >= at.extent, threads_per_row, across, width,
         };
         let [weight_row, weight_step, weight_inner] = at.weight_strides;
         let params = kernel_params! {
@@ -241,7 +241,7 @@ impl Normalization {
             false => bindings![g, x, weight, bias, mean, rstd, more, out],
         };
         let rows = if finish { at.rows } else { at.rows * splits };
-        launch::launch(&spec, &tensors, params, rows.div_ceil(WORKGROUP_SIZE / lanes))
+        launch::launch(&spec, &tensors, params, rows.div_ceil(WORKGROUP_SIZE / threads_per_row))
     }
 
     /// Sums, over the elements of each weight, g times the normalised x, and g: f32 [2, weights].
@@ -251,13 +251,13 @@ impl Normalization {
             return Tensor::zeros([2, at.weights], DType::F32, x.device());
         }
         let across = at.weight_run_length == 1 && at.weights > 1;
-        let lanes = lanes_per_row(at.elements_per_weight, across);
+        let threads_per_row = choose_threads_per_row(at.elements_per_weight, across);
         let width = step_width(across, &[at.weight_run_length, at.weight_run_stride, at.weight_stride]);
-        let (splits, chunk) = split_weight_reduction(at.weights, at.elements_per_weight, lanes);
+        let (splits, chunk) = split_weight_reduction(at.weights, at.elements_per_weight, threads_per_row);
         let partial = empty_workspace(&[splits, 2, at.weights], DType::F32, x.device())?;
         let spec = kernel_spec! {
             "norm_weight_grad", dtype: launch::shader_dtype_name(x.dtype(), x.device()), rms: self.rms,
-            single: at.weight_run_length == 1, lanes, across, width,
+            single: at.weight_run_length == 1, threads_per_row, across, width,
         };
         let [row_step, row_weights, row_inner] = at.row_strides;
         let params = kernel_params! {
@@ -265,9 +265,14 @@ impl Normalization {
             step: at.weight_run_stride, weight_stride: at.weight_stride, row_step, row_weights, row_inner,
             splits, chunk,
         }
-        .loop_iterations(chunk.div_ceil(lanes * width) + 128);
+        .loop_iterations(chunk.div_ceil(threads_per_row * width) + 128);
         let tensors = bindings![g, x, &statistics.rstd, &statistics.mean, &partial];
-        launch::launch(&spec, &tensors, params, (at.weights * splits).div_ceil(WORKGROUP_SIZE / lanes))?;
+        launch::launch(
+            &spec,
+            &tensors,
+            params,
+            (at.weights * splits).div_ceil(WORKGROUP_SIZE / threads_per_row),
+        )?;
         partial.sum([0], false)
     }
 

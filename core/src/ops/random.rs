@@ -138,7 +138,7 @@ fn fill_random(shape: impl IntoShape, kind: Distribution, dtype: DType, device: 
         let (offset, seed) = drawn.offset_and_seed(now);
         kernel_params! {
             n: numel, zero: 0u32, scale, shift, offset, seed, low, range, threshold: bound, always,
-            least: ordered_bits(bounds[0]), most: ordered_bits(bounds[1]), factor,
+            min_bits: ordered_bits(bounds[0]), max_bits: ordered_bits(bounds[1]), factor,
         }
     };
     launch::launch_dynamic(&spec, &[&out], params, blocks.div_ceil(WORKGROUP_SIZE))?;
@@ -376,7 +376,7 @@ impl Tensor {
         fail_if!(classes == 0 || count == 0 || (!replacement && count > classes); shape(OP, [self]),
             "draws at least one and, without replacement, at most all classes, not {count}");
         if replacement && classes <= MAX_WORKGROUP_CLASSES && self.dtype() != DType::F64 {
-            let ends = draw_ends(&self.detach().to_dtype(DType::F32)?, classes)?;
+            let ends = multinomial_cdf(&self.detach().to_dtype(DType::F32)?, classes)?;
             let drawn = Tensor::rand([before, &[count]].concat(), DType::F32, self.device())?;
             return ends.searchsorted(&drawn, &SearchSortedOptions { right: true, ..Default::default() });
         }
@@ -482,15 +482,15 @@ impl Tensor {
 /// Largest number of classes whose weights one workgroup sums.
 const MAX_WORKGROUP_CLASSES: usize = 8192;
 
-/// Returns the upper ends of the classes in 0 to 1, from the f32 weights of rows.
-fn draw_ends(weights: &Tensor, classes: usize) -> Result<Tensor> {
+/// Returns the cumulative weights of the classes, scaled to 0 to 1, from the f32 weights of rows.
+fn multinomial_cdf(weights: &Tensor, classes: usize) -> Result<Tensor> {
     let weights = contiguous_zero_offset(weights)?;
     let _tag = memory::scope::enter_tag(Tag::Workspace);
-    let ends = Tensor::empty(weights.shape(), DType::F32, weights.device())?;
-    let (rows, each) = (weights.numel() / classes, classes.div_ceil(WORKGROUP_SIZE));
-    let params = kernel_params! { rows, classes, each }.loop_iterations(4 * each + 32);
-    launch::launch(&KernelSpec::new("draw_ends"), &[&weights, &ends], params, rows)?;
-    Ok(ends)
+    let cdf = Tensor::empty(weights.shape(), DType::F32, weights.device())?;
+    let (rows, per_thread) = (weights.numel() / classes, classes.div_ceil(WORKGROUP_SIZE));
+    let params = kernel_params! { rows, classes, per_thread }.loop_iterations(4 * per_thread + 32);
+    launch::launch(&KernelSpec::new("multinomial_cdf"), &[&weights, &cdf], params, rows)?;
+    Ok(cdf)
 }
 
 /// Writes a Philox state to device memory, so that kernels that read it are identical at each replay.

@@ -194,13 +194,13 @@ impl ReduceStage<'_> {
         words.iter().for_each(|word| key.push_str(word));
         key.push_strs(self.op.math_files);
         key.push_flags(&flags);
-        key.push_number(plan.lanes as u64 | (self.width as u64) << 16 | (plan.unroll as u64) << 32);
+        key.push_number(plan.threads_per_row as u64 | (self.width as u64) << 16 | (plan.unroll as u64) << 32);
         let spec = || {
             kernel_spec! {
                 "reduce", source: name(self.input), compute, out, index, math: self.op.math_files,
                 map: self.op.map, combine: self.op.combine, post: self.op.post, center, values: flags[0],
-                seen: flags[1], flat: flags[2], lanes: plan.lanes, across, width: self.width,
-                unroll: plan.unroll,
+                has_indices: flags[1], flat: flags[2], threads_per_row: plan.threads_per_row, across,
+                width: self.width, unroll: plan.unroll,
             }
         };
         let (outputs, extent) = (numel(&self.kept.0), numel(&self.reduced.0));
@@ -211,11 +211,11 @@ impl ReduceStage<'_> {
             reduced_strides: &self.reduced.1,
         };
         // Loop iterations over the reads, over their unmerged dimensions, and to locate the output.
-        let reads = plan.chunk.min(extent).div_ceil(plan.lanes);
+        let reads = plan.chunk.min(extent).div_ceil(plan.threads_per_row);
         let walks = if flags[2] { 0 } else { reads * self.reduced.0.len() };
         let params = params.loop_iterations(reads.div_ceil(plan.unroll) + plan.unroll + walks + 16);
         let tensors = bindings![self.input, self.args.center, self.args.partial_indices, value, place];
-        let groups = (outputs * plan.splits).div_ceil(WORKGROUP_SIZE / plan.lanes);
+        let groups = (outputs * plan.splits).div_ceil(WORKGROUP_SIZE / plan.threads_per_row);
         launch::launch_by_key(&key, spec, &tensors, params, groups)
     }
 }
@@ -279,9 +279,9 @@ fn run_reduction(
     };
     second.vectorize_inner();
     // The second stage is short and needs no further split.
-    let ReduceConfig { lanes, unroll, .. } = second.config();
+    let ReduceConfig { threads_per_row, unroll, .. } = second.config();
     let steps = numel(&second.reduced.0);
-    second.launch(ReduceConfig { lanes, unroll, chunk: steps, splits: 1 }, value, place)
+    second.launch(ReduceConfig { threads_per_row, unroll, chunk: steps, splits: 1 }, value, place)
 }
 
 /// Returns the accumulator type for partial results.

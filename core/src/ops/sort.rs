@@ -73,15 +73,16 @@ impl Sorter {
         let layout = RowLayout::new(self.op, x, d as isize)?;
         let (rows, inner, tiles) = (layout.rows, layout.inner, extent.div_ceil(size));
         // Short rows share a workgroup, so that all of its threads compare elements.
-        let room = size.max(2 * WORKGROUP_SIZE);
-        let groups = (rows * tiles).div_ceil(room / size);
+        let block_size = size.max(2 * WORKGROUP_SIZE);
+        let groups = (rows * tiles).div_ceil(block_size / size);
         let spec = kernel_spec! { "sort", kind: sort_key_type(x.dtype()), tiled: tiles > 1 };
-        let keep = self.needed_prefix(extent);
-        let (first, pick) = self.pick_params();
+        let needed = self.needed_prefix(extent);
+        let (first, start_kind) = self.start_params();
         let params = layout.params(x, |params| {
             kernel_params! {
                 ..params; flip: if self.descending { u32::MAX } else { 0 }, nan: self.nan_key(), first,
-                count: self.count, pick, tiles, shift: size.ilog2(), room: room.ilog2(), keep,
+                count: self.count, start_kind, tiles, tile_shift: size.ilog2(),
+                block_shift: block_size.ilog2(), needed,
             }
         });
         if tiles == 1 {
@@ -97,14 +98,15 @@ impl Sorter {
         let merge = kernel_spec! { "sort_merge", wide };
         let mut run = size;
         while run < extent {
-            let (pairs, parts) = (extent.div_ceil(2 * run), keep.min(2 * run).div_ceil(tile));
-            let params = kernel_params! { rows, extent, run, keep, pairs, tiles: parts, nan: self.nan_key() };
+            let (pairs, parts) = (extent.div_ceil(2 * run), needed.min(2 * run).div_ceil(tile));
+            let params =
+                kernel_params! { rows, extent, run, needed, pairs, tiles: parts, nan: self.nan_key() };
             launch::launch(&merge, &[&from.0, &from.1, &to.0, &to.1], params, rows * pairs * parts)?;
             std::mem::swap(&mut from, &mut to);
             run *= 2;
         }
         let params = kernel_params! {
-            rows, extent, inner, nan: self.nan_key(), first, count: self.count, pick,
+            rows, extent, inner, nan: self.nan_key(), first, count: self.count, start_kind,
         };
         let spec = kernel_spec! { "sort_select", wide };
         let groups = (rows * self.count).div_ceil(WORKGROUP_SIZE);
@@ -125,7 +127,7 @@ impl Sorter {
         if matches!(self.start, RankStart::RankOrNan(_)) { 0 } else { u32::MAX }
     }
 
-    fn pick_params(self) -> (usize, u32) {
+    fn start_params(self) -> (usize, u32) {
         match self.start {
             RankStart::Rank(first) => (first, 0),
             RankStart::RankOrNan(first) => (first, 1),

@@ -45,12 +45,12 @@ fn m_gelu_tanh_both(x: f32) -> vec2<f32> {
     return select(vec2<f32>(x * s.x, s.x + s.y * (c * (0.21406444 * (c * c) + 1.5957691))), vec2<f32>(x), m_isnan(x));
 }
 // Both for results rounded to 16 bits, with a relative error below 2^-17 unless they round to zero.
-fn m_near_gelu_tanh_both(x: f32) -> vec2<f32> {
+fn m_approx_gelu_tanh_both(x: f32) -> vec2<f32> {
     let c = clamp(x, -30.0, 30.0);
     // 2^-|u|, where u is log2(e) times the argument of the sigmoid.
     let u = c * (0.10294324 * (c * c) + 2.3022082);
-    let e = m_near_exp2(-abs(u));
-    let d = m_near_inverse(1.0 + e);
+    let e = m_approx_exp2(-abs(u));
+    let d = m_approx_rcp(1.0 + e);
     let s = select(d, e * d, m_signbit(x));
     let slope = s + ((e * d) * d) * (c * (0.21406444 * (c * c) + 1.5957691));
     return select(vec2<f32>(x * s, slope), vec2<f32>(x), m_isnan(x));

@@ -15,8 +15,8 @@ fn m_dropout_select(word: u32, key: u32, threshold: u32, kept: f32) -> f32 {
 
 // Returns the dropout factors of four neighbouring keys from their half of a block.
 fn m_dropout_quad(words: vec2<u32>, threshold: u32, kept: f32) -> vec4<f32> {
-    let numbers = vec4<u32>(words.x & 0xffffu, words.x >> 16u, words.y & 0xffffu, words.y >> 16u);
-    return select(vec4<f32>(), vec4<f32>(kept), numbers >= vec4<u32>(threshold));
+    let draws = vec4<u32>(words.x & 0xffffu, words.x >> 16u, words.y & 0xffffu, words.y >> 16u);
+    return select(vec4<f32>(), vec4<f32>(kept), draws >= vec4<u32>(threshold));
 }
 
 // Returns the dropout factor of the weight of a query and a key.

@@ -34,8 +34,8 @@ fn m_exp_down(x: f32) -> f32 {
 // Approximations by the device's own functions for results rounded to 16 bits, with a relative error below
 // 2^-18. 2^x for x <= 0: below -126 gives 0, NaN an arbitrary value; 1 / x for 1 <= x <= 2. CUDA has an
 // instruction for each (intrinsics.rs in backend-cuda).
-fn m_near_exp2(x: f32) -> f32 { return select(exp2(max(x, -126.0)), 0.0, x < -126.0); }
-fn m_near_inverse(x: f32) -> f32 { return 1.0 / x; }
+fn m_approx_exp2(x: f32) -> f32 { return select(exp2(max(x, -126.0)), 0.0, x < -126.0); }
+fn m_approx_rcp(x: f32) -> f32 { return 1.0 / x; }
 
 // 2^(hi + lo) for |lo| <= 1, hi within [-200, 200]; 2^r is a polynomial on |r| <= 1/2 (fit 2^-28).
 fn m_exp2_sum(hi: f32, lo: f32) -> f32 {

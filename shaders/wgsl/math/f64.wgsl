@@ -332,13 +332,13 @@ fn m_d_pow(x: f64, y: f64) -> f64 {
     let odd = whole & (abs(y) < 0x1p53) & (y * 0.5 != floor(y * 0.5));
     var r: f64;
     if whole & (abs(y) <= 1024.0) {
-        var left = u32(abs(y));
+        var exponent = u32(abs(y));
         var square = a;
         r = 1.0;
-        while left > 0u {
-            if (left & 1u) == 1u { r *= square; }
+        while exponent > 0u {
+            if (exponent & 1u) == 1u { r *= square; }
             square *= square;
-            left >>= 1u;
+            exponent >>= 1u;
         }
         r = select(r, 1.0 / r, y < 0.0);
     } else {

@@ -71,9 +71,9 @@ fn m_d_reduce_large(a: f64) -> m_d_Angle {
     // multiple of pi/2.
     var fraction = 0.0lf;
     let half = (product[5] >> 29u) & 1u;
-    let turned = select(0u, 0xffffffffu, half == 1u);
+    let sign_mask = select(0u, 0xffffffffu, half == 1u);
     for (var j = 2u; j < 6u; j++) {
-        let word = ((product[j] << 2u) | (product[j - 1u] >> 30u)) ^ turned;
+        let word = ((product[j] << 2u) | (product[j - 1u] >> 30u)) ^ sign_mask;
         fraction = (fraction + f64(word)) * 0x1p-32;
     }
     let r = fraction * 1.5707963267948966;

@@ -63,7 +63,7 @@ fn m_atan2(y: f32, x: f32) -> f32 {
     let q = select(select(n / d, 0.0, m_iszero(d)), select(0.0, 1.0, min(ux, uy) == 0x7f800000u), hi == 0x7f800000u);
     let t = m_atan_poly(q);
     let first = select(t, 1.5707964 - (t + 4.371139e-8), steep);
-    let left = select(3.1415927 - (first + 8.742278e-8), 1.5707964 + (t - 4.371139e-8), steep);
-    let r = m_copysign(select(first, left, m_signbit(x)), y);
+    let second = select(3.1415927 - (first + 8.742278e-8), 1.5707964 + (t - 4.371139e-8), steep);
+    let r = m_copysign(select(first, second, m_signbit(x)), y);
     return select(r, m_nan(), hi > 0x7f800000u);
 }

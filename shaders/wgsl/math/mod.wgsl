@@ -13,12 +13,12 @@ fn m_fmod(a: f32, b: f32) -> f32 {
     let sa = (ua & 0x007fffffu) | select(0u, 0x00800000u, ua >= 0x00800000u);
     let sb = (ub & 0x007fffffu) | select(0u, 0x00800000u, ub >= 0x00800000u);
     let eb = max(ub >> 23u, 1u);
-    var left = max(ua >> 23u, 1u) - eb;
+    var remaining = max(ua >> 23u, 1u) - eb;
     var r = sa % sb;
-    while (left > 0u && r != 0u) {
-        let step = min(left, 8u);
+    while (remaining > 0u && r != 0u) {
+        let step = min(remaining, 8u);
         r = (r << step) % sb;
-        left -= step;
+        remaining -= step;
     }
     // r * 2^(eb - 150), normalised unless it is zero or denormal.
     let zeros = countLeadingZeros(r | 1u) - 8u;

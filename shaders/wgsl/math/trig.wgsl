@@ -34,14 +34,14 @@ fn m_reduce_large(u: u32) -> m_Angle {
     let g0 = select(f0, ~f0 + 1u, negative);
     let g1 = select(f1, ~f1 + select(0u, 1u, f0 == 0u), negative);
     // The leading 32 bits, times pi/2, then rounded once.
-    let far = g1 == 0u;
-    let h1 = select(g1, g0, far);
-    let h0 = select(g0, 0u, far);
+    let is_high_zero = g1 == 0u;
+    let h1 = select(g1, g0, is_high_zero);
+    let h0 = select(g0, 0u, is_high_zero);
     let zeros = min(countLeadingZeros(h1), 31u);
     let lead = (h1 << zeros) | ((h0 >> 1u) >> (31u - zeros));
     let product = m_mul_wide(lead, 0xc90fdaa2u).x;
     // product is lead * (pi/4), lead is the fraction * 2^(32 + zeros).
-    let r = f32(product) * m_pow2(-31i - i32(zeros) - select(0i, 32i, far));
+    let r = f32(product) * m_pow2(-31i - i32(zeros) - select(0i, 32i, is_high_zero));
     return m_Angle(select(r, -r, negative), 0.0, quadrant);
 }
 

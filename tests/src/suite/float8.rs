@@ -360,8 +360,8 @@ fn scaled_cast(x: &Tensor, to: DType, turns: bool) -> Result<(f32, Vec<u8>, Opti
         .def("dtype", x.dtype().name())
         .def("to", to.name())
         .def("width", if n.is_multiple_of(4) { 4usize } else { 1 })
-        .def("turned", turns)
-        .def("each", 4usize);
+        .def("transposed", turns)
+        .def("steps_per_thread", 4usize);
     let text: &'static str = Box::leak(render(&spec)?.into_boxed_str());
     let op: &'static CustomOp = Box::leak(Box::new(CustomOp::new("fp8_quantize", text)));
     // As words, because this kernel interprets the bytes itself.

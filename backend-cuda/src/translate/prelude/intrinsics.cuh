@@ -1,8 +1,8 @@
 // Functions named in intrinsics.rs: single instructions where WGSL needs several operations.
 namespace wgsl {
 
-WGSL_FN f32 near_exp2(f32 x) { f32 r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
-WGSL_FN f32 near_inverse(f32 x) { f32 r; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
+WGSL_FN f32 approx_exp2(f32 x) { f32 r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
+WGSL_FN f32 approx_rcp(f32 x) { f32 r; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
 
 // The first value is in the low half.
 WGSL_FN u32 pair_f16(f32 a, f32 b) {
@@ -41,43 +41,43 @@ WGSL_FN u32 pair_e5m2(f32 a, f32 b) {
     return r;
 }
 #else
-template <u32 mantissa, u32 bias> WGSL_FN u32 byte_within(f32 v) {
+template <u32 mantissa, u32 bias> WGSL_FN u32 byte_in_range(f32 v) {
     const u32 b = __float_as_uint(v), magnitude = b & 0x7fffffffu;
     const bool normal = magnitude >> 23 >= 128u - bias;
     const u32 bits = normal ? magnitude - ((127u - bias) << 23) : (magnitude & 0x7fffffu) | 0x800000u;
     const u32 lost = normal ? 23u - mantissa : min(151u - bias - mantissa - (magnitude >> 23), 31u);
-    const u32 kept = bits >> lost, rest = bits & ((1u << lost) - 1u), middle = 1u << (lost - 1u);
-    return (b >> 24 & 0x80u) | (kept + (rest > middle || (rest == middle && (kept & 1u))));
+    const u32 kept = bits >> lost, remainder = bits & ((1u << lost) - 1u), half_way = 1u << (lost - 1u);
+    return (b >> 24 & 0x80u) | (kept + (remainder > half_way || (remainder == half_way && (kept & 1u))));
 }
-WGSL_FN u32 pair_e4m3(f32 a, f32 b) { return byte_within<3, 7>(a) | byte_within<3, 7>(b) << 8; }
-WGSL_FN u32 pair_e5m2(f32 a, f32 b) { return byte_within<2, 15>(a) | byte_within<2, 15>(b) << 8; }
+WGSL_FN u32 pair_e4m3(f32 a, f32 b) { return byte_in_range<3, 7>(a) | byte_in_range<3, 7>(b) << 8; }
+WGSL_FN u32 pair_e5m2(f32 a, f32 b) { return byte_in_range<2, 15>(a) | byte_in_range<2, 15>(b) << 8; }
 #endif
 
 // Before sm_80, which has a maximum that keeps NaN, the code computes like the WGSL.
 #if __CUDA_ARCH__ >= 800
-WGSL_FN u32 pair_bf16_larger(u32 a, u32 b) {
+WGSL_FN u32 pair_bf16_max(u32 a, u32 b) {
     u32 r;
     asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
     return r;
 }
-WGSL_FN u32 pair_f16_larger(u32 a, u32 b) {
+WGSL_FN u32 pair_f16_max(u32 a, u32 b) {
     u32 r;
     asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
     return r;
 }
-WGSL_FN u32 pair_bf16_marked(u32 marks, u32) { return marks; }
-WGSL_FN u32 pair_f16_marked(u32 marks, u32) { return marks; }
+WGSL_FN u32 pair_bf16_mark_nan(u32 marks, u32) { return marks; }
+WGSL_FN u32 pair_f16_mark_nan(u32 marks, u32) { return marks; }
 #else
-WGSL_FN u32 pair_bf16_larger(u32 a, u32 b) {
+WGSL_FN u32 pair_bf16_max(u32 a, u32 b) {
     const u32 low = __float_as_uint(fmaxf(__uint_as_float(a << 16), __uint_as_float(b << 16)));
     return low >> 16 | __float_as_uint(fmaxf(__uint_as_float(a & 0xffff0000u), __uint_as_float(b & 0xffff0000u)));
 }
-WGSL_FN u32 pair_f16_larger(u32 a, u32 b) {
+WGSL_FN u32 pair_f16_max(u32 a, u32 b) {
     const auto half = [](u32 bits) { f16 h; h.bits = static_cast<unsigned short>(bits); return widen(h); };
     return pair_f16(fmaxf(half(a), half(b)), fmaxf(half(a >> 16), half(b >> 16)));
 }
-WGSL_FN u32 pair_bf16_marked(u32 marks, u32 pair) { return marks | ((pair & 0x7fff7fffu) + 0x007f007fu); }
-WGSL_FN u32 pair_f16_marked(u32 marks, u32 pair) { return marks | ((pair & 0x7fff7fffu) + 0x03ff03ffu); }
+WGSL_FN u32 pair_bf16_mark_nan(u32 marks, u32 pair) { return marks | ((pair & 0x7fff7fffu) + 0x007f007fu); }
+WGSL_FN u32 pair_f16_mark_nan(u32 marks, u32 pair) { return marks | ((pair & 0x7fff7fffu) + 0x03ff03ffu); }
 #endif
 
 } // namespace wgsl

@@ -156,16 +156,17 @@ impl Im2colPlan {
         let last = self.kernel[self.rank - 1];
         let rows = self.rows_per_group() / last;
         let threads = blocks * rows * vectors;
-        let quick = [blocks * rows, live, rows].iter().all(|&n| n < 1 << 20)
+        let f32_division = [blocks * rows, live, rows].iter().all(|&n| n < 1 << 20)
             && threads.max(live + vector_width) < 1 << 31;
-        let spec = kernel_spec! { "im2col", size: dtype.size(), rank: self.rank, quick };
+        let spec = kernel_spec! { "im2col", size: dtype.size(), rank: self.rank, f32_division };
         let params = kernel_params! {
-            n: threads, vectors, rows, groups: self.groups, depth, taken: self.rows_per_group(), live, places: positions,
+            n: threads, vectors, rows, groups: self.groups, depth, used_depth: self.rows_per_group(),
+            used_columns: live, positions,
             channels: self.channels * self.groups, group: self.channels,
-            from_places: spatial_numel(&self.input_extents),
+            in_positions: spatial_numel(&self.input_extents),
             taps: self.kernel[..self.rank - 1].iter().product::<usize>(), in_offset: part.layout().offset(),
-            from_size: self.input_extents, to_size: self.output_extents, kernel: self.kernel,
-            stride: self.stride, step: self.tap_step, start: self.first_tap,
+            in_size: self.input_extents, out_size: self.output_extents, kernel: self.kernel,
+            stride: self.stride, tap_step: self.tap_step, first_tap: self.first_tap,
         };
         let params = params.loop_iterations(last + (depth - self.rows_per_group()) + 16);
         launch::launch(&spec, &[&part, &out], params, threads.div_ceil(WORKGROUP_SIZE))?;
@@ -378,9 +379,9 @@ impl ConvGeometry {
         let n = part.numel();
         let image =
             if chunk.merges_images { plan.output_positions() } else { plan.rows_per_group() * columns };
-        let quick = n / self.x_extents[self.rank - 1] < 1 << 20 && n < 1 << 31;
+        let f32_division = n / self.x_extents[self.rank - 1] < 1 << 20 && n < 1 << 31;
         let spec = kernel_spec! {
-            "col2im", from: all.dtype().name(), dtype: part.dtype().name(), rank: self.rank, quick,
+            "col2im", from: all.dtype().name(), dtype: part.dtype().name(), rank: self.rank, f32_division,
         };
         let names = [
             ["kernel_x", "kernel_y", "kernel_z"],
@@ -391,9 +392,9 @@ impl ConvGeometry {
         let definitions = names.iter().zip(&values).flat_map(|(n, v)| n.iter().zip(v).take(self.rank));
         let spec = definitions.fold(spec, |spec, (name, &value)| spec.def(name, value));
         let params = kernel_params! {
-            n, in_offset: all.layout().offset(), image, line: columns, channels: self.x_channels,
+            n, in_offset: all.layout().offset(), image_stride: image, line_stride: columns, channels: self.x_channels,
             taps: spatial_numel(&self.kernel), out_offset: part.layout().offset(), size: self.x_extents,
-            places: self.y_extents, padding: self.padding,
+            positions: self.y_extents, padding: self.padding,
         };
         // Nested loops over the filter positions that may cover an element.
         let (around, _) = (0..self.rank).fold((0usize, 1usize), |(all, inner), axis| {

@@ -81,9 +81,9 @@ pointwise_ops! {
 /// and no other tensor shares g's storage.
 pub(crate) fn gelu_tanh_backward_recompute(x: &Tensor, g: &Tensor) -> Result<(Tensor, Tensor)> {
     let (rows, extent) = (x.shape()[0], x.shape()[1]);
-    let again = Tensor::empty(x.shape(), x.dtype(), x.device())?;
+    let gelu = Tensor::empty(x.shape(), x.dtype(), x.device())?;
     if x.numel() == 0 {
-        return Ok((again, Tensor::zeros([extent], DType::F32, x.device())?));
+        return Ok((gelu, Tensor::zeros([extent], DType::F32, x.device())?));
     }
     let width = if extent.is_multiple_of(VEC4_WIDTH) { VEC4_WIDTH } else { 1 };
     // A workgroup is 64 threads wide and four rows high.
@@ -96,10 +96,10 @@ pub(crate) fn gelu_tanh_backward_recompute(x: &Tensor, g: &Tensor) -> Result<(Te
         rows, extent, strip, tiles, groups: strips * tiles,
     }
     .loop_iterations(strip / 16 + 1);
-    launch::launch(&spec, &[x, &again, g, &partial], params, strips * tiles)?;
+    launch::launch(&spec, &[x, &gelu, g, &partial], params, strips * tiles)?;
     // One section gives one tensor.
     let sums = reduce::sum_parts(&partial)?.remove(0);
-    Ok((again, sums))
+    Ok((gelu, sums))
 }
 
 with_defaults! {

@@ -70,7 +70,9 @@ impl Tensor {
             _ if vectors => spec.def("mode", "vectors"),
             (true, _) => {
                 let lines = n / shape.last().copied().unwrap_or(1);
-                spec.def("mode", "runs").def("rank", shape.len()).def("quick", lines < 1 << 20 && n < 1 << 31)
+                spec.def("mode", "runs")
+                    .def("rank", shape.len())
+                    .def("f32_division", lines < 1 << 20 && n < 1 << 31)
             }
             (_, true) => spec.def("mode", "packed"),
             (..) => spec.def("mode", "scattered"),
@@ -79,8 +81,8 @@ impl Tensor {
             n, rank: shape.len(), in_offset: self.layout().offset(), out_offset: target.layout().offset(),
             shape: &shape, in_strides: &strides[1], out_strides: &strides[0],
         };
-        let lanes = if vectors || runs { vector } else { (4 / size).max(1) };
-        launch::launch(&spec, &[self, target], params, n.div_ceil(lanes * WORKGROUP_SIZE))
+        let per_thread = if vectors || runs { vector } else { (4 / size).max(1) };
+        launch::launch(&spec, &[self, target], params, n.div_ceil(per_thread * WORKGROUP_SIZE))
     }
 
     /// Replaces the elements by those of `source`, which is broadcast and cast.

@@ -91,13 +91,13 @@ impl FusionGroup {
         }
         let inputs = self.inputs.len() + tensors.len() - chained;
         let results = 1 + self.steps.iter().filter(|step| step.result.strong_count() > 0).count();
-        let numbers = self.steps.iter().map(|step| step.launch.scalars.len()).sum::<usize>();
+        let scalars = self.steps.iter().map(|step| step.launch.scalars.len()).sum::<usize>();
         chained > 0
             && last.launch.layouts[0] == *out.layout()
             && self.steps.len() < MAX_STEPS
             && inputs <= MAX_INPUTS
             && inputs + results <= out.device().info().limits.max_bindings as usize
-            && numbers + call.scalars.len() <= MAX_SCALARS
+            && scalars + call.scalars.len() <= MAX_SCALARS
     }
 
     /// Returns the index of an input, which other steps may already read.
@@ -199,12 +199,12 @@ fn build_fused_kernel(
         arities: &counts(|call| call.input_names.len())[..], counts: &counts(|call| call.scalars.len())[..],
         args: &words(&mut calls().flat_map(|call| call.input_names.iter().copied()))[..],
         sources: &words(&mut steps.iter().flat_map(|step| step.operands.iter().map(source)))[..],
-        numbers: &words(&mut calls().flat_map(|call| call.scalars.iter().map(|(name, _)| *name)))[..],
+        scalar_names: &words(&mut calls().flat_map(|call| call.scalars.iter().map(|(name, _)| *name)))[..],
         layout: if vec4 { "vec4" } else { "each" }, width: each,
     };
-    let numbers = calls().flat_map(|call| &call.scalars).map(|(_, words)| words[0]);
+    let scalars = calls().flat_map(|call| &call.scalars).map(|(_, words)| words[0]);
     let mut params = KernelParams::new().size(n).size(shape.len()).u32(0).u32(0);
-    for word in numbers.chain(std::iter::repeat(0)).take(MAX_SCALARS) {
+    for word in scalars.chain(std::iter::repeat(0)).take(MAX_SCALARS) {
         params = params.u32(word);
     }
     params = params.dims(&shape);

@@ -72,7 +72,7 @@ pub(crate) fn scatter_sorted_runs(
     let tensors = bindings![&to, &order, src, out, &parts];
     // The loop over a run, and the search for its start.
     let walk = params().loop_iterations((short + chunk).min(length) + 64);
-    launch::launch(&spec("walk"), &tensors, walk, (lines * length).div_ceil(WORKGROUP_SIZE))?;
+    launch::launch(&spec("runs"), &tensors, walk, (lines * length).div_ceil(WORKGROUP_SIZE))?;
     if let Some(parts) = &parts {
         // At most 17 runs of a workgroup have more chunks than one thread combines alone.
         let join = params().loop_iterations(chunks.div_ceil(WORKGROUP_SIZE) + 17 * 10 + 256);

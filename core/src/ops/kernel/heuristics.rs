@@ -12,18 +12,19 @@ const TARGET_WORKGROUPS: usize = 1024;
 pub(crate) const MAX_LOOP_ITERATIONS: usize = 1 << 13;
 
 /// Returns the number of workgroups that share each of `outputs` results of `extent` steps, and the steps of
-/// each workgroup. `lanes` threads work on one result together, and a step takes `iterations` loop iterations.
+/// each workgroup. `threads_per_row` threads work on one result together. A step takes `iterations` loop
+/// iterations.
 pub(crate) fn split_reduction(
     outputs: usize,
     extent: usize,
-    lanes: usize,
+    threads_per_row: usize,
     iterations: usize,
 ) -> (usize, usize) {
-    let wanted =
-        (TARGET_WORKGROUPS / outputs.div_ceil(WORKGROUP_SIZE / lanes).max(1)).min(extent / (16 * lanes));
-    let most = (MAX_LOOP_ITERATIONS / iterations).max(1) * lanes;
+    let wanted = (TARGET_WORKGROUPS / outputs.div_ceil(WORKGROUP_SIZE / threads_per_row).max(1))
+        .min(extent / (16 * threads_per_row));
+    let most = (MAX_LOOP_ITERATIONS / iterations).max(1) * threads_per_row;
     let splits = wanted.max(extent.div_ceil(most)).max(1);
-    let chunk = extent.div_ceil(splits).next_multiple_of(4 * lanes);
+    let chunk = extent.div_ceil(splits).next_multiple_of(4 * threads_per_row);
     (extent.div_ceil(chunk.max(1)).max(1), chunk)
 }
 
@@ -45,7 +46,7 @@ pub(crate) fn has_vector_lines(offset: usize, strides: &[usize], width: usize) -
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReduceConfig {
     /// Threads that share one output, or one vector of four outputs.
-    pub(crate) lanes: usize,
+    pub(crate) threads_per_row: usize,
     /// Reads that a thread has in flight.
     pub(crate) unroll: usize,
     pub(crate) chunk: usize,
@@ -57,7 +58,7 @@ impl ReduceConfig {
     /// Chooses the layout for `outputs` (or vectors of four outputs) of `steps` each. If `across` is true,
     /// neighbouring threads hold neighbouring outputs.
     pub(crate) fn new(outputs: usize, steps: usize, across: bool) -> Self {
-        let lanes = match steps {
+        let threads_per_row = match steps {
             0..=4 => 1,
             // Eight adjacent vectors of four fill a cache line. Fewer outputs leave threads for more steps.
             _ if across => match outputs {
@@ -71,8 +72,8 @@ impl ReduceConfig {
             33..=256 => 32,
             _ => WORKGROUP_SIZE,
         };
-        let groups = outputs.div_ceil(WORKGROUP_SIZE / lanes).max(1);
-        let iterations = steps.div_ceil(lanes);
+        let groups = outputs.div_ceil(WORKGROUP_SIZE / threads_per_row).max(1);
+        let iterations = steps.div_ceil(threads_per_row);
         let unroll = match iterations {
             0..=3 => 1,
             4..=7 => 4,
@@ -86,19 +87,19 @@ impl ReduceConfig {
         };
         // Split further if a thread's loop would grow too long, since each read may take several iterations.
         let splits = splits.max(if steps <= u32::MAX as usize {
-            steps.div_ceil(MAX_LOOP_ITERATIONS * lanes)
+            steps.div_ceil(MAX_LOOP_ITERATIONS * threads_per_row)
         } else {
             1
         });
-        let chunk = steps.div_ceil(splits).next_multiple_of(lanes * unroll);
-        Self { lanes, unroll, chunk, splits: steps.div_ceil(chunk).max(1) }
+        let chunk = steps.div_ceil(splits).next_multiple_of(threads_per_row * unroll);
+        Self { threads_per_row, unroll, chunk, splits: steps.div_ceil(chunk).max(1) }
     }
 }
 
 /// Register layout of rows that several threads share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RowConfig {
-    pub(crate) lanes: usize,
+    pub(crate) threads_per_row: usize,
     pub(crate) width: usize,
     /// Steps that a thread holds in registers, or 0 if a row is too long for registers.
     pub(crate) register_steps: usize,
@@ -113,34 +114,42 @@ impl RowConfig {
     pub(crate) fn for_contiguous_rows(extent: usize, quads: bool, most: usize) -> Self {
         let width = if quads { VEC4_WIDTH } else { 1 };
         let steps = extent.div_ceil(width).max(1);
-        let lanes = [1, 8, 32, 64, 128]
+        let threads_per_row = [1, 8, 32, 64, 128]
             .into_iter()
-            .find(|lanes| steps <= MAX_STEPS_PER_THREAD * lanes)
+            .find(|threads_per_row| steps <= MAX_STEPS_PER_THREAD * threads_per_row)
             .unwrap_or(WORKGROUP_SIZE);
-        let hold = steps.div_ceil(lanes);
-        Self { lanes, width, register_steps: if hold * width <= most * VEC4_WIDTH { hold } else { 0 } }
+        let register_steps = steps.div_ceil(threads_per_row);
+        Self {
+            threads_per_row,
+            width,
+            register_steps: if register_steps * width <= most * VEC4_WIDTH { register_steps } else { 0 },
+        }
     }
 
     /// Chooses the layout for strided rows, where neighbouring threads hold elements of neighbouring rows.
     pub(crate) fn for_strided_rows(extent: usize) -> Self {
-        let lanes = match extent {
+        let threads_per_row = match extent {
             0..=16 => 1,
             17..=128 => 8,
             _ => 32,
         };
-        let hold = extent.div_ceil(lanes).max(1);
-        Self { lanes, width: 1, register_steps: if hold <= 16 { hold } else { 0 } }
+        let register_steps = extent.div_ceil(threads_per_row).max(1);
+        Self {
+            threads_per_row,
+            width: 1,
+            register_steps: if register_steps <= 16 { register_steps } else { 0 },
+        }
     }
 
     /// Returns the number of workgroups that hold `rows` at once.
     pub(crate) fn workgroups(&self, rows: usize) -> usize {
-        rows.div_ceil(WORKGROUP_SIZE / self.lanes)
+        rows.div_ceil(WORKGROUP_SIZE / self.threads_per_row)
     }
 
     /// Returns the number of workgroups of a grid-stride loop over rows that ends with partial sums.
     pub(crate) fn grid_stride_workgroups(&self, rows: usize) -> usize {
         // One iteration over rows contains the iterations that sum over the threads of a row.
-        let iterations = 1024 * (WORKGROUP_SIZE / self.lanes);
+        let iterations = 1024 * (WORKGROUP_SIZE / self.threads_per_row);
         self.workgroups(rows).min((TARGET_WORKGROUPS / 2).max(rows.div_ceil(iterations)))
     }
 }
@@ -163,8 +172,11 @@ mod tests {
                 for across in [false, true] {
                     let s = ReduceConfig::new(outputs, steps, across);
                     assert!(s.chunk * s.splits >= steps && s.chunk * (s.splits - 1) < steps, "{s:?}");
-                    assert!(WORKGROUP_SIZE.is_multiple_of(s.lanes) && s.splits <= TARGET_WORKGROUPS, "{s:?}");
-                    assert!(s.splits == 1 || steps / s.splits >= 8 * s.lanes, "{steps}: {s:?}");
+                    assert!(
+                        WORKGROUP_SIZE.is_multiple_of(s.threads_per_row) && s.splits <= TARGET_WORKGROUPS,
+                        "{s:?}"
+                    );
+                    assert!(s.splits == 1 || steps / s.splits >= 8 * s.threads_per_row, "{steps}: {s:?}");
                 }
             }
         }
@@ -174,17 +186,17 @@ mod tests {
     fn shared_results_cover_their_steps_in_loops_of_few_turns() {
         for outputs in [0, 1, 7, 512, 1025, 1 << 20] {
             for extent in [0, 1, 255, 4096, 100_000, 20_000_000, u32::MAX as usize] {
-                for lanes in [32, WORKGROUP_SIZE] {
-                    let (splits, chunk) = split_reduction(outputs, extent, lanes, 1);
+                for threads_per_row in [32, WORKGROUP_SIZE] {
+                    let (splits, chunk) = split_reduction(outputs, extent, threads_per_row, 1);
                     assert!(
                         chunk * splits >= extent && (splits == 1 || chunk * (splits - 1) < extent),
                         "{outputs} of {extent}"
                     );
                     assert!(
-                        chunk.div_ceil(lanes) <= MAX_LOOP_ITERATIONS + 4
-                            && splits.div_ceil(lanes) <= MAX_LOOP_ITERATIONS
+                        chunk.div_ceil(threads_per_row) <= MAX_LOOP_ITERATIONS + 4
+                            && splits.div_ceil(threads_per_row) <= MAX_LOOP_ITERATIONS
                     );
-                    assert!(extent >= 16 * lanes || splits == 1);
+                    assert!(extent >= 16 * threads_per_row || splits == 1);
                 }
             }
         }
@@ -195,9 +207,9 @@ mod tests {
         assert_eq!(ReduceConfig::new(1, 1 << 24, false).splits, TARGET_WORKGROUPS);
         assert_eq!(
             ReduceConfig::new(8192, 2048, false),
-            ReduceConfig { lanes: 256, unroll: 8, chunk: 2048, splits: 1 }
+            ReduceConfig { threads_per_row: 256, unroll: 8, chunk: 2048, splits: 1 }
         );
         let columns = ReduceConfig::new(2048, 8192, true);
-        assert_eq!((columns.lanes, columns.splits), (8, 16));
+        assert_eq!((columns.threads_per_row, columns.splits), (8, 16));
     }
 }

@@ -1,6 +1,6 @@
 //! Out-of-range indices: how kernels handle them, and an optional check that reports them.
 //!
-//! Kernels compare an index with its range in 64 bits, for every index type (`index` and `place` of
+//! Kernels compare an index with its range in 64 bits, for every index type (`index` and `resolve_index` of
 //! shaders/wgsl/types.wgsl). An index out of range selects no element. Reading indices back would synchronise
 //! with the device at each operation, so the check is opt-in.
 

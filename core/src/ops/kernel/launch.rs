@@ -21,7 +21,7 @@ pub(crate) const VECTOR_BYTES: usize = 16;
 pub use crate::runtime::kernel_params::KernelParams;
 pub(crate) use crate::runtime::kernel_params::{MAX_RANK, kernel_params};
 
-/// Builds a [`KernelSpec`] from the template's name and its definitions: `kernel_spec! { "scan", stage, lanes }`.
+/// Builds a [`KernelSpec`] from the template's name and its definitions: `kernel_spec! { "scan", stage, reverse }`.
 /// Definitions after `..spec;` extend another spec.
 macro_rules! kernel_spec {
     (..$base:expr; $($name:ident $(: $value:expr)?),* $(,)?) => {

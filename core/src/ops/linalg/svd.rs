@@ -1,6 +1,6 @@
 //! Singular values and vectors by one-sided Jacobi rotations on the device.
 
-use crate::ops::norm::softmax::lanes_per_row;
+use crate::ops::norm::softmax::choose_threads_per_row;
 use crate::ops::prelude::*;
 use crate::ops::shape::cat;
 
@@ -19,13 +19,13 @@ pub(crate) fn jacobi_orthogonalize(w: &Tensor, m: usize) -> Result<()> {
     if n < 2 || w.numel() == 0 {
         return Ok(());
     }
-    let lanes = lanes_per_row(height, false).clamp(8, 128);
+    let threads_per_row = choose_threads_per_row(height, false).clamp(8, 128);
     let small = n <= MAX_WORKGROUP_COLUMNS;
-    let groups = if small { 1 } else { (players / 2).div_ceil(WORKGROUP_SIZE / lanes) };
-    let spec = kernel_spec! { "svd", dtype: w.dtype().name(), lanes };
+    let groups = if small { 1 } else { (players / 2).div_ceil(WORKGROUP_SIZE / threads_per_row) };
+    let spec = kernel_spec! { "svd", dtype: w.dtype().name(), threads_per_row };
     // Iterations of a round: two passes over each pair's elements, and two sums over the threads of a pair.
-    let pairs = (players / 2).div_ceil(WORKGROUP_SIZE / lanes).div_ceil(groups);
-    let iterations = pairs * (m.div_ceil(lanes) + height.div_ceil(lanes) + 64) + 2;
+    let pairs = (players / 2).div_ceil(WORKGROUP_SIZE / threads_per_row).div_ceil(groups);
+    let iterations = pairs * (m.div_ceil(threads_per_row) + height.div_ceil(threads_per_row) + 64) + 2;
     let sweeps = if w.dtype() == DType::F64 { 20 } else { 15 };
     let mut before = Tensor::ones([batch], DType::U32, w.device())?;
     for _ in 0..sweeps {

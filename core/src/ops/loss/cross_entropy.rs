@@ -108,17 +108,20 @@ impl LogitsBatch {
         };
         let in_one_read = matches!(pass, CrossEntropyPass::ForwardBackward(..))
             && config.width == VEC4_WIDTH
-            && config.lanes == WORKGROUP_SIZE;
+            && config.threads_per_row == WORKGROUP_SIZE;
         let kept = if in_one_read { cached_row_elements(rows.extent, &self.x) } else { 0 };
         // Few cached rows fit a multiprocessor, so each gets twice the threads.
         let wide =
             kept > 0 && self.x.device().info().limits.max_workgroup_size as usize >= 2 * WORKGROUP_SIZE;
-        let (lanes, groups) =
-            if wide { (2 * WORKGROUP_SIZE, rows.rows) } else { (config.lanes, config.workgroups(rows.rows)) };
+        let (threads_per_row, groups) = if wide {
+            (2 * WORKGROUP_SIZE, rows.rows)
+        } else {
+            (config.threads_per_row, config.workgroups(rows.rows))
+        };
         let spec = kernel_spec! {
-            "cross_entropy", pass: kind, held: kept, dtype: launch::dtype_name_of(Some(x)),
-            goal: target_dtype_name(target), weight: launch::dtype_name_of(weight.as_ref()),
-            soft: self.has_soft_targets, smooth: self.label_smoothing > 0.0, lanes, across: rows.across,
+            "cross_entropy", pass: kind, cached_elements: kept, dtype: launch::dtype_name_of(Some(x)),
+            targets: target_dtype_name(target), weight: launch::dtype_name_of(weight.as_ref()),
+            soft: self.has_soft_targets, smooth: self.label_smoothing > 0.0, threads_per_row, across: rows.across,
             width: config.width, ragged, inplace,
         };
         let scale_stride = scale.map_or(0, |scale| usize::from(scale.numel() > 1));
@@ -127,15 +130,15 @@ impl LogitsBatch {
             rows.params(&self.x, |p| kernel_params! { ..p; first: self.first_row, total: self.total_rows });
         let params = kernel_params! {
             ..params; ignore_class: self.ignore_index, scale_stride,
-            keep: (1.0 - self.label_smoothing) as f32, share: share as f32,
+            label_factor: (1.0 - self.label_smoothing) as f32, class_factor: share as f32,
         };
         // Logits are read at most twice in vectors of four, and one by one if each class has a share.
         let shares = if self.has_soft_targets || self.label_smoothing > 0.0 {
-            2 * rows.extent.div_ceil(lanes)
+            2 * rows.extent.div_ceil(threads_per_row)
         } else {
             0
         };
-        let iterations = 2 * rows.extent.div_ceil(4 * lanes * config.width) + shares + 128;
+        let iterations = 2 * rows.extent.div_ceil(4 * threads_per_row * config.width) + shares + 128;
         launch::launch(&spec, &tensors, params.loop_iterations(iterations), groups)
     }
 

@@ -39,9 +39,15 @@ const ROW_ALIGNMENT: usize = 64;
 fn scale_in_place(x: &Tensor, scale: &Tensor) -> Result<()> {
     let width = if x.numel().is_multiple_of(VEC4_WIDTH) { VEC4_WIDTH } else { 1 };
     let steps = x.numel() / width;
-    const EACH: usize = 8;
-    let spec = kernel_spec! { "scale_inplace", dtype: x.dtype().name(), width, each: EACH };
-    launch::launch(&spec, &[scale, x], kernel_params! { steps }, steps.div_ceil(WORKGROUP_SIZE * EACH))
+    const STEPS_PER_THREAD: usize = 8;
+    let spec =
+        kernel_spec! { "scale_inplace", dtype: x.dtype().name(), width, steps_per_thread: STEPS_PER_THREAD };
+    launch::launch(
+        &spec,
+        &[scale, x],
+        kernel_params! { steps },
+        steps.div_ceil(WORKGROUP_SIZE * STEPS_PER_THREAD),
+    )
 }
 
 /// Returns the divisor of the losses as a tensor on the device: 1 for their sum.
@@ -64,7 +70,7 @@ fn loss_divisor(
             let weight = options.weight.map(contiguous_zero_offset).transpose()?;
             let name = |t: &Tensor| launch::shader_dtype_name(t.dtype(), t.device());
             let spec = kernel_spec! {
-                "class_weights", goal: target_dtype_name(target), weight: weight.as_ref().map_or("", name),
+                "class_weights", targets: target_dtype_name(target), weight: weight.as_ref().map_or("", name),
             };
             let params = kernel_params! {
                 n: target.numel(), classes, ignore_class: kernel_ignore_index(options),
@@ -99,9 +105,9 @@ impl LinearCrossEntropy<'_> {
         let (device, dtype) = (x.device(), x.dtype());
         let divisor = loss_divisor(target, classes, *batch, options)?;
         let scale = divisor.reciprocal()?;
-        let numbers = || Tensor::empty([2, n], DType::F32, device);
-        let losses = numbers()?;
-        let lse = (!wants.contains(&true)).then(&numbers).transpose()?;
+        let empty_rows = || Tensor::empty([2, n], DType::F32, device);
+        let losses = empty_rows()?;
+        let lse = (!wants.contains(&true)).then(&empty_rows).transpose()?;
         let dx = wants[0].then(|| Tensor::empty([n, features], dtype, device)).transpose()?;
         // Sums over chunks are accumulated in f32 for every type.
         let dw = wants[1].then(|| Tensor::empty([classes, features], DType::F32, device)).transpose()?;
@@ -182,12 +188,12 @@ impl Tensor {
         options: &CrossEntropyOptions<'_>,
     ) -> Result<Tensor> {
         operation!(OP);
-        let (&[classes, features], Some((&given, before))) = (weight.shape(), self.shape().split_last())
+        let (&[classes, features], Some((&x_features, before))) = (weight.shape(), self.shape().split_last())
         else {
             let rule = "takes x of [.., in] and a weight of [classes, in]";
             return Err(Error::shape(OP, rule, &[self.shape(), weight.shape()]));
         };
-        fail_if!(features != given || target.shape() != before; shape(OP, [self, weight, target]),
+        fail_if!(features != x_features || target.shape() != before; shape(OP, [self, weight, target]),
             "takes x of [.., in], a weight of [classes, in] and targets of [..]");
         fail_if!(target.dtype().is_float();
             dtype(OP, target.dtype()), "takes classes; of probabilities there is `cross_entropy`");

@@ -19,7 +19,7 @@ impl ScaledFp8Matrix {
     /// requests the column-major copy.
     fn new(x: &Tensor, dtype: DType, columns: bool) -> Result<Self> {
         /// Vectors of a thread, and extents of a workgroup's tile, as in the kernel.
-        const EACH: usize = 4;
+        const STEPS_PER_THREAD: usize = 4;
         const TILE: usize = 64;
         let x = match x.dtype() {
             DType::F32 | DType::F16 | DType::BF16 => contiguous_zero_offset(x)?,
@@ -32,8 +32,8 @@ impl ScaledFp8Matrix {
             return Ok(Self { column_major: bytes.clone(), fp8_values: bytes, scale });
         }
         let scale = Tensor::empty((), DType::F32, device)?;
-        let turned = columns && supports_fp8_extents(device, x.shape());
-        let turned = turned.then(|| Tensor::empty([across, rows], dtype, device)).transpose()?;
+        let transposed = columns && supports_fp8_extents(device, x.shape());
+        let transposed = transposed.then(|| Tensor::empty([across, rows], dtype, device)).transpose()?;
         let largest = {
             let _tag = memory::scope::enter_tag(Tag::Workspace);
             largest_magnitude(&x)?
@@ -41,18 +41,18 @@ impl ScaledFp8Matrix {
         let spec = kernel_spec! {
             "fp8_quantize", dtype: x.dtype().name(), to: dtype.name(),
             width: if x.numel().is_multiple_of(VEC4_WIDTH) { VEC4_WIDTH } else { 1 },
-            turned: turned.is_some(), each: EACH,
+            transposed: transposed.is_some(), steps_per_thread: STEPS_PER_THREAD,
         };
-        let groups = match turned {
+        let groups = match transposed {
             Some(_) => rows.div_ceil(TILE) * across.div_ceil(TILE),
-            None => x.numel().div_ceil(VEC4_WIDTH * EACH * WORKGROUP_SIZE),
+            None => x.numel().div_ceil(VEC4_WIDTH * STEPS_PER_THREAD * WORKGROUP_SIZE),
         };
-        let tensors = bindings![&x, &largest, &scale, &bytes, &turned];
+        let tensors = bindings![&x, &largest, &scale, &bytes, &transposed];
         let params = kernel_params! { rows, columns: across };
         // `launch` would refuse storage-only types, so enqueue directly.
         launch::enqueue(device.kernel_for_spec(&spec)?, &tensors, params, [groups, 1, 1])?;
         drop(tensors);
-        let columns = turned.map_or_else(|| Ok(bytes.clone()), |turned| turned.t())?;
+        let columns = transposed.map_or_else(|| Ok(bytes.clone()), |transposed| transposed.t())?;
         Ok(Self { fp8_values: bytes, column_major: columns, scale })
     }
 }

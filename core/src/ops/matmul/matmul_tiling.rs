@@ -144,9 +144,9 @@ enum MatmulVariant {
         unroll: usize,
     },
     Cooperative(CooperativeTile),
-    /// `lanes` invocations share the sum of one element.
+    /// `threads_per_output` invocations share the sum of one element.
     Simple {
-        lanes: usize,
+        threads_per_output: usize,
     },
 }
 
@@ -156,7 +156,7 @@ impl MatmulVariant {
         match self {
             Self::Tiled { tile, .. } => (tile.k_depth, 2 + tile.k_depth),
             Self::Cooperative(_) => (COOPERATIVE_DEPTH, 2),
-            Self::Simple { lanes } => (8 * lanes, 9),
+            Self::Simple { threads_per_output } => (8 * threads_per_output, 9),
         }
     }
 }
@@ -220,20 +220,20 @@ impl TilePlan {
 
     fn for_simple_kernel(e: MatmulExtents, costs: CostModel) -> Self {
         let outputs = e.m * e.n * e.batch;
-        let mut lanes = 1;
-        while lanes < WORKGROUP_SIZE
-            && e.k > 32 * lanes
-            && outputs * lanes < costs.split_k_workgroups * WORKGROUP_SIZE
+        let mut threads_per_output = 1;
+        while threads_per_output < WORKGROUP_SIZE
+            && e.k > 32 * threads_per_output
+            && outputs * threads_per_output < costs.split_k_workgroups * WORKGROUP_SIZE
         {
-            lanes *= 2;
+            threads_per_output *= 2;
         }
-        let groups = outputs.div_ceil(WORKGROUP_SIZE / lanes);
-        // Short sums need no second stage, because the lanes share them.
-        let splits = match lanes {
+        let groups = outputs.div_ceil(WORKGROUP_SIZE / threads_per_output);
+        // Short sums need no second stage, because several threads share them.
+        let splits = match threads_per_output {
             WORKGROUP_SIZE => Self::choose_split_k(e, groups, costs).min(e.k.div_ceil(32 * WORKGROUP_SIZE)),
             _ => 1,
         };
-        Self::with_splits(e, MatmulVariant::Simple { lanes }, groups, splits, costs)
+        Self::with_splits(e, MatmulVariant::Simple { threads_per_output }, groups, splits, costs)
     }
 
     /// Returns the number of splits that fills the device.
@@ -275,7 +275,9 @@ impl TilePlan {
                         + loads,
                 )
             }
-            MatmulVariant::Simple { lanes } => (self.k_per_split.div_ceil(lanes), 1 + 2 * far),
+            MatmulVariant::Simple { threads_per_output } => {
+                (self.k_per_split.div_ceil(threads_per_output), 1 + 2 * far)
+            }
         };
         let MatmulExtents { m, n, batch, .. } = self.extents;
         let second = match self.split_k {
@@ -311,17 +313,18 @@ impl TilePlan {
             |spec: KernelSpec| kernel_spec! { ..spec; a_order: order(along.a), b_order: order(along.b) };
         match self.variant {
             MatmulVariant::Tiled { tile: t, unroll } => orders(kernel_spec! {
-                ..spec; way: "tiled", high: t.thread_rows, rows: t.rows_per_thread,
+                ..spec; variant: "tiled", thread_rows: t.thread_rows, rows: t.rows_per_thread,
                 cols: t.vec4_cols_per_thread, depth: t.k_depth, unroll,
             }),
             MatmulVariant::Cooperative(t) => orders(kernel_spec! {
-                ..spec; way: "cooperative", rows: t.rows, cols: t.cols, depth: COOPERATIVE_DEPTH,
+                ..spec; variant: "cooperative", rows: t.rows, cols: t.cols, depth: COOPERATIVE_DEPTH,
                 sub_rows: t.subgroup[0], sub_cols: t.subgroup[1],
             }),
-            MatmulVariant::Simple { lanes } => {
+            MatmulVariant::Simple { threads_per_output } => {
                 // Only the access order of the larger operand matters.
                 let along = if self.extents.n >= self.extents.m { along.b } else { along.a };
-                kernel_spec! { ..spec; way: "simple", lanes, order: order(lanes > 1 && along) }
+                let order = order(threads_per_output > 1 && along);
+                kernel_spec! { ..spec; variant: "simple", threads_per_output, order }
             }
         }
     }
@@ -402,8 +405,8 @@ mod tests {
                                 plan.workgroups_per_split * t.height() * t.width()
                             }
                             MatmulVariant::Cooperative(t) => plan.workgroups_per_split * t.rows * t.cols,
-                            MatmulVariant::Simple { lanes } => {
-                                plan.workgroups_per_split * WORKGROUP_SIZE / lanes
+                            MatmulVariant::Simple { threads_per_output } => {
+                                plan.workgroups_per_split * WORKGROUP_SIZE / threads_per_output
                             }
                         };
                         assert!(made >= 3 * m * n && plan.split_k >= 1, "{plan:?}");

@@ -5,7 +5,7 @@
 
 use crate::check;
 use crate::ops::kernel::operation::TensorList;
-use crate::ops::norm::softmax::lanes_per_row;
+use crate::ops::norm::softmax::choose_threads_per_row;
 use crate::ops::norm::{
     apply_weight_bias, channel_dims, check_is_f64, check_running_stats, f64_inputs, normalize_composite,
     prepare_parameter, save_substitutes, update_running_stat, with_parameter_grads,
@@ -36,7 +36,7 @@ struct BatchNormalization {
 
 /// Distribution of a channel's elements over threads and workgroups.
 struct ChannelSplit {
-    lanes: usize,
+    threads_per_row: usize,
     width: usize,
     register_steps: usize,
     splits: usize,
@@ -48,17 +48,18 @@ impl BatchNormalization {
     fn split_channels(&self, hold: bool) -> ChannelSplit {
         let width = if self.run_length.is_multiple_of(VEC4_WIDTH) { VEC4_WIDTH } else { 1 };
         let steps = self.elements_per_channel / width;
-        let lanes = lanes_per_row(steps, self.has_adjacent_channels());
-        let register_steps = if hold { steps.div_ceil(lanes).min(MAX_REGISTER_STEPS) } else { 0 };
+        let threads_per_row = choose_threads_per_row(steps, self.has_adjacent_channels());
+        let register_steps = if hold { steps.div_ceil(threads_per_row).min(MAX_REGISTER_STEPS) } else { 0 };
         let chunk = if hold {
-            lanes * register_steps * width
+            threads_per_row * register_steps * width
         } else {
-            let groups = self.channels.div_ceil(WORKGROUP_SIZE / lanes);
-            let splits = (TARGET_WORKGROUPS / groups).clamp(1, steps.div_ceil(lanes * MAX_REGISTER_STEPS));
-            steps.div_ceil(splits).next_multiple_of(lanes) * width
+            let groups = self.channels.div_ceil(WORKGROUP_SIZE / threads_per_row);
+            let splits =
+                (TARGET_WORKGROUPS / groups).clamp(1, steps.div_ceil(threads_per_row * MAX_REGISTER_STEPS));
+            steps.div_ceil(splits).next_multiple_of(threads_per_row) * width
         };
         let splits = self.elements_per_channel.div_ceil(chunk);
-        ChannelSplit { lanes, width, register_steps, splits, chunk }
+        ChannelSplit { threads_per_row, width, register_steps, splits, chunk }
     }
 
     /// Returns true if neighbours in memory belong to neighbouring channels.
@@ -77,12 +78,13 @@ impl BatchNormalization {
         let partial = empty_workspace(&[parts.splits, 2, self.channels], DType::F32, self.x.device())?;
         let relu = self.fuses_relu && g.is_some();
         let spec = kernel_spec! {
-            ..self.spec(pass, relu, relu); width: parts.width, hold: parts.register_steps,
-            single: self.run_length == 1, lanes: parts.lanes, across: self.has_adjacent_channels(),
+            ..self.spec(pass, relu, relu); width: parts.width, register_steps: parts.register_steps,
+            single: self.run_length == 1, threads_per_row: parts.threads_per_row,
+            across: self.has_adjacent_channels(),
         };
         let tensors = self.kernel_tensors(g, statistics, relu, relu, &[&partial]);
-        let groups = (self.channels * parts.splits).div_ceil(WORKGROUP_SIZE / parts.lanes);
-        let iterations = parts.chunk.div_ceil(parts.lanes * parts.width) + 128;
+        let groups = (self.channels * parts.splits).div_ceil(WORKGROUP_SIZE / parts.threads_per_row);
+        let iterations = parts.chunk.div_ceil(parts.threads_per_row * parts.width) + 128;
         let params = self.params(parts.splits, parts.chunk, 0.0).loop_iterations(iterations);
         launch::launch(&spec, &tensors, params, groups)?;
         drop(tensors);
@@ -101,7 +103,7 @@ impl BatchNormalization {
         let bias = g.is_none() || self.fuses_relu;
         let spec = kernel_spec! {
             ..self.spec(if g.is_some() { "backward" } else { "forward" }, true, bias); width,
-            even: self.run_length.is_multiple_of(VEC4_WIDTH), fixed: sums.is_none(),
+            same_channel: self.run_length.is_multiple_of(VEC4_WIDTH), fixed: sums.is_none(),
         };
         let last = bindings![sums, &out];
         let tensors = self.kernel_tensors(g, Some(statistics), true, bias, &last);
@@ -118,17 +120,20 @@ impl BatchNormalization {
         let plain = running
             .map(|(mean, var)| Ok::<_, Error>((contiguous_zero_offset(mean)?, contiguous_zero_offset(var)?)))
             .transpose()?;
-        let lanes =
-            lanes_per_row(parts.splits, false).min(if parts.splits < 1 << 15 { 32 } else { WORKGROUP_SIZE });
+        let threads_per_row = choose_threads_per_row(parts.splits, false).min(if parts.splits < 1 << 15 {
+            32
+        } else {
+            WORKGROUP_SIZE
+        });
         let (mean, var) = plain.as_ref().map(|(mean, var)| (mean, var)).unzip();
         let spec = kernel_spec! {
             "batch_norm", pass: "finish", mean: launch::dtype_name_of(mean), var: launch::dtype_name_of(var),
-            lanes, quick: false,
+            threads_per_row, f32_division: false,
         };
         let tensors = bindings![&partial, &statistics, mean, var];
         let params = self.params(parts.splits, parts.chunk, momentum);
-        let params = params.loop_iterations(2 * parts.splits.div_ceil(lanes) + 128);
-        launch::launch(&spec, &tensors, params, self.channels.div_ceil(WORKGROUP_SIZE / lanes))?;
+        let params = params.loop_iterations(2 * parts.splits.div_ceil(threads_per_row) + 128);
+        launch::launch(&spec, &tensors, params, self.channels.div_ceil(WORKGROUP_SIZE / threads_per_row))?;
         drop(tensors);
         if let (Some((mean, var)), Some(plain)) = (running, plain) {
             // Non-contiguous running statistics were copied; copy the result back.
@@ -170,7 +175,7 @@ impl BatchNormalization {
             "batch_norm", pass, dtype: launch::dtype_name_of(Some(&self.x)),
             weight: launch::dtype_name_of(self.weight.as_ref().filter(|_| weight)),
             bias: launch::dtype_name_of(self.bias.as_ref().filter(|_| bias)), relu: self.fuses_relu,
-            quick: planes < 1 << 20 && self.x.numel() < 1 << 31,
+            f32_division: planes < 1 << 20 && self.x.numel() < 1 << 31,
         }
     }
 

@@ -98,7 +98,7 @@ impl RowNorm {
         let name = |t: &Option<Tensor>| t.as_ref().map_or("", |t| t.dtype().name());
         kernel_spec! {
             "layer_norm", weight: name(&self.weight), bias: name(&self.bias), rms: self.is_rms,
-            lanes: config.lanes, width: config.width, hold: config.register_steps,
+            threads_per_row: config.threads_per_row, width: config.width, register_steps: config.register_steps,
         }
     }
 
@@ -125,7 +125,7 @@ impl RowNorm {
         let name = |t: Option<&Tensor>| t.map_or("", |t| t.dtype().name());
         let spec = kernel_spec! {
             ..self.spec(config); pass: "forward", x: x.dtype().name(), residual: name(residual), sum: name(sum),
-            result: result.name(), low: "", partial: 0usize,
+            result: result.name(), copy: "", partial: 0usize,
         };
         let tensors = bindings![x, residual, &self.weight, &self.bias, &statistics, sum, &out];
         launch::launch(&spec, &tensors, self.params(0), config.workgroups(self.rows))?;
@@ -170,11 +170,11 @@ impl RowNorm {
             let name = |t: Option<&Tensor>| t.map_or("", |t| t.dtype().name());
             let spec = kernel_spec! {
                 ..self.spec(config); pass: "backward", x: x.dtype().name(), residual: name(residual),
-                g: g.dtype().name(), more: name(more), inplace, result: out.dtype().name(),
-                low: name(low.as_ref()), partial: if sums { sections } else { 0 },
+                g: g.dtype().name(), extra_grad: name(more), inplace, result: out.dtype().name(),
+                copy: name(low.as_ref()), partial: if sums { sections } else { 0 },
             };
             let tensors = bindings![&g, &x, residual, &others[..]];
-            let step = groups * (WORKGROUP_SIZE / config.lanes);
+            let step = groups * (WORKGROUP_SIZE / config.threads_per_row);
             // Each iteration sums over the threads of a row in two steps.
             let params = self.params(step).loop_iterations(33 * self.rows.div_ceil(step) + 64);
             launch::launch(&spec, &tensors, params, groups)?;

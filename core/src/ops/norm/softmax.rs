@@ -69,7 +69,7 @@ impl RowLayout {
 }
 
 /// Returns the number of threads that share a row of `extent` elements.
-pub(crate) fn lanes_per_row(extent: usize, across: bool) -> usize {
+pub(crate) fn choose_threads_per_row(extent: usize, across: bool) -> usize {
     match extent {
         0..=8 => 1,
         9..=64 => 8,
@@ -100,7 +100,7 @@ fn run_softmax(log: bool, input: &Tensor, y: Option<&Tensor>, dim: isize) -> Res
     let rows = RowLayout::new(softmax_op_name(log), input, dim)?;
     let config = rows.row_config(input, if y.is_some() { 8 } else { 16 });
     let dtype = launch::shader_dtype_name(input.dtype(), input.device());
-    let (splits, chunk) = split_reduction(rows.rows, rows.extent, config.lanes, 2);
+    let (splits, chunk) = split_reduction(rows.rows, rows.extent, config.threads_per_row, 2);
     // Rows in registers gain nothing from more workgroups.
     if config.register_steps == 0 && rows.extent >= SPLIT_ROW_MIN && splits > 1 {
         return run_split_rows(&rows, config, (splits, chunk), input, y, log, out);
@@ -108,18 +108,21 @@ fn run_softmax(log: bool, input: &Tensor, y: Option<&Tensor>, dim: isize) -> Res
     let mut key = KernelKey::new("softmax");
     key.push_str(dtype);
     key.push_flags(&[y.is_some(), log, rows.across]);
-    key.push_number(config.lanes as u64 | (config.width as u64) << 16 | (config.register_steps as u64) << 32);
+    key.push_number(
+        config.threads_per_row as u64 | (config.width as u64) << 16 | (config.register_steps as u64) << 32,
+    );
     let spec = || {
         kernel_spec! {
             "softmax", stage: "whole", pass: if y.is_some() { "backward" } else { "forward" }, log, dtype,
-            lanes: config.lanes, across: rows.across, width: config.width, hold: config.register_steps,
+            threads_per_row: config.threads_per_row, across: rows.across, width: config.width,
+            register_steps: config.register_steps,
         }
     };
     // Reads in vectors of four, scalar writes, and the loops of sums over the threads of a row.
     let iterations = if config.register_steps > 0 {
         0
     } else {
-        5 * rows.extent.div_ceil(4 * config.lanes * config.width) + 128
+        5 * rows.extent.div_ceil(4 * config.threads_per_row * config.width) + 128
     };
     let params = rows.params(input, |p| kernel_params! { ..p; splits: 0usize, chunk: 0usize });
     let params = params.loop_iterations(iterations);
@@ -147,14 +150,14 @@ fn run_split_rows(
     let spec = |stage: &'static str, config: RowConfig, across: bool| {
         kernel_spec! {
             "softmax", stage, pass: if backward { "backward" } else { "forward" }, log,
-            dtype: launch::shader_dtype_name(input.dtype(), device), lanes: config.lanes, across,
-            width: config.width, hold: 0usize,
+            dtype: launch::shader_dtype_name(input.dtype(), device), threads_per_row: config.threads_per_row, across,
+            width: config.width, register_steps: 0usize,
         }
     };
     let params = |iterations: usize| {
         rows.params(input, |p| kernel_params! { ..p; splits, chunk }).loop_iterations(iterations + 128)
     };
-    let step = config.lanes * config.width;
+    let step = config.threads_per_row * config.width;
     let partial = scratch(&[splits, if backward { 1 } else { 2 }, rows.rows])?;
     let groups = config.workgroups(rows.rows * splits);
     let reading = chunk.div_ceil(4 * step);
@@ -164,7 +167,7 @@ fn run_split_rows(
         true => partial.sum([0], false)?,
         false => {
             let statistics = scratch(&[2, rows.rows])?;
-            let whole = RowConfig { lanes: WORKGROUP_SIZE, width: 1, register_steps: 0 };
+            let whole = RowConfig { threads_per_row: WORKGROUP_SIZE, width: 1, register_steps: 0 };
             let params = params(2 * splits.div_ceil(WORKGROUP_SIZE));
             launch::launch(&spec("finish", whole, false), &[&partial, &statistics], params, rows.rows)?;
             statistics

@@ -42,14 +42,16 @@ fn split_rows(rows: usize, extent: usize, inner: usize) -> (usize, usize) {
     }
 }
 
-/// Returns the loop iterations of a chunk that `lanes` threads scan and then combine in a tree.
-fn loop_iterations(lanes: usize, chunk: usize) -> usize {
-    chunk.div_ceil(lanes) * if lanes > 1 { lanes.ilog2() as usize + 2 } else { 1 } + 16
+/// Returns the loop iterations of a chunk that `threads_per_row` threads scan and then combine in a tree.
+fn loop_iterations(threads_per_row: usize, chunk: usize) -> usize {
+    chunk.div_ceil(threads_per_row)
+        * if threads_per_row > 1 { threads_per_row.ilog2() as usize + 2 } else { 1 }
+        + 16
 }
 
 /// Returns the number of workgroups for `chunks` of one workgroup or of one thread each.
-fn chunk_workgroups(chunks: usize, lanes: usize) -> usize {
-    if lanes > 1 { chunks } else { chunks.div_ceil(WORKGROUP_SIZE) }
+fn chunk_workgroups(chunks: usize, threads_per_row: usize) -> usize {
+    if threads_per_row > 1 { chunks } else { chunks.div_ceil(WORKGROUP_SIZE) }
 }
 
 /// Splits the results of chunks as [`split_rows`] does.
@@ -90,21 +92,21 @@ impl Scan<'_> {
     /// Scans the totals of chunks, recursively in chunks if there are many.
     fn scan_totals(&self, given: &ChunkTotals, compute: DType, device: &Device) -> Result<ChunkTotals> {
         let &ChunkTotals { rows, chunks: extent, .. } = given;
-        let (lanes, chunk) = split_chunk_totals(rows, extent);
+        let (threads_per_row, chunk) = split_chunk_totals(rows, extent);
         let chunks = extent.div_ceil(chunk);
         let step = |stage: &'static str, before: Option<&ChunkTotals>, to: &ChunkTotals| {
             let spec = kernel_spec! {
                 "scan", source: "", compute: launch::shader_dtype_name(compute, device), out: "", index: "",
-                combine: self.combine, exclusive: false, reverse: false, lanes, stage, level: 1usize,
+                combine: self.combine, exclusive: false, reverse: false, threads_per_row, stage, level: 1usize,
             };
             let params = kernel_params! {
                 rows, extent, inner: 1u32, rank: 0u32, offset: 0u32, stride: 1u32, chunks, chunk,
                 shape: &[] as &[usize], strides: &[] as &[usize],
             }
-            .loop_iterations(loop_iterations(lanes, chunk));
+            .loop_iterations(loop_iterations(threads_per_row, chunk));
             let tensors: SmallVec<[&Tensor; 6]> =
                 [Some(given), before, Some(to)].into_iter().flatten().flat_map(|t| &t.parts).collect();
-            launch::launch(&spec, &tensors, params, chunk_workgroups(rows * chunks, lanes))
+            launch::launch(&spec, &tensors, params, chunk_workgroups(rows * chunks, threads_per_row))
         };
         let out = self.alloc_totals(compute, device, rows, extent)?;
         if chunks == 1 {
@@ -142,20 +144,20 @@ impl Scan<'_> {
         }
         let layout = RowLayout::new(self.op, x, d as isize)?;
         let (rows, extent) = (layout.rows, layout.extent);
-        let (lanes, chunk) = split_rows(rows, extent, layout.inner);
+        let (threads_per_row, chunk) = split_rows(rows, extent, layout.inner);
         let chunks = extent.div_ceil(chunk);
         let name = |t: &Tensor| launch::shader_dtype_name(t.dtype(), x.device());
         let step = |stage: &'static str, before: Option<&ChunkTotals>, to: &[&Tensor]| {
             let spec = kernel_spec! {
                 "scan", source: name(x), compute: launch::shader_dtype_name(compute, x.device()),
                 out: name(&value), index: place.as_ref().map_or("", name), combine: self.combine,
-                exclusive: self.exclusive && stage != "totals", reverse: self.reverse, lanes, stage,
+                exclusive: self.exclusive && stage != "totals", reverse: self.reverse, threads_per_row, stage,
                 level: 0usize,
             };
             let params = layout.params(x, |params| kernel_params! { ..params; chunks, chunk });
-            let params = params.loop_iterations(loop_iterations(lanes, chunk));
+            let params = params.loop_iterations(loop_iterations(threads_per_row, chunk));
             let tensors = bindings![x, self.factor, before.map_or(&[][..], |totals| &totals.parts), to];
-            launch::launch(&spec, &tensors, params, chunk_workgroups(rows * chunks, lanes))
+            launch::launch(&spec, &tensors, params, chunk_workgroups(rows * chunks, threads_per_row))
         };
         let results: SmallVec<[&Tensor; 2]> = std::iter::once(&value).chain(place.as_ref()).collect();
         if chunks == 1 {
@@ -351,14 +353,14 @@ mod tests {
         fn no_thread_takes_more_turns_than_drivers_let_it(rows in 0u32..32, extent in 0u32..32, more in 0usize..1000, inner in 0u32..12) {
             let (rows, mut extent) = (1usize << rows, (1usize << extent) + more);
             prop_assume!(rows * extent < 1 << 33);
-            let (mut lanes, mut chunk) = split_rows(rows, extent, 1 << inner);
+            let (mut threads_per_row, mut chunk) = split_rows(rows, extent, 1 << inner);
             for _level in 0..8 {
                 // Each workgroup-sized block takes one iteration and eight of the inner loop.
-                let turns = if lanes == 1 { chunk } else { chunk.div_ceil(WORKGROUP_SIZE) * 9 };
+                let turns = if threads_per_row == 1 { chunk } else { chunk.div_ceil(WORKGROUP_SIZE) * 9 };
                 prop_assert!(turns + 8 < 65_535 / 2, "{} turns for {} x {}", turns, rows, extent);
                 if chunk >= extent { return Ok(()); }
                 extent = extent.div_ceil(chunk);
-                (lanes, chunk) = split_chunk_totals(rows, extent);
+                (threads_per_row, chunk) = split_chunk_totals(rows, extent);
             }
             prop_assert!(false, "chunks of chunks without an end");
         }

@@ -56,13 +56,13 @@ fn strided_sum(op: &'static str, g: &Tensor, layout: &Layout, start: usize, len:
     launch::check_rank(op, dims.len())?;
     // The kernel resolves the longest stride first. Equal strides keep their order.
     dims.sort_by_key(|&[_, stride, _]| std::cmp::Reverse(stride));
-    let reaches: Dims =
+    let max_offsets: Dims =
         (0..dims.len()).map(|d| dims[d + 1..].iter().map(|&[n, stride, _]| (n - 1) * stride).sum()).collect();
     // Number of indices of a dimension that may map to the same element.
-    let within = |d: usize| dims[d][0].min(reaches[d] / dims[d][1].max(1) + 2);
+    let max_matches = |d: usize| dims[d][0].min(max_offsets[d] / dims[d][1].max(1) + 2);
     let per_thread = if g.dtype().size() == 2 { 4 } else { 1 };
     let (around, _) = (0..dims.len()).fold((0usize, 1usize), |(all, inner), d| {
-        let inner = inner.saturating_mul(within(d));
+        let inner = inner.saturating_mul(max_matches(d));
         (all.saturating_add(inner), inner)
     });
     let iterations = around.saturating_mul(per_thread) + 4;
@@ -85,8 +85,9 @@ fn strided_sum(op: &'static str, g: &Tensor, layout: &Layout, start: usize, len:
         "as_strided_grad", dtype: launch::shader_dtype_name(g.dtype(), g.device()), rank: dims.len(),
     };
     let params = kernel_params! {
-        n: len, after: layout.offset().saturating_sub(start), before: start.saturating_sub(layout.offset()),
-        in_offset: g.layout().offset(), shape: &column(0), strides: &column(1), reach: &reaches,
+        n: len, offset_above: layout.offset().saturating_sub(start),
+        offset_below: start.saturating_sub(layout.offset()), in_offset: g.layout().offset(),
+        shape: &column(0), strides: &column(1), max_offsets: &max_offsets,
         in_strides: &column(2),
     }
     .loop_iterations(iterations);

@@ -57,9 +57,9 @@ fn count_values(line: &Tensor, extent: usize) -> Result<Tensor> {
         return Ok(counts);
     }
     // Each workgroup adds all of its bins at the end, so it counts more values than bins.
-    let near = extent <= MAX_SHARED_BINS;
-    let tile = if near { 16 * WORKGROUP_SIZE.max(extent) } else { 4 * WORKGROUP_SIZE };
-    let spec = kernel_spec! { "bincount", near };
+    let privatized = extent <= MAX_SHARED_BINS;
+    let tile = if privatized { 16 * WORKGROUP_SIZE.max(extent) } else { 4 * WORKGROUP_SIZE };
+    let spec = kernel_spec! { "bincount", privatized };
     let params = kernel_params! {
         n, offset: line.layout().offset(), stride: line.strides().first().copied().unwrap_or(1), extent, tile,
     };
