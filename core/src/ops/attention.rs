@@ -75,9 +75,9 @@ impl AttentionOptions<'_> {
             t.check_same_device(OP, q)?;
         }
         let shapes = [q.shape(), k.shape(), v.shape()];
-        let (least, dims) =
+        let (min_rank, dims) =
             if self.enable_gqa { (3, "three dimensions with `enable_gqa`") } else { (2, "two dimensions") };
-        fail_if!(shapes.iter().any(|shape| shape.len() < least);
+        fail_if!(shapes.iter().any(|shape| shape.len() < min_rank);
             shape(OP, &shapes), "takes q, k and v of at least {dims}");
         if let Some(other) = [k, v].into_iter().find(|t| t.dtype() != q.dtype()) {
             fail!(dtype(OP, other.dtype()), "q is {}; cast one with `to_dtype`", q.dtype());
@@ -93,14 +93,14 @@ impl AttentionOptions<'_> {
                 shape(OP, &shapes), "the heads of k and v are equal, and divide those of q");
         }
         let heads = |t: &Tensor| if t.rank() > 2 { end(t, 3) } else { 1 };
-        let (own, shared) = (heads(q), heads(k));
-        if !self.enable_gqa && own != shared && own.min(shared) != 1 {
-            let advice = if own.is_multiple_of(shared.max(1)) {
+        let (q_heads, shared) = (heads(q), heads(k));
+        if !self.enable_gqa && q_heads != shared && q_heads.min(shared) != 1 {
+            let advice = if q_heads.is_multiple_of(shared.max(1)) {
                 "for each head of k and v to serve several of q, set `enable_gqa`"
             } else {
                 "they are as many, or with `enable_gqa` those of k divide those of q"
             };
-            fail!(shape(OP, &shapes), "q has {own} heads, and k has {shared}; {advice}")
+            fail!(shape(OP, &shapes), "q has {q_heads} heads, and k has {shared}; {advice}")
         }
         fail_if!(self.is_causal && self.attn_mask.is_some();
             argument(OP), "takes a mask or `is_causal`, not both");
@@ -174,8 +174,8 @@ impl Tensor {
         if !wanted {
             return Ok(result);
         }
-        let again = composite_recompute_fn(options, &run);
-        let composed = move |t: &[Tensor]| again(&t[0], &t[1], &t[2], t.get(3))?.reshape(&shape[..]);
+        let recompute = composite_recompute_fn(options, &run);
+        let composed = move |t: &[Tensor]| recompute(&t[0], &t[1], &t[2], t.get(3))?.reshape(&shape[..]);
         attach_backward(result, &[&q, &k, &v], run, composed, move |run, g| {
             let [q, k, v] = &run.inputs;
             let dq = empty_rows_like(q, q.shape()[3])?;
@@ -231,10 +231,10 @@ impl Tensor {
         let wanted = autograd::compute_requires_grad(&[self]);
         let run = AttentionRun::new(inputs, mask, &options, out.transpose(1, 2)?, wanted)?;
         let result = join_heads(&run.out)?;
-        let again = composite_recompute_fn(&options, &run);
+        let recompute = composite_recompute_fn(&options, &run);
         let composed = move |t: &[Tensor]| {
             let [q, k, v] = parts(&t[0])?;
-            join_heads(&again(&q, &k, &v, t.get(1))?)
+            join_heads(&recompute(&q, &k, &v, t.get(1))?)
         };
         attach_backward(result, &[self], run, composed, move |run, g| {
             let g = g.reshape([batch, length, heads, features])?.transpose(1, 2)?;
@@ -368,8 +368,8 @@ impl AttentionDropoutState {
         }
         let kept = Tensor::empty(weights.shape(), DType::F32, weights.device())?;
         let &Self { philox_state: drawn, threshold, keep_scale, .. } = self;
-        let params = move |now: &ReplayCtx| {
-            let (offset, seed) = drawn.offset_and_seed(now);
+        let params = move |replay: &ReplayCtx| {
+            let (offset, seed) = drawn.offset_and_seed(replay);
             kernel_params! { n, keys, threshold, dropout_scale: 1.0f32, offset, seed }
         };
         let spec = KernelSpec::new("attention_dropout_mask");
@@ -571,22 +571,22 @@ impl AttentionRun {
         let Some(drawn) = self.dropout.as_ref().map(|drop| drop.philox_state) else {
             return launch::launch(&spec, &tensors, params, groups);
         };
-        let params = move |now: &ReplayCtx| params.clone().replace_words(words, drawn.to_words(now));
+        let params = move |replay: &ReplayCtx| params.clone().replace_words(words, drawn.to_words(replay));
         launch::launch_dynamic(&spec, &tensors, params, groups)
     }
 }
 
-/// Returns the loop iterations for a tile of columns, including loop ends. See `load`, `products` and
-/// `gather` in `attention.wgsl`.
+/// Returns the loop iterations for a tile of columns, including loop ends. See `load`, `multiply_tiles` and
+/// `accumulate_product` in `attention.wgsl`.
 fn tile_loop_iterations(pass: &str, whole: bool, head: usize, value: usize) -> usize {
-    let fours = |elements: usize| elements.div_ceil(4);
-    let load = |lines: usize, fours: usize| (lines * fours).div_ceil(128) + 1;
-    let product = |depth: usize, kept: bool| match (whole, kept) {
-        (true, true) => fours(depth) + 1,
-        (true, false) => load(TILE_ROWS, fours(depth)) + fours(depth) + 1,
+    let quads = |elements: usize| elements.div_ceil(4);
+    let load = |lines: usize, quads: usize| (lines * quads).div_ceil(128) + 1;
+    let multiply_tiles = |depth: usize, kept: bool| match (whole, kept) {
+        (true, true) => quads(depth) + 1,
+        (true, false) => load(TILE_ROWS, quads(depth)) + quads(depth) + 1,
         (false, _) => depth.div_ceil(16) * (load(32, 4) + load(TILE_ROWS, 4) + 6) + 1,
     };
-    let gather = |depth: usize| {
+    let accumulate_product = |depth: usize| {
         let across = depth.div_ceil(32);
         match (whole, across) {
             (true, _) => 9,
@@ -595,13 +595,13 @@ fn tile_loop_iterations(pass: &str, whole: bool, head: usize, value: usize) -> u
             (false, _) => 4 * (load(across * 8, 8) + 4) + 1,
         }
     };
-    let columns = if whole { load(32, fours(head)) + load(32, fours(value)) } else { 0 };
+    let columns = if whole { load(32, quads(head)) + load(32, quads(value)) } else { 0 };
     let rest = match pass {
-        "forward" => 10 + gather(value),
-        "queries" => product(value, false) + gather(head),
-        _ => product(value, false) + gather(value) + gather(head),
+        "forward" => 10 + accumulate_product(value),
+        "queries" => multiply_tiles(value, false) + accumulate_product(head),
+        _ => multiply_tiles(value, false) + accumulate_product(value) + accumulate_product(head),
     };
-    columns + product(head, whole && pass == "forward") + rest + 1
+    columns + multiply_tiles(head, whole && pass == "forward") + rest + 1
 }
 
 /// Returns true if the device multiplies matrices of this type in matrix units, and supports rows of `head` and

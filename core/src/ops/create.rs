@@ -31,7 +31,7 @@ impl Tensor {
         let around = memory::scope::current().op;
         let name = if around.is_empty() { name } else { around };
         operation!(name);
-        let number = Scalar::Float(value).checked_cast(name, dtype)?;
+        let scalar = Scalar::Float(value).checked_cast(name, dtype)?;
         let out = Self::empty(shape, dtype, device)?;
         if out.numel() == 0 {
             return Ok(out);
@@ -40,8 +40,8 @@ impl Tensor {
             DType::F32 => (value as f32).to_bits(),
             DType::F16 => u32::from(f16::from_f64(value).to_bits()) * 0x1_0001,
             DType::BF16 => u32::from(bf16::from_f64(value).to_bits()) * 0x1_0001,
-            DType::I32 | DType::U32 => number.saturating_cast(dtype) as u32,
-            DType::U8 => number.saturating_cast(dtype) as u32 * 0x0101_0101,
+            DType::I32 | DType::U32 => scalar.saturating_cast(dtype) as u32,
+            DType::U8 => scalar.saturating_cast(dtype) as u32 * 0x0101_0101,
             DType::Bool => u32::from(value != 0.0) * 0x0101_0101,
             DType::F8E4M3 | DType::F8E5M2 => u32::from(float8::from_f32(dtype, value as f32)) * 0x0101_0101,
             // The two words of an element differ, so a single word cannot fill the memory.

@@ -246,13 +246,13 @@ fn attach_gather_grad(
     }
     let (from, to): (Dims, Dims) = (back.shape().into(), g.shape().into());
     let (index, strides): (_, Dims) = (index.clone(), strides.into());
-    let (again, again_strides, known) = (index.clone(), strides.clone(), index.clone());
+    let (forward_index, forward_strides, saved_index) = (index.clone(), strides.clone(), index.clone());
     autograd::linear_differentiable_with(
         op,
         back,
         g,
-        &[&known],
-        move |g| gather_backward(op, g, &from, dim, (&again, &again_strides), skip),
+        &[&saved_index],
+        move |g| gather_backward(op, g, &from, dim, (&forward_index, &forward_strides), skip),
         move |x| gather_or_zero(op, x, &to, dim, (&index, &strides), skip),
     )
 }
@@ -501,12 +501,12 @@ impl Tensor {
         let (index, src_shape): (_, Dims) = (SavedTensor::input(index), src.shape().into());
         Ok(autograd::differentiable(op, out, &[self, src], move |g, wants| {
             let index = index.unpack(wants)?;
-            let own = wants[0].then(|| match how {
+            let self_grad = wants[0].then(|| match how {
                 ScatterOp::Add => Ok(g.clone()),
                 _ => g.scatter_value(d as isize, &index, 0.0),
             });
             // Elements of the source beyond the index's shape were not used.
-            let other = wants[1].then(|| {
+            let src_grad = wants[1].then(|| {
                 let picked = g.gather(d as isize, &index)?;
                 if picked.shape() == &src_shape[..] {
                     return Ok(picked);
@@ -518,7 +518,7 @@ impl Tensor {
                 picked.copy_into(&leading_part(&whole, picked.shape())?)?;
                 Ok(whole)
             });
-            Ok(smallvec![own.transpose()?, other.transpose()?])
+            Ok(smallvec![self_grad.transpose()?, src_grad.transpose()?])
         }))
     }
 
@@ -580,12 +580,12 @@ impl Tensor {
         let index = SavedTensor::input(index);
         Ok(autograd::differentiable("index_add", out, &[self, src], move |g, wants| {
             let index = index.unpack(wants)?;
-            let own = wants[0].then(|| g.clone());
-            let other = wants[1].then(|| {
+            let self_grad = wants[0].then(|| g.clone());
+            let src_grad = wants[1].then(|| {
                 let rows = g.index_select(d as isize, &index)?;
                 if alpha == 1.0 { Ok(rows) } else { rows.mul(alpha) }
             });
-            Ok(smallvec![own, other.transpose()?])
+            Ok(smallvec![self_grad, src_grad.transpose()?])
         }))
     }
 

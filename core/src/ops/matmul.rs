@@ -509,7 +509,7 @@ fn add_matmul(
     let right = a.requires_grad().then(|| SavedTensor::input(b));
     let (shape, dtype): (Dims, _) = (input.shape().into(), input.dtype());
     Ok(autograd::differentiable(op, out, &[input, a, b], move |g, wants| {
-        let own = match (wants[0], beta == 1.0) {
+        let self_grad = match (wants[0], beta == 1.0) {
             (false, _) => None,
             (true, true) => Some(g.sum_to(&shape)?.to_dtype(dtype)?),
             (true, false) => Some(amp::half_to_f32(g)?.mul(beta)?.sum_to(&shape)?.to_dtype(dtype)?),
@@ -522,7 +522,7 @@ fn add_matmul(
         };
         let da = of(&right, 1)?.map(|b| scaled(&g.to_dtype(b.dtype())?, &b)).transpose()?;
         let db = of(&left, 2)?.map(|a| scaled(&a, &g.to_dtype(a.dtype())?)).transpose()?;
-        Ok(smallvec![own, da, db] as InputGrads)
+        Ok(smallvec![self_grad, da, db] as InputGrads)
     }))
 }
 

@@ -192,8 +192,8 @@ impl Normalization {
             None => {
                 let finish = NormStage { threads_per_row: WORKGROUP_SIZE, across: false, width: 1, ..stage };
                 let iterations = 2 * splits.div_ceil(WORKGROUP_SIZE) + 128;
-                let (given, parts) = (Some(statistics), Some(&partial));
-                self.launch_stage("finish", finish, None, given, parts, &out, iterations)?;
+                let (statistics, parts) = (Some(statistics), Some(&partial));
+                self.launch_stage("finish", finish, None, statistics, parts, &out, iterations)?;
                 None
             }
         };
@@ -439,9 +439,9 @@ pub(super) fn check_running_stats(
 }
 
 /// Updates running = (1 - momentum) running + momentum now.
-pub(super) fn update_running_stat(running: &Tensor, now: &Tensor, momentum: f64) -> Result<()> {
+pub(super) fn update_running_stat(running: &Tensor, value: &Tensor, momentum: f64) -> Result<()> {
     let _no_grad = autograd::no_grad();
-    running.copy_(&running.mul(1.0 - momentum)?.add(&now.mul(momentum)?)?)
+    running.copy_(&running.mul(1.0 - momentum)?.add(&value.mul(momentum)?)?)
 }
 
 with_defaults! {

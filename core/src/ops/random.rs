@@ -66,11 +66,11 @@ pub fn representable_range(
     fail_if!(low.abs() > largest || high.abs() > largest; argument(op),
         "{low}..{high} leaves the numbers of {dtype}, which end at {largest:e}; take a type that reaches as far");
     // Avoids -0.
-    let least = 0.0 - round_down_to_dtype(-low, dtype);
-    let most = round_down_to_dtype(if closed { high } else { high.next_down() }, dtype);
-    fail_if!(least > most; argument(op),
+    let min = 0.0 - round_down_to_dtype(-low, dtype);
+    let max = round_down_to_dtype(if closed { high } else { high.next_down() }, dtype);
+    fail_if!(min > max; argument(op),
         "no number of {dtype} lies in {low}..{high}; take a wider range, or a type of more digits");
-    Ok([least, most])
+    Ok([min, max])
 }
 
 /// Returns the bits of an f32 as an integer that has the same order.
@@ -134,8 +134,8 @@ fn fill_random(shape: impl IntoShape, kind: Distribution, dtype: DType, device: 
         if matches!(kind, Distribution::SortKey) { "" } else { launch::shader_dtype_name(dtype, device) };
     let spec = kernel_spec! { "random", dtype: shader, kind: name };
     let numel = out.numel();
-    let params = move |now: &ReplayCtx| {
-        let (offset, seed) = drawn.offset_and_seed(now);
+    let params = move |replay: &ReplayCtx| {
+        let (offset, seed) = drawn.offset_and_seed(replay);
         kernel_params! {
             n: numel, zero: 0u32, scale, shift, offset, seed, low, range, threshold: bound, always,
             min_bits: ordered_bits(bounds[0]), max_bits: ordered_bits(bounds[1]), factor,
@@ -183,12 +183,12 @@ impl Tensor {
         if low == high {
             return unit.mul(0.0)?.add(low);
         }
-        let [least, most] = representable_range("rand", low, high, false, dtype)?;
+        let [min, max] = representable_range("rand", low, high, false, dtype)?;
         let near = match high - low {
             width if width.is_finite() => unit.mul(width)?.add(low)?,
             _ => unit.mul(high / 2.0 - low / 2.0)?.add(low / 2.0)?.mul(2.0)?,
         };
-        near.clamp(least, most)
+        near.clamp(min, max)
     }
 
     /// Samples the normal distribution with mean 0 and standard deviation 1.
@@ -246,12 +246,12 @@ impl Tensor {
         let ends = [i32::try_from(low), i32::try_from(high.saturating_sub(1))];
         fail_if!(low >= high || ends.iter().any(Result::is_err) || u32::try_from(high - low).is_err();
             argument("randint"), "{low}..{high} is no range of 32-bit integers");
-        let most = match dtype {
+        let max_value = match dtype {
             DType::U8 => Some(255),
             DType::Bool => Some(1),
             _ => None,
         };
-        fail_if!(most.is_some_and(|most| low < 0 || high - 1 > most) || (dtype == DType::U32 && low < 0);
+        fail_if!(max_value.is_some_and(|max| low < 0 || high - 1 > max) || (dtype == DType::U32 && low < 0);
             argument("randint"), "{low}..{high} are not all numbers of {dtype}");
         fill_random(shape, Distribution::Integer { low, high }, dtype, device)
     }
@@ -265,7 +265,7 @@ impl Tensor {
         operation!("randperm");
         fail_if!(dtype == DType::Bool; dtype("randperm", dtype), "takes number types");
         // Number of consecutive integers that the type represents.
-        let most: usize = match dtype {
+        let max_count: usize = match dtype {
             DType::U8 => 1 << 8,
             DType::BF16 => (1 << 8) + 1,
             DType::F16 => (1 << 11) + 1,
@@ -273,8 +273,8 @@ impl Tensor {
             DType::I32 => 1 << 31,
             _ => usize::MAX,
         };
-        fail_if!(n > most; argument("randperm"),
-            "{dtype} does not hold all numbers below {n}, only those below {most}; take i64");
+        fail_if!(n > max_count; argument("randperm"),
+            "{dtype} does not hold all numbers below {n}, only those below {max_count}; take i64");
         let keys = {
             let _tag = memory::scope::enter_tag(Tag::Workspace);
             fill_random([n], Distribution::SortKey, DType::I64, device)?
@@ -496,7 +496,7 @@ fn multinomial_cdf(weights: &Tensor, classes: usize) -> Result<Tensor> {
 /// Writes a Philox state to device memory, so that kernels that read it are identical at each replay.
 pub(super) fn write_philox_state(drawn: PhiloxState, device: &Device) -> Result<Tensor> {
     let words = Tensor::empty([4], DType::U32, device)?;
-    let params = move |now: &ReplayCtx| kernel_params! { words: drawn.to_words(now) };
+    let params = move |replay: &ReplayCtx| kernel_params! { words: drawn.to_words(replay) };
     launch::launch_dynamic(&KernelSpec::new("philox_state"), &[&words], params, 1)?;
     Ok(words)
 }
@@ -510,8 +510,8 @@ fn apply_dropout(x: &Tensor, p: f64, drawn: PhiloxState) -> Result<Tensor> {
     let n = x.numel();
     let spec = kernel_spec! { "dropout", dtype: launch::shader_dtype_name(x.dtype(), x.device()) };
     let in_offset = x.layout().offset();
-    let params = move |now: &ReplayCtx| {
-        let (offset, seed) = drawn.offset_and_seed(now);
+    let params = move |replay: &ReplayCtx| {
+        let (offset, seed) = drawn.offset_and_seed(replay);
         let (scale, threshold) = (dropout_keep_scale(p) as f32, bernoulli_threshold(p).0);
         kernel_params! { n, in_offset, scale, threshold, offset, seed }
     };

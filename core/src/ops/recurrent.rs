@@ -274,17 +274,17 @@ impl RecurrentRun {
             let sigmoid = |k: usize| -> Result<Tensor> {
                 Ok(attach_gate_grad(op, &sum(k)?, value(k as isize)?, sigmoid_derivative))
             };
-            let keep = |before: &Tensor, now: Tensor| match &ended {
-                Some(ended) => before.where_(ended, &now),
-                None => Ok(now),
+            let keep = |before: &Tensor, new: Tensor| match &ended {
+                Some(ended) => before.where_(ended, &new),
+                None => Ok(new),
             };
-            let now = match (self.kind, cell.clone()) {
+            let new = match (self.kind, cell.clone()) {
                 (RecurrentKind::Lstm, Some(before)) => {
                     let fresh = attach_gate_grad(op, &sum(2)?, value(2)?, tanh_derivative);
                     let inside = sigmoid(1)?.mul(&before)?.add(&sigmoid(0)?.mul(&fresh)?)?;
-                    let now = sigmoid(3)?.mul(&inside.tanh()?)?;
+                    let new = sigmoid(3)?.mul(&inside.tanh()?)?;
                     cell = Some(keep(&before, inside)?);
-                    now
+                    new
                 }
                 (RecurrentKind::Gru, _) => {
                     let inside = part(&gates, 2)?.add(&sigmoid(0)?.mul(&part(&fed, 2)?)?)?;
@@ -294,7 +294,7 @@ impl RecurrentRun {
                 (RecurrentKind::Relu, _) => attach_gate_grad(op, &sum(0)?, value(0)?, relu_derivative),
                 _ => attach_gate_grad(op, &sum(0)?, value(0)?, tanh_derivative),
             };
-            state = keep(&state, now)?;
+            state = keep(&state, new)?;
             slots[self.state_slot(time)] = state.clone();
             fed_by = state.clone();
         }
@@ -432,8 +432,8 @@ fn run_recurrent(of: &RecurrentOp<'_>) -> Result<RecurrentOutput> {
             saved.extend(run.lengths.as_ref().map(SavedTensor::input));
             saved.push(SavedTensor::output(&states));
             let run = Arc::new(run);
-            let again = run.clone();
-            let composed = move |t: &[Tensor]| again.recompute(t);
+            let composite_run = run.clone();
+            let composed = move |t: &[Tensor]| composite_run.recompute(t);
             autograd::composite_differentiable(op, states, &order, saved, composed, move |g, wants| {
                 run.backward(g, wants)
             })

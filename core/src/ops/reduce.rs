@@ -177,7 +177,7 @@ impl ReduceStage<'_> {
         ReduceConfig::new(numel(&self.kept.0), numel(&self.reduced.0), self.across)
     }
 
-    fn launch(&self, plan: ReduceConfig, value: Option<&Tensor>, place: Option<&Tensor>) -> Result<()> {
+    fn launch(&self, plan: ReduceConfig, value: Option<&Tensor>, indices: Option<&Tensor>) -> Result<()> {
         let across = self.across;
         let device = self.input.device();
         let name = |t: &Tensor| launch::shader_dtype_name(t.dtype(), device);
@@ -185,7 +185,7 @@ impl ReduceStage<'_> {
         for (shape, _) in [&self.kept, &self.reduced] {
             launch::check_rank(self.op.name, shape.len())?;
         }
-        let (out, index) = (value.map_or(compute, name), place.map_or("", name));
+        let (out, index) = (value.map_or(compute, name), indices.map_or("", name));
         let center = self.args.center.map_or("", name);
         let words =
             [name(self.input), compute, out, index, self.op.map, self.op.combine, self.op.post, center];
@@ -212,15 +212,16 @@ impl ReduceStage<'_> {
         };
         // Loop iterations over the reads, over their unmerged dimensions, and to locate the output.
         let reads = plan.chunk.min(extent).div_ceil(plan.threads_per_row);
-        let walks = if flags[2] { 0 } else { reads * self.reduced.0.len() };
-        let params = params.loop_iterations(reads.div_ceil(plan.unroll) + plan.unroll + walks + 16);
-        let tensors = bindings![self.input, self.args.center, self.args.partial_indices, value, place];
+        let offset_iterations = if flags[2] { 0 } else { reads * self.reduced.0.len() };
+        let params =
+            params.loop_iterations(reads.div_ceil(plan.unroll) + plan.unroll + offset_iterations + 16);
+        let tensors = bindings![self.input, self.args.center, self.args.partial_indices, value, indices];
         let groups = (outputs * plan.splits).div_ceil(WORKGROUP_SIZE / plan.threads_per_row);
         launch::launch_by_key(&key, spec, &tensors, params, groups)
     }
 }
 
-/// Runs a reduction of `x` into `value` and `place`, which are contiguous with one element for each output.
+/// Runs a reduction of `x` into `value` and `indices`, which are contiguous with one element for each output.
 fn run_reduction(
     op: &ReduceOp,
     x: &Tensor,
@@ -228,7 +229,7 @@ fn run_reduction(
     compute: DType,
     extra: ReduceArgs<'_>,
     value: Option<&Tensor>,
-    place: Option<&Tensor>,
+    indices: Option<&Tensor>,
 ) -> Result<()> {
     let bytes_only = matches!(compute, DType::Bool | DType::U8);
     let compute = if bytes_only { DType::U32 } else { compute };
@@ -236,7 +237,7 @@ fn run_reduction(
     fail_if!(compute == DType::F64 && !op.math_files.is_empty();
         dtype(op.name, compute), "takes f32, f16 and bf16; cast with `to_dtype`");
     let mut reduced = axes.select_dims(x.layout(), true);
-    if place.is_none() {
+    if indices.is_none() {
         // Values do not depend on the order, so read in memory order. Indices need the order of the shape.
         reduced.sort_by_key(|&(n, s)| (std::cmp::Reverse(s), n));
     }
@@ -258,20 +259,20 @@ fn run_reduction(
     stage.vectorize_inner();
     let first = stage.config();
     if first.splits == 1 {
-        return stage.launch(first, value, place);
+        return stage.launch(first, value, indices);
     }
     let partial = |dtype| empty_workspace(&[first.splits, outputs], dtype, x.device());
     let values = partial(accumulator_dtype(compute))?;
-    let places = place.map(|_| partial(DType::U32)).transpose()?;
+    let part_indices = indices.map(|_| partial(DType::U32)).transpose()?;
     let plain = ReduceOp { post: "acc", ..*op };
-    ReduceStage { op: plain, ..stage }.launch(first, Some(&values), places.as_ref())?;
+    ReduceStage { op: plain, ..stage }.launch(first, Some(&values), part_indices.as_ref())?;
     let mut second = ReduceStage {
         op: ReduceOp { map: "v", ..*op },
         input: &values,
         offset: 0,
         kept: (smallvec![outputs], smallvec![1]),
         reduced: (smallvec![first.splits], smallvec![outputs]),
-        args: ReduceArgs { partial_indices: places.as_ref(), ..extra },
+        args: ReduceArgs { partial_indices: part_indices.as_ref(), ..extra },
         compute,
         width: 1,
         // The parts of a single output are contiguous.
@@ -281,7 +282,7 @@ fn run_reduction(
     // The second stage is short and needs no further split.
     let ReduceConfig { threads_per_row, unroll, .. } = second.config();
     let steps = numel(&second.reduced.0);
-    second.launch(ReduceConfig { threads_per_row, unroll, chunk: steps, splits: 1 }, value, place)
+    second.launch(ReduceConfig { threads_per_row, unroll, chunk: steps, splits: 1 }, value, indices)
 }
 
 /// Returns the accumulator type for partial results.
@@ -371,20 +372,20 @@ pub(super) fn sum_parts(partial: &Tensor) -> Result<SmallVec<[Tensor; 3]>> {
     Ok(outs)
 }
 
-/// Computes the gradient of selecting elements along a dimension: adds `g` at `place` into zeros of `shape`.
+/// Computes the gradient of selecting elements along a dimension: adds `g` at `index` into zeros of `shape`.
 #[track_caller]
 pub(super) fn value_selecting_backward(
     g: &Tensor,
-    place: &Tensor,
+    index: &Tensor,
     shape: &[usize],
     dim: isize,
     keepdim: bool,
 ) -> Result<Tensor> {
     let zeros = Tensor::zeros(shape, g.dtype(), g.device())?;
     if keepdim || shape.is_empty() {
-        return zeros.scatter_add(dim, place, g);
+        return zeros.scatter_add(dim, index, g);
     }
-    zeros.scatter_add(dim, &place.unsqueeze(dim)?, &g.unsqueeze(dim)?)
+    zeros.scatter_add(dim, &index.unsqueeze(dim)?, &g.unsqueeze(dim)?)
 }
 
 /// Returns a contiguous tensor at offset 0 of its storage, for kernels that take no offset.
@@ -584,11 +585,11 @@ impl Tensor {
         keepdim: bool,
         value: Option<&Tensor>,
     ) -> Result<Tensor> {
-        let place = Tensor::empty(axes.result_shape(keepdim), DType::I64, self.device())?;
-        if place.numel() > 0 {
-            run_reduction(op, self, axes, self.dtype(), ReduceArgs::default(), value, Some(&place))?;
+        let indices = Tensor::empty(axes.result_shape(keepdim), DType::I64, self.device())?;
+        if indices.numel() > 0 {
+            run_reduction(op, self, axes, self.dtype(), ReduceArgs::default(), value, Some(&indices))?;
         }
-        Ok(place)
+        Ok(indices)
     }
 
     #[track_caller]
@@ -603,12 +604,12 @@ impl Tensor {
         let axes = ReduceDims::new(name, self.shape(), &[dim])?;
         axes.check_extremes(name, keepdim)?;
         let value = Tensor::empty(axes.result_shape(keepdim), self.dtype(), self.device())?;
-        let place = self.find_extremes(op, &axes, keepdim, Some(&value))?;
-        let at = SavedTensor::input(&place);
+        let indices = self.find_extremes(op, &axes, keepdim, Some(&value))?;
+        let at = SavedTensor::input(&indices);
         let value = autograd::differentiable_unary(name, value, self, move |g, wants| {
             value_selecting_backward(g, &at.unpack(wants)?, &axes.input_shape, dim, keepdim)
         });
-        Ok((value, place))
+        Ok((value, indices))
     }
 
     /// Returns the maximum over one dimension and its index (i64): the first NaN, or else the first of equal

@@ -111,10 +111,10 @@ pub fn stack(tensors: &[impl AsRef<Tensor>], dim: isize) -> Result<Tensor> {
 
 /// Normalizes dimensions, and fails if one is repeated.
 pub(super) fn distinct_dims(op: &'static str, dims: &[isize], rank: usize) -> Result<Dims> {
-    let places = dims.iter().map(|&d| normalize_dim(op, d, rank)).collect::<Result<Dims>>()?;
-    fail_if!(places.iter().enumerate().any(|(k, d)| places[..k].contains(d));
+    let normalized = dims.iter().map(|&d| normalize_dim(op, d, rank)).collect::<Result<Dims>>()?;
+    fail_if!(normalized.iter().enumerate().any(|(k, d)| normalized[..k].contains(d));
         argument(op), "{dims:?} names a dimension twice");
-    Ok(places)
+    Ok(normalized)
 }
 
 /// Number of values that the host holds at a time.
@@ -127,12 +127,12 @@ pub(super) fn from_host_fn(
     count: usize,
     dtype: DType,
     device: &Device,
-    number: impl Fn(usize) -> f64,
+    value_at: impl Fn(usize) -> f64,
 ) -> Result<Tensor> {
     fail_if!(count > MAX_TENSOR_NUMEL;
         argument(op), "{count} values, and a tensor has at most 4,294,967,295 elements");
     let part = |range: std::ops::Range<usize>| {
-        let values: Vec<f64> = range.map(&number).collect();
+        let values: Vec<f64> = range.map(&value_at).collect();
         from_host_values(op, &values, dtype, device)
     };
     if count <= HOST_CHUNK {
@@ -305,9 +305,9 @@ impl Tensor {
         fail_if!(from.len() != to.len();
             argument(OP), "takes as many places as dimensions, got {source:?} and {destination:?}");
         let mut rest = (0..rank).filter(|d| !from.contains(d));
-        let at = |place: usize| to.iter().position(|&t| t == place).map(|k| from[k]);
+        let at = |d: usize| to.iter().position(|&t| t == d).map(|k| from[k]);
         let order: Vec<isize> =
-            (0..rank).filter_map(|place| at(place).or_else(|| rest.next())).map(|d| d as isize).collect();
+            (0..rank).filter_map(|d| at(d).or_else(|| rest.next())).map(|d| d as isize).collect();
         self.permute(&order)
     }
 
@@ -582,11 +582,11 @@ fn pad_constant(x: &Tensor, d: usize, before: isize, after: isize, value: f64) -
         x.detach().narrow(dim, start, kept)?.copy_into(&out.narrow(dim, to, kept)?)?;
     }
     Ok(autograd::differentiable_unary("pad", out, x, move |g, _| {
-        let own = g.narrow(dim, to, kept)?;
+        let inner = g.narrow(dim, to, kept)?;
         if n == kept as isize {
-            return Ok(own);
+            return Ok(inner);
         }
         // Cropped elements have zero gradients.
-        pad_constant(&own, d, start as isize, n - (start + kept) as isize, 0.0)
+        pad_constant(&inner, d, start as isize, n - (start + kept) as isize, 0.0)
     }))
 }

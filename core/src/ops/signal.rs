@@ -112,9 +112,9 @@ impl Tensor {
     ) -> Result<Tensor> {
         const OP: &str = "kaiser_window";
         fail_if!(!(0.0..=700.0).contains(&beta); argument(OP), "takes a beta from 0 to 700, got {beta}");
-        let most = bessel_i0(beta);
+        let normalizer = bessel_i0(beta);
         build_window(OP, n, periodic, (dtype, device), |t| {
-            bessel_i0(beta * (1.0 - (2.0 * t - 1.0).powi(2)).max(0.0).sqrt()) / most
+            bessel_i0(beta * (1.0 - (2.0 * t - 1.0).powi(2)).max(0.0).sqrt()) / normalizer
         })
     }
 

@@ -63,9 +63,9 @@ impl Sorter {
     fn run(self, x: &Tensor, d: usize) -> Result<Tensor> {
         let extent = extent_or_one(x, d);
         let shape = with_extent(x.shape(), d, self.count);
-        let place = Tensor::empty(&shape, DType::I64, x.device())?;
-        if place.numel() == 0 {
-            return Ok(place);
+        let indices = Tensor::empty(&shape, DType::I64, x.device())?;
+        if indices.numel() == 0 {
+            return Ok(indices);
         }
         let wide = x.dtype().size() == 8;
         let tile = Self::tile_size(wide);
@@ -86,8 +86,8 @@ impl Sorter {
             }
         });
         if tiles == 1 {
-            launch::launch(&spec, &[x, &place], params, groups)?;
-            return Ok(place);
+            launch::launch(&spec, &[x, &indices], params, groups)?;
+            return Ok(indices);
         }
         let scratch = || -> Result<(Tensor, Tensor)> {
             let buffer = |dtype| empty_workspace(&[rows * extent], dtype, x.device());
@@ -110,8 +110,8 @@ impl Sorter {
         };
         let spec = kernel_spec! { "sort_select", wide };
         let groups = (rows * self.count).div_ceil(WORKGROUP_SIZE);
-        launch::launch(&spec, &[&from.0, &from.1, &place], params, groups)?;
-        Ok(place)
+        launch::launch(&spec, &[&from.0, &from.1, &indices], params, groups)?;
+        Ok(indices)
     }
 
     /// Returns the length of the sorted prefix that the result depends on.
@@ -139,33 +139,33 @@ impl Sorter {
     #[track_caller]
     fn run_with_values(self, x: &Tensor, d: usize) -> Result<(Tensor, Tensor)> {
         operation!(self.op);
-        let place = self.run(&x.detach(), d)?;
-        let (at, shape, op): (_, Dims, _) = (place.clone(), x.shape().into(), self.op);
-        let again = place.clone();
+        let indices = self.run(&x.detach(), d)?;
+        let (at, shape, op): (_, Dims, _) = (indices.clone(), x.shape().into(), self.op);
+        let forward_indices = indices.clone();
         let forward = move |x: &Tensor| {
-            let value = Tensor::empty(again.shape(), x.dtype(), x.device())?;
+            let value = Tensor::empty(forward_indices.shape(), x.dtype(), x.device())?;
             if value.numel() > 0 {
-                gather_into(op, x, d, &again, again.strides(), &value)?;
+                gather_into(op, x, d, &forward_indices, forward_indices.strides(), &value)?;
             }
             Ok(value)
         };
         let value = forward(&x.detach())?;
-        let value = autograd::linear_differentiable_with(op, value, x, &[&place], forward, move |g| {
+        let value = autograd::linear_differentiable_with(op, value, x, &[&indices], forward, move |g| {
             let whole = Tensor::zeros(&shape, g.dtype(), g.device())?;
             scatter_unique_into(op, &whole, d, &at, g)?;
             Ok(whole)
         });
-        Ok((value, place))
+        Ok((value, indices))
     }
 
     /// Returns one element of each row.
     #[track_caller]
     fn run_single(self, x: &Tensor, d: usize, keepdim: bool) -> Result<(Tensor, Tensor)> {
-        let (value, place) = self.run_with_values(x, d)?;
+        let (value, indices) = self.run_with_values(x, d)?;
         if keepdim || x.rank() == 0 {
-            return Ok((value, place));
+            return Ok((value, indices));
         }
-        Ok((value.squeeze(d as isize)?, place.squeeze(d as isize)?))
+        Ok((value.squeeze(d as isize)?, indices.squeeze(d as isize)?))
     }
 }
 
@@ -382,20 +382,20 @@ impl Tensor {
             Interpolation::Nearest => ranks.round()?,
             Interpolation::Linear | Interpolation::Midpoint => ranks,
         };
-        let places = ranks.detach();
-        let below = sorted.gather(-1, &places.to_dtype(DType::I32)?)?;
+        let positions = ranks.detach();
+        let below = sorted.gather(-1, &positions.to_dtype(DType::I32)?)?;
         let out = match interpolation {
             Interpolation::Linear | Interpolation::Midpoint => {
-                let above = sorted.gather(-1, &places.ceil()?.to_dtype(DType::I32)?)?;
+                let above = sorted.gather(-1, &positions.ceil()?.to_dtype(DType::I32)?)?;
                 if interpolation == Interpolation::Midpoint {
                     below.lerp(&above, 0.5)?
                 } else {
-                    below.lerp(&above, &ranks.sub(&places.floor()?)?.to_dtype(below.dtype())?)?
+                    below.lerp(&above, &ranks.sub(&positions.floor()?)?.to_dtype(below.dtype())?)?
                 }
             }
             _ => below,
         };
-        let out = if may_be_outside { out.masked_fill(&places.isnan()?, f64::NAN)? } else { out };
+        let out = if may_be_outside { out.masked_fill(&positions.isnan()?, f64::NAN)? } else { out };
         let order: Vec<isize> = [last].into_iter().chain(0..last).map(|d| d as isize).collect();
         let mut shape: Dims = if several { smallvec![q.numel()] } else { smallvec![] };
         let extents = self.shape().iter().enumerate();

@@ -86,8 +86,8 @@ impl Tensor {
         let (cos, sin) = (cos.detach().contiguous()?, sin.detach().contiguous()?);
         let tables = Arc::new(RotaryTables { cos: cos.clone(), sin: sin.clone(), interleaved });
         let out = tables.rotate_pairs(&self.detach(), 1.0)?;
-        let again = tables.clone();
-        let forward = move |x: &Tensor| again.rotate_pairs(x, 1.0);
+        let forward_tables = tables.clone();
+        let forward = move |x: &Tensor| forward_tables.rotate_pairs(x, 1.0);
         let transpose = move |g: &Tensor| tables.rotate_pairs(g, -1.0);
         Ok(autograd::linear_differentiable_with(OP, out, self, &[&cos, &sin], forward, transpose))
     }

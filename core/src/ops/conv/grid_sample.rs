@@ -48,31 +48,31 @@ fn unnormalize_coordinate(grid: &Tensor, size: usize, align_corners: bool) -> Re
 
 /// Maps a coordinate into a dimension of `size`; with zero padding, returns the coordinate unchanged.
 fn apply_padding_mode(
-    place: &Tensor,
+    coordinate: &Tensor,
     size: usize,
     padding: GridPadding,
     align_corners: bool,
 ) -> Result<Tensor> {
     let (n, last) = (size as f64, size as f64 - 1.0);
-    let place = match padding {
-        GridPadding::Zeros => return Ok(place.clone()),
-        GridPadding::Border => place.clone(),
+    let coordinate = match padding {
+        GridPadding::Zeros => return Ok(coordinate.clone()),
+        GridPadding::Border => coordinate.clone(),
         GridPadding::Reflection => {
             // Reflect between the centres of the outer elements, or between their outer edges.
             let (low, span) = if align_corners { (0.0, last) } else { (-0.5, n) };
             if span == 0.0 {
-                return place.mul(0.0);
+                return coordinate.mul(0.0);
             }
-            let away = place.sub(low)?.abs()?;
-            let periods = away.detach().mul(1.0 / span)?.floor()?;
-            let rest = away.sub(&periods.mul(span)?)?;
+            let distance = coordinate.sub(low)?.abs()?;
+            let periods = distance.detach().mul(1.0 / span)?.floor()?;
+            let rest = distance.sub(&periods.mul(span)?)?;
             let odd = periods.remainder(2.0)?.ne(0.0)?;
             rest.neg()?.add(span)?.where_(&odd, &rest)?.add(low)?
         }
     };
     // The gradient is zero where the coordinate was clamped.
-    let outside = place.detach().le(0.0)?.logical_or(&place.detach().ge(last)?)?;
-    place.detach().clamp(0.0, last)?.where_(&outside, &place)
+    let outside = coordinate.detach().le(0.0)?.logical_or(&coordinate.detach().ge(last)?)?;
+    coordinate.detach().clamp(0.0, last)?.where_(&outside, &coordinate)
 }
 
 /// Returns the weights of four neighbours at distance `t` after the second (Keys, 1981, with a = -0.75).
@@ -85,10 +85,15 @@ fn cubic_weights(t: &Tensor) -> Result<[Tensor; 4]> {
 
 /// Gathers elements of `x` \[batch, channels, numel\] at integer coordinates, one tensor for each dimension.
 /// The elements are multiplied by the weights and are zero outside of the input.
-fn sample_corner(x: &Tensor, places: &[Tensor], sizes: &[usize], weight: Option<Tensor>) -> Result<Tensor> {
+fn sample_corner(
+    x: &Tensor,
+    coordinates: &[Tensor],
+    sizes: &[usize],
+    weight: Option<Tensor>,
+) -> Result<Tensor> {
     // Linear index of the element, and true if it is inside of the input.
     let mut corner: Option<(Tensor, Tensor)> = None;
-    for (at, &size) in places.iter().zip(sizes) {
+    for (at, &size) in coordinates.iter().zip(sizes) {
         let here = at.ge(0.0)?.logical_and(&at.le(size as f64 - 1.0)?)?;
         let at =
             at.clamp(0.0, size as f64 - 1.0)?.masked_fill(&here.logical_not()?, 0.0)?.to_dtype(DType::I32)?;
@@ -160,13 +165,13 @@ impl Tensor {
         let wide = if grid.dtype() == DType::F64 { grid.clone() } else { grid.to_dtype(DType::F32)? };
         // The last coordinate of the grid is the first dimension.
         let pad_coordinate = |at: &Tensor, d: usize| apply_padding_mode(at, sizes[d], padding, align_corners);
-        let places = (0..n).map(|d| {
-            let place =
+        let coordinates = (0..n).map(|d| {
+            let coordinate =
                 unnormalize_coordinate(&wide.select(-1, (n - 1 - d) as isize)?, sizes[d], align_corners)?;
             // Bicubic sampling clamps the coordinates of the four neighbours instead.
-            if mode == GridMode::Bicubic { Ok(place) } else { pad_coordinate(&place, d) }
+            if mode == GridMode::Bicubic { Ok(coordinate) } else { pad_coordinate(&coordinate, d) }
         });
-        let places = places.collect::<Result<Vec<_>>>()?;
+        let coordinates = coordinates.collect::<Result<Vec<_>>>()?;
         // Sum 16-bit floats in f32, and round once.
         let narrow = self.dtype().size() == 2;
         let x = if narrow { self.to_dtype(DType::F32)? } else { self.clone() }.flatten(2, -1)?;
@@ -174,12 +179,12 @@ impl Tensor {
         let blend = |axes: Vec<Vec<(Tensor, Tensor)>>| -> Result<Tensor> {
             let count: usize = axes.iter().map(Vec::len).product();
             let corner = |mut choice: usize| {
-                let chosen = axes.iter().map(|axis| {
+                let corner_pairs = axes.iter().map(|axis| {
                     let pair = axis[choice % axis.len()].clone();
                     choice /= axis.len();
                     pair
                 });
-                let (at, weights): (Vec<_>, Vec<_>) = chosen.unzip();
+                let (at, weights): (Vec<_>, Vec<_>) = corner_pairs.unzip();
                 let weight = weights.into_iter().map(Ok).reduce(|a, b| a?.mul(&b?)).transpose()?;
                 sample_corner(&x, &at, sizes, weight)
             };
@@ -198,10 +203,10 @@ impl Tensor {
             weights.map(|(k, weight)| Ok((pad_coordinate(&low.add(k as f64 - 1.0)?, d)?, weight))).collect()
         };
         let out = if mode == GridMode::Nearest {
-            let nearest = places.iter().map(|at| at.detach().round()).collect::<Result<Vec<_>>>()?;
+            let nearest = coordinates.iter().map(|at| at.detach().round()).collect::<Result<Vec<_>>>()?;
             sample_corner(&x, &nearest, sizes, None)?
         } else {
-            blend(places.iter().enumerate().map(neighbours).collect::<Result<_>>()?)?
+            blend(coordinates.iter().enumerate().map(neighbours).collect::<Result<_>>()?)?
         };
         out.to_dtype(self.dtype())?.reshape(&[&self.shape()[..2], &grid.shape()[1..=n]].concat()[..])
     }

@@ -103,11 +103,11 @@ impl Im2colPlan {
 
     /// Returns the number of rows of a group, padded with zero rows to whole vectors.
     fn padded_rows_per_group(&self, dtype: DType, merges_images: bool) -> usize {
-        let taken = self.rows_per_group();
+        let unpadded_rows = self.rows_per_group();
         if self.is_identity() || (merges_images && spatial_numel(&self.kernel) == 1) {
-            return taken;
+            return unpadded_rows;
         }
-        taken.next_multiple_of(VECTOR_BYTES / dtype.size())
+        unpadded_rows.next_multiple_of(VECTOR_BYTES / dtype.size())
     }
 
     /// Splits the batch into chunks within the memory limit.
@@ -117,19 +117,19 @@ impl Im2colPlan {
         dtype: DType,
         merges_images: bool,
     ) -> impl Iterator<Item = ImageChunk> + use<> {
-        let (most, images) = (images.device().im2col_max_bytes() as usize, images.shape()[0]);
+        let (max_bytes, images) = (images.device().im2col_max_bytes() as usize, images.shape()[0]);
         let bytes = self.groups
             * self.padded_rows_per_group(dtype, merges_images)
             * self.output_positions()
             * dtype.size();
-        let most = if self.is_identity() && !merges_images { images } else { most / bytes.max(1) };
+        let max_images = if self.is_identity() && !merges_images { images } else { max_bytes / bytes.max(1) };
         // Each chunk begins at a vector boundary of the images.
         let image = self.groups * self.channels * spatial_numel(&self.input_extents);
         let unit = if image.is_multiple_of(VECTOR_BYTES) { 1 } else { VECTOR_BYTES };
-        let most = (most / unit * unit).max(unit);
-        (0..images.div_ceil(most)).map(move |k| ImageChunk {
-            first_image: k * most,
-            images: most.min(images - k * most),
+        let max_images = (max_images / unit * unit).max(unit);
+        (0..images.div_ceil(max_images)).map(move |k| ImageChunk {
+            first_image: k * max_images,
+            images: max_images.min(images - k * max_images),
             merges_images,
         })
     }
@@ -182,7 +182,7 @@ impl ConvGeometry {
     pub(crate) fn uses_im2col(&self, x: &Tensor) -> bool {
         let taps = spatial_numel(&self.kernel);
         let rows = |channels: usize| channels / self.groups * taps;
-        let most = (rows(self.x_channels) + VECTOR_BYTES) * self.groups * spatial_numel(&self.y_extents);
+        let max_numel = (rows(self.x_channels) + VECTOR_BYTES) * self.groups * spatial_numel(&self.y_extents);
         let mirrored = (rows(self.y_channels) + VECTOR_BYTES) * self.groups * spatial_numel(&self.x_extents);
         // A chunk of unaligned images holds at least as many as reach the next vector boundary.
         let aligned =
@@ -194,7 +194,8 @@ impl ConvGeometry {
             && rows(self.x_channels) >= MIN_GROUP_ROWS
             && self.batch * self.x_channels * spatial_numel(&self.x_extents) * spatial_numel(&self.y_extents)
                 > 0
-            && most.max(if self.has_unit_stride() { mirrored } else { 0 }).saturating_mul(merged) < 1 << 31
+            && max_numel.max(if self.has_unit_stride() { mirrored } else { 0 }).saturating_mul(merged)
+                < 1 << 31
             && x.device().im2col_max_bytes() > 0
     }
 
@@ -213,8 +214,8 @@ impl ConvGeometry {
 
     /// Returns the weights as \[groups, y channels, x channels · taps\].
     fn weight_rows(&self, w: &Tensor) -> Result<Tensor> {
-        let taken = self.x_channels / self.groups * spatial_numel(&self.kernel);
-        w.reshape([self.groups, self.y_channels / self.groups, taken])
+        let unpadded_rows = self.x_channels / self.groups * spatial_numel(&self.kernel);
+        w.reshape([self.groups, self.y_channels / self.groups, unpadded_rows])
     }
 
     /// Swaps the channel dimensions of weights \[groups, y channels, x channels, taps\] or of their gradient.

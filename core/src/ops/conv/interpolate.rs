@@ -118,9 +118,9 @@ impl ResampleSpan {
         let at = |k: usize| (first + k as isize).clamp(0, extent as isize - 1) as usize;
         let mut span = Self { first: at(0), weights: SmallVec::new() };
         for (k, &weight) in weights.iter().enumerate() {
-            let place = at(k) - span.first;
-            span.weights.resize(span.weights.len().max(place + 1), 0.0);
-            span.weights[place] += weight;
+            let index = at(k) - span.first;
+            span.weights.resize(span.weights.len().max(index + 1), 0.0);
+            span.weights[index] += weight;
         }
         span
     }
@@ -191,16 +191,16 @@ impl ResampleAxis {
             _ if options.antialias => self.antialias_span(o, options),
             Linear | Bilinear | Trilinear if self.input_size == self.output_size => one(o),
             Linear | Bilinear | Trilinear => {
-                let place = self.source_index(o, self.compute_scale(align), align).max(0.0);
-                let first = (place.floor() as usize).min(self.input_size - 1);
-                let t = self.round_to_precision(place - first as f64).clamp(0.0, 1.0);
+                let source = self.source_index(o, self.compute_scale(align), align).max(0.0);
+                let first = (source.floor() as usize).min(self.input_size - 1);
+                let t = self.round_to_precision(source - first as f64).clamp(0.0, 1.0);
                 let weights = [self.round_to_precision(1.0 - t), t];
                 ResampleSpan::from_clamped(first as isize, &weights, self.input_size)
             }
             Bicubic => {
-                let place = self.source_index(o, self.compute_scale(align), align);
-                let first = place.floor().min(self.input_size as f64 - 1.0);
-                let t = self.round_to_precision(place - first).clamp(0.0, 1.0);
+                let source = self.source_index(o, self.compute_scale(align), align);
+                let first = source.floor().min(self.input_size as f64 - 1.0);
+                let t = self.round_to_precision(source - first).clamp(0.0, 1.0);
                 let weights = [1.0 + t, t, 1.0 - t, 2.0 - t]
                     .map(|x| self.round_to_precision(cubic_convolution(x, -0.75)));
                 ResampleSpan::from_clamped(first as isize - 1, &weights, self.input_size)
@@ -362,8 +362,11 @@ fn resample_bytes(x: &Tensor, axes: &[Vec<ResampleSpan>]) -> Result<Tensor> {
 
 /// Rounds weights to integers below 2¹⁵ over the largest power of two that allows this.
 fn quantize_weights_to_16_bits(spans: &[ResampleSpan]) -> Vec<ResampleSpan> {
-    let most = spans.iter().flat_map(|span| &span.weights).fold(0.0, |most: f64, &weight| most.max(weight));
-    let bits = (0..22).find(|&bits| 0.5 + most * f64::from(2 << bits) >= 32768.0).unwrap_or(22);
+    let max_weight = spans
+        .iter()
+        .flat_map(|span| &span.weights)
+        .fold(0.0, |max_weight: f64, &weight| max_weight.max(weight));
+    let bits = (0..22).find(|&bits| 0.5 + max_weight * f64::from(2 << bits) >= 32768.0).unwrap_or(22);
     let one = f64::from(1 << bits);
     let round = |weight: &f64| (weight * one).round() / one;
     let quantize =
@@ -456,8 +459,8 @@ impl Tensor {
         }
         let out = resample(self, &axes, !nearest)?;
         let axes = Arc::new(axes);
-        let again = axes.clone();
-        let forward = move |x: &Tensor| resample(x, &again, !nearest);
+        let forward_axes = axes.clone();
+        let forward = move |x: &Tensor| resample(x, &forward_axes, !nearest);
         Ok(autograd::linear_differentiable(OP, out, self, forward, move |g| {
             let back: Vec<_> = axes.iter().zip(&from).map(|(axis, &n)| transpose_spans(axis, n)).collect();
             resample(g, &back, true)
@@ -489,8 +492,8 @@ mod tests {
                         assert!((total - 1.0).abs() < 1e-6 && span.first + span.weights.len() <= from);
                     }
                     let back = transpose_spans(&spans, from);
-                    let again = transpose_spans(&back, to);
-                    assert!(again.iter().zip(&spans).all(|(a, b)| {
+                    let twice_transposed = transpose_spans(&back, to);
+                    assert!(twice_transposed.iter().zip(&spans).all(|(a, b)| {
                         let weight = |s: &ResampleSpan, i: usize| {
                             s.weights.get(i.wrapping_sub(s.first)).copied().unwrap_or(0.0)
                         };

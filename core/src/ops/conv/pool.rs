@@ -77,7 +77,7 @@ impl<const N: usize> PoolOptions<N> {
             return None;
         }
         let mut empty = false;
-        let mut places = vec![0];
+        let mut indices = vec![0];
         for axis in 0..N {
             let (k, s, p, d) =
                 (self.kernel[axis], self.stride[axis], self.padding[axis], self.dilation[axis]);
@@ -89,12 +89,12 @@ impl<const N: usize> PoolOptions<N> {
                     first
                 })
                 .collect();
-            places = places
+            indices = indices
                 .iter()
-                .flat_map(|place| firsts.iter().map(move |at| place * extents[axis] + at))
+                .flat_map(|index| firsts.iter().map(move |at| index * extents[axis] + at))
                 .collect();
         }
-        empty.then(|| places.into_iter().map(|place| i32::try_from(place).unwrap_or(i32::MAX)).collect())
+        empty.then(|| indices.into_iter().map(|index| i32::try_from(index).unwrap_or(i32::MAX)).collect())
     }
 
     fn output_extent(&self, op: &'static str, axis: usize, extent: usize) -> Result<usize> {
@@ -156,11 +156,11 @@ impl PoolPlan {
             fail!(shape(op, [x]), "takes [N, C, H, W] or [C, H, W]")
         };
         // Averages of integers round towards zero, as in PyTorch. Adaptive pooling takes floats only there.
-        let taken = match kind {
+        let is_supported = match kind {
             PoolKind::Max | PoolKind::Avg => x.dtype() != DType::Bool,
             PoolKind::AdaptiveMax | PoolKind::AdaptiveAvg => x.dtype().is_float(),
         };
-        if !taken {
+        if !is_supported {
             let expected = if kind.is_adaptive() { "floats" } else { "integers and floats" };
             fail!(dtype(op, x.dtype()), "takes {expected}; cast with `to_dtype`")
         }
@@ -213,7 +213,7 @@ impl PoolPlan {
         pass: &'static str,
         from: &Tensor,
         to: &Tensor,
-        places: Option<&Tensor>,
+        indices: Option<&Tensor>,
     ) -> Result<()> {
         let forward = pass == "forward";
         let [rows, cols] = self.max_contributors(forward);
@@ -226,14 +226,14 @@ impl PoolPlan {
         if steps * each <= WORKGROUP_WINDOW_MIN {
             let (params, groups) = (self.stage_params(n, 1, 0), n.div_ceil(per_thread * WORKGROUP_SIZE));
             let params = params.loop_iterations(per_thread * (steps * each + rows * each + fixed));
-            return self.launch_stage(pass, "each", large, from, to, places, None, params, groups);
+            return self.launch_stage(pass, "each", large, from, to, indices, None, params, groups);
         }
         let (splits, chunk) = split_reduction(n, steps, WORKGROUP_SIZE, each);
         let params = self
             .stage_params(n, splits, chunk)
             .loop_iterations(chunk.div_ceil(WORKGROUP_SIZE) * each + fixed);
         if splits == 1 {
-            return self.launch_stage(pass, "whole", large, from, to, places, None, params, n);
+            return self.launch_stage(pass, "whole", large, from, to, indices, None, params, n);
         }
         let kept = match to.dtype() {
             DType::F16 | DType::BF16 => DType::F32,
@@ -242,12 +242,12 @@ impl PoolPlan {
         };
         let part = |dtype| empty_workspace(&[splits, n], dtype, to.device());
         let parts = part(kept)?;
-        let part_places = (forward && self.kind.is_max()).then(|| part(DType::I32)).transpose()?;
-        let of_parts = part_places.as_ref().or(places);
-        self.launch_stage(pass, "parts", large, from, &parts, of_parts, None, params, n * splits)?;
+        let part_indices = (forward && self.kind.is_max()).then(|| part(DType::I32)).transpose()?;
+        let stage_indices = part_indices.as_ref().or(indices);
+        self.launch_stage(pass, "parts", large, from, &parts, stage_indices, None, params, n * splits)?;
         let params = self.stage_params(n, splits, 0).loop_iterations(splits.div_ceil(WORKGROUP_SIZE) + fixed);
-        let places = places.filter(|_| forward);
-        self.launch_stage(pass, "join", large, &parts, to, places, part_places.as_ref(), params, n)
+        let indices = indices.filter(|_| forward);
+        self.launch_stage(pass, "join", large, &parts, to, indices, part_indices.as_ref(), params, n)
     }
 
     fn stage_params(&self, n: usize, splits: usize, chunk: usize) -> KernelParams {
@@ -271,8 +271,8 @@ impl PoolPlan {
         large: bool,
         from: &Tensor,
         to: &Tensor,
-        places: Option<&Tensor>,
-        part_places: Option<&Tensor>,
+        indices: Option<&Tensor>,
+        part_indices: Option<&Tensor>,
         params: KernelParams,
         groups: usize,
     ) -> Result<()> {
@@ -283,7 +283,7 @@ impl PoolPlan {
             kind: if self.kind.is_max() { "max" } else { "avg" }, adaptive: self.kind.is_adaptive(), large,
             pass, stage,
         };
-        launch::launch(&spec, &bindings![from, to, places, part_places], params, groups)
+        launch::launch(&spec, &bindings![from, to, indices, part_indices], params, groups)
     }
 
     /// Returns the result, and the indices of maxima.
@@ -294,25 +294,25 @@ impl PoolPlan {
         let input = contiguous_zero_offset(&x.detach())?;
         let result = |dtype| Tensor::empty(&self.output_shape, dtype, x.device());
         let out = result(x.dtype())?;
-        let places = self.kind.is_max().then(|| result(DType::I32)).transpose()?;
-        self.launch_pass("forward", &input, &out, places.as_ref())?;
-        let kept = places.clone();
+        let indices = self.kind.is_max().then(|| result(DType::I32)).transpose()?;
+        self.launch_pass("forward", &input, &out, indices.as_ref())?;
+        let kept = indices.clone();
         let (op, plan) = (self.op, self.clone());
-        let places_again = places.clone();
+        let forward_indices = indices.clone();
         let gaps = self.kind.is_max() && self.empty_window_indices().is_some();
         // The argmax is fixed after the forward pass, so the selection is linear.
         let forward = move |x: &Tensor| {
             let x = contiguous_zero_offset(x)?;
-            if let Some(places) = &places_again {
+            if let Some(indices) = &forward_indices {
                 let planes: usize = plan.output_shape[..plan.output_shape.len() - 2].iter().product();
                 let lines = x.reshape([planes, x.numel() / planes.max(1)])?;
-                let places = places.reshape([planes, places.numel() / planes.max(1)])?;
+                let indices = indices.reshape([planes, indices.numel() / planes.max(1)])?;
                 if !gaps {
-                    return lines.gather(1, &places)?.reshape(&plan.output_shape[..]);
+                    return lines.gather(1, &indices)?.reshape(&plan.output_shape[..]);
                 }
                 // A window without elements gets no gradient.
-                let taken = lines.gather(1, &places.clamp_min(0)?)?;
-                return taken.masked_fill(&places.lt(0)?, 0.0)?.reshape(&plan.output_shape[..]);
+                let selected = lines.gather(1, &indices.clamp_min(0)?)?;
+                return selected.masked_fill(&indices.lt(0)?, 0.0)?.reshape(&plan.output_shape[..]);
             }
             let out = Tensor::empty(&plan.output_shape, x.dtype(), x.device())?;
             plan.launch_pass("forward", &x, &out, None)?;
@@ -324,29 +324,29 @@ impl PoolPlan {
             self.launch_pass("backward", &g, &grad, kept.as_ref())?;
             Ok(grad)
         });
-        Ok((out, places))
+        Ok((out, indices))
     }
 
     /// Returns the result and the i32 index of each maximum in its plane; -1 for a window without elements.
     #[track_caller]
     fn run_with_i32_indices(self, x: &Tensor) -> Result<(Tensor, Tensor)> {
         let op = self.op;
-        let (out, places) = self.run(x)?;
+        let (out, indices) = self.run(x)?;
         // invariant: a maximum has indices
-        let places = places.ok_or_else(|| Error::argument(op, "no places were kept"))?;
-        Ok((out, places))
+        let indices = indices.ok_or_else(|| Error::argument(op, "no indices were kept"))?;
+        Ok((out, indices))
     }
 
     /// Returns the result and the i64 index of each maximum in its plane.
     #[track_caller]
     fn run_with_indices(self, x: &Tensor) -> Result<(Tensor, Tensor)> {
         let of_empty = self.empty_window_indices();
-        let (out, places) = self.run_with_i32_indices(x)?;
-        let Some(of_empty) = of_empty else { return Ok((out, places.to_dtype(DType::I64)?)) };
+        let (out, indices) = self.run_with_i32_indices(x)?;
+        let Some(of_empty) = of_empty else { return Ok((out, indices.to_dtype(DType::I64)?)) };
         let rank = out.rank();
         let of_empty = Tensor::create_constant(&of_empty, &out.shape()[rank - 2..], out.device())?;
-        let places = of_empty.broadcast_to(places.shape())?.where_(&places.lt(0)?, &places)?;
-        Ok((out, places.to_dtype(DType::I64)?))
+        let indices = of_empty.broadcast_to(indices.shape())?.where_(&indices.lt(0)?, &indices)?;
+        Ok((out, indices.to_dtype(DType::I64)?))
     }
 }
 
@@ -428,7 +428,7 @@ impl Tensor {
     /// Returns [`adaptive_max_pool1d`](Self::adaptive_max_pool1d) and each maximum's i64 index in its signal.
     #[track_caller]
     pub fn adaptive_max_pool1d_with_indices(&self, output: usize) -> Result<(Tensor, Tensor)> {
-        let (out, places) = self.unsqueeze(-2)?.adaptive_max_pool2d_with_indices([1, output])?;
-        Ok((out.squeeze(-2)?, places.squeeze(-2)?))
+        let (out, indices) = self.unsqueeze(-2)?.adaptive_max_pool2d_with_indices([1, output])?;
+        Ok((out.squeeze(-2)?, indices.squeeze(-2)?))
     }
 }

@@ -47,9 +47,9 @@ impl Tensor {
     /// Returns [`max_pool1d`](Self::max_pool1d) and the i64 index of each maximum in its signal.
     #[track_caller]
     pub fn max_pool1d_with_indices(&self, window: Pool1dOptions) -> Result<(Tensor, Tensor)> {
-        let (out, places) =
+        let (out, indices) =
             self.unsqueeze(-2)?.max_pool2d_with_indices(window.restrict_to_axes(SIGNAL_AXES))?;
-        Ok((out.squeeze(-2)?, places.squeeze(-2)?))
+        Ok((out.squeeze(-2)?, indices.squeeze(-2)?))
     }
 
     /// Returns the average of each window of signals \[batch, channels, length\], or without the batch.
@@ -76,14 +76,14 @@ impl Tensor {
         const OP: &str = "max_pool3d_with_indices";
         let mut in_image = None;
         let images = |x: &Tensor| {
-            let (out, places) = max_pool2d_with_i32_indices(x, window.restrict_to_axes(IMAGE_AXES))?;
-            in_image = Some(places);
+            let (out, indices) = max_pool2d_with_i32_indices(x, window.restrict_to_axes(IMAGE_AXES))?;
+            in_image = Some(indices);
             Ok(out)
         };
         let mut in_depth = None;
         let depth = |x: &Tensor| {
-            let (out, places) = max_pool2d_with_i32_indices(x, window.restrict_to_axes(DEPTH_AXES))?;
-            in_depth = Some(places);
+            let (out, indices) = max_pool2d_with_i32_indices(x, window.restrict_to_axes(DEPTH_AXES))?;
+            in_depth = Some(indices);
             Ok(out)
         };
         let out = pool_volume(OP, self, images, depth)?;
@@ -95,22 +95,22 @@ impl Tensor {
             shape(OP, [self]), "takes volumes of fewer than 2³¹ elements");
         // The index among all columns of the pooled images gives the depth and the index's position.
         let columns = in_depth.shape()[2] as i64;
-        let places: usize = in_image.shape().iter().product::<usize>() / in_depth.shape()[0].max(1);
-        let in_image = in_image.reshape([in_depth.shape()[0], places])?;
+        let positions: usize = in_image.shape().iter().product::<usize>() / in_depth.shape()[0].max(1);
+        let in_image = in_image.reshape([in_depth.shape()[0], positions])?;
         let extents = [0, 1, 2].map(|d| self.shape()[self.rank() - 3 + d]);
         let outs = [0, 1, 2].map(|d| out.shape()[out.rank() - 3 + d]);
         let of_empty = window.empty_window_indices(extents, outs);
-        let chosen = if of_empty.is_some() { in_depth.clamp_min(0)? } else { in_depth.clone() };
-        let in_image = in_image.gather(1, &chosen.flatten(1, -1)?)?.reshape(in_depth.shape())?;
-        let mut place =
-            chosen.floor_divide(columns)?.mul(area as i64)?.add(&in_image)?.reshape(out.shape())?;
+        let plane = if of_empty.is_some() { in_depth.clamp_min(0)? } else { in_depth.clone() };
+        let in_image = in_image.gather(1, &plane.flatten(1, -1)?)?.reshape(in_depth.shape())?;
+        let mut index =
+            plane.floor_divide(columns)?.mul(area as i64)?.add(&in_image)?.reshape(out.shape())?;
         if let Some(of_empty) = of_empty {
             let of_empty =
-                Tensor::create_constant(&of_empty, &outs, out.device())?.broadcast_to(place.shape())?;
-            let none = in_depth.lt(0)?.logical_or(&in_image.lt(0)?)?.reshape(place.shape())?;
-            place = of_empty.where_(&none, &place)?;
+                Tensor::create_constant(&of_empty, &outs, out.device())?.broadcast_to(index.shape())?;
+            let none = in_depth.lt(0)?.logical_or(&in_image.lt(0)?)?.reshape(index.shape())?;
+            index = of_empty.where_(&none, &index)?;
         }
-        Ok((out, place.to_dtype(DType::I64)?))
+        Ok((out, index.to_dtype(DType::I64)?))
     }
 
     /// Returns the average of each window of volumes \[.., channels, depth, height, width\].

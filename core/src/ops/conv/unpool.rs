@@ -14,9 +14,9 @@ fn max_unpool<const N: usize>(
 ) -> Result<Tensor> {
     fail_if!(x.shape() != indices.shape() || !matches!(x.rank().checked_sub(N), Some(1 | 2));
         shape(op, [x, indices]),
-        "takes maxima and their places in one shape: channels, {N} more dimensions, and perhaps a batch before");
+        "takes maxima and their indices in one shape: channels, {N} more dimensions, and perhaps a batch before");
     fail_if!(!indices.dtype().is_int();
-        dtype(op, indices.dtype()), "places are integers, as pooling `_with_indices` gives them");
+        dtype(op, indices.dtype()), "indices are integers, as pooling `_with_indices` gives them");
     let lead = &x.shape()[..x.rank() - N];
     let Some(size) = tensor_numel(&output) else {
         fail!(argument(op), "{output:?} has more than 4,294,967,295 elements, the most a tensor can have")
@@ -89,8 +89,8 @@ fn fractional_window_indices(
     let begins = steps.add(&s)?.mul(alpha)?.floor()?.sub(&s.mul(alpha)?.floor()?)?;
     let ends = steps.ge((output - 1) as f64)?.broadcast_to(begins.shape())?;
     let begins = begins.masked_fill(&ends, last)?.to_dtype(DType::I32)?;
-    let within = Tensor::arange(0.0, kernel as f64, 1.0, DType::I32, device)?;
-    begins.unsqueeze(-1)?.add(&within)?.flatten(1, -1)
+    let window_offsets = Tensor::arange(0.0, kernel as f64, 1.0, DType::I32, device)?;
+    begins.unsqueeze(-1)?.add(&window_offsets)?.flatten(1, -1)
 }
 
 /// Returns maxima and plane indices of windows at random positions over the last `N` dimensions.
@@ -109,8 +109,8 @@ fn fractional_max_pool<const N: usize>(
     };
     let extents: [usize; N] = std::array::from_fn(|d| x.shape()[lead + d]);
     for d in 0..N {
-        let taken = output[d].saturating_add(kernel[d]);
-        fail_if!(kernel[d] == 0 || output[d] == 0 || taken > extents[d] + 1;
+        let needed = output[d].saturating_add(kernel[d]);
+        fail_if!(kernel[d] == 0 || output[d] == 0 || needed > extents[d] + 1;
             shape(op, [x]), "{output:?} windows of {kernel:?} have no room; take fewer or smaller ones");
     }
     let planes: usize = x.shape()[..lead].iter().product();
@@ -128,8 +128,8 @@ fn fractional_max_pool<const N: usize>(
         }
     };
     let samples = samples.detach().to_dtype(DType::F32)?.reshape([planes, N])?;
-    let mut taken = x.reshape(&[&[planes], &extents[..]].concat()[..])?;
-    let mut places: Option<Tensor> = None;
+    let mut sampled = x.reshape(&[&[planes], &extents[..]].concat()[..])?;
+    let mut plane_indices: Option<Tensor> = None;
     for d in 0..N {
         // PyTorch orders the samples of images by width, then height, and those of volumes by dimension.
         let sample = samples.select(1, if N == 2 { 1 - d as isize } else { d as isize })?;
@@ -139,20 +139,21 @@ fn fractional_max_pool<const N: usize>(
         (shape[0], shape[d + 1]) = (planes, count);
         let index = index.reshape(&shape[..])?;
         // Linear index of an element in its plane, in row-major order.
-        places = Some(match places {
+        plane_indices = Some(match plane_indices {
             None => index.clone(),
             Some(before) => before.mul(extents[d] as i64)?.add(&index)?,
         });
-        let whole = with_extent(taken.shape(), d + 1, count);
-        taken = taken.gather(d as isize + 1, &index.broadcast_to(&whole)?)?;
+        let whole = with_extent(sampled.shape(), d + 1, count);
+        sampled = sampled.gather(d as isize + 1, &index.broadcast_to(&whole)?)?;
     }
-    let (out, chosen) = pool(&taken, PoolOptions::from_kernel(kernel))?;
-    let places = places.ok_or_else(|| Error::argument(op, "has no dimensions"))?;
-    let chosen = chosen.to_dtype(DType::I32)?.reshape([planes, output.iter().product()])?;
-    let all: usize = taken.shape()[1..].iter().product();
-    let places = places.broadcast_to(taken.shape())?.reshape([planes, all])?.gather(1, &chosen)?;
+    let (out, window_indices) = pool(&sampled, PoolOptions::from_kernel(kernel))?;
+    let plane_indices = plane_indices.ok_or_else(|| Error::argument(op, "has no dimensions"))?;
+    let window_indices = window_indices.to_dtype(DType::I32)?.reshape([planes, output.iter().product()])?;
+    let all: usize = sampled.shape()[1..].iter().product();
+    let plane_indices =
+        plane_indices.broadcast_to(sampled.shape())?.reshape([planes, all])?.gather(1, &window_indices)?;
     let shape = [&x.shape()[..lead], &output].concat();
-    Ok((out.reshape(&shape[..])?, places.reshape(&shape[..])?.to_dtype(DType::I64)?))
+    Ok((out.reshape(&shape[..])?, plane_indices.reshape(&shape[..])?.to_dtype(DType::I64)?))
 }
 
 macro_rules! impl_fractional_max_pool {

@@ -267,13 +267,13 @@ impl Tensor {
 
     /// Casts a scalar fill value to the tensor's type.
     fn fill_operand<'a>(&self, op: &'static str, value: Operand<'a>) -> Result<Operand<'a>> {
-        let Operand::Scalar(number) = value else { return Ok(value) };
-        match number.convert_to(self.dtype()) {
-            ScalarConversion::Exact(number) => Ok(Operand::Scalar(number)),
-            _ if self.dtype().is_float() => number.checked_cast(op, self.dtype()).map(Operand::Scalar),
+        let Operand::Scalar(scalar) = value else { return Ok(value) };
+        match scalar.convert_to(self.dtype()) {
+            ScalarConversion::Exact(scalar) => Ok(Operand::Scalar(scalar)),
+            _ if self.dtype().is_float() => scalar.checked_cast(op, self.dtype()).map(Operand::Scalar),
             _ => fail!(
                 argument(op),
-                "{} does not hold the value {number:?}; cast the tensor with `to_dtype`",
+                "{} does not hold the value {scalar:?}; cast the tensor with `to_dtype`",
                 self.dtype()
             ),
         }
@@ -326,12 +326,12 @@ impl Tensor {
     #[track_caller]
     pub fn fill_<'a>(&self, value: impl Into<Operand<'a>>) -> Result<()> {
         let value = self.fill_operand("fill_", value.into())?;
-        if let Operand::Scalar(number) = value
+        if let Operand::Scalar(scalar) = value
             && self.dtype() == DType::I64
             && !self.device().info().features.i64
         {
             // Fills also serve storage-only types.
-            let value = match number {
+            let value = match scalar {
                 Scalar::Int(v) => v,
                 Scalar::Bool(v) => v.into(),
                 Scalar::Float(v) => v as i64,

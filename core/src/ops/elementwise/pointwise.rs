@@ -362,7 +362,7 @@ fn attach_backward(
         return out;
     }
     // For each tensor input: its operand index, shape and dtype.
-    let places: SmallVec<[(usize, Dims, DType); 3]> = args
+    let tensor_operands: SmallVec<[(usize, Dims, DType); 3]> = args
         .iter()
         .enumerate()
         .filter_map(|(k, a)| match a {
@@ -401,7 +401,7 @@ fn attach_backward(
             })
             .collect::<Result<SmallVec<[(GradVar, &'static str, ExprValue); 4]>>>()?;
         let mut result = InputGrads::new();
-        for ((k, shape, dtype), &want) in places.iter().zip(wants.iter()) {
+        for ((k, shape, dtype), &want) in tensor_operands.iter().zip(wants.iter()) {
             if !want {
                 result.push(None);
                 continue;
@@ -412,8 +412,8 @@ fn attach_backward(
                 GradRule::Zero => Tensor::zeros(shape, *dtype, g.device())?,
                 GradRule::Expr("g", _) => g.sum_to(shape)?.to_dtype(*dtype)?,
                 GradRule::Expr(expr, _) if wants.create_graph() => {
-                    let given = std::iter::once(("g", ExprValue::Tensor(g.clone())));
-                    let values = given.chain(kept.iter().map(|(_, name, value)| (*name, value.clone())));
+                    let grad = std::iter::once(("g", ExprValue::Tensor(g.clone())));
+                    let values = grad.chain(kept.iter().map(|(_, name, value)| (*name, value.clone())));
                     let attrs = attrs.iter().map(|&(name, s)| (name, ExprValue::Scalar(s.to_f64())));
                     let cast = |(name, value)| match value {
                         ExprValue::Tensor(t) => Ok((name, ExprValue::Tensor(t.to_dtype(compute)?))),
@@ -485,9 +485,9 @@ pub(crate) fn run_pointwise_inplace(
         })
         .collect::<Result<_>>()?;
     // A gradient that depends on the old value needs a copy of it.
-    let given: SmallVec<[Operand<'_>; 4]> =
+    let operands: SmallVec<[Operand<'_>; 4]> =
         std::iter::once(target.into()).chain(rest.iter().copied()).collect();
-    let before = match recorded && needs_saved(op, &given, GradVar::A) {
+    let before = match recorded && needs_saved(op, &operands, GradVar::A) {
         true => Some(copy(target)?),
         false => None,
     };

@@ -228,13 +228,13 @@ impl Tensor {
         if !self.dtype().is_float() {
             return self.copy();
         }
-        let most = match self.dtype() {
+        let max_finite = match self.dtype() {
             DType::F64 => f64::MAX,
             DType::F16 => 65504.0,
             DType::BF16 => f64::from(half::bf16::MAX),
             _ => f64::from(f32::MAX),
         };
-        let (posinf, neginf) = (options.posinf.unwrap_or(most), options.neginf.unwrap_or(-most));
+        let (posinf, neginf) = (options.posinf.unwrap_or(max_finite), options.neginf.unwrap_or(-max_finite));
         let attrs = [("nan", options.nan), ("posinf", posinf), ("neginf", neginf)];
         run_pointwise(&NAN_TO_NUM, &[Operand::Tensor(self)], &attrs.map(|(name, v)| (name, Scalar::Float(v))))
     }

@@ -130,9 +130,14 @@ fn run_embedding_bag(
         let dtype = if bags.mode == EmbeddingBagMode::Max { DType::U32 } else { wide };
         let columns = width + usize::from(bags.mode == EmbeddingBagMode::Mean);
         let parts = empty_workspace(&[(chunks * columns).max(1)], dtype, device)?;
-        let within = bindings![table, index, &offsets, factors, &bag_of, &parts];
+        let part_tensors = bindings![table, index, &offsets, factors, &bag_of, &parts];
         let params_of_parts = params.clone().loop_iterations(chunk + 64);
-        launch::launch(&spec("parts"), &within, params_of_parts, (chunks * width).div_ceil(WORKGROUP_SIZE))?;
+        launch::launch(
+            &spec("parts"),
+            &part_tensors,
+            params_of_parts,
+            (chunks * width).div_ceil(WORKGROUP_SIZE),
+        )?;
         let joined = bindings![table, index, &offsets, factors, &parts, &out, &bag_of, &more];
         let params = params.loop_iterations(per_thread * (2 * chunk + longest / chunk));
         launch::launch(&spec("joined"), &joined, params, groups)?;
@@ -214,10 +219,10 @@ impl Tensor {
         Ok(autograd::differentiable(OP, out, &inputs, move |g, wants| {
             let plain = plain.as_ref().map(|factors| factors.unpack(wants)).transpose()?;
             let flat = flat.unpack(wants)?;
-            let own = match (&more, wants[0]) {
+            let table_grad = match (&more, wants[0]) {
                 (_, false) => None,
-                (Some(places), true) if mode == EmbeddingBagMode::Max => {
-                    Some(gather_backward(OP, g, &shape, 0, (places, places.strides()), None)?)
+                (Some(row_indices), true) if mode == EmbeddingBagMode::Max => {
+                    Some(gather_backward(OP, g, &shape, 0, (row_indices, row_indices.strides()), None)?)
                 }
                 (counts, true) => {
                     // Multiply by the factors in f32, so that terms are not rounded before the sum.
@@ -247,7 +252,7 @@ impl Tensor {
                 }
                 _ => None,
             };
-            Ok([Some(own), plain.as_ref().map(|_| others)].into_iter().flatten().collect())
+            Ok([Some(table_grad), plain.as_ref().map(|_| others)].into_iter().flatten().collect())
         }))
     }
 }

@@ -34,18 +34,24 @@ pub(crate) fn scatter_sorted_runs(
     let extent = extent_or_one(out, dim);
     // Rows that share their indices also share their order.
     let once = |(k, &n): (usize, &usize)| if k != dim && index_strides.get(k) == Some(&0) { 1 } else { n };
-    let own: Dims = shape.iter().enumerate().map(once).collect();
-    let seen = index.with_layout(Layout::new(own.clone(), index_strides, index.layout().offset()));
-    let to = select::linearize_index(op, &seen, extent, None, false)?.reshape(&own[..])?;
+    let distinct_shape: Dims = shape.iter().enumerate().map(once).collect();
+    let distinct =
+        index.with_layout(Layout::new(distinct_shape.clone(), index_strides, index.layout().offset()));
+    let to = select::linearize_index(op, &distinct, extent, None, false)?.reshape(&distinct_shape[..])?;
     let order = sort::argsort_ascending(op, &to, dim)?;
-    let own_strides: Dims =
-        to.strides().iter().zip(&own).zip(shape).map(|((&s, own), n)| if own == n { s } else { 0 }).collect();
+    let order_strides: Dims = to
+        .strides()
+        .iter()
+        .zip(&distinct_shape)
+        .zip(shape)
+        .map(|((&s, m), n)| if m == n { s } else { 0 })
+        .collect();
     let (out_rest, out_dim) = split_dim_stride(out.strides(), dim);
-    let (own_rest, own_dim) = split_dim_stride(&own_strides, dim);
+    let (order_rest, order_dim) = split_dim_stride(&order_strides, dim);
     let (src_rest, src_dim) = split_dim_stride(src_strides, dim);
     let length = shape.get(dim).copied().unwrap_or(1);
     let lines = with_extent(shape, dim, 1);
-    let (line_shape, strides) = collapse_dims(&lines, &[&out_rest, &own_rest, &src_rest]);
+    let (line_shape, strides) = collapse_dims(&lines, &[&out_rest, &order_rest, &src_rest]);
     launch::check_rank(op, line_shape.len())?;
     let lines = numel(&lines);
     // Larger chunks for very long rows, so that one workgroup can combine all chunks.
@@ -59,25 +65,25 @@ pub(crate) fn scatter_sorted_runs(
         kernel_params! {
             lines, rank: line_shape.len(), length, extent, skip: skip.map_or(u32::MAX, |s| s as u32),
             out_offset: out.layout().offset(), src_offset: src.layout().offset(), chunk, short, candidates,
-            dim_strides: [out_dim, own_dim, src_dim], shape: &line_shape, out_strides: &strides[0],
+            dim_strides: [out_dim, order_dim, src_dim], shape: &line_shape, out_strides: &strides[0],
             index_strides: &strides[1], src_strides: &strides[2],
         }
     };
     let part = match out.dtype() {
         DType::F16 | DType::BF16 => DType::F32,
         DType::U8 | DType::Bool => DType::U32,
-        own => own,
+        other => other,
     };
     let parts = long.then(|| Tensor::empty([chunks, 2, lines], part, out.device())).transpose()?;
     let tensors = bindings![&to, &order, src, out, &parts];
     // The loop over a run, and the search for its start.
-    let walk = params().loop_iterations((short + chunk).min(length) + 64);
-    launch::launch(&spec("runs"), &tensors, walk, (lines * length).div_ceil(WORKGROUP_SIZE))?;
+    let params_of_runs = params().loop_iterations((short + chunk).min(length) + 64);
+    launch::launch(&spec("runs"), &tensors, params_of_runs, (lines * length).div_ceil(WORKGROUP_SIZE))?;
     if let Some(parts) = &parts {
         // At most 17 runs of a workgroup have more chunks than one thread combines alone.
-        let join = params().loop_iterations(chunks.div_ceil(WORKGROUP_SIZE) + 17 * 10 + 256);
+        let params_of_join = params().loop_iterations(chunks.div_ceil(WORKGROUP_SIZE) + 17 * 10 + 256);
         let groups = (lines * candidates).div_ceil(WORKGROUP_SIZE);
-        launch::launch(&spec("join"), &[&to, &order, parts, out], join, groups)?;
+        launch::launch(&spec("join"), &[&to, &order, parts, out], params_of_join, groups)?;
     }
     Ok(())
 }
@@ -138,9 +144,10 @@ impl ScatterReduction {
             dtype if dtype.is_float() || dtype == DType::U32 => dtype,
             _ => DType::I32,
         };
-        let own = Tensor::full(like.shape(), f64::from(u8::from(self.include_self)), dtype, like.device())?;
+        let initial =
+            Tensor::full(like.shape(), f64::from(u8::from(self.include_self)), dtype, like.device())?;
         let one = Tensor::ones((), dtype, like.device())?.broadcast_to(self.index.shape())?;
-        self.scatter_add(&own, &one)?.clamp(1, i64::from(i32::MAX))
+        self.scatter_add(&initial, &one)?.clamp(1, i64::from(i32::MAX))
     }
 
     fn run(&self, x: &Tensor, src: &Tensor) -> Result<Tensor> {
@@ -175,9 +182,9 @@ impl ScatterReduction {
         let (d, n) = (self.dim as isize, x.shape()[self.dim]);
         let index = select::cast_index_to_i32("scatter_reduce", &self.index, None)?;
         let along = with_extent(&Dims::from_elem(1, x.rank() + 1), self.dim, n);
-        let places = Tensor::arange(0.0, n as f64, 1.0, DType::I32, x.device())?.reshape(&along[..])?;
-        let here = index.unsqueeze(d)?.eq(&places)?;
-        let factors = src.unsqueeze(d)?.where_(&here, 1.0)?;
+        let positions = Tensor::arange(0.0, n as f64, 1.0, DType::I32, x.device())?.reshape(&along[..])?;
+        let is_selected = index.unsqueeze(d)?.eq(&positions)?;
+        let factors = src.unsqueeze(d)?.where_(&is_selected, 1.0)?;
         let product = factors.prod_pairwise(d + 1)?.squeeze(d + 1)?;
         // The factor is 1 beyond the extents of the index.
         let product = pad_ends(&product, x.shape(), 1.0)?;
@@ -193,40 +200,41 @@ impl ScatterReduction {
     /// the saved operands and result; sums and means do not.
     fn backward(&self, g: &Tensor, kept: Option<&SavedReduction>) -> Result<(Tensor, Tensor)> {
         let picked = |t: &Tensor| t.gather(self.dim as isize, &self.index);
-        let (own, other) = match kept {
+        let (self_grad, src_grad) = match kept {
             None => {
                 let share = match self.reduce {
                     ScatterReduce::Mean => g.div(&self.count_contributions(g)?)?,
                     _ => g.clone(),
                 };
-                let other = picked(&share)?;
-                (share, other)
+                let src_grad = picked(&share)?;
+                (share, src_grad)
             }
             Some(SavedReduction { x, src, out }) if self.reduce == ScatterReduce::Prod => {
                 // The product of the other factors: a zero factor is left out instead of divided by.
                 let filled = x.masked_fill(&x.eq(0.0)?, 1.0)?;
-                let own = g.mul(&self.run(&filled, src)?)?.div(&filled)?;
+                let self_grad = g.mul(&self.run(&filled, src)?)?.div(&filled)?;
                 let zero = src.eq(0.0)?;
                 let zeros = self.scatter_add(&x.zeros_like()?, &zero.to_dtype(x.dtype())?)?;
                 let only = zero.logical_and(&picked(&zeros)?.eq(1.0)?)?;
                 let rest = self.run(x, &src.masked_fill(&only, 1.0)?)?;
                 let plain = picked(&g.mul(out)?)?.div(&src.masked_fill(&zero, 1.0)?)?;
-                (own, picked(&g.mul(&rest)?)?.where_(&only, &plain)?)
+                (self_grad, picked(&g.mul(&rest)?)?.where_(&only, &plain)?)
             }
             Some(SavedReduction { x, src, out }) => {
                 // As in PyTorch, an old value equal to the result counts as a tie even if it was not reduced.
                 // Its share of the gradient is lost.
-                let (mine, theirs) = (x.eq(out)?, src.eq(&picked(out)?)?);
-                let ties = self.scatter_add(&mine.to_dtype(x.dtype())?, &theirs.to_dtype(x.dtype())?)?;
+                let (self_ties, src_ties) = (x.eq(out)?, src.eq(&picked(out)?)?);
+                let ties =
+                    self.scatter_add(&self_ties.to_dtype(x.dtype())?, &src_ties.to_dtype(x.dtype())?)?;
                 let share = g.div(&ties)?;
                 // Positions without any tie get no gradient: the division gave infinity or NaN there.
-                (share.where_(&mine, 0.0)?, picked(&share)?.where_(&theirs, 0.0)?)
+                (share.where_(&self_ties, 0.0)?, picked(&share)?.where_(&src_ties, 0.0)?)
             }
         };
         if self.include_self {
-            return Ok((own, other));
+            return Ok((self_grad, src_grad));
         }
-        Ok((own.scatter_value(self.dim as isize, &self.index, 0.0)?, other))
+        Ok((self_grad.scatter_value(self.dim as isize, &self.index, 0.0)?, src_grad))
     }
 }
 
@@ -330,9 +338,9 @@ impl IndexSelection {
             let covered = x.shape().get(d..d + index.rank());
             fail_if!(covered != Some(index.shape()); shape(op, [x, index]),
                 "a mask has the extents of the dimensions that it stands for, here from {d} on");
-            let places = select::nonzero_coordinates(op, index)?;
+            let coordinates = select::nonzero_coordinates(op, index)?;
             for k in 0..index.rank() {
-                found.push((d + k, places.select(1, k as isize)?));
+                found.push((d + k, coordinates.select(1, k as isize)?));
             }
             d += index.rank();
         }
@@ -358,9 +366,9 @@ impl IndexSelection {
         let before = if side_by_side { indexed[0] } else { 0 };
         let extents = &shape[indexed.len()..];
         let result: Dims = [&extents[..before], &index, &extents[before..]].concat().into();
-        let own = before..before + index.len();
-        let others = (0..result.len()).filter(|k| !own.contains(k));
-        let result_order = own.clone().chain(others).map(|k| k as isize).collect();
+        let index_dims = before..before + index.len();
+        let other_dims = (0..result.len()).filter(|k| !index_dims.contains(k));
+        let result_order = index_dims.clone().chain(other_dims).map(|k| k as isize).collect();
         Ok(Self { dim_order, shape, matrix_shape, rows, result_shape: result, result_order })
     }
 
@@ -436,7 +444,7 @@ impl Tensor {
             _ => Some([SavedTensor::input(self), SavedTensor::input(&part), SavedTensor::output(&out)]),
         };
         let index = SavedTensor::input(&call.index);
-        let again = call.clone();
+        let composite_call = call.clone();
         let backward = move |g: &Tensor, wants: &BackwardCtx<'_>| {
             index.unpack(wants)?;
             // The positions of the extrema are constant.
@@ -448,14 +456,15 @@ impl Tensor {
                 }),
                 None => None,
             };
-            let (own, other) = call.backward(g, kept.as_ref())?;
-            Ok(smallvec![Some(own), Some(other)])
+            let (self_grad, src_grad) = call.backward(g, kept.as_ref())?;
+            Ok(smallvec![Some(self_grad), Some(src_grad)])
         };
         Ok(match reduce {
             // The product of the other factors depends on the operands.
             ScatterReduce::Prod => {
-                let saved = [self, &part, &again.index].into_iter().map(SavedTensor::input).collect();
-                let composed = move |t: &[Tensor]| again.prod_composite(&t[0], &t[1]);
+                let saved =
+                    [self, &part, &composite_call.index].into_iter().map(SavedTensor::input).collect();
+                let composed = move |t: &[Tensor]| composite_call.prod_composite(&t[0], &t[1]);
                 autograd::composite_differentiable(OP, out, &[self, &part], saved, composed, backward)
             }
             _ => autograd::differentiable(OP, out, &[self, &part], backward),
@@ -479,8 +488,8 @@ impl Tensor {
         if let Some((x, indices, _)) = expand_scalar_mask(self, indices)? {
             return x.index(&indices.iter().map(Option::as_ref).collect::<Vec<_>>());
         }
-        let chosen = IndexSelection::new("index", self, indices)?;
-        chosen.rows_to_result(&chosen.to_matrix(self)?.index_select(0, &chosen.rows)?)
+        let selection = IndexSelection::new("index", self, indices)?;
+        selection.rows_to_result(&selection.to_matrix(self)?.index_select(0, &selection.rows)?)
     }
 
     /// Returns a copy of `self` with `values` written to the elements that `indices` select, or added to them
@@ -517,34 +526,34 @@ impl Tensor {
             let (x, values) = (self.to_dtype(DType::F32)?, values.to_dtype(DType::F32)?);
             return x.index_put(indices, &values, true)?.to_dtype(self.dtype());
         }
-        let chosen = IndexSelection::new(OP, self, indices)?;
-        let values = chosen.values_to_matrix(OP, values)?;
+        let selection = IndexSelection::new(OP, self, indices)?;
+        let values = selection.values_to_matrix(OP, values)?;
         let how = if accumulate { ScatterOp::Add } else { ScatterOp::Set };
-        let rows = chosen.to_matrix(&self.detach())?.copy()?;
-        chosen.scatter(OP, &rows, &(&values.detach()).into(), how)?;
-        let out = chosen.restore_from_matrix(&rows)?;
+        let rows = selection.to_matrix(&self.detach())?.copy()?;
+        selection.scatter(OP, &rows, &(&values.detach()).into(), how)?;
+        let out = selection.restore_from_matrix(&rows)?;
         drop(rows);
-        let chosen = Arc::new(chosen);
+        let selection = Arc::new(selection);
         Ok(autograd::differentiable(OP, out, &[self, &values], move |g, wants| {
-            let rows = chosen.to_matrix(g)?;
-            let own = match (wants[0], accumulate) {
+            let rows = selection.to_matrix(g)?;
+            let self_grad = match (wants[0], accumulate) {
                 (false, _) => None,
                 (true, true) => Some(g.clone()),
                 (true, false) => {
-                    let again = chosen.clone();
+                    let forward_selection = selection.clone();
                     let clear = move |rows: &Tensor| {
                         let kept = rows.copy()?;
-                        again.scatter(OP, &kept, &ScatterSource::Scalar(0.0), ScatterOp::Set)?;
+                        forward_selection.scatter(OP, &kept, &ScatterSource::Scalar(0.0), ScatterOp::Set)?;
                         Ok(kept)
                     };
                     let kept = clear(&rows.detach())?;
                     // The function is its own transpose.
                     let kept = autograd::linear_differentiable(OP, kept, &rows, clear.clone(), clear);
-                    Some(chosen.restore_from_matrix(&kept)?)
+                    Some(selection.restore_from_matrix(&kept)?)
                 }
             };
-            let other = wants[1].then(|| rows.index_select(0, &chosen.rows)).transpose()?;
-            Ok(smallvec![own, other])
+            let values_grad = wants[1].then(|| rows.index_select(0, &selection.rows)).transpose()?;
+            Ok(smallvec![self_grad, values_grad])
         }))
     }
 }

@@ -45,11 +45,11 @@ fn find_nonzero(op: &'static str, x: &Tensor, coordinates: bool, count: Option<u
         None => totals.narrow(0, tiles - 1, 1)?.item()? as usize,
     };
     // At least one element, because what is launched must not depend on the value that the host read.
-    let places = out(count.max(1))?;
-    if places.numel() > 0 {
-        launch::launch(&spec("write", coordinates), &[x, &totals, &places], params(), tiles)?;
+    let indices = out(count.max(1))?;
+    if indices.numel() > 0 {
+        launch::launch(&spec("write", coordinates), &[x, &totals, &indices], params(), tiles)?;
     }
-    places.narrow(0, 0, count)
+    indices.narrow(0, 0, count)
 }
 
 /// Returns the coordinates of nonzero elements.
@@ -150,17 +150,17 @@ impl Tensor {
         self.check_same_device(OP, mask)?;
         let shape = broadcast_shapes(OP, &[self.shape(), mask.shape()])?;
         let x = self.broadcast_to(&shape)?.reshape([-1])?;
-        let place = find_nonzero(OP, &mask.broadcast_to(&shape)?, false, None)?;
-        let (n, again) = (x.numel(), place.clone());
+        let indices = find_nonzero(OP, &mask.broadcast_to(&shape)?, false, None)?;
+        let (n, forward_indices) = (x.numel(), indices.clone());
         let forward = move |x: &Tensor| {
-            let out = Tensor::empty(again.shape(), x.dtype(), x.device())?;
-            gather_into(OP, x, 0, &again, again.strides(), &out)?;
+            let out = Tensor::empty(forward_indices.shape(), x.dtype(), x.device())?;
+            gather_into(OP, x, 0, &forward_indices, forward_indices.strides(), &out)?;
             Ok(out)
         };
         let out = forward(&x)?;
         Ok(autograd::linear_differentiable(OP, out, &x, forward, move |g| {
             let whole = Tensor::zeros([n], g.dtype(), g.device())?;
-            scatter_unique_into(OP, &whole, 0, &place, g)?;
+            scatter_unique_into(OP, &whole, 0, &indices, g)?;
             Ok(whole)
         }))
     }
@@ -182,8 +182,8 @@ impl Tensor {
     /// `nonzero(as_tuple=True)`, and `where` of one argument. A tensor of rank 0 counts as rank 1.
     #[track_caller]
     pub fn nonzero_tuple(&self) -> Result<Vec<Tensor>> {
-        let places = if self.rank() == 0 { self.reshape([1])?.nonzero()? } else { self.nonzero()? };
-        (0..places.shape()[1]).map(|d| places.select(1, d as isize)?.contiguous()).collect()
+        let coordinates = if self.rank() == 0 { self.reshape([1])?.nonzero()? } else { self.nonzero()? };
+        (0..coordinates.shape()[1]).map(|d| coordinates.select(1, d as isize)?.contiguous()).collect()
     }
 
     /// Repeats each index of a dimension `repeats` times: PyTorch's `repeat_interleave` with a tensor.
@@ -247,9 +247,9 @@ impl Tensor {
             }
             None => ends.narrow(0, n - 1, 1)?.item()? as usize,
         };
-        let places = Tensor::arange(0.0, total as f64, 1.0, DType::U32, self.device())?;
+        let positions = Tensor::arange(0.0, total as f64, 1.0, DType::U32, self.device())?;
         let index = ends
-            .searchsorted(&places, &SearchSortedOptions { out_int32: true, right: true, sorter: None })?
+            .searchsorted(&positions, &SearchSortedOptions { out_int32: true, right: true, sorter: None })?
             .clamp(0, n as i64 - 1)?;
         line.index_select(d as isize, &index)
     }

@@ -14,10 +14,10 @@ fn copy_and_replace(
 ) -> Result<Tensor> {
     operation!(op);
     let out = x.copy()?;
-    let place = part(&out)?;
-    fail_if!(place.shape() != src.shape();
-        shape(op, [place, src]), "the source has the shape of what it replaces");
-    place.copy_(src)?;
+    let replaced = part(&out)?;
+    fail_if!(replaced.shape() != src.shape();
+        shape(op, [replaced, src]), "the source has the shape of what it replaces");
+    replaced.copy_(src)?;
     Ok(out)
 }
 
@@ -142,13 +142,13 @@ impl Tensor {
             return x.copy();
         }
         fail_if!(source.numel() == 0; shape(OP, [source]), "takes a source that is not empty");
-        let place = {
+        let source_index = {
             let _tag = memory::scope::enter_tag(Tag::Workspace);
             let counts = mask.to_dtype(DType::U32)?.reshape([-1])?.contiguous()?;
             // The first true element has position 0.
             scan::cumsum_counts(&counts)?.to_dtype(DType::I32)?.sub(1)?.clamp(0, source.numel() as i64 - 1)?
         };
-        let picked = source.reshape([-1])?.index_select(0, &place)?.reshape(&shape[..])?;
+        let picked = source.reshape([-1])?.index_select(0, &source_index)?.reshape(&shape[..])?;
         picked.where_(&mask, &x)
     }
 }

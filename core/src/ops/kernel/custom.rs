@@ -225,8 +225,8 @@ impl CustomOpCall<'_> {
         if let Some(size) = interface.workgroup_size
             && size.iter().map(|&n| u64::from(n)).product::<u64>() > limits.max_workgroup_size.into()
         {
-            let most = limits.max_workgroup_size;
-            fail!(argument(name), "workgroups of {size:?} invocations; {device} takes at most {most}");
+            let max_size = limits.max_workgroup_size;
+            fail!(argument(name), "workgroups of {size:?} invocations; {device} takes at most {max_size}");
         }
         let Some(groups) = self.workgroups else {
             let [x, y, z] = interface.workgroup_size.unwrap_or([1; 3]);

@@ -20,10 +20,10 @@ pub(crate) fn split_reduction(
     threads_per_row: usize,
     iterations: usize,
 ) -> (usize, usize) {
-    let wanted = (TARGET_WORKGROUPS / outputs.div_ceil(WORKGROUP_SIZE / threads_per_row).max(1))
+    let target_splits = (TARGET_WORKGROUPS / outputs.div_ceil(WORKGROUP_SIZE / threads_per_row).max(1))
         .min(extent / (16 * threads_per_row));
-    let most = (MAX_LOOP_ITERATIONS / iterations).max(1) * threads_per_row;
-    let splits = wanted.max(extent.div_ceil(most)).max(1);
+    let max_chunk = (MAX_LOOP_ITERATIONS / iterations).max(1) * threads_per_row;
+    let splits = target_splits.max(extent.div_ceil(max_chunk)).max(1);
     let chunk = extent.div_ceil(splits).next_multiple_of(4 * threads_per_row);
     (extent.div_ceil(chunk.max(1)).max(1), chunk)
 }
@@ -109,9 +109,9 @@ pub(crate) struct RowConfig {
 const MAX_STEPS_PER_THREAD: usize = 4;
 
 impl RowConfig {
-    /// Chooses the layout for contiguous rows. A thread holds at most `most` steps of [`VEC4_WIDTH`]
+    /// Chooses the layout for contiguous rows. A thread holds at most `max_steps` steps of [`VEC4_WIDTH`]
     /// elements.
-    pub(crate) fn for_contiguous_rows(extent: usize, quads: bool, most: usize) -> Self {
+    pub(crate) fn for_contiguous_rows(extent: usize, quads: bool, max_steps: usize) -> Self {
         let width = if quads { VEC4_WIDTH } else { 1 };
         let steps = extent.div_ceil(width).max(1);
         let threads_per_row = [1, 8, 32, 64, 128]
@@ -122,7 +122,7 @@ impl RowConfig {
         Self {
             threads_per_row,
             width,
-            register_steps: if register_steps * width <= most * VEC4_WIDTH { register_steps } else { 0 },
+            register_steps: if register_steps * width <= max_steps * VEC4_WIDTH { register_steps } else { 0 },
         }
     }
 

@@ -94,9 +94,9 @@ pub(crate) fn check_in_range(op: &'static str, index: &Tensor, range: IndexRange
         return Ok(());
     }
     let IndexRange { extent, allows_negative: wraps, ignored_index: skipped } = range;
-    let least = if wraps { -(extent as i128) } else { 0 };
-    let inside = |_, i: i64| (least..extent as i128).contains(&i128::from(i)) || skipped == Some(i);
-    find_outside(op, ("index", "the index tensor"), index, inside, &format!("{least}..{extent}"))
+    let start = if wraps { -(extent as i128) } else { 0 };
+    let inside = |_, i: i64| (start..extent as i128).contains(&i128::from(i)) || skipped == Some(i);
+    find_outside(op, ("index", "the index tensor"), index, inside, &format!("{start}..{extent}"))
 }
 
 /// Fails for an element outside `range` if the check is enabled, for lengths and offsets. `names` are those of

@@ -174,13 +174,13 @@ pub(crate) fn launch_in_parts(
     iterations_of: impl Fn(usize) -> usize,
     mut run: impl FnMut(usize, usize, usize) -> Result<()>,
 ) -> Result<()> {
-    let most = device.info().limits.max_loop_iterations as usize;
+    let max_iterations = device.info().limits.max_loop_iterations as usize;
     let mut first = 0;
     while first < steps {
         let (mut end, mut iterations) = (first, fixed);
         while end < steps {
             let more = iterations.saturating_add(iterations_of(end));
-            if end > first && more > most {
+            if end > first && more > max_iterations {
                 break;
             }
             (end, iterations) = (end + 1, more);
@@ -211,9 +211,9 @@ pub(crate) fn enqueue(
 /// Builds the error for a kernel whose loops the driver would end early and silently.
 #[cold]
 fn too_many_iterations_error(device: &Device, iterations: usize) -> Error {
-    let most = device.info().limits.max_loop_iterations;
+    let max_iterations = device.info().limits.max_loop_iterations;
     let reason = format!(
-        "a loop would take {iterations} iterations, and its driver ends loops after {most}: use smaller extents, or a GPU"
+        "a loop would take {iterations} iterations, and its driver ends loops after {max_iterations}: use smaller extents, or a GPU"
     );
     Error::Unsupported { op: scope::current().op, device: device.to_string(), reason }
 }

@@ -170,10 +170,10 @@ impl Tensor {
         };
         let out = autograd::composite_differentiable(OP, out, &[&a, &b], saved, composed, move |g, wants| {
             let distance = distance.unpack(wants)?;
-            let own = wants[0].then(|| run_cdist_backward(&x, &y, g, &distance, p));
-            let others = wants[1]
+            let x_grad = wants[0].then(|| run_cdist_backward(&x, &y, g, &distance, p));
+            let y_grad = wants[1]
                 .then(|| run_cdist_backward(&y, &x, &g.transpose(1, 2)?, &distance.transpose(1, 2)?, p));
-            Ok(smallvec![own.transpose()?, others.transpose()?])
+            Ok(smallvec![x_grad.transpose()?, y_grad.transpose()?])
         });
         let shape: Dims = lead.iter().copied().chain([rows, cols]).collect();
         out.reshape(&shape[..])

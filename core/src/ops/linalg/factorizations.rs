@@ -283,8 +283,8 @@ impl Tensor {
         let (both, order) = self.lu_factor()?;
         let k = m.min(n);
         let columns = Tensor::arange(0.0, m as f64, 1.0, DType::I32, self.device())?;
-        let taken = order.to_dtype(DType::I32)?.unsqueeze(-1)?.eq(&columns)?;
-        let p = taken.to_dtype(self.dtype())?.transpose(-2, -1)?;
+        let permutation = order.to_dtype(DType::I32)?.unsqueeze(-1)?.eq(&columns)?;
+        let p = permutation.to_dtype(self.dtype())?.transpose(-2, -1)?;
         let eye = Tensor::eye(m, k, self.dtype(), self.device())?;
         Ok((p, both.narrow(-1, 0, k)?.tril(-1)?.add(&eye)?, both.narrow(-2, 0, k)?.triu(0)?))
     }

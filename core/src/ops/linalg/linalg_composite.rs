@@ -155,8 +155,8 @@ impl Tensor {
             return norm(self)?.mul(&norm(&self.inv()?)?);
         };
         let values = self.svdvals()?;
-        let (most, least) = (values.amax([-1], false)?, values.amin([-1], false)?);
-        if p > 0.0 { most.div(&least) } else { least.div(&most) }
+        let (largest, smallest) = (values.amax([-1], false)?, values.amin([-1], false)?);
+        if p > 0.0 { largest.div(&smallest) } else { smallest.div(&largest) }
     }
 
     /// Returns the powers 0 to `n` - 1 of each element, as \[.., count, n\]: PyTorch's `linalg.vander`. `n`
@@ -195,7 +195,7 @@ impl Tensor {
         let norm = self.detach().abs()?.sum([-2], true)?.amax([-1], true)?;
         let more = if self.dtype() == DType::F64 { 1.0 } else { -1.0 };
         let halvings = norm.log2()?.ceil()?.add(more)?.clamp(0.0, 1100.0)?.nan_to_num()?;
-        let most = halvings.max_all()?.item()? as usize;
+        let max_halvings = halvings.max_all()?.item()? as usize;
         let x = self.mul(&halvings.neg()?.exp2()?)?;
         let x2 = x.matmul(&x)?;
         let x3 = x2.matmul(&x)?;
@@ -214,7 +214,7 @@ impl Tensor {
             let terms = terms(first)?;
             out = out.matmul(&x4)?.add(&terms)?;
         }
-        for step in 0..most {
+        for step in 0..max_halvings {
             // Matrices with fewer halvings are done.
             out = out.matmul(&out)?.where_(&halvings.gt(step as f64)?, &out)?;
         }

@@ -27,20 +27,20 @@ pub(crate) fn jacobi_orthogonalize(w: &Tensor, m: usize) -> Result<()> {
     let pairs = (players / 2).div_ceil(WORKGROUP_SIZE / threads_per_row).div_ceil(groups);
     let iterations = pairs * (m.div_ceil(threads_per_row) + height.div_ceil(threads_per_row) + 64) + 2;
     let sweeps = if w.dtype() == DType::F64 { 20 } else { 15 };
-    let mut before = Tensor::ones([batch], DType::U32, w.device())?;
+    let mut rotated_before = Tensor::ones([batch], DType::U32, w.device())?;
     for _ in 0..sweeps {
-        let now = Tensor::zeros([batch], DType::U32, w.device())?;
+        let rotated = Tensor::zeros([batch], DType::U32, w.device())?;
         let run = |first: usize, rounds: usize, iterations: usize| {
             let params = kernel_params! { batch, n, m, height, players, first, rounds, groups };
             let params = params.loop_iterations(iterations);
-            launch::launch(&spec, &[&before, &now, w], params, batch * groups)
+            launch::launch(&spec, &[&rotated_before, &rotated, w], params, batch * groups)
         };
         if small {
             launch::launch_in_parts(w.device(), 1, players - 1, |_| iterations, run)?;
         } else {
             (0..players - 1).try_for_each(|first| run(first, 1, iterations + 1))?;
         }
-        before = now;
+        rotated_before = rotated;
     }
     Ok(())
 }
@@ -131,13 +131,13 @@ pub(crate) fn empty_result_with_grad(
 /// Attaches gradients to the factors of `matrix` \[batch, m, n\].
 ///
 /// `gradient` computes the matrix's gradient from the gradient of one factor (by its index) and all factors.
-/// Under `create_graph`, `again` recomputes the factors bit by bit, signs included, with a history, because
+/// Under `create_graph`, `recompute` computes the factors again, bit by bit, signs included, with a history, because
 /// all of them depend on the matrix.
 pub(crate) fn attach_factor_grads<const N: usize>(
     op: &'static str,
     matrix: &Tensor,
     factors: [Tensor; N],
-    again: impl Fn(&Tensor) -> Result<[Tensor; N]> + Clone + Send + Sync + 'static,
+    recompute: impl Fn(&Tensor) -> Result<[Tensor; N]> + Clone + Send + Sync + 'static,
     gradient: impl Fn(usize, &Tensor, &[Tensor; N]) -> Result<Tensor> + Clone + Send + Sync + 'static,
 ) -> Result<[Tensor; N]> {
     if !autograd::compute_requires_grad(&[matrix]) {
@@ -150,10 +150,10 @@ pub(crate) fn attach_factor_grads<const N: usize>(
     }
     Ok(std::array::from_fn(|which| {
         let (kept, matrix_kept) = (kept.clone(), SavedTensor::input_for_create_graph(matrix));
-        let (again, gradient) = (again.clone(), gradient.clone());
+        let (recompute, gradient) = (recompute.clone(), gradient.clone());
         autograd::differentiable_unary(op, factors[which].clone(), matrix, move |g, wants| {
             Ok(match wants.create_graph() {
-                true => gradient(which, g, &again(&matrix_kept.unpack(wants)?)?)?,
+                true => gradient(which, g, &recompute(&matrix_kept.unpack(wants)?)?)?,
                 false => gradient(which, g, &kept)?,
             })
         })

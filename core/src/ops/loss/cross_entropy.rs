@@ -67,8 +67,8 @@ fn cached_row_elements(extent: usize, x: &Tensor) -> usize {
     // Rounds up, to limit the number of compiled kernels. The rest of a workgroup's memory is below 7 KiB.
     const STEP: usize = 2048;
     let elements = extent.next_multiple_of(STEP);
-    let room = x.device().info().limits.max_workgroup_memory as usize / 2;
-    if elements * x.dtype().size() + (7 << 10) <= room { elements } else { 0 }
+    let max_bytes = x.device().info().limits.max_workgroup_memory as usize / 2;
+    if elements * x.dtype().size() + (7 << 10) <= max_bytes { elements } else { 0 }
 }
 
 /// Pass of [`LogitsBatch::run_pass`].
@@ -296,11 +296,11 @@ impl Tensor {
         examples: &[usize],
     ) -> Result<Option<Tensor>> {
         let dtype = norm_compute_dtype(self.dtype());
-        let number = |n: usize| Tensor::full((), n as f64, dtype, self.device());
+        let scalar = |n: usize| Tensor::full((), n as f64, dtype, self.device());
         Ok(match options.reduction {
             Reduction::None | Reduction::Sum => None,
-            Reduction::BatchMean => Some(number(examples.first().copied().unwrap_or(1))?),
-            Reduction::Mean if soft => Some(number(examples.iter().product())?),
+            Reduction::BatchMean => Some(scalar(examples.first().copied().unwrap_or(1))?),
+            Reduction::Mean if soft => Some(scalar(examples.iter().product())?),
             Reduction::Mean => {
                 let classes = select::cast_index_to_i32(OP, target, Some(options.ignore_index))?;
                 let left_out = classes.eq(i64::from(kernel_ignore_index(options)))?;

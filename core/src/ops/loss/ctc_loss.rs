@@ -110,11 +110,11 @@ impl Tensor {
         let (inputs, counts) = (ints(input_lengths)?.unsqueeze(1)?, ints(target_lengths)?.unsqueeze(1)?);
         // A blank before each label and after the last.
         let labels = ints(targets)?;
-        let outside = |t: &Tensor, most: usize| t.lt(0)?.logical_or(&t.gt(most as i64)?);
+        let outside = |t: &Tensor, max: usize| t.lt(0)?.logical_or(&t.gt(max as i64)?);
         let mut invalid = outside(&inputs, steps)?.logical_or(&outside(&counts, longest)?)?.squeeze(1)?;
         if longest > 0 {
-            let place = Tensor::arange(0.0, longest as f64, 1.0, DType::I32, self.device())?;
-            let read = place.lt(&counts)?;
+            let position = Tensor::arange(0.0, longest as f64, 1.0, DType::I32, self.device())?;
+            let read = position.lt(&counts)?;
             let used = labels.masked_fill(&read.logical_not()?, blank as i64)?;
             invalid = invalid.logical_or(&outside(&used, classes - 1)?.any([1], false)?)?;
         }
@@ -132,8 +132,8 @@ impl Tensor {
             let before = states.pad(&[2, 0], PadMode::Constant(blank as f64))?.narrow(1, 0, width)?;
             states.eq(blank as i64)?.logical_or(&states.eq(&before)?)?
         };
-        let place = Tensor::arange(0.0, width as f64, 1.0, DType::I32, self.device())?;
-        let mut alpha = scores.select(0, 0)?.masked_fill(&place.gt(1)?, LOG_ZERO)?;
+        let position = Tensor::arange(0.0, width as f64, 1.0, DType::I32, self.device())?;
+        let mut alpha = scores.select(0, 0)?.masked_fill(&position.gt(1)?, LOG_ZERO)?;
         for t in 1..steps {
             let wide = alpha.pad(&[2, 0], PadMode::Constant(LOG_ZERO))?;
             let [stay, next, skip] = [2, 1, 0].map(|k| wide.narrow(1, k, width));

@@ -166,9 +166,10 @@ impl Tensor {
         let (x, y) = batch_scores_and_targets(OP, self, target, false)?;
         let missed = x.sub(&x.gather(1, &y)?)?.add(margin)?.relu()?;
         let missed = if p == 2 { missed.square()? } else { missed };
-        let own = Tensor::arange(0.0, x.shape()[1] as f64, 1.0, DType::I32, x.device())?.eq(&y)?;
+        let is_target = Tensor::arange(0.0, x.shape()[1] as f64, 1.0, DType::I32, x.device())?.eq(&y)?;
         let missing = y.lt(0)?.logical_or(&y.ge(x.shape()[1] as i64)?)?.squeeze(1)?;
-        let losses = missed.masked_fill(&own, 0.0)?.mean([1], false)?.masked_fill(&missing, f64::NAN)?;
+        let losses =
+            missed.masked_fill(&is_target, 0.0)?.mean([1], false)?.masked_fill(&missing, f64::NAN)?;
         let weight = weight.map(|w| w.index_select(0, &y.reshape([-1])?)).transpose()?;
         squeeze_unbatched(apply_weight_and_reduce(losses, weight.as_ref(), reduction)?, self, reduction)
     }

@@ -136,11 +136,11 @@ impl LinearOperands {
 }
 
 fn check_shapes(op: &'static str, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<()> {
-    let (&[outputs, features], Some(&given)) = (weight.shape(), x.shape().last()) else {
+    let (&[outputs, features], Some(&x_features)) = (weight.shape(), x.shape().last()) else {
         fail!(shape(op, [x, weight]), "takes x of [.., in] and a weight of [out, in]")
     };
-    fail_if!(features != given;
-        shape(op, [x, weight]), "the weight takes {features} features, the last extent of x is {given}");
+    fail_if!(features != x_features;
+        shape(op, [x, weight]), "the weight takes {features} features, the last extent of x is {x_features}");
     if let Some(bias) = bias.filter(|bias| bias.shape() != [outputs]) {
         let rule = format!("takes a bias of [{outputs}], one number for each output");
         return Err(Error::shape(op, rule, &[weight.shape(), bias.shape()]));
@@ -178,9 +178,9 @@ fn mlp_hidden_backward(
 fn check_same_dtype(op: &'static str, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<()> {
     for (name, t) in [("weight", Some(weight)), ("bias", bias)] {
         if let Some(t) = t.filter(|t| t.dtype() != x.dtype()) {
-            let (shape, own, dtype) = (x.shape(), t.shape(), t.dtype());
+            let (shape, parameter_shape, dtype) = (x.shape(), t.shape(), t.dtype());
             let rule = format!(
-                "the {name} {own:?} is {dtype}, the input {shape:?} is not; cast the input to {dtype} with `to_dtype`"
+                "the {name} {parameter_shape:?} is {dtype}, the input {shape:?} is not; cast the input to {dtype} with `to_dtype`"
             );
             return Err(Error::dtype(op, x.dtype(), rule));
         }
@@ -247,16 +247,16 @@ impl Tensor {
         // x is saved for the weight's gradient only.
         let kept = weight.requires_grad().then(|| SavedTensor::input(&flat));
         // Save the original weight, whose type the gradient has. The product uses the layer's cast.
-        let own = x.requires_grad().then(|| layer.save_operand(weight));
+        let saved_weight = x.requires_grad().then(|| layer.save_operand(weight));
         drop(flat);
         let x_shape: Dims = x.shape().into();
         Ok(autograd::differentiable(OP, out, &inputs, move |g, wants| {
             let sums = g.cached_column_sums();
             let g = flatten_to_rows(g)?;
             let kept = kept.as_ref().map(|x| x.unpack(wants)).transpose()?;
-            let own = own.as_ref().map(|w| w.unpack(wants)).transpose()?;
+            let saved_weight = saved_weight.as_ref().map(|w| w.unpack(wants)).transpose()?;
             if wants.create_graph() {
-                return layer.differentiable_grads(&g, kept, own, &x_shape, wants);
+                return layer.differentiable_grads(&g, kept, saved_weight, &x_shape, wants);
             }
             let dx = match wants[0] {
                 true => Some(matmul::gemm(OP, &g, &layer.compute_weight)?.reshape(&x_shape[..])?),
@@ -327,10 +327,10 @@ impl Tensor {
             t[0].linear(&low(1)?, Some(&low(2)?))?.gelu_tanh()?.linear(&low(3)?, Some(&low(4)?))
         };
         Ok(autograd::composite_differentiable(OP, out, &inputs, saved, composed, move |g, wants| {
-            let given = g.cached_column_sums();
+            let column_sums = g.cached_column_sums();
             let g = flatten_to_rows(g)?;
             let (hidden, wide, sums) = mlp_hidden_backward(OP, &g, &second.compute_weight, &before)?;
-            let [dw2, db2] = second.parameter_grads(&g, Some(&wide), given, wants, 3)?;
+            let [dw2, db2] = second.parameter_grads(&g, Some(&wide), column_sums, wants, 3)?;
             drop((g, wide));
             let [dw1, db1] = first.parameter_grads(&hidden, Some(&flat), Some(sums), wants, 1)?;
             let dx = match wants[0] {

@@ -107,7 +107,7 @@ impl CostModel {
         let far = if gathered { 2 } else { 1 };
         // Software devices run on few cores and load one lane at a time: measured on lavapipe.
         let DeviceInfo { limits, features, software, .. } = device.info();
-        let turns = limits.max_loop_iterations as usize / 2;
+        let iterations = limits.max_loop_iterations as usize / 2;
         let workgroup_memory = limits.max_workgroup_memory as usize;
         let features = *features;
         if *software {
@@ -116,7 +116,7 @@ impl CostModel {
                 split_k_workgroups: 8,
                 shared_load_cost: 20,
                 global_load_cost: 30 * far,
-                max_iterations: turns,
+                max_iterations: iterations,
                 workgroup_memory,
                 unrolls: false,
                 features,
@@ -127,7 +127,7 @@ impl CostModel {
                 split_k_workgroups: 512,
                 shared_load_cost: 2,
                 global_load_cost: 4 * far,
-                max_iterations: turns,
+                max_iterations: iterations,
                 workgroup_memory,
                 unrolls: true,
                 features,
@@ -243,17 +243,18 @@ impl TilePlan {
 
     fn with_splits(
         extents: MatmulExtents,
-        way: MatmulVariant,
+        variant: MatmulVariant,
         groups: usize,
         splits: usize,
         costs: CostModel,
     ) -> Self {
-        let (k, turns) = way.loop_iterations();
-        let splits = splits.max((extents.k / k).saturating_mul(turns).div_ceil(costs.max_iterations.max(1)));
+        let (k, iterations) = variant.loop_iterations();
+        let splits =
+            splits.max((extents.k / k).saturating_mul(iterations).div_ceil(costs.max_iterations.max(1)));
         // Round splits up to whole tiles, so that only the last may be partial.
-        let step = if matches!(way, MatmulVariant::Cooperative(_)) { COOPERATIVE_DEPTH } else { 16 };
+        let step = if matches!(variant, MatmulVariant::Cooperative(_)) { COOPERATIVE_DEPTH } else { 16 };
         let chunk = extents.k.div_ceil(splits).next_multiple_of(step);
-        Self { extents, variant: way, workgroups_per_split: groups, split_k: splits, k_per_split: chunk }
+        Self { extents, variant, workgroups_per_split: groups, split_k: splits, k_per_split: chunk }
     }
 
     fn estimate_cost(
@@ -332,10 +333,10 @@ impl TilePlan {
     /// Returns the first six words of the kernel's parameters.
     pub(crate) fn params(&self) -> KernelParams {
         let MatmulExtents { m, n, k, batch } = self.extents;
-        let (terms, turns) = self.variant.loop_iterations();
-        let turns = self.k_per_split.div_ceil(terms) * turns + 16;
+        let (terms, iterations) = self.variant.loop_iterations();
+        let iterations = self.k_per_split.div_ceil(terms) * iterations + 16;
         kernel_params! { m, n, k, batch, chunk: self.k_per_split, splits: self.split_k }
-            .loop_iterations(turns)
+            .loop_iterations(iterations)
     }
 
     /// Runs the kernel over `inputs` into the contiguous `out`, and a second stage that adds the splits.

@@ -332,13 +332,13 @@ impl Tensor {
         let out = norm.run_element_kernel(None, &statistics, None)?;
         let inputs = bindings![self, weight, bias];
         let saved = save_substitutes(&bindings![&norm.x, &norm.weight, &norm.bias], &inputs);
-        let given = statistics.clone();
+        let saved_statistics = statistics.clone();
         let composed = move |t: &[Tensor]| {
             let x = t[0].reshape([batch, n, run])?;
             let x = if training {
                 normalize_composite(&x, &[0, 2], false, eps)?
             } else {
-                let [mean, rstd] = [0, 1].map(|k| given.select(0, k)?.reshape([n, 1]));
+                let [mean, rstd] = [0, 1].map(|k| saved_statistics.select(0, k)?.reshape([n, 1]));
                 x.to_dtype(DType::F32)?.sub(&mean?)?.mul(&rstd?)?
             };
             finish(&x, t)

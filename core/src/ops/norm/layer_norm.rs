@@ -90,8 +90,8 @@ impl RowNorm {
         fits.then_some(Self { op, rows, extent, is_rms: rms, eps, weight, bias, branch_dtype: None })
     }
 
-    fn row_config(extent: usize, most: usize) -> RowConfig {
-        RowConfig::for_contiguous_rows(extent, extent.is_multiple_of(VEC4_WIDTH), most)
+    fn row_config(extent: usize, max_steps: usize) -> RowConfig {
+        RowConfig::for_contiguous_rows(extent, extent.is_multiple_of(VEC4_WIDTH), max_steps)
     }
 
     fn spec(&self, config: RowConfig) -> KernelSpec {
@@ -115,8 +115,8 @@ impl RowNorm {
         result: DType,
     ) -> Result<(Tensor, Tensor)> {
         let out = Tensor::empty(x.shape(), result, x.device())?;
-        let numbers = if self.is_rms { 1 } else { 2 };
-        let statistics = Tensor::empty([numbers, self.rows], DType::F32, x.device())?;
+        let statistic_count = if self.is_rms { 1 } else { 2 };
+        let statistics = Tensor::empty([statistic_count, self.rows], DType::F32, x.device())?;
         let (residual, sum) = added.unzip();
         if out.numel() == 0 {
             return Ok((out, statistics));
@@ -133,21 +133,23 @@ impl RowNorm {
         Ok((out, statistics))
     }
 
-    /// Computes the gradients of x, weight and bias. `more` is another gradient of x to add, and a flag that
+    /// Computes the gradients of x, weight and bias. `extra_grad` is another gradient of x to add, and a flag that
     /// allows to overwrite its memory with the sum.
     fn backward(
         &self,
         g: &Tensor,
         kept: &SavedRows,
         statistics: &Tensor,
-        more: Option<(Tensor, bool)>,
+        extra_grad: Option<(Tensor, bool)>,
         wants: &[bool],
     ) -> Result<InputGrads> {
         let g = contiguous_zero_offset(g)?;
-        let (more, inplace) = more.map_or((None, false), |(more, inplace)| (Some(more), inplace));
-        let more = if inplace { more } else { more.map(|m| contiguous_zero_offset(&m)).transpose()? };
-        let out = match &more {
-            Some(more) if inplace => more.clone(),
+        let (extra_grad, inplace) =
+            extra_grad.map_or((None, false), |(extra_grad, inplace)| (Some(extra_grad), inplace));
+        let extra_grad =
+            if inplace { extra_grad } else { extra_grad.map(|m| contiguous_zero_offset(&m)).transpose()? };
+        let out = match &extra_grad {
+            Some(extra_grad) if inplace => extra_grad.clone(),
             _ => Tensor::empty(g.shape(), kept.dtype(), g.device())?,
         };
         let config = Self::row_config(self.extent, BACKWARD_REGISTER_STEPS);
@@ -162,15 +164,15 @@ impl RowNorm {
         let low = self.branch_dtype.filter(|&dtype| wants[0] && dtype != out.dtype());
         let low = low.map(|dtype| Tensor::empty(g.shape(), dtype, g.device())).transpose()?;
         if out.numel() > 0 {
-            let more = more.as_ref();
-            let added = more.filter(|_| !inplace);
+            let extra_grad = extra_grad.as_ref();
+            let added = extra_grad.filter(|_| !inplace);
             let others = bindings![&self.weight, statistics, added, &out, &low, &partial];
-            let most = g.device().info().limits.max_bindings as usize;
-            let (x, residual) = kept.kernel_operands(most - others.len() - 1)?;
+            let max_bindings = g.device().info().limits.max_bindings as usize;
+            let (x, residual) = kept.kernel_operands(max_bindings - others.len() - 1)?;
             let name = |t: Option<&Tensor>| t.map_or("", |t| t.dtype().name());
             let spec = kernel_spec! {
                 ..self.spec(config); pass: "backward", x: x.dtype().name(), residual: name(residual),
-                g: g.dtype().name(), extra_grad: name(more), inplace, result: out.dtype().name(),
+                g: g.dtype().name(), extra_grad: name(extra_grad), inplace, result: out.dtype().name(),
                 copy: name(low.as_ref()), partial: if sums { sections } else { 0 },
             };
             let tensors = bindings![&g, &x, residual, &others[..]];
@@ -180,12 +182,14 @@ impl RowNorm {
             launch::launch(&spec, &tensors, params, groups)?;
         }
         let mut summed = partial.as_ref().map(sum_parts).transpose()?.into_iter().flatten();
-        let (scaled, plain, given) = (summed.next(), summed.next(), summed.next());
-        drop((partial, more));
-        let out = match (low, given) {
+        let (scaled, plain, result_sum) = (summed.next(), summed.next(), summed.next());
+        drop((partial, extra_grad));
+        let out = match (low, result_sum) {
             (None, None) => out,
-            (Some(low), given) => out.with_grad_extras(Some(low.with_grad_extras(None, given)), None),
-            (None, given) => out.with_grad_extras(None, given),
+            (Some(low), result_sum) => {
+                out.with_grad_extras(Some(low.with_grad_extras(None, result_sum)), None)
+            }
+            (None, result_sum) => out.with_grad_extras(None, result_sum),
         };
         let sums = scaled.zip(plain).map(|(scaled, plain)| [Ok(scaled), Ok(plain)]);
         with_parameter_grads(wants[0].then_some(out), [&self.weight, &self.bias], sums, wants)
@@ -209,14 +213,14 @@ impl RowNorm {
             let whole = |m: &Tensor| m.is_contiguous() && m.layout().offset() == 0 && m.dtype() == x.dtype();
             let of_node = || {
                 let grad = wants.take_pending_grad(0)?;
-                let own = grad.is_unique() && whole(&grad);
-                Some((grad, own))
+                let may_overwrite = grad.is_unique() && whole(&grad);
+                Some((grad, may_overwrite))
             };
             // Also add into the gradient of a leaf, such as a checkpoint's input, so that a checkpoint's
             // gradients have the same bits.
             let of_leaf = || wants.leaf_grad_to_accumulate(0).filter(whole).map(|m| (m, true));
-            let more = if wants[0] { of_node().or_else(of_leaf) } else { None };
-            self.backward(g, &x, &statistics, more, wants)
+            let extra_grad = if wants[0] { of_node().or_else(of_leaf) } else { None };
+            self.backward(g, &x, &statistics, extra_grad, wants)
         })
     }
 }

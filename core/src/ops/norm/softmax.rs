@@ -50,14 +50,14 @@ impl RowLayout {
         kernel_params! { ..more(params); shape: &self.shape, strides: &self.strides }
     }
 
-    /// Returns the register layout for rows of `x`, with at most `most` vec4 steps for each thread.
-    pub(crate) fn row_config(&self, x: &Tensor, most: usize) -> RowConfig {
+    /// Returns the register layout for rows of `x`, with at most `max_steps` vec4 steps for each thread.
+    pub(crate) fn row_config(&self, x: &Tensor, max_steps: usize) -> RowConfig {
         let quads =
             supports_vec4(x.dtype()) && self.is_vec4_aligned(x) && self.extent.is_multiple_of(VEC4_WIDTH);
         if self.across {
             RowConfig::for_strided_rows(self.extent)
         } else {
-            RowConfig::for_contiguous_rows(self.extent, quads, most)
+            RowConfig::for_contiguous_rows(self.extent, quads, max_steps)
         }
     }
 
@@ -197,10 +197,10 @@ fn softmax_with_grad(log: bool, x: &Tensor, dim: isize) -> Result<Tensor> {
         }
         // Round to the element type at the end, as the kernel does.
         let wide = norm_compute_dtype(g.dtype());
-        let (given, y) = (g.to_dtype(wide)?, y.to_dtype(wide)?);
+        let (grad, y) = (g.to_dtype(wide)?, y.to_dtype(wide)?);
         let grad = match log {
-            false => y.mul(&given.sub(&given.mul(&y)?.sum([dim], true)?)?)?,
-            true => given.sub(&y.exp()?.mul(&given.sum([dim], true)?)?)?,
+            false => y.mul(&grad.sub(&grad.mul(&y)?.sum([dim], true)?)?)?,
+            true => grad.sub(&y.exp()?.mul(&grad.sum([dim], true)?)?)?,
         };
         grad.to_dtype(g.dtype())
     }))

@@ -90,8 +90,8 @@ impl Scan<'_> {
     }
 
     /// Scans the totals of chunks, recursively in chunks if there are many.
-    fn scan_totals(&self, given: &ChunkTotals, compute: DType, device: &Device) -> Result<ChunkTotals> {
-        let &ChunkTotals { rows, chunks: extent, .. } = given;
+    fn scan_totals(&self, totals: &ChunkTotals, compute: DType, device: &Device) -> Result<ChunkTotals> {
+        let &ChunkTotals { rows, chunks: extent, .. } = totals;
         let (threads_per_row, chunk) = split_chunk_totals(rows, extent);
         let chunks = extent.div_ceil(chunk);
         let step = |stage: &'static str, before: Option<&ChunkTotals>, to: &ChunkTotals| {
@@ -105,7 +105,7 @@ impl Scan<'_> {
             }
             .loop_iterations(loop_iterations(threads_per_row, chunk));
             let tensors: SmallVec<[&Tensor; 6]> =
-                [Some(given), before, Some(to)].into_iter().flatten().flat_map(|t| &t.parts).collect();
+                [Some(totals), before, Some(to)].into_iter().flatten().flat_map(|t| &t.parts).collect();
             launch::launch(&spec, &tensors, params, chunk_workgroups(rows * chunks, threads_per_row))
         };
         let out = self.alloc_totals(compute, device, rows, extent)?;
@@ -138,9 +138,9 @@ impl Scan<'_> {
         };
         launch::check_device_dtype(self.op, compute, x.device())?;
         let value = Tensor::empty(x.shape(), result, x.device())?;
-        let place = extreme.then(|| Tensor::empty(x.shape(), DType::I64, x.device())).transpose()?;
+        let indices = extreme.then(|| Tensor::empty(x.shape(), DType::I64, x.device())).transpose()?;
         if x.numel() == 0 {
-            return Ok((value, place));
+            return Ok((value, indices));
         }
         let layout = RowLayout::new(self.op, x, d as isize)?;
         let (rows, extent) = (layout.rows, layout.extent);
@@ -150,7 +150,7 @@ impl Scan<'_> {
         let step = |stage: &'static str, before: Option<&ChunkTotals>, to: &[&Tensor]| {
             let spec = kernel_spec! {
                 "scan", source: name(x), compute: launch::shader_dtype_name(compute, x.device()),
-                out: name(&value), index: place.as_ref().map_or("", name), combine: self.combine,
+                out: name(&value), index: indices.as_ref().map_or("", name), combine: self.combine,
                 exclusive: self.exclusive && stage != "totals", reverse: self.reverse, threads_per_row, stage,
                 level: 0usize,
             };
@@ -159,7 +159,7 @@ impl Scan<'_> {
             let tensors = bindings![x, self.factor, before.map_or(&[][..], |totals| &totals.parts), to];
             launch::launch(&spec, &tensors, params, chunk_workgroups(rows * chunks, threads_per_row))
         };
-        let results: SmallVec<[&Tensor; 2]> = std::iter::once(&value).chain(place.as_ref()).collect();
+        let results: SmallVec<[&Tensor; 2]> = std::iter::once(&value).chain(indices.as_ref()).collect();
         if chunks == 1 {
             step("whole", None, &results)?;
         } else {
@@ -168,7 +168,7 @@ impl Scan<'_> {
             step("carried", Some(&self.scan_totals(&totals, compute, x.device())?), &results)?;
         }
         drop(results);
-        Ok((value, place))
+        Ok((value, indices))
     }
 }
 
@@ -260,18 +260,18 @@ impl Tensor {
         combine: &'static str,
         dim: isize,
     ) -> Result<(Tensor, Tensor)> {
-        let (value, place) = Scan { op, combine, ..Scan::default() }.run(self, dim)?;
-        let Some(place) = place else {
-            return Err(Error::argument(op, "gives values and places")); // invariant: extremes have places
+        let (value, indices) = Scan { op, combine, ..Scan::default() }.run(self, dim)?;
+        let Some(indices) = indices else {
+            return Err(Error::argument(op, "gives values and indices")); // invariant: extremes have indices
         };
-        let (at, shape): (_, Dims) = (SavedTensor::input(&place), self.shape().into());
+        let (at, shape): (_, Dims) = (SavedTensor::input(&indices), self.shape().into());
         let value = autograd::differentiable_unary(op, value, self, move |g, wants| {
             let at = at.unpack(wants)?;
             // One element may receive many gradients, so 16-bit gradients are rounded once.
             let wide = if g.dtype().size() == 2 { g.to_dtype(DType::F32)? } else { g.clone() };
             value_selecting_backward(&wide, &at, &shape, dim, true)?.to_dtype(g.dtype())
         });
-        Ok((value, place))
+        Ok((value, indices))
     }
 
     /// Computes the logarithm of the cumulative sum of exponentials along `dim`, without overflow.
@@ -356,8 +356,8 @@ mod tests {
             let (mut threads_per_row, mut chunk) = split_rows(rows, extent, 1 << inner);
             for _level in 0..8 {
                 // Each workgroup-sized block takes one iteration and eight of the inner loop.
-                let turns = if threads_per_row == 1 { chunk } else { chunk.div_ceil(WORKGROUP_SIZE) * 9 };
-                prop_assert!(turns + 8 < 65_535 / 2, "{} turns for {} x {}", turns, rows, extent);
+                let iterations = if threads_per_row == 1 { chunk } else { chunk.div_ceil(WORKGROUP_SIZE) * 9 };
+                prop_assert!(iterations + 8 < 65_535 / 2, "{} iterations for {} x {}", iterations, rows, extent);
                 if chunk >= extent { return Ok(()); }
                 extent = extent.div_ceil(chunk);
                 (threads_per_row, chunk) = split_chunk_totals(rows, extent);

@@ -85,7 +85,7 @@ impl Tensor {
         let axes = ReduceDims::new(op.name, self.shape(), dims)?;
         let center = self.mean_keepdim(&axes)?;
         let freedom = (axes.elements_per_output as f64 - correction).max(0.0);
-        let within = |op, divisor| {
+        let reduce_with = |op, divisor| {
             let extra = ReduceArgs { center: Some(&center), ..ReduceArgs::with_params(divisor, 0.0) };
             reduce_float(op, self, &axes, keepdim, extra)
         };
@@ -93,10 +93,10 @@ impl Tensor {
             // The kernel's parameters are f32.
             DType::F64 if freedom.fract() != 0.0 => {
                 let _no_grad = autograd::no_grad();
-                let out = within(&VAR, 1.0)?.div(freedom)?;
+                let out = reduce_with(&VAR, 1.0)?.div(freedom)?;
                 if op.name == "std" { out.sqrt()? } else { out }
             }
-            _ => within(op, freedom)?,
+            _ => reduce_with(op, freedom)?,
         };
         // Without degrees of freedom the result is infinite. If dimensions are named, PyTorch's gradient
         // divides by the negative difference.
@@ -308,21 +308,21 @@ impl Tensor {
         all.div(&deviation.unsqueeze(1)?)?.div(&deviation)?.clamp(-1.0, 1.0)
     }
 
-    /// Scales each slice along `dim` down to norm `most` if its norm is larger: PyTorch's `renorm`.
+    /// Scales each slice along `dim` down to norm `max_norm` if its norm is larger: PyTorch's `renorm`.
     ///
     /// # Errors
-    /// `self` has fewer than two dimensions or is not a float, or `dim`, `p` or `most` is out of range.
+    /// `self` has fewer than two dimensions or is not a float, or `dim`, `p` or `max_norm` is out of range.
     #[track_caller]
-    pub fn renorm(&self, p: f64, dim: isize, most: f64) -> Result<Tensor> {
-        operation!(OP = "renorm", in_f32[self], |x| x.renorm(p, dim, most));
+    pub fn renorm(&self, p: f64, dim: isize, max_norm: f64) -> Result<Tensor> {
+        operation!(OP = "renorm", in_f32[self], |x| x.renorm(p, dim, max_norm));
         let d = normalize_dim(OP, dim, self.rank())?;
         fail_if!(self.rank() < 2; shape(OP, [self]), "takes at least two dimensions");
-        fail_if!(!(p > 0.0 && most >= 0.0);
-            argument(OP), "takes a p above 0 and a bound from 0 on, got {p} and {most}");
+        fail_if!(!(p > 0.0 && max_norm >= 0.0);
+            argument(OP), "takes a p above 0 and a bound from 0 on, got {p} and {max_norm}");
         let others: Vec<isize> = (0..self.rank()).filter(|&k| k != d).map(|k| k as isize).collect();
         let norm = self.norm(p, &others, true)?;
-        let long = norm.detach().gt(most)?;
-        let factor = norm.add(1e-7)?.reciprocal()?.mul(most)?;
+        let long = norm.detach().gt(max_norm)?;
+        let factor = norm.add(1e-7)?.reciprocal()?.mul(max_norm)?;
         self.mul(&factor.where_(&long, 1.0)?)
     }
 

@@ -82,8 +82,8 @@ pub fn meshgrid(lines: &[impl AsRef<Tensor>], xy: bool) -> Result<Vec<Tensor>> {
     }
     let shape: Dims = order.iter().map(|&k| lines[k].numel()).collect();
     let view = |(k, line): (usize, &&Tensor)| {
-        let own: Dims = order.iter().map(|&o| if o == k { line.numel() } else { 1 }).collect();
-        line.reshape(&own[..])?.broadcast_to(&shape)
+        let line_shape: Dims = order.iter().map(|&o| if o == k { line.numel() } else { 1 }).collect();
+        line.reshape(&line_shape[..])?.broadcast_to(&shape)
     };
     lines.iter().enumerate().map(view).collect()
 }
@@ -203,14 +203,15 @@ impl Tensor {
             argument(OP), "{r} of {n} elements at a time are too many to go through");
         let line = Tensor::arange(0.0, n as f64, 1.0, DType::I32, self.device())?;
         // Keep the tuples whose indices ascend, strictly or not: combine the flags of all neighbouring pairs.
-        let places = meshgrid(&vec![&line; r], false)?;
+        let grids = meshgrid(&vec![&line; r], false)?;
         let mut rising = Tensor::ones(vec![n; r], DType::Bool, self.device())?;
-        for pair in places.windows(2) {
+        for pair in grids.windows(2) {
             let holds = if with_replacement { pair[0].le(&pair[1])? } else { pair[0].lt(&pair[1])? };
             rising = rising.logical_and(&holds)?;
         }
-        let chosen = nonzero_coordinates_of_count(OP, &rising, combination_count(n, r, with_replacement))?;
-        self.index_select(0, &chosen.reshape([-1])?)?.reshape(chosen.shape())
+        let combinations =
+            nonzero_coordinates_of_count(OP, &rising, combination_count(n, r, with_replacement))?;
+        self.index_select(0, &combinations.reshape([-1])?)?.reshape(combinations.shape())
     }
 
     /// Returns the indices on and below a diagonal of a matrix in row-major order, as i64 \[2, count\]:
@@ -265,25 +266,25 @@ impl Tensor {
             fail_if!(t.rank() == 0 && !dims.is_empty();
                 shape(OP, [self, other]), "a tensor without dimensions has none of {dims:?} to sum over");
         }
-        let mine = distinct_dims(OP, dims, self.rank())?;
-        let theirs = distinct_dims(OP, other_dims, other.rank())?;
+        let self_contracted = distinct_dims(OP, dims, self.rank())?;
+        let other_contracted = distinct_dims(OP, other_dims, other.rank())?;
         let extents =
-            |t: &Tensor, places: &[usize]| -> Dims { places.iter().map(|&d| t.shape()[d]).collect() };
-        let shared = extents(self, &mine);
-        fail_if!(shared != extents(other, &theirs); shape(OP, [self, other]),
+            |t: &Tensor, dims_of: &[usize]| -> Dims { dims_of.iter().map(|&d| t.shape()[d]).collect() };
+        let shared = extents(self, &self_contracted);
+        fail_if!(shared != extents(other, &other_contracted); shape(OP, [self, other]),
             "takes dimensions of the same extents, got {dims:?} and {other_dims:?}");
-        let rest = |t: &Tensor, places: &[usize]| -> Dims {
-            (0..t.rank()).filter(|d| !places.contains(d)).collect()
+        let rest = |t: &Tensor, dims_of: &[usize]| -> Dims {
+            (0..t.rank()).filter(|d| !dims_of.contains(d)).collect()
         };
-        let (left, right) = (rest(self, &mine), rest(other, &theirs));
+        let (left, right) = (rest(self, &self_contracted), rest(other, &other_contracted));
         let order = |first: &[usize], second: &[usize]| -> Vec<isize> {
             first.iter().chain(second).map(|&d| d as isize).collect()
         };
         let (rows, columns) = (extents(self, &left), extents(other, &right));
         let (m, k, n): (usize, usize, usize) =
             (rows.iter().product(), shared.iter().product(), columns.iter().product());
-        let a = self.permute(order(&left, &mine))?.reshape([m, k])?;
-        let b = other.permute(order(&theirs, &right))?.reshape([k, n])?;
+        let a = self.permute(order(&left, &self_contracted))?.reshape([m, k])?;
+        let b = other.permute(order(&other_contracted, &right))?.reshape([k, n])?;
         a.matmul(&b)?.reshape(&[&rows[..], &columns].concat()[..])
     }
 }

@@ -105,8 +105,8 @@ fn strided_view(
     let view = x.with_layout(make(x.strides(), x.layout().offset()));
     let shape: Dims = x.shape().into();
     let make = Arc::new(make);
-    let again = make.clone();
-    let forward = move |x: &Tensor| Ok(x.with_layout(again(x.strides(), x.layout().offset())));
+    let forward_layout = make.clone();
+    let forward = move |x: &Tensor| Ok(x.with_layout(forward_layout(x.strides(), x.layout().offset())));
     autograd::linear_differentiable(op, view, x, forward, move |g| {
         let layout = make(&contiguous_strides(&shape), 0);
         strided_sum(op, g, &layout, 0, numel(&shape))?.reshape(&shape[..])
@@ -202,37 +202,42 @@ impl Tensor {
         fail_if!(!strides || !elements.is_some_and(|n| n == 0 || (n <= MAX_TENSOR_NUMEL && end < there as u128));
             argument(OP),
             "shape {size:?} with strides {stride:?} from {} on leaves the storage of {there} elements", layout.offset());
-        let own = self.layout().clone();
+        let base = self.layout().clone();
         let view = self.with_layout(layout.clone());
-        let back = move |g: &Tensor, own: &Layout, layout: &Layout| {
-            let (start, len) = (own.offset(), own.storage_end().saturating_sub(own.offset()));
+        let back = move |g: &Tensor, base: &Layout, layout: &Layout| {
+            let (start, len) = (base.offset(), base.storage_end().saturating_sub(base.offset()));
             let sum = strided_sum(OP, g, layout, start, len)?;
-            let sum = if own.has_internal_overlap() {
-                let one = Tensor::ones((), g.dtype(), g.device())?.broadcast_to(own.shape())?;
+            let sum = if base.has_internal_overlap() {
+                let one = Tensor::ones((), g.dtype(), g.device())?.broadcast_to(base.shape())?;
                 // Storage elements between those of `self` have count 0 and are not read.
-                sum.div(&strided_sum(OP, &one, own, start, len)?.maximum(1.0)?)?
+                sum.div(&strided_sum(OP, &one, base, start, len)?.maximum(1.0)?)?
             } else {
                 sum
             };
-            Ok(sum.with_layout(Layout::new(own.shape(), own.strides(), 0)))
+            Ok(sum.with_layout(Layout::new(base.shape(), base.strides(), 0)))
         };
         // Elements outside of this tensor are no function of it, so the gradient is not differentiable.
-        let inside = !own.has_internal_overlap()
-            && layout.offset() >= own.offset()
-            && layout.storage_end() <= own.storage_end();
+        let inside = !base.has_internal_overlap()
+            && layout.offset() >= base.offset()
+            && layout.storage_end() <= base.storage_end();
         if !inside {
             return Ok(autograd::once_differentiable(OP, view, &[self], move |g, _| {
-                Ok(smallvec![Some(back(g, &own, &layout)?)])
+                Ok(smallvec![Some(back(g, &base, &layout)?)])
             }));
         }
-        let (place, seen) = (own.clone(), layout.clone());
+        let (forward_base, forward_view) = (base.clone(), layout.clone());
         let forward = move |x: &Tensor| {
-            let (start, len) = (place.offset(), place.storage_end().saturating_sub(place.offset()));
+            let (start, len) =
+                (forward_base.offset(), forward_base.storage_end().saturating_sub(forward_base.offset()));
             let memory = Tensor::zeros([len], x.dtype(), x.device())?;
-            x.copy_into(&memory.with_layout(Layout::new(place.shape(), place.strides(), 0)))?;
-            Ok(memory.with_layout(Layout::new(seen.shape(), seen.strides(), seen.offset() - start)))
+            x.copy_into(&memory.with_layout(Layout::new(forward_base.shape(), forward_base.strides(), 0)))?;
+            Ok(memory.with_layout(Layout::new(
+                forward_view.shape(),
+                forward_view.strides(),
+                forward_view.offset() - start,
+            )))
         };
-        Ok(autograd::linear_differentiable(OP, view, self, forward, move |g| back(g, &own, &layout)))
+        Ok(autograd::linear_differentiable(OP, view, self, forward, move |g| back(g, &base, &layout)))
     }
 
     /// Returns a view of all windows of `size` neighbours, `step` apart: PyTorch's `Tensor.unfold`.
@@ -338,9 +343,10 @@ impl Tensor {
             smallvec![images, channels, size[0] + 2 * blocks.padding[0], size[1] + 2 * blocks.padding[1]];
         let layout = blocks.block_layout(images, channels, counts, &contiguous_strides(&padded), 0);
         let sum = strided_sum(OP, &x, &layout, 0, numel(&padded))?.reshape(&padded[..])?;
-        let (again, size_padded) = (layout.clone(), padded.clone());
-        let forward =
-            move |x: &Tensor| strided_sum(OP, x, &again, 0, numel(&size_padded))?.reshape(&size_padded[..]);
+        let (forward_layout, size_padded) = (layout.clone(), padded.clone());
+        let forward = move |x: &Tensor| {
+            strided_sum(OP, x, &forward_layout, 0, numel(&size_padded))?.reshape(&size_padded[..])
+        };
         let sum = autograd::linear_differentiable(OP, sum, &x, forward, move |g| {
             let g = g.contiguous()?;
             Ok(g.with_layout(Layout::new(layout.shape(), layout.strides(), g.layout().offset())))

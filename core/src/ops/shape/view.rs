@@ -40,12 +40,12 @@ impl Tensor {
         }
         let shape: Dims = self.shape().into();
         let part = Arc::new(part);
-        let again = part.clone();
+        let forward_part = part.clone();
         autograd::linear_differentiable(
             op,
             view,
             self,
-            move |x| again(x),
+            move |x| forward_part(x),
             move |g| {
                 let whole = Tensor::zeros(&shape, g.dtype(), g.device())?;
                 g.copy_into(&part(&whole)?)?;
@@ -361,12 +361,12 @@ impl Tensor {
     /// The rank is 0.
     pub fn tensor_split_at(&self, indices: &[isize], dim: isize) -> Result<Vec<Tensor>> {
         let extent = self.checked_split_extent(dim)?;
-        let place = |&i: &isize| match i {
+        let resolve_bound = |&i: &isize| match i {
             i if i < 0 => extent.saturating_sub(i.unsigned_abs()),
             i => extent.min(i as usize),
         };
-        let starts = [0].into_iter().chain(indices.iter().map(place));
-        let ends = indices.iter().map(place).chain([extent]);
+        let starts = [0].into_iter().chain(indices.iter().map(resolve_bound));
+        let ends = indices.iter().map(resolve_bound).chain([extent]);
         starts.zip(ends).map(|(start, end)| self.narrow(dim, start, end.saturating_sub(start))).collect()
     }
 

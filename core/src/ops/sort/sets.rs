@@ -141,10 +141,10 @@ impl Tensor {
                 let (sorted, line) = (set.sort(0, false)?.0, x.reshape([-1])?);
                 // The two search positions differ if the element is present. Compares wide integers on
                 // devices without 64-bit arithmetic.
-                let place = |right| {
+                let search = |right| {
                     sorted.searchsorted(&line, &SearchSortedOptions { out_int32: true, right, sorter: None })
                 };
-                place(false)?.lt(&place(true)?)?.reshape(self.shape())?
+                search(false)?.lt(&search(true)?)?.reshape(self.shape())?
             }
         };
         if invert { found.logical_not() } else { Ok(found) }
@@ -251,11 +251,11 @@ impl Tensor {
         let (sorted, order) = keys.sort(d, false)?;
         let same = sorted.narrow(d, 1, n - 1)?.eq(&sorted.narrow(d, 0, n - 1)?)?;
         // Distance of each element from the start of its run.
-        let place = Tensor::arange(0.0, n as f64, 1.0, DType::I32, self.device())?.reshape(&line[..])?;
-        let begins = place.narrow(d, 1, n - 1)?.broadcast_to(same.shape())?.masked_fill(&same, 0)?;
+        let positions = Tensor::arange(0.0, n as f64, 1.0, DType::I32, self.device())?.reshape(&line[..])?;
+        let begins = positions.narrow(d, 1, n - 1)?.broadcast_to(same.shape())?.masked_fill(&same, 0)?;
         let zero = Tensor::zeros(with_extent(begins.shape(), d as usize, 1), DType::I32, self.device())?;
         let begins = cat(&[&zero, &begins], d)?.cummax(d)?.0;
-        let at = place.sub(&begins)?.argmax(d, true)?;
+        let at = positions.sub(&begins)?.argmax(d, true)?;
         let index = order.gather(d, &at)?;
         let values = self.gather(d, &index)?;
         if keepdim { Ok((values, index)) } else { Ok((values.squeeze(d)?, index.squeeze(d)?)) }
@@ -282,15 +282,15 @@ impl Tensor {
         }
         let (mut extent, line) = (minlength, cast_index_to_i32(OP, self, None)?);
         if self.numel() > 0 {
-            let (least, most) = (line.min_all()?.item()?, line.max_all()?.item()?);
-            if least < 0.0 {
+            let (min, max) = (line.min_all()?.item()?, line.max_all()?.item()?);
+            if min < 0.0 {
                 // An i32 does not hold every value of an i64.
-                let least = self.to_integers()?.into_iter().min().unwrap_or_default();
-                fail!(argument(OP), "takes values from 0 on, got {least}")
+                let min = self.to_integers()?.into_iter().min().unwrap_or_default();
+                fail!(argument(OP), "takes values from 0 on, got {min}")
             }
-            fail_if!(most >= f64::from(i32::MAX); argument(OP),
+            fail_if!(max >= f64::from(i32::MAX); argument(OP),
                 "counts values below 2^31 - 1, and has a count for each from 0 on; got a larger one");
-            extent = extent.max(most as usize + 1);
+            extent = extent.max(max as usize + 1);
         }
         match weights {
             Some(w) => Tensor::zeros([extent], w.dtype(), self.device())?.index_add(0, &line, w, 1.0),
@@ -323,14 +323,14 @@ impl Tensor {
         }
         let inside = x.ge(min)?.logical_and(&x.le(max)?)?;
         // Powers of two keep the products below finite.
-        let most = if x.dtype() == DType::F64 { 1e300_f64 } else { 1e37 };
-        let excess = ((max - min).log2() + (bins as f64).log2() - most.log2()).ceil();
+        let max_range = if x.dtype() == DType::F64 { 1e300_f64 } else { 1e37 };
+        let excess = ((max - min).log2() + (bins as f64).log2() - max_range.log2()).ceil();
         let scale = (-excess.max(0.0)).exp2();
         let (min, max) = (min * scale, max * scale);
         let x = if excess > 0.0 { x.mul(scale)? } else { x };
-        let place = x.sub(min)?.mul(bins as f64)?.div(max - min)?.masked_fill(&inside.logical_not()?, 0.0)?;
-        let place = place.floor()?.clamp(0.0, bins as f64 - 1.0)?.to_dtype(DType::I32)?;
+        let bin = x.sub(min)?.mul(bins as f64)?.div(max - min)?.masked_fill(&inside.logical_not()?, 0.0)?;
+        let bin = bin.floor()?.clamp(0.0, bins as f64 - 1.0)?.to_dtype(DType::I32)?;
         // Elements out of range get the bin -1, which is not counted.
-        count_values(&place.masked_fill(&inside.logical_not()?, -1)?, bins)?.to_dtype(self.dtype())
+        count_values(&bin.masked_fill(&inside.logical_not()?, -1)?, bins)?.to_dtype(self.dtype())
     }
 }
