@@ -150,11 +150,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_quer
     }
     cp_async_wait<0>();
     __syncthreads();
-    const int start = saved.tile * ROWS, own = start + warp_row();
+    const int start = saved.tile * ROWS, first_row = start + warp_row();
     float factor[ROWS16][2];
 #pragma unroll
     for (int m = 0; m < ROWS16; m++) factor[m][0] = factor[m][1] = p.scale;
-    store_tile<ROWS>(dq, factor, q_tile, warp_row(), head_of(p.dq, saved.batch, saved.head), p.dq.row, own, p.queries);
+    store_tile<ROWS>(dq, factor, q_tile, warp_row(), head_of(p.dq, saved.batch, saved.head), p.dq.row, first_row,
+        p.queries);
     if (p.sums)
         store_row_sums<ROWS>(q_tile, min(ROWS, p.queries - start), g_tile, block_sums(p, p.queries, saved, saved.head));
 }
@@ -183,7 +184,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_keys
 #endif
 
     // The current tile of queries and its head; the next tile to load, `next_tile`, and the rows of its head.
-    int turn = 0, query_head = work.head * queries_per_kv_head, next_tile = 0;
+    int query_tile = 0, query_head = work.head * queries_per_kv_head, next_tile = 0;
     TileSource q_rows = tile_source(p.q_map, p.q, work.batch, query_head, p.queries),
         g_rows = tile_source(p.grad_map, p.grad, work.batch, query_head, p.queries);
     const TileSource k_rows = tile_source(p.k_map, p.k, work.batch, work.head, p.keys),
@@ -202,8 +203,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_keys
                 load_tile<COLS>(g_tiles + stage * TILE_BYTES(COLS), g_rows, at, t);
             }
 #pragma unroll
-            for (int turn = 0; turn < 2 * COLS; turn += THREADS) {
-                const int i = turn + threadIdx.x;
+            for (int first_copy = 0; first_copy < 2 * COLS; first_copy += THREADS) {
+                const int i = first_copy + threadIdx.x;
                 if (2 * COLS % THREADS != 0 && i >= 2 * COLS) break;
                 bool inside = at + i % COLS < p.queries;
                 const float* from = p.stats + (i < COLS ? 0 : (i64)p.batch * p.heads * p.queries);
@@ -238,11 +239,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_keys
         cp_async_wait<STAGES - 2>();
         wait_stage_loads(t);
         prefetch(t + STAGES - 1);
-        const int within = turn, head = query_head, stage = t % STAGES;
-        if (++turn == tiles) turn = 0, query_head++;
-        if (within < begin || within >= end) continue;
+        const int tile = query_tile, head = query_head, stage = t % STAGES;
+        if (++query_tile == tiles) query_tile = 0, query_head++;
+        if (tile < begin || tile >= end) continue;
         const u32 q = q_tiles + stage * TILE_BYTES(COLS), g = g_tiles + stage * TILE_BYTES(COLS);
-        const int query = (first + within) * COLS;
+        const int query = (first + tile) * COLS;
         // Queries past the end are zeros, and add nothing.
         const bool edge = row + 16 * ROWS16 - 1 > query + p.right || row < query + COLS - 1 - p.left;
         Accumulators<COLS> s, dp;
@@ -308,14 +309,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_keys
     }
     cp_async_wait<0>();
     __syncthreads();
-    const int start = saved.tile * ROWS, own = start + warp_row();
+    const int start = saved.tile * ROWS, first_row = start + warp_row();
     float factor[ROWS16][2];
 #pragma unroll
     for (int m = 0; m < ROWS16; m++) factor[m][0] = factor[m][1] = p.scale;
-    store_tile<ROWS>(dk, factor, k_tile, warp_row(), head_of(p.dk, saved.batch, saved.head), p.dk.row, own, p.keys);
+    store_tile<ROWS>(dk, factor, k_tile, warp_row(), head_of(p.dk, saved.batch, saved.head), p.dk.row, first_row,
+        p.keys);
 #pragma unroll
     for (int m = 0; m < ROWS16; m++) factor[m][0] = factor[m][1] = DROPOUT_SCALE(p);
-    store_tile<ROWS>(dv, factor, v_tile, warp_row(), head_of(p.dv, saved.batch, saved.head), p.dv.row, own, p.keys);
+    store_tile<ROWS>(dv, factor, v_tile, warp_row(), head_of(p.dv, saved.batch, saved.head), p.dv.row, first_row,
+        p.keys);
     if (p.sums) {
         const int rows = min(ROWS, p.keys - start), head = p.heads + saved.head;
         store_row_sums<ROWS>(k_tile, rows, q_tiles, block_sums(p, p.keys, saved, head));

@@ -24,7 +24,7 @@
 
 // Heads of rows of HEAD elements; strides in elements, multiples of 8.
 struct Heads {
-    u16* at;
+    u16* data;
     i64 batch, head;
     int row, unused;
 };
@@ -60,7 +60,7 @@ struct Params {
 #endif
 };
 
-INLINE u16* head_of(const Heads& h, int batch, int head) { return h.at + batch * h.batch + head * h.head; }
+INLINE u16* head_of(const Heads& h, int batch, int head) { return h.data + batch * h.batch + head * h.head; }
 
 INLINE u32 shared_base(const void* memory) {
     return (static_cast<u32>(__cvta_generic_to_shared(memory)) + 1023) & ~1023u;
@@ -139,13 +139,13 @@ INLINE void wait_stage_loads(int t) {
 #define ISSUES_LOADS true
 
 struct TileSource {
-    const u16* at;
+    const u16* data;
     int stride, end;
 };
 INLINE TileSource tile_source(const Map&, const Heads& heads, int batch, int head, int count) {
     return {head_of(heads, batch, head), heads.row, count};
 }
-INLINE void advance_head(TileSource& rows, const Heads& heads) { rows.at += heads.head; }
+INLINE void advance_head(TileSource& rows, const Heads& heads) { rows.data += heads.head; }
 
 INLINE void init_stages() {}
 INLINE void begin_stage_loads(int, int) {}
@@ -157,16 +157,16 @@ template <int TILE_ROWS> INLINE void load_tile(u32 tile, const TileSource& from,
         constexpr int STEP = THREADS / PARTS;
         int row = threadIdx.x / PARTS, part = threadIdx.x % PARTS;
         u32 to = tile_address<TILE_ROWS>(tile, row, part);
-        const u16* at = from.at + (i64)(first + row) * from.stride + part * 8;
+        const u16* at = from.data + (i64)(first + row) * from.stride + part * 8;
         // Most tiles are complete.
         if (HEAD == DEPTH && first + TILE_ROWS <= from.end) {
 #pragma unroll
             for (int i = 0; i < TILE_ROWS / STEP; i++, at += STEP * from.stride) copy_async(to + i * (STEP * 128), at);
         } else {
-            int left = part * 8 < HEAD ? from.end - first - row : 0;
+            int valid_rows = part * 8 < HEAD ? from.end - first - row : 0;
 #pragma unroll
             for (int i = 0; i < TILE_ROWS / STEP; i++, at += STEP * from.stride)
-                copy_async(to + i * (STEP * 128), at, i * STEP < left);
+                copy_async(to + i * (STEP * 128), at, i * STEP < valid_rows);
         }
     } else {
 #pragma unroll
@@ -176,7 +176,7 @@ template <int TILE_ROWS> INLINE void load_tile(u32 tile, const TileSource& from,
             int row = at / PARTS, part = at % PARTS;
             bool inside = first + row < from.end && part * 8 < HEAD;
             copy_async(tile_address<TILE_ROWS>(tile, row, part),
-                from.at + (inside ? (i64)(first + row) * from.stride + part * 8 : 0), inside);
+                from.data + (inside ? (i64)(first + row) * from.stride + part * 8 : 0), inside);
         }
     }
 }
@@ -297,9 +297,10 @@ template <int TILE_ROWS, int N> INLINE void mma_abt(Accumulators<N>& s, const Ti
     for (int n = 0; n < N; n += 64)
 #pragma unroll
         for (int k = 0; k < DEPTH / 16; k++) {
-            u64 from = make_descriptor(descriptor_low_word(b, 16) + (k / 4) * (TILE_ROWS * 8) + n * 8 + (k % 4) * 2);
-            if (k == 0) wgmma_rs<false>(&s.v[0][n / 8], a.v[0][k], from);
-            else wgmma_rs<true>(&s.v[0][n / 8], a.v[0][k], from);
+            u64 b_descriptor =
+                make_descriptor(descriptor_low_word(b, 16) + (k / 4) * (TILE_ROWS * 8) + n * 8 + (k % 4) * 2);
+            if (k == 0) wgmma_rs<false>(&s.v[0][n / 8], a.v[0][k], b_descriptor);
+            else wgmma_rs<true>(&s.v[0][n / 8], a.v[0][k], b_descriptor);
         }
 }
 // Computes s = a · bᵀ, with the rows of a from `row` on in a tile of A_ROWS rows.
@@ -309,10 +310,12 @@ template <int A_ROWS, int TILE_ROWS, int N> INLINE void mma_abt(Accumulators<N>&
     for (int n = 0; n < N; n += 64)
 #pragma unroll
         for (int k = 0; k < DEPTH / 16; k++) {
-            u64 left = make_descriptor(descriptor_low_word(a, 16) + (k / 4) * (A_ROWS * 8) + row * 8 + (k % 4) * 2);
-            u64 from = make_descriptor(descriptor_low_word(b, 16) + (k / 4) * (TILE_ROWS * 8) + n * 8 + (k % 4) * 2);
-            if (k == 0) wgmma_ss<false>(&s.v[0][n / 8], left, from);
-            else wgmma_ss<true>(&s.v[0][n / 8], left, from);
+            u64 a_descriptor =
+                make_descriptor(descriptor_low_word(a, 16) + (k / 4) * (A_ROWS * 8) + row * 8 + (k % 4) * 2);
+            u64 b_descriptor =
+                make_descriptor(descriptor_low_word(b, 16) + (k / 4) * (TILE_ROWS * 8) + n * 8 + (k % 4) * 2);
+            if (k == 0) wgmma_ss<false>(&s.v[0][n / 8], a_descriptor, b_descriptor);
+            else wgmma_ss<true>(&s.v[0][n / 8], a_descriptor, b_descriptor);
         }
 }
 // Computes s += a · b.
@@ -354,22 +357,22 @@ template <int TILE_ROWS, int N> INLINE void mma_abt(Accumulators<N>& s, const Ti
     clear(s);
 #pragma unroll
     for (int k = 0; k < DEPTH / 16; k++) {
-        u32 left[ROWS16][4];
+        u32 fragments[ROWS16][4];
 #pragma unroll
         for (int m = 0; m < ROWS16; m++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) left[m][i] = a.v[m][k][i];
-        mma_k_step<TILE_ROWS, N>(s, left, b, k);
+            for (int i = 0; i < 4; i++) fragments[m][i] = a.v[m][k][i];
+        mma_k_step<TILE_ROWS, N>(s, fragments, b, k);
     }
 }
 template <int A_ROWS, int TILE_ROWS, int N> INLINE void mma_abt(Accumulators<N>& s, u32 a, int row, u32 b) {
     clear(s);
 #pragma unroll
     for (int k = 0; k < DEPTH / 16; k++) {
-        u32 left[ROWS16][4];
+        u32 fragments[ROWS16][4];
 #pragma unroll
-        for (int m = 0; m < ROWS16; m++) load_a_fragment<A_ROWS>(left[m], a, row + 16 * m, k);
-        mma_k_step<TILE_ROWS, N>(s, left, b, k);
+        for (int m = 0; m < ROWS16; m++) load_a_fragment<A_ROWS>(fragments[m], a, row + 16 * m, k);
+        mma_k_step<TILE_ROWS, N>(s, fragments, b, k);
     }
 }
 template <int TILE_ROWS, int N> INLINE void mma_ab(Accumulators<DEPTH>& s, const AFragments<N>& a, u32 b) {
@@ -475,10 +478,11 @@ struct TileCoord {
 
 // Assigns a tile and a head to block `id`, the tiles with the most work of each group of heads first.
 INLINE TileCoord assign_tile(u32 id, u32 heads, u32 batch, u32 tiles, u32 group, bool last_first) {
-    u32 total = heads * batch, wave = id / (group * tiles), within = id - wave * (group * tiles);
-    u32 size = min(group, total - wave * group), tile = within / size, at = wave * group + (within - tile * size);
-    u32 of_batch = at / heads;
-    return {(int)of_batch, (int)(at - of_batch * heads), (int)(last_first ? tiles - 1 - tile : tile)};
+    u32 total = heads * batch, wave = id / (group * tiles), id_in_wave = id - wave * (group * tiles);
+    u32 wave_heads = min(group, total - wave * group), tile = id_in_wave / wave_heads,
+        head_index = wave * group + (id_in_wave - tile * wave_heads);
+    u32 batch_index = head_index / heads;
+    return {(int)batch_index, (int)(head_index - batch_index * heads), (int)(last_first ? tiles - 1 - tile : tile)};
 }
 // Saves the block's assignment in shared memory until the epilogue reads it, to free registers in the loop.
 // Barriers separate the write from the reads.
@@ -498,12 +502,12 @@ struct TileRange {
     int first, count, begin, end;
 };
 INLINE TileRange attended_tiles(int start, int rows, int columns, int left, int right) {
-    int last = min(start + ROWS, rows) - 1, own = start + unit_row(), own_last = own + UNIT_ROWS - 1;
+    int last = min(start + ROWS, rows) - 1, unit_start = start + unit_row(), unit_last = unit_start + UNIT_ROWS - 1;
     int first = max(start - left, 0) / COLS;
     int count = max((min(last + right + 1, columns) + COLS - 1) / COLS - first, 0);
     if (ROWS == UNIT_ROWS) return {first, count, 0, count};
-    int begin = max(own - left, 0) / COLS - first;
-    int end = own > last ? begin : min((min(own_last + right + 1, columns) + COLS - 1) / COLS - first, count);
+    int begin = max(unit_start - left, 0) / COLS - first;
+    int end = unit_start > last ? begin : min((min(unit_last + right + 1, columns) + COLS - 1) / COLS - first, count);
     return {first, count, begin, end};
 }
 
@@ -511,8 +515,8 @@ INLINE TileRange attended_tiles(int start, int rows, int columns, int left, int 
 // thread has two rows of each 16; `half` selects one.
 INLINE void mask_window(Accumulators<COLS>& s, int m, int half, int row, int column, int left, int right, int last) {
     // Relative to this thread's first column.
-    int lane = threadIdx.x & 31, i = row + 16 * m + 8 * half + (lane >> 2), own = column + 2 * (lane & 3);
-    int low = i - left - own, high = min(i + right, last) - own;
+    int lane = threadIdx.x & 31, i = row + 16 * m + 8 * half + (lane >> 2), thread_column = column + 2 * (lane & 3);
+    int low = i - left - thread_column, high = min(i + right, last) - thread_column;
 #pragma unroll
     for (int n = 0; n < COLS / 8; n++)
 #pragma unroll
@@ -664,11 +668,11 @@ INLINE void draw_dropout_bits(TileMasks& masks, const uint4& random, u32 thresho
 #if PASS == 2
         // Rows are keys: the eight threads of a column share blocks.
 #pragma unroll
-        for (int turn = 0; turn < COLS / 16; turn++) {
-            int each = 8 * turn + (lane >> 2), n = each % (COLS / 8), half = each / (COLS / 8) % 2,
-                k = each / (COLS / 4);
+        for (int draw = 0; draw < COLS / 16; draw++) {
+            int block = 8 * draw + (lane >> 2), n = block % (COLS / 8), half = block / (COLS / 8) % 2,
+                k = block / (COLS / 4);
             bits |= dropout_bits(query + 8 * n + 2 * (lane & 3) + k, key + 16 * m + 8 * half, random, threshold)
-                << (8 * turn);
+                << (8 * draw);
         }
 #pragma unroll
         for (int i = 0; i < 8; i++)
@@ -676,9 +680,9 @@ INLINE void draw_dropout_bits(TileMasks& masks, const uint4& random, u32 thresho
 #else
         // Rows are queries: the four threads of a row share blocks.
 #pragma unroll
-        for (int turn = 0; turn < COLS / 16; turn++) {
-            int each = 4 * turn + (lane & 3), n = each % (COLS / 8), half = each / (COLS / 8);
-            bits |= dropout_bits(query + 16 * m + 8 * half + (lane >> 2), key + 8 * n, random, threshold) << (8 * turn);
+        for (int draw = 0; draw < COLS / 16; draw++) {
+            int block = 4 * draw + (lane & 3), n = block % (COLS / 8), half = block / (COLS / 8);
+            bits |= dropout_bits(query + 16 * m + 8 * half + (lane >> 2), key + 8 * n, random, threshold) << (8 * draw);
         }
 #pragma unroll
         for (int i = 0; i < 4; i++)
@@ -691,11 +695,11 @@ INLINE void draw_dropout_bits(TileMasks& masks, const uint4& random, u32 thresho
 // Reports whether dropout keeps the weight of element [m][n][i] of the accumulators.
 INLINE bool is_kept(const TileMasks& masks, int m, int n, int i) {
 #if DROPOUT && PASS == 2
-    int each = n + (COLS / 8) * (i / 2) + (COLS / 4) * (i % 2);
-    return masks.keep_bits[m][each % 8] >> (each / 8 * 8) & 1;
+    int block = n + (COLS / 8) * (i / 2) + (COLS / 4) * (i % 2);
+    return masks.keep_bits[m][block % 8] >> (block / 8 * 8) & 1;
 #elif DROPOUT
-    int each = n + (COLS / 8) * (i / 2);
-    return masks.keep_bits[m][each % 4] >> (each / 4 * 8 + i % 2) & 1;
+    int block = n + (COLS / 8) * (i / 2);
+    return masks.keep_bits[m][block % 4] >> (block / 4 * 8 + i % 2) & 1;
 #else
     return true;
 #endif
@@ -704,14 +708,14 @@ INLINE bool is_kept(const TileMasks& masks, int m, int n, int i) {
 #if DROPOUT
 #define DROPOUT_SCALE(p) ((p).dropout_scale)
 INLINE Accumulators<COLS> apply_dropout(const Accumulators<COLS>& s, const TileMasks& masks) {
-    Accumulators<COLS> all;
+    Accumulators<COLS> kept;
 #pragma unroll
     for (int m = 0; m < ROWS16; m++)
 #pragma unroll
         for (int n = 0; n < COLS / 8; n++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) all.v[m][n][i] = is_kept(masks, m, n, i) ? s.v[m][n][i] : 0.0f;
-    return all;
+            for (int i = 0; i < 4; i++) kept.v[m][n][i] = is_kept(masks, m, n, i) ? s.v[m][n][i] : 0.0f;
+    return kept;
 }
 #else
 #define DROPOUT_SCALE(p) 1.0f

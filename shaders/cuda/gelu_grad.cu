@@ -33,7 +33,7 @@ struct Params {
     // [tiles of rows][n].
     float* sums;
     // Row strides in elements.
-    i64 x_lead, gelu_lead, c_lead;
+    i64 x_stride, gelu_stride, c_stride;
     int m, n, k, tiles_n, tiles, unused;
 };
 
@@ -52,16 +52,16 @@ INLINE void wgmma(float* d, u64 a, u64 b, int add) {
 
 // x times the sigmoid of u = sqrt(8 / pi) (x + 0.044715 x^3), and its derivative. NaN stays NaN.
 INLINE void gelu_with_slope(float x, float& gelu, float& slope) {
-    float near, power, s;
+    float clamped, power, s;
     // Beyond 30 the derivative of the sigmoid is zero, and its factor must not become infinite.
-    asm("{.reg .f32 least; max.NaN.f32 least, %1, 0fC1F00000; min.NaN.f32 %0, least, 0f41F00000;}" : "=f"(near)
+    asm("{.reg .f32 least; max.NaN.f32 least, %1, 0fC1F00000; min.NaN.f32 %0, least, 0f41F00000;}" : "=f"(clamped)
         : "f"(x));
-    const float square = near * near;
+    const float square = clamped * clamped;
     // 2^-u, with log2(e) in the factors.
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(near * fmaf(-0.10294324f, square, -2.3022082f)));
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(clamped * fmaf(-0.10294324f, square, -2.3022082f)));
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(s) : "f"(1.0f + power));
     gelu = x * s;
-    slope = fmaf(fmaf(-s, s, s), near * fmaf(0.21406444f, square, 1.5957691f), s);
+    slope = fmaf(fmaf(-s, s, s), clamped * fmaf(0.21406444f, square, 1.5957691f), s);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) gelu_grad(const __grid_constant__ Params p) {
@@ -155,7 +155,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gelu_grad(const __grid_
                         if (row < rows)
                             asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                                          : "=r"(next[i].x), "=r"(next[i].y), "=r"(next[i].z), "=r"(next[i].w)
-                                         : "l"(p.x + (row0 + row) * p.x_lead + col));
+                                         : "l"(p.x + (row0 + row) * p.x_stride + col));
                     }
                 };
                 prefetch(0);
@@ -186,10 +186,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gelu_grad(const __grid_
                             g[j] = pack(slope_low, slope_high);
                         }
                         asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
-                                     ::"l"(p.gelu + (row0 + row) * p.gelu_lead + col),
+                                     ::"l"(p.gelu + (row0 + row) * p.gelu_stride + col),
                                        "r"(gelu[0]), "r"(gelu[1]), "r"(gelu[2]), "r"(gelu[3]) : "memory");
                         asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
-                                     ::"l"(p.c + (row0 + row) * p.c_lead + col),
+                                     ::"l"(p.c + (row0 + row) * p.c_stride + col),
                                        "r"(g[0]), "r"(g[1]), "r"(g[2]), "r"(g[3]) : "memory");
                     }
                 }
@@ -201,12 +201,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gelu_grad(const __grid_
 #pragma unroll
                 for (int j = 0; j < 8; j++) column[first * COLS + lane * 8 + j] = sums[j];
                 asm volatile("bar.sync 1, %0;" ::"n"(EPILOGUE_WARPS * 32) : "memory");
-                for (int own = threadIdx.x - MMA_WARPS * 32; own < min(COLS, p.n - tile % p.tiles_n * COLS);
-                    own += EPILOGUE_WARPS * 32) {
+                for (int column_index = threadIdx.x - MMA_WARPS * 32;
+                    column_index < min(COLS, p.n - tile % p.tiles_n * COLS);
+                    column_index += EPILOGUE_WARPS * 32) {
                     float sum = 0;
 #pragma unroll
-                    for (int w = 0; w < EPILOGUE_WARPS; w++) sum += column[w * COLS + own];
-                    p.sums[(i64)(tile / p.tiles_n) * p.n + tile % p.tiles_n * COLS + own] = sum;
+                    for (int w = 0; w < EPILOGUE_WARPS; w++) sum += column[w * COLS + column_index];
+                    p.sums[(i64)(tile / p.tiles_n) * p.n + tile % p.tiles_n * COLS + column_index] = sum;
                 }
             }
         } else if (lane == 0) {

@@ -26,7 +26,7 @@ struct Params {
     const float* bias;
     float *c, *sums;
     // Strides of c between rows and between matrices of the batch, in elements.
-    i64 lead, step;
+    i64 row_stride, batch_stride;
     int m, n, k, tiles_n;
     float beta;
     int unused;
@@ -52,15 +52,15 @@ INLINE float4 load_cluster_shared(int block, u32 at) {
 INLINE float component(const float4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 
 // Row (or column) of a tile that is a thread's i-th: neighbours in shared memory are read together.
-template <int MN_MAJOR, int THREAD_COUNT> INLINE int tile_index(int mine, int i) {
-    return MN_MAJOR ? mine * 4 + i / 4 * (THREAD_COUNT * 4) + i % 4 : mine + i * THREAD_COUNT;
+template <int MN_MAJOR, int THREAD_COUNT> INLINE int tile_index(int thread, int i) {
+    return MN_MAJOR ? thread * 4 + i / 4 * (THREAD_COUNT * 4) + i % 4 : thread + i * THREAD_COUNT;
 }
 
 // Reads four elements along K, from k on, of each of a thread's rows (or columns): [line][k].
 template <int TILE_EXTENT, int MN_MAJOR, int THREAD_COUNT, int COUNT>
-INLINE void load_fragment(float (&to)[COUNT][4], u32 tile, int mine, int k) {
+INLINE void load_fragment(float (&to)[COUNT][4], u32 tile, int thread, int k) {
     if (MN_MAJOR) {
-        const u32 at = tile + (k * TILE_EXTENT + mine * 4) * 4;
+        const u32 at = tile + (k * TILE_EXTENT + thread * 4) * 4;
 #pragma unroll
         for (int j = 0; j < 4; j++) {
 #pragma unroll
@@ -71,10 +71,10 @@ INLINE void load_fragment(float (&to)[COUNT][4], u32 tile, int mine, int k) {
         }
     } else {
         // Rows a multiple of eight apart have the same swizzle.
-        const u32 at = tile + mine * (DEPTH * 4), same = at + ((k / 4 ^ mine) & 7) * 16;
+        const u32 at = tile + thread * (DEPTH * 4), same = at + ((k / 4 ^ thread) & 7) * 16;
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
-            const u32 other = at + ((k / 4 ^ (mine + i * THREAD_COUNT)) & 7) * 16;
+            const u32 other = at + ((k / 4 ^ (thread + i * THREAD_COUNT)) & 7) * 16;
             const float4 v = load_shared((THREAD_COUNT % 8 == 0 ? same : other) + i * (THREAD_COUNT * DEPTH * 4));
             to[i][0] = v.x, to[i][1] = v.y, to[i][2] = v.z, to[i][3] = v.w;
         }
@@ -101,9 +101,9 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1)
     // This block's part of the sum, in stages.
     const int all = (p.k + DEPTH - 1) / DEPTH, first = all * rank / CLUSTER_BLOCKS,
         steps = all * (rank + 1) / CLUSTER_BLOCKS - first;
-    const int slice = threadIdx.x / (THREADS_M * THREADS_N), mine = threadIdx.x % (THREADS_M * THREADS_N);
+    const int slice = threadIdx.x / (THREADS_M * THREADS_N), thread_in_slice = threadIdx.x % (THREADS_M * THREADS_N);
     // A warp has 4 x 8 threads of a tile, which minimises its reads of shared memory.
-    const int warp = mine / 32, lane = mine % 32;
+    const int warp = thread_in_slice / 32, lane = thread_in_slice % 32;
     const int thread_row = warp / (THREADS_N / 4) * 8 + lane / 4, thread_col = warp % (THREADS_N / 4) * 4 + lane % 4;
 
     // Two barriers for each stage: the stage is full; all warps have read the stage.
@@ -167,12 +167,12 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1)
 
     // Stores the slices' sums, one after the other in shared memory.
     if (threadIdx.x < THREADS) {
-        float* mine_of = memory + slice * (ROWS * PITCH);
+        float* slice_sums = memory + slice * (ROWS * PITCH);
 #pragma unroll
         for (int r = 0; r < THREAD_ROWS; r++)
 #pragma unroll
             for (int s = 0; s < THREAD_COLS; s += (B_MN_MAJOR ? 4 : 1)) {
-                float* to = mine_of + tile_index<A_MN_MAJOR, THREADS_M>(thread_row, r) * PITCH
+                float* to = slice_sums + tile_index<A_MN_MAJOR, THREADS_M>(thread_row, r) * PITCH
                     + tile_index<B_MN_MAJOR, THREADS_N>(thread_col, s);
                 if (B_MN_MAJOR)
                     *reinterpret_cast<float4*>(to) =
@@ -202,13 +202,13 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1)
     };
     // Each block of the cluster finishes some rows.
     constexpr int part_rows = ROWS / CLUSTER_BLOCKS, quads = COLS / 4;
-    float* c = p.c + blockIdx.y * p.step;
+    float* c = p.c + blockIdx.y * p.batch_stride;
 #pragma unroll
     for (int at = threadIdx.x; at < part_rows * quads; at += THREADS + 32) {
         const int row = rank * part_rows + at / quads, col = at % quads * 4;
         float4 v = sum_parts(row * PITCH + col, K_SLICES, ROWS * PITCH);
         if (row >= rows) continue;
-        float* to = c + (row0 + row) * p.lead + col0 + col;
+        float* to = c + (row0 + row) * p.row_stride + col0 + col;
 #if BIAS
         const float* bias = p.bias + col0 + col;
         v.x += col < cols ? bias[0] : 0, v.y += col + 1 < cols ? bias[1] : 0;
