@@ -221,15 +221,15 @@ fn collect_bindings(
         let wrong = |found: String| Err(TranslateError::Resource { name: name.clone(), found });
         match (global.space, global.binding) {
             (AddressSpace::Storage { access }, Some(at)) if at.group == 0 => {
-                let Some(place) = bindings.iter().position(|b| b.binding == at.binding) else { continue };
+                let Some(index) = bindings.iter().position(|b| b.binding == at.binding) else { continue };
                 let written = uses[handle].intersects(GlobalUse::WRITE | GlobalUse::ATOMIC)
                     && access.contains(StorageAccess::STORE);
-                context.parameter_index.insert(handle, place);
+                context.parameter_index.insert(handle, index);
                 if written {
                     context.written_bindings.insert(handle);
                 }
                 let (fixed_size, stride) = fixed_size_and_stride(context, global);
-                bindings[place] = StorageBinding {
+                bindings[index] = StorageBinding {
                     binding: at.binding,
                     name,
                     is_used: true,
@@ -340,8 +340,8 @@ fn write_kernel(
     let threads = x * y * z;
     let mut parameters: Vec<String> =
         bindings.iter().map(|b| format!("const void* unused_{}", b.binding)).collect();
-    for (&handle, &place) in &context.parameter_index {
-        parameters[place] = context.binding_declaration(handle, " __restrict__")?;
+    for (&handle, &index) in &context.parameter_index {
+        parameters[index] = context.binding_declaration(handle, " __restrict__")?;
     }
     if queries {
         parameters.push("const __grid_constant__ Lengths lengths".to_owned());

@@ -88,8 +88,8 @@ impl FunctionWriter<'_> {
             }
             Expression::FunctionArgument(index) => Ok(self.arguments[index as usize].clone()),
             Expression::Load { pointer } => {
-                let place = self.lvalue(pointer)?;
-                Ok(if self.is_atomic(pointer) { format!("atomicLoad({place})") } else { place })
+                let lvalue = self.lvalue(pointer)?;
+                Ok(if self.is_atomic(pointer) { format!("atomicLoad({lvalue})") } else { lvalue })
             }
             Expression::Unary { op, expr } => self.unary(op, expr),
             Expression::Binary { op, left, right } => self.binary(op, left, right),
@@ -210,16 +210,16 @@ impl FunctionWriter<'_> {
         };
         // Refuses other sizes.
         self.type_name_of(handle)?;
-        let (place, stride) = (self.lvalue(data.pointer)?, self.value(data.stride)?);
+        let (lvalue, stride) = (self.lvalue(data.pointer)?, self.value(data.stride)?);
         let row_major = data.row_major;
         let function = match role {
             CooperativeRole::A => "coop_load_a",
             CooperativeRole::B => "coop_load_b",
-            CooperativeRole::C => return Ok(format!("coop_load_c<{row_major}>(&{place}, {stride})")),
+            CooperativeRole::C => return Ok(format!("coop_load_c<{row_major}>(&{lvalue}, {stride})")),
         };
         let operand = self.context.operand_name(scalar)?;
         let shared = self.expression_type(data.pointer).pointer_space() == Some(AddressSpace::WorkGroup);
-        Ok(format!("{function}<{operand}, {row_major}, {shared}>(&{place}, {stride})"))
+        Ok(format!("{function}<{operand}, {row_major}, {shared}>(&{lvalue}, {stride})"))
     }
 
     fn unary(&self, op: UnaryOperator, expr: Handle<Expression>) -> Result<String, TranslateError> {
@@ -332,10 +332,10 @@ impl FunctionWriter<'_> {
         };
         let stride =
             self.pointee(array).and_then(|ty| self.context.runtime_array(ty)).map_or(1, |(_, stride)| stride);
-        let place = self.context.parameter_index[&global];
+        let parameter = self.context.parameter_index[&global];
         Ok(match offset {
-            0 => format!("u32(lengths.bytes[{place}] / {stride}u)"),
-            _ => format!("u32((lengths.bytes[{place}] - {offset}u) / {stride}u)"),
+            0 => format!("u32(lengths.bytes[{parameter}] / {stride}u)"),
+            _ => format!("u32((lengths.bytes[{parameter}] - {offset}u) / {stride}u)"),
         })
     }
 }

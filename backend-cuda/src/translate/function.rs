@@ -212,10 +212,10 @@ impl<'a> FunctionWriter<'a> {
                 self.write_line(format!("return {value};"));
             }
             Statement::Store { pointer, value } => {
-                let (place, text) = (self.lvalue(pointer)?, self.value(value)?);
+                let (lvalue, text) = (self.lvalue(pointer)?, self.value(value)?);
                 self.write_line(match self.is_atomic(pointer) {
-                    true => format!("atomicStore({place}, {text});"),
-                    false => format!("{place} = {text};"),
+                    true => format!("atomicStore({lvalue}, {text});"),
+                    false => format!("{lvalue} = {text};"),
                 });
             }
             Statement::Atomic { pointer, ref fun, value, result } => {
@@ -233,8 +233,8 @@ impl<'a> FunctionWriter<'a> {
             Statement::MemoryBarrier(_) => self.write_line("__threadfence_block();"),
             Statement::WorkGroupUniformLoad { pointer, result } => {
                 self.write_line("__syncthreads();");
-                let place = self.lvalue(pointer)?;
-                let value = if self.is_atomic(pointer) { format!("atomicLoad({place})") } else { place };
+                let lvalue = self.lvalue(pointer)?;
+                let value = if self.is_atomic(pointer) { format!("atomicLoad({lvalue})") } else { lvalue };
                 self.assign_result(result, value)?;
                 self.write_line("__syncthreads();");
             }
@@ -266,9 +266,9 @@ impl<'a> FunctionWriter<'a> {
                 ) {
                     return unsupported("a store of a cooperative matrix A or B");
                 }
-                let (matrix, place) = (self.value(target)?, self.lvalue(data.pointer)?);
+                let (matrix, lvalue) = (self.value(target)?, self.lvalue(data.pointer)?);
                 let (stride, row_major) = (self.value(data.stride)?, data.row_major);
-                self.write_line(format!("coop_store_c<{row_major}>({matrix}, &{place}, {stride});"));
+                self.write_line(format!("coop_store_c<{row_major}>({matrix}, &{lvalue}, {stride});"));
             }
         }
         Ok(())
@@ -395,7 +395,7 @@ impl<'a> FunctionWriter<'a> {
         result: Option<Handle<Expression>>,
     ) -> WriteResult {
         self.context.require_prelude(|p| p.atomic = true);
-        let (place, value) = (self.lvalue(pointer)?, self.value(value)?);
+        let (lvalue, value) = (self.lvalue(pointer)?, self.value(value)?);
         let name = match *fun {
             AtomicFunction::Add => "atomicAdd",
             AtomicFunction::Subtract => "atomicSub",
@@ -410,11 +410,11 @@ impl<'a> FunctionWriter<'a> {
                     Some(result) => format!("atomicCompareExchangeWeak<{}>", self.type_name_of(result)?),
                     None => "exchange_if".to_owned(),
                 };
-                let call = format!("{name}({place}, {}, {value})", self.value(compare)?);
+                let call = format!("{name}({lvalue}, {}, {value})", self.value(compare)?);
                 return self.write_call(result, call);
             }
         };
-        self.write_call(result, format!("{name}({place}, {value})"))
+        self.write_call(result, format!("{name}({lvalue}, {value})"))
     }
 
     fn gather_call(

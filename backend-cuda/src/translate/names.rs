@@ -17,10 +17,10 @@ impl NameScope {
             name => format!("{prefix}{name}"),
         };
         let mut name = base.clone();
-        let mut number = 1;
+        let mut suffix = 1;
         while !self.used.insert(name.clone()) {
-            name = format!("{base}_{number}");
-            number += 1;
+            name = format!("{base}_{suffix}");
+            suffix += 1;
         }
         name
     }

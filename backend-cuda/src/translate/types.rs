@@ -188,12 +188,12 @@ impl<'a> ModuleContext<'a> {
     ) -> Result<(), TranslateError> {
         for (handle, ty) in self.module.types.iter() {
             let TypeInner::Struct { ref members, span } = ty.inner else { continue };
-            let mut own = NameScope::default();
+            let mut member_names = NameScope::default();
             let mut layout = StructNames {
                 name: names.unique_name("s_", ty.name.as_deref().unwrap_or("")),
                 members: members
                     .iter()
-                    .map(|m| own.unique_name("m_", m.name.as_deref().unwrap_or("")))
+                    .map(|m| member_names.unique_name("m_", m.name.as_deref().unwrap_or("")))
                     .collect(),
                 field_order: Vec::new(),
             };

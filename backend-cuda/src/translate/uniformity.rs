@@ -54,14 +54,14 @@ pub(super) fn analyze(module: &Module, entry: &EntryPoint) -> ModuleUniformity {
     let mut calls: FastHashMap<Handle<Function>, CallSites> = FastHashMap::default();
     let mut result = ModuleUniformity::default();
     let run = |function, how, entry| UniformityAnalysis::run(module, function, &varying_results, how, entry);
-    let walk = run(&entry.function, CallSites::default(), Some(entry));
-    walk.collect_calls(&entry.function.body, &mut calls);
-    result.entry = FunctionUniformity { divergent: walk.divergent };
+    let analysis = run(&entry.function, CallSites::default(), Some(entry));
+    analysis.collect_calls(&entry.function.body, &mut calls);
+    result.entry = FunctionUniformity { divergent: analysis.divergent };
     // naga orders functions after those that they call, so in reverse order every caller comes first.
     for (handle, function) in module.functions.iter().rev() {
-        let walk = run(function, calls.remove(&handle).unwrap_or_default(), None);
-        walk.collect_calls(&function.body, &mut calls);
-        result.functions.insert(handle, FunctionUniformity { divergent: walk.divergent });
+        let analysis = run(function, calls.remove(&handle).unwrap_or_default(), None);
+        analysis.collect_calls(&function.body, &mut calls);
+        result.functions.insert(handle, FunctionUniformity { divergent: analysis.divergent });
     }
     result
 }
@@ -110,7 +110,7 @@ impl<'a> UniformityAnalysis<'a> {
         calls: CallSites,
         entry: Option<&'a EntryPoint>,
     ) -> Self {
-        let mut walk = Self {
+        let mut analysis = Self {
             module,
             function,
             entry,
@@ -122,15 +122,15 @@ impl<'a> UniformityAnalysis<'a> {
             returns_varying: false,
             changed: true,
         };
-        while std::mem::take(&mut walk.changed) {
+        while std::mem::take(&mut analysis.changed) {
             for (handle, expression) in function.expressions.iter() {
-                if walk.is_varying(expression) {
-                    walk.mark_varying(handle);
+                if analysis.is_varying(expression) {
+                    analysis.mark_varying(handle);
                 }
             }
-            walk.visit_block(&function.body, walk.calls.divergent);
+            analysis.visit_block(&function.body, analysis.calls.divergent);
         }
-        walk
+        analysis
     }
 
     fn mark_varying(&mut self, handle: Handle<Expression>) {

@@ -50,9 +50,9 @@ template <class O, class T> WGSL_FN T reduce_lanes(u32 mask, T x) {
         for (u32 d = 16; d > 0; d >>= 1) x = O::of(x, lane_read(mask, x, lane_id() ^ d));
         return x;
     }
-    u32 left = mask & (mask - 1u);
+    u32 remaining = mask & (mask - 1u);
     T r = lane_read(mask, x, u32(__ffs(mask)) - 1u);
-    for (; left != 0; left &= left - 1u) r = O::of(r, lane_read(mask, x, u32(__ffs(left)) - 1u));
+    for (; remaining != 0; remaining &= remaining - 1u) r = O::of(r, lane_read(mask, x, u32(__ffs(remaining)) - 1u));
     return r;
 }
 #if __CUDA_ARCH__ >= 800
@@ -79,8 +79,8 @@ template <class O, class T> WGSL_FN T scan_lanes(u32 mask, T x) {
     }
     T r = x;
     bool started = false;
-    for (u32 left = mask; left != 0; left &= left - 1u) {
-        u32 from = u32(__ffs(left)) - 1u;
+    for (u32 remaining = mask; remaining != 0; remaining &= remaining - 1u) {
+        u32 from = u32(__ffs(remaining)) - 1u;
         T y = lane_read(mask, x, from);
         if (from <= lane) {
             r = started ? O::of(r, y) : y;
