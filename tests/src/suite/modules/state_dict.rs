@@ -212,7 +212,7 @@ pub(super) fn modules_of_parts(device: &Device) -> Result<()> {
         x.fractional_max_pool2d([3; 2], [4; 2], Some(&randn(&[2, 3], device)?)),
         "samples are [batch, channels, 2]",
     )?;
-    ensure_message(x.max_unpool2d(&randn(&[2, 3, 9, 8], device)?, [18, 16]), "places are integers")?;
+    ensure_message(x.max_unpool2d(&randn(&[2, 3, 9, 8], device)?, [18, 16]), "indices are integers")?;
 
     // Samples are one-hot vectors with the expected frequencies, and have gradients.
     let logits = Tensor::from_slice(&[0.2f32.ln(), 0.8f32.ln()], [1, 2], device)?.to_leaf()?;
