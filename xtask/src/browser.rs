@@ -112,7 +112,7 @@ impl<'a> PageBuilder<'a> {
     /// Builds the tool.
     fn new(workspace: &'a Workspace, std: Dependency) -> Result<Self> {
         let builder = Self { workspace, std, target: workspace.target_dir().join("browser") };
-        let mut tool = builder.cargo("examples/browser/tool", &[])?;
+        let mut tool = workspace.outside_build_command("examples/browser/tool", &builder.target)?;
         if !process::run_foreground(&mut tool)? {
             bail!("the pages' tool does not build: see above");
         }
@@ -121,7 +121,8 @@ impl<'a> PageBuilder<'a> {
 
     /// Builds a page, and returns its folder.
     fn build(&self, source: &PageSource) -> Result<PathBuf> {
-        let mut module = self.cargo(source.folder, &["--release", "--target", WASM_TARGET])?;
+        let mut module = self.workspace.outside_build_command(source.folder, &self.target)?;
+        module.args(["--release", "--target", WASM_TARGET]);
         if rust_std::is_source(&self.std) {
             module.arg("-Zbuild-std=std,panic_abort");
         }
@@ -138,16 +139,6 @@ impl<'a> PageBuilder<'a> {
             std::fs::copy(file.path(), page.join(file.file_name()))?;
         }
         Ok(page)
-    }
-
-    /// Returns cargo's command that builds a package outside of the workspace.
-    fn cargo(&self, folder: &str, args: &[&str]) -> Result<Command> {
-        let package = self.workspace.root.join(folder);
-        // The workspace's versions of all crates that it has too.
-        std::fs::copy(self.workspace.root.join("Cargo.lock"), package.join("Cargo.lock"))?;
-        let mut command = self.workspace.cargo_command(&["build", "--quiet", "--manifest-path"]);
-        command.arg(package.join("Cargo.toml")).arg("--target-dir").arg(&self.target).args(args);
-        Ok(command)
     }
 
     fn tool_command(&self, action: &str) -> Command {

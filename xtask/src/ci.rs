@@ -59,6 +59,7 @@ const SWIFTSHADER_ARGS: [&str; 7] = [
 
 const UNIT_TEST_STAGE: &str = "unit tests, documentation tests, examples";
 const BROWSER_STAGE: &str = "a page in headless Chromium";
+const APP_STAGE: &str = "an application on a virtual screen";
 const GPU_STAGE: &str = "conformance on this machine's GPU";
 
 /// Dependencies that were found on this machine or fetched.
@@ -192,6 +193,7 @@ impl StagePlanner<'_> {
         }
         planned.push(self.conformance_stage("traces", &["traces"], &self.dependencies.data_env()));
         skip(BROWSER_STAGE, &anyhow!("only by command: cargo xtask browser --test"));
+        skip(APP_STAGE, &anyhow!("only by command: cargo xtask app --test"));
         if let Err(why) = &self.dependencies.model {
             skip("MiniLM's weights", why);
         }

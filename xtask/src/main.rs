@@ -3,6 +3,7 @@
 //! Every command first ensures its dependencies (a Vulkan driver, NVRTC, a data set) in `.forebay/` at the root of
 //! the workspace. Then it starts cargo or a program of the workspace with the environment that finds them.
 
+mod app;
 mod book;
 mod browser;
 mod bundle;
@@ -54,6 +55,14 @@ enum Command {
         /// Port of the server on this machine
         #[arg(long, default_value_t = 8080)]
         port: u16,
+    },
+    /// Open a window in which a network learns while you draw
+    App {
+        /// Click and look on a virtual screen instead, with a software driver
+        #[arg(long)]
+        test: bool,
+        #[command(flatten)]
+        rest: PassthroughArgs,
     },
     /// Compare sentences by what they mean, with MiniLM's published weights [SENTENCE...]
     Embed(PassthroughArgs),
@@ -130,6 +139,8 @@ fn run_command(command: Command) -> Result<bool> {
         }
         Command::Browser { test: true, .. } => browser::test(&workspace, &Setup::new(&workspace)?),
         Command::Browser { port, .. } => browser::serve(&workspace, &Setup::new(&workspace)?, port),
+        Command::App { test: true, .. } => app::test(&workspace, &Setup::new(&workspace)?),
+        Command::App { rest, .. } => app::run(&workspace, &Setup::new(&workspace)?, &rest.args),
         Command::Embed(rest) => {
             let setup = Setup::new(&workspace)?;
             let environment = setup.device_env().merge(setup.ensure_minilm()?.environment);

@@ -48,6 +48,16 @@ impl Workspace {
         command
     }
 
+    /// Returns cargo's command that builds a package outside of the workspace, with the workspace's versions of all
+    /// crates that the workspace has too.
+    pub(crate) fn outside_build_command(&self, folder: &str, target_dir: &Path) -> Result<Command> {
+        let package = self.root.join(folder);
+        std::fs::copy(self.root.join("Cargo.lock"), package.join("Cargo.lock"))?;
+        let mut command = self.cargo_command(&["build", "--quiet", "--manifest-path"]);
+        command.arg(package.join("Cargo.toml")).arg("--target-dir").arg(target_dir);
+        Ok(command)
+    }
+
     /// Runs cargo in the foreground.
     pub(crate) fn run_cargo(&self, args: &[&str]) -> Result<bool> {
         process::run_foreground(&mut self.cargo_command(args))

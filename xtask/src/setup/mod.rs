@@ -1,8 +1,8 @@
 //! Setup of dependencies that a fresh machine lacks: a software Vulkan driver, NVRTC, a data set, a model's weights.
 //!
 //! Every step is idempotent: it looks first, fetches only missing files, and prints one line. Files are fetched into
-//! `.forebay/` in the checkout. Only a missing Vulkan driver is installed system-wide, and only as root. A step that
-//! cannot be done is no error: it prints the reason and advice.
+//! `.forebay/` in the checkout. Only a missing Vulkan driver and Xvfb are installed system-wide, and only as root. A
+//! step that cannot be done is no error: it prints the reason and advice.
 
 mod apt;
 mod browser;
@@ -14,6 +14,7 @@ mod nvrtc;
 pub(crate) mod rust_std;
 mod vulkan;
 mod wheel;
+mod xvfb;
 
 use crate::environment::Environment;
 use crate::workspace::Workspace;
@@ -119,6 +120,11 @@ impl Setup {
     /// Ensures Chromium.
     pub(crate) fn ensure_chromium(&self) -> Result<Dependency> {
         print_step("Chromium", browser::ensure_chromium(&self.apt, &self.cache_dir))
+    }
+
+    /// Ensures a virtual X server, and a program that moves its pointer.
+    pub(crate) fn ensure_xvfb(&self) -> Result<Dependency> {
+        print_step("Xvfb", xvfb::find_or_fetch(&self.apt, &self.cache_dir))
     }
 
     /// Ensures Fashion-MNIST, whole or the small part that is shipped.
