@@ -55,7 +55,7 @@ pub(crate) struct App {
     stroke_end: Option<Pos2>,
     classifier: Option<Classifier>,
     pub(crate) training: Training,
-    /// Probabilities that the window draws.
+    /// Scores that the window draws.
     picture: Option<Tensor>,
     /// Statistics of the last burst of steps, with the peaks within the burst.
     pub(crate) memory: Stats,

@@ -1,4 +1,4 @@
-//! Picture of the boundary, drawn from the memory of the tensor that has the probabilities.
+//! Picture of the boundary, drawn from the memory of the tensor that has the scores.
 
 use eframe::egui::{Color32, PaintCallback, PaintCallbackInfo, Rect};
 use eframe::egui_wgpu::{Callback, CallbackResources, CallbackTrait, RenderState};
@@ -63,8 +63,8 @@ impl BoundaryPainter {
     }
 
     /// Returns the picture as a shape of egui. The shader reads the tensor's own buffer.
-    pub(crate) fn paint(&self, rect: Rect, probabilities: &Tensor) -> Result<PaintCallback> {
-        let memory = probabilities.wgpu_slice()?;
+    pub(crate) fn paint(&self, rect: Rect, scores: &Tensor) -> Result<PaintCallback> {
+        let memory = scores.wgpu_slice()?;
         let entry = |binding, resource| wgpu::BindGroupEntry { binding, resource };
         let bindings = self.window.create_bind_group(&wgpu::BindGroupDescriptor {
             label: Some("boundary"),

@@ -83,12 +83,11 @@ impl Classifier {
         Ok(self.step()?.item_async())
     }
 
-    /// Enqueues the computation of the picture: the probability of each class at each place,
-    /// [SIDE * SIDE, CLASSES].
+    /// Enqueues the computation of the picture: the score of each class at each place, [SIDE * SIDE, CLASSES].
     pub(crate) fn picture(&self) -> Result<Tensor> {
         let _no_grad = no_grad();
         let _tag = enter_tag(Tag::Activation);
-        self.net.forward(&self.places)?.softmax(-1)
+        self.net.forward(&self.places)
     }
 }
 

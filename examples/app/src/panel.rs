@@ -95,7 +95,7 @@ impl App {
         });
         painter.line(line.collect(), Stroke::new(1.5, Color32::from_rgb(120, 190, 250)));
         ui.label(format!(
-            "step {}, {:.0} steps/s, {:.0} frames/s",
+            "step {}, {:.1} steps/s, {:.1} frames/s",
             self.training.steps, self.rates.steps_per_second, self.rates.frames_per_second
         ));
     }

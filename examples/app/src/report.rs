@@ -1,9 +1,14 @@
 //! Output for the test (`cargo xtask app --test`), and pictures of the window.
 
+use std::fs::File;
+use std::io::BufWriter;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use eframe::egui::{self, Color32, ColorImage, Rect, ViewportCommand};
+
+use image::ImageEncoder;
+use image::codecs::png::{CompressionType, FilterType, PngEncoder};
 
 use crate::Options;
 use crate::app::Failure;
@@ -94,9 +99,11 @@ impl Report {
     }
 }
 
-fn save(picture: &ColorImage, file: &Path) -> image::ImageResult<()> {
+fn save(picture: &ColorImage, path: &Path) -> image::ImageResult<()> {
     let [width, height] = picture.size.map(|side| side as u32);
     let pixels =
         picture.pixels.iter().flat_map(|color| [color.r(), color.g(), color.b()]).collect::<Vec<u8>>();
-    image::save_buffer(file, &pixels, width, height, image::ExtendedColorType::Rgb8)
+    let file = BufWriter::new(File::create(path)?);
+    let encoder = PngEncoder::new_with_quality(file, CompressionType::Best, FilterType::Adaptive);
+    encoder.write_image(&pixels, width, height, image::ExtendedColorType::Rgb8)
 }
