@@ -45,8 +45,8 @@ pub(crate) fn run(workspace: &Workspace) -> Result<bool> {
     Ok(print_summary(&stages, start.elapsed()))
 }
 
-/// Arguments of the suite on SwiftShader, which compiles and runs a kernel many times slower than lavapipe. It leaves out
-/// sweeps over all operations, whose kernels golden calls run on it, and tests of the library's host code.
+/// Arguments of the suite on SwiftShader, which compiles and runs a kernel many times slower than lavapipe.
+/// It leaves out sweeps over all operations, whose kernels golden calls run on it, and tests of host code.
 const SWIFTSHADER_ARGS: [&str; 7] = [
     "test",
     "!op_catalog/",

@@ -10,7 +10,7 @@ use forebay::prelude::*;
 
 use crate::Options;
 use crate::boundary::{BoundaryPainter, COLORS};
-use crate::network::{CLASSES, Classifier, Point, create_places};
+use crate::network::{CLASSES, Classifier, Point, create_grid};
 use crate::report::Report;
 use crate::training::Training;
 
@@ -46,12 +46,12 @@ impl Failure {
 pub(crate) struct App {
     pub(crate) device: Device,
     boundary: BoundaryPainter,
-    /// Positions of the picture's places.
-    places: Tensor,
+    /// Positions of the grid.
+    grid: Tensor,
     pub(crate) settings: Settings,
     pub(crate) points: Vec<Point>,
     points_changed: bool,
-    /// Place of the last point of the stroke that is being drawn.
+    /// Position of the last point of the stroke that is being drawn.
     stroke_end: Option<Pos2>,
     classifier: Option<Classifier>,
     pub(crate) training: Training,
@@ -85,7 +85,7 @@ impl App {
         let device = Device::from_wgpu_with(&state.adapter, &state.device, &state.queue, options_of_memory)?;
         Ok(Self {
             boundary: BoundaryPainter::new(state),
-            places: create_places(&state.device, &device)?,
+            grid: create_grid(&state.device, &device)?,
             settings,
             points: Example::Spirals.points(),
             points_changed: false,
@@ -149,7 +149,7 @@ impl App {
     fn advance(&mut self, window: &egui::Context) -> Result<bool> {
         let classifier = match &mut self.classifier {
             Some(classifier) => classifier,
-            none => none.insert(Classifier::new(self.settings.width, &self.points, &self.places)?),
+            none => none.insert(Classifier::new(self.settings.width, &self.points, &self.grid)?),
         };
         if self.points_changed {
             classifier.set_points(&self.points)?;
@@ -195,16 +195,16 @@ impl App {
     fn draw(&mut self, response: &egui::Response) {
         // A click may begin and end between two frames.
         let is_drawing = response.is_pointer_button_down_on() || response.clicked();
-        let place = response.interact_pointer_pos().filter(|_| is_drawing);
-        let Some(place) = place.filter(|place| response.rect.contains(*place)) else {
+        let pointer = response.interact_pointer_pos().filter(|_| is_drawing);
+        let Some(position) = pointer.filter(|pointer| response.rect.contains(*pointer)) else {
             self.stroke_end = None;
             return;
         };
-        if self.stroke_end.is_none_or(|last| last.distance(place) >= SPACING) {
-            let position = to_plane(response.rect, place);
-            self.points.push(Point { position, class: self.settings.class as u32 });
+        if self.stroke_end.is_none_or(|last| last.distance(position) >= SPACING) {
+            let point = to_plane(response.rect, position);
+            self.points.push(Point { position: point, class: self.settings.class as u32 });
             self.points_changed = true;
-            self.stroke_end = Some(place);
+            self.stroke_end = Some(position);
         }
     }
 }
@@ -232,9 +232,9 @@ fn to_window(plane: Rect, [x, y]: [f32; 2]) -> Pos2 {
     plane.center() + vec2(x, y) * plane.size() / 2.0
 }
 
-fn to_plane(plane: Rect, place: Pos2) -> [f32; 2] {
-    let position = (place - plane.center()) * 2.0 / plane.size();
-    [position.x, position.y]
+fn to_plane(plane: Rect, position: Pos2) -> [f32; 2] {
+    let offset = (position - plane.center()) * 2.0 / plane.size();
+    [offset.x, offset.y]
 }
 
 /// Points to begin with.

@@ -1,7 +1,7 @@
-// Draws the scores of the classes (logits) from a tensor [side * side, classes]. The first place is at the top left.
+// Draws the scores of the classes (logits) from a tensor [side * side, classes]. The first row is at the top.
 
 const CLASSES = 3u;
-// Half the width of the boundary's line, in cells between places.
+// Half the width of the boundary's line, in cells of the grid.
 const LINE = 0.12;
 
 override side: u32;
@@ -12,14 +12,14 @@ override side: u32;
 struct Fragment {
     @builtin(position) position: vec4f,
     // From (0, 0) at the top left to (1, 1) at the bottom right.
-    @location(0) place: vec2f,
+    @location(0) uv: vec2f,
 }
 
 // A triangle that covers the square.
 @vertex
 fn vertex_main(@builtin(vertex_index) index: u32) -> Fragment {
-    let place = 2.0 * vec2f(f32(index & 1u), f32(index >> 1u));
-    return Fragment(vec4f(2.0 * place.x - 1.0, 1.0 - 2.0 * place.y, 0.0, 1.0), place);
+    let uv = 2.0 * vec2f(f32(index & 1u), f32(index >> 1u));
+    return Fragment(vec4f(2.0 * uv.x - 1.0, 1.0 - 2.0 * uv.y, 0.0, 1.0), uv);
 }
 
 fn load(column: u32, row: u32) -> vec3f {
@@ -29,7 +29,7 @@ fn load(column: u32, row: u32) -> vec3f {
 
 @fragment
 fn fragment_main(in: Fragment) -> @location(0) vec4f {
-    let position = saturate(in.place) * f32(side - 1u);
+    let position = saturate(in.uv) * f32(side - 1u);
     let cell = vec2u(position);
     let part = fract(position);
     let left_top = load(cell.x, cell.y);

@@ -42,14 +42,14 @@ pub(crate) struct Classifier {
     positions: Tensor,
     /// Classes of the points, [points].
     classes: Tensor,
-    /// Positions of the picture's places, [SIDE * SIDE, 2].
-    places: Tensor,
+    /// Positions of the grid, [SIDE * SIDE, 2].
+    grid: Tensor,
 }
 
 impl Classifier {
     /// Creates a network with two hidden layers of `width` units.
-    pub(crate) fn new(width: usize, points: &[Point], places: &Tensor) -> Result<Self> {
-        let device = places.device();
+    pub(crate) fn new(width: usize, points: &[Point], grid: &Tensor) -> Result<Self> {
+        let device = grid.device();
         let net = Perceptron {
             input: Linear::new(2, width, device)?,
             hidden: Linear::new(width, width, device)?,
@@ -57,12 +57,12 @@ impl Classifier {
         };
         let optimizer = AdamW::new(net.parameters(), LEARNING_RATE);
         let (positions, classes) = upload(points, device)?;
-        Ok(Self { net, optimizer, positions, classes, places: places.clone() })
+        Ok(Self { net, optimizer, positions, classes, grid: grid.clone() })
     }
 
     /// Replaces the points.
     pub(crate) fn set_points(&mut self, points: &[Point]) -> Result<()> {
-        (self.positions, self.classes) = upload(points, self.places.device())?;
+        (self.positions, self.classes) = upload(points, self.grid.device())?;
         Ok(())
     }
 
@@ -83,11 +83,12 @@ impl Classifier {
         Ok(self.step()?.item_async())
     }
 
-    /// Enqueues the computation of the picture: the score of each class at each place, [SIDE * SIDE, CLASSES].
+    /// Enqueues the computation of the picture: the score of each class at each position of the grid, as
+    /// [SIDE * SIDE, CLASSES].
     pub(crate) fn picture(&self) -> Result<Tensor> {
         let _no_grad = no_grad();
         let _tag = enter_tag(Tag::Activation);
-        self.net.forward(&self.places)
+        self.net.forward(&self.grid)
     }
 }
 
@@ -101,13 +102,13 @@ fn upload(points: &[Point], device: &Device) -> Result<(Tensor, Tensor)> {
     ))
 }
 
-/// Creates the positions of the picture's places, as a tensor over a buffer of the program.
-pub(crate) fn create_places(window: &wgpu::Device, device: &Device) -> Result<Tensor> {
+/// Creates the positions of the grid, as a tensor over a buffer of the program.
+pub(crate) fn create_grid(window: &wgpu::Device, device: &Device) -> Result<Tensor> {
     let coordinate = |index: usize| 2.0 * index as f32 / (SIDE - 1) as f32 - 1.0;
-    let places = (0..SIDE * SIDE).flat_map(|place| [coordinate(place % SIDE), coordinate(place / SIDE)]);
+    let grid = (0..SIDE * SIDE).flat_map(|index| [coordinate(index % SIDE), coordinate(index / SIDE)]);
     let buffer = window.create_buffer_init(&wgpu::util::BufferInitDescriptor {
-        label: Some("places"),
-        contents: &places.flat_map(f32::to_ne_bytes).collect::<Vec<u8>>(),
+        label: Some("grid"),
+        contents: &grid.flat_map(f32::to_ne_bytes).collect::<Vec<u8>>(),
         usage: wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST,
     });
     Tensor::from_wgpu_buffer(&buffer, 0, [SIDE * SIDE, 2], DType::F32, device)

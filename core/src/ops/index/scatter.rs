@@ -498,8 +498,8 @@ impl Tensor {
     /// Indices work as in [`index`](Self::index), and `values` broadcast. Of repeated indices, the last one
     /// in order wins. Sums have a fixed order.
     ///
-    /// An index out of range is skipped: see [`check_indices`](crate::ops::check_indices). The host reads a mask, unless
-    /// the mask is the only index and takes one value for all places.
+    /// An index out of range is skipped: see [`check_indices`](crate::ops::check_indices). The host reads a mask,
+    /// unless the mask is the only index and all its elements get one value.
     ///
     /// # Errors
     /// `values` have another type, or do not broadcast to the selection. See also [`index`](Self::index).
