@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand};
 use forebay::device::Device;
 use forebay::prelude::*;
-use forebay_conformance::{curves, fuzz, golden, kernels, radv, suite, traces, validation, writers};
+use forebay_conformance::{curves, fuzz, golden, kernels, names, radv, suite, traces, validation, writers};
 
 #[derive(Parser)]
 #[command(about = "Runs forebay's conformance suite on the devices of this machine")]
@@ -57,10 +57,11 @@ enum Command {
         /// Only calls whose name contains one of these.
         filter: Vec<String>,
     },
-    /// Writes docs/src/reference/operators.md: the coverage of PyTorch's operator database.
+    /// Writes two pages of docs/src/reference: operators.md (coverage of PyTorch's operator database) and
+    /// pytorch-names.md (counterparts of PyTorch's public names).
     Operators {
-        /// File to write.
-        file: PathBuf,
+        /// Folder to write to.
+        folder: PathBuf,
     },
     /// Compiles every kernel without a GPU: naga validates it, NVRTC compiles its CUDA translation.
     Kernels {
@@ -233,9 +234,10 @@ fn main() -> Result<()> {
                 bail!("{failed} golden calls failed");
             }
         }
-        Command::Operators { file } => {
+        Command::Operators { folder } => {
+            forebay::io::write_bytes(folder.join("pytorch-names.md"), names::render_page()?)?;
             let page = golden::render_page(&golden::GoldenSet::load(&data_dir("golden")?)?)?;
-            forebay::io::write_bytes(&file, page)?;
+            forebay::io::write_bytes(folder.join("operators.md"), page)?;
         }
         Command::Kernels { writers: true, dir, filter, .. } => {
             let report = writers::check(&dir.map_or_else(|| data_dir("golden"), Ok)?, &filter)?;

@@ -78,7 +78,7 @@ enum Command {
     Traces(PassthroughArgs),
     /// Check what is promised about memory, line by line, on every device [ITEM...]
     Memory(PassthroughArgs),
-    /// Write docs/src/reference/operators.md: what there is of PyTorch's operator database
+    /// Write operators.md and pytorch-names.md in docs/src/reference: what there is of PyTorch's operators and names
     Operators,
     /// Compile every kernel with NVRTC, with Mesa's compiler for AMD cards [--radv], or write MSL and HLSL [--writers]
     Kernels(PassthroughArgs),
@@ -158,8 +158,8 @@ fn run_command(command: Command) -> Result<bool> {
             process::run_foreground(&mut bundle::memory_check_command(&workspace, &environment, &rest.args))
         }
         Command::Operators => {
-            let file = workspace.root.join("docs/src/reference/operators.md").display().to_string();
-            run_conformance(&workspace, "operators", PassthroughArgs { args: vec![file] })
+            let folder = workspace.root.join("docs/src/reference").display().to_string();
+            run_conformance(&workspace, "operators", PassthroughArgs { args: vec![folder] })
         }
         Command::Kernels(rest) if rest.args.iter().any(|arg| arg == "--writers") => {
             // The writers need no driver.

@@ -6,6 +6,7 @@ use std::path::Path;
 use anyhow::{Result, ensure};
 
 use super::cases;
+use crate::scan::{identifiers, names_in, operations_of_line, read_sources};
 
 /// Public functions that are no tensor operations, with the reason.
 const NON_OPERATIONS: &[(&str, &str)] = &[
@@ -58,57 +59,6 @@ const NON_OPERATIONS: &[(&str, &str)] = &[
     ("machine_epsilon", "for `forebay-nn` alone"),
     ("representable_range", "for `forebay-nn` alone"),
 ];
-
-/// Returns the lines outside of comments and tests.
-fn strip_comments_and_tests(text: &str) -> impl Iterator<Item = &str> {
-    let tests = text.find("#[cfg(test)]\nmod tests").unwrap_or(text.len());
-    text[..tests].lines().map(|line| line.split("//").next().unwrap_or(line))
-}
-
-fn identifiers(line: &str) -> impl Iterator<Item = &str> {
-    line.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty())
-}
-
-/// Returns the operations that a line declares: `pub fn name(`, or a macro entry such as `name / name_(arg): TypeRule,
-/// "expression"` or `2 conv2d conv_transpose2d "height, width";`.
-fn operations_of_line(line: &str) -> Vec<&str> {
-    if let Some((_, after)) = line.split_once("pub fn ") {
-        // A macro's operations are its entries.
-        return if after.starts_with('$') { Vec::new() } else { identifiers(after).take(1).collect() };
-    }
-    let entry = line
-        .strip_prefix("    ")
-        .filter(|l| l.starts_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit()));
-    let Some(entry) = entry else { return Vec::new() };
-    let (names, rest) = entry.split_once(['(', ':', '"']).unwrap_or((entry, ""));
-    let types =
-        ["Float", "Number", "NumberBoolToI64", "Any", "Compare", "Predicate", "Logic", "Bits", "Integer"];
-    let of_family = types.iter().any(|types| line.contains(&format!(": {types}, \"")));
-    match names.strip_prefix(|c: char| c.is_ascii_digit()) {
-        Some(names) if rest.ends_with("\";") => identifiers(names).collect(),
-        _ if of_family => identifiers(names).collect(),
-        _ => Vec::new(),
-    }
-}
-
-fn read_sources(folder: &Path) -> Result<Vec<String>> {
-    let mut all = Vec::new();
-    for entry in std::fs::read_dir(folder)? {
-        let path = entry?.path();
-        if path.is_dir() {
-            all.extend(read_sources(&path)?);
-        } else if path.extension().is_some_and(|e| e == "rs") && !path.ends_with("coverage.rs") {
-            all.push(std::fs::read_to_string(path)?);
-        }
-    }
-    Ok(all)
-}
-
-/// Returns the names that `names_of_line` finds in sources.
-fn names_in<'a>(sources: &'a [String], names_of_line: impl Fn(&'a str) -> Vec<&'a str>) -> BTreeSet<String> {
-    let lines = sources.iter().flat_map(|text| strip_comments_and_tests(text));
-    lines.flat_map(names_of_line).map(str::to_owned).collect()
-}
 
 /// Returns the names of all public functions of `core/src/ops`.
 pub(crate) fn public_operations() -> Result<BTreeSet<String>> {
