@@ -87,18 +87,29 @@ const RENAMED: &[(&str, &str, &str)] = &[
     ("get_float32_matmul_precision", "cuda::allow_tf32", ""),
     ("torch.save", "io::safetensors::save", ""),
     ("torch.load", "io::safetensors::load", "pickles are not read"),
-    ("torch.bernoulli Tensor.bernoulli", "Tensor::bernoulli", "takes a shape and one probability"),
+    (
+        "torch.bernoulli Tensor.bernoulli",
+        "sample_bernoulli",
+        "`Tensor::bernoulli` takes a shape and one probability",
+    ),
     ("torch.normal", "Tensor::normal", "takes a shape, one mean and one deviation"),
     // Elementwise aliases.
     ("absolute", "abs", ""),
     ("absolute_", "abs_", ""),
     ("arccos", "acos", ""),
+    ("arccos_", "acos_", ""),
     ("arccosh", "acosh", ""),
+    ("arccosh_", "acosh_", ""),
     ("arcsin", "asin", ""),
+    ("arcsin_", "asin_", ""),
     ("arcsinh", "asinh", ""),
+    ("arcsinh_", "asinh_", ""),
     ("arctan", "atan", ""),
+    ("arctan_", "atan_", ""),
     ("arctan2", "atan2", ""),
+    ("arctan2_", "atan2_", ""),
     ("arctanh", "atanh", ""),
+    ("arctanh_", "atanh_", ""),
     ("clip", "clamp", ""),
     ("clip_", "clamp_", ""),
     ("divide true_divide", "div, floor_divide, trunc_divide", "the last two are `rounding_mode`"),
@@ -116,6 +127,7 @@ const RENAMED: &[(&str, &str, &str)] = &[
     ("negative", "neg", ""),
     ("negative_", "neg_", ""),
     ("sgn", "sign", ""),
+    ("sgn_", "sign_", ""),
     ("subtract", "sub", "`alpha` is a product"),
     ("subtract_", "sub_", "`alpha` is a product"),
     ("expit", "sigmoid", ""),
@@ -155,7 +167,7 @@ const RENAMED: &[(&str, &str, &str)] = &[
 const ABSENT: &[(&str, &str)] = &[
     (
         "complex numbers: there is no complex type",
-        "complex polar angle conj conj_physical conj_physical_ imag real is_complex is_conj isreal resolve_conj resolve_neg \
+        "complex torch.polar angle conj conj_physical conj_physical_ imag real is_complex is_conj isreal resolve_conj resolve_neg \
          view_as_complex view_as_real stft istft eig eigvals cdouble cfloat chalf",
     ),
     (
@@ -239,20 +251,10 @@ const ABSENT: &[(&str, &str)] = &[
     ),
     ("the result is f64, which does not fit in place", "float_power_"),
     ("a static count needs a sort by flags; `nonzero` returns all positions", "nonzero_static"),
-    ("not built yet", NOT_YET),
 ];
 
 const TRUTH_IN_PLACE: &str = "eq_ ne_ not_equal_ lt_ less_ le_ less_equal_ gt_ greater_ ge_ greater_equal_ logical_and_ \
     logical_not_ logical_or_ logical_xor_";
-
-const NOT_YET: &str = "acos_ arccos_ acosh_ arccosh_ asin_ arcsin_ asinh_ arcsinh_ atan_ arctan_ atanh_ arctanh_ atan2_ \
-    arctan2_ cosh_ sinh_ tan_ erf_ erfc_ erfinv_ lgamma_ digamma_ log2_ log10_ frac_ i0_ sinc_ sign_ sgn_ hypot_ copysign_ \
-    xlogy_ ldexp_ floor_divide_ gcd_ lcm_ bitwise_and_ bitwise_or_ bitwise_xor_ bitwise_left_shift_ bitwise_right_shift_ \
-    bitwise_not_ polygamma_ mvlgamma_ logit_ nan_to_num_ rrelu_ addmm_ addmv_ addr_ addbmm_ baddbmm_ cumsum_ cumprod_ tril_ \
-    triu_ renorm_ scatter_ scatter_add_ scatter_reduce_ index_add_ index_copy_ index_fill_ index_put_ index_reduce_ \
-    masked_scatter_ put_ uniform_ normal_ bernoulli_ exponential_ geometric_ cauchy_ log_normal_ random_ \
-    index_reduce histogram gradient unravel_index expand_as reshape_as view_as sum_to_size randint_like lu_unpack \
-    svd_lowrank pca_lowrank linalg.polar spherical_bessel_j0";
 
 /// Counterpart of one of PyTorch's names.
 #[derive(Clone, Copy, Debug, PartialEq)]

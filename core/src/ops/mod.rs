@@ -11,6 +11,7 @@ pub(crate) mod conv;
 mod create;
 pub(crate) mod elementwise;
 mod index;
+mod inplace;
 #[doc(hidden)]
 pub mod kernel;
 mod linalg;

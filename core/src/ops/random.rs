@@ -256,6 +256,12 @@ impl Tensor {
         fill_random(shape, Distribution::Integer { low, high }, dtype, device)
     }
 
+    /// Samples as [`randint`](Self::randint) does, with the shape, type and device of `self`.
+    #[track_caller]
+    pub fn randint_like(&self, low: i64, high: i64) -> Result<Tensor> {
+        Self::randint(low, high, self.shape(), self.dtype(), self.device())
+    }
+
     /// Returns the integers from 0 to `n` - 1 in random order: the argsort of random 64-bit keys.
     ///
     /// # Errors
@@ -290,6 +296,110 @@ impl Tensor {
     pub fn bernoulli(shape: impl IntoShape, p: f64, dtype: DType, device: &Device) -> Result<Tensor> {
         fail_if!(!(0.0..=1.0).contains(&p); argument("bernoulli"), "{p} is no probability");
         fill_random(shape, Distribution::Bernoulli { p }, dtype, device)
+    }
+
+    /// Samples 1 with the probability that each element states, else 0: PyTorch's `bernoulli` of a tensor.
+    ///
+    /// # Errors
+    /// The dtype is not a float. The host does not read the probabilities, so others than 0 to 1 are no error.
+    #[track_caller]
+    pub fn sample_bernoulli(&self) -> Result<Tensor> {
+        operation!(OP = "sample_bernoulli");
+        check_float_dtype(OP, self.dtype())?;
+        autograd::check_no_grad_inputs(OP, &[self])?;
+        self.draw_unit()?.lt(self)?.to_dtype(self.dtype())
+    }
+
+    /// Draws uniform values from 0 ≤ x < 1, in f64 for f64, else in f32.
+    fn draw_unit(&self) -> Result<Tensor> {
+        let dtype = if self.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+        Tensor::rand(self.shape(), dtype, self.device())
+    }
+
+    /// Fills the tensor with samples from low ≤ x < high: [`uniform`](Self::uniform).
+    ///
+    /// # Errors
+    /// The tensor is a leaf that requires a gradient while recording. See also [`uniform`](Self::uniform).
+    #[track_caller]
+    pub fn uniform_(&self, low: f64, high: f64) -> Result<()> {
+        self.copy_(&Self::uniform(self.shape(), low, high, self.dtype(), self.device())?)
+    }
+
+    /// Fills the tensor with samples of a normal distribution: [`normal`](Self::normal).
+    ///
+    /// # Errors
+    /// See [`uniform_`](Self::uniform_) and [`normal`](Self::normal).
+    #[track_caller]
+    pub fn normal_(&self, mean: f64, std: f64) -> Result<()> {
+        self.copy_(&Self::normal(self.shape(), mean, std, self.dtype(), self.device())?)
+    }
+
+    /// Fills the tensor with integers from low ≤ x < high: [`randint`](Self::randint), PyTorch's `random_`.
+    ///
+    /// # Errors
+    /// See [`uniform_`](Self::uniform_) and [`randint`](Self::randint).
+    #[track_caller]
+    pub fn random_(&self, low: i64, high: i64) -> Result<()> {
+        self.copy_(&self.randint_like(low, high)?)
+    }
+
+    /// Fills the tensor with 1 with probability `p`, else 0: [`bernoulli`](Self::bernoulli).
+    ///
+    /// # Errors
+    /// See [`uniform_`](Self::uniform_). `p` is not a probability.
+    #[track_caller]
+    pub fn bernoulli_(&self, p: f64) -> Result<()> {
+        self.copy_(&Self::bernoulli(self.shape(), p, self.dtype(), self.device())?)
+    }
+
+    /// Fills the tensor with samples of the exponential distribution, whose mean is 1 / `rate`.
+    ///
+    /// # Errors
+    /// See [`uniform_`](Self::uniform_). `rate` is not above 0, or the dtype is not a float.
+    #[track_caller]
+    pub fn exponential_(&self, rate: f64) -> Result<()> {
+        operation!(OP = "exponential_");
+        check_float_dtype(OP, self.dtype())?;
+        fail_if!(!(rate > 0.0 && rate.is_finite()); argument(OP), "takes a rate above 0, got {rate}");
+        // A draw of 0 represents the values that round to it, so no sample is 0.
+        let sample = self.draw_unit()?.neg()?.log1p()?.neg()?.clamp_min(f64::from(f32::EPSILON) / 4.0)?;
+        self.copy_(&sample.mul(1.0 / rate)?)
+    }
+
+    /// Fills the tensor with the number of trials until the first success, whose probability is `p`.
+    ///
+    /// # Errors
+    /// See [`uniform_`](Self::uniform_). `p` is 0 or no probability.
+    #[track_caller]
+    pub fn geometric_(&self, p: f64) -> Result<()> {
+        operation!(OP = "geometric_");
+        fail_if!(!(p > 0.0 && p <= 1.0); argument(OP), "takes a probability above 0, got {p}");
+        let failures = self.draw_unit()?.neg()?.log1p()?.mul((-p).ln_1p().recip())?;
+        self.copy_(&failures.floor()?.add(1.0)?)
+    }
+
+    /// Fills the tensor with samples of the Cauchy distribution.
+    ///
+    /// # Errors
+    /// See [`uniform_`](Self::uniform_). `scale` is not above 0, or the dtype is not a float.
+    #[track_caller]
+    pub fn cauchy_(&self, median: f64, scale: f64) -> Result<()> {
+        operation!(OP = "cauchy_");
+        check_float_dtype(OP, self.dtype())?;
+        fail_if!(!(scale > 0.0 && scale.is_finite()); argument(OP), "takes a scale above 0, got {scale}");
+        // The middle of each step, so that no angle is a right angle.
+        let turn = self.draw_unit()?.sub(0.5)?.add(0.5f64.powi(25))?;
+        self.copy_(&turn.mul(std::f64::consts::PI)?.tan()?.mul(scale)?.add(median)?)
+    }
+
+    /// Fills the tensor with exponentials of samples of a normal distribution.
+    ///
+    /// # Errors
+    /// See [`uniform_`](Self::uniform_) and [`normal`](Self::normal).
+    #[track_caller]
+    pub fn log_normal_(&self, mean: f64, std: f64) -> Result<()> {
+        operation!("log_normal_");
+        self.copy_(&Self::normal(self.shape(), mean, std, self.dtype(), self.device())?.exp()?)
     }
 
     /// Zeroes elements with probability `p` and scales the others by 1 / (1 - p), if `training`.

@@ -439,6 +439,16 @@ impl Tensor {
         Ok(autograd::differentiable_unary("sum_to", out, self, move |g, _| axes.expand_to_input(g)))
     }
 
+    /// Sums to a shape that broadcasts to this one, the inverse of an expansion: PyTorch's `sum_to_size`.
+    ///
+    /// # Errors
+    /// `shape` does not broadcast to the shape of the tensor. See also [`sum`](Self::sum).
+    #[track_caller]
+    pub fn sum_to_size(&self, shape: impl IntoShape) -> Result<Tensor> {
+        operation!(OP = "sum_to_size");
+        self.sum_to(&new_shape(OP, shape)?)
+    }
+
     /// Computes the mean over `dims`, or over all dimensions if there are none.
     ///
     /// # Errors

@@ -1,10 +1,11 @@
 //! Other public operations: in-place, factories, random, matrix products, losses, 1D and 3D pooling.
 
+use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Result;
 use forebay::ops::{
     AddmmOptions, GaussianNllLossOptions, PairwiseDistanceOptions, Pool1dOptions, Pool2dOptions,
-    Pool3dOptions, PoolOptions, Reduction, RreluOptions, TransposedConvolutionOptions,
+    Pool3dOptions, PoolOptions, Reduction, RreluOptions, ScatterReduce, TransposedConvolutionOptions,
     TripletMarginLossOptions, TripletMarginWithDistanceLossOptions,
 };
 use forebay::tensor::Tensor;
@@ -18,6 +19,11 @@ fn apply_inplace(x: &[Tensor], write: impl FnOnce(&Tensor) -> Result<()>) -> Res
     let y = x[0].copy()?;
     write(&y)?;
     Ok(y)
+}
+
+/// Casts to an integer type that every device supports.
+fn to_int(x: &Tensor) -> Result<Tensor> {
+    x.to_dtype(DType::I32)
 }
 
 macro_rules! unary {
@@ -34,12 +40,15 @@ macro_rules! binary {
 
 pub(super) const IN_PLACE: &[&[OpCase]] = &[
     unary!(smooth, Signed: neg_, abs_, square_, reciprocal_, exp_, expm1_, sin_, cos_, tanh_, sigmoid_, relu_, relu6_,
-        leaky_relu_(0.1), elu_(1.0), celu_(1.5), selu_, silu_, mish_, hardswish_),
-    unary!(smooth, Positive: sqrt_, rsqrt_, log_, log1p_),
-    unary!(nonsmooth, Signed: floor_, ceil_, round_, trunc_, hardtanh_(-1.0, 1.0), hardsigmoid_, threshold_(0.2, 7.0),
+        leaky_relu_(0.1), elu_(1.0), celu_(1.5), selu_, silu_, mish_, hardswish_, atan_, sinh_, cosh_, asinh_, erf_, erfc_,
+        frac_, i0_, nan_to_num_, cumsum_(1), cumprod_(1), tril_(0), triu_(1)),
+    unary!(smooth, Positive: sqrt_, rsqrt_, log_, log1p_, log2_, log10_, lgamma_, digamma_, sinc_, polygamma_(1)),
+    unary!(smooth, Bounded: asin_, acos_, atanh_, tan_, erfinv_),
+    unary!(nonsmooth, Signed: sign_, renorm_(2.0, 0, 1.5), rrelu_(&RreluOptions { lower: 0.1, upper: 0.3, training: false }),
+        floor_, ceil_, round_, trunc_, hardtanh_(-1.0, 1.0), hardsigmoid_, threshold_(0.2, 7.0),
         clamp_(-0.5, 1.0)),
-    binary!(smooth, Signed, Positive: add_, sub_, mul_, div_),
-    binary!(nonsmooth, Signed, Positive: fmod_, remainder_),
+    binary!(smooth, Signed, Positive: add_, sub_, mul_, div_, atan2_, hypot_, xlogy_, ldexp_),
+    binary!(nonsmooth, Signed, Positive: fmod_, remainder_, floor_divide_, copysign_),
     binary!(smooth, Positive, Signed: pow_),
     &[
         smooth("masked_fill_", &[Signed(S), Bool(S)], |x| apply_inplace(x, |y| y.masked_fill_(&x[1], 4.0))),
@@ -63,6 +72,85 @@ pub(super) const IN_PLACE: &[&[OpCase]] = &[
             x[0].add(&table)
         }),
         smooth("fill_", &[Signed(S)], |x| apply_inplace(x, |y| y.narrow(0, 1, 1)?.fill_(2.5))),
+        smooth("acosh_", &[Positive(S)], |x| apply_inplace(&[x[0].add(1.5)?], |y| y.acosh_())),
+        smooth("logit_", &[Positive(S)], |x| apply_inplace(&[x[0].mul(0.25)?], |y| y.logit_(None))),
+        smooth("mvlgamma_", &[Positive(S)], |x| apply_inplace(&[x[0].add(1.5)?], |y| y.mvlgamma_(3)))
+            .with_tolerances(case::ONE_ROUNDING_NEAR_4),
+        smooth("addmm_", &[Signed(&[3, 5]), Signed(&[3, 4]), Signed(&[4, 5])], |x| {
+            apply_inplace(x, |y| y.addmm_(&x[1], &x[2], &AddmmOptions { beta: 0.5, alpha: 2.0 }))
+        })
+        .with_flops(|x, y| cost::matmul_flops(&x[1..], y)),
+        smooth("addmv_", &[Signed(&[3]), Signed(&[3, 4]), Signed(&[4])], |x| {
+            apply_inplace(x, |y| y.addmv_(&x[1], &x[2], &AddmmOptions { beta: 0.5, alpha: 2.0 }))
+        })
+        .with_flops(|x, y| cost::matmul_flops(&x[1..], y)),
+        smooth("addr_", &[Signed(&[3, 4]), Signed(&[3]), Signed(&[4])], |x| {
+            apply_inplace(x, |y| y.addr_(&x[1], &x[2], &AddmmOptions { beta: 0.5, alpha: 2.0 }))
+        }),
+        smooth("baddbmm_", &[Signed(&[2, 3, 5]), Signed(&[2, 3, 4]), Signed(&[2, 4, 5])], |x| {
+            apply_inplace(x, |y| y.baddbmm_(&x[1], &x[2], &AddmmOptions { beta: 0.5, alpha: 2.0 }))
+        })
+        .with_flops(|x, y| cost::matmul_flops(&x[1..], y)),
+        smooth("addbmm_", &[Signed(&[3, 5]), Signed(&[2, 3, 4]), Signed(&[2, 4, 5])], |x| {
+            apply_inplace(x, |y| y.addbmm_(&x[1], &x[2], &AddmmOptions { beta: 0.5, alpha: 2.0 }))
+        })
+        .with_flops(|x, _| 2 * cost::numel(&x[1]) * cost::extent(&x[2], 2)),
+        smooth("scatter_", &[Signed(S), Signed(&[1, 5])], |x| {
+            let rows = Tensor::from_slice(&[2i64, 0, 1, 1, 2], [1, 5], x[0].device())?;
+            apply_inplace(x, |y| y.scatter_(0, &rows, &x[1]))
+        }),
+        smooth("scatter_value_", &[Signed(S), Index(&[1, 5], 3)], |x| {
+            apply_inplace(x, |y| y.scatter_value_(0, &x[1], 0.5))
+        }),
+        smooth("scatter_add_", &[Signed(&[4, 5]), Index(&[3, 5], 4), Signed(&[3, 5])], |x| {
+            apply_inplace(x, |y| y.scatter_add_(0, &x[1], &x[2]))
+        }),
+        smooth("scatter_reduce_", &[Signed(&[4, 5]), Index(&[3, 5], 4), Signed(&[3, 5])], |x| {
+            apply_inplace(x, |y| y.scatter_reduce_(0, &x[1], &x[2], ScatterReduce::Prod, true))
+        }),
+        smooth("index_add_", &[Signed(S), Index(&[4], 3), Signed(&[4, 5])], |x| {
+            apply_inplace(x, |y| y.index_add_(0, &x[1], &x[2], 0.5))
+        }),
+        smooth("index_copy_", &[Signed(S), Index(&[2], 3), Positive(&[2, 5])], |x| {
+            apply_inplace(x, |y| y.index_copy_(0, &x[1], &x[2]))
+        }),
+        smooth("index_fill_", &[Signed(S), Index(&[2], 5)], |x| {
+            apply_inplace(x, |y| y.index_fill_(1, &x[1], 0.5))
+        }),
+        smooth("index_put_", &[Signed(S), Index(&[2], 3), Positive(&[2, 5])], |x| {
+            apply_inplace(x, |y| y.index_put_(&[Some(&x[1])], &x[2], true))
+        }),
+        smooth("index_reduce_", &[Signed(S), Index(&[4], 3), Positive(&[4, 5])], |x| {
+            apply_inplace(x, |y| y.index_reduce_(0, &x[1], &x[2], ScatterReduce::Amax, true))
+        }),
+        smooth("masked_scatter_", &[Signed(S), Bool(&[5]), Positive(&[15])], |x| {
+            apply_inplace(x, |y| y.masked_scatter_(&x[1], &x[2]))
+        }),
+        smooth("put_", &[Signed(S), Index(&[4], 15), Positive(&[4])], |x| {
+            apply_inplace(x, |y| y.put_(&x[1], &x[2], true))
+        }),
+        nondifferentiable("bitwise_not_", &[Bool(S)], |x| apply_inplace(x, |y| y.bitwise_not_())),
+        nondifferentiable("bitwise_and_", &[Bool(S), Bool(&[5])], |x| {
+            apply_inplace(x, |y| y.bitwise_and_(&x[1]))
+        }),
+        nondifferentiable("bitwise_or_", &[Bool(S), Bool(&[5])], |x| {
+            apply_inplace(x, |y| y.bitwise_or_(&x[1]))
+        }),
+        nondifferentiable("bitwise_xor_", &[Bool(S), Bool(&[5])], |x| {
+            apply_inplace(x, |y| y.bitwise_xor_(&x[1]))
+        }),
+        nondifferentiable("gcd_", &[Index(S, 60), Index(&[5], 48)], |x| {
+            apply_inplace(&[to_int(&x[0])?], |y| y.gcd_(&to_int(&x[1])?))
+        }),
+        nondifferentiable("lcm_", &[Index(S, 60), Index(&[5], 48)], |x| {
+            apply_inplace(&[to_int(&x[0])?], |y| y.lcm_(&to_int(&x[1])?))
+        }),
+        nondifferentiable("bitwise_left_shift_", &[Index(S, 60), Index(&[5], 20)], |x| {
+            apply_inplace(&[to_int(&x[0])?], |y| y.bitwise_left_shift_(&to_int(&x[1])?))
+        }),
+        nondifferentiable("bitwise_right_shift_", &[Index(S, 60), Index(&[5], 5)], |x| {
+            apply_inplace(&[to_int(&x[0])?], |y| y.bitwise_right_shift_(&to_int(&x[1])?))
+        }),
         smooth("zero_", &[Signed(S)], |x| apply_inplace(x, |y| y.narrow(1, 2, 2)?.zero_())),
     ],
 ];
@@ -76,6 +164,13 @@ macro_rules! factory {
         })
         .as_factory()
     };
+}
+
+/// Makes zeros, which `write` replaces.
+fn fill(dtype: DType, device: &Device, write: fn(&Tensor) -> Result<()>) -> Result<Tensor> {
+    let x = Tensor::zeros(S, dtype, device)?;
+    write(&x)?;
+    Ok(x)
 }
 
 pub(super) const FACTORY: &[OpCase] = &[
@@ -103,6 +198,16 @@ pub(super) const FACTORY: &[OpCase] = &[
     factory!("randn_like", |t, d| Tensor::zeros(S, t, d)?.randn_like()),
     factory!("randint", |_t, d| Tensor::randint(-3, 9, S, DType::I32, d)),
     factory!("bernoulli", |t, d| Tensor::bernoulli(S, 0.3, t, d)),
+    factory!("randint_like", |_t, d| Tensor::zeros(S, DType::I32, d)?.randint_like(-3, 9)),
+    factory!("sample_bernoulli", |t, d| Tensor::full(S, 0.3, t, d)?.sample_bernoulli()),
+    factory!("uniform_", |t, d| fill(t, d, |x| x.uniform_(-2.0, 3.0))),
+    factory!("normal_", |t, d| fill(t, d, |x| x.normal_(1.0, 0.5))),
+    factory!("random_", |_t, d| fill(DType::I32, d, |x| x.random_(-3, 9))),
+    factory!("bernoulli_", |t, d| fill(t, d, |x| x.bernoulli_(0.3))),
+    factory!("exponential_", |t, d| fill(t, d, |x| x.exponential_(1.5))),
+    factory!("geometric_", |t, d| fill(t, d, |x| x.geometric_(0.3))),
+    factory!("cauchy_", |t, d| fill(t, d, |x| x.cauchy_(0.0, 0.5))),
+    factory!("log_normal_", |t, d| fill(t, d, |x| x.log_normal_(0.0, 0.5))),
 ];
 
 /// Returns one sign for each row.

@@ -96,6 +96,31 @@ pub(super) const LINALG: &[OpCase] = &[
         cat(&[&l, &u], -1)
     })
     .without_half(),
+    smooth("lu_unpack", &[Bounded(&[2, 4, 4])], |x| {
+        let (factors, order) = reverse_rows(&x[0])?.lu_factor()?;
+        let (p, l, u) = factors.lu_unpack(&order)?;
+        p.matmul(&l)?.add(&u)
+    })
+    .with_flops(|x, _| 2 * cost::numel(&x[0]) * cost::extent(&x[0], 2))
+    .without_half(),
+    smooth("polar", &[Signed(&[2, 5, 3])], |x| {
+        let (u, h) = x[0].polar()?;
+        cat(&[&u, &h], -2)
+    })
+    .with_flops(|_, _| 2 * 2 * 3 * 3 * (5 + 3))
+    .without_half(),
+    smooth("svd_lowrank", &[Signed(&[5, 3])], |x| {
+        let (u, s, v) = x[0].svd_lowrank(3, 1)?;
+        u.mul(&s.exp()?.unsqueeze(-2)?)?.matmul(&v.transpose(-2, -1)?)
+    })
+    .with_flops(|_, _| 6 * 2 * 5 * 3 * 3)
+    .without_half(),
+    smooth("pca_lowrank", &[Signed(&[3, 6])], |x| {
+        let (_, s, _) = x[0].pca_lowrank(2, true, 2)?;
+        Ok(s)
+    })
+    .with_flops(|_, _| 6 * 2 * 6 * 3 * 2 + 2 * 6 * 2 * 2)
+    .without_half(),
     smooth("lu_solve", &[Bounded(&[4, 4]), Signed(&[2, 4, 3])], |x| {
         let (factors, order) = reverse_rows(&x[0])?.lu_factor()?;
         factors.lu_solve(&order, &x[1], &Default::default())

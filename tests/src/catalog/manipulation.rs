@@ -3,8 +3,8 @@
 use forebay::dtype::DType;
 use forebay::error::Result;
 use forebay::ops::{
-    CovOptions, IsCloseOptions, block_diag, broadcast_tensors, cartesian_prod, cat, column_stack, dstack,
-    hstack, meshgrid, vstack,
+    CovOptions, IsCloseOptions, ScatterReduce, block_diag, broadcast_tensors, cartesian_prod, cat,
+    column_stack, dstack, hstack, meshgrid, stack, vstack,
 };
 use forebay::tensor::Tensor;
 
@@ -55,6 +55,19 @@ pub(super) const MANIPULATION: &[OpCase] = &[
     smooth("index_copy", &[Signed(S), Index(&[2], 3), Positive(&[2, 5])], |x| {
         x[0].index_copy(0, &x[1], &x[2])
     }),
+    smooth("index_reduce", &[Signed(S), Index(&[4], 3), Positive(&[4, 5])], |x| {
+        x[0].index_reduce(0, &x[1], &x[2], ScatterReduce::Prod, true)
+    }),
+    smooth("index_reduce of means", &[Signed(S), Index(&[4], 5), Positive(&[3, 4])], |x| {
+        x[0].index_reduce(1, &x[1], &x[2], ScatterReduce::Mean, false)
+    }),
+    nondifferentiable("unravel_index", &[Index(&[7], 24)], |x| {
+        stack(&x[0].unravel_index([2, 3, 4])?.iter().collect::<Vec<_>>(), 0)
+    }),
+    smooth("expand_as", &[Signed(&[3, 1]), Signed(S)], |x| x[0].expand_as(&x[1])?.mul(&x[1])),
+    smooth("reshape_as", &[Signed(S), Signed(&[5, 3])], |x| x[0].reshape_as(&x[1])?.mul(&x[1])),
+    smooth("view_as", &[Signed(S), Signed(&[5, 3])], |x| x[0].contiguous()?.view_as(&x[1])?.mul(&x[1])),
+    smooth("sum_to_size", &[Signed(&[2, 3, 5])], |x| x[0].sum_to_size([3, 1])),
     smooth("masked_scatter", &[Signed(S), Bool(&[5]), Positive(&[15])], |x| {
         x[0].masked_scatter(&x[1], &x[2])
     }),
@@ -94,6 +107,14 @@ pub(super) const MANIPULATION: &[OpCase] = &[
     }),
     nondifferentiable("bincount", &[Index(&[9], 5)], |x| x[0].bincount(None, 7)),
     smooth("bincount of weights", &[Index(&[9], 5), Positive(&[9])], |x| x[0].bincount(Some(&x[1]), 0)),
+    nondifferentiable("histogram", &[Bounded(S)], |x| {
+        let edges = Tensor::new([-0.5, -0.1, 0.2, 0.6], x[0].device())?.to_dtype(x[0].dtype())?;
+        x[0].histogram(&edges, None, true)
+    }),
+    nondifferentiable("histogram of weights", &[Bounded(S), Positive(S)], |x| {
+        let edges = Tensor::new([-0.5, -0.1, 0.2, 0.6], x[0].device())?.to_dtype(x[0].dtype())?;
+        x[0].histogram(&edges, Some(&x[1]), false)
+    }),
     nondifferentiable("histc", &[Signed(S)], |x| x[0].histc(4, -1.0, 1.0)),
     nondifferentiable("multinomial", &[Positive(S)], |x| x[0].multinomial(3, false)),
     nondifferentiable("multinomial with replacement", &[Positive(S)], |x| x[0].multinomial(9, true)),
@@ -107,6 +128,10 @@ pub(super) const MANIPULATION: &[OpCase] = &[
     smooth("logcumsumexp", &[Signed(S)], |x| x[0].logcumsumexp(1)),
     smooth("trapezoid", &[Signed(S), Positive(&[5])], |x| x[0].trapezoid(&x[1], 1)),
     smooth("cumulative_trapezoid", &[Signed(S)], |x| x[0].cumulative_trapezoid(0.5, 0)),
+    smooth("gradient", &[Signed(S)], |x| x[0].gradient(0.5, 1, 2)),
+    smooth("gradient at positions", &[Signed(S)], |x| {
+        x[0].gradient(&Tensor::new([0.0, 0.5, 0.8, 2.0, 2.5], x[0].device())?, -1, 1)
+    }),
     smooth("cov", &[Signed(&[3, 6])], |x| x[0].cov(&Default::default()))
         .with_flops(|x, y| 2 * cost::numel(y) * cost::extent(&x[0], 1)),
     smooth("cov of weights", &[Signed(&[3, 6]), Index(&[6], 4), Positive(&[6])], |x| {

@@ -58,6 +58,9 @@ const FORMS: &[(&str, InplaceFn, OutOfPlaceFn)] = &[
     ("neg_", |x, _| x.neg_(), |x, _| x.neg()),
     ("floor_", |x, _| x.floor_(), |x, _| x.floor()),
     ("square_", |x, _| x.square_(), |x, _| x.square()),
+    ("hypot_", |x, y| x.hypot_(y), |x, y| x.hypot(y)),
+    ("cumprod_", |x, _| x.cumprod_(1), |x, _| x.cumprod(1)),
+    ("tril_", |x, _| x.tril_(0), |x, _| x.tril(0)),
 ];
 
 /// Also for types without arithmetic on the device: filling only copies.

@@ -15,6 +15,7 @@ mod attention;
 mod autocast_cache;
 mod autograd;
 mod capture;
+mod composites;
 mod convolutions;
 mod custom_op;
 mod decompositions;
@@ -114,6 +115,7 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("embedding", embedding::TESTS),
     ("training", training::TESTS),
     ("reductions", reductions::TESTS),
+    ("composites", composites::TESTS),
     ("resize", resize::TESTS),
     ("convolutions", convolutions::TESTS),
     ("long_rows", long_rows::TESTS),

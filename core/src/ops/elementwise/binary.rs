@@ -89,12 +89,12 @@ binary! {
     /// 0 for a < 0, 1 for a > 0, and b where a is 0.
     heaviside: Any, "select(select(T(0), T(1), a > T(0)), b, a == T(0))", [], [NoGrad, NoGrad];
     /// Angle of the point (b, a) in radians. At the origin the gradient is zero, as in PyTorch.
-    atan2: Float, "m_atan2(a, b)", ["base", "inverse_trig"], [
+    atan2 / atan2_: Float, "m_atan2(a, b)", ["base", "inverse_trig"], [
         // Division by the hypotenuse twice, because its square may overflow or underflow f32.
         Expr("select(g * (b / m_hypot(a, b) / m_hypot(a, b)), 0.0, a == 0.0 && b == 0.0)", &[A, B]),
         Expr("select(-g * (a / m_hypot(a, b) / m_hypot(a, b)), 0.0, a == 0.0 && b == 0.0)", &[A, B])];
     /// √(a² + b²).
-    hypot: Float, "m_hypot(a, b)", ["base"], [Expr("g * a / m_hypot(a, b)", &[A, B]), Expr("g * b / m_hypot(a, b)", &[A, B])];
+    hypot / hypot_: Float, "m_hypot(a, b)", ["base"], [Expr("g * a / m_hypot(a, b)", &[A, B]), Expr("g * b / m_hypot(a, b)", &[A, B])];
     /// Remainder of a / b rounded towards zero, as C's fmod.
     fmod / fmod_: Number, "m_fmod(a, b)" | "a % b", ["base", "mod"], [
         Expr("g", &[]), Expr("-g * trunc(a / b)", &[A, B])];
@@ -102,14 +102,14 @@ binary! {
     remainder / remainder_: Number, "m_remainder(a, b)" | "int_remainder(a, b)", ["base", "mod"], [
         Expr("g", &[]), Expr("-g * floor(a / b)", &[A, B])];
     /// a / b rounded down.
-    floor_divide: Number, "m_floor_div(a, b)" | "int_floor_div(a, b)", ["base", "mod"], [Zero, Zero];
+    floor_divide / floor_divide_: Number, "m_floor_div(a, b)" | "int_floor_div(a, b)", ["base", "mod"], [Zero, Zero];
     /// a / b rounded towards zero.
     trunc_divide: Number, "m_trunc_div(a, b)" | "a / b", ["base", "mod"], [Zero, Zero];
     /// |a| with the sign of b.
-    copysign: Float, "m_copysign(a, b)", ["base"], [
+    copysign / copysign_: Float, "m_copysign(a, b)", ["base"], [
         Expr("select(g * (y / a), 0.0, a == 0.0)", &[A, Y]), Zero];
     /// a · log(b), and 0 where a is 0.
-    xlogy: Float, "m_xlogy(a, b)", ["base", "log"], [
+    xlogy / xlogy_: Float, "m_xlogy(a, b)", ["base", "log"], [
         Expr("select(g * m_log(b), 0.0, a == 0.0 && b <= 0.0)", &[A, B]), Expr("g * a / b", &[A, B])];
     /// a · log(1 + b), and 0 where a is 0.
     xlog1py: Float, "select(select(a * m_log1p(b), 0.0, a == 0.0), b, m_isnan(b))", ["base", "log"], [
@@ -118,16 +118,16 @@ binary! {
     /// a = 1 and NaN below. As in PyTorch, `a` has no gradient.
     zeta: Float, "m_zeta(a, b)", ["base", "exp", "pow", "polygamma"], [NoGrad, Expr("-g * a * m_zeta(a + 1.0, b)", &[A, B])];
     /// a · 2ᵇ.
-    ldexp: Float, "a * m_exp2(b)", ["base", "exp"], [
+    ldexp / ldexp_: Float, "a * m_exp2(b)", ["base", "exp"], [
         Expr("g * m_exp2(b)", &[B]), Expr("g * (a * m_exp2(b)) * 0.6931471805599453", &[A, B])];
     /// Greatest common divisor, which is never negative; 0 for two zeros.
-    gcd: Integer, "gcd(a, b)", [], [NoGrad, NoGrad];
+    gcd / gcd_: Integer, "gcd(a, b)", [], [NoGrad, NoGrad];
     /// Least common multiple, which is never negative; 0 if either operand is 0.
-    lcm: Integer, "lcm(a, b)", [], [NoGrad, NoGrad];
+    lcm / lcm_: Integer, "lcm(a, b)", [], [NoGrad, NoGrad];
     /// a · 2ᵇ with wrap-around (PyTorch's `<<`), or 0 if b is negative or at least the number of bits.
-    bitwise_left_shift: Integer, "shifted_left(a, b)", [], [NoGrad, NoGrad];
+    bitwise_left_shift / bitwise_left_shift_: Integer, "shifted_left(a, b)", [], [NoGrad, NoGrad];
     /// a / 2ᵇ rounded down (PyTorch's `>>`), or -1 or 0 if b is negative or at least the number of bits.
-    bitwise_right_shift: Integer, "shifted_right(a, b)", [], [NoGrad, NoGrad];
+    bitwise_right_shift / bitwise_right_shift_: Integer, "shifted_right(a, b)", [], [NoGrad, NoGrad];
     /// a = b.
     eq: Compare, "a == b", [], [NoGrad, NoGrad];
     /// a ≠ b.
@@ -147,11 +147,11 @@ binary! {
     /// True where exactly one operand is true.
     logical_xor: Logic, "a != b", [], [NoGrad, NoGrad];
     /// Bitwise and.
-    bitwise_and: Bits, "a & b", [], [NoGrad, NoGrad];
+    bitwise_and / bitwise_and_: Bits, "a & b", [], [NoGrad, NoGrad];
     /// Bitwise or.
-    bitwise_or: Bits, "a | b", [], [NoGrad, NoGrad];
+    bitwise_or / bitwise_or_: Bits, "a | b", [], [NoGrad, NoGrad];
     /// Bitwise exclusive or.
-    bitwise_xor: Bits, "a ^ b", [], [NoGrad, NoGrad];
+    bitwise_xor / bitwise_xor_: Bits, "a ^ b", [], [NoGrad, NoGrad];
 }
 
 pointwise_ops! {

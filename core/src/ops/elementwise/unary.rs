@@ -55,7 +55,7 @@ unary! {
     /// -a.
     neg / neg_(): Number, "-a" | "T(0) - a", [], Expr("-g", &[]);
     /// -1, 0 or 1.
-    sign(): Any, "select(T(0), T(1), a > T(0)) - select(T(0), T(1), a < T(0))", [], Zero;
+    sign / sign_(): Any, "select(T(0), T(1), a > T(0)) - select(T(0), T(1), a < T(0))", [], Zero;
     /// a². Bools give i64.
     square / square_(): NumberBoolToI64, "a * a", [], Expr("g * 2.0 * a", &[A]);
     /// 1/a.
@@ -73,9 +73,9 @@ unary! {
     /// Natural logarithm.
     log / log_(): Float, "m_log(a)", ["base", "log"], Expr("g / a", &[A]);
     /// Logarithm to base 2.
-    log2(): Float, "m_log2(a)", ["base", "log"], Expr("g / (a * 0.6931471805599453)", &[A]);
+    log2 / log2_(): Float, "m_log2(a)", ["base", "log"], Expr("g / (a * 0.6931471805599453)", &[A]);
     /// Logarithm to base 10.
-    log10(): Float, "m_log10(a)", ["base", "log"], Expr("g / (a * 2.302585092994046)", &[A]);
+    log10 / log10_(): Float, "m_log10(a)", ["base", "log"], Expr("g / (a * 2.302585092994046)", &[A]);
     /// log(1 + a), accurate near 0.
     log1p / log1p_(): Float, "m_log1p(a)", ["base", "log"], Expr("g / (a + 1.0)", &[A]);
     /// Sine of radians.
@@ -83,41 +83,44 @@ unary! {
     /// Cosine of radians.
     cos / cos_(): Float, "m_cos(a)", ["base", "mul_wide", "trig"], Expr("-g * m_sin(a)", &[A]);
     /// Tangent of radians.
-    tan(): Float, "m_tan(a)", ["base", "mul_wide", "trig"], Expr("g * (1.0 + y * y)", &[Y]);
+    tan / tan_(): Float, "m_tan(a)", ["base", "mul_wide", "trig"], Expr("g * (1.0 + y * y)", &[Y]);
     /// Arc sine, in radians.
-    asin(): Float, "m_asin(a)", ["base", "inverse_trig"], Expr("g * m_rsqrt(1.0 - a * a)", &[A]);
+    asin / asin_(): Float, "m_asin(a)", ["base", "inverse_trig"], Expr("g * m_rsqrt(1.0 - a * a)", &[A]);
     /// Arc cosine, in radians.
-    acos(): Float, "m_acos(a)", ["base", "inverse_trig"], Expr("-g * m_rsqrt(1.0 - a * a)", &[A]);
+    acos / acos_(): Float, "m_acos(a)", ["base", "inverse_trig"], Expr("-g * m_rsqrt(1.0 - a * a)", &[A]);
     /// Arc tangent, in radians.
-    atan(): Float, "m_atan(a)", ["base", "inverse_trig"], Expr("g / (1.0 + a * a)", &[A]);
+    atan / atan_(): Float, "m_atan(a)", ["base", "inverse_trig"], Expr("g / (1.0 + a * a)", &[A]);
     /// Hyperbolic sine.
-    sinh(): Float, "m_sinh(a)", ["base", "exp"], Expr("g * m_cosh(a)", &[A]);
+    sinh / sinh_(): Float, "m_sinh(a)", ["base", "exp"], Expr("g * m_cosh(a)", &[A]);
     /// Hyperbolic cosine.
-    cosh(): Float, "m_cosh(a)", ["base", "exp"], Expr("g * m_sinh(a)", &[A]);
+    cosh / cosh_(): Float, "m_cosh(a)", ["base", "exp"], Expr("g * m_sinh(a)", &[A]);
     /// Hyperbolic tangent.
     tanh / tanh_(): Float, "m_tanh(a)", ["base", "exp"], Expr("g * (1.0 - y * y)", &[Y]);
     /// Inverse hyperbolic sine.
-    asinh(): Float, "m_asinh(a)", ["base", "log", "inverse_hyperbolic"], Expr("g * m_rsqrt(a * a + 1.0)", &[A]);
+    asinh / asinh_(): Float, "m_asinh(a)", ["base", "log", "inverse_hyperbolic"], Expr("g * m_rsqrt(a * a + 1.0)", &[A]);
     /// Inverse hyperbolic cosine.
-    acosh(): Float, "m_acosh(a)", ["base", "log", "inverse_hyperbolic"], Expr("g * m_rsqrt(a * a - 1.0)", &[A]);
+    acosh / acosh_(): Float, "m_acosh(a)", ["base", "log", "inverse_hyperbolic"], Expr("g * m_rsqrt(a * a - 1.0)", &[A]);
     /// Inverse hyperbolic tangent.
-    atanh(): Float, "m_atanh(a)", ["base", "log", "inverse_hyperbolic"], Expr("g / (1.0 - a * a)", &[A]);
+    atanh / atanh_(): Float, "m_atanh(a)", ["base", "log", "inverse_hyperbolic"], Expr("g / (1.0 - a * a)", &[A]);
     /// Logarithm of |Γ(a)|.
-    lgamma(): Float, "m_lgamma(a)", ["base", "log", "mul_wide", "trig", "gamma"], Expr("g * m_digamma(a)", &[A]);
+    lgamma / lgamma_(): Float, "m_lgamma(a)", ["base", "log", "mul_wide", "trig", "gamma"], Expr("g * m_digamma(a)", &[A]);
     /// Derivative of lgamma.
-    digamma(): Float, "m_digamma(a)", ["base", "exp", "log", "pow", "mul_wide", "trig", "gamma", "polygamma"],
+    digamma / digamma_(): Float, "m_digamma(a)", ["base", "exp", "log", "pow", "mul_wide", "trig", "gamma", "polygamma"],
         Expr("g * m_polygamma(a, 1.0, 1.0)", &[A]);
     /// Error function.
-    erf(): Float, "m_erf(a)", ["base", "exp", "log", "erf"], Expr("g * 1.1283791670955126 * m_exp(-a * a)", &[A]);
+    erf / erf_(): Float, "m_erf(a)", ["base", "exp", "log", "erf"], Expr("g * 1.1283791670955126 * m_exp(-a * a)", &[A]);
     /// 1 - erf(a), accurate for large a.
-    erfc(): Float, "m_erfc(a)", ["base", "exp", "log", "erf"], Expr("-g * 1.1283791670955126 * m_exp(-a * a)", &[A]);
+    erfc / erfc_(): Float, "m_erfc(a)", ["base", "exp", "log", "erf"], Expr("-g * 1.1283791670955126 * m_exp(-a * a)", &[A]);
     /// Inverse of the error function.
-    erfinv(): Float, "m_erfinv(a)", ["base", "exp", "log", "erf"], Expr("g * 0.886226925452758 * m_exp(y * y)", &[Y]);
+    erfinv / erfinv_(): Float, "m_erfinv(a)", ["base", "exp", "log", "erf"], Expr("g * 0.886226925452758 * m_exp(y * y)", &[Y]);
     /// 1 / (1 + e⁻ᵃ).
     sigmoid / sigmoid_(): Float, "m_sigmoid(a)", ["base", "exp"], Expr("g * y * (1.0 - y)", &[Y]);
     /// sin(πa) / πa, and 1 at 0.
-    sinc(): Float, "select(m_sin(a * 3.141592653589793) / (a * 3.141592653589793), 1.0, a == 0.0)", ["base", "mul_wide", "trig"],
+    sinc / sinc_(): Float, "select(m_sin(a * 3.141592653589793) / (a * 3.141592653589793), 1.0, a == 0.0)", ["base", "mul_wide", "trig"],
         Expr("select(g * ((a * 3.141592653589793 * m_cos(a * 3.141592653589793) - m_sin(a * 3.141592653589793)) / (a * a * 3.141592653589793)), 0.0, a * a == 0.0)", &[A]);
+    /// sin(a) / a, and 1 at 0 (PyTorch's `special.spherical_bessel_j0`). Near 0 the gradient is a series.
+    spherical_bessel_j0(): Float, "select(m_sin(a) / a, 1.0, a == 0.0)", ["base", "mul_wide", "trig"],
+        Expr("g * select((a * m_cos(a) - m_sin(a)) / (a * a), a * -0.3333333333333333 * (1.0 - a * a / 10.0 * (1.0 - a * a / 28.0 * (1.0 - a * a / 54.0 * (1.0 - a * a / 88.0)))), abs(a) < 0.25)", &[A]);
     /// Normal distribution function Φ(a) (PyTorch's `special.ndtr`).
     ndtr(): Float, "0.5 * m_erfc(a * -0.7071067811865476)", ["base", "exp", "log", "erf"],
         Expr("g * 0.3989422804014327 * m_exp(a * a * -0.5)", &[A]);
@@ -130,7 +133,7 @@ unary! {
     /// e^(a²) · [`erfc`](Self::erfc)(a), without underflow for large a (PyTorch's `special.erfcx`).
     erfcx(): Float, "m_erfcx(a)", ["base", "exp", "log", "erf", "normal_tails"], Expr("g * (2.0 * a * m_erfcx(a) - 1.1283791670955126)", &[A]);
     /// Modified Bessel function of the first kind of order 0.
-    i0(): Float, "m_i0(a)", ["base", "exp", "bessel"], Expr("g * m_i1(a)", &[A]);
+    i0 / i0_(): Float, "m_i0(a)", ["base", "exp", "bessel"], Expr("g * m_i1(a)", &[A]);
     /// [`i0`](Self::i0)(a) · e^-|a| (PyTorch's `special.i0e`).
     i0e(): Float, "m_i0e(a)", ["base", "exp", "bessel"],
         Expr("g * (m_i1e(a) - (select(T(0), T(1), a > T(0)) - select(T(0), T(1), a < T(0))) * m_i0e(a))", &[A]);
@@ -151,7 +154,7 @@ unary! {
     /// Integer part.
     trunc / trunc_(): Number, "trunc(a)" | "a", [], Zero;
     /// Fractional part, with the sign of a.
-    frac(): Float, "a - trunc(a)", [], Expr("g", &[]);
+    frac / frac_(): Float, "a - trunc(a)", [], Expr("g", &[]);
     /// Degrees from radians.
     rad2deg(): Float, "a * 57.29577951308232", [], Expr("g * 57.29577951308232", &[]);
     /// Radians from degrees.

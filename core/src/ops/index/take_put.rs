@@ -1,5 +1,6 @@
 //! Copies with a replaced part, and linear indices: PyTorch's `*_scatter`, `take`, `put` and diagonals.
 
+use crate::ops::index::scatter::ScatterReduce;
 use crate::ops::index::select;
 use crate::ops::prelude::*;
 use crate::ops::reduce::scan;
@@ -122,6 +123,57 @@ impl Tensor {
         }
         let shape = with_extent(&Dims::from_elem(1, self.rank()), d, extent);
         self.scatter(dim, &index.reshape(&shape[..])?.broadcast_to(source.shape())?, source)
+    }
+
+    /// Returns a copy with slices of `source` reduced into the slices along `dim` that the one-dimensional `index`
+    /// names: PyTorch's `index_reduce`. See [`scatter_reduce`](Self::scatter_reduce).
+    ///
+    /// An index out of range is skipped: see [`check_indices`](crate::ops::check_indices).
+    ///
+    /// # Errors
+    /// `index` has more than one dimension, or not one element for each slice. Other extents of `source` differ.
+    #[track_caller]
+    pub fn index_reduce(
+        &self,
+        dim: isize,
+        index: &Tensor,
+        source: &Tensor,
+        reduce: ScatterReduce,
+        include_self: bool,
+    ) -> Result<Tensor> {
+        operation!(OP = "index_reduce");
+        let d = normalize_dim(OP, dim, self.rank())?;
+        if self.rank() == 0 {
+            let (x, source) = (self.reshape([1])?, source.reshape([-1])?);
+            return x.index_reduce(0, index, &source, reduce, include_self)?.reshape([0usize; 0]);
+        }
+        let shape = with_extent(self.shape(), d, index.numel());
+        fail_if!(index.rank() > 1 || source.shape() != &shape[..]; shape(OP, [self, index, source]),
+            "the index has one dimension, and the source the shape {shape:?}");
+        let shape = with_extent(&Dims::from_elem(1, self.rank()), d, index.numel());
+        let index = index.reshape(&shape[..])?.broadcast_to(source.shape())?;
+        self.scatter_reduce(dim, &index, source, reduce, include_self)
+    }
+
+    /// Returns the coordinates of linear indices in row-major order, a tensor for each dimension of `shape`:
+    /// PyTorch's `unravel_index`, the inverse of what [`take`](Self::take) reads.
+    ///
+    /// # Errors
+    /// The dtype is not an integer, or `shape` has an extent of 0.
+    #[track_caller]
+    pub fn unravel_index(&self, shape: impl IntoShape) -> Result<Vec<Tensor>> {
+        operation!(OP = "unravel_index");
+        fail_if!(!self.dtype().is_int(); dtype(OP, self.dtype()), "takes indices");
+        let shape = new_shape(OP, shape)?;
+        fail_if!(shape.contains(&0); shape(OP, &[&shape[..]]), "no index is inside a shape without elements");
+        let mut rest = if self.dtype() == DType::U8 { self.to_dtype(DType::I32)? } else { self.clone() };
+        let mut coordinates = Vec::with_capacity(shape.len());
+        for &extent in shape.iter().rev() {
+            coordinates.push(rest.remainder(extent as i64)?);
+            rest = rest.floor_divide(extent as i64)?;
+        }
+        coordinates.reverse();
+        Ok(coordinates)
     }
 
     /// Returns a copy with elements of `source` where `mask` is true: PyTorch's `masked_scatter`.

@@ -279,9 +279,22 @@ impl Tensor {
     #[track_caller]
     pub fn lu(&self) -> Result<(Tensor, Tensor, Tensor)> {
         operation!("lu", autocast[self], |x| x.lu());
-        let MatrixShape { m, n, .. } = check_matrices("lu", self)?;
         let (both, order) = self.lu_factor()?;
-        let k = m.min(n);
+        both.lu_unpack(&order)
+    }
+
+    /// Computes P, L and U, as [`lu`](Self::lu) does, from the results of [`lu_factor`](Self::lu_factor): PyTorch's
+    /// `lu_unpack`.
+    ///
+    /// # Errors
+    /// `order` does not have one element for each row.
+    #[track_caller]
+    pub fn lu_unpack(&self, order: &Tensor) -> Result<(Tensor, Tensor, Tensor)> {
+        operation!(OP = "lu_unpack");
+        let MatrixShape { batch_shape: lead, m, n } = check_matrices(OP, self)?;
+        fail_if!(order.shape() != [lead, &[m]].concat();
+            shape(OP, [self, order]), "takes the order that `lu_factor` gave, a place for each row [.., m]");
+        let (both, k) = (self, m.min(n));
         let columns = Tensor::arange(0.0, m as f64, 1.0, DType::I32, self.device())?;
         let permutation = order.to_dtype(DType::I32)?.unsqueeze(-1)?.eq(&columns)?;
         let p = permutation.to_dtype(self.dtype())?.transpose(-2, -1)?;

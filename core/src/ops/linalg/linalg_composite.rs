@@ -1,7 +1,7 @@
 //! Matrix norms, condition numbers and other composite functions of PyTorch's `linalg`.
 
-use crate::ops::linalg::check_square;
 use crate::ops::linalg::svd::MatrixDims;
+use crate::ops::linalg::{MatrixShape, check_matrices, check_square};
 use crate::ops::prelude::*;
 use crate::ops::shape::{as_refs, cat};
 
@@ -243,6 +243,63 @@ impl Tensor {
         let (_, n) = check_square("cholesky_inverse", self)?;
         let eye = Tensor::eye(n, n, self.dtype(), self.device())?;
         eye.broadcast_to(self.shape())?.cholesky_solve(self, upper)
+    }
+
+    /// Computes the polar decomposition of \[.., m, n\], m ≥ n: PyTorch's `linalg.polar`.
+    ///
+    /// Returns U \[.., m, n\] with orthonormal columns, and the positive semidefinite H \[.., n, n\] with U · H equal to
+    /// the input. The gradient is that of [`svd`](Self::svd): it assumes full rank and distinct singular values.
+    ///
+    /// # Errors
+    /// There are fewer rows than columns. See also [`svdvals`](Self::svdvals).
+    #[track_caller]
+    pub fn polar(&self) -> Result<(Tensor, Tensor)> {
+        operation!(OP = "polar", autocast[self], |x| x.polar());
+        let MatrixShape { m, n, .. } = check_matrices(OP, self)?;
+        fail_if!(m < n; shape(OP, [self]), "takes matrices with at least as many rows as columns");
+        let (u, s, vh) = self.svd()?;
+        Ok((u.matmul(&vh)?, vh.transpose(-2, -1)?.matmul(&s.unsqueeze(-1)?.mul(&vh)?)?))
+    }
+
+    /// Approximates the `q` largest singular values and their vectors by random projections (Halko et al., 2009):
+    /// PyTorch's `svd_lowrank`.
+    ///
+    /// Returns U \[.., m, q\], values \[.., q\] and V \[.., n, q\]. Each of `niter` iterations makes the result more
+    /// accurate; 2 is usual. If `q` is at least the rank, the result is that of [`svd`](Self::svd).
+    ///
+    /// # Errors
+    /// `q` is 0 or exceeds an extent of the matrices, or `niter` is above 1,000. See also [`svd`](Self::svd).
+    #[track_caller]
+    pub fn svd_lowrank(&self, q: usize, niter: usize) -> Result<(Tensor, Tensor, Tensor)> {
+        operation!(OP = "svd_lowrank", autocast[self], |x| x.svd_lowrank(q, niter));
+        let MatrixShape { m, n, .. } = check_matrices(OP, self)?;
+        fail_if!(niter > 1000; argument(OP), "takes at most 1,000 iterations, got {niter}");
+        fail_if!(q == 0 || q > m.min(n); argument(OP), "takes 1 to {} values, got {q}", m.min(n));
+        let (wide, across) = (self, self.transpose(-2, -1)?);
+        if m < n {
+            let (v, s, u) = across.svd_lowrank(q, niter)?;
+            return Ok((u, s, v));
+        }
+        let start = Tensor::randn([n, q], self.dtype(), self.device())?;
+        let mut basis = wide.matmul(&start)?.qr(false)?.0;
+        for _ in 0..niter {
+            let other = across.matmul(&basis)?.qr(false)?.0;
+            basis = wide.matmul(&other)?.qr(false)?.0;
+        }
+        let (u, s, vh) = basis.transpose(-2, -1)?.matmul(wide)?.svd()?;
+        Ok((basis.matmul(&u)?, s, vh.transpose(-2, -1)?))
+    }
+
+    /// Approximates the `q` largest principal components of rows \[.., samples, features\], whose means are
+    /// subtracted with `center`: PyTorch's `pca_lowrank`. See [`svd_lowrank`](Self::svd_lowrank).
+    #[track_caller]
+    pub fn pca_lowrank(&self, q: usize, center: bool, niter: usize) -> Result<(Tensor, Tensor, Tensor)> {
+        operation!(OP = "pca_lowrank", autocast[self], |x| x.pca_lowrank(q, center, niter));
+        check_matrices(OP, self)?;
+        if !center {
+            return self.svd_lowrank(q, niter);
+        }
+        self.sub(&self.mean([-2], true)?)?.svd_lowrank(q, niter)
     }
 
     /// Computes the logarithms of determinants as \[..\]: NaN for a negative determinant.

@@ -329,6 +329,66 @@ impl Tensor {
         self.doubled_trapezoid_areas("cumulative_trapezoid", spacing, dim)?.cumsum(dim)?.mul(0.5)
     }
 
+    /// Estimates the derivative along `dim` from neighbours, to second order: PyTorch's `gradient` of one dimension.
+    ///
+    /// `spacing` is the distance between values, or a tensor with the position of each. At the ends, the estimate is of
+    /// order `edge_order`, 1 or 2.
+    ///
+    /// # Errors
+    /// `edge_order` is neither 1 nor 2, or there are not more values along `dim`. The positions are not one-dimensional,
+    /// or not one for each value.
+    #[track_caller]
+    pub fn gradient<'a>(
+        &self,
+        spacing: impl Into<Operand<'a>>,
+        dim: isize,
+        edge_order: usize,
+    ) -> Result<Tensor> {
+        let spacing = spacing.into();
+        operation!(OP = "gradient", in_f32[self], |x| x.gradient(spacing, dim, edge_order));
+        let d = normalize_dim(OP, dim, self.rank())?;
+        fail_if!(!(1..=2).contains(&edge_order); argument(OP), "takes an edge order of 1 or 2, got {edge_order}");
+        let n = extent_or_one(self, d);
+        fail_if!(n <= edge_order; shape(OP, [self]), "takes at least {} values along {dim}", edge_order + 1);
+        let d = d as isize;
+        let x = if self.dtype().is_float() { self.clone() } else { self.to_dtype(DType::F32)? };
+        let gaps = match spacing {
+            Operand::Tensor(points) => {
+                fail_if!(points.shape() != [n]; shape(OP, [self, points]), "takes {n} positions");
+                points.diff(1, 0, &Default::default())?
+            }
+            distance => Tensor::ones([n - 1], x.dtype(), x.device())?.mul(distance)?,
+        };
+        let along = with_extent(&Dims::from_elem(1, x.rank()), d as usize, n - 1);
+        let gaps = gaps.to_dtype(x.dtype())?.reshape(&along[..])?;
+        let slopes = x.diff(1, d, &Default::default())?.div(&gaps)?;
+        let pick = |at: usize| -> Result<(Tensor, Tensor)> {
+            Ok((slopes.narrow(d, at, 1)?, gaps.narrow(d, at, 1)?))
+        };
+        // At an end, the slope continues the change of the two slopes next to the end.
+        let end = |at: usize, next: usize| -> Result<Tensor> {
+            let (slope, gap) = pick(at)?;
+            if edge_order == 1 {
+                return Ok(slope);
+            }
+            let (other, far) = pick(next)?;
+            slope.add(&slope.sub(&other)?.mul(&gap)?.div(&gap.add(&far)?)?)
+        };
+        let inner = match spacing {
+            // The middle value has no weight, so an infinity there has no effect.
+            Operand::Scalar(_) => {
+                let change = x.narrow(d, 2, n - 2)?.sub(&x.narrow(d, 0, n - 2)?)?;
+                change.mul(0.5)?.div(&gaps.narrow(d, 0, 1)?)?
+            }
+            Operand::Tensor(_) => {
+                let (before, after) = (gaps.narrow(d, 0, n - 2)?, gaps.narrow(d, 1, n - 2)?);
+                let sum = slopes.narrow(d, 0, n - 2)?.mul(&after)?;
+                sum.add(&slopes.narrow(d, 1, n - 2)?.mul(&before)?)?.div(&before.add(&after)?)?
+            }
+        };
+        cat(&[&end(0, 1)?, &inner, &end(n - 2, n.saturating_sub(3))?], d)
+    }
+
     /// Returns the cumulative maximum along `dim` and its index (i64), the last of equal elements.
     #[track_caller]
     pub fn cummax(&self, dim: isize) -> Result<(Tensor, Tensor)> {

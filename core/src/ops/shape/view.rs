@@ -156,6 +156,24 @@ impl Tensor {
         self.broadcast_to_shape(&target)
     }
 
+    /// Expands to the shape of `other`: [`broadcast_to`](Self::broadcast_to).
+    #[track_caller]
+    pub fn expand_as(&self, other: &Tensor) -> Result<Tensor> {
+        self.broadcast_to(other.shape())
+    }
+
+    /// Reshapes to the shape of `other`: [`reshape`](Self::reshape).
+    #[track_caller]
+    pub fn reshape_as(&self, other: &Tensor) -> Result<Tensor> {
+        self.reshape(other.shape())
+    }
+
+    /// Views the tensor in the shape of `other`: [`view`](Self::view).
+    #[track_caller]
+    pub fn view_as(&self, other: &Tensor) -> Result<Tensor> {
+        self.view(other.shape())
+    }
+
     /// Inserts a dimension of extent 1 before `dim`.
     pub fn unsqueeze(&self, dim: isize) -> Result<Tensor> {
         let at = normalize_dim("unsqueeze", dim, self.rank() + 1)?;

@@ -333,4 +333,49 @@ impl Tensor {
         // Elements out of range get the bin -1, which is not counted.
         count_values(&bin.masked_fill(&inside.logical_not()?, -1)?, bins)?.to_dtype(self.dtype())
     }
+
+    /// Counts elements between neighbouring `edges`, or sums their weights, in the tensor's type: PyTorch's
+    /// `histogram` with its bins as a tensor. `density` divides by the sum and the widths.
+    ///
+    /// The edges ascend. A bin contains its lower edge, and the last bin both edges. Other elements are not counted.
+    ///
+    /// # Errors
+    /// `edges` is not one-dimensional with at least two elements. `weight` has another shape. The types differ, or are
+    /// not floats.
+    #[track_caller]
+    pub fn histogram(&self, edges: &Tensor, weight: Option<&Tensor>, density: bool) -> Result<Tensor> {
+        operation!(OP = "histogram");
+        fail_if!(edges.rank() != 1 || edges.numel() < 2;
+            shape(OP, [self, edges]), "takes a vector of at least two edges");
+        fail_if!(weight.is_some_and(|weight| weight.shape() != self.shape());
+            shape(OP, [self, edges]), "takes a weight for each element");
+        for t in [Some(self), Some(edges), weight].into_iter().flatten() {
+            fail_if!(!t.dtype().is_float() || t.dtype() != self.dtype();
+                dtype(OP, t.dtype()), "takes floats of one type; cast with `to_dtype`");
+            autograd::check_no_grad_inputs(OP, &[t])?;
+        }
+        if self.dtype().size() == 2 {
+            let weight = weight.map(|weight| weight.to_dtype(DType::F32)).transpose()?;
+            let (x, edges) = (self.to_dtype(DType::F32)?, edges.to_dtype(DType::F32)?);
+            return x.histogram(&edges, weight.as_ref(), density)?.to_dtype(self.dtype());
+        }
+        let (x, bins) = (self.reshape([-1])?, edges.numel() - 1);
+        let last = edges.narrow(0, bins, 1)?;
+        let search = SearchSortedOptions { out_int32: true, right: true, sorter: None };
+        let place = edges.contiguous()?.searchsorted(&x.contiguous()?, &search)?.sub(1)?;
+        let place = place.masked_fill(&x.eq(&last)?, bins as i64 - 1)?;
+        let outside = place.lt(0)?.logical_or(&place.ge(bins as i64)?)?;
+        let counts = match weight {
+            None => count_values(&place.masked_fill(&outside, -1)?, bins)?.to_dtype(x.dtype())?,
+            Some(weight) => {
+                let weight = weight.reshape([-1])?.masked_fill(&outside, 0.0)?;
+                let place = place.masked_fill(&outside, 0)?;
+                Tensor::zeros([bins], x.dtype(), x.device())?.index_add(0, &place, &weight, 1.0)?
+            }
+        };
+        if !density {
+            return Ok(counts);
+        }
+        counts.div(&counts.sum_all()?)?.div(&edges.diff(1, 0, &Default::default())?)
+    }
 }
