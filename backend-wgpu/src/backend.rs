@@ -17,6 +17,7 @@ use forebay_core::sync::RwLockUnpoisoned;
 use rustc_hash::FxHashMap;
 
 use crate::adapter::{self, WgpuDeviceInfo};
+use crate::aliasing::{self, ScratchSegments};
 use crate::bind_groups::{BindGroupCache, BindLayouts};
 use crate::copy_fill::{CopyFillKernels, SizedSegment};
 use crate::gpu::{Gpu, lock};
@@ -56,6 +57,7 @@ pub struct WgpuBackend {
     ids_by_content: Mutex<FxHashMap<KernelContent, KernelId>>,
     copy_fill: CopyFillKernels,
     readbacks: Arc<ReadbackPool>,
+    scratch: ScratchSegments,
     timestamps: Timestamps,
     /// The last submission that the device has passed.
     completed: Arc<AtomicU64>,
@@ -170,6 +172,7 @@ impl WgpuBackend {
             ids_by_content: Mutex::default(),
             copy_fill: CopyFillKernels::default(),
             readbacks: Arc::default(),
+            scratch: ScratchSegments::default(),
             timestamps: Timestamps::default(),
             completed,
             state: Arc::new(Mutex::new(QueueState {
@@ -504,6 +507,13 @@ impl Backend for WgpuBackend {
     fn launch(&self, launch: &Launch<'_>) -> Result<()> {
         self.gpu.check_health()?;
         let kernel = self.checked_kernel(launch)?;
+        if !platform::BINDINGS_MAY_OVERLAP {
+            let copy = |dst, src| self.copy(dst, src);
+            let separated = aliasing::separate(self, &self.scratch, launch.bindings, kernel.written, copy)?;
+            if let Some(bindings) = separated {
+                return self.launch(&Launch { bindings: &bindings, ..*launch });
+            }
+        }
         let mut state = lock(&self.state);
         if !state.deferred.is_empty() || kernel.pipeline.get().is_none() {
             drop(state);

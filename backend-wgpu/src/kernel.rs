@@ -25,6 +25,8 @@ pub(crate) struct CompiledKernel {
     pub(crate) pipeline: Arc<PendingCode<wgpu::ComputePipeline>>,
     /// Number of storage bindings.
     pub(crate) binding_count: u32,
+    /// Bit of each storage binding that the kernel writes.
+    pub(crate) written: u32,
     pub(crate) params: ParamSpace,
 }
 
@@ -59,6 +61,8 @@ pub(crate) struct LoweredModule {
     pub(crate) module: Module,
     /// Number of storage bindings.
     binding_count: u32,
+    /// Bit of each storage binding that the kernel writes.
+    written: u32,
     params: ParamSpace,
 }
 
@@ -79,6 +83,7 @@ pub(crate) fn lower(
         .validate(&module)
         .map_err(|error| refuse(error.emit_to_string(source.wgsl)))?;
     let interface = check_bindings(&module, limits).map_err(refuse)?;
+    let written = written_bindings(&module);
     make_storage_read_write(&mut module);
     let params = match interface.params_bytes {
         None => ParamSpace::None,
@@ -88,7 +93,7 @@ pub(crate) fn lower(
         }
         Some(_) => ParamSpace::Uniform,
     };
-    Ok(LoweredModule { module, binding_count: interface.binding_count, params })
+    Ok(LoweredModule { module, binding_count: interface.binding_count, written, params })
 }
 
 /// Checks a kernel, and starts to create its pipeline.
@@ -98,7 +103,8 @@ pub(crate) fn compile(
     limits: &Limits,
     source: &KernelSource<'_>,
 ) -> Result<CompiledKernel> {
-    let LoweredModule { module, binding_count, params } = lower(limits, gpu.max_immediate_bytes(), source)?;
+    let lowered = lower(limits, gpu.max_immediate_bytes(), source)?;
+    let LoweredModule { module, binding_count, written, params } = lowered;
     let layout = layouts.pipeline(&gpu.device, binding_count, params);
     let (gpu, job) = (Arc::clone(gpu), PipelineJob::new(module, layout, source));
     // The driver's library is loaded: the device is open.
@@ -108,6 +114,7 @@ pub(crate) fn compile(
         label: source.label.to_owned(),
         pipeline: compile_pool::start_compile(move || job.create_pipeline(&gpu)),
         binding_count,
+        written,
         params,
     })
 }
@@ -278,6 +285,17 @@ fn check_bindings(module: &Module, limits: &Limits) -> Result<BindingInterface, 
         return Err(format!("it binds {bindings} buffers; this device allows {}", limits.max_bindings));
     }
     Ok(BindingInterface { binding_count: bindings, params_bytes })
+}
+
+/// Returns the bit of each storage binding that a kernel may write.
+fn written_bindings(module: &Module) -> u32 {
+    let bit = |variable: &naga::GlobalVariable| match (variable.space, &variable.binding) {
+        (AddressSpace::Storage { access }, Some(place)) if access.contains(StorageAccess::STORE) => {
+            1 << place.binding
+        }
+        _ => 0,
+    };
+    module.global_variables.iter().fold(0, |bits, (_, variable)| bits | bit(variable))
 }
 
 /// Makes every storage buffer read_write. One dispatch must not bind a buffer both read-only and read_write,

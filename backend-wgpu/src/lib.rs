@@ -15,6 +15,7 @@
 //! - A browser page cannot wait: its reads and fences call back (`platform`).
 
 mod adapter;
+mod aliasing;
 mod backend;
 mod bind_groups;
 mod copy_fill;

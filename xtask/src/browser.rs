@@ -42,8 +42,8 @@ pub(crate) fn serve(workspace: &Workspace, setup: &Setup, port: u16) -> Result<b
     process::run_foreground(builder.tool_command("serve").arg(page).arg(port.to_string()))
 }
 
-/// Runs both pages in headless Chromium: trains some steps and compares the losses with those of a native run, and
-/// runs topics of the conformance suite.
+/// Runs both pages in headless Chromium: trains some steps and compares the losses with those of a native run,
+/// classifies a drawing, and runs topics of the conformance suite.
 pub(crate) fn test(workspace: &Workspace, setup: &Setup) -> Result<bool> {
     let (std, chromium) = (setup.ensure_std(WASM_TARGET)?, setup.ensure_chromium()?);
     let adapter = setup.ensure_swiftshader()?;
@@ -53,12 +53,16 @@ pub(crate) fn test(workspace: &Workspace, setup: &Setup) -> Result<bool> {
     println!("the pages were built in {:.0} s", start.elapsed().as_secs_f64());
     print_size(&training)?;
 
-    let native = run_native(workspace, &adapter)?;
-    let text = run_page(&builder, &chromium, &training, &format!("?steps={STEPS}"))?;
-    let mut tally = Tally::from_bool(compare_losses(&parse_losses(&text), &native));
-    let text = run_page(&builder, &chromium, &conformance, "")?;
+    let start = Instant::now();
+    let trained = run_page(&builder, &chromium, &training, &format!("?steps={STEPS}"))?;
+    let tested = run_page(&builder, &chromium, &conformance, "")?;
+    println!("the pages ran in {:.0} s", start.elapsed().as_secs_f64());
+
+    let losses = parse_losses(&trained);
+    let mut tally = Tally::from_bool(compare_losses(&losses, &run_native(workspace, &adapter)?));
+    tally += Tally::from_bool(has_classified(&trained));
+    let lines = tested.lines().map(str::to_owned).collect::<Vec<_>>();
     // A module that ends early posts no counts.
-    let lines = text.lines().map(str::to_owned).collect::<Vec<_>>();
     tally += Tally::parse_output(&lines).unwrap_or(Tally::from_bool(false));
     println!("{} passed, {} failed, {} skipped", tally.passed, tally.failed, tally.skipped);
     Ok(tally.failed == 0)
@@ -80,6 +84,15 @@ fn compare_losses(page: &[f64], native: &[f64]) -> bool {
         println!("FAILED  the losses of the page differ from the native ones");
     }
     is_close
+}
+
+/// Reports whether the page classified the drawing that its test makes.
+fn has_classified(text: &str) -> bool {
+    let is_classified = text.lines().any(|line| line.starts_with("classified "));
+    if !is_classified {
+        println!("FAILED  the page has classified no drawing");
+    }
+    is_classified
 }
 
 /// Opens a page in Chromium, and returns the text that the page posts.
@@ -166,7 +179,9 @@ fn print_size(page: &Path) -> Result<()> {
 
 /// Returns the losses of the native program with the page's options and data.
 fn run_native(workspace: &Workspace, adapter: &Dependency) -> Result<Vec<f64>> {
-    if !workspace.run_cargo(&["build", "--quiet", "--example", "train_images"])? {
+    // The features of all programs, so that `cargo xtask test` builds the libraries once.
+    let args = ["build", "--quiet", "--workspace", "--exclude", "xtask", "--example", "train_images"];
+    if !workspace.run_cargo(&args)? {
         bail!("the example train_images does not build: see above");
     }
     let folder = workspace.target_dir().join("browser/native");

@@ -13,6 +13,9 @@ use crate::adapter;
 use crate::backend::WgpuBackend;
 use crate::gpu::Gpu;
 
+/// If true, bindings of one launch may overlap. Browsers refuse that, because every binding is writable.
+pub(crate) const BINDINGS_MAY_OVERLAP: bool = false;
+
 /// Returns no adapters: the browser answers later.
 pub(crate) fn enumerate_adapters(_instance: &wgpu::Instance, _apis: wgpu::Backends) -> Vec<wgpu::Adapter> {
     Vec::new()

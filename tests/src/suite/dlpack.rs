@@ -1,10 +1,10 @@
-//! Tensors that other libraries of the process share by DLPack.
+//! Tensors that other libraries of the process share by DLPack, and conversions of ndarray's arrays.
 
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Error;
@@ -15,6 +15,7 @@ use forebay::tensor::dlpack::{
     DlpackTensor,
 };
 
+use super::host_reference::ensure_values;
 use super::{skip, tests};
 
 tests![
@@ -24,6 +25,7 @@ tests![
     memory_is_shared_without_a_copy,
     memory_of_the_program_is_used_and_returned,
     unsuitable_tensors_are_refused,
+    ndarrays_convert_in_both_directions,
 ];
 
 /// Imports a tensor whose contents are complete.
@@ -223,5 +225,26 @@ fn unsuitable_tensors_are_refused(device: &Device) -> Result<()> {
     }
     // SAFETY: null is refused.
     ensure!(unsafe { DlpackTensor::from_raw(ptr::null_mut()) }.is_err(), "null was taken");
+    Ok(())
+}
+
+/// Transposed, reversed and stepped arrays, arrays without elements, and arrays of other element types.
+fn ndarrays_convert_in_both_directions(device: &Device) -> Result<()> {
+    use ndarray::{ArrayD, arr0, arr2, s};
+    let array = arr2(&[[0.0f32, 1.0, 2.0], [3.0, 4.0, 5.0]]);
+    let columns = Tensor::from_ndarray(&array.t(), device)?;
+    ensure!(columns.shape() == [3, 2] && columns.dtype() == DType::F32);
+    ensure_values(&columns, &[0.0, 3.0, 1.0, 4.0, 2.0, 5.0])?;
+    ensure_values(&Tensor::from_ndarray(&array.slice(s![..;-1, ..;2]), device)?, &[3.0, 5.0, 0.0, 2.0])?;
+    ensure!(Tensor::from_ndarray(&array.slice(s![.., 3..]), device)?.shape() == [2, 0]);
+    ensure!(Tensor::from_ndarray(&arr0(-3i64), device)?.to_vec::<i64>()? == [-3]);
+    ensure!(ArrayD::<f32>::try_from(&columns.t()?)? == array.clone().into_dyn());
+    ensure!(
+        ArrayD::<f32>::try_from(&columns.slice_dim(0, 0, 3, 2)?)?
+            == arr2(&[[0.0, 3.0], [2.0, 5.0]]).into_dyn()
+    );
+    ensure!(ArrayD::<f32>::try_from(&columns.narrow(0, 0, 0)?)?.shape() == [0, 2]);
+    let wrong = ArrayD::<i32>::try_from(&columns).err().context("i32 of f32")?;
+    ensure!(wrong.to_string().contains("f32"), "{wrong}");
     Ok(())
 }

@@ -37,7 +37,6 @@ tests![
     host_values_become_tensors,
     tensors_become_host_values,
     lists_of_tensors_are_owned_or_borrowed,
-    ndarrays_convert_in_both_directions,
     devices_and_dtypes_are_keys,
 ];
 
@@ -438,27 +437,6 @@ fn lists_of_tensors_are_owned_or_borrowed(device: &Device) -> Result<()> {
     ensure_values(&stack(&rows, 0)?, &[1.0, 2.0])?;
     let borrowed: Vec<&Tensor> = rows.iter().rev().collect();
     ensure_values(&stack(&borrowed, 0)?, &[2.0, 1.0])
-}
-
-/// Transposed, reversed and stepped arrays, arrays without elements, and arrays of other element types.
-fn ndarrays_convert_in_both_directions(device: &Device) -> Result<()> {
-    use ndarray::{ArrayD, arr0, arr2, s};
-    let array = arr2(&[[0.0f32, 1.0, 2.0], [3.0, 4.0, 5.0]]);
-    let columns = Tensor::from_ndarray(&array.t(), device)?;
-    ensure!(columns.shape() == [3, 2] && columns.dtype() == DType::F32);
-    ensure_values(&columns, &[0.0, 3.0, 1.0, 4.0, 2.0, 5.0])?;
-    ensure_values(&Tensor::from_ndarray(&array.slice(s![..;-1, ..;2]), device)?, &[3.0, 5.0, 0.0, 2.0])?;
-    ensure!(Tensor::from_ndarray(&array.slice(s![.., 3..]), device)?.shape() == [2, 0]);
-    ensure!(Tensor::from_ndarray(&arr0(-3i64), device)?.to_vec::<i64>()? == [-3]);
-    ensure!(ArrayD::<f32>::try_from(&columns.t()?)? == array.clone().into_dyn());
-    ensure!(
-        ArrayD::<f32>::try_from(&columns.slice_dim(0, 0, 3, 2)?)?
-            == arr2(&[[0.0, 3.0], [2.0, 5.0]]).into_dyn()
-    );
-    ensure!(ArrayD::<f32>::try_from(&columns.narrow(0, 0, 0)?)?.shape() == [0, 2]);
-    let wrong = ArrayD::<i32>::try_from(&columns).err().context("i32 of f32")?;
-    ensure!(wrong.to_string().contains("f32"), "{wrong}");
-    Ok(())
 }
 
 #[allow(clippy::mutable_key_type, reason = "a device is hashed and compared by identity")]

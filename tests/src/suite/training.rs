@@ -12,7 +12,7 @@ use forebay::optim::{
     clip_grad_value_,
 };
 use forebay::tensor::Tensor;
-use forebay::train::Trainer;
+use forebay::train::{self, Trainer};
 
 use super::host_reference::{SplitMix64, ensure_close, ensure_same_bits};
 use super::tests;
@@ -33,6 +33,7 @@ tests![
     memory_after_many_steps_is_that_after_a_few,
     micro_batches_of_exact_sums_give_the_same_bits,
     micro_batches_stay_within_the_error_of_a_sum,
+    accuracy_is_the_share_of_hits,
 ];
 
 /// Extents that fill vec4s, and others; more parameters than one launch can bind.
@@ -498,5 +499,14 @@ fn micro_batches_stay_within_the_error_of_a_sum(device: &Device) -> Result<()> {
             }
         }
     }
+    Ok(())
+}
+
+fn accuracy_is_the_share_of_hits(device: &Device) -> Result<()> {
+    let logits = [0.1f32, 2.0, -1.0, 3.0, 0.0, 1.0, 0.5, 0.25, 9.0];
+    let logits = Tensor::from_slice(&logits, [3, 3], device)?;
+    let classes = Tensor::from_slice(&[1i64, 0, 1], [3], device)?;
+    let share = train::accuracy(&logits, &classes)?.item()?;
+    ensure!((share - 2.0 / 3.0).abs() < 1e-6, "got {share}");
     Ok(())
 }

@@ -189,7 +189,7 @@ fn is_manifest(path: &Path, wanted: MesaDriver) -> bool {
 pub(super) fn library_folders(files: &[PathBuf]) -> Vec<&Path> {
     let is_library = |path: &&PathBuf| {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        name.starts_with("lib") && name.contains(".so.")
+        name.starts_with("lib") && (name.contains(".so.") || name.ends_with(".so"))
     };
     let mut folders: Vec<&Path> = files.iter().filter(is_library).filter_map(|path| path.parent()).collect();
     folders.dedup();
@@ -220,9 +220,8 @@ mod tests {
 
     #[test]
     fn folders_of_libraries_are_found_once() {
-        let files: Vec<PathBuf> = ["/a/lib/libx.so.1", "/a/lib/liby.so.2", "/a/share/x.json", "/b/libz.so.3"]
-            .map(Into::into)
-            .into();
+        let files: Vec<PathBuf> =
+            ["/a/lib/libx.so.1", "/a/lib/liby.so.2", "/a/share/x.json", "/b/libz.so"].map(Into::into).into();
         assert_eq!(library_folders(&files), [Path::new("/a/lib"), Path::new("/b")]);
     }
 

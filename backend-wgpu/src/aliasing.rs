@@ -1,0 +1,89 @@
+//! Launches whose inputs overlap. Browsers refuse them, because every binding is declared writable.
+
+use std::sync::Mutex;
+
+use forebay_core::backend::{SegmentSource, Slice};
+use forebay_core::error::Result;
+
+use crate::backend::WgpuBackend;
+use crate::gpu::lock;
+
+/// Smallest scratch segment, so that scalars and small tensors share one.
+const MIN_SCRATCH_BYTES: u64 = 64 << 10;
+
+/// Scratch segments of copies, one for each binding that a launch copies. Later launches overwrite them in order.
+#[derive(Debug, Default)]
+pub(crate) struct ScratchSegments(Mutex<Vec<Slice>>);
+
+impl ScratchSegments {
+    /// Returns the scratch memory of the copy with this index.
+    fn get(&self, backend: &WgpuBackend, index: usize, bytes: u64) -> Result<Slice> {
+        let mut known = lock(&self.0);
+        if known.get(index).is_none_or(|scratch| scratch.bytes < bytes) {
+            let size = bytes.next_power_of_two().max(MIN_SCRATCH_BYTES);
+            let segment = backend.alloc_segment(size)?;
+            let scratch = Slice { segment, offset: 0, bytes: size };
+            match known.get_mut(index) {
+                Some(smaller) => backend.free_segment(std::mem::replace(smaller, scratch).segment)?,
+                None => known.push(scratch),
+            }
+        }
+        Ok(Slice { bytes, ..known[index] })
+    }
+}
+
+/// Returns bindings that do not overlap. Bindings that the kernel only reads are replaced by copies, which `copy`
+/// makes. `None` if no bindings overlap.
+pub(crate) fn separate(
+    backend: &WgpuBackend,
+    scratch: &ScratchSegments,
+    bindings: &[Slice],
+    written: u32,
+    copy: impl Fn(Slice, Slice) -> Result<()>,
+) -> Result<Option<Vec<Slice>>> {
+    let copied = bindings_to_copy(bindings, written);
+    if copied.is_empty() {
+        return Ok(None);
+    }
+    let mut separated = bindings.to_vec();
+    for (index, binding) in copied.into_iter().enumerate() {
+        let source = bindings[binding];
+        separated[binding] = scratch.get(backend, index, source.bytes)?;
+        copy(separated[binding], source)?;
+    }
+    Ok(Some(separated))
+}
+
+/// Returns the bindings that the kernel only reads and that overlap another one which is not copied.
+fn bindings_to_copy(bindings: &[Slice], written: u32) -> Vec<usize> {
+    let is_written = |binding: usize| written >> binding & 1 == 1;
+    let mut kept: Vec<usize> = (0..bindings.len()).filter(|&binding| is_written(binding)).collect();
+    let mut copied = Vec::new();
+    for binding in (0..bindings.len()).filter(|&binding| !is_written(binding)) {
+        let overlaps = kept.iter().any(|&other| overlap(&bindings[binding], &bindings[other]));
+        if overlaps { copied.push(binding) } else { kept.push(binding) }
+    }
+    copied
+}
+
+fn overlap(a: &Slice, b: &Slice) -> bool {
+    a.segment == b.segment && a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_core::backend::SegmentId;
+
+    use super::*;
+
+    #[test]
+    fn inputs_that_overlap_are_copied_and_outputs_are_not() {
+        let slice = |segment, offset| Slice { segment: SegmentId(segment), offset, bytes: 16 };
+        let [a, b, other] = [slice(1, 0), slice(1, 16), slice(2, 0)];
+        assert!(bindings_to_copy(&[a, b, other], 0b100).is_empty());
+        assert_eq!(bindings_to_copy(&[a, a, other], 0b100), [1]);
+        assert_eq!(bindings_to_copy(&[a, b, a], 0b100), [0]);
+        assert_eq!(bindings_to_copy(&[a, a, a], 0b100), [0, 1]);
+        assert_eq!(bindings_to_copy(&[slice(1, 8), b], 0b10), [0]);
+    }
+}
