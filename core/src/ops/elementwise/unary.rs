@@ -150,7 +150,7 @@ unary! {
     /// Smallest integer not below a.
     ceil / ceil_(): Number, "ceil(a)" | "a", [], Zero;
     /// Nearest integer, with halves rounded to even.
-    round / round_(): Number, "round(a)" | "near(a)", ["base"], Zero;
+    round / round_(): Number, "round(a)" | "round_even(a)", ["base"], Zero;
     /// Integer part.
     trunc / trunc_(): Number, "trunc(a)" | "a", [], Zero;
     /// Fractional part, with the sign of a.
@@ -183,7 +183,7 @@ pointwise_ops! {
         Expr("select(0.0, g, m_isfinite(a))", &[A])];
     /// Rounding to decimals. At least one of `up` and `down` is 1.
     ROUND_DECIMALS "round_decimals": Float, "round(a * up / down) / up * down"
-        | "near(a * up / down) / up * down", ["base"], [
+        | "round_even(a * up / down) / up * down", ["base"], [
         Zero];
     LOGIT "logit": Float, "m_log(a / (1.0 - a))", ["base", "log"], [
         Expr("select(m_nan(), g / (a * (1.0 - a)), a >= 0.0 && a <= 1.0)", &[A])];
