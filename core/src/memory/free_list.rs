@@ -202,15 +202,6 @@ impl FreeList {
         self.blocks.iter()
     }
 
-    /// Returns the blocks, by size.
-    pub(super) fn sorted_by_size(&self) -> Vec<FreeBlock> {
-        // Sorts packed pairs of size and index, which is quicker than sorting blocks.
-        let key = |(at, e): (usize, &FreeBlock)| ((e.size >> 9) << 24) | at as u64;
-        let mut keys: Vec<u64> = self.blocks.iter().enumerate().map(key).collect();
-        keys.sort_unstable();
-        keys.into_iter().map(|key| self.blocks[key as usize % (1 << 24)]).collect()
-    }
-
     /// Returns the blocks that match, by size, then by address.
     pub(super) fn sorted_where(&self, which: impl Fn(&FreeBlock) -> bool) -> Vec<FreeBlock> {
         let mut some: Vec<FreeBlock> = self.iter().filter(|e| which(e)).copied().collect();
@@ -259,10 +250,6 @@ mod tests {
         prop_assert_eq!(bins.largest().map(|e| e.size), model.last().map(|e| e.0));
         let all: Vec<_> = bins.sorted_where(|_| true).iter().map(|e| (e.size, e.address)).collect();
         prop_assert_eq!(all, model.iter().copied().collect::<Vec<_>>());
-        let mut sorted = bins.sorted_by_size();
-        prop_assert!(sorted.is_sorted_by_key(|e| e.size));
-        sorted.sort_by_key(|e| e.address);
-        prop_assert!(sorted.windows(2).all(|w| w[0].address < w[1].address) && sorted.len() == model.len());
         Ok(())
     }
 

@@ -3,7 +3,7 @@
 use super::heap::{AllocRequest, NO_BLOCK, SHARED_OWNER, SlotState as Is};
 use super::hysteresis::GrowthCause;
 use super::pool_state::{GrowOutcome, IdleKind, IdleMemory, MigrationSources, PoolState};
-use super::source::{PageRemap, SegmentSource, SourceError};
+use super::source::{PageRemap, SegmentId, SegmentSource, SourceError};
 use crate::memory::error::Result;
 
 const MIB: u64 = 1 << 20;
@@ -328,23 +328,22 @@ impl PoolState {
         }
     }
 
-    /// Adds a free segment of `size` bytes. Returns the source's message if there is no room.
+    /// Adds a free segment of `size` bytes and returns its number, or the source's message if there is no room.
     pub(super) fn add_free_segment(
         &mut self,
         source: &dyn SegmentSource,
         need: &AllocRequest,
         size: u64,
-    ) -> Result<Result<(), String>> {
+    ) -> Result<Result<u32, String>> {
         if self.exceeds_limit(size) {
             return Ok(Err(String::new()));
         }
         self.totals.num_device_alloc += 1;
         match source.alloc_segment(size) {
-            Ok(id) => self.heap.add_segment(id, size, need.arena),
-            Err(full @ SourceError::OutOfMemory { .. }) => return Ok(Err(full.to_string())),
-            Err(other) => return Err(other.into()),
+            Ok(id) => Ok(Ok(self.heap.add_segment(id, size, need.arena))),
+            Err(full @ SourceError::OutOfMemory { .. }) => Ok(Err(full.to_string())),
+            Err(other) => Err(other.into()),
         }
-        Ok(Ok(()))
     }
 
     fn add_segment_and_take(
@@ -447,13 +446,7 @@ impl PoolState {
                 missing = missing.max(all.saturating_sub(new)).min(hole.room - filled);
             }
             new += missing;
-            let each = self.extent_size(need, page);
-            while missing > 0 {
-                let bytes = each.min(missing);
-                pieces.push(PageRemap { to: (id, hole.offset + filled), bytes, from: None });
-                filled += bytes;
-                missing -= bytes;
-            }
+            pieces.extend(new_extents(id, hole.offset + filled, missing, self.extent_size(need, page)));
         }
         if self.exceeds_limit(new) {
             return Ok(GrowOutcome::Full(String::new()));
@@ -474,25 +467,64 @@ impl PoolState {
             }
         }
         self.consume_migration_sources(moved);
-        self.totals.num_device_alloc += 1;
-        let arranged = if in_use { source.remap_after_submitted(&pieces) } else { source.remap(&pieces) };
-        match arranged {
-            Ok(()) => {}
-            Err(full @ SourceError::OutOfMemory { .. }) => return Ok(GrowOutcome::Full(full.to_string())),
-            Err(other) => return Err(other.into()),
-        }
-        let mut last = None;
-        for run in pieces.chunk_by(|a, b| a.to.1 + a.bytes == b.to.1) {
-            last = self.heap.mark_mapped(place.segment, run).map(|free| (free, run));
-        }
+        let free = match self.map_pieces(source, place.segment, &pieces, in_use)? {
+            Ok(free) => free,
+            Err(full) => return Ok(GrowOutcome::Full(full)),
+        };
         // The pieces and their free neighbours are one block now.
-        let Some((free, run)) = last else { return Ok(GrowOutcome::Full(String::new())) };
+        let (Some(free), Some(run)) = (free, runs(&pieces).last()) else {
+            return Ok(GrowOutcome::Full(String::new()));
+        };
         let block = self.heap.take_free_block_at(free, place.offset, need);
         if unused {
             self.heap.mark_never_used_after(block.slot, run);
         }
         self.wait_cross_stream_uses(source, &block, self.heap.arenas[usize::from(need.arena)].queue)?;
         Ok(GrowOutcome::Served(block))
+    }
+
+    /// Maps pieces into a range with one call of the source; if `in_use`, after all submitted work. Returns
+    /// the last free block that they became, or the source's message if there is no room.
+    fn map_pieces(
+        &mut self,
+        source: &dyn SegmentSource,
+        segment: u32,
+        pieces: &[PageRemap],
+        in_use: bool,
+    ) -> Result<Result<Option<u32>, String>> {
+        self.totals.num_device_alloc += 1;
+        match if in_use { source.remap_after_submitted(pieces) } else { source.remap(pieces) } {
+            Ok(()) => Ok(Ok(runs(pieces).fold(None, |_, run| self.heap.mark_mapped(segment, run)))),
+            Err(full @ SourceError::OutOfMemory { .. }) => Ok(Err(full.to_string())),
+            Err(other) => Err(other.into()),
+        }
+    }
+
+    /// Maps memory in the smallest holes of a range, within the limits, so that the blocks around them become
+    /// neighbours. Returns true if any hole was filled.
+    pub(super) fn map_holes(&mut self, source: &dyn SegmentSource, need: &AllocRequest) -> Result<bool> {
+        let Some(page) = self.virtual_memory.map(|v| v.granularity) else { return Ok(false) };
+        let Some(number) = self.heap.arenas[usize::from(need.arena)].virtual_range else { return Ok(false) };
+        let segment = self.heap.segment(number);
+        let holes = segment.virtual_range.iter().flat_map(|range| &range.holes).map(|at| self.heap.slot(*at));
+        // The last hole is the unused end of the range.
+        let mut holes: Vec<(u64, u64)> =
+            holes.filter(|s| s.next != NO_BLOCK).map(|s| (s.size, s.offset)).collect();
+        holes.sort_unstable();
+        let reserved = self.heap.counters.reserved();
+        let room = self.capacity(source.device_memory()).unwrap_or(u64::MAX).saturating_sub(reserved);
+        let (mut new, mut pieces) = (0, Vec::new());
+        for (size, offset) in holes.into_iter().take_while(|(size, _)| {
+            new += size;
+            new <= room
+        }) {
+            pieces.extend(new_extents(segment.id, offset, size, self.extent_size(need, page)));
+        }
+        let new = pieces.iter().map(|p| p.bytes).sum();
+        if pieces.is_empty() || self.exceeds_limit(new) {
+            return Ok(false);
+        }
+        Ok(self.map_pieces(source, number, &pieces, false)?.is_ok())
     }
 
     /// Unmaps the first `bytes` bytes of the migration sources and frees the rest.
@@ -585,6 +617,17 @@ impl PoolState {
         self.limit.is_some_and(|limit| reserved.saturating_add(more) > limit)
             || !self.process_share.try_reserve(more, self.process_limit())
     }
+}
+
+/// Returns the pieces that map `size` bytes of new memory at an offset of a range, in extents of `each` bytes.
+fn new_extents(id: SegmentId, offset: u64, size: u64, each: u64) -> impl Iterator<Item = PageRemap> {
+    let piece = move |at| PageRemap { to: (id, offset + at), bytes: each.min(size - at), from: None };
+    (0..size).step_by(each as usize).map(piece)
+}
+
+/// Returns the runs of neighbouring pieces.
+fn runs(pieces: &[PageRemap]) -> impl Iterator<Item = &[PageRemap]> {
+    pieces.chunk_by(|a, b| a.to.1 + a.bytes == b.to.1)
 }
 
 /// Collects offsets worth trying in a gap: its start, and the start and end of each mapped part.

@@ -305,18 +305,10 @@ impl Heap {
     }
 
     /// Serves a request from a free block, at an offset inside the block.
-    pub(super) fn take_free_block_at(&mut self, mut free: u32, offset: u64, need: &AllocRequest) -> Block {
+    pub(super) fn take_free_block_at(&mut self, free: u32, offset: u64, need: &AllocRequest) -> Block {
         self.remove_from_free_list(free);
-        if self.slot(free).offset < offset {
-            let front = free;
-            free = self.split(front, offset - self.slot(front).offset);
-            self.add_to_free_list(front);
-        }
-        if self.slot(free).size > need.size {
-            let rest = self.split(free, need.size);
-            self.add_to_free_list(rest);
-        }
-        self.mark_allocated(free, need)
+        let at = self.carve(free, offset, need.size, Self::add_to_free_list);
+        self.mark_allocated(at, need)
     }
 
     #[inline(always)]
@@ -494,9 +486,16 @@ impl Heap {
         self.slab.split(at, size)
     }
 
-    /// Vacates the slot of a block that was merged into another one.
+    /// Vacates the slot of a free block.
     pub(super) fn vacate(&mut self, at: u32) {
         self.slab.free_slot(at);
+    }
+
+    /// Returns a new free block, which is neither linked to its neighbours nor in the free list.
+    pub(super) fn add_free_block(&mut self, segment: u32, offset: u64, size: u64) -> u32 {
+        let at = self.slab.add(segment, self.segment(segment).arena, size, SlotState::Free);
+        self.slot_mut(at).offset = offset;
+        at
     }
 
     /// Adds a free block to its arena's free list.
@@ -543,14 +542,15 @@ impl Heap {
         segment
     }
 
-    /// Adds a plain segment, free as a whole.
-    pub(super) fn add_segment(&mut self, id: SegmentId, size: u64, arena: u16) {
+    /// Adds a plain segment, free as a whole, and returns its number.
+    pub(super) fn add_segment(&mut self, id: SegmentId, size: u64, arena: u16) -> u32 {
         let segment = self.insert_segment(id, size, arena, None);
         let small = self.arenas[arena as usize].small;
         self.counters.record_reserve(small, 1, size, size >= self.rules.max_split);
         let first = self.segment(segment).first_block;
         self.add_to_free_list(first);
         self.record_segment(Action::SegmentAlloc, id, 0, size, arena);
+        segment
     }
 
     /// Adds a virtual range without memory.

@@ -52,7 +52,6 @@ mod grow;
 mod heap;
 mod hysteresis;
 mod oom;
-mod partial_evict;
 mod pool;
 mod pool_state;
 mod private_pool;
