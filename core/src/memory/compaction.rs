@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
 
 use super::compaction_planner::{COPY_COST, CompactionPlanner, Plan};
-use super::grow::SEGMENT_UNIT;
+use super::grow::{NOTABLE_DIVISOR, SEGMENT_UNIT};
 use super::heap::{AllocRequest, SHARED_OWNER};
 use super::pool::{Block, Pool, Request};
 use super::pool_state::{GrowOutcome, PoolState};
@@ -25,8 +25,6 @@ use crate::memory::error::Result;
 
 /// Most rounds of filling holes for one request; each round leaves fewer.
 const MAX_DEFRAGMENT_ROUNDS: usize = 4;
-/// Segments are evacuated if that returns at least this part of the peak usage.
-const MIN_GAIN_DIVISOR: u64 = 32;
 /// A new segment for the evicted blocks is worthwhile if it is smaller than these tenths of the request.
 const SMALLER_GROWTH_TENTHS: u64 = 8;
 
@@ -75,7 +73,7 @@ impl PoolState {
         let least = self.min_segment_size(need);
         let most = if self.has_own_segment(need) { need.size / 10 * SMALLER_GROWTH_TENTHS } else { 0 };
         // Segments are also evacuated for less than the surplus, if that returns a notable part of the peak.
-        let worth = surplus.min(self.heap.counters.peak_active_bytes / MIN_GAIN_DIVISOR);
+        let worth = surplus.min(self.heap.counters.peak_active_bytes / NOTABLE_DIVISOR);
         let planner = CompactionPlanner::new(&self.heap, &self.pinned_slots, need.arena);
         let mut best: Option<(Plan, u64)> = None;
         let may_open = planner.free >= need.size || least.max(need.size - planner.free) < most;

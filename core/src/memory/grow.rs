@@ -11,9 +11,10 @@ const MIB: u64 = 1 << 20;
 pub(super) const SEGMENT_UNIT: u64 = 2 * MIB;
 /// Requests from this size on get a segment, or a mapping, of their own size (PyTorch's kMinLargeAlloc).
 const MIN_LARGE_ALLOC: u64 = 10 * MIB;
-/// For smaller requests the pool maps ahead, up to this part more than the peak usage. Below
+/// A notable part of the peak usage: the most that the pool maps ahead for smaller requests, or holds to end
+/// migration in every step, and the least that is worth evacuating segments for. Below
 /// [`UNBOUNDED_AHEAD_BYTES`] of peak usage, mapping ahead is not bounded.
-const MAP_AHEAD_DIVISOR: u64 = 36;
+pub(super) const NOTABLE_DIVISOR: u64 = 36;
 const UNBOUNDED_AHEAD_BYTES: u64 = 512 * MIB;
 /// Extents are this part of the peak usage, since they move only as a whole.
 const EXTENT_DIVISOR: u64 = 512;
@@ -23,13 +24,12 @@ const SHARED_SEGMENT_DIVISOR: u64 = 32;
 /// They are also at least twice `large_segment_size`, for programs that use as much.
 const COMPACT_SEGMENT_DIVISOR: u64 = 18;
 /// A segment for several requests like the first one is cut down to whole requests, if it would leave this
-/// part of itself unused.
-const MAX_TAIL_DIVISOR: u64 = 8;
+/// part of itself unused. Segments that replace idle ones get this part of one more request, for requests
+/// that are slightly larger.
+const TAIL_DIVISOR: u64 = 8;
 /// Requests of more than this part of the peak usage get a segment of their own. Two such blocks in one
 /// segment would leave no place for a third, slightly larger one.
 const DOMINANT_DIVISOR: u64 = 3;
-/// Segments that replace idle ones get this part of one more request, for requests that are slightly larger.
-const SPARE_DIVISOR: u64 = 8;
 /// Additional slack with compaction of plain segments, where each step closer to the target costs copies and
 /// calls.
 const COMPACT_SLACK: f64 = 0.045;
@@ -158,7 +158,7 @@ impl PoolState {
         } else {
             let own = need.size.checked_next_multiple_of(SEGMENT_UNIT).unwrap_or(need.size);
             let slab = if self.is_compaction_enabled() { self.min_segment_size(need) } else { 0 };
-            let odd = slab % own >= slab / MAX_TAIL_DIVISOR;
+            let odd = slab % own >= slab / TAIL_DIVISOR;
             match slab / own {
                 0 => own,
                 several if odd => several * own,
@@ -243,7 +243,7 @@ impl PoolState {
         let room = self.target_reserved(need).saturating_sub(self.heap.counters.reserved());
         let most = idle.iter().map(|i| i.size).sum::<u64>().saturating_add(room).min(self.max_segment);
         let all = most / one * one;
-        let size = most.min(all + one / SPARE_DIVISOR) / SEGMENT_UNIT * SEGMENT_UNIT;
+        let size = most.min(all + one / TAIL_DIVISOR) / SEGMENT_UNIT * SEGMENT_UNIT;
         (all > one).then(|| (self.select_idle(idle, self.surplus_after_growth(need, size)), size))
     }
 
@@ -555,7 +555,7 @@ impl PoolState {
             match need.size < MIN_LARGE_ALLOC {
                 true if most < UNBOUNDED_AHEAD_BYTES => rounded,
                 true => rounded
-                    .min(missing.max(slack).max((most + most / MAP_AHEAD_DIVISOR).saturating_sub(reserved))),
+                    .min(missing.max(slack).max((most + most / NOTABLE_DIVISOR).saturating_sub(reserved))),
                 false => rounded.min(missing.max(slack)),
             }
         };

@@ -9,12 +9,14 @@
 //! size, with equal bytes in use, and equal bytes allocated in between. Repeating layers do not look like
 //! that, because each layer leaves memory in use.
 
+use super::grow::NOTABLE_DIVISOR;
+
 /// Number of growths remembered: those of some steps.
 const HISTORY_LEN: usize = 128;
 /// Stages: how often memory must have been missing for the same request, and the largest slack then held, as
 /// a divisor of the peak usage. A program that has just begun still settles without slack. The second stage
 /// serves programs for which the first one did not suffice.
-const STAGES: [(usize, u64); 2] = [(3, 36), (16, 12)];
+const STAGES: [(usize, u64); 2] = [(3, NOTABLE_DIVISOR), (16, NOTABLE_DIVISOR / 3)];
 /// Smallest slack, for programs so small that the page size matters.
 const MIN_SLACK_BYTES: u64 = 16 << 20;
 
