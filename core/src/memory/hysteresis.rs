@@ -19,6 +19,9 @@ const HISTORY_LEN: usize = 128;
 const STAGES: [(usize, u64); 2] = [(3, NOTABLE_DIVISOR), (16, NOTABLE_DIVISOR / 3)];
 /// Smallest slack, for programs so small that the page size matters.
 const MIN_SLACK_BYTES: u64 = 16 << 20;
+/// Peak usage below which a third of it may be slack: little memory on any card, while moving it in every step
+/// can double the time of a small program's step.
+const SMALL_PROGRAM_BYTES: u64 = 512 << 20;
 
 /// The request that memory was missing for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -48,8 +51,10 @@ impl GrowthHysteresis {
     /// Returns the bytes that the pool may hold, where `most` is the peak usage; 0 if no slack is needed.
     pub(super) fn allowed_reserved(&self, most: u64) -> u64 {
         let stages = self.allowed.iter().zip(STAGES);
-        let held =
-            stages.map(|(held, (_, part))| *held.min(&most.saturating_add(MIN_SLACK_BYTES.max(most / part))));
+        let held = stages.map(|(&held, (_, part))| {
+            let part = if most < SMALL_PROGRAM_BYTES { 3 } else { part };
+            held.min(most.saturating_add(MIN_SLACK_BYTES.max(most / part)))
+        });
         held.max().unwrap_or(0)
     }
 
@@ -118,6 +123,7 @@ mod tests {
         (1..=16).for_each(|step| rest.record_growth(step * GIB, of(512), u64::MAX));
         assert_eq!(rest.allowed_reserved(36 * GIB), 37 * GIB);
         assert_eq!(rest.allowed_reserved(1 << 20), 17 << 20);
+        assert_eq!(rest.allowed_reserved(189 << 20), 252 << 20);
         rest.record_growth(17 * GIB, of(512), u64::MAX);
         assert_eq!(rest.allowed_reserved(36 * GIB), 39 * GIB);
     }
