@@ -19,6 +19,12 @@ fn to_well_conditioned(x: &Tensor) -> Result<Tensor> {
     x.add(&Tensor::eye(n, n, x.dtype(), x.device())?.mul(4.0)?)
 }
 
+/// Makes matrices of full rank, which need not be square, also if all columns are equal.
+fn to_full_rank(x: &Tensor) -> Result<Tensor> {
+    let &[.., m, n] = x.shape() else { return Ok(x.clone()) };
+    x.add(&Tensor::eye(m, n, x.dtype(), x.device())?.mul(4.0)?)
+}
+
 /// Reverses the rows, so that elimination has to pivot.
 fn reverse_rows(x: &Tensor) -> Result<Tensor> {
     to_well_conditioned(x)?.flip([-2])
@@ -104,7 +110,7 @@ pub(super) const LINALG: &[OpCase] = &[
     .with_flops(|x, _| 2 * cost::numel(&x[0]) * cost::extent(&x[0], 2))
     .without_half(),
     smooth("polar", &[Signed(&[2, 5, 3])], |x| {
-        let (u, h) = x[0].polar()?;
+        let (u, h) = to_full_rank(&x[0])?.polar()?;
         cat(&[&u, &h], -2)
     })
     .with_flops(|_, _| 2 * 2 * 3 * 3 * (5 + 3))
@@ -119,7 +125,7 @@ pub(super) const LINALG: &[OpCase] = &[
     .with_flops(|_, _| 6 * 2 * 5 * 3 * 3)
     .without_half(),
     smooth("pca_lowrank", &[Signed(&[3, 6])], |x| {
-        let (_, s, _) = x[0].pca_lowrank(2, true, 2)?;
+        let (_, s, _) = to_full_rank(&x[0])?.pca_lowrank(2, true, 2)?;
         Ok(s)
     })
     .with_flops(|_, _| 6 * 2 * 6 * 3 * 2 + 2 * 6 * 2 * 2)
