@@ -593,10 +593,10 @@ fn values_are_put_by_a_mask(device: &Device) -> Result<()> {
         }
     }
     // Any other number of values than the mask selects is an error.
-    let line = Tensor::zeros([3], DType::I64, device)?;
-    let numbers = |n: i64| Tensor::arange(1.0, (n + 1) as f64, 1.0, DType::I64, device);
-    let put = |n: i64| line.index_put(&[Some(&mask)], &numbers(n)?, false);
-    ensure!(put(2)?.to_vec::<i64>()? == [1, 0, 2] && put(1)?.to_vec::<i64>()? == [1, 0, 1]);
+    let line = Tensor::zeros([3], DType::I32, device)?;
+    let numbers = |n: i32| Tensor::arange(1.0, f64::from(n + 1), 1.0, DType::I32, device);
+    let put = |n: i32| line.index_put(&[Some(&mask)], &numbers(n)?, false);
+    ensure!(put(2)?.to_vec::<i32>()? == [1, 0, 2] && put(1)?.to_vec::<i32>()? == [1, 0, 1]);
     ensure!(put(3).is_err() && put(0).is_err(), "three values, or none, for two places");
     Ok(())
 }

@@ -502,7 +502,8 @@ impl Tensor {
     /// unless the mask is the only index and all its elements get one value.
     ///
     /// # Errors
-    /// `values` have another type, or do not broadcast to the selection. See also [`index`](Self::index).
+    /// `values` have another type, or do not broadcast to the selection. The type is i64, and the device lacks
+    /// 64-bit integers. See also [`index`](Self::index).
     #[track_caller]
     pub fn index_put(
         &self,

@@ -158,6 +158,8 @@ impl Tensor {
     /// Returns the coordinates of linear indices in row-major order, a tensor for each dimension of `shape`:
     /// PyTorch's `unravel_index`, the inverse of what [`take`](Self::take) reads.
     ///
+    /// The coordinates have the dtype of the indices; i32 for u8, and for i64 on devices without 64-bit integers.
+    ///
     /// # Errors
     /// The dtype is not an integer, or `shape` has an extent of 0.
     #[track_caller]
@@ -166,7 +168,11 @@ impl Tensor {
         fail_if!(!self.dtype().is_int(); dtype(OP, self.dtype()), "takes indices");
         let shape = new_shape(OP, shape)?;
         fail_if!(shape.contains(&0); shape(OP, &[&shape[..]]), "no index is inside a shape without elements");
-        let mut rest = if self.dtype() == DType::U8 { self.to_dtype(DType::I32)? } else { self.clone() };
+        let mut rest = match self.dtype() {
+            DType::U8 => self.to_dtype(DType::I32)?,
+            DType::I64 if !self.device().info().features.i64 => self.to_dtype(DType::I32)?,
+            _ => self.clone(),
+        };
         let mut coordinates = Vec::with_capacity(shape.len());
         for &extent in shape.iter().rev() {
             coordinates.push(rest.remainder(extent as i64)?);

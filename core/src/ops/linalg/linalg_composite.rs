@@ -247,8 +247,8 @@ impl Tensor {
 
     /// Computes the polar decomposition of \[.., m, n\], m ≥ n: PyTorch's `linalg.polar`.
     ///
-    /// Returns U \[.., m, n\] with orthonormal columns, and the positive semidefinite H \[.., n, n\] with U · H equal to
-    /// the input. The gradient is that of [`svd`](Self::svd): it assumes full rank and distinct singular values.
+    /// Returns U \[.., m, n\] with orthonormal columns, and the positive semidefinite H \[.., n, n\] with U · H equal
+    /// to the input. The gradient is that of [`svd`](Self::svd): it assumes full rank and distinct singular values.
     ///
     /// # Errors
     /// There are fewer rows than columns. See also [`svdvals`](Self::svdvals).

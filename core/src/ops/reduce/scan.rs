@@ -335,8 +335,8 @@ impl Tensor {
     /// order `edge_order`, 1 or 2.
     ///
     /// # Errors
-    /// `edge_order` is neither 1 nor 2, or there are not more values along `dim`. The positions are not one-dimensional,
-    /// or not one for each value.
+    /// `edge_order` is neither 1 nor 2, or there are not more values along `dim`. The positions are not
+    /// one-dimensional, or not one for each value.
     #[track_caller]
     pub fn gradient<'a>(
         &self,
