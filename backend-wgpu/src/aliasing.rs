@@ -4,9 +4,9 @@ use std::sync::Mutex;
 
 use forebay_core::backend::{SegmentSource, Slice};
 use forebay_core::error::Result;
+use forebay_core::sync::LockUnpoisoned;
 
 use crate::backend::WgpuBackend;
-use crate::gpu::lock;
 
 /// Smallest scratch segment, so that scalars and small tensors share one.
 const MIN_SCRATCH_BYTES: u64 = 64 << 10;
@@ -18,7 +18,7 @@ pub(crate) struct ScratchSegments(Mutex<Vec<Slice>>);
 impl ScratchSegments {
     /// Returns the scratch memory of the copy with this index.
     fn get(&self, backend: &WgpuBackend, index: usize, bytes: u64) -> Result<Slice> {
-        let mut known = lock(&self.0);
+        let mut known = self.0.lock_unpoisoned();
         if known.get(index).is_none_or(|scratch| scratch.bytes < bytes) {
             let size = bytes.next_power_of_two().max(MIN_SCRATCH_BYTES);
             let segment = backend.alloc_segment(size)?;

@@ -13,14 +13,14 @@ use forebay_core::backend::{
 use forebay_core::environment;
 use forebay_core::error::{Error, Result};
 use forebay_core::platform::CAN_BLOCK;
-use forebay_core::sync::RwLockUnpoisoned;
+use forebay_core::sync::{LockUnpoisoned, RwLockUnpoisoned};
 use rustc_hash::FxHashMap;
 
 use crate::adapter::{self, WgpuDeviceInfo};
 use crate::aliasing::{self, ScratchSegments};
 use crate::bind_groups::{BindGroupCache, BindLayouts};
 use crate::copy_fill::{CopyFillKernels, SizedSegment};
-use crate::gpu::{Gpu, lock};
+use crate::gpu::Gpu;
 use crate::kernel::{self, CompiledKernel, ParamSpace};
 use crate::params::ParamRing;
 use crate::platform;
@@ -219,7 +219,7 @@ impl WgpuBackend {
         buffer: &wgpu::Buffer,
         range: Range<u64>,
     ) -> Result<SegmentId, RefusedBuffer> {
-        let mut external = lock(&self.external);
+        let mut external = self.external.lock_unpoisoned();
         let known = {
             let segments = self.segments.read_unpoisoned();
             segments.iter().find(|(_, known)| *known == buffer).map(|(&id, _)| id)
@@ -242,7 +242,7 @@ impl WgpuBackend {
     /// Releases a range of a program's buffer. With the last one, drops the backend's handle of the buffer, after
     /// submitting the commands that use the buffer. The buffer is not destroyed.
     pub(crate) fn release_buffer(&self, segment: SegmentId, range: &Range<u64>) {
-        let mut external = lock(&self.external);
+        let mut external = self.external.lock_unpoisoned();
         let Some(ranges) = external.get_mut(&segment.0) else { return };
         if let Some(found) = ranges.iter().position(|taken| taken == range) {
             ranges.swap_remove(found);
@@ -252,7 +252,7 @@ impl WgpuBackend {
         }
         external.remove(&segment.0);
         let submitted = {
-            let mut state = lock(&self.state);
+            let mut state = self.state.lock_unpoisoned();
             state.bind_groups.remove_segment(segment);
             state.submit()
         };
@@ -266,7 +266,7 @@ impl WgpuBackend {
     /// the program may submit commands that change the source.
     pub(crate) fn submit_copy(&self, copy: impl FnOnce(&mut wgpu::CommandEncoder)) -> Result<()> {
         self.gpu.check_health()?;
-        let state = &mut *lock(&self.state);
+        let state = &mut *self.state.lock_unpoisoned();
         let recorder = state.drained_recorder()?;
         recorder.submit()?;
         copy(recorder.copy_encoder());
@@ -335,7 +335,7 @@ impl WgpuBackend {
             match launch.bindings {
                 [] => None,
                 slices => {
-                    let groups = &mut lock(&self.state).bind_groups;
+                    let groups = &mut self.state.lock_unpoisoned().bind_groups;
                     Some(groups.get_or_create(&self.gpu, &self.layouts, slices, |slice| {
                         self.segment(slice.segment)
                     })?)
@@ -423,7 +423,7 @@ impl SegmentSource for WgpuBackend {
         let buffer = self.segment(segment)?;
         // Recorded commands that are not submitted yet may use the buffer, and would be refused without it.
         let submitted = {
-            let mut state = lock(&self.state);
+            let mut state = self.state.lock_unpoisoned();
             state.bind_groups.remove_segment(segment);
             state.submit()
         };
@@ -453,7 +453,7 @@ impl SegmentSource for WgpuBackend {
     }
 
     fn record_fence(&self) -> Result<Fence, SourceError> {
-        lock(&self.state).submit()
+        self.state.lock_unpoisoned().submit()
     }
 
     fn is_fence_signaled(&self, fence: Fence) -> Result<bool, SourceError> {
@@ -469,7 +469,7 @@ impl SegmentSource for WgpuBackend {
             return Ok(());
         }
         // Waits without the lock, so that other threads can record.
-        let submission = lock(&self.state).recorder.pending_submission(fence);
+        let submission = self.state.lock_unpoisoned().recorder.pending_submission(fence);
         if let Some((reached, index)) = submission {
             self.gpu.wait(index, || self.completed.load(Ordering::Acquire) >= reached.0)?;
             self.completed.fetch_max(reached.0, Ordering::AcqRel);
@@ -487,7 +487,7 @@ impl Backend for WgpuBackend {
         self.gpu.check_health()?;
         let content = source.to_content();
         // Under the lock: another thread that needs the same kernel waits and does not check and compile it again.
-        let mut known = lock(&self.ids_by_content);
+        let mut known = self.ids_by_content.lock_unpoisoned();
         if let Some(&id) = known.get(&content) {
             return Ok(id);
         }
@@ -514,11 +514,11 @@ impl Backend for WgpuBackend {
                 return self.launch(&Launch { bindings: &bindings, ..*launch });
             }
         }
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock_unpoisoned();
         if !state.deferred.is_empty() || kernel.pipeline.get().is_none() {
             drop(state);
             let command = self.prepare_dispatch(launch)?;
-            return Ok(lock(&self.state).record_or_defer(command)?);
+            return Ok(self.state.lock_unpoisoned().record_or_defer(command)?);
         }
         let state = &mut *state;
         let storage = match launch.bindings {
@@ -543,7 +543,7 @@ impl Backend for WgpuBackend {
     fn upload(&self, dst: Slice, data: &[u8]) -> Result<()> {
         self.gpu.check_health()?;
         let buffer = self.segment(dst.segment)?;
-        Ok(lock(&self.state).drained_recorder()?.upload(&buffer, dst.offset, data)?)
+        Ok(self.state.lock_unpoisoned().drained_recorder()?.upload(&buffer, dst.offset, data)?)
     }
 
     fn download(&self, src: Slice, data: &mut [u8]) -> Result<()> {
@@ -554,7 +554,7 @@ impl Backend for WgpuBackend {
             let bytes = part.len() as u64;
             let staging = self.readbacks.acquire(&self.gpu, bytes)?;
             let submission = {
-                let state = &mut *lock(&self.state);
+                let state = &mut *self.state.lock_unpoisoned();
                 let recorder = state.drained_recorder()?;
                 recorder.copy_encoder().copy_buffer_to_buffer(&buffer, offset, &staging, 0, bytes);
                 let fence = recorder.submit()?;
@@ -571,7 +571,7 @@ impl Backend for WgpuBackend {
         let buffer = self.segment(src.segment)?;
         let staging = self.readbacks.acquire(&self.gpu, src.bytes)?;
         let submission = {
-            let state = &mut *lock(&self.state);
+            let state = &mut *self.state.lock_unpoisoned();
             let recorder = state.drained_recorder()?;
             recorder.copy_encoder().copy_buffer_to_buffer(&buffer, src.offset, &staging, 0, src.bytes);
             let fence = recorder.submit()?;
@@ -610,7 +610,7 @@ impl Backend for WgpuBackend {
             return self.launch(&work.launch());
         }
         let to = self.segment(dst.segment)?;
-        lock(&self.state).record_or_defer(PreparedCommand::Copy {
+        self.state.lock_unpoisoned().record_or_defer(PreparedCommand::Copy {
             from: (from, src.offset),
             to: (to, dst.offset),
             bytes: src.bytes,
@@ -625,7 +625,7 @@ impl Backend for WgpuBackend {
         }
         let buffer = self.segment(dst.segment)?;
         {
-            let state = &mut *lock(&self.state);
+            let state = &mut *self.state.lock_unpoisoned();
             if word == 0 && (dst.bytes >= MIN_CLEAR_BYTES || !state.recorder.is_in_pass()) {
                 let (offset, bytes) = (dst.offset, dst.bytes);
                 state.record_or_defer(PreparedCommand::Clear { buffer, offset, bytes })?;
@@ -637,7 +637,7 @@ impl Backend for WgpuBackend {
     }
 
     fn flush(&self) -> Result<()> {
-        lock(&self.state).submit()?;
+        self.state.lock_unpoisoned().submit()?;
         Ok(())
     }
 
@@ -661,13 +661,13 @@ impl Backend for WgpuBackend {
         if !self.gpu.device.features().contains(wgpu::Features::TIMESTAMP_QUERY_INSIDE_ENCODERS) {
             return Ok(None);
         }
-        let state = &mut *lock(&self.state);
+        let state = &mut *self.state.lock_unpoisoned();
         Ok(Some(self.timestamps.record(&self.gpu, state.drained_recorder()?.copy_encoder())?))
     }
 
     fn read_timestamps(&self) -> Result<Vec<f64>> {
         let submit = |resolve: &mut dyn FnMut(&mut wgpu::CommandEncoder)| {
-            let state = &mut *lock(&self.state);
+            let state = &mut *self.state.lock_unpoisoned();
             let recorder = state.drained_recorder()?;
             resolve(recorder.copy_encoder());
             let fence = recorder.submit()?;

@@ -3,9 +3,10 @@
 use std::sync::Mutex;
 
 use forebay_core::backend::{SegmentId, Slice, SourceError};
+use forebay_core::sync::LockUnpoisoned;
 use rustc_hash::FxHashMap;
 
-use crate::gpu::{Gpu, lock, to_single_line};
+use crate::gpu::{Gpu, to_single_line};
 use crate::kernel::ParamSpace;
 use crate::params::MAX_PARAMS;
 
@@ -57,7 +58,7 @@ impl BindLayouts {
                 entries: &entries.collect::<Vec<_>>(),
             })
         };
-        lock(&self.storage).entry(count).or_insert_with(make).clone()
+        self.storage.lock_unpoisoned().entry(count).or_insert_with(make).clone()
     }
 
     /// Returns the layout of a kernel with `count` storage buffers.
@@ -76,7 +77,7 @@ impl BindLayouts {
                 immediate_size: if let ParamSpace::Immediate(bytes) = params { bytes } else { 0 },
             })
         };
-        lock(&self.pipeline).entry((count, params)).or_insert_with(make).clone()
+        self.pipeline.lock_unpoisoned().entry((count, params)).or_insert_with(make).clone()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use forebay_core::backend::SourceError;
@@ -11,11 +11,6 @@ use forebay_core::platform::{CAN_BLOCK, CANNOT_BLOCK, Instant};
 use forebay_core::sync::LockUnpoisoned;
 
 use crate::platform;
-
-/// Locks a mutex, even after a panic of another thread: every guarded structure is valid between statements.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock_unpoisoned()
-}
 
 /// Converts wgpu's indented error trees to one line.
 pub(crate) fn to_single_line(error: &impl std::fmt::Display) -> String {
@@ -35,7 +30,7 @@ struct DeviceHealth {
 
 impl DeviceHealth {
     fn record_loss(&self, why: String) {
-        lock(&self.lost).get_or_insert(why);
+        self.lost.lock_unpoisoned().get_or_insert(why);
         self.has_problem.store(true, Ordering::Release);
     }
 }
@@ -67,7 +62,7 @@ impl Gpu {
         device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| {
             log::error!("wgpu: {}", to_single_line(&error));
             // The first error is the cause; later errors are its consequences.
-            lock(&on_error.error).get_or_insert_with(|| to_single_line(&error));
+            on_error.error.lock_unpoisoned().get_or_insert_with(|| to_single_line(&error));
             on_error.has_problem.store(true, Ordering::Release);
         }));
         let on_lost = Arc::clone(&health);
@@ -123,7 +118,7 @@ impl Gpu {
         }
         let (made, error) = self.scope_errors(call);
         if let Some(error) = error {
-            lock(&self.health.error).get_or_insert_with(|| to_single_line(&error));
+            self.health.error.lock_unpoisoned().get_or_insert_with(|| to_single_line(&error));
             self.health.has_problem.store(true, Ordering::Release);
         }
         made
@@ -137,11 +132,11 @@ impl Gpu {
         }
         // Cleared before reading, so that a concurrent report is seen next time.
         self.health.has_problem.store(false, Ordering::Release);
-        if let Some(why) = lock(&self.health.lost).clone() {
+        if let Some(why) = self.health.lost.lock_unpoisoned().clone() {
             self.health.has_problem.store(true, Ordering::Release);
             return Err(SourceError::DeviceLost(why));
         }
-        match lock(&self.health.error).take() {
+        match self.health.error.lock_unpoisoned().take() {
             Some(detail) => Err(SourceError::Driver { call: "an earlier command", detail }),
             None => Ok(()),
         }

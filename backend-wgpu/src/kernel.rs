@@ -290,8 +290,8 @@ fn check_bindings(module: &Module, limits: &Limits) -> Result<BindingInterface, 
 /// Returns the bit of each storage binding that a kernel may write.
 fn written_bindings(module: &Module) -> u32 {
     let bit = |variable: &naga::GlobalVariable| match (variable.space, &variable.binding) {
-        (AddressSpace::Storage { access }, Some(place)) if access.contains(StorageAccess::STORE) => {
-            1 << place.binding
+        (AddressSpace::Storage { access }, Some(resource)) if access.contains(StorageAccess::STORE) => {
+            1 << resource.binding
         }
         _ => 0,
     };

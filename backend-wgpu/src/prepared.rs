@@ -5,9 +5,10 @@ use std::sync::{Arc, Mutex};
 
 use forebay_core::backend::{CommandSequence, KernelId, SourceError};
 use forebay_core::error::{Error, Result};
+use forebay_core::sync::LockUnpoisoned;
 
 use crate::backend::QueueState;
-use crate::gpu::{Gpu, lock};
+use crate::gpu::Gpu;
 use crate::kernel::CompiledKernel;
 use crate::recorder::{CommandRecorder, Dispatch};
 
@@ -95,7 +96,7 @@ impl CommandSequence for PreparedCommands {
 
     fn enqueue(&mut self) -> Result<()> {
         self.gpu.check_health()?;
-        let state = &mut *lock(&self.state);
+        let state = &mut *self.state.lock_unpoisoned();
         let recorder = state.drained_recorder()?;
         for step in &self.steps {
             step.record(recorder)?;

@@ -12,12 +12,12 @@ use forebay_core::device::{Device, WeakDevice};
 use forebay_core::dtype::DType;
 use forebay_core::error::{Error, Result};
 use forebay_core::memory::Config;
+use forebay_core::sync::LockUnpoisoned;
 use forebay_core::tensor::{IntoShape, PinnedSlice, Tensor};
 use forebay_core::{fail, fail_if};
 
 use crate::adapter;
 use crate::backend::{RefusedBuffer, SEGMENT_USAGES, WgpuBackend};
-use crate::gpu::lock;
 use crate::identity;
 
 /// Options of [`WgpuDeviceExt::from_wgpu_with`].
@@ -85,7 +85,7 @@ impl WgpuDeviceExt for Device {
         options: WgpuOptions,
     ) -> Result<Self> {
         // Held while the device is tested, so that two threads get one device.
-        let mut known = lock(&SHARED_DEVICES);
+        let mut known = SHARED_DEVICES.lock_unpoisoned();
         known.retain(|weak| weak.upgrade().is_some());
         for open in known.iter().filter_map(WeakDevice::upgrade) {
             let same = with_backend("from_wgpu", &open, |backend| {

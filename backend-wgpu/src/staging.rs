@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use forebay_core::backend::SourceError;
 use forebay_core::error::Result as CoreResult;
+use forebay_core::sync::LockUnpoisoned;
 
-use crate::gpu::{Gpu, lock, to_single_line};
+use crate::gpu::{Gpu, to_single_line};
 
 /// Bytes of one upload buffer.
 const CHUNK_BYTES: u64 = 4 << 20;
@@ -59,7 +60,7 @@ impl ReturningBuffer {
 
 impl Drop for ReturningBuffer {
     fn drop(&mut self) {
-        let mut returned = lock(&self.returns.inner);
+        let mut returned = self.returns.inner.lock_unpoisoned();
         match self.mapped.take() {
             Some(buffer) => returned.mapped.push(buffer),
             None => returned.lost += 1,
@@ -88,7 +89,7 @@ impl StagingBelt {
             return Ok(true);
         }
         let reused = {
-            let mut returned = lock(&self.returns.inner);
+            let mut returned = self.returns.inner.lock_unpoisoned();
             // A buffer that was replaced counts no longer.
             self.buffer_count = self.buffer_count.saturating_sub(std::mem::take(&mut returned.lost));
             returned.mapped.pop()
@@ -170,7 +171,7 @@ impl StagingBelt {
     pub(crate) fn wait_for_buffer(&mut self, gpu: &Gpu) -> Result<(), SourceError> {
         for _ in 0..MAX_WAITS {
             gpu.poll()?;
-            let returned = lock(&self.returns.inner);
+            let returned = self.returns.inner.lock_unpoisoned();
             let nothing = |returned: &mut ReturnedBuffers| returned.mapped.is_empty() && returned.lost == 0;
             let waited = self.returns.arrived.wait_timeout_while(returned, WAIT_INTERVAL, nothing);
             if !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out() {
@@ -192,7 +193,7 @@ impl ReadbackPool {
     /// Returns a buffer of at least `bytes` bytes. Buffers above [`MAX_READBACK_BYTES`] are not cached.
     pub(crate) fn acquire(&self, gpu: &Gpu, bytes: u64) -> Result<wgpu::Buffer, SourceError> {
         {
-            let mut free = lock(&self.free);
+            let mut free = self.free.lock_unpoisoned();
             if let Some(found) = free.iter().position(|buffer| buffer.size() >= bytes) {
                 return Ok(free.swap_remove(found));
             }
@@ -271,7 +272,7 @@ impl ReadbackPool {
         if buffer.size() > MAX_READBACK_BYTES {
             return Ok(());
         }
-        let mut free = lock(&self.free);
+        let mut free = self.free.lock_unpoisoned();
         free.push(buffer);
         if free.len() > MAX_CACHED_READBACKS {
             // The largest buffers serve every later download.

@@ -3,8 +3,9 @@
 use std::sync::Mutex;
 
 use forebay_core::backend::{SourceError, TimestampId};
+use forebay_core::sync::LockUnpoisoned;
 
-use crate::gpu::{Gpu, lock, to_single_line};
+use crate::gpu::{Gpu, to_single_line};
 use crate::staging::ReadbackPool;
 
 /// Queries in one set: wgpu's maximum.
@@ -31,7 +32,7 @@ impl Timestamps {
         gpu: &Gpu,
         encoder: &mut wgpu::CommandEncoder,
     ) -> Result<TimestampId, SourceError> {
-        let state = &mut *lock(&self.state);
+        let state = &mut *self.state.lock_unpoisoned();
         let (set, at) = ((state.used / QUERIES_PER_SET) as usize, state.used % QUERIES_PER_SET);
         if state.sets.len() == set {
             let descriptor = wgpu::QuerySetDescriptor {
@@ -61,7 +62,7 @@ impl Timestamps {
             &mut dyn FnMut(&mut wgpu::CommandEncoder),
         ) -> Result<Option<wgpu::SubmissionIndex>, SourceError>,
     ) -> Result<Vec<f64>, SourceError> {
-        let state = std::mem::take(&mut *lock(&self.state));
+        let state = std::mem::take(&mut *self.state.lock_unpoisoned());
         let period = f64::from(gpu.queue.get_timestamp_period());
         let mut times = Vec::with_capacity(state.used as usize);
         for (number, set) in state.sets.iter().enumerate() {

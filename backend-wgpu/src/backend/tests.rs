@@ -73,7 +73,7 @@ fn a_segment_that_is_released_takes_only_its_own_bind_groups() {
             let x = Slice { segment, offset: 0, bytes: 16 };
             device.launch(&Launch { kernel, bindings: &[x], params: &[], groups: [1, 1, 1] }).unwrap();
         }
-        let count = || lock(&device.state).bind_groups.group_count();
+        let count = || device.state.lock_unpoisoned().bind_groups.group_count();
         assert_eq!(count(), 3);
         device.release_buffer(external, &(0..16));
         assert_eq!(count(), 2);
