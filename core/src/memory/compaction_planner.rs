@@ -41,7 +41,7 @@ pub(super) struct Plan {
     /// Bytes of the moves to a new segment.
     pub(super) overflow: u64,
     /// Free memory that no move takes, by size.
-    places: Vec<Place>,
+    free_spans: Vec<FreeSpan>,
     /// Windows that the plan opens.
     windows: Vec<Range<usize>>,
 }
@@ -62,9 +62,9 @@ struct Run {
     size: u64,
 }
 
-/// Free memory.
+/// Contiguous free memory: a free block, or what a move leaves of one.
 #[derive(Clone, Copy)]
-struct Place {
+struct FreeSpan {
     size: u64,
     /// Segment and offset.
     at: (u32, u64),
@@ -79,8 +79,8 @@ pub(super) struct CompactionPlanner<'a> {
     blocks: Vec<PlannedBlock>,
     runs: Vec<Run>,
     /// All free memory, by size.
-    places: Vec<Place>,
-    /// Sum of the places.
+    free_spans: Vec<FreeSpan>,
+    /// Sum of the free spans.
     pub(super) free: u64,
     /// Start of the only window that room is made for: the first with a block that fits nowhere. If that
     /// fails, hardly any other window succeeds.
@@ -105,16 +105,16 @@ fn next_to_evict(blocks: &mut Vec<PlannedBlock>, missing: u64) -> Option<Planned
 }
 
 impl Plan {
-    /// Takes `size` bytes from the smallest place that fits. The remainder stays a place.
+    /// Takes `size` bytes from the smallest free span that fits. The remainder stays a free span.
     fn take_best_fit(&mut self, size: u64) -> Option<(u32, u64)> {
-        let at = self.places.partition_point(|place| place.size < size);
-        let taken = *self.places.get(at)?;
+        let at = self.free_spans.partition_point(|span| span.size < size);
+        let taken = *self.free_spans.get(at)?;
         let (segment, offset) = taken.at;
-        let rest = Place { size: taken.size - size, at: (segment, offset + size), ..taken };
-        // The places in between move up by one.
-        let to = self.places[..at].partition_point(|place| place.size < rest.size);
-        self.places.copy_within(to..at, to + 1);
-        self.places[to] = rest;
+        let rest = FreeSpan { size: taken.size - size, at: (segment, offset + size), ..taken };
+        // The spans in between move up by one.
+        let to = self.free_spans[..at].partition_point(|span| span.size < rest.size);
+        self.free_spans.copy_within(to..at, to + 1);
+        self.free_spans[to] = rest;
         Some(taken.at)
     }
 
@@ -142,7 +142,7 @@ impl<'a> CompactionPlanner<'a> {
         let arenas = compatible_arenas(heap, arena);
         let (blocks, runs) = (Vec::with_capacity(256), Vec::with_capacity(64));
         let mut planner =
-            Self { heap, blocks, runs, places: Vec::new(), free: 0, start_without_room: Cell::new(None) };
+            Self { heap, blocks, runs, free_spans: Vec::new(), free: 0, start_without_room: Cell::new(None) };
         for (number, segment) in (0..).zip(&heap.segments) {
             let Some(segment) = segment.as_ref().filter(|s| arenas.contains(&s.arena)) else { continue };
             for (slot, block) in heap.blocks(segment) {
@@ -150,7 +150,7 @@ impl<'a> CompactionPlanner<'a> {
                 let cost = match block.state {
                     Is::Free => {
                         let (at, block) = ((number, block.offset), planner.blocks.len());
-                        planner.places.push(Place { size, at, block });
+                        planner.free_spans.push(FreeSpan { size, at, block });
                         0
                     }
                     Is::Movable if !pinned.contains(&slot) => size + COPY_COST,
@@ -163,8 +163,8 @@ impl<'a> CompactionPlanner<'a> {
             }
             planner.finish_run(number);
         }
-        planner.free = planner.places.iter().map(|place| place.size).sum();
-        planner.places.sort_unstable_by_key(|place| (place.size, place.block));
+        planner.free = planner.free_spans.iter().map(|span| span.size).sum();
+        planner.free_spans.sort_unstable_by_key(|span| (span.size, span.block));
         planner
     }
 
@@ -187,7 +187,7 @@ impl<'a> CompactionPlanner<'a> {
     /// `largest` for eviction to memory still to be freed or added. Returns the cheapest windows, the cheapest
     /// first.
     pub(super) fn find_windows(&self, size: u64, largest: u64) -> Vec<Range<usize>> {
-        let largest_free = self.places.last().map_or(0, |place| place.size);
+        let largest_free = self.free_spans.last().map_or(0, |span| span.size);
         let mut windows = Vec::with_capacity(256);
         for run in self.runs.iter().filter(|run| run.size >= size) {
             for largest in [0, largest_free.min(largest), largest] {
@@ -223,7 +223,7 @@ impl<'a> CompactionPlanner<'a> {
     /// Plans to make `size` bytes of these windows free: few and small blocks are evicted to free memory
     /// elsewhere, and the others slide together. Blocks that fit nowhere go to a new segment.
     pub(super) fn plan(&self, windows: &[Range<usize>], size: u64) -> Option<Plan> {
-        let mut plan = Plan { places: self.places.clone(), ..Plan::default() };
+        let mut plan = Plan { free_spans: self.free_spans.clone(), ..Plan::default() };
         self.open(&mut plan, windows, size)?;
         let copies: u64 = plan.moves.iter().map(|m| m.size.div_ceil(m.step())).sum();
         (copies <= MAX_COPIES).then_some(plan)
@@ -232,7 +232,7 @@ impl<'a> CompactionPlanner<'a> {
     /// Adds the moves that open some windows to a plan. Returns the bytes that become free.
     fn open(&self, plan: &mut Plan, windows: &[Range<usize>], size: u64) -> Option<u64> {
         let blocks = || windows.iter().flat_map(|window| &self.blocks[window.clone()]);
-        plan.places.retain(|place| !windows.iter().any(|window| window.contains(&place.block)));
+        plan.free_spans.retain(|span| !windows.iter().any(|window| window.contains(&span.block)));
         plan.windows.extend_from_slice(windows);
         let free: u64 = blocks().filter(|block| block.cost == 0).map(|block| block.size).sum();
         let mut held: Vec<PlannedBlock> = blocks().filter(|block| block.cost > 0).copied().collect();
@@ -266,12 +266,12 @@ impl<'a> CompactionPlanner<'a> {
         let mut windows = Vec::new();
         if self.start_without_room.get().is_none_or(|first| first == start) {
             self.start_without_room.set(Some(start));
-            windows = self.find_windows(size, plan.places.last().map_or(0, |place| place.size));
+            windows = self.find_windows(size, plan.free_spans.last().map_or(0, |span| span.size));
         }
         for window in windows {
             let is_whole = |at: usize| {
                 let size = self.blocks[at].size;
-                self.blocks[at].cost > 0 || plan.places.iter().any(|p| p.block == at && p.size == size)
+                self.blocks[at].cost > 0 || plan.free_spans.iter().any(|p| p.block == at && p.size == size)
             };
             let overlaps = |other: &Range<usize>| other.start < window.end && window.start < other.end;
             if plan.windows.iter().any(overlaps) || !window.clone().all(is_whole) {
@@ -284,9 +284,9 @@ impl<'a> CompactionPlanner<'a> {
                 let last = &self.blocks[window.end - 1];
                 let (segment, offset) = self.location(last);
                 let offset = offset + last.size - free;
-                let rest = Place { size: free - size, at: (segment, offset + size), block: usize::MAX };
-                let at = next.places.partition_point(|place| place.size < rest.size);
-                next.places.insert(at, rest);
+                let rest = FreeSpan { size: free - size, at: (segment, offset + size), block: usize::MAX };
+                let at = next.free_spans.partition_point(|span| span.size < rest.size);
+                next.free_spans.insert(at, rest);
                 *plan = next;
                 return (segment, offset);
             }

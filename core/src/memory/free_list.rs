@@ -55,7 +55,7 @@ struct KeyLanes {
 const EMPTY_LANES: KeyLanes = KeyLanes { size_keys: [-1; LANES], address_keys: [0; LANES] };
 
 /// The free blocks of one arena.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub(super) struct FreeList {
     key_lanes: Vec<KeyLanes>,
     blocks: Vec<FreeBlock>,

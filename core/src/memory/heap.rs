@@ -19,7 +19,7 @@ const NEAR_FIT_DIVISOR: u64 = 8;
 const LARGE_IDLE_DIVISOR: u64 = 64;
 
 /// One piece of device memory, or one range of virtual addresses.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct Segment {
     pub(super) id: SegmentId,
     pub(super) size: u64,
@@ -33,7 +33,7 @@ pub(super) struct Segment {
 }
 
 /// The mapped memory of a range of virtual addresses.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub(super) struct VirtualRange {
     /// Extents, each mapped by one call: (offset, size), ascending.
     pub(super) extents: Vec<(u64, u64)>,
@@ -42,7 +42,7 @@ pub(super) struct VirtualRange {
 }
 
 /// Free list, virtual range and segments of one queue and size class (small or large).
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct Arena {
     pub(super) queue: u8,
     pub(super) small: bool,
@@ -142,7 +142,7 @@ pub(super) struct SplitRules {
     pub(super) min_large_remainder: u64,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct Heap {
     slab: Slab,
     pub(super) segments: Vec<Option<Segment>>,

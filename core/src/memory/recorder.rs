@@ -144,7 +144,7 @@ pub(super) struct RecordedEvent {
 }
 
 /// The ring of events, and the call sites of allocated blocks.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct EventRecorder {
     ring: Vec<RecordedEvent>,
     capacity: usize,

@@ -101,7 +101,7 @@ impl Slot {
 }
 
 /// Blocks by slot. A slot that is vacated is reused with another generation.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct Slab {
     slots: Vec<Slot>,
     /// First vacant slot; its `next` is the next vacant one.
