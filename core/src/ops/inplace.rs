@@ -48,7 +48,7 @@ inplace! {
     pub fn cumprod_(dim: isize) = cumprod;
     pub fn tril_(diagonal: isize) = tril;
     pub fn triu_(diagonal: isize) = triu;
-    pub fn renorm_(p: f64, dim: isize, most: f64) = renorm;
+    pub fn renorm_(p: f64, dim: isize, max_norm: f64) = renorm;
     pub fn scatter_(dim: isize, index: &Tensor, src: &Tensor) = scatter;
     pub fn scatter_value_(dim: isize, index: &Tensor, value: f64) = scatter_value;
     pub fn scatter_add_(dim: isize, index: &Tensor, src: &Tensor) = scatter_add;

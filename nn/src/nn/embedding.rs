@@ -73,7 +73,7 @@ impl Embedding {
     #[track_caller]
     pub fn forward(&self, index: &Tensor) -> Result<Tensor> {
         self.scope.run(|| {
-            self.max_norm.map_or(Ok(()), |most| most.renorm_rows(&self.weight, index))?;
+            self.max_norm.map_or(Ok(()), |bound| bound.renorm_rows(&self.weight, index))?;
             self.weight.embedding_with(index, &self.lookup)
         })
     }
@@ -172,7 +172,7 @@ impl EmbeddingBag {
             ..EmbeddingBagOptions::default()
         };
         self.scope.run(|| {
-            self.max_norm.map_or(Ok(()), |most| most.renorm_rows(&self.weight, index))?;
+            self.max_norm.map_or(Ok(()), |bound| bound.renorm_rows(&self.weight, index))?;
             self.weight.embedding_bag(index, &bags)
         })
     }

@@ -362,15 +362,15 @@ impl Tensor {
         let (x, bins) = (self.reshape([-1])?, edges.numel() - 1);
         let last = edges.narrow(0, bins, 1)?;
         let search = SearchSortedOptions { out_int32: true, right: true, sorter: None };
-        let place = edges.contiguous()?.searchsorted(&x.contiguous()?, &search)?.sub(1)?;
-        let place = place.masked_fill(&x.eq(&last)?, bins as i64 - 1)?;
-        let outside = place.lt(0)?.logical_or(&place.ge(bins as i64)?)?;
+        let bin = edges.contiguous()?.searchsorted(&x.contiguous()?, &search)?.sub(1)?;
+        let bin = bin.masked_fill(&x.eq(&last)?, bins as i64 - 1)?;
+        let outside = bin.lt(0)?.logical_or(&bin.ge(bins as i64)?)?;
         let counts = match weight {
-            None => count_values(&place.masked_fill(&outside, -1)?, bins)?.to_dtype(x.dtype())?,
+            None => count_values(&bin.masked_fill(&outside, -1)?, bins)?.to_dtype(x.dtype())?,
             Some(weight) => {
                 let weight = weight.reshape([-1])?.masked_fill(&outside, 0.0)?;
-                let place = place.masked_fill(&outside, 0)?;
-                Tensor::zeros([bins], x.dtype(), x.device())?.index_add(0, &place, &weight, 1.0)?
+                let bin = bin.masked_fill(&outside, 0)?;
+                Tensor::zeros([bins], x.dtype(), x.device())?.index_add(0, &bin, &weight, 1.0)?
             }
         };
         if !density {

@@ -12,8 +12,9 @@ use crate::golden::args::Args;
 pub(super) fn renormed(a: &Args<'_>, table: &Tensor, index: &Tensor) -> Result<()> {
     match a.get(usize::MAX, "max_norm") {
         Some(_) => {
-            let (most, p) = (a.float(usize::MAX, "max_norm", 0.0)?, a.float(usize::MAX, "norm_type", 2.0)?);
-            Ok(table.embedding_renorm_(index, most, p)?)
+            let (max_norm, p) =
+                (a.float(usize::MAX, "max_norm", 0.0)?, a.float(usize::MAX, "norm_type", 2.0)?);
+            Ok(table.embedding_renorm_(index, max_norm, p)?)
         }
         None => Ok(()),
     }
