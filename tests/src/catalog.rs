@@ -52,8 +52,9 @@ const REPLACEMENTS: NanToNumOptions = NanToNumOptions { nan: 0.5, posinf: Some(2
 
 const GROUPS: &[&[OpCase]] = &[
     unary!(smooth, Signed: neg, square, exp, exp2, expm1, sin, cos, atan, sinh, cosh, tanh, asinh, erf, erfc, sigmoid,
-        frac, rad2deg, deg2rad, log_ndtr, spherical_bessel_j0, erfcx, i0, i0e, i1, i1e, gelu, gelu_tanh, silu, mish, logsigmoid, softplus(1.0, 20.0), softsign, tanhshrink,
-        ndtr, elu(1.0), celu(1.5), selu, leaky_relu(0.1), relu, relu6, hardswish, abs, reciprocal),
+        frac, rad2deg, deg2rad, log_ndtr, spherical_bessel_j0, erfcx, i0, i0e, i1, i1e, gelu, gelu_tanh, silu, mish,
+        logsigmoid, softplus(1.0, 20.0), softsign, tanhshrink, ndtr, elu(1.0), celu(1.5), selu, leaky_relu(0.1), relu,
+        relu6, hardswish, abs, reciprocal),
     unary!(smooth, Positive: sqrt, rsqrt, log, log2, log10, log1p, lgamma, digamma, polygamma(1), entr, sinc),
     &[smooth("polygamma of the second order", &[Positive(S)], |x| x[0].polygamma(2)).elementwise()],
     unary!(smooth, Bounded: asin, acos, atanh, tan, erfinv),
