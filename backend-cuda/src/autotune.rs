@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn choices_are_found_again_in_their_place_alone() {
+    fn cached_choices_belong_to_one_device() {
         let folder = TempFolder::new("place");
         let find = |place: &str, problem: &str| {
             let choices = folder.choices(place);
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_chooses_once_whatever_its_queues_find_faster_and_the_disk_says() {
+    fn a_process_chooses_an_algorithm_once() {
         let folder = TempFolder::new("once");
         let offered = [algorithm(1), algorithm(2), algorithm(3)];
         let (first, second) = (folder.choices("card once"), folder.choices("card once"));

@@ -679,7 +679,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_the_library_cannot_do_is_left_to_the_core() {
+    fn the_core_gets_products_that_the_library_cannot_compute() {
         assert!(CublasLtProblem::new(&call()).is_some());
         assert!(CublasLtProblem::new(&MatmulCall { dtype: DType::I32, ..call() }).is_none());
         assert!(CublasLtProblem::new(&MatmulCall { k: 0, ..call() }).is_none());

@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_found_by_its_compiler_or_without_one() {
+    fn cached_code_is_found_with_and_without_a_compiler() {
         let folder = TempFolder::new("found");
         let (cache, key) = (folder.cache(), CacheKey::new("kernel", 90));
         assert_eq!(cache.load(key, None), None);

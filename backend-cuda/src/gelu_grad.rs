@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_does_not_take_is_declined() {
+    fn unsupported_operands_are_declined() {
         let declined = |call: MatmulCall| plan_gelu_grad(&call, REQUIRED_ARCH, 132).is_none();
         assert!(plan_gelu_grad(&call(), 80, 132).is_none() && plan_gelu_grad(&call(), 100, 132).is_none());
         assert!(declined(MatmulCall { epilogue: Epilogue::None, ..call() }));
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn its_blocks_share_the_tiles_and_have_room_for_them() {
+    fn blocks_share_the_tiles_and_fit_in_shared_memory() {
         use crate::native_kernels::NativeKernel;
 
         for bf16 in [false, true] {

@@ -71,7 +71,7 @@ mod tests {
     use super::parse_library_version;
 
     #[test]
-    fn names_tell_versions() {
+    fn library_names_contain_versions() {
         assert_eq!(parse_library_version("libnvrtc.so.13", "libnvrtc.so"), Some(vec![13]));
         assert_eq!(parse_library_version("libnvrtc.so.12.9.86", "libnvrtc.so"), Some(vec![12, 9, 86]));
         assert_eq!(parse_library_version("libnvrtc.so.11", "libnvrtc.so"), None);

@@ -37,7 +37,7 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
 }
 
 #[test]
-fn uploads_and_downloads_arrive() {
+fn uploads_and_downloads_transfer_all_bytes() {
     on_device(|backend| uploads_and_downloads(&*backend));
 }
 
@@ -47,12 +47,12 @@ fn a_pool_keeps_its_contents() {
 }
 
 #[test]
-fn copies_and_fills_take_their_turn() {
+fn copies_and_fills_run_in_order() {
     on_device(|backend| copies_and_fills(&*backend));
 }
 
 #[test]
-fn segments_grow_and_shrink_through_virtual_memory() {
+fn segments_grow_and_shrink_by_mapping() {
     on_device(|backend| {
         let Some(managed) = backend.limits().virtual_memory else {
             return println!("not run: the device has no virtual memory management");
@@ -86,7 +86,7 @@ fn segments_grow_and_shrink_through_virtual_memory() {
 }
 
 #[test]
-fn a_full_device_is_out_of_memory_and_nothing_more() {
+fn a_full_device_is_an_out_of_memory_error_and_stays_usable() {
     on_device(|backend| {
         let total = backend.device_memory().total.unwrap();
         let error = backend.alloc_segment(2 * total).unwrap_err();
@@ -104,7 +104,7 @@ fn a_full_device_is_out_of_memory_and_nothing_more() {
 }
 
 #[test]
-fn fences_are_passed() {
+fn fences_are_signalled() {
     on_device(|backend| {
         let segment = backend.alloc_segment(64 * MIB).unwrap();
         let fences: Vec<_> = (0..300)

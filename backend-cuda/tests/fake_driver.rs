@@ -104,7 +104,7 @@ on_fake! {
         assert_eq!(read_back(&*backend, slice(segment, 0, 5000)), data);
     }
 
-    segments_grow_and_shrink_through_virtual_memory(Driver) {
+    segments_grow_and_shrink_by_mapping(Driver) {
         let backend = open();
         let segment = backend.reserve_addresses(64 * MIB + 1).unwrap();
         backend.map(segment, 0, PAGE).unwrap();
@@ -193,7 +193,7 @@ on_fake! {
         assert_eq!(open().limits().virtual_memory, None);
     }
 
-    a_full_device_is_out_of_memory_and_nothing_more(Driver) {
+    a_full_device_is_an_out_of_memory_error_and_stays_usable(Driver) {
         let backend = open();
         let error = backend.alloc_segment(300 * MIB).unwrap_err();
         assert_eq!(

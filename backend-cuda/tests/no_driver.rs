@@ -4,7 +4,7 @@ use forebay_core::error::Error;
 use forebay_cuda::{CudaBackend, CudaUnavailable};
 
 #[test]
-fn a_device_that_is_not_there_is_an_error_with_its_reason() {
+fn a_missing_device_is_an_error_with_a_reason() {
     let missing = CudaBackend::device_count().unwrap_or(0);
     let Err(Error::NoDevice { requested: asked, reason }) = CudaBackend::open(missing) else {
         panic!("device {missing} of {missing} was opened");
@@ -17,7 +17,7 @@ fn a_device_that_is_not_there_is_an_error_with_its_reason() {
 }
 
 #[test]
-fn what_was_found_and_what_was_not_can_be_listed() {
+fn found_and_missing_libraries_are_listed() {
     let found = forebay_cuda::probe();
     match CudaBackend::device_count() {
         Ok(count) => assert_eq!(found.len(), count.max(1)),

@@ -205,7 +205,7 @@ fn main(@builtin(local_invocation_index) lane: u32) {
 }
 
 #[test]
-fn more_memory_than_a_block_has_comes_with_the_launch() {
+fn large_workgroup_memory_is_dynamic() {
     let of = |n: u32| {
         let wgsl = format!(
             "var<workgroup> few: array<u32, 4>; var<workgroup> row: array<vec4<f32>, {n}>;
@@ -224,7 +224,7 @@ fn more_memory_than_a_block_has_comes_with_the_launch() {
 }
 
 #[test]
-fn what_is_refused_is_named() {
+fn errors_name_what_is_unsupported() {
     let refuse = |wgsl: &str, overrides: &[(&str, f64)]| translate(wgsl, "main", overrides).unwrap_err();
     let main = |body: &str| format!("@compute @workgroup_size(1) fn main() {{ {body} }}");
     let with = |globals: &str, body: &str| format!("{globals} {}", main(body));

@@ -65,14 +65,14 @@ fn run(backend: &dyn Backend, name: &str, wgsl: &str, words: usize) -> Result<Ve
 }
 
 #[test]
-fn every_kernel_says_what_it_expects() {
+fn every_kernel_states_its_expected_values() {
     for (name, _, expected) in kernels() {
         assert!((1..=64).contains(&expected.len()), "{name}: {} words", expected.len());
     }
 }
 
 #[test]
-fn kernels_compute_what_wgsl_says() {
+fn kernels_compute_what_wgsl_specifies() {
     let required = std::env::var("FOREBAY_REQUIRE").is_ok_and(|v| v.split(',').any(|w| w.trim() == "cuda"));
     let backend = match CudaBackend::open(0) {
         Ok(backend) => backend,

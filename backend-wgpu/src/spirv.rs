@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_module_that_is_cut_off_is_returned_as_far_as_it_goes() {
+    fn a_truncated_module_is_returned_up_to_its_end() {
         let module = compile();
         for length in 0..module.len().min(200) {
             prepare_cooperative(&module[..length], OperandType::F16, true);

@@ -103,7 +103,7 @@ fn slices_of_one_segment_are_read_and_written_in_one_launch() {
 }
 
 #[test]
-fn bytes_come_back_from_odd_places_and_in_large_amounts() {
+fn downloads_at_odd_offsets_and_of_large_sizes() {
     for device in devices() {
         let large = 40 << 20;
         let segment = device.alloc_segment(large + 4096).unwrap();
@@ -118,7 +118,7 @@ fn bytes_come_back_from_odd_places_and_in_large_amounts() {
 }
 
 #[test]
-fn copies_and_fills_reach_every_place() {
+fn copies_and_fills_at_any_offset() {
     for device in devices() {
         let one = device.alloc_segment(1 << 20).unwrap();
         let other = device.alloc_segment(1 << 20).unwrap();
@@ -151,7 +151,7 @@ fn copies_and_fills_reach_every_place() {
 }
 
 #[test]
-fn everything_runs_in_the_order_of_the_calls() {
+fn commands_run_in_the_order_of_the_calls() {
     for device in devices() {
         let kernel = compile(device, INCREMENT);
         let segment = device.alloc_segment(4096).unwrap();
@@ -177,7 +177,7 @@ fn everything_runs_in_the_order_of_the_calls() {
 }
 
 #[test]
-fn ten_thousand_launches_and_uploads_leave_memory_as_it_was() {
+fn ten_thousand_launches_and_uploads_do_not_grow_memory() {
     for device in &open_fresh_devices() {
         let add = compile(device, ADD);
         let segment = device.alloc_segment(48 << 20).unwrap();
@@ -334,7 +334,7 @@ fn a_call_that_breaks_the_contract_is_an_error_and_the_device_goes_on() {
 }
 
 #[test]
-fn a_command_that_the_driver_refuses_late_is_an_error_of_this_or_a_later_call() {
+fn a_command_that_the_driver_refuses_is_an_error_of_this_or_a_later_call() {
     for device in &open_fresh_devices() {
         let kernel = compile(device, INCREMENT);
         let segment = device.alloc_segment(4096).unwrap();
@@ -351,7 +351,7 @@ fn a_command_that_the_driver_refuses_late_is_an_error_of_this_or_a_later_call() 
 }
 
 #[test]
-fn fences_are_ordered_and_are_passed() {
+fn fences_are_ordered_and_signalled() {
     for device in &open_fresh_devices() {
         let kernel = compile(device, INCREMENT);
         let segment = device.alloc_segment(4096).unwrap();
@@ -372,7 +372,7 @@ fn fences_are_ordered_and_are_passed() {
 }
 
 #[test]
-fn work_beyond_one_dimension_of_groups_is_folded() {
+fn grids_larger_than_one_dimension_are_folded() {
     for device in devices() {
         // With 64 words for each group, single words need more than 65,535 groups.
         let count = 65_536 * 64 + 100;
@@ -389,7 +389,7 @@ fn work_beyond_one_dimension_of_groups_is_folded() {
 }
 
 #[test]
-fn more_parameters_than_one_submission_holds_arrive_whole() {
+fn parameters_larger_than_one_submission_are_split() {
     let wgsl = "
         struct Params { values: array<vec4<u32>, 256> }
         @group(0) @binding(0) var<storage, read_write> x: array<u32>;
@@ -449,7 +449,7 @@ fn threads_share_a_device() {
 }
 
 #[test]
-fn a_device_that_is_not_there_is_named() {
+fn a_missing_device_is_named() {
     let error = WgpuBackend::open(1000).unwrap_err().to_string();
     assert!(error.starts_with("no device `wgpu:1000`: "), "{error}");
 }

@@ -8,7 +8,7 @@ use forebay_wgpu::WgpuBackend;
 const SEGMENTS: usize = 64;
 
 #[test]
-fn a_full_device_is_an_error_and_goes_on() {
+fn a_full_device_is_an_error_and_recovers() {
     for found in WgpuBackend::enumerate().into_iter().filter(|found| found.unavailable_reason.is_none()) {
         let device = WgpuBackend::new(found.index).unwrap();
         let bytes = device.limits().max_segment;

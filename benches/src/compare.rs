@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_meet_the_peers_of_their_work_and_their_like_on_cuda() {
+    fn results_are_matched_with_their_peers() {
         let line = |backend: &str, variant: &str, ms: f64| json!({ "bench": "gpt", "shape": "8x1024", "dtype": "bf16", "backend": backend, "variant": variant, "median_ms": ms });
         let ours = [
             line("cuda", "bf16", 10.0),

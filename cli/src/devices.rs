@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_has_its_memory_or_the_reason_why_not() {
+    fn a_device_lists_its_memory_or_why_it_is_unavailable() {
         let found = |reason: Option<&str>| ProbedDevice {
             id: "null".into(),
             name: "a card".into(),

@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_is_of_the_step_that_training_makes() -> Result<()> {
+    fn a_plan_is_made_for_the_training_step() -> Result<()> {
         let given = ["plan", "--card", "h100", "--context", "1024", "--allow", "bf16", "--quick"];
         let (_, _, _, plan) = Command::try_parse_from(given)?.plan.compute_plan()?;
         // About what `forebay-bench run gpt` takes: the scores of all positions would be 1.6 GiB more.
@@ -247,7 +247,7 @@ mod tests {
     ];
 
     #[test]
-    fn the_choice_comes_first_and_then_what_no_other_one_beats() -> Result<()> {
+    fn the_best_config_comes_first_and_then_the_pareto_front() -> Result<()> {
         let (options, context, plan) = made(&SMALL)?;
         assert_eq!((options.layers, options.width, options.heads, options.vocabulary), (2, 128, 2, 500));
         assert_eq!(context, 64);
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_saved_model_has_the_sizes_of_its_file() -> Result<()> {
+    fn sizes_are_read_from_a_saved_model() -> Result<()> {
         let path = std::env::temp_dir().join(format!("forebay-plan-{}.safetensors", std::process::id()));
         let header = r#"{"__metadata__":{"format":"pt"},
             "transformer.wte.weight":{"dtype":"F32","shape":[300,128],"data_offsets":[0,153600]},

@@ -11,7 +11,7 @@ fn run_failing(arguments: &[&str], variable: Option<(&str, &str)>) -> std::io::R
 }
 
 #[test]
-fn variables_that_cannot_be_understood_end_every_what_if() -> std::io::Result<()> {
+fn invalid_variables_end_every_command() -> std::io::Result<()> {
     let wrong = [
         ("FOREBAY_ALLOC_CONF", "nonsense:1", "unrecognized key `nonsense`"),
         ("FOREBAY_ALLOC_CONF_NULL_0", "max_memory_mb:x", "expected a whole number"),
@@ -30,7 +30,7 @@ fn variables_that_cannot_be_understood_end_every_what_if() -> std::io::Result<()
 }
 
 #[test]
-fn a_report_of_another_kind_of_file_says_what_it_is() -> std::io::Result<()> {
+fn a_report_of_another_file_names_its_kind() -> std::io::Result<()> {
     let folder = std::env::temp_dir().join(format!("forebay-kinds-{}", std::process::id()));
     std::fs::create_dir_all(&folder)?;
     let path = folder.join("x.pickle");

@@ -80,7 +80,7 @@ mod tests {
     const ODD: [f64; 4] = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -1.0];
 
     #[test]
-    fn every_range_refuses_what_lies_outside_and_says_so() {
+    fn every_range_check_refuses_values_out_of_range() {
         type Check = fn(&'static str, &str, f64) -> Result<()>;
         let all: [(Check, &[f64], &[f64]); 8] = [
             (finite, &[-1.0, 0.0, 1.0], &[f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 1e300]),

@@ -193,7 +193,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_number_outside_a_type_is_compared_as_it_is(number in any::<i64>(), element in any::<i64>(), kind in 0usize..3, op in 0usize..6) {
+        fn scalars_out_of_range_are_compared_mathematically(number in any::<i64>(), element in any::<i64>(), kind in 0usize..3, op in 0usize..6) {
             let (dtype, element) = [(DType::U8, i64::from(element as u8)), (DType::I32, i64::from(element as i32)), (DType::U32, i64::from(element as u32))][kind];
             let op = ["lt", "le", "gt", "ge", "eq", "ne"][op];
             if let Some((other, Scalar::Int(bound))) = Scalar::Int(number).rewrite_comparison(op, dtype) {
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_meet_types() {
+    fn scalars_convert_to_dtypes() {
         for (number, dtype, fit) in [
             (Scalar::Float(255.9), DType::U8, ScalarConversion::Truncated(255)),
             (Scalar::Float(-0.5), DType::U8, ScalarConversion::Truncated(0)),

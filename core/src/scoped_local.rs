@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_there_comes_back() {
+    fn the_previous_value_is_restored() {
         let outer = ScopedGuard::new(&NUMBER, 2);
         {
             let _inner = ScopedGuard::new(&NUMBER, 3);
@@ -209,7 +209,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn guards_dropped_in_any_order_leave_the_innermost_that_lives(
+        fn guards_dropped_in_any_order_leave_the_innermost_live_one(
             steps in prop::collection::vec((any::<bool>(), any::<prop::sample::Index>()), 1..60)
         ) {
             let words = Rc::new(String::new());
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_between_guards_leaves_the_value_of_before() {
+    fn a_panic_between_guards_restores_the_previous_value() {
         let _outer = ScopedGuard::new(&NUMBER, 1);
         let unwound = std::panic::catch_unwind(|| {
             let first = ScopedGuard::new(&NUMBER, 2);

@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_understood_is_named() {
+    fn invalid_values_are_named() {
         let number = |text: &str| {
             let of = parse_value("FOREBAY_FUSION_MIN_BYTES", OsStr::new(text), EXPECTED_BYTES, |text| {
                 text.parse::<u64>().ok()
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_are_none_are_refused() {
+    fn unknown_names_are_refused() {
         let message = checked("FOREBAY_VALIDATOIN", "0");
         assert!(
             message.starts_with(
@@ -226,7 +226,7 @@ mod tests {
 
     /// Checks that the list has every variable named in code or documents, so that no device rejects one.
     #[test]
-    fn the_list_has_every_variable_of_the_repository() -> std::io::Result<()> {
+    fn the_list_contains_every_variable_of_the_repository() -> std::io::Result<()> {
         let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let folders = [
             "backend-cuda",

@@ -14,7 +14,7 @@ fn device() -> Device {
 }
 
 #[test]
-fn memory_returns_after_a_step() -> Result<()> {
+fn memory_is_freed_after_a_step() -> Result<()> {
     let device = device();
     let w = Tensor::ones([64, 64], DType::F32, &device)?.to_leaf()?;
     let mut after = Vec::new();
@@ -31,7 +31,7 @@ fn memory_returns_after_a_step() -> Result<()> {
 }
 
 #[test]
-fn a_second_backward_says_what_happened() -> Result<()> {
+fn a_second_backward_pass_explains_its_error() -> Result<()> {
     let device = device();
     let w = Tensor::ones([1], DType::F32, &device)?.to_leaf()?;
     let y = w.exp()?;
@@ -57,7 +57,7 @@ fn an_operation_without_a_gradient_refuses() -> Result<()> {
 
 /// GELU's gradient in the epilogue of a matrix product saves a pass over memory and allocates no additional byte.
 #[test]
-fn gelus_gradient_is_part_of_a_product_where_a_backend_has_it() -> Result<()> {
+fn the_gradient_of_gelu_is_fused_where_a_backend_supports_it() -> Result<()> {
     let step = |gelu_grad: bool, dtype: DType| -> Result<(u64, u64)> {
         let mut profile = CardProfile::from_card("h100")?;
         profile.library.gelu_grad_epilogue &= gelu_grad;

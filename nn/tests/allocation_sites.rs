@@ -9,7 +9,7 @@ use forebay_nn::nn::{Conv2d, Dropout, Embedding, LayerNorm, Linear, Module, Self
 use forebay_nn::optim::{AdamW, Optimizer};
 
 #[test]
-fn operations_have_the_line_of_the_program() -> Result<()> {
+fn operations_name_the_line_of_the_program() -> Result<()> {
     let device = Device::null(Default::default());
     device.pool().start_recording(10_000);
     device.manual_seed(1);

@@ -117,7 +117,7 @@ proptest! {
 }
 
 #[test]
-fn the_seeds_of_these_tests_are_whole() -> Result<()> {
+fn the_seeds_of_these_tests_are_valid() -> Result<()> {
     let (tensors, strings) = safetensors::from_bytes(&safetensors_file(), &device())?;
     assert_eq!(tensors.keys().collect::<Vec<_>>(), ["a", "b", "c"]);
     assert_eq!((tensors["b"].dtype(), tensors["c"].rank()), (DType::Bool, 0));
@@ -133,7 +133,7 @@ fn safetensors_bytes(header: &str, data: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn a_tensor_of_a_type_that_nobody_has_is_an_error_only_where_it_is_asked_for() -> Result<()> {
+fn a_tensor_of_an_unknown_dtype_is_an_error_only_when_read() -> Result<()> {
     let (device, path) = (device(), temp_path("types"));
     let header = r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F8_E8M0","shape":[2],"data_offsets":[8,10]},"c":{"dtype":"U8","shape":[2],"data_offsets":[10,12]},"d":{"dtype":"NEW_1","shape":[9],"data_offsets":[12,15]}}"#;
     io::write_bytes(&path, safetensors_bytes(header, &[1; 15]))?;
@@ -184,7 +184,7 @@ fn a_huge_sparse_file_is_an_error_and_its_small_tensors_are_read() -> Result<()>
 }
 
 #[test]
-fn what_is_saved_is_loaded_and_replaces_the_old_file() -> Result<()> {
+fn a_saved_file_is_loaded_and_replaces_the_old_one() -> Result<()> {
     let device = device();
     let path = temp_path("save").join("below").join("weights.safetensors");
     let tensors: BTreeMap<String, Tensor> = DType::ALL
@@ -232,7 +232,7 @@ fn a_write_that_fails_leaves_the_old_file() -> std::io::Result<()> {
 }
 
 #[test]
-fn messages_say_what_is_wrong() {
+fn messages_describe_the_error() {
     let message = |bytes: &[u8]| {
         safetensors::from_bytes(bytes, &device()).err().map(|e| e.to_string()).unwrap_or_default()
     };
@@ -276,7 +276,7 @@ fn messages_say_what_is_wrong() {
 
 #[cfg(unix)]
 #[test]
-fn a_link_stays_and_what_is_no_file_is_not_replaced() -> Result<()> {
+fn links_are_kept_and_only_files_are_replaced() -> Result<()> {
     let (file, link) = (temp_path("target"), temp_path("link"));
     let save = |path: &Path| safetensors::save(path, &BTreeMap::new(), &BTreeMap::new());
     save(&file)?;

@@ -100,7 +100,7 @@ fn a_shared_parameter_is_trained_once_and_saved_under_both_names() -> Result<()>
 }
 
 #[test]
-fn an_enum_is_the_variant_at_hand() -> Result<()> {
+fn an_enum_visits_its_variant() -> Result<()> {
     let device = device();
     let own = Head::Own { fc: Linear::new(2, 3, &device)?, r#type: "own".into() };
     assert_eq!(own.state_dict().into_keys().collect::<Vec<_>>(), ["fc.bias", "fc.weight"]);
@@ -159,7 +159,7 @@ fn an_error_names_the_layer() -> Result<()> {
 }
 
 #[test]
-fn a_state_that_does_not_fit_changes_nothing_and_says_all() -> Result<()> {
+fn a_mismatched_state_changes_nothing_and_lists_all_errors() -> Result<()> {
     let device = device();
     let net = Sequential::new().add(Linear::new(2, 3, &device)?).add_fn(Tensor::relu);
     let mut state = net.state_dict();
@@ -197,7 +197,7 @@ fn parameters_and_states_are_tagged() -> Result<()> {
 }
 
 #[test]
-fn steps_keep_no_memory() -> Result<()> {
+fn steps_leak_no_memory() -> Result<()> {
     let device = device();
     let w = Linear::new(64, 64, &device)?;
     type OptimizerCtor = fn(Vec<Tensor>) -> Box<dyn Optimizer>;
@@ -224,7 +224,7 @@ fn steps_keep_no_memory() -> Result<()> {
 }
 
 #[test]
-fn doubles_are_refused_with_a_reason() -> Result<()> {
+fn f64_is_refused_with_a_reason() -> Result<()> {
     let device = device();
     let p = Tensor::ones([4], DType::F64, &device)?.to_leaf()?;
     let error = Sgd::new(vec![p], 0.1).step().expect_err("no f64");
@@ -251,7 +251,7 @@ fn modes_reach_every_layer() -> Result<()> {
 }
 
 #[test]
-fn a_sequence_is_asked_for_by_the_line_that_called_it() -> Result<()> {
+fn a_sequence_allocates_at_the_line_of_its_caller() -> Result<()> {
     let device = device();
     let net = Sequential::new().add(Linear::new(8, 8, &device)?).add_fn(Tensor::tanh);
     let x = Tensor::zeros([2, 8], DType::F32, &device)?;
@@ -270,7 +270,7 @@ fn a_sequence_is_asked_for_by_the_line_that_called_it() -> Result<()> {
 }
 
 #[test]
-fn sizes_that_no_model_has_are_errors_before_anything_is_made() -> Result<()> {
+fn invalid_sizes_are_errors_before_any_allocation() -> Result<()> {
     let device = device();
     let before = device.memory().allocated();
     let options = |num_layers| RecurrentOptions { num_layers, ..RecurrentOptions::default() };
@@ -318,7 +318,7 @@ fn sizes_that_no_model_has_are_errors_before_anything_is_made() -> Result<()> {
 }
 
 #[test]
-fn sequences_nest_as_deep_as_is_said() -> Result<()> {
+fn sequences_nest_up_to_the_limit() -> Result<()> {
     let run = || -> Result<()> {
         let device = device();
         let x = Tensor::ones([2, 4], DType::F32, &device)?;

@@ -213,7 +213,7 @@ fn assert_no_races_with(config: &str, work: impl Fn(&Device) -> Result<()>) -> R
 }
 
 #[test]
-fn tensors_that_go_and_come_are_waited_for() -> Result<()> {
+fn offloaded_tensors_are_waited_for() -> Result<()> {
     assert_no_races(|device| {
         let all = (0..6).map(|_| Tensor::ones([1 << 18], DType::F32, device)).collect::<Result<Vec<_>>>()?;
         all.iter().try_for_each(Tensor::offload_)?;
@@ -248,7 +248,7 @@ fn streams_that_share_tensors_and_memory_wait_for_each_other() -> Result<()> {
 /// Threads on their own streams pass tensors to each other. An event that another thread records must not count as
 /// after an operation that has begun but is not enqueued yet.
 #[test]
-fn threads_on_streams_wait_for_what_they_are_handed() -> Result<()> {
+fn threads_on_streams_wait_for_tensors_they_receive() -> Result<()> {
     const THREADS: usize = 4;
     assert_no_races(|device| {
         let shared = Tensor::ones([64, 64], DType::F32, device)?;
@@ -363,7 +363,7 @@ fn chains_that_wait_are_waited_for() -> Result<()> {
 }
 
 #[test]
-fn a_training_step_with_offload_is_in_order() -> Result<()> {
+fn a_training_step_with_offload_is_ordered() -> Result<()> {
     let options = GptOptions { vocabulary: 256, context: 64, layers: 5, heads: 4, width: 64, dropout: 0.1 };
     assert_no_races(|device| {
         let net = Gpt::new(&options, device)?;

@@ -147,7 +147,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn rows_that_would_fit_do(
+    fn rows_that_would_fit_run(
         model in any_model(),
         rows in prop_oneof![2..200usize, (4..13u32).prop_map(|power| 1 << power)],
         parts in 1..4usize,
@@ -159,7 +159,7 @@ proptest! {
 }
 
 #[test]
-fn there_is_advice_where_memory_is_short() -> Result<()> {
+fn out_of_memory_errors_have_advice() -> Result<()> {
     for plain in [false, true] {
         let model = ModelSpec::Layers(vec![1024, 4096, 4096, 1024]);
         let advised =
@@ -214,7 +214,7 @@ impl log::Log for CapturingLogger {
 }
 
 #[test]
-fn a_trainer_goes_straight_to_what_fits() -> Result<()> {
+fn a_trainer_reduces_to_the_rows_that_fit() -> Result<()> {
     log::set_logger(&CapturingLogger).unwrap();
     log::set_max_level(log::LevelFilter::Info);
     let said = || -> Vec<String> {

@@ -201,7 +201,7 @@ fn a_signal_that_the_program_was_started_to_ignore_stays_ignored() {
 }
 
 #[test]
-fn writers_that_are_killed_leave_whole_files_and_little_else() -> std::io::Result<()> {
+fn killed_writers_leave_complete_files() -> std::io::Result<()> {
     let mut folder = tempfile::tempdir()?;
     let file = folder.path().join("run.safetensors");
     for turn in 0..10 {

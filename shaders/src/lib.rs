@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_kernel_writes_is_read_from_its_declarations() {
+    fn written_bindings_are_read_from_declarations() {
         let wgsl = "
             @group(0) @binding(0) var<storage, read> a: array<f32>;
             @binding(3u) @group(0) var<storage,read_write> b: array<f32>;

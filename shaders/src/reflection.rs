@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_module_says_what_it_declares() {
+    fn a_module_lists_its_declarations() {
         let wgsl = "
             struct Params { n: u32, scale: f32, at: vec3<u32> }
             @group(0) @binding(1) var<storage, read_write> y: array<vec2<f32>>;

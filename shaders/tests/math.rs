@@ -25,7 +25,7 @@ fn texts(names: &[&str]) -> String {
 }
 
 #[test]
-fn every_file_is_valid_with_exactly_what_it_says_it_needs() {
+fn every_file_is_valid_with_exactly_its_listed_needs() {
     assert!(math_files().count() >= 11);
     for (file, text) in math_files() {
         let mut names = declared_needs(text);
@@ -55,7 +55,7 @@ fn every_file_is_valid_with_exactly_what_it_says_it_needs() {
 }
 
 #[test]
-fn files_pass_the_preprocessor_unchanged_and_do_not_clash() {
+fn files_pass_the_preprocessor_unchanged_and_have_no_conflicts() {
     let mut names = BTreeSet::new();
     for (file, text) in math_files() {
         for tag in ["{{", "{%", "{#"] {
@@ -69,7 +69,7 @@ fn files_pass_the_preprocessor_unchanged_and_do_not_clash() {
 }
 
 #[test]
-fn accuracy_does_not_hang_on_a_drivers_functions() {
+fn accuracy_does_not_depend_on_a_drivers_functions() {
     // Builtins whose results differ between drivers, or that request a fused operation that may not be fused.
     let banned = [
         "exp",

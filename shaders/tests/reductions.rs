@@ -313,7 +313,7 @@ fn cross_entropy() {
 }
 
 #[test]
-fn rows_of_tables_and_what_losses_need() {
+fn embedding_rows_and_losses() {
     for index in ["i64w", "i32", "u32"] {
         for (g, out, width) in [("f32", "f32", 4usize), ("bf16", "f32", 1), ("f16", "f32", 4)] {
             let spec = KernelSpec::new("embedding_grad").def("index", index).def("g", g);

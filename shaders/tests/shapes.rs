@@ -25,7 +25,7 @@ fn resampling() {
 }
 
 #[test]
-fn sums_of_what_views_repeat() {
+fn sums_of_repeated_elements() {
     for rank in 1..=8usize {
         for dtype in ["f32", "f16", "bf16", "f64"] {
             render_valid(&KernelSpec::new("as_strided_grad").def("dtype", dtype).def("rank", rank));

@@ -70,7 +70,7 @@ mod tests {
     use super::{SASS_ARCH, count_waiting_kernels};
 
     #[test]
-    fn what_is_only_read_is_read_behind_the_wait() {
+    fn read_only_loads_come_after_the_wait() {
         if !nvrtc::is_available() {
             return println!("NVRTC was not found: nothing to look at");
         }
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_that_reads_before_it_waits_is_found() {
+    fn a_kernel_that_reads_before_its_wait_is_detected() {
         if !nvrtc::is_available() {
             return println!("NVRTC was not found: nothing to look at");
         }

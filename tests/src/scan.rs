@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn methods_of_other_types_are_no_operations() {
+    fn methods_of_other_types_are_not_operations() {
         let text = "impl Options {\n    pub fn with(&self) {}\n}\nimpl Tensor {\n    pub fn exp(&self) {}\n}\npub fn cat() {}\n";
         assert_eq!(tensor_operations(text), ["exp", "cat"]);
     }

@@ -104,7 +104,7 @@ fn sums_and_extremes_of_every_form() {
 }
 
 #[test]
-fn running_sums_of_long_rows() {
+fn cumulative_sums_of_long_rows() {
     for device in devices() {
         for (rows, cols) in [(3, 1000), (300, 5), (1, 70_000)] {
             let host = numbers(rows * cols, 2);
@@ -139,7 +139,7 @@ fn softmax(x: &[f64], g: &[f64], cols: usize) -> (Vec<f64>, Vec<f64>) {
 }
 
 #[test]
-fn softmax_of_long_rows_and_of_halves() {
+fn softmax_of_long_rows_and_of_16_bits() {
     for device in devices() {
         for (rows, cols) in [(5, 3000), (300, 8), (4, 1024), (1, 1)] {
             for (dtype, tolerance) in [(DType::F32, F32), (DType::F16, F16)] {
@@ -233,7 +233,7 @@ fn layer_and_batch_norm_of_many_rows() {
 }
 
 #[test]
-fn a_row_of_minus_infinity_is_nan_and_leaves_the_others_alone() {
+fn a_row_of_minus_infinity_is_nan_and_does_not_change_the_others() {
     for device in devices() {
         let low = f32::NEG_INFINITY;
         let x = Tensor::from_slice(&[low, low, 0.0, 0.0], [2, 2], &device).expect("uploads");
@@ -335,7 +335,7 @@ fn cross_entropy_with_weights_smoothing_and_an_ignored_class() {
 }
 
 #[test]
-fn a_label_that_is_no_class_gives_nan() {
+fn an_invalid_label_gives_nan() {
     for device in devices() {
         let x = Tensor::from_slice(&[0.0f32, 1.0, 2.0, 3.0], [2, 2], &device).expect("uploads");
         let goal = Tensor::from_slice(&[2i64, 1], [2], &device).expect("uploads");

@@ -212,7 +212,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn losses_must_be_complete_close_and_finite() {
+    fn losses_must_be_complete_accurate_and_finite() {
         let native = [2.0; STEPS];
         assert!(compare_losses(&[2.0001; STEPS], &native));
         assert!(!compare_losses(&[2.1; STEPS], &native));

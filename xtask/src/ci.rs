@@ -52,7 +52,7 @@ const SWIFTSHADER_ARGS: [&str; 7] = [
     "!op_catalog/",
     "!double_backward/",
     "!plan/",
-    "!convolutions/windows_give_what_gathering_does",
+    "!convolutions/im2col_equals_gathering",
     "!decompositions/eigenvectors_of_every_extent",
     "!reductions/softmax_of_every_length",
 ];

@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_keep_what_was_there() {
+    fn lists_keep_their_previous_entries() {
         let folders = [PathBuf::from("/a"), PathBuf::from("/b")];
         assert_eq!(join_paths(&folders, Some("/old:".into())), OsString::from("/a:/b:/old"));
         assert_eq!(join_paths(&folders, None), OsString::from("/a:/b"));

@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_lists_and_test_code_are_told_apart() {
+    fn paths_lists_and_test_code_are_distinguished() {
         let text = "use crate::memory::{self, Tag};\nuse crate::{autograd::{differentiable, Leaf}, tensor};\n// crate::train\nfn f() { crate::dtype::DType::F32; }\n\
                     #[cfg(test)]\nmod tests {\n use crate::nn::Linear;\n}";
         let found: Vec<String> = imported_modules(text).into_iter().collect();

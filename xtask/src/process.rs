@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_is_watched_to_its_end() -> Result<()> {
+    fn a_program_is_awaited() -> Result<()> {
         let ended =
             run_with_prefix("test", Command::new("sh").args(["-c", "echo one; echo two >&2; exit 3"]))?;
         assert!(!ended.success);
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_is_told_in_one_line() {
+    fn an_error_is_printed_on_one_line() {
         assert_eq!(
             error_summary("W: old\nE: Unable to locate package x\nmore\n"),
             "E: Unable to locate package x"

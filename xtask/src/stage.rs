@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn stages_side_by_side_come_back_in_their_order() {
+    fn parallel_stages_are_reported_in_order() {
         // The first program ends only after the second has started: opening a named pipe waits for both ends.
         let pipe = std::env::temp_dir().join(format!("forebay-xtask-pipe-{}", std::process::id()));
         let made = Command::new("mkfifo").arg(&pipe).status();

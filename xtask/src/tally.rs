@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn a_summary_of_its_own_counts_alone() {
+    fn a_program_with_its_own_summary_is_counted_by_it() {
         let text = "test result: FAILED. 5 passed; 1 failed; 0 ignored\n10 passed, 1 failed, 3 skipped\nbye";
         assert_eq!(
             Tally::parse_output(&lines(text)),
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_a_stage_within_are_no_summaries() {
+    fn lines_of_a_nested_stage_are_no_summaries() {
         let text = "reads | 2 passed, 0 failed\ntest result: ok. 7 passed; 0 failed; 0 ignored";
         assert_eq!(Tally::parse_output(&lines(text)), Some(Tally { passed: 7, ..Tally::default() }));
     }

@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_plain_and_differ() {
+    fn names_are_valid_and_unique() {
         let mut names = NameScope::default();
         assert_eq!(names.unique_name("v_", "int"), "v_int");
         assert_eq!(names.unique_name("v_", "int"), "v_int_1");

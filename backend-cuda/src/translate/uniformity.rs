@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn branches_on_what_all_lanes_share_are_uniform() {
+    fn branches_on_uniform_values_are_uniform() {
         assert_eq!(
             reached_together(&body(
                 "var x = subgroupAdd(id.x);
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn branches_on_what_differs_are_divergent_until_they_meet() {
+    fn branches_on_varying_values_are_divergent_until_they_reconverge() {
         let wgsl = body(
             "var x = 0u;
              if id.x == 0u { x = subgroupAdd(id.x); }
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_are_as_uniform_as_their_calls() {
+    fn functions_are_uniform_if_all_calls_are() {
         let functions = "fn uniform_calls(x: u32) -> u32 { return subgroupAdd(x); }
              fn divergent_calls(x: u32) -> u32 { return subgroupAdd(x); }
              fn branches(x: u32) -> u32 { if x > 1u { return subgroupAdd(x); } return x; }";

@@ -56,7 +56,7 @@ fn commands_run_in_order_while_kernels_are_compiled() {
 
 /// A program may create and drop tensors over its buffers in every frame.
 #[test]
-fn a_segment_that_is_released_takes_only_its_own_bind_groups() {
+fn releasing_a_segment_drops_only_its_bind_groups() {
     for device in devices() {
         let source = source("one", KERNEL);
         let kernel = device.compile(&source).unwrap();

@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_report_says_who_holds_what_and_held_it_at_the_peak() -> Result<()> {
+    fn a_report_lists_holders_now_and_at_the_peak() -> Result<()> {
         const MIB: u64 = 1 << 20;
         let source_limits = SourceLimits { alignment: 256, max_segment: 1 << 30, virtual_memory: None };
         let card = CardProfile { total_bytes: 1 << 30, source_limits, ..CardProfile::default() };

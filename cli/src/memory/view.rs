@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_name_ends_the_script() -> Result<()> {
+    fn names_cannot_end_the_script() -> Result<()> {
         let who =
             AllocationSite { module: "</script><script>alert(1)".to_owned(), ..AllocationSite::default() };
         let page = render_page(&Snapshot { holders: vec![who], ..Snapshot::default() })?;

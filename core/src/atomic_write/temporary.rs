@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn leftovers_without_a_writer_go_and_those_of_live_writers_stay() -> Result<(), FileError> {
+    fn only_temporary_files_of_dead_writers_are_removed() -> Result<(), FileError> {
         let folder = tempfile::tempdir().map_err(|e| FileError::new("tempdir", e.to_string()))?;
         let folder = folder.path();
         let live = create_temporary(folder).expect("a file can be made");
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn many_writers_of_one_path_all_succeed_and_leave_one_whole_file() {
+    fn concurrent_writers_of_one_path_leave_one_complete_file() {
         let folder = tempfile::tempdir().expect("a folder can be made");
         let path = folder.path().join("file");
         std::thread::scope(|scope| {
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_that_fails_or_panics_leaves_nothing() {
+    fn a_failed_write_leaves_no_file() {
         let folder = tempfile::tempdir().expect("a folder can be made");
         let path = folder.path().join("file");
         let error = write_atomic(&path, |_| Err(FileError::new("input", "stopped")));
@@ -216,7 +216,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn permissions_and_links_stay_also_where_a_link_leads_nowhere_yet() -> Result<(), FileError> {
+    fn permissions_and_symbolic_links_are_kept() -> Result<(), FileError> {
         use std::os::unix::fs::{PermissionsExt, symlink};
         let folder = tempfile::tempdir().expect("a folder can be made");
         let (file, link) = (folder.path().join("below/file"), folder.path().join("link"));

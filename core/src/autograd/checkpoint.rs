@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn checkpoints_nest_as_deep_as_is_said_and_fit_a_small_stack() -> Result<()> {
+    fn checkpoints_nest_up_to_the_limit_on_a_small_stack() -> Result<()> {
         let run = || -> Result<()> {
             let device = Device::null(Default::default());
             let x = Tensor::ones([2], DType::F32, &device)?.to_leaf()?;

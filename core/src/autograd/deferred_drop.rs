@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn histories_are_dropped_where_a_thread_ends() {
+    fn histories_are_dropped_when_a_thread_ends() {
         let work = || {
             let device = Device::null(Default::default());
             let mut t = Tensor::ones([1], DType::F32, &device)?.to_leaf()?;
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_destructor_that_panics_loses_nothing_else() {
+    fn a_panicking_destructor_leaks_nothing_else() {
         struct Bomb;
         impl Drop for Bomb {
             fn drop(&mut self) {

@@ -644,7 +644,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn guards_may_go_in_any_order() {
+    fn guards_may_be_dropped_in_any_order() {
         let stopped = no_grad();
         let again = enable_grad();
         drop(stopped);

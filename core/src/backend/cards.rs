@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_card_has_room_and_an_unknown_one_is_named() -> Result<()> {
+    fn every_card_has_memory_and_an_unknown_one_is_an_error() -> Result<()> {
         for name in CARDS {
             let card = CardProfile::from_card(name)?;
             assert!(card.available_bytes() > 7 * GIB && card.available_bytes() < card.total_bytes, "{name}");

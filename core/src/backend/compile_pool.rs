@@ -121,7 +121,7 @@ mod tests {
     use super::start_compile;
 
     #[test]
-    fn compiled_code_reaches_everyone_who_waits() {
+    fn compiled_code_reaches_all_waiting_threads() {
         let (go, wait) = channel::<()>();
         let slow = start_compile(move || {
             let _ = wait.recv();

@@ -700,7 +700,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dry_run_holds_what_a_device_that_fuses_holds() -> Result<()> {
+    fn a_dry_run_has_the_memory_of_a_device_that_fuses() -> Result<()> {
         let profile = crate::backend::null::CardProfile::default();
         let dry = bytes(&Device::null(profile.clone()), None)?;
         let real = bytes(&Device::null(profile.clone()), default_fusion_min_bytes())?;

@@ -471,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_may_have_settings_of_its_own() -> Result<()> {
+    fn settings_can_be_specific_to_a_device() -> Result<()> {
         let get = |name: &str| match name {
             "FOREBAY_ALLOC_CONF" => Some("max_memory_mb:7,growth_slack:0.5".to_owned()),
             "FOREBAY_ALLOC_CONF_CUDA_1" => Some("max_memory_mb:9".to_owned()),
@@ -491,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_named() {
+    fn invalid_settings_are_named() {
         insta::assert_snapshot!(message("max_split_mb:3"), @"unrecognized key `max_split_mb`; valid keys are backend, compaction, expandable_segments, fit, garbage_collection_threshold, growth_slack, large_segment_size_mb, max_memory_mb, max_non_split_rounding_mb, max_process_memory_mb, max_split_size_mb, per_process_memory_fraction, release_before_growth, roundup_power2_divisions, small_size_kb, throw_on_cudamalloc_oom");
         insta::assert_snapshot!(message("expandable_segments:true"), @"`expandable_segments:true`: expected True or False");
         insta::assert_snapshot!(message("max_split_size_mb:-1"), @"`max_split_size_mb:-1`: expected a whole number from 1 to 8589934592");
@@ -506,7 +506,7 @@ mod tests {
 
     /// Every key, at the ends of its range and outside of it.
     #[test]
-    fn each_range_is_kept() -> Result<()> {
+    fn each_range_is_checked() -> Result<()> {
         let sizes = [
             ("max_non_split_rounding_mb", MAX_MEMORY_BYTES / MIB),
             ("large_segment_size_mb", MAX_MEMORY_BYTES / MIB),
@@ -565,7 +565,7 @@ mod tests {
     }
 
     #[test]
-    fn rounding_is_pytorchs() -> Result<()> {
+    fn rounding_matches_pytorch() -> Result<()> {
         let plain = Config::default();
         for (bytes, rounded) in [(0, 512), (1, 512), (512, 512), (513, 1024), (1200, 1536)] {
             assert_eq!(plain.round_size(bytes, 512), rounded, "{bytes}");

@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kinds_are_told_by_their_first_bytes() {
+    fn kinds_are_detected_by_their_first_bytes() {
         let of = |head: &[u8]| describe(head).unwrap_or("nothing");
         assert!(of(b"\x80\x02}(").contains("pickle"));
         assert!(of(b"\x80\x04\x95").contains("pickle"));

@@ -256,7 +256,7 @@ mod tests {
     proptest! {
         /// Addresses are unique. Many or large blocks exceed the keys and use the fallback.
         #[test]
-        fn what_fits_is_what_an_ordered_set_finds(
+        fn fits_equal_those_of_an_ordered_set(
             scale in prop::sample::select(vec![512, 512 << 20]),
             room in prop::sample::select(vec![50, 700]),
             ops in prop::collection::vec((0_u64..5, 1_u64..300, 0_u64..700), 1..600),

@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_again_and_again_is_held() {
+    fn repeated_growth_is_held() {
         let mut rest = GrowthHysteresis::default();
         for step in 1..=3 {
             rest.record_growth(step * 10 * GIB + 5, of(100), 2 * GIB);
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_at_any_time_is_not() {
+    fn irregular_growth_is_not_held() {
         let mut rest = GrowthHysteresis::default();
         let mut allocated = 0;
         for step in 0..1000_u64 {
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_a_bound() {
+    fn hysteresis_is_bounded() {
         let mut rest = GrowthHysteresis::default();
         (1..=16).for_each(|step| rest.record_growth(step * GIB, of(512), u64::MAX));
         assert_eq!(rest.allowed_reserved(36 * GIB), 37 * GIB);

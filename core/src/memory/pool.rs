@@ -448,7 +448,7 @@ mod tests {
     use crate::memory::tests::fake_source::FakeSource;
 
     #[test]
-    fn blocks_are_reused_merged_and_given_back() -> Result<()> {
+    fn blocks_are_reused_merged_and_released() -> Result<()> {
         let source = Arc::new(FakeSource::plain(1 << 30));
         let pool = Pool::new(source.clone(), Config::default());
         let a = pool.alloc(Request::new(1000))?;

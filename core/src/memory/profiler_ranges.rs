@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn scopes_are_ranges_in_order_while_somebody_listens() {
+    fn scopes_are_ranges_in_order_while_a_listener_is_set() {
         let device = Device::null(Default::default());
         let record: &'static RangeLog =
             Box::leak(Box::new(RangeLog(std::thread::current().id(), Mutex::default())));

@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn scopes_dropped_out_of_order_keep_what_the_others_set() {
+    fn scopes_dropped_out_of_order_keep_the_values_of_the_others() {
         let parameter = enter_tag(Tag::Parameter);
         let net = enter_module("ordered");
         let gradient = enter_tag(Tag::Gradient);

@@ -52,17 +52,17 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 16, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn plain_segments_keep_what_they_hold(bits in prop::collection::vec(any::<u64>(), 160..240)) {
+    fn plain_segments_keep_contents(bits in prop::collection::vec(any::<u64>(), 160..240)) {
         against_model(false, "", &bits)?;
     }
 
     #[test]
-    fn virtual_memory_keeps_what_it_holds(bits in prop::collection::vec(any::<u64>(), 160..240)) {
+    fn virtual_memory_keeps_contents(bits in prop::collection::vec(any::<u64>(), 160..240)) {
         against_model(true, "", &bits)?;
     }
 
     #[test]
-    fn pytorchs_rules_keep_what_they_hold(bits in prop::collection::vec(any::<u64>(), 160..240)) {
+    fn pytorchs_rules_keep_contents(bits in prop::collection::vec(any::<u64>(), 160..240)) {
         let text = "max_split_size_mb:5,large_segment_size_mb:4,max_non_split_rounding_mb:2,\
                     release_before_growth:False,small_size_kb:1024,fit:best,max_memory_mb:48,\
                     garbage_collection_threshold:0.5";
@@ -70,12 +70,12 @@ proptest! {
     }
 
     #[test]
-    fn blocks_that_move_keep_what_they_hold(bits in prop::collection::vec(any::<u64>(), 160..240)) {
+    fn blocks_that_move_keep_their_contents(bits in prop::collection::vec(any::<u64>(), 160..240)) {
         against_model(false, "max_memory_mb:24,large_segment_size_mb:2", &bits)?;
     }
 
     #[test]
-    fn a_cap_is_kept(bits in prop::collection::vec(any::<u64>(), 160..240)) {
+    fn a_limit_is_enforced(bits in prop::collection::vec(any::<u64>(), 160..240)) {
         against_model(true, "max_memory_mb:24,large_segment_size_mb:2,roundup_power2_divisions:8", &bits)?;
     }
 }
@@ -102,7 +102,7 @@ fn expect_oom_message(result: Result<Block>) -> String {
 }
 
 #[test]
-fn rung_poll_finds_what_the_device_has_passed() -> Result<()> {
+fn slow_path_polls_fences() -> Result<()> {
     let (pool, source) = plain_pool(64, "")?;
     source.set_manual_fences();
     let block = alloc_mib(&pool, 32)?;
@@ -123,7 +123,7 @@ fn rung_poll_finds_what_the_device_has_passed() -> Result<()> {
 }
 
 #[test]
-fn rung_callbacks_may_free() -> Result<()> {
+fn slow_path_callbacks_may_free() -> Result<()> {
     let (pool, source) = plain_pool(64, "")?;
     let cached = std::sync::Mutex::new(Some(alloc_mib(&pool, 40)?));
     let (asked, handle) = (Arc::new(AtomicU64::new(0)), pool.clone());
@@ -142,7 +142,7 @@ fn rung_callbacks_may_free() -> Result<()> {
 }
 
 #[test]
-fn rung_collect_gives_back_what_was_idle_for_long() -> Result<()> {
+fn slow_path_releases_memory_that_was_idle_for_long() -> Result<()> {
     let text = "max_memory_mb:100,garbage_collection_threshold:0.5,release_before_growth:False";
     let (pool, source) = plain_pool(200, text)?;
     let (old, new) = (alloc_mib(&pool, 20)?, alloc_mib(&pool, 40)?);
@@ -170,7 +170,7 @@ fn split_between_streams(source: &Arc<FakeSource>) -> Result<(Pool, [Block; 2])>
 }
 
 #[test]
-fn idle_memory_moves_to_where_it_is_missing() -> Result<()> {
+fn idle_memory_is_remapped_for_requests() -> Result<()> {
     let mut stats = Vec::new();
     for held_back in [false, true] {
         let source = Arc::new(FakeSource::paged(1 << 30));
@@ -203,7 +203,7 @@ fn idle_memory_moves_to_where_it_is_missing() -> Result<()> {
 }
 
 #[test]
-fn what_nobody_has_had_moves_without_waiting() -> Result<()> {
+fn never_used_memory_moves_without_waiting() -> Result<()> {
     for used in [false, true] {
         let source = Arc::new(FakeSource::paged(1 << 30));
         source.set_manual_fences();
@@ -252,7 +252,7 @@ fn a_move_that_fails_loses_no_memory() -> Result<()> {
 }
 
 #[test]
-fn rung_reclaim_keeps_to_what_was_needed() -> Result<()> {
+fn slow_path_reclaims_only_what_is_needed() -> Result<()> {
     for paged in [false, true] {
         let source = Arc::new(if paged { FakeSource::paged(1 << 30) } else { FakeSource::plain(1 << 30) });
         let pool = Pool::new(source.clone(), Config::default());
@@ -271,7 +271,7 @@ fn rung_reclaim_keeps_to_what_was_needed() -> Result<()> {
 }
 
 #[test]
-fn rung_grow_takes_less_where_a_whole_segment_does_not_fit() -> Result<()> {
+fn slow_path_grows_by_less_than_a_segment() -> Result<()> {
     for paged in [false, true] {
         let source = Arc::new(if paged { FakeSource::paged(8 * MIB) } else { FakeSource::plain(8 * MIB) });
         let pool = Pool::new(source.clone(), Config::default());
@@ -284,7 +284,7 @@ fn rung_grow_takes_less_where_a_whole_segment_does_not_fit() -> Result<()> {
 }
 
 #[test]
-fn rung_wait_waits_for_pending_frees() -> Result<()> {
+fn slow_path_waits_for_pending_frees() -> Result<()> {
     let (pool, source) = plain_pool(64, "")?;
     source.set_manual_fences();
     let block = alloc_mib(&pool, 40)?;
@@ -320,7 +320,7 @@ fn pytorch_189504_a_block_freed_by_waiting_is_found_though_its_segment_is_split(
 }
 
 #[test]
-fn rung_release_gives_back_all_that_is_idle() -> Result<()> {
+fn slow_path_releases_all_idle_memory() -> Result<()> {
     let (pool, source) = plain_pool(64, "release_before_growth:False")?;
     let (a, b, pinned) = (alloc_mib(&pool, 20)?, alloc_mib(&pool, 20)?, alloc_mib(&pool, 20)?);
     pool.free(a);
@@ -337,7 +337,7 @@ fn rung_release_gives_back_all_that_is_idle() -> Result<()> {
 }
 
 #[test]
-fn a_full_device_is_an_error_and_the_pool_goes_on() -> Result<()> {
+fn a_full_device_is_an_error_and_the_pool_recovers() -> Result<()> {
     let (pool, _source) = plain_pool(64, "")?;
     let block = alloc_mib(&pool, 60)?;
     assert!(alloc_mib(&pool, 10).is_err_and(|e| e.is_out_of_memory()));
@@ -348,7 +348,7 @@ fn a_full_device_is_an_error_and_the_pool_goes_on() -> Result<()> {
 }
 
 #[test]
-fn fail_fast_skips_the_rest_of_the_ladder() -> Result<()> {
+fn fail_fast_skips_the_slow_path() -> Result<()> {
     let (pool, _source) = plain_pool(64, "release_before_growth:False,throw_on_cudamalloc_oom:True")?;
     pool.free(alloc_mib(&pool, 40)?);
     assert!(alloc_mib(&pool, 50).is_err());
@@ -357,7 +357,7 @@ fn fail_fast_skips_the_rest_of_the_ladder() -> Result<()> {
 }
 
 #[test]
-fn a_lost_device_is_not_a_full_one() -> Result<()> {
+fn a_lost_device_is_not_an_out_of_memory_error() -> Result<()> {
     let (pool, source) = plain_pool(64, "")?;
     source.fail_nth_call(0, SourceError::DeviceLost("reset".to_owned()));
     assert!(matches!(alloc_mib(&pool, 1), Err(Error::Driver(SourceError::DeviceLost(_)))));
@@ -370,7 +370,7 @@ fn a_lost_device_is_not_a_full_one() -> Result<()> {
 }
 
 #[test]
-fn without_addresses_the_pool_goes_on_with_plain_segments() -> Result<()> {
+fn without_address_space_the_pool_uses_plain_segments() -> Result<()> {
     let source = Arc::new(FakeSource::paged(64 * MIB));
     let pool = Pool::new(source.clone(), Config::default());
     assert!(pool.stats().expandable_segments);
@@ -413,7 +413,7 @@ fn trim_does_not_wait_and_empty_cache_does() -> Result<()> {
 }
 
 #[test]
-fn limits_bound_what_is_held() -> Result<()> {
+fn limits_bound_reserved_memory() -> Result<()> {
     let (pool, source) = plain_pool(100, "per_process_memory_fraction:0.5")?;
     assert_eq!(pool.limit(), Some(50 * MIB));
     assert!(alloc_mib(&pool, 51).is_err());
@@ -481,7 +481,7 @@ fn large_idle_segments_are_split_last() -> Result<()> {
 }
 
 #[test]
-fn oversize_blocks_stay_whole() -> Result<()> {
+fn oversize_blocks_are_not_split() -> Result<()> {
     let (pool, source) =
         plain_pool(400, "max_split_size_mb:50,large_segment_size_mb:20,release_before_growth:False")?;
     pool.free(alloc_mib(&pool, 100)?);
@@ -522,7 +522,7 @@ fn messages_name_other_processes() -> Result<()> {
 }
 
 #[test]
-fn messages_say_who_holds_what_and_what_to_do() -> Result<()> {
+fn messages_list_holders_and_advice() -> Result<()> {
     let (pool, source) = plain_pool(1024, "")?;
     let pool = pool.with_device_name("wgpu:0 llvmpipe");
     source.set_manual_fences();

@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn events_are_read_and_places_reused() -> Result<(), TraceError> {
+    fn events_are_read_and_slots_reused() -> Result<(), TraceError> {
         let trace = read(&format!("{HEADER}\na 7 100 0\na 8 50 1\nf 7\na 9 10 0"))?;
         let alloc = |place, bytes, queue| TraceEvent::Alloc { place, bytes, queue };
         let expected = [alloc(0, 100, 0), alloc(1, 50, 1), TraceEvent::Free { place: 0 }, alloc(0, 10, 0)];

@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn places_of_shortened_dimensions() {
+    fn indices_of_summarized_dimensions() {
         assert_eq!(printed_offsets(&[8]), [0, 1, 2, 5, 6, 7]);
         assert_eq!(printed_offsets(&[2, 7]), [0, 1, 2, 4, 5, 6, 7, 8, 9, 11, 12, 13]);
         assert_eq!(printed_offsets(&[]), [0]);

@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn every_byte_comes_back() {
+    fn every_byte_round_trips() {
         for dtype in DType::STORAGE_ONLY {
             for byte in 0..=255u8 {
                 let value = to_f32(dtype, byte);
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_go_to_the_nearest_and_ties_to_even() {
+    fn values_round_to_nearest_and_ties_to_even() {
         for dtype in DType::STORAGE_ONLY {
             let all: Vec<(u8, f32)> = finite(dtype).collect();
             assert!(all.windows(2).all(|pair| pair[0].1 < pair[1].1));
@@ -106,7 +106,7 @@ mod tests {
 
     /// Computed by PyTorch 2.15: `torch.tensor(values).to(torch.float8_e4m3fn).view(torch.uint8)`.
     #[test]
-    fn what_is_too_large_is_as_in_pytorch() {
+    fn values_that_are_too_large_round_as_in_pytorch() {
         let values = [448.0, 464.0, 464.1, 480.0, 1e9, f32::INFINITY, f32::NAN, 1e-38, 2f32.powi(-10), 0.3];
         let bytes = |dtype| values.map(|value| from_f32(dtype, value));
         assert_eq!(bytes(DType::F8E4M3), [0x7e, 0x7e, 0x7e, 0x7e, 0x7e, 0x7e, 0x7f, 0, 0, 0x2a]);

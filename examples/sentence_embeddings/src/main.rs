@@ -146,7 +146,7 @@ mod tests {
     const REFERENCE: &str = include_str!("../../../tests/minilm/tokens.json");
 
     #[test]
-    fn the_tokenizer_makes_the_tokens_that_are_expected() -> Result<()> {
+    fn the_tokenizer_makes_the_expected_tokens() -> Result<()> {
         let named = std::env::var_os("FOREBAY_MINILM").map(PathBuf::from);
         let folder = match model_dir(named) {
             Ok(folder) => folder,

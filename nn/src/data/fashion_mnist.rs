@@ -184,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_shipped_part_is_whole_and_normalised() -> Result<()> {
+    fn the_included_part_is_complete_and_normalised() -> Result<()> {
         // Loads the embedded subset only, which is available to every program.
         let train = FashionMnist::load_embedded("train")?.with_image_shape();
         let test = FashionMnist::load_embedded("t10k")?;

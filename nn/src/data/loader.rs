@@ -607,21 +607,21 @@ mod tests {
     }
 
     #[test]
-    fn the_order_of_a_seed_is_fixed_for_all_time() {
+    fn the_order_of_a_seed_never_changes() {
         // Checkpoints of earlier releases resume with the same batches.
         let all = hosts(&DataLoader::new(Numbers(10)).shuffle(42).batches(10));
         assert_eq!(all, [[0, 6, 9, 1, 5, 7, 8, 2, 4, 3]]);
     }
 
     #[test]
-    fn without_a_seed_in_order_and_the_incomplete_batch_can_be_left_out() {
+    fn without_a_seed_samples_are_in_order_and_drop_last_works() {
         let loader = DataLoader::new(Numbers(5)).batches(2);
         assert_eq!(hosts(&loader), [vec![0, 1], vec![2, 3], vec![4]]);
         assert_eq!(hosts(&loader.drop_last()), [vec![0, 1], vec![2, 3]]);
     }
 
     #[test]
-    fn the_last_cursor_and_random_offset_are_no_overflow() -> Result<()> {
+    fn the_last_cursor_and_random_offset_do_not_overflow() -> Result<()> {
         let last = LoaderCursor { epoch: u64::MAX, batch: u64::MAX };
         assert_eq!(last.advance(3), LoaderCursor { epoch: u64::MAX, batch: 0 });
         assert!(hosts(&DataLoader::new(Numbers(5)).batches(2).start_at(last)).is_empty());
@@ -633,7 +633,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cursor_goes_on_where_another_loader_stood() -> Result<()> {
+    fn a_cursor_continues_where_another_loader_stopped() -> Result<()> {
         let loader = DataLoader::new(Numbers(10)).shuffle(1).batches(3).epochs(3);
         let all = hosts(&loader);
         let mut batches = loader.prefetch(&device());
@@ -659,7 +659,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failing_or_panicking_data_set_is_an_error_and_then_the_end() {
+    fn a_failing_or_panicking_data_set_ends_the_iteration_with_an_error() {
         for (first, message) in [(10, "unlucky"), (650, "a data set that panics")] {
             let loader = DataLoader::new(Numbers(700)).start_at(LoaderCursor { epoch: 0, batch: first });
             let mut batches = loader.prefetch(&device());
@@ -697,7 +697,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_a_data_set_does_wrong_is_an_error_that_names_it() {
+    fn errors_name_the_mistake_of_a_data_set() {
         type Length = fn(usize, &str) -> usize;
         let cases: [(Length, usize, &str); 7] = [
             (|_, at| if at == "len" { panic!("lost") } else { 4 }, 0, "`len` panicked: lost"),
@@ -733,7 +733,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cursor_from_anywhere_is_no_panic() {
+    fn any_cursor_is_handled_without_a_panic() {
         for (epoch, batch) in [(u64::MAX, 0), (0, u64::MAX), (u64::MAX, u64::MAX), (u64::MAX - 1, 4)] {
             for epochs in [None, Some(3)] {
                 let loader = DataLoader { epochs, ..DataLoader::new(Numbers(5)) }.shuffle(1);
@@ -747,7 +747,7 @@ mod tests {
     }
 
     #[test]
-    fn senseless_sizes_are_errors() {
+    fn invalid_sizes_are_errors() {
         let first = |loader: DataLoader<Numbers>| match loader.prefetch(&device()).next() {
             Some(Err(e)) => e.to_string(),
             other => format!("{other:?}"),

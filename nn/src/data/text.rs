@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_goes_to_numbers_and_back() -> Result<()> {
+    fn text_is_encoded_and_decoded() -> Result<()> {
         let text = Text::new("to be, or not to be");
         assert_eq!(text.vocabulary(), [' ', ',', 'b', 'e', 'n', 'o', 'r', 't']);
         assert_eq!(text.decode(&text.encode("robot, not")?), "robot, not");
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn the_plays_are_there() -> Result<()> {
+    fn the_text_is_complete() -> Result<()> {
         let text = Text::open(Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/shakespeare.txt"))?;
         assert!(text.len() > 1_000_000 && text.vocabulary().len() < 100, "{}", text.len());
         Ok(())

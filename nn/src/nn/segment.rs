@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn cheap_bytes_come_first_and_none_is_dominated() {
+    fn the_front_starts_with_cheap_bytes_and_has_no_dominated_set() {
         let parts = [part(10, 5.0), part(100, 1.0), part(0, 1.0), part(50, 0.5), part(60, 4.0)];
         let sets = pareto_sets(&parts, 64);
         let cost = |set: &[bool]| {

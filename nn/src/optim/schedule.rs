@@ -521,7 +521,7 @@ mod tests {
     }
 
     #[test]
-    fn schedules_have_their_corners() {
+    fn schedules_have_their_breakpoints() {
         let step = StepLr { base_lr: 1.0, step_size: 10, gamma: 0.1 };
         close(step.lr(9), 1.0);
         close(step.lr(10), 0.1);

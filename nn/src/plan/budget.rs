@@ -575,7 +575,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_chosen_runs_in_a_pool_of_the_budget() -> Result<()> {
+    fn the_chosen_config_runs_in_a_pool_of_the_budget() -> Result<()> {
         for card in [CardProfile::from_card("t4")?, CardProfile::from_card("t4")?.with_wgpu_limits()] {
             let Err(Error::BudgetTooSmall { needed, .. }) = plan_on(&card, 1 << 20) else {
                 panic!("1 MiB is enough");
@@ -591,7 +591,7 @@ mod tests {
     }
 
     #[test]
-    fn more_memory_is_never_slower_and_less_is_refused_with_what_would_do() -> Result<()> {
+    fn more_memory_is_never_slower_and_too_little_is_an_error_with_advice() -> Result<()> {
         let needed = match plan(1 << 20) {
             Err(Error::BudgetTooSmall { needed, choice, .. }) => {
                 assert!(choice.contains("of 3 segments computed again"), "{choice}");
@@ -618,7 +618,7 @@ mod tests {
     /// Tests small models of random sizes, on cards with and without virtual memory. Their pool segments
     /// would exceed their needs.
     #[test]
-    fn the_smallest_budget_is_one_that_runs_and_one_granule_less_does_not() -> Result<()> {
+    fn the_smallest_budget_runs_and_one_granule_less_does_not() -> Result<()> {
         use crate::nn::Linear;
         let mut seed = 7u64;
         let mut below = |n: u64| {

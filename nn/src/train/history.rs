@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_history_with_nan_comes_back_from_json_bit_for_bit() -> Result<(), serde_json::Error> {
+    fn a_history_with_nan_round_trips_through_json() -> Result<(), serde_json::Error> {
         let history = History {
             losses: vec![0.1, f32::NAN, f32::INFINITY],
             accuracies: vec![],

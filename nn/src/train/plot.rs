@@ -102,7 +102,7 @@ mod tests {
     use crate::train::MemoryPoint;
 
     #[test]
-    fn curves_are_drawn_whatever_they_hold() -> PlotResult {
+    fn curves_of_any_values_are_drawn() -> PlotResult {
         let memory = |step| MemoryPoint { step, allocated: 1 << 20, reserved: 4 << 20, peak: 3 << 20 };
         let histories = [
             History::default(),

@@ -95,7 +95,7 @@ fn every_public_operation_has_a_record() -> Result<()> {
 }
 
 #[test]
-fn a_record_stands_once() -> Result<()> {
+fn records_are_unique() -> Result<()> {
     let mut seen = BTreeSet::new();
     for case in cases() {
         ensure!(seen.insert(case.name), "{} stands twice", case.name);

@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_exception_is_of_a_call_that_is_made() -> Result<()> {
+    fn every_exception_belongs_to_a_call() -> Result<()> {
         let load = |folder| GoldenSet::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join(folder));
         let (golden, more) = (load("golden")?, load("golden_more")?);
         for e in &golden.exceptions.0 {

@@ -219,7 +219,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_page_of_operators_is_what_there_is() -> Result<()> {
+    fn the_page_of_operators_is_current() -> Result<()> {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         let page = render_page(&GoldenSet::load(&root.join("golden"))?)?;
         let kept = std::fs::read_to_string(root.join("../docs/src/reference/operators.md"))?;

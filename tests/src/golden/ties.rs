@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn places_of_equal_elements_are_as_good_and_others_are_not() {
+    fn indices_of_equal_elements_are_accepted_and_others_are_not() {
         // Columns: 3 1 1 and 2 2 5.
         let input = HostTensor { dtype: DType::U8, shape: vec![3, 2], data: &[3, 2, 1, 2, 1, 5] };
         let sorted = [1.0, 0.0, 2.0, 1.0, 0.0, 2.0];

@@ -21,16 +21,16 @@ use super::tests;
 tests![
     a_captured_tensor_that_changed_is_an_error,
     a_captured_tensor_that_was_replaced_is_an_error,
-    replaced_values_that_are_made_anew_are_no_error,
+    captured_values_recreated_by_each_run_are_allowed,
     a_captured_weight_that_changed_under_autocast_is_an_error,
     captured_tensors_may_change_after_the_backward_pass,
-    a_checkpoint_leaves_statistics_as_a_plain_pass_does,
-    passes_before_a_backward_pass_keep_their_own_singular_vectors,
-    state_that_a_users_module_updates_moves_once,
-    a_second_run_has_the_mode_of_the_first_one,
-    random_numbers_go_on_after_a_second_run_that_fails,
-    draws_of_other_threads_do_not_change_a_second_run,
-    a_seed_inside_a_checkpoint_counts_once,
+    a_checkpoint_updates_statistics_like_a_plain_pass,
+    each_forward_pass_saves_its_own_singular_vectors,
+    state_of_a_custom_module_is_updated_once,
+    recomputation_uses_the_mode_of_the_first_run,
+    the_generator_continues_after_a_failed_recomputation,
+    draws_of_other_threads_do_not_change_recomputation,
+    a_seed_inside_a_checkpoint_is_set_once,
     nested_checkpoints_of_random_depth_match_plain_passes,
 ];
 
@@ -139,7 +139,7 @@ fn a_captured_tensor_that_was_replaced_is_an_error(device: &Device) -> Result<()
     Ok(())
 }
 
-fn replaced_values_that_are_made_anew_are_no_error(device: &Device) -> Result<()> {
+fn captured_values_recreated_by_each_run_are_allowed(device: &Device) -> Result<()> {
     // The body keeps a tensor of its first run, and an input is freed by the program.
     let cache: Arc<Mutex<Option<Tensor>>> = Arc::default();
     let captured = cache.clone();
@@ -277,7 +277,7 @@ fn nested_checkpoints(net: &Arc<Net>, index: &Tensor, depth: usize) -> CoreResul
     checkpoint(&[index], move |x| nested_checkpoints(&net, &x[0], depth - 1))
 }
 
-fn a_checkpoint_leaves_statistics_as_a_plain_pass_does(device: &Device) -> Result<()> {
+fn a_checkpoint_updates_statistics_like_a_plain_pass(device: &Device) -> Result<()> {
     let index = Tensor::from_slice(&[0i32, 1, 2, 3, 4, 5], [2, 3], device)?;
     let run = |depth: usize| -> Result<Net> {
         let net = Arc::new(Net::new(device)?);
@@ -311,7 +311,7 @@ fn a_checkpoint_leaves_statistics_as_a_plain_pass_does(device: &Device) -> Resul
     Ok(())
 }
 
-fn passes_before_a_backward_pass_keep_their_own_singular_vectors(device: &Device) -> Result<()> {
+fn each_forward_pass_saves_its_own_singular_vectors(device: &Device) -> Result<()> {
     let run = |checkpointed: bool| -> Result<Vec<Vec<f64>>> {
         device.manual_seed(3);
         let layer = Arc::new(SpectralNorm::new(Linear::new(3, 3, device)?)?);
@@ -333,7 +333,7 @@ fn passes_before_a_backward_pass_keep_their_own_singular_vectors(device: &Device
     Ok(())
 }
 
-fn state_that_a_users_module_updates_moves_once(device: &Device) -> Result<()> {
+fn state_of_a_custom_module_is_updated_once(device: &Device) -> Result<()> {
     let x = leaf(&[1.0, 2.0], device)?;
     let (seen, sum) = (Tensor::zeros((), DType::F32, device)?, Tensor::zeros([2], DType::F32, device)?);
     let (counts, sums) = (seen.clone(), sum.clone());
@@ -361,7 +361,7 @@ fn state_that_a_users_module_updates_moves_once(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn a_second_run_has_the_mode_of_the_first_one(device: &Device) -> Result<()> {
+fn recomputation_uses_the_mode_of_the_first_run(device: &Device) -> Result<()> {
     let x = Tensor::ones([32], DType::F32, device)?.to_leaf()?;
     for depth in [1, 2] {
         let drop = Arc::new(Dropout::new(0.5));
@@ -382,7 +382,7 @@ fn a_second_run_has_the_mode_of_the_first_one(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn random_numbers_go_on_after_a_second_run_that_fails(device: &Device) -> Result<()> {
+fn the_generator_continues_after_a_failed_recomputation(device: &Device) -> Result<()> {
     for panics in [true, false] {
         device.manual_seed(1);
         let x = leaf(&[1.0, 2.0, 3.0, 4.0], device)?;
@@ -405,7 +405,7 @@ fn random_numbers_go_on_after_a_second_run_that_fails(device: &Device) -> Result
     Ok(())
 }
 
-fn draws_of_other_threads_do_not_change_a_second_run(device: &Device) -> Result<()> {
+fn draws_of_other_threads_do_not_change_recomputation(device: &Device) -> Result<()> {
     let x = Tensor::ones([64], DType::F32, device)?.to_leaf()?;
     let others = device.clone();
     let y = checkpoint(&[&x], move |x| {
@@ -423,7 +423,7 @@ fn draws_of_other_threads_do_not_change_a_second_run(device: &Device) -> Result<
     Ok(())
 }
 
-fn a_seed_inside_a_checkpoint_counts_once(device: &Device) -> Result<()> {
+fn a_seed_inside_a_checkpoint_is_set_once(device: &Device) -> Result<()> {
     let x = Tensor::ones([32], DType::F32, device)?.to_leaf()?;
     let seeded = device.clone();
     let y = checkpoint(&[&x], move |x| {

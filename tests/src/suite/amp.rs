@@ -18,18 +18,18 @@ use super::host_reference::{ensure_close, ensure_same_bits};
 use super::tests;
 
 tests![
-    every_listed_operation_has_its_type,
-    unlisted_operations_keep_their_types,
-    integers_and_explicit_types_stay,
+    listed_operations_run_in_their_dtype,
+    unlisted_operations_keep_the_dtype_of_their_inputs,
+    integers_and_explicit_dtypes_are_not_cast,
     scopes_nest_and_end,
     weights_stay_f32_and_get_f32_gradients,
     a_weight_is_cast_once,
-    casts_do_not_outlive_what_they_are_of,
-    a_loss_of_halves_is_that_of_their_casts,
-    a_checkpoint_runs_again_under_its_autocast,
-    memory_of_casts_is_given_back,
-    copies_of_an_optimiser_are_the_casts,
-    a_graph_keeps_the_copy_that_it_took,
+    cached_casts_do_not_outlive_their_weights,
+    a_loss_of_16_bit_logits_equals_that_of_their_casts,
+    a_checkpoint_recomputes_under_its_autocast,
+    memory_of_cached_casts_is_freed,
+    copies_of_an_optimiser_replace_casts,
+    a_graph_keeps_the_low_precision_copy_that_it_saved,
 ];
 
 const LOW: [DType; 2] = [DType::F16, DType::BF16];
@@ -184,7 +184,7 @@ fn operands(device: &Device) -> Result<(Tensor, Tensor)> {
     Ok((Tensor::from_slice(&values, [4, 4], device)?, Tensor::from_slice(&values[3..7], [4], device)?))
 }
 
-fn every_listed_operation_has_its_type(device: &Device) -> Result<()> {
+fn listed_operations_run_in_their_dtype(device: &Device) -> Result<()> {
     let (m, v) = operands(device)?;
     for policy in CastPolicy::ALL {
         for op in policy.operations() {
@@ -240,7 +240,7 @@ fn every_listed_operation_has_its_type(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn unlisted_operations_keep_their_types(device: &Device) -> Result<()> {
+fn unlisted_operations_keep_the_dtype_of_their_inputs(device: &Device) -> Result<()> {
     let (m, _) = operands(device)?;
     for low in LOW {
         let half = m.to_dtype(low)?;
@@ -272,7 +272,7 @@ fn unlisted_operations_keep_their_types(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn integers_and_explicit_types_stay(device: &Device) -> Result<()> {
+fn integers_and_explicit_dtypes_are_not_cast(device: &Device) -> Result<()> {
     let (m, _) = operands(device)?;
     let _autocast = autocast(DType::F16)?;
     let i = Tensor::ones([4, 4], DType::I32, device)?;
@@ -375,7 +375,7 @@ fn a_weight_is_cast_once(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn casts_do_not_outlive_what_they_are_of(device: &Device) -> Result<()> {
+fn cached_casts_do_not_outlive_their_weights(device: &Device) -> Result<()> {
     let w = Tensor::ones([4, 4], DType::F32, device)?.to_leaf()?;
     let x = Tensor::ones([4, 4], DType::F32, device)?;
     let mut optimizer = Sgd::new(vec![w.clone()], 1.0);
@@ -408,7 +408,7 @@ fn casts_do_not_outlive_what_they_are_of(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn a_loss_of_halves_is_that_of_their_casts(device: &Device) -> Result<()> {
+fn a_loss_of_16_bit_logits_equals_that_of_their_casts(device: &Device) -> Result<()> {
     for low in LOW {
         let logits = Tensor::randn([6, 10], DType::F32, device)?.to_dtype(low)?;
         let classes = Tensor::from_slice(&[1i64, 0, 9, 3, 3, 7], [6], device)?;
@@ -432,7 +432,7 @@ fn tied(x: &Tensor, w: &Tensor) -> CoreResult<Tensor> {
     x.matmul(w)?.gelu()?.dropout(0.25, true)?.matmul(w)
 }
 
-fn a_checkpoint_runs_again_under_its_autocast(device: &Device) -> Result<()> {
+fn a_checkpoint_recomputes_under_its_autocast(device: &Device) -> Result<()> {
     for low in LOW {
         let run = |depth: u32, inside: bool| -> Result<[Tensor; 3]> {
             device.manual_seed(5);
@@ -482,7 +482,7 @@ fn a_checkpoint_runs_again_under_its_autocast(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn memory_of_casts_is_given_back(device: &Device) -> Result<()> {
+fn memory_of_cached_casts_is_freed(device: &Device) -> Result<()> {
     let w = Tensor::ones([64, 64], DType::F32, device)?.to_leaf()?;
     let x = Tensor::ones([1, 64], DType::F32, device)?;
     let before = device.memory().allocated();
@@ -542,7 +542,7 @@ fn steps(
     Ok(seen)
 }
 
-fn copies_of_an_optimiser_are_the_casts(device: &Device) -> Result<()> {
+fn copies_of_an_optimiser_replace_casts(device: &Device) -> Result<()> {
     type OptimizerCtor = fn(Vec<Tensor>, bool) -> Box<dyn Optimizer>;
     let kinds: [OptimizerCtor; 3] = [
         |p, on| Box::new(AdamW::new(p, 0.02).low_precision_copies(on)),
@@ -574,7 +574,7 @@ fn copies_of_an_optimiser_are_the_casts(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn a_graph_keeps_the_copy_that_it_took(device: &Device) -> Result<()> {
+fn a_graph_keeps_the_low_precision_copy_that_it_saved(device: &Device) -> Result<()> {
     let x = Tensor::arange(0.0, 32.0, 1.0, DType::F32, device)?.cos()?.reshape([4, 8])?;
     let mut grads = Vec::new();
     for on in [false, true] {

@@ -21,12 +21,12 @@ use super::tests;
 use crate::catalog;
 
 tests![
-    futures_give_what_blocking_reads_give,
-    a_read_has_the_values_of_its_call,
-    futures_that_nobody_awaits_leave_nothing,
+    futures_equal_blocking_reads,
+    a_read_returns_the_values_at_its_call,
+    dropped_futures_leak_nothing,
     a_fence_and_a_device_can_be_awaited,
-    errors_arrive_at_the_await,
-    only_named_operations_read_back,
+    errors_are_returned_by_the_await,
+    only_listed_operations_read_back,
 ];
 
 /// Operations that return a host value, or a tensor whose shape depends on values.
@@ -69,7 +69,7 @@ pub(super) fn block_on<F: Future>(future: F) -> F::Output {
     }
 }
 
-fn futures_give_what_blocking_reads_give(device: &Device) -> Result<()> {
+fn futures_equal_blocking_reads(device: &Device) -> Result<()> {
     // The second size takes several of the backends' staging buffers.
     for numel in [0, 1, 5, 3 << 20] {
         let x = Tensor::rand([numel], DType::F32, device)?;
@@ -85,7 +85,7 @@ fn futures_give_what_blocking_reads_give(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn a_read_has_the_values_of_its_call(device: &Device) -> Result<()> {
+fn a_read_returns_the_values_at_its_call(device: &Device) -> Result<()> {
     let x = Tensor::zeros([1000], DType::F32, device)?;
     let mut reads = Vec::new();
     for _ in 0..20 {
@@ -101,7 +101,7 @@ fn a_read_has_the_values_of_its_call(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn futures_that_nobody_awaits_leave_nothing(device: &Device) -> Result<()> {
+fn dropped_futures_leak_nothing(device: &Device) -> Result<()> {
     let own = Device::with_config(device.backend().clone(), Config::default());
     for _ in 0..10 {
         let x = Tensor::ones([1 << 16], DType::F32, &own)?;
@@ -131,7 +131,7 @@ fn a_fence_and_a_device_can_be_awaited(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn errors_arrive_at_the_await(device: &Device) -> Result<()> {
+fn errors_are_returned_by_the_await(device: &Device) -> Result<()> {
     let x = Tensor::zeros([2], DType::F32, device)?;
     let wrong = block_on(x.to_vec_async::<i64>()).unwrap_err().to_string();
     ensure!(wrong == x.to_vec::<i64>().unwrap_err().to_string(), "{wrong}");
@@ -142,7 +142,7 @@ fn errors_arrive_at_the_await(device: &Device) -> Result<()> {
 }
 
 /// Runs all operations, their gradients and training steps on a backend whose downloads fail.
-fn only_named_operations_read_back(device: &Device) -> Result<()> {
+fn only_listed_operations_read_back(device: &Device) -> Result<()> {
     let backend = Arc::new(FaultyBackend::new(device.backend().clone()));
     let blind = Device::with_config(backend.clone(), Config::default());
     backend.fail_downloads(true);

@@ -12,22 +12,22 @@ use super::host_reference::ensure_close;
 use super::tests;
 
 tests![
-    attention_is_its_matrix_times_the_values,
-    attention_in_halves_keeps_their_digits,
-    halves_are_masked_and_dropped_as_others,
+    attention_equals_softmax_weights_times_values,
+    attention_in_16_bits_is_accurate,
+    masks_and_dropout_apply_in_16_bits,
     masks_of_every_kind_and_shape,
-    queries_that_see_nothing_get_zeros,
-    one_projection_is_three_views,
-    the_bias_of_a_projection_gets_the_sums_of_its_rows,
-    replays_sum_what_eager_steps_sum,
-    what_lies_around_is_not_read,
-    nothing_of_the_size_of_the_matrix_is_kept,
-    dropped_weights_come_again,
-    dropped_weights_have_their_gradient,
-    the_mean_is_kept_by_every_probability,
-    replays_drop_what_eager_steps_drop,
+    fully_masked_queries_give_zeros,
+    a_packed_projection_equals_three_views,
+    the_bias_gradient_of_a_packed_projection_is_a_sum_of_rows,
+    replays_accumulate_like_eager_steps,
+    memory_around_the_operands_is_not_read,
+    no_attention_matrix_is_saved,
+    dropout_masks_repeat_from_the_same_random_state,
+    gradients_of_dropout_match_the_mask,
+    dropout_keeps_the_mean_at_every_probability,
+    replays_use_the_dropout_masks_of_eager_steps,
     a_mask_may_have_a_gradient,
-    what_attention_refuses,
+    invalid_arguments_of_attention_are_refused,
 ];
 
 /// Returns standard normal values of a shape and type.
@@ -198,14 +198,14 @@ const SHAPES: &[AttentionCase] = &[
     ([1, 1, 1, 9, 12, 130, 4], true, Some([3, 3])),
 ];
 
-fn attention_is_its_matrix_times_the_values(device: &Device) -> Result<()> {
+fn attention_equals_softmax_weights_times_values(device: &Device) -> Result<()> {
     for &shape in SHAPES {
         compare(shape, DType::F32, device, 2e-5).with_context(|| format!("{shape:?}"))?;
     }
     Ok(())
 }
 
-fn attention_in_halves_keeps_their_digits(device: &Device) -> Result<()> {
+fn attention_in_16_bits_is_accurate(device: &Device) -> Result<()> {
     // Results are rounded once; tensor cores also round the weights.
     for (dtype, tolerance) in [(DType::F16, 2.5e-3), (DType::BF16, 2e-2)] {
         // Each shape and type needs its own kernel, so each type runs half of the shapes.
@@ -216,7 +216,7 @@ fn attention_in_halves_keeps_their_digits(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn halves_are_masked_and_dropped_as_others(device: &Device) -> Result<()> {
+fn masks_and_dropout_apply_in_16_bits(device: &Device) -> Result<()> {
     use DType::{BF16, Bool, F16, F32};
     let window = Some([20, 30]);
     let cases: &[(DType, MaskAndDropout<'_>, AttentionCase)] = &[
@@ -299,7 +299,7 @@ fn masks_of_every_kind_and_shape(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn queries_that_see_nothing_get_zeros(device: &Device) -> Result<()> {
+fn fully_masked_queries_give_zeros(device: &Device) -> Result<()> {
     for dtype in [DType::F32, DType::BF16] {
         // The second size has no fused kernel.
         for features in [16, 136] {
@@ -332,7 +332,7 @@ fn queries_that_see_nothing_get_zeros(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn one_projection_is_three_views(device: &Device) -> Result<()> {
+fn a_packed_projection_equals_three_views(device: &Device) -> Result<()> {
     for (dtype, heads, shared, features) in
         [(DType::F32, 3, 3, 16), (DType::F32, 4, 2, 5), (DType::BF16, 4, 2, 64), (DType::F16, 2, 2, 7)]
     {
@@ -363,7 +363,7 @@ fn one_projection_is_three_views(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn the_bias_of_a_projection_gets_the_sums_of_its_rows(device: &Device) -> Result<()> {
+fn the_bias_gradient_of_a_packed_projection_is_a_sum_of_rows(device: &Device) -> Result<()> {
     // The backend's own kernels also compute the bias's gradient, over one block, several, or part of one.
     for (dtype, tolerance, batch, length, heads, shared, features) in [
         (DType::BF16, 2e-2, 2, 41, 4, 2, 64),
@@ -397,7 +397,7 @@ fn the_bias_of_a_projection_gets_the_sums_of_its_rows(device: &Device) -> Result
     Ok(())
 }
 
-fn replays_sum_what_eager_steps_sum(device: &Device) -> Result<()> {
+fn replays_accumulate_like_eager_steps(device: &Device) -> Result<()> {
     let (batch, length, heads, features, dtype) = (2, 70, 2, 64, DType::BF16);
     let width = 3 * heads * features;
     let x = normal(&[batch, length, 16], dtype, device)?;
@@ -425,7 +425,7 @@ fn replays_sum_what_eager_steps_sum(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn what_lies_around_is_not_read(device: &Device) -> Result<()> {
+fn memory_around_the_operands_is_not_read(device: &Device) -> Result<()> {
     for dtype in [DType::F32, DType::BF16] {
         let (rows, features) = (70, 64);
         let x = normal(&[1, 2, rows, features], dtype, device)?;
@@ -447,7 +447,7 @@ fn what_lies_around_is_not_read(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn nothing_of_the_size_of_the_matrix_is_kept(device: &Device) -> Result<()> {
+fn no_attention_matrix_is_saved(device: &Device) -> Result<()> {
     let (length, features) = (512, 64);
     let qkv = normal(&[1, length, 3 * features], DType::F32, device)?.to_leaf()?;
     let before = device.memory().allocated();
@@ -469,7 +469,7 @@ fn nothing_of_the_size_of_the_matrix_is_kept(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn dropped_weights_come_again(device: &Device) -> Result<()> {
+fn dropout_masks_repeat_from_the_same_random_state(device: &Device) -> Result<()> {
     let x = normal(&[2, 40, 3 * 48], DType::F32, device)?;
     let options = AttentionOptions { dropout_p: 0.3, is_causal: true, ..AttentionOptions::default() };
     let state = device.random_state();
@@ -493,7 +493,7 @@ fn dropped_weights_come_again(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn dropped_weights_have_their_gradient(device: &Device) -> Result<()> {
+fn gradients_of_dropout_match_the_mask(device: &Device) -> Result<()> {
     let (heads, queries, keys, p) = (2, 50, 64, 0.25);
     let shape = |rows: usize| [1, heads, rows, 16];
     let inputs = leaves([&shape(queries), &shape(keys), &shape(keys)], device)?;
@@ -510,7 +510,7 @@ fn dropped_weights_have_their_gradient(device: &Device) -> Result<()> {
     same_outcome(&outcome(&inputs, &result, &g)?, &expected, 2e-5)
 }
 
-fn the_mean_is_kept_by_every_probability(device: &Device) -> Result<()> {
+fn dropout_keeps_the_mean_at_every_probability(device: &Device) -> Result<()> {
     // Uniform attention over ones, so that a result is a mean of the dropout factors.
     let (queries, keys) = (256, 4096);
     let mean = |p: f64, dtype: DType| -> Result<(f64, f64)> {
@@ -547,7 +547,7 @@ fn the_mean_is_kept_by_every_probability(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn replays_drop_what_eager_steps_drop(device: &Device) -> Result<()> {
+fn replays_use_the_dropout_masks_of_eager_steps(device: &Device) -> Result<()> {
     let run = |captured: bool| -> Result<Vec<Vec<f64>>> {
         device.manual_seed(5);
         let x = leaf(&normal(&[2, 40, 3 * 64], DType::BF16, device)?)?;
@@ -603,7 +603,7 @@ fn a_mask_may_have_a_gradient(device: &Device) -> Result<()> {
     ensure_close(&got, &wide.grad().context("a gradient")?.to_f64s()?, 1e-5, 1e-5)
 }
 
-fn what_attention_refuses(device: &Device) -> Result<()> {
+fn invalid_arguments_of_attention_are_refused(device: &Device) -> Result<()> {
     let x = Tensor::zeros([1, 3, 4, 8], DType::F32, device)?;
     let mask = Tensor::zeros([4, 4], DType::F32, device)?;
     let plain = AttentionOptions::default();

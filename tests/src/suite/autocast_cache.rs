@@ -18,8 +18,8 @@ use super::tests;
 tests![
     loaded_weights_are_cast_again_in_one_scope,
     weights_written_in_any_way_are_cast_again,
-    a_cast_that_the_program_changes_is_not_kept,
-    a_copy_of_an_optimiser_that_the_program_changes_is_not_kept,
+    a_cast_that_is_changed_in_place_is_not_cached,
+    an_optimiser_copy_that_is_changed_in_place_is_not_used,
 ];
 
 const SIDE: usize = 4;
@@ -129,7 +129,7 @@ fn weights_written_in_any_way_are_cast_again(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn a_cast_that_the_program_changes_is_not_kept(device: &Device) -> Result<()> {
+fn a_cast_that_is_changed_in_place_is_not_cached(device: &Device) -> Result<()> {
     let w = Tensor::ones([SIDE, SIDE], DType::F32, device)?.to_leaf()?;
     let x = Tensor::ones([SIDE, SIDE], DType::F32, device)?;
     let _scope = autocast(DType::BF16)?;
@@ -141,7 +141,7 @@ fn a_cast_that_the_program_changes_is_not_kept(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn a_copy_of_an_optimiser_that_the_program_changes_is_not_kept(device: &Device) -> Result<()> {
+fn an_optimiser_copy_that_is_changed_in_place_is_not_used(device: &Device) -> Result<()> {
     let w = Tensor::ones([SIDE, SIDE], DType::F32, device)?.to_leaf()?;
     let x = Tensor::ones([SIDE, SIDE], DType::F32, device)?;
     let mut optimizer = Adam::new(vec![w.clone()], 0.0);

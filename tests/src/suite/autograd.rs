@@ -20,28 +20,28 @@ use super::host_reference::{ensure_close, ensure_same_bits, ensure_values};
 use super::tests;
 
 tests![
-    diamonds_add_up,
-    repeated_use_adds_up,
-    one_gradient_that_comes_twice_counts_twice,
-    one_leaf_in_several_places_gets_the_gradients_of_all,
-    a_gradient_that_is_read_is_not_the_sum_that_grows,
+    gradients_of_diamond_graphs_accumulate,
+    gradients_of_repeated_use_accumulate,
+    a_gradient_returned_twice_is_added_twice,
+    a_leaf_used_several_times_gets_all_gradients,
+    a_gradient_that_was_read_is_not_accumulated_into,
     gradients_accumulate_in_place,
     no_grad_stops_recording,
-    detach_cuts,
+    detach_stops_gradients,
     frozen_leaves_have_no_gradient,
-    a_graph_is_walked_once,
-    a_retained_graph_is_walked_again,
-    grad_leaves_the_leaves_alone,
-    long_chains_do_not_overflow,
+    a_graph_runs_backward_once,
+    a_retained_graph_runs_backward_again,
+    grad_does_not_change_leaves,
+    long_chains_do_not_overflow_the_stack,
     a_checkpoint_gives_the_same_bits,
     checkpoints_nest,
     a_checkpoint_reaches_captured_parameters,
     grad_goes_through_checkpoints,
-    what_a_checkpoint_captures_is_walked_with_all_else,
-    saved_tensors_are_freed_on_the_way,
+    captured_tensors_of_a_checkpoint_share_the_backward_pass,
+    saved_tensors_are_freed_during_backward,
 ];
 
-fn diamonds_add_up(device: &Device) -> Result<()> {
+fn gradients_of_diamond_graphs_accumulate(device: &Device) -> Result<()> {
     let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0], [3], device)?.to_leaf()?;
     // y = x², z = 3y + y·x, one gradient through four paths: dz/dx = 6x + 3x²
     let y = x.mul(&x)?;
@@ -50,7 +50,7 @@ fn diamonds_add_up(device: &Device) -> Result<()> {
     ensure_values(&x.grad().context("no gradient")?, &[9.0, 24.0, 45.0])
 }
 
-fn repeated_use_adds_up(device: &Device) -> Result<()> {
+fn gradients_of_repeated_use_accumulate(device: &Device) -> Result<()> {
     let x = Tensor::from_slice(&[2.0f32], [1], device)?.to_leaf()?;
     let mut y = x.clone();
     for _ in 0..5 {
@@ -60,7 +60,7 @@ fn repeated_use_adds_up(device: &Device) -> Result<()> {
     ensure_values(&x.grad().context("no gradient")?, &[6.0 * 32.0])
 }
 
-fn one_gradient_that_comes_twice_counts_twice(device: &Device) -> Result<()> {
+fn a_gradient_returned_twice_is_added_twice(device: &Device) -> Result<()> {
     let x = Tensor::ones([3], DType::F32, device)?.to_leaf()?;
     // Both operands receive the same gradient tensor.
     for options in [GradOptions::default(), GradOptions::create_graph()] {
@@ -133,7 +133,7 @@ const PLACES: &[ArgumentOp] = &[
     }),
 ];
 
-fn one_leaf_in_several_places_gets_the_gradients_of_all(device: &Device) -> Result<()> {
+fn a_leaf_used_several_times_gets_all_gradients(device: &Device) -> Result<()> {
     let values: Vec<f32> = (0..16).map(|i| (i * 7 % 16) as f32 * 0.1 - 0.7).collect();
     let leaves = || -> Result<Vec<Tensor>> {
         let leaf = |n: usize, shape: &[usize]| -> Result<Tensor> {
@@ -224,7 +224,7 @@ fn one_leaf_in_several_places_gets_the_gradients_of_all(device: &Device) -> Resu
 }
 
 /// A program may pass a leaf's gradient to an operation or back into the backward pass, so accumulation must copy.
-fn a_gradient_that_is_read_is_not_the_sum_that_grows(device: &Device) -> Result<()> {
+fn a_gradient_that_was_read_is_not_accumulated_into(device: &Device) -> Result<()> {
     let values: Vec<f32> = (0..16).map(|i| (i * 7 % 16) as f32 * 0.1 - 0.7).collect();
     let apart = || Tensor::from_slice(&values, [4, 4], device);
     let run = |x: &Tensor, seed: &Tensor, known: &Tensor| -> Result<Vec<f64>> {
@@ -311,14 +311,14 @@ fn frozen_leaves_have_no_gradient(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn detach_cuts(device: &Device) -> Result<()> {
+fn detach_stops_gradients(device: &Device) -> Result<()> {
     let x = Tensor::full([2], 3.0, DType::F32, device)?.to_leaf()?;
     let y = x.mul(&x.detach())?;
     y.backward_with(&y.ones_like()?)?;
     ensure_values(&x.grad().context("no gradient")?, &[3.0; 2])
 }
 
-fn a_graph_is_walked_once(device: &Device) -> Result<()> {
+fn a_graph_runs_backward_once(device: &Device) -> Result<()> {
     let x = Tensor::ones([1], DType::F32, device)?.to_leaf()?;
     let y = x.exp()?;
     y.backward()?;
@@ -328,7 +328,7 @@ fn a_graph_is_walked_once(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn a_retained_graph_is_walked_again(device: &Device) -> Result<()> {
+fn a_retained_graph_runs_backward_again(device: &Device) -> Result<()> {
     let x = Tensor::full([1], 2.0, DType::F32, device)?.to_leaf()?;
     let y = x.mul(&x)?;
     y.backward_with(GradOptions::retain_graph())?;
@@ -336,7 +336,7 @@ fn a_retained_graph_is_walked_again(device: &Device) -> Result<()> {
     ensure_values(&x.grad().context("no gradient")?, &[8.0])
 }
 
-fn grad_leaves_the_leaves_alone(device: &Device) -> Result<()> {
+fn grad_does_not_change_leaves(device: &Device) -> Result<()> {
     let x = Tensor::full([1], 2.0, DType::F32, device)?.to_leaf()?;
     let other = Tensor::full([1], 2.0, DType::F32, device)?.to_leaf()?;
     let y = x.mul(&x)?;
@@ -346,7 +346,7 @@ fn grad_leaves_the_leaves_alone(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn long_chains_do_not_overflow(device: &Device) -> Result<()> {
+fn long_chains_do_not_overflow_the_stack(device: &Device) -> Result<()> {
     let device = if device.info().software { Device::null(Default::default()) } else { device.clone() };
     let x = Tensor::ones([1], DType::F32, &device)?.to_leaf()?;
     let mut y = x.clone();
@@ -422,7 +422,7 @@ fn a_checkpoint_reaches_captured_parameters(device: &Device) -> Result<()> {
 }
 
 /// Captured results with other uses and hooks have the same gradients, whatever the order of nodes in the graph.
-fn what_a_checkpoint_captures_is_walked_with_all_else(device: &Device) -> Result<()> {
+fn captured_tensors_of_a_checkpoint_share_the_backward_pass(device: &Device) -> Result<()> {
     let values = [0.3f32, -0.7, 1.1];
     // Returns the loss, the captured result, and the number of calls of its hook.
     let build = |x: &Tensor, again: bool| -> Result<(Tensor, Tensor, Arc<AtomicUsize>)> {
@@ -507,7 +507,7 @@ fn grad_goes_through_checkpoints(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn saved_tensors_are_freed_on_the_way(device: &Device) -> Result<()> {
+fn saved_tensors_are_freed_during_backward(device: &Device) -> Result<()> {
     let x = Tensor::ones([1 << 16], DType::F32, device)?.to_leaf()?;
     let seed = Tensor::ones([1 << 16], DType::F32, device)?;
     let before = device.memory().allocated();

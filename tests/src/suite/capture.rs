@@ -23,22 +23,22 @@ use super::host_reference::{SplitMix64, ensure_same_bits};
 use super::{require_dtype, skip, tests};
 
 tests![
-    training_has_the_bits_of_eager_steps,
-    every_optimiser_counts_on,
+    captured_training_is_bitwise_equal_to_eager_steps,
+    step_counts_of_every_optimiser_advance_in_replays,
     steps_that_the_device_skips_are_skipped_in_replays,
-    gradients_stay_and_add_up,
-    dropout_in_a_checkpoint_comes_again,
-    two_steps_of_one_model_take_turns,
-    inputs_of_another_kind_are_refused,
-    what_cannot_be_captured_is_said,
-    memory_is_planned_owned_and_given_back,
-    replays_find_their_memory_whatever_else_happens,
+    gradients_persist_and_accumulate_across_replays,
+    dropout_in_a_checkpoint_is_recomputed_in_replays,
+    two_captured_steps_of_one_model_alternate,
+    inputs_of_another_shape_or_dtype_are_refused,
+    steps_that_cannot_be_captured_are_errors,
+    memory_of_a_captured_step_is_planned_owned_and_freed,
+    memory_of_a_replay_stays_in_place,
     a_profile_names_the_commands_of_a_replay,
-    constants_stay,
+    constants_are_kept_for_replays,
     other_threads_are_not_recorded,
     sixteen_bit_copies_are_never_stale,
-    a_state_that_is_changed_in_place_goes_on,
-    a_gradient_that_the_step_sets_is_there_after_each_replay,
+    a_state_that_is_changed_in_place_carries_over,
+    a_gradient_that_the_step_sets_exists_after_each_replay,
 ];
 
 const STEPS: usize = 6;
@@ -152,7 +152,7 @@ fn replayed(device: &Device, make: &dyn Fn(Vec<Tensor>) -> Box<dyn Optimizer>) -
     Ok((found, offset))
 }
 
-fn training_has_the_bits_of_eager_steps(device: &Device) -> Result<()> {
+fn captured_training_is_bitwise_equal_to_eager_steps(device: &Device) -> Result<()> {
     let make = |parameters| -> Box<dyn Optimizer> { Box::new(AdamW::new(parameters, 0.1)) };
     for least in [None, Some(0)] {
         let device = &Device::with_config(device.backend().clone(), Config::default());
@@ -165,7 +165,7 @@ fn training_has_the_bits_of_eager_steps(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn every_optimiser_counts_on(device: &Device) -> Result<()> {
+fn step_counts_of_every_optimiser_advance_in_replays(device: &Device) -> Result<()> {
     let makes: [&dyn Fn(Vec<Tensor>) -> Box<dyn Optimizer>; 9] = [
         &|p| Box::new(Adagrad::new(p, 0.1).lr_decay(0.1).initial_accumulator_value(0.1)),
         &|p| Box::new(NAdam::new(p, 0.1)),
@@ -236,7 +236,7 @@ fn steps_that_the_device_skips_are_skipped_in_replays(device: &Device) -> Result
     ensure_same_bits_all(&run(true)?, &run(false)?)
 }
 
-fn gradients_stay_and_add_up(device: &Device) -> Result<()> {
+fn gradients_persist_and_accumulate_across_replays(device: &Device) -> Result<()> {
     let run = |captured: bool, clear: bool| -> Result<Vec<Tensor>> {
         let net = TrainingSetup::new(device)?;
         let (x, y) = &net.batches[0];
@@ -281,7 +281,7 @@ fn gradients_stay_and_add_up(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn dropout_in_a_checkpoint_comes_again(device: &Device) -> Result<()> {
+fn dropout_in_a_checkpoint_is_recomputed_in_replays(device: &Device) -> Result<()> {
     let run = |captured: bool| -> Result<Vec<Tensor>> {
         device.manual_seed(5);
         let w = Tensor::randn([16, 16], DType::F32, device)?.to_leaf()?;
@@ -315,7 +315,7 @@ fn dropout_in_a_checkpoint_comes_again(device: &Device) -> Result<()> {
     ensure_same_bits_all(&run(true)?, &run(false)?)
 }
 
-fn two_steps_of_one_model_take_turns(device: &Device) -> Result<()> {
+fn two_captured_steps_of_one_model_alternate(device: &Device) -> Result<()> {
     let run = |captured: bool| -> Result<Vec<Tensor>> {
         let net = TrainingSetup::new(device)?;
         let mut optimizer = AdamW::new(net.parameters(), 0.01);
@@ -346,7 +346,7 @@ fn two_steps_of_one_model_take_turns(device: &Device) -> Result<()> {
     ensure_same_bits_all(&run(true)?, &run(false)?)
 }
 
-fn inputs_of_another_kind_are_refused(device: &Device) -> Result<()> {
+fn inputs_of_another_shape_or_dtype_are_refused(device: &Device) -> Result<()> {
     let x = Tensor::ones([4, 3], DType::F32, device)?;
     let mut step = device.capture_with(&[&x], |t| t[0].mul(2.0)?.add(1.0))?;
     let wide = Tensor::ones([4, 5], DType::F32, device)?;
@@ -367,7 +367,7 @@ fn inputs_of_another_kind_are_refused(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn what_cannot_be_captured_is_said(device: &Device) -> Result<()> {
+fn steps_that_cannot_be_captured_are_errors(device: &Device) -> Result<()> {
     let x = Tensor::ones([16], DType::F32, device)?;
     let refused = |what: &str, step: &mut dyn FnMut() -> CoreResult<Tensor>| -> Result<()> {
         match device.capture(&mut *step) {
@@ -453,7 +453,7 @@ fn what_cannot_be_captured_is_said(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn memory_is_planned_owned_and_given_back(device: &Device) -> Result<()> {
+fn memory_of_a_captured_step_is_planned_owned_and_freed(device: &Device) -> Result<()> {
     let device = &Device::with_config(device.backend().clone(), Config::default());
     let kib = Tensor::full([256 << 10], 0.5, DType::F32, device)?;
     let before = device.memory().allocated();
@@ -487,7 +487,7 @@ fn memory_is_planned_owned_and_given_back(device: &Device) -> Result<()> {
 }
 
 /// Replays work after other operations, with full pools, and after offload between replays.
-fn replays_find_their_memory_whatever_else_happens(device: &Device) -> Result<()> {
+fn memory_of_a_replay_stays_in_place(device: &Device) -> Result<()> {
     let device = &Device::with_config(device.backend().clone(), Config::default());
     let mut numbers = SplitMix64(9);
     let x = Tensor::randn([64, 64], DType::F32, device)?;
@@ -536,7 +536,7 @@ fn a_profile_names_the_commands_of_a_replay(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn constants_stay(device: &Device) -> Result<()> {
+fn constants_are_kept_for_replays(device: &Device) -> Result<()> {
     let x = Tensor::from_slice(&[1_i32, 2, 3, 4], [4], device)?;
     let mut step = device.capture(|| {
         let numbers = Tensor::arange(0.0, 4.0, 1.0, DType::I32, device)?;
@@ -649,7 +649,7 @@ fn sixteen_bit_copies_are_never_stale(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn a_state_that_is_changed_in_place_goes_on(device: &Device) -> Result<()> {
+fn a_state_that_is_changed_in_place_carries_over(device: &Device) -> Result<()> {
     let state = Tensor::zeros([16], DType::F32, device)?;
     let x = Tensor::ones([16], DType::F32, device)?;
     let mut step = device.capture(|| {
@@ -668,7 +668,7 @@ fn a_state_that_is_changed_in_place_goes_on(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn a_gradient_that_the_step_sets_is_there_after_each_replay(device: &Device) -> Result<()> {
+fn a_gradient_that_the_step_sets_exists_after_each_replay(device: &Device) -> Result<()> {
     let w = Tensor::ones([16], DType::F32, device)?.to_leaf()?;
     let x = Tensor::full([16], 3.0, DType::F32, device)?;
     let mut step = device.capture(|| {

@@ -9,7 +9,7 @@ use forebay::tensor::Tensor;
 use super::host_reference::{ensure_close, ensure_values};
 
 super::tests![
-    derivatives_of_neighbours,
+    numerical_gradients_of_samples,
     elements_between_edges_are_counted,
     coordinates_of_linear_indices,
     slices_are_reduced_by_index,
@@ -19,7 +19,7 @@ super::tests![
     samples_in_place_have_their_moments,
 ];
 
-fn derivatives_of_neighbours(device: &Device) -> Result<()> {
+fn numerical_gradients_of_samples(device: &Device) -> Result<()> {
     let x = Tensor::new([[1.0f32, 4.0, 9.0, 7.0], [2.0, 2.0, 3.0, 8.0]], device)?;
     let got = x.gradient(0.5, 1, 1)?;
     ensure_close(&got.to_f64s()?, &[6.0, 8.0, 3.0, -4.0, 0.0, 1.0, 6.0, 10.0], 1e-6, 1e-6)?;

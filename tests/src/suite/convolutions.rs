@@ -15,12 +15,12 @@ use super::host_reference::{ensure_close, ensure_same_bits};
 use super::tests;
 
 tests![
-    windows_give_what_gathering_does,
-    windows_take_the_predicted_bytes,
-    windows_are_captured,
-    windows_round_once_and_repeat_their_bits,
-    batch_norms_are_what_they_are_made_of,
-    running_statistics_follow_in_place,
+    im2col_equals_gathering,
+    im2col_takes_the_predicted_bytes,
+    im2col_is_captured,
+    im2col_rounds_once_and_is_deterministic,
+    batch_norms_equal_their_composition,
+    running_statistics_are_updated_in_place,
 ];
 
 /// Bytes of im2col memory: for all images, for some images, for one image at a time.
@@ -115,7 +115,7 @@ fn with_own_pool(device: &Device) -> Device {
     Device::with_config(Arc::clone(device.backend()), device.pool().config())
 }
 
-fn windows_give_what_gathering_does(device: &Device) -> Result<()> {
+fn im2col_equals_gathering(device: &Device) -> Result<()> {
     let device = &with_own_pool(device);
     for case in CASES {
         for dtype in [DType::F32, DType::F16, DType::BF16] {
@@ -141,7 +141,7 @@ fn windows_give_what_gathering_does(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn windows_take_the_predicted_bytes(device: &Device) -> Result<()> {
+fn im2col_takes_the_predicted_bytes(device: &Device) -> Result<()> {
     let profile = CardProfile::from_device(device);
     for case in CASES {
         for (dtype, most) in [(DType::F32, CHUNKS[0]), (DType::BF16, CHUNKS[1])] {
@@ -159,7 +159,7 @@ fn windows_take_the_predicted_bytes(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn windows_are_captured(device: &Device) -> Result<()> {
+fn im2col_is_captured(device: &Device) -> Result<()> {
     let device = &with_own_pool(device);
     device.set_im2col_max_bytes(Some(CHUNKS[1]));
     let case = CASES[6];
@@ -185,7 +185,7 @@ fn windows_are_captured(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn windows_round_once_and_repeat_their_bits(device: &Device) -> Result<()> {
+fn im2col_rounds_once_and_is_deterministic(device: &Device) -> Result<()> {
     let device = &with_own_pool(device);
     device.set_im2col_max_bytes(Some(CHUNKS[1]));
     for case in [CASES[4], CASES[5], CASES[6], CASES[14]] {
@@ -225,7 +225,7 @@ fn reference_batch_norm(x: &Tensor, w: &Tensor, b: &Tensor, relu: bool) -> CoreR
     if relu { y.relu() } else { Ok(y) }
 }
 
-fn batch_norms_are_what_they_are_made_of(device: &Device) -> Result<()> {
+fn batch_norms_equal_their_composition(device: &Device) -> Result<()> {
     // Rows that are multiples of four and others, single elements, split channels, odd element counts.
     let shapes: [&[usize]; 8] = [
         &[5, 3, 4, 6],
@@ -287,7 +287,7 @@ fn batch_norms_are_what_they_are_made_of(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn running_statistics_follow_in_place(device: &Device) -> Result<()> {
+fn running_statistics_are_updated_in_place(device: &Device) -> Result<()> {
     let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 6.0, 10.0, 10.0, 30.0, 30.0], [2, 2, 2], device)?;
     // Channel 0: 1, 2, 10, 10; channel 1: 3, 6, 30, 30. Unbiased variances 24.25 and 218.25.
     let expected = [[5.75, 17.25], [24.25, 218.25]];

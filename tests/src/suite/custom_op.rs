@@ -11,12 +11,12 @@ use super::host_reference::{ensure_values, iota};
 use super::tests;
 
 tests![
-    it_runs_on_any_strides,
+    custom_ops_run_on_any_strides,
     matrix_units_multiply_in_a_kernel,
     several_outputs,
-    overrides_make_kernels,
-    gradients_flow_through_it,
-    without_a_gradient_it_refuses,
+    overrides_specialise_kernels,
+    gradients_flow_through_custom_ops,
+    an_op_without_a_gradient_refuses_inputs_that_require_one,
     a_wrong_gradient_is_named,
     wgsl_that_does_not_compile_is_shown,
     a_grid_that_is_too_long_is_an_error,
@@ -49,7 +49,7 @@ fn power<'a>(x: &'a Tensor, scale: f32) -> CustomOpCall<'a> {
     call.params(&[n as u32, scale.to_bits()]).workgroups([n.div_ceil(64), 1, 1])
 }
 
-fn it_runs_on_any_strides(device: &Device) -> Result<()> {
+fn custom_ops_run_on_any_strides(device: &Device) -> Result<()> {
     let x = iota(&[5, 7], DType::F32, device)?;
     for view in
         [x.clone(), x.t()?, x.narrow(1, 3, 2)?, x.narrow(0, 1, 3)?, x.select(0, 4)?, x.narrow(0, 2, 0)?]
@@ -125,14 +125,14 @@ fn several_outputs(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn overrides_make_kernels(device: &Device) -> Result<()> {
+fn overrides_specialise_kernels(device: &Device) -> Result<()> {
     let x = Tensor::from_slice(&[2.0f32, -3.0], [2], device)?;
     ensure_values(&power(&x, 1.0).overrides(&[("times", 3.0)]).run()?, &[16.0, 81.0])?;
     ensure_values(&power(&x, 1.0).overrides(&[("times", 0.0)]).run()?, &[2.0, -3.0])?;
     ensure_values(&power(&x, 1.0).run()?, &[4.0, 9.0])
 }
 
-fn gradients_flow_through_it(device: &Device) -> Result<()> {
+fn gradients_flow_through_custom_ops(device: &Device) -> Result<()> {
     let x = Tensor::from_slice(&[1.0f32, -2.0, 3.0], [3], device)?.to_leaf()?;
     let doubled = x.mul(2.0)?;
     let y = power(&doubled, 0.5).gradient(|saved, g| Ok(vec![Some(g.mul(&saved.inputs()[0])?)])).run()?;
@@ -145,7 +145,7 @@ fn gradients_flow_through_it(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn without_a_gradient_it_refuses(device: &Device) -> Result<()> {
+fn an_op_without_a_gradient_refuses_inputs_that_require_one(device: &Device) -> Result<()> {
     let x = Tensor::ones([3], DType::F32, device)?.to_leaf()?;
     ensure!(matches!(power(&x, 1.0).run(), Err(Error::NoGradient { op: "power" })));
     ensure!(matches!(power(&x, 1.0).run_all(), Err(Error::NoGradient { op: "power" })));

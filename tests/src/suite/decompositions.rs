@@ -17,8 +17,8 @@ super::tests![
     hard_matrices,
     least_squares_of_any_rank,
     exponentials_of_all_sizes,
-    special_functions_are_right_far_out,
-    what_they_refuse,
+    special_functions_are_accurate_for_large_arguments,
+    invalid_matrices_are_refused,
 ];
 
 fn types(device: &Device) -> impl Iterator<Item = (DType, f64)> + use<> {
@@ -206,7 +206,7 @@ const FUNCTIONS: &[(&str, SpecialFn)] = &[
     ("zeta of 30", |q| Tensor::full((), 30.0, q.dtype(), q.device())?.zeta(q)),
 ];
 
-fn special_functions_are_right_far_out(device: &Device) -> Result<()> {
+fn special_functions_are_accurate_for_large_arguments(device: &Device) -> Result<()> {
     let table: BTreeMap<String, Vec<[f64; 2]>> =
         serde_json::from_str(include_str!("../../data/special.json"))?;
     let mut wrong = Vec::new();
@@ -251,7 +251,7 @@ fn special_functions_are_right_far_out(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn what_they_refuse(device: &Device) -> Result<()> {
+fn invalid_matrices_are_refused(device: &Device) -> Result<()> {
     let square = Tensor::ones([3, 3], DType::F32, device)?;
     let tall = Tensor::ones([4, 3], DType::F32, device)?;
     let line = Tensor::ones([3], DType::F32, device)?;

@@ -20,7 +20,7 @@ use super::host_reference::{SplitMix64, ensure_values};
 use super::tests;
 
 tests![
-    optimisers_refuse_gradients_of_another_kind,
+    optimisers_refuse_mismatched_gradients,
     seeds_of_another_device_are_refused,
     gradients_of_another_device_are_refused,
     operations_refuse_operands_of_two_devices,
@@ -51,7 +51,7 @@ fn is_of_devices<T>(result: CoreResult<T>, what: &str) -> Result<()> {
 
 type OptimizerCtor = fn(Vec<Tensor>) -> Box<dyn Optimizer>;
 
-fn optimisers_refuse_gradients_of_another_kind(device: &Device) -> Result<()> {
+fn optimisers_refuse_mismatched_gradients(device: &Device) -> Result<()> {
     let null = other();
     let make: [OptimizerCtor; 11] = [
         |p| Box::new(Sgd::new(p, 0.1)),

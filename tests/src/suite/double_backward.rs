@@ -20,21 +20,21 @@ use crate::catalog::{self, OpCase};
 
 tests![
     every_operation_has_a_second_gradient,
-    second_gradients_are_differences_of_first_ones,
-    first_gradients_are_the_same_when_they_are_recorded,
+    second_gradients_equal_differences_of_first_ones,
+    create_graph_does_not_change_first_gradients,
     a_gradient_penalty_trains_as_in_pytorch,
-    a_hessian_times_a_vector_is_pytorchs,
-    a_step_inside_a_step_is_pytorchs,
-    under_autocast_second_gradients_have_their_types,
-    third_gradients_follow,
-    leaves_add_up_recorded_gradients,
-    results_on_the_way_have_gradients,
-    only_what_leads_to_an_input_is_walked,
+    hessian_vector_products_match_pytorch,
+    an_inner_optimisation_step_matches_pytorch,
+    second_gradients_keep_their_dtypes_under_autocast,
+    third_gradients_are_computed,
+    leaves_accumulate_recorded_gradients,
+    intermediate_results_have_gradients,
+    only_nodes_that_lead_to_an_input_run,
     checkpoints_have_second_gradients,
-    checkpoints_before_composed_gradients_are_walked_once,
+    checkpoints_before_composed_gradients_run_once,
     functions_have_jacobians_and_hessians,
     distances_of_rows_to_themselves_have_second_gradients,
-    bad_requests_are_refused,
+    invalid_requests_for_gradients_are_refused,
 ];
 
 /// Operations whose first gradients have a kink near the inputs: one rectified element is near 0.
@@ -128,7 +128,7 @@ fn every_operation_has_a_second_gradient(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn second_gradients_are_differences_of_first_ones(device: &Device) -> Result<()> {
+fn second_gradients_equal_differences_of_first_ones(device: &Device) -> Result<()> {
     for case in catalog::cases().filter(|c| c.has_gradient && c.is_smooth) {
         if KINKED.contains(&case.name) {
             continue;
@@ -176,7 +176,7 @@ fn second_gradients_are_differences_of_first_ones(device: &Device) -> Result<()>
     Ok(())
 }
 
-fn first_gradients_are_the_same_when_they_are_recorded(device: &Device) -> Result<()> {
+fn create_graph_does_not_change_first_gradients(device: &Device) -> Result<()> {
     for case in catalog::cases().filter(|c| c.has_gradient) {
         let inputs = leaves(case, device)?;
         let v = seed(case, &inputs, device)?;
@@ -222,7 +222,7 @@ fn a_gradient_penalty_trains_as_in_pytorch(device: &Device) -> Result<()> {
     ensure_pytorch_values("gradient_penalty", &[&penalty, &w1, &b1, &w2])
 }
 
-fn a_hessian_times_a_vector_is_pytorchs(device: &Device) -> Result<()> {
+fn hessian_vector_products_match_pytorch(device: &Device) -> Result<()> {
     let x = numbers(0, &[2, 1, 6, 6], device)?.detach();
     let classes = Tensor::from_slice(&[1i64, 2], [2], device)?;
     let loss = |t: &[Tensor]| {
@@ -246,7 +246,7 @@ fn a_hessian_times_a_vector_is_pytorchs(device: &Device) -> Result<()> {
     ensure_pytorch_values("hessian_vector", &found)
 }
 
-fn a_step_inside_a_step_is_pytorchs(device: &Device) -> Result<()> {
+fn an_inner_optimisation_step_matches_pytorch(device: &Device) -> Result<()> {
     let (x, y) = (numbers(0, &[6, 4], device)?.detach(), numbers(1, &[6, 2], device)?.detach());
     let w = numbers(2, &[2, 4], device)?;
     let loss = |w: &Tensor, start: usize| {
@@ -258,7 +258,7 @@ fn a_step_inside_a_step_is_pytorchs(device: &Device) -> Result<()> {
     ensure_pytorch_values("inner_step", &[&after, &w.grad().context("no gradient")?])
 }
 
-fn under_autocast_second_gradients_have_their_types(device: &Device) -> Result<()> {
+fn second_gradients_keep_their_dtypes_under_autocast(device: &Device) -> Result<()> {
     let run = |low: bool| -> Result<Vec<Tensor>> {
         let (x, w) = (numbers(0, &[6, 4], device)?, numbers(1, &[8, 4], device)?);
         let (b, scale) = (numbers(2, &[8], device)?, numbers(3, &[8], device)?);
@@ -286,7 +286,7 @@ fn under_autocast_second_gradients_have_their_types(device: &Device) -> Result<(
     Ok(())
 }
 
-fn third_gradients_follow(device: &Device) -> Result<()> {
+fn third_gradients_are_computed(device: &Device) -> Result<()> {
     let x = Tensor::from_slice(&[1.0f32, 2.0, -3.0], [3], device)?.to_leaf()?;
     let mut y = x.mul(&x)?.mul(&x)?.mul(&x)?.sum_all()?;
     // x⁴: 4x³, 12x², 24x
@@ -299,7 +299,7 @@ fn third_gradients_follow(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn leaves_add_up_recorded_gradients(device: &Device) -> Result<()> {
+fn leaves_accumulate_recorded_gradients(device: &Device) -> Result<()> {
     let x = Tensor::full([2], 3.0, DType::F32, device)?.to_leaf()?;
     for _ in 0..2 {
         let y = x.mul(&x)?.sum_all()?;
@@ -313,7 +313,7 @@ fn leaves_add_up_recorded_gradients(device: &Device) -> Result<()> {
     ensure_values(&x.grad().context("no second gradient")?, &[4.0; 2])
 }
 
-fn results_on_the_way_have_gradients(device: &Device) -> Result<()> {
+fn intermediate_results_have_gradients(device: &Device) -> Result<()> {
     let x = Tensor::full([2], 3.0, DType::F32, device)?.to_leaf()?;
     let y = x.mul(2.0)?;
     let z = y.mul(&y)?.sum_all()?;
@@ -324,7 +324,7 @@ fn results_on_the_way_have_gradients(device: &Device) -> Result<()> {
     ensure_values(&autograd::grad(&[found[0].sum_all()?], &[x], &GradOptions::default())?[0], &[4.0; 2])
 }
 
-fn only_what_leads_to_an_input_is_walked(device: &Device) -> Result<()> {
+fn only_nodes_that_lead_to_an_input_run(device: &Device) -> Result<()> {
     let x = Tensor::ones([4], DType::F32, device)?.to_leaf()?;
     let w = Tensor::ones([4], DType::F32, device)?.to_leaf()?;
     let side = w.exp()?;
@@ -366,7 +366,7 @@ fn checkpoints_have_second_gradients(device: &Device) -> Result<()> {
 }
 
 /// A recorded gradient composed of other operations ends at its own inputs; the outer pass continues there.
-fn checkpoints_before_composed_gradients_are_walked_once(device: &Device) -> Result<()> {
+fn checkpoints_before_composed_gradients_run_once(device: &Device) -> Result<()> {
     let w = Tensor::from_slice(&[0.5f32, 2.0, -1.0, 0.25], [2, 2], device)?.to_leaf()?;
     let x = Tensor::from_slice(&[1.0f32, -2.0, 0.5, 3.0], [2, 2], device)?.to_leaf()?;
     let slope = |checkpointed: bool| -> Result<Tensor> {
@@ -428,7 +428,7 @@ fn distances_of_rows_to_themselves_have_second_gradients(device: &Device) -> Res
     Ok(())
 }
 
-fn bad_requests_are_refused(device: &Device) -> Result<()> {
+fn invalid_requests_for_gradients_are_refused(device: &Device) -> Result<()> {
     let x = Tensor::ones([2], DType::F32, device)?.to_leaf()?;
     let other = Tensor::ones([2], DType::F32, device)?.to_leaf()?;
     let text = |result: CoreResult<Vec<Tensor>>| match result {

@@ -22,14 +22,14 @@ tests![
     wrong_shapes,
     wrong_types,
     wrong_arguments,
-    arguments_beyond_all_measure,
-    senseless_numbers,
+    huge_arguments_are_errors,
+    invalid_values_are_errors,
     messages_name_the_tensors_and_the_next_step,
     wrong_devices,
     backward_that_cannot_run,
     devices_that_are_not_there,
     a_full_device_of_known_size,
-    a_full_device_goes_on,
+    a_full_device_recovers,
 ];
 
 /// Returns the message of an operation that must fail.
@@ -196,7 +196,7 @@ fn wrong_arguments(device: &Device) -> Result<()> {
 }
 
 /// Sums and products of extents do not overflow.
-fn arguments_beyond_all_measure(device: &Device) -> Result<()> {
+fn huge_arguments_are_errors(device: &Device) -> Result<()> {
     const MOST: usize = usize::MAX;
     let vector = Tensor::ones([5], DType::F32, device)?;
     let image = Tensor::ones([1, 4, 3, 3], DType::F32, device)?;
@@ -281,7 +281,7 @@ fn messages_name_the_tensors_and_the_next_step(device: &Device) -> Result<()> {
 }
 
 /// Arguments that PyTorch rejects as well.
-fn senseless_numbers(device: &Device) -> Result<()> {
+fn invalid_values_are_errors(device: &Device) -> Result<()> {
     let x = Tensor::ones([4, 4], DType::F32, device)?;
     ensure_message(Tensor::uniform([2], 1.0, 0.0, DType::F32, device), "rand: 1..0 is no range of numbers")?;
     ensure_message(
@@ -407,7 +407,7 @@ fn a_full_device_of_known_size(_: &Device) -> Result<()> {
     Ok(())
 }
 
-fn a_full_device_goes_on(device: &Device) -> Result<()> {
+fn a_full_device_recovers(device: &Device) -> Result<()> {
     let x = Tensor::ones([1 << 20], DType::F32, device)?;
     device.pool().empty_cache()?;
     let limit = device.pool().limit();

@@ -18,7 +18,7 @@ use super::host_reference::{ensure_close, ensure_same_bits};
 use super::tests;
 use super::train_resume::PointDataset;
 
-tests![a_step_by_hand_fails_at_every_request, a_trainer_survives_a_failure_at_every_request];
+tests![a_manual_step_survives_a_failure_at_every_request, a_trainer_survives_a_failure_at_every_request];
 
 /// Returns the device with its own pool, so that only this test's allocations are counted.
 fn with_own_pool(device: &Device) -> Device {
@@ -98,7 +98,7 @@ fn ensure_same(got: &[Tensor], expected: &[Tensor]) -> Result<()> {
         .try_for_each(|(k, (a, b))| ensure_same_bits(a, b).with_context(|| format!("tensor {k}")))
 }
 
-fn a_step_by_hand_fails_at_every_request(device: &Device) -> Result<()> {
+fn a_manual_step_survives_a_failure_at_every_request(device: &Device) -> Result<()> {
     let device = with_own_pool(device);
     // The first step also allocates the optimiser's state, which exists in the second.
     for steps_before in [0, 1] {

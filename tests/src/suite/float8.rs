@@ -14,16 +14,16 @@ use forebay_shaders::{KernelSpec, render};
 use super::tests;
 
 tests![
-    every_byte_has_its_value,
-    numbers_are_rounded_as_in_pytorch,
-    bytes_are_moved_and_cast_whatever_their_layout,
-    products_are_scaled_and_within_their_bound,
+    every_byte_decodes_to_its_value,
+    values_are_rounded_as_in_pytorch,
+    copies_and_casts_take_any_layout,
+    scaled_products_are_within_their_error_bound,
     products_are_captured,
-    other_operations_refuse_them,
+    other_operations_refuse_float8,
     wrong_operands_are_named,
-    scaled_casts_are_casts_of_quotients,
-    layers_are_products_of_their_bytes,
-    layers_in_8_bits_have_their_types_and_come_again,
+    scaled_casts_equal_casts_of_quotients,
+    fp8_layers_equal_products_of_their_casts,
+    fp8_layers_keep_dtypes_and_are_deterministic,
     a_model_trains_in_8_bits,
 ];
 
@@ -69,7 +69,7 @@ fn all_bytes(dtype: DType, device: &Device) -> Result<Tensor> {
     Ok(Tensor::from_bytes(&bytes, [256], dtype, device)?)
 }
 
-fn every_byte_has_its_value(device: &Device) -> Result<()> {
+fn every_byte_decodes_to_its_value(device: &Device) -> Result<()> {
     for dtype in DType::STORAGE_ONLY {
         let x = all_bytes(dtype, device)?;
         for to in [DType::F32, DType::F16, DType::BF16] {
@@ -97,7 +97,7 @@ fn every_byte_has_its_value(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn numbers_are_rounded_as_in_pytorch(device: &Device) -> Result<()> {
+fn values_are_rounded_as_in_pytorch(device: &Device) -> Result<()> {
     for dtype in DType::STORAGE_ONLY {
         let mut numbers =
             vec![f32::NAN, f32::INFINITY, 1e9, 463.9, 464.0, 464.1, 480.0, 65_535.0, 65_536.0, 61_440.0];
@@ -126,7 +126,7 @@ fn numbers_are_rounded_as_in_pytorch(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn bytes_are_moved_and_cast_whatever_their_layout(device: &Device) -> Result<()> {
+fn copies_and_casts_take_any_layout(device: &Device) -> Result<()> {
     for dtype in DType::STORAGE_ONLY {
         let x = all_bytes(dtype, device)?.narrow(0, 0, 0x78)?.reshape([8, 15])?;
         let all = x.to_f64s()?;
@@ -183,7 +183,7 @@ fn close(got: &Tensor, expected: &[(f64, f64)]) -> Result<()> {
     Ok(())
 }
 
-fn products_are_scaled_and_within_their_bound(device: &Device) -> Result<()> {
+fn scaled_products_are_within_their_error_bound(device: &Device) -> Result<()> {
     use DType::{BF16, F8E4M3, F8E5M2, F16, F32};
     let number = |v: f64| Tensor::full((), v, F32, device);
     let (one, two) = (number(0.25)?, Tensor::full([1, 1], 3.0, F32, device)?);
@@ -261,7 +261,7 @@ fn products_are_captured(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn other_operations_refuse_them(device: &Device) -> Result<()> {
+fn other_operations_refuse_float8(device: &Device) -> Result<()> {
     let index = Tensor::from_slice(&[0i32, 1], [2], device)?;
     for dtype in DType::STORAGE_ONLY {
         let x = matrix([4, 4], dtype, device)?;
@@ -386,7 +386,7 @@ fn scaled_cast(x: &Tensor, to: DType, turns: bool) -> Result<(f32, Vec<u8>, Opti
     Ok((scale, bytes[..n].to_vec(), turned))
 }
 
-fn scaled_casts_are_casts_of_quotients(device: &Device) -> Result<()> {
+fn scaled_casts_equal_casts_of_quotients(device: &Device) -> Result<()> {
     let shapes =
         [([64, 128], true), ([80, 112], true), ([16, 16], true), ([7, 12], false), ([70, 61], false)];
     for (dtype, to) in
@@ -432,7 +432,7 @@ fn scaled_casts_are_casts_of_quotients(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn layers_are_products_of_their_bytes(device: &Device) -> Result<()> {
+fn fp8_layers_equal_products_of_their_casts(device: &Device) -> Result<()> {
     // Multiples of 16, and other sizes; values far from 1, as in gradients.
     for (dtype, [m, n, k], size) in [
         (DType::F32, [32, 48, 64], 1.0),
@@ -473,7 +473,7 @@ fn layers_are_products_of_their_bytes(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn layers_in_8_bits_have_their_types_and_come_again(device: &Device) -> Result<()> {
+fn fp8_layers_keep_dtypes_and_are_deterministic(device: &Device) -> Result<()> {
     let x = Tensor::randn([32, 16], DType::F32, device)?.to_leaf()?;
     let of = |shape: &[usize]| Tensor::randn(shape, DType::F32, device)?.mul(0.3)?.to_leaf();
     let (up, up_bias, down, down_bias) = (of(&[48, 16])?, of(&[48])?, of(&[16, 48])?, of(&[16])?);

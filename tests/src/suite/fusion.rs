@@ -14,15 +14,15 @@ use super::host_reference::{SplitMix64, ensure_same_bits};
 use super::{skip, tests};
 
 tests![
-    chains_have_the_bits_of_single_kernels,
+    fused_chains_are_bitwise_equal_to_single_kernels,
     products_and_sums_round_twice,
-    gradients_of_chains_have_the_same_bits,
-    a_chain_is_one_kernel_with_its_operations_names,
-    what_nobody_wants_is_not_written_and_what_somebody_wants_is,
-    what_comes_between_finds_what_was_asked_before,
-    chains_take_the_memory_of_single_kernels,
-    threads_and_streams_see_each_other_s_chains,
-    long_chains_and_many_inputs_are_cut,
+    gradients_of_fused_chains_are_bitwise_equal,
+    a_fused_chain_is_one_kernel_with_the_names_of_its_operations,
+    only_results_that_are_alive_are_written,
+    other_commands_see_the_results_of_pending_chains,
+    fused_chains_take_the_memory_of_single_kernels,
+    threads_and_streams_see_the_results_of_each_others_chains,
+    long_chains_and_many_inputs_are_split,
 ];
 
 /// Returns another handle to the card, which fuses from `least` bytes on.
@@ -55,7 +55,7 @@ fn values(n: usize, numbers: &mut SplitMix64) -> Vec<f32> {
         .collect()
 }
 
-fn chains_have_the_bits_of_single_kernels(device: &Device) -> Result<()> {
+fn fused_chains_are_bitwise_equal_to_single_kernels(device: &Device) -> Result<()> {
     let mut numbers = SplitMix64(7);
     let types = [DType::F32, DType::BF16, DType::F16];
     // Few kernels: mainly lengths and layouts vary.
@@ -111,7 +111,7 @@ fn products_and_sums_round_twice(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn gradients_of_chains_have_the_same_bits(device: &Device) -> Result<()> {
+fn gradients_of_fused_chains_are_bitwise_equal(device: &Device) -> Result<()> {
     let mut numbers = SplitMix64(3);
     let data: Vec<Vec<f32>> =
         (0..3).map(|_| (0..96).map(|_| numbers.below(500) as f32 / 250.0 - 1.0).collect()).collect();
@@ -136,7 +136,7 @@ fn names(device: &Device, run: impl FnOnce() -> Result<()>) -> Result<Vec<String
     Ok(profiler.finish()?.spans.iter().map(|span| span.name.to_string()).collect())
 }
 
-fn a_chain_is_one_kernel_with_its_operations_names(device: &Device) -> Result<()> {
+fn a_fused_chain_is_one_kernel_with_the_names_of_its_operations(device: &Device) -> Result<()> {
     let device = other(device, Some(1 << 12));
     for (n, fused) in [(1 << 10, true), (1 << 9, false)] {
         let x = Tensor::ones([n], DType::F32, &device)?;
@@ -154,7 +154,7 @@ fn a_chain_is_one_kernel_with_its_operations_names(device: &Device) -> Result<()
     Ok(())
 }
 
-fn what_nobody_wants_is_not_written_and_what_somebody_wants_is(device: &Device) -> Result<()> {
+fn only_results_that_are_alive_are_written(device: &Device) -> Result<()> {
     let device = other(device, Some(0));
     let n = 1 << 10;
     let x = Tensor::full([n], 3.0, DType::F32, &device)?;
@@ -181,7 +181,7 @@ fn what_nobody_wants_is_not_written_and_what_somebody_wants_is(device: &Device) 
     Ok(())
 }
 
-fn what_comes_between_finds_what_was_asked_before(device: &Device) -> Result<()> {
+fn other_commands_see_the_results_of_pending_chains(device: &Device) -> Result<()> {
     let device = other(device, Some(0));
     let n = 64;
     let full = |v: f64| Tensor::full([n], v, DType::F32, &device);
@@ -230,7 +230,7 @@ fn what_comes_between_finds_what_was_asked_before(device: &Device) -> Result<()>
     Ok(())
 }
 
-fn chains_take_the_memory_of_single_kernels(device: &Device) -> Result<()> {
+fn fused_chains_take_the_memory_of_single_kernels(device: &Device) -> Result<()> {
     let run = |device: &Device| -> Result<(u64, u64, u64)> {
         let x = Tensor::ones([300, 1000], DType::F32, device)?.to_leaf()?;
         for k in 0..3 {
@@ -249,7 +249,7 @@ fn chains_take_the_memory_of_single_kernels(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn threads_and_streams_see_each_other_s_chains(device: &Device) -> Result<()> {
+fn threads_and_streams_see_the_results_of_each_others_chains(device: &Device) -> Result<()> {
     let device = other(device, Some(0));
     let n = 4096;
     let x = Tensor::full([n], 1.0, DType::F32, &device)?;
@@ -288,7 +288,7 @@ fn threads_and_streams_see_each_other_s_chains(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn long_chains_and_many_inputs_are_cut(device: &Device) -> Result<()> {
+fn long_chains_and_many_inputs_are_split(device: &Device) -> Result<()> {
     let [alone, fused] = both(device);
     let run = |device: &Device| -> Result<Vec<Tensor>> {
         let x = Tensor::full([40], 1.25, DType::F32, device)?;

@@ -18,9 +18,9 @@ use super::tests;
 use super::train_resume::TempFile;
 
 tests![
-    a_file_of_gpt2_gives_its_scores,
+    weights_of_gpt2_reproduce_its_logits,
     a_file_that_does_not_fit_is_refused,
-    sums_that_wait_for_a_norm_change_no_bit_but_of_biases,
+    deferred_residual_sums_change_only_gradients_of_biases,
 ];
 
 const SIZES: GptOptions =
@@ -96,7 +96,7 @@ fn scores(file: &StateDict, text: &Tensor) -> CoreResult<Tensor> {
     norm(&x, "ln_f")?.matmul(&get("wte.weight").t()?)
 }
 
-fn a_file_of_gpt2_gives_its_scores(device: &Device) -> Result<()> {
+fn weights_of_gpt2_reproduce_its_logits(device: &Device) -> Result<()> {
     let _no_grad = autograd::no_grad();
     let given = file(device)?;
     let saved = TempFile::new(device, "gpt2.safetensors");
@@ -140,7 +140,7 @@ fn a_file_that_does_not_fit_is_refused(device: &Device) -> Result<()> {
 
 /// Without recomputation, a block's last sum is fused into the next norm; recomputed segments prevent this fusion.
 /// The fused norm's backward pass also sums columns for the biases' gradients, in f32 and in another order.
-fn sums_that_wait_for_a_norm_change_no_bit_but_of_biases(device: &Device) -> Result<()> {
+fn deferred_residual_sums_change_only_gradients_of_biases(device: &Device) -> Result<()> {
     let net = Gpt::new(&SIZES, device)?;
     let text = Tensor::from_slice(&[3i64, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8], [2, 6], device)?;
     for low in [None, Some(DType::BF16)] {

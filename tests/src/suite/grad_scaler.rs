@@ -20,17 +20,17 @@ use super::tests;
 use super::train_resume::{PointDataset, TempFile};
 
 tests![
-    the_scale_follows_pytorchs_rule,
-    the_scale_stays_a_number_that_can_be_inverted,
+    the_scale_changes_as_in_pytorch,
+    the_scale_stays_invertible,
     gradients_are_unscaled_and_clipped,
     a_step_with_an_infinity_changes_nothing,
-    skipping_takes_no_more_bindings_than_there_are,
-    steps_counted_on_the_device_are_those_of_the_host,
-    an_optimiser_is_skipped_for_its_own_gradients,
+    skipping_stays_within_the_binding_limit,
+    step_counts_on_device_and_host_agree,
+    an_optimiser_is_skipped_only_for_its_own_gradients,
     calls_out_of_order_are_refused,
-    scaling_keeps_gradients_that_halves_lose,
-    training_in_halves_comes_out_as_in_f32,
-    a_resumed_run_has_its_scale,
+    scaling_keeps_gradients_that_underflow_in_f16,
+    training_in_f16_matches_f32,
+    a_resumed_run_restores_its_scale,
 ];
 
 /// Bits of infinities and NaNs, which must not reach a parameter.
@@ -62,7 +62,7 @@ fn set_grads(parameters: &[Tensor], seed: u64, scale: f32, strange: Option<u32>)
     Ok(())
 }
 
-fn the_scale_follows_pytorchs_rule(device: &Device) -> Result<()> {
+fn the_scale_changes_as_in_pytorch(device: &Device) -> Result<()> {
     let mut numbers = SplitMix64(4);
     let parameters = parameters(&mut numbers, device)?;
     let mut optimizer = Sgd::new(parameters.clone(), 0.1);
@@ -95,7 +95,7 @@ fn the_scale_follows_pytorchs_rule(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn the_scale_stays_a_number_that_can_be_inverted(device: &Device) -> Result<()> {
+fn the_scale_stays_invertible(device: &Device) -> Result<()> {
     let p = Tensor::ones([3], DType::F32, device)?.to_leaf()?;
     let mut optimizer = Sgd::new(vec![p.clone()], 0.0);
     let mut scaler = GradScaler::new().init_scale(2f64.powi(124)).growth_interval(1);
@@ -222,15 +222,15 @@ fn a_step_with_an_infinity_changes_nothing(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn skipping_takes_no_more_bindings_than_there_are(device: &Device) -> Result<()> {
+fn skipping_stays_within_the_binding_limit(device: &Device) -> Result<()> {
     // Seven bindings: state, count and flag leave room for two parameters in a launch, where three share their state.
     let few = Arc::new(FaultyBackend::with_bindings(device.backend().clone(), 7));
     let few = Device::with_config(few, Config::default());
     a_step_with_an_infinity_changes_nothing(&few)?;
-    steps_counted_on_the_device_are_those_of_the_host(&few)
+    step_counts_on_device_and_host_agree(&few)
 }
 
-fn steps_counted_on_the_device_are_those_of_the_host(device: &Device) -> Result<()> {
+fn step_counts_on_device_and_host_agree(device: &Device) -> Result<()> {
     let zero = Tensor::zeros([1], DType::F32, device)?;
     for (name, make) in OPTIMIZERS {
         // Steps counted by the host, by the device, and switched after two steps.
@@ -257,7 +257,7 @@ fn steps_counted_on_the_device_are_those_of_the_host(device: &Device) -> Result<
     Ok(())
 }
 
-fn an_optimiser_is_skipped_for_its_own_gradients(device: &Device) -> Result<()> {
+fn an_optimiser_is_skipped_only_for_its_own_gradients(device: &Device) -> Result<()> {
     let (a, b) = (parameters(&mut SplitMix64(1), device)?, parameters(&mut SplitMix64(2), device)?);
     let (mut first, mut second) = (Adam::new(a.clone(), 0.1), Adam::new(b.clone(), 0.1));
     let mut scaler = GradScaler::new();
@@ -296,7 +296,7 @@ fn calls_out_of_order_are_refused(device: &Device) -> Result<()> {
     says(optimizer.step_unless(&Tensor::ones([2], DType::F32, device)?), "one number")
 }
 
-fn scaling_keeps_gradients_that_halves_lose(device: &Device) -> Result<()> {
+fn scaling_keeps_gradients_that_underflow_in_f16(device: &Device) -> Result<()> {
     let w = Tensor::ones([8, 8], DType::F32, device)?.to_leaf()?;
     let x = Tensor::ones([2, 8], DType::F32, device)?;
     // The gradient of the product is 1e-8, which f16 rounds to zero.
@@ -322,7 +322,7 @@ fn net(device: &Device) -> Result<(Linear, Linear)> {
     Ok((Linear::new(4, 32, device)?, Linear::new(32, 3, device)?))
 }
 
-fn training_in_halves_comes_out_as_in_f32(device: &Device) -> Result<()> {
+fn training_in_f16_matches_f32(device: &Device) -> Result<()> {
     let train = |low: Option<DType>, scaler: Option<GradScaler>| -> Result<(Vec<f64>, Option<f64>)> {
         let net = net(device)?;
         let mut run = Trainer::new(&net, Adam::new(net.parameters(), 2e-2))
@@ -362,7 +362,7 @@ fn training_in_halves_comes_out_as_in_f32(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn a_resumed_run_has_its_scale(device: &Device) -> Result<()> {
+fn a_resumed_run_restores_its_scale(device: &Device) -> Result<()> {
     let file = TempFile::new(device, "scaled");
     let run = |steps: u64, save: bool, resume: bool| -> Result<(Vec<Tensor>, f64)> {
         let net = net(device)?;

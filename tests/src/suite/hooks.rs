@@ -18,26 +18,26 @@ use super::host_reference::{ensure_close, ensure_values};
 use super::tests;
 
 tests![
-    hooks_see_whole_gradients_and_replace_them,
+    hooks_see_and_replace_accumulated_gradients,
     hooks_are_removed,
-    hooks_on_results_change_what_flows_on,
-    hooks_of_recorded_walks_are_recorded,
+    hooks_on_results_change_earlier_gradients,
+    hooks_are_recorded_with_create_graph,
     an_optimiser_in_the_backward_pass_frees_gradients,
     hooks_run_inside_checkpoints,
-    hooks_of_recorded_walks_see_all_inside_and_before_a_checkpoint,
+    recorded_hooks_run_inside_and_before_a_checkpoint,
     a_hook_that_returns_another_shape_is_an_error,
     a_saved_tensor_that_was_changed_is_an_error,
-    what_an_operation_reads_beside_its_inputs_is_saved_too,
-    what_is_not_saved_may_change,
+    other_tensors_that_an_operation_reads_are_saved_too,
+    tensors_that_are_not_saved_may_change,
     the_first_nan_is_named,
-    the_forward_pass_is_looked_at,
+    anomaly_mode_checks_the_forward_pass,
 ];
 
 fn leaf(values: &[f32], device: &Device) -> Result<Tensor> {
     Ok(Tensor::from_slice(values, [values.len()], device)?.to_leaf()?)
 }
 
-fn hooks_see_whole_gradients_and_replace_them(device: &Device) -> Result<()> {
+fn hooks_see_and_replace_accumulated_gradients(device: &Device) -> Result<()> {
     let x = leaf(&[1.0, 2.0], device)?;
     let seen = Arc::new(Mutex::new(Vec::new()));
     let note = seen.clone();
@@ -79,7 +79,7 @@ fn hooks_are_removed(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn hooks_on_results_change_what_flows_on(device: &Device) -> Result<()> {
+fn hooks_on_results_change_earlier_gradients(device: &Device) -> Result<()> {
     let x = leaf(&[1.0, 2.0], device)?;
     let y = x.mul(2.0)?;
     let calls = Arc::new(AtomicUsize::new(0));
@@ -97,7 +97,7 @@ fn hooks_on_results_change_what_flows_on(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn hooks_of_recorded_walks_are_recorded(device: &Device) -> Result<()> {
+fn hooks_are_recorded_with_create_graph(device: &Device) -> Result<()> {
     let x = leaf(&[3.0], device)?;
     let handle = x.register_hook(|grad| grad.mul(grad).map(Some))?;
     // (2x)², whose gradient is 8x; the hook's square is differentiated as well.
@@ -172,7 +172,7 @@ fn hooks_run_inside_checkpoints(device: &Device) -> Result<()> {
     ensure_values(&w.grad().context("no gradient")?, &[60.0, 96.0])
 }
 
-fn hooks_of_recorded_walks_see_all_inside_and_before_a_checkpoint(device: &Device) -> Result<()> {
+fn recorded_hooks_run_inside_and_before_a_checkpoint(device: &Device) -> Result<()> {
     let w = leaf(&[3.0, 4.0], device)?;
     let (handle, inner) = (w.register_hook(|_| Ok(None))?, w.clone());
     // exp(w) w², whose factor w² is recomputed.
@@ -239,7 +239,7 @@ fn a_saved_tensor_that_was_changed_is_an_error(device: &Device) -> Result<()> {
 }
 
 /// Version checks cover all tensors that a gradient reads: indices, masks, class weights, result indices.
-fn what_an_operation_reads_beside_its_inputs_is_saved_too(device: &Device) -> Result<()> {
+fn other_tensors_that_an_operation_reads_are_saved_too(device: &Device) -> Result<()> {
     type Run = fn(&Tensor, &Tensor) -> CoreResult<(Tensor, Tensor)>;
     // For a tensor [4, 3] and an index [2, 3] or its first row: returns the result, and the tensor to change.
     let runs: &[(&str, Run)] = &[
@@ -339,7 +339,7 @@ fn what_an_operation_reads_beside_its_inputs_is_saved_too(device: &Device) -> Re
     Ok(())
 }
 
-fn what_is_not_saved_may_change(device: &Device) -> Result<()> {
+fn tensors_that_are_not_saved_may_change(device: &Device) -> Result<()> {
     let x = leaf(&[1.0, 2.0], device)?;
     // A sum saves nothing, a product only the other factor.
     let (y, other) = (x.add(1.0)?, Tensor::full([2], 3.0, DType::F32, device)?);
@@ -380,7 +380,7 @@ fn the_first_nan_is_named(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn the_forward_pass_is_looked_at(device: &Device) -> Result<()> {
+fn anomaly_mode_checks_the_forward_pass(device: &Device) -> Result<()> {
     let x = leaf(&[0.0, 1.0], device)?;
     let guard = autograd::detect_anomaly().with_forward();
     let y = x.add(1.0)?;

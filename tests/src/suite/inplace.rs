@@ -14,14 +14,14 @@ use super::tests;
 
 tests![
     filling_takes_every_type_on_every_device,
-    forms_in_place_are_those_that_make_a_tensor,
+    forms_in_place_equal_the_others,
     leaves_and_their_views_are_refused,
     a_view_writes_into_its_base,
     parts_of_a_buffer_are_written,
-    views_of_what_was_overwritten_have_its_history,
-    what_was_kept_and_overwritten_is_refused,
-    second_gradients_go_through_what_was_overwritten,
-    an_activation_in_place_saves_its_memory,
+    views_of_an_overwritten_tensor_have_its_history,
+    saved_tensors_that_were_overwritten_are_refused,
+    second_gradients_flow_through_operations_in_place,
+    an_activation_in_place_saves_memory,
 ];
 
 type InplaceFn = fn(&Tensor, &Tensor) -> CoreResult<()>;
@@ -103,7 +103,7 @@ fn operands(device: &Device) -> Result<[Tensor; 2]> {
     Ok([Tensor::from_slice(&x, [3, 5], device)?, Tensor::from_slice(&y, [5], device)?])
 }
 
-fn forms_in_place_are_those_that_make_a_tensor(device: &Device) -> Result<()> {
+fn forms_in_place_equal_the_others(device: &Device) -> Result<()> {
     let [x, y] = operands(device)?;
     let weights = x.cos()?;
     for (name, inplace, out) in FORMS {
@@ -190,7 +190,7 @@ fn parts_of_a_buffer_are_written(device: &Device) -> Result<()> {
     ensure_values(&x.grad().context("no gradient")?, &[0.0, 1.0])
 }
 
-fn views_of_what_was_overwritten_have_its_history(device: &Device) -> Result<()> {
+fn views_of_an_overwritten_tensor_have_its_history(device: &Device) -> Result<()> {
     let x = Tensor::ones([4], DType::F32, device)?.to_leaf()?;
     let base = x.mul(1.0)?;
     let early = base.narrow(0, 0, 2)?;
@@ -224,7 +224,7 @@ fn views_of_what_was_overwritten_have_its_history(device: &Device) -> Result<()>
     Ok(())
 }
 
-fn what_was_kept_and_overwritten_is_refused(device: &Device) -> Result<()> {
+fn saved_tensors_that_were_overwritten_are_refused(device: &Device) -> Result<()> {
     let x = Tensor::ones([4], DType::F32, device)?.to_leaf()?;
     // `exp` saves its result.
     let y = x.exp()?;
@@ -238,7 +238,7 @@ fn what_was_kept_and_overwritten_is_refused(device: &Device) -> Result<()> {
     ensure_values(&x.grad().context("no gradient")?, &[2.0; 4])
 }
 
-fn second_gradients_go_through_what_was_overwritten(device: &Device) -> Result<()> {
+fn second_gradients_flow_through_operations_in_place(device: &Device) -> Result<()> {
     let x = Tensor::from_slice(&[1.0f32, 2.0], [2], device)?.to_leaf()?;
     let y = x.mul(&x)?;
     // x⁴ at index 1, x² at index 0.
@@ -249,7 +249,7 @@ fn second_gradients_go_through_what_was_overwritten(device: &Device) -> Result<(
     ensure_values(&second[0], &[2.0, 48.0])
 }
 
-fn an_activation_in_place_saves_its_memory(device: &Device) -> Result<()> {
+fn an_activation_in_place_saves_memory(device: &Device) -> Result<()> {
     const N: usize = 1 << 12;
     let kept = |inplace: bool| -> Result<(u64, Vec<f64>)> {
         let x = Tensor::ones([8, N / 8], DType::F32, device)?.to_leaf()?;

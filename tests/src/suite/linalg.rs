@@ -15,12 +15,12 @@ use super::require_dtype;
 
 super::tests![
     functions_of_f64_are_within_two_ulp,
-    softmax_in_f64_keeps_its_digits,
+    softmax_in_f64_is_accurate,
     singular_values_of_every_shape,
     singular_values_of_hard_matrices,
     the_gradient_of_singular_values,
-    matrices_of_nothing_have_gradients,
-    what_svdvals_refuses,
+    empty_matrices_have_gradients,
+    invalid_arguments_of_svdvals_are_refused,
     triangles_of_more_rows_than_a_workgroup_has_threads,
 ];
 
@@ -92,7 +92,7 @@ fn functions_of_f64_are_within_two_ulp(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn softmax_in_f64_keeps_its_digits(device: &Device) -> Result<()> {
+fn softmax_in_f64_is_accurate(device: &Device) -> Result<()> {
     if !device.supports_dtype(DType::F64) {
         let x = Tensor::ones([3, 4], DType::F32, device)?;
         let error = x.softmax_with_dtype(1, DType::F64).err().context("it must be refused")?.to_string();
@@ -252,7 +252,7 @@ fn the_gradient_of_singular_values(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn what_svdvals_refuses(device: &Device) -> Result<()> {
+fn invalid_arguments_of_svdvals_are_refused(device: &Device) -> Result<()> {
     let x = Tensor::ones([3, 4], DType::BF16, device)?;
     let error = x.svdvals().err().context("bf16")?.to_string();
     ensure!(error.contains("svdvals: does not take bf16"), "{error}");
@@ -264,7 +264,7 @@ fn what_svdvals_refuses(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn matrices_of_nothing_have_gradients(device: &Device) -> Result<()> {
+fn empty_matrices_have_gradients(device: &Device) -> Result<()> {
     let x = Tensor::zeros([0, 3, 2], DType::F32, device)?.to_leaf()?;
     let (u, s, vh) = x.svd()?;
     for made in [u, s, vh, x.svdvals()?] {

@@ -13,12 +13,12 @@ use forebay::tensor::Tensor;
 use super::tests;
 
 tests![
-    linear_is_a_product_and_a_sum,
-    mlp_is_what_it_is_made_of,
-    an_mlp_of_many_tiles_is_what_it_is_made_of,
+    linear_equals_a_product_and_a_sum,
+    mlp_equals_its_composition,
+    an_mlp_of_many_tiles_equals_its_composition,
     gradients_of_an_mlp_have_the_same_bits_each_time,
-    gradients_are_added_to_those_that_are_there,
-    only_what_wants_a_gradient_gets_one,
+    gradients_accumulate_into_existing_ones,
+    only_tensors_that_require_a_gradient_get_one,
     under_autocast_weights_and_their_gradients_stay_f32,
     wrong_shapes_are_named,
 ];
@@ -80,7 +80,7 @@ fn compare(one: (&Tensor, &[Tensor]), other: (&Tensor, &[Tensor]), bound: f64) -
     Ok(())
 }
 
-fn linear_is_a_product_and_a_sum(device: &Device) -> Result<()> {
+fn linear_equals_a_product_and_a_sum(device: &Device) -> Result<()> {
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         for sizes in SIZES {
             let all = operands(sizes, dtype, device)?;
@@ -97,12 +97,12 @@ fn linear_is_a_product_and_a_sum(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn mlp_is_what_it_is_made_of(device: &Device) -> Result<()> {
+fn mlp_equals_its_composition(device: &Device) -> Result<()> {
     mlp_beside_its_parts(&[DType::F32, DType::F16, DType::BF16], &SIZES, device)
 }
 
 /// Sizes around the tiles of kernels with GELU's gradient in the epilogue: 128 x 256, sums in steps of 64.
-fn an_mlp_of_many_tiles_is_what_it_is_made_of(device: &Device) -> Result<()> {
+fn an_mlp_of_many_tiles_equals_its_composition(device: &Device) -> Result<()> {
     let sizes = [[64, 64, 256], [68, 136, 520], [324, 200, 776]];
     mlp_beside_its_parts(&[DType::F16, DType::BF16], &sizes, device)
 }
@@ -141,7 +141,7 @@ fn gradients_of_an_mlp_have_the_same_bits_each_time(device: &Device) -> Result<(
     Ok(())
 }
 
-fn gradients_are_added_to_those_that_are_there(device: &Device) -> Result<()> {
+fn gradients_accumulate_into_existing_ones(device: &Device) -> Result<()> {
     for dtype in [DType::F32, DType::BF16] {
         for sizes in SIZES {
             let all = operands(sizes, dtype, device)?;
@@ -175,7 +175,7 @@ fn gradients_are_added_to_those_that_are_there(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn only_what_wants_a_gradient_gets_one(device: &Device) -> Result<()> {
+fn only_tensors_that_require_a_gradient_get_one(device: &Device) -> Result<()> {
     for wanted in 0..32_u32 {
         let all = operands([16, 8, 24], DType::F32, device)?;
         let wants = |k: usize| wanted >> k & 1 == 1;

@@ -24,7 +24,7 @@ tests![
     tied_weights_load_from_any_names_that_agree,
     a_state_that_shares_memory_with_the_model_is_read_before_it_is_written,
     integers_of_other_widths_are_widened_without_loss,
-    a_tensor_that_is_read_in_parts_is_whole,
+    a_tensor_that_is_read_in_chunks_is_complete,
 ];
 
 /// Returns the device with its own pool, so that only this test's allocations are counted.
@@ -380,7 +380,7 @@ fn integers_of_other_widths_are_widened_without_loss(device: &Device) -> Result<
     Ok(())
 }
 
-fn a_tensor_that_is_read_in_parts_is_whole(device: &Device) -> Result<()> {
+fn a_tensor_that_is_read_in_chunks_is_complete(device: &Device) -> Result<()> {
     // Slightly more than the host's staging buffer holds.
     let (elements, file) = ((33 << 20) + 5, TempFile::new(device, "parts"));
     let header =

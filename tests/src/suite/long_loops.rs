@@ -10,17 +10,17 @@ use super::host_reference::{SplitMix64, ensure_close, ensure_values};
 use super::tests;
 
 tests![
-    running_sums_of_millions,
-    running_sums_across_memory,
-    running_extremes_and_products_of_long_rows,
-    running_sums_at_the_borders_of_chunks,
+    cumulative_sums_of_millions,
+    cumulative_sums_along_strided_dimensions,
+    cumulative_extremes_and_products_of_long_rows,
+    cumulative_sums_at_the_boundaries_of_chunks,
     one_index_a_hundred_thousand_times,
-    indices_of_any_distribution_add_up,
-    runs_of_any_length_at_any_place_add_up_once,
+    indices_of_any_distribution_are_summed,
+    runs_of_any_length_and_position_are_summed_once,
     every_reduction_of_long_runs,
-    long_runs_repeat_bit_by_bit,
-    numbers_are_put_at_long_indices,
-    numbers_are_counted_however_often_they_come,
+    long_runs_are_deterministic,
+    values_are_filled_and_put_at_long_indices,
+    values_of_any_frequency_are_counted,
     bags_of_any_length,
 ];
 
@@ -40,7 +40,7 @@ fn running(values: &[f32], row: usize) -> Vec<f64> {
     rows.collect()
 }
 
-fn running_sums_of_millions(device: &Device) -> Result<()> {
+fn cumulative_sums_of_millions(device: &Device) -> Result<()> {
     // So many elements that partial sums of chunks need two further levels.
     let n = 4096 * 2049 + 77;
     let values = random_ints(n, 1);
@@ -59,7 +59,7 @@ fn running_sums_of_millions(device: &Device) -> Result<()> {
     .context("three rows")
 }
 
-fn running_sums_across_memory(device: &Device) -> Result<()> {
+fn cumulative_sums_along_strided_dimensions(device: &Device) -> Result<()> {
     let (n, width) = (3001, 40);
     let values = random_ints(2 * n * width, 2);
     let x = Tensor::from_slice(&values, [2, n, width], device)?;
@@ -71,7 +71,7 @@ fn running_sums_across_memory(device: &Device) -> Result<()> {
     ensure_values(&turned(&sideways.transpose(1, 2)?.cumsum(1)?)?, &expected)
 }
 
-fn running_extremes_and_products_of_long_rows(device: &Device) -> Result<()> {
+fn cumulative_extremes_and_products_of_long_rows(device: &Device) -> Result<()> {
     let n = 70_001;
     let mut numbers = SplitMix64(3);
     let mut values: Vec<f32> = (0..n).map(|i| (numbers.below(1000) + i / 10) as f32).collect();
@@ -125,7 +125,7 @@ fn running_extremes_and_products_of_long_rows(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn running_sums_at_the_borders_of_chunks(device: &Device) -> Result<()> {
+fn cumulative_sums_at_the_boundaries_of_chunks(device: &Device) -> Result<()> {
     let mut numbers = SplitMix64(4);
     for n in [8191, 8192, 8193, 12_287, 12_288, 12_289] {
         let values = random_ints(n, numbers.next());
@@ -195,7 +195,7 @@ fn distributions(n: usize, extent: usize, numbers: &mut SplitMix64) -> Vec<(&'st
     ]
 }
 
-fn indices_of_any_distribution_add_up(device: &Device) -> Result<()> {
+fn indices_of_any_distribution_are_summed(device: &Device) -> Result<()> {
     let mut numbers = SplitMix64(6);
     // Lengths around chunks of 128, chunks of partial results, and the limit of the sequential path.
     for n in [2049, 2177, 16_384, 16_385, 70_001] {
@@ -216,7 +216,7 @@ fn indices_of_any_distribution_add_up(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn runs_of_any_length_at_any_place_add_up_once(device: &Device) -> Result<()> {
+fn runs_of_any_length_and_position_are_summed_once(device: &Device) -> Result<()> {
     // Around the longest run of one thread (512), chunks of 128, and as many chunks (64) as one thread combines.
     let lengths = [512, 513, 511, 1024, 1, 1025, 640, 8192, 514, 8193, 127, 1536, 40_000, 513];
     let width = 2;
@@ -283,7 +283,7 @@ fn every_reduction_of_long_runs(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn long_runs_repeat_bit_by_bit(device: &Device) -> Result<()> {
+fn long_runs_are_deterministic(device: &Device) -> Result<()> {
     let mut numbers = SplitMix64(8);
     let n = 70_001;
     let values: Vec<f32> = (0..n).map(|_| numbers.below(1000) as f32 / 7.0 - 70.0).collect();
@@ -303,7 +303,7 @@ fn long_runs_repeat_bit_by_bit(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn numbers_are_put_at_long_indices(device: &Device) -> Result<()> {
+fn values_are_filled_and_put_at_long_indices(device: &Device) -> Result<()> {
     let n = 100_001;
     let index = Tensor::full([n], 3.0, DType::I64, device)?;
     for dtype in [DType::F32, DType::BF16, DType::U8] {
@@ -316,7 +316,7 @@ fn numbers_are_put_at_long_indices(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn numbers_are_counted_however_often_they_come(device: &Device) -> Result<()> {
+fn values_of_any_frequency_are_counted(device: &Device) -> Result<()> {
     let mut numbers = SplitMix64(9);
     // As many bins as fit into workgroup memory, and more.
     for (n, extent) in [(100_001, 3), (100_001, 2048), (70_000, 2049), (5000, 60_000)] {

@@ -16,17 +16,17 @@ tests![
     a_layer_norm_of_a_row_of_millions,
     group_norms_of_long_rows_and_their_gradients,
     softmax_of_long_rows_and_columns,
-    special_numbers_in_long_rows_are_those_of_short_ones,
+    special_values_in_long_rows_behave_as_in_short_ones,
     cross_entropy_of_many_classes,
     areas_and_gradients_of_scaling_by_thousands,
     distances_of_long_rows_and_gradients_of_many,
     products_of_long_vectors,
     gradients_of_overlapping_views_of_many_windows,
     reductions_of_long_rows_and_columns,
-    factors_of_matrices_by_loops_of_many_turns,
+    factorizations_with_many_loop_iterations,
     singular_values_of_tall_matrices,
-    attention_over_many_positions_is_right_or_refused,
-    signals_under_long_filters_are_right_or_refused,
+    attention_over_many_positions_is_correct_or_refused,
+    convolutions_with_long_filters_are_correct_or_refused,
 ];
 
 fn gradient(x: &Tensor, call: impl Fn(&Tensor) -> forebay::error::Result<Tensor>) -> Result<Tensor> {
@@ -126,7 +126,7 @@ fn softmax_of_long_rows_and_columns(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn special_numbers_in_long_rows_are_those_of_short_ones(device: &Device) -> Result<()> {
+fn special_values_in_long_rows_behave_as_in_short_ones(device: &Device) -> Result<()> {
     let (nan, inf) = (f64::NAN, f64::INFINITY);
     for n in [100, 200_000] {
         let x = Tensor::full([5, n], -inf, DType::F32, device)?;
@@ -287,7 +287,7 @@ fn reductions_of_long_rows_and_columns(device: &Device) -> Result<()> {
     ensure_values(&x.amax([0, 1], false)?, &[2.0; 40])
 }
 
-fn factors_of_matrices_by_loops_of_many_turns(device: &Device) -> Result<()> {
+fn factorizations_with_many_loop_iterations(device: &Device) -> Result<()> {
     super::require_dtype(device, DType::F64)?;
     // One workgroup processes a matrix; its loops exceed 65,535 iterations, so several launches share them.
     let largest = |t: &Tensor| t.abs()?.max_all()?.item();
@@ -340,7 +340,7 @@ fn ensure_correct_or_refused(
     }
 }
 
-fn attention_over_many_positions_is_right_or_refused(device: &Device) -> Result<()> {
+fn attention_over_many_positions_is_correct_or_refused(device: &Device) -> Result<()> {
     let options = AttentionOptions::default();
     for n in [1000, 60_000] {
         let few = Tensor::zeros([1, 1, 4, 64], DType::F32, device)?;
@@ -362,7 +362,7 @@ fn attention_over_many_positions_is_right_or_refused(device: &Device) -> Result<
     Ok(())
 }
 
-fn signals_under_long_filters_are_right_or_refused(device: &Device) -> Result<()> {
+fn convolutions_with_long_filters_are_correct_or_refused(device: &Device) -> Result<()> {
     for n in [500, 17_000] {
         let x = Tensor::ones([1, 1, n + 3], DType::F32, device)?.to_leaf()?;
         let w = Tensor::ones([1, 1, n], DType::F32, device)?;

@@ -13,18 +13,18 @@ super::tests![
     cross_entropy_of_many_classes,
     cross_entropy_over_its_logits,
     cross_entropy_sees_nan,
-    classes_that_are_not_there_have_no_loss,
-    a_layer_with_its_loss,
+    losses_of_invalid_classes_are_nan,
+    linear_cross_entropy_equals_its_composition,
     a_batch_mean_divides_by_the_first_extent,
-    a_layer_with_its_loss_under_autocast,
-    a_layer_with_its_loss_is_captured,
-    a_layer_with_its_loss_says_what_it_does_not_take,
-    tables_sum_their_rows_in_order,
-    margins_that_are_just_met_have_no_gradient,
+    linear_cross_entropy_under_autocast,
+    linear_cross_entropy_is_captured,
+    invalid_arguments_of_linear_cross_entropy_are_refused,
+    gradients_of_embedding_tables_are_summed_in_order,
+    margins_that_are_met_exactly_have_no_gradient,
     sequences_without_steps,
 ];
 
-fn classes_that_are_not_there_have_no_loss(device: &Device) -> Result<()> {
+fn losses_of_invalid_classes_are_nan(device: &Device) -> Result<()> {
     let x = uniform(&[3, 4], device)?;
     for class in [-1, 4, 1_000_000_000] {
         let target = Tensor::from_slice(&[0, class, -100], [3], device)?;
@@ -170,7 +170,7 @@ fn cross_entropy_sees_nan(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn a_layer_with_its_loss(device: &Device) -> Result<()> {
+fn linear_cross_entropy_equals_its_composition(device: &Device) -> Result<()> {
     super::require_dtype(device, DType::I64)?;
     // Several chunks: of 1 MiB on a software driver, else of 256 MiB.
     let many = if device.info().software { (600, 4, 1001) } else { (2200, 4, 40_001) };
@@ -230,7 +230,7 @@ fn a_batch_mean_divides_by_the_first_extent(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn a_layer_with_its_loss_under_autocast(device: &Device) -> Result<()> {
+fn linear_cross_entropy_under_autocast(device: &Device) -> Result<()> {
     // Rows shared by a few threads, and rows that fit into large workgroup memory, also padded ones.
     [(50, 0.0), (2500, 0.0), (4001, 0.1), (50_304, 0.0)]
         .into_iter()
@@ -265,7 +265,7 @@ fn autocast_loss(count: usize, label_smoothing: f64, device: &Device) -> Result<
     Ok(())
 }
 
-fn a_layer_with_its_loss_is_captured(device: &Device) -> Result<()> {
+fn linear_cross_entropy_is_captured(device: &Device) -> Result<()> {
     // Rows in workgroup memory; on a GPU, launches have to request this much.
     let count = if device.info().software { 4001 } else { 50_304 };
     let (x, weight) = (uniform(&[6, 16], device)?, uniform(&[count, 16], device)?.to_leaf()?);
@@ -289,7 +289,7 @@ fn a_layer_with_its_loss_is_captured(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn a_layer_with_its_loss_says_what_it_does_not_take(device: &Device) -> Result<()> {
+fn invalid_arguments_of_linear_cross_entropy_are_refused(device: &Device) -> Result<()> {
     let (x, weight) = (uniform(&[4, 8], device)?, uniform(&[10, 8], device)?);
     let target = classes(4, 10, device)?;
     let options = CrossEntropyOptions::default();
@@ -301,7 +301,7 @@ fn a_layer_with_its_loss_says_what_it_does_not_take(device: &Device) -> Result<(
     Ok(())
 }
 
-fn tables_sum_their_rows_in_order(device: &Device) -> Result<()> {
+fn gradients_of_embedding_tables_are_summed_in_order(device: &Device) -> Result<()> {
     for (n, entries, width) in [(1, 3, 4), (50, 7, 5), (3000, 40, 12), (2500, 2, 1028), (300, 900, 64)] {
         let at = |i: usize| if i % 11 == 3 { -1 } else { (i * i * 31 % entries) as i32 };
         let index: Vec<i32> = (0..n).map(at).collect();
@@ -341,7 +341,7 @@ fn tables_sum_their_rows_in_order(device: &Device) -> Result<()> {
 }
 
 /// Margin losses have gradients only where they exceed 0, as in PyTorch.
-fn margins_that_are_just_met_have_no_gradient(device: &Device) -> Result<()> {
+fn margins_that_are_met_exactly_have_no_gradient(device: &Device) -> Result<()> {
     let leaf = |x: &[f32]| -> Result<Tensor> { Ok(Tensor::from_slice(x, [1, x.len()], device)?.to_leaf()?) };
     let x = leaf(&[0.0, 1.0, 0.5])?;
     let own = Tensor::from_slice(&[1i32], [1], device)?;

@@ -12,7 +12,7 @@ use super::tests;
 tests![
     products_of_every_layout,
     batches_of_products,
-    a_layer_is_a_product_a_bias_and_sums,
+    linear_layers_equal_products_with_a_bias,
     a_product_has_the_same_bits_each_time,
 ];
 
@@ -117,7 +117,7 @@ fn batches_of_products(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn a_layer_is_a_product_a_bias_and_sums(device: &Device) -> Result<()> {
+fn linear_layers_equal_products_with_a_bias(device: &Device) -> Result<()> {
     for [rows, out, features] in [[64, 64, 64], [36, 100, 132], [1024, 36, 40], [260, 1024, 64]] {
         let what = || format!("{rows} rows of {features} features to {out}");
         let x = MatrixBatch::new([1, rows, features], false, None, device)?;

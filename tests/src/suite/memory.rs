@@ -20,12 +20,12 @@ use super::tests;
 mod pool_model;
 
 tests![
-    the_pool_keeps_to_its_model,
+    the_pool_matches_its_model,
     a_thousand_steps_take_the_memory_of_ten,
     a_full_device_at_every_point_of_a_step,
-    memory_that_is_free_in_parts_comes_together,
-    empty_cache_gives_everything_back,
-    tags_say_who_holds_what,
+    compaction_joins_fragmented_memory,
+    empty_cache_releases_everything,
+    memory_is_counted_by_tag,
     threads_share_a_device,
 ];
 
@@ -92,7 +92,7 @@ fn whole(block: &Block) -> Slice {
     Slice { segment: block.segment, offset: block.offset, bytes: block.size }
 }
 
-fn the_pool_keeps_to_its_model(device: &Device) -> Result<()> {
+fn the_pool_matches_its_model(device: &Device) -> Result<()> {
     let pool = Pool::new(device.backend().clone(), Config::default());
     let ops = PoolOp::sequence(2026, 10_000, 64 << 10);
     let summary = check_pool(&pool, &**device.backend(), &ops).map_err(anyhow::Error::msg)?;
@@ -177,7 +177,7 @@ fn limited(device: &Device, mib: u64) -> forebay::error::Result<Device> {
     Ok(Device::with_config(device.backend().clone(), Config::parse(&text)?))
 }
 
-fn memory_that_is_free_in_parts_comes_together(device: &Device) -> Result<()> {
+fn compaction_joins_fragmented_memory(device: &Device) -> Result<()> {
     let device = limited(device, 40)?;
     let side = Stream::new(&device);
     let piece = |seed| {
@@ -214,7 +214,7 @@ fn memory_that_is_free_in_parts_comes_together(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn empty_cache_gives_everything_back(device: &Device) -> Result<()> {
+fn empty_cache_releases_everything(device: &Device) -> Result<()> {
     device.pool().empty_cache()?;
     let before = device.memory().reserved();
     let sizes = [10, 1000, 100_000, 1_000_000, 5_000_000];
@@ -232,7 +232,7 @@ fn empty_cache_gives_everything_back(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn tags_say_who_holds_what(device: &Device) -> Result<()> {
+fn memory_is_counted_by_tag(device: &Device) -> Result<()> {
     let held = |tag| device.memory().tag(tag).current;
     let (parameters, gradients, inputs) = (held(Tag::Parameter), held(Tag::Gradient), held(Tag::Input));
     let net = Net::new(128, device)?;

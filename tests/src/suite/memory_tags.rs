@@ -12,8 +12,8 @@ use forebay::plan::dry_run;
 use forebay::tensor::Tensor;
 
 super::tests![
-    results_that_the_tape_keeps_are_activations,
-    running_out_in_a_forward_of_ones_own_names_activations_and_the_module,
+    saved_results_are_tagged_as_activations,
+    out_of_memory_in_a_custom_forward_names_activations_and_the_module,
     a_dry_run_counts_results_of_plain_operations_as_activations,
 ];
 
@@ -69,7 +69,7 @@ fn held(device: &Device, tag: Tag) -> u64 {
     device.memory().tags[tag as usize].current
 }
 
-fn results_that_the_tape_keeps_are_activations(device: &Device) -> Result<()> {
+fn saved_results_are_tagged_as_activations(device: &Device) -> Result<()> {
     let device = with_own_pool(device, Config::default());
     let bytes = 4 * 4096;
     // Results that autograd does not record are not activations.
@@ -100,7 +100,7 @@ fn results_that_the_tape_keeps_are_activations(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn running_out_in_a_forward_of_ones_own_names_activations_and_the_module(device: &Device) -> Result<()> {
+fn out_of_memory_in_a_custom_forward_names_activations_and_the_module(device: &Device) -> Result<()> {
     let limited = with_own_pool(device, Config { max_memory: Some(24 << 20), ..Config::default() });
     let net = Net {
         first: FirstModule::Block(block(&limited)?),

@@ -12,11 +12,11 @@ use forebay::nn::{Bert, BertOptions, Module};
 use super::host_reference::ensure_close;
 use super::{skip, tests};
 
-tests![its_vectors_are_those_of_sentence_transformers];
+tests![embeddings_match_sentence_transformers];
 
 const EXPECTED: &[u8] = include_bytes!("../../minilm/embeddings.safetensors");
 
-fn its_vectors_are_those_of_sentence_transformers(device: &Device) -> Result<()> {
+fn embeddings_match_sentence_transformers(device: &Device) -> Result<()> {
     let Some(folder) = std::env::var_os("FOREBAY_MINILM").map(PathBuf::from) else {
         return skip("FOREBAY_MINILM names no folder with the weights; `cargo xtask embed` fetches them");
     };

@@ -15,22 +15,22 @@ use super::host_reference::{SplitMix64, ensure_values};
 use super::{require_dtype, tests};
 
 tests![
-    an_index_outside_names_nothing,
-    an_index_outside_is_no_class,
-    an_index_outside_is_found_where_that_is_asked_for,
-    lengths_outside_are_found_where_that_is_asked_for,
-    a_class_outside_has_no_margin,
-    lengths_and_labels_outside_have_no_likelihood,
-    numbers_outside_a_type_compare_as_they_are,
-    numbers_outside_a_type_are_not_written,
-    floats_outside_a_type_are_not_written,
-    bits_that_are_shifted_by_any_number,
-    integers_are_divided_in_their_whole_range,
-    integers_beyond_a_type_divide_nothing,
+    an_index_out_of_range_reads_zero_and_writes_nothing,
+    a_class_out_of_range_has_no_loss,
+    an_index_out_of_range_is_an_error_with_index_checks,
+    lengths_out_of_range_are_errors_with_index_checks,
+    a_class_out_of_range_has_no_margin_loss,
+    lengths_and_labels_out_of_range_have_no_ctc_loss,
+    scalars_out_of_range_compare_mathematically,
+    integers_out_of_range_are_not_written,
+    floats_out_of_range_are_not_written,
+    shifts_by_any_distance,
+    integer_division_over_the_full_range,
+    divisors_out_of_range,
     integer_powers_and_sums_at_the_limits,
     diagonals_beyond_the_corners,
     counts_beyond_32_bits_are_errors,
-    views_beyond_all_measure_are_errors,
+    views_with_huge_extents_are_errors,
 ];
 
 /// Returns the index 1, then indices outside an extent of 3, some of which are valid in their low 32 bits.
@@ -45,7 +45,7 @@ fn out_of_range_indices(dtype: DType, device: &Device) -> Result<Tensor> {
     })
 }
 
-fn an_index_outside_names_nothing(device: &Device) -> Result<()> {
+fn an_index_out_of_range_reads_zero_and_writes_nothing(device: &Device) -> Result<()> {
     let table = Tensor::from_slice(&[1f32, 2.0, 3.0], [3, 1], device)?;
     let line = table.reshape([3])?;
     for dtype in [DType::I64, DType::I32, DType::U32] {
@@ -92,7 +92,7 @@ fn an_index_outside_names_nothing(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn an_index_outside_is_no_class(device: &Device) -> Result<()> {
+fn a_class_out_of_range_has_no_loss(device: &Device) -> Result<()> {
     let scores = Tensor::zeros([5, 2], DType::F32, device)?;
     let even = std::f64::consts::LN_2;
     let classes = [0i64, 1 << 32, (1 << 40) + 1, -(1 << 32), -100];
@@ -135,7 +135,7 @@ fn an_index_outside_is_no_class(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn an_index_outside_is_found_where_that_is_asked_for(device: &Device) -> Result<()> {
+fn an_index_out_of_range_is_an_error_with_index_checks(device: &Device) -> Result<()> {
     let table = Tensor::ones([3, 2], DType::F32, device)?;
     let line = table.select(1, 0)?.contiguous()?;
     let right = Tensor::from_slice(&[0i64, 2], [2], device)?;
@@ -187,7 +187,7 @@ fn an_index_outside_is_found_where_that_is_asked_for(device: &Device) -> Result<
     Ok(())
 }
 
-fn lengths_outside_are_found_where_that_is_asked_for(device: &Device) -> Result<()> {
+fn lengths_out_of_range_are_errors_with_index_checks(device: &Device) -> Result<()> {
     let table = Tensor::ones([3, 2], DType::F32, device)?;
     let ints = |values: [i64; 2]| Tensor::from_slice(&values, [2], device);
     let log = Tensor::zeros([4, 2, 3], DType::F32, device)?.log_softmax(-1)?;
@@ -243,7 +243,7 @@ fn lengths_outside_are_found_where_that_is_asked_for(device: &Device) -> Result<
     Ok(())
 }
 
-fn a_class_outside_has_no_margin(device: &Device) -> Result<()> {
+fn a_class_out_of_range_has_no_margin_loss(device: &Device) -> Result<()> {
     let scores = || -> ForebayResult<Tensor> {
         Tensor::from_slice(&[1f32, 2.0, 3.0, 4.0, 5.0, 6.0], [2, 3], device)?.to_leaf()
     };
@@ -296,7 +296,7 @@ fn a_class_outside_has_no_margin(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn lengths_and_labels_outside_have_no_likelihood(device: &Device) -> Result<()> {
+fn lengths_and_labels_out_of_range_have_no_ctc_loss(device: &Device) -> Result<()> {
     let scores = Tensor::from_slice(&(0..24).map(|i| (i % 7) as f32).collect::<Vec<_>>(), [4, 2, 3], device)?;
     type Arguments = ([i64; 2], i64, i64);
     let run = |(labels, steps, count): Arguments,
@@ -355,7 +355,7 @@ fn lengths_and_labels_outside_have_no_likelihood(device: &Device) -> Result<()> 
     Ok(())
 }
 
-fn numbers_outside_a_type_compare_as_they_are(device: &Device) -> Result<()> {
+fn scalars_out_of_range_compare_mathematically(device: &Device) -> Result<()> {
     let mut numbers = SplitMix64(7);
     let bounds = |dtype| match dtype {
         DType::U8 => (0i64, 255i64),
@@ -398,7 +398,7 @@ fn numbers_outside_a_type_compare_as_they_are(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn numbers_outside_a_type_are_not_written(device: &Device) -> Result<()> {
+fn integers_out_of_range_are_not_written(device: &Device) -> Result<()> {
     let x = Tensor::zeros([2], DType::U8, device)?;
     let all = Tensor::ones([2], DType::Bool, device)?;
     for (dtype, n) in [
@@ -438,7 +438,7 @@ fn numbers_outside_a_type_are_not_written(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn floats_outside_a_type_are_not_written(device: &Device) -> Result<()> {
+fn floats_out_of_range_are_not_written(device: &Device) -> Result<()> {
     let mut types = vec![(DType::F32, f64::from(f32::MAX))];
     types.extend(device.info().features.f16.then_some((DType::F16, 65504.0)));
     types.push((DType::BF16, 2f64.powi(128) - 2f64.powi(120)));
@@ -498,7 +498,7 @@ fn floats_outside_a_type_are_not_written(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn bits_that_are_shifted_by_any_number(device: &Device) -> Result<()> {
+fn shifts_by_any_distance(device: &Device) -> Result<()> {
     let x = Tensor::from_slice(&[1i32, -8, 3], [3], device)?;
     for n in [1i64 << 32, (1 << 32) + 1, -(1 << 32), -1, 32, i64::MAX, i64::MIN] {
         ensure_values(&x.bitwise_left_shift(n)?, &[0.0; 3])?;
@@ -600,7 +600,7 @@ fn edge_values(least: i128, most: i128) -> impl Iterator<Item = i128> {
     all.into_iter().filter(move |v| (least..=most).contains(v))
 }
 
-fn integers_are_divided_in_their_whole_range(device: &Device) -> Result<()> {
+fn integer_division_over_the_full_range(device: &Device) -> Result<()> {
     ensure_divisions!(i32, device, edge_values(i32::MIN.into(), i32::MAX.into()).map(|v| v as i32).collect());
     ensure_divisions!(u32, device, edge_values(0, u32::MAX.into()).map(|v| v as u32).collect());
     ensure_divisions!(u8, device, (0..=255).collect());
@@ -609,7 +609,7 @@ fn integers_are_divided_in_their_whole_range(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn integers_beyond_a_type_divide_nothing(device: &Device) -> Result<()> {
+fn divisors_out_of_range(device: &Device) -> Result<()> {
     let x = Tensor::from_slice(&[5i32, -5], [2], device)?;
     let bytes = Tensor::from_slice(&[5u8, 200], [2], device)?;
     for (x, n) in
@@ -709,7 +709,7 @@ fn counts_beyond_32_bits_are_errors(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn views_beyond_all_measure_are_errors(device: &Device) -> Result<()> {
+fn views_with_huge_extents_are_errors(device: &Device) -> Result<()> {
     let x = Tensor::from_slice(&[1f32, 2.0], [2], device)?;
     let scalar = x.select(0, 0)?;
     ensure!(scalar.unflatten(0, [1]).is_err() && scalar.tensordot(&x, [0], [0]).is_err());

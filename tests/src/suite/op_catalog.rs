@@ -18,9 +18,9 @@ tests![
     every_input_gets_a_gradient_and_the_same_bits_again,
     gradients_are_finite_differences,
     layouts_do_not_change_results_and_gradients,
-    halves_are_what_f32_gives_and_their_gradients_keep_their_type,
-    calls_cost_what_their_records_say,
-    lines_do_not_know_how_many_there_are,
+    f16_and_bf16_match_f32_and_gradients_keep_their_dtype,
+    calls_have_the_cost_that_their_records_state,
+    results_of_a_row_do_not_depend_on_the_number_of_rows,
     wrong_inputs_are_refused_by_name,
 ];
 
@@ -184,7 +184,7 @@ fn layouts_do_not_change_results_and_gradients(device: &Device) -> Result<()> {
 }
 
 /// Compares with f32 from the same rounded inputs, within the record's tolerance for the type.
-fn halves_are_what_f32_gives_and_their_gradients_keep_their_type(device: &Device) -> Result<()> {
+fn f16_and_bf16_match_f32_and_gradients_keep_their_dtype(device: &Device) -> Result<()> {
     let mut wide = Vec::new();
     for dtype in [DType::F16, DType::BF16] {
         for case in catalog::cases().filter(|c| c.supports_half) {
@@ -209,7 +209,7 @@ fn halves_are_what_f32_gives_and_their_gradients_keep_their_type(device: &Device
 }
 
 /// No call moves less than its record states, and its products have the stated operations. The null device counts.
-fn calls_cost_what_their_records_say(_: &Device) -> Result<()> {
+fn calls_have_the_cost_that_their_records_state(_: &Device) -> Result<()> {
     let _no_grad = no_grad();
     let mut wrong = Vec::new();
     for case in catalog::cases() {
@@ -241,7 +241,7 @@ const LINES: [usize; 6] = [1, 2, 3, 7, 51, 257];
 /// many elements, in the topic `pointwise`.
 const MANY: usize = 65_601;
 
-fn lines_do_not_know_how_many_there_are(device: &Device) -> Result<()> {
+fn results_of_a_row_do_not_depend_on_the_number_of_rows(device: &Device) -> Result<()> {
     let _no_grad = no_grad();
     for case in catalog::cases().filter(|c| c.batched_inputs != 0) {
         let inputs = case.inputs(DType::F32, device)?;

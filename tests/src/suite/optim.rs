@@ -17,16 +17,16 @@ use forebay::optim::{
 use forebay::tensor::Tensor;
 
 super::tests![
-    twenty_steps_are_pytorchs,
-    a_device_that_counts_makes_the_same_steps,
+    twenty_steps_match_pytorch,
+    step_counts_on_the_device_give_the_same_steps,
     skipped_steps_change_nothing,
-    states_go_on_with_the_same_bits,
-    states_of_pytorch_go_on,
-    halves_keep_their_type,
+    restored_states_continue_with_the_same_bits,
+    states_of_pytorch_can_be_continued,
+    parameters_in_16_bits_keep_their_dtype,
     offloaded_states_have_the_same_bits,
-    what_groups_refuse,
-    schedules_are_pytorchs,
-    schedulers_go_on_from_their_states,
+    invalid_parameter_groups_are_refused,
+    schedules_match_pytorch,
+    schedulers_continue_from_their_states,
 ];
 
 const SHAPES: [&[usize]; 3] = [&[4, 6], &[7], &[6, 3]];
@@ -162,7 +162,7 @@ fn ensure_final_values(name: &str, all: &[Tensor], exact: &[Vec<f64>]) -> Result
 }
 
 /// Loads PyTorch's state after ten steps; ten more steps must reach PyTorch's result after twenty.
-fn states_of_pytorch_go_on(device: &Device) -> Result<()> {
+fn states_of_pytorch_can_be_continued(device: &Device) -> Result<()> {
     let exact: BTreeMap<String, Vec<Vec<f64>>> = serde_json::from_str(include_str!("../../data/optim.json"))?;
     let states: BTreeMap<String, BTreeMap<String, Vec<f64>>> =
         serde_json::from_str(include_str!("../../data/optim_states.json"))?;
@@ -201,11 +201,11 @@ fn states_of_pytorch_go_on(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn twenty_steps_are_pytorchs(device: &Device) -> Result<()> {
+fn twenty_steps_match_pytorch(device: &Device) -> Result<()> {
     compare(device, |optimizer| Ok(optimizer.step()?))
 }
 
-fn a_device_that_counts_makes_the_same_steps(device: &Device) -> Result<()> {
+fn step_counts_on_the_device_give_the_same_steps(device: &Device) -> Result<()> {
     let skip = Tensor::zeros((), DType::F32, device)?;
     compare(device, |optimizer| Ok(optimizer.step_unless(&skip)?))
 }
@@ -239,7 +239,7 @@ fn skipped_steps_change_nothing(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn states_go_on_with_the_same_bits(device: &Device) -> Result<()> {
+fn restored_states_continue_with_the_same_bits(device: &Device) -> Result<()> {
     for (name, make) in ALL {
         let first = initial_parameters(device)?;
         let mut optimizer = make(first.clone())?;
@@ -284,7 +284,7 @@ fn states_go_on_with_the_same_bits(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn halves_keep_their_type(device: &Device) -> Result<()> {
+fn parameters_in_16_bits_keep_their_dtype(device: &Device) -> Result<()> {
     for (name, make) in ALL {
         let full = initial_parameters(device)?;
         let half: Vec<Tensor> =
@@ -317,7 +317,7 @@ fn offloaded_states_have_the_same_bits(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn what_groups_refuse(device: &Device) -> Result<()> {
+fn invalid_parameter_groups_are_refused(device: &Device) -> Result<()> {
     let p = initial_parameters(device)?;
     let refused = |optimizer: &mut dyn Optimizer, group: ParamGroup, what: &str| -> Result<()> {
         let error = optimizer.add_param_group(group).err().with_context(|| format!("not refused: {what}"))?;
@@ -408,7 +408,7 @@ fn rates() -> Result<BTreeMap<String, Vec<f64>>> {
 }
 
 /// Rates that the schedule sets equal those of the file in every step.
-fn schedules_are_pytorchs(device: &Device) -> Result<()> {
+fn schedules_match_pytorch(device: &Device) -> Result<()> {
     let exact = rates()?;
     let same = |name: &str, t: usize, lr: f64| -> Result<()> {
         let expected = exact[name][t];
@@ -439,7 +439,7 @@ fn schedules_are_pytorchs(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn schedulers_go_on_from_their_states(device: &Device) -> Result<()> {
+fn schedulers_continue_from_their_states(device: &Device) -> Result<()> {
     let exact = rates()?;
     let p = initial_parameters(device)?;
     for (name, schedule) in schedules()? {

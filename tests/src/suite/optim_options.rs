@@ -20,18 +20,18 @@ use super::optim::{ALL, initial_parameters, set_gradients};
 
 super::tests![
     options_out_of_range_are_refused_by_name,
-    bounds_out_of_range_leave_gradients_as_they_are,
+    bounds_out_of_range_do_not_change_gradients,
     rates_out_of_range_are_refused_before_the_step,
     scalers_refuse_factors_out_of_range,
     layers_refuse_options_out_of_range,
-    lists_of_parameters_are_checked_as_pytorchs,
+    parameter_lists_are_checked_as_in_pytorch,
     gradients_that_do_not_fit_their_parameters_are_refused,
     frozen_parameters_have_no_state,
     parameters_get_their_state_with_their_first_gradient,
-    states_of_some_parameters_are_loaded_as_they_are,
+    partial_states_are_loaded,
     loaded_states_out_of_range_are_refused,
-    steps_fail_at_every_request_and_are_made_again,
-    averages_fail_at_every_request,
+    steps_that_fail_at_any_request_can_be_repeated,
+    averages_survive_a_failure_at_every_request,
 ];
 
 fn with_own_pool(device: &Device) -> Device {
@@ -115,7 +115,7 @@ fn options_out_of_range_are_refused_by_name(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn bounds_out_of_range_leave_gradients_as_they_are(device: &Device) -> Result<()> {
+fn bounds_out_of_range_do_not_change_gradients(device: &Device) -> Result<()> {
     let p = initial_parameters(device)?;
     set_gradients(&p, &Sgd::new(p.clone(), 0.1), 1)?;
     let grads: Vec<Tensor> = p.iter().filter_map(Tensor::grad).collect();
@@ -251,7 +251,7 @@ fn layers_refuse_options_out_of_range(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn lists_of_parameters_are_checked_as_pytorchs(device: &Device) -> Result<()> {
+fn parameter_lists_are_checked_as_in_pytorch(device: &Device) -> Result<()> {
     let p = initial_parameters(device)?;
     let plain = p[0].detach();
     let result = p[0].mul(2.0)?;
@@ -421,7 +421,7 @@ fn parameters_get_their_state_with_their_first_gradient(device: &Device) -> Resu
     Ok(())
 }
 
-fn states_of_some_parameters_are_loaded_as_they_are(device: &Device) -> Result<()> {
+fn partial_states_are_loaded(device: &Device) -> Result<()> {
     let all = initial_parameters(device)?;
     let mut first = AdamW::new(all.clone(), 0.02);
     all[1].requires_grad_(false)?;
@@ -483,7 +483,7 @@ fn loaded_states_out_of_range_are_refused(device: &Device) -> Result<()> {
 }
 
 /// A step that ran out of memory at any allocation, and is repeated, equals an uninterrupted step.
-fn steps_fail_at_every_request_and_are_made_again(device: &Device) -> Result<()> {
+fn steps_that_fail_at_any_request_can_be_repeated(device: &Device) -> Result<()> {
     let device = with_own_pool(device);
     // Optimiser, previous steps, skippable on the device, state on the host. Composed optimisers first.
     let runs = [
@@ -542,7 +542,7 @@ fn steps_fail_at_every_request_and_are_made_again(device: &Device) -> Result<()>
     Ok(())
 }
 
-fn averages_fail_at_every_request(device: &Device) -> Result<()> {
+fn averages_survive_a_failure_at_every_request(device: &Device) -> Result<()> {
     let device = with_own_pool(device);
     type Use = fn(&mut AveragedModel, &Vec<Tensor>) -> forebay::error::Result<()>;
     let uses: [(&str, Use); 3] = [

@@ -23,11 +23,11 @@ tests![
     a_convolutional_network_takes_the_predicted_bytes,
     a_transformer_takes_the_predicted_bytes,
     a_budget_is_kept_and_changes_no_result,
-    blocks_computed_again_give_the_same_bits,
-    offload_keeps_every_bit_and_takes_the_predicted_bytes,
-    a_step_that_does_not_fit_says_what_it_needs,
-    steps_that_are_alike_come_to_rest,
-    steps_go_on_within_what_was_predicted,
+    recomputed_blocks_give_the_same_bits,
+    offload_is_bitwise_exact_and_takes_the_predicted_bytes,
+    a_step_that_does_not_fit_reports_the_memory_it_needs,
+    repeated_steps_stop_moving_memory,
+    steps_continue_within_the_predicted_memory,
 ];
 
 /// Technique that saves memory.
@@ -268,7 +268,7 @@ fn a_budget_is_kept_and_changes_no_result(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn offload_keeps_every_bit_and_takes_the_predicted_bytes(device: &Device) -> Result<()> {
+fn offload_is_bitwise_exact_and_takes_the_predicted_bytes(device: &Device) -> Result<()> {
     if !device.backend().supports_pinned_host() {
         return skip("the device reaches no memory of the host");
     }
@@ -297,7 +297,7 @@ fn offload_keeps_every_bit_and_takes_the_predicted_bytes(device: &Device) -> Res
     Ok(())
 }
 
-fn a_step_that_does_not_fit_says_what_it_needs(device: &Device) -> Result<()> {
+fn a_step_that_does_not_fit_reports_the_memory_it_needs(device: &Device) -> Result<()> {
     let profile = CardProfile::from_device(device).with_total_bytes(4 << 20);
     let run = dry_run(&profile, |device| {
         let net = Linear::new(1024, 1024, device)?;
@@ -310,7 +310,7 @@ fn a_step_that_does_not_fit_says_what_it_needs(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn blocks_computed_again_give_the_same_bits(device: &Device) -> Result<()> {
+fn recomputed_blocks_give_the_same_bits(device: &Device) -> Result<()> {
     let sizes = GptOptions { vocabulary: 64, context: 16, layers: 3, heads: 2, width: 32, dropout: 0.1 };
     let text = Tensor::randint(0, 64, [4, 16], DType::I32, device)?;
     for low in [None, Some(DType::BF16)] {
@@ -345,7 +345,7 @@ fn blocks_computed_again_give_the_same_bits(device: &Device) -> Result<()> {
 
 /// A large model on a simulated card, where page migration depends only on the allocations. For identical steps,
 /// calls of the driver for memory end after some steps.
-fn steps_that_are_alike_come_to_rest(_device: &Device) -> Result<()> {
+fn repeated_steps_stop_moving_memory(_device: &Device) -> Result<()> {
     const STEPS: usize = 32;
     const BATCH: usize = 8;
     let sizes = GptOptions::preset("gpt2-124m")?;
@@ -402,7 +402,7 @@ fn steps_that_are_alike_come_to_rest(_device: &Device) -> Result<()> {
 }
 
 /// Later steps fit into the memory of the first ones: blocks at other addresses are compacted.
-fn steps_go_on_within_what_was_predicted(_device: &Device) -> Result<()> {
+fn steps_continue_within_the_predicted_memory(_device: &Device) -> Result<()> {
     const STEPS: usize = 12;
     const BATCH: usize = 8;
     const PREDICTED: usize = 3;

@@ -15,23 +15,23 @@ use super::{compute_dtypes, require_dtype, skip, tests};
 tests![
     every_pair_of_types_promotes,
     every_pair_of_types_casts,
-    all_halves_are_read,
-    halves_are_rounded_to_nearest_even,
-    brain_floats_are_rounded_to_nearest_even,
-    doubles_keep_their_digits,
-    numbers_beside_doubles_are_doubles,
-    remainders_of_doubles_are_exact,
-    numbers_beside_bytes_wrap_and_bounds_do_not,
-    functions_of_doubles_are_near_the_hosts,
-    floats_become_integers_and_saturate,
-    wide_integers_keep_their_bits,
+    every_f16_and_bf16_value_is_read,
+    f16_is_rounded_to_nearest_even,
+    bf16_is_rounded_to_nearest_even,
+    f64_is_accurate,
+    scalars_with_f64_tensors_are_f64,
+    remainders_in_f64_are_exact,
+    scalars_with_u8_tensors_wrap_and_bounds_do_not,
+    functions_in_f64_match_the_host,
+    casts_of_floats_to_integers_saturate,
+    i64_values_keep_all_bits,
     sizes_around_vector_widths,
     more_workgroups_than_a_dimension_has,
-    not_a_number_is_not_lost,
-    not_a_number_is_found_in_every_form,
+    nan_propagates,
+    every_encoding_of_nan_is_detected,
     zeros_keep_their_signs,
     integers_wrap_and_divide,
-    numbers_take_the_tensors_type,
+    scalars_take_the_dtype_of_the_tensor,
     layouts_do_not_change_results,
 ];
 
@@ -124,7 +124,7 @@ fn f32_is_nan(bits: u32) -> bool {
     bits & 0x7fff_ffff > 0x7f80_0000
 }
 
-fn all_halves_are_read(device: &Device) -> Result<()> {
+fn every_f16_and_bf16_value_is_read(device: &Device) -> Result<()> {
     let all: Vec<u16> = (0..=u16::MAX).collect();
     let inputs = words(all.iter().copied());
     let bytes: Vec<u8> = all.iter().flat_map(|h| h.to_le_bytes()).collect();
@@ -164,7 +164,7 @@ fn rounding_probes(half: impl Fn(u16) -> f32) -> Vec<f32> {
     probes
 }
 
-fn halves_are_rounded_to_nearest_even(device: &Device) -> Result<()> {
+fn f16_is_rounded_to_nearest_even(device: &Device) -> Result<()> {
     let probes = rounding_probes(|h| f16::from_bits(h).to_f32());
     let x = Tensor::from_slice(&probes, [probes.len()], device)?;
     let got = words(x.to_dtype(DType::F16)?.to_vec::<f16>()?.iter().map(|h| h.to_bits()));
@@ -173,7 +173,7 @@ fn halves_are_rounded_to_nearest_even(device: &Device) -> Result<()> {
     check_bits("f32 to f16", &got, &expected, &inputs, f16_is_nan)
 }
 
-fn brain_floats_are_rounded_to_nearest_even(device: &Device) -> Result<()> {
+fn bf16_is_rounded_to_nearest_even(device: &Device) -> Result<()> {
     let probes = rounding_probes(|h| bf16::from_bits(h).to_f32());
     let x = Tensor::from_slice(&probes, [probes.len()], device)?;
     let got = words(x.to_dtype(DType::BF16)?.to_vec::<bf16>()?.iter().map(|h| h.to_bits()));
@@ -182,7 +182,7 @@ fn brain_floats_are_rounded_to_nearest_even(device: &Device) -> Result<()> {
     check_bits("f32 to bf16", &got, &expected, &inputs, bf16_is_nan)
 }
 
-fn doubles_keep_their_digits(device: &Device) -> Result<()> {
+fn f64_is_accurate(device: &Device) -> Result<()> {
     require_dtype(device, DType::F64)?;
     let mut numbers = SplitMix64(64);
     let values: Vec<f64> = (0..1000).map(|_| numbers.next() as f64 / 1e9 - 9e9).collect();
@@ -195,7 +195,7 @@ fn doubles_keep_their_digits(device: &Device) -> Result<()> {
 }
 
 /// Scalars that f32 cannot represent reach f64 kernels exactly.
-fn numbers_beside_doubles_are_doubles(device: &Device) -> Result<()> {
+fn scalars_with_f64_tensors_are_f64(device: &Device) -> Result<()> {
     require_dtype(device, DType::F64)?;
     let values = [1.0, -2.5, 3e7];
     let x = Tensor::from_slice(&values, [3], device)?;
@@ -227,7 +227,7 @@ fn numbers_beside_doubles_are_doubles(device: &Device) -> Result<()> {
 }
 
 /// Compares with the host's `%`, which is C's fmod and exact.
-fn remainders_of_doubles_are_exact(device: &Device) -> Result<()> {
+fn remainders_in_f64_are_exact(device: &Device) -> Result<()> {
     require_dtype(device, DType::F64)?;
     let mut numbers = SplitMix64(66);
     let mut any = || {
@@ -257,7 +257,7 @@ fn remainders_of_doubles_are_exact(device: &Device) -> Result<()> {
 }
 
 /// Scalars wrap as in PyTorch, while bounds do not.
-fn numbers_beside_bytes_wrap_and_bounds_do_not(device: &Device) -> Result<()> {
+fn scalars_with_u8_tensors_wrap_and_bounds_do_not(device: &Device) -> Result<()> {
     let x = Tensor::from_slice(&[0u8, 5, 254, 255], [4], device)?;
     // Comparisons are mathematical.
     ensure!(x.gt(-2)?.to_bools()? == [true; 4] && x.eq(-2)?.to_bools()? == [false; 4]);
@@ -273,7 +273,7 @@ fn numbers_beside_bytes_wrap_and_bounds_do_not(device: &Device) -> Result<()> {
 
 /// Host functions are within about two units in the last place. A bound of 32 units distinguishes f64 from f32 and
 /// finds wrong coefficients.
-fn functions_of_doubles_are_near_the_hosts(device: &Device) -> Result<()> {
+fn functions_in_f64_match_the_host(device: &Device) -> Result<()> {
     type Pair = (&'static str, fn(&Tensor) -> forebay::error::Result<Tensor>, fn(f64) -> f64);
     require_dtype(device, DType::F64)?;
     let mut numbers = SplitMix64(65);
@@ -363,7 +363,7 @@ fn functions_of_doubles_are_near_the_hosts(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn floats_become_integers_and_saturate(device: &Device) -> Result<()> {
+fn casts_of_floats_to_integers_saturate(device: &Device) -> Result<()> {
     let values = [
         0.0f32,
         -0.0,
@@ -401,7 +401,7 @@ fn floats_become_integers_and_saturate(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn wide_integers_keep_their_bits(device: &Device) -> Result<()> {
+fn i64_values_keep_all_bits(device: &Device) -> Result<()> {
     let values = [0i64, 1, -1, i64::MAX, i64::MIN, 1 << 40, -(1 << 40), 123_456_789_012];
     let x = Tensor::from_slice(&values, [8], device)?;
     ensure!(x.flip([0])?.flip([0])?.to_vec::<i64>()? == values, "moving loses bits");
@@ -458,7 +458,7 @@ fn more_workgroups_than_a_dimension_has(device: &Device) -> Result<()> {
 const SPECIAL: [f32; 10] =
     [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.0, -0.0, 1.0, -1.0, 2.5, f32::MAX, f32::MIN_POSITIVE];
 
-fn not_a_number_is_not_lost(device: &Device) -> Result<()> {
+fn nan_propagates(device: &Device) -> Result<()> {
     let pairs: Vec<(f32, f32)> = SPECIAL.iter().flat_map(|&a| SPECIAL.map(|b| (a, b))).collect();
     let column = |f: fn(&(f32, f32)) -> f32| {
         Tensor::from_slice(&pairs.iter().map(f).collect::<Vec<_>>(), [100], device)
@@ -525,7 +525,7 @@ fn not_a_number_is_not_lost(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn not_a_number_is_found_in_every_form(device: &Device) -> Result<()> {
+fn every_encoding_of_nan_is_detected(device: &Device) -> Result<()> {
     let forms = [
         0x7fc0_0000u32,
         0xffc0_0000,
@@ -575,7 +575,7 @@ fn integers_wrap_and_divide(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn numbers_take_the_tensors_type(device: &Device) -> Result<()> {
+fn scalars_take_the_dtype_of_the_tensor(device: &Device) -> Result<()> {
     let int = Tensor::from_slice(&[1i32, 2], [2], device)?;
     ensure!(int.add(1)?.dtype() == DType::I32 && int.add(1.5)?.dtype() == DType::F32);
     let half = int.to_dtype(DType::F16)?;

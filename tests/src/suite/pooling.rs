@@ -14,13 +14,13 @@ tests![
     maxima_agree_with_plain_loops_for_windows_with_gaps,
     a_volume_of_padding_alone_has_no_maximum_and_no_gradient,
     nan_and_infinities_go_through_pooling_as_in_pytorch,
-    means_divide_by_what_pytorch_divides_by,
-    means_of_64_bit_types_keep_their_digits,
+    averages_have_the_divisor_of_pytorch,
+    averages_of_64_bit_types_are_accurate,
     a_window_of_a_whole_plane_is_averaged_in_every_element,
     a_window_of_a_long_signal_finds_its_maximum,
     gradients_of_long_windows_reach_every_element,
     a_long_window_takes_the_last_nan_and_the_first_of_equals,
-    adaptive_windows_of_long_signals_lie_where_64_bits_say,
+    adaptive_windows_of_long_signals_need_64_bit_bounds,
 ];
 
 fn gradient(x: &Tensor, call: impl Fn(&Tensor) -> forebay::error::Result<Tensor>) -> Result<Tensor> {
@@ -163,7 +163,7 @@ fn nan_and_infinities_go_through_pooling_as_in_pytorch(device: &Device) -> Resul
     Ok(())
 }
 
-fn means_divide_by_what_pytorch_divides_by(device: &Device) -> Result<()> {
+fn averages_have_the_divisor_of_pytorch(device: &Device) -> Result<()> {
     let x = Tensor::ones([1, 1, 5], DType::F32, device)?;
     let window = Pool1dOptions { stride: [2], padding: [1], ceil_mode: true, ..Pool1dOptions::new(4) };
     // Windows -1 to 2 and 1 to 4; in ceil mode also 3 to 6, which is cut off after the padding.
@@ -180,7 +180,7 @@ fn means_divide_by_what_pytorch_divides_by(device: &Device) -> Result<()> {
     ensure_close(&powers.to_f64s()?, &[root, root, root], 1e-6, 0.0)
 }
 
-fn means_of_64_bit_types_keep_their_digits(device: &Device) -> Result<()> {
+fn averages_of_64_bit_types_are_accurate(device: &Device) -> Result<()> {
     // Windows of 16,801,801 elements, most of them padding; an f32 holds no such number.
     let count = 4099i64 * 4099;
     let wide = Pool2dOptions { stride: [1; 2], padding: [2049; 2], ..Pool2dOptions::new(4099) };
@@ -311,7 +311,7 @@ fn a_long_window_takes_the_last_nan_and_the_first_of_equals(device: &Device) -> 
     Ok(())
 }
 
-fn adaptive_windows_of_long_signals_lie_where_64_bits_say(device: &Device) -> Result<()> {
+fn adaptive_windows_of_long_signals_need_64_bit_bounds(device: &Device) -> Result<()> {
     // Products of extents exceed 2^32.
     let (n, outs) = (100_003, 70_001);
     let x = Tensor::arange(0.0, n as f64, 1.0, DType::F32, device)?.reshape([1, 1, n])?;

@@ -16,9 +16,9 @@ use super::tests;
 tests![
     a_norm_of_a_sum_has_the_type_of_a_norm_under_autocast,
     the_residual_stream_of_blocks_stays_f32,
-    gradients_of_a_bert_are_as_near_as_those_of_plain_operations,
-    a_bert_begins_as_the_published_one,
-    a_bert_drops_weights_of_its_attention_in_training_alone,
+    gradients_of_a_bert_are_as_accurate_as_those_of_plain_operations,
+    a_bert_is_initialised_like_the_published_one,
+    a_bert_drops_attention_weights_only_in_training,
     a_configuration_of_another_model_is_refused,
 ];
 
@@ -117,7 +117,7 @@ fn distance(a: &[f64], b: &[f64]) -> f64 {
 }
 
 /// f32 is the exact reference: its error is a ten-thousandth of the measured errors.
-fn gradients_of_a_bert_are_as_near_as_those_of_plain_operations(device: &Device) -> Result<()> {
+fn gradients_of_a_bert_are_as_accurate_as_those_of_plain_operations(device: &Device) -> Result<()> {
     device.manual_seed(3);
     let layer = |k: usize| Linear::new([32, 64][k % 2], [64, 32][k % 2], device);
     let block = PostNormBlock((0..8).map(layer).collect::<Result<_, _>>()?, LayerNorm::new([32], device)?);
@@ -130,7 +130,7 @@ fn gradients_of_a_bert_are_as_near_as_those_of_plain_operations(device: &Device)
     Ok(())
 }
 
-fn a_bert_begins_as_the_published_one(device: &Device) -> Result<()> {
+fn a_bert_is_initialised_like_the_published_one(device: &Device) -> Result<()> {
     device.manual_seed(5);
     let options = BertOptions { hidden_size: 64, initializer_range: 0.02, ..small() };
     let model = Bert::new(&options, device)?;
@@ -153,7 +153,7 @@ fn a_bert_begins_as_the_published_one(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn a_bert_drops_weights_of_its_attention_in_training_alone(device: &Device) -> Result<()> {
+fn a_bert_drops_attention_weights_only_in_training(device: &Device) -> Result<()> {
     let model = Bert::new(&BertOptions { attention_probs_dropout_prob: 0.5, ..small() }, device)?;
     let tokens = Tensor::from_slice(&[1i64, 5, 2, 7, 9, 3], [2, 3], device)?;
     let run = || -> Result<Tensor> { Ok(model.forward(&tokens, None)?.detach()) };

@@ -11,9 +11,9 @@ use forebay::tensor::Tensor;
 
 use super::tests;
 
-tests![names_what_ran, times_lie_within_the_host_s, one_profiler_at_a_time];
+tests![the_profile_names_operations_and_kernels, times_lie_within_those_of_the_host, one_profiler_at_a_time];
 
-fn names_what_ran(device: &Device) -> Result<()> {
+fn the_profile_names_operations_and_kernels(device: &Device) -> Result<()> {
     let layers = vec![Linear::new(24, 40, device)?, Linear::new(40, 8, device)?];
     layers.parameters();
     let x = Tensor::rand([12, 24], DType::F32, device)?;
@@ -39,7 +39,7 @@ fn names_what_ran(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn times_lie_within_the_host_s(device: &Device) -> Result<()> {
+fn times_lie_within_those_of_the_host(device: &Device) -> Result<()> {
     let x = Tensor::rand([256, 512], DType::F32, device)?;
     x.exp()?;
     let start = Instant::now();

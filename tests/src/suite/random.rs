@@ -10,24 +10,24 @@ use super::host_reference::{SplitMix64, ensure_close, ensure_same_bits};
 use super::{compute_dtypes, tests};
 
 tests![
-    known_answers,
+    philox_gives_the_known_answers,
     integers_are_philox_itself,
-    uniform_numbers_are_its_upper_bits,
-    normal_numbers_are_the_integer_algorithm,
-    moments_of_normal_numbers,
-    sixteen_bits_round_the_same_numbers,
+    uniform_values_are_the_upper_bits_of_philox,
+    normal_values_follow_the_integer_algorithm,
+    moments_of_normal_values,
+    sixteen_bit_draws_round_the_draws_of_f32,
     the_counter_carries,
-    states_replay,
+    random_states_are_replayed,
     dropout_keeps_and_scales,
-    classes_are_drawn_as_often_as_they_weigh,
-    uniform_numbers_lie_in_their_range,
+    classes_are_drawn_in_proportion_to_their_weights,
+    uniform_values_lie_in_their_range,
     ranges_that_a_type_does_not_have_are_errors,
     integers_of_float_types_lie_in_their_range,
-    truncated_normal_numbers_lie_in_their_range,
+    truncated_normal_values_lie_in_their_range,
     probabilities_of_zero_and_one_are_certain,
     classes_without_weight_are_never_drawn,
     classes_of_rows_of_any_length_are_drawn_by_their_weights,
-    weights_that_are_none_count_as_zero,
+    invalid_weights_count_as_zero,
     permutations_sort_sixty_four_bits,
 ];
 
@@ -79,7 +79,7 @@ fn normal(x: u32, table: &[i32]) -> f32 {
     if x >> 31 == 1 { -z } else { z }
 }
 
-fn known_answers(device: &Device) -> Result<()> {
+fn philox_gives_the_known_answers(device: &Device) -> Result<()> {
     ensure!(philox([0; 4], [0; 2]) == [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
     ensure!(philox([u32::MAX; 4], [u32::MAX; 2]) == [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]);
     device.manual_seed(0);
@@ -111,7 +111,7 @@ fn integers_are_philox_itself(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn uniform_numbers_are_its_upper_bits(device: &Device) -> Result<()> {
+fn uniform_values_are_the_upper_bits_of_philox(device: &Device) -> Result<()> {
     device.manual_seed(11);
     let state = device.random_state();
     let got = Tensor::rand([10_001], DType::F32, device)?.to_vec::<f32>()?;
@@ -123,7 +123,7 @@ fn uniform_numbers_are_its_upper_bits(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn normal_numbers_are_the_integer_algorithm(device: &Device) -> Result<()> {
+fn normal_values_follow_the_integer_algorithm(device: &Device) -> Result<()> {
     let table = table();
     ensure!(table.len() == 256, "the table was not found in the shader");
     device.manual_seed(5);
@@ -140,7 +140,7 @@ fn normal_numbers_are_the_integer_algorithm(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn moments_of_normal_numbers(device: &Device) -> Result<()> {
+fn moments_of_normal_values(device: &Device) -> Result<()> {
     device.manual_seed(1);
     let n = 1_000_000;
     let z = Tensor::randn([n], DType::F32, device)?.to_f64s()?;
@@ -151,7 +151,7 @@ fn moments_of_normal_numbers(device: &Device) -> Result<()> {
     ensure_close(&[beyond], &[0.0027], 0.0, 0.0003)
 }
 
-fn sixteen_bits_round_the_same_numbers(device: &Device) -> Result<()> {
+fn sixteen_bit_draws_round_the_draws_of_f32(device: &Device) -> Result<()> {
     for dtype in [DType::F16, DType::BF16] {
         device.manual_seed(9);
         let wide = Tensor::randn([1003], DType::F32, device)?;
@@ -170,7 +170,7 @@ fn the_counter_carries(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn states_replay(device: &Device) -> Result<()> {
+fn random_states_are_replayed(device: &Device) -> Result<()> {
     device.manual_seed(2);
     Tensor::rand([7], DType::F32, device)?;
     let state = device.random_state();
@@ -202,7 +202,7 @@ fn dropout_keeps_and_scales(device: &Device) -> Result<()> {
     ensure_same_bits(&z.dropout(p, false)?, &z)
 }
 
-fn classes_are_drawn_as_often_as_they_weigh(device: &Device) -> Result<()> {
+fn classes_are_drawn_in_proportion_to_their_weights(device: &Device) -> Result<()> {
     const DRAWS: usize = 4000;
     let weights = Tensor::from_slice(&[0.0f32, 1.0, 0.0, 3.0, 0.0, 2.0, 2.0, 0.0], [2, 4], device)?;
     let drawn = weights.multinomial(DRAWS, true)?.to_f64s()?;
@@ -239,7 +239,7 @@ fn within(numbers: &[f64], low: f64, high: f64) -> Result<()> {
     }
 }
 
-fn uniform_numbers_lie_in_their_range(device: &Device) -> Result<()> {
+fn uniform_values_lie_in_their_range(device: &Device) -> Result<()> {
     device.manual_seed(21);
     for dtype in float_types(device) {
         let many = [(0.0, 1.0), (-1.0, 1.0), (100.0, 101.0)];
@@ -307,7 +307,7 @@ fn integers_of_float_types_lie_in_their_range(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn truncated_normal_numbers_lie_in_their_range(device: &Device) -> Result<()> {
+fn truncated_normal_values_lie_in_their_range(device: &Device) -> Result<()> {
     device.manual_seed(23);
     for dtype in float_types(device) {
         for (low, high) in [(-2.0, 2.0), (0.1, 0.3), (-0.3, -0.1), (5.0, 9.0), (8.0, f64::INFINITY)] {
@@ -404,7 +404,7 @@ fn classes_of_rows_of_any_length_are_drawn_by_their_weights(device: &Device) -> 
     Ok(())
 }
 
-fn weights_that_are_none_count_as_zero(device: &Device) -> Result<()> {
+fn invalid_weights_count_as_zero(device: &Device) -> Result<()> {
     let weights = [f32::NAN, 1.0, f32::INFINITY, -3.0, 2.0, f32::NEG_INFINITY, f32::MAX, f32::MAX, f32::NAN];
     let t = Tensor::from_slice(&weights, [9], device)?;
     for (count, replacement) in [(10_000, true), (4, false)] {

@@ -10,7 +10,7 @@ use forebay::ops::NormOptions;
 use forebay::tensor::Tensor;
 
 super::tests![
-    sums_over_every_side,
+    sums_over_every_dimension,
     extremes_and_means_of_long_columns,
     softmax_of_every_length,
     layer_norms_of_every_length,
@@ -18,7 +18,7 @@ super::tests![
     a_bias_before_a_residual_gets_its_own_sums,
     the_sum_of_a_residual_gets_both_gradients,
     residuals_under_autocast,
-    a_sum_with_a_residual_that_is_kept_anyway_is_kept_in_parts,
+    the_branch_and_the_previous_sum_are_saved_instead_of_a_residual_sum,
 ];
 
 fn uniform(shape: &[usize], device: &Device) -> Result<Tensor> {
@@ -39,7 +39,7 @@ fn sum_middle_dim(x: &[f32], [a, b, c]: [usize; 3]) -> Vec<f32> {
     (0..a * c).map(|o| (0..b).map(|j| at(o / c, j, o % c)).sum::<f64>() as f32).collect()
 }
 
-fn sums_over_every_side(device: &Device) -> Result<()> {
+fn sums_over_every_dimension(device: &Device) -> Result<()> {
     for shape in [
         [1, 70_000, 1],
         [1, 3000, 1],
@@ -399,7 +399,7 @@ fn residuals_under_autocast(device: &Device) -> Result<()> {
 
 /// Three blocks on an f32 residual stream. For the second, autograd saves the 16-bit branch and the previous sum
 /// instead of the new sum.
-fn a_sum_with_a_residual_that_is_kept_anyway_is_kept_in_parts(device: &Device) -> Result<()> {
+fn the_branch_and_the_previous_sum_are_saved_instead_of_a_residual_sum(device: &Device) -> Result<()> {
     for (extent, rms, low) in [
         (64, false, DType::BF16),
         (768, true, DType::F16),

@@ -16,16 +16,16 @@ use super::host_reference::{ensure_same_bits, ensure_values};
 use super::tests;
 
 tests![
-    gradients_arrive_after_a_hook_panicked,
-    gradients_arrive_after_a_walk_that_failed,
+    gradients_accumulate_after_a_hook_panicked,
+    gradients_accumulate_after_a_failed_backward_pass,
     a_backward_pass_inside_of_grad_fills_the_leaves,
-    a_grad_inside_of_grad_keeps_to_itself,
-    a_checkpoint_inside_of_grad_gives_all_it_reaches,
-    threads_walk_one_tape_together,
-    a_tape_that_is_being_freed_says_so,
-    a_gradient_that_does_not_fit_leaves_the_one_there_is,
+    a_grad_inside_of_grad_is_isolated,
+    a_checkpoint_inside_of_grad_gives_all_gradients,
+    threads_run_one_graph_concurrently,
+    a_graph_that_is_being_freed_is_an_error,
+    a_mismatched_gradient_does_not_change_the_old_one,
     a_gradient_that_was_set_is_checked_before_it_is_added_to,
-    hooks_of_a_result_that_hold_it_end_with_the_tape,
+    hooks_that_hold_their_result_are_dropped_with_the_graph,
     hooks_of_a_leaf_may_hold_it_weakly,
     deep_histories_are_dropped_on_a_small_stack,
 ];
@@ -34,7 +34,7 @@ fn leaf(values: &[f32], device: &Device) -> Result<Tensor> {
     Ok(Tensor::from_slice(values, [values.len()], device)?.to_leaf()?)
 }
 
-fn gradients_arrive_after_a_hook_panicked(device: &Device) -> Result<()> {
+fn gradients_accumulate_after_a_hook_panicked(device: &Device) -> Result<()> {
     for on_leaf in [true, false] {
         let x = leaf(&[1.0, 2.0], device)?;
         let y = x.mul(2.0)?;
@@ -65,7 +65,7 @@ fn gradients_arrive_after_a_hook_panicked(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn gradients_arrive_after_a_walk_that_failed(device: &Device) -> Result<()> {
+fn gradients_accumulate_after_a_failed_backward_pass(device: &Device) -> Result<()> {
     let x = leaf(&[1.0, 2.0], device)?;
     let fails = once_differentiable("fails", x.detach().mul(1.0)?, &[&x], |g, _| {
         Ok([Some(g.reshape([7])?)].into_iter().collect())
@@ -108,7 +108,7 @@ fn a_backward_pass_inside_of_grad_fills_the_leaves(device: &Device) -> Result<()
     Ok(())
 }
 
-fn a_grad_inside_of_grad_keeps_to_itself(device: &Device) -> Result<()> {
+fn a_grad_inside_of_grad_is_isolated(device: &Device) -> Result<()> {
     let x = leaf(&[1.0, 2.0], device)?;
     let seen = Arc::new(Mutex::new(Vec::new()));
     let (note, own) = (seen.clone(), x.clone());
@@ -129,7 +129,7 @@ fn a_grad_inside_of_grad_keeps_to_itself(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn a_checkpoint_inside_of_grad_gives_all_it_reaches(device: &Device) -> Result<()> {
+fn a_checkpoint_inside_of_grad_gives_all_gradients(device: &Device) -> Result<()> {
     let (x, w, v) = (leaf(&[1.0, 2.0], device)?, leaf(&[3.0, 4.0], device)?, leaf(&[5.0, 6.0], device)?);
     for depth in 0..3 {
         fn run(x: &Tensor, w: &Tensor, v: &Tensor, depth: usize) -> CoreResult<Tensor> {
@@ -153,7 +153,7 @@ fn a_checkpoint_inside_of_grad_gives_all_it_reaches(device: &Device) -> Result<(
     Ok(())
 }
 
-fn threads_walk_one_tape_together(device: &Device) -> Result<()> {
+fn threads_run_one_graph_concurrently(device: &Device) -> Result<()> {
     const THREADS: usize = 4;
     let x = Tensor::ones([16], DType::F32, device)?.to_leaf()?;
     let w = Tensor::full([16], 2.0, DType::F32, device)?.to_leaf()?;
@@ -197,7 +197,7 @@ fn threads_walk_one_tape_together(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn a_tape_that_is_being_freed_says_so(device: &Device) -> Result<()> {
+fn a_graph_that_is_being_freed_is_an_error(device: &Device) -> Result<()> {
     let x = leaf(&[1.0, 2.0], device)?;
     let y = x.exp()?;
     y.sum_all()?.backward()?;
@@ -227,7 +227,7 @@ fn a_tape_that_is_being_freed_says_so(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn a_gradient_that_does_not_fit_leaves_the_one_there_is(device: &Device) -> Result<()> {
+fn a_mismatched_gradient_does_not_change_the_old_one(device: &Device) -> Result<()> {
     let x = leaf(&[1.0, 2.0], device)?;
     x.mul(3.0)?.sum_all()?.backward()?;
     // A custom gradient with another shape, or another type.
@@ -280,7 +280,7 @@ fn a_gradient_that_was_set_is_checked_before_it_is_added_to(device: &Device) -> 
     Ok(())
 }
 
-fn hooks_of_a_result_that_hold_it_end_with_the_tape(device: &Device) -> Result<()> {
+fn hooks_that_hold_their_result_are_dropped_with_the_graph(device: &Device) -> Result<()> {
     // The suite checks the memory after the test.
     let x = leaf(&[1.0, 2.0], device)?;
     let y = x.exp()?;

@@ -20,18 +20,18 @@ use super::host_reference::{ensure_close, ensure_same_bits, ensure_values, iota}
 use super::{compute_dtypes, tests};
 
 tests![
-    resized_by_hand,
+    interpolation_has_hand_computed_values,
     resizing_takes_any_strides_and_empty_batches,
     more_workgroups_than_a_dimension_of_a_grid_has,
     gradients_of_repeated_elements_add_up,
     a_view_by_strides_gives_gradients_to_its_own_elements_only,
     folding_undoes_unfolding,
-    distances_by_hand,
+    distances_have_hand_computed_values,
     no_gradient_flows_between_equal_rows,
-    bags_by_hand,
+    bags_have_hand_computed_values,
     replays_of_a_captured_step_keep_their_tables,
-    vector_products_by_hand,
-    parts_and_differences,
+    cross_products_have_hand_computed_values,
+    tensor_splits_and_differences,
     windows_of_pooling_take_the_first_of_equals,
     layers_have_the_names_and_shapes_of_their_weights,
 ];
@@ -47,7 +47,7 @@ fn gradient(x: &Tensor, call: impl Fn(&Tensor) -> forebay::error::Result<Tensor>
     x.grad().context("no gradient")
 }
 
-fn resized_by_hand(device: &Device) -> Result<()> {
+fn interpolation_has_hand_computed_values(device: &Device) -> Result<()> {
     let with = |mode, options: InterpolateOptions| InterpolateOptions { mode, ..options };
     for dtype in floats(device).chain([DType::U8]) {
         let x = Tensor::from_slice(&[0.0f32, 10.0, 20.0], [1, 1, 3], device)?.to_dtype(dtype)?;
@@ -176,7 +176,7 @@ fn folding_undoes_unfolding(device: &Device) -> Result<()> {
     ensure_values(&ints, &[0.0, 0.0, 1.0, 2.0, 0.0, 3.0, 4.0, 5.0, 0.0, 1.0, 2.0, 0.0, 3.0, 4.0, 5.0, 0.0])
 }
 
-fn distances_by_hand(device: &Device) -> Result<()> {
+fn distances_have_hand_computed_values(device: &Device) -> Result<()> {
     let (batch, rows, cols, width) = (2, 18, 3, 21);
     let a = Tensor::randn([batch, rows, width], DType::F32, device)?;
     let b = Tensor::randn([cols, width], DType::F32, device)?;
@@ -225,7 +225,7 @@ fn no_gradient_flows_between_equal_rows(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn bags_by_hand(device: &Device) -> Result<()> {
+fn bags_have_hand_computed_values(device: &Device) -> Result<()> {
     for dtype in floats(device) {
         let table = iota(&[4, 3], dtype, device)?;
         let index = Tensor::from_slice(&[0i32, 3, 1, 1, 2], [5], device)?;
@@ -302,7 +302,7 @@ fn replays_of_a_captured_step_keep_their_tables(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn vector_products_by_hand(device: &Device) -> Result<()> {
+fn cross_products_have_hand_computed_values(device: &Device) -> Result<()> {
     for dtype in compute_dtypes(device).filter(|&d| d != DType::Bool && d != DType::U8) {
         let a = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0], [2, 3], device)?.to_dtype(dtype)?;
         let b = Tensor::from_slice(&[7.0f32, 9.0, 8.0], [3], device)?.to_dtype(dtype)?;
@@ -317,7 +317,7 @@ fn vector_products_by_hand(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn parts_and_differences(device: &Device) -> Result<()> {
+fn tensor_splits_and_differences(device: &Device) -> Result<()> {
     let x = iota(&[2, 3], DType::I32, device)?;
     let shapes = |parts: &[Tensor]| parts.iter().map(|p| p.shape()[1]).collect::<Vec<_>>();
     ensure!(shapes(&x.tensor_split(2, 1)?) == [2, 1] && shapes(&x.tensor_split(4, -1)?) == [1, 1, 1, 0]);

@@ -16,7 +16,7 @@ use super::host_reference::SplitMix64;
 use super::tests;
 
 tests![
-    the_innermost_guard_that_lives_counts,
+    the_innermost_live_guard_applies,
     casts_are_freed_with_the_last_scope_in_any_order,
     a_panic_ends_its_scopes,
     guards_in_thread_locals_end_with_their_thread,
@@ -99,7 +99,7 @@ fn enter(kind: usize, side: &Stream) -> Result<AnyGuard> {
     })
 }
 
-fn the_innermost_guard_that_lives_counts(device: &Device) -> Result<()> {
+fn the_innermost_live_guard_applies(device: &Device) -> Result<()> {
     let mut numbers = SplitMix64(11);
     let side = Stream::new(device);
     let outside = ScopeState::read(device, &side)?;

@@ -15,25 +15,25 @@ use super::{compute_dtypes, skip, tests};
 tests![
     every_type_and_size_sorts,
     any_dimension_and_strides_sort,
-    not_a_number_comes_last,
-    sixty_four_bits_count,
-    the_largest_few,
+    nan_sorts_last,
+    sixty_four_bit_types_sort_by_all_bits,
+    topk_equals_a_sort,
     medians_and_ranks,
     quantiles_of_all_kinds,
     quantiles_outside_are_nan,
     histograms_of_the_widest_spans,
     weights_of_observations_are_not_negative,
-    a_million_in_a_line,
-    more_lines_than_a_grid_has,
-    what_is_not_zero,
-    values_find_their_places,
-    elements_meet_in_every_way,
-    long_lines_add_up_the_same,
-    indices_and_masks_choose,
+    a_million_elements_sort,
+    more_rows_than_a_grid_has,
+    nonzero_finds_indices,
+    searchsorted_finds_positions,
+    every_scatter_reduction_combines_elements,
+    long_scatters_are_summed_in_order,
+    indices_and_masks_select,
     values_are_put_by_a_mask,
     captured_steps_sort,
-    nothing_and_rank_zero,
-    mistakes_are_told,
+    empty_and_zero_dimensional_tensors,
+    invalid_arguments_are_errors,
 ];
 
 /// Orders NaN after all numbers.
@@ -117,7 +117,7 @@ fn any_dimension_and_strides_sort(device: &Device) -> Result<()> {
     check(&mixed(&[70, 3000], DType::F16, device)?.t()?.narrow(1, 3, 2)?.t()?, false)
 }
 
-fn not_a_number_comes_last(device: &Device) -> Result<()> {
+fn nan_sorts_last(device: &Device) -> Result<()> {
     let nan = f32::from_bits(0xffc0_0001);
     let odd = [f32::NAN, 1.0, -0.0, f32::INFINITY, 0.0, nan, -1.0, f32::NEG_INFINITY, -0.0, f32::MAX, 1.0];
     let tiny = [f32::MIN_POSITIVE, -f32::MIN_POSITIVE];
@@ -136,7 +136,7 @@ fn not_a_number_comes_last(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn sixty_four_bits_count(device: &Device) -> Result<()> {
+fn sixty_four_bit_types_sort_by_all_bits(device: &Device) -> Result<()> {
     let mut numbers = SplitMix64(64);
     let mut values: Vec<i64> = (0..2500).map(|_| numbers.next() as i64).collect();
     values.extend([0, -1, 1, i64::MAX, i64::MIN, 1 << 32, -(1 << 32), (1 << 32) + 1]);
@@ -153,7 +153,7 @@ fn sixty_four_bits_count(device: &Device) -> Result<()> {
     ensure_values(&found, &[expected as f64])
 }
 
-fn the_largest_few(device: &Device) -> Result<()> {
+fn topk_equals_a_sort(device: &Device) -> Result<()> {
     for (n, k) in [(9, 4), (9, 9), (9, 0), (300, 1), (5000, 7), (5000, 3000), (20_000, 50)] {
         for largest in [false, true] {
             let x = mixed(&[2, n], DType::F32, device)?;
@@ -293,7 +293,7 @@ fn quantiles_of_all_kinds(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn a_million_in_a_line(device: &Device) -> Result<()> {
+fn a_million_elements_sort(device: &Device) -> Result<()> {
     let n = (1 << 20) + 7;
     let mut numbers = SplitMix64(20);
     let values: Vec<f32> = (0..n).map(|_| (numbers.below(1 << 19) as f32) - 1e5).collect();
@@ -314,7 +314,7 @@ fn a_million_in_a_line(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn more_lines_than_a_grid_has(device: &Device) -> Result<()> {
+fn more_rows_than_a_grid_has(device: &Device) -> Result<()> {
     if device.info().software {
         return skip("most of a minute on a processor");
     }
@@ -326,7 +326,7 @@ fn more_lines_than_a_grid_has(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn what_is_not_zero(device: &Device) -> Result<()> {
+fn nonzero_finds_indices(device: &Device) -> Result<()> {
     for dtype in DType::ALL.into_iter().filter(|&d| device.supports_dtype(d)) {
         let x = iota(&[5, 7, 3], dtype, device)?.transpose(0, 1)?.narrow(2, 1, 2)?;
         let all = x.to_f64s()?;
@@ -359,7 +359,7 @@ fn what_is_not_zero(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn values_find_their_places(device: &Device) -> Result<()> {
+fn searchsorted_finds_positions(device: &Device) -> Result<()> {
     // Comparisons with NaN are false, so the search continues to the right.
     let line = Tensor::from_slice(&[1.0f32, f32::NAN], [2], device)?;
     let wanted = Tensor::from_slice(&[f32::NAN, 2.0, 0.5], [3], device)?;
@@ -404,7 +404,7 @@ fn values_find_their_places(device: &Device) -> Result<()> {
     )
 }
 
-fn elements_meet_in_every_way(device: &Device) -> Result<()> {
+fn every_scatter_reduction_combines_elements(device: &Device) -> Result<()> {
     for dtype in [DType::F32, DType::F64].into_iter().filter(|&d| device.supports_dtype(d)) {
         let odd = Tensor::from_slice(&[f32::NAN, 3.0], [2], device)?.to_dtype(dtype)?;
         let (place, x) = (Tensor::zeros([2], DType::I32, device)?, Tensor::full([1], 2.0, dtype, device)?);
@@ -476,7 +476,7 @@ fn elements_meet_in_every_way(device: &Device) -> Result<()> {
     ensure_values(&y.grad().context("no gradient")?, &[6.0, 0.0, 0.0, 0.0])
 }
 
-fn long_lines_add_up_the_same(device: &Device) -> Result<()> {
+fn long_scatters_are_summed_in_order(device: &Device) -> Result<()> {
     // Few rows with many indices, some of them negative or out of range.
     let (n, extent) = (50_000, 300);
     let mut numbers = SplitMix64(3);
@@ -519,7 +519,7 @@ fn long_lines_add_up_the_same(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn indices_and_masks_choose(device: &Device) -> Result<()> {
+fn indices_and_masks_select(device: &Device) -> Result<()> {
     let x = iota(&[3, 4, 5], DType::F32, device)?;
     let (i, j) =
         (Tensor::from_slice(&[2i64, -1, 0], [3], device)?, Tensor::from_slice(&[1i32, 4], [2, 1], device)?);
@@ -625,7 +625,7 @@ fn captured_steps_sort(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn nothing_and_rank_zero(device: &Device) -> Result<()> {
+fn empty_and_zero_dimensional_tensors(device: &Device) -> Result<()> {
     let none = Tensor::empty([0], DType::F32, device)?;
     ensure!(none.median_all()?.item()?.is_nan() && none.nanmedian_all()?.item()?.is_nan());
     let bytes = Tensor::empty([0], DType::U8, device)?;
@@ -656,7 +656,7 @@ fn ensure_message<T>(result: ForebayResult<T>, expected: &str) -> Result<()> {
     Ok(())
 }
 
-fn mistakes_are_told(device: &Device) -> Result<()> {
+fn invalid_arguments_are_errors(device: &Device) -> Result<()> {
     let x = Tensor::ones([2, 3], DType::F32, device)?;
     ensure_message(x.topk(4, 1, true), "topk: asks for 4 of 3 elements along dimension 1")?;
     ensure_message(

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{skip, tests};
 
-tests![steps_cost_what_they_did];
+tests![costs_of_steps_do_not_grow];
 
 /// Known costs: by the backend and the prefix of the adapter's name, then by step.
 const KNOWN: &str = include_str!("../../costs.json");
@@ -124,7 +124,7 @@ fn cost(step: &mut TrainStep, device: &Device) -> Result<StepCost> {
     })
 }
 
-fn steps_cost_what_they_did(device: &Device) -> Result<()> {
+fn costs_of_steps_do_not_grow(device: &Device) -> Result<()> {
     let known: BTreeMap<String, BTreeMap<String, StepCost>> = serde_json::from_str(KNOWN)?;
     let mut seen = BTreeMap::new();
     for (name, make) in STEPS {

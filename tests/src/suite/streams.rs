@@ -11,15 +11,15 @@ use super::host_reference::ensure_same_bits;
 use super::{skip, tests};
 
 tests![
-    streams_give_what_one_queue_gives,
+    streams_equal_one_queue,
     memory_that_streams_free_is_safe_and_peaks_are_the_same_each_time,
-    a_private_pool_serves_its_step_alone,
-    what_is_offloaded_comes_back_with_its_bits,
+    a_private_pool_serves_only_its_step,
+    offloaded_tensors_come_back_with_the_same_bits,
     an_offload_waits_for_what_writes_and_a_write_for_the_offload,
-    offloads_in_a_loop_hold_what_they_say,
+    offloads_in_a_loop_keep_their_contents,
     small_operations_keep_their_order,
-    a_fence_stands_behind_operations_that_wait,
-    what_one_thread_reads_does_not_leave_while_another_offloads_it,
+    a_fence_follows_operations_that_wait,
+    tensors_are_not_evicted_while_another_thread_reads_them,
 ];
 
 /// Size of products that take long enough on a GPU to expose a missing wait.
@@ -27,7 +27,7 @@ fn wide(device: &Device) -> usize {
     if device.info().software { 96 } else { 1024 }
 }
 
-fn streams_give_what_one_queue_gives(device: &Device) -> Result<()> {
+fn streams_equal_one_queue(device: &Device) -> Result<()> {
     let wide = wide(device);
     let inputs =
         (0..3).map(|_| Tensor::rand([wide, wide], DType::F32, device)).collect::<Result<Vec<_>, _>>()?;
@@ -82,7 +82,7 @@ fn memory_that_streams_free_is_safe_and_peaks_are_the_same_each_time(device: &De
     Ok(())
 }
 
-fn a_private_pool_serves_its_step_alone(device: &Device) -> Result<()> {
+fn a_private_pool_serves_only_its_step(device: &Device) -> Result<()> {
     let wide = wide(device);
     let device = Device::with_config(device.backend().clone(), Config::default());
     let private = device.pool().create_private_pool();
@@ -123,7 +123,7 @@ fn require_host_memory(device: &Device) -> Result<()> {
     }
 }
 
-fn what_is_offloaded_comes_back_with_its_bits(device: &Device) -> Result<()> {
+fn offloaded_tensors_come_back_with_the_same_bits(device: &Device) -> Result<()> {
     require_host_memory(device)?;
     let before = device.memory().allocated();
     let all = (0..9)
@@ -179,7 +179,7 @@ fn an_offload_waits_for_what_writes_and_a_write_for_the_offload(device: &Device)
     Ok(())
 }
 
-fn offloads_in_a_loop_hold_what_they_say(device: &Device) -> Result<()> {
+fn offloads_in_a_loop_keep_their_contents(device: &Device) -> Result<()> {
     require_host_memory(device)?;
     let device = Device::with_config(device.backend().clone(), Config::default());
     let all = (0..6)
@@ -270,7 +270,7 @@ fn small_operations_keep_their_order(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn a_fence_stands_behind_operations_that_wait(device: &Device) -> Result<()> {
+fn a_fence_follows_operations_that_wait(device: &Device) -> Result<()> {
     let device = Device::with_config(device.backend().clone(), Config::default());
     device.set_fusion_min_bytes(Some(0));
     let x = Tensor::ones([1024], DType::F32, &device)?;
@@ -298,7 +298,7 @@ fn a_fence_stands_behind_operations_that_wait(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn what_one_thread_reads_does_not_leave_while_another_offloads_it(device: &Device) -> Result<()> {
+fn tensors_are_not_evicted_while_another_thread_reads_them(device: &Device) -> Result<()> {
     require_host_memory(device)?;
     const ELEMENTS: usize = 6000;
     let value = |k: usize| (k + 1) as f32;

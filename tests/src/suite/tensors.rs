@@ -14,10 +14,10 @@ use super::host_reference::{
 use super::{compute_dtypes, tests};
 
 tests![
-    views_by_hand,
-    views_read_what_their_layout_says,
+    views_have_hand_computed_values,
+    views_read_elements_by_their_layout,
     odd_offsets_of_small_types,
-    a_part_that_ends_within_a_word_is_written_alone,
+    a_part_that_ends_within_a_word_keeps_the_rest_of_the_word,
     rounding_rounds_every_float,
     broadcasting_follows_the_rule,
     operators_are_methods,
@@ -27,11 +27,11 @@ tests![
     a_tensor_may_be_added_to_its_transpose,
     overlapping_copies_read_before_they_write,
     expanded_tensors_refuse_changes,
-    nothing_is_a_tensor_too,
+    tensors_without_elements,
     rank_zero,
     eight_dimensions,
-    joining_undoes_splitting,
-    padding_by_hand,
+    cat_undoes_split,
+    padding_has_hand_computed_values,
     roundtrips_of_every_type,
     clones_share_and_copies_do_not,
     host_values_become_tensors,
@@ -59,7 +59,7 @@ const VIEWS: &[(&str, ViewFn)] = &[
     ("nothing", |x| x.narrow(1, 3, 0)),
 ];
 
-fn views_by_hand(device: &Device) -> Result<()> {
+fn views_have_hand_computed_values(device: &Device) -> Result<()> {
     let x = iota(&[2, 3], DType::F32, device)?;
     ensure_values(&x.t()?, &[0., 3., 1., 4., 2., 5.])?;
     ensure_values(&x.narrow(1, 1, 2)?, &[1., 2., 4., 5.])?;
@@ -76,7 +76,7 @@ fn views_by_hand(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn views_read_what_their_layout_says(device: &Device) -> Result<()> {
+fn views_read_elements_by_their_layout(device: &Device) -> Result<()> {
     for dtype in DType::ALL.into_iter().filter(|&d| device.supports_dtype(d)) {
         let x = iota(&[4, 3, 6], dtype, device)?;
         let all = x.to_f64s()?;
@@ -111,7 +111,7 @@ fn odd_offsets_of_small_types(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn a_part_that_ends_within_a_word_is_written_alone(device: &Device) -> Result<()> {
+fn a_part_that_ends_within_a_word_keeps_the_rest_of_the_word(device: &Device) -> Result<()> {
     for dtype in [DType::F16, DType::BF16, DType::U8, DType::Bool, DType::F32] {
         for n in 1..7 {
             let whole = Tensor::ones([1, 8], dtype, device)?;
@@ -279,7 +279,7 @@ fn expanded_tensors_refuse_changes(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn nothing_is_a_tensor_too(device: &Device) -> Result<()> {
+fn tensors_without_elements(device: &Device) -> Result<()> {
     for dtype in compute_dtypes(device) {
         let x = Tensor::zeros([3, 0, 2], dtype, device)?;
         ensure!(x.numel() == 0 && x.to_bytes()?.is_empty() && x.add(&x)?.shape() == [3, 0, 2]);
@@ -334,7 +334,7 @@ fn eight_dimensions(device: &Device) -> Result<()> {
     ensure_equal(&z.add(1.0)?.to_f64s()?, &z.to_f64s()?.iter().map(|v| v + 1.0).collect::<Vec<_>>())
 }
 
-fn joining_undoes_splitting(device: &Device) -> Result<()> {
+fn cat_undoes_split(device: &Device) -> Result<()> {
     for dtype in DType::ALL.into_iter().filter(|&d| device.supports_dtype(d)) {
         let x = iota(&[5, 7, 3], dtype, device)?;
         for dim in 0..3 {
@@ -352,7 +352,7 @@ fn joining_undoes_splitting(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn padding_by_hand(device: &Device) -> Result<()> {
+fn padding_has_hand_computed_values(device: &Device) -> Result<()> {
     let x = iota(&[2, 3], DType::F32, device)?;
     ensure_values(
         &x.pad(&[1, 2], PadMode::Constant(9.0))?,

@@ -18,17 +18,17 @@ use super::host_reference::ensure_close;
 use super::{compute_dtypes, tests};
 
 tests![
-    tensors_come_back_from_a_file,
+    tensors_round_trip_through_a_file,
     a_loader_puts_its_samples_on_the_device,
     a_resumed_run_has_the_same_bits,
     a_captured_run_has_the_same_bits,
     a_run_validates_in_evaluation_mode,
     a_checkpoint_of_other_batches_is_refused,
-    a_loss_that_is_no_number_ends_the_run,
+    a_loss_of_nan_ends_the_run,
     accumulated_batches_are_one_large_batch,
     memory_does_not_grow_with_the_steps,
-    a_step_without_memory_is_made_again_of_halves,
-    parts_are_weighted_by_the_targets_that_count,
+    a_step_that_runs_out_of_memory_is_repeated_in_halves,
+    micro_batches_are_weighted_by_their_counted_targets,
 ];
 
 /// File that is removed at the end of the test.
@@ -135,7 +135,7 @@ fn trainer(net: &Net, steps: u64) -> Trainer<'_, Net, Adam> {
         .quiet()
 }
 
-fn tensors_come_back_from_a_file(device: &Device) -> Result<()> {
+fn tensors_round_trip_through_a_file(device: &Device) -> Result<()> {
     let file = TempFile::new(device, "tensors");
     let counted = |dtype| Tensor::arange(0.0, 6.0, 1.0, dtype, device)?.reshape([2, 3]);
     let mut tensors = BTreeMap::new();
@@ -257,7 +257,7 @@ fn a_run_validates_in_evaluation_mode(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn a_loss_that_is_no_number_ends_the_run(device: &Device) -> Result<()> {
+fn a_loss_of_nan_ends_the_run(device: &Device) -> Result<()> {
     let net = Net::new(device)?;
     let file = TempFile::new(device, "finite");
     let mut steps = 0;
@@ -317,7 +317,7 @@ fn memory_does_not_grow_with_the_steps(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn a_step_without_memory_is_made_again_of_halves(device: &Device) -> Result<()> {
+fn a_step_that_runs_out_of_memory_is_repeated_in_halves(device: &Device) -> Result<()> {
     // A pool with its own limit, and a model that needs most of it for 64 rows at once.
     let device = Device::with_config(device.backend().clone(), Config::default());
     let train = |limit: Option<u64>, capture: bool| -> Result<(Option<usize>, Vec<f64>, [u64; 2])> {
@@ -355,7 +355,7 @@ fn a_step_without_memory_is_made_again_of_halves(device: &Device) -> Result<()> 
     ensure_close(&same, &expected, 1e-4, 1e-5)
 }
 
-fn parts_are_weighted_by_the_targets_that_count(device: &Device) -> Result<()> {
+fn micro_batches_are_weighted_by_their_counted_targets(device: &Device) -> Result<()> {
     let step = |micro: usize| -> Result<Vec<f64>> {
         let net = Net::new(device)?;
         let mut run = Trainer::new(&net, Sgd::new(net.parameters(), 0.5)).steps(1).quiet();

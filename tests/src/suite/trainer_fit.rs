@@ -27,10 +27,10 @@ tests![
     a_smaller_last_batch_has_the_weight_of_a_batch,
     a_second_fit_trains_again,
     a_fit_that_ended_midway_is_finished_by_the_next,
-    a_fit_without_anything_to_do_says_so,
-    a_second_fit_is_resumed_where_it_stood,
-    modes_are_restored_whatever_happens,
-    what_a_data_set_does_wrong_ends_the_run_with_an_error,
+    a_fit_without_steps_is_an_error,
+    a_second_fit_is_resumed_where_it_stopped,
+    modes_are_always_restored,
+    errors_of_a_data_set_end_the_run,
     an_asynchronous_fit_is_bitwise_the_blocking_one,
     an_asynchronous_fit_that_is_dropped_is_finished_by_the_next,
 ];
@@ -173,7 +173,7 @@ fn a_fit_that_ended_midway_is_finished_by_the_next(device: &Device) -> Result<()
     Ok(())
 }
 
-fn a_fit_without_anything_to_do_says_so(device: &Device) -> Result<()> {
+fn a_fit_without_steps_is_an_error(device: &Device) -> Result<()> {
     let net = Net::new(device)?;
     let loader = PointDataset::new(8).batches(4);
     let mut run = trainer(&net).steps(3);
@@ -215,7 +215,7 @@ fn a_fit_without_anything_to_do_says_so(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn a_second_fit_is_resumed_where_it_stood(device: &Device) -> Result<()> {
+fn a_second_fit_is_resumed_where_it_stopped(device: &Device) -> Result<()> {
     let file = TempFile::new(device, "second-fit");
     let loader = PointDataset::new(20).shuffle(4).batches(4);
     let whole = Net::new(device)?;
@@ -246,7 +246,7 @@ fn a_second_fit_is_resumed_where_it_stood(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn modes_are_restored_whatever_happens(device: &Device) -> Result<()> {
+fn modes_are_always_restored(device: &Device) -> Result<()> {
     // Accuracy compares classes, which are i64.
     super::require_dtype(device, DType::I64)?;
     let net = Net::new(device)?;
@@ -314,7 +314,7 @@ impl Dataset for PanickingDataset {
     }
 }
 
-fn what_a_data_set_does_wrong_ends_the_run_with_an_error(device: &Device) -> Result<()> {
+fn errors_of_a_data_set_end_the_run(device: &Device) -> Result<()> {
     let net = Net::new(device)?;
     for method in ["len", "get"] {
         let loader = PanickingDataset(method, Default::default()).batches(2).epochs(4);

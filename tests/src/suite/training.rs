@@ -19,21 +19,21 @@ use super::tests;
 use super::train_resume::PointDataset;
 
 tests![
-    optimisers_follow_their_definitions,
-    optimisers_keep_halves_in_their_type,
+    optimisers_match_their_definitions,
+    optimisers_keep_the_dtype_of_16_bit_parameters,
     weights_decay_where_they_should,
     a_view_is_stepped_alone,
     parameters_without_gradients_stay,
-    a_saved_optimiser_goes_on_with_the_same_bits,
+    a_saved_optimiser_continues_with_the_same_bits,
     clipping_bounds_the_norm_of_all,
     clipping_takes_norms_of_other_orders,
     clipping_bounds_every_value,
     layers_switch_between_modes,
-    attention_looks_back_only,
-    memory_after_many_steps_is_that_after_a_few,
+    causal_attention_ignores_later_positions,
+    memory_after_many_steps_equals_that_after_a_few,
     micro_batches_of_exact_sums_give_the_same_bits,
     micro_batches_stay_within_the_error_of_a_sum,
-    accuracy_is_the_share_of_hits,
+    accuracy_is_the_fraction_of_correct_predictions,
 ];
 
 /// Extents that fill vec4s, and others; more parameters than one launch can bind.
@@ -128,7 +128,7 @@ fn optimizers() -> Vec<(&'static str, OptimizerCtor, ReferenceUpdate)> {
     ]
 }
 
-fn optimisers_follow_their_definitions(device: &Device) -> Result<()> {
+fn optimisers_match_their_definitions(device: &Device) -> Result<()> {
     for (name, make, reference) in optimizers() {
         let mut numbers = SplitMix64(7);
         let mut exact: Vec<Vec<f64>> = Vec::new();
@@ -160,7 +160,7 @@ fn optimisers_follow_their_definitions(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn optimisers_keep_halves_in_their_type(device: &Device) -> Result<()> {
+fn optimisers_keep_the_dtype_of_16_bit_parameters(device: &Device) -> Result<()> {
     for (dtype, tolerance) in [(DType::F16, 2e-3), (DType::BF16, 1.6e-2)] {
         let mut numbers = SplitMix64(3);
         let mut parameters = Vec::new();
@@ -211,7 +211,7 @@ fn parameters_without_gradients_stay(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn a_saved_optimiser_goes_on_with_the_same_bits(device: &Device) -> Result<()> {
+fn a_saved_optimiser_continues_with_the_same_bits(device: &Device) -> Result<()> {
     for (name, make, _) in optimizers() {
         let mut numbers = SplitMix64(11);
         let data: Vec<Vec<f32>> = SIZES.iter().map(|&n| values(&mut numbers, n)).collect();
@@ -380,7 +380,7 @@ fn weights_decay_where_they_should(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn attention_looks_back_only(device: &Device) -> Result<()> {
+fn causal_attention_ignores_later_positions(device: &Device) -> Result<()> {
     let attention = SelfAttention::new(8, 2, device)?.causal();
     let _no_grad = autograd::no_grad();
     let x = Tensor::randn([1, 5, 8], DType::F32, device)?;
@@ -391,7 +391,7 @@ fn attention_looks_back_only(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn memory_after_many_steps_is_that_after_a_few(device: &Device) -> Result<()> {
+fn memory_after_many_steps_equals_that_after_a_few(device: &Device) -> Result<()> {
     let table = Embedding::new(10, 16, device)?;
     let (hidden, norm) = (Linear::new(16, 32, device)?, BatchNorm1d::new(32, device)?);
     let head = Linear::new(32, 10, device)?;
@@ -502,7 +502,7 @@ fn micro_batches_stay_within_the_error_of_a_sum(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn accuracy_is_the_share_of_hits(device: &Device) -> Result<()> {
+fn accuracy_is_the_fraction_of_correct_predictions(device: &Device) -> Result<()> {
     let logits = [0.1f32, 2.0, -1.0, 3.0, 0.0, 1.0, 0.5, 0.25, 9.0];
     let logits = Tensor::from_slice(&logits, [3, 3], device)?;
     let classes = Tensor::from_slice(&[1i64, 0, 1], [3], device)?;

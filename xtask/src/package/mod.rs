@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn every_member_is_published_or_says_that_it_is_not() -> Result<()> {
+    fn every_member_is_published_or_marked_private() -> Result<()> {
         let metadata = Metadata::load(&Workspace::find()?)?;
         let mut listed: Vec<&str> = CRATES.to_vec();
         listed.sort_unstable();

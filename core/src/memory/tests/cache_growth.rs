@@ -64,7 +64,7 @@ impl CacheProgram {
 }
 
 #[test]
-fn a_growing_cache_calls_the_driver_seldom() -> Result<()> {
+fn a_growing_cache_calls_the_driver_rarely() -> Result<()> {
     // Layers, tokens, bytes of a token; calls and reserved over requested in virtual memory, and in plain segments.
     let caches = [(12, 2000, 9216, (1100, 1.09), (20, 1.37)), (24, 1500, 8192, (1600, 1.13), (28, 1.34))];
     for (layers, tokens, row, paged, plain) in caches {
@@ -79,7 +79,7 @@ fn a_growing_cache_calls_the_driver_seldom() -> Result<()> {
 }
 
 #[test]
-fn six_thousand_tokens_need_a_fifth_of_the_calls_that_moving_each_time_does() -> Result<()> {
+fn growth_calls_the_driver_a_fifth_as_often_as_moving_each_time() -> Result<()> {
     let made = CacheProgram { layers: 12, tokens: 6000, row: 3072, is_preallocated: false }
         .run(FakeSource::paged(80 << 30))?;
     assert!(made.calls <= 1750 && made.ratio <= 1.08, "{made:?}");
@@ -87,7 +87,7 @@ fn six_thousand_tokens_need_a_fifth_of_the_calls_that_moving_each_time_does() ->
 }
 
 #[test]
-fn a_cache_that_is_there_from_the_beginning_needs_hardly_more_than_it_has() -> Result<()> {
+fn a_cache_that_exists_from_the_start_needs_little_extra_memory() -> Result<()> {
     let cache = CacheProgram { layers: 12, tokens: 2000, row: 9216, is_preallocated: true };
     for (source, calls) in [(FakeSource::paged(80 << 30), 30), (FakeSource::plain(80 << 30), 12)] {
         let made = cache.run(source)?;

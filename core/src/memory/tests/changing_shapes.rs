@@ -162,7 +162,7 @@ fn changing_shapes_leave_little_unused() -> Result<()> {
 /// Blocks of random sizes and lifetimes: no arrangement of memory lasts, so the pool holds more and moves
 /// less.
 #[test]
-fn memory_that_never_settles_stays() -> Result<()> {
+fn irregular_memory_is_not_moved() -> Result<()> {
     let mut efforts = Vec::new();
     for seed in 1..7 {
         let mut program = ShapeProgram::new(seed);

@@ -73,7 +73,7 @@ fn a_block_makes_room_in_the_segment_of_another_queue() -> Result<()> {
 }
 
 #[test]
-fn what_is_free_in_parts_serves_a_large_request() -> Result<()> {
+fn fragmented_memory_serves_a_large_request() -> Result<()> {
     let (pool, source) = movable_pool(64, "")?;
     let mut kept = fragment_pool(&pool)?;
     for (number, block) in kept.iter().enumerate() {
@@ -102,7 +102,7 @@ fn what_is_free_in_parts_serves_a_large_request() -> Result<()> {
 }
 
 #[test]
-fn a_range_is_packed_before_a_request_fails() -> Result<()> {
+fn a_virtual_range_is_compacted_before_a_request_fails() -> Result<()> {
     let source = Arc::new(FakeSource::paged(512 * MIB).with_contents());
     let config = Config { max_memory: Some(64 * MIB), ..Config::default() };
     let pool = Pool::new(source.clone(), config).with_mover(source.clone());
@@ -138,7 +138,7 @@ fn a_range_is_packed_before_a_request_fails() -> Result<()> {
 }
 
 #[test]
-fn what_is_pinned_private_or_nobody_said_may_move_stays() -> Result<()> {
+fn pinned_and_private_blocks_do_not_move() -> Result<()> {
     let (pool, _) = movable_pool(64, "")?;
     let kept = fragment_pool(&pool)?;
     kept.iter().for_each(|block| pool.pin(block));
@@ -171,7 +171,7 @@ fn what_is_pinned_private_or_nobody_said_may_move_stays() -> Result<()> {
 }
 
 #[test]
-fn a_copy_that_fails_changes_nothing() -> Result<()> {
+fn a_failed_copy_changes_nothing() -> Result<()> {
     #[derive(Debug)]
     struct Broken;
     impl BlockMover for Broken {
@@ -194,7 +194,7 @@ fn a_copy_that_fails_changes_nothing() -> Result<()> {
 }
 
 #[test]
-fn moves_are_recorded_at_both_ends() -> Result<()> {
+fn moves_are_recorded_at_source_and_destination() -> Result<()> {
     let (pool, _) = movable_pool(64, "")?;
     pool.start_recording(1000);
     fragment_pool(&pool)?;
@@ -217,7 +217,7 @@ fn moves_are_recorded_at_both_ends() -> Result<()> {
 }
 
 #[test]
-fn a_small_block_goes_elsewhere_and_the_others_are_pushed_together() -> Result<()> {
+fn a_small_block_is_evicted_and_the_others_slide_together() -> Result<()> {
     let (pool, source) = movable_pool(96, "")?;
     let whole = [alloc_movable(&pool, 64)?, alloc_movable(&pool, 32)?];
     whole.into_iter().for_each(|block| pool.free(block));

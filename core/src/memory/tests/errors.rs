@@ -21,7 +21,7 @@ fn held_figures(stats: &Stats) -> [u64; 6] {
 }
 
 #[test]
-fn a_request_that_failed_leaves_no_trace_in_what_is_held() -> Result<()> {
+fn a_failed_request_does_not_change_reserved_memory() -> Result<()> {
     for source in [FakeSource::plain(100 * MIB), FakeSource::paged(100 * MIB)] {
         let source = Arc::new(source);
         let pool = Pool::new(source.clone(), Config::default()).with_mover(source.clone());

@@ -68,7 +68,7 @@ fn expect_oom(result: crate::error::Result<()>) -> Box<OutOfMemory> {
 }
 
 #[test]
-fn rows_that_would_fit_are_computed_from_what_steps_took() -> crate::error::Result<()> {
+fn rows_that_would_fit_are_estimated_from_earlier_steps() -> crate::error::Result<()> {
     let pool = Pool::new(Arc::new(FakeSource::paged(4096 * MIB)), Config::default());
     let keep = |mib: u64, tag| -> crate::error::Result<crate::memory::Block> {
         Ok(pool.alloc(Request::new(mib * MIB).tag(tag))?)
@@ -124,7 +124,7 @@ fn rows_that_would_fit_are_computed_from_what_steps_took() -> crate::error::Resu
 }
 
 #[test]
-fn the_largest_segment_is_used_to_its_last_unit() -> Result<()> {
+fn the_largest_segment_can_be_filled() -> Result<()> {
     // A driver's limit is no multiple of the pool's unit, and divisions round requests up beyond it.
     for text in ["", "roundup_power2_divisions:2"] {
         let source = Arc::new(FakeSource::plain(64 * MIB).with_max_segment(7 * MIB + 256));

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_block_that_another_queue_used_is_free_at_once_and_its_own_queue_waits_on_the_device() -> Result<()> {
+fn a_block_used_by_another_queue_is_free_at_once_and_reuse_waits_on_the_device() -> Result<()> {
     let source = manual_fence_source(false);
     let pool = Pool::new(source.clone(), Config::default());
     let a = pool.alloc(Request::new(MIB))?;
@@ -22,7 +22,7 @@ fn a_block_that_another_queue_used_is_free_at_once_and_its_own_queue_waits_on_th
 }
 
 #[test]
-fn what_is_free_for_one_queue_serves_another_before_the_pool_grows() -> Result<()> {
+fn free_memory_of_one_queue_serves_another_before_growth() -> Result<()> {
     let source = manual_fence_source(false);
     let pool = Pool::new(source.clone(), Config::default());
     let a = pool.alloc(Request::new(20 * MIB))?;
@@ -40,7 +40,7 @@ fn what_is_free_for_one_queue_serves_another_before_the_pool_grows() -> Result<(
 }
 
 #[test]
-fn a_private_pool_shares_nothing_keeps_what_it_has_and_gives_it_back_at_its_end() -> Result<()> {
+fn a_private_pool_is_isolated_and_releases_its_memory_when_dropped() -> Result<()> {
     for paged in [false, true] {
         let source = manual_fence_source(paged);
         let pool = Pool::new(source.clone(), Config::default());

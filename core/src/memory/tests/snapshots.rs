@@ -103,7 +103,7 @@ fn every_event_is_recorded_in_order() -> Result<()> {
 }
 
 #[test]
-fn a_holder_has_the_line_that_asked() -> Result<()> {
+fn a_holder_has_the_line_of_its_request() -> Result<()> {
     let (pool, _) = pool(FakeSource::plain(100 * MIB), "")?;
     pool.start_recording(RecordingOptions::new(10).with_stacks());
     let here = line!() + 1;
@@ -146,7 +146,7 @@ fn the_ring_keeps_the_newest_events() -> Result<()> {
 }
 
 #[test]
-fn json_gives_the_same_snapshot_back() -> Result<()> {
+fn json_round_trips_a_snapshot() -> Result<()> {
     let snapshot = snapshot_of_every_event()?;
     let json = serde_json::to_string(&snapshot).map_err(|e| Error::Snapshot(e.to_string()))?;
     assert_eq!(Snapshot::read(json.as_bytes())?, snapshot);

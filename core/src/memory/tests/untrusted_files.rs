@@ -73,7 +73,7 @@ fn check_sums(snapshot: &Snapshot) {
 }
 
 #[test]
-fn every_huge_figure_of_a_snapshot_is_an_error() -> Result<()> {
+fn every_huge_value_of_a_snapshot_is_an_error() -> Result<()> {
     let good = snapshot()?;
     check_sums(&read(&good)?);
     let mut places = Vec::new();
@@ -102,7 +102,7 @@ fn every_huge_figure_of_a_snapshot_is_an_error() -> Result<()> {
 }
 
 #[test]
-fn contradictions_of_a_snapshot_are_named() -> Result<()> {
+fn inconsistent_snapshots_are_errors() -> Result<()> {
     let good = snapshot()?;
     let message = |changes: &[(&str, u64)]| {
         let mut bad = good.clone();
@@ -173,7 +173,7 @@ fn snapshots_of_recorded_workloads_are_taken() -> Result<()> {
 }
 
 #[test]
-fn huge_figures_of_a_trace_are_errors() {
+fn huge_values_of_a_trace_are_errors() {
     let header = |figures: [u64; 4]| {
         format!(
             "{{\"workload\":\"w\",\"peak_requested\":{},\"peak_reserved\":{},\"device_allocs\":{},\"device_frees\":{}}}\n",
@@ -195,7 +195,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
     /// Random values in random places yield an error, or a snapshot whose sums are exact.
     #[test]
-    fn random_figures_are_errors_or_add_up(
+    fn random_values_are_errors_or_consistent(
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u64>(), 0_u32..64), 1..6),
     ) {
         let mut bad = snapshot().map_err(|e| TestCaseError::fail(e.to_string()))?;

@@ -389,7 +389,7 @@ mod tests {
 
     /// Checks the project's targets and PyTorch's results for each recorded workload.
     #[test]
-    fn recorded_workloads_keep_their_bounds() -> crate::memory::error::Result<()> {
+    fn recorded_workloads_stay_within_their_bounds() -> crate::memory::error::Result<()> {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/traces");
         let table = replay_folder(&folder, Config::default(), 1)?;
         assert_eq!(table.rows.len(), 12);

@@ -473,7 +473,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_element_is_made_of_shares_that_add_up_and_go_back_where_they_came_from() {
+    fn weights_of_an_element_sum_to_one_and_match_their_transpose() {
         use InterpolateMode::{Area, Bicubic, Linear, Nearest, NearestExact};
         for (from, to) in [(1, 1), (1, 5), (4, 3), (5, 7), (7, 7), (4, 8), (9, 2)] {
             for mode in [Nearest, NearestExact, Linear, Bicubic, Area] {

@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_spread_covers_its_steps_and_does_not_split_short_ones() {
+    fn every_reduce_config_covers_its_steps_and_keeps_short_rows_whole() {
         for outputs in [1, 3, 8, 9, 100, 2048, 100_000] {
             for steps in [1, 4, 5, 31, 257, 2048, 8192, 1 << 24] {
                 for across in [false, true] {
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn shared_results_cover_their_steps_in_loops_of_few_turns() {
+    fn shared_outputs_cover_their_steps_in_short_loops() {
         for outputs in [0, 1, 7, 512, 1025, 1 << 20] {
             for extent in [0, 1, 255, 4096, 100_000, 20_000_000, u32::MAX as usize] {
                 for threads_per_row in [32, WORKGROUP_SIZE] {
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sum_of_everything_fills_the_device_and_rows_need_no_second_stage() {
+    fn full_sums_fill_the_device_and_rows_need_one_stage() {
         assert_eq!(ReduceConfig::new(1, 1 << 24, false).splits, TARGET_WORKGROUPS);
         assert_eq!(
             ReduceConfig::new(8192, 2048, false),

@@ -273,7 +273,7 @@ mod tests {
     // Release builds do not check names.
     #[cfg(debug_assertions)]
     #[test]
-    fn parameters_have_the_names_and_places_of_the_kernels_struct() {
+    fn parameters_have_the_names_and_offsets_of_the_wgsl_struct() {
         let device = impatient();
         let sums = Tensor::zeros([2, 8], DType::F32, &device).expect("memory");
         let result = Tensor::empty([8], DType::F32, &device).expect("memory");
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn more_turns_than_a_driver_finishes_are_an_error_and_no_wrong_number() {
+    fn loops_beyond_the_limit_of_a_driver_are_errors() {
         let device = impatient();
         let sums = Tensor::zeros([2, 8], DType::F32, &device).expect("memory");
         let result = Tensor::empty([8], DType::F32, &device).expect("memory");
@@ -371,7 +371,7 @@ mod tests {
     ];
 
     #[test]
-    fn every_operation_refuses_operands_whose_loops_would_not_end() {
+    fn every_operation_refuses_operands_beyond_the_loop_limit() {
         let device = impatient();
         for (name, [short, long], run) in GROWING {
             run(&device, *short).unwrap_or_else(|error| panic!("{name} of {short}: {error}"));
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_a_kernel_cover_its_steps_in_order_and_end_their_loops() -> Result<()> {
+    fn split_launches_cover_all_steps_within_the_loop_limit() -> Result<()> {
         let device = impatient();
         for (fixed, steps) in [(0, 0), (3, 1), (500, 70), (3, 2000)] {
             let (mut done, iterations_of) = (0, |step: usize| 1 + step % 400);
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_grid_is_folded_and_covers_every_group() {
+    fn long_grids_are_folded_and_cover_every_group() {
         for x in [1usize, 65_535, 65_536, 65_537, 200_000, 10_000_019] {
             let [a, b, _] = fold_grid([x, 1, 1], 65_535).expect("it fits");
             assert!(a as usize * b as usize >= x && a <= 65_535 && b <= 65_535, "{x}: {a} x {b}");

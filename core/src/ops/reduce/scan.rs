@@ -410,7 +410,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_thread_takes_more_turns_than_drivers_let_it(rows in 0u32..32, extent in 0u32..32, more in 0usize..1000, inner in 0u32..12) {
+        fn no_thread_exceeds_the_loop_limit_of_drivers(rows in 0u32..32, extent in 0u32..32, more in 0usize..1000, inner in 0u32..12) {
             let (rows, mut extent) = (1usize << rows, (1usize << extent) + more);
             prop_assume!(rows * extent < 1 << 33);
             let (mut threads_per_row, mut chunk) = split_rows(rows, extent, 1 << inner);

@@ -123,7 +123,7 @@ mod tests {
     const STAYS: CapturedBuffer = CapturedBuffer { bytes: 1000, outlives_step: true };
 
     #[test]
-    fn what_nobody_needs_does_not_run_and_takes_no_memory() {
+    fn unneeded_commands_do_not_run_and_take_no_memory() {
         let pieces = [STAYS, own(100), own(200), own(300)];
         // 1 = f(0); 2 = f(1), unused; 3 = f(2), unused; 0 += 1.
         let commands: [&[(u32, Access)]; 4] = [
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_share_places_when_their_lives_do_not_meet() {
+    fn buffers_with_disjoint_lifetimes_share_memory() {
         let pieces = [STAYS, own(256), own(256), own(256), own(64)];
         // A chain with two live buffers at any time; buffer 4 is always live.
         let commands: [&[(u32, Access)]; 4] = [
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn no_two_pieces_that_live_at_once_overlap() {
+    fn buffers_with_overlapping_lifetimes_do_not_overlap() {
         // A synthetic step with many buffer sizes.
         let mut state = 12345_u32;
         let mut next = |n: u32| {

@@ -115,7 +115,7 @@ cases! {
         |m, x| single(m.forward(&x[0], &x[1], &AttentionMasks::default(), &AttentionMasks::causal(), &AttentionMasks::default()));
 }
 
-pub(super) mod positions {
+pub(super) mod positional_embeddings {
     use super::*;
 
     cases! {
@@ -153,7 +153,7 @@ pub(super) fn rotary_embeddings_of_views(device: &Device) -> Result<()> {
     ensure_same(&rotary.forward(&other)?, &rotary.forward(&other.contiguous()?)?)
 }
 
-pub(super) fn what_modules_refuse(device: &Device) -> Result<()> {
+pub(super) fn invalid_arguments_of_modules_are_refused(device: &Device) -> Result<()> {
     let x = randn(&[2, 5, 8], device)?;
     let says = |what: &str, result: forebay::error::Result<()>, part: &str| -> Result<()> {
         let text = result.err().map(|e| e.to_string()).unwrap_or_default();

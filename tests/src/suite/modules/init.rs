@@ -119,7 +119,7 @@ pub(super) fn initial_values_by_name(device: &Device) -> Result<()> {
 }
 
 /// Dropout of whole channels, alpha dropout and random slopes; none of them in evaluation mode.
-pub(super) fn what_is_dropped_is_drawn(device: &Device) -> Result<()> {
+pub(super) fn dropout_masks_are_drawn(device: &Device) -> Result<()> {
     let x = Tensor::ones([40, 30, 4], DType::F32, device)?.to_leaf()?;
     let layer = Dropout1d::new(0.25);
     let y = layer.forward(&x)?;

@@ -152,29 +152,29 @@ pub(super) mod pooling {
         "lp_pool3d": |_| Ok(LpPool { p: 3.0, options: PoolOptions { stride: [1; 3], ..Pool3dOptions::from_kernel([2, 1, 2]) } }), |m, x| single(m.forward(&x[0]));
         "max_pool3d_indices": |_| Ok(()), |(), x| {
             let window = PoolOptions { stride: [1, 2, 2], padding: [1, 1, 0], ceil_mode: true, ..Pool3dOptions::from_kernel([2, 3, 2]) };
-            let (out, places) = x[0].max_pool3d_with_indices(window)?;
-            Ok(vec![out, places])
+            let (out, indices) = x[0].max_pool3d_with_indices(window)?;
+            Ok(vec![out, indices])
         };
         "max_pool3d_indices_ties": |_| Ok(()), |(), x| {
-            let (out, places) = x[0].max_pool3d_with_indices(PoolOptions { stride: [1; 3], ..Pool3dOptions::from_kernel([2, 3, 2]) })?;
-            Ok(vec![out, places])
+            let (out, indices) = x[0].max_pool3d_with_indices(PoolOptions { stride: [1; 3], ..Pool3dOptions::from_kernel([2, 3, 2]) })?;
+            Ok(vec![out, indices])
         };
         "max_unpool1d": |_| Ok(MaxUnpool1d { options: PoolOptions { stride: [2], padding: [1], ..Pool1dOptions::new(3) } }), |m, x| {
-            let places = Tensor::arange(0.0, 8.0, 2.0, DType::I64, x[0].device())?.broadcast_to(x[0].shape())?;
-            single(m.forward(&x[0], &places, None))
+            let indices = Tensor::arange(0.0, 8.0, 2.0, DType::I64, x[0].device())?.broadcast_to(x[0].shape())?;
+            single(m.forward(&x[0], &indices, None))
         };
         "max_unpool2d": |_| Ok(MaxUnpool2d { options: Pool2dOptions::from_kernel([3, 2]) }), |m, x| {
-            let (out, places) = x[0].max_pool2d_with_indices(m.options)?;
-            single(m.forward(&out, &places, Some([5, 7])))
+            let (out, indices) = x[0].max_pool2d_with_indices(m.options)?;
+            single(m.forward(&out, &indices, Some([5, 7])))
         };
         "max_unpool3d": |_| Ok(MaxUnpool3d { options: Pool3dOptions::from_kernel([2, 3, 2]) }), |m, x| {
-            let (out, places) = x[0].max_pool3d_with_indices(m.options)?;
-            single(m.forward(&out, &places, Some([5, 7, 4])))
+            let (out, indices) = x[0].max_pool3d_with_indices(m.options)?;
+            single(m.forward(&out, &indices, Some([5, 7, 4])))
         };
         "fractional_max_pool2d": |_| Ok(FractionalMaxPool2d { kernel_size: [2; 2], output_size: FractionalSize::OutputSize([4, 3]) }),
-            |m, x| { let (out, places) = m.forward_with_indices(&x[0], Some(&x[1]))?; Ok(vec![out, places]) };
+            |m, x| { let (out, indices) = m.forward_with_indices(&x[0], Some(&x[1]))?; Ok(vec![out, indices]) };
         "fractional_max_pool3d": |_| Ok(FractionalMaxPool3d { kernel_size: [2; 3], output_size: FractionalSize::OutputRatio([0.5, 0.6, 0.7]) }),
-            |m, x| { let (out, places) = m.forward_with_indices(&x[0], Some(&x[1]))?; Ok(vec![out, places]) };
+            |m, x| { let (out, indices) = m.forward_with_indices(&x[0], Some(&x[1]))?; Ok(vec![out, indices]) };
         "adaptive_avg_pool1d": |_| Ok(AdaptiveAvgPool1d(3)), |m, x| single(m.forward(&x[0]));
         "adaptive_avg_pool2d": |_| Ok(AdaptiveAvgPool2d([2, 3])), |m, x| single(m.forward(&x[0]));
         "adaptive_avg_pool3d": |_| Ok(AdaptiveAvgPool3d([2, 3, 2])), |m, x| single(m.forward(&x[0]));
@@ -233,7 +233,7 @@ pub(super) mod sampling {
     }
 }
 
-pub(super) mod places {
+pub(super) mod rearranging {
     use forebay::nn::{
         ChannelShuffle, CircularPad1d, CircularPad2d, CircularPad3d, ConstantPad1d, ConstantPad2d,
         ConstantPad3d, Flatten, Fold, PixelShuffle, PixelUnshuffle, ReflectionPad1d, ReflectionPad2d,

@@ -27,14 +27,14 @@ mod state_dict;
 
 tests![
     attention_and_transformers,
-    positions,
+    positional_embeddings,
     recurrent_layers,
     layers_with_weights,
     activations,
     losses_of_pytorch,
     pooling,
-    places,
-    samples_of_images,
+    rearranging_layers,
+    sampling_of_images,
     models_of_images,
     models_of_images_and_sound,
     models_of_texts,
@@ -42,16 +42,16 @@ tests![
     every_recorded_case_is_run,
     initial_values,
     initial_values_by_name,
-    what_is_dropped_is_drawn,
-    recurrent_layers_in_halves,
+    dropout_masks_are_drawn,
+    recurrent_layers_in_16_bits,
     long_sequences_and_wide_layers,
     rotary_embeddings_of_views,
-    what_modules_refuse,
+    invalid_arguments_of_modules_are_refused,
     weights_load_by_name,
-    weights_that_are_computed,
+    parametrized_weights,
     averages_of_models,
-    modules_of_parts,
-    layers_of_halves,
+    containers_of_modules,
+    layers_in_16_bits,
 ];
 
 /// Results of PyTorch's modules.
@@ -208,13 +208,13 @@ fn run_cases(bytes: &[u8], device: &Device, rows: &[CaseEntry]) -> Result<()> {
 /// Tables, in the order of their tests.
 const TABLES: [&[CaseEntry]; 9] = [
     attention::CASES,
-    attention::positions::CASES,
+    attention::positional_embeddings::CASES,
     recurrent::CASES,
     layers::weights::CASES,
     layers::activations::CASES,
     losses::CASES,
     layers::pooling::CASES,
-    layers::places::CASES,
+    layers::rearranging::CASES,
     layers::sampling::CASES,
 ];
 
@@ -222,7 +222,7 @@ fn attention_and_transformers(device: &Device) -> Result<()> {
     run_module_cases(device, TABLES[0])
 }
 
-fn positions(device: &Device) -> Result<()> {
+fn positional_embeddings(device: &Device) -> Result<()> {
     run_module_cases(device, TABLES[1])
 }
 
@@ -246,11 +246,11 @@ fn pooling(device: &Device) -> Result<()> {
     run_module_cases(device, TABLES[6])
 }
 
-fn places(device: &Device) -> Result<()> {
+fn rearranging_layers(device: &Device) -> Result<()> {
     run_module_cases(device, TABLES[7])
 }
 
-fn samples_of_images(device: &Device) -> Result<()> {
+fn sampling_of_images(device: &Device) -> Result<()> {
     run_module_cases(device, TABLES[8])
 }
 
@@ -290,11 +290,11 @@ fn every_recorded_case_is_run(device: &Device) -> Result<()> {
     Ok(())
 }
 
-use attention::{rotary_embeddings_of_views, what_modules_refuse};
-use init::{initial_values, initial_values_by_name, what_is_dropped_is_drawn};
-use recurrent::{long_sequences_and_wide_layers, recurrent_layers_in_halves};
+use attention::{invalid_arguments_of_modules_are_refused, rotary_embeddings_of_views};
+use init::{dropout_masks_are_drawn, initial_values, initial_values_by_name};
+use recurrent::{long_sequences_and_wide_layers, recurrent_layers_in_16_bits};
 use state_dict::{
-    averages_of_models, layers_of_halves, modules_of_parts, weights_load_by_name, weights_that_are_computed,
+    averages_of_models, containers_of_modules, layers_in_16_bits, parametrized_weights, weights_load_by_name,
 };
 
 fn randn(shape: &[usize], device: &Device) -> Result<Tensor> {

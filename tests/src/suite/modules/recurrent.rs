@@ -82,7 +82,7 @@ cases! {
 }
 
 /// bf16 and f16 weights, and autocast, compared with f32 results.
-pub(super) fn recurrent_layers_in_halves(device: &Device) -> Result<()> {
+pub(super) fn recurrent_layers_in_16_bits(device: &Device) -> Result<()> {
     let x = randn(&[6, 3, 5], device)?;
     // Odd sizes: adjacent 16-bit values share a word.
     let options = RecurrentOptions { bidirectional: true, ..ONE };

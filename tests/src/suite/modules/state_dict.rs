@@ -89,7 +89,7 @@ pub(super) fn weights_load_by_name(device: &Device) -> Result<()> {
 }
 
 /// Files of the older `weight_norm`, and removal of the parametrisation.
-pub(super) fn weights_that_are_computed(device: &Device) -> Result<()> {
+pub(super) fn parametrized_weights(device: &Device) -> Result<()> {
     let make = || -> Result<_> {
         Ok(WeightNorm::new(Conv2d::new(3, 4, [2; 2], ConvOptions::default(), device)?, Some(0))?)
     };
@@ -195,7 +195,7 @@ pub(super) fn averages_of_models(device: &Device) -> Result<()> {
 }
 
 /// Fractional max pooling, sizes that do not fit, class indices out of range, layers by name.
-pub(super) fn modules_of_parts(device: &Device) -> Result<()> {
+pub(super) fn containers_of_modules(device: &Device) -> Result<()> {
     let x = randn(&[2, 3, 9, 8], device)?;
     let pool = FractionalMaxPool2d { kernel_size: [3, 2], output_size: FractionalSize::OutputSize([4, 5]) };
     let (out, places) = pool.forward_with_indices(&x, None)?;
@@ -250,7 +250,7 @@ pub(super) fn modules_of_parts(device: &Device) -> Result<()> {
 }
 
 /// Evaluation with 16-bit parameters, compared with f32.
-pub(super) fn layers_of_halves(device: &Device) -> Result<()> {
+pub(super) fn layers_in_16_bits(device: &Device) -> Result<()> {
     let make = || -> Result<Sequential> {
         let options = ConvOptions { padding: [1; 2], ..ConvOptions::default() };
         Ok(Sequential::new()
