@@ -186,8 +186,8 @@ mod tests {
             Self(path)
         }
 
-        fn choices(&self, place: &str) -> AlgorithmChoices {
-            AlgorithmChoices { disk: DiskCache::in_folder(&self.0), ..AlgorithmChoices::new(place, 130_001) }
+        fn choices(&self, device: &str) -> AlgorithmChoices {
+            AlgorithmChoices { disk: DiskCache::in_folder(&self.0), ..AlgorithmChoices::new(device, 130_001) }
         }
     }
 
@@ -199,9 +199,9 @@ mod tests {
 
     #[test]
     fn cached_choices_belong_to_one_device() {
-        let folder = TempFolder::new("place");
-        let find = |place: &str, problem: &str| {
-            let choices = folder.choices(place);
+        let folder = TempFolder::new("device");
+        let find = |device: &str, problem: &str| {
+            let choices = folder.choices(device);
             choices.load(choices.cache_key(problem)).map(|a| a.data)
         };
         let choices = folder.choices("card a");

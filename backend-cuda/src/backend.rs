@@ -190,15 +190,15 @@ impl CudaDevice {
     }
 
     fn get_or_create_queue(&self, number: u8) -> Result<&Arc<CudaQueue>, SourceError> {
-        let place = self.queues.get(usize::from(number)).ok_or_else(|| SourceError::Driver {
+        let slot = self.queues.get(usize::from(number)).ok_or_else(|| SourceError::Driver {
             call: "queue",
             detail: format!("there is no queue {number}; there are {MAX_QUEUES}"),
         })?;
-        if let Some(queue) = place.get() {
+        if let Some(queue) = slot.get() {
             return Ok(queue);
         }
         let queue = Arc::new(CudaQueue::new(&self.context)?);
-        let queue = place.get_or_init(|| queue);
+        let queue = slot.get_or_init(|| queue);
         if number > 0 {
             // The new queue's work may use memory whose remap is pending on another queue.
             self.flush_pending_remaps()?;

@@ -163,8 +163,8 @@ impl<K: NativeKernel> NativeKernels<K> {
         // Under the lock: another thread that needs the variant waits and does not compile it again.
         let mut states = self.variants.write_unpoisoned();
         for &kernel in ahead.iter().chain([&kernel]) {
-            if let Entry::Vacant(place) = states.entry(kernel) {
-                place.insert(NativeKernelState::start(kernel, context, kernels)?);
+            if let Entry::Vacant(vacant) = states.entry(kernel) {
+                vacant.insert(NativeKernelState::start(kernel, context, kernels)?);
             }
         }
         if let Some(NativeKernelState::Compiling(code)) = states.get(&kernel) {

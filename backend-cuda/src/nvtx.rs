@@ -117,17 +117,17 @@ extern "C" fn get_function_table(
     unsafe impl Sync for SlotPointers {}
     // SAFETY: as above.
     unsafe impl Send for SlotPointers {}
-    static PLACES: OnceLock<SlotPointers> = OnceLock::new();
-    let places = PLACES.get_or_init(|| {
-        let mut places = [[ptr::null(); MAX_FUNCTIONS]; FUNCTION_COUNTS.len()];
-        for ((places, slots), count) in places.iter_mut().zip(&FUNCTIONS).zip(FUNCTION_COUNTS) {
-            let used = places.iter_mut().zip(slots).take(count).skip(1);
-            used.for_each(|(place, slot)| *place = ptr::from_ref(slot));
+    static POINTERS: OnceLock<SlotPointers> = OnceLock::new();
+    let pointers = POINTERS.get_or_init(|| {
+        let mut pointers = [[ptr::null(); MAX_FUNCTIONS]; FUNCTION_COUNTS.len()];
+        for ((pointers, slots), count) in pointers.iter_mut().zip(&FUNCTIONS).zip(FUNCTION_COUNTS) {
+            let used = pointers.iter_mut().zip(slots).take(count).skip(1);
+            used.for_each(|(pointer, slot)| *pointer = ptr::from_ref(slot));
         }
-        SlotPointers(places)
+        SlotPointers(pointers)
     });
     let number = module as usize;
-    let (Some(found), Some(&count @ 1..)) = (places.0.get(number), FUNCTION_COUNTS.get(number)) else {
+    let (Some(found), Some(&count @ 1..)) = (pointers.0.get(number), FUNCTION_COUNTS.get(number)) else {
         return 0;
     };
     // SAFETY: each pointer is null or a location of the tool for one result.

@@ -77,7 +77,7 @@ impl UploadRing {
             None => false,
         };
         if !idle && self.chunks.len() < MAX_UPLOAD_CHUNKS {
-            // Inserts the chunk at its place in the ring: after the newest, before the oldest.
+            // Inserts the chunk into the ring in order: after the newest, before the oldest.
             next = (self.current + 1).min(self.chunks.len());
             match StagingChunk::new(&stream.context) {
                 Ok(chunk) => self.chunks.insert(next, chunk),

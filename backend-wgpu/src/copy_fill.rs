@@ -73,13 +73,13 @@ impl CopyFillKernels {
     ) -> Result<CopyFillLaunch> {
         let span = dst.min(src)..dst.max(src) + bytes;
         if let Some(both) = segment.cover(backend, span) {
-            let place = [dst - both.offset, src - both.offset, bytes];
-            return self.build_launch(backend, CopyFillOp::Copy, [both, both], place, 0);
+            let region = [dst - both.offset, src - both.offset, bytes];
+            return self.build_launch(backend, CopyFillOp::Copy, [both, both], region, 0);
         }
         let (to, from) = (segment.cover(backend, dst..dst + bytes), segment.cover(backend, src..src + bytes));
         let (Some(to), Some(from)) = (to, from) else { return Err(too_large(backend, "copy", bytes)) };
-        let place = [dst - to.offset, src - from.offset, bytes];
-        self.build_launch(backend, CopyFillOp::CopyDistant, [to, from], place, 0)
+        let region = [dst - to.offset, src - from.offset, bytes];
+        self.build_launch(backend, CopyFillOp::CopyDistant, [to, from], region, 0)
     }
 
     /// Fills words inside a segment.
@@ -97,16 +97,16 @@ impl CopyFillKernels {
         self.build_launch(backend, CopyFillOp::Fill, [bound, bound], [dst - bound.offset, 0, bytes], word)
     }
 
-    /// Builds a launch from the places of destination and source, and the bytes.
+    /// Builds a launch from the offsets of destination and source, and the bytes.
     fn build_launch(
         &self,
         backend: &WgpuBackend,
         op: CopyFillOp,
         bindings: [Slice; 2],
-        place: [u64; 3],
+        region: [u64; 3],
         value: u32,
     ) -> Result<CopyFillLaunch> {
-        let uses_quads = place.iter().all(|bytes| bytes.is_multiple_of(QUAD_BYTES));
+        let uses_quads = region.iter().all(|bytes| bytes.is_multiple_of(QUAD_BYTES));
         let unit = if uses_quads { QUAD_BYTES } else { WORD_BYTES };
         let kernel = op as usize + if uses_quads { ENTRY_POINTS.len() / 2 } else { 0 };
         let slot = &self.kernels[kernel];
@@ -130,13 +130,13 @@ impl CopyFillKernels {
                 *slot.get_or_init(|| kernel)
             }
         };
-        let place = place.map(|bytes| bytes / unit);
+        let region = region.map(|bytes| bytes / unit);
         let mut params = [0; 16];
-        let words = place.into_iter().map(|n| n as u32).chain([value]);
+        let words = region.into_iter().map(|n| n as u32).chain([value]);
         for (to, from) in params.chunks_exact_mut(4).zip(words) {
             to.copy_from_slice(&from.to_ne_bytes());
         }
-        let groups = place[2].div_ceil(WORKGROUP_SIZE);
+        let groups = region[2].div_ceil(WORKGROUP_SIZE);
         let x = groups.min(backend.info().limits.max_workgroups_per_dim.into());
         let groups = [x as u32, groups.div_ceil(x) as u32, 1];
         let binding_count = if matches!(op, CopyFillOp::CopyDistant) { 2 } else { 1 };

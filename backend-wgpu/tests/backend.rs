@@ -109,9 +109,9 @@ fn downloads_at_odd_offsets_and_of_large_sizes() {
         let segment = device.alloc_segment(large + 4096).unwrap();
         for (offset, count) in [(0, 1), (4, 1), (12, 3), (1020, 1025), (260, large as usize / 4)] {
             let values = (0..count as u32).map(|i| i.wrapping_mul(2654435761)).collect::<Vec<_>>();
-            let place = slice(segment, offset, 4 * count as u64);
-            upload(device, place, &values);
-            assert!(read_words(device, place) == values, "{count} words at {offset}");
+            let destination = slice(segment, offset, 4 * count as u64);
+            upload(device, destination, &values);
+            assert!(read_words(device, destination) == values, "{count} words at {offset}");
         }
         device.free_segment(segment).unwrap();
     }

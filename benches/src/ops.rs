@@ -112,7 +112,7 @@ pub(crate) fn sort(b: &Bench<'_>) -> Result<()> {
     let y = b.random_tensor(&[rows, cols], DType::F32)?;
     let z = b.random_tensor(&[batch, words], DType::F32)?;
     let mask = x.gt(0.0)?;
-    let place = x.abs()?.mul(50_000.0)?.to_dtype(DType::I32)?;
+    let index = x.abs()?.mul(50_000.0)?.to_dtype(DType::I32)?;
     let sums = Tensor::zeros([50_000], DType::F32, b.device)?;
     type Op<'a> = Box<dyn Fn() -> Result<Tensor> + 'a>;
     let items: [(&str, &Tensor, Op<'_>); 6] = [
@@ -121,7 +121,7 @@ pub(crate) fn sort(b: &Bench<'_>) -> Result<()> {
         ("topk", &z, Box::new(|| Ok(z.topk(few, -1, true)?.0))),
         ("median", &y, Box::new(|| Ok(y.median(-1, false)?.0))),
         ("masked_select", &x, Box::new(|| Ok(x.masked_select(&mask)?))),
-        ("scatter_add", &x, Box::new(|| Ok(sums.scatter_add(0, &place, &x)?))),
+        ("scatter_add", &x, Box::new(|| Ok(sums.scatter_add(0, &index, &x)?))),
     ];
     for (name, input, op) in &items {
         let t = b.time(MAX_CALLS, op)?;

@@ -67,8 +67,8 @@ get("seen").textContent = seen.join("\n");
 
 fn find_browser() -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
-    let places: Vec<PathBuf> = env::split_paths(&path).collect();
-    BROWSERS.iter().flat_map(|name| places.iter().map(move |p| p.join(name))).find(|p| p.is_file())
+    let folders: Vec<PathBuf> = env::split_paths(&path).collect();
+    BROWSERS.iter().flat_map(|name| folders.iter().map(move |p| p.join(name))).find(|p| p.is_file())
 }
 
 fn save_snapshot(path: &Path) -> TestResult {

@@ -86,14 +86,14 @@ pub enum Error {
     },
     /// A second gradient was requested of an operation that is only once differentiable.
     #[error(
-        "{op}: its gradient has no gradient of its own, and one was asked for (`create_graph`) of {place}; compose it of \
+        "{op}: its gradient has no gradient of its own, and one was asked for (`create_graph`) of {operation}; compose it of \
          other operations, or detach what needs none"
     )]
     NoSecondGradient {
         /// Name of the operation.
         op: &'static str,
         /// Operation of the forward pass, with its module and call site.
-        place: String,
+        operation: String,
     },
     /// [`detect_anomaly`](crate::autograd::detect_anomaly) found a non-finite value.
     #[error("anomaly: {0}")]
@@ -164,10 +164,10 @@ pub enum Error {
     #[error("{0}")]
     InvalidConfig(String),
     /// Another error with its context, usually a module's path.
-    #[error("in {place}: {error}")]
+    #[error("in {context}: {error}")]
     Context {
         /// Module path or step.
-        place: String,
+        context: String,
         /// Underlying error, not reported as the source because the message includes it.
         error: Box<Error>,
     },
@@ -292,7 +292,9 @@ impl Error {
     pub fn into_out_of_memory(self) -> Result<Box<OutOfMemory>> {
         match self {
             Self::OutOfMemory(report) => Ok(report),
-            Self::Context { place, error } => error.into_out_of_memory().map_err(|e| e.with_context(place)),
+            Self::Context { context, error } => {
+                error.into_out_of_memory().map_err(|e| e.with_context(context))
+            }
             other => Err(other),
         }
     }
@@ -304,8 +306,8 @@ impl Error {
 
     /// Adds context to the error.
     #[must_use]
-    pub fn with_context(self, place: impl Into<String>) -> Self {
-        Self::Context { place: place.into(), error: Box::new(self) }
+    pub fn with_context(self, context: impl Into<String>) -> Self {
+        Self::Context { context: context.into(), error: Box::new(self) }
     }
 
     /// Reports whether this error, or the error in its context, is an out-of-memory error.

@@ -190,14 +190,14 @@ fn strip_raw_prefix(ident: &syn::Ident) -> String {
     name.strip_prefix("r#").map_or(name.clone(), str::to_owned)
 }
 
-fn visit(nn: &TokenStream, place: &TokenStream, name: &str) -> TokenStream {
-    quote!(#nn::Module::visit(#place, &#nn::join_path(path, #name), f);)
+fn visit(nn: &TokenStream, value: &TokenStream, name: &str) -> TokenStream {
+    quote!(#nn::Module::visit(#value, &#nn::join_path(path, #name), f);)
 }
 
 /// Returns the path of the module that has this field, if the field knows it.
-fn path_lookup(nn: &TokenStream, place: &TokenStream, name: &str) -> TokenStream {
+fn path_lookup(nn: &TokenStream, value: &TokenStream, name: &str) -> TokenStream {
     quote! {
-        let path = #nn::Module::parent_path(#place, #name);
+        let path = #nn::Module::parent_path(#value, #name);
         if !path.is_root() {
             return path;
         }

@@ -19,8 +19,13 @@ pub(crate) fn answer(device: &Device) -> Result<()> {
         }
     }
     println!("of now, the largest:");
-    for (who, held) in device.pool().snapshot().totals_by_holder().into_iter().take(5) {
-        println!("  {:<42} {:>10} in {} blocks", who.to_string(), Bytes(held.bytes).to_string(), held.blocks);
+    for (holder, held) in device.pool().snapshot().totals_by_holder().into_iter().take(5) {
+        println!(
+            "  {:<42} {:>10} in {} blocks",
+            holder.to_string(),
+            Bytes(held.bytes).to_string(),
+            held.blocks
+        );
     }
     Ok(())
 }

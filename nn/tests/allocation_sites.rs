@@ -38,7 +38,8 @@ fn operations_name_the_line_of_the_program() -> Result<()> {
     loss.backward()?;
     optimizer.step()?;
     let snapshot = device.pool().snapshot();
-    let foreign = snapshot.holders.iter().filter(|who| !who.frames.iter().any(|f| f.filename == file!()));
+    let foreign =
+        snapshot.holders.iter().filter(|holder| !holder.frames.iter().any(|f| f.filename == file!()));
     let foreign: Vec<_> = foreign.map(ToString::to_string).collect();
     assert_eq!(foreign, [""; 0]);
     Ok(())

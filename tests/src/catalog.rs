@@ -618,24 +618,24 @@ const RESIZE_CASES: &[OpCase] = &[
         x[0].lp_pool3d(3.0, Pool3dOptions::from_kernel([2, 1, 2]))
     }),
     nonsmooth("max_unpool2d", &[Signed(&[2, 3, 6, 4])], |x| {
-        let (out, places) = x[0].max_pool2d_with_indices(Pool2dOptions::new(2))?;
-        out.max_unpool2d(&places, [6, 4])
+        let (out, indices) = x[0].max_pool2d_with_indices(Pool2dOptions::new(2))?;
+        out.max_unpool2d(&indices, [6, 4])
     }),
     nonsmooth("max_unpool1d", &[Signed(&[2, 3, 6])], |x| {
-        let (out, places) = x[0].max_pool1d_with_indices(Pool1dOptions::new(2))?;
-        out.max_unpool1d(&places, Pool1dOptions::new(2).unpool_output_size([3]))
+        let (out, indices) = x[0].max_pool1d_with_indices(Pool1dOptions::new(2))?;
+        out.max_unpool1d(&indices, Pool1dOptions::new(2).unpool_output_size([3]))
     }),
     nonsmooth("max_unpool3d", &[Signed(&[2, 3, 4, 2, 4])], |x| {
-        let (out, places) = x[0].max_pool3d_with_indices(Pool3dOptions::new(2))?;
-        out.max_unpool3d(&places, [4, 2, 4])
+        let (out, indices) = x[0].max_pool3d_with_indices(Pool3dOptions::new(2))?;
+        out.max_unpool3d(&indices, [4, 2, 4])
     }),
     nonsmooth("fractional_max_pool3d", &[Signed(&[2, 2, 5, 4, 6])], |x| {
         let samples = Tensor::full([2, 2, 3], 0.6, DType::F32, x[0].device())?;
         Ok(x[0].fractional_max_pool3d([2; 3], [3, 2, 4], Some(&samples))?.0)
     }),
     nonsmooth("max_pool3d_with_indices", &[Signed(&[2, 3, 4, 5, 4])], |x| {
-        let (out, places) = x[0].max_pool3d_with_indices(Pool3dOptions::new(2))?;
-        out.add(&places.to_dtype(out.dtype())?)
+        let (out, indices) = x[0].max_pool3d_with_indices(Pool3dOptions::new(2))?;
+        out.add(&indices.to_dtype(out.dtype())?)
     }),
     nonsmooth("fractional_max_pool2d", &[Signed(&[2, 3, 7, 6])], |x| {
         let samples = Tensor::full([2, 3, 2], 0.6, DType::F32, x[0].device())?;

@@ -193,8 +193,8 @@ struct Gpt {
 impl Classifier for Gpt {
     fn logits(&self, x: &Tensor) -> forebay::error::Result<Tensor> {
         let length = x.dim(-1)?;
-        let places = self.wpe.weight.narrow(0, 0, length)?;
-        let mut x = self.wte.forward(x)?.add(&places)?;
+        let indices = self.wpe.weight.narrow(0, 0, length)?;
+        let mut x = self.wte.forward(x)?.add(&indices)?;
         for block in &self.blocks {
             x = block.forward(&x)?;
         }
@@ -224,7 +224,7 @@ fn build_model(weights: &Tensors, curve: &ReferenceCurve, device: &Device) -> Re
     };
     if weights.contains_key("wte.weight") {
         let (tokens, features) = matrix("wte.weight")?;
-        let (places, _) = matrix("wpe.weight")?;
+        let (indices, _) = matrix("wpe.weight")?;
         let heads = curve.heads.unwrap_or(4);
         let norm = || LayerNorm::new([features], device);
         let block = |k: usize| -> Result<Block> {
@@ -238,7 +238,7 @@ fn build_model(weights: &Tensors, curve: &ReferenceCurve, device: &Device) -> Re
         };
         return Ok(Box::new(Gpt {
             wte: Embedding::new(tokens, features, device)?,
-            wpe: Embedding::new(places, features, device)?,
+            wpe: Embedding::new(indices, features, device)?,
             blocks: (0..count("blocks.", ".ln1.weight", 0)).map(block).collect::<Result<_>>()?,
             ln_f: norm()?,
         }));

@@ -79,14 +79,14 @@ fn sums_and_extremes_of_every_form() {
                 let what = format!("sum of [{rows}, {cols}] over {dim} on {device}");
                 close(&x.sum([dim], false).expect("sums"), &wanted, (2e-5, 2e-6), &what);
                 close(&turned.sum([other], false).expect("sums"), &wanted, (2e-5, 2e-6), &what);
-                let (value, place) = x.max(dim, false).expect("finds");
+                let (value, index) = x.max(dim, false).expect("finds");
                 let (tv, tp) = turned.max(other, false).expect("finds");
-                let taken = x.gather(dim, &place.unsqueeze(dim).expect("views")).expect("gathers");
+                let taken = x.gather(dim, &index.unsqueeze(dim).expect("views")).expect("gathers");
                 let largest = x.amax([dim], false).expect("finds");
                 assert_eq!(value.to_vec::<f32>().ok(), largest.to_vec::<f32>().ok(), "{what}");
                 assert_eq!(value.to_vec::<f32>().ok(), taken.to_vec::<f32>().ok(), "{what}");
                 assert_eq!(value.to_vec::<f32>().ok(), tv.to_vec::<f32>().ok(), "{what}");
-                assert_eq!(place.to_vec::<i64>().ok(), tp.to_vec::<i64>().ok(), "{what}");
+                assert_eq!(index.to_vec::<i64>().ok(), tp.to_vec::<i64>().ok(), "{what}");
             }
             let total: f64 = wide.iter().sum();
             close(&turned.sum_all().expect("sums"), &[total], (2e-5, 2e-6), "sum of all");
@@ -98,7 +98,7 @@ fn sums_and_extremes_of_every_form() {
             close(&count, &[positive], (0.0, 0.0), "count");
             let first =
                 host.iter().enumerate().fold(0, |best, (i, v)| if *v < host[best] { i } else { best });
-            close(&x.argmin((), false).expect("finds"), &[first as f64], (0.0, 0.0), "place of the smallest");
+            close(&x.argmin((), false).expect("finds"), &[first as f64], (0.0, 0.0), "index of the smallest");
         }
     }
 }

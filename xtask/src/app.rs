@@ -75,24 +75,24 @@ fn check_all(app: &RunningApp, screen: &Screen, tally: &mut Tally) -> Result<()>
     let learnt = app.wait_for("a lower loss", |state| state.loss < LEARNT * first.loss);
     check("the loss falls", learnt.is_ok());
 
-    // A place that the network takes for another class.
+    // A corner that the network assigns to another class.
     let [left, top, side, _] = first.plane;
-    let near = |part: f64| (side as f64 * part) as i32;
-    let corners = [0.06, 0.94].map(|x| [0.06, 0.94].map(|y| (left + near(x), top + near(y)))).concat();
+    let offset = |part: f64| (side as f64 * part) as i32;
+    let corners = [0.06, 0.94].map(|x| [0.06, 0.94].map(|y| (left + offset(x), top + offset(y)))).concat();
     let image = screen.read()?;
     let foreign =
-        corners.iter().find(|place| image.pixel(**place).is_some_and(|c| first.areas.nearest(c) != 0));
-    let place = *foreign.or(corners.first()).context("the plane has no corners")?;
-    screen.xdotool(&format!("mousemove {} {} click 1", place.0, place.1))?;
+        corners.iter().find(|point| image.pixel(**point).is_some_and(|c| first.areas.nearest(c) != 0));
+    let point = *foreign.or(corners.first()).context("the plane has no corners")?;
+    screen.xdotool(&format!("mousemove {} {} click 1", point.0, point.1))?;
     let clicked = app.wait_for("another point", |state| state.points > first.points)?;
     check("a click adds one point", clicked.points == first.points + 1);
     let point_color = first.colors.0[0];
-    let is_drawn = || Ok(screen.read()?.pixel(place).is_some_and(|color| distance(color, point_color) <= 12));
+    let is_drawn = || Ok(screen.read()?.pixel(point).is_some_and(|color| distance(color, point_color) <= 12));
     check("the point is drawn in the colour of its class", app.wait_until(is_drawn)?);
     let is_learnt = || {
         let image = screen.read()?;
         let around = [(0, 12), (0, -12), (12, 0), (-12, 0), (9, 9), (9, -9), (-9, 9), (-9, -9)];
-        let colors = around.iter().filter_map(|(x, y)| image.pixel((place.0 + x, place.1 + y)));
+        let colors = around.iter().filter_map(|(x, y)| image.pixel((point.0 + x, point.1 + y)));
         Ok(colors.filter(|color| first.areas.nearest(*color) == 0).count() >= around.len() / 2)
     };
     check("the area around the point takes its colour", app.wait_until(is_learnt)?);
@@ -163,7 +163,7 @@ impl State {
         let (words, failure) = line.split_once(" failure=").context("the line names no failure")?;
         let fields: HashMap<_, _> = words.split(' ').filter_map(|word| word.split_once('=')).collect();
         let field = |name: &str| fields.get(name).copied().with_context(|| format!("no `{name}`"));
-        let place = |name: &str| -> Result<[i32; 4]> {
+        let rect = |name: &str| -> Result<[i32; 4]> {
             let sides = field(name)?.split(',').map(str::parse).collect::<Result<Vec<i32>, _>>()?;
             sides.try_into().ok().with_context(|| format!("`{name}` does not have four values"))
         };
@@ -178,8 +178,8 @@ impl State {
             points: field("points")?.parse()?,
             steps: field("steps")?.parse()?,
             loss: field("loss")?.parse()?,
-            plane: place("plane")?,
-            slider: place("slider")?,
+            plane: rect("plane")?,
+            slider: rect("slider")?,
             budget: field("budget")?.parse()?,
             colors: palette("colors")?,
             areas: palette("areas")?,

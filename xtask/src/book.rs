@@ -99,7 +99,7 @@ fn find_mdbook(workspace: &Workspace) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// Checks all Markdown files of the workspace; prints each mistake with its place. Links must have a target,
+/// Checks all Markdown files of the workspace; prints each mistake with its location. Links must have a target,
 /// pages of the book link only within the book, a page with Rust samples is part of the documentation tests, and a page
 /// that a source names exists.
 pub(crate) fn check_docs(root: &Path) -> Result<bool> {

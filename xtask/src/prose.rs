@@ -80,7 +80,7 @@ impl Kind {
     }
 }
 
-/// Checks the comments of a source file, or the text of a Markdown file; prints each violation with its place.
+/// Checks the comments of a source file, or the text of a Markdown file; prints each violation with its location.
 pub(crate) fn check_file(path: &Path, text: &str) -> bool {
     let kind = Kind::of(path);
     let (mut is_plain, mut is_code) = (true, false);

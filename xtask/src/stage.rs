@@ -92,15 +92,15 @@ impl Stage {
         std::thread::scope(|scope| {
             for _ in 0..lanes {
                 scope.spawn(|| {
-                    while let Some((place, stage)) = next() {
+                    while let Some((index, stage)) = next() {
                         let stage = stage.run();
-                        done.lock().unwrap_or_else(PoisonError::into_inner).push((place, stage));
+                        done.lock().unwrap_or_else(PoisonError::into_inner).push((index, stage));
                     }
                 });
             }
         });
         let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
-        done.sort_by_key(|(place, _)| *place);
+        done.sort_by_key(|(index, _)| *index);
         done.into_iter().map(|(_, stage)| stage).collect()
     }
 

@@ -36,13 +36,14 @@ fn write_report(out: &mut String, snapshot: &Snapshot, top: usize) -> fmt::Resul
                 write!(out, " ({dropped} older ones were not kept)")?;
             }
             write!(out, "; most was held after event {}: {}", peak.event + 1, Bytes(peak.allocated()))?;
-            let asked = snapshot.events.get(peak.event).and_then(|e| snapshot.holder(e.holder));
-            writeln!(out, "{}", asked.map_or(String::new(), |who| format!(", by {who}")))?;
+            let at_peak = snapshot.events.get(peak.event).and_then(|e| snapshot.holder(e.holder));
+            writeln!(out, "{}", at_peak.map_or(String::new(), |holder| format!(", by {holder}")))?;
         }
     }
 
     writeln!(out, "\n{:<44} {:>12} {:>12}", "by tag", "now", "at the peak")?;
-    let now = sum_by_key(snapshot.totals_by_holder().into_iter().map(|(who, held)| (who.tag, held.bytes)));
+    let now =
+        sum_by_key(snapshot.totals_by_holder().into_iter().map(|(holder, held)| (holder.tag, held.bytes)));
     for tag in Tag::ALL {
         let now = now.get(&tag).copied().unwrap_or(0);
         write_row(out, tag.name(), now, peak.map(|p: TimelinePoint| p.by_tag[tag as usize]))?;
@@ -51,10 +52,12 @@ fn write_report(out: &mut String, snapshot: &Snapshot, top: usize) -> fmt::Resul
     writeln!(out, "\nby module")?;
     let module = |m: &str| if m.is_empty() { "no module".to_owned() } else { m.to_owned() };
     let now = sum_by_key(
-        snapshot.totals_by_holder().into_iter().map(|(who, held)| (module(&who.module), held.bytes)),
+        snapshot.totals_by_holder().into_iter().map(|(holder, held)| (module(&holder.module), held.bytes)),
     );
     let then = peak.map(|p| {
-        sum_by_key(snapshot.holders_at(p.event).into_iter().map(|(who, bytes)| (module(&who.module), bytes)))
+        sum_by_key(
+            snapshot.holders_at(p.event).into_iter().map(|(holder, bytes)| (module(&holder.module), bytes)),
+        )
     });
     let bytes = |of: &BTreeMap<String, u64>, name: &str| of.get(name).copied().unwrap_or(0);
     let most = |name: &str| bytes(&now, name).max(then.as_ref().map_or(0, |then| bytes(then, name)));
@@ -102,15 +105,15 @@ fn write_holders(
 ) -> fmt::Result {
     let held = snapshot.totals_by_holder();
     writeln!(out, "\ntop holders now")?;
-    for (who, held) in held.iter().take(top) {
-        writeln!(out, "{:>12} {:>6} blocks  {who}", Bytes(held.bytes).to_string(), held.blocks)?;
+    for (holder, held) in held.iter().take(top) {
+        writeln!(out, "{:>12} {:>6} blocks  {holder}", Bytes(held.bytes).to_string(), held.blocks)?;
     }
     write_omitted_count(out, held.len(), top)?;
     let Some(peak) = peak else { return Ok(()) };
     let held = snapshot.holders_at(peak.event);
     writeln!(out, "\ntop holders at the peak")?;
-    for (who, bytes) in held.iter().take(top) {
-        writeln!(out, "{:>12}  {who}", Bytes(*bytes).to_string())?;
+    for (holder, bytes) in held.iter().take(top) {
+        writeln!(out, "{:>12}  {holder}", Bytes(*bytes).to_string())?;
     }
     write_omitted_count(out, held.len(), top)
 }

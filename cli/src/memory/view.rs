@@ -19,7 +19,7 @@ fn render_page(snapshot: &Snapshot) -> Result<String> {
     // `<` stands in text only; written so, nothing in a name can end the script that it lies in.
     let json = serde_json::to_string(snapshot)?.replace('<', "\\u003c");
     let (before, after) =
-        TEMPLATE.split_once(PLACEHOLDER).context("the template has no place for the snapshot")?;
+        TEMPLATE.split_once(PLACEHOLDER).context("the template has no placeholder for the snapshot")?;
     Ok([before, &json, after].concat())
 }
 
@@ -31,9 +31,9 @@ mod tests {
 
     #[test]
     fn names_cannot_end_the_script() -> Result<()> {
-        let who =
+        let holder =
             AllocationSite { module: "</script><script>alert(1)".to_owned(), ..AllocationSite::default() };
-        let page = render_page(&Snapshot { holders: vec![who], ..Snapshot::default() })?;
+        let page = render_page(&Snapshot { holders: vec![holder], ..Snapshot::default() })?;
         assert!(!page.contains("</script><script>alert"));
         assert_eq!(page.matches("</script>").count(), TEMPLATE.matches("</script>").count());
         assert!(!page.contains("http:") && !page.contains("https:"), "the page needs no network");

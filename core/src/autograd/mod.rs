@@ -159,7 +159,7 @@ pub(crate) enum GradEdge {
 }
 
 impl GradEdge {
-    /// Returns the edge of a tensor's place in the graph.
+    /// Returns the gradient edge of a tensor.
     fn from_meta(meta: Arc<dyn GradMeta>) -> Option<Self> {
         let any: Arc<dyn Any + Send + Sync> = meta;
         match any.downcast::<Node>() {
@@ -233,19 +233,19 @@ enum BackwardKind {
 impl Node {
     /// Builds the error for a second gradient through this operation.
     fn no_second_gradient_error(&self) -> Error {
-        Error::NoSecondGradient { op: self.op, place: self.describe() }
+        Error::NoSecondGradient { op: self.op, operation: self.describe() }
     }
 
     /// Describes the operation, its module and the source line of the call.
     fn describe(&self) -> String {
-        let mut place: Vec<String> = Vec::new();
+        let mut details: Vec<String> = Vec::new();
         if !self.module.is_root() {
-            place.push(format!("in {}", self.module));
+            details.push(format!("in {}", self.module));
         }
-        place.extend(self.site.map(|site| format!("at {site}")));
-        match place.is_empty() {
+        details.extend(self.site.map(|site| format!("at {site}")));
+        match details.is_empty() {
             true => format!("`{}`", self.op),
-            false => format!("`{}` ({})", self.op, place.join(", ")),
+            false => format!("`{}` ({})", self.op, details.join(", ")),
         }
     }
 }

@@ -439,16 +439,18 @@ impl<O: CaptureOutputs> CapturedStep<O> {
             .collect();
         let source = device.raw_backend().limits();
         let touches = touched.iter().map(SmallVec::as_slice);
-        let CapturePlan { is_needed: runs, placements: places, arena_sizes: arenas } =
+        let CapturePlan { is_needed: runs, placements, arena_sizes: arenas } =
             crate::runtime::capture::plan::plan_capture(
                 touches,
                 &pieces,
                 source.alignment.max(16),
                 device.pool().max_block_size(),
             );
-        let strange =
-            places.iter().zip(&memories).find(|(place, m)| place.is_some() && !m.is_allocated_by_step);
-        if let Some((_, m)) = strange {
+        let freed_later = placements
+            .iter()
+            .zip(&memories)
+            .find(|(placement, m)| placement.is_some() && !m.is_allocated_by_step);
+        if let Some((_, m)) = freed_later {
             fail!(
                 capture("capture"),
                 "`{}` uses memory of {} that was there before the step and is gone behind it, so a replay would not find it; \
@@ -487,19 +489,19 @@ impl<O: CaptureOutputs> CapturedStep<O> {
             let request = Request::new(bytes).queue(device.current_queue()).tag(Tag::Workspace).op("capture");
             memory.arenas.push(device.pool().alloc(request)?);
         }
-        let mut at: Vec<Option<(SegmentId, u64)>> = places
+        let mut at: Vec<Option<(SegmentId, u64)>> = placements
             .iter()
-            .map(|place| {
-                let (arena, offset) = (*place)?;
+            .map(|placement| {
+                let (arena, offset) = (*placement)?;
                 let block = memory.arenas.get(arena)?;
                 Some((block.segment, block.offset + offset))
             })
             .collect();
         for ((storage, access), at) in storages.into_iter().zip(written).zip(&mut at) {
             let (Some(storage), Some(access)) = (storage, access) else { continue };
-            let place = storage.pin_for_capture()?;
-            *at = Some((place.segment, place.offset));
-            memory.states.push(CapturedState { storage, access, slice: place });
+            let slice = storage.pin_for_capture()?;
+            *at = Some((slice.segment, slice.offset));
+            memory.states.push(CapturedState { storage, access, slice });
         }
         for RecordedCommand { command: kind, .. } in &mut commands {
             kind.visit_operands(0, |(segment, offset), _| {
@@ -645,8 +647,8 @@ impl<O> CapturedStep<O> {
 
     /// Orders the replay after conflicting accesses of other queues, and records its own accesses.
     fn bind_states(&self, guard: &DispatchGuard<'_>) -> Result<()> {
-        for CapturedState { storage, access, slice: place } in &self.replay_memory.states {
-            if storage.bind(*access, guard)? != Some(*place) {
+        for CapturedState { storage, access, slice } in &self.replay_memory.states {
+            if storage.bind(*access, guard)? != Some(*slice) {
                 // invariant: pinned memory does not move
                 fail!(capture("replay"), "memory of the step has moved; capture it again");
             }

@@ -75,10 +75,10 @@ impl fmt::Display for SnapshotDiff {
         for (tag, bytes) in self.by_tag() {
             writeln!(f, "{tag:<16}{:>12}", signed(bytes))?;
         }
-        for HolderChange { holder: who, before, after } in &self.changes {
+        for HolderChange { holder, before, after } in &self.changes {
             let bytes = signed(signed_difference(before.bytes, after.bytes));
             let blocks = signed_difference(before.blocks, after.blocks);
-            writeln!(f, "{bytes:>12} {blocks:>+7} blocks  {who}")?;
+            writeln!(f, "{bytes:>12} {blocks:>+7} blocks  {holder}")?;
         }
         write!(f, "{:<16}{:>12}", "all", signed(self.bytes()))
     }
@@ -106,8 +106,8 @@ impl Snapshot {
     #[must_use]
     pub fn totals_by_holder(&self) -> Vec<(&AllocationSite, HeldBytes)> {
         let mut sums = rustc_hash::FxHashMap::<&AllocationSite, HeldBytes>::default();
-        for (block, who) in self.live_blocks() {
-            let held = sums.entry(who).or_default();
+        for (block, holder) in self.live_blocks() {
+            let held = sums.entry(holder).or_default();
             held.blocks += 1;
             held.bytes = held.bytes.saturating_add(block.size);
         }
@@ -122,15 +122,15 @@ impl Snapshot {
     #[must_use]
     pub fn diff(&self, later: &Self) -> SnapshotDiff {
         let mut both = rustc_hash::FxHashMap::<&AllocationSite, (HeldBytes, HeldBytes)>::default();
-        for (who, held) in self.totals_by_holder() {
-            both.entry(who).or_default().0 = held;
+        for (holder, held) in self.totals_by_holder() {
+            both.entry(holder).or_default().0 = held;
         }
-        for (who, held) in later.totals_by_holder() {
-            both.entry(who).or_default().1 = held;
+        for (holder, held) in later.totals_by_holder() {
+            both.entry(holder).or_default().1 = held;
         }
         let changed = both.into_iter().filter(|(_, (before, after))| before != after);
         let mut changes = changed
-            .map(|(who, (before, after))| HolderChange { holder: who.clone(), before, after })
+            .map(|(holder, (before, after))| HolderChange { holder: holder.clone(), before, after })
             .collect::<Vec<_>>();
         changes.sort_by_key(|c| (std::cmp::Reverse(c.bytes()), c.holder.to_string()));
         SnapshotDiff { changes }

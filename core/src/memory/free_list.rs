@@ -72,12 +72,12 @@ impl FreeList {
     fn write_entry(&mut self, at: usize, entry: FreeBlock) {
         let (run, lane) = (&mut self.key_lanes[at / LANES], at % LANES);
         // The last block has the lowest index bits.
-        let place = (!at % MAX_KEYED_BLOCKS) as i32;
-        run.size_keys[lane] = (size_class(entry.size) << INDEX_BITS) | place;
-        run.address_keys[lane] = (((entry.address >> 8) as i32 & MAX_SIZE_CLASS) << INDEX_BITS) | place;
+        let index = (!at % MAX_KEYED_BLOCKS) as i32;
+        run.size_keys[lane] = (size_class(entry.size) << INDEX_BITS) | index;
+        run.address_keys[lane] = (((entry.address >> 8) as i32 & MAX_SIZE_CLASS) << INDEX_BITS) | index;
         self.blocks[at] = entry;
         match self.positions.get_mut(entry.slot as usize) {
-            Some(place) => *place = at as u32,
+            Some(index) => *index = at as u32,
             None => self.grow_positions(entry.slot, at),
         }
     }

@@ -28,7 +28,7 @@ const COMPACT_SEGMENT_DIVISOR: u64 = 18;
 /// that are slightly larger.
 const TAIL_DIVISOR: u64 = 8;
 /// Requests of more than this part of the peak usage get a segment of their own. Two such blocks in one
-/// segment would leave no place for a third, slightly larger one.
+/// segment would leave no room for a third, slightly larger one.
 const DOMINANT_DIVISOR: u64 = 3;
 /// Additional slack with compaction of plain segments, where each step closer to the target costs copies and
 /// calls.
@@ -178,13 +178,13 @@ impl PoolState {
         &mut self,
         source: &dyn SegmentSource,
         need: &AllocRequest,
-        place: Option<&Placement>,
+        placement: Option<&Placement>,
     ) -> Result<Option<u64>> {
         if !self.config.release_before_growth {
             return Ok(None);
         }
-        let grow = place.map_or_else(|| self.segment_size(need), |p| p.missing);
-        if place.is_some() && self.surplus_after_growth(need, grow) > 0 {
+        let grow = placement.map_or_else(|| self.segment_size(need), |p| p.missing);
+        if placement.is_some() && self.surplus_after_growth(need, grow) > 0 {
             let counters = &self.heap.counters;
             let what = GrowthCause { size: need.size, active: counters.active() };
             self.hysteresis.record_growth(
@@ -199,8 +199,8 @@ impl PoolState {
         }
         let mut idle = self.idle_memory();
         let alike = self.find_replaceable_segments(need, &idle);
-        if let Some(place) = place {
-            idle = idle.into_iter().filter_map(|i| self.exclude_placement(i, place, need.size)).collect();
+        if let Some(placement) = placement {
+            idle = idle.into_iter().filter_map(|i| self.exclude_placement(i, placement, need.size)).collect();
         }
         if idle.is_empty() && alike.is_none() {
             return Ok(None);
@@ -213,7 +213,7 @@ impl PoolState {
         idle.sort_by_key(|i| i.size);
         let all = idle.iter().map(|i| i.size).sum::<u64>();
         // If idle memory can move into all holes, no new memory is needed.
-        let wanted = if place.is_some() && all >= grow { grow } else { surplus };
+        let wanted = if placement.is_some() && all >= grow { grow } else { surplus };
         // One sufficient piece, trimmed to the need; otherwise the largest ones.
         let chosen = match idle.iter().find(|i| i.size >= wanted) {
             Some(piece) => vec![self.trim_idle(*piece, wanted)],
@@ -222,7 +222,7 @@ impl PoolState {
                 self.select_idle(idle, wanted)
             }
         };
-        Ok((self.release_idle(source, &chosen, place.is_some())? > 0).then_some(0))
+        Ok((self.release_idle(source, &chosen, placement.is_some())? > 0).then_some(0))
     }
 
     /// Finds idle segments to replace by one that serves several requests like this one. Returns them and the
@@ -269,13 +269,17 @@ impl PoolState {
     }
 
     /// Returns the largest part of idle memory that a placement does not cover.
-    fn exclude_placement(&self, idle: IdleMemory, place: &Placement, size: u64) -> Option<IdleMemory> {
+    fn exclude_placement(&self, idle: IdleMemory, placement: &Placement, size: u64) -> Option<IdleMemory> {
         let IdleKind::Extents { near, offset } = idle.kind else { return Some(idle) };
-        let (end, place_end) = (offset + idle.size, place.offset + size);
-        if self.heap.slot(near).segment != place.segment || place_end <= offset || end <= place.offset {
+        let (end, placement_end) = (offset + idle.size, placement.offset + size);
+        if self.heap.slot(near).segment != placement.segment
+            || placement_end <= offset
+            || end <= placement.offset
+        {
             return Some(idle);
         }
-        let sides = [self.idle_extents(near, offset, place.offset), self.idle_extents(near, place_end, end)];
+        let sides =
+            [self.idle_extents(near, offset, placement.offset), self.idle_extents(near, placement_end, end)];
         sides.into_iter().flatten().max_by_key(|i| i.size)
     }
 
@@ -286,16 +290,16 @@ impl PoolState {
         }
     }
 
-    /// Takes memory from the source for a request: at `place` if present, else where the least is missing. A
+    /// Takes memory from the source for a request: at `placement` if present, else where the least is missing. A
     /// plain segment has at least `least` bytes if there is room.
     pub(super) fn grow(
         &mut self,
         source: &dyn SegmentSource,
         need: &AllocRequest,
-        place: Option<Placement>,
+        placement: Option<Placement>,
         least: u64,
     ) -> Result<GrowOutcome> {
-        let grown = self.map_or_add_segment(source, need, place, least);
+        let grown = self.map_or_add_segment(source, need, placement, least);
         self.process_share.set_reserved(self.heap.counters.reserved());
         self.return_migration_sources();
         grown
@@ -305,12 +309,12 @@ impl PoolState {
         &mut self,
         source: &dyn SegmentSource,
         need: &AllocRequest,
-        place: Option<Placement>,
+        placement: Option<Placement>,
         least: u64,
     ) -> Result<GrowOutcome> {
         self.ensure_address_range(source, need)?;
-        if let Some(place) = place.or_else(|| self.find_placement(need)) {
-            let grown = self.map_placement(source, need, &place, true)?;
+        if let Some(placement) = placement.or_else(|| self.find_placement(need)) {
+            let grown = self.map_placement(source, need, &placement, true)?;
             return match grown {
                 // There may be room for the missing bytes but not for mapping ahead.
                 GrowOutcome::Full(_) => self
@@ -420,17 +424,17 @@ impl PoolState {
         &mut self,
         source: &dyn SegmentSource,
         need: &AllocRequest,
-        place: &Placement,
+        placement: &Placement,
         more: bool,
     ) -> Result<GrowOutcome> {
         let page = self.virtual_memory.map_or(1, |v| v.granularity);
-        let id = self.heap.segment(place.segment).id;
+        let id = self.heap.segment(placement.segment).id;
         let MigrationSources { blocks: slots, may_be_in_use: in_use } = &self.migration_sources;
         let (in_use, unused) = (*in_use, slots.iter().all(|d| self.heap.slot(*d).is_never_used()));
         let donors = slots.iter().flat_map(|d| self.heap.extents_in_block(*d)).collect::<Vec<_>>();
         let mut donors = donors.into_iter().peekable();
         let (mut pieces, mut new) = (Vec::new(), 0);
-        for (at, hole) in place.holes.iter().enumerate() {
+        for (at, hole) in placement.holes.iter().enumerate() {
             let mut filled = 0;
             // The last extent may reach beyond the hole, where there is room.
             while let Some((from, bytes)) =
@@ -441,7 +445,7 @@ impl PoolState {
             }
             let mut missing = hole.size.saturating_sub(filled);
             // Memory mapped ahead follows the last hole.
-            if missing > 0 && more && at + 1 == place.holes.len() {
+            if missing > 0 && more && at + 1 == placement.holes.len() {
                 let all = self.growth_size(need, new + missing, page);
                 missing = missing.max(all.saturating_sub(new)).min(hole.room - filled);
             }
@@ -467,7 +471,7 @@ impl PoolState {
             }
         }
         self.consume_migration_sources(moved);
-        let free = match self.map_pieces(source, place.segment, &pieces, in_use)? {
+        let free = match self.map_pieces(source, placement.segment, &pieces, in_use)? {
             Ok(free) => free,
             Err(full) => return Ok(GrowOutcome::Full(full)),
         };
@@ -475,7 +479,7 @@ impl PoolState {
         let (Some(free), Some(run)) = (free, runs(&pieces).last()) else {
             return Ok(GrowOutcome::Full(String::new()));
         };
-        let block = self.heap.take_free_block_at(free, place.offset, need);
+        let block = self.heap.take_free_block_at(free, placement.offset, need);
         if unused {
             self.heap.mark_never_used_after(block.slot, run);
         }
@@ -581,7 +585,7 @@ impl PoolState {
         let (more, free) = if copies { (COMPACT_SLACK, most) } else { (0.0, most / 2) };
         let slack = (most as f64 * (1.0 + self.config.growth_slack + more)) as u64;
         let beyond = self.migration_budget.current(self.heap.counters.total_allocated()).saturating_sub(free);
-        // A creeping block needs some free places of its size, and no more.
+        // A creeping block needs some free blocks of its size, and no more.
         let crept = self
             .creep_budget
             .current(self.heap.counters.total_allocated())

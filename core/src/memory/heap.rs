@@ -180,11 +180,11 @@ impl Heap {
     /// Returns the arena of a queue and size class.
     #[inline]
     pub(super) fn get_or_create_arena(&mut self, queue: u8, small: bool) -> u16 {
-        let place = usize::from(queue) * 2 + usize::from(small);
-        if self.arena_ids[place] == u16::MAX {
-            self.arena_ids[place] = self.add_arena(queue, small, SHARED_OWNER);
+        let index = usize::from(queue) * 2 + usize::from(small);
+        if self.arena_ids[index] == u16::MAX {
+            self.arena_ids[index] = self.add_arena(queue, small, SHARED_OWNER);
         }
-        self.arena_ids[place]
+        self.arena_ids[index]
     }
 
     fn add_arena(&mut self, queue: u8, small: bool, owner: u16) -> u16 {
@@ -528,7 +528,7 @@ impl Heap {
 
     fn insert_segment(&mut self, id: SegmentId, size: u64, arena: u16, range: Option<VirtualRange>) -> u32 {
         let segment = match self.segments.iter().position(Option::is_none) {
-            Some(place) => place as u32,
+            Some(index) => index as u32,
             None => {
                 self.segments.push(None);
                 self.segments.len() as u32 - 1
@@ -614,8 +614,8 @@ impl Heap {
         let small = self.arenas[arena as usize].small;
         self.counters.record_reserve(small, pieces.len() as u64, size, false);
         if let Some(range) = &mut self.segment_mut(segment).virtual_range {
-            let place = range.extents.partition_point(|e| e.0 < offset);
-            range.extents.splice(place..place, pieces.iter().map(|p| (p.to.1, p.bytes)));
+            let index = range.extents.partition_point(|e| e.0 < offset);
+            range.extents.splice(index..index, pieces.iter().map(|p| (p.to.1, p.bytes)));
         }
         Some(at)
     }

@@ -35,33 +35,33 @@ impl<W: Write> PickleWriter<W> {
 
     /// Memoizes the last value; [`write_ref`](Self::write_ref) repeats it.
     fn memoize(&mut self) -> io::Result<u32> {
-        let place = self.next_memo;
+        let memo = self.next_memo;
         self.next_memo += 1;
         self.out.write_all(b"r")?;
-        self.out.write_all(&place.to_le_bytes())?;
-        Ok(place)
+        self.out.write_all(&memo.to_le_bytes())?;
+        Ok(memo)
     }
 
-    fn write_ref(&mut self, place: u32) -> io::Result<()> {
-        match u8::try_from(place) {
+    fn write_ref(&mut self, memo: u32) -> io::Result<()> {
+        match u8::try_from(memo) {
             Ok(short) => self.out.write_all(&[b'h', short]),
             Err(_) => {
                 self.out.write_all(b"j")?;
-                self.out.write_all(&place.to_le_bytes())
+                self.out.write_all(&memo.to_le_bytes())
             }
         }
     }
 
     fn write_text(&mut self, text: &str) -> io::Result<()> {
-        if let Some(&place) = self.text_refs.get(text) {
-            return self.write_ref(place);
+        if let Some(&memo) = self.text_refs.get(text) {
+            return self.write_ref(memo);
         }
         let length = u32::try_from(text.len()).map_err(|_| io::Error::other("text of more than 4 GiB"))?;
         self.out.write_all(b"X")?;
         self.out.write_all(&length.to_le_bytes())?;
         self.out.write_all(text.as_bytes())?;
-        let place = self.memoize()?;
-        self.text_refs.insert(text.to_owned(), place);
+        let memo = self.memoize()?;
+        self.text_refs.insert(text.to_owned(), memo);
         Ok(())
     }
 
@@ -188,14 +188,14 @@ impl Snapshot {
             p.write_list([events], |p, events| {
                 p.write_list(events, |p, (action, e)| {
                     p.write_dict(|p| {
-                        let place = match action {
+                        let location = match action {
                             "oom" => ("device_free", Int(e.requested_size)),
                             _ => ("addr", Int(e.address)),
                         };
                         let holder = self.holder(e.holder).map_or(String::new(), |w| w.to_string());
                         p.write_fields(&[
                             ("action", Text(action)),
-                            place,
+                            location,
                             ("size", Int(e.size)),
                             ("stream", Int(e.stream.into())),
                             ("time_us", Int(e.time_us)),
@@ -220,13 +220,13 @@ impl Snapshot {
         &self,
         p: &mut PickleWriter<W>,
         known: &mut FrameRefs,
-        who: Option<usize>,
+        holder: Option<usize>,
     ) -> io::Result<()> {
         p.write_text("frames")?;
-        if let Some(&place) = known.get(&who) {
-            return p.write_ref(place);
+        if let Some(&memo) = known.get(&holder) {
+            return p.write_ref(memo);
         }
-        let lines = self.holder(who).map(holder_frames).unwrap_or_default();
+        let lines = self.holder(holder).map(holder_frames).unwrap_or_default();
         p.write_list(lines, |p, (name, filename, line)| {
             p.write_dict(|p| {
                 p.write_fields(&[
@@ -236,7 +236,7 @@ impl Snapshot {
                 ])
             })
         })?;
-        known.insert(who, p.memoize()?);
+        known.insert(holder, p.memoize()?);
         Ok(())
     }
 
@@ -293,15 +293,16 @@ fn pytorch_block_state(state: BlockState) -> &'static str {
 }
 
 /// Returns the frames of a holder: its lines, and its operation, module and tag.
-fn holder_frames(who: &AllocationSite) -> Vec<(String, String, u32)> {
-    let mut lines: Vec<_> = who.frames.iter().map(|f| (f.name.clone(), f.filename.clone(), f.line)).collect();
-    let mut tell = |what: &str, name: &str| {
+fn holder_frames(holder: &AllocationSite) -> Vec<(String, String, u32)> {
+    let mut lines: Vec<_> =
+        holder.frames.iter().map(|f| (f.name.clone(), f.filename.clone(), f.line)).collect();
+    let mut push = |kind: &str, name: &str| {
         if !name.is_empty() {
-            lines.push((name.to_owned(), what.to_owned(), 0));
+            lines.push((name.to_owned(), kind.to_owned(), 0));
         }
     };
-    tell("operation", &who.op);
-    tell("module", &who.module);
-    tell("tag", who.tag.name());
+    push("operation", &holder.op);
+    push("module", &holder.module);
+    push("tag", holder.tag.name());
     lines
 }

@@ -69,10 +69,10 @@ impl Pool {
             state = next;
         }
 
-        let mut place = state.find_placement(&need);
+        let mut placement = state.find_placement(&need);
         let mut least = 0;
-        if let Some(size) = state.reclaim_idle(source, &need, place.as_ref())? {
-            (place, least) = (None, size);
+        if let Some(size) = state.reclaim_idle(source, &need, placement.as_ref())? {
+            (placement, least) = (None, size);
             state = self.wait_pending_fences(state)?;
             if let Some(block) = state.take_free_block(source, &need)? {
                 state.return_migration_sources();
@@ -82,7 +82,7 @@ impl Pool {
         }
 
         state.totals.reclaim_stats.grow.tried += 1;
-        let mut detail = match state.grow(source, &need, place, least)? {
+        let mut detail = match state.grow(source, &need, placement, least)? {
             GrowOutcome::Served(block) => {
                 state.totals.reclaim_stats.grow.served += 1;
                 return Ok(block);

@@ -56,7 +56,7 @@ pub struct Snapshot {
     pub dropped_events: u64,
 }
 
-/// Holder of memory: the purpose and place of its allocation.
+/// Holder of memory: the purpose and call site of its allocation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct AllocationSite {
     /// Tag of the memory.
@@ -195,13 +195,13 @@ impl PoolState {
                     ..SegmentInfo::default()
                 });
                 let live = state == BlockState::ActiveAllocated;
-                let who = live.then(|| {
+                let holder = live.then(|| {
                     let Slot { tag, module, op, .. } = *block;
                     let site = recorder.map(|r| r.call_site(slot)).unwrap_or_default();
                     holders.intern(&RecordedScope { tag, module, op, call_site: site })
                 });
                 let requested_size = if live { block.requested } else { 0 };
-                info.push_block(BlockInfo { address, size: block.size, requested_size, state, holder: who });
+                info.push_block(BlockInfo { address, size: block.size, requested_size, state, holder });
             }
             segments.extend(stretch);
         }
@@ -260,7 +260,7 @@ impl SegmentAddresses {
             *size = end.max(*size);
         }
         let mut next = SYNTHETIC_BASE;
-        let place = |(id, size): (SegmentId, u64)| {
+        let locate = |(id, size): (SegmentId, u64)| {
             if id.0 >= MIN_DEVICE_ADDRESS {
                 return (id, id.0);
             }
@@ -268,7 +268,7 @@ impl SegmentAddresses {
             next += size.next_multiple_of(SYNTHETIC_ALIGNMENT);
             (id, at)
         };
-        Self(sizes.into_iter().map(place).collect())
+        Self(sizes.into_iter().map(locate).collect())
     }
 
     fn resolve(&self, id: SegmentId, offset: u64) -> u64 {
@@ -318,8 +318,8 @@ fn parse_frames(stack: &Backtrace) -> Vec<Frame> {
     let text = stack.to_string();
     let mut frames: Vec<Frame> = Vec::new();
     for line in text.lines().map(str::trim) {
-        if let Some(place) = line.strip_prefix("at ") {
-            let mut parts = place.rsplitn(3, ':');
+        if let Some(location) = line.strip_prefix("at ") {
+            let mut parts = location.rsplitn(3, ':');
             let (_, number, file) = (parts.next(), parts.next(), parts.next());
             if let (Some(frame), Some(number), Some(file)) = (frames.last_mut(), number, file) {
                 frame.line = number.parse().unwrap_or(0);
@@ -344,8 +344,8 @@ impl Snapshot {
 
     /// Returns the holder at an index of `holders`, if there is one.
     #[must_use]
-    pub fn holder(&self, place: Option<usize>) -> Option<&AllocationSite> {
-        self.holders.get(place?)
+    pub fn holder(&self, index: Option<usize>) -> Option<&AllocationSite> {
+        self.holders.get(index?)
     }
 
     /// Iterates over allocated blocks with their holders.

@@ -32,15 +32,15 @@ impl Snapshot {
         for segment in &self.segments {
             now.reserved = now.reserved.saturating_add(segment.total_size);
         }
-        for (block, who) in self.live_blocks() {
-            let sum = &mut now.by_tag[who.tag as usize];
+        for (block, holder) in self.live_blocks() {
+            let sum = &mut now.by_tag[holder.tag as usize];
             *sum = sum.saturating_add(block.size);
         }
         let mut moments = vec![now; self.events.len()];
         for (at, (event, moment)) in self.events.iter().zip(&mut moments).enumerate().rev() {
             *moment = TimelinePoint { event: at, time_us: event.time_us, ..now };
             match self.holder(event.holder) {
-                Some(who) => event.action.undo(&mut now.by_tag[who.tag as usize], event.size),
+                Some(holder) => event.action.undo(&mut now.by_tag[holder.tag as usize], event.size),
                 None => event.action.undo(&mut now.reserved, event.size),
             }
         }
@@ -58,13 +58,13 @@ impl Snapshot {
     pub fn holders_at(&self, event: usize) -> Vec<(&AllocationSite, u64)> {
         let mut sums = vec![0_u64; self.holders.len()];
         let blocks = self.segments.iter().flat_map(|s| &s.blocks);
-        for (who, size) in blocks.filter_map(|b| Some((b.holder?, b.size))) {
-            if let Some(sum) = sums.get_mut(who) {
+        for (holder, size) in blocks.filter_map(|b| Some((b.holder?, b.size))) {
+            if let Some(sum) = sums.get_mut(holder) {
                 *sum = sum.saturating_add(size);
             }
         }
         for event in self.events.iter().skip(event + 1).rev() {
-            if let Some(sum) = event.holder.and_then(|who| sums.get_mut(who)) {
+            if let Some(sum) = event.holder.and_then(|holder| sums.get_mut(holder)) {
                 event.action.undo(sum, event.size);
             }
         }

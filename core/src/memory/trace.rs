@@ -92,7 +92,7 @@ pub enum TraceEvent {
     /// A request.
     Alloc {
         /// Slot in the table.
-        place: u32,
+        slot: u32,
         /// Bytes requested.
         bytes: u64,
         /// Queue of the request.
@@ -101,7 +101,7 @@ pub enum TraceEvent {
     /// A free.
     Free {
         /// Slot in the table.
-        place: u32,
+        slot: u32,
     },
 }
 
@@ -227,25 +227,25 @@ struct EventReader {
 impl EventReader {
     fn resolve_slot(&mut self, id: u64, alloc: Option<(u64, u8)>) -> Result<TraceEvent, String> {
         let Some((bytes, queue)) = alloc else {
-            let (place, bytes) = self.live.remove(&id).ok_or_else(|| format!("block {id} is not live"))?;
+            let (slot, bytes) = self.live.remove(&id).ok_or_else(|| format!("block {id} is not live"))?;
             self.requested -= bytes;
-            self.vacant_slots.push(place);
-            return Ok(TraceEvent::Free { place });
+            self.vacant_slots.push(slot);
+            return Ok(TraceEvent::Free { slot });
         };
         if bytes > MAX_BYTES {
             return Err(format!("{bytes} bytes are more than {MAX_BYTES}"));
         }
-        let place = self.vacant_slots.pop().unwrap_or_else(|| {
+        let slot = self.vacant_slots.pop().unwrap_or_else(|| {
             self.slot_count += 1;
             self.slot_count - 1
         });
-        if self.live.insert(id, (place, bytes)).is_some() {
+        if self.live.insert(id, (slot, bytes)).is_some() {
             return Err(format!("block {id} is live already"));
         }
         self.requested = self.requested.saturating_add(bytes);
         validation::check_bytes("the size of all live blocks", self.requested)?;
         self.peak = self.peak.max(self.requested);
-        Ok(TraceEvent::Alloc { place, bytes, queue })
+        Ok(TraceEvent::Alloc { slot, bytes, queue })
     }
 }
 
@@ -267,8 +267,8 @@ mod tests {
     #[test]
     fn events_are_read_and_slots_reused() -> Result<(), TraceError> {
         let trace = read(&format!("{HEADER}\na 7 100 0\na 8 50 1\nf 7\na 9 10 0"))?;
-        let alloc = |place, bytes, queue| TraceEvent::Alloc { place, bytes, queue };
-        let expected = [alloc(0, 100, 0), alloc(1, 50, 1), TraceEvent::Free { place: 0 }, alloc(0, 10, 0)];
+        let alloc = |slot, bytes, queue| TraceEvent::Alloc { slot, bytes, queue };
+        let expected = [alloc(0, 100, 0), alloc(1, 50, 1), TraceEvent::Free { slot: 0 }, alloc(0, 10, 0)];
         assert_eq!(trace.events, expected);
         assert_eq!((trace.slot_count, trace.peak_requested, trace.request_count()), (2, 150, 3));
         Ok(())

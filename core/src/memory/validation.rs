@@ -164,11 +164,11 @@ impl Snapshot {
         self.check_holder(block.holder, block.state == BlockState::ActiveAllocated)
     }
 
-    fn check_holder(&self, who: Option<usize>, expected: bool) -> Result<(), String> {
+    fn check_holder(&self, holder: Option<usize>, expected: bool) -> Result<(), String> {
         let count = self.holders.len();
-        match (who, expected) {
-            (Some(place), _) if place >= count => {
-                Err(format!("holder {place} is named, and there are {count}"))
+        match (holder, expected) {
+            (Some(index), _) if index >= count => {
+                Err(format!("holder {index} is named, and there are {count}"))
             }
             (Some(_), false) => Err("it names a holder, and nothing holds it".to_owned()),
             (None, true) => Err("it names no holder".to_owned()),
@@ -181,23 +181,23 @@ impl Snapshot {
         let mut reserved = reserved;
         let mut tags = [0_u64; Tag::COUNT];
         let mut holders = vec![0_u64; self.holders.len()];
-        for (block, who) in self.live_blocks() {
-            tags[who.tag as usize] += block.size;
-            if let Some(held) = block.holder.and_then(|who| holders.get_mut(who)) {
+        for (block, holder) in self.live_blocks() {
+            tags[holder.tag as usize] += block.size;
+            if let Some(held) = block.holder.and_then(|holder| holders.get_mut(holder)) {
                 *held += block.size;
             }
         }
         for (at, event) in self.events.iter().enumerate().rev() {
             let of = |what: String| format!("event {at}: {what}");
             self.check_event(event).map_err(of)?;
-            let Some(place) = event.holder else {
+            let Some(index) = event.holder else {
                 undo_event_checked("what is reserved before it", &mut reserved, event).map_err(of)?;
                 continue;
             };
-            undo_event_checked("what its holder has before it", &mut holders[place], event).map_err(of)?;
+            undo_event_checked("what its holder has before it", &mut holders[index], event).map_err(of)?;
             undo_event_checked(
                 "what its tag has before it",
-                &mut tags[self.holders[place].tag as usize],
+                &mut tags[self.holders[index].tag as usize],
                 event,
             )
             .map_err(of)?;

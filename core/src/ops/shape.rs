@@ -303,7 +303,7 @@ impl Tensor {
         let destination = &destination.to_dims().unwrap_or_else(all)[..];
         let (from, to) = (distinct_dims(OP, source, rank)?, distinct_dims(OP, destination, rank)?);
         fail_if!(from.len() != to.len();
-            argument(OP), "takes as many places as dimensions, got {source:?} and {destination:?}");
+            argument(OP), "takes as many destinations as sources, got {source:?} and {destination:?}");
         let mut rest = (0..rank).filter(|d| !from.contains(d));
         let at = |d: usize| to.iter().position(|&t| t == d).map(|k| from[k]);
         let order: Vec<isize> =

@@ -193,11 +193,11 @@ impl StreamSet {
         backend: &'a Arc<dyn Backend>,
         queue: u8,
     ) -> Result<&'a Arc<dyn Backend>> {
-        let place = &self.backends[usize::from(queue)];
+        let slot = &self.backends[usize::from(queue)];
         if queue == 0 {
             return Ok(backend);
         }
-        if let Some(lane) = place.get() {
+        if let Some(lane) = slot.get() {
             return Ok(lane);
         }
         let order = &mut *self.sync.lock_unpoisoned();
@@ -206,7 +206,7 @@ impl StreamSet {
         if let Some(moved) = order.last_move {
             order.wait_for(backend, queue, moved)?;
         }
-        Ok(place.get_or_init(|| lane))
+        Ok(slot.get_or_init(|| lane))
     }
 
     /// Takes the dispatch lock like [`Device::lock_dispatch`].

@@ -145,8 +145,8 @@ fn printed_indices(n: usize) -> impl Iterator<Item = usize> {
 
 /// Returns the row-major offsets of the printed elements in the full tensor.
 fn printed_offsets(shape: &[usize]) -> Vec<usize> {
-    shape.iter().fold(vec![0], |places, &n| {
-        places.iter().flat_map(|at| printed_indices(n).map(move |i| at * n + i)).collect()
+    shape.iter().fold(vec![0], |offsets, &n| {
+        offsets.iter().flat_map(|at| printed_indices(n).map(move |i| at * n + i)).collect()
     })
 }
 

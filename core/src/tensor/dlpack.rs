@@ -320,8 +320,8 @@ impl Export {
         let shape: Box<[i64]> = tensor.shape().iter().map(|&n| n as i64).collect();
         let mut strides: Box<[i64]> = shape.clone();
         let mut stride = 1;
-        for (place, extent) in strides.iter_mut().zip(&shape).rev() {
-            *place = stride;
+        for (target, extent) in strides.iter_mut().zip(&shape).rev() {
+            *target = stride;
             stride *= extent;
         }
         let dl_tensor = DlTensor {

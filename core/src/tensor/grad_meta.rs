@@ -1,4 +1,4 @@
-//! Place of a tensor in the autograd graph, as tensors see it. Autograd implements the interface.
+//! Gradient data of a tensor, as tensors see it. Autograd implements the interface.
 
 use std::any::Any;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::Tensor;
 
-/// Place of a tensor in the autograd graph: a leaf or the result of an operation (PyTorch's
+/// Position of a tensor in the autograd graph: a leaf or the result of an operation (PyTorch's
 /// `AutogradMetaInterface`).
 pub(crate) trait GradMeta: Any + fmt::Debug + Send + Sync {
     /// Reports whether operations on the tensor are recorded.
@@ -19,6 +19,6 @@ pub(crate) trait GradMeta: Any + fmt::Debug + Send + Sync {
         None
     }
 
-    /// Returns the place of `view` after a recorded operation has overwritten its `base`, whose place this is.
+    /// Returns the gradient data of `view` after a recorded operation has overwritten its `base`, whose data this is.
     fn regenerate_view(&self, view: &Tensor, base: &Tensor) -> Option<Arc<dyn GradMeta>>;
 }

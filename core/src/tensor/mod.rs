@@ -261,7 +261,7 @@ impl Tensor {
         }
     }
 
-    /// Returns the place in the graph that the tensor was created with. The place of a leaf never changes.
+    /// Returns the gradient data that the tensor was created with. That of a leaf never changes.
     pub(crate) fn original_grad_meta(&self) -> Option<&Arc<dyn GradMeta>> {
         self.inner.grad_meta.as_ref()
     }
@@ -380,7 +380,7 @@ impl Tensor {
         Ok(slice)
     }
 
-    /// Tells the observer that the contents derive from a tensor that is read in their place.
+    /// Tells the observer that the contents derive from another tensor, which is read instead.
     pub(crate) fn record_derived(&self) {
         self.record_access(Access::Write);
     }

@@ -21,7 +21,7 @@ const BAR_COLOR: Color32 = Color32::from_rgb(88, 112, 150);
 const OVER_BUDGET_COLOR: Color32 = Color32::from_rgb(190, 70, 60);
 
 impl App {
-    /// Shows the panel, and returns the place of the budget's slider.
+    /// Shows the panel, and returns the rectangle of the slider.
     pub(crate) fn show_panel(&mut self, ui: &mut Ui) -> Rect {
         ui.heading("A boundary that learns");
         ui.weak("Click or drag in the plane to add points.");
@@ -100,7 +100,7 @@ impl App {
         ));
     }
 
-    /// Shows the memory in use, and returns the place of the budget's slider.
+    /// Shows the memory in use, and returns the rectangle of the slider.
     fn show_memory(&mut self, ui: &mut Ui) -> Rect {
         ui.spacing_mut().slider_width = 150.0;
         let slider =

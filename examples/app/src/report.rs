@@ -55,11 +55,11 @@ impl Report {
         }
     }
 
-    /// Prints one line of `key=value`. Places are in pixels of the screen.
+    /// Prints one line of `key=value`. Rectangles are in pixels of the screen.
     fn print(&self, window: &egui::Context, points: usize, training: &Training, failure: Option<&Failure>) {
         let inner = window.input(|input| input.viewport().inner_rect).unwrap_or(Rect::ZERO);
         let scale = window.pixels_per_point();
-        let place = |rect: Rect| {
+        let format_rect = |rect: Rect| {
             let rect = rect.translate(inner.min.to_vec2()) * scale;
             format!("{:.0},{:.0},{:.0},{:.0}", rect.left(), rect.top(), rect.width(), rect.height())
         };
@@ -69,8 +69,8 @@ impl Report {
             "points={points} steps={} loss={} plane={} slider={} budget={} colors={} areas={areas} failure={}",
             training.steps,
             training.losses.last().copied().unwrap_or(f64::NAN),
-            place(self.plane),
-            place(self.slider),
+            format_rect(self.plane),
+            format_rect(self.slider),
             self.budget_mib,
             COLORS.map(hex).join(","),
             failure.and_then(|failure| failure.text.lines().next()).unwrap_or("none"),

@@ -38,8 +38,8 @@ pub struct LpPool<const N: usize> {
 /// # let device = Device::null(Default::default());
 /// let options = Pool2dOptions::new(2);
 /// let x = Tensor::zeros(&[1, 3, 8, 6], DType::F32, &device)?;
-/// let (maxima, places) = x.max_pool2d_with_indices(options)?;
-/// assert_eq!(MaxUnpool2d { options }.forward(&maxima, &places, None)?.shape(), x.shape());
+/// let (maxima, indices) = x.max_pool2d_with_indices(options)?;
+/// assert_eq!(MaxUnpool2d { options }.forward(&maxima, &indices, None)?.shape(), x.shape());
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Module)]

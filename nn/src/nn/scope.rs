@@ -15,10 +15,10 @@ use forebay_core::sync::RwLockUnpoisoned;
 /// it computes, so that memory reports and errors name the module. Before a walk the module has no name. Any
 /// struct that derives [`Module`] may have such a field.
 #[derive(Default)]
-pub struct ModuleScope(RwLock<ModulePlace>);
+pub struct ModuleScope(RwLock<RecordedPath>);
 
 #[derive(Clone, Copy, Debug, Default)]
-struct ModulePlace {
+struct RecordedPath {
     path: ModulePath,
     depth: usize,
 }
@@ -57,9 +57,10 @@ impl ModuleScope {
     /// Records the path, unless a walk of a larger model has recorded a longer one.
     pub(super) fn set_path(&self, path: &str) {
         let depth = if path.is_empty() { 0 } else { path.split('.').count() };
-        let mut place = self.0.write_unpoisoned();
-        if depth > 0 && depth >= place.depth {
-            *place = ModulePlace { path: path.split('.').fold(ModulePath::ROOT, ModulePath::child), depth };
+        let mut recorded = self.0.write_unpoisoned();
+        if depth > 0 && depth >= recorded.depth {
+            *recorded =
+                RecordedPath { path: path.split('.').fold(ModulePath::ROOT, ModulePath::child), depth };
         }
     }
 }

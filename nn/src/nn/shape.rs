@@ -70,7 +70,7 @@ impl Unflatten {
 method_layers! {
     PixelShuffle(usize) pixel_shuffle "Images of fewer channels that are larger by a factor";
     PixelUnshuffle(usize) pixel_unshuffle "Images of more channels that are smaller by a factor";
-    ChannelShuffle(usize) channel_shuffle "Channels that change places between groups";
+    ChannelShuffle(usize) channel_shuffle "Channels that are exchanged between groups";
 }
 
 /// Extraction of image blocks as columns: [`im2col`](Tensor::im2col), PyTorch's `Unfold`.

@@ -90,8 +90,8 @@ pub(crate) fn named_tensors<M: Module + ?Sized>(module: &M) -> Vec<NamedTensor> 
             _ => return,
         };
         // Tensors are tied if they view the same elements, however they came to share them.
-        let place = *known.entry(TensorKey::from_tensor(t)).or_insert(all.len());
-        match all.get_mut(place) {
+        let index = *known.entry(TensorKey::from_tensor(t)).or_insert(all.len());
+        match all.get_mut(index) {
             Some(named) => {
                 named.names.push(name.to_owned());
                 named.is_parameter |= parameter;

@@ -136,21 +136,22 @@ impl AveragedModel {
         let pairs = self.zip_with_averages(OP, model)?;
         // Allocates first, so that running out of memory changes nothing: one buffer for each dtype and
         // device, with room for the largest tensor.
-        let mut places: Vec<Tensor> = Vec::new();
+        let mut buffers: Vec<Tensor> = Vec::new();
         let mut sorted: Vec<&Tensor> = pairs.iter().map(|(_, named)| &named.tensor).collect();
         sorted.sort_by_key(|t| std::cmp::Reverse(t.numel()));
-        let fits = |place: &&Tensor, t: &Tensor| place.dtype() == t.dtype() && place.device() == t.device();
+        let fits =
+            |buffer: &&Tensor, t: &Tensor| buffer.dtype() == t.dtype() && buffer.device() == t.device();
         {
             let _tag = memory::scope::enter_tag(Tag::Workspace);
             for t in sorted {
-                if !places.iter().any(|place| fits(&place, t)) {
-                    places.push(Tensor::empty([t.numel()], t.dtype(), t.device())?);
+                if !buffers.iter().any(|buffer| fits(&buffer, t)) {
+                    buffers.push(Tensor::empty([t.numel()], t.dtype(), t.device())?);
                 }
             }
         }
         for (average, NamedTensor { tensor, .. }) in &pairs {
-            let Some(place) = places.iter().find(|place| fits(place, tensor)) else { continue };
-            let kept = place.narrow(0, 0, tensor.numel())?.reshape(tensor.shape())?;
+            let Some(buffer) = buffers.iter().find(|buffer| fits(buffer, tensor)) else { continue };
+            let kept = buffer.narrow(0, 0, tensor.numel())?.reshape(tensor.shape())?;
             kept.copy_(tensor)?;
             tensor.copy_(average)?;
             average.copy_(&kept)?;

@@ -107,19 +107,19 @@ impl GradScaler {
     pub fn unscale_(&mut self, optimizer: &(impl Optimizer + ?Sized)) -> Result<()> {
         const OP: &str = "unscale_";
         let _op = memory::scope::enter_op(OP);
-        let (place, stage) = self.find_optimizer(optimizer);
+        let (index, stage) = self.find_optimizer(optimizer);
         fail_if!(
             stage == Some(OptimizerStage::Unscaled);
             argument(OP), "the gradients are unscaled already, since the last update"
         );
         fail_if!(stage.is_some(); argument(OP), "comes before `step`; call `update` after each step");
         let most = STATE_LEN - FOUND_INF_INDEX;
-        fail_if!(place >= most; argument(OP), "one scaler takes up to {most} optimisers an update");
+        fail_if!(index >= most; argument(OP), "one scaler takes up to {most} optimisers an update");
         let Some(first) = optimizer.parameters().first() else {
             fail!(argument(OP), "the optimiser has no parameters");
         };
         let state = self.device_state(first.device())?;
-        clip::unscale_grads(OP, optimizer.parameters(), state, FOUND_INF_INDEX + place)?;
+        clip::unscale_grads(OP, optimizer.parameters(), state, FOUND_INF_INDEX + index)?;
         self.optimizers.push((optimizer_address(optimizer), OptimizerStage::Unscaled));
         Ok(())
     }
@@ -131,7 +131,7 @@ impl GradScaler {
     /// The optimiser was stepped since the last [`update`](Self::update). Those of
     /// [`unscale_`](Self::unscale_) and of the optimiser.
     pub fn step(&mut self, optimizer: &mut (impl Optimizer + ?Sized)) -> Result<()> {
-        let (place, stage) = self.find_optimizer(optimizer);
+        let (index, stage) = self.find_optimizer(optimizer);
         fail_if!(
             stage == Some(OptimizerStage::Stepped);
             argument("step"), "was done already since the last update; call `update`"
@@ -140,8 +140,8 @@ impl GradScaler {
             self.unscale_(optimizer)?;
         }
         let Some(state) = self.device_state.get() else { return Ok(()) };
-        optimizer.step_unless(&state.select(0, (FOUND_INF_INDEX + place) as isize)?)?;
-        self.optimizers[place].1 = OptimizerStage::Stepped;
+        optimizer.step_unless(&state.select(0, (FOUND_INF_INDEX + index) as isize)?)?;
+        self.optimizers[index].1 = OptimizerStage::Stepped;
         Ok(())
     }
 
@@ -230,8 +230,8 @@ impl GradScaler {
     /// Returns the flag index of an optimiser and its progress since the last update.
     fn find_optimizer(&self, optimizer: &(impl Optimizer + ?Sized)) -> (usize, Option<OptimizerStage>) {
         let address = optimizer_address(optimizer);
-        let place = self.optimizers.iter().position(|&(a, _)| a == address);
-        (place.unwrap_or(self.optimizers.len()), place.map(|place| self.optimizers[place].1))
+        let index = self.optimizers.iter().position(|&(a, _)| a == address);
+        (index.unwrap_or(self.optimizers.len()), index.map(|index| self.optimizers[index].1))
     }
 
     /// Returns the state buffer, allocating it at the first call.

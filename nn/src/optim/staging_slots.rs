@@ -23,8 +23,8 @@ impl StagingSlots {
         let Some(device) = groups.iter().find_map(|g| g.state.as_ref()).map(Tensor::device) else {
             return Ok(Self::default());
         };
-        let place = |_| Tensor::empty([max_state_numel(groups)], DType::F32, device).map(Some);
-        Ok(Self { slots: (0..groups.len().min(2)).map(place).collect::<Result<_>>()? })
+        let allocate = |_| Tensor::empty([max_state_numel(groups)], DType::F32, device).map(Some);
+        Ok(Self { slots: (0..groups.len().min(2)).map(allocate).collect::<Result<_>>()? })
     }
 
     /// Starts the transfer of a group's state to the device.
@@ -40,7 +40,7 @@ impl StagingSlots {
             }
             // Earlier groups have stepped, so the step must not fail: frees the reserved memory for this
             // state.
-            self.slots.iter_mut().for_each(|place| *place = None);
+            self.slots.iter_mut().for_each(|slot| *slot = None);
             state.prefetch_()
         })
     }

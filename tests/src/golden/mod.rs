@@ -240,8 +240,8 @@ impl GoldenSet {
                 let expected = read_host_tensor(file, key)?;
                 let near =
                     compare_tensor(got, &expected, exact, how, call.expected_f32(file, how), tolerance);
-                let place = call.outs.iter().position(|out| out == key).filter(|_| exact.is_none());
-                match (place, near) {
+                let index = call.outs.iter().position(|out| out == key).filter(|_| exact.is_none());
+                match (index, near) {
                     (Some(result), Err(_))
                         if self.is_equivalent_tie(call, result, got, &expected, file)? => {}
                     (_, near) => near.context(name)?,

@@ -39,7 +39,7 @@ pub(super) fn are_equivalent_indices(
         let mut named = vec![false; n];
         (0..k).all(|j| {
             let at = (outer * k + j) * inner + i;
-            let value = |place: f64| values.get((outer * n + place as usize) * inner + i).copied();
+            let value = |index: f64| values.get((outer * n + index as usize) * inner + i).copied();
             let fresh = named.get_mut(got[at] as usize).is_some_and(|named| !std::mem::replace(named, true));
             let equal = match (value(got[at]), value(wanted[at])) {
                 (Some(a), Some(b)) => a == b || (a.is_nan() && b.is_nan()),
@@ -83,9 +83,9 @@ mod tests {
         assert!(good(&sorted, false));
         assert!(good(&[2.0, 1.0, 1.0, 0.0, 0.0, 2.0], false));
         assert!(!good(&[2.0, 1.0, 1.0, 0.0, 0.0, 2.0], true), "a stable order is settled");
-        assert!(!good(&[1.0, 0.0, 1.0, 1.0, 0.0, 2.0], false), "a place is named twice");
+        assert!(!good(&[1.0, 0.0, 1.0, 1.0, 0.0, 2.0], false), "an index is named twice");
         assert!(!good(&[0.0, 0.0, 2.0, 1.0, 1.0, 2.0], false), "the elements differ");
-        assert!(!good(&[1.0, 0.0, 2.0, 1.0, 9.0, 2.0], false), "there is no such place");
+        assert!(!good(&[1.0, 0.0, 2.0, 1.0, 9.0, 2.0], false), "there is no such index");
         assert!(!are_equivalent_indices(&call("cumsum", false), 0, &input, &sorted, &sorted));
     }
 }

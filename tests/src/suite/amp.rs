@@ -166,13 +166,13 @@ const CALLS: &[(&str, BinaryFn)] = &[
     ("bilinear", |m, v| m.bilinear(m, &m.unsqueeze(0)?, Some(&v.narrow(0, 0, 1)?))),
     ("dot", |_, v| v.dot(v)),
     ("index_put", |m, v| {
-        let places = Tensor::zeros([4], DType::I32, m.device())?;
-        m.index_put(&[Some(&places)], v, true)
+        let indices = Tensor::zeros([4], DType::I32, m.device())?;
+        m.index_put(&[Some(&indices)], v, true)
     }),
     ("inner", |m, v| m.inner(v)),
     ("scatter_add", |m, _| {
-        let places = Tensor::zeros([4, 4], DType::I64, m.device())?;
-        m.scatter_add(0, &places, m)
+        let indices = Tensor::zeros([4, 4], DType::I64, m.device())?;
+        m.scatter_add(0, &indices, m)
     }),
 ];
 

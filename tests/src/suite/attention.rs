@@ -270,7 +270,7 @@ fn masks_of_every_kind_and_shape(device: &Device) -> Result<()> {
     {
         let inputs = leaves([&shape(queries), &shape(keys), &shape(keys)], device)?;
         let mask = normal(mask_shape, DType::F32, device)?;
-        let place = || format!("{mask_shape:?}");
+        let describe = || format!("{mask_shape:?}");
 
         let float = AttentionOptions { attn_mask: Some(&mask), ..AttentionOptions::default() };
         let result = inputs[0].scaled_dot_product_attention(&inputs[1], &inputs[2], &float)?;
@@ -278,7 +278,7 @@ fn masks_of_every_kind_and_shape(device: &Device) -> Result<()> {
         let all = Tensor::ones([1], DType::F32, device)?;
         let expected = reference_attention(&wides, 1.0 / 20f64.sqrt(), &all, Some(&mask), None)?;
         let expected = outcome(&wides, &expected, &g)?;
-        same_outcome(&outcome(&inputs, &result, &g)?, &expected, 2e-5).with_context(place)?;
+        same_outcome(&outcome(&inputs, &result, &g)?, &expected, 2e-5).with_context(describe)?;
 
         let inputs = copies(&inputs)?;
         let lets = mask.gt(-0.5)?;
@@ -294,7 +294,7 @@ fn masks_of_every_kind_and_shape(device: &Device) -> Result<()> {
         let seen = lets.to_dtype(DType::F32)?.mul(&window)?;
         let expected = reference_attention(&wides, 0.3, &seen, None, None)?;
         let expected = outcome(&wides, &expected, &g)?;
-        same_outcome(&outcome(&inputs, &result, &g)?, &expected, 2e-5).with_context(place)?;
+        same_outcome(&outcome(&inputs, &result, &g)?, &expected, 2e-5).with_context(describe)?;
     }
     Ok(())
 }
@@ -354,11 +354,11 @@ fn a_packed_projection_equals_three_views(device: &Device) -> Result<()> {
         let expected = q.scaled_dot_product_attention(&k, &v, &options)?;
         let expected = expected.transpose(1, 2)?.reshape([batch, length, heads * features])?;
         expected.backward_with(&g)?;
-        let place = || format!("{dtype}, {heads} and {shared} heads of {features}");
+        let describe = || format!("{dtype}, {heads} and {shared} heads of {features}");
         // Equal kernels in equal order.
-        ensure!(out.to_f64s()? == expected.to_f64s()?, "{}", place());
+        ensure!(out.to_f64s()? == expected.to_f64s()?, "{}", describe());
         let grad = |t: &Tensor| -> Result<Vec<f64>> { Ok(t.grad().context("a gradient")?.to_f64s()?) };
-        ensure_close(&grad(&whole)?, &grad(&parts)?, 1e-6, 1e-6).with_context(place)?;
+        ensure_close(&grad(&whole)?, &grad(&parts)?, 1e-6, 1e-6).with_context(describe)?;
     }
     Ok(())
 }

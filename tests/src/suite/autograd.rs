@@ -78,7 +78,7 @@ fn a_gradient_returned_twice_is_added_twice(device: &Device) -> Result<()> {
 /// Operation whose arguments may be the same tensor: indices select a leaf, \[4, 4\] or \[4\], for each argument.
 type ArgumentOp = (&'static str, &'static [usize], fn(&[Tensor]) -> CoreResult<Tensor>);
 
-const PLACES: &[ArgumentOp] = &[
+const ARGUMENT_OPS: &[ArgumentOp] = &[
     ("mlp", &[0, 0, 1, 0, 1], |x| x[0].mlp(&x[1], &x[2], &x[3], &x[4])),
     ("linear", &[0, 0, 1], |x| x[0].linear(&x[1], Some(&x[2]))),
     ("two linear layers", &[0, 0, 1, 0, 1], |x| x[0].linear(&x[1], Some(&x[2]))?.linear(&x[3], Some(&x[4]))),
@@ -141,14 +141,14 @@ fn a_leaf_used_several_times_gets_all_gradients(device: &Device) -> Result<()> {
         };
         Ok(vec![leaf(16, &[4, 4])?, leaf(4, &[4])?])
     };
-    for &(name, places, run) in PLACES {
+    for &(name, indices, run) in ARGUMENT_OPS {
         // With separate leaves, each argument has its own gradient.
         let apart = leaves()?;
-        let apart = places.iter().map(|&k| Ok(apart[k].to_leaf()?)).collect::<Result<Vec<_>>>()?;
+        let apart = indices.iter().map(|&k| Ok(apart[k].to_leaf()?)).collect::<Result<Vec<_>>>()?;
         run(&apart)?.square()?.sum_all()?.backward()?;
         let of = |leaf: usize| -> Result<Vec<f64>> {
             let mut sum = vec![0.0; [16, 4][leaf]];
-            for (t, _) in apart.iter().zip(places).filter(|(_, k)| **k == leaf) {
+            for (t, _) in apart.iter().zip(indices).filter(|(_, k)| **k == leaf) {
                 let grad = t.grad().context("no gradient")?.to_f64s()?;
                 sum.iter_mut().zip(grad).for_each(|(sum, g)| *sum += g);
             }
@@ -157,7 +157,7 @@ fn a_leaf_used_several_times_gets_all_gradients(device: &Device) -> Result<()> {
         let expected = [of(0)?, of(1)?];
         let again = move |x: &[Tensor]| run(x)?.square()?.sum_all();
         let check = |what: &str, times: f64, found: &dyn Fn(usize) -> Option<Tensor>| -> Result<()> {
-            for leaf in [0, 1].into_iter().filter(|leaf| places.contains(leaf)) {
+            for leaf in [0, 1].into_iter().filter(|leaf| indices.contains(leaf)) {
                 let grad = found(leaf).with_context(|| format!("{name}, {what}: no gradient"))?;
                 let expected: Vec<f64> = expected[leaf].iter().map(|v| v * times).collect();
                 ensure_close(&grad.to_f64s()?, &expected, 1e-5, 1e-5)
@@ -165,9 +165,9 @@ fn a_leaf_used_several_times_gets_all_gradients(device: &Device) -> Result<()> {
             }
             Ok(())
         };
-        let all = |of: &[Tensor]| places.iter().map(|&k| of[k].clone()).collect::<Vec<_>>();
+        let all = |of: &[Tensor]| indices.iter().map(|&k| of[k].clone()).collect::<Vec<_>>();
         let used = |of: &[Tensor]| {
-            [0, 1].into_iter().filter(|k| places.contains(k)).map(|k| of[k].clone()).collect::<Vec<_>>()
+            [0, 1].into_iter().filter(|k| indices.contains(k)).map(|k| of[k].clone()).collect::<Vec<_>>()
         };
         // A second path first gives each leaf a gradient, to which operations add in place.
         let known = |of: &[Tensor], loss: Tensor| -> CoreResult<Tensor> {
@@ -190,7 +190,7 @@ fn a_leaf_used_several_times_gets_all_gradients(device: &Device) -> Result<()> {
             let inputs = [used(&x), used(&x)].concat();
             let found = autograd::grad(&[loss], &inputs, &options)?;
             for half in found.chunks(inputs.len() / 2) {
-                let at = |k: usize| half.get(if places.contains(&0) { k } else { 0 }).cloned();
+                let at = |k: usize| half.get(if indices.contains(&0) { k } else { 0 }).cloned();
                 check(if options.create_graph { "recorded" } else { "`grad`" }, 1.0, &at)?;
             }
             ensure!(x.iter().all(|t| t.grad().is_none()), "{name}: `grad` touched a leaf");
@@ -217,7 +217,7 @@ fn a_leaf_used_several_times_gets_all_gradients(device: &Device) -> Result<()> {
         let loss = known(&x, checkpoint(&[&one], move |_| again(&captured))?)?;
         let found = autograd::grad(&[loss], &used(&x), &GradOptions::default())?;
         check("`grad` of what a checkpoint captures", 1.0, &|k| {
-            found.get(if places.contains(&0) { k } else { 0 }).cloned()
+            found.get(if indices.contains(&0) { k } else { 0 }).cloned()
         })?;
     }
     Ok(())

@@ -399,11 +399,11 @@ fn functions_have_jacobians_and_hessians(device: &Device) -> Result<()> {
     ensure_values(&product[0], &[230.0, 103.0, 12.0])?;
     // Scatter products: two factors of zero, one index with a nonzero base, one without, two factors at one index.
     let factors = Tensor::from_slice(&[2.0f32, 0.0, 0.0, 3.0], [4], device)?;
-    let (places, to) =
+    let (indices, to) =
         (Tensor::full([3], 5.0, DType::F32, device)?, Tensor::from_slice(&[0i32, 0, 0, 1], [4], device)?);
     for (include_self, mixed) in [(true, 10.0), (false, 2.0)] {
         let product =
-            |x: &Tensor| places.scatter_reduce(0, &to, x, ScatterReduce::Prod, include_self)?.sum_all();
+            |x: &Tensor| indices.scatter_reduce(0, &to, x, ScatterReduce::Prod, include_self)?.sum_all();
         let mut expected = [0.0; 16];
         (expected[6], expected[9]) = (mixed, mixed);
         ensure_values(&func::hessian(product, &factors)?, &expected)?;

@@ -194,21 +194,21 @@ fn scaled_products_are_within_their_error_bound(device: &Device) -> Result<()> {
             let (a, weight) = (matrix([m, k], left, device)?, matrix([n, k], right, device)?);
             let bias = Tensor::uniform([n], -1.0, 1.0, F32, device)?;
             for (out, bias) in [(F32, None), (F32, Some(&bias)), (BF16, Some(&bias)), (F16, None)] {
-                let place =
+                let describe =
                     || format!("{m} x {k} x {n}, {left} with {right} to {out}, bias {}", bias.is_some());
                 let b = weight.t()?;
                 // The bias is rounded to the type in which it is added.
                 let rounded = bias.map(|bias| bias.to_dtype(out)?.to_dtype(F32)).transpose()?;
                 let expected = reference(&a, &b, [&one, &two], rounded.as_ref())?;
-                let got = a.scaled_mm(&b, &one, &two, bias, out).with_context(place)?;
+                let got = a.scaled_mm(&b, &one, &two, bias, out).with_context(describe)?;
                 ensure!(got.dtype() == out && got.shape() == [m, n]);
-                close(&got, &expected).with_context(place)?;
+                close(&got, &expected).with_context(describe)?;
                 // Column-major and row-major, and with an unaligned offset.
                 let (a, b) = (a.t()?.contiguous()?.t()?, b.contiguous()?);
-                close(&a.scaled_mm(&b, &one, &two, bias, out)?, &expected).with_context(place)?;
+                close(&a.scaled_mm(&b, &one, &two, bias, out)?, &expected).with_context(describe)?;
                 let long = Tensor::zeros([m * k + 3], left, device)?.narrow(0, 3, m * k)?.reshape([m, k])?;
                 long.copy_(&a)?;
-                close(&long.scaled_mm(&b, &one, &two, bias, out)?, &expected).with_context(place)?;
+                close(&long.scaled_mm(&b, &one, &two, bias, out)?, &expected).with_context(describe)?;
             }
             let rows = Tensor::uniform([m, 1], 0.5, 2.0, F32, device)?;
             let columns = Tensor::uniform([1, n], 0.5, 2.0, F32, device)?;
@@ -451,7 +451,7 @@ fn fp8_layers_equal_products_of_their_casts(device: &Device) -> Result<()> {
         };
         ensure!(!is_fp8_enabled() && y.dtype() == dtype && y.shape() == [1, m, n]);
         y.backward_with(&g)?;
-        let place = |what: &str| format!("{dtype} {m} x {n} x {k}, {what}");
+        let describe = |what: &str| format!("{dtype} {m} x {n} x {k}, {what}");
         let [low_x, low_weight] = [
             quantize_dequantize(&x.detach(), DType::F8E4M3)?,
             quantize_dequantize(&weight.detach(), DType::F8E4M3)?,
@@ -459,12 +459,12 @@ fn fp8_layers_equal_products_of_their_casts(device: &Device) -> Result<()> {
         let low_g = quantize_dequantize(&g, DType::F8E5M2)?.reshape([m, n])?;
         let low_x = low_x.reshape([m, k])?;
         let expected = low_x.mm(&low_weight.t()?)?.add(&bias.detach().to_dtype(DType::F32)?)?;
-        ensure_near(&place("the result"), &y, &expected, k as f64)?;
+        ensure_near(&describe("the result"), &y, &expected, k as f64)?;
         let grad = |t: &Tensor| t.grad().context("a gradient");
-        ensure_near(&place("of x"), &grad(&x)?, &low_g.mm(&low_weight)?, n as f64)?;
-        ensure_near(&place("of the weight"), &grad(&weight)?, &low_g.t()?.mm(&low_x)?, m as f64)?;
+        ensure_near(&describe("of x"), &grad(&x)?, &low_g.mm(&low_weight)?, n as f64)?;
+        ensure_near(&describe("of the weight"), &grad(&weight)?, &low_g.t()?.mm(&low_x)?, m as f64)?;
         ensure_near(
-            &place("of the bias"),
+            &describe("of the bias"),
             &grad(&bias)?,
             &g.to_dtype(DType::F32)?.sum([0, 1], false)?,
             m as f64,

@@ -50,11 +50,11 @@ fn parameters(numbers: &mut SplitMix64, device: &Device) -> Result<Vec<Tensor>> 
 /// Sets every parameter's gradient to seeded random values times `scale`; `strange` bits replace one element.
 fn set_grads(parameters: &[Tensor], seed: u64, scale: f32, strange: Option<u32>) -> Result<()> {
     let mut numbers = SplitMix64(seed);
-    let place = (seed as usize % parameters.len(), numbers.next() as usize);
+    let index = (seed as usize % parameters.len(), numbers.next() as usize);
     for (k, p) in parameters.iter().enumerate() {
         let mut grad: Vec<f32> = values(&mut numbers, p.numel()).iter().map(|g| g * scale).collect();
-        if let Some(bits) = strange.filter(|_| place.0 == k) {
-            let at = place.1 % grad.len();
+        if let Some(bits) = strange.filter(|_| index.0 == k) {
+            let at = index.1 % grad.len();
             grad[at] = f32::from_bits(bits);
         }
         p.set_grad(Some(Tensor::from_slice(&grad, p.shape(), p.device())?));

@@ -77,21 +77,21 @@ fn cumulative_extremes_and_products_of_long_rows(device: &Device) -> Result<()> 
     let mut values: Vec<f32> = (0..n).map(|i| (numbers.below(1000) + i / 10) as f32).collect();
     values[69_000] = f32::NAN;
     let x = Tensor::from_slice(&values, [n], device)?.to_leaf()?;
-    let (value, place) = x.cummax(0)?;
-    let (mut best, mut expected, mut places) = (0, vec![], vec![]);
+    let (value, index) = x.cummax(0)?;
+    let (mut best, mut expected, mut indices) = (0, vec![], vec![]);
     for (i, v) in values.iter().enumerate() {
         if v.is_nan() || v >= &values[best] {
             best = i;
         }
         expected.push(f64::from(values[best]));
-        places.push(best as i64);
+        indices.push(best as i64);
     }
     ensure_values(&value, &expected)?;
-    ensure!(place.to_vec::<i64>()? == places, "the places of the largest so far");
+    ensure!(index.to_vec::<i64>()? == indices, "the indices of the largest so far");
     // Each element's gradient counts how long it remains the maximum.
     value.sum_all()?.backward()?;
     let mut counts = vec![0.0; n];
-    places.iter().for_each(|&at| counts[at as usize] += 1.0);
+    indices.iter().for_each(|&at| counts[at as usize] += 1.0);
     ensure_values(&x.grad().context("no gradient")?, &counts)?;
 
     // Factors of ±1, and two zeros in different chunks: the gradient must not divide.
@@ -173,7 +173,7 @@ fn one_index_a_hundred_thousand_times(device: &Device) -> Result<()> {
     let (line, one) = (g.reshape([-1])?, Tensor::zeros([1], DType::F32, device)?);
     let total: f64 = values.iter().map(|&v| f64::from(v)).sum();
     let zeros = Tensor::zeros([n * width], DType::I32, device)?;
-    ensure_values(&one.scatter_add(0, &zeros, &line)?, &[total]).context("one place")?;
+    ensure_values(&one.scatter_add(0, &zeros, &line)?, &[total]).context("one index")?;
     let leaf = one.detach().to_leaf()?;
     leaf.take(&zeros)?.backward_with(&line)?;
     ensure_values(&leaf.grad().context("no gradient")?, &[total]).context("take")
@@ -224,7 +224,7 @@ fn runs_of_any_length_and_position_are_summed_once(device: &Device) -> Result<()
         let index: Vec<i32> = std::iter::once(lead)
             .chain(lengths)
             .enumerate()
-            .flat_map(|(place, n)| std::iter::repeat_n(place as i32, n))
+            .flat_map(|(position, n)| std::iter::repeat_n(position as i32, n))
             .collect();
         let n = index.len();
         // In an order that puts neighbours far apart.
@@ -266,8 +266,8 @@ fn every_reduction_of_long_runs(device: &Device) -> Result<()> {
             let mut expected: Vec<f64> = before.iter().map(|&v| f64::from(v)).collect();
             for (row, &to) in values.chunks(width).zip(&index) {
                 for (k, &v) in row.iter().enumerate() {
-                    let place = &mut expected[to as usize * width + k];
-                    *place = both(*place, f64::from(v));
+                    let position = &mut expected[to as usize * width + k];
+                    *position = both(*position, f64::from(v));
                 }
             }
             ensure_values(&out.scatter_reduce(0, &at, &src, how, true)?, &expected)

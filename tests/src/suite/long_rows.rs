@@ -141,11 +141,11 @@ fn special_values_in_long_rows_behave_as_in_short_ones(device: &Device) -> Resul
             ensure_close(&y.narrow(0, 4, 1)?.narrow(1, 3, 1)?.to_f64s()?, &[one[1]], 1e-6, 0.0)?;
         }
         ensure_values(&x.amax([1], false)?, &[-inf, nan, inf, 2.0, 2.0])?;
-        let (value, place) = x.max(1, false)?;
+        let (value, index) = x.max(1, false)?;
         ensure_values(&value, &[-inf, nan, inf, 2.0, 2.0])?;
-        let places = [0, n / 2, n - 1, n / 3, 3].map(|at| at as f64);
-        ensure_values(&place, &places)?;
-        ensure_values(&x.argmax(1, false)?, &places)?;
+        let indices = [0, n / 2, n - 1, n / 3, 3].map(|at| at as f64);
+        ensure_values(&index, &indices)?;
+        ensure_values(&x.argmax(1, false)?, &indices)?;
         ensure_values(&x.argmin(1, false)?, &[0.0, (n / 2) as f64, 0.0, 0.0, 0.0])?;
         let sums = x.logsumexp([1], false)?.to_f64s()?;
         ensure!(sums[0] == -inf && sums[1].is_nan() && sums[2] == inf, "{sums:?}");

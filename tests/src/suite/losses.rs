@@ -134,13 +134,13 @@ fn cross_entropy_sees_nan(device: &Device) -> Result<()> {
     for (dtype, extent) in
         [DType::F32, DType::BF16, DType::F16].into_iter().flat_map(|dtype| [(dtype, 64), (dtype, 4097)])
     {
-        for (place, nan) in [(6, f32::NAN), (7, -f32::NAN), (extent - 1, f32::NAN)] {
+        for (index, nan) in [(6, f32::NAN), (7, -f32::NAN), (extent - 1, f32::NAN)] {
             let mut numbers = vec![0.5f32; 3 * extent];
-            numbers[extent + place] = nan;
+            numbers[extent + index] = nan;
             let x = Tensor::from_slice(&numbers, [3, extent], device)?.to_dtype(dtype)?.to_leaf()?;
             let losses = x.cross_entropy_with(&target, &each)?;
             losses.sum_all()?.backward()?;
-            let name = format!("{extent} {dtype}, NaN at {place}");
+            let name = format!("{extent} {dtype}, NaN at {index}");
             let seen = |t: &Tensor| -> Result<Vec<bool>> {
                 Ok(t.to_dtype(DType::F32)?.to_vec::<f32>()?.iter().map(|v| v.is_nan()).collect())
             };

@@ -72,13 +72,13 @@ fn check(c: &Tensor, a: &MatrixBatch, b: &MatrixBatch, more: impl Fn(usize, usiz
     let step = (given.len() / 2000).max(1);
     // Error bound for a sum of k products of values up to 1 in any order, far below a wrong element's effect.
     let bound = 1e-6 * (a.cols as f64).max(8.0);
-    let places: Vec<usize> = (0..given.len()).step_by(step).chain([given.len() - 1]).collect();
+    let indices: Vec<usize> = (0..given.len()).step_by(step).chain([given.len() - 1]).collect();
     let expected = |&i: &usize| {
         let (z, row, col) = (i / (a.rows * b.cols), i / b.cols % a.rows, i % b.cols);
         (0..a.cols).map(|k| a.element(z, row, k) * b.element(z, k, col)).sum::<f64>() + more(row, col)
     };
-    let given: Vec<f64> = places.iter().map(|&i| given[i].into()).collect();
-    let expected: Vec<f64> = places.iter().map(expected).collect();
+    let given: Vec<f64> = indices.iter().map(|&i| given[i].into()).collect();
+    let expected: Vec<f64> = indices.iter().map(expected).collect();
     ensure_close(&given, &expected, 0.0, bound).with_context(|| format!("of every {step}th element"))
 }
 

@@ -178,9 +178,10 @@ fn an_index_out_of_range_is_an_error_with_index_checks(device: &Device) -> Resul
         let Err(error) = call(&wrong) else { anyhow::bail!("{name} takes an index of 2^32") };
         drop(guard);
         let text = error.to_string();
-        let place = if *name == "searchsorted" { "number 2 " } else { "number 1 " };
-        let told =
-            ["index 4294967296", place, "..3", "numeric_ranges.rs:"].iter().all(|part| text.contains(part));
+        let position = if *name == "searchsorted" { "number 2 " } else { "number 1 " };
+        let told = ["index 4294967296", position, "..3", "numeric_ranges.rs:"]
+            .iter()
+            .all(|part| text.contains(part));
         ensure!(told, "{name}: {text}");
         call(&wrong)?;
     }

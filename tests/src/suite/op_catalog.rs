@@ -105,7 +105,7 @@ fn gradients_are_finite_differences(device: &Device) -> Result<()> {
         let weights = cotangent(&out)?.to_f64s()?;
         let mut grads = grads.iter().zip(&rounded);
         for (k, input) in inputs.iter().enumerate().filter(|(_, t)| t.dtype().is_float()) {
-            let place = || format!("{} of {} by input {k}", case.name, input.dtype());
+            let describe = || format!("{} of {} by input {k}", case.name, input.dtype());
             let (grad, rounded) = grads.next().context("fewer gradients than inputs")?;
             let grad = grad.to_f64s()?;
             // Compares along one direction: the weighted sum over all elements.
@@ -128,7 +128,7 @@ fn gradients_are_finite_differences(device: &Device) -> Result<()> {
             let slope = (along(h)? - along(-h)?) / (2.0 * h);
             let expected: f64 = grad.iter().zip(&direction).map(|(g, d)| g * d).sum();
             let scale: f64 = grad.iter().map(|g| g.abs()).sum();
-            ensure_close(&[slope], &[expected], 0.0, relative * scale + absolute).with_context(place)?;
+            ensure_close(&[slope], &[expected], 0.0, relative * scale + absolute).with_context(describe)?;
             if exact {
                 let largest = grad.iter().fold(0.0, |a: f64, g| a.max(g.abs()));
                 ensure_close(&rounded.to_f64s()?, &grad, 1e-4, 1e-5 * largest + 1e-6).with_context(|| {
@@ -171,11 +171,12 @@ fn layouts_do_not_change_results_and_gradients(device: &Device) -> Result<()> {
             ("transposed with an offset", &dense, each(strided, &dense)?),
             ("of stride 0", &copied, each(repeated, &dense)?),
         ] {
-            let place = || format!("{} of inputs {what}", case.name);
-            let (a, b) = (all(case, dense).with_context(place)?, all(case, &other).with_context(place)?);
+            let describe = || format!("{} of inputs {what}", case.name);
+            let (a, b) =
+                (all(case, dense).with_context(describe)?, all(case, &other).with_context(describe)?);
             for (k, (x, y)) in b.iter().zip(&a).enumerate() {
                 ensure_close(&x.to_f64s()?, &y.to_f64s()?, 1.3e-6, 1e-5).with_context(|| {
-                    format!("{}: {}", place(), if k == 0 { "the result" } else { "a gradient" })
+                    format!("{}: {}", describe(), if k == 0 { "the result" } else { "a gradient" })
                 })?;
             }
         }
@@ -255,17 +256,21 @@ fn results_of_a_row_do_not_depend_on_the_number_of_rows(device: &Device) -> Resu
             for (k, t) in many.iter_mut().enumerate().filter(|(k, _)| case.batched_inputs >> k & 1 == 1) {
                 *t = t.index_select(0, &pick).with_context(|| format!("{}: input {k}", case.name))?;
             }
-            let place = || format!("{} of {n} lines", case.name);
-            let got = case.run(&many).with_context(place)?;
+            let describe = || format!("{} of {n} lines", case.name);
+            let got = case.run(&many).with_context(describe)?;
             let wanted = expected.index_select(0, &pick)?;
-            ensure!(got.shape() == wanted.shape() && got.dtype() == wanted.dtype(), "{}: {got:?}", place());
+            ensure!(
+                got.shape() == wanted.shape() && got.dtype() == wanted.dtype(),
+                "{}: {got:?}",
+                describe()
+            );
             // Compared on the device, which counts the differences beyond the tolerance.
             let (a, b) = (got.to_dtype(DType::F32)?, wanted.to_dtype(DType::F32)?);
             let bound = b.abs()?.mul(1e-5)?.add(1e-5)?;
             let same = a.isnan()?.logical_and(&b.isnan()?)?;
             let same = same.logical_or(&a.sub(&b)?.abs()?.le(&bound)?)?.logical_or(&a.eq(&b)?)?;
             let wrong = same.logical_not()?.count_nonzero(())?.to_f64s()?[0];
-            ensure!(wrong == 0.0, "{}: {wrong} elements differ", place());
+            ensure!(wrong == 0.0, "{}: {wrong} elements differ", describe());
         }
     }
     Ok(())
@@ -305,16 +310,16 @@ fn wrong_inputs_are_refused_by_name(_: &Device) -> Result<()> {
             for (what, other) in others {
                 let mut wrong = inputs.clone();
                 wrong[k] = other;
-                let place = || format!("{}: input {k} is {what}", case.name);
+                let describe = || format!("{}: input {k} is {what}", case.name);
                 match case.run(&wrong) {
-                    Ok(_) => ensure!(what != "elsewhere" || case.is_factory, "{}, and it runs", place()),
+                    Ok(_) => ensure!(what != "elsewhere" || case.is_factory, "{}, and it runs", describe()),
                     Err(error) => {
                         refused += 1;
                         let text = error.to_string();
                         let named = text
                             .split_once(": ")
                             .is_some_and(|(op, rest)| !op.is_empty() && !op.contains(' ') && rest.len() > 10);
-                        ensure!(named && !text.contains('\n'), "{}: the message is `{text}`", place());
+                        ensure!(named && !text.contains('\n'), "{}: the message is `{text}`", describe());
                     }
                 }
             }

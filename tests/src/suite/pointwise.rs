@@ -81,11 +81,11 @@ fn every_pair_of_types_casts(device: &Device) -> Result<()> {
                     DType::Bool => x.to_f64s()?.iter().map(|&v| f64::from(u8::from(v != 0.0))).collect(),
                     _ => x.to_f64s()?,
                 };
-                let place = || format!("{n} elements from {a} to {b}");
-                ensure_values(&x.to_dtype(b)?, &expected).with_context(place)?;
+                let describe = || format!("{n} elements from {a} to {b}");
+                ensure_values(&x.to_dtype(b)?, &expected).with_context(describe)?;
                 if n % 2 == 1 {
                     ensure_values(&x.narrow(0, 1, n - 1)?.to_dtype(b)?, &expected[1..])
-                        .with_context(place)?;
+                        .with_context(describe)?;
                 }
             }
         }
@@ -425,10 +425,10 @@ fn sizes_around_vector_widths(device: &Device) -> Result<()> {
         for n in (1..=9).chain([31, 32, 33, 255, 256, 257, 1023, 1024, 1025, 4099]) {
             let x = iota(&[n], dtype, device)?;
             let expected: Vec<f64> = x.to_f64s()?.iter().map(|v| v + 2.0).collect();
-            let place = || format!("{n} elements of {dtype}");
-            ensure_values(&x.add(2)?, &expected).with_context(place)?;
+            let describe = || format!("{n} elements of {dtype}");
+            ensure_values(&x.add(2)?, &expected).with_context(describe)?;
             x.add_(2)?;
-            ensure_values(&x, &expected).with_context(place)?;
+            ensure_values(&x, &expected).with_context(describe)?;
         }
     }
     Ok(())

@@ -35,8 +35,8 @@ fn a_maximum_over_padding_alone_is_the_smallest_of_its_type(device: &Device) -> 
     let window = Pool1dOptions { padding: [1], dilation: [3], stride: [1], ..Pool1dOptions::new(2) };
     for dtype in compute_dtypes(device).filter(|&dtype| dtype != DType::Bool && !dtype.is_storage_only()) {
         let x = Tensor::from_slice(&[5.0f32, 7.0], [1, 1, 2], device)?.to_dtype(dtype)?;
-        let (y, places) = x.max_pool1d_with_indices(window)?;
-        ensure!(places.to_vec::<i64>()? == [2], "{dtype:?}: {places}");
+        let (y, indices) = x.max_pool1d_with_indices(window)?;
+        ensure!(indices.to_vec::<i64>()? == [2], "{dtype:?}: {indices}");
         let smallest = match dtype {
             DType::I32 => f64::from(i32::MIN),
             DType::I64 => i64::MIN as f64,
@@ -57,7 +57,7 @@ fn reference_max_pool(
     window: Pool2dOptions,
     [oh, ow]: [usize; 2],
 ) -> (Vec<f32>, Vec<i64>, Vec<f64>) {
-    let (mut values, mut places, mut grads) = (Vec::new(), Vec::new(), vec![0.0; x.len()]);
+    let (mut values, mut indices, mut grads) = (Vec::new(), Vec::new(), vec![0.0; x.len()]);
     for o in 0..oh * ow {
         let start = |o: usize, axis: usize| {
             let mut at = (o * window.stride[axis]) as i64 - window.padding[axis] as i64;
@@ -68,23 +68,23 @@ fn reference_max_pool(
             (at, end.min([h, w][axis] as i64))
         };
         let ((y0, y1), (x0, x1)) = (start(o / ow, 0), start(o % ow, 1));
-        let (mut value, mut place, mut some) = (f32::NEG_INFINITY, y0 * w as i64 + x0, false);
+        let (mut value, mut index, mut some) = (f32::NEG_INFINITY, y0 * w as i64 + x0, false);
         for row in (y0..y1).step_by(window.dilation[0]) {
             for col in (x0..x1).step_by(window.dilation[1]) {
                 some = true;
                 let at = row * w as i64 + col;
                 if x[at as usize] > value || x[at as usize].is_nan() {
-                    (value, place) = (x[at as usize], at);
+                    (value, index) = (x[at as usize], at);
                 }
             }
         }
         if some {
-            grads[place as usize] += 1.0;
+            grads[index as usize] += 1.0;
         }
         values.push(value);
-        places.push(place);
+        indices.push(index);
     }
-    (values, places, grads)
+    (values, indices, grads)
 }
 
 fn maxima_agree_with_plain_loops_for_windows_with_gaps(device: &Device) -> Result<()> {
@@ -108,7 +108,7 @@ fn maxima_agree_with_plain_loops_for_windows_with_gaps(device: &Device) -> Resul
         let special = [f32::NEG_INFINITY, f32::NAN, f32::INFINITY, 0.0, -1.5, 3.0, 3.0];
         let host: Vec<f32> = (0..h * w).map(|_| special[draw(special.len())]).collect();
         let x = Tensor::from_slice(&host, [1, h, w], device)?;
-        let Ok((y, places)) = x.max_pool2d_with_indices(window) else { continue };
+        let Ok((y, indices)) = x.max_pool2d_with_indices(window) else { continue };
         let (oh, ow) = (y.shape()[1], y.shape()[2]);
         let (values, at, grads) = reference_max_pool(&host, [h, w], window, [oh, ow]);
         let name = format!("{window:?} over {host:?} of {h}x{w}");
@@ -117,7 +117,7 @@ fn maxima_agree_with_plain_loops_for_windows_with_gaps(device: &Device) -> Resul
             got.iter().zip(&values).all(|(a, b)| a == b || a.is_nan() && b.is_nan()),
             "{name}: {got:?}, not {values:?}"
         );
-        ensure!(places.to_vec::<i64>()? == at, "{name}: {places}, not {at:?}");
+        ensure!(indices.to_vec::<i64>()? == at, "{name}: {indices}, not {at:?}");
         ensure_values(&gradient(&x, |x| x.max_pool2d(window))?, &grads).context(name)?;
         empty += usize::from(grads.iter().sum::<f64>() < (oh * ow) as f64);
     }
@@ -131,18 +131,18 @@ fn a_volume_of_padding_alone_has_no_maximum_and_no_gradient(device: &Device) -> 
     for axis in 0..3 {
         let mut window = Pool3dOptions { stride: [1; 3], ..Pool3dOptions::new(1) };
         (window.kernel[axis], window.padding[axis], window.dilation[axis]) = (2, 1, 3);
-        let (y, places) = x.max_pool3d_with_indices(window)?;
+        let (y, indices) = x.max_pool3d_with_indices(window)?;
         // For extent 2 the window covers -1 and 2; for extent 3, windows cover -1 and 2, then 0 and 3.
         let all = y.to_vec::<f32>()?;
         if axis < 2 {
             ensure!(all.iter().all(|&v| v == f32::NEG_INFINITY), "axis {axis}: {all:?}");
             let step = [6, 3][axis];
-            let first = places.to_vec::<i64>()?[0];
-            ensure!(first == 2 * step, "axis {axis}: {places}");
+            let first = indices.to_vec::<i64>()?[0];
+            ensure!(first == 2 * step, "axis {axis}: {indices}");
             ensure_values(&gradient(&x, |x| x.max_pool3d(window))?, &[0.0; 12])?;
         } else {
             ensure_values(&y, &[2.0, 0.0, 5.0, 3.0, 8.0, 6.0, 11.0, 9.0])?;
-            ensure!(places.to_vec::<i64>()? == [2, 0, 5, 3, 8, 6, 11, 9], "{places}");
+            ensure!(indices.to_vec::<i64>()? == [2, 0, 5, 3, 8, 6, 11, 9], "{indices}");
         }
     }
     Ok(())
@@ -151,13 +151,13 @@ fn a_volume_of_padding_alone_has_no_maximum_and_no_gradient(device: &Device) -> 
 fn nan_and_infinities_go_through_pooling_as_in_pytorch(device: &Device) -> Result<()> {
     let (nan, inf) = (f32::NAN, f32::INFINITY);
     let x = Tensor::from_slice(&[-inf, -inf, nan, 1.0, nan, inf], [1, 1, 6], device)?;
-    let (y, places) = x.max_pool1d_with_indices(Pool1dOptions::new(2))?;
+    let (y, indices) = x.max_pool1d_with_indices(Pool1dOptions::new(2))?;
     let y = y.to_vec::<f32>()?;
     ensure!(y[0] == -inf && y[1].is_nan() && y[2].is_nan(), "{y:?}");
-    ensure!(places.to_vec::<i64>()? == [0, 2, 4], "{places}");
-    let (y, places) = x.adaptive_max_pool1d_with_indices(2)?;
+    ensure!(indices.to_vec::<i64>()? == [0, 2, 4], "{indices}");
+    let (y, indices) = x.adaptive_max_pool1d_with_indices(2)?;
     ensure!(y.to_vec::<f32>()?.iter().all(|v| v.is_nan()), "{y}");
-    ensure!(places.to_vec::<i64>()? == [2, 4], "{places}");
+    ensure!(indices.to_vec::<i64>()? == [2, 4], "{indices}");
     let y = x.avg_pool1d(Pool1dOptions::new(2))?.to_vec::<f32>()?;
     ensure!(y[0] == -inf && y[1].is_nan() && y[2].is_nan(), "{y:?}");
     Ok(())
@@ -253,9 +253,9 @@ fn a_window_of_a_whole_plane_is_averaged_in_every_element(device: &Device) -> Re
         0.0,
     )?;
     // Two maxima, found by other kernels than the means.
-    let (y, places) = x.adaptive_max_pool2d_with_indices([1, 1])?;
+    let (y, indices) = x.adaptive_max_pool2d_with_indices([1, 1])?;
     ensure_values(&y, &[513.0, 513.0])?;
-    ensure!(places.to_vec::<i64>()? == [500 * 512; 2], "{places}");
+    ensure!(indices.to_vec::<i64>()? == [500 * 512; 2], "{indices}");
     Ok(())
 }
 
@@ -268,11 +268,11 @@ fn a_window_of_a_long_signal_finds_its_maximum(device: &Device) -> Result<()> {
         }
         // Windows over the first half, everything, and the second half.
         let window = Pool1dOptions { stride: [n / 2], padding: [n / 2], ..Pool1dOptions::new(n) };
-        let (y, places) = x.max_pool1d_with_indices(window)?;
+        let (y, indices) = x.max_pool1d_with_indices(window)?;
         ensure_values(&y, &[7.0, 7.0, 0.0, 0.0, 7.0, 7.0, 0.0, 7.0, 7.0])?;
         let (half, last) = (n as i64 / 2 - 1, n as i64 - 1);
-        let places = places.to_vec::<i64>()?;
-        ensure!(places == [100, 100, half + 1, 0, 150_000, 150_000, 0, last, last], "{places:?}");
+        let indices = indices.to_vec::<i64>()?;
+        ensure!(indices == [100, 100, half + 1, 0, 150_000, 150_000, 0, last, last], "{indices:?}");
     }
     Ok(())
 }
@@ -304,10 +304,10 @@ fn a_long_window_takes_the_last_nan_and_the_first_of_equals(device: &Device) -> 
         x.select(1, 0)?.narrow(1, at, 1)?.fill_(f64::NAN)?;
         x.select(1, 1)?.narrow(1, at, 1)?.fill_(-4.0)?;
     }
-    let (y, places) = x.max_pool1d_with_indices(Pool1dOptions::new(n))?;
+    let (y, indices) = x.max_pool1d_with_indices(Pool1dOptions::new(n))?;
     let y = y.to_vec::<f32>()?;
     ensure!(y[0].is_nan() && y[1] == -4.0 && y[2] == f32::NEG_INFINITY, "{y:?}");
-    ensure!(places.to_vec::<i64>()? == [50_000, 60, 0], "{places}");
+    ensure!(indices.to_vec::<i64>()? == [50_000, 60, 0], "{indices}");
     Ok(())
 }
 
@@ -318,14 +318,14 @@ fn adaptive_windows_of_long_signals_need_64_bit_bounds(device: &Device) -> Resul
     let first = |o: usize| o * n / outs;
     let end = |o: usize| ((o + 1) * n).div_ceil(outs);
     let mean = x.adaptive_avg_pool1d(outs)?.to_vec::<f32>()?;
-    let (largest, places) = x.adaptive_max_pool1d_with_indices(outs)?;
-    let (largest, places) = (largest.to_vec::<f32>()?, places.to_vec::<i64>()?);
+    let (largest, indices) = x.adaptive_max_pool1d_with_indices(outs)?;
+    let (largest, indices) = (largest.to_vec::<f32>()?, indices.to_vec::<i64>()?);
     let mut grads = vec![0.0; n];
     for o in 0..outs {
         let expected = (first(o)..end(o)).sum::<usize>() as f64 / (end(o) - first(o)) as f64;
         ensure!((f64::from(mean[o]) - expected).abs() <= 0.01, "mean {o}: {}, not {expected}", mean[o]);
         ensure!(
-            largest[o] == (end(o) - 1) as f32 && places[o] == end(o) as i64 - 1,
+            largest[o] == (end(o) - 1) as f32 && indices[o] == end(o) as i64 - 1,
             "maximum {o}: {}",
             largest[o]
         );

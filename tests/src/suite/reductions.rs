@@ -92,8 +92,8 @@ fn extremes_and_means_of_long_columns(device: &Device) -> Result<()> {
             .map(|c| (column(c).map(|i| f64::from(host[i])).sum::<f64>() / rows as f64) as f32)
             .collect();
         close("mean", &x.mean([0], false)?.to_vec::<f32>()?, &mean, 1e-5)?;
-        let (value, place) = x.max(0, false)?;
-        let picked: Vec<f32> = x.gather(0, &place.unsqueeze(0)?)?.to_vec::<f32>()?;
+        let (value, index) = x.max(0, false)?;
+        let picked: Vec<f32> = x.gather(0, &index.unsqueeze(0)?)?.to_vec::<f32>()?;
         close("max", &value.to_vec::<f32>()?, &picked, 0.0)?;
         let mut spoiled = host.clone();
         spoiled[(rows - 1) * columns + 2] = f32::NAN;

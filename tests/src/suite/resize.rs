@@ -344,9 +344,9 @@ fn windows_of_pooling_take_the_first_of_equals(device: &Device) -> Result<()> {
     ensure!(small.max_pool2d(window)?.to_vec::<f32>()? == [4.0]);
     ensure!(small.avg_pool2d(window)?.to_vec::<f32>()? == [2.5]);
     let x = Tensor::from_slice(&[1.0f32, 3.0, 3.0, 0.0, 2.0], [1, 5], device)?;
-    let (out, places) = x.adaptive_max_pool1d_with_indices(2)?;
+    let (out, indices) = x.adaptive_max_pool1d_with_indices(2)?;
     ensure_values(&out, &[3.0, 3.0])?;
-    ensure_values(&places, &[1.0, 2.0])?;
+    ensure_values(&indices, &[1.0, 2.0])?;
     ensure_values(&gradient(&x, |x| x.adaptive_max_pool1d(2))?, &[0.0, 1.0, 1.0, 0.0, 0.0])?;
     let more = x.unsqueeze(0)?.adaptive_max_pool2d([2, 7])?;
     ensure!(more.shape() == [1, 2, 7]);

@@ -43,10 +43,10 @@ fn ascending(a: f64, b: f64) -> Ordering {
 
 /// Returns the stable sorted order of a row.
 fn order(line: &[f64], descending: bool) -> Vec<usize> {
-    let mut places: Vec<usize> = (0..line.len()).collect();
-    places
+    let mut indices: Vec<usize> = (0..line.len()).collect();
+    indices
         .sort_by(|&a, &b| if descending { ascending(line[b], line[a]) } else { ascending(line[a], line[b]) });
-    places
+    indices
 }
 
 /// Returns values with repetitions, some of them negative for signed types.
@@ -65,19 +65,19 @@ fn mixed(shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
 /// Compares a sort of rows in the last dimension with the host's.
 fn check(x: &Tensor, descending: bool) -> Result<()> {
     let n = x.shape().last().copied().unwrap_or(1);
-    let (value, place) = x.sort(-1, descending)?;
-    ensure!(value.shape() == x.shape() && place.shape() == x.shape() && place.dtype() == DType::I64);
-    let (all, values, places) = (x.to_f64s()?, value.to_f64s()?, place.to_vec::<i64>()?);
+    let (value, index) = x.sort(-1, descending)?;
+    ensure!(value.shape() == x.shape() && index.shape() == x.shape() && index.dtype() == DType::I64);
+    let (all, values, indices) = (x.to_f64s()?, value.to_f64s()?, index.to_vec::<i64>()?);
     for (r, line) in all.chunks(n).enumerate() {
         let expected = order(line, descending);
         for (i, &at) in expected.iter().enumerate() {
-            let (v, p) = (values[r * n + i], places[r * n + i]);
+            let (v, p) = (values[r * n + i], indices[r * n + i]);
             ensure!(p == at as i64, "line {r}, number {i} stands at {p}, expected {at}");
             let good = v.to_bits() == line[at].to_bits() || (v.is_nan() && line[at].is_nan());
             ensure!(good, "line {r}, number {i} is {v}, expected {}", line[at]);
         }
     }
-    ensure!(x.argsort(-1, descending)?.to_vec::<i64>()? == places, "argsort differs");
+    ensure!(x.argsort(-1, descending)?.to_vec::<i64>()? == indices, "argsort differs");
     Ok(())
 }
 
@@ -101,12 +101,12 @@ fn any_dimension_and_strides_sort(device: &Device) -> Result<()> {
     let x = mixed(&[4, 6, 5], DType::F32, device)?;
     for view in [x.clone(), x.transpose(0, 2)?, x.narrow(1, 2, 3)?, x.narrow(1, 1, 1)?.expand([-1, 7, -1])?] {
         for dim in -3..3isize {
-            let (value, place) = view.sort(dim, true)?;
+            let (value, index) = view.sort(dim, true)?;
             let line = |t: &Tensor| -> Result<Tensor> { Ok(t.transpose(dim, -1)?.copy()?) };
-            let (values, places) = line(&view)?.sort(-1, true)?;
+            let (values, indices) = line(&view)?.sort(-1, true)?;
             ensure_same_bits(&line(&value)?, &values)
                 .with_context(|| format!("{:?} along {dim}", view.shape()))?;
-            ensure_same_bits(&line(&place)?, &places)
+            ensure_same_bits(&line(&index)?, &indices)
                 .with_context(|| format!("{:?} along {dim}", view.shape()))?;
         }
     }
@@ -141,11 +141,11 @@ fn sixty_four_bit_types_sort_by_all_bits(device: &Device) -> Result<()> {
     let mut values: Vec<i64> = (0..2500).map(|_| numbers.next() as i64).collect();
     values.extend([0, -1, 1, i64::MAX, i64::MIN, 1 << 32, -(1 << 32), (1 << 32) + 1]);
     let x = Tensor::from_slice(&values, [values.len()], device)?;
-    let (sorted, place) = x.sort(0, false)?;
-    let at = place.to_vec::<i64>()?;
+    let (sorted, index) = x.sort(0, false)?;
+    let at = index.to_vec::<i64>()?;
     values.sort_unstable();
     ensure!(sorted.to_vec::<i64>()? == values);
-    ensure!(x.gather(0, &place)?.to_vec::<i64>()? == values && at.len() == values.len());
+    ensure!(x.gather(0, &index)?.to_vec::<i64>()? == values && at.len() == values.len());
     let high = Tensor::from_slice(&[0i64, 1 << 40, 0, -(1 << 33)], [4], device)?;
     ensure_values(&high.nonzero()?, &[1.0, 3.0])?;
     let found = sorted.searchsorted(&Tensor::from_slice(&[1i64 << 32], [1], device)?, &Default::default())?;
@@ -157,11 +157,11 @@ fn topk_equals_a_sort(device: &Device) -> Result<()> {
     for (n, k) in [(9, 4), (9, 9), (9, 0), (300, 1), (5000, 7), (5000, 3000), (20_000, 50)] {
         for largest in [false, true] {
             let x = mixed(&[2, n], DType::F32, device)?;
-            let (value, place) = x.topk(k, 1, largest)?;
-            let (sorted, places) = x.sort(1, largest)?;
+            let (value, index) = x.topk(k, 1, largest)?;
+            let (sorted, indices) = x.sort(1, largest)?;
             ensure_same_bits(&value, &sorted.narrow(1, 0, k)?.copy()?)
                 .with_context(|| format!("{k} of {n}"))?;
-            ensure_same_bits(&place, &places.narrow(1, 0, k)?.copy()?)
+            ensure_same_bits(&index, &indices.narrow(1, 0, k)?.copy()?)
                 .with_context(|| format!("{k} of {n}"))?;
         }
     }
@@ -174,10 +174,10 @@ fn medians_and_ranks(device: &Device) -> Result<()> {
         let x = mixed(&[3, n], DType::F32, device)?;
         let sorted = x.sort(1, false)?.0;
         for k in [1, n.div_ceil(2), n] {
-            let (value, place) = x.kthvalue(k, 1, true)?;
+            let (value, index) = x.kthvalue(k, 1, true)?;
             ensure_same_bits(&value, &sorted.narrow(1, k - 1, 1)?.copy()?)
                 .with_context(|| format!("{k} of {n}"))?;
-            ensure_same_bits(&x.gather(1, &place)?, &value)?;
+            ensure_same_bits(&x.gather(1, &index)?, &value)?;
         }
         let middle = sorted.select(1, (n as isize - 1) / 2)?.copy()?;
         ensure_same_bits(&x.median(1, false)?.0, &middle).with_context(|| format!("median of {n}"))?;
@@ -187,8 +187,8 @@ fn medians_and_ranks(device: &Device) -> Result<()> {
         let mut values: Vec<f32> = (0..n).map(|i| (i * 3 % n) as f32).collect();
         (values[2], values[5]) = (f32::NAN, f32::NAN);
         let x = Tensor::from_slice(&values, [n], device)?;
-        let (value, place) = x.median(0, false)?;
-        ensure!(value.item()?.is_nan() && place.item()? == 2.0, "the first NaN is the median");
+        let (value, index) = x.median(0, false)?;
+        ensure!(value.item()?.is_nan() && index.item()? == 2.0, "the first NaN is the median");
         let mut rest: Vec<f64> = values.iter().filter(|v| !v.is_nan()).map(|&v| f64::from(v)).collect();
         rest.sort_by(f64::total_cmp);
         let middle = rest[(rest.len() - 1) / 2];
@@ -298,11 +298,11 @@ fn a_million_elements_sort(device: &Device) -> Result<()> {
     let mut numbers = SplitMix64(20);
     let values: Vec<f32> = (0..n).map(|_| (numbers.below(1 << 19) as f32) - 1e5).collect();
     let x = Tensor::from_slice(&values, [n], device)?;
-    let (sorted, place) = x.sort(0, false)?;
-    let (sorted, place) = (sorted.to_vec::<f32>()?, place.to_vec::<i64>()?);
+    let (sorted, index) = x.sort(0, false)?;
+    let (sorted, index) = (sorted.to_vec::<f32>()?, index.to_vec::<i64>()?);
     for i in 0..n {
-        ensure!(sorted[i].to_bits() == values[place[i] as usize].to_bits(), "element {i}");
-        let rises = i == 0 || sorted[i - 1] < sorted[i] || place[i - 1] < place[i];
+        ensure!(sorted[i].to_bits() == values[index[i] as usize].to_bits(), "element {i}");
+        let rises = i == 0 || sorted[i - 1] < sorted[i] || index[i - 1] < index[i];
         ensure!(rises && (i == 0 || sorted[i - 1] <= sorted[i]), "elements {i} and the one before it");
     }
     let few = x.topk(20, 0, true)?.0.to_vec::<f32>()?;
@@ -321,8 +321,8 @@ fn more_rows_than_a_grid_has(device: &Device) -> Result<()> {
     // 128 rows of up to four elements a workgroup, 65,535 workgroups a dimension.
     let rows = (128 << 16) + 1;
     let x = Tensor::from_slice(&[3u8, 9, 5], [3], device)?.broadcast_to([rows, 3])?;
-    let place = x.topk(1, 1, true)?.1.to_vec::<i64>()?;
-    ensure!(place.len() == rows && place.iter().all(|&p| p == 1), "all lines are one");
+    let index = x.topk(1, 1, true)?.1.to_vec::<i64>()?;
+    ensure!(index.len() == rows && index.iter().all(|&p| p == 1), "all lines are one");
     Ok(())
 }
 
@@ -407,10 +407,10 @@ fn searchsorted_finds_positions(device: &Device) -> Result<()> {
 fn every_scatter_reduction_combines_elements(device: &Device) -> Result<()> {
     for dtype in [DType::F32, DType::F64].into_iter().filter(|&d| device.supports_dtype(d)) {
         let odd = Tensor::from_slice(&[f32::NAN, 3.0], [2], device)?.to_dtype(dtype)?;
-        let (place, x) = (Tensor::zeros([2], DType::I32, device)?, Tensor::full([1], 2.0, dtype, device)?);
+        let (position, x) = (Tensor::zeros([2], DType::I32, device)?, Tensor::full([1], 2.0, dtype, device)?);
         for how in [ScatterReduce::Amax, ScatterReduce::Amin] {
             for odd in [odd.clone(), odd.flip([0])?] {
-                ensure!(x.scatter_reduce(0, &place, &odd, how, true)?.item()?.is_nan(), "{dtype} {how:?}");
+                ensure!(x.scatter_reduce(0, &position, &odd, how, true)?.item()?.is_nan(), "{dtype} {how:?}");
             }
         }
     }
@@ -597,7 +597,7 @@ fn values_are_put_by_a_mask(device: &Device) -> Result<()> {
     let numbers = |n: i32| Tensor::arange(1.0, f64::from(n + 1), 1.0, DType::I32, device);
     let put = |n: i32| line.index_put(&[Some(&mask)], &numbers(n)?, false);
     ensure!(put(2)?.to_vec::<i32>()? == [1, 0, 2] && put(1)?.to_vec::<i32>()? == [1, 0, 1]);
-    ensure!(put(3).is_err() && put(0).is_err(), "three values, or none, for two places");
+    ensure!(put(3).is_err() && put(0).is_err(), "three values, or none, for two elements");
     Ok(())
 }
 
@@ -605,10 +605,10 @@ fn captured_steps_sort(device: &Device) -> Result<()> {
     let x = mixed(&[2, 5000], DType::F32, device)?;
     let at = Tensor::from_slice(&(0..5000).map(|i| i % 7).collect::<Vec<i32>>(), [5000], device)?;
     let once = || {
-        let (value, place) = x.sort(1, true)?;
+        let (value, index) = x.sort(1, true)?;
         let middle = x.quantile(0.3, 1, true, Interpolation::Linear)?;
         let sums = x.index_put(&[None, Some(&at)], &value, true)?;
-        ForebayResult::Ok((value.sub(&middle)?, place, sums))
+        ForebayResult::Ok((value.sub(&middle)?, index, sums))
     };
     let mut step = device.capture(once)?;
     for seed in [1, 2] {
@@ -640,8 +640,8 @@ fn empty_and_zero_dimensional_tensors(device: &Device) -> Result<()> {
     let index = Tensor::zeros([2, 0, 3], DType::I64, device)?;
     ensure!(none.scatter_reduce(1, &index, &none, ScatterReduce::Mean, true)?.numel() == 0);
     let one = Tensor::full((), 4.0, DType::F32, device)?;
-    let (value, place) = one.sort(0, true)?;
-    ensure!(value.rank() == 0 && value.item()? == 4.0 && place.item()? == 0.0);
+    let (value, position) = one.sort(0, true)?;
+    ensure!(value.rank() == 0 && value.item()? == 4.0 && position.item()? == 0.0);
     ensure!(one.topk(1, -1, false)?.0.rank() == 0 && one.kthvalue(1, 0, false)?.0.item()? == 4.0);
     ensure!(one.median(0, true)?.1.rank() == 0 && one.median_all()?.item()? == 4.0);
     ensure!(one.quantile(0.7, 0, true, Interpolation::Linear)?.rank() == 0);

@@ -102,9 +102,9 @@ fn odd_offsets_of_small_types(device: &Device) -> Result<()> {
         for start in 0..9 {
             for length in 0..9 {
                 let part = x.narrow(0, start, length)?;
-                let place = || format!("{dtype} {start}..{}", start + length);
-                ensure_values(&part, &all[start..start + length]).with_context(place)?;
-                ensure_same_bits(&part.copy()?, &part).with_context(place)?;
+                let describe = || format!("{dtype} {start}..{}", start + length);
+                ensure_values(&part, &all[start..start + length]).with_context(describe)?;
+                ensure_same_bits(&part.copy()?, &part).with_context(describe)?;
             }
         }
     }

@@ -68,7 +68,7 @@ impl IndexMap {
 /// Tensor with its expected contents.
 struct ViewChain {
     tensor: Tensor,
-    places: IndexMap,
+    indices: IndexMap,
     storage: Vec<f64>,
     /// Whole storage.
     base: Tensor,
@@ -83,16 +83,16 @@ impl ViewChain {
         let storage: Vec<f64> = (0..count).map(|_| numbers.below(17) as f64 - 8.0).collect();
         let base = tensor(&storage, &shape, dtype, device)?;
         let chain = vec![format!("{dtype} {shape:?}")];
-        Ok(Self { tensor: base.clone(), places: IndexMap::contiguous(&shape), storage, base, chain })
+        Ok(Self { tensor: base.clone(), indices: IndexMap::contiguous(&shape), storage, base, chain })
     }
 
     fn values(&self) -> Vec<f64> {
-        self.places.values(&self.storage)
+        self.indices.values(&self.storage)
     }
 
     /// Adds a random view to the chain.
     fn add_random_view(&mut self, numbers: &mut SplitMix64) -> Result<()> {
-        let (x, p) = (&self.tensor, &self.places);
+        let (x, p) = (&self.tensor, &self.indices);
         let rank = p.shape.len();
         if rank == 0 {
             return self.push_view(
@@ -123,52 +123,56 @@ impl ViewChain {
             2 => {
                 let mut shape = p.shape.clone();
                 shape.swap(dim, other);
-                let places = p.remap(shape, |index| {
+                let indices = p.remap(shape, |index| {
                     let mut index = index.to_vec();
                     index.swap(dim, other);
                     index
                 });
-                self.push_view(&format!("transpose({dim}, {other})"), x.transpose(d, other as isize)?, places)
+                self.push_view(
+                    &format!("transpose({dim}, {other})"),
+                    x.transpose(d, other as isize)?,
+                    indices,
+                )
             }
             3 => {
                 // Rotates all dimensions.
                 let order: Vec<usize> = (0..rank).map(|i| (i + dim) % rank).collect();
                 let shape = order.iter().map(|&i| p.shape[i]).collect();
-                let places =
+                let indices =
                     p.remap(shape, |index| (0..rank).map(|i| index[(i + rank - dim) % rank]).collect());
                 let signed: Vec<isize> = order.iter().map(|&i| i as isize).collect();
-                self.push_view(&format!("permute({order:?})"), x.permute(&signed)?, places)
+                self.push_view(&format!("permute({order:?})"), x.permute(&signed)?, indices)
             }
             4 => {
                 let times = 1 + numbers.below(3);
                 let mut shape = p.shape.clone();
                 shape.insert(0, times);
-                let places = p.remap(shape.clone(), |index| index[1..].to_vec());
+                let indices = p.remap(shape.clone(), |index| index[1..].to_vec());
                 let signed: Vec<isize> = shape.iter().map(|&n| n as isize).collect();
-                self.push_view(&format!("expand({shape:?})"), x.expand(&signed)?, places)
+                self.push_view(&format!("expand({shape:?})"), x.expand(&signed)?, indices)
             }
             5 => {
                 let index = numbers.below(n);
                 let mut shape = p.shape.clone();
                 shape.remove(dim);
-                let places = p.remap(shape, |rest| {
+                let indices = p.remap(shape, |rest| {
                     let mut rest = rest.to_vec();
                     rest.insert(dim, index);
                     rest
                 });
-                self.push_view(&format!("select({dim}, {index})"), x.select(d, index as isize)?, places)
+                self.push_view(&format!("select({dim}, {index})"), x.select(d, index as isize)?, indices)
             }
             6 => {
                 let (size, step) = (1 + numbers.below(n), 1 + numbers.below(2));
                 let mut shape = p.shape.clone();
                 shape[dim] = (n - size) / step + 1;
                 shape.push(size);
-                let places = p.remap(shape, |index| {
+                let indices = p.remap(shape, |index| {
                     let mut old = index[..rank].to_vec();
                     old[dim] = index[dim] * step + index[rank];
                     old
                 });
-                self.push_view(&format!("unfold({dim}, {size}, {step})"), x.unfold(d, size, step)?, places)
+                self.push_view(&format!("unfold({dim}, {size}, {step})"), x.unfold(d, size, step)?, indices)
             }
             7 if dim != other => {
                 let offset = numbers.below(p.shape[other]);
@@ -176,7 +180,7 @@ impl ViewChain {
                 let mut shape: Vec<usize> =
                     (0..rank).filter(|i| *i != dim && *i != other).map(|i| p.shape[i]).collect();
                 shape.push(length);
-                let places = p.remap(shape, |index| {
+                let indices = p.remap(shape, |index| {
                     let (&along, rest) = index.split_last().unwrap_or((&0, &[]));
                     let mut rest = rest.iter();
                     let part = |i: usize| match i {
@@ -187,7 +191,7 @@ impl ViewChain {
                     (0..rank).map(part).collect()
                 });
                 let text = format!("diagonal({offset}, {dim}, {other})");
-                self.push_view(&text, x.diagonal(offset as isize, d, other as isize)?, places)
+                self.push_view(&text, x.diagonal(offset as isize, d, other as isize)?, indices)
             }
             8 => {
                 // `flip` copies, so the storage is new from here on.
@@ -195,27 +199,27 @@ impl ViewChain {
                 let flipped = p.remap_dim(dim, n, |i| n - 1 - i);
                 self.storage = flipped.values(&self.storage);
                 self.base = y.clone();
-                let places = IndexMap::contiguous(&flipped.shape);
-                self.push_view(&format!("flip({dim})"), y, places)
+                let indices = IndexMap::contiguous(&flipped.shape);
+                self.push_view(&format!("flip({dim})"), y, indices)
             }
             _ => {
                 let y = x.reshape(&[-1_isize][..])?;
-                let places = IndexMap { shape: vec![p.offsets.len()], offsets: p.offsets.clone() };
+                let indices = IndexMap { shape: vec![p.offsets.len()], offsets: p.offsets.clone() };
                 if !y.shares_storage(x) {
-                    self.storage = places.values(&self.storage);
+                    self.storage = indices.values(&self.storage);
                     self.base = y.clone();
-                    let places = IndexMap::contiguous(&places.shape);
-                    return self.push_view("reshape(-1), a copy", y, places);
+                    let indices = IndexMap::contiguous(&indices.shape);
+                    return self.push_view("reshape(-1), a copy", y, indices);
                 }
-                self.push_view("reshape(-1)", y, places)
+                self.push_view("reshape(-1)", y, indices)
             }
         }
     }
 
-    fn push_view(&mut self, text: &str, tensor: Tensor, places: IndexMap) -> Result<()> {
+    fn push_view(&mut self, text: &str, tensor: Tensor, indices: IndexMap) -> Result<()> {
         self.chain.push(text.to_owned());
-        ensure!(tensor.shape() == places.shape, "shape {:?}, expected {:?}", tensor.shape(), places.shape);
-        (self.tensor, self.places) = (tensor, places);
+        ensure!(tensor.shape() == indices.shape, "shape {:?}, expected {:?}", tensor.shape(), indices.shape);
+        (self.tensor, self.indices) = (tensor, indices);
         Ok(())
     }
 
@@ -223,7 +227,7 @@ impl ViewChain {
     fn check_random_op(&mut self, numbers: &mut SplitMix64, dtype: DType, device: &Device) -> Result<()> {
         let (x, values) = (&self.tensor, self.values());
         ensure_values(x, &values).context("the view itself")?;
-        let shape = self.places.shape.clone();
+        let shape = self.indices.shape.clone();
         let rank = shape.len();
         let what = numbers.below(10);
         if rank == 0 || what >= 7 {
@@ -238,8 +242,8 @@ impl ViewChain {
             .collect();
         let unlist = |lists: &[Vec<f64>]| -> Vec<f64> {
             let n = lists.first().map_or(0, Vec::len);
-            let place = |at: usize| (at / (n * inner) * inner + at % inner, at / inner % n);
-            (0..lists.len() * n).map(place).map(|(list, i)| lists[list][i]).collect()
+            let position = |at: usize| (at / (n * inner) * inner + at % inner, at / inner % n);
+            (0..lists.len() * n).map(position).map(|(list, i)| lists[list][i]).collect()
         };
         self.chain.push(format!("operation {what} along {dim}"));
         match what {
@@ -302,19 +306,19 @@ impl ViewChain {
         let x = &self.tensor;
         let new: Vec<f64> = match what {
             7 => self.values().iter().map(|v| v + 2.0).collect(),
-            8 => vec![5.0; self.places.offsets.len()],
-            _ => (0..self.places.offsets.len()).map(|i| (i % 11) as f64).collect(),
+            8 => vec![5.0; self.indices.offsets.len()],
+            _ => (0..self.indices.offsets.len()).map(|i| (i % 11) as f64).collect(),
         };
         let done = match what {
             7 => x.add_(2),
             8 => x.fill_(5),
-            _ => x.copy_(&tensor(&new, &self.places.shape, dtype, device)?),
+            _ => x.copy_(&tensor(&new, &self.indices.shape, dtype, device)?),
         };
-        if self.places.overlaps() {
+        if self.indices.overlaps() {
             ensure!(done.is_err(), "elements that share memory were written");
         } else {
             done?;
-            for (&at, value) in self.places.offsets.iter().zip(new) {
+            for (&at, value) in self.indices.offsets.iter().zip(new) {
                 self.storage[at] = value;
             }
         }
@@ -345,7 +349,7 @@ fn views_and_operations_on_them_are_plain_loops(device: &Device) -> Result<()> {
             let mut case = ViewChain::new(1 + round % 3, dtype, &mut numbers, device)?;
             let mut run = || -> Result<()> {
                 for _ in 0..1 + numbers.below(LONGEST) {
-                    if case.places.offsets.len() > MOST || case.places.shape.len() > 5 {
+                    if case.indices.offsets.len() > MOST || case.indices.shape.len() > 5 {
                         break;
                     }
                     case.add_random_view(&mut numbers)?;

@@ -70,7 +70,7 @@ impl ExpandableSegment {
     /// Maps memory at the first address with enough free or unmapped space: `try_allocate_expandable_block`.
     fn expand(&mut self, bytes: u64) -> u64 {
         let holes = self.blocks.iter().filter(|(_, of)| of.1 == BlockState::Unmapped).map(|(at, _)| *at);
-        let places = holes.map(|at| match self.prev_block(at) {
+        let addresses = holes.map(|at| match self.prev_block(at) {
             Some((before, _, BlockState::Free)) => before,
             _ => at,
         });
@@ -84,7 +84,7 @@ impl ExpandableSegment {
                 })
                 .any(|sum| sum >= bytes)
         };
-        let mut at = places.filter(room).min().unwrap_or(0);
+        let mut at = addresses.filter(room).min().unwrap_or(0);
         loop {
             let (size, state) = self.blocks[&at];
             match state {
@@ -146,14 +146,14 @@ pub(super) fn simulate_expandable_segments(trace: &Trace) -> PyTorchBaseline {
     let mut held = vec![((0, false), 0); trace.slot_count];
     for event in &trace.events {
         match *event {
-            TraceEvent::Alloc { place, bytes, queue } => {
+            TraceEvent::Alloc { slot, bytes, queue } => {
                 let bytes = bytes.max(1).next_multiple_of(512);
                 let of = (queue, bytes <= MIB);
                 let segment = segments.entry(of).or_insert_with(|| ExpandableSegment::new(of.1));
-                held[place as usize] = (of, segment.alloc(bytes));
+                held[slot as usize] = (of, segment.alloc(bytes));
             }
-            TraceEvent::Free { place } => {
-                let (of, at) = held[place as usize];
+            TraceEvent::Free { slot } => {
+                let (of, at) = held[slot as usize];
                 if let Some(segment) = segments.get_mut(&of) {
                     segment.free_block(at);
                 }

@@ -36,13 +36,13 @@ impl TraceBuilder {
     pub(super) fn alloc(&mut self, bytes: u64) -> BlockId {
         self.requested += bytes;
         self.peak = self.peak.max(self.requested);
-        let place = self.free_slots.pop().unwrap_or(self.slot_bytes.len() as u32);
-        match self.slot_bytes.get_mut(place as usize) {
+        let slot = self.free_slots.pop().unwrap_or(self.slot_bytes.len() as u32);
+        match self.slot_bytes.get_mut(slot as usize) {
             Some(of) => *of = bytes,
             None => self.slot_bytes.push(bytes),
         }
-        self.events.push(TraceEvent::Alloc { place, bytes, queue: self.queue });
-        BlockId(place)
+        self.events.push(TraceEvent::Alloc { slot, bytes, queue: self.queue });
+        BlockId(slot)
     }
 
     pub(super) fn alloc_all(&mut self, bytes: impl IntoIterator<Item = u64>) -> Vec<BlockId> {
@@ -50,10 +50,10 @@ impl TraceBuilder {
     }
 
     pub(super) fn free(&mut self, blocks: impl IntoIterator<Item = BlockId>) {
-        for BlockId(place) in blocks {
-            self.requested -= self.slot_bytes[place as usize];
-            self.free_slots.push(place);
-            self.events.push(TraceEvent::Free { place });
+        for BlockId(slot) in blocks {
+            self.requested -= self.slot_bytes[slot as usize];
+            self.free_slots.push(slot);
+            self.events.push(TraceEvent::Free { slot });
         }
     }
 

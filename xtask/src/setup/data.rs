@@ -19,17 +19,17 @@ pub(crate) fn find_or_fetch(apt: &Apt, private: &Path, shipped: &Path) -> Result
     if let Some(folder) = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
         return Ok(Dependency::new(format!("{VARIABLE}={}", folder.display())));
     }
-    const PLACE: &str = "usr/share/datasets/fashion-mnist";
-    let system = Path::new("/").join(PLACE);
+    const SYSTEM_PATH: &str = "usr/share/datasets/fashion-mnist";
+    let system = Path::new("/").join(SYSTEM_PATH);
     if is_complete(&system) {
         return Ok(dependency_at("Fashion-MNIST", system));
     }
     let folder = private.join("data");
     let why = match populate_atomically(&folder, "Fashion-MNIST (31 MB)", |folder| {
-        apt.unpack(&[PACKAGE], &[&format!("./{PLACE}/*")], folder)
+        apt.unpack(&[PACKAGE], &[&format!("./{SYSTEM_PATH}/*")], folder)
     }) {
-        Ok(()) if is_complete(&folder.join(PLACE)) => {
-            return Ok(dependency_at("Fashion-MNIST", folder.join(PLACE)));
+        Ok(()) if is_complete(&folder.join(SYSTEM_PATH)) => {
+            return Ok(dependency_at("Fashion-MNIST", folder.join(SYSTEM_PATH)));
         }
         Ok(()) => format!("{} is incomplete: remove it to fetch it again", folder.display()),
         Err(error) => format!("Debian's package {PACKAGE} cannot be had: {error:#}"),

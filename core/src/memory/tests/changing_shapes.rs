@@ -176,8 +176,8 @@ fn irregular_memory_is_not_moved() -> Result<()> {
             let bytes = (1 << power) + program.random_between(0, (1 << power) - 1);
             blocks.push(program.alloc(bytes)?);
             if blocks.len() > 1000 {
-                let place = program.random_between(0, 999) as usize;
-                let old = blocks.swap_remove(place);
+                let slot = program.random_between(0, 999) as usize;
+                let old = blocks.swap_remove(slot);
                 program.free_all([old]);
             }
         }

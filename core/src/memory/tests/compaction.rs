@@ -198,20 +198,20 @@ fn moves_are_recorded_at_source_and_destination() -> Result<()> {
     let (pool, _) = movable_pool(64, "")?;
     pool.start_recording(1000);
     fragment_pool(&pool)?;
-    let lent = pool.allocation_changes().len();
+    let changes = pool.allocation_changes().len();
     alloc_movable(&pool, 32)?;
     let snapshot = pool.snapshot();
-    let places = |action| {
+    let ranges = |action| {
         let events = snapshot.events.iter().filter(move |e| e.action == action);
         events.map(|e| (e.address, e.size)).collect::<Vec<_>>()
     };
-    let (from, to) = (places(Action::MovedFrom), places(Action::MovedTo));
+    let (from, to) = (ranges(Action::MovedFrom), ranges(Action::MovedTo));
     assert_eq!((from.len(), to.len()), (2, 2));
     let held: Vec<_> =
         snapshot.segments.iter().flat_map(|s| &s.blocks).map(|b| (b.address, b.size)).collect();
-    assert!(to.iter().all(|place| held.contains(place)) && from.iter().zip(&to).all(|(a, b)| a.0 != b.0));
+    assert!(to.iter().all(|range| held.contains(range)) && from.iter().zip(&to).all(|(a, b)| a.0 != b.0));
     // Compaction itself allocates and frees nothing.
-    assert_eq!(pool.allocation_changes().len(), lent + 1);
+    assert_eq!(pool.allocation_changes().len(), changes + 1);
     assert_eq!(snapshot.timeline().last().map(|m| m.allocated()), Some(64 * MIB));
     Ok(())
 }

@@ -70,7 +70,7 @@ pub(crate) enum PoolOp {
 impl PoolOp {
     /// Decodes an operation from random bits; requests are of at most `largest` bytes.
     pub(crate) fn from_bits(bits: u64, largest: u64) -> Self {
-        let (kind, queue, place) = (bits % 64, (bits >> 6) % 8, (bits >> 9) as usize % 4096);
+        let (kind, queue, index) = (bits % 64, (bits >> 6) % 8, (bits >> 9) as usize % 4096);
         match kind {
             0..32 => {
                 // Sizes of each magnitude are equally likely, down to 0.
@@ -78,8 +78,8 @@ impl PoolOp {
                 let bytes = (bits >> 16) % (2 << magnitude);
                 Self::Alloc { bytes: bytes.min(largest), queue: u8::from(queue == 0) }
             }
-            32..48 => Self::Free(place),
-            48..56 => Self::FreeAfter(place),
+            32..48 => Self::Free(index),
+            48..56 => Self::FreeAfter(index),
             56..61 => Self::SignalFence,
             61 => Self::EmptyCache,
             _ => Self::Trim((bits >> 9) % (largest * 8)),
@@ -174,15 +174,15 @@ impl<D: DeviceContents + ?Sized> PoolModel<'_, D> {
                     Err(other) => return Err(other.to_string()),
                 }
             }
-            PoolOp::Free(place) => {
-                if let Some(block) = self.remove_block(place)? {
+            PoolOp::Free(index) => {
+                if let Some(block) = self.remove_block(index)? {
                     self.occupied.remove(&(block.segment, block.offset));
                     self.uses.push(Some((block, self.device.event_count())));
                     self.pool.free(block);
                 }
             }
-            PoolOp::FreeAfter(place) => {
-                if let Some(block) = self.remove_block(place)? {
+            PoolOp::FreeAfter(index) => {
+                if let Some(block) = self.remove_block(index)? {
                     let fence = self.device.source().record_fence().map_err(to_message)?;
                     self.pending.push((block, fence, self.uses.len()));
                     self.pool.free_after(block, fence);
@@ -254,11 +254,11 @@ impl<D: DeviceContents + ?Sized> PoolModel<'_, D> {
     }
 
     /// Removes a live block after checking its contents.
-    fn remove_block(&mut self, place: usize) -> Result<Option<Block>, String> {
+    fn remove_block(&mut self, index: usize) -> Result<Option<Block>, String> {
         if self.live.is_empty() {
             return Ok(None);
         }
-        let (block, seed) = self.live.swap_remove(place % self.live.len());
+        let (block, seed) = self.live.swap_remove(index % self.live.len());
         let mut data = vec![0; block.size as usize];
         self.device.read(&block, &mut data).map_err(to_message)?;
         match data.iter().zip(byte_pattern(seed, block.size)).position(|(a, b)| *a != b) {

@@ -70,9 +70,9 @@ fn blocks_and_their_holders() -> Result<()> {
 fn every_event_is_recorded_in_order() -> Result<()> {
     let snapshot = snapshot_of_every_event()?;
     let events = snapshot.events.iter().map(|e| {
-        let who =
+        let holder =
             snapshot.holder(e.holder).map_or("-", |w| if w.op.is_empty() { w.tag.name() } else { &w.op });
-        format!("{:?} {} {who}", e.action, e.size)
+        format!("{:?} {} {holder}", e.action, e.size)
     });
     insta::assert_snapshot!(events.collect::<Vec<_>>().join("\n"), @r"
     Alloc 1024 parameter
@@ -110,9 +110,9 @@ fn a_holder_has_the_line_of_its_request() -> Result<()> {
     let _op = scope::enter_op("outer");
     let _a = pool.alloc(Request::new(100))?;
     let snapshot = pool.snapshot();
-    let (_, who) = snapshot.live_blocks().next().ok_or(Error::Snapshot("nothing is live".into()))?;
-    let frame = who.frames.iter().find(|f| f.filename.ends_with("snapshots.rs"));
-    assert!(frame.is_some_and(|f| f.line == here + 1 && f.name.contains("a_holder_has")), "{who:#?}");
+    let (_, holder) = snapshot.live_blocks().next().ok_or(Error::Snapshot("nothing is live".into()))?;
+    let frame = holder.frames.iter().find(|f| f.filename.ends_with("snapshots.rs"));
+    assert!(frame.is_some_and(|f| f.line == here + 1 && f.name.contains("a_holder_has")), "{holder:#?}");
 
     pool.start_recording(10);
     let _b = pool.alloc(Request::new(100))?;

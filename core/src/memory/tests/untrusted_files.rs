@@ -76,25 +76,25 @@ fn check_sums(snapshot: &Snapshot) {
 fn every_huge_value_of_a_snapshot_is_an_error() -> Result<()> {
     let good = snapshot()?;
     check_sums(&read(&good)?);
-    let mut places = Vec::new();
-    number_pointers(&good, "", &mut places);
-    assert!(places.len() > 250, "{}", places.len());
-    for place in places {
-        let oom = place.rsplit_once('/').and_then(|(event, _)| good.pointer(event)?.get("action"));
+    let mut paths = Vec::new();
+    number_pointers(&good, "", &mut paths);
+    assert!(paths.len() > 250, "{}", paths.len());
+    for path in paths {
+        let oom = path.rsplit_once('/').and_then(|(event, _)| good.pointer(event)?.get("action"));
         let oom = oom.is_some_and(|action| action == "oom");
-        let field = place.rsplit('/').next().unwrap_or_default();
+        let field = path.rsplit('/').next().unwrap_or_default();
         // A failed request may have been for any number of bytes; sums over the whole run have looser bounds.
         let free = oom && ["address", "size", "requested_size"].contains(&field);
         for huge in HUGE {
-            let bound = !(place.starts_with("/stats/") || field == "address") || huge > 1 << 62;
+            let bound = !(path.starts_with("/stats/") || field == "address") || huge > 1 << 62;
             let mut bad = good.clone();
-            *bad.pointer_mut(&place).ok_or_else(|| Error::Snapshot(place.clone()))? = huge.into();
+            *bad.pointer_mut(&path).ok_or_else(|| Error::Snapshot(path.clone()))? = huge.into();
             match read(&bad) {
                 Ok(snapshot) => {
-                    assert!(free || !bound || field == "dropped_events", "{place} = {huge} is taken");
+                    assert!(free || !bound || field == "dropped_events", "{path} = {huge} is taken");
                     check_sums(&snapshot);
                 }
-                Err(e) => assert!(!free, "{place} = {huge}: {e}"),
+                Err(e) => assert!(!free, "{path} = {huge}: {e}"),
             }
         }
     }
@@ -106,14 +106,14 @@ fn inconsistent_snapshots_are_errors() -> Result<()> {
     let good = snapshot()?;
     let message = |changes: &[(&str, u64)]| {
         let mut bad = good.clone();
-        for (place, value) in changes {
-            if let Some(number) = bad.pointer_mut(place) {
+        for (path, value) in changes {
+            if let Some(number) = bad.pointer_mut(path) {
                 *number = (*value).into();
             }
         }
         read(&bad).map_or_else(|e| e.to_string(), |_| "accepted".to_owned())
     };
-    let number = |place: &str| good.pointer(place).and_then(Value::as_u64).unwrap_or(0);
+    let number = |path: &str| good.pointer(path).and_then(Value::as_u64).unwrap_or(0);
     let first = number("/segments/0/address");
     assert!(message(&[("/segments/0/blocks/1/address", first)]).contains("overlaps the block before it"));
     assert!(message(&[("/segments/0/address", first + 512)]).contains("lies outside of the segment"));
@@ -154,13 +154,13 @@ fn snapshots_of_recorded_workloads_are_taken() -> Result<()> {
             let mut table: Vec<Option<Block>> = vec![None; trace.slot_count];
             for (at, event) in trace.events.iter().take(limit).enumerate() {
                 match *event {
-                    TraceEvent::Alloc { place, bytes, queue } => {
+                    TraceEvent::Alloc { slot, bytes, queue } => {
                         let tag = Tag::ALL[at % Tag::COUNT];
                         let request = Request::new(bytes).queue(queue).tag(tag).movable();
-                        table[place as usize] = Some(pool.alloc(request)?);
+                        table[slot as usize] = Some(pool.alloc(request)?);
                     }
-                    TraceEvent::Free { place } => {
-                        table[place as usize].take().into_iter().for_each(|block| pool.free(block));
+                    TraceEvent::Free { slot } => {
+                        table[slot as usize].take().into_iter().for_each(|block| pool.free(block));
                     }
                 }
                 if at % 5000 == 4999 {
@@ -199,10 +199,10 @@ proptest! {
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u64>(), 0_u32..64), 1..6),
     ) {
         let mut bad = snapshot().map_err(|e| TestCaseError::fail(e.to_string()))?;
-        let mut places = Vec::new();
-        number_pointers(&bad, "", &mut places);
+        let mut paths = Vec::new();
+        number_pointers(&bad, "", &mut paths);
         for (index, value, shift) in changes {
-            if let Some(number) = bad.pointer_mut(index.get::<String>(&places).as_str()) {
+            if let Some(number) = bad.pointer_mut(index.get::<String>(&paths).as_str()) {
                 *number = (value >> shift).into();
             }
         }

@@ -239,12 +239,12 @@ fn run_trace(
     let mut table: Vec<Option<Block>> = vec![None; trace.slot_count];
     for event in &trace.events {
         match *event {
-            TraceEvent::Alloc { place, bytes, queue } => {
-                table[place as usize] = Some(pool.alloc(Request::new(bytes).queue(queue).movable())?);
+            TraceEvent::Alloc { slot, bytes, queue } => {
+                table[slot as usize] = Some(pool.alloc(Request::new(bytes).queue(queue).movable())?);
                 each(&pool);
             }
-            TraceEvent::Free { place } => {
-                if let Some(block) = table[place as usize].take() {
+            TraceEvent::Free { slot } => {
+                if let Some(block) = table[slot as usize].take() {
                     pool.free(block);
                 }
             }

@@ -288,7 +288,7 @@ fn expand_scalar_mask(x: &Tensor, indices: &[Option<&Tensor>]) -> Result<Option<
     Ok(Some((x.unsqueeze(d as isize)?, all, d as isize)))
 }
 
-/// Puts one value for all places where a mask is true, without reading the mask. Returns `None` if there are other
+/// Puts one value at all elements where a mask is true, without reading the mask. Returns `None` if there are other
 /// indices, or several values along the selected elements: their number is checked on the host.
 fn try_put_by_mask(
     op: &'static str,

@@ -1,4 +1,4 @@
-//! Launches: the only place where operations call the backend, with parameters, bindings and a grid.
+//! Launches: the only module where operations call the backend, with parameters, bindings and a grid.
 
 use forebay_shaders::KernelSpec;
 

@@ -293,7 +293,7 @@ impl Tensor {
         operation!(OP = "lu_unpack");
         let MatrixShape { batch_shape: lead, m, n } = check_matrices(OP, self)?;
         fail_if!(order.shape() != [lead, &[m]].concat();
-            shape(OP, [self, order]), "takes the order that `lu_factor` gave, a place for each row [.., m]");
+            shape(OP, [self, order]), "takes the order that `lu_factor` gave, one position for each row [.., m]");
         let (both, k) = (self, m.min(n));
         let columns = Tensor::arange(0.0, m as f64, 1.0, DType::I32, self.device())?;
         let permutation = order.to_dtype(DType::I32)?.unsqueeze(-1)?.eq(&columns)?;
@@ -314,7 +314,7 @@ impl Tensor {
         let &LuSolveOptions { left, adjoint } = options;
         let (lead, n) = check_square(OP, self)?;
         fail_if!(order.shape() != [lead, &[n]].concat();
-            shape(OP, [self, order]), "takes the order that `lu_factor` gave, a place for each row [.., n]");
+            shape(OP, [self, order]), "takes the order that `lu_factor` gave, one position for each row [.., n]");
         if !left {
             check_matrices(OP, b)?;
             let options = LuSolveOptions { left: true, adjoint: !adjoint };

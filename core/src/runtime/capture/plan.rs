@@ -176,9 +176,9 @@ mod tests {
         for a in 1..=200_u32 {
             for b in 1..a {
                 let [(fa, la), (fb, lb)] = [life(a), life(b)];
-                let place =
+                let range =
                     |p: u32| plan.placements[p as usize].map(|(_, o)| (o, o + pieces[p as usize].bytes));
-                let (Some((sa, ea)), Some((sb, eb))) = (place(a), place(b)) else { panic!("{a} {b}") };
+                let (Some((sa, ea)), Some((sb, eb))) = (range(a), range(b)) else { panic!("{a} {b}") };
                 assert!(la < fb || lb < fa || ea <= sb || eb <= sa, "{a} and {b} overlap");
             }
         }

@@ -96,9 +96,9 @@ pub(super) fn register(t: &mut OpTable) {
     t.register("slice_scatter", |a| {
         let (x, d) = (a.tensor(0)?, dim(a, 2, "dim", 0)?);
         let n = x.dim(d)? as i64;
-        let place = |v: i64| (if v < 0 { v + n } else { v }).clamp(0, n) as usize;
-        let start = place(a.opt_int(3, "start")?.unwrap_or(0));
-        let stop = place(a.opt_int(4, "end")?.unwrap_or(n)).max(start);
+        let index = |v: i64| (if v < 0 { v + n } else { v }).clamp(0, n) as usize;
+        let start = index(a.opt_int(3, "start")?.unwrap_or(0));
+        let stop = index(a.opt_int(4, "end")?.unwrap_or(n)).max(start);
         single(x.slice_scatter(a.tensor(1)?, d, start, stop, a.int(5, "step", 1)? as usize))
     });
     t.register("select_scatter", |a| {
@@ -150,8 +150,8 @@ pub(super) fn register(t: &mut OpTable) {
         Ok(out)
     });
     t.register("mode", |a| {
-        let (values, places) = a.tensor(0)?.mode(dim(a, 1, "dim", -1)?, a.flag(2, "keepdim", false))?;
-        Ok(vec![values, places])
+        let (values, indices) = a.tensor(0)?.mode(dim(a, 1, "dim", -1)?, a.flag(2, "keepdim", false))?;
+        Ok(vec![values, indices])
     });
     t.register("hsplit", |a| split(a, Tensor::hsplit, if a.tensor(0)?.rank() > 1 { 1 } else { 0 }));
     t.register("vsplit", |a| split(a, Tensor::vsplit, 0));

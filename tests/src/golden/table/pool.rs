@@ -47,8 +47,8 @@ fn max(a: &Args<'_>, ends: usize) -> anyhow::Result<Vec<Tensor>> {
     let x = if ends == 1 { a.tensor(0)?.unsqueeze(-2)? } else { a.tensor(0)?.clone() };
     let flat = |t: Tensor| if ends == 1 { t.squeeze(-2) } else { Ok(t) };
     if a.flag(6, "return_indices", false) {
-        let (out, places) = x.max_pool2d_with_indices(w)?;
-        return Ok(vec![flat(out)?, flat(places)?]);
+        let (out, indices) = x.max_pool2d_with_indices(w)?;
+        return Ok(vec![flat(out)?, flat(indices)?]);
     }
     single(flat(x.max_pool2d(w)?))
 }
@@ -97,8 +97,8 @@ pub(super) fn register(t: &mut OpTable) {
     t.register("nn.functional.adaptive_max_pool2d", |a| {
         let (x, size) = (a.tensor(0)?, adaptive_size(a)?);
         if a.flag(2, "return_indices", false) {
-            let (out, places) = x.adaptive_max_pool2d_with_indices(size)?;
-            return Ok(vec![out, places]);
+            let (out, indices) = x.adaptive_max_pool2d_with_indices(size)?;
+            return Ok(vec![out, indices]);
         }
         single(x.adaptive_max_pool2d(size))
     });
@@ -106,8 +106,8 @@ pub(super) fn register(t: &mut OpTable) {
         let n = a.shape(1, "output_size").ok().and_then(|n| n.first().copied());
         let n = n.map_or_else(|| Ok::<_, anyhow::Error>(a.int(1, "output_size", 1)? as usize), Ok)?;
         if a.flag(2, "return_indices", false) {
-            let (out, places) = a.tensor(0)?.adaptive_max_pool1d_with_indices(n)?;
-            return Ok(vec![out, places]);
+            let (out, indices) = a.tensor(0)?.adaptive_max_pool1d_with_indices(n)?;
+            return Ok(vec![out, indices]);
         }
         single(a.tensor(0)?.adaptive_max_pool1d(n))
     });

@@ -14,8 +14,8 @@ fn keepdim(a: &Args<'_>) -> bool {
     a.flag(2, "keepdim", false)
 }
 
-fn pair((value, place): (Tensor, Tensor)) -> Result<Vec<Tensor>> {
-    Ok(vec![value, place])
+fn pair((value, index): (Tensor, Tensor)) -> Result<Vec<Tensor>> {
+    Ok(vec![value, index])
 }
 
 /// Returns the correction of degrees of freedom: `correction`, or `unbiased`.

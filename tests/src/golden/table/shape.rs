@@ -66,9 +66,9 @@ pub(super) fn register(t: &mut OpTable) {
         let x = a.tensor(0)?;
         let dim = a.int(1, "dim", 0)? as isize;
         let extent = x.dim(dim)? as i64;
-        let place = |n: i64| (if n < 0 { n + extent } else { n }).clamp(0, extent) as usize;
-        let start = place(a.int(2, "start", 0)?);
-        let stop = place(a.opt_int(3, "end")?.unwrap_or(extent)).max(start);
+        let index = |n: i64| (if n < 0 { n + extent } else { n }).clamp(0, extent) as usize;
+        let start = index(a.int(2, "start", 0)?);
+        let stop = index(a.opt_int(3, "end")?.unwrap_or(extent)).max(start);
         single(x.slice_dim(dim, start, stop, a.int(4, "step", 1)? as usize))
     });
     t.register("diagonal", |a| {

@@ -7,8 +7,8 @@ use forebay::tensor::Tensor;
 use super::super::args::Args;
 use super::{OpTable, missing_op, single};
 
-fn pair((value, place): (Tensor, Tensor)) -> Result<Vec<Tensor>> {
-    Ok(vec![value, place])
+fn pair((value, index): (Tensor, Tensor)) -> Result<Vec<Tensor>> {
+    Ok(vec![value, index])
 }
 
 /// Returns `dim` and `descending`, which PyTorch takes by position or by keyword.

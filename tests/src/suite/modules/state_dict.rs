@@ -198,9 +198,9 @@ pub(super) fn averages_of_models(device: &Device) -> Result<()> {
 pub(super) fn containers_of_modules(device: &Device) -> Result<()> {
     let x = randn(&[2, 3, 9, 8], device)?;
     let pool = FractionalMaxPool2d { kernel_size: [3, 2], output_size: FractionalSize::OutputSize([4, 5]) };
-    let (out, places) = pool.forward_with_indices(&x, None)?;
-    let at = x.flatten(2, -1)?.gather(2, &places.flatten(2, -1)?)?.reshape([2, 3, 4, 5])?;
-    ensure!(out.to_bytes()? == at.to_bytes()?, "maxima are not at their places");
+    let (out, indices) = pool.forward_with_indices(&x, None)?;
+    let at = x.flatten(2, -1)?.gather(2, &indices.flatten(2, -1)?)?.reshape([2, 3, 4, 5])?;
+    ensure!(out.to_bytes()? == at.to_bytes()?, "maxima are not at their indices");
     // The last window ends at the border.
     let last = x.narrow(2, 6, 3)?.narrow(3, 6, 2)?.amax([2, 3], false)?;
     ensure!(
