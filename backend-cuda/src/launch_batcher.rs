@@ -173,8 +173,8 @@ impl BatcherState {
         let mut calls = &mut calls[..];
         let mut result = Ok(());
         while !calls.is_empty() {
-            let most = if self.batches_until_retry == 0 { 1 << calls.len().ilog2() } else { 1 };
-            let (batch, rest) = mem::take(&mut calls).split_at_mut(most);
+            let batch_len = if self.batches_until_retry == 0 { 1 << calls.len().ilog2() } else { 1 };
+            let (batch, rest) = mem::take(&mut calls).split_at_mut(batch_len);
             calls = rest;
             let done = match batch {
                 // SAFETY: the promise of the caller that pushed the launch.

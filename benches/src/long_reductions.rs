@@ -48,8 +48,8 @@ fn bench_forward_backward(
 }
 
 pub(crate) fn long_reductions(b: &Bench<'_>) -> Result<()> {
-    let most = b.device.info().limits.max_binding_bytes as usize / 4;
-    let sized = |full: usize, tiny: usize| if b.tiny { tiny } else { full.min(most) };
+    let max_elements = b.device.info().limits.max_binding_bytes as usize / 4;
+    let sized = |full: usize, tiny: usize| if b.tiny { tiny } else { full.min(max_elements) };
     let dtype = DType::F32;
 
     let side = sized(512, 32);

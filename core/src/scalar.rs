@@ -66,18 +66,18 @@ fn float_max(dtype: DType) -> Option<f64> {
 impl Scalar {
     /// Converts the scalar to a type.
     pub(crate) fn convert_to(self, dtype: DType) -> ScalarConversion {
-        if let Some(most) = float_max(dtype) {
+        if let Some(max) = float_max(dtype) {
             // As in PyTorch, a value above the largest is out of range, even if rounding would bring it back.
             let value = self.to_f64();
             let fits = value.is_infinite() && dtype != DType::F8E4M3;
             return match value {
                 _ if fits => ScalarConversion::Exact(self),
-                v if v > most => ScalarConversion::AboveRange,
-                v if v < -most => ScalarConversion::BelowRange,
+                v if v > max => ScalarConversion::AboveRange,
+                v if v < -max => ScalarConversion::BelowRange,
                 _ => ScalarConversion::Exact(self),
             };
         }
-        let Some((least, most)) = integer_bounds(dtype) else {
+        let Some((min, max)) = integer_bounds(dtype) else {
             // NaN converts to true.
             return ScalarConversion::Exact(if dtype == DType::Bool {
                 Self::Bool(self.to_f64() != 0.0)
@@ -87,13 +87,13 @@ impl Scalar {
         };
         match self {
             Self::Bool(_) => ScalarConversion::Exact(self),
-            Self::Int(v) if v < least => ScalarConversion::BelowRange,
-            Self::Int(v) if v > most => ScalarConversion::AboveRange,
+            Self::Int(v) if v < min => ScalarConversion::BelowRange,
+            Self::Int(v) if v > max => ScalarConversion::AboveRange,
             Self::Int(_) => ScalarConversion::Exact(self),
             Self::Float(v) if v.is_nan() => ScalarConversion::NotANumber,
             // As an f64, the upper bound is 2^63, which is not an i64.
-            Self::Float(v) if v.trunc() < least as f64 => ScalarConversion::BelowRange,
-            Self::Float(v) if v.trunc() >= most as f64 + 1.0 => ScalarConversion::AboveRange,
+            Self::Float(v) if v.trunc() < min as f64 => ScalarConversion::BelowRange,
+            Self::Float(v) if v.trunc() >= max as f64 + 1.0 => ScalarConversion::AboveRange,
             Self::Float(v) if v == v.trunc() => ScalarConversion::Exact(Self::Int(v as i64)),
             Self::Float(v) => ScalarConversion::Truncated(v as i64),
         }
@@ -123,8 +123,8 @@ impl Scalar {
                     Self::Bool(v) => v.to_string(),
                 };
                 let range = match (float_max(dtype), integer_bounds(dtype).unwrap_or_default()) {
-                    (Some(most), _) => format!("{:?} to {most:?}", -most),
-                    (None, (least, most)) => format!("{least} to {most}"),
+                    (Some(max), _) => format!("{:?} to {max:?}", -max),
+                    (None, (min, max)) => format!("{min} to {max}"),
                 };
                 Err(Error::argument(
                     op,
@@ -145,12 +145,12 @@ impl Scalar {
 
     /// Returns the nearest value of an integer type.
     pub(crate) fn saturating_cast(self, dtype: DType) -> i64 {
-        let (least, most) = integer_bounds(dtype).unwrap_or((i64::MIN, i64::MAX));
+        let (min, max) = integer_bounds(dtype).unwrap_or((i64::MIN, i64::MAX));
         match self.convert_to(dtype) {
             ScalarConversion::Exact(Self::Int(v)) | ScalarConversion::Truncated(v) => v,
             ScalarConversion::Exact(other) => other.to_f64() as i64,
-            ScalarConversion::BelowRange => least,
-            ScalarConversion::AboveRange => most,
+            ScalarConversion::BelowRange => min,
+            ScalarConversion::AboveRange => max,
             ScalarConversion::NotANumber => 0,
         }
     }

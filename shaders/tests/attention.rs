@@ -4,7 +4,7 @@ use forebay_shaders::KernelSpec;
 
 mod common;
 
-fn check_limits(spec: &KernelSpec, most: u32) {
+fn check_limits(spec: &KernelSpec, max_bytes: u32) {
     let module = common::render_valid(spec);
     let (mut shared, mut bindings) = (0, 0);
     for (_, global) in module.global_variables.iter() {
@@ -14,7 +14,7 @@ fn check_limits(spec: &KernelSpec, most: u32) {
             _ => {}
         }
     }
-    assert!(shared <= most, "{shared} bytes of workgroup memory, not {most}");
+    assert!(shared <= max_bytes, "{shared} bytes of workgroup memory, not {max_bytes}");
     assert!(bindings <= 8, "{bindings} storage bindings");
 }
 

@@ -317,18 +317,18 @@ fn render_page(reports: &[(RadvCard, CardReport)], tuned: bool) -> String {
             rows.push(("others".to_owned(), others.iter().map(|(_, stats)| stats).collect()));
         }
         for (name, stats) in rows {
-            let most = |of: fn(&KernelStats) -> u64| stats.iter().map(|s| of(s)).max().unwrap_or_default();
+            let maximum = |of: fn(&KernelStats) -> u64| stats.iter().map(|s| of(s)).max().unwrap_or_default();
             let spilled: u64 = stats.iter().map(|s| s.spilled).sum();
             let fewest = stats.iter().map(|s| s.waves).min().unwrap_or_default();
             let _ = writeln!(
                 page,
                 "| {name} | {} | {} | {} | {spilled} | {} | {} | {fewest} to {} |",
                 stats.len(),
-                most(|s| s.vgprs),
-                most(|s| s.sgprs),
-                most(|s| s.lds),
-                most(|s| s.scratch),
-                most(|s| s.waves)
+                maximum(|s| s.vgprs),
+                maximum(|s| s.sgprs),
+                maximum(|s| s.lds),
+                maximum(|s| s.scratch),
+                maximum(|s| s.waves)
             );
         }
     }

@@ -169,10 +169,10 @@ fn driver_calls(recorded: &PyTorchBaseline) -> u64 {
 }
 
 /// Returns a failure if a replay exceeds the bound.
-fn check_ratio(row: &ReplayRow, most: f64) -> Option<String> {
+fn check_ratio(row: &ReplayRow, max_ratio: f64) -> Option<String> {
     let (workload, mode, ratio) = (&row.workload, row.mode, row.report.ratio());
-    (ratio > most)
-        .then(|| format!("{workload}, {mode}: reserved over requested is {ratio:.4}, the bound {most}"))
+    (ratio > max_ratio)
+        .then(|| format!("{workload}, {mode}: reserved over requested is {ratio:.4}, the bound {max_ratio}"))
 }
 
 /// Returns a failure if a replay is worse than PyTorch's.

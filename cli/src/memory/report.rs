@@ -60,9 +60,9 @@ fn write_report(out: &mut String, snapshot: &Snapshot, top: usize) -> fmt::Resul
         )
     });
     let bytes = |of: &BTreeMap<String, u64>, name: &str| of.get(name).copied().unwrap_or(0);
-    let most = |name: &str| bytes(&now, name).max(then.as_ref().map_or(0, |then| bytes(then, name)));
+    let larger = |name: &str| bytes(&now, name).max(then.as_ref().map_or(0, |then| bytes(then, name)));
     let mut names: Vec<&String> = now.keys().chain(then.iter().flat_map(BTreeMap::keys)).collect();
-    names.sort_by_key(|name| (std::cmp::Reverse(most(name)), *name));
+    names.sort_by_key(|name| (std::cmp::Reverse(larger(name)), *name));
     names.dedup();
     for name in names.iter().take(top) {
         write_row(out, name, bytes(&now, name), then.as_ref().map(|then| bytes(then, name)))?;

@@ -62,8 +62,8 @@ pub fn start_compile<T: Send + Sync + 'static>(
 pub fn spawn(job: CompileJob) {
     let mut pool = POOL.lock_unpoisoned();
     pool.jobs.push_back(job);
-    let most = thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS);
-    if pool.threads < most {
+    let max_threads = thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS);
+    if pool.threads < max_threads {
         let spawned = thread::Builder::new().name("forebay-compiler".into()).spawn(run_jobs);
         pool.threads += usize::from(spawned.is_ok());
         if pool.threads == 0 {

@@ -724,8 +724,8 @@ mod tests {
             a.sum((), false)?.add(&b.sum((), false)?)
         })?;
         step.replay()?;
-        let most = device.pool().max_block_size();
-        assert!(step.stats().arena_bytes > most, "{}", step.stats());
+        let max_block = device.pool().max_block_size();
+        assert!(step.stats().arena_bytes > max_block, "{}", step.stats());
         Ok(())
     }
 }

@@ -70,21 +70,21 @@ impl PoolState {
     /// of the new segment that the plan needs, or 0.
     fn plan_compaction(&self, need: &AllocRequest, surplus: u64) -> Option<(Plan, u64)> {
         // The new segment of a plan must save a part of the request.
-        let least = self.min_segment_size(need);
-        let most = if self.has_own_segment(need) { need.size / 10 * SMALLER_GROWTH_TENTHS } else { 0 };
+        let min_segment = self.min_segment_size(need);
+        let max_segment = if self.has_own_segment(need) { need.size / 10 * SMALLER_GROWTH_TENTHS } else { 0 };
         // Segments are also evacuated for less than the surplus, if that returns a notable part of the peak.
         let worth = surplus.min(self.heap.counters.peak_active_bytes / NOTABLE_DIVISOR);
         let planner = CompactionPlanner::new(&self.heap, &self.pinned_slots, need.arena);
         let mut best: Option<(Plan, u64)> = None;
-        let may_open = planner.free >= need.size || least.max(need.size - planner.free) < most;
+        let may_open = planner.free >= need.size || min_segment.max(need.size - planner.free) < max_segment;
         let windows = if may_open { planner.find_windows(need.size, u64::MAX) } else { Vec::new() };
         for window in windows {
             let Some(plan) = planner.plan(&[window], need.size) else { continue };
             if plan.overflow == 0 {
                 return Some((plan, 0));
             }
-            let size = plan.overflow.next_multiple_of(SEGMENT_UNIT).max(least);
-            if size < best.as_ref().map_or(most, |best| best.1) {
+            let size = plan.overflow.next_multiple_of(SEGMENT_UNIT).max(min_segment);
+            if size < best.as_ref().map_or(max_segment, |best| best.1) {
                 best = Some((plan, size));
             }
         }

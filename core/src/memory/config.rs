@@ -324,11 +324,9 @@ impl ConfigSetting<'_> {
     }
 
     fn parse_units(&self, unit: u64) -> Result<u64> {
-        let most = MAX_MEMORY_BYTES / unit;
-        let number = self.value.parse::<u64>().ok().filter(|n| (1..=most).contains(n));
-        number
-            .map(|n| n * unit)
-            .ok_or_else(|| self.invalid_value(&format!("a whole number from 1 to {most}")))
+        let max = MAX_MEMORY_BYTES / unit;
+        let number = self.value.parse::<u64>().ok().filter(|n| (1..=max).contains(n));
+        number.map(|n| n * unit).ok_or_else(|| self.invalid_value(&format!("a whole number from 1 to {max}")))
     }
 
     fn parse_bool(&self) -> Result<bool> {
@@ -514,8 +512,8 @@ mod tests {
             ("max_process_memory_mb", MAX_MEMORY_BYTES / MIB),
             ("small_size_kb", MAX_MEMORY_BYTES / KIB),
         ];
-        for (key, most) in sizes {
-            for good in [1, most] {
+        for (key, max) in sizes {
+            for good in [1, max] {
                 let config = Config::parse(&format!("{key}:{good}"))?;
                 assert_eq!(Config::parse(&config.to_string())?, config, "{key}:{good}");
             }
@@ -527,11 +525,11 @@ mod tests {
                 "x",
                 "18446744073709551615",
                 "18446744073709551616",
-                &(most + 1).to_string(),
+                &(max + 1).to_string(),
             ] {
                 let message = message(&format!("{key}:{bad}"));
                 assert!(
-                    message.contains(&format!("`{key}:{bad}`: expected a whole number from 1 to {most}")),
+                    message.contains(&format!("`{key}:{bad}`: expected a whole number from 1 to {max}")),
                     "{message}"
                 );
             }
@@ -541,14 +539,14 @@ mod tests {
             ("per_process_memory_fraction", 1.0),
             ("growth_slack", 100.0),
         ];
-        for (key, most) in fractions {
-            for good in [0.0, most] {
+        for (key, max) in fractions {
+            for good in [0.0, max] {
                 Config::parse(&format!("{key}:{good}"))?;
             }
             for bad in ["-0.1", "NaN", "inf", "", "101"] {
                 let message = message(&format!("{key}:{bad}"));
                 assert!(
-                    message.contains(&format!("`{key}:{bad}`: expected a number from 0 to {most}")),
+                    message.contains(&format!("`{key}:{bad}`: expected a number from 0 to {max}")),
                     "{message}"
                 );
             }

@@ -170,26 +170,26 @@ impl FreeList {
         if number < 0 { None } else { Some(self.block_of_key(number)) }
     }
 
-    /// Returns the best fit if it is at most `near` bytes, else the fitting block with the lowest address.
+    /// Returns the best fit if it is at most `near_size` bytes, else the fitting block with the lowest address.
     #[inline]
-    pub(super) fn lowest_address_fit(&self, size: u64, near: u64) -> Option<&FreeBlock> {
-        let most = size_class(near);
-        if (most == MAX_SIZE_CLASS) | (self.blocks.len() > MAX_KEYED_BLOCKS) {
-            return self.fallback_fit(size, near);
+    pub(super) fn lowest_address_fit(&self, size: u64, near_size: u64) -> Option<&FreeBlock> {
+        let near_class = size_class(near_size);
+        if (near_class == MAX_SIZE_CLASS) | (self.blocks.len() > MAX_KEYED_BLOCKS) {
+            return self.fallback_fit(size, near_size);
         }
         let (number, low) = self.min_size_and_address_keys(size_class(size));
         if number < 0 {
             return None;
         }
-        Some(self.block_of_key(if number >> INDEX_BITS <= most { number } else { low }))
+        Some(self.block_of_key(if number >> INDEX_BITS <= near_class { number } else { low }))
     }
 
     /// Searches without keys, for blocks too large or too many for them.
     #[cold]
-    fn fallback_fit(&self, size: u64, near: u64) -> Option<&FreeBlock> {
+    fn fallback_fit(&self, size: u64, near_size: u64) -> Option<&FreeBlock> {
         let fits = || self.blocks.iter().filter(|e| e.size >= size);
         let best = fits().min_by_key(|e| e.sort_key())?;
-        if best.size <= near { Some(best) } else { fits().min_by_key(|e| e.address) }
+        if best.size <= near_size { Some(best) } else { fits().min_by_key(|e| e.address) }
     }
 
     /// Returns the smallest block of at least `size` bytes that is not a whole segment.
@@ -239,10 +239,10 @@ mod tests {
         let best = found(bins.best_fit(size));
         prop_assert_eq!(best.map(|b| b.0), least.map(|l| l.0));
         prop_assert!(best.is_none_or(|b| model.contains(&b)));
-        let near = size + size / 4;
-        let low = found(bins.lowest_address_fit(size, near));
+        let near_size = size + size / 4;
+        let low = found(bins.lowest_address_fit(size, near_size));
         match least {
-            Some(least) if least.0 <= near => prop_assert_eq!(low.map(|l| l.0), Some(least.0)),
+            Some(least) if least.0 <= near_size => prop_assert_eq!(low.map(|l| l.0), Some(least.0)),
             _ => prop_assert_eq!(low.map(|l| l.1), fits().map(|l| l.1).min()),
         }
         prop_assert!(low.is_none_or(|l| model.contains(&l)));

@@ -116,11 +116,11 @@ impl PoolState {
     /// Detects the end of a step: since the last one, the usage has fallen well below the peak. Migration
     /// that each step may do is then deducted from the budget.
     pub(super) fn detect_step_end(&mut self, need: &AllocRequest) {
-        let most = self.peak_active_with(need);
+        let peak = self.peak_active_with(need);
         let counters = &mut self.heap.counters;
-        if counters.min_active_bytes < most / STEP_DIVISOR {
+        if counters.min_active_bytes < peak / STEP_DIVISOR {
             counters.min_active_bytes = u64::MAX;
-            self.migration_budget.subtract(counters.total_allocated(), most / STEP_DIVISOR);
+            self.migration_budget.subtract(counters.total_allocated(), peak / STEP_DIVISOR);
         }
     }
 
@@ -139,9 +139,9 @@ impl PoolState {
 
     /// Returns the smallest plain segment where compaction is enabled.
     pub(super) fn min_segment_size(&self, need: &AllocRequest) -> u64 {
-        let (most, least) = (self.peak_active_with(need), self.config.large_segment_size);
-        let small = most.next_multiple_of(SEGMENT_UNIT).clamp(least, least.saturating_mul(2));
-        small.max((most / COMPACT_SEGMENT_DIVISOR).next_multiple_of(SEGMENT_UNIT))
+        let (peak, least) = (self.peak_active_with(need), self.config.large_segment_size);
+        let small = peak.next_multiple_of(SEGMENT_UNIT).clamp(least, least.saturating_mul(2));
+        small.max((peak / COMPACT_SEGMENT_DIVISOR).next_multiple_of(SEGMENT_UNIT))
     }
 
     /// Reports whether a request gets a plain segment of its own.
@@ -241,9 +241,9 @@ impl PoolState {
         idle.sort_by_key(|i| std::cmp::Reverse(i.size));
         let one = need.size.checked_next_multiple_of(SEGMENT_UNIT)?;
         let room = self.target_reserved(need).saturating_sub(self.heap.counters.reserved());
-        let most = idle.iter().map(|i| i.size).sum::<u64>().saturating_add(room).min(self.max_segment);
-        let all = most / one * one;
-        let size = most.min(all + one / TAIL_DIVISOR) / SEGMENT_UNIT * SEGMENT_UNIT;
+        let max_size = idle.iter().map(|i| i.size).sum::<u64>().saturating_add(room).min(self.max_segment);
+        let all = max_size / one * one;
+        let size = max_size.min(all + one / TAIL_DIVISOR) / SEGMENT_UNIT * SEGMENT_UNIT;
         (all > one).then(|| (self.select_idle(idle, self.surplus_after_growth(need, size)), size))
     }
 
@@ -555,11 +555,11 @@ impl PoolState {
             SEGMENT_UNIT.max(page)
         } else {
             let rounded = missing.next_multiple_of(self.config.large_segment_size.max(1));
-            let most = self.peak_active_with(need);
+            let peak = self.peak_active_with(need);
             match need.size < MIN_LARGE_ALLOC {
-                true if most < UNBOUNDED_AHEAD_BYTES => rounded,
+                true if peak < UNBOUNDED_AHEAD_BYTES => rounded,
                 true => rounded
-                    .min(missing.max(slack).max((most + most / NOTABLE_DIVISOR).saturating_sub(reserved))),
+                    .min(missing.max(slack).max((peak + peak / NOTABLE_DIVISOR).saturating_sub(reserved))),
                 false => rounded.min(missing.max(slack)),
             }
         };
@@ -580,20 +580,20 @@ impl PoolState {
     /// [`GrowthHysteresis`](super::hysteresis::GrowthHysteresis) covers small migrations that repeat in every
     /// step.
     fn target_reserved(&self, need: &AllocRequest) -> u64 {
-        let most = self.peak_active_with(need);
+        let peak = self.peak_active_with(need);
         let copies = self.virtual_memory.is_none() && self.is_compaction_enabled();
-        let (more, free) = if copies { (COMPACT_SLACK, most) } else { (0.0, most / 2) };
-        let slack = (most as f64 * (1.0 + self.config.growth_slack + more)) as u64;
+        let (more, free) = if copies { (COMPACT_SLACK, peak) } else { (0.0, peak / 2) };
+        let slack = (peak as f64 * (1.0 + self.config.growth_slack + more)) as u64;
         let beyond = self.migration_budget.current(self.heap.counters.total_allocated()).saturating_sub(free);
         // A creeping block needs some free blocks of its size, and no more.
         let crept = self
             .creep_budget
             .current(self.heap.counters.total_allocated())
-            .saturating_sub(most.saturating_mul(CREEP_FREE_FACTOR));
-        let beyond = beyond.max(crept.min(need.size.saturating_mul(CREEP_BLOCKS).max(most / CREEP_DIVISOR)));
+            .saturating_sub(peak.saturating_mul(CREEP_FREE_FACTOR));
+        let beyond = beyond.max(crept.min(need.size.saturating_mul(CREEP_BLOCKS).max(peak / CREEP_DIVISOR)));
         slack
             .saturating_add(beyond)
-            .max(self.hysteresis.allowed_reserved(most))
+            .max(self.hysteresis.allowed_reserved(peak))
             .min(self.limit.unwrap_or(u64::MAX))
     }
 

@@ -64,16 +64,16 @@ impl Arena {
     /// that high memory becomes free and can move elsewhere. In plain segments it is a block of a segment
     /// that has been split already.
     #[inline]
-    fn find_fit(&self, size: u64, most_active: u64) -> Option<&FreeBlock> {
-        let near = size.saturating_add(size / NEAR_FIT_DIVISOR);
+    fn find_fit(&self, size: u64, peak_active: u64) -> Option<&FreeBlock> {
+        let near_size = size.saturating_add(size / NEAR_FIT_DIVISOR);
         if self.prefers_low_address && self.virtual_range.is_some() {
-            return self.free_list.lowest_address_fit(size, near);
+            return self.free_list.lowest_address_fit(size, near_size);
         }
         let best = self.free_list.best_fit(size)?;
         if self.prefers_low_address
             && best.is_whole_segment
-            && best.size > near
-            && best.size >= most_active / LARGE_IDLE_DIVISOR
+            && best.size > near_size
+            && best.size >= peak_active / LARGE_IDLE_DIVISOR
         {
             return self.free_list.best_split_fit(best.size).or(Some(best));
         }

@@ -48,12 +48,12 @@ impl Default for GrowthHysteresis {
 }
 
 impl GrowthHysteresis {
-    /// Returns the bytes that the pool may hold, where `most` is the peak usage; 0 if no slack is needed.
-    pub(super) fn allowed_reserved(&self, most: u64) -> u64 {
+    /// Returns the bytes that the pool may hold at a peak usage of `peak`; 0 if no slack is needed.
+    pub(super) fn allowed_reserved(&self, peak: u64) -> u64 {
         let stages = self.allowed.iter().zip(STAGES);
         let held = stages.map(|(&held, (_, part))| {
-            let part = if most < SMALL_PROGRAM_BYTES { 3 } else { part };
-            held.min(most.saturating_add(MIN_SLACK_BYTES.max(most / part)))
+            let part = if peak < SMALL_PROGRAM_BYTES { 3 } else { part };
+            held.min(peak.saturating_add(MIN_SLACK_BYTES.max(peak / part)))
         });
         held.max().unwrap_or(0)
     }
@@ -65,9 +65,9 @@ impl GrowthHysteresis {
             |&(at, of): &(u64, GrowthCause)| allocated.checked_sub(at).filter(|ago| of == what && *ago > 0);
         let times = |period| self.recent.iter().filter_map(ago).filter(|ago| ago % period == 0).count();
         let times = self.recent.iter().filter_map(ago).map(times).max().unwrap_or(0);
-        for (most, (least, _)) in self.allowed.iter_mut().zip(STAGES) {
+        for (stage_limit, (least, _)) in self.allowed.iter_mut().zip(STAGES) {
             if times >= least {
-                *most = held.max(*most);
+                *stage_limit = held.max(*stage_limit);
             }
         }
         self.recent[self.next] = (allocated, what);
@@ -87,44 +87,44 @@ mod tests {
 
     #[test]
     fn repeated_growth_is_held() {
-        let mut rest = GrowthHysteresis::default();
+        let mut hysteresis = GrowthHysteresis::default();
         for step in 1..=3 {
-            rest.record_growth(step * 10 * GIB + 5, of(100), 2 * GIB);
-            rest.record_growth(step * 10 * GIB + 7, of(200), 2 * GIB);
-            assert_eq!(rest.allowed_reserved(2 * GIB), 0, "step {step}");
+            hysteresis.record_growth(step * 10 * GIB + 5, of(100), 2 * GIB);
+            hysteresis.record_growth(step * 10 * GIB + 7, of(200), 2 * GIB);
+            assert_eq!(hysteresis.allowed_reserved(2 * GIB), 0, "step {step}");
         }
-        rest.record_growth(40 * GIB + 5, of(100), 2 * GIB + 99);
-        assert_eq!(rest.allowed_reserved(2 * GIB), 2 * GIB + 99);
+        hysteresis.record_growth(40 * GIB + 5, of(100), 2 * GIB + 99);
+        assert_eq!(hysteresis.allowed_reserved(2 * GIB), 2 * GIB + 99);
     }
 
     #[test]
     fn irregular_growth_is_not_held() {
-        let mut rest = GrowthHysteresis::default();
+        let mut hysteresis = GrowthHysteresis::default();
         let mut allocated = 0;
         for step in 0..1000_u64 {
             allocated += GIB + step * step * 512;
-            rest.record_growth(allocated, of((step % 3 + 1) * 512), u64::MAX);
+            hysteresis.record_growth(allocated, of((step % 3 + 1) * 512), u64::MAX);
         }
-        assert_eq!(rest.allowed_reserved(GIB), 0);
+        assert_eq!(hysteresis.allowed_reserved(GIB), 0);
     }
 
     #[test]
     fn layers_are_not_steps() {
-        let mut rest = GrowthHysteresis::default();
+        let mut hysteresis = GrowthHysteresis::default();
         for layer in 0..100 {
-            rest.record_growth(layer * GIB, GrowthCause { size: 512, active: layer * 1024 }, u64::MAX);
+            hysteresis.record_growth(layer * GIB, GrowthCause { size: 512, active: layer * 1024 }, u64::MAX);
         }
-        assert_eq!(rest.allowed_reserved(GIB), 0);
+        assert_eq!(hysteresis.allowed_reserved(GIB), 0);
     }
 
     #[test]
     fn hysteresis_is_bounded() {
-        let mut rest = GrowthHysteresis::default();
-        (1..=16).for_each(|step| rest.record_growth(step * GIB, of(512), u64::MAX));
-        assert_eq!(rest.allowed_reserved(36 * GIB), 37 * GIB);
-        assert_eq!(rest.allowed_reserved(1 << 20), 17 << 20);
-        assert_eq!(rest.allowed_reserved(189 << 20), 252 << 20);
-        rest.record_growth(17 * GIB, of(512), u64::MAX);
-        assert_eq!(rest.allowed_reserved(36 * GIB), 39 * GIB);
+        let mut hysteresis = GrowthHysteresis::default();
+        (1..=16).for_each(|step| hysteresis.record_growth(step * GIB, of(512), u64::MAX));
+        assert_eq!(hysteresis.allowed_reserved(36 * GIB), 37 * GIB);
+        assert_eq!(hysteresis.allowed_reserved(1 << 20), 17 << 20);
+        assert_eq!(hysteresis.allowed_reserved(189 << 20), 252 << 20);
+        hysteresis.record_growth(17 * GIB, of(512), u64::MAX);
+        assert_eq!(hysteresis.allowed_reserved(36 * GIB), 39 * GIB);
     }
 }

@@ -348,16 +348,16 @@ impl Pool {
     /// Takes memory from the device ahead, so that at least `bytes` bytes are free on queue 0: in one piece,
     /// or in as few as the device's largest segment allows.
     pub fn preallocate(&self, bytes: u64) -> Result<()> {
-        let (least, most) = {
+        let (min_piece, max_piece) = {
             let state = self.shared.lock();
             // Small requests would be served by the small pool.
             (state.config.small_size + 1, state.max_segment)
         };
         let mut blocks = Vec::new();
-        let mut missing = bytes.max(least);
+        let mut missing = bytes.max(min_piece);
         let mut taken = Ok(());
         while missing > 0 && taken.is_ok() {
-            let piece = missing.min(most).max(least);
+            let piece = missing.min(max_piece).max(min_piece);
             missing = missing.saturating_sub(piece);
             taken = self.alloc(Request::new(piece).op("preallocate")).map(|block| blocks.push(block));
         }

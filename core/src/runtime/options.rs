@@ -101,7 +101,7 @@ impl Device {
     /// assert!(device.memory().peak_allocated() > 9 * 4 * x.numel() as u64);
     /// # Ok::<(), forebay_core::error::Error>(())
     /// ```
-    pub fn set_im2col_max_bytes(&self, most: Option<u64>) {
-        self.options().im2col_max_bytes.store(most.unwrap_or(UNSET), Ordering::Relaxed);
+    pub fn set_im2col_max_bytes(&self, bytes: Option<u64>) {
+        self.options().im2col_max_bytes.store(bytes.unwrap_or(UNSET), Ordering::Relaxed);
     }
 }

@@ -207,12 +207,13 @@ impl NumberFormat {
             }
         };
         let nonzero = || all.iter().copied().filter(|v| v.is_finite() && *v != 0.0);
-        let (least, most) =
+        let (smallest, largest) =
             nonzero().map(f64::abs).fold((f64::INFINITY, 0.0), |(l, m), v| (f64::min(l, v), f64::max(m, v)));
         let mut style = Self { is_integral: true, is_scientific: false, precision, width: 1 };
-        if most > 0.0 {
+        if largest > 0.0 {
             style.is_integral = nonzero().all(|v| v == v.ceil());
-            style.is_scientific = most / least > 1000.0 || most > 1e8 || (!style.is_integral && least < 1e-4);
+            style.is_scientific =
+                largest / smallest > 1000.0 || largest > 1e8 || (!style.is_integral && smallest < 1e-4);
             style.width = nonzero().map(|v| style.format_float(v).len()).max().unwrap_or(1);
         }
         style

@@ -114,9 +114,9 @@ impl App {
         show_bar(ui, "Reserved", reserved, budget);
         ui.add_space(4.0);
         let peaks = TAGS.map(|(tag, name)| (name, self.memory.tag(tag).peak));
-        let most = peaks.iter().map(|(_, peak)| *peak).max().unwrap_or_default();
+        let largest = peaks.iter().map(|(_, peak)| *peak).max().unwrap_or_default();
         for (name, peak) in peaks {
-            show_bar(ui, name, peak, most);
+            show_bar(ui, name, peak, largest);
         }
         Rect::from_min_size(slider.rect.min, vec2(150.0, slider.rect.height()))
     }

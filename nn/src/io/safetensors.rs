@@ -201,9 +201,9 @@ impl<R: Read + Seek> SafetensorsReader<R> {
         // chunk.
         let tensor = Tensor::empty(&entry.shape, dtype, device).map_err(at)?;
         let flat = tensor.reshape([elements]).map_err(at)?;
-        let most = READ_CHUNK_BYTES / width;
-        for first in (0..elements).step_by(most) {
-            let n = most.min(elements - first);
+        let max_elements = READ_CHUNK_BYTES / width;
+        for first in (0..elements).step_by(max_elements) {
+            let n = max_elements.min(elements - first);
             let data = part(n)?;
             let copied = Tensor::from_bytes(&data, [n], dtype, device)
                 .and_then(|part| flat.narrow(0, first, n)?.copy_(&part));

@@ -394,10 +394,10 @@ impl Bert {
         let embeddings = &self.embeddings;
         let (positions, segments) = (&embeddings.position_embeddings, &embeddings.token_type_embeddings);
         embeddings.scope.run(|| {
-            let most = positions.weight.shape()[0];
+            let max_positions = positions.weight.shape()[0];
             fail_if!(
-                length > most;
-                argument("Bert"), "{length} tokens are more than the {most} positions; cut the text"
+                length > max_positions;
+                argument("Bert"), "{length} tokens are more than the {max_positions} positions; cut the text"
             );
             let positions = positions.weight.narrow(0, 0, length)?;
             // A single text has segment 0 throughout.

@@ -227,10 +227,10 @@ pub fn trunc_normal_(t: &Tensor, mean: f64, std: f64, low: f64, high: f64) -> Re
     // Distant or close bounds may round to the same f32 value.
     let [from, to] = [low, high].map(|x| f64::from(bound(x) as f32));
     overwrite_with(t, |shape, dtype, device| {
-        let [least, most] = representable_range("trunc_normal_", low, high, true, dtype)?;
+        let [min, max] = representable_range("trunc_normal_", low, high, true, dtype)?;
         let normal = Tensor::uniform(shape, from, to, DType::F32, device)?.erfinv()?;
         let normal = normal.mul(std * std::f64::consts::SQRT_2)?.add(mean)?;
-        normal.to_dtype(dtype)?.clamp(least, most)
+        normal.to_dtype(dtype)?.clamp(min, max)
     })
 }
 

@@ -76,11 +76,11 @@ impl SinusoidalEmbedding {
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.scope.run(|| {
-            let (most, features) = (self.table.shape()[0], self.table.shape()[1]);
+            let (max_positions, features) = (self.table.shape()[0], self.table.shape()[1]);
             let length = x.dim(-2).unwrap_or(0);
             fail_if!(
-                x.rank() < 2 || length > most || x.shape().last() != Some(&features);
-                shape("SinusoidalEmbedding", [x]), "takes [.., length, {features}] of up to {most} positions"
+                x.rank() < 2 || length > max_positions || x.shape().last() != Some(&features);
+                shape("SinusoidalEmbedding", [x]), "takes [.., length, {features}] of up to {max_positions} positions"
             );
             x.add(&self.table.narrow(0, 0, length)?.to_dtype(x.dtype())?)
         })
@@ -153,12 +153,12 @@ impl RotaryEmbedding {
     #[track_caller]
     pub fn forward_at(&self, x: &Tensor, start: usize) -> Result<Tensor> {
         self.scope.run(|| {
-            let most = self.cos.shape()[0];
+            let max_positions = self.cos.shape()[0];
             let length = x.dim(-2)?;
             let end = start.saturating_add(length);
             fail_if!(
-                end > most;
-                argument("RotaryEmbedding"), "positions {start} to {end} are asked for, the table has {most}"
+                end > max_positions;
+                argument("RotaryEmbedding"), "positions {start} to {end} are asked for, the table has {max_positions}"
             );
             let part = |t: &Tensor| t.narrow(0, start, length);
             x.rotary_embedding(&part(&self.cos)?, &part(&self.sin)?, self.interleaved)

@@ -205,7 +205,7 @@ fn run_offloaded(inputs: &[&Tensor], body: impl FnOnce() -> Result<Tensor>) -> R
 ///
 /// Among equal segments, earlier ones are preferred. Their recomputation happens when later segments have
 /// already been freed, which lowers the peak.
-pub(crate) fn pareto_sets(parts: &[SegmentCost], most: usize) -> Vec<Arc<[bool]>> {
+pub(crate) fn pareto_sets(parts: &[SegmentCost], max_count: usize) -> Vec<Arc<[bool]>> {
     struct Set {
         bytes: u64,
         seconds: f64,
@@ -231,17 +231,17 @@ pub(crate) fn pareto_sets(parts: &[SegmentCost], most: usize) -> Vec<Arc<[bool]>
             let before = saved.replace(saved.unwrap_or(0).max(set.bytes));
             before.is_none_or(|before| set.bytes > before)
         });
-        thin_out_evenly(&mut front, 4 * most);
+        thin_out_evenly(&mut front, 4 * max_count);
     }
-    thin_out_evenly(&mut front, most);
+    thin_out_evenly(&mut front, max_count);
     front.into_iter().map(|set| set.chosen.into()).collect()
 }
 
-/// Keeps at most `most` items, evenly spread, including the first and the last.
-fn thin_out_evenly<T>(list: &mut Vec<T>, most: usize) {
-    let (n, most) = (list.len(), most.max(2));
-    if n > most {
-        let mut kept = (0..most).map(|k| k * (n - 1) / (most - 1)).peekable();
+/// Keeps at most `max_count` items, evenly spread, including the first and the last.
+fn thin_out_evenly<T>(list: &mut Vec<T>, max_count: usize) {
+    let (n, max_count) = (list.len(), max_count.max(2));
+    if n > max_count {
+        let mut kept = (0..max_count).map(|k| k * (n - 1) / (max_count - 1)).peekable();
         let mut index = 0..n;
         list.retain(|_| kept.next_if_eq(&index.next().unwrap_or(n)).is_some());
     }

@@ -183,9 +183,10 @@ impl UpdateRule for AdamRule {
                 [now, lr * root * mu(t + 1.0) / (1.0 - product * mu(t + 1.0)), root]
             }
             AdamVariant::RAdam => {
-                let most = 2.0 / (1.0 - b2) - 1.0;
-                let rho = most - 2.0 * t * (1.0 - second) / second;
-                let rect = ((rho - 4.0) * (rho - 2.0) * most / ((most - 4.0) * (most - 2.0) * rho)).sqrt();
+                let rho_inf = 2.0 / (1.0 - b2) - 1.0;
+                let rho = rho_inf - 2.0 * t * (1.0 - second) / second;
+                let rect =
+                    ((rho - 4.0) * (rho - 2.0) * rho_inf / ((rho_inf - 4.0) * (rho_inf - 2.0) * rho)).sqrt();
                 [lr / first, if rho > 5.0 { rect * second.sqrt() } else { 0.0 }, 0.0]
             }
         }

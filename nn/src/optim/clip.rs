@@ -183,8 +183,8 @@ fn split_into_launches(grads: &[Tensor], shared: usize) -> impl Iterator<Item = 
     let mut rest = grads;
     std::iter::from_fn(move || {
         let first = rest.first()?;
-        let most = fused::max_tensors_per_launch(first.device(), 1, shared);
-        let fits = |&count: &usize| fused::can_share_launch(first, &rest[count], count, most);
+        let max_tensors = fused::max_tensors_per_launch(first.device(), 1, shared);
+        let fits = |&count: &usize| fused::can_share_launch(first, &rest[count], count, max_tensors);
         let (batch, after) = rest.split_at(1 + (1..rest.len()).take_while(fits).count());
         rest = after;
         Some(batch)

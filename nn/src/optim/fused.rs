@@ -231,8 +231,10 @@ pub(super) fn max_tensors_per_launch(device: &Device, each: usize, shared: usize
 
 /// Reports whether a tensor may join a launch. A kernel declares the conversion to f16 only once, so an f16
 /// tensor is launched alone.
-pub(super) fn can_share_launch(first: &Tensor, next: &Tensor, count: usize, most: usize) -> bool {
-    count < most && first.device() == next.device() && ![first, next].iter().any(|t| t.dtype() == DType::F16)
+pub(super) fn can_share_launch(first: &Tensor, next: &Tensor, count: usize, max_tensors: usize) -> bool {
+    count < max_tensors
+        && first.device() == next.device()
+        && ![first, next].iter().any(|t| t.dtype() == DType::F16)
 }
 
 /// Returns the mode in which a kernel writes a tensor: see optim.wgsl.
@@ -432,7 +434,7 @@ impl FusedOptimizer {
             let size =
                 states.iter().map(|&name| padded_numel(&rule.state_shape(name, p.shape()))).sum::<usize>();
             let bindings = bindings_per_parameter(self.writes_low_precision_copies);
-            let most = max_tensors_per_launch(p.device(), bindings, usize::from(!states.is_empty()));
+            let max_tensors = max_tensors_per_launch(p.device(), bindings, usize::from(!states.is_empty()));
             // Limited by the bytes of a binding and by the 32-bit indices of kernels.
             let room = (p.device().info().limits.max_binding_bytes as usize / 4).min(u32::MAX as usize);
             // At most one group of each kind is still open.
@@ -442,7 +444,7 @@ impl FusedOptimizer {
                 (group.overrides, rule.has_weight_decay(&self.parameters[group.members[0]])) == kind
             });
             if let Some((group, total)) = open
-                && can_share_launch(&self.parameters[group.members[0]], p, group.members.len(), most)
+                && can_share_launch(&self.parameters[group.members[0]], p, group.members.len(), max_tensors)
                 && *total + size <= room
             {
                 group.members.push(k);
@@ -622,8 +624,8 @@ fn launch_group(
     let shared: SmallVec<[&Tensor; 3]> = group.state.iter().chain(&group.step_counts).chain(skip).collect();
     let copies = grads.iter().any(|grad| grad.copy.is_some());
     let device = parameters[group.members[0]].device();
-    let most = max_tensors_per_launch(device, bindings_per_parameter(copies), shared.len());
-    for grads in grads.chunks(most) {
+    let max_tensors = max_tensors_per_launch(device, bindings_per_parameter(copies), shared.len());
+    for grads in grads.chunks(max_tensors) {
         let mut dtypes: SmallVec<[&'static str; MAX_LAUNCH_TENSORS]> = SmallVec::new();
         let mut modes: SmallVec<[&'static str; MAX_LAUNCH_TENSORS]> = SmallVec::new();
         // Dtypes of the copies, if there are any.

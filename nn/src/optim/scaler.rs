@@ -113,8 +113,8 @@ impl GradScaler {
             argument(OP), "the gradients are unscaled already, since the last update"
         );
         fail_if!(stage.is_some(); argument(OP), "comes before `step`; call `update` after each step");
-        let most = STATE_LEN - FOUND_INF_INDEX;
-        fail_if!(index >= most; argument(OP), "one scaler takes up to {most} optimisers an update");
+        let max_optimizers = STATE_LEN - FOUND_INF_INDEX;
+        fail_if!(index >= max_optimizers; argument(OP), "one scaler takes up to {max_optimizers} optimisers an update");
         let Some(first) = optimizer.parameters().first() else {
             fail!(argument(OP), "the optimiser has no parameters");
         };

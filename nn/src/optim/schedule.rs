@@ -312,10 +312,10 @@ impl<'a> SequentialLr<'a> {
     /// # Errors
     /// The milestones are not ascending, or not one fewer than the schedules.
     pub fn new(schedules: Vec<Box<dyn LrSchedule + 'a>>, milestones: &[u64]) -> Result<Self> {
-        let (count, most) = (schedules.len(), schedules.len().saturating_sub(1));
+        let (count, expected) = (schedules.len(), schedules.len().saturating_sub(1));
         fail_if!(
             milestones.len() + 1 != count || !milestones.is_sorted();
-            argument("SequentialLr"), "{count} schedules take {most} rising milestones, got {milestones:?}"
+            argument("SequentialLr"), "{count} schedules take {expected} ascending milestones, got {milestones:?}"
         );
         Ok(Self { schedules, milestones: milestones.to_vec() })
     }

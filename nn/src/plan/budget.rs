@@ -431,8 +431,8 @@ impl<S: FnMut(&StepConfig) -> Result<()>, F: Fn(&Device) -> Result<S>> StepRunne
                     break;
                 }
                 // A run needs at most its peak without a limit, except for other placement in later steps.
-                let most = below.min(reserved.saturating_mul(2));
-                if let Some(peak) = self.peak_within_limit(config, most)? {
+                let limit_bound = below.min(reserved.saturating_mul(2));
+                if let Some(peak) = self.peak_within_limit(config, limit_bound)? {
                     let limit = self.find_smallest_limit(config, *least, peak.max(*least), granule)?;
                     best = Some((limit, config.clone()));
                     found = true;
@@ -443,26 +443,26 @@ impl<S: FnMut(&StepConfig) -> Result<()>, F: Fn(&Device) -> Result<S>> StepRunne
     }
 
     /// Returns the smallest pool limit under which a configuration runs: a multiple of the granule, at least
-    /// `low` and about `most` bytes at most.
-    fn find_smallest_limit(&self, config: &StepConfig, low: u64, most: u64, granule: u64) -> Result<u64> {
+    /// `low` and about `high` bytes at most.
+    fn find_smallest_limit(&self, config: &StepConfig, low: u64, high: u64, granule: u64) -> Result<u64> {
         let runs = |granules: u64| self.peak_within_limit(config, granules * granule);
-        let (mut low, mut most) = (low.saturating_sub(1) / granule, most.div_ceil(granule));
+        let (mut low, mut high) = (low.saturating_sub(1) / granule, high.div_ceil(granule));
         // The placement may differ in a pool of the size that a larger pool reserved.
         let mut step = 1;
-        while runs(most)?.is_none() {
-            (low, most, step) = (most, most + step, 2 * step);
+        while runs(high)?.is_none() {
+            (low, high, step) = (high, high + step, 2 * step);
         }
-        while most > low + 1 {
-            let middle = low.midpoint(most);
+        while high > low + 1 {
+            let middle = low.midpoint(high);
             match runs(middle)? {
-                Some(peak) => most = peak.div_ceil(granule).clamp(low + 1, middle),
+                Some(peak) => high = peak.div_ceil(granule).clamp(low + 1, middle),
                 None => low = middle,
             }
-            if most < middle && runs(most)?.is_none() {
-                (low, most) = (most, middle);
+            if high < middle && runs(high)?.is_none() {
+                (low, high) = (high, middle);
             }
         }
-        Ok(most * granule)
+        Ok(high * granule)
     }
 }
 

@@ -28,8 +28,8 @@ impl MicroBatching {
     ) -> Result<LossOutput> {
         let rows = batch_rows(x, y).unwrap_or(0);
         let pool = x.device().pool();
-        let most = self.max_rows.filter(|&most| most < rows);
-        let Some(most) = most else {
+        let max_rows = self.max_rows.filter(|&max| max < rows);
+        let Some(max_rows) = max_rows else {
             return pool.with_batch_size(rows, || {
                 let LossOutput { loss, accuracy } = loss(x, y)?.into();
                 scale(&loss)?.backward()?;
@@ -38,7 +38,7 @@ impl MicroBatching {
         };
         let all = self.count_targets(y)?;
         // The parts' sizes differ by at most one row.
-        let parts = rows.div_ceil(most);
+        let parts = rows.div_ceil(max_rows);
         let mut sum: Option<LossOutput> = None;
         let mut start = 0;
         for part in 0..parts {
@@ -83,9 +83,13 @@ impl MicroBatching {
     /// Reduces the rows after an out-of-memory error: to the number that the error says would fit, but at
     /// most half. Returns the error if fewer rows cannot help.
     pub(super) fn shrink_after_oom(&mut self, error: Error, batches: &[(Tensor, Tensor)]) -> Result<()> {
-        let most =
-            batches.iter().map(|(x, y)| batch_rows(x, y)).try_fold(0, |most, rows| Some(most.max(rows?)));
-        let now = most.map(|most| self.max_rows.map_or(most, |rows| rows.min(most))).filter(|&now| now > 1);
+        let largest = batches
+            .iter()
+            .map(|(x, y)| batch_rows(x, y))
+            .try_fold(0, |largest, rows| Some(largest.max(rows?)));
+        let now = largest
+            .map(|largest| self.max_rows.map_or(largest, |rows| rows.min(largest)))
+            .filter(|&now| now > 1);
         let Some(now) = now.filter(|_| error.is_out_of_memory()) else { return Err(error) };
         let half = now.div_ceil(2);
         let report = error.into_out_of_memory()?;

@@ -277,8 +277,8 @@ pub(super) const REMAINING: &[OpCase] = &[
     smooth("min_all", &[Signed(S)], |x| x[0].min_all()),
     smooth("min", &[Signed(S)], |x| Ok(x[0].min(1, false)?.0)),
     smooth("aminmax", &[Signed(S)], |x| {
-        let (least, most) = x[0].aminmax([1], false)?;
-        most.mul(2.0)?.sub(&least)
+        let (smallest, largest) = x[0].aminmax([1], false)?;
+        largest.mul(2.0)?.sub(&smallest)
     }),
     nondifferentiable("argmax", &[Signed(S)], |x| x[0].argmax(1, false)),
     nondifferentiable("argmin", &[Signed(S)], |x| x[0].argmin((), false)),

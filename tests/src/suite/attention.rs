@@ -389,8 +389,8 @@ fn the_bias_gradient_of_a_packed_projection_is_a_sum_of_rows(device: &Device) ->
         let wide = leaf(&qkv.detach().to_dtype(DType::F32)?)?;
         wide.qkv_attention(heads, shared, &options)?.backward_with(&g.to_dtype(DType::F32)?)?;
         let expected = wide.grad().context("a gradient")?.sum([0, 1], false)?.to_f64s()?;
-        let most = expected.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
-        ensure_close(&got, &expected, tolerance, tolerance * most).with_context(|| {
+        let max_abs = expected.iter().fold(0.0, |max_abs: f64, x| max_abs.max(x.abs()));
+        ensure_close(&got, &expected, tolerance, tolerance * max_abs).with_context(|| {
             format!("{dtype}, {batch} x {length}, {heads} and {shared} heads of {features}")
         })?;
     }
@@ -534,8 +534,8 @@ fn dropout_keeps_the_mean_at_every_probability(device: &Device) -> Result<()> {
             let (got, _) = mean(p, dtype)?;
             ensure!((got - 1.0).abs() < 5.0 * deviation + 1e-5, "{p}: {got}, deviation {deviation}");
         }
-        let (got, most) = mean(1.0 - 1e-9, dtype)?;
-        ensure!(got < 3.0 && most < 100.0, "{got}, {most}");
+        let (got, largest) = mean(1.0 - 1e-9, dtype)?;
+        ensure!(got < 3.0 && largest < 100.0, "{got}, {largest}");
         ensure!(mean(1.0, dtype)? == (0.0, 0.0));
     }
     // As of `dropout`, nothing that is dropped is a factor.

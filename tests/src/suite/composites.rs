@@ -141,7 +141,7 @@ fn samples_in_place_have_their_moments(device: &Device) -> Result<()> {
     ensure_close(&[mean(&x.sample_bernoulli()?)?], &[0.7], 0.0, 0.01)?;
     let integers = Tensor::zeros([1000], DType::I32, device)?;
     integers.random_(-2, 3)?;
-    let (least, most) = (integers.min_all()?.item()?, integers.max_all()?.item()?);
-    ensure!((least, most) == (-2.0, 2.0), "{least}..={most}");
+    let (min, max) = (integers.min_all()?.item()?, integers.max_all()?.item()?);
+    ensure!((min, max) == (-2.0, 2.0), "{min}..={max}");
     Ok(())
 }

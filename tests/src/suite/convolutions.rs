@@ -122,10 +122,10 @@ fn im2col_equals_gathering(device: &Device) -> Result<()> {
             device.set_im2col_max_bytes(Some(0));
             let expected = case.output_and_gradients(dtype, device)?;
             ensure!(expected.len() == 4, "{case:?}: a gradient is missing");
-            for most in CHUNKS {
-                device.set_im2col_max_bytes(Some(most));
+            for max_bytes in CHUNKS {
+                device.set_im2col_max_bytes(Some(max_bytes));
                 let made = case.output_and_gradients(dtype, device)?;
-                ensure!(made.len() == 4, "{case:?} {dtype} {most}: a gradient is missing");
+                ensure!(made.len() == 4, "{case:?} {dtype} {max_bytes}: a gradient is missing");
                 for (what, (made, expected)) in ["y", "dx", "dw", "db"].iter().zip(made.iter().zip(&expected))
                 {
                     ensure!(
@@ -133,7 +133,7 @@ fn im2col_equals_gathering(device: &Device) -> Result<()> {
                         "{case:?}: {what} is nothing but zeros"
                     );
                     ensure_close(&made.to_f64s()?, &expected.to_f64s()?, 0.0, 0.0)
-                        .with_context(|| format!("{case:?} {dtype} {most}: {what}"))?;
+                        .with_context(|| format!("{case:?} {dtype} {max_bytes}: {what}"))?;
                 }
             }
         }
@@ -144,13 +144,13 @@ fn im2col_equals_gathering(device: &Device) -> Result<()> {
 fn im2col_takes_the_predicted_bytes(device: &Device) -> Result<()> {
     let profile = CardProfile::from_device(device);
     for case in CASES {
-        for (dtype, most) in [(DType::F32, CHUNKS[0]), (DType::BF16, CHUNKS[1])] {
+        for (dtype, max_bytes) in [(DType::F32, CHUNKS[0]), (DType::BF16, CHUNKS[1])] {
             let predicted = dry_run(&profile, |dry| {
-                dry.set_im2col_max_bytes(Some(most));
+                dry.set_im2col_max_bytes(Some(max_bytes));
                 case.output_and_gradients(dtype, dry)
             })?;
             let real = with_own_pool(device);
-            real.set_im2col_max_bytes(Some(most));
+            real.set_im2col_max_bytes(Some(max_bytes));
             case.output_and_gradients(dtype, &real)?;
             let (predicted, measured) = (predicted.peak_allocated, real.memory().peak_allocated());
             ensure!(predicted == measured, "{case:?} {dtype}: predicted {predicted}, measured {measured}");

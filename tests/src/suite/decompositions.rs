@@ -29,7 +29,7 @@ fn types(device: &Device) -> impl Iterator<Item = (DType, f64)> + use<> {
 fn largest(t: &Tensor) -> Result<f64> {
     let values = t.detach().to_f64s()?;
     ensure!(values.iter().all(|v| v.is_finite()), "not all are finite");
-    Ok(values.iter().fold(0.0, |most, v| v.abs().max(most)))
+    Ok(values.iter().fold(0.0, |max_abs, v| v.abs().max(max_abs)))
 }
 
 fn ensure_near(what: &str, got: &Tensor, expected: &Tensor, within: f64) -> Result<()> {

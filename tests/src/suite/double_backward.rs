@@ -280,7 +280,7 @@ fn second_gradients_keep_their_dtypes_under_autocast(device: &Device) -> Result<
     };
     for (k, (low, plain)) in run(true)?.iter().zip(run(false)?).enumerate() {
         let expected = plain.to_f64s()?;
-        let scale = expected.iter().fold(0.0f64, |most, v| most.max(v.abs()));
+        let scale = expected.iter().fold(0.0f64, |max_abs, v| max_abs.max(v.abs()));
         ensure_close(&low.to_f64s()?, &expected, 0.0, 0.05 * scale).with_context(|| format!("input {k}"))?;
     }
     Ok(())

@@ -325,8 +325,8 @@ fn wrong_operands_are_named(device: &Device) -> Result<()> {
 /// Rounds a tensor to 8-bit floats, scaled by the smallest power of two that fits their range; returns f32.
 fn quantize_dequantize(x: &Tensor, dtype: DType) -> Result<Tensor> {
     let largest = if dtype == DType::F8E4M3 { 448.0 } else { 57_344.0 };
-    let most = x.to_f64s()?.into_iter().fold(0.0, |most: f64, x| most.max(x.abs()));
-    let scale = (most / largest).log2().ceil().exp2();
+    let max_abs = x.to_f64s()?.into_iter().fold(0.0, |max_abs: f64, x| max_abs.max(x.abs()));
+    let scale = (max_abs / largest).log2().ceil().exp2();
     let low = x.to_dtype(DType::F32)?.div(scale)?.to_dtype(dtype)?;
     Ok(low.to_dtype(DType::F32)?.mul(scale)?)
 }
@@ -339,8 +339,8 @@ fn ensure_near(name: &str, got: &Tensor, expected: &Tensor, terms: f64) -> Resul
         DType::BF16 => 2f64.powi(-7),
         _ => 1e-6,
     };
-    let most = expected.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
-    let bound = 2f64.powi(-11) * most * terms.sqrt();
+    let max_abs = expected.iter().fold(0.0, |max_abs: f64, x| max_abs.max(x.abs()));
+    let bound = 2f64.powi(-11) * max_abs * terms.sqrt();
     ensure!(got_all.len() == expected.len(), "{name}: {} numbers, not {}", got_all.len(), expected.len());
     for (k, (got, expected)) in got_all.into_iter().zip(expected).enumerate() {
         let bound = bound + rounding * expected.abs();
@@ -402,8 +402,9 @@ fn scaled_casts_equal_casts_of_quotients(device: &Device) -> Result<()> {
             let x = x.to_dtype(dtype)?;
             let (scale, bytes, turned) = scaled_cast(&x, to, turns)?;
             let numbers = x.to_f64s()?;
-            let most =
-                numbers.iter().fold(0.0, |most: f64, x| if x.is_nan() { *x } else { most.max(x.abs()) });
+            let max_abs = numbers
+                .iter()
+                .fold(0.0, |max_abs: f64, x| if x.is_nan() { *x } else { max_abs.max(x.abs()) });
             let what = format!("{dtype} to {to}, {shape:?}");
             if odd.is_nan() {
                 ensure!(
@@ -417,7 +418,7 @@ fn scaled_casts_equal_casts_of_quotients(device: &Device) -> Result<()> {
                     "{what}"
                 );
             } else {
-                let expected = (most.max(1e-30) / last).log2().ceil().exp2();
+                let expected = (max_abs.max(1e-30) / last).log2().ceil().exp2();
                 ensure!(f64::from(scale) == expected, "{what}: a scale of {scale:e}, not {expected:e}");
                 for (at, (number, byte)) in numbers.iter().zip(&bytes).enumerate() {
                     let expected = nearest(to, number / expected);

@@ -122,14 +122,14 @@ fn softmax_in_f64_is_accurate(device: &Device) -> Result<()> {
             let (y, grad) = (row_major(&y)?, row_major(&grad)?);
             for r in 0..rows {
                 let row = &x[r * extent..(r + 1) * extent];
-                let most = row.iter().copied().fold(f64::MIN, f64::max);
-                let total: f64 = row.iter().map(|v| (v - most).exp()).sum();
+                let largest = row.iter().copied().fold(f64::MIN, f64::max);
+                let total: f64 = row.iter().map(|v| (v - largest).exp()).sum();
                 let g: Vec<f64> = row.iter().map(|v| v.sin()).collect();
-                let p: Vec<f64> = row.iter().map(|v| (v - most).exp() / total).collect();
+                let p: Vec<f64> = row.iter().map(|v| (v - largest).exp() / total).collect();
                 let weighed: f64 = g.iter().zip(&p).map(|(g, p)| if log { *g } else { g * p }).sum();
                 for k in 0..extent {
                     let expected = if log {
-                        (row[k] - most - total.ln(), g[k] - p[k] * weighed)
+                        (row[k] - largest - total.ln(), g[k] - p[k] * weighed)
                     } else {
                         (p[k], p[k] * (g[k] - weighed))
                     };

@@ -32,8 +32,8 @@ fn max_relative_difference(a: &Tensor, b: &Tensor) -> Result<f64> {
     let to = |t: &Tensor| -> Result<Vec<f32>> { Ok(t.to_dtype(DType::F32)?.to_vec()?) };
     let (a, b) = (to(a)?, to(b)?);
     ensure!(a.iter().chain(&b).all(|x| x.is_finite()), "not finite");
-    let most = b.iter().fold(1e-3_f64, |most, x| most.max(f64::from(x.abs())));
-    Ok(a.iter().zip(&b).fold(0.0_f64, |d, (x, y)| d.max(f64::from((x - y).abs()))) / most)
+    let max_abs = b.iter().fold(1e-3_f64, |max_abs, x| max_abs.max(f64::from(x.abs())));
+    Ok(a.iter().zip(&b).fold(0.0_f64, |d, (x, y)| d.max(f64::from((x - y).abs()))) / max_abs)
 }
 
 /// Tolerance for rounding of results and intermediates, and for different orders of sums.

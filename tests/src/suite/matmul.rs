@@ -164,8 +164,8 @@ fn a_product_has_the_same_bits_each_time(device: &Device) -> Result<()> {
         for _ in 0..times {
             off = off.maximum(&a.matmul(&b)?.sub(&first)?.abs()?)?;
         }
-        let most = off.amax([0, 1], false)?.item()?;
-        ensure!(most == 0.0, "one of {times} products of {m} x {n} x {k} is off by {most}");
+        let max_error = off.amax([0, 1], false)?.item()?;
+        ensure!(max_error == 0.0, "one of {times} products of {m} x {n} x {k} is off by {max_error}");
     }
     Ok(())
 }

@@ -364,26 +364,15 @@ fn scalars_out_of_range_compare_mathematically(device: &Device) -> Result<()> {
         _ => (i32::MIN.into(), i32::MAX.into()),
     };
     for dtype in [DType::U8, DType::I32, DType::U32] {
-        let (least, most) = bounds(dtype);
-        let elements = [least, most, 0, 1, most - 1];
+        let (min, max) = bounds(dtype);
+        let elements = [min, max, 0, 1, max - 1];
         let x = match dtype {
             DType::U8 => Tensor::from_slice(&elements.map(|v| v as u8), [5], device)?,
             DType::U32 => Tensor::from_slice(&elements.map(|v| v as u32), [5], device)?,
             _ => Tensor::from_slice(&elements.map(|v| v as i32), [5], device)?,
         };
-        let mut tried = vec![
-            least - 1,
-            most + 1,
-            -1,
-            256,
-            1 << 32,
-            -(1 << 32),
-            (1 << 32) + 1,
-            i64::MIN,
-            i64::MAX,
-            0,
-            most,
-        ];
+        let mut tried =
+            vec![min - 1, max + 1, -1, 256, 1 << 32, -(1 << 32), (1 << 32) + 1, i64::MIN, i64::MAX, 0, max];
         tried.extend((0..6).map(|_| (numbers.below(1 << 20) as i64 - (1 << 19)) << numbers.below(40)));
         for n in tried {
             let told = |f: fn(&i64, &i64) -> bool| elements.map(|e| f64::from(u8::from(f(&e, &n))));
@@ -445,7 +434,7 @@ fn floats_out_of_range_are_not_written(device: &Device) -> Result<()> {
     types.push((DType::BF16, 2f64.powi(128) - 2f64.powi(120)));
     let all = Tensor::ones([2], DType::Bool, device)?;
     let at = Tensor::from_slice(&[0i64], [1], device)?;
-    for (dtype, most) in types {
+    for (dtype, max) in types {
         let x = Tensor::zeros([2], dtype, device)?;
         type Call<'a> = (&'a str, &'a dyn Fn(f64) -> ForebayResult<Tensor>);
         let calls: &[Call<'_>] = &[
@@ -460,14 +449,14 @@ fn floats_out_of_range_are_not_written(device: &Device) -> Result<()> {
             ("threshold", &|n| x.threshold(0.0, n)),
             ("linspace", &|n| Tensor::linspace(n, n, 1, dtype, device)),
         ];
-        let beyond = [most * (1.0 + 2f64.powi(-30)), most * 2.0, 1e300];
+        let beyond = [max * (1.0 + 2f64.powi(-30)), max * 2.0, 1e300];
         for (name, call) in calls {
             for n in beyond.into_iter().flat_map(|n| [n, -n]) {
                 let Err(error) = call(n) else { anyhow::bail!("{name}: {dtype} holds no {n}") };
                 let text = error.to_string();
                 ensure!(text.starts_with(&format!("{name}: ")) && text.contains(dtype.name()), "{text}");
             }
-            for n in [most, -most, f64::INFINITY, f64::NEG_INFINITY] {
+            for n in [max, -max, f64::INFINITY, f64::NEG_INFINITY] {
                 let got = call(n)?.to_dtype(DType::F32)?.to_f64s()?;
                 ensure!(got.iter().all(|&v| v == n), "{name} of {n} in {dtype}: {got:?}");
             }
@@ -489,10 +478,10 @@ fn floats_out_of_range_are_not_written(device: &Device) -> Result<()> {
         ensure_values(&nan.to_dtype(DType::F32)?, &infinite)?;
         ensure_values(&x.clamp(-1e300, 1e300)?.to_dtype(DType::F32)?, &[0.0, 0.0])?;
     }
-    for (dtype, most, infinity) in [(DType::F8E4M3, 448.0, false), (DType::F8E5M2, 57344.0, true)] {
+    for (dtype, max, infinity) in [(DType::F8E4M3, 448.0, false), (DType::F8E5M2, 57344.0, true)] {
         let full = |n: f64| Tensor::full([2], n, dtype, device);
-        ensure!(full(most * 1.001).is_err() && full(-most * 1.001).is_err() && full(1e9).is_err());
-        ensure_values(&full(-most)?.to_dtype(DType::F32)?, &[-most, -most])?;
+        ensure!(full(max * 1.001).is_err() && full(-max * 1.001).is_err() && full(1e9).is_err());
+        ensure_values(&full(-max)?.to_dtype(DType::F32)?, &[-max, -max])?;
         // One of the two has no infinities.
         ensure!(full(f64::INFINITY).is_ok() == infinity);
     }
@@ -576,9 +565,9 @@ macro_rules! ensure_divisions {
 }
 
 /// Edge values of an integer type in i128, and random ones of every magnitude.
-fn edge_values(least: i128, most: i128) -> impl Iterator<Item = i128> {
+fn edge_values(min: i128, max: i128) -> impl Iterator<Item = i128> {
     let mut random = SplitMix64(11);
-    let mut all = vec![least, least + 1, most, most - 1, most / 2, most / 2 + 1, least / 2, least / 2 - 1];
+    let mut all = vec![min, min + 1, max, max - 1, max / 2, max / 2 + 1, min / 2, min / 2 - 1];
     all.extend([
         0,
         1,
@@ -598,7 +587,7 @@ fn edge_values(least: i128, most: i128) -> impl Iterator<Item = i128> {
     ]);
     all.extend([1 << 53, (1 << 53) + 1, -(1 << 53), 1 << 31, 1 << 32, -(1 << 32)]);
     all.extend((0..12).map(|_| ((random.below(1 << 31) as i128) - (1 << 30)) << random.below(33)));
-    all.into_iter().filter(move |v| (least..=most).contains(v))
+    all.into_iter().filter(move |v| (min..=max).contains(v))
 }
 
 fn integer_division_over_the_full_range(device: &Device) -> Result<()> {
@@ -658,10 +647,10 @@ fn integer_powers_and_sums_at_the_limits(device: &Device) -> Result<()> {
     require_dtype(device, DType::I64)?;
     // Sums and products of integers are i64, as in PyTorch.
     let x = Tensor::from_slice(&[i32::MAX, i32::MAX, i32::MIN, 3], [4], device)?;
-    let (most, least) = (i64::from(i32::MAX), i64::from(i32::MIN));
-    ensure!(x.sum_all()?.to_vec::<i64>()? == [2 * most + least + 3]);
-    ensure!(x.cumsum(0)?.to_vec::<i64>()? == [most, 2 * most, 2 * most + least, 2 * most + least + 3]);
-    ensure!(x.narrow(0, 2, 2)?.prod_all()?.to_vec::<i64>()? == [3 * least]);
+    let (max, min) = (i64::from(i32::MAX), i64::from(i32::MIN));
+    ensure!(x.sum_all()?.to_vec::<i64>()? == [2 * max + min + 3]);
+    ensure!(x.cumsum(0)?.to_vec::<i64>()? == [max, 2 * max, 2 * max + min, 2 * max + min + 3]);
+    ensure!(x.narrow(0, 2, 2)?.prod_all()?.to_vec::<i64>()? == [3 * min]);
     Ok(())
 }
 

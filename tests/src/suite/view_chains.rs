@@ -255,9 +255,9 @@ impl ViewChain {
                 ensure_values(&x.sum([d], false)?, &sums)
             }
             2 => {
-                let most: Vec<f64> =
+                let largest: Vec<f64> =
                     lists.iter().map(|l| l.iter().copied().fold(f64::MIN, f64::max)).collect();
-                ensure_values(&x.amax([d], false)?, &most)
+                ensure_values(&x.amax([d], false)?, &largest)
             }
             3 => {
                 let index: Vec<i32> = (0..1 + numbers.below(4)).map(|_| numbers.below(n) as i32).collect();
@@ -273,8 +273,8 @@ impl ViewChain {
             }
             5 if dtype == DType::F32 => {
                 let soft = |list: &Vec<f64>| {
-                    let most = list.iter().copied().fold(f64::MIN, f64::max);
-                    let parts: Vec<f64> = list.iter().map(|v| (v - most).exp()).collect();
+                    let largest = list.iter().copied().fold(f64::MIN, f64::max);
+                    let parts: Vec<f64> = list.iter().map(|v| (v - largest).exp()).collect();
                     let sum: f64 = parts.iter().sum();
                     parts.iter().map(|v| v / sum).collect::<Vec<f64>>()
                 };

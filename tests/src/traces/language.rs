@@ -4,8 +4,8 @@ use super::trace_builder::TraceBuilder;
 use super::transformers::{BERT, MEDIUM, SMALL, SimulatedAdam, TransformerShape, simulate_training};
 
 /// Returns steps of one batch size, with random lengths that are multiples of `of`.
-fn lengths(p: &mut TraceBuilder, steps: u64, batch: u64, of: u64, most: u64) -> Vec<(u64, u64)> {
-    (0..steps).map(|_| (batch, of * p.rand_range(most / of / 8, most / of))).collect()
+fn lengths(p: &mut TraceBuilder, steps: u64, batch: u64, of: u64, max_length: u64) -> Vec<(u64, u64)> {
+    (0..steps).map(|_| (batch, of * p.rand_range(max_length / of / 8, max_length / of))).collect()
 }
 
 /// Lengths that vary in every step.

@@ -394,12 +394,12 @@ mod tests {
         let table = replay_folder(&folder, Config::default(), 1)?;
         assert_eq!(table.rows.len(), 12);
         for row in &table.rows {
-            let most = if row.mode == SegmentMode::Virtual { 1.03 } else { 1.06 };
+            let max_ratio = if row.mode == SegmentMode::Virtual { 1.03 } else { 1.06 };
             let pytorch = row.pytorch.as_ref().map(|p| (p.peak_reserved, p.device_allocs + p.device_frees));
             let within = pytorch.is_some_and(|(reserved, theirs)| {
                 row.report.peak_reserved <= reserved && row.report.driver_calls <= theirs
             });
-            assert!(within && row.report.ratio() <= most, "{row:?}");
+            assert!(within && row.report.ratio() <= max_ratio, "{row:?}");
         }
         assert!(table.mean_ratio(SegmentMode::Virtual) <= 1.01, "{table}");
         assert!(table.mean_ratio(SegmentMode::Plain) <= 1.035, "{table}");

@@ -29,12 +29,12 @@ struct Lifetime {
     last: usize,
 }
 
-/// Plans the commands and places buffers in arenas of at most `most` bytes, at multiples of `alignment`.
+/// Plans the commands and places buffers in arenas of at most `max_arena_bytes` bytes, at multiples of `alignment`.
 pub(crate) fn plan_capture<'a, C>(
     commands: C,
     pieces: &[CapturedBuffer],
     alignment: u64,
-    most: u64,
+    max_arena_bytes: u64,
 ) -> CapturePlan
 where
     C: DoubleEndedIterator<Item = &'a [(u32, Access)]> + ExactSizeIterator + Clone,
@@ -58,7 +58,7 @@ where
         let bytes = pieces[at].bytes.next_multiple_of(alignment);
         let found = placed.iter().enumerate().find_map(|(arena, there)| {
             let offset = find_smallest_gap(there, life, bytes);
-            (offset + bytes <= most).then_some((arena, offset))
+            (offset + bytes <= max_arena_bytes).then_some((arena, offset))
         });
         let (arena, offset) = found.unwrap_or_else(|| {
             placed.push(Vec::new());

@@ -86,10 +86,10 @@ pub(super) fn register(t: &mut OpTable) {
     t.register("nan_to_num", |a| match (a.get(1, "nan"), a.get(2, "posinf"), a.get(3, "neginf")) {
         (None, None, None) => single(a.tensor(0)?.nan_to_num()),
         _ => {
-            let most =
+            let max =
                 if a.tensor(0)?.dtype() == forebay::dtype::DType::F64 { f64::MAX } else { f32::MAX.into() };
             let (nan, posinf, neginf) =
-                (a.float(1, "nan", 0.0)?, a.float(2, "posinf", most)?, a.float(3, "neginf", -most)?);
+                (a.float(1, "nan", 0.0)?, a.float(2, "posinf", max)?, a.float(3, "neginf", -max)?);
             single(a.tensor(0)?.nan_to_num_with(&NanToNumOptions {
                 nan,
                 posinf: Some(posinf),
@@ -108,12 +108,13 @@ pub(super) fn register(t: &mut OpTable) {
         None => single(a.tensor(0)?.lerp(a.tensor(1)?, a.float(2, "weight", 0.0)?)),
     });
     t.register("clamp", |a| {
-        let (x, least, most) = (a.tensor(0)?, Scalar::Float(f64::NEG_INFINITY), Scalar::Float(f64::INFINITY));
+        let (x, no_min, no_max) =
+            (a.tensor(0)?, Scalar::Float(f64::NEG_INFINITY), Scalar::Float(f64::INFINITY));
         match (a.get(1, "min").is_some(), a.get(2, "max").is_some()) {
             (false, false) => Err(missing_op("clamp without bounds")),
-            (true, false) => single(x.clamp_min(a.operand(1, "min", least)?)),
-            (false, true) => single(x.clamp_max(a.operand(2, "max", most)?)),
-            _ => single(x.clamp(a.operand(1, "min", least)?, a.operand(2, "max", most)?)),
+            (true, false) => single(x.clamp_min(a.operand(1, "min", no_min)?)),
+            (false, true) => single(x.clamp_max(a.operand(2, "max", no_max)?)),
+            _ => single(x.clamp(a.operand(1, "min", no_min)?, a.operand(2, "max", no_max)?)),
         }
     });
     // The database calls it as a method of the first branch.
