@@ -69,7 +69,7 @@ fn main() -> Result<()> {
         }
         Ok(())
     })?;
-    let took = start.elapsed();
+    let duration = start.elapsed();
     println!(
         "{:.2} billion parameters, {} of them alone",
         parameters as f64 / 1e9,
@@ -79,6 +79,6 @@ fn main() -> Result<()> {
     if let Some(refused) = &run.out_of_memory {
         println!("\nthe card would have said:\n{refused}");
     }
-    println!("\n{} events, {:.2} s; cards: {}", run.timeline.len(), took.as_secs_f64(), CARDS.join(", "));
+    println!("\n{} events, {:.2} s; cards: {}", run.timeline.len(), duration.as_secs_f64(), CARDS.join(", "));
     Ok(())
 }

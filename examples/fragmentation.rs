@@ -83,14 +83,14 @@ impl Workload {
     }
 
     /// The smallest limit under which a device of this profile trains with these rules: by dry runs, to a part in 500.
-    fn find_min_limit(self, profile: &CardProfile, rules: Config, asked: u64) -> u64 {
+    fn find_min_limit(self, profile: &CardProfile, rules: Config, requested: u64) -> u64 {
         let fits = |limit| {
             let config = Config { max_memory: Some(limit), ..rules };
             let device = Device::with_config(Arc::new(NullBackend::new(profile.clone())), config);
             self.train(&device, &mut Vec::new()).is_ok()
         };
-        let (mut low, mut high) = (asked, 4 * asked);
-        while high - low > asked / 500 {
+        let (mut low, mut high) = (requested, 4 * requested);
+        while high - low > requested / 500 {
             let middle = low.midpoint(high);
             if fits(middle) { high = middle } else { low = middle }
         }
@@ -106,11 +106,11 @@ impl Workload {
         let done = losses.len();
         if let Err(error) = ended {
             let full = error.into_out_of_memory()?;
-            let [asked, held, left, piece] =
+            let [requested, held, left, piece] =
                 [full.requested, full.allocated, limit - full.allocated, full.largest_free].map(Bytes);
             let rows = self.batch_sizes().nth(done).unwrap_or(0);
             println!("out of memory after {done} of {} steps, with {rows} rows:", self.steps);
-            println!("  {} asked for {asked}; {held} are held, {left} of the limit are not:", full.op);
+            println!("  {} asked for {requested}; {held} are held, {left} of the limit are not:", full.op);
             println!("  {} of that are free, in pieces of up to {piece}", Bytes(full.cached));
             return Ok(false);
         }
@@ -138,14 +138,14 @@ fn main() -> Result<ExitCode> {
         }
         Ok(())
     })?;
-    let asked = dry.peak_requested;
-    let limit = asked * (100 + options.slack) / 100;
+    let requested = dry.peak_requested;
+    let limit = requested * (100 + options.slack) / 100;
     println!(
         "{} steps of {} to {} rows ask for {} at most",
         sizes.steps,
         sizes.batch_unit,
         16 * sizes.batch_unit,
-        Bytes(asked)
+        Bytes(requested)
     );
     println!("the pool may take {}: {} % more", Bytes(limit), options.slack);
     let rules = [("this pool", Config::default()), ("PyTorch's rules", Config::pytorch())];
@@ -153,8 +153,8 @@ fn main() -> Result<ExitCode> {
     for (name, rules) in rules {
         print!("\n{name}: ");
         ended.push(sizes.train_within_limit(&device, rules, limit)?);
-        let least = sizes.find_min_limit(&profile, rules, asked);
-        let more = 100.0 * (least as f64 / asked as f64 - 1.0);
+        let least = sizes.find_min_limit(&profile, rules, requested);
+        let more = 100.0 * (least as f64 / requested as f64 - 1.0);
         println!("  the smallest limit that would do, by dry runs: {}, {more:.1} % more", Bytes(least));
     }
     Ok(if ended == [true, false] { ExitCode::SUCCESS } else { ExitCode::FAILURE })

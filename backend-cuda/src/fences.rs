@@ -33,12 +33,15 @@ struct FenceState {
     /// without gaps.
     pending: VecDeque<FenceEvents>,
     /// Events for reuse.
-    spare: Vec<Arc<Event>>,
+    free_events: Vec<Arc<Event>>,
 }
 
-/// Takes a spare event, or creates one.
-fn acquire_event(spare: &mut Vec<Arc<Event>>, context: &Arc<Context>) -> Result<Arc<Event>, SourceError> {
-    spare.pop().map_or_else(|| Event::new(context).map(Arc::new), Ok)
+/// Takes a free event, or creates one.
+fn acquire_event(
+    free_events: &mut Vec<Arc<Event>>,
+    context: &Arc<Context>,
+) -> Result<Arc<Event>, SourceError> {
+    free_events.pop().map_or_else(|| Event::new(context).map(Arc::new), Ok)
 }
 
 /// The events of single streams.
@@ -52,7 +55,7 @@ struct EventState {
     last_event: u64,
     /// Events that may not have been passed yet, by number.
     pending: VecDeque<(u64, Arc<Event>)>,
-    spare: Vec<Arc<Event>>,
+    free_events: Vec<Arc<Event>>,
 }
 
 /// Number of pending events from which passed ones are looked for.
@@ -62,17 +65,17 @@ impl EventTracker {
     /// Records an event after everything enqueued in `stream`.
     pub(crate) fn record(&self, stream: &Stream) -> Result<backend::Event, SourceError> {
         let points = &mut *self.state.lock_unpoisoned();
-        if points.spare.is_empty() && points.pending.len() >= SWEEP_THRESHOLD {
+        if points.free_events.is_empty() && points.pending.len() >= SWEEP_THRESHOLD {
             let mut still_pending = VecDeque::with_capacity(points.pending.len());
             for (number, event) in points.pending.drain(..) {
                 match event.is_done()? {
-                    true => points.spare.push(event),
+                    true => points.free_events.push(event),
                     false => still_pending.push_back((number, event)),
                 }
             }
             points.pending = still_pending;
         }
-        let event = acquire_event(&mut points.spare, &stream.context)?;
+        let event = acquire_event(&mut points.free_events, &stream.context)?;
         event.record(stream)?;
         points.last_event += 1;
         points.pending.push_back((points.last_event, event));
@@ -105,7 +108,7 @@ impl FenceTracker {
         if work == state.work_at_last_fence {
             return Ok(Fence(state.last_fence));
         }
-        if state.spare.is_empty() {
+        if state.free_events.is_empty() {
             // Events of passed fences are reused before new ones are created.
             while state.pending.front().map_or(Ok(false), all_done)? {
                 self.retire_oldest(&mut state);
@@ -113,11 +116,11 @@ impl FenceTracker {
         }
         let mut point = Vec::new();
         for stream in streams {
-            let event = acquire_event(&mut state.spare, &stream.context)?;
+            let event = acquire_event(&mut state.free_events, &stream.context)?;
             let recorded = event.record(stream);
             point.push(event);
             if let Err(error) = recorded {
-                state.spare.append(&mut point);
+                state.free_events.append(&mut point);
                 return Err(error);
             }
         }
@@ -175,7 +178,7 @@ impl FenceTracker {
             self.last_passed.store(state.last_fence - state.pending.len() as u64, Ordering::Release);
             // Events on which another thread still waits are not recorded again.
             if Arc::strong_count(&point) == 1 {
-                state.spare.extend(point.iter().cloned());
+                state.free_events.extend(point.iter().cloned());
             }
         }
     }

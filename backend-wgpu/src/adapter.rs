@@ -143,10 +143,10 @@ fn list_candidates(instance: &wgpu::Instance) -> Vec<AdapterCandidate> {
 
 /// Returns the adapters that `WGPU_ADAPTER_NAME` selects, in the order of their indices.
 pub(crate) fn sort_candidates(adapters: Vec<wgpu::Adapter>) -> Vec<AdapterCandidate> {
-    let wanted = std::env::var("WGPU_ADAPTER_NAME").unwrap_or_default().to_lowercase();
+    let requested_name = std::env::var("WGPU_ADAPTER_NAME").unwrap_or_default().to_lowercase();
     let candidates = adapters.into_iter().map(AdapterCandidate::new);
     let mut found = candidates
-        .filter(|candidate| candidate.info.name.to_lowercase().contains(&wanted))
+        .filter(|candidate| candidate.info.name.to_lowercase().contains(&requested_name))
         .collect::<Vec<_>>();
     found.sort_by_key(AdapterCandidate::sort_key);
     found
@@ -343,7 +343,7 @@ pub(crate) fn device_descriptor(
     candidate: &AdapterCandidate,
     probed: wgpu::Features,
 ) -> wgpu::DeviceDescriptor<'static> {
-    let wanted = wgpu::Features::SUBGROUP
+    let requested_features = wgpu::Features::SUBGROUP
         | wgpu::Features::SUBGROUP_BARRIER
         | wgpu::Features::SHADER_FLOAT32_ATOMIC
         | wgpu::Features::SHADER_INT64_ATOMIC_MIN_MAX
@@ -353,7 +353,7 @@ pub(crate) fn device_descriptor(
         | wgpu::Features::IMMEDIATES
         // Host memory that the device accesses in copies: see `alloc_host`.
         | wgpu::Features::MAPPABLE_PRIMARY_BUFFERS;
-    let mut features = candidate.adapter.features() & wanted;
+    let mut features = candidate.adapter.features() & requested_features;
     if !probed.contains(wgpu::Features::SHADER_INT64) {
         features.remove(
             wgpu::Features::SHADER_INT64_ATOMIC_MIN_MAX | wgpu::Features::SHADER_INT64_ATOMIC_ALL_OPS,

@@ -8,13 +8,10 @@ use crate::{MIB, print_pool_usage, zeros_mib};
 
 pub(crate) fn answer(device: &Device) -> Result<()> {
     let memory = device.backend().device_memory();
-    let told =
-        |bytes: Option<u64>| bytes.map_or("not told by the driver".to_owned(), |b| Bytes(b).to_string());
-    println!("the device has {}, free {}", told(memory.total), told(memory.free));
-    println!(
-        "limit: {}",
-        device.pool().limit().map_or("none: all there is".to_owned(), |b| Bytes(b).to_string())
-    );
+    let format_bytes =
+        |bytes: Option<u64>| bytes.map_or("not reported by the driver".to_owned(), |b| Bytes(b).to_string());
+    println!("the device has {}, free {}", format_bytes(memory.total), format_bytes(memory.free));
+    println!("limit: {}", device.pool().limit().map_or("none".to_owned(), |b| Bytes(b).to_string()));
     device.pool().set_limit(Some(128 * MIB));
     let _held = zeros_mib(100, device)?;
     match zeros_mib(100, device) {

@@ -263,8 +263,8 @@ fn a_sequence_allocates_at_the_line_of_its_caller() -> Result<()> {
     }
     rest.pop();
     let line = line!() + 1;
-    let asked = net.forward(&x);
-    let Err(Error::OutOfMemory(error)) = asked else { panic!("there is no room: {asked:?}") };
+    let result = net.forward(&x);
+    let Err(Error::OutOfMemory(error)) = result else { panic!("there is no room: {result:?}") };
     assert_eq!((error.op, error.site.map(|site| site.line())), ("tanh", Some(line)));
     Ok(())
 }

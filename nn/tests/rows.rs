@@ -217,7 +217,7 @@ impl log::Log for CapturingLogger {
 fn a_trainer_reduces_to_the_rows_that_fit() -> Result<()> {
     log::set_logger(&CapturingLogger).unwrap();
     log::set_max_level(log::LevelFilter::Info);
-    let said = || -> Vec<String> {
+    let log_lines = || -> Vec<String> {
         let lines = std::mem::take(&mut *LOG_LINES.lock().unwrap());
         lines.into_iter().filter(|line| line.contains("made again") || line.contains("fits")).collect()
     };
@@ -238,7 +238,7 @@ fn a_trainer_reduces_to_the_rows_that_fit() -> Result<()> {
         device.pool().empty_cache()?;
         trainer = trainer.steps(4);
         trainer.fit(&samples(), loss)?;
-        let (lines, rows) = (said(), trainer.micro_batch_rows());
+        let (lines, rows) = (log_lines(), trainer.micro_batch_rows());
         assert_eq!(rows, Some(1024), "{lines:?}");
         assert_eq!(lines.last().unwrap(), "micro-batch 1024 fits: 432.3 of 510.0 MiB", "{lines:?}");
         if knows {

@@ -141,9 +141,9 @@ impl ChildProgram {
     /// Closes the child's input, and returns its output, its exit status and its files.
     fn wait(mut self) -> (String, ExitStatus, PathBuf, tempfile::TempDir) {
         drop(self.input);
-        let mut said = String::new();
-        std::io::Read::read_to_string(&mut self.output, &mut said).expect("it can be read");
-        (said, self.child.wait().expect("it was started"), self.file, self.folder)
+        let mut printed = String::new();
+        std::io::Read::read_to_string(&mut self.output, &mut printed).expect("it can be read");
+        (printed, self.child.wait().expect("it was started"), self.file, self.folder)
     }
 }
 
@@ -163,8 +163,8 @@ fn every_signal_that_ends_a_program_saves_a_checkpoint_first() -> Result<()> {
         }
         let program = ChildProgram::spawn("");
         program.send_signal(name);
-        let (said, status, file, _folder) = program.wait();
-        assert!(said.contains("interrupted") && status.success(), "{name}: {said} {status}");
+        let (printed, status, file, _folder) = program.wait();
+        assert!(printed.contains("interrupted") && status.success(), "{name}: {printed} {status}");
         let net = Linear::new(3, 2, &Device::null(Default::default()))?;
         let resumed = trainer(&net).resume(&file)?;
         assert!(
@@ -181,8 +181,8 @@ fn a_trainer_leaves_signals_to_the_program_by_default() {
     let folder = tempfile::tempdir().expect("a folder can be made");
     let program = ChildProgram::spawn_in(folder, "", "trains_without_handlers");
     program.send_signal("TERM");
-    let (said, status, _, _folder) = program.wait();
-    assert!(status.signal().is_some() && !said.contains("interrupted"), "{said} {status}");
+    let (printed, status, _, _folder) = program.wait();
+    assert!(status.signal().is_some() && !printed.contains("interrupted"), "{printed} {status}");
 }
 
 #[test]
@@ -195,8 +195,8 @@ fn a_signal_that_the_program_was_started_to_ignore_stays_ignored() {
     program.send_signal("HUP");
     (0..50).for_each(|_| program.run_step());
     program.send_signal("TERM");
-    let (said, status, file, _folder) = program.wait();
-    assert!(said.contains("interrupted") && status.success() && file.exists(), "{said} {status}");
+    let (printed, status, file, _folder) = program.wait();
+    assert!(printed.contains("interrupted") && status.success() && file.exists(), "{printed} {status}");
     assert_eq!(status.signal(), None);
 }
 

@@ -133,8 +133,8 @@ fn data_dir(name: &str) -> Result<PathBuf> {
 }
 
 /// Opens the requested device, or the first one of every backend.
-fn select_devices(asked: Option<&str>) -> Result<Vec<Device>> {
-    if let Some(id) = asked {
+fn select_devices(requested: Option<&str>) -> Result<Vec<Device>> {
+    if let Some(id) = requested {
         return Ok(vec![match id {
             "wgpu-minimum" => suite::embedding::open_minimum()?,
             id => Device::open(id)?,

@@ -135,10 +135,12 @@ fn check_pytorch_model(dir: &Path, recorded: &ReplayTable, failures: &mut Vec<St
         let Some(told) = &row.pytorch else { continue };
         let trace = Trace::load(&dir.join(format!("{}.trace.xz", row.workload)))?;
         let figures = |of: &PyTorchBaseline| (of.peak_reserved, of.device_allocs);
-        let (says, was) = (figures(&simulate_pytorch(&trace, row.mode)?), figures(told));
-        if says != was {
+        let (simulated, recorded_figures) = (figures(&simulate_pytorch(&trace, row.mode)?), figures(told));
+        if simulated != recorded_figures {
             let (workload, mode) = (&row.workload, row.mode);
-            failures.push(format!("{workload}, {mode}: the model of PyTorch says {says:?}, it was {was:?}"));
+            failures.push(format!(
+                "{workload}, {mode}: the model of PyTorch says {simulated:?}, it was {recorded_figures:?}"
+            ));
         }
     }
     Ok(recorded.rows.len())

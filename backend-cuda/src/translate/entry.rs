@@ -163,8 +163,8 @@ pub(super) fn write_module(
     let label = if label.is_empty() { entry.name.clone() } else { format!("{label} ({})", entry.name) };
     writeln!(source, "// {label}: translated from WGSL, whose line numbers are in the comments.").ok();
     let more = [pieces.intrinsics, pieces.matrix, pieces.atomic, pieces.subgroup, pieces.cooperative];
-    let wanted = [true, true, pieces.math, pieces.bits, pieces.pack].into_iter().chain(more);
-    for (piece, _) in PRELUDE.iter().zip(wanted).filter(|&(_, wanted)| wanted) {
+    let is_included = [true, true, pieces.math, pieces.bits, pieces.pack].into_iter().chain(more);
+    for (piece, _) in PRELUDE.iter().zip(is_included).filter(|&(_, is_included)| is_included) {
         source.push_str(piece);
         source.push('\n');
     }

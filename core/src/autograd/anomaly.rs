@@ -109,11 +109,11 @@ pub(super) fn is_checking_grads() -> Result<bool> {
 
 /// Fails if a gradient that `node` computed has a NaN. The error says whether the gradient of its result had
 /// one too.
-pub(super) fn check_grads_for_nan(node: &Node, given: &Tensor, grads: &[Option<Tensor>]) -> Result<()> {
+pub(super) fn check_grads_for_nan(node: &Node, incoming: &Tensor, grads: &[Option<Tensor>]) -> Result<()> {
     for (k, grad) in grads.iter().enumerate() {
         let Some(grad) = grad else { continue };
         if any_element(grad, Tensor::isnan)? {
-            let before = match any_element(given, Tensor::isnan)? {
+            let before = match any_element(incoming, Tensor::isnan)? {
                 true => "so has the gradient of its result, which was given so",
                 false => "the gradient of its result has none",
             };

@@ -125,8 +125,8 @@ pub fn checkpoint(
             false => {
                 let grad =
                     |leaf| take_leaf_grad(leaf, wants.captured_grads).map_or_else(|| leaf.zeros_like(), Ok);
-                let wanted = leaves.iter().zip(wants.iter());
-                wanted.map(|(leaf, want)| want.then(|| grad(leaf)).transpose()).collect::<Result<_>>()?
+                let pairs = leaves.iter().zip(wants.iter());
+                pairs.map(|(leaf, want)| want.then(|| grad(leaf)).transpose()).collect::<Result<_>>()?
             }
         };
         if anchored {

@@ -272,7 +272,7 @@ impl GraphTask<'_> {
     ) -> Result<(InputGrads, SmallVec<[usize; 2]>)> {
         let kept = self.options.retain_graph || self.options.create_graph;
         let run = BackwardFnGuard::acquire(node, kept)?;
-        let wanted: SmallVec<[bool; 4]> = node
+        let needs_input_grad: SmallVec<[bool; 4]> = node
             .next_edges
             .iter()
             .map(|edge| edge.as_ref().is_some_and(|edge| self.should_visit(edge)))
@@ -282,7 +282,7 @@ impl GraphTask<'_> {
         let once = self.options.create_graph && node.kind == BackwardKind::OnceDifferentiable;
         let again = self.options.create_graph && !once;
         let wants = BackwardCtx {
-            needs_input_grad: wanted,
+            needs_input_grad,
             node,
             create_graph: again,
             retain_graph: run.is_shared,
@@ -405,8 +405,8 @@ impl Drop for BackwardFnGuard<'_> {
 
 /// Returns the gradient with a node that fails if a second gradient is requested, because a term of it would
 /// be missing.
-fn forbid_second_gradient(node: &Arc<Node>, given: &Tensor, grad: &Tensor) -> Tensor {
-    let edges = std::iter::once(given.grad_edge()).chain(node.next_edges.iter().cloned()).collect();
+fn forbid_second_gradient(node: &Arc<Node>, incoming: &Tensor, grad: &Tensor) -> Tensor {
+    let edges = std::iter::once(incoming.grad_edge()).chain(node.next_edges.iter().cloned()).collect();
     let refuse: Arc<BackwardFn> = Arc::new(|_, wants| Err(wants.node.no_second_gradient_error()));
     grad.with_grad_edge(Some(GradEdge::Node(Node::new(node.op, edges, BackwardKind::Differentiable, refuse))))
 }

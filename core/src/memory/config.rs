@@ -455,14 +455,14 @@ mod tests {
     fn each_variable_is_read_in_order() -> Result<()> {
         for (at, name) in ENV_VARS.iter().enumerate() {
             // The variables before this one are unset; those after it are set and must not count.
-            let get = |asked: &str| {
-                let found = ENV_VARS.iter().position(|v| *v == asked)?;
+            let get = |variable: &str| {
+                let found = ENV_VARS.iter().position(|v| *v == variable)?;
                 (found >= at)
                     .then(|| if found == at { "max_memory_mb:7" } else { "max_memory_mb:8" }.to_owned())
             };
             let config = Config::from_lookup(get)?;
             assert_eq!(config.max_memory, Some(7 * MIB), "{name}");
-            let bad = Config::from_lookup(|asked| (asked == *name).then(|| "nonsense:1".to_owned()));
+            let bad = Config::from_lookup(|variable| (variable == *name).then(|| "nonsense:1".to_owned()));
             assert!(bad.is_err_and(|e| e.to_string().contains(name)), "{name}");
         }
         Ok(())

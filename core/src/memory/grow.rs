@@ -213,13 +213,13 @@ impl PoolState {
         idle.sort_by_key(|i| i.size);
         let all = idle.iter().map(|i| i.size).sum::<u64>();
         // If idle memory can move into all holes, no new memory is needed.
-        let wanted = if placement.is_some() && all >= grow { grow } else { surplus };
+        let bytes = if placement.is_some() && all >= grow { grow } else { surplus };
         // One sufficient piece, trimmed to the need; otherwise the largest ones.
-        let chosen = match idle.iter().find(|i| i.size >= wanted) {
-            Some(piece) => vec![self.trim_idle(*piece, wanted)],
+        let chosen = match idle.iter().find(|i| i.size >= bytes) {
+            Some(piece) => vec![self.trim_idle(*piece, bytes)],
             None => {
                 idle.reverse();
-                self.select_idle(idle, wanted)
+                self.select_idle(idle, bytes)
             }
         };
         Ok((self.release_idle(source, &chosen, placement.is_some())? > 0).then_some(0))
@@ -270,16 +270,18 @@ impl PoolState {
 
     /// Returns the largest part of idle memory that a placement does not cover.
     fn exclude_placement(&self, idle: IdleMemory, placement: &Placement, size: u64) -> Option<IdleMemory> {
-        let IdleKind::Extents { near, offset } = idle.kind else { return Some(idle) };
+        let IdleKind::Extents { start_block, offset } = idle.kind else { return Some(idle) };
         let (end, placement_end) = (offset + idle.size, placement.offset + size);
-        if self.heap.slot(near).segment != placement.segment
+        if self.heap.slot(start_block).segment != placement.segment
             || placement_end <= offset
             || end <= placement.offset
         {
             return Some(idle);
         }
-        let sides =
-            [self.idle_extents(near, offset, placement.offset), self.idle_extents(near, placement_end, end)];
+        let sides = [
+            self.idle_extents(start_block, offset, placement.offset),
+            self.idle_extents(start_block, placement_end, end),
+        ];
         sides.into_iter().flatten().max_by_key(|i| i.size)
     }
 

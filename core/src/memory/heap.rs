@@ -635,9 +635,9 @@ impl Heap {
         }
     }
 
-    /// Returns the block that contains `offset`, searching from the block `near` upwards.
-    pub(super) fn find_block_at(&self, near: u32, offset: u64) -> u32 {
-        let mut at = near;
+    /// Returns the block that contains `offset`, searching from `start_block` upwards.
+    pub(super) fn find_block_at(&self, start_block: u32, offset: u64) -> u32 {
+        let mut at = start_block;
         while self.slot(at).offset + self.slot(at).size <= offset {
             at = self.slot(at).next;
         }
@@ -645,10 +645,10 @@ impl Heap {
     }
 
     /// Takes free extents out of reach of requests, until [`mark_unmapped`](Self::mark_unmapped) or
-    /// [`cancel_release`](Self::cancel_release). The extents lie in the block `near` or after it. Returns the
+    /// [`cancel_release`](Self::cancel_release). The extents lie in `start_block` or after it. Returns the
     /// block they became.
-    pub(super) fn mark_extents_releasing(&mut self, near: u32, offset: u64, size: u64) -> u32 {
-        let at = self.find_block_at(near, offset);
+    pub(super) fn mark_extents_releasing(&mut self, start_block: u32, offset: u64, size: u64) -> u32 {
+        let at = self.find_block_at(start_block, offset);
         self.remove_from_free_list(at);
         let at = self.carve(at, offset, size, Self::add_to_free_list);
         self.slot_mut(at).state = SlotState::Releasing;

@@ -89,8 +89,8 @@ pub(super) struct IdleMemory {
 pub(super) enum IdleKind {
     /// A whole segment.
     Segment(u32),
-    /// Neighbouring extents from `offset` on, in the free block `near` or after it.
-    Extents { near: u32, offset: u64 },
+    /// Neighbouring extents from `offset` on, in the free block `start_block` or after it.
+    Extents { start_block: u32, offset: u64 },
 }
 
 impl PoolState {
@@ -280,11 +280,11 @@ impl PoolState {
             }
         }
         let mut idle = self.idle_memory();
-        let near = |heap: &Heap, i: &IdleMemory| match i.kind {
+        let arena_of = |heap: &Heap, i: &IdleMemory| match i.kind {
             IdleKind::Segment(segment) => heap.segment(segment).arena,
-            IdleKind::Extents { near, .. } => heap.slot(near).arena,
+            IdleKind::Extents { start_block, .. } => heap.slot(start_block).arena,
         };
-        idle.retain(|i| own[usize::from(near(&self.heap, i))]);
+        idle.retain(|i| own[usize::from(arena_of(&self.heap, i))]);
         self.release_idle(source, &idle, false)?;
         self.poll_fences(source)
     }
@@ -369,27 +369,29 @@ impl PoolState {
     }
 
     /// Returns the whole extents between two offsets of a free block, if there are any.
-    pub(super) fn idle_extents(&self, near: u32, from: u64, to: u64) -> Option<IdleMemory> {
+    pub(super) fn idle_extents(&self, start_block: u32, from: u64, to: u64) -> Option<IdleMemory> {
         // No extent is smaller than a page.
         if to.saturating_sub(from) < self.virtual_memory.map_or(1, |v| v.granularity) {
             return None;
         }
-        let range = self.heap.segment(self.heap.slot(near).segment).virtual_range.as_ref()?;
+        let range = self.heap.segment(self.heap.slot(start_block).segment).virtual_range.as_ref()?;
         let extents = &range.extents[range.extents.partition_point(|e| e.0 < from)..];
         let offset = extents.first()?.0;
         let last = extents.partition_point(|e| e.0 + e.1 <= to).checked_sub(1)?;
         let end = extents[last].0 + extents[last].1;
-        Some(IdleMemory { size: end - offset, kind: IdleKind::Extents { near, offset } })
+        Some(IdleMemory { size: end - offset, kind: IdleKind::Extents { start_block, offset } })
     }
 
     /// Returns the last extents of `idle` that make up `bytes`, or all of them.
     pub(super) fn trim_idle(&self, idle: IdleMemory, bytes: u64) -> IdleMemory {
-        let IdleKind::Extents { near, offset } = idle.kind else { return idle };
+        let IdleKind::Extents { start_block, offset } = idle.kind else { return idle };
         let end = offset + idle.size;
-        let Some(range) = &self.heap.segment(self.heap.slot(near).segment).virtual_range else { return idle };
+        let Some(range) = &self.heap.segment(self.heap.slot(start_block).segment).virtual_range else {
+            return idle;
+        };
         let last = range.extents.partition_point(|e| e.0 + e.1 <= end - bytes.min(idle.size));
         let from = range.extents.get(last).map_or(offset, |e| e.0.max(offset));
-        IdleMemory { size: end - from, kind: IdleKind::Extents { near, offset: from } }
+        IdleMemory { size: end - from, kind: IdleKind::Extents { start_block, offset: from } }
     }
 
     /// Releases idle memory to the device, after the work submitted so far.
@@ -407,8 +409,8 @@ impl PoolState {
         // Memory that was mapped ahead and never used can be released at once.
         let unused = |idle: &IdleMemory| match idle.kind {
             IdleKind::Segment(_) => false,
-            IdleKind::Extents { near, offset } => {
-                self.heap.slot(self.heap.find_block_at(near, offset)).is_never_used()
+            IdleKind::Extents { start_block, offset } => {
+                self.heap.slot(self.heap.find_block_at(start_block, offset)).is_never_used()
             }
         };
         let fence = if idle.iter().all(unused) {
@@ -425,8 +427,8 @@ impl PoolState {
                     self.heap.mark_segment_releasing(segment);
                     PendingRelease::Segment(segment)
                 }
-                IdleKind::Extents { near, offset } => {
-                    let slot = self.heap.mark_extents_releasing(near, offset, *size);
+                IdleKind::Extents { start_block, offset } => {
+                    let slot = self.heap.mark_extents_releasing(start_block, offset, *size);
                     if donors { PendingRelease::MigrationSource(slot) } else { PendingRelease::Extents(slot) }
                 }
             };
@@ -560,7 +562,7 @@ impl PoolState {
             log::debug!("the pool was dropped without its device: {error}");
         }
         for segment in std::mem::take(&mut self.heap.segments).into_iter().flatten() {
-            let given = match segment.virtual_range {
+            let released = match segment.virtual_range {
                 None => source.free_segment(segment.id),
                 Some(range) => range
                     .extents
@@ -568,7 +570,7 @@ impl PoolState {
                     .try_for_each(|(offset, size)| source.unmap(segment.id, offset, size))
                     .and_then(|()| source.free_addresses(segment.id)),
             };
-            if let Err(error) = given {
+            if let Err(error) = released {
                 log::debug!("a segment was not given back: {error}");
             }
         }

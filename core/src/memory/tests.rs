@@ -126,8 +126,8 @@ fn slow_path_polls_fences() -> Result<()> {
 fn slow_path_callbacks_may_free() -> Result<()> {
     let (pool, source) = plain_pool(64, "")?;
     let cached = std::sync::Mutex::new(Some(alloc_mib(&pool, 40)?));
-    let (asked, handle) = (Arc::new(AtomicU64::new(0)), pool.clone());
-    let seen = asked.clone();
+    let (requested, handle) = (Arc::new(AtomicU64::new(0)), pool.clone());
+    let seen = requested.clone();
     pool.on_low_memory(move |bytes| {
         seen.store(bytes, Ordering::Relaxed);
         // The pool can be used in a callback, since its lock is not held.
@@ -137,7 +137,7 @@ fn slow_path_callbacks_may_free() -> Result<()> {
     alloc_mib(&pool, 33)?;
     let rungs = pool.stats().reclaim_stats;
     assert_eq!((rungs.callbacks.tried, rungs.callbacks.served, rungs.grow.tried), (1, 1, 1));
-    assert_eq!((asked.load(Ordering::Relaxed), source.calls().alloc), (33 * MIB, 1));
+    assert_eq!((requested.load(Ordering::Relaxed), source.calls().alloc), (33 * MIB, 1));
     Ok(())
 }
 

@@ -151,8 +151,8 @@ impl Snapshot {
             ("active_size", segment.active_size, sums.active_size),
             ("requested_size", segment.requested_size, sums.requested_size),
         ];
-        match figures.into_iter().find(|(_, said, sum)| said != sum) {
-            Some((name, said, sum)) => Err(format!("{name} is {said}, and that of its blocks is {sum}")),
+        match figures.into_iter().find(|(_, stated, sum)| stated != sum) {
+            Some((name, stated, sum)) => Err(format!("{name} is {stated}, and that of its blocks is {sum}")),
             None => Ok(()),
         }
     }

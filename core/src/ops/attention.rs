@@ -167,11 +167,16 @@ impl Tensor {
         });
         shape.extend_from_slice(&[queries, features]);
         let out = empty_rows_like(&q, features)?;
-        let wanted = autograd::compute_requires_grad(&[&q, &k, &v]);
-        let run =
-            AttentionRun::new([q.detach(), k.detach(), v.detach()], mask.transpose()?, options, out, wanted)?;
+        let requires_grad = autograd::compute_requires_grad(&[&q, &k, &v]);
+        let run = AttentionRun::new(
+            [q.detach(), k.detach(), v.detach()],
+            mask.transpose()?,
+            options,
+            out,
+            requires_grad,
+        )?;
         let result = run.out.reshape(&shape[..])?;
-        if !wanted {
+        if !requires_grad {
             return Ok(result);
         }
         let recompute = composite_recompute_fn(options, &run);
@@ -228,8 +233,8 @@ impl Tensor {
         let full = [batch, heads, length, length];
         let mask = options.attn_mask.map(|mask| mask.broadcast_to(full)).transpose()?;
         let out = Tensor::empty([batch, length, heads, features], self.dtype(), self.device())?;
-        let wanted = autograd::compute_requires_grad(&[self]);
-        let run = AttentionRun::new(inputs, mask, &options, out.transpose(1, 2)?, wanted)?;
+        let requires_grad = autograd::compute_requires_grad(&[self]);
+        let run = AttentionRun::new(inputs, mask, &options, out.transpose(1, 2)?, requires_grad)?;
         let result = join_heads(&run.out)?;
         let recompute = composite_recompute_fn(&options, &run);
         let composed = move |t: &[Tensor]| {
@@ -507,10 +512,10 @@ impl AttentionRun {
     fn loop_iterations(&self, pass: &str, whole: bool, cooperative: bool) -> usize {
         let [q, k, v] = &self.inputs;
         let ([left, right], queries, keys) = (self.window_sides, q.shape()[2], k.shape()[2]);
-        let near = TILE_ROWS + left + right + 32;
+        let window_extent = TILE_ROWS + left + right + 32;
         let (columns, heads) = match pass {
-            "keys" => (queries.min(near).min(keys + left), q.shape()[1] / k.shape()[1].max(1)),
-            _ => (keys.min(near).min(queries + right), 1),
+            "keys" => (queries.min(window_extent).min(keys + left), q.shape()[1] / k.shape()[1].max(1)),
+            _ => (keys.min(window_extent).min(queries + right), 1),
         };
         let tile =
             if cooperative { 1 } else { tile_loop_iterations(pass, whole, q.shape()[3], v.shape()[3]) };

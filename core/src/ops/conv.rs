@@ -282,8 +282,8 @@ fn conv_with_grad(geometry: ConvGeometry, kind: ConvKind, a: &Tensor, b: &Tensor
             InputGrad => ((Forward, g, &b), (WeightGrad, &a, g)),
             WeightGrad => ((Forward, &b, g), (InputGrad, &a, g)),
         };
-        let grad = |wanted: bool, (kind, a, b): (ConvKind, &Tensor, &Tensor)| {
-            wanted.then(|| conv_with_grad(geometry, kind, a, b)).transpose()
+        let grad = |requires_grad: bool, (kind, a, b): (ConvKind, &Tensor, &Tensor)| {
+            requires_grad.then(|| conv_with_grad(geometry, kind, a, b)).transpose()
         };
         Ok(smallvec![grad(wants[0], first)?, grad(wants[1], second)?])
     }))

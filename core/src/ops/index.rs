@@ -49,7 +49,7 @@ const SCATTER_MAX_READS: usize = 1 << 22;
 
 /// Indices that one thread may scan, for few rows and for many rows. Beyond the first, which leaves most of a
 /// device idle, sorting is faster. Beyond the second, some drivers end the loop.
-const SCATTER_MAX_WALKS: [usize; 2] = [1 << 11, 1 << 15];
+const SCATTER_MAX_SCANS: [usize; 2] = [1 << 11, 1 << 15];
 
 /// Largest number of indices for the kernel that compares each index with all others.
 const ROW_GRAD_MAX_INDICES: usize = 1 << 14;
@@ -184,7 +184,7 @@ pub(super) fn scatter_into(
         return Ok(());
     }
     let slices = (SCATTER_THREADS / lines).clamp(1, extent);
-    let [few, many] = SCATTER_MAX_WALKS;
+    let [few, many] = SCATTER_MAX_SCANS;
     let long = length > if lines < WORKGROUP_SIZE * 16 { few } else { many };
     if long || (slices > 1 && lines * slices * length > SCATTER_MAX_READS) {
         let scalar;

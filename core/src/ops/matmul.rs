@@ -322,18 +322,20 @@ impl MatmulProblem {
             col_stride: m.col_stride as u64,
             batch_stride: m.inner_stride as u64,
         };
-        let beside = |at: usize, t: &Tensor| {
+        let operand_of = |at: usize, t: &Tensor| {
             operand(at, t.dtype(), MatrixLayout { offset: t.layout().offset(), ..c }, 0)
         };
         let epilogue = match finish {
             EpilogueTensors::None => Epilogue::None,
             EpilogueTensors::Bias(_) => Epilogue::Bias(bound[3]),
             EpilogueTensors::GeluBias { pre_activation: before, .. } => {
-                Epilogue::GeluBias { bias: bound[4], pre_activation: beside(3, before) }
+                Epilogue::GeluBias { bias: bound[4], pre_activation: operand_of(3, before) }
             }
-            EpilogueTensors::GeluGrad { x, gelu, .. } => {
-                Epilogue::GeluGrad { x: beside(3, x), gelu: beside(4, gelu), row_block_sums: bound[5] }
-            }
+            EpilogueTensors::GeluGrad { x, gelu, .. } => Epilogue::GeluGrad {
+                x: operand_of(3, x),
+                gelu: operand_of(4, gelu),
+                row_block_sums: bound[5],
+            },
             EpilogueTensors::RowSums(_) => Epilogue::RowSums(bound[3]),
             EpilogueTensors::Scaled { scales, bias } => Epilogue::Scaled {
                 scales: scales.map(|_| [bound[3], bound[4]]),
@@ -355,9 +357,9 @@ impl MatmulProblem {
                 beta: if add { 1.0 } else { 0.0 },
                 epilogue,
             };
-            let asked = call.supports_epilogue()
+            let accepted = call.supports_epilogue()
                 && out.device().try_enqueue(|| describe_for_profiler(&call), &Command::Matmul(&call))?;
-            if !asked {
+            if !accepted {
                 // The fallback kernels write everything again.
                 return Ok(false);
             }

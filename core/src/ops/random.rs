@@ -184,11 +184,11 @@ impl Tensor {
             return unit.mul(0.0)?.add(low);
         }
         let [min, max] = representable_range("rand", low, high, false, dtype)?;
-        let near = match high - low {
+        let scaled = match high - low {
             width if width.is_finite() => unit.mul(width)?.add(low)?,
             _ => unit.mul(high / 2.0 - low / 2.0)?.add(low / 2.0)?.mul(2.0)?,
         };
-        near.clamp(min, max)
+        scaled.clamp(min, max)
     }
 
     /// Samples the normal distribution with mean 0 and standard deviation 1.
@@ -388,8 +388,8 @@ impl Tensor {
         check_float_dtype(OP, self.dtype())?;
         fail_if!(!(scale > 0.0 && scale.is_finite()); argument(OP), "takes a scale above 0, got {scale}");
         // The middle of each step, so that no angle is a right angle.
-        let turn = self.draw_unit()?.sub(0.5)?.add(0.5f64.powi(25))?;
-        self.copy_(&turn.mul(std::f64::consts::PI)?.tan()?.mul(scale)?.add(median)?)
+        let centered = self.draw_unit()?.sub(0.5)?.add(0.5f64.powi(25))?;
+        self.copy_(&centered.mul(std::f64::consts::PI)?.tan()?.mul(scale)?.add(median)?)
     }
 
     /// Fills the tensor with exponentials of samples of a normal distribution.

@@ -147,8 +147,8 @@ impl KernelParams {
     /// Sets an upper bound on the iterations of all loops of one invocation together, which is not passed to
     /// the kernel. A launch above the device's limit is an error. Required if loops grow with the operands.
     #[doc(hidden)]
-    pub fn loop_iterations(mut self, turns: usize) -> Self {
-        self.loop_iterations = self.loop_iterations.max(turns);
+    pub fn loop_iterations(mut self, iterations: usize) -> Self {
+        self.loop_iterations = self.loop_iterations.max(iterations);
         self
     }
 

@@ -34,8 +34,8 @@ impl DeviceOptions {
 /// Returns the smallest fused result in bytes on a device with kernels: from the environment (0 gives `None`),
 /// or the default.
 pub(crate) fn default_fusion_min_bytes() -> Option<u64> {
-    let told = environment::read_bytes("FOREBAY_FUSION_MIN_BYTES").ok().flatten();
-    Some(told.unwrap_or(DEFAULT_FUSION_MIN_BYTES)).filter(|&least| least > 0)
+    let configured = environment::read_bytes("FOREBAY_FUSION_MIN_BYTES").ok().flatten();
+    Some(configured.unwrap_or(DEFAULT_FUSION_MIN_BYTES)).filter(|&min_bytes| min_bytes > 0)
 }
 
 impl Device {
@@ -44,8 +44,8 @@ impl Device {
     #[must_use]
     #[inline]
     pub fn fusion_min_bytes(&self) -> Option<u64> {
-        let least = self.options().fusion_min_bytes.load(Ordering::Relaxed);
-        (least != UNSET).then_some(least)
+        let min_bytes = self.options().fusion_min_bytes.load(Ordering::Relaxed);
+        (min_bytes != UNSET).then_some(min_bytes)
     }
 
     /// Runs chains of elementwise operations as one kernel if each result has at least `least` bytes. `None`
@@ -66,8 +66,8 @@ impl Device {
     /// assert_eq!(&*profile.spans[0].name, "mul add gelu f32");
     /// # Ok::<(), forebay_core::error::Error>(())
     /// ```
-    pub fn set_fusion_min_bytes(&self, least: Option<u64>) {
-        self.options().fusion_min_bytes.store(least.unwrap_or(UNSET), Ordering::Relaxed);
+    pub fn set_fusion_min_bytes(&self, min_bytes: Option<u64>) {
+        self.options().fusion_min_bytes.store(min_bytes.unwrap_or(UNSET), Ordering::Relaxed);
     }
 
     /// Returns the largest size of a column matrix in bytes, or 0 if convolutions build none. See
@@ -78,7 +78,7 @@ impl Device {
             // A software driver gains nothing from a copy.
             UNSET if self.info().software => 0,
             UNSET => DEFAULT_IM2COL_MAX_BYTES,
-            told => told,
+            configured => configured,
         }
     }
 

@@ -166,18 +166,18 @@ pub(crate) fn new_shape(op: &'static str, shape: impl IntoShape) -> Result<Dims>
 
 pub(crate) fn infer_shape(op: &'static str, from: &[usize], to: &[isize]) -> Result<Dims> {
     let total = numel(from);
-    let given: Dims = to.iter().filter(|&&n| n != -1).map(|&n| n.max(0) as usize).collect();
-    let known = numel(&given);
+    let known_extents: Dims = to.iter().filter(|&&n| n != -1).map(|&n| n.max(0) as usize).collect();
+    let known_numel = numel(&known_extents);
     let unknown = to.iter().filter(|&&n| n == -1).count();
     let fail = |rule: String| Err(Error::Reshape { op, rule, from: from.into(), to: to.into() });
     if to.iter().any(|&n| n < -1) || unknown > 1 {
         let hint = wrapped_literal_hint(to);
         return fail(format!("extents are 0 or more, and at most one is -1{hint}"));
     }
-    if unknown == 1 && (known == 0 || !total.is_multiple_of(known)) {
+    if unknown == 1 && (known_numel == 0 || !total.is_multiple_of(known_numel)) {
         return fail(format!("{total} elements do not divide into the extents given"));
     }
-    let shape: Dims = to.iter().map(|&n| if n == -1 { total / known } else { n as usize }).collect();
+    let shape: Dims = to.iter().map(|&n| if n == -1 { total / known_numel } else { n as usize }).collect();
     if checked_numel(&shape) != Some(total) {
         return fail(format!("{} elements do not fit {}", total, numel(&shape)));
     }

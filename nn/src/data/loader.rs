@@ -337,9 +337,10 @@ fn catch_panic<R>(method: &str, call: impl FnOnce() -> R) -> Result<R> {
 
 /// Creates an error with the message of a panic.
 fn panic_error(method: &str, panic: &(dyn Any + Send)) -> Error {
-    let said = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
-    let said = said.unwrap_or("without a message");
-    Error::argument("prefetch", format!("the data set's `{method}` panicked: {said}"))
+    let message =
+        panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+    let message = message.unwrap_or("without a message");
+    Error::argument("prefetch", format!("the data set's `{method}` panicked: {message}"))
 }
 
 impl LoaderCursor {

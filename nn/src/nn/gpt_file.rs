@@ -105,10 +105,10 @@ impl Gpt {
     /// Returns the weights in the format of GPT-2's files, to be [saved](crate::io::safetensors::save):
     /// [`state_dict`](Module::state_dict) with the weights of layers as \[in, out\].
     pub fn gpt2_state_dict(&self) -> Result<BTreeMap<String, Tensor>> {
-        let turn = |(name, t): (String, Tensor)| {
+        let transpose_linear = |(name, t): (String, Tensor)| {
             let t = if is_transposed(&name) { t.t()? } else { t };
             Ok((name, t))
         };
-        self.state_dict().into_iter().map(turn).collect()
+        self.state_dict().into_iter().map(transpose_linear).collect()
     }
 }

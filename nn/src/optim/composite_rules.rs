@@ -34,12 +34,12 @@ impl UpdateRule for LambRule {
         // Computes 1 - beta^step with expm1, which keeps precision for beta close to 1.
         let short = |beta: f64| step.mul(beta.ln().max(-1e3))?.expm1()?.neg();
         let root = square.div(&short(self.betas.1)?)?.sqrt()?.add(self.eps)?;
-        let turn = mean.div(&short(self.betas.0)?)?.div(&root)?.add(&p.mul(weight_decay)?)?;
-        let (length, of_turn) = (p.norm(2.0, (), false)?, turn.norm(2.0, (), false)?);
+        let update = mean.div(&short(self.betas.0)?)?.div(&root)?.add(&p.mul(weight_decay)?)?;
+        let (length, update_norm) = (p.norm(2.0, (), false)?, update.norm(2.0, (), false)?);
         // If a norm is zero, the trust ratio is 1.
-        let none = length.mul(&of_turn)?.eq(0.0)?;
-        let trust = length.div(&of_turn)?.masked_fill(&none, 1.0)?;
-        Ok((p.sub(&turn.mul(&trust.mul(&lr)?)?)?, smallvec![mean, square]))
+        let none = length.mul(&update_norm)?.eq(0.0)?;
+        let trust = length.div(&update_norm)?.masked_fill(&none, 1.0)?;
+        Ok((p.sub(&update.mul(&trust.mul(&lr)?)?)?, smallvec![mean, square]))
     }
 }
 
@@ -91,10 +91,10 @@ impl UpdateRule for AdafactorRule {
             states[2] = states[2].lerp(&squares, &moved)?;
             states[2].clone()
         };
-        let turn = square.maximum(least * least)?.rsqrt()?.mul(&g)?;
-        let long = turn.square()?.mean_all()?.sqrt()?.div(self.d)?.maximum(1.0)?;
+        let update = square.maximum(least * least)?.rsqrt()?.mul(&g)?;
+        let long = update.square()?.mean_all()?.sqrt()?.div(self.d)?.maximum(1.0)?;
         let p = p.sub(&p.mul(&lr.mul(weight_decay)?)?)?;
-        Ok((p.sub(&turn.mul(&rate.div(&long)?)?)?, states))
+        Ok((p.sub(&update.mul(&rate.div(&long)?)?)?, states))
     }
 }
 
@@ -135,12 +135,12 @@ optimizer! {
 
 impl MuonRule {
     /// Approximates U Vᵀ of the singular value decomposition, in bf16.
-    fn orthogonalize_newton_schulz(&self, turn: &Tensor) -> Result<Tensor> {
+    fn orthogonalize_newton_schulz(&self, update: &Tensor) -> Result<Tensor> {
         let (a, b, c) = self.ns_coefficients;
-        let tall = turn.shape()[0] > turn.shape()[1];
-        let turn = turn.to_dtype(DType::BF16)?;
-        let turn = if tall { turn.t()? } else { turn };
-        let mut x = turn.div(&turn.norm(2.0, (), false)?.maximum(self.eps)?)?;
+        let tall = update.shape()[0] > update.shape()[1];
+        let update = update.to_dtype(DType::BF16)?;
+        let update = if tall { update.t()? } else { update };
+        let mut x = update.div(&update.norm(2.0, (), false)?.maximum(self.eps)?)?;
         for _ in 0..self.ns_steps {
             let gram = x.mm(&x.t()?)?;
             x = x.addmm(
@@ -170,8 +170,8 @@ impl UpdateRule for MuonRule {
     fn compute_update(&self, at: ParamStep) -> Result<ParamUpdate> {
         let ParamStep { param: p, grad: g, states, lr, weight_decay, .. } = at;
         let buffer = states[0].lerp(&g, 1.0 - self.momentum)?;
-        let turn = if self.nesterov { g.lerp(&buffer, self.momentum)? } else { buffer.clone() };
-        let turn = self.orthogonalize_newton_schulz(&turn)?.to_dtype(DType::F32)?;
+        let update = if self.nesterov { g.lerp(&buffer, self.momentum)? } else { buffer.clone() };
+        let update = self.orthogonalize_newton_schulz(&update)?.to_dtype(DType::F32)?;
         let (rows, columns) = (p.shape()[0] as f64, p.shape()[1] as f64);
         let ratio = match self.adjust_lr {
             MuonAdjustLr::Original => (rows / columns).max(1.0).sqrt(),
@@ -179,6 +179,6 @@ impl UpdateRule for MuonRule {
             MuonAdjustLr::SpectralUnclamped => (rows / columns).sqrt(),
         };
         let p = p.sub(&p.mul(&lr.mul(weight_decay)?)?)?;
-        Ok((p.sub(&turn.mul(&lr.mul(ratio)?)?)?, smallvec![buffer]))
+        Ok((p.sub(&update.mul(&lr.mul(ratio)?)?)?, smallvec![buffer]))
     }
 }

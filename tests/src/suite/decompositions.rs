@@ -257,9 +257,9 @@ fn invalid_matrices_are_refused(device: &Device) -> Result<()> {
     let line = Tensor::ones([3], DType::F32, device)?;
     let half = square.to_dtype(DType::BF16)?;
     let whole = square.to_dtype(DType::I32)?;
-    let refused = |what: &str, said: &str, result: CoreResult<()>| -> Result<()> {
+    let refused = |what: &str, expected: &str, result: CoreResult<()>| -> Result<()> {
         let error = result.err().with_context(|| format!("{what}: it was taken"))?.to_string();
-        ensure!(error.contains(said), "{what}: {error}");
+        ensure!(error.contains(expected), "{what}: {error}");
         Ok(())
     };
     refused(

@@ -236,14 +236,14 @@ fn wrong_shapes_are_named(device: &Device) -> Result<()> {
     let text = |result: forebay::error::Result<Tensor>| {
         result.err().map(|error| error.to_string()).unwrap_or_default()
     };
-    let told = [
+    let messages = [
         (text(x.linear(&ones(&[4, 5])?, None)), "takes 5 features"),
         (text(x.linear(&weight, Some(&ones(&[3])?))), "takes a bias of [4]"),
         (text(x.linear(&ones(&[4, 3, 1])?, None)), "a weight of [out, in] or [in]"),
         (text(x.linear(&weight.to_dtype(DType::BF16)?, None)), "cast the input"),
         (text(x.mlp(&weight, &ones(&[4])?, &ones(&[3, 5])?, &ones(&[3])?)), "takes 5 features"),
     ];
-    for (error, part) in told {
+    for (error, part) in messages {
         ensure!(error.contains(part), "`{error}` lacks `{part}`");
     }
     Ok(())

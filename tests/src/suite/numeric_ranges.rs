@@ -179,10 +179,10 @@ fn an_index_out_of_range_is_an_error_with_index_checks(device: &Device) -> Resul
         drop(guard);
         let text = error.to_string();
         let position = if *name == "searchsorted" { "number 2 " } else { "number 1 " };
-        let told = ["index 4294967296", position, "..3", "numeric_ranges.rs:"]
+        let names_all = ["index 4294967296", position, "..3", "numeric_ranges.rs:"]
             .iter()
             .all(|part| text.contains(part));
-        ensure!(told, "{name}: {text}");
+        ensure!(names_all, "{name}: {text}");
         call(&wrong)?;
     }
     Ok(())

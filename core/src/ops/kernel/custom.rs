@@ -321,9 +321,9 @@ fn check_returned_grads(
 ) -> Result<()> {
     fail_if!(grads.len() != saved.inputs.len(); backward,
         "the gradient of `{op}` returned {} tensors for {} inputs", grads.len(), saved.inputs.len());
-    for (i, ((input, grad), &wanted)) in saved.inputs.iter().zip(grads).zip(wants).enumerate() {
+    for (i, ((input, grad), &requires_grad)) in saved.inputs.iter().zip(grads).zip(wants).enumerate() {
         let Some(g) = grad else {
-            fail_if!(wanted;
+            fail_if!(requires_grad;
                 backward, "the gradient of `{op}` for input {i} is `None`, but the input requires one");
             continue;
         };

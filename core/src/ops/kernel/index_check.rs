@@ -60,10 +60,10 @@ pub fn set_check_indices(on: bool) {
 
 fn is_enabled_by_env() -> Result<bool> {
     static FROM_ENV: OnceLock<std::result::Result<bool, String>> = OnceLock::new();
-    let asked = FROM_ENV.get_or_init(|| {
+    let enabled = FROM_ENV.get_or_init(|| {
         environment::read_switch(ENV_VAR).map(|on| on == Some(true)).map_err(|e| e.to_string())
     });
-    asked.clone().map_err(Error::InvalidConfig)
+    enabled.clone().map_err(Error::InvalidConfig)
 }
 
 /// Range of the indices that an operation accepts.

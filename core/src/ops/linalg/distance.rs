@@ -43,9 +43,9 @@ fn run_cdist(a: &Tensor, b: &Tensor, p: f64) -> Result<Tensor> {
     let width = a.shape()[2];
     let groups = batch * rows.div_ceil(TILE_SIZE) * cols.div_ceil(TILE_SIZE);
     // Split long rows, to use more workgroups and to limit each to 2,048 tiles.
-    let wanted =
+    let target_splits =
         if width < SPLIT_ROW_MIN { 1 } else { (1024 / groups.max(1)).min(width / (SPLIT_ROW_MIN / 2)) };
-    let splits = wanted.max(width.div_ceil(2048 * TILE_SIZE)).max(1);
+    let splits = target_splits.max(width.div_ceil(2048 * TILE_SIZE)).max(1);
     let chunk = width.div_ceil(splits).next_multiple_of(TILE_SIZE);
     let splits = width.div_ceil(chunk.max(1)).max(1);
     let params =

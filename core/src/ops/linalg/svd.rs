@@ -241,11 +241,11 @@ impl Tensor {
         }
         let batch: usize = lead.iter().product();
         let wide = m < n;
-        let wanted = autograd::compute_requires_grad(&[self]);
+        let requires_grad = autograd::compute_requires_grad(&[self]);
         let _no_grad = autograd::no_grad();
         let a = self.detach().reshape([batch, m, n])?;
         let a = if wide { a.transpose(1, 2)? } else { a };
-        let (values, vectors) = decompose(&a, wanted)?;
+        let (values, vectors) = decompose(&a, requires_grad)?;
         let out = values.reshape(&*shape)?;
         drop(_no_grad);
         let of = Dims::from_slice(self.shape());

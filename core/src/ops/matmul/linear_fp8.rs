@@ -67,9 +67,9 @@ pub(crate) fn forward_with_grad(
 ) -> Result<Tensor> {
     let (dtype, weight_type) = (x.dtype(), weight.dtype());
     let inputs: SmallVec<[&Tensor; 3]> = [Some(x), Some(weight), bias].into_iter().flatten().collect();
-    let wanted = autograd::compute_requires_grad(&inputs);
+    let any_requires_grad = autograd::compute_requires_grad(&inputs);
     // Each operand is saved for the gradient of the other.
-    let [keeps_x, keeps_weight] = [weight, x].map(|t| wanted && t.requires_grad());
+    let [keeps_x, keeps_weight] = [weight, x].map(|t| any_requires_grad && t.requires_grad());
     let low = ScaledFp8Matrix::new(&flatten_to_rows(x)?, DType::F8E4M3, keeps_x)?;
     let low_weight = ScaledFp8Matrix::new(weight, DType::F8E4M3, keeps_weight)?;
     let mut shape: Dims = x.shape().into();
@@ -79,7 +79,7 @@ pub(crate) fn forward_with_grad(
     let added = bias.map(Tensor::detach);
     let (a, b) = (&low.fp8_values, &low_weight.fp8_values.t()?);
     let out = a.scaled_mm(b, &low.scale, &low_weight.scale, added.as_ref(), dtype)?.reshape(&shape[..])?;
-    if !wanted {
+    if !any_requires_grad {
         return Ok(out);
     }
     let low = keeps_x.then_some((low.column_major, low.scale));

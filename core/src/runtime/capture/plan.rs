@@ -79,14 +79,14 @@ fn find_needed_commands<'a, C>(commands: C, pieces: &[CapturedBuffer]) -> Vec<bo
 where
     C: DoubleEndedIterator<Item = &'a [(u32, Access)]> + ExactSizeIterator,
 {
-    let mut wanted: Vec<bool> = pieces.iter().map(|piece| piece.outlives_step).collect();
+    let mut needed: Vec<bool> = pieces.iter().map(|piece| piece.outlives_step).collect();
     let mut runs = vec![false; commands.len()];
     for (at, touched) in commands.enumerate().rev() {
-        runs[at] = touched.iter().any(|(piece, touch)| *touch == Access::Write && wanted[*piece as usize]);
+        runs[at] = touched.iter().any(|(piece, touch)| *touch == Access::Write && needed[*piece as usize]);
         if runs[at] {
             // The command may write only a part of a buffer, or accumulate, so earlier writes of its operands
             // are needed too.
-            touched.iter().for_each(|(piece, _)| wanted[*piece as usize] = true);
+            touched.iter().for_each(|(piece, _)| needed[*piece as usize] = true);
         }
     }
     runs
