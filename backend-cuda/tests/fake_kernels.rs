@@ -106,7 +106,7 @@ on_fake! {
             call_log().into_iter().filter(mine).collect::<Vec<_>>()
         };
         // Each launch has its own arguments, in graphs of 16 and of the rest, which are reused.
-        for turn in 0..3 {
+        for round in 0..3 {
             let before = (ran().len(), count_calls("cuGraphInstantiateWithFlags"), count_calls("cuGraphLaunch"));
             (1..=23).for_each(launch);
             assert_eq!(ran().len() - before.0, 16, "the others wait");
@@ -120,7 +120,7 @@ on_fake! {
             }
             let made = count_calls("cuGraphInstantiateWithFlags") - before.1;
             assert_eq!((ran().len() - before.0, count_calls("cuGraphLaunch") - before.2), (23, 3), "of 16, 4 and 2, and one alone");
-            assert!(turn == 0 && made == 3 || made == 0, "{made} in turn {turn}");
+            assert!(round == 0 && made == 3 || made == 0, "{made} in turn {round}");
         }
         // Other commands of the queue, and large kernels, come after the batch.
         let before = ran().len();
@@ -199,18 +199,18 @@ on_fake! {
 
     a_kernel_that_is_alone_does_not_wait(Compiler, "FAKE_CUDA_PARAMS" = "8") {
         let (_, _, launch) = doubling_launcher();
-        for turn in 1..4 {
+        for round in 1..4 {
             launch(1).unwrap();
-            assert_eq!(launched_grids().len(), turn);
+            assert_eq!(launched_grids().len(), round);
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
     }
 
     kernels_can_be_launched_one_by_one(Compiler, "FAKE_CUDA_PARAMS" = "8", "FOREBAY_CUDA_BATCH_LAUNCHES" = "0") {
         let (_, _, launch) = doubling_launcher();
-        for turn in 1..100 {
+        for round in 1..100 {
             launch(1).unwrap();
-            assert_eq!(launched_grids().len(), turn);
+            assert_eq!(launched_grids().len(), round);
         }
     }
 

@@ -143,15 +143,15 @@ pub(crate) const MESA_MAX_ITERATIONS: u32 = 65_535;
 /// Reports whether all iterations of a loop longer than [`MESA_MAX_ITERATIONS`] run. The loop is a recurrence
 /// that no compiler can replace by a formula.
 pub(crate) fn runs_long_loops(backend: &WgpuBackend) -> Result<bool> {
-    const TURNS: u32 = MESA_MAX_ITERATIONS + 1000;
+    const ITERATIONS: u32 = MESA_MAX_ITERATIONS + 1000;
     let next = |value: u32| (value ^ (value >> 7)).wrapping_mul(5).wrapping_add(1);
     let wgsl = "
         @group(0) @binding(0) var<storage, read_write> x: array<u32>;
         @compute @workgroup_size(1)
         fn main() {
-            let turns = x[0];
+            let iterations = x[0];
             var value = x[1];
-            for (var turn = 0u; turn < turns; turn++) { value = (value ^ (value >> 7u)) * 5u + 1u; }
+            for (var i = 0u; i < iterations; i++) { value = (value ^ (value >> 7u)) * 5u + 1u; }
             x[1] = value;
         }";
     let label = "a probe of long loops";
@@ -165,12 +165,12 @@ pub(crate) fn runs_long_loops(backend: &WgpuBackend) -> Result<bool> {
     backend.wait_compiled(kernel)?;
     let segment = backend.alloc_segment(backend.limits().alignment)?;
     let slice = Slice { segment, offset: 0, bytes: 8 };
-    backend.upload(slice, &[TURNS, 0].map(u32::to_le_bytes).concat())?;
+    backend.upload(slice, &[ITERATIONS, 0].map(u32::to_le_bytes).concat())?;
     backend.launch(&Launch { kernel, bindings: &[slice], params: &[], groups: [1, 1, 1] })?;
     let mut found = [0; 8];
     backend.download(slice, &mut found)?;
     backend.free_segment(segment)?;
-    let expected = (0..TURNS).fold(0, |value, _| next(value));
+    let expected = (0..ITERATIONS).fold(0, |value, _| next(value));
     Ok(found[4..] == expected.to_le_bytes())
 }
 

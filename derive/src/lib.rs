@@ -204,7 +204,7 @@ fn path_lookup(nn: &TokenStream, value: &TokenStream, name: &str) -> TokenStream
     }
 }
 
-/// The arms of a variant: in the walk, and in the search for its path.
+/// The arms of a variant: in the visit, and in the search for its path.
 fn match_arms<'a>(
     nn: &TokenStream,
     variant: &'a Variant,

@@ -291,7 +291,7 @@ fn blocks_that_move_are_waited_for() -> Result<()> {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                 let random = (state >> 33) as usize;
                 let _on = streams[random % 3].enter();
-                let mut turn = || -> Result<()> {
+                let mut round = || -> Result<()> {
                     if !kept.is_empty() {
                         let old = kept.swap_remove(random / 3 % kept.len());
                         old.mul_(0.5)?;
@@ -310,7 +310,7 @@ fn blocks_that_move_are_waited_for() -> Result<()> {
                     }
                     Ok(())
                 };
-                match turn() {
+                match round() {
                     Err(full) if full.is_out_of_memory() => kept.truncate(kept.len() / 2),
                     done => done?,
                 }

@@ -204,10 +204,10 @@ fn a_signal_that_the_program_was_started_to_ignore_stays_ignored() {
 fn killed_writers_leave_complete_files() -> std::io::Result<()> {
     let mut folder = tempfile::tempdir()?;
     let file = folder.path().join("run.safetensors");
-    for turn in 0..10 {
+    for round in 0..10 {
         let mut program = ChildProgram::spawn_in(folder, "", "saves");
         // At various points during a save.
-        (0..turn % 4).for_each(|_| program.wait_for("step"));
+        (0..round % 4).for_each(|_| program.wait_for("step"));
         program.send_signal("KILL");
         let (_, status, _, kept) = program.wait();
         assert_eq!(status.signal(), Some(9));

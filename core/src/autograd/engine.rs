@@ -132,8 +132,9 @@ impl ExecInfo {
                 }
             }
         }
-        let walked = order.iter().filter(|node| self.needed.as_ref().is_none_or(|n| n.contains(&node.id)));
-        let edges = walked.flat_map(|node| node.next_edges.iter().flatten());
+        let needed_nodes =
+            order.iter().filter(|node| self.needed.as_ref().is_none_or(|n| n.contains(&node.id)));
+        let edges = needed_nodes.flat_map(|node| node.next_edges.iter().flatten());
         for edge in edges.chain(roots) {
             if let GradEdge::Leaf(leaf) = edge
                 && leaf.hooks.get().is_some()
@@ -438,7 +439,7 @@ pub(super) fn run_backward_until(
     // Gradients are computed in the dtypes that the forward pass chose.
     let _as_given = super::autocast_mode::AutocastGuard::enter(None);
     let looks = anomaly::is_checking_grads()?;
-    let mut walk = GraphTask {
+    let mut task = GraphTask {
         options,
         targets,
         captured_grads: sink,
@@ -450,7 +451,7 @@ pub(super) fn run_backward_until(
         target_grads: GradSums::new(),
     };
     let starts: SmallVec<[GradEdge; 4]> = roots.iter().filter_map(|(root, _)| root.grad_edge()).collect();
-    walk.exec_info.scan_graph(&starts, targets, oldest);
+    task.exec_info.scan_graph(&starts, targets, oldest);
     for (root, seed) in roots {
         let Some(meta) = root.grad_edge() else {
             fail!(
@@ -461,16 +462,16 @@ pub(super) fn run_backward_until(
         if !root.is_current() {
             return Err(inplace::stale_history_error("a backward pass from it"));
         }
-        if walk.should_visit(&meta) {
-            walk.add_edge_grad(&meta, seed.clone(), false)?;
+        if task.should_visit(&meta) {
+            task.add_edge_grad(&meta, seed.clone(), false)?;
         }
     }
-    while let Some((_, node)) = walk.ready_queue.pop_last() {
-        if let Some(grad) = walk.pending_grads.remove(&node.id) {
-            walk.run_node(&node, grad, looks)?;
+    while let Some((_, node)) = task.ready_queue.pop_last() {
+        if let Some(grad) = task.pending_grads.remove(&node.id) {
+            task.run_node(&node, grad, looks)?;
         }
     }
-    Ok((walk.target_grads, walk.outer_grads))
+    Ok((task.target_grads, task.outer_grads))
 }
 
 /// Options of [`Tensor::backward_with`], [`backward`] and [`grad`]; the defaults are PyTorch's.

@@ -462,13 +462,13 @@ impl PoolState {
             // Migration while the peak usage grows does not indicate a program that fails to settle. Blocks
             // that grow by a little each time, as those of a cache do, cause much more migration than growth.
             let grown = self.peak_active_with(need) - self.heap.counters.peak_active_bytes;
-            let (lent, cost) = (
+            let (allocated, cost) = (
                 self.heap.counters.total_allocated(),
                 moved + WAIT_COST_EXTENTS * self.extent_size(need, page),
             );
             match grown {
-                0 => self.migration_budget.add(lent, cost),
-                _ if grown < moved => self.creep_budget.add(lent, cost),
+                0 => self.migration_budget.add(allocated, cost),
+                _ if grown < moved => self.creep_budget.add(allocated, cost),
                 _ => {}
             }
         }

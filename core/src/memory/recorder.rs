@@ -200,9 +200,9 @@ impl EventRecorder {
     /// Changes the tag of a block that was allocated a few events ago.
     pub(super) fn retag(&mut self, segment: SegmentId, offset: u64, tag: Tag) {
         let (newer, older) = self.ring.split_at_mut(self.next);
-        let lent =
+        let is_allocation =
             |r: &&mut RecordedEvent| r.action == Action::Alloc && (r.segment, r.offset) == (segment, offset);
-        if let Some(record) = older.iter_mut().chain(newer).rev().take(RETAG_WINDOW).find(lent) {
+        if let Some(record) = older.iter_mut().chain(newer).rev().take(RETAG_WINDOW).find(is_allocation) {
             record.scope.tag = tag;
         }
     }

@@ -1,8 +1,8 @@
 //! Modules: layers, and structs of layers, whose parameters have names.
 //!
-//! A module is a value whose tensors and settings [`Module::visit`] walks; `#[derive(Module)]` implements the
-//! walk. The walk yields the parameters for an optimiser, the names for saving, the training mode and the
-//! module's path. Memory reports and errors name this path. Each module computes with a method of its own.
+//! A module is a value whose tensors and settings [`Module::visit`] lists; `#[derive(Module)]` implements it.
+//! A visit yields the parameters for an optimiser, the names for saving, the training mode and the module's path.
+//! Memory reports and errors name this path. Each module computes with a method of its own.
 //! Layers of this crate have `forward`, and [`Forward`] is its trait for a [`Sequential`].
 //!
 //! Weights have PyTorch's layouts, names and initial values, so that weight files are compatible.
@@ -165,11 +165,11 @@ pub fn join_path(path: &str, name: &str) -> String {
 pub trait Module {
     /// Calls `f` with every entry of this module, at `path`, and of its children, under full names.
     ///
-    /// The order is the order of declaration, and is stable across walks.
+    /// The order is the order of declaration, and is stable across visits.
     fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>));
 
-    /// Returns the path that earlier walks of the model recorded in the module or its children, or the root
-    /// without a walk. [`enter_module`] uses the path.
+    /// Returns the path that earlier visits of the model recorded in the module or its children, or the root
+    /// without a visit. [`enter_module`] uses the path.
     #[must_use]
     fn module_path(&self) -> ModulePath {
         ModulePath::ROOT

@@ -1,4 +1,4 @@
-//! Path of a module in its model, known after a walk of the model.
+//! Path of a module in its model, known after a visit of the model.
 
 use std::fmt;
 use std::sync::RwLock;
@@ -11,8 +11,8 @@ use forebay_core::sync::RwLockUnpoisoned;
 
 /// Path of a module, such as `encoder.fc1`, as a field of the module.
 ///
-/// Walks of a model, such as `parameters` and `state_dict`, record the path. A module enters its scope while
-/// it computes, so that memory reports and errors name the module. Before a walk the module has no name. Any
+/// Visits of a model, such as `parameters` and `state_dict`, record the path. A module enters its scope while
+/// it computes, so that memory reports and errors name the module. Before a visit the module has no name. Any
 /// struct that derives [`Module`] may have such a field.
 #[derive(Default)]
 pub struct ModuleScope(RwLock<RecordedPath>);
@@ -30,7 +30,7 @@ impl ModuleScope {
         Self::default()
     }
 
-    /// Returns the module's path, or the root before a walk.
+    /// Returns the module's path, or the root before a visit.
     #[must_use]
     pub fn path(&self) -> ModulePath {
         self.0.read_unpoisoned().path
@@ -54,7 +54,7 @@ impl ModuleScope {
         })
     }
 
-    /// Records the path, unless a walk of a larger model has recorded a longer one.
+    /// Records the path, unless a visit of a larger model has recorded a longer one.
     pub(super) fn set_path(&self, path: &str) {
         let depth = if path.is_empty() { 0 } else { path.split('.').count() };
         let mut recorded = self.0.write_unpoisoned();

@@ -79,7 +79,7 @@ pub(crate) struct NamedTensor {
     pub(crate) is_parameter: bool,
 }
 
-/// Returns the tensors of a module, each once, in the order of its walk.
+/// Returns the tensors of a module, each once, in the order of a visit.
 pub(crate) fn named_tensors<M: Module + ?Sized>(module: &M) -> Vec<NamedTensor> {
     let mut all: Vec<NamedTensor> = Vec::new();
     let mut known = BTreeMap::new();

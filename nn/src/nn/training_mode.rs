@@ -29,7 +29,7 @@ pub fn eval_mode<M: Module + ?Sized>(model: &M) -> EvalModeGuard<'_, M> {
 #[must_use = "the modes are restored when it is dropped"]
 pub struct EvalModeGuard<'a, M: Module + ?Sized> {
     model: &'a M,
-    /// Mode of each module, in the order of a walk.
+    /// Mode of each module, in the order of a visit.
     saved_modes: Vec<bool>,
 }
 
@@ -52,7 +52,7 @@ impl<M: Module + ?Sized> fmt::Debug for EvalModeGuard<'_, M> {
     }
 }
 
-/// Returns the mode of each module that has one, in the order of a walk; true is training.
+/// Returns the mode of each module that has one, in the order of a visit; true is training.
 pub(crate) fn training_modes<M: Module + ?Sized>(model: &M) -> Vec<bool> {
     let mut modes = Vec::new();
     visit_model(model, &mut |_, slot| {

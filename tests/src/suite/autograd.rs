@@ -521,7 +521,7 @@ fn saved_tensors_are_freed_during_backward(device: &Device) -> Result<()> {
     let peak = device.memory().peak_allocated() - before;
     let one = 4 << 16;
     ensure!(forward == 10 * one, "each tanh keeps its result: {forward} bytes");
-    ensure!(peak <= forward + 3 * one, "the walk back peaks at {peak} bytes over {forward}");
+    ensure!(peak <= forward + 3 * one, "the backward pass peaks at {peak} bytes over {forward}");
     drop(y);
     ensure!(device.memory().allocated() - before == one, "only the gradient stays");
     Ok(())

@@ -614,8 +614,8 @@ fn sixteen_bit_copies_are_never_stale(device: &Device) -> Result<()> {
         if !captured {
             (0..4).try_for_each(|_| once().map(drop))?;
         }
-        for turn in [0, 0, 1, 2, 1, 0, 2, 2, 3, 0, 3, 2, 1, 1] {
-            match (turn, steps.get_mut(turn)) {
+        for index in [0, 0, 1, 2, 1, 0, 2, 2, 3, 0, 3, 2, 1, 1] {
+            match (index, steps.get_mut(index)) {
                 (_, Some(step)) => losses.push(step.replay()?.copy()?),
                 (3, None) => change(2)?,
                 (_, None) => losses.push(once()?),

@@ -172,11 +172,11 @@ fn least_squares_of_any_rank(device: &Device) -> Result<()> {
 fn exponentials_of_all_sizes(device: &Device) -> Result<()> {
     for (dtype, unit) in types(device) {
         // Matrices of different norms in one batch: each needs its own number of squarings.
-        let turn = Tensor::from_slice(&[0.0f32, -1.0, 1.0, 0.0], [1, 2, 2], device)?.to_dtype(dtype)?;
+        let rotation = Tensor::from_slice(&[0.0f32, -1.0, 1.0, 0.0], [1, 2, 2], device)?.to_dtype(dtype)?;
         let angles = [0.0f64, 1e-6, 0.3, 2.0, 40.0];
         let scale = Tensor::from_slice(&angles.map(|v| v as f32), [5, 1, 1], device)?.to_dtype(dtype)?;
         let exact = scale.reshape([5])?.to_f64s()?;
-        let got = turn.mul(&scale)?.matrix_exp()?.to_f64s()?;
+        let got = rotation.mul(&scale)?.matrix_exp()?.to_f64s()?;
         for (k, angle) in exact.into_iter().enumerate() {
             let expected = [angle.cos(), -angle.sin(), angle.sin(), angle.cos()];
             for (got, expected) in got[k * 4..][..4].iter().zip(expected) {

@@ -130,7 +130,7 @@ fn seeds_of_another_device_are_refused(device: &Device) -> Result<()> {
     is_of_devices(y.backward_with(&seed), "backward_with")?;
     is_of_devices(func::vjp(|x| x[0].exp(), &[x.detach()], &seed), "vjp")?;
     ensure!(x.grad().is_none());
-    y.sum_all()?.backward().context("what was refused has walked nothing")
+    y.sum_all()?.backward().context("a refused pass runs nothing")
 }
 
 fn gradients_of_another_device_are_refused(device: &Device) -> Result<()> {

@@ -354,13 +354,13 @@ fn ensure_near(name: &str, got: &Tensor, expected: &Tensor, terms: f64) -> Resul
 
 /// Runs the fp8 quantisation kernel of linear layers, which every device supports. Returns scale, bytes and
 /// transposed bytes.
-fn scaled_cast(x: &Tensor, to: DType, turns: bool) -> Result<(f32, Vec<u8>, Option<Vec<u8>>)> {
+fn scaled_cast(x: &Tensor, to: DType, transposes: bool) -> Result<(f32, Vec<u8>, Option<Vec<u8>>)> {
     let (&[rows, columns], n) = (x.shape(), x.numel()) else { anyhow::bail!("a matrix") };
     let spec = KernelSpec::new("fp8_quantize")
         .def("dtype", x.dtype().name())
         .def("to", to.name())
         .def("width", if n.is_multiple_of(4) { 4usize } else { 1 })
-        .def("transposed", turns)
+        .def("transposed", transposes)
         .def("steps_per_thread", 4usize);
     let text: &'static str = Box::leak(render(&spec)?.into_boxed_str());
     let op: &'static CustomOp = Box::leak(Box::new(CustomOp::new("fp8_quantize", text)));
@@ -372,15 +372,15 @@ fn scaled_cast(x: &Tensor, to: DType, turns: bool) -> Result<(f32, Vec<u8>, Opti
         Ok(Tensor::from_bytes(&bytes, [bytes.len() / 4], dtype, t.device())?)
     };
     let largest = words(&x.norm(f64::INFINITY, (), false)?)?;
-    let groups = if turns { rows.div_ceil(64) * columns.div_ceil(64) } else { n.div_ceil(4096) };
+    let groups = if transposes { rows.div_ceil(64) * columns.div_ceil(64) } else { n.div_ceil(4096) };
     let x = words(x)?;
     let mut call =
         op.inputs(&[&x, &largest]).params(&[rows as u32, columns as u32]).workgroups([groups, 1, 1]);
-    for count in [1, n.div_ceil(4)].into_iter().chain(turns.then_some(n / 4)) {
+    for count in [1, n.div_ceil(4)].into_iter().chain(transposes.then_some(n / 4)) {
         call = call.output([count], DType::U32);
     }
     let mut out = call.run_all()?.into_iter().map(|t| t.to_bytes()).collect::<Result<Vec<_>, _>>()?;
-    let turned = turns.then(|| out.pop()).flatten();
+    let turned = transposes.then(|| out.pop()).flatten();
     let (bytes, scale) = (out.pop().context("bytes")?, out.pop().context("a scale")?);
     let scale = scale.try_into().map(f32::from_le_bytes).ok().context("four bytes")?;
     Ok((scale, bytes[..n].to_vec(), turned))
@@ -393,14 +393,14 @@ fn scaled_casts_equal_casts_of_quotients(device: &Device) -> Result<()> {
         [DType::F32, DType::F16, DType::BF16].into_iter().flat_map(|d| DType::STORAGE_ONLY.map(|to| (d, to)))
     {
         let last = value(to, if to == DType::F8E4M3 { 0x7e } else { 0x7b });
-        for (k, (shape, turns)) in shapes.into_iter().enumerate() {
+        for (k, (shape, transposes)) in shapes.into_iter().enumerate() {
             let (size, odd) =
                 [(3e-4, 1.0), (300.0, f64::NAN), (1.0, f64::INFINITY), (0.0, 0.0), (0.2, last)][k];
             let x = Tensor::randn(shape, DType::F32, device)?.mul(size)?;
             // The last value: the type's largest, for which the scale must be exact, or infinity or NaN.
             x.narrow(0, shape[0] - 1, 1)?.narrow(1, shape[1] - 1, 1)?.fill_(odd)?;
             let x = x.to_dtype(dtype)?;
-            let (scale, bytes, turned) = scaled_cast(&x, to, turns)?;
+            let (scale, bytes, turned) = scaled_cast(&x, to, transposes)?;
             let numbers = x.to_f64s()?;
             let max_abs = numbers
                 .iter()

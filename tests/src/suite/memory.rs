@@ -251,7 +251,7 @@ fn threads_share_a_device(device: &Device) -> Result<()> {
         for i in 0..50 {
             let x = Tensor::full([257 + seed as usize], seed as f64, DType::F32, device)?;
             let y = x.mul(&x)?.add(i)?.to_vec::<f32>()?;
-            ensure!(y.iter().all(|&v| v == (seed * seed + i) as f32), "thread {seed}, turn {i}");
+            ensure!(y.iter().all(|&v| v == (seed * seed + i) as f32), "thread {seed}, round {i}");
         }
         Ok(())
     };

@@ -51,7 +51,7 @@ impl Block {
 #[derive(Module)]
 enum FirstModule {
     Block(Block),
-    #[allow(dead_code, reason = "the derive walks both variants, and one is enough to make")]
+    #[allow(dead_code, reason = "the derive visits both variants, and one is enough to make")]
     Layer(Linear),
 }
 
@@ -106,7 +106,7 @@ fn out_of_memory_in_a_custom_forward_names_activations_and_the_module(device: &D
         first: FirstModule::Block(block(&limited)?),
         rest: (Linear::new(64, 16, &limited)?, Some(Box::new(block(&limited)?))),
     };
-    ensure!(nn::Module::module_path(&net).is_root(), "a path before the walk");
+    ensure!(nn::Module::module_path(&net).is_root(), "a path before the first visit");
     net.parameters();
     let FirstModule::Block(first) = &net.first else { anyhow::bail!("it is no block") };
     let last = net.rest.1.as_ref().context("no block")?;

@@ -314,7 +314,7 @@ fn functions_in_f64_match_the_host(device: &Device) -> Result<()> {
         }
     }
     // Near multiples of pi/2, for each range reduction, and up to f64's limits. The last but one is f64's worst case.
-    let turns = [
+    let angles = [
         1e-300,
         -0.0,
         FRAC_PI_2,
@@ -328,11 +328,11 @@ fn functions_in_f64_match_the_host(device: &Device) -> Result<()> {
         6_381_956_970_095_103.0 * 2f64.powi(797),
         f64::MAX,
     ];
-    let x = Tensor::from_slice(&turns, [turns.len()], device)?;
+    let x = Tensor::from_slice(&angles, [angles.len()], device)?;
     let circle: [Pair; 3] =
         [("sin", Tensor::sin, f64::sin), ("cos", Tensor::cos, f64::cos), ("tan", Tensor::tan, f64::tan)];
     for (name, ours, host) in circle {
-        for (&x, got) in turns.iter().zip(ours(&x)?.to_vec::<f64>()?) {
+        for (&x, got) in angles.iter().zip(ours(&x)?.to_vec::<f64>()?) {
             let exact = host(x);
             ensure!(
                 (got - exact).abs() <= 8.0 * f64::EPSILON * exact.abs(),

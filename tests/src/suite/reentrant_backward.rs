@@ -170,13 +170,13 @@ fn threads_run_one_graph_concurrently(device: &Device) -> Result<()> {
     let once = [take(&x)?, take(&w)?];
     for round in 0..4 {
         let found = thread::scope(|scope| -> Result<Vec<Vec<Tensor>>> {
-            let walk = || -> CoreResult<Vec<Tensor>> {
+            let run_backward = || -> CoreResult<Vec<Tensor>> {
                 // Half of the threads accumulate into leaves, the other half request gradients.
                 loss.backward_with(GradOptions::retain_graph())?;
                 let options = GradOptions { retain_graph: Some(true), ..GradOptions::default() };
                 autograd::grad(from_ref(&loss), &[x.clone(), w.clone()], &options)
             };
-            let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(walk)).collect();
+            let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(run_backward)).collect();
             let joined =
                 threads.into_iter().map(|t| t.join().map_err(|_| anyhow::anyhow!("a thread panicked")));
             joined.map(|found| Ok(found??)).collect()

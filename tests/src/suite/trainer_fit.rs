@@ -337,19 +337,19 @@ fn an_asynchronous_fit_is_bitwise_the_blocking_one(device: &Device) -> Result<()
         let expected = run(device, &loader, set)?;
         let net = Net::new(device)?;
         let mut trainer = set(trainer(&net));
-        let (mut polls, mut turns) = (0u64, 0u64);
+        let (mut polls, mut other_runs) = (0u64, 0u64);
         {
             let mut training = pin!(trainer.fit_async(&loader, |x, y| net.loss(x, y)));
-            // Another task of the same thread, which gets a turn whenever the training is suspended.
+            // Another task of the same thread, which is polled whenever the training is suspended.
             let both = poll_fn(|context| {
                 polls += 1;
                 let ended = training.as_mut().poll(context);
-                turns += u64::from(ended.is_pending());
+                other_runs += u64::from(ended.is_pending());
                 ended
             });
             ensure!(block_on(both)? == FitStatus::Finished, "{name}");
         }
-        ensure!(turns >= trainer.steps_done() && polls == turns + 1, "{name}: {turns} turns");
+        ensure!(other_runs >= trainer.steps_done() && polls == other_runs + 1, "{name}: {other_runs} turns");
         let losses = trainer.history().losses.iter().map(|&loss| f64::from(loss)).collect::<Vec<_>>();
         ensure!((&losses, &net.weights()?) == (&expected.0, &expected.1), "{name}: other results");
         ensure!(

@@ -391,7 +391,7 @@ mod tests {
             let (mut done, iterations_of) = (0, |step: usize| 1 + step % 400);
             launch_in_parts(&device, fixed, steps, iterations_of, |first, count, iterations| {
                 assert_eq!(first, done, "a gap");
-                assert!(count > 0 && iterations <= 1000, "{count} steps of {iterations} turns");
+                assert!(count > 0 && iterations <= 1000, "{count} steps of {iterations} iterations");
                 assert_eq!(iterations, fixed + (first..first + count).map(iterations_of).sum::<usize>());
                 done += count;
                 Ok(())

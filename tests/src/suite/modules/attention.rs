@@ -138,7 +138,7 @@ pub(super) fn rotary_embeddings_of_views(device: &Device) -> Result<()> {
         let turned = rotary.forward_at(&view, 5)?;
         let again = rotary.forward_at(&dense, 5)?;
         ensure!(turned.dtype() == dtype, "{dtype} became {}", turned.dtype());
-        ensure!(turned.to_bytes()? == again.to_bytes()?, "{dtype}: a view turns otherwise");
+        ensure!(turned.to_bytes()? == again.to_bytes()?, "{dtype}: a view rotates differently");
         // Rotations preserve lengths, so the gradient of half the sum of squares is x.
         let wide = turned.to_dtype(DType::F32)?;
         wide.square()?.sum_all()?.mul(0.5)?.backward()?;
