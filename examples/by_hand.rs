@@ -62,6 +62,6 @@ fn main() -> anyhow::Result<()> {
     }
     let _no_grad = no_grad();
     let (x, y) = FashionMnist::test()?.batches(1000).prefetch(&device).next().expect("it has 10,000")?;
-    println!("accuracy on 1000 test pictures: {:.1} %", 100.0 * accuracy(&net.forward(&x)?, &y)?.item()?);
+    println!("accuracy on 1000 test images: {:.1} %", 100.0 * accuracy(&net.forward(&x)?, &y)?.item()?);
     Ok(())
 }

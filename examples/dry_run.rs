@@ -77,7 +77,7 @@ fn main() -> Result<()> {
     );
     println!("{run}");
     if let Some(refused) = &run.out_of_memory {
-        println!("\nthe card would have said:\n{refused}");
+        println!("\nthe error of the card:\n{refused}");
     }
     println!("\n{} events, {:.2} s; cards: {}", run.timeline.len(), duration.as_secs_f64(), CARDS.join(", "));
     Ok(())

@@ -116,7 +116,7 @@ impl Workload {
         }
         let (first, last) = (losses[0], losses[done - 1]);
         println!("{done} of {} steps, loss {first:.3} to {last:.3}", self.steps);
-        println!("  {} were taken at most", Bytes(device.memory().peak_reserved()));
+        println!("  {} were reserved at the peak", Bytes(device.memory().peak_reserved()));
         ensure!(device.is_null() || last < first / 2.0, "the loss does not fall");
         Ok(true)
     }
@@ -141,7 +141,7 @@ fn main() -> Result<ExitCode> {
     let requested = dry.peak_requested;
     let limit = requested * (100 + options.slack) / 100;
     println!(
-        "{} steps of {} to {} rows ask for {} at most",
+        "{} steps of {} to {} rows request {} at the peak",
         sizes.steps,
         sizes.batch_unit,
         16 * sizes.batch_unit,

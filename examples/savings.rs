@@ -191,7 +191,7 @@ fn main() -> Result<ExitCode> {
 
     println!("{}", device.info());
     println!("{model}, {} passages of {} tokens a step, AdamW\n", options.batch, sizes.context);
-    println!("| way | run as | predicted bytes | taken bytes | held at most | tokens/s |");
+    println!("| variant | configuration | predicted bytes | reserved bytes | allocated bytes | tokens/s |");
     println!("| --- | --- | ---: | ---: | ---: | ---: |");
     let all = vec![true; sizes.layers];
     let [whole, parts] = [StepConfig::new(options.batch, 1), StepConfig::new(options.batch / 4, 4)];

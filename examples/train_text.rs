@@ -158,7 +158,7 @@ fn main() -> Result<()> {
         None => Text::shakespeare()?,
     };
     println!("{}", device.info());
-    println!("{} characters, {} different ones", text.len(), text.vocabulary().len());
+    println!("{} characters, {} of them distinct", text.len(), text.vocabulary().len());
 
     if options.memory_snapshot.is_some() {
         device.pool().start_recording(100_000);
@@ -208,7 +208,7 @@ fn main() -> Result<()> {
     }
     if ended == FitStatus::Interrupted {
         println!(
-            "stopped after {} steps; go on with --resume {}",
+            "stopped after {} steps; continue with --resume {}",
             trainer.steps_done(),
             checkpoint.display()
         );

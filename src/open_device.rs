@@ -198,7 +198,7 @@ fn parse_id(id: &str) -> Result<(&str, usize)> {
     let (backend, index) = id.split_once(':').unwrap_or((id, "0"));
     let index = index.parse().map_err(|_| Error::NoDevice {
         requested: id.into(),
-        reason: "an id is a backend and a number, as `cuda:0` or `wgpu:1`".into(),
+        reason: "an id is a backend and a number, such as `cuda:0` or `wgpu:1`".into(),
     })?;
     Ok((backend, index))
 }

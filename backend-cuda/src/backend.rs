@@ -620,7 +620,7 @@ impl Backend for CudaBackend {
             Ok(graph) => Ok(graph.map(|graph| Box::new(graph) as Box<dyn CommandSequence>)),
             Err(error @ Error::Driver(SourceError::DeviceLost(_))) => Err(error),
             Err(error) => {
-                log::debug!("a captured step is no graph: {error}");
+                log::debug!("a captured step cannot become a CUDA graph: {error}");
                 Ok(None)
             }
         }
@@ -665,7 +665,7 @@ struct PreparedGraph {
 impl CommandSequence for PreparedGraph {
     fn set_params(&mut self, at: usize, params: &[u8]) -> Result<()> {
         let Some(Some((node, recorded))) = self.launches.get(at) else {
-            return Err(Error::argument("set_params", format!("command {at} is no launch")));
+            return Err(Error::argument("set_params", format!("command {at} is not a launch")));
         };
         let launch =
             Launch { kernel: recorded.kernel, bindings: &recorded.bindings, params, groups: recorded.groups };

@@ -438,7 +438,7 @@ impl PinnedBuffer {
         check_alloc("cuMemHostAlloc", bytes as u64, unsafe { sys::cuMemHostAlloc(&mut start, bytes, 0) })?;
         let start = NonNull::new(start.cast()).ok_or(SourceError::Driver {
             call: "cuMemHostAlloc",
-            detail: "succeeded without giving memory".to_owned(),
+            detail: "succeeded without returning memory".to_owned(),
         })?;
         Ok(Self { start, bytes, _context: Arc::clone(context) })
     }

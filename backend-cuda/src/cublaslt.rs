@@ -332,7 +332,7 @@ impl CublasLtLibrary {
         }
         let plan = self.plans.entry(problem).or_insert_with(|| {
             CublasLtPlan::new(self.handle, &problem, bytes)
-                .inspect_err(|error| log::debug!("cuBLASLt does not do {problem:?}: {error}"))
+                .inspect_err(|error| log::debug!("cuBLASLt does not support {problem:?}: {error}"))
                 .ok()
         });
         plan.is_some()
@@ -402,7 +402,7 @@ impl CublasLtLibrary {
                         None => c,
                         Some(Ok(scratch)) => scratch.address,
                         Some(Err(error)) => {
-                            log::debug!("no room to time algorithms of {problem:?}: {error}");
+                            log::debug!("no memory to time algorithms of {problem:?}: {error}");
                             return Ok(None);
                         }
                     };

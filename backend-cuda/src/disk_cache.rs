@@ -56,7 +56,7 @@ impl DiskCache {
     pub(crate) fn store(&self, key: CacheKey, version: CompilerVersion, cubin: &[u8]) {
         let Some(folder) = &self.folder else { return };
         if let Err(error) = write_checked(folder, &key.file_name(version), cubin) {
-            log::debug!("compiled kernels are not kept in {}: {error}", folder.display());
+            log::debug!("compiled kernels are not cached in {}: {error}", folder.display());
         }
     }
 }

@@ -73,7 +73,7 @@ impl GraphCapture {
             (self.capture_info)(stream, &mut status, &mut id, &mut graph, &mut nodes, &mut count)
         })?;
         if status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE || count != 1 {
-            let detail = format!("{count} commands are last in a line of them ({status:?})");
+            let detail = format!("the capture has {count} dependencies, expected 1 ({status:?})");
             return Err(SourceError::Driver { call: "cuStreamGetCaptureInfo", detail });
         }
         // SAFETY: the pointer refers to one node until the next call with this stream.

@@ -190,7 +190,7 @@ impl KernelRegistry {
             match CudaModule::load(context, &cubin) {
                 Ok(module) => return Ok(KernelCode::Loaded(module)),
                 Err(error @ SourceError::DeviceLost(_)) => return Err(error.into()),
-                Err(error) => log::debug!("the kept code of `{label}` is of no use: {error}"),
+                Err(error) => log::debug!("the cached code of `{label}` cannot be loaded: {error}"),
             }
         }
         let version = compiler.map_err(|error| compilation_error(label, &error))?;

@@ -22,7 +22,7 @@ use crate::settings;
 pub enum NvtxUnavailable {
     /// The program does not run under a tool.
     #[error(
-        "no tool listens to NVTX ranges: NVTX_INJECTION64_PATH is not set; run the program under one, as `nsys profile --trace=cuda,nvtx`"
+        "no tool records NVTX ranges: NVTX_INJECTION64_PATH is not set; run the program under one, as `nsys profile --trace=cuda,nvtx`"
     )]
     NoTool,
     /// The library that `NVTX_INJECTION64_PATH` names is not a tool's, or cannot be loaded.
@@ -174,7 +174,7 @@ impl NvtxTool {
         mem::forget(library);
         let [push, pop] = [RANGE_PUSH, RANGE_POP].map(|number| FUNCTIONS[1][number].load(Ordering::Acquire));
         if push.is_null() || pop.is_null() {
-            return Err(broken("the tool takes no ranges".into()));
+            return Err(broken("the tool does not accept ranges".into()));
         }
         // SAFETY: NVTX assigns these indices to nvtxRangePushA and nvtxRangePop, which have these types.
         unsafe {

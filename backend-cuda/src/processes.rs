@@ -20,7 +20,7 @@ pub(crate) fn list_processes(pci: &str) -> Vec<DeviceProcess> {
     let Some(nvml) = load_nvml() else { return Vec::new() };
     let found = nvml.device_by_pci_bus_id(pci).and_then(|device| query_processes(nvml, &device));
     found.unwrap_or_else(|error| {
-        log::debug!("NVML does not tell the processes of {pci}: {error}");
+        log::debug!("NVML does not list the processes of {pci}: {error}");
         Vec::new()
     })
 }

@@ -61,6 +61,6 @@ on_fake! {
 
     a_tool_that_takes_no_ranges_is_named(Driver, "NVTX_INJECTION64_PATH" = NVTX_TOOL, "FAKE_NVTX_DEAF" = "1") {
         let error = broken("FAKE_NVTX_DEAF");
-        assert!(error.ends_with("libfake_nvtx.so: the tool takes no ranges"), "{error}");
+        assert!(error.ends_with("libfake_nvtx.so: the tool does not accept ranges"), "{error}");
     }
 }

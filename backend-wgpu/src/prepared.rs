@@ -89,7 +89,7 @@ impl CommandSequence for PreparedCommands {
             }
             _ => Err(Error::argument(
                 "set_params",
-                format!("command {at} is no launch with {} bytes", new.len()),
+                format!("command {at} is not a launch with {} bytes", new.len()),
             )),
         }
     }

@@ -121,7 +121,7 @@ def main():
     name = torch.cuda.get_device_name(0) if args.device == "cuda" else args.device
     print(f"PyTorch {torch.__version__}, {name}")
     print(f"{args.model}, {args.batch} passages of {args.context} tokens a step, AdamW\n")
-    print("| way | reserved bytes at most | allocated bytes at most | tokens/s |")
+    print("| variant | reserved bytes | allocated bytes | tokens/s |")
     print("| --- | ---: | ---: | ---: |")
     failed = 0
     for way in WAYS:

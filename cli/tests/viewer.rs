@@ -158,7 +158,7 @@ fn main() -> ExitCode {
     let folder = env::temp_dir().join(format!("forebay-viewer-{}", std::process::id()));
     let outcome =
         fs::create_dir_all(&folder).map_err(Into::into).and_then(|()| check_page(&browser, &folder));
-    // What is left behind is in the folder of temporary files.
+    // Leftovers are in the folder of temporary files.
     let _ = fs::remove_dir_all(&folder);
     match outcome {
         Ok(()) => {

@@ -3,7 +3,7 @@
 
 use std::ffi::OsStr;
 
-pub(crate) const EXPECTED_BYTES: &str = "a number of bytes, as 262144, or 0 for never";
+pub(crate) const EXPECTED_BYTES: &str = "a number of bytes, such as 262144, or 0 for never";
 pub(crate) const EXPECTED_SWITCH: &str = "0 (off) or 1 (on)";
 
 /// Error of a variable with an invalid value: its name, the value, and what is expected.

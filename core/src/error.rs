@@ -120,7 +120,7 @@ pub enum Error {
     Snapshot(String),
     /// No configuration of the step fits the memory budget.
     #[error(
-        "no way to run this step fits {} on {card}; the smallest budget that would do is {} ({needed} bytes): {choice}",
+        "no configuration of this step fits {} on {card}; the smallest budget that would do is {} ({needed} bytes): {choice}",
         Bytes(*budget), Bytes(*needed)
     )]
     BudgetTooSmall {

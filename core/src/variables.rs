@@ -103,10 +103,12 @@ fn check_variable(name: &str, value: &OsStr) -> Result<()> {
         ValueKind::Bytes => understood(EXPECTED_BYTES, &|text| text.parse::<u64>().is_ok()),
         ValueKind::Number => understood("a whole number", &|text| text.parse::<u64>().is_ok()),
         ValueKind::Text => understood("text in Unicode", &|_| true),
-        ValueKind::Device => understood("a backend and a number, as cuda:0, wgpu:1, wgpu or null", &|text| {
-            let (backend, index) = text.split_once(':').unwrap_or((text, "0"));
-            !backend.is_empty() && index.parse::<usize>().is_ok()
-        }),
+        ValueKind::Device => {
+            understood("a backend and a number, such as cuda:0, wgpu:1, wgpu or null", &|text| {
+                let (backend, index) = text.split_once(':').unwrap_or((text, "0"));
+                !backend.is_empty() && index.parse::<usize>().is_ok()
+            })
+        }
         ValueKind::AllocatorConfig => {
             understood("text in Unicode", &|_| true)?;
             let text = value.to_string_lossy();
@@ -173,7 +175,7 @@ mod tests {
         };
         assert_eq!(number(" 0 "), Ok(Some(0)));
         assert_eq!(number(""), Ok(None));
-        let wrong = "FOREBAY_FUSION_MIN_BYTES=off: expected a number of bytes, as 262144, or 0 for never; correct it, or unset it";
+        let wrong = "FOREBAY_FUSION_MIN_BYTES=off: expected a number of bytes, such as 262144, or 0 for never; correct it, or unset it";
         assert_eq!(number("off"), Err(wrong.to_owned()));
         assert!(number("-1").is_err() && number("99999999999999999999").is_err());
     }

@@ -35,10 +35,10 @@ pub(crate) fn answer(device: &Device) -> Result<()> {
         let [budget, predicted, taken] =
             [bytes, best.peak.unwrap_or(0), real.memory().peak_reserved()].map(Bytes);
         println!("within {budget}, {percent} % of the plain step's:");
-        println!("  {}; predicted {predicted}, taken {taken}", best.config);
+        println!("  {}; predicted {predicted}, reserved {taken}", best.config);
     }
     match plan(MIB) {
-        Ok(_) => println!("1 MiB was said to be enough"),
+        Ok(_) => println!("1 MiB was reported to be enough"),
         Err(error) => println!("within 1 MiB: {error}"),
     }
     Ok(())

@@ -15,10 +15,10 @@ pub(crate) fn answer(device: &Device) -> Result<()> {
         let stat = stats.tag(tag);
         if stat.peak > 0 {
             let [now, peak] = [stat.current, stat.peak].map(|bytes| Bytes(bytes).to_string());
-            println!("{:<44} {now:>10} held {peak:>10} at most", tag.name());
+            println!("{:<44} {now:>10} allocated {peak:>10} at the peak", tag.name());
         }
     }
-    println!("of now, the largest:");
+    println!("the largest holders:");
     for (holder, held) in device.pool().snapshot().totals_by_holder().into_iter().take(5) {
         println!(
             "  {:<42} {:>10} in {} blocks",

@@ -90,14 +90,14 @@ fn main() -> Result<()> {
     let (train, test) =
         (load_dataset(options.data.as_deref(), "train")?, load_dataset(options.data.as_deref(), "t10k")?);
     println!("{}", device.info());
-    println!("{} training and {} test pictures of {}", train.len(), test.len(), train.folder().display());
+    println!("{} training and {} test images of {}", train.len(), test.len(), train.folder().display());
 
     if options.memory_snapshot.is_some() {
         device.pool().start_recording(100_000);
     }
     device.manual_seed(options.seed);
     let net = Net::new(width, &device)?;
-    println!("{} parameters, {steps} steps of {batch} pictures", net.num_parameters());
+    println!("{} parameters, {steps} steps of {batch} images", net.num_parameters());
     let checkpoint = options.save.with_extension("checkpoint");
     let mut trainer = Trainer::new(&net, AdamW::new(net.parameters(), options.lr))
         .schedule(OneCycle::new(options.lr, steps))
@@ -130,7 +130,7 @@ fn main() -> Result<()> {
     }
     if ended == FitStatus::Interrupted {
         println!(
-            "stopped after {} steps; go on with --resume {}",
+            "stopped after {} steps; continue with --resume {}",
             trainer.steps_done(),
             checkpoint.display()
         );

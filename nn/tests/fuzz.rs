@@ -37,7 +37,7 @@ fn mutated_files_are_read_or_refused_by_every_loader() -> Result<()> {
     let each = cases.div_ceil(LOADERS.len() as u64);
     for loader in LOADERS {
         let file = (loader.file)(&device)?;
-        // The whole file is taken: mutations begin behind the first checks.
+        // The whole file is taken: mutations begin after the first checks.
         (loader.read)(&device, &file).map_err(|e| e.with_context(loader.name))?;
         let (before, mut taken) = (peak_address_space(), 0);
         let held = device.memory().allocated();

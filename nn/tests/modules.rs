@@ -169,7 +169,7 @@ fn a_mismatched_state_changes_nothing_and_lists_all_errors() -> Result<()> {
     let error = net.load_state_dict(&state).expect_err("nothing fits");
     assert_eq!(
         error.to_string(),
-        "load_state_dict: missing: 0.bias; unexpected: 1.weight; does not fit: 0.weight is f32 [3, 2], given f32 [2, 2]"
+        "load_state_dict: missing: 0.bias; unexpected: 1.weight; does not fit: 0.weight is f32 [3, 2], the state has f32 [2, 2]"
     );
     Ok(())
 }

@@ -219,7 +219,7 @@ fn a_trainer_reduces_to_the_rows_that_fit() -> Result<()> {
     log::set_max_level(log::LevelFilter::Info);
     let log_lines = || -> Vec<String> {
         let lines = std::mem::take(&mut *LOG_LINES.lock().unwrap());
-        lines.into_iter().filter(|line| line.contains("made again") || line.contains("fits")).collect()
+        lines.into_iter().filter(|line| line.contains("repeated with") || line.contains("fits")).collect()
     };
     // With and without a measurement of the whole batch's step.
     for knows in [true, false] {
@@ -243,7 +243,7 @@ fn a_trainer_reduces_to_the_rows_that_fit() -> Result<()> {
         assert_eq!(lines.last().unwrap(), "micro-batch 1024 fits: 432.3 of 510.0 MiB", "{lines:?}");
         if knows {
             assert_eq!(lines.len(), 2, "{lines:?}");
-            assert!(lines[0].ends_with("made again, of 1024 rows at a time instead of 8192"), "{lines:?}");
+            assert!(lines[0].ends_with("repeated with 1024 rows at a time instead of 8192"), "{lines:?}");
         }
     }
     Ok(())

@@ -187,7 +187,7 @@ fn run_command(command: Command) -> Result<bool> {
         Command::Fuzz => checks::list_fuzz_targets(&workspace),
         Command::Check => Ok(checks::run_all(&workspace).iter().all(stage::Stage::passed)),
         Command::Run(rest) => {
-            let (program, args) = rest.args.split_first().context("what shall be run?")?;
+            let (program, args) = rest.args.split_first().context("no command to run")?;
             let environment = Setup::new(&workspace)?.program_env()?;
             let mut command = std::process::Command::new(program);
             environment.apply(&mut command);

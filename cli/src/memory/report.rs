@@ -28,14 +28,14 @@ fn write_report(out: &mut String, snapshot: &Snapshot, top: usize) -> fmt::Resul
     writeln!(out, "settings: {}", snapshot.config)?;
     let peak = snapshot.peak();
     match &peak {
-        None => writeln!(out, "nothing was recorded: lines are unknown, and what was held before")?,
+        None => writeln!(out, "nothing was recorded: call sites and earlier usage are unknown")?,
         Some(peak) => {
             let (kept, dropped) = (snapshot.events.len(), snapshot.dropped_events);
             write!(out, "recorded: {kept} events")?;
             if dropped > 0 {
-                write!(out, " ({dropped} older ones were not kept)")?;
+                write!(out, " ({dropped} older events were dropped)")?;
             }
-            write!(out, "; most was held after event {}: {}", peak.event + 1, Bytes(peak.allocated()))?;
+            write!(out, "; the peak was after event {}: {}", peak.event + 1, Bytes(peak.allocated()))?;
             let at_peak = snapshot.events.get(peak.event).and_then(|e| snapshot.holder(e.holder));
             writeln!(out, "{}", at_peak.map_or(String::new(), |holder| format!(", by {holder}")))?;
         }
@@ -189,9 +189,7 @@ mod tests {
         has(
             "memory of fake:0: 40.0 MiB allocated, 0 B pending, 100.0 MiB reserved; peak 100.0 MiB allocated",
         );
-        has(
-            "recorded: 5 events; most was held after event 4: 100.0 MiB, by activation of net.fc1, in relu (",
-        );
+        has("recorded: 5 events; the peak was after event 4: 100.0 MiB, by activation of net.fc1, in relu (");
         has("parameter                                        40.0 MiB     40.0 MiB");
         has("activation                                            0 B     60.0 MiB");
         has("net.fc1                                               0 B     60.0 MiB");

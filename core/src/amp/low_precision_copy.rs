@@ -94,7 +94,8 @@ impl CapturedCast {
         let Some((values, source)) = found else {
             fail!(
                 capture("capture"),
-                "a parameter's 16-bit copy was made anew while the step was recorded; capture it while nobody else trains the parameter"
+                "a parameter's 16-bit copy was created again while the step was recorded; capture the step while no \
+                 other thread trains the parameter"
             );
         };
         let kept = source.is_current(&leaf, &values);

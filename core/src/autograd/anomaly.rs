@@ -114,7 +114,7 @@ pub(super) fn check_grads_for_nan(node: &Node, incoming: &Tensor, grads: &[Optio
         let Some(grad) = grad else { continue };
         if any_element(grad, Tensor::isnan)? {
             let before = match any_element(incoming, Tensor::isnan)? {
-                true => "so has the gradient of its result, which was given so",
+                true => "the gradient of its result has NaN too",
                 false => "the gradient of its result has none",
             };
             return Err(Error::Anomaly(format!(

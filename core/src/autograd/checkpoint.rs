@@ -32,7 +32,7 @@ thread_local! {
 fn enter_checkpoint() -> Result<ScopedGuard<Cell<usize>>> {
     let depth = NESTING.current() + 1;
     fail_if!(depth > MAX_NESTING;
-        argument("checkpoint"), "more than {MAX_NESTING} checkpoints are inside each other; put them in a row");
+        argument("checkpoint"), "more than {MAX_NESTING} checkpoints are nested; call them one after another");
     Ok(ScopedGuard::new(&NESTING, depth))
 }
 

@@ -456,7 +456,8 @@ pub(super) fn run_backward_until(
         let Some(meta) = root.grad_edge() else {
             fail!(
                 backward,
-                "the tensor does not require a gradient: it is made of none that does, or under `no_grad`, or of a `detach`ed one"
+                "the tensor does not require a gradient: no input required one, or it was computed under `no_grad` \
+                 or from a detached tensor"
             );
         };
         if !root.is_current() {

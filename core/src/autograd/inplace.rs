@@ -20,14 +20,14 @@ use crate::tensor::{Layout, Tensor};
 pub(super) fn stale_history_error(what: &str) -> Error {
     Error::Backward(format!(
         "{what} needs the history of a tensor whose memory was overwritten by a recorded operation, through another view of it \
-         or through its base; make the view again behind the operation, or change a copy (`copy`)"
+         or through its base; create the view again after the operation, or change a copy (`copy`)"
     ))
 }
 
 /// Builds the error for a checkpoint's capture that changed since the forward run.
 pub(super) fn changed_capture_error(what: &str) -> Error {
     Error::Backward(format!(
-        "{what} captures a tensor that was changed in place, or made, since it ran: run again, it would give something else; change a \
+        "{what} captures a tensor that was changed in place, or created, since it ran: recomputation would give another result; change a \
          copy (`copy`), or change it after the backward pass"
     ))
 }
@@ -50,7 +50,7 @@ pub(crate) fn check_inplace(op: &'static str, target: &Tensor, others: &[&Tensor
         return Err(stale_history_error(op));
     }
     fail_if!(base.is_some_and(|base| !base.is_contiguous());
-        argument(op), "the tensor is a view of one that is not contiguous: what was written cannot be told from the rest; \
+        argument(op), "the tensor is a view of one that is not contiguous: the written elements cannot be separated from the rest; \
                     change a copy (`copy`), or do it under `no_grad`");
     Ok(true)
 }

@@ -267,7 +267,7 @@ pub fn replayable_state_update(update: impl FnOnce() -> Result<StateValues>) -> 
         Some(Some(values)) => values,
         Some(None) => {
             return Err(Error::Backward(
-                "the body of a checkpoint took another way when it ran again; it must do the same twice"
+                "the body of a checkpoint ran other operations when it was recomputed; both runs must be the same"
                     .into(),
             ));
         }

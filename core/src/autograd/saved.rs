@@ -71,10 +71,10 @@ impl SavedTensor {
     pub(super) fn check_version(&self, wants: &BackwardCtx<'_>) -> Result<()> {
         let (now, t) = (self.tensor.version(), &self.tensor);
         if now != self.version && (wants.create_graph || !self.only_create_graph) {
-            let what = if self.is_output { "its result" } else { "a tensor that it keeps" };
+            let what = if self.is_output { "its result" } else { "a tensor that it saved" };
             fail!(
                 backward,
-                "{} needs {what}, {} {:?}, which was changed in place since: it is at version {now}, and was kept at version \
+                "{} needs {what}, {} {:?}, which was changed in place since: it is at version {now}, and was saved at version \
                  {}; change a copy (`copy`), or change it after the backward pass",
                 wants.node.describe(),
                 t.dtype(),

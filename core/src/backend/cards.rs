@@ -76,7 +76,10 @@ impl CardProfile {
         variables::check()?;
         let plain = |name: &str| name.to_lowercase().replace(['-', '_', ' '], "");
         let found = CARD_TABLE.iter().find(|card| plain(card.0) == plain(name)).ok_or_else(|| {
-            Error::argument("card", format!("no card `{name}` is known; there are {}", CARDS.join(", ")))
+            Error::argument(
+                "card",
+                format!("there is no card `{name}`; expected one of {}", CARDS.join(", ")),
+            )
         })?;
         let &(short, name, mib, api, [flops, half_flops, bytes, host]) = found;
         let cuda = Self {
@@ -185,7 +188,7 @@ mod tests {
         }
         assert_eq!(CardProfile::from_card("RTX 4090")?, CardProfile::from_card("rtx4090")?);
         let error = CardProfile::from_card("voodoo2").map_or_else(|e| e.to_string(), |_| String::new());
-        assert!(error.contains("no card `voodoo2` is known; there are t4, "), "{error}");
+        assert!(error.contains("there is no card `voodoo2`; expected one of t4, "), "{error}");
         Ok(())
     }
 }

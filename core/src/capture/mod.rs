@@ -344,7 +344,7 @@ fn check_state_in_place(
         }
         let advice = "change a state in place (`state.copy_(&new)`), so that the next replay reads what this one leaves";
         fail_if!(memory.is_allocated_by_step;
-            capture("capture"), "the program keeps {memory} that the step makes and does not return. If it is to be seen behind a replay, return it \
+            capture("capture"), "the program keeps {memory} that the step makes and does not return. To read it after a replay, return it \
                  from the step; {advice}");
         fail_if!(is_among(first, storage);
             capture("capture"), "the step reads what it returned when it ran before, {memory}, and returns another tensor in its place: a replay would \
@@ -453,7 +453,7 @@ impl<O: CaptureOutputs> CapturedStep<O> {
         if let Some((_, m)) = freed_later {
             fail!(
                 capture("capture"),
-                "`{}` uses memory of {} that was there before the step and is gone behind it, so a replay would not find it; \
+                "`{}` uses memory of {} that existed before the step and is freed in it, so a replay would not find it; \
                  change such a tensor in place, and free gradients where the step ends",
                 m.op,
                 Bytes(m.bytes)
@@ -461,7 +461,7 @@ impl<O: CaptureOutputs> CapturedStep<O> {
         }
         let total = commands.len();
         fail_if!(total == 0;
-            capture("capture"), "the step gave this device nothing to do; capture it on the device of its tensors");
+            capture("capture"), "the step ran no command on this device; capture it on the device of its tensors");
         let touched = touched.into_iter().zip(&runs).filter_map(|(t, runs)| runs.then_some(t));
         let mut written = vec![None; pieces.len()];
         for (number, touch) in touched.flatten() {

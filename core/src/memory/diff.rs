@@ -140,7 +140,7 @@ impl Snapshot {
 /// Error: steps left memory behind.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{} more are held after {steps} steps, {} a step:\n{diff}\nsomething keeps what a step made: a loss or another tensor with its graph, a list of results, a cache",
+    "{} more are held after {steps} steps, {} a step:\n{diff}\nsomething keeps tensors of earlier steps: a loss or another tensor with its graph, a list of results, a cache",
     Bytes(diff.bytes().max(0).unsigned_abs()), Bytes(diff.bytes().max(0).unsigned_abs() / (*steps).max(1))
 )]
 pub struct MemoryGrowth {

@@ -27,12 +27,12 @@ pub(crate) fn describe(head: &[u8]) -> Option<&'static str> {
         [0x28, 0xb5, 0x2f, 0xfd, ..] => "it is packed by zstd: unpack it first",
         [0x7f, b'E', b'L', b'F', ..] => "it is a program",
         [b'G', b'G', b'U', b'F', ..] => "it is a GGUF file of weights",
-        [0x89, b'P', b'N', b'G', ..] => "it is a picture",
+        [0x89, b'P', b'N', b'G', ..] => "it is an image",
         [_, _, _, _, _, 0, 0, 0, b'{', ..] => "it is a safetensors file of weights; `io::load` reads those",
         _ if starts("<!doctype") || starts("<html") => {
             "it is a page, as `forebay memory view` writes; the snapshot is the file that the page was made of"
         }
-        _ if starts("<svg") || starts("<?xml") => "it is a picture or another XML file",
+        _ if starts("<svg") || starts("<?xml") => "it is an SVG image or another XML file",
         _ if key("version") || key("device") => {
             "it is JSON of a snapshot of memory; `forebay memory report` takes those"
         }

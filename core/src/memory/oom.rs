@@ -255,7 +255,7 @@ impl fmt::Display for OutOfMemory {
         match (self.total, self.free) {
             (Some(total), Some(free)) => write!(f, "{} free of {}", Bytes(free), Bytes(total))?,
             (Some(total), None) => write!(f, "{} in all", Bytes(total))?,
-            _ => write!(f, "its driver does not tell how much memory it has")?,
+            _ => write!(f, "its driver does not report its memory")?,
         }
         if let Some(limit) = self.limit {
             write!(f, "; the pool may take {}", Bytes(limit))?;

@@ -383,9 +383,7 @@ impl Pool {
             return wrong(format!("expected a number from 0 to 1, got {fraction}"));
         }
         if self.shared.source.device_memory().total.is_none() {
-            return wrong(
-                "the driver does not tell how much memory the device has; use set_limit".to_owned(),
-            );
+            return wrong("the driver does not report the memory of the device; use set_limit".to_owned());
         }
         let mut state = self.shared.lock();
         state.config.per_process_memory_fraction = fraction;
@@ -420,7 +418,7 @@ impl Pool {
     /// Fails a request that a test has chosen.
     #[cold]
     fn fail_injected(&self, state: MutexGuard<'_, PoolState>, need: &AllocRequest) -> Result<Block> {
-        Err(self.out_of_memory(state, need, "a test said so".to_owned()))
+        Err(self.out_of_memory(state, need, "requested by a test".to_owned()))
     }
 
     /// Returns the out-of-memory error of a request.

@@ -571,7 +571,7 @@ impl PoolState {
                     .and_then(|()| source.free_addresses(segment.id)),
             };
             if let Err(error) = released {
-                log::debug!("a segment was not given back: {error}");
+                log::debug!("a segment was not freed: {error}");
             }
         }
     }

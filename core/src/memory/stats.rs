@@ -359,9 +359,10 @@ impl FromStr for Bytes {
         let power = ["", "k", "m", "g", "t"].iter().position(|known| *known == letter);
         match (number.parse::<f64>(), power) {
             (Ok(number), Some(power)) => Ok(Self((number * base.powi(power as i32)) as u64)),
-            _ => {
-                Err(Error::argument("bytes", format!("expected a number and a unit, as 4GiB, got `{text}`")))
-            }
+            _ => Err(Error::argument(
+                "bytes",
+                format!("expected a number and a unit, such as 4GiB, got `{text}`"),
+            )),
         }
     }
 }

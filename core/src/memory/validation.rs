@@ -73,7 +73,7 @@ impl Snapshot {
     pub fn check(&self) -> Result<()> {
         self.check_consistency().map_err(|what| {
             Error::Snapshot(format!(
-                "the snapshot contradicts itself: {what}; the file is damaged, or no pool wrote it: save it anew"
+                "the snapshot is inconsistent: {what}; the file is damaged, or no pool wrote it: save it again"
             ))
         })
     }
@@ -170,7 +170,7 @@ impl Snapshot {
             (Some(index), _) if index >= count => {
                 Err(format!("holder {index} is named, and there are {count}"))
             }
-            (Some(_), false) => Err("it names a holder, and nothing holds it".to_owned()),
+            (Some(_), false) => Err("it names a holder, and is not allocated".to_owned()),
             (None, true) => Err("it names no holder".to_owned()),
             _ => Ok(()),
         }

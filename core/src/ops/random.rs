@@ -69,7 +69,7 @@ pub fn representable_range(
     let min = 0.0 - round_down_to_dtype(-low, dtype);
     let max = round_down_to_dtype(if closed { high } else { high.next_down() }, dtype);
     fail_if!(min > max; argument(op),
-        "no number of {dtype} lies in {low}..{high}; take a wider range, or a type of more digits");
+        "no number of {dtype} lies in {low}..{high}; take a wider range, or a type of higher precision");
     Ok([min, max])
 }
 

@@ -73,7 +73,7 @@ impl DispatchState {
         }
         let pending =
             self.pending.as_mut().and_then(|pending| (&mut **pending as &mut dyn Any).downcast_mut());
-        pending.expect("the pending launches were made of this type above")
+        pending.expect("the pending launches have this type")
     }
 }
 

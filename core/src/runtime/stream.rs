@@ -281,7 +281,7 @@ impl DeviceMover {
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 #[derive(Clone, Debug)]
-#[must_use = "a fence is there to be asked or waited for"]
+#[must_use = "a fence does nothing unless it is polled or waited for"]
 pub struct Fence {
     device: Device,
     fence: backend::Fence,

@@ -82,7 +82,7 @@ impl Tensor {
         }
         self.device().capture_recorder().check_not_recording(
             "upload",
-            "what the host gives would be the same at each replay; make the tensor before, and fill it by `copy_`",
+            "values from the host would be the same at each replay; create the tensor before the capture, and fill it with `copy_`",
         )?;
         let send = |dst: Slice, data: &[u8]| {
             self.device().enqueue_transfer(
@@ -210,7 +210,7 @@ impl Tensor {
 
     fn check_element<T: Element>(&self) -> Result<()> {
         fail_if!(T::DTYPE != self.dtype();
-            dtype("to_vec", self.dtype()), "asked for {}; cast first", T::DTYPE);
+            dtype("to_vec", self.dtype()), "requested as {}; cast first", T::DTYPE);
         Ok(())
     }
 

@@ -15,7 +15,7 @@ pub(crate) fn generate_tokens(
     options: &Options,
     n: usize,
 ) -> Result<Vec<u32>> {
-    ensure!(!start.is_empty(), "nothing to go on from: give --prompt some text");
+    ensure!(!start.is_empty(), "nothing to continue from: pass a text with --prompt");
     let _no_grad = no_grad();
     let _eval = eval_mode(net);
     let device = net.wte.weight.device();

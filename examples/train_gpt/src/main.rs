@@ -46,7 +46,12 @@ fn main() -> Result<()> {
     let run = RunConfig::new(&options, &device)?;
     let (tokenizer, text) = tokenizer::load_tokens(&options, run.vocabulary)?;
     let [train, valid] = split_train_valid(&text, run.length, run.batch)?;
-    println!("{} tokens to train on, {} others, of {} kinds", train.len(), valid.len(), tokenizer.len());
+    println!(
+        "{} training tokens, {} validation tokens, a vocabulary of {}",
+        train.len(),
+        valid.len(),
+        tokenizer.len()
+    );
 
     device.manual_seed(options.seed);
     let (net, sizes) = build_model(&options, &run, &tokenizer, &device)?;
@@ -171,7 +176,7 @@ fn run_training(
     }
     if let Some(path) = &options.resume {
         trainer = trainer.resume(path)?;
-        println!("goes on after step {}", trainer.steps_done());
+        println!("continues after step {}", trainer.steps_done());
     }
 
     // Blocks are computed again in the backward pass while this lives.
@@ -190,7 +195,7 @@ fn run_training(
     save_outputs(options, net, &trainer)?;
     if ended == FitStatus::Interrupted {
         println!(
-            "stopped after {} steps; go on with --resume {}",
+            "stopped after {} steps; continue with --resume {}",
             trainer.steps_done(),
             checkpoint.display()
         );

@@ -127,7 +127,7 @@ impl FashionMnist {
         let (labels, path) = labels;
         fail_if!(
             labels.shape != shape[..1];
-            file(path), "has the shape {:?}, not [{}] as the pictures", labels.shape, shape[0]
+            file(path), "has the shape {:?}, not [{}] like the images", labels.shape, shape[0]
         );
         if let Some(label) = labels.data.iter().find(|&&label| usize::from(label) >= Self::CLASSES.len()) {
             fail!(file(path), "holds the class {label}; there are {}", Self::CLASSES.len());

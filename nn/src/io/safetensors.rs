@@ -124,7 +124,7 @@ impl<R: Read + Seek> SafetensorsReader<R> {
         fail_if!(
             header > length - 8 || header > MAX_HEADER_BYTES;
             file(path),
-            "is no safetensors file, or is cut short: its first word asks for a header of {header} bytes, the file has {length}"
+            "is no safetensors file, or is cut short: its first word states a header of {header} bytes, the file has {length}"
         );
         let mut bytes = vec![0; header as usize];
         take(&mut bytes, "the header")?;
@@ -170,7 +170,7 @@ impl<R: Read + Seek> SafetensorsReader<R> {
         let damaged = |message: String| Error::file(&self.path, message);
         let (dtype, cast) = dtype_from_file(&entry.dtype).ok_or_else(|| {
             damaged(format!(
-                "tensor `{name}` is {}, a type that this crate has not; read the other tensors by name, with `open`",
+                "tensor `{name}` is {}, a dtype that this crate does not have; read the other tensors by name, with `open`",
                 entry.dtype
             ))
         })?;

@@ -96,7 +96,7 @@ impl BertOptions {
             if let Some(found) = found.filter(|found| found != only) {
                 fail!(
                     argument("Bert"),
-                    "`{name}` is {found}, which makes another model; {only} is what there is"
+                    "`{name}` is {found}, which makes another model; only {only} is supported"
                 );
             }
         }
@@ -120,7 +120,10 @@ impl BertOptions {
             argument("Bert"), "`initializer_range` is a deviation of 0 or more, not {range}"
         );
         let Some((_, activation)) = ACTIVATIONS.iter().find(|(known, _)| known == name) else {
-            fail!(argument("Bert"), "the activation is `{name}`; there are gelu, gelu_new, relu and silu");
+            fail!(
+                argument("Bert"),
+                "the activation is `{name}`; supported are gelu, gelu_new, relu and silu"
+            );
         };
         Ok(*activation)
     }

@@ -46,7 +46,7 @@ impl GptOptions {
     pub fn preset(name: &str) -> Result<Self> {
         let found = PRESETS.iter().find(|p| p.0 == name || p.1 == name).ok_or_else(|| {
             let known = Self::PRESETS.join(", ");
-            Error::argument("Gpt", format!("no preset `{name}` is known; there are {known}"))
+            Error::argument("Gpt", format!("there is no preset `{name}`; expected one of {known}"))
         })?;
         let [layers, heads, width, context] = found.2;
         Ok(Self { vocabulary: 50_257, context, layers, heads, width, dropout: 0.0 })

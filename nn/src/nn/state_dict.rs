@@ -141,7 +141,7 @@ pub(crate) fn stage_state_dict<M: Module + ?Sized>(
     });
     let misfits = pairs.filter(|(_, t, new)| t.shape() != new.shape() || kind(t) != kind(new));
     let misfits = misfits.map(|(name, t, new)| {
-        format!("{name} is {} {:?}, given {} {:?}", t.dtype(), t.shape(), new.dtype(), new.shape())
+        format!("{name} is {} {:?}, the state has {} {:?}", t.dtype(), t.shape(), new.dtype(), new.shape())
     });
     let misfits = misfits.collect::<Vec<_>>().join(", ");
     let mut problems = Vec::new();

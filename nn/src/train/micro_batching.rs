@@ -96,7 +96,7 @@ impl MicroBatching {
         // The estimate may be too high; another failure halves the rows again.
         let rows = report.fitting_batch_size().map_or(half, |fits| fits.batch_size.min(half));
         log::warn!(
-            "{} in {} asked for {} that the device does not have: the step is made again, of {rows} rows at a time \
+            "{} in {} asked for {} that the device does not have: the step is repeated with {rows} rows at a time \
              instead of {now}",
             if report.op.is_empty() { "a request" } else { report.op },
             if report.module.is_root() { "no module".to_owned() } else { report.module.to_string() },

@@ -52,7 +52,7 @@ impl StepCapture {
     pub(super) fn release_memory(&mut self) -> bool {
         let held = matches!(self, Self::Active(_) | Self::WarmedUp);
         if held {
-            log::warn!("memory ran out next to a captured step; steps run eagerly from now on");
+            log::warn!("memory ran out while a captured step held memory; steps run eagerly from now on");
             *self = Self::Disabled;
         }
         held
@@ -87,7 +87,7 @@ impl StepCapture {
                 let (outcomes, next) = match step.and_then(|step| Ok((copy_outputs(&outcomes)?, step))) {
                     Ok((kept, step)) => (kept, Self::Active(Box::new(step))),
                     Err(error) if error.is_out_of_memory() => {
-                        log::warn!("a captured step does not fit, steps are made eagerly: {error}");
+                        log::warn!("a captured step does not fit, steps run eagerly: {error}");
                         (outcomes, Self::Disabled)
                     }
                     // The step itself succeeded; the next call returns the error.

@@ -443,7 +443,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
             Some(n) if self.max_steps.is_some() && n <= done.step && self.fit_state == FitState::Finished => {
                 fail!(
                     argument("fit"),
-                    "all {n} steps are made; for more, set `steps` to a larger number, which counts from the first"
+                    "all {n} steps are done; for more, set `steps` to a larger number, which counts from the first"
                 );
             }
             Some(n) if n <= done.step && self.fit_state == FitState::Resumed => {
@@ -462,8 +462,8 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
                     loader.epoch_limit().map_or_else(|| "any number of".to_owned(), |n| n.to_string());
                 fail!(
                     argument("fit"),
-                    "no step is to be made: the loader makes {per_epoch} batches in each of {epochs} epochs, from batch {} of \
-                     epoch {} on, and the run has {n} steps, of which {} are made",
+                    "there is no step to run: the loader makes {per_epoch} batches in each of {epochs} epochs, from batch {} of \
+                     epoch {} on, and the run has {n} steps, of which {} are done",
                     cursor.batch,
                     cursor.epoch,
                     done.step

@@ -424,7 +424,7 @@ fn steps_that_cannot_be_captured_are_errors(device: &Device) -> Result<()> {
         })?;
     }
     let mut carried = x.copy()?;
-    refused("was there before the step", &mut || {
+    refused("existed before the step", &mut || {
         carried = carried.add(1.0)?;
         Ok(carried.clone())
     })?;

@@ -341,8 +341,8 @@ fn backward_that_cannot_run(device: &Device) -> Result<()> {
     let x = Tensor::ones([2], DType::F32, device)?.to_leaf()?;
     ensure_message(
         x.detach().dot(&x.detach())?.backward(),
-        "backward: the tensor does not require a gradient: it is made of none that does, or under `no_grad`, or of a `detach`ed \
-         one",
+        "backward: the tensor does not require a gradient: no input required one, or it was computed under \
+         `no_grad` or from a detached tensor",
     )?;
     let y = x.exp()?;
     ensure_message(
@@ -362,7 +362,7 @@ fn devices_that_are_not_there(device: &Device) -> Result<()> {
     ensure_message(Device::open("tpu:0"), "no device `tpu:0`: backends are cuda, wgpu, null")?;
     ensure_message(
         Device::open("cuda:first"),
-        "no device `cuda:first`: an id is a backend and a number, as `cuda:0` or `wgpu:1`",
+        "no device `cuda:first`: an id is a backend and a number, such as `cuda:0` or `wgpu:1`",
     )?;
     for id in ["cuda:99", "wgpu:99"] {
         let text = message(Device::open(id))?;

@@ -59,7 +59,7 @@ impl FaultyBackend {
         let less = |left: u64| left.checked_sub(1);
         match self.remaining_calls.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less) {
             Ok(_) => Ok(()),
-            Err(_) => Err(SourceError::OutOfMemory { bytes, detail: "the test said so".to_owned() }),
+            Err(_) => Err(SourceError::OutOfMemory { bytes, detail: "requested by the test".to_owned() }),
         }
     }
 }

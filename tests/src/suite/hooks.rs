@@ -215,7 +215,7 @@ fn a_saved_tensor_that_was_changed_is_an_error(device: &Device) -> Result<()> {
     let y = x.mul(&w)?;
     w.detach().narrow(0, 1, 2)?.add_(7.0)?;
     let error = refused(&y)?;
-    ensure!(error.contains("`mul`") && error.contains("a tensor that it keeps, f32 [3]"), "{error}");
+    ensure!(error.contains("`mul`") && error.contains("a tensor that it saved, f32 [3]"), "{error}");
     // Operations with their own kernels.
     let m = Tensor::ones([2, 3], DType::F32, device)?;
     let weight = Tensor::ones([4, 3], DType::F32, device)?.to_leaf()?;

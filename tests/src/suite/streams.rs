@@ -280,20 +280,20 @@ fn a_fence_follows_operations_that_wait(device: &Device) -> Result<()> {
     let before = raw()?;
     ensure!(raw()? == before, "nothing new was submitted");
     let y = x.mul(3.0)?.add(&x)?.neg()?;
-    let behind = raw()?;
-    ensure!(behind != before, "the chain still waits");
-    backend.wait_fence(behind)?;
-    ensure!(backend.is_fence_signaled(behind)?);
+    let after = raw()?;
+    ensure!(after != before, "the chain still waits");
+    backend.wait_fence(after)?;
+    ensure!(backend.is_fence_signaled(after)?);
     let z = y.mul(2.0)?.add(1.0)?;
     let fence = device.fence()?;
     let now = raw()?;
-    ensure!(now != behind, "the fence is in front of the chain");
+    ensure!(now != after, "the fence comes before the chain");
     fence.wait()?;
     ensure!(fence.is_ready()? && backend.is_fence_signaled(now)?);
     let _later = z.add(1.0)?.exp()?;
     device.flush()?;
     let flushed = raw()?;
-    ensure!(flushed != now && raw()? == flushed, "the chain waits behind a flush");
+    ensure!(flushed != now && raw()? == flushed, "the chain waits after a flush");
     ensure!(z.to_vec::<f32>()? == [-7.0; 1024]);
     Ok(())
 }

@@ -144,7 +144,7 @@ fn a_second_fit_trains_again(device: &Device) -> Result<()> {
         ensure!(seen[k] == x.to_vec::<f32>()?, "batch {k} is another");
     }
     ensure!(seen[8..11] == seen[15..18], "the other loader did not begin anew");
-    ensure!(seen[11..15] == seen[..4], "the first one did not begin anew behind another");
+    ensure!(seen[11..15] == seen[..4], "the first loader did not restart after another");
     Ok(())
 }
 
@@ -178,8 +178,8 @@ fn a_fit_without_steps_is_an_error(device: &Device) -> Result<()> {
     let loader = PointDataset::new(8).batches(4);
     let mut run = trainer(&net).steps(3);
     run.fit(&loader, |x, y| net.loss(x, y))?;
-    let text = run.fit(&loader, |x, y| net.loss(x, y)).err().context("all steps are made")?.to_string();
-    ensure!(text.starts_with("fit: all 3 steps are made; for more, set `steps`"), "{text}");
+    let text = run.fit(&loader, |x, y| net.loss(x, y)).err().context("all steps are done")?.to_string();
+    ensure!(text.starts_with("fit: all 3 steps are done; for more, set `steps`"), "{text}");
     let mut run = run.steps(5);
     run.fit(&loader, |x, y| net.loss(x, y))?;
     ensure!(run.steps_done() == 5, "{} steps", run.steps_done());
@@ -192,10 +192,10 @@ fn a_fit_without_steps_is_an_error(device: &Device) -> Result<()> {
         (|loader| loader.epochs(0), "2 batches in each of 0 epochs"),
         (|loader| loader.start_at(LoaderCursor { epoch: 1, batch: 0 }), "from batch 0 of epoch 1 on"),
         (|loader| loader.start_at(LoaderCursor { epoch: 0, batch: 9 }), "from batch 0 of epoch 1 on"),
-        (|loader| loader.start_at(LoaderCursor { epoch: u64::MAX, batch: 0 }), "no step is to be made"),
+        (|loader| loader.start_at(LoaderCursor { epoch: u64::MAX, batch: 0 }), "there is no step to run"),
         (
             |loader| loader.start_at(LoaderCursor { epoch: u64::MAX, batch: u64::MAX }),
-            "no step is to be made",
+            "there is no step to run",
         ),
     ];
     let before = net.weights()?;

@@ -42,7 +42,10 @@ fn a_failed_request_does_not_change_reserved_memory() -> Result<()> {
         assert_eq!(held_figures(&pool.stats()), held_figures(&before));
         assert_eq!(pool.stats().num_ooms, before.num_ooms + 5);
         // A driver that fails for another reason.
-        source.fail_nth_call(0, SourceError::Driver { call: "alloc", detail: "a test said so".to_owned() });
+        source.fail_nth_call(
+            0,
+            SourceError::Driver { call: "alloc", detail: "requested by a test".to_owned() },
+        );
         assert!(pool.alloc(Request::new(60 * MIB)).is_err());
         assert_eq!(held_figures(&pool.stats()), held_figures(&before));
         assert_eq!(pool.stats().reserved(), source.used());

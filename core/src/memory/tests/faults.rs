@@ -43,7 +43,7 @@ impl BlockMover for FaultyMover {
 
     fn enqueue_copies(&self, queue: u8, moves: &[BlockMove]) -> Result<()> {
         if self.copies.fetch_add(1, Ordering::Relaxed) + 1 == self.fail_at {
-            return Err(Error::argument("copy", "a test said so"));
+            return Err(Error::argument("copy", "requested by a test"));
         }
         self.source.enqueue_copies(queue, moves)
     }

@@ -74,7 +74,7 @@ impl Tensor {
         fail_if!(!self.dtype().is_float(); dtype(OP, self.dtype()), "takes floats; cast with `to_dtype`");
         for t in [cos, sin] {
             fail_if!(!matches!(t.dtype(), DType::F32 | DType::F64);
-                dtype(OP, t.dtype()), "angles need the digits of f32; cast the tables");
+                dtype(OP, t.dtype()), "angles need the precision of f32; cast the tables");
         }
         fail_if!(cos.dtype() != sin.dtype();
             dtype(OP, sin.dtype()), "the cosines are {}; cast one", cos.dtype());

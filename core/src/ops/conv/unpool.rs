@@ -14,7 +14,7 @@ fn max_unpool<const N: usize>(
 ) -> Result<Tensor> {
     fail_if!(x.shape() != indices.shape() || !matches!(x.rank().checked_sub(N), Some(1 | 2));
         shape(op, [x, indices]),
-        "takes maxima and their indices in one shape: channels, {N} more dimensions, and perhaps a batch before");
+        "takes maxima and their indices in one shape: channels, {N} more dimensions, optionally with a batch before");
     fail_if!(!indices.dtype().is_int();
         dtype(op, indices.dtype()), "indices are integers, as pooling `_with_indices` gives them");
     let lead = &x.shape()[..x.rank() - N];
@@ -105,7 +105,7 @@ fn fractional_max_pool<const N: usize>(
 ) -> Result<(Tensor, Tensor)> {
     let lead = x.rank().checked_sub(N).filter(|lead| matches!(lead, 1 | 2));
     let Some(lead) = lead else {
-        fail!(shape(op, [x]), "takes channels, {N} more dimensions, and perhaps a batch before")
+        fail!(shape(op, [x]), "takes channels, {N} more dimensions, optionally with a batch before")
     };
     let extents: [usize; N] = std::array::from_fn(|d| x.shape()[lead + d]);
     for d in 0..N {

@@ -61,7 +61,7 @@ fn loss_divisor(
     match options.reduction {
         Reduction::None => fail!(
             argument(OP),
-            "takes the sum or a mean of the losses: with a loss for each example their gradients would have to wait"
+            "takes the sum or a mean of the losses: the forward pass computes the gradients of one loss"
         ),
         Reduction::Sum => Tensor::ones((), DType::F32, device),
         Reduction::BatchMean => Tensor::full((), batch as f64, DType::F32, device),
@@ -260,7 +260,7 @@ impl Tensor {
             let of_one = if wants.retain_graph() { made.clone() } else { made.take() };
             let Some([dx, dw]) = of_one else {
                 return Err(Error::Backward(format!(
-                    "`{OP}` has given its gradients away in an earlier backward pass; retain the graph there with `GradOptions`"
+                    "`{OP}` has released its gradients in an earlier backward pass; retain the graph there with `GradOptions`"
                 )));
             };
             let g = contiguous_zero_offset(g)?;

@@ -69,11 +69,11 @@ pub(super) fn weights_load_by_name(device: &Device) -> Result<()> {
     let whole = to.load_state_dict(&wrong);
     ensure_message(
         whole,
-        "missing: norm.bias; unexpected: head.bias; does not fit: norm.weight is f32 [4], given f32 [5]",
+        "missing: norm.bias; unexpected: head.bias; does not fit: norm.weight is f32 [4], the state has f32 [5]",
     )?;
     ensure_message(
         to.load_state_dict_partial(&wrong),
-        "does not fit: norm.weight is f32 [4], given f32 [5]",
+        "does not fit: norm.weight is f32 [4], the state has f32 [5]",
     )?;
     ensure!(to.words.weight.to_f64s()? == before, "a state that does not fit changed something");
     wrong.remove("norm.weight");
@@ -127,7 +127,7 @@ pub(super) fn parametrized_weights(device: &Device) -> Result<()> {
 
     let layer = SpectralNorm::new(Linear::new(6, 5, device)?)?.n_power_iterations(60);
     layer.forward(&randn(&[2, 6], device)?)?.sum_all()?.backward()?;
-    ensure!(layer.parameters().iter().all(|p| p.grad().is_some()), "no gradient behind a spectral norm");
+    ensure!(layer.parameters().iter().all(|p| p.grad().is_some()), "no gradient through a spectral norm");
     let values = layer.remove_parametrization()?.weight.detach().svdvals()?.to_f64s()?;
     ensure_close(&values[..1], &[1.0], 1e-4, 0.0)?;
     ensure_message(WeightNorm::new(Linear::new(2, 2, device)?, Some(2)), "no dimension 2")
