@@ -30,7 +30,7 @@ struct Exception {
     random: bool,
     /// Keyword whose value must be a nonzero number for the exception to apply.
     #[serde(default)]
-    given: String,
+    nonzero_kwarg: String,
     /// Reason, with a link or a measurement.
     reason: String,
 }
@@ -40,8 +40,8 @@ pub(super) struct Exceptions(Vec<Exception>);
 
 impl Exception {
     fn matches_call(&self, call: &GoldenCall) -> bool {
-        let number = || call.kwargs.get(&self.given)?.as_f64();
-        (self.given.is_empty() || number().is_some_and(|v| v != 0.0))
+        let number = || call.kwargs.get(&self.nonzero_kwarg)?.as_f64();
+        (self.nonzero_kwarg.is_empty() || number().is_some_and(|v| v != 0.0))
             && (self.op == call.op_name() || self.op == call.name())
     }
 

@@ -7,7 +7,7 @@
 //!
 //! Calls can run in another type. In f64 they are compared with the recorded values. In f16 and bf16 the expected
 //! result is our own f32 call with the same rounded inputs, so that rounding of inputs does not count. The tolerance
-//! is PyTorch's for the type, or twice PyTorch's own error in this type (`halves.json`).
+//! is PyTorch's for the type, or twice PyTorch's own error in this type (`half_errors.json`).
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -122,7 +122,7 @@ pub struct GoldenSet {
     pub calls: Vec<GoldenCall>,
     bytes: Vec<u8>,
     /// Errors of PyTorch's own 16-bit results compared with its f32 results, by type and call.
-    halves: BTreeMap<String, BTreeMap<String, Option<f64>>>,
+    half_errors: BTreeMap<String, BTreeMap<String, Option<f64>>>,
     exceptions: Exceptions,
 }
 
@@ -155,11 +155,11 @@ impl GoldenSet {
             serde_json::from_str(&text).with_context(|| format!("parsing {}", json.display()))?;
         let tensors = dir.join("golden.safetensors");
         let bytes = std::fs::read(&tensors).with_context(|| format!("reading {}", tensors.display()))?;
-        let halves = match std::fs::read_to_string(dir.join("halves.json")) {
-            Ok(text) => serde_json::from_str(&text).context("parsing halves.json")?,
+        let half_errors = match std::fs::read_to_string(dir.join("half_errors.json")) {
+            Ok(text) => serde_json::from_str(&text).context("parsing half_errors.json")?,
             Err(_) => BTreeMap::new(),
         };
-        Ok(Self { calls: index.calls, bytes, halves, exceptions: Exceptions::load()? })
+        Ok(Self { calls: index.calls, bytes, half_errors, exceptions: Exceptions::load()? })
     }
 
     fn tensors(&self) -> Result<safetensors::SafeTensors<'_>> {
@@ -287,7 +287,7 @@ impl GoldenSet {
     /// Returns the tolerance of a call. In 16-bit types it is at least twice PyTorch's own error.
     fn tolerance(&self, call: &GoldenCall, how: &CallConfig<'_>) -> (f64, f64) {
         let (absolute, relative) = how.tolerance();
-        let own = how.dtype.and_then(|dtype| *self.halves.get(dtype.name())?.get(&call.name())?);
+        let own = how.dtype.and_then(|dtype| *self.half_errors.get(dtype.name())?.get(&call.name())?);
         (own.map_or(absolute, |own| absolute.max(2.0 * own)), relative)
     }
 }

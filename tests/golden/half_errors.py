@@ -1,6 +1,6 @@
-"""Writes halves.json: errors of PyTorch's own f16 and bf16 results compared with f32, call by call.
+"""Writes half_errors.json: errors of PyTorch's own f16 and bf16 results compared with f32, call by call.
 
-    python tests/golden/halves.py > tests/golden/halves.json
+    python tests/golden/half_errors.py > tests/golden/half_errors.json
 
 PyTorch runs every call of golden.json on the CPU with its f32 tensors rounded to the type, and again in f32 from the rounded
 values. The entry is the smallest absolute tolerance with which all results and gradients pass, in addition to PyTorch's
