@@ -41,7 +41,7 @@ on_fake! {
 
     the_processes_on_a_device_are_named(Management) {
         let backend = open();
-        assert_eq!(count_calls("nvmlInit_v2"), 0, "nothing is loaded before it is asked for");
+        assert_eq!(count_calls("nvmlInit_v2"), 0, "nothing is loaded before it is requested");
         let found = backend.processes();
         let found: Vec<_> = found.iter().map(|p| (p.pid, p.name.as_str(), p.bytes.map(|b| b / MIB))).collect();
         let me = (std::process::id(), "python3", Some(5));
@@ -122,7 +122,7 @@ on_fake! {
         backend.unmap(segment, 0, PAGE).unwrap();
         backend.free_addresses(segment).unwrap();
         assert_eq!(used(&*backend), 0);
-        assert!(backend.free_addresses(segment).is_err(), "given back twice");
+        assert!(backend.free_addresses(segment).is_err(), "freed twice");
         // No handle outlives its mapping.
         assert_eq!(count_calls("cuMemRelease"), count_calls("cuMemCreate"));
     }
@@ -373,7 +373,7 @@ on_fake! {
         drop(y);
         assert_eq!(waits(), (before.0 + 2, before.1), "the device waits for the consumer's stream");
         let unknown = x.to_dlpack().unwrap();
-        assert_eq!(unknown.tensor().data, address, "the tensor stays in its place");
+        assert_eq!(unknown.tensor().data, address, "the tensor does not move");
         drop(unknown);
         assert_eq!(waits(), (before.0 + 2, before.1 + 1), "without a stream, the host waits");
     }

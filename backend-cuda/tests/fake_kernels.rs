@@ -120,7 +120,7 @@ on_fake! {
             }
             let made = count_calls("cuGraphInstantiateWithFlags") - before.1;
             assert_eq!((ran().len() - before.0, count_calls("cuGraphLaunch") - before.2), (23, 3), "of 16, 4 and 2, and one alone");
-            assert!(round == 0 && made == 3 || made == 0, "{made} in turn {round}");
+            assert!(round == 0 && made == 3 || made == 0, "{made} in round {round}");
         }
         // Other commands of the queue, and large kernels, come after the batch.
         let before = ran().len();
@@ -182,10 +182,10 @@ on_fake! {
         (1..=7).for_each(|n| launch(n).unwrap());
         let error = backend.free_segment(segment).unwrap_err();
         assert!(error.to_string().contains("cuLaunchKernelEx"), "{error}");
-        assert_eq!((launched_grids().len(), count_calls("cuMemFree_v2")), (6, 1), "memory goes all the same");
+        assert_eq!((launched_grids().len(), count_calls("cuMemFree_v2")), (6, 1), "the memory is freed anyway");
         launch(8).unwrap();
         backend.record_fence().unwrap();
-        assert_eq!(launched_grids().len(), 7, "and it is said once");
+        assert_eq!(launched_grids().len(), 7, "and it is logged once");
     }
 
     memory_goes_behind_a_line_that_is_no_graph(Compiler, "FAKE_CUDA_PARAMS" = "8", "FOREBAY_CUDA_BATCH_LAUNCHES" = "1", "FAKE_CUDA_FAIL" = "cuGraphAddKernelNode_v2:2:1") {

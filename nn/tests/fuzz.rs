@@ -55,7 +55,7 @@ fn mutated_files_are_read_or_refused_by_every_loader() -> Result<()> {
         }
         assert_eq!(device.memory().allocated(), held, "{}: memory is left", loader.name);
         assert!(taken < each, "{}: nothing was refused, of {each} files", loader.name);
-        println!("{}: {taken} of {each} mutated files were taken", loader.name);
+        println!("{}: {taken} of {each} mutated files were accepted", loader.name);
     }
     Ok(())
 }

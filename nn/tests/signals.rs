@@ -124,7 +124,7 @@ impl ChildProgram {
         while !line.contains(what) {
             line.clear();
             let bytes = self.output.read_line(&mut line).expect("it can be read");
-            assert!(bytes > 0, "the program ended before it said `{what}`");
+            assert!(bytes > 0, "the program ended before it printed `{what}`");
         }
     }
 

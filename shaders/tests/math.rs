@@ -48,7 +48,7 @@ fn every_file_is_valid_with_exactly_its_listed_needs() {
             let needless = fewer.remove(left_out);
             assert!(
                 naga::front::wgsl::parse_str(&texts(&fewer)).is_err(),
-                "{file} says it needs {needless}, and does not"
+                "{file} lists {needless} and does not need it"
             );
         }
     }

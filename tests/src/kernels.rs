@@ -615,7 +615,7 @@ fn compile_translated(
                     }
                 }
                 if failures.is_empty() {
-                    let error = "alone it compiles, beside others of its prelude it does not".to_owned();
+                    let error = "it compiles alone, but not with others of its prelude".to_owned();
                     failures.push((batch[0].0.clone(), error));
                 }
             }

@@ -155,7 +155,7 @@ fn select_devices(requested: Option<&str>) -> Result<Vec<Device>> {
     for required in std::env::var("FOREBAY_REQUIRE").unwrap_or_default().split(',').filter(|r| !r.is_empty())
     {
         if ["cuda", "wgpu"].contains(&required) && !devices.iter().any(|d| d.info().backend == required) {
-            bail!("FOREBAY_REQUIRE asks for {required}, and there is none");
+            bail!("FOREBAY_REQUIRE requires {required}, which was not found");
         }
     }
     if devices.is_empty() {

@@ -422,7 +422,7 @@ fn limits_bound_reserved_memory() -> Result<()> {
     assert!(pool.set_fraction(1.5).is_err_and(|e| e.to_string().contains("from 0 to 1")));
     pool.set_limit(Some(20 * MIB));
     assert!(alloc_mib(&pool, 60).is_err());
-    assert_eq!(source.used(), 0, "the ladder has given all idle memory back");
+    assert_eq!(source.used(), 0, "the slow path has released all idle memory");
     Ok(())
 }
 

@@ -255,7 +255,7 @@ impl GoldenSet {
         let own = agree(self.tolerance(call, how));
         match self.exceptions.tolerance(call, how) {
             Some((_, true)) if own.is_ok() => {
-                bail!("lies within the type's tolerance: its entry in tests/exceptions.json has to go")
+                bail!("lies within the type's tolerance: remove its entry from tests/exceptions.json")
             }
             Some((wider, _)) if own.is_err() => agree(wider),
             _ => own,

@@ -280,7 +280,7 @@ fn integers_and_explicit_dtypes_are_not_cast(device: &Device) -> Result<()> {
     ensure!(i.amax([0], false)?.dtype() == DType::I32);
     ensure!(
         m.softmax_with_dtype(-1, DType::F16)?.dtype() == DType::F16,
-        "a type that was asked for was changed"
+        "an explicitly requested type was changed"
     );
     // An in-place operation keeps its target's type.
     let half = m.to_dtype(DType::F16)?;

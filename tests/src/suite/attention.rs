@@ -487,7 +487,7 @@ fn dropout_masks_repeat_from_the_same_random_state(device: &Device) -> Result<()
     twice.sum_all()?.backward()?;
     ensure!(out.to_f64s()? == twice.to_f64s()?, "other weights were dropped");
     let grad = |t: &Tensor| -> Result<Vec<f64>> { Ok(t.grad().context("a gradient")?.to_f64s()?) };
-    ensure!(grad(&plain)? == grad(&again)?, "other weights were dropped when it ran again");
+    ensure!(grad(&plain)? == grad(&again)?, "the recomputation dropped other weights");
     let third = x.qkv_attention(3, 3, &options)?;
     ensure!(out.to_f64s()? != third.to_f64s()?, "the same weights were dropped twice");
     Ok(())

@@ -383,7 +383,7 @@ fn two_blocks(
     let after = Tensor::rand([5], DType::F32, device)?;
     ensure!(drawn.to_bytes()? != after.to_bytes()?);
     let state = device.random_state();
-    ensure!(state.offset == 64 + 64 + 64 + 64 + 2 + 2, "the stream stands at {}", state.offset);
+    ensure!(state.offset == 64 + 64 + 64 + 64 + 2 + 2, "the random state is {}", state.offset);
     Ok((y.detach(), x.grad().context("no gradient of x")?, w.grad().context("no gradient of w")?))
 }
 
@@ -503,7 +503,7 @@ fn grad_goes_through_checkpoints(device: &Device) -> Result<()> {
     let found = autograd::grad(&[y], &[x.clone(), w.clone()], &options)?;
     ensure_values(&found[0], &[9.0; 2])?;
     ensure_values(&found[1], &[30.0; 2])?;
-    ensure!(x.grad().is_none() && w.grad().is_none(), "the leaves were given gradients");
+    ensure!(x.grad().is_none() && w.grad().is_none(), "the leaves got gradients");
     Ok(())
 }
 

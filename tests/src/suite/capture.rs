@@ -160,7 +160,7 @@ fn captured_training_is_bitwise_equal_to_eager_steps(device: &Device) -> Result<
         let (expected, drawn) = eager(device, &make)?;
         let (got, drawn_too) = replayed(device, &make)?;
         ensure_same_bits_all(&got, &expected).with_context(|| format!("fusion {least:?}"))?;
-        ensure!(drawn == drawn_too, "random numbers stand at {drawn_too}, eager at {drawn}");
+        ensure!(drawn == drawn_too, "the random state is {drawn_too}, eager {drawn}");
     }
     Ok(())
 }

@@ -311,7 +311,7 @@ fn running_statistics_are_updated_in_place(device: &Device) -> Result<()> {
             }
         }
         let first = all.to_f64s()?;
-        ensure!([first[0], first[3]] == [9.0, 9.0], "elements beside the running statistics changed");
+        ensure!([first[0], first[3]] == [9.0, 9.0], "elements next to the running statistics changed");
     }
     Ok(())
 }

@@ -258,12 +258,12 @@ fn invalid_matrices_are_refused(device: &Device) -> Result<()> {
     let half = square.to_dtype(DType::BF16)?;
     let whole = square.to_dtype(DType::I32)?;
     let refused = |what: &str, expected: &str, result: CoreResult<()>| -> Result<()> {
-        let error = result.err().with_context(|| format!("{what}: it was taken"))?.to_string();
+        let error = result.err().with_context(|| format!("{what}: it was accepted"))?.to_string();
         ensure!(error.contains(expected), "{what}: {error}");
         Ok(())
     };
     refused(
-        "qr of halves",
+        "qr of bf16",
         "qr: does not take bf16; takes f32 and f64; cast with `to_dtype`",
         half.qr(false).map(drop),
     )?;

@@ -120,7 +120,7 @@ fn wrong_types(device: &Device) -> Result<()> {
         float.bitwise_and(&float),
         "bitwise_and: does not take f32; takes integers and bools; cast with `to_dtype`",
     )?;
-    ensure_message(float.to_vec::<i32>(), "to_vec: does not take f32; asked for i32; cast first")?;
+    ensure_message(float.to_vec::<i32>(), "to_vec: does not take f32; requested as i32; cast first")?;
     let int = Tensor::zeros([2], DType::I32, device)?;
     ensure_message(int.to_leaf(), "to_leaf: does not take i32; only floats carry gradients; cast first")?;
     ensure_message(int.add_(0.5), "add: does not take i32; the result is a float and does not fit in place")?;

@@ -143,7 +143,7 @@ fn copies_and_casts_take_any_layout(device: &Device) -> Result<()> {
         let out = Tensor::zeros([8, 15], dtype, device)?;
         out.narrow(1, 3, 5)?.copy_(&x.to_dtype(DType::F32)?.narrow(1, 0, 5)?)?;
         ensure!(out.narrow(1, 3, 5)?.to_f64s()? == x.narrow(1, 0, 5)?.to_f64s()?, "a part written in place");
-        ensure!(out.narrow(1, 8, 7)?.to_f64s()?.iter().all(|v| *v == 0.0), "what is beside it");
+        ensure!(out.narrow(1, 8, 7)?.to_f64s()?.iter().all(|v| *v == 0.0), "the neighbouring elements");
         let none = Tensor::empty([0, 3], dtype, device)?.to_dtype(DType::F32)?;
         ensure!(none.shape() == [0, 3]);
     }
@@ -316,7 +316,7 @@ fn wrong_operands_are_named(device: &Device) -> Result<()> {
         (x.scaled_mm(&b, &one.to_leaf()?, &one, None, DType::F32), "has no gradient"),
     ];
     for (result, text) in cases {
-        let Err(error) = result else { anyhow::bail!("`{text}` is not said") };
+        let Err(error) = result else { anyhow::bail!("`{text}` is not in the error") };
         ensure!(error.to_string().contains(text), "{error}\ndoes not say {text}");
     }
     Ok(())
@@ -500,7 +500,7 @@ fn fp8_layers_keep_dtypes_and_are_deterministic(device: &Device) -> Result<()> {
         Ok(found)
     };
     let plain = run(false)?;
-    ensure!(plain == run(true)?, "a checkpoint gives other numbers");
+    ensure!(plain == run(true)?, "a checkpoint gives other values");
     all.iter().for_each(|t| t.set_grad(None));
     let wide = x.mlp(&up, &up_bias, &down, &down_bias)?.to_f64s()?;
     ensure!(plain[0] != wide, "products are those of other types");

@@ -388,7 +388,7 @@ fn anomaly_mode_checks_the_forward_pass(device: &Device) -> Result<()> {
     let y = y.sub(1.0)?.log()?.exp()?.sum_all()?;
     let first = guard.first_nonfinite_op().context("nothing was found")?;
     ensure!(first.contains("`log`") && first.contains("hooks.rs"), "{first}");
-    let error = y.backward().err().context("nothing was said")?.to_string();
+    let error = y.backward().err().context("nothing was reported")?.to_string();
     ensure!(error.contains("in the forward pass, `log`"), "{error}");
     drop(guard);
     x.log()?.exp()?.sum_all()?.backward()?;

@@ -165,7 +165,7 @@ fn gradients_accumulate_into_existing_ones(device: &Device) -> Result<()> {
             up.set_grad(None);
             let seeds = GradOptions { grad_outputs: Some(from_ref(&seed)), ..GradOptions::default() };
             let apart_from_leaves = forebay::autograd::grad(&[y], from_ref(up), &seeds)?;
-            ensure!(up.grad().is_none(), "`grad` has given the leaf a gradient");
+            ensure!(up.grad().is_none(), "`grad` has accumulated into the leaf");
             tied(x)?.backward_with(&seed)?;
             let (a, b) = (&apart_from_leaves[0], up.grad().context("none")?);
             let d = max_relative_difference(a, &b)?;

@@ -121,7 +121,7 @@ fn cross_entropy_over_its_logits(device: &Device) -> Result<()> {
         let after = device.memory().allocated();
         ensure!(
             after <= before,
-            "{name}: the gradient lies where the logits lay, {after} bytes after {before}"
+            "{name}: the gradient does not overwrite the logits: {after} bytes after {before}"
         );
     }
     Ok(())
@@ -190,7 +190,7 @@ fn linear_cross_entropy_equals_its_composition(device: &Device) -> Result<()> {
             let expected = others[0].linear(&others[1], None)?.cross_entropy_with(&target, &options)?;
             close(&name, &loss, &expected, 1e-5)?;
             loss.mul(3.0)?.backward()?;
-            ensure!(loss.backward().is_err(), "{name}: the tape was not kept");
+            ensure!(loss.backward().is_err(), "{name}: the graph was not retained");
             expected.mul(3.0)?.backward()?;
             for (got, expected) in leaves.iter().zip(&others) {
                 close(&format!("{name}, gradient"), &grad(got)?, &grad(expected)?, 1e-5)?;
@@ -296,7 +296,7 @@ fn invalid_arguments_of_linear_cross_entropy_are_refused(device: &Device) -> Res
     let none = CrossEntropyOptions { reduction: Reduction::None, ..options };
     ensure!(x.linear_cross_entropy(&weight, &target, &none).is_err(), "a loss for each example");
     ensure!(x.linear_cross_entropy(&weight, &x, &options).is_err(), "probabilities");
-    ensure!(x.linear_cross_entropy(&weight.t()?, &target, &options).is_err(), "a weight that lies across");
+    ensure!(x.linear_cross_entropy(&weight.t()?, &target, &options).is_err(), "a transposed weight");
     ensure!(x.linear_cross_entropy(&weight, &target.narrow(0, 0, 3)?, &options).is_err(), "too few classes");
     Ok(())
 }

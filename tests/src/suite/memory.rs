@@ -159,7 +159,7 @@ fn a_full_device_at_every_point_of_a_step(device: &Device) -> Result<()> {
         clear();
         let after = device.memory().allocated();
         ensure!(after == before, "after failure {failures}: {} bytes leak", after as i64 - before as i64);
-        ensure!(!fillers.is_empty(), "the step fails though everything was given back");
+        ensure!(!fillers.is_empty(), "the step fails although all memory was freed");
         fillers.truncate(fillers.len().saturating_sub(2));
     }
     ensure!(failures > 10, "{failures} failures are too few to be at every point");
@@ -225,7 +225,7 @@ fn empty_cache_releases_everything(device: &Device) -> Result<()> {
     let held = device.memory().reserved();
     ensure!(held >= before + 20_000_000, "{held} bytes reserved");
     drop(tensors);
-    ensure!(device.memory().reserved() == held, "the pool keeps what it may need again");
+    ensure!(device.memory().reserved() == held, "the pool keeps memory for the next step");
     device.pool().empty_cache()?;
     let after = device.memory().reserved();
     ensure!(after == before, "{before} bytes reserved before, {after} after");

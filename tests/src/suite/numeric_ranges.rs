@@ -175,7 +175,7 @@ fn an_index_out_of_range_is_an_error_with_index_checks(device: &Device) -> Resul
         call(&wrong)?;
         let guard = ops::check_indices();
         call(&right)?;
-        let Err(error) = call(&wrong) else { anyhow::bail!("{name} takes an index of 2^32") };
+        let Err(error) = call(&wrong) else { anyhow::bail!("{name} accepts an index of 2^32") };
         drop(guard);
         let text = error.to_string();
         let position = if *name == "searchsorted" { "number 2 " } else { "number 1 " };
@@ -236,7 +236,7 @@ fn lengths_out_of_range_are_errors_with_index_checks(device: &Device) -> Result<
         call(&wrong)?;
         let guard = ops::check_indices();
         call(&right)?;
-        let Err(error) = call(&wrong) else { anyhow::bail!("{name} takes what is outside") };
+        let Err(error) = call(&wrong) else { anyhow::bail!("{name} accepts values out of range") };
         drop(guard);
         let error = error.to_string();
         ensure!(error.contains(text) && error.contains("numeric_ranges.rs:"), "{name}: {error}");
@@ -399,7 +399,9 @@ fn integers_out_of_range_are_not_written(device: &Device) -> Result<()> {
         (DType::I64, 1e19),
         (DType::I32, f64::NAN),
     ] {
-        let Err(error) = Tensor::full([2], n, dtype, device) else { anyhow::bail!("{dtype} holds no {n}") };
+        let Err(error) = Tensor::full([2], n, dtype, device) else {
+            anyhow::bail!("{dtype} cannot represent {n}")
+        };
         ensure!(
             error.to_string().starts_with("full: ") && error.to_string().contains(dtype.name()),
             "{error}"
@@ -452,7 +454,7 @@ fn floats_out_of_range_are_not_written(device: &Device) -> Result<()> {
         let beyond = [max * (1.0 + 2f64.powi(-30)), max * 2.0, 1e300];
         for (name, call) in calls {
             for n in beyond.into_iter().flat_map(|n| [n, -n]) {
-                let Err(error) = call(n) else { anyhow::bail!("{name}: {dtype} holds no {n}") };
+                let Err(error) = call(n) else { anyhow::bail!("{name}: {dtype} cannot represent {n}") };
                 let text = error.to_string();
                 ensure!(text.starts_with(&format!("{name}: ")) && text.contains(dtype.name()), "{text}");
             }

@@ -132,7 +132,7 @@ fn gradients_are_finite_differences(device: &Device) -> Result<()> {
             if exact {
                 let largest = grad.iter().fold(0.0, |a: f64, g| a.max(g.abs()));
                 ensure_close(&rounded.to_f64s()?, &grad, 1e-4, 1e-5 * largest + 1e-6).with_context(|| {
-                    format!("the gradient of {} by input {k} in f32, beside f64", case.name)
+                    format!("the gradient of {} by input {k} in f32, compared with f64", case.name)
                 })?;
             }
         }

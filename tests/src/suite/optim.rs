@@ -434,7 +434,7 @@ fn schedules_match_pytorch(device: &Device) -> Result<()> {
             scheduler.step(metric, &mut optimizer);
         }
     }
-    ensure!(SequentialLr::new(vec![], &[3]).is_err(), "milestones without schedules were taken");
+    ensure!(SequentialLr::new(vec![], &[3]).is_err(), "milestones without schedules were accepted");
     ensure!(ChainedScheduler::new(0.0, vec![]).is_err(), "a rate of 0 has no factors");
     Ok(())
 }

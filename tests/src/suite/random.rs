@@ -279,7 +279,7 @@ fn uniform_values_lie_in_their_range(device: &Device) -> Result<()> {
 
 fn ranges_that_a_type_does_not_have_are_errors(device: &Device) -> Result<()> {
     let uniform = |low, high, dtype| Tensor::uniform([4], low, high, dtype, device);
-    ensure!(uniform(1.001, 1.002, DType::BF16).is_err(), "no bf16 lies there");
+    ensure!(uniform(1.001, 1.002, DType::BF16).is_err(), "no bf16 value lies there");
     ensure!(uniform(0.0, 1e6, DType::F16).is_err(), "f16 does not reach it");
     ensure!(uniform(0.0, 1e39, DType::F32).is_err(), "f32 does not reach it");
     ensure!(uniform(0.0, f64::INFINITY, DType::F32).is_err() && uniform(f64::NAN, 1.0, DType::F32).is_err());

@@ -240,7 +240,7 @@ fn a_mismatched_gradient_does_not_change_the_old_one(device: &Device) -> Result<
         let options = [GradOptions::default(), GradOptions::create_graph()];
         for options in options {
             let options = GradOptions { retain_graph: Some(true), ..options };
-            ensure!(autograd::backward(&[y.sum_all()?], &options).is_err(), "{bad}: it was taken");
+            ensure!(autograd::backward(&[y.sum_all()?], &options).is_err(), "{bad}: it was accepted");
             ensure_values(&x.grad().context("the gradient is lost")?, &[3.0, 3.0])?;
         }
         x.mul(3.0)?.sum_all()?.backward()?;
@@ -267,7 +267,7 @@ fn a_gradient_that_was_set_is_checked_before_it_is_added_to(device: &Device) -> 
         for bad in [Tensor::ones([2, 2], DType::F32, device)?, Tensor::ones([4, 4], DType::BF16, device)?] {
             w.set_grad(Some(bad.clone()));
             let error =
-                pass()?.sum_all()?.backward().err().with_context(|| format!("{k}: {bad:?} was taken"))?;
+                pass()?.sum_all()?.backward().err().with_context(|| format!("{k}: {bad:?} was accepted"))?;
             ensure!(error.to_string().contains("gradient"), "{error}");
             let kept = w.grad().context("the gradient is lost")?;
             ensure!(

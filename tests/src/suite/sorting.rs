@@ -72,9 +72,9 @@ fn check(x: &Tensor, descending: bool) -> Result<()> {
         let expected = order(line, descending);
         for (i, &at) in expected.iter().enumerate() {
             let (v, p) = (values[r * n + i], indices[r * n + i]);
-            ensure!(p == at as i64, "line {r}, number {i} stands at {p}, expected {at}");
+            ensure!(p == at as i64, "line {r}, index {i} is {p}, expected {at}");
             let good = v.to_bits() == line[at].to_bits() || (v.is_nan() && line[at].is_nan());
-            ensure!(good, "line {r}, number {i} is {v}, expected {}", line[at]);
+            ensure!(good, "line {r}, value {i} is {v}, expected {}", line[at]);
         }
     }
     ensure!(x.argsort(-1, descending)?.to_vec::<i64>()? == indices, "argsort differs");
@@ -249,7 +249,7 @@ fn weights_of_observations_are_not_negative(device: &Device) -> Result<()> {
         let Err(error) =
             x.cov(&CovOptions { fweights: often.as_ref(), aweights: much.as_ref(), ..Default::default() })
         else {
-            anyhow::bail!("a negative weight is taken")
+            anyhow::bail!("a negative weight is accepted")
         };
         ensure!(error.to_string().contains("none is negative"), "{error}");
     }

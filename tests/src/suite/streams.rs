@@ -139,7 +139,7 @@ fn offloaded_tensors_come_back_with_the_same_bits(device: &Device) -> Result<()>
         .map(|k| Tensor::full([k + 1, 3001], 7.0, DType::F32, device))
         .collect::<Result<Vec<_>, _>>()?;
     all[3].prefetch_()?;
-    ensure!(!all[3].is_offloaded() && all[4].is_offloaded(), "one was asked for");
+    ensure!(!all[3].is_offloaded() && all[4].is_offloaded(), "only one was prefetched");
     // A read of a view moves the whole storage back.
     let view = all[4].narrow(1, 1000, 11)?.to_bytes()?;
     ensure!(view.len() == 5 * 11 * 2 && !all[4].is_offloaded(), "a view of {} bytes", view.len());

@@ -143,7 +143,7 @@ fn a_second_fit_trains_again(device: &Device) -> Result<()> {
     for (k, (x, _)) in all.iter().enumerate() {
         ensure!(seen[k] == x.to_vec::<f32>()?, "batch {k} is another");
     }
-    ensure!(seen[8..11] == seen[15..18], "the other loader did not begin anew");
+    ensure!(seen[8..11] == seen[15..18], "the other loader did not restart");
     ensure!(seen[11..15] == seen[..4], "the first loader did not restart after another");
     Ok(())
 }

@@ -242,7 +242,7 @@ fn a_saved_optimiser_continues_with_the_same_bits(device: &Device) -> Result<()>
         }
         let mut strange = optimizer.state_dict()?;
         strange.insert("99.exp_avg".into(), Tensor::zeros([1], DType::F32, device)?);
-        ensure!(resumed.load_state_dict(&strange).is_err(), "{name}: an unknown name was taken");
+        ensure!(resumed.load_state_dict(&strange).is_err(), "{name}: an unknown name was accepted");
     }
     Ok(())
 }
@@ -328,7 +328,7 @@ fn clipping_takes_norms_of_other_orders(device: &Device) -> Result<()> {
     }
     for norm_type in [0.0, -1.0, f64::NAN] {
         let options = ClipGradNormOptions { norm_type, ..ClipGradNormOptions::default() };
-        ensure!(clip_grad_norm_with(&[], 1.0, &options).is_err(), "a norm of order {norm_type} was taken");
+        ensure!(clip_grad_norm_with(&[], 1.0, &options).is_err(), "a norm of order {norm_type} was accepted");
     }
     Ok(())
 }

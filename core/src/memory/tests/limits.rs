@@ -41,7 +41,7 @@ fn pools_share_the_limit_of_the_process() -> Result<()> {
     assert!(rungs.reclaim.tried + rungs.release.tried > 0);
     assert_eq!(process_reserved(), 190 * MIB);
     first.free(held);
-    assert!(alloc_mib(&second, 50).is_err(), "what another pool keeps idle stays its own");
+    assert!(alloc_mib(&second, 50).is_err(), "idle memory of another pool is not released");
     first.empty_cache()?;
     alloc_mib(&second, 50)?;
     second.free(large);

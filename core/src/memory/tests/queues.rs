@@ -52,12 +52,16 @@ fn a_private_pool_is_isolated_and_releases_its_memory_when_dropped() -> Result<(
         drop(inside);
         pool.free(a);
         other.free(elsewhere);
-        assert_eq!(other.alloc(Request::new(8 * MIB))?.offset, 0, "the pool of another device takes no part");
+        assert_eq!(
+            other.alloc(Request::new(8 * MIB))?.offset,
+            0,
+            "the pool of another device is not involved"
+        );
         let held = private.reserved();
         assert!(held >= 8 * MIB);
-        assert_eq!(pool.empty_cache()?, 0, "it keeps what it has");
+        assert_eq!(pool.empty_cache()?, 0, "it keeps its memory");
         let b = pool.alloc(Request::new(8 * MIB))?;
-        assert_eq!(pool.stats().reserved(), 2 * held, "it serves nobody else");
+        assert_eq!(pool.stats().reserved(), 2 * held, "it serves no other request");
         let inside = private.enter();
         let again = pool.alloc(Request::new(8 * MIB))?;
         assert_eq!((again.segment, again.offset), (a.segment, a.offset), "the same addresses");

@@ -91,7 +91,7 @@ fn every_huge_value_of_a_snapshot_is_an_error() -> Result<()> {
             *bad.pointer_mut(&path).ok_or_else(|| Error::Snapshot(path.clone()))? = huge.into();
             match read(&bad) {
                 Ok(snapshot) => {
-                    assert!(free || !bound || field == "dropped_events", "{path} = {huge} is taken");
+                    assert!(free || !bound || field == "dropped_events", "{path} = {huge} is accepted");
                     check_sums(&snapshot);
                 }
                 Err(e) => assert!(!free, "{path} = {huge}: {e}"),

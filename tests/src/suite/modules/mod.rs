@@ -150,7 +150,7 @@ impl ModuleCase<'_> {
                 match (recorded, leaf.grad()) {
                     (Some(t), Some(grad)) => ensure_same(&grad, t),
                     (None, None) => Ok(()),
-                    (Some(_), None) => bail!("{mode}: no gradient of input {k}, wanted: {wanted}"),
+                    (Some(_), None) => bail!("{mode}: no gradient of input {k}, expected: {wanted}"),
                     (None, Some(_)) => bail!("{mode}: a gradient of input {k} that PyTorch has not"),
                 }
                 .with_context(|| format!("{mode}: gradient of input {k}"))?;
