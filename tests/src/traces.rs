@@ -68,7 +68,11 @@ impl TraceReport {
 
 impl fmt::Display for TraceReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{}\nmade up, PyTorch as its model says:\n{}", self.recorded, self.synthetic)?;
+        writeln!(
+            f,
+            "{}\nsynthetic workloads, with PyTorch from its model:\n{}",
+            self.recorded, self.synthetic
+        )?;
         for failure in &self.failures {
             writeln!(f, "FAILED {failure}")?;
         }

@@ -230,8 +230,8 @@ mod tests {
 
     #[test]
     fn a_panicking_destructor_leaks_nothing_else() {
-        struct Bomb;
-        impl Drop for Bomb {
+        struct PanicOnDrop;
+        impl Drop for PanicOnDrop {
             fn drop(&mut self) {
                 panic!("a destructor");
             }
@@ -240,7 +240,7 @@ mod tests {
         let make = || -> Result<Tensor> {
             let mut t = Tensor::ones([1], DType::F32, &device)?.to_leaf()?;
             for k in 0..10 {
-                let bomb = (k == 5).then(|| Bomb);
+                let bomb = (k == 5).then(|| PanicOnDrop);
                 t = differentiable("own", t.add(1.0)?.detach(), &[&t], move |g, _| {
                     let _ = &bomb;
                     Ok(smallvec![Some(g.clone())])

@@ -1,4 +1,4 @@
-//! The window: the plane with its points, and what happens in a frame.
+//! The window: the plane with its points, and the work of a frame.
 
 use std::f32::consts::TAU;
 use std::time::{Duration, Instant};
@@ -55,8 +55,8 @@ pub(crate) struct App {
     stroke_end: Option<Pos2>,
     classifier: Option<Classifier>,
     pub(crate) training: Training,
-    /// Scores that the window draws.
-    picture: Option<Tensor>,
+    /// Scores of the classes at the positions of the grid.
+    grid_scores: Option<Tensor>,
     /// Statistics of the last burst of steps, with the peaks within the burst.
     pub(crate) memory: Stats,
     pub(crate) failure: Option<Failure>,
@@ -92,7 +92,7 @@ impl App {
             stroke_end: None,
             classifier: None,
             training: Training::new(),
-            picture: None,
+            grid_scores: None,
             memory: device.memory(),
             failure: None,
             rates: Rates::new(),
@@ -101,7 +101,7 @@ impl App {
         })
     }
 
-    /// Forgets what the network has learnt.
+    /// Discards the network and its training.
     pub(crate) fn restart(&mut self) {
         self.classifier = None;
         self.training = Training::new();
@@ -113,7 +113,7 @@ impl App {
         self.points_changed = true;
         if self.points.is_empty() {
             self.restart();
-            self.picture = None;
+            self.grid_scores = None;
         }
     }
 
@@ -145,7 +145,7 @@ impl App {
         }
     }
 
-    /// Enqueues the next burst and its picture if the device is ready; returns false if it is not.
+    /// Enqueues the next burst and its scores on the grid if the device is ready; returns false if it is not.
     fn advance(&mut self, window: &egui::Context) -> Result<bool> {
         let classifier = match &mut self.classifier {
             Some(classifier) => classifier,
@@ -159,7 +159,7 @@ impl App {
         if !self.training.advance(classifier, window)? {
             return Ok(false);
         }
-        self.picture = Some(classifier.picture()?);
+        self.grid_scores = Some(classifier.grid_scores()?);
         self.memory = self.device.memory();
         Ok(true)
     }
@@ -172,8 +172,8 @@ impl App {
         self.draw(&response);
         let painter = ui.painter_at(plane);
         painter.rect_filled(plane, 0.0, Color32::from_gray(24));
-        if let Some(picture) = &self.picture {
-            match self.boundary.paint(plane, picture) {
+        if let Some(scores) = &self.grid_scores {
+            match self.boundary.paint(plane, scores) {
                 Ok(shape) => {
                     painter.add(shape);
                 }

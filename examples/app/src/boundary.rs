@@ -1,4 +1,4 @@
-//! Picture of the boundary, drawn from the memory of the tensor that has the scores.
+//! Drawing of the boundary between classes, from the memory of the tensor with the scores.
 
 use eframe::egui::{Color32, PaintCallback, PaintCallbackInfo, Rect};
 use eframe::egui_wgpu::{Callback, CallbackResources, CallbackTrait, RenderState};
@@ -19,7 +19,7 @@ pub(crate) fn area_color(class: usize) -> Color32 {
     Color32::BLACK.lerp_to_gamma(COLORS[class], AREA_BRIGHTNESS)
 }
 
-/// Pipeline that draws pictures.
+/// Pipeline that draws the boundary.
 pub(crate) struct BoundaryPainter {
     window: wgpu::Device,
     pipeline: wgpu::RenderPipeline,
@@ -62,7 +62,7 @@ impl BoundaryPainter {
         Self { window: window.device.clone(), pipeline, colors }
     }
 
-    /// Returns the picture as a shape of egui. The shader reads the tensor's own buffer.
+    /// Returns the boundary as a shape of egui. The shader reads the tensor's own buffer.
     pub(crate) fn paint(&self, rect: Rect, scores: &Tensor) -> Result<PaintCallback> {
         let memory = scores.wgpu_slice()?;
         let entry = |binding, resource| wgpu::BindGroupEntry { binding, resource };
@@ -71,20 +71,20 @@ impl BoundaryPainter {
             layout: &self.pipeline.get_bind_group_layout(0),
             entries: &[entry(0, memory.as_binding()), entry(1, self.colors.as_entire_binding())],
         });
-        let picture = Picture { pipeline: self.pipeline.clone(), bindings, _memory: memory };
-        Ok(Callback::new_paint_callback(rect, picture))
+        let callback = BoundaryCallback { pipeline: self.pipeline.clone(), bindings, _memory: memory };
+        Ok(Callback::new_paint_callback(rect, callback))
     }
 }
 
 /// Draws in egui's render pass.
-struct Picture {
+struct BoundaryCallback {
     pipeline: wgpu::RenderPipeline,
     bindings: wgpu::BindGroup,
     /// Keeps the memory where it is. egui drops its shapes after it has submitted the pass.
     _memory: WgpuSlice,
 }
 
-impl CallbackTrait for Picture {
+impl CallbackTrait for BoundaryCallback {
     fn paint(&self, _: PaintCallbackInfo, pass: &mut wgpu::RenderPass<'static>, _: &CallbackResources) {
         pass.set_pipeline(&self.pipeline);
         pass.set_bind_group(0, &self.bindings, &[]);

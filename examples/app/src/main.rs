@@ -30,7 +30,7 @@ struct Options {
     /// Close the window after this many frames.
     #[arg(long)]
     frames: Option<u64>,
-    /// PNG file for a picture of the last frame.
+    /// PNG file for a screenshot of the last frame.
     #[arg(long, requires = "frames")]
     screenshot: Option<PathBuf>,
 }

@@ -8,7 +8,7 @@ use forebay::wgpu;
 use forebay::wgpu::util::DeviceExt;
 
 pub(crate) const CLASSES: usize = 3;
-/// Places of the picture in one row, and rows.
+/// Positions in one row of the grid, and rows.
 pub(crate) const SIDE: usize = 64;
 const LEARNING_RATE: f64 = 0.01;
 
@@ -83,9 +83,9 @@ impl Classifier {
         Ok(self.step()?.item_async())
     }
 
-    /// Enqueues the computation of the picture: the score of each class at each position of the grid, as
+    /// Enqueues the computation of the score of each class at each position of the grid, as
     /// [SIDE * SIDE, CLASSES].
-    pub(crate) fn picture(&self) -> Result<Tensor> {
+    pub(crate) fn grid_scores(&self) -> Result<Tensor> {
         let _no_grad = no_grad();
         let _tag = enter_tag(Tag::Activation);
         self.net.forward(&self.grid)

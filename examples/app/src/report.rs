@@ -1,4 +1,4 @@
-//! Output for the test (`cargo xtask app --test`), and pictures of the window.
+//! Output for the test (`cargo xtask app --test`), and screenshots of the window.
 
 use std::fs::File;
 use std::io::BufWriter;
@@ -20,9 +20,9 @@ const PERIOD: Duration = Duration::from_millis(250);
 /// Prints the state, and closes the window after a number of frames.
 pub(crate) struct Report {
     options: Options,
-    /// Place of the plane in the window.
+    /// Rectangle of the plane in the window.
     pub(crate) plane: Rect,
-    /// Place of the budget's slider in the window.
+    /// Rectangle of the slider in the window.
     pub(crate) slider: Rect,
     pub(crate) budget_mib: u64,
     frames: u64,
@@ -77,7 +77,7 @@ impl Report {
         );
     }
 
-    /// Saves the picture of frame `last`, and closes the window.
+    /// Saves a screenshot of frame `last`, and closes the window.
     fn close_after(&self, window: &egui::Context, last: u64) {
         window.request_repaint();
         let Some(file) = &self.options.screenshot else {

@@ -37,16 +37,16 @@ struct Burst {
     steps: u32,
     started: Instant,
     loss: DeviceFuture<f64>,
-    alarm: Arc<Alarm>,
+    burst_waker: Arc<BurstWaker>,
 }
 
 /// Waker of a burst: notes the time and wakes the window.
-struct Alarm {
+struct BurstWaker {
     time: OnceLock<Instant>,
     window: egui::Context,
 }
 
-impl Wake for Alarm {
+impl Wake for BurstWaker {
     fn wake(self: Arc<Self>) {
         self.time.get_or_init(Instant::now);
         self.window.request_repaint();
@@ -66,8 +66,8 @@ impl Training {
         }
         let (steps, started) = (self.next_steps, Instant::now());
         let loss = classifier.train(steps)?;
-        let alarm = Arc::new(Alarm { time: OnceLock::new(), window: window.clone() });
-        self.running = Some(Burst { steps, started, loss, alarm });
+        let burst_waker = Arc::new(BurstWaker { time: OnceLock::new(), window: window.clone() });
+        self.running = Some(Burst { steps, started, loss, burst_waker });
         self.poll_burst()?;
         if self.running.is_none() {
             window.request_repaint();
@@ -75,13 +75,13 @@ impl Training {
         Ok(true)
     }
 
-    /// Takes the loss of the burst if it has arrived. Otherwise sets the alarm.
+    /// Takes the loss of the burst if it has arrived. Otherwise registers the waker.
     fn poll_burst(&mut self) -> Result<()> {
         let Some(burst) = &mut self.running else { return Ok(()) };
-        let waker = Waker::from(Arc::clone(&burst.alarm));
+        let waker = Waker::from(Arc::clone(&burst.burst_waker));
         let polled = Pin::new(&mut burst.loss).poll(&mut Context::from_waker(&waker));
         let Poll::Ready(loss) = polled else { return Ok(()) };
-        let end = *burst.alarm.time.get_or_init(Instant::now);
+        let end = *burst.burst_waker.time.get_or_init(Instant::now);
         let fitting = f64::from(burst.steps) * SLICE.as_secs_f64() / (end - burst.started).as_secs_f64();
         self.next_steps = (fitting as u32).clamp(1, (2 * burst.steps).min(MAX_BURST));
         self.steps += u64::from(burst.steps);

@@ -7,9 +7,9 @@ const testSteps = Number(new URLSearchParams(location.search).get("steps") ?? 0)
 const totalSteps = testSteps || 2000;
 const element = (id) => document.getElementById(id);
 const nextFrame = () => new Promise((resolve) => requestAnimationFrame(resolve));
-const percent = (share) => `${(100 * share).toFixed(1)} %`;
+const percent = (fraction) => `${(100 * fraction).toFixed(1)} %`;
 
-// Means of the values and of those before, at most `count` of them.
+// Returns the mean of each value and the values before it, at most `count` of them.
 function runningMeans(values, count) {
   let sum = 0;
   return values.map((value, at) => {
@@ -18,7 +18,7 @@ function runningMeans(values, count) {
   });
 }
 
-// Draws curves in the colours of the style sheet. Their widths are shares of all steps.
+// Draws curves in the colours of the style sheet. The width of the canvas is the whole run.
 function drawCurves(id, top, curves) {
   const canvas = element(id);
   const { width, height } = canvas;
@@ -56,19 +56,19 @@ function showProgress(reports) {
 function enableDrawing(changed) {
   const canvas = element("drawing");
   const context = canvas.getContext("2d", { willReadFrequently: true });
-  const place = (event) => [(event.offsetX / canvas.clientWidth) * 28, (event.offsetY / canvas.clientHeight) * 28];
+  const position = (event) => [(event.offsetX / canvas.clientWidth) * 28, (event.offsetY / canvas.clientHeight) * 28];
   Object.assign(context, { strokeStyle: "#fff", fillStyle: "#fff", lineWidth: 2, lineCap: "round", lineJoin: "round" });
   let isDrawing = false;
   canvas.onpointerdown = (event) => {
     isDrawing = true;
     context.beginPath();
-    context.moveTo(...place(event));
-    // A test's events come from no pointer.
+    context.moveTo(...position(event));
+    // The events of the test have no pointer to capture.
     if (event.isTrusted) canvas.setPointerCapture(event.pointerId);
   };
   canvas.onpointermove = (event) => {
     if (!isDrawing) return;
-    context.lineTo(...place(event));
+    context.lineTo(...position(event));
     context.stroke();
   };
   canvas.onpointerup = () => {
@@ -86,11 +86,11 @@ function enableDrawing(changed) {
   };
 }
 
-function showClasses(names, shares) {
-  const best = shares.indexOf(Math.max(...shares));
+function showClasses(names, probabilities) {
+  const best = probabilities.indexOf(Math.max(...probabilities));
   const row = (name, at) =>
     `<tr class="${at === best ? "best" : ""}"><td>${name}</td>` +
-    `<td><i style="width: ${100 * shares[at]}%"></i></td><td>${percent(shares[at])}</td></tr>`;
+    `<td><i style="width: ${100 * probabilities[at]}%"></i></td><td>${percent(probabilities[at])}</td></tr>`;
   element("classes").innerHTML = names.map(row).join("");
 }
 
@@ -100,8 +100,8 @@ function drawTrousers() {
   const box = canvas.getBoundingClientRect();
   const outline = [[9, 3], [19, 3], [20, 25], [16, 25], [14, 9], [12, 25], [8, 25], [9, 3]];
   const send = (type, [x, y]) => {
-    const place = { clientX: box.left + (x / 28) * box.width, clientY: box.top + (y / 28) * box.height };
-    canvas.dispatchEvent(new PointerEvent(type, place));
+    const position = { clientX: box.left + (x / 28) * box.width, clientY: box.top + (y / 28) * box.height };
+    canvas.dispatchEvent(new PointerEvent(type, position));
   };
   send("pointerdown", outline[0]);
   outline.forEach((corner) => send("pointermove", corner));
@@ -137,11 +137,11 @@ async function train(lines) {
   lines.push(`${reports.length} steps were done after ${performance.now().toFixed(0)} ms`);
   lines.push(`memory: ${reports.at(-1).allocated} of ${reports.at(-1).reserved} bytes`);
   drawTrousers();
-  if (!isDrawn) throw new Error("the drawing field has seen no stroke");
+  if (!isDrawn) throw new Error("the drawing field received no stroke");
   const drawn = pixels();
-  const shares = await training.classify(drawn);
-  showClasses(Training.classes(), shares);
-  const sum = shares.reduce((sum, share) => sum + share, 0);
+  const probabilities = await training.classify(drawn);
+  showClasses(Training.classes(), probabilities);
+  const sum = probabilities.reduce((sum, probability) => sum + probability, 0);
   const covered = drawn.filter((pixel) => pixel > 0.5).length;
   if (covered < 100 || !(Math.abs(sum - 1) < 1e-3)) {
     throw new Error(`the drawing covers ${covered} pixels, and the probabilities sum to ${sum}`);
@@ -151,7 +151,7 @@ async function train(lines) {
 
 async function run() {
   const lines = [];
-  // Panics of the module end up there.
+  // Panics of the module are written to the console.
   const log = console.error;
   console.error = (...text) => { lines.push(`console: ${text.join(" ")}`); log(...text); };
   try {

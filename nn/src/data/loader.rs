@@ -671,13 +671,13 @@ mod tests {
     }
 
     /// Data set that panics, fails or changes its length at a chosen call.
-    struct Hostile {
+    struct FaultyDataset {
         calls: std::sync::atomic::AtomicUsize,
         bad: fn(usize, &str) -> usize,
         shape: [usize; 1],
     }
 
-    impl Dataset for Hostile {
+    impl Dataset for FaultyDataset {
         type Input = f32;
         type Target = i64;
         fn len(&self) -> usize {
@@ -716,7 +716,7 @@ mod tests {
             (|n, at| if at == "get" && n == 3 { panic!("lost") } else { 4 }, 1, "`get` panicked: lost"),
         ];
         for (bad, good, message) in cases {
-            let data = Hostile { calls: Default::default(), bad, shape: [2] };
+            let data = FaultyDataset { calls: Default::default(), bad, shape: [2] };
             let mut batches = data.batches(2).epochs(2).prefetch(&device());
             let mut all: Vec<_> = batches.by_ref().collect();
             let last = all.pop().and_then(Result::err).map(|e| e.to_string()).unwrap_or_default();
@@ -728,7 +728,7 @@ mod tests {
 
     #[test]
     fn a_batch_that_the_host_cannot_hold_is_an_error() {
-        let data = Hostile { calls: Default::default(), bad: |_, _| 1 << 40, shape: [4] };
+        let data = FaultyDataset { calls: Default::default(), bad: |_, _| 1 << 40, shape: [4] };
         let first = data.batches(1 << 40).prefetch(&device()).next();
         assert!(first.is_some_and(|b| b.is_err()));
     }

@@ -29,13 +29,13 @@ use forebay_core::autograd;
 mod checkpoint;
 mod history;
 mod micro_batching;
-mod pace;
 #[cfg(feature = "train")]
 mod plot;
 mod progress;
 mod signals;
 mod step_capture;
 mod trainer;
+mod wait_mode;
 
 pub use checkpoint::Checkpoint;
 pub use history::{History, MemoryPoint, Validation};

@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use super::micro_batching::MicroBatching;
-use super::pace::{Pace, run_blocking};
 use super::progress::{ProgressReporter, StepStatus, TokenThroughput};
 use super::signals::SignalGuard;
 use super::step_capture::StepCapture;
+use super::wait_mode::{WaitMode, run_blocking};
 use super::{Checkpoint, History, MemoryPoint, Validation, model_device};
 use crate::data::{BatchIter, DataLoader, Dataset, LoaderCursor};
 use crate::nn::{self, Module};
@@ -268,7 +268,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         loader: &DataLoader<D>,
         loss: impl FnMut(&Tensor, &Tensor) -> Result<L>,
     ) -> Result<FitStatus> {
-        run_blocking(self.run_loop(loader, loss, Pace::Blocking))
+        run_blocking(self.run_loop(loader, loss, WaitMode::Blocking))
     }
 
     /// Runs the loop like [`fit`](Self::fit), with bitwise the same results, as a future that any executor can run.
@@ -299,17 +299,17 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         loader: &DataLoader<D>,
         loss: impl FnMut(&Tensor, &Tensor) -> Result<L>,
     ) -> Result<FitStatus> {
-        self.run_loop(loader, loss, Pace::Yielding).await
+        self.run_loop(loader, loss, WaitMode::Yielding).await
     }
 
     async fn run_loop<D: Dataset, L: Into<LossOutput>>(
         &mut self,
         loader: &DataLoader<D>,
         loss: impl FnMut(&Tensor, &Tensor) -> Result<L>,
-        pace: Pace,
+        wait: WaitMode,
     ) -> Result<FitStatus> {
         self.step_capture.restart();
-        let ended = self.run_steps(loader, loss, pace).await;
+        let ended = self.run_steps(loader, loss, wait).await;
         // Frees the captured step's memory; another loss function needs a new capture.
         self.step_capture.restart();
         self.pending = PendingMetrics::default();
@@ -320,7 +320,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         &mut self,
         loader: &DataLoader<D>,
         mut loss: impl FnMut(&Tensor, &Tensor) -> Result<L>,
-        pace: Pace,
+        wait: WaitMode,
     ) -> Result<FitStatus> {
         let device = model_device("fit", self.model)?;
         let (loader, total) = self.begin_fit(loader)?;
@@ -346,13 +346,13 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
                 break;
             }
             let step = self.position.step + 1;
-            match self.step_with_retry(&mut batches, &mut loss, pace).await {
+            match self.step_with_retry(&mut batches, &mut loss, wait).await {
                 Ok(true) => {}
                 // Happens only if the loader has no batches at all; otherwise it has as many as were counted.
                 Ok(false) => break,
                 Err(error) => {
                     // The earlier steps stay recorded, as far as their losses can be read.
-                    let _ = self.pending.drain_to_history(&mut self.position.history, pace).await;
+                    let _ = self.pending.drain_to_history(&mut self.position.history, wait).await;
                     return Err(error.with_context(format!("step {step}")));
                 }
             }
@@ -361,7 +361,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
             progress.set_step(step);
             let every = if device.info().software { 1 } else { LOG_INTERVAL };
             if step.is_multiple_of(every) || total == Some(step) {
-                self.report_metrics(&device, &mut progress, pace).await?;
+                self.report_metrics(&device, &mut progress, wait).await?;
             }
             if let Some((every, loss)) = &mut self.validation
                 && (step.is_multiple_of(*every) || total == Some(step))
@@ -381,13 +381,13 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
             {
                 let path = path.clone();
                 // Fails on a NaN loss, so that a damaged model does not replace the earlier checkpoint.
-                self.read_losses(pace).await?;
+                self.read_losses(wait).await?;
                 progress.exclude_time(|| self.save(path))?;
             }
-            pace.end_step(&device, &mut last_step).await?;
+            wait.end_step(&device, &mut last_step).await?;
         }
         if self.position.history.memory.last().is_none_or(|last| last.step != self.position.step) {
-            self.report_metrics(&device, &mut progress, pace).await?;
+            self.report_metrics(&device, &mut progress, wait).await?;
         }
         progress.finish();
         self.tokens_per_second = progress.tokens_per_second();
@@ -482,7 +482,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         &mut self,
         batches: &mut BatchIter<D>,
         loss: &mut impl FnMut(&Tensor, &Tensor) -> Result<L>,
-        pace: Pace,
+        wait: WaitMode,
     ) -> Result<bool> {
         if let Some(schedule) = &self.schedule {
             schedule.check()?;
@@ -495,7 +495,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         loop {
             // Also discards gradients of an earlier step that failed.
             self.optimizer.zero_grad();
-            let filled = self.take_batches(batches, &mut taken, pace).await;
+            let filled = self.take_batches(batches, &mut taken, wait).await;
             let random = device.random_state();
             let made = filled.and_then(|()| self.try_step(&device, &taken, loss));
             self.optimizer.zero_grad();
@@ -527,10 +527,10 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         &self,
         batches: &mut BatchIter<D>,
         taken: &mut Vec<(Tensor, Tensor)>,
-        pace: Pace,
+        wait: WaitMode,
     ) -> Result<()> {
         while taken.len() < self.accumulation_steps as usize {
-            let Some(batch) = pace.next_batch(batches).await else { break };
+            let Some(batch) = wait.next_batch(batches).await else { break };
             taken.push(batch?);
         }
         Ok(())
@@ -607,9 +607,9 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         &mut self,
         device: &Device,
         progress: &mut ProgressReporter,
-        pace: Pace,
+        wait: WaitMode,
     ) -> Result<()> {
-        self.read_losses(pace).await?;
+        self.read_losses(wait).await?;
         let history = &mut self.position.history;
         let memory = MemoryPoint::new(self.position.step, &device.memory());
         history.memory.push(memory);
@@ -622,9 +622,9 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
     }
 
     /// Moves losses to the history. A loss that is not finite ends the run.
-    async fn read_losses(&mut self, pace: Pace) -> Result<()> {
+    async fn read_losses(&mut self, wait: WaitMode) -> Result<()> {
         let before = self.position.history.losses.len();
-        self.pending.drain_to_history(&mut self.position.history, pace).await?;
+        self.pending.drain_to_history(&mut self.position.history, wait).await?;
         let losses = &self.position.history.losses;
         let wrong = match &self.scaler {
             None => losses[before..].iter().position(|loss| !loss.is_finite()).map(|k| before + k),
@@ -668,7 +668,7 @@ impl PendingSeries {
 
     /// Moves the means of the pending steps to a list, whose entry `first` is that of the first one. NaN fills
     /// steps without scalars before a step with some.
-    async fn drain_means(&mut self, into: &mut Vec<f32>, first: usize, pace: Pace) -> Result<()> {
+    async fn drain_means(&mut self, into: &mut Vec<f32>, first: usize, wait: WaitMode) -> Result<()> {
         if self.values.is_empty() {
             self.values_per_step.clear();
             return Ok(());
@@ -678,11 +678,11 @@ impl PendingSeries {
             Err(error) if error.is_out_of_memory() => {
                 let mut values = Vec::new();
                 for value in &self.values {
-                    values.extend(pace.read(value).await?);
+                    values.extend(wait.read(value).await?);
                 }
                 values
             }
-            stacked => pace.read(&stacked?).await?,
+            stacked => wait.read(&stacked?).await?,
         };
         let mut values = &values[..];
         for (at, n) in (first..).zip(std::mem::take(self).values_per_step).filter(|&(_, n)| n > 0) {
@@ -703,12 +703,12 @@ impl PendingMetrics {
     }
 
     /// Moves everything to the history, with one value for each step.
-    async fn drain_to_history(&mut self, history: &mut History, pace: Pace) -> Result<()> {
+    async fn drain_to_history(&mut self, history: &mut History, wait: WaitMode) -> Result<()> {
         let first = history.losses.len();
-        self.losses.drain_means(&mut history.losses, first, pace).await?;
+        self.losses.drain_means(&mut history.losses, first, wait).await?;
         // Accuracies that an error kept pending are from before `first`.
         let first = history.losses.len() - self.accuracies.values_per_step.len();
-        self.accuracies.drain_means(&mut history.accuracies, first, pace).await
+        self.accuracies.drain_means(&mut history.accuracies, first, wait).await
     }
 }
 
@@ -728,7 +728,7 @@ mod tests {
                 let accuracy = has_accuracy.then(scalar).transpose()?;
                 pending.push_outputs(&[LossOutput { loss: scalar()?, accuracy }]);
             }
-            run_blocking(pending.drain_to_history(&mut history, Pace::Blocking))?;
+            run_blocking(pending.drain_to_history(&mut history, WaitMode::Blocking))?;
         }
         let path = std::env::temp_dir().join(format!("forebay-history-{}.csv", std::process::id()));
         history.write_csv(&path)?;

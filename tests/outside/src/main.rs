@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Result, ensure};
 use forebay::backend::{
-    Backend, DeviceInfo, DeviceMemory, Fence, KernelId, KernelSource, Launch, SegmentId, SegmentSource, Slice,
-    SourceError, SourceLimits,
+    Backend, DeviceInfo, DeviceMemory, Fence, KernelId, KernelSource, Launch, SegmentId, SegmentSource,
+    Slice, SourceError, SourceLimits,
 };
 use forebay::device::Device;
 use forebay::error::Result as CoreResult;
@@ -20,13 +20,13 @@ use forebay_wgpu::WgpuBackend;
 /// Backend that forwards and counts every required call. Methods with defaults keep them: one queue, no host memory,
 /// no vendor library, no graphs.
 #[derive(Debug)]
-struct Counting {
+struct CountingBackend {
     inner: Arc<dyn Backend>,
     info: DeviceInfo,
     calls: Mutex<BTreeMap<&'static str, u64>>,
 }
 
-impl Counting {
+impl CountingBackend {
     fn new(inner: Arc<dyn Backend>) -> Self {
         let info = DeviceInfo { backend: "outside", ..inner.info().clone() };
         Self { inner, info, calls: Mutex::default() }
@@ -47,7 +47,7 @@ macro_rules! counted {
     };
 }
 
-impl SegmentSource for Counting {
+impl SegmentSource for CountingBackend {
     fn limits(&self) -> SourceLimits {
         self.inner.limits()
     }
@@ -67,7 +67,7 @@ impl SegmentSource for Counting {
     }
 }
 
-impl Backend for Counting {
+impl Backend for CountingBackend {
     fn info(&self) -> &DeviceInfo {
         &self.info
     }
@@ -84,7 +84,7 @@ impl Backend for Counting {
 }
 
 fn run() -> Result<usize> {
-    let backend = Arc::new(Counting::new(WgpuBackend::open(0)?));
+    let backend = Arc::new(CountingBackend::new(WgpuBackend::open(0)?));
     let device = Device::new(Arc::clone(&backend) as Arc<dyn Backend>)?;
     println!("{}", device.info());
     let filters: Vec<String> = std::env::args().skip(1).collect();

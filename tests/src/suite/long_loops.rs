@@ -255,8 +255,8 @@ fn every_reduction_of_long_runs(device: &Device) -> Result<()> {
         let src = Tensor::from_slice(&values, [n, width], device)?;
         let before: Vec<f32> = (0..extent * width).map(|i| i as f32 / 8.0 - 1.0).collect();
         let out = Tensor::from_slice(&before, [extent, width], device)?;
-        type Both = fn(f64, f64) -> f64;
-        let ways: [(ScatterReduce, Both); 4] = [
+        type CombineFn = fn(f64, f64) -> f64;
+        let ways: [(ScatterReduce, CombineFn); 4] = [
             (ScatterReduce::Sum, |a, b| a + b),
             (ScatterReduce::Prod, |a, b| a * b),
             (ScatterReduce::Amax, f64::max),

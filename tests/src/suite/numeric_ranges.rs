@@ -514,15 +514,15 @@ macro_rules! ensure_divisions {
         let (x, y) =
             (Tensor::from_slice(&rows, &[n * n], $device)?, Tensor::from_slice(&columns, &[n * n], $device)?);
         let column = Tensor::from_slice(&edges, &[n], $device)?;
-        type Exact = fn(i128, i128) -> i128;
+        type ExactFn = fn(i128, i128) -> i128;
         type Run = fn(&Tensor, Operand<'_>) -> ForebayResult<Tensor>;
         // As of WGSL, a division by zero has the dividend as its quotient and 0 as its remainder.
-        let floor: Exact =
+        let floor: ExactFn =
             |a, b| if b == 0 { a } else { a.div_euclid(b) - i128::from(b < 0 && a.rem_euclid(b) != 0) };
-        let below: Exact = |a, b| {
+        let below: ExactFn = |a, b| {
             if b == 0 { 0 } else { a.rem_euclid(b) + if b < 0 && a.rem_euclid(b) != 0 { b } else { 0 } }
         };
-        let calls: [(&str, Run, Exact); 6] = [
+        let calls: [(&str, Run, ExactFn); 6] = [
             ("floor_divide", |x, y| x.floor_divide(y), floor),
             ("remainder", |x, y| x.remainder(y), below),
             (

@@ -298,8 +298,8 @@ fn parameter_lists_are_checked_as_in_pytorch(device: &Device) -> Result<()> {
 fn gradients_that_do_not_fit_their_parameters_are_refused(device: &Device) -> Result<()> {
     let elsewhere = with_own_pool(device);
     let f32 = DType::F32;
-    type Wrong = (&'static str, fn(&Tensor, &Device) -> forebay::error::Result<Tensor>);
-    let wrong: [Wrong; 3] = [
+    type InvalidCall = (&'static str, fn(&Tensor, &Device) -> forebay::error::Result<Tensor>);
+    let wrong: [InvalidCall; 3] = [
         ("shape", |p, _| Tensor::ones([p.numel()], DType::F32, p.device())),
         ("type", |p, _| Tensor::ones(p.shape(), DType::BF16, p.device())),
         ("device", |p, other| Tensor::ones(p.shape(), DType::F32, other)),
@@ -544,8 +544,8 @@ fn steps_that_fail_at_any_request_can_be_repeated(device: &Device) -> Result<()>
 
 fn averages_survive_a_failure_at_every_request(device: &Device) -> Result<()> {
     let device = with_own_pool(device);
-    type Use = fn(&mut AveragedModel, &Vec<Tensor>) -> forebay::error::Result<()>;
-    let uses: [(&str, Use); 3] = [
+    type AveragedModelCall = fn(&mut AveragedModel, &Vec<Tensor>) -> forebay::error::Result<()>;
+    let uses: [(&str, AveragedModelCall); 3] = [
         ("update", |a, m| a.update_parameters(m)),
         ("swap", |a, m| a.swap_parameters(m)),
         ("copy_to", |a, m| a.copy_to(m)),

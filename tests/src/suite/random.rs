@@ -328,9 +328,9 @@ fn probabilities_of_zero_and_one_are_certain(device: &Device) -> Result<()> {
     }
     let x = Tensor::from_slice(&[1.0f32, -2.0, f32::INFINITY, f32::NAN], [4], device)?.to_leaf()?;
     let y = x.dropout(1.0, true)?;
-    ensure!(y.to_vec::<f32>()? == [0.0; 4], "all is dropped, {:?}", y.to_vec::<f32>()?);
+    ensure!(y.to_vec::<f32>()? == [0.0; 4], "all elements are dropped, {:?}", y.to_vec::<f32>()?);
     y.sum_all()?.backward()?;
-    ensure!(x.grad().context("no gradient")?.to_vec::<f32>()? == [0.0; 4], "and nothing comes back");
+    ensure!(x.grad().context("no gradient")?.to_vec::<f32>()? == [0.0; 4], "and the gradient is zero");
     let z = Tensor::ones([1000], DType::F32, device)?;
     ensure!(z.dropout(0.0, true)?.to_vec::<f32>()? == [1.0; 1000], "nothing is dropped");
     let scores = Tensor::zeros([100_000, 2], DType::F32, device)?;

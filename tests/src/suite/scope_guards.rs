@@ -156,8 +156,8 @@ fn a_panic_ends_its_scopes(device: &Device) -> Result<()> {
 fn guards_in_thread_locals_end_with_their_thread(device: &Device) -> Result<()> {
     /// Guards, and a tensor with a history; some guards are dropped out of order at the end of the thread.
     #[allow(dead_code, reason = "guards are held, not read")]
-    struct Last(Vec<AnyGuard>, Tensor);
-    impl Drop for Last {
+    struct DropGuards(Vec<AnyGuard>, Tensor);
+    impl Drop for DropGuards {
         fn drop(&mut self) {
             drop(self.0.drain(..4));
             drop((no_grad(), autocast(DType::BF16), scope::enter_op("last")));
@@ -165,7 +165,7 @@ fn guards_in_thread_locals_end_with_their_thread(device: &Device) -> Result<()> 
         }
     }
     thread_local! {
-        static HELD: RefCell<Option<Last>> = const { RefCell::new(None) };
+        static HELD: RefCell<Option<DropGuards>> = const { RefCell::new(None) };
     }
     for early in [true, false] {
         let device = device.clone();
@@ -181,7 +181,7 @@ fn guards_in_thread_locals_end_with_their_thread(device: &Device) -> Result<()> 
                 let _scope = autocast(DType::BF16)?;
                 w.matmul(&w)?;
             }
-            HELD.set(Some(Last(guards, w)));
+            HELD.set(Some(DropGuards(guards, w)));
             Ok(())
         });
         // An abort would end the process.

@@ -309,8 +309,9 @@ fn memory_does_not_grow_with_the_steps(device: &Device) -> Result<()> {
     let net = Net::new(device)?;
     let mut run = trainer(&net, 100);
     run.fit(&loader().drop_last(), |x, y| net.loss(x, y))?;
-    let at =
-        |step| run.history().memory_after(step).with_context(|| format!("nobody looked after step {step}"));
+    let at = |step| {
+        run.history().memory_after(step).with_context(|| format!("no memory was recorded after step {step}"))
+    };
     let (early, late) = (at(10)?, at(100)?);
     ensure!(early.allocated == late.allocated, "{} bytes, then {}", early.allocated, late.allocated);
     ensure!(early.reserved == late.reserved, "{} bytes reserved, then {}", early.reserved, late.reserved);

@@ -173,8 +173,8 @@ fn pinned_and_private_blocks_do_not_move() -> Result<()> {
 #[test]
 fn a_failed_copy_changes_nothing() -> Result<()> {
     #[derive(Debug)]
-    struct Broken;
-    impl BlockMover for Broken {
+    struct FailingMover;
+    impl BlockMover for FailingMover {
         fn lock_dispatch(&self) -> Box<dyn crate::memory::compaction::HeldDispatch + '_> {
             Box::new(())
         }
@@ -183,7 +183,7 @@ fn a_failed_copy_changes_nothing() -> Result<()> {
         }
     }
     let source = Arc::new(FakeSource::plain(64 * MIB));
-    let pool = Pool::new(source, Config::default()).with_mover(Arc::new(Broken));
+    let pool = Pool::new(source, Config::default()).with_mover(Arc::new(FailingMover));
     let kept = fragment_pool(&pool)?;
     let before = pool.snapshot();
     assert!(alloc_movable(&pool, 32).is_err_and(|e| !e.is_out_of_memory()));

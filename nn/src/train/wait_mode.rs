@@ -12,14 +12,14 @@ use crate::{Device, Result, Tensor};
 
 /// Way in which the loop waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Pace {
+pub(super) enum WaitMode {
     /// Every wait blocks, so the loop's future completes at its first poll.
     Blocking,
     /// Every wait suspends the task.
     Yielding,
 }
 
-impl Pace {
+impl WaitMode {
     /// Returns the elements of a tensor.
     pub(super) async fn read(self, t: &Tensor) -> Result<Vec<f64>> {
         match self {
@@ -61,7 +61,7 @@ impl Pace {
     }
 }
 
-/// Runs a future of [`Pace::Blocking`], which waits by itself.
+/// Runs a future of [`WaitMode::Blocking`], which waits by itself.
 pub(super) fn run_blocking<F: Future>(future: F) -> F::Output {
     let mut future = pin!(future);
     loop {
