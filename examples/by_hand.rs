@@ -1,5 +1,5 @@
 //! Training loop by hand, without the `Trainer`: mixed precision, accumulation of gradients, clipping by their global
-//! norm, a cosine schedule, and a checkpoint from which a killed run goes on with the same bits.
+//! norm, and a cosine schedule. A killed run resumes from its checkpoint with bitwise equal results.
 //!
 //! `cargo run --release --example by_hand`; `FOREBAY_DEVICE` chooses a device. Stop it and start it again: it resumes.
 

@@ -131,8 +131,8 @@ pub(crate) struct KernelLaunch {
     pub(crate) block: [u32; 3],
     /// Bytes of shared memory in addition to the statically declared ones.
     pub(crate) dynamic_shared_bytes: u32,
-    /// If true, the kernel is never part of a launch batch: for example, its blocks form clusters, an
-    /// attribute that graph nodes of other kernels lack.
+    /// If true, the kernel is never part of a launch batch. For example, its blocks form clusters, and the graph
+    /// nodes of other kernels do not have this attribute.
     pub(crate) is_unbatchable: bool,
 }
 

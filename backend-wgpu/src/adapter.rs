@@ -76,8 +76,8 @@ impl AdapterCandidate {
         self.info.device_type == wgpu::DeviceType::Cpu
     }
 
-    /// Returns `None` if subgroups of 32 multiply f16 matrices of 16 x 16 with sums in f32, through kernels that
-    /// this backend gives to the driver as SPIR-V; else the reason.
+    /// Returns the reason why the device has no usable matrix units, or `None` if it has. Subgroups of 32 must multiply
+    /// f16 matrices of 16 x 16 with sums in f32, and the driver must accept this backend's SPIR-V.
     pub(crate) fn matrix_units_unavailable_reason(&self) -> Option<String> {
         use wgpu::CooperativeScalarType::{F16, F32};
         let is_known = |found: &wgpu::CooperativeMatrixProperties| {

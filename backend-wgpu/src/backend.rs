@@ -100,8 +100,8 @@ impl QueueState {
     }
 
     /// Records deferred commands in order: all of them if `wait` is true, else up to the first whose kernel is
-    /// still being compiled. A command that fails is dropped, whether its kernel does not compile or the driver refuses
-    /// it: the caller gets the error, and the device goes on.
+    /// still being compiled. A command is dropped if its kernel does not compile or the driver refuses it. The caller
+    /// gets the error, and the device stays usable.
     fn drain_deferred(&mut self, wait: bool) -> Result<(), SourceError> {
         while let Some(command) = self.deferred.front() {
             if !wait && !command.is_compiled() {

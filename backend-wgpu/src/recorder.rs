@@ -1,8 +1,8 @@
 //! Command recorder: tracks commands that are not submitted, and submissions that the device has not passed.
 //!
 //! Launches share one compute pass until a copy ends it. A batch is submitted when it is long enough, when
-//! its parameters or staging memory are full, or on request. An idle device gets the first launch at once, and
-//! then batches of doubling length: it starts early, and a stream of small kernels needs few submissions.
+//! its parameters or staging memory are full, or on request. An idle device gets the first launch at once, so
+//! that it starts early. Then batches double in length, so that a stream of small kernels needs few submissions.
 //!
 //! The number of submissions in flight is bounded: the host waits for the oldest. So neither staging memory nor
 //! the driver's bookkeeping grows with the length of a run. A browser page cannot wait: it returns to its event loop.

@@ -99,9 +99,9 @@ fn find_mdbook(workspace: &Workspace) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// Checks all Markdown files of the workspace; prints each mistake with its location. Links must have a target,
-/// pages of the book link only within the book, a page with Rust samples is part of the documentation tests, and a page
-/// that a source names exists.
+/// Checks all Markdown files of the workspace; prints each mistake with its location. Links must have a target, and
+/// pages of the book link only within the book. A page with Rust samples must be part of the documentation tests. A
+/// page that a source names must exist.
 pub(crate) fn check_docs(root: &Path) -> Result<bool> {
     let book = root.join("docs/src");
     let tested = std::fs::read_to_string(root.join("src/lib.rs"))?;

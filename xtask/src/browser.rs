@@ -42,8 +42,8 @@ pub(crate) fn serve(workspace: &Workspace, setup: &Setup, port: u16) -> Result<b
     process::run_foreground(builder.tool_command("serve").arg(page).arg(port.to_string()))
 }
 
-/// Runs both pages in headless Chromium: trains some steps and compares the losses with those of a native run,
-/// classifies a drawing, and runs topics of the conformance suite.
+/// Runs both pages in headless Chromium. The first trains some steps, whose losses are compared with those of a native
+/// run, and classifies a drawing. The second runs topics of the conformance suite.
 pub(crate) fn test(workspace: &Workspace, setup: &Setup) -> Result<bool> {
     let (std, chromium) = (setup.ensure_std(WASM_TARGET)?, setup.ensure_chromium()?);
     let adapter = setup.ensure_swiftshader()?;

@@ -174,8 +174,8 @@ impl<'a> UniformityAnalysis<'a> {
         }
     }
 
-    /// Reports whether a part of the entry point's input is uniform: a member of a struct, or a coordinate
-    /// along which a warp does not extend.
+    /// Reports whether a part of the entry point's input is uniform. The part is a member of a struct, or a
+    /// coordinate, which is uniform if a warp does not extend along it.
     fn is_uniform_part(&self, base: Handle<Expression>, index: u32) -> bool {
         let Some(entry) = self.entry else { return false };
         let members =

@@ -1,5 +1,5 @@
-//! Runs tests on the fake driver: the C compiler that Rust links with builds the libraries, and each test
-//! runs again in a child process that loads them.
+//! Runs tests on the fake driver. The C compiler that Rust links with builds the libraries. Each test runs again
+//! in a child process that loads them.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 use std::path::{Path, PathBuf};

@@ -81,8 +81,8 @@ pub enum Epilogue {
     },
     /// Writes the sums of a's rows over k: m values of a's dtype.
     RowSums(Slice),
-    /// Multiplies a product of 8-bit floats by an f32 scale of a and one of b, then adds a bias of n values
-    /// of c's dtype.
+    /// Multiplies a product of 8-bit floats by two f32 scales, one for a and one for b. Then adds a bias of n
+    /// values of c's dtype.
     Scaled {
         /// Scales of a and of b; `None` means 1.
         scales: Option<[Slice; 2]>,

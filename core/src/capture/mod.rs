@@ -1,9 +1,9 @@
 //! Captured steps: a training step is recorded once, planned as a whole, and replayed with little host work,
 //! like a CUDA graph.
 //!
-//! [`Device::capture`] runs a closure twice: first eagerly, which creates gradients and optimiser state and
-//! compiles kernels, then while its commands are recorded. **Both runs are real steps**: afterwards the
-//! parameters have made two steps, and the outputs are those of the second. Each
+//! [`Device::capture`] runs a closure twice. The first run is eager: it creates gradients and optimiser state,
+//! and compiles kernels. The second run is recorded. **Both runs are real steps**: afterwards the parameters
+//! have made two steps, and the outputs are those of the second. Each
 //! [`replay`](CapturedStep::replay) makes one more step, with bitwise the same results as the closure. CUDA
 //! runs a step as one graph from the second replay on; wgpu enqueues commands that were looked up and bound
 //! in advance. While a profiler runs, commands are enqueued one by one.
@@ -15,8 +15,8 @@
 //! even if the step ignores the operation's error.
 //!
 //! State that is carried from one step to the next must be a tensor that the step changes in place
-//! (`state.copy_(&new)?`). The program must not keep a tensor of the step that is not an output: the next
-//! replay would read the old tensor, so this is an error. Two buffers that are swapped in each step are not
+//! (`state.copy_(&new)?`). The program must not keep a tensor of the step that is not an output. The next
+//! replay would read the old tensor, so the capture fails. Two buffers that are swapped in each step are not
 //! detected: copy instead.
 //!
 //! Memory used only inside the step lies in an arena that the [`CapturedStep`] owns. Commands whose results

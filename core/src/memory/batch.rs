@@ -1,10 +1,9 @@
-//! Estimates how a step's memory grows with its batch size, which the advice of an out-of-memory error is
-//! computed from.
+//! Estimates how a step's memory grows with its batch size, for the advice of an out-of-memory error.
 //!
 //! Memory held before the step, and memory left after it (mostly gradients of parameters), does not depend on
 //! the batch size. The rest is taken to be proportional to it, with two exceptions. Memory tagged
-//! `parameter`, `optimizer_state` or `workspace` is constant, and so is one copy of the largest parameter:
-//! its gradient may be computed next to the one that accumulates it.
+//! `parameter`, `optimizer_state` or `workspace` is constant. So is one copy of the largest parameter, because
+//! its new gradient may exist at the same time as the accumulated one.
 //!
 //! A smaller batch peaks no higher than in proportion, even if its peak comes at another moment. So the
 //! estimate for fewer rows is no less than the need, as far as the rest is proportional.

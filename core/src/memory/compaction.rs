@@ -95,8 +95,8 @@ impl PoolState {
         })
     }
 
-    /// Moves blocks to serve a request. If that fails, it may have evacuated segments, or return the bytes of
-    /// idle memory to release first: otherwise the pool would exceed its target with the segment it needs.
+    /// Moves blocks to serve a request. If that fails, it may have evacuated segments. Or it returns the bytes of
+    /// idle memory to release first, so that the pool does not exceed its target with the segment it needs.
     fn try_compact(
         &mut self,
         source: &dyn SegmentSource,

@@ -72,8 +72,8 @@ struct FreeSpan {
     block: usize,
 }
 
-/// View of the blocks that may move for the requests of one arena: its own, and those in compatible arenas of
-/// other queues, whose free blocks serve its requests too.
+/// View of the blocks that may move for the requests of one arena. They lie in this arena, and in compatible
+/// arenas of other queues, whose free blocks serve its requests too.
 pub(super) struct CompactionPlanner<'a> {
     heap: &'a Heap,
     blocks: Vec<PlannedBlock>,
@@ -182,10 +182,10 @@ impl<'a> CompactionPlanner<'a> {
         (slot.segment, slot.offset)
     }
 
-    /// Finds windows: the shortest parts of runs in which free blocks, and blocks in use of at most some size,
-    /// sum up to `size` bytes. That size is 0 for sliding, that of the largest free block for eviction, and
-    /// `largest` for eviction to memory still to be freed or added. Returns the cheapest windows, the cheapest
-    /// first.
+    /// Finds windows: the shortest parts of runs in which free blocks, and blocks in use up to a size limit, sum
+    /// up to `size` bytes. The limit is 0 for sliding, and the size of the largest free block for eviction. It is
+    /// `largest` for eviction to memory that is still to be freed or added. Returns the cheapest windows, in
+    /// order of cost.
     pub(super) fn find_windows(&self, size: u64, largest: u64) -> Vec<Range<usize>> {
         let largest_free = self.free_spans.last().map_or(0, |span| span.size);
         let mut windows = Vec::with_capacity(256);

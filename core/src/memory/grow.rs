@@ -11,9 +11,9 @@ const MIB: u64 = 1 << 20;
 pub(super) const SEGMENT_UNIT: u64 = 2 * MIB;
 /// Requests from this size on get a segment, or a mapping, of their own size (PyTorch's kMinLargeAlloc).
 const MIN_LARGE_ALLOC: u64 = 10 * MIB;
-/// A notable part of the peak usage: the most that the pool maps ahead for smaller requests, or holds to end
-/// migration in every step, and the least that is worth evacuating segments for. Below
-/// [`UNBOUNDED_AHEAD_BYTES`] of peak usage, mapping ahead is not bounded.
+/// Divisor of the peak usage that gives a notable part of it. The pool maps at most this part ahead for smaller
+/// requests, and holds at most this part to end migration in every step. Segments are evacuated only for at
+/// least this part. Below [`UNBOUNDED_AHEAD_BYTES`] of peak usage, mapping ahead is not bounded.
 pub(super) const NOTABLE_DIVISOR: u64 = 36;
 const UNBOUNDED_AHEAD_BYTES: u64 = 512 * MIB;
 /// Extents are this part of the peak usage, since they move only as a whole.
@@ -34,7 +34,7 @@ const DOMINANT_DIVISOR: u64 = 3;
 /// calls.
 const COMPACT_SLACK: f64 = 0.045;
 /// A step has ended once the usage fell below this part of the peak. Migration of up to that part in each
-/// step does not indicate a program that fails to settle.
+/// step does not mean that the arrangement of memory fails to converge.
 const STEP_DIVISOR: u64 = 2;
 /// Allocated bytes after which one migrated byte no longer counts: remapped (host and device wait for each
 /// other) or copied.
@@ -43,8 +43,8 @@ const COPY_DECAY: u64 = 8;
 /// Extents that one wait of host and device for each other counts as.
 const WAIT_COST_EXTENTS: u64 = 4;
 /// Growth by less than the migrated bytes is creep: blocks that grow by a little each time. Once the bytes
-/// migrated for creep are this many times the peak usage, the pool may hold more: some blocks of that size, or
-/// a part of the peak.
+/// migrated for creep are this many times the peak usage, the pool may hold more. It may hold some blocks of that
+/// size, or a part of the peak.
 const CREEP_FREE_FACTOR: u64 = 8;
 const CREEP_BLOCKS: u64 = 4;
 const CREEP_DIVISOR: u64 = 8;
@@ -459,7 +459,7 @@ impl PoolState {
         }
         let moved = pieces.iter().filter(|p| p.from.is_some()).map(|p| p.bytes).sum::<u64>();
         if moved > 0 {
-            // Migration while the peak usage grows does not indicate a program that fails to settle. Blocks
+            // Migration while the peak usage grows does not mean that the arrangement fails to converge. Blocks
             // that grow by a little each time, as those of a cache do, cause much more migration than growth.
             let grown = self.peak_active_with(need) - self.heap.counters.peak_active_bytes;
             let (allocated, cost) = (
@@ -577,7 +577,7 @@ impl PoolState {
     /// than the peak usage. The bytes that migrated lately are added, as far as they exceed half the peak
     /// (the whole peak for copies).
     ///
-    /// A program that settles stays below that threshold. If no arrangement of memory fits the order of its
+    /// A program whose arrangement of memory converges stays below that threshold. If no arrangement of memory fits the order of its
     /// allocations, holding more is cheaper than moving the same bytes again.
     /// [`GrowthHysteresis`](super::hysteresis::GrowthHysteresis) covers small migrations that repeat in every
     /// step.

@@ -91,8 +91,8 @@ impl Arena {
         }
     }
 
-    /// Returns what a free block counts as: an inactive split, unless it is a whole segment or lies in a
-    /// virtual range, whose memory can be returned.
+    /// Returns the counts of a free block. It is an inactive split, unless its memory can be returned: it is a
+    /// whole segment, or lies in a virtual range.
     #[inline]
     fn inactive_split_of(&self, whole: bool, size: u64) -> InactiveSplit {
         if whole || self.virtual_range.is_some() {

@@ -14,13 +14,13 @@ use super::grow::NOTABLE_DIVISOR;
 /// Number of growths remembered: those of some steps.
 const HISTORY_LEN: usize = 128;
 /// Stages: how often memory must have been missing for the same request, and the largest slack then held, as
-/// a divisor of the peak usage. A program that has just begun still settles without slack. The second stage
+/// a divisor of the peak usage. A program that has just begun still converges without slack. The second stage
 /// serves programs for which the first one did not suffice.
 const STAGES: [(usize, u64); 2] = [(3, NOTABLE_DIVISOR), (16, NOTABLE_DIVISOR / 3)];
 /// Smallest slack, for programs so small that the page size matters.
 const MIN_SLACK_BYTES: u64 = 16 << 20;
-/// Peak usage below which a third of it may be slack: little memory on any card, while moving it in every step
-/// can double the time of a small program's step.
+/// Peak usage below which a third of it may be slack. This is little memory on any card, and moving it in every
+/// step can double the time of a small program's step.
 const SMALL_PROGRAM_BYTES: u64 = 512 << 20;
 
 /// The request that memory was missing for.

@@ -345,8 +345,8 @@ impl Pool {
         Ok(leaving)
     }
 
-    /// Takes memory from the device ahead, so that at least `bytes` bytes are free on queue 0: in one piece,
-    /// or in as few as the device's largest segment allows.
+    /// Takes memory from the device in advance, so that at least `bytes` bytes are free on queue 0. They are one
+    /// piece, or as few pieces as the device's largest segment allows.
     pub fn preallocate(&self, bytes: u64) -> Result<()> {
         let (min_piece, max_piece) = {
             let state = self.shared.lock();

@@ -651,8 +651,8 @@ impl Tensor {
         self.normalize_groups("instance_norm", n.max(1), [weight, bias], eps)
     }
 
-    /// Divides each element of \[batch, channels, ..\] by (k + alpha · m)^beta, where m is the mean square of
-    /// the `size` nearest channels with zero padding: PyTorch's `nn.functional.local_response_norm`.
+    /// Divides each element of \[batch, channels, ..\] by (k + alpha · m)^beta: PyTorch's
+    /// `nn.functional.local_response_norm`. m is the mean square of the `size` nearest channels, with zero padding.
     ///
     /// # Errors
     /// There are fewer than three dimensions, `size` is 0, or the dtype is bool.

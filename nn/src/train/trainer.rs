@@ -259,8 +259,8 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
     /// cases:
     ///
     /// - No step is left: the loader has no batches, no epochs or starts after them, or an earlier call has
-    ///   done all [`steps`](Self::steps). A resumed run that had ended is no error.
-    /// - The batches are made differently than those of the resumed checkpoint.
+    ///   done all [`steps`](Self::steps). A resumed run that had ended is not an error.
+    /// - The loader is configured differently from that of the resumed checkpoint.
     /// - A loss is NaN or infinite. With a scaler, which skips such steps, fifty consecutive losses are. The
     ///   check happens when losses are read, and before a checkpoint is written.
     pub fn fit<D: Dataset, L: Into<LossOutput>>(

@@ -16,8 +16,9 @@ impl Tensor {
     /// Products are exact, and sums are f32. Matrix units that keep fewer bits within one instruction
     /// (Hopper's) have an error of at most 2^-11 of the sum of all |a · b|.
     ///
-    /// The library multiplies the bytes if [`LibraryFeatures::f8_matmul`](crate::backend::LibraryFeatures) is set (CUDA
-    /// from sm_89 on), at least one type is `f8_e4m3`, and the extents of b are multiples of 16. It takes
+    /// The library multiplies the bytes on devices with
+    /// [`LibraryFeatures::f8_matmul`](crate::backend::LibraryFeatures) (CUDA from sm_89 on). At least one type must be
+    /// `f8_e4m3`, and the extents of b must be multiples of 16. The library takes
     /// `self` row-major and b column-major (the transpose of a weight \[n, k\]); other layouts are copied
     /// first. Otherwise both operands are cast to bf16, which represents all their values, in a workspace of
     /// 2 bytes an element. The product is then f32 before scaling.
