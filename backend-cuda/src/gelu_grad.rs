@@ -166,7 +166,7 @@ mod tests {
         assert!(declined(MatmulCall { dtype_out: DType::F32, ..call() }));
         assert!(declined(MatmulCall { beta: 1.0, ..call() }));
         assert!(declined(MatmulCall { batch: 2, ..call() }));
-        // Unsupported: a column-major b, rows that are no multiples of 16 bytes, sizes beyond 32 bits.
+        // Unsupported: a column-major b, rows that are not multiples of 16 bytes, sizes beyond 32 bits.
         assert!(declined(MatmulCall {
             b: MatrixOperand { row_stride: 1, col_stride: 768, ..operand(1) },
             ..call()

@@ -130,8 +130,9 @@ fn with_backend<R>(
         None => Err(Error::Unsupported {
             op,
             device: device.to_string(),
-            reason: "it is no wgpu device; open one with `Device::open(\"wgpu:0\")` or `Device::from_wgpu`"
-                .into(),
+            reason:
+                "it is not a wgpu device; open one with `Device::open(\"wgpu:0\")` or `Device::from_wgpu`"
+                    .into(),
         }),
     }
 }

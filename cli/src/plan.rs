@@ -73,7 +73,7 @@ fn read_model_sizes(path: &Path) -> Result<GptOptions> {
     let mut length = [0; 8];
     file.read_exact(&mut length).context("it is cut short")?;
     let length = u64::from_le_bytes(length);
-    ensure!(length <= MAX_HEADER_BYTES, "it is no safetensors file: its header would take {length} bytes");
+    ensure!(length <= MAX_HEADER_BYTES, "it is not a safetensors file: its header would take {length} bytes");
     let mut header = Vec::new();
     file.take(length).read_to_end(&mut header)?;
     ensure!(

@@ -127,7 +127,7 @@ impl fmt::Display for DType {
 
 /// Error of a text that names no element type.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("dtype: `{name}` is no element type; expected one of {expected}")]
+#[error("dtype: `{name}` is not an element type; expected one of {expected}")]
 pub struct UnknownDType {
     /// Text that was parsed.
     pub name: String,

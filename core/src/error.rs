@@ -201,7 +201,7 @@ impl From<FileError> for Error {
 impl From<UnknownDType> for Error {
     fn from(error: UnknownDType) -> Self {
         let UnknownDType { name, expected } = error;
-        Self::argument("dtype", format!("`{name}` is no element type; expected one of {expected}"))
+        Self::argument("dtype", format!("`{name}` is not an element type; expected one of {expected}"))
     }
 }
 

@@ -128,7 +128,7 @@ impl Scalar {
                 };
                 Err(Error::argument(
                     op,
-                    format!("{value} is no number of {dtype}, which holds {range}; take another dtype"),
+                    format!("{value} is not a value of {dtype}, which holds {range}; take another dtype"),
                 ))
             }
         }

@@ -289,7 +289,7 @@ fn links_are_kept_and_only_files_are_replaced() -> Result<()> {
     assert!(kept && read?.is_empty());
     let message =
         |path: &str| save(Path::new(path)).map_or_else(|e| e.to_string(), |()| "written".to_owned());
-    assert_eq!(message("/dev/null"), "/dev/null: is no regular file, and is not replaced; name a file");
+    assert_eq!(message("/dev/null"), "/dev/null: is not a regular file, and is not replaced; name a file");
     let folder = std::fs::canonicalize(std::env::temp_dir()).expect("there is one");
     let folder = folder.display().to_string();
     assert_eq!(message(&folder), format!("{folder}: is a folder, and is not replaced; name a file"));

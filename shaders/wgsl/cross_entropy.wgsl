@@ -12,7 +12,7 @@ dtype: of the logits (any strides) and their gradient · targets: their dtype
 weight: dtype of the class weights, or ""
 soft: targets are probabilities in the logits' shape (contiguous), not classes · smooth: label smoothing
 threads_per_row, across: see row_reduce · width: elements of a step, 4 if rows are aligned quads, else 1
-ragged: with a width of 4, the extent is no multiple of 4; rows are padded in memory
+ragged: with a width of 4, the extent is not a multiple of 4; rows are padded in memory
 cached_elements: elements of workgroup memory in which `both` keeps a row, to read it once; else 0. Needs a width of
   4 and at least 256 threads for each row.
 -#}

@@ -209,7 +209,7 @@ fn build_model(weights: &Tensors, curve: &ReferenceCurve, device: &Device) -> Re
     };
     let matrix = |name: &str| match shape(name)?[..] {
         [rows, cols] => Ok((rows, cols)),
-        ref other => bail!("`init/{name}` is no matrix: {other:?}"),
+        ref other => bail!("`init/{name}` is not a matrix: {other:?}"),
     };
     let count = |prefix: &str, suffix: &str, first: usize| {
         (first..).take_while(|k| weights.contains_key(&format!("{prefix}{k}{suffix}"))).count()

@@ -117,7 +117,7 @@ pub fn check(golden: &Path, architectures: &[u32], filters: &[String]) -> Result
     let mut translated = Vec::new();
     let mut seen = BTreeSet::new();
     let everything = CardProfile::default().features;
-    // Reading halves as bits is no optional type: every driver that wgpu takes for whole has it.
+    // Reading halves as bits is not an optional type: every driver that wgpu takes for whole has it.
     let bare = Capabilities::SHADER_FLOAT16_IN_FLOAT32;
     let devices = [(everything, false, Capabilities::all()), (Features::default(), true, bare)];
     let sources =
@@ -213,7 +213,7 @@ fn collect_matrix_kernels() -> Result<Vec<NullKernel>> {
     let backend = Arc::new(NullBackend::new(CardProfile { features, ..CardProfile::default() }));
     let device = Device::with_config(backend.clone() as Arc<dyn Backend>, Config::default());
     for dtype in [DType::F16, DType::BF16] {
-        // Whole tiles, tiles with edges, and rows that are no whole vectors; each operand in both orders.
+        // Whole tiles, tiles with edges, and rows that are not whole vectors; each operand in both orders.
         for [m, n, k] in [[512, 512, 512], [200, 136, 72], [130, 67, 45]] {
             let a = [Tensor::zeros([m, k], dtype, &device)?, Tensor::zeros([k, m], dtype, &device)?.t()?];
             let b = [Tensor::zeros([k, n], dtype, &device)?, Tensor::zeros([n, k], dtype, &device)?.t()?];

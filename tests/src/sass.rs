@@ -15,7 +15,7 @@ const MEMORY_OPCODES: [u16; 13] =
 /// Returns the number of kernels in a cubin, or an error for a kernel that accesses memory before its wait.
 pub(crate) fn count_waiting_kernels(cubin: &[u8]) -> Result<usize, String> {
     let mut count = 0;
-    for (name, code) in elf_sections(cubin).ok_or("the cubin is no ELF file of 64 bits")? {
+    for (name, code) in elf_sections(cubin).ok_or("the cubin is not an ELF file of 64 bits")? {
         // Names with `_Z` are functions that a kernel calls.
         let Some(name) = name.strip_prefix(".text.").filter(|name| !name.starts_with("_Z")) else { continue };
         let first = code

@@ -196,7 +196,7 @@ fn run_native(workspace: &Workspace, adapter: &Dependency) -> Result<Vec<f64>> {
     let rows = text.lines().skip(1);
     rows.map(|row| {
         let loss = row.split(',').nth(1).context("a row of the curve has no loss")?;
-        loss.parse::<f64>().with_context(|| format!("`{loss}` is no loss"))
+        loss.parse::<f64>().with_context(|| format!("`{loss}` is not a loss"))
     })
     .collect()
 }

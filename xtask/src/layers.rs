@@ -71,7 +71,7 @@ fn imports(folder: &Path, layers: &[&str]) -> Result<BTreeSet<(String, String)>>
         let module = first.as_os_str().to_string_lossy().trim_end_matches(".rs").to_owned();
         if is_source {
             for imported in imported_modules(&std::fs::read_to_string(&path)?) {
-                // A macro or an item of the root of the crate is no module.
+                // A macro or an item of the root of the crate is not a module.
                 if imported != module && layers.contains(&imported.as_str()) {
                     found.insert((module.clone(), imported));
                 }

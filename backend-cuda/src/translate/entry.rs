@@ -423,7 +423,7 @@ fn lane_mask_expression(size: [u32; 3]) -> String {
 /// Returns the value of an input of a kernel with a workgroup size.
 fn input_value(binding: &Option<naga::Binding>, size: [u32; 3]) -> Result<String, TranslateError> {
     let Some(naga::Binding::BuiltIn(builtin)) = *binding else {
-        return unsupported("an input of a kernel that is no builtin");
+        return unsupported("an input of a kernel that is not a builtin");
     };
     let [x, y, z] = size;
     let index = local_index(size);

@@ -31,7 +31,7 @@ pub(super) fn write_through_temporary<E: From<FileError>>(
     let path = &resolve_links(path)?;
     let there = fs::metadata(path).ok();
     if let Some(there) = there.as_ref().filter(|there| !there.is_file()) {
-        let what = if there.is_dir() { "a folder" } else { "no regular file" };
+        let what = if there.is_dir() { "a folder" } else { "not a regular file" };
         return Err(FileError::new(path, format!("is {what}, and is not replaced; name a file")).into());
     }
     if path.file_name().is_none() {

@@ -660,7 +660,7 @@ impl Tensor {
     #[track_caller]
     fn create_seed_grad(&self) -> Result<Tensor> {
         fail_if!(self.numel() != 1;
-            backward, "a tensor of shape {:?} is no scalar; reduce it (`mean`, `sum`) or give its gradient to `backward_with`",
+            backward, "a tensor of shape {:?} is not a scalar; reduce it (`mean`, `sum`) or give its gradient to `backward_with`",
             self.shape());
         let _scope = memory::scope::enter_tag(Tag::Gradient);
         Tensor::ones(self.shape(), self.dtype(), self.device())

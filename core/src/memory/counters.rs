@@ -215,7 +215,7 @@ pub(super) struct PoolCounters {
     /// `held` at the last reset of the accumulated counters.
     base: [HeldCounters; 2],
     tags: [TagCounter; Tag::COUNT],
-    /// Memory of the program, which is no part of any other counter.
+    /// Memory of the program, which is not part of any other counter.
     external: TagCounter,
     segment: PoolCounter,
     reserved_bytes: PoolCounter,

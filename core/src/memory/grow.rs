@@ -577,8 +577,8 @@ impl PoolState {
     /// than the peak usage. The bytes that migrated lately are added, as far as they exceed half the peak
     /// (the whole peak for copies).
     ///
-    /// A program whose arrangement of memory converges stays below that threshold. If no arrangement of memory fits the order of its
-    /// allocations, holding more is cheaper than moving the same bytes again.
+    /// A program whose arrangement of memory converges stays below that threshold. If no arrangement fits the
+    /// order of its allocations, holding more is cheaper than moving the same bytes again.
     /// [`GrowthHysteresis`](super::hysteresis::GrowthHysteresis) covers small migrations that repeat in every
     /// step.
     fn target_reserved(&self, need: &AllocRequest) -> u64 {

@@ -141,7 +141,7 @@ impl ModulePath {
         Self(at as u32)
     }
 
-    /// Reports whether this is no module.
+    /// Reports whether this is not a module.
     #[must_use]
     pub fn is_root(self) -> bool {
         self == Self::ROOT

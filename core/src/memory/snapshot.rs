@@ -390,7 +390,7 @@ impl Snapshot {
     /// Reads the JSON of a snapshot.
     ///
     /// # Errors
-    /// The text is no snapshot of this version, or fails [`check`](Self::check).
+    /// The text is not a snapshot of this version, or fails [`check`](Self::check).
     pub fn read(json: impl Read) -> Result<Self> {
         let mut json = BufReader::new(json);
         let head = json.fill_buf().map_err(|e| Error::Snapshot(format!("no snapshot: {e}")))?;

@@ -94,7 +94,7 @@ pub struct Stats {
     pub library_bytes: u64,
     /// Size of the largest free block: the largest request that needs no new memory.
     pub largest_free: u64,
-    /// Bytes allocated for each tag, in the order of [`Tag::ALL`]. [`Tag::External`] is no part of the totals.
+    /// Bytes allocated for each tag, in the order of [`Tag::ALL`]. [`Tag::External`] is not part of the totals.
     pub tags: [Stat; Tag::COUNT],
     /// Requests for which all idle memory was released before growing again.
     pub num_alloc_retries: u64,

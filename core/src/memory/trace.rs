@@ -51,7 +51,7 @@ pub enum TraceError {
         /// Longest line allowed, in bytes.
         max: u64,
     },
-    /// A line is no valid event.
+    /// A line is not a valid event.
     #[error("line {line} of the trace: {message}")]
     Event {
         /// Line number, from 1.

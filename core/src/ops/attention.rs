@@ -105,7 +105,7 @@ impl AttentionOptions<'_> {
         fail_if!(self.is_causal && self.attn_mask.is_some();
             argument(OP), "takes a mask or `is_causal`, not both");
         fail_if!(!(0.0..=1.0).contains(&self.dropout_p);
-            argument(OP), "dropout_p {} is no probability", self.dropout_p);
+            argument(OP), "dropout_p {} is not a probability", self.dropout_p);
         Ok(())
     }
 

@@ -565,7 +565,7 @@ impl Tensor {
         self.check_source("index_add", src)?;
         let whole = !self.dtype().is_float();
         fail_if!(whole && Scalar::Float(alpha).to_exact(DType::I64).is_none() && alpha.fract() == 0.0;
-            argument("index_add"), "alpha {alpha} is no value of i64");
+            argument("index_add"), "alpha {alpha} is not a value of i64");
         fail_if!(whole && alpha.fract() != 0.0; argument("index_add"),
             "alpha is a whole number where the tensor is {}; got {alpha}", self.dtype());
         let scaled = match alpha {

@@ -174,7 +174,7 @@ impl Tensor {
         let shape = &new_shape("rand", shape)?;
         check_float_dtype("rand", dtype)?;
         fail_if!(!(low <= high && low.is_finite() && high.is_finite());
-            argument("rand"), "{low}..{high} is no range of numbers");
+            argument("rand"), "{low}..{high} is not a range of numbers");
         if dtype != DType::F64 || (low, high) == (0.0, 1.0) {
             return fill_random(shape, Distribution::Uniform { low, high }, dtype, device);
         }
@@ -245,7 +245,7 @@ impl Tensor {
     ) -> Result<Tensor> {
         let ends = [i32::try_from(low), i32::try_from(high.saturating_sub(1))];
         fail_if!(low >= high || ends.iter().any(Result::is_err) || u32::try_from(high - low).is_err();
-            argument("randint"), "{low}..{high} is no range of 32-bit integers");
+            argument("randint"), "{low}..{high} is not a range of 32-bit integers");
         let max_value = match dtype {
             DType::U8 => Some(255),
             DType::Bool => Some(1),
@@ -294,7 +294,7 @@ impl Tensor {
     /// `p` is not a probability.
     #[track_caller]
     pub fn bernoulli(shape: impl IntoShape, p: f64, dtype: DType, device: &Device) -> Result<Tensor> {
-        fail_if!(!(0.0..=1.0).contains(&p); argument("bernoulli"), "{p} is no probability");
+        fail_if!(!(0.0..=1.0).contains(&p); argument("bernoulli"), "{p} is not a probability");
         fill_random(shape, Distribution::Bernoulli { p }, dtype, device)
     }
 
@@ -409,7 +409,7 @@ impl Tensor {
     #[track_caller]
     pub fn dropout(&self, p: f64, training: bool) -> Result<Tensor> {
         operation!("dropout");
-        fail_if!(!(0.0..=1.0).contains(&p); argument("dropout"), "{p} is no probability");
+        fail_if!(!(0.0..=1.0).contains(&p); argument("dropout"), "{p} is not a probability");
         check_float_dtype("dropout", self.dtype())?;
         if !training || p == 0.0 {
             return Ok(self.clone());
@@ -529,7 +529,7 @@ impl Tensor {
     #[track_caller]
     pub fn feature_dropout(&self, p: f64, training: bool) -> Result<Tensor> {
         operation!(OP = "feature_dropout");
-        fail_if!(!(0.0..=1.0).contains(&p); argument(OP), "{p} is no probability");
+        fail_if!(!(0.0..=1.0).contains(&p); argument(OP), "{p} is not a probability");
         check_float_dtype(OP, self.dtype())?;
         if !training || p == 0.0 {
             return Ok(self.clone());
@@ -567,7 +567,7 @@ impl Tensor {
         // Limit of selu at -∞: the product of its two constants.
         const SELU_MIN: f64 = -1.758_099_340_847_376_6;
         operation!(op);
-        fail_if!(!(0.0..1.0).contains(&p); argument(op), "{p} is no probability below 1");
+        fail_if!(!(0.0..1.0).contains(&p); argument(op), "{p} is not a probability below 1");
         check_float_dtype(op, self.dtype())?;
         if !training || p == 0.0 {
             return Ok(self.clone());

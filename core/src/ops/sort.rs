@@ -424,6 +424,6 @@ fn quantile_vector(op: &'static str, q: &Operand<'_>, x: &Tensor) -> Result<(boo
         Operand::Scalar(q) => q.to_f64(),
     };
     fail_if!(!(0.0..=1.0).contains(&value);
-        argument(op), "{value} is no quantile; they lie between 0 and 1");
+        argument(op), "{value} is not a quantile; they lie between 0 and 1");
     Ok((false, Tensor::full([1], value, dtype, x.device())?))
 }

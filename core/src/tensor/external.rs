@@ -111,7 +111,7 @@ impl Tensor {
         fail_if!(!self.is_contiguous();
             argument("pin"), "expected a contiguous tensor, got shape {:?} with strides {:?}; call `contiguous` first",
             self.shape(), self.strides());
-        self.device().check_not_recording("pin", "the program's own commands are no part of a replay")?;
+        self.device().check_not_recording("pin", "the program's own commands are not part of a replay")?;
         let tensor = self.detach();
         loop {
             let bound = binding::bind_contiguous_bytes([(&tensor, access)])?;

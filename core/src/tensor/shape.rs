@@ -53,7 +53,7 @@ impl_extent!(usize, isize, i32);
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is no shape",
+    message = "`{Self}` is not a shape",
     note = "take an array, a slice or a `Vec` of usize, isize or i32, or `()` for a scalar"
 )]
 pub trait IntoShape {

@@ -74,7 +74,7 @@ impl Encoder {
 fn load_tokenizer(folder: &Path) -> Result<Tokenizer> {
     let path = folder.join("tokenizer.json");
     let read = Tokenizer::from_file(&path);
-    let mut tokenizer = read.map_err(|e| anyhow!("{} is no tokenizer: {e}", path.display()))?;
+    let mut tokenizer = read.map_err(|e| anyhow!("{} is not a tokenizer: {e}", path.display()))?;
     tokenizer.with_padding(Some(PaddingParams::default()));
     let cut = TruncationParams { max_length: MAX_TOKENS, ..TruncationParams::default() };
     tokenizer.with_truncation(Some(cut)).map_err(|e| anyhow!(e))?;

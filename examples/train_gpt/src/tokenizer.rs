@@ -46,7 +46,7 @@ pub(crate) fn load_tokens(options: &Options, vocabulary: usize) -> Result<(Token
 impl Tokenizer {
     fn open(path: &Path) -> Result<Self> {
         let read = tokenizers::Tokenizer::from_file(path);
-        read.map(Self).map_err(|e| anyhow!("{} is no tokenizer: {e}", path.display()))
+        read.map(Self).map_err(|e| anyhow!("{} is not a tokenizer: {e}", path.display()))
     }
 
     /// Trains a BPE tokenizer with this many tokens.

@@ -48,7 +48,7 @@ fn read_array(mut file: impl Read, path: &Path) -> Result<IdxArray> {
         Ok::<_, Error>(bytes)
     };
     let [zero, also_zero, kind, rank] = word()?;
-    fail_if!([zero, also_zero] != [0; 2]; file(path), "is no idx file: it does not start with two zero bytes");
+    fail_if!([zero, also_zero] != [0; 2]; file(path), "is not an idx file: it does not start with two zero bytes");
     fail_if!(kind != 8; file(path), "holds elements of type {kind:#04x}; only unsigned bytes (0x08) are read");
     let shape = (0..rank).map(|_| Ok(u32::from_be_bytes(word()?) as usize)).collect::<Result<Vec<_>>>()?;
     let elements = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).filter(|&n| n <= MAX_ELEMENTS);

@@ -124,7 +124,7 @@ impl<R: Read + Seek> SafetensorsReader<R> {
         fail_if!(
             header > length - 8 || header > MAX_HEADER_BYTES;
             file(path),
-            "is no safetensors file, or is cut short: its first word states a header of {header} bytes, the file has {length}"
+            "is not a safetensors file, or is cut short: its first word states a header of {header} bytes, the file has {length}"
         );
         let mut bytes = vec![0; header as usize];
         take(&mut bytes, "the header")?;

@@ -83,7 +83,7 @@ impl BertOptions {
     /// The text is not such a file, or a size is missing. Also fails for a setting that is not supported,
     /// such as relative positions, a decoder or an unknown activation.
     pub fn from_config(text: &str) -> Result<Self> {
-        let wrong = |e| Error::argument("Bert", format!("this is no configuration of a BERT: {e}"));
+        let wrong = |e| Error::argument("Bert", format!("this is not a configuration of a BERT: {e}"));
         let config: serde_json::Map<String, serde_json::Value> =
             serde_json::from_str(text).map_err(|e| wrong(e.to_string()))?;
         let sizes =

@@ -52,7 +52,7 @@ impl GptOptions {
             .map(|(_, t)| t.shape())
         {
             Some(&[rows, width]) => Ok((rows, width)),
-            _ => fail!(argument("of_gpt2"), "no matrix `{name}`: this is no file of GPT-2's weights"),
+            _ => fail!(argument("of_gpt2"), "no matrix `{name}`: this is not a file of GPT-2's weights"),
         };
         let ((vocabulary, width), (context, _)) = (table("wte.weight")?, table("wpe.weight")?);
         let norms = |name: &&String| {

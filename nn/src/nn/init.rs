@@ -305,7 +305,7 @@ pub fn sparse_(t: &Tensor, sparsity: f64, std: f64) -> Result<()> {
     let &[rows, columns] = t.shape() else {
         fail!(shape("sparse_", [t]), "takes a matrix");
     };
-    fail_if!(!(0.0..=1.0).contains(&sparsity); argument("sparse_"), "{sparsity} is no part of 0 to 1");
+    fail_if!(!(0.0..=1.0).contains(&sparsity); argument("sparse_"), "{sparsity} is not between 0 and 1");
     let zeros = (sparsity * rows as f64).ceil() as i64;
     overwrite_with(t, |shape, dtype, device| {
         // Random ranks of the rows in each column.

@@ -396,7 +396,7 @@ impl FusedOptimizer {
             let why = if leaf.is_some_and(|leaf| !seen.insert(leaf)) {
                 "is in the list twice; pass each parameter once, as `model.parameters()` does"
             } else if leaf.is_none() && p.requires_grad() {
-                "is no leaf but the result of an operation, so it gets no gradient; pass the leaf that it was made from"
+                "is not a leaf but the result of an operation, so it gets no gradient; pass the leaf that it was made from"
             } else if leaf.is_none() {
                 "requires no gradient and never did; pass the leaf that `to_leaf` returns"
             } else if !p.is_contiguous() {

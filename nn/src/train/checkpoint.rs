@@ -129,7 +129,7 @@ impl Checkpoint {
         let Some(header) = strings.remove(HEADER_KEY) else {
             fail!(
                 file(path),
-                "is no checkpoint: it has tensors and no training state; load it with `load_state_dict`"
+                "is not a checkpoint: it has tensors and no training state; load it with `load_state_dict`"
             );
         };
         let header: CheckpointHeader =

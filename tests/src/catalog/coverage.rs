@@ -8,7 +8,7 @@ use anyhow::{Result, ensure};
 use super::cases;
 use crate::scan::{identifiers, names_in, operations_of_line, read_sources};
 
-/// Public functions that are no tensor operations, with the reason.
+/// Public functions that are not tensor operations, with the reason.
 const NON_OPERATIONS: &[(&str, &str)] = &[
     ("fusion_min_bytes", "a setting of a device"),
     ("check_indices", "a guard of the program"),

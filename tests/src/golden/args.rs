@@ -75,7 +75,8 @@ impl<'a> Args<'a> {
     }
 
     fn as_tensor(&self, value: &Value) -> Result<&Tensor> {
-        let key = value.get("t").and_then(Value::as_str).with_context(|| format!("{value} is no tensor"))?;
+        let key =
+            value.get("t").and_then(Value::as_str).with_context(|| format!("{value} is not a tensor"))?;
         self.tensor_by_key(key)
     }
 
@@ -202,7 +203,7 @@ impl<'a> Args<'a> {
     pub fn dtype(&self, at: usize, name: &str) -> Result<Option<DType>> {
         let Some(value) = self.get(at, name) else { return Ok(None) };
         let word =
-            value.get("dtype").and_then(Value::as_str).with_context(|| format!("{value} is no dtype"))?;
+            value.get("dtype").and_then(Value::as_str).with_context(|| format!("{value} is not a dtype"))?;
         Ok(Some(match word {
             "float32" => DType::F32,
             "float64" => DType::F64,
@@ -232,12 +233,12 @@ fn parse_float(value: &Value) -> Result<f64> {
     if let Some(b) = value.as_bool() {
         return Ok(f64::from(u8::from(b)));
     }
-    value.as_f64().with_context(|| format!("{value} is no number"))
+    value.as_f64().with_context(|| format!("{value} is not a number"))
 }
 
 fn parse_int(value: &Value) -> Result<i64> {
     if let Some(b) = value.as_bool() {
         return Ok(i64::from(b));
     }
-    value.as_i64().with_context(|| format!("{value} is no integer"))
+    value.as_i64().with_context(|| format!("{value} is not an integer"))
 }

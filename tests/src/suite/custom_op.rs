@@ -194,7 +194,7 @@ fn elements_of_another_type_are_refused(device: &Device) -> Result<()> {
         fn main() { y[0] = vec2(f32(x[0]), f32(x[1])); }",
     );
     let x = Tensor::from_slice(&[1i32, 2], [2], device)?;
-    let text = power(&x, 1.0).run().err().context("an i32 is no f32")?.to_string();
+    let text = power(&x, 1.0).run().err().context("an i32 is not an f32")?.to_string();
     ensure!(
         text == "power: does not take i32; binding 0 has elements of f32; cast it, or declare `array<u32>` to read its words",
         "{text}"

@@ -213,7 +213,7 @@ fn operations_refuse_operands_of_two_devices(device: &Device) -> Result<()> {
             };
             Ok([make(0)?, make(1)?, make(2)?])
         };
-        // Number of operands. An argument that may be on another device without an error is no operand.
+        // Number of operands. An argument that may be on another device without an error is not an operand.
         let operands = if [
             "add",
             "mul_",

@@ -441,7 +441,7 @@ fn invalid_requests_for_gradients_are_refused(device: &Device) -> Result<()> {
     let plain = text(autograd::grad(&[x.exp()?.sum_all()?], &[x.detach()], &GradOptions::default()))?;
     ensure!(plain.contains("input 0 does not require a gradient"), "{plain}");
     let shape = text(autograd::grad(from_ref(&y), from_ref(&x), &GradOptions::default()))?;
-    ensure!(shape.contains("is no scalar"), "{shape}");
+    ensure!(shape.contains("is not a scalar"), "{shape}");
     let seeds = [Tensor::ones([3], DType::F32, device)?];
     let options = GradOptions { grad_outputs: Some(&seeds), ..GradOptions::default() };
     let seed = text(autograd::grad(from_ref(&y), from_ref(&x), &options))?;

@@ -58,7 +58,7 @@ impl Program {
     /// Opens the adapter of a device of the suite.
     fn on(device: &Device) -> Result<Self> {
         if device.info().backend != "wgpu" {
-            return skip("it is no wgpu device");
+            return skip("it is not a wgpu device");
         }
         Self::open(Some(&device.info().name), wgpu::Limits::default())
     }

@@ -184,8 +184,8 @@ fn wrong_arguments(device: &Device) -> Result<()> {
         x.as_strided([2, 2], [1, 1], None)?.add_(1.0),
         "add: the tensor repeats elements (it was expanded); copy it first",
     )?;
-    ensure_message(x.permute([0, 0]), "permute: [0, 0] is no permutation of 2 dimensions")?;
-    ensure_message(x.dropout(1.5, true), "dropout: 1.5 is no probability")?;
+    ensure_message(x.permute([0, 0]), "permute: [0, 0] is not a permutation of 2 dimensions")?;
+    ensure_message(x.dropout(1.5, true), "dropout: 1.5 is not a probability")?;
     ensure_message(
         x.to_leaf()?.add_(1.0),
         "add: a leaf that requires a gradient cannot be changed in place; do it under `no_grad`",
@@ -283,7 +283,10 @@ fn messages_name_the_tensors_and_the_next_step(device: &Device) -> Result<()> {
 /// Arguments that PyTorch rejects as well.
 fn invalid_values_are_errors(device: &Device) -> Result<()> {
     let x = Tensor::ones([4, 4], DType::F32, device)?;
-    ensure_message(Tensor::uniform([2], 1.0, 0.0, DType::F32, device), "rand: 1..0 is no range of numbers")?;
+    ensure_message(
+        Tensor::uniform([2], 1.0, 0.0, DType::F32, device),
+        "rand: 1..0 is not a range of numbers",
+    )?;
     ensure_message(
         Tensor::normal([2], 0.0, -1.0, DType::F32, device),
         "randn: a standard deviation is 0 or more, not -1",
@@ -347,7 +350,7 @@ fn backward_that_cannot_run(device: &Device) -> Result<()> {
     let y = x.exp()?;
     ensure_message(
         y.backward(),
-        "backward: a tensor of shape [2] is no scalar; reduce it (`mean`, `sum`) or give its gradient to \
+        "backward: a tensor of shape [2] is not a scalar; reduce it (`mean`, `sum`) or give its gradient to \
          `backward_with`",
     )?;
     y.backward_with(&y.ones_like()?)?;

@@ -259,8 +259,8 @@ fn parameter_lists_are_checked_as_in_pytorch(device: &Device) -> Result<()> {
     for (list, what) in [
         (vec![], "empty parameter list"),
         (vec![p[0].clone(), plain], "parameter 1 of shape [4, 6] requires no gradient"),
-        (vec![result], "parameter 0 of shape [4, 6] is no leaf"),
-        (vec![view], "is no leaf"),
+        (vec![result], "parameter 0 of shape [4, 6] is not a leaf"),
+        (vec![view], "is not a leaf"),
         (vec![p[0].clone(), p[1].clone(), p[0].detach().to_leaf()?, p[1].clone()], "parameter 3 of"),
         (vec![p[0].clone(), p[0].clone()], "parameter 1 of shape [4, 6] is in the list twice"),
     ] {

@@ -189,8 +189,8 @@ fn averages_of_64_bit_types_are_accurate(device: &Device) -> Result<()> {
     let whole = Tensor::from_slice(&[2 * count as i32 - 1, 0, 0, 0], [1, 1, 2, 2], device)?;
     ensure_values(&whole.avg_pool2d(wide)?, &[1.0; 4])?;
     ensure_values(&whole.avg_pool2d(override_of(2 * count))?, &[0.0; 4])?;
-    ensure!(whole.avg_pool2d(override_of(1 << 32)).is_err(), "2^32 is no number of i32");
-    ensure!(whole.to_dtype(DType::U8)?.avg_pool2d(override_of(-1)).is_err(), "-1 is no number of u8");
+    ensure!(whole.avg_pool2d(override_of(1 << 32)).is_err(), "2^32 is not a value of i32");
+    ensure!(whole.to_dtype(DType::U8)?.avg_pool2d(override_of(-1)).is_err(), "-1 is not a value of u8");
     if device.info().features.i64 {
         let odd = (1i64 << 40) + 1;
         let x = Tensor::from_slice(&[2 * count - 1, 0, 0, 0], [1, 1, 2, 2], device)?;

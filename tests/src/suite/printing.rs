@@ -156,7 +156,7 @@ fn debug_never_fails(d: &Device) -> Result<()> {
     let text = format!("{unknown:?}");
     let expected = "tensor(<unknown: the null device computes no values>, device='null:0',\n       shape=[2, 3], dtype=bf16)";
     ensure!(text == expected, "{text}");
-    // A capture rejects reads, but printing is no error.
+    // A capture rejects reads, but printing is not an error.
     let x = tensor(&[1.0, 2.0], &[2], d)?;
     let texts = std::cell::RefCell::new(Vec::new());
     let mut step = d.capture(|| {

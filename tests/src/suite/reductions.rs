@@ -480,7 +480,7 @@ fn the_branch_and_the_previous_sum_are_saved_instead_of_a_residual_sum(device: &
     let (_, normed) = branch.add_layer_norm(&sum, [64], &Default::default())?;
     branch.add_(&branch)?;
     let error =
-        normed.sum_all()?.backward().err().context("a branch that has changed is no error")?.to_string();
+        normed.sum_all()?.backward().err().context("a branch that has changed is not an error")?.to_string();
     ensure!(error.contains("changed in place"), "{error}");
     Ok(())
 }

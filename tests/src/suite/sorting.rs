@@ -542,7 +542,7 @@ fn indices_and_masks_select(device: &Device) -> Result<()> {
     ensure!(x.repeat_interleave_by(&repeats.narrow(0, 0, 1)?, 2, None)?.shape() == [3, 4, 10]);
     ensure_message(
         x.repeat_interleave_by(&Tensor::from_slice(&[2i64, -3, 0, 1], [4], device)?, 1, None),
-        "repeat_interleave_by: -3 is no number of repeats; none is negative",
+        "repeat_interleave_by: -3 is not a number of repeats; none is negative",
     )?;
     for accumulate in [false, true] {
         let one = Tensor::full((), 100.0, DType::F32, device)?;
@@ -669,7 +669,7 @@ fn invalid_arguments_are_errors(device: &Device) -> Result<()> {
     )?;
     ensure_message(
         x.quantile(1.5, (), false, Interpolation::Linear),
-        "quantile: 1.5 is no quantile; they lie between 0 and 1",
+        "quantile: 1.5 is not a quantile; they lie between 0 and 1",
     )?;
     for (op, made) in [
         ("masked_select", x.masked_select(&x)),

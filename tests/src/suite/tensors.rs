@@ -444,7 +444,7 @@ fn devices_and_dtypes_are_keys(device: &Device) -> Result<()> {
     let mut names = std::collections::HashMap::from([(device.clone(), "own")]);
     names.insert(Device::null(Default::default()), "other");
     ensure!(names.len() == 2 && names[device] == "own", "clones of a device are one key");
-    ensure!(matches!(Device::open("null:x"), Err(Error::NoDevice { .. })), "an index that is no number");
+    ensure!(matches!(Device::open("null:x"), Err(Error::NoDevice { .. })), "an index that is not a number");
     for dtype in DType::ALL {
         ensure!(dtype.to_string().parse::<DType>()? == dtype, "{dtype}");
         ensure!(serde_json::from_str::<DType>(&serde_json::to_string(&dtype)?)? == dtype, "{dtype}");

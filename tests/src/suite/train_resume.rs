@@ -285,7 +285,7 @@ fn a_checkpoint_of_other_batches_is_refused(device: &Device) -> Result<()> {
     ensure!(message.contains("resumed from batches of 8 of 50 samples shuffled by 9"), "{message}");
     safetensors::save(&file.0, &net.state_dict(), &BTreeMap::new())?;
     let message = trainer(&net, 5).resume(&file.0).err().context("weights are no checkpoint")?.to_string();
-    ensure!(message.contains("is no checkpoint"), "{message}");
+    ensure!(message.contains("is not a checkpoint"), "{message}");
     Ok(())
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Every step is idempotent: it looks first, fetches only missing files, and prints one line. Files are fetched into
 //! `.forebay/` in the checkout. Only a missing Vulkan driver and Xvfb are installed system-wide, and only as root. A
-//! step that cannot be done is no error: it prints the reason and advice.
+//! step that cannot be done is not an error: it prints the reason and advice.
 
 mod apt;
 mod browser;

@@ -125,7 +125,7 @@ fn rows_that_would_fit_are_estimated_from_earlier_steps() -> crate::error::Resul
 
 #[test]
 fn the_largest_segment_can_be_filled() -> Result<()> {
-    // A driver's limit is no multiple of the pool's unit, and divisions round requests up beyond it.
+    // A driver's limit is not a multiple of the pool's unit, and divisions round requests up beyond it.
     for text in ["", "roundup_power2_divisions:2"] {
         let source = Arc::new(FakeSource::plain(64 * MIB).with_max_segment(7 * MIB + 256));
         let pool = Pool::new(source.clone(), Config::parse(text)?);

@@ -181,7 +181,7 @@ fn resolve_dtypes(op: &PointwiseOp, args: &[Operand<'_>]) -> Result<(DType, DTyp
         }
     {
         let rule = "cast the tensor to a wider type with `to_dtype`";
-        fail!(argument(op.name), "the {role} {value} is no number of {dtype}; {rule}");
+        fail!(argument(op.name), "the {role} {value} is not a value of {dtype}; {rule}");
     }
     if let (TypeRule::Number, "pow", true, Some(Operand::Scalar(Scalar::Int(..0)))) =
         (op.type_rule, op.name, dtype.is_int(), args.get(1))
@@ -257,7 +257,7 @@ fn check_attrs(op: &PointwiseOp, dtype: DType, attrs: &[(&'static str, Scalar)])
         ("threshold", _) => attrs.iter().try_for_each(|(_, s)| s.checked_cast(op.name, dtype).map(drop)),
         ("addcmul", &[(_, Scalar::Float(value))]) if !dtype.is_float() && value.fract() != 0.0 => fail!(
             argument(op.name),
-            "the value {value} is no integer, and the tensors are integers; cast one to a float with `to_dtype`"
+            "the value {value} is not an integer, and the tensors are integers; cast one to a float with `to_dtype`"
         ),
         _ => Ok(()),
     }

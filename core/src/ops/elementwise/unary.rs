@@ -215,7 +215,7 @@ impl Tensor {
         if n == 0 {
             return self.digamma();
         }
-        fail_if!(n > 170; argument("polygamma"), "order {n}; that of more than 170 is no number of f64");
+        fail_if!(n > 170; argument("polygamma"), "order {n}; that of more than 170 is not a value of f64");
         let factorial: f64 = (1..=n).map(|k| k as f64).product();
         let factor = if n.is_multiple_of(2) { -factorial } else { factorial };
         let attrs = [("n", Scalar::Float(n as f64)), ("factor", Scalar::Float(factor))];

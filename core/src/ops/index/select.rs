@@ -227,7 +227,7 @@ impl Tensor {
             // The host sums exactly; the device would sum in 32 bits.
             let listed = repeats.to_integers()?;
             if let Some(least) = listed.iter().find(|&&n| n < 0) {
-                fail!(argument(OP), "{least} is no number of repeats; none is negative");
+                fail!(argument(OP), "{least} is not a number of repeats; none is negative");
             }
             let total = listed.iter().map(|&n| n as i128).sum::<i128>()
                 * if listed.len() == 1 { n as i128 } else { 1 };

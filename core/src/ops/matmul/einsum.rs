@@ -25,7 +25,7 @@ fn parse_labels(equation: &str, term: &str, dots: usize) -> Result<Labels> {
     let letters = |part: &str, out: &mut Labels| {
         part.chars().filter(|c| !c.is_whitespace()).try_for_each(|c| {
             if !c.is_ascii_alphabetic() {
-                return Err(equation_error(equation, &format!("`{c}` is no letter")));
+                return Err(equation_error(equation, &format!("`{c}` is not a letter")));
             }
             out.push(Label::Letter(c));
             Ok(())

@@ -216,7 +216,7 @@ impl Tensor {
             };
             Ok(sum.with_layout(Layout::new(base.shape(), base.strides(), 0)))
         };
-        // Elements outside of this tensor are no function of it, so the gradient is not differentiable.
+        // Elements outside of this tensor are not a function of it, so the gradient is not differentiable.
         let inside = !base.has_internal_overlap()
             && layout.offset() >= base.offset()
             && layout.storage_end() <= base.storage_end();

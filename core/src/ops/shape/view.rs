@@ -96,7 +96,7 @@ impl Tensor {
         let dims = dims.to_dims().unwrap_or_else(|| (0..rank as isize).collect());
         let order = dims.iter().map(|&d| normalize_dim("permute", d, rank)).collect::<Result<Dims>>()?;
         fail_if!(order.len() != rank || (0..rank).any(|d| !order.contains(&d));
-            argument("permute"), "{dims:?} is no permutation of {rank} dimensions");
+            argument("permute"), "{dims:?} is not a permutation of {rank} dimensions");
         let mut inverse: SmallVec<[isize; 6]> = SmallVec::from_elem(0, rank);
         for (i, &d) in order.iter().enumerate() {
             inverse[d] = i as isize;

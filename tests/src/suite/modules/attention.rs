@@ -201,7 +201,7 @@ pub(super) fn invalid_arguments_of_modules_are_refused(device: &Device) -> Resul
     let lengths = Tensor::from_slice(&[1i32, 2], [2], device)?;
     says("lengths", lstm.forward_lengths(&x, &lengths, None).map(drop), "lengths are integers, [5]")?;
     says("state", lstm.forward(&x, Some((&x, &x))).map(drop), "states are [1, 5, 6]")?;
-    says("dropout", Dropout::new(1.5).forward(&x).map(drop), "1.5 is no probability")?;
+    says("dropout", Dropout::new(1.5).forward(&x).map(drop), "1.5 is not a probability")?;
     says(
         "shuffle",
         x.pixel_shuffle(3).map(drop),
