@@ -21,11 +21,11 @@ pub(crate) fn attention(b: &Bench<'_>) -> Result<()> {
     let shape = ((positions / usual).max(1), usual);
     let dropped = AttentionOptions { dropout_p: 0.1, ..causal };
     bench_attention(b, "causal_dropout", shape, DType::BF16, &dropped)?;
-    let numbers = b.random_tensor(&[usual, usual], DType::F32)?;
+    let values = b.random_tensor(&[usual, usual], DType::F32)?;
     for (name, mask) in [
-        ("mask_bool", numbers.gt(-2.0)?),
-        ("mask_f32", numbers.clone()),
-        ("mask_bf16", numbers.to_dtype(DType::BF16)?),
+        ("mask_bool", values.gt(-2.0)?),
+        ("mask_f32", values.clone()),
+        ("mask_bf16", values.to_dtype(DType::BF16)?),
     ] {
         bench_attention(
             b,

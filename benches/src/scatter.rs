@@ -11,7 +11,7 @@ pub(crate) fn scatter(b: &Bench<'_>) -> Result<()> {
     let small = if b.tiny { 64 } else { 1 };
     let words = (1 << 20) / small;
     let (many, rows, slots) = ((4 << 20) / small, 200_000 / small, 10_000 / small);
-    let (numbers, long, side) = ((16 << 20) / small, (64 << 20) / small, 4096 / small);
+    let (values, long, side) = ((16 << 20) / small, (64 << 20) / small, 4096 / small);
     let (entries, width) = (32_768, 64);
     b.device.manual_seed(7);
     let ints = |n: usize, below: usize| Tensor::randint(0, below as i64, [n], DType::I32, b.device);
@@ -47,15 +47,15 @@ pub(crate) fn scatter(b: &Bench<'_>) -> Result<()> {
         bench_op(b, "index_add", &format!("{rows}x{width} to {slots}"), 4 * rows * width, &op)?;
     }
     {
-        let x = floats(&[numbers])?;
+        let x = floats(&[values])?;
         for below in [10, 100_000] {
-            let index = ints(numbers, below)?;
-            bench_op(b, "bincount", &format!("{numbers} to {below}"), 4 * numbers, &|| {
+            let index = ints(values, below)?;
+            bench_op(b, "bincount", &format!("{values} to {below}"), 4 * values, &|| {
                 Ok(index.bincount(None, below)?)
             })?;
         }
-        bench_op(b, "histc", &format!("{numbers} to 100"), 4 * numbers, &|| Ok(x.histc(100, 0.0, 1.0)?))?;
-        bench_op(b, "sort", &numbers.to_string(), 4 * numbers, &|| Ok(x.sort(0, false)?.0))?;
+        bench_op(b, "histc", &format!("{values} to 100"), 4 * values, &|| Ok(x.histc(100, 0.0, 1.0)?))?;
+        bench_op(b, "sort", &values.to_string(), 4 * values, &|| Ok(x.sort(0, false)?.0))?;
     }
     {
         let x = floats(&[long])?;

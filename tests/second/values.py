@@ -10,7 +10,7 @@ torch.set_default_dtype(torch.float64)
 
 
 def numbers(k, *shape):
-    """Multiples of the golden ratio in -1..1, equal to `numbers` in double_backward.rs."""
+    """Multiples of the golden ratio in -1..1, equal to `values` in double_backward.rs."""
     n = 1
     for extent in shape:
         n *= extent

@@ -67,7 +67,7 @@ const GROUPS: &[&[OpCase]] = &[
             .with_tolerances(case::ONE_ROUNDING_NEAR_4),
         smooth("zeta", &[Positive(S)], |x| Tensor::full((), 2.5, x[0].dtype(), x[0].device())?.zeta(&x[0])),
     ],
-    &[nonsmooth("logit of held numbers", &[Bounded(S)], |x| x[0].logit(Some(0.1)))],
+    &[nonsmooth("logit of clamped values", &[Bounded(S)], |x| x[0].logit(Some(0.1)))],
     unary!(nondifferentiable, Signed: isnan, isinf, isfinite, isposinf, isneginf, signbit, logical_not),
     binary!(smooth, Signed, Positive: add, sub, rsub, mul, div, atan2, hypot),
     binary!(smooth, Positive, Signed: pow),

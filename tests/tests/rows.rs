@@ -21,7 +21,7 @@ fn devices() -> Vec<Device> {
 }
 
 /// Returns pseudo-random values in [-1, 1): a hash of their index.
-fn numbers(n: usize, seed: u32) -> Vec<f32> {
+fn values(n: usize, seed: u32) -> Vec<f32> {
     (0..n as u32)
         .map(|i| {
             let mut h = (i ^ seed.rotate_left(24)).wrapping_mul(0x9e37_79b1);
@@ -69,7 +69,7 @@ const SHAPES: [(usize, usize); 9] = [
 fn sums_and_extremes_of_every_form() {
     for device in devices() {
         for (rows, cols) in SHAPES {
-            let host = numbers(rows * cols, 1);
+            let host = values(rows * cols, 1);
             let wide: Vec<f64> = host.iter().map(|&v| v.into()).collect();
             let x = Tensor::from_slice(&host, [rows, cols], &device).expect("uploads");
             let turned = Tensor::from_slice(&host, [rows, cols], &device).and_then(|t| t.t()).expect("views");
@@ -107,7 +107,7 @@ fn sums_and_extremes_of_every_form() {
 fn cumulative_sums_of_long_rows() {
     for device in devices() {
         for (rows, cols) in [(3, 1000), (300, 5), (1, 70_000)] {
-            let host = numbers(rows * cols, 2);
+            let host = values(rows * cols, 2);
             let x = Tensor::from_slice(&host, [rows, cols], &device).expect("uploads");
             let mut wanted = Vec::new();
             for row in host.chunks(cols) {
@@ -148,8 +148,8 @@ fn softmax_of_long_rows_and_of_16_bits() {
                         .and_then(|t| t.to_dtype(dtype))
                         .expect("uploads")
                 };
-                let x = cast(numbers(rows * cols, 3).iter().map(|v| v * 6.0).collect());
-                let g = cast(numbers(rows * cols, 4));
+                let x = cast(values(rows * cols, 3).iter().map(|v| v * 6.0).collect());
+                let g = cast(values(rows * cols, 4));
                 let (xs, gs) = (x.to_f64s().expect("downloads"), g.to_f64s().expect("downloads"));
                 let (y, dx) = softmax(&xs, &gs, cols);
                 let x = x.to_leaf().expect("floats");
@@ -189,8 +189,8 @@ fn layer_and_batch_norm_of_many_rows() {
                 let cast = |v: Vec<f32>, shape: &[usize]| {
                     Tensor::from_slice(&v, shape, &device).and_then(|t| t.to_dtype(dtype)).expect("uploads")
                 };
-                let x = cast(numbers(rows * cols, 5), &[rows, cols]);
-                let g = cast(numbers(rows * cols, 6), &[rows, cols]);
+                let x = cast(values(rows * cols, 5), &[rows, cols]);
+                let g = cast(values(rows * cols, 6), &[rows, cols]);
                 let (xs, gs) = (x.to_f64s().expect("downloads"), g.to_f64s().expect("downloads"));
                 let what = format!("layer norm of [{rows}, {cols}] {dtype} on {device}");
                 let ones = cast(vec![1.0; cols], &[cols]).to_leaf().expect("floats");
@@ -282,7 +282,7 @@ fn cross_entropy_with_weights_smoothing_and_an_ignored_class() {
     for device in devices() {
         for (rows, classes) in [(300, 10), (5, 5000), (64, 1024), (1, 2)] {
             let labels: Vec<i64> = (0..rows as i64).map(|r| (r * 7 + 1) % classes as i64).collect();
-            let weight: Vec<f32> = numbers(classes, 9).iter().map(|v| v + 1.5).collect();
+            let weight: Vec<f32> = values(classes, 9).iter().map(|v| v + 1.5).collect();
             for (dtype, tolerance) in [(DType::F32, (1e-5, 5e-6)), (DType::F16, (2e-3, 2e-3))] {
                 for (ignored, smoothing, weighted, reduction) in [
                     (-100, 0.0, false, Reduction::Mean),
@@ -290,7 +290,7 @@ fn cross_entropy_with_weights_smoothing_and_an_ignored_class() {
                     (1, 0.1, true, Reduction::Mean),
                     (-100, 0.3, false, Reduction::Sum),
                 ] {
-                    let logits: Vec<f32> = numbers(rows * classes, 8).iter().map(|v| v * 4.0).collect();
+                    let logits: Vec<f32> = values(rows * classes, 8).iter().map(|v| v * 4.0).collect();
                     let x = Tensor::from_slice(&logits, [rows, classes], &device)
                         .and_then(|t| t.to_dtype(dtype)?.to_leaf())
                         .expect("uploads");

@@ -90,8 +90,8 @@ type MaskAndDropout<'a> = (Option<(DType, &'a [usize])>, f64);
 
 /// Returns an additive mask, or a boolean one that is mostly true.
 fn mask_of((dtype, shape): (DType, &[usize]), device: &Device) -> Result<Tensor> {
-    let numbers = normal(shape, DType::F32, device)?;
-    Ok(if dtype == DType::Bool { numbers.gt(-0.5)? } else { numbers.to_dtype(dtype)? })
+    let values = normal(shape, DType::F32, device)?;
+    Ok(if dtype == DType::Bool { values.gt(-0.5)? } else { values.to_dtype(dtype)? })
 }
 
 /// Returns the scaled dropout mask of the next attention call in f32, by uniform attention over unit vectors.
@@ -130,8 +130,8 @@ fn compare_with(
     let g = normal(&[batch, heads, queries, out], dtype, device)?;
     let [q, k, v] = [leaf(&inputs[0])?, leaf(&inputs[1])?, leaf(&inputs[2])?];
     let mask = mask.map(|mask| mask_of(mask, device)).transpose()?;
-    let numbers = mask.as_ref().map(|mask| mask.to_dtype(DType::F32)).transpose()?;
-    let (lets, bias) = numbers
+    let values = mask.as_ref().map(|mask| mask.to_dtype(DType::F32)).transpose()?;
+    let (lets, bias) = values
         .into_iter()
         .partition::<Vec<_>, _>(|_| mask.as_ref().is_some_and(|mask| mask.dtype() == DType::Bool));
     let keep = match dropout_p > 0.0 {
@@ -442,7 +442,7 @@ fn memory_around_the_operands_is_not_read(device: &Device) -> Result<()> {
         };
         let plain = run(&[leaf(&x)?, leaf(&x)?, leaf(&x)?])?;
         let inside = run(&[amid(&x)?, amid(&x)?, amid(&x)?])?;
-        ensure!(plain == inside, "{dtype}: the same numbers elsewhere give others");
+        ensure!(plain == inside, "{dtype}: the same values elsewhere give others");
     }
     Ok(())
 }

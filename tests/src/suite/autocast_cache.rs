@@ -99,7 +99,7 @@ const WRITES: &[(&str, WeightWriter)] = &[
 ];
 
 fn weights_written_in_any_way_are_cast_again(device: &Device) -> Result<()> {
-    let mut numbers = SplitMix64(7);
+    let mut rng = SplitMix64(7);
     let x = Tensor::randn([SIDE, SIDE], DType::F32, device)?;
     let layer = Linear::without_bias(SIDE, SIDE, device)?;
     let detached = layer.weight.detach();
@@ -108,7 +108,7 @@ fn weights_written_in_any_way_are_cast_again(device: &Device) -> Result<()> {
     let _scope = autocast(DType::BF16)?;
     // Each way once, then in random order.
     for round in 0..2 * WRITES.len() {
-        let (name, write) = WRITES[if round < WRITES.len() { round } else { numbers.below(WRITES.len()) }];
+        let (name, write) = WRITES[if round < WRITES.len() { round } else { rng.below(WRITES.len()) }];
         {
             let _no_grad = no_grad();
             let _off = no_autocast();

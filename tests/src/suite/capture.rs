@@ -489,7 +489,7 @@ fn memory_of_a_captured_step_is_planned_owned_and_freed(device: &Device) -> Resu
 /// Replays work after other operations, with full pools, and after offload between replays.
 fn memory_of_a_replay_stays_in_place(device: &Device) -> Result<()> {
     let device = &Device::with_config(device.backend().clone(), Config::default());
-    let mut numbers = SplitMix64(9);
+    let mut rng = SplitMix64(9);
     let x = Tensor::randn([64, 64], DType::F32, device)?;
     let state = Tensor::zeros([64, 64], DType::F32, device)?;
     let mut once = || {
@@ -505,8 +505,8 @@ fn memory_of_a_replay_stays_in_place(device: &Device) -> Result<()> {
     let mut others = Vec::new();
     for _ in 0..6 {
         for _ in 0..4 {
-            let t = Tensor::full([1 + numbers.below(40_000)], 3.0, DType::F32, device)?;
-            if numbers.below(2) == 0 { others.push(t.exp()?) } else { others.clear() }
+            let t = Tensor::full([1 + rng.below(40_000)], 3.0, DType::F32, device)?;
+            if rng.below(2) == 0 { others.push(t.exp()?) } else { others.clear() }
         }
         device.pool().set_limit(Some(device.memory().reserved()));
         if device.backend().supports_pinned_host() {
@@ -539,9 +539,9 @@ fn a_profile_names_the_commands_of_a_replay(device: &Device) -> Result<()> {
 fn constants_are_kept_for_replays(device: &Device) -> Result<()> {
     let x = Tensor::from_slice(&[1_i32, 2, 3, 4], [4], device)?;
     let mut step = device.capture(|| {
-        let numbers = Tensor::arange(0.0, 4.0, 1.0, DType::I32, device)?;
-        numbers.add_(&x)?;
-        Ok((numbers, x.flip([0])?))
+        let values = Tensor::arange(0.0, 4.0, 1.0, DType::I32, device)?;
+        values.add_(&x)?;
+        Ok((values, x.flip([0])?))
     })?;
     for _ in 0..3 {
         let (sums, flipped) = step.replay()?;

@@ -203,7 +203,7 @@ const CASES: &[MismatchCase] = &[
 
 fn operations_refuse_operands_of_two_devices(device: &Device) -> Result<()> {
     let null = other();
-    let mut numbers = SplitMix64(11);
+    let mut rng = SplitMix64(11);
     for (name, case) in CASES {
         let makes = |foreign: Option<usize>, trains: bool| -> Result<[Tensor; 3]> {
             let make = |k: usize| -> Result<Tensor> {
@@ -235,8 +235,8 @@ fn operations_refuse_operands_of_two_devices(device: &Device) -> Result<()> {
         };
         let before = device.memory().allocated();
         for _ in 0..2 {
-            let (foreign, trains) = (numbers.below(operands), numbers.below(2) == 1);
-            let fused = numbers.below(2) == 1;
+            let (foreign, trains) = (rng.below(operands), rng.below(2) == 1);
+            let fused = rng.below(2) == 1;
             let least = device.fusion_min_bytes();
             device.set_fusion_min_bytes(if fused { Some(0) } else { least });
             let done = case(&makes(Some(foreign), trains)?);

@@ -191,7 +191,7 @@ fn create_graph_does_not_change_first_gradients(device: &Device) -> Result<()> {
 }
 
 /// Equals `numbers` in tests/second/values.py.
-fn numbers(k: usize, shape: &[usize], device: &Device) -> Result<Tensor> {
+fn values(k: usize, shape: &[usize], device: &Device) -> Result<Tensor> {
     let n = shape.iter().product();
     let at =
         |i: usize| ((i as f64 * 0.618_033_988_749_895 + 0.11 + 0.37 * k as f64).fract() * 2.0 - 1.0) as f32;
@@ -210,8 +210,8 @@ fn ensure_pytorch_values(name: &str, found: &[&Tensor]) -> Result<()> {
 }
 
 fn a_gradient_penalty_trains_as_in_pytorch(device: &Device) -> Result<()> {
-    let (x, w1) = (numbers(0, &[4, 3], device)?, numbers(1, &[8, 3], device)?);
-    let (b1, w2) = (numbers(2, &[8], device)?, numbers(3, &[1, 8], device)?);
+    let (x, w1) = (values(0, &[4, 3], device)?, values(1, &[8, 3], device)?);
+    let (b1, w2) = (values(2, &[8], device)?, values(3, &[1, 8], device)?);
     let score = x.linear(&w1, Some(&b1))?.silu()?.linear(&w2, None)?.sum_all()?;
     let slope = autograd::grad(&[score], from_ref(&x), &GradOptions::create_graph())?;
     let penalty = slope[0].norm(2.0, [1], false)?.sub(1.0)?.square()?.mean_all()?;
@@ -223,7 +223,7 @@ fn a_gradient_penalty_trains_as_in_pytorch(device: &Device) -> Result<()> {
 }
 
 fn hessian_vector_products_match_pytorch(device: &Device) -> Result<()> {
-    let x = numbers(0, &[2, 1, 6, 6], device)?.detach();
+    let x = values(0, &[2, 1, 6, 6], device)?.detach();
     let classes = Tensor::from_slice(&[1i64, 2], [2], device)?;
     let loss = |t: &[Tensor]| {
         let y = x
@@ -237,7 +237,7 @@ fn hessian_vector_products_match_pytorch(device: &Device) -> Result<()> {
         shapes
             .iter()
             .enumerate()
-            .map(|(k, shape)| numbers(first + k, shape, device))
+            .map(|(k, shape)| values(first + k, shape, device))
             .collect::<Result<Vec<_>>>()
     };
     let (value, product) = func::hvp(loss, &of(1)?, &of(4)?)?;
@@ -247,8 +247,8 @@ fn hessian_vector_products_match_pytorch(device: &Device) -> Result<()> {
 }
 
 fn an_inner_optimisation_step_matches_pytorch(device: &Device) -> Result<()> {
-    let (x, y) = (numbers(0, &[6, 4], device)?.detach(), numbers(1, &[6, 2], device)?.detach());
-    let w = numbers(2, &[2, 4], device)?;
+    let (x, y) = (values(0, &[6, 4], device)?.detach(), values(1, &[6, 2], device)?.detach());
+    let w = values(2, &[2, 4], device)?;
     let loss = |w: &Tensor, start: usize| {
         x.narrow(0, start, 3)?.linear(w, None)?.sigmoid()?.mse_loss(&y.narrow(0, start, 3)?, Reduction::Mean)
     };
@@ -260,8 +260,8 @@ fn an_inner_optimisation_step_matches_pytorch(device: &Device) -> Result<()> {
 
 fn second_gradients_keep_their_dtypes_under_autocast(device: &Device) -> Result<()> {
     let run = |low: bool| -> Result<Vec<Tensor>> {
-        let (x, w) = (numbers(0, &[6, 4], device)?, numbers(1, &[8, 4], device)?);
-        let (b, scale) = (numbers(2, &[8], device)?, numbers(3, &[8], device)?);
+        let (x, w) = (values(0, &[6, 4], device)?, values(1, &[8, 4], device)?);
+        let (b, scale) = (values(2, &[8], device)?, values(3, &[8], device)?);
         let y = {
             let _low = if low { Some(autocast(DType::BF16)?) } else { None };
             x.linear(&w, Some(&b))?
@@ -418,7 +418,7 @@ fn functions_have_jacobians_and_hessians(device: &Device) -> Result<()> {
 /// Gradient and second derivative of a zero distance are 0.
 fn distances_of_rows_to_themselves_have_second_gradients(device: &Device) -> Result<()> {
     for p in [1.0, 2.0, 3.0, f64::INFINITY] {
-        let x = numbers(0, &[3, 4], device)?;
+        let x = values(0, &[3, 4], device)?;
         let y = x.cdist(&x, p)?.square()?.sum_all()?;
         let slope = autograd::grad(&[y], from_ref(&x), &GradOptions::create_graph())?;
         slope[0].square()?.sum_all()?.backward()?;

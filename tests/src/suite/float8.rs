@@ -99,20 +99,20 @@ fn every_byte_decodes_to_its_value(device: &Device) -> Result<()> {
 
 fn values_are_rounded_as_in_pytorch(device: &Device) -> Result<()> {
     for dtype in DType::STORAGE_ONLY {
-        let mut numbers =
+        let mut values =
             vec![f32::NAN, f32::INFINITY, 1e9, 463.9, 464.0, 464.1, 480.0, 65_535.0, 65_536.0, 61_440.0];
         for byte in 0..0x7fu8 {
             let (a, b) = (value(dtype, byte), value(dtype, byte + 1));
             for middle in [a as f32, ((a + b) / 2.0) as f32] {
-                numbers.extend([middle.next_down(), middle, middle.next_up()]);
+                values.extend([middle.next_down(), middle, middle.next_up()]);
             }
         }
-        numbers.extend((0..4000).map(|k: u32| f32::from_bits(k.wrapping_mul(1_064_731))));
-        numbers.retain(|x| !x.is_subnormal());
-        numbers.extend(numbers.clone().into_iter().map(|x| -x));
-        let x = Tensor::from_slice(&numbers, [numbers.len()], device)?;
+        values.extend((0..4000).map(|k: u32| f32::from_bits(k.wrapping_mul(1_064_731))));
+        values.retain(|x| !x.is_subnormal());
+        values.extend(values.clone().into_iter().map(|x| -x));
+        let x = Tensor::from_slice(&values, [values.len()], device)?;
         let got = bytes_of(&x.to_dtype(dtype)?)?;
-        for (number, got) in numbers.iter().zip(got) {
+        for (number, got) in values.iter().zip(got) {
             let expected = nearest(dtype, f64::from(*number));
             let nan = number.is_nan() && value(dtype, got).is_nan();
             ensure!(got == expected || nan, "{number:e} as {dtype}: {got:#x}, not {expected:#x}");
@@ -341,7 +341,7 @@ fn ensure_near(name: &str, got: &Tensor, expected: &Tensor, terms: f64) -> Resul
     };
     let max_abs = expected.iter().fold(0.0, |max_abs: f64, x| max_abs.max(x.abs()));
     let bound = 2f64.powi(-11) * max_abs * terms.sqrt();
-    ensure!(got_all.len() == expected.len(), "{name}: {} numbers, not {}", got_all.len(), expected.len());
+    ensure!(got_all.len() == expected.len(), "{name}: {} values, not {}", got_all.len(), expected.len());
     for (k, (got, expected)) in got_all.into_iter().zip(expected).enumerate() {
         let bound = bound + rounding * expected.abs();
         ensure!(
@@ -401,10 +401,9 @@ fn scaled_casts_equal_casts_of_quotients(device: &Device) -> Result<()> {
             x.narrow(0, shape[0] - 1, 1)?.narrow(1, shape[1] - 1, 1)?.fill_(odd)?;
             let x = x.to_dtype(dtype)?;
             let (scale, bytes, turned) = scaled_cast(&x, to, transposes)?;
-            let numbers = x.to_f64s()?;
-            let max_abs = numbers
-                .iter()
-                .fold(0.0, |max_abs: f64, x| if x.is_nan() { *x } else { max_abs.max(x.abs()) });
+            let values = x.to_f64s()?;
+            let max_abs =
+                values.iter().fold(0.0, |max_abs: f64, x| if x.is_nan() { *x } else { max_abs.max(x.abs()) });
             let what = format!("{dtype} to {to}, {shape:?}");
             if odd.is_nan() {
                 ensure!(
@@ -420,7 +419,7 @@ fn scaled_casts_equal_casts_of_quotients(device: &Device) -> Result<()> {
             } else {
                 let expected = (max_abs.max(1e-30) / last).log2().ceil().exp2();
                 ensure!(f64::from(scale) == expected, "{what}: a scale of {scale:e}, not {expected:e}");
-                for (at, (number, byte)) in numbers.iter().zip(&bytes).enumerate() {
+                for (at, (number, byte)) in values.iter().zip(&bytes).enumerate() {
                     let expected = nearest(to, number / expected);
                     ensure!(*byte == expected, "{what}, {at}: {number:e} is {byte:#x}, not {expected:#x}");
                 }

@@ -45,25 +45,25 @@ fn ensure_same_bits_all(a: &[Tensor], b: &[Tensor]) -> Result<()> {
 }
 
 /// Returns values around zero, including special ones.
-fn values(n: usize, numbers: &mut SplitMix64) -> Vec<f32> {
+fn values(n: usize, rng: &mut SplitMix64) -> Vec<f32> {
     let special = [0.0, -0.0, f32::INFINITY, f32::NEG_INFINITY, 1e-30, 65519.9, -3e38];
     (0..n)
-        .map(|k| match numbers.below(50) {
+        .map(|k| match rng.below(50) {
             0 => special[k % special.len()],
-            _ => (numbers.below(2000) as f32 - 1000.0) / 313.0,
+            _ => (rng.below(2000) as f32 - 1000.0) / 313.0,
         })
         .collect()
 }
 
 fn fused_chains_are_bitwise_equal_to_single_kernels(device: &Device) -> Result<()> {
-    let mut numbers = SplitMix64(7);
+    let mut rng = SplitMix64(7);
     let types = [DType::F32, DType::BF16, DType::F16];
     // Few kernels: mainly lengths and layouts vary.
     for (round, n) in [1usize, 5, 8, 31, 64, 1000].into_iter().enumerate() {
         let dtype = types[round % 3];
-        let data: Vec<Vec<f32>> = (0..4).map(|_| values(4 * n, &mut numbers)).collect();
-        let steps: Vec<usize> = (0..4).map(|_| numbers.below(6)).collect();
-        let layout = numbers.below(4);
+        let data: Vec<Vec<f32>> = (0..4).map(|_| values(4 * n, &mut rng)).collect();
+        let steps: Vec<usize> = (0..4).map(|_| rng.below(6)).collect();
+        let layout = rng.below(4);
         let chain = |device: &Device| -> Result<Vec<Tensor>> {
             let part = |k: usize, dtype: DType| -> Result<Tensor> {
                 Ok(Tensor::from_slice(&data[k], [4, n], device)?.to_dtype(dtype)?)
@@ -112,9 +112,9 @@ fn products_and_sums_round_twice(device: &Device) -> Result<()> {
 }
 
 fn gradients_of_fused_chains_are_bitwise_equal(device: &Device) -> Result<()> {
-    let mut numbers = SplitMix64(3);
+    let mut rng = SplitMix64(3);
     let data: Vec<Vec<f32>> =
-        (0..3).map(|_| (0..96).map(|_| numbers.below(500) as f32 / 250.0 - 1.0).collect()).collect();
+        (0..3).map(|_| (0..96).map(|_| rng.below(500) as f32 / 250.0 - 1.0).collect()).collect();
     let run = |device: &Device| -> Result<Vec<Tensor>> {
         let leaf = |k: usize, rows: usize| -> Result<Tensor> {
             Ok(Tensor::from_slice(&data[k][..rows * 12], [rows, 12], device)?.to_leaf()?)

@@ -30,12 +30,12 @@ type StateDict = BTreeMap<String, Tensor>;
 
 /// Returns weights in the layout of GPT-2's files: \[in, out\] matrices, with the optional mask and head.
 fn file(device: &Device) -> Result<StateDict> {
-    let mut numbers = SplitMix64(5);
+    let mut rng = SplitMix64(5);
     let mut file = StateDict::new();
     let GptOptions { vocabulary, context, layers, width, .. } = SIZES;
     let mut put = |name: &str, shape: &[usize]| -> Result<()> {
         let n = shape.iter().product();
-        let data: Vec<f32> = (0..n).map(|_| (numbers.below(2001) as f32 - 1e3) / 2e3).collect();
+        let data: Vec<f32> = (0..n).map(|_| (rng.below(2001) as f32 - 1e3) / 2e3).collect();
         file.insert(format!("transformer.{name}"), Tensor::from_slice(&data, shape, device)?);
         Ok(())
     };

@@ -39,20 +39,20 @@ const STRANGE: [u32; 4] = [0x7f80_0000, 0xff80_0000, 0x7fc0_0000, 0xff80_0001];
 /// Extents that fill vec4s, and others; more parameters than one launch can bind on a small device.
 const SIZES: [usize; 5] = [64, 7, 1030, 1, 12];
 
-fn values(numbers: &mut SplitMix64, count: usize) -> Vec<f32> {
-    (0..count).map(|_| (numbers.below(2_000_001) as f32 - 1e6) / 1e6).collect()
+fn values(rng: &mut SplitMix64, count: usize) -> Vec<f32> {
+    (0..count).map(|_| (rng.below(2_000_001) as f32 - 1e6) / 1e6).collect()
 }
 
-fn parameters(numbers: &mut SplitMix64, device: &Device) -> Result<Vec<Tensor>> {
-    SIZES.iter().map(|&n| Ok(Tensor::from_slice(&values(numbers, n), [n], device)?.to_leaf()?)).collect()
+fn parameters(rng: &mut SplitMix64, device: &Device) -> Result<Vec<Tensor>> {
+    SIZES.iter().map(|&n| Ok(Tensor::from_slice(&values(rng, n), [n], device)?.to_leaf()?)).collect()
 }
 
 /// Sets every parameter's gradient to seeded random values times `scale`; `strange` bits replace one element.
 fn set_grads(parameters: &[Tensor], seed: u64, scale: f32, strange: Option<u32>) -> Result<()> {
-    let mut numbers = SplitMix64(seed);
-    let index = (seed as usize % parameters.len(), numbers.next() as usize);
+    let mut rng = SplitMix64(seed);
+    let index = (seed as usize % parameters.len(), rng.next() as usize);
     for (k, p) in parameters.iter().enumerate() {
-        let mut grad: Vec<f32> = values(&mut numbers, p.numel()).iter().map(|g| g * scale).collect();
+        let mut grad: Vec<f32> = values(&mut rng, p.numel()).iter().map(|g| g * scale).collect();
         if let Some(bits) = strange.filter(|_| index.0 == k) {
             let at = index.1 % grad.len();
             grad[at] = f32::from_bits(bits);
@@ -63,8 +63,8 @@ fn set_grads(parameters: &[Tensor], seed: u64, scale: f32, strange: Option<u32>)
 }
 
 fn the_scale_changes_as_in_pytorch(device: &Device) -> Result<()> {
-    let mut numbers = SplitMix64(4);
-    let parameters = parameters(&mut numbers, device)?;
+    let mut rng = SplitMix64(4);
+    let parameters = parameters(&mut rng, device)?;
     let mut optimizer = Sgd::new(parameters.clone(), 0.1);
     let mut scaler = GradScaler::new();
     ensure!(scaler.get_scale()? == 65536.0, "it begins at {}", scaler.get_scale()?);
@@ -74,7 +74,7 @@ fn the_scale_changes_as_in_pytorch(device: &Device) -> Result<()> {
     let (mut scale, mut tracker) = (65536.0, 0);
     for step in 0..40u64 {
         // Mostly finite, so that the scale also grows; compared with the rule of `_amp_update_scale_`.
-        let strange = (numbers.below(5) == 0).then(|| STRANGE[numbers.below(4)]);
+        let strange = (rng.below(5) == 0).then(|| STRANGE[rng.below(4)]);
         scaler.scale(&loss)?;
         set_grads(&parameters, step, 1.0, strange)?;
         scaler.step(&mut optimizer)?;
@@ -110,8 +110,8 @@ fn the_scale_stays_invertible(device: &Device) -> Result<()> {
 }
 
 fn gradients_are_unscaled_and_clipped(device: &Device) -> Result<()> {
-    let mut numbers = SplitMix64(6);
-    let mut parameters = parameters(&mut numbers, device)?;
+    let mut rng = SplitMix64(6);
+    let mut parameters = parameters(&mut rng, device)?;
     for size in [8, 5] {
         parameters.push(Tensor::zeros([size], DType::BF16, device)?.to_leaf()?);
     }
@@ -120,7 +120,7 @@ fn gradients_are_unscaled_and_clipped(device: &Device) -> Result<()> {
     let mut exact = Vec::new();
     for p in &parameters {
         let grad =
-            Tensor::from_slice(&values(&mut numbers, p.numel()), p.shape(), device)?.to_dtype(p.dtype())?;
+            Tensor::from_slice(&values(&mut rng, p.numel()), p.shape(), device)?.to_dtype(p.dtype())?;
         exact.push(grad.to_f64s()?);
         // Powers of two are exact.
         p.set_grad(Some(grad.mul(1024.0)?));

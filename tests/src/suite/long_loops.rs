@@ -25,8 +25,8 @@ tests![
 ];
 
 fn random_ints(n: usize, seed: u64) -> Vec<f32> {
-    let mut numbers = SplitMix64(seed);
-    (0..n).map(|_| numbers.below(5) as f32 - 2.0).collect()
+    let mut rng = SplitMix64(seed);
+    (0..n).map(|_| rng.below(5) as f32 - 2.0).collect()
 }
 
 /// Returns running sums of rows.
@@ -73,8 +73,8 @@ fn cumulative_sums_along_strided_dimensions(device: &Device) -> Result<()> {
 
 fn cumulative_extremes_and_products_of_long_rows(device: &Device) -> Result<()> {
     let n = 70_001;
-    let mut numbers = SplitMix64(3);
-    let mut values: Vec<f32> = (0..n).map(|i| (numbers.below(1000) + i / 10) as f32).collect();
+    let mut rng = SplitMix64(3);
+    let mut values: Vec<f32> = (0..n).map(|i| (rng.below(1000) + i / 10) as f32).collect();
     values[69_000] = f32::NAN;
     let x = Tensor::from_slice(&values, [n], device)?.to_leaf()?;
     let (value, index) = x.cummax(0)?;
@@ -95,7 +95,7 @@ fn cumulative_extremes_and_products_of_long_rows(device: &Device) -> Result<()> 
     ensure_values(&x.grad().context("no gradient")?, &counts)?;
 
     // Factors of ±1, and two zeros in different chunks: the gradient must not divide.
-    let mut factors: Vec<f32> = (0..n).map(|_| if numbers.below(2) == 0 { 1.0 } else { -1.0 }).collect();
+    let mut factors: Vec<f32> = (0..n).map(|_| if rng.below(2) == 0 { 1.0 } else { -1.0 }).collect();
     factors[66_000] = 0.0;
     let x = Tensor::from_slice(&factors, [n], device)?.to_leaf()?;
     let product = x.cumprod(0)?;
@@ -126,9 +126,9 @@ fn cumulative_extremes_and_products_of_long_rows(device: &Device) -> Result<()> 
 }
 
 fn cumulative_sums_at_the_boundaries_of_chunks(device: &Device) -> Result<()> {
-    let mut numbers = SplitMix64(4);
+    let mut rng = SplitMix64(4);
     for n in [8191, 8192, 8193, 12_287, 12_288, 12_289] {
-        let values = random_ints(n, numbers.next());
+        let values = random_ints(n, rng.next());
         let x = Tensor::from_slice(&values, [n], device)?;
         ensure_values(&x.cumsum(0)?, &running(&values, n)).with_context(|| format!("{n} elements"))?;
     }
@@ -180,15 +180,15 @@ fn one_index_a_hundred_thousand_times(device: &Device) -> Result<()> {
 }
 
 /// Returns indices of several distributions.
-fn distributions(n: usize, extent: usize, numbers: &mut SplitMix64) -> Vec<(&'static str, Vec<i32>)> {
-    let random: Vec<i32> = (0..n).map(|_| numbers.below(extent) as i32).collect();
+fn distributions(n: usize, extent: usize, rng: &mut SplitMix64) -> Vec<(&'static str, Vec<i32>)> {
+    let random: Vec<i32> = (0..n).map(|_| rng.below(extent) as i32).collect();
     let mut sorted = random.clone();
     sorted.sort_unstable();
     let zipf = |u: usize| ((extent as f64).powf(u as f64 / 1e6) - 1.0) as i32;
     vec![
         ("equal", vec![(extent - 1) as i32; n]),
         ("different", (0..n).map(|i| (i % extent) as i32).collect()),
-        ("Zipf's", (0..n).map(|_| zipf(numbers.below(1_000_000))).collect()),
+        ("Zipf's", (0..n).map(|_| zipf(rng.below(1_000_000))).collect()),
         ("reversed", sorted.iter().rev().copied().collect()),
         ("sorted", sorted),
         ("random", random),
@@ -196,12 +196,12 @@ fn distributions(n: usize, extent: usize, numbers: &mut SplitMix64) -> Vec<(&'st
 }
 
 fn indices_of_any_distribution_are_summed(device: &Device) -> Result<()> {
-    let mut numbers = SplitMix64(6);
+    let mut rng = SplitMix64(6);
     // Lengths around chunks of 128, chunks of partial results, and the limit of the sequential path.
     for n in [2049, 2177, 16_384, 16_385, 70_001] {
         for extent in [1, 5, 3000] {
-            for (name, index) in distributions(n, extent, &mut numbers) {
-                let values: Vec<i32> = (0..n).map(|_| numbers.below(1 << 20) as i32).collect();
+            for (name, index) in distributions(n, extent, &mut rng) {
+                let values: Vec<i32> = (0..n).map(|_| rng.below(1 << 20) as i32).collect();
                 let mut expected: Vec<i32> = (0..extent as i32).collect();
                 index.iter().zip(&values).for_each(|(&to, &v)| {
                     expected[to as usize] = expected[to as usize].wrapping_add(v);
@@ -246,11 +246,11 @@ fn runs_of_any_length_and_position_are_summed_once(device: &Device) -> Result<()
 }
 
 fn every_reduction_of_long_runs(device: &Device) -> Result<()> {
-    let mut numbers = SplitMix64(7);
+    let mut rng = SplitMix64(7);
     let (n, extent, width) = (5000, 7, 3);
-    for (name, index) in distributions(n, extent, &mut numbers) {
+    for (name, index) in distributions(n, extent, &mut rng) {
         // Values of ±1, so that products are exact; some indices are out of range.
-        let values: Vec<f32> = (0..n * width).map(|_| [1.0, -1.0, 1.0, -1.0][numbers.below(4)]).collect();
+        let values: Vec<f32> = (0..n * width).map(|_| [1.0, -1.0, 1.0, -1.0][rng.below(4)]).collect();
         let at = Tensor::from_slice(&index, [n, 1], device)?.broadcast_to([n, width])?;
         let src = Tensor::from_slice(&values, [n, width], device)?;
         let before: Vec<f32> = (0..extent * width).map(|i| i as f32 / 8.0 - 1.0).collect();
@@ -284,10 +284,10 @@ fn every_reduction_of_long_runs(device: &Device) -> Result<()> {
 }
 
 fn long_runs_are_deterministic(device: &Device) -> Result<()> {
-    let mut numbers = SplitMix64(8);
+    let mut rng = SplitMix64(8);
     let n = 70_001;
-    let values: Vec<f32> = (0..n).map(|_| numbers.below(1000) as f32 / 7.0 - 70.0).collect();
-    let index: Vec<i64> = (0..n).map(|_| [0, 0, 0, 3, 5][numbers.below(5)]).collect();
+    let values: Vec<f32> = (0..n).map(|_| rng.below(1000) as f32 / 7.0 - 70.0).collect();
+    let index: Vec<i64> = (0..n).map(|_| [0, 0, 0, 3, 5][rng.below(5)]).collect();
     let (src, at) = (Tensor::from_slice(&values, [n], device)?, Tensor::from_slice(&index, [n], device)?);
     let out = Tensor::zeros([6], DType::F32, device)?;
     let first = out.index_add(0, &at, &src, 1.0)?.to_vec::<f32>()?;
@@ -317,16 +317,16 @@ fn values_are_filled_and_put_at_long_indices(device: &Device) -> Result<()> {
 }
 
 fn values_of_any_frequency_are_counted(device: &Device) -> Result<()> {
-    let mut numbers = SplitMix64(9);
+    let mut rng = SplitMix64(9);
     // As many bins as fit into workgroup memory, and more.
     for (n, extent) in [(100_001, 3), (100_001, 2048), (70_000, 2049), (5000, 60_000)] {
-        for (name, line) in distributions(n, extent, &mut numbers) {
+        for (name, line) in distributions(n, extent, &mut rng) {
             let mut expected = vec![0i64; extent];
             line.iter().for_each(|&v| expected[v as usize] += 1);
             let x = Tensor::from_slice(&line, [n], device)?;
-            ensure!(x.bincount(None, extent)?.to_vec::<i64>()? == expected, "{n} {name} numbers of {extent}");
+            ensure!(x.bincount(None, extent)?.to_vec::<i64>()? == expected, "{n} {name} values of {extent}");
             if extent == 3 {
-                let weights = random_ints(n, numbers.next());
+                let weights = random_ints(n, rng.next());
                 let mut sums = vec![0.0; extent];
                 line.iter().zip(&weights).for_each(|(&v, &w)| sums[v as usize] += f64::from(w));
                 let weights = Tensor::from_slice(&weights, [n], device)?;
@@ -343,7 +343,7 @@ fn values_of_any_frequency_are_counted(device: &Device) -> Result<()> {
 }
 
 fn bags_of_any_length(device: &Device) -> Result<()> {
-    let mut numbers = SplitMix64(10);
+    let mut rng = SplitMix64(10);
     let (entries, width) = (50, 3);
     let lengths = [3, 0, 4096, 4097, 0, 70_001, 512, 5000, 1];
     // Three samples precede the first bag.
@@ -356,7 +356,7 @@ fn bags_of_any_length(device: &Device) -> Result<()> {
         })
         .collect();
     let n = 3 + lengths.iter().sum::<i64>() as usize;
-    let index: Vec<i32> = (0..n).map(|_| numbers.below(entries) as i32).collect();
+    let index: Vec<i32> = (0..n).map(|_| rng.below(entries) as i32).collect();
     let rows = random_ints(entries * width, 11);
     let table = Tensor::from_slice(&rows, [entries, width], device)?;
     let factors = random_ints(n, 12);

@@ -135,9 +135,9 @@ fn cross_entropy_sees_nan(device: &Device) -> Result<()> {
         [DType::F32, DType::BF16, DType::F16].into_iter().flat_map(|dtype| [(dtype, 64), (dtype, 4097)])
     {
         for (index, nan) in [(6, f32::NAN), (7, -f32::NAN), (extent - 1, f32::NAN)] {
-            let mut numbers = vec![0.5f32; 3 * extent];
-            numbers[extent + index] = nan;
-            let x = Tensor::from_slice(&numbers, [3, extent], device)?.to_dtype(dtype)?.to_leaf()?;
+            let mut values = vec![0.5f32; 3 * extent];
+            values[extent + index] = nan;
+            let x = Tensor::from_slice(&values, [3, extent], device)?.to_dtype(dtype)?.to_leaf()?;
             let losses = x.cross_entropy_with(&target, &each)?;
             losses.sum_all()?.backward()?;
             let name = format!("{extent} {dtype}, NaN at {index}");
@@ -156,9 +156,9 @@ fn cross_entropy_sees_nan(device: &Device) -> Result<()> {
         [DType::F32, DType::BF16].into_iter().flat_map(|dtype| [(dtype, 96), (dtype, 4096)])
     {
         let weight = uniform(&[classes, 4], device)?.to_dtype(dtype)?.to_leaf()?;
-        let mut numbers = [0.25f32; 12];
-        numbers[5] = f32::NAN;
-        let x = Tensor::from_slice(&numbers, [3, 4], device)?.to_dtype(dtype)?.to_leaf()?;
+        let mut values = [0.25f32; 12];
+        values[5] = f32::NAN;
+        let x = Tensor::from_slice(&values, [3, 4], device)?.to_dtype(dtype)?.to_leaf()?;
         let loss = x.linear_cross_entropy(&weight, &target, &CrossEntropyOptions::default())?;
         ensure!(loss.item()?.is_nan(), "{classes} {dtype}: the loss is a number");
         loss.backward()?;

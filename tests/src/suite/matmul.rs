@@ -29,7 +29,7 @@ const SIZES: [[usize; 3]; 7] = [
 
 /// Batch of matrices, with a row-major copy on the host.
 struct MatrixBatch {
-    numbers: Vec<f32>,
+    values: Vec<f32>,
     rows: usize,
     cols: usize,
     tensor: Tensor,
@@ -44,13 +44,13 @@ impl MatrixBatch {
         margin: Option<usize>,
         device: &Device,
     ) -> Result<Self> {
-        let numbers: Vec<f32> =
+        let values: Vec<f32> =
             (0..batch * rows * cols).map(|i| ((i * 7919 + 13 * rows) % 1021) as f32 / 510.0 - 1.0).collect();
         let (lines, along) = if by_cols { (cols, rows) } else { (rows, cols) };
         let (margin, before) = margin.map_or((0, 0), |odd| (4, 4 + odd));
         let pitch = if margin > 0 { (along + before).next_multiple_of(4) + 4 } else { along };
         let mut all = vec![f32::NAN; batch * (lines + margin) * pitch];
-        for (i, x) in numbers.iter().enumerate() {
+        for (i, x) in values.iter().enumerate() {
             let (z, row, col) = (i / (rows * cols), i / cols % rows, i % cols);
             let (line, at) = if by_cols { (col, row) } else { (row, col) };
             all[(z * (lines + margin) + line) * pitch + before + at] = *x;
@@ -58,11 +58,11 @@ impl MatrixBatch {
         let whole = Tensor::from_slice(&all, [batch, lines + margin, pitch], device)?;
         let inside = whole.narrow(1, 0, lines)?.narrow(2, before, along)?;
         let tensor = if by_cols { inside.transpose(-2, -1)? } else { inside };
-        Ok(Self { numbers, rows, cols, tensor })
+        Ok(Self { values, rows, cols, tensor })
     }
 
     fn element(&self, z: usize, row: usize, col: usize) -> f64 {
-        self.numbers[(z * self.rows + row) * self.cols + col].into()
+        self.values[(z * self.rows + row) * self.cols + col].into()
     }
 }
 
@@ -108,8 +108,8 @@ fn batches_of_products(device: &Device) -> Result<()> {
                     format!("5 x {m} x {n} x {k}, by columns: {a_by_cols}, {b_by_cols}, margin: {margin:?}")
                 })?;
                 // One matrix shared by the whole batch.
-                let (tensor, numbers) = (b.tensor.narrow(0, 0, 1)?, b.numbers[..k * n].repeat(5));
-                let shared = MatrixBatch { tensor, numbers, rows: k, cols: n };
+                let (tensor, values) = (b.tensor.narrow(0, 0, 1)?, b.values[..k * n].repeat(5));
+                let shared = MatrixBatch { tensor, values, rows: k, cols: n };
                 check(&a.tensor.matmul(&shared.tensor)?, &a, &shared, |_, _| 0.0)?;
             }
         }

@@ -357,7 +357,7 @@ fn lengths_and_labels_out_of_range_have_no_ctc_loss(device: &Device) -> Result<(
 }
 
 fn scalars_out_of_range_compare_mathematically(device: &Device) -> Result<()> {
-    let mut numbers = SplitMix64(7);
+    let mut rng = SplitMix64(7);
     let bounds = |dtype| match dtype {
         DType::U8 => (0i64, 255i64),
         DType::U32 => (0, u32::MAX.into()),
@@ -373,7 +373,7 @@ fn scalars_out_of_range_compare_mathematically(device: &Device) -> Result<()> {
         };
         let mut tried =
             vec![min - 1, max + 1, -1, 256, 1 << 32, -(1 << 32), (1 << 32) + 1, i64::MIN, i64::MAX, 0, max];
-        tried.extend((0..6).map(|_| (numbers.below(1 << 20) as i64 - (1 << 19)) << numbers.below(40)));
+        tried.extend((0..6).map(|_| (rng.below(1 << 20) as i64 - (1 << 19)) << rng.below(40)));
         for n in tried {
             let told = |f: fn(&i64, &i64) -> bool| elements.map(|e| f64::from(u8::from(f(&e, &n))));
             ensure_values(&x.lt(n)?, &told(i64::lt))?;

@@ -158,8 +158,8 @@ fn rounding_probes(half: impl Fn(u16) -> f32) -> Vec<f32> {
             probes.extend([bits.wrapping_sub(1), bits, bits.wrapping_add(1)].map(f32::from_bits));
         }
     }
-    let mut numbers = SplitMix64(16);
-    probes.extend((0..500_000).map(|_| f32::from_bits(numbers.next() as u32)));
+    let mut rng = SplitMix64(16);
+    probes.extend((0..500_000).map(|_| f32::from_bits(rng.next() as u32)));
     probes.retain(|p| !p.is_subnormal());
     probes
 }
@@ -184,8 +184,8 @@ fn bf16_is_rounded_to_nearest_even(device: &Device) -> Result<()> {
 
 fn f64_is_accurate(device: &Device) -> Result<()> {
     require_dtype(device, DType::F64)?;
-    let mut numbers = SplitMix64(64);
-    let values: Vec<f64> = (0..1000).map(|_| numbers.next() as f64 / 1e9 - 9e9).collect();
+    let mut rng = SplitMix64(64);
+    let values: Vec<f64> = (0..1000).map(|_| rng.next() as f64 / 1e9 - 9e9).collect();
     let x = Tensor::from_slice(&values, [1000], device)?;
     ensure_values(&x.add(0.1)?, &values.iter().map(|v| v + 0.1).collect::<Vec<_>>())?;
     ensure_values(&x.mul(&x)?, &values.iter().map(|v| v * v).collect::<Vec<_>>())?;
@@ -229,9 +229,9 @@ fn scalars_with_f64_tensors_are_f64(device: &Device) -> Result<()> {
 /// Compares with the host's `%`, which is C's fmod and exact.
 fn remainders_in_f64_are_exact(device: &Device) -> Result<()> {
     require_dtype(device, DType::F64)?;
-    let mut numbers = SplitMix64(66);
+    let mut rng = SplitMix64(66);
     let mut any = || {
-        let (size, unit) = (numbers.next() % 60, numbers.next() as f64 / u64::MAX as f64 - 0.5);
+        let (size, unit) = (rng.next() % 60, rng.next() as f64 / u64::MAX as f64 - 0.5);
         unit * 10f64.powi(size as i32 - 30)
     };
     let mut pairs: Vec<(f64, f64)> = (0..500).map(|_| (any(), any())).collect();
@@ -276,8 +276,8 @@ fn scalars_with_u8_tensors_wrap_and_bounds_do_not(device: &Device) -> Result<()>
 fn functions_in_f64_match_the_host(device: &Device) -> Result<()> {
     type Pair = (&'static str, fn(&Tensor) -> forebay::error::Result<Tensor>, fn(f64) -> f64);
     require_dtype(device, DType::F64)?;
-    let mut numbers = SplitMix64(65);
-    let mut unit = || numbers.next() as f64 / u64::MAX as f64;
+    let mut rng = SplitMix64(65);
+    let mut unit = || rng.next() as f64 / u64::MAX as f64;
     let wide: Vec<f64> = (0..600).map(|_| (unit() - 0.5) * 2f64.powf(10.0 * unit() - 4.0)).collect();
     let near: Vec<f64> = (0..600).map(|_| 2.0 * unit() - 1.0).collect();
     let everywhere: [Pair; 15] = [
@@ -440,8 +440,8 @@ fn more_workgroups_than_a_dimension_has(device: &Device) -> Result<()> {
     if device.info().limits.max_binding_bytes < n as u64 + 3 {
         return skip(format!("the device binds at most {} bytes", device.info().limits.max_binding_bytes));
     }
-    let mut numbers = SplitMix64(0);
-    let bytes: Vec<u8> = (0..n.div_ceil(8)).flat_map(|_| numbers.next().to_le_bytes()).take(n).collect();
+    let mut rng = SplitMix64(0);
+    let bytes: Vec<u8> = (0..n.div_ceil(8)).flat_map(|_| rng.next().to_le_bytes()).take(n).collect();
     let x = Tensor::from_bytes(&bytes, [n], DType::U8, device)?;
     let sum = x.add(1)?.to_bytes()?;
     let wrong = sum.iter().zip(&bytes).position(|(a, b)| *a != b.wrapping_add(1));
@@ -588,8 +588,8 @@ fn scalars_take_the_dtype_of_the_tensor(device: &Device) -> Result<()> {
 }
 
 fn layouts_do_not_change_results(device: &Device) -> Result<()> {
-    let mut numbers = SplitMix64(7);
-    let values: Vec<f32> = (0..24 * 20).map(|_| (numbers.below(4000) as f32 - 2000.0) / 500.0).collect();
+    let mut rng = SplitMix64(7);
+    let values: Vec<f32> = (0..24 * 20).map(|_| (rng.below(4000) as f32 - 2000.0) / 500.0).collect();
     let x = Tensor::from_slice(&values, [24, 20], device)?;
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         let strided = x.to_dtype(dtype)?.t()?.slice_dim(1, 1, 24, 2)?;

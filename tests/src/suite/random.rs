@@ -56,11 +56,11 @@ fn table() -> Vec<i32> {
     let wgsl = forebay_shaders::template_source("math/normal").unwrap_or_default();
     // Rows of the switch, from octave 31 down: two vectors of four values each.
     let vectors = wgsl.split("= vec4<i32>(").skip(1).filter_map(|v| v.split_once(')'));
-    let numbers: Vec<i32> = vectors
+    let values: Vec<i32> = vectors
         .flat_map(|(list, _)| list.split(','))
         .filter_map(|n| n.trim().trim_end_matches('i').parse().ok())
         .collect();
-    numbers.chunks(8).rev().flatten().copied().collect()
+    values.chunks(8).rev().flatten().copied().collect()
 }
 
 /// Converts 32 bits to a normal value, as the shader does.
@@ -97,7 +97,7 @@ fn integers_are_philox_itself(device: &Device) -> Result<()> {
             device.manual_seed(seed);
             let expected = stream(device.random_state(), n);
             let bits = Tensor::randint(0, 1 << 31, [n], DType::I32, device)?.to_vec::<i32>()?;
-            ensure!(bits.iter().zip(&expected).all(|(a, b)| *a as u32 == b >> 1), "seed {seed}, {n} numbers");
+            ensure!(bits.iter().zip(&expected).all(|(a, b)| *a as u32 == b >> 1), "seed {seed}, {n} values");
             ensure!(device.random_state().offset == n.div_ceil(4) as u64);
         }
     }
@@ -232,8 +232,8 @@ fn float_types(device: &Device) -> impl Iterator<Item = DType> {
     compute_dtypes(device).filter(|dtype| dtype.is_float() && dtype.size() > 1)
 }
 
-fn within(numbers: &[f64], low: f64, high: f64) -> Result<()> {
-    match numbers.iter().find(|&&x| !(low <= x && x < high)) {
+fn within(values: &[f64], low: f64, high: f64) -> Result<()> {
+    match values.iter().find(|&&x| !(low <= x && x < high)) {
         Some(x) => anyhow::bail!("{x:e} is not in {low:e} <= x < {high:e}"),
         None => Ok(()),
     }
@@ -247,10 +247,10 @@ fn uniform_values_lie_in_their_range(device: &Device) -> Result<()> {
         let huge = if dtype == DType::F16 { (-65_504.0, 65_504.0) } else { (-0.9 * wide, 0.9 * wide) };
         let few =
             [(0.0, 1e-40), (-1e-40, 0.0), (2e-40, 1e-38), (-1e-3, 1e-30), (0.1, 0.7), (-0.7, -0.1), huge];
-        let mut numbers = SplitMix64(5);
+        let mut rng = SplitMix64(5);
         let random = (0..20).map(|_| {
             // Bounds of any magnitude, with widths from a tenth of them to a few representable values.
-            let mut unit = || numbers.next() as f64 / u64::MAX as f64;
+            let mut unit = || rng.next() as f64 / u64::MAX as f64;
             let low = (unit() - 0.5) * 10f64.powf(unit() * 8.0 - 4.0);
             (low, low + low.abs() * 10f64.powf(-1.0 - unit()))
         });
@@ -343,14 +343,14 @@ fn probabilities_of_zero_and_one_are_certain(device: &Device) -> Result<()> {
 
 fn classes_without_weight_are_never_drawn(device: &Device) -> Result<()> {
     device.manual_seed(24);
-    let mut numbers = SplitMix64(1);
+    let mut rng = SplitMix64(1);
     // Every third class (a former failure), then very different weights, then few of many classes.
     let third: Vec<f32> = (0..600).map(|k| if k % 3 == 0 { (k + 1) as f32 / 7.0 } else { 0.0 }).collect();
     let mixed: Vec<f32> = (0..20_000)
-        .map(|_| if numbers.below(2) == 0 { 0.0 } else { 10f32.powi(numbers.below(70) as i32 - 35) })
+        .map(|_| if rng.below(2) == 0 { 0.0 } else { 10f32.powi(rng.below(70) as i32 - 35) })
         .collect();
     let few: Vec<f32> =
-        (0..70_000).map(|k| if k % 10_007 == 10_000 { 0.1 + numbers.below(9) as f32 } else { 0.0 }).collect();
+        (0..70_000).map(|k| if k % 10_007 == 10_000 { 0.1 + rng.below(9) as f32 } else { 0.0 }).collect();
     for (weights, draws) in [(third, 2_000_000), (mixed, 500_000), (few, 500_000)] {
         let t = Tensor::from_slice(&weights, [weights.len()], device)?;
         let drawn = t.multinomial(draws, true)?.to_vec::<i64>()?;

@@ -442,7 +442,7 @@ fn the_branch_and_the_previous_sum_are_saved_instead_of_a_residual_sum(device: &
             Ok((all, device.memory().allocated() - before))
         };
         let leaves: Vec<Tensor> = branches.iter().chain([&stream, &scale]).cloned().collect();
-        let numbers = |tensors: Vec<Tensor>| -> Result<Vec<Vec<f32>>> {
+        let values = |tensors: Vec<Tensor>| -> Result<Vec<Vec<f32>>> {
             tensors.iter().map(|t| Ok(t.to_dtype(DType::F32)?.to_vec::<f32>()?)).collect()
         };
         let ((parts, less), (whole, more)) = (forward(false)?, forward(true)?);
@@ -454,7 +454,7 @@ fn the_branch_and_the_previous_sum_are_saved_instead_of_a_residual_sum(device: &
         );
         let first = |all: &Tensor| {
             let retained = GradOptions { retain_graph: Some(true), ..GradOptions::default() };
-            numbers(autograd::grad(std::slice::from_ref(all), &leaves, &retained)?)
+            values(autograd::grad(std::slice::from_ref(all), &leaves, &retained)?)
         };
         ensure!(
             first(&parts)? == first(&whole)?,
@@ -467,7 +467,7 @@ fn the_branch_and_the_previous_sum_are_saved_instead_of_a_residual_sum(device: &
             for grad in &grads[1..] {
                 squares = squares.add(&grad.to_dtype(DType::F32)?.square()?.sum_all()?)?;
             }
-            numbers(autograd::grad(&[squares], &leaves, &GradOptions::default())?)
+            values(autograd::grad(&[squares], &leaves, &GradOptions::default())?)
         };
         for (k, (got, expected)) in second(&parts)?.iter().zip(&second(&whole)?).enumerate() {
             close(&format!("{extent}, rms {rms}, second gradient {k}"), got, expected, 1e-4)?;

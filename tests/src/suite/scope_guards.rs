@@ -100,17 +100,17 @@ fn enter(kind: usize, side: &Stream) -> Result<AnyGuard> {
 }
 
 fn the_innermost_live_guard_applies(device: &Device) -> Result<()> {
-    let mut numbers = SplitMix64(11);
+    let mut rng = SplitMix64(11);
     let side = Stream::new(device);
     let outside = ScopeState::read(device, &side)?;
     for _ in 0..20 {
         let mut alive: Vec<(usize, AnyGuard)> = Vec::new();
         for _ in 0..40 {
-            if alive.is_empty() || numbers.below(5) < 3 {
-                let kind = numbers.below(KINDS);
+            if alive.is_empty() || rng.below(5) < 3 {
+                let kind = rng.below(KINDS);
                 alive.push((kind, enter(kind, &side)?));
             } else {
-                drop(alive.remove(numbers.below(alive.len())));
+                drop(alive.remove(rng.below(alive.len())));
             }
             let mut expected = outside.clone();
             alive.iter().for_each(|(kind, _)| expected.apply_guard(*kind));

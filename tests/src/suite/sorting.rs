@@ -51,11 +51,11 @@ fn order(line: &[f64], descending: bool) -> Vec<usize> {
 
 /// Returns values with repetitions, some of them negative for signed types.
 fn mixed(shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
-    let mut numbers = SplitMix64(shape.iter().sum::<usize>() as u64);
+    let mut rng = SplitMix64(shape.iter().sum::<usize>() as u64);
     let signed = !matches!(dtype, DType::U8 | DType::U32 | DType::Bool);
     let values: Vec<f32> = (0..shape.iter().product::<usize>())
         .map(|_| {
-            let v = numbers.below(200) as f32;
+            let v = rng.below(200) as f32;
             if signed { (v - 100.0) / if dtype.is_float() { 4.0 } else { 1.0 } } else { v }
         })
         .collect();
@@ -137,8 +137,8 @@ fn nan_sorts_last(device: &Device) -> Result<()> {
 }
 
 fn sixty_four_bit_types_sort_by_all_bits(device: &Device) -> Result<()> {
-    let mut numbers = SplitMix64(64);
-    let mut values: Vec<i64> = (0..2500).map(|_| numbers.next() as i64).collect();
+    let mut rng = SplitMix64(64);
+    let mut values: Vec<i64> = (0..2500).map(|_| rng.next() as i64).collect();
     values.extend([0, -1, 1, i64::MAX, i64::MIN, 1 << 32, -(1 << 32), (1 << 32) + 1]);
     let x = Tensor::from_slice(&values, [values.len()], device)?;
     let (sorted, index) = x.sort(0, false)?;
@@ -295,8 +295,8 @@ fn quantiles_of_all_kinds(device: &Device) -> Result<()> {
 
 fn a_million_elements_sort(device: &Device) -> Result<()> {
     let n = (1 << 20) + 7;
-    let mut numbers = SplitMix64(20);
-    let values: Vec<f32> = (0..n).map(|_| (numbers.below(1 << 19) as f32) - 1e5).collect();
+    let mut rng = SplitMix64(20);
+    let values: Vec<f32> = (0..n).map(|_| (rng.below(1 << 19) as f32) - 1e5).collect();
     let x = Tensor::from_slice(&values, [n], device)?;
     let (sorted, index) = x.sort(0, false)?;
     let (sorted, index) = (sorted.to_vec::<f32>()?, index.to_vec::<i64>()?);
@@ -479,9 +479,9 @@ fn every_scatter_reduction_combines_elements(device: &Device) -> Result<()> {
 fn long_scatters_are_summed_in_order(device: &Device) -> Result<()> {
     // Few rows with many indices, some of them negative or out of range.
     let (n, extent) = (50_000, 300);
-    let mut numbers = SplitMix64(3);
-    let index: Vec<i64> = (0..n).map(|_| numbers.below(2 * extent + 2) as i64 - extent as i64).collect();
-    let values: Vec<f32> = (0..2 * n).map(|_| numbers.below(1000) as f32 / 7.0 - 60.0).collect();
+    let mut rng = SplitMix64(3);
+    let index: Vec<i64> = (0..n).map(|_| rng.below(2 * extent + 2) as i64 - extent as i64).collect();
+    let values: Vec<f32> = (0..2 * n).map(|_| rng.below(1000) as f32 / 7.0 - 60.0).collect();
     let at = Tensor::from_slice(&index, [n, 1], device)?;
     let src = Tensor::from_slice(&values, [n, 2], device)?;
     let mut expected = vec![1.0f32; 2 * extent];
@@ -594,8 +594,8 @@ fn values_are_put_by_a_mask(device: &Device) -> Result<()> {
     }
     // Any other number of values than the mask selects is an error.
     let line = Tensor::zeros([3], DType::I32, device)?;
-    let numbers = |n: i32| Tensor::arange(1.0, f64::from(n + 1), 1.0, DType::I32, device);
-    let put = |n: i32| line.index_put(&[Some(&mask)], &numbers(n)?, false);
+    let updates = |n: i32| Tensor::arange(1.0, f64::from(n + 1), 1.0, DType::I32, device);
+    let put = |n: i32| line.index_put(&[Some(&mask)], &updates(n)?, false);
     ensure!(put(2)?.to_vec::<i32>()? == [1, 0, 2] && put(1)?.to_vec::<i32>()? == [1, 0, 1]);
     ensure!(put(3).is_err() && put(0).is_err(), "three values, or none, for two elements");
     Ok(())

@@ -211,12 +211,12 @@ fn offloads_in_a_loop_keep_their_contents(device: &Device) -> Result<()> {
 fn small_operations_keep_their_order(device: &Device) -> Result<()> {
     const SMALL: usize = 257;
     let (large, steps) = if device.info().software { (1 << 14, 400) } else { (1 << 22, 6000) };
-    let mut numbers = 0x9e37_79b9_u32;
+    let mut seed = 0x9e37_79b9_u32;
     let mut random = |below: usize| {
-        numbers ^= numbers << 13;
-        numbers ^= numbers >> 17;
-        numbers ^= numbers << 5;
-        numbers as usize % below
+        seed ^= seed << 13;
+        seed ^= seed >> 17;
+        seed ^= seed << 5;
+        seed as usize % below
     };
     let start = |k: usize, n: usize| (0..n).map(|i| (i * (2 * k + 3)) as i32).collect::<Vec<_>>();
     let made = |values: &[i32]| Tensor::from_slice(values, [values.len()], device);

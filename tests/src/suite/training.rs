@@ -42,8 +42,8 @@ const SIZES: [usize; 8] = [1, 64, 7, 1030, 4096, 33, 2, 12];
 /// Reference update of one value in f64.
 type ReferenceUpdate = Box<dyn Fn(&mut [f64; 4], usize, f64, f64) -> f64>;
 
-fn values(numbers: &mut SplitMix64, count: usize) -> Vec<f32> {
-    (0..count).map(|_| (numbers.below(2_000_001) as f32 - 1e6) / 1e6).collect()
+fn values(rng: &mut SplitMix64, count: usize) -> Vec<f32> {
+    (0..count).map(|_| (rng.below(2_000_001) as f32 - 1e6) / 1e6).collect()
 }
 
 fn parameter(data: &[f32], device: &Device) -> Result<Tensor> {
@@ -130,11 +130,11 @@ fn optimizers() -> Vec<(&'static str, OptimizerCtor, ReferenceUpdate)> {
 
 fn optimisers_match_their_definitions(device: &Device) -> Result<()> {
     for (name, make, reference) in optimizers() {
-        let mut numbers = SplitMix64(7);
+        let mut rng = SplitMix64(7);
         let mut exact: Vec<Vec<f64>> = Vec::new();
         let mut parameters = Vec::new();
         for size in SIZES {
-            let data = values(&mut numbers, size);
+            let data = values(&mut rng, size);
             exact.push(data.iter().map(|&x| x.into()).collect());
             parameters.push(parameter(&data, device)?);
         }
@@ -142,7 +142,7 @@ fn optimisers_match_their_definitions(device: &Device) -> Result<()> {
         let mut optimizer = make(parameters.clone());
         for step in 1..=5 {
             for (k, p) in parameters.iter().enumerate() {
-                let grad = values(&mut numbers, p.numel());
+                let grad = values(&mut rng, p.numel());
                 for (i, &g) in grad.iter().enumerate() {
                     exact[k][i] = reference(&mut states[k][i], step, exact[k][i], g.into());
                 }
@@ -162,12 +162,12 @@ fn optimisers_match_their_definitions(device: &Device) -> Result<()> {
 
 fn optimisers_keep_the_dtype_of_16_bit_parameters(device: &Device) -> Result<()> {
     for (dtype, tolerance) in [(DType::F16, 2e-3), (DType::BF16, 1.6e-2)] {
-        let mut numbers = SplitMix64(3);
+        let mut rng = SplitMix64(3);
         let mut parameters = Vec::new();
         let mut exact = Vec::new();
         for size in [8, 33, 2] {
-            let p = Tensor::from_slice(&values(&mut numbers, size), [size], device)?.to_dtype(dtype)?;
-            let g = Tensor::from_slice(&values(&mut numbers, size), [size], device)?.to_dtype(dtype)?;
+            let p = Tensor::from_slice(&values(&mut rng, size), [size], device)?.to_dtype(dtype)?;
+            let g = Tensor::from_slice(&values(&mut rng, size), [size], device)?.to_dtype(dtype)?;
             exact.push(p.to_f64s()?.iter().zip(g.to_f64s()?).map(|(w, g)| w - 0.5 * g).collect::<Vec<_>>());
             let p = p.to_leaf()?;
             p.set_grad(Some(g));
@@ -213,9 +213,9 @@ fn parameters_without_gradients_stay(device: &Device) -> Result<()> {
 
 fn a_saved_optimiser_continues_with_the_same_bits(device: &Device) -> Result<()> {
     for (name, make, _) in optimizers() {
-        let mut numbers = SplitMix64(11);
-        let data: Vec<Vec<f32>> = SIZES.iter().map(|&n| values(&mut numbers, n)).collect();
-        let grads: Vec<Vec<f32>> = SIZES.iter().map(|&n| values(&mut numbers, n)).collect();
+        let mut rng = SplitMix64(11);
+        let data: Vec<Vec<f32>> = SIZES.iter().map(|&n| values(&mut rng, n)).collect();
+        let grads: Vec<Vec<f32>> = SIZES.iter().map(|&n| values(&mut rng, n)).collect();
         let fresh = || data.iter().map(|d| parameter(d, device)).collect::<Result<Vec<_>>>();
         let give = |parameters: &[Tensor]| -> Result<()> {
             for (p, g) in parameters.iter().zip(&grads) {
@@ -248,13 +248,13 @@ fn a_saved_optimiser_continues_with_the_same_bits(device: &Device) -> Result<()>
 }
 
 fn clipping_bounds_the_norm_of_all(device: &Device) -> Result<()> {
-    let mut numbers = SplitMix64(5);
+    let mut rng = SplitMix64(5);
     for max_norm in [0.5, 1e6] {
         let mut parameters = Vec::new();
         let mut exact = Vec::new();
         for size in SIZES.into_iter().chain([20_000]) {
             let p = Tensor::zeros([size], DType::F32, device)?.to_leaf()?;
-            let grad = values(&mut numbers, size);
+            let grad = values(&mut rng, size);
             p.set_grad(Some(Tensor::from_slice(&grad, [size], device)?));
             exact.push(grad);
             parameters.push(p);
@@ -276,7 +276,7 @@ fn clipping_bounds_the_norm_of_all(device: &Device) -> Result<()> {
 
 /// Compared with PyTorch's `clip_grad_norm_` of the same values in f64.
 fn clipping_takes_norms_of_other_orders(device: &Device) -> Result<()> {
-    let mut numbers = SplitMix64(7);
+    let mut rng = SplitMix64(7);
     for dtype in [DType::F32, DType::BF16] {
         for (norm_type, max_norm) in [(1.0, 3.0), (f64::INFINITY, 0.1), (3.0, 0.5), (0.5, 100.0), (2.0, 0.5)]
         {
@@ -284,8 +284,7 @@ fn clipping_takes_norms_of_other_orders(device: &Device) -> Result<()> {
             let mut exact = Vec::new();
             for size in [3, 20_000, 1] {
                 let p = Tensor::zeros([size], dtype, device)?.to_leaf()?;
-                let grad =
-                    Tensor::from_slice(&values(&mut numbers, size), [size], device)?.to_dtype(dtype)?;
+                let grad = Tensor::from_slice(&values(&mut rng, size), [size], device)?.to_dtype(dtype)?;
                 exact.push(grad.to_f64s()?);
                 p.set_grad(Some(grad));
                 parameters.push(p);
@@ -414,8 +413,8 @@ fn memory_after_many_steps_equals_that_after_a_few(device: &Device) -> Result<()
 }
 
 /// Returns integers from -2 to 2.
-fn random_ints(numbers: &mut SplitMix64, shape: &[usize], device: &Device) -> Result<Tensor> {
-    let values: Vec<f32> = (0..shape.iter().product()).map(|_| numbers.below(5) as f32 - 2.0).collect();
+fn random_ints(rng: &mut SplitMix64, shape: &[usize], device: &Device) -> Result<Tensor> {
+    let values: Vec<f32> = (0..shape.iter().product()).map(|_| rng.below(5) as f32 - 2.0).collect();
     Ok(Tensor::from_slice(&values, shape, device)?.to_leaf()?)
 }
 
@@ -424,10 +423,10 @@ fn random_ints(numbers: &mut SplitMix64, shape: &[usize], device: &Device) -> Re
 fn micro_batches_of_exact_sums_give_the_same_bits(device: &Device) -> Result<()> {
     const ROWS: usize = 16;
     let train = |batch: usize, accumulate: u32, at_once: usize| -> Result<Vec<Tensor>> {
-        let mut numbers = SplitMix64(23);
+        let mut rng = SplitMix64(23);
         let mut layer = |outputs, inputs| -> Result<Linear> {
-            let weight = random_ints(&mut numbers, &[outputs, inputs], device)?;
-            Ok(Linear::from_parameters(weight, Some(random_ints(&mut numbers, &[outputs], device)?))?)
+            let weight = random_ints(&mut rng, &[outputs, inputs], device)?;
+            Ok(Linear::from_parameters(weight, Some(random_ints(&mut rng, &[outputs], device)?))?)
         };
         let net = (layer(8, 4)?, layer(4, 8)?);
         let mut run = Trainer::new(&net, Sgd::new(net.parameters(), 1.0))
@@ -465,8 +464,8 @@ fn micro_batches_stay_within_the_error_of_a_sum(device: &Device) -> Result<()> {
     const ROWS: usize = 48;
     const INPUTS: usize = 33;
     const OUTPUTS: usize = 7;
-    let mut numbers = SplitMix64(29);
-    let (x, c) = (values(&mut numbers, ROWS * INPUTS), values(&mut numbers, ROWS * OUTPUTS));
+    let mut rng = SplitMix64(29);
+    let (x, c) = (values(&mut rng, ROWS * INPUTS), values(&mut rng, ROWS * OUTPUTS));
     let inputs = Tensor::from_slice(&x, [ROWS, INPUTS], device)?;
     let weights = Tensor::from_slice(&c, [ROWS, OUTPUTS], device)?;
     let (nu, double) = (ROWS as f64 * f64::from(f32::EPSILON) / 2.0, ROWS as f64 * f64::EPSILON / 2.0);

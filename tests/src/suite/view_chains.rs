@@ -77,10 +77,10 @@ struct ViewChain {
 }
 
 impl ViewChain {
-    fn new(rank: u64, dtype: DType, numbers: &mut SplitMix64, device: &Device) -> Result<Self> {
-        let shape: Vec<usize> = (0..rank).map(|_| 1 + numbers.below(5)).collect();
+    fn new(rank: u64, dtype: DType, rng: &mut SplitMix64, device: &Device) -> Result<Self> {
+        let shape: Vec<usize> = (0..rank).map(|_| 1 + rng.below(5)).collect();
         let count = shape.iter().product();
-        let storage: Vec<f64> = (0..count).map(|_| numbers.below(17) as f64 - 8.0).collect();
+        let storage: Vec<f64> = (0..count).map(|_| rng.below(17) as f64 - 8.0).collect();
         let base = tensor(&storage, &shape, dtype, device)?;
         let chain = vec![format!("{dtype} {shape:?}")];
         Ok(Self { tensor: base.clone(), indices: IndexMap::contiguous(&shape), storage, base, chain })
@@ -91,7 +91,7 @@ impl ViewChain {
     }
 
     /// Adds a random view to the chain.
-    fn add_random_view(&mut self, numbers: &mut SplitMix64) -> Result<()> {
+    fn add_random_view(&mut self, rng: &mut SplitMix64) -> Result<()> {
         let (x, p) = (&self.tensor, &self.indices);
         let rank = p.shape.len();
         if rank == 0 {
@@ -101,17 +101,17 @@ impl ViewChain {
                 IndexMap { shape: vec![1], offsets: p.offsets.clone() },
             );
         }
-        let (dim, other) = (numbers.below(rank), numbers.below(rank));
+        let (dim, other) = (rng.below(rank), rng.below(rank));
         let (n, d) = (p.shape[dim], dim as isize);
-        match numbers.below(10) {
+        match rng.below(10) {
             0 => {
-                let start = numbers.below(n);
-                let length = 1 + numbers.below(n - start);
+                let start = rng.below(n);
+                let length = 1 + rng.below(n - start);
                 let text = format!("narrow({dim}, {start}, {length})");
                 self.push_view(&text, x.narrow(d, start, length)?, p.remap_dim(dim, length, |i| start + i))
             }
             1 => {
-                let (start, step) = (numbers.below(n), 1 + numbers.below(3));
+                let (start, step) = (rng.below(n), 1 + rng.below(3));
                 let text = format!("slice_dim({dim}, {start}, {n}, {step})");
                 let left = (n - start).div_ceil(step);
                 self.push_view(
@@ -144,7 +144,7 @@ impl ViewChain {
                 self.push_view(&format!("permute({order:?})"), x.permute(&signed)?, indices)
             }
             4 => {
-                let times = 1 + numbers.below(3);
+                let times = 1 + rng.below(3);
                 let mut shape = p.shape.clone();
                 shape.insert(0, times);
                 let indices = p.remap(shape.clone(), |index| index[1..].to_vec());
@@ -152,7 +152,7 @@ impl ViewChain {
                 self.push_view(&format!("expand({shape:?})"), x.expand(&signed)?, indices)
             }
             5 => {
-                let index = numbers.below(n);
+                let index = rng.below(n);
                 let mut shape = p.shape.clone();
                 shape.remove(dim);
                 let indices = p.remap(shape, |rest| {
@@ -163,7 +163,7 @@ impl ViewChain {
                 self.push_view(&format!("select({dim}, {index})"), x.select(d, index as isize)?, indices)
             }
             6 => {
-                let (size, step) = (1 + numbers.below(n), 1 + numbers.below(2));
+                let (size, step) = (1 + rng.below(n), 1 + rng.below(2));
                 let mut shape = p.shape.clone();
                 shape[dim] = (n - size) / step + 1;
                 shape.push(size);
@@ -175,7 +175,7 @@ impl ViewChain {
                 self.push_view(&format!("unfold({dim}, {size}, {step})"), x.unfold(d, size, step)?, indices)
             }
             7 if dim != other => {
-                let offset = numbers.below(p.shape[other]);
+                let offset = rng.below(p.shape[other]);
                 let length = n.min(p.shape[other] - offset);
                 let mut shape: Vec<usize> =
                     (0..rank).filter(|i| *i != dim && *i != other).map(|i| p.shape[i]).collect();
@@ -224,16 +224,16 @@ impl ViewChain {
     }
 
     /// Runs a random operation on the view, and compares its result.
-    fn check_random_op(&mut self, numbers: &mut SplitMix64, dtype: DType, device: &Device) -> Result<()> {
+    fn check_random_op(&mut self, rng: &mut SplitMix64, dtype: DType, device: &Device) -> Result<()> {
         let (x, values) = (&self.tensor, self.values());
         ensure_values(x, &values).context("the view itself")?;
         let shape = self.indices.shape.clone();
         let rank = shape.len();
-        let what = numbers.below(10);
+        let what = rng.below(10);
         if rank == 0 || what >= 7 {
             return self.check_inplace_write(what, dtype, device);
         }
-        let dim = numbers.below(rank);
+        let dim = rng.below(rank);
         let (n, d) = (shape[dim], dim as isize);
         // Values along the dimension, one list for each outer index.
         let inner: usize = shape[dim + 1..].iter().product();
@@ -260,7 +260,7 @@ impl ViewChain {
                 ensure_values(&x.amax([d], false)?, &largest)
             }
             3 => {
-                let index: Vec<i32> = (0..1 + numbers.below(4)).map(|_| numbers.below(n) as i32).collect();
+                let index: Vec<i32> = (0..1 + rng.below(4)).map(|_| rng.below(n) as i32).collect();
                 let index = Tensor::from_slice(&index, [index.len()], device)?;
                 let picked = index.to_f64s()?;
                 let lists: Vec<Vec<f64>> =
@@ -345,16 +345,16 @@ fn views_and_operations_on_them_are_plain_loops(device: &Device) -> Result<()> {
     let (rounds, seed) = (number("FOREBAY_FUZZ_ROUNDS", ROUNDS)?, number("FOREBAY_FUZZ_SEED", 1)?);
     for dtype in [DType::F32, DType::I32] {
         for round in 0..rounds {
-            let mut numbers = SplitMix64(seed.wrapping_mul(1 << 32).wrapping_add(round));
-            let mut case = ViewChain::new(1 + round % 3, dtype, &mut numbers, device)?;
+            let mut rng = SplitMix64(seed.wrapping_mul(1 << 32).wrapping_add(round));
+            let mut case = ViewChain::new(1 + round % 3, dtype, &mut rng, device)?;
             let mut run = || -> Result<()> {
-                for _ in 0..1 + numbers.below(LONGEST) {
+                for _ in 0..1 + rng.below(LONGEST) {
                     if case.indices.offsets.len() > MOST || case.indices.shape.len() > 5 {
                         break;
                     }
-                    case.add_random_view(&mut numbers)?;
+                    case.add_random_view(&mut rng)?;
                 }
-                case.check_random_op(&mut numbers, dtype, device)
+                case.check_random_op(&mut rng, dtype, device)
             };
             let done = run();
             done.with_context(|| format!("round {round} of seed {seed}: {}", case.chain.join(", ")))?;

@@ -116,7 +116,7 @@ const KNOWN: [(&str, &str, usize, &str); 1] = [(
     "SwiftShader",
     "packing",
     7,
-    "signed clamping of a vector gives its upper bound for numbers inside the bounds",
+    "signed clamping of a vector gives its upper bound for values inside the bounds",
 )];
 
 fn check(name: &str, wgsl: &str, device: &Device) -> Result<()> {

@@ -86,7 +86,7 @@ for device in ${DEVICES:-cuda wgpu}; do
     if grep -E "^$device:?[0-9]* " <<<"$found" | grep -qv 'not found'; then
         devices="$devices $device"
     elif [[ ",${FOREBAY_REQUIRE:-}," == *",$device,"* ]]; then
-        line devices "a device of $device" "$device" FAILED 0 "FOREBAY_REQUIRE asks for it"
+        line devices "a device of $device" "$device" FAILED 0 "required by FOREBAY_REQUIRE"
     else
         line devices "a device of $device" "$device" "not available" 0 "$(grep "^$device" <<<"$found" | head -1)"
     fi

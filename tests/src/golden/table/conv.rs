@@ -7,12 +7,12 @@ use super::{OpTable, single};
 use crate::golden::args::Args;
 
 /// Returns `N` integers: a list, or one for all; `default` if missing or empty.
-fn numbers<const N: usize>(a: &Args<'_>, at: usize, name: &str, default: [usize; N]) -> Result<[usize; N]> {
+fn integers<const N: usize>(a: &Args<'_>, at: usize, name: &str, default: [usize; N]) -> Result<[usize; N]> {
     let list: Vec<usize> = a.dims(at, name)?.into_iter().map(usize::try_from).collect::<Result<_, _>>()?;
     match list[..] {
         [] => Ok(default),
         [n] => Ok([n; N]),
-        ref list => list.try_into().with_context(|| format!("{name} has {} numbers, not {N}", list.len())),
+        ref list => list.try_into().with_context(|| format!("{name} has {} integers, not {N}", list.len())),
     }
 }
 
@@ -20,7 +20,7 @@ fn padding<const N: usize>(a: &Args<'_>, at: usize) -> Result<Padding<N>> {
     Ok(match a.string(at, "padding", "") {
         "same" => Padding::Same,
         "valid" => Padding::Valid,
-        _ => Padding::Zeros(numbers(a, at, "padding", [0; N])?),
+        _ => Padding::Zeros(integers(a, at, "padding", [0; N])?),
     })
 }
 
@@ -32,20 +32,20 @@ macro_rules! convolutions {
     ($table:ident: $($n:literal $conv:ident $transpose:ident;)*) => {$(
         $table.register(concat!("nn.functional.", stringify!($conv)), |a| {
             let options = ConvolutionOptions::<$n> {
-                stride: numbers(a, 3, "stride", [1; $n])?,
+                stride: integers(a, 3, "stride", [1; $n])?,
                 padding: padding(a, 4)?,
-                dilation: numbers(a, 5, "dilation", [1; $n])?,
+                dilation: integers(a, 5, "dilation", [1; $n])?,
                 groups: groups(a, 6)?,
             };
             single(a.tensor(0)?.$conv(a.tensor(1)?, a.opt_tensor(2, "bias"), &options))
         });
         $table.register(concat!("nn.functional.", stringify!($transpose)), |a| {
             let options = TransposedConvolutionOptions::<$n> {
-                stride: numbers(a, 3, "stride", [1; $n])?,
-                padding: numbers(a, 4, "padding", [0; $n])?,
-                output_padding: numbers(a, 5, "output_padding", [0; $n])?,
+                stride: integers(a, 3, "stride", [1; $n])?,
+                padding: integers(a, 4, "padding", [0; $n])?,
+                output_padding: integers(a, 5, "output_padding", [0; $n])?,
                 groups: groups(a, 6)?,
-                dilation: numbers(a, 7, "dilation", [1; $n])?,
+                dilation: integers(a, 7, "dilation", [1; $n])?,
             };
             single(a.tensor(0)?.$transpose(a.tensor(1)?, a.opt_tensor(2, "bias"), &options))
         });

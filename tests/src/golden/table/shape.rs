@@ -94,10 +94,10 @@ pub(super) fn register(t: &mut OpTable) {
     t.register("tensor_split", |a| {
         let (x, dim) = (a.tensor(0)?, a.int(2, "dim", 0)? as isize);
         if let Some(indices) = a.opt_tensor(1, "tensor_indices_or_sections") {
-            let numbers: Vec<isize> = indices.to_f64s()?.into_iter().map(|n| n as isize).collect();
+            let values: Vec<isize> = indices.to_f64s()?.into_iter().map(|n| n as isize).collect();
             return Ok(match indices.rank() {
-                0 => x.tensor_split(numbers[0] as usize, dim)?,
-                _ => x.tensor_split_at(&numbers, dim)?,
+                0 => x.tensor_split(values[0] as usize, dim)?,
+                _ => x.tensor_split_at(&values, dim)?,
             });
         }
         if a.get(1, "sections").is_some_and(|v| v.is_i64()) {

@@ -15,18 +15,18 @@ use super::super::host_reference::ensure_close;
 
 /// Checks that uniform values are within these bounds and nearly reach them.
 fn uniform_within(t: &Tensor, bound: f64, what: &str) -> Result<()> {
-    let numbers = t.to_f64s()?;
-    let (low, high) = numbers.iter().fold((f64::MAX, f64::MIN), |(l, h), &v| (l.min(v), h.max(v)));
+    let values = t.to_f64s()?;
+    let (low, high) = values.iter().fold((f64::MAX, f64::MIN), |(l, h), &v| (l.min(v), h.max(v)));
     ensure!(low >= -bound && high <= bound, "{what}: {low}..{high} is not within {bound}");
     ensure!(low < -0.8 * bound && high > 0.8 * bound, "{what}: {low}..{high} does not reach {bound}");
     Ok(())
 }
 
 fn deviation(t: &Tensor, mean: f64, std: f64, what: &str) -> Result<()> {
-    let numbers = t.to_f64s()?;
-    let n = numbers.len() as f64;
-    let m = numbers.iter().sum::<f64>() / n;
-    let s = (numbers.iter().map(|v| (v - m) * (v - m)).sum::<f64>() / n).sqrt();
+    let values = t.to_f64s()?;
+    let n = values.len() as f64;
+    let m = values.iter().sum::<f64>() / n;
+    let s = (values.iter().map(|v| (v - m) * (v - m)).sum::<f64>() / n).sqrt();
     ensure!(
         (m - mean).abs() < 5.0 * std / n.sqrt() && (s / std - 1.0).abs() < 5.0 / n.sqrt(),
         "{what}: {m} ± {s}"
@@ -89,8 +89,8 @@ pub(super) fn initial_values_by_name(device: &Device) -> Result<()> {
     init::trunc_normal_(&t, 1.0, 2.0, -1.0, 5.0)?;
     // Mean and deviation of a normal distribution truncated to -1 to 2 deviations.
     deviation(&t, 1.0 + 2.0 * 0.229_637, 2.0 * 0.720_1, "trunc_normal_")?;
-    let numbers = t.to_f64s()?;
-    ensure!(numbers.iter().all(|v| (-1.0..=5.0).contains(v)), "outside of the bounds");
+    let values = t.to_f64s()?;
+    ensure!(values.iter().all(|v| (-1.0..=5.0).contains(v)), "outside of the bounds");
     init::kaiming_normal_with_mode_(&t, FanMode::FanOut, Nonlinearity::LeakyRelu(0.5))?;
     deviation(&t, 0.0, (1.6f64 / 60.0).sqrt(), "kaiming_normal_for_")?;
     init::kaiming_uniform_with_mode_(&t, FanMode::FanIn, Nonlinearity::Tanh)?;
@@ -124,20 +124,20 @@ pub(super) fn dropout_masks_are_drawn(device: &Device) -> Result<()> {
     let layer = Dropout1d::new(0.25);
     let y = layer.forward(&x)?;
     y.sum_all()?.backward()?;
-    let numbers = y.to_f64s()?;
-    let dropped = numbers.chunks(4).filter(|c| **c == [0.0; 4]).count();
-    ensure!(numbers.chunks(4).all(|c| c.iter().all(|v| *v == c[0])), "a channel is dropped in part");
+    let values = y.to_f64s()?;
+    let dropped = values.chunks(4).filter(|c| **c == [0.0; 4]).count();
+    ensure!(values.chunks(4).all(|c| c.iter().all(|v| *v == c[0])), "a channel is dropped in part");
     ensure!((220..380).contains(&dropped), "{dropped} of 1200 channels");
-    ensure!(x.grad().is_some_and(|g| g.to_f64s().is_ok_and(|g| g == numbers)), "the gradient drops others");
+    ensure!(x.grad().is_some_and(|g| g.to_f64s().is_ok_and(|g| g == values)), "the gradient drops others");
     layer.eval();
     ensure!(layer.forward(&x)?.to_f64s()? == vec![1.0; 4800], "evaluation drops");
     for (alone, y) in [
         (true, AlphaDropout::new(0.3).forward(&super::randn(&[200, 50], device)?)?),
         (false, FeatureAlphaDropout::new(0.3).forward(&super::randn(&[200, 50, 2], device)?)?),
     ] {
-        let numbers = y.to_f64s()?;
-        let mean = numbers.iter().sum::<f64>() / numbers.len() as f64;
-        let var = numbers.iter().map(|v| (v - mean) * (v - mean)).sum::<f64>() / numbers.len() as f64;
+        let values = y.to_f64s()?;
+        let mean = values.iter().sum::<f64>() / values.len() as f64;
+        let var = values.iter().map(|v| (v - mean) * (v - mean)).sum::<f64>() / values.len() as f64;
         ensure!(mean.abs() < 0.05 && (var - 1.0).abs() < 0.06, "{alone}: mean {mean}, variance {var}");
     }
     let x = super::randn(&[1000], device)?.sub(5.0)?.to_leaf()?;

@@ -196,7 +196,7 @@ impl InvertedResidual {
     fn new(s: &InvertedResidualOptions, device: &Device) -> Result<Self> {
         let [inputs, wide, outputs] = s.channels;
         let (eps, momentum) = s.norm;
-        let part = |numbers, activation| unit(numbers, eps, momentum, activation, device);
+        let part = |values, activation| unit(values, eps, momentum, activation, device);
         let mut block = Sequential::new();
         if wide != inputs {
             block = block.add(part([inputs, wide, 1, 1, 1], Some(s.activation))?);
