@@ -27,7 +27,7 @@ use setup::Setup;
 use std::process::ExitCode;
 use workspace::{Profile, Workspace};
 
-/// The chores of this workspace.
+/// Tasks of this workspace.
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
 struct Cli {
@@ -58,17 +58,17 @@ enum Command {
     },
     /// Open a window in which a network learns while you draw
     App {
-        /// Click and look on a virtual screen instead, with a software driver
+        /// Click in it on a virtual screen instead, with a software driver
         #[arg(long)]
         test: bool,
         #[command(flatten)]
         rest: PassthroughArgs,
     },
-    /// Compare sentences by what they mean, with MiniLM's published weights [SENTENCE...]
+    /// Compare the meaning of sentences, with MiniLM's published weights [SENTENCE...]
     Embed(PassthroughArgs),
     /// Run everything that CI runs: checks, unit tests, the conformance suite, golden data, curves, traces
     Test,
-    /// List the devices that were found, and what was not and why
+    /// List the available devices, and the reasons why others are not
     Devices(PassthroughArgs),
     /// Compare single operations with PyTorch's results [--dir D] [--device cuda|wgpu] [FILTER]
     Golden(PassthroughArgs),
@@ -76,9 +76,9 @@ enum Command {
     Curves(PassthroughArgs),
     /// Replay allocator traces and compare with PyTorch's figures [--dir D] [FILTER]
     Traces(PassthroughArgs),
-    /// Check what is promised about memory, line by line, on every device [ITEM...]
+    /// Check the guarantees about memory, item by item, on every device [ITEM...]
     Memory(PassthroughArgs),
-    /// Write operators.md and pytorch-names.md in docs/src/reference: what there is of PyTorch's operators and names
+    /// Write operators.md and pytorch-names.md in docs/src/reference: PyTorch's operators and names with their support
     Operators,
     /// Compile every kernel with NVRTC, with Mesa's compiler for AMD cards [--radv], or write MSL and HLSL [--writers]
     Kernels(PassthroughArgs),
@@ -88,7 +88,7 @@ enum Command {
         #[arg(long)]
         lean: bool,
     },
-    /// Measure
+    /// Run benchmarks
     Bench(PassthroughArgs),
     /// Build the documentation of the crates
     Docs,
@@ -108,13 +108,13 @@ enum Command {
     },
     /// Compile for phones and other operating systems, without linking [TARGET...]
     Targets(PassthroughArgs),
-    /// List the fuzz targets and say how to run one
+    /// List the fuzz targets, and print how to run one
     Fuzz,
-    /// The cheap checks: line budget, layers, prose, links of the documentation, rustfmt, clippy, rustdoc
+    /// Run the cheap checks: line budget, layers, prose, links of the documentation, rustfmt, clippy, rustdoc
     Check,
-    /// Run any command with what was set up, such as `cargo test -p forebay-wgpu`
+    /// Run any command in the environment that was set up, such as `cargo test -p forebay-wgpu`
     Run(PassthroughArgs),
-    /// Only set up: what is there, what was fetched, what was not and why
+    /// Only set up, and list what was found, fetched or unavailable
     Setup,
 }
 
