@@ -82,7 +82,7 @@ impl Gpu {
     /// nor the device: the panic hook has printed its message. `None` if a callback panicked, which loses the result.
     fn survive_callbacks<T>(&self, call: impl FnOnce() -> T) -> Option<T> {
         let panic = match catch_unwind(AssertUnwindSafe(|| call_driver(call))) {
-            Ok(made) => return Some(made),
+            Ok(result) => return Some(result),
             Err(panic) => panic,
         };
         // wgpu panics if the device is lost during polling.
@@ -116,12 +116,12 @@ impl Gpu {
         if !self.is_shared {
             return call();
         }
-        let (made, error) = self.scope_errors(call);
+        let (result, error) = self.scope_errors(call);
         if let Some(error) = error {
             self.health.error.lock_unpoisoned().get_or_insert_with(|| to_single_line(&error));
             self.health.has_problem.store(true, Ordering::Release);
         }
-        made
+        result
     }
 
     /// Returns the error that a callback recorded, if any. A lost device stays lost; other errors are
@@ -146,7 +146,7 @@ impl Gpu {
     /// per thread.
     pub(crate) fn with_error_scopes<T>(&self, create: impl FnOnce() -> T) -> Result<T, wgpu::Error> {
         match self.survive_callbacks(|| self.scope_errors(create)) {
-            Some((made, None)) => Ok(made),
+            Some((result, None)) => Ok(result),
             Some((_, Some(error))) => Err(error),
             None => Err(wgpu::Error::Internal {
                 source: "a callback panicked".into(),
@@ -177,7 +177,7 @@ impl Gpu {
         self.check_health()?;
         let descriptor =
             wgpu::BufferDescriptor { label: Some(label), size: bytes, usage, mapped_at_creation: mapped };
-        let made =
+        let result =
             self.with_error_scopes(|| self.device.create_buffer(&descriptor)).map_err(
                 |error| match error {
                     wgpu::Error::OutOfMemory { .. } => {
@@ -188,7 +188,7 @@ impl Gpu {
             )?;
         // A device that is lost during creation raises no error in the scopes.
         self.check_health()?;
-        Ok(made)
+        Ok(result)
     }
 
     /// Lets wgpu process finished work: callbacks run, resources are freed. Never blocks.

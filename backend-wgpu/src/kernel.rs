@@ -147,7 +147,7 @@ impl PipelineJob {
         let label = Some(self.label.as_str());
         let checks = runtime_checks();
         let constants: Vec<_> = self.overrides.iter().map(|(name, value)| (name.as_str(), *value)).collect();
-        let made = gpu.with_error_scopes(|| {
+        let result = gpu.with_error_scopes(|| {
             let module = match spirv {
                 Some(words) => {
                     let entry = wgpu::PassthroughShaderEntryPoint {
@@ -189,7 +189,7 @@ impl PipelineJob {
                 cache: None,
             })
         });
-        made.map_err(|error| to_single_line(&error))
+        result.map_err(|error| to_single_line(&error))
     }
 
     /// Writes a kernel with cooperative matrices as SPIR-V. Such a kernel takes no overrides.

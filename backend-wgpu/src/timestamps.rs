@@ -40,12 +40,12 @@ impl Timestamps {
                 ty: wgpu::QueryType::Timestamp,
                 count: QUERIES_PER_SET,
             };
-            let made = gpu.with_error_scopes(|| gpu.device.create_query_set(&descriptor));
-            let made = made.map_err(|error| SourceError::Driver {
+            let result = gpu.with_error_scopes(|| gpu.device.create_query_set(&descriptor));
+            let result = result.map_err(|error| SourceError::Driver {
                 call: "create_query_set",
                 detail: to_single_line(&error),
             })?;
-            state.sets.push(made);
+            state.sets.push(result);
         }
         encoder.write_timestamp(&state.sets[set], at);
         state.used += 1;

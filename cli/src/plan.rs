@@ -213,8 +213,8 @@ mod tests {
 
     #[test]
     fn a_plan_is_made_for_the_training_step() -> Result<()> {
-        let given = ["plan", "--card", "h100", "--context", "1024", "--allow", "bf16", "--quick"];
-        let (_, _, _, plan) = Command::try_parse_from(given)?.plan.compute_plan()?;
+        let args = ["plan", "--card", "h100", "--context", "1024", "--allow", "bf16", "--quick"];
+        let (_, _, _, plan) = Command::try_parse_from(args)?.plan.compute_plan()?;
         // About what `forebay-bench run gpt` takes: the scores of all positions would be 1.6 GiB more.
         let peak = plan.best.peak.map(|bytes| bytes >> 20);
         assert!(peak.is_some_and(|mib| (3_950..4_100).contains(&mib)), "{peak:?} MiB");
@@ -225,9 +225,9 @@ mod tests {
         Ok(())
     }
 
-    fn made(given: &[&str]) -> Result<(GptOptions, usize, plan::StepPlan)> {
+    fn make_plan(args: &[&str]) -> Result<(GptOptions, usize, plan::StepPlan)> {
         let (_, options, context, plan) =
-            Command::try_parse_from(["plan"].iter().chain(given))?.plan.compute_plan()?;
+            Command::try_parse_from(["plan"].iter().chain(args))?.plan.compute_plan()?;
         Ok((options, context, plan))
     }
 
@@ -248,7 +248,7 @@ mod tests {
 
     #[test]
     fn the_best_config_comes_first_and_then_the_pareto_front() -> Result<()> {
-        let (options, context, plan) = made(&SMALL)?;
+        let (options, context, plan) = make_plan(&SMALL)?;
         assert_eq!((options.layers, options.width, options.heads, options.vocabulary), (2, 128, 2, 500));
         assert_eq!(context, 64);
         let (few, all) = (plan.to_string(), format!("{plan:#}"));
@@ -267,7 +267,7 @@ mod tests {
             let beaten = |by: &&plan::Estimate| by.seconds <= one.seconds && by.peak < one.peak;
             assert!(!plan.estimates.iter().any(|by| by.peak.is_some() && beaten(&by)), "row {k} of {few}");
         }
-        let wrong = made(&["--width", "100", "--heads", "3"]).err().map(|e| e.to_string());
+        let wrong = make_plan(&["--width", "100", "--heads", "3"]).err().map(|e| e.to_string());
         assert!(wrong.is_some_and(|e| e.contains("`--heads`")));
         Ok(())
     }
@@ -284,15 +284,15 @@ mod tests {
         bytes.extend(header.as_bytes());
         std::fs::write(&path, &bytes)?;
         let name = path.display().to_string();
-        let found = made(&["--model", &name, "--batch", "2", "--quick"]);
+        let found = make_plan(&["--model", &name, "--batch", "2", "--quick"]);
         std::fs::write(&path, &bytes[..60])?;
-        let cut = made(&["--model", &name]).err().map(|e| format!("{e:#}")).unwrap_or_default();
+        let cut = make_plan(&["--model", &name]).err().map(|e| format!("{e:#}")).unwrap_or_default();
         std::fs::remove_file(&path)?;
         let (options, context, _) = found?;
         assert_eq!((options.layers, options.width, options.heads), (2, 128, 2));
         assert_eq!((options.vocabulary, options.context, context), (300, 32, 32));
         assert!(cut.contains("cut short"), "{cut}");
-        let none = made(&["--model", &name]).err().map(|e| format!("{e:#}")).unwrap_or_default();
+        let none = make_plan(&["--model", &name]).err().map(|e| format!("{e:#}")).unwrap_or_default();
         assert!(none.contains(&name), "{none}");
         Ok(())
     }

@@ -355,20 +355,20 @@ impl<'a> FunctionWriter<'a> {
         if let Some(condition) = break_if {
             collect_uses(self.function, condition, &mut used);
         }
-        let mut made = Vec::new();
+        let mut declared = Vec::new();
         for statement in body.iter() {
             match *statement {
                 Statement::Emit(ref range) => {
                     let handles = range.clone().filter(|h| used.contains(h));
-                    made.extend(handles.filter_map(|h| Some((h, self.temporary_name(h)?))));
+                    declared.extend(handles.filter_map(|h| Some((h, self.temporary_name(h)?))));
                 }
                 ref other => {
                     let result = statement_result(other).filter(|h| used.contains(h));
-                    made.extend(result.map(|h| (h, format!("e{}", h.index()))));
+                    declared.extend(result.map(|h| (h, format!("e{}", h.index()))));
                 }
             }
         }
-        for (handle, name) in made {
+        for (handle, name) in declared {
             let ty = self.type_name_of(handle)?;
             self.write_line(format!("{ty} {name};"));
             self.hoisted.insert(handle);

@@ -29,11 +29,11 @@ pub(crate) fn scope_errors<T>(device: &wgpu::Device, call: impl FnOnce() -> T) -
     let full = device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
     let invalid = device.push_error_scope(wgpu::ErrorFilter::Validation);
     let internal = device.push_error_scope(wgpu::ErrorFilter::Internal);
-    let made = call();
+    let result = call();
     let internal = pollster::block_on(internal.pop());
     let invalid = pollster::block_on(invalid.pop());
     let full = pollster::block_on(full.pop());
-    (made, full.or(invalid).or(internal))
+    (result, full.or(invalid).or(internal))
 }
 
 /// Opens a device, and calls `done` with it.

@@ -171,9 +171,9 @@ impl OperandCast {
         }
         // Freed first, so that the next cast can reuse the memory.
         drop(CAST_CACHE.with_current_mut(|casts| casts.remove(&key)));
-        let made = CachedCast::from_leaf(&plain, || plain.to_dtype(self.dtype))?;
-        let cast = made.cast.clone();
-        let replaced = CAST_CACHE.with_current_mut(|casts| casts.insert(key, made));
+        let entry = CachedCast::from_leaf(&plain, || plain.to_dtype(self.dtype))?;
+        let cast = entry.cast.clone();
+        let replaced = CAST_CACHE.with_current_mut(|casts| casts.insert(key, entry));
         drop(replaced);
         Ok(cast)
     }

@@ -84,13 +84,13 @@ fn create_temporary(folder: &Path) -> io::Result<NamedTempFile> {
         builder.permissions(fs::Permissions::from_mode(0o666));
     }
     loop {
-        let made = builder.tempfile_in(folder)?;
-        match FileExt::try_lock(made.as_file()) {
+        let file = builder.tempfile_in(folder)?;
+        match FileExt::try_lock(file.as_file()) {
             // Another process removed the file as a leftover before the lock was taken, or is about to.
             Err(TryLockError::WouldBlock) => continue,
-            Ok(()) if fs::symlink_metadata(made.path()).is_err() => continue,
+            Ok(()) if fs::symlink_metadata(file.path()).is_err() => continue,
             // A file system without locks recognises leftovers by age.
-            Ok(()) | Err(TryLockError::Error(_)) => return Ok(made),
+            Ok(()) | Err(TryLockError::Error(_)) => return Ok(file),
         }
     }
 }

@@ -56,12 +56,12 @@ pub(crate) fn check_inplace(op: &'static str, target: &Tensor, others: &[&Tensor
 }
 
 /// Gives `target`, and its base, the history of `made`, which has the same memory.
-pub(crate) fn rebase_history(op: &'static str, target: &Tensor, made: &Tensor) -> Result<()> {
+pub(crate) fn rebase_history(op: &'static str, target: &Tensor, result: &Tensor) -> Result<()> {
     let _op = memory::scope::enter_op(op);
     let base = target.base();
     target.bump_writes();
     let Some(base) = base else {
-        target.set_grad_fn(made.grad_edge());
+        target.set_grad_fn(result.grad_edge());
         return Ok(());
     };
     // Keeps the history that the base has before this operation, on which the new node depends.
@@ -75,7 +75,7 @@ pub(crate) fn rebase_history(op: &'static str, target: &Tensor, made: &Tensor) -
     let whole = differentiable(
         op,
         base.detach(),
-        &[&before, &made.detach().with_grad_edge(made.grad_edge())],
+        &[&before, &result.detach().with_grad_edge(result.grad_edge())],
         move |g, wants| {
             let g = g.contiguous()?;
             let part = part.clone();

@@ -529,7 +529,7 @@ impl Leaf {
         let mut slot = self.grad.lock_unpoisoned();
         self.note_grad_write(grad.device(), slot.as_ref());
         // The gradient stays in its slot until it is replaced, so a failed sum loses nothing.
-        let made = match &*slot {
+        let accumulated = match &*slot {
             // The operation has accumulated in place.
             Some(sum) if handed && !recorded && sum.is_same_view(&grad) => return Ok(()),
             Some(sum) => {
@@ -548,7 +548,7 @@ impl Leaf {
                 grad.copy()?
             }
         };
-        let replaced = slot.replace(made);
+        let replaced = slot.replace(accumulated);
         drop(slot);
         // Dropped without the lock, because this may drop a whole graph.
         drop(replaced);

@@ -51,8 +51,8 @@ pub(super) struct ForwardRecord {
     accesses: AccessMap,
     /// Ids of the storages of the inputs.
     inputs: SmallVec<[u64; 4]>,
-    /// Ids of storages that were made during the run.
-    made: Range<u64>,
+    /// Ids of storages that were created during the run.
+    created: Range<u64>,
 }
 
 /// Numbers of draws, values and modes that a recomputation has replayed.
@@ -142,7 +142,7 @@ pub(super) fn run_forward<R>(
     let Some(CheckpointFrame::Forward { mut run, accesses, .. }) = entered.pop_early() else {
         return Err(other_thread_error());
     };
-    run.made = start..next_id();
+    run.created = start..next_id();
     run.inputs = inputs.iter().map(|t| t.storage_id()).collect();
     // The versions of the inputs are checked where they are saved.
     run.accesses = accesses.into_iter().filter(|(id, _)| !run.inputs.contains(id)).collect();
@@ -171,7 +171,7 @@ pub(super) fn run_recompute<R>(
     let is_known = |id: &u64| {
         run.accesses.contains_key(id)
             || run.inputs.contains(id)
-            || run.made.contains(id)
+            || run.created.contains(id)
             || inputs.iter().any(|t| t.storage_id() == *id)
     };
     let none_is_new = accesses.iter().all(|(id, access)| access.is_written || is_known(id));

@@ -50,10 +50,10 @@ pub fn start_compile<T: Send + Sync + 'static>(
     let pending = Arc::new(PendingCode { result: OnceLock::new() });
     let to = Arc::clone(&pending);
     spawn(Box::new(move || {
-        let made = panic::catch_unwind(AssertUnwindSafe(compile));
-        let made = made.unwrap_or_else(|_| Err("the compiler's thread panicked".to_owned()));
+        let code = panic::catch_unwind(AssertUnwindSafe(compile));
+        let code = code.unwrap_or_else(|_| Err("the compiler's thread panicked".to_owned()));
         // Only this job sets the result.
-        let _ = to.result.set(made);
+        let _ = to.result.set(code);
     }));
     pending
 }

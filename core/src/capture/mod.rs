@@ -559,10 +559,10 @@ impl<O: CaptureOutputs> CapturedStep<O> {
             self.commands.iter_mut().enumerate()
         {
             let (OwnedCommand::Launch { params, .. }, Some(live)) = (kind, live) else { continue };
-            let made = live(&now).align();
-            if made.bytes() != &params[..] {
+            let state = live(&now).align();
+            if state.bytes() != &params[..] {
                 params.clear();
-                params.extend_from_slice(made.bytes());
+                params.extend_from_slice(state.bytes());
                 changed.push(at);
             }
         }

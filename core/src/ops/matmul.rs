@@ -498,8 +498,8 @@ fn add_matmul(
 ) -> Result<Tensor> {
     operation!(op);
     let wide = accumulator_dtype(a.dtype());
-    let made = gemm_as(op, &a.detach(), &b.detach(), wide)?;
-    let mut out = add_scaled(op, &input.detach(), &made, beta, alpha)?;
+    let product = gemm_as(op, &a.detach(), &b.detach(), wide)?;
+    let mut out = add_scaled(op, &input.detach(), &product, beta, alpha)?;
     if input.dtype() == a.dtype() {
         out = out.to_dtype(a.dtype())?;
     }

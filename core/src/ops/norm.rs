@@ -307,8 +307,8 @@ impl Normalization {
 }
 
 /// Saves contiguous copies, or the inputs themselves, in place of the inputs.
-fn save_substitutes(made: &[&Tensor], inputs: &[&Tensor]) -> SmallVec<[SavedTensor; 4]> {
-    made.iter().zip(inputs).map(|(made, t)| SavedTensor::substitute(made, t)).collect()
+fn save_substitutes(prepared: &[&Tensor], inputs: &[&Tensor]) -> SmallVec<[SavedTensor; 4]> {
+    prepared.iter().zip(inputs).map(|(prepared, t)| SavedTensor::substitute(prepared, t)).collect()
 }
 
 /// Returns the gradient of the input with those of weight and bias, which are casts of `sums`.
@@ -511,8 +511,9 @@ impl Tensor {
         if double {
             return composed(&f64_inputs(op, self, parameters, shape)?);
         }
-        let made = [prepare_parameter(op, weight, self, shape)?, prepare_parameter(op, bias, self, shape)?];
-        if let Some(norm) = RowNorm::new(op, (rows, extent), rms, eps, made.clone()) {
+        let prepared =
+            [prepare_parameter(op, weight, self, shape)?, prepare_parameter(op, bias, self, shape)?];
+        if let Some(norm) = RowNorm::new(op, (rows, extent), rms, eps, prepared.clone()) {
             // The kernel reads any float. Under autocast only the result is f32, and the input is not copied.
             let cast = OperandCast::for_op(op, &[]);
             let result = if cast.is_some() { DType::F32 } else { self.dtype() };
@@ -523,8 +524,8 @@ impl Tensor {
             x.normalize_rows(kind, shape, [w.as_ref(), b.as_ref()], eps)
         });
         let (geometry, x) = (NormGeometry::for_layer_norm(rows, extent), contiguous_zero_offset(self)?);
-        let [made_weight, made_bias] = made;
-        let norm = Normalization { op, geometry, rms, eps, x, weight: made_weight, bias: made_bias };
+        let [prepared_weight, prepared_bias] = prepared;
+        let norm = Normalization { op, geometry, rms, eps, x, weight: prepared_weight, bias: prepared_bias };
         norm.forward_with_grad(self, weight, bias, composed)
     }
 

@@ -23,7 +23,7 @@ use forebay_core::platform::CAN_BLOCK;
 use forebay_core::sync::LockUnpoisoned;
 use forebay_core::tensor::layout::{numel, tensor_numel};
 
-/// Number of prefetched batches, unless [`DataLoader::ahead`] changes it.
+/// Number of prefetched batches, unless [`DataLoader::prefetch_factor`] changes it.
 const DEFAULT_PREFETCH: usize = 4;
 /// Largest number of prefetched batches. The queue has a slot for each.
 const MAX_PREFETCH: usize = 1 << 16;
@@ -45,7 +45,7 @@ pub struct DataLoader<D> {
     seed: Option<u64>,
     batch_size: usize,
     drop_last: bool,
-    ahead: usize,
+    prefetch_factor: usize,
     epochs: Option<u64>,
     start: LoaderCursor,
 }
@@ -65,7 +65,7 @@ impl<D: Dataset> DataLoader<D> {
             seed: None,
             batch_size: 1,
             drop_last: false,
-            ahead: DEFAULT_PREFETCH,
+            prefetch_factor: DEFAULT_PREFETCH,
             epochs: Some(1),
             start: LoaderCursor::default(),
         }
@@ -79,7 +79,7 @@ impl<D: Dataset> DataLoader<D> {
         /// Drops the last batch of an epoch if it is incomplete.
         fn drop_last() { drop_last: true }
         /// Sets the maximum number of batches that are prefetched on the host, from 1 to 65,536.
-        fn ahead(n: usize) { ahead: n.max(1) }
+        fn prefetch_factor(n: usize) { prefetch_factor: n.max(1) }
         /// Sets the number of epochs; one by default.
         fn epochs(n: u64) { epochs: Some(n) }
         /// Removes the limit of epochs.
@@ -152,7 +152,7 @@ impl<D: Dataset> DataLoader<D> {
 
     /// Returns the batches, assembled by a thread or by the consumer.
     fn iterate(&self, device: &Device, on_thread: bool) -> BatchIter<D> {
-        let (ready, batches) = sync_channel(self.ahead.min(MAX_PREFETCH));
+        let (ready, batches) = sync_channel(self.prefetch_factor.min(MAX_PREFETCH));
         let (recycle, used) = channel();
         let waker = Arc::<WakerSlot>::default();
         let started = self.query_sizes().and_then(|sizes| {
@@ -195,8 +195,8 @@ impl<D: Dataset> DataLoader<D> {
         let (n, batch) = (sizes.samples, self.batch_size);
         fail_if!(batch == 0; argument("batches"), "a batch has at least one sample, not 0");
         fail_if!(
-            self.ahead > MAX_PREFETCH;
-            argument("ahead"), "{} batches are too many to wait on the host; take at most {MAX_PREFETCH}", self.ahead
+            self.prefetch_factor > MAX_PREFETCH;
+            argument("prefetch_factor"), "{} batches are too many to wait on the host; take at most {MAX_PREFETCH}", self.prefetch_factor
         );
         fail_if!(
             self.seed.is_some() && u32::try_from(n).is_err();
@@ -767,14 +767,16 @@ mod tests {
             first(DataLoader::new(Numbers(5_000_000_000)).batches(2).shuffle(1)),
             "shuffle: the data set has 5000000000 samples; at most 4294967295 are shuffled: take them in order"
         );
-        let ahead = |n| first(DataLoader::new(Numbers(5)).ahead(n).forever());
+        let prefetch_factor = |n| first(DataLoader::new(Numbers(5)).prefetch_factor(n).forever());
         for n in [usize::MAX, 1 << 40, (1 << 16) + 1] {
             assert_eq!(
-                ahead(n),
-                format!("ahead: {n} batches are too many to wait on the host; take at most 65536")
+                prefetch_factor(n),
+                format!("prefetch_factor: {n} batches are too many to wait on the host; take at most 65536")
             );
         }
-        assert!(ahead(1 << 16).starts_with("Some(Ok(") && ahead(0).starts_with("Some(Ok("));
+        assert!(
+            prefetch_factor(1 << 16).starts_with("Some(Ok(") && prefetch_factor(0).starts_with("Some(Ok(")
+        );
         let whole = DataLoader::new(Numbers(5_000_000_000)).batches(usize::MAX);
         assert!(first(whole).ends_with("of shape [2] has more elements than a tensor can"));
     }

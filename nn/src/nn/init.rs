@@ -50,14 +50,14 @@ pub fn default_dtype(dtype: DType) -> Result<DefaultDTypeGuard> {
 /// gradient. Under [`default_dtype`], the parameter has that dtype.
 #[track_caller]
 pub fn create_parameter(make: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
-    let made = create_buffer(|| {
-        let made = make()?;
+    let parameter = create_buffer(|| {
+        let parameter = make()?;
         match DEFAULT_DTYPE.current() {
-            Some(dtype) if made.dtype().is_float() => made.to_dtype(dtype),
-            _ => Ok(made),
+            Some(dtype) if parameter.dtype().is_float() => parameter.to_dtype(dtype),
+            _ => Ok(parameter),
         }
     })?;
-    made.to_leaf()
+    parameter.to_leaf()
 }
 
 /// Creates a buffer: a tensor of a module that is saved but not trained.

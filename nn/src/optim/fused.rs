@@ -525,8 +525,8 @@ impl FusedOptimizer {
         let make = |(group, grads)| {
             composite::compute_writes(rule, group, grads, skip, &self.parameters, &self.step_state)
         };
-        let made: Result<Vec<_>> = self.groups.iter().zip(grads).map(make).collect();
-        let writes = made.inspect_err(|_| {
+        let updates: Result<Vec<_>> = self.groups.iter().zip(grads).map(make).collect();
+        let writes = updates.inspect_err(|_| {
             // Restores the counts, because no step was made.
             before.iter().enumerate().for_each(|(k, &steps)| self.step_state.set_steps(k, steps));
         })?;

@@ -497,9 +497,9 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
             self.optimizer.zero_grad();
             let filled = self.take_batches(batches, &mut taken, wait).await;
             let random = device.random_state();
-            let made = filled.and_then(|()| self.try_step(&device, &taken, loss));
+            let result = filled.and_then(|()| self.try_step(&device, &taken, loss));
             self.optimizer.zero_grad();
-            match made {
+            match result {
                 Ok(Some(outcomes)) => {
                     if let Some(step) = device.pool().measured_batch().filter(|_| again) {
                         let room = device.pool().capacity().unwrap_or(step.peak);

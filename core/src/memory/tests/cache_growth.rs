@@ -71,8 +71,8 @@ fn a_growing_cache_calls_the_driver_rarely() -> Result<()> {
         let cache = CacheProgram { layers, tokens, row, is_preallocated: false };
         let sources = [(FakeSource::paged(80 << 30), paged), (FakeSource::plain(80 << 30), plain)];
         for (source, (calls, ratio)) in sources {
-            let made = cache.run(source)?;
-            assert!(made.calls <= calls && made.ratio <= ratio, "{layers} layers: {made:?}");
+            let results = cache.run(source)?;
+            assert!(results.calls <= calls && results.ratio <= ratio, "{layers} layers: {results:?}");
         }
     }
     Ok(())
@@ -80,9 +80,9 @@ fn a_growing_cache_calls_the_driver_rarely() -> Result<()> {
 
 #[test]
 fn growth_calls_the_driver_a_fifth_as_often_as_moving_each_time() -> Result<()> {
-    let made = CacheProgram { layers: 12, tokens: 6000, row: 3072, is_preallocated: false }
+    let results = CacheProgram { layers: 12, tokens: 6000, row: 3072, is_preallocated: false }
         .run(FakeSource::paged(80 << 30))?;
-    assert!(made.calls <= 1750 && made.ratio <= 1.08, "{made:?}");
+    assert!(results.calls <= 1750 && results.ratio <= 1.08, "{results:?}");
     Ok(())
 }
 
@@ -90,8 +90,8 @@ fn growth_calls_the_driver_a_fifth_as_often_as_moving_each_time() -> Result<()> 
 fn a_cache_that_exists_from_the_start_needs_little_extra_memory() -> Result<()> {
     let cache = CacheProgram { layers: 12, tokens: 2000, row: 9216, is_preallocated: true };
     for (source, calls) in [(FakeSource::paged(80 << 30), 30), (FakeSource::plain(80 << 30), 12)] {
-        let made = cache.run(source)?;
-        assert!(made.calls <= calls && made.ratio <= 1.03, "{made:?}");
+        let results = cache.run(source)?;
+        assert!(results.calls <= calls && results.ratio <= 1.03, "{results:?}");
     }
     Ok(())
 }

@@ -103,9 +103,9 @@ impl Tensor {
         if !recorded {
             return Ok(());
         }
-        let made = autograd::differentiable("copy_", self.detach(), &[self, &source], |g, wants| {
+        let updated = autograd::differentiable("copy_", self.detach(), &[self, &source], |g, wants| {
             Ok(smallvec![wants[0].then(|| g.zeros_like()).transpose()?, wants[1].then(|| g.clone())])
         });
-        autograd::rebase_history("copy_", self, &made)
+        autograd::rebase_history("copy_", self, &updated)
     }
 }

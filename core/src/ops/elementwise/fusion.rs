@@ -142,8 +142,8 @@ impl PendingLaunches for FusionGroup {
             };
             let written: SmallVec<[u8; 16]> = (0..steps.len()).map(|k| u8::from(written(k))).collect();
             bindings.extend(inputs.iter().map(|input| input.slice));
-            let made = steps.iter().zip(&written).filter(|(_, written)| **written == 1);
-            bindings.extend(made.map(|(step, _)| step.slice));
+            let outputs = steps.iter().zip(&written).filter(|(_, written)| **written == 1);
+            bindings.extend(outputs.map(|(step, _)| step.slice));
             let (spec, params, groups) = build_fused_kernel(&steps, &inputs, &written)?;
             (device.kernel_for_spec(&spec)?, params, groups)
         };

@@ -304,8 +304,8 @@ pub(crate) fn run_pointwise(
     let mut shapes: SmallVec<[&[usize]; 4]> = SmallVec::new();
     tensors.iter().for_each(|t| shapes.push(t.shape()));
     let shape = broadcast_shapes(op.name, &shapes)?;
-    let made = if result == DType::Bool { DType::Bool } else { compute };
-    let spec = op.build_spec(args, attrs, compute, made)?;
+    let out_dtype = if result == DType::Bool { DType::Bool } else { compute };
+    let spec = op.build_spec(args, attrs, compute, out_dtype)?;
     let out = Tensor::empty(&shape, result, tensors[0].device())?;
     pointwise_kernel::run(&spec, &out, false)?;
     Ok(attach_backward(op, args, attrs, compute, out, &tensors))
@@ -437,8 +437,9 @@ fn attach_backward(
                     );
                     // Do not round before a sum, because 16-bit terms may cancel.
                     let summed = dtype.size() == 2 && compute.size() == 2 && shape.as_slice() != g.shape();
-                    let (made, compute) = if summed { (DType::F32, DType::F32) } else { (*dtype, compute) };
-                    let whole = Tensor::empty(g.shape(), made, g.device())?;
+                    let (out_dtype, compute) =
+                        if summed { (DType::F32, DType::F32) } else { (*dtype, compute) };
+                    let whole = Tensor::empty(g.shape(), out_dtype, g.device())?;
                     let math = match compute {
                         DType::F64 => f64_math_files(expr),
                         _ => op.math_files,
@@ -515,8 +516,8 @@ pub(crate) fn run_pointwise_inplace(
         args[0] = Operand::Tensor(before);
     }
     let tensors: SmallVec<[&Tensor; 4]> = args.iter().filter_map(Operand::as_tensor).collect();
-    let made = attach_backward(op, &args, attrs, compute, target.detach(), &tensors);
-    autograd::rebase_history(op.name, target, &made)
+    let updated = attach_backward(op, &args, attrs, compute, target.detach(), &tensors);
+    autograd::rebase_history(op.name, target, &updated)
 }
 
 /// Converts between types with an elementwise kernel whose expression is the input.

@@ -222,12 +222,12 @@ impl Tensor {
             true => [x.requires_grad(), weight.requires_grad()],
             false => [false, false],
         };
-        let (loss, made) = head.compute_loss_and_grads(wants, weight.dtype())?;
+        let (loss, grads) = head.compute_loss_and_grads(wants, weight.dtype())?;
         if !autograd::compute_requires_grad(&[x, weight]) {
             return Ok(loss);
         }
         let shape: Dims = x.shape().into();
-        let made = Mutex::new(Some(made));
+        let grads = Mutex::new(Some(grads));
         let mut saved: SmallVec<[SavedTensor; 4]> =
             [x, weight].map(SavedTensor::input_for_create_graph).into_iter().collect();
         saved.extend(
@@ -256,8 +256,8 @@ impl Tensor {
             divisor.map_or_else(|| Ok(loss.clone()), |batch| loss.div(batch))
         };
         Ok(autograd::composite_differentiable(OP, loss, &[x, weight], saved, composed, move |g, wants| {
-            let mut made = made.lock_unpoisoned();
-            let of_one = if wants.retain_graph() { made.clone() } else { made.take() };
+            let mut grads = grads.lock_unpoisoned();
+            let of_one = if wants.retain_graph() { grads.clone() } else { grads.take() };
             let Some([dx, dw]) = of_one else {
                 return Err(Error::Backward(format!(
                     "`{OP}` has released its gradients in an earlier backward pass; retain the graph there with `GradOptions`"

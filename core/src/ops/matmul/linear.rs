@@ -81,7 +81,7 @@ impl LinearOperands {
         at: usize,
     ) -> Result<[Option<Tensor>; 2]> {
         let wants_sums = sums.is_none() && self.bias.is_some() && wants[at + 1];
-        let mut made = false;
+        let mut computed = false;
         let dw = match x.filter(|_| wants[at]) {
             None => None,
             Some(x) => {
@@ -96,10 +96,10 @@ impl LinearOperands {
                 if wants_sums {
                     let row = Tensor::empty([g.shape()[1]], g.dtype(), g.device())?;
                     if matmul::try_gemm_epilogue(self.op, &gt, x, &dw, add, EpilogueTensors::RowSums(&row))? {
-                        (sums, made) = (Some(row), true);
+                        (sums, computed) = (Some(row), true);
                     }
                 }
-                if !made {
+                if !computed {
                     matmul::gemm_into(self.op, &gt, x, &dw, add)?;
                 }
                 Some(dw)

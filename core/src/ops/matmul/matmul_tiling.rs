@@ -401,7 +401,7 @@ mod tests {
                     {
                         let e = MatmulExtents { m, n, k, batch: 3 };
                         let plan = TilePlan::new(e, dtype, costs);
-                        let made = match plan.variant {
+                        let covered = match plan.variant {
                             MatmulVariant::Tiled { tile: t, .. } => {
                                 plan.workgroups_per_split * t.height() * t.width()
                             }
@@ -410,7 +410,7 @@ mod tests {
                                 plan.workgroups_per_split * WORKGROUP_SIZE / threads_per_output
                             }
                         };
-                        assert!(made >= 3 * m * n && plan.split_k >= 1, "{plan:?}");
+                        assert!(covered >= 3 * m * n && plan.split_k >= 1, "{plan:?}");
                         assert!(plan.k_per_split * plan.split_k >= k, "{plan:?}");
                     }
                 }

@@ -137,9 +137,9 @@ impl BatchNormalization {
         drop(tensors);
         if let (Some((mean, var)), Some(plain)) = (running, plain) {
             // Non-contiguous running statistics were copied; copy the result back.
-            for (running, made) in [(mean, plain.0), (var, plain.1)] {
+            for (running, updated) in [(mean, plain.0), (var, plain.1)] {
                 if !(running.is_contiguous() && running.layout().offset() == 0) {
-                    running.copy_(&made)?;
+                    running.copy_(&updated)?;
                 }
             }
         }

@@ -264,8 +264,10 @@ impl Tensor {
         let eps = eps.unwrap_or_else(|| machine_epsilon(dtype));
         let extent: usize = shape.iter().product();
         let [weight, bias] = parameters;
-        let made = [prepare_parameter(op, weight, self, shape)?, prepare_parameter(op, bias, self, shape)?];
-        let Some(mut norm) = RowNorm::new(op, (self.numel() / extent.max(1), extent), rms, eps, made) else {
+        let prepared =
+            [prepare_parameter(op, weight, self, shape)?, prepare_parameter(op, bias, self, shape)?];
+        let Some(mut norm) = RowNorm::new(op, (self.numel() / extent.max(1), extent), rms, eps, prepared)
+        else {
             let sum = self.to_dtype(dtype)?.add(&residual.to_dtype(dtype)?)?;
             let normed = match rms {
                 true => sum.rms_norm(shape, weight, Some(eps))?,

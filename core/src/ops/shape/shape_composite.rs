@@ -7,8 +7,8 @@ use crate::tensor::layout::MAX_TENSOR_NUMEL;
 
 /// Maps each tensor, and concatenates the results along a dimension.
 #[track_caller]
-fn map_and_cat(tensors: &[&Tensor], dim: isize, made: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
-    let tensors = tensors.iter().map(|t| made(t)).collect::<Result<Vec<_>>>()?;
+fn map_and_cat(tensors: &[&Tensor], dim: isize, f: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
+    let tensors = tensors.iter().map(|t| f(t)).collect::<Result<Vec<_>>>()?;
     cat(&tensors, dim)
 }
 
