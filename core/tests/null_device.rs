@@ -36,7 +36,7 @@ fn a_second_backward_pass_explains_its_error() -> Result<()> {
     let w = Tensor::ones([1], DType::F32, &device)?.to_leaf()?;
     let y = w.exp()?;
     y.backward()?;
-    let error = y.backward().expect_err("the tape is freed");
+    let error = y.backward().expect_err("the graph is freed");
     assert!(error.to_string().contains("has already run backward"), "{error}");
     Ok(())
 }

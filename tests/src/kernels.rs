@@ -117,7 +117,7 @@ pub fn check(golden: &Path, architectures: &[u32], filters: &[String]) -> Result
     let mut translated = Vec::new();
     let mut seen = BTreeSet::new();
     let everything = CardProfile::default().features;
-    // Reading halves as bits is not an optional type: every driver that wgpu takes for whole has it.
+    // Reading f16 from bits is no optional feature: every driver that wgpu reports as conformant has it.
     let bare = Capabilities::SHADER_FLOAT16_IN_FLOAT32;
     let devices = [(everything, false, Capabilities::all()), (Features::default(), true, bare)];
     let sources =

@@ -286,7 +286,7 @@ fn a_checkpoint_updates_statistics_like_a_plain_pass(device: &Device) -> Result<
             loss.backward_with(GradOptions::retain_graph())?;
             loss.backward()?;
         }
-        Arc::into_inner(net).context("the tape still has the network")
+        Arc::into_inner(net).context("the graph still has the network")
     };
     let plain = run(0)?;
     let (state, grads) = (plain.state(), plain.grads());

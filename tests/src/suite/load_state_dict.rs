@@ -123,23 +123,23 @@ fn a_load_that_runs_out_of_memory_changes_nothing(device: &Device) -> Result<()>
         (Linear::new(4, 8, device)?, Linear::new(8, 3, device)?),
         (Linear::new(4, 8, device)?, Linear::new(8, 3, device)?),
     );
-    let halves = |(name, t): (String, Tensor)| CoreResult::Ok((name, t.to_dtype(DType::BF16)?));
-    let state = from.state_dict().into_iter().map(halves).collect::<CoreResult<_>>()?;
+    let to_bf16 = |(name, t): (String, Tensor)| CoreResult::Ok((name, t.to_dtype(DType::BF16)?));
+    let state = from.state_dict().into_iter().map(to_bf16).collect::<CoreResult<_>>()?;
     let failed = fail_each(device, "a module", || to.load_state_dict(&state), || flat(&to.state_dict()))?;
     ensure!(failed >= 4, "{failed} requests for four casts");
     ensure!(bits(&to.state_dict())?.len() == 4);
     let averaged = RefAverage(std::cell::RefCell::new(AveragedModel::ema(&to, 0.9)?));
     let other =
         AveragedModel::ema(&(Linear::new(4, 8, device)?, Linear::new(8, 3, device)?), 0.9)?.state_dict()?;
-    let halves = |(name, t): (String, Tensor)| {
+    let to_bf16 = |(name, t): (String, Tensor)| {
         CoreResult::Ok((name, if t.dtype().is_float() { t.to_dtype(DType::BF16)? } else { t }))
     };
-    let other = other.into_iter().map(halves).collect::<CoreResult<_>>()?;
+    let other = other.into_iter().map(to_bf16).collect::<CoreResult<_>>()?;
     fail_each(device, "averages", || averaged.load(&other), || averaged.flat())?;
     let sizes = GptOptions { vocabulary: 5, context: 4, layers: 1, heads: 1, width: 4, dropout: 0.0 };
     let (from, to) = (Gpt::new(&sizes, device)?, Gpt::new(&sizes, device)?);
-    let halves = |(name, t): (String, Tensor)| CoreResult::Ok((name, t.to_dtype(DType::BF16)?));
-    let file = from.gpt2_state_dict()?.into_iter().map(halves).collect::<CoreResult<_>>()?;
+    let to_bf16 = |(name, t): (String, Tensor)| CoreResult::Ok((name, t.to_dtype(DType::BF16)?));
+    let file = from.gpt2_state_dict()?.into_iter().map(to_bf16).collect::<CoreResult<_>>()?;
     fail_each(device, "GPT-2", || to.load_gpt2(&file), || flat(&to.state_dict()))?;
     let file = TempFile::new(device, "faults");
     for (k, make) in OPTIMIZERS.into_iter().enumerate() {

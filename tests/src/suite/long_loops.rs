@@ -429,7 +429,7 @@ fn bags_of_any_length(device: &Device) -> Result<()> {
     }
     ensure_values(&leaf.grad().context("no gradient")?, &counts).context("the gradient")?;
     // In 16-bit types, one thread computes four elements.
-    let halves = table.to_dtype(DType::BF16)?.embedding_bag(
+    let low = table.to_dtype(DType::BF16)?.embedding_bag(
         &even,
         &EmbeddingBagOptions { mode: EmbeddingBagMode::Max, ..EmbeddingBagOptions::default() },
     )?;
@@ -437,5 +437,5 @@ fn bags_of_any_length(device: &Device) -> Result<()> {
         &even,
         &EmbeddingBagOptions { mode: EmbeddingBagMode::Max, ..EmbeddingBagOptions::default() },
     )?;
-    ensure_values(&halves, &wide.to_f64s()?).context("halves")
+    ensure_values(&low, &wide.to_f64s()?).context("bf16")
 }

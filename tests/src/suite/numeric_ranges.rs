@@ -375,13 +375,13 @@ fn scalars_out_of_range_compare_mathematically(device: &Device) -> Result<()> {
             vec![min - 1, max + 1, -1, 256, 1 << 32, -(1 << 32), (1 << 32) + 1, i64::MIN, i64::MAX, 0, max];
         tried.extend((0..6).map(|_| (rng.below(1 << 20) as i64 - (1 << 19)) << rng.below(40)));
         for n in tried {
-            let told = |f: fn(&i64, &i64) -> bool| elements.map(|e| f64::from(u8::from(f(&e, &n))));
-            ensure_values(&x.lt(n)?, &told(i64::lt))?;
-            ensure_values(&x.le(n)?, &told(i64::le))?;
-            ensure_values(&x.gt(n)?, &told(i64::gt))?;
-            ensure_values(&x.ge(n)?, &told(i64::ge))?;
-            ensure_values(&x.eq(n)?, &told(i64::eq))?;
-            ensure_values(&x.ne(n)?, &told(i64::ne))?;
+            let compare = |f: fn(&i64, &i64) -> bool| elements.map(|e| f64::from(u8::from(f(&e, &n))));
+            ensure_values(&x.lt(n)?, &compare(i64::lt))?;
+            ensure_values(&x.le(n)?, &compare(i64::le))?;
+            ensure_values(&x.gt(n)?, &compare(i64::gt))?;
+            ensure_values(&x.ge(n)?, &compare(i64::ge))?;
+            ensure_values(&x.eq(n)?, &compare(i64::eq))?;
+            ensure_values(&x.ne(n)?, &compare(i64::ne))?;
         }
         ensure_values(&x.lt(usize::MAX)?, &[1.0; 5])?;
     }

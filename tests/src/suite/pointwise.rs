@@ -108,8 +108,8 @@ fn check_bits(
     Ok(())
 }
 
-fn words(halves: impl IntoIterator<Item = u16>) -> Vec<u32> {
-    halves.into_iter().map(u32::from).collect()
+fn words(f16_values: impl IntoIterator<Item = u16>) -> Vec<u32> {
+    f16_values.into_iter().map(u32::from).collect()
 }
 
 fn f16_is_nan(bits: u32) -> bool {
@@ -130,11 +130,11 @@ fn every_f16_and_bf16_value_is_read(device: &Device) -> Result<()> {
     let bytes: Vec<u8> = all.iter().flat_map(|h| h.to_le_bytes()).collect();
     let bits =
         |t: Tensor| -> Result<Vec<u32>> { Ok(t.to_vec::<f32>()?.into_iter().map(f32::to_bits).collect()) };
-    let halves = Tensor::from_bytes(&bytes, [1 << 16], DType::F16, device)?;
+    let f16_values = Tensor::from_bytes(&bytes, [1 << 16], DType::F16, device)?;
     let expected: Vec<u32> = all.iter().map(|&h| f16::from_bits(h).to_f32().to_bits()).collect();
-    check_bits("f16 to f32", &bits(halves.to_dtype(DType::F32)?)?, &expected, &inputs, f32_is_nan)?;
+    check_bits("f16 to f32", &bits(f16_values.to_dtype(DType::F32)?)?, &expected, &inputs, f32_is_nan)?;
     // The round trip is exact.
-    let back = halves.to_dtype(DType::F32)?.to_dtype(DType::F16)?.to_vec::<f16>()?;
+    let back = f16_values.to_dtype(DType::F32)?.to_dtype(DType::F16)?.to_vec::<f16>()?;
     check_bits("f16 to f32 to f16", &words(back.iter().map(|h| h.to_bits())), &inputs, &inputs, f16_is_nan)?;
 
     // bf16 subnormals are f32 subnormals, which devices may flush.

@@ -83,9 +83,9 @@ fn every_type_prints_its_elements(d: &Device) -> Result<()> {
         "tensor([0.1001, 3.0000], device='D', dtype=bf16)",
     )?;
     if d.supports_dtype(DType::F16) {
-        let halves = [f16::from_f32(65504.0), f16::from_f32(-1.0)];
+        let f16_values = [f16::from_f32(65504.0), f16::from_f32(-1.0)];
         let text = "tensor([ 6.5504e+04, -1.0000e+00], device='D', dtype=f16)";
-        prints(&Tensor::from_slice(&halves, [2], d)?, text)?;
+        prints(&Tensor::from_slice(&f16_values, [2], d)?, text)?;
     }
     if d.supports_dtype(DType::F64) {
         prints(

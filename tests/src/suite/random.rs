@@ -74,8 +74,8 @@ fn normal(x: u32, table: &[i32]) -> f32 {
         (if sum < 0 { -scaled } else { scaled }) + coefficient
     });
     let magnitude = sum.max(0) as u32;
-    let spare = 8 - magnitude.leading_zeros().min(8);
-    let z = ((magnitude >> spare) << spare) as f32 / 268_435_456.0;
+    let shift = 8 - magnitude.leading_zeros().min(8);
+    let z = ((magnitude >> shift) << shift) as f32 / 268_435_456.0;
     if x >> 31 == 1 { -z } else { z }
 }
 

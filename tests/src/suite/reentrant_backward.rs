@@ -201,7 +201,7 @@ fn a_graph_that_is_being_freed_is_an_error(device: &Device) -> Result<()> {
     let x = leaf(&[1.0, 2.0], device)?;
     let y = x.exp()?;
     y.sum_all()?.backward()?;
-    let error = y.sum_all()?.backward().err().context("the tape is freed")?.to_string();
+    let error = y.sum_all()?.backward().err().context("the graph is freed")?.to_string();
     ensure!(error.contains("has already run backward") && error.contains("retain_graph"), "{error}");
     // From within the running gradient, on this thread and on another one.
     for other_thread in [false, true] {

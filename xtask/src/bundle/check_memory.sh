@@ -122,14 +122,14 @@ export -f seven_billion recorded replayed
 export example logs PROGRAMS TESTS
 
 check 1 "7 billion parameters, dry" - bash -c seven_billion
-tests_of 1 "predicted = taken, to the byte" '^plan/.*predicted_bytes'
-tests_of 2 "budgets are kept, or refused" '^plan/(a_budget|a_step_that)'
+tests_of 1 "predicted = reserved, to the byte" '^plan/.*predicted_bytes'
+tests_of 2 "budgets are kept or refused" '^plan/(a_budget|a_step_that)'
 check 2 "forebay plan, without a GPU" - "$PROGRAMS/forebay" plan --model gpt2-124m --batch 8 --context 1024 \
     --budget 4GiB --card rtx4090
 tests_of 2 "offload, planned" '^plan/.*(offload|host)'
 tests_of 3 "autocast and GradScaler" '^(amp|grad_scaler)/'
 tests_of 4 "accumulation and checkpointing" 'micro_batches|accumulated_batches|checkpoint'
-tests_of 5 "out of memory at every request" '^fault_injection/|a_full_device|a_step_without_memory'
+tests_of 5 "out of memory at every request" '^fault_injection/|a_full_device|a_step_that_runs_out_of_memory'
 for device in $devices; do check 6 "recorded, reported, viewed" "$device" bash -c "recorded $device"; done
 if ! python3 -c 'import torch' 2>/dev/null; then
     missing 6 "a snapshot in PyTorch's tools" - "PyTorch is not installed"
@@ -140,10 +140,10 @@ else
 fi
 check 6 "traces under other settings" - bash -c replayed
 tests_of 7 "streams, host memory, own pools" '^streams/'
-check 8 "traces beside PyTorch's allocator" - "$suite" traces --dir "$TESTS/traces"
+check 8 "traces and PyTorch's allocator" - "$suite" traces --dir "$TESTS/traces"
 on_each 9 "questions about memory" "$example/memory_questions"
-on_each savings "the table, predicted = taken" "$example/savings"
-on_each fragmentation "trains on where PyTorch's rules end" "$example/fragmentation"
+on_each savings "the table, predicted = reserved" "$example/savings"
+on_each fragmentation "more than PyTorch's rules allow" "$example/fragmentation"
 if python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
     "$example/fragmentation" --device cuda --memory-snapshot "$logs/fragmentation.json" >/dev/null 2>&1
     check savings "the same in PyTorch" torch python3 "$PEERS/savings.py"
@@ -156,7 +156,7 @@ else
 fi
 
 echo
-printf '%-13s %-34s %-5s %-14s %5s  %s\n' item what on verdict time 'what it said'
+printf '%-13s %-34s %-5s %-14s %5s  %s\n' item what on verdict time 'last line'
 printf '%s\n' "${table[@]}" | tee "$logs/memory.txt"
 echo
 count() { printf '%s\n' "${table[@]}" | grep -c " $1 "; }

@@ -267,14 +267,14 @@ pub(super) fn layers_in_16_bits(device: &Device) -> Result<()> {
     wide.eval();
     let expected = wide.forward(&x)?;
     for dtype in [DType::BF16, DType::F16] {
-        let halves = {
+        let low = {
             let _dtype = init::default_dtype(dtype)?;
             make()?
         };
-        halves.load_state_dict(&wide.state_dict())?;
-        halves.eval();
-        ensure!(halves.parameters().iter().all(|p| p.dtype() == dtype), "not all parameters are {dtype}");
-        let got = halves.forward(&x.to_dtype(dtype)?)?;
+        low.load_state_dict(&wide.state_dict())?;
+        low.eval();
+        ensure!(low.parameters().iter().all(|p| p.dtype() == dtype), "not all parameters are {dtype}");
+        let got = low.forward(&x.to_dtype(dtype)?)?;
         ensure!(got.dtype() == dtype, "{dtype} became {}", got.dtype());
         // A few roundings to 8 bits.
         ensure_close(&got.to_f64s()?, &expected.to_f64s()?, 0.0, 0.08)?;
