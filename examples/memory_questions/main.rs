@@ -108,6 +108,6 @@ fn zeros_mib(mib: u64, device: &Device) -> Result<Tensor, Error> {
 
 fn print_pool_usage(what: &str, pool: &Pool) {
     let stats = pool.stats();
-    let [held, taken] = [stats.allocated(), stats.reserved()].map(|bytes| Bytes(bytes).to_string());
-    println!("{what:<44} {held:>10} allocated {taken:>10} reserved");
+    let [allocated, reserved] = [stats.allocated(), stats.reserved()].map(|bytes| Bytes(bytes).to_string());
+    println!("{what:<44} {allocated:>10} allocated {reserved:>10} reserved");
 }
