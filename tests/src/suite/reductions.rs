@@ -152,15 +152,12 @@ fn softmax_of_every_length(device: &Device) -> Result<()> {
         };
         let of_rows = |log: bool| -> Vec<f32> {
             let (g, y) = (g.to_vec::<f32>().unwrap_or_default(), &expected);
-            (0..rows * extent)
-                .map(|i| {
-                    let row = i / extent * extent..(i / extent + 1) * extent;
-                    let sum: f64 =
-                        row.map(|j| f64::from(g[j]) * if log { 1.0 } else { f64::from(y[j]) }).sum();
-                    let (g, y) = (f64::from(g[i]), f64::from(y[i]));
-                    (if log { g - y * sum } else { y * (g - sum) }) as f32
-                })
-                .collect()
+            let rows = g.chunks(extent).zip(y.chunks(extent)).flat_map(|(g, y)| {
+                let pairs = || g.iter().zip(y).map(|(&g, &y)| (f64::from(g), f64::from(y)));
+                let sum: f64 = pairs().map(|(g, y)| if log { g } else { g * y }).sum();
+                pairs().map(move |(g, y)| (if log { g - y * sum } else { y * (g - sum) }) as f32)
+            });
+            rows.collect()
         };
         close(&format!("{name}, gradient"), &gradient(|x| x.softmax(-1))?, &of_rows(false), 1e-5)?;
         close(
