@@ -184,6 +184,7 @@ fn main() -> Result<()> {
             let mut tally = suite::Tally::default();
             for device in select_devices(device.as_deref())? {
                 println!("{}", device.info());
+                suite::check_filters(&device, &filter)?;
                 tally += suite::run(&device, &filter);
             }
             if let Some(errors) = errors {

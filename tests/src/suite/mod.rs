@@ -6,6 +6,7 @@
 //! A test that a device cannot run returns `skip` with the reason, and is counted as skipped. A test that leaks
 //! memory or panics has failed.
 
+use anyhow::{Result, ensure};
 use forebay::device::Device;
 
 mod activation_checkpointing;
@@ -137,6 +138,16 @@ const TOPICS: &[(&str, &[Test])] = &[
 /// Returns every test with its topic.
 pub fn all_tests() -> impl Iterator<Item = (&'static str, Test)> {
     TOPICS.iter().flat_map(|&(topic, tests)| tests.iter().map(move |&test| (topic, test)))
+}
+
+/// Fails if a filter of [`run`] matches no test on this device, such as one with a name that was changed.
+pub fn check_filters(device: &Device, filters: &[String]) -> Result<()> {
+    for filter in filters {
+        let part = filter.strip_prefix('!').unwrap_or(filter);
+        let is_used = |(topic, test): (&str, Test)| format!("{topic}/{}/{device}", test.name).contains(part);
+        ensure!(all_tests().any(is_used), "no test matches `{part}`; `test --list` prints all tests");
+    }
+    Ok(())
 }
 
 /// Runs the tests whose name (`topic/name/device`) contains one of `filters`, or all of them, and prints each. A
