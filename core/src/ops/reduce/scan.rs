@@ -1,5 +1,6 @@
 //! Scans (prefix sums and the like) along one dimension.
 
+use crate::ops::elementwise::pointwise;
 use crate::ops::norm::softmax::RowLayout;
 use crate::ops::prelude::*;
 use crate::ops::reduce::value_selecting_backward;
@@ -12,8 +13,8 @@ struct Scan<'a> {
     combine: &'static str,
     exclusive: bool,
     reverse: bool,
-    /// Keeps u32 counts in u32, which every device can add.
-    keeps_u32: bool,
+    /// Dtype of sums and products of integers and bools; `None` for i64.
+    result: Option<DType>,
     /// Factors of an `affine` scan.
     factor: Option<&'a Tensor>,
 }
@@ -127,11 +128,12 @@ impl Scan<'_> {
         let d = normalize_dim(self.op, dim, x.rank())?;
         let extreme = matches!(self.combine, "max" | "min");
         let result = match x.dtype() {
-            dtype if dtype.is_float() || extreme || self.keeps_u32 => dtype,
-            _ => DType::I64,
+            dtype if dtype.is_float() || extreme => dtype,
+            _ => self.result.unwrap_or(DType::I64),
         };
         let compute = match (extreme, x.dtype()) {
             (true, DType::U8 | DType::Bool) => DType::U32,
+            (false, DType::U8) if result == DType::U8 => DType::U32,
             (false, DType::Bool) => DType::I32,
             (true, dtype) => dtype,
             _ => result,
@@ -175,13 +177,32 @@ impl Scan<'_> {
 /// Computes the cumulative sum of one-dimensional u32 counts. Not recorded.
 #[track_caller]
 pub(crate) fn cumsum_counts(counts: &Tensor) -> Result<Tensor> {
-    Ok(Scan { op: "totals", combine: "sum", keeps_u32: true, ..Scan::default() }.run(counts, 0)?.0)
+    Ok(Scan { op: "totals", combine: "sum", result: Some(DType::U32), ..Scan::default() }.run(counts, 0)?.0)
 }
 
 impl Tensor {
     #[track_caller]
     fn scan(&self, op: &'static str, combine: &'static str, dim: isize, reverse: bool) -> Result<Tensor> {
         Ok(Scan { op, combine, reverse, ..Scan::default() }.run(self, dim)?.0)
+    }
+
+    /// Computes [`cumsum`](Self::cumsum) for an operation in place: integers keep their dtype, and wrap around.
+    #[track_caller]
+    pub(in crate::ops) fn cumsum_in_own_dtype(&self, dim: isize) -> Result<Tensor> {
+        if self.dtype().is_float() { self.cumsum(dim) } else { self.scan_integers("cumsum", "sum", dim) }
+    }
+
+    /// Computes [`cumprod`](Self::cumprod) for an operation in place: integers keep their dtype, and wrap around.
+    #[track_caller]
+    pub(in crate::ops) fn cumprod_in_own_dtype(&self, dim: isize) -> Result<Tensor> {
+        if self.dtype().is_float() { self.cumprod(dim) } else { self.scan_integers("cumprod", "prod", dim) }
+    }
+
+    #[track_caller]
+    fn scan_integers(&self, op: &'static str, combine: &'static str, dim: isize) -> Result<Tensor> {
+        // Totals of bools are i64.
+        pointwise::check_fits_in_place(op, self.dtype(), DType::I64)?;
+        Ok(Scan { op, combine, result: Some(self.dtype()), ..Scan::default() }.run(self, dim)?.0)
     }
 
     /// Computes the cumulative sum along `dim`. Integers and bools give i64.
