@@ -300,10 +300,20 @@ impl WgpuBackend {
         found.ok_or_else(|| Error::argument("launch", format!("kernel {} is another device's", kernel.0)))
     }
 
-    /// Looks up everything that a command needs; `None` for commands of a library, which this backend lacks.
+    /// Looks up everything that a command needs. `None` for commands of a library, which this backend lacks, and for
+    /// launches whose inputs must be copied first.
     fn prepare_command(&self, command: &Command<'_>) -> Result<Option<PreparedCommand>> {
         Ok(Some(match *command {
-            Command::Launch(ref launch) => self.prepare_dispatch(launch)?,
+            Command::Launch(ref launch) => {
+                if !platform::BINDINGS_MAY_OVERLAP {
+                    let kernel = self.checked_kernel(launch)?;
+                    if !aliasing::bindings_to_copy(&kernel.label, launch.bindings, kernel.written)?.is_empty()
+                    {
+                        return Ok(None);
+                    }
+                }
+                self.prepare_dispatch(launch)?
+            }
             Command::Copy { dst, src } => {
                 let from = self.segment(src.segment)?;
                 if src.segment == dst.segment {
@@ -509,7 +519,8 @@ impl Backend for WgpuBackend {
         let kernel = self.checked_kernel(launch)?;
         if !platform::BINDINGS_MAY_OVERLAP {
             let copy = |dst, src| self.copy(dst, src);
-            let separated = aliasing::separate(self, &self.scratch, launch.bindings, kernel.written, copy)?;
+            let writes = (kernel.label.as_str(), kernel.written);
+            let separated = aliasing::separate(self, &self.scratch, launch.bindings, writes, copy)?;
             if let Some(bindings) = separated {
                 return self.launch(&Launch { bindings: &bindings, ..*launch });
             }

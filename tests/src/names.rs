@@ -94,6 +94,7 @@ const RENAMED: &[(&str, &str, &str)] = &[
         "`Tensor::bernoulli` takes a shape and one probability",
     ),
     ("torch.normal", "Tensor::normal", "takes a shape, one mean and one deviation"),
+    ("Tensor.random_", "random_", "takes both bounds"),
     // Elementwise aliases.
     ("absolute", "abs", ""),
     ("absolute_", "abs_", ""),
@@ -151,6 +152,20 @@ const RENAMED: &[(&str, &str, &str)] = &[
     ("nn.functional.fold", "col2im", ""),
     ("upsample upsample_bilinear upsample_nearest", "interpolate", ""),
     ("dropout1d dropout2d dropout3d", "feature_dropout", ""),
+    // Arguments that differ.
+    (
+        "torch.nan_to_num Tensor.nan_to_num",
+        "nan_to_num, nan_to_num_with",
+        "the second takes the replacements",
+    ),
+    ("Tensor.nan_to_num_", "nan_to_num_, nan_to_num_with_", "the second takes the replacements"),
+    ("torch.gradient", "gradient", "along one dimension; a call for each"),
+    (
+        "torch.histogram Tensor.histogram",
+        "histogram",
+        "takes the edges, which `linspace` makes for equal bins, and returns the counts",
+    ),
+    ("torch.lu_unpack", "lu_unpack", "takes the order of the rows that `lu_factor` returns, not pivots"),
     // Products and matrices.
     ("ger", "outer", ""),
     ("vdot", "dot", ""),
@@ -415,18 +430,30 @@ mod tests {
 
     #[test]
     fn every_counterpart_is_a_public_item() -> Result<()> {
-        let mut items = BTreeSet::new();
+        let mut sources = Vec::new();
         for folder in ["core/src", "nn/src", "src", "backend-cuda/src"] {
-            let sources = scan::read_sources(&scan::repository_root().join(folder))?;
-            items.extend(scan::names_in(&sources, scan::item_of_line));
+            sources.extend(scan::read_sources(&scan::repository_root().join(folder))?);
         }
+        let items: BTreeSet<_> = sources.iter().flat_map(|text| scan::items_with_types(text)).collect();
         for &(names, here, _) in RENAMED {
             for own in here.split(", ") {
-                let last = own.rsplit("::").next().unwrap_or(own);
-                ensure!(items.contains(last), "{names}: there is no public {own}");
+                ensure!(is_public_item(&items, own), "{names}: there is no public {own}");
             }
         }
+        for other in ["Tensor::manual_seed", "Tensor::promote", "promote"] {
+            ensure!(!is_public_item(&items, other), "{other} is found in another type");
+        }
         Ok(())
+    }
+
+    /// Reports whether a counterpart exists: `Type::name` in an `impl` of this type, `module::name` outside of any, and
+    /// `name` in either an `impl Tensor` or outside.
+    fn is_public_item(items: &BTreeSet<(Option<&str>, &str)>, own: &str) -> bool {
+        match own.rsplit_once("::") {
+            Some((of, name)) if of.starts_with(char::is_uppercase) => items.contains(&(Some(of), name)),
+            Some((_, name)) => items.contains(&(None, name)),
+            None => [Some("Tensor"), None].iter().any(|of| items.contains(&(*of, own))),
+        }
     }
 
     #[test]

@@ -95,9 +95,61 @@ pub(crate) fn item_of_line(line: &str) -> Vec<&str> {
     words.skip_while(|word| kinds.contains(word) || *word == "unsafe").take(1).collect()
 }
 
+/// Returns the type of an `impl` that begins on a line.
+#[cfg(test)]
+fn impl_type(line: &str) -> Option<&str> {
+    let after = line.strip_prefix("unsafe ").unwrap_or(line).strip_prefix("impl")?;
+    let after = Some(after).filter(|after| after.starts_with([' ', '<']))?;
+    let mut depth = 0;
+    let is_past_generics = |c: char| {
+        depth += i32::from(c == '<') - i32::from(c == '>');
+        depth == 0 && c == ' '
+    };
+    let name = &after[after.find(is_past_generics)?..];
+    identifiers(name.split_once(" for ").map_or(name, |(_, name)| name)).next()
+}
+
+/// Returns the public items of a source file, each with the type that an `impl` gives it to. An entry of a macro is a
+/// method of `Tensor`. Other items outside of an `impl` have no type.
+#[cfg(test)]
+pub(crate) fn items_with_types(text: &str) -> Vec<(Option<&str>, &str)> {
+    let mut current = None;
+    let mut found = Vec::new();
+    for line in strip_comments_and_tests(text) {
+        if !line.trim_end().ends_with('}') {
+            current = impl_type(line).or(current);
+        }
+        let is_entry = current.is_none() && line.starts_with(' ');
+        let items = if is_entry { operations_of_line(line) } else { item_of_line(line) };
+        let of = if is_entry { Some("Tensor") } else { current };
+        found.extend(items.into_iter().map(|item| (of, item)));
+        if line.starts_with('}') {
+            current = None;
+        }
+    }
+    found
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn items_belong_to_the_types_of_their_impl() {
+        let text = "pub struct Seed {\n    pub value: u64,\n}\nimpl Seed {\n    pub fn get(&self) {}\n}\n\
+                    impl<T: Into<f64>> From<T> for Seed {}\nimpl<'a> Scan<'a> {\n    pub const fn run(&self) {}\n}\n\
+                    inplace! {\n    pub fn exp_() = exp;\n}\npub fn cat() {}\n";
+        assert_eq!(
+            items_with_types(text),
+            [
+                (None, "Seed"),
+                (Some("Seed"), "get"),
+                (Some("Scan"), "run"),
+                (Some("Tensor"), "exp_"),
+                (None, "cat")
+            ]
+        );
+    }
 
     #[test]
     fn methods_of_other_types_are_not_operations() {

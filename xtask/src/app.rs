@@ -9,6 +9,7 @@ use crate::setup::Setup;
 use crate::tally::Tally;
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, bail, ensure};
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -75,14 +76,20 @@ fn check_all(app: &RunningApp, screen: &Screen, tally: &mut Tally) -> Result<()>
     let learnt = app.wait_for("a lower loss", |state| state.loss < LEARNT * first.loss);
     check("the loss falls", learnt.is_ok());
 
-    // A corner that the network assigns to another class.
+    // A corner that the network assigns to another class. Otherwise, the area would have the expected colour before
+    // the click.
     let [left, top, side, _] = first.plane;
     let offset = |part: f64| (side as f64 * part) as i32;
     let corners = [0.06, 0.94].map(|x| [0.06, 0.94].map(|y| (left + offset(x), top + offset(y)))).concat();
-    let image = screen.read()?;
-    let foreign =
-        corners.iter().find(|point| image.pixel(**point).is_some_and(|c| first.areas.nearest(c) != 0));
-    let point = *foreign.or(corners.first()).context("the plane has no corners")?;
+    let foreign = Cell::new(None);
+    let is_foreign_found = || {
+        let image = screen.read()?;
+        let is_foreign = |point| image.pixel(point).is_some_and(|color| first.areas.nearest(color) != 0);
+        foreign.set(corners.iter().copied().find(|&point| is_foreign(point)));
+        Ok(foreign.get().is_some())
+    };
+    app.wait_until(is_foreign_found)?;
+    let point = foreign.get().context("no corner of the plane shows another class")?;
     screen.xdotool(&format!("mousemove {} {} click 1", point.0, point.1))?;
     let clicked = app.wait_for("another point", |state| state.points > first.points)?;
     check("a click adds one point", clicked.points == first.points + 1);

@@ -41,6 +41,41 @@ impl ScatterOp {
     }
 }
 
+/// Tensor that a scatter writes into.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ScatterTarget {
+    /// Copy of the operand.
+    Copy,
+    /// Operand itself, whose elements do not overlap. Only where no gradient is recorded.
+    Operand,
+}
+
+impl ScatterTarget {
+    /// Returns the tensor that the scatter of `x` writes, without a history.
+    fn written(self, x: &Tensor) -> Result<Tensor> {
+        match self {
+            Self::Copy => x.detach().copy(),
+            Self::Operand => Ok(x.detach()),
+        }
+    }
+
+    /// Returns an input of the scatter of `x`: a copy if its memory is written.
+    fn input(self, x: &Tensor, input: &Tensor) -> Result<Tensor> {
+        match self {
+            Self::Operand if input.shares_storage(x) => input.detach().copy(),
+            _ => Ok(input.clone()),
+        }
+    }
+
+    /// Delivers a result that was not computed in the operand's memory.
+    fn store(self, x: &Tensor, result: Tensor) -> Result<Tensor> {
+        if self == Self::Operand {
+            x.detach().copy_(&result)?;
+        }
+        Ok(result)
+    }
+}
+
 /// Number of invocations that a scatter into few long rows uses.
 const SCATTER_THREADS: usize = 1 << 16;
 
@@ -472,7 +507,7 @@ impl Tensor {
     /// The ranks differ. `index` exceeds `src` in an extent, or `self` in a dimension other than `dim`.
     #[track_caller]
     pub fn scatter(&self, dim: isize, index: &Tensor, src: &Tensor) -> Result<Tensor> {
-        self.scatter_op("scatter", dim, index, src, ScatterOp::Set)
+        self.scatter_op("scatter", dim, index, src, ScatterOp::Set, ScatterTarget::Copy)
     }
 
     /// Returns a copy of `self` with `src` added at the positions in `index`.
@@ -481,22 +516,24 @@ impl Tensor {
     #[track_caller]
     pub fn scatter_add(&self, dim: isize, index: &Tensor, src: &Tensor) -> Result<Tensor> {
         dispatch_autocast!("scatter_add", [self, src], |x, src| x.scatter_add(dim, index, &src));
-        self.scatter_op("scatter_add", dim, index, src, ScatterOp::Add)
+        self.scatter_op("scatter_add", dim, index, src, ScatterOp::Add, ScatterTarget::Copy)
     }
 
     #[track_caller]
-    fn scatter_op(
+    pub(super) fn scatter_op(
         &self,
         op: &'static str,
         dim: isize,
         index: &Tensor,
         src: &Tensor,
         how: ScatterOp,
+        target: ScatterTarget,
     ) -> Result<Tensor> {
         operation!(op);
         let d = normalize_dim(op, dim, self.rank())?;
         self.check_scatter(op, d, index, src)?;
-        let out = self.detach().copy()?;
+        let (index, src) = (&target.input(self, index)?, &target.input(self, src)?);
+        let out = target.written(self)?;
         scatter_into(op, &out, d, (index, index.strides()), index.shape(), &src.into(), (how, None))?;
         let (index, src_shape): (_, Dims) = (SavedTensor::input(index), src.shape().into());
         Ok(autograd::differentiable(op, out, &[self, src], move |g, wants| {
@@ -530,11 +567,23 @@ impl Tensor {
     /// The dtype cannot hold the scalar. See also [`scatter`](Self::scatter).
     #[track_caller]
     pub fn scatter_value(&self, dim: isize, index: &Tensor, value: f64) -> Result<Tensor> {
+        self.scatter_value_to(dim, index, value, ScatterTarget::Copy)
+    }
+
+    #[track_caller]
+    pub(super) fn scatter_value_to(
+        &self,
+        dim: isize,
+        index: &Tensor,
+        value: f64,
+        target: ScatterTarget,
+    ) -> Result<Tensor> {
         operation!("scatter");
         let d = normalize_dim("scatter", dim, self.rank())?;
         self.check_index("scatter", d, index)?;
         Scalar::Float(value).checked_cast("scatter", self.dtype())?;
-        let out = self.detach().copy()?;
+        let index = &target.input(self, index)?;
+        let out = target.written(self)?;
         // The kernel's scalar parameter is f32.
         let wide = matches!(out.dtype(), DType::F64 | DType::I32 | DType::U32 | DType::I64);
         let scalar = wide.then(|| scalar_like(value, &out)).transpose()?;
@@ -560,6 +609,18 @@ impl Tensor {
     /// The shapes do not fit, `src` has another type, or the types are integers and alpha is not.
     #[track_caller]
     pub fn index_add(&self, dim: isize, index: &Tensor, src: &Tensor, alpha: f64) -> Result<Tensor> {
+        self.index_add_to(dim, index, src, alpha, ScatterTarget::Copy)
+    }
+
+    #[track_caller]
+    pub(super) fn index_add_to(
+        &self,
+        dim: isize,
+        index: &Tensor,
+        src: &Tensor,
+        alpha: f64,
+        target: ScatterTarget,
+    ) -> Result<Tensor> {
         operation!("index_add");
         let d = normalize_dim("index_add", dim, self.rank())?;
         self.check_source("index_add", src)?;
@@ -568,13 +629,14 @@ impl Tensor {
             argument("index_add"), "alpha {alpha} is not a value of i64");
         fail_if!(whole && alpha.fract() != 0.0; argument("index_add"),
             "alpha is a whole number where the tensor is {}; got {alpha}", self.dtype());
+        let index = &target.input(self, index)?;
         let scaled = match alpha {
-            1.0 => src.clone(),
+            1.0 => target.input(self, src)?,
             _ if whole => src.mul(alpha as i64)?.to_dtype(src.dtype())?,
             _ => src.mul(alpha)?,
         };
         let (shape, strides) = self.check_index_rows("index_add", d, index, src.shape())?;
-        let out = self.detach().copy()?;
+        let out = target.written(self)?;
         let how = (ScatterOp::Add, None);
         scatter_into("index_add", &out, d, (index, &strides), &shape, &(&scaled).into(), how)?;
         let index = SavedTensor::input(index);
@@ -595,7 +657,7 @@ impl Tensor {
     /// An index out of range is skipped: see [`check_indices`](crate::ops::check_indices).
     ///
     /// # Errors
-    /// `index` has more than one dimension, or the dtype cannot hold the scalar.
+    /// `index` has more than one dimension, or `value` at least one. The dtype cannot hold the scalar.
     #[track_caller]
     pub fn index_fill<'a>(
         &self,
@@ -603,15 +665,39 @@ impl Tensor {
         index: &Tensor,
         value: impl Into<Operand<'a>>,
     ) -> Result<Tensor> {
-        operation!("index_fill");
-        let d = normalize_dim("index_fill", dim, self.rank())?;
+        self.index_fill_to(dim, index, value.into(), ScatterTarget::Copy)
+    }
+
+    #[track_caller]
+    pub(super) fn index_fill_to(
+        &self,
+        dim: isize,
+        index: &Tensor,
+        value: Operand<'_>,
+        target: ScatterTarget,
+    ) -> Result<Tensor> {
+        operation!(OP = "index_fill");
+        let d = normalize_dim(OP, dim, self.rank())?;
+        fail_if!(value.as_tensor().is_some_and(|value| value.rank() > 0);
+            shape(OP, [self, index]), "the value is a scalar or a tensor without dimensions");
         let shape = with_extent(self.shape(), d, index.numel());
-        let (shape, strides) = self.check_index_rows("index_fill", d, index, &shape)?;
+        let (shape, strides) = self.check_index_rows(OP, d, index, &shape)?;
+        if target == ScatterTarget::Operand {
+            let scalar = empty_workspace(&[], self.dtype(), self.device())?;
+            scalar.fill_(self.fill_operand(OP, value)?)?;
+            let index = &target.input(self, index)?;
+            let (out, strides) = (target.written(self)?, index_strides(index, shape.len(), d));
+            let source = ScatterSource::Tensor(&scalar, Dims::from_elem(0, shape.len()));
+            if index.numel() > 0 {
+                scatter_into(OP, &out, d, (index, &strides), &shape, &source, (ScatterOp::Set, None))?;
+            }
+            return Ok(out);
+        }
         let mask = Tensor::zeros(self.shape(), DType::Bool, self.device())?;
         let here = ScatterSource::Scalar(1.0);
         // A zero-dimensional tensor has one element even if the index is empty.
         if index.numel() > 0 {
-            scatter_into("index_fill", &mask, d, (index, &strides), &shape, &here, (ScatterOp::Set, None))?;
+            scatter_into(OP, &mask, d, (index, &strides), &shape, &here, (ScatterOp::Set, None))?;
         }
         self.masked_fill(&mask, value)
     }

@@ -310,6 +310,7 @@ impl Tensor {
         op: &'static str,
         rtol: Option<f64>,
     ) -> Result<(Tensor, Tensor, Tensor)> {
+        let _no_autocast = amp::no_autocast();
         let MatrixShape { batch_shape: lead, m, n } = check_matrices(op, self)?;
         if self.numel() == 0 {
             let values = Tensor::zeros([lead, &[m.min(n)]].concat(), self.dtype(), self.device())?;

@@ -38,6 +38,16 @@ fn float_format(dtype: DType) -> Option<(i32, i32, f64)> {
     }
 }
 
+/// Returns the smallest positive value of a float type that kernels do not flush to zero.
+fn smallest_positive(dtype: DType) -> f64 {
+    match dtype {
+        // Conversions keep the subnormals of f16.
+        DType::F16 => 2f64.powi(-24),
+        DType::F64 => f64::MIN_POSITIVE,
+        _ => f64::from(f32::MIN_POSITIVE),
+    }
+}
+
 /// Returns the largest finite value of a float type that is not above `x`.
 fn round_down_to_dtype(x: f64, dtype: DType) -> f64 {
     let Some((fraction, smallest, _)) = float_format(dtype) else { return x };
@@ -343,13 +353,19 @@ impl Tensor {
         self.copy_(&self.randint_like(low, high)?)
     }
 
-    /// Fills the tensor with 1 with probability `p`, else 0: [`bernoulli`](Self::bernoulli).
+    /// Fills the tensor with 1 with probability `p`, else 0. A tensor has a probability for each element, and
+    /// broadcasts. See [`bernoulli`](Self::bernoulli) and [`sample_bernoulli`](Self::sample_bernoulli).
     ///
     /// # Errors
-    /// See [`uniform_`](Self::uniform_). `p` is not a probability.
+    /// See [`uniform_`](Self::uniform_). `p` is not a probability, or is a tensor of another dtype than floats.
     #[track_caller]
-    pub fn bernoulli_(&self, p: f64) -> Result<()> {
-        self.copy_(&Self::bernoulli(self.shape(), p, self.dtype(), self.device())?)
+    pub fn bernoulli_<'a>(&self, p: impl Into<Operand<'a>>) -> Result<()> {
+        match p.into() {
+            Operand::Scalar(p) => {
+                self.copy_(&Self::bernoulli(self.shape(), p.to_f64(), self.dtype(), self.device())?)
+            }
+            Operand::Tensor(p) => self.copy_(&p.broadcast_to(self.shape())?.sample_bernoulli()?),
+        }
     }
 
     /// Fills the tensor with samples of the exponential distribution, whose mean is 1 / `rate`.
@@ -363,7 +379,8 @@ impl Tensor {
         fail_if!(!(rate > 0.0 && rate.is_finite()); argument(OP), "takes a rate above 0, got {rate}");
         // A draw of 0 represents the values that round to it, so no sample is 0.
         let sample = self.draw_unit()?.neg()?.log1p()?.neg()?.clamp_min(f64::from(f32::EPSILON) / 4.0)?;
-        self.copy_(&sample.mul(1.0 / rate)?)
+        // The scale and the dtype may round a sample to 0 as well.
+        self.copy_(&sample.mul(1.0 / rate)?.clamp_min(smallest_positive(self.dtype()))?)
     }
 
     /// Fills the tensor with the number of trials until the first success, whose probability is `p`.

@@ -4,9 +4,9 @@ use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Result;
 use forebay::ops::{
-    AddmmOptions, GaussianNllLossOptions, PairwiseDistanceOptions, Pool1dOptions, Pool2dOptions,
-    Pool3dOptions, PoolOptions, Reduction, RreluOptions, ScatterReduce, TransposedConvolutionOptions,
-    TripletMarginLossOptions, TripletMarginWithDistanceLossOptions,
+    AddmmOptions, GaussianNllLossOptions, NanToNumOptions, PairwiseDistanceOptions, Pool1dOptions,
+    Pool2dOptions, Pool3dOptions, PoolOptions, Reduction, RreluOptions, ScatterReduce,
+    TransposedConvolutionOptions, TripletMarginLossOptions, TripletMarginWithDistanceLossOptions,
 };
 use forebay::tensor::Tensor;
 
@@ -150,6 +150,9 @@ pub(super) const IN_PLACE: &[&[OpCase]] = &[
         }),
         nondifferentiable("bitwise_right_shift_", &[Index(S, 60), Index(&[5], 5)], |x| {
             apply_inplace(&[to_int(&x[0])?], |y| y.bitwise_right_shift_(&to_int(&x[1])?))
+        }),
+        smooth("nan_to_num_with_", &[Signed(S)], |x| {
+            apply_inplace(x, |y| y.nan_to_num_with_(&NanToNumOptions { nan: 1.0, ..Default::default() }))
         }),
         smooth("zero_", &[Signed(S)], |x| apply_inplace(x, |y| y.narrow(1, 2, 2)?.zero_())),
     ],

@@ -371,14 +371,16 @@ const METHODS: &[FuzzOp] = methods! {
     spherical_bessel_j0(); expand_as(t1); reshape_as(t1); view_as(t1); sum_to_size(counts); index_reduce(int, t1, t2, scatter, flag);
     unravel_index(counts); gradient(operand1, int, count); histogram(t1, maybe2, flag); polar(); lu_unpack(t1); svd_lowrank(count, count);
     pca_lowrank(count, flag, count); randint_like(int64, int64); sample_bernoulli(); uniform_(float, float); normal_(float, float);
-    random_(int64, int64); bernoulli_(float); exponential_(float); geometric_(float); cauchy_(float, float); log_normal_(float, float);
+    random_(int64, int64); bernoulli_(operand1); exponential_(float); geometric_(float); cauchy_(float, float); log_normal_(float, float);
     addmm_(t1, t2; AddmmOptions { beta: float, alpha: float }); addmv_(t1, t2; AddmmOptions { beta: float, alpha: float });
     addr_(t1, t2; AddmmOptions { beta: float, alpha: float }); baddbmm_(t1, t2; AddmmOptions { beta: float, alpha: float });
     addbmm_(t1, t2; AddmmOptions { beta: float, alpha: float }); cumsum_(int); cumprod_(int); tril_(int); triu_(int); renorm_(float, int, float);
     scatter_(int, t1, t2); scatter_value_(int, t1, float); scatter_add_(int, t1, t2); scatter_reduce_(int, t1, t2, scatter, flag);
     index_add_(int, t1, t2, float); index_copy_(int, t1, t2); index_fill_(int, t1, operand2); index_put_(indices, t1, flag);
     index_reduce_(int, t1, t2, scatter, flag); masked_scatter_(t1, t2); put_(t1, t2, flag); polygamma_(count); mvlgamma_(count);
-    logit_(maybe_float); nan_to_num_(); bitwise_not_(); rrelu_(; RreluOptions { lower: float, upper: float, training: flag }); sign_(); log2_();
+    logit_(maybe_float); nan_to_num_(); bitwise_not_();
+    nan_to_num_with_(; NanToNumOptions { nan: float, posinf: maybe_float, neginf: maybe_float });
+    rrelu_(; RreluOptions { lower: float, upper: float, training: flag }); sign_(); log2_();
     log10_(); tan_(); asin_(); acos_(); atan_(); sinh_(); cosh_(); asinh_(); acosh_(); atanh_(); lgamma_(); digamma_(); erf_(); erfc_();
     erfinv_(); sinc_(); i0_(); frac_(); atan2_(operand1); hypot_(operand1); floor_divide_(operand1); copysign_(operand1); xlogy_(operand1);
     ldexp_(operand1); gcd_(operand1); lcm_(operand1); bitwise_left_shift_(operand1); bitwise_right_shift_(operand1); bitwise_and_(operand1);

@@ -3,10 +3,12 @@
 use std::slice::from_ref;
 
 use anyhow::{Context, Result, ensure};
+use forebay::amp::autocast;
 use forebay::autograd::{self, GradOptions};
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Result as CoreResult;
+use forebay::ops::{AddmmOptions, ScatterReduce};
 use forebay::tensor::Tensor;
 
 use super::host_reference::{ensure_close, ensure_values};
@@ -22,6 +24,13 @@ tests![
     saved_tensors_that_were_overwritten_are_refused,
     second_gradients_flow_through_operations_in_place,
     an_activation_in_place_saves_memory,
+    products_keep_their_type_under_autocast,
+    integers_keep_their_type_in_running_totals,
+    bools_refuse_numbers,
+    scatters_take_no_memory_of_the_size_of_the_tensor,
+    scatters_read_their_inputs_before_they_write,
+    scatters_of_16_bits_round_once,
+    scatters_count_as_writes,
 ];
 
 type InplaceFn = fn(&Tensor, &Tensor) -> CoreResult<()>;
@@ -287,5 +296,277 @@ fn an_activation_in_place_saves_memory(device: &Device) -> Result<()> {
         plain >= inplace + 4 * N as u64,
         "peaks of {plain} and {inplace} bytes over the input of the activation"
     );
+    Ok(())
+}
+
+/// f16 rounds 4097 to 4096, and 70000 to infinity.
+fn products_keep_their_type_under_autocast(device: &Device) -> Result<()> {
+    let values = [4097.0f32, 70_000.0];
+    let zeros = |shape: &[usize]| Tensor::zeros(shape, DType::F32, device);
+    let options = AddmmOptions::default();
+    let _autocast = autocast(DType::F16)?;
+    for (name, shape) in [
+        ("addmm_", &[1, 2][..]),
+        ("addmv_", &[2]),
+        ("addr_", &[1, 2]),
+        ("baddbmm_", &[1, 1, 2]),
+        ("addbmm_", &[1, 2]),
+    ] {
+        let x = Tensor::from_slice(&values, shape, device)?;
+        match name {
+            "addmm_" => x.addmm_(&zeros(&[1, 3])?, &zeros(&[3, 2])?, &options),
+            "addmv_" => x.addmv_(&zeros(&[2, 3])?, &zeros(&[3])?, &options),
+            "addr_" => x.addr_(&zeros(&[1])?, &zeros(&[2])?, &options),
+            "baddbmm_" => x.baddbmm_(&zeros(&[1, 1, 3])?, &zeros(&[1, 3, 2])?, &options),
+            _ => x.addbmm_(&zeros(&[1, 1, 3])?, &zeros(&[1, 3, 2])?, &options),
+        }?;
+        ensure_values(&x, &[4097.0, 70_000.0]).with_context(|| name.to_owned())?;
+    }
+    Ok(())
+}
+
+fn integers_keep_their_type_in_running_totals(device: &Device) -> Result<()> {
+    for dtype in [DType::I32, DType::U32] {
+        let x = Tensor::new([[1i32, 2, 3], [4, 5, 6]], device)?.to_dtype(dtype)?;
+        x.cumsum_(1)?;
+        ensure_values(&x, &[1.0, 3.0, 6.0, 4.0, 9.0, 15.0]).with_context(|| dtype.to_string())?;
+        x.cumprod_(0)?;
+        ensure_values(&x, &[1.0, 3.0, 6.0, 4.0, 27.0, 90.0]).with_context(|| dtype.to_string())?;
+    }
+    let x = Tensor::new([200u8, 100, 1], device)?;
+    x.cumsum_(0)?;
+    ensure_values(&x, &[200.0, 44.0, 45.0])
+}
+
+fn bools_refuse_numbers(device: &Device) -> Result<()> {
+    let x = Tensor::new([1i32, 0, 1], device)?.to_dtype(DType::Bool)?;
+    let index = Tensor::new([1i32], device)?;
+    let two = Tensor::new(2i32, device)?;
+    for (name, result) in [
+        ("bitwise_and_", x.bitwise_and_(2)),
+        ("bitwise_or_ of a tensor", x.bitwise_or_(&two)),
+        ("bitwise_left_shift_", x.bitwise_left_shift_(2)),
+        ("add_", x.add_(2)),
+        ("square_", x.square_()),
+        ("cumsum_", x.cumsum_(0)),
+        ("cumprod_", x.cumprod_(0)),
+    ] {
+        let error = result.err().with_context(|| format!("{name} wrote a number"))?.to_string();
+        ensure!(error.contains("does not fit in place; cast the tensor with `to_dtype`"), "{name}: {error}");
+    }
+    ensure_values(&x, &[1.0, 0.0, 1.0])?;
+    // A fill converts its value.
+    x.index_fill_(0, &index, 2)?;
+    ensure_values(&x, &[1.0, 1.0, 1.0])?;
+    x.fill_(&Tensor::new(0i32, device)?)?;
+    ensure_values(&x, &[0.0, 0.0, 0.0])?;
+    x.index_fill_(0, &index, &two)?;
+    ensure_values(&x, &[0.0, 1.0, 0.0])?;
+    x.masked_fill_(&x.logical_not()?, &two)?;
+    ensure_values(&x, &[1.0, 1.0, 1.0])?;
+    x.bitwise_and_(false)?;
+    ensure_values(&x, &[0.0, 0.0, 0.0])
+}
+
+/// Inputs of scatters: four rows, their positions, a mask and a value.
+struct ScatterInputs {
+    rows: Tensor,
+    columns: Tensor,
+    index: Tensor,
+    row_index: Tensor,
+    mask: Tensor,
+    one: Tensor,
+}
+
+impl ScatterInputs {
+    fn new(shape: [usize; 2], dtype: DType, device: &Device) -> Result<Self> {
+        let [height, width] = shape;
+        let count = |n: usize| Tensor::arange(1.0, n as f64 + 1.0, 1.0, DType::F32, device)?.remainder(7.0);
+        // Two of the indices are equal.
+        let index = Tensor::new([2i32, 0, 3, 2], device)?;
+        Ok(Self {
+            rows: count(4 * width)?.reshape([4, width])?.to_dtype(dtype)?,
+            columns: count(4 * height)?.reshape([height, 4])?.to_dtype(dtype)?,
+            row_index: index.unsqueeze(1)?.broadcast_to([4, width])?,
+            mask: count(height * width)?.gt(4.0)?.reshape(shape)?,
+            one: Tensor::ones([1], dtype, device)?,
+            index,
+        })
+    }
+}
+
+type ScatterFn = fn(&Tensor, &ScatterInputs) -> CoreResult<()>;
+type CopyingScatterFn = fn(&Tensor, &ScatterInputs) -> CoreResult<Tensor>;
+
+/// Scatters in place, and their forms that make a tensor.
+const SCATTERS: &[(&str, ScatterFn, CopyingScatterFn)] = &[
+    ("index_copy_", |x, i| x.index_copy_(0, &i.index, &i.rows), |x, i| x.index_copy(0, &i.index, &i.rows)),
+    (
+        "index_add_",
+        |x, i| x.index_add_(0, &i.index, &i.rows, 2.0),
+        |x, i| x.index_add(0, &i.index, &i.rows, 2.0),
+    ),
+    ("index_fill_", |x, i| x.index_fill_(1, &i.index, 5), |x, i| x.index_fill(1, &i.index, 5)),
+    ("scatter_", |x, i| x.scatter_(0, &i.row_index, &i.rows), |x, i| x.scatter(0, &i.row_index, &i.rows)),
+    (
+        "scatter_value_",
+        |x, i| x.scatter_value_(0, &i.row_index, 5.0),
+        |x, i| x.scatter_value(0, &i.row_index, 5.0),
+    ),
+    (
+        "scatter_add_",
+        |x, i| x.scatter_add_(0, &i.row_index, &i.rows),
+        |x, i| x.scatter_add(0, &i.row_index, &i.rows),
+    ),
+    (
+        "scatter_reduce_",
+        |x, i| x.scatter_reduce_(0, &i.row_index, &i.rows, ScatterReduce::Prod, false),
+        |x, i| x.scatter_reduce(0, &i.row_index, &i.rows, ScatterReduce::Prod, false),
+    ),
+    (
+        "index_reduce_",
+        |x, i| x.index_reduce_(0, &i.index, &i.rows, ScatterReduce::Amax, true),
+        |x, i| x.index_reduce(0, &i.index, &i.rows, ScatterReduce::Amax, true),
+    ),
+    (
+        "index_put_",
+        |x, i| x.index_put_(&[Some(&i.index)], &i.rows, false),
+        |x, i| x.index_put(&[Some(&i.index)], &i.rows, false),
+    ),
+    (
+        "index_put_ of sums",
+        |x, i| x.index_put_(&[Some(&i.index)], &i.rows, true),
+        |x, i| x.index_put(&[Some(&i.index)], &i.rows, true),
+    ),
+    (
+        "index_put_ of columns",
+        |x, i| x.index_put_(&[None, Some(&i.index)], &i.columns, true),
+        |x, i| x.index_put(&[None, Some(&i.index)], &i.columns, true),
+    ),
+    (
+        "index_put_ of a mask",
+        |x, i| x.index_put_(&[Some(&i.mask)], &i.one, false),
+        |x, i| x.index_put(&[Some(&i.mask)], &i.one, false),
+    ),
+    (
+        "index_put_ of sums of a mask",
+        |x, i| x.index_put_(&[Some(&i.mask)], &i.one, true),
+        |x, i| x.index_put(&[Some(&i.mask)], &i.one, true),
+    ),
+    (
+        "put_",
+        |x, i| x.put_(&i.index, &i.rows.select(1, 0)?, false),
+        |x, i| x.put(&i.index, &i.rows.select(1, 0)?, false),
+    ),
+    (
+        "put_ of sums",
+        |x, i| x.put_(&i.index, &i.rows.select(1, 0)?, true),
+        |x, i| x.put(&i.index, &i.rows.select(1, 0)?, true),
+    ),
+];
+
+fn scatters_take_no_memory_of_the_size_of_the_tensor(device: &Device) -> Result<()> {
+    const SHAPE: [usize; 2] = [256, 128];
+    let inputs = ScatterInputs::new(SHAPE, DType::F32, device)?;
+    let start = Tensor::full(SHAPE, 3.0, DType::F32, device)?;
+    let size = 4 * start.numel() as u64;
+    for (name, scatter, copying) in SCATTERS {
+        let expected = copying(&start, &inputs)?.to_f64s()?;
+        for is_leaf in [false, true] {
+            let x = if is_leaf { start.copy()?.to_leaf()? } else { start.copy()? };
+            let _no_grad = is_leaf.then(autograd::no_grad);
+            device.pool().reset_peak_stats();
+            let before = device.memory().allocated();
+            scatter(&x, &inputs).with_context(|| name.to_string())?;
+            let peak = device.memory().peak_allocated() - before;
+            ensure!(peak < size / 2, "{name} takes {peak} bytes, and the tensor {size}");
+            ensure_close(&x.detach().to_f64s()?, &expected, 0.0, 0.0).with_context(|| name.to_string())?;
+        }
+    }
+    Ok(())
+}
+
+fn scatters_read_their_inputs_before_they_write(device: &Device) -> Result<()> {
+    // Types whose elements share words, and views whose neighbours must stay.
+    for dtype in [DType::F32, DType::F16, DType::U8, DType::I32] {
+        let inputs = ScatterInputs::new([6, 5], dtype, device)?;
+        let whole = Tensor::arange(0.0, 80.0, 1.0, DType::F32, device)?.to_dtype(dtype)?;
+        for (name, scatter, copying) in SCATTERS {
+            for layout in ["contiguous", "offset", "transposed", "narrow"] {
+                let memory = whole.copy()?;
+                let x = match layout {
+                    "contiguous" => memory.narrow(0, 0, 30)?.reshape([6, 5])?,
+                    "offset" => memory.narrow(0, 11, 30)?.reshape([6, 5])?,
+                    "transposed" => memory.narrow(0, 0, 30)?.reshape([5, 6])?.t()?,
+                    _ => memory.reshape([8, 10])?.narrow(0, 1, 6)?.narrow(1, 3, 5)?,
+                };
+                let expected = copying(&x, &inputs)?.to_f64s()?;
+                let others = whole.copy()?;
+                let place = others.as_strided(x.shape(), x.strides(), Some(x.layout().offset()))?;
+                place.copy_(&copying(&x, &inputs)?)?;
+                scatter(&x, &inputs).with_context(|| format!("{name} of {dtype}, {layout}"))?;
+                ensure_close(&x.to_f64s()?, &expected, 1e-3, 0.0)
+                    .and_then(|()| ensure_close(&memory.to_f64s()?, &others.to_f64s()?, 1e-3, 0.0))
+                    .with_context(|| format!("{name} of {dtype}, {layout}"))?;
+            }
+        }
+    }
+    // Sources and indices in the memory that is written.
+    let index = Tensor::new([2i32, 0], device)?;
+    let make = || Tensor::new([[0.0f32, 1.0], [2.0, 3.0], [4.0, 5.0]], device);
+    let x = make()?;
+    x.index_copy_(0, &index, &x.narrow(0, 0, 2)?)?;
+    ensure_values(&x, &[2.0, 3.0, 2.0, 3.0, 0.0, 1.0])?;
+    let x = make()?;
+    x.index_put_(&[Some(&index)], &x.narrow(0, 0, 2)?, true)?;
+    ensure_values(&x, &[2.0, 4.0, 2.0, 3.0, 4.0, 6.0])?;
+    let x = make()?;
+    x.index_fill_(0, &index, &x.select(0, 0)?.select(0, 1)?)?;
+    ensure_values(&x, &[1.0, 1.0, 2.0, 3.0, 1.0, 1.0])?;
+    let x = Tensor::new([2i32, 0, 1, 1], device)?;
+    x.scatter_(0, &x, &x)?;
+    ensure_values(&x, &[0.0, 1.0, 2.0, 1.0])?;
+    // Indexed dimensions that are not adjacent.
+    let x = Tensor::zeros([2, 3, 2], DType::F32, device)?;
+    let ends = Tensor::new([0i32, 1], device)?;
+    let values = Tensor::new([[1.0f32, 2.0, 3.0], [4.0, 5.0, 6.0]], device)?;
+    x.index_put_(&[Some(&ends), None, Some(&ends)], &values, false)?;
+    ensure_values(&x, &[1.0, 0.0, 2.0, 0.0, 3.0, 0.0, 0.0, 4.0, 0.0, 5.0, 0.0, 6.0])?;
+    // Tensors without dimensions, and without elements.
+    let x = Tensor::new(3.0f32, device)?;
+    x.index_copy_(0, &Tensor::new([0i32], device)?, &Tensor::new(4.0f32, device)?)?;
+    ensure_values(&x, &[4.0])?;
+    let none = Tensor::zeros([0], DType::I32, device)?;
+    x.index_fill_(0, &none, 9.0)?;
+    ensure_values(&x, &[4.0])?;
+    let x = Tensor::zeros([0, 3], DType::F32, device)?;
+    x.index_add_(0, &none, &Tensor::zeros([0, 3], DType::F32, device)?, 1.0)?;
+    Ok(())
+}
+
+fn scatters_of_16_bits_round_once(device: &Device) -> Result<()> {
+    let x = Tensor::new([2048.0f32, 1.0], device)?.to_dtype(DType::F16)?;
+    let index = Tensor::zeros([8], DType::I32, device)?;
+    // In f16, 2048 + 1 is 2048.
+    x.index_put_(&[Some(&index)], &Tensor::ones([8], DType::F16, device)?, true)?;
+    ensure_values(&x, &[2056.0, 1.0])
+}
+
+fn scatters_count_as_writes(device: &Device) -> Result<()> {
+    let index = Tensor::new([1i32], device)?;
+    for (name, _, _) in &SCATTERS[..3] {
+        let x = Tensor::ones([4], DType::F32, device)?.to_leaf()?;
+        let y = x.exp()?;
+        {
+            let _no_grad = autograd::no_grad();
+            match *name {
+                "index_copy_" => y.index_copy_(0, &index, &Tensor::ones([1], DType::F32, device)?)?,
+                "index_add_" => y.index_add_(0, &index, &Tensor::ones([1], DType::F32, device)?, 1.0)?,
+                _ => y.index_fill_(0, &index, 7.0)?,
+            }
+        }
+        let error = y.sum_all()?.backward().err().context("a changed tensor was used")?.to_string();
+        ensure!(error.contains("`exp`") && error.contains("changed in place since"), "{name}: {error}");
+    }
     Ok(())
 }

@@ -160,6 +160,7 @@ pointwise_ops! {
     // In place, the tensor is the first operand.
     MASKED_FILL_ "masked_fill_": Any, "select(a, c, b != T(0))", [], [
         Expr("select(g, T(0), b != T(0))", &[B]), NoGrad, Expr("select(T(0), g, b != T(0))", &[B])];
+    MASKED_ADD_ "masked_add_": Any, "select(a, a + c, b != T(0))", [], [NoGrad, NoGrad, NoGrad];
     FILL_ "fill_": Any, "b", [], [Zero, Expr("g", &[])];
     // Equal operands share the gradient.
     CLAMP "clamp": Number, "m_min(m_max(a, b), c)"
@@ -266,7 +267,7 @@ impl Tensor {
     }
 
     /// Casts a scalar fill value to the tensor's type.
-    fn fill_operand<'a>(&self, op: &'static str, value: Operand<'a>) -> Result<Operand<'a>> {
+    pub(crate) fn fill_operand<'a>(&self, op: &'static str, value: Operand<'a>) -> Result<Operand<'a>> {
         let Operand::Scalar(scalar) = value else { return Ok(value) };
         match scalar.convert_to(self.dtype()) {
             ScalarConversion::Exact(scalar) => Ok(Operand::Scalar(scalar)),
@@ -319,7 +320,20 @@ impl Tensor {
     pub fn masked_fill_<'a>(&self, mask: &Tensor, value: impl Into<Operand<'a>>) -> Result<()> {
         launch::check_bool_mask("masked_fill_", mask)?;
         let value = self.fill_operand("masked_fill_", value.into())?;
+        let cast = self.cast_fill_tensor(value)?;
+        let value = cast.as_ref().map_or(value, Operand::Tensor);
         run_pointwise_inplace(&MASKED_FILL_, self, &[mask.into(), value], &[])
+    }
+
+    /// Adds `value` in place where `mask` is true. Not differentiable.
+    pub(crate) fn masked_add_(&self, mask: &Tensor, value: &Tensor) -> Result<()> {
+        run_pointwise_inplace(&MASKED_ADD_, self, &[mask.into(), value.into()], &[])
+    }
+
+    /// Casts an integer tensor that fills a bool tensor in place, as PyTorch does. `None` for other values.
+    fn cast_fill_tensor(&self, value: Operand<'_>) -> Result<Option<Tensor>> {
+        let integers = value.as_tensor().filter(|t| t.dtype().is_int() && self.dtype() == DType::Bool);
+        integers.map(|t| t.to_dtype(DType::Bool)).transpose()
     }
 
     /// Replaces every element by `value`, a scalar or a zero-dimensional tensor.
@@ -338,7 +352,8 @@ impl Tensor {
             };
             return self.copy_(&Tensor::create_constant(&[value], &[], self.device())?);
         }
-        run_pointwise_inplace(&FILL_, self, &[value], &[])
+        let cast = self.cast_fill_tensor(value)?;
+        run_pointwise_inplace(&FILL_, self, &[cast.as_ref().map_or(value, Operand::Tensor)], &[])
     }
 
     /// Replaces every element by zero.

@@ -174,7 +174,9 @@ impl ExprEnv<'_> {
         let op = if name == "min" { "minimum" } else { name.strip_prefix("m_").unwrap_or(name) };
         let defined = FUNCTION_DEFINITIONS.iter().find(|(known, _)| *known == name);
         Ok(match (name, &args[..], defined) {
-            ("m_isnan" | "m_isfinite", [x], _) => ExprValue::Mask(self.run(op, &[(&x.detach()).into()])?),
+            ("m_isnan" | "m_isfinite" | "m_isinf", [x], _) => {
+                ExprValue::Mask(self.run(op, &[(&x.detach()).into()])?)
+            }
             ("m_log1pexp", [x], _) => ExprValue::Tensor(x.softplus(1.0, f64::INFINITY)?),
             (_, [x], Some((_, expr))) => {
                 let values = [("x", ExprValue::Tensor(x.clone()))].into_iter().collect();

@@ -463,6 +463,15 @@ fn attach_backward(
     })
 }
 
+/// Fails if a result does not fit in place: a float into another type, or a number into a bool.
+pub(crate) fn check_fits_in_place(op: &'static str, target: DType, result: DType) -> Result<()> {
+    fail_if!(result.is_float() && !target.is_float();
+        dtype(op, target), "the result is a float and does not fit in place");
+    fail_if!(target == DType::Bool && result != DType::Bool;
+        dtype(op, target), "the result is {result} and does not fit in place; cast the tensor with `to_dtype`");
+    Ok(())
+}
+
 /// Runs an operation in place on its first operand, which keeps its dtype.
 #[track_caller]
 pub(crate) fn run_pointwise_inplace(
@@ -503,10 +512,9 @@ pub(crate) fn run_pointwise_inplace(
             autograd::check_no_grad_inputs(op.name, &[t])?;
         }
     }
-    let (compute, _) = resolve_dtypes(op, &args)?;
+    let (compute, result) = resolve_dtypes(op, &args)?;
     check_attrs(op, compute, attrs)?;
-    fail_if!(compute.is_float() && !target.dtype().is_float();
-        dtype(op.name, target.dtype()), "the result is a float and does not fit in place");
+    check_fits_in_place(op.name, target.dtype(), result)?;
     let spec = op.build_spec(&args, attrs, compute, compute)?;
     pointwise_kernel::run(&spec, target, true)?;
     if !recorded {

@@ -119,11 +119,12 @@ unary! {
     sinc / sinc_(): Float, "select(m_sin(a * 3.141592653589793) / (a * 3.141592653589793), 1.0, a == 0.0)", ["base", "mul_wide", "trig"],
         Expr("select(g * ((a * 3.141592653589793 * m_cos(a * 3.141592653589793) - m_sin(a * 3.141592653589793)) \
             / (a * a * 3.141592653589793)), 0.0, a * a == 0.0)", &[A]);
-    /// sin(a) / a, and 1 at 0 (PyTorch's `special.spherical_bessel_j0`). Near 0 the gradient is a series.
-    spherical_bessel_j0(): Float, "select(m_sin(a) / a, 1.0, a == 0.0)", ["base", "mul_wide", "trig"],
-        Expr("g * select((a * m_cos(a) - m_sin(a)) / (a * a), \
+    /// sin(a) / a, 1 at 0, and 0 at infinities (PyTorch's `special.spherical_bessel_j0`). Near 0 the gradient is a
+    /// series.
+    spherical_bessel_j0(): Float, "select(select(m_sin(a) / a, 1.0, a == 0.0), 0.0, m_isinf(a))", ["base", "mul_wide", "trig"],
+        Expr("g * select(select((a * m_cos(a) - m_sin(a)) / (a * a), \
             a * -0.3333333333333333 * (1.0 - a * a / 10.0 * (1.0 - a * a / 28.0 * (1.0 - a * a / 54.0 * (1.0 - a * a / 88.0)))), \
-            abs(a) < 0.25)", &[A]);
+            abs(a) < 0.25), 0.0, m_isinf(a))", &[A]);
     /// Normal distribution function Φ(a) (PyTorch's `special.ndtr`).
     ndtr(): Float, "0.5 * m_erfc(a * -0.7071067811865476)", ["base", "exp", "log", "erf"],
         Expr("g * 0.3989422804014327 * m_exp(a * a * -0.5)", &[A]);

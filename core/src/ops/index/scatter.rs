@@ -5,7 +5,9 @@ use std::sync::Arc;
 use crate::autograd::BackwardCtx;
 use crate::ops::ScatterOp;
 use crate::ops::index::select;
-use crate::ops::index::{ScatterSource, leading_part, pad_ends, scatter_into, split_dim_stride};
+use crate::ops::index::{
+    ScatterSource, ScatterTarget, leading_part, pad_ends, scatter_into, split_dim_stride,
+};
 use crate::ops::prelude::*;
 use crate::ops::sort;
 
@@ -152,6 +154,12 @@ impl ScatterReduction {
 
     fn run(&self, x: &Tensor, src: &Tensor) -> Result<Tensor> {
         let out = x.copy()?;
+        self.reduce_into(&out, src)?;
+        if self.reduce == ScatterReduce::Mean { self.divide_by_counts(&out) } else { Ok(out) }
+    }
+
+    /// Reduces in place. For means, the result is the sum.
+    fn reduce_into(&self, out: &Tensor, src: &Tensor) -> Result<()> {
         if !self.include_self {
             let first = match self.reduce {
                 ScatterReduce::Sum | ScatterReduce::Mean => ScatterSource::Scalar(0.0),
@@ -159,14 +167,17 @@ impl ScatterReduction {
                 // Any element of the source replaces the old value: an extremum may count it twice.
                 ScatterReduce::Amax | ScatterReduce::Amin => src.into(),
             };
-            self.scatter(&out, &first, ScatterOp::Set)?;
+            self.scatter(out, &first, ScatterOp::Set)?;
         }
-        self.scatter(&out, &src.into(), self.reduce.scatter_op())?;
-        if self.reduce != ScatterReduce::Mean {
-            return Ok(out);
+        self.scatter(out, &src.into(), self.reduce.scatter_op())
+    }
+
+    fn divide_by_counts(&self, sum: &Tensor) -> Result<Tensor> {
+        let counts = self.count_contributions(sum)?;
+        match sum.dtype() {
+            dtype if dtype.is_float() => sum.div(&counts),
+            dtype => sum.floor_divide(&counts)?.to_dtype(dtype),
         }
-        let counts = self.count_contributions(x)?;
-        if x.dtype().is_float() { out.div(&counts) } else { out.floor_divide(&counts)?.to_dtype(x.dtype()) }
     }
 
     /// Computes the product with differentiable products, so that gradients of any order exist, also with
@@ -253,6 +264,8 @@ struct IndexSelection {
     shape: Dims,
     /// Number of rows, and elements of a row.
     matrix_shape: [usize; 2],
+    /// Elements of the dimensions before and after the indexed ones, if those are adjacent.
+    surrounding: Option<[usize; 2]>,
     /// Row of each selected element, one-dimensional.
     rows: Tensor,
     /// Shape of the result.
@@ -294,8 +307,8 @@ fn try_put_by_mask(
     op: &'static str,
     x: &Tensor,
     indices: &[Option<&Tensor>],
-    values: &Tensor,
-    accumulate: bool,
+    (values, accumulate): (&Tensor, bool),
+    target: ScatterTarget,
 ) -> Result<Option<Tensor>> {
     let mut masks = indices.iter().enumerate().filter_map(|(d, index)| Some((d, (*index)?)));
     let (Some((d, mask)), None) = (masks.next(), masks.next()) else { return Ok(None) };
@@ -313,9 +326,18 @@ fn try_put_by_mask(
     values.layout().broadcast_to(op, &with_rows(1))?;
     let flat = x.reshape(with_rows(mask.numel()))?;
     let values = values.broadcast_to(flat.shape())?;
-    let put = if accumulate { flat.add(&values)? } else { values };
     let column: Dims = [&[mask.numel()][..], &vec![1; after.len()]].concat().into();
     let mask = mask.reshape(&column)?.broadcast_to(flat.shape())?;
+    if target == ScatterTarget::Operand {
+        let out = target.written(&flat)?;
+        if accumulate {
+            out.masked_add_(&mask, &values)?
+        } else {
+            out.masked_fill_(&mask, &values)?
+        }
+        return Ok(Some(out));
+    }
+    let put = if accumulate { flat.add(&values)? } else { values };
     put.where_(&mask, &flat)?.reshape(x.shape()).map(Some)
 }
 
@@ -364,12 +386,14 @@ impl IndexSelection {
         // The result's index dimensions replace adjacent indexed dimensions, and otherwise come first.
         let side_by_side = indexed.windows(2).all(|w| w[1] == w[0] + 1);
         let before = if side_by_side { indexed[0] } else { 0 };
+        let surrounding =
+            side_by_side.then(|| [&x.shape()[..before], &x.shape()[before + indexed.len()..]].map(numel));
         let extents = &shape[indexed.len()..];
         let result: Dims = [&extents[..before], &index, &extents[before..]].concat().into();
         let index_dims = before..before + index.len();
         let other_dims = (0..result.len()).filter(|k| !index_dims.contains(k));
         let result_order = index_dims.clone().chain(other_dims).map(|k| k as isize).collect();
-        Ok(Self { dim_order, shape, matrix_shape, rows, result_shape: result, result_order })
+        Ok(Self { dim_order, shape, matrix_shape, surrounding, rows, result_shape: result, result_order })
     }
 
     /// Returns a tensor of the indexed shape as a matrix of rows: a view if the strides allow it.
@@ -405,6 +429,44 @@ impl IndexSelection {
         let shape = [self.rows.numel(), self.matrix_shape[1]];
         scatter_into(op, out, 0, (&self.rows, &[1, 0]), &shape, source, (how, None))
     }
+
+    /// Scatters the rows of the matrix `values` into a contiguous tensor in place. Sums in 16 bits are rounded once.
+    fn scatter_rows(&self, op: &'static str, target: &Tensor, values: &Tensor, how: ScatterOp) -> Result<()> {
+        let [extent, width] = self.matrix_shape;
+        let n = self.rows.numel();
+        let Some([before, after]) = self.surrounding else {
+            // Dimensions that are not adjacent do not merge in a view.
+            let matrix = self.to_matrix(target)?;
+            self.scatter_lines(op, &matrix, 0, &[n, width], values, how)?;
+            if matrix.shares_storage(target) {
+                return Ok(());
+            }
+            let back = matrix.reshape(&self.shape[..])?.permute(invert_permutation(&self.dim_order))?;
+            return back.copy_into(target);
+        };
+        let lines = target.reshape([before, extent, after])?;
+        let values = values.reshape([n, before, after])?.transpose(0, 1)?;
+        self.scatter_lines(op, &lines, 1, &[before, n, after], &values, how)
+    }
+
+    /// Scatters `values` of this shape into the rows along `dim`.
+    fn scatter_lines(
+        &self,
+        op: &'static str,
+        out: &Tensor,
+        dim: usize,
+        shape: &[usize],
+        values: &Tensor,
+        how: ScatterOp,
+    ) -> Result<()> {
+        let strides = with_extent(&Dims::from_elem(0, shape.len()), dim, 1);
+        let index = (&self.rows, &strides[..]);
+        // The scanning kernel rounds each sum.
+        if how == ScatterOp::Add && out.dtype().size() == 2 && out.numel() > 0 && numel(shape) > 0 {
+            return scatter_sorted_runs(op, out, dim, index, shape, (values, values.strides()), (how, None));
+        }
+        scatter_into(op, out, dim, index, shape, &values.into(), (how, None))
+    }
 }
 
 impl Tensor {
@@ -426,16 +488,38 @@ impl Tensor {
         reduce: ScatterReduce,
         include_self: bool,
     ) -> Result<Tensor> {
+        self.scatter_reduce_to(dim, index, src, (reduce, include_self), ScatterTarget::Copy)
+    }
+
+    #[track_caller]
+    pub(in crate::ops) fn scatter_reduce_to(
+        &self,
+        dim: isize,
+        index: &Tensor,
+        src: &Tensor,
+        (reduce, include_self): (ScatterReduce, bool),
+        target: ScatterTarget,
+    ) -> Result<Tensor> {
         operation!(OP);
         let d = normalize_dim(OP, dim, self.rank())?;
         self.check_scatter(OP, d, index, src)?;
         if self.dtype().size() == 2 {
             // Reduce 16-bit floats in f32, and round once.
             let (x, src) = (self.to_dtype(DType::F32)?, src.to_dtype(DType::F32)?);
-            return x.scatter_reduce(dim, index, &src, reduce, include_self)?.to_dtype(self.dtype());
+            let out = x.scatter_reduce(dim, index, &src, reduce, include_self)?.to_dtype(self.dtype())?;
+            return target.store(self, out);
         }
-        let part = leading_part(src, index.shape())?;
-        let call = ScatterReduction { dim: d, index: index.detach(), reduce, include_self };
+        let part = leading_part(&target.input(self, src)?, index.shape())?;
+        let index = target.input(self, index)?.detach();
+        let call = ScatterReduction { dim: d, index, reduce, include_self };
+        if target == ScatterTarget::Operand {
+            let out = target.written(self)?;
+            call.reduce_into(&out, &part.detach())?;
+            return match reduce {
+                ScatterReduce::Mean => target.store(self, call.divide_by_counts(&out)?),
+                _ => Ok(out),
+            };
+        }
         let (x, src) = (self.detach(), part.detach());
         let out = call.run(&x, &src)?;
         drop((x, src));
@@ -511,29 +595,42 @@ impl Tensor {
         values: &Tensor,
         accumulate: bool,
     ) -> Result<Tensor> {
-        operation!(OP = "index_put", autocast [self, values], |x, values|
-            x.index_put(indices, &values, accumulate));
+        dispatch_autocast!("index_put", [self, values], |x, values| x
+            .index_put(indices, &values, accumulate));
+        self.index_put_to(indices, values, accumulate, ScatterTarget::Copy)
+    }
+
+    #[track_caller]
+    pub(in crate::ops) fn index_put_to(
+        &self,
+        indices: &[Option<&Tensor>],
+        values: &Tensor,
+        accumulate: bool,
+        target: ScatterTarget,
+    ) -> Result<Tensor> {
+        operation!(OP = "index_put");
         fail_if!(values.dtype() != self.dtype();
             dtype(OP, values.dtype()), "the values have the type of the tensor, {}", self.dtype());
         self.check_same_device(OP, values)?;
         if let Some((x, indices, d)) = expand_scalar_mask(self, indices)? {
             let indices = indices.iter().map(Option::as_ref).collect::<Vec<_>>();
-            return x.index_put(&indices, values, accumulate)?.squeeze(d);
+            return x.index_put_to(&indices, values, accumulate, target)?.squeeze(d);
         }
-        if let Some(put) = try_put_by_mask(OP, self, indices, values, accumulate)? {
+        if target == ScatterTarget::Operand && !self.is_contiguous() {
+            return target.store(self, self.index_put_to(indices, values, accumulate, ScatterTarget::Copy)?);
+        }
+        if let Some(put) = try_put_by_mask(OP, self, indices, (values, accumulate), target)? {
             return Ok(put);
         }
-        if accumulate && self.dtype().size() == 2 {
+        if target == ScatterTarget::Copy && accumulate && self.dtype().size() == 2 {
             let (x, values) = (self.to_dtype(DType::F32)?, values.to_dtype(DType::F32)?);
             return x.index_put(indices, &values, true)?.to_dtype(self.dtype());
         }
         let selection = IndexSelection::new(OP, self, indices)?;
-        let values = selection.values_to_matrix(OP, values)?;
+        let values = selection.values_to_matrix(OP, &target.input(self, values)?)?;
         let how = if accumulate { ScatterOp::Add } else { ScatterOp::Set };
-        let rows = selection.to_matrix(&self.detach())?.copy()?;
-        selection.scatter(OP, &rows, &(&values.detach()).into(), how)?;
-        let out = selection.restore_from_matrix(&rows)?;
-        drop(rows);
+        let out = target.written(self)?;
+        selection.scatter_rows(OP, &out, &values.detach(), how)?;
         let selection = Arc::new(selection);
         Ok(autograd::differentiable(OP, out, &[self, &values], move |g, wants| {
             let rows = selection.to_matrix(g)?;

@@ -1,7 +1,8 @@
 //! Copies with a replaced part, and linear indices: PyTorch's `*_scatter`, `take`, `put` and diagonals.
 
+use crate::ops::ScatterOp;
 use crate::ops::index::scatter::ScatterReduce;
-use crate::ops::index::select;
+use crate::ops::index::{ScatterTarget, select};
 use crate::ops::prelude::*;
 use crate::ops::reduce::scan;
 
@@ -96,11 +97,26 @@ impl Tensor {
     /// An index out of range is skipped: see [`check_indices`](crate::ops::check_indices).
     #[track_caller]
     pub fn put(&self, index: &Tensor, source: &Tensor, accumulate: bool) -> Result<Tensor> {
+        self.put_to(index, source, accumulate, ScatterTarget::Copy)
+    }
+
+    #[track_caller]
+    pub(in crate::ops) fn put_to(
+        &self,
+        index: &Tensor,
+        source: &Tensor,
+        accumulate: bool,
+        target: ScatterTarget,
+    ) -> Result<Tensor> {
         operation!("put");
+        if target == ScatterTarget::Operand && !self.is_contiguous() {
+            return target.store(self, self.put(index, source, accumulate)?);
+        }
         fail_if!(index.numel() != source.numel();
             shape("put", [index, source]), "takes as many values as indices");
         let (index, source) = (index.reshape([-1])?, source.reshape([-1])?);
-        self.reshape([-1])?.index_put(&[Some(&index)], &source, accumulate)?.reshape(self.shape())
+        let line = self.reshape([-1])?;
+        line.index_put_to(&[Some(&index)], &source, accumulate, target)?.reshape(self.shape())
     }
 
     /// Returns a copy with slices of `source` written along `dim` at the one-dimensional `index`.
@@ -112,6 +128,17 @@ impl Tensor {
     /// [`scatter`](Self::scatter).
     #[track_caller]
     pub fn index_copy(&self, dim: isize, index: &Tensor, source: &Tensor) -> Result<Tensor> {
+        self.index_copy_to(dim, index, source, ScatterTarget::Copy)
+    }
+
+    #[track_caller]
+    pub(in crate::ops) fn index_copy_to(
+        &self,
+        dim: isize,
+        index: &Tensor,
+        source: &Tensor,
+        target: ScatterTarget,
+    ) -> Result<Tensor> {
         operation!(OP = "index_copy");
         let d = normalize_dim(OP, dim, self.rank())?;
         let extent = extent_or_one(source, d);
@@ -119,10 +146,12 @@ impl Tensor {
             shape(OP, [self, index, source]),
             "takes an index of one dimension, and a source of this rank with a slice for each");
         if self.rank() == 0 {
-            return self.reshape([1])?.index_copy(0, index, &source.reshape([1])?)?.reshape([0usize; 0]);
+            let (x, source) = (self.reshape([1])?, source.reshape([1])?);
+            return x.index_copy_to(0, index, &source, target)?.reshape([0usize; 0]);
         }
         let shape = with_extent(&Dims::from_elem(1, self.rank()), d, extent);
-        self.scatter(dim, &index.reshape(&shape[..])?.broadcast_to(source.shape())?, source)
+        let index = index.reshape(&shape[..])?.broadcast_to(source.shape())?;
+        self.scatter_op("scatter", dim, &index, source, ScatterOp::Set, target)
     }
 
     /// Returns a copy with slices of `source` reduced into the slices along `dim` that the one-dimensional `index`
@@ -141,18 +170,32 @@ impl Tensor {
         reduce: ScatterReduce,
         include_self: bool,
     ) -> Result<Tensor> {
+        self.index_reduce_to(dim, index, source, (reduce, include_self), ScatterTarget::Copy)
+    }
+
+    #[track_caller]
+    pub(in crate::ops) fn index_reduce_to(
+        &self,
+        dim: isize,
+        index: &Tensor,
+        source: &Tensor,
+        (reduce, include_self): (ScatterReduce, bool),
+        target: ScatterTarget,
+    ) -> Result<Tensor> {
         operation!(OP = "index_reduce");
         let d = normalize_dim(OP, dim, self.rank())?;
         if self.rank() == 0 {
             let (x, source) = (self.reshape([1])?, source.reshape([-1])?);
-            return x.index_reduce(0, index, &source, reduce, include_self)?.reshape([0usize; 0]);
+            return x
+                .index_reduce_to(0, index, &source, (reduce, include_self), target)?
+                .reshape([0usize; 0]);
         }
         let shape = with_extent(self.shape(), d, index.numel());
         fail_if!(index.rank() > 1 || source.shape() != &shape[..]; shape(OP, [self, index, source]),
             "the index has one dimension, and the source the shape {shape:?}");
         let shape = with_extent(&Dims::from_elem(1, self.rank()), d, index.numel());
         let index = index.reshape(&shape[..])?.broadcast_to(source.shape())?;
-        self.scatter_reduce(dim, &index, source, reduce, include_self)
+        self.scatter_reduce_to(dim, &index, source, (reduce, include_self), target)
     }
 
     /// Returns the coordinates of linear indices in row-major order, a tensor for each dimension of `shape`:
@@ -161,7 +204,8 @@ impl Tensor {
     /// The coordinates have the dtype of the indices; i32 for u8, and for i64 on devices without 64-bit integers.
     ///
     /// # Errors
-    /// The dtype is not an integer, or `shape` has an extent of 0.
+    /// The dtype is not an integer, or `shape` has an extent of 0. The dtype is i64, the device lacks 64-bit integers,
+    /// and `shape` has more than 2³¹ elements.
     #[track_caller]
     pub fn unravel_index(&self, shape: impl IntoShape) -> Result<Vec<Tensor>> {
         operation!(OP = "unravel_index");
@@ -170,7 +214,16 @@ impl Tensor {
         fail_if!(shape.contains(&0); shape(OP, &[&shape[..]]), "no index is inside a shape without elements");
         let mut rest = match self.dtype() {
             DType::U8 => self.to_dtype(DType::I32)?,
-            DType::I64 if !self.device().info().features.i64 => self.to_dtype(DType::I32)?,
+            DType::I64 if !self.device().info().features.i64 => {
+                let count = shape.iter().try_fold(1usize, |count, &extent| count.checked_mul(extent));
+                if count.is_none_or(|count| count > 1 << 31) {
+                    let reason = format!(
+                        "the adapter has no 64-bit integers, and 32 bits do not hold all indices into {shape:?}"
+                    );
+                    return Err(Error::Unsupported { op: OP, device: self.device().to_string(), reason });
+                }
+                self.to_dtype(DType::I32)?
+            }
             _ => self.clone(),
         };
         let mut coordinates = Vec::with_capacity(shape.len());

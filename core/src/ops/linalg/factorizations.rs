@@ -131,6 +131,7 @@ impl Tensor {
     #[track_caller]
     pub fn qr(&self, complete: bool) -> Result<(Tensor, Tensor)> {
         operation!(OP = "qr", autocast[self], |x| x.qr(complete));
+        let _no_autocast = amp::no_autocast();
         let MatrixShape { batch_shape: lead, m, n } = check_matrices(OP, self)?;
         let batch = lead.iter().product::<usize>();
         if complete && m > n {
@@ -346,6 +347,7 @@ impl Tensor {
     #[track_caller]
     pub fn lstsq(&self, b: &Tensor, rtol: Option<f64>) -> Result<LstsqResult> {
         operation!(OP = "lstsq", autocast [self, b], |a, b| a.lstsq(&b, rtol));
+        let _no_autocast = amp::no_autocast();
         let (of_a, of_b) = (check_matrices(OP, self)?, check_matrices(OP, b)?);
         fail_if!(of_a.m != of_b.m;
             shape(OP, [self, b]), "takes right sides with a row for each of the matrix");

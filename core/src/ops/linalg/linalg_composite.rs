@@ -186,6 +186,7 @@ impl Tensor {
     #[track_caller]
     pub fn matrix_exp(&self) -> Result<Tensor> {
         operation!(OP = "matrix_exp", autocast[self], |x| x.matrix_exp());
+        let _no_autocast = amp::no_autocast();
         let (_, n) = check_square(OP, self)?;
         let eye = Tensor::eye(n, n, self.dtype(), self.device())?;
         if self.numel() == 0 {
@@ -255,6 +256,7 @@ impl Tensor {
     #[track_caller]
     pub fn polar(&self) -> Result<(Tensor, Tensor)> {
         operation!(OP = "polar", autocast[self], |x| x.polar());
+        let _no_autocast = amp::no_autocast();
         let MatrixShape { m, n, .. } = check_matrices(OP, self)?;
         fail_if!(m < n; shape(OP, [self]), "takes matrices with at least as many rows as columns");
         let (u, s, vh) = self.svd()?;
@@ -265,13 +267,15 @@ impl Tensor {
     /// PyTorch's `svd_lowrank`.
     ///
     /// Returns U \[.., m, q\], values \[.., q\] and V \[.., n, q\]. Each of `niter` iterations makes the result more
-    /// accurate; 2 is usual. If `q` is at least the rank, the result is that of [`svd`](Self::svd).
+    /// accurate. If `q` is at least the rank, the result is that of [`svd`](Self::svd). PyTorch's defaults are a `q` of
+    /// 6, or the smaller extent if that is less, and 2 iterations.
     ///
     /// # Errors
     /// `q` is 0 or exceeds an extent of the matrices, or `niter` is above 1,000. See also [`svd`](Self::svd).
     #[track_caller]
     pub fn svd_lowrank(&self, q: usize, niter: usize) -> Result<(Tensor, Tensor, Tensor)> {
         operation!(OP = "svd_lowrank", autocast[self], |x| x.svd_lowrank(q, niter));
+        let _no_autocast = amp::no_autocast();
         let MatrixShape { m, n, .. } = check_matrices(OP, self)?;
         fail_if!(niter > 1000; argument(OP), "takes at most 1,000 iterations, got {niter}");
         fail_if!(q == 0 || q > m.min(n); argument(OP), "takes 1 to {} values, got {q}", m.min(n));
@@ -295,6 +299,7 @@ impl Tensor {
     #[track_caller]
     pub fn pca_lowrank(&self, q: usize, center: bool, niter: usize) -> Result<(Tensor, Tensor, Tensor)> {
         operation!(OP = "pca_lowrank", autocast[self], |x| x.pca_lowrank(q, center, niter));
+        let _no_autocast = amp::no_autocast();
         check_matrices(OP, self)?;
         if !center {
             return self.svd_lowrank(q, niter);

@@ -1,5 +1,6 @@
 //! Scans (prefix sums and the like) along one dimension.
 
+use crate::ops::elementwise::pointwise;
 use crate::ops::norm::softmax::RowLayout;
 use crate::ops::prelude::*;
 use crate::ops::reduce::value_selecting_backward;
@@ -12,8 +13,8 @@ struct Scan<'a> {
     combine: &'static str,
     exclusive: bool,
     reverse: bool,
-    /// Keeps u32 counts in u32, which every device can add.
-    keeps_u32: bool,
+    /// Dtype of sums and products of integers and bools; `None` for i64.
+    result: Option<DType>,
     /// Factors of an `affine` scan.
     factor: Option<&'a Tensor>,
 }
@@ -127,11 +128,12 @@ impl Scan<'_> {
         let d = normalize_dim(self.op, dim, x.rank())?;
         let extreme = matches!(self.combine, "max" | "min");
         let result = match x.dtype() {
-            dtype if dtype.is_float() || extreme || self.keeps_u32 => dtype,
-            _ => DType::I64,
+            dtype if dtype.is_float() || extreme => dtype,
+            _ => self.result.unwrap_or(DType::I64),
         };
         let compute = match (extreme, x.dtype()) {
             (true, DType::U8 | DType::Bool) => DType::U32,
+            (false, DType::U8) if result == DType::U8 => DType::U32,
             (false, DType::Bool) => DType::I32,
             (true, dtype) => dtype,
             _ => result,
@@ -175,13 +177,32 @@ impl Scan<'_> {
 /// Computes the cumulative sum of one-dimensional u32 counts. Not recorded.
 #[track_caller]
 pub(crate) fn cumsum_counts(counts: &Tensor) -> Result<Tensor> {
-    Ok(Scan { op: "totals", combine: "sum", keeps_u32: true, ..Scan::default() }.run(counts, 0)?.0)
+    Ok(Scan { op: "totals", combine: "sum", result: Some(DType::U32), ..Scan::default() }.run(counts, 0)?.0)
 }
 
 impl Tensor {
     #[track_caller]
     fn scan(&self, op: &'static str, combine: &'static str, dim: isize, reverse: bool) -> Result<Tensor> {
         Ok(Scan { op, combine, reverse, ..Scan::default() }.run(self, dim)?.0)
+    }
+
+    /// Computes [`cumsum`](Self::cumsum) for an operation in place: integers keep their dtype, and wrap around.
+    #[track_caller]
+    pub(in crate::ops) fn cumsum_in_own_dtype(&self, dim: isize) -> Result<Tensor> {
+        if self.dtype().is_float() { self.cumsum(dim) } else { self.scan_integers("cumsum", "sum", dim) }
+    }
+
+    /// Computes [`cumprod`](Self::cumprod) for an operation in place: integers keep their dtype, and wrap around.
+    #[track_caller]
+    pub(in crate::ops) fn cumprod_in_own_dtype(&self, dim: isize) -> Result<Tensor> {
+        if self.dtype().is_float() { self.cumprod(dim) } else { self.scan_integers("cumprod", "prod", dim) }
+    }
+
+    #[track_caller]
+    fn scan_integers(&self, op: &'static str, combine: &'static str, dim: isize) -> Result<Tensor> {
+        // Totals of bools are i64.
+        pointwise::check_fits_in_place(op, self.dtype(), DType::I64)?;
+        Ok(Scan { op, combine, result: Some(self.dtype()), ..Scan::default() }.run(self, dim)?.0)
     }
 
     /// Computes the cumulative sum along `dim`. Integers and bools give i64.
@@ -351,17 +372,18 @@ impl Tensor {
         let n = extent_or_one(self, d);
         fail_if!(n <= edge_order; shape(OP, [self]), "takes at least {} values along {dim}", edge_order + 1);
         let d = d as isize;
-        let x = if self.dtype().is_float() { self.clone() } else { self.to_dtype(DType::F32)? };
+        let changes = self.float_differences(d, 1)?;
+        let dtype = changes.dtype();
         let gaps = match spacing {
             Operand::Tensor(points) => {
                 fail_if!(points.shape() != [n]; shape(OP, [self, points]), "takes {n} positions");
-                points.diff(1, 0, &Default::default())?
+                points.float_differences(0, 1)?
             }
-            distance => Tensor::ones([n - 1], x.dtype(), x.device())?.mul(distance)?,
+            distance => Tensor::ones([n - 1], dtype, self.device())?.mul(distance)?,
         };
-        let along = with_extent(&Dims::from_elem(1, x.rank()), d as usize, n - 1);
-        let gaps = gaps.to_dtype(x.dtype())?.reshape(&along[..])?;
-        let slopes = x.diff(1, d, &Default::default())?.div(&gaps)?;
+        let along = with_extent(&Dims::from_elem(1, self.rank()), d as usize, n - 1);
+        let gaps = gaps.to_dtype(dtype)?.reshape(&along[..])?;
+        let slopes = changes.div(&gaps)?;
         let pick = |at: usize| -> Result<(Tensor, Tensor)> {
             Ok((slopes.narrow(d, at, 1)?, gaps.narrow(d, at, 1)?))
         };
@@ -376,10 +398,7 @@ impl Tensor {
         };
         let inner = match spacing {
             // The middle value has no weight, so an infinity there has no effect.
-            Operand::Scalar(_) => {
-                let change = x.narrow(d, 2, n - 2)?.sub(&x.narrow(d, 0, n - 2)?)?;
-                change.mul(0.5)?.div(&gaps.narrow(d, 0, 1)?)?
-            }
+            Operand::Scalar(_) => self.float_differences(d, 2)?.mul(0.5)?.div(&gaps.narrow(d, 0, 1)?)?,
             Operand::Tensor(_) => {
                 let (before, after) = (gaps.narrow(d, 0, n - 2)?, gaps.narrow(d, 1, n - 2)?);
                 let sum = slopes.narrow(d, 0, n - 2)?.mul(&after)?;
@@ -387,6 +406,21 @@ impl Tensor {
             }
         };
         cat(&[&end(0, 1)?, &inner, &end(n - 2, n.saturating_sub(3))?], d)
+    }
+
+    /// Returns the differences of elements that are `step` apart along `dim`. Integers are subtracted in the widest
+    /// integers that the device has, because f32 would round them. Their differences are f32.
+    fn float_differences(&self, dim: isize, step: usize) -> Result<Tensor> {
+        let wide = if self.device().info().features.i64 { DType::I64 } else { DType::I32 };
+        let x = match self.dtype() {
+            dtype if dtype.is_float() => self.clone(),
+            // Without i64, differences of u32 wrap around, and so does the cast to i32 below.
+            DType::U32 if wide == DType::I32 => self.clone(),
+            _ => self.to_dtype(wide)?,
+        };
+        let left = x.dim(dim)?.saturating_sub(step);
+        let changes = x.narrow(dim, x.dim(dim)? - left, left)?.sub(&x.narrow(dim, 0, left)?)?;
+        if changes.dtype().is_float() { Ok(changes) } else { changes.to_dtype(wide)?.to_dtype(DType::F32) }
     }
 
     /// Returns the cumulative maximum along `dim` and its index (i64), the last of equal elements.
