@@ -3,6 +3,7 @@
 //! The programs are built while missing dependencies are fetched. Then stages run in parallel, because most keep only
 //! one core busy: SwiftShader compiles kernels on the calling thread.
 
+use crate::browser::WASM_TARGET;
 use crate::environment::Environment;
 use crate::setup::{Dependency, Setup};
 use crate::stage::{PendingStage, Stage, print_summary};
@@ -84,6 +85,8 @@ struct TestDependencies {
     validation: Result<Dependency>,
     lavapipe: Result<Dependency>,
     swiftshader: Result<Dependency>,
+    /// The standard library for pages, and a browser.
+    browser: Result<()>,
 }
 
 impl TestDependencies {
@@ -95,6 +98,7 @@ impl TestDependencies {
             validation: setup.ensure_validation_layer(),
             lavapipe: setup.ensure_lavapipe(),
             swiftshader: setup.ensure_swiftshader(),
+            browser: setup.ensure_std(WASM_TARGET).and_then(|_| setup.ensure_chromium()).map(drop),
         })
     }
 
@@ -176,6 +180,14 @@ impl StagePlanner<'_> {
             }
             Err(why) => skip("kernels through NVRTC", why),
         }
+        match self.dependencies.browser.as_ref().and(self.dependencies.swiftshader.as_ref().map(drop)) {
+            Ok(()) => {
+                let mut command = Command::new(std::env::current_exe()?);
+                command.args(["browser", "--test"]).current_dir(&self.workspace.root);
+                planned.push(PendingStage::new(BROWSER_STAGE, command));
+            }
+            Err(why) => skip(BROWSER_STAGE, why),
+        }
         match &self.dependencies.lavapipe {
             Ok(ready) => {
                 // SwiftShader reports Vulkan's minimum limits on its own; the layer's checks are the same on both.
@@ -206,7 +218,6 @@ impl StagePlanner<'_> {
             }
         }
         planned.push(self.conformance_stage("traces", &["traces"], &self.dependencies.data_env()));
-        skip(BROWSER_STAGE, &anyhow!("only by command: cargo xtask browser --test"));
         skip(APP_STAGE, &anyhow!("only by command: cargo xtask app --test"));
         if let Err(why) = &self.dependencies.model {
             skip("MiniLM's weights", why);
