@@ -16,6 +16,14 @@ pub fn lower_kernel(limits: &Limits, source: &KernelSource<'_>) -> Result<naga::
     Ok(kernel::lower(limits, MAX_IMMEDIATE_BYTES, source)?.module)
 }
 
+/// Returns the module of a kernel in the form that the backend hands to wgpu in a browser, which has no immediates.
+///
+/// # Errors
+/// See [`lower_kernel`].
+pub fn lower_web_kernel(limits: &Limits, source: &KernelSource<'_>) -> Result<naga::Module> {
+    Ok(kernel::lower(limits, 0, source)?.module)
+}
+
 /// Opens a wgpu device without running its probes, so that a driver without a card compiles kernels. Types that the
 /// driver reports count as working.
 ///

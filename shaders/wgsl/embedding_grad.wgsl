@@ -36,6 +36,8 @@ var<workgroup> match_words: array<atomic<u32>, {{ tile // 1024 }}>;
 var<workgroup> matches: array<u32, {{ capacity }}>;
 // Number of listed elements; all bits set if an earlier one was found.
 var<workgroup> match_count: u32;
+// Row of the table, equal in all threads, for the barriers in the loops.
+var<workgroup> shared_row: u32;
 
 fn row_of(i: u32) -> u32 { return resolve_index(index_words(p.offset + i * p.stride), p.entries); }
 
@@ -81,7 +83,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let linear_group = group_index(group, groups);
     let i = linear_group % p.n;
     let column = ((linear_group / p.n) * 256u + thread) * {{ width }}u;
-    let row = row_of(i);
+    if thread == 0u { shared_row = row_of(i); }
+    let row = workgroupUniformLoad(&shared_row);
     let live = column < p.extent && row < p.entries && row != p.skip;
     let load_column = select(0u, column, column < p.extent);
     // A row without a gradient has no indices to search.

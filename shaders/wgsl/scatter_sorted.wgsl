@@ -188,6 +188,8 @@ fn combine_into_out(i: u32, acc: {{ T }}) {
 // Runs with so many parts that all threads combine them: first chunk, number of parts, line, element of the
 // result.
 var<workgroup> long_run_count: atomic<u32>;
+// The count again, equal in all threads, for the barriers in the loop.
+var<workgroup> shared_run_count: u32;
 var<workgroup> long_runs: array<vec4<u32>, 256>;
 var<workgroup> values: array<{{ P }}, 256>;
 
@@ -238,7 +240,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     }
     workgroupBarrier();
     // The order of the list does not matter: each run is combined by itself.
-    let count = atomicLoad(&long_run_count);
+    if thread == 0u { shared_run_count = atomicLoad(&long_run_count); }
+    let count = workgroupUniformLoad(&shared_run_count);
     for (var r = 0u; r < count; r++) {
         let run = long_runs[r];
         let part_count = min(run.y, 256u);

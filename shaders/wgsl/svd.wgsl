@@ -31,6 +31,8 @@ struct Params {
 @group(0) @binding(0) var<storage, read> rotated_before: array<u32>;
 @group(0) @binding(1) var<storage, read_write> rotated: array<atomic<u32>>;
 @group(0) @binding(2) var<storage, read_write> w: array<{{ T }}>;
+// Equal in all threads, for the barriers in the loop.
+var<workgroup> shared_rounds: u32;
 {{ rows.functions(threads_per_row, false, T) }}
 
 @compute @workgroup_size(256)
@@ -40,7 +42,8 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) all: vec3
     let batch = group / p.groups;
     // A folded grid has workgroups beyond the last.
     if batch >= p.batch { return; }
-    let rounds = select(p.rounds, 0u, rotated_before[batch] == 0u);
+    if thread == 0u { shared_rounds = select(p.rounds, 0u, rotated_before[batch] == 0u); }
+    let rounds = workgroupUniformLoad(&shared_rounds);
     let row_thread = thread_in_row(thread);
     let ring = p.players - 1u;
     var any_rotated = false;

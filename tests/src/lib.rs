@@ -13,4 +13,5 @@ mod scan;
 pub mod suite;
 pub mod traces;
 pub mod validation;
+pub mod web_kernels;
 pub mod writers;

@@ -6,7 +6,9 @@ use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand};
 use forebay::device::Device;
 use forebay::prelude::*;
-use forebay_conformance::{curves, fuzz, golden, kernels, names, radv, suite, traces, validation, writers};
+use forebay_conformance::{
+    curves, fuzz, golden, kernels, names, radv, suite, traces, validation, web_kernels, writers,
+};
 
 #[derive(Parser)]
 #[command(about = "Runs forebay's conformance suite on the devices of this machine")]
@@ -68,6 +70,9 @@ enum Command {
         /// Writes every kernel as MSL and HLSL instead, as wgpu does on Metal and Direct3D 12.
         #[arg(long, conflicts_with = "architectures")]
         writers: bool,
+        /// Writes every kernel as browsers get it to this file instead.
+        #[arg(long, conflicts_with_all = ["architectures", "writers"])]
+        web: Option<PathBuf>,
         /// Quick check for these architectures, such as 75,90: no optimisation; most kernels for the first only.
         #[arg(long, value_delimiter = ',')]
         architectures: Vec<u32>,
@@ -246,6 +251,10 @@ fn main() -> Result<()> {
             if !report.failures.is_empty() {
                 bail!("{} kernels cannot be written", report.failures.len());
             }
+        }
+        Command::Kernels { web: Some(file), dir, .. } => {
+            let count = web_kernels::write(&dir.map_or_else(|| data_dir("golden"), Ok)?, &file)?;
+            println!("{count} kernels are in {}", file.display());
         }
         Command::Kernels { architectures, dir, filter, .. } => {
             let report =

@@ -1,7 +1,12 @@
 //! `cargo xtask browser`: builds the browser page and serves it, or tests pages in headless Chromium.
 //!
+//! The test also lets Chromium check the WGSL of every kernel, because browsers refuse more than naga does.
+//!
+//! The tests also let Chromium check the WGSL of every kernel, since browsers refuse more than naga does.
+//!
 //! The pages and the tool that makes their bindings are crates outside of the workspace, whose builds need neither.
 
+use crate::environment::Environment;
 use crate::process;
 use crate::setup::{Dependency, Setup, rust_std};
 use crate::tally::Tally;
@@ -43,7 +48,7 @@ pub(crate) fn serve(workspace: &Workspace, setup: &Setup, port: u16) -> Result<b
 }
 
 /// Runs both pages in headless Chromium. The first trains some steps, whose losses are compared with those of a native
-/// run, and classifies a drawing. The second runs topics of the conformance suite.
+/// run, and classifies a drawing. The second checks the WGSL of all kernels, and runs topics of the conformance suite.
 pub(crate) fn test(workspace: &Workspace, setup: &Setup) -> Result<bool> {
     let (std, chromium) = (setup.ensure_std(WASM_TARGET)?, setup.ensure_chromium()?);
     let adapter = setup.ensure_swiftshader()?;
@@ -52,6 +57,7 @@ pub(crate) fn test(workspace: &Workspace, setup: &Setup) -> Result<bool> {
     let (training, conformance) = (builder.build(&TRAINING)?, builder.build(&CONFORMANCE)?);
     println!("the pages were built in {:.0} s", start.elapsed().as_secs_f64());
     print_size(&training)?;
+    write_kernels(workspace, &conformance)?;
 
     let start = Instant::now();
     let trained = run_page(&builder, &chromium, &training, &format!("?steps={STEPS}"))?;
@@ -61,9 +67,10 @@ pub(crate) fn test(workspace: &Workspace, setup: &Setup) -> Result<bool> {
     let losses = parse_losses(&trained);
     let mut tally = Tally::from_bool(compare_losses(&losses, &run_native(workspace, &adapter)?));
     tally += Tally::from_bool(has_classified(&trained));
-    let lines = tested.lines().map(str::to_owned).collect::<Vec<_>>();
-    // A module that ends early posts no counts.
-    tally += Tally::parse_output(&lines).unwrap_or(Tally::from_bool(false));
+    // One line for the kernels and one for the topics. A module that ends early posts fewer.
+    let counts = tested.lines().filter_map(Tally::parse_line).collect::<Vec<_>>();
+    tally += Tally::from_bool(counts.len() == 2);
+    counts.into_iter().for_each(|count| tally += count);
     println!("{} passed, {} failed, {} skipped", tally.passed, tally.failed, tally.skipped);
     Ok(tally.failed == 0)
 }
@@ -177,13 +184,16 @@ fn print_size(page: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Writes the WGSL of every kernel to the folder of a page.
+fn write_kernels(workspace: &Workspace, page: &Path) -> Result<()> {
+    workspace.build(Profile::Dev)?;
+    let mut command = workspace.program_command("forebay-conformance", Profile::Dev, &Environment::default());
+    process::run_captured(command.args(["kernels", "--web"]).arg(page.join("kernels.json")))?;
+    Ok(())
+}
+
 /// Returns the losses of the native program with the page's options and data.
 fn run_native(workspace: &Workspace, adapter: &Dependency) -> Result<Vec<f64>> {
-    // The features of all programs, so that `cargo xtask test` builds the libraries once.
-    let args = ["build", "--quiet", "--workspace", "--exclude", "xtask", "--example", "train_images"];
-    if !workspace.run_cargo(&args)? {
-        bail!("the example train_images does not build: see above");
-    }
     let folder = workspace.target_dir().join("browser/native");
     std::fs::create_dir_all(&folder)?;
     let curve = folder.join("curve.csv");
