@@ -5,7 +5,8 @@ use forebay_core::error::{Error, Result};
 use forebay_shaders::cooperative::OperandType;
 
 use crate::backend::WgpuBackend;
-use crate::gpu::Gpu;
+use crate::gpu::{Gpu, immediate_bytes_within};
+use crate::offline::OfflineAdapter;
 use crate::params::MAX_PARAMS;
 use crate::platform;
 use crate::probe;
@@ -258,16 +259,18 @@ fn probe_matrix_units(backend: &mut WgpuBackend) -> Option<String> {
     reason
 }
 
-/// See [`offline::open_unprobed`](crate::offline::open_unprobed).
-pub(crate) fn open_unprobed(index: usize) -> Result<WgpuBackend> {
+/// See [`offline::find_adapter`](crate::offline::find_adapter).
+pub(crate) fn describe_offline(index: usize) -> Result<OfflineAdapter> {
     let instance = create_instance();
     let found = list_candidates(&instance);
     let candidate = usable_candidate(&instance, &found, index)?;
     let probes = probes_within(candidate.adapter.features());
-    let mut backend = request_device(candidate, index, probe_features(&probes))?;
-    let features = &mut backend.info_mut().features;
-    probes.iter().for_each(|probe| (probe.mark_supported)(features));
-    Ok(backend)
+    let descriptor = device_descriptor(candidate, probe_features(&probes));
+    let (enabled, limits) = (descriptor.required_features, descriptor.required_limits);
+    let mut info = describe_device(candidate, index, enabled, &limits);
+    probes.iter().for_each(|probe| (probe.mark_supported)(&mut info.features));
+    let max_immediate_bytes = immediate_bytes_within(enabled, &limits);
+    Ok(OfflineAdapter { adapter: candidate.adapter.clone(), enabled, info, max_immediate_bytes })
 }
 
 /// Returns the probes of the types that these features contain.
@@ -409,7 +412,26 @@ pub(crate) fn wrap_device(
     features: wgpu::Features,
     limits: &wgpu::Limits,
 ) -> WgpuBackend {
-    let info = DeviceInfo {
+    let info = describe_device(candidate, index, features, limits);
+    let max_segment = limits.max_buffer_size.min(limits.max_storage_buffer_binding_size);
+    let alignment = limits.min_storage_buffer_offset_alignment.max(ALIGNMENT);
+    let source = SourceLimits {
+        alignment: alignment.into(),
+        max_segment: max_segment - max_segment % u64::from(alignment),
+        virtual_memory: None,
+    };
+    let memory = DeviceMemory { total: vulkan::total_memory(&gpu.device), free: None };
+    WgpuBackend::from_parts(gpu, info, source, memory)
+}
+
+/// Describes a device with these features and limits. The features of types are those that no probe tests.
+fn describe_device(
+    candidate: &AdapterCandidate,
+    index: usize,
+    features: wgpu::Features,
+    limits: &wgpu::Limits,
+) -> DeviceInfo {
+    DeviceInfo {
         backend: "wgpu",
         index,
         name: candidate.info.name.clone(),
@@ -420,16 +442,7 @@ pub(crate) fn wrap_device(
         // No API reports the rates.
         peak_rates: PeakRates::default(),
         paths: Vec::new(),
-    };
-    let max_segment = limits.max_buffer_size.min(limits.max_storage_buffer_binding_size);
-    let alignment = limits.min_storage_buffer_offset_alignment.max(ALIGNMENT);
-    let source = SourceLimits {
-        alignment: alignment.into(),
-        max_segment: max_segment - max_segment % u64::from(alignment),
-        virtual_memory: None,
-    };
-    let memory = DeviceMemory { total: vulkan::total_memory(&gpu.device), free: None };
-    WgpuBackend::from_parts(gpu, info, source, memory)
+    }
 }
 
 fn launch_limits(limits: &wgpu::Limits, info: &wgpu::AdapterInfo) -> Limits {

@@ -198,10 +198,7 @@ impl Gpu {
 
     /// Returns the maximum bytes of immediates; 0 if the device has none.
     pub(crate) fn max_immediate_bytes(&self) -> u32 {
-        match self.device.features().contains(wgpu::Features::IMMEDIATES) {
-            true => self.device.limits().max_immediate_size.min(MAX_IMMEDIATE_BYTES),
-            false => 0,
-        }
+        immediate_bytes_within(self.device.features(), &self.device.limits())
     }
 
     /// Blocks until the device has passed `submission`. Polls for a short time first, until `is_done`.
@@ -231,6 +228,14 @@ impl Gpu {
             // Callbacks run after the wait.
             Some(Ok(_)) | None => self.check_health(),
         }
+    }
+}
+
+/// Returns the maximum bytes of immediates on a device with these features and limits; 0 if it has none.
+pub(crate) fn immediate_bytes_within(features: wgpu::Features, limits: &wgpu::Limits) -> u32 {
+    match features.contains(wgpu::Features::IMMEDIATES) {
+        true => limits.max_immediate_size.min(MAX_IMMEDIATE_BYTES),
+        false => 0,
     }
 }
 

@@ -6,6 +6,7 @@ pub mod curves;
 pub mod fuzz;
 pub mod golden;
 pub mod kernels;
+mod lowering;
 pub mod names;
 pub mod radv;
 mod sass;

@@ -93,9 +93,12 @@ enum Command {
         /// Folder of the golden calls, whose kernels are compiled too.
         #[arg(long, env = "FOREBAY_GOLDEN")]
         dir: Option<PathBuf>,
-        /// File to write the tables to, a page of the book.
-        #[arg(long)]
+        /// File to write the tables to, a page of the book; needs all cards and kernels.
+        #[arg(long, conflicts_with_all = ["families", "tuned", "filter"])]
         page: Option<PathBuf>,
+        /// Prints the statistics of each kernel.
+        #[arg(long, short)]
+        verbose: bool,
         /// Compiles for the card of the environment; the command starts one such process for each card.
         #[arg(long, hide = true)]
         child: bool,
@@ -264,9 +267,9 @@ fn main() -> Result<()> {
                 bail!("{} kernels failed", report.failures.len());
             }
         }
-        Command::Radv { families, tuned, dir, page, child, filter } => {
+        Command::Radv { families, tuned, dir, page, verbose, child, filter } => {
             let golden = dir.map_or_else(|| data_dir("golden"), Ok)?;
-            let options = radv::RadvOptions { families, tuned, filters: filter, golden: &golden };
+            let options = radv::RadvOptions { families, tuned, verbose, filters: filter, golden: &golden };
             if child {
                 return radv::compile_in_child(&options);
             }

@@ -26,7 +26,7 @@ pub fn write(golden: &Path, file: &Path) -> Result<usize> {
     for is_software in [false, true] {
         for kernel in kernels::collect_kernels(features, is_software, golden)? {
             let text = kernels::with_source(&kernel, |source| -> Result<String> {
-                let module = offline::lower_web_kernel(&limits, source)?;
+                let module = offline::lower_kernel(&limits, 0, source)?;
                 let info = Validator::new(ValidationFlags::all(), Capabilities::all()).validate(&module)?;
                 Ok(write_string(&module, &info, WriterFlags::empty())?)
             });

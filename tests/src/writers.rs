@@ -13,15 +13,14 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use anyhow::Result;
+use forebay::backend::Features;
 use forebay::backend::null::{CardProfile, NullKernel};
-use forebay::backend::{Features, Limits};
-use forebay_wgpu::offline;
-use naga::back::{hlsl, msl, pipeline_constants};
+use naga::back::{hlsl, msl};
 use naga::proc::{BoundsCheckPolicies, BoundsCheckPolicy};
-use naga::valid::{Capabilities, ModuleInfo, ValidationFlags, Validator};
+use naga::valid::ModuleInfo;
 use naga::{AddressSpace, Module, ResourceBinding, ShaderStage};
 
-use crate::kernels;
+use crate::{kernels, lowering};
 
 /// Language into which kernels are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -58,7 +57,8 @@ impl fmt::Display for WriterReport {
         for (language, count) in &self.written {
             writeln!(f, "{language}: {count} kernels written")?;
         }
-        write!(f, "{} failed", self.failures.len())
+        let passed: usize = self.written.values().sum();
+        write!(f, "writers: {passed} passed, {} failed", self.failures.len())
     }
 }
 
@@ -120,7 +120,7 @@ fn write_kernel(
     type Writer = fn(&NullKernel, LanguageVersions, &Module, &ModuleInfo) -> Result<String, String>;
     let writers: [(ShaderLanguage, Writer); 2] =
         [(ShaderLanguage::Msl, write_msl), (ShaderLanguage::Hlsl, write_hlsl)];
-    let prepared = prepare(kernel);
+    let prepared = lowering::lower(kernel, &CardProfile::default().limits, u32::MAX);
     writers.map(|(language, write)| {
         let written = prepared.as_ref().map_err(Clone::clone).and_then(|(module, info)| {
             // Writers panic on some modules that they do not support.
@@ -129,21 +129,6 @@ fn write_kernel(
         });
         (language, written)
     })
-}
-
-/// Lowers a kernel as the wgpu backend does, and gives its overrides their values as wgpu does.
-fn prepare(kernel: &NullKernel) -> Result<(Module, ModuleInfo), String> {
-    let limits: Limits = CardProfile::default().limits;
-    let module = kernels::with_source(kernel, |source| offline::lower_kernel(&limits, source))
-        .map_err(|error| error.to_string())?;
-    let info = Validator::new(ValidationFlags::all(), Capabilities::all())
-        .validate(&module)
-        .map_err(|error| error.to_string())?;
-    let constants = kernel.overrides.iter().cloned().collect();
-    let entry = Some((ShaderStage::Compute, kernel.entry_point.as_str()));
-    let (module, info) = pipeline_constants::process_overrides(&module, &info, entry, &constants)
-        .map_err(|error| error.to_string())?;
-    Ok((module.into_owned(), info.into_owned()))
 }
 
 /// Returns the bindings of a module's buffers.
