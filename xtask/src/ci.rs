@@ -74,6 +74,7 @@ const SWIFTSHADER_ARGS: [&str; 21] = [
 
 const UNIT_TEST_STAGE: &str = "unit tests, documentation tests, examples";
 const BROWSER_STAGE: &str = "a page in headless Chromium";
+const RADV_STAGE: &str = "kernels through Mesa's compiler for AMD cards";
 const APP_STAGE: &str = "an application on a virtual screen";
 const GPU_STAGE: &str = "conformance on this machine's GPU";
 
@@ -85,6 +86,7 @@ struct TestDependencies {
     validation: Result<Dependency>,
     lavapipe: Result<Dependency>,
     swiftshader: Result<Dependency>,
+    radv: Result<Dependency>,
     /// The standard library for pages, and a browser.
     browser: Result<()>,
 }
@@ -98,6 +100,7 @@ impl TestDependencies {
             validation: setup.ensure_validation_layer(),
             lavapipe: setup.ensure_lavapipe(),
             swiftshader: setup.ensure_swiftshader(),
+            radv: setup.ensure_radv(),
             browser: setup.ensure_std(WASM_TARGET).and_then(|_| setup.ensure_chromium()).map(drop),
         })
     }
@@ -188,6 +191,16 @@ impl StagePlanner<'_> {
             }
             Err(why) => skip(BROWSER_STAGE, why),
         }
+        match &self.dependencies.radv {
+            Ok(ready) => {
+                // The generation with the fewest registers. `cargo xtask kernels --radv` compiles for all four.
+                let args = ["radv", "--families", "vega10"];
+                planned.push(self.conformance_stage(RADV_STAGE, &args, &ready.environment));
+            }
+            Err(why) => skip(RADV_STAGE, why),
+        }
+        let writers = ["kernels", "--writers"];
+        planned.push(self.conformance_stage("kernels as MSL and HLSL", &writers, &Environment::default()));
         match &self.dependencies.lavapipe {
             Ok(ready) => {
                 // SwiftShader reports Vulkan's minimum limits on its own; the layer's checks are the same on both.
