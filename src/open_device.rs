@@ -119,6 +119,10 @@ impl OpenDevice for Device {
         let found = Self::enumerate();
         match found.iter().find(|f| f.unavailable_reason.is_none()) {
             Some(f) => Self::open(&f.id),
+            None if found.is_empty() => Err(Error::NoDevice {
+                requested: "best".into(),
+                reason: "this build has no backend; enable the feature `cuda` or `wgpu` of forebay".into(),
+            }),
             None => {
                 let reasons: Vec<String> = found
                     .iter()
@@ -212,6 +216,7 @@ fn open_then(id: &str, done: impl FnOnce(Result<Device>) + Send + 'static) {
     done(Device::open(id));
 }
 
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
 impl ProbedDevice {
     fn unavailable(id: &str, why_not: String) -> Self {
         Self {

@@ -167,7 +167,7 @@ impl Heap {
             slab: Slab::new(),
             segments: Vec::new(),
             arenas: Vec::new(),
-            arena_ids: [u16::MAX; _],
+            arena_ids: [u16::MAX; 2 * (u8::MAX as usize + 1)],
             counters: PoolCounters::default(),
             rules,
             clock: 0,

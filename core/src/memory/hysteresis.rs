@@ -43,7 +43,7 @@ pub(super) struct GrowthHysteresis {
 
 impl Default for GrowthHysteresis {
     fn default() -> Self {
-        Self { recent: [(0, GrowthCause::default()); HISTORY_LEN], next: 0, allowed: [0; _] }
+        Self { recent: [(0, GrowthCause::default()); HISTORY_LEN], next: 0, allowed: [0; STAGES.len()] }
     }
 }
 

@@ -7,10 +7,13 @@ mod errors;
 pub(super) mod fake_source;
 mod faults;
 mod limits;
-mod pool_model;
 mod queues;
 mod snapshots;
 mod untrusted_files;
+
+// The suite is a package of its own and has the file.
+#[path = "../../../tests/src/suite/memory/pool_model.rs"]
+mod pool_model;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

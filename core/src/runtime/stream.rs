@@ -182,7 +182,7 @@ impl StreamSet {
             next_stream: AtomicU8::new(0),
             backends: Default::default(),
             // All work before streams were in use counts as one operation.
-            sync: Mutex::new(StreamSync { tickets: [1; _], ..StreamSync::default() }),
+            sync: Mutex::new(StreamSync { tickets: [1; MAX_QUEUES as usize], ..StreamSync::default() }),
             dispatch: DispatchQueue::default(),
             device: OnceLock::new(),
         }

@@ -11,13 +11,12 @@ use forebay::memory::{self, Block, Config, Pool, Tag, scope};
 use forebay::stream::Stream;
 use forebay::tensor::Tensor;
 
+mod pool_model;
+
 use self::pool_model::{DeviceContents, PoolOp, check_pool};
 use super::faulty_backend::FaultyBackend;
 use super::host_reference::ensure_same_bits;
 use super::tests;
-
-#[path = "../../../core/src/memory/tests/pool_model.rs"]
-mod pool_model;
 
 tests![
     the_pool_matches_its_model,

@@ -5,6 +5,7 @@ use crate::workspace::Workspace;
 use anyhow::{Context, Result};
 use serde_json::Value;
 use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 
 /// Fields that a registry shows or requires.
 const FIELDS: [&str; 7] =
@@ -43,6 +44,12 @@ impl Metadata {
     pub(super) fn rust_version(&self, name: &str) -> Result<String> {
         let version = self.package(name)?["rust_version"].as_str();
         Ok(version.with_context(|| format!("{name} names no `rust-version`"))?.to_owned())
+    }
+
+    /// Returns the folder of a crate.
+    pub(super) fn folder(&self, name: &str) -> Result<PathBuf> {
+        let manifest = self.package(name)?["manifest_path"].as_str().map(Path::new);
+        Ok(manifest.and_then(Path::parent).with_context(|| format!("{name} has no manifest"))?.to_owned())
     }
 
     /// Returns the members that may be published, sorted.

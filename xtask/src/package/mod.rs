@@ -3,6 +3,7 @@
 //! The quick checks compile nothing: manifests, archives, minimum Rust version of dependencies, and no C code. The
 //! others compile the facade with each feature, and programs that depend on the packaged crates.
 
+mod includes;
 mod metadata;
 
 use crate::process;
@@ -74,11 +75,12 @@ fn package_command(workspace: &Workspace) -> Command {
     command
 }
 
-/// Creates all archives and checks their sizes and common files.
+/// Creates all archives and checks their sizes, common files and included files.
 fn check_archives(workspace: &Workspace) -> Result<bool> {
     if !process::run_foreground(package_command(workspace).arg("--no-verify"))? {
         return Ok(false);
     }
+    let metadata = Metadata::load(workspace)?;
     let mut is_right = true;
     for name in CRATES {
         let archive = archive_path(workspace, name);
@@ -92,7 +94,8 @@ fn check_archives(workspace: &Workspace) -> Result<bool> {
         }
         let files = process::run_captured(Command::new("tar").arg("-tzf").arg(&archive))?;
         let has = |wanted: &str| files.lines().any(|file| file == format!("{name}-{VERSION}/{wanted}"));
-        for missing in COMMON_FILES.iter().filter(|file| !has(file)) {
+        let common = COMMON_FILES.iter().filter(|file| !has(file)).map(ToString::to_string);
+        for missing in common.chain(includes::find_missing(&metadata.folder(name)?, has)?) {
             println!("{name}: the archive has no {missing}");
             is_right = false;
         }
@@ -159,6 +162,13 @@ fn dependent_stages(workspace: &Workspace) -> Result<Vec<Stage>> {
             let path = path.display().to_string();
             command.arg("--config").arg(format!("patch.crates-io.{name}.path={path:?}"));
         }
+        // Both programs share the dependencies that are built alike.
+        command.args([
+            "--config",
+            "profile.dev.debug=false",
+            "--config",
+            "profile.dev.package.'*'.opt-level=1",
+        ]);
         command.arg("--manifest-path").arg(copy.join("Cargo.toml"));
         command.arg("--target-dir").arg(folder.join("target")).arg("--").args(args);
         environment.apply(&mut command);
@@ -207,7 +217,7 @@ fn unpack_archives(workspace: &Workspace, folder: &Path) -> Result<Vec<(&'static
     CRATES.into_iter().map(unpack).collect()
 }
 
-/// Compiles the facade with the oldest supported compiler, if it is installed.
+/// Compiles all crates with the oldest supported compiler, if it is installed.
 fn check_minimum_rust(workspace: &Workspace) -> Result<Stage> {
     const NAME: &str = "oldest supported compiler";
     let version = Metadata::load(workspace)?.rust_version("forebay")?;
@@ -216,7 +226,8 @@ fn check_minimum_rust(workspace: &Workspace) -> Result<Stage> {
         return Ok(Stage::skipped(NAME, advice));
     }
     let mut command = Command::new("rustup");
-    command.args(["run", &version, "cargo", "check", "--package", "forebay"]).current_dir(&workspace.root);
+    command.args(["run", &version, "cargo", "check", "--quiet"]).current_dir(&workspace.root);
+    command.args(CRATES.iter().flat_map(|name| ["--package", name]));
     command.env_remove("RUSTC").arg("--target-dir").arg(workspace.target_dir().join("oldest"));
     Ok(Stage::run_pass_or_fail(NAME, || process::run_foreground(&mut command)))
 }

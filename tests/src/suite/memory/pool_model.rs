@@ -1,5 +1,5 @@
 //! Test of the pool against a model, for any device: random operations, with every byte of every block
-//! checked. The conformance suite includes this file.
+//! checked. The unit tests of forebay-core include this file.
 //!
 //! The model knows which ranges of which segments are allocated or wait for a fence. The test fails with a
 //! message if a block overlaps such a range, a byte changes, or statistics contradict each other.
