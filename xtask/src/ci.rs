@@ -173,6 +173,17 @@ impl StagePlanner<'_> {
             }
             Err(why) => skip("conformance on SwiftShader", why),
         }
+        match &self.dependencies.lavapipe {
+            Ok(ready) => {
+                // SwiftShader reports Vulkan's minimum limits on its own; the layer's checks are the same on both.
+                let environment = self
+                    .dependencies
+                    .unoptimized_adapter_env(ready)
+                    .merge(env_or_default(&self.dependencies.validation));
+                planned.push(self.conformance_stage("conformance on lavapipe", &["test"], &environment));
+            }
+            Err(why) => skip("conformance on lavapipe", why),
+        }
         match &self.dependencies.nvrtc {
             Ok(_) => {
                 let environment = self.dependencies.nvrtc_env().set("FOREBAY_REQUIRE", "nvrtc");
@@ -201,17 +212,6 @@ impl StagePlanner<'_> {
         }
         let writers = ["kernels", "--writers"];
         planned.push(self.conformance_stage("kernels as MSL and HLSL", &writers, &Environment::default()));
-        match &self.dependencies.lavapipe {
-            Ok(ready) => {
-                // SwiftShader reports Vulkan's minimum limits on its own; the layer's checks are the same on both.
-                let environment = self
-                    .dependencies
-                    .unoptimized_adapter_env(ready)
-                    .merge(env_or_default(&self.dependencies.validation));
-                planned.push(self.conformance_stage("conformance on lavapipe", &["test"], &environment));
-            }
-            Err(why) => skip("conformance on lavapipe", why),
-        }
         if let Some((name, ready)) = self.dependencies.preferred_adapter() {
             planned.extend(self.plan_single_driver_stages(name, &self.dependencies.adapter_env(ready))?);
         }
