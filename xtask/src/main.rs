@@ -105,6 +105,9 @@ enum Command {
         /// Only the checks that compile nothing
         #[arg(long)]
         quick: bool,
+        /// Measure the cost of a dependency instead: build time, size and crates, compared with burn and candle
+        #[arg(long, conflicts_with = "quick")]
+        compare: bool,
     },
     /// Compile for phones and other operating systems, without linking [TARGET...]
     Targets(PassthroughArgs),
@@ -182,7 +185,8 @@ fn run_command(command: Command) -> Result<bool> {
         Command::Pictures { steps } => {
             book::draw_pictures(&workspace, &Setup::new(&workspace)?.program_env()?, steps)
         }
-        Command::Package { quick } => package::run(&workspace, quick),
+        Command::Package { compare: true, .. } => package::compare::run(&workspace),
+        Command::Package { quick, .. } => package::run(&workspace, quick),
         Command::Targets(rest) => targets::run(&workspace, &rest.args),
         Command::Fuzz => checks::list_fuzz_targets(&workspace),
         Command::Check => Ok(checks::run_all(&workspace).iter().all(stage::Stage::passed)),

@@ -3,6 +3,7 @@
 //! The quick checks compile nothing: manifests, archives, minimum Rust version of dependencies, and no C code. The
 //! others compile the facade with each feature, and programs that depend on the packaged crates.
 
+pub(crate) mod compare;
 mod includes;
 mod metadata;
 
