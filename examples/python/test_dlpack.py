@@ -1,18 +1,20 @@
 """Shares tensors of Forebay with NumPy, and with PyTorch on a CUDA device, without a copy where both are on it.
 
-Build first (`cargo build --release`), then run this script with the library's folder as its argument:
-`python test_dlpack.py target/release`.
+`cargo xtask python` builds the module and runs this script. By hand: `cargo build`, then
+`python3 test_dlpack.py target/debug`.
 """
 
 import importlib.machinery
 import importlib.util
 import pathlib
 import sys
+import traceback
 
 
 def load(folder):
     """Loads the module from the folder in which cargo built it."""
-    library = next(pathlib.Path(folder).glob("*forebay_python.*[odl]"))
+    files = pathlib.Path(folder).glob("*forebay_python.*")
+    library = next(file for file in files if file.suffix in {".so", ".dylib", ".dll"})
     loader = importlib.machinery.ExtensionFileLoader("forebay_python", str(library))
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader("forebay_python", loader))
     loader.exec_module(module)
@@ -30,11 +32,18 @@ def check_numpy(forebay):
     assert (back == source.T + 1).all(), back
     assert (source == numpy.arange(6).reshape(2, 3)).all(), "the host's memory was changed"
     try:
-        tensor.__dlpack__(dl_device=(1, 0), copy=False)
+        tensor.__dlpack__(dl_device=(1, 0), max_version=(1, 0), copy=False)
         raise AssertionError("a copy was made that the consumer refused")
     except BufferError:
         pass
-    print("numpy: passed")
+    try:
+        tensor.__dlpack__()
+        raise AssertionError("a consumer of an older DLPack received a tensor")
+    except BufferError:
+        pass
+    unused = tensor.__dlpack__(dl_device=(1, 0), max_version=(1, 0))
+    del unused, tensor  # the memory returns once, and the consumer's copy stays
+    assert (back == source.T + 1).all(), back
 
 
 def check_torch(forebay):
@@ -42,8 +51,7 @@ def check_torch(forebay):
     import torch
 
     if not torch.cuda.is_available():
-        print("torch: skipped, there is no CUDA device")
-        return
+        raise ImportError("there is no CUDA device")
     source = torch.ones(1 << 24, device="cuda")
     for stream in [torch.cuda.default_stream(), torch.cuda.Stream()]:
         stream.wait_stream(torch.cuda.default_stream())
@@ -61,13 +69,22 @@ def check_torch(forebay):
             del back, tensor
             torch.cuda.synchronize()
         torch.cuda.default_stream().wait_stream(stream)
-    print("torch: passed")
 
 
 if __name__ == "__main__":
     forebay = load(sys.argv[1])
+    passed = failed = skipped = 0
     for check in [check_numpy, check_torch]:
         try:
             check(forebay)
+            print(f"passed  {check.__name__}")
+            passed += 1
         except ImportError as missing:
-            print(f"{check.__name__}: skipped, {missing}")
+            print(f"SKIPPED {check.__name__}: {missing}")
+            skipped += 1
+        except Exception:
+            print(f"FAILED  {check.__name__}")
+            traceback.print_exc()
+            failed += 1
+    print(f"{passed} passed, {failed} failed, {skipped} skipped")
+    sys.exit(failed > 0)

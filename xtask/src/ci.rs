@@ -76,6 +76,7 @@ const UNIT_TEST_STAGE: &str = "unit tests, documentation tests, examples";
 const BROWSER_STAGE: &str = "a page in headless Chromium";
 const RADV_STAGE: &str = "kernels through Mesa's compiler for AMD cards";
 const APP_STAGE: &str = "an application on a virtual screen";
+const PYTHON_STAGE: &str = "a Python module with NumPy";
 const GPU_STAGE: &str = "conformance on this machine's GPU";
 
 /// Dependencies that were found on this machine or fetched.
@@ -232,6 +233,7 @@ impl StagePlanner<'_> {
         }
         planned.push(self.conformance_stage("traces", &["traces"], &self.dependencies.data_env()));
         skip(APP_STAGE, &anyhow!("only by command: cargo xtask app --test"));
+        skip(PYTHON_STAGE, &anyhow!("only by command: cargo xtask python"));
         if let Err(why) = &self.dependencies.model {
             skip("MiniLM's weights", why);
         }

@@ -14,6 +14,7 @@ mod layers;
 mod package;
 mod process;
 mod prose;
+mod python;
 mod setup;
 mod stage;
 mod tally;
@@ -64,6 +65,8 @@ enum Command {
         #[command(flatten)]
         rest: PassthroughArgs,
     },
+    /// Build the Python module of examples/python, and test it: tensors shared with NumPy and PyTorch
+    Python,
     /// Compare the meaning of sentences, with MiniLM's published weights [SENTENCE...]
     Embed(PassthroughArgs),
     /// Run everything that CI runs: checks, unit tests, the conformance suite, golden data, curves, traces
@@ -144,6 +147,7 @@ fn run_command(command: Command) -> Result<bool> {
         Command::Browser { port, .. } => browser::serve(&workspace, &Setup::new(&workspace)?, port),
         Command::App { test: true, .. } => app::test(&workspace, &Setup::new(&workspace)?),
         Command::App { rest, .. } => app::run(&workspace, &Setup::new(&workspace)?, &rest.args),
+        Command::Python => python::test(&workspace, &Setup::new(&workspace)?),
         Command::Embed(rest) => {
             let setup = Setup::new(&workspace)?;
             let environment = setup.device_env().merge(setup.ensure_minilm()?.environment);

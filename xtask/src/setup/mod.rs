@@ -10,6 +10,7 @@ mod data;
 mod machine;
 mod manifest;
 mod minilm;
+mod numpy;
 mod nvrtc;
 pub(crate) mod rust_std;
 mod vulkan;
@@ -115,6 +116,11 @@ impl Setup {
     /// Ensures MiniLM's weights and tokenizer.
     pub(crate) fn ensure_minilm(&self) -> Result<Dependency> {
         print_step("MiniLM", minilm::find_or_fetch(&self.apt, &self.cache_dir))
+    }
+
+    /// Ensures NumPy for Python 3.
+    pub(crate) fn ensure_numpy(&self) -> Result<Dependency> {
+        print_step("NumPy", numpy::find_or_fetch(&self.apt, &self.cache_dir))
     }
 
     /// Ensures Chromium.

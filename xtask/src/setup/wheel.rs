@@ -22,7 +22,7 @@ pub(crate) fn fetch_and_extract(apt: &Apt, wheel: &str, script: &str, folder: &P
 }
 
 /// Finds a Python that has pip; as root, pip is installed if missing.
-fn python_with_pip(apt: &Apt) -> Result<&'static str> {
+pub(crate) fn python_with_pip(apt: &Apt) -> Result<&'static str> {
     let found = || {
         ["python3", "python"]
             .into_iter()
