@@ -10,6 +10,7 @@ use forebay::dtype::DType;
 use forebay::error::Result as CoreResult;
 use forebay::memory::Config;
 use forebay::nn::{Linear, Module};
+use forebay::ops::{AddmmOptions, ScatterReduce};
 use forebay::optim::{Adam, GradScaler, Optimizer, clip_grad_norm_};
 use forebay::tensor::Tensor;
 use forebay::train::Trainer;
@@ -18,7 +19,11 @@ use super::host_reference::{ensure_close, ensure_same_bits};
 use super::tests;
 use super::train_resume::PointDataset;
 
-tests![a_manual_step_survives_a_failure_at_every_request, a_trainer_survives_a_failure_at_every_request];
+tests![
+    a_manual_step_survives_a_failure_at_every_request,
+    a_trainer_survives_a_failure_at_every_request,
+    an_in_place_operation_that_fails_leaves_its_operand_unchanged,
+];
 
 /// Returns the device with its own pool, so that only this test's allocations are counted.
 fn with_own_pool(device: &Device) -> Device {
@@ -202,5 +207,88 @@ fn a_trainer_survives_a_failure_at_every_request(device: &Device) -> Result<()> 
         survived > count as usize / 2,
         "{survived} of {count} failures were survived ({same_rows} without halving)"
     );
+    Ok(())
+}
+
+/// In-place operation on the first tensor, with a source of the same shape, indices of it, and a vector of indices of
+/// dimension 0.
+type InPlaceCall = Box<dyn Fn(&Tensor, &Tensor, &Tensor, &Tensor) -> CoreResult<()>>;
+
+fn in_place_calls() -> Vec<(String, InPlaceCall)> {
+    let mut calls: Vec<(String, InPlaceCall)> = Vec::new();
+    for reduce in [
+        ScatterReduce::Sum,
+        ScatterReduce::Prod,
+        ScatterReduce::Mean,
+        ScatterReduce::Amax,
+        ScatterReduce::Amin,
+    ] {
+        for include_self in [true, false] {
+            let name = format!("{reduce:?}, include_self {include_self}");
+            calls.push((
+                format!("scatter_reduce_ {name}"),
+                Box::new(move |x, src, at, _| x.scatter_reduce_(0, at, src, reduce, include_self)),
+            ));
+            calls.push((
+                format!("index_reduce_ {name}"),
+                Box::new(move |x, src, _, rows| x.index_reduce_(0, rows, src, reduce, include_self)),
+            ));
+        }
+    }
+    let others: [(&str, InPlaceCall); 16] = [
+        ("scatter_", Box::new(|x, src, at, _| x.scatter_(0, at, src))),
+        ("scatter_add_", Box::new(|x, src, at, _| x.scatter_add_(0, at, src))),
+        ("scatter_value_", Box::new(|x, _, at, _| x.scatter_value_(0, at, 7.0))),
+        ("index_add_", Box::new(|x, src, _, rows| x.index_add_(0, rows, src, 2.0))),
+        ("index_copy_", Box::new(|x, src, _, rows| x.index_copy_(0, rows, src))),
+        ("index_fill_", Box::new(|x, _, _, rows| x.index_fill_(0, rows, 7.0))),
+        ("index_put_", Box::new(|x, src, _, rows| x.index_put_(&[Some(rows)], src, false))),
+        ("index_put_ accumulate", Box::new(|x, src, _, rows| x.index_put_(&[Some(rows)], src, true))),
+        ("put_", Box::new(|x, src, _, rows| x.put_(rows, &src.narrow(1, 0, 1)?.squeeze(1)?, true))),
+        ("masked_fill_", Box::new(|x, src, _, _| x.masked_fill_(&src.gt(0.0)?, 7.0))),
+        ("masked_scatter_", Box::new(|x, src, _, _| x.masked_scatter_(&src.gt(0.0)?, src))),
+        ("cumsum_", Box::new(|x, _, _, _| x.cumsum_(0))),
+        ("renorm_", Box::new(|x, _, _, _| x.renorm_(2.0, 0, 0.5))),
+        ("add_", Box::new(|x, src, _, _| x.add_(src))),
+        ("lerp_", Box::new(|x, src, _, _| x.lerp_(src, 0.25))),
+        ("addmm_", Box::new(|x, src, _, _| x.addmm_(src, &src.t()?.matmul(src)?, &AddmmOptions::default()))),
+    ];
+    calls.extend(others.map(|(name, call)| (name.to_owned(), call)));
+    calls
+}
+
+/// The longest rows take the sorted kernels, which need working memory.
+fn an_in_place_operation_that_fails_leaves_its_operand_unchanged(device: &Device) -> Result<()> {
+    let device = with_own_pool(device);
+    device.manual_seed(29);
+    let mut failures = 0;
+    for (length, dtype, is_transposed) in [
+        (12, DType::F32, false),
+        (12, DType::F32, true),
+        (12, DType::BF16, false),
+        (2_100, DType::F32, false),
+    ] {
+        let shape = if is_transposed { [3, length] } else { [length, 3] };
+        let lay = |t: Tensor| if is_transposed { t.t() } else { Ok(t) };
+        let values = lay(Tensor::randn(shape, dtype, &device)?)?;
+        let src = Tensor::randn([length, 3], dtype, &device)?;
+        let at = Tensor::randint(0, length as i64, [length, 3], DType::I32, &device)?;
+        let rows = Tensor::randperm(length, DType::I32, &device)?;
+        for (name, call) in in_place_calls() {
+            for n in 1.. {
+                let x = lay(Tensor::empty(shape, dtype, &device)?)?;
+                x.copy_(&values)?;
+                device.pool().fail_request(n);
+                let result = call(&x, &src, &at, &rows);
+                device.pool().fail_request(0);
+                let Err(error) = result else { break };
+                let at = || format!("{name} of {length} x 3 in {}, request {n}: {error}", dtype.name());
+                ensure!(error.is_out_of_memory(), "{}", at());
+                ensure_same_bits(&x, &values).with_context(at)?;
+                failures += 1;
+            }
+        }
+    }
+    ensure!(failures > 150, "only {failures} requests failed");
     Ok(())
 }

@@ -154,12 +154,6 @@ impl ScatterReduction {
 
     fn run(&self, x: &Tensor, src: &Tensor) -> Result<Tensor> {
         let out = x.copy()?;
-        self.reduce_into(&out, src)?;
-        if self.reduce == ScatterReduce::Mean { self.divide_by_counts(&out) } else { Ok(out) }
-    }
-
-    /// Reduces in place. For means, the result is the sum.
-    fn reduce_into(&self, out: &Tensor, src: &Tensor) -> Result<()> {
         if !self.include_self {
             let first = match self.reduce {
                 ScatterReduce::Sum | ScatterReduce::Mean => ScatterSource::Scalar(0.0),
@@ -167,9 +161,10 @@ impl ScatterReduction {
                 // Any element of the source replaces the old value: an extremum may count it twice.
                 ScatterReduce::Amax | ScatterReduce::Amin => src.into(),
             };
-            self.scatter(out, &first, ScatterOp::Set)?;
+            self.scatter(&out, &first, ScatterOp::Set)?;
         }
-        self.scatter(out, &src.into(), self.reduce.scatter_op())
+        self.scatter(&out, &src.into(), self.reduce.scatter_op())?;
+        if self.reduce == ScatterReduce::Mean { self.divide_by_counts(&out) } else { Ok(out) }
     }
 
     fn divide_by_counts(&self, sum: &Tensor) -> Result<Tensor> {
@@ -509,16 +504,19 @@ impl Tensor {
             let out = x.scatter_reduce(dim, index, &src, reduce, include_self)?.to_dtype(self.dtype())?;
             return target.store(self, out);
         }
+        let is_one_scatter = include_self && reduce != ScatterReduce::Mean;
+        if target == ScatterTarget::Operand && !is_one_scatter {
+            // An error between the kernels of this reduction would leave the operand partly written.
+            let out = self.detach().scatter_reduce(dim, index, &src.detach(), reduce, include_self)?;
+            return target.store(self, out);
+        }
         let part = leading_part(&target.input(self, src)?, index.shape())?;
         let index = target.input(self, index)?.detach();
         let call = ScatterReduction { dim: d, index, reduce, include_self };
         if target == ScatterTarget::Operand {
             let out = target.written(self)?;
-            call.reduce_into(&out, &part.detach())?;
-            return match reduce {
-                ScatterReduce::Mean => target.store(self, call.divide_by_counts(&out)?),
-                _ => Ok(out),
-            };
+            call.scatter(&out, &(&part.detach()).into(), reduce.scatter_op())?;
+            return Ok(out);
         }
         let (x, src) = (self.detach(), part.detach());
         let out = call.run(&x, &src)?;
