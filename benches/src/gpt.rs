@@ -1,4 +1,4 @@
-//! A training step of GPT-2 124M, the common baseline of frameworks.
+//! Training steps of GPT-2: 124M, the common baseline of frameworks, and two larger models.
 
 use std::time::Instant;
 
@@ -61,25 +61,56 @@ impl Training {
     }
 }
 
-/// Prints one line for each variant, and a profile of one step of the first variant if requested.
+/// Variant of the training step: its name, its 16-bit type, recomputed blocks, and a captured step.
+type Variant = (&'static str, Option<DType>, bool, bool);
+
+const BF16: Option<DType> = Some(DType::BF16);
+
+/// Row of the group, preset, name of the lines, batch size and variants. Larger models hold their parameters,
+/// optimiser state and activations in 80 GB.
+const MODELS: [(&str, &str, &str, usize, &[Variant]); 3] = [
+    (
+        "124m",
+        "gpt2-124m",
+        "gpt2_train",
+        8,
+        &[
+            ("bf16", BF16, false, false),
+            ("bf16_captured", BF16, false, true),
+            ("bf16_ckpt", BF16, true, false),
+            ("bf16_ckpt_captured", BF16, true, true),
+            ("fp8", BF16, false, false),
+            ("fp8_captured", BF16, false, true),
+            ("f32", None, false, false),
+        ],
+    ),
+    ("medium", "gpt2-medium", "gpt2_medium_train", 8, &[("bf16_captured", BF16, false, true)]),
+    ("xl", "gpt2-xl", "gpt2_xl_train", 8, &[("bf16_captured", BF16, false, true)]),
+];
+
+/// Prints one line for each variant of each model, and a profile of one step of a model's first variant if requested.
 pub(crate) fn gpt(b: &Bench<'_>) -> Result<()> {
-    let sizes = match b.tiny {
-        true => GptOptions { vocabulary: 128, context: 32, layers: 2, heads: 2, width: 32, dropout: 0.0 },
-        // A multiple of 128, as in the peers: matrix products of this width are faster.
-        false => GptOptions { vocabulary: 50_304, ..GptOptions::preset("gpt2-124m")? },
-    };
-    let (batch, steps) = if b.tiny { (2, 3) } else { (8, STEPS) };
-    let low = Some(DType::BF16);
-    let variants = [
-        ("bf16", low, false, false),
-        ("bf16_captured", low, false, true),
-        ("bf16_ckpt", low, true, false),
-        ("bf16_ckpt_captured", low, true, true),
-        ("fp8", low, false, false),
-        ("fp8_captured", low, false, true),
-        ("f32", None, false, false),
-    ];
-    for (k, (variant, low, again, capture)) in variants.into_iter().enumerate() {
+    for (row, preset, name, batch, variants) in MODELS {
+        if b.wants("gpt", row) {
+            // A multiple of 128, as in the peers: matrix products of this width are faster.
+            let sizes = GptOptions { vocabulary: 50_304, ..GptOptions::preset(preset)? };
+            bench_model(b, name, &sizes, batch, variants)?;
+        }
+    }
+    Ok(())
+}
+
+fn bench_model(
+    b: &Bench<'_>,
+    name: &str,
+    sizes: &GptOptions,
+    batch: usize,
+    variants: &[Variant],
+) -> Result<()> {
+    let tiny = GptOptions { vocabulary: 128, context: 32, layers: 2, heads: 2, width: 32, dropout: 0.0 };
+    let sizes = if b.tiny { &tiny } else { sizes };
+    let (batch, steps) = if b.tiny { (2, 3) } else { (batch, STEPS) };
+    for (k, &(variant, low, again, capture)) in variants.iter().enumerate() {
         let in_fp8 = variant.starts_with("fp8");
         if in_fp8 && !b.device.library_features().f8_matmul {
             continue;
@@ -89,7 +120,7 @@ pub(crate) fn gpt(b: &Bench<'_>) -> Result<()> {
         let choice = StepConfig::new(batch, 1).with_recompute(vec![true; sizes.layers]);
         let _segments = again.then(|| choice.apply_segments());
         let start = Instant::now();
-        let mut training = Training::new(&sizes, batch, (low, !again), device)?;
+        let mut training = Training::new(sizes, batch, (low, !again), device)?;
         training.fp8 = in_fp8;
         let first_loss = training.step()?.item()?;
         let first_ms = start.elapsed().as_secs_f64() * 1e3;
@@ -101,19 +132,23 @@ pub(crate) fn gpt(b: &Bench<'_>) -> Result<()> {
         let (m, last) = Bench::time_steps(device, (WARMUP_STEPS.min(steps), steps), &mut step)?;
         let memory = device.memory();
         let mb = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+        let tokens_per_second = (batch * sizes.context) as f64 * 1e3 / m;
+        // Six operations for each parameter and token: the count of "Scaling Laws for Neural Language Models".
+        let flops = 6.0 * training.net.num_parameters() as f64 * tokens_per_second;
         b.emit_line(
-            "gpt2_train",
+            name,
             &format!("{batch}x{}", sizes.context),
             if low.is_some() { "bf16" } else { "f32" },
             json!({
-                "variant": variant, "median_ms": m, "tok_s": (batch * sizes.context) as f64 * 1e3 / m,
+                "variant": variant, "median_ms": m, "tok_s": tokens_per_second, "tflops_6n": flops / 1e12,
                 "capture": captured.as_ref().map(|c| format!("{}, graph: {}", c.stats(), c.is_driver_graph())),
                 "first_ms": first_ms, "first_loss": first_loss, "last_loss": last,
                 "peak_mem_mb": mb(memory.peak_allocated()), "peak_reserved_mb": mb(memory.peak_reserved()),
             }),
         );
         if k == 0 {
-            b.write_profile(device, "gpt2_train", || training.step())?;
+            drop(captured);
+            b.write_profile(device, name, || training.step())?;
         }
     }
     Ok(())

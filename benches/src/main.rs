@@ -51,7 +51,7 @@ enum Command {
         #[arg(long)]
         profile: Option<PathBuf>,
         /// Only groups with one of these names: matmul, elementwise, reduce, order, scatter, resize, rows, attention,
-        /// alloc, eager, copies, mlp, recurrent, vision, gpt, models; `models/unet` is one of the models.
+        /// alloc, eager, copies, mlp, recurrent, vision, gpt, models; `models/unet` and `gpt/medium` are single models.
         only: Vec<String>,
     },
     /// Trains GPT-2 124M on a text, eagerly and captured, and writes the losses for `peers/gpt2_curve.py`.

@@ -691,6 +691,14 @@ const SEQUENCE_CASES: &[OpCase] = &[
         let table = Tensor::arange(0.0, 15.0, 1.0, DType::F32, x[0].device())?.reshape([5, 3])?;
         x[0].rotary_embedding(&table.cos()?, &table.sin()?, true)
     }),
+    smooth("rotary_embedding of vectors", &[Signed(&[2, 3, 5, 20])], |x| {
+        let table = Tensor::arange(0.0, 40.0, 1.0, DType::F32, x[0].device())?.reshape([5, 8])?;
+        x[0].rotary_embedding(&table.cos()?, &table.sin()?, false)
+    }),
+    smooth("rotary_embedding of neighbours in vectors", &[Signed(&[2, 5, 20])], |x| {
+        let table = Tensor::arange(0.0, 40.0, 1.0, DType::F32, x[0].device())?.reshape([5, 8])?;
+        x[0].rotary_embedding(&table.cos()?, &table.sin()?, true)
+    }),
     smooth("rnn_tanh", &[Signed(&[4, 2, 3]), Bounded(&[2, 3]), Bounded(&[3, 3]), Bounded(&[3])], |x| {
         run_recurrent(x, RecurrentKind::Tanh, None)
     })

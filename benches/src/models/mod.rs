@@ -80,7 +80,7 @@ fn bench_model(b: &Bench<'_>, name: &str, variant: &str, build: Build) -> Result
     let device = &Device::with_config(b.device.backend().clone(), b.device.pool().config());
     device.manual_seed(1);
     let workload = build(b.tiny, device)?;
-    let mut optimizer = AdamW::new(workload.parameters.clone(), 1e-4);
+    let mut optimizer = AdamW::new(workload.parameters.clone(), 1e-4).low_precision_copies(true);
     let mut step = || -> CoreResult<Tensor> {
         let loss = {
             let _autocast = autocast(DType::BF16)?;

@@ -6,11 +6,9 @@
 //! that are not listed run in the dtype of their inputs, with the usual promotion. In-place operations and
 //! the backward pass are not cast either.
 
-use smallvec::smallvec;
-
 use super::low_precision_copy;
 use crate::autograd;
-use crate::autograd::autocast_mode::{AutocastGuard, CAST_CACHE, CachedCast, autocast_dtype};
+use crate::autograd::autocast_mode::{AutocastGuard, CAST_CACHE, CachedCast, RecordedCast, autocast_dtype};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::scoped_local::WithCurrent;
@@ -143,13 +141,29 @@ impl OperandCast {
         if !is_autocast_dtype(from) || from == self.dtype {
             return Ok(t.clone());
         }
-        if autograd::leaf_id(t).is_none() {
-            return t.to_dtype(self.dtype);
+        if self.dtype.size() != 2 || !autograd::compute_requires_grad(&[t]) {
+            return self.cast_recorded(t);
         }
-        let cast_values = self.cast_detached(t)?;
-        Ok(autograd::differentiable("to_dtype", cast_values, &[t], move |g, _| {
-            Ok(smallvec![Some(g.to_dtype(from)?)])
-        }))
+        let known = CAST_CACHE.with_current(|casts| {
+            Some(casts.latest.as_ref().filter(|known| known.is_valid_for(t, self.dtype))?.tensor().clone())
+        });
+        if let Some(known) = known {
+            return Ok(known);
+        }
+        // Freed first, so that the next cast can reuse the memory.
+        drop(CAST_CACHE.with_current_mut(|casts| casts.latest.take()));
+        let Some(latest) = RecordedCast::from_tensor(t, || self.cast_recorded(t))? else {
+            return self.cast_recorded(t);
+        };
+        let cast = latest.tensor().clone();
+        let replaced = CAST_CACHE.with_current_mut(|casts| casts.latest.replace(latest));
+        drop(replaced);
+        Ok(cast)
+    }
+
+    /// Casts a tensor and records the cast. Consumers may return the gradient in the type of the tensor.
+    fn cast_recorded(&self, t: &Tensor) -> Result<Tensor> {
+        Ok(autograd::differentiable_cast(self.cast_detached(t)?, t))
     }
 
     /// Returns the values of a tensor in the chosen dtype, without history. Casts of leaves are cached.
@@ -164,16 +178,16 @@ impl OperandCast {
         }
         let key = (leaf, self.dtype);
         let known = CAST_CACHE.with_current(|casts| {
-            Some(casts.get(&key).filter(|known| known.is_valid_for(&plain))?.cast.clone())
+            Some(casts.leaves.get(&key).filter(|known| known.is_valid_for(&plain))?.cast.clone())
         });
         if let Some(known) = known {
             return Ok(known);
         }
         // Freed first, so that the next cast can reuse the memory.
-        drop(CAST_CACHE.with_current_mut(|casts| casts.remove(&key)));
-        let entry = CachedCast::from_leaf(&plain, || plain.to_dtype(self.dtype))?;
+        drop(CAST_CACHE.with_current_mut(|casts| casts.leaves.remove(&key)));
+        let entry = CachedCast::from_source(&plain, || plain.to_dtype(self.dtype))?;
         let cast = entry.cast.clone();
-        let replaced = CAST_CACHE.with_current_mut(|casts| casts.insert(key, entry));
+        let replaced = CAST_CACHE.with_current_mut(|casts| casts.leaves.insert(key, entry));
         drop(replaced);
         Ok(cast)
     }

@@ -7,17 +7,50 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::Weak;
 
+use crate::autograd::GradEdge;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::scoped_local::{GetCurrent, NoDropCell, ScopedGuard, ScopedLocal, WithCurrent};
 use crate::storage::Storage;
 use crate::tensor::{Layout, Tensor};
 
-/// Casts of leaves by leaf id and dtype. The map is ordered, so that every step frees memory in the same
-/// order.
-pub(crate) type CastCache = BTreeMap<(u64, DType), CachedCast>;
+/// Casts that the scope of a thread keeps.
+#[derive(Default)]
+pub(crate) struct CastCache {
+    /// Casts of leaves by leaf id and dtype. The map is ordered, so that every step frees memory in the same
+    /// order.
+    pub(crate) leaves: BTreeMap<(u64, DType), CachedCast>,
+    /// Latest recorded cast to 16 bits. Layers that share an input, such as the projections of attention, share
+    /// the cast and the sum of its gradients.
+    pub(crate) latest: Option<RecordedCast>,
+}
 
-/// Cast of a leaf, with the state of the leaf for which the cast is valid.
+/// Recorded cast of a tensor, with the history of the tensor.
+pub(crate) struct RecordedCast {
+    cast: CachedCast,
+    edge: GradEdge,
+}
+
+impl RecordedCast {
+    /// Records the cast of a tensor that requires a gradient. Returns `None` for other tensors.
+    pub(crate) fn from_tensor(t: &Tensor, cast: impl FnOnce() -> Result<Tensor>) -> Result<Option<Self>> {
+        let Some(edge) = t.grad_edge() else { return Ok(None) };
+        Ok(Some(Self { cast: CachedCast::from_source(t, cast)?, edge }))
+    }
+
+    pub(crate) fn tensor(&self) -> &Tensor {
+        &self.cast.cast
+    }
+
+    /// Reports whether this is the cast of `t` to `dtype`, with the history of `t`.
+    pub(crate) fn is_valid_for(&self, t: &Tensor, dtype: DType) -> bool {
+        self.cast.cast.dtype() == dtype
+            && self.cast.is_valid_for(t)
+            && t.grad_edge().is_some_and(|edge| edge.is_same(&self.edge))
+    }
+}
+
+/// Cast of a tensor, with the state of the tensor for which the cast is valid.
 pub(crate) struct CachedCast {
     pub(crate) cast: Tensor,
     /// Version of the cast itself. An operation may return the cast as its result, which the program may
@@ -26,24 +59,25 @@ pub(crate) struct CachedCast {
     storage: Weak<Storage>,
     layout: Layout,
     dtype: DType,
-    leaf_version: u64,
+    source_version: u64,
 }
 
 impl CachedCast {
-    /// Casts a leaf. Its version is read before the cast, so that a concurrent write invalidates the cast.
-    pub(crate) fn from_leaf(leaf: &Tensor, cast: impl FnOnce() -> Result<Tensor>) -> Result<Self> {
-        let version = leaf.version();
-        let (memory, layout, dtype) = (leaf.downgrade_storage(), leaf.layout().clone(), leaf.dtype());
+    /// Casts a tensor. Its version is read before the cast, so that a concurrent write invalidates the cast.
+    pub(crate) fn from_source(source: &Tensor, cast: impl FnOnce() -> Result<Tensor>) -> Result<Self> {
+        let version = source.version();
+        let (memory, layout, dtype) = (source.downgrade_storage(), source.layout().clone(), source.dtype());
         let cast = cast()?;
-        Ok(Self { cast_version: cast.version(), cast, storage: memory, layout, dtype, leaf_version: version })
+        let cast_version = cast.version();
+        Ok(Self { cast_version, cast, storage: memory, layout, dtype, source_version: version })
     }
 
-    pub(crate) fn is_valid_for(&self, leaf: &Tensor) -> bool {
-        self.leaf_version == leaf.version()
+    pub(crate) fn is_valid_for(&self, source: &Tensor) -> bool {
+        self.source_version == source.version()
             && self.cast_version == self.cast.version()
-            && self.dtype == leaf.dtype()
-            && self.storage.ptr_eq(&leaf.downgrade_storage())
-            && self.layout == *leaf.layout()
+            && self.dtype == source.dtype()
+            && self.storage.ptr_eq(&source.downgrade_storage())
+            && self.layout == *source.layout()
     }
 }
 
@@ -51,7 +85,7 @@ thread_local! {
     /// 16-bit dtype of the scope; `None` if operations are not cast.
     static AUTOCAST_DTYPE: ScopedLocal<Cell<Option<DType>>> = const { ScopedLocal::new(Cell::new(None)) };
     /// Cached casts, kept until the outermost scope ends.
-    pub(crate) static CAST_CACHE: ScopedLocal<NoDropCell<CastCache>> = const { ScopedLocal::new(NoDropCell::new(BTreeMap::new())) };
+    pub(crate) static CAST_CACHE: ScopedLocal<NoDropCell<CastCache>> = const { ScopedLocal::new(NoDropCell::new(CastCache { leaves: BTreeMap::new(), latest: None })) };
     pub(crate) static FP8_ENABLED: ScopedLocal<Cell<bool>> = const { ScopedLocal::new(Cell::new(false)) };
 }
 
@@ -92,7 +126,7 @@ impl AutocastState {
     /// backward pass through this one must not free. Casts made here must not outlive the closure.
     pub(crate) fn enter(self) -> AutocastStateGuard {
         AutocastStateGuard {
-            _cast_cache: ScopedGuard::new(&CAST_CACHE, CastCache::new()),
+            _cast_cache: ScopedGuard::new(&CAST_CACHE, CastCache::default()),
             _dtype: ScopedGuard::new(&AUTOCAST_DTYPE, self.dtype),
             _fp8: ScopedGuard::new(&FP8_ENABLED, self.fp8),
         }

@@ -180,9 +180,11 @@ impl GraphTask<'_> {
         }
     }
 
-    /// Adds `more` to `sum`: in place if `sum` is not shared and the pass is not recorded.
+    /// Adds `more` to `sum`: in place if `sum` is not shared, has the type of the result, and the pass is not
+    /// recorded.
     fn accumulate(&self, sum: Tensor, more: Tensor) -> Result<Tensor> {
-        if !self.options.create_graph && sum.is_unique() && sum.is_contiguous() {
+        let has_result_dtype = sum.dtype() == sum.dtype().promote(more.dtype());
+        if !self.options.create_graph && has_result_dtype && sum.is_unique() && sum.is_contiguous() {
             sum.add_(&more)?;
             return Ok(sum);
         }

@@ -122,6 +122,18 @@ impl BackwardCtx<'_> {
         }
     }
 
+    /// Returns the type from which autocast cast a non-leaf input. The gradient of the input may be returned, and
+    /// is then accumulated, in this type.
+    pub(crate) fn cast_source_dtype(&self, input: usize) -> Option<DType> {
+        match self.accumulation_edge(input)? {
+            GradEdge::Node(node) => match node.kind {
+                BackwardKind::Cast(dtype) => Some(dtype),
+                _ => None,
+            },
+            GradEdge::Leaf(_) => None,
+        }
+    }
+
     /// Returns the edge of an input whose gradient may be accumulated by the operation. There is none while
     /// the pass is recorded, because the recorded graph keeps the old sum.
     fn accumulation_edge(&self, input: usize) -> Option<&GradEdge> {
@@ -165,6 +177,15 @@ impl GradEdge {
         match any.downcast::<Node>() {
             Ok(node) => Some(Self::Node(node)),
             Err(other) => other.downcast::<Leaf>().ok().map(Self::Leaf),
+        }
+    }
+
+    /// Reports whether both edges lead to the same leaf or node.
+    fn is_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Leaf(a), Self::Leaf(b)) => Arc::ptr_eq(a, b),
+            (Self::Node(a), Self::Node(b)) => Arc::ptr_eq(a, b),
+            _ => false,
         }
     }
 
@@ -228,6 +249,8 @@ enum BackwardKind {
     Differentiable,
     /// Differentiable, and also produces gradients for leaves that are not inputs.
     Checkpoint,
+    /// Cast of an input of this type. The backward function also takes gradients of that type.
+    Cast(DType),
 }
 
 impl Node {
@@ -415,6 +438,17 @@ pub fn differentiable_unary(
     backward: impl Fn(&Tensor, &BackwardCtx<'_>) -> Result<Tensor> + Send + Sync + 'static,
 ) -> Tensor {
     differentiable(op, out, &[x], move |g, wants| Ok(smallvec::smallvec![Some(backward(g, wants)?)]))
+}
+
+/// Records the cast of `x` to the type of `out`. Operations that use the result may return its gradient in the
+/// type of `x`: see [`BackwardCtx::cast_source_dtype`].
+#[must_use]
+#[track_caller]
+pub(crate) fn differentiable_cast(out: Tensor, x: &Tensor) -> Tensor {
+    let from = x.dtype();
+    record_node("to_dtype", out, &[x], BackwardKind::Cast(from), move |g, _| {
+        Ok(smallvec::smallvec![Some(g.to_dtype(from)?)])
+    })
 }
 
 #[track_caller]

@@ -103,7 +103,8 @@ pub(super) fn gemm(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     gemm_as(op, a, b, a.dtype())
 }
 
-fn gemm_as(op: &'static str, a: &Tensor, b: &Tensor, dtype: DType) -> Result<Tensor> {
+/// Computes a · b in the type of the operands, or unrounded in f32, without a gradient.
+pub(super) fn gemm_as(op: &'static str, a: &Tensor, b: &Tensor, dtype: DType) -> Result<Tensor> {
     let product = MatmulProblem::new(op, a, b)?;
     if product.is_empty() {
         return Tensor::zeros(&product.shape, dtype, a.device());

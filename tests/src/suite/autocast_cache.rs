@@ -2,17 +2,18 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use forebay::amp::{autocast, no_autocast};
-use forebay::autograd::{enable_grad, no_grad};
+use forebay::autograd::{GradOptions, enable_grad, grad, no_grad};
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::nn::{Linear, Module, init};
 use forebay::ops::einsum;
 use forebay::optim::{Adam, AveragedModel, Optimizer, Sgd};
+use forebay::profile::Profiler;
 use forebay::tensor::Tensor;
 
-use super::host_reference::{SplitMix64, ensure_same_bits};
+use super::host_reference::{SplitMix64, ensure_close, ensure_same_bits};
 use super::tests;
 
 tests![
@@ -20,6 +21,9 @@ tests![
     weights_written_in_any_way_are_cast_again,
     a_cast_that_is_changed_in_place_is_not_cached,
     an_optimiser_copy_that_is_changed_in_place_is_not_used,
+    layers_share_the_cast_of_their_input,
+    gradients_of_a_shared_cast_are_summed_in_f32,
+    an_input_that_changes_is_cast_again,
 ];
 
 const SIDE: usize = 4;
@@ -158,5 +162,96 @@ fn an_optimiser_copy_that_is_changed_in_place_is_not_used(device: &Device) -> Re
     }
     let _scope = autocast(DType::BF16)?;
     ensure!(x.matmul(&w)?.to_f64s()?.iter().all(|&v| v == SIDE as f64), "the copy is the program's");
+    Ok(())
+}
+
+/// Returns a tensor of small multiples of 1/64, which bf16 represents, and that requires a gradient.
+fn random_leaf(shape: [usize; 2], seed: u64, device: &Device) -> Result<Tensor> {
+    let mut rng = SplitMix64(seed);
+    let values: Vec<f32> = (0..shape[0] * shape[1]).map(|_| rng.below(129) as f32 / 64.0 - 1.0).collect();
+    Ok(Tensor::from_slice(&values, shape, device)?.to_leaf()?)
+}
+
+fn layers_share_the_cast_of_their_input(device: &Device) -> Result<()> {
+    let layers: Vec<Linear> = (0..3).map(|_| Ok(Linear::new(SIDE, SIDE, device)?)).collect::<Result<_>>()?;
+    let x = random_leaf([SIDE, SIDE], 3, device)?;
+    let count_casts = |shares: bool| -> Result<usize> {
+        let h = x.mul(2.0)?;
+        let profiler = Profiler::start(device)?;
+        let _scope = autocast(DType::BF16)?;
+        for layer in &layers {
+            let own = h.mul(1.0)?;
+            layer.forward(if shares { &h } else { &own })?;
+        }
+        let profile = profiler.finish()?;
+        Ok(profile.spans.iter().filter(|span| span.name.contains("out=bf16")).count())
+    };
+    // A cast of each weight and bias, and one or three of the input.
+    let (shared, separate) = (count_casts(true)?, count_casts(false)?);
+    ensure!(separate == shared + 2, "{shared} casts with one input, {separate} with three");
+    Ok(())
+}
+
+fn gradients_of_a_shared_cast_are_summed_in_f32(device: &Device) -> Result<()> {
+    let (rows, features, outputs) = (3, 40, 24);
+    let weights: Vec<Tensor> =
+        (0..3).map(|k| random_leaf([outputs, features], 5 + k, device)).collect::<Result<_>>()?;
+    let x = random_leaf([rows, features], 11, device)?;
+    let seeds: Vec<Tensor> =
+        (0..3).map(|k| Ok(random_leaf([rows, outputs], 17 + k, device)?.detach())).collect::<Result<_>>()?;
+    let mut expected = vec![0.0; rows * features];
+    for (w, g) in weights.iter().zip(&seeds) {
+        let (w, g) = (w.to_f64s()?, g.to_f64s()?);
+        for (at, sum) in expected.iter_mut().enumerate() {
+            let (row, feature) = (at / features, at % features);
+            *sum += (0..outputs).map(|o| g[row * outputs + o] * w[o * features + feature]).sum::<f64>();
+        }
+    }
+    // The gradient of `matmul` has 16 bits. Mixed sums are in f32, in any order.
+    for with_matmul in [None, Some(0), Some(2)] {
+        let h = x.mul(1.0)?;
+        let parts: Vec<Tensor> = {
+            let _scope = autocast(DType::BF16)?;
+            let run = |(k, w): (usize, &Tensor)| match with_matmul == Some(k) {
+                true => h.matmul(&w.t()?),
+                false => h.linear(w, None),
+            };
+            weights.iter().enumerate().map(run).collect::<Result<_, _>>()?
+        };
+        let losses: Vec<Tensor> = parts
+            .iter()
+            .zip(&seeds)
+            .map(|(y, g)| y.to_dtype(DType::F32)?.mul(g)?.sum_all())
+            .collect::<Result<_, _>>()?;
+        let loss = losses[0].add(&losses[1])?.add(&losses[2])?;
+        let [dx] = <[Tensor; 1]>::try_from(grad(&[loss], &[x.clone()], &GradOptions::default())?)
+            .map_err(|_| anyhow!("there is one input"))?;
+        ensure!(dx.dtype() == DType::F32, "the gradient is {}", dx.dtype());
+        // Sums of 16 bits are off by 2^-9 of their values.
+        let tolerance = if with_matmul.is_some() { 2f64.powi(-7) } else { 1e-6 };
+        ensure_close(&dx.to_f64s()?, &expected, tolerance, tolerance)
+            .with_context(|| format!("matmul at {with_matmul:?}"))?;
+    }
+    Ok(())
+}
+
+fn an_input_that_changes_is_cast_again(device: &Device) -> Result<()> {
+    let w = random_leaf([SIDE, SIDE], 23, device)?;
+    let x = random_leaf([SIDE, SIDE], 29, device)?;
+    let _scope = autocast(DType::BF16)?;
+    let h = x.mul(2.0)?;
+    let before = h.linear(&w, None)?;
+    h.zero_()?;
+    let after = h.linear(&w, None)?;
+    ensure!(before.to_f64s()?.iter().any(|&v| v != 0.0), "the first result is zero");
+    ensure!(after.to_f64s()?.iter().all(|&v| v == 0.0), "the old input");
+    // Without history, the cast of the tensor with history is not used.
+    let h = x.mul(2.0)?;
+    ensure!(h.linear(&w.detach(), None)?.requires_grad(), "the history is lost");
+    ensure!(!h.detach().linear(&w.detach(), None)?.requires_grad(), "a constant has a history");
+    let constant = no_grad();
+    ensure!(!h.linear(&w, None)?.requires_grad(), "a history without recording");
+    drop(constant);
+    ensure!(h.linear(&w.detach(), None)?.requires_grad(), "the history is lost after no_grad");
     Ok(())
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::ops::kernel::heuristics::{has_vector_lines, supports_vec4};
 use crate::ops::prelude::*;
 
 const OP: &str = "rotary_embedding";
@@ -22,12 +23,21 @@ impl RotaryTables {
         let [positions, pairs] = [self.cos.shape()[0], self.cos.shape()[1]];
         let (shape, strides) = collapse_dims(rows, &[steps]);
         launch::check_rank(OP, shape.len())?;
-        let units = features - pairs;
-        let n = rows.iter().product::<usize>() * units;
+        let has_vectors = supports_vec4(x.dtype())
+            && self.cos.dtype() == DType::F32
+            && [pairs, features].iter().all(|n| n.is_multiple_of(VEC4_WIDTH))
+            && has_vector_lines(x.layout().offset(), x.strides(), VEC4_WIDTH)
+            && [&self.cos, &self.sin].iter().all(|t| t.layout().offset().is_multiple_of(VEC4_WIDTH));
+        // Pairs and features in the units of an invocation.
+        let width = if has_vectors { VEC4_WIDTH } else { 1 };
         let spec = kernel_spec! {
             "rotary", dtype: launch::shader_dtype_name(x.dtype(), x.device()),
             table: launch::shader_dtype_name(self.cos.dtype(), x.device()), interleaved: self.interleaved,
+            vectors: has_vectors,
         };
+        let (pairs, features) = (pairs / width, features / width);
+        let units = features - pairs;
+        let n = rows.iter().product::<usize>() * units;
         let params = kernel_params! {
             n, rank: shape.len(), positions, pairs, units, features, x_offset: x.layout().offset(),
             x_step: step, cos_offset: self.cos.layout().offset(), sin_offset: self.sin.layout().offset(),

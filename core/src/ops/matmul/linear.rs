@@ -70,6 +70,23 @@ impl LinearOperands {
         Tensor::empty([x.shape()[0], self.compute_weight.shape()[0]], x.dtype(), x.device())
     }
 
+    /// Computes the gradient of x, of shape `x_shape`, from rows. If autocast cast x, the product is not rounded,
+    /// and is added to the gradient of other layers that share the cast.
+    fn input_grad(&self, g: &Tensor, x_shape: &[usize], wants: &BackwardCtx<'_>) -> Result<Tensor> {
+        let Some(dtype) = wants.cast_source_dtype(0).filter(|_| g.dtype().size() == 2) else {
+            return matmul::gemm(self.op, g, &self.compute_weight)?.reshape(x_shape);
+        };
+        let product = |g: &Tensor| matmul::gemm_as(self.op, g, &self.compute_weight, dtype)?.reshape(x_shape);
+        match wants.take_pending_grad(0) {
+            None => product(g),
+            Some(sum) if sum.is_unique() && sum.is_contiguous() && sum.dtype() == dtype => {
+                matmul::gemm_into(self.op, g, &self.compute_weight, &flatten_to_rows(&sum)?, true)?;
+                Ok(sum)
+            }
+            Some(sum) => sum.add(&product(g)?),
+        }
+    }
+
     /// Computes the requested gradients of weight and bias from rows. They are inputs `at` and `at + 1` of
     /// the operation. `sums` are the column sums of g, if already computed.
     fn parameter_grads(
@@ -258,10 +275,7 @@ impl Tensor {
             if wants.create_graph() {
                 return layer.differentiable_grads(&g, kept, saved_weight, &x_shape, wants);
             }
-            let dx = match wants[0] {
-                true => Some(matmul::gemm(OP, &g, &layer.compute_weight)?.reshape(&x_shape[..])?),
-                false => None,
-            };
+            let dx = wants[0].then(|| layer.input_grad(&g, &x_shape, wants)).transpose()?;
             let [dw, db] = layer.parameter_grads(&g, kept.as_ref(), sums, wants, 1)?;
             let mut grads: InputGrads = smallvec![dx, dw];
             if layer.bias.is_some() {
@@ -333,10 +347,7 @@ impl Tensor {
             let [dw2, db2] = second.parameter_grads(&g, Some(&wide), column_sums, wants, 3)?;
             drop((g, wide));
             let [dw1, db1] = first.parameter_grads(&hidden, Some(&flat), Some(sums), wants, 1)?;
-            let dx = match wants[0] {
-                true => Some(matmul::gemm(OP, &hidden, &first.compute_weight)?.reshape(&x_shape[..])?),
-                false => None,
-            };
+            let dx = wants[0].then(|| first.input_grad(&hidden, &x_shape, wants)).transpose()?;
             Ok(smallvec![dx, dw1, db1, dw2, db2] as InputGrads)
         }))
     }
