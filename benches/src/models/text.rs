@@ -71,7 +71,9 @@ impl DecoderBlock {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let x = x.add(&self.attention.forward(&self.norm1.forward(x)?)?)?;
         let y = self.norm2.forward(&x)?;
-        let y = self.gate.forward(&y)?.silu()?.mul(&self.up.forward(&y)?)?;
+        // SiLU and its product are one kernel, because nothing is launched between them.
+        let up = self.up.forward(&y)?;
+        let y = self.gate.forward(&y)?.silu()?.mul(&up)?;
         x.add(&self.down.forward(&y)?)
     }
 }

@@ -228,6 +228,8 @@ pub(crate) struct Node {
     backward_fn: Mutex<BackwardFnState>,
     kind: BackwardKind,
     hooks: OnceLock<Arc<HookList>>,
+    /// Description of the operation for operations that use the result: see [`set_result_source`].
+    result_source: OnceLock<Weak<dyn Any + Send + Sync>>,
 }
 
 /// State of a node's backward function and its saved tensors.
@@ -493,7 +495,24 @@ impl Node {
             backward_fn: Mutex::new(BackwardFnState::Saved(backward)),
             kind,
             hooks: OnceLock::new(),
+            result_source: OnceLock::new(),
         })
+    }
+}
+
+/// Attaches a description of the operation that computed `out`, which its backward function owns.
+pub(crate) fn set_result_source(out: &Tensor, source: Weak<dyn Any + Send + Sync>) {
+    if let Some(GradEdge::Node(node)) = out.grad_edge() {
+        // A node has one result, so its source is set once.
+        let _ = node.result_source.set(source);
+    }
+}
+
+/// Returns the description of the operation that computed `t`, while its backward function exists.
+pub(crate) fn result_source(t: &Tensor) -> Option<Arc<dyn Any + Send + Sync>> {
+    match t.grad_edge()? {
+        GradEdge::Node(node) => node.result_source.get()?.upgrade(),
+        GradEdge::Leaf(_) => None,
     }
 }
 

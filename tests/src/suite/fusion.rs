@@ -23,6 +23,8 @@ tests![
     fused_chains_take_the_memory_of_single_kernels,
     threads_and_streams_see_the_results_of_each_others_chains,
     long_chains_and_many_inputs_are_split,
+    gated_units_save_and_write_nothing_but_their_operands,
+    a_changed_activation_is_saved,
 ];
 
 /// Returns another handle to the card, which fuses from `least` bytes on.
@@ -306,4 +308,43 @@ fn long_chains_and_many_inputs_are_split(device: &Device) -> Result<()> {
         Ok(all)
     };
     ensure_same_bits_all(&run(&alone)?, &run(&fused)?)
+}
+
+/// Returns two leaves of random values.
+fn gate_and_up(device: &Device) -> Result<[Tensor; 2]> {
+    device.manual_seed(3);
+    let random = || Tensor::randn([8, 33], DType::F32, device)?.to_leaf();
+    Ok([random()?, random()?])
+}
+
+fn gated_units_save_and_write_nothing_but_their_operands(device: &Device) -> Result<()> {
+    let gradients = both(device).map(|device| -> Result<_> {
+        let [gate, up] = gate_and_up(&device)?;
+        let allocated = || device.memory().allocated();
+        let before = allocated();
+        let y = gate.silu()?.mul(&up)?;
+        let held = allocated() - before;
+        let other = up.zeros_like()?;
+        let of_one = allocated() - before - held;
+        drop(other);
+        let launched = names(&device, || Ok(y.sum_all()?.backward()?))?;
+        let grads = [&gate, &up].map(|t| t.grad().context("a gradient is missing"));
+        Ok(([held, of_one], launched, grads.into_iter().collect::<Result<Vec<_>>>()?))
+    });
+    let [single, fused] = gradients;
+    let ((_, _, single), ([held, of_one], launched, fused)) = (single?, fused?);
+    ensure!(held == of_one, "{held} bytes are held, the result has {of_one}");
+    let chains: Vec<&String> = launched.iter().filter(|name| name.contains("silu")).collect();
+    ensure!(chains.len() == 2, "the gradients of gate and up are {chains:?} of {launched:?}");
+    ensure_same_bits_all(&fused, &single)
+}
+
+fn a_changed_activation_is_saved(device: &Device) -> Result<()> {
+    let device = other(device, Some(0));
+    let [gate, up] = gate_and_up(&device)?;
+    let activated = gate.silu()?;
+    activated.detach().mul_(2.0)?;
+    let expected = activated.detach().copy()?;
+    activated.mul(&up)?.sum_all()?.backward()?;
+    ensure_same_bits(&up.grad().context("a gradient is missing")?, &expected)
 }

@@ -7,6 +7,7 @@ pub(crate) mod expr_eval;
 pub(crate) mod fusion;
 pub(crate) mod operators;
 pub(crate) mod pointwise;
+mod recompute;
 pub(crate) mod unary;
 
 /// Names that declarations of elementwise operations use.

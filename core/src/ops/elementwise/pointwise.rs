@@ -4,8 +4,12 @@
 //! gradient of each input. In gradients, `g` is the gradient of the result and `y` the result. Inputs
 //! broadcast, may have any strides, and may be scalars.
 
+use std::sync::{Arc, Weak};
+
 use crate::amp::AutocastOperand;
+use crate::autograd::BackwardCtx;
 use crate::ops::elementwise::expr_eval::{ExprEnv, ExprValue};
+use crate::ops::elementwise::recompute::RecomputableResult;
 use crate::ops::elementwise::{activation, binary, unary};
 use crate::ops::kernel::pointwise_kernel::{self, PointwiseInput, PointwiseSpec};
 use crate::ops::prelude::*;
@@ -340,6 +344,21 @@ impl PointwiseOp {
 enum SavedOperand {
     Tensor(SavedTensor),
     Scalar(Scalar),
+    /// Own input, which operations that use the result share.
+    Input(Arc<RecomputableResult>),
+    /// Result of another operation.
+    Recomputed(Arc<RecomputableResult>),
+}
+
+impl SavedOperand {
+    fn unpack(&self, wants: &BackwardCtx<'_>) -> Result<ExprValue> {
+        Ok(match self {
+            Self::Tensor(t) => ExprValue::Tensor(t.unpack(wants)?),
+            Self::Scalar(s) => ExprValue::Scalar(s.to_f64()),
+            Self::Input(result) => ExprValue::Tensor(result.unpack_input(wants)?),
+            Self::Recomputed(result) => ExprValue::Tensor(result.recompute(wants)?),
+        })
+    }
 }
 
 /// Returns true if a gradient that these operands require uses a variable.
@@ -371,6 +390,18 @@ fn attach_backward(
         })
         .collect();
     let used = |var: GradVar| needs_saved(op, args, var);
+    // An operation of one tensor that saves its input, not its result.
+    let recomputable = match args {
+        [Operand::Tensor(x)] if used(GradVar::A) && !used(GradVar::Y) => {
+            RecomputableResult::new(op, x, attrs, &out)
+        }
+        _ => None,
+    };
+    let save_tensor = |t: &Tensor| match (&recomputable, RecomputableResult::find(t, out.shape())) {
+        (Some(result), _) => SavedOperand::Input(result.clone()),
+        (None, Some(operand)) => SavedOperand::Recomputed(operand),
+        (None, None) => SavedOperand::Tensor(SavedTensor::input(t)),
+    };
     let vars = [GradVar::A, GradVar::B, GradVar::C];
     let kept: SmallVec<[(GradVar, &'static str, SavedOperand); 4]> = vars
         .iter()
@@ -378,32 +409,26 @@ fn attach_backward(
         .zip(args)
         .filter(|((var, _), _)| used(**var))
         .map(|((&var, name), arg)| match arg {
-            Operand::Tensor(t) => (var, name, SavedOperand::Tensor(SavedTensor::input(t))),
+            Operand::Tensor(t) => (var, name, save_tensor(t)),
             Operand::Scalar(s) => (var, name, SavedOperand::Scalar(*s)),
         })
         .chain(used(GradVar::Y).then(|| (GradVar::Y, "y", SavedOperand::Tensor(SavedTensor::output(&out)))))
         .collect();
     let attrs: SmallVec<[(&'static str, Scalar); 4]> = attrs.into();
     let grads = op.grads;
-    autograd::differentiable(op.name, out, tensors, move |g, wants| {
-        // Unpack each saved tensor once, even if several gradients use it.
-        let kept = kept
-            .iter()
-            .map(|(var, name, value)| {
-                Ok((
-                    *var,
-                    *name,
-                    match value {
-                        SavedOperand::Tensor(t) => ExprValue::Tensor(t.unpack(wants)?),
-                        SavedOperand::Scalar(s) => ExprValue::Scalar(s.to_f64()),
-                    },
-                ))
-            })
-            .collect::<Result<SmallVec<[(GradVar, &'static str, ExprValue); 4]>>>()?;
-        let mut result = InputGrads::new();
-        for ((k, shape, dtype), &want) in tensor_operands.iter().zip(wants.iter()) {
-            if !want {
-                result.push(None);
+    let source: Option<Weak<RecomputableResult>> = recomputable.as_ref().map(Arc::downgrade);
+    drop(recomputable);
+    let out = autograd::differentiable(op.name, out, tensors, move |g, wants| {
+        // Unpacked for each gradient, so that a recomputed value is dropped before the next kernel, and never written.
+        let unpack = |vars: &[GradVar]| -> Result<SmallVec<[(&'static str, ExprValue); 4]>> {
+            let used = kept.iter().filter(|(var, ..)| vars.contains(var));
+            used.map(|(_, name, value)| Ok((*name, value.unpack(wants)?))).collect()
+        };
+        let mut result: InputGrads = smallvec![None; tensor_operands.len()];
+        // The gradient of the first operand comes last: it then fuses with the backward pass of the operand, which is
+        // often the next node.
+        for (at, (k, shape, dtype)) in tensor_operands.iter().enumerate().rev() {
+            if !wants[at] {
                 continue;
             }
             let grad = match grads[*k] {
@@ -411,9 +436,9 @@ fn attach_backward(
                 GradRule::None => return Err(Error::NoGradient { op: op.name }),
                 GradRule::Zero => Tensor::zeros(shape, *dtype, g.device())?,
                 GradRule::Expr("g", _) => g.sum_to(shape)?.to_dtype(*dtype)?,
-                GradRule::Expr(expr, _) if wants.create_graph() => {
+                GradRule::Expr(expr, vars) if wants.create_graph() => {
                     let grad = std::iter::once(("g", ExprValue::Tensor(g.clone())));
-                    let values = grad.chain(kept.iter().map(|(_, name, value)| (*name, value.clone())));
+                    let values = grad.chain(unpack(vars)?);
                     let attrs = attrs.iter().map(|&(name, s)| (name, ExprValue::Scalar(s.to_f64())));
                     let cast = |(name, value)| match value {
                         ExprValue::Tensor(t) => Ok((name, ExprValue::Tensor(t.to_dtype(compute)?))),
@@ -426,10 +451,10 @@ fn attach_backward(
                     whole.sum_to(shape)?.to_dtype(*dtype)?
                 }
                 GradRule::Expr(expr, vars) => {
+                    let values = unpack(vars)?;
                     let mut inputs: SmallVec<[PointwiseInput<'_>; 6]> =
                         smallvec![PointwiseInput { name: "g", operand: Operand::Tensor(g) }];
-                    let used = kept.iter().filter(|(var, ..)| vars.contains(var));
-                    inputs.extend(used.filter_map(|(_, name, value)| {
+                    inputs.extend(values.iter().filter_map(|(name, value)| {
                         Some(PointwiseInput { name, operand: value.as_operand()? })
                     }));
                     inputs.extend(
@@ -457,10 +482,14 @@ fn attach_backward(
                     whole.sum_to(shape)?.to_dtype(*dtype)?
                 }
             };
-            result.push(Some(grad));
+            result[at] = Some(grad);
         }
         Ok(result)
-    })
+    });
+    if let Some(source) = source {
+        autograd::set_result_source(&out, source);
+    }
+    out
 }
 
 /// Fails if a result does not fit in place: a float into another type, or a number into a bool.

@@ -1,0 +1,66 @@
+//! Results that are computed again in the backward pass instead of being saved.
+//!
+//! An activation such as SiLU saves its input. A product that uses its result would save the result too, as large as
+//! the input. The product keeps the activation's saved input instead, and its backward pass computes the activation
+//! again. The new result fuses with the gradient, and is never written. A gated unit `gate.silu() * up` therefore saves
+//! `gate` and `up` only.
+
+use std::sync::{Arc, Weak};
+
+use crate::autograd::BackwardCtx;
+use crate::ops::elementwise::pointwise::{PointwiseOp, run_pointwise};
+use crate::ops::prelude::*;
+use crate::scalar::Scalar;
+use crate::storage::Storage;
+
+/// Elementwise operation of one tensor, with its saved input and the state of its result.
+pub(super) struct RecomputableResult {
+    op: &'static PointwiseOp,
+    attrs: SmallVec<[(&'static str, Scalar); 4]>,
+    input: SavedTensor,
+    storage: Weak<Storage>,
+    layout: Layout,
+    version: u64,
+}
+
+impl RecomputableResult {
+    /// Saves the input `x` of an operation with the result `out`. Returns `None` for results that are too small to fuse.
+    pub(super) fn new(
+        op: &'static PointwiseOp,
+        x: &Tensor,
+        attrs: &[(&'static str, Scalar)],
+        out: &Tensor,
+    ) -> Option<Arc<Self>> {
+        let bytes = (out.numel() * out.dtype().size()) as u64;
+        let fuses = out.device().fusion_min_bytes().is_some_and(|min_bytes| bytes >= min_bytes);
+        (fuses && x.dtype() == out.dtype()).then(|| {
+            Arc::new(Self {
+                op,
+                attrs: attrs.into(),
+                input: SavedTensor::input(x),
+                storage: out.downgrade_storage(),
+                layout: out.layout().clone(),
+                version: out.version(),
+            })
+        })
+    }
+
+    /// Finds the operation that computed `t`, if `t` is its unchanged result and fuses with a result of `shape`.
+    pub(super) fn find(t: &Tensor, shape: &[usize]) -> Option<Arc<Self>> {
+        let found = autograd::result_source(t)?.downcast::<Self>().ok()?;
+        let is_unchanged = t.version() == found.version
+            && *t.layout() == found.layout
+            && found.storage.ptr_eq(&t.downgrade_storage());
+        (is_unchanged && t.shape() == shape).then_some(found)
+    }
+
+    /// Returns the saved input, in a backward function.
+    pub(super) fn unpack_input(&self, wants: &BackwardCtx<'_>) -> Result<Tensor> {
+        self.input.unpack(wants)
+    }
+
+    /// Computes the result again, in a backward function.
+    pub(super) fn recompute(&self, wants: &BackwardCtx<'_>) -> Result<Tensor> {
+        run_pointwise(self.op, &[Operand::Tensor(&self.unpack_input(wants)?)], &self.attrs)
+    }
+}
