@@ -70,6 +70,8 @@ pub struct AttentionKernel {
     pub uses_wgmma: bool,
     /// The kind of mask.
     pub mask: MaskKind,
+    /// If true, rows of the mask are contiguous pairs of elements, which the passes over queries load at once.
+    pub loads_mask_pairs: bool,
     /// If true, dropout is applied to the attention weights.
     pub has_dropout: bool,
 }
@@ -107,6 +109,7 @@ impl AttentionKernel {
             is_bf16: dtype == DType::BF16,
             uses_wgmma: arch == 90 && matches!(head_dim, 64 | 128),
             mask: MaskKind::None,
+            loads_mask_pairs: false,
             has_dropout: false,
         })
     }
@@ -176,6 +179,7 @@ impl NativeKernel for AttentionKernel {
             ("BLOCKS", tiling.blocks_per_sm),
             ("ROWS_IN_REGISTERS", tiling.keeps_rows_in_registers.into()),
             ("MASK", self.mask as u32),
+            ("MASK_PAIRS", (self.loads_mask_pairs && self.pass != Pass::BackwardKeysValues).into()),
             ("DROPOUT", self.has_dropout.into()),
         ];
         let pass = match self.pass {
@@ -317,6 +321,17 @@ pub(crate) struct AttentionKernels {
     kernels: NativeKernels<AttentionKernel>,
 }
 
+/// Reports whether every row of a call's mask consists of contiguous and aligned pairs of elements.
+fn has_mask_pairs(call: &AttentionCall) -> bool {
+    call.mask.as_ref().is_some_and(|mask| {
+        let [batch, head, query, key] = mask.strides;
+        let pair_bytes = 2 * mask.dtype.size() as u64;
+        key == 1
+            && (mask.segment.0 + mask.offset).is_multiple_of(pair_bytes)
+            && [batch, head, query, call.keys].iter().all(|step| step.is_multiple_of(2))
+    })
+}
+
 /// Returns the parameters shared by a call's kernels, and each kernel with its number of blocks.
 fn plan_attention(call: &AttentionCall, arch: u32) -> Option<(AttentionParams, Vec<(AttentionKernel, u32)>)> {
     if settings::portable_kernels() || call.scale.is_nan() || call.scale <= 0.0 {
@@ -325,7 +340,9 @@ fn plan_attention(call: &AttentionCall, arch: u32) -> Option<(AttentionParams, V
     let mut params = AttentionParams::new(call)?;
     let mask = MaskKind::from_dtypes(call.mask.map(|mask| mask.dtype), call.dtype)?;
     let kernel = AttentionKernel::new(Pass::Forward, call.head_dim, call.dtype, arch)?;
-    let mut kernel = AttentionKernel { mask, has_dropout: call.dropout.is_some(), ..kernel };
+    let loads_mask_pairs = has_mask_pairs(call);
+    let mut kernel =
+        AttentionKernel { mask, loads_mask_pairs, has_dropout: call.dropout.is_some(), ..kernel };
     if kernel.uses_wgmma {
         match tensor_maps(call) {
             Some(maps) => params.maps = maps,

@@ -8,6 +8,7 @@
 //   multiprocessor (BLOCKS).
 // - ROWS16: fragments of 16 rows of a warp (1 with wgmma).
 // - MASK: 0 for none, 1 for bool, 2 for f32, 3 for the element type. DROPOUT: 1 for dropout.
+// - MASK_PAIRS: 1 if rows of the mask are contiguous pairs of elements, which are loaded at once.
 // tma_pipeline.cuh and packed_halves.cuh precede this file.
 //
 // A tile is rows x HEAD elements in panels of 64 elements. A row of a panel has 128 bytes; its eight 16-byte
@@ -546,6 +547,7 @@ struct TileMasks {
 
 #if MASK == 1
 typedef unsigned char MaskElement;
+typedef u32 MaskValue;
 INLINE u32 load_mask_element(const MaskElement* at) {
     u32 word;
     asm("ld.global.nc.u8 %0, [%1];" : "=r"(word) : "l"(at));
@@ -553,6 +555,7 @@ INLINE u32 load_mask_element(const MaskElement* at) {
 }
 #elif MASK == 2
 typedef float MaskElement;
+typedef float MaskValue;
 INLINE float load_mask_element(const MaskElement* at) {
     float value;
     asm("ld.global.nc.f32 %0, [%1];" : "=f"(value) : "l"(at));
@@ -560,6 +563,7 @@ INLINE float load_mask_element(const MaskElement* at) {
 }
 #elif MASK == 3
 typedef u16 MaskElement;
+typedef float MaskValue;
 INLINE float load_mask_element(const MaskElement* at) {
     u16 value;
     asm("ld.global.nc.u16 %0, [%1];" : "=h"(value) : "l"(at));
@@ -571,6 +575,23 @@ INLINE float load_mask_element(const MaskElement* at) {
 INLINE const MaskElement* head_mask(const Params& p, int batch, int head) {
     return static_cast<const MaskElement*>(p.mask) + batch * p.mask_batch + head * p.mask_head;
 }
+
+#if MASK_PAIRS
+// Reads two neighbours in a row of the mask.
+INLINE void load_mask_pair(const MaskElement* at, MaskValue (&pair)[2]) {
+#if MASK == 1
+    u16 both;
+    asm("ld.global.nc.u16 %0, [%1];" : "=h"(both) : "l"(at));
+    pair[0] = both & 0xff, pair[1] = both >> 8;
+#elif MASK == 2
+    asm("ld.global.nc.v2.f32 {%0, %1}, [%2];" : "=f"(pair[0]), "=f"(pair[1]) : "l"(at));
+#else
+    u32 both;
+    asm("ld.global.nc.u32 %0, [%1];" : "=r"(both) : "l"(at));
+    pair[0] = low_half(both), pair[1] = high_half(both);
+#endif
+}
+#endif
 
 // Reads the mask of a tile. Indices past the ends are clamped.
 INLINE void load_mask(TileMasks& masks, const MaskElement* mask, int row, int column, u32 row_step, u32 column_step,
@@ -585,17 +606,25 @@ INLINE void load_mask(TileMasks& masks, const MaskElement* mask, int row, int co
         for (int half = 0; half < 2; half++) {
             const MaskElement* line = mask + (i64)min(row + 16 * m + 8 * half + (lane >> 2), rows - 1) * row_step;
 #pragma unroll
-            for (int n = 0; n < COLS / 8; n++)
+            for (int n = 0; n < COLS / 8; n++) {
+                const int first = column + 8 * n + 2 * (lane & 3);
+                MaskValue pair[2];
+#if MASK_PAIRS
+                load_mask_pair(line + min(first, columns - 2), pair);
+#else
+#pragma unroll
+                for (int k = 0; k < 2; k++)
+                    pair[k] = load_mask_element(line + (u32)min(first + k, columns - 1) * column_step);
+#endif
 #pragma unroll
                 for (int k = 0; k < 2; k++) {
-                    auto item = load_mask_element(line + (u32)min(column + 8 * n + 2 * (lane & 3) + k, columns - 1)
-                        * column_step);
 #if MASK == 1
-                    masks.visible[m] |= (item != 0) << (4 * n + 2 * half + k);
+                    masks.visible[m] |= (pair[k] != 0) << (4 * n + 2 * half + k);
 #else
-                    masks.bias.v[m][n][2 * half + k] = item;
+                    masks.bias.v[m][n][2 * half + k] = pair[k];
 #endif
                 }
+            }
         }
     }
 }

@@ -533,9 +533,15 @@ fn compile_attention(architectures: &[u32], filters: &[String], report: &mut Ker
             for &arch in architectures {
                 let Some(kernel) = attention::AttentionKernel::new(pass, head, dtype, arch) else { continue };
                 let kernel = attention::AttentionKernel { mask, has_dropout: drop, ..kernel };
-                // sm_90 has two variants.
+                // sm_90 has two variants, and masks of pairs are loaded by other code.
                 let plain = attention::AttentionKernel { uses_wgmma: false, ..kernel };
-                for kernel in [Some(kernel), kernel.uses_wgmma.then_some(plain)].into_iter().flatten() {
+                let pairs = attention::AttentionKernel { loads_mask_pairs: true, ..kernel };
+                let variants = [
+                    Some(kernel),
+                    kernel.uses_wgmma.then_some(plain),
+                    (mask != MaskKind::None).then_some(pairs),
+                ];
+                for kernel in variants.into_iter().flatten() {
                     compile_native(&kernel, &label, arch, report);
                 }
             }
