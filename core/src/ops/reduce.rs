@@ -440,9 +440,6 @@ impl Tensor {
     }
 
     /// Sums to a shape that broadcasts to this one, the inverse of an expansion: PyTorch's `sum_to_size`.
-    ///
-    /// # Errors
-    /// `shape` does not broadcast to the shape of the tensor. See also [`sum`](Self::sum).
     #[track_caller]
     pub fn sum_to_size(&self, shape: impl IntoShape) -> Result<Tensor> {
         operation!(OP = "sum_to_size");
@@ -552,8 +549,7 @@ impl Tensor {
     /// There are no elements. See also [`sum`](Self::sum).
     #[track_caller]
     pub fn amax(&self, dims: impl IntoDims, keepdim: bool) -> Result<Tensor> {
-        let dims = &reduction_dims(dims)[..];
-        self.reduce_extreme(&AMAX, dims, keepdim, |x, y| x.eq(y))
+        self.reduce_extreme(&AMAX, &reduction_dims(dims), keepdim, |x, y| x.eq(y))
     }
 
     /// Computes the minimum over `dims` (all if there are none), or NaN. Equal elements share the gradient.
@@ -562,8 +558,7 @@ impl Tensor {
     /// There are no elements. See also [`sum`](Self::sum).
     #[track_caller]
     pub fn amin(&self, dims: impl IntoDims, keepdim: bool) -> Result<Tensor> {
-        let dims = &reduction_dims(dims)[..];
-        self.reduce_extreme(&AMIN, dims, keepdim, |x, y| x.eq(y))
+        self.reduce_extreme(&AMIN, &reduction_dims(dims), keepdim, |x, y| x.eq(y))
     }
 
     /// Computes the minimum and the maximum over `dims`.
@@ -664,16 +659,14 @@ impl Tensor {
     /// Tests whether any element over `dims` (all if there are none) is nonzero. u8 gives u8, as in PyTorch.
     #[track_caller]
     pub fn any(&self, dims: impl IntoDims, keepdim: bool) -> Result<Tensor> {
-        let dims = &reduction_dims(dims)[..];
-        self.reduce_to_bool(&ANY, dims, keepdim)
+        self.reduce_to_bool(&ANY, &reduction_dims(dims), keepdim)
     }
 
     /// Tests whether all elements over `dims` (all if there are none) are nonzero. u8 gives u8, as in
     /// PyTorch.
     #[track_caller]
     pub fn all(&self, dims: impl IntoDims, keepdim: bool) -> Result<Tensor> {
-        let dims = &reduction_dims(dims)[..];
-        self.reduce_to_bool(&ALL, dims, keepdim)
+        self.reduce_to_bool(&ALL, &reduction_dims(dims), keepdim)
     }
 
     /// Counts the nonzero elements over `dims` (all if there are none), as i64.

@@ -138,15 +138,13 @@ impl Tensor {
     /// A dimension is out of range or repeated, or the dtype is not a float.
     #[track_caller]
     pub fn var(&self, dims: impl IntoDims, correction: f64, keepdim: bool) -> Result<Tensor> {
-        let dims = &reduction_dims(dims)[..];
-        self.var_or_std(&VAR, dims, correction, keepdim)
+        self.var_or_std(&VAR, &reduction_dims(dims), correction, keepdim)
     }
 
     /// Computes the square root of [`var`](Self::var).
     #[track_caller]
     pub fn std(&self, dims: impl IntoDims, correction: f64, keepdim: bool) -> Result<Tensor> {
-        let dims = &reduction_dims(dims)[..];
-        self.var_or_std(&STD, dims, correction, keepdim)
+        self.var_or_std(&STD, &reduction_dims(dims), correction, keepdim)
     }
 
     /// Computes the variance and the mean.
