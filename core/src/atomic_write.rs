@@ -46,9 +46,6 @@ pub fn write_atomic<E: From<FileError>>(
 /// Replaces a file like [`write_atomic`], but without flushing the file and its folder to disk. Suitable for
 /// files that can be regenerated. A system crash may leave the file damaged, so its reader must detect
 /// damage. Leftovers are removed once for each process and folder.
-///
-/// # Errors
-/// Same errors as [`write_atomic`].
 pub fn write_atomic_unsynced<E: From<FileError>>(
     path: impl AsRef<Path>,
     write: impl FnOnce(&mut dyn Write) -> Result<(), E>,
@@ -57,9 +54,6 @@ pub fn write_atomic_unsynced<E: From<FileError>>(
 }
 
 /// Replaces a file by these bytes. See [`write_atomic`].
-///
-/// # Errors
-/// Same errors as [`write_atomic`].
 pub fn write_bytes(path: impl AsRef<Path>, bytes: impl AsRef<[u8]>) -> Result<(), FileError> {
     let path = path.as_ref();
     write_atomic(path, |out| out.write_all(bytes.as_ref()).map_err(|e| write_error(path, "written", &e)))

@@ -37,16 +37,16 @@ range_checks! {
     decay_factor: |v| (0.0..1.0).contains(&v), "a number of 0 or more and below 1";
 }
 
-/// Defines a struct and its `Default`, with a value for each field.
+/// Defines structs and their `Default`, with a value for each field.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! with_defaults {
-    (
+    ($(
         $(#[$meta:meta])*
         $struct_vis:vis struct $name:ident $(<$life:lifetime>)? $(<const $n:ident: usize>)? {
             $($(#[$field_meta:meta])* $vis:vis $field:ident: $ty:ty = $default:expr,)*
         }
-    ) => {
+    )+) => {$(
         $(#[$meta])*
         $struct_vis struct $name $(<$life>)? $(<const $n: usize>)? {
             $($(#[$field_meta])* $vis $field: $ty,)*
@@ -57,7 +57,7 @@ macro_rules! with_defaults {
                 Self { $($field: $default,)* }
             }
         }
-    };
+    )+};
 }
 pub(crate) use with_defaults;
 

@@ -8,6 +8,7 @@ pub mod golden;
 pub mod kernels;
 mod lowering;
 pub mod names;
+mod operations;
 pub mod radv;
 mod sass;
 mod scan;

@@ -1,12 +1,14 @@
 //! Table of PyTorch's public names and their counterparts, and generator of `docs/src/reference/pytorch-names.md`.
 //!
-//! A name that an operation here has is found by a scan of the sources. The lists below have all others.
+//! A scan of the sources finds the names that are the same here. The registry of operations has the other names of
+//! operations that are compared with PyTorch. The lists below have all others.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 
+use crate::operations::registry;
 use crate::scan;
 
 const PAGE_HEADER: &str = "\
@@ -43,7 +45,7 @@ const RENAMED: &[(&str, &str, &str)] = &[
     ("new_ones", "Tensor::ones", "takes shape, type and device"),
     ("new_zeros", "Tensor::zeros", "takes shape, type and device"),
     ("range", "Tensor::arange", "without the end"),
-    ("clone positive", "copy", ""),
+    ("positive", "copy", ""),
     ("narrow_copy", "narrow, copy", ""),
     ("to", "to_device, to_dtype", ""),
     ("cpu cuda xpu", "to_device", ""),
@@ -128,7 +130,6 @@ const RENAMED: &[(&str, &str, &str)] = &[
     ("multiply_", "mul_", ""),
     ("negative", "neg", ""),
     ("negative_", "neg_", ""),
-    ("sgn", "sign", ""),
     ("sgn_", "sign_", ""),
     ("subtract", "sub", "`alpha` is a product"),
     ("subtract_", "sub_", "`alpha` is a product"),
@@ -139,18 +140,14 @@ const RENAMED: &[(&str, &str, &str)] = &[
     ("modified_bessel_i0", "i0", ""),
     ("modified_bessel_i1", "i1", ""),
     // Shapes.
-    ("T mT H mH adjoint swapaxes swapdims", "transpose", ""),
+    ("T H mH adjoint swapaxes swapdims", "transpose", ""),
     ("moveaxis", "movedim", ""),
     ("concat concatenate", "cat", ""),
     ("row_stack", "vstack", ""),
     ("ravel", "flatten", ""),
     ("diagflat", "diag", "after `flatten`"),
-    ("fliplr flipud", "flip", ""),
     ("fill_diagonal_", "diagonal, fill_", "`x.diagonal(0, 0, 1)?.fill_(value)`"),
-    ("msort", "sort", ""),
-    ("nn.functional.unfold", "im2col", ""),
-    ("nn.functional.fold", "col2im", ""),
-    ("upsample upsample_bilinear upsample_nearest", "interpolate", ""),
+    ("upsample", "interpolate", ""),
     ("dropout1d dropout2d dropout3d", "feature_dropout", ""),
     // Arguments that differ.
     (
@@ -174,7 +171,6 @@ const RENAMED: &[(&str, &str, &str)] = &[
     ("pinverse", "pinv", ""),
     ("triangular_solve", "solve_triangular", ""),
     ("torch.lu torch.Tensor.lu", "lu_factor", "returns the order of the rows"),
-    ("vector_norm", "norm", ""),
     ("linalg.norm", "norm, matrix_norm", ""),
     ("trapz", "trapezoid", ""),
 ];
@@ -326,12 +322,22 @@ impl NameTable {
                 return Ok((counterpart, Some(qualified)));
             }
         }
+        let compared = |name| registry().own_name(name).map(|own| (Counterpart::Renamed(own, ""), None));
+        if short != name
+            && let Some(counterpart) = compared(short)
+        {
+            return Ok(counterpart);
+        }
         if self.operations.contains(name) {
             return Ok((Counterpart::Same, None));
         }
         match self.listed.get(name) {
             Some(&counterpart) => Ok((counterpart, Some(name))),
-            None => bail!("{full} is neither here nor in a list of tests/src/names.rs"),
+            None => compared(name).with_context(|| {
+                format!(
+                    "{full} is neither here nor in a list of tests/src/names.rs or in tests/src/operations"
+                )
+            }),
         }
     }
 }

@@ -1,7 +1,5 @@
 //! Line scan of the library's sources for the names of public items.
 
-#[cfg(test)]
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
@@ -50,21 +48,11 @@ pub(crate) fn read_sources(folder: &Path) -> Result<Vec<String>> {
         let path = entry?.path();
         if path.is_dir() {
             all.extend(read_sources(&path)?);
-        } else if path.extension().is_some_and(|e| e == "rs") && !path.ends_with("coverage.rs") {
+        } else if path.extension().is_some_and(|e| e == "rs") {
             all.push(std::fs::read_to_string(path)?);
         }
     }
     Ok(all)
-}
-
-/// Returns the names that `names_of_line` finds in sources.
-#[cfg(test)]
-pub(crate) fn names_in<'a>(
-    sources: &'a [String],
-    names_of_line: impl Fn(&'a str) -> Vec<&'a str>,
-) -> BTreeSet<String> {
-    let lines = sources.iter().flat_map(|text| strip_comments_and_tests(text));
-    lines.flat_map(names_of_line).map(str::to_owned).collect()
 }
 
 /// Returns the operations of a source file: methods of `Tensor`, functions of modules, and entries of macros. Methods

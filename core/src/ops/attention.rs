@@ -404,7 +404,7 @@ impl AttentionRun {
             needs_grad,
         };
         if !run.try_vendor_library(None)? {
-            run.run_kernel("forward", None, &[&run.out, &run.lse], [&run.out, &run.out])?;
+            run.run_kernel(Pass::Forward, None, &[&run.out, &run.lse], [&run.out, &run.out])?;
         }
         Ok(run)
     }
@@ -427,8 +427,8 @@ impl AttentionRun {
         };
         launch::launch(&spec, &[g, &self.out, &self.lse, &stats], params, lines.div_ceil(32))?;
         let [dq, dk, dv] = grads;
-        self.run_kernel("queries", Some(g), &[g, &stats, dq], [dq, dq])?;
-        self.run_kernel("keys", Some(g), &[g, &stats, dk], [dk, dv])?;
+        self.run_kernel(Pass::Queries, Some(g), &[g, &stats, dq], [dq, dq])?;
+        self.run_kernel(Pass::Keys, Some(g), &[g, &stats, dk], [dk, dv])?;
         Ok(false)
     }
 
@@ -509,13 +509,13 @@ impl AttentionRun {
         q.device().try_enqueue(|| describe_for_profiler(&call), &Command::Attention(&call))
     }
 
-    fn loop_iterations(&self, pass: &str, whole: bool, cooperative: bool) -> usize {
+    fn loop_iterations(&self, pass: Pass, whole: bool, cooperative: bool) -> usize {
         let [q, k, v] = &self.inputs;
         let ([left, right], queries, keys) = (self.window_sides, q.shape()[2], k.shape()[2]);
         let window_extent = TILE_ROWS + left + right + 32;
         let (columns, heads) = match pass {
-            "keys" => (queries.min(window_extent).min(keys + left), q.shape()[1] / k.shape()[1].max(1)),
-            _ => (keys.min(window_extent).min(queries + right), 1),
+            Pass::Keys => (queries.min(window_extent).min(keys + left), q.shape()[1] / k.shape()[1].max(1)),
+            Pass::Forward | Pass::Queries => (keys.min(window_extent).min(queries + right), 1),
         };
         let tile =
             if cooperative { 1 } else { tile_loop_iterations(pass, whole, q.shape()[3], v.shape()[3]) };
@@ -527,7 +527,7 @@ impl AttentionRun {
     /// `results`.
     fn run_kernel(
         &self,
-        pass: &'static str,
+        pass: Pass,
         g: Option<&Tensor>,
         others: &[&Tensor],
         results: [&Tensor; 2],
@@ -550,7 +550,7 @@ impl AttentionRun {
         };
         // The cooperative kernel has no other variants.
         let spec = if cooperative { spec } else { spec.def("aligned_quads", reads(4)).def("whole", whole) };
-        let (rows, heads) = if pass == "keys" { (k, k.shape()[1]) } else { (q, q.shape()[1]) };
+        let (rows, heads) = if pass == Pass::Keys { (k, k.shape()[1]) } else { (q, q.shape()[1]) };
         let tiles = rows.shape()[2].div_ceil(TILE_ROWS);
         let first = |t: Option<&Tensor>| t.map_or(0, |t| t.layout().offset());
         let mask = self.mask.as_ref();
@@ -581,9 +581,21 @@ impl AttentionRun {
     }
 }
 
+kernel_variants! {
+    /// Pass of the attention kernel.
+    enum Pass {
+        /// The result.
+        Forward = "forward",
+        /// The gradient of the queries.
+        Queries = "queries",
+        /// The gradients of keys and values.
+        Keys = "keys",
+    }
+}
+
 /// Returns the loop iterations for a tile of columns, including loop ends. See `load`, `multiply_tiles` and
 /// `accumulate_product` in `attention.wgsl`.
-fn tile_loop_iterations(pass: &str, whole: bool, head: usize, value: usize) -> usize {
+fn tile_loop_iterations(pass: Pass, whole: bool, head: usize, value: usize) -> usize {
     let quads = |elements: usize| elements.div_ceil(4);
     let load = |lines: usize, quads: usize| (lines * quads).div_ceil(128) + 1;
     let multiply_tiles = |depth: usize, kept: bool| match (whole, kept) {
@@ -602,11 +614,11 @@ fn tile_loop_iterations(pass: &str, whole: bool, head: usize, value: usize) -> u
     };
     let columns = if whole { load(32, quads(head)) + load(32, quads(value)) } else { 0 };
     let rest = match pass {
-        "forward" => 10 + accumulate_product(value),
-        "queries" => multiply_tiles(value, false) + accumulate_product(head),
-        _ => multiply_tiles(value, false) + accumulate_product(value) + accumulate_product(head),
+        Pass::Forward => 10 + accumulate_product(value),
+        Pass::Queries => multiply_tiles(value, false) + accumulate_product(head),
+        Pass::Keys => multiply_tiles(value, false) + accumulate_product(value) + accumulate_product(head),
     };
-    columns + multiply_tiles(head, whole && pass == "forward") + rest + 1
+    columns + multiply_tiles(head, whole && pass == Pass::Forward) + rest + 1
 }
 
 /// Returns true if the device multiplies matrices of this type in matrix units, and supports rows of `head` and
@@ -621,9 +633,9 @@ fn fits_matrix_units(dtype: DType, head: usize, value: usize, device: &Device) -
 
 /// Returns true if whole rows and columns fit workgroup memory at sufficient occupancy. With too few resident
 /// workgroups, a GPU cannot hide their latency (docs/lab/2026-11.md).
-fn fits_whole_rows(pass: &str, head: usize, value: usize, device: &Device) -> bool {
+fn fits_whole_rows(pass: Pass, head: usize, value: usize, device: &Device) -> bool {
     let workgroups = if device.info().software { 1 } else { 4 };
-    let rows = if pass == "forward" { head } else { head.max(value) }.div_ceil(4);
+    let rows = if pass == Pass::Forward { head } else { head.max(value) }.div_ceil(4);
     let columns = 8 * (head.div_ceil(32) + value.div_ceil(32));
     let bytes = 16 * (65 * rows + 33 * columns + TILE_ROWS * 9) + 768;
     bytes * workgroups <= device.info().limits.max_workgroup_memory as usize

@@ -436,9 +436,6 @@ impl Tensor {
     /// Selects the indices of one dimension that the one-dimensional `index` names, in its order.
     ///
     /// An index out of range reads as 0: see [`check_indices`](crate::ops::check_indices).
-    ///
-    /// # Errors
-    /// `index` has more than one dimension.
     #[track_caller]
     pub fn index_select(&self, dim: isize, index: &Tensor) -> Result<Tensor> {
         operation!("index_select");

@@ -58,9 +58,7 @@ with_defaults! {
         /// Reduction of the examples' losses; mean, weighted by the class weights.
         pub reduction: Reduction = Reduction::Mean,
     }
-}
 
-with_defaults! {
     /// Options of [`Tensor::binary_cross_entropy_with_logits`].
     #[derive(Clone, Copy, Debug)]
     pub struct BceWithLogitsOptions<'a> {
@@ -71,9 +69,7 @@ with_defaults! {
         /// Reduction of the losses; mean.
         pub reduction: Reduction = Reduction::Mean,
     }
-}
 
-with_defaults! {
     /// Options of [`Tensor::gaussian_nll_loss`].
     #[derive(Clone, Copy, Debug)]
     pub struct GaussianNllLossOptions {
@@ -84,9 +80,7 @@ with_defaults! {
         /// Reduction of the losses; mean.
         pub reduction: Reduction = Reduction::Mean,
     }
-}
 
-with_defaults! {
     /// Options of [`Tensor::pairwise_distance`].
     #[derive(Clone, Copy, Debug)]
     pub struct PairwiseDistanceOptions {
@@ -97,9 +91,7 @@ with_defaults! {
         /// If true, keeps the reduced dimension with extent 1; false.
         pub keepdim: bool = false,
     }
-}
 
-with_defaults! {
     /// Options of [`Tensor::normalize`].
     #[derive(Clone, Copy, Debug)]
     pub struct NormalizeOptions {
@@ -108,9 +100,7 @@ with_defaults! {
         /// Lower bound of norms; 1e-12.
         pub eps: f64 = 1e-12,
     }
-}
 
-with_defaults! {
     /// Options of [`Tensor::triplet_margin_loss`].
     #[derive(Clone, Copy, Debug)]
     pub struct TripletMarginLossOptions {
@@ -386,10 +376,7 @@ impl Tensor {
         self.sub(other)?.add(eps)?.norm(p, [-1], keepdim)
     }
 
-    /// Computes the p-norm of the difference of `self` and `other`, which broadcast (PyTorch's `dist`).
-    ///
-    /// # Errors
-    /// The shapes do not broadcast. See also [`norm`](Self::norm).
+    /// Computes the [p-norm](Self::norm) of the difference of `self` and `other`, which broadcast (PyTorch's `dist`).
     #[track_caller]
     pub fn dist(&self, other: &Tensor, p: f64) -> Result<Tensor> {
         dispatch_in_f32!("dist", [self, other], |x, y| x.dist(&y, p));

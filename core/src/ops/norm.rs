@@ -141,6 +141,20 @@ fn step_width(across: bool, strides: &[usize]) -> usize {
     if !across && strides.iter().all(|n| n.is_multiple_of(VEC4_WIDTH)) { VEC4_WIDTH } else { 1 }
 }
 
+kernel_variants! {
+    /// Step of `norm.wgsl`.
+    enum NormStep {
+        /// Statistics and result of whole rows.
+        Whole = "whole",
+        /// Sums of the parts of rows.
+        Parts = "parts",
+        /// Statistics from the sums of the parts.
+        Finish = "finish",
+        /// Result of parts of rows, from the statistics.
+        Apply = "apply",
+    }
+}
+
 /// Distribution of rows over threads and workgroups.
 #[derive(Clone, Copy)]
 struct NormStage {
@@ -180,33 +194,33 @@ impl Normalization {
         if at.extent < SPLIT_ROW_MIN || splits == 1 {
             // Three loops over the row, and the loops of sums over its threads.
             let iterations = 3 * at.extent.div_ceil(threads_per_row * width) + 128;
-            self.launch_stage("whole", stage, g, Some(statistics), None, &out, iterations)?;
+            self.launch_stage(NormStep::Whole, stage, g, Some(statistics), None, &out, iterations)?;
             return Ok(out);
         }
         let stage = NormStage { splits_and_chunk: (splits, chunk), ..stage };
         let iterations = 2 * chunk.div_ceil(threads_per_row * width) + 128;
         let partial = empty_workspace(&[splits, 2, at.rows], DType::F32, x.device())?;
-        self.launch_stage("parts", stage, g, g.map(|_| statistics), None, &partial, iterations)?;
+        self.launch_stage(NormStep::Parts, stage, g, g.map(|_| statistics), None, &partial, iterations)?;
         let sums = match g {
             Some(_) => Some(partial.sum([0], false)?),
             None => {
                 let finish = NormStage { threads_per_row: WORKGROUP_SIZE, across: false, width: 1, ..stage };
                 let iterations = 2 * splits.div_ceil(WORKGROUP_SIZE) + 128;
                 let (statistics, parts) = (Some(statistics), Some(&partial));
-                self.launch_stage("finish", finish, None, statistics, parts, &out, iterations)?;
+                self.launch_stage(NormStep::Finish, finish, None, statistics, parts, &out, iterations)?;
                 None
             }
         };
-        self.launch_stage("apply", stage, g, Some(statistics), sums.as_ref(), &out, iterations)?;
+        self.launch_stage(NormStep::Apply, stage, g, Some(statistics), sums.as_ref(), &out, iterations)?;
         Ok(out)
     }
 
-    /// Launches one stage of `norm.wgsl`. `more` has the sums of the parts. In the stage `finish` it has the
+    /// Launches one step of `norm.wgsl`. `more` has the sums of the parts. In [`NormStep::Finish`] it has the
     /// parts themselves, and there is no `out`.
     #[expect(clippy::too_many_arguments, reason = "one launch, with all that it binds")]
     fn launch_stage(
         &self,
-        name: &'static str,
+        step: NormStep,
         stage: NormStage,
         g: Option<&Tensor>,
         statistics: Option<&NormStatistics>,
@@ -216,12 +230,13 @@ impl Normalization {
     ) -> Result<()> {
         let Self { geometry: at, x, .. } = self;
         let NormStage { threads_per_row, across, width, splits_and_chunk: (splits, chunk) } = stage;
-        let finish = name == "finish";
+        let finish = step == NormStep::Finish;
         // Pass only the tensors that the stage reads: statistics need no weights.
-        let weight = self.weight.as_ref().filter(|_| !finish && (g.is_some() || name != "parts"));
-        let bias = self.bias.as_ref().filter(|_| g.is_none() && (name == "whole" || name == "apply"));
+        let weight = self.weight.as_ref().filter(|_| !finish && (g.is_some() || step != NormStep::Parts));
+        let bias =
+            self.bias.as_ref().filter(|_| g.is_none() && matches!(step, NormStep::Whole | NormStep::Apply));
         let spec = kernel_spec! {
-            "norm", stage: name, pass: if g.is_some() { "backward" } else { "forward" },
+            "norm", stage: step, pass: if g.is_some() { "backward" } else { "forward" },
             dtype: launch::dtype_name_of(Some(x)), weight: launch::dtype_name_of(weight),
             bias: launch::dtype_name_of(bias), rms: self.rms,
             contiguous: at.run_length >= at.extent || at.run_stride == at.run_length,
@@ -455,9 +470,7 @@ with_defaults! {
         /// Term added to variances; 1e-5.
         pub eps: f64 = 1e-5,
     }
-}
 
-with_defaults! {
     /// Options of [`Tensor::instance_norm`].
     #[derive(Clone, Copy, Debug)]
     pub struct InstanceNormOptions<'a> {
@@ -474,9 +487,7 @@ with_defaults! {
         /// Term added to variances; 1e-5.
         pub eps: f64 = 1e-5,
     }
-}
 
-with_defaults! {
     /// Options of [`Tensor::local_response_norm`].
     #[derive(Clone, Copy, Debug)]
     pub struct LocalResponseNormOptions {

@@ -11,7 +11,9 @@ pub(crate) use crate::error::{Error, Result, fail, fail_if};
 pub(crate) use crate::memory::{self, Tag};
 pub(crate) use crate::ops::elementwise::pointwise::Operand;
 pub(crate) use crate::ops::kernel::heuristics::VEC4_WIDTH;
-pub(crate) use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE, kernel_params, kernel_spec};
+pub(crate) use crate::ops::kernel::launch::{
+    self, KernelParams, WORKGROUP_SIZE, kernel_params, kernel_spec, kernel_variants,
+};
 pub(crate) use crate::ops::kernel::operation::{
     bindings, empty_workspace, extent_or_one, operation, with_extent,
 };

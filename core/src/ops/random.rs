@@ -6,25 +6,14 @@ use crate::ops::index::select::SearchSortedOptions;
 use crate::ops::prelude::*;
 use crate::runtime::capture::replay_params::{PhiloxState, ReplayCtx};
 
-/// Distribution of the values.
+/// Distribution of the values. Sort keys are i64: the upper word is an `Integer` over all i32 but one, the lower word
+/// a separate draw.
 #[derive(Clone, Copy, Debug)]
 enum Distribution {
-    Uniform {
-        low: f64,
-        high: f64,
-    },
-    Normal {
-        mean: f64,
-        std: f64,
-    },
-    Integer {
-        low: i64,
-        high: i64,
-    },
-    Bernoulli {
-        p: f64,
-    },
-    /// i64 sort keys: the upper word is an `Integer` over all i32 but one, the lower word a separate draw.
+    Uniform { low: f64, high: f64 },
+    Normal { mean: f64, std: f64 },
+    Integer { low: i64, high: i64 },
+    Bernoulli { p: f64 },
     SortKey,
 }
 
@@ -160,10 +149,7 @@ fn check_float_dtype(op: &'static str, dtype: DType) -> Result<()> {
 }
 
 impl Tensor {
-    /// Samples uniformly from 0 ≤ x < 1, in steps of 2⁻²⁴.
-    ///
-    /// # Errors
-    /// The dtype is not a float.
+    /// Samples floats uniformly from 0 ≤ x < 1, in steps of 2⁻²⁴.
     #[track_caller]
     pub fn rand(shape: impl IntoShape, dtype: DType, device: &Device) -> Result<Tensor> {
         Self::uniform(shape, 0.0, 1.0, dtype, device)
@@ -201,10 +187,7 @@ impl Tensor {
         scaled.clamp(min, max)
     }
 
-    /// Samples the normal distribution with mean 0 and standard deviation 1.
-    ///
-    /// # Errors
-    /// The dtype is not a float.
+    /// Samples floats of the normal distribution with mean 0 and standard deviation 1.
     #[track_caller]
     pub fn randn(shape: impl IntoShape, dtype: DType, device: &Device) -> Result<Tensor> {
         Self::normal(shape, 0.0, 1.0, dtype, device)
@@ -335,19 +318,13 @@ impl Tensor {
         self.copy_(&Self::uniform(self.shape(), low, high, self.dtype(), self.device())?)
     }
 
-    /// Fills the tensor with samples of a normal distribution: [`normal`](Self::normal).
-    ///
-    /// # Errors
-    /// See [`uniform_`](Self::uniform_) and [`normal`](Self::normal).
+    /// Fills the tensor as [`uniform_`](Self::uniform_) does, with samples of [`normal`](Self::normal).
     #[track_caller]
     pub fn normal_(&self, mean: f64, std: f64) -> Result<()> {
         self.copy_(&Self::normal(self.shape(), mean, std, self.dtype(), self.device())?)
     }
 
-    /// Fills the tensor with integers from low ≤ x < high: [`randint`](Self::randint), PyTorch's `random_`.
-    ///
-    /// # Errors
-    /// See [`uniform_`](Self::uniform_) and [`randint`](Self::randint).
+    /// Fills the tensor as [`uniform_`](Self::uniform_) does, with integers of [`randint`](Self::randint).
     #[track_caller]
     pub fn random_(&self, low: i64, high: i64) -> Result<()> {
         self.copy_(&self.randint_like(low, high)?)
@@ -409,10 +386,7 @@ impl Tensor {
         self.copy_(&centered.mul(std::f64::consts::PI)?.tan()?.mul(scale)?.add(median)?)
     }
 
-    /// Fills the tensor with exponentials of samples of a normal distribution.
-    ///
-    /// # Errors
-    /// See [`uniform_`](Self::uniform_) and [`normal`](Self::normal).
+    /// Fills the tensor as [`uniform_`](Self::uniform_) does, with exponentials of [`normal`](Self::normal).
     #[track_caller]
     pub fn log_normal_(&self, mean: f64, std: f64) -> Result<()> {
         operation!("log_normal_");
@@ -565,9 +539,6 @@ impl Tensor {
     }
 
     /// Computes [`alpha_dropout`](Self::alpha_dropout) of whole channels of \[batch, channels, ..\].
-    ///
-    /// # Errors
-    /// There are fewer than two dimensions. See also [`alpha_dropout`](Self::alpha_dropout).
     #[track_caller]
     pub fn feature_alpha_dropout(&self, p: f64, training: bool) -> Result<Tensor> {
         self.run_alpha_dropout("feature_alpha_dropout", p, training, true)

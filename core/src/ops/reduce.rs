@@ -19,8 +19,7 @@ pub(crate) struct ReduceOp {
     pub(crate) name: &'static str,
     /// Expression of the combined value, from the element `v`, the centre `m` and `p.args`; or `nonzero`.
     pub(crate) map: &'static str,
-    /// Combining operation: sum, prod, max, min, argmax or argmin.
-    pub(crate) combine: &'static str,
+    pub(crate) combine: Combine,
     /// Expression of the result, from the combined `acc`, `m` and `p.args`.
     pub(crate) post: &'static str,
     /// Files of shaders/wgsl/math that the expressions need, in order of inclusion.
@@ -29,23 +28,36 @@ pub(crate) struct ReduceOp {
     pub(crate) empty_value: Option<f64>,
 }
 
+kernel_variants! {
+    /// Operation that combines two values.
+    pub(crate) enum Combine {
+        Sum = "sum",
+        Prod = "prod",
+        Max = "max",
+        Min = "min",
+        Argmax = "argmax",
+        Argmin = "argmin",
+    }
+}
+
 impl ReduceOp {
-    const fn plain(name: &'static str, combine: &'static str, empty: Option<f64>) -> Self {
+    const fn plain(name: &'static str, combine: Combine, empty: Option<f64>) -> Self {
         Self { name, map: "v", combine, post: "acc", math_files: &[], empty_value: empty }
     }
 }
 
-static SUM: ReduceOp = ReduceOp::plain("sum", "sum", Some(0.0));
-static PROD: ReduceOp = ReduceOp::plain("prod", "prod", Some(1.0));
-static AMAX: ReduceOp = ReduceOp::plain("amax", "max", None);
-static AMIN: ReduceOp = ReduceOp::plain("amin", "min", None);
-static ARGMAX: ReduceOp = ReduceOp::plain("argmax", "argmax", None);
-static ARGMIN: ReduceOp = ReduceOp::plain("argmin", "argmin", None);
+static SUM: ReduceOp = ReduceOp::plain("sum", Combine::Sum, Some(0.0));
+static PROD: ReduceOp = ReduceOp::plain("prod", Combine::Prod, Some(1.0));
+static AMAX: ReduceOp = ReduceOp::plain("amax", Combine::Max, None);
+static AMIN: ReduceOp = ReduceOp::plain("amin", Combine::Min, None);
+static ARGMAX: ReduceOp = ReduceOp::plain("argmax", Combine::Argmax, None);
+static ARGMIN: ReduceOp = ReduceOp::plain("argmin", Combine::Argmin, None);
 static MEAN: ReduceOp =
-    ReduceOp { post: "acc / T(p.args.x)", ..ReduceOp::plain("mean", "sum", Some(f64::NAN)) };
-static ANY: ReduceOp = ReduceOp { map: "nonzero", ..ReduceOp::plain("any", "max", Some(0.0)) };
-static ALL: ReduceOp = ReduceOp { map: "nonzero", ..ReduceOp::plain("all", "min", Some(1.0)) };
-static COUNT: ReduceOp = ReduceOp { map: "nonzero", ..ReduceOp::plain("count_nonzero", "sum", Some(0.0)) };
+    ReduceOp { post: "acc / T(p.args.x)", ..ReduceOp::plain("mean", Combine::Sum, Some(f64::NAN)) };
+static ANY: ReduceOp = ReduceOp { map: "nonzero", ..ReduceOp::plain("any", Combine::Max, Some(0.0)) };
+static ALL: ReduceOp = ReduceOp { map: "nonzero", ..ReduceOp::plain("all", Combine::Min, Some(1.0)) };
+static COUNT: ReduceOp =
+    ReduceOp { map: "nonzero", ..ReduceOp::plain("count_nonzero", Combine::Sum, Some(0.0)) };
 
 /// Dimensions of a shape that are reduced.
 #[derive(Clone, Debug)]
@@ -154,7 +166,7 @@ struct ReduceStage<'a> {
 impl ReduceStage<'_> {
     /// Counts the inner dimension in vectors of four, if elements are aligned and no index is needed.
     fn vectorize_inner(&mut self) {
-        let arg = matches!(self.op.combine, "argmax" | "argmin");
+        let arg = matches!(self.op.combine, Combine::Argmax | Combine::Argmin);
         let inner = if self.across { &mut self.kept } else { &mut self.reduced };
         let (Some(n), Some(s)) = (inner.0.last_mut(), inner.1.last_mut()) else { return };
         if arg || !supports_vec4(self.input.dtype()) || *s != 1 || !n.is_multiple_of(VEC4_WIDTH) {
@@ -187,8 +199,8 @@ impl ReduceStage<'_> {
         }
         let (out, index) = (value.map_or(compute, name), indices.map_or("", name));
         let center = self.args.center.map_or("", name);
-        let words =
-            [name(self.input), compute, out, index, self.op.map, self.op.combine, self.op.post, center];
+        let (map, combine, post) = (self.op.map, self.op.combine, self.op.post);
+        let words = [name(self.input), compute, out, index, map, combine.word(), post, center];
         let flags = [value.is_some(), self.args.partial_indices.is_some(), self.reduced.0.len() <= 1, across];
         let mut key = KernelKey::new("reduce");
         words.iter().for_each(|word| key.push_str(word));
@@ -198,7 +210,7 @@ impl ReduceStage<'_> {
         let spec = || {
             kernel_spec! {
                 "reduce", source: name(self.input), compute, out, index, math: self.op.math_files,
-                map: self.op.map, combine: self.op.combine, post: self.op.post, center, values: flags[0],
+                map, combine, post, center, values: flags[0],
                 has_indices: flags[1], flat: flags[2], threads_per_row: plan.threads_per_row, across,
                 width: self.width, unroll: plan.unroll,
             }
@@ -440,9 +452,6 @@ impl Tensor {
     }
 
     /// Sums to a shape that broadcasts to this one, the inverse of an expansion: PyTorch's `sum_to_size`.
-    ///
-    /// # Errors
-    /// `shape` does not broadcast to the shape of the tensor. See also [`sum`](Self::sum).
     #[track_caller]
     pub fn sum_to_size(&self, shape: impl IntoShape) -> Result<Tensor> {
         operation!(OP = "sum_to_size");
@@ -552,8 +561,7 @@ impl Tensor {
     /// There are no elements. See also [`sum`](Self::sum).
     #[track_caller]
     pub fn amax(&self, dims: impl IntoDims, keepdim: bool) -> Result<Tensor> {
-        let dims = &reduction_dims(dims)[..];
-        self.reduce_extreme(&AMAX, dims, keepdim, |x, y| x.eq(y))
+        self.reduce_extreme(&AMAX, &reduction_dims(dims), keepdim, |x, y| x.eq(y))
     }
 
     /// Computes the minimum over `dims` (all if there are none), or NaN. Equal elements share the gradient.
@@ -562,8 +570,7 @@ impl Tensor {
     /// There are no elements. See also [`sum`](Self::sum).
     #[track_caller]
     pub fn amin(&self, dims: impl IntoDims, keepdim: bool) -> Result<Tensor> {
-        let dims = &reduction_dims(dims)[..];
-        self.reduce_extreme(&AMIN, dims, keepdim, |x, y| x.eq(y))
+        self.reduce_extreme(&AMIN, &reduction_dims(dims), keepdim, |x, y| x.eq(y))
     }
 
     /// Computes the minimum and the maximum over `dims`.
@@ -664,16 +671,14 @@ impl Tensor {
     /// Tests whether any element over `dims` (all if there are none) is nonzero. u8 gives u8, as in PyTorch.
     #[track_caller]
     pub fn any(&self, dims: impl IntoDims, keepdim: bool) -> Result<Tensor> {
-        let dims = &reduction_dims(dims)[..];
-        self.reduce_to_bool(&ANY, dims, keepdim)
+        self.reduce_to_bool(&ANY, &reduction_dims(dims), keepdim)
     }
 
     /// Tests whether all elements over `dims` (all if there are none) are nonzero. u8 gives u8, as in
     /// PyTorch.
     #[track_caller]
     pub fn all(&self, dims: impl IntoDims, keepdim: bool) -> Result<Tensor> {
-        let dims = &reduction_dims(dims)[..];
-        self.reduce_to_bool(&ALL, dims, keepdim)
+        self.reduce_to_bool(&ALL, &reduction_dims(dims), keepdim)
     }
 
     /// Counts the nonzero elements over `dims` (all if there are none), as i64.

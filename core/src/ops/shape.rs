@@ -420,9 +420,6 @@ impl Tensor {
 
     /// Rearranges \[.., channels · r², height, width\] to \[.., channels, height · r, width · r\] (Shi et
     /// al., 2016).
-    ///
-    /// # Errors
-    /// There are fewer than three dimensions, or the channels are not divisible by r².
     #[track_caller]
     pub fn pixel_shuffle(&self, upscale_factor: usize) -> Result<Tensor> {
         let r = upscale_factor;
@@ -437,9 +434,6 @@ impl Tensor {
 
     /// Rearranges \[.., channels, height · r, width · r\] to \[.., channels · r², height, width\]: the
     /// inverse of [`pixel_shuffle`](Self::pixel_shuffle).
-    ///
-    /// # Errors
-    /// There are fewer than three dimensions, or height or width is not divisible by r.
     #[track_caller]
     pub fn pixel_unshuffle(&self, downscale_factor: usize) -> Result<Tensor> {
         let r = downscale_factor;
@@ -460,9 +454,6 @@ impl Tensor {
     }
 
     /// Interleaves the channels of \[batch, channels, ..\] by taking them from each of `groups` in turn.
-    ///
-    /// # Errors
-    /// There are fewer than three dimensions, or the channels are not divisible by the groups.
     #[track_caller]
     pub fn channel_shuffle(&self, groups: usize) -> Result<Tensor> {
         const OP: &str = "channel_shuffle";

@@ -326,7 +326,7 @@ impl Tensor {
         keepdim: bool,
         interpolation: Interpolation,
     ) -> Result<Tensor> {
-        self.compute_quantiles("quantile", &q.into(), single_dim("quantile", dim)?, keepdim, interpolation)
+        self.compute_quantiles(false, &q.into(), single_dim("quantile", dim)?, keepdim, interpolation)
     }
 
     /// Computes the [`quantile`](Self::quantile) of the elements that are not NaN, or NaN if all are NaN.
@@ -339,18 +339,20 @@ impl Tensor {
         interpolation: Interpolation,
     ) -> Result<Tensor> {
         let dim = single_dim("nanquantile", dim)?;
-        self.compute_quantiles("nanquantile", &q.into(), dim, keepdim, interpolation)
+        self.compute_quantiles(true, &q.into(), dim, keepdim, interpolation)
     }
 
+    /// Computes quantiles, with `skips_nan` of the elements that are not NaN.
     #[track_caller]
     fn compute_quantiles(
         &self,
-        op: &'static str,
+        skips_nan: bool,
         q: &Operand<'_>,
         dim: Option<isize>,
         keepdim: bool,
         interpolation: Interpolation,
     ) -> Result<Tensor> {
+        let op = if skips_nan { "nanquantile" } else { "quantile" };
         operation!(op);
         fail_if!(!self.dtype().is_float(); dtype(op, self.dtype()), "takes floats; cast with `to_dtype`");
         let d = normalize_dim(op, dim.unwrap_or(0), self.rank())?;
@@ -369,7 +371,7 @@ impl Tensor {
         let sorter = Sorter { op, descending: false, start: RankStart::Rank(0), count: n };
         let sorted = sorter.run_with_values(&lines, last)?.0;
         let not_nan = sorted.detach().isnan()?.logical_not()?;
-        let ranks = if op == "nanquantile" {
+        let ranks = if skips_nan {
             let count = not_nan.to_dtype(q.dtype())?.sum([-1], true)?;
             q.mul(&count.sub(1.0)?)?.clamp(0.0, end)?
         } else {

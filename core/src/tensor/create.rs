@@ -197,9 +197,6 @@ impl Tensor {
     ///     values.await
     /// }
     /// ```
-    ///
-    /// # Errors
-    /// `T` is not the element type.
     #[track_caller]
     pub fn to_vec_async<T: Element>(&self) -> DeviceFuture<Vec<T>> {
         match self.check_element::<T>() {

@@ -433,9 +433,6 @@ impl Tensor {
     /// # Safety
     /// `stream` is a stream of the same device and context (a `CUstream`; 1 and 2 name the default ones) that outlives
     /// the export.
-    ///
-    /// # Errors
-    /// As for [`to_dlpack`](Self::to_dlpack).
     pub unsafe fn to_dlpack_on_stream(&self, stream: u64) -> Result<DlpackTensor> {
         self.export(Some(stream), |device| {
             let backend = foreign_queue("to_dlpack", device)?;

@@ -120,15 +120,11 @@ impl FashionMnist {
         labels: (IdxArray, PathBuf),
     ) -> Result<Self> {
         let shape = &pixels.shape;
-        fail_if!(
-            shape.len() != 3 || shape[1..] != [SIDE, SIDE];
-            file(path), "has the shape {shape:?}, not [n, {SIDE}, {SIDE}]"
-        );
+        fail_if!(shape.len() != 3 || shape[1..] != [SIDE, SIDE];
+            file(path), "has the shape {shape:?}, not [n, {SIDE}, {SIDE}]");
         let (labels, path) = labels;
-        fail_if!(
-            labels.shape != shape[..1];
-            file(path), "has the shape {:?}, not [{}] like the images", labels.shape, shape[0]
-        );
+        fail_if!(labels.shape != shape[..1];
+            file(path), "has the shape {:?}, not [{}] like the images", labels.shape, shape[0]);
         if let Some(label) = labels.data.iter().find(|&&label| usize::from(label) >= Self::CLASSES.len()) {
             fail!(file(path), "holds the class {label}; there are {}", Self::CLASSES.len());
         }

@@ -198,21 +198,16 @@ impl<D: Dataset> DataLoader<D> {
             self.prefetch_factor > MAX_PREFETCH;
             argument("prefetch_factor"), "{} batches are too many to wait on the host; take at most {MAX_PREFETCH}", self.prefetch_factor
         );
-        fail_if!(
-            self.seed.is_some() && u32::try_from(n).is_err();
-            argument("shuffle"),
-            "the data set has {n} samples; at most {} are shuffled: take them in order", u32::MAX
-        );
+        fail_if!(self.seed.is_some() && u32::try_from(n).is_err(); argument("shuffle"),
+            "the data set has {n} samples; at most {} are shuffled: take them in order", u32::MAX);
         for shape in [&sizes.input, &sizes.target] {
             fail_if!(
                 tensor_numel(&[&[batch.min(n)], &shape[..]].concat()).is_none();
                 argument("batches"), "a batch of {batch} samples of shape {shape:?} has more elements than a tensor can"
             );
         }
-        fail_if!(
-            self.batches_for_samples(n) == 0 && (n > 0 || self.epochs.is_none());
-            argument("batches"), "the data set has {n} samples, too few for one batch of {batch}"
-        );
+        fail_if!(self.batches_for_samples(n) == 0 && (n > 0 || self.epochs.is_none());
+            argument("batches"), "the data set has {n} samples, too few for one batch of {batch}");
         Ok(())
     }
 

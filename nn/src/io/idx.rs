@@ -59,13 +59,9 @@ fn read_array(mut file: impl Read, path: &Path) -> Result<IdxArray> {
     let mut data = Vec::with_capacity(elements.min(1 << 20));
     let read = file.by_ref().take(elements as u64 + 1).read_to_end(&mut data);
     read.map_err(|e| damaged(format!("cannot be read after {} of {elements} elements: {e}", data.len())))?;
-    fail_if!(
-        data.len() < elements;
-        file(path), "is cut short: {elements} elements of the shape {shape:?}, {} are there", data.len()
-    );
-    fail_if!(
-        data.len() > elements;
-        file(path), "has more bytes than the {elements} elements of its shape {shape:?}"
-    );
+    fail_if!(data.len() < elements;
+        file(path), "is cut short: {elements} elements of the shape {shape:?}, {} are there", data.len());
+    fail_if!(data.len() > elements;
+        file(path), "has more bytes than the {elements} elements of its shape {shape:?}");
     Ok(IdxArray { shape, data })
 }

@@ -131,10 +131,8 @@ impl<R: Read + Seek> SafetensorsReader<R> {
         let SafetensorsHeader { metadata, entries } =
             serde_json::from_slice(&bytes).map_err(|e| damaged(format!("header: {e}")))?;
         let (claimed, there) = (check_layout(&entries).map_err(damaged)?, length - 8 - header);
-        fail_if!(
-            claimed != there;
-            file(path), "is cut short or too long: its tensors take {claimed} bytes, {there} follow"
-        );
+        fail_if!(claimed != there;
+            file(path), "is cut short or too long: its tensors take {claimed} bytes, {there} follow");
         let data_start = 8 + header;
         Ok(Self { source, path: path.to_owned(), data_start, position: Some(data_start), entries, metadata })
     }
@@ -362,10 +360,8 @@ pub fn save(path: impl AsRef<Path>, tensors: &Tensors, metadata: &Metadata) -> R
     }
     let mut header = serde_json::to_vec(&header).map_err(json)?;
     header.resize(header.len().next_multiple_of(8), b' ');
-    fail_if!(
-        header.len() as u64 > MAX_HEADER_BYTES;
-        file(path), "the header takes {} bytes, more than {MAX_HEADER_BYTES}", header.len()
-    );
+    fail_if!(header.len() as u64 > MAX_HEADER_BYTES;
+        file(path), "the header takes {} bytes, more than {MAX_HEADER_BYTES}", header.len());
     write_atomic(path, |out: &mut dyn Write| {
         let mut put = |bytes: &[u8]| {
             out.write_all(bytes).map_err(|e| Error::file(path, format!("cannot be written: {e}")))

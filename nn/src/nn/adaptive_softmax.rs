@@ -51,10 +51,8 @@ impl AdaptiveLogSoftmaxWithLoss {
             argument("AdaptiveLogSoftmaxWithLoss"),
             "cutoffs rise, are above 0 and below the {classes} classes; got {:?}", &cutoffs[..cutoffs.len() - 1]
         );
-        fail_if!(
-            !(div_value.is_finite() && div_value > 0.0);
-            argument("AdaptiveLogSoftmaxWithLoss"), "div_value is a number above 0, not {div_value}"
-        );
+        fail_if!(!(div_value.is_finite() && div_value > 0.0);
+            argument("AdaptiveLogSoftmaxWithLoss"), "div_value is a number above 0, not {div_value}");
         let head = Linear::uniform(features, cutoffs[0] + cutoffs.len() - 1, head_bias, device)?;
         let tail = cutoffs.windows(2).enumerate().map(|(k, pair)| {
             let inner = (features as f64 / div_value.powi(k as i32 + 1)).floor() as usize;
@@ -106,10 +104,8 @@ impl AdaptiveLogSoftmaxWithLoss {
                 parts.push((rows, scores.gather(1, &own.unsqueeze(1)?)?.squeeze(1)?));
             }
         }
-        fail_if!(
-            found != target.numel() as f64;
-            argument(op), "targets are at least 0 and below the {classes} classes; some are not"
-        );
+        fail_if!(found != target.numel() as f64;
+            argument(op), "targets are at least 0 and below the {classes} classes; some are not");
         let scores = self.head.forward(x)?.log_softmax(-1)?;
         let mut out = scores.gather(1, &of_head.unsqueeze(1)?)?.squeeze(1)?;
         for (rows, part) in parts {

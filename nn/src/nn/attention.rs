@@ -22,10 +22,8 @@ impl SelfAttention {
     /// Creates attention in which each position attends to all positions. `heads` divides `features`.
     #[track_caller]
     pub fn new(features: usize, heads: usize, device: &Device) -> Result<Self> {
-        fail_if!(
-            heads == 0 || !features.is_multiple_of(heads);
-            argument("SelfAttention"), "{features} features do not divide by {heads} heads"
-        );
+        fail_if!(heads == 0 || !features.is_multiple_of(heads);
+            argument("SelfAttention"), "{features} features do not divide by {heads} heads");
         Ok(Self {
             qkv: Linear::new(features, features.saturating_mul(3), device)?,
             proj: Linear::new(features, features, device)?,

@@ -115,10 +115,8 @@ impl BertOptions {
             fail!(argument("Bert"), "`{name}` is a probability between 0 and 1, not {p}");
         }
         let (range, name) = (self.initializer_range, &self.hidden_act);
-        fail_if!(
-            !(range.is_finite() && range >= 0.0);
-            argument("Bert"), "`initializer_range` is a deviation of 0 or more, not {range}"
-        );
+        fail_if!(!(range.is_finite() && range >= 0.0);
+            argument("Bert"), "`initializer_range` is a deviation of 0 or more, not {range}");
         let Some((_, activation)) = ACTIVATIONS.iter().find(|(known, _)| known == name) else {
             fail!(
                 argument("Bert"),
@@ -333,10 +331,8 @@ impl Bert {
     #[track_caller]
     pub fn new(options: &BertOptions, device: &Device) -> Result<Self> {
         let (width, heads) = (options.hidden_size, options.num_attention_heads);
-        fail_if!(
-            heads == 0 || !width.is_multiple_of(heads);
-            argument("Bert"), "{width} features do not divide by {heads} heads"
-        );
+        fail_if!(heads == 0 || !width.is_multiple_of(heads);
+            argument("Bert"), "{width} features do not divide by {heads} heads");
         options.validate()?;
         super::check_layer_count("Bert", options.num_hidden_layers)?;
         let words = options.create_embedding(options.vocab_size, device)?;

@@ -118,10 +118,8 @@ pub struct GptBlock {
 impl GptBlock {
     fn new(options: &GptOptions, device: &Device) -> Result<Self> {
         let GptOptions { width, heads, layers, dropout, .. } = *options;
-        fail_if!(
-            heads == 0 || !width.is_multiple_of(heads);
-            argument("Gpt"), "a width of {width} does not divide by {heads} heads"
-        );
+        fail_if!(heads == 0 || !width.is_multiple_of(heads);
+            argument("Gpt"), "a width of {width} does not divide by {heads} heads");
         // Each block adds two terms to the residual stream. The smaller deviation keeps the variance of the
         // sum (Radford et al., 2019, section 2.3).
         let last = INIT_STD / (2.0 * layers as f64).sqrt();

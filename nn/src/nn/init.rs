@@ -39,10 +39,8 @@ pub struct DefaultDTypeGuard {
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 pub fn default_dtype(dtype: DType) -> Result<DefaultDTypeGuard> {
-    fail_if!(
-        !matches!(dtype, DType::F32 | DType::F16 | DType::BF16 | DType::F64);
-        dtype("init::dtype", dtype), "parameters are f32, f16, bf16 or f64"
-    );
+    fail_if!(!matches!(dtype, DType::F32 | DType::F16 | DType::BF16 | DType::F64);
+        dtype("init::dtype", dtype), "parameters are f32, f16, bf16 or f64");
     Ok(DefaultDTypeGuard { _dtype: ScopedGuard::new(&DEFAULT_DTYPE, Some(dtype)) })
 }
 
@@ -218,10 +216,8 @@ pub fn kaiming_normal_with_mode_(t: &Tensor, fan: FanMode, of: Nonlinearity) -> 
 /// `low` is not below `high`, `std` is not positive, or the dtype has no value between the bounds.
 #[track_caller]
 pub fn trunc_normal_(t: &Tensor, mean: f64, std: f64, low: f64, high: f64) -> Result<()> {
-    fail_if!(
-        !(low < high && std > 0.0 && std.is_finite() && mean.is_finite());
-        argument("trunc_normal_"), "{low}..{high} with a deviation of {std} holds no normal numbers"
-    );
+    fail_if!(!(low < high && std > 0.0 && std.is_finite() && mean.is_finite());
+        argument("trunc_normal_"), "{low}..{high} with a deviation of {std} holds no normal numbers");
     // erf at the bounds is twice the cumulative distribution minus 1. Only f32 arithmetic uses these values.
     let bound = |x: f64| libm::erf((x - mean) / (std * std::f64::consts::SQRT_2));
     // Distant or close bounds may round to the same f32 value.

@@ -29,9 +29,6 @@ macro_rules! loss_layers {
 
         impl $loss {
             /// Computes the loss.
-            ///
-            /// # Errors
-            /// The shapes or dtypes do not match.
             #[track_caller]
             pub fn forward(&self $(, $x: &Tensor)*) -> Result<Tensor> {
                 let $this = self;
@@ -164,10 +161,8 @@ pub struct CtcLoss {
 }
 
 impl CtcLoss {
-    /// Computes the loss of log-probabilities \[steps, batch, classes\] with labels \[batch, longest\].
-    ///
-    /// # Errors
-    /// Same errors as [`ctc_loss`](Tensor::ctc_loss).
+    /// Computes the loss of log-probabilities \[steps, batch, classes\] with labels \[batch, longest\]: see
+    /// [`ctc_loss`](Tensor::ctc_loss).
     #[track_caller]
     pub fn forward(
         &self,
@@ -200,10 +195,7 @@ with_defaults! {
 }
 
 impl CosineSimilarity {
-    /// Returns one cosine for each pair of vectors.
-    ///
-    /// # Errors
-    /// The shapes do not broadcast.
+    /// Returns one cosine for each pair of vectors, which broadcast.
     #[track_caller]
     pub fn forward(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
         a.cosine_similarity(b, self.dim, self.eps)
@@ -224,10 +216,7 @@ with_defaults! {
 }
 
 impl PairwiseDistance {
-    /// Returns one distance for each pair of vectors, over the last dimension.
-    ///
-    /// # Errors
-    /// The shapes do not broadcast.
+    /// Returns one distance for each pair of vectors, which broadcast, over the last dimension.
     #[track_caller]
     pub fn forward(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
         let &Self { p, eps, keepdim } = self;

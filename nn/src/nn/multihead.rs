@@ -118,10 +118,8 @@ impl MultiheadAttention {
         options: MultiheadAttentionOptions,
         device: &Device,
     ) -> Result<Self> {
-        fail_if!(
-            features == 0 || heads == 0 || !features.is_multiple_of(heads);
-            argument(OP), "{features} features do not divide by {heads} heads"
-        );
+        fail_if!(features == 0 || heads == 0 || !features.is_multiple_of(heads);
+            argument(OP), "{features} features do not divide by {heads} heads");
         let (kdim, vdim) = (options.kdim.unwrap_or(features), options.vdim.unwrap_or(features));
         let xavier = |rows: usize, columns: usize| -> Result<Tensor> {
             let weight = init::create_parameter(|| Tensor::empty([rows, columns], DType::F32, device))?;
@@ -286,10 +284,8 @@ impl MultiheadAttention {
         };
         let [q, mut k, mut v] = [project(0, query)?, project(1, key)?, project(2, value)?];
         let (batch, queries, keys) = (q.shape()[0], q.shape()[1], k.shape()[1]);
-        fail_if!(
-            k.shape() != [batch, keys, features] || v.shape() != k.shape();
-            shape(OP, [query, key, value]), "keys and values have one length, and the batch of the queries"
-        );
+        fail_if!(k.shape() != [batch, keys, features] || v.shape() != k.shape();
+            shape(OP, [query, key, value]), "keys and values have one length, and the batch of the queries");
         let mut mask = self.merge_masks(masks, [batch, queries, keys])?;
         let extra = usize::from(self.bias_k.is_some()) + usize::from(self.options.add_zero_attn);
         if extra > 0 {

@@ -136,10 +136,8 @@ impl GroupNorm {
     /// Creates a layer of `channels` channels in `groups` groups, which divide them.
     #[track_caller]
     pub fn new(groups: usize, channels: usize, device: &Device) -> Result<Self> {
-        fail_if!(
-            groups == 0 || !channels.is_multiple_of(groups);
-            argument("GroupNorm"), "{channels} channels do not divide by {groups}"
-        );
+        fail_if!(groups == 0 || !channels.is_multiple_of(groups);
+            argument("GroupNorm"), "{channels} channels do not divide by {groups}");
         let (weight, bias) =
             (create_ones_parameter([channels], device)?, create_zeros_parameter([channels], device)?);
         Ok(Self { groups, weight, bias, eps: 1e-5, scope: ModuleScope::new() })

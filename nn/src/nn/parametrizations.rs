@@ -94,10 +94,8 @@ impl<L: HasWeight> WeightNorm<L> {
     pub fn new(layer: L, dim: Option<usize>) -> Result<Self> {
         let weight = layer.weight();
         let rank = weight.rank();
-        fail_if!(
-            dim.is_some_and(|dim| dim >= rank);
-            shape("WeightNorm", [weight]), "the weight has no dimension {}", dim.unwrap_or(0)
-        );
+        fail_if!(dim.is_some_and(|dim| dim >= rank);
+            shape("WeightNorm", [weight]), "the weight has no dimension {}", dim.unwrap_or(0));
         let length = init::create_parameter(|| norm_except_dim(&weight.detach(), dim))?;
         let direction = init::create_parameter(|| weight.detach().copy())?;
         Ok(Self { layer, magnitude: length, direction, dim })
@@ -163,10 +161,8 @@ impl<L: HasWeight> SpectralNorm<L> {
     #[track_caller]
     pub fn new(layer: L) -> Result<Self> {
         let weight = layer.weight();
-        fail_if!(
-            weight.rank() < 2;
-            shape("SpectralNorm", [weight]), "takes a layer whose weight has at least two dimensions"
-        );
+        fail_if!(weight.rank() < 2;
+            shape("SpectralNorm", [weight]), "takes a layer whose weight has at least two dimensions");
         let matrix = weight_matrix::<L>(&weight.detach())?;
         let eps = 1e-12;
         let unit = |n: usize| {

@@ -76,10 +76,8 @@ impl<const N: usize> FractionalMaxPool<N> {
             FractionalSize::OutputSize(windows) => return Ok(windows),
             FractionalSize::OutputRatio(parts) => parts,
         };
-        fail_if!(
-            parts.iter().any(|part| !(0.0..1.0).contains(part)) || x.rank() < N;
-            shape("FractionalMaxPool", [x]), "takes parts between 0 and 1 of {N} dimensions, not {parts:?}"
-        );
+        fail_if!(parts.iter().any(|part| !(0.0..1.0).contains(part)) || x.rank() < N;
+            shape("FractionalMaxPool", [x]), "takes parts between 0 and 1 of {N} dimensions, not {parts:?}");
         Ok(std::array::from_fn(|d| (x.shape()[x.rank() - N + d] as f64 * parts[d]) as usize))
     }
 }

@@ -19,10 +19,8 @@ fn position_table<const N: usize>(
     device: &Device,
 ) -> Result<Tensor> {
     fail_if!(!features.is_multiple_of(2); argument(op), "{features} features do not go into pairs");
-    fail_if!(
-        !(base > 0.0 && base.is_finite());
-        argument(op), "the base is {base}; it must be above 0 and finite"
-    );
+    fail_if!(!(base > 0.0 && base.is_finite());
+        argument(op), "the base is {base}; it must be above 0 and finite");
     let width = features / 2 * N;
     let Some(elements) = tensor_numel(&[positions, width]).filter(|&n| n > 0) else {
         fail!(argument(op), "no table holds {positions} positions of {features} features");

@@ -156,10 +156,8 @@ impl RecurrentStack {
         device: &Device,
     ) -> Result<Self> {
         let RecurrentOptions { num_layers, bias, bidirectional, proj_size, .. } = options;
-        fail_if!(
-            hidden == 0 || num_layers == 0;
-            argument(name), "{num_layers} layers of {hidden} features compute nothing"
-        );
+        fail_if!(hidden == 0 || num_layers == 0;
+            argument(name), "{num_layers} layers of {hidden} features compute nothing");
         super::check_layer_count(name, num_layers)?;
         fail_if!(
             proj_size > 0 && (kind != RecurrentKind::Lstm || proj_size >= hidden);
@@ -188,10 +186,8 @@ impl RecurrentStack {
         let shape = [self.weights.len(), batch, width];
         let Some(initial) = initial else { return Tensor::zeros(shape, x.dtype(), x.device()) };
         let whole = if unbatched && initial.rank() == 2 { initial.unsqueeze(1)? } else { initial.clone() };
-        fail_if!(
-            whole.shape() != shape;
-            shape(self.name, [initial]), "states are {shape:?}: [layers · directions, batch, features]"
-        );
+        fail_if!(whole.shape() != shape;
+            shape(self.name, [initial]), "states are {shape:?}: [layers · directions, batch, features]");
         Ok(whole)
     }
 
@@ -258,10 +254,8 @@ impl RecurrentStack {
 
 /// Returns the lengths as i32, and a mask of the steps after each sequence's end: \[steps, batch, 1\].
 fn ended_mask(name: &'static str, lengths: &Tensor, steps: usize, batch: usize) -> Result<(Tensor, Tensor)> {
-    fail_if!(
-        lengths.shape() != [batch] || !lengths.dtype().is_int();
-        shape(name, [lengths]), "lengths are integers, [{batch}]; got {} of them", lengths.dtype()
-    );
+    fail_if!(lengths.shape() != [batch] || !lengths.dtype().is_int();
+        shape(name, [lengths]), "lengths are integers, [{batch}]; got {} of them", lengths.dtype());
     forebay_core::ops::check_lengths(name, ("length", "the lengths"), lengths, 1..=steps)?;
     let lengths = forebay_core::ops::cast_index_to_i32(name, lengths, None)?;
     let steps = Tensor::arange(0.0, steps as f64, 1.0, DType::I32, lengths.device())?.unsqueeze(1)?;

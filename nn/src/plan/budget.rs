@@ -242,10 +242,8 @@ impl Budget {
         profile: &CardProfile,
         setup: impl Fn(&Device) -> Result<S>,
     ) -> Result<StepPlan> {
-        fail_if!(
-            self.batch_size == 0 || u32::try_from(self.batch_size).is_err();
-            argument("plan"), "a step has 1 to {} rows, not {}", u32::MAX, self.batch_size
-        );
+        fail_if!(self.batch_size == 0 || u32::try_from(self.batch_size).is_err();
+            argument("plan"), "a step has 1 to {} rows, not {}", u32::MAX, self.batch_size);
         let card = with_unlimited_memory(profile);
         let room =
             self.bytes.min(profile.available_bytes()).min(profile.config.max_memory.unwrap_or(u64::MAX));

@@ -134,10 +134,8 @@ impl Checkpoint {
         };
         let header: CheckpointHeader =
             serde_json::from_str(&header).map_err(|e| Error::file(path, format!("training state: {e}")))?;
-        fail_if!(
-            header.version != FORMAT_VERSION;
-            file(path), "is a checkpoint of version {}; this release reads {FORMAT_VERSION}", header.version
-        );
+        fail_if!(header.version != FORMAT_VERSION;
+            file(path), "is a checkpoint of version {}; this release reads {FORMAT_VERSION}", header.version);
         let parts = [MODEL_PREFIX, OPTIMIZER_PREFIX, SCALER_PREFIX];
         let mut states = [const { BTreeMap::new() }; 3];
         for (name, tensor) in tensors {

@@ -291,9 +291,6 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
     ///     trainer.fit_async(loader, |x, y| net.forward(x)?.cross_entropy(y)).await
     /// }
     /// ```
-    ///
-    /// # Errors
-    /// See [`fit`](Self::fit).
     pub async fn fit_async<D: Dataset, L: Into<LossOutput>>(
         &mut self,
         loader: &DataLoader<D>,

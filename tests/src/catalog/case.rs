@@ -27,7 +27,7 @@ pub enum InputSpec {
 pub struct OpCase {
     /// Name of the operation, followed by a description of this call.
     pub name: &'static str,
-    pub(super) inputs: &'static [InputSpec],
+    pub(crate) inputs: &'static [InputSpec],
     call: fn(&[Tensor]) -> Result<Tensor>,
     /// True if every float input has a gradient; otherwise an input that requires one is an error.
     pub has_gradient: bool,
@@ -43,26 +43,26 @@ pub struct OpCase {
     pub is_elementwise: bool,
     /// Benchmark inputs, if they cannot be scaled up from `inputs`: see
     /// [`create_bench_inputs`](OpCase::create_bench_inputs).
-    pub(super) bench_inputs: &'static [InputSpec],
+    pub(crate) bench_inputs: &'static [InputSpec],
     /// Minimum memory traffic of a call in bytes.
-    pub(super) bytes_fn: CostFn,
+    pub(crate) bytes_fn: CostFn,
     /// Floating-point operations of matrix products; `None` if there are none.
-    pub(super) flops_fn: Option<CostFn>,
+    pub(crate) flops_fn: Option<CostFn>,
     /// Tolerances that are wider than the type's default: type, absolute, relative, and the reason.
     tolerances: &'static [(DType, f64, f64, &'static str)],
 }
 
 /// Cost of a call, computed from its inputs and its result.
-pub(super) type CostFn = fn(&[Tensor], &Tensor) -> u64;
+pub(crate) type CostFn = fn(&[Tensor], &Tensor) -> u64;
 
 /// One intermediate rounding of values near 1.
-pub(super) const ONE_ROUNDING: &[(DType, f64, f64, &str)] = &[
+pub(crate) const ONE_ROUNDING: &[(DType, f64, f64, &str)] = &[
     (DType::F16, 1e-3, 1e-3, "made of operations that round to the type"),
     (DType::BF16, 8e-3, 1.6e-2, "made of operations that round to the type"),
 ];
 
 /// One intermediate rounding of values near 4.
-pub(super) const ONE_ROUNDING_NEAR_4: &[(DType, f64, f64, &str)] = &[
+pub(crate) const ONE_ROUNDING_NEAR_4: &[(DType, f64, f64, &str)] = &[
     (DType::F16, 4e-3, 1e-3, "the first product is rounded to the type before the second"),
     (DType::BF16, 3e-2, 1.6e-2, "the first product is rounded to the type before the second"),
 ];
@@ -135,39 +135,39 @@ impl OpCase {
         self.name.split(' ').next().unwrap_or(self.name)
     }
 
-    pub(super) const fn elementwise(self) -> Self {
+    pub(crate) const fn elementwise(self) -> Self {
         Self { is_elementwise: true, batched_inputs: 1, ..self }
     }
 
-    pub(super) const fn with_batched_inputs(self, inputs: u8) -> Self {
+    pub(crate) const fn with_batched_inputs(self, inputs: u8) -> Self {
         Self { batched_inputs: inputs, ..self }
     }
 
-    pub(super) const fn without_half(self) -> Self {
+    pub(crate) const fn without_half(self) -> Self {
         Self { supports_half: false, ..self }
     }
 
     /// Marks an operation that depends on no input.
-    pub(super) const fn as_factory(self) -> Self {
+    pub(crate) const fn as_factory(self) -> Self {
         Self { is_factory: true, bytes_fn: cost::write_only_bytes, ..self }
     }
 
     /// Sets the inputs for benchmarks.
-    pub(super) const fn with_bench_inputs(self, large: &'static [InputSpec]) -> Self {
+    pub(crate) const fn with_bench_inputs(self, large: &'static [InputSpec]) -> Self {
         Self { bench_inputs: large, ..self }
     }
 
     /// Replaces the default memory traffic, which is all inputs and the result.
-    pub(super) const fn with_bytes(self, bytes: CostFn) -> Self {
+    pub(crate) const fn with_bytes(self, bytes: CostFn) -> Self {
         Self { bytes_fn: bytes, ..self }
     }
 
     /// Sets the floating-point operations of matrix products.
-    pub(super) const fn with_flops(self, flops: CostFn) -> Self {
+    pub(crate) const fn with_flops(self, flops: CostFn) -> Self {
         Self { flops_fn: Some(flops), ..self }
     }
 
-    pub(super) const fn with_tolerances(
+    pub(crate) const fn with_tolerances(
         self,
         tolerances: &'static [(DType, f64, f64, &'static str)],
     ) -> Self {
@@ -279,7 +279,7 @@ impl InputSpec {
 }
 
 /// Record of a smooth, differentiable operation that supports every float type.
-pub(super) const fn smooth(
+pub(crate) const fn smooth(
     name: &'static str,
     inputs: &'static [InputSpec],
     call: fn(&[Tensor]) -> Result<Tensor>,
@@ -302,7 +302,7 @@ pub(super) const fn smooth(
 }
 
 /// Record like [`smooth`], for operations with steps or kinks.
-pub(super) const fn nonsmooth(
+pub(crate) const fn nonsmooth(
     name: &'static str,
     inputs: &'static [InputSpec],
     call: fn(&[Tensor]) -> Result<Tensor>,
@@ -311,7 +311,7 @@ pub(super) const fn nonsmooth(
 }
 
 /// Record of an operation without a gradient.
-pub(super) const fn nondifferentiable(
+pub(crate) const fn nondifferentiable(
     name: &'static str,
     inputs: &'static [InputSpec],
     call: fn(&[Tensor]) -> Result<Tensor>,
@@ -320,4 +320,4 @@ pub(super) const fn nondifferentiable(
 }
 
 /// Shape of most inputs.
-pub(super) const S: &[usize] = &[3, 5];
+pub(crate) const S: &[usize] = &[3, 5];

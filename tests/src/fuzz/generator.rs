@@ -5,7 +5,11 @@ use std::fmt::{Debug, Write};
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Result;
-use forebay::ops::{Operand, Scalar};
+use forebay::ops::{
+    AttentionOptions, CrossEntropyOptions, EmbeddingBagMode, EmbeddingBagOptions, EmbeddingOptions, GridMode,
+    GridPadding, Im2colOptions, InterpolateMode, InterpolateOptions, Interpolation, MatrixNorm, Operand,
+    PadMode, Padding, PoolOptions, Reduction, Scalar, ScatterReduce,
+};
 use forebay::tensor::Tensor;
 
 const EDGE_INTS: &[isize] = &[
@@ -61,6 +65,19 @@ const EDGE_FLOATS: &[f64] = &[
     1e-300,
 ];
 
+const PAD_MODES: &[PadMode] =
+    &[PadMode::Constant(1.0), PadMode::Reflect, PadMode::Replicate, PadMode::Circular];
+pub(crate) const REDUCTIONS: &[Reduction] =
+    &[Reduction::None, Reduction::Mean, Reduction::Sum, Reduction::BatchMean];
+const INTERPOLATE_MODES: &[InterpolateMode] = &[
+    InterpolateMode::Nearest,
+    InterpolateMode::NearestExact,
+    InterpolateMode::Linear,
+    InterpolateMode::Bilinear,
+    InterpolateMode::Bicubic,
+    InterpolateMode::Trilinear,
+];
+
 /// Generator that records the arguments it draws.
 pub(crate) struct ArgGenerator {
     state: u64,
@@ -68,7 +85,7 @@ pub(crate) struct ArgGenerator {
 }
 
 impl ArgGenerator {
-    pub(super) fn new(seed: u64, name: &str, round: u64) -> Self {
+    pub(crate) fn new(seed: u64, name: &str, round: u64) -> Self {
         let mixed = name
             .bytes()
             .fold(seed ^ 0x9e37_79b9_7f4a_7c15, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
@@ -79,7 +96,7 @@ impl ArgGenerator {
     }
 
     /// Returns the arguments, and the seed and round that repeat this call.
-    pub(super) fn describe_call(&self, seed: u64, round: u64) -> String {
+    pub(crate) fn describe_call(&self, seed: u64, round: u64) -> String {
         format!("arguments{} (seed {seed}, round {round})", self.log)
     }
 
@@ -90,15 +107,15 @@ impl ArgGenerator {
         z ^ (z >> 31)
     }
 
-    pub(super) fn below(&mut self, n: usize) -> usize {
+    pub(crate) fn below(&mut self, n: usize) -> usize {
         (self.next() % n.max(1) as u64) as usize
     }
 
-    pub(super) fn one_in(&mut self, n: usize) -> bool {
+    pub(crate) fn one_in(&mut self, n: usize) -> bool {
         self.below(n) == 0
     }
 
-    pub(super) fn pick<T: Copy>(&mut self, of: &[T]) -> T {
+    pub(crate) fn pick<T: Copy>(&mut self, of: &[T]) -> T {
         of[self.below(of.len())]
     }
 
@@ -127,73 +144,73 @@ impl ArgGenerator {
         }
     }
 
-    pub(super) fn int(&mut self) -> isize {
+    pub(crate) fn int(&mut self) -> isize {
         let n = self.any_int();
         self.log_value(n)
     }
 
-    pub(super) fn int32(&mut self) -> i32 {
+    pub(crate) fn int32(&mut self) -> i32 {
         let n = self.any_int();
         self.log_value(n.clamp(i32::MIN as isize, i32::MAX as isize) as i32)
     }
 
-    pub(super) fn int64(&mut self) -> i64 {
+    pub(crate) fn int64(&mut self) -> i64 {
         self.int() as i64
     }
 
-    pub(super) fn count(&mut self) -> usize {
+    pub(crate) fn count(&mut self) -> usize {
         let n = self.any_count();
         self.log_value(n)
     }
 
-    pub(super) fn float(&mut self) -> f64 {
+    pub(crate) fn float(&mut self) -> f64 {
         let v = self.any_float();
         self.log_value(v)
     }
 
-    pub(super) fn flag(&mut self) -> bool {
+    pub(crate) fn flag(&mut self) -> bool {
         let b = self.one_in(2);
         self.log_value(b)
     }
 
-    pub(super) fn maybe<T>(&mut self, make: impl FnOnce(&mut Self) -> T) -> Option<T> {
+    pub(crate) fn maybe<T>(&mut self, make: impl FnOnce(&mut Self) -> T) -> Option<T> {
         if self.one_in(2) { Some(make(self)) } else { None }
     }
 
-    pub(super) fn ints(&mut self) -> Vec<isize> {
+    pub(crate) fn ints(&mut self) -> Vec<isize> {
         let n = self.below(5);
         let all = (0..n).map(|_| self.any_int()).collect();
         self.log_value(all)
     }
 
-    pub(super) fn counts(&mut self) -> Vec<usize> {
+    pub(crate) fn counts(&mut self) -> Vec<usize> {
         let n = self.below(5);
         let all = (0..n).map(|_| self.any_count()).collect();
         self.log_value(all)
     }
 
-    pub(super) fn floats(&mut self) -> Vec<f64> {
+    pub(crate) fn floats(&mut self) -> Vec<f64> {
         let n = self.below(4);
         let all = (0..n).map(|_| self.any_float()).collect();
         self.log_value(all)
     }
 
-    pub(super) fn int_array<const N: usize>(&mut self) -> [isize; N] {
+    pub(crate) fn int_array<const N: usize>(&mut self) -> [isize; N] {
         let all = std::array::from_fn(|_| self.any_int());
         self.log_value(all)
     }
 
-    pub(super) fn count_array<const N: usize>(&mut self) -> [usize; N] {
+    pub(crate) fn count_array<const N: usize>(&mut self) -> [usize; N] {
         let all = std::array::from_fn(|_| self.any_count());
         self.log_value(all)
     }
 
-    pub(super) fn dtype(&mut self) -> DType {
+    pub(crate) fn dtype(&mut self) -> DType {
         let dtype = self.pick(&DType::ALL);
         self.log_value(dtype)
     }
 
-    pub(super) fn equation(&mut self) -> &'static str {
+    pub(crate) fn equation(&mut self) -> &'static str {
         let equation = self.pick(&[
             "ij,jk->ik",
             "ii->i",
@@ -211,7 +228,7 @@ impl ArgGenerator {
     }
 
     /// Draws a tensor or a scalar operand.
-    pub(super) fn operand<'a>(&mut self, tensor: &'a Tensor) -> Operand<'a> {
+    pub(crate) fn operand<'a>(&mut self, tensor: &'a Tensor) -> Operand<'a> {
         match self.below(4) {
             0 => Operand::Scalar(Scalar::Int(self.int64())),
             1 => Operand::Scalar(Scalar::Float(self.float())),
@@ -231,7 +248,7 @@ impl ArgGenerator {
     }
 
     /// Draws the tensors of a call: the first has any shape and type, the others often match it.
-    pub(super) fn inputs(&mut self, device: &Device) -> Result<Vec<Tensor>> {
+    pub(crate) fn inputs(&mut self, device: &Device) -> Result<Vec<Tensor>> {
         let shape = self.random_shape();
         let dtype = if self.one_in(2) { DType::F32 } else { self.pick(&DType::ALL) };
         let (mut made, mut shapes) = (Vec::new(), vec![shape.clone()]);
@@ -297,5 +314,132 @@ impl ArgGenerator {
             3 => Tensor::empty((), dtype, device)?.broadcast_to(shape),
             _ => Tensor::empty(shape, dtype, device),
         }
+    }
+}
+
+/// Arguments of types that one or a few operations take.
+impl ArgGenerator {
+    pub(crate) fn reduction(&mut self) -> Reduction {
+        self.pick(REDUCTIONS)
+    }
+
+    pub(crate) fn pad_mode(&mut self) -> PadMode {
+        self.pick(PAD_MODES)
+    }
+
+    pub(crate) fn interpolation(&mut self) -> Interpolation {
+        self.pick(&[
+            Interpolation::Linear,
+            Interpolation::Lower,
+            Interpolation::Nearest,
+            Interpolation::Midpoint,
+        ])
+    }
+
+    pub(crate) fn scatter(&mut self) -> ScatterReduce {
+        self.pick(&[ScatterReduce::Sum, ScatterReduce::Prod, ScatterReduce::Mean, ScatterReduce::Amax])
+    }
+
+    pub(crate) fn grid_mode(&mut self) -> GridMode {
+        self.pick(&[GridMode::Bilinear, GridMode::Nearest, GridMode::Bicubic])
+    }
+
+    pub(crate) fn grid_padding(&mut self) -> GridPadding {
+        self.pick(&[GridPadding::Zeros, GridPadding::Border, GridPadding::Reflection])
+    }
+
+    pub(crate) fn pool<const N: usize>(&mut self) -> PoolOptions<N> {
+        PoolOptions {
+            kernel: self.count_array(),
+            stride: self.count_array(),
+            padding: self.count_array(),
+            dilation: self.count_array(),
+            ceil_mode: self.flag(),
+            count_include_pad: self.flag(),
+            divisor_override: self.maybe(Self::int64),
+        }
+    }
+
+    pub(crate) fn padding<const N: usize>(&mut self) -> Padding<N> {
+        match self.below(4) {
+            0 => Padding::Same,
+            1 => Padding::Valid,
+            _ => Padding::Zeros(self.count_array()),
+        }
+    }
+
+    pub(crate) fn matrix_norm(&mut self) -> MatrixNorm {
+        match self.below(3) {
+            0 => MatrixNorm::Fro,
+            1 => MatrixNorm::Nuc,
+            _ => MatrixNorm::Order(self.pick(&[1.0, 2.0, -1.0, -2.0, f64::INFINITY, f64::NAN, 3.0])),
+        }
+    }
+
+    pub(crate) fn interpolate(&mut self) -> InterpolateOptions {
+        let size = if self.flag() { self.counts().into() } else { Default::default() };
+        let scale_factor = if self.flag() { self.floats().into() } else { Default::default() };
+        InterpolateOptions {
+            size,
+            scale_factor,
+            mode: self.pick(INTERPOLATE_MODES),
+            align_corners: self.flag(),
+            recompute_scale_factor: self.flag(),
+            antialias: self.flag(),
+        }
+    }
+
+    pub(crate) fn im2col(&mut self) -> Im2colOptions {
+        Im2colOptions {
+            dilation: self.count_array(),
+            padding: self.count_array(),
+            stride: self.count_array(),
+        }
+    }
+
+    pub(crate) fn lookup(&mut self) -> EmbeddingOptions {
+        EmbeddingOptions { padding_idx: self.maybe(Self::count), scale_grad_by_freq: self.flag() }
+    }
+
+    pub(crate) fn attention<'a>(&mut self, t: &'a [Tensor]) -> AttentionOptions<'a> {
+        AttentionOptions {
+            attn_mask: self.maybe(|_| &t[3]),
+            dropout_p: self.float(),
+            is_causal: self.flag(),
+            scale: self.maybe(Self::float),
+            enable_gqa: self.flag(),
+            window: self.maybe(|r| r.count_array::<2>()),
+        }
+    }
+
+    pub(crate) fn bags<'a>(&mut self, t: &'a [Tensor]) -> EmbeddingBagOptions<'a> {
+        EmbeddingBagOptions {
+            offsets: self.maybe(|_| &t[2]),
+            mode: self.pick(&[EmbeddingBagMode::Sum, EmbeddingBagMode::Mean, EmbeddingBagMode::Max]),
+            per_sample_weights: self.maybe(|_| &t[3]),
+            include_last_offset: self.flag(),
+            padding_idx: self.maybe(Self::count),
+            scale_grad_by_freq: self.flag(),
+        }
+    }
+
+    pub(crate) fn cross_entropy<'a>(&mut self, t: &'a [Tensor]) -> CrossEntropyOptions<'a> {
+        CrossEntropyOptions {
+            weight: self.maybe(|_| &t[3]),
+            ignore_index: self.int64(),
+            reduction: self.reduction(),
+            label_smoothing: self.float(),
+            in_place: self.flag(),
+        }
+    }
+
+    pub(crate) fn tensor_list<'a>(&mut self, t: &'a [Tensor]) -> Vec<&'a Tensor> {
+        let n = self.below(4);
+        t.iter().take(n).collect()
+    }
+
+    pub(crate) fn index_list<'a>(&mut self, t: &'a [Tensor]) -> Vec<Option<&'a Tensor>> {
+        let n = self.below(4);
+        t.iter().skip(1).take(n).map(|t| self.maybe(|_| t)).collect()
     }
 }

@@ -11,6 +11,9 @@ use serde_json::Value;
 
 use super::GoldenCall;
 
+/// Position of an argument that PyTorch takes by keyword only.
+pub(crate) const NAMED: usize = usize::MAX;
+
 pub struct Args<'a> {
     call: &'a GoldenCall,
     device: &'a Device,
@@ -130,7 +133,7 @@ impl<'a> Args<'a> {
 
     /// Returns a tensor by position, cast to the type of the argument `dtype` if present.
     pub fn tensor_as_dtype_arg(&self, at: usize) -> Result<Tensor> {
-        match self.dtype(usize::MAX, "dtype")? {
+        match self.dtype(NAMED, "dtype")? {
             Some(dtype) => Ok(self.tensor(at)?.to_dtype(dtype)?),
             None => Ok(self.tensor(at)?.clone()),
         }
@@ -138,7 +141,7 @@ impl<'a> Args<'a> {
 
     /// Casts a result to the type of the argument `dtype` if present.
     pub fn cast_to_dtype_arg(&self, out: Tensor) -> Result<Tensor> {
-        match self.dtype(usize::MAX, "dtype")? {
+        match self.dtype(NAMED, "dtype")? {
             Some(dtype) => Ok(out.to_dtype(dtype)?),
             None => Ok(out),
         }
@@ -188,6 +191,16 @@ impl<'a> Args<'a> {
     /// Returns dimensions as the library takes them; empty if the argument is missing.
     pub fn dims(&self, at: usize, name: &str) -> Result<Vec<isize>> {
         Ok(self.ints(at, name)?.unwrap_or_default().into_iter().map(|d| d as isize).collect())
+    }
+
+    /// Returns a dimension, or another integer that may be negative.
+    pub fn dim(&self, at: usize, name: &str, default: i64) -> Result<isize> {
+        Ok(self.int(at, name, default)? as isize)
+    }
+
+    /// Returns the argument `dim`, if present.
+    pub fn opt_dim(&self, at: usize) -> Result<Option<isize>> {
+        Ok(self.opt_int(at, "dim")?.map(|d| d as isize))
     }
 
     /// Returns a shape: a list, or all arguments from `at` on.

@@ -24,14 +24,14 @@ use serde::Deserialize;
 pub mod args;
 mod exceptions;
 mod operators;
-mod table;
 mod ties;
 
 use args::Args;
 use exceptions::Exceptions;
-pub use table::OpTable;
 
 pub use operators::render_page;
+
+use crate::operations::registry;
 
 /// Device and type of golden calls.
 #[derive(Clone, Copy, Debug)]
@@ -169,7 +169,6 @@ impl GoldenSet {
     /// Runs every call whose name contains one of `filter`, and returns all outcomes.
     pub fn run(&self, how: &CallConfig<'_>, filter: &[String]) -> Result<Vec<(String, Outcome)>> {
         let file = self.tensors()?;
-        let table = OpTable::new();
         let mut outcomes = Vec::new();
         for call in &self.calls {
             let name = call.name();
@@ -178,16 +177,14 @@ impl GoldenSet {
             }
             let before = how.device.memory().allocated();
             // A panic fails only its own call.
-            let judged = catch_unwind(AssertUnwindSafe(|| self.check_call(call, &table, &file, how)));
+            let judged = catch_unwind(AssertUnwindSafe(|| self.check_call(call, &file, how)));
             let outcome = match judged.unwrap_or_else(|_| Err(anyhow!("panics"))) {
                 Ok(()) => Outcome::Passed,
                 Err(e) => match e.downcast_ref::<Error>() {
                     Some(Error::Unsupported { .. } | Error::DType { .. }) => {
                         Outcome::Unsupported(format!("{e:#}"))
                     }
-                    _ if e.downcast_ref::<table::MissingOp>().is_some() => {
-                        Outcome::Unsupported(format!("{e:#}"))
-                    }
+                    _ if e.downcast_ref::<MissingOp>().is_some() => Outcome::Unsupported(format!("{e:#}")),
                     _ => Outcome::Failed(format!("{e:#}")),
                 },
             };
@@ -208,25 +205,24 @@ impl GoldenSet {
     fn check_call(
         &self,
         call: &GoldenCall,
-        table: &OpTable,
         file: &safetensors::SafeTensors<'_>,
         how: &CallConfig<'_>,
     ) -> Result<()> {
         if let Some(error) = &call.error {
-            return match run_call(call, table, file, how.device, Ok) {
-                Err(e) if e.downcast_ref::<table::MissingOp>().is_some() => Err(e),
+            return match run_call(call, file, how.device, Ok) {
+                Err(e) if e.downcast_ref::<MissingOp>().is_some() => Err(e),
                 Err(_) => Ok(()),
                 Ok(_) => bail!("gives a result; PyTorch says: {error}"),
             };
         }
-        let CallResult { outs, grads } = run_call(call, table, file, how.device, |t| match how.dtype {
+        let CallResult { outs, grads } = run_call(call, file, how.device, |t| match how.dtype {
             Some(dtype) => Ok(t.to_dtype(dtype)?),
             None => Ok(t),
         })?;
         let exact = match how.dtype {
             Some(dtype) if how.is_half() => {
                 let rounded = |t: Tensor| Ok(t.to_dtype(dtype)?.to_dtype(DType::F32)?);
-                Some(run_call(call, table, file, how.device, rounded).context("in f32, to compare with")?)
+                Some(run_call(call, file, how.device, rounded).context("in f32, to compare with")?)
             }
             _ => None,
         };
@@ -308,6 +304,16 @@ fn read_host_tensor<'a>(file: &'a safetensors::SafeTensors<'a>, key: &str) -> Re
     Ok(HostTensor { dtype, shape: view.shape().to_vec(), data: view.data() })
 }
 
+/// Error of a call that cannot be compared, with the reason.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct MissingOp(String);
+
+/// Error for an operation, or a form of its arguments, that the library does not have.
+pub(crate) fn missing_op(what: &str) -> anyhow::Error {
+    MissingOp(format!("The library has no `{what}` yet.")).into()
+}
+
 /// Results of a call, and the gradients of its differentiable inputs.
 struct CallResult {
     outs: Vec<Tensor>,
@@ -317,12 +323,11 @@ struct CallResult {
 /// Runs a call with its f32 tensors cast by `cast`.
 fn run_call(
     call: &GoldenCall,
-    table: &OpTable,
     file: &safetensors::SafeTensors<'_>,
     device: &Device,
     cast: impl Fn(Tensor) -> Result<Tensor>,
 ) -> Result<CallResult> {
-    let f = table.get(&call.op)?;
+    let (_, f) = registry().find_golden(&call.op).ok_or_else(|| missing_op(&call.op))?;
     let tensor = |key: &str| {
         let host = read_host_tensor(file, key)?;
         let tensor = Tensor::from_bytes(host.data, &host.shape, host.dtype, device)?;

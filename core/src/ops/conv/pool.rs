@@ -117,6 +117,28 @@ impl<const N: usize> PoolOptions<N> {
     }
 }
 
+kernel_variants! {
+    /// Pass of `pool.wgsl`.
+    enum Pass {
+        Forward = "forward",
+        Backward = "backward",
+    }
+}
+
+kernel_variants! {
+    /// Division of the work of `pool.wgsl`.
+    enum Stage {
+        /// A thread for each element.
+        Each = "each",
+        /// A workgroup for each element.
+        Whole = "whole",
+        /// A workgroup for a part of an element's window.
+        Parts = "parts",
+        /// Joins the parts.
+        Join = "join",
+    }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum PoolKind {
     Max,
@@ -208,14 +230,8 @@ impl PoolPlan {
         (self.kind == PoolKind::Max).then(indices).flatten()
     }
 
-    fn launch_pass(
-        &self,
-        pass: &'static str,
-        from: &Tensor,
-        to: &Tensor,
-        indices: Option<&Tensor>,
-    ) -> Result<()> {
-        let forward = pass == "forward";
+    fn launch_pass(&self, pass: Pass, from: &Tensor, to: &Tensor, indices: Option<&Tensor>) -> Result<()> {
+        let forward = pass == Pass::Forward;
         let [rows, cols] = self.max_contributors(forward);
         let (n, steps) = (to.numel(), rows * cols);
         let [h, w, oh, ow] = self.plane_extents();
@@ -226,14 +242,14 @@ impl PoolPlan {
         if steps * each <= WORKGROUP_WINDOW_MIN {
             let (params, groups) = (self.stage_params(n, 1, 0), n.div_ceil(per_thread * WORKGROUP_SIZE));
             let params = params.loop_iterations(per_thread * (steps * each + rows * each + fixed));
-            return self.launch_stage(pass, "each", large, from, to, indices, None, params, groups);
+            return self.launch_stage(pass, Stage::Each, large, from, to, indices, None, params, groups);
         }
         let (splits, chunk) = split_reduction(n, steps, WORKGROUP_SIZE, each);
         let params = self
             .stage_params(n, splits, chunk)
             .loop_iterations(chunk.div_ceil(WORKGROUP_SIZE) * each + fixed);
         if splits == 1 {
-            return self.launch_stage(pass, "whole", large, from, to, indices, None, params, n);
+            return self.launch_stage(pass, Stage::Whole, large, from, to, indices, None, params, n);
         }
         let kept = match to.dtype() {
             DType::F16 | DType::BF16 => DType::F32,
@@ -244,10 +260,10 @@ impl PoolPlan {
         let parts = part(kept)?;
         let part_indices = (forward && self.kind.is_max()).then(|| part(DType::I32)).transpose()?;
         let stage_indices = part_indices.as_ref().or(indices);
-        self.launch_stage(pass, "parts", large, from, &parts, stage_indices, None, params, n * splits)?;
+        self.launch_stage(pass, Stage::Parts, large, from, &parts, stage_indices, None, params, n * splits)?;
         let params = self.stage_params(n, splits, 0).loop_iterations(splits.div_ceil(WORKGROUP_SIZE) + fixed);
         let indices = indices.filter(|_| forward);
-        self.launch_stage(pass, "join", large, &parts, to, indices, part_indices.as_ref(), params, n)
+        self.launch_stage(pass, Stage::Join, large, &parts, to, indices, part_indices.as_ref(), params, n)
     }
 
     fn stage_params(&self, n: usize, splits: usize, chunk: usize) -> KernelParams {
@@ -266,8 +282,8 @@ impl PoolPlan {
     #[expect(clippy::too_many_arguments, reason = "one launch, with all that it binds")]
     fn launch_stage(
         &self,
-        pass: &'static str,
-        stage: &'static str,
+        pass: Pass,
+        stage: Stage,
         large: bool,
         from: &Tensor,
         to: &Tensor,
@@ -277,7 +293,7 @@ impl PoolPlan {
         groups: usize,
     ) -> Result<()> {
         // The element type, even if the partial results have another type.
-        let dtype = if stage == "parts" { from.dtype() } else { to.dtype() };
+        let dtype = if stage == Stage::Parts { from.dtype() } else { to.dtype() };
         let spec = kernel_spec! {
             "pool", dtype: launch::shader_dtype_name(dtype, to.device()),
             kind: if self.kind.is_max() { "max" } else { "avg" }, adaptive: self.kind.is_adaptive(), large,
@@ -295,7 +311,7 @@ impl PoolPlan {
         let result = |dtype| Tensor::empty(&self.output_shape, dtype, x.device());
         let out = result(x.dtype())?;
         let indices = self.kind.is_max().then(|| result(DType::I32)).transpose()?;
-        self.launch_pass("forward", &input, &out, indices.as_ref())?;
+        self.launch_pass(Pass::Forward, &input, &out, indices.as_ref())?;
         let kept = indices.clone();
         let (op, plan) = (self.op, self.clone());
         let forward_indices = indices.clone();
@@ -315,13 +331,13 @@ impl PoolPlan {
                 return selected.masked_fill(&indices.lt(0)?, 0.0)?.reshape(&plan.output_shape[..]);
             }
             let out = Tensor::empty(&plan.output_shape, x.dtype(), x.device())?;
-            plan.launch_pass("forward", &x, &out, None)?;
+            plan.launch_pass(Pass::Forward, &x, &out, None)?;
             Ok(out)
         };
         let out = autograd::linear_differentiable(op, out, x, forward, move |g| {
             let g = contiguous_zero_offset(g)?;
             let grad = Tensor::empty(&self.input_shape, g.dtype(), g.device())?;
-            self.launch_pass("backward", &g, &grad, kept.as_ref())?;
+            self.launch_pass(Pass::Backward, &g, &grad, kept.as_ref())?;
             Ok(grad)
         });
         Ok((out, indices))

@@ -77,9 +77,7 @@ with_defaults! {
         /// Number of independent groups of channels; 1.
         pub groups: usize = 1,
     }
-}
 
-with_defaults! {
     /// Options of a transposed convolution with `N` spatial dimensions, such as [`Tensor::conv_transpose2d`].
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct TransposedConvolutionOptions<const N: usize> {

@@ -471,9 +471,6 @@ impl Tensor {
     /// not contain keep their value. Equal extrema share the gradient equally.
     ///
     /// An index out of range is skipped: see [`check_indices`](crate::ops::check_indices).
-    ///
-    /// # Errors
-    /// The type is i64, and the device lacks 64-bit integers. See also [`scatter`](Self::scatter).
     #[track_caller]
     pub fn scatter_reduce(
         &self,

@@ -268,9 +268,6 @@ impl Tensor {
 
     /// Returns the index of the bucket of each element: PyTorch's `bucketize`. `boundaries` are sorted, unless
     /// the options have a sorter, and one-dimensional. See [`searchsorted`](Self::searchsorted).
-    ///
-    /// # Errors
-    /// `boundaries` is not one-dimensional. See also [`searchsorted`](Self::searchsorted).
     #[track_caller]
     pub fn bucketize(&self, boundaries: &Tensor, options: &SearchSortedOptions<'_>) -> Result<Tensor> {
         fail_if!(boundaries.rank() != 1;

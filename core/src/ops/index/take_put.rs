@@ -50,9 +50,6 @@ impl Tensor {
     }
 
     /// Returns zeros with the last dimension on the diagonal of the result's dimensions `dim1` and `dim2`.
-    ///
-    /// # Errors
-    /// The rank is 0, or `dim1` and `dim2` are equal or out of range.
     #[track_caller]
     pub fn diag_embed(&self, offset: isize, dim1: isize, dim2: isize) -> Result<Tensor> {
         operation!(OP = "diag_embed");
@@ -119,13 +116,10 @@ impl Tensor {
         line.index_put_to(&[Some(&index)], &source, accumulate, target)?.reshape(self.shape())
     }
 
-    /// Returns a copy with slices of `source` written along `dim` at the one-dimensional `index`.
+    /// Returns a copy with slices of `source` written along `dim` at the one-dimensional `index`, as by
+    /// [`scatter`](Self::scatter).
     ///
     /// An index out of range is skipped: see [`check_indices`](crate::ops::check_indices).
-    ///
-    /// # Errors
-    /// `index` has more than one dimension, or not one element for each slice. See also
-    /// [`scatter`](Self::scatter).
     #[track_caller]
     pub fn index_copy(&self, dim: isize, index: &Tensor, source: &Tensor) -> Result<Tensor> {
         self.index_copy_to(dim, index, source, ScatterTarget::Copy)
@@ -158,9 +152,6 @@ impl Tensor {
     /// names: PyTorch's `index_reduce`. See [`scatter_reduce`](Self::scatter_reduce).
     ///
     /// An index out of range is skipped: see [`check_indices`](crate::ops::check_indices).
-    ///
-    /// # Errors
-    /// `index` has more than one dimension, or not one element for each slice. Other extents of `source` differ.
     #[track_caller]
     pub fn index_reduce(
         &self,

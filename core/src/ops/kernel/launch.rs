@@ -33,6 +33,31 @@ macro_rules! kernel_spec {
 }
 pub(crate) use kernel_spec;
 
+/// Declares the variants of a kernel, each with the word that the template compares.
+macro_rules! kernel_variants {
+    ($(#[$doc:meta])* $vis:vis enum $name:ident {
+        $($(#[$variant_doc:meta])* $variant:ident = $word:literal,)+
+    }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        $vis enum $name { $($(#[$variant_doc])* $variant,)+ }
+
+        impl $name {
+            /// Returns the word of the variant in the template.
+            $vis const fn word(self) -> &'static str {
+                match self { $(Self::$variant => $word,)+ }
+            }
+        }
+
+        impl From<$name> for forebay_shaders::TemplateDef {
+            fn from(variant: $name) -> Self {
+                variant.word().into()
+            }
+        }
+    };
+}
+pub(crate) use kernel_variants;
+
 /// Panics if the names or offsets of the parameters differ from the kernel's struct. Each set of names is
 /// checked once.
 ///

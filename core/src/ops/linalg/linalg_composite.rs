@@ -179,10 +179,7 @@ impl Tensor {
     /// Computes exponentials of square matrices by scaling and squaring: PyTorch's `linalg.matrix_exp`.
     ///
     /// The matrices are halved until their series converges quickly, and the results squared as often. The
-    /// host reads the number of halvings.
-    ///
-    /// # Errors
-    /// A capture is active. See also [`cholesky`](Self::cholesky).
+    /// host reads the number of halvings. Takes the dtypes of [`cholesky`](Self::cholesky).
     #[track_caller]
     pub fn matrix_exp(&self) -> Result<Tensor> {
         operation!(OP = "matrix_exp", autocast[self], |x| x.matrix_exp());
@@ -250,9 +247,6 @@ impl Tensor {
     ///
     /// Returns U \[.., m, n\] with orthonormal columns, and the positive semidefinite H \[.., n, n\] with U · H equal
     /// to the input. The gradient is that of [`svd`](Self::svd): it assumes full rank and distinct singular values.
-    ///
-    /// # Errors
-    /// There are fewer rows than columns. See also [`svdvals`](Self::svdvals).
     #[track_caller]
     pub fn polar(&self) -> Result<(Tensor, Tensor)> {
         operation!(OP = "polar", autocast[self], |x| x.polar());
@@ -340,10 +334,7 @@ impl Tensor {
     }
 
     /// Solves `tensordot(self, x)` = b over all dimensions of x: PyTorch's `linalg.tensorsolve`. Moves `dims`
-    /// of `self` after the others first.
-    ///
-    /// # Errors
-    /// A dimension is out of range, or the products of extents differ. See also [`solve`](Self::solve).
+    /// of `self` after the others first, and calls [`solve`](Self::solve).
     #[track_caller]
     pub fn tensorsolve(&self, b: &Tensor, dims: impl IntoDims) -> Result<Tensor> {
         operation!(OP = "tensorsolve");

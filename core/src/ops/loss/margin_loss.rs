@@ -18,9 +18,7 @@ with_defaults! {
         /// Reduction of the losses; mean.
         pub reduction: Reduction = Reduction::Mean,
     }
-}
 
-with_defaults! {
     /// Options of [`Tensor::multi_margin_loss`].
     #[derive(Clone, Copy, Debug)]
     pub struct MultiMarginLossOptions<'a> {
@@ -33,9 +31,7 @@ with_defaults! {
         /// Reduction of the losses; mean.
         pub reduction: Reduction = Reduction::Mean,
     }
-}
 
-with_defaults! {
     /// Options of [`Tensor::triplet_margin_with_distance_loss`].
     #[derive(Clone, Copy, Debug)]
     pub struct TripletMarginWithDistanceLossOptions {

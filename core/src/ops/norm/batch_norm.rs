@@ -43,6 +43,22 @@ struct ChannelSplit {
     chunk: usize,
 }
 
+kernel_variants! {
+    /// Pass of `batch_norm.wgsl`.
+    enum Pass {
+        /// Moments of the parts of channels.
+        Moments = "moments",
+        /// Statistics from the moments of the parts.
+        Finish = "finish",
+        /// The result.
+        Forward = "forward",
+        /// Sums of the gradient over channels.
+        Sums = "sums",
+        /// The gradient of the input.
+        Backward = "backward",
+    }
+}
+
 impl BatchNormalization {
     /// Splits the channels. If `hold` is true, a part is as large as the registers of its threads.
     fn split_channels(&self, hold: bool) -> ChannelSplit {
@@ -70,11 +86,11 @@ impl BatchNormalization {
     /// Runs a kernel over all parts of all channels.
     fn run_channel_reduction(
         &self,
-        pass: &'static str,
+        pass: Pass,
         g: Option<&Tensor>,
         statistics: Option<&Tensor>,
     ) -> Result<(Tensor, ChannelSplit)> {
-        let parts = self.split_channels(pass == "moments");
+        let parts = self.split_channels(pass == Pass::Moments);
         let partial = empty_workspace(&[parts.splits, 2, self.channels], DType::F32, self.x.device())?;
         let relu = self.fuses_relu && g.is_some();
         let spec = kernel_spec! {
@@ -102,7 +118,7 @@ impl BatchNormalization {
         let width = if n.is_multiple_of(VEC4_WIDTH) { VEC4_WIDTH } else { 1 };
         let bias = g.is_none() || self.fuses_relu;
         let spec = kernel_spec! {
-            ..self.spec(if g.is_some() { "backward" } else { "forward" }, true, bias); width,
+            ..self.spec(if g.is_some() { Pass::Backward } else { Pass::Forward }, true, bias); width,
             same_channel: self.run_length.is_multiple_of(VEC4_WIDTH), fixed: sums.is_none(),
         };
         let last = bindings![sums, &out];
@@ -115,7 +131,7 @@ impl BatchNormalization {
 
     /// Computes the f32 mean and reciprocal deviation [2, channels], and updates running statistics.
     fn compute_statistics(&self, running: Option<(&Tensor, &Tensor)>, momentum: f64) -> Result<Tensor> {
-        let (partial, parts) = self.run_channel_reduction("moments", None, None)?;
+        let (partial, parts) = self.run_channel_reduction(Pass::Moments, None, None)?;
         let statistics = Tensor::empty([2, self.channels], DType::F32, self.x.device())?;
         let plain = running
             .map(|(mean, var)| Ok::<_, Error>((contiguous_zero_offset(mean)?, contiguous_zero_offset(var)?)))
@@ -127,7 +143,7 @@ impl BatchNormalization {
         });
         let (mean, var) = plain.as_ref().map(|(mean, var)| (mean, var)).unzip();
         let spec = kernel_spec! {
-            "batch_norm", pass: "finish", mean: launch::dtype_name_of(mean), var: launch::dtype_name_of(var),
+            "batch_norm", pass: Pass::Finish, mean: launch::dtype_name_of(mean), var: launch::dtype_name_of(var),
             threads_per_row, f32_division: false,
         };
         let tensors = bindings![&partial, &statistics, mean, var];
@@ -157,7 +173,7 @@ impl BatchNormalization {
         let sums = if wants[1..].contains(&true) || (training && wants[0]) {
             Some(match self.x.numel() {
                 0 => Tensor::zeros([2, self.channels], DType::F32, g.device())?,
-                _ => self.run_channel_reduction("sums", Some(&g), Some(statistics))?.0.sum([0], false)?,
+                _ => self.run_channel_reduction(Pass::Sums, Some(&g), Some(statistics))?.0.sum([0], false)?,
             })
         } else {
             None
@@ -168,7 +184,7 @@ impl BatchNormalization {
         with_parameter_grads(dx, [&self.weight, &self.bias], sums, wants)
     }
 
-    fn spec(&self, pass: &'static str, weight: bool, bias: bool) -> KernelSpec {
+    fn spec(&self, pass: Pass, weight: bool, bias: bool) -> KernelSpec {
         // Elements are divided by the run length first, so quotients count planes.
         let planes = self.x.numel() / self.run_length.max(1);
         kernel_spec! {

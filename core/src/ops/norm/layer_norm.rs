@@ -3,6 +3,9 @@
 //!
 //! Longer rows and rows of other shapes use [`norm`](crate::ops::norm).
 
+use NormConsumer::{Any, MatmulOnly};
+use RowNormKind::{Layer, Rms};
+
 use crate::check;
 use crate::ops::kernel::heuristics::RowConfig;
 use crate::ops::norm::softmax::check_f32_f16_bf16;
@@ -122,7 +125,7 @@ impl RowNorm {
             return Ok((out, statistics));
         }
         let config = Self::row_config(self.extent, FORWARD_REGISTER_STEPS);
-        let name = |t: Option<&Tensor>| t.map_or("", |t| t.dtype().name());
+        let name = launch::dtype_name_of;
         let spec = kernel_spec! {
             ..self.spec(config); pass: "forward", x: x.dtype().name(), residual: name(residual), sum: name(sum),
             result: result.name(), copy: "", partial: 0usize,
@@ -169,7 +172,7 @@ impl RowNorm {
             let others = bindings![&self.weight, statistics, added, &out, &low, &partial];
             let max_bindings = g.device().info().limits.max_bindings as usize;
             let (x, residual) = kept.kernel_operands(max_bindings - others.len() - 1)?;
-            let name = |t: Option<&Tensor>| t.map_or("", |t| t.dtype().name());
+            let name = launch::dtype_name_of;
             let spec = kernel_spec! {
                 ..self.spec(config); pass: "backward", x: x.dtype().name(), residual: name(residual),
                 g: g.dtype().name(), extra_grad: name(extra_grad), inplace, result: out.dtype().name(),
@@ -245,7 +248,7 @@ impl Tensor {
         eps: Option<f64>,
         next: NormConsumer,
     ) -> Result<(Tensor, Tensor)> {
-        let (op, rms) = (kind.op_name(true), kind == RowNormKind::Rms);
+        let (op, rms) = (kind.op_name(true), kind == Rms);
         operation!(op);
         check::finite(op, "eps", eps.unwrap_or(0.0))?;
         check_f32_f16_bf16(op, self)?;
@@ -257,9 +260,9 @@ impl Tensor {
             shape(op, &[self.shape(), shape]), "the input ends with the normalised shape");
         let dtype = self.dtype().promote(residual.dtype());
         let result = match next {
-            NormConsumer::Any if amp::is_autocast_enabled() && !rms => DType::F32,
-            NormConsumer::Any => dtype,
-            NormConsumer::MatmulOnly => amp::autocast_dtype().unwrap_or(dtype),
+            Any if amp::is_autocast_enabled() && !rms => DType::F32,
+            Any => dtype,
+            MatmulOnly => amp::autocast_dtype().unwrap_or(dtype),
         };
         let eps = eps.unwrap_or_else(|| machine_epsilon(dtype));
         let extent: usize = shape.iter().product();
@@ -333,14 +336,8 @@ impl Tensor {
         options: &NormOptions<'_>,
     ) -> Result<(Tensor, Tensor)> {
         let &NormOptions { weight, bias, eps } = options;
-        self.add_norm_impl(
-            RowNormKind::Layer,
-            residual,
-            &new_shape("add_layer_norm", normalized_shape)?,
-            [weight, bias],
-            Some(eps),
-            NormConsumer::Any,
-        )
+        let shape = new_shape("add_layer_norm", normalized_shape)?;
+        self.add_norm_impl(Layer, residual, &shape, [weight, bias], Some(eps), Any)
     }
 
     /// Adds a residual and normalises by [`rms_norm`](Self::rms_norm), fused as in
@@ -353,14 +350,8 @@ impl Tensor {
         weight: Option<&Tensor>,
         eps: Option<f64>,
     ) -> Result<(Tensor, Tensor)> {
-        self.add_norm_impl(
-            RowNormKind::Rms,
-            residual,
-            &new_shape("add_rms_norm", normalized_shape)?,
-            [weight, None],
-            eps,
-            NormConsumer::Any,
-        )
+        let shape = new_shape("add_rms_norm", normalized_shape)?;
+        self.add_norm_impl(Rms, residual, &shape, [weight, None], eps, Any)
     }
 
     /// Computes [`add_layer_norm`](Self::add_layer_norm) for matmul-only consumers.
@@ -373,15 +364,7 @@ impl Tensor {
         bias: Option<&Tensor>,
         eps: f64,
     ) -> Result<(Tensor, Tensor)> {
-        let parameters = [Some(weight), bias];
-        self.add_norm_impl(
-            RowNormKind::Layer,
-            residual,
-            weight.shape(),
-            parameters,
-            Some(eps),
-            NormConsumer::MatmulOnly,
-        )
+        self.add_norm_impl(Layer, residual, weight.shape(), [Some(weight), bias], Some(eps), MatmulOnly)
     }
 
     /// Computes [`add_rms_norm`](Self::add_rms_norm) for matmul-only consumers.
@@ -393,14 +376,7 @@ impl Tensor {
         weight: &Tensor,
         eps: Option<f64>,
     ) -> Result<(Tensor, Tensor)> {
-        self.add_norm_impl(
-            RowNormKind::Rms,
-            residual,
-            weight.shape(),
-            [Some(weight), None],
-            eps,
-            NormConsumer::MatmulOnly,
-        )
+        self.add_norm_impl(Rms, residual, weight.shape(), [Some(weight), None], eps, MatmulOnly)
     }
 }
 

@@ -6,11 +6,34 @@ use crate::ops::prelude::*;
 use crate::ops::reduce::value_selecting_backward;
 use crate::ops::shape::cat;
 
-#[derive(Clone, Copy, Default)]
+kernel_variants! {
+    /// Operation that combines the elements.
+    enum ScanOp {
+        Sum = "sum",
+        Prod = "prod",
+        Max = "max",
+        Min = "min",
+        /// Each element plus a factor times the result before it.
+        Affine = "affine",
+    }
+}
+
+kernel_variants! {
+    /// Stage of a scan in chunks.
+    enum Stage {
+        /// Scans rows of one chunk.
+        Whole = "whole",
+        /// Computes the totals of chunks.
+        Totals = "totals",
+        /// Scans chunks, each from the totals before it.
+        Carried = "carried",
+    }
+}
+
+#[derive(Clone, Copy)]
 struct Scan<'a> {
     op: &'static str,
-    /// Combining operation: sum, prod, max, min or affine.
-    combine: &'static str,
+    combine: ScanOp,
     exclusive: bool,
     reverse: bool,
     /// Dtype of sums and products of integers and bools; `None` for i64.
@@ -71,6 +94,11 @@ struct ChunkTotals {
 }
 
 impl Scan<'_> {
+    /// Returns an inclusive scan from the first element on.
+    fn new(op: &'static str, combine: ScanOp) -> Self {
+        Self { op, combine, exclusive: false, reverse: false, result: None, factor: None }
+    }
+
     fn alloc_totals(
         &self,
         compute: DType,
@@ -80,9 +108,9 @@ impl Scan<'_> {
     ) -> Result<ChunkTotals> {
         let wide = if compute.size() == 2 { DType::F32 } else { compute };
         let second = match self.combine {
-            "max" | "min" => Some(DType::U32),
-            "affine" => Some(wide),
-            _ => None,
+            ScanOp::Max | ScanOp::Min => Some(DType::U32),
+            ScanOp::Affine => Some(wide),
+            ScanOp::Sum | ScanOp::Prod => None,
         };
         let _tag = memory::scope::enter_tag(Tag::Workspace);
         let parts = [Some(wide), second].into_iter().flatten();
@@ -95,7 +123,7 @@ impl Scan<'_> {
         let &ChunkTotals { rows, chunks: extent, .. } = totals;
         let (threads_per_row, chunk) = split_chunk_totals(rows, extent);
         let chunks = extent.div_ceil(chunk);
-        let step = |stage: &'static str, before: Option<&ChunkTotals>, to: &ChunkTotals| {
+        let step = |stage: Stage, before: Option<&ChunkTotals>, to: &ChunkTotals| {
             let spec = kernel_spec! {
                 "scan", source: "", compute: launch::shader_dtype_name(compute, device), out: "", index: "",
                 combine: self.combine, exclusive: false, reverse: false, threads_per_row, stage, level: 1usize,
@@ -111,12 +139,12 @@ impl Scan<'_> {
         };
         let out = self.alloc_totals(compute, device, rows, extent)?;
         if chunks == 1 {
-            step("whole", None, &out)?;
+            step(Stage::Whole, None, &out)?;
             return Ok(out);
         }
         let totals = self.alloc_totals(compute, device, rows, chunks)?;
-        step("totals", None, &totals)?;
-        step("carried", Some(&self.scan_totals(&totals, compute, device)?), &out)?;
+        step(Stage::Totals, None, &totals)?;
+        step(Stage::Carried, Some(&self.scan_totals(&totals, compute, device)?), &out)?;
         Ok(out)
     }
 
@@ -126,7 +154,7 @@ impl Scan<'_> {
         operation!(self.op);
         launch::check_computable(self.op, x)?;
         let d = normalize_dim(self.op, dim, x.rank())?;
-        let extreme = matches!(self.combine, "max" | "min");
+        let extreme = matches!(self.combine, ScanOp::Max | ScanOp::Min);
         let result = match x.dtype() {
             dtype if dtype.is_float() || extreme => dtype,
             _ => self.result.unwrap_or(DType::I64),
@@ -149,11 +177,11 @@ impl Scan<'_> {
         let (threads_per_row, chunk) = split_rows(rows, extent, layout.inner);
         let chunks = extent.div_ceil(chunk);
         let name = |t: &Tensor| launch::shader_dtype_name(t.dtype(), x.device());
-        let step = |stage: &'static str, before: Option<&ChunkTotals>, to: &[&Tensor]| {
+        let step = |stage: Stage, before: Option<&ChunkTotals>, to: &[&Tensor]| {
             let spec = kernel_spec! {
                 "scan", source: name(x), compute: launch::shader_dtype_name(compute, x.device()),
                 out: name(&value), index: indices.as_ref().map_or("", name), combine: self.combine,
-                exclusive: self.exclusive && stage != "totals", reverse: self.reverse, threads_per_row, stage,
+                exclusive: self.exclusive && stage != Stage::Totals, reverse: self.reverse, threads_per_row, stage,
                 level: 0usize,
             };
             let params = layout.params(x, |params| kernel_params! { ..params; chunks, chunk });
@@ -163,11 +191,11 @@ impl Scan<'_> {
         };
         let results: SmallVec<[&Tensor; 2]> = std::iter::once(&value).chain(indices.as_ref()).collect();
         if chunks == 1 {
-            step("whole", None, &results)?;
+            step(Stage::Whole, None, &results)?;
         } else {
             let totals = self.alloc_totals(compute, x.device(), rows, chunks)?;
-            step("totals", None, &totals.parts.iter().collect::<SmallVec<[&Tensor; 2]>>())?;
-            step("carried", Some(&self.scan_totals(&totals, compute, x.device())?), &results)?;
+            step(Stage::Totals, None, &totals.parts.iter().collect::<SmallVec<[&Tensor; 2]>>())?;
+            step(Stage::Carried, Some(&self.scan_totals(&totals, compute, x.device())?), &results)?;
         }
         drop(results);
         Ok((value, indices))
@@ -177,32 +205,40 @@ impl Scan<'_> {
 /// Computes the cumulative sum of one-dimensional u32 counts. Not recorded.
 #[track_caller]
 pub(crate) fn cumsum_counts(counts: &Tensor) -> Result<Tensor> {
-    Ok(Scan { op: "totals", combine: "sum", result: Some(DType::U32), ..Scan::default() }.run(counts, 0)?.0)
+    Ok(Scan { result: Some(DType::U32), ..Scan::new("totals", ScanOp::Sum) }.run(counts, 0)?.0)
 }
 
 impl Tensor {
     #[track_caller]
-    fn scan(&self, op: &'static str, combine: &'static str, dim: isize, reverse: bool) -> Result<Tensor> {
-        Ok(Scan { op, combine, reverse, ..Scan::default() }.run(self, dim)?.0)
+    fn scan(&self, op: &'static str, combine: ScanOp, dim: isize, reverse: bool) -> Result<Tensor> {
+        Ok(Scan { reverse, ..Scan::new(op, combine) }.run(self, dim)?.0)
     }
 
     /// Computes [`cumsum`](Self::cumsum) for an operation in place: integers keep their dtype, and wrap around.
     #[track_caller]
     pub(in crate::ops) fn cumsum_in_own_dtype(&self, dim: isize) -> Result<Tensor> {
-        if self.dtype().is_float() { self.cumsum(dim) } else { self.scan_integers("cumsum", "sum", dim) }
+        if self.dtype().is_float() {
+            self.cumsum(dim)
+        } else {
+            self.scan_integers("cumsum", ScanOp::Sum, dim)
+        }
     }
 
     /// Computes [`cumprod`](Self::cumprod) for an operation in place: integers keep their dtype, and wrap around.
     #[track_caller]
     pub(in crate::ops) fn cumprod_in_own_dtype(&self, dim: isize) -> Result<Tensor> {
-        if self.dtype().is_float() { self.cumprod(dim) } else { self.scan_integers("cumprod", "prod", dim) }
+        if self.dtype().is_float() {
+            self.cumprod(dim)
+        } else {
+            self.scan_integers("cumprod", ScanOp::Prod, dim)
+        }
     }
 
     #[track_caller]
-    fn scan_integers(&self, op: &'static str, combine: &'static str, dim: isize) -> Result<Tensor> {
+    fn scan_integers(&self, op: &'static str, combine: ScanOp, dim: isize) -> Result<Tensor> {
         // Totals of bools are i64.
         pointwise::check_fits_in_place(op, self.dtype(), DType::I64)?;
-        Ok(Scan { op, combine, result: Some(self.dtype()), ..Scan::default() }.run(self, dim)?.0)
+        Ok(Scan { result: Some(self.dtype()), ..Scan::new(op, combine) }.run(self, dim)?.0)
     }
 
     /// Computes the cumulative sum along `dim`. Integers and bools give i64.
@@ -212,8 +248,8 @@ impl Tensor {
     #[track_caller]
     pub fn cumsum(&self, dim: isize) -> Result<Tensor> {
         dispatch_autocast!("cumsum", [self], |x| x.cumsum(dim));
-        let out = self.scan("cumsum", "sum", dim, false)?;
-        let sum = move |x: &Tensor, reverse: bool| x.scan("cumsum", "sum", dim, reverse);
+        let out = self.scan("cumsum", ScanOp::Sum, dim, false)?;
+        let sum = move |x: &Tensor, reverse: bool| x.scan("cumsum", ScanOp::Sum, dim, reverse);
         Ok(autograd::linear_differentiable(
             "cumsum",
             out,
@@ -227,7 +263,7 @@ impl Tensor {
     #[track_caller]
     pub fn cumprod(&self, dim: isize) -> Result<Tensor> {
         dispatch_autocast!("cumprod", [self], |x| x.cumprod(dim));
-        let out = self.scan("cumprod", "prod", dim, false)?;
+        let out = self.scan("cumprod", ScanOp::Prod, dim, false)?;
         let x = self.detach();
         let saved = smallvec![SavedTensor::input(self)];
         let composed = move |x: &[Tensor]| x[0].scan_associative(dim, |a, b| a.mul(b));
@@ -235,13 +271,8 @@ impl Tensor {
             // From the end, s[r] = g[r] + x[r + 1] s[r + 1], then times the product of all elements before r.
             // No division, so zeros need no special case.
             let factor = contiguous_zero_offset(&x)?;
-            let affine = Scan {
-                op: "cumprod",
-                combine: "affine",
-                reverse: true,
-                factor: Some(&factor),
-                ..Scan::default()
-            };
+            let affine =
+                Scan { reverse: true, factor: Some(&factor), ..Scan::new("cumprod", ScanOp::Affine) };
             let (after, _) = affine.run(g, dim)?;
             Ok(smallvec![Some(x.exclusive_cumprod(dim, false)?.mul(&after)?)])
         }))
@@ -265,7 +296,7 @@ impl Tensor {
     }
 
     fn exclusive_cumprod(&self, dim: isize, reverse: bool) -> Result<Tensor> {
-        let scan = Scan { op: "prod", combine: "prod", exclusive: true, reverse, ..Scan::default() };
+        let scan = Scan { exclusive: true, reverse, ..Scan::new("prod", ScanOp::Prod) };
         Ok(scan.run(self, dim)?.0)
     }
 
@@ -275,13 +306,8 @@ impl Tensor {
         self.exclusive_cumprod(dim, false)?.mul(&self.exclusive_cumprod(dim, true)?)
     }
 
-    fn cumulative_extreme(
-        &self,
-        op: &'static str,
-        combine: &'static str,
-        dim: isize,
-    ) -> Result<(Tensor, Tensor)> {
-        let (value, indices) = Scan { op, combine, ..Scan::default() }.run(self, dim)?;
+    fn cumulative_extreme(&self, op: &'static str, combine: ScanOp, dim: isize) -> Result<(Tensor, Tensor)> {
+        let (value, indices) = Scan::new(op, combine).run(self, dim)?;
         let Some(indices) = indices else {
             return Err(Error::argument(op, "gives values and indices")); // invariant: extremes have indices
         };
@@ -426,13 +452,13 @@ impl Tensor {
     /// Returns the cumulative maximum along `dim` and its index (i64), the last of equal elements.
     #[track_caller]
     pub fn cummax(&self, dim: isize) -> Result<(Tensor, Tensor)> {
-        self.cumulative_extreme("cummax", "max", dim)
+        self.cumulative_extreme("cummax", ScanOp::Max, dim)
     }
 
     /// Returns the cumulative minimum along `dim` and its index (i64), the last of equal elements.
     #[track_caller]
     pub fn cummin(&self, dim: isize) -> Result<(Tensor, Tensor)> {
-        self.cumulative_extreme("cummin", "min", dim)
+        self.cumulative_extreme("cummin", ScanOp::Min, dim)
     }
 }
 

@@ -1,12 +1,12 @@
 //! Variance, norms and log-sum-exp: reductions in two passes, or of powers.
 
 use crate::ops::prelude::*;
-use crate::ops::reduce::{ReduceArgs, ReduceDims, ReduceOp, reduce, reduce_float};
+use crate::ops::reduce::{Combine, ReduceArgs, ReduceDims, ReduceOp, reduce, reduce_float};
 use crate::tensor::shape::reduction_dims;
 use crate::tensor::{IntoDims, Tensor};
 
 const fn power_sum(map: &'static str, post: &'static str, math: &'static [&'static str]) -> ReduceOp {
-    ReduceOp { name: "norm", map, combine: "sum", post, math_files: math, empty_value: Some(0.0) }
+    ReduceOp { name: "norm", map, combine: Combine::Sum, post, math_files: math, empty_value: Some(0.0) }
 }
 
 static MEAN: ReduceOp = power_sum("v", "acc / T(p.args.x)", &[]);
@@ -26,11 +26,12 @@ static NORM_1: ReduceOp = power_sum("abs(v)", "acc", &[]);
 static NORM_2: ReduceOp = power_sum("v * v", "sqrt(acc)", &[]);
 static NORM_P: ReduceOp =
     power_sum("m_pow(abs(v), p.args.x)", "m_pow(acc, p.args.y)", &["base", "exp", "log", "pow"]);
-static NORM_MAX: ReduceOp = ReduceOp { combine: "max", ..power_sum("abs(v)", "acc", &[]) };
-static NORM_MIN: ReduceOp = ReduceOp { combine: "min", empty_value: None, ..power_sum("abs(v)", "acc", &[]) };
+static NORM_MAX: ReduceOp = ReduceOp { combine: Combine::Max, ..power_sum("abs(v)", "acc", &[]) };
+static NORM_MIN: ReduceOp =
+    ReduceOp { combine: Combine::Min, empty_value: None, ..power_sum("abs(v)", "acc", &[]) };
 static LOGSUMEXP_MAX: ReduceOp = ReduceOp {
     name: "logsumexp",
-    combine: "max",
+    combine: Combine::Max,
     empty_value: Some(f64::NEG_INFINITY),
     ..power_sum("v", "acc", &[])
 };
@@ -71,14 +72,10 @@ impl Tensor {
         reduce(&MEAN, self, axes, true, self.dtype(), dtype, extra)
     }
 
+    /// Computes the variance, or with `root` the deviation.
     #[track_caller]
-    fn var_or_std(
-        &self,
-        op: &'static ReduceOp,
-        dims: &[isize],
-        correction: f64,
-        keepdim: bool,
-    ) -> Result<Tensor> {
+    fn var_or_std(&self, root: bool, dims: &[isize], correction: f64, keepdim: bool) -> Result<Tensor> {
+        let op = if root { &STD } else { &VAR };
         operation!(op.name);
         fail_if!(!self.dtype().is_float();
             dtype(op.name, self.dtype()), "takes floats; cast with `to_dtype`");
@@ -94,7 +91,7 @@ impl Tensor {
             DType::F64 if freedom.fract() != 0.0 => {
                 let _no_grad = autograd::no_grad();
                 let out = reduce_with(&VAR, 1.0)?.div(freedom)?;
-                if op.name == "std" { out.sqrt()? } else { out }
+                if root { out.sqrt()? } else { out }
             }
             _ => reduce_with(op, freedom)?,
         };
@@ -104,7 +101,6 @@ impl Tensor {
             true => freedom,
             false => axes.elements_per_output as f64 - correction,
         };
-        let root = op.name == "std";
         let (x, y) = (SavedTensor::input(self), root.then(|| SavedTensor::output(&out)));
         Ok(autograd::differentiable_unary(op.name, out, self, move |g, wants| {
             let dtype = g.dtype();
@@ -138,15 +134,13 @@ impl Tensor {
     /// A dimension is out of range or repeated, or the dtype is not a float.
     #[track_caller]
     pub fn var(&self, dims: impl IntoDims, correction: f64, keepdim: bool) -> Result<Tensor> {
-        let dims = &reduction_dims(dims)[..];
-        self.var_or_std(&VAR, dims, correction, keepdim)
+        self.var_or_std(false, &reduction_dims(dims), correction, keepdim)
     }
 
     /// Computes the square root of [`var`](Self::var).
     #[track_caller]
     pub fn std(&self, dims: impl IntoDims, correction: f64, keepdim: bool) -> Result<Tensor> {
-        let dims = &reduction_dims(dims)[..];
-        self.var_or_std(&STD, dims, correction, keepdim)
+        self.var_or_std(true, &reduction_dims(dims), correction, keepdim)
     }
 
     /// Computes the variance and the mean.

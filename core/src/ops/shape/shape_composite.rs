@@ -23,15 +23,13 @@ pub fn hstack(tensors: &[impl AsRef<Tensor>]) -> Result<Tensor> {
 /// Concatenates tensors along dimension 0. Tensors with fewer than two dimensions become rows.
 #[track_caller]
 pub fn vstack(tensors: &[impl AsRef<Tensor>]) -> Result<Tensor> {
-    let tensors = &as_refs(tensors)[..];
-    map_and_cat(tensors, 0, Tensor::atleast_2d)
+    map_and_cat(&as_refs(tensors), 0, Tensor::atleast_2d)
 }
 
 /// Concatenates tensors along dimension 2. Tensors with fewer than three dimensions are stacked along it.
 #[track_caller]
 pub fn dstack(tensors: &[impl AsRef<Tensor>]) -> Result<Tensor> {
-    let tensors = &as_refs(tensors)[..];
-    map_and_cat(tensors, 2, Tensor::atleast_3d)
+    map_and_cat(&as_refs(tensors), 2, Tensor::atleast_3d)
 }
 
 /// Concatenates tensors along dimension 1. Tensors with fewer than two dimensions become columns.
@@ -172,9 +170,6 @@ impl Tensor {
     }
 
     /// Rotates the plane of two dimensions by `k` quarter turns, from the first dimension towards the second.
-    ///
-    /// # Errors
-    /// The dimensions are equal or out of range.
     #[track_caller]
     pub fn rot90(&self, k: isize, dims: [isize; 2]) -> Result<Tensor> {
         let [first, second] = dims;
@@ -248,9 +243,6 @@ impl Tensor {
 
     /// Sums the products over `dims` of `self` and `other_dims` of `other`, which have the same extents:
     /// PyTorch's `tensordot`. The result has the other dimensions of `self`, then those of `other`.
-    ///
-    /// # Errors
-    /// The dimensions do not fit, are out of range or repeated, or the operation does not support the types.
     #[track_caller]
     pub fn tensordot(
         &self,

@@ -286,9 +286,6 @@ impl Tensor {
     }
 
     /// Returns the diagonal of two dimensions, `offset` above the main one, as the last dimension.
-    ///
-    /// # Errors
-    /// A dimension is out of range, or both are equal.
     pub fn diagonal(&self, offset: isize, dim1: isize, dim2: isize) -> Result<Tensor> {
         let (a, b) =
             (normalize_dim("diagonal", dim1, self.rank())?, normalize_dim("diagonal", dim2, self.rank())?);
@@ -374,9 +371,6 @@ impl Tensor {
 
     /// Splits one dimension before these indices: PyTorch's `tensor_split` with indices. Negative indices
     /// count from the end, and a part that ends before its start is empty.
-    ///
-    /// # Errors
-    /// The rank is 0.
     pub fn tensor_split_at(&self, indices: &[isize], dim: isize) -> Result<Vec<Tensor>> {
         let extent = self.checked_split_extent(dim)?;
         let resolve_bound = |&i: &isize| match i {

@@ -110,9 +110,6 @@ impl Tensor {
     }
 
     /// Reports whether all elements are [close](Self::isclose). The host reads the result.
-    ///
-    /// # Errors
-    /// A capture is active. See also [`isclose`](Self::isclose).
     #[track_caller]
     pub fn allclose(&self, other: &Tensor, options: &IsCloseOptions) -> Result<bool> {
         Ok(self.isclose(other, options)?.all((), false)?.item()? != 0.0)
