@@ -35,7 +35,9 @@ pub mod cuda {
 }
 
 #[cfg(feature = "wgpu")]
-pub use forebay_wgpu::{WgpuDeviceExt, WgpuOptions, WgpuSlice, WgpuTensorExt, wgpu};
+pub use forebay_wgpu::{
+    WgpuDeviceExt, WgpuOptions, WgpuSlice, WgpuTensorExt, request_wgpu_device, wgpu, wgpu_device_descriptor,
+};
 
 mod open_device;
 
