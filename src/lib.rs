@@ -19,7 +19,8 @@
 //! ```
 
 pub use forebay_core::{
-    amp, autograd, backend, capture, device, dtype, error, func, future, memory, ops, profile, stream, tensor,
+    amp, autograd, backend, capture, device, dlpack_capsules, dtype, error, func, future, memory, ops,
+    profile, stream, tensor,
 };
 #[doc(hidden)]
 pub use forebay_core::{forward_backend, platform, variables};
