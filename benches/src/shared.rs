@@ -18,6 +18,7 @@ pub(crate) fn open_shared(own: &Device) -> Result<Device> {
     let descriptor = wgpu::DeviceDescriptor::default();
     let (device, queue) = pollster::block_on(request_wgpu_device(&adapter, &descriptor))?;
     let shared = Device::from_wgpu(&adapter, &device, &queue)?;
+    eprintln!("shared: {}", shared.info());
     if shared.info().features != info.features {
         eprintln!("the features differ: {:?}, shared {:?}", info.features, shared.info().features);
     }
