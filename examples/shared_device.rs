@@ -4,13 +4,13 @@
 //! `cargo run --example shared_device`
 
 use forebay::prelude::*;
-use forebay::wgpu;
+use forebay::{request_wgpu_device, wgpu};
 
 async fn run() -> anyhow::Result<()> {
-    // The program's own objects: an adapter, a device and a queue.
+    // The program's own objects: an adapter, a device and a queue. The device has what makes kernels fast.
     let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle_from_env());
     let adapter = instance.request_adapter(&wgpu::RequestAdapterOptions::default()).await?;
-    let (device, queue) = adapter.request_device(&wgpu::DeviceDescriptor::default()).await?;
+    let (device, queue) = request_wgpu_device(&adapter, &wgpu::DeviceDescriptor::default()).await?;
 
     let shared = Device::from_wgpu(&adapter, &device, &queue)?;
     println!("{}", shared.info());

@@ -19,7 +19,8 @@
 //! ```
 
 pub use forebay_core::{
-    amp, autograd, backend, capture, device, dtype, error, func, future, memory, ops, profile, stream, tensor,
+    amp, autograd, backend, capture, device, dlpack_capsules, dtype, error, func, future, memory, ops,
+    profile, stream, tensor,
 };
 #[doc(hidden)]
 pub use forebay_core::{forward_backend, platform, variables};
@@ -35,7 +36,9 @@ pub mod cuda {
 }
 
 #[cfg(feature = "wgpu")]
-pub use forebay_wgpu::{WgpuDeviceExt, WgpuOptions, WgpuSlice, WgpuTensorExt, wgpu};
+pub use forebay_wgpu::{
+    WgpuDeviceExt, WgpuOptions, WgpuSlice, WgpuTensorExt, request_wgpu_device, wgpu, wgpu_device_descriptor,
+};
 
 mod open_device;
 

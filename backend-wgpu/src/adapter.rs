@@ -50,7 +50,7 @@ pub(crate) struct AdapterCandidate {
 }
 
 impl AdapterCandidate {
-    fn new(adapter: wgpu::Adapter) -> Self {
+    pub(crate) fn new(adapter: wgpu::Adapter) -> Self {
         let info = adapter.get_info();
         let unavailable_reason = unavailable_reason(&adapter);
         Self { adapter, info, unavailable_reason }
@@ -223,10 +223,12 @@ pub(crate) fn share(
     }
     backend.info_mut().features = features;
     finish_probes(&mut backend)?;
-    let reason = match enabled.contains(MATRIX_FEATURES) {
-        true => candidate.matrix_units_unavailable_reason().or_else(|| probe_matrix_units(&mut backend)),
-        false => Some("the program's device has no cooperative matrices".to_owned()),
-    };
+    let reason = candidate.matrix_units_unavailable_reason().or_else(|| {
+        if enabled.contains(MATRIX_FEATURES) {
+            return probe_matrix_units(&mut backend);
+        }
+        Some("the program's device has no cooperative matrices: open it by `request_wgpu_device`".to_owned())
+    });
     describe_matrix_path(&mut backend, reason);
     Ok(backend)
 }
@@ -341,9 +343,23 @@ pub(crate) fn probe_features(probes: &[probe::TypeProbe]) -> wgpu::Features {
     probes.iter().fold(wgpu::Features::empty(), |all, probe| all | probe.feature)
 }
 
-/// Describes a device with the features that need no probe, and those of `probed`.
+/// Describes a device with the features that need no probe, those of `probed`, and matrix units.
 pub(crate) fn device_descriptor(
     candidate: &AdapterCandidate,
+    probed: wgpu::Features,
+) -> wgpu::DeviceDescriptor<'static> {
+    let mut descriptor = portable_descriptor(&candidate.adapter, probed);
+    if candidate.matrix_units_unavailable_reason().is_none() {
+        descriptor.required_features |= MATRIX_FEATURES;
+    }
+    // SAFETY: of the experimental features only cooperative matrices are requested; a probe tests them.
+    descriptor.experimental_features = unsafe { wgpu::ExperimentalFeatures::enabled() };
+    descriptor
+}
+
+/// Describes a device like [`device_descriptor`], without experimental features.
+pub(crate) fn portable_descriptor(
+    adapter: &wgpu::Adapter,
     probed: wgpu::Features,
 ) -> wgpu::DeviceDescriptor<'static> {
     let requested_features = wgpu::Features::SUBGROUP
@@ -356,28 +372,33 @@ pub(crate) fn device_descriptor(
         | wgpu::Features::IMMEDIATES
         // Host memory that the device accesses in copies: see `alloc_host`.
         | wgpu::Features::MAPPABLE_PRIMARY_BUFFERS;
-    let mut features = candidate.adapter.features() & requested_features;
+    let mut features = adapter.features() & requested_features;
     if !probed.contains(wgpu::Features::SHADER_INT64) {
         features.remove(
             wgpu::Features::SHADER_INT64_ATOMIC_MIN_MAX | wgpu::Features::SHADER_INT64_ATOMIC_ALL_OPS,
         );
     }
-    features |= probed;
-    if candidate.matrix_units_unavailable_reason().is_none() {
-        features |= MATRIX_FEATURES;
-    }
     wgpu::DeviceDescriptor {
         label: Some("forebay"),
-        required_features: features,
+        required_features: features | probed,
         // All that the adapter supports: wgpu's defaults are 256 MiB and eight bindings.
-        required_limits: candidate.adapter.limits(),
+        required_limits: adapter.limits(),
         memory_hints: wgpu::MemoryHints::Manual {
             suballocated_device_memory_block_size: SUBALLOCATION_BLOCK..SUBALLOCATION_BLOCK,
         },
-        // SAFETY: of the experimental features only cooperative matrices are requested; a probe tests them.
-        experimental_features: unsafe { wgpu::ExperimentalFeatures::enabled() },
         ..wgpu::DeviceDescriptor::default()
     }
+}
+
+/// Opens the device of a description with matrix units of bf16. `None` if the description or the driver has none.
+pub(crate) fn request_with_bfloat16(
+    candidate: &AdapterCandidate,
+    descriptor: &wgpu::DeviceDescriptor<'_>,
+) -> Option<(wgpu::Device, wgpu::Queue)> {
+    let has_matrix_units = descriptor.required_features.contains(MATRIX_FEATURES);
+    (has_matrix_units && vulkan::knows_bfloat16(&candidate.adapter))
+        .then(|| vulkan::request_device_with_bfloat16(&candidate.adapter, descriptor))
+        .flatten()
 }
 
 /// Returns the error of an adapter that cannot be opened.
@@ -391,11 +412,7 @@ pub(crate) fn open_error(candidate: &AdapterCandidate, index: usize, message: &s
 /// Opens the device with the features that need no probe, and those of `probed`.
 fn request_device(candidate: &AdapterCandidate, index: usize, probed: wgpu::Features) -> Result<WgpuBackend> {
     let descriptor = device_descriptor(candidate, probed);
-    let has_matrix_units = descriptor.required_features.contains(MATRIX_FEATURES);
-    let with_bfloat16 = (has_matrix_units && vulkan::knows_bfloat16(&candidate.adapter))
-        .then(|| vulkan::request_device_with_bfloat16(&candidate.adapter, &descriptor))
-        .flatten();
-    let (device, queue) = match with_bfloat16 {
+    let (device, queue) = match request_with_bfloat16(candidate, &descriptor) {
         Some(opened) => opened,
         None => platform::request_device(&candidate.adapter, &descriptor)
             .map_err(|message| open_error(candidate, index, &message))?,

@@ -30,6 +30,7 @@ mod platform;
 mod prepared;
 mod probe;
 mod recorder;
+mod request;
 mod shared;
 mod spirv;
 mod staging;
@@ -40,5 +41,6 @@ mod vulkan;
 
 pub use adapter::WgpuDeviceInfo;
 pub use backend::WgpuBackend;
+pub use request::{request_wgpu_device, wgpu_device_descriptor};
 pub use shared::{WgpuDeviceExt, WgpuOptions, WgpuSlice, WgpuTensorExt};
 pub use wgpu;

@@ -43,6 +43,8 @@ static SHARED_DEVICES: Mutex<Vec<WeakDevice>> = Mutex::new(Vec::new());
 pub trait WgpuDeviceExt: Sized {
     /// Uses a device that the program opened, with the features and limits that it has. WebGPU's minimum
     /// (`wgpu::Limits::default()`, no features) suffices; more features make kernels faster.
+    /// [`request_wgpu_device`](crate::request_wgpu_device) and
+    /// [`wgpu_device_descriptor`](crate::wgpu_device_descriptor) request all that make a difference.
     ///
     /// Registering a device again returns the same [`Device`] while it is open. The program's error callbacks stay as
     /// they are; Forebay's errors are returned by its own calls. Forebay frees its own buffers when the last tensor

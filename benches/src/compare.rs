@@ -42,11 +42,20 @@ fn group_by_key(lines: impl IntoIterator<Item = Value>) -> BTreeMap<[String; 3],
     map
 }
 
-/// Formats a row for each of our lines, compared with the peer's lines of the same work and our CUDA line of the same
-/// variant. A ratio above 1 means that our line is better.
+/// Returns the backend with which our lines of a backend are compared.
+fn reference_backend(backend: &str) -> Option<&'static str> {
+    match backend {
+        "cuda" => None,
+        "wgpu-shared" => Some("wgpu"),
+        _ => Some("cuda"),
+    }
+}
+
+/// Formats a row for each of our lines, compared with the peer's lines of the same work and our line of the same
+/// variant on the reference backend. A ratio above 1 means that our line is better.
 fn format_rows(ours: &[Value], peers: Vec<Value>) -> Vec<String> {
     let peers = group_by_key(peers);
-    let cuda = group_by_key(ours.iter().filter(|line| str_field(line, "backend") == "cuda").cloned());
+    let own = group_by_key(ours.iter().cloned());
     let row = |line: &Value| {
         let (name, up, value) = metric(line)?;
         let ratio = |other: f64| format!("{:.3}", if up { value / other } else { other / value });
@@ -59,13 +68,13 @@ fn format_rows(ours: &[Value], peers: Vec<Value>) -> Vec<String> {
             .collect();
         let peer: Vec<String> = cells.iter().map(|(v, x)| format!("{x:.1} {v}").trim().to_owned()).collect();
         let ratios: Vec<String> = cells.iter().map(|(_, x)| ratio(*x)).collect();
-        let on_cuda = match str_field(line, "backend") {
-            "cuda" => None,
-            _ => cuda.get(&bench_key(line)),
+        let reference = reference_backend(str_field(line, "backend"));
+        let is_reference = |found: &&Value| {
+            Some(str_field(found, "backend")) == reference
+                && str_field(found, "variant") == str_field(line, "variant")
         };
-        let on_cuda =
-            on_cuda.into_iter().flatten().find(|c| str_field(c, "variant") == str_field(line, "variant"));
-        let of_cuda = on_cuda.and_then(other).map(ratio);
+        let to_reference = own.get(&bench_key(line)).into_iter().flatten().find(is_reference);
+        let to_reference = to_reference.and_then(other).map(ratio);
         let [bench, shape, dtype] = bench_key(line);
         let kind = match str_field(line, "variant") {
             "" => dtype,
@@ -76,19 +85,21 @@ fn format_rows(ours: &[Value], peers: Vec<Value>) -> Vec<String> {
             str_field(line, "backend"),
             peer.join(", "),
             ratios.join(", "),
-            of_cuda.unwrap_or_default()
+            to_reference.unwrap_or_default()
         ))
     };
     ours.iter().filter_map(row).collect()
 }
 
-/// Prints a table that compares our lines with the peer's, and lines of other backends with ours on CUDA.
-pub(crate) fn print_table(ours: &[PathBuf], peer: &Path) -> Result<()> {
+/// Prints a table that compares our lines with the peer's, lines of other backends with ours on CUDA, and lines of a
+/// shared device with those of an own device.
+pub(crate) fn print_table(ours: &[PathBuf], peer: Option<&Path>) -> Result<()> {
     let ours = ours.iter().map(|path| read_lines(path)).collect::<Result<Vec<_>>>()?.concat();
     println!(
-        "| work | shape | type | backend | forebay | peer | ratio | to CUDA |\n|---|---|---|---|---|---|---|---|"
+        "| work | shape | type | backend | forebay | peer | ratio | to CUDA or own device |\n|---|---|---|---|---|---|---|---|"
     );
-    format_rows(&ours, read_lines(peer)?).iter().for_each(|row| println!("{row}"));
+    let peers = peer.map(read_lines).transpose()?.unwrap_or_default();
+    format_rows(&ours, peers).iter().for_each(|row| println!("{row}"));
     Ok(())
 }
 
@@ -105,6 +116,7 @@ mod tests {
             line("cuda", "bf16", 10.0),
             line("cuda", "bf16_captured", 8.0),
             line("wgpu", "bf16_captured", 80.0),
+            line("wgpu-shared", "bf16_captured", 100.0),
         ];
         let rows = format_rows(&ours, vec![line("cuda", "bf16", 30.0), line("cuda", "bf16_compile", 20.0)]);
         let start = "| gpt | 8x1024 | bf16";
@@ -117,6 +129,9 @@ mod tests {
                 ),
                 format!(
                     "{start}_captured | wgpu | 80.0 median_ms | 30.0 bf16, 20.0 bf16_compile | 0.375, 0.250 | 0.100 |"
+                ),
+                format!(
+                    "{start}_captured | wgpu-shared | 100.0 median_ms | 30.0 bf16, 20.0 bf16_compile | 0.300, 0.200 | 0.800 |"
                 ),
             ]
         );

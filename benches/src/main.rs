@@ -24,6 +24,7 @@ mod ops;
 mod recurrent;
 mod resize;
 mod scatter;
+mod shared;
 mod timing;
 mod vision;
 
@@ -50,6 +51,10 @@ enum Command {
         /// and vision write next to it.
         #[arg(long)]
         profile: Option<PathBuf>,
+        /// Runs each group on a wgpu device, and then on a device of the same adapter that a program shares
+        /// (`Device::from_wgpu`). The backend of the second line is `wgpu-shared`.
+        #[arg(long)]
+        shared_device: bool,
         /// Only groups with one of these names: matmul, elementwise, reduce, order, scatter, resize, rows, attention,
         /// alloc, eager, copies, mlp, recurrent, vision, gpt, models; `models/unet` and `gpt/medium` are single models.
         only: Vec<String>,
@@ -86,13 +91,13 @@ enum Command {
         /// Only cases whose name contains one of these.
         only: Vec<String>,
     },
-    /// Prints a table that compares our lines with the peer's lines for the same work.
+    /// Prints a table that compares our lines with the peer's lines for the same work, and with each other.
     Compare {
         /// Files of our lines.
         ours: Vec<PathBuf>,
         /// File of the peer's lines.
         #[arg(long)]
-        peer: PathBuf,
+        peer: Option<PathBuf>,
     },
 }
 
@@ -117,10 +122,12 @@ fn main() -> Result<()> {
         Ok(device)
     };
     match Cli::parse().command {
-        Command::Run { device, tiny, profile, only } => {
+        Command::Run { device, tiny, profile, shared_device, only } => {
             let device = open(device)?;
             check_models(&only)?;
-            let bench = Bench::new(&device, tiny, profile).only(only);
+            let shared = shared_device.then(|| shared::open_shared(&device)).transpose()?;
+            let bench = Bench::new(&device, tiny, profile).only(only.clone());
+            let shared = shared.as_ref().map(|device| Bench::new(device, tiny, None).only(only).shared());
             type Group = fn(&Bench<'_>) -> Result<()>;
             let groups: [(&str, Group); 16] = [
                 ("matmul", ops::matmul),
@@ -141,8 +148,12 @@ fn main() -> Result<()> {
                 ("models", models::models),
             ];
             for (name, group) in groups {
-                if bench.wants_group(name) {
-                    group(&bench)?;
+                for bench in [Some(&bench), shared.as_ref()].into_iter().flatten() {
+                    if bench.wants_group(name) {
+                        group(bench)?;
+                        // Both devices are one card.
+                        bench.device.pool().empty_cache()?;
+                    }
                 }
             }
             Ok(())
@@ -158,6 +169,6 @@ fn main() -> Result<()> {
         Command::Curve { folder, device, steps, tiny } => {
             loss_curve::write_loss_curves(&open(device)?, &folder, steps, tiny)
         }
-        Command::Compare { ours, peer } => compare::print_table(&ours, &peer),
+        Command::Compare { ours, peer } => compare::print_table(&ours, peer.as_deref()),
     }
 }

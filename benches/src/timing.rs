@@ -17,6 +17,8 @@ pub(crate) struct Bench<'a> {
     profile: Option<PathBuf>,
     /// Names of groups, or `group/row`; empty for all.
     only: Vec<String>,
+    /// If true, the device is one that a program opened.
+    is_shared: bool,
 }
 
 /// Times of an operation in milliseconds.
@@ -41,12 +43,17 @@ pub(crate) fn median(mut values: Vec<f64>) -> f64 {
 
 impl<'a> Bench<'a> {
     pub(crate) fn new(device: &'a Device, tiny: bool, profile: Option<PathBuf>) -> Self {
-        Self { device, tiny, profile, only: Vec::new() }
+        Self { device, tiny, profile, only: Vec::new(), is_shared: false }
     }
 
     /// Restricts the run to these groups, or rows named `group/row`.
     pub(crate) fn only(self, only: Vec<String>) -> Self {
         Self { only, ..self }
+    }
+
+    /// Marks the lines as those of a shared device.
+    pub(crate) fn shared(self) -> Self {
+        Self { is_shared: true, ..self }
     }
 
     /// Returns true if the group, or a row of it, is to run.
@@ -140,7 +147,9 @@ impl<'a> Bench<'a> {
     pub(crate) fn emit_line(&self, bench: &str, shape: &str, dtype: &str, fields: Value) {
         let mut line = Map::new();
         line.insert("peer".into(), json!("forebay"));
-        line.insert("backend".into(), json!(self.device.info().backend));
+        let backend = self.device.info().backend;
+        let backend = if self.is_shared { format!("{backend}-shared") } else { backend.to_owned() };
+        line.insert("backend".into(), json!(backend));
         line.insert("bench".into(), json!(bench));
         line.insert("shape".into(), json!(shape));
         line.insert("dtype".into(), json!(dtype));

@@ -1,7 +1,9 @@
-//! `cargo xtask app`: opens the window of examples/app, or tests it on a virtual screen.
+//! `cargo xtask app`: opens the window of examples/app, or tests it without a window and on a virtual screen.
 //!
-//! The test clicks with a real pointer of the X server, and reads the pixels from the server's own memory. The
+//! The test of the window clicks with a real pointer of the X server, and reads the pixels from the server's memory. The
 //! application prints its state, and where the plane and the slider are.
+
+mod offscreen;
 
 use crate::environment::Environment;
 use crate::process;
@@ -33,26 +35,50 @@ pub(crate) fn run(workspace: &Workspace, setup: &Setup, args: &[String]) -> Resu
     process::run_foreground(command.args(args))
 }
 
-/// Tests the application on lavapipe. Without a virtual screen or lavapipe, the test is skipped.
+/// Tests the application on lavapipe, without which the test is skipped. The window also needs a virtual screen.
 pub(crate) fn test(workspace: &Workspace, setup: &Setup) -> Result<bool> {
-    let (Ok(xvfb), Ok(lavapipe)) = (setup.ensure_xvfb(), setup.ensure_lavapipe()) else {
-        println!("SKIPPED  the application: Xvfb or lavapipe is missing, see above");
-        println!("0 passed, 0 failed, 1 skipped");
+    let Ok(lavapipe) = setup.ensure_lavapipe() else {
+        println!("SKIPPED  the application: lavapipe is missing, see above");
+        println!("0 passed, 0 failed, 2 skipped");
         return Ok(true);
     };
     let start = Instant::now();
     let program = build(workspace, "debug", &[])?;
     println!("the application was built in {:.0} s", start.elapsed().as_secs_f64());
-    let screen = Screen::start(&workspace.target_dir().join("app/screen"), xvfb.environment)?;
-    let app = RunningApp::start(&program, &screen, &lavapipe.environment)?;
+    let folder = workspace.target_dir().join("app");
     let mut tally = Tally::default();
-    let checked = check_all(&app, &screen, &mut tally);
-    if let Err(error) = &checked {
-        println!("FAILED  {error:#}");
-        tally += Tally::from_bool(false);
+    let checked = offscreen::check(&program, &folder, &lavapipe.environment, |name, passed| {
+        count_check(&mut tally, name, passed);
+    });
+    count_error(&mut tally, checked);
+    match setup.ensure_xvfb() {
+        Ok(xvfb) => {
+            let screen = Screen::start(&folder.join("screen"), xvfb.environment)?;
+            let app = RunningApp::start(&program, &screen, &lavapipe.environment)?;
+            let checked = check_all(&app, &screen, &mut tally);
+            count_error(&mut tally, checked);
+        }
+        Err(_) => {
+            println!("SKIPPED  the window: Xvfb is missing, see above");
+            tally += Tally { skipped: 1, ..Tally::default() };
+        }
     }
-    println!("{} passed, {} failed", tally.passed, tally.failed);
+    println!("{} passed, {} failed, {} skipped", tally.passed, tally.failed, tally.skipped);
     Ok(tally.failed == 0)
+}
+
+/// Prints and counts a check.
+fn count_check(tally: &mut Tally, name: &str, passed: bool) {
+    println!("{}  {name}", if passed { "passed" } else { "FAILED" });
+    *tally += Tally::from_bool(passed);
+}
+
+/// Prints and counts an error that ended the checks.
+fn count_error(tally: &mut Tally, checked: Result<()>) {
+    if let Err(error) = checked {
+        println!("FAILED  {error:#}");
+        *tally += Tally::from_bool(false);
+    }
 }
 
 /// Builds the application, and returns the program.
@@ -67,10 +93,7 @@ fn build(workspace: &Workspace, profile: &str, args: &[&str]) -> Result<PathBuf>
 
 /// Runs all checks in one run of the application.
 fn check_all(app: &RunningApp, screen: &Screen, tally: &mut Tally) -> Result<()> {
-    let mut check = |name: &str, passed: bool| {
-        println!("{}  {name}", if passed { "passed" } else { "FAILED" });
-        *tally += Tally::from_bool(passed);
-    };
+    let mut check = |name: &str, passed: bool| count_check(tally, name, passed);
     let first = app.wait_for("the first steps", |state| state.steps > 0 && state.loss.is_finite())?;
     println!("step {}: loss {:.4}, {} points", first.steps, first.loss, first.points);
     let learnt = app.wait_for("a lower loss", |state| state.loss < LEARNT * first.loss);

@@ -59,7 +59,7 @@ enum Command {
     },
     /// Open a window in which a network learns while you draw
     App {
-        /// Click in it on a virtual screen instead, with a software driver
+        /// Test it with a software driver instead: without a window, and by clicks on a virtual screen
         #[arg(long)]
         test: bool,
         #[command(flatten)]

@@ -17,6 +17,14 @@ use crate::error::{Error, Result, fail, fail_if};
 use crate::runtime::device::Device;
 use crate::runtime::stream::Access;
 
+mod capsule;
+mod request;
+
+#[doc(hidden)]
+pub use capsule::refused_capsule;
+pub use capsule::{CAPSULE_NAME, USED_CAPSULE_NAME};
+pub use request::DlpackRequest;
+
 /// Device type of host memory (`kDLCPU`).
 pub const DL_CPU: i32 = 1;
 /// Device type of CUDA devices (`kDLCUDA`).
@@ -434,11 +442,8 @@ impl Tensor {
     /// `stream` is a stream of the same device and context (a `CUstream`; 1 and 2 name the default ones) that outlives
     /// the export.
     pub unsafe fn to_dlpack_on_stream(&self, stream: u64) -> Result<DlpackTensor> {
-        self.export(Some(stream), |device| {
-            let backend = foreign_queue("to_dlpack", device)?;
-            // SAFETY: the caller's promise.
-            unsafe { require_foreign("to_dlpack", device, &backend)?.signal_stream(stream) }
-        })
+        // SAFETY: the caller's promise.
+        unsafe { self.export_ordered(Some(stream)) }
     }
 
     fn export(&self, stream: Option<u64>, order: impl FnOnce(&Device) -> Result<()>) -> Result<DlpackTensor> {

@@ -73,7 +73,8 @@ impl App {
         Self::open(state, options).map_err(|error| error.to_string())
     }
 
-    fn open(state: &eframe::egui_wgpu::RenderState, options: Options) -> Result<Self> {
+    /// Opens a wgpu device of egui for tensors.
+    pub(crate) fn open(state: &eframe::egui_wgpu::RenderState, options: Options) -> Result<Self> {
         let settings = Settings { class: 0, width: 64, budget_mib: 64, is_training: true };
         // Small segments, so that the pool follows a budget of some MiB closely.
         let memory = Config {
@@ -164,6 +165,29 @@ impl App {
         Ok(true)
     }
 
+    /// Trains, and shows the window's contents.
+    pub(crate) fn show(&mut self, ui: &mut Ui) {
+        self.train(ui.ctx());
+        self.rates.count_frame(self.training.steps);
+        let frame = egui::Frame::central_panel(ui.style()).inner_margin(16);
+        egui::Panel::right("panel").exact_size(300.0).resizable(false).frame(frame).show(ui, |ui| {
+            self.report.slider = self.show_panel(ui);
+        });
+        if let Some(failure) = &self.failure {
+            egui::Panel::bottom("failure").frame(frame).show(ui, |ui| {
+                ui.colored_label(ERROR_COLOR, &failure.text);
+            });
+        }
+        egui::CentralPanel::default().frame(frame).show(ui, |ui| self.show_plane(ui));
+        self.report.budget_mib = self.settings.budget_mib;
+        self.report.end_frame(ui.ctx(), self.points.len(), &self.training, self.failure.as_ref());
+    }
+
+    /// Returns the rectangle of the plane in the last frame.
+    pub(crate) fn plane(&self) -> Rect {
+        self.report.plane
+    }
+
     /// Shows the plane, and adds points where the user clicks or drags.
     fn show_plane(&mut self, ui: &mut Ui) {
         let space = ui.available_rect_before_wrap();
@@ -211,24 +235,12 @@ impl App {
 
 impl eframe::App for App {
     fn ui(&mut self, ui: &mut Ui, _: &mut eframe::Frame) {
-        self.train(ui.ctx());
-        self.rates.count_frame(self.training.steps);
-        let frame = egui::Frame::central_panel(ui.style()).inner_margin(16);
-        egui::Panel::right("panel").exact_size(300.0).resizable(false).frame(frame).show(ui, |ui| {
-            self.report.slider = self.show_panel(ui);
-        });
-        if let Some(failure) = &self.failure {
-            egui::Panel::bottom("failure").frame(frame).show(ui, |ui| {
-                ui.colored_label(ERROR_COLOR, &failure.text);
-            });
-        }
-        egui::CentralPanel::default().frame(frame).show(ui, |ui| self.show_plane(ui));
-        self.report.budget_mib = self.settings.budget_mib;
-        self.report.end_frame(ui.ctx(), self.points.len(), &self.training, self.failure.as_ref());
+        self.show(ui);
     }
 }
 
-fn to_window(plane: Rect, [x, y]: [f32; 2]) -> Pos2 {
+/// Returns the position in the window of a position in the plane.
+pub(crate) fn to_window(plane: Rect, [x, y]: [f32; 2]) -> Pos2 {
     plane.center() + vec2(x, y) * plane.size() / 2.0
 }
 

@@ -1,7 +1,7 @@
 //! Output for the test (`cargo xtask app --test`), and screenshots of the window.
 
 use std::fs::File;
-use std::io::BufWriter;
+use std::io::{BufWriter, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -99,11 +99,16 @@ impl Report {
     }
 }
 
-fn save(picture: &ColorImage, path: &Path) -> image::ImageResult<()> {
+/// Writes a picture as PPM if the name ends in `.ppm`, else as PNG.
+pub(crate) fn save(picture: &ColorImage, path: &Path) -> image::ImageResult<()> {
     let [width, height] = picture.size.map(|side| side as u32);
     let pixels =
         picture.pixels.iter().flat_map(|color| [color.r(), color.g(), color.b()]).collect::<Vec<u8>>();
-    let file = BufWriter::new(File::create(path)?);
+    let mut file = BufWriter::new(File::create(path)?);
+    if path.extension().is_some_and(|extension| extension == "ppm") {
+        write!(file, "P6\n{width} {height}\n255\n")?;
+        return Ok(file.write_all(&pixels)?);
+    }
     let encoder = PngEncoder::new_with_quality(file, CompressionType::Best, FilterType::Adaptive);
     encoder.write_image(&pixels, width, height, image::ExtendedColorType::Rgb8)
 }

@@ -12,7 +12,7 @@ use forebay::memory::Tag;
 use forebay::tensor::Tensor;
 use forebay::tensor::dlpack::{
     DL_CPU, DL_CUDA, DL_IS_COPIED, DlDataType, DlDevice, DlManagedTensorVersioned, DlPackVersion, DlTensor,
-    DlpackTensor,
+    DlpackRequest, DlpackTensor,
 };
 
 use super::host_reference::ensure_values;
@@ -25,6 +25,10 @@ tests![
     memory_is_shared_without_a_copy,
     memory_of_the_program_is_used_and_returned,
     unsuitable_tensors_are_refused,
+    consumers_get_the_export_that_they_request,
+    requests_that_cannot_be_met_are_refused,
+    producers_are_asked_for_memory_that_the_device_takes,
+    capsules_return_their_tensor_once,
     ndarrays_convert_in_both_directions,
 ];
 
@@ -225,6 +229,183 @@ fn unsuitable_tensors_are_refused(device: &Device) -> Result<()> {
     }
     // SAFETY: null is refused.
     ensure!(unsafe { DlpackTensor::from_raw(ptr::null_mut()) }.is_err(), "null was taken");
+    Ok(())
+}
+
+/// Request of a consumer of DLPack 1.0.
+fn request() -> DlpackRequest {
+    DlpackRequest { max_version: Some((1, 0)), ..DlpackRequest::default() }
+}
+
+fn consumers_get_the_export_that_they_request(device: &Device) -> Result<()> {
+    let own = device.dlpack_device();
+    let values = [1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0];
+    let x = Tensor::from_slice(&values, [2, 3], device)?;
+    let host = Some((DL_CPU, 0));
+    let (refused, wanted) = (Some(false), Some(true));
+    let is_on_host = own.device_type == DL_CPU;
+    // Device of the request, wish for a copy, and whether a copy comes.
+    for (dl_device, copy, is_copied) in [
+        (host, None, true),
+        (host, wanted, true),
+        (None, wanted, true),
+        (None, None, is_on_host),
+        (Some(own.into()), None, is_on_host),
+        (None, refused, false),
+    ] {
+        if is_on_host && copy == refused {
+            continue;
+        }
+        let stream = if is_on_host { None } else { Some(device.dlpack_stream()?.try_into()?) };
+        let wish = DlpackRequest { stream, dl_device, copy, ..request() };
+        // SAFETY: the stream is the device's own.
+        let exported = unsafe { x.to_dlpack_for(wish) }?;
+        let expected = dl_device.map_or(own, DlDevice::from);
+        ensure!(exported.tensor().device == expected, "{wish:?}: {:?}", exported.tensor().device);
+        ensure!((exported.flags() & DL_IS_COPIED != 0) == is_copied, "{wish:?}: flags {}", exported.flags());
+        let back = import(exported, device)?;
+        back.mul_(2.0)?;
+        let is_shared = x.to_vec::<f32>()? != values;
+        ensure!(is_shared != is_copied, "{wish:?}: the memory is shared: {is_shared}");
+        back.mul_(0.5)?;
+        ensure!(
+            back.to_vec::<f32>()? == values && x.to_vec::<f32>()? == values,
+            "{wish:?}: the contents differ"
+        );
+    }
+    // A view in another order is copied, unless the consumer refuses.
+    // SAFETY: no stream is named, and the export is complete when the test reads it.
+    let turned = unsafe { x.t()?.to_dlpack_for(request()) }?;
+    ensure!(turned.flags() & DL_IS_COPIED != 0, "a view was exported as it is");
+    device.synchronize()?;
+    ensure!(import(turned, device)?.to_vec::<f32>()? == [1.0, 4.0, 2.0, 5.0, 3.0, 6.0], "the view");
+    Ok(())
+}
+
+fn requests_that_cannot_be_met_are_refused(device: &Device) -> Result<()> {
+    let x = Tensor::ones([2, 3], DType::F32, device)?;
+    let check = |x: &Tensor, wish: DlpackRequest, expected: &str| -> Result<()> {
+        // SAFETY: the request is refused before a stream is used.
+        let error = unsafe { x.to_dlpack_for(wish) }.err();
+        let message = error.with_context(|| format!("{wish:?} was met"))?.to_string();
+        ensure!(message.contains(expected), "{wish:?}: expected `{expected}`, got `{message}`");
+        Ok(())
+    };
+    check(&x, DlpackRequest::default(), "max_version=(1, 0)")?;
+    check(&x, DlpackRequest { max_version: Some((0, 8)), ..request() }, "max_version=(1, 0)")?;
+    check(&x, DlpackRequest { dl_device: Some((10, 3)), ..request() }, "device 3 of DLPack's type 10")?;
+    let copy = Some(false);
+    check(&x, DlpackRequest { dl_device: Some((DL_CPU, 0)), copy, ..request() }, "refuses copies")?;
+    check(&Tensor::ones([4], DType::F32, device)?.to_leaf()?, request(), "detach")?;
+    if device.dlpack_device().device_type == DL_CPU {
+        return Ok(());
+    }
+    check(&x, DlpackRequest { stream: Some(0), ..request() }, "stream is 0")?;
+    check(&x, DlpackRequest { stream: Some(-2), ..request() }, "stream is -2")?;
+    check(&x.t()?, DlpackRequest { copy, ..request() }, "contiguous")
+}
+
+fn producers_are_asked_for_memory_that_the_device_takes(device: &Device) -> Result<()> {
+    let own = device.dlpack_device();
+    ensure!(device.dlpack_request((DL_CPU, 0))? == request(), "host memory needs no request");
+    let elsewhere = DlpackRequest { dl_device: Some((DL_CPU, 0)), ..request() };
+    ensure!(device.dlpack_request((10, 3))? == elsewhere, "another device's memory");
+    if own.device_type != DL_CPU {
+        let stream = Some(i64::try_from(device.dlpack_stream()?)?);
+        ensure!(device.dlpack_request(own.into())? == DlpackRequest { stream, ..request() }, "own memory");
+    }
+    // A producer that meets the request gives a tensor that the device takes.
+    let x = Tensor::from_slice(&[1.0f32, 2.0], [2], device)?;
+    // SAFETY: the stream is the device's own.
+    let exported = unsafe { x.to_dlpack_for(device.dlpack_request(own.into())?) }?;
+    ensure!(import(exported, device)?.to_vec::<f32>()? == [1.0, 2.0], "the contents differ");
+    Ok(())
+}
+
+/// Python's functions of capsules, without Python.
+#[allow(non_snake_case, reason = "the names are those of Python's C API")]
+mod fake_python {
+    use std::ffi::{CStr, c_char, c_int, c_void};
+    use std::ptr;
+
+    type Destructor = unsafe extern "C" fn(*mut PyObject);
+
+    pub(super) struct PyObject {
+        pointer: *mut c_void,
+        name: *const c_char,
+        destructor: Option<Destructor>,
+    }
+
+    pub(super) unsafe extern "C" fn PyCapsule_New(
+        pointer: *mut c_void,
+        name: *const c_char,
+        destructor: Option<Destructor>,
+    ) -> *mut PyObject {
+        Box::into_raw(Box::new(PyObject { pointer, name, destructor }))
+    }
+
+    pub(super) unsafe extern "C" fn PyCapsule_IsValid(object: *mut PyObject, name: *const c_char) -> c_int {
+        // SAFETY: the object is alive, and both names are strings.
+        unsafe { (CStr::from_ptr((*object).name) == CStr::from_ptr(name)).into() }
+    }
+
+    pub(super) unsafe extern "C" fn PyCapsule_GetPointer(
+        object: *mut PyObject,
+        name: *const c_char,
+    ) -> *mut c_void {
+        // SAFETY: as above.
+        unsafe {
+            match PyCapsule_IsValid(object, name) {
+                1 => (*object).pointer,
+                _ => ptr::null_mut(),
+            }
+        }
+    }
+
+    pub(super) unsafe extern "C" fn PyCapsule_SetName(object: *mut PyObject, name: *const c_char) -> c_int {
+        // SAFETY: as above.
+        unsafe { (*object).name = name };
+        0
+    }
+
+    /// Frees an object, as Python does when the last reference is dropped.
+    pub(super) unsafe fn free(object: *mut PyObject) {
+        // SAFETY: the object is alive, and its destructor runs once.
+        unsafe {
+            if let Some(destructor) = (*object).destructor {
+                destructor(object);
+            }
+            drop(Box::from_raw(object));
+        }
+    }
+}
+
+forebay::dlpack_capsules!(mod capsule, super::fake_python);
+
+fn capsules_return_their_tensor_once(device: &Device) -> Result<()> {
+    static RETURNED: AtomicUsize = AtomicUsize::new(0);
+    let create = || -> Result<*mut fake_python::PyObject> {
+        let raw = Producer::publish(&[1.0, 2.0], &[2], &[], 0, &RETURNED);
+        // SAFETY: the producer follows `dlpack.h`, and the capsule owns its tensor.
+        Ok(unsafe { capsule::create(DlpackTensor::from_raw(raw)?) })
+    };
+    let returned = || RETURNED.load(Ordering::Relaxed);
+    // SAFETY: each object is alive until it is freed.
+    unsafe {
+        let unused = create()?;
+        ensure!(returned() == 0, "an unused capsule returned its tensor early");
+        fake_python::free(unused);
+        ensure!(returned() == 1, "an unused capsule returned its tensor {} times", returned());
+
+        let used = create()?;
+        let tensor = capsule::take(used)?;
+        let again = capsule::take(used).err().context("a tensor was taken twice")?.to_string();
+        ensure!(again.contains("pass it once"), "{again}");
+        fake_python::free(used);
+        ensure!(returned() == 1, "a used capsule returned its tensor");
+        ensure!(import(tensor, device)?.to_vec::<f32>()? == [1.0, 2.0], "the contents differ");
+        ensure!(returned() == 2, "the tensor was returned {} times", returned());
+    }
     Ok(())
 }
 

@@ -12,7 +12,7 @@ use forebay::nn::{Linear, Module};
 use forebay::optim::{Optimizer, Sgd};
 use forebay::tensor::Tensor;
 use forebay::wgpu::{self, BufferUsages, TextureFormat, TextureUsages};
-use forebay::{WgpuDeviceExt, WgpuTensorExt};
+use forebay::{WgpuDeviceExt, WgpuTensorExt, request_wgpu_device, wgpu_device_descriptor};
 
 use super::asynchronous::block_on;
 use super::{skip, tests};
@@ -31,6 +31,8 @@ tests![
     the_backward_pass_notices_the_programs_writes,
     textures_become_tensors_and_tensors_textures,
     training_on_webgpus_minimum_equals_training_on_an_own_device,
+    a_requested_device_has_the_abilities_of_an_own_device,
+    a_requested_device_keeps_the_programs_description,
 ];
 
 /// Device that a program opened for itself.
@@ -521,29 +523,84 @@ fn textures_become_tensors_and_tensors_textures(device: &Device) -> Result<()> {
     Ok(())
 }
 
+/// Trains a small network from a fixed seed, and returns the losses.
+fn train(device: &Device) -> Result<Vec<f64>> {
+    device.manual_seed(3);
+    let (first, second) = (Linear::new(20, 32, device)?, Linear::new(32, 4, device)?);
+    let mut optimizer = Sgd::new([first.parameters(), second.parameters()].concat(), 0.1);
+    let x = Tensor::randn([64, 20], DType::F32, device)?;
+    let y = Tensor::from_slice(&(0..64).map(|i| i % 4).collect::<Vec<i64>>(), [64], device)?;
+    (0..5)
+        .map(|_| {
+            let loss = second.forward(&first.forward(&x)?.relu()?)?.cross_entropy(&y)?;
+            loss.backward()?;
+            optimizer.step()?;
+            optimizer.zero_grad();
+            Ok(loss.item()?)
+        })
+        .collect()
+}
+
 fn training_on_webgpus_minimum_equals_training_on_an_own_device(device: &Device) -> Result<()> {
     let shared = Program::on(device)?.share()?;
     let limits = shared.info().limits;
     ensure!(limits.max_bindings == 8 && limits.max_binding_bytes == 128 << 20, "{limits:?}");
-    let losses = |device: &Device| -> Result<Vec<f64>> {
-        device.manual_seed(3);
-        let (first, second) = (Linear::new(20, 32, device)?, Linear::new(32, 4, device)?);
-        let mut optimizer = Sgd::new([first.parameters(), second.parameters()].concat(), 0.1);
-        let x = Tensor::randn([64, 20], DType::F32, device)?;
-        let y = Tensor::from_slice(&(0..64).map(|i| i % 4).collect::<Vec<i64>>(), [64], device)?;
-        (0..5)
-            .map(|_| {
-                let loss = second.forward(&first.forward(&x)?.relu()?)?.cross_entropy(&y)?;
-                loss.backward()?;
-                optimizer.step()?;
-                optimizer.zero_grad();
-                Ok(loss.item()?)
-            })
-            .collect()
-    };
-    let (minimum, own) = (losses(&shared)?, losses(device)?);
+    let (minimum, own) = (train(&shared)?, train(device)?);
     for (a, b) in minimum.iter().zip(&own) {
         ensure!((a - b).abs() <= 1e-5 * b.abs(), "{minimum:?} and {own:?}");
     }
+    Ok(())
+}
+
+/// Kernels depend on the features, the limits and the paths. The description for wgpu's own request lacks the matrix
+/// units alone.
+fn a_requested_device_has_the_abilities_of_an_own_device(device: &Device) -> Result<()> {
+    let adapter = Program::on(device)?.adapter;
+    let own = device.info();
+    let descriptor = wgpu::DeviceDescriptor::default();
+    let (opened, queue) = block_on(request_wgpu_device(&adapter, &descriptor))?;
+    let shared = Device::from_wgpu(&adapter, &opened, &queue)?;
+    let info = shared.info();
+    ensure!(info.features == own.features, "{:?} and {:?}", info.features, own.features);
+    ensure!(info.limits == own.limits, "{:?} and {:?}", info.limits, own.limits);
+    ensure!(info.paths == own.paths, "{:?} and {:?}", info.paths, own.paths);
+    ensure!(train(&shared)? == train(device)?, "the losses differ");
+
+    let descriptor = wgpu_device_descriptor(&adapter);
+    let experimental = descriptor.required_features & wgpu::Features::all_experimental_mask();
+    ensure!(experimental.is_empty(), "a request needs consent for {experimental:?}");
+    let (opened, queue) = block_on(adapter.request_device(&descriptor))?;
+    let shared = Device::from_wgpu(&adapter, &opened, &queue)?;
+    let mut features = own.features;
+    (features.cooperative_f16, features.cooperative_bf16) = (false, false);
+    ensure!(shared.info().features == features, "{:?} and {features:?}", shared.info().features);
+    ensure!(shared.info().limits == own.limits, "{:?} and {:?}", shared.info().limits, own.limits);
+    Ok(())
+}
+
+fn a_requested_device_keeps_the_programs_description(device: &Device) -> Result<()> {
+    let adapter = Program::on(device)?.adapter;
+    let request =
+        |descriptor: &wgpu::DeviceDescriptor<'_>| block_on(request_wgpu_device(&adapter, descriptor));
+    let known = wgpu_device_descriptor(&adapter).required_features;
+    let optional = adapter.features() - known - wgpu::Features::all_experimental_mask();
+    let Some(feature) = optional.iter().next() else {
+        return skip("the adapter has no feature that kernels do not use");
+    };
+    let required_limits = wgpu::Limits { max_color_attachments: 4, ..wgpu::Limits::default() };
+    let descriptor =
+        wgpu::DeviceDescriptor { required_features: feature, required_limits, ..Default::default() };
+    let (opened, _) = request(&descriptor)?;
+    ensure!(opened.features().contains(known | feature), "{:?} lack {feature:?}", opened.features());
+    ensure!(opened.limits().max_color_attachments >= 4, "{:?}", opened.limits());
+
+    let required_features = wgpu::Features::EXPERIMENTAL_RAY_QUERY;
+    let error = request(&wgpu::DeviceDescriptor { required_features, ..Default::default() }).err();
+    let error = error.context("an experimental feature needs no consent")?.to_string();
+    ensure!(error.contains("EXPERIMENTAL_RAY_QUERY") && error.contains("experimental_features"), "{error}");
+    let required_limits = wgpu::Limits { max_bind_groups: u32::MAX, ..wgpu::Limits::default() };
+    let error = request(&wgpu::DeviceDescriptor { required_limits, ..Default::default() }).err();
+    let error = error.context("the adapter has any number of groups")?.to_string();
+    ensure!(error.contains(&adapter.get_info().name) && error.contains("max_bind_groups"), "{error}");
     Ok(())
 }
