@@ -167,24 +167,30 @@ impl VirtualAddressSpace {
     fn grant_access(&self, pieces: &[PageMapping]) -> Result<(), SourceError> {
         // Held until the pieces are known, so that a new peer misses none of them.
         let access = &mut *self.access.lock_unpoisoned();
-        let allowed: Vec<CUmemLocation> = [self.location].into_iter().chain(access.peers.clone()).collect();
         for run in pieces.chunk_by(|a, b| a.to + a.bytes == b.to) {
-            set_access(run[0].to, run.iter().map(|piece| piece.bytes).sum(), &allowed)?;
+            let (address, bytes) = (run[0].to, run.iter().map(|piece| piece.bytes).sum());
+            set_access(address, bytes, &[self.location])?;
+            // Memory must not fail for the sake of copies, which the driver can lead through host memory.
+            if !access.peers.is_empty()
+                && let Err(error) = set_access(address, bytes, &access.peers)
+            {
+                log::warn!("copies from other cards to new memory go through host memory: {error}");
+                access.peers.clear();
+            }
         }
         access.mapped.extend(pieces.iter().map(|piece| (piece.to, piece.bytes)));
         Ok(())
     }
 
-    /// Lets another device access all memory, mapped now or later.
+    /// Lets another device access all memory, mapped now or later. Called again for each new context of the device.
     pub(crate) fn add_peer(&self, device: DeviceHandle) -> Result<(), SourceError> {
         self.context.make_current()?;
         let access = &mut *self.access.lock_unpoisoned();
-        if access.peers.iter().any(|peer| peer.id == device.raw) {
-            return Ok(());
-        }
         let peer = device_location(device);
         access.mapped.iter().try_for_each(|(&address, &bytes)| set_access(address, bytes, &[peer]))?;
-        access.peers.push(peer);
+        if access.peers.iter().all(|known| known.id != device.raw) {
+            access.peers.push(peer);
+        }
         Ok(())
     }
 

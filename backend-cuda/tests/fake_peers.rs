@@ -117,6 +117,33 @@ on_fake! {
         assert_eq!(count_calls("staged copy from 0 to 1"), 1);
     }
 
+    memory_without_rights_for_the_other_card_is_used_nevertheless(
+        Driver, "FAKE_CUDA_DEVICES" = "2", "FAKE_CUDA_FAIL" = "cuMemSetAccess:2:6"
+    ) {
+        let [first, second] = two_devices();
+        let small = Tensor::from_slice(&[1.0_f32, 2.0], [2], &first).unwrap();
+        assert_eq!(small.to_device(&second).unwrap().to_vec::<f32>().unwrap(), [1.0, 2.0]);
+        let n = 16 * PAGE as usize;
+        let large = Tensor::from_slice(&vec![7u8; n], [n], &first).unwrap();
+        let copy = large.to_device(&second).unwrap();
+        assert!(copy.to_vec::<u8>().unwrap().iter().all(|&byte| byte == 7));
+        let path = |path: &str| count_calls(&format!("{path} copy from 0 to 1"));
+        assert_eq!((path("direct"), path("staged")), (1, 1));
+    }
+
+    a_device_that_is_opened_again_gets_its_link_back(Driver, "FAKE_CUDA_DEVICES" = "2") {
+        let [first, second] = two_devices();
+        let x = Tensor::from_slice(&[1.0_f32, 2.0], [2], &first).unwrap();
+        let y = x.to_device(&second).unwrap();
+        drop((x, first));
+        let first = Device::with_config(open_index(0), Config::default());
+        let z = y.to_device(&first).unwrap();
+        assert_eq!(z.device(), &first);
+        assert_eq!(z.to_device(&second).unwrap().to_vec::<f32>().unwrap(), [1.0, 2.0]);
+        assert_eq!(count_calls("direct copy from 0 to 1"), 2);
+        assert_eq!(count_calls("cuDeviceCanAccessPeer"), 3, "once for each pair of contexts");
+    }
+
     a_device_that_is_lost_during_a_copy_is_an_error(
         Driver, "FAKE_CUDA_DEVICES" = "2", "FAKE_CUDA_FAIL" = "cuMemcpyPeerAsync:700:1"
     ) {

@@ -72,7 +72,7 @@ static Piece pieces[4096];
 enum { DEVICES = 16 };
 static size_t used[DEVICES];
 // A context is the element of its device. `peers`: bits of the devices whose plain memory it may access.
-static struct { unsigned peers; } contexts[DEVICES];
+static struct { unsigned peers; int retained; } contexts[DEVICES];
 // The device of the current context, from 1, or 0.
 static __thread int mine;
 
@@ -289,8 +289,21 @@ int cuDeviceCanAccessPeer(int *can, int device, int other) {
     *can = device != other && number("FAKE_CUDA_LINK", 1);
     return OK;
 }
-int cuDevicePrimaryCtxRetain(void **context, int device) { ENTER(); *context = &contexts[device]; return OK; }
-int cuDevicePrimaryCtxRelease_v2(int device) { (void)device; ENTER(); return OK; }
+int cuDevicePrimaryCtxRetain(void **context, int device) {
+    ENTER();
+    contexts[device].retained++;
+    *context = &contexts[device];
+    return OK;
+}
+// With its last handle, a context loses its rights to the memory of other devices.
+int cuDevicePrimaryCtxRelease_v2(int device) {
+    ENTER();
+    if (--contexts[device].retained) return OK;
+    contexts[device].peers = 0;
+    for (int i = 0; i < 4096; i++)
+        if (pieces[i].kind == MAPPED && pieces[i].device != device) pieces[i].access &= ~(1u << device);
+    return OK;
+}
 int cuCtxSetCurrent(void *context) {
     ENTER();
     mine = 1 + (int)((char *)context - (char *)contexts) / (int)sizeof *contexts;
