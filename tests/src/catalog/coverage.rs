@@ -44,7 +44,7 @@ const NON_OPERATIONS: &[(&str, &str)] = &[
     ("view", "a view: the topic `tensors`"),
     ("full_like", "makes or moves a tensor: the topic `tensors`"),
     ("ones", "makes or moves a tensor: the topic `tensors`"),
-    ("to_device", "makes or moves a tensor: the topic `tensors`"),
+    ("to_device", "moves a tensor: the topic `two_devices`"),
     ("zeros_like", "makes or moves a tensor: the topic `tensors`"),
     ("add_layer_norm_low_precision", "for `forebay-nn` alone"),
     ("add_rms_norm_low_precision", "for `forebay-nn` alone"),
