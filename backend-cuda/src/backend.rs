@@ -379,8 +379,8 @@ impl CudaBackend {
         Ok(accepted)
     }
 
-    /// Enqueues a copy from another device in its stream, like PyTorch. Events order the streams of both devices, so that
-    /// the source waits until `dst` is free, and this queue until the copy is complete.
+    /// Enqueues a copy from another device in its stream, like PyTorch. Events order the streams of both devices. The
+    /// source waits until `dst` is free, and this queue until the copy is complete.
     fn enqueue_peer_copy(&self, dst: Slice, source: &Self, src: Slice) -> Result<PeerCopy> {
         let (to, from) = (&*self.device, &*source.device);
         let path = to.links.get_or_open(&from.context, &to.context, to.address_space.as_ref())?;
