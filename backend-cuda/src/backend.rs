@@ -1,5 +1,6 @@
 //! The backend: one device, with one stream for each of its queues.
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -8,7 +9,7 @@ use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use forebay_core::backend::{
     AttentionCall, Backend, Command, CommandSequence, DeviceInfo, DeviceMemory, DeviceProcess, Event,
     Features, Fence, ForeignAccess, KernelId, KernelLibrary, KernelSource, Launch, LibraryFeatures, Limits,
-    MAX_QUEUES, MatmulCall, PageRemap, PeakRates, PendingDownload, SegmentId, SegmentSource, Slice,
+    MAX_QUEUES, MatmulCall, PageRemap, PeakRates, PeerCopy, PendingDownload, SegmentId, SegmentSource, Slice,
     SourceError, SourceLimits, TimestampId,
 };
 use forebay_core::environment;
@@ -27,6 +28,7 @@ use crate::graph::{Graph, GraphCapture, GraphNode};
 use crate::kernels::{KernelRegistry, MAX_BINDINGS, MAX_PARAM_BYTES, SubmitStatus};
 use crate::launch_batcher::LaunchBatcher;
 use crate::nvtx::set_nvtx;
+use crate::peer::PeerLinks;
 use crate::processes;
 use crate::settings::{self, bool_from_env};
 use crate::sgemm_small::GemmKernels;
@@ -53,6 +55,8 @@ struct CudaDevice {
     fences: FenceTracker,
     events: EventTracker,
     timestamps: Timestamps,
+    /// Links from other cards.
+    links: PeerLinks,
     /// Declared before the kernels, so that graphs are dropped before the code that they launch.
     queues: [OnceLock<Arc<CudaQueue>>; MAX_QUEUES as usize],
     kernels: KernelRegistry,
@@ -306,6 +310,7 @@ impl CudaBackend {
             fences: FenceTracker::default(),
             events: EventTracker::default(),
             timestamps: Timestamps::default(),
+            links: PeerLinks::default(),
             kernels: KernelRegistry::new(arch, DiskCache::from_env()),
             attention: AttentionKernels::default(),
             gemm: GemmKernels::new(context.sm_count),
@@ -372,6 +377,33 @@ impl CudaBackend {
             queue.drain_deferred(device, false)?;
         }
         Ok(accepted)
+    }
+
+    /// Enqueues a copy from another device in its stream, like PyTorch. Events order the streams of both devices. The
+    /// source waits until `dst` is free, and this queue until the copy is complete.
+    fn enqueue_peer_copy(&self, dst: Slice, source: &Self, src: Slice) -> Result<PeerCopy> {
+        let (to, from) = (&*self.device, &*source.device);
+        let path = to.links.get_or_open(&from.context, &to.context, to.address_space.as_ref())?;
+        let (to_stream, from_stream) = (self.drained_stream()?, source.drained_stream()?);
+        let (dst, src, bytes) = (slice_address(dst), slice_address(src), dst.bytes.min(src.bytes));
+        let enqueued = (|| {
+            let free = to.events.record(to_stream)?;
+            to.events.wait(from_stream, free)?;
+            if from.context.device == to.context.device {
+                // SAFETY: the core has checked that the slices lie inside their segments, which differ.
+                unsafe { from_stream.copy(dst, src, bytes) }?;
+            } else {
+                // SAFETY: as above; each slice is memory of its device.
+                unsafe { from_stream.copy_to_peer(dst, &to.context, src, bytes) }?;
+            }
+            let copied = from.events.record(from_stream)?;
+            from.events.wait(to_stream, copied)
+        })();
+        // Also after an error: the copy may have been enqueued.
+        from.fences.mark_enqueued();
+        to.fences.mark_enqueued();
+        enqueued?;
+        Ok(path)
     }
 
     /// Captures commands in a graph; `None` if one of the commands, or the driver, declines.
@@ -560,6 +592,13 @@ impl Backend for CudaBackend {
         self.submit(&Command::Copy { dst, src }).map(drop)
     }
 
+    fn copy_from_peer(&self, dst: Slice, source: &dyn Backend, src: Slice) -> Result<PeerCopy> {
+        match source.as_any().and_then(|source| source.downcast_ref()) {
+            Some(source) => self.enqueue_peer_copy(dst, source, src),
+            None => Ok(PeerCopy::Declined),
+        }
+    }
+
     fn fill(&self, dst: Slice, word: u32) -> Result<()> {
         if dst.bytes == 0 {
             return Ok(());
@@ -604,6 +643,10 @@ impl Backend for CudaBackend {
             call: "cuMemFreeHost",
             detail: format!("no host memory is allocated at {:#x}", segment.0),
         }))
+    }
+
+    fn as_any(&self) -> Option<&dyn Any> {
+        Some(self)
     }
 
     fn foreign_access(&self) -> Option<&dyn ForeignAccess> {

@@ -38,7 +38,7 @@ pub(crate) struct Context {
     /// Number of multiprocessors.
     pub(crate) sm_count: u32,
     /// Never reused, so that a thread cannot mistake a new context for a destroyed one.
-    id: u64,
+    pub(crate) id: u64,
 }
 
 /// Declares handles of the driver that may be used from every thread.
@@ -90,6 +90,17 @@ impl Context {
         // SAFETY: writes two sizes.
         check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) })?;
         Ok((free as u64, total as u64))
+    }
+
+    /// Lets work of this context access plain allocations of another device's context. Memory with a mapping of its
+    /// own is not included. Other libraries of the process may have done so before.
+    pub(crate) fn enable_peer_access(&self, owner: &Self) -> Result<(), SourceError> {
+        self.make_current()?;
+        // SAFETY: both contexts are retained for as long as their owners live.
+        match unsafe { sys::cuCtxEnablePeerAccess(owner.raw, 0) } {
+            CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(()),
+            code => check("cuCtxEnablePeerAccess", code),
+        }
     }
 
     /// Waits for all work of the context, also that of other libraries.
@@ -247,6 +258,25 @@ impl Stream {
         let raw = self.flushed_handle()?;
         // SAFETY: the caller's promise.
         check("cuMemcpyAsync", unsafe { sys::cuMemcpyAsync(dst, src, bytes as usize, raw) })
+    }
+
+    /// Enqueues a copy from this stream's device to memory of another device's context. The driver uses the link
+    /// between the devices if it may access the memory over the link, and host memory otherwise.
+    ///
+    /// # Safety
+    /// `src` lies inside memory of this stream's context, and `dst` inside memory of `owner`.
+    pub(crate) unsafe fn copy_to_peer(
+        &self,
+        dst: u64,
+        owner: &Context,
+        src: u64,
+        bytes: u64,
+    ) -> Result<(), SourceError> {
+        let raw = self.flushed_handle()?;
+        // SAFETY: the caller's promise; both contexts are retained by their owners.
+        check("cuMemcpyPeerAsync", unsafe {
+            sys::cuMemcpyPeerAsync(dst, owner.raw, src, self.context.raw, bytes as usize, raw)
+        })
     }
 
     /// Enqueues setting `words` 32-bit words.

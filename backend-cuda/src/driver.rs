@@ -50,9 +50,11 @@ pub enum CudaUnavailable {
 }
 
 /// All functions of the driver that this crate calls.
-const SYMBOLS: [&str; 54] = [
+const SYMBOLS: [&str; 57] = [
+    "cuCtxEnablePeerAccess",
     "cuCtxSetCurrent",
     "cuCtxSynchronize",
+    "cuDeviceCanAccessPeer",
     "cuDeviceGet",
     "cuDeviceGetAttribute",
     "cuDeviceGetCount",
@@ -94,6 +96,7 @@ const SYMBOLS: [&str; 54] = [
     "cuMemcpyAsync",
     "cuMemcpyDtoHAsync_v2",
     "cuMemcpyHtoDAsync_v2",
+    "cuMemcpyPeerAsync",
     "cuMemsetD32Async",
     "cuModuleGetFunction",
     "cuModuleLoadData",
@@ -171,7 +174,7 @@ impl Driver {
 }
 
 /// A device that is not opened yet.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DeviceHandle {
     pub(crate) raw: CUdevice,
 }
@@ -183,6 +186,14 @@ impl DeviceHandle {
         // SAFETY: writes one int; `self.raw` came from cuDeviceGet.
         check("cuDeviceGetAttribute", unsafe { sys::cuDeviceGetAttribute(&mut value, attribute, self.raw) })?;
         Ok(u32::try_from(value).unwrap_or(0))
+    }
+
+    /// Reports whether kernels and copies of this device may access memory of another one.
+    pub(crate) fn can_access(self, other: Self) -> Result<bool, SourceError> {
+        let mut can = 0;
+        // SAFETY: writes one int; both handles came from cuDeviceGet.
+        check("cuDeviceCanAccessPeer", unsafe { sys::cuDeviceCanAccessPeer(&mut can, self.raw, other.raw) })?;
+        Ok(can != 0)
     }
 
     /// Returns the card's name.

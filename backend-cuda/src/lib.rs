@@ -13,6 +13,7 @@
 //!   `FOREBAY_CUDA_VMM=0`, segments are plain allocations, and the limits say so.
 //! - `fences` assigns ids to points of a stream; `staging` copies through page-locked memory.
 //! - `foreign` shares memory with other CUDA libraries of the process, ordered by events.
+//! - `peer` opens links between two cards, over which tensors are copied without the host.
 //! - `launch_batcher` launches small kernels several at once, which costs the driver less.
 //! - `graph` holds the commands of a captured step, which the driver then runs as one graph.
 //! - `processes` asks NVML which processes use a device.
@@ -47,6 +48,7 @@ mod libraries;
 mod native_kernels;
 pub mod nvrtc;
 mod nvtx;
+mod peer;
 mod processes;
 mod settings;
 pub mod sgemm_small;
@@ -59,7 +61,7 @@ mod virtual_memory;
 
 pub use backend::CudaBackend;
 pub use driver::CudaUnavailable;
-pub use libraries::{CudaDeviceInfo, LibraryInfo, libraries, probe};
+pub use libraries::{CudaDeviceInfo, LibraryInfo, can_device_access_peer, libraries, probe};
 pub use native_kernels::NativeKernel;
 pub use nvtx::{NvtxUnavailable, set_nvtx};
 pub use settings::{allow_tf32, portable_kernels, set_allow_tf32, set_portable_kernels};

@@ -31,6 +31,13 @@ pub fn probe() -> Vec<Result<CudaDeviceInfo, CudaUnavailable>> {
     }
 }
 
+/// Reports whether a device may access the memory of another one, over NVLink or PCIe: PyTorch's
+/// `torch.cuda.can_device_access_peer`. Copies between such devices do not pass through host memory.
+pub fn can_device_access_peer(device: usize, peer: usize) -> Result<bool, CudaUnavailable> {
+    let driver = Driver::load()?;
+    Ok(driver.device(device)?.can_access(driver.device(peer)?)?)
+}
+
 fn describe_device(driver: Driver, index: usize) -> Result<CudaDeviceInfo, CudaUnavailable> {
     let device = driver.device(index)?;
     let managed = Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;

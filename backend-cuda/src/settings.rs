@@ -5,13 +5,14 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use forebay_core::environment;
 
 /// Environment variables that are `0` or `1`.
-pub(crate) const BOOL_VARIABLES: [&str; 6] = [
+pub(crate) const BOOL_VARIABLES: [&str; 7] = [
     "FOREBAY_CUBLASLT_AUTOTUNE",
     "FOREBAY_PORTABLE_KERNELS",
     "FOREBAY_NVTX",
     "FOREBAY_CUDA_VMM",
     "FOREBAY_CUDA_PDL",
     "FOREBAY_CUDA_BATCH_LAUNCHES",
+    "FOREBAY_CUDA_PEER",
 ];
 
 static ALLOW_TF32: AtomicBool = AtomicBool::new(false);

@@ -4,7 +4,7 @@
 //! memory, and unmapping frees the memory. A remap to another address retains the handle through the driver.
 //! A step that fails undoes the ones before it.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 
 use cudarc::driver::sys::{self, CUmemAccessDesc, CUmemAllocationProp, CUmemLocation};
@@ -12,7 +12,7 @@ use forebay_core::backend::{SourceError, VirtualMemory};
 use forebay_core::sync::LockUnpoisoned;
 
 use crate::context::Context;
-use crate::driver::{check, check_alloc};
+use crate::driver::{DeviceHandle, check, check_alloc};
 
 /// The address space of one device.
 #[derive(Debug)]
@@ -22,6 +22,16 @@ pub(crate) struct VirtualAddressSpace {
     pub(crate) limits: VirtualMemory,
     /// Lengths of the reserved ranges, which the driver requires when a range is freed.
     reservations: Mutex<HashMap<u64, usize>>,
+    access: Mutex<AccessState>,
+}
+
+/// Mappings of a device's memory, and the devices that may access the memory.
+#[derive(Debug, Default)]
+struct AccessState {
+    /// Lengths of the mapped pieces by address.
+    mapped: BTreeMap<u64, u64>,
+    /// Other devices with access.
+    peers: Vec<CUmemLocation>,
 }
 
 /// Returns properties of memory: pinned, on one device, not shared with other processes.
@@ -47,8 +57,7 @@ impl VirtualAddressSpace {
         if context.device.attribute(attribute)? == 0 {
             return Ok(None);
         }
-        let type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
-        let location = CUmemLocation { type_, id: context.device.raw };
+        let location = device_location(context.device);
         let mut granularity = 0;
         let minimum = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
         // SAFETY: writes one size, reads one structure.
@@ -64,6 +73,7 @@ impl VirtualAddressSpace {
             location,
             limits: VirtualMemory { granularity, reservation },
             reservations: Mutex::default(),
+            access: Mutex::default(),
         }))
     }
 
@@ -138,7 +148,7 @@ impl VirtualAddressSpace {
             mapped += 1;
             Ok(())
         });
-        done.and_then(|()| self.set_access(pieces)).inspect_err(|_| {
+        done.and_then(|()| self.grant_access(pieces)).inspect_err(|_| {
             // Errors of the rollback are ignored: the first error is returned.
             for piece in &pieces[..mapped] {
                 let _ = self.unmap(piece.to, piece.bytes);
@@ -152,24 +162,59 @@ impl VirtualAddressSpace {
         moving.map(|(from, bytes)| self.unmap(from, bytes)).fold(Ok(()), Result::and)
     }
 
-    /// Grants the device access to mapped pieces, with one call for each contiguous run.
-    fn set_access(&self, pieces: &[PageMapping]) -> Result<(), SourceError> {
-        let flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-        let access = CUmemAccessDesc { location: self.location, flags };
+    /// Grants the device, and the devices of [`add_peer`](Self::add_peer), access to mapped pieces, with one call for
+    /// each contiguous run.
+    fn grant_access(&self, pieces: &[PageMapping]) -> Result<(), SourceError> {
+        // Held until the pieces are known, so that a new peer misses none of them.
+        let access = &mut *self.access.lock_unpoisoned();
         for run in pieces.chunk_by(|a, b| a.to + a.bytes == b.to) {
-            let bytes = run.iter().map(|piece| piece.bytes).sum::<u64>();
-            // SAFETY: reads one structure; the range was just mapped.
-            let done = unsafe { sys::cuMemSetAccess(run[0].to, bytes as usize, &access, 1) };
-            check_alloc("cuMemSetAccess", bytes, done)?;
+            let (address, bytes) = (run[0].to, run.iter().map(|piece| piece.bytes).sum());
+            set_access(address, bytes, &[self.location])?;
+            // Memory must not fail for the sake of copies, which the driver can lead through host memory.
+            if !access.peers.is_empty()
+                && let Err(error) = set_access(address, bytes, &access.peers)
+            {
+                log::warn!("copies from other cards to new memory go through host memory: {error}");
+                access.peers.clear();
+            }
+        }
+        access.mapped.extend(pieces.iter().map(|piece| (piece.to, piece.bytes)));
+        Ok(())
+    }
+
+    /// Lets another device access all memory, mapped now or later. Called again for each new context of the device.
+    pub(crate) fn add_peer(&self, device: DeviceHandle) -> Result<(), SourceError> {
+        self.context.make_current()?;
+        let access = &mut *self.access.lock_unpoisoned();
+        let peer = device_location(device);
+        access.mapped.iter().try_for_each(|(&address, &bytes)| set_access(address, bytes, &[peer]))?;
+        if access.peers.iter().all(|known| known.id != device.raw) {
+            access.peers.push(peer);
         }
         Ok(())
     }
 
     pub(crate) fn unmap(&self, address: u64, bytes: u64) -> Result<(), SourceError> {
         self.context.make_current()?;
+        self.access.lock_unpoisoned().mapped.remove(&address);
         // SAFETY: the pool promises that the range is one mapping and that no work uses the range any more.
         check("cuMemUnmap", unsafe { sys::cuMemUnmap(address, bytes as usize) })
     }
+}
+
+/// Returns the memory of a device.
+fn device_location(device: DeviceHandle) -> CUmemLocation {
+    CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device.raw }
+}
+
+/// Grants devices access to a mapped range.
+fn set_access(address: u64, bytes: u64, devices: &[CUmemLocation]) -> Result<(), SourceError> {
+    let flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    let access: Vec<CUmemAccessDesc> =
+        devices.iter().map(|&location| CUmemAccessDesc { location, flags }).collect();
+    // SAFETY: reads the structures of `access`; the range is mapped.
+    let done = unsafe { sys::cuMemSetAccess(address, bytes as usize, access.as_ptr(), access.len()) };
+    check_alloc("cuMemSetAccess", bytes, done)
 }
 
 /// A mapping of physical memory to an address.

@@ -10,8 +10,8 @@ use forebay_core::dtype::DType;
 use forebay_core::error::Error;
 use forebay_cuda::CudaBackend;
 use scenarios::{
-    DOUBLE, MIB, MatmulCase, SCALE, a_pool_keeps_contents, copies_and_fills, kernel, pattern, read_back,
-    slice, uploads_and_downloads,
+    DOUBLE, MIB, MatmulCase, SCALE, a_pool_keeps_contents, copies_and_fills, copies_take_the_link, kernel,
+    pattern, read_back, slice, uploads_and_downloads,
 };
 
 /// Runs `body` with the device.
@@ -169,6 +169,14 @@ fn products_are_exact() {
             println!("{dtype}: {} products by cuBLASLt, {} left to the core", done[1], done[0]);
             assert!(done[1] > done[0], "{dtype}: cuBLASLt refuses most products");
         }
+    });
+}
+
+#[test]
+fn copies_between_two_cards_take_the_link() {
+    on_device(|first| match CudaBackend::open(1) {
+        Ok(second) => copies_take_the_link([&*first, &*second]),
+        Err(error) => println!("not run: {error}"),
     });
 }
 

@@ -2,13 +2,14 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 
 use forebay_core::backend::{
     Backend, Command, CommandSequence, DeviceInfo, DeviceMemory, Fence, KernelContent, KernelId,
-    KernelSource, Launch, PendingDownload, SegmentId, SegmentSource, Slice, SourceError, SourceLimits,
-    TimestampId,
+    KernelSource, Launch, PeerCopy, PendingDownload, SegmentId, SegmentSource, Slice, SourceError,
+    SourceLimits, TimestampId,
 };
 use forebay_core::environment;
 use forebay_core::error::{Error, Result};
@@ -627,6 +628,19 @@ impl Backend for WgpuBackend {
             bytes: src.bytes,
         })?;
         Ok(self.gpu.check_health()?)
+    }
+
+    fn copy_from_peer(&self, dst: Slice, source: &dyn Backend, src: Slice) -> Result<PeerCopy> {
+        // Devices of one backend have pools of their own over the same buffers and the same queue.
+        if !source
+            .as_any()
+            .and_then(|source| source.downcast_ref())
+            .is_some_and(|source| ptr::eq(self, source))
+        {
+            return Ok(PeerCopy::Declined);
+        }
+        self.copy(dst, src)?;
+        Ok(PeerCopy::Direct)
     }
 
     fn fill(&self, dst: Slice, word: u32) -> Result<()> {

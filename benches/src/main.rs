@@ -21,6 +21,7 @@ mod mlp;
 mod models;
 mod offload;
 mod ops;
+mod peer_copies;
 mod recurrent;
 mod resize;
 mod scatter;
@@ -129,7 +130,7 @@ fn main() -> Result<()> {
             let bench = Bench::new(&device, tiny, profile).only(only.clone());
             let shared = shared.as_ref().map(|device| Bench::new(device, tiny, None).only(only).shared());
             type Group = fn(&Bench<'_>) -> Result<()>;
-            let groups: [(&str, Group); 16] = [
+            let groups: [(&str, Group); 17] = [
                 ("matmul", ops::matmul),
                 ("elementwise", ops::elementwise),
                 ("reduce", ops::reduce),
@@ -141,6 +142,7 @@ fn main() -> Result<()> {
                 ("alloc", ops::allocation),
                 ("eager", eager::eager),
                 ("copies", offload::offload),
+                ("copies", peer_copies::peer_copies),
                 ("mlp", mlp::mlp),
                 ("recurrent", recurrent::recurrent),
                 ("vision", vision::vision),

@@ -220,6 +220,18 @@ impl PendingDownload for Vec<u8> {
     }
 }
 
+/// Path of a copy between two devices: see [`Backend::copy_from_peer`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PeerCopy {
+    /// Nothing was enqueued, because neither the backend nor its driver copies between these devices.
+    #[default]
+    Declined,
+    /// The copy goes over the link between the devices. No byte passes through host memory.
+    Direct,
+    /// The driver leads the copy through host memory, because the devices have no link.
+    Staged,
+}
+
 /// Memory and streams of a backend's queue that other libraries of the process use directly, as DLPack describes.
 pub trait ForeignAccess {
     /// Returns DLPack's type and index of the device.
@@ -283,6 +295,16 @@ pub trait Backend: SegmentSource {
     /// Enqueues a copy within the device, or between the device and memory of
     /// [`alloc_host`](Self::alloc_host). The ranges must not overlap.
     fn copy(&self, dst: Slice, src: Slice) -> Result<()>;
+    /// Enqueues a copy from memory of another device to this one. The host does not wait.
+    ///
+    /// `source` is a queue of the other device. The copy comes after all work enqueued so far in both queues. Later
+    /// work of both queues waits, on the devices, until the copy is complete. So memory of either side may be reused
+    /// by the next call on its own queue. A backend that cannot copy from `source` enqueues nothing, and returns
+    /// [`PeerCopy::Declined`]. The lengths must be equal.
+    fn copy_from_peer(&self, dst: Slice, source: &dyn Backend, src: Slice) -> Result<PeerCopy> {
+        let _ = (dst, source, src);
+        Ok(PeerCopy::Declined)
+    }
     /// Enqueues a fill that sets every 32-bit word of `dst`.
     fn fill(&self, dst: Slice, word: u32) -> Result<()>;
     /// Submits everything enqueued so far to the device, without waiting.

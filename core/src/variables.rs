@@ -32,7 +32,7 @@ enum ValueKind {
 const REQUIREMENTS: [&str; 4] = ["wgpu", "cuda", "nvrtc", "browser"];
 
 /// All variables of the project with the kinds of their values. docs/src/reference/environment.md explains them.
-const KNOWN_VARIABLES: [(&str, ValueKind); 22] = [
+const KNOWN_VARIABLES: [(&str, ValueKind); 23] = [
     ("FOREBAY_ALLOC_CONF", ValueKind::AllocatorConfig),
     ("FOREBAY_BOUNDS_CHECKS", ValueKind::Switch),
     ("FOREBAY_CACHE_DIR", ValueKind::Text),
@@ -40,6 +40,7 @@ const KNOWN_VARIABLES: [(&str, ValueKind); 22] = [
     ("FOREBAY_CUBLASLT_AUTOTUNE", ValueKind::Switch),
     ("FOREBAY_CUDA_BATCH_LAUNCHES", ValueKind::Switch),
     ("FOREBAY_CUDA_PDL", ValueKind::Switch),
+    ("FOREBAY_CUDA_PEER", ValueKind::Switch),
     ("FOREBAY_CUDA_VMM", ValueKind::Switch),
     ("FOREBAY_DATA", ValueKind::Text),
     ("FOREBAY_DEVICE", ValueKind::Device),

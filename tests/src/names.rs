@@ -194,7 +194,7 @@ const ABSENT: &[(&str, &str)] = &[
          fake_quantize_per_tensor_affine quantized_batch_norm quantized_max_pool1d quantized_max_pool2d int_repr is_quantized \
          q_per_channel_axis q_per_channel_scales q_per_channel_zero_points q_scale q_zero_point qscheme",
     ),
-    ("several devices: a model is on one device", "data_parallel"),
+    ("several devices: each layer is on one device", "data_parallel"),
     ("integers are u8, i32, u32 and i64", "char short"),
     ("operations take batch dimensions, and `func` has Jacobians and products with them", "vmap"),
     (

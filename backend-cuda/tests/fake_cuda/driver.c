@@ -1,8 +1,10 @@
-// Test double of the driver, with one device on the CPU: memory, copies, fences and virtual memory are real,
-// kernels are only logged. The stream is lazy: work runs when a call waits for it, one command for each
-// query, so that a missing wait shows.
+// Test double of the driver, with devices on the CPU: memory, copies, fences and virtual memory are real,
+// kernels are only logged. All streams are one lazy queue: work runs when a call waits for it, one command for
+// each query, so that a missing wait for the device shows. Waits of one device for another are only logged, and
+// so is the path of a copy between two devices.
 //
 // Environment variables: FAKE_CUDA_VERSION, FAKE_CUDA_DEVICES, FAKE_CUDA_VMM=0, FAKE_CUDA_MEMORY (bytes),
+// FAKE_CUDA_LINK=0 (no device may access another one's memory),
 // FAKE_CUDA_LOG (a file that gets one line for each call), FAKE_CUDA_PARAMS (the sizes of a kernel's
 // parameters, "8,8,16"). FAKE_CUDA_FAIL="cuMemMap:2:3" makes the third call of cuMemMap return 2; codes from
 // 700 to 799 are sticky.
@@ -18,7 +20,7 @@
 #include <unistd.h>
 
 typedef uint64_t Address;
-enum { OK = 0, INVALID = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_IMAGE = 200, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700 };
+enum { OK = 0, INVALID = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_IMAGE = 200, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700, PEER_ACCESS_ALREADY_ENABLED = 704 };
 
 // ---- environment and log ----
 
@@ -62,16 +64,23 @@ static int enter(const char *name) {
 
 // ---- memory: device and pinned allocations, inside which copies must lie ----
 
-typedef struct { Address start; size_t bytes; int kind; off_t at; } Piece; // `at`: memory file offset
+// `at`: memory file offset; `access`: bits of the devices that may access a mapping.
+typedef struct { Address start; size_t bytes; int kind; off_t at; int device; unsigned access; } Piece;
 enum { FREE, PLAIN, MAPPED, RESERVED, HANDLE, PINNED };
 static Piece pieces[4096];
-static size_t used;
+
+enum { DEVICES = 16 };
+static size_t used[DEVICES];
+// A context is the element of its device. `peers`: bits of the devices whose plain memory it may access.
+static struct { unsigned peers; int retained; } contexts[DEVICES];
+// The device of the current context, from 1, or 0.
+static __thread int mine;
 
 static size_t total(void) { return (size_t)number("FAKE_CUDA_MEMORY", 256l << 20); }
 
-static int take(size_t bytes) {
-    if (used + bytes > total()) return OUT_OF_MEMORY;
-    used += bytes;
+static int take(int device, size_t bytes) {
+    if (used[device] + bytes > total()) return OUT_OF_MEMORY;
+    used[device] += bytes;
     return OK;
 }
 
@@ -81,7 +90,18 @@ static Piece *find(Address start, int kind) {
     return NULL;
 }
 
-static void add(Address start, size_t bytes, int kind, off_t at) { *find(0, FREE) = (Piece){start, bytes, kind, at}; }
+static Piece *add(Address start, size_t bytes, int kind, off_t at, int device) {
+    Piece *piece = find(0, FREE);
+    *piece = (Piece){start, bytes, kind, at, device, 0};
+    return piece;
+}
+
+static Piece *holding(Address address) {
+    for (int i = 0; i < 4096; i++)
+        if ((pieces[i].kind == PLAIN || pieces[i].kind == MAPPED) && pieces[i].start <= address && address < pieces[i].start + pieces[i].bytes)
+            return &pieces[i];
+    return NULL;
+}
 
 static int inside(Address start, size_t bytes, int pinned) {
     while (bytes) {
@@ -105,7 +125,8 @@ typedef struct { char *dst; const char *src; size_t bytes; uint32_t word; char *
 enum { LENGTH = 1 << 12 };
 static Op queue[LENGTH];
 static size_t head, tail;
-typedef struct { size_t at; } Event;
+typedef struct { int device; } Stream;
+typedef struct { size_t at; int device; } Event;
 
 static void run_to(size_t at) {
     for (; head < at; head++) {
@@ -164,10 +185,28 @@ int cuMemsetD32Async(Address dst, unsigned word, size_t words, void *stream) {
     if (!stream || dst % 4 || !inside(dst, words * 4, 0)) return INVALID;
     return give(stream, (Op){(char *)dst, NULL, words * 4, word, NULL});
 }
+// The copy is direct if the source's device may access all memory that it writes.
+int cuMemcpyPeerAsync(Address dst, void *dst_context, Address src, void *src_context, size_t bytes, void *stream) {
+    ENTER();
+    int to = (int)((char *)dst_context - (char *)contexts) / (int)sizeof *contexts;
+    int from = (int)((char *)src_context - (char *)contexts) / (int)sizeof *contexts;
+    if (!stream || ((Stream *)stream)->device != from || !inside(dst, bytes, 0) || !inside(src, bytes, 0)) return INVALID;
+    int direct = 1;
+    for (Address at = dst; at < dst + bytes; at = holding(at)->start + holding(at)->bytes) {
+        Piece *piece = holding(at);
+        if (piece->device != to) return INVALID;
+        direct &= (piece->kind == PLAIN ? contexts[from].peers >> to : piece->access >> from) & 1;
+    }
+    for (Address at = src; at < src + bytes; at = holding(at)->start + holding(at)->bytes)
+        if (holding(at)->device != from) return INVALID;
+    note("%s copy from %d to %d", direct ? "direct" : "staged", from, to);
+    return give(stream, (Op){(char *)dst, (char *)src, bytes, 0, NULL});
+}
 int cuStreamCreate(void **stream, unsigned flags) {
     ENTER();
-    *stream = malloc(1);
-    return flags == 1 ? OK : INVALID;
+    *stream = calloc(1, sizeof(Stream));
+    ((Stream *)*stream)->device = mine - 1;
+    return flags == 1 && mine ? OK : INVALID;
 }
 int cuStreamSynchronize(void *stream) {
     ENTER();
@@ -176,12 +215,19 @@ int cuStreamSynchronize(void *stream) {
 }
 int cuStreamDestroy_v2(void *stream) { ENTER(); free(stream); return OK; }
 // All streams are one, so waits between streams do nothing.
-int cuStreamWaitEvent(void *stream, void *event, unsigned flags) { ENTER(); return stream && event && !flags ? OK : INVALID; }
+int cuStreamWaitEvent(void *stream, void *event, unsigned flags) {
+    ENTER();
+    if (!stream || !event || flags) return INVALID;
+    int waits = ((Stream *)stream)->device, other = ((Event *)event)->device;
+    if (waits != other) note("device %d waits for device %d", waits, other);
+    return OK;
+}
 // The device has no TMA.
 int cuTensorMapEncodeTiled(void) { ENTER(); return INVALID; }
 int cuEventCreate(void **event, unsigned flags) {
     ENTER();
     *event = calloc(1, sizeof(Event));
+    ((Event *)*event)->device = mine - 1;
     return flags == 2 || flags == 0 ? OK : INVALID;
 }
 int cuEventElapsedTime(float *ms, void *start, void *end) {
@@ -193,7 +239,7 @@ int cuEventDestroy_v2(void *event) { ENTER(); free(event); return OK; }
 int cuEventRecord(void *event, void *stream) {
     ENTER();
     ((Event *)event)->at = tail;
-    return stream ? OK : INVALID;
+    return stream && ((Event *)event)->device == ((Stream *)stream)->device ? OK : INVALID;
 }
 int cuEventQuery(void *event) {
     ENTER();
@@ -238,11 +284,39 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
     default: return INVALID;
     }
 }
-static int current;
-static __thread int mine;
-int cuDevicePrimaryCtxRetain(void **context, int device) { (void)device; ENTER(); *context = &current; return OK; }
-int cuDevicePrimaryCtxRelease_v2(int device) { (void)device; ENTER(); return OK; }
-int cuCtxSetCurrent(void *context) { ENTER(); mine = context == &current; return mine ? OK : INVALID; }
+int cuDeviceCanAccessPeer(int *can, int device, int other) {
+    ENTER();
+    *can = device != other && number("FAKE_CUDA_LINK", 1);
+    return OK;
+}
+int cuDevicePrimaryCtxRetain(void **context, int device) {
+    ENTER();
+    contexts[device].retained++;
+    *context = &contexts[device];
+    return OK;
+}
+// With its last handle, a context loses its rights to the memory of other devices.
+int cuDevicePrimaryCtxRelease_v2(int device) {
+    ENTER();
+    if (--contexts[device].retained) return OK;
+    contexts[device].peers = 0;
+    for (int i = 0; i < 4096; i++)
+        if (pieces[i].kind == MAPPED && pieces[i].device != device) pieces[i].access &= ~(1u << device);
+    return OK;
+}
+int cuCtxSetCurrent(void *context) {
+    ENTER();
+    mine = 1 + (int)((char *)context - (char *)contexts) / (int)sizeof *contexts;
+    return mine > 0 && mine <= DEVICES ? OK : INVALID;
+}
+int cuCtxEnablePeerAccess(void *context, unsigned flags) {
+    ENTER();
+    int device = (int)((char *)context - (char *)contexts) / (int)sizeof *contexts;
+    if (!mine || flags || device == mine - 1) return INVALID;
+    if (contexts[mine - 1].peers >> device & 1) return PEER_ACCESS_ALREADY_ENABLED;
+    contexts[mine - 1].peers |= 1u << device;
+    return OK;
+}
 int cuCtxSynchronize(void) { ENTER(); run_to(tail); return mine ? sticky : INVALID; }
 
 int cuGetErrorName(int code, const char **name) {
@@ -260,15 +334,15 @@ int cuMemGetInfo_v2(size_t *free_, size_t *total_) {
     ENTER();
     if (!mine) return INVALID;
     *total_ = total();
-    *free_ = total() - used;
+    *free_ = total() - used[mine - 1];
     return OK;
 }
 int cuMemAlloc_v2(Address *address, size_t bytes) {
     ENTER();
     if (!mine || !bytes) return INVALID;
-    if (take(bytes)) return OUT_OF_MEMORY;
+    if (take(mine - 1, bytes)) return OUT_OF_MEMORY;
     *address = (Address)aligned_alloc(512, (bytes + 511) / 512 * 512);
-    add(*address, bytes, PLAIN, 0);
+    add(*address, bytes, PLAIN, 0, mine - 1);
     return OK;
 }
 int cuMemFree_v2(Address address) {
@@ -276,7 +350,7 @@ int cuMemFree_v2(Address address) {
     run_to(tail);
     Piece *piece = find(address, PLAIN);
     if (!piece) return INVALID;
-    used -= piece->bytes;
+    used[piece->device] -= piece->bytes;
     piece->kind = FREE;
     free((void *)address);
     return OK;
@@ -285,7 +359,7 @@ int cuMemHostAlloc(void **start, size_t bytes, unsigned flags) {
     (void)flags;
     ENTER();
     *start = aligned_alloc(4096, bytes);
-    add((Address)*start, bytes, PINNED, 0);
+    add((Address)*start, bytes, PINNED, 0, 0);
     return OK;
 }
 int cuMemFreeHost(void *start) {
@@ -314,7 +388,7 @@ int cuMemAddressReserve(Address *start, size_t bytes, size_t alignment, Address 
     void *range = mmap(NULL, bytes + PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (range == MAP_FAILED) return OUT_OF_MEMORY;
     *start = ((Address)range + PAGE - 1) / PAGE * PAGE;
-    add(*start, bytes, RESERVED, 0);
+    add(*start, bytes, RESERVED, 0, 0);
     return OK;
 }
 int cuMemAddressFree(Address start, size_t bytes) {
@@ -344,12 +418,13 @@ static void drop(Piece *piece) {
 int cuMemCreate(Address *handle, size_t bytes, const void *properties, unsigned long long flags) {
     static Address last = 0x1000;
     static off_t end;
-    (void)properties, (void)flags;
+    (void)flags;
     ENTER();
-    if (!bytes || bytes % PAGE) return INVALID;
-    if (take(bytes)) return OUT_OF_MEMORY;
+    int device = ((const int *)properties)[3]; // after type, handle types and the location's type
+    if (!bytes || bytes % PAGE || device < 0 || device >= DEVICES) return INVALID;
+    if (take(device, bytes)) return OUT_OF_MEMORY;
     if (ftruncate(memory_file(), end + (off_t)bytes)) return INVALID;
-    add(*handle = ++last, bytes, HANDLE, end);
+    add(*handle = ++last, bytes, HANDLE, end, device);
     end += (off_t)bytes;
     return OK;
 }
@@ -361,9 +436,9 @@ int cuMemMap(Address start, size_t bytes, size_t offset, Address handle, unsigne
     for (int i = 0; i < 4096; i++) {
         if (pieces[i].kind == MAPPED && pieces[i].start < start + bytes && start < pieces[i].start + pieces[i].bytes) return INVALID;
     }
-    used += bytes; // Bytes of the mapping; the handle's are subtracted at its release.
+    used[memory->device] += bytes; // Bytes of the mapping; the handle's are subtracted at its release.
     mmap((void *)start, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, memory_file(), memory->at);
-    add(start, bytes, MAPPED, memory->at);
+    add(start, bytes, MAPPED, memory->at, memory->device);
     return OK;
 }
 int cuMemRetainAllocationHandle(Address *handle, void *start) {
@@ -371,25 +446,29 @@ int cuMemRetainAllocationHandle(Address *handle, void *start) {
     ENTER();
     Piece *piece = find((Address)start, MAPPED);
     if (!piece) return INVALID;
-    used += piece->bytes; // Until its release; the memory is the same.
-    add(*handle = ++last, piece->bytes, HANDLE, piece->at);
+    used[piece->device] += piece->bytes; // Until its release; the memory is the same.
+    add(*handle = ++last, piece->bytes, HANDLE, piece->at, piece->device);
     return OK;
 }
 int cuMemRelease(Address handle) {
     ENTER();
     Piece *memory = find(handle, HANDLE);
     if (!memory) return INVALID;
-    used -= memory->bytes;
+    used[memory->device] -= memory->bytes;
     drop(memory);
     return OK;
 }
-int cuMemSetAccess(Address start, size_t bytes, const void *access, size_t count) {
-    (void)access;
+typedef struct { int type, device, flags; } Access;
+int cuMemSetAccess(Address start, size_t bytes, const Access *access, size_t count) {
     ENTER();
     // One mapping, or several consecutive ones.
     for (Address at = start; at < start + bytes;) {
         Piece *piece = find(at, MAPPED);
-        if (!piece || count != 1) return INVALID;
+        if (!piece || !count) return INVALID;
+        for (size_t i = 0; i < count; i++) {
+            if (access[i].device != piece->device && !number("FAKE_CUDA_LINK", 1)) return INVALID;
+            piece->access |= 1u << access[i].device;
+        }
         at += piece->bytes;
         if (at > start + bytes) return INVALID;
     }
@@ -399,7 +478,7 @@ int cuMemUnmap(Address start, size_t bytes) {
     ENTER();
     Piece *piece = find(start, MAPPED);
     if (!piece || piece->bytes != bytes) return INVALID;
-    used -= bytes;
+    used[piece->device] -= bytes;
     drop(piece);
     mmap((void *)start, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     return OK;

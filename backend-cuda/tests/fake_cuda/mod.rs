@@ -58,6 +58,7 @@ pub(crate) fn run(test: &str, libraries: Libraries, variables: &[(&str, &str)], 
         .env("LD_LIBRARY_PATH", path)
         .env_remove("FOREBAY_CUDA_VMM")
         .env_remove("FOREBAY_CUDA_PDL")
+        .env_remove("FOREBAY_CUDA_PEER")
         .env_remove("FOREBAY_CUDA_BATCH_LAUNCHES")
         .env_remove("FOREBAY_NVTX")
         .env_remove("NVTX_INJECTION64_PATH")
@@ -72,7 +73,12 @@ pub(crate) fn run(test: &str, libraries: Libraries, variables: &[(&str, &str)], 
 
 /// Opens the fake device, in the child.
 pub(crate) fn open() -> Arc<dyn Backend> {
-    CudaBackend::open(0).unwrap()
+    open_index(0)
+}
+
+/// Opens one of several fake devices (`FAKE_CUDA_DEVICES`), in the child.
+pub(crate) fn open_index(index: usize) -> Arc<dyn Backend> {
+    CudaBackend::open(index).unwrap()
 }
 
 /// Returns the lines that the fake libraries have logged so far, in the child.

@@ -3,7 +3,9 @@
 
 use std::sync::Arc;
 
-use forebay_core::backend::{Backend, Epilogue, KernelSource, MatmulCall, MatrixOperand, SegmentId, Slice};
+use forebay_core::backend::{
+    Backend, Epilogue, KernelSource, MatmulCall, MatrixOperand, PeerCopy, SegmentId, Slice,
+};
 use forebay_core::dtype::DType;
 use forebay_core::memory::{Block, Config, Pool, Request};
 use half::{bf16, f16};
@@ -128,6 +130,50 @@ pub(crate) fn copies_and_fills(backend: &dyn Backend) {
     assert_eq!(read_back(backend, slice(segment, 8196, 4096)), expected);
     backend.flush().unwrap();
     backend.free_segment(segment).unwrap();
+}
+
+/// Copies between cuda:0 and cuda:1 go over the link wherever the driver reports one: in both directions, for plain
+/// memory, for mapped memory, and for memory that is mapped after the link was opened.
+pub(crate) fn copies_take_the_link(backends: [&dyn Backend; 2]) {
+    let half = 12 * MIB;
+    let segments = backends.map(|backend| {
+        let plain = backend.alloc_segment(half).unwrap();
+        let mapped = backend.limits().virtual_memory.map(|_| {
+            let segment = backend.reserve_addresses(2 * half).unwrap();
+            backend.map(segment, 0, half).unwrap();
+            segment
+        });
+        (plain, mapped)
+    });
+    let copy = |seed, [from, to]: [usize; 2], src, dst, offset| {
+        let data = pattern(8 * MIB as usize, seed);
+        let (src, dst) = (slice(src, 4, 8 * MIB), slice(dst, offset + 8, 8 * MIB));
+        backends[from].upload(src, &data).unwrap();
+        let path = backends[to].copy_from_peer(dst, backends[from], src).unwrap();
+        // The source must not overwrite the memory before the copy has read it.
+        backends[from].fill(src, 0).unwrap();
+        assert!(read_back(backends[to], dst) == data, "from cuda:{from} to cuda:{to}");
+        let has_link = forebay_cuda::can_device_access_peer(from, to).unwrap();
+        println!("cuda:{from} to cuda:{to}: {path:?}; the driver reports a link: {has_link}");
+        assert_eq!(path == PeerCopy::Direct, has_link);
+    };
+    for [from, to] in [[0, 1], [1, 0]] {
+        copy(1, [from, to], segments[from].0, segments[to].0, 0);
+        if let (Some(src), Some(dst)) = (segments[from].1, segments[to].1) {
+            copy(2, [from, to], src, dst, 0);
+            backends[to].map(dst, half, half).unwrap();
+            copy(3, [from, to], src, dst, half);
+        }
+    }
+    for (backend, (plain, mapped)) in backends.into_iter().zip(segments) {
+        backend.wait_fence(backend.record_fence().unwrap()).unwrap();
+        backend.free_segment(plain).unwrap();
+        if let Some(segment) = mapped {
+            backend.unmap(segment, 0, half).unwrap();
+            backend.unmap(segment, half, half).unwrap();
+            backend.free_addresses(segment).unwrap();
+        }
+    }
 }
 
 pub(crate) const DOUBLE: &str = "

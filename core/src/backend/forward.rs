@@ -42,6 +42,7 @@ macro_rules! forward_backend {
     (@start_download $to:ident) => { $crate::forward_backend!(@fn $to start_download(src: Slice) -> Result<Box<dyn PendingDownload>>); };
     (@as_any $to:ident) => { $crate::forward_backend!(@fn $to as_any() -> Option<&dyn std::any::Any>); };
     (@copy $to:ident) => { $crate::forward_backend!(@fn $to copy(dst: Slice, src: Slice) -> Result<()>); };
+    (@copy_from_peer $to:ident) => { $crate::forward_backend!(@fn $to copy_from_peer(dst: Slice, source: &dyn Backend, src: Slice) -> Result<$crate::backend::PeerCopy>); };
     (@fill $to:ident) => { $crate::forward_backend!(@fn $to fill(dst: Slice, word: u32) -> Result<()>); };
     (@flush $to:ident) => { $crate::forward_backend!(@fn $to flush() -> Result<()>); };
     (@record_timestamp $to:ident) => { $crate::forward_backend!(@fn $to record_timestamp() -> Result<Option<TimestampId>>); };

@@ -1,12 +1,13 @@
 //! Null device, which counts memory and runs nothing. A step makes the same allocations from the same pool as
 //! on a real device.
 
+use std::any::Any;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{
     AttentionCall, Backend, DeviceInfo, Epilogue, Features, KernelId, KernelLibrary, KernelSource, Launch,
-    LibraryFeatures, Limits, MAX_QUEUES, MatmulCall, PeakRates, Slice,
+    LibraryFeatures, Limits, MAX_QUEUES, MatmulCall, PeakRates, PeerCopy, Slice,
 };
 use crate::error::Result;
 use crate::memory::Config;
@@ -335,6 +336,13 @@ impl Backend for NullBackend {
         self.add_work(dst.bytes + src.bytes, Some(DeclinedMatmul::default()));
         Ok(())
     }
+    fn copy_from_peer(&self, dst: Slice, source: &dyn Backend, src: Slice) -> Result<PeerCopy> {
+        if !source.as_any().is_some_and(|source| source.is::<Self>()) {
+            return Ok(PeerCopy::Declined);
+        }
+        self.add_work(dst.bytes + src.bytes, Some(DeclinedMatmul::default()));
+        Ok(PeerCopy::Direct)
+    }
     fn fill(&self, dst: Slice, _word: u32) -> Result<()> {
         self.add_work(dst.bytes, Some(DeclinedMatmul::default()));
         Ok(())
@@ -353,6 +361,9 @@ impl Backend for NullBackend {
     fn free_host(&self, segment: SegmentId) -> Result<(), SourceError> {
         self.host_segments.lock_unpoisoned().remove(&segment.0);
         Ok(())
+    }
+    fn as_any(&self) -> Option<&dyn Any> {
+        Some(self)
     }
     fn library(&self) -> Option<&dyn KernelLibrary> {
         Some(self)

@@ -116,16 +116,49 @@ impl Tensor {
         Self::full(self.shape(), value, self.dtype(), self.device())
     }
 
-    /// Copies the values, without history, to another device. Returns `self` if it is there already.
+    /// Copies the tensor to another device, with its gradient: PyTorch's `x.to(device)`. Returns `self` if it is there
+    /// already.
+    ///
+    /// The backward pass copies the gradient back, so the layers of a model may be on several devices. Between two CUDA
+    /// cards the copy goes over the link, or the driver leads it through host memory. The host does not wait. Between
+    /// other devices the copy goes through host memory, and this call waits for the device of `self`.
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
+    /// # let (first, second) = (Device::null(Default::default()), Device::null(Default::default()));
+    /// let x = Tensor::ones([2, 3], DType::F32, &first)?.to_leaf()?;
+    /// let y = x.exp()?.to_device(&second)?;
+    /// y.square()?.sum_all()?.backward()?;
+    /// assert_eq!(x.grad().expect("x is a leaf").device(), &first);
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// `self` requires a gradient and the devices differ.
+    /// The other device does not support the dtype, or one of the devices records a captured step.
     #[track_caller]
     pub fn to_device(&self, device: &Device) -> Result<Self> {
         if self.device() == device {
             return Ok(self.clone());
         }
-        autograd::check_no_grad_inputs("to_device", &[self])?;
-        Self::from_bytes(&self.to_bytes()?, self.shape(), self.dtype(), device)
+        operation!(OP = "to_device");
+        let out = self.detach().copy_to_other_device(device)?;
+        let (from, to) = (self.device().clone(), device.clone());
+        let back = (to.clone(), from.clone());
+        Ok(autograd::linear_differentiable(
+            OP,
+            out,
+            self,
+            move |x| x.move_between(&from, &to),
+            move |g| g.move_between(&back.0, &back.1),
+        ))
+    }
+
+    /// Copies a tensor of device `from` to device `to`. A gradient of another device is an error of its operation.
+    fn move_between(&self, from: &Device, to: &Device) -> Result<Self> {
+        if self.device() != from {
+            let (left, right) = (from.to_string(), self.device().to_string());
+            return Err(Error::Device { op: "to_device", left, right });
+        }
+        self.copy_to_other_device(to)
     }
 }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use crate::backend::{
     AttentionCall, Backend, Command, CommandSequence, DeviceInfo, DeviceMemory, DeviceProcess, Event, Fence,
-    KernelId, KernelLibrary, KernelSource, Launch, LibraryFeatures, MatmulCall, PageRemap, PendingDownload,
-    SegmentId, SegmentSource, Slice, SourceError, SourceLimits, TimestampId,
+    KernelId, KernelLibrary, KernelSource, Launch, LibraryFeatures, MatmulCall, PageRemap, PeerCopy,
+    PendingDownload, SegmentId, SegmentSource, Slice, SourceError, SourceLimits, TimestampId,
 };
 use crate::error::Result;
 use crate::forward_backend;
@@ -56,6 +56,11 @@ impl Backend for FlushingBackend {
     }
     forward_backend! {
         flushed_inner: launch upload download start_download copy fill flush record_timestamp read_timestamps
+    }
+    fn copy_from_peer(&self, dst: Slice, source: &dyn Backend, src: Slice) -> Result<PeerCopy> {
+        // The other device may have pending operations too.
+        source.flush()?;
+        self.flushed_inner().copy_from_peer(dst, source, src)
     }
     fn open_queue(&self, number: u8) -> Result<Option<Arc<dyn Backend>>> {
         let queue = self.inner.open_queue(number)?;

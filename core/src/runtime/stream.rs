@@ -4,9 +4,11 @@
 //! waits, on the device, for conflicting accesses of other queues. Results therefore never depend on streams,
 //! and the host never waits.
 
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::fmt;
+use std::marker::PhantomData;
+use std::mem::{self, ManuallyDrop};
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -20,7 +22,6 @@ use crate::memory::compaction::{BlockMove, BlockMover, HeldDispatch};
 use crate::runtime::device::{Device, WeakDevice};
 use crate::runtime::dispatch::{DispatchGuard, DispatchQueue};
 use crate::runtime::future::DeviceFuture;
-use crate::scoped_local::{GetCurrent, ScopedGuard, ScopedLocal};
 use crate::sync::LockUnpoisoned;
 
 /// The last two queues are for copies to and from the host. Streams use the queues from 1 up to these.
@@ -64,18 +65,45 @@ impl fmt::Debug for Stream {
     }
 }
 
-thread_local! {
-    /// Address of the device and queue of the stream that this thread has entered.
-    static CURRENT_STREAM: ScopedLocal<Cell<(usize, u8)>> = const { ScopedLocal::new(Cell::new((0, 0))) };
+/// Stream that a thread has entered.
+struct EnteredStream {
+    /// Larger than the ids of all streams that were entered before and not left yet.
+    id: u64,
+    /// Address of the device.
+    device: usize,
+    queue: u8,
 }
 
-/// Guard during which operations of this thread run on a stream.
+thread_local! {
+    /// Streams that this thread has entered, the innermost last. The empty list needs no destructor, so a guard may be
+    /// dropped when the thread ends.
+    static ENTERED_STREAMS: RefCell<ManuallyDrop<Vec<EnteredStream>>> =
+        const { RefCell::new(ManuallyDrop::new(Vec::new())) };
+}
+
+/// Guard during which operations of this thread run on a stream of one device. Guards may be dropped in any order: the
+/// innermost live guard of a device decides.
 #[derive(Debug)]
 #[must_use = "a stream is left when its guard is dropped"]
 pub struct StreamGuard {
-    _queue: ScopedGuard<Cell<(usize, u8)>>,
+    id: u64,
     // Keeps the device open, so that its address stays unique.
     _stream: Stream,
+    // The guard must be dropped on the thread that created it.
+    not_send: PhantomData<*const ()>,
+}
+
+impl Drop for StreamGuard {
+    fn drop(&mut self) {
+        // The thread-local may already be destroyed; then nothing runs on this thread.
+        let _gone = ENTERED_STREAMS.try_with(|entered| {
+            let mut entered = entered.borrow_mut();
+            entered.retain(|stream| stream.id != self.id);
+            if entered.is_empty() {
+                drop(mem::take(&mut **entered));
+            }
+        });
+    }
 }
 
 impl Stream {
@@ -110,10 +138,15 @@ impl Stream {
         &self.device
     }
 
-    /// Makes this the current stream of this thread for its device, until the guard is dropped.
+    /// Makes this the current stream of this thread for its device, until the guard is dropped. Streams of other
+    /// devices stay current, so a thread may enter one stream for each device.
     pub fn enter(&self) -> StreamGuard {
-        let queue = ScopedGuard::new(&CURRENT_STREAM, (self.device.address(), self.queue));
-        StreamGuard { _queue: queue, _stream: self.clone() }
+        let id = ENTERED_STREAMS.with_borrow_mut(|entered| {
+            let id = entered.last().map_or(0, |last| last.id) + 1;
+            entered.push(EnteredStream { id, device: self.device.address(), queue: self.queue });
+            id
+        });
+        StreamGuard { id, _stream: self.clone(), not_send: PhantomData }
     }
 
     /// Makes later work on this stream wait, on the device, for all work enqueued on `other` so far. Tensor
@@ -335,8 +368,10 @@ impl Device {
         if !self.uses_streams() {
             return 0;
         }
-        let (device, queue) = CURRENT_STREAM.current();
-        if device == self.address() { queue } else { 0 }
+        let address = self.address();
+        ENTERED_STREAMS.with_borrow(|entered| {
+            entered.iter().rev().find(|stream| stream.device == address).map_or(0, |stream| stream.queue)
+        })
     }
 
     /// Reports whether more than one queue is in use.
@@ -447,5 +482,29 @@ impl StreamSync {
         backend.wait_event(queue, event)?;
         self.waited_for[here][there] = ticket;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_device_has_a_current_stream_of_its_own() {
+        let devices = [Device::null(Default::default()), Device::null(Default::default())];
+        let [first, second] = devices.each_ref().map(Stream::new);
+        let queues = || devices.each_ref().map(Device::current_queue);
+        let other = Stream::new(&devices[0]);
+        assert!(![0, other.queue].contains(&first.queue) && second.queue != 0);
+        let guards = [first.enter(), second.enter()];
+        assert_eq!(queues(), [first.queue, second.queue]);
+        let inner = other.enter();
+        assert_eq!(queues(), [other.queue, second.queue]);
+        // In the order in which they were entered: the innermost live guard of each device decides.
+        drop(guards);
+        assert_eq!(queues(), [other.queue, 0]);
+        drop(inner);
+        assert_eq!(queues(), [0, 0]);
+        assert_eq!(ENTERED_STREAMS.with_borrow(|entered| entered.capacity()), 0);
     }
 }

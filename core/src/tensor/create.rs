@@ -76,7 +76,7 @@ impl Tensor {
         kept.copy()
     }
 
-    fn upload_bytes(&self, data: &[u8]) -> Result<()> {
+    pub(super) fn upload_bytes(&self, data: &[u8]) -> Result<()> {
         if data.is_empty() {
             return Ok(());
         }
@@ -102,7 +102,7 @@ impl Tensor {
     }
 
     /// Returns a contiguous tensor of the elements, which starts at a word boundary, for a copy to the host.
-    fn prepare_read(&self) -> Result<Tensor> {
+    pub(super) fn prepare_read(&self) -> Result<Tensor> {
         self.device().capture_recorder().check_not_recording(
             "read",
             "the host would wait for values that a replay has not computed; return the tensor, and read it after the replay",

@@ -16,6 +16,7 @@ use crate::runtime::stream::Access;
 
 pub(crate) mod binding;
 mod create;
+mod device_copy;
 mod display;
 pub mod dlpack;
 mod external;

@@ -5,7 +5,7 @@ use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
 use super::fused::{self, ELEMENTS_PER_WORKGROUP};
-use crate::{DType, Result, Tensor, fail, fail_if};
+use crate::{DType, Device, Result, Tensor, fail, fail_if};
 use forebay_core::autograd;
 use forebay_core::check;
 use forebay_core::memory::{self, Tag};
@@ -38,6 +38,9 @@ with_defaults! {
 /// Scales the gradients of `parameters` in place so that their total norm is at most `max_norm`, and returns
 /// the norm before scaling. The host does not wait for the device. Other norms: [`clip_grad_norm_with`].
 ///
+/// Parameters may be on several devices. The norm is then computed on the device of the first parameter, as in PyTorch,
+/// and [`to_device`](Tensor::to_device) copies partial sums there and the factor back.
+///
 /// ```no_run
 /// # use forebay_core::{error::Result, tensor::Tensor};
 /// # use forebay_nn::optim::clip_grad_norm_;
@@ -48,8 +51,8 @@ with_defaults! {
 /// ```
 ///
 /// # Errors
-/// `parameters` is empty, or `max_norm` is negative or NaN. Also fails for gradients that are on several
-/// devices, of f64, or do not match their parameters.
+/// `parameters` is empty, or `max_norm` is negative or NaN. Also fails for gradients that are of f64 or do not match
+/// their parameters.
 pub fn clip_grad_norm_(parameters: &[Tensor], max_norm: f64) -> Result<Tensor> {
     clip_grad_norm_with(parameters, max_norm, &ClipGradNormOptions::default())
 }
@@ -78,32 +81,12 @@ pub fn clip_grad_norm_with(
         fail!(argument(OP), "takes at least one parameter");
     };
     let grads = collect_grads(OP, parameters)?;
-    for grad in &grads {
-        parameters[0].check_same_device(OP, grad)?;
-    }
+    let shares = split_by_device(device, &grads);
     let norm = Tensor::empty((), DType::F32, device)?;
     let _tag = memory::scope::enter_tag(Tag::Workspace);
-    let count = grads.iter().map(|g| g.numel().div_ceil(ELEMENTS_PER_PARTIAL)).sum::<usize>();
-    let parts = Tensor::empty([count], DType::F32, device)?;
+    let parts = compute_norm_parts(kind, power, &shares)?;
+    let count = parts.numel();
     let factor = Tensor::empty([1], DType::F32, device)?;
-    let mut done = 0;
-    for batch in split_into_launches(&grads, 1) {
-        let mut params = KernelParams::new();
-        if kind == "power" {
-            params = params.f32(power as f32).align();
-        }
-        let mut tensors: SmallVec<[&Tensor; 16]> = SmallVec::from_slice(&[&parts]);
-        let mut groups = 0;
-        for grad in batch {
-            params = params.size(grad.numel()).size(groups).size(grad.layout().offset()).size(done + groups);
-            groups += grad.numel().div_ceil(ELEMENTS_PER_PARTIAL);
-            tensors.push(grad);
-        }
-        done += groups;
-        let spec = KernelSpec::new("grad_norm").def("stage", "parts").def("norm", kind);
-        let spec = spec.def("dtypes", &dtype_names(batch)[..]);
-        launch::launch(&spec, &tensors, params, groups)?;
-    }
     let spec = KernelSpec::new("grad_norm").def("stage", "total").def("norm", kind);
     let params = KernelParams::new()
         .size(count)
@@ -122,9 +105,59 @@ pub fn clip_grad_norm_with(
     }
     // An infinite bound leaves the gradients unchanged, even if the norm is infinite or NaN.
     if max_norm < f64::INFINITY {
-        transform_grads(&grads, GradTransform::Scale(&factor))?;
+        // Copies before it changes a gradient, because a copy may fail.
+        let factors: Vec<Tensor> =
+            shares.iter().map(|(device, _)| factor.to_device(device)).collect::<Result<_>>()?;
+        for ((_, grads), factor) in shares.iter().zip(&factors) {
+            transform_grads(grads, GradTransform::Scale(factor))?;
+        }
     }
     Ok(norm)
+}
+
+/// Gradients of one device.
+type DeviceGrads<'a> = (&'a Device, Vec<Tensor>);
+
+/// Splits gradients by device. The first share is that of `first`, even without gradients.
+fn split_by_device<'a>(first: &'a Device, grads: &'a [Tensor]) -> Vec<DeviceGrads<'a>> {
+    let mut shares = vec![(first, Vec::new())];
+    for grad in grads {
+        match shares.iter_mut().find(|(device, _)| *device == grad.device()) {
+            Some((_, share)) => share.push(grad.clone()),
+            None => shares.push((grad.device(), vec![grad.clone()])),
+        }
+    }
+    shares
+}
+
+/// Sums powers of elements, one sum for each workgroup. Returns the sums of all devices on the first one.
+fn compute_norm_parts(kind: &'static str, power: f64, shares: &[DeviceGrads<'_>]) -> Result<Tensor> {
+    let mut all = Vec::new();
+    for (device, grads) in shares {
+        let count = grads.iter().map(|g| g.numel().div_ceil(ELEMENTS_PER_PARTIAL)).sum::<usize>();
+        let parts = Tensor::empty([count], DType::F32, device)?;
+        let mut done = 0;
+        for batch in split_into_launches(grads, 1) {
+            let mut params = KernelParams::new();
+            if kind == "power" {
+                params = params.f32(power as f32).align();
+            }
+            let mut tensors: SmallVec<[&Tensor; 16]> = SmallVec::from_slice(&[&parts]);
+            let mut groups = 0;
+            for grad in batch {
+                params =
+                    params.size(grad.numel()).size(groups).size(grad.layout().offset()).size(done + groups);
+                groups += grad.numel().div_ceil(ELEMENTS_PER_PARTIAL);
+                tensors.push(grad);
+            }
+            done += groups;
+            let spec = KernelSpec::new("grad_norm").def("stage", "parts").def("norm", kind);
+            let spec = spec.def("dtypes", &dtype_names(batch)[..]);
+            launch::launch(&spec, &tensors, params, groups)?;
+        }
+        all.push(parts.to_device(shares[0].0)?);
+    }
+    if all.len() == 1 { Ok(all.remove(0)) } else { Tensor::cat(&all, 0) }
 }
 
 /// Clamps every gradient element of `parameters` to -`value`..=`value`, in place.
@@ -143,7 +176,8 @@ pub fn clip_grad_value_(parameters: &[Tensor], value: f64) -> Result<()> {
     transform_grads(&grads, GradTransform::Clamp([-value, value]))
 }
 
-/// Divides the gradients of `parameters` by the scale of a scaler: see [`GradTransform::Unscale`].
+/// Divides the gradients of `parameters` by the scale of a scaler: see [`GradTransform::Unscale`]. Gradients of other
+/// devices use a copy of the scaler, whose flag returns to the scaler.
 pub(crate) fn unscale_grads(
     op: &'static str,
     parameters: &[Tensor],
@@ -152,13 +186,22 @@ pub(crate) fn unscale_grads(
 ) -> Result<()> {
     let grads = collect_grads(op, parameters)?;
     for grad in &grads {
-        scaler.check_same_device(op, grad)?;
         fail_if!(
             grad.dtype() == DType::F16;
             dtype(op, DType::F16), "takes gradients of f32 and bf16; keep parameters in f32, autocast casts them"
         );
     }
-    transform_grads(&grads, GradTransform::Unscale(scaler, flag))
+    let shares = split_by_device(scaler.device(), &grads);
+    let copies: Vec<Tensor> =
+        shares.iter().map(|(device, _)| scaler.to_device(device)).collect::<Result<_>>()?;
+    for ((device, grads), copy) in shares.iter().zip(&copies) {
+        transform_grads(grads, GradTransform::Unscale(copy, flag))?;
+        if *device != scaler.device() {
+            let found_inf = copy.select(0, flag as isize)?.to_device(scaler.device())?;
+            scaler.select(0, flag as isize)?.add_(&found_inf)?;
+        }
+    }
+    Ok(())
 }
 
 /// Returns the existing gradients, each once, contiguous.

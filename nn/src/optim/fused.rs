@@ -437,12 +437,13 @@ impl FusedOptimizer {
             let max_tensors = max_tensors_per_launch(p.device(), bindings, usize::from(!states.is_empty()));
             // Limited by the bytes of a binding and by the 32-bit indices of kernels.
             let room = (p.device().info().limits.max_binding_bytes as usize / 4).min(u32::MAX as usize);
-            // At most one group of each kind is still open.
+            // At most one group of each kind is still open on each device.
             let overrides = self.overrides_for_parameter(k);
-            let kind = (overrides, rule.has_weight_decay(p));
-            let open = groups.iter_mut().rfind(|(group, _)| {
-                (group.overrides, rule.has_weight_decay(&self.parameters[group.members[0]])) == kind
-            });
+            let kind = |overrides, p: &Tensor| (overrides, rule.has_weight_decay(p), p.device().clone());
+            let own = kind(overrides, p);
+            let open = groups
+                .iter_mut()
+                .rfind(|(group, _)| kind(group.overrides, &self.parameters[group.members[0]]) == own);
             if let Some((group, total)) = open
                 && can_share_launch(&self.parameters[group.members[0]], p, group.members.len(), max_tensors)
                 && *total + size <= room
@@ -491,22 +492,27 @@ impl FusedOptimizer {
             Some(grad) => check_grad("step", k, p, &grad).map(|()| true),
             None => Ok(false),
         })?;
-        if let Some(skip) = skip {
-            check_skip(skip, &self.parameters)?;
-            self.enable_device_step_counts()?;
-        }
+        let skips = match skip {
+            Some(skip) => {
+                let skips = copy_skip_to_devices(skip, &self.groups, &self.parameters)?;
+                self.enable_device_step_counts()?;
+                skips
+            }
+            None => SmallVec::new(),
+        };
         // Allocates first, so that a step that runs out of memory has changed nothing.
         let grads: Vec<MemberGrads> = self
             .groups
             .iter()
             .map(|group| collect_group_grads(group, &self.parameters, self.writes_low_precision_copies))
             .collect::<Result<_>>()?;
-        let Some(kernel) = rule.kernel() else { return self.step_composed(rule, &grads, skip) };
+        let Some(kernel) = rule.kernel() else { return self.step_composed(rule, &grads, &skips) };
         let mut slots = StagingSlots::new(&self.groups, self.offloads_state)?;
         for (at, grads) in grads.iter().enumerate() {
             slots.prefetch_state(&self.groups, at)?;
             slots.prefetch_state(&self.groups, at + 1)?;
-            launch_group(rule, &kernel, &self.groups[at], grads, skip, &self.parameters, &self.step_state)?;
+            let (group, skip) = (&self.groups[at], skips.get(at));
+            launch_group(rule, &kernel, group, grads, skip, &self.parameters, &self.step_state)?;
             store_copies(&self.groups[at], grads, &self.parameters);
             slots.offload_state(&self.groups, at);
         }
@@ -514,18 +520,13 @@ impl FusedOptimizer {
     }
 
     /// Steps by tensor operations. All updates are computed before any parameter changes.
-    fn step_composed(
-        &self,
-        rule: &impl UpdateRule,
-        grads: &[MemberGrads],
-        skip: Option<&Tensor>,
-    ) -> Result<()> {
+    fn step_composed(&self, rule: &impl UpdateRule, grads: &[MemberGrads], skips: &[Tensor]) -> Result<()> {
         let (_no_grad, _no_autocast) = (autograd::no_grad(), amp::no_autocast());
         let before: Vec<u64> = (0..self.parameters.len()).map(|k| self.step_state.steps(k)).collect();
-        let make = |(group, grads)| {
-            composite::compute_writes(rule, group, grads, skip, &self.parameters, &self.step_state)
+        let make = |(at, (group, grads))| {
+            composite::compute_writes(rule, group, grads, skips.get(at), &self.parameters, &self.step_state)
         };
-        let updates: Result<Vec<_>> = self.groups.iter().zip(grads).map(make).collect();
+        let updates: Result<Vec<_>> = self.groups.iter().zip(grads).enumerate().map(make).collect();
         let writes = updates.inspect_err(|_| {
             // Restores the counts, because no step was made.
             before.iter().enumerate().for_each(|(k, &steps)| self.step_state.set_steps(k, steps));
@@ -592,12 +593,27 @@ fn store_copies(group: &FusedGroup, grads: &MemberGrads, parameters: &[Tensor]) 
     }
 }
 
-/// Fails for a `skip` tensor that is not a single f32 on the parameters' device.
-fn check_skip(skip: &Tensor, parameters: &[Tensor]) -> Result<()> {
+/// Returns a `skip` tensor for each group, on the group's device. Fails if `skip` is not a single f32.
+fn copy_skip_to_devices(
+    skip: &Tensor,
+    groups: &[FusedGroup],
+    parameters: &[Tensor],
+) -> Result<SmallVec<[Tensor; 4]>> {
     const OP: &str = "step_unless";
     fail_if!(skip.dtype() != DType::F32; dtype(OP, skip.dtype()), "takes one number of f32");
     fail_if!(skip.numel() != 1; shape(OP, [skip]), "takes one number");
-    parameters.iter().try_for_each(|p| skip.check_same_device(OP, p))
+    let mut copies: SmallVec<[Tensor; 4]> = smallvec![skip.detach()];
+    groups
+        .iter()
+        .map(|group| {
+            let device = parameters[group.members[0]].device();
+            if let Some(copy) = copies.iter().find(|copy| copy.device() == device) {
+                return Ok(copy.clone());
+            }
+            copies.push(skip.detach().to_device(device)?);
+            Ok(copies[copies.len() - 1].clone())
+        })
+        .collect()
 }
 
 /// Parameter in a launch.

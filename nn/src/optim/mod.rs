@@ -42,13 +42,14 @@ pub trait Optimizer {
     /// nothing has changed.
     fn step(&mut self) -> Result<()>;
 
-    /// Makes a [`step`](Self::step), unless the single value in `skip` (f32, on the device) is not zero. A
+    /// Makes a [`step`](Self::step), unless the single value in `skip` (f32, on any device) is not zero. A
     /// skipped step changes nothing and does not count. A [`GradScaler`] steps this way.
     ///
-    /// The optimisers here decide on the device. The default implementation waits for the value.
+    /// The optimisers here decide on the devices of the parameters, to which they copy the value. The default
+    /// implementation waits for the value.
     ///
     /// # Errors
-    /// `skip` is not a single f32 on the device of the parameters.
+    /// `skip` is not a single f32.
     fn step_unless(&mut self, skip: &Tensor) -> Result<()> {
         if skip.item()? == 0.0 { self.step() } else { Ok(()) }
     }

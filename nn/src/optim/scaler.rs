@@ -93,9 +93,11 @@ impl GradScaler {
         fn growth_interval(steps: u32) { growth_interval: steps }
     }
 
-    /// Returns the loss multiplied by the scale, in f32, on which `backward` is called. All losses are on one device.
+    /// Returns the loss multiplied by the scale, in f32, on which `backward` is called. The scale is on the device of
+    /// the first loss; losses and parameters of other devices get copies.
     pub fn scale(&self, loss: &Tensor) -> Result<Tensor> {
-        loss.mul(&self.device_state(loss.device())?.select(0, SCALE_INDEX as isize)?)
+        let scale = self.device_state(loss.device())?.select(0, SCALE_INDEX as isize)?;
+        loss.mul(&scale.to_device(loss.device())?)
     }
 
     /// Divides the gradients of an optimiser's parameters by the scale, in place, and records whether any is

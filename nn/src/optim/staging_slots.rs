@@ -3,14 +3,44 @@
 use smallvec::SmallVec;
 
 use super::fused::FusedGroup;
-use crate::{DType, Error, Result, Tensor};
+use crate::{DType, Device, Error, Result, Tensor};
 
-/// Reserved device memory for the states of two groups, while the other states are on the host. The
-/// reservation happens before any change, and the groups use it in turn.
+/// Reserved memory on each device for the states of two groups, while the other states are on the host. The
+/// reservation happens before any change, and the groups of a device use it in turn.
 #[derive(Default)]
 pub(super) struct StagingSlots {
-    /// `None` while a group uses the slot. Empty if states stay on the device.
+    /// Slots of the devices; empty if states stay on the devices.
+    devices: SmallVec<[DeviceSlots; 1]>,
+}
+
+/// Slots of one device.
+struct DeviceSlots {
+    device: Device,
+    /// Indices of the groups of this device that have a state, in order.
+    groups: Vec<usize>,
+    /// Number of elements of the largest state.
+    numel: usize,
+    /// `None` while a group uses the slot.
     slots: SmallVec<[Option<Tensor>; 2]>,
+}
+
+impl DeviceSlots {
+    fn new(device: &Device, groups: &[FusedGroup]) -> Result<Self> {
+        let states = groups.iter().enumerate().filter_map(|(at, g)| Some((at, g.state.as_ref()?)));
+        let states: Vec<(usize, &Tensor)> = states.filter(|(_, state)| state.device() == device).collect();
+        let numel = states.iter().map(|(_, state)| state.numel()).max().unwrap_or(0);
+        let allocate = |_| Tensor::empty([numel], DType::F32, device).map(Some);
+        let slots = (0..states.len().min(2)).map(allocate).collect::<Result<_>>()?;
+        let groups = states.into_iter().map(|(at, _)| at).collect();
+        Ok(Self { device: device.clone(), groups, numel, slots })
+    }
+
+    /// Returns the slot that a group uses.
+    fn slot_mut(&mut self, group: usize) -> Option<&mut Option<Tensor>> {
+        let turn = self.groups.iter().position(|&at| at == group)?;
+        let count = self.slots.len();
+        self.slots.get_mut(turn.checked_rem(count)?)
+    }
 }
 
 impl StagingSlots {
@@ -20,19 +50,25 @@ impl StagingSlots {
         }
         // Offloads states that are on the device, for example after loading.
         groups.iter().filter_map(|g| g.state.as_ref()).try_for_each(Tensor::offload_)?;
-        let Some(device) = groups.iter().find_map(|g| g.state.as_ref()).map(Tensor::device) else {
-            return Ok(Self::default());
-        };
-        let allocate = |_| Tensor::empty([max_state_numel(groups)], DType::F32, device).map(Some);
-        Ok(Self { slots: (0..groups.len().min(2)).map(allocate).collect::<Result<_>>()? })
+        let mut all = Self::default();
+        for state in groups.iter().filter_map(|g| g.state.as_ref()) {
+            if !all.devices.iter().any(|slots| slots.device == *state.device()) {
+                all.devices.push(DeviceSlots::new(state.device(), groups)?);
+            }
+        }
+        Ok(all)
+    }
+
+    /// Returns the slots of a state's device.
+    fn device_slots_mut(&mut self, state: &Tensor) -> Option<&mut DeviceSlots> {
+        self.devices.iter_mut().find(|slots| slots.device == *state.device())
     }
 
     /// Starts the transfer of a group's state to the device.
     pub(super) fn prefetch_state(&mut self, groups: &[FusedGroup], at: usize) -> Result<()> {
         let Some(state) = groups.get(at).and_then(|g| g.state.as_ref()) else { return Ok(()) };
-        let n = self.slots.len();
-        if n > 0 {
-            self.slots[at % n] = None;
+        if let Some(slot) = self.device_slots_mut(state).and_then(|slots| slots.slot_mut(at)) {
+            *slot = None;
         }
         state.prefetch_().or_else(|error| {
             if !error.is_out_of_memory() {
@@ -40,28 +76,25 @@ impl StagingSlots {
             }
             // Earlier groups have stepped, so the step must not fail: frees the reserved memory for this
             // state.
-            self.slots.iter_mut().for_each(|slot| *slot = None);
+            if let Some(slots) = self.device_slots_mut(state) {
+                slots.slots.iter_mut().for_each(|slot| *slot = None);
+            }
             state.prefetch_()
         })
     }
 
     /// Offloads the state of a group and reserves its slot again.
     pub(super) fn offload_state(&mut self, groups: &[FusedGroup], at: usize) {
-        let n = self.slots.len();
-        let Some(state) = groups[at].state.as_ref().filter(|_| n > 0) else { return };
-        match state.offload_() {
-            Ok(()) => {
-                self.slots[at % n] =
-                    Tensor::empty([max_state_numel(groups)], DType::F32, state.device()).ok();
-            }
-            Err(error) => warn_offload_failed(&error),
+        let Some(state) = groups[at].state.as_ref() else { return };
+        let Some(slots) = self.device_slots_mut(state) else { return };
+        if let Err(error) = state.offload_() {
+            return warn_offload_failed(&error);
+        }
+        let reserved = Tensor::empty([slots.numel], DType::F32, state.device()).ok();
+        if let Some(slot) = slots.slot_mut(at) {
+            *slot = reserved;
         }
     }
-}
-
-/// Returns the number of elements of the largest state.
-fn max_state_numel(groups: &[FusedGroup]) -> usize {
-    groups.iter().filter_map(|g| g.state.as_ref()).map(Tensor::numel).max().unwrap_or(0)
 }
 
 /// Logs a warning instead of an error, because the step itself has succeeded.

@@ -13,7 +13,7 @@ const NON_OPERATIONS: &[(&str, &str)] = &[
     ("check_indices", "a guard of the program"),
     ("set_check_indices", "a setting of the program"),
     ("is_expanded", "a view: the topic `tensors`"),
-    ("to_device", "makes or moves a tensor: the topic `tensors`"),
+    ("to_device", "moves a tensor: the topic `two_devices`"),
     ("add_layer_norm_low_precision", "for `forebay-nn` alone"),
     ("add_rms_norm_low_precision", "for `forebay-nn` alone"),
     ("cast_index_to_i32", "for `forebay-nn` alone"),

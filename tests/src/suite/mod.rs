@@ -68,6 +68,8 @@ mod tensors;
 mod train_resume;
 mod trainer_fit;
 mod training;
+mod two_device_training;
+mod two_devices;
 mod view_chains;
 mod wgsl;
 
@@ -111,6 +113,8 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("step_costs", step_costs::TESTS),
     ("errors", errors::TESTS),
     ("devices", devices::TESTS),
+    ("two_devices", two_devices::TESTS),
+    ("two_device_training", two_device_training::TESTS),
     ("asynchronous", asynchronous::TESTS),
     ("dlpack", dlpack::TESTS),
     ("embedding", embedding::TESTS),
