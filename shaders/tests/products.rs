@@ -78,19 +78,25 @@ fn check_variants(spec: &KernelSpec, dtype: &str, vectors: bool) {
 #[test]
 fn products_are_valid() {
     for dtype in ["f32", "f16", "bf16", "f64", "i32", "u32", "i64", "u8"] {
-        for bias in [false, true] {
-            check_variants(
-                &KernelSpec::new("matmul").def("dtype", dtype).def("out", dtype).def("bias", bias),
-                dtype,
-                true,
-            );
+        // Bias, GELU, its argument as a second output, accumulation.
+        let mut epilogues = vec![[false; 4], [true, false, false, false], [false, false, false, true]];
+        if matches!(dtype, "f32" | "f16" | "bf16") {
+            epilogues.push([true, true, true, false]);
+        }
+        for [bias, gelu, pre_activation, accumulate] in epilogues.clone() {
+            let spec = KernelSpec::new("matmul").def("dtype", dtype).def("out", dtype).def("bias", bias);
+            let spec = spec.def("gelu", gelu).def("pre_activation", pre_activation);
+            check_variants(&spec.def("accumulate", accumulate), dtype, true);
         }
         let sums = match dtype {
             "f16" | "bf16" => "f32",
             "u8" => "u32",
             other => other,
         };
-        render_valid(&KernelSpec::new("splitk_reduce").def("T", sums).def("dtype", dtype));
+        for [_, gelu, pre_activation, accumulate] in epilogues {
+            let spec = KernelSpec::new("splitk_reduce").def("T", sums).def("dtype", dtype).def("gelu", gelu);
+            render_valid(&spec.def("pre_activation", pre_activation).def("accumulate", accumulate));
+        }
     }
 }
 

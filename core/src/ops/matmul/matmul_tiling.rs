@@ -172,6 +172,24 @@ pub(crate) struct TilePlan {
     k_per_split: usize,
 }
 
+/// Work on complete sums before they are stored. Tensors are contiguous, at offset 0.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct SumEpilogue<'a> {
+    /// If true, the result is gelu_tanh of the sum.
+    pub(crate) gelu: bool,
+    /// Tensor for the argument of GELU, with the shape and type of the result.
+    pub(crate) pre_activation: Option<&'a Tensor>,
+    /// If true, the result is added to the output.
+    pub(crate) accumulate: bool,
+}
+
+impl SumEpilogue<'_> {
+    fn add_definitions(&self, spec: KernelSpec) -> KernelSpec {
+        let pre_activation = self.pre_activation.is_some();
+        kernel_spec! { ..spec; gelu: self.gelu, pre_activation, accumulate: self.accumulate }
+    }
+}
+
 /// Shortest part of a sum that is worth a separate workgroup.
 const MIN_K_PER_SPLIT: usize = 256;
 
@@ -347,10 +365,38 @@ impl TilePlan {
         params: KernelParams,
         out: &Tensor,
     ) -> Result<()> {
-        let with = |out| inputs.iter().copied().chain([out]).collect::<SmallVec<[&Tensor; 4]>>();
         if self.split_k == 1 {
-            return launch::launch(spec, &with(out), params, self.workgroups_per_split);
+            return launch::launch(spec, &bindings![inputs, out], params, self.workgroups_per_split);
         }
+        self.run_splits(spec, inputs, params, out, SumEpilogue::default())
+    }
+
+    /// Runs the kernel of a matrix product as [`run`](Self::run) does. The last stage applies the epilogue.
+    pub(crate) fn run_with_epilogue(
+        &self,
+        spec: KernelSpec,
+        inputs: &[&Tensor],
+        params: KernelParams,
+        out: &Tensor,
+        epilogue: SumEpilogue<'_>,
+    ) -> Result<()> {
+        if self.split_k == 1 {
+            let spec = epilogue.add_definitions(spec);
+            let tensors = bindings![inputs, epilogue.pre_activation, out];
+            return launch::launch(&spec, &tensors, params, self.workgroups_per_split);
+        }
+        let spec = SumEpilogue::default().add_definitions(spec);
+        self.run_splits(&spec, inputs, params, out, epilogue)
+    }
+
+    fn run_splits(
+        &self,
+        spec: &KernelSpec,
+        inputs: &[&Tensor],
+        params: KernelParams,
+        out: &Tensor,
+        epilogue: SumEpilogue<'_>,
+    ) -> Result<()> {
         let sums = match out.dtype() {
             DType::F16 | DType::BF16 => DType::F32,
             DType::U8 => DType::U32,
@@ -358,12 +404,15 @@ impl TilePlan {
         };
         let n = out.numel();
         let parts = empty_workspace(&[self.split_k, n], sums, out.device())?;
-        launch::launch(spec, &with(&parts), params, self.workgroups_per_split * self.split_k)?;
-        let spec = kernel_spec! {
+        let groups = self.workgroups_per_split * self.split_k;
+        launch::launch(spec, &bindings![inputs, &parts], params, groups)?;
+        let spec = epilogue.add_definitions(kernel_spec! {
             "splitk_reduce", T: sums.name(), dtype: launch::shader_dtype_name(out.dtype(), out.device()),
-        };
-        let params = kernel_params! { n, splits: self.split_k }.loop_iterations(4 * (self.split_k + 1));
-        launch::launch(&spec, &[&parts, out], params, n.div_ceil(4 * WORKGROUP_SIZE))
+        });
+        // The loops over the splits of four elements, and the loop of the epilogue.
+        let params = kernel_params! { n, splits: self.split_k }.loop_iterations(4 * (self.split_k + 1) + 5);
+        let tensors = bindings![&parts, epilogue.pre_activation, out];
+        launch::launch(&spec, &tensors, params, n.div_ceil(4 * WORKGROUP_SIZE))
     }
 }
 
