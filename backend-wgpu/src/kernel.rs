@@ -6,12 +6,12 @@ use std::fmt::Display;
 use std::sync::{Arc, Once};
 
 use forebay_core::backend::compile_pool::{self, PendingCode};
-use forebay_core::backend::{KernelSource, Limits};
+use forebay_core::backend::{DeviceInfo, KernelSource, Limits};
 use forebay_core::environment;
 use forebay_core::error::{Error, Result};
 use forebay_shaders::cooperative::{self, OperandType};
 use naga::valid::{Capabilities, ValidationFlags, Validator};
-use naga::{AddressSpace, Module, ShaderStage, StorageAccess};
+use naga::{AddressSpace, Module, ShaderStage, StorageAccess, TypeInner};
 
 use crate::bind_groups::BindLayouts;
 use crate::gpu::{Gpu, to_single_line};
@@ -100,10 +100,12 @@ pub(crate) fn lower(
 pub(crate) fn compile(
     gpu: &Arc<Gpu>,
     layouts: &BindLayouts,
-    limits: &Limits,
+    info: &DeviceInfo,
     source: &KernelSource<'_>,
 ) -> Result<CompiledKernel> {
-    let lowered = lower(limits, gpu.max_immediate_bytes(), source)?;
+    let lowered = lower(&info.limits, gpu.max_immediate_bytes(), source)?;
+    check_matrix_sides(&lowered.module, info.features.cooperative_side)
+        .map_err(|message| Error::KernelCompilation { label: source.label.to_owned(), message })?;
     let LoweredModule { module, binding_count, written, params } = lowered;
     let layout = layouts.pipeline(&gpu.device, binding_count, params);
     let (gpu, job) = (Arc::clone(gpu), PipelineJob::new(module, layout, source));
@@ -285,6 +287,24 @@ fn check_bindings(module: &Module, limits: &Limits) -> Result<BindingInterface, 
         return Err(format!("it binds {bindings} buffers; this device allows {}", limits.max_bindings));
     }
     Ok(BindingInterface { binding_count: bindings, params_bytes })
+}
+
+/// Checks that cooperative matrices have the device's size, because the driver does not check it. A `side` of 0 accepts
+/// every size: probes run before the side is known, and devices without matrix units refuse the module themselves.
+fn check_matrix_sides(module: &Module, side: u32) -> Result<(), String> {
+    for (_, found) in module.types.iter() {
+        if let TypeInner::CooperativeMatrix { columns, rows, .. } = found.inner
+            && side > 0
+            && [columns as u32, rows as u32] != [side; 2]
+        {
+            let (columns, rows) = (columns as u32, rows as u32);
+            return Err(format!(
+                "it has cooperative matrices of {rows} x {columns}, this device those of {side} x {side}; write the \
+                 kernel for `Features::cooperative_side`"
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Returns the bit of each storage binding that a kernel may write.

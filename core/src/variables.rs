@@ -32,7 +32,7 @@ enum ValueKind {
 const REQUIREMENTS: [&str; 4] = ["wgpu", "cuda", "nvrtc", "browser"];
 
 /// All variables of the project with the kinds of their values. docs/src/reference/environment.md explains them.
-const KNOWN_VARIABLES: [(&str, ValueKind); 22] = [
+const KNOWN_VARIABLES: [(&str, ValueKind); 23] = [
     ("FOREBAY_ALLOC_CONF", ValueKind::AllocatorConfig),
     ("FOREBAY_BOUNDS_CHECKS", ValueKind::Switch),
     ("FOREBAY_CACHE_DIR", ValueKind::Text),
@@ -49,6 +49,7 @@ const KNOWN_VARIABLES: [(&str, ValueKind); 22] = [
     ("FOREBAY_FUZZ_SEED", ValueKind::Number),
     ("FOREBAY_GOLDEN", ValueKind::Text),
     ("FOREBAY_IM2COL_BYTES", ValueKind::Bytes),
+    ("FOREBAY_MATRIX_UNITS", ValueKind::Switch),
     ("FOREBAY_MINILM", ValueKind::Text),
     ("FOREBAY_NVTX", ValueKind::Switch),
     ("FOREBAY_PORTABLE_KERNELS", ValueKind::Switch),

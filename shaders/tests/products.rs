@@ -23,8 +23,16 @@ fn matmul_variants() -> Vec<Definitions> {
         let variant = [("variant", TemplateDef::from("tiled"))];
         push_orders(variant.into_iter().chain(names.into_iter().zip(tile.map(TemplateDef::from))).collect());
     }
-    for tile in [[128usize, 128, 32, 64, 64], [128, 64, 32, 64, 32], [64, 64, 32, 32, 32]] {
-        let names = ["rows", "cols", "depth", "sub_rows", "sub_cols"];
+    // 16 x 16 matrices, then 8 x 8 ones with the subgroups of lavapipe and of Metal.
+    let cooperative = [
+        [128usize, 128, 32, 64, 64, 16, 32],
+        [128, 64, 32, 64, 32, 16, 32],
+        [64, 64, 32, 32, 32, 16, 32],
+        [64, 64, 32, 32, 32, 8, 32],
+        [32, 32, 32, 16, 32, 8, 8],
+    ];
+    for tile in cooperative {
+        let names = ["rows", "cols", "depth", "sub_rows", "sub_cols", "side", "lanes"];
         let variant = [("variant", TemplateDef::from("cooperative"))];
         push_orders(variant.into_iter().chain(names.into_iter().zip(tile.map(TemplateDef::from))).collect());
     }
@@ -49,7 +57,7 @@ fn check_variants(spec: &KernelSpec, dtype: &str, vectors: bool) {
             || is("tiled") && matches!(dtype, "f32" | "f16" | "bf16")
             || matches!(dtype, "f16" | "bf16");
         // One tile of matrix units stands for all where operands are gathered: these kernels are long.
-        let repeats = is("cooperative") && !vectors && variant[1].1 != TemplateDef::from(64usize);
+        let repeats = is("cooperative") && !vectors && variant[1].1 == TemplateDef::from(128usize);
         if !supported || repeats {
             continue;
         }

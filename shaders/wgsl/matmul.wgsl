@@ -130,7 +130,8 @@ fn store4(k_split: u32, z: u32, row: u32, col: u32, sums: vec4<f32>) {
 {% if variant == "tiled" %}
 {{ body.tiled(thread_rows, rows, cols, depth, a_order, b_order, a_vectors, b_vectors, k_edges, unroll) }}
 {% else %}
-{{ body.cooperative(dtype, rows, cols, depth, sub_rows, sub_cols, a_order, b_order, a_vectors, b_vectors, k_edges) }}
+{{ body.cooperative(dtype, side, lanes, rows, cols, depth, sub_rows, sub_cols, a_order, b_order, a_vectors, b_vectors,
+    k_edges) }}
 {% endif %}
 {% else %}
 fn store(k_split: u32, z: u32, row: u32, col: u32, v: {{ T }}) {
