@@ -88,8 +88,16 @@ impl AdapterCandidate {
         environment::read_switch(MATRIX_UNITS).ok().flatten().unwrap_or(!self.is_software())
     }
 
+    /// Reports whether the API accepts the SPIR-V that [`spirv`](crate::spirv) prepares. Metal has 8 x 8 matrices too.
+    fn takes_spirv(&self) -> bool {
+        self.info.backend == wgpu::Backend::Vulkan
+    }
+
     /// Returns the reason why the device has no usable matrix units, or `None` if it has.
     pub(crate) fn matrix_units_unavailable_reason(&self) -> Option<String> {
+        if !self.takes_spirv() {
+            return Some("wgpu takes the SPIR-V of matrix units only through Vulkan".to_owned());
+        }
         if !self.adapter.features().contains(MATRIX_FEATURES) {
             return Some("the driver has no cooperative matrices in SPIR-V".to_owned());
         }
@@ -117,8 +125,9 @@ impl AdapterCandidate {
     pub(crate) fn matrix_shapes(&self) -> Vec<MatrixShape> {
         use wgpu::CooperativeScalarType::{F16, F32};
         let lanes = self.info.subgroup_min_size;
-        let has_units = self.adapter.features().contains(MATRIX_FEATURES) && self.enables_matrix_units();
-        if !has_units || lanes != self.info.subgroup_max_size {
+        let may_use_units = self.takes_spirv() && self.enables_matrix_units();
+        let has_units = self.adapter.features().contains(MATRIX_FEATURES);
+        if !may_use_units || !has_units || lanes != self.info.subgroup_max_size {
             return Vec::new();
         }
         let listed = self.adapter.cooperative_matrix_properties();
@@ -287,8 +296,8 @@ fn finish_probes(backend: &mut WgpuBackend) -> Result<()> {
     Ok(())
 }
 
-/// Tests the matrix units of each listed shape, until a type works in one, and sets the features of the types that work.
-/// Returns why a type or a larger shape is not used.
+/// Tests the matrix units of each listed shape, until a type works in one, and sets the features of the types that
+/// work. Returns why a type or a larger shape is not used.
 fn probe_matrix_units(backend: &mut WgpuBackend, shapes: &[MatrixShape]) -> Option<String> {
     let mut reasons = Vec::new();
     if shapes.first().is_some_and(|shape| shape.side == 8) {

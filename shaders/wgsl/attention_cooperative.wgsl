@@ -181,7 +181,8 @@ The halves read their quads in different orders, so that they access different b
 
 {#- The query and the key of element e of quad j of part c. -#}
 {% macro query_and_key(c, j, e) -%}
-    {% set column = "col0 + half * 8u + " ~ (side * c + e) ~ "u + " ~ ("half" if j == 0 else "(1u - half)") ~ " * 4u" -%}
+    {% set column =
+        "col0 + half * 8u + " ~ (side * c + e) ~ "u + " ~ ("half" if j == 0 else "(1u - half)") ~ " * 4u" -%}
     {{ column ~ ", row" if pass == "keys" else "row, " ~ column }}
 {%- endmacro %}
 
@@ -222,7 +223,8 @@ block once, and passes it on through workgroup memory. -#}
     {% for j in range(2) %}
     let kept{{ c }}_{{ j }} = vec4<f32>({% for e in range(4) %}
         m_dropout_select(
-            bitcast<u32>(values[blocks_at + {{ lanes * c + e }}u + {{ "half" if j == 0 else "(1u - half)" }} * 4u][word]),
+            bitcast<u32>(
+                values[blocks_at + {{ lanes * c + e }}u + {{ "half" if j == 0 else "(1u - half)" }} * 4u][word]),
             row, p.threshold, p.dropout_scale), {% endfor %});
     {% endfor %}
     {% endfor %}
