@@ -62,8 +62,9 @@ fn product(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 
 fn main() -> Result<()> {
     let device = Device::best()?;
-    if !device.info().features.has_cooperative(DType::BF16) {
-        println!("{} has no matrix units for bf16", device.info());
+    let features = device.info().features;
+    if !features.has_cooperative(DType::BF16) || features.cooperative_side as usize != SIDE {
+        println!("{} has no matrix units for bf16 matrices of {SIDE} x {SIDE}", device.info());
         return Ok(());
     }
     // Small integers, so that every order of the sums is exact.

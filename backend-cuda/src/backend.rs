@@ -279,6 +279,7 @@ impl CudaBackend {
                 // mma.m16n8k16
                 cooperative_f16: arch >= 80,
                 cooperative_bf16: arch >= 80,
+                cooperative_side: if arch >= 80 { 16 } else { 0 },
             },
             limits: Limits {
                 max_binding_bytes: total,

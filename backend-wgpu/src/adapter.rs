@@ -1,6 +1,7 @@
 //! Lists adapters with their capabilities, and opens devices.
 
 use forebay_core::backend::{DeviceInfo, DeviceMemory, Features, Limits, PeakRates, SourceLimits};
+use forebay_core::environment;
 use forebay_core::error::{Error, Result};
 use forebay_shaders::cooperative::OperandType;
 
@@ -9,7 +10,7 @@ use crate::gpu::{Gpu, immediate_bytes_within};
 use crate::offline::OfflineAdapter;
 use crate::params::MAX_PARAMS;
 use crate::platform;
-use crate::probe;
+use crate::probe::{self, MatrixShape};
 use crate::vulkan;
 
 /// Minimum alignment of slices; an adapter may require more. Fixed, so that the same program has the same
@@ -22,6 +23,9 @@ const BUDGET_PERCENT: u8 = 98;
 /// Minimum bindings and workgroup size, which WebGPU guarantees and the kernels need.
 const MIN_BINDINGS: u32 = 8;
 const MIN_WORKGROUP: u32 = 256;
+
+/// Environment variable that enables or disables matrix units. By default, hardware has them and software has not.
+pub(crate) const MATRIX_UNITS: &str = "FOREBAY_MATRIX_UNITS";
 
 /// Features of kernels with cooperative matrices.
 const MATRIX_FEATURES: wgpu::Features =
@@ -77,25 +81,68 @@ impl AdapterCandidate {
         self.info.device_type == wgpu::DeviceType::Cpu
     }
 
-    /// Returns the reason why the device has no usable matrix units, or `None` if it has. Subgroups of 32 must multiply
-    /// f16 matrices of 16 x 16 with sums in f32, and the driver must accept this backend's SPIR-V.
+    /// Reports whether the settings allow matrix units. Software drivers take many times longer to compile such kernels
+    /// than they save, so they need the variable.
+    fn enables_matrix_units(&self) -> bool {
+        // Opening the device reports an invalid value as an error.
+        environment::read_switch(MATRIX_UNITS).ok().flatten().unwrap_or(!self.is_software())
+    }
+
+    /// Reports whether the API accepts the SPIR-V that [`spirv`](crate::spirv) prepares. Metal has 8 x 8 matrices too.
+    fn takes_spirv(&self) -> bool {
+        self.info.backend == wgpu::Backend::Vulkan
+    }
+
+    /// Returns the reason why the device has no usable matrix units, or `None` if it has.
     pub(crate) fn matrix_units_unavailable_reason(&self) -> Option<String> {
-        use wgpu::CooperativeScalarType::{F16, F32};
-        let is_known = |found: &wgpu::CooperativeMatrixProperties| {
-            (found.m_size, found.n_size, found.k_size) == (16, 16, 16)
-                && (found.ab_type, found.cr_type) == (F16, F32)
-        };
-        let (min, max) = (self.info.subgroup_min_size, self.info.subgroup_max_size);
+        if !self.takes_spirv() {
+            return Some("wgpu takes the SPIR-V of matrix units only through Vulkan".to_owned());
+        }
         if !self.adapter.features().contains(MATRIX_FEATURES) {
             return Some("the driver has no cooperative matrices in SPIR-V".to_owned());
         }
-        if (min, max) != (32, 32) {
-            return Some(format!("its subgroups have {min} to {max} invocations; the kernels need 32"));
+        if !self.enables_matrix_units() {
+            return Some(match self.is_software() {
+                true => format!("software drivers use matrix units only with {MATRIX_UNITS}=1"),
+                false => format!("{MATRIX_UNITS}=0 disables matrix units"),
+            });
         }
-        if !self.adapter.cooperative_matrix_properties().iter().any(is_known) {
-            return Some("the driver lists no product of 16 x 16 f16 matrices with sums in f32".to_owned());
+        let (min, max) = (self.info.subgroup_min_size, self.info.subgroup_max_size);
+        if min != max {
+            return Some(format!("its subgroups have {min} to {max} invocations; the kernels need one size"));
+        }
+        if self.matrix_shapes().is_empty() {
+            return Some(format!(
+                "the driver lists no product of f16 matrices with sums in f32 that its subgroups of {min} can use: \
+                 16 x 16 with subgroups of 32, or 8 x 8 with at least 8 invocations"
+            ));
         }
         None
+    }
+
+    /// Returns the shapes of matrices that the driver lists and the kernels can use, the preferred one first. Subgroups
+    /// have one size, f16 matrices have sums in f32, and the driver accepts this backend's SPIR-V.
+    pub(crate) fn matrix_shapes(&self) -> Vec<MatrixShape> {
+        use wgpu::CooperativeScalarType::{F16, F32};
+        let lanes = self.info.subgroup_min_size;
+        let may_use_units = self.takes_spirv() && self.enables_matrix_units();
+        let has_units = self.adapter.features().contains(MATRIX_FEATURES);
+        if !may_use_units || !has_units || lanes != self.info.subgroup_max_size {
+            return Vec::new();
+        }
+        let listed = self.adapter.cooperative_matrix_properties();
+        let lists = |side: u32| {
+            listed.iter().any(|found| {
+                [found.m_size, found.n_size, found.k_size] == [side; 3]
+                    && (found.ab_type, found.cr_type) == (F16, F32)
+            })
+        };
+        let fits = |side: u32| match side {
+            16 => lanes == 32,
+            _ => lanes.is_power_of_two() && (8..=64).contains(&lanes),
+        };
+        let sides = [16, 8].into_iter().filter(|&side| lists(side) && fits(side));
+        sides.map(|side| MatrixShape { side, lanes }).collect()
     }
 
     fn driver_description(&self) -> String {
@@ -168,9 +215,12 @@ pub(crate) fn enumerate() -> Vec<WgpuDeviceInfo> {
 
 /// See [`WgpuBackend::new`].
 pub(crate) fn open(index: usize) -> Result<WgpuBackend> {
-    let (mut backend, reason) = open_probed(index)?;
+    let (mut backend, shapes, reason) = open_probed(index)?;
     finish_probes(&mut backend)?;
-    let reason = reason.or_else(|| probe_matrix_units(&mut backend));
+    let reason = match &shapes[..] {
+        [] => reason,
+        shapes => probe_matrix_units(&mut backend, shapes),
+    };
     describe_matrix_path(&mut backend, reason);
     Ok(backend)
 }
@@ -183,7 +233,11 @@ pub(crate) fn describe_matrix_path(backend: &mut WgpuBackend, reason: Option<Str
     let mut path = match units.as_slice() {
         [] => "matrix products: tiles of f32".to_owned(),
         units => {
-            format!("matrix products: matrix units for {}, tiles of f32 for other types", units.join(", "))
+            let side = info.features.cooperative_side;
+            format!(
+                "matrix products: matrix units ({side} x {side}) for {}, tiles of f32 for other types",
+                units.join(", ")
+            )
         }
     };
     if let Some(reason) = reason {
@@ -223,12 +277,15 @@ pub(crate) fn share(
     }
     backend.info_mut().features = features;
     finish_probes(&mut backend)?;
-    let reason = candidate.matrix_units_unavailable_reason().or_else(|| {
-        if enabled.contains(MATRIX_FEATURES) {
-            return probe_matrix_units(&mut backend);
-        }
-        Some("the program's device has no cooperative matrices: open it by `request_wgpu_device`".to_owned())
-    });
+    let reason = match enabled.contains(MATRIX_FEATURES) {
+        true => match &candidate.matrix_shapes()[..] {
+            [] => candidate.matrix_units_unavailable_reason(),
+            shapes => probe_matrix_units(&mut backend, shapes),
+        },
+        false => Some(candidate.matrix_units_unavailable_reason().unwrap_or_else(|| {
+            "the program's device has no cooperative matrices: open it by `request_wgpu_device`".to_owned()
+        })),
+    };
     describe_matrix_path(&mut backend, reason);
     Ok(backend)
 }
@@ -241,24 +298,35 @@ fn finish_probes(backend: &mut WgpuBackend) -> Result<()> {
     Ok(())
 }
 
-/// Tests the matrix units, and sets the features of the types that work. Returns the reason if one does not.
-fn probe_matrix_units(backend: &mut WgpuBackend) -> Option<String> {
-    let mut reason = None;
-    let mut works = |operand| match probe::multiplies_matrices(backend, operand) {
-        Ok(true) => true,
-        Ok(false) => {
-            reason = Some(format!("matrix units compute {operand} wrongly"));
-            false
+/// Tests the matrix units of each listed shape, until a type works in one, and sets the features of the types that
+/// work. Returns why a type or a larger shape is not used.
+fn probe_matrix_units(backend: &mut WgpuBackend, shapes: &[MatrixShape]) -> Option<String> {
+    let mut reasons = Vec::new();
+    if shapes.first().is_some_and(|shape| shape.side == 8) {
+        reasons.push("the driver lists no 16 x 16 matrices that its subgroups can use".to_owned());
+    }
+    for &shape in shapes {
+        let side = shape.side;
+        let mut works = |operand| match probe::multiplies_matrices(backend, shape, operand) {
+            Ok(true) => true,
+            Ok(false) => {
+                reasons.push(format!("matrix units compute {side} x {side} {operand} wrongly"));
+                false
+            }
+            Err(error) => {
+                reasons.push(format!("matrix units do not take {side} x {side} {operand}: {error}"));
+                false
+            }
+        };
+        let [f16, bf16] = [works(OperandType::F16), works(OperandType::Bf16)];
+        if f16 || bf16 {
+            let features = &mut backend.info_mut().features;
+            (features.cooperative_f16, features.cooperative_bf16) = (f16, bf16);
+            features.cooperative_side = side;
+            break;
         }
-        Err(error) => {
-            reason = Some(format!("matrix units do not take {operand}: {error}"));
-            false
-        }
-    };
-    let [f16, bf16] = [works(OperandType::F16), works(OperandType::Bf16)];
-    let features = &mut backend.info_mut().features;
-    (features.cooperative_f16, features.cooperative_bf16) = (f16, bf16);
-    reason
+    }
+    (!reasons.is_empty()).then(|| reasons.join("; "))
 }
 
 /// See [`offline::find_adapter`](crate::offline::find_adapter).
@@ -280,9 +348,9 @@ pub(crate) fn probes_within(features: wgpu::Features) -> Vec<probe::TypeProbe> {
     probe::probes().into_iter().filter(|probe| features.contains(probe.feature)).collect()
 }
 
-/// Opens an adapter, and tests the types that its driver reports. Returns also why it has no matrix units, if it
-/// has none.
-fn open_probed(index: usize) -> Result<(WgpuBackend, Option<String>)> {
+/// Opens an adapter, and tests the types that its driver reports. Returns also the shapes of its matrices, and why it
+/// has none if it has none.
+fn open_probed(index: usize) -> Result<(WgpuBackend, Vec<MatrixShape>, Option<String>)> {
     let instance = create_instance();
     let found = list_candidates(&instance);
     let candidate = usable_candidate(&instance, &found, index)?;
@@ -291,7 +359,7 @@ fn open_probed(index: usize) -> Result<(WgpuBackend, Option<String>)> {
     let mut features = backend.info_mut().features;
     let Err(error) = probe::run_probes(&backend, &probes, &mut features) else {
         backend.info_mut().features = features;
-        return Ok((backend, candidate.matrix_units_unavailable_reason()));
+        return Ok((backend, candidate.matrix_shapes(), candidate.matrix_units_unavailable_reason()));
     };
     log::warn!("{}: not all of its types work ({error}); trying one by one", candidate.info.name);
     // Each on its own device: a failing probe may lose its device.
@@ -314,7 +382,7 @@ fn open_probed(index: usize) -> Result<(WgpuBackend, Option<String>)> {
     }
     let mut backend = request_device(candidate, index, good)?;
     backend.info_mut().features = features;
-    Ok((backend, candidate.matrix_units_unavailable_reason()))
+    Ok((backend, candidate.matrix_shapes(), candidate.matrix_units_unavailable_reason()))
 }
 
 /// Returns the adapter of an index, or the reason why there is none.

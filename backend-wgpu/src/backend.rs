@@ -133,6 +133,7 @@ impl WgpuBackend {
     /// Opens a device of [`enumerate`](Self::enumerate).
     pub fn open(index: usize) -> Result<Arc<dyn Backend>> {
         environment::read_switch(kernel::BOUNDS_CHECKS)?;
+        environment::read_switch(adapter::MATRIX_UNITS)?;
         Ok(Arc::new(Self::new(index)?))
     }
 
@@ -502,7 +503,7 @@ impl Backend for WgpuBackend {
         if let Some(&id) = known.get(&content) {
             return Ok(id);
         }
-        let kernel = kernel::compile(&self.gpu, &self.layouts, &self.info.limits, source)?;
+        let kernel = kernel::compile(&self.gpu, &self.layouts, &self.info, source)?;
         let mut kernels = self.kernels.write_unpoisoned();
         let id = KernelId(kernels.len() as u32);
         kernels.push(Arc::new(kernel));

@@ -6,12 +6,12 @@ use std::fmt::Display;
 use std::sync::{Arc, Once};
 
 use forebay_core::backend::compile_pool::{self, PendingCode};
-use forebay_core::backend::{KernelSource, Limits};
+use forebay_core::backend::{DeviceInfo, KernelSource, Limits};
 use forebay_core::environment;
 use forebay_core::error::{Error, Result};
 use forebay_shaders::cooperative::{self, OperandType};
 use naga::valid::{Capabilities, ValidationFlags, Validator};
-use naga::{AddressSpace, Module, ShaderStage, StorageAccess};
+use naga::{AddressSpace, Expression, Module, ShaderStage, StorageAccess, TypeInner};
 
 use crate::bind_groups::BindLayouts;
 use crate::gpu::{Gpu, to_single_line};
@@ -100,10 +100,12 @@ pub(crate) fn lower(
 pub(crate) fn compile(
     gpu: &Arc<Gpu>,
     layouts: &BindLayouts,
-    limits: &Limits,
+    info: &DeviceInfo,
     source: &KernelSource<'_>,
 ) -> Result<CompiledKernel> {
-    let lowered = lower(limits, gpu.max_immediate_bytes(), source)?;
+    let lowered = lower(&info.limits, gpu.max_immediate_bytes(), source)?;
+    check_matrix_sides(&lowered.module, info.features.cooperative_side)
+        .map_err(|message| Error::KernelCompilation { label: source.label.to_owned(), message })?;
     let LoweredModule { module, binding_count, written, params } = lowered;
     let layout = layouts.pipeline(&gpu.device, binding_count, params);
     let (gpu, job) = (Arc::clone(gpu), PipelineJob::new(module, layout, source));
@@ -287,6 +289,31 @@ fn check_bindings(module: &Module, limits: &Limits) -> Result<BindingInterface, 
     Ok(BindingInterface { binding_count: bindings, params_bytes })
 }
 
+/// Checks that cooperative matrices have the device's size, because the driver does not check it. A `side` of 0 accepts
+/// every size: probes run before the side is known, and devices without matrix units refuse the module themselves.
+fn check_matrix_sides(module: &Module, side: u32) -> Result<(), String> {
+    let of_types = module.types.iter().filter_map(|(_, found)| match found.inner {
+        TypeInner::CooperativeMatrix { columns, rows, .. } => Some((columns, rows)),
+        _ => None,
+    });
+    // The type of a loaded matrix need not be among the module's types.
+    let entry_points = module.entry_points.iter().map(|entry| &entry.function);
+    let functions = module.functions.iter().map(|(_, function)| function).chain(entry_points);
+    let of_loads =
+        functions.flat_map(|function| function.expressions.iter()).filter_map(|(_, found)| match *found {
+            Expression::CooperativeLoad { columns, rows, .. } => Some((columns, rows)),
+            _ => None,
+        });
+    let mut sizes = of_types.chain(of_loads).map(|(columns, rows)| [rows as u32, columns as u32]);
+    match sizes.find(|&size| side > 0 && size != [side; 2]) {
+        None => Ok(()),
+        Some([rows, columns]) => Err(format!(
+            "it has cooperative matrices of {rows} x {columns}, this device those of {side} x {side}; write the kernel \
+             for `Features::cooperative_side`"
+        )),
+    }
+}
+
 /// Returns the bit of each storage binding that a kernel may write.
 fn written_bindings(module: &Module) -> u32 {
     let bit = |variable: &naga::GlobalVariable| match (variable.space, &variable.binding) {
@@ -317,5 +344,27 @@ fn make_params_immediate(module: &mut Module) {
             variable.space = AddressSpace::Immediate;
             variable.binding = None;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn matrices_of_another_size_are_refused() {
+        let check = |wgsl: &str, side| check_matrix_sides(&naga::front::wgsl::parse_str(wgsl).unwrap(), side);
+        let kernel = "
+            enable wgpu_cooperative_matrix;
+            @group(0) @binding(0) var<storage, read_write> x: array<f32>;
+            @compute @workgroup_size(32) fn main() {
+                let sums = coopLoad<coop_mat8x8<f32, C>>(&x[0], 8u);
+                coopStore(sums, &x[64], 8u);
+            }";
+        let message = check(kernel, 16).unwrap_err();
+        assert!(message.contains("8 x 8, this device those of 16 x 16"), "{message}");
+        // A probe runs before the side is known.
+        assert_eq!([check(kernel, 8), check(kernel, 0)], [Ok(()), Ok(())]);
+        assert_eq!(check("@compute @workgroup_size(1) fn main() {}", 16), Ok(()));
     }
 }

@@ -174,10 +174,23 @@ pub(crate) fn runs_long_loops(backend: &WgpuBackend) -> Result<bool> {
     Ok(found[4..] == expected.to_le_bytes())
 }
 
-/// Reports whether matrix units multiply 16 x 16 matrices of a type, with sums in f32 whose rows take factors. Some
+/// Form of cooperative matrices: `side` rows and columns, and the invocations of a subgroup.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MatrixShape {
+    pub(crate) side: u32,
+    pub(crate) lanes: u32,
+}
+
+/// Reports whether matrix units multiply matrices of a shape and type, with sums in f32 whose rows take factors. Some
 /// drivers list types that they compute wrongly.
-pub(crate) fn multiplies_matrices(backend: &WgpuBackend, operand: OperandType) -> Result<bool> {
-    const SIDE: usize = 16;
+pub(crate) fn multiplies_matrices(
+    backend: &WgpuBackend,
+    MatrixShape { side, lanes }: MatrixShape,
+    operand: OperandType,
+) -> Result<bool> {
+    // Vectors of a matrix: eight operands or four sums each.
+    let (vectors, sum_vectors) = (side * side / 8, side * side / 4);
+    let matrix = format!("coop_mat{side}x{side}");
     let (bits, encode): (_, fn(f32) -> u16) = match operand {
         OperandType::F16 => ("0xf16u", |v| half::f16::from_f32(v).to_bits()),
         OperandType::Bf16 => ("0xbf16u", |v| half::bf16::from_f32(v).to_bits()),
@@ -187,24 +200,28 @@ pub(crate) fn multiplies_matrices(backend: &WgpuBackend, operand: OperandType) -
         const OPERAND_BITS = {bits};
         const DIFFERENCE_IS_PRODUCT = true;
         @group(0) @binding(0) var<storage, read_write> x: array<vec4<f32>>;
-        var<workgroup> tiles: array<vec4<f32>, 64>;
-        var<workgroup> factors: array<f32, 16>;
-        @compute @workgroup_size(32)
+        var<workgroup> tiles: array<vec4<f32>, {}>;
+        var<workgroup> factors: array<f32, {side}>;
+        @compute @workgroup_size({lanes})
         fn main(@builtin(local_invocation_index) lane: u32) {{
-            tiles[lane] = x[lane];
-            tiles[lane + 32u] = x[lane + 32u];
-            let neighbour = subgroupShuffleXor(f32(lane), 1u);
-            if (lane & 1u) == 0u {{ factors[lane >> 1u] = neighbour; }}
+            for (var i = lane; i < {}u; i += {lanes}u) {{ tiles[i] = x[i]; }}
+            let neighbour = subgroupShuffleXor(lane, 1u);
+            if lane < {side}u {{ factors[neighbour] = f32(2u * neighbour + 1u); }}
             workgroupBarrier();
-            let a = coopLoadT<coop_mat16x16<f32, A>>(&tiles[0], 2u);
-            let b = coopLoad<coop_mat16x16<f32, B>>(&tiles[32], 2u);
-            var c = coop_mat16x16<f32, C>();
+            let a = coopLoadT<{matrix}<f32, A>>(&tiles[0], {}u);
+            let b = coopLoad<{matrix}<f32, B>>(&tiles[{vectors}], {}u);
+            var c = {matrix}<f32, C>();
             c = coopMultiplyAdd(a, b, c);
             c = coopMultiplyAdd(a, b, c);
             // A product by elements: see `spirv`.
-            c = c - coopLoad<coop_mat16x16<f32, C>>(&factors[0], 0u);
-            coopStoreT(c, &x[64], 4u);
-        }}"
+            c = c - coopLoad<{matrix}<f32, C>>(&factors[0], 0u);
+            coopStoreT(c, &x[{sum_vectors}], {}u);
+        }}",
+        2 * vectors,
+        2 * vectors,
+        side / 8,
+        side / 8,
+        side / 4,
     );
     let kernel = backend.compile(&KernelSource {
         label: "a probe of matrix units",
@@ -214,22 +231,24 @@ pub(crate) fn multiplies_matrices(backend: &WgpuBackend, operand: OperandType) -
         zero_workgroup_memory: false,
     })?;
     // Small integers, so that every order of the sums is exact.
-    let value = |matrix: usize, i: usize| ((i * 7 + i / SIDE * (3 + matrix)) % 11) as f32 - 5.0;
-    let operands: Vec<u8> = (0..2 * SIDE * SIDE)
-        .flat_map(|i| encode(value(i / (SIDE * SIDE), i % (SIDE * SIDE))).to_le_bytes())
-        .collect();
+    let (side, elements) = (side as usize, (side * side) as usize);
+    let value = |matrix: usize, i: usize| ((i * 7 + i / side * (3 + matrix)) % 11) as f32 - 5.0;
+    let operands: Vec<u8> =
+        (0..2 * elements).flat_map(|i| encode(value(i / elements, i % elements)).to_le_bytes()).collect();
     backend.wait_compiled(kernel)?;
     let segment = backend.alloc_segment(backend.limits().alignment * 8)?;
-    let whole = Slice { segment, offset: 0, bytes: 2048 };
+    // Operands and sums have the same size.
+    let bytes = 4 * elements as u64;
+    let whole = Slice { segment, offset: 0, bytes: 2 * bytes };
     backend.upload(Slice { bytes: operands.len() as u64, ..whole }, &operands)?;
     backend.launch(&Launch { kernel, bindings: &[whole], params: &[], groups: [1, 1, 1] })?;
-    let mut found = [0; 4 * SIDE * SIDE];
-    backend.download(Slice { offset: 1024, bytes: 1024, ..whole }, &mut found)?;
+    let mut found = vec![0; 4 * elements];
+    backend.download(Slice { offset: bytes, bytes, ..whole }, &mut found)?;
     backend.free_segment(segment)?;
     // The second matrix is loaded in columns.
     let product = |row: usize, col: usize| {
         let factor = 2.0 * (2 * row + 1) as f32;
-        factor * (0..SIDE).map(|k| value(0, row * SIDE + k) * value(1, col * SIDE + k)).sum::<f32>()
+        factor * (0..side).map(|k| value(0, row * side + k) * value(1, col * side + k)).sum::<f32>()
     };
-    Ok(found.chunks_exact(4).enumerate().all(|(i, bytes)| bytes == product(i / SIDE, i % SIDE).to_le_bytes()))
+    Ok(found.chunks_exact(4).enumerate().all(|(i, bytes)| bytes == product(i / side, i % side).to_le_bytes()))
 }

@@ -217,8 +217,8 @@ mod tests {
             coopStoreT(c, &x[0], 4u);
         }";
 
-    fn compile() -> Vec<u32> {
-        let module = naga::front::wgsl::parse_str(KERNEL).unwrap();
+    fn compile(wgsl: &str) -> Vec<u32> {
+        let module = naga::front::wgsl::parse_str(wgsl).unwrap();
         let info = naga::valid::Validator::new(
             naga::valid::ValidationFlags::all(),
             naga::valid::Capabilities::all(),
@@ -234,7 +234,7 @@ mod tests {
 
     #[test]
     fn matrices_a_and_b_get_their_type_and_shared_accesses_are_not_private() {
-        let before = compile();
+        let before = compile(KERNEL);
         for operand in [OperandType::F16, OperandType::Bf16] {
             let after = prepare_cooperative(&before, operand, true);
             let ids = ModuleIds::new(&after);
@@ -274,9 +274,48 @@ mod tests {
 
     #[test]
     fn a_truncated_module_is_returned_up_to_its_end() {
-        let module = compile();
+        let module = compile(KERNEL);
         for length in 0..module.len().min(200) {
             prepare_cooperative(&module[..length], OperandType::F16, true);
+        }
+    }
+
+    /// Products and attention on matrices of both sizes: every matrix A and B has 16-bit elements, and no product by
+    /// elements is left as a difference.
+    #[test]
+    fn kernels_of_both_sizes_are_prepared() {
+        use forebay_shaders::KernelSpec;
+        for side in [8usize, 16] {
+            let lanes = if side == 8 { 8usize } else { 32 };
+            let product = KernelSpec::new("matmul").def("dtype", "bf16").def("out", "bf16").def("bias", true);
+            let product = product.def("gelu", true).def("pre_activation", true).def("accumulate", false);
+            let product = product.def("variant", "cooperative").def("side", side).def("lanes", lanes);
+            let product = product.def("rows", 64usize).def("cols", 64usize).def("depth", 32usize);
+            let product = product.def("sub_rows", 32usize).def("sub_cols", 32usize).def("k_edges", false);
+            let product = product.def("a_order", "k").def("b_order", "line").def("mode", "packed");
+            let product = product.def("a_vectors", true).def("b_vectors", true).def("split", false);
+            let attention = KernelSpec::new("attention_cooperative").def("pass", "forward").def("side", side);
+            let attention = attention.def("dtype", "bf16").def("head", 64usize).def("value", 64usize);
+            let attention = attention.def("mask", "").def("dropout", false).def("mode", "packed");
+            for spec in [product, attention] {
+                let before = compile(&forebay_shaders::render(&spec).unwrap());
+                let after = prepare_cooperative(&before, OperandType::Bf16, spec.template != "matmul");
+                let ids = ModuleIds::new(&after);
+                let float = instructions(&after)
+                    .find(|(code, words)| *code == op::TYPE_FLOAT && words[2..] == [16, 0])
+                    .map(|(_, words)| words[1]);
+                let mut operands = 0;
+                for (code, words) in instructions(&after) {
+                    if code == op::TYPE_COOPERATIVE_MATRIX && ids.operands.contains(&words[1]) {
+                        operands += 1;
+                        assert_eq!(Some(words[2]), float, "{} of {side}", spec.template);
+                        assert_eq!([words[4], words[5]].map(|id| ids.constants[&id]), [side as u32; 2]);
+                    }
+                    let accumulator = words.get(1).is_some_and(|kind| ids.accumulators.contains(kind));
+                    assert!(!(code == op::F_SUB && accumulator), "{} of {side}", spec.template);
+                }
+                assert_eq!(operands, 2, "{} of {side}", spec.template);
+            }
         }
     }
 }

@@ -85,17 +85,20 @@ pub struct Features {
     pub i16: bool,
     /// Subgroup operations.
     pub subgroups: bool,
-    /// Products of f16 matrices of 16 x 16 with sums in f32, by subgroups of 32 invocations (WGSL's
-    /// `coop_mat16x16`).
+    /// Products of f16 matrices with sums in f32, by the invocations of a subgroup (WGSL's cooperative matrices).
     pub cooperative_f16: bool,
     /// Products of bf16 matrices in that form.
     pub cooperative_bf16: bool,
+    /// Rows and columns of these matrices: 16 with subgroups of 32 invocations, or 8 with subgroups of
+    /// [`Limits::subgroup_size`]. 0 without matrix units.
+    pub cooperative_side: u32,
     /// Transcendental functions on f64 (CUDA). The shading languages have none.
     pub f64_math: bool,
 }
 
 impl Features {
-    /// Reports whether matrix units multiply matrices of this type.
+    /// Reports whether matrix units multiply matrices of this type, of [`cooperative_side`](Self::cooperative_side)
+    /// rows and columns.
     #[must_use]
     pub fn has_cooperative(&self, dtype: DType) -> bool {
         match dtype {

@@ -50,6 +50,7 @@ const KNOWN_VARIABLES: [(&str, ValueKind); 23] = [
     ("FOREBAY_FUZZ_SEED", ValueKind::Number),
     ("FOREBAY_GOLDEN", ValueKind::Text),
     ("FOREBAY_IM2COL_BYTES", ValueKind::Bytes),
+    ("FOREBAY_MATRIX_UNITS", ValueKind::Switch),
     ("FOREBAY_MINILM", ValueKind::Text),
     ("FOREBAY_NVTX", ValueKind::Switch),
     ("FOREBAY_PORTABLE_KERNELS", ValueKind::Switch),

@@ -24,9 +24,12 @@ fn attention_on_matrix_units() {
         for (head, value) in [(64usize, 64usize), (16, 48), (128, 128)] {
             for pass in ["forward", "queries", "keys"] {
                 for (mask, dropout, mode) in [("", false, "packed"), ("bool", true, "scattered")] {
-                    let spec = KernelSpec::new("attention_cooperative").def("pass", pass).def("dtype", dtype);
-                    let spec = spec.def("head", head).def("value", value).def("mask", mask);
-                    check_limits(&spec.def("dropout", dropout).def("mode", mode), 24 << 10);
+                    for side in [16usize, 8] {
+                        let spec = KernelSpec::new("attention_cooperative").def("pass", pass);
+                        let spec = spec.def("dtype", dtype).def("side", side);
+                        let spec = spec.def("head", head).def("value", value).def("mask", mask);
+                        check_limits(&spec.def("dropout", dropout).def("mode", mode), 24 << 10);
+                    }
                 }
             }
         }

@@ -23,8 +23,16 @@ fn matmul_variants() -> Vec<Definitions> {
         let variant = [("variant", TemplateDef::from("tiled"))];
         push_orders(variant.into_iter().chain(names.into_iter().zip(tile.map(TemplateDef::from))).collect());
     }
-    for tile in [[128usize, 128, 32, 64, 64], [128, 64, 32, 64, 32], [64, 64, 32, 32, 32]] {
-        let names = ["rows", "cols", "depth", "sub_rows", "sub_cols"];
+    // 16 x 16 matrices, then 8 x 8 ones with the subgroups of lavapipe and of Metal.
+    let cooperative = [
+        [128usize, 128, 32, 64, 64, 16, 32],
+        [128, 64, 32, 64, 32, 16, 32],
+        [64, 64, 32, 32, 32, 16, 32],
+        [64, 64, 32, 32, 32, 8, 32],
+        [32, 32, 32, 16, 32, 8, 8],
+    ];
+    for tile in cooperative {
+        let names = ["rows", "cols", "depth", "sub_rows", "sub_cols", "side", "lanes"];
         let variant = [("variant", TemplateDef::from("cooperative"))];
         push_orders(variant.into_iter().chain(names.into_iter().zip(tile.map(TemplateDef::from))).collect());
     }
@@ -49,7 +57,7 @@ fn check_variants(spec: &KernelSpec, dtype: &str, vectors: bool) {
             || is("tiled") && matches!(dtype, "f32" | "f16" | "bf16")
             || matches!(dtype, "f16" | "bf16");
         // One tile of matrix units stands for all where operands are gathered: these kernels are long.
-        let repeats = is("cooperative") && !vectors && variant[1].1 != TemplateDef::from(64usize);
+        let repeats = is("cooperative") && !vectors && variant[1].1 == TemplateDef::from(128usize);
         if !supported || repeats {
             continue;
         }
@@ -78,19 +86,25 @@ fn check_variants(spec: &KernelSpec, dtype: &str, vectors: bool) {
 #[test]
 fn products_are_valid() {
     for dtype in ["f32", "f16", "bf16", "f64", "i32", "u32", "i64", "u8"] {
-        for bias in [false, true] {
-            check_variants(
-                &KernelSpec::new("matmul").def("dtype", dtype).def("out", dtype).def("bias", bias),
-                dtype,
-                true,
-            );
+        // Bias, GELU, its argument as a second output, accumulation.
+        let mut epilogues = vec![[false; 4], [true, false, false, false], [false, false, false, true]];
+        if matches!(dtype, "f32" | "f16" | "bf16") {
+            epilogues.push([true, true, true, false]);
+        }
+        for [bias, gelu, pre_activation, accumulate] in epilogues.clone() {
+            let spec = KernelSpec::new("matmul").def("dtype", dtype).def("out", dtype).def("bias", bias);
+            let spec = spec.def("gelu", gelu).def("pre_activation", pre_activation);
+            check_variants(&spec.def("accumulate", accumulate), dtype, true);
         }
         let sums = match dtype {
             "f16" | "bf16" => "f32",
             "u8" => "u32",
             other => other,
         };
-        render_valid(&KernelSpec::new("splitk_reduce").def("T", sums).def("dtype", dtype));
+        for [_, gelu, pre_activation, accumulate] in epilogues {
+            let spec = KernelSpec::new("splitk_reduce").def("T", sums).def("dtype", dtype).def("gelu", gelu);
+            render_valid(&spec.def("pre_activation", pre_activation).def("accumulate", accumulate));
+        }
     }
 }
 

@@ -2,12 +2,13 @@
 Attention on matrix units, like FlashAttention-2: the passes, bindings and definitions of `attention`, for f16 and
 bf16 with rows of whole aligned vectors of eight elements.
 
-A workgroup has 64 rows of one head, 16 for each subgroup, and iterates over tiles of 32 columns. Matrices of the
+A workgroup has 64 rows of one head, `side` for each subgroup, and iterates over tiles of 32 columns. Matrices of the
 rows and all sums stay in registers. WGSL has no access to elements of a matrix. Scores therefore pass through
-workgroup memory, 16 columns at a time: two invocations share a row there, turn its scores into weights and write
-these in 16 bits to the same memory. Workgroup memory limits the number of resident workgroups, so it is kept small.
+workgroup memory, `side` columns at a time. Two invocations share a row there if `side` is 16, and one has a row if it
+is 8. They turn scores into weights and write these in 16 bits to the same memory. Workgroup memory limits the number
+of resident workgroups, so it is kept small.
 
-head, value: multiples of 16
+side: of matrices: 16 with subgroups of 32 invocations, or 8 with subgroups of 8 · head, value: multiples of 16
 See `cooperative` in `matmul_macros` for the types of matrices A and B. A difference of two accumulators
 becomes their product by elements in `spirv.rs` of the wgpu backend: WGSL has no such product.
 -#}
@@ -21,13 +22,19 @@ const DIFFERENCE_IS_PRODUCT = true;
 {% set keys = "p.window.x" %}
 {% include "attention_common" %}
 
+{%- set row_lanes = side // 8 -%}
+{%- set lanes = side * row_lanes -%}
+{%- set threads = 64 * row_lanes -%}
+{%- set parts = 32 // side -%}
+{%- set vectors_of_side = side // 8 -%}
+{%- set matrix = "coop_mat" ~ side ~ "x" ~ side -%}
 const LOG2_E = 1.442695;
 const LN_2 = 0.6931472;
 // Columns in 16 bits, eight elements a vector; a padding vector for each line.
 var<workgroup> head_cols: array<vec4<f32>, {{ 32 * (head // 8 + 1) }}>;
 var<workgroup> value_cols: array<vec4<f32>, {{ 32 * (value // 8 + 1) }}>;
-// Of each row: 16 values in f32, with six vectors to the next row, or 32 values in 16 bits, with five. These strides
-// let eight invocations access different banks of memory.
+// Of each row: at most 16 values in f32, with six vectors to the next row, or 32 values in 16 bits, with five. These
+// strides let eight invocations access different banks of memory.
 var<workgroup> values: array<vec4<f32>, 384>;
 {% if pass == "forward" %}
 // Factors of the rows' sums.
@@ -60,28 +67,28 @@ fn pack_weights(a: f32, b: f32) -> f32 {
 {% for part in range(0, depth, 32) %}
     {% set vectors = [depth - part, 32] | min // 8 %}
     workgroupBarrier();
-    for (var at = thread; at < {{ 64 * vectors }}u; at += 128u) {
+    for (var at = thread; at < {{ 64 * vectors }}u; at += {{ threads }}u) {
         values[at / {{ vectors }}u * 5u + at % {{ vectors }}u] =
             {{ name }}_row_vector(row0 + at / {{ vectors }}u, {{ part }}u + at % {{ vectors }}u * 8u);
     }
     workgroupBarrier();
-    {% for d in range(vectors // 2) %}
-    let {{ target }}_rows{{ part // 16 + d }} =
-        coopLoadT<coop_mat16x16<f32, A>>(&values[subgroup_row * 5u + {{ 2 * d }}u], 5u);
+    {% for d in range(vectors // vectors_of_side) %}
+    let {{ target }}_rows{{ part // side + d }} =
+        coopLoadT<{{ matrix }}<f32, A>>(&values[subgroup_row * 5u + {{ vectors_of_side * d }}u], 5u);
     {% endfor %}
 {% endfor %}
 {% endmacro %}
 
 {% macro zero_accumulators(target, depth) %}
-    {% for j in range(depth // 16) %}
-    var {{ target }}_sum{{ j }} = coop_mat16x16<f32, C>();
+    {% for j in range(depth // side) %}
+    var {{ target }}_sum{{ j }} = {{ matrix }}<f32, C>();
     {% endfor %}
 {% endmacro %}
 
 {#- Vector i that an invocation moves, of `count` of a tile. The last ones may move one vector twice. -#}
 {% macro vector_index(i, count) -%}
-    {{ "min(thread + " ~ 128 * i ~ "u, " ~ (count - 1) ~ "u)" if 128 * (i + 1) > count
-        else "(thread + " ~ 128 * i ~ "u)" }}
+    {{ "min(thread + " ~ threads * i ~ "u, " ~ (count - 1) ~ "u)" if threads * (i + 1) > count
+        else "(thread + " ~ threads * i ~ "u)" }}
 {%- endmacro %}
 
 {#- Reads a tile of columns of two operands from column `from` on into registers, while the previous tile is in use.
@@ -89,7 +96,7 @@ fn pack_weights(a: f32, b: f32) -> f32 {
 {% macro prefetch_tile(first, second, from, declare) %}
     {% for into, name, depth in [("head_cols", first, head), ("value_cols", second, value)] %}
     {% set vectors = depth // 8 %}
-    {% for i in range((32 * vectors + 127) // 128) %}
+    {% for i in range((32 * vectors + threads - 1) // threads) %}
     {{ declare }} {{ into }}_next{{ i }} =
         {{ name }}_row_vector({{ from }} + {{ vector_index(i, 32 * vectors) }} / {{ vectors }}u,
             {{ vector_index(i, 32 * vectors) }} % {{ vectors }}u * 8u);
@@ -107,7 +114,7 @@ fn pack_weights(a: f32, b: f32) -> f32 {
     workgroupBarrier();
     {% for into, depth in [("head_cols", head), ("value_cols", value)] %}
     {% set vectors = depth // 8 %}
-    {% for i in range((32 * vectors + 127) // 128) %}
+    {% for i in range((32 * vectors + threads - 1) // threads) %}
     {{ into }}[{{ vector_index(i, 32 * vectors) }} / {{ vectors }}u * {{ vectors + 1 }}u
         + {{ vector_index(i, 32 * vectors) }} % {{ vectors }}u] = {{ into }}_next{{ i }};
     {% endfor %}
@@ -121,22 +128,22 @@ fn pack_weights(a: f32, b: f32) -> f32 {
     workgroupBarrier();
 {% endmacro %}
 
-{#- Products of the rows with the columns in `lines`: quad j of part c has columns 16 c + 8 half + 4 (j ^ half) on. The
-halves read their quads in different orders, so that they access different banks. -#}
+{#- Products of the rows with the columns in `lines`: quad j of part c has columns side c + 8 half + 4 (j ^ half) on.
+The halves read their quads in different orders, so that they access different banks. -#}
 {% macro multiply_tiles(target, rows_of, depth, lines) %}
     {% set line = depth // 8 + 1 %}
-    {% for c in range(2) %}
-    var {{ target }}_product{{ c }} = coop_mat16x16<f32, C>();
+    {% for c in range(parts) %}
+    var {{ target }}_product{{ c }} = {{ matrix }}<f32, C>();
     {% endfor %}
-    {% for d in range(depth // 16) %}
-    {% for c in range(2) %}
+    {% for d in range(depth // side) %}
+    {% for c in range(parts) %}
     let {{ target }}_column{{ d }}_{{ c }} =
-        coopLoad<coop_mat16x16<f32, B>>(&{{ lines }}[{{ 16 * c * line + 2 * d }}], {{ line }}u);
+        coopLoad<{{ matrix }}<f32, B>>(&{{ lines }}[{{ side * c * line + vectors_of_side * d }}], {{ line }}u);
     {{ target }}_product{{ c }} =
         coopMultiplyAdd({{ rows_of }}_rows{{ d }}, {{ target }}_column{{ d }}_{{ c }}, {{ target }}_product{{ c }});
     {% endfor %}
     {% endfor %}
-    {% for c in range(2) %}
+    {% for c in range(parts) %}
     coopStoreT({{ target }}_product{{ c }}, &values[subgroup_row * 6u], 6u);
     subgroupBarrier();
     var {{ target }}{{ c }}_0 = values[quad_at + half];
@@ -148,22 +155,23 @@ halves read their quads in different orders, so that they access different banks
 {#- The sums += `weights`, an invocation's part of a row, times the columns in `lines`. -#}
 {% macro accumulate_product(target, depth, weights, pack, lines) %}
     {% set line = depth // 8 + 1 %}
-    {% for c in range(2) %}
+    {% for c in range(parts) %}
     {% for j in range(2) %}
     let {{ target }}_packed{{ c }}_{{ j }} =
         vec2<f32>({{ pack }}({{ weights }}{{ c }}_{{ j }}.x, {{ weights }}{{ c }}_{{ j }}.y),
             {{ pack }}({{ weights }}{{ c }}_{{ j }}.z, {{ weights }}{{ c }}_{{ j }}.w));
     {% endfor %}
-    values[weight_at + {{ 2 * c }}u] =
+    values[weight_at + {{ vectors_of_side * c }}u] =
         select(vec4<f32>({{ target }}_packed{{ c }}_0, {{ target }}_packed{{ c }}_1),
             vec4<f32>({{ target }}_packed{{ c }}_1, {{ target }}_packed{{ c }}_0), half == 1u);
     {% endfor %}
     subgroupBarrier();
-    {% for k in range(2) %}
-    let {{ target }}_weights{{ k }} = coopLoadT<coop_mat16x16<f32, A>>(&values[subgroup_row * 6u + {{ 2 * k }}u], 5u);
-    {% for j in range(depth // 16) %}
+    {% for k in range(parts) %}
+    let {{ target }}_weights{{ k }} =
+        coopLoadT<{{ matrix }}<f32, A>>(&values[subgroup_row * 6u + {{ vectors_of_side * k }}u], 5u);
+    {% for j in range(depth // side) %}
     let {{ target }}_line{{ j }}_{{ k }} =
-        coopLoadT<coop_mat16x16<f32, B>>(&{{ lines }}[{{ 16 * k * line + 2 * j }}], {{ line }}u);
+        coopLoadT<{{ matrix }}<f32, B>>(&{{ lines }}[{{ side * k * line + vectors_of_side * j }}], {{ line }}u);
     {{ target }}_sum{{ j }} =
         coopMultiplyAdd({{ target }}_weights{{ k }}, {{ target }}_line{{ j }}_{{ k }}, {{ target }}_sum{{ j }});
     {% endfor %}
@@ -173,20 +181,21 @@ halves read their quads in different orders, so that they access different banks
 
 {#- The query and the key of element e of quad j of part c. -#}
 {% macro query_and_key(c, j, e) -%}
-    {% set column = "col0 + half * 8u + " ~ (16 * c + e) ~ "u + " ~ ("half" if j == 0 else "(1u - half)") ~ " * 4u" -%}
+    {% set column =
+        "col0 + half * 8u + " ~ (side * c + e) ~ "u + " ~ ("half" if j == 0 else "(1u - half)") ~ " * 4u" -%}
     {{ column ~ ", row" if pass == "keys" else "row, " ~ column }}
 {%- endmacro %}
 
 {#- Turns products into scores in base 2. `all`: no pair of these rows and columns is masked. -#}
 {% macro scale_scores() %}
     if all {
-        {% for c in range(2) %}
+        {% for c in range(parts) %}
         {% for j in range(2) %}
         s{{ c }}_{{ j }} *= scale;
         {% endfor %}
         {% endfor %}
     } else {
-        {% for c in range(2) %}
+        {% for c in range(parts) %}
         {% for j in range(2) %}
         {% for e in range(4) %}
         s{{ c }}_{{ j }}[{{ e }}] = score(s{{ c }}_{{ j }}[{{ e }}], {{ query_and_key(c, j, e) }}) * LOG2_E;
@@ -201,25 +210,28 @@ Philox block. If the columns are keys, an invocation draws its own blocks. If th
 block once, and passes it on through workgroup memory. -#}
 {% macro draw_dropout() %}
     {% if pass == "keys" %}
-    {% for c in range(2) %}
-    values[subgroup_row * 6u + {{ 32 * c }}u + (thread & 31u)] = bitcast<vec4<f32>>(
-        dropout_block(col0 + {{ 16 * c }}u + (thread & 15u), row0 + subgroup_row + ((thread & 16u) >> 1u)));
+    // The rows of a subgroup have one block of a query, or two.
+    let lane = thread % {{ lanes }}u;
+    {% for c in range(parts) %}
+    values[subgroup_row * 6u + {{ lanes * c }}u + lane] = bitcast<vec4<f32>>(
+        dropout_block(col0 + {{ side * c }}u + lane % {{ side }}u, row0 + subgroup_row + lane / {{ side }}u * 8u));
     {% endfor %}
     subgroupBarrier();
-    let blocks_at = subgroup_row * 6u + (thread & 16u) + half * 8u;
+    let blocks_at = subgroup_row * 6u + lane / {{ 8 * row_lanes }}u * {{ side }}u + half * 8u;
     let word = (row >> 1u) & 3u;
-    {% for c in range(2) %}
+    {% for c in range(parts) %}
     {% for j in range(2) %}
     let kept{{ c }}_{{ j }} = vec4<f32>({% for e in range(4) %}
         m_dropout_select(
-            bitcast<u32>(values[blocks_at + {{ 32 * c + e }}u + {{ "half" if j == 0 else "(1u - half)" }} * 4u][word]),
+            bitcast<u32>(
+                values[blocks_at + {{ lanes * c + e }}u + {{ "half" if j == 0 else "(1u - half)" }} * 4u][word]),
             row, p.threshold, p.dropout_scale), {% endfor %});
     {% endfor %}
     {% endfor %}
     subgroupBarrier();
     {% else %}
-    {% for c in range(2) %}
-    let block{{ c }} = dropout_block(row, col0 + half * 8u + {{ 16 * c }}u);
+    {% for c in range(parts) %}
+    let block{{ c }} = dropout_block(row, col0 + half * 8u + {{ side * c }}u);
     {% for j in range(2) %}
     let kept{{ c }}_{{ j }} = m_dropout_quad(
         select(block{{ c }}.{{ "xy, " if j == 0 else "zw, " }}block{{ c }}.{{ "zw" if j == 0 else "xy" }}, half == 1u),
@@ -235,10 +247,10 @@ block once, and passes it on through workgroup memory. -#}
     {% if dropout %}
     {{ draw_dropout() }}
     {% endif %}
-    {% for c in range(2) %}
+    {% for c in range(parts) %}
     {% for j in range(2) %}
     {% if pass == "keys" %}
-    let quad{{ c }}_{{ j }} = {{ 4 * c }}u + half * 2u + {{ "half" if j == 0 else "1u - half" }};
+    let quad{{ c }}_{{ j }} = {{ side // 4 * c }}u + half * 2u + {{ "half" if j == 0 else "1u - half" }};
     let lse{{ c }}_{{ j }} = column_stats[quad{{ c }}_{{ j }}];
     let delta{{ c }}_{{ j }} = column_stats[8u + quad{{ c }}_{{ j }}];
     {% else %}
@@ -259,27 +271,29 @@ block once, and passes it on through workgroup memory. -#}
 
 {#- Writes the sums of the rows times `factor` to result `name`. -#}
 {% macro store_rows(target, depth, name, count, factor) %}
-    {% for j in range(depth // 16) %}
+    {% for j in range(depth // side) %}
     subgroupBarrier();
     coopStoreT({{ target }}_sum{{ j }}, &values[subgroup_row * 6u], 6u);
     subgroupBarrier();
-    store_{{ name }}({{ name }}_base, row, {{ count }}, {{ 16 * j }}u + half * 8u, values[quad_at] * {{ factor }});
-    store_{{ name }}({{ name }}_base, row, {{ count }}, {{ 16 * j + 4 }}u + half * 8u,
+    store_{{ name }}({{ name }}_base, row, {{ count }}, {{ side * j }}u + half * 8u, values[quad_at] * {{ factor }});
+    store_{{ name }}({{ name }}_base, row, {{ count }}, {{ side * j + 4 }}u + half * 8u,
         values[quad_at + 1u] * {{ factor }});
     {% endfor %}
 {% endmacro %}
 
-@compute @workgroup_size(128)
+@compute @workgroup_size({{ threads }})
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
         @builtin(local_invocation_index) thread: u32) {
     {% include "attention_rows" %}
 
-    // The first row of the subgroup; the row of the invocation, and its half of 16 columns.
-    let subgroup_row = thread / 32u * 16u;
-    let row = row0 + (thread >> 1u);
-    let half = thread & 1u;
-    let quad_at = (thread >> 1u) * 6u + half * 2u;
-    let weight_at = subgroup_row + (thread >> 1u) * 5u + half;
+    // The first row of the subgroup; the row of the invocation in the workgroup, and its half of 16 columns, if two
+    // invocations share the row.
+    let subgroup_row = thread / {{ lanes }}u * {{ side }}u;
+    let own_row = thread / {{ row_lanes }}u;
+    let row = row0 + own_row;
+    let half = {{ "thread & 1u" if row_lanes == 2 else "0u" }};
+    let quad_at = own_row * 6u + half * 2u;
+    let weight_at = subgroup_row + own_row * 5u + half;
     let scale = p.scale * LOG2_E;
     {% if pass == "keys" %}
     // The queries that attend to some key of these.
@@ -342,32 +356,38 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         {{ accumulate_product("dq", head, "w", "pack_pair", "head_cols") }}
         {% else %}
         {{ scale_scores() }}
-        let quad_max = max(max(s0_0, s0_1), max(s1_0, s1_1));
+        var quad_max = max(s0_0, s0_1);
+        {% for c in range(1, parts) %}
+        quad_max = max(quad_max, max(s{{ c }}_0, s{{ c }}_1));
+        {% endfor %}
         var row_max = max(max(quad_max.x, quad_max.y), max(quad_max.z, quad_max.w));
-        row_max = max(running_max, max(row_max, subgroupShuffleXor(row_max, 1u)));
+        {% if row_lanes == 2 %}
+        row_max = max(row_max, subgroupShuffleXor(row_max, 1u));
+        {% endif %}
+        row_max = max(running_max, row_max);
         // Weights of a row without any key stay zero.
         let base = select(row_max, 0.0, row_max < MASKED_SCORE);
         let rescale = exp2(running_max - row_max);
         running_max = row_max;
-        {% for c in range(2) %}
+        {% for c in range(parts) %}
         {% for j in range(2) %}
         s{{ c }}_{{ j }} = exp2(s{{ c }}_{{ j }} - base);
         {% endfor %}
         {% endfor %}
-        let totals = (s0_0 + s0_1) + (s1_0 + s1_1);
+        let totals = {% for c in range(parts) %}(s{{ c }}_0 + s{{ c }}_1){{ " + " if not loop.last }}{% endfor %};
         total = total * rescale + ((totals.x + totals.y) + (totals.z + totals.w));
         {% if dropout %}
         {{ draw_dropout() }}
-        {% for c in range(2) %}
+        {% for c in range(parts) %}
         {% for j in range(2) %}
         s{{ c }}_{{ j }} *= kept{{ c }}_{{ j }};
         {% endfor %}
         {% endfor %}
         {% endif %}
-        if half == 0u { factors[thread >> 1u] = rescale; }
+        if half == 0u { factors[own_row] = rescale; }
         subgroupBarrier();
-        let row_factors = coopLoad<coop_mat16x16<f32, C>>(&factors[subgroup_row], 0u);
-        {% for j in range(value // 16) %}
+        let row_factors = coopLoad<{{ matrix }}<f32, C>>(&factors[subgroup_row], 0u);
+        {% for j in range(value // side) %}
         out_sum{{ j }} = out_sum{{ j }} - row_factors;
         {% endfor %}
         {{ accumulate_product("out", value, "s", "pack_weights", "value_cols") }}
@@ -376,7 +396,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% if pass == "queries" %}
     {{ store_rows("dq", head, "out", queries, "p.scale") }}
     {% else %}
+    {% if row_lanes == 2 %}
     total += subgroupShuffleXor(total, 1u);
+    {% endif %}
     // A query that attends to no key gets zeros.
     let has_keys = !(total == 0.0);
     let factor = select(0.0, 1.0 / total, has_keys);

@@ -181,7 +181,7 @@ fn store4(k_split: u32, z: u32, row: u32, col: u32, sums: vec4<f32>) {
 {% if variant == "tiled" %}
 {{ body.tiled(thread_rows, rows, cols, depth, a_order, b_order, false, false, false, unroll) }}
 {% else %}
-{{ body.cooperative(dtype, rows, cols, depth, sub_rows, sub_cols, a_order, b_order, false, false, false) }}
+{{ body.cooperative(dtype, side, lanes, rows, cols, depth, sub_rows, sub_cols, a_order, b_order, false, false, false) }}
 {% endif %}
 {% else %}
 fn store(k_split: u32, z: u32, row: u32, col: u32, v: {{ T }}) {

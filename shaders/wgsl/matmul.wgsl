@@ -8,12 +8,22 @@ split: workgroups share one sum; c is [splits][batch][m][n] in the type of the s
   them
 mode: `packed` (tiles, n is a multiple of 4) or `scattered` output
 bias: a value for each column is added before rounding
+gelu: c is gelu_tanh of the sum · pre_activation: the sum is also written, to a matrix like c
+accumulate: the result is added to c
+  With `split`, `splitk_reduce` has these three.
 -#}
 {%- import "types" as t -%}
 {%- import "matmul_macros" as body -%}
 {%- set T = t.value(dtype) -%}
 {% if variant == "cooperative" %}
 enable wgpu_cooperative_matrix;
+{% endif %}
+{% if gelu %}
+{% include "math/base" %}
+{% include "math/exp" %}
+{% include "math/log" %}
+{% include "math/erf" %}
+{% include "math/activation" %}
 {% endif %}
 {{ t.prelude() }}
 struct Params {
@@ -48,12 +58,14 @@ struct Params {
 {% if bias %}
 {{ t.input(2, "bias", dtype) }}
 {% endif %}
-{% set c = 3 if bias else 2 %}
+{% set first_output = 3 if bias else 2 %}
+{% for name in (["pre", "c"] if pre_activation else ["c"]) %}
 {% if mode == "packed" %}
-{{ t.quads_output(c, "c", T if split else out) }}
+{{ t.quads_output(first_output + loop.index0, name, T if split else out) }}
 {% else %}
-{{ t.output(c, "c", T if split else out, mode) }}
+{{ t.output(first_output + loop.index0, name, T if split else out, mode) }}
 {% endif %}
+{% endfor %}
 
 fn a_base(z: u32) -> u32 { return p.a.x + (z / p.inner) * p.batch_strides.x + (z % p.inner) * p.batch_strides.y; }
 fn b_base(z: u32) -> u32 { return p.b.x + (z / p.inner) * p.batch_strides.z + (z % p.inner) * p.batch_strides.w; }
@@ -81,28 +93,49 @@ fn with_bias(k_split: u32, col: u32, v: {{ T }}) -> {{ T }} {
     {% endif %}
     return v;
 }
+{% if gelu %}
+fn activate(v: f32) -> f32 { return {{ body.gelu_tanh("v", out) }}; }
+{% endif %}
+{% if mode != "packed" %}
+// Writes element i of the result.
+fn put(i: u32, v: {{ T }}) {
+    {% if pre_activation %}
+    pre_put(i, v);
+    {% endif %}
+    c_put(i, {{ "activate(v)" if gelu else "v" }}{{ " + c_at(i)" if accumulate }});
+}
+{% endif %}
 {% if variant != "simple" %}
 fn store4(k_split: u32, z: u32, row: u32, col: u32, sums: vec4<f32>) {
     let v = vec4<f32>(with_bias(k_split, col, sums.x), with_bias(k_split, col + 1u, sums.y),
         with_bias(k_split, col + 2u, sums.z), with_bias(k_split, col + 3u, sums.w));
     let i = ((k_split * p.batch + z) * p.m + row) * p.n + col;
     {% if mode == "packed" %}
-    c_put_quad(i / 4u, v);
+    {% if pre_activation %}
+    pre_put_quad(i / 4u, v);
+    {% endif %}
+    {% if gelu %}
+    let result = vec4<f32>(activate(v.x), activate(v.y), activate(v.z), activate(v.w));
     {% else %}
-    c_put(i, v.x);
-    if col + 1u < p.n { c_put(i + 1u, v.y); }
-    if col + 2u < p.n { c_put(i + 2u, v.z); }
-    if col + 3u < p.n { c_put(i + 3u, v.w); }
+    let result = v;
+    {% endif %}
+    c_put_quad(i / 4u, result{{ " + c_quad(i / 4u)" if accumulate }});
+    {% else %}
+    put(i, v.x);
+    if col + 1u < p.n { put(i + 1u, v.y); }
+    if col + 2u < p.n { put(i + 2u, v.z); }
+    if col + 3u < p.n { put(i + 3u, v.w); }
     {% endif %}
 }
 {% if variant == "tiled" %}
 {{ body.tiled(thread_rows, rows, cols, depth, a_order, b_order, a_vectors, b_vectors, k_edges, unroll) }}
 {% else %}
-{{ body.cooperative(dtype, rows, cols, depth, sub_rows, sub_cols, a_order, b_order, a_vectors, b_vectors, k_edges) }}
+{{ body.cooperative(dtype, side, lanes, rows, cols, depth, sub_rows, sub_cols, a_order, b_order, a_vectors, b_vectors,
+    k_edges) }}
 {% endif %}
 {% else %}
 fn store(k_split: u32, z: u32, row: u32, col: u32, v: {{ T }}) {
-    c_put(((k_split * p.batch + z) * p.m + row) * p.n + col, with_bias(k_split, col, v));
+    put(((k_split * p.batch + z) * p.m + row) * p.n + col, with_bias(k_split, col, v));
 }
 {{ body.simple(T, threads_per_output, order) }}
 {% endif %}

@@ -16,6 +16,11 @@ a_order, b_order: `k` if neighbours in memory are along the sum (K-major), else 
   loaded
 -#}
 
+{#- gelu_tanh of an f32 expression, for a result of type `dtype`. Needs the math library's `activation`. -#}
+{%- macro gelu_tanh(v, dtype) -%}
+{{ "m_approx_gelu_tanh_both(" ~ v ~ ").x" if dtype in ["f16", "bf16"] else "m_gelu_tanh(" ~ v ~ ")" }}
+{%- endmacro -%}
+
 {#- The tile of this workgroup: row0, col0, the matrix z, the part of the sum, and the matrices' bases. -#}
 {%- macro locate(rows, cols) -%}
     let tiles_n = (p.n + {{ cols - 1 }}u) / {{ cols }}u;
@@ -257,23 +262,28 @@ fn store_inside(k_split: u32, z: u32, row: u32, col: u32, v: vec4<f32>) {
 {% endmacro -%}
 
 {#-
-Cooperative: matrix units multiply 16-bit tiles of 16 x 16 x 16 with sums in f32. Subgroups of 32 invocations
-compute `sub_rows` x `sub_cols` elements each, and a workgroup `rows` x `cols`.
+Cooperative: matrix units multiply 16-bit matrices of `side` x `side` elements with sums in f32. Subgroups of `lanes`
+invocations compute `sub_rows` x `sub_cols` elements each, and a workgroup `rows` x `cols`.
+side: 16 or 8 · lanes: a power of two of at least 8 · sub_rows: a multiple of `side` · sub_cols: a multiple of 32
 dtype: `f16` or `bf16`, whose bits are in vec4s of f32: WGSL takes the type of a matrix from the memory that it
   is loaded from. A backend with matrix units reads OPERAND_BITS and replaces the type of matrices A and B.
 -#}
-{%- macro cooperative(dtype, rows, cols, depth, sub_rows, sub_cols, a_order, b_order, a_vectors, b_vectors, k_edges) %}
+{%- macro cooperative(dtype, side, lanes, rows, cols, depth, sub_rows, sub_cols, a_order, b_order, a_vectors, b_vectors,
+    k_edges) %}
 {%- set across = cols // sub_cols -%}
 {%- set subgroups = rows // sub_rows * across -%}
-{%- set threads = 32 * subgroups -%}
+{%- set threads = lanes * subgroups -%}
+{%- set matrix = "coop_mat" ~ side ~ "x" ~ side -%}
+{#- Vectors of eight elements along a side of a matrix. -#}
+{%- set vectors = side // 8 -%}
 {%- set pitch_a = (depth if a_order == "k" else rows) // 8 + 1 -%}
 {%- set pitch_b = (depth if b_order == "k" else cols) // 8 + 1 -%}
 {%- set loads_a = rows * depth // 8 // threads -%}
 {%- set loads_b = cols * depth // 8 // threads -%}
 {%- set vectors_a = (rows if a_order == "k" else depth) * pitch_a -%}
-{#- Results pass through the memory of tile a, 16 rows and 32 columns of each subgroup at a time. -#}
+{#- Results pass through the memory of tile a, `side` rows and 32 columns of each subgroup at a time. -#}
 {%- set pitch_c = 9 -%}
-{%- set vectors_c = subgroups * 16 * pitch_c -%}
+{%- set vectors_c = subgroups * side * pitch_c -%}
 const OPERAND_BITS = {{ "0xbf16u" if dtype == "bf16" else "0xf16u" }};
 // One padding vector for each line keeps neighbouring lines in different banks.
 var<workgroup> tile_a: array<vec4<f32>, {{ [vectors_a, vectors_c] | max }}>;
@@ -309,12 +319,12 @@ fn b_load(base: u32, k: u32, col: u32, end: u32) -> vec4<f32> {
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
         @builtin(local_invocation_index) thread: u32) {
     {{ locate(rows, cols) }}
-    let subgroup = thread / 32u;
+    let subgroup = thread / {{ lanes }}u;
     let sub_row = subgroup / {{ across }}u * {{ sub_rows }}u;
     let sub_col = subgroup % {{ across }}u * {{ sub_cols }}u;
-    {% for i in range(sub_rows // 16) %}
-    {% for j in range(sub_cols // 16) %}
-    var sum_{{ i }}_{{ j }} = coop_mat16x16<f32, C>();
+    {% for i in range(sub_rows // side) %}
+    {% for j in range(sub_cols // side) %}
+    var sum_{{ i }}_{{ j }} = {{ matrix }}<f32, C>();
     {% endfor %}
     {% endfor %}
     {% set prefetch = a_vectors and b_vectors %}
@@ -377,27 +387,29 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% endset %}
     {% endif %}
     {% set compute %}
-    {% for k in range(depth // 16) %}
-        {% for i in range(sub_rows // 16) %}
+    {% for k in range(depth // side) %}
+        {% for i in range(sub_rows // side) %}
         {% if a_order == "k" %}
         let a_{{ k }}_{{ i }} =
-            coopLoadT<coop_mat16x16<f32, A>>(&tile_a[(sub_row + {{ 16 * i }}u) * {{ pitch_a }}u + {{ 2 * k }}u],
-                {{ pitch_a }}u);
+            coopLoadT<{{ matrix }}<f32, A>>(
+                &tile_a[(sub_row + {{ side * i }}u) * {{ pitch_a }}u + {{ vectors * k }}u], {{ pitch_a }}u);
         {% else %}
         let a_{{ k }}_{{ i }} =
-            coopLoad<coop_mat16x16<f32, A>>(&tile_a[{{ 16 * k * pitch_a + 2 * i }}u + sub_row / 8u], {{ pitch_a }}u);
+            coopLoad<{{ matrix }}<f32, A>>(
+                &tile_a[{{ side * k * pitch_a + vectors * i }}u + sub_row / 8u], {{ pitch_a }}u);
         {% endif %}
         {% endfor %}
-        {% for j in range(sub_cols // 16) %}
+        {% for j in range(sub_cols // side) %}
         {% if b_order == "k" %}
         let b_{{ k }}_{{ j }} =
-            coopLoad<coop_mat16x16<f32, B>>(&tile_b[(sub_col + {{ 16 * j }}u) * {{ pitch_b }}u + {{ 2 * k }}u],
-                {{ pitch_b }}u);
+            coopLoad<{{ matrix }}<f32, B>>(
+                &tile_b[(sub_col + {{ side * j }}u) * {{ pitch_b }}u + {{ vectors * k }}u], {{ pitch_b }}u);
         {% else %}
         let b_{{ k }}_{{ j }} =
-            coopLoadT<coop_mat16x16<f32, B>>(&tile_b[{{ 16 * k * pitch_b + 2 * j }}u + sub_col / 8u], {{ pitch_b }}u);
+            coopLoadT<{{ matrix }}<f32, B>>(
+                &tile_b[{{ side * k * pitch_b + vectors * j }}u + sub_col / 8u], {{ pitch_b }}u);
         {% endif %}
-        {% for i in range(sub_rows // 16) %}
+        {% for i in range(sub_rows // side) %}
         sum_{{ i }}_{{ j }} = coopMultiplyAdd(a_{{ k }}_{{ i }}, b_{{ k }}_{{ j }}, sum_{{ i }}_{{ j }});
         {% endfor %}
         {% endfor %}
@@ -405,20 +417,21 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% endset %}
     {{ pipelined(depth, prefetch, load, store_tile, compute) }}
     // The elements of a matrix belong to no known invocation, so that results go through workgroup memory.
-    let base_c = subgroup * {{ 16 * pitch_c }}u;
-    let lane = thread % 32u;
+    let base_c = subgroup * {{ side * pitch_c }}u;
+    let lane = thread % {{ lanes }}u;
     let sub_row0 = row0 + sub_row + lane / 8u;
     let quad = lane % 8u;
-    {% for i in range(sub_rows // 16) %}
-    {% for j in range(0, sub_cols // 16, 2) %}
-    {% for half in range(2) %}
-    let at_{{ i }}_{{ j + half }} = base_c + {{ 4 * half }}u;
-    coopStoreT(sum_{{ i }}_{{ j + half }}, &tile_a[at_{{ i }}_{{ j + half }}], {{ pitch_c }}u);
+    {% for i in range(sub_rows // side) %}
+    {% for j in range(0, sub_cols // side, 32 // side) %}
+    {% for part in range(32 // side) %}
+    let at_{{ i }}_{{ j + part }} = base_c + {{ side // 4 * part }}u;
+    coopStoreT(sum_{{ i }}_{{ j + part }}, &tile_a[at_{{ i }}_{{ j + part }}], {{ pitch_c }}u);
     {% endfor %}
     workgroupBarrier();
-    {% for part in range(4) %}
-    store_inside(k_split, z, sub_row0 + {{ 16 * i + 4 * part }}u, col0 + sub_col + {{ 16 * j }}u + 4u * quad,
-        tile_a[base_c + (lane / 8u + {{ 4 * part }}u) * {{ pitch_c }}u + quad]);
+    {#- Rows of eight quads. -#}
+    {% for line in range(0, side, lanes // 8) %}
+    store_inside(k_split, z, sub_row0 + {{ side * i + line }}u, col0 + sub_col + {{ side * j }}u + 4u * quad,
+        tile_a[base_c + (lane / 8u + {{ line }}u) * {{ pitch_c }}u + quad]);
     {% endfor %}
     workgroupBarrier();
     {% endfor %}

@@ -208,8 +208,12 @@ pub(crate) fn with_source<T>(kernel: &NullKernel, f: impl FnOnce(&KernelSource<'
 
 /// Kernels of a device whose matrix units multiply 16-bit types.
 fn collect_matrix_kernels() -> Result<Vec<NullKernel>> {
-    let features =
-        Features { cooperative_f16: true, cooperative_bf16: true, ..CardProfile::default().features };
+    let features = Features {
+        cooperative_f16: true,
+        cooperative_bf16: true,
+        cooperative_side: 16,
+        ..CardProfile::default().features
+    };
     let backend = Arc::new(NullBackend::new(CardProfile { features, ..CardProfile::default() }));
     let device = Device::with_config(backend.clone() as Arc<dyn Backend>, Config::default());
     for dtype in [DType::F16, DType::BF16] {
@@ -221,7 +225,15 @@ fn collect_matrix_kernels() -> Result<Vec<NullKernel>> {
                 a.matmul(b)?;
             }
             let weight = Tensor::zeros([n, k], dtype, &device)?;
-            a[0].linear(&weight, Some(&Tensor::zeros([n], dtype, &device)?))?;
+            let bias = Tensor::zeros([n], dtype, &device)?;
+            a[0].linear(&weight, Some(&bias))?;
+            // GELU with its argument, without it, and two gradients that accumulate.
+            let down = [weight.t()?.contiguous()?, Tensor::zeros([k], dtype, &device)?];
+            a[0].mlp(&weight, &bias, &down[0], &down[1])?;
+            let up = weight.to_leaf()?;
+            for _ in 0..2 {
+                a[0].mlp(&up, &bias, &down[0], &down[1])?.sum([0isize; 0], false)?.backward()?;
+            }
         }
         device.set_im2col_max_bytes(Some(0));
         let x = Tensor::zeros([4, 64, 32, 32], dtype, &device)?.to_leaf()?;

@@ -93,6 +93,7 @@ impl Default for CardProfile {
                 f64_math: true,
                 cooperative_f16: false,
                 cooperative_bf16: false,
+                cooperative_side: 0,
             },
             limits: Limits {
                 max_binding_bytes: 1 << 40,

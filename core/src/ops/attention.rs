@@ -549,7 +549,10 @@ impl AttentionRun {
             mode: if packed { "packed" } else { "scattered" },
         };
         // The cooperative kernel has no other variants.
-        let spec = if cooperative { spec } else { spec.def("aligned_quads", reads(4)).def("whole", whole) };
+        let spec = match cooperative {
+            true => spec.def("side", device.info().features.cooperative_side as usize),
+            false => spec.def("aligned_quads", reads(4)).def("whole", whole),
+        };
         let (rows, heads) = if pass == Pass::Keys { (k, k.shape()[1]) } else { (q, q.shape()[1]) };
         let tiles = rows.shape()[2].div_ceil(TILE_ROWS);
         let first = |t: Option<&Tensor>| t.map_or(0, |t| t.layout().offset());
@@ -626,9 +629,14 @@ fn tile_loop_iterations(pass: Pass, whole: bool, head: usize, value: usize) -> u
 fn fits_matrix_units(dtype: DType, head: usize, value: usize, device: &Device) -> bool {
     // Vectors of 16 bytes: 32 columns of both operands with padding, values of 64 rows, and statistics.
     let vectors = 32 * (head / 8 + value / 8 + 2) + 64 * 6 + 16;
-    device.info().features.has_cooperative(dtype)
+    let info = device.info();
+    // A subgroup has the rows of one matrix, and one or two invocations for each row.
+    let has_rows =
+        matches!((info.features.cooperative_side, info.limits.subgroup_size), (16, (32, 32)) | (8, (8, 8)));
+    has_rows
+        && info.features.has_cooperative(dtype)
         && [head, value].iter().all(|n| n.is_multiple_of(16) && (16..=MAX_HEAD_DIM).contains(n))
-        && 16 * vectors <= device.info().limits.max_workgroup_memory as usize
+        && 16 * vectors <= info.limits.max_workgroup_memory as usize
 }
 
 /// Returns true if whole rows and columns fit workgroup memory at sufficient occupancy. With too few resident

@@ -14,7 +14,7 @@ use crate::autograd::BackwardCtx;
 use crate::backend::{Command, Epilogue, MatmulCall, MatrixOperand};
 use crate::ops::elementwise::pointwise::pointwise_ops;
 use crate::ops::elementwise::pointwise::{GradRule, PointwiseOp, TypeRule, run_pointwise};
-use crate::ops::matmul::matmul_tiling::{CostModel, KMajorOperands, MatmulExtents, TilePlan};
+use crate::ops::matmul::matmul_tiling::{CostModel, KMajorOperands, MatmulExtents, SumEpilogue, TilePlan};
 use crate::ops::prelude::*;
 use crate::runtime::profile::WorkItem;
 use crate::runtime::stream::Access;
@@ -156,7 +156,28 @@ pub(super) fn gemm_bias_into(
             return Ok(());
         }
     }
-    product.run_kernel(out, Some(bias))
+    product.run_kernel(out, Some(bias), SumEpilogue::default())
+}
+
+/// Writes gelu_tanh(a · b + `bias`) to `out` by the crate's kernel, and the argument of GELU to
+/// `pre_activation` if there is one. Both are dense at the start of their memory. Returns false for devices
+/// with a library and types without a GELU in f32.
+pub(super) fn try_gemm_bias_gelu(
+    op: &'static str,
+    a: &Tensor,
+    b: &Tensor,
+    out: &Tensor,
+    bias: &Tensor,
+    pre_activation: Option<&Tensor>,
+) -> Result<bool> {
+    let product = MatmulProblem::new(op, a, b)?;
+    let has_f32_sums = matches!(a.dtype(), DType::F32 | DType::F16 | DType::BF16);
+    if product.is_empty() || !has_f32_sums || out.device().library_features().matmul {
+        return Ok(false);
+    }
+    let epilogue = SumEpilogue { gelu: true, pre_activation, accumulate: false };
+    product.run_kernel(out, Some(bias), epilogue)?;
+    Ok(true)
 }
 
 /// Runs [`gemm_into`] with an epilogue of the vendor's library, or returns false if unsupported.
@@ -284,11 +305,11 @@ impl MatmulProblem {
             return Ok(());
         }
         // The kernels write whole tensors only.
-        if !add && out.is_contiguous() && out.layout().offset() == 0 {
-            return self.run_kernel(out, None);
+        if out.is_contiguous() && out.layout().offset() == 0 {
+            return self.run_kernel(out, None, SumEpilogue { accumulate: add, ..SumEpilogue::default() });
         }
         let whole = empty_workspace(&self.shape, out.dtype(), out.device())?;
-        self.run_kernel(&whole, None)?;
+        self.run_kernel(&whole, None, SumEpilogue::default())?;
         if add { out.add_(&whole) } else { whole.copy_into(out) }
     }
 
@@ -369,7 +390,7 @@ impl MatmulProblem {
     }
 
     /// Runs the crate's kernel into a contiguous `out` at offset 0. `bias` is contiguous, \[columns\].
-    fn run_kernel(&self, out: &Tensor, bias: Option<&Tensor>) -> Result<()> {
+    fn run_kernel(&self, out: &Tensor, bias: Option<&Tensor>, epilogue: SumEpilogue<'_>) -> Result<()> {
         let ([(ta, a), (tb, b)], e) = ([(&self.a.0, self.a.1), (&self.b.0, self.b.1)], self.extents);
         let device = out.device();
         fail_if!(out.dtype() != ta.dtype() && (out.dtype() != DType::F32 || ta.dtype().size() != 2);
@@ -395,7 +416,7 @@ impl MatmulProblem {
             batch_strides: [a.outer_stride, a.inner_stride, b.outer_stride, b.inner_stride],
         };
         let inputs: SmallVec<[&Tensor; 3]> = [ta, tb].into_iter().chain(bias).collect();
-        plan.run(&spec, &inputs, params, out)
+        plan.run_with_epilogue(spec, &inputs, params, out, epilogue)
     }
 }
 

@@ -79,6 +79,7 @@ fn matrix_units_multiply_in_a_kernel(device: &Device) -> Result<()> {
         ),
     );
     for (op, dtype) in [(&F16, DType::F16), (&BF16, DType::BF16)] {
+        // The kernel's matrices have 16 x 16 elements.
         let (m, n, k) = (48, 32, 80);
         let values = |rows: usize, factor: usize| -> Vec<f32> {
             (0..rows * k).map(|i| ((i * factor + i / k) % 11) as f32 - 5.0).collect()
@@ -88,8 +89,9 @@ fn matrix_units_multiply_in_a_kernel(device: &Device) -> Result<()> {
         let b = Tensor::from_slice(&right, [n, k], device)?.to_dtype(dtype)?;
         let call = op.inputs(&[&a, &b]).output([m, n], DType::F32).params(&[n as u32, k as u32]);
         let made = call.workgroups([n / 16, m / 16, 1]).run();
-        if !device.info().features.has_cooperative(dtype) {
-            let error = made.err().context("a device without matrix units must refuse the kernel")?;
+        let features = device.info().features;
+        if !features.has_cooperative(dtype) || features.cooperative_side != 16 {
+            let error = made.err().context("a device without these matrices must refuse the kernel")?;
             ensure!(matches!(error, Error::KernelCompilation { .. }), "{error}");
             continue;
         }

@@ -5,9 +5,10 @@ use std::slice::from_ref;
 
 use anyhow::{Context, Result, ensure};
 use forebay::amp::autocast;
-use forebay::autograd::GradOptions;
+use forebay::autograd::{GradOptions, no_grad};
 use forebay::device::Device;
 use forebay::dtype::DType;
+use forebay::profile::Profiler;
 use forebay::tensor::Tensor;
 
 use super::tests;
@@ -16,6 +17,10 @@ tests![
     linear_equals_a_product_and_a_sum,
     mlp_equals_its_composition,
     an_mlp_of_many_tiles_equals_its_composition,
+    an_mlp_of_split_sums_equals_its_composition,
+    an_mlp_without_gradients_has_the_same_bits,
+    the_hidden_layer_of_an_mlp_is_one_product,
+    products_accumulate_into_gradients,
     gradients_of_an_mlp_have_the_same_bits_each_time,
     gradients_accumulate_into_existing_ones,
     only_tensors_that_require_a_gradient_get_one,
@@ -105,6 +110,74 @@ fn mlp_equals_its_composition(device: &Device) -> Result<()> {
 fn an_mlp_of_many_tiles_equals_its_composition(device: &Device) -> Result<()> {
     let sizes = [[64, 64, 256], [68, 136, 520], [324, 200, 776]];
     mlp_beside_its_parts(&[DType::F16, DType::BF16], &sizes, device)
+}
+
+/// Long sums of few elements, which workgroups of portable kernels share: the last stage applies the epilogue.
+fn an_mlp_of_split_sums_equals_its_composition(device: &Device) -> Result<()> {
+    mlp_beside_its_parts(&[DType::F32, DType::F16, DType::BF16], &[[4, 2052, 12], [3, 2050, 7]], device)
+}
+
+/// Without gradients, portable kernels do not write the argument of GELU.
+fn an_mlp_without_gradients_has_the_same_bits(device: &Device) -> Result<()> {
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        for sizes in SIZES.into_iter().chain([[68, 136, 520], [4, 2052, 12]]) {
+            let all = operands(sizes, dtype, device)?;
+            let mlp = || all[0].mlp(&all[1], &all[2], &all[3], &all[4]);
+            let with_gradients = mlp()?;
+            let without = {
+                let _no_grad = no_grad();
+                mlp()?
+            };
+            ensure!(with_gradients.requires_grad() && !without.requires_grad(), "{dtype} {sizes:?}");
+            let off = with_gradients.detach().sub(&without)?.abs()?.max_all()?.item()?;
+            ensure!(off == 0.0, "{dtype} {sizes:?}: {off} apart");
+        }
+    }
+    Ok(())
+}
+
+/// Returns the kernels that `work` launches, without their variants.
+fn launched_kernels(device: &Device, work: impl FnOnce() -> Result<()>) -> Result<Vec<String>> {
+    let profiler = Profiler::start(device)?;
+    work()?;
+    let first_word = |name: &str| name.split(' ').next().unwrap_or_default().to_owned();
+    Ok(profiler.finish()?.spans.iter().map(|span| first_word(&span.name)).collect())
+}
+
+fn the_hidden_layer_of_an_mlp_is_one_product(device: &Device) -> Result<()> {
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        if device.library_features().matmul && dtype == DType::F32 {
+            // The library has no GELU of f32.
+            continue;
+        }
+        let all = operands([64, 64, 128], dtype, device)?;
+        let names = launched_kernels(device, || {
+            all[0].mlp(&all[1], &all[2], &all[3], &all[4])?;
+            Ok(())
+        })?;
+        ensure!(names.len() == 2 && names.iter().all(|name| name == "matmul"), "{dtype}: {names:?}");
+    }
+    Ok(())
+}
+
+fn products_accumulate_into_gradients(device: &Device) -> Result<()> {
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        // Tiles, single elements, and sums that workgroups share.
+        for [rows, outputs, features] in [[64, 64, 32], [5, 7, 9], [2052, 4, 12]] {
+            let x = random(&[rows, features], dtype, device)?;
+            let weight = random(&[outputs, features], dtype, device)?.to_leaf()?;
+            let seed = random(&[rows, outputs], dtype, device)?;
+            let step = || -> Result<()> { Ok(x.linear(&weight, None)?.backward_with(&seed)?) };
+            let what = || format!("{dtype} {rows} x {outputs} x {features}");
+            let names = launched_kernels(device, step)?;
+            let once = weight.grad().context("no gradient")?.copy()?;
+            let names_again = launched_kernels(device, step)?;
+            ensure!(names == names_again, "{}: {names:?}, then {names_again:?}", what());
+            let d = max_relative_difference(&weight.grad().context("no gradient")?, &once.mul(2.0)?)?;
+            ensure!(d <= bound(dtype), "{}: twice is {d:.1e} apart", what());
+        }
+    }
+    Ok(())
 }
 
 /// Compares results and gradients with those of two linear layers and a GELU.

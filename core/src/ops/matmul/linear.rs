@@ -165,6 +165,35 @@ fn check_shapes(op: &'static str, x: &Tensor, weight: &Tensor, bias: Option<&Ten
     Ok(())
 }
 
+/// Computes x · weight + bias and [`gelu_tanh`](Tensor::gelu_tanh) of it, and returns both. The first may be missing
+/// without `requires_grad`.
+fn mlp_hidden_forward(
+    layer: &LinearOperands,
+    x: &Tensor,
+    weight: &Tensor,
+    bias: &Tensor,
+    requires_grad: bool,
+) -> Result<(Option<Tensor>, Tensor)> {
+    // The library's epilogue always writes the argument of GELU.
+    let writes_before = requires_grad || x.device().library_features().matmul;
+    let before = writes_before.then(|| layer.empty_output(x)).transpose()?;
+    let gelu = layer.empty_output(x)?;
+    if let Some(before) = &before {
+        let finish = EpilogueTensors::GeluBias { bias, pre_activation: before };
+        if matmul::try_gemm_epilogue(layer.op, x, weight, &gelu, false, finish)? {
+            return Ok((Some(before.clone()), gelu));
+        }
+    }
+    if matmul::try_gemm_bias_gelu(layer.op, x, weight, &gelu, bias, before.as_ref())? {
+        return Ok((before, gelu));
+    }
+    drop(gelu);
+    let before = before.map_or_else(|| layer.empty_output(x), Ok)?;
+    matmul::gemm_bias_into(layer.op, x, weight, &before, bias)?;
+    let gelu = before.gelu_tanh()?;
+    Ok((Some(before), gelu))
+}
+
 /// Computes the backward pass through the next layer, of this weight, and [`gelu_tanh`](Tensor::gelu_tanh) of
 /// x. Returns the gradient of x, gelu_tanh(x), and the f32 column sums of the gradient.
 fn mlp_hidden_backward(
@@ -313,25 +342,15 @@ impl Tensor {
         }
         let first = LinearOperands::new(OP, x, up, Some(up_bias), cast.as_ref())?;
         let flat = flatten_to_rows(&x.detach())?;
-        let before = first.empty_output(&flat)?;
-        let wide = first.empty_output(&flat)?;
         let weight = first.compute_weight.t()?;
         let bias = contiguous_zero_offset(first.compute_bias.as_ref().unwrap_or(up_bias))?;
-        let finish = EpilogueTensors::GeluBias { bias: &bias, pre_activation: &before };
-        let wide = if matmul::try_gemm_epilogue(OP, &flat, &weight, &wide, false, finish)? {
-            wide
-        } else {
-            drop(wide);
-            matmul::gemm_bias_into(OP, &flat, &weight, &before, &bias)?;
-            before.gelu_tanh()?
-        };
+        let inputs = [x, up, up_bias, down, down_bias];
+        let requires_grad = autograd::compute_requires_grad(&inputs);
+        let (before, wide) = mlp_hidden_forward(&first, &flat, &weight, &bias, requires_grad)?;
         let second = LinearOperands::new(OP, &wide, down, Some(down_bias), cast.as_ref())?;
         let shape = replace_last_extent(x.shape(), down.shape()[0]);
         let out = second.forward(&wide)?.reshape(&shape[..])?;
-        let inputs = [x, up, up_bias, down, down_bias];
-        if !autograd::compute_requires_grad(&inputs) {
-            return Ok(out);
-        }
+        let Some(before) = before.filter(|_| requires_grad) else { return Ok(out) };
         let x_shape: Dims = x.shape().into();
         let [w1, b1, w2, b2] = [(&first, up), (&first, up_bias), (&second, down), (&second, down_bias)]
             .map(|(layer, t)| layer.save_operand(t));

@@ -60,8 +60,7 @@ impl Tile {
     }
 }
 
-/// Tile of matrix units: subgroups of 32 invocations compute `subgroup` elements each, 32 steps of the sum at
-/// a time.
+/// Tile of matrix units: subgroups compute `subgroup` elements each, 32 steps of the sum at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct CooperativeTile {
     rows: usize,
@@ -69,16 +68,29 @@ struct CooperativeTile {
     subgroup: [usize; 2],
 }
 
+/// Tiles of 16 x 16 matrices.
 const COOPERATIVE_TILES: [CooperativeTile; 3] = [
     CooperativeTile { rows: 128, cols: 128, subgroup: [64, 64] },
     CooperativeTile { rows: 128, cols: 64, subgroup: [64, 32] },
     CooperativeTile { rows: 64, cols: 64, subgroup: [32, 32] },
 ];
+/// Tiles of 8 x 8 matrices. A subgroup has 16 accumulators at most.
+const COOPERATIVE_TILES_OF_8: [CooperativeTile; 2] = [
+    CooperativeTile { rows: 64, cols: 64, subgroup: [32, 32] },
+    CooperativeTile { rows: 32, cols: 32, subgroup: [16, 32] },
+];
+
+/// Matrix units of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct MatrixUnits {
+    /// Rows and columns of a matrix.
+    side: usize,
+    /// Invocations of a subgroup.
+    lanes: usize,
+}
 
 /// Steps of the sum that a cooperative tile holds.
 const COOPERATIVE_DEPTH: usize = 32;
-/// Shortest extent for which matrix units are used: one matrix.
-const MIN_COOPERATIVE_EXTENT: usize = 16;
 
 /// Cost model of a device, in units of one fused multiply-add of an invocation.
 #[derive(Clone, Copy, Debug)]
@@ -99,6 +111,8 @@ pub(crate) struct CostModel {
     unrolls: bool,
     /// The device's features, for the types whose products run on matrix units.
     features: Features,
+    /// Invocations of a subgroup.
+    subgroup_lanes: usize,
 }
 
 impl CostModel {
@@ -110,6 +124,7 @@ impl CostModel {
         let iterations = limits.max_loop_iterations as usize / 2;
         let workgroup_memory = limits.max_workgroup_memory as usize;
         let features = *features;
+        let subgroup_lanes = limits.subgroup_size.0 as usize;
         if *software {
             Self {
                 parallel_workgroups: 1,
@@ -120,6 +135,7 @@ impl CostModel {
                 workgroup_memory,
                 unrolls: false,
                 features,
+                subgroup_lanes,
             }
         } else {
             Self {
@@ -131,8 +147,16 @@ impl CostModel {
                 workgroup_memory,
                 unrolls: true,
                 features,
+                subgroup_lanes,
             }
         }
+    }
+
+    /// Returns the matrix units for products of a type.
+    fn matrix_units(&self, dtype: DType) -> Option<MatrixUnits> {
+        let side = self.features.cooperative_side as usize;
+        let works = self.features.has_cooperative(dtype) && side > 0;
+        works.then_some(MatrixUnits { side, lanes: self.subgroup_lanes })
     }
 }
 
@@ -143,7 +167,7 @@ enum MatmulVariant {
         /// Steps of the sum that are written out in the kernel.
         unroll: usize,
     },
-    Cooperative(CooperativeTile),
+    Cooperative(CooperativeTile, MatrixUnits),
     /// `threads_per_output` invocations share the sum of one element.
     Simple {
         threads_per_output: usize,
@@ -155,7 +179,7 @@ impl MatmulVariant {
     fn loop_iterations(self) -> (usize, usize) {
         match self {
             Self::Tiled { tile, .. } => (tile.k_depth, 2 + tile.k_depth),
-            Self::Cooperative(_) => (COOPERATIVE_DEPTH, 2),
+            Self::Cooperative(..) => (COOPERATIVE_DEPTH, 2),
             Self::Simple { threads_per_output } => (8 * threads_per_output, 9),
         }
     }
@@ -170,6 +194,24 @@ pub(crate) struct TilePlan {
     workgroups_per_split: usize,
     split_k: usize,
     k_per_split: usize,
+}
+
+/// Work on complete sums before they are stored. Tensors are contiguous, at offset 0.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct SumEpilogue<'a> {
+    /// If true, the result is gelu_tanh of the sum.
+    pub(crate) gelu: bool,
+    /// Tensor for the argument of GELU, with the shape and type of the result.
+    pub(crate) pre_activation: Option<&'a Tensor>,
+    /// If true, the result is added to the output.
+    pub(crate) accumulate: bool,
+}
+
+impl SumEpilogue<'_> {
+    fn add_definitions(&self, spec: KernelSpec) -> KernelSpec {
+        let pre_activation = self.pre_activation.is_some();
+        kernel_spec! { ..spec; gelu: self.gelu, pre_activation, accumulate: self.accumulate }
+    }
 }
 
 /// Shortest part of a sum that is worth a separate workgroup.
@@ -187,15 +229,15 @@ impl TilePlan {
             return simple;
         }
         let tiled = TILES.iter().map(|&tile| Self::for_tile(e, tile, costs));
-        let cooperative = COOPERATIVE_TILES
-            .iter()
-            .filter(|_| {
-                costs.features.has_cooperative(dtype) && e.m.min(e.n).min(e.k) >= MIN_COOPERATIVE_EXTENT
-            })
-            .map(|&tile| {
-                let variant = MatmulVariant::Cooperative(tile);
+        // The shortest extent is one matrix.
+        let units = costs.matrix_units(dtype).filter(|units| e.m.min(e.n).min(e.k) >= units.side);
+        let cooperative = units.into_iter().flat_map(|units| {
+            let tiles = if units.side == 16 { &COOPERATIVE_TILES[..] } else { &COOPERATIVE_TILES_OF_8[..] };
+            tiles.iter().map(move |&tile| {
+                let variant = MatmulVariant::Cooperative(tile, units);
                 Self::for_grid(e, variant, [tile.rows, tile.cols], costs)
-            });
+            })
+        });
         tiled
             .chain([simple])
             .chain(cooperative)
@@ -252,7 +294,7 @@ impl TilePlan {
         let splits =
             splits.max((extents.k / k).saturating_mul(iterations).div_ceil(costs.max_iterations.max(1)));
         // Round splits up to whole tiles, so that only the last may be partial.
-        let step = if matches!(variant, MatmulVariant::Cooperative(_)) { COOPERATIVE_DEPTH } else { 16 };
+        let step = if matches!(variant, MatmulVariant::Cooperative(..)) { COOPERATIVE_DEPTH } else { 16 };
         let chunk = extents.k.div_ceil(splits).next_multiple_of(step);
         Self { extents, variant, workgroups_per_split: groups, split_k: splits, k_per_split: chunk }
     }
@@ -264,7 +306,7 @@ impl TilePlan {
         let rounds = |groups: usize| groups.div_ceil(units);
         let (steps, step) = match self.variant {
             // Matrix units do about five times the work of the other units.
-            MatmulVariant::Cooperative(t) => {
+            MatmulVariant::Cooperative(t, _) => {
                 (self.k_per_split, t.rows * t.cols / 2048 + (t.rows + t.cols) / 64)
             }
             MatmulVariant::Tiled { tile: t, .. } => {
@@ -299,7 +341,7 @@ impl TilePlan {
     pub(crate) fn vector_elements(&self) -> usize {
         match self.variant {
             MatmulVariant::Tiled { .. } => 4,
-            MatmulVariant::Cooperative(_) => 8,
+            MatmulVariant::Cooperative(..) => 8,
             MatmulVariant::Simple { .. } => 1,
         }
     }
@@ -317,8 +359,8 @@ impl TilePlan {
                 ..spec; variant: "tiled", thread_rows: t.thread_rows, rows: t.rows_per_thread,
                 cols: t.vec4_cols_per_thread, depth: t.k_depth, unroll,
             }),
-            MatmulVariant::Cooperative(t) => orders(kernel_spec! {
-                ..spec; variant: "cooperative", rows: t.rows, cols: t.cols, depth: COOPERATIVE_DEPTH,
+            MatmulVariant::Cooperative(t, units) => orders(kernel_spec! {
+                ..spec; variant: "cooperative", side: units.side, lanes: units.lanes, rows: t.rows, cols: t.cols, depth: COOPERATIVE_DEPTH,
                 sub_rows: t.subgroup[0], sub_cols: t.subgroup[1],
             }),
             MatmulVariant::Simple { threads_per_output } => {
@@ -347,10 +389,38 @@ impl TilePlan {
         params: KernelParams,
         out: &Tensor,
     ) -> Result<()> {
-        let with = |out| inputs.iter().copied().chain([out]).collect::<SmallVec<[&Tensor; 4]>>();
         if self.split_k == 1 {
-            return launch::launch(spec, &with(out), params, self.workgroups_per_split);
+            return launch::launch(spec, &bindings![inputs, out], params, self.workgroups_per_split);
         }
+        self.run_splits(spec, inputs, params, out, SumEpilogue::default())
+    }
+
+    /// Runs the kernel of a matrix product as [`run`](Self::run) does. The last stage applies the epilogue.
+    pub(crate) fn run_with_epilogue(
+        &self,
+        spec: KernelSpec,
+        inputs: &[&Tensor],
+        params: KernelParams,
+        out: &Tensor,
+        epilogue: SumEpilogue<'_>,
+    ) -> Result<()> {
+        if self.split_k == 1 {
+            let spec = epilogue.add_definitions(spec);
+            let tensors = bindings![inputs, epilogue.pre_activation, out];
+            return launch::launch(&spec, &tensors, params, self.workgroups_per_split);
+        }
+        let spec = SumEpilogue::default().add_definitions(spec);
+        self.run_splits(&spec, inputs, params, out, epilogue)
+    }
+
+    fn run_splits(
+        &self,
+        spec: &KernelSpec,
+        inputs: &[&Tensor],
+        params: KernelParams,
+        out: &Tensor,
+        epilogue: SumEpilogue<'_>,
+    ) -> Result<()> {
         let sums = match out.dtype() {
             DType::F16 | DType::BF16 => DType::F32,
             DType::U8 => DType::U32,
@@ -358,12 +428,15 @@ impl TilePlan {
         };
         let n = out.numel();
         let parts = empty_workspace(&[self.split_k, n], sums, out.device())?;
-        launch::launch(spec, &with(&parts), params, self.workgroups_per_split * self.split_k)?;
-        let spec = kernel_spec! {
+        let groups = self.workgroups_per_split * self.split_k;
+        launch::launch(spec, &bindings![inputs, &parts], params, groups)?;
+        let spec = epilogue.add_definitions(kernel_spec! {
             "splitk_reduce", T: sums.name(), dtype: launch::shader_dtype_name(out.dtype(), out.device()),
-        };
-        let params = kernel_params! { n, splits: self.split_k }.loop_iterations(4 * (self.split_k + 1));
-        launch::launch(&spec, &[&parts, out], params, n.div_ceil(4 * WORKGROUP_SIZE))
+        });
+        // The loops over the splits of four elements, and the loop of the epilogue.
+        let params = kernel_params! { n, splits: self.split_k }.loop_iterations(4 * (self.split_k + 1) + 5);
+        let tensors = bindings![&parts, epilogue.pre_activation, out];
+        launch::launch(&spec, &tensors, params, n.div_ceil(4 * WORKGROUP_SIZE))
     }
 }
 
@@ -381,8 +454,11 @@ mod tests {
             max_iterations: usize::MAX,
             workgroup_memory: 48 << 10,
             unrolls: true,
-            features: Features { cooperative_f16: true, ..Features::default() },
+            features: Features { cooperative_f16: true, cooperative_side: 16, ..Features::default() },
+            subgroup_lanes: 32,
         };
+        let features = Features { cooperative_side: 8, ..gpu.features };
+        let matrices_of_8 = CostModel { features, subgroup_lanes: 8, ..gpu };
         let software = CostModel {
             parallel_workgroups: 1,
             split_k_workgroups: 8,
@@ -392,20 +468,28 @@ mod tests {
             workgroup_memory: 32 << 10,
             unrolls: false,
             features: Features::default(),
+            subgroup_lanes: 8,
         };
         for m in [1, 5, 16, 64, 100, 1000, 9000] {
             for n in [1, 10, 17, 64, 300, 9000] {
                 for k in [1, 16, 100, 5000, 1 << 20] {
-                    for (dtype, costs) in
-                        [(DType::F32, gpu), (DType::F16, gpu), (DType::F32, software), (DType::I32, gpu)]
-                    {
+                    for (dtype, costs) in [
+                        (DType::F32, gpu),
+                        (DType::F16, gpu),
+                        (DType::F16, matrices_of_8),
+                        (DType::F32, software),
+                        (DType::I32, gpu),
+                    ] {
                         let e = MatmulExtents { m, n, k, batch: 3 };
                         let plan = TilePlan::new(e, dtype, costs);
                         let covered = match plan.variant {
                             MatmulVariant::Tiled { tile: t, .. } => {
                                 plan.workgroups_per_split * t.height() * t.width()
                             }
-                            MatmulVariant::Cooperative(t) => plan.workgroups_per_split * t.rows * t.cols,
+                            MatmulVariant::Cooperative(t, units) => {
+                                assert_eq!(units.side, costs.features.cooperative_side as usize, "{plan:?}");
+                                plan.workgroups_per_split * t.rows * t.cols
+                            }
                             MatmulVariant::Simple { threads_per_output } => {
                                 plan.workgroups_per_split * WORKGROUP_SIZE / threads_per_output
                             }
@@ -429,6 +513,7 @@ mod tests {
             workgroup_memory: 48 << 10,
             unrolls: true,
             features: Features::default(),
+            subgroup_lanes: 32,
         };
         // Weight gradient of a convolution of 32 into 64 channels, over 128 images of 14 x 14.
         let plan = TilePlan::new(MatmulExtents { m: 64, n: 288, k: 25_088, batch: 1 }, DType::F32, gpu);
