@@ -51,6 +51,15 @@ pub(super) const NORM: &[OpCase] = &[
         x[0].batch_norm_relu(&in_training(&x[1], &x[2]))
     })
     .with_bench_inputs(&[Signed(&[64, 256, 32, 32]), Positive(&[256]), Signed(&[256])]),
+    smooth("batch_norm_silu", &[Signed(&[4, 3, 2, 2]), Positive(&[3]), Signed(&[3])], |x| {
+        x[0].batch_norm_silu(&in_training(&x[1], &x[2]))
+    })
+    .with_bench_inputs(&[Signed(&[64, 256, 32, 32]), Positive(&[256]), Signed(&[256])]),
+    smooth("group_norm_silu", &[Signed(&[2, 4, 3]), Positive(&[4]), Signed(&[4])], |x| {
+        x[0].group_norm_silu(2, &affine(&x[1], &x[2]))
+    })
+    .with_bench_inputs(&[Signed(&[16, 512, 1024]), Positive(&[512]), Signed(&[512])])
+    .with_batched_inputs(1),
     smooth("instance_norm", &[Signed(&[2, 3, 7]), Positive(&[3]), Signed(&[3])], |x| {
         x[0].instance_norm(&InstanceNormOptions {
             weight: Some(&x[1]),

@@ -277,6 +277,7 @@ const METHODS: &[FuzzOp] = methods! {
     qkv_attention(count, count, attention); embedding_bag(t1, bags);
     batch_norm(; BatchNormOptions { running: running, weight: maybe1, bias: maybe2, training: flag, momentum: float, eps: float });
     batch_norm_relu(; BatchNormOptions { running: running, weight: maybe1, bias: maybe2, training: flag, momentum: float, eps: float });
+    batch_norm_silu(; BatchNormOptions { running: running, weight: maybe1, bias: maybe2, training: flag, momentum: float, eps: float });
     where_(t1, operand2); masked_fill(t1, operand2); clamp(operand1, operand2); clamp_min(operand1); clamp_max(operand1);
     addcmul(operand1, operand2, float); addcdiv(operand1, operand2, float); lerp(operand1, operand2); masked_fill_(t1, operand2); fill_(operand1);
     zero_(); clamp_(operand1, operand2); addcmul_(operand1, operand2, float); addcdiv_(operand1, operand2, float); lerp_(operand1, operand2);
@@ -308,6 +309,7 @@ const METHODS: &[FuzzOp] = methods! {
     matrix_exp(); cholesky_solve(t1, flag); cholesky_inverse(flag); logdet(); vecdot(t1, int); tensorinv(count); tensorsolve(t1, ints);
     layer_norm(counts; NormOptions { weight: maybe1, bias: maybe2, eps: float }); rms_norm(counts, maybe1, maybe_float);
     group_norm(count; NormOptions { weight: maybe1, bias: maybe2, eps: float });
+    group_norm_silu(count; NormOptions { weight: maybe1, bias: maybe2, eps: float });
     instance_norm(; InstanceNormOptions { running: running, weight: maybe1, bias: maybe2, use_input_stats: flag, momentum: float, eps: float });
     local_response_norm(count; LocalResponseNormOptions { alpha: float, beta: float, k: float }); max_pool2d(pool2); max_pool2d_with_indices(pool2);
     avg_pool2d(pool2); adaptive_avg_pool2d(count2); adaptive_max_pool2d(count2); adaptive_max_pool2d_with_indices(count2);
