@@ -189,41 +189,65 @@ fn row_normalisations() {
     }
 }
 
+/// Types of x, of the result and its gradient, and of weight and bias, with an activation.
+const NORM_TYPES: [[&str; 5]; 6] = [
+    ["f32", "f32", "f32", "f32", ""],
+    ["f16", "f16", "f32", "", ""],
+    ["bf16", "f32", "bf16", "bf16", ""],
+    ["f32", "f32", "", "", "silu"],
+    ["bf16", "bf16", "f32", "f32", "silu"],
+    ["f16", "f32", "", "f16", "relu"],
+];
+
 #[test]
 fn normalisations() {
-    for (dtype, weight, bias) in
-        [("f32", "f32", "f32"), ("f16", "f32", ""), ("bf16", "bf16", "bf16"), ("f32", "", "")]
-    {
+    for [x, result, weight, bias, activation] in NORM_TYPES {
         for pass in ["forward", "backward"] {
+            let forward = pass == "forward";
             for rms in [false, true] {
                 for (threads_per_row, across, width) in
-                    [(1usize, false, 1usize), (8, true, 1), (256, false, 4)]
+                    [(1usize, false, 1usize), (8, true, 1), (256, false, 4), (32, false, 8)]
                 {
                     let spec = KernelSpec::new("norm")
                         .def("pass", pass)
-                        .def("dtype", dtype)
+                        .def("x", x)
+                        .def("g", if forward { "" } else { result })
+                        .def("result", if forward { result } else { x })
                         .def("weight", weight)
-                        .def("bias", if pass == "forward" { bias } else { "" })
+                        .def("bias", if forward || !activation.is_empty() { bias } else { "" })
+                        .def("activation", activation)
                         .def("rms", rms)
                         .def("contiguous", threads_per_row == 8 || rms)
                         .def("flat", rms)
+                        .def("one_weight", width == 8 && !rms)
+                        .def("channel_sums", false)
                         .def("threads_per_row", threads_per_row)
                         .def("across", across)
                         .def("width", width);
                     for stage in ["whole", "parts", "apply"] {
                         render_valid(&spec.clone().def("stage", stage));
                     }
-                    if pass == "forward" && !across {
+                    if !forward && !across {
+                        render_valid(&spec.clone().def("stage", "apply").def("channel_sums", true));
+                    }
+                    if forward && !across {
                         render_valid(&spec.def("stage", "finish").def("width", 1usize));
                     }
                     let spec = KernelSpec::new("norm_weight_grad")
-                        .def("dtype", dtype)
+                        .def("x", x)
+                        .def("g", result)
+                        .def("weight", if activation.is_empty() { "" } else { weight })
+                        .def("bias", if activation.is_empty() { "" } else { bias })
+                        .def("activation", activation)
                         .def("rms", rms)
                         .def("single", across)
                         .def("threads_per_row", threads_per_row)
                         .def("across", across)
                         .def("width", width);
-                    render_valid(&spec);
+                    render_valid(&spec.clone().def("one_run", false));
+                    if !across {
+                        render_valid(&spec.def("one_run", true));
+                    }
                 }
             }
         }
@@ -232,20 +256,20 @@ fn normalisations() {
 
 #[test]
 fn batch_normalisations() {
-    for (dtype, weight, bias) in
-        [("f32", "f32", "f32"), ("f16", "f32", ""), ("bf16", "bf16", "bf16"), ("f32", "", "")]
-    {
-        for (pass, relu) in
-            ["moments", "forward", "sums", "backward"].into_iter().flat_map(|p| [(p, false), (p, true)])
-        {
-            for (width, single, threads_per_row) in [(4, false, 256), (1, false, 1), (1, true, 32)] {
+    for [x, result, weight, bias, activation] in NORM_TYPES {
+        for pass in ["moments", "forward", "sums", "backward"] {
+            for (width, single, threads_per_row) in
+                [(8, false, 64), (4, false, 256), (1, false, 1), (1, true, 32)]
+            {
                 let spec = KernelSpec::new("batch_norm")
                     .def("pass", pass)
-                    .def("dtype", dtype)
+                    .def("x", x)
+                    .def("g", if matches!(pass, "sums" | "backward") { result } else { "" })
+                    .def("result", if pass == "forward" { result } else { x })
                     .def("weight", weight)
                     .def("bias", bias)
-                    .def("relu", relu)
-                    .def("f32_division", relu)
+                    .def("activation", activation)
+                    .def("f32_division", !activation.is_empty())
                     .def("width", width);
                 let spec = match pass {
                     "moments" | "sums" => spec
@@ -261,6 +285,7 @@ fn batch_normalisations() {
         render_valid(
             &KernelSpec::new("batch_norm")
                 .def("pass", "finish")
+                .def("activation", "")
                 .def("mean", weight)
                 .def("var", weight)
                 .def("threads_per_row", 8)

@@ -3,20 +3,22 @@ Batch normalisation of [batch, channels, run], in passes over all elements:
   `moments`   sum of each part of a channel, and sum of squared distances from the part's mean; elements stay
               in registers
   `finish`    mean and reciprocal deviation of each channel from the moments; updates the running statistics
-  `forward`   y = (x - mean) * rstd * weight + bias, clamped at 0 with `relu`
+  `forward`   y = (x - mean) * rstd * weight + bias, and its activation
   `sums`      backward: for each part of a channel the sums of g * (x - mean) * rstd and of g
   `backward`  the gradient of x; `fixed`: the statistics are constants
 
-dtype: of x, y and their gradients · weight, bias: dtypes, or ""
+x, g, result, weight, bias: dtypes, or "" for what the pass does not bind
 mean, var: of running statistics, or "" (finish)
-relu: the gradient is 0 for negative y · width: elements of a step, 4 or 1 (moments, sums: of one channel)
-same_channel: a step's elements are of one channel (forward, backward) · single: a run is one element (moments, sums)
-register_steps: steps in a thread's registers (moments) · threads_per_row, across: see row_reduce
+activation: see row_reduce; with one, `sums` and `backward` multiply g by its derivative
+width: elements of a pack, 8, 4 or 1 (moments, sums: of one channel)
+same_channel: a pack's elements are of one channel (forward, backward) · single: a run is one element (moments, sums)
+register_steps: packs in a thread's registers (moments) · threads_per_row, across: see row_reduce
 f32_division: all quotients are below 2^20
 -#}
 {%- import "types" as t -%}
 {%- import "row_reduce" as rows -%}
 {% include "math/base" %}
+{% if activation == "silu" %}{% for file in rows.activation_math %}{% include "math/" ~ file %}{% endfor %}{% endif %}
 {{ t.prelude() }}
 struct Params {
     // Elements; channels; elements of a run; elements of a channel.
@@ -34,9 +36,9 @@ struct Params {
 {{ t.divide(f32_division) }}
 {% set b = namespace(next=0) %}
 {% macro buffer(kind, name, type) %}
-{% if kind == "in" %}{{ rows.input(b.next, name, type, 1) }}{% elif kind == "out" %}{{ t.output(b.next, name, type) }}
-{% elif kind == "steps" %}{{ rows.input(b.next, name, type, width) }}
-{% else %}{{ rows.output(b.next, name, type, width) }}{% endif %}
+{% if kind == "in" %}{{ t.input(b.next, name, type) }}{% elif kind == "out" %}{{ t.output(b.next, name, type) }}
+{% elif kind == "packs" %}{{ rows.pack_input(b.next, name, type, width) }}
+{% else %}{{ rows.pack_output(b.next, name, type, width) }}{% endif %}
 {% set b.next = b.next + 1 %}
 {% endmacro %}
 {% if pass == "finish" %}
@@ -78,10 +80,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     }
 }
 {% else %}
+{{ rows.packs(width) }}
+{% set parts = range(2 if width == 8 else 1) %}
 {% if pass in ["sums", "backward"] %}
-{{ buffer("steps", "g", dtype) }}
+{{ buffer("packs", "g", g) }}
 {% endif %}
-{{ buffer("steps", "x", dtype) }}
+{{ buffer("packs", "x", x) }}
 {% if pass != "moments" %}
 {{ buffer("in", "statistics", "f32") }}
 {% if weight %}
@@ -94,14 +98,14 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
 {% if pass == "backward" and not fixed %}
 {{ buffer("in", "sums", "f32") }}
 {% endif %}
-{{ rows.steps(width) }}
-{% macro scaled(x, mean, rstd, weight_value, bias_value) -%}
-({{ x }} - {{ mean }}) * {{ rstd }}{{ " * " ~ weight_value if weight else "" }}{{ " + " ~ bias_value if bias else "" }}
+{% macro scaled(z, weight_value, bias_value) -%}
+{{ z }}{{ " * " ~ weight_value if weight else "" }}{{ " + " ~ bias_value if bias else "" }}
 {%- endmacro %}
 
 {% if pass in ["moments", "sums"] %}
 {{ buffer("out", "partial", "f32") }}
 {{ rows.functions(threads_per_row, across) }}
+{{ rows.activation_functions(activation, width) }}
 
 fn element_index(channel: u32, e: u32) -> u32 {
     {% if single %}
@@ -126,10 +130,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% if pass == "moments" %}
     var sum = 0.0;
     {% for k in range(register_steps) %}
-    var v{{ k }} = Step(0.0);
+    var v{{ k }} = Pack();
     if first + {{ k * threads_per_row * width }}u < end {
-        v{{ k }} = x_step(element_index(channel, first + {{ k * threads_per_row * width }}u));
-        sum += step_sum(v{{ k }});
+        v{{ k }} = x_load(element_index(channel, first + {{ k * threads_per_row * width }}u));
+        sum += {% for h in parts %}{{ " + " if not loop.first }}part_sum(v{{ k }}[{{ h }}]){% endfor %};
     }
     {% endfor %}
     let all = row_sum(sum, thread);
@@ -137,8 +141,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     var squares = 0.0;
     {% for k in range(register_steps) %}
     if first + {{ k * threads_per_row * width }}u < end {
-        let d = v{{ k }} - Step(mean);
-        squares += step_sum(d * d);
+        {% for h in parts %}
+        let d{{ h }} = v{{ k }}[{{ h }}] - Part(mean);
+        squares += part_sum(d{{ h }} * d{{ h }});
+        {% endfor %}
     }
     {% endfor %}
     let other = row_sum(squares, thread);
@@ -146,24 +152,28 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let at = min(channel, p.channels - 1u);
     let mean = statistics_at(at);
     let rstd = statistics_at(p.channels + at);
-    {% if relu %}
-    let w = Step({{ "weight_at(at)" if weight else "1.0" }});
-    let b = Step({{ "bias_at(at)" if bias else "0.0" }});
+    {% if activation %}
+    let w = Part({{ "weight_at(at)" if weight else "1.0" }});
+    let b = Part({{ "bias_at(at)" if bias else "0.0" }});
     {% endif %}
-    var plain = Step(0.0);
-    var scaled_sum = Step(0.0);
+    var plain = Part(0.0);
+    var scaled_sum = Part(0.0);
     for (var e = first; e < end; e += {{ threads_per_row * width }}u) {
         let i = element_index(channel, e);
-        let x = x_step(i);
-        {% if relu %}
-        let g = select(Step(0.0), g_step(i), {{ scaled("x", "Step(mean)", "Step(rstd)", "w", "b") }} > Step(0.0));
+        let x_pack = x_load(i);
+        let g_pack = g_load(i);
+        {% for k in parts %}
+        let z{{ k }} = (x_pack[{{ k }}] - Part(mean)) * Part(rstd);
+        {% if activation %}
+        let dy{{ k }} = activate_grad(g_pack[{{ k }}], {{ scaled("z" ~ k, "w", "b") }});
         {% else %}
-        let g = g_step(i);
+        let dy{{ k }} = g_pack[{{ k }}];
         {% endif %}
-        plain += g;
-        scaled_sum += g * ((x - Step(mean)) * Step(rstd));
+        plain += dy{{ k }};
+        scaled_sum += dy{{ k }} * z{{ k }};
+        {% endfor %}
     }
-    let both_sums = row_sums(vec2<f32>(step_sum(scaled_sum), step_sum(plain)), thread);
+    let both_sums = row_sums(vec2<f32>(part_sum(scaled_sum), part_sum(plain)), thread);
     let all = both_sums.x;
     let other = both_sums.y;
     {% endif %}
@@ -173,7 +183,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     }
 }
 {% else %}
-{{ buffer("steps_out", "result", dtype) }}
+{{ buffer("packs_out", "result", result) }}
+{{ rows.activation_functions(activation, width) }}
 
 fn element(x: f32, g: f32, channel: u32) -> f32 {
     let mean = statistics_at(channel);
@@ -184,19 +195,17 @@ fn element(x: f32, g: f32, channel: u32) -> f32 {
     {% if bias %}
     let b = bias_at(channel);
     {% endif %}
-    {% if pass == "forward" or relu %}
-    let y = {{ scaled("x", "mean", "rstd", "w", "b") }};
-    {% endif %}
+    let z = (x - mean) * rstd;
     {% if pass == "forward" %}
-    return {{ "m_max(y, 0.0)" if relu else "y" }};
+    return activate_element({{ scaled("z", "w", "b") }});
     {% else %}
-    let dy = {{ "select(0.0, g, y > 0.0)" if relu else "g" }};
+    let dy = {{ "activate_grad_element(g, " ~ scaled("z", "w", "b") ~ ")" if activation else "g" }};
     let scale = rstd{{ " * w" if weight else "" }};
     {% if fixed %}
     return dy * scale;
     {% else %}
     let n = f32(p.extent);
-    return scale * ((dy - sums_at(p.channels + channel) / n) - (x - mean) * rstd * (sums_at(channel) / n));
+    return scale * ((dy - sums_at(p.channels + channel) / n) - z * (sums_at(channel) / n));
     {% endif %}
     {% endif %}
 }
@@ -208,21 +217,19 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         @builtin(local_invocation_index) thread: u32) {
     let i = (group_index(group, groups) * 256u + thread) * {{ width }}u;
     if i >= p.n { return; }
-    let x = x_step(i);
-    let g = {{ "g_step(i)" if pass == "backward" else "x" }};
-    {% if width == 4 %}
-    {% for k in ["x", "y", "z", "w"] %}
-    {% if same_channel and not loop.first %}
-    let at_{{ k }} = at_x;
-    {% else %}
-    let at_{{ k }} = channel_of(i + {{ loop.index0 }}u);
+    let x_pack = x_load(i);
+    {% if pass == "backward" %}
+    let g_pack = g_load(i);
     {% endif %}
+    {% set components = [""] if width == 1 else [".x", ".y", ".z", ".w"] %}
+    {% for k in range(width) %}
+    {% set v = "_pack[" ~ k // 4 ~ "]" ~ components[k % 4] %}
+    let at{{ k }} = {{ "at0" if same_channel and k > 0 else "channel_of(i + " ~ k ~ "u)" }};
+    let v{{ k }} = element(x{{ v }}, {{ "g" ~ v if pass == "backward" else "0.0" }}, at{{ k }});
     {% endfor %}
-    result_put_step(i, vec4<f32>(element(x.x, g.x, at_x), element(x.y, g.y, at_y),
-        element(x.z, g.z, at_z), element(x.w, g.w, at_w)));
-    {% else %}
-    result_put_step(i, element(x, g, channel_of(i)));
-    {% endif %}
+    result_store(i, Pack(
+        {%- for k in parts %}Part({% for c in range(width // (parts | length)) %}v{{ 4 * k + c }}, {% endfor %}), {% endfor -%}
+    ));
 }
 {% endif %}
 {% endif %}

@@ -4,18 +4,22 @@ kernel serves layer, group, instance and RMS normalisation:
   element e of row r is at r * row_stride + (e / run) * step + e % run,
   and has weight (r % weight_rows) * weight_row + (e / run) * weight_step + (e % run) * weight_inner.
 
-stage: `whole`: the threads of a row process it in one pass. Long rows are processed in `p.splits` parts.
+stage: `whole`: the threads of a row process it in one launch. Long rows are processed in `p.splits` parts.
   `parts` writes two sums for each, partial [parts, 2, rows]: of the elements, and of squared distances from
   the part's mean. Backward, these are the addends of `sums` [2, rows]. `finish` computes mean and rstd from
   them; `apply` computes the elements.
-pass: `forward` or `backward` · dtype: of x, y and their gradients · weight, bias: dtypes, or ""
+pass: `forward` or `backward` · x, g, result, weight, bias: dtypes, or "" for what the stage does not bind
+activation: applied to the result; see row_reduce
 rms: no mean is subtracted
 contiguous: a row is contiguous · flat: a row is one run. Each saves a division.
-threads_per_row, across, width: see row_reduce; with a width of 4, runs, steps and rows are multiples of 4
+one_weight: the elements of a pack share a weight
+channel_sums (apply, backward): `sums` [batch, 2, channels] are of channels, as norm_weight_grad writes them
+threads_per_row, across, width: see row_reduce; runs, steps and rows are multiples of the width
 -#}
 {%- import "types" as t -%}
 {%- import "row_reduce" as rows -%}
 {% include "math/base" %}
+{% if activation == "silu" %}{% for file in rows.activation_math %}{% include "math/" ~ file %}{% endfor %}{% endif %}
 {{ t.prelude() }}
 struct Params {
     rows: u32,
@@ -34,15 +38,17 @@ struct Params {
 @group(1) @binding(0) var<uniform> p: Params;
 {% set next = namespace(binding=0) %}
 {% set forward = pass == "forward" %}
+{% set parts = range(2 if width == 8 else 1) %}
+{{ rows.packs(width) }}
 {% if stage == "finish" %}
 {{ t.input(next.binding, "partial", "f32") }}
 {% set next.binding = next.binding + 1 %}
 {% else %}
 {% if not forward %}
-{{ rows.input(next.binding, "g", dtype, width) }}
+{{ rows.pack_input(next.binding, "g", g, width) }}
 {% set next.binding = next.binding + 1 %}
 {% endif %}
-{{ rows.input(next.binding, "x", dtype, width) }}
+{{ rows.pack_input(next.binding, "x", x, width) }}
 {% set next.binding = next.binding + 1 %}
 {% endif %}
 {% if weight %}
@@ -70,10 +76,10 @@ struct Params {
 {{ t.input(next.binding, "sums", "f32") }}
 {% set next.binding = next.binding + 1 %}
 {% endif %}
-{{ rows.output(next.binding, "result", dtype, width) }}
+{{ rows.pack_output(next.binding, "result", result, width) }}
 {% endif %}
 {{ rows.functions(threads_per_row, across) }}
-{{ rows.steps(width) }}
+{{ rows.activation_functions(activation, width) }}
 
 {% if contiguous %}
 fn element_index(row: u32, e: u32) -> u32 { return row * p.row_stride + e; }
@@ -88,14 +94,46 @@ fn weight_index(row: u32, e: u32) -> u32 {
 }
 {% endif %}
 {% for name in (["weight"] if weight else []) + (["bias"] if bias else []) %}
-fn {{ name }}_step(at: u32) -> Step {
-    {% if width == 4 %}
-    return Step({% for k in range(4) %}{{ name }}_at(at + {{ k }}u * p.weight_inner), {% endfor %});
+fn {{ name }}_pack(at: u32) -> Pack {
+    {% if one_weight or width == 1 %}
+    let v = Part({{ name }}_at(at));
+    return Pack({{ "v, v" if width == 8 else "v" }});
     {% else %}
-    return {{ name }}_at(at);
+    {% for k in parts %}
+    let v{{ k }} = Part({% for c in range(4) %}{{ name }}_at(at + {{ 4 * k + c }}u * p.weight_inner), {% endfor %});
+    {% endfor %}
+    return Pack({{ "v0, v1" if width == 8 else "v0" }});
     {% endif %}
 }
 {% endfor %}
+{% macro load_weights() %}
+        {% if weight or bias %}
+        let weight_of = weight_index(row, e);
+        {% endif %}
+        {% if weight %}
+        let w = weight_pack(weight_of);
+        {% endif %}
+        {% if bias %}
+        let b = bias_pack(weight_of);
+        {% endif %}
+{% endmacro %}
+{% macro scaled(z, k) %}{{ z }}{{ " * w[" ~ k ~ "]" if weight }}{{ " + b[" ~ k ~ "]" if bias }}{% endmacro %}
+{#- Defines, for each part k of the pack e: zK, the normalised elements, and hK, their gradients. -#}
+{% macro gradients() %}
+        let at = element_index(row, e);
+        let x_pack = x_load(at);
+        let g_pack = g_load(at);
+        {{ load_weights() }}
+        {% for k in parts %}
+        let z{{ k }} = (x_pack[{{ k }}] - mean) * rstd;
+        {% if activation %}
+        let dy{{ k }} = activate_grad(g_pack[{{ k }}], {{ scaled("z" ~ k, k) }});
+        {% else %}
+        let dy{{ k }} = g_pack[{{ k }}];
+        {% endif %}
+        let h{{ k }} = dy{{ k }}{{ " * w[" ~ k ~ "]" if weight }};
+        {% endfor %}
+{% endmacro %}
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
@@ -108,13 +146,14 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let live = part < p.splits;
     let begin = part * p.chunk;
     let end = select(0u, min(begin + p.chunk, p.extent), live);
-    let first = begin + thread_in_row(thread) * {{ width }}u;
     {% else %}
     let live = index < p.rows;
+    let begin = 0u;
     let end = select(0u, {{ "p.splits" if stage == "finish" else "p.extent" }}, live);
-    let first = thread_in_row(thread) * {{ width }}u;
     {% endif %}
-    let n = f32({{ "max(end, begin + 1u) - begin" if stage == "parts" else "p.extent" }});
+    let first = begin + thread_in_row(thread) * {{ width }}u;
+    let count = max(end, begin + 1u) - begin;
+    let n = f32({{ "count" if stage == "parts" else "p.extent" }});
     {% if stage == "finish" %}
     {% if rms %}
     let mean = 0.0;
@@ -124,42 +163,62 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let mean = row_sum(sum, thread) / n;
     {% endif %}
     // The squares of a part are relative to its own mean.
-    var squares = 0.0;
+    var part_squares = 0.0;
     for (var e = first; e < end; e += {{ threads_per_row }}u) {
         let at = e * 2u * p.rows + row;
         {% if rms %}
-        squares += partial_at(at + p.rows);
+        part_squares += partial_at(at + p.rows);
         {% else %}
-        let count = f32(min(p.chunk, p.extent - e * p.chunk));
-        let deviation = partial_at(at) / count - mean;
-        squares += partial_at(at + p.rows) + count * (deviation * deviation);
+        let elements = f32(min(p.chunk, p.extent - e * p.chunk));
+        let deviation = partial_at(at) / elements - mean;
+        part_squares += partial_at(at + p.rows) + elements * (deviation * deviation);
         {% endif %}
     }
+    let squares = row_sum(part_squares, thread);
     {% elif forward and stage != "apply" %}
+    var square_part = Part(0.0);
     {% if rms %}
+    for (var e = first; e < end; e += {{ threads_per_row * width }}u) {
+        let v = x_load(element_index(row, e));
+        {% for k in parts %}
+        square_part += v[{{ k }}] * v[{{ k }}];
+        {% endfor %}
+    }
+    let squares = row_sum(part_sum(square_part), thread);
     let total = 0.0;
     let mean = 0.0;
     {% else %}
-    var sum_step = Step(0.0);
-    for (var e = first; e < end; e += {{ threads_per_row * width }}u) { sum_step += x_step(element_index(row, e)); }
-    let total = row_sum(step_sum(sum_step), thread);
-    let mean = total / n;
-    {% endif %}
-    var square_step = Step(0.0);
-    for (var e = first; e < end; e += {{ threads_per_row * width }}u) {
-        let deviation = x_step(element_index(row, e)) - mean;
-        square_step += deviation * deviation;
+    // Both sums in one loop, relative to a pivot: the mean of each thread's first elements. The pivot's distance
+    // from the mean of all is bounded by their deviation, so the difference below loses few digits.
+    var head = Part(0.0);
+    if first < end {
+        let v = x_load(element_index(row, first));
+        head = {{ "v[0] + v[1]" if width == 8 else "v[0]" }};
     }
-    let squares = step_sum(square_step);
+    let pivot = row_sum(part_sum(head), thread) / f32(min({{ threads_per_row * width }}u, count));
+    var plain_part = Part(0.0);
+    for (var e = first; e < end; e += {{ threads_per_row * width }}u) {
+        let v = x_load(element_index(row, e));
+        {% for k in parts %}
+        let d{{ k }} = v[{{ k }}] - pivot;
+        plain_part += d{{ k }};
+        square_part += d{{ k }} * d{{ k }};
+        {% endfor %}
+    }
+    let both = row_sums(vec2<f32>(part_sum(plain_part), part_sum(square_part)), thread);
+    let offset = both.x / n;
+    let mean = pivot + offset;
+    let total = pivot * n + both.x;
+    let squares = m_max(both.y - both.x * offset, 0.0);
+    {% endif %}
     {% endif %}
     {% if stage == "parts" and forward %}
-    let all = row_sum(squares, thread);
     if live && thread_in_row(thread) == 0u {
         partial_put(part * 2u * p.rows + row, total);
-        partial_put((part * 2u + 1u) * p.rows + row, all);
+        partial_put((part * 2u + 1u) * p.rows + row, squares);
     }
     {% elif stored %}
-    let rstd = m_rsqrt(row_sum(squares, thread) / n + p.eps);
+    let rstd = m_rsqrt(squares / n + p.eps);
     if live && thread_in_row(thread) == 0u {
         {% if not rms %}
         mean_put(row, mean);
@@ -171,19 +230,35 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let rstd = rstd_at(row);
     {% endif %}
     {% if not forward and stage == "apply" %}
+    {% if channel_sums %}
+    let channels = p.weight_rows * p.weight_row;
+    let first_channel = (row % p.weight_rows) * p.weight_row;
+    let sums_of = (row / p.weight_rows) * 2u * channels + first_channel;
+    let channel_end = select(0u, p.weight_row, live);
+    var both = vec2<f32>(0.0);
+    for (var c = thread_in_row(thread); c < channel_end; c += {{ threads_per_row }}u) {
+        both += vec2<f32>(sums_at(sums_of + channels + c), sums_at(sums_of + c))
+            {{ " * weight_at(first_channel + c)" if weight }};
+    }
+    let means = row_sums(both, thread) / n;
+    let mean_plain = means.x;
+    let mean_scaled = means.y;
+    {% else %}
     let mean_plain = {{ "0.0" if rms else "sums_at(row) / n" }};
     let mean_scaled = sums_at(p.rows + row) / n;
+    {% endif %}
     {% elif not forward %}
-    var plain_step = Step(0.0);
-    var scaled_step = Step(0.0);
+    var plain_part = Part(0.0);
+    var scaled_part = Part(0.0);
     for (var e = first; e < end; e += {{ threads_per_row * width }}u) {
-        let at = element_index(row, e);
-        let gw = g_step(at){{ " * weight_step(weight_index(row, e))" if weight else "" }};
-        plain_step += gw;
-        scaled_step += gw * ((x_step(at) - mean) * rstd);
+        {{ gradients() }}
+        {% for k in parts %}
+        plain_part += h{{ k }};
+        scaled_part += h{{ k }} * z{{ k }};
+        {% endfor %}
     }
-    let plain = step_sum(plain_step);
-    let scaled = step_sum(scaled_step);
+    let plain = part_sum(plain_part);
+    let scaled = part_sum(scaled_part);
     {% if stage == "parts" %}
     let both_sums = row_sums(vec2<f32>(plain, scaled), thread);
     if live && thread_in_row(thread) == 0u {
@@ -197,16 +272,18 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% endif %}
     {% if stage in ["whole", "apply"] %}
     for (var e = first; e < end; e += {{ threads_per_row * width }}u) {
-        let at = element_index(row, e);
-        let z = (x_step(at) - mean) * rstd;
-        {% if weight or bias %}
-        let w = weight_index(row, e);
-        {% endif %}
         {% if forward %}
-        result_put_step(at, z{{ " * weight_step(w)" if weight else "" }}{{ " + bias_step(w)" if bias else "" }});
+        let at = element_index(row, e);
+        let x_pack = x_load(at);
+        {{ load_weights() }}
+        {% for k in parts %}
+        let z{{ k }} = (x_pack[{{ k }}] - mean) * rstd;
+        let y{{ k }} = {{ scaled("z" ~ k, k) }};
+        {% endfor %}
+        result_store(at, Pack({% for k in parts %}activate(y{{ k }}), {% endfor %}));
         {% else %}
-        let h = g_step(at){{ " * weight_step(w)" if weight else "" }};
-        result_put_step(at, rstd * ((h - mean_plain) - z * mean_scaled));
+        {{ gradients() }}
+        result_store(at, Pack({% for k in parts %}rstd * ((h{{ k }} - mean_plain) - z{{ k }} * mean_scaled), {% endfor %}));
         {% endif %}
     }
     {% endif %}

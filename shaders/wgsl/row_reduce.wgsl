@@ -104,3 +104,76 @@ fn {{ name }}(v: Step) -> Step {
 fn {{ name }}(v: Step) -> Step { return {{ function }}(v); }
 {% endif %}
 {% endmacro -%}
+
+{#-
+Buffers accessed in packs of `width` elements, 1, 4 or 8: NAME_load(i) and NAME_store(i, v), i in elements. Eight
+elements of 16 bits are one access of 16 bytes. A Pack has one Part, or two of four elements.
+-#}
+{%- macro pack_parts(width) -%}{{ 2 if width == 8 else 1 }}{%- endmacro -%}
+{%- macro packs(width) %}
+alias Part = {{ "f32" if width == 1 else "vec4<f32>" }};
+alias Pack = array<Part, {{ pack_parts(width) }}>;
+fn part_sum(v: Part) -> f32 { return {{ "v" if width == 1 else "(v.x + v.y) + (v.z + v.w)" }}; }
+{% endmacro -%}
+{%- macro pack_input(binding, name, dtype, width) %}
+{% if width == 8 and dtype in ["f16", "bf16"] %}
+@group(0) @binding({{ binding }}) var<storage, read> {{ name }}: array<vec4<u32>>;
+fn {{ name }}_load(i: u32) -> Pack {
+    let w = {{ name }}[i >> 3u];
+    return Pack({{ t.quad_value(dtype, "w.xy") }}, {{ t.quad_value(dtype, "w.zw") }});
+}
+{% elif width == 8 %}
+{{ t.quads(binding, name, dtype) }}
+fn {{ name }}_load(i: u32) -> Pack { return Pack({{ name }}_quad(i >> 2u), {{ name }}_quad((i >> 2u) + 1u)); }
+{% else %}
+{{ input(binding, name, dtype, width) }}
+fn {{ name }}_load(i: u32) -> Pack { return Pack({{ name }}_step(i)); }
+{% endif %}
+{% endmacro -%}
+{%- macro pack_output(binding, name, dtype, width) %}
+{% if width == 8 and dtype in ["f16", "bf16"] %}
+@group(0) @binding({{ binding }}) var<storage, read_write> {{ name }}: array<vec4<u32>>;
+{{ t.bits_function(name, dtype) }}
+fn {{ name }}_store(i: u32, v: Pack) {
+    let low = v[0];
+    let high = v[1];
+    {% set pair = name ~ "_pair_" ~ dtype %}
+    {{ name }}[i >> 3u] = vec4<u32>({{ pair }}(low.x, low.y), {{ pair }}(low.z, low.w),
+        {{ pair }}(high.x, high.y), {{ pair }}(high.z, high.w));
+}
+{% elif width == 8 %}
+{{ t.quads_output(binding, name, dtype) }}
+fn {{ name }}_store(i: u32, v: Pack) {
+    {{ name }}_put_quad(i >> 2u, v[0]);
+    {{ name }}_put_quad((i >> 2u) + 1u, v[1]);
+}
+{% else %}
+{{ output(binding, name, dtype, width) }}
+fn {{ name }}_store(i: u32, v: Pack) { {{ name }}_put_step(i, v[0]); }
+{% endif %}
+{% endmacro -%}
+
+{#-
+Activation of a normalisation, "", "relu" or "silu": activate(y), and activate_grad(g, y), the gradient of y. SiLU
+needs the files of `activation_math`.
+-#}
+{%- macro activation_functions(activation, width) %}
+{% if activation == "silu" %}
+fn activate_element(y: f32) -> f32 { return m_silu(y); }
+fn activate_grad_element(g: f32, y: f32) -> f32 { return g * m_silu_grad(y); }
+{% elif activation == "relu" %}
+fn activate_element(y: f32) -> f32 { return m_max(y, 0.0); }
+fn activate_grad_element(g: f32, y: f32) -> f32 { return select(0.0, g, y > 0.0); }
+{% else %}
+fn activate_element(y: f32) -> f32 { return y; }
+fn activate_grad_element(g: f32, y: f32) -> f32 { return g; }
+{% endif %}
+{% set parts = [""] if width == 1 else [".x", ".y", ".z", ".w"] %}
+fn activate(y: Part) -> Part {
+    return Part({% for c in parts %}activate_element(y{{ c }}){{ ", " if not loop.last }}{% endfor %});
+}
+fn activate_grad(g: Part, y: Part) -> Part {
+    return Part({% for c in parts %}activate_grad_element(g{{ c }}, y{{ c }}){{ ", " if not loop.last }}{% endfor %});
+}
+{% endmacro -%}
+{%- set activation_math = ["exp", "log", "erf", "activation"] -%}

@@ -19,7 +19,9 @@ use forebay::backend::{Backend, Features, KernelSource};
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::memory::Config;
-use forebay::ops::{AttentionOptions, ConvolutionOptions, CrossEntropyOptions};
+use forebay::ops::{
+    AttentionOptions, BatchNormOptions, ConvolutionOptions, CrossEntropyOptions, NormOptions,
+};
 use forebay::optim::{
     Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, Asgd, ClipGradNormOptions, GradScaler, Lamb, Lion,
     NAdam, Optimizer, RAdam, RmsProp, Rprop, Sgd, clip_grad_norm_with, clip_grad_value_,
@@ -188,6 +190,7 @@ pub(crate) fn collect_kernels_on(profile: CardProfile, golden: &Path) -> Result<
     exercise_im2col(&device)?;
     exercise_linear_cross_entropy(&device)?;
     exercise_split_rows(&device)?;
+    exercise_norms(&device)?;
     exercise_fp8_linear(&device)?;
     exercise_optimizers(&device)?;
     GoldenSet::load(golden)?.run(&CallConfig { device: &device, dtype: None }, &[])?;
@@ -345,6 +348,30 @@ fn exercise_split_rows(device: &Device) -> Result<()> {
         let (few, many) = (few?.to_leaf()?, many?);
         few.cdist(&few.detach(), p)?.sum_all()?.backward()?;
         few.narrow(1, 0, 1)?.cdist(&many, p)?.sum_all()?.backward()?;
+    }
+    Ok(())
+}
+
+/// Group and batch norms of runs of every width, with the types of each under autocast.
+fn exercise_norms(device: &Device) -> Result<()> {
+    for (dtype, low) in [(DType::BF16, DType::BF16), (DType::F16, DType::F16), (DType::F32, DType::BF16)] {
+        for space in [8, 1 << 12, 12, 7] {
+            let x = Tensor::zeros([2, 4, space], dtype, device)?.to_leaf()?;
+            let [w, b] = [(); 2].map(|()| Tensor::zeros([4], DType::F32, device)?.to_leaf());
+            let (w, b) = (w?, b?);
+            let options = NormOptions { weight: Some(&w), bias: Some(&b), ..Default::default() };
+            let batch = BatchNormOptions {
+                weight: options.weight,
+                bias: options.bias,
+                training: true,
+                ..Default::default()
+            };
+            let _scope = autocast(low)?;
+            for y in [x.group_norm(2, &options)?, x.group_norm_silu(2, &options)?, x.batch_norm_silu(&batch)?]
+            {
+                y.backward_with(&y.ones_like()?)?;
+            }
+        }
     }
     Ok(())
 }

@@ -39,7 +39,7 @@ impl ConvBnSilu {
     }
 
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.norm.forward(&self.conv.forward(x)?)?.silu()
+        self.norm.forward_silu(&self.conv.forward(x)?)
     }
 }
 
@@ -169,9 +169,9 @@ impl ResBlock {
     }
 
     fn forward(&self, x: &Tensor, time: &Tensor) -> Result<Tensor> {
-        let h = self.conv1.forward(&self.norm1.forward(x)?.silu()?)?;
+        let h = self.conv1.forward(&self.norm1.forward_silu(x)?)?;
         let h = h.add(&self.time.forward(time)?.unsqueeze(-1)?.unsqueeze(-1)?)?;
-        let h = self.conv2.forward(&self.norm2.forward(&h)?.silu()?)?;
+        let h = self.conv2.forward(&self.norm2.forward_silu(&h)?)?;
         let x = match &self.shortcut {
             Some(shortcut) => shortcut.forward(x)?.add(&h)?,
             None => x.add(&h)?,
@@ -261,7 +261,7 @@ impl UNet {
                 x = resize.forward(&self.upsample.forward(&x)?)?;
             }
         }
-        self.head.forward(&self.norm.forward(&x)?.silu()?)
+        self.head.forward(&self.norm.forward_silu(&x)?)
     }
 }
 

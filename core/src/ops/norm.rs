@@ -7,92 +7,51 @@
 
 pub(crate) mod batch_norm;
 pub(crate) mod layer_norm;
+mod row_kernels;
 pub(crate) mod softmax;
 
 use super::shape::PadMode;
 use crate::amp::OperandCast;
 use crate::check;
-use crate::ops::kernel::heuristics::split_reduction;
 use crate::ops::norm::batch_norm::BatchNormOptions;
 use crate::ops::norm::layer_norm::{RowNorm, machine_epsilon};
-use crate::ops::norm::softmax::{check_f32_f16_bf16, choose_threads_per_row};
+use crate::ops::norm::row_kernels::{NormGeometry, Normalization};
+use crate::ops::norm::softmax::check_f32_f16_bf16;
 use crate::ops::prelude::*;
 
-/// Mapping of elements to rows and weights: parameters of `norm.wgsl` and `norm_weight_grad.wgsl`.
-#[derive(Clone, Copy, Debug)]
-struct NormGeometry {
-    rows: usize,
-    extent: usize,
-    run_length: usize,
-    run_stride: usize,
-    row_stride: usize,
-    /// Index of an element's weight: row modulus, and strides of row, run and element.
-    weight_rows: usize,
-    weight_strides: [usize; 3],
-    /// Number of weights, and of elements that share one.
-    weights: usize,
-    elements_per_weight: usize,
-    /// Elements of a weight: stride between weights, run length and stride between runs.
-    weight_stride: usize,
-    weight_run_length: usize,
-    weight_run_stride: usize,
-    /// Row of such an element: stride of runs, weights in a row, stride of rows.
-    row_strides: [usize; 3],
+/// Activation of a normalised result, which is part of the same kernels in both directions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NormActivation {
+    None,
+    Relu,
+    Silu,
 }
 
-impl NormGeometry {
-    /// Returns the geometry of rows over the trailing `extent` elements, each with its own weight.
-    fn for_layer_norm(rows: usize, extent: usize) -> Self {
-        Self {
-            rows,
-            extent,
-            run_length: extent,
-            run_stride: 0,
-            row_stride: extent,
-            weight_rows: 1,
-            weight_strides: [0, 0, 1],
-            weights: extent,
-            elements_per_weight: rows,
-            weight_stride: 1,
-            weight_run_length: 1,
-            weight_run_stride: extent,
-            row_strides: [1, 1, 0],
+impl NormActivation {
+    /// Returns the name in the kernels' templates.
+    fn name(self) -> &'static str {
+        match self {
+            Self::None => "",
+            Self::Relu => "relu",
+            Self::Silu => "silu",
         }
     }
 
-    /// Returns the geometry of [batch, channels, space] with a row for each batch entry and channel group,
-    /// and a weight for each channel.
-    fn for_group_norm(batch: usize, channels: usize, space: usize, groups: usize) -> Self {
-        let extent = channels / groups * space;
-        Self {
-            rows: batch * groups,
-            extent,
-            run_length: space,
-            run_stride: space,
-            row_stride: extent,
-            weight_rows: groups,
-            weight_strides: [channels / groups, 1, 0],
-            row_strides: [groups, channels / groups, 1],
-            ..Self::for_channel_norm(batch, channels, space)
+    /// Applies the activation as an operation of its own.
+    fn apply(self, y: Tensor) -> Result<Tensor> {
+        match self {
+            Self::None => Ok(y),
+            Self::Relu => y.relu(),
+            Self::Silu => y.silu(),
         }
     }
 
-    /// Returns the geometry of [batch, channels, space] with a row and a weight for each channel.
-    fn for_channel_norm(batch: usize, channels: usize, space: usize) -> Self {
-        Self {
-            rows: channels,
-            extent: batch * space,
-            run_length: space,
-            run_stride: channels * space,
-            row_stride: space,
-            weight_rows: channels,
-            weight_strides: [1, 0, 0],
-            weights: channels,
-            elements_per_weight: batch * space,
-            weight_stride: space,
-            weight_run_length: space,
-            weight_run_stride: channels * space,
-            row_strides: [0, 1, 1],
+    /// Returns the type of a result of `dtype`. Under autocast, SiLU's result has the type to which a following
+    /// convolution or linear layer casts it. SiLU is computed in f32, and both forms round once.
+    fn result_dtype(self, dtype: DType) -> DType {
+        match self {
+            Self::Silu if dtype != DType::F64 => amp::autocast_dtype().unwrap_or(dtype),
+            _ => dtype,
         }
     }
 }
@@ -115,209 +74,6 @@ impl RowNormKind {
             (Self::Rms, false) => "rms_norm",
             (Self::Rms, true) => "add_rms_norm",
         }
-    }
-}
-
-/// Statistics of the rows. RMS has no mean.
-#[derive(Clone)]
-struct NormStatistics {
-    mean: Option<Tensor>,
-    rstd: Tensor,
-}
-
-/// Row length from which several workgroups share a row, if there are few rows.
-const SPLIT_ROW_MIN: usize = 1 << 16;
-
-/// Returns the number of parts of a long reduction and the elements of a part. Parts run in parallel.
-fn split_weight_reduction(outputs: usize, extent: usize, threads_per_row: usize) -> (usize, usize) {
-    let groups = outputs.div_ceil(WORKGROUP_SIZE / threads_per_row);
-    let splits = (512 / groups).clamp(1, extent.div_ceil(threads_per_row * 16).max(1));
-    let chunk = extent.div_ceil(splits).next_multiple_of(4 * threads_per_row);
-    (extent.div_ceil(chunk).max(1), chunk)
-}
-
-/// Returns the number of neighbouring elements that a thread accesses at once, for rows of these strides.
-fn step_width(across: bool, strides: &[usize]) -> usize {
-    if !across && strides.iter().all(|n| n.is_multiple_of(VEC4_WIDTH)) { VEC4_WIDTH } else { 1 }
-}
-
-kernel_variants! {
-    /// Step of `norm.wgsl`.
-    enum NormStep {
-        /// Statistics and result of whole rows.
-        Whole = "whole",
-        /// Sums of the parts of rows.
-        Parts = "parts",
-        /// Statistics from the sums of the parts.
-        Finish = "finish",
-        /// Result of parts of rows, from the statistics.
-        Apply = "apply",
-    }
-}
-
-/// Distribution of rows over threads and workgroups.
-#[derive(Clone, Copy)]
-struct NormStage {
-    threads_per_row: usize,
-    across: bool,
-    width: usize,
-    /// Number of parts of a row, and elements of a part.
-    splits_and_chunk: (usize, usize),
-}
-
-/// Normalisation of one tensor, with the operands of all its kernels.
-#[derive(Clone)]
-struct Normalization {
-    op: &'static str,
-    geometry: NormGeometry,
-    rms: bool,
-    eps: f64,
-    /// All three are contiguous at offset 0 of their storages.
-    x: Tensor,
-    weight: Option<Tensor>,
-    bias: Option<Tensor>,
-}
-
-impl Normalization {
-    /// Runs the elementwise kernel: forward, or backward with the gradient `g`.
-    fn run_element_kernel(&self, g: Option<&Tensor>, statistics: &NormStatistics) -> Result<Tensor> {
-        let Self { geometry: at, x, .. } = self;
-        let out = Tensor::empty(x.shape(), x.dtype(), x.device())?;
-        if out.numel() == 0 {
-            return Ok(out);
-        }
-        let across = at.run_length == 1 && at.rows > 1;
-        let threads_per_row = choose_threads_per_row(at.extent, across);
-        let width = step_width(across, &[at.run_length, at.run_stride, at.row_stride]);
-        let stage = NormStage { threads_per_row, across, width, splits_and_chunk: (1, at.extent) };
-        let (splits, chunk) = split_reduction(at.rows, at.extent, threads_per_row, 3);
-        if at.extent < SPLIT_ROW_MIN || splits == 1 {
-            // Three loops over the row, and the loops of sums over its threads.
-            let iterations = 3 * at.extent.div_ceil(threads_per_row * width) + 128;
-            self.launch_stage(NormStep::Whole, stage, g, Some(statistics), None, &out, iterations)?;
-            return Ok(out);
-        }
-        let stage = NormStage { splits_and_chunk: (splits, chunk), ..stage };
-        let iterations = 2 * chunk.div_ceil(threads_per_row * width) + 128;
-        let partial = empty_workspace(&[splits, 2, at.rows], DType::F32, x.device())?;
-        self.launch_stage(NormStep::Parts, stage, g, g.map(|_| statistics), None, &partial, iterations)?;
-        let sums = match g {
-            Some(_) => Some(partial.sum([0], false)?),
-            None => {
-                let finish = NormStage { threads_per_row: WORKGROUP_SIZE, across: false, width: 1, ..stage };
-                let iterations = 2 * splits.div_ceil(WORKGROUP_SIZE) + 128;
-                let (statistics, parts) = (Some(statistics), Some(&partial));
-                self.launch_stage(NormStep::Finish, finish, None, statistics, parts, &out, iterations)?;
-                None
-            }
-        };
-        self.launch_stage(NormStep::Apply, stage, g, Some(statistics), sums.as_ref(), &out, iterations)?;
-        Ok(out)
-    }
-
-    /// Launches one step of `norm.wgsl`. `more` has the sums of the parts. In [`NormStep::Finish`] it has the
-    /// parts themselves, and there is no `out`.
-    #[expect(clippy::too_many_arguments, reason = "one launch, with all that it binds")]
-    fn launch_stage(
-        &self,
-        step: NormStep,
-        stage: NormStage,
-        g: Option<&Tensor>,
-        statistics: Option<&NormStatistics>,
-        more: Option<&Tensor>,
-        out: &Tensor,
-        iterations: usize,
-    ) -> Result<()> {
-        let Self { geometry: at, x, .. } = self;
-        let NormStage { threads_per_row, across, width, splits_and_chunk: (splits, chunk) } = stage;
-        let finish = step == NormStep::Finish;
-        // Pass only the tensors that the stage reads: statistics need no weights.
-        let weight = self.weight.as_ref().filter(|_| !finish && (g.is_some() || step != NormStep::Parts));
-        let bias =
-            self.bias.as_ref().filter(|_| g.is_none() && matches!(step, NormStep::Whole | NormStep::Apply));
-        let spec = kernel_spec! {
-            "norm", stage: step, pass: if g.is_some() { "backward" } else { "forward" },
-            dtype: launch::dtype_name_of(Some(x)), weight: launch::dtype_name_of(weight),
-            bias: launch::dtype_name_of(bias), rms: self.rms,
-            contiguous: at.run_length >= at.extent || at.run_stride == at.run_length,
-            flat: at.run_length >= at.extent, threads_per_row, across, width,
-        };
-        let [weight_row, weight_step, weight_inner] = at.weight_strides;
-        let params = kernel_params! {
-            rows: at.rows, extent: at.extent, run: at.run_length, step: at.run_stride,
-            row_stride: at.row_stride, weight_rows: at.weight_rows, weight_row, weight_step, weight_inner,
-            eps: self.eps as f32, splits, chunk,
-        }
-        .loop_iterations(iterations);
-        let mean = statistics.and_then(|statistics| statistics.mean.as_ref());
-        let rstd = statistics.map(|statistics| &statistics.rstd);
-        let tensors = match finish {
-            true => bindings![more, mean, rstd],
-            false => bindings![g, x, weight, bias, mean, rstd, more, out],
-        };
-        let rows = if finish { at.rows } else { at.rows * splits };
-        launch::launch(&spec, &tensors, params, rows.div_ceil(WORKGROUP_SIZE / threads_per_row))
-    }
-
-    /// Sums, over the elements of each weight, g times the normalised x, and g: f32 [2, weights].
-    fn sum_parameter_grads(&self, g: &Tensor, statistics: &NormStatistics) -> Result<Tensor> {
-        let Self { geometry: at, x, .. } = self;
-        if x.numel() == 0 {
-            return Tensor::zeros([2, at.weights], DType::F32, x.device());
-        }
-        let across = at.weight_run_length == 1 && at.weights > 1;
-        let threads_per_row = choose_threads_per_row(at.elements_per_weight, across);
-        let width = step_width(across, &[at.weight_run_length, at.weight_run_stride, at.weight_stride]);
-        let (splits, chunk) = split_weight_reduction(at.weights, at.elements_per_weight, threads_per_row);
-        let partial = empty_workspace(&[splits, 2, at.weights], DType::F32, x.device())?;
-        let spec = kernel_spec! {
-            "norm_weight_grad", dtype: launch::shader_dtype_name(x.dtype(), x.device()), rms: self.rms,
-            single: at.weight_run_length == 1, threads_per_row, across, width,
-        };
-        let [row_step, row_weights, row_inner] = at.row_strides;
-        let params = kernel_params! {
-            weights: at.weights, extent: at.elements_per_weight, run: at.weight_run_length,
-            step: at.weight_run_stride, weight_stride: at.weight_stride, row_step, row_weights, row_inner,
-            splits, chunk,
-        }
-        .loop_iterations(chunk.div_ceil(threads_per_row * width) + 128);
-        let tensors = bindings![g, x, &statistics.rstd, &statistics.mean, &partial];
-        launch::launch(
-            &spec,
-            &tensors,
-            params,
-            (at.weights * splits).div_ceil(WORKGROUP_SIZE / threads_per_row),
-        )?;
-        partial.sum([0], false)
-    }
-
-    /// Computes the gradients of the input, and of weight and bias if present.
-    fn backward(&self, g: &Tensor, statistics: &NormStatistics, wants: &[bool]) -> Result<InputGrads> {
-        let g = contiguous_zero_offset(g)?;
-        let sums =
-            wants[1..].contains(&true).then(|| self.sum_parameter_grads(&g, statistics)).transpose()?;
-        let dx = wants[0].then(|| self.run_element_kernel(Some(&g), statistics)).transpose()?;
-        let sums = sums.map(|sums| [sums.select(0, 0), sums.select(0, 1)]);
-        with_parameter_grads(dx, [&self.weight, &self.bias], sums, wants)
-    }
-
-    /// Normalises with new statistics and records the operation. `composed` is the differentiable version.
-    fn forward_with_grad(
-        self,
-        x: &Tensor,
-        weight: Option<&Tensor>,
-        bias: Option<&Tensor>,
-        composed: impl Fn(&[Tensor]) -> Result<Tensor> + Send + Sync + 'static,
-    ) -> Result<Tensor> {
-        let stored = || Tensor::empty([self.geometry.rows], DType::F32, x.device());
-        let mean = if self.rms { None } else { Some(stored()?) };
-        let statistics = NormStatistics { mean, rstd: stored()? };
-        let out = self.run_element_kernel(None, &statistics)?;
-        let inputs = bindings![x, weight, bias];
-        let saved = save_substitutes(&bindings![&self.x, &self.weight, &self.bias], &inputs);
-        Ok(autograd::composite_differentiable(self.op, out, &inputs, saved, composed, move |g, wants| {
-            self.backward(g, &statistics, wants)
-        }))
     }
 }
 
@@ -375,6 +131,13 @@ pub(super) fn apply_weight_bias(
     let dtype = norm_compute_dtype(x.dtype());
     let x = weight.iter().try_fold(x.clone(), |x, w| x.mul(&w.to_dtype(dtype)?.reshape(shape)?))?;
     bias.iter().try_fold(x, |x, b| x.add(&b.to_dtype(dtype)?.reshape(shape)?))
+}
+
+/// Returns the type of a normalisation's result. The kernels read any float, so that autocast changes only the
+/// result: the input is not copied, and its gradient is written in the input's type.
+fn norm_result_dtype(op: &str, x: &Tensor) -> DType {
+    // The cast's guard ends here, because nothing below is cast.
+    if OperandCast::for_op(op, &[]).is_some() { DType::F32 } else { x.dtype() }
 }
 
 /// Returns the type in which normalisations compute.
@@ -470,7 +233,9 @@ with_defaults! {
         /// Term added to variances; 1e-5.
         pub eps: f64 = 1e-5,
     }
+}
 
+with_defaults! {
     /// Options of [`Tensor::instance_norm`].
     #[derive(Clone, Copy, Debug)]
     pub struct InstanceNormOptions<'a> {
@@ -487,7 +252,9 @@ with_defaults! {
         /// Term added to variances; 1e-5.
         pub eps: f64 = 1e-5,
     }
+}
 
+with_defaults! {
     /// Options of [`Tensor::local_response_norm`].
     #[derive(Clone, Copy, Debug)]
     pub struct LocalResponseNormOptions {
@@ -525,18 +292,21 @@ impl Tensor {
         let prepared =
             [prepare_parameter(op, weight, self, shape)?, prepare_parameter(op, bias, self, shape)?];
         if let Some(norm) = RowNorm::new(op, (rows, extent), rms, eps, prepared.clone()) {
-            // The kernel reads any float. Under autocast only the result is f32, and the input is not copied.
-            let cast = OperandCast::for_op(op, &[]);
-            let result = if cast.is_some() { DType::F32 } else { self.dtype() };
             let x = contiguous_zero_offset(self)?;
-            return norm.forward_with_grad(x, result, &bindings![self, weight, bias]);
+            return norm.forward_with_grad(x, norm_result_dtype(op, self), &bindings![self, weight, bias]);
         }
-        dispatch_autocast!(op, [self, weight, bias], |x, w, b| {
-            x.normalize_rows(kind, shape, [w.as_ref(), b.as_ref()], eps)
-        });
-        let (geometry, x) = (NormGeometry::for_layer_norm(rows, extent), contiguous_zero_offset(self)?);
         let [prepared_weight, prepared_bias] = prepared;
-        let norm = Normalization { op, geometry, rms, eps, x, weight: prepared_weight, bias: prepared_bias };
+        let norm = Normalization {
+            op,
+            geometry: NormGeometry::for_layer_norm(rows, extent),
+            rms,
+            eps,
+            activation: NormActivation::None,
+            result: norm_result_dtype(op, self),
+            x: contiguous_zero_offset(self)?,
+            weight: prepared_weight,
+            bias: prepared_bias,
+        };
         norm.forward_with_grad(self, weight, bias, composed)
     }
 
@@ -583,6 +353,7 @@ impl Tensor {
         groups: usize,
         parameters: [Option<&Tensor>; 2],
         eps: f64,
+        activation: NormActivation,
     ) -> Result<Tensor> {
         operation!(op);
         check::finite(op, "eps", eps)?;
@@ -595,7 +366,7 @@ impl Tensor {
         let composed = move |t: &[Tensor]| {
             let x = t[0].reshape([batch * groups, channels / groups * space])?;
             let x = normalize_composite(&x, &[1], false, eps)?.reshape([batch, channels, space])?;
-            apply_weight_bias(&x, &t[1..], weighs, &[channels, 1])?.reshape(t[0].shape())
+            activation.apply(apply_weight_bias(&x, &t[1..], weighs, &[channels, 1])?.reshape(t[0].shape())?)
         };
         if double {
             return composed(&f64_inputs(op, self, parameters, &[channels])?);
@@ -605,11 +376,27 @@ impl Tensor {
             geometry: NormGeometry::for_group_norm(batch, channels, space, groups),
             rms: false,
             eps,
+            activation,
+            result: activation.result_dtype(norm_result_dtype(op, self)),
             x: contiguous_zero_offset(self)?,
             weight: prepare_parameter(op, weight, self, &[channels])?,
             bias: prepare_parameter(op, bias, self, &[channels])?,
         };
         norm.forward_with_grad(self, weight, bias, composed)
+    }
+
+    #[track_caller]
+    fn group_norm_impl(
+        &self,
+        op: &'static str,
+        groups: usize,
+        options: &NormOptions<'_>,
+        activation: NormActivation,
+    ) -> Result<Tensor> {
+        let &NormOptions { weight, bias, eps } = options;
+        fail_if!(self.shape().iter().skip(1).any(|&extent| extent == 0);
+            shape(op, [self]), "takes entries that are not empty");
+        self.normalize_groups(op, groups, [weight, bias], eps, activation)
     }
 
     /// Normalises each of `groups` channel groups of each entry of [batch, channels, ...]. Weight and bias
@@ -620,13 +407,26 @@ impl Tensor {
     /// [`layer_norm`](Self::layer_norm).
     #[track_caller]
     pub fn group_norm(&self, groups: usize, options: &NormOptions<'_>) -> Result<Tensor> {
-        let &NormOptions { weight, bias, eps } = options;
-        dispatch_autocast!("group_norm", [self, weight, bias], |x, w, b| {
-            x.group_norm(groups, &NormOptions { weight: w.as_ref(), bias: b.as_ref(), eps })
-        });
-        fail_if!(self.shape().iter().skip(1).any(|&extent| extent == 0);
-            shape("group_norm", [self]), "takes entries that are not empty");
-        self.normalize_groups("group_norm", groups, [weight, bias], eps)
+        self.group_norm_impl("group_norm", groups, options, NormActivation::None)
+    }
+
+    /// Computes [`group_norm`](Self::group_norm) followed by [`silu`](Self::silu), fused in both directions. The
+    /// graph keeps the input and the statistics, but neither the normalised result nor SiLU's.
+    ///
+    /// Under [`autocast`](crate::amp::autocast), the result has the scope's 16-bit dtype instead of f32: all is
+    /// computed in f32 and rounded once. A convolution or linear layer would cast the f32 result to the same
+    /// bits. Otherwise the result has the dtype of the input.
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType, ops::NormOptions};
+    /// # let device = Device::null(Default::default());
+    /// let x = Tensor::ones(&[8, 16, 4, 4], DType::F32, &device)?;
+    /// assert_eq!(x.group_norm_silu(4, &NormOptions::default())?.shape(), x.shape());
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn group_norm_silu(&self, groups: usize, options: &NormOptions<'_>) -> Result<Tensor> {
+        self.group_norm_impl("group_norm_silu", groups, options, NormActivation::Silu)
     }
 
     /// Normalises each channel of each entry of [batch, channels, ...]. Updates the running mean and variance in
@@ -660,7 +460,7 @@ impl Tensor {
                 update_running_stat(var, &v.mean([0], false)?, momentum)
             })?;
         }
-        self.normalize_groups("instance_norm", n.max(1), [weight, bias], eps)
+        self.normalize_groups("instance_norm", n.max(1), [weight, bias], eps, NormActivation::None)
     }
 
     /// Divides each element of \[batch, channels, ..\] by (k + alpha · m)^beta: PyTorch's

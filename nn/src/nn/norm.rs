@@ -148,11 +148,20 @@ impl GroupNorm {
         fn eps(eps: f64) { eps }
     }
 
+    fn options(&self) -> NormOptions<'_> {
+        NormOptions { weight: Some(&self.weight), bias: Some(&self.bias), eps: self.eps }
+    }
+
     /// Normalises `x`, which has the layer's number of channels.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let options = NormOptions { weight: Some(&self.weight), bias: Some(&self.bias), eps: self.eps };
-        self.scope.run(|| x.group_norm(self.groups, &options))
+        self.scope.run(|| x.group_norm(self.groups, &self.options()))
+    }
+
+    /// Normalises `x` and applies SiLU in one pass: see [`Tensor::group_norm_silu`].
+    #[track_caller]
+    pub fn forward_silu(&self, x: &Tensor) -> Result<Tensor> {
+        self.scope.run(|| x.group_norm_silu(self.groups, &self.options()))
     }
 }
 
@@ -206,7 +215,12 @@ impl ChannelNorm {
         Ok(())
     }
 
-    fn batch_norm(&self, x: &Tensor, relu: bool) -> Result<Tensor> {
+    /// Normalises `x` by one of the batch norms of [`Tensor`], and counts the batch.
+    fn batch_norm(
+        &self,
+        x: &Tensor,
+        normalize: fn(&Tensor, &BatchNormOptions<'_>) -> Result<Tensor>,
+    ) -> Result<Tensor> {
         self.scope.run(|| {
             let running = self.running_mean.as_ref().zip(self.running_var.as_ref());
             let training = super::is_training(&self.training) || running.is_none();
@@ -218,7 +232,7 @@ impl ChannelNorm {
                 momentum: self.momentum,
                 eps: self.eps,
             };
-            let out = if relu { x.batch_norm_relu(&options)? } else { x.batch_norm(&options)? };
+            let out = normalize(x, &options)?;
             if training && let Some(count) = &self.num_batches_tracked {
                 autograd::update_state(|| count.add_(1))?;
             }
@@ -298,14 +312,21 @@ macro_rules! batch_norm {
             #[track_caller]
             pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
                 Self::check(x)?;
-                self.0.batch_norm(x, false)
+                self.0.batch_norm(x, |x, options| x.batch_norm(options))
             }
 
             /// Normalises `x` and applies a ReLU in one pass: see [`Tensor::batch_norm_relu`].
             #[track_caller]
             pub fn forward_relu(&self, x: &Tensor) -> Result<Tensor> {
                 Self::check(x)?;
-                self.0.batch_norm(x, true)
+                self.0.batch_norm(x, |x, options| x.batch_norm_relu(options))
+            }
+
+            /// Normalises `x` and applies SiLU in one pass: see [`Tensor::batch_norm_silu`].
+            #[track_caller]
+            pub fn forward_silu(&self, x: &Tensor) -> Result<Tensor> {
+                Self::check(x)?;
+                self.0.batch_norm(x, |x, options| x.batch_norm_silu(options))
             }
 
             fn check(x: &Tensor) -> Result<()> {

@@ -196,6 +196,27 @@ pub(super) fn register(ops: &mut Registry) {
         })
         .with_bench_inputs(&[Signed(&[64, 256, 32, 32]), Positive(&[256]), Signed(&[256])]),
     );
+    ops.add(method!(batch_norm_silu(BatchNormOptions {
+        running: running,
+        weight: maybe1,
+        bias: maybe2,
+        training: flag,
+        momentum: float,
+        eps: float
+    })))
+    .case(
+        smooth("batch_norm_silu", &[Signed(&[4, 3, 2, 2]), Positive(&[3]), Signed(&[3])], |x| {
+            x[0].batch_norm_silu(&in_training(&x[1], &x[2]))
+        })
+        .with_bench_inputs(&[Signed(&[64, 256, 32, 32]), Positive(&[256]), Signed(&[256])]),
+    );
+    ops.add(method!(group_norm_silu(count, NormOptions { weight: maybe1, bias: maybe2, eps: float }))).case(
+        smooth("group_norm_silu", &[Signed(&[2, 4, 3]), Positive(&[4]), Signed(&[4])], |x| {
+            x[0].group_norm_silu(2, &affine(&x[1], &x[2]))
+        })
+        .with_bench_inputs(&[Signed(&[16, 512, 1024]), Positive(&[512]), Signed(&[512])])
+        .with_batched_inputs(1),
+    );
     ops.add(method!(instance_norm(InstanceNormOptions {
         running: running,
         weight: maybe1,

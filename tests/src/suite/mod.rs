@@ -45,6 +45,7 @@ mod memory;
 mod memory_tags;
 mod minilm;
 mod modules;
+mod norms;
 mod numeric_ranges;
 mod op_catalog;
 mod optim;
@@ -130,6 +131,7 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("optim_options", optim_options::TESTS),
     ("modules", modules::TESTS),
     ("minilm", minilm::TESTS),
+    ("norms", norms::TESTS),
     ("post_norm", post_norm::TESTS),
     ("sorting", sorting::TESTS),
     ("numeric_ranges", numeric_ranges::TESTS),

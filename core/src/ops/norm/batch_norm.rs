@@ -5,15 +5,18 @@
 
 use crate::check;
 use crate::ops::kernel::operation::TensorList;
+use crate::ops::norm::row_kernels::pack_width;
 use crate::ops::norm::softmax::choose_threads_per_row;
 use crate::ops::norm::{
-    apply_weight_bias, channel_dims, check_is_f64, check_running_stats, f64_inputs, normalize_composite,
-    prepare_parameter, save_substitutes, update_running_stat, with_parameter_grads,
+    NormActivation, apply_weight_bias, channel_dims, check_is_f64, check_running_stats, f64_inputs,
+    normalize_composite, prepare_parameter, save_substitutes, update_running_stat, with_parameter_grads,
 };
 use crate::ops::prelude::*;
 use crate::ops::shape::cat;
 
-/// Largest number of a channel's steps in the registers of a thread.
+/// Largest number of a channel's elements in the registers of a thread, if it accesses several at once.
+const MAX_REGISTER_ELEMENTS: usize = 32;
+/// Largest number of a channel's accesses of which a thread keeps the elements.
 const MAX_REGISTER_STEPS: usize = 8;
 /// Target number of workgroups for the sums of a gradient.
 const TARGET_WORKGROUPS: usize = 1024;
@@ -22,7 +25,9 @@ const TARGET_WORKGROUPS: usize = 1024;
 #[derive(Clone)]
 struct BatchNormalization {
     op: &'static str,
-    fuses_relu: bool,
+    activation: NormActivation,
+    /// Type of the result and its gradient. The gradient of x has the type of x.
+    result: DType,
     eps: f64,
     channels: usize,
     /// Adjacent elements of a channel, and all its elements.
@@ -62,16 +67,17 @@ kernel_variants! {
 impl BatchNormalization {
     /// Splits the channels. If `hold` is true, a part is as large as the registers of its threads.
     fn split_channels(&self, hold: bool) -> ChannelSplit {
-        let width = if self.run_length.is_multiple_of(VEC4_WIDTH) { VEC4_WIDTH } else { 1 };
+        let width = pack_width(false, &[self.run_length]);
+        let max_register_steps = MAX_REGISTER_STEPS.min(MAX_REGISTER_ELEMENTS / width);
         let steps = self.elements_per_channel / width;
         let threads_per_row = choose_threads_per_row(steps, self.has_adjacent_channels());
-        let register_steps = if hold { steps.div_ceil(threads_per_row).min(MAX_REGISTER_STEPS) } else { 0 };
+        let register_steps = if hold { steps.div_ceil(threads_per_row).min(max_register_steps) } else { 0 };
         let chunk = if hold {
             threads_per_row * register_steps * width
         } else {
             let groups = self.channels.div_ceil(WORKGROUP_SIZE / threads_per_row);
             let splits =
-                (TARGET_WORKGROUPS / groups).clamp(1, steps.div_ceil(threads_per_row * MAX_REGISTER_STEPS));
+                (TARGET_WORKGROUPS / groups).clamp(1, steps.div_ceil(threads_per_row * max_register_steps));
             steps.div_ceil(splits).next_multiple_of(threads_per_row) * width
         };
         let splits = self.elements_per_channel.div_ceil(chunk);
@@ -92,13 +98,13 @@ impl BatchNormalization {
     ) -> Result<(Tensor, ChannelSplit)> {
         let parts = self.split_channels(pass == Pass::Moments);
         let partial = empty_workspace(&[parts.splits, 2, self.channels], DType::F32, self.x.device())?;
-        let relu = self.fuses_relu && g.is_some();
+        let activated = self.activation != NormActivation::None && g.is_some();
         let spec = kernel_spec! {
-            ..self.spec(pass, relu, relu); width: parts.width, register_steps: parts.register_steps,
+            ..self.spec(pass, g, None, activated, activated); width: parts.width, register_steps: parts.register_steps,
             single: self.run_length == 1, threads_per_row: parts.threads_per_row,
             across: self.has_adjacent_channels(),
         };
-        let tensors = self.kernel_tensors(g, statistics, relu, relu, &[&partial]);
+        let tensors = self.kernel_tensors(g, statistics, activated, activated, &[&partial]);
         let groups = (self.channels * parts.splits).div_ceil(WORKGROUP_SIZE / parts.threads_per_row);
         let iterations = parts.chunk.div_ceil(parts.threads_per_row * parts.width) + 128;
         let params = self.params(parts.splits, parts.chunk, 0.0).loop_iterations(iterations);
@@ -113,13 +119,15 @@ impl BatchNormalization {
         statistics: &Tensor,
         sums: Option<&Tensor>,
     ) -> Result<Tensor> {
-        let out = Tensor::empty(self.x.shape(), self.x.dtype(), self.x.device())?;
+        let dtype = if g.is_some() { self.x.dtype() } else { self.result };
+        let out = Tensor::empty(self.x.shape(), dtype, self.x.device())?;
         let n = out.numel();
-        let width = if n.is_multiple_of(VEC4_WIDTH) { VEC4_WIDTH } else { 1 };
-        let bias = g.is_none() || self.fuses_relu;
+        let width = pack_width(false, &[n]);
+        let bias = g.is_none() || self.activation != NormActivation::None;
+        let pass = if g.is_some() { Pass::Backward } else { Pass::Forward };
         let spec = kernel_spec! {
-            ..self.spec(if g.is_some() { Pass::Backward } else { Pass::Forward }, true, bias); width,
-            same_channel: self.run_length.is_multiple_of(VEC4_WIDTH), fixed: sums.is_none(),
+            ..self.spec(pass, g, Some(&out), true, bias); width,
+            same_channel: self.run_length.is_multiple_of(width), fixed: sums.is_none(),
         };
         let last = bindings![sums, &out];
         let tensors = self.kernel_tensors(g, Some(statistics), true, bias, &last);
@@ -143,7 +151,7 @@ impl BatchNormalization {
         });
         let (mean, var) = plain.as_ref().map(|(mean, var)| (mean, var)).unzip();
         let spec = kernel_spec! {
-            "batch_norm", pass: Pass::Finish, mean: launch::dtype_name_of(mean), var: launch::dtype_name_of(var),
+            "batch_norm", pass: Pass::Finish, activation: "", mean: launch::dtype_name_of(mean), var: launch::dtype_name_of(var),
             threads_per_row, f32_division: false,
         };
         let tensors = bindings![&partial, &statistics, mean, var];
@@ -184,13 +192,22 @@ impl BatchNormalization {
         with_parameter_grads(dx, [&self.weight, &self.bias], sums, wants)
     }
 
-    fn spec(&self, pass: Pass, weight: bool, bias: bool) -> KernelSpec {
+    fn spec(
+        &self,
+        pass: Pass,
+        g: Option<&Tensor>,
+        out: Option<&Tensor>,
+        weight: bool,
+        bias: bool,
+    ) -> KernelSpec {
         // Elements are divided by the run length first, so quotients count planes.
         let planes = self.x.numel() / self.run_length.max(1);
         kernel_spec! {
-            "batch_norm", pass, dtype: launch::dtype_name_of(Some(&self.x)),
+            "batch_norm", pass, x: launch::dtype_name_of(Some(&self.x)), g: launch::dtype_name_of(g),
+            result: launch::dtype_name_of(out),
             weight: launch::dtype_name_of(self.weight.as_ref().filter(|_| weight)),
-            bias: launch::dtype_name_of(self.bias.as_ref().filter(|_| bias)), relu: self.fuses_relu,
+            bias: launch::dtype_name_of(self.bias.as_ref().filter(|_| bias)),
+            activation: if pass == Pass::Moments { "" } else { self.activation.name() },
             f32_division: planes < 1 << 20 && self.x.numel() < 1 << 31,
         }
     }
@@ -254,7 +271,7 @@ impl Tensor {
     /// See also [`layer_norm`](Self::layer_norm).
     #[track_caller]
     pub fn batch_norm(&self, options: &BatchNormOptions<'_>) -> Result<Tensor> {
-        self.batch_norm_impl(false, options)
+        self.batch_norm_impl("batch_norm", NormActivation::None, options)
     }
 
     /// Computes [`batch_norm`](Self::batch_norm) followed by [`relu`](Self::relu), fused in both directions.
@@ -269,13 +286,36 @@ impl Tensor {
     /// ```
     #[track_caller]
     pub fn batch_norm_relu(&self, options: &BatchNormOptions<'_>) -> Result<Tensor> {
-        self.batch_norm_impl(true, options)
+        self.batch_norm_impl("batch_norm_relu", NormActivation::Relu, options)
+    }
+
+    /// Computes [`batch_norm`](Self::batch_norm) followed by [`silu`](Self::silu), fused in both directions. The
+    /// graph keeps the input and the statistics, but neither the normalised result nor SiLU's.
+    ///
+    /// Under [`autocast`](crate::amp::autocast), the result has the scope's 16-bit dtype, as that of
+    /// [`group_norm_silu`](Self::group_norm_silu). Otherwise it has the dtype of the input.
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType, ops::BatchNormOptions};
+    /// # let device = Device::null(Default::default());
+    /// let x = Tensor::ones(&[8, 16, 4, 4], DType::F32, &device)?;
+    /// let options = BatchNormOptions { training: true, ..Default::default() };
+    /// assert_eq!(x.batch_norm_silu(&options)?.shape(), x.shape());
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn batch_norm_silu(&self, options: &BatchNormOptions<'_>) -> Result<Tensor> {
+        self.batch_norm_impl("batch_norm_silu", NormActivation::Silu, options)
     }
 
     #[track_caller]
-    fn batch_norm_impl(&self, relu: bool, options: &BatchNormOptions<'_>) -> Result<Tensor> {
+    fn batch_norm_impl(
+        &self,
+        op: &'static str,
+        activation: NormActivation,
+        options: &BatchNormOptions<'_>,
+    ) -> Result<Tensor> {
         let &BatchNormOptions { running, weight, bias, training, momentum, eps } = options;
-        let op = if relu { "batch_norm_relu" } else { "batch_norm" };
         operation!(op);
         check::finite(op, "momentum", momentum)?;
         check::finite(op, "eps", eps)?;
@@ -289,8 +329,7 @@ impl Tensor {
             shape(op, [self]), "training needs more than one element for each channel");
         let weighs = weight.is_some();
         let finish = move |x: &Tensor, t: &[Tensor]| {
-            let out = apply_weight_bias(x, &t[1..], weighs, &[n, 1])?.reshape(t[0].shape())?;
-            if relu { out.relu() } else { Ok(out) }
+            activation.apply(apply_weight_bias(x, &t[1..], weighs, &[n, 1])?.reshape(t[0].shape())?)
         };
         if double {
             let x = self.reshape([batch, n, run])?;
@@ -316,7 +355,8 @@ impl Tensor {
         }
         let norm = BatchNormalization {
             op,
-            fuses_relu: relu,
+            activation,
+            result: activation.result_dtype(self.dtype()),
             eps,
             channels: n,
             run_length: run,

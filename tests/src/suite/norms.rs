@@ -1,0 +1,241 @@
+//! Normalisations with SiLU in their kernels, and normalisations of 16-bit inputs under autocast.
+
+use anyhow::{Context, Result, ensure};
+use forebay::amp::autocast;
+use forebay::device::Device;
+use forebay::dtype::DType;
+use forebay::error::Result as CoreResult;
+use forebay::nn::{BatchNorm2d, GroupNorm, Module};
+use forebay::ops::{BatchNormOptions, NormOptions};
+use forebay::profile::Profiler;
+use forebay::tensor::Tensor;
+
+use super::host_reference::{ensure_close, ensure_same_bits};
+use super::tests;
+
+tests![
+    norms_read_16_bits_as_they_are_under_autocast,
+    group_norms_with_silu_equal_their_composition,
+    norms_with_silu_round_once_under_autocast,
+    norms_with_silu_keep_only_their_input,
+    layers_apply_silu,
+    gradients_do_not_depend_on_which_are_wanted,
+    group_norms_keep_digits_far_from_zero,
+];
+
+const LOW: [DType; 2] = [DType::F16, DType::BF16];
+
+/// Normalisation of [batch, channels, ...] with weight and bias of the channels.
+type NormFn = fn(&Tensor, &Tensor, &Tensor) -> CoreResult<Tensor>;
+
+fn affine<'a>(weight: &'a Tensor, bias: &'a Tensor) -> NormOptions<'a> {
+    NormOptions { weight: Some(weight), bias: Some(bias), ..Default::default() }
+}
+
+fn in_training<'a>(weight: &'a Tensor, bias: &'a Tensor) -> BatchNormOptions<'a> {
+    BatchNormOptions { weight: Some(weight), bias: Some(bias), training: true, ..Default::default() }
+}
+
+fn group_norm_silu(x: &Tensor, w: &Tensor, b: &Tensor) -> CoreResult<Tensor> {
+    x.group_norm_silu(2, &affine(w, b))
+}
+
+fn batch_norm_silu(x: &Tensor, w: &Tensor, b: &Tensor) -> CoreResult<Tensor> {
+    x.batch_norm_silu(&in_training(w, b))
+}
+
+/// Returns an input that is not centred, a weight and a bias of its channels, and a gradient of the result.
+fn operands(shape: &[usize], channels: usize, device: &Device) -> Result<[Tensor; 4]> {
+    let x = Tensor::randn(shape, DType::F32, device)?.mul(2.0)?.add(3.0)?.detach();
+    let [w, b] = [(); 2].map(|()| Tensor::randn([channels], DType::F32, device));
+    Ok([x, w?, b?, Tensor::randn(shape, DType::F32, device)?])
+}
+
+/// Returns the result and the gradients of x, weight and bias for the gradient `g` of the result.
+fn run(norm: NormFn, low: Option<DType>, [x, w, b, g]: [&Tensor; 4]) -> Result<Vec<Tensor>> {
+    let [x, w, b] = [x, w, b].map(|t| t.detach().to_leaf());
+    let (x, w, b) = (x?, w?, b?);
+    let y = {
+        let _scope = low.map(autocast).transpose()?;
+        norm(&x, &w, &b)?
+    };
+    y.backward_with(&g.to_dtype(y.dtype())?)?;
+    let gradients = [&x, &w, &b].map(|t| t.grad().context("no gradient"));
+    [Ok(y.detach())].into_iter().chain(gradients).collect()
+}
+
+/// Returns the names of the kernels that `f` launches.
+fn kernel_names<T>(device: &Device, f: impl FnOnce() -> Result<T>) -> Result<(T, Vec<String>)> {
+    let profiler = Profiler::start(device)?;
+    let out = f()?;
+    Ok((out, profiler.finish()?.spans.iter().map(|span| span.name.to_string()).collect()))
+}
+
+fn norms_read_16_bits_as_they_are_under_autocast(device: &Device) -> Result<()> {
+    let cases: [(&[usize], usize, NormFn); 5] = [
+        (&[3, 4, 5, 8], 4, |x, w, b| x.group_norm(2, &affine(w, b))),
+        (&[2, 6, 7], 6, |x, w, b| x.group_norm(3, &affine(w, b))),
+        (&[2, 4, 35_000], 4, |x, w, b| x.group_norm(2, &affine(w, b))),
+        (&[5, 24], 24, |x, w, b| x.layer_norm([24], &affine(w, b))),
+        // A row that no workgroup holds in its registers.
+        (&[2, 20_000], 20_000, |x, w, b| x.layer_norm([20_000], &affine(w, b))),
+    ];
+    for (shape, channels, norm) in cases {
+        let [x, w, b, g] = operands(shape, channels, device)?;
+        for low in LOW {
+            let small = x.to_dtype(low)?;
+            let wide = small.to_dtype(DType::F32)?;
+            let all = [&small, &w, &b, &g];
+            let (made, names) = kernel_names(device, || run(norm, Some(low), all))?;
+            let (cast, of_f32) = kernel_names(device, || run(norm, None, [&wide, &w, &b, &g]))?;
+            ensure!(names.len() == of_f32.len(), "{shape:?}: {names:?}, of f32 {of_f32:?}");
+            ensure!((made[0].dtype(), made[1].dtype()) == (DType::F32, low), "{shape:?}: {made:?}");
+            for (k, (made, cast)) in made.iter().zip(&cast).enumerate() {
+                ensure_same_bits(made, &cast.to_dtype(made.dtype())?)
+                    .with_context(|| format!("{shape:?} of {low}, result {k}"))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Group norm with SiLU composed of single operations.
+fn reference_group_norm_silu(x: &Tensor, w: &Tensor, b: &Tensor, groups: usize) -> CoreResult<Tensor> {
+    let rows = x.reshape([(x.shape()[0] * groups) as isize, -1])?;
+    let away = rows.sub(&rows.mean([1], true)?)?;
+    let z = away.mul(&away.square()?.mean([1], true)?.add(1e-5)?.rsqrt()?)?.reshape(x.shape())?;
+    let mut each = vec![1; x.rank()];
+    each[1] = w.numel();
+    z.mul(&w.reshape(&each[..])?)?.add(&b.reshape(&each[..])?)?.silu()
+}
+
+fn group_norms_with_silu_equal_their_composition(device: &Device) -> Result<()> {
+    // Packs of eight, four and one; runs of one element; long runs of few channels; rows in several parts.
+    let shapes: [&[usize]; 7] = [
+        &[3, 4, 5, 8],
+        &[2, 4, 3, 4],
+        &[3, 6, 7],
+        &[5, 12],
+        &[2, 2, 66_000],
+        &[9, 4, 40, 40],
+        &[1, 4, 90_001],
+    ];
+    for shape in shapes {
+        let [x, w, b, g] = operands(shape, shape[1], device)?;
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            let small = x.to_dtype(dtype)?;
+            let made = run(group_norm_silu, None, [&small, &w, &b, &g.to_dtype(dtype)?])?;
+            ensure!((made[0].dtype(), made[1].dtype()) == (dtype, dtype), "{made:?}");
+            let wide = [&small.to_dtype(DType::F32)?, &w, &b, &g.to_dtype(dtype)?];
+            let expected = run(|x, w, b| reference_group_norm_silu(x, w, b, 2), None, wide)?;
+            for (what, (made, expected)) in ["y", "dx", "dw", "db"].iter().zip(made.iter().zip(&expected)) {
+                let unit = match made.dtype() {
+                    DType::BF16 => 1.0 / 256.0,
+                    DType::F16 => 1.0 / 2048.0,
+                    _ => 0.0,
+                };
+                // The error of this many f32 terms.
+                let off = 2e-5 * (g.numel() as f64 / shape[1] as f64).sqrt() + 1e-5;
+                ensure_close(&made.to_f64s()?, &expected.to_f64s()?, unit + 1e-5, off)
+                    .with_context(|| format!("{shape:?} {dtype}: {what}"))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn norms_with_silu_round_once_under_autocast(device: &Device) -> Result<()> {
+    for norm in [group_norm_silu as NormFn, batch_norm_silu] {
+        for shape in [[3, 4, 5, 8], [2, 4, 3, 5]] {
+            let [x, w, b, g] = operands(&shape, 4, device)?;
+            for low in LOW {
+                for x in [x.clone(), x.to_dtype(low)?] {
+                    let g = g.to_dtype(low)?;
+                    let made = run(norm, Some(low), [&x, &w, &b, &g])?;
+                    ensure!((made[0].dtype(), made[1].dtype()) == (low, x.dtype()), "{made:?}");
+                    let exact = run(norm, None, [&x.to_dtype(DType::F32)?, &w, &b, &g])?;
+                    for (k, (made, exact)) in made.iter().zip(&exact).enumerate() {
+                        ensure_same_bits(made, &exact.to_dtype(made.dtype())?)
+                            .with_context(|| format!("{shape:?}, {} under {low}, {k}", x.dtype()))?;
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn norms_with_silu_keep_only_their_input(device: &Device) -> Result<()> {
+    let shape = [4, 8, 32, 32];
+    let bytes = |numel: usize, dtype: DType| (numel * dtype.size()) as u64;
+    let [x, w, b, _] = operands(&shape, 8, device)?;
+    let (x, w, b) = (x.to_dtype(DType::BF16)?.to_leaf()?, w.to_leaf()?, b.to_leaf()?);
+    for norm in [group_norm_silu as NormFn, batch_norm_silu] {
+        let before = device.memory().allocated();
+        let (y, names) = kernel_names(device, || {
+            let _scope = autocast(DType::BF16)?;
+            Ok(norm(&x, &w, &b)?)
+        })?;
+        let kept = device.memory().allocated() - before;
+        let result = bytes(y.numel(), DType::BF16);
+        ensure!(kept < result + result / 8, "{kept} bytes are kept, of which the result is {result}");
+        ensure!(names.len() <= 3, "{names:?}");
+        // The two calls also keep SiLU's input, and cast.
+        drop(y);
+    }
+    Ok(())
+}
+
+fn layers_apply_silu(device: &Device) -> Result<()> {
+    let x = Tensor::randn([3, 4, 6, 6], DType::F32, device)?;
+    let group = GroupNorm::new(2, 4, device)?;
+    let fused = group.forward_silu(&x)?.to_f64s()?;
+    ensure_close(&fused, &group.forward(&x)?.silu()?.to_f64s()?, 1e-5, 1e-6)?;
+    let [fused, plain] = [(); 2].map(|()| BatchNorm2d::new(4, device));
+    let (fused, plain) = (fused?, plain?);
+    for training in [true, false] {
+        fused.train(training);
+        plain.train(training);
+        let made = fused.forward_silu(&x)?.to_f64s()?;
+        ensure_close(&made, &plain.forward(&x)?.silu()?.to_f64s()?, 1e-5, 1e-6)?;
+    }
+    let state = |norm: &BatchNorm2d| -> Result<Vec<Vec<f64>>> {
+        norm.state_dict().values().map(|t| Ok(t.to_f64s()?)).collect()
+    };
+    ensure!(state(&fused)? == state(&plain)?, "the running statistics differ");
+    Ok(())
+}
+
+fn gradients_do_not_depend_on_which_are_wanted(device: &Device) -> Result<()> {
+    let [x, w, b, g] = operands(&[3, 4, 5, 8], 4, device)?;
+    let all = run(group_norm_silu, None, [&x, &w, &b, &g])?;
+    for wanted in 0..3 {
+        let mut inputs = [x.clone(), w.clone(), b.clone()];
+        inputs[wanted] = inputs[wanted].to_leaf()?;
+        let [x, w, b] = &inputs;
+        group_norm_silu(x, w, b)?.backward_with(&g)?;
+        let grad = inputs[wanted].grad().context("no gradient")?;
+        ensure_same_bits(&grad, &all[1 + wanted]).with_context(|| format!("input {wanted}"))?;
+    }
+    Ok(())
+}
+
+fn group_norms_keep_digits_far_from_zero(device: &Device) -> Result<()> {
+    // Values of deviation 1 around 4096, and one value far from the others at the beginning of each row.
+    let n = 16 * 1024;
+    let noise = Tensor::randn([2, 4, n], DType::F32, device)?;
+    for (shift, first) in [(4096.0, 0.0), (0.0, 100.0)] {
+        let x = noise.add(shift)?.detach();
+        x.narrow(2, 0, 1)?.add_(first)?;
+        let rows: Vec<f64> = x.to_f64s()?;
+        let y = x.group_norm(2, &NormOptions::default())?.to_f64s()?;
+        for (x, y) in rows.chunks(2 * n).zip(y.chunks(2 * n)) {
+            let mean = x.iter().sum::<f64>() / x.len() as f64;
+            let var = x.iter().map(|v| (v - mean) * (v - mean)).sum::<f64>() / x.len() as f64;
+            let expected: Vec<f64> = x.iter().map(|v| (v - mean) / (var + 1e-5).sqrt()).collect();
+            // Half a unit in the last place of 4096 is 2.4e-4, by which the f32 mean may be off.
+            ensure_close(y, &expected, 1e-4, if shift > 0.0 { 5e-4 } else { 1e-5 })?;
+        }
+    }
+    Ok(())
+}
