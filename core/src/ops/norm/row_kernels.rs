@@ -195,13 +195,29 @@ impl Normalization {
         if at.extent < SPLIT_ROW_MIN || splits == 1 {
             // Two or three loops over the row, and the loops of sums over its threads.
             let iterations = 3 * at.extent.div_ceil(threads_per_row * width) + 128;
-            self.launch_stage(NormStep::Whole, stage, g, Some(statistics), StageSums::None, &out, iterations)?;
+            self.launch_stage(
+                NormStep::Whole,
+                stage,
+                g,
+                Some(statistics),
+                StageSums::None,
+                &out,
+                iterations,
+            )?;
             return Ok(out);
         }
         let stage = NormStage { splits_and_chunk: (splits, chunk), ..stage };
         let iterations = 2 * chunk.div_ceil(threads_per_row * width) + 128;
         let partial = empty_workspace(&[splits, 2, at.rows], DType::F32, x.device())?;
-        self.launch_stage(NormStep::Parts, stage, g, g.map(|_| statistics), StageSums::None, &partial, iterations)?;
+        self.launch_stage(
+            NormStep::Parts,
+            stage,
+            g,
+            g.map(|_| statistics),
+            StageSums::None,
+            &partial,
+            iterations,
+        )?;
         let sums = match g {
             Some(_) => Some(partial.sum([0], false)?),
             None => {
