@@ -2,10 +2,12 @@
 Batch normalisation of [batch, channels, run], in passes over all elements:
   `moments`   sum of each part of a channel, and sum of squared distances from the part's mean; elements stay
               in registers
-  `finish`    mean and reciprocal deviation of each channel from the moments; updates the running statistics
+  `finish`    mean and reciprocal deviation of each channel from the moments; updates the running statistics, and
+              with `counts` the number of batches
   `forward`   y = (x - mean) * rstd * weight + bias, clamped at 0 with `relu`
   `sums`      backward: for each part of a channel the sums of g * (x - mean) * rstd and of g
-  `backward`  the gradient of x; `fixed`: the statistics are constants
+  `backward`  the gradient of x; `fixed`: the statistics are constants; `copies_sums`: copies the first sums to the
+              gradient of the weight
 
 dtype: of x, y and their gradients · weight, bias: dtypes, or ""
 mean, var: of running statistics, or "" (finish)
@@ -46,6 +48,9 @@ struct Params {
 {{ buffer("out", "running_mean", mean) }}
 {{ buffer("out", "running_var", var) }}
 {% endif %}
+{% if counts %}
+{{ buffer("out", "batches", "i32") }}
+{% endif %}
 {{ rows.functions(threads_per_row, false) }}
 
 @compute @workgroup_size(256)
@@ -74,6 +79,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         {% if mean %}
         running_mean_put(channel, (1.0 - p.momentum) * running_mean_at(channel) + p.momentum * mean);
         running_var_put(channel, (1.0 - p.momentum) * running_var_at(channel) + p.momentum * (all / (n - 1.0)));
+        {% endif %}
+        {% if counts %}
+        if channel == 0u { batches_put(0u, batches_at(0u) + 1); }
         {% endif %}
     }
 }
@@ -174,6 +182,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
 }
 {% else %}
 {{ buffer("steps_out", "result", dtype) }}
+{% if copies_sums %}
+{{ buffer("out", "weight_grad", "f32") }}
+{% endif %}
 
 fn element(x: f32, g: f32, channel: u32) -> f32 {
     let mean = statistics_at(channel);
@@ -206,8 +217,12 @@ fn channel_of(i: u32) -> u32 { return divide(divide(i, p.run).x, p.channels).y; 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
         @builtin(local_invocation_index) thread: u32) {
-    let i = (group_index(group, groups) * 256u + thread) * {{ width }}u;
+    let index = group_index(group, groups) * 256u + thread;
+    let i = index * {{ width }}u;
     if i >= p.n { return; }
+    {% if copies_sums %}
+    if index < p.channels { weight_grad_put(index, sums_at(index)); }
+    {% endif %}
     let x = x_step(i);
     let g = {{ "g_step(i)" if pass == "backward" else "x" }};
     {% if width == 4 %}

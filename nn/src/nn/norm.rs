@@ -4,7 +4,6 @@ use std::sync::atomic::AtomicBool;
 
 use super::{Module, ModuleScope, init};
 use crate::{DType, Device, Result, Tensor, fail_if};
-use forebay_core::autograd;
 use forebay_core::ops::{BatchNormOptions, InstanceNormOptions, LocalResponseNormOptions, NormOptions};
 use forebay_core::tensor::IntoShape;
 
@@ -217,14 +216,11 @@ impl ChannelNorm {
                 weight: self.weight.as_ref(),
                 bias: self.bias.as_ref(),
                 training,
+                num_batches_tracked: self.num_batches_tracked.as_ref(),
                 momentum: self.momentum,
                 eps: self.eps,
             };
-            let out = if relu { x.batch_norm_relu(&options)? } else { x.batch_norm(&options)? };
-            if training && let Some(count) = &self.num_batches_tracked {
-                autograd::update_state(|| count.add_(1))?;
-            }
-            Ok(out)
+            if relu { x.batch_norm_relu(&options) } else { x.batch_norm(&options) }
         })
     }
 

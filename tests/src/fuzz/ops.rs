@@ -275,8 +275,8 @@ const METHODS: &[FuzzOp] = methods! {
     rrelu(; RreluOptions { lower: float, upper: float, training: flag }); nan_to_num(); atleast_1d(); atleast_2d(); atleast_3d(); tile(counts);
     rot90(int, int2); combinations(count, flag); kron(t1); tensordot(t1, ints, ints); scaled_dot_product_attention(t1, t2, attention);
     qkv_attention(count, count, attention); embedding_bag(t1, bags);
-    batch_norm(; BatchNormOptions { running: running, weight: maybe1, bias: maybe2, training: flag, momentum: float, eps: float });
-    batch_norm_relu(; BatchNormOptions { running: running, weight: maybe1, bias: maybe2, training: flag, momentum: float, eps: float });
+    batch_norm(; BatchNormOptions { running: running, weight: maybe1, bias: maybe2, training: flag, num_batches_tracked: maybe4, momentum: float, eps: float });
+    batch_norm_relu(; BatchNormOptions { running: running, weight: maybe1, bias: maybe2, training: flag, num_batches_tracked: maybe4, momentum: float, eps: float });
     where_(t1, operand2); masked_fill(t1, operand2); clamp(operand1, operand2); clamp_min(operand1); clamp_max(operand1);
     addcmul(operand1, operand2, float); addcdiv(operand1, operand2, float); lerp(operand1, operand2); masked_fill_(t1, operand2); fill_(operand1);
     zero_(); clamp_(operand1, operand2); addcmul_(operand1, operand2, float); addcdiv_(operand1, operand2, float); lerp_(operand1, operand2);

@@ -72,6 +72,7 @@ pub(super) fn register(table: &mut OpTable) {
             training: a.flag(5, "training", false),
             momentum,
             eps,
+            ..Default::default()
         }))
     });
     table.register("nn.functional.local_response_norm", |a| {
