@@ -15,6 +15,7 @@ mod catalog;
 mod compare;
 mod eager;
 mod gpt;
+mod host_cost;
 mod long_reductions;
 mod loss_curve;
 mod mlp;
@@ -91,6 +92,21 @@ enum Command {
         tiny: bool,
         /// Only cases whose name contains one of these.
         only: Vec<String>,
+    },
+    /// Measures the host's time of eager training steps on the null device, which computes nothing: the steps of
+    /// `run models`. Needs no GPU.
+    Host {
+        /// Card that the null device imitates.
+        #[arg(long, default_value = "h100")]
+        card: String,
+        /// Also prints the launches of a step, by operation and kernel.
+        #[arg(long)]
+        launches: bool,
+        /// Number of steps, in five samples.
+        #[arg(long, default_value_t = 100)]
+        steps: usize,
+        /// Models; all without names.
+        models: Vec<String>,
     },
     /// Prints a table that compares our lines with the peer's lines for the same work, and with each other.
     Compare {
@@ -170,6 +186,9 @@ fn main() -> Result<()> {
         }
         Command::Curve { folder, device, steps, tiny } => {
             loss_curve::write_loss_curves(&open(device)?, &folder, steps, tiny)
+        }
+        Command::Host { card, launches, steps, models } => {
+            host_cost::bench_host(&card, steps, launches, &models)
         }
         Command::Compare { ours, peer } => compare::print_table(&ours, peer.as_deref()),
     }

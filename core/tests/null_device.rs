@@ -6,7 +6,9 @@ use forebay_core::backend::null::{CardProfile, NullBackend};
 use forebay_core::device::Device;
 use forebay_core::dtype::DType;
 use forebay_core::error::{Error, Result};
-use forebay_core::ops::{ConvolutionOptions, CrossEntropyOptions};
+use forebay_core::ops::{
+    BatchNormOptions, ConvolutionOptions, CrossEntropyOptions, RecurrentKind, RecurrentOp, cat,
+};
 use forebay_core::tensor::Tensor;
 
 fn device() -> Device {
@@ -99,5 +101,112 @@ fn convolutions_need_no_column_matrix_where_a_backend_supports_it() -> Result<()
     for (dtype, width, stride) in [(DType::F32, 64, 1), (DType::BF16, 60, 1), (DType::F16, 64, 2)] {
         assert_eq!(step(true, dtype, width, stride)?, step(false, dtype, width, stride)?);
     }
+    Ok(())
+}
+/// Device that imitates a card, and the number of launches so far.
+fn h100() -> Result<(Device, impl Fn() -> u64)> {
+    let backend = Arc::new(NullBackend::new(CardProfile::from_card("h100")?));
+    Ok((Device::new(backend.clone())?, move || backend.estimated_work().launches))
+}
+
+#[test]
+fn a_batch_norm_takes_three_launches_in_each_direction() -> Result<()> {
+    let (device, launches) = h100()?;
+    let zeros = |shape: &[usize]| Tensor::zeros(shape, DType::F32, &device);
+    let (mean, var) = (zeros(&[16])?, zeros(&[16])?);
+    let batches = Tensor::zeros((), DType::I32, &device)?;
+    let (w, b) = (zeros(&[16])?.to_leaf()?, zeros(&[16])?.to_leaf()?);
+    let options = BatchNormOptions {
+        running: Some((&mean, &var)),
+        weight: Some(&w),
+        bias: Some(&b),
+        training: true,
+        num_batches_tracked: Some(&batches),
+        ..Default::default()
+    };
+    let x = zeros(&[8, 16, 32, 32])?.to_leaf()?;
+    let before = launches();
+    let y = x.batch_norm(&options)?;
+    assert_eq!(launches() - before, 3, "moments, statistics with the number of batches, and result");
+    let (seed, before) = (y.ones_like()?, launches());
+    y.backward_with(&seed)?;
+    assert_eq!(launches() - before, 3, "sums of parts, sums of channels, and gradients without a copy");
+    Ok(())
+}
+
+#[test]
+fn parts_of_a_tensor_share_one_gradient() -> Result<()> {
+    let (device, launches) = h100()?;
+    let count = |parts: usize| -> Result<u64> {
+        let x = Tensor::zeros([8, 64], DType::F32, &device)?.to_leaf()?.exp()?;
+        let all = x.chunk(parts, 1)?;
+        let y = all.iter().skip(1).try_fold(all[0].sum_all()?, |y, part| y.add(&part.sum_all()?))?;
+        let before = launches();
+        y.backward()?;
+        Ok(launches() - before)
+    };
+    // Each further part is one addition in place.
+    assert_eq!(count(8)? - count(4)?, 4);
+    Ok(())
+}
+
+#[test]
+fn tensors_of_whole_vectors_concatenate_in_one_launch() -> Result<()> {
+    let (device, launches) = h100()?;
+    let count = |parts: usize, extent: usize| -> Result<u64> {
+        let x = Tensor::zeros([6, extent, 5], DType::F32, &device)?;
+        let before = launches();
+        cat(&vec![x; parts], 1)?;
+        Ok(launches() - before)
+    };
+    assert_eq!([count(2, 4)?, count(8, 4)?, count(9, 4)?, count(20, 4)?], [1, 1, 2, 3]);
+    assert_eq!(count(3, 3)?, 3, "rows of 60 bytes are no whole vectors");
+    Ok(())
+}
+
+#[test]
+fn gradients_of_weights_are_summed_and_rounded_in_one_launch() -> Result<()> {
+    let (device, launches) = h100()?;
+    let count = |kernel: usize, stride: usize, dtype: DType| -> Result<u64> {
+        let leaf = |shape: [usize; 4]| Tensor::zeros(shape, dtype, &device)?.to_leaf();
+        let (x, w) = (leaf([4, 16, 16, 16])?, leaf([32, 16, kernel, kernel])?);
+        let options =
+            ConvolutionOptions { stride: [stride; 2], padding: (kernel / 2).into(), ..Default::default() };
+        let y = x.conv2d(&w, None, &options)?;
+        let (seed, before) = (y.ones_like()?, launches());
+        y.backward_with(&seed)?;
+        Ok(launches() - before)
+    };
+    for dtype in [DType::F32, DType::BF16] {
+        // Weights with mirrored taps, columns, two products, a sum, and the copy that the leaf keeps.
+        assert_eq!(count(3, 1, dtype)?, 6, "{dtype}");
+        // Two products and a sum, which is transposed in the leaf.
+        assert_eq!(count(1, 1, dtype)?, 4, "{dtype}");
+        // A product and the sum over its columns; columns of the input, a product and a sum.
+        assert_eq!(count(3, 2, dtype)?, 5, "{dtype}");
+    }
+    Ok(())
+}
+
+#[test]
+fn the_bias_of_a_recurrent_layer_is_copied_for_several_steps() -> Result<()> {
+    let (device, launches) = h100()?;
+    let zeros = |shape: &[usize]| Tensor::zeros(shape, DType::BF16, &device);
+    let count = |steps: usize, hidden: usize| -> Result<u64> {
+        let (gates, weight, bias) =
+            (zeros(&[steps, 64, hidden])?, zeros(&[hidden, hidden])?, zeros(&[hidden])?);
+        let state = zeros(&[64, hidden])?;
+        let op = RecurrentOp {
+            bias_hh: Some(&bias),
+            ..RecurrentOp::new(RecurrentKind::Tanh, &gates, &state, &weight)
+        };
+        let before = launches();
+        op.run()?;
+        Ok(launches() - before)
+    };
+    // A product and a kernel for each step. Each 17th step copies its own bias, and then that of 16 others.
+    assert_eq!(count(34, 650)? - count(17, 650)?, 2 * 17 + 2);
+    // The epilogue of the library adds the bias.
+    assert_eq!(count(34, 640)? - count(17, 640)?, 2 * 17);
     Ok(())
 }

@@ -24,6 +24,7 @@ templates! {
     "qr",
     "solve_triangular",
     "copy",
+    "cat",
     "reduce",
     "scan",
     "row_reduce",

@@ -2,10 +2,12 @@
 Batch normalisation of [batch, channels, run], in passes over all elements:
   `moments`   sum of each part of a channel, and sum of squared distances from the part's mean; elements stay
               in registers
-  `finish`    mean and reciprocal deviation of each channel from the moments; updates the running statistics
+  `finish`    mean and reciprocal deviation of each channel from the moments; updates the running statistics, and
+              with `counts` the number of batches
   `forward`   y = (x - mean) * rstd * weight + bias, and its activation
   `sums`      backward: for each part of a channel the sums of g * (x - mean) * rstd and of g
-  `backward`  the gradient of x; `fixed`: the statistics are constants
+  `backward`  the gradient of x; `fixed`: the statistics are constants; `copies_sums`: copies the first sums to the
+              gradient of the weight
 
 x, g, result, weight, bias: dtypes, or "" for what the pass does not bind
 mean, var: of running statistics, or "" (finish)
@@ -48,6 +50,9 @@ struct Params {
 {{ buffer("out", "running_mean", mean) }}
 {{ buffer("out", "running_var", var) }}
 {% endif %}
+{% if counts %}
+{{ buffer("out", "batches", "i32") }}
+{% endif %}
 {{ rows.functions(threads_per_row, false) }}
 
 @compute @workgroup_size(256)
@@ -76,6 +81,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         {% if mean %}
         running_mean_put(channel, (1.0 - p.momentum) * running_mean_at(channel) + p.momentum * mean);
         running_var_put(channel, (1.0 - p.momentum) * running_var_at(channel) + p.momentum * (all / (n - 1.0)));
+        {% endif %}
+        {% if counts %}
+        if channel == 0u { batches_put(0u, batches_at(0u) + 1); }
         {% endif %}
     }
 }
@@ -184,6 +192,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
 }
 {% else %}
 {{ buffer("packs_out", "result", result) }}
+{% if copies_sums %}
+{{ buffer("out", "weight_grad", "f32") }}
+{% endif %}
 {{ rows.activation_functions(activation, width) }}
 
 fn element(x: f32, g: f32, channel: u32) -> f32 {
@@ -215,8 +226,12 @@ fn channel_of(i: u32) -> u32 { return divide(divide(i, p.run).x, p.channels).y; 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
         @builtin(local_invocation_index) thread: u32) {
-    let i = (group_index(group, groups) * 256u + thread) * {{ width }}u;
+    let index = group_index(group, groups) * 256u + thread;
+    let i = index * {{ width }}u;
     if i >= p.n { return; }
+    {% if copies_sums %}
+    if index < p.channels { weight_grad_put(index, sums_at(index)); }
+    {% endif %}
     let x_pack = x_load(i);
     {% if pass == "backward" %}
     let g_pack = g_load(i);

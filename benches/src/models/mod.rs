@@ -6,7 +6,7 @@ mod text;
 
 use std::time::Instant;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use forebay::amp::autocast;
 use forebay::device::Device;
 use forebay::dtype::DType;
@@ -36,7 +36,25 @@ impl Workload {
         let shape = shape.iter().map(usize::to_string).collect::<Vec<_>>().join("x");
         Self { shape, parameters: net.parameters(), loss: Box::new(move || loss(&net)) }
     }
+
+    /// Returns the training step of the model.
+    fn into_step(self) -> TrainStep {
+        let mut optimizer = AdamW::new(self.parameters, 1e-4);
+        Box::new(move || {
+            let loss = {
+                let _autocast = autocast(DType::BF16)?;
+                (self.loss)()?
+            };
+            loss.backward()?;
+            optimizer.step()?;
+            optimizer.zero_grad();
+            Ok(loss.detach())
+        })
+    }
 }
+
+/// Training step, which returns its loss.
+pub(crate) type TrainStep = Box<dyn FnMut() -> CoreResult<Tensor>>;
 
 /// Builds a model with a batch, small if `tiny`.
 type Build = fn(tiny: bool, &Device) -> CoreResult<Workload>;
@@ -55,6 +73,12 @@ const MODELS: [(&str, Build); 8] = [
 /// Returns the names of the models.
 pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     MODELS.into_iter().map(|(name, _)| name)
+}
+
+/// Builds the eager step of a model: AdamW, with the forward pass in bf16 by autocast.
+pub(crate) fn build_step(name: &str, tiny: bool, device: &Device) -> Result<TrainStep> {
+    let (_, build) = MODELS.into_iter().find(|(known, _)| *known == name).context("no such model")?;
+    Ok(build(tiny, device)?.into_step())
 }
 
 /// Prints one line for each model and variant. A model that fails gets a line with its error, and the others still run.
@@ -80,17 +104,9 @@ fn bench_model(b: &Bench<'_>, name: &str, variant: &str, build: Build) -> Result
     let device = &Device::with_config(b.device.backend().clone(), b.device.pool().config());
     device.manual_seed(1);
     let workload = build(b.tiny, device)?;
-    let mut optimizer = AdamW::new(workload.parameters.clone(), 1e-4).low_precision_copies(true);
-    let mut step = || -> CoreResult<Tensor> {
-        let loss = {
-            let _autocast = autocast(DType::BF16)?;
-            (workload.loss)()?
-        };
-        loss.backward()?;
-        optimizer.step()?;
-        optimizer.zero_grad();
-        Ok(loss.detach())
-    };
+    let shape = format!("{name} {}", workload.shape);
+    let parameters = workload.parameters.iter().map(Tensor::numel).sum::<usize>();
+    let mut step = workload.into_step();
     device.synchronize()?;
     let start = Instant::now();
     let first_loss = step()?.item()?;
@@ -106,13 +122,13 @@ fn bench_model(b: &Bench<'_>, name: &str, variant: &str, build: Build) -> Result
     let mb = |bytes: u64| bytes as f64 / f64::from(1 << 20);
     b.emit_line(
         "models_train",
-        &format!("{name} {}", workload.shape),
+        &shape,
         "bf16",
         json!({
             "variant": variant, "median_ms": median_ms,
             "capture": captured.as_ref().map(|c| format!("{}, graph: {}", c.stats(), c.is_driver_graph())),
             "first_ms": first_ms, "first_loss": first_loss, "last_loss": last_loss,
-            "params": workload.parameters.iter().map(Tensor::numel).sum::<usize>(),
+            "params": parameters,
             "peak_mem_mb": mb(memory.peak_allocated()), "peak_reserved_mb": mb(memory.peak_reserved()),
         }),
     );

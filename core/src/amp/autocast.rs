@@ -6,6 +6,10 @@
 //! that are not listed run in the dtype of their inputs, with the usual promotion. In-place operations and
 //! the backward pass are not cast either.
 
+use std::sync::LazyLock;
+
+use rustc_hash::FxHashMap;
+
 use super::low_precision_copy;
 use crate::autograd;
 use crate::autograd::autocast_mode::{AutocastGuard, CAST_CACHE, CachedCast, RecordedCast, autocast_dtype};
@@ -61,7 +65,12 @@ impl CastPolicy {
     /// ```
     #[must_use]
     pub fn for_op(op: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|policy| policy.operations().contains(&op))
+        // Every operation under autocast looks its name up, so the lists are not searched.
+        static POLICIES: LazyLock<FxHashMap<&'static str, CastPolicy>> = LazyLock::new(|| {
+            let listed = |policy: CastPolicy| policy.operations().iter().map(move |&op| (op, policy));
+            CastPolicy::ALL.into_iter().flat_map(listed).collect()
+        });
+        POLICIES.get(op).copied()
     }
 
     /// Returns the operations of this policy: PyTorch's lists for CUDA, without operations that this library

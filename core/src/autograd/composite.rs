@@ -7,9 +7,12 @@ use smallvec::{SmallVec, smallvec};
 use super::engine::{BackwardOptions, GradTargets, run_backward_to};
 use super::{BackwardCtx, GradEdge, InputGrads, SavedTensor, compute_requires_grad, differentiable, no_grad};
 use crate::error::Result;
-use crate::tensor::Tensor;
+use crate::tensor::{Dims, Tensor};
 
 type LinearMap = Arc<dyn Fn(&Tensor) -> Result<Tensor> + Send + Sync>;
+
+/// Function that selects a part of a tensor, as a view.
+type SelectPart = Arc<dyn Fn(&Tensor) -> Result<Tensor> + Send + Sync>;
 
 /// Records a linear operation `forward` of `x`. Its gradient is `transpose`, whose gradient is `forward`
 /// again. Both run without recording, because they consist of kernels.
@@ -41,7 +44,33 @@ pub(crate) fn linear_differentiable_with(
         return out;
     }
     let by = by.iter().map(|t| SavedTensor::input(t)).collect();
-    record_linear(op, out, x, by, Arc::new(forward), Arc::new(transpose))
+    record_linear(op, out, x, by, Arc::new(forward), Arc::new(transpose), None)
+}
+
+/// Records the view of a part of `x`, which `part` selects. Its gradient is zero elsewhere.
+///
+/// The gradient is added in place to the part of an earlier gradient of `x`, if there is one. So the gradients of
+/// several parts share one tensor, and only the first fills it with zeros.
+#[must_use]
+#[track_caller]
+pub(crate) fn part_differentiable(
+    op: &'static str,
+    out: Tensor,
+    x: &Tensor,
+    part: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static,
+) -> Tensor {
+    if !compute_requires_grad(&[x]) {
+        return out;
+    }
+    let shape: Dims = x.shape().into();
+    let part: SelectPart = Arc::new(part);
+    let select = Arc::clone(&part);
+    let pad = move |g: &Tensor| {
+        let whole = Tensor::zeros(&shape, g.dtype(), g.device())?;
+        g.copy_into(&select(&whole)?)?;
+        Ok(whole)
+    };
+    record_linear(op, out, x, Arc::new([]), Arc::clone(&part), Arc::new(pad), Some(part))
 }
 
 #[track_caller]
@@ -52,17 +81,25 @@ fn record_linear(
     by: Arc<[SavedTensor]>,
     forward: LinearMap,
     transpose: LinearMap,
+    part: Option<SelectPart>,
 ) -> Tensor {
     differentiable(op, out, &[x], move |g, wants| {
         by.iter().try_for_each(|t| t.unpack(wants).map(drop))?;
         if !compute_requires_grad(&[g]) {
+            if let Some(part) = &part
+                && let Some(sum) = wants.take_pending_grad(0)
+            {
+                let sum = if sum.is_unique() && sum.is_contiguous() { sum } else { sum.copy()? };
+                part(&sum)?.add_(g)?;
+                return Ok(smallvec![Some(sum)]);
+            }
             return Ok(smallvec![Some(transpose(g)?)]);
         }
         let back = {
             let _no_grad = no_grad();
             transpose(&g.detach())?
         };
-        Ok(smallvec![Some(record_linear(op, back, g, by.clone(), transpose.clone(), forward.clone()))])
+        Ok(smallvec![Some(record_linear(op, back, g, by.clone(), transpose.clone(), forward.clone(), None))])
     })
 }
 

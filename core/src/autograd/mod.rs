@@ -45,7 +45,9 @@ mod saved;
 
 pub use anomaly::{DetectAnomalyGuard, detect_anomaly, set_detect_anomaly};
 pub use checkpoint::checkpoint;
-pub(crate) use composite::{composite_differentiable, linear_differentiable, linear_differentiable_with};
+pub(crate) use composite::{
+    composite_differentiable, linear_differentiable, linear_differentiable_with, part_differentiable,
+};
 pub use engine::{GradOptions, backward, grad, grad_allow_unused};
 pub use hooks::HookHandle;
 use hooks::HookList;

@@ -8,6 +8,7 @@ pub(crate) mod einsum;
 pub(crate) mod linear;
 pub(crate) mod linear_fp8;
 pub(crate) mod matmul_tiling;
+pub(crate) mod repeated_linear;
 pub(crate) mod scaled_mm;
 
 use crate::autograd::BackwardCtx;
@@ -139,13 +140,24 @@ pub(super) fn gemm_bias_into(
     out: &Tensor,
     bias: &Tensor,
 ) -> Result<()> {
+    write_biased_product(op, a, b, out, bias).map(drop)
+}
+
+/// Runs [`gemm_bias_into`]. Returns true if the library has added the product to a copy of the bias.
+fn write_biased_product(
+    op: &'static str,
+    a: &Tensor,
+    b: &Tensor,
+    out: &Tensor,
+    bias: &Tensor,
+) -> Result<bool> {
     if try_gemm_epilogue(op, a, b, out, false, EpilogueTensors::Bias(bias))? {
-        return Ok(());
+        return Ok(false);
     }
     let product = MatmulProblem::new(op, a, b)?;
     let write_bias = || bias.broadcast_to(out.shape())?.copy_into(out);
     if product.is_empty() {
-        return write_bias();
+        return write_bias().map(|()| false);
     }
     // The library has no epilogues for rows of some alignments. It then adds its product to the bias.
     let MatmulExtents { m, n, k, batch } = product.extents;
@@ -153,10 +165,10 @@ pub(super) fn gemm_bias_into(
     if out.device().library_features().matmul && multiplications >= MIN_SEPARATE_BIAS {
         write_bias()?;
         if product.try_vendor_library(out, true, EpilogueTensors::None)? {
-            return Ok(());
+            return Ok(true);
         }
     }
-    product.run_kernel(out, Some(bias), SumEpilogue::default())
+    product.run_kernel(out, Some(bias), SumEpilogue::default()).map(|()| false)
 }
 
 /// Writes gelu_tanh(a · b + `bias`) to `out` by the crate's kernel, and the argument of GELU to

@@ -440,7 +440,9 @@ impl Tensor {
         let &InstanceNormOptions { running, weight, bias, use_input_stats, momentum, eps } = options;
         if !use_input_stats {
             let training = false;
-            return self.batch_norm(&BatchNormOptions { running, weight, bias, training, momentum, eps });
+            let options =
+                BatchNormOptions { running, weight, bias, training, momentum, eps, ..Default::default() };
+            return self.batch_norm(&options);
         }
         check::finite("instance_norm", "momentum", momentum)?;
         check::finite("instance_norm", "eps", eps)?;

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use super::shape::stack;
+use crate::ops::matmul::repeated_linear::RepeatedLinear;
 use crate::ops::norm::softmax::check_f32_f16_bf16;
 use crate::ops::prelude::*;
 
@@ -149,8 +150,9 @@ impl RecurrentRun {
         let [_, batch, hidden] = self.sizes;
         let spec = self.spec("forward", input);
         let mut state = self.h_0.clone();
+        let mut layer = RepeatedLinear::new(&self.weight_hh, bias, self.sizes[0]);
         for t in self.time_order() {
-            let fed = state.linear(&self.weight_hh, bias)?.contiguous()?;
+            let fed = layer.forward(&state)?;
             let out = self.state_slot(t) * batch * hidden + self.states.layout().offset();
             let params = kernel_params! {
                 ..self.params(t); input_offset: input.layout().offset() + t * input.strides()[0],

@@ -361,6 +361,13 @@ pub(super) fn sum_columns(x: &Tensor, result: DType) -> Result<Tensor> {
     reduce(&SUM, x, &axes, false, x.dtype(), result, ReduceArgs::default())
 }
 
+/// Sums over the first dimension, which becomes 1, to a tensor of type `result`, without a gradient.
+#[track_caller]
+pub(super) fn sum_first_dim(x: &Tensor, result: DType) -> Result<Tensor> {
+    let axes = ReduceDims::new(SUM.name, x.shape(), &[0])?;
+    reduce(&SUM, x, &axes, true, x.dtype(), result, ReduceArgs::default())
+}
+
 /// Sums over the first dimension of `partial` \[parts, sections, extent\], f32. Returns one tensor for each
 /// section (at most three) from one launch.
 #[track_caller]

@@ -71,13 +71,16 @@ fn cat_refs(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
         extent += t.shape()[d];
     }
     let out = Tensor::empty(with_extent(first.shape(), d, extent), dtype, first.device())?;
+    let is_joined = try_join_rows(tensors, d, &out)?;
     let mut start = 0;
     // Range of each tensor in the result; `None` for a skipped empty vector.
     let mut parts: Vec<(Option<(usize, usize)>, DType)> = Vec::with_capacity(tensors.len());
     for t in tensors {
         let part = joins(t).then(|| (start, t.shape()[d]));
         if let Some((first, n)) = part {
-            t.detach().to_dtype(dtype)?.copy_into(&out.narrow(d as isize, first, n)?)?;
+            if !is_joined {
+                t.detach().to_dtype(dtype)?.copy_into(&out.narrow(d as isize, first, n)?)?;
+            }
             start += n;
         }
         parts.push((part, t.dtype()));
@@ -93,6 +96,65 @@ fn cat_refs(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
             })
             .collect::<Result<InputGrads>>()
     }))
+}
+
+/// Largest number of tensors that one launch concatenates.
+const MAX_CAT_INPUTS: usize = 8;
+
+/// Matrix of a concatenation, in vectors of 16 bytes.
+struct CatRows<'a> {
+    tensor: &'a Tensor,
+    offset: usize,
+    stride: usize,
+    columns: usize,
+}
+
+/// Returns a tensor of the result's type as rows of whole vectors: one row for each index of the dimensions before
+/// `d`. Returns `None` for other layouts.
+fn cat_rows<'a>(t: &'a Tensor, d: usize, out: &Tensor) -> Option<CatRows<'a>> {
+    let (size, vector) = (t.dtype().size(), launch::VECTOR_BYTES);
+    let (outer, inner) = (numel(&t.shape()[..d]), numel(&t.shape()[d..]));
+    let strides = t.layout().compute_view_strides(&[outer, inner])?;
+    let (stride, offset) = (strides[0] * usize::from(outer > 1) * size, t.layout().offset() * size);
+    let is_whole = strides[1] == 1 && [stride, offset, inner * size].iter().all(|n| n.is_multiple_of(vector));
+    (t.dtype() == out.dtype() && is_whole).then(|| CatRows {
+        tensor: t,
+        offset: offset / vector,
+        stride: stride / vector,
+        columns: inner * size / vector,
+    })
+}
+
+/// Concatenates tensors along dimension `d` by kernels that read several of them. Returns false, without a launch, if
+/// a tensor has another type than `out` or does not consist of rows of whole vectors.
+fn try_join_rows(tensors: &[&Tensor], d: usize, out: &Tensor) -> Result<bool> {
+    let filled: SmallVec<[&Tensor; 4]> = tensors.iter().copied().filter(|t| t.numel() > 0).collect();
+    let rows: Option<SmallVec<[CatRows<'_>; 4]>> = filled.iter().map(|t| cat_rows(t, d, out)).collect();
+    let Some(rows) = rows.filter(|rows| rows.len() > 1) else { return Ok(false) };
+    let outer = numel(&out.shape()[..d]);
+    let row = rows.iter().map(|part| part.columns).sum::<usize>();
+    let max_inputs = (out.device().info().limits.max_bindings as usize - 1).min(MAX_CAT_INPUTS);
+    let mut first = 0;
+    for parts in rows.chunks(max_inputs) {
+        let mut columns = 0;
+        let mut starts = Dims::new();
+        for part in parts {
+            starts.push(columns);
+            columns += part.columns;
+        }
+        let n = outer * columns;
+        let f32_division = outer < 1 << 20 && n < 1 << 31;
+        let spec = kernel_spec! { "cat", inputs: parts.len(), f32_division };
+        let offsets: Dims = parts.iter().map(|part| part.offset).collect();
+        let strides: Dims = parts.iter().map(|part| part.stride).collect();
+        let params = kernel_params! {
+            n, columns, row, first, starts: &starts, offsets: &offsets, strides: &strides,
+        };
+        let inputs: SmallVec<[&Tensor; 8]> = parts.iter().map(|part| part.tensor).collect();
+        launch::launch(&spec, &bindings![&inputs[..], out], params, n.div_ceil(WORKGROUP_SIZE))?;
+        first += columns;
+    }
+    Ok(true)
 }
 
 /// Concatenates tensors of the same shape along a new dimension.

@@ -105,7 +105,7 @@ impl<D: IntoDims + ?Sized> IntoDims for &D {
 macro_rules! impl_for_lists {
     ($([$($generic:tt)*] $t:ty;)*) => {$(
         impl<$($generic)*> IntoShape for $t {
-            fn to_extents(&self) -> Extents { self.iter().map(|&n| n.to_isize()).collect() }
+            fn to_extents(&self) -> Extents { map_extents(self, |n| n.to_isize()) }
         }
         impl<$($generic)*> IntoDims for $t {
             fn to_dims(&self) -> Option<Extents> { Some(self.to_extents()) }
@@ -129,6 +129,15 @@ impl IntoDims for std::ops::RangeFull {
     fn to_dims(&self) -> Option<Extents> {
         None
     }
+}
+
+/// Converts each extent. Pushes them one by one, because collecting costs the host several times more, and each new
+/// tensor and each view comes here.
+#[inline]
+fn map_extents<T: Copy, U>(from: &[T], convert: impl Fn(T) -> U) -> SmallVec<[U; 6]> {
+    let mut all = SmallVec::new();
+    from.iter().for_each(|&n| all.push(convert(n)));
+    all
 }
 
 /// Returns the dimensions of a reduction, for which an empty list means all.
@@ -161,12 +170,12 @@ pub(crate) fn new_shape(op: &'static str, shape: impl IntoShape) -> Result<Dims>
     let extents = shape.to_extents();
     fail_if!(extents.iter().any(|&n| n < 0);
         argument(op), "shape {extents:?} has a negative extent{}", wrapped_literal_hint(&extents));
-    Ok(extents.iter().map(|&n| n as usize).collect())
+    Ok(map_extents(&extents, |n| n as usize))
 }
 
 pub(crate) fn infer_shape(op: &'static str, from: &[usize], to: &[isize]) -> Result<Dims> {
     let total = numel(from);
-    let known_extents: Dims = to.iter().filter(|&&n| n != -1).map(|&n| n.max(0) as usize).collect();
+    let known_extents = map_extents(to, |n| if n == -1 { 1 } else { n.max(0) as usize });
     let known_numel = numel(&known_extents);
     let unknown = to.iter().filter(|&&n| n == -1).count();
     let fail = |rule: String| Err(Error::Reshape { op, rule, from: from.into(), to: to.into() });
@@ -177,7 +186,7 @@ pub(crate) fn infer_shape(op: &'static str, from: &[usize], to: &[isize]) -> Res
     if unknown == 1 && (known_numel == 0 || !total.is_multiple_of(known_numel)) {
         return fail(format!("{total} elements do not divide into the extents given"));
     }
-    let shape: Dims = to.iter().map(|&n| if n == -1 { total / known_numel } else { n as usize }).collect();
+    let shape = map_extents(to, |n| if n == -1 { total / known_numel } else { n as usize });
     if checked_numel(&shape) != Some(total) {
         return fail(format!("{} elements do not fit {}", total, numel(&shape)));
     }

@@ -4,7 +4,6 @@ use std::sync::atomic::AtomicBool;
 
 use super::{Module, ModuleScope, init};
 use crate::{DType, Device, Result, Tensor, fail_if};
-use forebay_core::autograd;
 use forebay_core::ops::{BatchNormOptions, InstanceNormOptions, LocalResponseNormOptions, NormOptions};
 use forebay_core::tensor::IntoShape;
 
@@ -229,14 +228,11 @@ impl ChannelNorm {
                 weight: self.weight.as_ref(),
                 bias: self.bias.as_ref(),
                 training,
+                num_batches_tracked: self.num_batches_tracked.as_ref(),
                 momentum: self.momentum,
                 eps: self.eps,
             };
-            let out = normalize(x, &options)?;
-            if training && let Some(count) = &self.num_batches_tracked {
-                autograd::update_state(|| count.add_(1))?;
-            }
-            Ok(out)
+            normalize(x, &options)
         })
     }
 

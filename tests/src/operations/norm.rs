@@ -148,6 +148,7 @@ pub(super) fn register(ops: &mut Registry) {
         weight: maybe1,
         bias: maybe2,
         training: flag,
+        num_batches_tracked: maybe4,
         momentum: float,
         eps: float
     })))
@@ -180,6 +181,7 @@ pub(super) fn register(ops: &mut Registry) {
             training: a.flag(5, "training", false),
             momentum,
             eps,
+            ..Default::default()
         }))
     });
     ops.add(method!(batch_norm_relu(BatchNormOptions {
@@ -187,6 +189,7 @@ pub(super) fn register(ops: &mut Registry) {
         weight: maybe1,
         bias: maybe2,
         training: flag,
+        num_batches_tracked: maybe4,
         momentum: float,
         eps: float
     })))
@@ -201,6 +204,7 @@ pub(super) fn register(ops: &mut Registry) {
         weight: maybe1,
         bias: maybe2,
         training: flag,
+        num_batches_tracked: maybe4,
         momentum: float,
         eps: float
     })))

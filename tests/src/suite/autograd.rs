@@ -26,6 +26,7 @@ tests![
     a_leaf_used_several_times_gets_all_gradients,
     a_gradient_that_was_read_is_not_accumulated_into,
     gradients_accumulate_in_place,
+    gradients_of_parts_add_up,
     no_grad_stops_recording,
     detach_stops_gradients,
     frozen_leaves_have_no_gradient,
@@ -257,6 +258,30 @@ fn gradients_accumulate_in_place(device: &Device) -> Result<()> {
     ensure!(x.grad().is_none());
     step()?;
     ensure_values(&x.grad().context("no gradient")?, &[3.0; 4])
+}
+
+fn gradients_of_parts_add_up(device: &Device) -> Result<()> {
+    for dtype in [DType::F32, DType::BF16] {
+        let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0], [2, 3], device)?
+            .to_dtype(dtype)?
+            .to_leaf()?;
+        let y = x.mul(2.0)?;
+        // Parts that overlap, a transposed part, and the whole, whose gradient is an expanded number.
+        let parts = [y.narrow(1, 0, 2)?.sum_all()?, y.select(1, -1)?.mul(3.0)?.sum_all()?];
+        let more = [y.transpose(0, 1)?.narrow(0, 1, 1)?.square()?.sum_all()?, y.sum_all()?];
+        let loss = parts.iter().chain(&more).skip(1).try_fold(parts[0].clone(), |sum, t| sum.add(t))?;
+        let expected = [4.0, 20.0, 8.0, 4.0, 44.0, 8.0];
+        // A pass that is recorded gives the same gradients.
+        let recorded = autograd::grad(&[&loss], &[&x], &GradOptions::create_graph())?;
+        ensure_values(&recorded[0], &expected)?;
+        // A gradient that the program holds does not change.
+        let held = autograd::grad(&[&loss], &[&y], &GradOptions::retain_graph())?;
+        let before = held[0].to_f64s()?;
+        loss.backward()?;
+        ensure_values(&x.grad().context("no gradient")?, &expected)?;
+        ensure_values(&held[0], &before)?;
+    }
+    Ok(())
 }
 
 fn no_grad_stops_recording(device: &Device) -> Result<()> {

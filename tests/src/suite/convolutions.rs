@@ -25,6 +25,7 @@ tests![
     large_convolutions_are_captured,
     batch_norms_equal_their_composition,
     running_statistics_are_updated_in_place,
+    batches_are_counted,
 ];
 
 /// Bytes of im2col memory: for all images, for some images, for one image at a time.
@@ -392,5 +393,40 @@ fn running_statistics_are_updated_in_place(device: &Device) -> Result<()> {
         let first = all.to_f64s()?;
         ensure!([first[0], first[3]] == [9.0, 9.0], "elements next to the running statistics changed");
     }
+    Ok(())
+}
+
+fn batches_are_counted(device: &Device) -> Result<()> {
+    let counters = Tensor::from_slice(&[3i32, 5, 7], [3], device)?;
+    // The first element, and one at an offset.
+    for k in [0, 1] {
+        let counter = counters.narrow(0, k, 1)?;
+        let run = |shape: [usize; 3], dtype: DType, training: bool| -> Result<i32> {
+            let before = counter.to_vec::<i32>()?[0];
+            let statistics = Tensor::ones([shape[1]], dtype, device)?;
+            Tensor::zeros(shape, dtype, device)?.batch_norm(&BatchNormOptions {
+                running: Some((&statistics, &statistics.copy()?)),
+                training,
+                num_batches_tracked: Some(&counter),
+                ..Default::default()
+            })?;
+            Ok(counter.to_vec::<i32>()?[0] - before)
+        };
+        // With channels for more than one workgroup, without elements, and in evaluation.
+        ensure!(run([4, 3, 5], DType::F32, true)? == 1, "a batch");
+        ensure!(run([2, 700, 1], DType::F32, true)? == 1, "a batch of many channels");
+        ensure!(run([0, 3, 5], DType::F32, true)? == 1, "an empty batch");
+        ensure!(run([4, 3, 5], DType::F32, false)? == 0, "evaluation");
+        if device.supports_dtype(DType::F64) {
+            ensure!(run([4, 3, 5], DType::F64, true)? == 1, "a batch of f64");
+        }
+    }
+    let now = counters.to_vec::<i32>()?;
+    ensure!(now[2] == 7 && now[0] > 5 && now[1] > 7, "{now:?}");
+    let wrong = Tensor::zeros([1], DType::F32, device)?;
+    let options =
+        BatchNormOptions { training: true, num_batches_tracked: Some(&wrong), ..Default::default() };
+    let error = Tensor::zeros([2, 3], DType::F32, device)?.batch_norm(&options).err().context("no error")?;
+    ensure!(error.to_string().contains("the number of batches is i32"), "{error}");
     Ok(())
 }

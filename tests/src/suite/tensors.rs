@@ -31,6 +31,7 @@ tests![
     rank_zero,
     eight_dimensions,
     cat_undoes_split,
+    rows_of_whole_vectors_are_concatenated,
     padding_has_hand_computed_values,
     roundtrips_of_every_type,
     clones_share_and_copies_do_not,
@@ -348,6 +349,29 @@ fn cat_undoes_split(device: &Device) -> Result<()> {
         ensure_same_bits(&x.flip([0, 2])?.flip([2, 0])?, &x)?;
         ensure_same_bits(&x.roll(4, 1)?.roll(-4, 1)?, &x)?;
         ensure_same_bits(&x.repeat([2, 1, 1])?.narrow(0, 5, 5)?, &x)?;
+    }
+    Ok(())
+}
+
+fn rows_of_whole_vectors_are_concatenated(device: &Device) -> Result<()> {
+    for dtype in DType::ALL.into_iter().filter(|&d| device.supports_dtype(d)) {
+        let unit = 16 / dtype.size();
+        // One tensor more than a launch reads, an empty part, and parts of different widths.
+        let widths: Vec<usize> = (0..10).map(|k| if k == 4 { 0 } else { unit * (1 + k % 3) }).collect();
+        let wide = widths.iter().sum::<usize>();
+        let x = iota(&[3, wide, 2], dtype, device)?;
+        let parts = x.split_with_sizes(&widths, 1)?;
+        // Parts of one tensor, copies, and parts of different tensors.
+        let copies = parts.iter().map(Tensor::copy).collect::<Result<Vec<_>, _>>()?;
+        let mixed: Vec<&Tensor> = (0..10).map(|k| if k % 2 == 0 { &parts[k] } else { &copies[k] }).collect();
+        ensure_same_bits(&cat(&parts, 1)?, &x).with_context(|| format!("{dtype}, parts"))?;
+        ensure_same_bits(&cat(&copies, 1)?, &x).with_context(|| format!("{dtype}, copies"))?;
+        ensure_same_bits(&cat(&mixed, 1)?, &x).with_context(|| format!("{dtype}, mixed"))?;
+        // Along the first dimension, in another order, with a row that is repeated.
+        let row = x.narrow(0, 1, 1)?;
+        let rows = cat(&[&x.narrow(0, 2, 1)?, &row.expand([2, -1, -1])?, &x], 0)?;
+        let index = Tensor::from_slice(&[2i32, 1, 1, 0, 1, 2], [6], device)?;
+        ensure_same_bits(&rows, &x.index_select(0, &index)?).with_context(|| format!("{dtype}, rows"))?;
     }
     Ok(())
 }

@@ -16,6 +16,7 @@ use crate::ops::conv::{ConvGeometry, spatial_numel};
 use crate::ops::kernel::launch::VECTOR_BYTES;
 use crate::ops::matmul::gemm_into;
 use crate::ops::prelude::*;
+use crate::ops::reduce::sum_first_dim;
 use crate::ops::shape::PadMode;
 
 /// Limit in bytes of f32 weight gradients that are computed for each image and then summed.
@@ -284,9 +285,11 @@ impl ConvGeometry {
             }
         }
         let finish = |sum: Tensor| {
+            let [from, to] = [self.x_channels, self.y_channels].map(|channels| channels / self.groups);
             let sum = sum.narrow(2, 0, plan.rows_per_group())?;
-            let sum = self.swap_weight_channels(&sum, self.x_channels, self.y_channels)?;
-            sum.to_dtype(dtype)?.reshape(&self.w_shape()[..])
+            let sum = sum.reshape([self.groups, from, to, spatial_numel(&self.kernel)])?;
+            // With one group this is a view: the leaf, or the cast before it, copies the elements.
+            sum.permute([0, 2, 1, 3])?.to_dtype(dtype)?.reshape(&self.w_shape()[..])
         };
         Ok((out, sum.total.map(finish).transpose()?))
     }
@@ -454,7 +457,9 @@ impl WeightGradSum {
         }
         let each = empty_workspace(&shape, DType::F32, positions.device())?;
         gemm_into(g.op, positions, &transposed, &each, false)?;
-        let sum = each.sum([0], true)?;
+        // The sum over a whole batch is rounded as it is written.
+        let dtype = if chunk.images == g.batch { self.result_dtype } else { DType::F32 };
+        let sum = sum_first_dim(&each, dtype)?;
         match &self.total {
             Some(total) => total.add_(&sum),
             None => {

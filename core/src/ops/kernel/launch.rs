@@ -181,7 +181,7 @@ pub(crate) fn launch_3d(
         return Ok(());
     }
     // Copies move any bytes, and casts take another path. Other kernels would misread storage-only types.
-    if spec.template != "copy" {
+    if !matches!(spec.template, "copy" | "cat") {
         tensors.iter().try_for_each(|t| check_computable(scope::current().op, t))?;
     }
     #[cfg(debug_assertions)]

@@ -152,7 +152,12 @@ impl LinearOperands {
     }
 }
 
-fn check_shapes(op: &'static str, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<()> {
+pub(super) fn check_shapes(
+    op: &'static str,
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+) -> Result<()> {
     let (&[outputs, features], Some(&x_features)) = (weight.shape(), x.shape().last()) else {
         fail!(shape(op, [x, weight]), "takes x of [.., in] and a weight of [out, in]")
     };

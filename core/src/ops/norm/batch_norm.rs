@@ -118,6 +118,7 @@ impl BatchNormalization {
         g: Option<&Tensor>,
         statistics: &Tensor,
         sums: Option<&Tensor>,
+        weight_grad: Option<&Tensor>,
     ) -> Result<Tensor> {
         let dtype = if g.is_some() { self.x.dtype() } else { self.result };
         let out = Tensor::empty(self.x.shape(), dtype, self.x.device())?;
@@ -128,8 +129,9 @@ impl BatchNormalization {
         let spec = kernel_spec! {
             ..self.spec(pass, g, Some(&out), true, bias); width,
             same_channel: self.run_length.is_multiple_of(width), fixed: sums.is_none(),
+            copies_sums: weight_grad.is_some(),
         };
-        let last = bindings![sums, &out];
+        let last = bindings![sums, &out, weight_grad];
         let tensors = self.kernel_tensors(g, Some(statistics), true, bias, &last);
         let params = self.params(1, self.elements_per_channel, 0.0);
         launch::launch(&spec, &tensors, params, n.div_ceil(width * WORKGROUP_SIZE))?;
@@ -137,8 +139,14 @@ impl BatchNormalization {
         Ok(out)
     }
 
-    /// Computes the f32 mean and reciprocal deviation [2, channels], and updates running statistics.
-    fn compute_statistics(&self, running: Option<(&Tensor, &Tensor)>, momentum: f64) -> Result<Tensor> {
+    /// Computes the f32 mean and reciprocal deviation [2, channels], updates running statistics, and increments
+    /// `batches`.
+    fn compute_statistics(
+        &self,
+        running: Option<(&Tensor, &Tensor)>,
+        momentum: f64,
+        batches: Option<&Tensor>,
+    ) -> Result<Tensor> {
         let (partial, parts) = self.run_channel_reduction(Pass::Moments, None, None)?;
         let statistics = Tensor::empty([2, self.channels], DType::F32, self.x.device())?;
         let plain = running
@@ -151,10 +159,10 @@ impl BatchNormalization {
         });
         let (mean, var) = plain.as_ref().map(|(mean, var)| (mean, var)).unzip();
         let spec = kernel_spec! {
-            "batch_norm", pass: Pass::Finish, activation: "", mean: launch::dtype_name_of(mean), var: launch::dtype_name_of(var),
-            threads_per_row, f32_division: false,
+            "batch_norm", pass: Pass::Finish, activation: "", mean: launch::dtype_name_of(mean),
+            var: launch::dtype_name_of(var), counts: batches.is_some(), threads_per_row, f32_division: false,
         };
-        let tensors = bindings![&partial, &statistics, mean, var];
+        let tensors = bindings![&partial, &statistics, mean, var, batches];
         let params = self.params(parts.splits, parts.chunk, momentum);
         let params = params.loop_iterations(2 * parts.splits.div_ceil(threads_per_row) + 128);
         launch::launch(&spec, &tensors, params, self.channels.div_ceil(WORKGROUP_SIZE / threads_per_row))?;
@@ -186,10 +194,27 @@ impl BatchNormalization {
         } else {
             None
         };
-        let dx = || self.run_element_kernel(Some(&g), statistics, sums.as_ref().filter(|_| training));
+        let used_sums = sums.as_ref().filter(|_| training && wants[0]);
+        // A leaf keeps no part of another tensor. So one parameter gets a tensor of its own, and the other the sums.
+        let copies = used_sums.is_some() && self.copies_sums(wants);
+        let weight_grad =
+            copies.then(|| Tensor::empty([self.channels], DType::F32, g.device())).transpose()?;
+        let dx = || self.run_element_kernel(Some(&g), statistics, used_sums, weight_grad.as_ref());
         let dx = wants[0].then(dx).transpose()?;
-        let sums = sums.as_ref().map(|sums| [sums.select(0, 0), sums.select(0, 1)]);
+        let sums =
+            sums.as_ref().map(|sums| [weight_grad.map_or_else(|| sums.select(0, 0), Ok), sums.select(0, 1)]);
         with_parameter_grads(dx, [&self.weight, &self.bias], sums, wants)
+    }
+
+    /// Reports whether the kernel for the gradient of x also copies the gradient of the weight: both parameters want
+    /// a gradient of f32, and the kernel has a thread for each channel.
+    fn copies_sums(&self, wants: &[bool]) -> bool {
+        let is_f32 = |t: &Option<Tensor>| t.as_ref().is_some_and(|t| t.dtype() == DType::F32);
+        is_f32(&self.weight)
+            && is_f32(&self.bias)
+            && wants[1..] == [true, true]
+            && self.elements_per_channel >= pack_width(false, &[self.x.numel()])
+            && self.x.device().info().limits.max_bindings >= 8
     }
 
     fn spec(
@@ -254,6 +279,8 @@ with_defaults! {
         pub bias: Option<&'a Tensor> = None,
         /// If true, uses the statistics of the batch; false.
         pub training: bool = false,
+        /// Number of batches, one element of i32, which training increments; `None`.
+        pub num_batches_tracked: Option<&'a Tensor> = None,
         /// Share of the batch in new running statistics; 0.1.
         pub momentum: f64 = 0.1,
         /// Term added to variances; 1e-5.
@@ -315,8 +342,17 @@ impl Tensor {
         activation: NormActivation,
         options: &BatchNormOptions<'_>,
     ) -> Result<Tensor> {
-        let &BatchNormOptions { running, weight, bias, training, momentum, eps } = options;
+        let &BatchNormOptions { running, weight, bias, training, num_batches_tracked, momentum, eps } =
+            options;
         operation!(op);
+        let batches = num_batches_tracked.filter(|_| training);
+        if let Some(batches) = batches {
+            self.check_same_device(op, batches)?;
+            fail_if!(batches.numel() != 1; shape(op, [batches]), "the number of batches has one element");
+            fail_if!(batches.dtype() != DType::I32;
+                dtype(op, batches.dtype()), "the number of batches is i32; cast it with `to_dtype`");
+        }
+        let count_batch = || batches.map_or(Ok(()), |t| autograd::update_state(|| t.add_(1)));
         check::finite(op, "momentum", momentum)?;
         check::finite(op, "eps", eps)?;
         let double = check_is_f64(op, self)?;
@@ -351,6 +387,7 @@ impl Tensor {
                 }
                 (false, None) => return Err(missing_statistics_error(op)),
             };
+            count_batch()?;
             return finish(&x, &f64_inputs(op, self, [weight, bias], &[n])?);
         }
         let norm = BatchNormalization {
@@ -370,13 +407,21 @@ impl Tensor {
             match running {
                 // An empty batch has NaN statistics, as in PyTorch.
                 _ if training && norm.x.numel() == 0 => {
+                    count_batch()?;
                     Tensor::full([2, n], f64::NAN, DType::F32, self.device())?
                 }
                 // In a checkpoint's recomputation, the running statistics are already updated.
                 _ if training && autograd::is_inside_recompute() => {
-                    norm.compute_statistics(None, momentum)?
+                    norm.compute_statistics(None, momentum, None)?
                 }
-                _ if training => norm.compute_statistics(running, momentum)?,
+                _ if training => {
+                    // The kernel takes no offset.
+                    let counted = batches.filter(|batches| batches.layout().offset() == 0);
+                    if counted.is_none() {
+                        count_batch()?;
+                    }
+                    norm.compute_statistics(running, momentum, counted)?
+                }
                 // The next batch changes the running statistics, so the graph saves a copy.
                 Some((mean, var)) => {
                     let [mean, var] = [mean, var].map(|t| t.detach().to_dtype(DType::F32)?.reshape([1, n]));
@@ -385,7 +430,7 @@ impl Tensor {
                 None => return Err(missing_statistics_error(op)),
             }
         };
-        let out = norm.run_element_kernel(None, &statistics, None)?;
+        let out = norm.run_element_kernel(None, &statistics, None, None)?;
         let inputs = bindings![self, weight, bias];
         let saved = save_substitutes(&bindings![&norm.x, &norm.weight, &norm.bias], &inputs);
         let saved_statistics = statistics.clone();

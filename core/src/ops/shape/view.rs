@@ -1,7 +1,5 @@
 //! Views: other shapes and strides over the same memory, and contiguous copies.
 
-use std::sync::Arc;
-
 use crate::ops::prelude::*;
 use crate::tensor::shape::{IntoShape, infer_shape};
 
@@ -34,24 +32,7 @@ impl Tensor {
         layout: Layout,
         part: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static,
     ) -> Tensor {
-        let view = self.with_layout(layout);
-        if !autograd::compute_requires_grad(&[self]) {
-            return view;
-        }
-        let shape: Dims = self.shape().into();
-        let part = Arc::new(part);
-        let forward_part = part.clone();
-        autograd::linear_differentiable(
-            op,
-            view,
-            self,
-            move |x| forward_part(x),
-            move |g| {
-                let whole = Tensor::zeros(&shape, g.dtype(), g.device())?;
-                g.copy_into(&part(&whole)?)?;
-                Ok(whole)
-            },
-        )
+        autograd::part_differentiable(op, self.with_layout(layout), self, part)
     }
 
     /// Returns the elements in another shape: a view if the strides allow it, else a copy.

@@ -1,0 +1,81 @@
+//! Host's time of eager training steps: shapes, gradients, memory and launches, on a device that computes nothing.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use anyhow::{Result, ensure};
+use forebay::backend::null::CardProfile;
+use forebay::device::Device;
+use forebay::profile::Profiler;
+use serde_json::json;
+
+use crate::models::{self, TrainStep};
+use crate::timing::Bench;
+
+/// Number of samples; the fastest counts, because other programs only add time.
+const SAMPLES: usize = 5;
+/// Steps before the samples: kernels are looked up, and the pool stops growing.
+const WARM_UP: usize = 10;
+/// Smallest result of a fused chain, as on devices with kernels. The null device does not fuse by default.
+const FUSION_MIN_BYTES: u64 = 256 << 10;
+
+/// Prints one line for each model, and with `lists_launches` a table of its launches.
+pub(crate) fn bench_host(card: &str, steps: usize, lists_launches: bool, names: &[String]) -> Result<()> {
+    ensure!(
+        names.iter().all(|name| models::names().any(|known| known == name)),
+        "expected models of: {}",
+        models::names().collect::<Vec<_>>().join(", ")
+    );
+    for name in models::names().filter(|name| names.is_empty() || names.iter().any(|n| n == name)) {
+        // A pool of its own, as each program has.
+        let device = Device::null(CardProfile::from_card(card)?);
+        device.set_fusion_min_bytes(Some(FUSION_MIN_BYTES));
+        let mut step = models::build_step(name, false, &device)?;
+        for _ in 0..WARM_UP {
+            step()?;
+        }
+        let us = time_step(&mut step, &device, steps)?;
+        let requests = device.memory().allocation.all.allocated;
+        let profiler = Profiler::start(&device)?;
+        step()?;
+        let profile = profiler.finish()?;
+        let requests = device.memory().allocation.all.allocated - requests;
+        let launches = profile.spans.len();
+        Bench::new(&device, false, None).emit_line(
+            "host",
+            name,
+            "bf16",
+            json!({
+                "card": card, "us_per_step": us, "launches": launches, "ns_per_launch": 1e3 * us / launches as f64,
+                "requests": requests,
+            }),
+        );
+        if lists_launches {
+            let mut rows: BTreeMap<(&str, &str), usize> = BTreeMap::new();
+            for span in &profile.spans {
+                *rows.entry((span.op, &span.name)).or_default() += 1;
+            }
+            let mut rows: Vec<_> = rows.into_iter().collect();
+            rows.sort_by_key(|(_, launches)| std::cmp::Reverse(*launches));
+            for ((op, kernel), launches) in rows {
+                println!("{launches:5}  {op:32}  {kernel}");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Returns the microseconds of a step in the fastest sample.
+fn time_step(step: &mut TrainStep, device: &Device, steps: usize) -> Result<f64> {
+    let per_sample = steps.div_ceil(SAMPLES);
+    let mut least = f64::INFINITY;
+    for _ in 0..SAMPLES {
+        device.synchronize()?;
+        let start = Instant::now();
+        for _ in 0..per_sample {
+            step()?;
+        }
+        least = least.min(start.elapsed().as_secs_f64() * 1e6 / per_sample as f64);
+    }
+    Ok(least)
+}
