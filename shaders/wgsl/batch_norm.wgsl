@@ -242,9 +242,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let at{{ k }} = {{ "at0" if same_channel and k > 0 else "channel_of(i + " ~ k ~ "u)" }};
     let v{{ k }} = element(x{{ v }}, {{ "g" ~ v if pass == "backward" else "0.0" }}, at{{ k }});
     {% endfor %}
-    result_store(i, Pack(
-        {%- for k in parts %}Part({% for c in range(width // (parts | length)) %}v{{ 4 * k + c }}, {% endfor %}), {% endfor -%}
-    ));
+    {% for k in parts %}
+    let out{{ k }} = Part({% for c in range(width // (parts | length)) %}v{{ 4 * k + c }}, {% endfor %});
+    {% endfor %}
+    result_store(i, Pack({% for k in parts %}out{{ k }}, {% endfor %}));
 }
 {% endif %}
 {% endif %}

@@ -283,7 +283,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         result_store(at, Pack({% for k in parts %}activate(y{{ k }}), {% endfor %}));
         {% else %}
         {{ gradients() }}
-        result_store(at, Pack({% for k in parts %}rstd * ((h{{ k }} - mean_plain) - z{{ k }} * mean_scaled), {% endfor %}));
+        {% for k in parts %}
+        let d{{ k }} = rstd * ((h{{ k }} - mean_plain) - z{{ k }} * mean_scaled);
+        {% endfor %}
+        result_store(at, Pack({% for k in parts %}d{{ k }}, {% endfor %}));
         {% endif %}
     }
     {% endif %}

@@ -1,12 +1,16 @@
 //! Normalisations with SiLU in their kernels, and normalisations of 16-bit inputs under autocast.
 
+use std::sync::Arc;
+
 use anyhow::{Context, Result, ensure};
 use forebay::amp::autocast;
+use forebay::autograd::checkpoint;
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Result as CoreResult;
-use forebay::nn::{BatchNorm2d, GroupNorm, Module};
+use forebay::nn::{BatchNorm2d, Conv2d, Conv2dOptions, GroupNorm, Module};
 use forebay::ops::{BatchNormOptions, NormOptions};
+use forebay::optim::{Optimizer, Sgd};
 use forebay::profile::Profiler;
 use forebay::tensor::Tensor;
 
@@ -21,6 +25,7 @@ tests![
     layers_apply_silu,
     gradients_do_not_depend_on_which_are_wanted,
     group_norms_keep_digits_far_from_zero,
+    captured_and_checkpointed_norms_have_the_bits_of_eager_ones,
 ];
 
 const LOW: [DType; 2] = [DType::F16, DType::BF16];
@@ -235,6 +240,80 @@ fn group_norms_keep_digits_far_from_zero(device: &Device) -> Result<()> {
             let expected: Vec<f64> = x.iter().map(|v| (v - mean) / (var + 1e-5).sqrt()).collect();
             // Half a unit in the last place of 4096 is 2.4e-4, by which the f32 mean may be off.
             ensure_close(y, &expected, 1e-4, if shift > 0.0 { 5e-4 } else { 1e-5 })?;
+        }
+    }
+    Ok(())
+}
+
+/// Convolutions between norms with SiLU.
+#[derive(Module)]
+struct Net {
+    group: GroupNorm,
+    conv: Conv2d,
+    batch: BatchNorm2d,
+}
+
+impl Net {
+    fn new(device: &Device) -> Result<Self> {
+        device.manual_seed(7);
+        let options = Conv2dOptions { padding: [1; 2], ..Conv2dOptions::default() };
+        Ok(Self {
+            group: GroupNorm::new(2, 4, device)?,
+            conv: Conv2d::new(4, 4, [3; 2], options, device)?,
+            batch: BatchNorm2d::new(4, device)?,
+        })
+    }
+
+    fn forward(&self, x: &Tensor) -> CoreResult<Tensor> {
+        self.batch.forward_silu(&self.conv.forward(&self.group.forward_silu(x)?)?)
+    }
+
+    /// Trains one step under autocast; returns the loss.
+    fn train(self: &Arc<Self>, optimizer: &mut Sgd, x: &Tensor, checkpointed: bool) -> CoreResult<Tensor> {
+        let loss = {
+            let _scope = autocast(DType::BF16)?;
+            let net = self.clone();
+            let y = match checkpointed {
+                true => checkpoint(&[x], move |t| net.forward(&t[0]))?,
+                false => net.forward(x)?,
+            };
+            y.to_dtype(DType::F32)?.square()?.mean_all()?
+        };
+        loss.backward()?;
+        optimizer.step()?;
+        optimizer.zero_grad();
+        Ok(loss)
+    }
+}
+
+fn captured_and_checkpointed_norms_have_the_bits_of_eager_ones(device: &Device) -> Result<()> {
+    const STEPS: usize = 4;
+    let run = |captured: bool, checkpointed: bool| -> Result<Vec<Tensor>> {
+        let net = Arc::new(Net::new(device)?);
+        let mut optimizer = Sgd::new(net.parameters(), 0.1);
+        let x = Tensor::randn([3, 4, 8, 8], DType::F32, device)?;
+        let mut found = Vec::new();
+        if captured {
+            // A capture runs the step twice: eagerly, then recorded.
+            let mut step = device.capture_with(&[&x], |x| net.train(&mut optimizer, &x[0], checkpointed))?;
+            found.push(step.outputs().copy()?);
+            for _ in 2..STEPS {
+                found.push(step.run(&[&x])?.copy()?);
+            }
+        } else {
+            for k in 0..STEPS {
+                let loss = net.train(&mut optimizer, &x, checkpointed)?.detach();
+                found.extend((k > 0).then_some(loss));
+            }
+        }
+        found.extend(net.state_dict().into_values());
+        Ok(found)
+    };
+    let expected = run(false, false)?;
+    for (captured, checkpointed) in [(true, false), (false, true), (true, true)] {
+        for (k, (got, expected)) in run(captured, checkpointed)?.iter().zip(&expected).enumerate() {
+            ensure_same_bits(&got.detach(), &expected.detach())
+                .with_context(|| format!("captured {captured}, checkpointed {checkpointed}: {k}"))?;
         }
     }
     Ok(())
