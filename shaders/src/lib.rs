@@ -344,6 +344,13 @@ mod tests {
     }
 
     #[test]
+    fn cat_is_valid_for_every_number_of_inputs() {
+        for inputs in 1..=8usize {
+            valid(&KernelSpec::new("cat").def("inputs", inputs).def("f32_division", inputs > 4));
+        }
+    }
+
+    #[test]
     fn written_bindings_are_read_from_declarations() {
         let wgsl = "
             @group(0) @binding(0) var<storage, read> a: array<f32>;

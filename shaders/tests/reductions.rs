@@ -277,20 +277,26 @@ fn batch_normalisations() {
                         .def("single", single)
                         .def("threads_per_row", threads_per_row)
                         .def("across", single),
-                    _ => spec.def("same_channel", threads_per_row == 256).def("fixed", single),
+                    _ => spec
+                        .def("same_channel", threads_per_row == 256)
+                        .def("fixed", single)
+                        .def("copies_sums", pass == "backward" && !single && relu),
                 };
                 render_valid(&spec);
             }
         }
-        render_valid(
-            &KernelSpec::new("batch_norm")
-                .def("pass", "finish")
-                .def("activation", "")
-                .def("mean", weight)
-                .def("var", weight)
-                .def("threads_per_row", 8)
-                .def("f32_division", false),
-        );
+        for counts in [false, true] {
+            render_valid(
+                &KernelSpec::new("batch_norm")
+                    .def("pass", "finish")
+                    .def("activation", "")
+                    .def("mean", weight)
+                    .def("var", weight)
+                    .def("counts", counts)
+                    .def("threads_per_row", 8)
+                    .def("f32_division", false),
+            );
+        }
     }
 }
 
