@@ -1,7 +1,7 @@
 //! `cargo xtask app`: opens the window of examples/app, or tests it without a window and on a virtual screen.
 //!
-//! The test of the window clicks with a real pointer of the X server, and reads the pixels from the server's memory. The
-//! application prints its state, and where the plane and the slider are.
+//! The test of the window clicks with a real pointer of the X server, and reads the pixels from the server's memory.
+//! The application prints its state, and where the plane and the slider are.
 
 mod offscreen;
 
