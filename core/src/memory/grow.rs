@@ -11,18 +11,20 @@ const MIB: u64 = 1 << 20;
 pub(super) const SEGMENT_UNIT: u64 = 2 * MIB;
 /// Requests from this size on get a segment, or a mapping, of their own size (PyTorch's kMinLargeAlloc).
 const MIN_LARGE_ALLOC: u64 = 10 * MIB;
-/// Divisor of the peak usage that gives a notable part of it. The pool maps at most this part ahead for smaller
-/// requests, and holds at most this part to end migration in every step. Segments are evacuated only for at
-/// least this part. Below [`UNBOUNDED_AHEAD_BYTES`] of peak usage, mapping ahead is not bounded.
+/// Divisor of the peak usage that gives a notable part of it. Plain pools evacuate segments for at least this
+/// part. Growth that repeats in every step may hold it, and so may a shared segment without compaction. A
+/// request nearly fits a free block that is smaller by at most this part of it.
 pub(super) const NOTABLE_DIVISOR: u64 = 36;
-const UNBOUNDED_AHEAD_BYTES: u64 = 512 * MIB;
+/// Two notable parts: least plain segment with compaction, for fewer calls and larger gaps, and the slack there,
+/// since each step closer to the target costs copies.
+const COMPACT_DIVISOR: u64 = NOTABLE_DIVISOR / 2;
+/// Three notable parts: slack of programs for which no arrangement of memory lasts.
+pub(super) const UNSETTLED_DIVISOR: u64 = NOTABLE_DIVISOR / 3;
+/// Peak usage below which a large segment more or less matters on no card, while moving it in every step can
+/// double the time of a small program's step.
+pub(super) const SMALL_PROGRAM_BYTES: u64 = 384 * MIB;
 /// Extents are this part of the peak usage, since they move only as a whole.
 const EXTENT_DIVISOR: u64 = 512;
-/// Without compaction, plain segments that requests share are at least this part of the peak usage.
-const SHARED_SEGMENT_DIVISOR: u64 = 32;
-/// With compaction, plain segments are at least this part of the peak usage: fewer calls, and larger gaps.
-/// They are also at least twice `large_segment_size`, for programs that use as much.
-const COMPACT_SEGMENT_DIVISOR: u64 = 18;
 /// A segment for several requests like the first one is cut down to whole requests, if it would leave this
 /// part of itself unused. Segments that replace idle ones get this part of one more request, for requests
 /// that are slightly larger.
@@ -30,49 +32,56 @@ const TAIL_DIVISOR: u64 = 8;
 /// Requests of more than this part of the peak usage get a segment of their own. Two such blocks in one
 /// segment would leave no room for a third, slightly larger one.
 const DOMINANT_DIVISOR: u64 = 3;
-/// Additional slack with compaction of plain segments, where each step closer to the target costs copies and
-/// calls.
-const COMPACT_SLACK: f64 = 0.045;
 /// A step has ended once the usage fell below this part of the peak. Migration of up to that part in each
 /// step does not mean that the arrangement of memory fails to converge.
 const STEP_DIVISOR: u64 = 2;
-/// Allocated bytes after which one migrated byte no longer counts: remapped (host and device wait for each
-/// other) or copied.
-const REMAP_DECAY: u64 = 40;
-const COPY_DECAY: u64 = 8;
+/// Allocated bytes after which one migrated byte, remapped or copied, no longer counts.
+const MIGRATION_DECAY: u64 = 40;
 /// Extents that one wait of host and device for each other counts as.
 const WAIT_COST_EXTENTS: u64 = 4;
-/// Growth by less than the migrated bytes is creep: blocks that grow by a little each time. Once the bytes
-/// migrated for creep are this many times the peak usage, the pool may hold more. It may hold some blocks of that
-/// size, or a part of the peak.
-const CREEP_FREE_FACTOR: u64 = 8;
-const CREEP_BLOCKS: u64 = 4;
-const CREEP_DIVISOR: u64 = 8;
+/// Times its peak usage that a program allocates before its slack is no more than `growth_slack`. A younger
+/// program has more slack in proportion, because its peak most likely still grows into it.
+const YOUTH_FACTOR: f64 = 5.0;
+/// Largest slack of a young program, as a divisor of its peak usage: no program should ever hold 4 % more.
+const YOUTH_DIVISOR: u64 = 32;
+/// Slack of creeping blocks, as a divisor of the peak usage. Two of them may leave too little where earlier
+/// growth has split the memory.
+const CREEP_DIVISOR: u64 = 13;
+/// Copied bytes that do not count, in multiples of the peak usage: a copy takes no call and no wait.
+const FREE_COPIES: u64 = 8;
 
-/// Bytes that migrated lately; the sum decays by one for every `decay` bytes that the program allocates.
-#[derive(Clone, Copy, Debug)]
+/// Bytes that migrated lately; the sum decays by one for every [`MIGRATION_DECAY`] bytes that the program
+/// allocates.
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct MigrationBudget {
-    decay: u64,
     bytes: u64,
     /// Time of `bytes`, in bytes ever allocated.
     updated_at: u64,
 }
 
 impl MigrationBudget {
-    pub(super) const OF_REMAPS: Self = Self { decay: REMAP_DECAY, bytes: 0, updated_at: 0 };
-    pub(super) const OF_COPIES: Self = Self { decay: COPY_DECAY, ..Self::OF_REMAPS };
-
     fn current(&self, allocated: u64) -> u64 {
-        self.bytes.saturating_sub((allocated - self.updated_at) / self.decay)
+        self.bytes.saturating_sub((allocated - self.updated_at) / MIGRATION_DECAY)
     }
 
     pub(super) fn add(&mut self, allocated: u64, bytes: u64) {
-        *self = Self { bytes: self.current(allocated) + bytes, updated_at: allocated, ..*self };
+        *self = Self { bytes: self.current(allocated) + bytes, updated_at: allocated };
     }
 
     fn subtract(&mut self, allocated: u64, bytes: u64) {
-        *self = Self { bytes: self.current(allocated).saturating_sub(bytes), updated_at: allocated, ..*self };
+        *self = Self { bytes: self.current(allocated).saturating_sub(bytes), updated_at: allocated };
     }
+}
+
+/// Detects blocks that creep: they grow by a little each time, as those of a cache do that grows by `cat`. Each
+/// new block nearly fits where the last one was freed. Moving pages there splits the memory more with each
+/// block. Such a program gets the room of two more blocks instead.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct CreepDetector {
+    /// Peak usage after it last rose by more than half a block at once.
+    base_peak: u64,
+    /// Slack for the current request, in bytes.
+    slack: u64,
 }
 
 /// Position of a request in a virtual range, and the memory missing there.
@@ -113,6 +122,11 @@ impl PoolState {
         counters.peak_active_bytes.max(counters.active().saturating_add(need.size))
     }
 
+    /// Reports whether a request takes a large part of the peak usage.
+    fn is_dominant(&self, need: &AllocRequest) -> bool {
+        need.size > self.peak_active_with(need) / DOMINANT_DIVISOR
+    }
+
     /// Detects the end of a step: since the last one, the usage has fallen well below the peak. Migration
     /// that each step may do is then deducted from the budget.
     pub(super) fn detect_step_end(&mut self, need: &AllocRequest) {
@@ -121,6 +135,24 @@ impl PoolState {
         if counters.min_active_bytes < peak / STEP_DIVISOR {
             counters.min_active_bytes = u64::MAX;
             self.migration_budget.subtract(counters.total_allocated(), peak / STEP_DIVISOR);
+        }
+    }
+
+    /// Detects whether a request belongs to blocks that creep: it nearly fits, and creeping alone has raised the
+    /// peak usage by at least one block.
+    pub(super) fn detect_creep(&mut self, need: &AllocRequest) {
+        self.creep.slack = 0;
+        if self.virtual_memory.is_none() || self.is_small_request(need) {
+            return;
+        }
+        let peak = self.peak_active_with(need);
+        let largest = self.heap.arenas[usize::from(need.arena)].free_list.largest();
+        if largest.is_some_and(|free| free.size >= need.size - need.size / NOTABLE_DIVISOR) {
+            if peak.saturating_sub(self.creep.base_peak) >= need.size {
+                self.creep.slack = need.size.saturating_mul(2).max(peak / CREEP_DIVISOR);
+            }
+        } else if peak - self.heap.counters.peak_active_bytes > need.size / 2 {
+            self.creep.base_peak = peak;
         }
     }
 
@@ -134,14 +166,14 @@ impl PoolState {
         if self.is_compaction_enabled() {
             return self.min_segment_size(need);
         }
-        least.max((self.peak_active_with(need) / SHARED_SEGMENT_DIVISOR).next_multiple_of(SEGMENT_UNIT))
+        least.max((self.peak_active_with(need) / NOTABLE_DIVISOR).next_multiple_of(SEGMENT_UNIT))
     }
 
     /// Returns the smallest plain segment where compaction is enabled.
     pub(super) fn min_segment_size(&self, need: &AllocRequest) -> u64 {
         let (peak, least) = (self.peak_active_with(need), self.config.large_segment_size);
         let small = peak.next_multiple_of(SEGMENT_UNIT).clamp(least, least.saturating_mul(2));
-        small.max((peak / COMPACT_SEGMENT_DIVISOR).next_multiple_of(SEGMENT_UNIT))
+        small.max((peak / COMPACT_DIVISOR).next_multiple_of(SEGMENT_UNIT))
     }
 
     /// Reports whether a request gets a plain segment of its own.
@@ -233,8 +265,7 @@ impl PoolState {
         idle: &[IdleMemory],
     ) -> Option<(Vec<IdleMemory>, u64)> {
         let shared = self.heap.arenas[usize::from(need.arena)].owner == SHARED_OWNER;
-        let alone = need.size > self.peak_active_with(need) / DOMINANT_DIVISOR;
-        if !shared || alone || !self.is_compaction_enabled() || !self.has_own_segment(need) {
+        if !shared || self.is_dominant(need) || !self.is_compaction_enabled() || !self.has_own_segment(need) {
             return None;
         }
         let mut idle = idle.to_vec();
@@ -259,13 +290,15 @@ impl PoolState {
     }
 
     pub(super) fn surplus_after_growth(&self, need: &AllocRequest, grow: u64) -> u64 {
+        // A small program holds a large segment more rather than moving memory.
+        let small = self.virtual_memory.is_some()
+            && !self.is_small_request(need)
+            && !self.is_dominant(need)
+            && self.peak_active_with(need) < SMALL_PROGRAM_BYTES;
+        let target =
+            self.target_reserved(need).saturating_add(if small { self.config.large_segment_size } else { 0 });
         // Bytes above the target that are held already are not charged to this request.
-        self.heap
-            .counters
-            .reserved()
-            .saturating_add(grow)
-            .saturating_sub(self.target_reserved(need))
-            .min(grow)
+        self.heap.counters.reserved().saturating_add(grow).saturating_sub(target).min(grow)
     }
 
     /// Returns the largest part of idle memory that a placement does not cover.
@@ -458,19 +491,10 @@ impl PoolState {
             return Ok(GrowOutcome::Full(String::new()));
         }
         let moved = pieces.iter().filter(|p| p.from.is_some()).map(|p| p.bytes).sum::<u64>();
-        if moved > 0 {
-            // Migration while the peak usage grows does not mean that the arrangement fails to converge. Blocks
-            // that grow by a little each time, as those of a cache do, cause much more migration than growth.
-            let grown = self.peak_active_with(need) - self.heap.counters.peak_active_bytes;
-            let (allocated, cost) = (
-                self.heap.counters.total_allocated(),
-                moved + WAIT_COST_EXTENTS * self.extent_size(need, page),
-            );
-            match grown {
-                0 => self.migration_budget.add(allocated, cost),
-                _ if grown < moved => self.creep_budget.add(allocated, cost),
-                _ => {}
-            }
+        // Migration while the peak usage grows does not mean that the arrangement fails to converge.
+        if moved > 0 && self.peak_active_with(need) == self.heap.counters.peak_active_bytes {
+            let cost = moved + WAIT_COST_EXTENTS * self.extent_size(need, page);
+            self.migration_budget.add(self.heap.counters.total_allocated(), cost);
         }
         self.consume_migration_sources(moved);
         let free = match self.map_pieces(source, placement.segment, &pieces, in_use)? {
@@ -549,21 +573,16 @@ impl PoolState {
     }
 
     /// Returns the bytes to map where `missing` bytes are needed: mapping more at once saves calls, and
-    /// unused extents can move later.
+    /// unused extents can move later. Small requests take at most a quarter of the slack.
     fn growth_size(&self, need: &AllocRequest, missing: u64, page: u64) -> u64 {
-        let reserved = self.heap.counters.reserved();
-        let slack = self.target_reserved(need).saturating_sub(reserved);
+        let slack = self.target_reserved(need).saturating_sub(self.heap.counters.reserved());
+        let large = self.config.large_segment_size.max(1);
         let more = if self.is_small_request(need) {
-            SEGMENT_UNIT.max(page)
+            SEGMENT_UNIT.max(page).max(slack.min(large) / 4)
+        } else if need.size < MIN_LARGE_ALLOC && self.peak_active_with(need) < SMALL_PROGRAM_BYTES {
+            missing.next_multiple_of(large)
         } else {
-            let rounded = missing.next_multiple_of(self.config.large_segment_size.max(1));
-            let peak = self.peak_active_with(need);
-            match need.size < MIN_LARGE_ALLOC {
-                true if peak < UNBOUNDED_AHEAD_BYTES => rounded,
-                true => rounded
-                    .min(missing.max(slack).max((peak + peak / NOTABLE_DIVISOR).saturating_sub(reserved))),
-                false => rounded.min(missing.max(slack)),
-            }
+            missing.next_multiple_of(large).min(missing.max(slack))
         };
         more / page * page
     }
@@ -574,27 +593,32 @@ impl PoolState {
     }
 
     /// Returns the bytes that the pool should hold at most while idle memory can be reclaimed: somewhat more
-    /// than the peak usage. The bytes that migrated lately are added, as far as they exceed half the peak
-    /// (the whole peak for copies).
+    /// than the peak usage. The bytes that migrated lately are added, as far as they exceed what each step may
+    /// migrate.
     ///
     /// A program whose arrangement of memory converges stays below that threshold. If no arrangement fits the
     /// order of its allocations, holding more is cheaper than moving the same bytes again.
     /// [`GrowthHysteresis`](super::hysteresis::GrowthHysteresis) covers small migrations that repeat in every
     /// step.
     fn target_reserved(&self, need: &AllocRequest) -> u64 {
-        let peak = self.peak_active_with(need);
+        let (peak, allocated) = (self.peak_active_with(need), self.heap.counters.total_allocated());
+        let least = self.config.growth_slack * peak as f64;
         let copies = self.virtual_memory.is_none() && self.is_compaction_enabled();
-        let (more, free) = if copies { (COMPACT_SLACK, peak) } else { (0.0, peak / 2) };
-        let slack = (peak as f64 * (1.0 + self.config.growth_slack + more)) as u64;
-        let beyond = self.migration_budget.current(self.heap.counters.total_allocated()).saturating_sub(free);
-        // A creeping block needs some free blocks of its size, and no more.
-        let crept = self
-            .creep_budget
-            .current(self.heap.counters.total_allocated())
-            .saturating_sub(peak.saturating_mul(CREEP_FREE_FACTOR));
-        let beyond = beyond.max(crept.min(need.size.saturating_mul(CREEP_BLOCKS).max(peak / CREEP_DIVISOR)));
-        slack
-            .saturating_add(beyond)
+        let (slack, free) = if copies {
+            ((least as u64).max(peak / COMPACT_DIVISOR), peak.saturating_mul(FREE_COPIES))
+        } else if self.virtual_memory.is_some() {
+            // Memory moves for a dominant request in any case, and a small program maps ahead enough.
+            let is_young = peak >= SMALL_PROGRAM_BYTES && !self.is_dominant(need);
+            let factor = if is_young { YOUTH_FACTOR } else { 1.0 };
+            let young = factor * least * peak as f64 / allocated.max(peak) as f64;
+            let slack = (young as u64).min(peak / YOUTH_DIVISOR).max(least as u64);
+            (slack, peak / STEP_DIVISOR)
+        } else {
+            (least as u64, peak / STEP_DIVISOR)
+        };
+        let unsettled = self.migration_budget.current(allocated).saturating_sub(free);
+        peak.saturating_add(slack)
+            .saturating_add(unsettled.max(self.creep.slack))
             .max(self.hysteresis.allowed_reserved(peak))
             .min(self.limit.unwrap_or(u64::MAX))
     }

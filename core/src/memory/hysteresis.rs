@@ -9,19 +9,14 @@
 //! size, with equal bytes in use, and equal bytes allocated in between. Repeating layers do not look like
 //! that, because each layer leaves memory in use.
 
-use super::grow::NOTABLE_DIVISOR;
+use super::grow::{NOTABLE_DIVISOR, SMALL_PROGRAM_BYTES, UNSETTLED_DIVISOR};
 
 /// Number of growths remembered: those of some steps.
 const HISTORY_LEN: usize = 128;
 /// Stages: how often memory must have been missing for the same request, and the largest slack then held, as
 /// a divisor of the peak usage. A program that has just begun still converges without slack. The second stage
 /// serves programs for which the first one did not suffice.
-const STAGES: [(usize, u64); 2] = [(3, NOTABLE_DIVISOR), (16, NOTABLE_DIVISOR / 3)];
-/// Smallest slack, for programs so small that the page size matters.
-const MIN_SLACK_BYTES: u64 = 16 << 20;
-/// Peak usage below which a third of it may be slack. This is little memory on any card, and moving it in every
-/// step can double the time of a small program's step.
-const SMALL_PROGRAM_BYTES: u64 = 512 << 20;
+const STAGES: [(usize, u64); 2] = [(3, NOTABLE_DIVISOR), (16, UNSETTLED_DIVISOR)];
 
 /// The request that memory was missing for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -48,14 +43,12 @@ impl Default for GrowthHysteresis {
 }
 
 impl GrowthHysteresis {
-    /// Returns the bytes that the pool may hold at a peak usage of `peak`; 0 if no slack is needed.
+    /// Returns the bytes that the pool may hold at a peak usage of `peak`; 0 if no slack is needed. A small
+    /// program may hold all that it needs to end the repetition.
     pub(super) fn allowed_reserved(&self, peak: u64) -> u64 {
-        let stages = self.allowed.iter().zip(STAGES);
-        let held = stages.map(|(&held, (_, part))| {
-            let part = if peak < SMALL_PROGRAM_BYTES { 3 } else { part };
-            held.min(peak.saturating_add(MIN_SLACK_BYTES.max(peak / part)))
-        });
-        held.max().unwrap_or(0)
+        let bound =
+            |part| if peak < SMALL_PROGRAM_BYTES { u64::MAX } else { peak.saturating_add(peak / part) };
+        self.allowed.iter().zip(STAGES).map(|(&held, (_, part))| held.min(bound(part))).max().unwrap_or(0)
     }
 
     /// Records that memory was missing after `allocated` bytes had ever been allocated. If the same cause repeats
@@ -122,8 +115,7 @@ mod tests {
         let mut hysteresis = GrowthHysteresis::default();
         (1..=16).for_each(|step| hysteresis.record_growth(step * GIB, of(512), u64::MAX));
         assert_eq!(hysteresis.allowed_reserved(36 * GIB), 37 * GIB);
-        assert_eq!(hysteresis.allowed_reserved(1 << 20), 17 << 20);
-        assert_eq!(hysteresis.allowed_reserved(189 << 20), 252 << 20);
+        assert_eq!(hysteresis.allowed_reserved(1 << 20), u64::MAX);
         hysteresis.record_growth(17 * GIB, of(512), u64::MAX);
         assert_eq!(hysteresis.allowed_reserved(36 * GIB), 39 * GIB);
     }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::batch::BatchMemory;
 use super::config::{Config, FitPolicy};
-use super::grow::MigrationBudget;
+use super::grow::{CreepDetector, MigrationBudget};
 use super::heap::{
     AllocRequest, Arena, Heap, MIN_BLOCK, RETIRED_OWNER, SHARED_OWNER, SlotState as Is, SplitRules,
 };
@@ -65,8 +65,7 @@ pub(super) struct PoolState {
     pub(super) pending_releases: VecDeque<(Fence, PendingRelease)>,
     pub(super) migration_sources: MigrationSources,
     pub(super) migration_budget: MigrationBudget,
-    /// Migration budget for creep: blocks that grow by a little each time.
-    pub(super) creep_budget: MigrationBudget,
+    pub(super) creep: CreepDetector,
     pub(super) hysteresis: GrowthHysteresis,
     pub(super) process_share: ProcessShare,
     pub(super) batch_memory: BatchMemory,
@@ -117,8 +116,8 @@ impl PoolState {
             virtual_memory,
             pending_releases: VecDeque::new(),
             migration_sources: MigrationSources::default(),
-            migration_budget: MigrationBudget::OF_REMAPS,
-            creep_budget: MigrationBudget::OF_REMAPS,
+            migration_budget: MigrationBudget::default(),
+            creep: CreepDetector::default(),
             hysteresis: GrowthHysteresis::default(),
             process_share: ProcessShare::new(source.is_device_memory()),
             batch_memory: BatchMemory::default(),
@@ -136,9 +135,6 @@ impl PoolState {
         if self.is_compaction_enabled() {
             // Compaction joins small remainders again.
             self.heap.rules.min_large_remainder = 0;
-            if self.virtual_memory.is_none() {
-                self.migration_budget = MigrationBudget::OF_COPIES;
-            }
         }
     }
 

@@ -61,6 +61,7 @@ impl Pool {
         }
 
         state.detect_step_end(&need);
+        state.detect_creep(&need);
         if state.should_compact(&need) {
             let (served, next) = self.compact(state, &need, false)?;
             if let Some(block) = served {

@@ -5,19 +5,19 @@ use std::collections::VecDeque;
 use super::trace_builder::{BlockId, TraceBuilder};
 
 /// Shape of a decoder for inference, in 16 bits.
-struct DecoderShape {
-    layers: u64,
-    width: u64,
+pub(super) struct DecoderShape {
+    pub(super) layers: u64,
+    pub(super) width: u64,
     /// Elements of a token's keys in a layer; values have as many.
-    kv_width: u64,
-    vocabulary: u64,
+    pub(super) kv_width: u64,
+    pub(super) vocabulary: u64,
 }
 
 const SMALL: DecoderShape = DecoderShape { layers: 12, width: 768, kv_width: 768, vocabulary: 50_304 };
 const LARGE: DecoderShape = DecoderShape { layers: 32, width: 4096, kv_width: 1024, vocabulary: 128_256 };
 
 impl DecoderShape {
-    fn alloc_parameters(&self, p: &mut TraceBuilder) -> Vec<BlockId> {
+    pub(super) fn alloc_parameters(&self, p: &mut TraceBuilder) -> Vec<BlockId> {
         let w = self.width;
         let layer = [w * (w + 2 * self.kv_width) * 2, w * w * 2, w * 4 * w * 2, w * 4 * w * 2, w * 2, w * 2];
         let mut held = p.alloc_all([self.vocabulary * w * 2]);
@@ -27,7 +27,7 @@ impl DecoderShape {
     }
 
     /// Allocates and frees the temporaries of a layer for some tokens.
-    fn run_layer(&self, p: &mut TraceBuilder, tokens: u64) {
+    pub(super) fn run_layer(&self, p: &mut TraceBuilder, tokens: u64) {
         let row = tokens * self.width * 2;
         let normed = p.alloc(row);
         let qkv = p.alloc(row + tokens * self.kv_width * 4);
@@ -39,7 +39,7 @@ impl DecoderShape {
         p.free([inner]);
     }
 
-    fn run_logits(&self, p: &mut TraceBuilder, rows: u64) {
+    pub(super) fn run_logits(&self, p: &mut TraceBuilder, rows: u64) {
         let logits = p.alloc(rows * self.vocabulary * 2);
         let wide = p.alloc(rows * self.vocabulary * 4);
         p.alloc_scratch(rows * self.vocabulary * 4);
@@ -48,7 +48,7 @@ impl DecoderShape {
     }
 
     /// Returns the bytes of a layer's keys, or values.
-    fn kv_bytes(&self, tokens: u64) -> u64 {
+    pub(super) fn kv_bytes(&self, tokens: u64) -> u64 {
         tokens * self.kv_width * 2
     }
 }

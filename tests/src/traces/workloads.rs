@@ -3,7 +3,7 @@
 use forebay::memory::trace::Trace;
 
 use super::trace_builder::TraceBuilder;
-use super::{language, miscellaneous, serving, vision};
+use super::{changing, language, miscellaneous, serving, vision};
 
 type Workload = (&'static str, fn(&mut TraceBuilder));
 
@@ -53,10 +53,31 @@ const WORKLOADS: &[Workload] = &[
     ("matrices", miscellaneous::matrices),
 ];
 
-/// Returns the traces of all workloads.
+/// Workloads whose blocks change their sizes. Their shapes are random too.
+const CHANGING_WORKLOADS: &[Workload] = &[
+    ("train_padded", changing::train_padded),
+    ("train_checkpointed", changing::train_checkpointed),
+    ("train_sorted", changing::train_sorted),
+    ("train_and_evaluate", changing::train_and_evaluate),
+    ("cache_of_one_text", changing::cache_of_one_text),
+    ("cache_of_conversation", changing::cache_of_conversation),
+    ("cache_of_texts", changing::cache_of_texts),
+    ("cache_alone", changing::cache_alone),
+];
+
+/// Returns the traces of all workloads but those of changing sizes.
 pub(super) fn synthetic_traces(seed: u64) -> impl Iterator<Item = Trace> {
-    WORKLOADS.iter().zip(1..).map(move |((name, run), at)| {
-        let mut program = TraceBuilder::new(seed * 1000 + at);
+    generate_traces(WORKLOADS, seed * 1000 + 1)
+}
+
+/// Returns the traces of workloads whose blocks change their sizes.
+pub(super) fn changing_traces(seed: u64) -> impl Iterator<Item = Trace> {
+    generate_traces(CHANGING_WORKLOADS, seed * 1000 + 501)
+}
+
+fn generate_traces(workloads: &'static [Workload], first_seed: u64) -> impl Iterator<Item = Trace> {
+    workloads.iter().zip(first_seed..).map(|((name, run), seed)| {
+        let mut program = TraceBuilder::new(seed);
         run(&mut program);
         program.into_trace(name)
     })
