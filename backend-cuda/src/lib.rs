@@ -34,7 +34,6 @@ pub mod attention;
 mod autotune;
 mod backend;
 mod context;
-pub mod convolution;
 mod cublaslt;
 mod deferred;
 mod disk_cache;
