@@ -62,7 +62,10 @@ pub async fn request_wgpu_device(
         experimental_features: full.experimental_features,
         ..descriptor.clone()
     };
-    if let Some(opened) = adapter::request_with_bfloat16(&candidate, &merged) {
+    // Only wgpu's own request checks limits.
+    if merged.required_limits.check_limits(&adapter.limits())
+        && let Some(opened) = adapter::request_with_bfloat16(&candidate, &merged)
+    {
         return Ok(opened);
     }
     adapter.request_device(&merged).await.map_err(|error| Error::NoDevice {

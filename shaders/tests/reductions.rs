@@ -280,7 +280,7 @@ fn batch_normalisations() {
                     _ => spec
                         .def("same_channel", threads_per_row == 256)
                         .def("fixed", single)
-                        .def("copies_sums", pass == "backward" && !single && relu),
+                        .def("copies_sums", pass == "backward" && !single && !activation.is_empty()),
                 };
                 render_valid(&spec);
             }

@@ -39,7 +39,7 @@ impl Workload {
 
     /// Returns the training step of the model.
     fn into_step(self) -> TrainStep {
-        let mut optimizer = AdamW::new(self.parameters, 1e-4);
+        let mut optimizer = AdamW::new(self.parameters, 1e-4).low_precision_copies(true);
         Box::new(move || {
             let loss = {
                 let _autocast = autocast(DType::BF16)?;

@@ -157,6 +157,7 @@ impl OperandCast {
             Some(casts.latest.as_ref().filter(|known| known.is_valid_for(t, self.dtype))?.tensor().clone())
         });
         if let Some(known) = known {
+            autograd::mark_shared_cast(&known);
             return Ok(known);
         }
         // Freed first, so that the next cast can reuse the memory.

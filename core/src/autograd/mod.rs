@@ -124,12 +124,12 @@ impl BackwardCtx<'_> {
         }
     }
 
-    /// Returns the type from which autocast cast a non-leaf input. The gradient of the input may be returned, and
-    /// is then accumulated, in this type.
-    pub(crate) fn cast_source_dtype(&self, input: usize) -> Option<DType> {
+    /// Returns the type from which autocast cast an input that several operations share. The gradient of the input
+    /// may be returned, and is then accumulated, in this type.
+    pub(crate) fn shared_cast_source_dtype(&self, input: usize) -> Option<DType> {
         match self.accumulation_edge(input)? {
             GradEdge::Node(node) => match node.kind {
-                BackwardKind::Cast(dtype) => Some(dtype),
+                BackwardKind::Cast(dtype) if node.is_shared_cast.load(Ordering::Relaxed) => Some(dtype),
                 _ => None,
             },
             GradEdge::Leaf(_) => None,
@@ -232,6 +232,8 @@ pub(crate) struct Node {
     hooks: OnceLock<Arc<HookList>>,
     /// Description of the operation for operations that use the result: see [`set_result_source`].
     result_source: OnceLock<Weak<dyn Any + Send + Sync>>,
+    /// If true, several operations use the cast: see [`mark_shared_cast`].
+    is_shared_cast: AtomicBool,
 }
 
 /// State of a node's backward function and its saved tensors.
@@ -444,8 +446,8 @@ pub fn differentiable_unary(
     differentiable(op, out, &[x], move |g, wants| Ok(smallvec::smallvec![Some(backward(g, wants)?)]))
 }
 
-/// Records the cast of `x` to the type of `out`. Operations that use the result may return its gradient in the
-/// type of `x`: see [`BackwardCtx::cast_source_dtype`].
+/// Records the cast of `x` to the type of `out`. Operations that share the result may return its gradient in the
+/// type of `x`: see [`BackwardCtx::shared_cast_source_dtype`].
 #[must_use]
 #[track_caller]
 pub(crate) fn differentiable_cast(out: Tensor, x: &Tensor) -> Tensor {
@@ -453,6 +455,13 @@ pub(crate) fn differentiable_cast(out: Tensor, x: &Tensor) -> Tensor {
     record_node("to_dtype", out, &[x], BackwardKind::Cast(from), move |g, _| {
         Ok(smallvec::smallvec![Some(g.to_dtype(from)?)])
     })
+}
+
+/// Records that another operation uses a cast of [`differentiable_cast`].
+pub(crate) fn mark_shared_cast(cast: &Tensor) {
+    if let Some(GradEdge::Node(node)) = cast.grad_edge() {
+        node.is_shared_cast.store(true, Ordering::Relaxed);
+    }
 }
 
 #[track_caller]
@@ -498,6 +507,7 @@ impl Node {
             kind,
             hooks: OnceLock::new(),
             result_source: OnceLock::new(),
+            is_shared_cast: AtomicBool::new(false),
         })
     }
 }

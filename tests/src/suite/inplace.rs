@@ -420,8 +420,8 @@ const SCATTERS: &[(&str, ScatterFn, CopyingScatterFn)] = &[
     ),
     (
         "scatter_reduce_",
-        |x, i| x.scatter_reduce_(0, &i.row_index, &i.rows, ScatterReduce::Prod, false),
-        |x, i| x.scatter_reduce(0, &i.row_index, &i.rows, ScatterReduce::Prod, false),
+        |x, i| x.scatter_reduce_(0, &i.row_index, &i.rows, ScatterReduce::Prod, true),
+        |x, i| x.scatter_reduce(0, &i.row_index, &i.rows, ScatterReduce::Prod, true),
     ),
     (
         "index_reduce_",

@@ -70,10 +70,10 @@ impl LinearOperands {
         Tensor::empty([x.shape()[0], self.compute_weight.shape()[0]], x.dtype(), x.device())
     }
 
-    /// Computes the gradient of x, of shape `x_shape`, from rows. If autocast cast x, the product is not rounded,
-    /// and is added to the gradient of other layers that share the cast.
+    /// Computes the gradient of x, of shape `x_shape`, from rows. If x is a cast that layers share, the product is
+    /// not rounded, and is added to the gradients of the other layers.
     fn input_grad(&self, g: &Tensor, x_shape: &[usize], wants: &BackwardCtx<'_>) -> Result<Tensor> {
-        let Some(dtype) = wants.cast_source_dtype(0).filter(|_| g.dtype().size() == 2) else {
+        let Some(dtype) = wants.shared_cast_source_dtype(0).filter(|_| g.dtype().size() == 2) else {
             return matmul::gemm(self.op, g, &self.compute_weight)?.reshape(x_shape);
         };
         let product = |g: &Tensor| matmul::gemm_as(self.op, g, &self.compute_weight, dtype)?.reshape(x_shape);
