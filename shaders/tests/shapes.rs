@@ -104,7 +104,11 @@ fn rotary_embeddings() {
         for table in ["f32", "f64"] {
             for interleaved in [false, true] {
                 let spec = KernelSpec::new("rotary").def("dtype", dtype).def("table", table);
-                render_valid(&spec.def("interleaved", interleaved));
+                let spec = spec.def("interleaved", interleaved);
+                render_valid(&spec.clone().def("vectors", false));
+                if dtype != "f64" && table == "f32" {
+                    render_valid(&spec.def("vectors", true));
+                }
             }
         }
     }

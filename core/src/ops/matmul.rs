@@ -317,12 +317,18 @@ impl MatmulProblem {
             return Ok(());
         }
         // The kernels write whole tensors only.
-        if out.is_contiguous() && out.layout().offset() == 0 {
+        if out.is_contiguous() && out.layout().offset() == 0 && !self.reads_memory_of(out) {
             return self.run_kernel(out, None, SumEpilogue { accumulate: add, ..SumEpilogue::default() });
         }
         let whole = empty_workspace(&self.shape, out.dtype(), out.device())?;
         self.run_kernel(&whole, None, SumEpilogue::default())?;
         if add { out.add_(&whole) } else { whole.copy_into(out) }
+    }
+
+    /// Reports whether an operand shares the memory of `out`, as a gradient that is added to may do. A kernel would then
+    /// read elements that it has already written.
+    fn reads_memory_of(&self, out: &Tensor) -> bool {
+        [&self.a.0, &self.b.0].into_iter().any(|operand| operand.shares_storage(out))
     }
 
     /// Runs the product in the vendor's library, or returns false if unsupported. The library takes one batch
@@ -333,7 +339,7 @@ impl MatmulProblem {
         let batch = self.shape.iter().copied().zip(out.strides().iter().copied()).take(out.rank() - 2);
         let (extents, steps) = collapse_tensor_dims(batch);
         // An output that was allocated for the product has a single batch stride.
-        if col != 1 && e.n > 1 || extents.len() > 1 {
+        if col != 1 && e.n > 1 || extents.len() > 1 || self.reads_memory_of(out) {
             return Ok(false);
         }
         let step = outer_and_inner(&steps, 0).1;

@@ -286,7 +286,6 @@ mod tests {
     use crate::ops::{AttentionOptions, ConvolutionOptions, EmbeddingBagOptions, Pool1dOptions};
     use crate::runtime::device::Device;
     use crate::tensor::Tensor;
-    use forebay_shaders::KernelSpec;
 
     /// Returns a device whose driver ends loops after 1000 iterations.
     fn impatient() -> Device {
@@ -302,7 +301,9 @@ mod tests {
         let device = impatient();
         let sums = Tensor::zeros([2, 8], DType::F32, &device).expect("memory");
         let result = Tensor::empty([8], DType::F32, &device).expect("memory");
-        let spec = kernel_spec! { "splitk_reduce", T: "f32", dtype: "f32" };
+        let spec = kernel_spec! {
+            "splitk_reduce", T: "f32", dtype: "f32", gelu: false, pre_activation: false, accumulate: false,
+        };
         let run = |params| launch(&spec, &[&sums, &result], params, 1);
         assert!(run(kernel_params! { n: 8usize, splits: 2usize }).is_ok());
         let swapped = || drop(run(kernel_params! { splits: 2usize, n: 8usize }));
@@ -318,7 +319,9 @@ mod tests {
         let device = impatient();
         let sums = Tensor::zeros([2, 8], DType::F32, &device).expect("memory");
         let result = Tensor::empty([8], DType::F32, &device).expect("memory");
-        let spec = KernelSpec::new("splitk_reduce").def("T", "f32").def("dtype", "f32");
+        let spec = kernel_spec! {
+            "splitk_reduce", T: "f32", dtype: "f32", gelu: false, pre_activation: false, accumulate: false,
+        };
         let run = |iterations| {
             launch(
                 &spec,
