@@ -79,9 +79,9 @@ macro_rules! inplace_scatter {
             $(
                 #[doc = concat!("Applies [`", stringify!($of), "`](Self::", stringify!($of), ") in place.")]
                 ///
-                /// Without a recorded gradient, a scatter of one kernel writes only the scattered elements, and takes no
-                /// memory of the size of the tensor. Means, reductions without the old values, and reductions of 16-bit
-                /// types take such memory. A call that fails leaves the tensor unchanged.
+                /// Without a recorded gradient, a scatter of one kernel writes only the scattered elements, and
+                /// takes no memory of the size of the tensor. Means, reductions without the old values, and
+                /// reductions of 16-bit types take such memory. A call that fails leaves the tensor unchanged.
                 ///
                 /// # Errors
                 /// The tensor is a leaf that requires a gradient while recording. See also

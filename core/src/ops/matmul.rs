@@ -325,8 +325,8 @@ impl MatmulProblem {
         if add { out.add_(&whole) } else { whole.copy_into(out) }
     }
 
-    /// Reports whether an operand shares the memory of `out`, as a gradient that is added to may do. A kernel would then
-    /// read elements that it has already written.
+    /// Reports whether an operand shares the memory of `out`, as a gradient that is added to may do. A kernel
+    /// would then read elements that it has already written.
     fn reads_memory_of(&self, out: &Tensor) -> bool {
         [&self.a.0, &self.b.0].into_iter().any(|operand| operand.shares_storage(out))
     }

@@ -30,7 +30,7 @@ pub(super) fn train_padded(p: &mut TraceBuilder) {
     simulate_training(p, &net, true, steps, |p, b, t, g| net.forward_backward(p, b, t, g));
 }
 
-/// The same with activation checkpointing, and lengths rounded to multiples of 8.
+/// Trains like [`train_padded`] with activation checkpointing, and lengths rounded to multiples of 8.
 pub(super) fn train_checkpointed(p: &mut TraceBuilder) {
     let net = random_transformer(p);
     let steps = random_lengths(p, 12, 128).into_iter().map(|(batch, length)| (batch, 8 * length));

@@ -24,7 +24,8 @@ pub(super) struct RecomputableResult {
 }
 
 impl RecomputableResult {
-    /// Saves the input `x` of an operation with the result `out`. Returns `None` for results that are too small to fuse.
+    /// Saves the input `x` of an operation with the result `out`. Returns `None` for results that are too small
+    /// to fuse.
     pub(super) fn new(
         op: &'static PointwiseOp,
         x: &Tensor,
