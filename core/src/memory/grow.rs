@@ -31,7 +31,7 @@ const EXTENT_DIVISOR: u64 = 512;
 const TAIL_DIVISOR: u64 = 8;
 /// Requests of more than this part of the peak usage get a segment of their own. Two such blocks in one
 /// segment would leave no room for a third, slightly larger one.
-const DOMINANT_DIVISOR: u64 = 3;
+pub(super) const DOMINANT_DIVISOR: u64 = 3;
 /// A step has ended once the usage fell below this part of the peak. Migration of up to that part in each
 /// step does not mean that the arrangement of memory fails to converge.
 const STEP_DIVISOR: u64 = 2;

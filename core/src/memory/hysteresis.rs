@@ -9,7 +9,7 @@
 //! size, with equal bytes in use, and equal bytes allocated in between. Repeating layers do not look like
 //! that, because each layer leaves memory in use.
 
-use super::grow::{NOTABLE_DIVISOR, SMALL_PROGRAM_BYTES, UNSETTLED_DIVISOR};
+use super::grow::{DOMINANT_DIVISOR, NOTABLE_DIVISOR, SMALL_PROGRAM_BYTES, UNSETTLED_DIVISOR};
 
 /// Number of growths remembered: those of some steps.
 const HISTORY_LEN: usize = 128;
@@ -17,6 +17,8 @@ const HISTORY_LEN: usize = 128;
 /// a divisor of the peak usage. A program that has just begun still converges without slack. The second stage
 /// serves programs for which the first one did not suffice.
 const STAGES: [(usize, u64); 2] = [(3, NOTABLE_DIVISOR), (16, UNSETTLED_DIVISOR)];
+/// Smallest slack, for programs so small that the page size matters.
+const MIN_SLACK_BYTES: u64 = 16 << 20;
 
 /// The request that memory was missing for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,12 +45,15 @@ impl Default for GrowthHysteresis {
 }
 
 impl GrowthHysteresis {
-    /// Returns the bytes that the pool may hold at a peak usage of `peak`; 0 if no slack is needed. A small
-    /// program may hold all that it needs to end the repetition.
+    /// Returns the bytes that the pool may hold at a peak usage of `peak`; 0 if no slack is needed. The slack of a
+    /// small program may be as large as one dominant request.
     pub(super) fn allowed_reserved(&self, peak: u64) -> u64 {
-        let bound =
-            |part| if peak < SMALL_PROGRAM_BYTES { u64::MAX } else { peak.saturating_add(peak / part) };
-        self.allowed.iter().zip(STAGES).map(|(&held, (_, part))| held.min(bound(part))).max().unwrap_or(0)
+        let stages = self.allowed.iter().zip(STAGES);
+        let held = stages.map(|(&held, (_, part))| {
+            let part = if peak < SMALL_PROGRAM_BYTES { DOMINANT_DIVISOR } else { part };
+            held.min(peak.saturating_add(MIN_SLACK_BYTES.max(peak / part)))
+        });
+        held.max().unwrap_or(0)
     }
 
     /// Records that memory was missing after `allocated` bytes had ever been allocated. If the same cause repeats
@@ -115,7 +120,8 @@ mod tests {
         let mut hysteresis = GrowthHysteresis::default();
         (1..=16).for_each(|step| hysteresis.record_growth(step * GIB, of(512), u64::MAX));
         assert_eq!(hysteresis.allowed_reserved(36 * GIB), 37 * GIB);
-        assert_eq!(hysteresis.allowed_reserved(1 << 20), u64::MAX);
+        assert_eq!(hysteresis.allowed_reserved(1 << 20), 17 << 20);
+        assert_eq!(hysteresis.allowed_reserved(189 << 20), 252 << 20);
         hysteresis.record_growth(17 * GIB, of(512), u64::MAX);
         assert_eq!(hysteresis.allowed_reserved(36 * GIB), 39 * GIB);
     }
