@@ -150,11 +150,10 @@ impl OperandCast {
         if !is_autocast_dtype(from) || from == self.dtype {
             return Ok(t.clone());
         }
-        if self.dtype.size() != 2 || !autograd::compute_requires_grad(&[t]) {
-            return self.cast_recorded(t);
-        }
+        let shares = self.dtype.size() == 2 && autograd::compute_requires_grad(&[t]);
+        let Some(edge) = t.grad_edge().filter(|_| shares) else { return self.cast_recorded(t) };
         let known = CAST_CACHE.with_current(|casts| {
-            Some(casts.latest.as_ref().filter(|known| known.is_valid_for(t, self.dtype))?.tensor().clone())
+            Some(casts.latest.as_ref().filter(|known| known.is_valid_for(t, self.dtype))?.cast.cast.clone())
         });
         if let Some(known) = known {
             autograd::mark_shared_cast(&known);
@@ -162,10 +161,8 @@ impl OperandCast {
         }
         // Freed first, so that the next cast can reuse the memory.
         drop(CAST_CACHE.with_current_mut(|casts| casts.latest.take()));
-        let Some(latest) = RecordedCast::from_tensor(t, || self.cast_recorded(t))? else {
-            return self.cast_recorded(t);
-        };
-        let cast = latest.tensor().clone();
+        let latest = RecordedCast { cast: CachedCast::from_source(t, || self.cast_recorded(t))?, edge };
+        let cast = latest.cast.cast.clone();
         let replaced = CAST_CACHE.with_current_mut(|casts| casts.latest.replace(latest));
         drop(replaced);
         Ok(cast)

@@ -27,21 +27,12 @@ pub(crate) struct CastCache {
 
 /// Recorded cast of a tensor, with the history of the tensor.
 pub(crate) struct RecordedCast {
-    cast: CachedCast,
-    edge: GradEdge,
+    pub(crate) cast: CachedCast,
+    /// Edge of the tensor that was cast.
+    pub(crate) edge: GradEdge,
 }
 
 impl RecordedCast {
-    /// Records the cast of a tensor that requires a gradient. Returns `None` for other tensors.
-    pub(crate) fn from_tensor(t: &Tensor, cast: impl FnOnce() -> Result<Tensor>) -> Result<Option<Self>> {
-        let Some(edge) = t.grad_edge() else { return Ok(None) };
-        Ok(Some(Self { cast: CachedCast::from_source(t, cast)?, edge }))
-    }
-
-    pub(crate) fn tensor(&self) -> &Tensor {
-        &self.cast.cast
-    }
-
     /// Reports whether this is the cast of `t` to `dtype`, with the history of `t`.
     pub(crate) fn is_valid_for(&self, t: &Tensor, dtype: DType) -> bool {
         self.cast.cast.dtype() == dtype

@@ -73,6 +73,7 @@ impl DispatchState {
         }
         let pending =
             self.pending.as_mut().and_then(|pending| (&mut **pending as &mut dyn Any).downcast_mut());
+        // invariant: the lines above replace launches of another type
         pending.expect("the pending launches have this type")
     }
 }

@@ -397,10 +397,10 @@ fn attach_backward(
         }
         _ => None,
     };
-    let save_tensor = |t: &Tensor| match (&recomputable, RecomputableResult::find(t, out.shape())) {
-        (Some(result), _) => SavedOperand::Input(result.clone()),
-        (None, Some(operand)) => SavedOperand::Recomputed(operand),
-        (None, None) => SavedOperand::Tensor(SavedTensor::input(t)),
+    let save_tensor = |t: &Tensor| match &recomputable {
+        Some(result) => SavedOperand::Input(result.clone()),
+        None => RecomputableResult::find(t, out.shape())
+            .map_or_else(|| SavedOperand::Tensor(SavedTensor::input(t)), SavedOperand::Recomputed),
     };
     let vars = [GradVar::A, GradVar::B, GradVar::C];
     let kept: SmallVec<[(GradVar, &'static str, SavedOperand); 4]> = vars

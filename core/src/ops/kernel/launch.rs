@@ -77,6 +77,7 @@ fn check_param_fields(spec: &KernelSpec, params: &KernelParams) {
     if fields.is_empty() || !CHECKED.lock_unpoisoned().insert(key) {
         return;
     }
+    // Debug builds only: a template that does not render, or has other parameters, is a mistake in this crate.
     let wgsl = forebay_shaders::render(spec).unwrap_or_else(|error| panic!("{error}"));
     let declared =
         forebay_shaders::reflection::uniform_fields(&wgsl).unwrap_or_else(|error| panic!("{error}"));
