@@ -6,9 +6,9 @@ use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Result;
 use forebay::ops::{
-    AttentionOptions, CrossEntropyOptions, EmbeddingBagMode, EmbeddingBagOptions, EmbeddingOptions, GridMode,
-    GridPadding, Im2colOptions, InterpolateMode, InterpolateOptions, Interpolation, MatrixNorm, Operand,
-    PadMode, Padding, PoolOptions, Reduction, Scalar, ScatterReduce,
+    AttentionOptions, BatchNormOptions, CrossEntropyOptions, EmbeddingBagMode, EmbeddingBagOptions,
+    EmbeddingOptions, GridMode, GridPadding, Im2colOptions, InterpolateMode, InterpolateOptions,
+    Interpolation, MatrixNorm, Operand, PadMode, Padding, PoolOptions, Reduction, Scalar, ScatterReduce,
 };
 use forebay::tensor::Tensor;
 
@@ -399,6 +399,18 @@ impl ArgGenerator {
 
     pub(crate) fn lookup(&mut self) -> EmbeddingOptions {
         EmbeddingOptions { padding_idx: self.maybe(Self::count), scale_grad_by_freq: self.flag() }
+    }
+
+    pub(crate) fn batch_norm<'a>(&mut self, t: &'a [Tensor]) -> BatchNormOptions<'a> {
+        BatchNormOptions {
+            running: self.maybe(|_| (&t[3], &t[4])),
+            weight: self.maybe(|_| &t[1]),
+            bias: self.maybe(|_| &t[2]),
+            training: self.flag(),
+            num_batches_tracked: self.maybe(|_| &t[4]),
+            momentum: self.float(),
+            eps: self.float(),
+        }
     }
 
     pub(crate) fn attention<'a>(&mut self, t: &'a [Tensor]) -> AttentionOptions<'a> {

@@ -33,6 +33,7 @@ macro_rules! fuzz_arg {
     ($r:ident, $t:ident, interpolate) => { &$r.interpolate() };
     ($r:ident, $t:ident, im2col) => { &$r.im2col() };
     ($r:ident, $t:ident, attention) => { &$r.attention($t) };
+    ($r:ident, $t:ident, batch_norm) => { &$r.batch_norm($t) };
     ($r:ident, $t:ident, bags) => { &$r.bags($t) };
     ($r:ident, $t:ident, cross_entropy) => { &$r.cross_entropy($t) };
     ($r:ident, $t:ident, lookup) => { &$r.lookup() };

@@ -143,72 +143,46 @@ pub(super) fn register(ops: &mut Registry) {
                 },
             ))
         });
-    ops.add(method!(batch_norm(BatchNormOptions {
-        running: running,
-        weight: maybe1,
-        bias: maybe2,
-        training: flag,
-        num_batches_tracked: maybe4,
-        momentum: float,
-        eps: float
-    })))
-    .case(
-        smooth("batch_norm", &[Signed(&[6, 3, 2]), Positive(&[3]), Signed(&[3])], |x| {
-            x[0].batch_norm(&in_training(&x[1], &x[2]))
-        })
-        .with_bench_inputs(&[Signed(&[64, 256, 1024]), Positive(&[256]), Signed(&[256])]),
-    )
-    .case(
-        smooth("batch_norm in use", &[Signed(&[6, 3, 2]), Positive(&[3]), Signed(&[3])], |x| {
-            let mean = Tensor::full([3], 0.3, DType::F32, x[0].device())?;
-            let var = Tensor::full([3], 1.7, DType::F32, x[0].device())?;
-            x[0].batch_norm(&BatchNormOptions {
-                running: Some((&mean, &var)),
-                weight: Some(&x[1]),
-                bias: Some(&x[2]),
-                ..Default::default()
+    ops.add(method!(batch_norm(batch_norm)))
+        .case(
+            smooth("batch_norm", &[Signed(&[6, 3, 2]), Positive(&[3]), Signed(&[3])], |x| {
+                x[0].batch_norm(&in_training(&x[1], &x[2]))
             })
-        })
-        .with_batched_inputs(1),
-    )
-    .golden(|a| {
-        let (weight, bias) = (a.opt_tensor(3, "weight"), a.opt_tensor(4, "bias"));
-        let (momentum, eps) = (a.float(6, "momentum", 0.1)?, a.float(7, "eps", 1e-5)?);
-        single(a.tensor(0)?.batch_norm(&BatchNormOptions {
-            running: running(a),
-            weight,
-            bias,
-            training: a.flag(5, "training", false),
-            momentum,
-            eps,
-            ..Default::default()
-        }))
-    });
-    ops.add(method!(batch_norm_relu(BatchNormOptions {
-        running: running,
-        weight: maybe1,
-        bias: maybe2,
-        training: flag,
-        num_batches_tracked: maybe4,
-        momentum: float,
-        eps: float
-    })))
-    .case(
+            .with_bench_inputs(&[Signed(&[64, 256, 1024]), Positive(&[256]), Signed(&[256])]),
+        )
+        .case(
+            smooth("batch_norm in use", &[Signed(&[6, 3, 2]), Positive(&[3]), Signed(&[3])], |x| {
+                let mean = Tensor::full([3], 0.3, DType::F32, x[0].device())?;
+                let var = Tensor::full([3], 1.7, DType::F32, x[0].device())?;
+                x[0].batch_norm(&BatchNormOptions {
+                    running: Some((&mean, &var)),
+                    weight: Some(&x[1]),
+                    bias: Some(&x[2]),
+                    ..Default::default()
+                })
+            })
+            .with_batched_inputs(1),
+        )
+        .golden(|a| {
+            let (weight, bias) = (a.opt_tensor(3, "weight"), a.opt_tensor(4, "bias"));
+            let (momentum, eps) = (a.float(6, "momentum", 0.1)?, a.float(7, "eps", 1e-5)?);
+            single(a.tensor(0)?.batch_norm(&BatchNormOptions {
+                running: running(a),
+                weight,
+                bias,
+                training: a.flag(5, "training", false),
+                momentum,
+                eps,
+                ..Default::default()
+            }))
+        });
+    ops.add(method!(batch_norm_relu(batch_norm))).case(
         smooth("batch_norm_relu", &[Signed(&[4, 3, 2, 2]), Positive(&[3]), Signed(&[3])], |x| {
             x[0].batch_norm_relu(&in_training(&x[1], &x[2]))
         })
         .with_bench_inputs(&[Signed(&[64, 256, 32, 32]), Positive(&[256]), Signed(&[256])]),
     );
-    ops.add(method!(batch_norm_silu(BatchNormOptions {
-        running: running,
-        weight: maybe1,
-        bias: maybe2,
-        training: flag,
-        num_batches_tracked: maybe4,
-        momentum: float,
-        eps: float
-    })))
-    .case(
+    ops.add(method!(batch_norm_silu(batch_norm))).case(
         smooth("batch_norm_silu", &[Signed(&[4, 3, 2, 2]), Positive(&[3]), Signed(&[3])], |x| {
             x[0].batch_norm_silu(&in_training(&x[1], &x[2]))
         })
