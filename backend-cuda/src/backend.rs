@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use forebay_core::backend::{
-    AttentionCall, Backend, Command, CommandSequence, DeviceInfo, DeviceMemory, DeviceProcess, Event,
-    Features, Fence, ForeignAccess, KernelId, KernelLibrary, KernelSource, Launch, LibraryFeatures, Limits,
-    MAX_QUEUES, MatmulCall, PageRemap, PeakRates, PeerCopy, PendingDownload, SegmentId, SegmentSource, Slice,
-    SourceError, SourceLimits, TimestampId,
+    AttentionCall, Backend, Command, CommandSequence, ConvolutionCall, DeviceInfo, DeviceMemory,
+    DeviceProcess, Event, Features, Fence, ForeignAccess, KernelId, KernelLibrary, KernelSource, Launch,
+    LibraryFeatures, Limits, MAX_QUEUES, MatmulCall, PageRemap, PeakRates, PeerCopy, PendingDownload,
+    SegmentId, SegmentSource, Slice, SourceError, SourceLimits, TimestampId,
 };
 use forebay_core::environment;
 use forebay_core::error::{Error, Result};
@@ -18,6 +18,7 @@ use forebay_core::sync::LockUnpoisoned;
 
 use crate::attention::AttentionKernels;
 use crate::context::{Context, PinnedBuffer, Stream};
+use crate::convolution::ConvKernels;
 use crate::cublaslt::CublasLt;
 use crate::deferred::{DeferredItem, DeferredQueue};
 use crate::disk_cache::DiskCache;
@@ -61,6 +62,7 @@ struct CudaDevice {
     queues: [OnceLock<Arc<CudaQueue>>; MAX_QUEUES as usize],
     kernels: KernelRegistry,
     attention: AttentionKernels,
+    convolution: ConvKernels,
     gemm: GemmKernels,
     /// Page-locked allocations by address.
     host_allocations: Mutex<HashMap<u64, PinnedBuffer>>,
@@ -99,7 +101,7 @@ impl CudaQueue {
         command: &Command<'_>,
         wait: bool,
     ) -> Result<SubmitStatus> {
-        let CudaDevice { attention, context, kernels, gemm: products, .. } = device;
+        let CudaDevice { attention, convolution, context, kernels, gemm: products, .. } = device;
         match *command {
             Command::Launch(ref launch) => {
                 while !kernels.launch(stream, launch)? {
@@ -132,6 +134,9 @@ impl CudaQueue {
             }
             Command::Attention(call) => {
                 return Ok(attention.submit(context, kernels, Some(stream), call, wait)?);
+            }
+            Command::Convolution(call) => {
+                return Ok(convolution.submit(context, kernels, Some(stream), call, wait)?);
             }
         }
         Ok(SubmitStatus::Submitted)
@@ -295,7 +300,7 @@ impl CudaBackend {
             },
             peak_rates: peak_throughput(device, arch),
             paths: vec![match settings::portable_kernels() {
-                true => "matrix products and attention: portable kernels; FOREBAY_PORTABLE_KERNELS is set"
+                true => "matrix products, attention and convolutions: portable kernels; FOREBAY_PORTABLE_KERNELS is set"
                     .to_owned(),
                 false => "matrix products: cuBLASLt where it is installed, else tiles of f32".to_owned(),
             }],
@@ -314,6 +319,7 @@ impl CudaBackend {
             links: PeerLinks::default(),
             kernels: KernelRegistry::new(arch, DiskCache::from_env()),
             attention: AttentionKernels::default(),
+            convolution: ConvKernels::new(context.sm_count),
             gemm: GemmKernels::new(context.sm_count),
             host_allocations: Mutex::default(),
             idle_downloads: Arc::default(),
@@ -349,7 +355,7 @@ impl CudaBackend {
     /// Enqueues a command after all deferred ones; returns `false` if a library declines the command.
     fn submit(&self, command: &Command<'_>) -> Result<bool> {
         let Self { queue, device } = self;
-        let CudaDevice { attention, context, fences, kernels, gemm: products, .. } = &**device;
+        let CudaDevice { attention, convolution, context, fences, kernels, gemm: products, .. } = &**device;
         let accepted = if queue.deferred.is_empty() {
             match queue.try_enqueue(device, &queue.stream, command, false)? {
                 SubmitStatus::Submitted => {
@@ -368,6 +374,9 @@ impl CudaBackend {
                 }
                 Command::Attention(call) => {
                     attention.submit(context, kernels, None, call, false)? != SubmitStatus::Declined
+                }
+                Command::Convolution(call) => {
+                    convolution.submit(context, kernels, None, call, false)? != SubmitStatus::Declined
                 }
                 Command::Copy { .. } | Command::Fill { .. } => true,
             }
@@ -678,6 +687,7 @@ impl KernelLibrary for CudaBackend {
             matmul: self.queue.cublaslt.is_available(&self.device.context),
             f8_matmul: arch >= 89,
             gelu_grad_epilogue: arch == gelu_grad::REQUIRED_ARCH,
+            convolution: arch == gelu_grad::REQUIRED_ARCH && !settings::portable_kernels(),
         }
     }
 
@@ -687,6 +697,10 @@ impl KernelLibrary for CudaBackend {
 
     fn attention(&self, call: &AttentionCall) -> Result<bool> {
         self.submit(&Command::Attention(call))
+    }
+
+    fn convolution(&self, call: &ConvolutionCall) -> Result<bool> {
+        self.submit(&Command::Convolution(call))
     }
 }
 

@@ -36,9 +36,9 @@ impl NativeKernel for GeluGradKernel {
         "GELU's gradient is a pass of its own after the product, which takes longer";
 
     fn source(&self) -> String {
-        use forebay_shaders::cuda::{GELU_GRAD, PACKED_HALVES};
+        use forebay_shaders::cuda::{GELU_GRAD, PACKED_HALVES, TMA_PIPELINE, WGMMA};
         let defines = [("BF16", self.bf16.into()), ("STAGES", STAGES)];
-        with_defines(&defines, &[forebay_shaders::cuda::TMA_PIPELINE, PACKED_HALVES, GELU_GRAD])
+        with_defines(&defines, &[TMA_PIPELINE, PACKED_HALVES, WGMMA, GELU_GRAD])
     }
 
     fn options(&self) -> &'static [&'static str] {

@@ -34,6 +34,7 @@ pub mod attention;
 mod autotune;
 mod backend;
 mod context;
+pub mod convolution;
 mod cublaslt;
 mod deferred;
 mod disk_cache;

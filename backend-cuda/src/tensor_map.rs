@@ -18,8 +18,8 @@ impl TensorMap {
     pub(crate) const NONE: Self = Self(sys::CUtensorMap { opaque: [0; 16] });
 
     /// Creates the descriptor of a tensor at `address` whose elements are contiguous in the innermost
-    /// dimension. `steps` are the strides of the other dimensions in bytes. If `swapped` is true, rows of
-    /// boxes have 128 bytes and use TMA's 128-byte swizzle, as the tiles in `shaders/cuda` do.
+    /// dimension. `steps` are the strides of the other dimensions in bytes. If `swizzled` is true, rows of
+    /// boxes have 128, 64 or 32 bytes and use TMA's swizzle of that span, as the tiles in `shaders/cuda` do.
     ///
     /// Returns `None` for dtypes other than f16, bf16 and f32, or if TMA cannot address the tensor. The address
     /// and the strides must be multiples of 16, and strides less than 2^40. Strides of dimensions of one
@@ -30,7 +30,7 @@ impl TensorMap {
         sizes: &[u64],
         steps: &[u64],
         boxes: &[u32],
-        swapped: bool,
+        swizzled: bool,
     ) -> Option<Self> {
         use sys::{
             CUtensorMapDataType as Type, CUtensorMapL2promotion as Promotion, CUtensorMapSwizzle as Swizzle,
@@ -50,9 +50,12 @@ impl TensorMap {
             DType::F32 => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
             _ => return None,
         };
-        let swizzle = match swapped {
-            true => Swizzle::CU_TENSOR_MAP_SWIZZLE_128B,
-            false => Swizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
+        let swizzle = match (swizzled, boxes.first()? * elements.size() as u32) {
+            (false, _) => Swizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
+            (true, 128) => Swizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            (true, 64) => Swizzle::CU_TENSOR_MAP_SWIZZLE_64B,
+            (true, 32) => Swizzle::CU_TENSOR_MAP_SWIZZLE_32B,
+            (true, _) => return None,
         };
         let mut map = Self::NONE;
         // SAFETY: writes one map; reads one size, box extent and element stride for each dimension, and one

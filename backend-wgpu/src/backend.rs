@@ -337,7 +337,7 @@ impl WgpuBackend {
                     self.prepare_dispatch(&work.launch())?
                 }
             }
-            Command::Matmul(_) | Command::Attention(_) => return Ok(None),
+            Command::Matmul(_) | Command::Attention(_) | Command::Convolution(_) => return Ok(None),
         }))
     }
 

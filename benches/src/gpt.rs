@@ -85,7 +85,7 @@ const MODELS: [(&str, &str, &str, usize, &[Variant]); 3] = [
         ],
     ),
     ("medium", "gpt2-medium", "gpt2_medium_train", 8, &[("bf16_captured", BF16, false, true)]),
-    ("xl", "gpt2-xl", "gpt2_xl_train", 8, &[("bf16_captured", BF16, false, true)]),
+    ("xl", "gpt2-xl", "gpt2_xl_train", 16, &[("bf16_captured", BF16, false, true)]),
 ];
 
 /// Prints one line for each variant of each model, and a profile of one step of a model's first variant if requested.

@@ -22,12 +22,14 @@ pub use crate::memory::source::{
 pub mod cards;
 pub(crate) mod command;
 pub mod compile_pool;
+pub mod convolution;
 mod forward;
 pub(crate) mod host_memory;
 pub mod library;
 pub mod null;
 
 pub use command::{Command, CommandSequence, OwnedCommand};
+pub use convolution::{ConvolutionCall, ConvolutionProduct};
 pub use library::{
     AttentionCall, AttentionDropout, AttentionGradients, AttentionMask, AttentionOperand, Epilogue,
     GELU_GRAD_SUM_ROWS, KernelLibrary, LibraryFeatures, MatmulCall, MatrixOperand,

@@ -79,6 +79,31 @@ fn the_gradient_of_gelu_is_fused_where_a_backend_supports_it() -> Result<()> {
     Ok(())
 }
 
+/// A backend's own kernels take columns along the width, a third of the column matrix of a 3 x 3 filter.
+#[test]
+fn convolutions_need_fewer_columns_where_a_backend_supports_it() -> Result<()> {
+    let step = |convolution: bool, dtype: DType, width: usize, stride: usize| -> Result<u64> {
+        let mut profile = CardProfile::from_card("h100")?;
+        assert!(profile.library.convolution);
+        profile.library.convolution &= convolution;
+        let device = Device::new(Arc::new(NullBackend::new(profile)))?;
+        let x = Tensor::ones([8, 64, 64, width], dtype, &device)?.to_leaf()?;
+        let w = Tensor::ones([64, 64, 3, 3], dtype, &device)?.to_leaf()?;
+        let options = ConvolutionOptions { stride: [stride; 2], padding: 1.into(), ..Default::default() };
+        let y = x.conv2d(&w, None, &options)?;
+        y.backward_with(&y.ones_like()?)?;
+        Ok(device.memory().peak_allocated())
+    };
+    // The column matrix has nine times the size of x.
+    let columns = 9 * 8 * 64 * 64 * 64 * 2;
+    assert!(step(true, DType::BF16, 64, 1)? + columns / 2 < step(false, DType::BF16, 64, 1)?);
+    // Other types, widths and strides use the column matrix.
+    for (dtype, width, stride) in [(DType::F32, 64, 1), (DType::BF16, 60, 1), (DType::F16, 64, 2)] {
+        assert_eq!(step(true, dtype, width, stride)?, step(false, dtype, width, stride)?);
+    }
+    Ok(())
+}
+
 /// Device that imitates a card, and the number of launches so far.
 fn h100() -> Result<(Device, impl Fn() -> u64)> {
     let backend = Arc::new(NullBackend::new(CardProfile::from_card("h100")?));

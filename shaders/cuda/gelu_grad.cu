@@ -7,9 +7,9 @@
 // next tile. Epilogue warps finish the tile: they have few registers and wait for memory. Barriers
 // synchronise both the stages and the tile.
 //
-// Defined before: BF16, 1 or 0 (f16); STAGES; DEPTH, 64, elements along K of a stage. tma_pipeline.cuh and
-// packed_halves.cuh precede this file. a is K-major and b is MN-major: panels of 64 rows or columns of 128
-// bytes, with 128-byte swizzle.
+// Defined before: BF16, 1 or 0 (f16); STAGES; DEPTH, 64, elements along K of a stage. tma_pipeline.cuh,
+// packed_halves.cuh and wgmma.cuh precede this file. a is K-major and b is MN-major: panels of 64 rows or
+// columns of 128 bytes, with 128-byte swizzle.
 
 #define ROWS 128
 #define COLS 256
@@ -36,19 +36,6 @@ struct Params {
     i64 x_stride, gelu_stride, c_stride;
     int m, n, k, tiles_n, tiles, unused;
 };
-
-#define D4(n) "+f"(d[n]), "+f"(d[n + 1]), "+f"(d[n + 2]), "+f"(d[n + 3])
-#define D16(n) D4(n), D4(n + 4), D4(n + 8), D4(n + 12)
-// 64 x 128 sums += (or =) 64 x 16 · 16 x 128.
-INLINE void wgmma(float* d, u64 a, u64 b, int add) {
-    asm volatile("{.reg .pred add; setp.ne.b32 add, %66, 0; "
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " {"
-                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "
-                 "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, "
-                 "%41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, "
-                 "%60, %61, %62, %63}, %64, %65, add, 1, 1, 0, 1;}"
-                 : D16(0), D16(16), D16(32), D16(48) : "l"(a), "l"(b), "r"(add));
-}
 
 // x times the sigmoid of u = sqrt(8 / pi) (x + 0.044715 x^3), and its derivative. NaN stays NaN.
 INLINE void gelu_with_slope(float x, float& gelu, float& slope) {
@@ -100,25 +87,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gelu_grad(const __grid_
                 wait_barrier(full(stage), phase);
                 const u32 from = stages + stage * STAGE_BYTES, a = descriptor_low_word(from + group * 64 * 128, 16),
                     b = descriptor_low_word(from + BYTES_A, PANEL_BYTES);
-                asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                wgmma_fence();
 #pragma unroll
                 for (int k = 0; k < DEPTH / 16; k++)
 #pragma unroll
                     for (int half = 0; half < 2; half++)
-                        wgmma(d + half * 64, make_descriptor(a + k * 2),
+                        wgmma<false, true>(d + half * 64, make_descriptor(a + k * 2),
                             make_descriptor(b + k * 128 + half * (2 * PANEL_BYTES / 16)), step > 0 || k > 0);
-                asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                wgmma_commit();
                 if (step > 0) {
-                    asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+                    wgmma_wait<1>();
                     if (is_leader) arrive_barrier(empty(last));
                 }
                 last = stage;
                 if (++stage == STAGES) stage = 0, phase ^= 1;
             }
-            asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-            // Keeps the compiler from moving uses of sums across the wait.
-#pragma unroll
-            for (int i = 0; i < COLS / 2; i++) asm volatile("" : "+f"(d[i])::"memory");
+            wgmma_wait<0>();
+            fence_sums<COLS / 2>(d);
             if (is_leader) arrive_barrier(empty(last));
 
             wait_barrier(out_empty, out_phase);

@@ -31,7 +31,7 @@ INLINE void wait_barrier(u32 barrier, u32 parity) {
                      : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
     } while (!done);
 }
-// Loads a box of a tensor of two or three dimensions.
+// Loads a box of a tensor of two to five dimensions.
 INLINE void load_box(u32 to, const Map& map, int x, int y, u32 barrier) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%2, %3}], [%4];"
@@ -42,13 +42,28 @@ INLINE void load_box(u32 to, const Map& map, int x, int y, int z, u32 barrier) {
                  "[%0], [%1, {%2, %3, %4}], [%5];"
                  ::"r"(to), "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier) : "memory");
 }
+INLINE void load_box(u32 to, const Map& map, int x, int y, int z, int w, u32 barrier) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %4, %5}], [%6];"
+                 ::"r"(to), "l"(&map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(barrier) : "memory");
+}
+INLINE void load_box(u32 to, const Map& map, int x, int y, int z, int w, int v, u32 barrier) {
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %4, %5, %6}], [%7];"
+                 ::"r"(to), "l"(&map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v), "r"(barrier) : "memory");
+}
 
-// Matrix descriptor of wgmma for shared memory, with 128-byte swizzle and eight rows of a panel every 1024
-// bytes. The low word has the bytes between panels; steps are added to it in units of 16 bytes. `make_descriptor`
-// returns the whole descriptor.
+// Matrix descriptors of wgmma for shared memory. An operand is K-major (its rows or columns are lines of terms
+// of the sum) or MN-major (lines of rows or columns). Panels have lines of 128, 64 or 32 bytes, swizzled over
+// that span.
+
+// High word of a descriptor for lines of `bytes` bytes: the bytes of eight lines and the swizzle.
+#define DESCRIPTOR_HIGH_WORD(bytes) ((bytes) / 2 | ((bytes) == 128 ? 1u : (bytes) == 64 ? 2u : 3u) << 30)
+// Low word of a descriptor. `panel` is the distance in bytes of two panels along rows or columns, which only
+// MN-major operands use. Steps are added to the word in units of 16 bytes.
 INLINE u32 descriptor_low_word(u32 at, u32 panel) { return (at >> 4) + (panel >> 4 << 16); }
-INLINE u64 make_descriptor(u32 low) {
+template <u32 HIGH = DESCRIPTOR_HIGH_WORD(128)> INLINE u64 make_descriptor(u32 low) {
     u64 all;
-    asm("mov.b64 %0, {%1, %2};" : "=l"(all) : "r"(low), "n"(64 | 1 << 30));
+    asm("mov.b64 %0, {%1, %2};" : "=l"(all) : "r"(low), "n"(HIGH));
     return all;
 }

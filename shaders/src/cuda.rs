@@ -11,6 +11,10 @@ pub const ATTENTION_FWD: &str = include_str!("../cuda/attention_fwd.cu");
 pub const ATTENTION_BWD: &str = include_str!("../cuda/attention_bwd.cu");
 /// Pairs of 16-bit floats; precedes the kernels that use them.
 pub const PACKED_HALVES: &str = include_str!("../cuda/packed_halves.cuh");
+/// Matrix products by `wgmma`; precedes the kernels that use it.
+pub const WGMMA: &str = include_str!("../cuda/wgmma.cuh");
+/// Convolutions from columns along the width, and their weights' gradient.
+pub const CONV: &str = include_str!("../cuda/conv.cu");
 /// Shared-memory stages filled by TMA; precedes the matrix product kernels.
 pub const TMA_PIPELINE: &str = include_str!("../cuda/tma_pipeline.cuh");
 /// The gradient of a linear layer's input and the GELU before it.

@@ -29,6 +29,7 @@ use forebay::optim::{
 use forebay::tensor::Tensor;
 use forebay_cuda::NativeKernel;
 use forebay_cuda::attention::{self, MaskKind, Pass};
+use forebay_cuda::convolution::{ConvKernel, ConvPass};
 use forebay_cuda::gelu_grad;
 use forebay_cuda::nvrtc;
 use forebay_cuda::sgemm_small::{self, CONFIGS, SgemmConfig, SgemmEpilogue};
@@ -152,6 +153,7 @@ pub fn check(golden: &Path, architectures: &[u32], filters: &[String]) -> Result
         compile_attention(compiling.architectures, filters, &mut report);
         compile_sgemm_small(compiling.architectures, filters, &mut report);
         compile_gelu_grad(compiling.architectures, filters, &mut report);
+        compile_convolution(compiling.architectures, filters, &mut report);
     }
     Ok(report)
 }
@@ -619,6 +621,34 @@ fn compile_gelu_grad(architectures: &[u32], filters: &[String], report: &mut Ker
         report.kernels += 1;
         for &arch in architectures.iter().filter(|&&arch| arch == 90) {
             compile_native(&kernel, &label, arch, report);
+        }
+    }
+}
+
+/// Compiles the CUDA C++ kernels of convolutions, for the architecture that supports them.
+fn compile_convolution(architectures: &[u32], filters: &[String], report: &mut KernelReport) {
+    let tiles = [
+        (128, 64, 64),
+        (128, 32, 64),
+        (128, 16, 64),
+        (128, 64, 32),
+        (128, 32, 16),
+        (64, 64, 64),
+        (64, 16, 16),
+    ];
+    for (pass, (rows, width, depth)) in
+        [ConvPass::Output, ConvPass::WeightGrad].iter().flat_map(|pass| tiles.map(|tile| (*pass, tile)))
+    {
+        for bf16 in [false, true] {
+            let kernel = ConvKernel { pass, bf16, rows, width, depth };
+            let label = format!("conv.cu {kernel:?}");
+            if !filters.is_empty() && !filters.iter().any(|f| label.contains(f.as_str())) {
+                continue;
+            }
+            report.kernels += 1;
+            for &arch in architectures.iter().filter(|&&arch| arch == 90) {
+                compile_native(&kernel, &label, arch, report);
+            }
         }
     }
 }

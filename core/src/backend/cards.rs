@@ -92,6 +92,7 @@ impl CardProfile {
                 matmul: true,
                 f8_matmul: F8_CARDS.contains(&short),
                 gelu_grad_epilogue: HOPPER_CARDS.contains(&short),
+                convolution: HOPPER_CARDS.contains(&short),
             },
             limits: Limits { max_binding_bytes: mib * MIB, ..Self::default().limits },
             speed: CardSpeed {

@@ -1,7 +1,8 @@
 //! Commands of a queue as values, so that they can run now or be recorded and run again.
 
 use super::{
-    AttentionCall, AttentionGradients, Backend, Epilogue, KernelId, Launch, MatmulCall, SegmentId, Slice,
+    AttentionCall, AttentionGradients, Backend, ConvolutionCall, ConvolutionProduct, Epilogue, KernelId,
+    Launch, MatmulCall, SegmentId, Slice,
 };
 use crate::error::Result;
 
@@ -35,6 +36,8 @@ pub enum Command<'a> {
     Matmul(&'a MatmulCall),
     /// Attention by the backend's own kernels.
     Attention(&'a AttentionCall),
+    /// Convolution by the backend's own kernels.
+    Convolution(&'a ConvolutionCall),
 }
 
 impl Command<'_> {
@@ -47,6 +50,9 @@ impl Command<'_> {
             Self::Fill { dst, word } => backend.fill(*dst, *word).map(|()| true),
             Self::Matmul(call) => backend.library().map_or(Ok(false), |library| library.matmul(call)),
             Self::Attention(call) => backend.library().map_or(Ok(false), |library| library.attention(call)),
+            Self::Convolution(call) => {
+                backend.library().map_or(Ok(false), |library| library.convolution(call))
+            }
         }
     }
 }
@@ -83,6 +89,8 @@ pub enum OwnedCommand {
     Matmul(Box<MatmulCall>),
     /// Attention by the backend's own kernels.
     Attention(Box<AttentionCall>),
+    /// Convolution by the backend's own kernels.
+    Convolution(Box<ConvolutionCall>),
 }
 
 impl OwnedCommand {
@@ -97,6 +105,7 @@ impl OwnedCommand {
             Command::Fill { dst, word } => Self::Fill { dst, word },
             Command::Matmul(call) => Self::Matmul(Box::new(*call)),
             Command::Attention(call) => Self::Attention(Box::new(*call)),
+            Command::Convolution(call) => Self::Convolution(Box::new(*call)),
         }
     }
 
@@ -111,6 +120,7 @@ impl OwnedCommand {
             Self::Fill { dst, word } => Command::Fill { dst: *dst, word: *word },
             Self::Matmul(call) => Command::Matmul(call),
             Self::Attention(call) => Command::Attention(call),
+            Self::Convolution(call) => Command::Convolution(call),
         }
     }
 
@@ -132,6 +142,7 @@ impl OwnedCommand {
             Self::Fill { dst, .. } => slice(dst, Access::Write),
             Self::Matmul(call) => visit_matmul_operands(call, visit),
             Self::Attention(call) => visit_attention_operands(call, visit),
+            Self::Convolution(call) => visit_convolution_operands(call, visit),
         }
     }
 }
@@ -204,6 +215,23 @@ fn visit_attention_operands(call: &mut AttentionCall, mut visit: impl FnMut(Oper
         }
         for slice in [scratch].into_iter().chain(sums) {
             visit(address!(slice), Access::Write);
+        }
+    }
+}
+
+/// Calls `visit` with each operand of a convolution and its access.
+fn visit_convolution_operands(call: &mut ConvolutionCall, mut visit: impl FnMut(OperandAddress<'_>, Access)) {
+    visit(address!(call.columns), Access::Read);
+    match &mut call.product {
+        ConvolutionProduct::Output { weights, bias, out } => {
+            for slice in [weights].into_iter().chain(bias) {
+                visit(address!(slice), Access::Read);
+            }
+            visit(address!(out), Access::Write);
+        }
+        ConvolutionProduct::WeightGrad { grad, partial, splits: _ } => {
+            visit(address!(grad), Access::Read);
+            visit(address!(partial), Access::Write);
         }
     }
 }

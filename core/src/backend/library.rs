@@ -2,7 +2,7 @@
 //!
 //! A backend without them is complete: the core then runs its portable kernels.
 
-use super::{SegmentId, Slice};
+use super::{ConvolutionCall, SegmentId, Slice};
 use crate::dtype::DType;
 use crate::error::Result;
 
@@ -16,6 +16,8 @@ pub struct LibraryFeatures {
     pub f8_matmul: bool,
     /// Products with [`Epilogue::GeluGrad`] (CUDA on Hopper).
     pub gelu_grad_epilogue: bool,
+    /// Convolutions from columns along the width (CUDA on Hopper).
+    pub convolution: bool,
 }
 
 /// Vendor's library, or kernels of a backend, that replace the core's portable kernels.
@@ -30,6 +32,13 @@ pub trait KernelLibrary {
     /// Enqueues attention. Returns `false` if the library does not support the call; the core then uses its own
     /// kernels.
     fn attention(&self, call: &AttentionCall) -> Result<bool> {
+        let _ = call;
+        Ok(false)
+    }
+
+    /// Enqueues a convolution. Returns `false` if the library does not support the call; the core then uses its
+    /// own kernels.
+    fn convolution(&self, call: &ConvolutionCall) -> Result<bool> {
         let _ = call;
         Ok(false)
     }

@@ -6,8 +6,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{
-    AttentionCall, Backend, DeviceInfo, Epilogue, Features, KernelId, KernelLibrary, KernelSource, Launch,
-    LibraryFeatures, Limits, MAX_QUEUES, MatmulCall, PeakRates, PeerCopy, Slice,
+    AttentionCall, Backend, ConvolutionCall, DeviceInfo, Epilogue, Features, KernelId, KernelLibrary,
+    KernelSource, Launch, LibraryFeatures, Limits, MAX_QUEUES, MatmulCall, PeakRates, PeerCopy, Slice,
 };
 use crate::error::Result;
 use crate::memory::Config;
@@ -404,6 +404,15 @@ impl KernelLibrary for NullBackend {
             return Ok(true);
         }
         self.totals.lock_unpoisoned().1 = product;
+        Ok(false)
+    }
+    fn convolution(&self, call: &ConvolutionCall) -> Result<bool> {
+        let product = DeclinedMatmul { flops: call.flops() as f64, is_16_bit: true };
+        if self.profile.library.convolution && call.is_supported() {
+            self.add_work(call.bytes(), Some(product));
+            return Ok(true);
+        }
+        // The products of the column matrix count their own operations.
         Ok(false)
     }
 }

@@ -60,6 +60,7 @@ use crate::autograd::{CapturedGradWrite, Leaf};
 use crate::backend::{Command, CommandSequence, OwnedCommand, SegmentId, Slice};
 use crate::error::{Error, Result, fail, fail_if};
 use crate::memory::{self, Block, Bytes, Request, Tag};
+use crate::ops::conv::implicit;
 use crate::ops::{attention, matmul};
 use crate::runtime::device::{Device, RandomState};
 use crate::runtime::dispatch::DispatchGuard;
@@ -666,6 +667,7 @@ impl<O> CapturedStep<O> {
                 Command::Fill { dst, .. } => WorkItem::without_flops("fill", dst.bytes),
                 Command::Matmul(call) => matmul::describe_for_profiler(call),
                 Command::Attention(call) => attention::describe_for_profiler(call),
+                Command::Convolution(call) => implicit::describe_for_profiler(call),
             };
             fail_if!(!device.enqueue_timed(device.current_queue(), *scope, work, |queue| command.enqueue(&**queue))?;
                 capture("replay"), "the library declines what it took when the step was captured; capture it again");

@@ -2,10 +2,12 @@
 //!
 //! A convolution, its two gradients and a transposed convolution are three kinds of one kernel over one
 //! [`ConvGeometry`]. A transposed convolution is the input gradient of the convolution with the same weights.
-//! On a GPU, [`im2col`] computes all three as matrix products instead.
+//! On a GPU, [`im2col`] computes all three as matrix products instead. A backend may have kernels of its own
+//! that need a smaller column matrix ([`implicit`]).
 
 pub(crate) mod grid_sample;
 pub(crate) mod im2col;
+pub(crate) mod implicit;
 pub(crate) mod interpolate;
 pub(crate) mod pool;
 pub(crate) mod pool_composite;
@@ -67,6 +69,9 @@ impl ConvGeometry {
 
     /// Computes one of the products from its operands in the order of [`ConvKind`], plus an optional bias.
     fn multiply(&self, kind: ConvKind, a: &Tensor, b: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        if let Some(out) = self.try_implicit(kind, a, b, bias)? {
+            return Ok(out);
+        }
         match (kind, self.uses_im2col(a)) {
             (ConvKind::Forward, true) => self.im2col_forward(a, b, bias),
             (ConvKind::InputGrad, true) => self.im2col_input_grad(a, b, bias),
@@ -78,6 +83,9 @@ impl ConvGeometry {
     }
 
     fn backward(&self, dy: &Tensor, w: &Tensor, x: &Tensor) -> Result<[Tensor; 2]> {
+        if let Some(grads) = self.try_implicit_backward(dy, w, x)? {
+            return Ok(grads);
+        }
         if self.uses_im2col(dy) && self.has_unit_stride() {
             return self.im2col_backward(dy, w, x);
         }

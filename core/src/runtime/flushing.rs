@@ -4,9 +4,10 @@
 use std::sync::Arc;
 
 use crate::backend::{
-    AttentionCall, Backend, Command, CommandSequence, DeviceInfo, DeviceMemory, DeviceProcess, Event, Fence,
-    KernelId, KernelLibrary, KernelSource, Launch, LibraryFeatures, MatmulCall, PageRemap, PeerCopy,
-    PendingDownload, SegmentId, SegmentSource, Slice, SourceError, SourceLimits, TimestampId,
+    AttentionCall, Backend, Command, CommandSequence, ConvolutionCall, DeviceInfo, DeviceMemory,
+    DeviceProcess, Event, Fence, KernelId, KernelLibrary, KernelSource, Launch, LibraryFeatures, MatmulCall,
+    PageRemap, PeerCopy, PendingDownload, SegmentId, SegmentSource, Slice, SourceError, SourceLimits,
+    TimestampId,
 };
 use crate::error::Result;
 use crate::forward_backend;
@@ -80,5 +81,8 @@ impl KernelLibrary for FlushingBackend {
     }
     fn attention(&self, call: &AttentionCall) -> Result<bool> {
         Command::Attention(call).enqueue(self.flushed_inner())
+    }
+    fn convolution(&self, call: &ConvolutionCall) -> Result<bool> {
+        Command::Convolution(call).enqueue(self.flushed_inner())
     }
 }

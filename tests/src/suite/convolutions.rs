@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
+use forebay::autograd::{self, GradOptions};
 use forebay::backend::null::CardProfile;
 use forebay::device::Device;
 use forebay::dtype::DType;
@@ -19,6 +20,9 @@ tests![
     im2col_takes_the_predicted_bytes,
     im2col_is_captured,
     im2col_rounds_once_and_is_deterministic,
+    large_convolutions_round_exact_sums_once,
+    large_convolutions_take_the_predicted_bytes,
+    large_convolutions_are_captured,
     batch_norms_equal_their_composition,
     running_statistics_are_updated_in_place,
     batches_are_counted,
@@ -103,6 +107,18 @@ const CASES: [ConvCase; 17] = [
     ConvCase { stride: 2, groups: 2, transposed: Some(0), ..ConvCase::new(&[2, 8, 9], &[8, 4, 5]) },
 ];
 
+/// Convolutions that are large enough for a backend's own kernels: blocks of pixels of all widths, few and many
+/// channels on both sides, filters that are not square, partial tiles, and a transposed convolution.
+const LARGE_CASES: [ConvCase; 7] = [
+    ConvCase { padding: 1, ..ConvCase::new(&[4, 16, 64, 64], &[64, 16, 3, 3]) },
+    ConvCase { padding: 1, ..ConvCase::new(&[4, 24, 64, 64], &[136, 24, 1, 3]) },
+    ConvCase { padding: 2, ..ConvCase::new(&[24, 3, 32, 32], &[96, 3, 5, 5]) },
+    ConvCase { padding: 1, ..ConvCase::new(&[64, 40, 16, 16], &[24, 40, 3, 3]) },
+    ConvCase { padding: 1, ..ConvCase::new(&[16, 64, 40, 56], &[8, 64, 3, 3]) },
+    ConvCase { padding: 3, ..ConvCase::new(&[16, 64, 32, 32], &[3, 64, 7, 7]) },
+    ConvCase { padding: 1, transposed: Some(0), ..ConvCase::new(&[8, 32, 64, 64], &[32, 16, 3, 3]) },
+];
+
 /// Returns values from -1 to 1 whose products and sums are exact in every type and order.
 fn digits(shape: &[usize], seed: usize, dtype: DType, device: &Device) -> CoreResult<Tensor> {
     let n: usize = shape.iter().product();
@@ -138,6 +154,70 @@ fn im2col_equals_gathering(device: &Device) -> Result<()> {
                 }
             }
         }
+    }
+    Ok(())
+}
+
+/// Sums of digits are exact in f32, so 16-bit results equal the rounded f32 results, which another kernel computes.
+fn large_convolutions_round_exact_sums_once(device: &Device) -> Result<()> {
+    let device = &with_own_pool(device);
+    // A software driver has no kernels of its own, and takes many seconds for the others.
+    let cases = if device.info().software { &LARGE_CASES[..2] } else { &LARGE_CASES[..] };
+    for case in cases {
+        let exact = case.output_and_gradients(DType::F32, device)?;
+        for dtype in [DType::F16, DType::BF16] {
+            let made = case.output_and_gradients(dtype, device)?;
+            ensure!(made.len() == 4 && exact.len() == 4, "{case:?} {dtype}: a gradient is missing");
+            for (what, (made, exact)) in ["y", "dx", "dw", "db"].iter().zip(made.iter().zip(&exact)) {
+                ensure!(exact.abs()?.sum_all()?.item()? > 0.0, "{case:?}: {what} is nothing but zeros");
+                // A bias that is added to the rounded sum rounds a second time.
+                let once = *what != "y" || device.library_features().convolution;
+                let relative = if once { 0.0 } else { 1.0 / 128.0 };
+                let expected = exact.to_dtype(dtype)?.to_f64s()?;
+                ensure_close(&made.to_f64s()?, &expected, relative, 0.0)
+                    .with_context(|| format!("{case:?} {dtype}: {what}"))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Dry runs allocate what the device does. A backend's own kernels need less memory than column matrices.
+fn large_convolutions_take_the_predicted_bytes(device: &Device) -> Result<()> {
+    let profile = CardProfile::from_device(device);
+    for case in LARGE_CASES {
+        let predicted = dry_run(&profile, |dry| case.output_and_gradients(DType::BF16, dry))?;
+        let real = with_own_pool(device);
+        case.output_and_gradients(DType::BF16, &real)?;
+        let (predicted, measured) = (predicted.peak_allocated, real.memory().peak_allocated());
+        ensure!(predicted == measured, "{case:?}: predicted {predicted}, measured {measured}");
+        // Columns along the width are the whole matrix of a filter of height 1.
+        if device.library_features().convolution && case.w[2] > 1 {
+            let mut without = profile.clone();
+            without.library.convolution = false;
+            let columns = dry_run(&without, |dry| case.output_and_gradients(DType::BF16, dry))?;
+            let columns = columns.peak_allocated;
+            ensure!(measured < columns, "{case:?}: {measured} bytes, and {columns} with column matrices");
+        }
+    }
+    Ok(())
+}
+
+fn large_convolutions_are_captured(device: &Device) -> Result<()> {
+    let device = &with_own_pool(device);
+    let case = LARGE_CASES[0];
+    let of = |shape: &[usize], seed| digits(shape, seed, DType::BF16, device);
+    let (x, w, b) = (of(case.x, 1)?.to_leaf()?, of(case.w, 2)?.to_leaf()?, of(&[case.w[0]], 3)?);
+    let step = || -> CoreResult<Vec<Tensor>> {
+        let y = case.run(&x, &w, &b)?;
+        let mut all = autograd::grad(&[y.sum_all()?], &[&x, &w], &GradOptions::default())?;
+        all.push(y.detach());
+        Ok(all)
+    };
+    let expected = step()?;
+    let mut captured = device.capture(step)?;
+    for (replayed, expected) in captured.replay()?.iter().zip(&expected) {
+        ensure_same_bits(replayed, expected)?;
     }
     Ok(())
 }

@@ -29,7 +29,7 @@ const MIN_POSITIONS: usize = 1 << 14;
 
 /// Geometry of a column matrix for images \[images, groups · channels, input extents..\].
 #[derive(Clone, Copy, Debug)]
-struct Im2colPlan {
+pub(super) struct Im2colPlan {
     rank: usize,
     groups: usize,
     /// Number of channels of a group.
@@ -41,19 +41,21 @@ struct Im2colPlan {
     /// Step between taps and position of the first tap, modulo 2^32.
     tap_step: [u32; 3],
     first_tap: [u32; 3],
+    /// If true, rows of a group are padded with zero rows to whole vectors, as matrix products need them.
+    pads_rows: bool,
 }
 
 /// Range of images that share one column matrix.
 #[derive(Clone, Copy, Debug)]
-struct ImageChunk {
-    first_image: usize,
-    images: usize,
+pub(super) struct ImageChunk {
+    pub(super) first_image: usize,
+    pub(super) images: usize,
     merges_images: bool,
 }
 
 impl Im2colPlan {
     /// Returns the plan for columns of the input.
-    fn for_input(g: &ConvGeometry) -> Self {
+    pub(super) fn for_input(g: &ConvGeometry) -> Self {
         Self {
             rank: g.rank,
             groups: g.groups,
@@ -64,11 +66,12 @@ impl Im2colPlan {
             stride: g.stride,
             tap_step: g.dilation.map(|d| d as u32),
             first_tap: g.padding.map(|p| (p as u32).wrapping_neg()),
+            pads_rows: true,
         }
     }
 
     /// Returns the plan for columns of the output's gradient. Taps are mirrored; the stride is 1.
-    fn for_input_grad(g: &ConvGeometry) -> Self {
+    pub(super) fn for_input_grad(g: &ConvGeometry) -> Self {
         Self {
             channels: g.y_channels / g.groups,
             input_extents: g.y_extents,
@@ -83,6 +86,13 @@ impl Im2colPlan {
     fn with_unit_kernel(self, channels: usize) -> Self {
         let (kernel, stride, start) = ([1; 3], [1; 3], [0; 3]);
         Self { channels, input_extents: self.output_extents, kernel, stride, first_tap: start, ..self }
+    }
+
+    /// Returns the plan for columns along the width of planar images with stride 1: those of a filter of height 1.
+    pub(super) fn along_width(self) -> Self {
+        let Self { mut output_extents, mut kernel, mut first_tap, .. } = self;
+        (output_extents[0], kernel[0], first_tap[0]) = (self.input_extents[0], 1, 0);
+        Self { output_extents, kernel, first_tap, pads_rows: false, ..self }
     }
 
     fn output_positions(&self) -> usize {
@@ -105,14 +115,14 @@ impl Im2colPlan {
     /// Returns the number of rows of a group, padded with zero rows to whole vectors.
     fn padded_rows_per_group(&self, dtype: DType, merges_images: bool) -> usize {
         let unpadded_rows = self.rows_per_group();
-        if self.is_identity() || (merges_images && spatial_numel(&self.kernel) == 1) {
+        if !self.pads_rows || self.is_identity() || (merges_images && spatial_numel(&self.kernel) == 1) {
             return unpadded_rows;
         }
         unpadded_rows.next_multiple_of(VECTOR_BYTES / dtype.size())
     }
 
     /// Splits the batch into chunks within the memory limit.
-    fn split_batch(
+    pub(super) fn split_batch(
         &self,
         images: &Tensor,
         dtype: DType,
@@ -136,7 +146,7 @@ impl Im2colPlan {
     }
 
     /// Builds a chunk's column matrix: \[images, rows, positions\], or merged \[groups, rows, columns\].
-    fn build_columns(&self, images: &Tensor, chunk: ImageChunk) -> Result<Tensor> {
+    pub(super) fn build_columns(&self, images: &Tensor, chunk: ImageChunk) -> Result<Tensor> {
         let (dtype, positions) = (images.dtype(), self.output_positions());
         let part = images.narrow(0, chunk.first_image, chunk.images)?;
         if self.is_identity() && !chunk.merges_images {
