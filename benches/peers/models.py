@@ -274,6 +274,162 @@ class Lstm(nn.Module):
         return self.head(self.lstm(self.tokens(text))[0].flatten(0, 1))
 
 
+class DepthwiseBlock(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.filter = nn.Conv2d(width, width, 7, padding=3, groups=width)
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.scale = nn.Parameter(torch.full((width,), 1e-6))
+
+    def forward(self, x):
+        y = self.filter(x).permute(0, 2, 3, 1)
+        y = self.down(F.gelu(self.up(self.norm(y))))
+        return x + (y * self.scale.to(y.dtype)).permute(0, 3, 1, 2)
+
+
+class ConvNext(nn.Module):
+    def __init__(self, widths, counts):
+        super().__init__()
+        self.stem = nn.Conv2d(3, widths[0], 4, 4)
+        blocks = lambda width, count: nn.Sequential(*(DepthwiseBlock(width) for _ in range(count)))
+        self.stages = nn.ModuleList(blocks(width, count) for width, count in zip(widths, counts))
+        self.downs = nn.ModuleList(nn.Conv2d(a, b, 2, 2) for a, b in zip(widths, widths[1:]))
+        self.head = nn.Linear(widths[-1], 1000)
+
+    def forward(self, x):
+        x = self.stem(x)
+        for k, stage in enumerate(self.stages):
+            x = stage(self.downs[k - 1](x) if k else x)
+        return self.head(x.mean((2, 3)))
+
+
+class InvertedResidual(nn.Module):
+    def __init__(self, inputs, outputs, stride):
+        super().__init__()
+        hidden = 6 * inputs
+        self.layers = nn.Sequential(
+            nn.Conv2d(inputs, hidden, 1, bias=False), nn.BatchNorm2d(hidden), nn.ReLU6(),
+            nn.Conv2d(hidden, hidden, 3, stride, 1, groups=hidden, bias=False), nn.BatchNorm2d(hidden), nn.ReLU6(),
+            nn.Conv2d(hidden, outputs, 1, bias=False), nn.BatchNorm2d(outputs),
+        )
+        self.is_residual = stride == 1 and inputs == outputs
+
+    def forward(self, x):
+        y = self.layers(x)
+        return x + y if self.is_residual else y
+
+
+class MobileNet(nn.Module):
+    def __init__(self, inputs, stages):
+        super().__init__()
+        self.stem = nn.Conv2d(3, inputs, 3, 2, 1)
+        blocks = []
+        for outputs, count, stride in stages:
+            for k in range(count):
+                blocks.append(InvertedResidual(inputs, outputs, stride if k == 0 else 1))
+                inputs = outputs
+        self.blocks, self.head = nn.Sequential(*blocks), nn.Linear(inputs, 1000)
+
+    def forward(self, x):
+        return self.head(self.blocks(self.stem(x)).mean((2, 3)))
+
+
+class Autoencoder(nn.Module):
+    def __init__(self, side, widths, latent):
+        super().__init__()
+        self.low = side >> len(widths)
+        features = widths[-1] * self.low * self.low
+        down = lambda a, b: nn.Sequential(nn.Conv2d(a, b, 4, 2, 1), nn.BatchNorm2d(b), nn.LeakyReLU(0.2))
+        up = lambda a, b: nn.Sequential(nn.ConvTranspose2d(a, b, 4, 2, 1), nn.BatchNorm2d(b), nn.ReLU())
+        self.down = nn.Sequential(*(down(a, b) for a, b in zip([3, *widths], widths)))
+        self.moments, self.start = nn.Linear(features, 2 * latent), nn.Linear(latent, features)
+        self.up = nn.Sequential(*(up(a, b) for a, b in zip(widths[::-1], [*widths[-2::-1], 32])))
+        self.end = nn.Conv2d(32, 3, 3, padding=1)
+
+    def forward(self, x):
+        mean, log_variance = self.moments(self.down(x).flatten(1)).float().chunk(2, 1)
+        z = mean + (0.5 * log_variance).exp() * torch.randn_like(mean)
+        h = self.start(z)
+        image = self.end(self.up(h.view(len(h), -1, self.low, self.low))).float().sigmoid()
+        divergence = (1 + log_variance - mean.square() - log_variance.exp()).mean()
+        return F.mse_loss(image, x) - 0.5e-3 * divergence
+
+
+class Translator(nn.Module):
+    def __init__(self, vocabulary, width, heads, layers):
+        super().__init__()
+        self.source, self.target = nn.Embedding(vocabulary, width), nn.Embedding(vocabulary, width)
+        options = dict(dim_feedforward=4 * width, batch_first=True)
+        self.encoder = nn.ModuleList(nn.TransformerEncoderLayer(width, heads, **options) for _ in range(layers))
+        self.decoder = nn.ModuleList(nn.TransformerDecoderLayer(width, heads, **options) for _ in range(layers))
+        self.head = nn.Linear(width, vocabulary)
+
+    def forward(self, source, text):
+        memory = self.source(source)
+        for layer in self.encoder:
+            memory = layer(memory)
+        x = self.target(text)
+        mask = nn.Transformer.generate_square_subsequent_mask(text.shape[1], device=text.device)
+        for layer in self.decoder:
+            x = layer(x, memory, tgt_mask=mask, tgt_is_causal=True)
+        return self.head(x.flatten(0, 1))
+
+
+class Audio(nn.Module):
+    def __init__(self, width, count):
+        super().__init__()
+        self.stem, self.head = nn.Conv1d(1, width, 1), nn.Conv1d(width, 1, 1)
+        dilation = lambda k: 1 << (k % 8)
+        self.filters = nn.ModuleList(
+            nn.Conv1d(width, 2 * width, 3, padding=dilation(k), dilation=dilation(k)) for k in range(count)
+        )
+        self.points = nn.ModuleList(nn.Conv1d(width, width, 1) for _ in range(count))
+
+    def forward(self, x):
+        x = self.stem(x)
+        for gated, point in zip(self.filters, self.points):
+            a, b = gated(x).chunk(2, 1)
+            x = x + point(a.tanh() * b.sigmoid())
+        return self.head(x)
+
+
+class Recommender(nn.Module):
+    def __init__(self, tables, entries, width):
+        super().__init__()
+        self.tables = nn.ModuleList(nn.EmbeddingBag(entries, width, mode="sum") for _ in range(tables))
+        layers = lambda widths: nn.ModuleList(nn.Linear(a, b) for a, b in zip(widths, widths[1:]))
+        self.bottom = layers([13, 512, 256, width])
+        self.top = layers([width + (tables + 1) * tables // 2, 512, 256, 1])
+        below = torch.tril_indices(tables + 1, tables + 1, -1)
+        self.register_buffer("chosen", below[0] * (tables + 1) + below[1])
+
+    @staticmethod
+    def mlp(layers, x):
+        for k, layer in enumerate(layers):
+            x = layer(x)
+            x = F.relu(x) if k + 1 < len(layers) else x
+        return x
+
+    def forward(self, dense, bags):
+        x = F.relu(self.mlp(self.bottom, dense))
+        rows = torch.stack([x] + [table(bag).to(x.dtype) for table, bag in zip(self.tables, bags)], 1)
+        products = (rows @ rows.transpose(1, 2)).flatten(1).index_select(1, self.chosen)
+        return self.mlp(self.top, torch.cat([x, products], 1))
+
+
+class VolumeNet(nn.Module):
+    def __init__(self, widths):
+        super().__init__()
+        conv = lambda k, a, b: nn.Sequential(
+            nn.Conv3d(a, b, 3, 1 + k % 2, 1, bias=False), nn.BatchNorm3d(b), nn.ReLU()
+        )
+        self.layers = nn.Sequential(*(conv(k, a, b) for k, (a, b) in enumerate(zip(widths, widths[1:]))))
+        self.head = nn.Linear(widths[-1], 10)
+
+    def forward(self, x):
+        return self.head(self.layers(x).mean((2, 3, 4)))
+
+
 def decoder(tiny, dev):
     batch, length = (2, 16) if tiny else (8, 1024)
     vocabulary = 128 if tiny else 32000
@@ -340,7 +496,64 @@ def lstm(tiny, dev):
     return f"{batch}x{steps}", Lstm(vocabulary, width), lambda net: F.cross_entropy(net(text), target.flatten())
 
 
-MODELS = [decoder, bert, mixture, linears, convnet, unet, graph, lstm]
+def images(tiny, dev, batch=64, side=224, classes=1000):
+    batch, side = (2, 16) if tiny else (batch, side)
+    x, y = torch.randn(batch, 3, side, side, device=dev), torch.randint(0, classes, (batch,), device=dev)
+    return f"{batch}x3x{side}x{side}", x, y
+
+
+def convnext(tiny, dev):
+    shape, x, y = images(tiny, dev)
+    net = ConvNext([4, 8], [1, 1]) if tiny else ConvNext([96, 192, 384, 768], [3, 3, 9, 3])
+    return shape, net, lambda net: F.cross_entropy(net(x), y)
+
+
+def mobilenet(tiny, dev):
+    shape, x, y = images(tiny, dev)
+    stages = [[16, 1, 1], [24, 2, 2], [32, 3, 2], [64, 4, 2], [96, 3, 1], [160, 3, 2], [320, 1, 1]]
+    net = MobileNet(4, [[8, 2, 2]]) if tiny else MobileNet(32, stages)
+    return shape, net, lambda net: F.cross_entropy(net(x), y)
+
+
+def autoencoder(tiny, dev):
+    shape, x, _ = images(tiny, dev, 128, 64)
+    net = Autoencoder(16, [4, 8], 4) if tiny else Autoencoder(64, [64, 128, 256, 512], 128)
+    return shape, net, lambda net: net(x.sigmoid())
+
+
+def translator(tiny, dev):
+    batch, length, width, heads, layers, vocabulary = (2, 8, 16, 2, 1, 50) if tiny else (64, 128, 512, 8, 6, 16_000)
+    source, text, target = (torch.randint(0, vocabulary, (batch, length), device=dev) for _ in range(3))
+    net = Translator(vocabulary, width, heads, layers)
+    return f"{batch}x{length}", net, lambda net: F.cross_entropy(net(source, text), target.flatten())
+
+
+def audio(tiny, dev):
+    batch, length, width, count = (2, 32, 4, 2) if tiny else (8, 8192, 128, 16)
+    x, y = (torch.randn(batch, 1, length, device=dev) for _ in range(2))
+    return f"{batch}x{length}", Audio(width, count), lambda net: F.mse_loss(net(x).float(), y)
+
+
+def recommender(tiny, dev):
+    batch, tables, entries, width, per_bag = (4, 3, 20, 8, 2) if tiny else (4096, 26, 20_000, 64, 4)
+    dense = torch.rand(batch, 13, device=dev)
+    bags = [torch.randint(0, entries, (batch, per_bag), device=dev) for _ in range(tables)]
+    clicked = torch.randint(0, 2, (batch, 1), device=dev).float()
+    loss = lambda net: F.binary_cross_entropy_with_logits(net(dense, bags).float(), clicked)
+    return f"{batch}x{tables}x{entries}", Recommender(tables, entries, width), loss
+
+
+def volume(tiny, dev):
+    batch, side = (2, 8) if tiny else (8, 64)
+    x, y = torch.randn(batch, 1, side, side, side, device=dev), torch.randint(0, 10, (batch,), device=dev)
+    net = VolumeNet([1, 4, 4] if tiny else [1, 32, 32, 64, 64, 128, 128])
+    return f"{batch}x1x{side}x{side}x{side}", net, lambda net: F.cross_entropy(net(x), y)
+
+
+MODELS = [
+    decoder, bert, mixture, linears, convnet, unet, graph, lstm,
+    convnext, mobilenet, autoencoder, translator, audio, recommender, volume,
+]
 
 
 def measure(build, variant, args):

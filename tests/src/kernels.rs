@@ -190,6 +190,7 @@ pub(crate) fn collect_kernels_on(profile: CardProfile, golden: &Path) -> Result<
     exercise_storage_dtypes(&device, &types)?;
     exercise_fused_chains(&device)?;
     exercise_im2col(&device)?;
+    exercise_depthwise(&device)?;
     exercise_linear_cross_entropy(&device)?;
     exercise_split_rows(&device)?;
     exercise_norms(&device)?;
@@ -315,6 +316,25 @@ fn exercise_im2col(device: &Device) -> Result<()> {
         }
     }
     device.set_im2col_max_bytes(None);
+    Ok(())
+}
+
+/// Convolutions with a filter for each channel, of strides 1 and 2.
+fn exercise_depthwise(device: &Device) -> Result<()> {
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        for (side, stride) in [(8, 1), (7, 1), (8, 2)] {
+            let x = Tensor::zeros([2, 4, side, side], dtype, device)?.to_leaf()?;
+            let w = Tensor::zeros([4, 1, 7, 7], dtype, device)?.to_leaf()?;
+            let options = ConvolutionOptions {
+                stride: [stride; 2],
+                padding: 3.into(),
+                groups: 4,
+                ..Default::default()
+            };
+            let y = x.conv2d(&w, None, &options)?;
+            y.backward_with(&y.ones_like()?)?;
+        }
+    }
     Ok(())
 }
 

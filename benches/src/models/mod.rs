@@ -1,6 +1,7 @@
 //! Training steps of models that no kernel was tuned for, eager and captured. `peers/models.py` has the same models.
 
 mod images;
+mod others;
 mod small;
 mod text;
 
@@ -59,7 +60,7 @@ pub(crate) type TrainStep = Box<dyn FnMut() -> CoreResult<Tensor>>;
 /// Builds a model with a batch, small if `tiny`.
 type Build = fn(tiny: bool, &Device) -> CoreResult<Workload>;
 
-const MODELS: [(&str, Build); 8] = [
+const MODELS: [(&str, Build); 15] = [
     ("decoder", text::decoder),
     ("bert", text::bert),
     ("mixture", text::mixture),
@@ -68,6 +69,13 @@ const MODELS: [(&str, Build); 8] = [
     ("unet", images::unet),
     ("graph", small::graph),
     ("lstm", small::lstm),
+    ("convnext", others::convnext),
+    ("mobilenet", others::mobilenet),
+    ("autoencoder", others::autoencoder),
+    ("translator", others::translator),
+    ("audio", others::audio),
+    ("recommender", others::recommender),
+    ("volume", others::volume),
 ];
 
 /// Returns the names of the models.

@@ -2,9 +2,11 @@
 //!
 //! A convolution, its two gradients and a transposed convolution are three kinds of one kernel over one
 //! [`ConvGeometry`]. A transposed convolution is the input gradient of the convolution with the same weights.
-//! On a GPU, [`im2col`] computes all three as matrix products instead. A backend may have kernels of its own
+//! On a GPU, [`im2col`] computes all three as matrix products instead, and [`depthwise`] those of filters for single
+//! channels. A backend may have kernels of its own
 //! that need a smaller column matrix ([`implicit`]).
 
+pub(crate) mod depthwise;
 pub(crate) mod grid_sample;
 pub(crate) mod im2col;
 pub(crate) mod implicit;
@@ -69,6 +71,9 @@ impl ConvGeometry {
 
     /// Computes one of the products from its operands in the order of [`ConvKind`], plus an optional bias.
     fn multiply(&self, kind: ConvKind, a: &Tensor, b: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        if self.is_depthwise(a.dtype()) {
+            return self.run_depthwise(kind, a, b, bias);
+        }
         if let Some(out) = self.try_implicit(kind, a, b, bias)? {
             return Ok(out);
         }

@@ -8,7 +8,7 @@ use forebay::backend::null::CardProfile;
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Result as CoreResult;
-use forebay::ops::{BatchNormOptions, ConvolutionOptions, TransposedConvolutionOptions};
+use forebay::ops::{BatchNormOptions, ConvolutionOptions, TransposedConvolutionOptions, cat};
 use forebay::plan::dry_run;
 use forebay::tensor::Tensor;
 
@@ -20,6 +20,7 @@ tests![
     im2col_takes_the_predicted_bytes,
     im2col_is_captured,
     im2col_rounds_once_and_is_deterministic,
+    depthwise_convolutions_equal_those_of_single_channels,
     large_convolutions_round_exact_sums_once,
     large_convolutions_take_the_predicted_bytes,
     large_convolutions_are_captured,
@@ -107,6 +108,37 @@ const CASES: [ConvCase; 17] = [
     ConvCase { stride: 2, groups: 2, transposed: Some(0), ..ConvCase::new(&[2, 8, 9], &[8, 4, 5]) },
 ];
 
+/// Convolutions with a filter for each channel: lines of whole words and not, shorter than a run and longer, strides
+/// with and without a remainder, filters beyond the padding, one dimension, and transposed ones.
+const DEPTHWISE_CASES: [ConvCase; 14] = [
+    ConvCase { padding: 1, groups: 5, ..ConvCase::new(&[3, 5, 8, 16], &[5, 1, 3, 3]) },
+    ConvCase { padding: 1, groups: 3, ..ConvCase::new(&[2, 3, 5, 7], &[3, 1, 3, 3]) },
+    ConvCase { padding: 3, groups: 4, ..ConvCase::new(&[2, 4, 14, 14], &[4, 1, 7, 7]) },
+    ConvCase { padding: 3, groups: 2, ..ConvCase::new(&[70, 2, 7, 7], &[2, 1, 7, 7]) },
+    ConvCase { padding: 1, stride: 2, groups: 3, ..ConvCase::new(&[2, 3, 16, 16], &[3, 1, 3, 3]) },
+    ConvCase { padding: 2, stride: 2, groups: 3, ..ConvCase::new(&[2, 3, 15, 13], &[3, 1, 5, 5]) },
+    ConvCase { padding: 1, stride: 4, groups: 2, ..ConvCase::new(&[2, 2, 17, 18], &[2, 1, 4, 4]) },
+    ConvCase { padding: 4, dilation: 2, groups: 2, ..ConvCase::new(&[2, 2, 9, 12], &[2, 1, 5, 5]) },
+    ConvCase {
+        padding: 1,
+        stride: 2,
+        dilation: 3,
+        groups: 2,
+        ..ConvCase::new(&[2, 2, 11, 20], &[2, 1, 2, 3])
+    },
+    ConvCase { padding: 6, groups: 2, ..ConvCase::new(&[1, 2, 3, 2], &[2, 1, 3, 3]) },
+    ConvCase { groups: 3, ..ConvCase::new(&[2, 3, 4, 9], &[3, 1, 1, 1]) },
+    ConvCase { padding: 3, groups: 4, ..ConvCase::new(&[2, 4, 37], &[4, 1, 7]) },
+    ConvCase {
+        padding: 1,
+        stride: 2,
+        groups: 3,
+        transposed: Some(1),
+        ..ConvCase::new(&[2, 3, 6, 5], &[3, 1, 3, 3])
+    },
+    ConvCase { stride: 2, groups: 3, transposed: Some(0), ..ConvCase::new(&[2, 3, 4, 8], &[3, 1, 2, 2]) },
+];
+
 /// Convolutions that are large enough for a backend's own kernels: blocks of pixels of all widths, few and many
 /// channels on both sides, filters that are not square, partial tiles, and a transposed convolution.
 const LARGE_CASES: [ConvCase; 7] = [
@@ -152,6 +184,35 @@ fn im2col_equals_gathering(device: &Device) -> Result<()> {
                     ensure_close(&made.to_f64s()?, &expected.to_f64s()?, 0.0, 0.0)
                         .with_context(|| format!("{case:?} {dtype} {max_bytes}: {what}"))?;
                 }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Each channel alone is a convolution with one group, which other kernels compute. Sums of digits are exact in f32, so
+/// 16-bit results are the rounded f32 results.
+fn depthwise_convolutions_equal_those_of_single_channels(device: &Device) -> Result<()> {
+    for (k, case) in DEPTHWISE_CASES.into_iter().enumerate() {
+        let of = |shape: &[usize], seed| digits(shape, seed, DType::F32, device)?.to_leaf();
+        let (x, w, b) = (of(case.x, 1)?, of(case.w, 2)?, of(&[case.groups], 3)?);
+        let channel = ConvCase { groups: 1, ..case };
+        let parts = (0..case.groups)
+            .map(|c| channel.run(&x.narrow(1, c, 1)?, &w.narrow(0, c, 1)?, &b.narrow(0, c, 1)?))
+            .collect::<CoreResult<Vec<_>>>()?;
+        let y = cat(&parts, 1)?;
+        y.backward_with(&digits(y.shape(), 4, DType::F32, device)?)?;
+        let exact = [Some(y.detach()), x.grad(), w.grad(), b.grad()];
+        // f16 differs from bf16 only in how elements are read and written.
+        let dtypes = [DType::F32, DType::BF16, DType::F16];
+        for &dtype in &dtypes[..if k < 2 { 3 } else { 2 }] {
+            let made = case.output_and_gradients(dtype, device)?;
+            ensure!(made.len() == 4, "{case:?} {dtype}: a gradient is missing");
+            for (what, (made, exact)) in ["y", "dx", "dw", "db"].iter().zip(made.iter().zip(&exact)) {
+                let exact = exact.as_ref().context("a gradient of the channels is missing")?;
+                ensure!(exact.abs()?.sum_all()?.item()? > 0.0, "{case:?}: {what} is nothing but zeros");
+                ensure_close(&made.to_f64s()?, &exact.to_dtype(dtype)?.to_f64s()?, 0.0, 0.0)
+                    .with_context(|| format!("{case:?} {dtype}: {what}"))?;
             }
         }
     }

@@ -39,6 +39,7 @@ tests![
     tensors_become_host_values,
     lists_of_tensors_are_owned_or_borrowed,
     devices_and_dtypes_are_keys,
+    transposed_copies_have_every_element,
 ];
 
 type ViewFn = fn(&Tensor) -> forebay::error::Result<Tensor>;
@@ -474,5 +475,42 @@ fn devices_and_dtypes_are_keys(device: &Device) -> Result<()> {
         ensure!(serde_json::from_str::<DType>(&serde_json::to_string(&dtype)?)? == dtype, "{dtype}");
     }
     ensure!("torch.bfloat16".parse::<DType>()? == DType::BF16 && "f33".parse::<DType>().is_err());
+    Ok(())
+}
+
+/// Copies whose adjacent elements change places go through tiles, for elements of 16 and 32 bits. The expected values
+/// come from the indices.
+fn transposed_copies_have_every_element(device: &Device) -> Result<()> {
+    // Shape, order of the dimensions, and elements that are cut off from the start of the last dimension.
+    let cases: [(&[usize], &[isize], usize); 7] = [
+        (&[64, 128], &[1, 0], 0),
+        (&[70, 33], &[1, 0], 0),
+        (&[3, 40, 65], &[0, 2, 1], 1),
+        (&[2, 16, 5, 18], &[0, 3, 1, 2], 2),
+        (&[18, 3, 20, 2], &[1, 3, 2, 0], 0),
+        (&[2, 34, 3, 16, 2], &[3, 0, 2, 4, 1], 0),
+        (&[17, 130], &[1, 0], 0),
+    ];
+    for (shape, order, cut) in cases {
+        let n: usize = shape.iter().product();
+        let values: Vec<i32> = (0..n).map(|i| (i % 251) as i32).collect();
+        let last = shape.len() - 1;
+        for dtype in [DType::I32, DType::F32, DType::BF16, DType::F16] {
+            let x = Tensor::from_slice(&values, shape, device)?.to_dtype(dtype)?;
+            let x = x.narrow(last as isize, cut, shape[last] - cut)?;
+            let y = x.permute(order)?.contiguous()?;
+            let index_in_x = |mut at: usize| {
+                let mut index = vec![0; shape.len()];
+                for (d, &from) in order.iter().enumerate().rev() {
+                    index[from as usize] = at % y.shape()[d];
+                    at /= y.shape()[d];
+                }
+                index[last] += cut;
+                index.iter().zip(shape).fold(0, |all, (i, n)| all * n + i)
+            };
+            let expected: Vec<f64> = (0..y.numel()).map(|at| f64::from(values[index_in_x(at)])).collect();
+            ensure!(y.to_f64s()? == expected, "{shape:?} in the order {order:?}, {dtype}");
+        }
+    }
     Ok(())
 }

@@ -8,6 +8,9 @@ use crate::ops::prelude::*;
 use crate::runtime::profile::WorkItem;
 use crate::runtime::stream::Access;
 
+/// Extent of both dimensions from which a copy goes through tiles.
+const MIN_TRANSPOSED_EXTENT: usize = 16;
+
 impl Tensor {
     /// Casts to another type, or returns `self` if it has the type. Floats become integers by truncation.
     ///
@@ -65,6 +68,9 @@ impl Tensor {
                 .all(|(t, strides)| has_vector_lines(t.layout().offset(), strides, vector));
         // Whole output vectors are written if the input's elements are adjacent.
         let runs = fresh && strides[1].last() == Some(&1) && (n * size).is_multiple_of(VECTOR_BYTES);
+        if fresh && !vectors && self.transpose_into(target, &shape, &strides[1], &strides[0])? {
+            return Ok(());
+        }
         let spec = kernel_spec! { "copy", size };
         let spec = match (runs, fresh) {
             _ if vectors => spec.def("mode", "vectors"),
@@ -83,6 +89,40 @@ impl Tensor {
         };
         let per_thread = if vectors || runs { vector } else { (4 / size).max(1) };
         launch::launch(&spec, &[self, target], params, n.div_ceil(per_thread * WORKGROUP_SIZE))
+    }
+
+    /// Copies to a contiguous target by tiles if adjacent elements of `self` are along another dimension than those of
+    /// the target. Returns false if the elements or the extents of both dimensions are unsuitable.
+    fn transpose_into(
+        &self,
+        target: &Tensor,
+        shape: &[usize],
+        in_strides: &[usize],
+        out_strides: &[usize],
+    ) -> Result<bool> {
+        let (size, last) = (self.dtype().size(), shape.len().saturating_sub(1));
+        let is_long = |d: usize| shape[d] >= MIN_TRANSPOSED_EXTENT;
+        let adjacent = (0..last).rev().find(|&d| in_strides[d] == 1 && is_long(d));
+        let Some(i) = adjacent.filter(|_| is_long(last) && in_strides[last] > 1) else { return Ok(false) };
+        if !matches!(size, 2 | 4) || (size == 2 && !shape[last].is_multiple_of(2)) {
+            return Ok(false);
+        }
+        let outer: SmallVec<[usize; 8]> = (0..last).filter(|&d| d != i).collect();
+        let of_outer = |of: &[usize]| -> Dims { outer.iter().map(|&d| of[d]).collect() };
+        let offset = self.layout().offset();
+        let has_even_lines = (0..=last).all(|d| d == i || in_strides[d].is_multiple_of(2));
+        let word_reads = offset.is_multiple_of(2) && has_even_lines && shape[i].is_multiple_of(2);
+        let tile = 32 * (4 / size);
+        let tiles = [i, last].map(|d| shape[d].div_ceil(tile));
+        let spec = kernel_spec! { "transpose", size, word_reads };
+        let params = kernel_params! {
+            rank: outer.len(), tiles_i: tiles[0], tiles_j: tiles[1], extent_i: shape[i], extent_j: shape[last],
+            in_stride_j: in_strides[last], out_stride_i: out_strides[i], in_offset: offset,
+            shape: &of_outer(shape), in_strides: &of_outer(in_strides), out_strides: &of_outer(out_strides),
+        };
+        let workgroups = numel(&of_outer(shape)) * tiles[0] * tiles[1];
+        launch::launch(&spec, &[self, target], params, workgroups)?;
+        Ok(true)
     }
 
     /// Replaces the elements by those of `source`, which is broadcast and cast.

@@ -1,0 +1,167 @@
+{#-
+Convolutions of each channel with a filter of its own. A thread has a run of adjacent elements of one line, and keeps
+the source elements that they share in registers.
+
+pass: of source and result
+  `forward`  y[position] = bias + the sum over taps of w[tap] * x[position * stride + tap * dilation - padding]
+  `input`    the gradient of x: the sum over taps of w[tap] * dy[(position + padding - tap * dilation) / stride], where
+             that is whole
+  `weight`   partial sums of dy[position] * x[position * stride + tap * dilation - padding] over a part of the
+             positions of all images: f32 [parts][channels][taps]. A workgroup has a part of one channel
+dtype: of everything but the partial sums; tensors are contiguous
+run: elements of a run; for `input` a multiple of the stride
+kernel_x, stride_x, dilation_x, padding_x and those of y: of the convolution
+bias: forward and input, added to each channel
+mode: `packed` if lines of results have whole words, else `scattered` (see types)
+f32_division: all quotients are below 2^20
+-#}
+{%- import "types" as t -%}
+{%- set taps = kernel_x * kernel_y -%}
+{{ t.prelude() }}
+struct Params {
+    // Threads (forward and input); runs of a line; channels; images.
+    n: u32,
+    runs: u32,
+    channels: u32,
+    images: u32,
+    // Parts of a channel, and runs of a part (weight).
+    parts: u32,
+    chunk: u32,
+    source_offset: u32,
+    // Offset of the filters, or of dy (weight).
+    other_offset: u32,
+    bias_offset: u32,
+    // Height and width of a plane of the source, and of the positions.
+    source_height: u32,
+    source_width: u32,
+    height: u32,
+    width: u32,
+}
+@group(1) @binding(0) var<uniform> p: Params;
+{{ t.input(0, "source", dtype) }}
+{{ t.input(1, "other", dtype) }}
+{% if bias %}
+{{ t.input(2, "bias", dtype) }}
+{% endif %}
+{{ t.output(3 if bias else 2, "out", "f32" if pass == "weight" else dtype, mode) }}
+{{ t.divide(f32_division) }}
+
+{#- Source elements of a run are numbered from 64 places before the first element's. -#}
+{%- macro place(r, k) -%}
+{%- if pass != "input" -%}{{ 64 + r * stride_x + k * dilation_x - padding_x }}
+{%- elif (64 * stride_x + r + padding_x - k * dilation_x) % stride_x == 0 -%}
+{{ (64 * stride_x + r + padding_x - k * dilation_x) // stride_x }}
+{%- endif -%}
+{%- endmacro -%}
+{%- set places = namespace(all=[]) -%}
+{%- for r in range(run) -%}{%- for k in range(kernel_x) -%}
+{%- set at = place(r, k) -%}
+{%- if at and at not in places.all -%}{%- set places.all = places.all + [at] -%}{%- endif -%}
+{%- endfor -%}{%- endfor -%}
+
+{#- Loads the source elements of a run whose plane has this index, for line `y` and tap `ky`. -#}
+{% macro load_sources(ky) %}
+    {% if pass == "input" %}
+    let shifted = y + {{ padding_y }}u - {{ ky }} * {{ dilation_y }}u;
+    let source_y = shifted / {{ stride_y }}u;
+    // Before the first line the difference wraps to a large value.
+    let has_line = (shifted < 0x80000000u) & (shifted % {{ stride_y }}u == 0u) & (source_y < p.source_height);
+    let first = x / {{ stride_x }}u;
+    {% else %}
+    let source_y = y * {{ stride_y }}u + {{ ky }} * {{ dilation_y }}u - {{ padding_y }}u;
+    let has_line = source_y < p.source_height;
+    let first = x * {{ stride_x }}u;
+    {% endif %}
+    let line = p.source_offset + (plane * p.source_height + select(0u, source_y, has_line)) * p.source_width;
+    {% for at in places.all %}
+    let x{{ at }} = first + {{ at }}u - 64u;
+    let in{{ at }} = has_line & (x{{ at }} < p.source_width);
+    let v{{ at }} = select(0.0, source_at(line + select(0u, x{{ at }}, in{{ at }})), in{{ at }});
+    {% endfor %}
+{% endmacro %}
+
+{% if pass == "weight" %}
+var<workgroup> sums: array<f32, {{ taps * 65 }}>;
+
+@compute @workgroup_size(64)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+        @builtin(local_invocation_index) thread: u32) {
+    let index = group_index(group, groups);
+    let part = index / p.channels;
+    let channel = index % p.channels;
+    let runs_of_plane = p.runs * p.height;
+    let end = select(0u, min((part + 1u) * p.chunk, runs_of_plane * p.images), part < p.parts);
+    {% for tap in range(taps) %}
+    var sum{{ tap }} = 0.0;
+    {% endfor %}
+    for (var i = part * p.chunk + thread; i < end; i += 64u) {
+        let of_image = divide(i, runs_of_plane);
+        let of_line = divide(of_image.y, p.runs);
+        let plane = of_image.x * p.channels + channel;
+        let y = of_line.x;
+        let x = of_line.y * {{ run }}u;
+        let grads = p.other_offset + (plane * p.height + y) * p.width;
+        {% for r in range(run) %}
+        let g{{ r }} = select(0.0, other_at(grads + min(x + {{ r }}u, p.width - 1u)), x + {{ r }}u < p.width);
+        {% endfor %}
+        {% for ky in range(kernel_y) %}
+        {
+            {{ load_sources(ky ~ "u") }}
+            {% for k in range(kernel_x) %}
+            sum{{ ky * kernel_x + k }} += {% for r in range(run) %}{{ " + " if not loop.first }}g{{ r }} * v{{ place(r, k) }}{% endfor %};
+            {% endfor %}
+        }
+        {% endfor %}
+    }
+    {% for tap in range(taps) %}
+    sums[{{ tap * 65 }}u + thread] = sum{{ tap }};
+    {% endfor %}
+    workgroupBarrier();
+    if thread < {{ taps }}u && part < p.parts {
+        var total = 0.0;
+        for (var i = 0u; i < 64u; i++) { total += sums[thread * 65u + i]; }
+        out_put(index * {{ taps }}u + thread, total);
+    }
+}
+{% else %}
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+        @builtin(local_invocation_index) thread: u32) {
+    let index = group_index(group, groups) * 256u + thread;
+    if index >= p.n { return; }
+    let of_line = divide(index, p.runs);
+    let of_plane = divide(of_line.x, p.height);
+    let plane = of_plane.x;
+    let channel = divide(plane, p.channels).y;
+    let y = of_plane.y;
+    let x = of_line.y * {{ run }}u;
+    {% for r in range(run) %}
+    var sum{{ r }} = {{ "bias_at(p.bias_offset + channel)" if bias else "0.0" }};
+    {% endfor %}
+    for (var ky = 0u; ky < {{ kernel_y }}u; ky++) {
+        {{ load_sources("ky") }}
+        let filter_line = p.other_offset + (channel * {{ kernel_y }}u + ky) * {{ kernel_x }}u;
+        {% for k in range(kernel_x) %}
+        let w{{ k }} = other_at(filter_line + {{ k }}u);
+        {% for r in range(run) %}
+        {% if place(r, k) %}
+        sum{{ r }} += w{{ k }} * v{{ place(r, k) }};
+        {% endif %}
+        {% endfor %}
+        {% endfor %}
+    }
+    let start = of_line.x * p.width;
+    {% if mode == "packed" %}
+    {% for r in range(0, run, 4) %}
+    if x + {{ r }}u < p.width {
+        out_put4(start + x + {{ r }}u, array<f32, 4>(sum{{ r }}, sum{{ r + 1 }}, sum{{ r + 2 }}, sum{{ r + 3 }}),
+            start + p.width);
+    }
+    {% endfor %}
+    {% else %}
+    {% for r in range(run) %}
+    if x + {{ r }}u < p.width { out_put(start + x + {{ r }}u, sum{{ r }}); }
+    {% endfor %}
+    {% endif %}
+}
+{% endif %}
