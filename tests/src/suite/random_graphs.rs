@@ -72,7 +72,7 @@ impl Program<'_> {
             let kept = Mutex::new(Vec::new());
             made.register_hook(move |g| {
                 kept.lock().unwrap_or_else(|e| e.into_inner()).push(g.clone());
-                Ok((g.numel() % 2 == 0).then(|| g.clone()))
+                Ok(g.numel().is_multiple_of(2).then(|| g.clone()))
             })?;
         }
         self.nodes.push(made);
@@ -149,7 +149,7 @@ impl Program<'_> {
 /// Computes gradients at ones: by one of the ways of a backward pass.
 fn compute_gradients(seed: u64, device: &Device, other: &Device) -> CoreResult<Vec<Tensor>> {
     let x = Tensor::from_slice(&[1.0f32; INPUTS], [INPUTS], device)?.to_leaf()?;
-    let loss = Program::run(seed, &x, other, seed % 3 == 0)?;
+    let loss = Program::run(seed, &x, other, seed.is_multiple_of(3))?;
     let passes = match seed % 4 {
         0 => 1,
         1 => 2,
@@ -171,7 +171,7 @@ fn gradients_of_linear_programs_are_exact(device: &Device) -> Result<()> {
     fusing.set_fusion_min_bytes(Some(0));
     let mut compared = 0;
     for seed in 0..PROGRAMS {
-        let device = if seed % 2 == 0 { device } else { &fusing };
+        let device = if seed.is_multiple_of(2) { device } else { &fusing };
         let value_at = |k: usize| -> CoreResult<f64> {
             let _no_grad = no_grad();
             let unit: Vec<f32> = (0..INPUTS).map(|i| f32::from(u8::from(i == k))).collect();
