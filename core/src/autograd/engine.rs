@@ -370,6 +370,7 @@ struct BackwardFnGuard<'a> {
 
 impl<'a> BackwardFnGuard<'a> {
     fn acquire(node: &'a Node, kept: bool) -> Result<Self> {
+        let kept = kept || matches!(node.kind, BackwardKind::Cast(_));
         let mut closure = node.backward_fn.lock_unpoisoned();
         let why = match &*closure {
             BackwardFnState::Saved(backward) => {

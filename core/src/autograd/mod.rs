@@ -255,7 +255,8 @@ enum BackwardKind {
     Differentiable,
     /// Differentiable, and also produces gradients for leaves that are not inputs.
     Checkpoint,
-    /// Cast of an input of this type. The backward function also takes gradients of that type.
+    /// Cast of an input of this type. The backward function also takes gradients of that type. It saves nothing
+    /// and is never freed, because autocast may share the cast with a graph that is recorded after a pass.
     Cast(DType),
 }
 

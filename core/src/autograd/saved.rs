@@ -67,6 +67,11 @@ impl SavedTensor {
         }
     }
 
+    /// Reports whether the tensor has not been written since it was saved.
+    pub(crate) fn is_unchanged(&self) -> bool {
+        self.tensor.version() == self.version && self.addend.iter().all(|added| added.is_unchanged())
+    }
+
     /// Checks that the tensor is unchanged, for backward functions that reach its memory by another path.
     pub(super) fn check_version(&self, wants: &BackwardCtx<'_>) -> Result<()> {
         let (now, t) = (self.tensor.version(), &self.tensor);

@@ -49,7 +49,8 @@ impl Device {
     }
 
     /// Runs chains of elementwise operations as one kernel if each result has at least `least` bytes. `None`
-    /// disables fusion. Results are identical to the bit with and without fusion, and so is memory use.
+    /// disables fusion. Results are identical to the bit with and without fusion. So is memory use, but for products
+    /// with an activation: with fusion they compute the activation again in the backward pass instead of saving it.
     ///
     /// The default is 256 KiB, or `FOREBAY_FUSION_MIN_BYTES` (0 for off). The null device does not fuse.
     ///

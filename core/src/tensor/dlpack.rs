@@ -16,6 +16,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result, fail, fail_if};
 use crate::runtime::device::Device;
 use crate::runtime::stream::Access;
+use crate::tensor::layout::checked_numel;
 
 mod capsule;
 mod request;
@@ -236,6 +237,10 @@ impl DlpackTensor {
                 "the tensor has the shape {extents:?}; expected extents of at least 0"
             );
         };
+        // Also for tensors without elements, whose other extents are multiplied below.
+        fail_if!(checked_numel(&shape).is_none();
+            argument("from_dlpack"), "the tensor has the shape {extents:?}; expected extents whose product is at most \
+            2^48");
         let mut contiguous = 1;
         let strides = self.numbers(self.tensor().strides).filter(|strides| {
             // The stride of a single element means nothing.

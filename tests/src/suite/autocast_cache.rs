@@ -24,6 +24,8 @@ tests![
     layers_share_the_cast_of_their_input,
     gradients_of_a_shared_cast_are_summed_in_f32,
     an_input_that_changes_is_cast_again,
+    a_shared_cast_serves_several_passes,
+    shared_casts_between_16_bit_types_have_gradients,
 ];
 
 const SIDE: usize = 4;
@@ -253,5 +255,70 @@ fn an_input_that_changes_is_cast_again(device: &Device) -> Result<()> {
     ensure!(!h.linear(&w, None)?.requires_grad(), "a history without recording");
     drop(constant);
     ensure!(h.linear(&w.detach(), None)?.requires_grad(), "the history is lost after no_grad");
+    Ok(())
+}
+
+/// A cast saves nothing, so a pass that frees the graph leaves it usable, as in PyTorch.
+fn a_shared_cast_serves_several_passes(device: &Device) -> Result<()> {
+    let (w, x) = (random_leaf([SIDE, SIDE], 31, device)?, random_leaf([SIDE, SIDE], 37, device)?.detach());
+    type Loss = fn(&Tensor, &Tensor) -> forebay::error::Result<Tensor>;
+    let uses: [(&str, Loss); 2] = [
+        ("a weight", |w, x| x.matmul(w)?.sum_all()),
+        ("the input of a layer", |w, x| w.linear(x, None)?.sum_all()),
+    ];
+    for (name, loss) in uses {
+        let expected = {
+            let _scope = autocast(DType::BF16)?;
+            w.set_grad(None);
+            loss(&w, &x)?.backward()?;
+            w.grad().context("a gradient is missing")?.mul(2.0)?.to_f64s()?
+        };
+        let passes: [&dyn Fn() -> Result<()>; 2] = [
+            &|| {
+                loss(&w, &x)?.backward()?;
+                Ok(loss(&w, &x)?.backward()?)
+            },
+            &|| {
+                let losses = [loss(&w, &x)?, loss(&w, &x)?];
+                losses.iter().try_for_each(|loss| Ok(loss.backward()?))
+            },
+        ];
+        for (k, run) in passes.into_iter().enumerate() {
+            w.set_grad(None);
+            let _scope = autocast(DType::BF16)?;
+            run().with_context(|| format!("{name}, passes {k}"))?;
+            let found = w.grad().context("a gradient is missing")?.to_f64s()?;
+            ensure_close(&found, &expected, 1e-2, 1e-2).with_context(|| format!("{name}, passes {k}"))?;
+        }
+    }
+    // What an operation saved is freed as before.
+    let _scope = autocast(DType::BF16)?;
+    let h = w.exp()?;
+    h.linear(&x, None)?.sum_all()?.backward()?;
+    let again = h.linear(&x, None)?.sum_all()?.backward().err().map(|e| e.to_string()).unwrap_or_default();
+    ensure!(again.contains("`exp` has already run backward"), "expected an error of `exp`, got `{again}`");
+    Ok(())
+}
+
+fn shared_casts_between_16_bit_types_have_gradients(device: &Device) -> Result<()> {
+    let weights = [41, 43].map(|seed| random_leaf([SIDE, SIDE], seed, device));
+    let [a, b] = weights;
+    let (a, b, bias) = (a?, b?, Tensor::zeros([SIDE], DType::F32, device)?);
+    let run = |dtype: DType, low: DType| -> Result<Vec<f64>> {
+        let x = random_leaf([3, SIDE], 47, device)?.detach().to_dtype(dtype)?.to_leaf()?;
+        let loss = {
+            let _scope = autocast(low)?;
+            let h = x.mul(1.0)?;
+            h.linear(&a, None)?.add(&h.linear(&b, None)?)?.add(&h.mlp(&a, &bias, &b, &bias)?)?.sum_all()?
+        };
+        loss.backward()?;
+        let grad = x.grad().context("a gradient is missing")?;
+        ensure!(grad.dtype() == dtype, "the gradient of {dtype} is {}", grad.dtype());
+        Ok(grad.to_f64s()?)
+    };
+    for [from, low] in [[DType::F16, DType::BF16], [DType::BF16, DType::F16]] {
+        let (found, expected) = (run(from, low)?, run(DType::F32, low)?);
+        ensure_close(&found, &expected, 2e-2, 3e-2).with_context(|| format!("{from} cast to {low}"))?;
+    }
     Ok(())
 }

@@ -207,13 +207,18 @@ fn unsuitable_tensors_are_refused(device: &Device) -> Result<()> {
     let leaf = Tensor::ones([4], DType::F32, device)?.to_leaf()?;
     ensure!(leaf.to_dlpack_host().is_err_and(|e| e.to_string().contains("detach")), "a leaf was exported");
     type Change = fn(&mut DlManagedTensorVersioned);
-    let changes: [(Change, &str); 5] = [
+    let changes: [(Change, &str); 7] = [
         (|t| t.version.major = 2, "version 2.3"),
         (|t| t.dl_tensor.dtype.bits = 128, "128 bits"),
         (|t| t.dl_tensor.dtype.lanes = 4, "4 lanes"),
         (|t| t.dl_tensor.device = DlDevice { device_type: 10, device_id: 3 }, "device 3 of type 10"),
         // SAFETY: the array has two extents.
         (|t| unsafe { *t.dl_tensor.shape = -1 }, "[-1, 2]"),
+        // Extents whose product no integer holds, also of a tensor without elements.
+        // SAFETY: the array has two extents.
+        (|t| unsafe { *t.dl_tensor.shape = i64::MAX }, "at most 2^48"),
+        // SAFETY: both arrays have two numbers.
+        (|t| unsafe { t.dl_tensor.shape.copy_from(&[0, i64::MAX] as *const i64, 2) }, "at most 2^48"),
     ];
     for (at, (change, expected)) in changes.into_iter().enumerate() {
         let raw = Producer::publish(&[1.0; 4], &[2, 2], &[], 0, &RETURNED);

@@ -3,14 +3,16 @@
 use std::thread;
 
 use anyhow::{Context, Result, ensure};
+use forebay::autograd::{self, GradOptions, grad};
 use forebay::device::Device;
 use forebay::dtype::DType;
+use forebay::error::Result as CoreResult;
 use forebay::memory::Config;
 use forebay::profile::Profiler;
 use forebay::stream::Stream;
 use forebay::tensor::Tensor;
 
-use super::host_reference::{SplitMix64, ensure_same_bits};
+use super::host_reference::{SplitMix64, ensure_close, ensure_same_bits};
 use super::{skip, tests};
 
 tests![
@@ -25,6 +27,10 @@ tests![
     long_chains_and_many_inputs_are_split,
     gated_units_save_and_write_nothing_but_their_operands,
     a_changed_activation_is_saved,
+    an_activation_whose_input_changed_is_saved,
+    dry_runs_save_what_gated_units_save,
+    second_gradients_reach_recomputed_activations,
+    second_gradients_of_random_programs_do_not_depend_on_fusion,
 ];
 
 /// Returns another handle to the card, which fuses from `least` bytes on.
@@ -347,4 +353,142 @@ fn a_changed_activation_is_saved(device: &Device) -> Result<()> {
     let expected = activated.detach().copy()?;
     activated.mul(&up)?.sum_all()?.backward()?;
     ensure_same_bits(&up.grad().context("a gradient is missing")?, &expected)
+}
+
+/// The null device plans the memory of a device that fuses, although it runs no kernels.
+fn dry_runs_save_what_gated_units_save(device: &Device) -> Result<()> {
+    let run = |device: &Device| -> Result<[u64; 3]> {
+        let leaf = || Tensor::ones([512, 256], DType::F32, device)?.to_leaf();
+        let (gate, up) = (leaf()?, leaf()?);
+        let before = device.memory().allocated();
+        let y = gate.silu()?.mul(&up)?;
+        let held = device.memory().allocated() - before;
+        device.pool().reset_peak_stats();
+        y.sum_all()?.backward()?;
+        Ok([before, held, device.memory().peak_allocated()])
+    };
+    let (real, dry) =
+        (Device::with_config(device.backend().clone(), Config::default()), Device::null(Default::default()));
+    real.set_fusion_min_bytes(Some(256 << 10));
+    let (real, dry) = (run(&real)?, run(&dry)?);
+    ensure!(
+        real[..2] == dry[..2],
+        "bytes before and of the unit: {:?}, in a dry run {:?}",
+        &real[..2],
+        &dry[..2]
+    );
+    // Workspaces of the sum differ by less than a tensor.
+    let apart = real[2].abs_diff(dry[2]);
+    ensure!(apart < real[1] / 2, "the peak is {}, in a dry run {}", real[2], dry[2]);
+    Ok(())
+}
+
+fn an_activation_whose_input_changed_is_saved(device: &Device) -> Result<()> {
+    let device = other(device, Some(0));
+    let [gate, up] = gate_and_up(&device)?;
+    let input = gate.mul(1.0)?;
+    let activated = input.silu()?;
+    input.detach().zero_()?;
+    let loss = activated.mul(&up)?.sum_all()?;
+    // Only the gradient of the activation itself needs the input.
+    let found = grad(&[&loss], &[&up], &GradOptions::retain_graph())?;
+    ensure_same_bits(&found[0], &activated.detach())?;
+    let error = loss.backward().err().map(|e| e.to_string()).unwrap_or_default();
+    ensure!(error.contains("changed in place"), "expected an error of `silu`, got `{error}`");
+    Ok(())
+}
+
+/// The gradient of `up` is the activation, which is part of the graph of the first gradient.
+fn second_gradients_reach_recomputed_activations(device: &Device) -> Result<()> {
+    let gradients = both(device).map(|device| -> Result<_> {
+        let [gate, up] = gate_and_up(&device)?;
+        let activated = gate.silu()?;
+        let loss = activated.mul(&up)?.sum_all()?;
+        let first = grad(&[&loss], &[&up], &GradOptions::create_graph())?;
+        let second = first[0].square()?.sum_all()?;
+        let mut found = grad(&[&second], &[&activated, &gate], &GradOptions::retain_graph())?;
+        // A hook on the activation sees the second pass.
+        activated.register_hook(|g| g.mul(8.0).map(Some))?;
+        found.extend(grad(&[&second], &[&gate], &GradOptions::default())?);
+        Ok(found)
+    });
+    let [single, fused] = gradients;
+    let (single, fused) = (single?, fused?);
+    let close = |a: &Tensor, b: &Tensor| ensure_close(&a.to_f64s()?, &b.to_f64s()?, 1e-5, 1e-6);
+    single.iter().zip(&fused).try_for_each(|(a, b)| close(b, a))?;
+    close(&fused[2], &fused[1].mul(8.0)?)
+}
+
+/// Runs a random program of elementwise operations, also in place, and returns its first and second gradients.
+fn run_random_program(seed: u64, device: &Device) -> CoreResult<Vec<Option<Tensor>>> {
+    let mut rng = SplitMix64(seed);
+    let shape: &[usize] = [&[7][..], &[2, 5], &[3, 1, 4]][rng.below(3)];
+    let mut leaf = || {
+        let halves: Vec<f32> =
+            (0..shape.iter().product()).map(|_| rng.below(129) as f32 / 128.0 - 0.5).collect();
+        Tensor::from_slice(&halves, shape, device)?.to_leaf()
+    };
+    let leaves = [leaf()?, leaf()?, leaf()?];
+    let mut nodes = leaves.iter().map(|t| t.mul(1.0)).collect::<CoreResult<Vec<Tensor>>>()?;
+    for _ in 0..3 + rng.below(8) {
+        let (p, q) = (nodes[rng.below(nodes.len())].clone(), nodes[rng.below(nodes.len())].clone());
+        let made = match rng.below(14) {
+            0 => p.silu()?,
+            1 => p.gelu()?,
+            2 => p.sin()?,
+            3 => p.square()?,
+            4 => p.softplus(1.0, 20.0)?,
+            5 => p.elu(1.0)?,
+            6 => p.add(&q)?,
+            7 => p.div(&q.square()?.add(2.0)?)?,
+            8 => p.mul(&q.silu()?)?,
+            9 => {
+                match rng.below(3) {
+                    0 => p.mul_(&q)?,
+                    1 => p.add_(0.25)?,
+                    _ => p.mul_(0.5)?,
+                }
+                continue;
+            }
+            _ => p.mul(&q)?,
+        };
+        nodes.push(made);
+    }
+    let mut loss = nodes[nodes.len() - 1].sum_all()?;
+    for t in &nodes[nodes.len().saturating_sub(4)..] {
+        loss = loss.add(&t.square()?.sum_all()?)?;
+    }
+    // One input is a result of the program.
+    let inputs: Vec<&Tensor> = leaves.iter().chain([&nodes[rng.below(nodes.len())]]).collect();
+    let first = autograd::grad_allow_unused(&[&loss], &inputs, &GradOptions::create_graph())?;
+    let mut second = Tensor::zeros((), DType::F32, device)?;
+    for grad in first.iter().flatten() {
+        second = second.add(&grad.square()?.sum_all()?)?;
+    }
+    let mut found: Vec<Option<Tensor>> = first.iter().map(|grad| grad.as_ref().map(Tensor::detach)).collect();
+    if second.requires_grad() {
+        found.extend(autograd::grad_allow_unused(&[&second], &inputs, &GradOptions::default())?);
+    }
+    Ok(found)
+}
+
+fn second_gradients_of_random_programs_do_not_depend_on_fusion(device: &Device) -> Result<()> {
+    let [single, fused] = both(device);
+    let mut compared = 0;
+    for seed in 0..24 {
+        let (expected, found) = match (run_random_program(seed, &single), run_random_program(seed, &fused)) {
+            (Ok(expected), found) => (expected, found.with_context(|| format!("program {seed}"))?),
+            // The program overwrites a tensor that is saved. Fusion may save another one.
+            (Err(_), _) => continue,
+        };
+        compared += 1;
+        ensure!(expected.len() == found.len(), "program {seed}: {} and {}", expected.len(), found.len());
+        for (k, pair) in expected.iter().zip(&found).enumerate() {
+            let values = |t: &Option<Tensor>| t.as_ref().map_or(Ok(Vec::new()), Tensor::to_f64s);
+            ensure_close(&values(pair.1)?, &values(pair.0)?, 1e-4, 1e-4)
+                .with_context(|| format!("program {seed}, gradient {k}"))?;
+        }
+    }
+    ensure!(compared >= 16, "only {compared} programs have gradients");
+    Ok(())
 }

@@ -57,6 +57,7 @@ mod post_norm;
 mod printing;
 mod profiler;
 mod random;
+mod random_graphs;
 mod reductions;
 mod reentrant_backward;
 mod resize;
@@ -90,6 +91,7 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("double_backward", double_backward::TESTS),
     ("hooks", hooks::TESTS),
     ("reentrant_backward", reentrant_backward::TESTS),
+    ("random_graphs", random_graphs::TESTS),
     ("activation_checkpointing", activation_checkpointing::TESTS),
     ("inplace", inplace::TESTS),
     ("amp", amp::TESTS),

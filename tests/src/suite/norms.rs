@@ -26,6 +26,9 @@ tests![
     gradients_do_not_depend_on_which_are_wanted,
     group_norms_keep_digits_far_from_zero,
     captured_and_checkpointed_norms_have_the_bits_of_eager_ones,
+    running_statistics_may_be_parts_of_one_buffer,
+    batches_without_elements_are_counted,
+    a_changed_input_of_a_norm_is_an_error,
 ];
 
 const LOW: [DType; 2] = [DType::F16, DType::BF16];
@@ -321,6 +324,90 @@ fn captured_and_checkpointed_norms_have_the_bits_of_eager_ones(device: &Device) 
             ensure_same_bits(&got.detach(), &expected.detach())
                 .with_context(|| format!("captured {captured}, checkpointed {checkpointed}: {k}"))?;
         }
+    }
+    Ok(())
+}
+
+fn running_statistics_may_be_parts_of_one_buffer(device: &Device) -> Result<()> {
+    let x = Tensor::randn([4, 8, 3], DType::F32, device)?;
+    let train = |running: [&Tensor; 2], count: &Tensor| -> Result<Vec<f64>> {
+        let [mean, var] = running;
+        mean.zero_()?;
+        var.copy_(&var.ones_like()?)?;
+        let count = Some(count);
+        let options = BatchNormOptions {
+            running: Some((mean, var)),
+            num_batches_tracked: count,
+            training: true,
+            ..Default::default()
+        };
+        let y = x.batch_norm(&options)?;
+        Ok([y.to_f64s()?, mean.to_f64s()?, var.to_f64s()?].concat())
+    };
+    let counts = Tensor::zeros([4], DType::I32, device)?;
+    let own = [Tensor::zeros([8], DType::F32, device)?, Tensor::zeros([8], DType::F32, device)?];
+    let expected = train(own.each_ref(), &counts.narrow(0, 0, 1)?)?;
+    for dim in [0, 1] {
+        let shape = if dim == 0 { [2, 8] } else { [8, 2] };
+        let buffer = Tensor::zeros(shape, DType::F32, device)?;
+        let parts = [buffer.select(dim, 0)?, buffer.select(dim, 1)?];
+        let found = train(parts.each_ref(), &counts.narrow(0, 2, 1)?)?;
+        ensure_close(&found, &expected, 1e-6, 1e-6).with_context(|| format!("parts of dimension {dim}"))?;
+    }
+    let counts = counts.to_f64s()?;
+    ensure!(counts == [1.0, 0.0, 2.0, 0.0], "the batches are counted as {counts:?}");
+    Ok(())
+}
+
+/// As in PyTorch, an empty batch counts, has zero gradients and changes no statistics.
+fn batches_without_elements_are_counted(device: &Device) -> Result<()> {
+    for shape in [&[0, 8][..], &[0, 8, 3], &[2, 8, 0]] {
+        let x = Tensor::zeros(shape, DType::F32, device)?.to_leaf()?;
+        let weight = Tensor::ones([8], DType::F32, device)?.to_leaf()?;
+        let count = Tensor::zeros((), DType::I32, device)?;
+        let [mean, var] = [0.0, 1.0].map(|value| Tensor::full([8], value, DType::F32, device));
+        let (mean, var) = (mean?, var?);
+        for training in [true, false] {
+            let options = BatchNormOptions {
+                running: Some((&mean, &var)),
+                weight: Some(&weight),
+                num_batches_tracked: Some(&count),
+                training,
+                ..Default::default()
+            };
+            for y in [x.batch_norm(&options)?, x.batch_norm_silu(&options)?] {
+                ensure!(y.shape() == shape, "{:?} of {shape:?}", y.shape());
+                y.sum_all()?.backward()?;
+            }
+        }
+        let gradient = weight.grad().context("a gradient is missing")?.to_f64s()?;
+        ensure!(gradient == [0.0; 8], "{shape:?}: the gradient is {gradient:?}");
+        ensure!(count.item()? == 2.0, "{shape:?}: {} batches", count.item()?);
+        ensure!(
+            mean.to_f64s()? == [0.0; 8] && var.to_f64s()? == [1.0; 8],
+            "{shape:?}: the statistics changed"
+        );
+    }
+    Ok(())
+}
+
+fn a_changed_input_of_a_norm_is_an_error(device: &Device) -> Result<()> {
+    let leaf = Tensor::randn([4, 8, 3], DType::F32, device)?.to_leaf()?;
+    let training = BatchNormOptions { training: true, ..Default::default() };
+    let plain = NormOptions::default();
+    type Norm<'a> = &'a dyn Fn(&Tensor) -> CoreResult<Tensor>;
+    let norms: [(&str, Norm<'_>); 4] = [
+        ("batch_norm", &|x| x.batch_norm(&training)),
+        ("batch_norm_silu", &|x| x.batch_norm_silu(&training)),
+        ("group_norm", &|x| x.group_norm(2, &plain)),
+        ("group_norm_silu", &|x| x.group_norm_silu(2, &plain)),
+    ];
+    for (name, norm) in norms {
+        let x = leaf.mul(1.0)?;
+        let y = norm(&x)?.sum_all()?;
+        x.detach().add_(1.0)?;
+        let error = y.backward().err().map(|e| e.to_string()).unwrap_or_default();
+        ensure!(error.contains("changed in place"), "{name}: expected an error, got `{error}`");
     }
     Ok(())
 }

@@ -7,7 +7,7 @@
 use std::sync::{Arc, Weak};
 
 use crate::amp::AutocastOperand;
-use crate::autograd::BackwardCtx;
+use crate::autograd::{BackwardCtx, GradEdge};
 use crate::ops::elementwise::expr_eval::{ExprEnv, ExprValue};
 use crate::ops::elementwise::recompute::RecomputableResult;
 use crate::ops::elementwise::{activation, binary, unary};
@@ -346,8 +346,8 @@ enum SavedOperand {
     Scalar(Scalar),
     /// Own input, which operations that use the result share.
     Input(Arc<RecomputableResult>),
-    /// Result of another operation.
-    Recomputed(Arc<RecomputableResult>),
+    /// Result of another operation, with its history.
+    Recomputed(Arc<RecomputableResult>, Option<GradEdge>),
 }
 
 impl SavedOperand {
@@ -356,7 +356,7 @@ impl SavedOperand {
             Self::Tensor(t) => ExprValue::Tensor(t.unpack(wants)?),
             Self::Scalar(s) => ExprValue::Scalar(s.to_f64()),
             Self::Input(result) => ExprValue::Tensor(result.unpack_input(wants)?),
-            Self::Recomputed(result) => ExprValue::Tensor(result.recompute(wants)?),
+            Self::Recomputed(result, edge) => ExprValue::Tensor(result.recompute(edge.as_ref(), wants)?),
         })
     }
 }
@@ -399,8 +399,10 @@ fn attach_backward(
     };
     let save_tensor = |t: &Tensor| match &recomputable {
         Some(result) => SavedOperand::Input(result.clone()),
-        None => RecomputableResult::find(t, out.shape())
-            .map_or_else(|| SavedOperand::Tensor(SavedTensor::input(t)), SavedOperand::Recomputed),
+        None => match RecomputableResult::find(t, out.shape()) {
+            Some(result) => SavedOperand::Recomputed(result, t.grad_edge()),
+            None => SavedOperand::Tensor(SavedTensor::input(t)),
+        },
     };
     let vars = [GradVar::A, GradVar::B, GradVar::C];
     let kept: SmallVec<[(GradVar, &'static str, SavedOperand); 4]> = vars

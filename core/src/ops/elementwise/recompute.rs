@@ -7,9 +7,10 @@
 
 use std::sync::{Arc, Weak};
 
-use crate::autograd::BackwardCtx;
+use crate::autograd::{BackwardCtx, GradEdge};
 use crate::ops::elementwise::pointwise::{PointwiseOp, run_pointwise};
 use crate::ops::prelude::*;
+use crate::runtime::options::default_fusion_min_bytes;
 use crate::scalar::Scalar;
 use crate::storage::Storage;
 
@@ -32,8 +33,10 @@ impl RecomputableResult {
         attrs: &[(&'static str, Scalar)],
         out: &Tensor,
     ) -> Option<Arc<Self>> {
-        let bytes = (out.numel() * out.dtype().size()) as u64;
-        let fuses = out.device().fusion_min_bytes().is_some_and(|min_bytes| bytes >= min_bytes);
+        let (bytes, device) = ((out.numel() * out.dtype().size()) as u64, out.device());
+        // The null device does not fuse, but has the memory of a device that does.
+        let planned = || device.is_null().then(default_fusion_min_bytes).flatten();
+        let fuses = device.fusion_min_bytes().or_else(planned).is_some_and(|min_bytes| bytes >= min_bytes);
         (fuses && x.dtype() == out.dtype()).then(|| {
             Arc::new(Self {
                 op,
@@ -46,13 +49,14 @@ impl RecomputableResult {
         })
     }
 
-    /// Finds the operation that computed `t`, if `t` is its unchanged result and fuses with a result of `shape`.
+    /// Finds the operation that computed `t`, if `t` is its unchanged result and fuses with a result of `shape`. The
+    /// input must be unchanged too.
     pub(super) fn find(t: &Tensor, shape: &[usize]) -> Option<Arc<Self>> {
         let found = autograd::result_source(t)?.downcast::<Self>().ok()?;
         let is_unchanged = t.version() == found.version
             && *t.layout() == found.layout
             && found.storage.ptr_eq(&t.downgrade_storage());
-        (is_unchanged && t.shape() == shape).then_some(found)
+        (is_unchanged && found.input.is_unchanged() && t.shape() == shape).then_some(found)
     }
 
     /// Returns the saved input, in a backward function.
@@ -60,8 +64,12 @@ impl RecomputableResult {
         self.input.unpack(wants)
     }
 
-    /// Computes the result again, in a backward function.
-    pub(super) fn recompute(&self, wants: &BackwardCtx<'_>) -> Result<Tensor> {
-        run_pointwise(self.op, &[Operand::Tensor(&self.unpack_input(wants)?)], &self.attrs)
+    /// Computes the result again, in a backward function. In a recorded pass it has the history `edge` of the first
+    /// result, so second gradients reach the first result and its hooks.
+    pub(super) fn recompute(&self, edge: Option<&GradEdge>, wants: &BackwardCtx<'_>) -> Result<Tensor> {
+        let _no_grad = autograd::no_grad();
+        let input = self.unpack_input(wants)?;
+        let again = run_pointwise(self.op, &[Operand::Tensor(&input)], &self.attrs)?;
+        Ok(if wants.create_graph() { again.with_grad_edge(edge.cloned()) } else { again })
     }
 }

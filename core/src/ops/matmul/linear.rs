@@ -73,7 +73,9 @@ impl LinearOperands {
     /// Computes the gradient of x, of shape `x_shape`, from rows. If x is a cast that layers share, the product is
     /// not rounded, and is added to the gradients of the other layers.
     fn input_grad(&self, g: &Tensor, x_shape: &[usize], wants: &BackwardCtx<'_>) -> Result<Tensor> {
-        let Some(dtype) = wants.shared_cast_source_dtype(0).filter(|_| g.dtype().size() == 2) else {
+        // Products of 16 bits are written in their own type or in f32. The other 16-bit type gets a rounded product.
+        let is_wider = |dtype: &DType| *dtype == DType::F32 && g.dtype().size() == 2;
+        let Some(dtype) = wants.shared_cast_source_dtype(0).filter(is_wider) else {
             return matmul::gemm(self.op, g, &self.compute_weight)?.reshape(x_shape);
         };
         let product = |g: &Tensor| matmul::gemm_as(self.op, g, &self.compute_weight, dtype)?.reshape(x_shape);
