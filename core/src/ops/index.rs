@@ -6,6 +6,7 @@
 
 pub(crate) mod embedding;
 pub(crate) mod embedding_bag;
+pub(crate) mod order;
 pub(crate) mod scatter;
 pub(crate) mod select;
 pub(crate) mod take_put;
@@ -181,6 +182,17 @@ impl<'a> From<&'a Tensor> for ScatterSource<'a> {
     }
 }
 
+/// Number of slices of each line that the scanning kernel writes, or `None` if sorting the indices is faster.
+fn scan_slices(extent: usize, dim: usize, shape: &[usize]) -> Option<usize> {
+    let length = shape.get(dim).copied().unwrap_or(1);
+    let lines = numel(&with_extent(shape, dim, 1));
+    let slices = (SCATTER_THREADS / lines.max(1)).clamp(1, extent.max(1));
+    let [few, many] = SCATTER_MAX_SCANS;
+    let is_long = length > if lines < WORKGROUP_SIZE * 16 { few } else { many };
+    let is_repeated = slices > 1 && lines * slices * length > SCATTER_MAX_READS;
+    (!is_long && !is_repeated).then_some(slices)
+}
+
 /// Creates a scalar tensor of the type of `like` in workspace memory.
 fn scalar_like(value: f64, like: &Tensor) -> Result<Tensor> {
     let _tag = memory::scope::enter_tag(Tag::Workspace);
@@ -218,10 +230,7 @@ pub(super) fn scatter_into(
     if lines == 0 || length == 0 || extent == 0 {
         return Ok(());
     }
-    let slices = (SCATTER_THREADS / lines).clamp(1, extent);
-    let [few, many] = SCATTER_MAX_SCANS;
-    let long = length > if lines < WORKGROUP_SIZE * 16 { few } else { many };
-    if long || (slices > 1 && lines * slices * length > SCATTER_MAX_READS) {
+    let Some(slices) = scan_slices(extent, dim, shape) else {
         let scalar;
         let src = match source {
             ScatterSource::Tensor(src, strides) => (*src, &strides[..]),
@@ -232,7 +241,7 @@ pub(super) fn scatter_into(
         };
         let index = (index, index_strides);
         return scatter::scatter_sorted_runs(op, out, dim, index, shape, src, (how, skip));
-    }
+    };
     let spec = kernel_spec! {
         "scatter", dtype: launch::shader_dtype_name(out.dtype(), out.device()),
         index: index_dtype_name(op, index)?, op: how.name(), scalar: src.is_none(),
@@ -303,11 +312,14 @@ pub(super) fn gather_backward(
 ) -> Result<Tensor> {
     let recorded = g;
     let g = &recorded.detach();
-    // 16-bit gradients are summed in f32, because a frequent index's sum would otherwise stop growing.
-    let wide = if g.dtype().size() == 2 { DType::F32 } else { g.dtype() };
+    // 16-bit gradients are summed in f32, because a frequent index's sum would otherwise stop growing. Kernels of
+    // sorted indices do so themselves.
+    let extent = shape.get(dim).copied().unwrap_or(1);
+    let is_summed_in_f32 = g.dtype().size() == 2 && scan_slices(extent, dim, g.shape()).is_some();
+    let wide = if is_summed_in_f32 { DType::F32 } else { g.dtype() };
     let sum = Tensor::zeros(shape, wide, g.device())?;
-    let g32 = g.to_dtype(wide)?;
-    scatter_into(op, &sum, dim, index, g.shape(), &(&g32).into(), (ScatterOp::Add, skip))?;
+    let wide_g = g.to_dtype(wide)?;
+    scatter_into(op, &sum, dim, index, g.shape(), &(&wide_g).into(), (ScatterOp::Add, skip))?;
     Ok(attach_gather_grad(op, sum.to_dtype(g.dtype())?, recorded, dim, index, skip))
 }
 

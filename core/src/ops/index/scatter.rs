@@ -4,12 +4,11 @@ use std::sync::Arc;
 
 use crate::autograd::BackwardCtx;
 use crate::ops::ScatterOp;
-use crate::ops::index::select;
 use crate::ops::index::{
     ScatterSource, ScatterTarget, leading_part, pad_ends, scatter_into, split_dim_stride,
 };
+use crate::ops::index::{order, select};
 use crate::ops::prelude::*;
-use crate::ops::sort;
 
 /// Length of a run of equal indices up to which one thread reduces the run.
 const MAX_SEQUENTIAL_RUN: usize = 512;
@@ -19,7 +18,7 @@ const RUN_CHUNK: usize = 128;
 
 /// Scatters into `out` in place, for rows too long for every thread to scan all indices.
 ///
-/// The indices are sorted, and runs of equal indices are reduced in order. A long run is reduced in chunks,
+/// The indices are sorted, unless their order is known (see [`order`]), and runs of equal indices are reduced in order. A long run is reduced in chunks,
 /// and a second kernel combines the chunks. The host does not know whether long runs exist. Without them, the
 /// second kernel ends after two reads for each 512 elements. For runs up to [`MAX_SEQUENTIAL_RUN`], results
 /// equal those of the scanning kernel bit by bit, except that 16-bit floats are rounded once.
@@ -37,21 +36,20 @@ pub(crate) fn scatter_sorted_runs(
     // Rows that share their indices also share their order.
     let once = |(k, &n): (usize, &usize)| if k != dim && index_strides.get(k) == Some(&0) { 1 } else { n };
     let distinct_shape: Dims = shape.iter().enumerate().map(once).collect();
-    let distinct =
-        index.with_layout(Layout::new(distinct_shape.clone(), index_strides, index.layout().offset()));
-    let to = select::linearize_index(op, &distinct, extent, None, false)?.reshape(&distinct_shape[..])?;
-    let order = sort::argsort_ascending(op, &to, dim)?;
-    let order_strides: Dims = to
+    let order = order::find_or_sort(op, index, (&distinct_shape, index_strides), dim)?;
+    let length = shape.get(dim).copied().unwrap_or(1);
+    // The order has the distinct lines in sequence.
+    let by_lines = Layout::contiguous(&with_extent(&distinct_shape, dim, 1));
+    let order_rest: Dims = by_lines
         .strides()
         .iter()
         .zip(&distinct_shape)
         .zip(shape)
-        .map(|((&s, m), n)| if m == n { s } else { 0 })
+        .map(|((&s, m), n)| if m == n { s * length } else { 0 })
         .collect();
     let (out_rest, out_dim) = split_dim_stride(out.strides(), dim);
-    let (order_rest, order_dim) = split_dim_stride(&order_strides, dim);
+    let order_rest = with_extent(&order_rest, dim, 0);
     let (src_rest, src_dim) = split_dim_stride(src_strides, dim);
-    let length = shape.get(dim).copied().unwrap_or(1);
     let lines = with_extent(shape, dim, 1);
     let (line_shape, strides) = collapse_dims(&lines, &[&out_rest, &order_rest, &src_rest]);
     launch::check_rank(op, line_shape.len())?;
@@ -67,7 +65,7 @@ pub(crate) fn scatter_sorted_runs(
         kernel_params! {
             lines, rank: line_shape.len(), length, extent, skip: skip.map_or(u32::MAX, |s| s as u32),
             out_offset: out.layout().offset(), src_offset: src.layout().offset(), chunk, short, candidates,
-            dim_strides: [out_dim, order_dim, src_dim], shape: &line_shape, out_strides: &strides[0],
+            dim_strides: [out_dim, src_dim], shape: &line_shape, out_strides: &strides[0],
             index_strides: &strides[1], src_strides: &strides[2],
         }
     };
@@ -77,7 +75,7 @@ pub(crate) fn scatter_sorted_runs(
         other => other,
     };
     let parts = long.then(|| Tensor::empty([chunks, 2, lines], part, out.device())).transpose()?;
-    let tensors = bindings![&to, &order, src, out, &parts];
+    let tensors = bindings![&order.targets, &order.positions, src, out, &parts];
     // The loop over a run, and the search for its start.
     let params_of_runs = params().loop_iterations((short + chunk).min(length) + 64);
     launch::launch(&spec("runs"), &tensors, params_of_runs, (lines * length).div_ceil(WORKGROUP_SIZE))?;
@@ -85,7 +83,7 @@ pub(crate) fn scatter_sorted_runs(
         // At most 17 runs of a workgroup have more chunks than one thread combines alone.
         let params_of_join = params().loop_iterations(chunks.div_ceil(WORKGROUP_SIZE) + 17 * 10 + 256);
         let groups = (lines * candidates).div_ceil(WORKGROUP_SIZE);
-        launch::launch(&spec("join"), &[&to, &order, parts, out], params_of_join, groups)?;
+        launch::launch(&spec("join"), &[&order.targets, parts, out], params_of_join, groups)?;
     }
     Ok(())
 }
@@ -458,9 +456,13 @@ impl IndexSelection {
         let index = (&self.rows, &strides[..]);
         // The scanning kernel rounds each sum.
         if how == ScatterOp::Add && out.dtype().size() == 2 && out.numel() > 0 && numel(shape) > 0 {
-            return scatter_sorted_runs(op, out, dim, index, shape, (values, values.strides()), (how, None));
+            scatter_sorted_runs(op, out, dim, index, shape, (values, values.strides()), (how, None))?;
+        } else {
+            scatter_into(op, out, dim, index, shape, &values.into(), (how, None))?;
         }
-        scatter_into(op, out, dim, index, shape, &values.into(), (how, None))
+        // The rows belong to this selection, and its gradient does not scatter.
+        order::forget(&self.rows);
+        Ok(())
     }
 }
 
