@@ -2,6 +2,7 @@
 Sorting permutation of lines, or of tiles of long lines: a stable sort of (key, index) in workgroup memory.
 
 kind: see sort_keys.wgsl
+index: empty, or the type of indices whose keys are their values, 0xffffffff if no extent contains them; kind is u32
 tiled: the keys and indices of all tiles are written, for `sort_merge` or as the result; else lines have one tile, and
   the requested indices are written, as i64
 A tile has at most 1 << p.tile_shift elements, and a workgroup sorts tiles of 1 << p.block_shift elements together. The
@@ -36,7 +37,13 @@ struct Params {
 }
 @group(1) @binding(0) var<uniform> p: Params;
 {{ k.order(is_wide) }}
+{% if index %}
+{{ t.index(0, "x", index) }}
+{{ t.resolve_index() }}
+fn x_key(i: u32) -> Key { return resolve_index(x_words(i), 0xffffffffu); }
+{% else %}
 {{ k.input(0, "x", kind) }}
+{% endif %}
 {% if tiled %}
 @group(0) @binding(1) var<storage, read_write> out_keys: array<Key>;
 @group(0) @binding(2) var<storage, read_write> out_indices: array<u32>;

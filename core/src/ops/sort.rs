@@ -7,7 +7,7 @@
 
 pub(crate) mod sets;
 
-use super::index::{gather_into, scatter_unique_into};
+use super::index::{gather_into, index_dtype_name, scatter_unique_into};
 use crate::ops::norm::softmax::RowLayout;
 use crate::ops::prelude::*;
 
@@ -55,6 +55,9 @@ pub(super) fn sort_key_type(dtype: DType) -> &'static str {
 /// Division of rows into tiles that workgroups sort.
 struct Tiling {
     layout: RowLayout,
+    /// Type of the keys in kernels, or, for `index`, the type of indices that are sorted by their values.
+    kind: &'static str,
+    index: &'static str,
     /// If true, keys have two words.
     wide: bool,
     /// Elements of a tile.
@@ -66,11 +69,21 @@ struct Tiling {
 impl Tiling {
     #[track_caller]
     fn new(op: &'static str, x: &Tensor, d: usize) -> Result<Self> {
-        let wide = x.dtype().size() == 8;
+        Self::with_keys(op, x, d, (sort_key_type(x.dtype()), ""), x.dtype().size() == 8)
+    }
+
+    #[track_caller]
+    fn with_keys(
+        op: &'static str,
+        x: &Tensor,
+        d: usize,
+        (kind, index): (&'static str, &'static str),
+        wide: bool,
+    ) -> Result<Self> {
         let layout = RowLayout::new(op, x, d as isize)?;
         let size = layout.extent.next_power_of_two().min(Self::max_size(wide));
         let tiles = layout.extent.div_ceil(size);
-        Ok(Self { layout, wide, size, tiles })
+        Ok(Self { layout, kind, index, wide, size, tiles })
     }
 
     /// Returns the number of elements that a workgroup sorts in 16 KiB of keys and indices.
@@ -120,11 +133,11 @@ impl Sorter {
 
     /// Sorts each tile of `x`: as keys and indices, or, with one tile in each row, as the selected indices.
     fn sort_tiles(self, x: &Tensor, tiling: &Tiling, tiled: bool, tensors: &[&Tensor]) -> Result<()> {
-        let &Tiling { ref layout, size, tiles, .. } = tiling;
+        let &Tiling { ref layout, kind, index, size, tiles, .. } = tiling;
         // Short rows share a workgroup, so that all of its threads compare elements.
         let block_size = size.max(2 * WORKGROUP_SIZE);
         let groups = (layout.rows * tiles).div_ceil(block_size / size);
-        let spec = kernel_spec! { "sort", kind: sort_key_type(x.dtype()), tiled };
+        let spec = kernel_spec! { "sort", kind, index, tiled };
         let (first, start_kind) = self.start_params();
         let params = layout.params(x, |params| {
             kernel_params! {
@@ -214,30 +227,26 @@ impl Sorter {
     }
 }
 
-/// Sorts the lines of contiguous u32 `keys` in ascending order, into the keys and the positions of `to`, of type u32.
-/// Not recorded.
+/// Sorts the lines of an index along its last dimension in ascending order, into the indices and the positions of `to`,
+/// of type u32. Indices that no extent contains become `u32::MAX`. Not recorded.
 #[track_caller]
-pub(super) fn sort_lines_into(
-    op: &'static str,
-    keys: &Tensor,
-    extent: usize,
-    to: SortBuffers<'_>,
-) -> Result<()> {
-    if keys.numel() == 0 {
+pub(super) fn sort_index_into(op: &'static str, index: &Tensor, to: SortBuffers<'_>) -> Result<()> {
+    if index.numel() == 0 {
         return Ok(());
     }
-    let sorter = Sorter { op, descending: false, start: RankStart::Rank(0), count: extent };
-    let lines = keys.reshape([keys.numel() / extent, extent])?;
-    let tiling = Tiling::new(op, &lines, 1)?;
+    let d = index.rank().saturating_sub(1);
+    let count = extent_or_one(index, d);
+    let sorter = Sorter { op, descending: false, start: RankStart::Rank(0), count };
+    let tiling = Tiling::with_keys(op, index, d, ("u32", index_dtype_name(op, index)?), false)?;
     if tiling.merges() == 0 {
-        return sorter.sort_tiles(&lines, &tiling, true, &[&lines, to.0, to.1]);
+        return sorter.sort_tiles(index, &tiling, true, &[index, to.0, to.1]);
     }
-    let buffer = || empty_workspace(&[keys.numel()], DType::U32, keys.device());
+    let buffer = || empty_workspace(&[index.numel()], DType::U32, index.device());
     let scratch = (buffer()?, buffer()?);
     let scratch = (&scratch.0, &scratch.1);
     let is_even = tiling.merges().is_multiple_of(2);
     let (from, other) = if is_even { (to, scratch) } else { (scratch, to) };
-    sorter.sort_rows(&lines, &tiling, from, other).map(drop)
+    sorter.sort_rows(index, &tiling, from, other).map(drop)
 }
 
 /// Returns the extent of a dimension, which must not be empty.

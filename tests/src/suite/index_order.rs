@@ -24,6 +24,7 @@ tests![
     every_write_to_an_index_makes_its_order_outdated,
     views_and_types_have_their_own_orders,
     a_storage_keeps_few_orders,
+    new_results_equal_results_in_place,
     short_lines_are_sorted_together,
     captured_steps_do_not_sort_constant_indices,
     captured_steps_sort_indices_that_they_change_once,
@@ -262,6 +263,51 @@ fn a_storage_keeps_few_orders(device: &Device) -> Result<()> {
     step(0)?;
     let few = device.memory().allocated();
     ensure!(few < held, "outdated orders take {} bytes", held - few);
+    Ok(())
+}
+
+/// A new result is written row by row, and an operand in place run by run.
+fn new_results_equal_results_in_place(device: &Device) -> Result<()> {
+    for dtype in [DType::F32, DType::BF16, DType::F16, DType::I32] {
+        if !device.supports_dtype(dtype) {
+            continue;
+        }
+        // Runs of about 2,800, some longer and some shorter than the kernels' limits, and 2 to 8.
+        for (rows, length) in [(6, EDGES), (40, EDGES), (4000, EDGES), (3, 1024), (2, 1025), (700, 4000)] {
+            let x = Tensor::randn([rows, 5], DType::F32, device)?.mul(9)?.to_dtype(dtype)?;
+            let src = Tensor::randn([length, 5], DType::F32, device)?.mul(9)?.to_dtype(dtype)?;
+            let even = Tensor::randint(-1, rows as i64 + 1, [length], DType::I32, device)?;
+            // Three of four indices are the same.
+            let is_other = Tensor::randint(0, 4, [length], DType::I32, device)?.eq(0)?;
+            let skewed = even.where_(&is_other, &Tensor::full([length], 1.0, DType::I32, device)?)?;
+            for (name, index) in [("even", even), ("skewed", skewed)] {
+                let what = || format!("{dtype}, {length} {name} indices of {rows} rows");
+                let in_place = x.copy()?;
+                in_place.index_add_(0, &index, &src, 1.0)?;
+                let got = x.index_add(0, &index, &src, 1.0)?;
+                ensure_same_bits(&got, &in_place).with_context(what)?;
+                // A base and a source of other strides, along another dimension.
+                let turned = x.t()?.index_add(1, &index, &src.t()?, 1.0)?;
+                ensure_same_bits(&turned.t()?.contiguous()?, &in_place).with_context(what)?;
+                let wide = index.unsqueeze(1)?.broadcast_to([length, 5])?;
+                let in_place = x.copy()?;
+                in_place.scatter_(0, &wide, &src)?;
+                ensure_same_bits(&x.scatter(0, &wide, &src)?, &in_place).with_context(what)?;
+                if dtype == DType::I32 {
+                    continue;
+                }
+                // The gradient of a lookup begins with zeros, and leaves out the padding.
+                let table = x.to_leaf()?;
+                let got = gradient(&table, &table.embedding(&index, Some(2.min(rows - 1)))?, &src)?;
+                let sums = Tensor::zeros([rows, 5], dtype, device)?;
+                sums.index_add_(0, &index, &src, 1.0)?;
+                sums.narrow(0, 2.min(rows - 1), 1)?.fill_(0)?;
+                if length > 1 << 14 {
+                    ensure_same_bits(&got, &sums).with_context(what)?;
+                }
+            }
+        }
+    }
     Ok(())
 }
 

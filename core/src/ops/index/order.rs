@@ -12,7 +12,6 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-use crate::ops::index::select;
 use crate::ops::prelude::*;
 use crate::ops::sort;
 use crate::runtime::stream::Access;
@@ -32,6 +31,7 @@ pub(super) struct IndexOrder {
     pub(super) targets: Tensor,
     /// Positions of the indices in their line; equal indices keep their order.
     pub(super) positions: Tensor,
+    length: usize,
     /// Version of the index's storage that was sorted.
     version: AtomicU64,
 }
@@ -39,7 +39,12 @@ pub(super) struct IndexOrder {
 impl IndexOrder {
     fn empty(view: &Tensor) -> Result<Self> {
         let tensor = || empty_workspace(&[view.numel()], DType::U32, view.device());
-        Ok(Self { targets: tensor()?, positions: tensor()?, version: AtomicU64::new(UNSORTED) })
+        Ok(Self {
+            targets: tensor()?,
+            positions: tensor()?,
+            length: view.shape().last().copied().unwrap_or(1),
+            version: AtomicU64::new(UNSORTED),
+        })
     }
 
     /// Sorts the lines of an index, whose last dimension is a line.
@@ -47,17 +52,19 @@ impl IndexOrder {
         self.version.store(UNSORTED, Ordering::Relaxed);
         // Read before the sort, so that a concurrent write makes the order outdated.
         let version = view.storage().tracked_version();
-        let _tag = memory::scope::enter_tag(Tag::Workspace);
         // The order serves every extent; the kernels that use it compare with theirs.
-        let rows = select::clamp_index_to_u32(op, view)?;
-        let length = view.shape().last().copied().unwrap_or(1);
-        sort::sort_lines_into(op, &rows, length, (&self.targets, &self.positions))?;
+        sort::sort_index_into(op, view, (&self.targets, &self.positions))?;
         self.version.store(version.unwrap_or(UNSORTED), Ordering::Relaxed);
         Ok(())
     }
 
     fn is_current(&self, view: &Tensor) -> bool {
         view.storage().tracked_version() == Some(self.version.load(Ordering::Relaxed))
+    }
+
+    /// Returns the number of indices of a line.
+    pub(super) fn length(&self) -> usize {
+        self.length
     }
 
     /// Tells the observer that the index is read, although no kernel binds it.

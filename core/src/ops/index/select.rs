@@ -81,14 +81,6 @@ pub(crate) fn linearize_index(
     Ok(rows)
 }
 
-/// Converts an index to u32. Indices that no extent contains become `u32::MAX`.
-#[track_caller]
-pub(super) fn clamp_index_to_u32(op: &'static str, index: &Tensor) -> Result<Tensor> {
-    let rows = Tensor::empty([index.numel()], DType::U32, index.device())?;
-    run_resolve_indices(op, index, None, &rows, (MAX_TENSOR_NUMEL, false), None)?;
-    Ok(rows)
-}
-
 /// Converts an index of any strides to rows within `extent`, or to i32 if `ignored` is set.
 fn run_resolve_indices(
     op: &'static str,
