@@ -1,7 +1,8 @@
 //! Memory of tensors: a block of the device, or temporarily a copy in host memory.
 
+use std::any::Any;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use crate::backend::{SegmentId, Slice};
 use crate::error::Result;
@@ -33,6 +34,16 @@ pub(crate) struct Storage {
     /// Returns the memory to the program, if it is the program's.
     release: Option<ReleaseExternal>,
     state: Mutex<StorageState>,
+    /// Data that operations have derived from the contents.
+    derived: OnceLock<Box<dyn DerivedData>>,
+}
+
+/// Data that operations derive from the contents and keep with the storage, which frees it.
+///
+/// The data must not hold the storage itself. It is valid for one [tracked version](Storage::tracked_version).
+pub(crate) trait DerivedData: Any + Send + Sync {
+    /// Frees the data.
+    fn clear(&self);
 }
 
 /// Callback that returns memory to the program.
@@ -52,6 +63,8 @@ struct StorageState {
     /// Number of running transfers without the dispatch lock; the block must not move or leave before they
     /// end.
     pin_count: u32,
+    /// Number of those transfers that write.
+    write_pin_count: u32,
     /// If true, an eviction was requested while the block was pinned.
     evict_when_unpinned: bool,
 }
@@ -97,6 +110,7 @@ impl Drop for PinGuard {
             let state = &mut *storage.lock();
             state.pin_count = state.pin_count.saturating_sub(1);
             if *access == Access::Write {
+                state.write_pin_count = state.write_pin_count.saturating_sub(1);
                 state.mark_written();
             }
             state.pin_count == 0 && std::mem::take(&mut state.evict_when_unpinned)
@@ -181,8 +195,10 @@ impl Storage {
                 version: 0,
                 capture_holds: 0,
                 pin_count: 0,
+                write_pin_count: 0,
                 evict_when_unpinned: false,
             }),
+            derived: OnceLock::new(),
         }
     }
 
@@ -200,6 +216,19 @@ impl Storage {
     /// Returns the write counter: equal versions mean equal contents.
     pub(crate) fn version(&self) -> u64 {
         self.lock().version
+    }
+
+    /// Returns the version, or `None` if the contents can change without a new one: in memory of the program, and
+    /// while a transfer without the dispatch lock writes.
+    pub(crate) fn tracked_version(&self) -> Option<u64> {
+        let state = self.lock();
+        (self.release.is_none() && state.write_pin_count == 0).then_some(state.version)
+    }
+
+    /// Returns the data that operations keep with the storage, if it has this type.
+    pub(crate) fn derived<D: DerivedData + Default>(&self) -> Option<&D> {
+        let derived: &dyn Any = &**self.derived.get_or_init(|| Box::<D>::default());
+        derived.downcast_ref()
     }
 
     fn lock(&self) -> MutexGuard<'_, StorageState> {
@@ -261,6 +290,7 @@ impl Storage {
         let block = self.locate(state, gate)?;
         self.device.pool().pin(&block);
         state.pin_count += 1;
+        state.write_pin_count += u32::from(access == Access::Write);
         Some(PinGuard { storage: Arc::clone(self), access, block })
     }
 
@@ -310,6 +340,9 @@ impl Storage {
     /// Frees the device block if the host has an up-to-date copy. If a transfer has pinned the block, the end
     /// of the transfer evicts it.
     pub(crate) fn evict(&self) {
+        if let Some(derived) = self.derived.get() {
+            derived.clear();
+        }
         // Pending operations may read the block, so the lock flushes them.
         let _gate = self.device.lock_dispatch();
         let state = &mut *self.lock();
@@ -381,6 +414,7 @@ impl Storage {
             fusion_slot: FusionSlot::default(),
             capture_holds: 0,
             pin_count: 0,
+            write_pin_count: 0,
             evict_when_unpinned: false,
             version: state.version,
         };
@@ -446,6 +480,7 @@ impl Storage {
             saved_count: AtomicU32::new(0),
             release: self.release.take(),
             state: Mutex::new(moved),
+            derived: self.derived.take().map_or_else(OnceLock::new, OnceLock::from),
         });
     }
 }

@@ -56,6 +56,7 @@ templates! {
     "sort_select",
     "scatter",
     "scatter_sorted",
+    "scatter_rows",
     "bincount",
     "resolve_indices",
     "nonzero",

@@ -11,8 +11,11 @@ const KINDS: [&str; 8] = ["f32", "f16", "bf16", "f64", "i32", "u32", "i64", "u8"
 fn sorts() {
     for kind in KINDS {
         for tiled in [false, true] {
-            render_valid(&KernelSpec::new("sort").def("kind", kind).def("tiled", tiled));
+            render_valid(&KernelSpec::new("sort").def("kind", kind).def("index", "").def("tiled", tiled));
         }
+    }
+    for index in ["i32", "u32", "i64w"] {
+        render_valid(&KernelSpec::new("sort").def("kind", "u32").def("index", index).def("tiled", true));
     }
     for wide in [false, true] {
         render_valid(&KernelSpec::new("sort_merge").def("wide", wide));
@@ -58,6 +61,10 @@ fn scatters_of_sorted_indices() {
             for (stage, long) in [("runs", false), ("runs", true), ("join", true)] {
                 let spec = KernelSpec::new("scatter_sorted").def("dtype", dtype).def("op", op);
                 render_valid(&spec.def("stage", stage).def("long", long));
+            }
+            for (base, long) in [("zero", false), ("zero", true), ("copy", false), ("copy", true)] {
+                let spec = KernelSpec::new("scatter_rows").def("dtype", dtype).def("op", op);
+                render_valid(&spec.def("base", base).def("long", long));
             }
         }
     }

@@ -1,5 +1,5 @@
 {#-
-`scatter` for long lines with sorted indices: out[..., targets[i], ...] op= src[i], in place. A run is a
+`scatter` for long lines with sorted indices: out[..., targets[i], ...] op= src[order[i]], in place. A run is a
   sequence of equal targets. The order of operations is fixed: the same bits in every run.
 
 The first thread of a run of at most p.short processes the whole run, in order. For a longer run, the first
@@ -9,8 +9,8 @@ of p.short, and the first one represents the run. So without long runs the stage
 
 dtype · op: `add`, `set`, `mul`, `max`, `min`; with `set` only the last element of a run counts
 stage: `runs` or `join` · long: a run may be longer than p.short
-targets: the indices as u32 (see `resolve_indices`)
-order: their positions in ascending order, as i64; both have the same layout
+targets: the indices in ascending order (see `resolve_indices`); those of a line follow each other
+order: their positions in the line; both have the same layout
 parts: [chunks, 2, lines]; for each chunk the part of the run that began before it, and of the run that
   continues after it
 -#}
@@ -29,10 +29,8 @@ struct Params {
     short: u32,
     // Multiples of p.short in a line, without 0.
     candidates: u32,
-    unused0: u32,
-    unused1: u32,
-    // Strides of the indexed dimension: of the result, the indices, the source.
-    dim_strides: vec4<u32>,
+    // Strides of the indexed dimension: of the result, the source.
+    dim_strides: vec2<u32>,
     shape: array<vec4<u32>, 2>,
     out_strides: array<vec4<u32>, 2>,
     index_strides: array<vec4<u32>, 2>,
@@ -42,23 +40,21 @@ struct Params {
 {% set T = t.value(dtype) %}
 {% set P = "u32" if T == "bool" else T %}
 @group(0) @binding(0) var<storage, read> targets: array<u32>;
-{{ t.input(1, "order", "i64w") }}
 {% if stage == "runs" %}
+@group(0) @binding(1) var<storage, read> order: array<u32>;
 {{ t.input(2, "src", dtype) }}
 {{ t.output(3, "out", dtype, "scattered") }}
 {% if long %}
 @group(0) @binding(4) var<storage, read_write> parts: array<{{ P }}>;
 {% endif %}
 {% else %}
-@group(0) @binding(2) var<storage, read> parts: array<{{ P }}>;
-{{ t.output(3, "out", dtype, "scattered") }}
+@group(0) @binding(1) var<storage, read> parts: array<{{ P }}>;
+{{ t.output(2, "out", dtype, "scattered") }}
 {% endif %}
 {% if T == "f64" and op in ["max", "min"] %}{{ t.is_nan(T) }}{% endif %}
 
-// Returns the element at a sorted position, and its index; `index_base` is the offset of the line.
-fn element_at(index_base: u32, position: u32) -> u32 { return u32(order_at(index_base + position * p.dim_strides.y)); }
-fn target_of(index_base: u32, k: u32) -> u32 { return targets[index_base + k * p.dim_strides.y]; }
-fn target_at(index_base: u32, position: u32) -> u32 { return target_of(index_base, element_at(index_base, position)); }
+// Returns the index at a sorted position; `index_base` is the offset of the line.
+fn target_at(index_base: u32, position: u32) -> u32 { return targets[index_base + position]; }
 fn is_valid_target(target_index: u32) -> bool { return (target_index < p.extent) & (target_index != p.skip); }
 // Slot of a run's part in a chunk: of the run that began before the chunk, or (`side` 1) of the one that
 // continues after it.
@@ -96,7 +92,9 @@ fn find_run_begin(index_base: u32, position: u32, target_index: u32) -> u32 {
 {% endif %}
 {% if stage == "runs" %}
 
-fn value_of(src_base: u32, k: u32) -> {{ T }} { return src_at(src_base + k * p.dim_strides.z); }
+fn value_of(src_base: u32, k: u32) -> {{ T }} { return src_at(src_base + k * p.dim_strides.y); }
+// Returns the element at a sorted position.
+fn element_at(index_base: u32, position: u32) -> u32 { return order[index_base + position]; }
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
@@ -111,7 +109,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     var i2 = p.src_offset;
     {{ t.strided_offsets([("i0", "out_strides"), ("i1", "index_strides"), ("i2", "src_strides")]) }}
     let k = element_at(i1, first);
-    let target_index = target_of(i1, k);
+    let target_index = target_at(i1, first);
     let i = i0 + target_index * p.dim_strides.x;
     {% if op == "set" %}
     var last = is_valid_target(target_index);
@@ -151,9 +149,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             if long { break; }
         }
         {% endif %}
-        let k = element_at(i1, next);
-        if target_of(i1, k) != target_index { break; }
-        let v = value_of(i2, k);
+        if target_at(i1, next) != target_index { break; }
+        let v = value_of(i2, element_at(i1, next));
         acc = {{ t.combine(op, T, "acc", "v") }};
     }
     {% if long %}

@@ -2,8 +2,9 @@
 Sorting permutation of lines, or of tiles of long lines: a stable sort of (key, index) in workgroup memory.
 
 kind: see sort_keys.wgsl
-tiled: lines have several tiles, whose keys and indices are written for `sort_merge`; else the requested
-  indices are written, as i64
+index: empty, or the type of indices whose keys are their values, 0xffffffff if no extent contains them; kind is u32
+tiled: the keys and indices of all tiles are written, for `sort_merge` or as the result; else lines have one tile, and
+  the requested indices are written, as i64
 A tile has at most 1 << p.tile_shift elements, and a workgroup sorts tiles of 1 << p.block_shift elements together. The
 bitonic network is stable, because all pairs of key and index differ.
 -#}
@@ -36,7 +37,13 @@ struct Params {
 }
 @group(1) @binding(0) var<uniform> p: Params;
 {{ k.order(is_wide) }}
+{% if index %}
+{{ t.index(0, "x", index) }}
+{{ t.resolve_index() }}
+fn x_key(i: u32) -> Key { return resolve_index(x_words(i), 0xffffffffu); }
+{% else %}
 {{ k.input(0, "x", kind) }}
+{% endif %}
 {% if tiled %}
 @group(0) @binding(1) var<storage, read_write> out_keys: array<Key>;
 @group(0) @binding(2) var<storage, read_write> out_indices: array<u32>;
@@ -104,11 +111,15 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         }
     }
     {% if tiled %}
-    let start = (first_tile % p.tiles) << p.tile_shift;
-    let to = (first_tile / p.tiles) * p.extent + start;
-    for (var e = thread; e < min(min(size, p.extent - start), p.needed); e += 256u) {
-        out_keys[to + e] = keys[e];
-        out_indices[to + e] = indices[e];
+    for (var e = thread; e < block_size; e += 256u) {
+        let tile = first_tile + (e >> p.tile_shift);
+        let in_tile = e & (size - 1u);
+        let i = ((tile % p.tiles) << p.tile_shift) + in_tile;
+        if (tile < p.rows * p.tiles) & (i < p.extent) & (in_tile < p.needed) {
+            let to = (tile / p.tiles) * p.extent + i;
+            out_keys[to] = keys[e];
+            out_indices[to] = indices[e];
+        }
     }
     {% else %}
     for (var w = thread; w < tiles_per_group * p.count; w += 256u) {

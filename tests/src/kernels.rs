@@ -193,6 +193,7 @@ pub(crate) fn collect_kernels_on(profile: CardProfile, golden: &Path) -> Result<
     exercise_depthwise(&device)?;
     exercise_linear_cross_entropy(&device)?;
     exercise_split_rows(&device)?;
+    exercise_sorted_scatters(&device, &types)?;
     exercise_norms(&device)?;
     exercise_fp8_linear(&device)?;
     exercise_optimizers(&device)?;
@@ -370,6 +371,28 @@ fn exercise_split_rows(device: &Device) -> Result<()> {
         let (few, many) = (few?.to_leaf()?, many?);
         few.cdist(&few.detach(), p)?.sum_all()?.backward()?;
         few.narrow(1, 0, 1)?.cdist(&many, p)?.sum_all()?.backward()?;
+    }
+    Ok(())
+}
+
+/// Scatters that sort their indices, into new results and in place, and gradients of lookups.
+fn exercise_sorted_scatters(device: &Device, types: &[DType]) -> Result<()> {
+    for index_dtype in [DType::I32, DType::U32, DType::I64] {
+        for &dtype in types {
+            // Lines with runs of one stage, and of two. Errors are of types that an operation does not take.
+            for length in [600, 3000] {
+                let index = Tensor::zeros([length], index_dtype, device)?;
+                let wide = index.unsqueeze(1)?.broadcast_to([length, 8192])?;
+                let x = Tensor::zeros([700, 8192], dtype, device)?;
+                let src = Tensor::zeros([length, 8192], dtype, device)?;
+                drop((x.index_add(0, &index, &src, 1.0), x.index_add_(0, &index, &src, 1.0)));
+                drop((x.scatter(0, &wide, &src), x.scatter_(0, &wide, &src)));
+            }
+            let index = Tensor::zeros([20_000], index_dtype, device)?;
+            let table = Tensor::zeros([20_000, 8], dtype, device)?;
+            let rows = table.to_leaf().and_then(|table| table.embedding(&index, Some(0)));
+            drop(rows.and_then(|rows| rows.backward_with(&rows.ones_like()?)));
+        }
     }
     Ok(())
 }

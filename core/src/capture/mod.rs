@@ -61,6 +61,7 @@ use crate::backend::{Command, CommandSequence, OwnedCommand, SegmentId, Slice};
 use crate::error::{Error, Result, fail, fail_if};
 use crate::memory::{self, Block, Bytes, Request, Tag};
 use crate::ops::conv::implicit;
+use crate::ops::index::order::{CapturedOrder, RecordedOrder};
 use crate::ops::{attention, matmul};
 use crate::runtime::device::{Device, RandomState};
 use crate::runtime::dispatch::DispatchGuard;
@@ -182,6 +183,7 @@ pub struct CapturedStep<O> {
     random_state: (RandomState, u64),
     grads: Vec<CapturedGrad>,
     casts: Vec<CapturedCast>,
+    orders: Vec<CapturedOrder>,
     inputs: Vec<Tensor>,
     outputs: O,
     stats: CaptureStats,
@@ -394,9 +396,12 @@ impl<O: CaptureOutputs> CapturedStep<O> {
             guard.take_failure()?;
             device.capture_recorder().begin_recording(device, device.current_queue())?
         };
+        inputs.iter().for_each(|input| device.capture_recorder().record_input(input.storage()));
         let outputs = step().map(|outputs| outputs.detach_all());
         amp::clear_autocast_cache();
         let outputs = outputs?;
+        // Freed before the check for tensors that outlive the step.
+        drop(device.capture_recorder().take_notes::<RecordedOrder>(|_| true));
         device.flush_fusion()?;
         let captured = running.into_recording().and_then(|record| {
             let drawn = device.random_state().offset.wrapping_sub(record.random.offset);
@@ -418,6 +423,7 @@ impl<O: CaptureOutputs> CapturedStep<O> {
         let copies =
             record.notes::<CapturedCastRead>().map(|read| CapturedCast::new(read.leaf.clone(), &read.copy));
         let copies = copies.collect::<Result<_>>()?;
+        let orders = record.notes::<CapturedOrder>().cloned().collect();
         let constants = record.notes::<CapturedConstant>().map(|constant| constant.0.clone()).collect();
         let grads = record.notes::<CapturedGradWrite>().filter_map(|write| {
             let (leaf, grad) = (Arc::clone(&write.leaf), write.leaf.grad()?);
@@ -521,6 +527,7 @@ impl<O: CaptureOutputs> CapturedStep<O> {
             random_state: random,
             grads,
             casts: copies,
+            orders,
             inputs,
             outputs,
             stats,
@@ -552,6 +559,7 @@ impl<O: CaptureOutputs> CapturedStep<O> {
         }
         let _on = self.stream.enter();
         self.casts.iter_mut().try_for_each(CapturedCast::refresh)?;
+        self.orders.iter().try_for_each(CapturedOrder::refresh)?;
         let (then, blocks) = self.random_state;
         let now = ReplayCtx::for_replay(then, device.draw_random_state(blocks));
         let profiled = device.is_profiled();

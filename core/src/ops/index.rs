@@ -6,11 +6,14 @@
 
 pub(crate) mod embedding;
 pub(crate) mod embedding_bag;
+pub(crate) mod order;
 pub(crate) mod scatter;
 pub(crate) mod select;
+pub(crate) mod sorted_scatter;
 pub(crate) mod take_put;
 
 use super::shape::PadMode;
+use crate::ops::index::sorted_scatter::{ScatterBase, scatter_onto, scatter_sorted_runs};
 use crate::ops::kernel::index_check::{IndexRange, check_in_range};
 use crate::ops::prelude::*;
 
@@ -64,6 +67,30 @@ impl ScatterTarget {
         match self {
             Self::Operand if input.shares_storage(x) => input.detach().copy(),
             _ => Ok(input.clone()),
+        }
+    }
+
+    /// Scatters `src` onto `x`.
+    fn scatter(
+        self,
+        op: &'static str,
+        x: &Tensor,
+        dim: usize,
+        index: (&Tensor, &[usize]),
+        shape: &[usize],
+        (src, how): (&Tensor, ScatterOp),
+    ) -> Result<Tensor> {
+        let src = &src.detach();
+        match self {
+            Self::Copy => {
+                let base = (ScatterBase::Copy(&x.detach()), x.shape());
+                scatter_onto(op, base, dim, index, shape, src, (how, None))
+            }
+            Self::Operand => {
+                let out = self.written(x)?;
+                scatter_into(op, &out, dim, index, shape, &src.into(), (how, None))?;
+                Ok(out)
+            }
         }
     }
 
@@ -181,6 +208,17 @@ impl<'a> From<&'a Tensor> for ScatterSource<'a> {
     }
 }
 
+/// Number of slices of each line that the scanning kernel writes, or `None` if sorting the indices is faster.
+fn scan_slices(extent: usize, dim: usize, shape: &[usize]) -> Option<usize> {
+    let length = shape.get(dim).copied().unwrap_or(1);
+    let lines = numel(&with_extent(shape, dim, 1));
+    let slices = (SCATTER_THREADS / lines.max(1)).clamp(1, extent.max(1));
+    let [few, many] = SCATTER_MAX_SCANS;
+    let is_long = length > if lines < WORKGROUP_SIZE * 16 { few } else { many };
+    let is_repeated = slices > 1 && lines * slices * length > SCATTER_MAX_READS;
+    (!is_long && !is_repeated).then_some(slices)
+}
+
 /// Creates a scalar tensor of the type of `like` in workspace memory.
 fn scalar_like(value: f64, like: &Tensor) -> Result<Tensor> {
     let _tag = memory::scope::enter_tag(Tag::Workspace);
@@ -218,10 +256,7 @@ pub(super) fn scatter_into(
     if lines == 0 || length == 0 || extent == 0 {
         return Ok(());
     }
-    let slices = (SCATTER_THREADS / lines).clamp(1, extent);
-    let [few, many] = SCATTER_MAX_SCANS;
-    let long = length > if lines < WORKGROUP_SIZE * 16 { few } else { many };
-    if long || (slices > 1 && lines * slices * length > SCATTER_MAX_READS) {
+    let Some(slices) = scan_slices(extent, dim, shape) else {
         let scalar;
         let src = match source {
             ScatterSource::Tensor(src, strides) => (*src, &strides[..]),
@@ -231,8 +266,8 @@ pub(super) fn scatter_into(
             }
         };
         let index = (index, index_strides);
-        return scatter::scatter_sorted_runs(op, out, dim, index, shape, src, (how, skip));
-    }
+        return scatter_sorted_runs(op, out, dim, index, shape, src, (how, skip));
+    };
     let spec = kernel_spec! {
         "scatter", dtype: launch::shader_dtype_name(out.dtype(), out.device()),
         index: index_dtype_name(op, index)?, op: how.name(), scalar: src.is_none(),
@@ -303,11 +338,13 @@ pub(super) fn gather_backward(
 ) -> Result<Tensor> {
     let recorded = g;
     let g = &recorded.detach();
-    // 16-bit gradients are summed in f32, because a frequent index's sum would otherwise stop growing.
-    let wide = if g.dtype().size() == 2 { DType::F32 } else { g.dtype() };
-    let sum = Tensor::zeros(shape, wide, g.device())?;
-    let g32 = g.to_dtype(wide)?;
-    scatter_into(op, &sum, dim, index, g.shape(), &(&g32).into(), (ScatterOp::Add, skip))?;
+    // 16-bit gradients are summed in f32, because a frequent index's sum would otherwise stop growing. Kernels of
+    // sorted indices do so themselves.
+    let extent = shape.get(dim).copied().unwrap_or(1);
+    let is_summed_in_f32 = g.dtype().size() == 2 && scan_slices(extent, dim, g.shape()).is_some();
+    let wide = if is_summed_in_f32 { DType::F32 } else { g.dtype() };
+    let base = (ScatterBase::Zero(wide), shape);
+    let sum = scatter_onto(op, base, dim, index, g.shape(), &g.to_dtype(wide)?, (ScatterOp::Add, skip))?;
     Ok(attach_gather_grad(op, sum.to_dtype(g.dtype())?, recorded, dim, index, skip))
 }
 
@@ -530,8 +567,7 @@ impl Tensor {
         let d = normalize_dim(op, dim, self.rank())?;
         self.check_scatter(op, d, index, src)?;
         let (index, src) = (&target.input(self, index)?, &target.input(self, src)?);
-        let out = target.written(self)?;
-        scatter_into(op, &out, d, (index, index.strides()), index.shape(), &src.into(), (how, None))?;
+        let out = target.scatter(op, self, d, (index, index.strides()), index.shape(), (src, how))?;
         let (index, src_shape): (_, Dims) = (SavedTensor::input(index), src.shape().into());
         Ok(autograd::differentiable(op, out, &[self, src], move |g, wants| {
             let index = index.unpack(wants)?;
@@ -633,9 +669,8 @@ impl Tensor {
             _ => src.mul(alpha)?,
         };
         let (shape, strides) = self.check_index_rows("index_add", d, index, src.shape())?;
-        let out = target.written(self)?;
-        let how = (ScatterOp::Add, None);
-        scatter_into("index_add", &out, d, (index, &strides), &shape, &(&scaled).into(), how)?;
+        let out =
+            target.scatter("index_add", self, d, (index, &strides), &shape, (&scaled, ScatterOp::Add))?;
         let index = SavedTensor::input(index);
         Ok(autograd::differentiable("index_add", out, &[self, src], move |g, wants| {
             let index = index.unpack(wants)?;

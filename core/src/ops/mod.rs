@@ -10,7 +10,7 @@ pub(crate) mod attention;
 pub(crate) mod conv;
 mod create;
 pub(crate) mod elementwise;
-mod index;
+pub(crate) mod index;
 mod inplace;
 #[doc(hidden)]
 pub mod kernel;

@@ -2,12 +2,12 @@
 //!
 //! One stable sort on the device finds the order, and the values are gathered by it bit by bit. Every type
 //! therefore works on every device. As in PyTorch, -0 equals 0, and NaN sort last in ascending order. Rows up
-//! to `Sorter::tile_size` elements are sorted in workgroup memory, several at once. Longer rows are sorted
+//! to `Tiling::max_size` elements are sorted in workgroup memory, several at once. Longer rows are sorted
 //! in tiles and merged pairwise, only as far as needed.
 
 pub(crate) mod sets;
 
-use super::index::{gather_into, scatter_unique_into};
+use super::index::{gather_into, index_dtype_name, scatter_unique_into};
 use crate::ops::norm::softmax::RowLayout;
 use crate::ops::prelude::*;
 
@@ -52,12 +52,55 @@ pub(super) fn sort_key_type(dtype: DType) -> &'static str {
     if dtype == DType::Bool { "u8" } else { dtype.name() }
 }
 
-impl Sorter {
+/// Division of rows into tiles that workgroups sort.
+struct Tiling {
+    layout: RowLayout,
+    /// Type of the keys in kernels, or, for `index`, the type of indices that are sorted by their values.
+    kind: &'static str,
+    index: &'static str,
+    /// If true, keys have two words.
+    wide: bool,
+    /// Elements of a tile.
+    size: usize,
+    /// Tiles of a row.
+    tiles: usize,
+}
+
+impl Tiling {
+    #[track_caller]
+    fn new(op: &'static str, x: &Tensor, d: usize) -> Result<Self> {
+        Self::with_keys(op, x, d, (sort_key_type(x.dtype()), ""), x.dtype().size() == 8)
+    }
+
+    #[track_caller]
+    fn with_keys(
+        op: &'static str,
+        x: &Tensor,
+        d: usize,
+        (kind, index): (&'static str, &'static str),
+        wide: bool,
+    ) -> Result<Self> {
+        let layout = RowLayout::new(op, x, d as isize)?;
+        let size = layout.extent.next_power_of_two().min(Self::max_size(wide));
+        let tiles = layout.extent.div_ceil(size);
+        Ok(Self { layout, kind, index, wide, size, tiles })
+    }
+
     /// Returns the number of elements that a workgroup sorts in 16 KiB of keys and indices.
-    fn tile_size(wide: bool) -> usize {
+    fn max_size(wide: bool) -> usize {
         if wide { 1024 } else { 2048 }
     }
 
+    /// Returns the number of times that the tiles of a row are merged in pairs.
+    fn merges(&self) -> u32 {
+        self.tiles.next_power_of_two().ilog2()
+    }
+}
+
+/// Keys and indices of rows, each with as many elements as the sorted tensor.
+type SortBuffers<'a> = (&'a Tensor, &'a Tensor);
+
+impl Sorter {
     /// Returns the selected indices along `d` of each row, in order, as i64.
     #[track_caller]
     fn run(self, x: &Tensor, d: usize) -> Result<Tensor> {
@@ -67,51 +110,66 @@ impl Sorter {
         if indices.numel() == 0 {
             return Ok(indices);
         }
-        let wide = x.dtype().size() == 8;
-        let tile = Self::tile_size(wide);
-        let size = extent.next_power_of_two().min(tile);
-        let layout = RowLayout::new(self.op, x, d as isize)?;
-        let (rows, inner, tiles) = (layout.rows, layout.inner, extent.div_ceil(size));
+        let tiling = Tiling::new(self.op, x, d)?;
+        if tiling.tiles == 1 {
+            self.sort_tiles(x, &tiling, false, &[x, &indices])?;
+            return Ok(indices);
+        }
+        let scratch = || -> Result<(Tensor, Tensor)> {
+            let buffer = |dtype| empty_workspace(&[x.numel()], dtype, x.device());
+            Ok((buffer(if tiling.wide { DType::I64 } else { DType::U32 })?, buffer(DType::U32)?))
+        };
+        let (first, second) = (scratch()?, scratch()?);
+        let sorted = self.sort_rows(x, &tiling, (&first.0, &first.1), (&second.0, &second.1))?;
+        let (rows, (first, start_kind)) = (tiling.layout.rows, self.start_params());
+        let params = kernel_params! {
+            rows, extent, inner: tiling.layout.inner, nan: self.nan_key(), first, count: self.count, start_kind,
+        };
+        let spec = kernel_spec! { "sort_select", wide: tiling.wide };
+        let groups = (rows * self.count).div_ceil(WORKGROUP_SIZE);
+        launch::launch(&spec, &[sorted.0, sorted.1, &indices], params, groups)?;
+        Ok(indices)
+    }
+
+    /// Sorts each tile of `x`: as keys and indices, or, with one tile in each row, as the selected indices.
+    fn sort_tiles(self, x: &Tensor, tiling: &Tiling, tiled: bool, tensors: &[&Tensor]) -> Result<()> {
+        let &Tiling { ref layout, kind, index, size, tiles, .. } = tiling;
         // Short rows share a workgroup, so that all of its threads compare elements.
         let block_size = size.max(2 * WORKGROUP_SIZE);
-        let groups = (rows * tiles).div_ceil(block_size / size);
-        let spec = kernel_spec! { "sort", kind: sort_key_type(x.dtype()), tiled: tiles > 1 };
-        let needed = self.needed_prefix(extent);
+        let groups = (layout.rows * tiles).div_ceil(block_size / size);
+        let spec = kernel_spec! { "sort", kind, index, tiled };
         let (first, start_kind) = self.start_params();
         let params = layout.params(x, |params| {
             kernel_params! {
                 ..params; flip: if self.descending { u32::MAX } else { 0 }, nan: self.nan_key(), first,
                 count: self.count, start_kind, tiles, tile_shift: size.ilog2(),
-                block_shift: block_size.ilog2(), needed,
+                block_shift: block_size.ilog2(), needed: self.needed_prefix(layout.extent),
             }
         });
-        if tiles == 1 {
-            launch::launch(&spec, &[x, &indices], params, groups)?;
-            return Ok(indices);
-        }
-        let scratch = || -> Result<(Tensor, Tensor)> {
-            let buffer = |dtype| empty_workspace(&[rows * extent], dtype, x.device());
-            Ok((buffer(if wide { DType::I64 } else { DType::U32 })?, buffer(DType::U32)?))
-        };
-        let (mut from, mut to) = (scratch()?, scratch()?);
-        launch::launch(&spec, &[x, &from.0, &from.1], params, groups)?;
-        let merge = kernel_spec! { "sort_merge", wide };
-        let mut run = size;
-        while run < extent {
-            let (pairs, parts) = (extent.div_ceil(2 * run), needed.min(2 * run).div_ceil(tile));
-            let params =
-                kernel_params! { rows, extent, run, needed, pairs, tiles: parts, nan: self.nan_key() };
-            launch::launch(&merge, &[&from.0, &from.1, &to.0, &to.1], params, rows * pairs * parts)?;
+        launch::launch(&spec, tensors, params, groups)
+    }
+
+    /// Sorts rows into `from` or `to`, and returns the buffers that have the result: `from` if the number of merges
+    /// is even.
+    fn sort_rows<'a>(
+        self,
+        x: &Tensor,
+        tiling: &Tiling,
+        mut from: SortBuffers<'a>,
+        mut to: SortBuffers<'a>,
+    ) -> Result<SortBuffers<'a>> {
+        self.sort_tiles(x, tiling, true, &[x, from.0, from.1])?;
+        let (rows, extent) = (tiling.layout.rows, tiling.layout.extent);
+        let needed = self.needed_prefix(extent);
+        let spec = kernel_spec! { "sort_merge", wide: tiling.wide };
+        for merge in 0..tiling.merges() {
+            let run = tiling.size << merge;
+            let (pairs, tiles) = (extent.div_ceil(2 * run), needed.min(2 * run).div_ceil(tiling.size));
+            let params = kernel_params! { rows, extent, run, needed, pairs, tiles, nan: self.nan_key() };
+            launch::launch(&spec, &[from.0, from.1, to.0, to.1], params, rows * pairs * tiles)?;
             std::mem::swap(&mut from, &mut to);
-            run *= 2;
         }
-        let params = kernel_params! {
-            rows, extent, inner, nan: self.nan_key(), first, count: self.count, start_kind,
-        };
-        let spec = kernel_spec! { "sort_select", wide };
-        let groups = (rows * self.count).div_ceil(WORKGROUP_SIZE);
-        launch::launch(&spec, &[&from.0, &from.1, &indices], params, groups)?;
-        Ok(indices)
+        Ok(from)
     }
 
     /// Returns the length of the sorted prefix that the result depends on.
@@ -169,11 +227,26 @@ impl Sorter {
     }
 }
 
-/// Returns the indices that sort the elements along `d` in ascending order, as i64. Not recorded.
+/// Sorts the lines of an index along its last dimension in ascending order, into the indices and the positions of `to`,
+/// of type u32. Indices that no extent contains become `u32::MAX`. Not recorded.
 #[track_caller]
-pub(super) fn argsort_ascending(op: &'static str, x: &Tensor, d: usize) -> Result<Tensor> {
-    let count = extent_or_one(x, d);
-    Sorter { op, descending: false, start: RankStart::Rank(0), count }.run(x, d)
+pub(super) fn sort_index_into(op: &'static str, index: &Tensor, to: SortBuffers<'_>) -> Result<()> {
+    if index.numel() == 0 {
+        return Ok(());
+    }
+    let d = index.rank().saturating_sub(1);
+    let count = extent_or_one(index, d);
+    let sorter = Sorter { op, descending: false, start: RankStart::Rank(0), count };
+    let tiling = Tiling::with_keys(op, index, d, ("u32", index_dtype_name(op, index)?), false)?;
+    if tiling.merges() == 0 {
+        return sorter.sort_tiles(index, &tiling, true, &[index, to.0, to.1]);
+    }
+    let buffer = || empty_workspace(&[index.numel()], DType::U32, index.device());
+    let scratch = (buffer()?, buffer()?);
+    let scratch = (&scratch.0, &scratch.1);
+    let is_even = tiling.merges().is_multiple_of(2);
+    let (from, other) = if is_even { (to, scratch) } else { (scratch, to) };
+    sorter.sort_rows(index, &tiling, from, other).map(drop)
 }
 
 /// Returns the extent of a dimension, which must not be empty.

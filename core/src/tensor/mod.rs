@@ -377,7 +377,7 @@ impl Tensor {
     pub(crate) fn bind(&self, access: Access, guard: &DispatchGuard<'_>) -> Result<Option<Slice>> {
         let slice = self.inner.storage.bind(access, guard)?;
         self.record_access(access);
-        self.record_binding(slice);
+        self.record_binding(slice, access);
         Ok(slice)
     }
 
@@ -397,9 +397,9 @@ impl Tensor {
 
     /// Reports the bound memory to an active capture.
     #[inline]
-    fn record_binding(&self, slice: Option<Slice>) {
+    fn record_binding(&self, slice: Option<Slice>, access: Access) {
         if let Some(slice) = slice.filter(|_| self.device().capture_recorder().is_recording_here()) {
-            self.device().capture_recorder().record_binding(&self.inner.storage, slice);
+            self.device().capture_recorder().record_binding(&self.inner.storage, slice, access);
         }
     }
 
@@ -412,13 +412,18 @@ impl Tensor {
     ) -> Result<Option<Slice>> {
         let slice = self.inner.storage.bind_deferred(access, guard, slot)?;
         self.record_access(access);
-        self.record_binding(slice);
+        self.record_binding(slice, access);
         Ok(slice)
     }
 
     /// Returns the role of the storage in the pending fusion group.
     pub(crate) fn fusion_slot(&self, guard: &DispatchGuard<'_>) -> FusionSlot {
         self.inner.storage.fusion_slot(guard)
+    }
+
+    /// Returns the storage, for data that operations keep with it.
+    pub(crate) fn storage(&self) -> &Arc<Storage> {
+        &self.inner.storage
     }
 
     /// Returns a weak handle to the storage.

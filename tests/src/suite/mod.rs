@@ -33,6 +33,7 @@ mod gpt;
 mod grad_scaler;
 mod hooks;
 mod host_reference;
+mod index_order;
 mod inplace;
 mod linalg;
 mod linear;
@@ -136,6 +137,7 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("norms", norms::TESTS),
     ("post_norm", post_norm::TESTS),
     ("sorting", sorting::TESTS),
+    ("index_order", index_order::TESTS),
     ("numeric_ranges", numeric_ranges::TESTS),
     ("train_resume", train_resume::TESTS),
     ("trainer_fit", trainer_fit::TESTS),

@@ -95,7 +95,7 @@ fn compare(device: &Device, run: impl Fn(&Device, MemoryStrategy) -> CoreResult<
     Ok(())
 }
 
-fn ensure_prediction(predicted: &DryRun, measured: &Stats) -> Result<()> {
+pub(super) fn ensure_prediction(predicted: &DryRun, measured: &Stats) -> Result<()> {
     let tags = Tag::ALL.map(|tag| measured.tag(tag).peak);
     ensure!(predicted.peak_by_tag == tags, "by tag: {:?}, measured {tags:?}", predicted.peak_by_tag);
     for (what, predicted, measured) in [

@@ -4,91 +4,9 @@ use std::sync::Arc;
 
 use crate::autograd::BackwardCtx;
 use crate::ops::ScatterOp;
-use crate::ops::index::select;
-use crate::ops::index::{
-    ScatterSource, ScatterTarget, leading_part, pad_ends, scatter_into, split_dim_stride,
-};
+use crate::ops::index::sorted_scatter::scatter_sorted_runs;
+use crate::ops::index::{ScatterSource, ScatterTarget, leading_part, order, pad_ends, scatter_into, select};
 use crate::ops::prelude::*;
-use crate::ops::sort;
-
-/// Length of a run of equal indices up to which one thread reduces the run.
-const MAX_SEQUENTIAL_RUN: usize = 512;
-
-/// Number of sorted elements for which one thread computes the partial result of a longer run.
-const RUN_CHUNK: usize = 128;
-
-/// Scatters into `out` in place, for rows too long for every thread to scan all indices.
-///
-/// The indices are sorted, and runs of equal indices are reduced in order. A long run is reduced in chunks,
-/// and a second kernel combines the chunks. The host does not know whether long runs exist. Without them, the
-/// second kernel ends after two reads for each 512 elements. For runs up to [`MAX_SEQUENTIAL_RUN`], results
-/// equal those of the scanning kernel bit by bit, except that 16-bit floats are rounded once.
-pub(crate) fn scatter_sorted_runs(
-    op: &'static str,
-    out: &Tensor,
-    dim: usize,
-    (index, index_strides): (&Tensor, &[usize]),
-    shape: &[usize],
-    (src, src_strides): (&Tensor, &[usize]),
-    (how, skip): (ScatterOp, Option<usize>),
-) -> Result<()> {
-    let _tag = memory::scope::enter_tag(Tag::Workspace);
-    let extent = extent_or_one(out, dim);
-    // Rows that share their indices also share their order.
-    let once = |(k, &n): (usize, &usize)| if k != dim && index_strides.get(k) == Some(&0) { 1 } else { n };
-    let distinct_shape: Dims = shape.iter().enumerate().map(once).collect();
-    let distinct =
-        index.with_layout(Layout::new(distinct_shape.clone(), index_strides, index.layout().offset()));
-    let to = select::linearize_index(op, &distinct, extent, None, false)?.reshape(&distinct_shape[..])?;
-    let order = sort::argsort_ascending(op, &to, dim)?;
-    let order_strides: Dims = to
-        .strides()
-        .iter()
-        .zip(&distinct_shape)
-        .zip(shape)
-        .map(|((&s, m), n)| if m == n { s } else { 0 })
-        .collect();
-    let (out_rest, out_dim) = split_dim_stride(out.strides(), dim);
-    let (order_rest, order_dim) = split_dim_stride(&order_strides, dim);
-    let (src_rest, src_dim) = split_dim_stride(src_strides, dim);
-    let length = shape.get(dim).copied().unwrap_or(1);
-    let lines = with_extent(shape, dim, 1);
-    let (line_shape, strides) = collapse_dims(&lines, &[&out_rest, &order_rest, &src_rest]);
-    launch::check_rank(op, line_shape.len())?;
-    let lines = numel(&lines);
-    // Larger chunks for very long rows, so that one workgroup can combine all chunks.
-    let scale = length.div_ceil(1 << 30);
-    let (chunk, short) = (RUN_CHUNK * scale, MAX_SEQUENTIAL_RUN * scale);
-    let long = length > short && how != ScatterOp::Set;
-    let (chunks, candidates) = (length.div_ceil(chunk), length.saturating_sub(1) / short);
-    let dtype = launch::shader_dtype_name(out.dtype(), out.device());
-    let spec = |stage: &'static str| kernel_spec! { "scatter_sorted", dtype, op: how.name(), long, stage };
-    let params = || {
-        kernel_params! {
-            lines, rank: line_shape.len(), length, extent, skip: skip.map_or(u32::MAX, |s| s as u32),
-            out_offset: out.layout().offset(), src_offset: src.layout().offset(), chunk, short, candidates,
-            dim_strides: [out_dim, order_dim, src_dim], shape: &line_shape, out_strides: &strides[0],
-            index_strides: &strides[1], src_strides: &strides[2],
-        }
-    };
-    let part = match out.dtype() {
-        DType::F16 | DType::BF16 => DType::F32,
-        DType::U8 | DType::Bool => DType::U32,
-        other => other,
-    };
-    let parts = long.then(|| Tensor::empty([chunks, 2, lines], part, out.device())).transpose()?;
-    let tensors = bindings![&to, &order, src, out, &parts];
-    // The loop over a run, and the search for its start.
-    let params_of_runs = params().loop_iterations((short + chunk).min(length) + 64);
-    launch::launch(&spec("runs"), &tensors, params_of_runs, (lines * length).div_ceil(WORKGROUP_SIZE))?;
-    if let Some(parts) = &parts {
-        // At most 17 runs of a workgroup have more chunks than one thread combines alone.
-        let params_of_join = params().loop_iterations(chunks.div_ceil(WORKGROUP_SIZE) + 17 * 10 + 256);
-        let groups = (lines * candidates).div_ceil(WORKGROUP_SIZE);
-        launch::launch(&spec("join"), &[&to, &order, parts, out], params_of_join, groups)?;
-    }
-    Ok(())
-}
 
 /// Reduction of [`Tensor::scatter_reduce`] for elements with the same index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -458,9 +376,13 @@ impl IndexSelection {
         let index = (&self.rows, &strides[..]);
         // The scanning kernel rounds each sum.
         if how == ScatterOp::Add && out.dtype().size() == 2 && out.numel() > 0 && numel(shape) > 0 {
-            return scatter_sorted_runs(op, out, dim, index, shape, (values, values.strides()), (how, None));
+            scatter_sorted_runs(op, out, dim, index, shape, (values, values.strides()), (how, None))?;
+        } else {
+            scatter_into(op, out, dim, index, shape, &values.into(), (how, None))?;
         }
-        scatter_into(op, out, dim, index, shape, &values.into(), (how, None))
+        // The rows belong to this selection, and its gradient does not scatter.
+        order::forget(&self.rows);
+        Ok(())
     }
 }
 

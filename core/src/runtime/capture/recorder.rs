@@ -68,6 +68,8 @@ pub(crate) struct RecordedBuffer {
     pub(crate) bytes: u64,
     /// If true, the step allocated the buffer.
     pub(crate) is_allocated_by_step: bool,
+    /// If true, each replay changes the contents: the step allocates or writes the buffer, or the buffer is an input.
+    is_changed_by_replays: bool,
     /// First operation that used the buffer.
     pub(crate) op: &'static str,
     module: ModulePath,
@@ -215,11 +217,38 @@ impl CaptureRecorder {
 
     /// Records the address of a buffer that the next command uses.
     #[inline]
-    pub(crate) fn record_binding(&self, storage: &Arc<impl Buffer>, slice: Slice) {
+    pub(crate) fn record_binding(&self, storage: &Arc<impl Buffer>, slice: Slice, access: Access) {
         self.with_recording(|record| {
             let number = record.buffer_id(storage, false);
             record.insert_range(slice, number);
+            if access == Access::Write {
+                record.mark_changed(number);
+            }
         });
+    }
+
+    /// Records a buffer whose contents the step uses only through data that was derived before the step.
+    pub(crate) fn record_indirect_read(&self, storage: &Arc<impl Buffer>) {
+        self.with_recording(|record| {
+            record.buffer_id(storage, false);
+        });
+    }
+
+    /// Records an input of the step, which each run overwrites.
+    pub(crate) fn record_input(&self, storage: &Arc<impl Buffer>) {
+        self.with_recording(|record| {
+            let number = record.buffer_id(storage, false);
+            record.mark_changed(number);
+        });
+    }
+
+    /// Reports whether each replay changes the contents of a buffer, as far as the step is recorded.
+    pub(crate) fn is_changed_by_replays(&self, storage: &Arc<impl Buffer>) -> bool {
+        let address = Arc::as_ptr(storage).addr();
+        self.lock_recording().as_ref().is_some_and(|record| {
+            let number = record.buffer_ids.get(&address);
+            number.is_some_and(|&number| record.buffers[number as usize].is_changed_by_replays)
+        })
     }
 
     /// Adds a note about the step, unless there is one of this type for which `is_known` returns true.
@@ -230,6 +259,22 @@ impl CaptureRecorder {
                 record.notes.push(Box::new(note()));
             }
         });
+    }
+
+    /// Returns the first result that `find` has for a note of its type.
+    pub(crate) fn find_note<N: Any + Send, R>(&self, find: impl FnMut(&N) -> Option<R>) -> Option<R> {
+        let record = self.lock_recording();
+        record.as_ref()?.notes.iter().filter_map(|note| note.downcast_ref()).find_map(find)
+    }
+
+    /// Removes the notes of one type for which `is_taken` returns true. The caller drops them without the lock.
+    pub(crate) fn take_notes<N: Any + Send>(
+        &self,
+        is_taken: impl Fn(&N) -> bool,
+    ) -> Vec<Box<dyn Any + Send>> {
+        let mut record = self.lock_recording();
+        let Some(record) = &mut *record else { return Vec::new() };
+        record.notes.extract_if(.., |note| note.downcast_ref().is_some_and(&is_taken)).collect()
     }
 
     /// Records a command that was just enqueued.
@@ -315,9 +360,22 @@ impl CaptureRecording {
             let (weak, bytes) = (Arc::downgrade(storage), storage.bytes());
             let storage: Weak<dyn Buffer> = weak;
             let Scope { op, module, .. } = scope::current();
-            self.buffers.push(RecordedBuffer { storage, bytes, is_allocated_by_step: born, op, module });
+            self.buffers.push(RecordedBuffer {
+                storage,
+                bytes,
+                is_allocated_by_step: born,
+                is_changed_by_replays: born,
+                op,
+                module,
+            });
             self.buffers.len() as u32 - 1
         })
+    }
+
+    fn mark_changed(&mut self, number: u32) {
+        if let Some(buffer) = self.buffers.get_mut(number as usize) {
+            buffer.is_changed_by_replays = true;
+        }
     }
 
     /// Inserts the range of a buffer and removes overlapping ranges of freed buffers.
