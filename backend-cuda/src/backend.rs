@@ -12,15 +12,16 @@ use forebay_core::backend::{
     MAX_QUEUES, MatmulCall, PageRemap, PeakRates, PeerCopy, PendingDownload, SegmentId, SegmentSource, Slice,
     SourceError, SourceLimits, TimestampId,
 };
+use forebay_core::disk_cache::DiskCache;
 use forebay_core::environment;
 use forebay_core::error::{Error, Result};
 use forebay_core::sync::LockUnpoisoned;
 
 use crate::attention::AttentionKernels;
 use crate::context::{Context, PinnedBuffer, Stream};
+use crate::cubin_cache::CubinCache;
 use crate::cublaslt::CublasLt;
 use crate::deferred::{DeferredItem, DeferredQueue};
-use crate::disk_cache::DiskCache;
 use crate::driver::{self, CudaUnavailable, Driver};
 use crate::fences::{EventTracker, FenceTracker};
 use crate::gelu_grad;
@@ -312,7 +313,7 @@ impl CudaBackend {
             events: EventTracker::default(),
             timestamps: Timestamps::default(),
             links: PeerLinks::default(),
-            kernels: KernelRegistry::new(arch, DiskCache::from_env()),
+            kernels: KernelRegistry::new(arch, CubinCache::new(DiskCache::from_env())),
             attention: AttentionKernels::default(),
             gemm: GemmKernels::new(context.sm_count),
             host_allocations: Mutex::default(),
