@@ -9,10 +9,10 @@ use cudarc::cublaslt::sys::{
     self, cublasLtMatmulAlgo_t, cublasLtMatmulHeuristicResult_t, cublasStatus_t as Status,
 };
 use forebay_core::backend::SourceError;
+use forebay_core::disk_cache::{CacheKey, ChoiceCache, DiskCache};
 use forebay_core::sync::LockUnpoisoned;
 
 use crate::context::{Event, Stream};
-use crate::disk_cache::{CacheKey, DiskCache};
 use crate::settings;
 
 /// Number of algorithms that are timed.
@@ -101,24 +101,19 @@ static PROCESS_CHOICES: Mutex<Option<HashMap<CacheKey, cublasLtMatmulAlgo_t>>> =
 /// understands.
 #[derive(Debug)]
 pub(crate) struct AlgorithmChoices {
-    disk: DiskCache,
-    /// Names of the device and the library; part of the cache key.
+    disk: ChoiceCache,
+    /// Names of the device and the library; part of the key.
     device_and_library: String,
-    library_version: (u32, u32),
 }
 
 impl AlgorithmChoices {
     pub(crate) fn new(device: &str, library: usize) -> Self {
-        let version = ((library / 10_000) as u32, (library / 100 % 100) as u32);
-        Self {
-            disk: DiskCache::from_env(),
-            device_and_library: format!("{device}, cuBLASLt {library}"),
-            library_version: version,
-        }
+        Self::in_cache(device, library, DiskCache::from_env())
     }
 
-    fn cache_key(&self, problem: &str) -> CacheKey {
-        CacheKey::new(&format!("{}: {problem}", self.device_and_library), 0)
+    fn in_cache(device: &str, library: usize, disk: DiskCache) -> Self {
+        let device_and_library = format!("{device}, cuBLASLt {library}");
+        Self { disk: ChoiceCache::new(device_and_library.clone(), disk), device_and_library }
     }
 
     /// Returns the index of the algorithm for a problem's products among the algorithms that are offered, at
@@ -130,7 +125,7 @@ impl AlgorithmChoices {
         offered: &[cublasLtMatmulAlgo_t],
         time: impl FnOnce() -> Result<Option<usize>, SourceError>,
     ) -> Result<usize, SourceError> {
-        let key = self.cache_key(problem);
+        let key = CacheKey::new(&[&self.device_and_library, problem]);
         // Held until the choice is made: another queue must neither time its products at the same time nor
         // choose for itself.
         let mut chosen = PROCESS_CHOICES.lock_unpoisoned();
@@ -139,12 +134,12 @@ impl AlgorithmChoices {
         if let Some(number) = chosen.get(&key).copied().and_then(number) {
             return Ok(number);
         }
-        let number = match self.load(key).and_then(number) {
+        let number = match self.load(problem).and_then(number) {
             Some(number) => number,
             None if settings::bool_from_env("FOREBAY_CUBLASLT_AUTOTUNE") == Some(false) => 0,
             None => match time()? {
                 Some(fastest) => {
-                    self.store(key, &offered[fastest]);
+                    self.store(problem, &offered[fastest]);
                     fastest
                 }
                 None => 0,
@@ -155,16 +150,16 @@ impl AlgorithmChoices {
     }
 
     /// Loads a choice from disk.
-    fn load(&self, key: CacheKey) -> Option<cublasLtMatmulAlgo_t> {
-        let bytes = self.disk.load(key, Some(self.library_version))?;
+    fn load(&self, problem: &str) -> Option<cublasLtMatmulAlgo_t> {
+        let bytes = self.disk.load(problem)?;
         let (words, []) = bytes.as_chunks::<8>() else { return None };
         let words: [[u8; 8]; 8] = words.try_into().ok()?;
         Some(cublasLtMatmulAlgo_t { data: words.map(u64::from_le_bytes) })
     }
 
-    fn store(&self, key: CacheKey, algorithm: &cublasLtMatmulAlgo_t) {
+    fn store(&self, problem: &str, algorithm: &cublasLtMatmulAlgo_t) {
         let bytes: Vec<u8> = algorithm.data.iter().flat_map(|word| word.to_le_bytes()).collect();
-        self.disk.store(key, self.library_version, &bytes);
+        self.disk.store(problem, &bytes);
     }
 }
 
@@ -187,7 +182,7 @@ mod tests {
         }
 
         fn choices(&self, device: &str) -> AlgorithmChoices {
-            AlgorithmChoices { disk: DiskCache::in_folder(&self.0), ..AlgorithmChoices::new(device, 130_001) }
+            AlgorithmChoices::in_cache(device, 130_001, DiskCache::in_folder(Some(&self.0)))
         }
     }
 
@@ -202,10 +197,10 @@ mod tests {
         let folder = TempFolder::new("device");
         let find = |device: &str, problem: &str| {
             let choices = folder.choices(device);
-            choices.load(choices.cache_key(problem)).map(|a| a.data)
+            choices.load(problem).map(|a| a.data)
         };
         let choices = folder.choices("card a");
-        choices.store(choices.cache_key("64x64"), &algorithm(1));
+        choices.store("64x64", &algorithm(1));
         assert_eq!(find("card a", "64x64"), Some(algorithm(1).data));
         assert!(find("card b", "64x64").is_none());
         assert!(find("card a", "64x65").is_none());
@@ -217,13 +212,13 @@ mod tests {
         let offered = [algorithm(1), algorithm(2), algorithm(3)];
         let (first, second) = (folder.choices("card once"), folder.choices("card once"));
         assert_eq!(first.choose("64x64", &offered, || Ok(Some(2))).unwrap(), 2);
-        second.store(second.cache_key("64x64"), &offered[0]);
+        second.store("64x64", &offered[0]);
         assert_eq!(second.choose("64x64", &offered, || Ok(Some(1))).unwrap(), 2);
         // Algorithms are found by value, not by index.
         assert_eq!(second.choose("64x64", &offered[1..], || Ok(Some(0))).unwrap(), 1);
         // A problem that could not be timed keeps its choice in this process, but not on disk.
         assert_eq!(first.choose("32x32", &offered, || Ok(None)).unwrap(), 0);
         assert_eq!(second.choose("32x32", &offered, || Ok(Some(1))).unwrap(), 0);
-        assert!(first.load(first.cache_key("32x32")).is_none());
+        assert!(first.load("32x32").is_none());
     }
 }

@@ -12,6 +12,7 @@ use forebay_core::backend::{
     LibraryFeatures, Limits, MAX_QUEUES, MatmulCall, PageRemap, PeakRates, PeerCopy, PendingDownload,
     SegmentId, SegmentSource, Slice, SourceError, SourceLimits, TimestampId,
 };
+use forebay_core::disk_cache::DiskCache;
 use forebay_core::environment;
 use forebay_core::error::{Error, Result};
 use forebay_core::sync::LockUnpoisoned;
@@ -19,9 +20,9 @@ use forebay_core::sync::LockUnpoisoned;
 use crate::attention::AttentionKernels;
 use crate::context::{Context, PinnedBuffer, Stream};
 use crate::convolution::ConvKernels;
+use crate::cubin_cache::CubinCache;
 use crate::cublaslt::CublasLt;
 use crate::deferred::{DeferredItem, DeferredQueue};
-use crate::disk_cache::DiskCache;
 use crate::driver::{self, CudaUnavailable, Driver};
 use crate::fences::{EventTracker, FenceTracker};
 use crate::gelu_grad;
@@ -317,7 +318,7 @@ impl CudaBackend {
             events: EventTracker::default(),
             timestamps: Timestamps::default(),
             links: PeerLinks::default(),
-            kernels: KernelRegistry::new(arch, DiskCache::from_env()),
+            kernels: KernelRegistry::new(arch, CubinCache::new(DiskCache::from_env())),
             attention: AttentionKernels::default(),
             convolution: ConvKernels::new(context.sm_count),
             gemm: GemmKernels::new(context.sm_count),

@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 use crate::context::{
     ArgBytes, Context, CudaModule, Function, KernelLaunch, Stream, arg_bytes, arg_pointers,
 };
-use crate::disk_cache::{CacheKey, DiskCache};
+use crate::cubin_cache::{CubinCache, CubinKey};
 use crate::graph::{Graph, GraphNode};
 use crate::{cublaslt, nvrtc, settings, translate};
 
@@ -30,7 +30,7 @@ pub(crate) const MAX_PARAM_BYTES: usize = MAX_ARGUMENT_BYTES - MAX_BINDINGS * (8
 pub(crate) struct KernelRegistry {
     /// The compute capability as one number: 90 is an H100.
     arch: u32,
-    disk: DiskCache,
+    disk: CubinCache,
     /// Kernels by id. Never shrinks, so that ids stay valid.
     loaded: RwLock<Vec<LoadedKernel>>,
     /// Ids by content.
@@ -82,7 +82,7 @@ pub(crate) enum KernelCode {
 
 impl KernelRegistry {
     /// Creates a registry for a device of architecture `arch`, such as 90.
-    pub(crate) fn new(arch: u32, disk: DiskCache) -> Self {
+    pub(crate) fn new(arch: u32, disk: CubinCache) -> Self {
         Self {
             arch,
             disk,
@@ -184,7 +184,7 @@ impl KernelRegistry {
         source: &str,
         options: &'static [&'static str],
     ) -> Result<KernelCode> {
-        let key = CacheKey::new(source, self.arch);
+        let key = CubinKey::new(source, self.arch);
         let compiler = nvrtc::version();
         if let Some(cubin) = self.disk.load(key, compiler.as_ref().ok().copied()) {
             match CudaModule::load(context, &cubin) {

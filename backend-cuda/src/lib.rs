@@ -20,7 +20,7 @@
 //! - `nvtx` shows modules and operations in tools such as Nsight Systems (`FOREBAY_NVTX=1`, [`set_nvtx`]).
 //! - `translate` writes CUDA C++ from the WGSL that all backends share, and `nvrtc` compiles that text for
 //!   the card.
-//! - `disk_cache` keeps cubins on disk (`FOREBAY_CACHE_DIR`, else the user's cache folder); `kernels` loads
+//! - `cubin_cache` keeps cubins on disk (`FOREBAY_CACHE_DIR`, else the user's cache folder); `kernels` loads
 //!   and launches them.
 //! - `compiler` compiles several kernels at once on background threads; launches meanwhile wait in
 //!   `deferred`.
@@ -35,9 +35,9 @@ mod autotune;
 mod backend;
 mod context;
 pub mod convolution;
+mod cubin_cache;
 mod cublaslt;
 mod deferred;
-mod disk_cache;
 mod driver;
 mod fences;
 mod foreign;

@@ -28,7 +28,10 @@ fn describe_device(
     let _ = match open(id) {
         Ok(device) => {
             let paths = device.info().paths.iter().cloned();
-            let mut lines = std::iter::once(describe_memory(&device)).chain(paths);
+            // A vendor's library chooses for itself.
+            let has_tiles = !device.is_null() && !device.library_features().matmul;
+            let tiles = has_tiles.then(|| device.describe_tile_choice());
+            let mut lines = std::iter::once(describe_memory(&device)).chain(paths).chain(tiles);
             lines.try_for_each(|line| writeln!(text, "{:<8} {line}", ""))
         }
         Err(error) => writeln!(text, "{:<8} cannot be opened: {error}", ""),

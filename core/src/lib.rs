@@ -23,6 +23,8 @@ pub mod backend;
 pub mod capture;
 #[doc(hidden)]
 pub mod check;
+#[doc(hidden)]
+pub mod disk_cache;
 pub mod dtype;
 pub mod environment;
 pub mod error;

@@ -32,7 +32,7 @@ enum ValueKind {
 const REQUIREMENTS: [&str; 4] = ["wgpu", "cuda", "nvrtc", "browser"];
 
 /// All variables of the project with the kinds of their values. docs/src/reference/environment.md explains them.
-const KNOWN_VARIABLES: [(&str, ValueKind); 24] = [
+const KNOWN_VARIABLES: [(&str, ValueKind); 25] = [
     ("FOREBAY_ALLOC_CONF", ValueKind::AllocatorConfig),
     ("FOREBAY_BOUNDS_CHECKS", ValueKind::Switch),
     ("FOREBAY_CACHE_DIR", ValueKind::Text),
@@ -55,6 +55,7 @@ const KNOWN_VARIABLES: [(&str, ValueKind); 24] = [
     ("FOREBAY_NVTX", ValueKind::Switch),
     ("FOREBAY_PORTABLE_KERNELS", ValueKind::Switch),
     ("FOREBAY_REQUIRE", ValueKind::Requirements),
+    ("FOREBAY_TILE_AUTOTUNE", ValueKind::Switch),
     ("FOREBAY_TRACES", ValueKind::Text),
     ("FOREBAY_VALIDATION", ValueKind::Switch),
 ];

@@ -17,6 +17,7 @@ const CRATES: [(&str, &[&str]); 2] = [
             "dtype",
             "atomic_write",
             "environment",
+            "disk_cache",
             "memory",
             "error",
             "variables",

@@ -8,28 +8,23 @@ pub(crate) mod einsum;
 pub(crate) mod linear;
 pub(crate) mod linear_fp8;
 pub(crate) mod matmul_tiling;
+mod matrix_layout;
 pub(crate) mod repeated_linear;
 pub(crate) mod scaled_mm;
+mod tile_autotune;
 
 use crate::autograd::BackwardCtx;
 use crate::backend::{Command, Epilogue, MatmulCall, MatrixOperand};
 use crate::ops::elementwise::pointwise::pointwise_ops;
 use crate::ops::elementwise::pointwise::{GradRule, PointwiseOp, TypeRule, run_pointwise};
-use crate::ops::matmul::matmul_tiling::{CostModel, KMajorOperands, MatmulExtents, SumEpilogue, TilePlan};
+use crate::ops::matmul::matmul_tiling::{
+    CostModel, KMajorOperands, MatmulExtents, SumEpilogue, TilePlan, TiledProduct,
+};
+use crate::ops::matmul::matrix_layout::MatrixLayout;
 use crate::ops::prelude::*;
 use crate::runtime::profile::WorkItem;
 use crate::runtime::stream::Access;
 use crate::tensor::layout::collapse_tensor_dims;
-
-/// Batch of matrices in a tensor: offset and strides in elements, with at most two batch dimensions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct MatrixLayout {
-    offset: usize,
-    row_stride: usize,
-    col_stride: usize,
-    outer_stride: usize,
-    inner_stride: usize,
-}
 
 /// Returns the last two extents.
 fn last_two(shape: &[usize]) -> (usize, usize) {
@@ -413,28 +408,32 @@ impl MatmulProblem {
         let device = out.device();
         fail_if!(out.dtype() != ta.dtype() && (out.dtype() != DType::F32 || ta.dtype().size() != 2);
             dtype(self.op, out.dtype()), "a product of {} is written to {} or f32", ta.dtype(), ta.dtype());
-        let plan = TilePlan::new(e, ta.dtype(), CostModel::new(device, false));
+        let costs = CostModel::new(device, false);
         let along = |sum: usize, across: usize| sum == 1 || (across != 1 && sum < across);
         let along =
             KMajorOperands { a: along(a.col_stride, a.row_stride), b: along(b.row_stride, b.col_stride) };
         let name = |dtype| launch::shader_dtype_name(dtype, device);
-        let spec = kernel_spec! {
-            "matmul", dtype: name(ta.dtype()), out: name(out.dtype()), bias: bias.is_some(),
-        };
-        let spec = plan.add_definitions(spec, along, e.n.is_multiple_of(4));
-        let width = plan.vector_elements();
-        let spec = kernel_spec! {
-            ..spec; k_edges: plan.has_k_edges(), a_vectors: along.a && a.has_vectors(width, e.k) || !along.a && a.transposed().has_vectors(width, e.m),
-            b_vectors: along.b && b.transposed().has_vectors(width, e.k) || !along.b && b.has_vectors(width, e.n),
-        };
         let matrix = |m: MatrixLayout| [m.offset, m.row_stride, m.col_stride];
-        let params = kernel_params! {
-            ..plan.params(); inner: self.inner_batch, bias_offset: bias.map_or(0, |bias| bias.layout().offset()),
-            a: matrix(a), b: matrix(b),
-            batch_strides: [a.outer_stride, a.inner_stride, b.outer_stride, b.inner_stride],
+        let kernel = |plan: &TilePlan| {
+            let spec = kernel_spec! {
+                "matmul", dtype: name(ta.dtype()), out: name(out.dtype()), bias: bias.is_some(),
+            };
+            let spec = plan.add_definitions(spec, along, e.n.is_multiple_of(4));
+            let width = plan.vector_elements();
+            let spec = kernel_spec! {
+                ..spec; k_edges: plan.has_k_edges(), a_vectors: along.a && a.has_vectors(width, e.k) || !along.a && a.transposed().has_vectors(width, e.m),
+                b_vectors: along.b && b.transposed().has_vectors(width, e.k) || !along.b && b.has_vectors(width, e.n),
+            };
+            let params = kernel_params! {
+                ..plan.params(); inner: self.inner_batch, bias_offset: bias.map_or(0, |bias| bias.layout().offset()),
+                a: matrix(a), b: matrix(b),
+                batch_strides: [a.outer_stride, a.inner_stride, b.outer_stride, b.inner_stride],
+            };
+            (spec, params)
         };
         let inputs: SmallVec<[&Tensor; 3]> = [ta, tb].into_iter().chain(bias).collect();
-        plan.run_with_epilogue(spec, &inputs, params, out, epilogue)
+        TiledProduct { inputs: &inputs, out, epilogue, kernel: &kernel }
+            .run(TilePlan::new(e, ta.dtype(), costs), costs)
     }
 }
 
@@ -444,34 +443,6 @@ fn outer_and_inner(of: &[usize], default: usize) -> (usize, usize) {
         [] => (default, default),
         [inner] => (default, inner),
         [outer, inner, ..] => (outer, inner),
-    }
-}
-
-impl MatrixLayout {
-    fn transposed(self) -> Self {
-        Self { row_stride: self.col_stride, col_stride: self.row_stride, ..self }
-    }
-
-    /// Reports whether rows of `extent` elements consist of aligned vectors of `width` neighbours.
-    fn has_vectors(self, width: usize, extent: usize) -> bool {
-        width > 1
-            && self.col_stride == 1
-            && [self.offset, self.row_stride, self.outer_stride, self.inner_stride, extent]
-                .iter()
-                .all(|n| n.is_multiple_of(width))
-    }
-
-    /// Returns the matrices of a tensor whose batch dimensions have these strides.
-    fn from_tensor(t: &Tensor, steps: &[usize]) -> Self {
-        let (row, col) = last_two(t.strides());
-        let (outer, inner) = outer_and_inner(steps, 0);
-        Self {
-            offset: t.layout().offset(),
-            row_stride: row,
-            col_stride: col,
-            outer_stride: outer,
-            inner_stride: inner,
-        }
     }
 }
 

@@ -25,6 +25,7 @@ use crate::runtime::observer;
 use crate::runtime::options::DeviceOptions;
 use crate::runtime::profile::{SpanRecorder, WorkItem};
 use crate::runtime::stream::{DeviceMover, StreamSet};
+use crate::runtime::variant_choices::VariantChoices;
 use crate::sync::{LockUnpoisoned, RwLockUnpoisoned};
 use crate::variables;
 
@@ -52,6 +53,7 @@ struct DeviceInner {
     span_recorder: SpanRecorder,
     capture_recorder: CaptureRecorder,
     options: DeviceOptions,
+    variant_choices: VariantChoices,
     name: String,
 }
 
@@ -201,6 +203,7 @@ impl Device {
         }
         let random = Mutex::new(RandomState { seed: 0, offset: 0 });
         let null = info.backend == "null";
+        let variant_choices = VariantChoices::new(info);
         let inner = Arc::new(DeviceInner {
             waiter: WaiterThread::default(),
             pool,
@@ -216,6 +219,7 @@ impl Device {
             span_recorder: SpanRecorder::default(),
             capture_recorder: CaptureRecorder::default(),
             options: DeviceOptions::from_env(),
+            variant_choices,
             name,
         });
         // Set only here, so the call cannot fail.
@@ -290,6 +294,10 @@ impl Device {
 
     pub(crate) fn options(&self) -> &DeviceOptions {
         &self.inner.options
+    }
+
+    pub(crate) fn variant_choices(&self) -> &VariantChoices {
+        &self.inner.variant_choices
     }
 
     pub(crate) fn stream_set(&self) -> &StreamSet {
@@ -430,6 +438,11 @@ impl Device {
         let kernel = self.compile(&source)?;
         kernels.write_unpoisoned().insert(spec.clone(), kernel);
         Ok(kernel)
+    }
+
+    /// Waits until a kernel is compiled, and returns its compile error.
+    pub(crate) fn wait_compiled(&self, kernel: CompiledKernel) -> Result<()> {
+        self.inner.backend.wait_compiled(kernel.id)
     }
 
     /// Returns a compiled kernel by its key; `spec` is called only at the first use of the key.

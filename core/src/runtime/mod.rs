@@ -13,3 +13,4 @@ pub(crate) mod options;
 mod pool_steps;
 pub mod profile;
 pub mod stream;
+pub(crate) mod variant_choices;

@@ -1,6 +1,6 @@
 //! Options of a device that its operations read: sizes from which work is fused, or done through scratch memory.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crate::environment;
 use crate::runtime::device::Device;
@@ -9,14 +9,23 @@ use crate::runtime::device::Device;
 const DEFAULT_FUSION_MIN_BYTES: u64 = 256 << 10;
 /// Default limit of im2col buffers on devices with a library for matrix products.
 const DEFAULT_IM2COL_MAX_BYTES: u64 = 256 << 20;
-/// Value of an option that is off (fusion) or that depends on the device (im2col).
+/// Smaller products keep the tile of the cost model: they take less time than the choice would save.
+const DEFAULT_AUTOTUNE_MIN_FLOPS: u64 = 1 << 30;
+/// Value of an option that is off (fusion) or that depends on the device (im2col, tiles).
 const UNSET: u64 = u64::MAX;
+/// Value of an option that is off, where unset is another state.
+const OFF: u64 = u64::MAX - 1;
+/// Environment variable that enables or disables the choice of tiles by timing.
+const TILE_AUTOTUNE: &str = "FOREBAY_TILE_AUTOTUNE";
 
 /// Options of one device. Each can be changed at any time.
 #[derive(Debug)]
 pub(crate) struct DeviceOptions {
     fusion_min_bytes: AtomicU64,
     im2col_max_bytes: AtomicU64,
+    tile_autotune_min_flops: AtomicU64,
+    /// Candidate that tests force, or `usize::MAX`.
+    forced_tile: AtomicUsize,
 }
 
 impl DeviceOptions {
@@ -24,9 +33,16 @@ impl DeviceOptions {
     /// reports them.
     pub(crate) fn from_env() -> Self {
         let im2col = environment::read_bytes("FOREBAY_IM2COL_BYTES").ok().flatten();
+        let autotune = match environment::read_switch(TILE_AUTOTUNE).ok().flatten() {
+            Some(true) => DEFAULT_AUTOTUNE_MIN_FLOPS,
+            Some(false) => OFF,
+            None => UNSET,
+        };
         Self {
             fusion_min_bytes: AtomicU64::new(default_fusion_min_bytes().unwrap_or(UNSET)),
             im2col_max_bytes: AtomicU64::new(im2col.unwrap_or(UNSET)),
+            tile_autotune_min_flops: AtomicU64::new(autotune),
+            forced_tile: AtomicUsize::new(usize::MAX),
         }
     }
 }
@@ -104,5 +120,43 @@ impl Device {
     /// ```
     pub fn set_im2col_max_bytes(&self, bytes: Option<u64>) {
         self.options().im2col_max_bytes.store(bytes.unwrap_or(UNSET), Ordering::Relaxed);
+    }
+
+    /// Returns the smallest matrix product, in floating-point operations, whose tile timing chooses. `None` if the
+    /// cost model chooses all tiles. See [`set_tile_autotune_min_flops`](Self::set_tile_autotune_min_flops).
+    #[must_use]
+    pub fn tile_autotune_min_flops(&self) -> Option<u64> {
+        match self.options().tile_autotune_min_flops.load(Ordering::Relaxed) {
+            OFF => None,
+            UNSET => (!self.info().software && !self.is_null()).then_some(DEFAULT_AUTOTUNE_MIN_FLOPS),
+            configured => Some(configured),
+        }
+    }
+
+    /// Chooses tiles of this crate's matrix products by timing, for products of at least so many floating-point
+    /// operations. `None` leaves all tiles to the cost model.
+    ///
+    /// The first product of a kind, by kernel and bucket of extents, runs a few tiles several times and waits. The
+    /// choice is kept in the cache folder for later processes, by device and driver. Tiles that may be chosen split
+    /// sums alike: results have the same bits with any of them, and memory use is the same. Nothing is timed while a
+    /// step is captured, while a profiler runs, in a browser, or on the null device. Vendors' libraries choose for
+    /// themselves.
+    ///
+    /// The default is 2^30 operations on a GPU, and `None` on a software driver. The variable
+    /// `FOREBAY_TILE_AUTOTUNE` (0 or 1) sets the initial value.
+    pub fn set_tile_autotune_min_flops(&self, min_flops: Option<u64>) {
+        let min_flops = min_flops.map_or(OFF, |flops| flops.min(OFF - 1));
+        self.options().tile_autotune_min_flops.store(min_flops, Ordering::Relaxed);
+    }
+
+    /// Returns the candidate that each product takes.
+    pub(crate) fn forced_tile(&self) -> Option<usize> {
+        Some(self.options().forced_tile.load(Ordering::Relaxed)).filter(|&number| number != usize::MAX)
+    }
+
+    /// Makes each product take its candidate of this number, counted round, in place of the fastest. For tests.
+    #[doc(hidden)]
+    pub fn force_tile(&self, candidate: Option<usize>) {
+        self.options().forced_tile.store(candidate.unwrap_or(usize::MAX), Ordering::Relaxed);
     }
 }

@@ -68,6 +68,7 @@ mod sorting;
 mod step_costs;
 mod streams;
 mod tensors;
+mod tile_autotune;
 mod train_resume;
 mod trainer_fit;
 mod training;
@@ -111,6 +112,7 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("gpt", gpt::TESTS),
     ("float8", float8::TESTS),
     ("matmul", matmul::TESTS),
+    ("tile_autotune", tile_autotune::TESTS),
     ("linear", linear::TESTS),
     ("linalg", linalg::TESTS),
     ("profiler", profiler::TESTS),

@@ -74,11 +74,30 @@ const COOPERATIVE_TILES: [CooperativeTile; 3] = [
     CooperativeTile { rows: 128, cols: 64, subgroup: [64, 32] },
     CooperativeTile { rows: 64, cols: 64, subgroup: [32, 32] },
 ];
+/// Further tiles of 16 x 16 matrices, which only timing chooses.
+const TIMED_COOPERATIVE_TILES: [CooperativeTile; 3] = [
+    CooperativeTile { rows: 64, cols: 128, subgroup: [32, 64] },
+    CooperativeTile { rows: 256, cols: 128, subgroup: [64, 64] },
+    CooperativeTile { rows: 128, cols: 256, subgroup: [64, 64] },
+];
 /// Tiles of 8 x 8 matrices. A subgroup has 16 accumulators at most.
 const COOPERATIVE_TILES_OF_8: [CooperativeTile; 2] = [
     CooperativeTile { rows: 64, cols: 64, subgroup: [32, 32] },
     CooperativeTile { rows: 32, cols: 32, subgroup: [16, 32] },
 ];
+
+impl CooperativeTile {
+    fn subgroups(&self) -> usize {
+        self.rows / self.subgroup[0] * (self.cols / self.subgroup[1])
+    }
+    /// Returns the bytes in workgroup memory: lines of `COOPERATIVE_DEPTH` elements with a padding vector, or a part
+    /// of the results in place of the first operand.
+    fn memory_bytes(&self, units: MatrixUnits) -> usize {
+        let pitch = COOPERATIVE_DEPTH / 8 + 1;
+        let results = self.subgroups() * units.side * 9;
+        ((self.rows * pitch).max(results) + self.cols * pitch) * 16
+    }
+}
 
 /// Matrix units of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,6 +126,8 @@ pub(crate) struct CostModel {
     max_iterations: usize,
     /// Bytes of workgroup memory.
     workgroup_memory: usize,
+    /// Largest number of invocations of a workgroup.
+    workgroup_size: usize,
     /// If true, the compiler of the device takes long kernels: steps of a large tile are written out.
     unrolls: bool,
     /// The device's features, for the types whose products run on matrix units.
@@ -123,6 +144,7 @@ impl CostModel {
         let DeviceInfo { limits, features, software, .. } = device.info();
         let iterations = limits.max_loop_iterations as usize / 2;
         let workgroup_memory = limits.max_workgroup_memory as usize;
+        let workgroup_size = limits.max_workgroup_size as usize;
         let features = *features;
         let subgroup_lanes = limits.subgroup_size.0 as usize;
         if *software {
@@ -133,6 +155,7 @@ impl CostModel {
                 global_load_cost: 30 * far,
                 max_iterations: iterations,
                 workgroup_memory,
+                workgroup_size,
                 unrolls: false,
                 features,
                 subgroup_lanes,
@@ -145,6 +168,7 @@ impl CostModel {
                 global_load_cost: 4 * far,
                 max_iterations: iterations,
                 workgroup_memory,
+                workgroup_size,
                 unrolls: true,
                 features,
                 subgroup_lanes,
@@ -172,6 +196,11 @@ enum MatmulVariant {
     Simple {
         threads_per_output: usize,
     },
+}
+
+/// Returns the tiles among which the cost model chooses.
+fn cooperative_tiles(units: MatrixUnits) -> &'static [CooperativeTile] {
+    if units.side == 16 { &COOPERATIVE_TILES } else { &COOPERATIVE_TILES_OF_8 }
 }
 
 impl MatmulVariant {
@@ -232,8 +261,7 @@ impl TilePlan {
         // The shortest extent is one matrix.
         let units = costs.matrix_units(dtype).filter(|units| e.m.min(e.n).min(e.k) >= units.side);
         let cooperative = units.into_iter().flat_map(|units| {
-            let tiles = if units.side == 16 { &COOPERATIVE_TILES[..] } else { &COOPERATIVE_TILES_OF_8[..] };
-            tiles.iter().map(move |&tile| {
+            cooperative_tiles(units).iter().map(move |&tile| {
                 let variant = MatmulVariant::Cooperative(tile, units);
                 Self::for_grid(e, variant, [tile.rows, tile.cols], costs)
             })
@@ -245,14 +273,79 @@ impl TilePlan {
             .unwrap_or(simple)
     }
 
-    fn for_tile(e: MatmulExtents, tile: Tile, costs: CostModel) -> Self {
+    /// Returns the plans of the same kind whose sums are split alike, by estimated cost after this plan. The cost is at
+    /// most `max_ratio` times that of this plan.
+    ///
+    /// Tiles of one kind add the terms of a sum one after the other, in the same order. All candidates therefore have
+    /// the same bits and the same workspace.
+    pub(crate) fn candidates(&self, costs: CostModel, max_ratio: f64) -> SmallVec<[Self; 16]> {
+        let e = self.extents;
+        let others: SmallVec<[(MatmulVariant, [usize; 2]); 16]> = match self.variant {
+            MatmulVariant::Tiled { .. } => {
+                let tiles = TILES.iter().map(|&tile| Self::tiled_variant(tile, costs));
+                let small = MatmulVariant::Tiled { tile: TILES[0], unroll: 1 };
+                tiles.chain([(small, [TILES[0].height(), TILES[0].width()])]).collect()
+            }
+            MatmulVariant::Cooperative(_, units) => {
+                let timed = if units.side == 16 { &TIMED_COOPERATIVE_TILES[..] } else { &[] };
+                let tiles = cooperative_tiles(units).iter().chain(timed);
+                let fitting = tiles.filter(|tile| {
+                    tile.memory_bytes(units) <= costs.workgroup_memory
+                        && tile.subgroups() * units.lanes <= costs.workgroup_size
+                });
+                fitting
+                    .map(|&tile| (MatmulVariant::Cooperative(tile, units), [tile.rows, tile.cols]))
+                    .collect()
+            }
+            MatmulVariant::Simple { .. } => SmallVec::new(),
+        };
+        let max_cost = self.estimate_cost(costs) as f64 * max_ratio;
+        let mut plans: SmallVec<[Self; 16]> = SmallVec::new();
+        for (variant, [height, width]) in others {
+            let workgroups_per_split = e.m.div_ceil(height) * e.n.div_ceil(width) * e.batch;
+            let plan = Self { variant, workgroups_per_split, ..*self };
+            let (terms, iterations) = variant.loop_iterations();
+            let fits = (self.k_per_split / terms).saturating_mul(iterations) <= costs.max_iterations;
+            let is_new = variant != self.variant && plans.iter().all(|known| known.variant != variant);
+            if fits && is_new && plan.estimate_cost(costs) as f64 <= max_cost {
+                plans.push(plan);
+            }
+        }
+        plans.sort_by_key(|plan| plan.estimate_cost(costs));
+        plans.insert(0, *self);
+        plans
+    }
+
+    /// Returns the numbers that tell this plan's tile from others of its kind.
+    pub(crate) fn tile_code(&self) -> [u16; 4] {
+        let code = match self.variant {
+            MatmulVariant::Tiled { tile: t, .. } => {
+                [t.thread_rows, t.rows_per_thread, t.vec4_cols_per_thread, t.k_depth]
+            }
+            MatmulVariant::Cooperative(t, _) => [t.rows, t.cols, t.subgroup[0], t.subgroup[1]],
+            MatmulVariant::Simple { threads_per_output } => [threads_per_output, 0, 0, 0],
+        };
+        code.map(|number| number as u16)
+    }
+
+    /// Returns the extents of the product.
+    pub(crate) fn extents(&self) -> MatmulExtents {
+        self.extents
+    }
+
+    /// Returns the variant and the extents of a tile. Devices with the memory for it use the large tile.
+    fn tiled_variant(tile: Tile, costs: CostModel) -> (MatmulVariant, [usize; 2]) {
         let (mut tile, mut unroll) = (tile, 1);
         if tile == TILES[0] && LARGE_TILE.memory_bytes() <= costs.workgroup_memory {
             tile = LARGE_TILE;
             unroll = if costs.unrolls { tile.k_depth } else { 1 };
         }
-        let variant = MatmulVariant::Tiled { tile, unroll };
-        Self::for_grid(e, variant, [tile.height(), tile.width()], costs)
+        (MatmulVariant::Tiled { tile, unroll }, [tile.height(), tile.width()])
+    }
+
+    fn for_tile(e: MatmulExtents, tile: Tile, costs: CostModel) -> Self {
+        let (variant, extents) = Self::tiled_variant(tile, costs);
+        Self::for_grid(e, variant, extents, costs)
     }
 
     fn for_grid(e: MatmulExtents, variant: MatmulVariant, tile: [usize; 2], costs: CostModel) -> Self {
@@ -389,53 +482,85 @@ impl TilePlan {
         params: KernelParams,
         out: &Tensor,
     ) -> Result<()> {
-        if self.split_k == 1 {
+        let Some(sums) = self.empty_split_sums(out)? else {
             return launch::launch(spec, &bindings![inputs, out], params, self.workgroups_per_split);
-        }
-        self.run_splits(spec, inputs, params, out, SumEpilogue::default())
+        };
+        self.launch_splits(spec, inputs, params, &sums)?;
+        self.add_splits(&sums, out, SumEpilogue::default())
+    }
+}
+
+/// A matrix product by kernels of this crate, into a contiguous tensor at offset 0.
+pub(crate) struct TiledProduct<'a> {
+    /// Operands, and the bias if there is one.
+    pub(crate) inputs: &'a [&'a Tensor],
+    pub(crate) out: &'a Tensor,
+    /// Work of the last stage.
+    pub(crate) epilogue: SumEpilogue<'a>,
+    /// Returns the kernel of a plan without epilogue, and its parameters.
+    pub(crate) kernel: &'a dyn Fn(&TilePlan) -> (KernelSpec, KernelParams),
+}
+
+impl TiledProduct<'_> {
+    /// Runs the product with the tile of `plan`, or a faster one that splits the sums alike.
+    pub(crate) fn run(&self, plan: TilePlan, costs: CostModel) -> Result<()> {
+        let sums = plan.empty_split_sums(self.out)?;
+        let plan = self.choose_tile(plan, costs, sums.as_ref());
+        self.launch_first_stage(&plan, sums.as_ref())?;
+        sums.map_or(Ok(()), |sums| plan.add_splits(&sums, self.out, self.epilogue))
     }
 
-    /// Runs the kernel of a matrix product as [`run`](Self::run) does. The last stage applies the epilogue.
-    pub(crate) fn run_with_epilogue(
-        &self,
-        spec: KernelSpec,
-        inputs: &[&Tensor],
-        params: KernelParams,
-        out: &Tensor,
-        epilogue: SumEpilogue<'_>,
-    ) -> Result<()> {
+    /// Returns the kernel of the first stage. The last stage has the epilogue.
+    pub(crate) fn first_stage(&self, plan: &TilePlan) -> (KernelSpec, KernelParams) {
+        let (spec, params) = (self.kernel)(plan);
+        let epilogue = if plan.split_k == 1 { self.epilogue } else { SumEpilogue::default() };
+        (epilogue.add_definitions(spec), params)
+    }
+
+    /// Launches the first stage, into the splits' sums if there are any.
+    pub(crate) fn launch_first_stage(&self, plan: &TilePlan, sums: Option<&Tensor>) -> Result<()> {
+        let (spec, params) = self.first_stage(plan);
+        if let Some(sums) = sums {
+            return plan.launch_splits(&spec, self.inputs, params, sums);
+        }
+        let tensors = bindings![self.inputs, self.epilogue.pre_activation, self.out];
+        launch::launch(&spec, &tensors, params, plan.workgroups_per_split)
+    }
+}
+
+impl TilePlan {
+    /// Allocates the sums of all splits. Returns `None` if sums are not split.
+    fn empty_split_sums(&self, out: &Tensor) -> Result<Option<Tensor>> {
         if self.split_k == 1 {
-            let spec = epilogue.add_definitions(spec);
-            let tensors = bindings![inputs, epilogue.pre_activation, out];
-            return launch::launch(&spec, &tensors, params, self.workgroups_per_split);
+            return Ok(None);
         }
-        let spec = SumEpilogue::default().add_definitions(spec);
-        self.run_splits(&spec, inputs, params, out, epilogue)
-    }
-
-    fn run_splits(
-        &self,
-        spec: &KernelSpec,
-        inputs: &[&Tensor],
-        params: KernelParams,
-        out: &Tensor,
-        epilogue: SumEpilogue<'_>,
-    ) -> Result<()> {
-        let sums = match out.dtype() {
+        let dtype = match out.dtype() {
             DType::F16 | DType::BF16 => DType::F32,
             DType::U8 => DType::U32,
             other => other,
         };
+        empty_workspace(&[self.split_k, out.numel()], dtype, out.device()).map(Some)
+    }
+
+    fn launch_splits(
+        &self,
+        spec: &KernelSpec,
+        inputs: &[&Tensor],
+        params: KernelParams,
+        sums: &Tensor,
+    ) -> Result<()> {
+        launch::launch(spec, &bindings![inputs, sums], params, self.workgroups_per_split * self.split_k)
+    }
+
+    /// Adds the sums of the splits, and applies the epilogue.
+    fn add_splits(&self, sums: &Tensor, out: &Tensor, epilogue: SumEpilogue<'_>) -> Result<()> {
         let n = out.numel();
-        let parts = empty_workspace(&[self.split_k, n], sums, out.device())?;
-        let groups = self.workgroups_per_split * self.split_k;
-        launch::launch(spec, &bindings![inputs, &parts], params, groups)?;
         let spec = epilogue.add_definitions(kernel_spec! {
-            "splitk_reduce", T: sums.name(), dtype: launch::shader_dtype_name(out.dtype(), out.device()),
+            "splitk_reduce", T: sums.dtype().name(), dtype: launch::shader_dtype_name(out.dtype(), out.device()),
         });
         // The loops over the splits of four elements, and the loop of the epilogue.
         let params = kernel_params! { n, splits: self.split_k }.loop_iterations(4 * (self.split_k + 1) + 5);
-        let tensors = bindings![&parts, epilogue.pre_activation, out];
+        let tensors = bindings![sums, epilogue.pre_activation, out];
         launch::launch(&spec, &tensors, params, n.div_ceil(4 * WORKGROUP_SIZE))
     }
 }
@@ -453,6 +578,7 @@ mod tests {
             global_load_cost: 4,
             max_iterations: usize::MAX,
             workgroup_memory: 48 << 10,
+            workgroup_size: 1024,
             unrolls: true,
             features: Features { cooperative_f16: true, cooperative_side: 16, ..Features::default() },
             subgroup_lanes: 32,
@@ -466,6 +592,7 @@ mod tests {
             global_load_cost: 30,
             max_iterations: 32_767,
             workgroup_memory: 32 << 10,
+            workgroup_size: 1024,
             unrolls: false,
             features: Features::default(),
             subgroup_lanes: 8,
@@ -511,6 +638,7 @@ mod tests {
             global_load_cost: 8,
             max_iterations: usize::MAX,
             workgroup_memory: 48 << 10,
+            workgroup_size: 1024,
             unrolls: true,
             features: Features::default(),
             subgroup_lanes: 32,
