@@ -11,7 +11,7 @@ use cudarc::cublaslt::sys::{
 use forebay_core::backend::SourceError;
 use forebay_core::sync::LockUnpoisoned;
 
-use crate::context::{Event, Stream};
+use crate::context::{CudaEvent, CudaStream};
 use crate::disk_cache::{CacheKey, DiskCache};
 use crate::settings;
 
@@ -60,19 +60,19 @@ pub(crate) unsafe fn query_heuristic(
     };
     status.result()?;
     let found = usize::try_from(found).unwrap_or(0).min(MAX_CANDIDATES);
-    let good = results[..found].iter().filter(|result| result.state == Status::CUBLAS_STATUS_SUCCESS);
-    let algorithms: Vec<_> = good.map(|result| result.algo).collect();
+    let usable = results[..found].iter().filter(|result| result.state == Status::CUBLAS_STATUS_SUCCESS);
+    let algorithms: Vec<_> = usable.map(|result| result.algo).collect();
     if algorithms.is_empty() { Err(CublasError(Status::CUBLAS_STATUS_NOT_SUPPORTED)) } else { Ok(algorithms) }
 }
 
 /// Returns the index of the fastest algorithm on a stream; `run` enqueues the product and is called several
 /// times.
 pub(crate) fn find_fastest(
-    stream: &Stream,
+    stream: &CudaStream,
     algorithms: &[cublasLtMatmulAlgo_t],
     mut run: impl FnMut(&cublasLtMatmulAlgo_t) -> Result<(), CublasError>,
 ) -> Result<usize, SourceError> {
-    let (start, end) = (Event::new_timed(&stream.context)?, Event::new_timed(&stream.context)?);
+    let (start, end) = (CudaEvent::new_timed(&stream.context)?, CudaEvent::new_timed(&stream.context)?);
     let mut best = (f64::INFINITY, 0);
     for (number, algorithm) in algorithms.iter().enumerate() {
         // The library may refuse an algorithm that its heuristic offers; such an algorithm is skipped.
@@ -131,16 +131,16 @@ impl AlgorithmChoices {
         time: impl FnOnce() -> Result<Option<usize>, SourceError>,
     ) -> Result<usize, SourceError> {
         let key = self.cache_key(problem);
-        // Held until the choice is made: another queue must neither time its products at the same time nor
-        // choose for itself.
-        let mut chosen = PROCESS_CHOICES.lock_unpoisoned();
-        let chosen = chosen.get_or_insert_default();
-        let number = |known: cublasLtMatmulAlgo_t| offered.iter().position(|offered| *offered == known);
-        if let Some(number) = chosen.get(&key).copied().and_then(number) {
-            return Ok(number);
+        // The lock is held until the choice is made: another queue must neither time its products at the same
+        // time nor choose for itself.
+        let mut choices = PROCESS_CHOICES.lock_unpoisoned();
+        let choices = choices.get_or_insert_default();
+        let find_index = |choice: cublasLtMatmulAlgo_t| offered.iter().position(|offer| *offer == choice);
+        if let Some(index) = choices.get(&key).copied().and_then(find_index) {
+            return Ok(index);
         }
-        let number = match self.load(key).and_then(number) {
-            Some(number) => number,
+        let index = match self.load(key).and_then(find_index) {
+            Some(index) => index,
             None if settings::bool_from_env("FOREBAY_CUBLASLT_AUTOTUNE") == Some(false) => 0,
             None => match time()? {
                 Some(fastest) => {
@@ -150,8 +150,8 @@ impl AlgorithmChoices {
                 None => 0,
             },
         };
-        chosen.entry(key).or_insert(offered[number]);
-        Ok(number)
+        choices.entry(key).or_insert(offered[index]);
+        Ok(index)
     }
 
     /// Loads a choice from disk.
@@ -171,35 +171,21 @@ impl AlgorithmChoices {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::disk_cache::TempFolder;
 
     fn algorithm(first: u64) -> cublasLtMatmulAlgo_t {
         cublasLtMatmulAlgo_t { data: [first, 2, 3, 4, 5, 6, 7, u64::MAX] }
     }
 
-    /// Choices in a folder that begins empty.
-    struct TempFolder(std::path::PathBuf);
-
     impl TempFolder {
-        fn new(name: &str) -> Self {
-            let path = std::env::temp_dir().join(format!("forebay-choices-{name}-{}", std::process::id()));
-            let _ = std::fs::remove_dir_all(&path);
-            Self(path)
-        }
-
         fn choices(&self, device: &str) -> AlgorithmChoices {
             AlgorithmChoices { disk: DiskCache::in_folder(&self.0), ..AlgorithmChoices::new(device, 130_001) }
         }
     }
 
-    impl Drop for TempFolder {
-        fn drop(&mut self) {
-            let _ = std::fs::remove_dir_all(&self.0);
-        }
-    }
-
     #[test]
     fn cached_choices_belong_to_one_device() {
-        let folder = TempFolder::new("device");
+        let folder = TempFolder::new("choices-device");
         let find = |device: &str, problem: &str| {
             let choices = folder.choices(device);
             choices.load(choices.cache_key(problem)).map(|a| a.data)
@@ -213,7 +199,7 @@ mod tests {
 
     #[test]
     fn a_process_chooses_an_algorithm_once() {
-        let folder = TempFolder::new("once");
+        let folder = TempFolder::new("choices-once");
         let offered = [algorithm(1), algorithm(2), algorithm(3)];
         let (first, second) = (folder.choices("card once"), folder.choices("card once"));
         assert_eq!(first.choose("64x64", &offered, || Ok(Some(2))).unwrap(), 2);

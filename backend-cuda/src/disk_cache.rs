@@ -120,7 +120,7 @@ fn read_checked(path: &Path) -> Option<Vec<u8>> {
 fn write_checked(folder: &Path, name: &str, cubin: &[u8]) -> Result<()> {
     let path = folder.join(name);
     let parts = [MAGIC, &fnv1a([cubin]).to_le_bytes()[..], cubin];
-    // Not synced: the checksum detects a file that a crash has damaged.
+    // The file is not synced: the checksum detects a file that a crash has damaged.
     write_atomic_unsynced(&path, |file| {
         parts.into_iter().try_for_each(|part| file.write_all(part)).map_err(|e| Error::File {
             path: path.display().to_string(),
@@ -129,23 +129,34 @@ fn write_checked(folder: &Path, name: &str, cubin: &[u8]) -> Result<()> {
     })
 }
 
+/// A folder of a unit test, which begins empty and is removed when it is dropped.
+#[cfg(test)]
+pub(crate) struct TempFolder(pub(crate) PathBuf);
+
+#[cfg(test)]
+impl TempFolder {
+    pub(crate) fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("forebay-cuda-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&path);
+        Self(path)
+    }
+}
+
+#[cfg(test)]
+impl Drop for TempFolder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;
     use std::path::PathBuf;
 
-    use super::{CacheKey, DiskCache, cache_folder, fnv1a};
-
-    /// An empty folder of the test, removed at the end.
-    struct TempFolder(PathBuf);
+    use super::{CacheKey, DiskCache, TempFolder, cache_folder, fnv1a};
 
     impl TempFolder {
-        fn new(name: &str) -> Self {
-            let path = std::env::temp_dir().join(format!("forebay-cache-{name}-{}", std::process::id()));
-            let _ = fs::remove_dir_all(&path);
-            Self(path)
-        }
-
         fn cache(&self) -> DiskCache {
             DiskCache { folder: Some(self.0.clone()) }
         }
@@ -154,12 +165,6 @@ mod tests {
             let mut files: Vec<_> = fs::read_dir(&self.0).unwrap().map(|e| e.unwrap().path()).collect();
             assert_eq!(files.len(), 1, "{files:?}");
             files.remove(0)
-        }
-    }
-
-    impl Drop for TempFolder {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
         }
     }
 
@@ -172,7 +177,7 @@ mod tests {
 
     #[test]
     fn cached_code_is_found_with_and_without_a_compiler() {
-        let folder = TempFolder::new("found");
+        let folder = TempFolder::new("cache-found");
         let (cache, key) = (folder.cache(), CacheKey::new("kernel", 90));
         assert_eq!(cache.load(key, None), None);
         cache.store(key, (13, 0), b"code");
@@ -185,7 +190,7 @@ mod tests {
 
     #[test]
     fn a_damaged_file_is_ignored_and_written_again() {
-        let folder = TempFolder::new("damaged");
+        let folder = TempFolder::new("cache-damaged");
         let (cache, key) = (folder.cache(), CacheKey::new("kernel", 90));
         cache.store(key, (13, 0), b"some code");
         let file = folder.only_file();
@@ -207,7 +212,7 @@ mod tests {
 
     #[test]
     fn a_folder_that_cannot_be_made_is_no_error() {
-        let folder = TempFolder::new("file");
+        let folder = TempFolder::new("cache-file");
         fs::write(&folder.0, b"a file where the folder should be").unwrap();
         folder.cache().store(CacheKey(1), (13, 0), b"code");
         assert_eq!(folder.cache().load(CacheKey(1), None), None);
