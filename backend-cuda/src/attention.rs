@@ -1,9 +1,10 @@
 //! Attention on the tensor cores: kernels in CUDA C++ for f16 and bf16, with head sizes of up to 128
 //! elements.
 //!
-//! The kernels are in `shaders/cuda` (`attention_*.cu`); this file plans their tiles, parameters and grids. Each is compiled for its head size and dtype at first use and cached on
-//! disk like all others. Hopper (sm_90) has a form with `wgmma` and TMA for head sizes 64 and 128. Everything
-//! else from sm_80 on uses the form with `mma`.
+//! The kernels are in `shaders/cuda` (`attention_*.cu`); this file plans their tiles, parameters and grids. Each
+//! is compiled for its head size and dtype at first use and cached on disk like all others. Hopper (sm_90) has
+//! a form with `wgmma` and TMA for head sizes 64 and 128. Everything else from sm_80 on uses the form with
+//! `mma`.
 
 use std::ffi::CStr;
 use std::sync::Arc;

@@ -34,7 +34,7 @@
 //!
 //! Where to add a thing:
 //! - A WGSL kernel needs no code here. A WGSL feature or builtin function goes to `translate`.
-//! - A kernel in CUDA C++ implements [`NativeKernel`], in a file like `sgemm_small`, and is chosen where
+//! - A kernel in CUDA C++ implements `native_kernels::NativeKernel`, in a file like `sgemm_small`, and is chosen where
 //!   `backend` enqueues commands.
 //! - A function of the driver or of cuBLASLt goes to the list `SYMBOLS` of `driver` or `cublaslt` first.
 //! - A variable of the environment with the values 0 and 1 goes to `settings`.

@@ -2,8 +2,8 @@
 //! multiprocessors. cuBLASLt's kernels then reach a third of this kernel's rate, and a call costs more than a
 //! launch.
 //!
-//! The kernel is `shaders/cuda/sgemm_small.cu`. A new tile goes to `CONFIGS`, with its fitted costs. Shapes and layouts alone select the kernel, so the same
-//! product always gives the same bits.
+//! The kernel is `shaders/cuda/sgemm_small.cu`. A new tile goes to `CONFIGS`, with its fitted costs. Shapes and
+//! layouts alone select the kernel, so the same product always gives the same bits.
 
 use std::ffi::CStr;
 use std::sync::Arc;

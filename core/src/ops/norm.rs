@@ -3,8 +3,8 @@
 //! Statistics are f32 for every element type. The forward kernel saves the mean and the reciprocal deviation
 //! of each row. The backward pass is one kernel for the input, and a two-stage sum for weight and bias.
 //! Shorter rows of layer and RMS normalisation use [`layer_norm`](crate::ops::norm::layer_norm), and batches
-//! use [`batch_norm`](crate::ops::norm::batch_norm). [`row_kernels`](crate::ops::norm::row_kernels) launches the kernels
-//! of longer rows and of groups. This file has the public operations, their checks and their composed forms.
+//! use [`batch_norm`](crate::ops::norm::batch_norm). `row_kernels.rs` launches the kernels of longer rows and of
+//! groups. This file has the public operations, their checks and their composed forms.
 
 pub(crate) mod batch_norm;
 pub(crate) mod layer_norm;

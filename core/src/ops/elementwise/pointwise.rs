@@ -453,7 +453,8 @@ fn attach_backward(
     let source: Option<Weak<RecomputableResult>> = recomputable.as_ref().map(Arc::downgrade);
     drop(recomputable);
     let out = autograd::differentiable(op.name, out, tensors, move |g, wants| {
-        // Each gradient unpacks its values, so that a recomputed value is dropped before the next kernel, and never written.
+        // Each gradient unpacks its values, so that a recomputed value is dropped before the next kernel, and never
+        // written.
         let unpack = |vars: &[GradVar]| -> Result<SmallVec<[(&'static str, ExprValue); 4]>> {
             let used = saved.iter().filter(|(var, ..)| vars.contains(var));
             used.map(|(_, name, value)| Ok((*name, value.unpack(wants)?))).collect()
