@@ -102,7 +102,7 @@ fn plan_step(sizes: &GptOptions, batch: usize, budget: Budget, device: &Device) 
         let mut optimizer = AdamW::new(net.parameters(), 1e-3);
         let (dry, shape) = (dry.clone(), [batch, sizes.context]);
         Ok(move |choice: &StepConfig| {
-            // Holds the current batch, and the next one, which is being prefetched.
+            // The device holds the current batch, and the next one, which is being prefetched.
             let text = || Tensor::zeros(shape, DType::I64, &dry);
             let [x, y, _next_x, _next_y] = [text()?, text()?, text()?, text()?];
             for k in 0..choice.micro_batch_count {
@@ -130,7 +130,7 @@ fn generate_text(net: &Gpt, start: &[i64], n: usize, device: &Device) -> Result<
         let seen = &text[text.len().saturating_sub(context)..];
         let scores = net.forward(&Tensor::from_slice(seen, [1, seen.len()], device)?)?;
         let last = scores.select(1, -1)?.div(0.8)?.softmax(-1)?.to_vec::<f32>()?;
-        // Sampling by the cumulative probability.
+        // The next character is the first at which the cumulative probability exceeds a random number.
         let mut left = Tensor::rand([1], DType::F32, device)?.item()? as f32;
         let next = last.iter().position(|p| {
             left -= p;
@@ -196,7 +196,7 @@ fn main() -> Result<()> {
     let passages = text.token_windows(length).shuffle(options.seed).batches(batch).drop_last();
     let ended =
         trainer.fit(&passages, |x, y| net.forward(x)?.flatten(0, 1)?.cross_entropy(&y.flatten(0, 1)?));
-    // Written after a run that failed for lack of memory, too.
+    // A run that failed for lack of memory writes its snapshot, too.
     if let Some(path) = &options.memory_snapshot {
         device.pool().snapshot().save(path)?;
     }

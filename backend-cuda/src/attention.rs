@@ -1,9 +1,10 @@
 //! Attention on the tensor cores: kernels in CUDA C++ for f16 and bf16, with head sizes of up to 128
 //! elements.
 //!
-//! The kernels are in `shaders/cuda`. Each is compiled for its head size and dtype at first use and cached on
-//! disk like all others. Hopper (sm_90) has a form with `wgmma` and TMA for head sizes 64 and 128. Everything
-//! else from sm_80 on uses the form with `mma`.
+//! The kernels are in `shaders/cuda` (`attention_*.cu`); this file plans their tiles, parameters and grids. Each
+//! is compiled for its head size and dtype at first use and cached on disk like all others. Hopper (sm_90) has
+//! a form with `wgmma` and TMA for head sizes 64 and 128. Everything else from sm_80 on uses the form with
+//! `mma`.
 
 use std::ffi::CStr;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use forebay_core::backend::{AttentionCall, AttentionGradients, AttentionOperand,
 use forebay_core::dtype::DType;
 use forebay_shaders::cuda;
 
-use crate::context::{Context, Stream};
+use crate::context::{Context, CudaStream};
 use crate::kernels::{KernelRegistry, SubmitStatus};
 use crate::native_kernels::{
     NativeKernel, NativeKernelLookup, NativeKernels, convert_all, launch_native, with_defines,
@@ -22,7 +23,7 @@ use crate::tensor_map::TensorMap;
 
 /// The part of attention that a kernel computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Pass {
+pub enum AttentionPass {
     /// The output.
     Forward,
     /// The gradient of the queries, and the values for each query that the next pass needs.
@@ -61,7 +62,7 @@ impl MaskKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AttentionKernel {
     /// The pass that the kernel computes.
-    pub pass: Pass,
+    pub pass: AttentionPass,
     /// Elements of a head: a multiple of 8, at most 128.
     pub head_dim: u32,
     /// If true, elements are bf16, else f16.
@@ -101,7 +102,7 @@ impl AttentionKernel {
     /// Returns the kernel for a pass on an architecture such as 90, without mask and dropout; `None` if there
     /// is none.
     #[must_use]
-    pub fn new(pass: Pass, head: u64, dtype: DType, arch: u32) -> Option<Self> {
+    pub fn new(pass: AttentionPass, head: u64, dtype: DType, arch: u32) -> Option<Self> {
         let head_dim = u32::try_from(head).ok().filter(|h| (8..=128).contains(h) && h.is_multiple_of(8))?;
         (arch >= 80 && matches!(dtype, DType::BF16 | DType::F16)).then_some(Self {
             pass,
@@ -119,22 +120,22 @@ impl AttentionKernel {
         let has_mask_or_dropout = self.mask != MaskKind::None || self.has_dropout;
         let key = (self.uses_wgmma, self.head_dim > 64, self.pass);
         let (warps, row_fragments, tile_columns, blocks_per_sm, keeps_rows_in_registers) = match key {
-            (true, false, Pass::Forward) if has_mask_or_dropout => (4, 1, 64, 3, true),
-            (true, false, Pass::BackwardQueries) if has_mask_or_dropout => (4, 1, 64, 3, false),
-            (true, false, Pass::BackwardKeysValues) if has_mask_or_dropout => (4, 1, 64, 2, false),
-            (false, false, Pass::Forward) if has_mask_or_dropout => (4, 1, 64, 3, true),
-            (false, false, Pass::BackwardQueries) if has_mask_or_dropout => (4, 1, 64, 2, true),
-            (false, true, Pass::Forward) if has_mask_or_dropout => (4, 1, 64, 2, false),
-            (true, false, Pass::Forward) => (4, 1, 64, 4, true),
-            (true, false, Pass::BackwardQueries) => (4, 1, 64, 4, false),
-            (true, false, Pass::BackwardKeysValues) => (4, 1, 64, 3, false),
+            (true, false, AttentionPass::Forward) if has_mask_or_dropout => (4, 1, 64, 3, true),
+            (true, false, AttentionPass::BackwardQueries) if has_mask_or_dropout => (4, 1, 64, 3, false),
+            (true, false, AttentionPass::BackwardKeysValues) if has_mask_or_dropout => (4, 1, 64, 2, false),
+            (false, false, AttentionPass::Forward) if has_mask_or_dropout => (4, 1, 64, 3, true),
+            (false, false, AttentionPass::BackwardQueries) if has_mask_or_dropout => (4, 1, 64, 2, true),
+            (false, true, AttentionPass::Forward) if has_mask_or_dropout => (4, 1, 64, 2, false),
+            (true, false, AttentionPass::Forward) => (4, 1, 64, 4, true),
+            (true, false, AttentionPass::BackwardQueries) => (4, 1, 64, 4, false),
+            (true, false, AttentionPass::BackwardKeysValues) => (4, 1, 64, 3, false),
             (true, true, _) => (4, 1, 64, 2, false),
-            (false, false, Pass::Forward) => (4, 1, 64, 4, false),
-            (false, false, Pass::BackwardQueries) => (4, 1, 64, 3, true),
-            (false, false, Pass::BackwardKeysValues) => (4, 1, 64, 2, true),
-            (false, true, Pass::Forward) => (4, 2, 64, 1, false),
-            (false, true, Pass::BackwardQueries) => (4, 1, 32, 2, false),
-            (false, true, Pass::BackwardKeysValues) => (4, 1, 32, 2, false),
+            (false, false, AttentionPass::Forward) => (4, 1, 64, 4, false),
+            (false, false, AttentionPass::BackwardQueries) => (4, 1, 64, 3, true),
+            (false, false, AttentionPass::BackwardKeysValues) => (4, 1, 64, 2, true),
+            (false, true, AttentionPass::Forward) => (4, 2, 64, 1, false),
+            (false, true, AttentionPass::BackwardQueries) => (4, 1, 32, 2, false),
+            (false, true, AttentionPass::BackwardKeysValues) => (4, 1, 32, 2, false),
         };
         Tiling { warps, row_fragments, tile_columns, stages: 2, blocks_per_sm, keeps_rows_in_registers }
     }
@@ -145,9 +146,9 @@ impl NativeKernel for AttentionKernel {
 
     fn entry(&self) -> &'static CStr {
         match self.pass {
-            Pass::Forward => c"attention_fwd",
-            Pass::BackwardQueries => c"attention_bwd_queries",
-            Pass::BackwardKeysValues => c"attention_bwd_keys",
+            AttentionPass::Forward => c"attention_fwd",
+            AttentionPass::BackwardQueries => c"attention_bwd_queries",
+            AttentionPass::BackwardKeysValues => c"attention_bwd_keys",
         }
     }
 
@@ -159,8 +160,9 @@ impl NativeKernel for AttentionKernel {
         let Tiling { tile_columns: columns, stages, .. } = self.tiling();
         let rows = self.tiling().block_rows();
         let tile = |rows: u32| rows * self.head_dim.div_ceil(64) * 128;
-        let stats_bytes = if self.pass == Pass::BackwardKeysValues { stages * 2 * columns * 4 } else { 0 };
-        let row_tiles = if self.pass == Pass::Forward { 1 } else { 2 };
+        let stats_bytes =
+            if self.pass == AttentionPass::BackwardKeysValues { stages * 2 * columns * 4 } else { 0 };
+        let row_tiles = if self.pass == AttentionPass::Forward { 1 } else { 2 };
         // Tiles begin at multiples of 1024 bytes.
         1024 + row_tiles * tile(rows) + 2 * stages * tile(columns) + stats_bytes
     }
@@ -179,12 +181,12 @@ impl NativeKernel for AttentionKernel {
             ("BLOCKS", tiling.blocks_per_sm),
             ("ROWS_IN_REGISTERS", tiling.keeps_rows_in_registers.into()),
             ("MASK", self.mask as u32),
-            ("MASK_PAIRS", (self.loads_mask_pairs && self.pass != Pass::BackwardKeysValues).into()),
+            ("MASK_PAIRS", (self.loads_mask_pairs && self.pass != AttentionPass::BackwardKeysValues).into()),
             ("DROPOUT", self.has_dropout.into()),
         ];
         let pass = match self.pass {
-            Pass::Forward => cuda::ATTENTION_FWD,
-            Pass::BackwardQueries | Pass::BackwardKeysValues => cuda::ATTENTION_BWD,
+            AttentionPass::Forward => cuda::ATTENTION_FWD,
+            AttentionPass::BackwardQueries | AttentionPass::BackwardKeysValues => cuda::ATTENTION_BWD,
         };
         with_defines(&defines, &[cuda::TMA_PIPELINE, cuda::PACKED_HALVES, cuda::ATTENTION_COMMON, pass])
     }
@@ -339,7 +341,7 @@ fn plan_attention(call: &AttentionCall, arch: u32) -> Option<(AttentionParams, V
     }
     let mut params = AttentionParams::new(call)?;
     let mask = MaskKind::from_dtypes(call.mask.map(|mask| mask.dtype), call.dtype)?;
-    let kernel = AttentionKernel::new(Pass::Forward, call.head_dim, call.dtype, arch)?;
+    let kernel = AttentionKernel::new(AttentionPass::Forward, call.head_dim, call.dtype, arch)?;
     let loads_mask_pairs = has_mask_pairs(call);
     let mut kernel =
         AttentionKernel { mask, loads_mask_pairs, has_dropout: call.dropout.is_some(), ..kernel };
@@ -349,16 +351,16 @@ fn plan_attention(call: &AttentionCall, arch: u32) -> Option<(AttentionParams, V
             None => kernel.uses_wgmma = false,
         }
     }
-    let passes: &[Pass] = if call.backward.is_some() {
-        &[Pass::BackwardQueries, Pass::BackwardKeysValues]
+    let passes: &[AttentionPass] = if call.backward.is_some() {
+        &[AttentionPass::BackwardQueries, AttentionPass::BackwardKeysValues]
     } else {
-        &[Pass::Forward]
+        &[AttentionPass::Forward]
     };
-    let of_pass = |&pass: &Pass| {
+    let of_pass = |&pass: &AttentionPass| {
         let kernel = AttentionKernel { pass, ..kernel };
         let (rows, heads) = match pass {
-            Pass::BackwardKeysValues => (call.keys, call.kv_heads),
-            Pass::Forward | Pass::BackwardQueries => (call.queries, call.heads),
+            AttentionPass::BackwardKeysValues => (call.keys, call.kv_heads),
+            AttentionPass::Forward | AttentionPass::BackwardQueries => (call.queries, call.heads),
         };
         let of_block = u64::from(kernel.tiling().block_rows());
         let sums = call.backward.is_some_and(|b| b.grad_sums.is_some());
@@ -379,7 +381,7 @@ impl AttentionKernels {
         &self,
         context: &Arc<Context>,
         kernels: &KernelRegistry,
-        stream: Option<&Stream>,
+        stream: Option<&CudaStream>,
         call: &AttentionCall,
         wait: bool,
     ) -> Result<SubmitStatus, SourceError> {
@@ -389,9 +391,10 @@ impl AttentionKernels {
         let mut launches = Vec::with_capacity(passes.len());
         for &(kernel, blocks) in &passes {
             // The backward kernels take the longest to compile, so their compilation starts first.
-            let ahead = [Pass::BackwardKeysValues, Pass::BackwardQueries]
+            let ahead = [AttentionPass::BackwardKeysValues, AttentionPass::BackwardQueries]
                 .map(|pass| AttentionKernel { pass, ..kernel });
-            let ahead = if call.requires_grad && kernel.pass == Pass::Forward { &ahead[..] } else { &[] };
+            let ahead =
+                if call.requires_grad && kernel.pass == AttentionPass::Forward { &ahead[..] } else { &[] };
             match self.kernels.get_or_compile(context, kernels, kernel, ahead, wait)? {
                 NativeKernelLookup::Ready(function) => launches.push((function, blocks, kernel)),
                 NativeKernelLookup::Compiling => {}

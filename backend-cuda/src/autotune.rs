@@ -12,7 +12,7 @@ use forebay_core::backend::SourceError;
 use forebay_core::disk_cache::{CacheKey, ChoiceCache, DiskCache};
 use forebay_core::sync::LockUnpoisoned;
 
-use crate::context::{Event, Stream};
+use crate::context::{CudaEvent, CudaStream};
 use crate::settings;
 
 /// Number of algorithms that are timed.
@@ -60,19 +60,19 @@ pub(crate) unsafe fn query_heuristic(
     };
     status.result()?;
     let found = usize::try_from(found).unwrap_or(0).min(MAX_CANDIDATES);
-    let good = results[..found].iter().filter(|result| result.state == Status::CUBLAS_STATUS_SUCCESS);
-    let algorithms: Vec<_> = good.map(|result| result.algo).collect();
+    let usable = results[..found].iter().filter(|result| result.state == Status::CUBLAS_STATUS_SUCCESS);
+    let algorithms: Vec<_> = usable.map(|result| result.algo).collect();
     if algorithms.is_empty() { Err(CublasError(Status::CUBLAS_STATUS_NOT_SUPPORTED)) } else { Ok(algorithms) }
 }
 
 /// Returns the index of the fastest algorithm on a stream; `run` enqueues the product and is called several
 /// times.
 pub(crate) fn find_fastest(
-    stream: &Stream,
+    stream: &CudaStream,
     algorithms: &[cublasLtMatmulAlgo_t],
     mut run: impl FnMut(&cublasLtMatmulAlgo_t) -> Result<(), CublasError>,
 ) -> Result<usize, SourceError> {
-    let (start, end) = (Event::new_timed(&stream.context)?, Event::new_timed(&stream.context)?);
+    let (start, end) = (CudaEvent::new_timed(&stream.context)?, CudaEvent::new_timed(&stream.context)?);
     let mut best = (f64::INFINITY, 0);
     for (number, algorithm) in algorithms.iter().enumerate() {
         // The library may refuse an algorithm that its heuristic offers; such an algorithm is skipped.
@@ -126,16 +126,16 @@ impl AlgorithmChoices {
         time: impl FnOnce() -> Result<Option<usize>, SourceError>,
     ) -> Result<usize, SourceError> {
         let key = CacheKey::new(&[&self.device_and_library, problem]);
-        // Held until the choice is made: another queue must neither time its products at the same time nor
-        // choose for itself.
-        let mut chosen = PROCESS_CHOICES.lock_unpoisoned();
-        let chosen = chosen.get_or_insert_default();
-        let number = |known: cublasLtMatmulAlgo_t| offered.iter().position(|offered| *offered == known);
-        if let Some(number) = chosen.get(&key).copied().and_then(number) {
-            return Ok(number);
+        // The lock is held until the choice is made: another queue must neither time its products at the same
+        // time nor choose for itself.
+        let mut choices = PROCESS_CHOICES.lock_unpoisoned();
+        let choices = choices.get_or_insert_default();
+        let find_index = |choice: cublasLtMatmulAlgo_t| offered.iter().position(|offer| *offer == choice);
+        if let Some(index) = choices.get(&key).copied().and_then(find_index) {
+            return Ok(index);
         }
-        let number = match self.load(problem).and_then(number) {
-            Some(number) => number,
+        let index = match self.load(problem).and_then(find_index) {
+            Some(index) => index,
             None if settings::bool_from_env("FOREBAY_CUBLASLT_AUTOTUNE") == Some(false) => 0,
             None => match time()? {
                 Some(fastest) => {
@@ -145,8 +145,8 @@ impl AlgorithmChoices {
                 None => 0,
             },
         };
-        chosen.entry(key).or_insert(offered[number]);
-        Ok(number)
+        choices.entry(key).or_insert(offered[index]);
+        Ok(index)
     }
 
     /// Loads a choice from disk.

@@ -1,4 +1,8 @@
 //! The backend: one device, with one stream for each of its queues.
+//!
+//! `CudaQueue::try_enqueue` maps each command of the core to the driver or to a library, and decides which
+//! library computes a product. Commands whose kernels are still being compiled are deferred. All methods of
+//! the core's traits are in this file; `foreign` implements the access of other libraries.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -18,7 +22,7 @@ use forebay_core::error::{Error, Result};
 use forebay_core::sync::LockUnpoisoned;
 
 use crate::attention::AttentionKernels;
-use crate::context::{Context, PinnedBuffer, Stream};
+use crate::context::{Context, CudaStream, PinnedBuffer};
 use crate::convolution::ConvKernels;
 use crate::cubin_cache::CubinCache;
 use crate::cublaslt::CublasLt;
@@ -26,7 +30,7 @@ use crate::deferred::{DeferredItem, DeferredQueue};
 use crate::driver::{self, CudaUnavailable, Driver};
 use crate::fences::{EventTracker, FenceTracker};
 use crate::gelu_grad;
-use crate::graph::{Graph, GraphCapture, GraphNode};
+use crate::graph::{CudaGraph, GraphCapture, GraphNode};
 use crate::kernels::{KernelRegistry, MAX_BINDINGS, MAX_PARAM_BYTES, SubmitStatus};
 use crate::launch_batcher::LaunchBatcher;
 use crate::nvtx::set_nvtx;
@@ -80,7 +84,7 @@ struct CudaQueue {
     cublaslt: CublasLt,
     uploads: Mutex<UploadRing>,
     downloads: Mutex<DownloadBuffers>,
-    stream: Stream,
+    stream: CudaStream,
 }
 
 impl CudaQueue {
@@ -90,7 +94,7 @@ impl CudaQueue {
             cublaslt: CublasLt::default(),
             uploads: Mutex::default(),
             downloads: Mutex::default(),
-            stream: Stream::new(context, Some(LaunchBatcher::new()))?,
+            stream: CudaStream::new(context, Some(LaunchBatcher::new()))?,
         })
     }
 
@@ -98,11 +102,11 @@ impl CudaQueue {
     fn try_enqueue(
         &self,
         device: &CudaDevice,
-        stream: &Stream,
+        stream: &CudaStream,
         command: &Command<'_>,
         wait: bool,
     ) -> Result<SubmitStatus> {
-        let CudaDevice { attention, convolution, context, kernels, gemm: products, .. } = device;
+        let CudaDevice { attention, convolution, context, kernels, gemm, .. } = device;
         match *command {
             Command::Launch(ref launch) => {
                 while !kernels.launch(stream, launch)? {
@@ -124,9 +128,9 @@ impl CudaQueue {
             Command::Matmul(call) => {
                 // Only if cuBLASLt is available: a dry run assumes that no other library supports products.
                 if self.cublaslt.is_available(context) {
-                    match products.submit(context, kernels, Some(stream), call, wait)? {
+                    match gemm.submit(context, kernels, Some(stream), call, wait)? {
                         SubmitStatus::Declined => {}
-                        ran => return Ok(ran),
+                        status => return Ok(status),
                     }
                 }
                 if !self.cublaslt.run(stream, call)? {
@@ -145,8 +149,8 @@ impl CudaQueue {
 
     /// Enqueues deferred commands: all of them if `wait` is true, else those whose kernels are compiled.
     fn drain_deferred(&self, device: &CudaDevice, wait: bool) -> Result<()> {
-        self.deferred.drain(|waiting| {
-            let command = match waiting {
+        self.deferred.drain(|item| {
+            let command = match item {
                 DeferredItem::Command(command) => command.as_command(),
                 DeferredItem::Remap(remap) => {
                     self.stream.synchronize()?;
@@ -191,11 +195,11 @@ impl CudaDevice {
     /// Launches the pending batches of all streams, even after one failed: memory changes must come after
     /// them.
     fn flush_batches(&self) -> Result<(), SourceError> {
-        self.streams().map(Stream::flush_pending).fold(Ok(()), Result::and)
+        self.streams().map(CudaStream::flush_pending).fold(Ok(()), Result::and)
     }
 
     /// Returns the streams that are in use.
-    fn streams(&self) -> impl Iterator<Item = &Stream> {
+    fn streams(&self) -> impl Iterator<Item = &CudaStream> {
         self.queues().map(|queue| &queue.stream)
     }
 
@@ -282,7 +286,7 @@ impl CudaBackend {
                 i16: true,
                 subgroups: true,
                 f64_math: true,
-                // mma.m16n8k16
+                // From sm_80 on, the instruction mma.m16n8k16 exists.
                 cooperative_f16: arch >= 80,
                 cooperative_bf16: arch >= 80,
                 cooperative_side: if arch >= 80 { 16 } else { 0 },
@@ -343,7 +347,7 @@ impl Drop for CudaDevice {
 
 impl CudaBackend {
     /// Returns the queue's stream, after all deferred commands are in it.
-    pub(crate) fn drained_stream(&self) -> Result<&Stream> {
+    pub(crate) fn drained_stream(&self) -> Result<&CudaStream> {
         self.queue.drain_deferred(&self.device, true)?;
         Ok(&self.queue.stream)
     }
@@ -356,21 +360,21 @@ impl CudaBackend {
     /// Enqueues a command after all deferred ones; returns `false` if a library declines the command.
     fn submit(&self, command: &Command<'_>) -> Result<bool> {
         let Self { queue, device } = self;
-        let CudaDevice { attention, convolution, context, fences, kernels, gemm: products, .. } = &**device;
+        let CudaDevice { attention, convolution, context, fences, kernels, gemm, .. } = &**device;
         let accepted = if queue.deferred.is_empty() {
             match queue.try_enqueue(device, &queue.stream, command, false)? {
                 SubmitStatus::Submitted => {
                     fences.mark_enqueued();
                     return Ok(true);
                 }
-                ran => ran == SubmitStatus::Compiling,
+                status => status == SubmitStatus::Compiling,
             }
         } else {
             match command {
                 Command::Launch(launch) => kernels.check_launch(launch).map(|_| true)?,
                 Command::Matmul(call) => {
                     queue.cublaslt.is_available(context)
-                        && products.submit(context, kernels, None, call, false)? != SubmitStatus::Declined
+                        && gemm.submit(context, kernels, None, call, false)? != SubmitStatus::Declined
                         || queue.cublaslt.accepts(&queue.stream, call)?
                 }
                 Command::Attention(call) => {
@@ -410,7 +414,7 @@ impl CudaBackend {
             let copied = from.events.record(from_stream)?;
             from.events.wait(to_stream, copied)
         })();
-        // Also after an error: the copy may have been enqueued.
+        // This also runs after an error, because the copy may have been enqueued.
         from.fences.mark_enqueued();
         to.fences.mark_enqueued();
         enqueued?;
@@ -575,7 +579,7 @@ impl Backend for CudaBackend {
         self.queue.drain_deferred(&self.device, true)?;
         let mut uploads = self.queue.uploads.lock_unpoisoned();
         let uploaded = uploads.upload(&self.queue.stream, slice_address(dst), data);
-        // Also after an error: a part of the upload may have been enqueued.
+        // This also runs after an error, because a part of the upload may have been enqueued.
         self.device.fences.mark_enqueued();
         Ok(uploaded?)
     }
@@ -649,8 +653,8 @@ impl Backend for CudaBackend {
 
     fn free_host(&self, segment: SegmentId) -> Result<(), SourceError> {
         let flushed = self.device.flush_batches();
-        let gone = self.device.host_allocations.lock_unpoisoned().remove(&segment.0);
-        flushed.and(gone.map(drop).ok_or_else(|| SourceError::Driver {
+        let removed = self.device.host_allocations.lock_unpoisoned().remove(&segment.0);
+        flushed.and(removed.map(drop).ok_or_else(|| SourceError::Driver {
             call: "cuMemFreeHost",
             detail: format!("no host memory is allocated at {:#x}", segment.0),
         }))
@@ -714,7 +718,7 @@ struct RecordedLaunch {
 
 /// A captured step: one graph.
 struct PreparedGraph {
-    graph: Graph,
+    graph: CudaGraph,
     /// Indexed like the commands of the step.
     launches: Vec<Option<(GraphNode, RecordedLaunch)>>,
     queue: Arc<CudaQueue>,
@@ -757,7 +761,7 @@ fn peak_throughput(device: driver::DeviceHandle, arch: u32) -> PeakRates {
         .zip(value(Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH));
     // FLOP for each multiprocessor and clock: dense 16-bit products with f32 sums (NVIDIA's architecture
     // papers).
-    let each = match arch {
+    let flops_per_sm_clock = match arch {
         80 | 87 => Some(2048.0),
         86 | 89 | 120 | 121 => Some(512.0),
         90 => Some(4096.0),
@@ -769,7 +773,9 @@ fn peak_throughput(device: driver::DeviceHandle, arch: u32) -> PeakRates {
     PeakRates {
         // Two transfers per clock; the clock is in kHz, the width in bits.
         bytes_per_second: memory.map(|(clock, width)| 2.0 * clock * 1e3 * width / 8.0),
-        flops_per_second: each.zip(clocks).map(|(each, (count, clock))| each * count * clock * 1e3),
+        flops_per_second: flops_per_sm_clock
+            .zip(clocks)
+            .map(|(flops, (sm_count, clock))| flops * sm_count * clock * 1e3),
     }
 }
 

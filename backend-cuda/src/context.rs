@@ -19,7 +19,7 @@ use forebay_core::backend::SourceError;
 use smallvec::SmallVec;
 
 use crate::driver::{DeviceHandle, check, check_alloc};
-use crate::graph::Graph;
+use crate::graph::CudaGraph;
 use crate::launch_batcher::LaunchBatcher;
 use crate::settings::bool_from_env;
 
@@ -51,7 +51,7 @@ macro_rules! thread_safe {
     )*};
 }
 
-thread_safe!(Context, Stream, Event, Function, CudaModule);
+thread_safe!(Context, CudaStream, CudaEvent, Function, CudaModule);
 
 impl Context {
     pub(crate) fn retain(device: DeviceHandle) -> Result<Arc<Self>, SourceError> {
@@ -170,14 +170,14 @@ pub(crate) fn arg_pointers(arguments: &[&ArgBytes]) -> SmallVec<[*mut c_void; 8]
 
 /// A stream that does not synchronise with the default stream.
 #[derive(Debug)]
-pub(crate) struct Stream {
+pub(crate) struct CudaStream {
     raw: CUstream,
     /// Batches small kernels; `None` for a stream that captures a graph.
     batcher: Option<LaunchBatcher>,
     pub(crate) context: Arc<Context>,
 }
 
-impl Stream {
+impl CudaStream {
     /// Creates a stream. Without a batcher, for graph capture, kernels start after the previous one has ended.
     pub(crate) fn new(context: &Arc<Context>, batcher: Option<LaunchBatcher>) -> Result<Self, SourceError> {
         context.make_current()?;
@@ -198,7 +198,7 @@ impl Stream {
     /// Launches the pending batch.
     #[inline]
     pub(crate) fn flush_pending(&self) -> Result<(), SourceError> {
-        self.batcher.as_ref().map_or(Ok(()), |line| line.flush_pending(self))
+        self.batcher.as_ref().map_or(Ok(()), |batcher| batcher.flush_pending(self))
     }
 
     /// Waits for everything enqueued.
@@ -243,7 +243,7 @@ impl Stream {
     }
 
     /// Makes later work of this stream wait on the device for `event`.
-    pub(crate) fn wait_event(&self, event: &Event) -> Result<(), SourceError> {
+    pub(crate) fn wait_event(&self, event: &CudaEvent) -> Result<(), SourceError> {
         let raw = self.flushed_handle()?;
         // SAFETY: both handles live as long as their owners.
         check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(raw, event.raw, 0) })
@@ -301,7 +301,7 @@ impl Stream {
     ) -> Result<(), SourceError> {
         match &self.batcher {
             // SAFETY: the caller's promise.
-            Some(line) => unsafe { line.enqueue(self, call, arguments) },
+            Some(batcher) => unsafe { batcher.enqueue(self, call, arguments) },
             // SAFETY: as above.
             None => unsafe { self.launch_immediately(call, &mut arg_pointers(arguments)) },
         }
@@ -341,12 +341,12 @@ impl Stream {
     }
 
     /// Enqueues a graph without flushing the pending batch.
-    pub(crate) fn launch_graph(&self, graph: &Graph) -> Result<(), SourceError> {
+    pub(crate) fn launch_graph(&self, graph: &CudaGraph) -> Result<(), SourceError> {
         graph.launch(self.raw)
     }
 }
 
-impl Drop for Stream {
+impl Drop for CudaStream {
     fn drop(&mut self) {
         // SAFETY: made in `new`, destroyed once; the driver finishes the work that is still enqueued.
         let _ = unsafe { sys::cuStreamDestroy_v2(self.raw) };
@@ -355,13 +355,13 @@ impl Drop for Stream {
 
 /// A point in a stream.
 #[derive(Debug)]
-pub(crate) struct Event {
+pub(crate) struct CudaEvent {
     raw: CUevent,
     /// Keeps the context alive.
     context: Arc<Context>,
 }
 
-impl Event {
+impl CudaEvent {
     pub(crate) fn new(context: &Arc<Context>) -> Result<Self, SourceError> {
         Self::create(context, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
     }
@@ -380,7 +380,7 @@ impl Event {
     }
 
     /// Records the event after everything enqueued so far.
-    pub(crate) fn record(&self, stream: &Stream) -> Result<(), SourceError> {
+    pub(crate) fn record(&self, stream: &CudaStream) -> Result<(), SourceError> {
         let stream = stream.flushed_handle()?;
         // SAFETY: both handles live as long as their owners.
         check("cuEventRecord", unsafe { sys::cuEventRecord(self.raw, stream) })
@@ -400,27 +400,27 @@ impl Event {
     ///
     /// # Safety
     /// `stream` is a live stream of this context.
-    pub(crate) unsafe fn hold_foreign(&self, stream: CUstream) -> Result<(), SourceError> {
+    pub(crate) unsafe fn make_foreign_wait(&self, stream: CUstream) -> Result<(), SourceError> {
         self.context.make_current()?;
         // SAFETY: the caller's promise.
         check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(stream, self.raw, 0) })
     }
 
     /// Returns the nanoseconds from `before` to this event; both are timed and passed.
-    pub(crate) fn elapsed_since(&self, before: &Event) -> Result<f64, SourceError> {
+    pub(crate) fn elapsed_since(&self, before: &CudaEvent) -> Result<f64, SourceError> {
         self.context.make_current()?;
         type Elapsed = unsafe extern "C" fn(*mut f32, CUevent, CUevent) -> CUresult;
-        let mut ms = 0.0;
+        let mut milliseconds = 0.0;
         // SAFETY: the symbol was found when the driver was loaded, and has this type in every version. cudarc
         // binds only the second version, which drivers before 12.8 lack. Both events are valid; the function
         // writes one float.
         let code = unsafe {
             match sys::culib().get::<Elapsed>(b"cuEventElapsedTime") {
-                Ok(elapsed) => elapsed(&mut ms, before.raw, self.raw),
+                Ok(elapsed) => elapsed(&mut milliseconds, before.raw, self.raw),
                 Err(_) => CUresult::CUDA_ERROR_NOT_FOUND,
             }
         };
-        check("cuEventElapsedTime", code).map(|()| f64::from(ms) * 1e6)
+        check("cuEventElapsedTime", code).map(|()| f64::from(milliseconds) * 1e6)
     }
 
     /// Reports whether the device has passed the event.
@@ -441,7 +441,7 @@ impl Event {
     }
 }
 
-impl Drop for Event {
+impl Drop for CudaEvent {
     fn drop(&mut self) {
         // SAFETY: made in `new`, destroyed once.
         let _ = unsafe { sys::cuEventDestroy_v2(self.raw) };

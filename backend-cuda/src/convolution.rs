@@ -8,7 +8,7 @@ use std::sync::Arc;
 use forebay_core::backend::{ConvolutionCall, ConvolutionProduct, Slice, SourceError};
 use forebay_core::dtype::DType;
 
-use crate::context::{Context, Stream};
+use crate::context::{Context, CudaStream};
 use crate::gelu_grad::REQUIRED_ARCH;
 use crate::kernels::{KernelRegistry, SubmitStatus};
 use crate::native_kernels::{LaunchPlan, NativeKernel, NativeKernels, convert_all, with_defines};
@@ -253,7 +253,7 @@ impl ConvKernels {
         &self,
         context: &Arc<Context>,
         kernels: &KernelRegistry,
-        stream: Option<&Stream>,
+        stream: Option<&CudaStream>,
         call: &ConvolutionCall,
         wait: bool,
     ) -> Result<SubmitStatus, SourceError> {

@@ -25,7 +25,7 @@ use forebay_core::sync::LockUnpoisoned;
 use rustc_hash::FxHashMap;
 
 use crate::autotune::{self, AlgorithmChoices};
-use crate::context::{Context, Stream};
+use crate::context::{Context, CudaStream};
 use crate::{settings, toolkit};
 
 /// Bytes of cuBLASLt's workspace, as NVIDIA advises for Hopper. The workspace is allocated outside the pool
@@ -64,13 +64,13 @@ pub(crate) fn version() -> Option<usize> {
         if !unsafe { sys::is_culib_present() } {
             return None;
         }
-        let whole = SYMBOLS.iter().all(|symbol| {
+        let is_complete = SYMBOLS.iter().all(|symbol| {
             // SAFETY: the library is present, and the symbol is only looked up, never called through this
             // type.
             unsafe { sys::culib().get::<unsafe extern "C" fn()>(symbol.as_bytes()) }.is_ok()
         });
         // SAFETY: the function exists and takes no arguments.
-        whole.then(|| unsafe { sys::cublasLtGetVersion() })
+        is_complete.then(|| unsafe { sys::cublasLtGetVersion() })
     })
 }
 
@@ -98,12 +98,12 @@ impl CublasLt {
     }
 
     /// Enqueues a product; returns `false` if the library does not support it.
-    pub(crate) fn run(&self, stream: &Stream, call: &MatmulCall) -> Result<bool, SourceError> {
+    pub(crate) fn run(&self, stream: &CudaStream, call: &MatmulCall) -> Result<bool, SourceError> {
         self.with_library(stream, call, |library, problem| library.run(stream, call, problem))
     }
 
     /// Reports whether the library has algorithms for a product. Enqueues nothing.
-    pub(crate) fn accepts(&self, stream: &Stream, call: &MatmulCall) -> Result<bool, SourceError> {
+    pub(crate) fn accepts(&self, stream: &CudaStream, call: &MatmulCall) -> Result<bool, SourceError> {
         self.with_library(stream, call, |library, problem| {
             stream.context.make_current()?;
             Ok(library.ensure_plan(problem))
@@ -112,7 +112,7 @@ impl CublasLt {
 
     fn with_library(
         &self,
-        stream: &Stream,
+        stream: &CudaStream,
         call: &MatmulCall,
         act: impl FnOnce(&mut CublasLtLibrary, CublasLtProblem) -> Result<bool, SourceError>,
     ) -> Result<bool, SourceError> {
@@ -340,7 +340,7 @@ impl CublasLtLibrary {
 
     fn run(
         &mut self,
-        stream: &Stream,
+        stream: &CudaStream,
         call: &MatmulCall,
         problem: CublasLtProblem,
     ) -> Result<bool, SourceError> {
@@ -359,10 +359,10 @@ impl CublasLtLibrary {
             detail: error.to_string(),
         })?;
         // The library reads the factors in the type of the sums.
-        let (single, double) = ([1.0, call.beta], [1.0, f64::from(call.beta)]);
-        let [one, beta]: [*const c_void; 2] = match call.dtype {
-            DType::F64 => double.each_ref().map(|factor| ptr::from_ref(factor).cast()),
-            _ => single.each_ref().map(|factor| ptr::from_ref(factor).cast()),
+        let (factors_f32, factors_f64) = ([1.0, call.beta], [1.0, f64::from(call.beta)]);
+        let [alpha, beta]: [*const c_void; 2] = match call.dtype {
+            DType::F64 => factors_f64.each_ref().map(|factor| ptr::from_ref(factor).cast()),
+            _ => factors_f32.each_ref().map(|factor| ptr::from_ref(factor).cast()),
         };
         let c = operand_address(&call.c);
         let (handle, queue) = (self.handle, stream.flushed_handle()?);
@@ -373,7 +373,7 @@ impl CublasLtLibrary {
                 result::matmul(
                     handle,
                     plan.matmul_desc.raw,
-                    one,
+                    alpha,
                     beta,
                     operand_address(&call.b) as *const c_void,
                     plan.first_layout.raw,
@@ -396,9 +396,9 @@ impl CublasLtLibrary {
                 self.algorithm_choices.choose(&format!("{problem:?}"), &plan.algorithms, || {
                     // A product that accumulates into c is timed on a scratch buffer, because it runs several
                     // times.
-                    let elsewhere = (call.beta != 0.0)
+                    let scratch = (call.beta != 0.0)
                         .then(|| DeviceScratch::new(&stream.context, problem.output_bytes()));
-                    let to = match &elsewhere {
+                    let to = match &scratch {
                         None => c,
                         Some(Ok(scratch)) => scratch.address,
                         Some(Err(error)) => {
@@ -484,23 +484,9 @@ impl CublasLtPlan {
             // SAFETY: the attribute is a 64-bit value.
             unsafe { matmul_desc.set(DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, leading_dim) }?;
         }
-        let layout = |rows, cols, operand: OperandLayout, data| -> Result<LayoutHandle, CublasError> {
-            let (rows, cols) = if operand.transposed { (cols, rows) } else { (rows, cols) };
-            let layout = OwnedHandle {
-                raw: result::create_matrix_layout(data, rows, cols, operand.leading_dim)?,
-                destroy: result::destroy_matrix_layout,
-                setter: result::set_matrix_layout_attribute,
-            };
-            use LayoutAttribute::{
-                CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT as COUNT,
-                CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET as OFFSET,
-            };
-            // SAFETY: the attributes are a 32-bit and a 64-bit value.
-            unsafe { layout.set(COUNT, batch).and_then(|()| layout.set(OFFSET, operand.batch_stride)) }?;
-            Ok(layout)
-        };
+        let layout = |extents, operand, data| create_layout(extents, operand, data, batch);
         let (first_layout, second_layout, out_layout) =
-            (layout(n, k, b, data_b)?, layout(k, m, a, data)?, layout(n, m, c, data_out)?);
+            (layout([n, k], b, data_b)?, layout([k, m], a, data)?, layout([n, m], c, data_out)?);
         let preference = OwnedHandle {
             raw: result::create_matmul_pref()?,
             destroy: result::destroy_matmul_pref,
@@ -575,6 +561,27 @@ impl CublasLtPlan {
 type AttributeSetter<T, A> = unsafe fn(T, A, *const c_void, usize) -> Result<(), CublasError>;
 type LayoutHandle = OwnedHandle<sys::cublasLtMatrixLayout_t, LayoutAttribute>;
 
+/// Creates the layout of a batch of matrices with these rows and columns, from cuBLASLt's point of view.
+fn create_layout(
+    [rows, cols]: [u64; 2],
+    operand: OperandLayout,
+    data: DataType,
+    batch: i32,
+) -> Result<LayoutHandle, CublasError> {
+    use LayoutAttribute::{
+        CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT as COUNT, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET as OFFSET,
+    };
+    let (rows, cols) = if operand.transposed { (cols, rows) } else { (rows, cols) };
+    let layout = OwnedHandle {
+        raw: result::create_matrix_layout(data, rows, cols, operand.leading_dim)?,
+        destroy: result::destroy_matrix_layout,
+        setter: result::set_matrix_layout_attribute,
+    };
+    // SAFETY: the attributes are a 32-bit and a 64-bit value.
+    unsafe { layout.set(COUNT, batch).and_then(|()| layout.set(OFFSET, operand.batch_stride)) }?;
+    Ok(layout)
+}
+
 /// A descriptor with attributes `A`, destroyed with its owner.
 #[derive(Debug)]
 struct OwnedHandle<T: Copy, A> {
@@ -617,7 +624,7 @@ impl DeviceScratch {
 
 impl Drop for DeviceScratch {
     fn drop(&mut self) {
-        // An error means that the device, and so the memory, is gone.
+        // An error means that the device is lost, and its memory with it.
         let _ = self.context.free(self.address);
     }
 }

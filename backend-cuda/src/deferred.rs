@@ -10,9 +10,10 @@ use forebay_core::sync::LockUnpoisoned;
 
 use crate::virtual_memory::PendingRemap;
 
-/// An entry of the queue.
+/// Command, or change of memory, that waits for the compiler.
 #[derive(Debug)]
 pub(crate) enum DeferredItem {
+    /// A command of the core.
     Command(OwnedCommand),
     /// A remap that is applied when all earlier commands have used the memory.
     Remap(PendingRemap),
@@ -34,7 +35,7 @@ impl DeferredQueue {
 
     /// Reports whether a remap is pending.
     pub(crate) fn has_remap(&self) -> bool {
-        !self.is_empty() && self.lock_items().iter().any(|waiting| matches!(waiting, DeferredItem::Remap(_)))
+        !self.is_empty() && self.lock_items().iter().any(|item| matches!(item, DeferredItem::Remap(_)))
     }
 
     /// Appends a command.
@@ -44,20 +45,20 @@ impl DeferredQueue {
 
     /// Appends a remap if the queue is not empty; returns `false` if it is.
     pub(crate) fn push_remap(&self, remap: PendingRemap) -> bool {
-        let mut waiting = self.lock_items();
-        let some = !waiting.is_empty();
-        if some {
-            self.push_item(&mut waiting, DeferredItem::Remap(remap));
+        let mut items = self.lock_items();
+        let is_nonempty = !items.is_empty();
+        if is_nonempty {
+            self.push_item(&mut items, DeferredItem::Remap(remap));
         }
-        some
+        is_nonempty
     }
 
     fn lock_items(&self) -> MutexGuard<'_, VecDeque<DeferredItem>> {
         self.items.lock_unpoisoned()
     }
 
-    fn push_item(&self, waiting: &mut VecDeque<DeferredItem>, last: DeferredItem) {
-        waiting.push_back(last);
+    fn push_item(&self, items: &mut VecDeque<DeferredItem>, item: DeferredItem) {
+        items.push_back(item);
         self.is_nonempty.store(true, Ordering::Release);
     }
 
@@ -67,12 +68,12 @@ impl DeferredQueue {
         if self.is_empty() {
             return Ok(());
         }
-        let mut waiting = self.lock_items();
-        while let Some(first) = waiting.front_mut() {
+        let mut items = self.lock_items();
+        while let Some(first) = items.front_mut() {
             if !run(first)? {
                 return Ok(());
             }
-            waiting.pop_front();
+            items.pop_front();
         }
         self.is_nonempty.store(false, Ordering::Release);
         Ok(())

@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex};
 use forebay_core::backend::{self, Fence, SourceError};
 use forebay_core::sync::LockUnpoisoned;
 
-use crate::context::{Context, Event, Stream};
+use crate::context::{Context, CudaEvent, CudaStream};
 
 /// The driver's events of one fence: one for each stream.
-type FenceEvents = Arc<[Arc<Event>]>;
+type FenceEvents = Arc<[Arc<CudaEvent>]>;
 
 /// The fences of a device.
 #[derive(Debug, Default)]
@@ -33,15 +33,15 @@ struct FenceState {
     /// without gaps.
     pending: VecDeque<FenceEvents>,
     /// Events for reuse.
-    free_events: Vec<Arc<Event>>,
+    free_events: Vec<Arc<CudaEvent>>,
 }
 
 /// Takes a free event, or creates one.
 fn acquire_event(
-    free_events: &mut Vec<Arc<Event>>,
+    free_events: &mut Vec<Arc<CudaEvent>>,
     context: &Arc<Context>,
-) -> Result<Arc<Event>, SourceError> {
-    free_events.pop().map_or_else(|| Event::new(context).map(Arc::new), Ok)
+) -> Result<Arc<CudaEvent>, SourceError> {
+    free_events.pop().map_or_else(|| CudaEvent::new(context).map(Arc::new), Ok)
 }
 
 /// The events of single streams.
@@ -54,40 +54,40 @@ pub(crate) struct EventTracker {
 struct EventState {
     last_event: u64,
     /// Events that may not have been passed yet, by number.
-    pending: VecDeque<(u64, Arc<Event>)>,
-    free_events: Vec<Arc<Event>>,
+    pending: VecDeque<(u64, Arc<CudaEvent>)>,
+    free_events: Vec<Arc<CudaEvent>>,
 }
 
-/// Number of pending events from which passed ones are looked for.
+/// Number of pending events at which `record` searches for passed ones.
 const SWEEP_THRESHOLD: usize = 64;
 
 impl EventTracker {
     /// Records an event after everything enqueued in `stream`.
-    pub(crate) fn record(&self, stream: &Stream) -> Result<backend::Event, SourceError> {
-        let points = &mut *self.state.lock_unpoisoned();
-        if points.free_events.is_empty() && points.pending.len() >= SWEEP_THRESHOLD {
-            let mut still_pending = VecDeque::with_capacity(points.pending.len());
-            for (number, event) in points.pending.drain(..) {
+    pub(crate) fn record(&self, stream: &CudaStream) -> Result<backend::Event, SourceError> {
+        let state = &mut *self.state.lock_unpoisoned();
+        if state.free_events.is_empty() && state.pending.len() >= SWEEP_THRESHOLD {
+            let mut still_pending = VecDeque::with_capacity(state.pending.len());
+            for (number, event) in state.pending.drain(..) {
                 match event.is_done()? {
-                    true => points.free_events.push(event),
+                    true => state.free_events.push(event),
                     false => still_pending.push_back((number, event)),
                 }
             }
-            points.pending = still_pending;
+            state.pending = still_pending;
         }
-        let event = acquire_event(&mut points.free_events, &stream.context)?;
+        let event = acquire_event(&mut state.free_events, &stream.context)?;
         event.record(stream)?;
-        points.last_event += 1;
-        points.pending.push_back((points.last_event, event));
-        Ok(backend::Event(points.last_event))
+        state.last_event += 1;
+        state.pending.push_back((state.last_event, event));
+        Ok(backend::Event(state.last_event))
     }
 
     /// Makes later work of `stream` wait for an event.
-    pub(crate) fn wait(&self, stream: &Stream, event: backend::Event) -> Result<(), SourceError> {
-        let points = self.state.lock_unpoisoned();
+    pub(crate) fn wait(&self, stream: &CudaStream, event: backend::Event) -> Result<(), SourceError> {
+        let state = self.state.lock_unpoisoned();
         // An event that is not pending was passed.
-        match points.pending.binary_search_by_key(&event.0, |(number, _)| *number) {
-            Ok(at) => stream.wait_event(&points.pending[at].1),
+        match state.pending.binary_search_by_key(&event.0, |(number, _)| *number) {
+            Ok(at) => stream.wait_event(&state.pending[at].1),
             Err(_) => Ok(()),
         }
     }
@@ -102,7 +102,10 @@ impl FenceTracker {
     }
 
     /// Records a fence after everything in these streams, which must be all that are in use.
-    pub(crate) fn record<'a>(&self, streams: impl Iterator<Item = &'a Stream>) -> Result<Fence, SourceError> {
+    pub(crate) fn record<'a>(
+        &self,
+        streams: impl Iterator<Item = &'a CudaStream>,
+    ) -> Result<Fence, SourceError> {
         let mut state = self.state.lock_unpoisoned();
         let work = self.work_count.load(Ordering::Acquire);
         if work == state.work_at_last_fence {
@@ -114,26 +117,26 @@ impl FenceTracker {
                 self.retire_oldest(&mut state);
             }
         }
-        let mut point = Vec::new();
+        let mut events = Vec::new();
         for stream in streams {
             let event = acquire_event(&mut state.free_events, &stream.context)?;
             let recorded = event.record(stream);
-            point.push(event);
+            events.push(event);
             if let Err(error) = recorded {
-                state.free_events.append(&mut point);
+                state.free_events.append(&mut events);
                 return Err(error);
             }
         }
-        state.pending.push_back(point.into());
+        state.pending.push_back(events.into());
         state.last_fence += 1;
         state.work_at_last_fence = work;
         Ok(Fence(state.last_fence))
     }
 
     pub(crate) fn is_done(&self, fence: Fence) -> Result<bool, SourceError> {
-        let Some(point) = self.pending_events(fence)? else { return Ok(true) };
-        let done = all_done(&point)?;
-        drop(point);
+        let Some(events) = self.pending_events(fence)? else { return Ok(true) };
+        let done = all_done(&events)?;
+        drop(events);
         if done {
             self.retire_through(fence);
         }
@@ -141,10 +144,10 @@ impl FenceTracker {
     }
 
     pub(crate) fn wait(&self, fence: Fence) -> Result<(), SourceError> {
-        if let Some(point) = self.pending_events(fence)? {
-            // Without the lock, so that other threads can enqueue.
-            point.iter().try_for_each(|event| event.synchronize())?;
-            drop(point);
+        if let Some(events) = self.pending_events(fence)? {
+            // The thread waits without the lock, so that other threads can enqueue.
+            events.iter().try_for_each(|event| event.synchronize())?;
+            drop(events);
             self.retire_through(fence);
         }
         Ok(())
@@ -174,17 +177,17 @@ impl FenceTracker {
     }
 
     fn retire_oldest(&self, state: &mut FenceState) {
-        if let Some(point) = state.pending.pop_front() {
+        if let Some(events) = state.pending.pop_front() {
             self.last_passed.store(state.last_fence - state.pending.len() as u64, Ordering::Release);
             // Events on which another thread still waits are not recorded again.
-            if Arc::strong_count(&point) == 1 {
-                state.free_events.extend(point.iter().cloned());
+            if Arc::strong_count(&events) == 1 {
+                state.free_events.extend(events.iter().cloned());
             }
         }
     }
 }
 
 /// Reports whether the device has passed all events of a fence.
-fn all_done(point: &FenceEvents) -> Result<bool, SourceError> {
-    point.iter().try_fold(true, |done, event| Ok(done && event.is_done()?))
+fn all_done(events: &FenceEvents) -> Result<bool, SourceError> {
+    events.iter().try_fold(true, |done, event| Ok(done && event.is_done()?))
 }

@@ -8,7 +8,7 @@ use forebay_core::error::Result;
 use forebay_core::tensor::dlpack::DL_CUDA;
 
 use crate::backend::{BLOCK_ALIGNMENT, CudaBackend, slice_address};
-use crate::context::Event;
+use crate::context::CudaEvent;
 
 /// Converts DLPack's number of a stream to a handle; 1 and 2 are the driver's names of the default streams.
 fn to_stream(stream: u64) -> CUstream {
@@ -35,19 +35,19 @@ impl ForeignAccess for CudaBackend {
     }
 
     unsafe fn signal_stream(&self, stream: u64) -> Result<()> {
-        let own = self.drained_stream()?;
-        let event = Event::new(&own.context)?;
-        event.record(own)?;
+        let own_stream = self.drained_stream()?;
+        let event = CudaEvent::new(&own_stream.context)?;
+        event.record(own_stream)?;
         // SAFETY: the caller's promise. The driver keeps a destroyed event until its waits are over.
-        Ok(unsafe { event.hold_foreign(to_stream(stream)) }?)
+        Ok(unsafe { event.make_foreign_wait(to_stream(stream)) }?)
     }
 
     unsafe fn wait_for_stream(&self, stream: u64) -> Result<()> {
-        let own = self.drained_stream()?;
-        let event = Event::new(&own.context)?;
+        let own_stream = self.drained_stream()?;
+        let event = CudaEvent::new(&own_stream.context)?;
         // SAFETY: the caller's promise.
         unsafe { event.record_foreign(to_stream(stream)) }?;
-        own.wait_event(&event)?;
+        own_stream.wait_event(&event)?;
         self.mark_enqueued();
         Ok(())
     }

@@ -28,7 +28,7 @@ const EPILOGUE_WARPS: u32 = 7;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GeluGradKernel {
     /// If true, elements are bf16, else f16.
-    pub bf16: bool,
+    pub is_bf16: bool,
 }
 
 impl NativeKernel for GeluGradKernel {
@@ -37,7 +37,7 @@ impl NativeKernel for GeluGradKernel {
 
     fn source(&self) -> String {
         use forebay_shaders::cuda::{GELU_GRAD, PACKED_HALVES, TMA_PIPELINE, WGMMA};
-        let defines = [("BF16", self.bf16.into()), ("STAGES", STAGES)];
+        let defines = [("BF16", self.is_bf16.into()), ("STAGES", STAGES)];
         with_defines(&defines, &[TMA_PIPELINE, PACKED_HALVES, WGMMA, GELU_GRAD])
     }
 
@@ -56,7 +56,7 @@ impl NativeKernel for GeluGradKernel {
     fn shared_bytes(&self) -> u32 {
         let (stages, tile) =
             (STAGES * (TILE_ROWS + TILE_COLS) * TILE_K * 2, TILE_ROWS * (TILE_COLS * 2 + 16));
-        // Column sums and barriers.
+        // The last two terms are the column sums and the barriers.
         stages + tile + EPILOGUE_WARPS * TILE_COLS * 4 + 16 * (STAGES + 1)
     }
 }
@@ -103,10 +103,10 @@ pub(crate) fn plan_gelu_grad(
         return None;
     }
     let MatmulCall { m, n, k, .. } = *call;
-    let across = n.div_ceil(TILE_COLS.into());
-    let tiles = across * m.div_ceil(TILE_ROWS.into());
+    let tile_columns = n.div_ceil(TILE_COLS.into());
+    let tiles = tile_columns * m.div_ceil(TILE_ROWS.into());
     let leading_dims = convert_all([x, gelu, &call.c].map(|operand| operand.row_stride))?;
-    let sizes = convert_all([m, n, k, across, tiles])?;
+    let sizes = convert_all([m, n, k, tile_columns, tiles])?;
     let address = |operand: &MatrixOperand| operand.segment.0 + operand.offset;
     let params = GeluGradParams {
         a: matrix_tensor_map(call.dtype, &call.a, [m, k], TILE_ROWS)?,
@@ -119,7 +119,7 @@ pub(crate) fn plan_gelu_grad(
         sizes,
         unused: 0,
     };
-    let kernel = GeluGradKernel { bf16: call.dtype == DType::BF16 };
+    let kernel = GeluGradKernel { is_bf16: call.dtype == DType::BF16 };
     Some((kernel, params, [u32::try_from(tiles.min(units)).ok()?, 1, 1]))
 }
 
@@ -185,8 +185,8 @@ mod tests {
     fn blocks_share_the_tiles_and_fit_in_shared_memory() {
         use crate::native_kernels::NativeKernel;
 
-        for bf16 in [false, true] {
-            let kernel = GeluGradKernel { bf16 };
+        for is_bf16 in [false, true] {
+            let kernel = GeluGradKernel { is_bf16 };
             assert_eq!((kernel.block_threads(), kernel.shared_bytes()), (512, 222_272));
             assert!(kernel.shared_bytes() <= 227 << 10);
         }

@@ -11,7 +11,7 @@ use cudarc::driver::sys::{
 };
 use forebay_core::backend::SourceError;
 
-use crate::context::{Context, KernelLaunch, Stream};
+use crate::context::{Context, CudaStream, KernelLaunch};
 use crate::driver::check;
 
 /// A node of a graph; valid as long as the graph.
@@ -34,7 +34,7 @@ type CaptureInfoFn = unsafe extern "C" fn(
 
 /// A stream in capture mode: commands are recorded and do not run.
 pub(crate) struct GraphCapture {
-    stream: Stream,
+    stream: CudaStream,
     capture_info: CaptureInfoFn,
     /// If true, the capture must still be ended.
     is_open: Cell<bool>,
@@ -47,7 +47,7 @@ impl GraphCapture {
         // 11.3.
         let found = unsafe { sys::culib().get::<CaptureInfoFn>(b"cuStreamGetCaptureInfo_v2") };
         let Ok(info) = found.map(|symbol| *symbol) else { return Ok(None) };
-        let stream = Stream::new(context, None)?;
+        let stream = CudaStream::new(context, None)?;
         // Relaxed: other threads and libraries may continue to allocate; their calls are not part of the
         // graph.
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -59,7 +59,7 @@ impl GraphCapture {
     }
 
     /// Returns the stream that is captured.
-    pub(crate) fn stream(&self) -> &Stream {
+    pub(crate) fn stream(&self) -> &CudaStream {
         &self.stream
     }
 
@@ -81,9 +81,9 @@ impl GraphCapture {
     }
 
     /// Ends the capture and instantiates the graph.
-    pub(crate) fn finish(self) -> Result<Graph, SourceError> {
+    pub(crate) fn finish(self) -> Result<CudaGraph, SourceError> {
         let raw = self.end_capture()?;
-        Graph { raw, exec: ptr::null_mut(), context: Arc::clone(&self.stream.context) }.instantiate()
+        CudaGraph { raw, exec: ptr::null_mut(), context: Arc::clone(&self.stream.context) }.instantiate()
     }
 
     fn end_capture(&self) -> Result<CUgraph, SourceError> {
@@ -110,7 +110,7 @@ impl Drop for GraphCapture {
 
 /// Commands that the driver runs as one.
 #[derive(Debug)]
-pub(crate) struct Graph {
+pub(crate) struct CudaGraph {
     /// The graph that names the nodes.
     raw: CUgraph,
     /// The executable graph.
@@ -119,9 +119,9 @@ pub(crate) struct Graph {
 }
 
 // SAFETY: the driver's graphs may be used from any thread, one at a time.
-unsafe impl Send for Graph {}
+unsafe impl Send for CudaGraph {}
 
-impl Graph {
+impl CudaGraph {
     /// Creates a graph of kernels that run one after the other, and returns its nodes.
     ///
     /// # Safety
@@ -206,7 +206,7 @@ fn kernel_node_params(call: &KernelLaunch, arguments: &mut [*mut c_void]) -> CUD
     }
 }
 
-impl Drop for Graph {
+impl Drop for CudaGraph {
     fn drop(&mut self) {
         if self.context.make_current().is_err() {
             return;

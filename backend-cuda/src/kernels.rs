@@ -1,4 +1,6 @@
-//! Kernels: compiles WGSL to loaded code, and launches it.
+//! Kernels of the core: translates their WGSL, compiles and loads the code, and launches them.
+//!
+//! `KernelRegistry` belongs to a device and assigns the ids. Kernels in CUDA C++ are in `native_kernels`.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
@@ -12,10 +14,10 @@ use forebay_core::sync::{LockUnpoisoned, RwLockUnpoisoned};
 use smallvec::SmallVec;
 
 use crate::context::{
-    ArgBytes, Context, CudaModule, Function, KernelLaunch, Stream, arg_bytes, arg_pointers,
+    ArgBytes, Context, CudaModule, CudaStream, Function, KernelLaunch, arg_bytes, arg_pointers,
 };
 use crate::cubin_cache::{CubinCache, CubinKey};
-use crate::graph::{Graph, GraphNode};
+use crate::graph::{CudaGraph, GraphNode};
 use crate::{cublaslt, nvrtc, settings, translate};
 
 /// Maximum number of storage bindings in one kernel.
@@ -97,7 +99,8 @@ impl KernelRegistry {
     /// [`finish_compile`](Self::finish_compile).
     pub(crate) fn compile(&self, context: &Arc<Context>, source: &KernelSource<'_>) -> Result<KernelId> {
         let content = source.to_content();
-        // Under the lock: another thread that needs the same kernel waits and does not compile it again.
+        // The lock is held meanwhile: another thread that needs the same kernel waits, and does not compile
+        // the kernel again.
         let mut known = self.ids_by_content.lock_unpoisoned();
         if let Some(id) = known.get(&content) {
             return Ok(*id);
@@ -151,10 +154,10 @@ impl KernelRegistry {
 
     /// Waits until a kernel is compiled, and loads it. The next call retries after an error.
     pub(crate) fn finish_compile(&self, context: &Arc<Context>, id: KernelId) -> Result<()> {
-        let found = |unfinished: &PendingKernel| {
+        let clone_parts = |unfinished: &PendingKernel| {
             (unfinished.label.clone(), unfinished.entry.clone(), Arc::clone(&unfinished.code))
         };
-        let Some((label, entry, code)) = self.pending.lock_unpoisoned().get(&id.0).map(found) else {
+        let Some((label, entry, code)) = self.pending.lock_unpoisoned().get(&id.0).map(clone_parts) else {
             return Ok(());
         };
         let cubin = code.wait().map_err(|message| compilation_error(&label, &message))?;
@@ -194,14 +197,14 @@ impl KernelRegistry {
             }
         }
         let version = compiler.map_err(|error| compilation_error(label, &error))?;
-        // NVRTC is loaded: its version was asked.
+        // NVRTC is loaded now, because `nvrtc::version` succeeded.
         static AT_EXIT: Once = Once::new();
         AT_EXIT.call_once(compile_pool::register_exit_handler);
-        // Loads cuBLASLt meanwhile: loading takes as long as compiling a kernel, and this program has not
+        // cuBLASLt is loaded meanwhile: loading takes as long as compiling a kernel, and this program has not
         // multiplied before.
-        static PRODUCTS: Once = Once::new();
+        static LOAD_CUBLASLT: Once = Once::new();
         if !settings::portable_kernels() {
-            PRODUCTS.call_once(|| compile_pool::spawn(Box::new(|| _ = cublaslt::version())));
+            LOAD_CUBLASLT.call_once(|| compile_pool::spawn(Box::new(|| _ = cublaslt::version())));
         }
         let (disk, arch) = (self.disk.clone(), self.arch);
         let (label, source) = (label.to_owned(), source.to_owned());
@@ -214,7 +217,7 @@ impl KernelRegistry {
     }
 
     /// Enqueues one launch; returns `false` if the kernel is still being compiled.
-    pub(crate) fn launch(&self, stream: &Stream, launch: &Launch<'_>) -> Result<bool> {
+    pub(crate) fn launch(&self, stream: &CudaStream, launch: &Launch<'_>) -> Result<bool> {
         self.with_kernel_launch(launch, |call, arguments| {
             // SAFETY: one value for each parameter of the translated kernel, in its order and of its size.
             // The core has checked that the slices lie inside their segments.
@@ -223,7 +226,12 @@ impl KernelRegistry {
     }
 
     /// Changes the parameters of a kernel in a graph.
-    pub(crate) fn set_node_params(&self, graph: &Graph, node: GraphNode, launch: &Launch<'_>) -> Result<()> {
+    pub(crate) fn set_node_params(
+        &self,
+        graph: &CudaGraph,
+        node: GraphNode,
+        launch: &Launch<'_>,
+    ) -> Result<()> {
         self.with_kernel_launch(launch, |call, arguments| {
             // SAFETY: as for a launch; the node is of this graph.
             unsafe { graph.set_node_params(node, call, &mut arg_pointers(arguments)) }

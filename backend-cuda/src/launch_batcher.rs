@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use forebay_core::backend::SourceError;
 use forebay_core::sync::LockUnpoisoned;
 
-use crate::context::{ArgBytes, Function, KernelLaunch, Stream, arg_pointers};
-use crate::graph::{Graph, GraphNode};
+use crate::context::{ArgBytes, CudaStream, Function, KernelLaunch, arg_pointers};
+use crate::graph::{CudaGraph, GraphNode};
 use crate::settings::{bool_from_env, launch_batching};
 
 /// Maximum number of kernels in a batch; a power of two.
@@ -64,7 +64,7 @@ struct BatcherState {
 /// An instantiated graph of consecutive kernels.
 #[derive(Debug)]
 struct BatchGraph {
-    graph: Graph,
+    graph: CudaGraph,
     nodes: Vec<GraphNode>,
     functions: Vec<Function>,
 }
@@ -82,11 +82,11 @@ impl LaunchBatcher {
     /// Launches a kernel now or adds it to the batch.
     ///
     /// # Safety
-    /// Same conditions as [`Stream::launch`], until the kernel is launched, which is before any other use of
+    /// Same conditions as [`CudaStream::launch`], until the kernel is launched, which is before any other use of
     /// the stream.
     pub(crate) unsafe fn enqueue(
         &self,
-        stream: &Stream,
+        stream: &CudaStream,
         call: &KernelLaunch,
         arguments: &[&ArgBytes],
     ) -> Result<(), SourceError> {
@@ -94,19 +94,19 @@ impl LaunchBatcher {
         if call.is_unbatchable {
             self.submit(state, stream)?;
         }
-        let small = !call.is_unbatchable
+        let is_small = !call.is_unbatchable
             && call.block_count() <= SMALL_BLOCKS_PER_SM * u64::from(stream.context.sm_count);
-        let waits = small
+        let is_batched = is_small
             && launch_batching()
             && self.always.unwrap_or_else(|| {
                 state.update_burst(self.interrupted.swap(false, Ordering::Relaxed)) > IMMEDIATE_LAUNCHES
             });
-        if !waits && state.pending.is_empty() {
+        if !is_batched && state.pending.is_empty() {
             // SAFETY: the caller's promise.
             return unsafe { stream.launch_immediately(call, &mut arg_pointers(arguments)) };
         }
         state.push_pending(call, arguments);
-        if !waits || state.pending.len() >= MAX_BATCH {
+        if !is_batched || state.pending.len() >= MAX_BATCH {
             return self.submit(state, stream);
         }
         self.has_pending.store(true, Ordering::Release);
@@ -115,7 +115,7 @@ impl LaunchBatcher {
 
     /// Launches the pending batch.
     #[inline]
-    pub(crate) fn flush_pending(&self, stream: &Stream) -> Result<(), SourceError> {
+    pub(crate) fn flush_pending(&self, stream: &CudaStream) -> Result<(), SourceError> {
         self.interrupted.store(true, Ordering::Relaxed);
         if !self.has_pending.load(Ordering::Acquire) {
             return Ok(());
@@ -123,16 +123,16 @@ impl LaunchBatcher {
         self.submit(&mut self.state.lock_unpoisoned(), stream)
     }
 
-    fn submit(&self, state: &mut BatcherState, stream: &Stream) -> Result<(), SourceError> {
+    fn submit(&self, state: &mut BatcherState, stream: &CudaStream) -> Result<(), SourceError> {
         if state.pending.is_empty() {
             return Ok(());
         }
         let result = state.submit_pending(stream);
-        // Also after an error: the caller gets the error, and the batch is not retried.
+        // The batch is cleared even after an error: the caller gets the error, and the batch is not retried.
         state.pending.clear();
         state.arg_bytes.clear();
         state.arg_sizes.clear();
-        // Last: a thread that reads `false` enqueues after the batch without taking the lock.
+        // This comes last: a thread that reads `false` enqueues after the batch without taking the lock.
         self.has_pending.store(false, Ordering::Release);
         result
     }
@@ -156,7 +156,7 @@ impl BatcherState {
         }
     }
 
-    fn submit_pending(&mut self, stream: &Stream) -> Result<(), SourceError> {
+    fn submit_pending(&mut self, stream: &CudaStream) -> Result<(), SourceError> {
         let (mut bytes, mut values) = (&self.arg_bytes[..], Vec::with_capacity(self.arg_sizes.len()));
         for &size in &self.arg_sizes {
             let (value, rest) = bytes.split_at(size);
@@ -205,12 +205,12 @@ impl BatchGraph {
     /// Each kernel fulfils the conditions of a launch.
     unsafe fn launch_batch(
         graphs: &mut Vec<Self>,
-        stream: &Stream,
+        stream: &CudaStream,
         calls: &mut [(KernelLaunch, &mut [*mut c_void])],
     ) -> Result<bool, SourceError> {
         // SAFETY: the caller's promise.
-        let ready = unsafe { Self::get_or_create(graphs, stream, calls) };
-        match ready.and_then(|cached| stream.launch_graph(&cached.graph).map(|()| cached)) {
+        let cached = unsafe { Self::get_or_create(graphs, stream, calls) };
+        match cached.and_then(|cached| stream.launch_graph(&cached.graph).map(|()| cached)) {
             Ok(cached) => {
                 graphs.push(cached);
                 Ok(true)
@@ -235,20 +235,20 @@ impl BatchGraph {
     /// Each kernel fulfils the conditions of a launch.
     unsafe fn get_or_create(
         graphs: &mut Vec<Self>,
-        stream: &Stream,
+        stream: &CudaStream,
         calls: &mut [(KernelLaunch, &mut [*mut c_void])],
     ) -> Result<Self, SourceError> {
-        let same =
+        let has_same_kernels =
             |cached: &Self| cached.functions.iter().zip(&*calls).all(|(f, (call, _))| *f == call.function);
         // Changing kernels takes the driver longer than changing arguments. If no graph has the same kernels,
         // the least recently used one is changed.
-        let known = match graphs.iter().position(same) {
+        let reusable = match graphs.iter().position(has_same_kernels) {
             None if graphs.len() < MAX_GRAPHS_PER_LENGTH => None,
-            found => Some(graphs.remove(found.unwrap_or(0))),
+            index => Some(graphs.remove(index.unwrap_or(0))),
         };
-        let Some(mut cached) = known else {
+        let Some(mut cached) = reusable else {
             // SAFETY: the caller's promise.
-            let (graph, nodes) = unsafe { Graph::from_kernels(&stream.context, calls) }?;
+            let (graph, nodes) = unsafe { CudaGraph::from_kernels(&stream.context, calls) }?;
             return Ok(Self {
                 graph,
                 nodes,

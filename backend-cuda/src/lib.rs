@@ -22,13 +22,22 @@
 //!   the card.
 //! - `cubin_cache` keeps cubins on disk (`FOREBAY_CACHE_DIR`, else the user's cache folder); `kernels` loads
 //!   and launches them.
-//! - `compiler` compiles several kernels at once on background threads; launches meanwhile wait in
-//!   `deferred`.
+//! - Background threads of the core ([`compile_pool`](forebay_core::backend::compile_pool)) compile several
+//!   kernels at once; launches meanwhile wait in `deferred`.
 //! - `native_kernels` has the kernels of `shaders/cuda`, unless portable kernels are forced. `attention` runs
-//!   on the tensor cores, `sgemm_small` computes small f32 products, and `tensor_map` describes operands to
-//!   TMA.
+//!   on the tensor cores, `sgemm_small` computes small f32 products, `gelu_grad` computes a product with the
+//!   gradient of a GELU, and `tensor_map` describes operands to TMA.
 //! - `cublaslt` computes all other products, unless [`set_portable_kernels`] or `FOREBAY_PORTABLE_KERNELS=1`
-//!   forces the portable kernels. `toolkit` finds libraries where the loader does not look.
+//!   forces the portable kernels; `autotune` chooses its algorithms. `toolkit` finds libraries where the
+//!   loader does not look.
+//! - `settings` has the switches of the process; `timestamps` measures work on the device.
+//!
+//! Where to add a thing:
+//! - A WGSL kernel needs no code here. A WGSL feature or builtin function goes to `translate`.
+//! - A kernel in CUDA C++ implements `native_kernels::NativeKernel`, in a file like `sgemm_small`, and is chosen where
+//!   `backend` enqueues commands.
+//! - A function of the driver or of cuBLASLt goes to the list `SYMBOLS` of `driver` or `cublaslt` first.
+//! - A variable of the environment with the values 0 and 1 goes to `settings`.
 
 pub mod attention;
 mod autotune;

@@ -23,8 +23,8 @@ pub struct CudaDeviceInfo {
 
 /// Lists the devices that the driver finds, or the reason why there are none. Opens no device.
 pub fn probe() -> Vec<Result<CudaDeviceInfo, CudaUnavailable>> {
-    let found = Driver::load().and_then(|driver| Ok((driver, driver.device_count()?)));
-    match found {
+    let driver_and_count = Driver::load().and_then(|driver| Ok((driver, driver.device_count()?)));
+    match driver_and_count {
         Err(reason) => vec![Err(reason)],
         Ok((_, 0)) => vec![Err(CudaUnavailable::NoDevice)],
         Ok((driver, count)) => (0..count).map(|index| describe_device(driver, index)).collect(),

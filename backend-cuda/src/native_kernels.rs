@@ -1,4 +1,7 @@
 //! Kernels written in CUDA C++ (`shaders/cuda`): compiled at first use and cached on disk like all others.
+//!
+//! A new kernel implements [`NativeKernel`] for the type of its variants; [`NativeKernels`] compiles, caches and
+//! launches them. `sgemm_small` and `attention` are examples.
 
 use std::collections::hash_map::Entry;
 use std::ffi::CStr;
@@ -12,7 +15,7 @@ use forebay_core::backend::compile_pool::PendingCode;
 use forebay_core::sync::RwLockUnpoisoned;
 use rustc_hash::FxHashMap;
 
-use crate::context::{Context, CudaModule, Function, KernelLaunch, Stream, arg_bytes};
+use crate::context::{Context, CudaModule, CudaStream, Function, KernelLaunch, arg_bytes};
 use crate::kernels::{KernelCode, KernelRegistry, SubmitStatus};
 use crate::nvrtc;
 
@@ -70,7 +73,7 @@ pub(crate) type LaunchPlan<K, P> = (K, P, [u32; 3]);
 /// # Safety
 /// The kernel takes one `P`, in this layout, and the addresses in it hold what the kernel reads and writes.
 pub(crate) unsafe fn launch_native<P>(
-    stream: &Stream,
+    stream: &CudaStream,
     kernel: &impl NativeKernel,
     function: Function,
     blocks: [u32; 3],
@@ -127,7 +130,7 @@ impl<K: NativeKernel> NativeKernels<K> {
         &self,
         context: &Arc<Context>,
         kernels: &KernelRegistry,
-        stream: Option<&Stream>,
+        stream: Option<&CudaStream>,
         (kernel, params, blocks): LaunchPlan<K, P>,
         wait: bool,
     ) -> Result<SubmitStatus, SourceError> {
@@ -160,7 +163,7 @@ impl<K: NativeKernel> NativeKernels<K> {
             Some(NativeKernelState::Failed) => return Ok(NativeKernelLookup::Failed),
             Some(NativeKernelState::Compiling(_)) | None => {}
         }
-        // Under the lock: another thread that needs the variant waits and does not compile it again.
+        // The lock is held meanwhile: another thread that needs the variant waits, and does not compile it again.
         let mut states = self.variants.write_unpoisoned();
         for &kernel in ahead.iter().chain([&kernel]) {
             if let Entry::Vacant(vacant) = states.entry(kernel) {
@@ -168,10 +171,10 @@ impl<K: NativeKernel> NativeKernels<K> {
             }
         }
         if let Some(NativeKernelState::Compiling(code)) = states.get(&kernel) {
-            // NVRTC 13.0 and later are known to accept the kernels; older versions must be waited for,
-            // because they may refuse.
-            let sure = nvrtc::version().is_ok_and(|version| version >= (13, 0));
-            if !wait && sure && code.get().is_none() {
+            // NVRTC 13.0 and later are known to accept the kernels. An older version may refuse them, so the
+            // thread waits for its answer.
+            let accepts_kernels = nvrtc::version().is_ok_and(|version| version >= (13, 0));
+            if !wait && accepts_kernels && code.get().is_none() {
                 return Ok(NativeKernelLookup::Compiling);
             }
             let module = code.wait().map_err(str::to_owned);

@@ -151,30 +151,30 @@ struct NvtxTool {
 impl NvtxTool {
     /// Loads the tool's library and lets the tool fill in its functions.
     fn load() -> Result<Self, NvtxUnavailable> {
-        let named = env::var_os("NVTX_INJECTION64_PATH").filter(|path| !path.is_empty());
-        let path = named.as_deref().map_or_else(String::new, |path| path.to_string_lossy().into_owned());
-        let broken = |reason: String| NvtxUnavailable::LoadFailed { path: path.clone(), reason };
-        let load = |named| {
+        let file = env::var_os("NVTX_INJECTION64_PATH").filter(|path| !path.is_empty());
+        let path = file.as_deref().map_or_else(String::new, |path| path.to_string_lossy().into_owned());
+        let load_failed = |reason: String| NvtxUnavailable::LoadFailed { path: path.clone(), reason };
+        let load = |file| {
             // SAFETY: the user asked for this library; its initialisers are the tool's responsibility.
-            unsafe { Library::new(named) }.map_err(|error| broken(error.to_string()))
+            unsafe { Library::new(file) }.map_err(|error| load_failed(error.to_string()))
         };
-        let library = match (find_preloaded_tool(), &named) {
+        let library = match (find_preloaded_tool(), &file) {
             (Some(library), _) => library,
-            (None, Some(named)) => load(named)?,
+            (None, Some(file)) => load(file)?,
             (None, None) => return Err(NvtxUnavailable::NoTool),
         };
         // SAFETY: NVTX defines the symbol's type, and this is that type.
-        let initialize =
-            unsafe { library.get::<InitializeFn>(INIT_SYMBOL) }.map_err(|error| broken(error.to_string()))?;
+        let initialize = unsafe { library.get::<InitializeFn>(INIT_SYMBOL) }
+            .map_err(|error| load_failed(error.to_string()))?;
         // SAFETY: the tables that the tool reads have NVTX's layout and live as long as the process.
         if unsafe { initialize(get_export_table) } == 0 {
-            return Err(broken("its InitializeInjectionNvtx2 failed".into()));
+            return Err(load_failed("its InitializeInjectionNvtx2 failed".into()));
         }
         // The tool's functions are called until the process ends.
         mem::forget(library);
         let [push, pop] = [RANGE_PUSH, RANGE_POP].map(|number| FUNCTIONS[1][number].load(Ordering::Acquire));
         if push.is_null() || pop.is_null() {
-            return Err(broken("the tool does not accept ranges".into()));
+            return Err(load_failed("the tool does not accept ranges".into()));
         }
         // SAFETY: NVTX assigns these indices to nvtxRangePushA and nvtxRangePop, which have these types.
         unsafe {
@@ -194,8 +194,8 @@ const INIT_SYMBOL: &[u8] = b"InitializeInjectionNvtx2\0";
 fn find_preloaded_tool() -> Option<Library> {
     let program = Library::from(libloading::os::unix::Library::this());
     // SAFETY: the address is never dereferenced.
-    let found = unsafe { program.get::<*const c_void>(INIT_SYMBOL) }.is_ok();
-    found.then_some(program)
+    let is_tool = unsafe { program.get::<*const c_void>(INIT_SYMBOL) }.is_ok();
+    is_tool.then_some(program)
 }
 
 #[cfg(not(unix))]
@@ -208,8 +208,8 @@ impl RangeListener for NvtxTool {
         thread_local! {
             static NAME: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
         }
-        // Without a name at thread exit: a guard of the program may be dropped after this buffer.
-        let named = NAME.try_with(|bytes| {
+        // At thread exit the range has no name: a guard of the program may be dropped after this buffer.
+        let pushed = NAME.try_with(|bytes| {
             let bytes = &mut *bytes.borrow_mut();
             bytes.clear();
             // A name ends at its first null.
@@ -220,7 +220,7 @@ impl RangeListener for NvtxTool {
                 unsafe { (self.push)(name.as_ptr()) };
             }
         });
-        if named.is_err() {
+        if pushed.is_err() {
             // SAFETY: the tool's function, with a null-terminated string. `pop` ends this range, too.
             unsafe { (self.push)(c"".as_ptr()) };
         }

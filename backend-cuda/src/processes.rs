@@ -18,8 +18,8 @@ const MAX_NAME_BYTES: usize = 256;
 /// context on the device, so its absence means that the ids belong to another pid namespace.
 pub(crate) fn list_processes(pci: &str) -> Vec<DeviceProcess> {
     let Some(nvml) = load_nvml() else { return Vec::new() };
-    let found = nvml.device_by_pci_bus_id(pci).and_then(|device| query_processes(nvml, &device));
-    found.unwrap_or_else(|error| {
+    let processes = nvml.device_by_pci_bus_id(pci).and_then(|device| query_processes(nvml, &device));
+    processes.unwrap_or_else(|error| {
         log::debug!("NVML does not list the processes of {pci}: {error}");
         Vec::new()
     })
@@ -40,8 +40,8 @@ fn query_processes(nvml: &Nvml, device: &Device<'_>) -> Result<Vec<DeviceProcess
             UsedGpuMemory::Used(bytes) => Some(bytes),
             UsedGpuMemory::Unavailable => None,
         };
-        let known: &mut Option<u64> = all.entry(process.pid).or_default();
-        *known = bytes.max(*known);
+        let known_bytes: &mut Option<u64> = all.entry(process.pid).or_default();
+        *known_bytes = bytes.max(*known_bytes);
     }
     if !all.contains_key(&std::process::id()) {
         return Ok(Vec::new());

@@ -2,8 +2,8 @@
 //! multiprocessors. cuBLASLt's kernels then reach a third of this kernel's rate, and a call costs more than a
 //! launch.
 //!
-//! The kernel is `shaders/cuda/sgemm_small.cu`. Shapes and layouts alone select the kernel, so the same
-//! product always gives the same bits.
+//! The kernel is `shaders/cuda/sgemm_small.cu`. A new tile goes to `CONFIGS`, with its fitted costs. Shapes and
+//! layouts alone select the kernel, so the same product always gives the same bits.
 
 use std::ffi::CStr;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use forebay_core::backend::{Epilogue, MatmulCall, MatrixOperand, Slice, SourceError};
 use forebay_core::dtype::DType;
 
-use crate::context::{Context, Stream};
+use crate::context::{Context, CudaStream};
 use crate::gelu_grad;
 use crate::kernels::{KernelRegistry, SubmitStatus};
 use crate::native_kernels::{LaunchPlan, NativeKernel, NativeKernels, convert_all, with_defines};
@@ -97,9 +97,9 @@ impl SgemmConfig {
     fn choose(call: &MatmulCall, units: u64) -> Option<Self> {
         let MatmulCall { m, n, k, batch, .. } = *call;
         let operations = [2, m, n, k, batch].iter().try_fold(1_u64, |product, x| product.checked_mul(*x))?;
-        let many = m.saturating_mul(n).saturating_mul(batch) > MANY_OUTPUTS
+        let is_write_bound = m.saturating_mul(n).saturating_mul(batch) > MANY_OUTPUTS
             && div_ceil_pow2(k, TILE_K) <= FEW_STAGES;
-        if operations > MAX_FLOPS || many || m.min(n) < MIN_EXTENT || k < MIN_K {
+        if operations > MAX_FLOPS || is_write_bound || m.min(n) < MIN_EXTENT || k < MIN_K {
             return None;
         }
         let config = CONFIGS.into_iter().min_by_key(|config| config.estimate_time(call, units))?;
@@ -223,36 +223,36 @@ fn operand_tensor_map(
     [extent, line_stride, sum_stride]: [u64; 3],
     tile: u32,
 ) -> Option<(TensorMap, bool)> {
-    let by_lines = match (line_stride, sum_stride) {
+    let mn_major = match (line_stride, sum_stride) {
         (_, 1) => false,
         (1, _) => true,
         _ => return None,
     };
-    let (sizes, lead, boxes) = match by_lines {
+    let (sizes, leading_dim, boxes) = match mn_major {
         true => ([extent, call.k], sum_stride, [tile, TILE_K]),
         false => ([call.k, extent], line_stride, [TILE_K, tile]),
     };
     // TMA cannot describe rows that overlap, or one matrix shared by a whole batch.
-    if lead < sizes[0] || call.batch > 1 && operand.batch_stride == 0 {
+    if leading_dim < sizes[0] || call.batch > 1 && operand.batch_stride == 0 {
         return None;
     }
     let map = TensorMap::new(
         DType::F32,
         operand.segment.0 + operand.offset,
         &[sizes[0], sizes[1], call.batch],
-        &[4 * lead, 4 * operand.batch_stride],
+        &[4 * leading_dim, 4 * operand.batch_stride],
         &[boxes[0], boxes[1], 1],
-        !by_lines,
+        !mn_major,
     )?;
-    Some((map, by_lines))
+    Some((map, mn_major))
 }
 
 /// Returns the kernel, its parameters and the grid of a call; `None` if the call belongs to cuBLASLt.
 fn plan_sgemm(call: &MatmulCall, arch: u32, units: u64) -> Option<LaunchPlan<SgemmKernel, SgemmParams>> {
     let MatmulCall { m, n, k, batch, .. } = *call;
-    let single = [call.dtype, call.dtype_b, call.dtype_out] == [DType::F32; 3];
+    let is_f32 = [call.dtype, call.dtype_b, call.dtype_out] == [DType::F32; 3];
     // Clusters and TMA exist from Hopper on.
-    if arch < 90 || !single || settings::allow_tf32() {
+    if arch < 90 || !is_f32 || settings::allow_tf32() {
         return None;
     }
     let MatrixOperand { row_stride, col_stride, batch_stride, .. } = call.c;
@@ -268,18 +268,21 @@ fn plan_sgemm(call: &MatmulCall, arch: u32, units: u64) -> Option<LaunchPlan<Sge
         Epilogue::RowSums(sums) if batch == 1 => (SgemmEpilogue::RowSums, 0, address(sums)),
         _ => return None,
     };
-    let (a, a_by_lines) =
+    let (a, a_is_mn_major) =
         operand_tensor_map(call, &call.a, [m, call.a.row_stride, call.a.col_stride], tile.rows)?;
-    let (b, b_by_lines) =
+    let (b, b_is_mn_major) =
         operand_tensor_map(call, &call.b, [n, call.b.col_stride, call.b.row_stride], tile.cols)?;
     // The kernel sums a's rows only if a is MN-major.
-    if epilogue == SgemmEpilogue::RowSums && !a_by_lines {
+    if epilogue == SgemmEpilogue::RowSums && !a_is_mn_major {
         return None;
     }
-    let kernel = SgemmKernel { tile, cluster_blocks, mn_major: [a_by_lines, b_by_lines], epilogue };
-    let (down, across) = (div_ceil_pow2(m, tile.rows), div_ceil_pow2(n, tile.cols));
-    let blocks =
-        [u32::try_from(down * across * u64::from(cluster_blocks)).ok()?, u32::try_from(batch).ok()?, 1];
+    let kernel = SgemmKernel { tile, cluster_blocks, mn_major: [a_is_mn_major, b_is_mn_major], epilogue };
+    let (tile_rows, tile_columns) = (div_ceil_pow2(m, tile.rows), div_ceil_pow2(n, tile.cols));
+    let blocks = [
+        u32::try_from(tile_rows * tile_columns * u64::from(cluster_blocks)).ok()?,
+        u32::try_from(batch).ok()?,
+        1,
+    ];
     let [c_row_stride, c_batch_stride] = convert_all([row_stride, batch_stride])?;
     let params = SgemmParams {
         a,
@@ -289,7 +292,7 @@ fn plan_sgemm(call: &MatmulCall, arch: u32, units: u64) -> Option<LaunchPlan<Sge
         row_sums,
         c_row_stride,
         c_batch_stride,
-        sizes: convert_all([m, n, k, across])?,
+        sizes: convert_all([m, n, k, tile_columns])?,
         beta: call.beta,
         unused: 0,
     };
@@ -320,7 +323,7 @@ impl GemmKernels {
         &self,
         context: &Arc<Context>,
         kernels: &KernelRegistry,
-        stream: Option<&Stream>,
+        stream: Option<&CudaStream>,
         call: &MatmulCall,
         wait: bool,
     ) -> Result<SubmitStatus, SourceError> {

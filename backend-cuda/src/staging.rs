@@ -10,7 +10,7 @@ use forebay_core::backend::{PendingDownload, SourceError};
 use forebay_core::error::Result;
 use forebay_core::sync::LockUnpoisoned;
 
-use crate::context::{Context, Event, PinnedBuffer, Stream};
+use crate::context::{Context, CudaEvent, CudaStream, PinnedBuffer};
 
 /// Bytes of one staging chunk.
 const CHUNK_BYTES: usize = 4 << 20;
@@ -23,12 +23,12 @@ const UPLOAD_ALIGNMENT: usize = 256;
 #[derive(Debug)]
 pub(crate) struct StagingChunk {
     memory: PinnedBuffer,
-    copied: Event,
+    copied: CudaEvent,
 }
 
 impl StagingChunk {
     fn new(context: &Arc<Context>) -> Result<Self, SourceError> {
-        Ok(Self { memory: PinnedBuffer::new(context, CHUNK_BYTES)?, copied: Event::new(context)? })
+        Ok(Self { memory: PinnedBuffer::new(context, CHUNK_BYTES)?, copied: CudaEvent::new(context)? })
     }
 }
 
@@ -44,7 +44,7 @@ pub(crate) struct UploadRing {
 
 impl UploadRing {
     /// Enqueues a copy of `data` to `dst` on the device; `data` has been read when this returns.
-    pub(crate) fn upload(&mut self, stream: &Stream, dst: u64, data: &[u8]) -> Result<(), SourceError> {
+    pub(crate) fn upload(&mut self, stream: &CudaStream, dst: u64, data: &[u8]) -> Result<(), SourceError> {
         let mut done = 0;
         while done < data.len() {
             if (self.chunks.is_empty() || self.used >= CHUNK_BYTES)
@@ -67,16 +67,16 @@ impl UploadRing {
     }
 
     /// Advances to a chunk that the device does not read: a new one up to the maximum, else the oldest.
-    fn next_chunk(&mut self, stream: &Stream) -> Result<(), SourceError> {
+    fn next_chunk(&mut self, stream: &CudaStream) -> Result<(), SourceError> {
         if let Some(full) = self.chunks.get(self.current) {
             full.copied.record(stream)?;
         }
         let mut next = (self.current + 1) % self.chunks.len().max(1);
-        let idle = match self.chunks.get(next) {
+        let is_idle = match self.chunks.get(next) {
             Some(chunk) => chunk.copied.is_done()?,
             None => false,
         };
-        if !idle && self.chunks.len() < MAX_UPLOAD_CHUNKS {
+        if !is_idle && self.chunks.len() < MAX_UPLOAD_CHUNKS {
             // Inserts the chunk into the ring in order: after the newest, before the oldest.
             next = (self.current + 1).min(self.chunks.len());
             match StagingChunk::new(&stream.context) {
@@ -98,7 +98,7 @@ impl UploadRing {
     /// Uploads without page-locked memory, through the driver's own staging, and waits.
     fn upload_unstaged(
         &self,
-        stream: &Stream,
+        stream: &CudaStream,
         dst: u64,
         data: &[u8],
         error: SourceError,
@@ -122,11 +122,16 @@ pub(crate) struct DownloadBuffers {
 
 impl DownloadBuffers {
     /// Copies from `src` on the device into `data`, after everything enqueued before.
-    pub(crate) fn download(&mut self, stream: &Stream, src: u64, data: &mut [u8]) -> Result<(), SourceError> {
+    pub(crate) fn download(
+        &mut self,
+        stream: &CudaStream,
+        src: u64,
+        data: &mut [u8],
+    ) -> Result<(), SourceError> {
         let parts = data.len().div_ceil(CHUNK_BYTES);
-        for half in self.buffers.iter_mut().take(parts).filter(|half| half.is_none()) {
+        for buffer in self.buffers.iter_mut().take(parts).filter(|buffer| buffer.is_none()) {
             match StagingChunk::new(&stream.context) {
-                Ok(chunk) => *half = Some(chunk),
+                Ok(chunk) => *buffer = Some(chunk),
                 Err(error @ SourceError::OutOfMemory { .. }) => {
                     log::debug!("downloading without page-locked memory: {error}");
                     // SAFETY: `data` is borrowed until the copy is done; the next line waits for the copy.
@@ -146,9 +151,9 @@ impl DownloadBuffers {
                 unsafe { stream.copy_to_host(target, src + (at * CHUNK_BYTES) as u64, bytes) }?;
                 chunk.copied.record(stream)?;
             }
-            if let (Some(before), Some(chunk)) = (at.checked_sub(1), &self.buffers[(at + 1) % 2]) {
+            if let (Some(previous), Some(chunk)) = (at.checked_sub(1), &self.buffers[(at + 1) % 2]) {
                 chunk.copied.synchronize()?;
-                let start = before * CHUNK_BYTES;
+                let start = previous * CHUNK_BYTES;
                 let end = data.len().min(start + CHUNK_BYTES);
                 // SAFETY: the device has filled the chunk, as was just waited for; the next part's copy comes
                 // later.
@@ -174,7 +179,7 @@ pub(crate) struct PendingChunks {
 impl PendingChunks {
     /// Enqueues a copy of `bytes` bytes from `src` on the device.
     pub(crate) fn enqueue(
-        stream: &Stream,
+        stream: &CudaStream,
         src: u64,
         bytes: u64,
         idle: &Arc<ChunkPool>,

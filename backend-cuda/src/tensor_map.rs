@@ -18,7 +18,7 @@ impl TensorMap {
     pub(crate) const NONE: Self = Self(sys::CUtensorMap { opaque: [0; 16] });
 
     /// Creates the descriptor of a tensor at `address` whose elements are contiguous in the innermost
-    /// dimension. `steps` are the strides of the other dimensions in bytes. If `swizzled` is true, rows of
+    /// dimension. `steps` are the strides of the other dimensions in bytes. If `is_swizzled` is true, rows of
     /// boxes have 128, 64 or 32 bytes and use TMA's swizzle of that span, as the tiles in `shaders/cuda` do.
     ///
     /// Returns `None` for dtypes other than f16, bf16 and f32, or if TMA cannot address the tensor. The address
@@ -30,7 +30,7 @@ impl TensorMap {
         sizes: &[u64],
         steps: &[u64],
         boxes: &[u32],
-        swizzled: bool,
+        is_swizzled: bool,
     ) -> Option<Self> {
         use sys::{
             CUtensorMapDataType as Type, CUtensorMapL2promotion as Promotion, CUtensorMapSwizzle as Swizzle,
@@ -38,8 +38,8 @@ impl TensorMap {
         if sizes.len() > 5 || steps.len() + 1 != sizes.len() || boxes.len() != sizes.len() {
             return None;
         }
-        let mut taken = [16; 4];
-        for ((to, &size), &step) in taken.iter_mut().zip(&sizes[1..]).zip(steps) {
+        let mut strides = [16; 4];
+        for ((to, &size), &step) in strides.iter_mut().zip(&sizes[1..]).zip(steps) {
             if size != 1 {
                 *to = step;
             }
@@ -50,7 +50,7 @@ impl TensorMap {
             DType::F32 => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
             _ => return None,
         };
-        let swizzle = match (swizzled, boxes.first()? * elements.size() as u32) {
+        let swizzle = match (is_swizzled, boxes.first()? * elements.size() as u32) {
             (false, _) => Swizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
             (true, 128) => Swizzle::CU_TENSOR_MAP_SWIZZLE_128B,
             (true, 64) => Swizzle::CU_TENSOR_MAP_SWIZZLE_64B,
@@ -67,7 +67,7 @@ impl TensorMap {
                 sizes.len() as u32,
                 ptr::with_exposed_provenance_mut(usize::try_from(address).ok()?),
                 sizes.as_ptr(),
-                taken.as_ptr(),
+                strides.as_ptr(),
                 boxes.as_ptr(),
                 [1; 5].as_ptr(),
                 sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,

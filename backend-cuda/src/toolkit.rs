@@ -33,7 +33,7 @@ fn load_from_toolkit(is_present: unsafe fn() -> bool, libraries: &[&str]) {
         for file in libraries.iter().flat_map(|library| newest_library_file(&folder, library)) {
             // SAFETY: a library of the toolkit; its initialisers do not touch the device.
             match unsafe { libloading::Library::new(&file) } {
-                // Stays loaded for the life of the process, which makes its name known to the loader.
+                // The library stays loaded for the life of the process, so that the loader finds it by its name.
                 Ok(library) => std::mem::forget(library),
                 Err(error) => log::debug!("{}: {error}", file.display()),
             }
@@ -46,8 +46,8 @@ fn load_from_toolkit(is_present: unsafe fn() -> bool, libraries: &[&str]) {
 
 /// Returns the toolkit folders, those that the environment names first.
 fn toolkit_folders() -> impl Iterator<Item = PathBuf> {
-    let named = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(std::env::var_os).map(PathBuf::from);
-    named.chain([PathBuf::from("/usr/local/cuda")]).map(|home| home.join("lib64"))
+    let homes = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(std::env::var_os).map(PathBuf::from);
+    homes.chain([PathBuf::from("/usr/local/cuda")]).map(|home| home.join("lib64"))
 }
 
 /// Returns the newest file of a library for the supported CUDA versions, such as `libnvrtc.so.13` or

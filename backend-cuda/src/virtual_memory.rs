@@ -113,11 +113,14 @@ impl VirtualAddressSpace {
         &self,
         pieces: Vec<PageMapping>,
     ) -> Result<PendingRemap, (SourceError, Vec<PageMapping>)> {
-        let mut new = PhysicalHandles::default();
-        let mut fresh = pieces.iter().filter(|piece| piece.from.is_none());
-        let taken = self.context.make_current();
-        match taken.and_then(|()| fresh.try_for_each(|piece| new.create(self.location, piece.bytes))) {
-            Ok(()) => Ok(PendingRemap { mappings: pieces, new_handles: new, moving_handles: None }),
+        let mut new_handles = PhysicalHandles::default();
+        let mut new_pieces = pieces.iter().filter(|piece| piece.from.is_none());
+        let created = self
+            .context
+            .make_current()
+            .and_then(|()| new_pieces.try_for_each(|piece| new_handles.create(self.location, piece.bytes)));
+        match created {
+            Ok(()) => Ok(PendingRemap { mappings: pieces, new_handles, moving_handles: None }),
             Err(error) => Err((error, pieces)),
         }
     }
@@ -131,9 +134,9 @@ impl VirtualAddressSpace {
             None => {
                 let mut handles = PhysicalHandles::default();
                 let mut from = pieces.iter().filter_map(|piece| piece.from);
-                let taken = from.try_for_each(|from| handles.retain(from));
+                let retained = from.try_for_each(|from| handles.retain(from));
                 // Memory that moves is unmapped from its source in any case.
-                taken.and(self.unmap_sources(pieces))?;
+                retained.and(self.unmap_sources(pieces))?;
                 moving.insert(handles)
             }
         };
@@ -165,12 +168,12 @@ impl VirtualAddressSpace {
     /// Grants the device, and the devices of [`add_peer`](Self::add_peer), access to mapped pieces, with one call for
     /// each contiguous run.
     fn grant_access(&self, pieces: &[PageMapping]) -> Result<(), SourceError> {
-        // Held until the pieces are known, so that a new peer misses none of them.
+        // The lock is held until the pieces are recorded, so that a new peer misses none of them.
         let access = &mut *self.access.lock_unpoisoned();
         for run in pieces.chunk_by(|a, b| a.to + a.bytes == b.to) {
             let (address, bytes) = (run[0].to, run.iter().map(|piece| piece.bytes).sum());
             set_access(address, bytes, &[self.location])?;
-            // Memory must not fail for the sake of copies, which the driver can lead through host memory.
+            // A missing right must not make the allocation fail: the driver can copy through host memory.
             if !access.peers.is_empty()
                 && let Err(error) = set_access(address, bytes, &access.peers)
             {
@@ -188,7 +191,7 @@ impl VirtualAddressSpace {
         let access = &mut *self.access.lock_unpoisoned();
         let peer = device_location(device);
         access.mapped.iter().try_for_each(|(&address, &bytes)| set_access(address, bytes, &[peer]))?;
-        if access.peers.iter().all(|known| known.id != device.raw) {
+        if access.peers.iter().all(|existing| existing.id != device.raw) {
             access.peers.push(peer);
         }
         Ok(())

@@ -1,4 +1,8 @@
 //! Lists adapters with their capabilities, and opens devices.
+//!
+//! A device opens in three steps: `portable_descriptor` requests features and limits, `probe` tests the optional
+//! types, and `describe_device` fills the core's `DeviceInfo`. An optional type needs an entry in `probe`; another
+//! feature of wgpu goes to `portable_descriptor`, and a limit to `describe_device`.
 
 use forebay_core::backend::{DeviceInfo, DeviceMemory, Features, Limits, PeakRates, SourceLimits};
 use forebay_core::environment;
@@ -89,13 +93,13 @@ impl AdapterCandidate {
     }
 
     /// Reports whether the API accepts the SPIR-V that [`spirv`](crate::spirv) prepares. Metal has 8 x 8 matrices too.
-    fn takes_spirv(&self) -> bool {
+    fn accepts_spirv(&self) -> bool {
         self.info.backend == wgpu::Backend::Vulkan
     }
 
     /// Returns the reason why the device has no usable matrix units, or `None` if it has.
     pub(crate) fn matrix_units_unavailable_reason(&self) -> Option<String> {
-        if !self.takes_spirv() {
+        if !self.accepts_spirv() {
             return Some("wgpu takes the SPIR-V of matrix units only through Vulkan".to_owned());
         }
         if !self.adapter.features().contains(MATRIX_FEATURES) {
@@ -125,16 +129,16 @@ impl AdapterCandidate {
     pub(crate) fn matrix_shapes(&self) -> Vec<MatrixShape> {
         use wgpu::CooperativeScalarType::{F16, F32};
         let lanes = self.info.subgroup_min_size;
-        let may_use_units = self.takes_spirv() && self.enables_matrix_units();
+        let may_use_units = self.accepts_spirv() && self.enables_matrix_units();
         let has_units = self.adapter.features().contains(MATRIX_FEATURES);
         if !may_use_units || !has_units || lanes != self.info.subgroup_max_size {
             return Vec::new();
         }
-        let listed = self.adapter.cooperative_matrix_properties();
+        let properties = self.adapter.cooperative_matrix_properties();
         let lists = |side: u32| {
-            listed.iter().any(|found| {
-                [found.m_size, found.n_size, found.k_size] == [side; 3]
-                    && (found.ab_type, found.cr_type) == (F16, F32)
+            properties.iter().any(|shape| {
+                [shape.m_size, shape.n_size, shape.k_size] == [side; 3]
+                    && (shape.ab_type, shape.cr_type) == (F16, F32)
             })
         };
         let fits = |side: u32| match side {
@@ -167,12 +171,12 @@ fn unavailable_reason(adapter: &wgpu::Adapter) -> Option<String> {
 /// Returns the reason why kernels cannot run within these limits, if any.
 fn limits_reason(limits: &wgpu::Limits) -> Option<String> {
     if limits.max_storage_buffers_per_shader_stage < MIN_BINDINGS {
-        let found = limits.max_storage_buffers_per_shader_stage;
-        return Some(format!("it binds {found} storage buffers; kernels need {MIN_BINDINGS}"));
+        let buffers = limits.max_storage_buffers_per_shader_stage;
+        return Some(format!("it binds {buffers} storage buffers; kernels need {MIN_BINDINGS}"));
     }
     if limits.max_compute_invocations_per_workgroup < MIN_WORKGROUP {
-        let found = limits.max_compute_invocations_per_workgroup;
-        return Some(format!("its workgroups have {found} invocations; kernels need {MIN_WORKGROUP}"));
+        let invocations = limits.max_compute_invocations_per_workgroup;
+        return Some(format!("its workgroups have {invocations} invocations; kernels need {MIN_WORKGROUP}"));
     }
     None
 }
@@ -192,17 +196,18 @@ fn list_candidates(instance: &wgpu::Instance) -> Vec<AdapterCandidate> {
 /// Returns the adapters that `WGPU_ADAPTER_NAME` selects, in the order of their indices.
 pub(crate) fn sort_candidates(adapters: Vec<wgpu::Adapter>) -> Vec<AdapterCandidate> {
     let requested_name = std::env::var("WGPU_ADAPTER_NAME").unwrap_or_default().to_lowercase();
-    let candidates = adapters.into_iter().map(AdapterCandidate::new);
-    let mut found = candidates
+    let mut candidates = adapters
+        .into_iter()
+        .map(AdapterCandidate::new)
         .filter(|candidate| candidate.info.name.to_lowercase().contains(&requested_name))
         .collect::<Vec<_>>();
-    found.sort_by_key(AdapterCandidate::sort_key);
-    found
+    candidates.sort_by_key(AdapterCandidate::sort_key);
+    candidates
 }
 
 /// See [`WgpuBackend::enumerate`].
 pub(crate) fn enumerate() -> Vec<WgpuDeviceInfo> {
-    let found = list_candidates(&create_instance());
+    let candidates = list_candidates(&create_instance());
     let describe = |(index, candidate): (usize, AdapterCandidate)| WgpuDeviceInfo {
         index,
         name: candidate.info.name.clone(),
@@ -210,7 +215,7 @@ pub(crate) fn enumerate() -> Vec<WgpuDeviceInfo> {
         software: candidate.is_software(),
         unavailable_reason: candidate.unavailable_reason,
     };
-    found.into_iter().enumerate().map(describe).collect()
+    candidates.into_iter().enumerate().map(describe).collect()
 }
 
 /// See [`WgpuBackend::new`].
@@ -225,18 +230,19 @@ pub(crate) fn open(index: usize) -> Result<WgpuBackend> {
     Ok(backend)
 }
 
-/// Describes how the device multiplies matrices; `reason` says what it lacks.
+/// Adds a description of how the device multiplies matrices; `reason` names the parts that it lacks, if any.
 pub(crate) fn describe_matrix_path(backend: &mut WgpuBackend, reason: Option<String>) {
     let info = backend.info_mut();
-    let units = [(info.features.cooperative_f16, "f16"), (info.features.cooperative_bf16, "bf16")];
-    let units = units.into_iter().filter_map(|(works, name)| works.then_some(name)).collect::<Vec<_>>();
-    let mut path = match units.as_slice() {
+    let operand_types = [(info.features.cooperative_f16, "f16"), (info.features.cooperative_bf16, "bf16")];
+    let operand_types =
+        operand_types.into_iter().filter_map(|(works, name)| works.then_some(name)).collect::<Vec<_>>();
+    let mut path = match operand_types.as_slice() {
         [] => "matrix products: tiles of f32".to_owned(),
-        units => {
+        types => {
             let side = info.features.cooperative_side;
             format!(
                 "matrix products: matrix units ({side} x {side}) for {}, tiles of f32 for other types",
-                units.join(", ")
+                types.join(", ")
             )
         }
     };
@@ -299,7 +305,7 @@ fn finish_probes(backend: &mut WgpuBackend) -> Result<()> {
 }
 
 /// Tests the matrix units of each listed shape, until a type works in one, and sets the features of the types that
-/// work. Returns why a type or a larger shape is not used.
+/// work. Returns the reasons why a type or a larger shape is not used.
 fn probe_matrix_units(backend: &mut WgpuBackend, shapes: &[MatrixShape]) -> Option<String> {
     let mut reasons = Vec::new();
     if shapes.first().is_some_and(|shape| shape.side == 8) {
@@ -332,8 +338,8 @@ fn probe_matrix_units(backend: &mut WgpuBackend, shapes: &[MatrixShape]) -> Opti
 /// See [`offline::find_adapter`](crate::offline::find_adapter).
 pub(crate) fn describe_offline(index: usize) -> Result<OfflineAdapter> {
     let instance = create_instance();
-    let found = list_candidates(&instance);
-    let candidate = usable_candidate(&instance, &found, index)?;
+    let candidates = list_candidates(&instance);
+    let candidate = usable_candidate(&instance, &candidates, index)?;
     let probes = probes_within(candidate.adapter.features());
     let descriptor = device_descriptor(candidate, probe_features(&probes));
     let (enabled, limits) = (descriptor.required_features, descriptor.required_limits);
@@ -348,12 +354,12 @@ pub(crate) fn probes_within(features: wgpu::Features) -> Vec<probe::TypeProbe> {
     probe::probes().into_iter().filter(|probe| features.contains(probe.feature)).collect()
 }
 
-/// Opens an adapter, and tests the types that its driver reports. Returns also the shapes of its matrices, and why it
-/// has none if it has none.
+/// Opens an adapter, and tests the types that its driver reports. Returns also the shapes of its matrices, or the
+/// reason why it has none.
 fn open_probed(index: usize) -> Result<(WgpuBackend, Vec<MatrixShape>, Option<String>)> {
     let instance = create_instance();
-    let found = list_candidates(&instance);
-    let candidate = usable_candidate(&instance, &found, index)?;
+    let candidates = list_candidates(&instance);
+    let candidate = usable_candidate(&instance, &candidates, index)?;
     let probes = probes_within(candidate.adapter.features());
     let mut backend = request_device(candidate, index, probe_features(&probes))?;
     let mut features = backend.info_mut().features;
@@ -362,25 +368,25 @@ fn open_probed(index: usize) -> Result<(WgpuBackend, Vec<MatrixShape>, Option<St
         return Ok((backend, candidate.matrix_shapes(), candidate.matrix_units_unavailable_reason()));
     };
     log::warn!("{}: not all of its types work ({error}); trying one by one", candidate.info.name);
-    // Each on its own device: a failing probe may lose its device.
-    let mut good = wgpu::Features::empty();
+    // Each type is tested on its own device, because a failing probe may lose its device.
+    let mut working = wgpu::Features::empty();
     let mut features = Features { subgroups: features.subgroups, ..Features::default() };
     for probe in probes {
         let feature = probe.feature;
-        let trial = request_device(candidate, index, feature)?;
-        let mut alone = Features::default();
-        if probe::run_probes(&trial, &[probe], &mut alone).is_ok() && alone != Features::default() {
-            good |= feature;
+        let probe_device = request_device(candidate, index, feature)?;
+        let mut tested = Features::default();
+        if probe::run_probes(&probe_device, &[probe], &mut tested).is_ok() && tested != Features::default() {
+            working |= feature;
             features = Features {
-                f16: features.f16 | alone.f16,
-                f64: features.f64 | alone.f64,
-                i64: features.i64 | alone.i64,
-                i16: features.i16 | alone.i16,
+                f16: features.f16 | tested.f16,
+                f64: features.f64 | tested.f64,
+                i64: features.i64 | tested.i64,
+                i16: features.i16 | tested.i16,
                 ..features
             };
         }
     }
-    let mut backend = request_device(candidate, index, good)?;
+    let mut backend = request_device(candidate, index, working)?;
     backend.info_mut().features = features;
     Ok((backend, candidate.matrix_shapes(), candidate.matrix_units_unavailable_reason()))
 }
@@ -388,14 +394,14 @@ fn open_probed(index: usize) -> Result<(WgpuBackend, Vec<MatrixShape>, Option<St
 /// Returns the adapter of an index, or the reason why there is none.
 pub(crate) fn usable_candidate<'a>(
     instance: &wgpu::Instance,
-    found: &'a [AdapterCandidate],
+    candidates: &'a [AdapterCandidate],
     index: usize,
 ) -> Result<&'a AdapterCandidate> {
     let refuse = |reason: String| Error::NoDevice { requested: format!("wgpu:{index}"), reason };
-    let Some(candidate) = found.get(index) else {
-        let reason = match found.len() {
+    let Some(candidate) = candidates.get(index) else {
+        let reason = match candidates.len() {
             0 => describe_missing_device(instance),
-            1 => format!("wgpu sees one device, wgpu:0 {}", found[0].info.name),
+            1 => format!("wgpu sees one device, wgpu:0 {}", candidates[0].info.name),
             count => format!("wgpu sees {count} devices, wgpu:0 to wgpu:{}", count - 1),
         };
         return Err(refuse(reason));
@@ -438,7 +444,7 @@ pub(crate) fn portable_descriptor(
         | wgpu::Features::TIMESTAMP_QUERY
         | wgpu::Features::TIMESTAMP_QUERY_INSIDE_ENCODERS
         | wgpu::Features::IMMEDIATES
-        // Host memory that the device accesses in copies: see `alloc_host`.
+        // `alloc_host` needs host memory that the device accesses in copies.
         | wgpu::Features::MAPPABLE_PRIMARY_BUFFERS;
     let mut features = adapter.features() & requested_features;
     if !probed.contains(wgpu::Features::SHADER_INT64) {
@@ -449,7 +455,7 @@ pub(crate) fn portable_descriptor(
     wgpu::DeviceDescriptor {
         label: Some("forebay"),
         required_features: features | probed,
-        // All that the adapter supports: wgpu's defaults are 256 MiB and eight bindings.
+        // The device gets all limits of the adapter: wgpu's defaults are 256 MiB and eight bindings.
         required_limits: adapter.limits(),
         memory_hints: wgpu::MemoryHints::Manual {
             suballocated_device_memory_block_size: SUBALLOCATION_BLOCK..SUBALLOCATION_BLOCK,

@@ -18,17 +18,17 @@ pub(crate) struct ScratchSegments(Mutex<Vec<Slice>>);
 impl ScratchSegments {
     /// Returns the scratch memory of the copy with this index.
     fn get(&self, backend: &WgpuBackend, index: usize, bytes: u64) -> Result<Slice> {
-        let mut known = self.0.lock_unpoisoned();
-        if known.get(index).is_none_or(|scratch| scratch.bytes < bytes) {
+        let mut segments = self.0.lock_unpoisoned();
+        if segments.get(index).is_none_or(|scratch| scratch.bytes < bytes) {
             let size = scratch_size(bytes, backend.limits().max_segment);
             let segment = backend.alloc_segment(size)?;
             let scratch = Slice { segment, offset: 0, bytes: size };
-            match known.get_mut(index) {
+            match segments.get_mut(index) {
                 Some(smaller) => backend.free_segment(std::mem::replace(smaller, scratch).segment)?,
-                None => known.push(scratch),
+                None => segments.push(scratch),
             }
         }
-        Ok(Slice { bytes, ..known[index] })
+        Ok(Slice { bytes, ..segments[index] })
     }
 }
 
@@ -68,10 +68,10 @@ pub(crate) fn separate(
 /// Two bindings that the kernel writes overlap.
 pub(crate) fn bindings_to_copy(label: &str, bindings: &[Slice], written: u32) -> Result<Vec<usize>> {
     let is_written = |binding: usize| written >> binding & 1 == 1;
-    let mut kept: Vec<usize> = (0..bindings.len()).filter(|&binding| is_written(binding)).collect();
-    for (k, &first) in kept.iter().enumerate() {
-        if let Some(second) = kept[k + 1..].iter().find(|&&other| overlap(&bindings[first], &bindings[other]))
-        {
+    let mut bound_directly: Vec<usize> = (0..bindings.len()).filter(|&binding| is_written(binding)).collect();
+    for (k, &first) in bound_directly.iter().enumerate() {
+        let is_overlapping = |&&other: &&usize| overlap(&bindings[first], &bindings[other]);
+        if let Some(second) = bound_directly[k + 1..].iter().find(is_overlapping) {
             let detail =
                 format!("`{label}` writes its bindings {first} and {second}, and their memory overlaps");
             return Err(Error::argument("launch", detail));
@@ -79,8 +79,8 @@ pub(crate) fn bindings_to_copy(label: &str, bindings: &[Slice], written: u32) ->
     }
     let mut copied = Vec::new();
     for binding in (0..bindings.len()).filter(|&binding| !is_written(binding)) {
-        let overlaps = kept.iter().any(|&other| overlap(&bindings[binding], &bindings[other]));
-        if overlaps { copied.push(binding) } else { kept.push(binding) }
+        let overlaps = bound_directly.iter().any(|&other| overlap(&bindings[binding], &bindings[other]));
+        if overlaps { copied.push(binding) } else { bound_directly.push(binding) }
     }
     Ok(copied)
 }

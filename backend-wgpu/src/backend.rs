@@ -1,4 +1,7 @@
-//! The backend itself: segments, fences and the core's calls, implemented over the recorder.
+//! The backend: segments, fences and the other calls of the core's traits, implemented over the recorder.
+//!
+//! `prepare_command` turns each command of the core into a `PreparedCommand`, which is recorded at once, or after
+//! its kernel is compiled.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -22,7 +25,7 @@ use crate::aliasing::{self, ScratchSegments};
 use crate::bind_groups::{BindGroupCache, BindLayouts};
 use crate::copy_fill::{CopyFillKernels, SizedSegment};
 use crate::gpu::Gpu;
-use crate::kernel::{self, CompiledKernel, ParamSpace};
+use crate::kernel::{self, KernelPipeline, ParamSpace};
 use crate::params::ParamRing;
 use crate::platform;
 use crate::prepared::{PreparedCommand, PreparedCommands};
@@ -53,7 +56,7 @@ pub struct WgpuBackend {
     /// Usages of segments that the program's commands need.
     extra_usages: wgpu::BufferUsages,
     next_segment: AtomicU64,
-    kernels: RwLock<Vec<Arc<CompiledKernel>>>,
+    kernels: RwLock<Vec<Arc<KernelPipeline>>>,
     /// Kernels by content, because several devices may share this backend.
     ids_by_content: Mutex<FxHashMap<KernelContent, KernelId>>,
     copy_fill: CopyFillKernels,
@@ -67,7 +70,7 @@ pub struct WgpuBackend {
 
 /// Reason why a buffer of the program does not become a tensor.
 pub(crate) enum RefusedBuffer {
-    /// The buffer is one of the pool.
+    /// The buffer is a segment of the pool.
     HoldsTensors,
     /// A tensor lies over these bytes.
     Overlaps(Range<u64>),
@@ -222,18 +225,18 @@ impl WgpuBackend {
         range: Range<u64>,
     ) -> Result<SegmentId, RefusedBuffer> {
         let mut external = self.external.lock_unpoisoned();
-        let known = {
+        let existing = {
             let segments = self.segments.read_unpoisoned();
-            segments.iter().find(|(_, known)| *known == buffer).map(|(&id, _)| id)
+            segments.iter().find(|(_, existing)| *existing == buffer).map(|(&id, _)| id)
         };
-        let segment = match known {
+        let segment = match existing {
             Some(id) if external.contains_key(&id) => SegmentId(id),
             Some(_) => return Err(RefusedBuffer::HoldsTensors),
             None => self.register_buffer(buffer.clone()),
         };
         let ranges = external.entry(segment.0).or_default();
-        match ranges.iter().find(|taken| taken.start.max(range.start) < taken.end.min(range.end)) {
-            Some(taken) => Err(RefusedBuffer::Overlaps(taken.clone())),
+        match ranges.iter().find(|used| used.start.max(range.start) < used.end.min(range.end)) {
+            Some(used) => Err(RefusedBuffer::Overlaps(used.clone())),
             None => {
                 ranges.push(range);
                 Ok(segment)
@@ -246,8 +249,8 @@ impl WgpuBackend {
     pub(crate) fn release_buffer(&self, segment: SegmentId, range: &Range<u64>) {
         let mut external = self.external.lock_unpoisoned();
         let Some(ranges) = external.get_mut(&segment.0) else { return };
-        if let Some(found) = ranges.iter().position(|taken| taken == range) {
-            ranges.swap_remove(found);
+        if let Some(index) = ranges.iter().position(|used| used == range) {
+            ranges.swap_remove(index);
         }
         if !ranges.is_empty() {
             return;
@@ -296,10 +299,10 @@ impl WgpuBackend {
         SegmentId(id)
     }
 
-    fn kernel(&self, kernel: KernelId) -> Result<Arc<CompiledKernel>> {
+    fn kernel(&self, kernel: KernelId) -> Result<Arc<KernelPipeline>> {
         let kernels = self.kernels.read_unpoisoned();
-        let found = kernels.get(kernel.0 as usize).cloned();
-        found.ok_or_else(|| Error::argument("launch", format!("kernel {} is another device's", kernel.0)))
+        let compiled = kernels.get(kernel.0 as usize).cloned();
+        compiled.ok_or_else(|| Error::argument("launch", format!("kernel {} is another device's", kernel.0)))
     }
 
     /// Looks up everything that a command needs. `None` for commands of a library, which this backend lacks, and for
@@ -319,8 +322,8 @@ impl WgpuBackend {
             Command::Copy { dst, src } => {
                 let from = self.segment(src.segment)?;
                 if src.segment == dst.segment {
-                    let whole = SizedSegment { segment: src.segment, bytes: from.size() };
-                    let work = self.copy_fill.copy(self, whole, dst.offset, src.offset, src.bytes)?;
+                    let segment = SizedSegment { segment: src.segment, bytes: from.size() };
+                    let work = self.copy_fill.copy(self, segment, dst.offset, src.offset, src.bytes)?;
                     self.prepare_dispatch(&work.launch())?
                 } else {
                     let to = (self.segment(dst.segment)?, dst.offset);
@@ -332,8 +335,8 @@ impl WgpuBackend {
                 if word == 0 && dst.bytes >= MIN_CLEAR_BYTES {
                     PreparedCommand::Clear { buffer, offset: dst.offset, bytes: dst.bytes }
                 } else {
-                    let whole = SizedSegment { segment: dst.segment, bytes: buffer.size() };
-                    let work = self.copy_fill.fill(self, whole, dst.offset, dst.bytes, word)?;
+                    let segment = SizedSegment { segment: dst.segment, bytes: buffer.size() };
+                    let work = self.copy_fill.fill(self, segment, dst.offset, dst.bytes, word)?;
                     self.prepare_dispatch(&work.launch())?
                 }
             }
@@ -358,7 +361,7 @@ impl WgpuBackend {
     }
 
     /// Returns the kernel of a launch after checking the bindings and parameters.
-    fn checked_kernel(&self, launch: &Launch<'_>) -> Result<Arc<CompiledKernel>> {
+    fn checked_kernel(&self, launch: &Launch<'_>) -> Result<Arc<KernelPipeline>> {
         let kernel = self.kernel(launch.kernel)?;
         if launch.bindings.len() != kernel.binding_count as usize {
             let (expected, got) = (kernel.binding_count, launch.bindings.len());
@@ -480,7 +483,7 @@ impl SegmentSource for WgpuBackend {
         if self.completed.load(Ordering::Acquire) >= fence.0 {
             return Ok(());
         }
-        // Waits without the lock, so that other threads can record.
+        // The thread waits without the lock, so that other threads can record.
         let submission = self.state.lock_unpoisoned().recorder.pending_submission(fence);
         if let Some((reached, index)) = submission {
             self.gpu.wait(index, || self.completed.load(Ordering::Acquire) >= reached.0)?;
@@ -498,16 +501,16 @@ impl Backend for WgpuBackend {
     fn compile(&self, source: &KernelSource<'_>) -> Result<KernelId> {
         self.gpu.check_health()?;
         let content = source.to_content();
-        // Under the lock: another thread that needs the same kernel waits and does not check and compile it again.
-        let mut known = self.ids_by_content.lock_unpoisoned();
-        if let Some(&id) = known.get(&content) {
+        // The lock is held meanwhile: another thread that needs the same kernel waits, and does not compile it again.
+        let mut ids = self.ids_by_content.lock_unpoisoned();
+        if let Some(&id) = ids.get(&content) {
             return Ok(id);
         }
         let kernel = kernel::compile(&self.gpu, &self.layouts, &self.info, source)?;
         let mut kernels = self.kernels.write_unpoisoned();
         let id = KernelId(kernels.len() as u32);
         kernels.push(Arc::new(kernel));
-        known.insert(content, id);
+        ids.insert(content, id);
         Ok(id)
     }
 
@@ -544,7 +547,7 @@ impl Backend for WgpuBackend {
         };
         Ok(state.recorder.dispatch(&Dispatch {
             kernel: launch.kernel,
-            // Compiled: see above.
+            // The kernel is compiled, as was checked above.
             pipeline: kernel.pipeline.wait().map_err(|error| kernel.compilation_error(error))?,
             param_space: kernel.params,
             storage: storage.as_ref(),
@@ -618,8 +621,8 @@ impl Backend for WgpuBackend {
         }
         let from = self.segment(src.segment)?;
         if src.segment == dst.segment {
-            let whole = SizedSegment { segment: src.segment, bytes: from.size() };
-            let work = self.copy_fill.copy(self, whole, dst.offset, src.offset, src.bytes)?;
+            let segment = SizedSegment { segment: src.segment, bytes: from.size() };
+            let work = self.copy_fill.copy(self, segment, dst.offset, src.offset, src.bytes)?;
             return self.launch(&work.launch());
         }
         let to = self.segment(dst.segment)?;
@@ -658,8 +661,8 @@ impl Backend for WgpuBackend {
                 return Ok(self.gpu.check_health()?);
             }
         }
-        let whole = SizedSegment { segment: dst.segment, bytes: buffer.size() };
-        self.launch(&self.copy_fill.fill(self, whole, dst.offset, dst.bytes, word)?.launch())
+        let segment = SizedSegment { segment: dst.segment, bytes: buffer.size() };
+        self.launch(&self.copy_fill.fill(self, segment, dst.offset, dst.bytes, word)?.launch())
     }
 
     fn flush(&self) -> Result<()> {

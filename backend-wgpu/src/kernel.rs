@@ -20,7 +20,7 @@ use crate::uniformity;
 
 /// A checked kernel, whose pipeline may still be compiling.
 #[derive(Debug)]
-pub(crate) struct CompiledKernel {
+pub(crate) struct KernelPipeline {
     pub(crate) label: String,
     pub(crate) pipeline: Arc<PendingCode<wgpu::ComputePipeline>>,
     /// Number of storage bindings.
@@ -30,7 +30,7 @@ pub(crate) struct CompiledKernel {
     pub(crate) params: ParamSpace,
 }
 
-impl CompiledKernel {
+impl KernelPipeline {
     /// Returns the error of a kernel whose pipeline cannot be created.
     pub(crate) fn compilation_error(&self, message: &str) -> Error {
         Error::KernelCompilation { label: self.label.clone(), message: message.to_owned() }
@@ -102,7 +102,7 @@ pub(crate) fn compile(
     layouts: &BindLayouts,
     info: &DeviceInfo,
     source: &KernelSource<'_>,
-) -> Result<CompiledKernel> {
+) -> Result<KernelPipeline> {
     let lowered = lower(&info.limits, gpu.max_immediate_bytes(), source)?;
     check_matrix_sides(&lowered.module, info.features.cooperative_side)
         .map_err(|message| Error::KernelCompilation { label: source.label.to_owned(), message })?;
@@ -112,7 +112,7 @@ pub(crate) fn compile(
     // The driver's library is loaded: the device is open.
     static AT_EXIT: Once = Once::new();
     AT_EXIT.call_once(compile_pool::register_exit_handler);
-    Ok(CompiledKernel {
+    Ok(KernelPipeline {
         label: source.label.to_owned(),
         pipeline: compile_pool::start_compile(move || job.create_pipeline(&gpu)),
         binding_count,
@@ -225,20 +225,21 @@ pub(crate) const BOUNDS_CHECKS: &str = "FOREBAY_BOUNDS_CHECKS";
 /// Returns the checks that wgpu adds to shaders.
 fn runtime_checks() -> wgpu::ShaderRuntimeChecks {
     // Opening the device reports an invalid value as an error.
-    let careful = environment::read_switch(BOUNDS_CHECKS).ok().flatten().unwrap_or(cfg!(debug_assertions));
+    let bounds_checks =
+        environment::read_switch(BOUNDS_CHECKS).ok().flatten().unwrap_or(cfg!(debug_assertions));
     let mut checks = wgpu::ShaderRuntimeChecks::checked();
-    checks.bounds_checks = careful;
+    checks.bounds_checks = bounds_checks;
     checks.force_loop_bounding = false;
     checks
 }
 
 fn check_entry(module: &Module, entry: &str) -> Result<(), String> {
-    match module.entry_points.iter().find(|found| found.name == entry) {
-        Some(found) if found.stage == ShaderStage::Compute => Ok(()),
+    match module.entry_points.iter().find(|candidate| candidate.name == entry) {
+        Some(candidate) if candidate.stage == ShaderStage::Compute => Ok(()),
         Some(_) => Err(format!("entry point `{entry}` is not a compute shader")),
         None => {
             let names =
-                module.entry_points.iter().map(|found| format!("`{}`", found.name)).collect::<Vec<_>>();
+                module.entry_points.iter().map(|other| format!("`{}`", other.name)).collect::<Vec<_>>();
             Err(format!("there is no entry point `{entry}`; the module has {}", join_names(&names)))
         }
     }

@@ -13,6 +13,13 @@
 //! - wgpu must not panic. Creation runs inside error scopes; the device's error callbacks record all other
 //!   errors, and the next call returns them, typed (`gpu`).
 //! - A browser page cannot wait: its reads and fences call back (`platform`).
+//!
+//! Where to add a thing:
+//! - A kernel needs no code here: `kernel` accepts every WGSL module of `forebay-shaders`.
+//! - `adapter` chooses the features and limits of a device, and `probe` tests the types that drivers get wrong.
+//! - `backend` implements the core's traits; a new command of the core also needs a `PreparedCommand` (`prepared`).
+//! - `shared` and `request` are the interface of programs that have a wgpu device of their own.
+//! - `offline` serves tests of kernels without a device, and `timestamps` the profiler.
 
 mod adapter;
 mod aliasing;

@@ -9,7 +9,7 @@ use forebay_core::sync::LockUnpoisoned;
 
 use crate::backend::QueueState;
 use crate::gpu::Gpu;
-use crate::kernel::CompiledKernel;
+use crate::kernel::KernelPipeline;
 use crate::recorder::{CommandRecorder, Dispatch};
 
 /// One prepared command.
@@ -17,7 +17,7 @@ use crate::recorder::{CommandRecorder, Dispatch};
 pub(crate) enum PreparedCommand {
     Dispatch {
         id: KernelId,
-        kernel: Arc<CompiledKernel>,
+        kernel: Arc<KernelPipeline>,
         storage: Option<wgpu::BindGroup>,
         params: Vec<u8>,
         groups: [u32; 3],

@@ -1,4 +1,6 @@
 //! Probes: small kernels that test each optional type, because a driver may report types that do not work.
+//!
+//! A new optional type is one more entry of `probes`.
 
 use forebay_core::backend::{Backend, Features, KernelSource, Launch, SegmentSource, Slice};
 use forebay_core::error::Result;
@@ -107,12 +109,12 @@ pub(crate) fn run_probes(backend: &WgpuBackend, probes: &[TypeProbe], features: 
         overrides: &[],
         zero_workgroup_memory: true,
     })?;
-    let step = backend.limits().alignment;
+    let slot_bytes = backend.limits().alignment;
     backend.wait_compiled(kernel)?;
-    let segment = backend.alloc_segment(step * probes.len() as u64)?;
+    let segment = backend.alloc_segment(slot_bytes * probes.len() as u64)?;
     let slices = probes.iter().zip(0..).map(|(probe, at)| Slice {
         segment,
-        offset: at * step,
+        offset: at * slot_bytes,
         bytes: 2 * probe.element_bytes as u64,
     });
     let slices = slices.collect::<Vec<_>>();
@@ -121,9 +123,9 @@ pub(crate) fn run_probes(backend: &WgpuBackend, probes: &[TypeProbe], features: 
     }
     backend.launch(&Launch { kernel, bindings: &slices, params: &[], groups: [1, 1, 1] })?;
     for (probe, &slice) in probes.iter().zip(&slices) {
-        let mut found = vec![0; slice.bytes as usize];
-        backend.download(slice, &mut found)?;
-        if found == probe.encode(probe.expected) {
+        let mut result = vec![0; slice.bytes as usize];
+        backend.download(slice, &mut result)?;
+        if result == probe.encode(probe.expected) {
             (probe.mark_supported)(features);
         } else {
             log::warn!(

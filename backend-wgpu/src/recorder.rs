@@ -241,8 +241,8 @@ impl CommandRecorder {
         // A host that waits leaves the device idle afterwards.
         self.idle_batch = 1;
         self.retire_completed();
-        let found = self.in_flight.iter().find(|submission| submission.number >= fence.0)?;
-        Some((Fence(found.number), found.index.clone()))
+        let submission = self.in_flight.iter().find(|submission| submission.number >= fence.0)?;
+        Some((Fence(submission.number), submission.index.clone()))
     }
 
     /// Recycles the resources of submissions that the device has passed.

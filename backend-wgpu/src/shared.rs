@@ -86,14 +86,14 @@ impl WgpuDeviceExt for Device {
         queue: &wgpu::Queue,
         options: WgpuOptions,
     ) -> Result<Self> {
-        // Held while the device is tested, so that two threads get one device.
-        let mut known = SHARED_DEVICES.lock_unpoisoned();
-        known.retain(|weak| weak.upgrade().is_some());
-        for open in known.iter().filter_map(WeakDevice::upgrade) {
-            let same = with_backend("from_wgpu", &open, |backend| {
+        // The lock is held while the device is tested, so that two threads get one device.
+        let mut shared = SHARED_DEVICES.lock_unpoisoned();
+        shared.retain(|weak| weak.upgrade().is_some());
+        for open in shared.iter().filter_map(WeakDevice::upgrade) {
+            let is_same = with_backend("from_wgpu", &open, |backend| {
                 Ok(identity::is_same_device(backend.wgpu_device(), device))
             })?;
-            if same {
+            if is_same {
                 return Ok(open);
             }
         }
@@ -103,7 +103,7 @@ impl WgpuDeviceExt for Device {
             Some(config) => Self::with_config(backend, config),
             None => Self::new(backend)?,
         };
-        known.push(opened.downgrade());
+        shared.push(opened.downgrade());
         Ok(opened)
     }
 

@@ -165,15 +165,15 @@ impl StagingBelt {
         }
     }
 
-    /// Blocks until a buffer returns. The device has passed it already: another thread may have polled and be about to
-    /// return the buffer. That thread may run a callback of the program that waits for this thread. So a buffer that
-    /// stays away is replaced.
+    /// Blocks until a buffer returns. The device has passed the buffer already: another thread may have polled and be
+    /// about to return the buffer. That thread may run a callback of the program that waits for this thread, so
+    /// after [`MAX_WAITS`] waits a new buffer replaces the missing one.
     pub(crate) fn wait_for_buffer(&mut self, gpu: &Gpu) -> Result<(), SourceError> {
         for _ in 0..MAX_WAITS {
             gpu.poll()?;
             let returned = self.returns.inner.lock_unpoisoned();
-            let nothing = |returned: &mut ReturnedBuffers| returned.mapped.is_empty() && returned.lost == 0;
-            let waited = self.returns.arrived.wait_timeout_while(returned, WAIT_INTERVAL, nothing);
+            let is_empty = |returned: &mut ReturnedBuffers| returned.mapped.is_empty() && returned.lost == 0;
+            let waited = self.returns.arrived.wait_timeout_while(returned, WAIT_INTERVAL, is_empty);
             if !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out() {
                 return Ok(());
             }

@@ -117,7 +117,7 @@ fn main() -> Result<()> {
         let logits = net.forward(x)?;
         Ok((logits.cross_entropy(y)?, train::accuracy(&logits, y)?))
     });
-    // Written after a run that failed for lack of memory, too.
+    // A run that failed for lack of memory writes its snapshot, too.
     if let Some(path) = &options.memory_snapshot {
         device.pool().snapshot().save(path)?;
     }

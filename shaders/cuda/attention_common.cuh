@@ -458,9 +458,8 @@ template <int TILE_ROWS> INLINE void store_row_sums(u32 tile, int rows, u32 scra
 // the registers for that.
 constexpr int UNROLLED_TILES = HOPPER ? STAGES : 1;
 
-// For lambdas that are instantiated twice, such as for tiles at the mask's edge and for others. A call in place
-// of the inlined code would be a branch between the start of wgmma products and the wait for them, which is not
-// allowed.
+// For lambdas that are instantiated twice, such as for tiles at the mask's edge and for others. Without it, the
+// compiler may call them; wgmma products allow no such branch between their start and the wait for them.
 #define FORCE_INLINE __attribute__((always_inline))
 
 // First row of this warp in its block's tile, and first row of its unit: a warpgroup with wgmma.

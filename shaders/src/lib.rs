@@ -10,6 +10,9 @@
 //! - Parameters are one uniform block `p` at `@group(1) @binding(0)`.
 //! - The entry point is `main`.
 //! - `group_index` numbers the workgroups, because a grid longer than 65,535 groups is folded into y.
+//!
+//! A new template is a file in `wgsl/`, whose first comment lists its definitions, and a name in `templates.rs`. Its
+//! forms are validated in `tests/`. Kernels in CUDA C++ are files in `cuda/`, and constants of the module [`cuda`].
 
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};

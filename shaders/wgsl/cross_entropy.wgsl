@@ -137,8 +137,8 @@ fn shared_part(c: u32, dense: u32) -> f32 {
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
         @builtin(local_invocation_index) thread: u32) {
     {% if pass == "both" %}
-    // Last rows first: the previous product has left them in the cache, and the next one finds the first rows
-    // there.
+    // Workgroups begin with the last rows, which the previous product has left in the cache. The next product
+    // then finds the first rows there.
     let row = p.rows - 1u - row_of(group_index(group, groups), thread);
     {% else %}
     let row = row_of(group_index(group, groups), thread);
@@ -164,7 +164,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% endif %}
     {% if pass != "backward" %}
     {% if not soft %}
-    // Read before other threads overwrite it.
+    // The label's logit is read before other threads overwrite it.
     var label_logit = 0.0;
     if valid && thread_in_row(thread) == 0u { label_logit = logit(base, u32(label)); }
     {% if pass == "both" %}

@@ -23,7 +23,7 @@ alias T = f32;
 struct Params {
     n: u32,
     rank: u32,
-    // Zero, which compilers do not know.
+    // This is always 0, which compilers do not know.
     zero: u32,
     unused: u32,
     scalars: array<vec4<u32>, 4>,

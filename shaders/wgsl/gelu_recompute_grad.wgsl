@@ -36,7 +36,7 @@ var<workgroup> sums: array<Step, 256>;
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
         @builtin(local_invocation_index) thread: u32) {
     if group_index(group, groups) >= p.groups { return; }
-    // Last rows first: the previous product has left them in the cache.
+    // Workgroups begin with the last rows, which the previous product has left in the cache.
     let linear_group = p.groups - 1u - group_index(group, groups);
     let strip = linear_group / p.tiles;
     let column = (linear_group % p.tiles * 64u + thread % 64u) * {{ width }}u;

@@ -188,8 +188,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let total = 0.0;
     let mean = 0.0;
     {% else %}
-    // Both sums in one loop, relative to a pivot: the mean of each thread's first elements. The pivot's distance
-    // from the mean of all is bounded by their deviation, so the difference below loses few digits.
+    // One loop computes both sums, relative to a pivot: the mean of each thread's first elements. The pivot's
+    // distance from the mean of all is bounded by their deviation, so the difference below loses few digits.
     var head = Part(0.0);
     if first < end {
         let v = x_load(element_index(row, first));

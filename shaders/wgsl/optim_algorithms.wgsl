@@ -100,7 +100,7 @@ fn update(item: Item, step_values: vec3<f32>, q: u32, old: vec4<f32>, grad: vec4
     {% elif algorithm == "nadam" %}
     return w - (step_values.x * g + step_values.y * mean) / (sqrt(square) + p.c[1].x * step_values.z);
     {% else %}
-    // Not rectified while the variance of the few steps is unknown.
+    // The step is not rectified while the variance of the few steps is unknown.
     if step_values.y == 0.0 { return w - step_values.x * mean; }
     return w - step_values.x * step_values.y * (mean / (sqrt(square) + p.c[1].x));
     {% endif %}

@@ -16,7 +16,7 @@ the range.
 {{ t.prelude() }}
 struct Params {
     n: u32,
-    // Always 0, which no compiler knows: keeps a product from being fused with the sum.
+    // This is always 0, which no compiler knows. It keeps a product from being fused with the sum.
     zero: u32,
     scale: f32,
     shift: f32,

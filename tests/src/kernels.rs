@@ -28,7 +28,7 @@ use forebay::optim::{
 };
 use forebay::tensor::Tensor;
 use forebay_cuda::NativeKernel;
-use forebay_cuda::attention::{self, MaskKind, Pass};
+use forebay_cuda::attention::{self, AttentionPass, MaskKind};
 use forebay_cuda::convolution::{ConvKernel, ConvPass};
 use forebay_cuda::gelu_grad;
 use forebay_cuda::nvrtc;
@@ -608,7 +608,9 @@ fn compile_attention(architectures: &[u32], filters: &[String], report: &mut Ker
         (128, DType::BF16, (MaskKind::F32, true)),
     ];
     for (head, dtype, (mask, drop)) in forms {
-        for pass in [Pass::Forward, Pass::BackwardQueries, Pass::BackwardKeysValues] {
+        for pass in
+            [AttentionPass::Forward, AttentionPass::BackwardQueries, AttentionPass::BackwardKeysValues]
+        {
             let label = format!("attention_common.cuh {pass:?} {dtype} {head} mask {mask:?} drop {drop}");
             if !filters.is_empty() && !filters.iter().any(|f| label.contains(f.as_str())) {
                 continue;
@@ -656,7 +658,7 @@ fn compile_sgemm_small(architectures: &[u32], filters: &[String], report: &mut K
 /// Compiles the CUDA C++ kernel of GELU's gradient, for the architecture that supports it.
 fn compile_gelu_grad(architectures: &[u32], filters: &[String], report: &mut KernelReport) {
     for bf16 in [false, true] {
-        let kernel = gelu_grad::GeluGradKernel { bf16 };
+        let kernel = gelu_grad::GeluGradKernel { is_bf16: bf16 };
         let label = format!("gelu_grad.cu {kernel:?}");
         if !filters.is_empty() && !filters.iter().any(|f| label.contains(f.as_str())) {
             continue;

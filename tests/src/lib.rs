@@ -1,4 +1,9 @@
 //! The conformance suite of forebay: one set of tests, run on every backend.
+//!
+//! - `suite` has the tests of a device by topic; a new test is a function in its topic, listed there.
+//! - `operations` lists every operation once; `catalog`, `golden`, `fuzz` and the pages of the reference use the list.
+//! - `golden`, `curves` and `traces` compare with PyTorch's recorded results, training runs and allocator workloads.
+//! - `kernels`, `writers`, `web_kernels` and `radv` compile every kernel without a GPU.
 #![allow(missing_docs, reason = "a test suite: its items are named by what they check")]
 
 pub mod catalog;

@@ -1,4 +1,7 @@
 //! The conformance suite as one program that needs only a device.
+//!
+//! Each command is one kind of check: `test` runs the topics of `suite`, and the others compare with PyTorch's data,
+//! replay traces, compile kernels or write pages of the book. A new command is a variant of `Command`.
 
 use std::path::PathBuf;
 

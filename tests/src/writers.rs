@@ -142,7 +142,7 @@ fn write_msl(
     module: &Module,
     info: &ModuleInfo,
 ) -> Result<String, String> {
-    // As in wgpu: immediates, then buffers, then the sizes of runtime arrays.
+    // wgpu orders the slots like this: immediates, then buffers, then the sizes of runtime arrays.
     let slots = buffers(module).zip(1u8..).map(|(binding, slot)| {
         (binding, msl::BindTarget { buffer: Some(slot), mutable: true, ..Default::default() })
     });

@@ -99,8 +99,8 @@ fn check_all(app: &RunningApp, screen: &Screen, tally: &mut Tally) -> Result<()>
     let learnt = app.wait_for("a lower loss", |state| state.loss < LEARNT * first.loss);
     check("the loss falls", learnt.is_ok());
 
-    // A corner that the network assigns to another class. Otherwise, the area would have the expected colour before
-    // the click.
+    // The click is in a corner that the network assigns to another class. Elsewhere, the area could have the expected
+    // colour before the click.
     let [left, top, side, _] = first.plane;
     let offset = |part: f64| (side as f64 * part) as i32;
     let corners = [0.06, 0.94].map(|x| [0.06, 0.94].map(|y| (left + offset(x), top + offset(y)))).concat();

@@ -2,8 +2,6 @@
 //!
 //! The test also lets Chromium check the WGSL of every kernel, because browsers refuse more than naga does.
 //!
-//! The tests also let Chromium check the WGSL of every kernel, since browsers refuse more than naga does.
-//!
 //! The pages and the tool that makes their bindings are crates outside of the workspace, whose builds need neither.
 
 use crate::environment::Environment;
@@ -67,7 +65,7 @@ pub(crate) fn test(workspace: &Workspace, setup: &Setup) -> Result<bool> {
     let losses = parse_losses(&trained);
     let mut tally = Tally::from_bool(compare_losses(&losses, &run_native(workspace, &adapter)?));
     tally += Tally::from_bool(has_classified(&trained));
-    // One line for the kernels and one for the topics. A module that ends early posts fewer.
+    // The page posts one line for the kernels and one for the topics. A module that ends early posts fewer.
     let counts = tested.lines().filter_map(Tally::parse_line).collect::<Vec<_>>();
     tally += Tally::from_bool(counts.len() == 2);
     counts.into_iter().for_each(|count| tally += count);

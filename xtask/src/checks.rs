@@ -1,4 +1,6 @@
-//! Quick checks that need no device.
+//! Quick checks that need no device: line budget, layers, prose, documents, rustfmt, clippy and rustdoc.
+//!
+//! A new check is a function that prints its violations, and one more stage of `run_all`.
 
 use crate::process;
 use crate::stage::{PendingStage, Stage};

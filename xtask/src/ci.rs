@@ -37,7 +37,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<bool> {
     stages.extend(Stage::run_parallel(planned, lanes));
 
     if setup.has_gpu() {
-        // Runs alone, because it measures the memory that is free.
+        // This stage runs alone, because it measures the memory that is free.
         let planned = suite.conformance_stage(GPU_STAGE, &["test"], &suite.dependencies.nvrtc_env());
         stages.extend(Stage::run_parallel(vec![planned], 1));
     } else {
@@ -150,7 +150,7 @@ impl StagePlanner<'_> {
         } else {
             skipped.push(Stage::skipped("everything else", "the programs do not build"));
         }
-        // Early, and in sequence if two stages run at once: cargo's lock blocks all other builds.
+        // Cargo's lock blocks all other builds, so these stages come early. They run in sequence if two run at once.
         let soon = planned.len().min(1);
         planned.insert(soon, checks::plan_rustdoc(self.workspace));
         planned.insert(soon, PendingStage::new(UNIT_TEST_STAGE, self.unit_test_command()));
@@ -189,8 +189,8 @@ impl StagePlanner<'_> {
         match &self.dependencies.nvrtc {
             Ok(_) => {
                 let environment = self.dependencies.nvrtc_env().set("FOREBAY_REQUIRE", "nvrtc");
-                // Oldest and newest, and both sides of the architecture checks in sources. `cargo xtask kernels`
-                // optimises and compiles for all seven.
+                // These are the oldest, the newest, and both sides of the architecture checks in sources. `cargo xtask
+                // kernels` optimises and compiles for all seven.
                 let args = ["kernels", "--architectures", "75,80,90,120"];
                 planned.push(self.conformance_stage("kernels through NVRTC", &args, &environment));
             }
@@ -206,7 +206,7 @@ impl StagePlanner<'_> {
         }
         match &self.dependencies.radv {
             Ok(ready) => {
-                // The generation with the fewest registers. `cargo xtask kernels --radv` compiles for all four.
+                // This generation has the fewest registers. `cargo xtask kernels --radv` compiles for all four.
                 let args = ["radv", "--families", "vega10"];
                 planned.push(self.conformance_stage(RADV_STAGE, &args, &ready.environment));
             }
@@ -264,7 +264,7 @@ impl StagePlanner<'_> {
     /// Runs some topics of the suite on a backend from a crate outside the workspace.
     fn external_backend_stage(&self, environment: &Environment) -> Result<PendingStage> {
         let folder = self.workspace.root.join("tests/outside");
-        // The same lock file, so that dependencies need no second build.
+        // With the same lock file, dependencies need no second build.
         std::fs::copy(self.workspace.root.join("Cargo.lock"), folder.join("Cargo.lock"))?;
         let mut run = self.workspace.cargo_command(&["run", "--quiet", "--offline", "--target-dir"]);
         run.arg(self.workspace.target_dir()).arg("--manifest-path").arg(folder.join("Cargo.toml"));

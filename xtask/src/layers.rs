@@ -1,6 +1,6 @@
 //! Layers of the crates: every module imports only modules that stand before it in the list.
 //!
-//! The check reads paths that begin with `crate::`, outside of tests. One direction has no circles.
+//! The check reads paths that begin with `crate::`, outside of tests. Imports in one direction form no cycles.
 
 use anyhow::{Context, Result};
 use std::collections::BTreeSet;

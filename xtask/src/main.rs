@@ -2,6 +2,9 @@
 //!
 //! Every command first ensures its dependencies (a Vulkan driver, NVRTC, a data set) in `.forebay/` at the root of
 //! the workspace. Then it starts cargo or a program of the workspace with the environment that finds them.
+//!
+//! A new command is a variant of `Command`. A new dependency goes to `setup`, a cheap check to `checks`, and a stage of
+//! `cargo xtask test` to `ci`.
 
 mod app;
 mod book;

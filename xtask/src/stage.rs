@@ -75,8 +75,8 @@ const MAX_FAILURE_LINES: usize = 20;
 
 impl Stage {
     /// Runs a function that passes or fails as a whole.
-    pub(crate) fn run_pass_or_fail(name: &str, what: impl FnOnce() -> Result<bool>) -> Self {
-        Self::run_counted(name.into(), || Ok(Tally::from_bool(what()?)))
+    pub(crate) fn run_pass_or_fail(name: &str, action: impl FnOnce() -> Result<bool>) -> Self {
+        Self::run_counted(name.into(), || Ok(Tally::from_bool(action()?)))
     }
 
     /// Returns a skipped stage with the reason.
@@ -112,10 +112,10 @@ impl Stage {
     }
 
     /// Runs a function as a stage. An error counts as a failure, so that other stages still run.
-    fn run_counted(name: String, what: impl FnOnce() -> Result<Tally>) -> Self {
+    fn run_counted(name: String, action: impl FnOnce() -> Result<Tally>) -> Self {
         println!("\n=== {name} ===");
         let start = Instant::now();
-        let tally = what().unwrap_or_else(|error| {
+        let tally = action().unwrap_or_else(|error| {
             println!("{name}: {error:#}");
             Tally::from_bool(false)
         });

@@ -53,7 +53,7 @@ impl ModuleContext<'_> {
                 }
                 AddressSpace::Uniform => list.push((format!("const {}& {name}", ty()), name.clone())),
                 AddressSpace::Private => list.push((format!("{}& {name}", ty()), name.clone())),
-                _ => {} // workgroup memory lies at file scope
+                _ => {} // Workgroup variables are declared at file scope.
             }
         }
         if info.global_uses.iter().any(|u| u.contains(GlobalUse::QUERY)) {
@@ -162,8 +162,9 @@ pub(super) fn write_module(
     let label = options.label.replace(['\n', '\r', '\\'], " ");
     let label = if label.is_empty() { entry.name.clone() } else { format!("{label} ({})", entry.name) };
     writeln!(source, "// {label}: translated from WGSL, whose line numbers are in the comments.").ok();
-    let more = [pieces.intrinsics, pieces.matrix, pieces.atomic, pieces.subgroup, pieces.cooperative];
-    let is_included = [true, true, pieces.math, pieces.bits, pieces.pack].into_iter().chain(more);
+    let optional_pieces =
+        [pieces.intrinsics, pieces.matrix, pieces.atomic, pieces.subgroup, pieces.cooperative];
+    let is_included = [true, true, pieces.math, pieces.bits, pieces.pack].into_iter().chain(optional_pieces);
     for (piece, _) in PRELUDE.iter().zip(is_included).filter(|&(_, is_included)| is_included) {
         source.push_str(piece);
         source.push('\n');
@@ -176,7 +177,7 @@ pub(super) fn write_module(
         }
     }
 
-    let needs = RequiredFeatures {
+    let required_features = RequiredFeatures {
         subgroups: pieces.subgroup || uses_subgroups(module, entry),
         matrix_units: pieces.cooperative,
         ..context.required_features.get()
@@ -190,7 +191,7 @@ pub(super) fn write_module(
         bindings,
         needs_lengths: queries,
         params_size,
-        required_features: needs,
+        required_features,
     })
 }
 

@@ -255,7 +255,7 @@ impl FunctionWriter<'_> {
             if op == Op::Subtract && matrices && self.context.difference_is_product {
                 return call("coop_product");
             }
-            return infix(binary_operation_str(op)); // overloaded for vectors and matrices
+            return infix(binary_operation_str(op)); // The prelude overloads the operator for vectors and matrices.
         };
         let float = scalar.kind == ScalarKind::Float;
         // Narrow types would be promoted to int, and signed types must wrap.

@@ -179,8 +179,8 @@ pub fn translate_with_options(
         naga::front::wgsl::parse_str(wgsl).map_err(|e| TranslateError::Parse(e.emit_to_string(wgsl)))?;
     let is_entry = |e: &naga::EntryPoint| e.stage == ShaderStage::Compute && e.name == entry;
     if !declared.entry_points.iter().any(is_entry) {
-        let computes = declared.entry_points.iter().filter(|e| e.stage == ShaderStage::Compute);
-        let found = computes.map(|e| e.name.clone()).collect();
+        let compute_entries = declared.entry_points.iter().filter(|e| e.stage == ShaderStage::Compute);
+        let found = compute_entries.map(|e| e.name.clone()).collect();
         return Err(TranslateError::EntryNotFound { entry: entry.to_owned(), found });
     }
     let info = validate(&declared, wgsl)?;
@@ -208,6 +208,6 @@ fn join_names(names: &[String]) -> String {
     if names.is_empty() { "none".to_owned() } else { names.join(", ") }
 }
 
-fn unsupported<T>(what: impl Into<String>) -> Result<T, TranslateError> {
-    Err(TranslateError::Unsupported(what.into()))
+fn unsupported<T>(feature: impl Into<String>) -> Result<T, TranslateError> {
+    Err(TranslateError::Unsupported(feature.into()))
 }

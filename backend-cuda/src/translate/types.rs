@@ -203,7 +203,7 @@ impl<'a> ModuleContext<'a> {
             let mut end = 0;
             for (index, member) in members.iter().enumerate() {
                 if self.runtime_array(member.ty).is_some() {
-                    break; // reached through `tail`
+                    break; // The kernel reaches this array through `tail`.
                 }
                 push_padding(&mut text, &mut layout.field_order, end, member.offset);
                 layout.field_order.push(Some(index));

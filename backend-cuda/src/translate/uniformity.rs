@@ -233,9 +233,9 @@ impl<'a> UniformityAnalysis<'a> {
             if divergent {
                 self.divergent.insert(ptr::from_ref(statement).addr());
             }
-            let found = self.visit_statement(statement, divergent);
-            divergent |= found.any();
-            exits = exits.union(found);
+            let statement_exits = self.visit_statement(statement, divergent);
+            divergent |= statement_exits.any();
+            exits = exits.union(statement_exits);
         }
         exits
     }
@@ -244,28 +244,28 @@ impl<'a> UniformityAnalysis<'a> {
         match *statement {
             Statement::Block(ref block) => return self.visit_block(block, divergent),
             Statement::If { condition, ref accept, ref reject } => {
-                let inside = divergent || self.varying.contains(&condition);
-                return self.visit_block(accept, inside).union(self.visit_block(reject, inside));
+                let is_divergent = divergent || self.varying.contains(&condition);
+                return self.visit_block(accept, is_divergent).union(self.visit_block(reject, is_divergent));
             }
             Statement::Switch { selector, ref cases } => {
-                let inside = divergent || self.varying.contains(&selector);
-                let exits = cases.iter().map(|case| self.visit_block(&case.body, inside));
+                let is_divergent = divergent || self.varying.contains(&selector);
+                let exits = cases.iter().map(|case| self.visit_block(&case.body, is_divergent));
                 let exits = exits.fold(DivergentExits::default(), DivergentExits::union);
                 return DivergentExits { breaks: false, ..exits };
             }
             Statement::Loop { ref body, ref continuing, break_if } => {
-                let mut inside = divergent;
+                let mut is_divergent = divergent;
                 loop {
-                    let exits = self.visit_block(body, inside);
-                    let left = inside || exits.breaks || exits.returns;
-                    let late = self.visit_block(continuing, left);
+                    let exits = self.visit_block(body, is_divergent);
+                    let after_body = is_divergent || exits.breaks || exits.returns;
+                    let continuing_exits = self.visit_block(continuing, after_body);
                     let breaks = break_if.is_some_and(|condition| self.varying.contains(&condition));
                     // Lanes that have left are missing in every later iteration.
-                    let next = left || late.any() || breaks;
-                    if next == inside {
+                    let next_iteration = after_body || continuing_exits.any() || breaks;
+                    if next_iteration == is_divergent {
                         return DivergentExits { returns: exits.returns, ..Default::default() };
                     }
-                    inside = next;
+                    is_divergent = next_iteration;
                 }
             }
             Statement::Break => return DivergentExits { breaks: divergent, ..Default::default() },
@@ -282,7 +282,8 @@ impl<'a> UniformityAnalysis<'a> {
                 let mut varies = divergent || self.varying_results.contains(&function);
                 for &argument in arguments {
                     varies |= self.varying.contains(&argument);
-                    self.propagate_store(argument, true); // no-op for a non-pointer
+                    // This does nothing for an argument that is no pointer.
+                    self.propagate_store(argument, true);
                 }
                 if let Some(result) = result.filter(|_| varies) {
                     self.mark_varying(result);
@@ -307,11 +308,11 @@ impl<'a> UniformityAnalysis<'a> {
     fn collect_calls(&self, block: &Block, calls: &mut FastHashMap<Handle<Function>, CallSites>) {
         for statement in block.iter() {
             if let Statement::Call { function, ref arguments, .. } = *statement {
-                let known = calls.entry(function).or_default();
-                known.divergent |= self.divergent.contains(&ptr::from_ref(statement).addr());
-                known.arguments.resize(arguments.len(), false);
-                for (known, argument) in known.arguments.iter_mut().zip(arguments) {
-                    *known |= self.varying.contains(argument);
+                let sites = calls.entry(function).or_default();
+                sites.divergent |= self.divergent.contains(&ptr::from_ref(statement).addr());
+                sites.arguments.resize(arguments.len(), false);
+                for (may_vary, argument) in sites.arguments.iter_mut().zip(arguments) {
+                    *may_vary |= self.varying.contains(argument);
                 }
             }
             visit_blocks(statement, |block| self.collect_calls(block, calls));

@@ -45,8 +45,8 @@ pub(crate) fn open_then(index: usize, done: impl FnOnce(Result<Arc<dyn Backend>>
 async fn open(index: usize) -> Result<WgpuBackend> {
     let instance = adapter::create_instance();
     let adapters = instance.enumerate_adapters(wgpu::Backends::BROWSER_WEBGPU).await;
-    let found = adapter::sort_candidates(adapters);
-    let candidate = adapter::usable_candidate(&instance, &found, index)?;
+    let candidates = adapter::sort_candidates(adapters);
+    let candidate = adapter::usable_candidate(&instance, &candidates, index)?;
     let types = adapter::probes_within(candidate.adapter.features());
     let descriptor = adapter::device_descriptor(candidate, adapter::probe_features(&types));
     let opened = candidate.adapter.request_device(&descriptor).await;

@@ -80,7 +80,7 @@ pub(super) fn convnext(tiny: bool, device: &Device) -> Result<Workload> {
             }
             x = stage.iter().try_fold(x, |x, block| block.forward(&x))?;
         }
-        net.head.forward(&x.mean(&[2, 3], false)?)?.cross_entropy(&target)
+        net.head.forward(&x.mean([2, 3], false)?)?.cross_entropy(&target)
     }))
 }
 
@@ -155,7 +155,7 @@ pub(super) fn mobilenet(tiny: bool, device: &Device) -> Result<Workload> {
     let target = Tensor::randint(0, 1000, [batch], DType::I32, device)?;
     Ok(Workload::new(&shape, net, move |net| {
         let x = net.blocks.iter().try_fold(net.stem.forward(&x)?, |x, block| block.forward(&x))?;
-        net.head.forward(&x.mean(&[2, 3], false)?)?.cross_entropy(&target)
+        net.head.forward(&x.mean([2, 3], false)?)?.cross_entropy(&target)
     }))
 }
 
@@ -381,6 +381,6 @@ pub(super) fn volume(tiny: bool, device: &Device) -> Result<Workload> {
         for (conv, norm) in net.convs.iter().zip(&net.norms) {
             x = norm.forward(&conv.forward(&x)?)?.relu()?;
         }
-        net.head.forward(&x.mean(&[2, 3, 4], false)?)?.cross_entropy(&target)
+        net.head.forward(&x.mean([2, 3, 4], false)?)?.cross_entropy(&target)
     }))
 }

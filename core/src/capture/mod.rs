@@ -207,6 +207,28 @@ struct ReplayMemory {
     _constants: Vec<Tensor>,
 }
 
+impl ReplayMemory {
+    /// Allocates arenas of these bytes.
+    fn new(device: &Device, constants: Vec<Tensor>, arena_sizes: Vec<u64>) -> Result<Self> {
+        let mut arenas = Vec::with_capacity(arena_sizes.len());
+        for bytes in arena_sizes {
+            let request = Request::new(bytes).queue(device.current_queue()).tag(Tag::Workspace).op("capture");
+            arenas.push(device.pool().alloc(request)?);
+        }
+        Ok(Self { device: device.clone(), arenas, states: Vec::new(), _constants: constants })
+    }
+
+    /// Returns the segment and the offset of each placement, which is an arena and an offset in the arena.
+    fn arena_locations(&self, placements: &[Option<(usize, u64)>]) -> Vec<Option<(SegmentId, u64)>> {
+        let locate = |placement: &Option<(usize, u64)>| {
+            let (arena, offset) = (*placement)?;
+            let block = self.arenas.get(arena)?;
+            Some((block.segment, block.offset + offset))
+        };
+        placements.iter().map(locate).collect()
+    }
+}
+
 /// Pinned storage that outlives a replay.
 struct CapturedState {
     storage: Arc<Storage>,
@@ -220,6 +242,16 @@ struct CapturedGrad {
     grad: Tensor,
     /// If true, the step accumulates into the gradient that existed before.
     accumulates: bool,
+}
+
+impl CapturedGrad {
+    /// Returns the gradient that a write produced, or `None` if the leaf has no gradient any more.
+    fn from_write(write: &CapturedGradWrite) -> Option<Self> {
+        let (leaf, grad) = (Arc::clone(&write.leaf), write.leaf.grad()?);
+        let accumulates =
+            write.before.as_ref().is_some_and(|before| before.ptr_eq(&grad.downgrade_storage()));
+        Some(Self { leaf, grad, accumulates })
+    }
 }
 
 impl<O> fmt::Debug for CapturedStep<O> {
@@ -404,8 +436,8 @@ impl<O: CaptureOutputs> CapturedStep<O> {
         drop(device.capture_recorder().take_notes::<RecordedOrder>(|_| true));
         device.flush_fusion()?;
         let captured = running.into_recording().and_then(|record| {
-            let drawn = device.random_state().offset.wrapping_sub(record.random.offset);
-            let random = (record.random, drawn);
+            let random_draws = device.random_state().offset.wrapping_sub(record.random.offset);
+            let random = (record.random, random_draws);
             check_state_in_place(&record, first, output_storages(&outputs))?;
             Self::from_recording(device, inputs, outputs.clone(), random, record)
         });
@@ -425,14 +457,8 @@ impl<O: CaptureOutputs> CapturedStep<O> {
         let copies = copies.collect::<Result<_>>()?;
         let orders = record.notes::<CapturedOrder>().cloned().collect();
         let constants = record.notes::<CapturedConstant>().map(|constant| constant.0.clone()).collect();
-        let grads = record.notes::<CapturedGradWrite>().filter_map(|write| {
-            let (leaf, grad) = (Arc::clone(&write.leaf), write.leaf.grad()?);
-            let accumulates =
-                write.before.as_ref().is_some_and(|before| before.ptr_eq(&grad.downgrade_storage()));
-            Some(CapturedGrad { leaf, grad, accumulates })
-        });
-        let grads = grads.collect();
-        let CaptureRecording { commands, operands: touched, buffers: memories, .. } = record;
+        let grads = record.notes::<CapturedGradWrite>().filter_map(CapturedGrad::from_write).collect();
+        let CaptureRecording { commands, operands, buffers: memories, .. } = record;
         let storage = |buffer: Arc<dyn Buffer>| (buffer as Arc<dyn Any + Send + Sync>).downcast().ok();
         let storages: Vec<Option<Arc<Storage>>> =
             memories.iter().map(|m| m.storage.upgrade().and_then(storage)).collect();
@@ -445,10 +471,10 @@ impl<O: CaptureOutputs> CapturedStep<O> {
             })
             .collect();
         let source = device.raw_backend().limits();
-        let touches = touched.iter().map(SmallVec::as_slice);
+        let accesses = operands.iter().map(SmallVec::as_slice);
         let CapturePlan { is_needed: runs, placements, arena_sizes: arenas } =
             crate::runtime::capture::plan::plan_capture(
-                touches,
+                accesses,
                 &pieces,
                 source.alignment.max(16),
                 device.pool().max_block_size(),
@@ -469,9 +495,9 @@ impl<O: CaptureOutputs> CapturedStep<O> {
         let total = commands.len();
         fail_if!(total == 0;
             capture("capture"), "the step ran no command on this device; capture it on the device of its tensors");
-        let touched = touched.into_iter().zip(&runs).filter_map(|(t, runs)| runs.then_some(t));
+        let accesses = operands.into_iter().zip(&runs).filter_map(|(t, runs)| runs.then_some(t));
         let mut written = vec![None; pieces.len()];
-        for (number, touch) in touched.flatten() {
+        for (number, touch) in accesses.flatten() {
             let before: &mut Option<Access> = &mut written[number as usize];
             if *before != Some(Access::Write) {
                 *before = Some(touch);
@@ -486,34 +512,18 @@ impl<O: CaptureOutputs> CapturedStep<O> {
             arena_bytes: arenas.iter().sum(),
             eager_bytes: eager,
         };
-        let mut memory = ReplayMemory {
-            device: device.clone(),
-            arenas: Vec::new(),
-            states: Vec::new(),
-            _constants: constants,
-        };
-        for bytes in arenas {
-            let request = Request::new(bytes).queue(device.current_queue()).tag(Tag::Workspace).op("capture");
-            memory.arenas.push(device.pool().alloc(request)?);
-        }
-        let mut at: Vec<Option<(SegmentId, u64)>> = placements
-            .iter()
-            .map(|placement| {
-                let (arena, offset) = (*placement)?;
-                let block = memory.arenas.get(arena)?;
-                Some((block.segment, block.offset + offset))
-            })
-            .collect();
-        for ((storage, access), at) in storages.into_iter().zip(written).zip(&mut at) {
+        let mut memory = ReplayMemory::new(device, constants, arenas)?;
+        let mut locations = memory.arena_locations(&placements);
+        for ((storage, access), location) in storages.into_iter().zip(written).zip(&mut locations) {
             let (Some(storage), Some(access)) = (storage, access) else { continue };
             let slice = storage.pin_for_capture()?;
-            *at = Some((slice.segment, slice.offset));
+            *location = Some((slice.segment, slice.offset));
             memory.states.push(CapturedState { storage, access, slice });
         }
         for RecordedCommand { command: kind, .. } in &mut commands {
             kind.visit_operands(0, |(segment, offset), _| {
-                if let Some(Some((there, start))) = at.get(segment.0 as usize) {
-                    (*segment, *offset) = (*there, start + *offset);
+                if let Some(Some((placed, start))) = locations.get(segment.0 as usize) {
+                    (*segment, *offset) = (*placed, start + *offset);
                 }
             });
         }
@@ -629,9 +639,9 @@ impl<O: CaptureOutputs> CapturedStep<O> {
     /// Reports whether the number, shapes and dtypes of the inputs match the capture.
     #[doc(hidden)]
     pub fn accepts_inputs(&self, inputs: &[&Tensor]) -> bool {
-        let same =
+        let is_compatible =
             |(own, input): (&Tensor, &&Tensor)| own.shape() == input.shape() && own.dtype() == input.dtype();
-        self.inputs.len() == inputs.len() && self.inputs.iter().zip(inputs).all(same)
+        self.inputs.len() == inputs.len() && self.inputs.iter().zip(inputs).all(is_compatible)
     }
 
     /// Returns the outputs of the last replay.

@@ -4,6 +4,9 @@
 //! The operation saves q, k, v, the result and one value for each query. The backend's kernels are tried
 //! first, then the crate's; both take the same memory. Other cases (head dimensions above 128, a mask that
 //! requires a gradient) are composed of products and a softmax, with the weights in memory.
+//!
+//! `AttentionRun` launches the kernels of both directions, and `attention_composite` is the composed form. A new
+//! option needs both, the fields of the backend's `AttentionCall`, and `attention.wgsl`.
 
 pub(crate) mod rotary;
 
@@ -144,20 +147,20 @@ impl Tensor {
         });
         let _op = memory::scope::enter_op(OP);
         options.check_inputs(self, key, value)?;
-        let apart = 2 + usize::from(options.enable_gqa);
-        let outer = |t: &Tensor| -> Dims { t.shape()[..t.rank() - apart].into() };
+        let inner_rank = 2 + usize::from(options.enable_gqa);
+        let outer = |t: &Tensor| -> Dims { t.shape()[..t.rank() - inner_rank].into() };
         let batch = broadcast_shapes(OP, &[&outer(self), &outer(key), &outer(value)])?;
         if !options.has_fused_kernel(self, value) || numel(&batch) == 0 {
             return attention_composite(self, key, value, options, None);
         }
-        let whole = |t: &Tensor| {
-            let tail = &t.shape()[t.rank() - apart..];
+        let broadcast_4d = |t: &Tensor| {
+            let tail = &t.shape()[t.rank() - inner_rank..];
             let shape: Dims = batch.iter().chain(tail).copied().collect();
             reshape_to_4d(&t.broadcast_to(&shape)?)
         };
-        let rows = |t: &Tensor| with_contiguous_rows(&whole(t)?);
+        let rows = |t: &Tensor| with_contiguous_rows(&broadcast_4d(t)?);
         let (q, k, v) = (rows(self)?, rows(key)?, rows(value)?);
-        let tail = &self.shape()[self.rank() - apart..self.rank() - 1];
+        let tail = &self.shape()[self.rank() - inner_rank..self.rank() - 1];
         let mut shape: Dims = batch.iter().chain(tail).copied().collect();
         let (_, features) = (shape.pop(), v.shape()[3]);
         let queries = q.shape()[2];
@@ -243,18 +246,18 @@ impl Tensor {
         };
         attach_backward(result, &[self], run, composed, move |run, g| {
             let g = g.reshape([batch, length, heads, features])?.transpose(1, 2)?;
-            let whole = Tensor::empty([batch, length, width], g.dtype(), g.device())?;
-            let [dq, dk, dv] = parts(&whole)?;
+            let grad = Tensor::empty([batch, length, width], g.dtype(), g.device())?;
+            let [dq, dk, dv] = parts(&grad)?;
             // Column sums for the projection's bias. Only backends with a matmul library may compute them.
             let rows = length.div_ceil(AttentionGradients::ROWS_PER_SUM as usize);
             let sums_columns = g.device().library_features().matmul && g.dtype().size() == 2;
             let partial = || empty_workspace(&[batch * rows, 1, width], DType::F32, g.device());
             let partial = sums_columns.then(partial).transpose()?;
             let has_sums = run.backward(&g, [&dq, &dk, &dv], partial.as_ref())?;
-            let Some(partial) = partial.filter(|_| has_sums) else { return Ok(smallvec![Some(whole)]) };
+            let Some(partial) = partial.filter(|_| has_sums) else { return Ok(smallvec![Some(grad)]) };
             // One section gives one tensor.
             let sums = sum_parts(&partial)?.remove(0);
-            Ok(smallvec![Some(whole.with_grad_extras(None, Some(sums)))])
+            Ok(smallvec![Some(grad.with_grad_extras(None, Some(sums)))])
         })
     }
 }
@@ -356,13 +359,13 @@ struct AttentionDropoutState {
 impl AttentionDropoutState {
     /// Draws the state for a probability below 1. If `words` is true, also writes the state to device memory.
     fn new(p: f64, words: bool, device: &Device) -> Result<Self> {
-        let drawn = device.draw_random(1);
-        let words = words.then(|| write_philox_state(drawn, device)).transpose()?;
+        let philox_state = device.draw_random(1);
+        let words = words.then(|| write_philox_state(philox_state, device)).transpose()?;
         const OUTCOMES: f64 = 65_536.0;
         let threshold = (p * OUTCOMES).round().min(OUTCOMES - 1.0);
         // The inverse of the probability of 16 bits, not of 1 - p, so that the mean is exact for every p.
         let keep_scale = (OUTCOMES / (OUTCOMES - threshold)) as f32;
-        Ok(Self { philox_state: drawn, philox_buffer: words, threshold: threshold as u32, keep_scale })
+        Ok(Self { philox_state, philox_buffer: words, threshold: threshold as u32, keep_scale })
     }
 
     /// Applies the kernels' dropout mask to weights \[.., queries, keys\].
@@ -371,15 +374,15 @@ impl AttentionDropoutState {
         if n == 0 {
             return Ok(weights.clone());
         }
-        let kept = Tensor::empty(weights.shape(), DType::F32, weights.device())?;
+        let dropped_weights = Tensor::empty(weights.shape(), DType::F32, weights.device())?;
         let &Self { philox_state: drawn, threshold, keep_scale, .. } = self;
         let params = move |replay: &ReplayCtx| {
             let (offset, seed) = drawn.offset_and_seed(replay);
             kernel_params! { n, keys, threshold, dropout_scale: 1.0f32, offset, seed }
         };
         let spec = KernelSpec::new("attention_dropout_mask");
-        launch::launch_dynamic(&spec, &[&kept], params, n.div_ceil(WORKGROUP_SIZE))?;
-        weights.mul(&kept.to_dtype(weights.dtype())?)?.mul(keep_scale)
+        launch::launch_dynamic(&spec, &[&dropped_weights], params, n.div_ceil(WORKGROUP_SIZE))?;
+        weights.mul(&dropped_weights.to_dtype(weights.dtype())?)?.mul(keep_scale)
     }
 }
 
@@ -404,7 +407,7 @@ impl AttentionRun {
             needs_grad,
         };
         if !run.try_vendor_library(None)? {
-            run.run_kernel(Pass::Forward, None, &[&run.out, &run.lse], [&run.out, &run.out])?;
+            run.run_kernel(AttentionPass::Forward, None, &[&run.out, &run.lse], [&run.out, &run.out])?;
         }
         Ok(run)
     }
@@ -427,8 +430,8 @@ impl AttentionRun {
         };
         launch::launch(&spec, &[g, &self.out, &self.lse, &stats], params, lines.div_ceil(32))?;
         let [dq, dk, dv] = grads;
-        self.run_kernel(Pass::Queries, Some(g), &[g, &stats, dq], [dq, dq])?;
-        self.run_kernel(Pass::Keys, Some(g), &[g, &stats, dk], [dk, dv])?;
+        self.run_kernel(AttentionPass::Queries, Some(g), &[g, &stats, dq], [dq, dq])?;
+        self.run_kernel(AttentionPass::Keys, Some(g), &[g, &stats, dk], [dk, dv])?;
         Ok(false)
     }
 
@@ -444,7 +447,7 @@ impl AttentionRun {
             return Ok(false);
         }
         let forward = if backward.is_some() { Access::Read } else { Access::Write };
-        let mut touched: SmallVec<[(&Tensor, Access); 13]> = smallvec![
+        let mut accesses: SmallVec<[(&Tensor, Access); 13]> = smallvec![
             (q, Access::Read),
             (k, Access::Read),
             (v, Access::Read),
@@ -452,19 +455,19 @@ impl AttentionRun {
             (&self.lse, forward),
         ];
         if let Some((g, grads, scratch, sums)) = backward {
-            touched.push((g, Access::Read));
-            touched.extend(grads.iter().map(|&t| (t, Access::Write)));
-            touched.extend([scratch].into_iter().chain(sums).map(|t| (t, Access::Write)));
+            accesses.push((g, Access::Read));
+            accesses.extend(grads.iter().map(|&t| (t, Access::Write)));
+            accesses.extend([scratch].into_iter().chain(sums).map(|t| (t, Access::Write)));
         }
         let philox_buffer = self.dropout.as_ref().and_then(|drop| drop.philox_buffer.as_ref());
         if self.dropout.is_some() && philox_buffer.is_none() {
             return Ok(false);
         }
-        let extra = touched.len();
-        touched.extend(self.mask.iter().chain(philox_buffer).map(|t| (t, Access::Read)));
-        let bound = launch::bind_tensors(touched.iter().copied())?;
+        let extra = accesses.len();
+        accesses.extend(self.mask.iter().chain(philox_buffer).map(|t| (t, Access::Read)));
+        let bound = launch::bind_tensors(accesses.iter().copied())?;
         let operand = |at: usize| {
-            let (slice, t): (Slice, &Tensor) = (bound[at], touched[at].0);
+            let (slice, t): (Slice, &Tensor) = (bound[at], accesses[at].0);
             let [batch_stride, head_stride, row_stride] = [0, 1, 2].map(|d| t.strides()[d] as u64);
             let offset = slice.offset + (t.layout().offset() * t.dtype().size()) as u64;
             AttentionOperand { segment: slice.segment, offset, batch_stride, head_stride, row_stride }
@@ -509,13 +512,17 @@ impl AttentionRun {
         q.device().try_enqueue(|| describe_for_profiler(&call), &Command::Attention(&call))
     }
 
-    fn loop_iterations(&self, pass: Pass, whole: bool, cooperative: bool) -> usize {
+    fn loop_iterations(&self, pass: AttentionPass, whole: bool, cooperative: bool) -> usize {
         let [q, k, v] = &self.inputs;
         let ([left, right], queries, keys) = (self.window_sides, q.shape()[2], k.shape()[2]);
         let window_extent = TILE_ROWS + left + right + 32;
         let (columns, heads) = match pass {
-            Pass::Keys => (queries.min(window_extent).min(keys + left), q.shape()[1] / k.shape()[1].max(1)),
-            Pass::Forward | Pass::Queries => (keys.min(window_extent).min(queries + right), 1),
+            AttentionPass::Keys => {
+                (queries.min(window_extent).min(keys + left), q.shape()[1] / k.shape()[1].max(1))
+            }
+            AttentionPass::Forward | AttentionPass::Queries => {
+                (keys.min(window_extent).min(queries + right), 1)
+            }
         };
         let tile =
             if cooperative { 1 } else { tile_loop_iterations(pass, whole, q.shape()[3], v.shape()[3]) };
@@ -527,7 +534,7 @@ impl AttentionRun {
     /// `results`.
     fn run_kernel(
         &self,
-        pass: Pass,
+        pass: AttentionPass,
         g: Option<&Tensor>,
         others: &[&Tensor],
         results: [&Tensor; 2],
@@ -553,7 +560,7 @@ impl AttentionRun {
             true => spec.def("side", device.info().features.cooperative_side as usize),
             false => spec.def("aligned_quads", reads(4)).def("whole", whole),
         };
-        let (rows, heads) = if pass == Pass::Keys { (k, k.shape()[1]) } else { (q, q.shape()[1]) };
+        let (rows, heads) = if pass == AttentionPass::Keys { (k, k.shape()[1]) } else { (q, q.shape()[1]) };
         let tiles = rows.shape()[2].div_ceil(TILE_ROWS);
         let first = |t: Option<&Tensor>| t.map_or(0, |t| t.layout().offset());
         let mask = self.mask.as_ref();
@@ -586,7 +593,7 @@ impl AttentionRun {
 
 kernel_variants! {
     /// Pass of the attention kernel.
-    enum Pass {
+    enum AttentionPass {
         /// The result.
         Forward = "forward",
         /// The gradient of the queries.
@@ -598,7 +605,7 @@ kernel_variants! {
 
 /// Returns the loop iterations for a tile of columns, including loop ends. See `load`, `multiply_tiles` and
 /// `accumulate_product` in `attention.wgsl`.
-fn tile_loop_iterations(pass: Pass, whole: bool, head: usize, value: usize) -> usize {
+fn tile_loop_iterations(pass: AttentionPass, whole: bool, head: usize, value: usize) -> usize {
     let quads = |elements: usize| elements.div_ceil(4);
     let load = |lines: usize, quads: usize| (lines * quads).div_ceil(128) + 1;
     let multiply_tiles = |depth: usize, kept: bool| match (whole, kept) {
@@ -616,12 +623,14 @@ fn tile_loop_iterations(pass: Pass, whole: bool, head: usize, value: usize) -> u
         }
     };
     let columns = if whole { load(32, quads(head)) + load(32, quads(value)) } else { 0 };
-    let rest = match pass {
-        Pass::Forward => 10 + accumulate_product(value),
-        Pass::Queries => multiply_tiles(value, false) + accumulate_product(head),
-        Pass::Keys => multiply_tiles(value, false) + accumulate_product(value) + accumulate_product(head),
+    let products = match pass {
+        AttentionPass::Forward => 10 + accumulate_product(value),
+        AttentionPass::Queries => multiply_tiles(value, false) + accumulate_product(head),
+        AttentionPass::Keys => {
+            multiply_tiles(value, false) + accumulate_product(value) + accumulate_product(head)
+        }
     };
-    columns + multiply_tiles(head, whole && pass == Pass::Forward) + rest + 1
+    columns + multiply_tiles(head, whole && pass == AttentionPass::Forward) + products + 1
 }
 
 /// Returns true if the device multiplies matrices of this type in matrix units, and supports rows of `head` and
@@ -641,9 +650,9 @@ fn fits_matrix_units(dtype: DType, head: usize, value: usize, device: &Device) -
 
 /// Returns true if whole rows and columns fit workgroup memory at sufficient occupancy. With too few resident
 /// workgroups, a GPU cannot hide their latency (docs/lab/2026-11.md).
-fn fits_whole_rows(pass: Pass, head: usize, value: usize, device: &Device) -> bool {
+fn fits_whole_rows(pass: AttentionPass, head: usize, value: usize, device: &Device) -> bool {
     let workgroups = if device.info().software { 1 } else { 4 };
-    let rows = if pass == Pass::Forward { head } else { head.max(value) }.div_ceil(4);
+    let rows = if pass == AttentionPass::Forward { head } else { head.max(value) }.div_ceil(4);
     let columns = 8 * (head.div_ceil(32) + value.div_ceil(32));
     let bytes = 16 * (65 * rows + 33 * columns + TILE_ROWS * 9) + 768;
     bytes * workgroups <= device.info().limits.max_workgroup_memory as usize
@@ -696,11 +705,11 @@ fn attention_composite(
     // Scale the queries, which are smaller than the weights.
     let mut scores =
         q.mul(options.scale_or_default(q.shape()[q.rank() - 1]))?.matmul(&k.transpose(-2, -1)?)?;
-    let seen = &scores.shape()[scores.rank() - 2..];
+    let mask_shape = &scores.shape()[scores.rank() - 2..];
     let [left, right] = options.window_sides();
     let window = (options.is_causal || options.window.is_some()).then(|| {
-        let seen = Tensor::ones(seen, DType::F32, q.device())?;
-        seen.tril(right as isize)?.triu(-(left as isize))?.to_dtype(DType::Bool)
+        let ones = Tensor::ones(mask_shape, DType::F32, q.device())?;
+        ones.tril(right as isize)?.triu(-(left as isize))?.to_dtype(DType::Bool)
     });
     for mask in window.transpose()?.iter().chain(options.attn_mask) {
         scores = if mask.dtype() == DType::Bool {
@@ -712,8 +721,8 @@ fn attention_composite(
     let masked = (options.attn_mask.is_some() || options.window.is_some()) && scores.numel() > 0;
     let weights = if masked {
         // A query without keys gets zeros instead of NaN.
-        let blind = scores.detach().amax([-1], true)?.eq(f64::NEG_INFINITY)?;
-        scores.masked_fill(&blind, 0.0)?.softmax(-1)?.masked_fill(&blind, 0.0)?
+        let has_no_keys = scores.detach().amax([-1], true)?.eq(f64::NEG_INFINITY)?;
+        scores.masked_fill(&has_no_keys, 0.0)?.softmax(-1)?.masked_fill(&has_no_keys, 0.0)?
     } else {
         scores.softmax(-1)?
     };
@@ -735,7 +744,7 @@ fn repeat_heads(t: &Tensor, times: usize) -> Result<Tensor> {
         return Ok(t.clone());
     }
     let &[ref outer @ .., heads, rows, elements] = t.shape() else { return Ok(t.clone()) };
-    let with = |middle: &[usize]| -> Dims { outer.iter().chain(middle).copied().collect() };
-    let wide = t.unsqueeze(-3)?.broadcast_to(with(&[heads, times, rows, elements]))?;
-    wide.reshape(&with(&[heads * times, rows, elements])[..])
+    let with_middle = |middle: &[usize]| -> Dims { outer.iter().chain(middle).copied().collect() };
+    let wide = t.unsqueeze(-3)?.broadcast_to(with_middle(&[heads, times, rows, elements]))?;
+    wide.reshape(&with_middle(&[heads * times, rows, elements])[..])
 }

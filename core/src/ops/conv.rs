@@ -210,15 +210,15 @@ fn convolve<const N: usize>(
     let (mut before, mut extents) = ([0; N], [0; N]);
     for d in 0..N {
         let (size, taps) = (x.shape()[d + 2], weight.shape()[d + 2]);
-        let reach = dilation[d] * taps.saturating_sub(1);
+        let window_span = dilation[d] * taps.saturating_sub(1);
         let both = match padding {
             Padding::Same if stride[d] != 1 => {
                 return Err(Error::argument(op, "padding `Same` takes a stride of 1"));
             }
             // An odd total pads one more at the end, as in PyTorch.
             Padding::Same => {
-                before[d] = reach / 2;
-                reach
+                before[d] = window_span / 2;
+                window_span
             }
             Padding::Valid => 0,
             Padding::Zeros(padding) => {
@@ -226,9 +226,9 @@ fn convolve<const N: usize>(
                 2 * before[d]
             }
         };
-        fail_if!(taps == 0 || size + both < reach + 1; shape(op, [x, weight]),
-            "the filter reaches over {} of dimension {}, the padded input has {}", reach + 1, d + 2, size + both);
-        extents[d] = (size + both - reach - 1) / stride[d] + 1;
+        fail_if!(taps == 0 || size + both < window_span + 1; shape(op, [x, weight]),
+            "the filter reaches over {} of dimension {}, the padded input has {}", window_span + 1, d + 2, size + both);
+        extents[d] = (size + both - window_span - 1) / stride[d] + 1;
     }
     let out = run_and_record(op, &x, weight, bias, extents, [stride, before, dilation], groups, false)?;
     spatial::restore_rank::<N>(&out, unbatched)

@@ -28,8 +28,8 @@ impl Tensor {
         device: &Device,
     ) -> Result<Self> {
         // Inside another operation, errors name the outer operation.
-        let around = memory::scope::current().op;
-        let name = if around.is_empty() { name } else { around };
+        let outer_op = memory::scope::current().op;
+        let name = if outer_op.is_empty() { name } else { outer_op };
         operation!(name);
         let scalar = Scalar::Float(value).checked_cast(name, dtype)?;
         let out = Self::empty(shape, dtype, device)?;

@@ -154,9 +154,9 @@ pub(super) fn gather_into(
     let (mut n, mut offset, mut dim_stride) = (out.numel(), x.layout().offset(), dim_stride);
     // Neighbours with the same index move together in steps of 16 bytes, if their rows are aligned.
     let width = 16 / size;
-    let whole = |k: &usize| k.is_multiple_of(width);
+    let is_multiple = |k: &usize| k.is_multiple_of(width);
     if let ([before @ .., 1], [.., 0], [.., last]) = (&strides[0][..], &strides[1][..], &shape[..])
-        && [last, &offset, &dim_stride].into_iter().chain(before).all(whole)
+        && [last, &offset, &dim_stride].into_iter().chain(before).all(is_multiple)
     {
         let rank = shape.len();
         strides[0][..rank - 1].iter_mut().for_each(|s| *s /= width);
@@ -391,8 +391,8 @@ pub(super) fn select_rows_backward(
     let strides = index_strides(index, shape.len(), 0);
     // Every row scans all indices, so sorting is cheaper above the limit.
     if matches!(g.dtype(), DType::F32 | DType::F16 | DType::BF16) && index.numel() <= ROW_GRAD_MAX_INDICES {
-        let back = run_row_grad_kernel(op, g, shape, index, skip, sum)?;
-        return Ok(attach_gather_grad(op, back, g, 0, (index, &strides), skip));
+        let grad = run_row_grad_kernel(op, g, shape, index, skip, sum)?;
+        return Ok(attach_gather_grad(op, grad, g, 0, (index, &strides), skip));
     }
     gather_backward(op, g, shape, 0, (index, &strides), skip)
 }
@@ -501,8 +501,8 @@ impl Tensor {
             if let Some(shares) = &shares {
                 // Do not round before the sum.
                 let rows = amp::half_to_f32(g)?.mul(shares)?;
-                let back = select_rows_backward(op, &rows, &before, &index, skip, None)?;
-                return back.to_dtype(g.dtype());
+                let grad = select_rows_backward(op, &rows, &before, &index, skip, None)?;
+                return grad.to_dtype(g.dtype());
             }
             if d == 0 {
                 let sum = wants.leaf_grad_to_accumulate(0);
@@ -577,16 +577,16 @@ impl Tensor {
             });
             // Elements of the source beyond the index's shape were not used.
             let src_grad = wants[1].then(|| {
-                let picked = g.gather(d as isize, &index)?;
-                if picked.shape() == &src_shape[..] {
-                    return Ok(picked);
+                let gathered = g.gather(d as isize, &index)?;
+                if gathered.shape() == &src_shape[..] {
+                    return Ok(gathered);
                 }
                 if wants.create_graph() {
-                    return pad_ends(&picked, &src_shape, 0.0);
+                    return pad_ends(&gathered, &src_shape, 0.0);
                 }
-                let whole = Tensor::zeros(&src_shape, g.dtype(), g.device())?;
-                picked.copy_into(&leading_part(&whole, picked.shape())?)?;
-                Ok(whole)
+                let zeros = Tensor::zeros(&src_shape, g.dtype(), g.device())?;
+                gathered.copy_into(&leading_part(&zeros, gathered.shape())?)?;
+                Ok(zeros)
             });
             Ok(smallvec![self_grad.transpose()?, src_grad.transpose()?])
         }))
@@ -624,8 +624,8 @@ impl Tensor {
             Some(scalar) => ScatterSource::Tensor(scalar, Dims::from_elem(0, out.rank())),
             None => ScatterSource::Scalar(value),
         };
-        let how = (ScatterOp::Set, None);
-        scatter_into("scatter", &out, d, (index, index.strides()), index.shape(), &source, how)?;
+        let operation = (ScatterOp::Set, None);
+        scatter_into("scatter", &out, d, (index, index.strides()), index.shape(), &source, operation)?;
         let index = SavedTensor::input(index);
         Ok(autograd::differentiable_unary("scatter", out, self, move |g, wants| {
             let index = index.unpack(wants)?;
@@ -657,15 +657,15 @@ impl Tensor {
         operation!("index_add");
         let d = normalize_dim("index_add", dim, self.rank())?;
         self.check_source("index_add", src)?;
-        let whole = !self.dtype().is_float();
-        fail_if!(whole && Scalar::Float(alpha).to_exact(DType::I64).is_none() && alpha.fract() == 0.0;
+        let is_integer = !self.dtype().is_float();
+        fail_if!(is_integer && Scalar::Float(alpha).to_exact(DType::I64).is_none() && alpha.fract() == 0.0;
             argument("index_add"), "alpha {alpha} is not a value of i64");
-        fail_if!(whole && alpha.fract() != 0.0; argument("index_add"),
+        fail_if!(is_integer && alpha.fract() != 0.0; argument("index_add"),
             "alpha is a whole number where the tensor is {}; got {alpha}", self.dtype());
         let index = &target.input(self, index)?;
         let scaled = match alpha {
             1.0 => target.input(self, src)?,
-            _ if whole => src.mul(alpha as i64)?.to_dtype(src.dtype())?,
+            _ if is_integer => src.mul(alpha as i64)?.to_dtype(src.dtype())?,
             _ => src.mul(alpha)?,
         };
         let (shape, strides) = self.check_index_rows("index_add", d, index, src.shape())?;
@@ -726,10 +726,10 @@ impl Tensor {
             return Ok(out);
         }
         let mask = Tensor::zeros(self.shape(), DType::Bool, self.device())?;
-        let here = ScatterSource::Scalar(1.0);
+        let one = ScatterSource::Scalar(1.0);
         // A zero-dimensional tensor has one element even if the index is empty.
         if index.numel() > 0 {
-            scatter_into(OP, &mask, d, (index, &strides), &shape, &here, (ScatterOp::Set, None))?;
+            scatter_into(OP, &mask, d, (index, &strides), &shape, &one, (ScatterOp::Set, None))?;
         }
         self.masked_fill(&mask, value)
     }

@@ -7,7 +7,7 @@ pub(crate) mod factorizations;
 pub(crate) mod linalg_composite;
 pub(crate) mod svd;
 
-use crate::ops::linalg::svd::{MatrixShape, check_matrices, empty_result_with_grad};
+use crate::ops::linalg::svd::{BatchedMatrixShape, check_matrices, empty_result_with_grad};
 use crate::ops::prelude::*;
 
 /// Columns that a workgroup of the triangular solver handles.
@@ -17,7 +17,7 @@ const WORKGROUP_COLUMNS: usize = 32;
 #[track_caller]
 pub(super) fn check_square<'a>(op: &'static str, x: &'a Tensor) -> Result<(&'a [usize], usize)> {
     match check_matrices(op, x)? {
-        MatrixShape { batch_shape: lead, m, n } if m == n => Ok((lead, n)),
+        BatchedMatrixShape { batch_shape: lead, m, n } if m == n => Ok((lead, n)),
         _ => Err(Error::shape(op, "takes square matrices [.., n, n]", &[x.shape()])),
     }
 }
@@ -89,8 +89,9 @@ fn broadcast_system(op: &'static str, a: &Tensor, b: &Tensor) -> Result<(Tensor,
     a.check_same_device(op, b)?;
     let lead = broadcast_shapes(op, &[lead, rest.batch_shape])?;
     let batch: usize = lead.iter().product();
-    let whole = |t: &Tensor, m: usize| t.broadcast_to([&lead[..], &[n, m]].concat())?.reshape([batch, n, m]);
-    Ok((whole(a, n)?, whole(b, rest.n)?, [&lead[..], &[n, rest.n]].concat().into()))
+    let broadcast_matrices =
+        |t: &Tensor, m: usize| t.broadcast_to([&lead[..], &[n, m]].concat())?.reshape([batch, n, m]);
+    Ok((broadcast_matrices(a, n)?, broadcast_matrices(b, rest.n)?, [&lead[..], &[n, rest.n]].concat().into()))
 }
 
 /// Counts the false elements of each row as i64. `dtype` is the type of the sum, which every device supports.
@@ -136,8 +137,8 @@ impl Tensor {
             let phi = inner.tril(0)?.add(&inner.tril(-1)?)?.mul(0.5)?;
             let lt = l.transpose(-2, -1)?;
             let left = lt.solve_triangular(&phi, true, &Default::default())?;
-            let whole = lt.solve_triangular(&left.transpose(-2, -1)?, true, &Default::default())?;
-            whole.add(&whole.transpose(-2, -1)?)?.mul(0.5)
+            let product = lt.solve_triangular(&left.transpose(-2, -1)?, true, &Default::default())?;
+            product.add(&product.transpose(-2, -1)?)?.mul(0.5)
         }))
     }
 
@@ -169,9 +170,9 @@ impl Tensor {
             let (a, x) = (saved.unpack(wants)?, result.unpack(wants)?);
             let gb = a.transpose(1, 2)?.solve_triangular(g, !upper, &from_left)?;
             let ga = wants[0].then(|| {
-                let whole = gb.matmul(&x.transpose(1, 2)?)?.neg()?;
-                let off = isize::from(unitriangular);
-                if upper { whole.triu(off) } else { whole.tril(-off) }
+                let product = gb.matmul(&x.transpose(1, 2)?)?.neg()?;
+                let diagonal = isize::from(unitriangular);
+                if upper { product.triu(diagonal) } else { product.tril(-diagonal) }
             });
             Ok(smallvec![ga.transpose()?, Some(gb)])
         });
@@ -249,8 +250,8 @@ impl Tensor {
         operation!(OP = "slogdet", autocast[self], |x| x.slogdet());
         let (lead, n) = check_square(OP, self)?;
         if self.numel() == 0 {
-            let none = empty_result_with_grad(OP, &[self], lead)?;
-            return Ok((none.add(1.0)?, none));
+            let zeros = empty_result_with_grad(OP, &[self], lead)?;
+            return Ok((zeros.add(1.0)?, zeros));
         }
         let LuFactors { packed_lu: triangles, permutation_sign: sign, .. } = lu_decompose(self, n, n)?;
         let diagonal = triangles.diagonal(0, 1, 2)?;
@@ -311,15 +312,15 @@ impl Tensor {
         rtol: Option<f64>,
     ) -> Result<(Tensor, Tensor, Tensor)> {
         let _no_autocast = amp::no_autocast();
-        let MatrixShape { batch_shape: lead, m, n } = check_matrices(op, self)?;
+        let BatchedMatrixShape { batch_shape: lead, m, n } = check_matrices(op, self)?;
         if self.numel() == 0 {
             let values = Tensor::zeros([lead, &[m.min(n)]].concat(), self.dtype(), self.device())?;
-            let none = values.eq(0.0)?;
-            return Ok((empty_result_with_grad(op, &[self], &[lead, &[n, m]].concat())?, values, none));
+            let is_zero = values.eq(0.0)?;
+            return Ok((empty_result_with_grad(op, &[self], &[lead, &[n, m]].concat())?, values, is_zero));
         }
         let (u, s, vh) = self.detach().svd()?;
-        let none = self.negligible_mask(&s, rtol)?;
-        let inverse = s.masked_fill(&none, 1.0)?.reciprocal()?.masked_fill(&none, 0.0)?;
+        let is_negligible = self.negligible_mask(&s, rtol)?;
+        let inverse = s.masked_fill(&is_negligible, 1.0)?.reciprocal()?.masked_fill(&is_negligible, 0.0)?;
         let out = vh.transpose(-2, -1)?.mul(&inverse.unsqueeze(-2)?)?.matmul(&u.transpose(-2, -1)?)?;
         let (x, y) = (SavedTensor::input(self), SavedTensor::output(&out));
         let out = autograd::differentiable_unary(op, out, self, move |g, wants| {
@@ -331,7 +332,7 @@ impl Tensor {
             let grad = long.sub(&pt.matmul(g)?.matmul(&pt)?)?.sub(&a.matmul(&p.matmul(&long)?)?)?;
             grad.add(&wide.sub(&wide.matmul(&p)?.matmul(&a)?)?)
         });
-        Ok((out, s, none))
+        Ok((out, s, is_negligible))
     }
 
     /// Counts the nonzero singular values of matrices \[.., m, n\], as i64 \[..\]. For `rtol` see
@@ -339,7 +340,7 @@ impl Tensor {
     #[track_caller]
     pub fn matrix_rank(&self, rtol: Option<f64>) -> Result<Tensor> {
         operation!(OP = "matrix_rank", autocast[self], |x| x.matrix_rank(rtol));
-        let MatrixShape { batch_shape: lead, .. } = check_matrices(OP, self)?;
+        let BatchedMatrixShape { batch_shape: lead, .. } = check_matrices(OP, self)?;
         if self.numel() == 0 {
             return Tensor::zeros(lead, DType::I64, self.device());
         }

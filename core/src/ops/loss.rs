@@ -1,4 +1,7 @@
 //! PyTorch's losses, composed of differentiable operations.
+//!
+//! Losses with kernels of their own are in `cross_entropy` and `linear_cross_entropy`; `ctc_loss` and
+//! `margin_loss` have the other larger ones. A new loss takes a [`Reduction`] last, or in its options.
 
 pub(crate) mod cross_entropy;
 pub(crate) mod ctc_loss;
@@ -140,14 +143,15 @@ impl Tensor {
         let classes = classes.masked_fill(&ignored, 0)?;
         // Ignored positions may select infinite values, so mask them. A class out of range gives NaN.
         let missing = classes.lt(0)?.logical_or(&classes.ge(self.shape()[dim as usize] as f64)?)?;
-        let picked = self.gather(dim, &classes.unsqueeze(dim)?)?.squeeze(dim)?.masked_fill(&ignored, 0.0)?;
-        let picked = picked.masked_fill(&missing, f64::NAN)?;
+        let target_scores =
+            self.gather(dim, &classes.unsqueeze(dim)?)?.squeeze(dim)?.masked_fill(&ignored, 0.0)?;
+        let target_scores = target_scores.masked_fill(&missing, f64::NAN)?;
         let share = match weight {
             Some(weight) => weight.index_select(0, &classes.reshape([-1])?)?.reshape(classes.shape())?,
             None => classes.ones_like()?.to_dtype(self.dtype())?,
         };
         let share = share.masked_fill(&ignored, 0.0)?;
-        let losses = picked.neg()?.mul(&share)?;
+        let losses = target_scores.neg()?.mul(&share)?;
         match reduction {
             Reduction::Mean => losses.sum_all()?.div(&share.sum_all()?),
             other => other.apply(&losses),
@@ -196,8 +200,8 @@ impl Tensor {
     /// Computes the Huber loss without a selection, so that infinite differences have finite gradients.
     fn huber_elements(&self, target: &Tensor, delta: f64) -> Result<Tensor> {
         let d = self.sub(target)?.abs()?;
-        let near = d.clamp_max(delta)?;
-        near.mul(&d.sub(&near.mul(0.5)?)?)
+        let clamped = d.clamp_max(delta)?;
+        clamped.mul(&d.sub(&clamped.mul(0.5)?)?)
     }
 
     /// Computes the cross-entropy of these probabilities with `target`. Logarithms are clamped to at least
@@ -224,15 +228,15 @@ impl Tensor {
             reduction
         ));
         let (x, y) = (self.detach(), target.detach());
-        let kept = [SavedTensor::input(self), SavedTensor::input(target)];
+        let saved = [SavedTensor::input(self), SavedTensor::input(target)];
         let logs = |x: &Tensor| -> Result<(Tensor, Tensor)> {
             Ok((x.log()?.maximum(-100.0)?, x.neg()?.log1p()?.maximum(-100.0)?))
         };
-        let (yes, no) = logs(&x)?;
+        let (log_x, log_1mx) = logs(&x)?;
         // -(y yes + (1 - y) no)
-        let losses = y.sub(1.0)?.mul(&no)?.sub(&y.mul(&yes)?)?;
+        let losses = y.sub(1.0)?.mul(&log_1mx)?.sub(&y.mul(&log_x)?)?;
         let losses = autograd::differentiable(OP, losses, &[self, target], move |g, wants| {
-            let (x, y) = (kept[0].unpack(wants)?, kept[1].unpack(wants)?);
+            let (x, y) = (saved[0].unpack(wants)?, saved[1].unpack(wants)?);
             let dx = if wants[0] {
                 // The lower bound keeps the slope finite at 0 and 1, where the logarithms are clamped.
                 let slope = x.mul(&x.rsub(1.0)?)?.maximum(1e-12)?;
@@ -242,10 +246,10 @@ impl Tensor {
             };
             let dy = match (wants[1], wants.create_graph()) {
                 (false, _) => None,
-                (true, false) => Some(g.mul(&no.sub(&yes)?)?),
+                (true, false) => Some(g.mul(&log_1mx.sub(&log_x)?)?),
                 (true, true) => {
-                    let (yes, no) = logs(&x)?;
-                    Some(g.mul(&no.sub(&yes)?)?)
+                    let (log_x, log_1mx) = logs(&x)?;
+                    Some(g.mul(&log_1mx.sub(&log_x)?)?)
                 }
             };
             Ok(smallvec![dx, dy])
@@ -311,8 +315,8 @@ impl Tensor {
         let per_row = var.rank() + 1 == self.rank() && self.shape().starts_with(var.shape());
         let var = if per_row { var.unsqueeze(-1)? } else { var.clone() };
         // As in PyTorch, the clamp does not change the gradient.
-        let lift = var.detach().maximum(eps)?.sub(&var.detach())?;
-        let var = var.add(&lift)?;
+        let clamp_difference = var.detach().maximum(eps)?.sub(&var.detach())?;
+        let var = var.add(&clamp_difference)?;
         let losses = var.log()?.add(&self.sub(target)?.square()?.div(&var)?)?.mul(0.5)?;
         let constant = 0.5 * std::f64::consts::TAU.ln();
         reduction.apply(&if full { losses.add(constant)? } else { losses })
@@ -338,8 +342,8 @@ impl Tensor {
             a.margin_ranking_loss(&b, &y, margin, reduction)
         });
         // Negate first, because unsigned integers then wrap as in PyTorch.
-        let missed = target.neg()?.mul(&self.sub(other)?)?.add(margin)?;
-        reduction.apply(&missed.clamp_min(0.0)?)
+        let margin_errors = target.neg()?.mul(&self.sub(other)?)?.add(margin)?;
+        reduction.apply(&margin_errors.clamp_min(0.0)?)
     }
 
     /// Computes the cosine of the angle between vectors along `dim`. Lengths are clamped to at least `eps`.
@@ -364,8 +368,8 @@ impl Tensor {
         let &NormalizeOptions { p, eps } = options;
         dispatch_in_f32!("normalize", [self], |x| x.normalize(dim, options));
         let length = self.norm(p, [dim], true)?;
-        let held = length.detach().lt(eps)?;
-        self.div(&length.masked_fill(&held, Operand::from(eps))?)
+        let is_clamped = length.detach().lt(eps)?;
+        self.div(&length.masked_fill(&is_clamped, Operand::from(eps))?)
     }
 
     /// Computes the p-norm of differences over the last dimension.

@@ -3,6 +3,10 @@
 //! [`MatmulProblem`] multiplies batches of matrices of any strides. Every operation here is a view of its
 //! operands, one product and a view of the result, so its gradients are products too. Sums are accumulated in
 //! f32 (f64 and integers in their own type), always in the same order.
+//!
+//! `try_vendor_library` describes a product to the backend, which may decline; `run_kernel` then launches the
+//! WGSL kernel, whose tile `matmul_tiling` chooses. Other operations multiply through `gemm`, `gemm_into` and
+//! `try_gemm_epilogue`. A new epilogue is a variant of [`EpilogueTensors`] and of the backend's `Epilogue`.
 
 pub(crate) mod einsum;
 pub(crate) mod linear;
@@ -22,6 +26,7 @@ use crate::ops::matmul::matmul_tiling::{
 };
 use crate::ops::matmul::matrix_layout::MatrixLayout;
 use crate::ops::prelude::*;
+use crate::ops::reduce::accumulator_dtype;
 use crate::runtime::profile::WorkItem;
 use crate::runtime::stream::Access;
 use crate::tensor::layout::collapse_tensor_dims;
@@ -82,15 +87,10 @@ fn matmul_with_grad_as(op: &'static str, a: &Tensor, b: &Tensor, dtype: DType) -
 /// portable kernel.
 const MIN_SEPARATE_BIAS: u64 = 1 << 24;
 
-/// Returns the accumulator type: f32 for 16-bit types, so that a sum is rounded once.
-fn accumulator_dtype(dtype: DType) -> DType {
-    if dtype.size() == 2 { DType::F32 } else { dtype }
-}
-
 /// Computes a · b, summed to a shape, with its gradient.
 fn matmul_sum_to(op: &'static str, a: &Tensor, b: &Tensor, shape: &[usize]) -> Result<Tensor> {
-    let whole = MatmulProblem::new(op, a, b)?.shape.as_slice() == shape;
-    let dtype = if whole { a.dtype() } else { accumulator_dtype(a.dtype()) };
+    let is_unsummed = MatmulProblem::new(op, a, b)?.shape.as_slice() == shape;
+    let dtype = if is_unsummed { a.dtype() } else { accumulator_dtype(a.dtype()) };
     matmul_with_grad_as(op, a, b, dtype)?.sum_to(shape)?.to_dtype(a.dtype())
 }
 
@@ -278,8 +278,8 @@ impl MatmulProblem {
             });
         }
         let batch = broadcast_shapes(op, &[&a.shape()[..a.rank() - 2], &b.shape()[..b.rank() - 2]])?;
-        let with = |rows, cols| -> Dims { batch.iter().copied().chain([rows, cols]).collect() };
-        let (mut a, mut b) = (a.broadcast_to(with(m, k))?, b.broadcast_to(with(k, n))?);
+        let with_batch = |rows, cols| -> Dims { batch.iter().copied().chain([rows, cols]).collect() };
+        let (mut a, mut b) = (a.broadcast_to(with_batch(m, k))?, b.broadcast_to(with_batch(k, n))?);
         let depth = batch.len();
         let fold =
             |a: &Tensor, b: &Tensor| collapse_dims(&batch, &[&a.strides()[..depth], &b.strides()[..depth]]);
@@ -298,7 +298,7 @@ impl MatmulProblem {
             inner_batch: inner,
             a: (a, left),
             b: (b, right),
-            shape: with(m, n),
+            shape: with_batch(m, n),
         })
     }
 
@@ -315,9 +315,9 @@ impl MatmulProblem {
         if out.is_contiguous() && out.layout().offset() == 0 && !self.reads_memory_of(out) {
             return self.run_kernel(out, None, SumEpilogue { accumulate: add, ..SumEpilogue::default() });
         }
-        let whole = empty_workspace(&self.shape, out.dtype(), out.device())?;
-        self.run_kernel(&whole, None, SumEpilogue::default())?;
-        if add { out.add_(&whole) } else { whole.copy_into(out) }
+        let product = empty_workspace(&self.shape, out.dtype(), out.device())?;
+        self.run_kernel(&product, None, SumEpilogue::default())?;
+        if add { out.add_(&product) } else { product.copy_into(out) }
     }
 
     /// Reports whether an operand shares the memory of `out`, as a gradient that is added to may do. A kernel
@@ -449,7 +449,7 @@ fn outer_and_inner(of: &[usize], default: usize) -> (usize, usize) {
 /// Describes a product for the profiler.
 pub(crate) fn describe_for_profiler(call: &MatmulCall) -> WorkItem {
     let MatmulCall { dtype, dtype_out: out, m, n, k, batch, epilogue, .. } = *call;
-    let besides = match epilogue {
+    let suffix = match epilogue {
         Epilogue::None => "",
         Epilogue::Bias(_) => " + bias",
         Epilogue::GeluBias { .. } => " + bias, gelu",
@@ -465,7 +465,7 @@ pub(crate) fn describe_for_profiler(call: &MatmulCall) -> WorkItem {
     };
     let written = batch * m * n * out.size() as u64 * if call.beta == 0.0 { 1 } else { 2 };
     WorkItem {
-        name: format!("matmul {dtype} to {out} {batch}x{m}x{n}x{k}{besides}").into(),
+        name: format!("matmul {dtype} to {out} {batch}x{m}x{n}x{k}{suffix}").into(),
         bytes: (batch * (m * k + k * n) + before) * dtype.size() as u64 + written,
         flops: 2 * batch * m * n * k,
     }
@@ -749,8 +749,8 @@ impl Tensor {
         // The sum over the batch becomes part of the inner dimension of one product.
         let (m, n) = (a.shape()[1], b.shape()[2]);
         let long = a.transpose(0, 1)?.reshape(&[m, a.shape()[0] * a.shape()[2]][..])?;
-        let tall = b.reshape(&[b.shape()[0] * b.shape()[1], n][..])?;
-        add_matmul("addbmm", self, (&long, &tall), beta, alpha)
+        let stacked_b = b.reshape(&[b.shape()[0] * b.shape()[1], n][..])?;
+        add_matmul("addbmm", self, (&long, &stacked_b), beta, alpha)
     }
 }
 

@@ -5,6 +5,20 @@
 //! struct that implements `Default` ([`AttentionOptions`], [`CrossEntropyOptions`]), or the variant has its
 //! own name (`sum_all`). A new operation is one entry in its family's file. Its kernel goes into the shaders
 //! crate, unless the family generates it.
+//!
+//! | family | contents |
+//! | --- | --- |
+//! | `kernel` | code that all families share: launches, heuristics, checks of scalars and indices, `CustomOp` |
+//! | `elementwise` | records with a WGSL expression and gradients; casts, fusion |
+//! | `reduce` | sums, extremes and norms as records; scans, statistics |
+//! | `matmul`, `attention`, `conv`, `recurrent` | products: by the vendor's library, else by the crate's kernels |
+//! | `norm`, `loss` | normalisation and softmax; losses |
+//! | `shape`, `create` | views, joining, padding; new tensors, copies to other devices |
+//! | `index`, `sort` | gather, scatter, embedding; sorting, quantiles, sets |
+//! | `linalg`, `random`, `signal` | factorisations and solvers; random values; windows of signals |
+//! | `inplace` | operations that write their result into a tensor |
+//!
+//! A file whose name ends in `_composite` has operations that are composed of others, without kernels.
 
 pub(crate) mod attention;
 pub(crate) mod conv;

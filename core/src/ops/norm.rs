@@ -3,7 +3,8 @@
 //! Statistics are f32 for every element type. The forward kernel saves the mean and the reciprocal deviation
 //! of each row. The backward pass is one kernel for the input, and a two-stage sum for weight and bias.
 //! Shorter rows of layer and RMS normalisation use [`layer_norm`](crate::ops::norm::layer_norm), and batches
-//! use [`batch_norm`](crate::ops::norm::batch_norm).
+//! use [`batch_norm`](crate::ops::norm::batch_norm). `row_kernels.rs` launches the kernels of longer rows and of
+//! groups. This file has the public operations, their checks and their composed forms.
 
 pub(crate) mod batch_norm;
 pub(crate) mod layer_norm;
@@ -116,8 +117,8 @@ fn row_norm_composite(
 /// mean unless `rms` is true, then divides by the deviation.
 pub(super) fn normalize_composite(x: &Tensor, dims: &[isize], rms: bool, eps: f64) -> Result<Tensor> {
     let x = x.to_dtype(norm_compute_dtype(x.dtype()))?;
-    let away = if rms { x } else { x.sub(&x.mean(dims, true)?)? };
-    away.mul(&away.square()?.mean(dims, true)?.add(eps)?.rsqrt()?)
+    let centered = if rms { x } else { x.sub(&x.mean(dims, true)?)? };
+    centered.mul(&centered.square()?.mean(dims, true)?.add(eps)?.rsqrt()?)
 }
 
 /// Multiplies x by the optional weight and adds the optional bias, both reshaped to `shape`.
@@ -362,11 +363,12 @@ impl Tensor {
         fail_if!(groups == 0 || !channels.is_multiple_of(groups);
             argument(op), "{channels} channels do not divide into {groups} groups");
         let [weight, bias] = parameters;
-        let weighs = weight.is_some();
+        let has_weight = weight.is_some();
         let composed = move |t: &[Tensor]| {
             let x = t[0].reshape([batch * groups, channels / groups * space])?;
             let x = normalize_composite(&x, &[1], false, eps)?.reshape([batch, channels, space])?;
-            activation.apply(apply_weight_bias(&x, &t[1..], weighs, &[channels, 1])?.reshape(t[0].shape())?)
+            activation
+                .apply(apply_weight_bias(&x, &t[1..], has_weight, &[channels, 1])?.reshape(t[0].shape())?)
         };
         if double {
             return composed(&f64_inputs(op, self, parameters, &[channels])?);
@@ -492,11 +494,11 @@ impl Tensor {
         let squares = self.square()?.pad(&pads, PadMode::Constant(0.0))?;
         // Sliding windows over channels are a view without a copy.
         let windows = squares.unfold(1, size, 1)?;
-        let means = match windows.dtype().is_float() {
+        let averages = match windows.dtype().is_float() {
             true => windows.mean([-1], false)?,
             // As in PyTorch, averages of integers are integers.
             false => windows.sum([-1], false)?.trunc_divide(size)?,
         };
-        self.div(&means.mul(alpha)?.add(k)?.pow(beta)?)
+        self.div(&averages.mul(alpha)?.add(k)?.pow(beta)?)
     }
 }

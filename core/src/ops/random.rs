@@ -111,7 +111,7 @@ fn fill_random(shape: impl IntoShape, kind: Distribution, dtype: DType, device: 
         _ => Err(e),
     })?;
     let blocks = out.numel().div_ceil(4);
-    let drawn = device.draw_random(blocks as u64);
+    let philox_state = device.draw_random(blocks as u64);
     let mut factor = 1.0;
     let (name, scale, shift, low, range, (bound, always)) = match kind {
         Distribution::Uniform { low, high } => {
@@ -134,7 +134,7 @@ fn fill_random(shape: impl IntoShape, kind: Distribution, dtype: DType, device: 
     let spec = kernel_spec! { "random", dtype: shader, kind: name };
     let numel = out.numel();
     let params = move |replay: &ReplayCtx| {
-        let (offset, seed) = drawn.offset_and_seed(replay);
+        let (offset, seed) = philox_state.offset_and_seed(replay);
         kernel_params! {
             n: numel, zero: 0u32, scale, shift, offset, seed, low, range, threshold: bound, always,
             min_bits: ordered_bits(bounds[0]), max_bits: ordered_bits(bounds[1]), factor,
@@ -416,10 +416,10 @@ impl Tensor {
                 Tensor::zeros_like,
             ));
         }
-        let drawn = self.device().draw_random(self.numel().div_ceil(4) as u64);
-        let out = apply_dropout(self, p, drawn)?;
-        let same = move |x: &Tensor| apply_dropout(x, p, drawn);
-        Ok(autograd::linear_differentiable("dropout", out, self, same, same))
+        let philox_state = self.device().draw_random(self.numel().div_ceil(4) as u64);
+        let out = apply_dropout(self, p, philox_state)?;
+        let linear = move |x: &Tensor| apply_dropout(x, p, philox_state);
+        Ok(autograd::linear_differentiable("dropout", out, self, linear, linear))
     }
 
     /// Samples a differentiable one-hot approximation from logits along `dim` by Gumbel noise (Jang et al.,
@@ -435,8 +435,8 @@ impl Tensor {
             argument(OP), "takes a temperature above 0, not {tau}; 1 is usual");
         check_float_dtype(OP, self.dtype())?;
         // 1 - u is positive and its logarithm finite. A u of 0 represents the values that round to it.
-        let drawn = Tensor::rand(self.shape(), DType::F32, self.device())?;
-        let noise = drawn
+        let uniform = Tensor::rand(self.shape(), DType::F32, self.device())?;
+        let noise = uniform
             .neg()?
             .add(1.0)?
             .log()?
@@ -478,8 +478,8 @@ impl Tensor {
             "draws at least one and, without replacement, at most all classes, not {count}");
         if replacement && classes <= MAX_WORKGROUP_CLASSES && self.dtype() != DType::F64 {
             let ends = multinomial_cdf(&self.detach().to_dtype(DType::F32)?, classes)?;
-            let drawn = Tensor::rand([before, &[count]].concat(), DType::F32, self.device())?;
-            return ends.searchsorted(&drawn, &SearchSortedOptions { right: true, ..Default::default() });
+            let samples = Tensor::rand([before, &[count]].concat(), DType::F32, self.device())?;
+            return ends.searchsorted(&samples, &SearchSortedOptions { right: true, ..Default::default() });
         }
         let weights = self.detach();
         let weights = if weights.dtype() == DType::F64 { weights } else { weights.to_dtype(DType::F32)? };
@@ -504,12 +504,12 @@ impl Tensor {
         let ends = weights.cumsum(-1)?.masked_fill(&zero, 0.0)?.cummax(-1)?.0;
         let total = ends.narrow(-1, classes - 1, 1)?.contiguous()?;
         let shape = [before, &[count]].concat();
-        let drawn =
+        let samples =
             Tensor::rand(&shape, DType::F32, self.device())?.to_dtype(weights.dtype())?.mul(&total)?;
         // A product that was rounded up to the total belongs to the last class of positive weight.
         let out = |right| SearchSortedOptions { out_int32: true, right, sorter: None };
         let last = ends.searchsorted(&total, &out(false))?;
-        ends.searchsorted(&drawn, &out(true))?.minimum(&last)?.to_dtype(DType::I64)
+        ends.searchsorted(&samples, &out(true))?.minimum(&last)?.to_dtype(DType::I64)
     }
 
     /// Zeroes channels of \[batch, channels, ..\] with probability `p` and scales the others by 1 / (1 - p)

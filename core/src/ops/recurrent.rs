@@ -152,16 +152,39 @@ impl RecurrentRun {
         let mut state = self.h_0.clone();
         let mut layer = RepeatedLinear::new(&self.weight_hh, bias, self.sizes[0]);
         for t in self.time_order() {
-            let fed = layer.forward(&state)?;
+            let product = layer.forward(&state)?;
             let out = self.state_slot(t) * batch * hidden + self.states.layout().offset();
             let params = kernel_params! {
                 ..self.params(t); input_offset: input.layout().offset() + t * input.strides()[0],
-                input_stride: input.strides()[1], carry_offset: fed.layout().offset(), out_offset: out,
+                input_stride: input.strides()[1], carry_offset: product.layout().offset(), out_offset: out,
                 saved_offset: t * batch * hidden * 5, lengths_offset: self.lengths_offset(), gates_offset: 0usize,
             };
-            let bound = bindings![input, &fed, running, &self.states, &self.saved_gates, &self.lengths];
+            let bound = bindings![input, &product, running, &self.states, &self.saved_gates, &self.lengths];
             launch::launch(&spec, &bound, params, (batch * hidden).div_ceil(WORKGROUP_SIZE))?;
             state = self.states.select(0, self.state_slot(t) as isize)?;
+        }
+        Ok(())
+    }
+
+    /// Writes the initial state, the states of all steps and an LSTM's last cell to `states`, without a history.
+    /// `state_width` is the number of features of `h_0`.
+    fn compute_states(&self, input: &Tensor, of: &RecurrentOp<'_>, state_width: usize) -> Result<()> {
+        let ([steps, batch, hidden], dtype) = (self.sizes, input.dtype());
+        let _no_grad = autograd::no_grad();
+        let running = {
+            let _tag = memory::scope::enter_tag(Tag::Workspace);
+            let zeros = || Tensor::zeros([batch, hidden], dtype, input.device());
+            let state = if state_width == hidden { self.h_0.clone() } else { zeros()? };
+            let cell = of.c_0.map_or_else(zeros, |cell| Ok(cell.detach()))?;
+            stack(&[&state, &cell], 0)?.to_dtype(DType::F32)?.contiguous()?
+        };
+        if state_width == hidden {
+            let first = if self.reverse { steps } else { 0 };
+            self.states.select(0, first as isize)?.copy_(&self.h_0)?;
+        }
+        self.forward(input, of.bias_hh.map(Tensor::detach).as_ref(), &running)?;
+        if self.kind == RecurrentKind::Lstm {
+            self.states.select(0, steps as isize + 1)?.copy_(&running.select(0, 1)?)?;
         }
         Ok(())
     }
@@ -184,33 +207,38 @@ impl RecurrentRun {
         if is_lstm {
             running.select(0, 1)?.copy_(&g.select(0, steps as isize + 1)?)?;
         }
-        let mut carry = Tensor::zeros([batch, hidden], g.dtype(), g.device())?;
+        let mut state_grad = Tensor::zeros([batch, hidden], g.dtype(), g.device())?;
         let spec = self.spec("backward", &g);
         for t in self.time_order().rev() {
-            let kept = if self.saved_gates.is_some() { t * plane * 5 } else { self.state_slot(t) * plane };
+            let saved_start =
+                if self.saved_gates.is_some() { t * plane * 5 } else { self.state_slot(t) * plane };
             let params = kernel_params! {
                 ..self.params(t); input_offset: g.layout().offset() + self.state_slot(t) * plane,
-                input_stride: 0usize, carry_offset: carry.layout().offset(), out_offset: 0usize,
-                saved_offset: saved.layout().offset() + kept, lengths_offset: self.lengths_offset(),
+                input_stride: 0usize, carry_offset: state_grad.layout().offset(), out_offset: 0usize,
+                saved_offset: saved.layout().offset() + saved_start, lengths_offset: self.lengths_offset(),
                 gates_offset: t * batch * wide,
             };
-            let bound = bindings![&g, &carry, &running, saved, &gates, &inner, &self.lengths];
+            let bound = bindings![&g, &state_grad, &running, saved, &gates, &inner, &self.lengths];
             launch::launch(&spec, &bound, params, plane.div_ceil(WORKGROUP_SIZE))?;
             drop(bound);
-            carry =
+            state_grad =
                 inner.as_ref().unwrap_or(&gates).select(0, t as isize)?.mm(&self.weight_hh)?.contiguous()?;
         }
         let flat = inner.as_ref().unwrap_or(&gates).reshape([steps * batch, wide])?;
-        let past = |k: isize| running.select(0, k)?.to_dtype(g.dtype());
+        let running_grad = |k: isize| running.select(0, k)?.to_dtype(g.dtype());
         // A state of another width contributes through products only.
-        let state = if carry.shape() == [batch, hidden] { carry.add(&past(0)?)? } else { carry };
+        let state = if state_grad.shape() == [batch, hidden] {
+            state_grad.add(&running_grad(0)?)?
+        } else {
+            state_grad
+        };
         let weight = wants[2].then(|| flat.t()?.mm(&self.previous_states()?)).transpose()?;
         let mut grads: InputGrads = smallvec![Some(gates.clone()), Some(state), weight];
         if self.has_bias {
             grads.push(wants[3].then(|| flat.sum([0], false)).transpose()?);
         }
         if is_lstm {
-            grads.push(Some(past(1)?));
+            grads.push(Some(running_grad(1)?));
         }
         debug_assert_eq!(grads.len(), wants.len(), "{op}");
         Ok(grads)
@@ -224,8 +252,8 @@ fn attach_gate_grad(
     value: Tensor,
     slope: fn(&Tensor) -> Result<Tensor>,
 ) -> Tensor {
-    let kept = SavedTensor::output(&value);
-    autograd::differentiable_unary(op, value, sum, move |g, wants| g.mul(&slope(&kept.unpack(wants)?)?))
+    let saved = SavedTensor::output(&value);
+    autograd::differentiable_unary(op, value, sum, move |g, wants| g.mul(&slope(&saved.unpack(wants)?)?))
 }
 
 fn sigmoid_derivative(y: &Tensor) -> Result<Tensor> {
@@ -252,7 +280,7 @@ impl RecurrentRun {
         let bias = self.has_bias.then(|| &rest[2]);
         let is_lstm = self.kind == RecurrentKind::Lstm;
         let mut cell = is_lstm.then(|| rest[2 + usize::from(self.has_bias)].clone());
-        let mut fed_by = first.clone();
+        let mut product_input = first.clone();
         let mut state = match first.shape()[1] == hidden {
             true => first.clone(),
             false => Tensor::zeros([batch, hidden], first.dtype(), first.device())?,
@@ -262,17 +290,17 @@ impl RecurrentRun {
             let ended = self.lengths.as_ref().map(|lengths| lengths.le(time as i64)?.unsqueeze(1));
             let ended = ended.transpose()?;
             // Steps after a sequence's end were not written.
-            let known = |t: Tensor| match &ended {
+            let mask_ended = |t: Tensor| match &ended {
                 Some(ended) => t.detach().masked_fill(ended, 0.0),
                 None => Ok(t.detach()),
             };
             let value = |k: isize| match &self.saved_gates {
-                Some(saved) => known(saved.select(0, time as isize)?.select(1, k)?),
-                None => known(states.select(0, self.state_slot(time) as isize)?),
+                Some(saved) => mask_ended(saved.select(0, time as isize)?.select(1, k)?),
+                None => mask_ended(states.select(0, self.state_slot(time) as isize)?),
             };
-            let (gates, fed) = (input.select(0, time as isize)?, fed_by.linear(weight, bias)?);
+            let (gates, product) = (input.select(0, time as isize)?, product_input.linear(weight, bias)?);
             let part = |t: &Tensor, k: usize| t.narrow(1, k * hidden, hidden);
-            let sum = |k: usize| part(&gates, k)?.add(&part(&fed, k)?);
+            let sum = |k: usize| part(&gates, k)?.add(&part(&product, k)?);
             let sigmoid = |k: usize| -> Result<Tensor> {
                 Ok(attach_gate_grad(op, &sum(k)?, value(k as isize)?, sigmoid_derivative))
             };
@@ -282,26 +310,74 @@ impl RecurrentRun {
             };
             let new = match (self.kind, cell.clone()) {
                 (RecurrentKind::Lstm, Some(before)) => {
-                    let fresh = attach_gate_grad(op, &sum(2)?, value(2)?, tanh_derivative);
-                    let inside = sigmoid(1)?.mul(&before)?.add(&sigmoid(0)?.mul(&fresh)?)?;
-                    let new = sigmoid(3)?.mul(&inside.tanh()?)?;
-                    cell = Some(keep(&before, inside)?);
+                    let candidate = attach_gate_grad(op, &sum(2)?, value(2)?, tanh_derivative);
+                    let next_cell = sigmoid(1)?.mul(&before)?.add(&sigmoid(0)?.mul(&candidate)?)?;
+                    let new = sigmoid(3)?.mul(&next_cell.tanh()?)?;
+                    cell = Some(keep(&before, next_cell)?);
                     new
                 }
                 (RecurrentKind::Gru, _) => {
-                    let inside = part(&gates, 2)?.add(&sigmoid(0)?.mul(&part(&fed, 2)?)?)?;
-                    let fresh = attach_gate_grad(op, &inside, value(2)?, tanh_derivative);
-                    fresh.add(&sigmoid(1)?.mul(&state.sub(&fresh)?)?)?
+                    let candidate_sum = part(&gates, 2)?.add(&sigmoid(0)?.mul(&part(&product, 2)?)?)?;
+                    let candidate = attach_gate_grad(op, &candidate_sum, value(2)?, tanh_derivative);
+                    candidate.add(&sigmoid(1)?.mul(&state.sub(&candidate)?)?)?
                 }
                 (RecurrentKind::Relu, _) => attach_gate_grad(op, &sum(0)?, value(0)?, relu_derivative),
                 _ => attach_gate_grad(op, &sum(0)?, value(0)?, tanh_derivative),
             };
             state = keep(&state, new)?;
             slots[self.state_slot(time)] = state.clone();
-            fed_by = state.clone();
+            product_input = state.clone();
         }
         slots.extend(cell);
         stack(&slots, 0)
+    }
+}
+
+/// Extents of a checked [`RecurrentOp`].
+struct RecurrentSizes {
+    steps: usize,
+    batch: usize,
+    /// Features of all gates together.
+    gate_width: usize,
+    /// Features of a gate, and of the states that the steps write.
+    hidden: usize,
+    /// Features of the initial state; differs from `hidden` in a single step with a projected state.
+    state_width: usize,
+}
+
+impl RecurrentOp<'_> {
+    /// Fails for operands that do not fit each other; returns their extents.
+    fn check(&self) -> Result<RecurrentSizes> {
+        let op = self.kind.op_name();
+        check_f32_f16_bf16(op, self.input_gates)?;
+        let dtype = self.input_gates.dtype();
+        for t in [Some(self.h_0), self.c_0, Some(self.weight_hh), self.bias_hh].into_iter().flatten() {
+            self.input_gates.check_same_device(op, t)?;
+            fail_if!(t.dtype() != dtype; dtype(op, t.dtype()), "the input is {dtype}; cast one with `to_dtype`");
+        }
+        let &[steps, batch, gate_width] = self.input_gates.shape() else {
+            fail!(shape(op, [self.input_gates]), "takes [steps, batch, features]")
+        };
+        let hidden = gate_width / self.kind.gate_count();
+        let state_width = self.weight_hh.shape().last().copied().unwrap_or_default();
+        let fits = |t: &Tensor, width: usize| t.shape() == [batch, width];
+        if self.weight_hh.shape() != [gate_width, state_width]
+            || !fits(self.h_0, state_width)
+            || !self.c_0.is_none_or(|cell| fits(cell, hidden))
+            || (state_width != hidden && steps != 1)
+        {
+            let cell = self.c_0.map_or(&[][..], Tensor::shape);
+            let shapes = [self.input_gates.shape(), self.h_0.shape(), cell, self.weight_hh.shape()];
+            fail!(shape(op, &shapes), "the states are [batch, hidden] and go with input and weight")
+        }
+        let is_lstm = self.kind == RecurrentKind::Lstm;
+        fail_if!(is_lstm != self.c_0.is_some(); argument(op), "an LSTM takes a cell, and the others take none");
+        if let Some(lengths) = self.lengths
+            && (lengths.shape() != [batch] || lengths.dtype() != DType::I32)
+        {
+            fail!(shape(op, [lengths]), "lengths are i32, [{batch}]; these are {}", lengths.dtype())
+        }
+        Ok(RecurrentSizes { steps, batch, gate_width, hidden, state_width })
     }
 }
 
@@ -348,34 +424,9 @@ fn run_recurrent(of: &RecurrentOp<'_>) -> Result<RecurrentOutput> {
             })
         }
     );
-    check_f32_f16_bf16(op, of.input_gates)?;
+    let RecurrentSizes { steps, batch, gate_width, hidden, state_width } = of.check()?;
     let (device, dtype) = (of.input_gates.device(), of.input_gates.dtype());
-    for t in [Some(of.h_0), of.c_0, Some(of.weight_hh), of.bias_hh].into_iter().flatten() {
-        of.input_gates.check_same_device(op, t)?;
-        fail_if!(t.dtype() != dtype; dtype(op, t.dtype()), "the input is {dtype}; cast one with `to_dtype`");
-    }
-    let &[steps, batch, wide] = of.input_gates.shape() else {
-        fail!(shape(op, [of.input_gates]), "takes [steps, batch, features]")
-    };
-    let hidden = wide / of.kind.gate_count();
-    let width = of.weight_hh.shape().last().copied().unwrap_or_default();
-    let fits = |t: &Tensor, width: usize| t.shape() == [batch, width];
-    if of.weight_hh.shape() != [wide, width]
-        || !fits(of.h_0, width)
-        || !of.c_0.is_none_or(|cell| fits(cell, hidden))
-        || (width != hidden && steps != 1)
-    {
-        let cell = of.c_0.map_or(&[][..], Tensor::shape);
-        let shapes = [of.input_gates.shape(), of.h_0.shape(), cell, of.weight_hh.shape()];
-        fail!(shape(op, &shapes), "the states are [batch, hidden] and go with input and weight")
-    }
     let is_lstm = of.kind == RecurrentKind::Lstm;
-    fail_if!(is_lstm != of.c_0.is_some(); argument(op), "an LSTM takes a cell, and the others take none");
-    if let Some(lengths) = of.lengths
-        && (lengths.shape() != [batch] || lengths.dtype() != DType::I32)
-    {
-        fail!(shape(op, [lengths]), "lengths are i32, [{batch}]; these are {}", lengths.dtype())
-    }
     let order: SmallVec<[&Tensor; 5]> =
         [Some(of.input_gates), Some(of.h_0), Some(of.weight_hh), of.bias_hh, of.c_0]
             .into_iter()
@@ -383,7 +434,7 @@ fn run_recurrent(of: &RecurrentOp<'_>) -> Result<RecurrentOutput> {
             .collect();
     let keeps = autograd::compute_requires_grad(&order);
     let input = match of.input_gates.detach() {
-        t if t.strides()[2] == 1 || wide == 1 => t,
+        t if t.strides()[2] == 1 || gate_width == 1 => t,
         t => t.contiguous()?,
     };
     let slots = steps + 1 + usize::from(is_lstm);
@@ -400,33 +451,17 @@ fn run_recurrent(of: &RecurrentOp<'_>) -> Result<RecurrentOutput> {
         has_bias: of.bias_hh.is_some(),
         lengths: of.lengths.map(|t| t.detach().contiguous()).transpose()?,
     };
-    {
-        let _no_grad = autograd::no_grad();
-        let running = {
-            let _tag = memory::scope::enter_tag(Tag::Workspace);
-            let zeros = || Tensor::zeros([batch, hidden], dtype, device);
-            let state = if width == hidden { run.h_0.clone() } else { zeros()? };
-            let cell = of.c_0.map_or_else(zeros, |cell| Ok(cell.detach()))?;
-            stack(&[&state, &cell], 0)?.to_dtype(DType::F32)?.contiguous()?
-        };
-        if width == hidden {
-            let first = if of.reverse { steps } else { 0 };
-            run.states.select(0, first as isize)?.copy_(&run.h_0)?;
-        }
-        run.forward(&input, of.bias_hh.map(Tensor::detach).as_ref(), &running)?;
-        if is_lstm {
-            run.states.select(0, steps as isize + 1)?.copy_(&running.select(0, 1)?)?;
-        }
-    }
+    run.compute_states(&input, of, state_width)?;
     let (from, last) = if of.reverse { (0, 0) } else { (1, steps) };
     let states = run.states.clone();
     let states = match keeps {
         false => states,
         true => {
-            // A tensor with the input's history but not its memory: a view that repeats one element.
-            let nowhere = Layout::new(of.input_gates.shape(), &[0; 3][..], run.weight_hh.layout().offset());
+            // This tensor has the input's history but not its memory: it is a view that repeats one element.
+            let one_element =
+                Layout::new(of.input_gates.shape(), &[0; 3][..], run.weight_hh.layout().offset());
             let history =
-                run.weight_hh.with_layout(nowhere).detach().with_grad_edge(of.input_gates.grad_edge());
+                run.weight_hh.with_layout(one_element).detach().with_grad_edge(of.input_gates.grad_edge());
             let mut saved: SmallVec<[SavedTensor; 4]> =
                 [&history, of.h_0, of.weight_hh].map(SavedTensor::input).into_iter().collect();
             // Only `create_graph` reads these.

@@ -3,6 +3,8 @@
 //! Dimensions may be negative, and an empty list means all of them. 16-bit floats are summed in f32. Sums and
 //! products of integers are i64, which requires a device with 64-bit integers; counts and indices are i64 on
 //! every device. Partial results are combined in a fixed order, without atomics.
+//!
+//! A new reduction is one more [`ReduceOp`], with expressions for the element, the combination and the result.
 
 pub(crate) mod scan;
 pub(crate) mod statistics;
@@ -297,9 +299,9 @@ fn run_reduction(
     second.launch(ReduceConfig { threads_per_row, unroll, chunk: steps, splits: 1 }, value, indices)
 }
 
-/// Returns the accumulator type for partial results.
-fn accumulator_dtype(dtype: DType) -> DType {
-    if matches!(dtype, DType::F16 | DType::BF16) { DType::F32 } else { dtype }
+/// Returns the type of sums and partial results: f32 for 16-bit floats, so that a sum is rounded once.
+pub(super) fn accumulator_dtype(dtype: DType) -> DType {
+    if dtype.size() == 2 { DType::F32 } else { dtype }
 }
 
 /// Runs a reduction to a new tensor of values. Not recorded.

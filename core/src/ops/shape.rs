@@ -1,4 +1,7 @@
 //! Joining, repeating, padding and generating tensors by views, copies and index operations.
+//!
+//! Views are in `view`, `as_strided` and the sums over overlapping views in `strided`, and operations composed of
+//! others in `shape_composite`.
 
 pub(crate) mod shape_composite;
 pub(crate) mod strided;
@@ -624,22 +627,22 @@ fn pad_source_index(i: isize, n: isize, mode: PadMode) -> Option<i32> {
 
 fn pad_constant(x: &Tensor, d: usize, before: isize, after: isize, value: f64) -> Result<Tensor> {
     let n = x.shape()[d] as isize;
-    let (start, cut) = ((-before).max(0), (-after).max(0));
-    let kept = (n - start - cut).max(0);
+    let (start, end) = ((-before).max(0), (-after).max(0));
+    let length = (n - start - end).max(0);
     let shape = with_extent(x.shape(), d, (before + n + after) as usize);
     // A pad that only crops writes no constant.
     let value = if before > 0 || after > 0 { value } else { 0.0 };
     let out = Tensor::full(&shape, value, x.dtype(), x.device())?;
-    let (dim, start, kept, to) = (d as isize, start as usize, kept as usize, before.max(0) as usize);
-    if kept > 0 {
-        x.detach().narrow(dim, start, kept)?.copy_into(&out.narrow(dim, to, kept)?)?;
+    let (dim, start, length, to) = (d as isize, start as usize, length as usize, before.max(0) as usize);
+    if length > 0 {
+        x.detach().narrow(dim, start, length)?.copy_into(&out.narrow(dim, to, length)?)?;
     }
     Ok(autograd::differentiable_unary("pad", out, x, move |g, _| {
-        let inner = g.narrow(dim, to, kept)?;
-        if n == kept as isize {
+        let inner = g.narrow(dim, to, length)?;
+        if n == length as isize {
             return Ok(inner);
         }
         // Cropped elements have zero gradients.
-        pad_constant(&inner, d, start as isize, n - (start + kept) as isize, 0.0)
+        pad_constant(&inner, d, start as isize, n - (start + length) as isize, 0.0)
     }))
 }

@@ -209,9 +209,9 @@ impl Sorter {
         };
         let value = forward(&x.detach())?;
         let value = autograd::linear_differentiable_with(op, value, x, &[&indices], forward, move |g| {
-            let whole = Tensor::zeros(&shape, g.dtype(), g.device())?;
-            scatter_unique_into(op, &whole, d, &at, g)?;
-            Ok(whole)
+            let zeros = Tensor::zeros(&shape, g.dtype(), g.device())?;
+            scatter_unique_into(op, &zeros, d, &at, g)?;
+            Ok(zeros)
         });
         Ok((value, indices))
     }
@@ -430,7 +430,7 @@ impl Tensor {
         fail_if!(!self.dtype().is_float(); dtype(op, self.dtype()), "takes floats; cast with `to_dtype`");
         let d = normalize_dim(op, dim.unwrap_or(0), self.rank())?;
         let may_be_outside = q.as_tensor().is_some();
-        let (several, q) = quantile_vector(op, q, self)?;
+        let (is_vector, q) = quantile_vector(op, q, self)?;
         // The result depends smoothly on the rank only with linear interpolation.
         let q = if interpolation == Interpolation::Linear { q } else { q.detach() };
         // Move the reduced dimension to the end and leave an extent of 1.
@@ -472,7 +472,7 @@ impl Tensor {
         };
         let out = if may_be_outside { out.masked_fill(&positions.isnan()?, f64::NAN)? } else { out };
         let order: Vec<isize> = [last].into_iter().chain(0..last).map(|d| d as isize).collect();
-        let mut shape: Dims = if several { smallvec![q.numel()] } else { smallvec![] };
+        let mut shape: Dims = if is_vector { smallvec![q.numel()] } else { smallvec![] };
         let extents = self.shape().iter().enumerate();
         shape.extend(extents.filter_map(|(k, &n)| match dim {
             Some(_) if k != d => Some(n),
@@ -492,8 +492,8 @@ fn quantile_vector(op: &'static str, q: &Operand<'_>, x: &Tensor) -> Result<(boo
         Operand::Tensor(t) => {
             x.check_same_device(op, t)?;
             let q = t.reshape([-1])?.to_dtype(dtype)?;
-            let seen = q.detach();
-            let outside = seen.ge(0.0)?.logical_and(&seen.le(1.0)?)?.logical_not()?;
+            let constant_q = q.detach();
+            let outside = constant_q.ge(0.0)?.logical_and(&constant_q.le(1.0)?)?.logical_not()?;
             return Ok((t.rank() == 1, q.masked_fill(&outside, f64::NAN)?));
         }
         Operand::Scalar(q) => q.to_f64(),

@@ -25,7 +25,7 @@ const STROKE_POINTS: u64 = 24;
 /// Angle between the strokes of a class.
 const STROKE_ANGLE: f32 = 0.15;
 
-/// Draws `frames` frames, prints their times and the progress of the training, and saves the last frame if asked.
+/// Draws `frames` frames, prints their times and the progress of the training, and saves the last frame on request.
 pub(crate) fn run(options: Options, frames: u64) -> Result<(), Box<dyn Error>> {
     let screenshot = options.screenshot.clone();
     // Nothing closes a window, and nothing asks a window for its picture.

@@ -84,7 +84,7 @@ impl App {
         let (plot, _) = ui.allocate_exact_size(vec2(ui.available_width(), 80.0), Sense::hover());
         let painter = ui.painter_at(plot);
         painter.rect_filled(plot, 3.0, Color32::from_gray(20));
-        // A logarithmic scale over a factor of 1,000 or more.
+        // The scale is logarithmic, over a factor of 1,000 or more.
         let lowest = losses.iter().copied().fold(1e-3, f64::min).max(1e-9).ln();
         let highest = losses.iter().copied().fold(1.0, f64::max).ln();
         let inner = plot.shrink(6.0);

@@ -64,7 +64,7 @@ fn main() -> Result<()> {
     );
 
     let ended = run_training(&options, &run, &net, &sizes, [train, valid])?;
-    // The trainer and its optimiser are gone: their memory is free for what follows.
+    // The trainer and its optimiser no longer exist, so their memory is free for the generation of text.
     if ended == FitStatus::Finished {
         let start = tokenizer.encode(&options.prompt)?;
         let written =
@@ -96,7 +96,7 @@ fn build_model(
 ) -> Result<(Gpt, GptOptions)> {
     let (context, dropout) = (run.length, options.dropout);
     let Some(path) = &options.load else {
-        // A multiple of 128: matrix products of other widths are slower.
+        // The vocabulary is a multiple of 128, because matrix products of other widths are slower.
         let vocabulary = tokenizer.len().next_multiple_of(128);
         let sizes = GptOptions { vocabulary, context, dropout, ..run.model.clone() };
         return Ok((Gpt::new(&sizes, device)?, sizes));
@@ -140,7 +140,7 @@ fn run_training(
         Some(Bytes(bytes)) => Some(plan_step(options, run, sizes, bytes, device)?),
         None => None,
     };
-    // What is validated fits where a part of a batch is trained on.
+    // A validation batch of the size of a training step's parts fits into the budget.
     let (rows, precision) = match plan.as_ref().map(|plan| &plan.best.config) {
         Some(choice) => (choice.micro_batch_size, choice.precision),
         None => (batch, run.precision),
@@ -152,7 +152,7 @@ fn run_training(
         let _autocast = precision.map(autocast).transpose()?;
         mean_loss(net, &valid, |x, y| net.loss(x, y))
     };
-    // Low-precision copies cost two bytes a parameter and save time; off where memory is scarce.
+    // Low-precision copies save time and take two bytes for each parameter. They are off where memory is scarce.
     let copies = options.budget.is_none() && !options.recompute;
     let mut trainer =
         Trainer::new(net, build_optimizer(net, lr, options.weight_decay).low_precision_copies(copies))
@@ -187,7 +187,7 @@ fn run_training(
         profile.on_loss_call(device)?;
         net.loss(x, y)
     });
-    // Written after a run that failed for lack of memory, too.
+    // A run that failed for lack of memory writes its snapshot, too.
     if let Some(path) = &options.memory_snapshot {
         device.pool().snapshot().save(path)?;
     }
@@ -255,7 +255,7 @@ fn plan_step(
         let mut optimizer = build_optimizer(&net, run.lr, options.weight_decay);
         let dry = dry.clone();
         Ok(move |choice: &StepConfig| {
-            // Holds the current batch, and the next one, which is being prefetched.
+            // The device holds the current batch, and the next one, which is being prefetched.
             let text = || Tensor::zeros(shape, DType::I64, &dry);
             let [x, y, _next_x, _next_y] = [text()?, text()?, text()?, text()?];
             for k in 0..choice.micro_batch_count {

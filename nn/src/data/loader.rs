@@ -4,6 +4,9 @@
 //! through the backend's staging memory, without waiting. Device memory is therefore allocated in the same
 //! order in every run, whatever the speed of the loader's thread. In a browser page, which has no threads, the consumer
 //! assembles each batch itself.
+//!
+//! [`DataLoader`] has the settings, `BatchAssembler` runs on the loader's thread, and [`BatchIter`] is the consumer's
+//! side. A new setting that changes the batches also belongs to [`DataLoader::description`], which checkpoints compare.
 
 use std::any::Any;
 use std::collections::TryReserveError;
@@ -265,7 +268,7 @@ impl<D: Dataset> BatchAssembler<D> {
     fn run(mut self, ready: BatchSender<D>) {
         while let Some(host) = self.next_host() {
             let failed = host.is_err();
-            // The receiver may be gone.
+            // The receiver may have been dropped.
             if !ready.send(host) || failed {
                 break;
             }
@@ -385,11 +388,11 @@ struct BatchSender<D: Dataset> {
 }
 
 impl<D: Dataset> BatchSender<D> {
-    /// Sends a batch; returns `false` if the receiver is gone.
+    /// Sends a batch; returns `false` if the receiver was dropped.
     fn send(&self, batch: Result<HostBatch<D>>) -> bool {
-        let sent = self.batches.send(batch).is_ok();
+        let is_sent = self.batches.send(batch).is_ok();
         wake(&self.waker);
-        sent
+        is_sent
     }
 }
 
@@ -432,7 +435,7 @@ impl<D: Dataset> BatchIter<D> {
             return Poll::Ready(());
         }
         let Some(receiver) = &self.receiver else { return Poll::Ready(()) };
-        // Set before the look, so that a batch which arrives after the look wakes the task.
+        // The waker is set before the channel is read, so that a batch which arrives later wakes the task.
         *self.waker.lock_unpoisoned() = Some(context.waker().clone());
         match receiver.try_recv() {
             Ok(batch) => self.arrived = Some(batch),
@@ -780,6 +783,6 @@ mod tests {
     fn a_loop_that_stops_early_ends_the_thread() {
         let mut batches = DataLoader::new(Numbers(12)).forever().prefetch(&device());
         assert!(batches.next().is_some_and(|b| b.is_ok()));
-        drop(batches); // Would hang here if the thread went on.
+        drop(batches); // The test would hang here if the thread continued.
     }
 }

@@ -42,22 +42,22 @@ fn search_folders(
     // The variable may name the folder of the data set, or a folder of several.
     roots.splice(0..0, named.clone());
     let below = names.iter().flat_map(|name| roots.iter().map(move |root| root.join(name)));
-    let mut looked: Vec<PathBuf> = Vec::new();
+    let mut searched: Vec<PathBuf> = Vec::new();
     for folder in named.iter().cloned().chain(below) {
         if let Some(found) = files.iter().map(|file| folder.join(file)).find(|path| path.is_file()) {
             return Ok(found);
         }
-        if !looked.contains(&folder) {
-            looked.push(folder);
+        if !searched.contains(&folder) {
+            searched.push(folder);
         }
     }
     // Folders above the project are searched too, but listing them would clutter the message.
-    looked.truncate(6);
-    let looked: Vec<String> = looked.iter().map(|p| p.display().to_string()).collect();
+    searched.truncate(6);
+    let searched: Vec<String> = searched.iter().map(|p| p.display().to_string()).collect();
     fail!(
         file(files.first().copied().unwrap_or_default()),
         "not found; looked in {} and the folders above; {advice}",
-        looked.join(", ")
+        searched.join(", ")
     )
 }
 

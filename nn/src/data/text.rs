@@ -79,8 +79,8 @@ impl Text {
     /// A character is not in the vocabulary.
     pub fn encode(&self, text: &str) -> Result<Vec<i64>> {
         let number = |c: char| {
-            let found = self.vocabulary.binary_search(&c);
-            found
+            let index = self.vocabulary.binary_search(&c);
+            index
                 .map(|i| i as i64)
                 .map_err(|_| Error::argument("encode", format!("{c:?} does not occur in the text")))
         };

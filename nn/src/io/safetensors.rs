@@ -130,9 +130,9 @@ impl<R: Read + Seek> SafetensorsReader<R> {
         take(&mut bytes, "the header")?;
         let SafetensorsHeader { metadata, entries } =
             serde_json::from_slice(&bytes).map_err(|e| damaged(format!("header: {e}")))?;
-        let (claimed, there) = (check_layout(&entries).map_err(damaged)?, length - 8 - header);
-        fail_if!(claimed != there;
-            file(path), "is cut short or too long: its tensors take {claimed} bytes, {there} follow");
+        let (expected, actual) = (check_layout(&entries).map_err(damaged)?, length - 8 - header);
+        fail_if!(expected != actual;
+            file(path), "is cut short or too long: its tensors take {expected} bytes, {actual} follow");
         let data_start = 8 + header;
         Ok(Self { source, path: path.to_owned(), data_start, position: Some(data_start), entries, metadata })
     }
@@ -363,13 +363,13 @@ pub fn save(path: impl AsRef<Path>, tensors: &Tensors, metadata: &Metadata) -> R
     fail_if!(header.len() as u64 > MAX_HEADER_BYTES;
         file(path), "the header takes {} bytes, more than {MAX_HEADER_BYTES}", header.len());
     write_atomic(path, |out: &mut dyn Write| {
-        let mut put = |bytes: &[u8]| {
+        let mut write = |bytes: &[u8]| {
             out.write_all(bytes).map_err(|e| Error::file(path, format!("cannot be written: {e}")))
         };
-        put(&(header.len() as u64).to_le_bytes())?;
-        put(&header)?;
+        write(&(header.len() as u64).to_le_bytes())?;
+        write(&header)?;
         for (name, tensor) in &order {
-            put(&tensor.to_bytes().map_err(|e: Error| e.with_context(format!("tensor `{name}`")))?)?;
+            write(&tensor.to_bytes().map_err(|e: Error| e.with_context(format!("tensor `{name}`")))?)?;
         }
         Ok(())
     })

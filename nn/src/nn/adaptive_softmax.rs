@@ -91,20 +91,20 @@ impl AdaptiveLogSoftmaxWithLoss {
         let classes = self.cutoffs[self.cutoffs.len() - 1];
         let mut of_head = target.clone();
         let mut parts: Vec<(Tensor, Tensor)> = Vec::new();
-        let mut found =
+        let mut valid_count =
             target.ge(0)?.logical_and(&target.lt(self.cutoffs[0] as i64)?)?.count_nonzero(())?.item()?;
         for (k, (pair, tail)) in self.cutoffs.windows(2).zip(&self.tail).enumerate() {
             let inside = target.ge(pair[0] as i64)?.logical_and(&target.lt(pair[1] as i64)?)?;
             of_head = of_head.masked_fill(&inside, (self.cutoffs[0] + k) as i64)?;
             let rows = inside.nonzero()?.flatten(0, -1)?;
-            found += rows.numel() as f64;
+            valid_count += rows.numel() as f64;
             if rows.numel() > 0 {
                 let scores = tail.forward(&x.index_select(0, &rows)?)?.log_softmax(-1)?;
                 let own = target.index_select(0, &rows)?.sub(pair[0] as i64)?;
                 parts.push((rows, scores.gather(1, &own.unsqueeze(1)?)?.squeeze(1)?));
             }
         }
-        fail_if!(found != target.numel() as f64;
+        fail_if!(valid_count != target.numel() as f64;
             argument(op), "targets are at least 0 and below the {classes} classes; some are not");
         let scores = self.head.forward(x)?.log_softmax(-1)?;
         let mut out = scores.gather(1, &of_head.unsqueeze(1)?)?.squeeze(1)?;

@@ -83,24 +83,24 @@ impl BertOptions {
     /// The text is not such a file, or a size is missing. Also fails for a setting that is not supported,
     /// such as relative positions, a decoder or an unknown activation.
     pub fn from_config(text: &str) -> Result<Self> {
-        let wrong = |e| Error::argument("Bert", format!("this is not a configuration of a BERT: {e}"));
+        let config_error = |e| Error::argument("Bert", format!("this is not a configuration of a BERT: {e}"));
         let config: serde_json::Map<String, serde_json::Value> =
-            serde_json::from_str(text).map_err(|e| wrong(e.to_string()))?;
+            serde_json::from_str(text).map_err(|e| config_error(e.to_string()))?;
         let sizes =
             ["vocab_size", "num_hidden_layers", "num_attention_heads", "hidden_size", "intermediate_size"];
         if let Some(missing) = sizes.iter().find(|name| !config.contains_key(**name)) {
-            return Err(wrong(format!("missing field `{missing}`")));
+            return Err(config_error(format!("missing field `{missing}`")));
         }
-        for &(name, only) in REQUIRED_CONFIG {
-            let found = config.get(name).filter(|value| !value.is_null()).map(ToString::to_string);
-            if let Some(found) = found.filter(|found| found != only) {
+        for &(name, supported) in REQUIRED_CONFIG {
+            let value = config.get(name).filter(|value| !value.is_null()).map(ToString::to_string);
+            if let Some(value) = value.filter(|value| value != supported) {
                 fail!(
                     argument("Bert"),
-                    "`{name}` is {found}, which makes another model; only {only} is supported"
+                    "`{name}` is {value}, which makes another model; only {supported} is supported"
                 );
             }
         }
-        let options: Self = serde_json::from_value(config.into()).map_err(|e| wrong(e.to_string()))?;
+        let options: Self = serde_json::from_value(config.into()).map_err(|e| config_error(e.to_string()))?;
         options.validate()?;
         Ok(options)
     }
@@ -211,7 +211,7 @@ pub struct BertAttention {
 }
 
 impl BertAttention {
-    fn forward(&self, x: &Tensor, seen: Option<&Tensor>) -> Result<Tensor> {
+    fn forward(&self, x: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
         self.scope.run(|| {
             let &[batch, length, width] = x.shape() else {
                 fail!(shape("Bert", [x]), "takes [batch, length, features]");
@@ -221,7 +221,7 @@ impl BertAttention {
             };
             let BertProjections { query, key, value } = &self.projections;
             let dropout_p = if super::is_training(&self.training) { self.dropout } else { 0.0 };
-            let options = AttentionOptions { attn_mask: seen, dropout_p, ..AttentionOptions::default() };
+            let options = AttentionOptions { attn_mask: mask, dropout_p, ..AttentionOptions::default() };
             let out = heads(query)?.scaled_dot_product_attention(&heads(key)?, &heads(value)?, &options)?;
             self.output.forward(&out.transpose(1, 2)?.reshape([batch, length, width])?, x)
         })
@@ -271,9 +271,9 @@ impl BertLayer {
         })
     }
 
-    fn forward(&self, x: &Tensor, seen: Option<&Tensor>) -> Result<Tensor> {
+    fn forward(&self, x: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
         self.scope.run(|| {
-            let x = self.attention.forward(x, seen)?;
+            let x = self.attention.forward(x, mask)?;
             self.output.forward(&(self.activation)(&self.intermediate.dense.forward(&x)?)?, &x)
         })
     }
@@ -362,8 +362,8 @@ impl Bert {
     pub fn load_bert(&self, file: &BTreeMap<String, Tensor>) -> Result<()> {
         let state = rename_keys(file, |name| {
             let name = name.strip_prefix("bert.").unwrap_or(name);
-            let kept = name != "embeddings.position_ids" && !name.starts_with("cls.");
-            kept.then(|| name.to_owned())
+            let is_weight = name != "embeddings.position_ids" && !name.starts_with("cls.");
+            is_weight.then(|| name.to_owned())
         })?;
         self.load_state_dict(&state)
     }
@@ -379,13 +379,13 @@ impl Bert {
             let &[batch, length] = tokens.shape() else {
                 fail!(shape("Bert", [tokens]), "takes tokens of [batch, length]");
             };
-            let seen = mask.map(|mask| {
+            let mask = mask.map(|mask| {
                 fail_if!(mask.shape() != tokens.shape(); shape("Bert", [tokens, mask]), "the mask has the shape of the tokens");
                 mask.to_dtype(DType::Bool)?.reshape([batch, 1, 1, length])
             });
-            let seen = seen.transpose()?;
+            let mask = mask.transpose()?;
             let x = self.embed_tokens(tokens, length)?;
-            self.encoder.layer.iter().try_fold(x, |x, layer| layer.forward(&x, seen.as_ref()))
+            self.encoder.layer.iter().try_fold(x, |x, layer| layer.forward(&x, mask.as_ref()))
         })
     }
 
@@ -418,8 +418,8 @@ impl Bert {
     #[track_caller]
     pub fn sentence_embeddings(&self, tokens: &Tensor, mask: &Tensor) -> Result<Tensor> {
         let hidden = self.forward(tokens, Some(mask))?;
-        let kept = mask.to_dtype(DType::Bool)?.to_dtype(hidden.dtype())?.unsqueeze(-1)?;
-        let count = kept.sum([1], false)?.maximum(1e-9)?;
-        hidden.mul(&kept)?.sum([1], false)?.div(&count)?.normalize(1, &Default::default())
+        let mask = mask.to_dtype(DType::Bool)?.to_dtype(hidden.dtype())?.unsqueeze(-1)?;
+        let count = mask.sum([1], false)?.maximum(1e-9)?;
+        hidden.mul(&mask)?.sum([1], false)?.div(&count)?.normalize(1, &Default::default())
     }
 }

@@ -44,11 +44,11 @@ impl GptOptions {
     /// # Errors
     /// No preset has this name. The message lists the presets.
     pub fn preset(name: &str) -> Result<Self> {
-        let found = PRESETS.iter().find(|p| p.0 == name || p.1 == name).ok_or_else(|| {
-            let known = Self::PRESETS.join(", ");
-            Error::argument("Gpt", format!("there is no preset `{name}`; expected one of {known}"))
+        let preset = PRESETS.iter().find(|p| p.0 == name || p.1 == name).ok_or_else(|| {
+            let presets = Self::PRESETS.join(", ");
+            Error::argument("Gpt", format!("there is no preset `{name}`; expected one of {presets}"))
         })?;
-        let [layers, heads, width, context] = found.2;
+        let [layers, heads, width, context] = preset.2;
         Ok(Self { vocabulary: 50_257, context, layers, heads, width, dropout: 0.0 })
     }
 }
@@ -70,8 +70,8 @@ impl GptAttention {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.scope.run(|| {
             let causal = AttentionOptions { is_causal: true, ..AttentionOptions::default() };
-            let seen = self.c_attn.forward(x)?.qkv_attention(self.heads, self.heads, &causal)?;
-            self.dropout.forward(&self.c_proj.forward(&seen)?)
+            let attended = self.c_attn.forward(x)?.qkv_attention(self.heads, self.heads, &causal)?;
+            self.dropout.forward(&self.c_proj.forward(&attended)?)
         })
     }
 }
@@ -156,8 +156,8 @@ impl GptBlock {
                 Some(added) => self.ln_1.forward_add_low_precision(added, x)?,
                 None => (x.clone(), self.ln_1.forward(x)?),
             };
-            let seen = self.attn.forward(&normed)?;
-            let (x, normed) = self.ln_2.forward_add_low_precision(&seen, &x)?;
+            let attended = self.attn.forward(&normed)?;
+            let (x, normed) = self.ln_2.forward_add_low_precision(&attended, &x)?;
             Ok((x, self.mlp.forward(&normed)?))
         })
     }

@@ -240,14 +240,14 @@ pub fn orthogonal_(t: &Tensor, gain: f64) -> Result<()> {
     let columns = t.numel() / rows.max(1);
     let (short, long) = (rows.min(columns), rows.max(columns));
     overwrite_with(t, |shape, dtype, device| {
-        let drawn = Tensor::randn([short * long], DType::F32, device)?.to_f64s()?;
-        let mut lines: Vec<Vec<f64>> = drawn.chunks(long.max(1)).map(<[f64]>::to_vec).collect();
+        let samples = Tensor::randn([short * long], DType::F32, device)?.to_f64s()?;
+        let mut lines: Vec<Vec<f64>> = samples.chunks(long.max(1)).map(<[f64]>::to_vec).collect();
         for k in 0..lines.len() {
-            let (before, rest) = lines.split_at_mut(k);
+            let (earlier, rest) = lines.split_at_mut(k);
             let line = &mut rest[0];
             // Orthogonalises twice, because one pass leaves rounding errors.
             for _ in 0..2 {
-                for other in before.iter() {
+                for other in earlier.iter() {
                     let along: f64 = line.iter().zip(other).map(|(a, b)| a * b).sum();
                     line.iter_mut().zip(other).for_each(|(a, b)| *a -= along * b);
                 }

@@ -7,6 +7,9 @@
 //!
 //! Weights have PyTorch's layouts, names and initial values, so that weight files are compatible.
 //!
+//! A new layer is a struct that derives [`Module`], in the file of its kind; layers that only call a tensor method are
+//! lines of a macro (`activation`, `dropout`, `loss`).
+//!
 //! A layer fails for tensors and options other than its documentation states: another shape or dtype, a size of 0,
 //! a value out of range. `# Errors` sections list further errors, except those of linked methods.
 
@@ -189,15 +192,15 @@ pub trait Module {
     /// Returns [`parameters`](Self::parameters) with their names; a shared parameter has its first name.
     fn named_parameters(&self) -> Vec<(String, Tensor)> {
         let mut seen = BTreeSet::new();
-        let mut found = Vec::new();
+        let mut named = Vec::new();
         visit_model(self, &mut |name, slot| {
             if let ModuleEntry::Parameter(t) = slot
                 && autograd::leaf_id(t).is_none_or(|leaf| seen.insert(leaf))
             {
-                found.push((name.to_owned(), t.clone()));
+                named.push((name.to_owned(), t.clone()));
             }
         });
-        found
+        named
     }
 
     /// Returns every parameter and buffer by name, in the module's memory, so save or copy them.

@@ -126,8 +126,8 @@ impl MultiheadAttention {
             init::xavier_uniform_(&weight, 1.0)?;
             Ok(weight)
         };
-        let whole = kdim == features && vdim == features;
-        let apart = |columns: usize| (!whole).then(|| xavier(features, columns)).transpose();
+        let is_joint = kdim == features && vdim == features;
+        let separate_projection = |columns: usize| (!is_joint).then(|| xavier(features, columns)).transpose();
         let zeros = |n: usize| init::create_parameter(|| Tensor::zeros([n], DType::F32, device));
         let appended = || -> Result<Tensor> {
             let t = init::create_parameter(|| Tensor::empty([1, 1, features], DType::F32, device))?;
@@ -137,10 +137,10 @@ impl MultiheadAttention {
         let mut out_proj = Linear::without_bias(features, features, device)?;
         out_proj.bias = options.bias.then(|| zeros(features)).transpose()?;
         Ok(Self {
-            in_proj_weight: whole.then(|| xavier(3 * features, features)).transpose()?,
-            q_proj_weight: apart(features)?,
-            k_proj_weight: apart(kdim)?,
-            v_proj_weight: apart(vdim)?,
+            in_proj_weight: is_joint.then(|| xavier(3 * features, features)).transpose()?,
+            q_proj_weight: separate_projection(features)?,
+            k_proj_weight: separate_projection(kdim)?,
+            v_proj_weight: separate_projection(vdim)?,
             in_proj_bias: options.bias.then(|| zeros(3 * features)).transpose()?,
             bias_k: options.add_bias_kv.then(appended).transpose()?,
             bias_v: options.add_bias_kv.then(appended).transpose()?,
@@ -164,8 +164,8 @@ impl MultiheadAttention {
         masks: &AttentionMasks<'_>,
     ) -> Result<Tensor> {
         self.scope.run(|| {
-            let plain = self.bias_k.is_none() && !self.options.add_zero_attn;
-            if plain
+            let appends_no_keys = self.bias_k.is_none() && !self.options.add_zero_attn;
+            if appends_no_keys
                 && is_same_argument(query, key)
                 && is_same_argument(query, value)
                 && let Some(weight) = &self.in_proj_weight
@@ -377,8 +377,8 @@ fn pad_mask(mask: &Tensor, extra: usize) -> Result<Tensor> {
     let mut shape = mask.shape().to_vec();
     shape.pop();
     shape.push(extra);
-    let seen = if mask.dtype() == DType::Bool { 1.0 } else { 0.0 };
-    cat(&[mask, &Tensor::full(&shape, seen, mask.dtype(), mask.device())?], -1)
+    let attended = if mask.dtype() == DType::Bool { 1.0 } else { 0.0 };
+    cat(&[mask, &Tensor::full(&shape, attended, mask.dtype(), mask.device())?], -1)
 }
 
 /// Reports whether two arguments are the same tensor.

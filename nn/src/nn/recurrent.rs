@@ -185,10 +185,10 @@ impl RecurrentStack {
     ) -> Result<Tensor> {
         let shape = [self.weights.len(), batch, width];
         let Some(initial) = initial else { return Tensor::zeros(shape, x.dtype(), x.device()) };
-        let whole = if unbatched && initial.rank() == 2 { initial.unsqueeze(1)? } else { initial.clone() };
-        fail_if!(whole.shape() != shape;
+        let state = if unbatched && initial.rank() == 2 { initial.unsqueeze(1)? } else { initial.clone() };
+        fail_if!(state.shape() != shape;
             shape(self.name, [initial]), "states are {shape:?}: [layers · directions, batch, features]");
-        Ok(whole)
+        Ok(state)
     }
 
     fn forward(
@@ -241,14 +241,14 @@ impl RecurrentStack {
                 x = x.masked_fill(ended, 0.0)?;
             }
         }
-        let together = |t: &[Tensor]| if unbatched { stack(t, 0)?.squeeze(1) } else { stack(t, 0) };
+        let stack_states = |t: &[Tensor]| if unbatched { stack(t, 0)?.squeeze(1) } else { stack(t, 0) };
         let out = match (unbatched, transposed) {
             (true, _) => x.squeeze(1)?,
             (_, true) => x.transpose(0, 1)?,
             _ => x,
         };
-        let cells = (!last_cells.is_empty()).then(|| together(&last_cells)).transpose()?;
-        Ok((out, together(&last)?, cells))
+        let cells = (!last_cells.is_empty()).then(|| stack_states(&last_cells)).transpose()?;
+        Ok((out, stack_states(&last)?, cells))
     }
 }
 
@@ -367,18 +367,18 @@ impl RecurrentCell {
             let Some(initial) = initial else {
                 return Tensor::zeros([batch, self.hidden], x.dtype(), x.device());
             };
-            let whole = if unbatched { initial.unsqueeze(0)? } else { initial.clone() };
+            let state = if unbatched { initial.unsqueeze(0)? } else { initial.clone() };
             fail_if!(
-                whole.shape() != [batch, self.hidden];
+                state.shape() != [batch, self.hidden];
                 shape(self.name, [initial]), "states are [{batch}, {}], without the batch where x has none", self.hidden
             );
-            Ok(whole)
+            Ok(state)
         };
         let (states, cells) = (state(initial[0])?, state(initial[1])?);
         let (_, state, cell) =
             self.weights.run_direction(self.kind, &x.unsqueeze(0)?, false, [&states, &cells], None, false)?;
-        let back = |t: Tensor| if unbatched { t.squeeze(0) } else { Ok(t) };
-        Ok((back(state)?, cell.map(back).transpose()?))
+        let restore_rank = |t: Tensor| if unbatched { t.squeeze(0) } else { Ok(t) };
+        Ok((restore_rank(state)?, cell.map(restore_rank).transpose()?))
     }
 }
 

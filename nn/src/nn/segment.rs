@@ -116,12 +116,12 @@ pub fn segment(
     inputs: &[&Tensor],
     body: impl Fn(&[Tensor]) -> Result<Tensor> + Send + Sync + 'static,
 ) -> Result<Tensor> {
-    let plain = |body: &dyn Fn(&[Tensor]) -> Result<Tensor>| {
+    let run_directly = |body: &dyn Fn(&[Tensor]) -> Result<Tensor>| {
         body(&inputs.iter().map(|t| (*t).clone()).collect::<Vec<_>>())
     };
     // Inside a checkpoint, segments are part of the checkpoint, also during recomputation.
     if !autograd::is_grad_enabled() || autograd::is_recomputing() {
-        return plain(&body);
+        return run_directly(&body);
     }
     let Some((saved, backend)) = CURRENT_PASS.with_current_mut(|pass| {
         let pass = pass.as_mut()?;
@@ -129,27 +129,28 @@ pub fn segment(
         pass.next_segment = (pass.next_segment + 1) % pass.policies.len().max(1);
         Some((saved, pass.probe.as_ref().map(|p| Arc::clone(&p.backend))))
     }) else {
-        return plain(&body);
+        return run_directly(&body);
     };
     // Nested segments are part of this one, also during recomputation.
-    let whole = move |x: &[Tensor]| {
+    let run_without_pass = move |x: &[Tensor]| {
         let _inside = SegmentGuard::install_pass(None);
         body(x)
     };
     match saved {
         ActivationPolicy::Keep => {}
         ActivationPolicy::Recompute => {
-            return checkpoint(inputs, whole).inspect(|_| evict_previous_segment());
+            return checkpoint(inputs, run_without_pass).inspect(|_| evict_previous_segment());
         }
-        ActivationPolicy::Offload => return run_offloaded(inputs, || plain(&whole)),
+        ActivationPolicy::Offload => return run_offloaded(inputs, || run_directly(&run_without_pass)),
     }
     let (Some(backend), Some(device)) = (backend, inputs.first().map(|t| t.device())) else {
-        return plain(&whole).inspect(|_| evict_previous_segment());
+        return run_directly(&run_without_pass).inspect(|_| evict_previous_segment());
     };
-    let (held, spent) = (device.memory().allocated(), backend.estimated_work().seconds);
-    let out = plain(&whole)?;
-    let bytes = device.memory().allocated().saturating_sub(held + (out.numel() * out.dtype().size()) as u64);
-    let part = SegmentCost { saved_bytes: bytes, seconds: backend.estimated_work().seconds - spent };
+    let (bytes_before, seconds_before) = (device.memory().allocated(), backend.estimated_work().seconds);
+    let out = run_directly(&run_without_pass)?;
+    let bytes =
+        device.memory().allocated().saturating_sub(bytes_before + (out.numel() * out.dtype().size()) as u64);
+    let part = SegmentCost { saved_bytes: bytes, seconds: backend.estimated_work().seconds - seconds_before };
     CURRENT_PASS.with_current(|pass| {
         if let Some(probe) = pass.as_ref().and_then(|p| p.probe.as_ref()) {
             probe.costs.borrow_mut().push(part);
@@ -166,33 +167,33 @@ pub(crate) fn is_segment_pass_active() -> bool {
 /// Releases the device memory of the previous segment's activations. Its copy has finished, or the next user
 /// of the memory waits for the copy on the device.
 fn evict_previous_segment() {
-    let leaving = CURRENT_PASS.with_current_mut(|pass| pass.as_mut().and_then(|p| p.pending_offload.take()));
-    if let Some(leaving) = leaving {
-        leaving.evict();
+    let offload = CURRENT_PASS.with_current_mut(|pass| pass.as_mut().and_then(|p| p.pending_offload.take()));
+    if let Some(offload) = offload {
+        offload.evict();
     }
 }
 
 /// Runs a segment and offloads its saved activations, including its inputs. They are copied back when the
 /// backward pass reaches the next segment, so that the copy overlaps with that segment's work.
 fn run_offloaded(inputs: &[&Tensor], body: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
-    let (out, mut away) = OffloadSet::track_allocations(body);
+    let (out, mut offload) = OffloadSet::track_allocations(body);
     let out = out?;
     for input in inputs.iter().filter(|t| t.requires_grad() && !t.is_leaf()) {
-        away.insert(input);
+        offload.insert(input);
     }
-    away.retain_offloadable(&out);
+    offload.retain_offloadable(&out);
     // Released before this segment's copies, so that reuse of the memory waits for earlier copies only.
     evict_previous_segment();
-    away.copy_to_host()?;
-    let away = Arc::new(away);
+    offload.copy_to_host()?;
+    let offload = Arc::new(offload);
     let before = CURRENT_PASS.with_current_mut(|pass| {
         let pass = pass.as_mut()?;
-        pass.pending_offload = Some(Arc::clone(&away));
-        Some(std::mem::replace(&mut pass.last_offload, Arc::downgrade(&away)))
+        pass.pending_offload = Some(Arc::clone(&offload));
+        Some(std::mem::replace(&mut pass.last_offload, Arc::downgrade(&offload)))
     });
     let before = before.unwrap_or_default();
     Ok(autograd::differentiable("segment", out.detach(), &[&out], move |g, _| {
-        away.copy_to_device()?;
+        offload.copy_to_device()?;
         if let Some(before) = before.upgrade() {
             before.copy_to_device()?;
         }
@@ -211,16 +212,16 @@ pub(crate) fn pareto_sets(parts: &[SegmentCost], max_count: usize) -> Vec<Arc<[b
         seconds: f64,
         chosen: Vec<bool>,
     }
-    let none = Set { bytes: 0, seconds: 0.0, chosen: vec![false; parts.len()] };
-    let mut front = vec![none];
+    let empty = Set { bytes: 0, seconds: 0.0, chosen: vec![false; parts.len()] };
+    let mut front = vec![empty];
     for (k, part) in parts.iter().enumerate().filter(|(_, p)| p.saved_bytes > 0) {
-        let with = front.iter().map(|set| {
+        let extended = front.iter().map(|set| {
             let mut chosen = set.chosen.clone();
             chosen[k] = true;
             Set { bytes: set.bytes + part.saved_bytes, seconds: set.seconds + part.seconds, chosen }
         });
-        let with: Vec<Set> = with.collect();
-        front.extend(with);
+        let extended: Vec<Set> = extended.collect();
+        front.extend(extended);
         // With equal time and bytes, the set of earlier segments comes first.
         front.sort_by(|a, b| {
             a.seconds.total_cmp(&b.seconds).then(b.bytes.cmp(&a.bytes)).then(b.chosen.cmp(&a.chosen))
@@ -241,9 +242,9 @@ pub(crate) fn pareto_sets(parts: &[SegmentCost], max_count: usize) -> Vec<Arc<[b
 fn thin_out_evenly<T>(list: &mut Vec<T>, max_count: usize) {
     let (n, max_count) = (list.len(), max_count.max(2));
     if n > max_count {
-        let mut kept = (0..max_count).map(|k| k * (n - 1) / (max_count - 1)).peekable();
+        let mut kept_indices = (0..max_count).map(|k| k * (n - 1) / (max_count - 1)).peekable();
         let mut index = 0..n;
-        list.retain(|_| kept.next_if_eq(&index.next().unwrap_or(n)).is_some());
+        list.retain(|_| kept_indices.next_if_eq(&index.next().unwrap_or(n)).is_some());
     }
 }
 

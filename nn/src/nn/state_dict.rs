@@ -82,7 +82,7 @@ pub(crate) struct NamedTensor {
 /// Returns the tensors of a module, each once, in the order of a visit.
 pub(crate) fn named_tensors<M: Module + ?Sized>(module: &M) -> Vec<NamedTensor> {
     let mut all: Vec<NamedTensor> = Vec::new();
-    let mut known = BTreeMap::new();
+    let mut index_by_key = BTreeMap::new();
     visit_model(module, &mut |name, slot| {
         let (t, parameter) = match slot {
             ModuleEntry::Parameter(t) => (t, true),
@@ -90,7 +90,7 @@ pub(crate) fn named_tensors<M: Module + ?Sized>(module: &M) -> Vec<NamedTensor> 
             _ => return,
         };
         // Tensors are tied if they view the same elements, however they came to share them.
-        let index = *known.entry(TensorKey::from_tensor(t)).or_insert(all.len());
+        let index = *index_by_key.entry(TensorKey::from_tensor(t)).or_insert(all.len());
         match all.get_mut(index) {
             Some(named) => {
                 named.names.push(name.to_owned());
@@ -113,8 +113,8 @@ pub(super) fn load_state_dict<M: Module + ?Sized>(
     state: &BTreeMap<String, Tensor>,
     strict: bool,
 ) -> Result<IncompatibleKeys> {
-    let (sealed, keys) = stage_state_dict(module, state, strict)?;
-    sealed.commit()?;
+    let (copies, keys) = stage_state_dict(module, state, strict)?;
+    copies.commit()?;
     Ok(keys)
 }
 
@@ -128,9 +128,9 @@ pub(crate) fn stage_state_dict<M: Module + ?Sized>(
     let names: BTreeSet<&String> = own.iter().flat_map(|named| &named.names).collect();
     // A shared parameter is present under any of its names, because files often keep one. A batch counter may
     // be missing, as in old files; PyTorch accepts these too.
-    let there =
+    let is_present =
         |name: &String| state.contains_key(name) || name.rsplit('.').next() == Some("num_batches_tracked");
-    let absent = own.iter().filter(|named| !named.names.iter().any(there));
+    let absent = own.iter().filter(|named| !named.names.iter().any(is_present));
     let keys = IncompatibleKeys {
         missing: absent.flat_map(|named| named.names.iter().cloned()).collect(),
         unexpected: state.keys().filter(|name| !names.contains(name)).cloned().collect(),
@@ -139,17 +139,17 @@ pub(crate) fn stage_state_dict<M: Module + ?Sized>(
     let pairs = own.iter().flat_map(|NamedTensor { tensor, names, .. }| {
         names.iter().filter_map(move |name| Some((name, tensor, state.get(name)?)))
     });
-    let misfits = pairs.filter(|(_, t, new)| t.shape() != new.shape() || kind(t) != kind(new));
-    let misfits = misfits.map(|(name, t, new)| {
+    let mismatches = pairs.filter(|(_, t, new)| t.shape() != new.shape() || kind(t) != kind(new));
+    let mismatches = mismatches.map(|(name, t, new)| {
         format!("{name} is {} {:?}, the state has {} {:?}", t.dtype(), t.shape(), new.dtype(), new.shape())
     });
-    let misfits = misfits.collect::<Vec<_>>().join(", ");
+    let mismatches = mismatches.collect::<Vec<_>>().join(", ");
     let mut problems = Vec::new();
     if strict && !keys.is_empty() {
         problems.push(keys.to_string());
     }
-    if !misfits.is_empty() {
-        problems.push(format!("does not fit: {misfits}"));
+    if !mismatches.is_empty() {
+        problems.push(format!("does not fit: {mismatches}"));
     }
     fail_if!(!problems.is_empty(); argument("load_state_dict"), "{}", problems.join("; "));
     let mut staged = StagedCopies::default();

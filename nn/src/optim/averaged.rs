@@ -151,10 +151,10 @@ impl AveragedModel {
         }
         for (average, NamedTensor { tensor, .. }) in &pairs {
             let Some(buffer) = buffers.iter().find(|buffer| fits(buffer, tensor)) else { continue };
-            let kept = buffer.narrow(0, 0, tensor.numel())?.reshape(tensor.shape())?;
-            kept.copy_(tensor)?;
+            let previous = buffer.narrow(0, 0, tensor.numel())?.reshape(tensor.shape())?;
+            previous.copy_(tensor)?;
             tensor.copy_(average)?;
-            average.copy_(&kept)?;
+            average.copy_(&previous)?;
         }
         Ok(())
     }

@@ -95,11 +95,11 @@ pub fn clip_grad_norm_with(
         .loop_iterations(count.div_ceil(256) + 64);
     launch::launch(&spec, &[&parts, &norm, &factor], params, 1)?;
     if options.error_if_nonfinite {
-        let found = norm.item()?;
+        let value = norm.item()?;
         fail_if!(
-            !found.is_finite();
+            !value.is_finite();
             argument(OP),
-            "the norm of order {power} of the gradients is {found}, so they cannot be clipped; look for what made it \
+            "the norm of order {power} of the gradients is {value}, so they cannot be clipped; look for what made it \
              (`autograd::detect_anomaly`), or leave `error_if_nonfinite` out"
         );
     }

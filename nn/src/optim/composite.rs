@@ -66,23 +66,23 @@ pub(super) fn compute_writes(
                 dtype: p.dtype(),
             };
             let before = at.param.clone();
-            let (after, moved) = rule.compute_update(at)?;
+            let (updated, new_states) = rule.compute_update(at)?;
             let skipped = skip.map(|_| scalar(2)?.eq(0.0)).transpose()?;
-            let kept = |new: Tensor, old: &Tensor| match &skipped {
+            let unless_skipped = |new: Tensor, old: &Tensor| match &skipped {
                 Some(skipped) => old.where_(skipped, &new),
                 None => Ok(new),
             };
-            for (view, new) in states.into_iter().zip(moved) {
+            for (view, new) in states.into_iter().zip(new_states) {
                 // The rule returns the view of an unused state as is; no write is needed.
                 if view.numel() > 0 && !new.shares_storage(&view) {
-                    writes.push((kept(new, &view)?, view));
+                    writes.push((unless_skipped(new, &view)?, view));
                 }
             }
-            let after = kept(after, &before)?.to_dtype(p.dtype())?;
+            let updated = unless_skipped(updated, &before)?.to_dtype(p.dtype())?;
             if let Some(copy) = &grad.copy {
-                writes.push((after.to_dtype(copy.dtype())?, copy.clone()));
+                writes.push((updated.to_dtype(copy.dtype())?, copy.clone()));
             }
-            writes.push((after, p.detach()));
+            writes.push((updated, p.detach()));
         }
     }
     Ok(writes)

@@ -32,13 +32,13 @@ impl UpdateRule for LambRule {
         let mean = states[0].lerp(&g, 1.0 - self.betas.0)?;
         let square = states[1].lerp(&g.square()?, 1.0 - self.betas.1)?;
         // Computes 1 - beta^step with expm1, which keeps precision for beta close to 1.
-        let short = |beta: f64| step.mul(beta.ln().max(-1e3))?.expm1()?.neg();
-        let root = square.div(&short(self.betas.1)?)?.sqrt()?.add(self.eps)?;
-        let update = mean.div(&short(self.betas.0)?)?.div(&root)?.add(&p.mul(weight_decay)?)?;
+        let bias_correction = |beta: f64| step.mul(beta.ln().max(-1e3))?.expm1()?.neg();
+        let root = square.div(&bias_correction(self.betas.1)?)?.sqrt()?.add(self.eps)?;
+        let update = mean.div(&bias_correction(self.betas.0)?)?.div(&root)?.add(&p.mul(weight_decay)?)?;
         let (length, update_norm) = (p.norm(2.0, (), false)?, update.norm(2.0, (), false)?);
         // If a norm is zero, the trust ratio is 1.
-        let none = length.mul(&update_norm)?.eq(0.0)?;
-        let trust = length.div(&update_norm)?.masked_fill(&none, 1.0)?;
+        let has_zero_norm = length.mul(&update_norm)?.eq(0.0)?;
+        let trust = length.div(&update_norm)?.masked_fill(&has_zero_norm, 1.0)?;
         Ok((p.sub(&update.mul(&trust.mul(&lr)?)?)?, smallvec![mean, square]))
     }
 }
@@ -64,31 +64,31 @@ impl UpdateRule for AdafactorRule {
     const STATES: &'static [&'static str] = &["row_var", "col_var", "variance"];
 
     fn state_shape(&self, state: &'static str, shape: &[usize]) -> Dims {
-        let mut kept = Dims::from_slice(shape);
-        match (state, &mut kept[..]) {
+        let mut extents = Dims::from_slice(shape);
+        match (state, &mut extents[..]) {
             // One value for each row, and one for each column.
             ("row_var", [.., _, columns]) => *columns = 1,
             ("col_var", [.., rows, _]) => *rows = 1,
             ("variance", [] | [_]) => {}
             _ => return Dims::from_slice(&[0]),
         }
-        kept
+        extents
     }
 
     fn compute_update(&self, at: ParamStep) -> Result<ParamUpdate> {
         let ParamStep { param: p, grad: g, mut states, lr, step, weight_decay, dtype } = at;
         let least = self.eps.0.unwrap_or(machine_epsilon(dtype));
-        let moved = step.pow(self.beta2_decay)?;
+        let weight = step.pow(self.beta2_decay)?;
         let rate = lr.minimum(&step.rsqrt()?)?.mul(&p.square()?.mean_all()?.sqrt()?.maximum(self.eps.1)?)?;
         let squares = g.square()?;
         let square = if p.rank() > 1 {
-            let rows = states[0].lerp(&squares.mean([-1], true)?, &moved)?;
-            let columns = states[1].lerp(&squares.mean([-2], true)?, &moved)?;
+            let rows = states[0].lerp(&squares.mean([-1], true)?, &weight)?;
+            let columns = states[1].lerp(&squares.mean([-2], true)?, &weight)?;
             let square = rows.mul(&columns)?.div(&rows.mean([-2], true)?.maximum(least)?)?;
             (states[0], states[1]) = (rows, columns);
             square
         } else {
-            states[2] = states[2].lerp(&squares, &moved)?;
+            states[2] = states[2].lerp(&squares, &weight)?;
             states[2].clone()
         };
         let update = square.maximum(least * least)?.rsqrt()?.mul(&g)?;
@@ -137,9 +137,9 @@ impl MuonRule {
     /// Approximates U Vᵀ of the singular value decomposition, in bf16.
     fn orthogonalize_newton_schulz(&self, update: &Tensor) -> Result<Tensor> {
         let (a, b, c) = self.ns_coefficients;
-        let tall = update.shape()[0] > update.shape()[1];
+        let is_tall = update.shape()[0] > update.shape()[1];
         let update = update.to_dtype(DType::BF16)?;
-        let update = if tall { update.t()? } else { update };
+        let update = if is_tall { update.t()? } else { update };
         let mut x = update.div(&update.norm(2.0, (), false)?.maximum(self.eps)?)?;
         for _ in 0..self.ns_steps {
             let gram = x.mm(&x.t()?)?;
@@ -149,7 +149,7 @@ impl MuonRule {
                 &AddmmOptions { beta: a, ..Default::default() },
             )?;
         }
-        if tall { x.t() } else { Ok(x) }
+        if is_tall { x.t() } else { Ok(x) }
     }
 }
 

@@ -241,8 +241,8 @@ pub(super) fn can_share_launch(first: &Tensor, next: &Tensor, count: usize, max_
 pub(super) fn write_mode(t: &Tensor, other: Option<&Tensor>) -> &'static str {
     let offsets = [Some(t), other].into_iter().flatten().map(|t| t.layout().offset());
     if t.dtype() == DType::F32 {
-        let whole = t.numel().is_multiple_of(4) && offsets.clone().all(|o| o.is_multiple_of(4));
-        return if whole { "vec4" } else { "scattered" };
+        let is_whole_vectors = t.numel().is_multiple_of(4) && offsets.clone().all(|o| o.is_multiple_of(4));
+        return if is_whole_vectors { "vec4" } else { "scattered" };
     }
     if t.layout().offset() == 0 && t.numel().is_multiple_of(2) { "packed" } else { "scattered" }
 }
@@ -373,10 +373,10 @@ impl FusedOptimizer {
         rule.check_ranges()?;
         rule.check_combination()?;
         if !self.groups.is_empty() && self.state_names != rule.state_names() {
-            let (kept, now) = (self.state_names.join(", "), rule.state_names().join(", "));
+            let (existing, new) = (self.state_names.join(", "), rule.state_names().join(", "));
             fail!(
                 argument("step"),
-                "the states are [{kept}] and would be [{now}]; set options before the first step"
+                "the states are [{existing}] and would be [{new}]; set options before the first step"
             );
         }
         if !self.is_checked {
@@ -393,7 +393,7 @@ impl FusedOptimizer {
         let mut seen = FxHashSet::default();
         for (k, p) in self.parameters.iter().enumerate() {
             let leaf = autograd::leaf_id(p);
-            let why = if leaf.is_some_and(|leaf| !seen.insert(leaf)) {
+            let reason = if leaf.is_some_and(|leaf| !seen.insert(leaf)) {
                 "is in the list twice; pass each parameter once, as `model.parameters()` does"
             } else if leaf.is_none() && p.requires_grad() {
                 "is not a leaf but the result of an operation, so it gets no gradient; pass the leaf that it was made from"
@@ -404,7 +404,7 @@ impl FusedOptimizer {
             } else {
                 ""
             };
-            fail_if!(!why.is_empty(); argument(OP), "parameter {k} of shape {:?} {why}", p.shape());
+            fail_if!(!reason.is_empty(); argument(OP), "parameter {k} of shape {:?} {reason}", p.shape());
             check_dtype("step", p)?;
             rule.check_parameter(p)?;
         }
@@ -523,10 +523,10 @@ impl FusedOptimizer {
     fn step_composed(&self, rule: &impl UpdateRule, grads: &[MemberGrads], skips: &[Tensor]) -> Result<()> {
         let (_no_grad, _no_autocast) = (autograd::no_grad(), amp::no_autocast());
         let before: Vec<u64> = (0..self.parameters.len()).map(|k| self.step_state.steps(k)).collect();
-        let make = |(at, (group, grads))| {
+        let compute = |(at, (group, grads))| {
             composite::compute_writes(rule, group, grads, skips.get(at), &self.parameters, &self.step_state)
         };
-        let updates: Result<Vec<_>> = self.groups.iter().zip(grads).enumerate().map(make).collect();
+        let updates: Result<Vec<_>> = self.groups.iter().zip(grads).enumerate().map(compute).collect();
         let writes = updates.inspect_err(|_| {
             // Restores the counts, because no step was made.
             before.iter().enumerate().for_each(|(k, &steps)| self.step_state.set_steps(k, steps));

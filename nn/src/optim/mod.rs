@@ -4,7 +4,12 @@
 //! parameters share a buffer. The host computes bias corrections in f64. From the first step that the device
 //! may skip, the device counts the steps and computes the corrections. Rules that need more than single
 //! elements (LAMB, Adafactor, Muon) run tensor operations. The program sets hyper-parameters;
-//! [`Optimizer::state_dict`] saves only the state that training makes. `# Errors` sections list errors other than
+//! [`Optimizer::state_dict`] saves only the state that training makes.
+//!
+//! A new rule is one `optimizer!` entry: in `elementwise_rules` with a branch of `optim_algorithms.wgsl`, or in
+//! `composite_rules` with tensor operations. `fused` groups parameters and launches the kernels.
+//!
+//! `# Errors` sections list errors other than
 //! those of methods to which the text links.
 
 use std::collections::BTreeMap;

@@ -37,9 +37,9 @@ impl DeviceSlots {
 
     /// Returns the slot that a group uses.
     fn slot_mut(&mut self, group: usize) -> Option<&mut Option<Tensor>> {
-        let turn = self.groups.iter().position(|&at| at == group)?;
+        let position = self.groups.iter().position(|&at| at == group)?;
         let count = self.slots.len();
-        self.slots.get_mut(turn.checked_rem(count)?)
+        self.slots.get_mut(position.checked_rem(count)?)
     }
 }
 

@@ -30,7 +30,7 @@ fn parse_step_count(name: &str, tensor: &Tensor) -> Result<u64> {
 
 impl FusedOptimizer {
     pub(super) fn state_dict(&self, rule: &impl UpdateRule) -> Result<BTreeMap<String, Tensor>> {
-        let mut found = BTreeMap::new();
+        let mut tensors = BTreeMap::new();
         for group in &self.groups {
             for (member, &k) in group.members.iter().enumerate() {
                 let p = &self.parameters[k];
@@ -45,14 +45,14 @@ impl FusedOptimizer {
                     }
                     None => Tensor::from_slice(&[steps as i64], (), p.device())?,
                 };
-                found.insert(format!("{k}.step"), step);
+                tensors.insert(format!("{k}.step"), step);
                 let views = group.state_views(rule, member, p.shape());
-                found.extend(
+                tensors.extend(
                     rule.state_names().into_iter().zip(views).map(|(name, t)| (format!("{k}.{name}"), t)),
                 );
             }
         }
-        Ok(found)
+        Ok(tensors)
     }
 
     pub(super) fn load_state_dict(
@@ -62,15 +62,15 @@ impl FusedOptimizer {
     ) -> Result<()> {
         self.check_step(rule)?;
         // Checks everything before it overwrites a tensor or allocates memory.
-        let found = self.match_state_dict(rule, state)?;
-        self.create_groups(rule, |k, _| Ok(found.contains_key(&k)))?;
-        let steps = |k: usize| found.get(&k).map_or(0, |(count, _)| *count);
+        let loaded = self.match_state_dict(rule, state)?;
+        self.create_groups(rule, |k, _| Ok(loaded.contains_key(&k)))?;
+        let steps = |k: usize| loaded.get(&k).map_or(0, |(count, _)| *count);
         let mut staged = StagedCopies::default();
         for group in &self.groups {
             for (member, &k) in group.members.iter().enumerate() {
                 let views = group.state_views(rule, member, self.parameters[k].shape());
-                let Some((_, sources)) = found.get(&k) else {
-                    // This parameter had made no step.
+                let Some((_, sources)) = loaded.get(&k) else {
+                    // This parameter had not been stepped.
                     views.iter().for_each(|view| staged.add_zero(view));
                     continue;
                 };
@@ -97,13 +97,13 @@ impl FusedOptimizer {
         const OP: &str = "load_state_dict";
         let names = rule.state_names();
         let mut expected = FxHashSet::default();
-        let mut found = FxHashMap::default();
+        let mut loaded = FxHashMap::default();
         for (k, p) in self.parameters.iter().enumerate() {
             let step = format!("{k}.step");
-            let has = |name: &&str| state.contains_key(&format!("{k}.{name}"));
+            let has_state = |name: &&str| state.contains_key(&format!("{k}.{name}"));
             let count = match state.get(&step) {
                 Some(tensor) => Some(parse_step_count(&step, tensor)?),
-                None => (!R::HAS_STEP_COUNT && names.iter().any(has)).then_some(1),
+                None => (!R::HAS_STEP_COUNT && names.iter().any(has_state)).then_some(1),
             };
             let Some(count) = count else { continue };
             expected.insert(step);
@@ -130,11 +130,11 @@ impl FusedOptimizer {
                 sources.push(Some(source));
                 expected.insert(name);
             }
-            found.insert(k, (count, sources));
+            loaded.insert(k, (count, sources));
         }
         let unknown = state.keys().map(String::as_str).filter(|name| !expected.contains(*name));
         let unknown = unknown.collect::<Vec<_>>().join(", ");
         fail_if!(!unknown.is_empty(); argument(OP), "unexpected: {unknown}");
-        Ok(found)
+        Ok(loaded)
     }
 }

@@ -53,24 +53,24 @@ impl StepConfig {
         fn with_offloaded_state() { offload_state: true }
     }
 
-    /// Recomputes the segments that are true in `again`, in the order of the forward pass.
+    /// Recomputes the segments that are true in `segments`, in the order of the forward pass.
     #[must_use]
-    pub fn with_recompute(self, again: impl AsRef<[bool]>) -> Self {
-        self.with_policy(again.as_ref(), ActivationPolicy::Recompute)
+    pub fn with_recompute(self, segments: impl AsRef<[bool]>) -> Self {
+        self.with_policy(segments.as_ref(), ActivationPolicy::Recompute)
     }
 
-    /// Offloads the saved activations of segments that are true in `away`, in the forward pass's order.
+    /// Offloads the saved activations of segments that are true in `segments`, in the forward pass's order.
     #[must_use]
-    pub fn with_offload(self, away: impl AsRef<[bool]>) -> Self {
-        self.with_policy(away.as_ref(), ActivationPolicy::Offload)
+    pub fn with_offload(self, segments: impl AsRef<[bool]>) -> Self {
+        self.with_policy(segments.as_ref(), ActivationPolicy::Offload)
     }
 
-    fn with_policy(self, which: &[bool], what: ActivationPolicy) -> Self {
-        let of = |k: usize| match which.get(k) {
-            Some(true) => what,
+    fn with_policy(self, segments: &[bool], policy: ActivationPolicy) -> Self {
+        let of = |k: usize| match segments.get(k) {
+            Some(true) => policy,
             _ => self.policies.get(k).copied().unwrap_or_default(),
         };
-        let saved = (0..which.len().max(self.policies.len())).map(of).collect();
+        let saved = (0..segments.len().max(self.policies.len())).map(of).collect();
         Self { policies: saved, ..self }
     }
 
@@ -258,11 +258,11 @@ impl Budget {
             a.seconds.total_cmp(&b.seconds).then(b.config.micro_batch_size.cmp(&a.config.micro_batch_size))
         });
         let mut best: Option<usize> = None;
-        let mut tried: Vec<MeasuredConfig> = Vec::new();
+        let mut measured: Vec<MeasuredConfig> = Vec::new();
         for (k, estimate) in table.iter_mut().enumerate() {
             let (peaks, fits) = runner.measure_peaks(&estimate.config, room)?;
             (estimate.peak, estimate.fits) = (Some(peaks.reserved), Some(fits));
-            tried.push((peaks.requested.max(room), peaks.reserved, estimate.config.clone()));
+            measured.push((peaks.requested.max(room), peaks.reserved, estimate.config.clone()));
             if best.is_none() && fits {
                 best = Some(k);
                 if !self.measures_all {
@@ -274,7 +274,7 @@ impl Budget {
             let best = table[k].clone();
             return Ok(StepPlan { card: card.name.clone(), budget: room, best, estimates: table });
         }
-        let (needed, choice) = runner.find_smallest_budget(tried)?;
+        let (needed, choice) = runner.find_smallest_budget(measured)?;
         Err(Error::BudgetTooSmall {
             card: card.name.clone(),
             budget: room,
@@ -304,30 +304,34 @@ impl Budget {
             });
             Ok(measured?.0)
         };
-        let plain = |count: usize| StepConfig { precision, ..StepConfig::new(rows, count) };
+        let config_of = |count: usize| StepConfig { precision, ..StepConfig::new(rows, count) };
         let offload = self.allows_offload && speed.host_bandwidth > 0.0;
-        let state = if offload { work(&plain(1).with_offloaded_state())?.host_seconds } else { 0.0 };
-        let one = work(&plain(1))?.seconds;
+        let state = if offload { work(&config_of(1).with_offloaded_state())?.host_seconds } else { 0.0 };
+        let first_seconds = work(&config_of(1))?.seconds;
         // Each further micro-batch costs as much as the second.
-        let whole = if count > 1 { one + (count - 1) as f64 * (work(&plain(2))?.seconds - one) } else { one };
+        let compute_seconds = if count > 1 {
+            first_seconds + (count - 1) as f64 * (work(&config_of(2))?.seconds - first_seconds)
+        } else {
+            first_seconds
+        };
         let estimate = |choice: StepConfig| {
-            let of = |what: ActivationPolicy, cost: &dyn Fn(&SegmentCost) -> f64| -> f64 {
-                let those = parts.iter().zip(&*choice.policies).filter(|(_, saved)| **saved == what);
-                count as f64 * those.map(|(part, _)| cost(part)).sum::<f64>()
+            let of = |policy: ActivationPolicy, cost: &dyn Fn(&SegmentCost) -> f64| -> f64 {
+                let segments = parts.iter().zip(&*choice.policies).filter(|(_, saved)| **saved == policy);
+                count as f64 * segments.map(|(part, _)| cost(part)).sum::<f64>()
             };
-            let computed = whole + of(ActivationPolicy::Recompute, &|part| part.seconds);
+            let computed = compute_seconds + of(ActivationPolicy::Recompute, &|part| part.seconds);
             let copied =
                 of(ActivationPolicy::Offload, &|part| 2.0 * part.saved_bytes as f64 / speed.host_bandwidth);
             let seconds = computed.max(copied) + if choice.offload_state { state } else { 0.0 };
             Estimate { config: choice, peak: None, fits: None, seconds }
         };
         let choice =
-            || StepConfig { policies: vec![ActivationPolicy::Keep; parts.len()].into(), ..plain(count) };
+            || StepConfig { policies: vec![ActivationPolicy::Keep; parts.len()].into(), ..config_of(count) };
         let sets = pareto_sets(&parts, MAX_SEGMENT_SETS);
         let mut choices: Vec<StepConfig> = sets.iter().map(|set| choice().with_recompute(set)).collect();
         if state > 0.0 {
-            let some = sets.iter().rev().step_by(MAX_SEGMENT_SETS / 5);
-            choices.extend(some.map(|set| choice().with_recompute(set).with_offloaded_state()));
+            let sparse_sets = sets.iter().rev().step_by(MAX_SEGMENT_SETS / 5);
+            choices.extend(sparse_sets.map(|set| choice().with_recompute(set).with_offloaded_state()));
         }
         if offload {
             // Earlier segments have more time for the copy back.
@@ -335,10 +339,10 @@ impl Budget {
                 (1..=OFFLOAD_FRACTIONS).map(|k| parts.len() * k / OFFLOAD_FRACTIONS).collect();
             ends.dedup();
             for end in ends.into_iter().filter(|end| *end > 0) {
-                let away: Vec<bool> = (0..parts.len()).map(|k| k < end).collect();
-                choices.push(choice().with_offload(&away));
+                let offloaded: Vec<bool> = (0..parts.len()).map(|k| k < end).collect();
+                choices.push(choice().with_offload(&offloaded));
                 if state > 0.0 {
-                    choices.push(choice().with_offload(&away).with_offloaded_state());
+                    choices.push(choice().with_offload(&offloaded).with_offloaded_state());
                 }
             }
         }
@@ -388,18 +392,19 @@ impl<S: FnMut(&StepConfig) -> Result<()>, F: Fn(&Device) -> Result<S>> StepRunne
     /// also fits, that peak is returned.
     fn measure_peaks(&self, config: &StepConfig, room: u64) -> Result<(PoolPeaks, bool)> {
         // Two micro-batches have about the peak of more.
-        let short = StepConfig { micro_batch_count: config.micro_batch_count.min(2), ..config.clone() };
+        let short_config =
+            StepConfig { micro_batch_count: config.micro_batch_count.min(2), ..config.clone() };
         let Some(peak) = self.peak_within_limit(config, room)? else {
-            return Ok((self.run(&short, None, |_, step| step())?.1, false));
+            return Ok((self.run(&short_config, None, |_, step| step())?.1, false));
         };
         // Includes blocks that are placed differently in later micro-batches and steps.
         let steps = |config: &StepConfig| self.run(config, None, |_, step| step().and_then(|()| step()));
-        let (_, short) = steps(&short)?;
-        let mut free = short.reserved;
+        let (_, short_peaks) = steps(&short_config)?;
+        let mut free = short_peaks.reserved;
         if free <= room {
             free = free.max(steps(config)?.1.reserved);
         }
-        Ok((PoolPeaks { reserved: if free > room { peak } else { free }, ..short }, true))
+        Ok((PoolPeaks { reserved: if free > room { peak } else { free }, ..short_peaks }, true))
     }
 
     /// Returns the peak in a pool limited to `room`, the limit that the device's pool will have. Such a pool
@@ -419,10 +424,10 @@ impl<S: FnMut(&StepConfig) -> Result<()>, F: Fn(&Device) -> Result<S>> StepRunne
         let granule = source.virtual_memory.map_or(source.alignment.max(512), |pages| pages.granularity);
         all.sort_by_key(|&(least, reserved, _)| (least, reserved));
         let mut best: Option<(u64, StepConfig)> = None;
-        let mut found = true;
+        let mut improved = true;
         // Repeats until no configuration runs with less. With a lower limit, a configuration that was skipped may
         // run after all.
-        while std::mem::take(&mut found) {
+        while std::mem::take(&mut improved) {
             for (least, reserved, config) in &all {
                 let below = best.as_ref().map_or(u64::MAX, |(bytes, _)| bytes.saturating_sub(granule));
                 if *least > below {
@@ -433,7 +438,7 @@ impl<S: FnMut(&StepConfig) -> Result<()>, F: Fn(&Device) -> Result<S>> StepRunne
                 if let Some(peak) = self.peak_within_limit(config, limit_bound)? {
                     let limit = self.find_smallest_limit(config, *least, peak.max(*least), granule)?;
                     best = Some((limit, config.clone()));
-                    found = true;
+                    improved = true;
                 }
             }
         }

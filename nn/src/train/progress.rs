@@ -114,13 +114,13 @@ impl ProgressReporter {
     /// Runs work that is not a step and excludes its time from the rates.
     pub(super) fn exclude_time<T>(&mut self, work: impl FnOnce() -> T) -> T {
         let start = Instant::now();
-        let done = work();
-        let spent: Duration = start.elapsed();
-        self.started += spent;
+        let result = work();
+        let elapsed: Duration = start.elapsed();
+        self.started += elapsed;
         for (_, at) in self.report_points.iter_mut().flatten() {
-            *at += spent;
+            *at += elapsed;
         }
-        done
+        result
     }
 
     /// Prints a permanent line.

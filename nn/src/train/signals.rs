@@ -56,8 +56,8 @@ fn register_handler() -> std::io::Result<()> {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
     let mask = ignored_signals();
     // Signals ignored because of `nohup` or a shell's `&` stay ignored.
-    let heeded = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| mask >> (signal - 1) & 1 == 0);
-    let mut signals = signal_hook::iterator::Signals::new(heeded.collect::<Vec<_>>())?;
+    let handled = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| mask >> (signal - 1) & 1 == 0);
+    let mut signals = signal_hook::iterator::Signals::new(handled.collect::<Vec<_>>())?;
     let listen = move || {
         for signal in signals.forever() {
             if should_exit() && signal_hook::low_level::emulate_default_handler(signal).is_err() {

@@ -50,12 +50,12 @@ impl StepCapture {
 
     /// Disables capture after running out of memory. Reports whether this frees memory for a retry.
     pub(super) fn release_memory(&mut self) -> bool {
-        let held = matches!(self, Self::Active(_) | Self::WarmedUp);
-        if held {
+        let held_memory = matches!(self, Self::Active(_) | Self::WarmedUp);
+        if held_memory {
             log::warn!("memory ran out while a captured step held memory; steps run eagerly from now on");
             *self = Self::Disabled;
         }
-        held
+        held_memory
     }
 
     /// Runs a step on its batches; `make` runs an eager one. After an error, no step has been made.
@@ -74,10 +74,10 @@ impl StepCapture {
         match self {
             Self::Active(step) if step.accepts_inputs(&inputs) => {
                 // Allocates first, because running out of memory after the replay would lose the step.
-                let kept = copy_outputs(&step.outputs())?;
+                let outputs = copy_outputs(&step.outputs())?;
                 let outcomes = step.run(&inputs)?;
-                outcomes.iter().zip(&kept).try_for_each(|(new, kept)| kept.copy_from(new))?;
-                Ok(kept)
+                outcomes.iter().zip(&outputs).try_for_each(|(new, copy)| copy.copy_from(new))?;
+                Ok(outputs)
             }
             Self::WarmedUp => {
                 let (outcomes, step) = CapturedStep::record_on_copies(device, &inputs, |t| {

@@ -1,4 +1,10 @@
 //! The training loop.
+//!
+//! [`Trainer::fit`] and `fit_async` share one loop, which waits by `WaitMode`. A step passes through these methods:
+//! `step_with_retry` repeats a step that ran out of memory, `try_step` runs it eagerly or from a capture, and
+//! `compute_step` computes the gradients and steps the optimiser. Losses stay on the device until `report_metrics`.
+//!
+//! A new option is a field, a setter, and its use in `compute_step` or `run_steps`.
 
 use std::path::{Path, PathBuf};
 
@@ -403,22 +409,24 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         let (per_epoch, batches) =
             (loader.batches_for_samples(sizes.samples), loader.describe_for_samples(sizes.samples));
         let done = &self.position;
-        let same = batches == done.loader_description;
+        let is_same_loader = batches == done.loader_description;
         let (start, zero) = (loader.start_cursor(), LoaderCursor::default());
         fail_if!(
             self.fit_state == FitState::Resumed
                 && !done.loader_description.is_empty()
-                && !same
+                && !is_same_loader
                 && done.cursor != zero;
             argument("fit"),
             "resumed from batches of {}, but the loader makes {batches}; use the same", done.loader_description
         );
         let (cursor, first_epoch) = match self.fit_state {
             FitState::Resumed if done.cursor != zero => (done.cursor, done.first_epoch),
-            FitState::Unfinished if same => (done.cursor, done.first_epoch),
+            FitState::Unfinished if is_same_loader => (done.cursor, done.first_epoch),
             // Runs with a step limit may end within an epoch, which then continues.
-            FitState::Finished if same && self.max_steps.is_some() => (done.cursor, done.first_epoch),
-            FitState::Finished if same => {
+            FitState::Finished if is_same_loader && self.max_steps.is_some() => {
+                (done.cursor, done.first_epoch)
+            }
+            FitState::Finished if is_same_loader => {
                 let first = done.cursor.epoch;
                 (LoaderCursor { epoch: first.saturating_add(start.epoch), ..start }, first)
             }
@@ -453,7 +461,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
                 fail!(argument("fit"), "the loader has no batches: its data set has no samples")
             }
             // A call that ended early may have done all its steps.
-            Some(n) if n <= done.step && !(self.fit_state == FitState::Unfinished && same) => {
+            Some(n) if n <= done.step && !(self.fit_state == FitState::Unfinished && is_same_loader) => {
                 loader.check_sizes(&sizes)?;
                 let epochs =
                     loader.epoch_limit().map_or_else(|| "any number of".to_owned(), |n| n.to_string());
@@ -488,7 +496,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         // Keeps the batches until the step succeeds, because a retry after running out of memory needs them.
         let mut taken = Vec::new();
         let device = model_device("fit", self.model)?;
-        let mut again = false;
+        let mut is_retry = false;
         loop {
             // Also discards gradients of an earlier step that failed.
             self.optimizer.zero_grad();
@@ -498,7 +506,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
             self.optimizer.zero_grad();
             match result {
                 Ok(Some(outcomes)) => {
-                    if let Some(step) = device.pool().measured_batch().filter(|_| again) {
+                    if let Some(step) = device.pool().measured_batch().filter(|_| is_retry) {
                         let room = device.pool().capacity().unwrap_or(step.peak);
                         log::info!("micro-batch {} fits: {}", step.batch_size, BytesOf(step.peak, room));
                     }
@@ -513,7 +521,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
                     }
                     // The segments of a plain pool have the sizes of the failed step.
                     device.pool().empty_cache()?;
-                    again = true;
+                    is_retry = true;
                 }
             }
         }

@@ -26,7 +26,7 @@ fn m_exp_down(x: f32) -> f32 {
     let lo = k * -2.1219444e-4;
     let r = hi - lo;
     let q = (((0.0013870696 * r + 0.008366272) * r + 0.041667435) * r + 0.16666546) * r + 0.49999997;
-    // Too large by 2^64 at first, so that denormal results are rounded once.
+    // The result is too large by 2^64 at first, so that denormal results are rounded once.
     let p = 1.0 + (hi + ((r * r) * q - lo));
     return m_from_bits(m_bits(p) + (bitcast<u32>(clamp(i32(k), -153i, 0i) + 64i) << 23u)) * 0x1p-64;
 }

@@ -299,7 +299,7 @@ fn read_output(card: &RadvCard, output: &Output) -> Result<CardReport> {
         return report.with_context(|| format!("RADV for {}", card.family));
     }
     let errors = String::from_utf8_lossy(&output.stderr);
-    // A panic or the driver writes other lines than this program's errors. A backtrace may follow either.
+    // A panic and the driver print lines without the prefix of this program's errors. A backtrace may follow either.
     let named = errors.lines().find_map(|line| line.strip_prefix("Error: "));
     let last = errors.lines().rev().find(|line| !line.trim().is_empty());
     let why = named.or(last).unwrap_or("it printed nothing");

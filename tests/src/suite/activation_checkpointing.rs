@@ -112,7 +112,7 @@ fn a_captured_tensor_that_was_replaced_is_an_error(device: &Device) -> Result<()
             for nested in [false, true] {
                 let (x, first) = (leaf(&[1.0], device)?, made(2.0)?);
                 let slot: Slot = Arc::new(Mutex::new(Some(first.clone())));
-                // Memory of the first tensor is freed with it, or still held.
+                // The first tensor's memory is freed with its handle, or a second handle still holds it.
                 let kept = held.then_some(first);
                 let captured = slot.clone();
                 let body = move |x: &[Tensor]| {
@@ -169,7 +169,7 @@ fn captured_values_recreated_by_each_run_are_allowed(device: &Device) -> Result<
         pass(DType::BF16)?.sum_all()?.backward()?;
         opt.step()?;
         let y = pass(DType::BF16)?;
-        // Another type takes the place of the copy.
+        // The cache now has the weight in another type in place of the copy.
         pass(DType::F16)?;
         y.sum_all()?.backward()?;
         opt.step()?;
@@ -373,7 +373,7 @@ fn recomputation_uses_the_mode_of_the_first_run(device: &Device) -> Result<()> {
             }
         }
         let y = run(&drop, &x, depth)?;
-        // As a validation between forward and backward would leave the module.
+        // A validation between the forward and the backward pass would leave the module in this mode.
         drop.eval();
         y.sum_all()?.backward()?;
         ensure!(y.to_f64s()? == x.grad().context("no gradient")?.to_f64s()?, "the mask differs");

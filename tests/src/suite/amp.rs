@@ -398,7 +398,7 @@ fn cached_casts_do_not_outlive_their_weights(device: &Device) -> Result<()> {
         let _no_grad = no_grad();
         ensure!(value(&x.matmul(&w)?)? == expected - 16.0, "step {step} evaluates old weights");
     }
-    // After a write by hand as well.
+    // A write by hand also makes the cast outdated.
     {
         let _no_grad = no_grad();
         x.matmul(&w)?;

@@ -538,7 +538,7 @@ fn dropout_keeps_the_mean_at_every_probability(device: &Device) -> Result<()> {
         ensure!(got < 3.0 && largest < 100.0, "{got}, {largest}");
         ensure!(mean(1.0, dtype)? == (0.0, 0.0));
     }
-    // As of `dropout`, nothing that is dropped is a factor.
+    // As in `dropout`, a dropped value is not multiplied by 0, which would make an infinity NaN.
     let infinite = Tensor::full([1, 1, 2, 8], f64::INFINITY, DType::F32, device)?;
     let options = AttentionOptions { dropout_p: 1.0, ..AttentionOptions::default() };
     let one = Tensor::ones([1, 1, 2, 8], DType::F32, device)?;

@@ -204,7 +204,7 @@ fn a_leaf_used_several_times_gets_all_gradients(device: &Device) -> Result<()> {
         again(&all(&x))?.backward()?;
         check("a hook that doubles", 2.0, &|k| x[k].grad())?;
 
-        // As inputs of a checkpoint, and as captured tensors.
+        // The leaves are inputs of a checkpoint first, then tensors that its function captures.
         let x = leaves()?;
         for _ in 0..2 {
             let inputs = all(&x);
@@ -308,14 +308,14 @@ fn frozen_leaves_have_no_gradient(device: &Device) -> Result<()> {
     body.requires_grad_(false);
     ensure!(has(&body) == 0, "what there was is freed");
     ensure!(body.parameters().len() == 2 && body.state_dict().into_keys().eq(names), "they stay parameters");
-    // Nothing is recorded for it, even through another handle.
+    // Operations on frozen parameters are not recorded, even through another handle.
     ensure!(!body.weight.clone().requires_grad() && !body.forward(&x)?.requires_grad());
     let mut optimizer = AdamW::new([body.parameters(), head.parameters()].concat(), 0.1);
     let before = body.weight.to_vec::<f32>()?;
     pass(&x)?;
     optimizer.step()?;
     ensure!((has(&body), has(&head)) == (0, 2) && body.weight.to_vec::<f32>()? == before);
-    // Gradients pass through it to earlier inputs.
+    // Gradients pass through the frozen layer to earlier inputs.
     let input = x.to_leaf()?;
     pass(&input)?;
     ensure!(has(&body) == 0 && input.grad().is_some());

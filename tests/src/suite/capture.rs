@@ -385,7 +385,7 @@ fn steps_that_cannot_be_captured_are_errors(device: &Device) -> Result<()> {
     refused("inside a step", &mut || Ok(device.capture(|| x.add(1.0))?.outputs()))?;
     let mut inner = device.capture(|| x.add(1.0))?;
     refused("replay", &mut || inner.replay())?;
-    // Also if the step continues after the error.
+    // The capture also fails if the step ignores the error and continues.
     refused("read", &mut || {
         let _ignored = x.to_vec::<f32>();
         x.mul(2.0)

@@ -240,12 +240,12 @@ fn callbacks_that_panic_do_not_end_the_device(device: &Device) -> Result<()> {
         let staging = program.buffer(16, BufferUsages::MAP_READ | BufferUsages::COPY_DST);
         let (mapped, kept) = (panics(&called), staging.clone());
         staging.map_async(wgpu::MapMode::Read, .., move |_| {
-            // A buffer that is dropped before runs its callback there.
+            // If the buffer were dropped before its map, the drop would run the callback.
             drop(kept);
             mapped();
         });
     };
-    // Uploads that need the staging buffers again and again.
+    // The uploads need the staging buffers again and again.
     let large = vec![1.0f32; 12 << 20];
     let mut x = Tensor::zeros([4], DType::F32, &shared)?;
     for round in 1..=4 {
@@ -311,7 +311,7 @@ fn callbacks_may_drop_tensors_and_the_device(device: &Device) -> Result<()> {
     }
     ensure!(dropped.load(Ordering::SeqCst) == 20, "the callbacks did not run");
     ensure!(shared.memory().allocated() == before, "{}", shared.memory());
-    // The last handle, in a callback that runs in a wait of the device's own thread.
+    // A callback drops the last handle, during a wait of the device's own thread.
     let read = x.add(&x)?.to_vec_async::<f32>();
     program.queue.submit([]);
     program.queue.on_submitted_work_done(move || drop((x, shared)));
@@ -347,7 +347,7 @@ fn a_tensor_over_a_buffer_reads_and_writes_it(device: &Device) -> Result<()> {
         let leaf = x.to_leaf()?;
         leaf.matmul(&head)?.sum_all()?.backward()?;
         ensure!(leaf.grad().context("a gradient")?.shape() == [4, 4], "its shape");
-        // Writes of the program, in the order of the queue.
+        // The program's write takes effect in the order of the queue.
         let slice = x.wgpu_slice_mut()?;
         ensure!(*slice.buffer() == buffer && slice.range() == (512..576), "{slice:?}");
         program.queue.write_buffer(&buffer, 512, &to_bytes(&[7.0]));

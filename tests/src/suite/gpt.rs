@@ -40,7 +40,7 @@ fn file(device: &Device) -> Result<StateDict> {
         Ok(())
     };
     put("wte.weight", &[vocabulary, width])?;
-    // More positions than the model uses.
+    // The file has more positions than the model uses.
     put("wpe.weight", &[context + 2, width])?;
     for (name, inputs, outputs) in [
         ("attn.c_attn", width, 3 * width),

@@ -321,7 +321,7 @@ fn other_tensors_that_an_operation_reads_are_saved_too(device: &Device) -> Resul
         drop(twice);
         {
             let _no_grad = autograd::no_grad();
-            // A copy, which also works on devices without i64 arithmetic.
+            // A copy also works on devices without i64 arithmetic.
             changed.copy_(&Tensor::zeros(changed.shape(), changed.dtype(), device)?)?;
         }
         let Err(error) = y.sum_all()?.backward() else { anyhow::bail!("{name}: a changed tensor was used") };

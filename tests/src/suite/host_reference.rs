@@ -1,6 +1,6 @@
 //! Reference implementations: plain loops on the host.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::tensor::Tensor;
@@ -59,6 +59,17 @@ pub(super) fn iota(shape: &[usize], dtype: DType, device: &Device) -> Result<Ten
 /// Returns the period of [`iota`].
 pub(super) fn iota_period(dtype: DType) -> usize {
     if dtype == DType::Bool { 2 } else { 251 }
+}
+
+/// Returns the gradient of the sum of a call's result with respect to its input.
+pub(super) fn sum_gradient(
+    x: &Tensor,
+    call: impl Fn(&Tensor) -> forebay::error::Result<Tensor>,
+) -> Result<Tensor> {
+    let x = x.detach().to_leaf()?;
+    let y = call(&x)?;
+    y.backward_with(&y.ones_like()?)?;
+    x.grad().context("no gradient")
 }
 
 /// Compares the elements exactly; NaN equals NaN.

@@ -9,7 +9,7 @@ use forebay::error::Error;
 use forebay::ops::{AttentionOptions, CrossEntropyOptions, InterpolateMode, InterpolateOptions, NormOptions};
 use forebay::tensor::Tensor;
 
-use super::host_reference::{ensure_close, ensure_values};
+use super::host_reference::{ensure_close, ensure_values, sum_gradient};
 use super::tests;
 
 tests![
@@ -28,13 +28,6 @@ tests![
     attention_over_many_positions_is_correct_or_refused,
     convolutions_with_long_filters_are_correct_or_refused,
 ];
-
-fn gradient(x: &Tensor, call: impl Fn(&Tensor) -> forebay::error::Result<Tensor>) -> Result<Tensor> {
-    let x = x.detach().to_leaf()?;
-    let y = call(&x)?;
-    y.backward_with(&y.ones_like()?)?;
-    x.grad().context("no gradient")
-}
 
 /// Returns a row in which every fourth element is 3 and the others are -1: mean 0, variance 3.
 fn zero_mean_row(shape: &[usize], device: &Device) -> Result<Tensor> {
@@ -192,12 +185,12 @@ fn areas_and_gradients_of_scaling_by_thousands(device: &Device) -> Result<()> {
     ensure_close(&line.interpolate(&area)?.to_f64s()?, &[2.0], 1e-5, 0.0)?;
     let small = Tensor::ones([1, 1, 2], DType::F32, device)?;
     for mode in [InterpolateMode::Nearest, InterpolateMode::Linear] {
-        let grad = gradient(&small, |x| {
+        let grad = sum_gradient(&small, |x| {
             x.interpolate(&InterpolateOptions { mode, ..InterpolateOptions::with_size([200_000]) })
         })?;
         ensure_close(&grad.to_f64s()?, &[100_000.0; 2], 1e-4, 0.0)?;
     }
-    let half = gradient(&small.to_dtype(DType::F16)?, |x| {
+    let half = sum_gradient(&small.to_dtype(DType::F16)?, |x| {
         x.interpolate(&InterpolateOptions {
             mode: InterpolateMode::Nearest,
             ..InterpolateOptions::with_size([20_000])
@@ -227,7 +220,7 @@ fn distances_of_long_rows_and_gradients_of_many(device: &Device) -> Result<()> {
     let many = Tensor::zeros([70_000, 1], DType::F32, device)?;
     let point = Tensor::full([1, 1], 2.0, DType::F32, device)?;
     for p in [1.0, 2.0, 3.0] {
-        ensure_values(&gradient(&point, |x| x.cdist(&many, p))?, &[70_000.0])
+        ensure_values(&sum_gradient(&point, |x| x.cdist(&many, p))?, &[70_000.0])
             .with_context(|| format!("p = {p}"))?;
     }
     Ok(())
@@ -250,7 +243,7 @@ fn products_of_long_vectors(device: &Device) -> Result<()> {
 fn gradients_of_overlapping_views_of_many_windows(device: &Device) -> Result<()> {
     // Each element is in up to 1,000 windows.
     let x = Tensor::zeros([5000], DType::F32, device)?;
-    let grad = gradient(&x, |x| x.unfold(0, 1000, 1))?.to_f64s()?;
+    let grad = sum_gradient(&x, |x| x.unfold(0, 1000, 1))?.to_f64s()?;
     let windows = |at: usize| (at + 1).min(5000 - at).min(1000).min(4001) as f64;
     ensure!((0..5000).all(|at| grad[at] == windows(at)), "{:?}", &grad[..10]);
     Ok(())

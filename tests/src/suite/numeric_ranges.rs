@@ -464,7 +464,7 @@ fn floats_out_of_range_are_not_written(device: &Device) -> Result<()> {
             }
         }
         ensure_values(&x, &[0.0, 0.0])?;
-        // Only cuts, which write no constant.
+        // This call only crops, so it writes no constant.
         ensure!(x.pad(&[-1, 0], PadMode::Constant(1e300))?.shape() == [1]);
         // Arithmetic overflows, and choosing rounds, as in PyTorch.
         let one = x.add(1.0)?;
@@ -484,7 +484,7 @@ fn floats_out_of_range_are_not_written(device: &Device) -> Result<()> {
         let full = |n: f64| Tensor::full([2], n, dtype, device);
         ensure!(full(max * 1.001).is_err() && full(-max * 1.001).is_err() && full(1e9).is_err());
         ensure_values(&full(-max)?.to_dtype(DType::F32)?, &[-max, -max])?;
-        // One of the two has no infinities.
+        // The first of the two types has no infinities.
         ensure!(full(f64::INFINITY).is_ok() == infinity);
     }
     Ok(())
@@ -516,7 +516,7 @@ macro_rules! ensure_divisions {
         let column = Tensor::from_slice(&edges, &[n], $device)?;
         type ExactFn = fn(i128, i128) -> i128;
         type Run = fn(&Tensor, Operand<'_>) -> ForebayResult<Tensor>;
-        // As of WGSL, a division by zero has the dividend as its quotient and 0 as its remainder.
+        // As in WGSL, a division by zero has the dividend as its quotient and 0 as its remainder.
         let floor: ExactFn =
             |a, b| if b == 0 { a } else { a.div_euclid(b) - i128::from(b < 0 && a.rem_euclid(b) != 0) };
         let below: ExactFn = |a, b| {
@@ -712,7 +712,7 @@ fn views_with_huge_extents_are_errors(device: &Device) -> Result<()> {
     ensure!(
         x.as_strided([0], [usize::MAX], None).is_err() && x.as_strided([1], [1], Some(usize::MAX)).is_err()
     );
-    // A huge extent is not taken for -1.
+    // The largest extent is not mistaken for -1.
     ensure!(x.reshape([usize::MAX]).is_err() && x.reshape([usize::MAX, 1]).is_err());
     Ok(())
 }

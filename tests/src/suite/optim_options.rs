@@ -330,7 +330,7 @@ fn gradients_that_do_not_fit_their_parameters_are_refused(device: &Device) -> Re
         let error = expect_error(GradScaler::new().unscale_(&sgd), what)?;
         ensure!(error.contains("gradient of parameter 2"), "{error}");
         ensure!(bits(&grads)? == grads_before, "{what}: gradients were changed before the check");
-        // Also after state exists.
+        // The optimiser also rejects the gradients once its state exists.
         let mut optimizer = Adam::new(all.clone(), 0.1);
         all[2].set_grad(Some(Tensor::ones(all[2].shape(), f32, device)?));
         optimizer.step()?;

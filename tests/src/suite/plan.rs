@@ -227,7 +227,7 @@ fn losses(
 fn a_budget_is_kept_and_changes_no_result(device: &Device) -> Result<()> {
     const BATCH: usize = 8;
     let options = GptOptions { vocabulary: 128, context: 64, layers: 4, heads: 4, width: 64, dropout: 0.0 };
-    // In small segments: what a small model takes by one choice and by another are few of them.
+    // Segments are small, because the memory of a small model differs little between two choices.
     let config = Config { large_segment_size: 2 << 20, ..CardProfile::from_device(device).config };
     let profile = CardProfile::from_device(device).with_config(config);
     let plan = |bytes| {
@@ -318,7 +318,7 @@ fn recomputed_blocks_give_the_same_bits(device: &Device) -> Result<()> {
             device.manual_seed(7);
             let net = Gpt::new(&sizes, device)?;
             let _segments = choice.apply_segments();
-            // Twice: the second pass adds to gradients that are there.
+            // The second pass adds to the gradients of the first.
             for _ in 0..2 {
                 let loss = {
                     let _autocast = low.map(autocast).transpose()?;
@@ -363,7 +363,7 @@ fn repeated_steps_stop_moving_memory(_device: &Device) -> Result<()> {
     for (name, choice) in ways {
         for fused in [true, false] {
             let device = Device::null(CardProfile::from_card("h200")?);
-            // What leaves and operations are numbered is another thing in each process: nothing hangs on it.
+            // The numbers of leaves and operations differ between processes, and no result may depend on them.
             for _ in 0..name.len() * 37 {
                 drop(Tensor::zeros([1], DType::F32, &device)?.to_leaf()?);
             }

@@ -6,7 +6,7 @@ use forebay::dtype::DType;
 use forebay::ops::{Pool1dOptions, Pool2dOptions, Pool3dOptions};
 use forebay::tensor::Tensor;
 
-use super::host_reference::{ensure_close, ensure_values};
+use super::host_reference::{ensure_close, ensure_values, sum_gradient};
 use super::{compute_dtypes, require_dtype, tests};
 
 tests![
@@ -22,13 +22,6 @@ tests![
     a_long_window_takes_the_last_nan_and_the_first_of_equals,
     adaptive_windows_of_long_signals_need_64_bit_bounds,
 ];
-
-fn gradient(x: &Tensor, call: impl Fn(&Tensor) -> forebay::error::Result<Tensor>) -> Result<Tensor> {
-    let x = x.detach().to_leaf()?;
-    let y = call(&x)?;
-    y.backward_with(&y.ones_like()?)?;
-    x.grad().context("no gradient")
-}
 
 fn a_maximum_over_padding_alone_is_the_smallest_of_its_type(device: &Device) -> Result<()> {
     // The window covers indices -1 and 2 of a signal of length two.
@@ -47,7 +40,7 @@ fn a_maximum_over_padding_alone_is_the_smallest_of_its_type(device: &Device) -> 
         ensure!(y == smallest, "{dtype:?}: {y}, not {smallest}");
     }
     let x = Tensor::from_slice(&[5.0f32, 7.0], [1, 1, 2], device)?;
-    ensure_values(&gradient(&x, |x| x.max_pool1d(window))?, &[0.0, 0.0])
+    ensure_values(&sum_gradient(&x, |x| x.max_pool1d(window))?, &[0.0, 0.0])
 }
 
 /// PyTorch's loop over windows: returns values, indices, and how often each element is the maximum.
@@ -118,7 +111,7 @@ fn maxima_agree_with_plain_loops_for_windows_with_gaps(device: &Device) -> Resul
             "{name}: {got:?}, not {values:?}"
         );
         ensure!(indices.to_vec::<i64>()? == at, "{name}: {indices}, not {at:?}");
-        ensure_values(&gradient(&x, |x| x.max_pool2d(window))?, &grads).context(name)?;
+        ensure_values(&sum_gradient(&x, |x| x.max_pool2d(window))?, &grads).context(name)?;
         empty += usize::from(grads.iter().sum::<f64>() < (oh * ow) as f64);
     }
     ensure!(empty > 3, "{empty} planes with windows of padding alone");
@@ -139,7 +132,7 @@ fn a_volume_of_padding_alone_has_no_maximum_and_no_gradient(device: &Device) -> 
             let step = [6, 3][axis];
             let first = indices.to_vec::<i64>()?[0];
             ensure!(first == 2 * step, "axis {axis}: {indices}");
-            ensure_values(&gradient(&x, |x| x.max_pool3d(window))?, &[0.0; 12])?;
+            ensure_values(&sum_gradient(&x, |x| x.max_pool3d(window))?, &[0.0; 12])?;
         } else {
             ensure_values(&y, &[2.0, 0.0, 5.0, 3.0, 8.0, 6.0, 11.0, 9.0])?;
             ensure!(indices.to_vec::<i64>()? == [2, 0, 5, 3, 8, 6, 11, 9], "{indices}");
@@ -211,11 +204,11 @@ fn averages_of_64_bit_types_are_accurate(device: &Device) -> Result<()> {
     };
     let x = f64s(&[3.0 * count as f64, 0.0, 0.0, 0.0], &[1, 1, 2, 2])?;
     same(&x.avg_pool2d(wide)?, &[3.0; 4])?;
-    same(&gradient(&x, |x| x.avg_pool2d(wide)?.mul(count as f64))?, &[4.0; 4])?;
+    same(&sum_gradient(&x, |x| x.avg_pool2d(wide)?.mul(count as f64))?, &[4.0; 4])?;
     for divisor in [(1i64 << 40) + 1, -(1 << 24) - 1, (1 << 53) - 1] {
         let x = f64s(&[divisor as f64; 4], &[1, 1, 2, 2])?;
         same(&x.avg_pool2d(override_of(divisor))?, &[1.0; 4])?;
-        same(&gradient(&x, |x| x.avg_pool2d(override_of(divisor))?.mul(divisor as f64))?, &[1.0; 4])?;
+        same(&sum_gradient(&x, |x| x.avg_pool2d(override_of(divisor))?.mul(divisor as f64))?, &[1.0; 4])?;
     }
     // Elements that differ only where an f32 has no digits, in short windows and in long ones.
     let small = 2f64.powi(-40);
@@ -282,7 +275,7 @@ fn gradients_of_long_windows_reach_every_element(device: &Device) -> Result<()> 
     let (n, k) = (4001, 2000);
     let x = Tensor::zeros([1, 1, n], DType::F32, device)?;
     let window = Pool1dOptions { stride: [1], ..Pool1dOptions::new(k) };
-    let grad = gradient(&x, |x| x.avg_pool1d(Pool1dOptions { divisor_override: Some(1), ..window }))?;
+    let grad = sum_gradient(&x, |x| x.avg_pool1d(Pool1dOptions { divisor_override: Some(1), ..window }))?;
     let windows = |at: usize| (at + 1).min(n - k + 1).min(n - at).min(k) as f64;
     ensure_values(&grad, &(0..n).map(windows).collect::<Vec<_>>())?;
     // The first element is the maximum of the first window only, the one at 2,000 of all its other windows.
@@ -290,11 +283,11 @@ fn gradients_of_long_windows_reach_every_element(device: &Device) -> Result<()> 
     x.narrow(2, k, 1)?.fill_(2.0)?;
     let mut expected = vec![0.0; n];
     (expected[0], expected[k], expected[k + 1]) = (1.0, 2000.0, 1.0);
-    ensure_values(&gradient(&x, |x| x.max_pool1d(window))?, &expected)?;
+    ensure_values(&sum_gradient(&x, |x| x.max_pool1d(window))?, &expected)?;
     // More windows over one element than the loop limit.
     let one = Tensor::full([1, 1, 1], 2.0, DType::F32, device)?;
-    ensure_values(&gradient(&one, |x| x.adaptive_avg_pool1d(100_000))?, &[100_000.0])?;
-    ensure_values(&gradient(&one, |x| x.adaptive_max_pool1d(100_000))?, &[100_000.0])
+    ensure_values(&sum_gradient(&one, |x| x.adaptive_avg_pool1d(100_000))?, &[100_000.0])?;
+    ensure_values(&sum_gradient(&one, |x| x.adaptive_max_pool1d(100_000))?, &[100_000.0])
 }
 
 fn a_long_window_takes_the_last_nan_and_the_first_of_equals(device: &Device) -> Result<()> {
@@ -331,5 +324,5 @@ fn adaptive_windows_of_long_signals_need_64_bit_bounds(device: &Device) -> Resul
         );
         (first(o)..end(o)).for_each(|at| grads[at] += 1.0 / (end(o) - first(o)) as f64);
     }
-    ensure_close(&gradient(&x, |x| x.adaptive_avg_pool1d(outs))?.to_f64s()?, &grads, 1e-5, 0.0)
+    ensure_close(&sum_gradient(&x, |x| x.adaptive_avg_pool1d(outs))?.to_f64s()?, &grads, 1e-5, 0.0)
 }

@@ -54,7 +54,7 @@ fn stream(state: RandomState, n: usize) -> Vec<u32> {
 /// Reads the table from the shader's source, so that both sides share it.
 fn table() -> Vec<i32> {
     let wgsl = forebay_shaders::template_source("math/normal").unwrap_or_default();
-    // Rows of the switch, from octave 31 down: two vectors of four values each.
+    // Each row of the shader's switch, from octave 31 down, has two vectors of four values.
     let vectors = wgsl.split("= vec4<i32>(").skip(1).filter_map(|v| v.split_once(')'));
     let values: Vec<i32> = vectors
         .flat_map(|(list, _)| list.split(','))
@@ -371,9 +371,10 @@ fn classes_without_weight_are_never_drawn(device: &Device) -> Result<()> {
 
 fn classes_of_rows_of_any_length_are_drawn_by_their_weights(device: &Device) -> Result<()> {
     device.manual_seed(26);
-    // One thread's classes, one and two of each thread, the last row of one workgroup, and longer ones.
+    // Rows for one thread, rows with one and with two classes for each thread, the longest row of one workgroup, and
+    // longer rows.
     for classes in [5, 256, 257, 3000, 8192, 8193] {
-        // Also where sums of them would be infinite, or reciprocals.
+        // The extreme scales have infinite sums of weights, or infinite reciprocals.
         for scale in [1.0f32, 1e-37, 1e34] {
             let weights: Vec<f32> =
                 (0..2 * classes).map(|k| if k % 7 == 3 { 0.0 } else { (k % 5 + 1) as f32 * scale }).collect();

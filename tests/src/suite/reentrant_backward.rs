@@ -203,7 +203,7 @@ fn a_graph_that_is_being_freed_is_an_error(device: &Device) -> Result<()> {
     y.sum_all()?.backward()?;
     let error = y.sum_all()?.backward().err().context("the graph is freed")?.to_string();
     ensure!(error.contains("has already run backward") && error.contains("retain_graph"), "{error}");
-    // From within the running gradient, on this thread and on another one.
+    // A backward pass begins within a running one of the same graph, on this thread and on another one.
     for other_thread in [false, true] {
         let hold: Arc<Mutex<Option<Tensor>>> = Arc::default();
         let seen = Arc::new(Mutex::new(String::new()));

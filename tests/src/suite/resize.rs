@@ -16,7 +16,7 @@ use forebay::ops::{
 };
 use forebay::tensor::Tensor;
 
-use super::host_reference::{ensure_close, ensure_same_bits, ensure_values, iota};
+use super::host_reference::{ensure_close, ensure_same_bits, ensure_values, iota, sum_gradient};
 use super::{compute_dtypes, tests};
 
 tests![
@@ -40,13 +40,6 @@ fn floats(device: &Device) -> impl Iterator<Item = DType> + use<> {
     compute_dtypes(device).filter(|d| d.is_float())
 }
 
-fn gradient(x: &Tensor, call: impl Fn(&Tensor) -> forebay::error::Result<Tensor>) -> Result<Tensor> {
-    let x = x.detach().to_leaf()?;
-    let y = call(&x)?;
-    y.backward_with(&y.ones_like()?)?;
-    x.grad().context("no gradient")
-}
-
 fn interpolation_has_hand_computed_values(device: &Device) -> Result<()> {
     let with = |mode, options: InterpolateOptions| InterpolateOptions { mode, ..options };
     for dtype in floats(device).chain([DType::U8]) {
@@ -63,7 +56,7 @@ fn interpolation_has_hand_computed_values(device: &Device) -> Result<()> {
         let x = Tensor::from_slice(&[0.0f32, 10.0], [1, 1, 2], device)?.to_dtype(dtype)?;
         let line = with(InterpolateMode::Linear, InterpolateOptions::with_scale_factor(2.0));
         ensure_values(&x.interpolate(&line)?, &[0.0, 2.5, 7.5, 10.0])?;
-        ensure_values(&gradient(&x, |x| x.interpolate(&line))?, &[2.0, 2.0])?;
+        ensure_values(&sum_gradient(&x, |x| x.interpolate(&line))?, &[2.0, 2.0])?;
         let corners = InterpolateOptions {
             align_corners: true,
             ..with(InterpolateMode::Linear, InterpolateOptions::with_size([5]))
@@ -72,7 +65,7 @@ fn interpolation_has_hand_computed_values(device: &Device) -> Result<()> {
         let x = iota(&[1, 1, 4, 2], dtype, device)?;
         let areas = with(InterpolateMode::Area, InterpolateOptions::with_size([2, 1]));
         ensure_values(&x.interpolate(&areas)?, &[1.5, 5.5])?;
-        ensure_values(&gradient(&x, |x| x.interpolate(&areas))?, &[0.25; 8])?;
+        ensure_values(&sum_gradient(&x, |x| x.interpolate(&areas))?, &[0.25; 8])?;
         let smooth = InterpolateOptions {
             antialias: true,
             ..with(InterpolateMode::Bilinear, InterpolateOptions::with_size([2, 2]))
@@ -94,7 +87,7 @@ fn resizing_takes_any_strides_and_empty_batches(device: &Device) -> Result<()> {
         ensure_same_bits(&turned.interpolate(&options)?, &turned.contiguous()?.interpolate(&options)?)?;
         let none = Tensor::zeros([0, 2, 4, 4], DType::F32, device)?;
         ensure!(none.interpolate(&options)?.shape() == [0, 2, 3, 7]);
-        ensure!(gradient(&none, |x| x.interpolate(&options))?.shape() == [0, 2, 4, 4]);
+        ensure!(sum_gradient(&none, |x| x.interpolate(&options))?.shape() == [0, 2, 4, 4]);
     }
     Ok(())
 }
@@ -104,7 +97,7 @@ fn more_workgroups_than_a_dimension_of_a_grid_has(device: &Device) -> Result<()>
     let twice = InterpolateOptions::with_scale_factor(2.0);
     let wide = x.interpolate(&twice)?;
     ensure_same_bits(&wide.slice_dim(2, 1, 4200, 2)?.slice_dim(3, 1, 4200, 2)?.contiguous()?, &x)?;
-    let counts = gradient(&x, |x| x.interpolate(&twice))?;
+    let counts = sum_gradient(&x, |x| x.interpolate(&twice))?;
     ensure_values(&counts.amin((), false)?, &[4.0])?;
     ensure_values(&counts.amax((), false)?, &[4.0])
 }
@@ -113,18 +106,18 @@ fn gradients_of_repeated_elements_add_up(device: &Device) -> Result<()> {
     for dtype in floats(device) {
         let x = iota(&[7], dtype, device)?;
         ensure_values(&x.unfold(0, 3, 2)?, &[0.0, 1.0, 2.0, 2.0, 3.0, 4.0, 4.0, 5.0, 6.0])?;
-        ensure_values(&gradient(&x, |x| x.unfold(0, 3, 2))?, &[1.0, 1.0, 2.0, 1.0, 2.0, 1.0, 1.0])?;
-        ensure_values(&gradient(&x, |x| x.unfold(-1, 4, 1))?, &[1.0, 2.0, 3.0, 4.0, 3.0, 2.0, 1.0])?;
+        ensure_values(&sum_gradient(&x, |x| x.unfold(0, 3, 2))?, &[1.0, 1.0, 2.0, 1.0, 2.0, 1.0, 1.0])?;
+        ensure_values(&sum_gradient(&x, |x| x.unfold(-1, 4, 1))?, &[1.0, 2.0, 3.0, 4.0, 3.0, 2.0, 1.0])?;
         ensure_values(
-            &gradient(&x, |x| x.as_strided([2, 3], [0, 1], Some(4)))?,
+            &sum_gradient(&x, |x| x.as_strided([2, 3], [0, 1], Some(4)))?,
             &[0.0, 0.0, 0.0, 0.0, 2.0, 2.0, 2.0],
         )?;
         let rows = iota(&[5, 2], dtype, device)?;
-        let columns = gradient(&rows, |x| x.t()?.unfold(1, 2, 2))?;
+        let columns = sum_gradient(&rows, |x| x.t()?.unfold(1, 2, 2))?;
         ensure_values(&columns, &[1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0])?;
         let scalar = iota(&[], dtype, device)?;
         ensure!(scalar.unfold(0, 1, 1)?.shape() == [1]);
-        ensure_values(&gradient(&scalar, |x| x.unfold(0, 1, 3))?, &[1.0])?;
+        ensure_values(&sum_gradient(&scalar, |x| x.unfold(0, 1, 3))?, &[1.0])?;
         ensure!(x.narrow(0, 0, 0)?.unfold(0, 0, 1)?.shape() == [1, 0]);
     }
     Ok(())
@@ -132,12 +125,13 @@ fn gradients_of_repeated_elements_add_up(device: &Device) -> Result<()> {
 
 fn a_view_by_strides_gives_gradients_to_its_own_elements_only(device: &Device) -> Result<()> {
     let x = iota(&[6], DType::F32, device)?;
-    let beside = gradient(&x, |x| x.narrow(0, 2, 3)?.as_strided([2, 2], [1, 0], Some(1)))?;
+    let beside = sum_gradient(&x, |x| x.narrow(0, 2, 3)?.as_strided([2, 2], [1, 0], Some(1)))?;
     ensure_values(&beside, &[0.0, 0.0, 2.0, 0.0, 0.0, 0.0])?;
     // A repeated element gathers the gradients of all its positions.
-    let shared = gradient(&x.narrow(0, 0, 1)?.copy()?, |x| x.broadcast_to([4])?.as_strided([2], [0], None))?;
+    let shared =
+        sum_gradient(&x.narrow(0, 0, 1)?.copy()?, |x| x.broadcast_to([4])?.as_strided([2], [0], None))?;
     ensure_values(&shared, &[2.0])?;
-    let turned = gradient(&iota(&[2, 3], DType::F32, device)?, |x| x.t()?.as_strided([3], [2], Some(1)))?;
+    let turned = sum_gradient(&iota(&[2, 3], DType::F32, device)?, |x| x.t()?.as_strided([3], [2], Some(1)))?;
     ensure_values(&turned, &[0.0, 1.0, 0.0, 1.0, 0.0, 1.0])?;
     let view = iota(&[12], DType::I32, device)?.as_strided([2, 3], [5, 2], Some(1))?;
     ensure_values(&view, &[1.0, 3.0, 5.0, 6.0, 8.0, 10.0])?;
@@ -216,7 +210,7 @@ fn distances_have_hand_computed_values(device: &Device) -> Result<()> {
 fn no_gradient_flows_between_equal_rows(device: &Device) -> Result<()> {
     let x = iota(&[3, 2], DType::F32, device)?;
     for p in [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, f64::INFINITY] {
-        let own = gradient(&x, |x| x.cdist(&x.detach(), p))?.to_f64s()?;
+        let own = sum_gradient(&x, |x| x.cdist(&x.detach(), p))?.to_f64s()?;
         ensure!(own.iter().all(|g| g.is_finite()), "{p}: {own:?}");
         let (low, middle) = (&own[..2], &own[2..4]);
         ensure!(p == 0.0 || low.iter().all(|&g| g < 0.0), "{p}: {own:?}");
@@ -236,7 +230,7 @@ fn bags_have_hand_computed_values(device: &Device) -> Result<()> {
         ensure_values(&run(EmbeddingBagMode::Sum)?, &[9.0, 11.0, 13.0, 0.0, 0.0, 0.0, 12.0, 15.0, 18.0])?;
         ensure_values(&run(EmbeddingBagMode::Mean)?, &[4.5, 5.5, 6.5, 0.0, 0.0, 0.0, 4.0, 5.0, 6.0])?;
         ensure_values(&run(EmbeddingBagMode::Max)?, &[9.0, 10.0, 11.0, 0.0, 0.0, 0.0, 6.0, 7.0, 8.0])?;
-        let back = |mode| gradient(&table, |t| t.embedding_bag(&index, &bags(mode)));
+        let back = |mode| sum_gradient(&table, |t| t.embedding_bag(&index, &bags(mode)));
         let rows = |rows: [f64; 4]| rows.iter().flat_map(|&r| [r; 3]).collect::<Vec<_>>();
         ensure_values(&back(EmbeddingBagMode::Sum)?, &rows([1.0, 2.0, 1.0, 1.0]))?;
         ensure_values(&back(EmbeddingBagMode::Max)?, &rows([0.0, 0.0, 1.0, 1.0]))?;
@@ -255,7 +249,10 @@ fn bags_have_hand_computed_values(device: &Device) -> Result<()> {
         };
         let pairs = Tensor::from_slice(&[1u32, 2, 1, 1], [2, 2], device)?;
         ensure_values(&table.embedding_bag(&pairs, &padded)?, &[6.0, 7.0, 8.0, 0.0, 0.0, 0.0])?;
-        ensure_values(&gradient(&table, |t| t.embedding_bag(&pairs, &padded))?, &rows([0.0, 0.0, 1.0, 0.0]))?;
+        ensure_values(
+            &sum_gradient(&table, |t| t.embedding_bag(&pairs, &padded))?,
+            &rows([0.0, 0.0, 1.0, 0.0]),
+        )?;
         // Per-sample weights have a gradient, too.
         let factors = Tensor::from_slice(&[2.0f32, 3.0, 4.0, 5.0], [2, 2], device)?.to_dtype(dtype)?;
         let scaled = |f: &Tensor| {
@@ -267,7 +264,7 @@ fn bags_have_hand_computed_values(device: &Device) -> Result<()> {
             table.embedding_bag(&pairs, &bags)
         };
         ensure_values(&scaled(&factors)?, &[24.0, 29.0, 34.0, 27.0, 36.0, 45.0])?;
-        ensure_values(&gradient(&factors, scaled)?, &[12.0, 21.0, 12.0, 12.0])?;
+        ensure_values(&sum_gradient(&factors, scaled)?, &[12.0, 21.0, 12.0, 12.0])?;
         let none = Tensor::zeros([0], DType::I32, device)?;
         ensure_values(
             &table.embedding_bag(
@@ -347,7 +344,7 @@ fn windows_of_pooling_take_the_first_of_equals(device: &Device) -> Result<()> {
     let (out, indices) = x.adaptive_max_pool1d_with_indices(2)?;
     ensure_values(&out, &[3.0, 3.0])?;
     ensure_values(&indices, &[1.0, 2.0])?;
-    ensure_values(&gradient(&x, |x| x.adaptive_max_pool1d(2))?, &[0.0, 1.0, 1.0, 0.0, 0.0])?;
+    ensure_values(&sum_gradient(&x, |x| x.adaptive_max_pool1d(2))?, &[0.0, 1.0, 1.0, 0.0, 0.0])?;
     let more = x.unsqueeze(0)?.adaptive_max_pool2d([2, 7])?;
     ensure!(more.shape() == [1, 2, 7]);
     ensure!(

@@ -132,7 +132,7 @@ fn costs_of_steps_do_not_grow(device: &Device) -> Result<()> {
     }
     let seen = format_costs(&seen)?;
     let info = device.info();
-    // Without the vendor's products a card's steps are others.
+    // Without the vendor's library of matrix products, a card's costs differ.
     let products =
         if info.backend == "cuda" && !device.library_features().matmul { ", portable" } else { "" };
     let name = format!("{}{products} {}", info.backend, info.name);

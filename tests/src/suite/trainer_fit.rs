@@ -164,7 +164,7 @@ fn a_fit_that_ended_midway_is_finished_by_the_next(device: &Device) -> Result<()
     ensure!(text.contains("step 3") && text.contains("the third one"), "{text}");
     run.fit(&loader, |x, y| net.loss(x, y))?;
     ensure!(run.steps_done() == 5, "{} steps of five batches", run.steps_done());
-    // With another loader there is nothing to finish, and nothing was resumed.
+    // Another loader starts from its beginning: the failed run is not resumed.
     let mut run = trainer(&net);
     let failing = run.fit(&loader, |_, _| Err::<Tensor, _>(Error::argument("loss", "never")));
     ensure!(failing.is_err());
@@ -340,7 +340,7 @@ fn an_asynchronous_fit_is_bitwise_the_blocking_one(device: &Device) -> Result<()
         let (mut polls, mut other_runs) = (0u64, 0u64);
         {
             let mut training = pin!(trainer.fit_async(&loader, |x, y| net.loss(x, y)));
-            // Another task of the same thread, which is polled whenever the training is suspended.
+            // This thread's other task is polled whenever the training is suspended.
             let both = poll_fn(|context| {
                 polls += 1;
                 let ended = training.as_mut().poll(context);

@@ -305,11 +305,11 @@ fn copy_and_reuse(device: &Device, second: &Device) -> Result<()> {
     for k in 0..12 {
         let there = {
             let value = Tensor::full([N], f64::from(k), DType::F32, device)?;
-            // Work of the second device in memory that the copy may get next.
+            // The second device works in memory that the copy may get next.
             drop(Tensor::full([N], -1.0, DType::F32, second)?.exp()?);
             value.to_device(second)?
         };
-        // Takes the memory of the source.
+        // This tensor takes the memory of the source.
         let next = Tensor::full([N], 1e6, DType::F32, device)?;
         sums.push(there.sum_all()?);
         drop(next);

@@ -129,7 +129,7 @@ fn check(name: &str, wgsl: &str, device: &Device) -> Result<()> {
         KernelSource { label: name, wgsl, entry_point: "main", overrides: &[], zero_workgroup_memory: true };
     let compiled = backend.compile(&source).and_then(|kernel| backend.wait_compiled(kernel).map(|()| kernel));
     let kernel = match compiled {
-        // No feature of the contract tells these.
+        // The contract has no feature for these atomics.
         Err(Error::KernelCompilation { message, .. }) if ["atomic_float", "atomic_wide"].contains(&name) => {
             return skip(format!("the device has no such atomics: {}", message.lines().next().unwrap_or("")));
         }

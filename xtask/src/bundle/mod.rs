@@ -60,7 +60,7 @@ pub(crate) fn create_bundle(workspace: &Workspace, setup: &Setup, lean: bool) ->
         let from = workspace.program_path(program, Profile::Release);
         let to = programs.join(from.file_name().context("a program has no name")?);
         copy_file(&from, &to)?;
-        // Compressed to a third of its size, so that the data set fits as well.
+        // A compressed program has a third of the size, so that the data set fits as well.
         process::run_captured(Command::new("gzip").arg("-9").arg(&to))?;
     }
     for folder in if lean { &[][..] } else { &["golden", "golden_more", "curves", "traces", "data"] } {

@@ -74,7 +74,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<bool> {
 fn measure(workspace: &Workspace, variant: &Variant, environment: &Environment) -> Result<Costs> {
     let folder = workspace.root.join(FOLDER).join(variant.program);
     if variant.program == "forebay" {
-        // The versions that the tests use.
+        // The lock file has the versions that the tests use.
         std::fs::copy(workspace.root.join("Cargo.lock"), folder.join("Cargo.lock"))?;
     }
     let cargo = |args: &[&str]| {

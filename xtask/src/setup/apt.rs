@@ -101,18 +101,18 @@ impl Apt {
         unpack_package(&found.context("apt-get has downloaded nothing")?, only, into)
     }
 
-    /// Runs `what` with the current package lists, and once more with updated ones if that fails. A fresh machine has
-    /// no lists, and old lists name packages that no longer exist.
-    fn retry_after_update<T>(&self, what: impl Fn() -> Result<T>) -> Result<T> {
+    /// Runs `action` with the current package lists, and once more with updated ones if that fails. A fresh machine
+    /// has no lists, and old lists name packages that no longer exist.
+    fn retry_after_update<T>(&self, action: impl Fn() -> Result<T>) -> Result<T> {
         if !process::succeeds("apt-get", &["--version"]) {
             bail!("this system has no apt-get");
         }
-        if let Ok(done) = what() {
-            return Ok(done);
+        if let Ok(output) = action() {
+            return Ok(output);
         }
         let updated = self.updated.get_or_init(|| self.update().map_err(|error| format!("{error:#}")));
         // One unreachable source makes the update fail; the retry may still succeed with the other sources.
-        what().or_else(|error| match updated {
+        action().or_else(|error| match updated {
             Ok(()) => Err(error),
             Err(why) => bail!("{why}"),
         })

@@ -1,5 +1,5 @@
 // Cooperative matrices of 16 x 16 elements, in the layout of the PTX instruction mma.m16n8k16. Lane l of a warp
-// holds the rows l / 4 and l / 4 + 8 of A and of the sums, and the columns l / 4 and l / 4 + 8 of B. Along the
+// holds the rows l / 4 and l / 4 + 8 of A and of the sums. Of B it holds the columns l / 4 and l / 4 + 8. Along the
 // other dimension it holds the elements 2 (l % 4), the next one, and both again 8 elements later.
 namespace wgsl {
 

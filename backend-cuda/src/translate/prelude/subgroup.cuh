@@ -44,7 +44,7 @@ struct op_and { template <class T> static WGSL_FN T of(T a, T b) { return bit_an
 struct op_or { template <class T> static WGSL_FN T of(T a, T b) { return bit_or(a, b); } };
 struct op_xor { template <class T> static WGSL_FN T of(T a, T b) { return bit_xor(a, b); } };
 
-// A butterfly if the whole warp takes part; else one lane after the other, so that no inactive lane is read.
+// A butterfly if all lanes of the warp are in `mask`; else one lane after the other, so that no inactive lane is read.
 template <class O, class T> WGSL_FN T reduce_lanes(u32 mask, T x) {
     if (mask == FULL) {
         for (u32 d = 16; d > 0; d >>= 1) x = O::of(x, lane_read(mask, x, lane_id() ^ d));

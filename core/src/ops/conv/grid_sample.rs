@@ -65,9 +65,9 @@ fn apply_padding_mode(
             }
             let distance = coordinate.sub(low)?.abs()?;
             let periods = distance.detach().mul(1.0 / span)?.floor()?;
-            let rest = distance.sub(&periods.mul(span)?)?;
-            let odd = periods.remainder(2.0)?.ne(0.0)?;
-            rest.neg()?.add(span)?.where_(&odd, &rest)?.add(low)?
+            let remainder = distance.sub(&periods.mul(span)?)?;
+            let is_mirrored = periods.remainder(2.0)?.ne(0.0)?;
+            remainder.neg()?.add(span)?.where_(&is_mirrored, &remainder)?.add(low)?
         }
     };
     // The gradient is zero where the coordinate was clamped.
@@ -77,10 +77,15 @@ fn apply_padding_mode(
 
 /// Returns the weights of four neighbours at distance `t` after the second (Keys, 1981, with a = -0.75).
 fn cubic_weights(t: &Tensor) -> Result<[Tensor; 4]> {
-    let near = |t: &Tensor| t.mul(1.25)?.sub(2.25)?.mul(t)?.mul(t)?.add(1.0);
-    let far = |t: &Tensor| t.mul(-0.75)?.add(3.75)?.mul(t)?.sub(6.0)?.mul(t)?.add(3.0);
-    let rest = t.neg()?.add(1.0)?;
-    Ok([far(&t.add(1.0)?)?, near(t)?, near(&rest)?, far(&rest.add(1.0)?)?])
+    let inner_weight = |t: &Tensor| t.mul(1.25)?.sub(2.25)?.mul(t)?.mul(t)?.add(1.0);
+    let outer_weight = |t: &Tensor| t.mul(-0.75)?.add(3.75)?.mul(t)?.sub(6.0)?.mul(t)?.add(3.0);
+    let complement = t.neg()?.add(1.0)?;
+    Ok([
+        outer_weight(&t.add(1.0)?)?,
+        inner_weight(t)?,
+        inner_weight(&complement)?,
+        outer_weight(&complement.add(1.0)?)?,
+    ])
 }
 
 /// Gathers elements of `x` \[batch, channels, numel\] at integer coordinates, one tensor for each dimension.
@@ -94,12 +99,14 @@ fn sample_corner(
     // Linear index of the element, and true if it is inside of the input.
     let mut corner: Option<(Tensor, Tensor)> = None;
     for (at, &size) in coordinates.iter().zip(sizes) {
-        let here = at.ge(0.0)?.logical_and(&at.le(size as f64 - 1.0)?)?;
-        let at =
-            at.clamp(0.0, size as f64 - 1.0)?.masked_fill(&here.logical_not()?, 0.0)?.to_dtype(DType::I32)?;
+        let in_range = at.ge(0.0)?.logical_and(&at.le(size as f64 - 1.0)?)?;
+        let at = at
+            .clamp(0.0, size as f64 - 1.0)?
+            .masked_fill(&in_range.logical_not()?, 0.0)?
+            .to_dtype(DType::I32)?;
         corner = Some(match corner {
-            Some((index, inside)) => (index.mul(size as i64)?.add(&at)?, inside.logical_and(&here)?),
-            None => (at, here),
+            Some((index, inside)) => (index.mul(size as i64)?.add(&at)?, inside.logical_and(&in_range)?),
+            None => (at, in_range),
         });
     }
     let Some((index, inside)) = corner else {

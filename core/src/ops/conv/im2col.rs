@@ -106,8 +106,8 @@ impl Im2colPlan {
 
     /// Reports whether the column matrix equals the image.
     fn is_identity(&self) -> bool {
-        let still = self.kernel[..self.rank].iter().chain(&self.stride[..self.rank]).all(|&n| n == 1);
-        still
+        let has_one_tap = self.kernel[..self.rank].iter().chain(&self.stride[..self.rank]).all(|&n| n == 1);
+        has_one_tap
             && self.first_tap[..self.rank].iter().all(|&n| n == 0)
             && self.input_extents == self.output_extents
     }
@@ -154,12 +154,12 @@ impl Im2colPlan {
         }
         let vector_width = VECTOR_BYTES / dtype.size();
         let depth = self.padded_rows_per_group(dtype, chunk.merges_images);
-        let (outer, live) =
+        let (outer, used_columns) =
             if chunk.merges_images { (1, chunk.images * positions) } else { (chunk.images, positions) };
-        let vectors = live.div_ceil(vector_width);
+        let vectors = used_columns.div_ceil(vector_width);
         let blocks = outer * self.groups;
         let out = empty_workspace(&[blocks, depth, vectors * vector_width], dtype, images.device())?;
-        if self.is_identity() && live == vectors * vector_width {
+        if self.is_identity() && used_columns == vectors * vector_width {
             let shape = [chunk.images, self.groups * self.channels, positions];
             part.reshape(shape)?.transpose(0, 1)?.copy_into(&out.reshape([shape[1], shape[0], shape[2]])?)?;
             return Ok(out);
@@ -167,12 +167,12 @@ impl Im2colPlan {
         let last = self.kernel[self.rank - 1];
         let rows = self.rows_per_group() / last;
         let threads = blocks * rows * vectors;
-        let f32_division = [blocks * rows, live, rows].iter().all(|&n| n < 1 << 20)
-            && threads.max(live + vector_width) < 1 << 31;
+        let f32_division = [blocks * rows, used_columns, rows].iter().all(|&n| n < 1 << 20)
+            && threads.max(used_columns + vector_width) < 1 << 31;
         let spec = kernel_spec! { "im2col", size: dtype.size(), rank: self.rank, f32_division };
         let params = kernel_params! {
             n: threads, vectors, rows, groups: self.groups, depth, used_depth: self.rows_per_group(),
-            used_columns: live, positions,
+            used_columns, positions,
             channels: self.channels * self.groups, group: self.channels,
             in_positions: spatial_numel(&self.input_extents),
             taps: self.kernel[..self.rank - 1].iter().product::<usize>(), in_offset: part.layout().offset(),
@@ -198,8 +198,9 @@ impl ConvGeometry {
         // A chunk of unaligned images holds at least as many as reach the next vector boundary.
         let aligned =
             |channels: usize, extents| (channels * spatial_numel(extents)).is_multiple_of(VECTOR_BYTES);
-        let whole = aligned(self.x_channels, &self.x_extents) && aligned(self.y_channels, &self.y_extents);
-        let merged = if whole { 1 } else { VECTOR_BYTES.min(self.batch) };
+        let is_aligned =
+            aligned(self.x_channels, &self.x_extents) && aligned(self.y_channels, &self.y_extents);
+        let merged = if is_aligned { 1 } else { VECTOR_BYTES.min(self.batch) };
         matches!(x.dtype(), DType::F32 | DType::F16 | DType::BF16)
             && (self.y_channels / self.groups >= MIN_GROUP_CHANNELS || self.has_many_positions())
             && rows(self.x_channels) >= MIN_GROUP_ROWS
@@ -411,13 +412,13 @@ impl ConvGeometry {
             positions: self.y_extents, padding: self.padding,
         };
         // Nested loops over the filter positions that may cover an element.
-        let (around, _) = (0..self.rank).fold((0usize, 1usize), |(all, inner), axis| {
+        let (iterations, _) = (0..self.rank).fold((0usize, 1usize), |(all, inner), axis| {
             let edge = self.x_extents[axis] + self.padding[axis];
             let reach = self.kernel[axis].saturating_sub(1).saturating_mul(self.dilation[axis]).min(edge);
             let inner = inner.saturating_mul(reach / self.stride[axis] + 2);
             (all.saturating_add(inner), inner)
         });
-        let params = params.loop_iterations(around.saturating_mul(4));
+        let params = params.loop_iterations(iterations.saturating_mul(4));
         launch::launch(&spec, &[all, &part], params, n.div_ceil(4 * WORKGROUP_SIZE))
     }
 }

@@ -73,28 +73,28 @@ impl InterpolateOptions {
         from: &[usize],
         shape: &[usize],
     ) -> Result<(Dims, SmallVec<[Option<f64>; 3]>)> {
-        let wrong = |what: &str| Err(Error::shape(OP, what, &[shape]));
+        let shape_error = |what: &str| Err(Error::shape(OP, what, &[shape]));
         let count = self.size.len().max(self.scale_factor.len());
         if self.size.is_empty() == self.scale_factor.is_empty() {
-            return wrong("takes either a size or a scale_factor");
+            return shape_error("takes either a size or a scale_factor");
         }
         if count != 1 && count != from.len() {
-            return wrong("takes one size or scale_factor for all axes, or one for each");
+            return shape_error("takes one size or scale_factor for all axes, or one for each");
         }
         let axis = |d: usize| d.min(count - 1);
         if !self.size.is_empty() {
             if self.recompute_scale_factor {
-                return wrong("recomputes a scale_factor only where one is given");
+                return shape_error("recomputes a scale_factor only where one is given");
             }
             return Ok(((0..from.len()).map(|d| self.size[axis(d)]).collect(), smallvec![None; from.len()]));
         }
         if self.scale_factor.iter().any(|&f| !(f > 0.0 && f.is_finite())) {
-            return wrong("takes scale_factors above 0");
+            return shape_error("takes scale_factors above 0");
         }
         let factors = (0..from.len()).map(|d| self.scale_factor[axis(d)]);
         let size = from.iter().zip(factors.clone()).map(|(&n, f)| (n as f64 * f).floor() as usize).collect();
-        let kept = factors.map(|f| (!self.recompute_scale_factor).then_some(f)).collect();
-        Ok((size, kept))
+        let coordinate_factors = factors.map(|f| (!self.recompute_scale_factor).then_some(f)).collect();
+        Ok((size, coordinate_factors))
     }
 }
 
@@ -144,13 +144,13 @@ impl ResampleAxis {
 
     /// Returns the distance between output elements, in input elements.
     fn compute_scale(&self, align_corners: bool) -> f64 {
-        let exact = match self.scale_factor {
+        let scale = match self.scale_factor {
             _ if align_corners && self.output_size <= 1 => 0.0,
             _ if align_corners => (self.input_size as f64 - 1.0) / (self.output_size as f64 - 1.0),
             Some(factor) => 1.0 / factor,
             None => self.input_size as f64 / self.output_size as f64,
         };
-        self.round_to_precision(exact)
+        self.round_to_precision(scale)
     }
 
     /// Returns the input coordinate of output element `o`.
@@ -241,10 +241,10 @@ fn cubic_convolution(x: f64, a: f64) -> f64 {
 
 /// Transposes the spans: for each of `from` input elements, the output elements that it contributes to.
 fn transpose_spans(spans: &[ResampleSpan], from: usize) -> Vec<ResampleSpan> {
-    let mut back = vec![ResampleSpan::default(); from];
+    let mut transposed = vec![ResampleSpan::default(); from];
     for (o, span) in spans.iter().enumerate() {
         for (k, &weight) in span.weights.iter().enumerate() {
-            let Some(to) = back.get_mut(span.first + k) else { continue };
+            let Some(to) = transposed.get_mut(span.first + k) else { continue };
             if to.weights.is_empty() {
                 to.first = o;
             }
@@ -252,7 +252,7 @@ fn transpose_spans(spans: &[ResampleSpan], from: usize) -> Vec<ResampleSpan> {
             to.weights.push(weight);
         }
     }
-    back
+    transposed
 }
 
 /// Largest number of terms that one thread sums. Longer sums run axis by axis, and in parts along an axis.
@@ -287,13 +287,13 @@ fn resample_long(x: &Tensor, axes: &[Vec<ResampleSpan>]) -> Result<Tensor> {
     let wide = if x.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
     let mut out = x.to_dtype(wide)?;
     for (d, axis) in axes.iter().enumerate() {
-        let mut rest = axis.clone();
-        while rest.iter().any(|span| span.weights.len() > MAX_SPAN_TERMS) {
-            let (parts, sums) = split_long_spans(&rest);
+        let mut spans = axis.clone();
+        while spans.iter().any(|span| span.weights.len() > MAX_SPAN_TERMS) {
+            let (parts, sums) = split_long_spans(&spans);
             out = resample_axis(&out, axes.len(), d, parts)?;
-            rest = sums;
+            spans = sums;
         }
-        out = resample_axis(&out, axes.len(), d, rest)?;
+        out = resample_axis(&out, axes.len(), d, spans)?;
     }
     out.to_dtype(x.dtype())
 }
@@ -462,8 +462,9 @@ impl Tensor {
         let forward_axes = axes.clone();
         let forward = move |x: &Tensor| resample(x, &forward_axes, !nearest);
         Ok(autograd::linear_differentiable(OP, out, self, forward, move |g| {
-            let back: Vec<_> = axes.iter().zip(&from).map(|(axis, &n)| transpose_spans(axis, n)).collect();
-            resample(g, &back, true)
+            let transposed: Vec<_> =
+                axes.iter().zip(&from).map(|(axis, &n)| transpose_spans(axis, n)).collect();
+            resample(g, &transposed, true)
         }))
     }
 }

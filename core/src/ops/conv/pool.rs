@@ -104,11 +104,11 @@ impl<const N: usize> PoolOptions<N> {
         fail_if!(large || k == 0 || s == 0 || d == 0 || p * 2 > k; argument(op),
             "kernel, stride and dilation are at least 1 and padding at most half the kernel; got {self:?}");
         // The last window may end this far after the padding.
-        let beyond = if self.ceil_mode { s - 1 } else { 0 };
-        let (padded, reach) = (extent + 2 * p, d * (k - 1) + 1);
-        fail_if!(padded + beyond < reach;
-            argument(op), "a window of {reach} does not fit an extent of {padded} with padding");
-        let mut n = (padded + beyond - reach) / s + 1;
+        let ceil_padding = if self.ceil_mode { s - 1 } else { 0 };
+        let (padded, window) = (extent + 2 * p, d * (k - 1) + 1);
+        fail_if!(padded + ceil_padding < window;
+            argument(op), "a window of {window} does not fit an extent of {padded} with padding");
+        let mut n = (padded + ceil_padding - window) / s + 1;
         // Drop a last window that would lie entirely in the padding.
         if self.ceil_mode && (n - 1) * s >= extent + p {
             n -= 1;
@@ -118,8 +118,8 @@ impl<const N: usize> PoolOptions<N> {
 }
 
 kernel_variants! {
-    /// Pass of `pool.wgsl`.
-    enum Pass {
+    /// PoolPass of `pool.wgsl`.
+    enum PoolPass {
         Forward = "forward",
         Backward = "backward",
     }
@@ -127,7 +127,7 @@ kernel_variants! {
 
 kernel_variants! {
     /// Division of the work of `pool.wgsl`.
-    enum Stage {
+    enum PoolStage {
         /// A thread for each element.
         Each = "each",
         /// A workgroup for each element.
@@ -230,8 +230,14 @@ impl PoolPlan {
         (self.kind == PoolKind::Max).then(indices).flatten()
     }
 
-    fn launch_pass(&self, pass: Pass, from: &Tensor, to: &Tensor, indices: Option<&Tensor>) -> Result<()> {
-        let forward = pass == Pass::Forward;
+    fn launch_pass(
+        &self,
+        pass: PoolPass,
+        from: &Tensor,
+        to: &Tensor,
+        indices: Option<&Tensor>,
+    ) -> Result<()> {
+        let forward = pass == PoolPass::Forward;
         let [rows, cols] = self.max_contributors(forward);
         let (n, steps) = (to.numel(), rows * cols);
         let [h, w, oh, ow] = self.plane_extents();
@@ -242,28 +248,38 @@ impl PoolPlan {
         if steps * each <= WORKGROUP_WINDOW_MIN {
             let (params, groups) = (self.stage_params(n, 1, 0), n.div_ceil(per_thread * WORKGROUP_SIZE));
             let params = params.loop_iterations(per_thread * (steps * each + rows * each + fixed));
-            return self.launch_stage(pass, Stage::Each, large, from, to, indices, None, params, groups);
+            return self.launch_stage(pass, PoolStage::Each, large, from, to, indices, None, params, groups);
         }
         let (splits, chunk) = split_reduction(n, steps, WORKGROUP_SIZE, each);
         let params = self
             .stage_params(n, splits, chunk)
             .loop_iterations(chunk.div_ceil(WORKGROUP_SIZE) * each + fixed);
         if splits == 1 {
-            return self.launch_stage(pass, Stage::Whole, large, from, to, indices, None, params, n);
+            return self.launch_stage(pass, PoolStage::Whole, large, from, to, indices, None, params, n);
         }
-        let kept = match to.dtype() {
+        let partial_dtype = match to.dtype() {
             DType::F16 | DType::BF16 => DType::F32,
             DType::U8 => DType::U32,
             other => other,
         };
         let part = |dtype| empty_workspace(&[splits, n], dtype, to.device());
-        let parts = part(kept)?;
+        let parts = part(partial_dtype)?;
         let part_indices = (forward && self.kind.is_max()).then(|| part(DType::I32)).transpose()?;
         let stage_indices = part_indices.as_ref().or(indices);
-        self.launch_stage(pass, Stage::Parts, large, from, &parts, stage_indices, None, params, n * splits)?;
+        self.launch_stage(
+            pass,
+            PoolStage::Parts,
+            large,
+            from,
+            &parts,
+            stage_indices,
+            None,
+            params,
+            n * splits,
+        )?;
         let params = self.stage_params(n, splits, 0).loop_iterations(splits.div_ceil(WORKGROUP_SIZE) + fixed);
         let indices = indices.filter(|_| forward);
-        self.launch_stage(pass, Stage::Join, large, &parts, to, indices, part_indices.as_ref(), params, n)
+        self.launch_stage(pass, PoolStage::Join, large, &parts, to, indices, part_indices.as_ref(), params, n)
     }
 
     fn stage_params(&self, n: usize, splits: usize, chunk: usize) -> KernelParams {
@@ -282,8 +298,8 @@ impl PoolPlan {
     #[expect(clippy::too_many_arguments, reason = "one launch, with all that it binds")]
     fn launch_stage(
         &self,
-        pass: Pass,
-        stage: Stage,
+        pass: PoolPass,
+        stage: PoolStage,
         large: bool,
         from: &Tensor,
         to: &Tensor,
@@ -293,7 +309,7 @@ impl PoolPlan {
         groups: usize,
     ) -> Result<()> {
         // The element type, even if the partial results have another type.
-        let dtype = if stage == Stage::Parts { from.dtype() } else { to.dtype() };
+        let dtype = if stage == PoolStage::Parts { from.dtype() } else { to.dtype() };
         let spec = kernel_spec! {
             "pool", dtype: launch::shader_dtype_name(dtype, to.device()),
             kind: if self.kind.is_max() { "max" } else { "avg" }, adaptive: self.kind.is_adaptive(), large,
@@ -311,8 +327,8 @@ impl PoolPlan {
         let result = |dtype| Tensor::empty(&self.output_shape, dtype, x.device());
         let out = result(x.dtype())?;
         let indices = self.kind.is_max().then(|| result(DType::I32)).transpose()?;
-        self.launch_pass(Pass::Forward, &input, &out, indices.as_ref())?;
-        let kept = indices.clone();
+        self.launch_pass(PoolPass::Forward, &input, &out, indices.as_ref())?;
+        let saved_indices = indices.clone();
         let (op, plan) = (self.op, self.clone());
         let forward_indices = indices.clone();
         let gaps = self.kind.is_max() && self.empty_window_indices().is_some();
@@ -331,13 +347,13 @@ impl PoolPlan {
                 return selected.masked_fill(&indices.lt(0)?, 0.0)?.reshape(&plan.output_shape[..]);
             }
             let out = Tensor::empty(&plan.output_shape, x.dtype(), x.device())?;
-            plan.launch_pass(Pass::Forward, &x, &out, None)?;
+            plan.launch_pass(PoolPass::Forward, &x, &out, None)?;
             Ok(out)
         };
         let out = autograd::linear_differentiable(op, out, x, forward, move |g| {
             let g = contiguous_zero_offset(g)?;
             let grad = Tensor::empty(&self.input_shape, g.dtype(), g.device())?;
-            self.launch_pass(Pass::Backward, &g, &grad, kept.as_ref())?;
+            self.launch_pass(PoolPass::Backward, &g, &grad, saved_indices.as_ref())?;
             Ok(grad)
         });
         Ok((out, indices))

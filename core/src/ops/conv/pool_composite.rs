@@ -107,8 +107,8 @@ impl Tensor {
         if let Some(of_empty) = of_empty {
             let of_empty =
                 Tensor::create_constant(&of_empty, &outs, out.device())?.broadcast_to(index.shape())?;
-            let none = in_depth.lt(0)?.logical_or(&in_image.lt(0)?)?.reshape(index.shape())?;
-            index = of_empty.where_(&none, &index)?;
+            let is_empty = in_depth.lt(0)?.logical_or(&in_image.lt(0)?)?.reshape(index.shape())?;
+            index = of_empty.where_(&is_empty, &index)?;
         }
         Ok((out, index.to_dtype(DType::I64)?))
     }
@@ -117,12 +117,12 @@ impl Tensor {
     #[track_caller]
     pub fn avg_pool3d(&self, window: Pool3dOptions) -> Result<Tensor> {
         // Apply `divisor_override` in one of the two passes only.
-        let plain = Pool2dOptions {
+        let image_window = Pool2dOptions {
             divisor_override: window.divisor_override.map(|_| 1),
             ..window.restrict_to_axes(IMAGE_AXES)
         };
         let depth = |x: &Tensor| x.avg_pool2d(window.restrict_to_axes(DEPTH_AXES));
-        pool_volume("avg_pool3d", self, |x| x.avg_pool2d(plain), depth)
+        pool_volume("avg_pool3d", self, |x| x.avg_pool2d(image_window), depth)
     }
 
     /// Applies [`adaptive_avg_pool2d`](Self::adaptive_avg_pool2d) to signals \[.., channels, length\].

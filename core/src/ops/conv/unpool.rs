@@ -143,8 +143,8 @@ fn fractional_max_pool<const N: usize>(
             None => index.clone(),
             Some(before) => before.mul(extents[d] as i64)?.add(&index)?,
         });
-        let whole = with_extent(sampled.shape(), d + 1, count);
-        sampled = sampled.gather(d as isize + 1, &index.broadcast_to(&whole)?)?;
+        let index_shape = with_extent(sampled.shape(), d + 1, count);
+        sampled = sampled.gather(d as isize + 1, &index.broadcast_to(&index_shape)?)?;
     }
     let (out, window_indices) = pool(&sampled, PoolOptions::from_kernel(kernel))?;
     let plane_indices = plane_indices.ok_or_else(|| Error::argument(op, "has no dimensions"))?;

@@ -51,7 +51,8 @@ impl Tensor {
         let size = self.dtype().size();
         let words = |t: &Tensor| t.is_contiguous() && (t.layout().offset() * size).is_multiple_of(4);
         // Whole words are written only if the last word contains no other data.
-        let fresh = target.is_contiguous() && target.layout().offset() == 0 && target.storage_len() == n;
+        let owns_all_words =
+            target.is_contiguous() && target.layout().offset() == 0 && target.storage_len() == n;
         if words(self) && words(target) && (n * size).is_multiple_of(4) {
             let bound = launch::bind_contiguous_bytes([(target, Access::Write), (self, Access::Read)])?;
             let work = || WorkItem::without_flops("copy", 2 * bound[1].bytes);
@@ -67,12 +68,12 @@ impl Tensor {
                 .zip(&strides)
                 .all(|(t, strides)| has_vector_lines(t.layout().offset(), strides, vector));
         // Whole output vectors are written if the input's elements are adjacent.
-        let runs = fresh && strides[1].last() == Some(&1) && (n * size).is_multiple_of(VECTOR_BYTES);
-        if fresh && !vectors && self.transpose_into(target, &shape, &strides[1], &strides[0])? {
+        let runs = owns_all_words && strides[1].last() == Some(&1) && (n * size).is_multiple_of(VECTOR_BYTES);
+        if owns_all_words && !vectors && self.transpose_into(target, &shape, &strides[1], &strides[0])? {
             return Ok(());
         }
         let spec = kernel_spec! { "copy", size };
-        let spec = match (runs, fresh) {
+        let spec = match (runs, owns_all_words) {
             _ if vectors => spec.def("mode", "vectors"),
             (true, _) => {
                 let lines = n / shape.last().copied().unwrap_or(1);

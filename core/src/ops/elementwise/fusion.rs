@@ -102,9 +102,9 @@ impl FusionGroup {
 
     /// Returns the index of an input, which other steps may already read.
     fn add_input(&mut self, input: FusionInput) -> u8 {
-        let same =
+        let is_same =
             |i: &FusionInput| i.slice == input.slice && i.dtype == input.dtype && i.layout == input.layout;
-        let at = self.inputs.iter().position(same).unwrap_or_else(|| {
+        let at = self.inputs.iter().position(is_same).unwrap_or_else(|| {
             self.inputs.push(input);
             self.inputs.len() - 1
         });
@@ -137,10 +137,10 @@ impl PendingLaunches for FusionGroup {
             bindings.push(last.slice);
             last.launch.resolve_kernel(device)?
         } else {
-            let written = |k: usize| {
+            let is_written = |k: usize| {
                 steps[k].result.strong_count() > 0 || dropped.is_some_and(|at| usize::from(at) == k)
             };
-            let written: SmallVec<[u8; 16]> = (0..steps.len()).map(|k| u8::from(written(k))).collect();
+            let written: SmallVec<[u8; 16]> = (0..steps.len()).map(|k| u8::from(is_written(k))).collect();
             bindings.extend(inputs.iter().map(|input| input.slice));
             let outputs = steps.iter().zip(&written).filter(|(_, written)| **written == 1);
             bindings.extend(outputs.map(|(step, _)| step.slice));

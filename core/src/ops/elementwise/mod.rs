@@ -1,4 +1,7 @@
 //! Elementwise operations as records, their gradients, casts, and the fusion of chains into one kernel.
+//!
+//! A new operation is one entry in `unary` (one input), `binary` (two or three inputs) or `activation`; `pointwise`
+//! defines the records and runs them.
 
 pub(crate) mod activation;
 pub(crate) mod binary;

@@ -369,6 +369,40 @@ fn needs_saved(op: &PointwiseOp, args: &[Operand<'_>], var: GradVar) -> bool {
     })
 }
 
+/// Inputs of a gradient kernel: the gradient of the result, saved values and attributes.
+type PointwiseInputs<'a> = SmallVec<[PointwiseInput<'a>; 6]>;
+
+/// Evaluates a gradient expression in one kernel. `target` is the gradient of the result, and the shape and the dtype
+/// of the operand, to which the values are summed and rounded.
+fn run_gradient_kernel(
+    op: &'static PointwiseOp,
+    expr: &'static str,
+    inputs: PointwiseInputs<'_>,
+    compute: DType,
+    (g, shape, dtype): (&Tensor, &Dims, DType),
+) -> Result<Tensor> {
+    // Do not round before a sum, because 16-bit terms may cancel.
+    let is_summed = dtype.size() == 2 && compute.size() == 2 && shape.as_slice() != g.shape();
+    let (out_dtype, compute) = if is_summed { (DType::F32, DType::F32) } else { (dtype, compute) };
+    let unreduced = Tensor::empty(g.shape(), out_dtype, g.device())?;
+    let math_files = match compute {
+        DType::F64 => f64_math_files(expr),
+        _ => op.math_files,
+    };
+    let spec = PointwiseSpec {
+        op: op.name,
+        expr,
+        math_files,
+        type_rule: op.type_rule,
+        compute,
+        result: compute,
+        inputs,
+    };
+    pointwise_kernel::run(&spec, &unreduced, false)?;
+    unreduced.sum_to(shape)?.to_dtype(dtype)
+}
+
+/// Records an operation with the gradients of its record, and saves the values that these read.
 fn attach_backward(
     op: &'static PointwiseOp,
     args: &[Operand<'_>],
@@ -405,7 +439,7 @@ fn attach_backward(
         },
     };
     let vars = [GradVar::A, GradVar::B, GradVar::C];
-    let kept: SmallVec<[(GradVar, &'static str, SavedOperand); 4]> = vars
+    let saved: SmallVec<[(GradVar, &'static str, SavedOperand); 4]> = vars
         .iter()
         .zip(INPUT_NAMES)
         .zip(args)
@@ -421,9 +455,10 @@ fn attach_backward(
     let source: Option<Weak<RecomputableResult>> = recomputable.as_ref().map(Arc::downgrade);
     drop(recomputable);
     let out = autograd::differentiable(op.name, out, tensors, move |g, wants| {
-        // Unpacked for each gradient, so that a recomputed value is dropped before the next kernel, and never written.
+        // Each gradient unpacks its values, so that a recomputed value is dropped before the next kernel, and never
+        // written.
         let unpack = |vars: &[GradVar]| -> Result<SmallVec<[(&'static str, ExprValue); 4]>> {
-            let used = kept.iter().filter(|(var, ..)| vars.contains(var));
+            let used = saved.iter().filter(|(var, ..)| vars.contains(var));
             used.map(|(_, name, value)| Ok((*name, value.unpack(wants)?))).collect()
         };
         let mut result: InputGrads = smallvec![None; tensor_operands.len()];
@@ -449,12 +484,12 @@ fn attach_backward(
                     let values = values.chain(attrs).map(cast).collect::<Result<_>>()?;
                     let names = ExprEnv { op: op.name, values, compute_dtype: compute, device: g.device() };
                     // The value is smaller than g if it is zero or depends on scalars alone.
-                    let whole = names.evaluate(expr)?.broadcast_to(g.shape())?;
-                    whole.sum_to(shape)?.to_dtype(*dtype)?
+                    let unreduced = names.evaluate(expr)?.broadcast_to(g.shape())?;
+                    unreduced.sum_to(shape)?.to_dtype(*dtype)?
                 }
                 GradRule::Expr(expr, vars) => {
                     let values = unpack(vars)?;
-                    let mut inputs: SmallVec<[PointwiseInput<'_>; 6]> =
+                    let mut inputs: PointwiseInputs<'_> =
                         smallvec![PointwiseInput { name: "g", operand: Operand::Tensor(g) }];
                     inputs.extend(values.iter().filter_map(|(name, value)| {
                         Some(PointwiseInput { name, operand: value.as_operand()? })
@@ -462,26 +497,7 @@ fn attach_backward(
                     inputs.extend(
                         attrs.iter().map(|&(name, s)| PointwiseInput { name, operand: Operand::Scalar(s) }),
                     );
-                    // Do not round before a sum, because 16-bit terms may cancel.
-                    let summed = dtype.size() == 2 && compute.size() == 2 && shape.as_slice() != g.shape();
-                    let (out_dtype, compute) =
-                        if summed { (DType::F32, DType::F32) } else { (*dtype, compute) };
-                    let whole = Tensor::empty(g.shape(), out_dtype, g.device())?;
-                    let math = match compute {
-                        DType::F64 => f64_math_files(expr),
-                        _ => op.math_files,
-                    };
-                    let spec = PointwiseSpec {
-                        op: op.name,
-                        expr,
-                        math_files: math,
-                        type_rule: op.type_rule,
-                        compute,
-                        result: compute,
-                        inputs,
-                    };
-                    pointwise_kernel::run(&spec, &whole, false)?;
-                    whole.sum_to(shape)?.to_dtype(*dtype)?
+                    run_gradient_kernel(op, expr, inputs, compute, (g, shape, *dtype))?
                 }
             };
             result[at] = Some(grad);

@@ -201,15 +201,16 @@ impl Tensor {
         }
         let flat = index.detach().reshape([index.numel()])?.contiguous()?;
         let table = self.detach().contiguous()?;
-        let plain = factors.as_ref().map(Tensor::detach).map(|f| f.contiguous()).transpose()?;
+        let detached_factors = factors.as_ref().map(Tensor::detach).map(|f| f.contiguous()).transpose()?;
         let EmbeddingBagOutput { out, offset2bag: bag_of, bag_sizes_or_max_indices: more } =
-            run_embedding_bag(&table, &flat, plain.as_ref(), bags, counts)?;
+            run_embedding_bag(&table, &flat, detached_factors.as_ref(), bags, counts)?;
         let inputs: SmallVec<[&Tensor; 2]> = [self].into_iter().chain(factors.as_ref()).collect();
         // Only the gradient of the weights needs the table.
-        let kept =
+        let saved_table =
             factors.as_ref().filter(|f| f.requires_grad()).map(|_| SavedTensor::substitute(&table, self));
-        let plain =
-            plain.zip(factors.as_ref()).map(|(plain, factors)| SavedTensor::substitute(&plain, factors));
+        let saved_factors = detached_factors
+            .zip(factors.as_ref())
+            .map(|(detached, factors)| SavedTensor::substitute(&detached, factors));
         drop(table);
         let scaled = bags.scale_grad_by_freq && autograd::compute_requires_grad(&[self]);
         let shares = scaled.then(|| inverse_frequencies(&flat, entries, self.dtype())).transpose()?;
@@ -217,7 +218,7 @@ impl Tensor {
         let (mode, skip) = (bags.mode, bags.padding_idx);
         let shape: Dims = self.shape().into();
         Ok(autograd::differentiable(OP, out, &inputs, move |g, wants| {
-            let plain = plain.as_ref().map(|factors| factors.unpack(wants)).transpose()?;
+            let factors = saved_factors.as_ref().map(|factors| factors.unpack(wants)).transpose()?;
             let flat = flat.unpack(wants)?;
             let table_grad = match (&more, wants[0]) {
                 (_, false) => None,
@@ -226,22 +227,22 @@ impl Tensor {
                 }
                 (counts, true) => {
                     // Multiply by the factors in f32, so that terms are not rounded before the sum.
-                    let exact = counts.is_some() || plain.is_some() || shares.is_some();
-                    let mut rows = if exact { amp::half_to_f32(g)? } else { g.clone() };
+                    let computes_in_f32 = counts.is_some() || factors.is_some() || shares.is_some();
+                    let mut rows = if computes_in_f32 { amp::half_to_f32(g)? } else { g.clone() };
                     if let Some(counts) = counts {
                         rows = rows.div(&counts.to_dtype(rows.dtype())?.reshape([-1isize, 1])?)?;
                     }
                     rows = rows.index_select(0, &bag_of)?;
-                    let factors = plain.as_ref().map(|f| f.unsqueeze(1)).transpose()?;
-                    for factor in factors.iter().chain(&shares) {
+                    let row_factors = factors.as_ref().map(|f| f.unsqueeze(1)).transpose()?;
+                    for factor in row_factors.iter().chain(&shares) {
                         rows = rows.mul(factor)?;
                     }
-                    let same = rows.dtype() == g.dtype();
-                    let sum = if same { wants.leaf_grad_to_accumulate(0) } else { None };
+                    let is_same_dtype = rows.dtype() == g.dtype();
+                    let sum = if is_same_dtype { wants.leaf_grad_to_accumulate(0) } else { None };
                     Some(select_rows_backward(OP, &rows, &shape, &flat, skip, sum)?.to_dtype(g.dtype())?)
                 }
             };
-            let others = match &kept {
+            let others = match &saved_table {
                 Some(table) if wants.get(1) == Some(&true) => {
                     let table = table.unpack(wants)?;
                     // In f32, because 16-bit products would be rounded before the sum.
@@ -252,7 +253,7 @@ impl Tensor {
                 }
                 _ => None,
             };
-            Ok([Some(table_grad), plain.as_ref().map(|_| others)].into_iter().flatten().collect())
+            Ok([Some(table_grad), factors.as_ref().map(|_| others)].into_iter().flatten().collect())
         }))
     }
 }

@@ -123,14 +123,14 @@ impl ScatterReduction {
     /// Returns the gradients of `x` and of `src`, which has the shape of the index. Products and extrema need
     /// the saved operands and result; sums and means do not.
     fn backward(&self, g: &Tensor, kept: Option<&SavedReduction>) -> Result<(Tensor, Tensor)> {
-        let picked = |t: &Tensor| t.gather(self.dim as isize, &self.index);
+        let gathered = |t: &Tensor| t.gather(self.dim as isize, &self.index);
         let (self_grad, src_grad) = match kept {
             None => {
                 let share = match self.reduce {
                     ScatterReduce::Mean => g.div(&self.count_contributions(g)?)?,
                     _ => g.clone(),
                 };
-                let src_grad = picked(&share)?;
+                let src_grad = gathered(&share)?;
                 (share, src_grad)
             }
             Some(SavedReduction { x, src, out }) if self.reduce == ScatterReduce::Prod => {
@@ -139,20 +139,20 @@ impl ScatterReduction {
                 let self_grad = g.mul(&self.run(&filled, src)?)?.div(&filled)?;
                 let zero = src.eq(0.0)?;
                 let zeros = self.scatter_add(&x.zeros_like()?, &zero.to_dtype(x.dtype())?)?;
-                let only = zero.logical_and(&picked(&zeros)?.eq(1.0)?)?;
-                let rest = self.run(x, &src.masked_fill(&only, 1.0)?)?;
-                let plain = picked(&g.mul(out)?)?.div(&src.masked_fill(&zero, 1.0)?)?;
-                (self_grad, picked(&g.mul(&rest)?)?.where_(&only, &plain)?)
+                let is_only_zero = zero.logical_and(&gathered(&zeros)?.eq(1.0)?)?;
+                let product_of_others = self.run(x, &src.masked_fill(&is_only_zero, 1.0)?)?;
+                let quotient = gathered(&g.mul(out)?)?.div(&src.masked_fill(&zero, 1.0)?)?;
+                (self_grad, gathered(&g.mul(&product_of_others)?)?.where_(&is_only_zero, &quotient)?)
             }
             Some(SavedReduction { x, src, out }) => {
                 // As in PyTorch, an old value equal to the result counts as a tie even if it was not reduced.
                 // Its share of the gradient is lost.
-                let (self_ties, src_ties) = (x.eq(out)?, src.eq(&picked(out)?)?);
+                let (self_ties, src_ties) = (x.eq(out)?, src.eq(&gathered(out)?)?);
                 let ties =
                     self.scatter_add(&self_ties.to_dtype(x.dtype())?, &src_ties.to_dtype(x.dtype())?)?;
                 let share = g.div(&ties)?;
                 // Positions without any tie get no gradient: the division gave infinity or NaN there.
-                (share.where_(&self_ties, 0.0)?, picked(&share)?.where_(&src_ties, 0.0)?)
+                (share.where_(&self_ties, 0.0)?, gathered(&share)?.where_(&src_ties, 0.0)?)
             }
         };
         if self.include_self {
@@ -188,9 +188,9 @@ struct IndexSelection {
 }
 
 fn invert_permutation(order: &[isize]) -> SmallVec<[isize; 6]> {
-    let mut back: SmallVec<[isize; 6]> = (0..order.len() as isize).collect();
-    back.sort_unstable_by_key(|&i| order[i as usize]);
-    back
+    let mut inverse: SmallVec<[isize; 6]> = (0..order.len() as isize).collect();
+    inverse.sort_unstable_by_key(|&i| order[i as usize]);
+    inverse
 }
 
 /// A tensor, indices into the tensor, and a dimension.
@@ -250,14 +250,14 @@ fn try_put_by_mask(
         }
         return Ok(Some(out));
     }
-    let put = if accumulate { flat.add(&values)? } else { values };
-    put.where_(&mask, &flat)?.reshape(x.shape()).map(Some)
+    let new_values = if accumulate { flat.add(&values)? } else { values };
+    new_values.where_(&mask, &flat)?.reshape(x.shape()).map(Some)
 }
 
 impl IndexSelection {
     #[track_caller]
     fn new(op: &'static str, x: &Tensor, indices: &[Option<&Tensor>]) -> Result<Self> {
-        let mut found: Vec<(usize, Tensor)> = Vec::new();
+        let mut indexed_dims: Vec<(usize, Tensor)> = Vec::new();
         let mut d = 0;
         for index in indices {
             let Some(index) = index else {
@@ -266,7 +266,7 @@ impl IndexSelection {
             };
             x.check_same_device(op, index)?;
             if index.dtype() != DType::Bool {
-                found.push((d, index.detach()));
+                indexed_dims.push((d, index.detach()));
                 d += 1;
                 continue;
             }
@@ -275,23 +275,23 @@ impl IndexSelection {
                 "a mask has the extents of the dimensions that it stands for, here from {d} on");
             let coordinates = select::nonzero_coordinates(op, index)?;
             for k in 0..index.rank() {
-                found.push((d + k, coordinates.select(1, k as isize)?));
+                indexed_dims.push((d + k, coordinates.select(1, k as isize)?));
             }
             d += index.rank();
         }
-        fail_if!(found.is_empty() || d > x.rank(); argument(op),
+        fail_if!(indexed_dims.is_empty() || d > x.rank(); argument(op),
             "{} indices for {} dimensions; it takes one at least, and no more than there are", d, x.rank());
-        let shapes: Vec<&[usize]> = found.iter().map(|(_, t)| t.shape()).collect();
+        let shapes: Vec<&[usize]> = indexed_dims.iter().map(|(_, t)| t.shape()).collect();
         let index = broadcast_shapes(op, &shapes)?;
         let mut rows: Option<Tensor> = None;
-        for (d, t) in &found {
+        for (d, t) in &indexed_dims {
             let t = t.broadcast_to(&index)?;
             rows = Some(select::linearize_index(op, &t, x.shape()[*d], rows.as_ref(), true)?);
         }
         let Some(rows) = rows else {
             return Err(Error::argument(op, "takes indices")); // invariant: an index exists
         };
-        let indexed: Vec<usize> = found.iter().map(|(d, _)| *d).collect();
+        let indexed: Vec<usize> = indexed_dims.iter().map(|(d, _)| *d).collect();
         let rest: Vec<usize> = (0..x.rank()).filter(|d| !indexed.contains(d)).collect();
         let dim_order = indexed.iter().chain(&rest).map(|&d| d as isize).collect();
         let shape: Dims = indexed.iter().chain(&rest).map(|&d| x.shape()[d]).collect();
@@ -328,8 +328,8 @@ impl IndexSelection {
     /// Arranges values of the result's shape as rows of the matrix. Recorded.
     fn values_to_matrix(&self, op: &'static str, values: &Tensor) -> Result<Tensor> {
         values.layout().broadcast_to(op, &self.result_shape)?;
-        let whole = values.broadcast_to(&self.result_shape)?.permute(&self.result_order)?;
-        whole.reshape([self.rows.numel(), self.matrix_shape[1]])
+        let permuted = values.broadcast_to(&self.result_shape)?.permute(&self.result_order)?;
+        permuted.reshape([self.rows.numel(), self.matrix_shape[1]])
     }
 
     fn scatter(
@@ -354,8 +354,8 @@ impl IndexSelection {
             if matrix.shares_storage(target) {
                 return Ok(());
             }
-            let back = matrix.reshape(&self.shape[..])?.permute(invert_permutation(&self.dim_order))?;
-            return back.copy_into(target);
+            let result = matrix.reshape(&self.shape[..])?.permute(invert_permutation(&self.dim_order))?;
+            return result.copy_into(target);
         };
         let lines = target.reshape([before, extent, after])?;
         let values = values.reshape([n, before, after])?.transpose(0, 1)?;
@@ -440,7 +440,7 @@ impl Tensor {
         let (x, src) = (self.detach(), part.detach());
         let out = call.run(&x, &src)?;
         drop((x, src));
-        let kept = match reduce {
+        let saved = match reduce {
             ScatterReduce::Sum | ScatterReduce::Mean => None,
             _ => Some([SavedTensor::input(self), SavedTensor::input(&part), SavedTensor::output(&out)]),
         };
@@ -449,7 +449,7 @@ impl Tensor {
         let backward = move |g: &Tensor, wants: &BackwardCtx<'_>| {
             index.unpack(wants)?;
             // The positions of the extrema are constant.
-            let kept = match &kept {
+            let saved = match &saved {
                 Some([x, src, out]) => Some(SavedReduction {
                     x: x.unpack_detached(wants)?,
                     src: src.unpack_detached(wants)?,
@@ -457,7 +457,7 @@ impl Tensor {
                 }),
                 None => None,
             };
-            let (self_grad, src_grad) = call.backward(g, kept.as_ref())?;
+            let (self_grad, src_grad) = call.backward(g, saved.as_ref())?;
             Ok(smallvec![Some(self_grad), Some(src_grad)])
         };
         Ok(match reduce {
@@ -557,14 +557,19 @@ impl Tensor {
                 (true, false) => {
                     let forward_selection = selection.clone();
                     let clear = move |rows: &Tensor| {
-                        let kept = rows.copy()?;
-                        forward_selection.scatter(OP, &kept, &ScatterSource::Scalar(0.0), ScatterOp::Set)?;
-                        Ok(kept)
+                        let cleared = rows.copy()?;
+                        forward_selection.scatter(
+                            OP,
+                            &cleared,
+                            &ScatterSource::Scalar(0.0),
+                            ScatterOp::Set,
+                        )?;
+                        Ok(cleared)
                     };
-                    let kept = clear(&rows.detach())?;
+                    let cleared = clear(&rows.detach())?;
                     // The function is its own transpose.
-                    let kept = autograd::linear_differentiable(OP, kept, &rows, clear.clone(), clear);
-                    Some(selection.restore_from_matrix(&kept)?)
+                    let cleared = autograd::linear_differentiable(OP, cleared, &rows, clear.clone(), clear);
+                    Some(selection.restore_from_matrix(&cleared)?)
                 }
             };
             let values_grad = wants[1].then(|| rows.index_select(0, &selection.rows)).transpose()?;

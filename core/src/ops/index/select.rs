@@ -159,9 +159,9 @@ impl Tensor {
         };
         let out = forward(&x)?;
         Ok(autograd::linear_differentiable(OP, out, &x, forward, move |g| {
-            let whole = Tensor::zeros([n], g.dtype(), g.device())?;
-            scatter_unique_into(OP, &whole, 0, &indices, g)?;
-            Ok(whole)
+            let zeros = Tensor::zeros([n], g.dtype(), g.device())?;
+            scatter_unique_into(OP, &zeros, 0, &indices, g)?;
+            Ok(zeros)
         }))
     }
 

@@ -250,7 +250,7 @@ impl Tensor {
             // The first true element has position 0.
             scan::cumsum_counts(&counts)?.to_dtype(DType::I32)?.sub(1)?.clamp(0, source.numel() as i64 - 1)?
         };
-        let picked = source.reshape([-1])?.index_select(0, &source_index)?.reshape(&shape[..])?;
-        picked.where_(&mask, &x)
+        let gathered = source.reshape([-1])?.index_select(0, &source_index)?.reshape(&shape[..])?;
+        gathered.where_(&mask, &x)
     }
 }

@@ -169,10 +169,10 @@ impl CustomOpCall<'_> {
         let Some(gradient) = gradient.filter(|_| autograd::compute_requires_grad(&inputs)) else {
             return Ok(output);
         };
-        let kept: SmallVec<[SavedTensor; 4]> = inputs.iter().map(|t| SavedTensor::input(t)).collect();
+        let saved_inputs: SmallVec<[SavedTensor; 4]> = inputs.iter().map(|t| SavedTensor::input(t)).collect();
         let result = SavedTensor::output(&output);
         Ok(autograd::differentiable(name, output, &inputs, move |g, wants| {
-            let inputs = kept.iter().map(|t| t.unpack(wants)).collect::<Result<_>>()?;
+            let inputs = saved_inputs.iter().map(|t| t.unpack(wants)).collect::<Result<_>>()?;
             let saved = SavedForBackward { inputs, output: result.unpack(wants)? };
             let grads = gradient(&saved, g)?;
             check_returned_grads(name, &saved, wants, &grads)?;
@@ -207,8 +207,8 @@ impl CustomOpCall<'_> {
         for input in &self.inputs {
             first.check_same_device(name, input)?;
             // A buffer binding starts at offset 0 of its memory.
-            let whole = input.is_contiguous() && input.layout().offset() == 0;
-            tensors.push(if whole { input.detach() } else { input.detach().copy()? });
+            let is_bindable = input.is_contiguous() && input.layout().offset() == 0;
+            tensors.push(if is_bindable { input.detach() } else { input.detach().copy()? });
         }
         let outputs = self
             .outputs

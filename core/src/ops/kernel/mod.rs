@@ -1,5 +1,8 @@
 //! Code that every operation shares: launches and their parameters, pointwise kernels, custom kernels, launch
 //! heuristics, and the checks of scalars and indices.
+//!
+//! `launch` is the one place where operations meet the backend. Choices of threads and workgroups belong to
+//! `heuristics`.
 
 pub(crate) mod custom;
 pub(crate) mod heuristics;

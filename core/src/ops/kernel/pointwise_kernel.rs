@@ -114,8 +114,8 @@ struct AccessPattern {
 impl AccessPattern {
     /// Returns the pattern for row-major tensors.
     fn for_dense(n: usize, vector: usize, mut offsets: impl Iterator<Item = usize>, packed: bool) -> Self {
-        let whole = vector > 0 && n > 1 && n.is_multiple_of(vector);
-        let vectorized = whole && offsets.all(|offset| offset.is_multiple_of(vector));
+        let is_whole_vectors = vector > 0 && n > 1 && n.is_multiple_of(vector);
+        let vectorized = is_whole_vectors && offsets.all(|offset| offset.is_multiple_of(vector));
         Self { dense: true, vectorized, repeated: 0, packed }
     }
 

@@ -151,22 +151,25 @@ impl Tensor {
         }
         let lead = broadcast_shapes(OP, &[lead_a, lead_b])?;
         let batch: usize = lead.iter().product();
-        let stretched = |t: &Tensor, rows: usize| {
-            let whole: Dims = lead.iter().copied().chain([rows, width]).collect();
-            t.broadcast_to(&whole)?.reshape([batch, rows, width])
+        let broadcast_rows = |t: &Tensor, rows: usize| {
+            let shape: Dims = lead.iter().copied().chain([rows, width]).collect();
+            t.broadcast_to(&shape)?.reshape([batch, rows, width])
         };
-        let (a, b) = (stretched(self, rows)?, stretched(other, cols)?);
+        let (a, b) = (broadcast_rows(self, rows)?, broadcast_rows(other, cols)?);
         let out = run_cdist(&a.detach(), &b.detach(), p)?;
         let (x, y, distance) = (a.detach(), b.detach(), SavedTensor::output(&out));
         let saved = [&a, &b].into_iter().map(SavedTensor::input).collect();
         let composed = move |t: &[Tensor]| {
-            let apart = t[0].unsqueeze(2)?.sub(&t[1].unsqueeze(1)?)?;
+            let differences = t[0].unsqueeze(2)?.sub(&t[1].unsqueeze(1)?)?;
             if width == 0 {
-                return apart.norm(p, [-1], false);
+                return differences.norm(p, [-1], false);
             }
             // Equal rows get no gradient, and no gradient of a gradient.
-            let same = apart.detach().abs()?.amax([-1], false)?.eq(0.0)?;
-            apart.masked_fill(&same.unsqueeze(-1)?, 1.0)?.norm(p, [-1], false)?.masked_fill(&same, 0.0)
+            let is_equal = differences.detach().abs()?.amax([-1], false)?.eq(0.0)?;
+            differences
+                .masked_fill(&is_equal.unsqueeze(-1)?, 1.0)?
+                .norm(p, [-1], false)?
+                .masked_fill(&is_equal, 0.0)
         };
         let out = autograd::composite_differentiable(OP, out, &[&a, &b], saved, composed, move |g, wants| {
             let distance = distance.unpack(wants)?;

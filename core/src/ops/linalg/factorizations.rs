@@ -2,7 +2,7 @@
 
 use crate::ops::linalg::SolveTriangularOptions;
 use crate::ops::linalg::svd::{
-    MatrixShape, attach_factor_grads, check_matrices, empty_result_with_grad, jacobi_orthogonalize,
+    BatchedMatrixShape, attach_factor_grads, check_matrices, empty_result_with_grad, jacobi_orthogonalize,
 };
 use crate::ops::linalg::{check_square, count_false, lu_decompose};
 use crate::ops::prelude::*;
@@ -132,7 +132,7 @@ impl Tensor {
     pub fn qr(&self, complete: bool) -> Result<(Tensor, Tensor)> {
         operation!(OP = "qr", autocast[self], |x| x.qr(complete));
         let _no_autocast = amp::no_autocast();
-        let MatrixShape { batch_shape: lead, m, n } = check_matrices(OP, self)?;
+        let BatchedMatrixShape { batch_shape: lead, m, n } = check_matrices(OP, self)?;
         let batch = lead.iter().product::<usize>();
         if complete && m > n {
             autograd::check_no_grad_inputs(OP, &[self])?;
@@ -151,8 +151,8 @@ impl Tensor {
         if m < n && autograd::compute_requires_grad(&[self]) {
             // Columns after the first m are Qᵀ times the input, which is differentiable by itself.
             let (q, r) = a.narrow(2, 0, m)?.qr(false)?;
-            let rest = q.transpose(1, 2)?.matmul(&a.narrow(2, m, n - m)?)?;
-            return Ok((q.reshape(&of_q[..])?, cat(&[&r, &rest], 2)?.reshape(&of_r[..])?));
+            let right_columns = q.transpose(1, 2)?.matmul(&a.narrow(2, m, n - m)?)?;
+            return Ok((q.reshape(&of_q[..])?, cat(&[&r, &right_columns], 2)?.reshape(&of_r[..])?));
         }
         let (q, r) = {
             let _no_grad = autograd::no_grad();
@@ -220,10 +220,10 @@ impl Tensor {
                 }
                 // V (skew(Vᵀ g) / E) Vᵀ, where E is the column's eigenvalue minus the row's (Giles, 2008).
                 let eye = Tensor::eye(n, n, g.dtype(), g.device())?;
-                let apart = values.unsqueeze(1)?.sub(&values.unsqueeze(2)?)?.add(&eye)?;
+                let differences = values.unsqueeze(1)?.sub(&values.unsqueeze(2)?)?.add(&eye)?;
                 let along = vt.matmul(g)?;
                 let skew = along.sub(&along.transpose(1, 2)?)?.mul(0.5)?;
-                v.matmul(&skew.div(&apart)?)?.matmul(&vt)
+                v.matmul(&skew.div(&differences)?)?.matmul(&vt)
             },
         )?;
         Ok((values.reshape(&of_values[..])?, vectors.reshape(self.shape())?))
@@ -245,7 +245,7 @@ impl Tensor {
     #[track_caller]
     pub fn lu_factor(&self) -> Result<(Tensor, Tensor)> {
         operation!(OP = "lu_factor", autocast[self], |x| x.lu_factor());
-        let MatrixShape { batch_shape: lead, m, n } = check_matrices(OP, self)?;
+        let BatchedMatrixShape { batch_shape: lead, m, n } = check_matrices(OP, self)?;
         let of_order: Dims = lead.iter().copied().chain([m]).collect();
         if self.numel() == 0 {
             let order = Tensor::arange(0.0, m as f64, 1.0, DType::I64, self.device())?;
@@ -263,11 +263,11 @@ impl Tensor {
         let square = factors.packed_lu.narrow(1, 0, k)?.narrow(2, 0, k)?.contiguous()?;
         let both = attach_lu_grad(&rows.narrow(1, 0, k)?.narrow(2, 0, k)?, square);
         let out = if n > m {
-            let beyond = both.solve_triangular(&rows.narrow(2, m, n - m)?, false, &UNIT)?;
-            cat(&[&both, &beyond], 2)?
+            let right_columns = both.solve_triangular(&rows.narrow(2, m, n - m)?, false, &UNIT)?;
+            cat(&[&both, &right_columns], 2)?
         } else if m > n {
-            let beyond = both.solve_triangular(&rows.narrow(1, n, m - n)?, true, &RIGHT)?;
-            cat(&[&both, &beyond], 1)?
+            let lower_rows = both.solve_triangular(&rows.narrow(1, n, m - n)?, true, &RIGHT)?;
+            cat(&[&both, &lower_rows], 1)?
         } else {
             both
         };
@@ -292,7 +292,7 @@ impl Tensor {
     #[track_caller]
     pub fn lu_unpack(&self, order: &Tensor) -> Result<(Tensor, Tensor, Tensor)> {
         operation!(OP = "lu_unpack");
-        let MatrixShape { batch_shape: lead, m, n } = check_matrices(OP, self)?;
+        let BatchedMatrixShape { batch_shape: lead, m, n } = check_matrices(OP, self)?;
         fail_if!(order.shape() != [lead, &[m]].concat();
             shape(OP, [self, order]), "takes the order that `lu_factor` gave, one position for each row [.., m]");
         let (both, k) = (self, m.min(n));
@@ -321,18 +321,18 @@ impl Tensor {
             let options = LuSolveOptions { left: true, adjoint: !adjoint };
             return self.lu_solve(order, &b.transpose(-2, -1)?, &options)?.transpose(-2, -1);
         }
-        let MatrixShape { batch_shape: others, m, n: columns } = check_matrices(OP, b)?;
+        let BatchedMatrixShape { batch_shape: others, m, n: columns } = check_matrices(OP, b)?;
         fail_if!(m != n; shape(OP, [self, b]), "takes right sides with a row for each of the matrix");
         let lead = broadcast_shapes(OP, &[lead, others])?;
-        let whole: Dims = lead.iter().copied().chain([n, columns]).collect();
-        let rows = order.unsqueeze(-1)?.broadcast_to(&whole)?;
+        let index_shape: Dims = lead.iter().copied().chain([n, columns]).collect();
+        let rows = order.unsqueeze(-1)?.broadcast_to(&index_shape)?;
         if adjoint {
             let transposed = self.transpose(-2, -1)?;
             let x = transposed.solve_triangular(b, false, &Default::default())?;
             let x = transposed.solve_triangular(&x, true, &UNIT)?;
             return x.zeros_like()?.scatter(-2, &rows, &x);
         }
-        let rows = b.broadcast_to(&whole)?.gather(-2, &rows)?;
+        let rows = b.broadcast_to(&index_shape)?.gather(-2, &rows)?;
         self.solve_triangular(&self.solve_triangular(&rows, false, &UNIT)?, true, &Default::default())
     }
 

@@ -1,7 +1,7 @@
 //! Matrix norms, condition numbers and other composite functions of PyTorch's `linalg`.
 
 use crate::ops::linalg::svd::MatrixDims;
-use crate::ops::linalg::{MatrixShape, check_matrices, check_square};
+use crate::ops::linalg::{BatchedMatrixShape, check_matrices, check_square};
 use crate::ops::prelude::*;
 use crate::ops::shape::{as_refs, cat};
 
@@ -251,7 +251,7 @@ impl Tensor {
     pub fn polar(&self) -> Result<(Tensor, Tensor)> {
         operation!(OP = "polar", autocast[self], |x| x.polar());
         let _no_autocast = amp::no_autocast();
-        let MatrixShape { m, n, .. } = check_matrices(OP, self)?;
+        let BatchedMatrixShape { m, n, .. } = check_matrices(OP, self)?;
         fail_if!(m < n; shape(OP, [self]), "takes matrices with at least as many rows as columns");
         let (u, s, vh) = self.svd()?;
         Ok((u.matmul(&vh)?, vh.transpose(-2, -1)?.matmul(&s.unsqueeze(-1)?.mul(&vh)?)?))
@@ -270,7 +270,7 @@ impl Tensor {
     pub fn svd_lowrank(&self, q: usize, niter: usize) -> Result<(Tensor, Tensor, Tensor)> {
         operation!(OP = "svd_lowrank", autocast[self], |x| x.svd_lowrank(q, niter));
         let _no_autocast = amp::no_autocast();
-        let MatrixShape { m, n, .. } = check_matrices(OP, self)?;
+        let BatchedMatrixShape { m, n, .. } = check_matrices(OP, self)?;
         fail_if!(niter > 1000; argument(OP), "takes at most 1,000 iterations, got {niter}");
         fail_if!(q == 0 || q > m.min(n); argument(OP), "takes 1 to {} values, got {q}", m.min(n));
         let (wide, across) = (self, self.transpose(-2, -1)?);
@@ -339,9 +339,10 @@ impl Tensor {
     pub fn tensorsolve(&self, b: &Tensor, dims: impl IntoDims) -> Result<Tensor> {
         operation!(OP = "tensorsolve");
         let dims = reduction_dims(dims);
-        let moved = dims.iter().map(|&d| normalize_dim(OP, d, self.rank())).collect::<Result<Vec<_>>>()?;
-        let rest = (0..self.rank()).filter(|d| !moved.contains(d));
-        let order: Vec<isize> = rest.chain(moved.iter().copied()).map(|d| d as isize).collect();
+        let contracted =
+            dims.iter().map(|&d| normalize_dim(OP, d, self.rank())).collect::<Result<Vec<_>>>()?;
+        let rest = (0..self.rank()).filter(|d| !contracted.contains(d));
+        let order: Vec<isize> = rest.chain(contracted.iter().copied()).map(|d| d as isize).collect();
         let a = self.permute(&order)?;
         let n = b.numel();
         let Some(x) =

@@ -20,8 +20,8 @@ pub(crate) fn jacobi_orthogonalize(w: &Tensor, m: usize) -> Result<()> {
         return Ok(());
     }
     let threads_per_row = choose_threads_per_row(height, false).clamp(8, 128);
-    let small = n <= MAX_WORKGROUP_COLUMNS;
-    let groups = if small { 1 } else { (players / 2).div_ceil(WORKGROUP_SIZE / threads_per_row) };
+    let fits_workgroup = n <= MAX_WORKGROUP_COLUMNS;
+    let groups = if fits_workgroup { 1 } else { (players / 2).div_ceil(WORKGROUP_SIZE / threads_per_row) };
     let spec = kernel_spec! { "svd", dtype: w.dtype().name(), threads_per_row };
     // Iterations of a round: two passes over each pair's elements, and two sums over the threads of a pair.
     let pairs = (players / 2).div_ceil(WORKGROUP_SIZE / threads_per_row).div_ceil(groups);
@@ -35,7 +35,7 @@ pub(crate) fn jacobi_orthogonalize(w: &Tensor, m: usize) -> Result<()> {
             let params = params.loop_iterations(iterations);
             launch::launch(&spec, &[&rotated_before, &rotated, w], params, batch * groups)
         };
-        if small {
+        if fits_workgroup {
             launch::launch_in_parts(w.device(), 1, players - 1, |_| iterations, run)?;
         } else {
             (0..players - 1).try_for_each(|first| run(first, 1, iterations + 1))?;
@@ -72,25 +72,25 @@ fn decompose(a: &Tensor, vectors: bool) -> Result<(Tensor, Option<(Tensor, Tenso
         return Ok((values, None));
     }
     let w = w.gather(1, &order.unsqueeze(2)?.broadcast_to(w.shape())?)?;
-    let none = lengths.eq(0.0)?.unsqueeze(2)?;
-    let left = w.narrow(2, 0, m)?.div(&lengths.unsqueeze(2)?)?.masked_fill(&none, 0.0)?;
+    let is_zero = lengths.eq(0.0)?.unsqueeze(2)?;
+    let left = w.narrow(2, 0, m)?.div(&lengths.unsqueeze(2)?)?.masked_fill(&is_zero, 0.0)?;
     Ok((values, Some((left, w.narrow(2, m, n)?))))
 }
 
 /// Shape of matrices \[lead.., m, n\].
-pub(crate) struct MatrixShape<'a> {
+pub(crate) struct BatchedMatrixShape<'a> {
     pub(crate) batch_shape: &'a [usize],
     pub(crate) m: usize,
     pub(crate) n: usize,
 }
 
 #[track_caller]
-pub(crate) fn check_matrices<'a>(op: &'static str, x: &'a Tensor) -> Result<MatrixShape<'a>> {
+pub(crate) fn check_matrices<'a>(op: &'static str, x: &'a Tensor) -> Result<BatchedMatrixShape<'a>> {
     fail_if!(!matches!(x.dtype(), DType::F32 | DType::F64);
         dtype(op, x.dtype()), "takes f32 and f64; cast with `to_dtype`");
     launch::check_device_dtype(op, x.dtype(), x.device())?;
     match x.shape() {
-        &[ref lead @ .., m, n] => Ok(MatrixShape { batch_shape: lead, m, n }),
+        &[ref lead @ .., m, n] => Ok(BatchedMatrixShape { batch_shape: lead, m, n }),
         shape => Err(Error::shape(op, "takes matrices [.., m, n]", &[shape])),
     }
 }
@@ -104,10 +104,10 @@ fn left_vectors_backward(g: &Tensor, u: &Tensor, values: &Tensor, vh: &Tensor) -
     let s = values.unsqueeze(1)?;
     let squares = s.square()?;
     let eye = Tensor::eye(k, k, s.dtype(), s.device())?;
-    let apart = squares.sub(&squares.transpose(1, 2)?)?.add(&eye)?;
+    let differences = squares.sub(&squares.transpose(1, 2)?)?.add(&eye)?;
     let ut = u.transpose(1, 2)?;
     let along = ut.matmul(g)?;
-    let rotation = along.sub(&along.transpose(1, 2)?)?.div(&apart)?.mul(&s)?;
+    let rotation = along.sub(&along.transpose(1, 2)?)?.div(&differences)?.mul(&s)?;
     let mut change = u.matmul(&rotation)?;
     if u.shape()[1] > k {
         change = change.add(&g.sub(&u.matmul(&along)?)?.div(&s)?)?;
@@ -144,17 +144,17 @@ pub(crate) fn attach_factor_grads<const N: usize>(
         return Ok(factors);
     }
     // Copies, because the caller may change the results in place.
-    let mut kept = factors.clone();
-    for factor in &mut kept {
+    let mut copies = factors.clone();
+    for factor in &mut copies {
         *factor = factor.copy()?;
     }
     Ok(std::array::from_fn(|which| {
-        let (kept, matrix_kept) = (kept.clone(), SavedTensor::input_for_create_graph(matrix));
+        let (copies, matrix_kept) = (copies.clone(), SavedTensor::input_for_create_graph(matrix));
         let (recompute, gradient) = (recompute.clone(), gradient.clone());
         autograd::differentiable_unary(op, factors[which].clone(), matrix, move |g, wants| {
             Ok(match wants.create_graph() {
                 true => gradient(which, g, &recompute(&matrix_kept.unpack(wants)?)?)?,
-                false => gradient(which, g, &kept)?,
+                false => gradient(which, g, &copies)?,
             })
         })
     }))
@@ -180,7 +180,7 @@ impl Tensor {
     #[track_caller]
     pub fn svd(&self) -> Result<(Tensor, Tensor, Tensor)> {
         operation!(OP = "svd", autocast[self], |x| x.svd());
-        let MatrixShape { batch_shape: lead, m, n } = check_matrices(OP, self)?;
+        let BatchedMatrixShape { batch_shape: lead, m, n } = check_matrices(OP, self)?;
         let (k, batch) = (m.min(n), lead.iter().product::<usize>());
         let shapes: [Dims; 3] =
             [&[m, k][..], &[k], &[k, n]].map(|rest| lead.iter().chain(rest).copied().collect());
@@ -234,7 +234,7 @@ impl Tensor {
     #[track_caller]
     pub fn svdvals(&self) -> Result<Tensor> {
         operation!(OP, autocast[self], |x| x.svdvals());
-        let MatrixShape { batch_shape: lead, m, n } = check_matrices(OP, self)?;
+        let BatchedMatrixShape { batch_shape: lead, m, n } = check_matrices(OP, self)?;
         let shape: Dims = lead.iter().copied().chain([m.min(n)]).collect();
         if self.numel() == 0 {
             return empty_result_with_grad(OP, &[self], &shape);

@@ -147,10 +147,10 @@ impl LogitsBatch {
         let mut per_row: Dims = shape.into();
         let dim = usize::from(shape.len() > 1);
         per_row[dim] = 1;
-        let lost =
+        let grad_per_unit =
             lse.sum([0], false)?.reshape(&per_row[..])?.sub(&self.x)?.mul(1.0 - self.label_smoothing)?;
         let scale = if scale.numel() == 1 { scale.reshape([1])? } else { scale.reshape(&per_row[..])? };
-        let grad = lost.mul(&scale)?;
+        let grad = grad_per_unit.mul(&scale)?;
         let Some(weight) = &self.weight else { return grad.to_dtype(self.target.dtype()) };
         let mut per_class = Dims::from_elem(1, shape.len());
         per_class[dim] = weight.numel();
@@ -196,8 +196,8 @@ impl CompositeCrossEntropy {
             let target = select::cast_index_to_i32(OP, target, None)?;
             let ignored = target.eq(i64::from(self.ignore_index))?;
             let class = target.masked_fill(&ignored, 0)?.unsqueeze(self.dim)?;
-            let picked = log.gather(self.dim, &class)?.squeeze(self.dim)?;
-            picked.mul(1.0 - self.label_smoothing)?.add(&all)?.masked_fill(&ignored, 0.0)?
+            let class_log = log.gather(self.dim, &class)?.squeeze(self.dim)?;
+            class_log.mul(1.0 - self.label_smoothing)?.add(&all)?.masked_fill(&ignored, 0.0)?
         }
         .neg()?;
         let loss = if self.is_reduced { losses.sum_all()? } else { losses };
@@ -267,6 +267,31 @@ pub(crate) fn check_targets(x: &Tensor, target: &Tensor, options: &CrossEntropyO
     fail_if!(target.shape() != &examples[..];
         shape(OP, [x, target]), "class targets have the logits' shape without the dimension of the classes");
     Ok(false)
+}
+
+/// Reduces the losses of the kernel, \[2, rows\]: losses and weights. Also returns the divisor of the gradients, if the
+/// reduction divides. `examples` is the shape of the targets without classes.
+fn reduce_losses(
+    losses: &Tensor,
+    reduction: Reduction,
+    has_soft_targets: bool,
+    examples: &[usize],
+) -> Result<(Tensor, Option<Tensor>)> {
+    Ok(match reduction {
+        Reduction::None => (losses.select(0, 0)?.reshape(examples)?, None),
+        Reduction::Sum => (losses.select(0, 0)?.sum_all()?, None),
+        Reduction::Mean if !has_soft_targets => {
+            let sums = losses.sum([1], false)?;
+            let weights = sums.select(0, 1)?;
+            (sums.select(0, 0)?.div(&weights)?, Some(weights))
+        }
+        Reduction::Mean | Reduction::BatchMean => {
+            let batch = examples.first().copied().unwrap_or(1);
+            let n = if reduction == Reduction::Mean { examples.iter().product() } else { batch };
+            let n = Tensor::full((), n as f64, DType::F32, losses.device())?;
+            (losses.select(0, 0)?.sum_all()?.div(&n)?, Some(n))
+        }
+    })
 }
 
 impl Tensor {
@@ -369,22 +394,7 @@ impl Tensor {
         if rows > 0 {
             example.run_pass(&CrossEntropyPass::Forward(&losses, &lse))?;
         }
-        // Factor of every row's gradient in addition to the result's gradient.
-        let (out, divisor) = match options.reduction {
-            Reduction::None => (losses.select(0, 0)?.reshape(&examples[..])?, None),
-            Reduction::Sum => (losses.select(0, 0)?.sum_all()?, None),
-            Reduction::Mean if !soft => {
-                let sums = losses.sum([1], false)?;
-                let weights = sums.select(0, 1)?;
-                (sums.select(0, 0)?.div(&weights)?, Some(weights))
-            }
-            Reduction::Mean | Reduction::BatchMean => {
-                let batch = examples.first().copied().unwrap_or(1);
-                let n = if options.reduction == Reduction::Mean { rows } else { batch };
-                let n = Tensor::full((), n as f64, DType::F32, self.device())?;
-                (losses.select(0, 0)?.sum_all()?.div(&n)?, Some(n))
-            }
-        };
+        let (out, divisor) = reduce_losses(&losses, options.reduction, soft, &examples)?;
         let out = out.to_dtype(result)?;
         let shape: Dims = self.shape().into();
         let saved =

@@ -64,6 +64,44 @@ impl<'a> CtcLossOptions<'a> {
     }
 }
 
+/// Extents of the operands of a CTC loss.
+struct CtcSizes {
+    steps: usize,
+    batch: usize,
+    classes: usize,
+    /// Labels of the longest target.
+    longest: usize,
+}
+
+impl CtcLossOptions<'_> {
+    /// Fails for operands that do not fit the log-probabilities; returns the extents.
+    fn check(&self, log_probs: &Tensor) -> Result<CtcSizes> {
+        let Self { targets, input_lengths, target_lengths, blank, .. } = *self;
+        let (&[steps, batch, classes], &[rows, longest]) = (log_probs.shape(), targets.shape()) else {
+            let rule = "takes log-probabilities of [steps, batch, classes] and targets of [batch, longest]";
+            return Err(Error::shape(OP, rule, &[log_probs.shape(), targets.shape()]));
+        };
+        let lengths = [input_lengths.shape(), target_lengths.shape()];
+        fail_if!(rows != batch || lengths != [[batch]; 2] || steps == 0;
+            shape(OP, &[log_probs.shape(), targets.shape(), lengths[0], lengths[1]]),
+            "targets and lengths have the batch of the log-probabilities, whose steps are at least one");
+        if let Some(other) = [targets, input_lengths, target_lengths].iter().find(|t| !t.dtype().is_int()) {
+            return Err(Error::dtype(OP, other.dtype(), "targets and lengths are integers"));
+        }
+        fail_if!(blank >= classes; argument(OP), "the blank is class {blank} of {classes}");
+        check_lengths(OP, ("length", "`input_lengths`"), input_lengths, 0..=steps)?;
+        check_lengths(OP, ("length", "`target_lengths`"), target_lengths, 0..=longest)?;
+        if index_check::is_enabled()? {
+            let counts = target_lengths.to_integers()?;
+            let label = |at: usize, i: i64| {
+                (at % longest) as i64 >= counts[at / longest] || usize::try_from(i).is_ok_and(|i| i < classes)
+            };
+            find_outside(OP, ("label", "`targets`"), targets, label, &format!("0..{classes}"))?;
+        }
+        Ok(CtcSizes { steps, batch, classes, longest })
+    }
+}
+
 impl Tensor {
     /// Computes the negative log-likelihood of label sequences under these log-probabilities, \[steps, batch,
     /// classes\]. The likelihood sums over all alignments with blanks and repetitions. The gradient is exact.
@@ -85,30 +123,9 @@ impl Tensor {
             dtype(OP, self.dtype()), "log-probabilities are f32, f16 or bf16");
         operation!(OP);
         let CtcLossOptions { targets, input_lengths, target_lengths, blank, .. } = *options;
-        let (&[steps, batch, classes], &[rows, longest]) = (self.shape(), targets.shape()) else {
-            let rule = "takes log-probabilities of [steps, batch, classes] and targets of [batch, longest]";
-            return Err(Error::shape(OP, rule, &[self.shape(), targets.shape()]));
-        };
-        let lengths = [input_lengths.shape(), target_lengths.shape()];
-        fail_if!(rows != batch || lengths != [[batch]; 2] || steps == 0;
-            shape(OP, &[self.shape(), targets.shape(), lengths[0], lengths[1]]),
-            "targets and lengths have the batch of the log-probabilities, whose steps are at least one");
-        if let Some(other) = [targets, input_lengths, target_lengths].iter().find(|t| !t.dtype().is_int()) {
-            return Err(Error::dtype(OP, other.dtype(), "targets and lengths are integers"));
-        }
-        fail_if!(blank >= classes; argument(OP), "the blank is class {blank} of {classes}");
-        check_lengths(OP, ("length", "`input_lengths`"), input_lengths, 0..=steps)?;
-        check_lengths(OP, ("length", "`target_lengths`"), target_lengths, 0..=longest)?;
-        if index_check::is_enabled()? {
-            let counts = target_lengths.to_integers()?;
-            let label = |at: usize, i: i64| {
-                (at % longest) as i64 >= counts[at / longest] || usize::try_from(i).is_ok_and(|i| i < classes)
-            };
-            find_outside(OP, ("label", "`targets`"), targets, label, &format!("0..{classes}"))?;
-        }
+        let CtcSizes { steps, batch, classes, longest } = options.check(self)?;
         let ints = |t: &Tensor| select::cast_index_to_i32(OP, t, None);
         let (inputs, counts) = (ints(input_lengths)?.unsqueeze(1)?, ints(target_lengths)?.unsqueeze(1)?);
-        // A blank before each label and after the last.
         let labels = ints(targets)?;
         let outside = |t: &Tensor, max: usize| t.lt(0)?.logical_or(&t.gt(max as i64)?);
         let mut invalid = outside(&inputs, steps)?.logical_or(&outside(&counts, longest)?)?.squeeze(1)?;
@@ -118,6 +135,7 @@ impl Tensor {
             let used = labels.masked_fill(&read.logical_not()?, blank as i64)?;
             invalid = invalid.logical_or(&outside(&used, classes - 1)?.any([1], false)?)?;
         }
+        // The states have a blank before each label and after the last.
         let blanks = labels.full_like(blank as f64)?;
         let pairs = stack(&[&blanks, &labels], 2)?.reshape([batch, 2 * longest])?;
         let last = Tensor::full([batch, 1], blank as f64, DType::I32, self.device())?;
@@ -128,7 +146,7 @@ impl Tensor {
         let named = all.clamp(0, (classes - 1) as i64)?;
         let scores = self.gather(2, &named)?.maximum(LOG_ZERO)?;
         // A label may directly follow the previous label only if the two differ.
-        let barred = {
+        let cannot_skip = {
             let before = states.pad(&[2, 0], PadMode::Constant(blank as f64))?.narrow(1, 0, width)?;
             states.eq(blank as i64)?.logical_or(&states.eq(&before)?)?
         };
@@ -137,7 +155,7 @@ impl Tensor {
         for t in 1..steps {
             let wide = alpha.pad(&[2, 0], PadMode::Constant(LOG_ZERO))?;
             let [stay, next, skip] = [2, 1, 0].map(|k| wide.narrow(1, k, width));
-            let skip = skip?.masked_fill(&barred, LOG_ZERO)?;
+            let skip = skip?.masked_fill(&cannot_skip, LOG_ZERO)?;
             let sum = run_pointwise(&LOGSUMEXP3, &[(&stay?).into(), (&next?).into(), (&skip).into()], &[])?;
             let ended = inputs.le(t as i64)?;
             alpha = alpha.where_(&ended, &sum.add(&scores.select(0, t as isize)?)?.maximum(LOG_ZERO)?)?;
@@ -146,9 +164,9 @@ impl Tensor {
         let end = counts.mul(2)?;
         let at_blank = alpha.gather(1, &end)?;
         let at_label = alpha.gather(1, &end.sub(1)?.maximum(0)?)?.masked_fill(&counts.eq(0)?, LOG_ZERO)?;
-        let nothing = at_label.full_like(LOG_ZERO)?;
+        let log_zero = at_label.full_like(LOG_ZERO)?;
         let sum =
-            run_pointwise(&LOGSUMEXP3, &[(&at_blank).into(), (&at_label).into(), (&nothing).into()], &[])?;
+            run_pointwise(&LOGSUMEXP3, &[(&at_blank).into(), (&at_label).into(), (&log_zero).into()], &[])?;
         let losses = sum.neg()?.squeeze(1)?;
         // Without steps, only the empty target is possible.
         let none = inputs.squeeze(1)?.le(0)?;

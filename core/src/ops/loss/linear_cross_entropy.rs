@@ -28,8 +28,8 @@ const GEMM_TILE_ROWS: usize = 128;
 /// Returns the rows of a chunk, for `n` rows of which `fit` fit. Chunks are few, even, and whole tiles.
 fn chunk_rows(n: usize, fit: usize) -> usize {
     let fit = if fit > GEMM_TILE_ROWS { fit / GEMM_TILE_ROWS * GEMM_TILE_ROWS } else { fit.max(1) };
-    let even = n.div_ceil(n.div_ceil(fit).max(1));
-    even.next_multiple_of(GEMM_TILE_ROWS).min(fit).min(n).max(1)
+    let even_chunk = n.div_ceil(n.div_ceil(fit).max(1));
+    even_chunk.next_multiple_of(GEMM_TILE_ROWS).min(fit).min(n).max(1)
 }
 
 /// Alignment of a row of logits in elements, for the vendor's products.

@@ -116,9 +116,9 @@ impl Tensor {
         dispatch_in_f32!("hinge_embedding_loss", [self, target], |x, y| x
             .hinge_embedding_loss(&y, margin, reduction));
         let y = target.detach();
-        let apart = self.rsub(margin)?.clamp_min(0.0)?.masked_fill(&y.eq(1.0)?, 0.0)?;
-        let near = self.masked_fill(&y.eq(-1.0)?, 0.0)?;
-        reduction.apply(&apart.add(&near)?)
+        let dissimilar_loss = self.rsub(margin)?.clamp_min(0.0)?.masked_fill(&y.eq(1.0)?, 0.0)?;
+        let similar_loss = self.masked_fill(&y.eq(-1.0)?, 0.0)?;
+        reduction.apply(&dissimilar_loss.add(&similar_loss)?)
     }
 
     /// Computes 1 - cos where `target` is 1, and max(0, cos - margin) where it is -1. cos is the cosine of
@@ -142,9 +142,9 @@ impl Tensor {
         let square = |t: &Tensor| t.square()?.sum([-1], false)?.add(EPS);
         let cos = self.mul(other)?.sum([-1], false)?.div(&square(self)?.mul(&square(other)?)?.sqrt()?)?;
         let y = target.detach();
-        let alike = cos.rsub(1.0)?.masked_fill(&y.ne(1.0)?, 0.0)?;
-        let apart = cos.sub(margin)?.clamp_min(0.0)?.masked_fill(&y.ne(-1.0)?, 0.0)?;
-        reduction.apply(&alike.add(&apart)?)
+        let similar_loss = cos.rsub(1.0)?.masked_fill(&y.ne(1.0)?, 0.0)?;
+        let dissimilar_loss = cos.sub(margin)?.clamp_min(0.0)?.masked_fill(&y.ne(-1.0)?, 0.0)?;
+        reduction.apply(&similar_loss.add(&dissimilar_loss)?)
     }
 
     /// Computes the mean of max(0, margin - x\[target\] + x\[i\])^p over the classes i except the target,
@@ -160,12 +160,12 @@ impl Tensor {
             x.multi_margin_loss(target, &MultiMarginLossOptions { weight: w.as_ref(), ..*options }));
         fail_if!(!matches!(p, 1 | 2); argument(OP), "p is {p}; it must be 1 or 2");
         let (x, y) = batch_scores_and_targets(OP, self, target, false)?;
-        let missed = x.sub(&x.gather(1, &y)?)?.add(margin)?.relu()?;
-        let missed = if p == 2 { missed.square()? } else { missed };
+        let margin_errors = x.sub(&x.gather(1, &y)?)?.add(margin)?.relu()?;
+        let margin_errors = if p == 2 { margin_errors.square()? } else { margin_errors };
         let is_target = Tensor::arange(0.0, x.shape()[1] as f64, 1.0, DType::I32, x.device())?.eq(&y)?;
         let missing = y.lt(0)?.logical_or(&y.ge(x.shape()[1] as i64)?)?.squeeze(1)?;
         let losses =
-            missed.masked_fill(&is_target, 0.0)?.mean([1], false)?.masked_fill(&missing, f64::NAN)?;
+            margin_errors.masked_fill(&is_target, 0.0)?.mean([1], false)?.masked_fill(&missing, f64::NAN)?;
         let weight = weight.map(|w| w.index_select(0, &y.reshape([-1])?)).transpose()?;
         squeeze_unbatched(apply_weight_and_reduce(losses, weight.as_ref(), reduction)?, self, reduction)
     }
@@ -218,8 +218,9 @@ impl Tensor {
         options: &TripletMarginWithDistanceLossOptions,
     ) -> Result<Tensor> {
         let &TripletMarginWithDistanceLossOptions { margin, swap, reduction } = options;
-        let (near, far) = (distance(self, positive)?, distance(self, negative)?);
-        let far = if swap { far.minimum(&distance(positive, negative)?)? } else { far };
-        reduction.apply(&near.sub(&far)?.add(margin)?.clamp_min(0.0)?)
+        let (positive_distance, negative_distance) = (distance(self, positive)?, distance(self, negative)?);
+        let negative_distance =
+            if swap { negative_distance.minimum(&distance(positive, negative)?)? } else { negative_distance };
+        reduction.apply(&positive_distance.sub(&negative_distance)?.add(margin)?.clamp_min(0.0)?)
     }
 }

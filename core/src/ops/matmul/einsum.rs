@@ -70,15 +70,15 @@ impl EinsumOperand {
 
     /// Sums over the labels that no later step needs.
     fn sum_unneeded(self, needed: &Labels) -> Result<Self> {
-        let gone: SmallVec<[isize; 8]> = (0..self.labels.len())
+        let unneeded: SmallVec<[isize; 8]> = (0..self.labels.len())
             .filter(|&d| !needed.contains(&self.labels[d]))
             .map(|d| d as isize)
             .collect();
-        if gone.is_empty() {
+        if unneeded.is_empty() {
             return Ok(self);
         }
         let labels = self.labels.iter().copied().filter(|l| needed.contains(l)).collect();
-        Ok(Self { tensor: self.tensor.sum(&gone, false)?, labels })
+        Ok(Self { tensor: self.tensor.sum(&unneeded, false)?, labels })
     }
 
     /// Permutes the dimensions to these labels and merges each group. A missing label has extent 1.
@@ -97,14 +97,14 @@ impl EinsumOperand {
     fn contract(self, other: Self, needed: &Labels) -> Result<Self> {
         let in_both = |l: &Label| self.labels.contains(l) && other.labels.contains(l);
         // An extent of 1 broadcasts: drop the label here and keep the other operand's.
-        let stretched: Labels = self
+        let broadcast: Labels = self
             .labels
             .iter()
             .copied()
             .filter(|l| in_both(l) && self.extent(*l) != other.extent(*l))
             .collect();
-        if !stretched.is_empty() {
-            return self.squeeze_labels(&stretched)?.contract(other.squeeze_labels(&stretched)?, needed);
+        if !broadcast.is_empty() {
+            return self.squeeze_labels(&broadcast)?.contract(other.squeeze_labels(&broadcast)?, needed);
         }
         let keep = |l: &Label| needed.contains(l);
         let batch: Labels = self.labels.iter().copied().filter(|l| in_both(l) && keep(l)).collect();
@@ -129,6 +129,61 @@ impl EinsumOperand {
             labels: kept.iter().map(|&d| self.labels[d]).collect(),
         })
     }
+}
+
+/// Parses the labels of one operand. Also returns the rank of its ellipsis, 0 without one.
+fn parse_operand(equation: &str, term: &str, tensor: &Tensor) -> Result<(EinsumOperand, usize)> {
+    let letters = parse_labels(equation, term, 0)?.len();
+    let ellipsis_rank = tensor.rank().saturating_sub(letters);
+    let labels = parse_labels(equation, term, ellipsis_rank)?;
+    if labels.len() != tensor.rank() {
+        return Err(equation_error(
+            equation,
+            &format!(
+                "`{}` does not name the {} dimensions of {:?}",
+                term.trim(),
+                tensor.rank(),
+                tensor.shape()
+            ),
+        ));
+    }
+    let operand = EinsumOperand::new(tensor, labels)?;
+    Ok((operand, if term.contains("...") { ellipsis_rank } else { 0 }))
+}
+
+/// Returns the labels of the result of an equation without `->`: the ellipsis, then the letters that occur once.
+fn implicit_result_labels(left: &str, ellipsis_rank: usize) -> Labels {
+    let is_unique = |c: &char| c.is_ascii_alphabetic() && left.matches(*c).count() == 1;
+    let mut unique_labels: Labels = left.chars().filter(is_unique).map(Label::Letter).collect();
+    unique_labels.sort_unstable();
+    (0..ellipsis_rank).rev().map(Label::Ellipsis).chain(unique_labels).collect()
+}
+
+/// Fails for a result that repeats or invents a label, and for a label with several extents other than 1.
+fn check_labels(
+    equation: &str,
+    parsed: &[EinsumOperand],
+    result: &Labels,
+    operands: &[&Tensor],
+) -> Result<()> {
+    for (i, label) in result.iter().enumerate() {
+        if result[..i].contains(label) {
+            return Err(equation_error(equation, "the result names a label twice"));
+        }
+        if !parsed.iter().any(|t| t.labels.contains(label)) {
+            return Err(equation_error(equation, "the result names a label that no operand has"));
+        }
+    }
+    for term in parsed {
+        for &label in &term.labels {
+            let other = parsed.iter().filter_map(|t| t.extent(label)).find(|&n| n != 1);
+            if term.extent(label) != Some(1) && term.extent(label) != other {
+                let shapes: SmallVec<[&[usize]; 4]> = operands.iter().map(|t| t.shape()).collect();
+                return Err(Error::shape(OP, "extents of one label differ", &shapes));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Computes the sum of products of an equation such as `bij,bjk->bik`. Each dimension has a letter, and `...`
@@ -161,72 +216,32 @@ pub fn einsum(equation: &str, operands: &[impl AsRef<Tensor>]) -> Result<Tensor>
             &format!("names {} operands, got {}", terms.len(), operands.len()),
         ));
     }
-    let mut dots = 0;
+    let mut ellipsis_rank = 0;
     let mut parsed: SmallVec<[EinsumOperand; 4]> = SmallVec::new();
     for (term, tensor) in terms.iter().zip(operands) {
-        let letters = parse_labels(equation, term, 0)?.len();
-        let here = tensor.rank().saturating_sub(letters);
-        let labels = parse_labels(equation, term, here)?;
-        if labels.len() != tensor.rank() {
-            return Err(equation_error(
-                equation,
-                &format!(
-                    "`{}` does not name the {} dimensions of {:?}",
-                    term.trim(),
-                    tensor.rank(),
-                    tensor.shape()
-                ),
-            ));
-        }
-        dots = dots.max(if term.contains("...") { here } else { 0 });
-        parsed.push(EinsumOperand::new(tensor, labels)?);
+        let (operand, rank) = parse_operand(equation, term, tensor)?;
+        ellipsis_rank = ellipsis_rank.max(rank);
+        parsed.push(operand);
     }
     let result = match right {
-        Some(right) => parse_labels(equation, right, dots)?,
-        None => {
-            let mut once: Labels = terms
-                .iter()
-                .flat_map(|t| t.chars())
-                .filter_map(|c| {
-                    let count = left.matches(c).count();
-                    (c.is_ascii_alphabetic() && count == 1).then_some(Label::Letter(c))
-                })
-                .collect();
-            once.sort_unstable();
-            (0..dots).rev().map(Label::Ellipsis).chain(once).collect()
-        }
+        Some(right) => parse_labels(equation, right, ellipsis_rank)?,
+        None => implicit_result_labels(left, ellipsis_rank),
     };
-    for (i, label) in result.iter().enumerate() {
-        if result[..i].contains(label) {
-            return Err(equation_error(equation, "the result names a label twice"));
-        }
-        if !parsed.iter().any(|t| t.labels.contains(label)) {
-            return Err(equation_error(equation, "the result names a label that no operand has"));
-        }
-    }
-    for term in &parsed {
-        for &label in &term.labels {
-            let other = parsed.iter().filter_map(|t| t.extent(label)).find(|&n| n != 1);
-            if term.extent(label) != Some(1) && term.extent(label) != other {
-                let shapes: SmallVec<[&[usize]; 4]> = operands.iter().map(|t| t.shape()).collect();
-                return Err(Error::shape(OP, "extents of one label differ", &shapes));
-            }
-        }
-    }
-    let mut rest = parsed.into_iter();
+    check_labels(equation, &parsed, &result, operands)?;
+    let mut operands = parsed.into_iter();
     // invariant: there is at least one operand, checked above.
-    let Some(mut sum) = rest.next() else { return Err(equation_error(equation, "names no operand")) };
-    let mut rest: SmallVec<[EinsumOperand; 4]> = rest.collect();
+    let Some(mut sum) = operands.next() else { return Err(equation_error(equation, "names no operand")) };
+    let mut operands: SmallVec<[EinsumOperand; 4]> = operands.collect();
     loop {
         let needed_by = |terms: &[EinsumOperand]| -> Labels {
             result.iter().copied().chain(terms.iter().flat_map(|t| t.labels.iter().copied())).collect()
         };
-        sum = sum.sum_unneeded(&needed_by(&rest))?;
-        if rest.is_empty() {
+        sum = sum.sum_unneeded(&needed_by(&operands))?;
+        if operands.is_empty() {
             break;
         }
-        let next = rest.remove(0);
-        let needed = needed_by(&rest);
+        let next = operands.remove(0);
+        let needed = needed_by(&operands);
         let mut both = needed.clone();
         both.extend(sum.labels.iter().copied());
         sum = sum.contract(next.sum_unneeded(&both)?, &needed)?;

@@ -139,7 +139,7 @@ pub(crate) struct CostModel {
 impl CostModel {
     /// Returns a device's costs. If `gathered` is true, elements of b are addressed by divisions.
     pub(crate) fn new(device: &Device, gathered: bool) -> Self {
-        let far = if gathered { 2 } else { 1 };
+        let gather_cost = if gathered { 2 } else { 1 };
         // Software devices run on few cores and load one lane at a time: measured on lavapipe.
         let DeviceInfo { limits, features, software, .. } = device.info();
         let iterations = limits.max_loop_iterations as usize / 2;
@@ -152,7 +152,7 @@ impl CostModel {
                 parallel_workgroups: 1,
                 split_k_workgroups: 8,
                 shared_load_cost: 20,
-                global_load_cost: 30 * far,
+                global_load_cost: 30 * gather_cost,
                 max_iterations: iterations,
                 workgroup_memory,
                 workgroup_size,
@@ -165,7 +165,7 @@ impl CostModel {
                 parallel_workgroups: 256,
                 split_k_workgroups: 512,
                 shared_load_cost: 2,
-                global_load_cost: 4 * far,
+                global_load_cost: 4 * gather_cost,
                 max_iterations: iterations,
                 workgroup_memory,
                 workgroup_size,
@@ -179,8 +179,8 @@ impl CostModel {
     /// Returns the matrix units for products of a type.
     fn matrix_units(&self, dtype: DType) -> Option<MatrixUnits> {
         let side = self.features.cooperative_side as usize;
-        let works = self.features.has_cooperative(dtype) && side > 0;
-        works.then_some(MatrixUnits { side, lanes: self.subgroup_lanes })
+        let is_usable = self.features.has_cooperative(dtype) && side > 0;
+        is_usable.then_some(MatrixUnits { side, lanes: self.subgroup_lanes })
     }
 }
 
@@ -253,9 +253,9 @@ impl TilePlan {
     /// Chooses the cheapest variant. The cost is the number of waves of workgroups, times the steps of a
     /// split, times the cost of a step. Tiles support f32, f16 and bf16.
     pub(crate) fn new(e: MatmulExtents, dtype: DType, costs: CostModel) -> Self {
-        let simple = Self::for_simple_kernel(e, costs);
+        let simple_plan = Self::for_simple_kernel(e, costs);
         if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
-            return simple;
+            return simple_plan;
         }
         let tiled = TILES.iter().map(|&tile| Self::for_tile(e, tile, costs));
         // The shortest extent is one matrix.
@@ -267,10 +267,10 @@ impl TilePlan {
             })
         });
         tiled
-            .chain([simple])
+            .chain([simple_plan])
             .chain(cooperative)
             .min_by_key(|plan| plan.estimate_cost(costs))
-            .unwrap_or(simple)
+            .unwrap_or(simple_plan)
     }
 
     /// Returns the plans of the same kind whose sums are split alike, by estimated cost after this plan. The cost is at

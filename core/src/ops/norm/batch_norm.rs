@@ -49,8 +49,8 @@ struct ChannelSplit {
 }
 
 kernel_variants! {
-    /// Pass of `batch_norm.wgsl`.
-    enum Pass {
+    /// BatchNormPass of `batch_norm.wgsl`.
+    enum BatchNormPass {
         /// Moments of the parts of channels.
         Moments = "moments",
         /// Statistics from the moments of the parts.
@@ -66,13 +66,14 @@ kernel_variants! {
 
 impl BatchNormalization {
     /// Splits the channels. If `hold` is true, a part is as large as the registers of its threads.
-    fn split_channels(&self, hold: bool) -> ChannelSplit {
+    fn split_channels(&self, fits_registers: bool) -> ChannelSplit {
         let width = pack_width(false, &[self.run_length]);
         let max_register_steps = MAX_REGISTER_STEPS.min(MAX_REGISTER_ELEMENTS / width);
         let steps = self.elements_per_channel / width;
         let threads_per_row = choose_threads_per_row(steps, self.has_adjacent_channels());
-        let register_steps = if hold { steps.div_ceil(threads_per_row).min(max_register_steps) } else { 0 };
-        let chunk = if hold {
+        let register_steps =
+            if fits_registers { steps.div_ceil(threads_per_row).min(max_register_steps) } else { 0 };
+        let chunk = if fits_registers {
             threads_per_row * register_steps * width
         } else {
             let groups = self.channels.div_ceil(WORKGROUP_SIZE / threads_per_row);
@@ -92,11 +93,11 @@ impl BatchNormalization {
     /// Runs a kernel over all parts of all channels.
     fn run_channel_reduction(
         &self,
-        pass: Pass,
+        pass: BatchNormPass,
         g: Option<&Tensor>,
         statistics: Option<&Tensor>,
     ) -> Result<(Tensor, ChannelSplit)> {
-        let parts = self.split_channels(pass == Pass::Moments);
+        let parts = self.split_channels(pass == BatchNormPass::Moments);
         let partial = empty_workspace(&[parts.splits, 2, self.channels], DType::F32, self.x.device())?;
         let activated = self.activation != NormActivation::None && g.is_some();
         let spec = kernel_spec! {
@@ -125,7 +126,7 @@ impl BatchNormalization {
         let n = out.numel();
         let width = pack_width(false, &[n]);
         let bias = g.is_none() || self.activation != NormActivation::None;
-        let pass = if g.is_some() { Pass::Backward } else { Pass::Forward };
+        let pass = if g.is_some() { BatchNormPass::Backward } else { BatchNormPass::Forward };
         let spec = kernel_spec! {
             ..self.spec(pass, g, Some(&out), true, bias); width,
             same_channel: self.run_length.is_multiple_of(width), fixed: sums.is_none(),
@@ -147,9 +148,9 @@ impl BatchNormalization {
         momentum: f64,
         batches: Option<&Tensor>,
     ) -> Result<Tensor> {
-        let (partial, parts) = self.run_channel_reduction(Pass::Moments, None, None)?;
+        let (partial, parts) = self.run_channel_reduction(BatchNormPass::Moments, None, None)?;
         let statistics = Tensor::empty([2, self.channels], DType::F32, self.x.device())?;
-        let plain = running
+        let dense_running = running
             .map(|(mean, var)| Ok::<_, Error>((contiguous_zero_offset(mean)?, contiguous_zero_offset(var)?)))
             .transpose()?;
         let threads_per_row = choose_threads_per_row(parts.splits, false).min(if parts.splits < 1 << 15 {
@@ -157,9 +158,9 @@ impl BatchNormalization {
         } else {
             WORKGROUP_SIZE
         });
-        let (mean, var) = plain.as_ref().map(|(mean, var)| (mean, var)).unzip();
+        let (mean, var) = dense_running.as_ref().map(|(mean, var)| (mean, var)).unzip();
         let spec = kernel_spec! {
-            "batch_norm", pass: Pass::Finish, activation: "", mean: launch::dtype_name_of(mean),
+            "batch_norm", pass: BatchNormPass::Finish, activation: "", mean: launch::dtype_name_of(mean),
             var: launch::dtype_name_of(var), counts: batches.is_some(), threads_per_row, f32_division: false,
         };
         let tensors = bindings![&partial, &statistics, mean, var, batches];
@@ -167,9 +168,9 @@ impl BatchNormalization {
         let params = params.loop_iterations(2 * parts.splits.div_ceil(threads_per_row) + 128);
         launch::launch(&spec, &tensors, params, self.channels.div_ceil(WORKGROUP_SIZE / threads_per_row))?;
         drop(tensors);
-        if let (Some((mean, var)), Some(plain)) = (running, plain) {
+        if let (Some((mean, var)), Some(dense_running)) = (running, dense_running) {
             // Non-contiguous running statistics were copied; copy the result back.
-            for (running, updated) in [(mean, plain.0), (var, plain.1)] {
+            for (running, updated) in [(mean, dense_running.0), (var, dense_running.1)] {
                 if !(running.is_contiguous() && running.layout().offset() == 0) {
                     running.copy_(&updated)?;
                 }
@@ -189,7 +190,10 @@ impl BatchNormalization {
         let sums = if wants[1..].contains(&true) || (training && wants[0]) {
             Some(match self.x.numel() {
                 0 => Tensor::zeros([2, self.channels], DType::F32, g.device())?,
-                _ => self.run_channel_reduction(Pass::Sums, Some(&g), Some(statistics))?.0.sum([0], false)?,
+                _ => self
+                    .run_channel_reduction(BatchNormPass::Sums, Some(&g), Some(statistics))?
+                    .0
+                    .sum([0], false)?,
             })
         } else {
             None
@@ -219,7 +223,7 @@ impl BatchNormalization {
 
     fn spec(
         &self,
-        pass: Pass,
+        pass: BatchNormPass,
         g: Option<&Tensor>,
         out: Option<&Tensor>,
         weight: bool,
@@ -232,7 +236,7 @@ impl BatchNormalization {
             result: launch::dtype_name_of(out),
             weight: launch::dtype_name_of(self.weight.as_ref().filter(|_| weight)),
             bias: launch::dtype_name_of(self.bias.as_ref().filter(|_| bias)),
-            activation: if pass == Pass::Moments { "" } else { self.activation.name() },
+            activation: if pass == BatchNormPass::Moments { "" } else { self.activation.name() },
             f32_division: planes < 1 << 20 && self.x.numel() < 1 << 31,
         }
     }
@@ -285,6 +289,38 @@ with_defaults! {
         pub momentum: f64 = 0.1,
         /// Term added to variances; 1e-5.
         pub eps: f64 = 1e-5,
+    }
+}
+
+/// Fails for a counter of batches that is not a single i32 on the device of `x`.
+fn check_batch_counter(op: &'static str, x: &Tensor, batches: &Tensor) -> Result<()> {
+    x.check_same_device(op, batches)?;
+    fail_if!(batches.numel() != 1; shape(op, [batches]), "the number of batches has one element");
+    fail_if!(batches.dtype() != DType::I32;
+        dtype(op, batches.dtype()), "the number of batches is i32; cast it with `to_dtype`");
+    Ok(())
+}
+
+/// Normalises f64 `x` \[batch, channels, run\] by tensor operations, and updates the running statistics in training.
+fn normalize_f64(op: &'static str, x: &Tensor, options: &BatchNormOptions<'_>) -> Result<Tensor> {
+    let &BatchNormOptions { running, training, momentum, eps, .. } = options;
+    match (training, running) {
+        (true, running) => {
+            if let Some((mean, var)) = running.filter(|_| x.numel() > 0) {
+                autograd::update_state(|| {
+                    let (v, m) = x.detach().var_mean([0, 2], 1.0, false)?;
+                    update_running_stat(mean, &m, momentum)?;
+                    update_running_stat(var, &v, momentum)
+                })?;
+            }
+            normalize_composite(x, &[0, 2], false, eps)
+        }
+        (false, Some((mean, var))) => {
+            let [mean, var] =
+                [mean, var].map(|t| t.detach().copy()?.to_dtype(DType::F64)?.reshape([x.shape()[1], 1]));
+            x.sub(&mean?)?.mul(&var?.add(eps)?.rsqrt()?)
+        }
+        (false, None) => Err(missing_statistics_error(op)),
     }
 }
 
@@ -347,10 +383,7 @@ impl Tensor {
         operation!(op);
         let batches = num_batches_tracked.filter(|_| training);
         if let Some(batches) = batches {
-            self.check_same_device(op, batches)?;
-            fail_if!(batches.numel() != 1; shape(op, [batches]), "the number of batches has one element");
-            fail_if!(batches.dtype() != DType::I32;
-                dtype(op, batches.dtype()), "the number of batches is i32; cast it with `to_dtype`");
+            check_batch_counter(op, self, batches)?;
         }
         let count_batch = || batches.map_or(Ok(()), |t| autograd::update_state(|| t.add_(1)));
         check::finite(op, "momentum", momentum)?;
@@ -363,30 +396,12 @@ impl Tensor {
         let extent = batch * run;
         fail_if!(training && extent == 1 && n > 0;
             shape(op, [self]), "training needs more than one element for each channel");
-        let weighs = weight.is_some();
+        let has_weight = weight.is_some();
         let finish = move |x: &Tensor, t: &[Tensor]| {
-            activation.apply(apply_weight_bias(x, &t[1..], weighs, &[n, 1])?.reshape(t[0].shape())?)
+            activation.apply(apply_weight_bias(x, &t[1..], has_weight, &[n, 1])?.reshape(t[0].shape())?)
         };
         if double {
-            let x = self.reshape([batch, n, run])?;
-            let x = match (training, running) {
-                (true, running) => {
-                    if let Some((mean, var)) = running.filter(|_| self.numel() > 0) {
-                        autograd::update_state(|| {
-                            let (v, m) = x.detach().var_mean([0, 2], 1.0, false)?;
-                            update_running_stat(mean, &m, momentum)?;
-                            update_running_stat(var, &v, momentum)
-                        })?;
-                    }
-                    normalize_composite(&x, &[0, 2], false, eps)?
-                }
-                (false, Some((mean, var))) => {
-                    let [mean, var] =
-                        [mean, var].map(|t| t.detach().copy()?.to_dtype(DType::F64)?.reshape([n, 1]));
-                    x.sub(&mean?)?.mul(&var?.add(eps)?.rsqrt()?)?
-                }
-                (false, None) => return Err(missing_statistics_error(op)),
-            };
+            let x = normalize_f64(op, &self.reshape([batch, n, run])?, options)?;
             count_batch()?;
             return finish(&x, &f64_inputs(op, self, [weight, bias], &[n])?);
         }
@@ -416,11 +431,11 @@ impl Tensor {
                 }
                 _ if training => {
                     // The kernel takes no offset.
-                    let counted = batches.filter(|batches| batches.layout().offset() == 0);
-                    if counted.is_none() {
+                    let fused_counter = batches.filter(|batches| batches.layout().offset() == 0);
+                    if fused_counter.is_none() {
                         count_batch()?;
                     }
-                    norm.compute_statistics(running, momentum, counted)?
+                    norm.compute_statistics(running, momentum, fused_counter)?
                 }
                 // The next batch changes the running statistics, so the graph saves a copy.
                 Some((mean, var)) => {

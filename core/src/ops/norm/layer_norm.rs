@@ -185,7 +185,7 @@ impl RowNorm {
             launch::launch(&spec, &tensors, params, groups)?;
         }
         let mut summed = partial.as_ref().map(sum_parts).transpose()?.into_iter().flatten();
-        let (scaled, plain, result_sum) = (summed.next(), summed.next(), summed.next());
+        let (weight_sums, bias_sums, result_sum) = (summed.next(), summed.next(), summed.next());
         drop((partial, extra_grad));
         let out = match (low, result_sum) {
             (None, None) => out,
@@ -194,7 +194,8 @@ impl RowNorm {
             }
             (None, result_sum) => out.with_grad_extras(None, result_sum),
         };
-        let sums = scaled.zip(plain).map(|(scaled, plain)| [Ok(scaled), Ok(plain)]);
+        let sums =
+            weight_sums.zip(bias_sums).map(|(weight_sums, bias_sums)| [Ok(weight_sums), Ok(bias_sums)]);
         with_parameter_grads(wants[0].then_some(out), [&self.weight, &self.bias], sums, wants)
     }
 
@@ -213,15 +214,16 @@ impl RowNorm {
         let shape = (self.rows, self.extent);
         let composed = row_norm_composite(shape, self.is_rms, self.eps, self.weight.is_some());
         autograd::composite_differentiable(self.op, out, inputs, saved, composed, move |g, wants| {
-            let whole = |m: &Tensor| m.is_contiguous() && m.layout().offset() == 0 && m.dtype() == x.dtype();
+            let is_dense =
+                |m: &Tensor| m.is_contiguous() && m.layout().offset() == 0 && m.dtype() == x.dtype();
             let of_node = || {
                 let grad = wants.take_pending_grad(0)?;
-                let may_overwrite = grad.is_unique() && whole(&grad);
+                let may_overwrite = grad.is_unique() && is_dense(&grad);
                 Some((grad, may_overwrite))
             };
             // Also add into the gradient of a leaf, such as a checkpoint's input, so that a checkpoint's
             // gradients have the same bits.
-            let of_leaf = || wants.leaf_grad_to_accumulate(0).filter(whole).map(|m| (m, true));
+            let of_leaf = || wants.leaf_grad_to_accumulate(0).filter(is_dense).map(|m| (m, true));
             let extra_grad = if wants[0] { of_node().or_else(of_leaf) } else { None };
             self.backward(g, &x, &statistics, extra_grad, wants)
         })
@@ -278,13 +280,13 @@ impl Tensor {
             };
             return Ok((sum, normed.to_dtype(result)?));
         };
-        let kept = Tensor::empty(self.shape(), dtype, self.device())?;
+        let sum = Tensor::empty(self.shape(), dtype, self.device())?;
         norm.branch_dtype = self.requires_grad().then(|| self.dtype());
         let types = [self.dtype(), residual.dtype()];
         let inputs = [self, residual];
         let (branch, residual) = (contiguous_zero_offset(self)?, contiguous_zero_offset(residual)?);
-        let (normed, statistics) = norm.forward(&branch, Some((&residual, &kept)), result)?;
-        let sum = autograd::differentiable(op, kept.clone(), &inputs, move |g, wants| {
+        let (normed, statistics) = norm.forward(&branch, Some((&residual, &sum)), result)?;
+        let sum = autograd::differentiable(op, sum.clone(), &inputs, move |g, wants| {
             let mut grads = InputGrads::new();
             for (&dtype, &want) in types.iter().zip(wants.iter()) {
                 // Take the low-precision copy even if no gradient is wanted, which frees it. It has no
@@ -295,7 +297,7 @@ impl Tensor {
             }
             Ok(grads)
         });
-        let saved = SavedRows::from_sum(&kept, &branch, &residual);
+        let saved = SavedRows::from_sum(&sum, &branch, &residual);
         let normed = norm.attach_backward(normed, saved, statistics, &bindings![&sum, weight, bias]);
         Ok((sum, normed))
     }

@@ -167,9 +167,15 @@ fn run_split_rows(
         true => partial.sum([0], false)?,
         false => {
             let statistics = scratch(&[2, rows.rows])?;
-            let whole = RowConfig { threads_per_row: WORKGROUP_SIZE, width: 1, register_steps: 0 };
+            let workgroup_per_row =
+                RowConfig { threads_per_row: WORKGROUP_SIZE, width: 1, register_steps: 0 };
             let params = params(2 * splits.div_ceil(WORKGROUP_SIZE));
-            launch::launch(&spec("finish", whole, false), &[&partial, &statistics], params, rows.rows)?;
+            launch::launch(
+                &spec("finish", workgroup_per_row, false),
+                &[&partial, &statistics],
+                params,
+                rows.rows,
+            )?;
             statistics
         }
     };

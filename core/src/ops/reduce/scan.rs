@@ -19,8 +19,8 @@ kernel_variants! {
 }
 
 kernel_variants! {
-    /// Stage of a scan in chunks.
-    enum Stage {
+    /// ScanStage of a scan in chunks.
+    enum ScanStage {
         /// Scans rows of one chunk.
         Whole = "whole",
         /// Computes the totals of chunks.
@@ -123,7 +123,7 @@ impl Scan<'_> {
         let &ChunkTotals { rows, chunks: extent, .. } = totals;
         let (threads_per_row, chunk) = split_chunk_totals(rows, extent);
         let chunks = extent.div_ceil(chunk);
-        let step = |stage: Stage, before: Option<&ChunkTotals>, to: &ChunkTotals| {
+        let step = |stage: ScanStage, before: Option<&ChunkTotals>, to: &ChunkTotals| {
             let spec = kernel_spec! {
                 "scan", source: "", compute: launch::shader_dtype_name(compute, device), out: "", index: "",
                 combine: self.combine, exclusive: false, reverse: false, threads_per_row, stage, level: 1usize,
@@ -139,12 +139,12 @@ impl Scan<'_> {
         };
         let out = self.alloc_totals(compute, device, rows, extent)?;
         if chunks == 1 {
-            step(Stage::Whole, None, &out)?;
+            step(ScanStage::Whole, None, &out)?;
             return Ok(out);
         }
         let totals = self.alloc_totals(compute, device, rows, chunks)?;
-        step(Stage::Totals, None, &totals)?;
-        step(Stage::Carried, Some(&self.scan_totals(&totals, compute, device)?), &out)?;
+        step(ScanStage::Totals, None, &totals)?;
+        step(ScanStage::Carried, Some(&self.scan_totals(&totals, compute, device)?), &out)?;
         Ok(out)
     }
 
@@ -177,11 +177,11 @@ impl Scan<'_> {
         let (threads_per_row, chunk) = split_rows(rows, extent, layout.inner);
         let chunks = extent.div_ceil(chunk);
         let name = |t: &Tensor| launch::shader_dtype_name(t.dtype(), x.device());
-        let step = |stage: Stage, before: Option<&ChunkTotals>, to: &[&Tensor]| {
+        let step = |stage: ScanStage, before: Option<&ChunkTotals>, to: &[&Tensor]| {
             let spec = kernel_spec! {
                 "scan", source: name(x), compute: launch::shader_dtype_name(compute, x.device()),
                 out: name(&value), index: indices.as_ref().map_or("", name), combine: self.combine,
-                exclusive: self.exclusive && stage != Stage::Totals, reverse: self.reverse, threads_per_row, stage,
+                exclusive: self.exclusive && stage != ScanStage::Totals, reverse: self.reverse, threads_per_row, stage,
                 level: 0usize,
             };
             let params = layout.params(x, |params| kernel_params! { ..params; chunks, chunk });
@@ -191,11 +191,11 @@ impl Scan<'_> {
         };
         let results: SmallVec<[&Tensor; 2]> = std::iter::once(&value).chain(indices.as_ref()).collect();
         if chunks == 1 {
-            step(Stage::Whole, None, &results)?;
+            step(ScanStage::Whole, None, &results)?;
         } else {
             let totals = self.alloc_totals(compute, x.device(), rows, chunks)?;
-            step(Stage::Totals, None, &totals.parts.iter().collect::<SmallVec<[&Tensor; 2]>>())?;
-            step(Stage::Carried, Some(&self.scan_totals(&totals, compute, x.device())?), &results)?;
+            step(ScanStage::Totals, None, &totals.parts.iter().collect::<SmallVec<[&Tensor; 2]>>())?;
+            step(ScanStage::Carried, Some(&self.scan_totals(&totals, compute, x.device())?), &results)?;
         }
         drop(results);
         Ok((value, indices))
@@ -288,8 +288,8 @@ impl Tensor {
         let (n, mut reach) = (x.dim(dim)?, 1);
         while reach < n {
             let first = x.narrow(dim, 0, reach)?;
-            let rest = combine(&x.narrow(dim, reach, n - reach)?, &x.narrow(dim, 0, n - reach)?)?;
-            x = cat(&[&first, &rest], dim)?;
+            let later = combine(&x.narrow(dim, reach, n - reach)?, &x.narrow(dim, 0, n - reach)?)?;
+            x = cat(&[&first, &later], dim)?;
             reach *= 2;
         }
         x.reshape(self.shape())
@@ -351,8 +351,8 @@ impl Tensor {
         };
         // Points with fewer dimensions align with the last dimensions.
         let along = if points.rank() == self.rank() { d as isize } else { d as isize - self.rank() as isize };
-        let exact = points.dtype().is_float() && points.dtype().size() > 2;
-        let points = if exact { points } else { points.to_dtype(y.dtype())? };
+        let keeps_dtype = points.dtype().is_float() && points.dtype().size() > 2;
+        let points = if keeps_dtype { points } else { points.to_dtype(y.dtype())? };
         sums.mul(&points.diff(1, along, &Default::default())?)
     }
 
@@ -410,16 +410,16 @@ impl Tensor {
         let along = with_extent(&Dims::from_elem(1, self.rank()), d as usize, n - 1);
         let gaps = gaps.to_dtype(dtype)?.reshape(&along[..])?;
         let slopes = changes.div(&gaps)?;
-        let pick = |at: usize| -> Result<(Tensor, Tensor)> {
+        let slope_and_gap = |at: usize| -> Result<(Tensor, Tensor)> {
             Ok((slopes.narrow(d, at, 1)?, gaps.narrow(d, at, 1)?))
         };
         // At an end, the slope continues the change of the two slopes next to the end.
         let end = |at: usize, next: usize| -> Result<Tensor> {
-            let (slope, gap) = pick(at)?;
+            let (slope, gap) = slope_and_gap(at)?;
             if edge_order == 1 {
                 return Ok(slope);
             }
-            let (other, far) = pick(next)?;
+            let (other, far) = slope_and_gap(next)?;
             slope.add(&slope.sub(&other)?.mul(&gap)?.div(&gap.add(&far)?)?)
         };
         let inner = match spacing {

@@ -117,8 +117,8 @@ impl Tensor {
             };
             let g = axes.expand_to_input(&g)?;
             // Zero where the deviation is zero, as in PyTorch. The division itself gives NaN there.
-            let away = x.sub(&axes.expand_to_input(&mean)?)?;
-            let grad = g.mul(&away)?;
+            let deviation = x.sub(&axes.expand_to_input(&mean)?)?;
+            let grad = g.mul(&deviation)?;
             let grad = match &y {
                 Some(y) => grad.masked_fill(&axes.expand_to_input(&y.detach())?.eq(0.0)?, 0.0)?,
                 None => grad,
@@ -189,25 +189,25 @@ impl Tensor {
             let (x, y) = (x.unpack(wants)?, y.unpack(wants)?);
             let (g, y) = (axes.expand_to_input(g)?, axes.expand_to_input(&y)?);
             // The positions of zeros and of the largest elements are constants of the gradient.
-            let (fixed, whole) = (x.detach(), y.detach());
+            let (constant_x, constant_y) = (x.detach(), y.detach());
             let grad = if p == 0.0 {
                 x.zeros_like()?
             } else if p == 1.0 {
                 g.mul(&x.sign()?)?
             } else if p.is_infinite() {
-                let mask = fixed.abs()?.eq_or_both_nan(&whole)?.to_dtype(x.dtype())?;
+                let mask = constant_x.abs()?.eq_or_both_nan(&constant_y)?.to_dtype(x.dtype())?;
                 let ties = mask.sum_to(&axes.keepdim_shape)?;
                 g.mul(&x.sign()?)?.mul(&mask)?.div(&ties)?
             } else if p == 2.0 {
                 // The gradient of a zero norm is zero, as in PyTorch.
-                g.mul(&x)?.div(&y)?.masked_fill(&whole.eq(0.0)?, 0.0)?
+                g.mul(&x)?.div(&y)?.masked_fill(&constant_y.eq(0.0)?, 0.0)?
             } else if p < 1.0 {
                 // x |x|^(p - 2) is infinite at zero, where PyTorch's gradient is zero.
-                let slope = x.sign()?.mul(&x.abs()?.pow(p - 1.0)?)?.masked_fill(&fixed.eq(0.0)?, 0.0)?;
+                let slope = x.sign()?.mul(&x.abs()?.pow(p - 1.0)?)?.masked_fill(&constant_x.eq(0.0)?, 0.0)?;
                 slope.mul(&g)?.mul(&y.pow(1.0 - p)?)?
             } else {
                 let slope = x.sign()?.mul(&x.abs()?.pow(p - 1.0)?)?;
-                slope.mul(&g)?.div(&y.pow(p - 1.0)?)?.masked_fill(&whole.eq(0.0)?, 0.0)?
+                slope.mul(&g)?.div(&y.pow(p - 1.0)?)?.masked_fill(&constant_y.eq(0.0)?, 0.0)?
             };
             Ok(grad)
         }))
@@ -239,8 +239,8 @@ impl Tensor {
         let dims = &reduction_dims(dims)[..];
         operation!("nanmean", in_f32[self], |x| x.nanmean(dims, keepdim));
         let x = if self.dtype().is_float() { self.clone() } else { self.to_dtype(DType::F32)? };
-        let there = x.detach().isnan()?.logical_not()?.to_dtype(x.dtype())?;
-        x.nansum(dims, keepdim)?.div(&there.sum(dims, keepdim)?)
+        let is_number = x.detach().isnan()?.logical_not()?.to_dtype(x.dtype())?;
+        x.nansum(dims, keepdim)?.div(&is_number.sum(dims, keepdim)?)
     }
 
     /// Computes the covariance matrix of \[variables, observations\], or of the observations of one variable:
@@ -261,32 +261,35 @@ impl Tensor {
                 shape(OP, [self, w]), "takes a weight for each observation");
         }
         let weight = |w: Option<&Tensor>| w.map(|w| w.to_dtype(x.dtype())?.reshape([n])).transpose();
-        let (often, much) = (weight(fweights)?, weight(aweights)?);
-        for w in often.iter().chain(&much).filter(|_| n > 0) {
+        let (frequencies, importances) = (weight(fweights)?, weight(aweights)?);
+        for w in frequencies.iter().chain(&importances).filter(|_| n > 0) {
             let least = w.detach().min_all()?.item()?;
             if least < 0.0 {
                 return Err(Error::argument(OP, format!("a weight is {least}; none is negative")));
             }
         }
-        let both = match (&often, &much) {
-            (Some(often), Some(much)) => Some(often.mul(much)?),
+        let both = match (&frequencies, &importances) {
+            (Some(frequencies), Some(importances)) => Some(frequencies.mul(importances)?),
             (Some(one), None) | (None, Some(one)) => Some(one.clone()),
             (None, None) => None,
         };
         let Some(w) = both else {
-            let off = x.sub(&x.mean([1], true)?)?;
+            let deviations = x.sub(&x.mean([1], true)?)?;
             // Too few observations give a division by zero, as in PyTorch.
-            return off.matmul(&off.t()?)?.mul(1.0 / (n as f64 - correction).max(0.0))?.squeeze_all();
+            return deviations
+                .matmul(&deviations.t()?)?
+                .mul(1.0 / (n as f64 - correction).max(0.0))?
+                .squeeze_all();
         };
         let sum = w.sum_all()?;
-        let norm = match &much {
-            Some(much) if correction != 0.0 => {
-                sum.sub(&w.mul(much)?.sum_all()?.mul(correction)?.div(&sum)?)?
+        let norm = match &importances {
+            Some(importances) if correction != 0.0 => {
+                sum.sub(&w.mul(importances)?.sum_all()?.mul(correction)?.div(&sum)?)?
             }
             _ => sum.sub(correction)?,
         };
-        let off = x.sub(&x.mul(&w)?.sum([1], true)?.div(&sum)?)?;
-        off.mul(&w)?.matmul(&off.t()?)?.div(&norm.maximum(0.0)?)?.squeeze_all()
+        let deviations = x.sub(&x.mul(&w)?.sum([1], true)?.div(&sum)?)?;
+        deviations.mul(&w)?.matmul(&deviations.t()?)?.div(&norm.maximum(0.0)?)?.squeeze_all()
     }
 
     /// Computes the correlation matrix of \[variables, observations\], or of the observations of one

@@ -265,10 +265,10 @@ impl Tensor {
         let shared = extents(self, &self_contracted);
         fail_if!(shared != extents(other, &other_contracted); shape(OP, [self, other]),
             "takes dimensions of the same extents, got {dims:?} and {other_dims:?}");
-        let rest = |t: &Tensor, dims_of: &[usize]| -> Dims {
+        let other_dims_of = |t: &Tensor, dims_of: &[usize]| -> Dims {
             (0..t.rank()).filter(|d| !dims_of.contains(d)).collect()
         };
-        let (left, right) = (rest(self, &self_contracted), rest(other, &other_contracted));
+        let (left, right) = (other_dims_of(self, &self_contracted), other_dims_of(other, &other_contracted));
         let order = |first: &[usize], second: &[usize]| -> Vec<isize> {
             first.iter().chain(second).map(|&d| d as isize).collect()
         };
@@ -287,7 +287,7 @@ mod tests {
 
     #[test]
     fn counts_of_combinations_are_binomial_coefficients() {
-        for (n, r, plain, repeated) in [
+        for (n, r, distinct, repeated) in [
             (5, 3, 10, 35),
             (3, 5, 0, 21),
             (0, 2, 0, 0),
@@ -295,7 +295,7 @@ mod tests {
             (4, 1, 4, 4),
             (46340, 2, 1073674630, 1073720970),
         ] {
-            assert_eq!(combination_count(n, r, false), plain, "{r} of {n}");
+            assert_eq!(combination_count(n, r, false), distinct, "{r} of {n}");
             assert_eq!(combination_count(n, r, true), repeated, "{r} of {n} with replacement");
         }
     }

@@ -34,14 +34,14 @@ impl Default for Im2colOptions {
 fn strided_sum(op: &'static str, g: &Tensor, layout: &Layout, start: usize, len: usize) -> Result<Tensor> {
     launch::check_device_dtype(op, g.dtype(), g.device())?;
     // Reduce dimensions of stride 0 first, as row sums, which takes fewer steps.
-    let still: SmallVec<[isize; 6]> =
+    let broadcast_dims: SmallVec<[isize; 6]> =
         (0..layout.rank()).filter(|&d| layout.strides()[d] == 0).map(|d| d as isize).collect();
-    if still.iter().any(|&d| layout.shape()[d as usize] != 1) {
+    if broadcast_dims.iter().any(|&d| layout.shape()[d as usize] != 1) {
         let kept = |of: &[usize]| -> Dims {
             of.iter().zip(layout.strides()).filter(|(_, s)| **s != 0).map(|(&n, _)| n).collect()
         };
         let layout = Layout::new(kept(layout.shape()), kept(layout.strides()), layout.offset());
-        return strided_sum(op, &g.detach().sum(&still, false)?, &layout, start, len);
+        return strided_sum(op, &g.detach().sum(&broadcast_dims, false)?, &layout, start, len);
     }
     if g.numel() == 0 || len == 0 {
         return Tensor::zeros([len], g.dtype(), g.device());
@@ -61,11 +61,11 @@ fn strided_sum(op: &'static str, g: &Tensor, layout: &Layout, start: usize, len:
     // Number of indices of a dimension that may map to the same element.
     let max_matches = |d: usize| dims[d][0].min(max_offsets[d] / dims[d][1].max(1) + 2);
     let per_thread = if g.dtype().size() == 2 { 4 } else { 1 };
-    let (around, _) = (0..dims.len()).fold((0usize, 1usize), |(all, inner), d| {
+    let (loop_iterations, _) = (0..dims.len()).fold((0usize, 1usize), |(all, inner), d| {
         let inner = inner.saturating_mul(max_matches(d));
         (all.saturating_add(inner), inner)
     });
-    let iterations = around.saturating_mul(per_thread) + 4;
+    let iterations = loop_iterations.saturating_mul(per_thread) + 4;
     let longest = (0..layout.rank()).max_by_key(|&d| layout.shape()[d]).filter(|&d| layout.shape()[d] > 1);
     if let Some(d) = longest
         && iterations > g.device().info().limits.max_loop_iterations as usize
@@ -136,11 +136,11 @@ impl Im2colGeometry {
     fn block_counts(&self, op: &'static str, image: [usize; 2], shape: &[usize]) -> Result<[usize; 2]> {
         let mut counts = [0; 2];
         for d in 0..2 {
-            let reach = self.dilation[d] * (self.kernel[d] - 1) + 1;
+            let block_extent = self.dilation[d] * (self.kernel[d] - 1) + 1;
             let padded = image[d] + 2 * self.padding[d];
-            fail_if!(image[d] == 0 || padded < reach; shape(op, &[shape]),
-                "a block reaches over {reach} of axis {d}, the padded image has {padded}");
-            counts[d] = (padded - reach) / self.stride[d] + 1;
+            fail_if!(image[d] == 0 || padded < block_extent; shape(op, &[shape]),
+                "a block reaches over {block_extent} of axis {d}, the padded image has {padded}");
+            counts[d] = (padded - block_extent) / self.stride[d] + 1;
         }
         Ok(counts)
     }
@@ -194,17 +194,17 @@ impl Tensor {
             argument(OP), "takes one stride for each extent, got {stride:?} for {size:?}");
         let layout = Layout::new(size, stride, offset.unwrap_or(self.layout().offset()));
         // In u128, because a user's strides may have any value.
-        let reach: u128 =
+        let last_index: u128 =
             size.iter().zip(stride).map(|(&n, &s)| n.saturating_sub(1) as u128 * s as u128).sum();
-        let (end, there) = (layout.offset() as u128 + reach, self.storage_len());
+        let (end, storage_len) = (layout.offset() as u128 + last_index, self.storage_len());
         let elements = checked_numel(size);
         let strides = stride.iter().all(|&s| s <= MAX_VIEW_NUMEL) && layout.offset() <= MAX_VIEW_NUMEL;
-        fail_if!(!strides || !elements.is_some_and(|n| n == 0 || (n <= MAX_TENSOR_NUMEL && end < there as u128));
+        fail_if!(!strides || !elements.is_some_and(|n| n == 0 || (n <= MAX_TENSOR_NUMEL && end < storage_len as u128));
             argument(OP),
-            "shape {size:?} with strides {stride:?} from {} on leaves the storage of {there} elements", layout.offset());
+            "shape {size:?} with strides {stride:?} from {} on leaves the storage of {storage_len} elements", layout.offset());
         let base = self.layout().clone();
         let view = self.with_layout(layout.clone());
-        let back = move |g: &Tensor, base: &Layout, layout: &Layout| {
+        let backward = move |g: &Tensor, base: &Layout, layout: &Layout| {
             let (start, len) = (base.offset(), base.storage_end().saturating_sub(base.offset()));
             let sum = strided_sum(OP, g, layout, start, len)?;
             let sum = if base.has_internal_overlap() {
@@ -222,7 +222,7 @@ impl Tensor {
             && layout.storage_end() <= base.storage_end();
         if !inside {
             return Ok(autograd::once_differentiable(OP, view, &[self], move |g, _| {
-                Ok(smallvec![Some(back(g, &base, &layout)?)])
+                Ok(smallvec![Some(backward(g, &base, &layout)?)])
             }));
         }
         let (forward_base, forward_view) = (base.clone(), layout.clone());
@@ -237,7 +237,7 @@ impl Tensor {
                 forward_view.offset() - start,
             )))
         };
-        Ok(autograd::linear_differentiable(OP, view, self, forward, move |g| back(g, &base, &layout)))
+        Ok(autograd::linear_differentiable(OP, view, self, forward, move |g| backward(g, &base, &layout)))
     }
 
     /// Returns a view of all windows of `size` neighbours, `step` apart: PyTorch's `Tensor.unfold`.

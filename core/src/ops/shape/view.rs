@@ -82,8 +82,8 @@ impl Tensor {
         for (i, &d) in order.iter().enumerate() {
             inverse[d] = i as isize;
         }
-        let pick = |of: &[usize]| order.iter().map(|&d| of[d]).collect::<Dims>();
-        let layout = Layout::new(pick(self.shape()), pick(self.strides()), self.layout().offset());
+        let reordered = |of: &[usize]| order.iter().map(|&d| of[d]).collect::<Dims>();
+        let layout = Layout::new(reordered(self.shape()), reordered(self.strides()), self.layout().offset());
         Ok(self.differentiable_view("permute", layout, move |g| g.permute(&inverse)))
     }
 
@@ -272,11 +272,13 @@ impl Tensor {
             (normalize_dim("diagonal", dim1, self.rank())?, normalize_dim("diagonal", dim2, self.rank())?);
         fail_if!(a == b || self.rank() < 2;
             argument("diagonal"), "takes two dimensions, got {dim1} and {dim2}");
-        let (down, right) = if offset < 0 { (offset.unsigned_abs(), 0) } else { (0, offset as usize) };
-        let length = self.shape()[a].saturating_sub(down).min(self.shape()[b].saturating_sub(right));
+        let (first_row, first_column) =
+            if offset < 0 { (offset.unsigned_abs(), 0) } else { (0, offset as usize) };
+        let length =
+            self.shape()[a].saturating_sub(first_row).min(self.shape()[b].saturating_sub(first_column));
         let mut start = self.layout().offset();
         if length > 0 {
-            start += down * self.strides()[a] + right * self.strides()[b];
+            start += first_row * self.strides()[a] + first_column * self.strides()[b];
         }
         let keep =
             |of: &[usize]| (0..self.rank()).filter(|d| *d != a && *d != b).map(|d| of[d]).collect::<Dims>();

@@ -31,8 +31,8 @@ pub struct Unique {
 fn find_equal_runs(x: &Tensor) -> Result<(Tensor, Tensor, Tensor)> {
     let (n, device) = (x.shape()[0], x.device());
     if n == 0 {
-        let none = |dtype| Tensor::zeros([0], dtype, device);
-        return Ok((x.clone(), none(DType::I32)?, none(DType::I64)?));
+        let empty = |dtype| Tensor::zeros([0], dtype, device);
+        return Ok((x.clone(), empty(DType::I32)?, empty(DType::I64)?));
     }
     let first = Tensor::ones([1], DType::Bool, device)?;
     let fixed = x.detach();
@@ -69,8 +69,8 @@ fn count_values(line: &Tensor, extent: usize) -> Result<Tensor> {
 
 /// Scatters the run of each sorted element back to the original order, as i64.
 fn scatter_inverse(order: &Tensor, run: &Tensor) -> Result<Tensor> {
-    let none = Tensor::zeros(run.shape(), DType::I32, run.device())?;
-    none.scatter(0, order, run)?.to_dtype(DType::I64)
+    let zeros = Tensor::zeros(run.shape(), DType::I32, run.device())?;
+    zeros.scatter(0, order, run)?.to_dtype(DType::I64)
 }
 
 with_defaults! {
@@ -181,7 +181,7 @@ impl Tensor {
     #[track_caller]
     pub fn unique_dim(&self, dim: isize) -> Result<Unique> {
         operation!(OP = "unique_dim");
-        let (rows, back) = self.flatten_slices(OP, dim)?;
+        let (rows, restore) = self.flatten_slices(OP, dim)?;
         let (n, width) = (rows.shape()[0], rows.shape()[1]);
         // Each element of a slice costs one sort.
         fail_if!(tensor_numel(rows.shape()).is_none() || width > 1 << 18;
@@ -191,20 +191,20 @@ impl Tensor {
         let keys = if keys.dtype() == DType::Bool { keys.to_dtype(DType::U8)? } else { keys };
         // The sort is stable, so the order by later elements remains where this element is equal.
         for k in (0..width).rev() {
-            let (_, moved) = keys.select(1, k as isize)?.index_select(0, &order)?.sort(0, false)?;
-            order = order.index_select(0, &moved)?;
+            let (_, permutation) = keys.select(1, k as isize)?.index_select(0, &order)?.sort(0, false)?;
+            order = order.index_select(0, &permutation)?;
         }
         let (values, run, counts) = find_equal_runs(&rows.index_select(0, &order)?)?;
-        Ok(Unique { values: back(&values)?, inverse_indices: scatter_inverse(&order, &run)?, counts })
+        Ok(Unique { values: restore(&values)?, inverse_indices: scatter_inverse(&order, &run)?, counts })
     }
 
     /// Returns slices that differ from their predecessors, as [`unique_dim`](Self::unique_dim) does.
     #[track_caller]
     pub fn unique_consecutive_dim(&self, dim: isize) -> Result<Unique> {
         operation!(OP = "unique_consecutive_dim");
-        let (rows, back) = self.flatten_slices(OP, dim)?;
+        let (rows, restore) = self.flatten_slices(OP, dim)?;
         let (values, run, counts) = find_equal_runs(&rows)?;
-        Ok(Unique { values: back(&values)?, inverse_indices: run.to_dtype(DType::I64)?, counts })
+        Ok(Unique { values: restore(&values)?, inverse_indices: run.to_dtype(DType::I64)?, counts })
     }
 
     /// Returns the slices along a dimension as rows, and the function that undoes this.
@@ -216,16 +216,16 @@ impl Tensor {
     ) -> Result<(Tensor, impl Fn(&Tensor) -> Result<Tensor>)> {
         fail_if!(self.rank() == 0; shape(op, [self]), "takes at least one dimension");
         let d = normalize_dim(op, dim, self.rank())? as isize;
-        let front = self.movedim([d], [0])?;
-        let rest: Dims = front.shape()[1..].into();
+        let dim_first = self.movedim([d], [0])?;
+        let rest: Dims = dim_first.shape()[1..].into();
         let width = rest.iter().product::<usize>();
         fail_if!(width == 0; shape(op, [self]), "takes slices that have elements");
-        let rows = front.reshape([self.shape()[d as usize], width])?;
-        let back = move |rows: &Tensor| {
+        let rows = dim_first.reshape([self.shape()[d as usize], width])?;
+        let restore = move |rows: &Tensor| {
             let shape: Dims = [rows.shape()[0]].into_iter().chain(rest.iter().copied()).collect();
             rows.reshape(&shape[..])?.movedim([0], [d])
         };
-        Ok((rows, back))
+        Ok((rows, restore))
     }
 
     /// Returns the most frequent element along `dim` and its last index (i64): PyTorch's `mode`. Of equally
@@ -246,10 +246,13 @@ impl Tensor {
         let keys = self.detach();
         let keys = if keys.dtype() == DType::Bool { keys.to_dtype(DType::U8)? } else { keys };
         let (sorted, order) = keys.sort(d, false)?;
-        let same = sorted.narrow(d, 1, n - 1)?.eq(&sorted.narrow(d, 0, n - 1)?)?;
+        let equals_previous = sorted.narrow(d, 1, n - 1)?.eq(&sorted.narrow(d, 0, n - 1)?)?;
         // Distance of each element from the start of its run.
         let positions = Tensor::arange(0.0, n as f64, 1.0, DType::I32, self.device())?.reshape(&line[..])?;
-        let begins = positions.narrow(d, 1, n - 1)?.broadcast_to(same.shape())?.masked_fill(&same, 0)?;
+        let begins = positions
+            .narrow(d, 1, n - 1)?
+            .broadcast_to(equals_previous.shape())?
+            .masked_fill(&equals_previous, 0)?;
         let zero = Tensor::zeros(with_extent(begins.shape(), d as usize, 1), DType::I32, self.device())?;
         let begins = cat(&[&zero, &begins], d)?.cummax(d)?.0;
         let at = positions.sub(&begins)?.argmax(d, true)?;
@@ -321,10 +324,10 @@ impl Tensor {
         let inside = x.ge(min)?.logical_and(&x.le(max)?)?;
         // Powers of two keep the products below finite.
         let max_range = if x.dtype() == DType::F64 { 1e300_f64 } else { 1e37 };
-        let excess = ((max - min).log2() + (bins as f64).log2() - max_range.log2()).ceil();
-        let scale = (-excess.max(0.0)).exp2();
+        let excess_exponent = ((max - min).log2() + (bins as f64).log2() - max_range.log2()).ceil();
+        let scale = (-excess_exponent.max(0.0)).exp2();
         let (min, max) = (min * scale, max * scale);
-        let x = if excess > 0.0 { x.mul(scale)? } else { x };
+        let x = if excess_exponent > 0.0 { x.mul(scale)? } else { x };
         let bin = x.sub(min)?.mul(bins as f64)?.div(max - min)?.masked_fill(&inside.logical_not()?, 0.0)?;
         let bin = bin.floor()?.clamp(0.0, bins as f64 - 1.0)?.to_dtype(DType::I32)?;
         // Elements out of range get the bin -1, which is not counted.
