@@ -7,7 +7,7 @@
 use std::sync::{Arc, Weak};
 
 use crate::amp::AutocastOperand;
-use crate::autograd::BackwardCtx;
+use crate::autograd::{BackwardCtx, ChainRole};
 use crate::ops::elementwise::expr_eval::{ExprEnv, ExprValue};
 use crate::ops::elementwise::recompute::RecomputableResult;
 use crate::ops::elementwise::{activation, binary, unary};
@@ -337,6 +337,7 @@ impl PointwiseOp {
             compute,
             result,
             inputs,
+            is_grad: false,
         })
     }
 }
@@ -416,6 +417,18 @@ fn attach_backward(
         .collect();
     let attrs: SmallVec<[(&'static str, Scalar); 4]> = attrs.into();
     let grads = op.grads;
+    let recomputes = kept.iter().any(|(.., value)| matches!(value, SavedOperand::Recomputed(_)));
+    let role = match (&tensor_operands[..], grads.first()) {
+        ([(0, shape, dtype)], Some(GradRule::Expr(expr, _)))
+            if *expr != "g"
+                && !recomputes
+                && shape.as_slice() == out.shape()
+                && [*dtype, compute] == [out.dtype(); 2] =>
+        {
+            ChainRole::Link
+        }
+        _ => ChainRole::Start,
+    };
     let source: Option<Weak<RecomputableResult>> = recomputable.as_ref().map(Arc::downgrade);
     drop(recomputable);
     let out = autograd::differentiable(op.name, out, tensors, move |g, wants| {
@@ -425,12 +438,17 @@ fn attach_backward(
             used.map(|(_, name, value)| Ok((*name, value.unpack(wants)?))).collect()
         };
         let mut result: InputGrads = smallvec![None; tensor_operands.len()];
-        // The gradient of the first operand comes last: it then fuses with the backward pass of the operand, which is
-        // often the next node.
-        for (at, (k, shape, dtype)) in tensor_operands.iter().enumerate().rev() {
-            if !wants[at] {
-                continue;
-            }
+        // Recomputed values come first, because a chain begins with them; later gradients join the chain. Otherwise
+        // the gradient of the first operand comes last: its node is often the next one.
+        let recomputes = |k: usize| {
+            let is_used = |var: &GradVar| matches!(grads[k], GradRule::Expr(_, vars) if vars.contains(var));
+            kept.iter().any(|(var, _, value)| is_used(var) && matches!(value, SavedOperand::Recomputed(_)))
+        };
+        let mut order: SmallVec<[usize; 3]> =
+            (0..tensor_operands.len()).rev().filter(|&at| wants[at]).collect();
+        order.sort_by_key(|&at| !recomputes(tensor_operands[at].0));
+        for at in order {
+            let (k, shape, dtype) = &tensor_operands[at];
             let grad = match grads[*k] {
                 // The forward pass has already refused this case.
                 GradRule::None => return Err(Error::NoGradient { op: op.name }),
@@ -464,7 +482,11 @@ fn attach_backward(
                     let summed = dtype.size() == 2 && compute.size() == 2 && shape.as_slice() != g.shape();
                     let (out_dtype, compute) =
                         if summed { (DType::F32, DType::F32) } else { (*dtype, compute) };
-                    let whole = Tensor::empty(g.shape(), out_dtype, g.device())?;
+                    let overwrites = wants.overwrites_grad();
+                    let whole = match overwrites {
+                        true => g.detach(),
+                        false => Tensor::empty(g.shape(), out_dtype, g.device())?,
+                    };
                     let math = match compute {
                         DType::F64 => f64_math_files(expr),
                         _ => op.math_files,
@@ -477,8 +499,9 @@ fn attach_backward(
                         compute,
                         result: compute,
                         inputs,
+                        is_grad: true,
                     };
-                    pointwise_kernel::run(&spec, &whole, false)?;
+                    pointwise_kernel::run(&spec, &whole, overwrites)?;
                     whole.sum_to(shape)?.to_dtype(*dtype)?
                 }
             };
@@ -489,6 +512,7 @@ fn attach_backward(
     if let Some(source) = source {
         autograd::set_result_source(&out, source);
     }
+    autograd::set_chain_role(&out, role);
     out
 }
 
@@ -597,6 +621,7 @@ pub(crate) fn convert_dtype_into(from: &Tensor, to: &Tensor) -> Result<()> {
         compute,
         result: compute,
         inputs: smallvec![PointwiseInput { name: "a", operand: Operand::Tensor(from) }],
+        is_grad: false,
     };
     pointwise_kernel::run(&spec, to, false)
 }
