@@ -27,25 +27,28 @@ pub(super) fn find_intrinsic(name: &str) -> Option<&'static str> {
 
 #[cfg(test)]
 mod tests {
-    /// Evaluates `rcp_normal` of the prelude for an approximation with a relative error of `error`.
+    /// Evaluates `rcp_normal` of the prelude for an approximation that is off by `error` ulp.
     fn rcp_normal(x: f32, error: f64) -> f32 {
-        let r = (1.0 / f64::from(x) * (1.0 + error)) as f32;
+        let r = (1.0 / f64::from(x) + error * ulp(1.0 / f64::from(x))) as f32;
         r.mul_add((-x).mul_add(r, 1.0), r)
     }
 
-    fn ulps(got: f32, exact: f64) -> f64 {
-        let ulp = f64::from((exact as f32).next_up()) - f64::from(exact as f32);
-        (f64::from(got) - exact).abs() / ulp
+    fn ulp(exact: f64) -> f64 {
+        f64::from((exact as f32).next_up()) - f64::from(exact as f32)
     }
 
-    /// The documented errors are 1 ulp of `rcp.approx` and 2 ulp of `expf`.
+    fn ulps(got: f32, exact: f64) -> f64 {
+        (f64::from(got) - exact).abs() / ulp(exact)
+    }
+
+    /// The documented errors are 1 ulp of `rcp.approx` and 2 ulp of `expf`, of which rounding is half an ulp here.
     #[test]
     fn errors_of_the_instructions_stay_within_the_bounds_of_the_functions() {
-        let (ulp, mut largest) = (2f64.powi(-23), [0f64; 3]);
+        let mut largest = [0f64; 3];
         for k in 0..200_000 {
             let x = f64::from(k) * (87.0 / 200_000.0);
-            for (rcp, exp) in [(-ulp, -2.0 * ulp), (-ulp, 2.0 * ulp), (ulp, -2.0 * ulp), (ulp, 2.0 * ulp)] {
-                let e = ((-x).exp() * (1.0 + exp)) as f32;
+            for (rcp, exp) in [(-0.5, -1.5), (-0.5, 1.5), (0.5, -1.5), (0.5, 1.5)] {
+                let e = ((-x).exp() + exp * ulp((-x).exp())) as f32;
                 let w = 1.0 + e.min(1.0);
                 let d = rcp_normal(w, rcp);
                 let tail = (-x).exp() / (1.0 + (-x).exp());
@@ -55,6 +58,6 @@ mod tests {
         }
         let [reciprocal, right, left] = largest;
         assert!(reciprocal <= 1.0, "a Newton step leaves {reciprocal} ulp");
-        assert!(right <= 5.0 && left <= 5.0, "the sigmoid has errors of {right} and {left} ulp");
+        assert!(right <= 3.0 && left <= 6.0, "the sigmoid has errors of {right} and {left} ulp");
     }
 }
