@@ -63,9 +63,10 @@ fn step{{ k }}({% for j in range(next.arg, next.arg + arities[k]) %}
     {% endfor %}
     let v: f32 = {{ expr }};
     {% if outs[k] == "f16" %}
-    return unpack2x16float(to_f16_bits(v)).x;
+    return unpack2x16float(to_f16_pair_f16(v, 0.0)).x;
     {% elif outs[k] == "bf16" %}
-    return bitcast<f32>(to_bf16_bits(v) << 16u);
+    // As the upper half of a pair: CUDA rounds pairs in one instruction.
+    return bitcast<f32>(to_bf16_pair_bf16(0.0, v));
     {% else %}
     // Prevents fusing a product with the next step's sum, which would round only once.
     return bitcast<f32>(bitcast<u32>(v) | p.zero);

@@ -39,6 +39,13 @@ pub(super) fn find_or_request(leaf: &Tensor, to: DType) -> Option<Tensor> {
     }
 }
 
+/// Reports whether a parameter was cast, so that a step should write its copy.
+#[must_use]
+pub fn is_wanted(parameter: &Tensor) -> bool {
+    autograd::lock_low_precision_copy(parameter)
+        .is_some_and(|copy| parameter.dtype() == DType::F32 && !matches!(*copy, LowPrecisionCopy::None))
+}
+
 /// Allocates memory for the next copy of an f32 parameter that was cast, or reuses the last copy.
 pub fn alloc_next_copy(parameter: &Tensor) -> Result<Option<Tensor>> {
     let _tag = memory::scope::enter_tag(Tag::Parameter);

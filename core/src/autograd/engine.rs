@@ -7,6 +7,7 @@ use std::sync::Arc;
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
+use super::elementwise_chain::{self, ElementwiseChain};
 use super::{
     BackwardCtx, BackwardFn, BackwardFnState, BackwardKind, GradEdge, InputGrads, Leaf, Node, anomaly,
     enable_grad, hooks, inplace, no_grad,
@@ -165,6 +166,19 @@ struct GraphTask<'a> {
     ready_queue: BTreeMap<u64, Arc<Node>>,
     /// Gradients of the targets that are nodes.
     target_grads: GradSums,
+    /// Chain of elementwise operations that runs.
+    chain: ElementwiseChain,
+    /// If true, elementwise operations form chains.
+    has_chains: bool,
+}
+
+/// Gradients that a backward function returned.
+struct NodeGrads {
+    grads: InputGrads,
+    /// Indices of the leaves whose sums the function took.
+    accumulated: SmallVec<[usize; 2]>,
+    /// The function, if memory that it saved may stay until the end of a chain.
+    run: Option<BackwardFnGuard>,
 }
 
 impl GraphTask<'_> {
@@ -266,13 +280,8 @@ impl GraphTask<'_> {
         Ok(())
     }
 
-    /// Runs a backward function. Returns the gradients of the inputs, and the indices of the leaves whose
-    /// sums it took.
-    fn run_backward_fn(
-        &mut self,
-        node: &Arc<Node>,
-        grad: &Tensor,
-    ) -> Result<(InputGrads, SmallVec<[usize; 2]>)> {
+    /// Runs a backward function, which overwrites the gradient if `overwrites` is true.
+    fn run_backward_fn(&mut self, node: &Arc<Node>, grad: &Tensor, overwrites: bool) -> Result<NodeGrads> {
         let kept = self.options.retain_graph || self.options.create_graph;
         let run = BackwardFnGuard::acquire(node, kept)?;
         let needs_input_grad: SmallVec<[bool; 4]> = node
@@ -289,6 +298,7 @@ impl GraphTask<'_> {
             node,
             create_graph: again,
             retain_graph: run.is_shared,
+            overwrites_grad: overwrites,
             captured_grads: self.captured_grads,
             pending_grads: RefCell::new(&mut self.pending_grads),
             accumulated_inputs: RefCell::default(),
@@ -302,15 +312,67 @@ impl GraphTask<'_> {
             }
         };
         let (handed, beyond) = (wants.accumulated_inputs.take(), wants.outer_grads.take());
-        // Frees what the node has saved, unless the graph is retained.
-        drop(run);
+        // Otherwise frees what the node has saved, unless the graph is retained.
+        let run = (self.has_chains && node.chain_role.get().is_some()).then_some(run);
         let grads = grads?;
         self.add_outer_grads(beyond)?;
         let refused = |g: Option<Tensor>| g.map(|g| forbid_second_gradient(node, grad, &g));
-        Ok((if once { grads.into_iter().map(refused).collect() } else { grads }, handed))
+        let grads = if once { grads.into_iter().map(refused).collect() } else { grads };
+        Ok(NodeGrads { grads, accumulated: handed, run })
     }
 
-    fn run_node(&mut self, node: &Arc<Node>, mut grad: Tensor, looks: bool) -> Result<()> {
+    /// Returns the nodes that continue a chain after a node with these gradients. There is none if the delivery of
+    /// the gradients may allocate memory.
+    fn find_links(&self, node: &Node, grads: &InputGrads) -> SmallVec<[u64; 2]> {
+        let mut links = SmallVec::new();
+        for (edge, grad) in node.next_edges.iter().zip(grads) {
+            let (Some(edge), Some(grad)) = (edge, grad) else { continue };
+            let input = match edge {
+                GradEdge::Node(input) => input,
+                // A leaf adopts the gradient, or adds it in place.
+                GradEdge::Leaf(leaf)
+                    if self.captured_grads.is_none()
+                        && leaf.hooks.get().is_none()
+                        && elementwise_chain::is_dense_and_unique(grad) =>
+                {
+                    continue;
+                }
+                GradEdge::Leaf(_) => return SmallVec::new(),
+            };
+            if self.pending_grads.contains_key(&input.id) {
+                return SmallVec::new();
+            }
+            let is_target = self.targets.is_some_and(|targets| targets.nodes.contains(&input.id));
+            if !is_target
+                && input.id >= self.min_node_id
+                && elementwise_chain::is_link(input)
+                && elementwise_chain::can_overwrite(grad)
+                && self.should_visit(edge)
+            {
+                links.push(input.id);
+            }
+        }
+        links
+    }
+
+    /// Removes the next node that is ready, and its gradient. The flag is true for a node that continues a chain.
+    fn next_node(&mut self) -> Option<(Arc<Node>, Tensor, bool)> {
+        loop {
+            let link = self.chain.next_link();
+            let node = match link {
+                Some(id) => self.ready_queue.remove(&id),
+                None => self.ready_queue.pop_last().map(|(_, node)| node),
+            };
+            let found = node.and_then(|node| Some((self.pending_grads.remove(&node.id)?, node)));
+            match found {
+                Some((grad, node)) => return Some((node, grad, link.is_some())),
+                None if link.is_none() && self.ready_queue.is_empty() => return None,
+                None => {}
+            }
+        }
+    }
+
+    fn run_node(&mut self, node: &Arc<Node>, mut grad: Tensor, is_link: bool, looks: bool) -> Result<()> {
         if let Some(hooks) = node.hooks.get() {
             grad = hooks.run_grad_hooks(&format!("the result of `{}`", node.op), grad)?;
         }
@@ -330,11 +392,20 @@ impl GraphTask<'_> {
             op: node.op,
             site: node.site,
         });
-        let (grads, handed) = self.run_backward_fn(node, &grad)?;
+        let overwrites = is_link && elementwise_chain::can_overwrite(&grad);
+        let NodeGrads { grads, accumulated: handed, run } = self.run_backward_fn(node, &grad, overwrites)?;
         if looks {
             anomaly::check_grads_for_nan(node, &grad, &grads)?;
         }
-        drop(grad);
+        // A gradient that was passed on must have one owner again.
+        let grad = Some(grad).filter(Tensor::is_unique);
+        match run {
+            Some(run) => {
+                let links = self.find_links(node, &grads);
+                self.chain.extend(links, run, grad);
+            }
+            None => drop(grad),
+        }
         fail_if!(grads.len() != node.next_edges.len();
             backward, "`{}` returned {} gradients for {} inputs", node.op, grads.len(), node.next_edges.len());
         let mut grads = grads;
@@ -360,16 +431,16 @@ impl GraphTask<'_> {
 
 /// Backward function of a node while a pass runs it. Passes that retain the graph share it; a pass that does
 /// not retain the graph owns and frees it.
-struct BackwardFnGuard<'a> {
+pub(super) struct BackwardFnGuard {
     backward_fn: Arc<BackwardFn>,
     /// Node whose backward function is freed with this guard.
-    node_to_free: Option<&'a Node>,
+    node_to_free: Option<Arc<Node>>,
     /// If true, passes that retain the graph may run the function concurrently.
     is_shared: bool,
 }
 
-impl<'a> BackwardFnGuard<'a> {
-    fn acquire(node: &'a Node, kept: bool) -> Result<Self> {
+impl BackwardFnGuard {
+    fn acquire(node: &Arc<Node>, kept: bool) -> Result<Self> {
         let kept = kept || matches!(node.kind, BackwardKind::Cast(_));
         let mut closure = node.backward_fn.lock_unpoisoned();
         let why = match &*closure {
@@ -381,7 +452,11 @@ impl<'a> BackwardFnGuard<'a> {
                 // From here on no other pass can acquire the function if this pass frees it. Its saved
                 // tensors may then be given away, unless another pass still runs the function.
                 let is_shared = kept || Arc::strong_count(&backward) > 1;
-                return Ok(Self { backward_fn: backward, node_to_free: (!kept).then_some(node), is_shared });
+                return Ok(Self {
+                    backward_fn: backward,
+                    node_to_free: (!kept).then(|| node.clone()),
+                    is_shared,
+                });
             }
             BackwardFnState::Running => {
                 "is in use by another pass (of another thread, or around this one), which frees what it saved"
@@ -396,9 +471,9 @@ impl<'a> BackwardFnGuard<'a> {
     }
 }
 
-impl Drop for BackwardFnGuard<'_> {
+impl Drop for BackwardFnGuard {
     fn drop(&mut self) {
-        let Some(node) = self.node_to_free else { return };
+        let Some(node) = &self.node_to_free else { return };
         *node.backward_fn.lock_unpoisoned() = BackwardFnState::Freed;
         // No pass visits this node again, and hooks that hold their own tensor would keep it alive for ever.
         if let Some(hooks) = node.hooks.get() {
@@ -452,6 +527,9 @@ pub(super) fn run_backward_until(
         pending_grads: FxHashMap::default(),
         ready_queue: BTreeMap::new(),
         target_grads: GradSums::new(),
+        chain: ElementwiseChain::default(),
+        // A recorded pass and a check for NaN need the gradients as they were.
+        has_chains: !options.create_graph && !looks,
     };
     let starts: SmallVec<[GradEdge; 4]> = roots.iter().filter_map(|(root, _)| root.grad_edge()).collect();
     task.exec_info.scan_graph(&starts, targets, oldest);
@@ -470,10 +548,8 @@ pub(super) fn run_backward_until(
             task.add_edge_grad(&meta, seed.clone(), false)?;
         }
     }
-    while let Some((_, node)) = task.ready_queue.pop_last() {
-        if let Some(grad) = task.pending_grads.remove(&node.id) {
-            task.run_node(&node, grad, looks)?;
-        }
+    while let Some((node, grad, is_link)) = task.next_node() {
+        task.run_node(&node, grad, is_link, looks)?;
     }
     Ok((task.target_grads, task.outer_grads))
 }

@@ -14,7 +14,7 @@ use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 use rustc_hash::FxHashMap;
@@ -36,6 +36,7 @@ pub(crate) mod autocast_mode;
 mod checkpoint;
 mod composite;
 mod deferred_drop;
+mod elementwise_chain;
 mod engine;
 mod hooks;
 mod inplace;
@@ -48,6 +49,7 @@ pub use checkpoint::checkpoint;
 pub(crate) use composite::{
     composite_differentiable, linear_differentiable, linear_differentiable_with, part_differentiable,
 };
+pub(crate) use elementwise_chain::{ChainRole, set_chain_role};
 pub use engine::{GradOptions, backward, grad, grad_allow_unused};
 pub use hooks::HookHandle;
 use hooks::HookList;
@@ -74,6 +76,8 @@ pub struct BackwardCtx<'a> {
     create_graph: bool,
     /// If true, another backward pass may follow.
     retain_graph: bool,
+    /// If true, the gradient of the result has no other owner and may be overwritten.
+    overwrites_grad: bool,
     /// Collects the gradients of leaves instead of the leaves themselves.
     captured_grads: Option<&'a engine::CapturedGrads>,
     /// Gradients accumulated so far for nodes, by node id.
@@ -111,6 +115,12 @@ impl BackwardCtx<'_> {
     #[must_use]
     pub fn retain_graph(&self) -> bool {
         self.retain_graph
+    }
+
+    /// Reports whether an operation with [`ChainRole::Link`] writes its gradient over the gradient of the
+    /// result.
+    pub(crate) fn overwrites_grad(&self) -> bool {
+        self.overwrites_grad
     }
 
     /// Takes the gradient accumulated so far for a non-leaf input. An operation that can add its own gradient
@@ -234,6 +244,10 @@ pub(crate) struct Node {
     result_source: OnceLock<Weak<dyn Any + Send + Sync>>,
     /// If true, several operations use the cast: see [`mark_shared_cast`].
     is_shared_cast: AtomicBool,
+    /// Role in chains of elementwise operations; unset for other operations.
+    chain_role: OnceLock<ChainRole>,
+    /// Number of edges that lead to this node, also those of graphs that were dropped.
+    use_count: AtomicU32,
 }
 
 /// State of a node's backward function and its saved tensors.
@@ -498,17 +512,28 @@ impl Node {
         kind: BackwardKind,
         backward: Arc<BackwardFn>,
     ) -> Arc<Self> {
+        for edge in inputs.iter().flatten() {
+            if let GradEdge::Node(input) = edge {
+                input.use_count.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        let id = next_id();
+        if kind == BackwardKind::Checkpoint {
+            elementwise_chain::note_checkpoint(id);
+        }
         Arc::new(Self {
             op,
             module: memory::scope::current().module,
             site: memory::scope::current().or_caller_site().site,
-            id: next_id(),
+            id,
             next_edges: inputs,
             backward_fn: Mutex::new(BackwardFnState::Saved(backward)),
             kind,
             hooks: OnceLock::new(),
             result_source: OnceLock::new(),
             is_shared_cast: AtomicBool::new(false),
+            chain_role: OnceLock::new(),
+            use_count: AtomicU32::new(0),
         })
     }
 }

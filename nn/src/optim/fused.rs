@@ -221,12 +221,16 @@ pub(super) struct FusedGroup {
     pub(super) step_counts: Option<Tensor>,
 }
 
+/// Returns the most bindings of a launch.
+fn max_bindings_per_launch(device: &Device) -> usize {
+    let bindings = device.info().limits.max_bindings as usize;
+    // Backends count some internal buffers towards the limit, so only a generous limit is used.
+    if bindings >= 2 * MIN_BINDINGS { bindings } else { MIN_BINDINGS }
+}
+
 /// Returns the most tensors in a launch of `each` bindings a tensor and `shared` common ones.
 pub(super) fn max_tensors_per_launch(device: &Device, each: usize, shared: usize) -> usize {
-    let bindings = (device.info().limits.max_bindings as usize).max(MIN_BINDINGS);
-    // Backends count some internal buffers towards the limit, so only a generous limit is used.
-    let bindings = if bindings >= 2 * MIN_BINDINGS { bindings } else { MIN_BINDINGS };
-    ((bindings - shared) / each).min(MAX_LAUNCH_TENSORS)
+    ((max_bindings_per_launch(device) - shared) / each).min(MAX_LAUNCH_TENSORS)
 }
 
 /// Reports whether a tensor may join a launch. A kernel declares the conversion to f16 only once, so an f16
@@ -309,7 +313,7 @@ impl FusedOptimizer {
             state_names: SmallVec::new(),
             is_checked: false,
             offloads_state: false,
-            writes_low_precision_copies: false,
+            writes_low_precision_copies: true,
             parameters,
         }
     }
@@ -427,14 +431,15 @@ impl FusedOptimizer {
             self.parameters[first].device().check_not_recording("step", reason)?;
         }
         let _tag = memory::scope::enter_tag(Tag::OptimizerState);
-        // Groups with the elements of their states.
-        let mut groups: Vec<(FusedGroup, usize)> = Vec::new();
+        // Groups with the elements of their states, and the bindings of their parameters.
+        let mut groups: Vec<(FusedGroup, usize, usize)> = Vec::new();
         for &k in &new {
             let p = &self.parameters[k];
             let size =
                 states.iter().map(|&name| padded_numel(&rule.state_shape(name, p.shape()))).sum::<usize>();
-            let bindings = bindings_per_parameter(self.writes_low_precision_copies);
-            let max_tensors = max_tensors_per_launch(p.device(), bindings, usize::from(!states.is_empty()));
+            let copies = self.writes_low_precision_copies && amp::low_precision_copy::is_wanted(p);
+            let bindings = bindings_per_parameter(copies);
+            let max_bindings = max_bindings_per_launch(p.device()) - usize::from(!states.is_empty());
             // Limited by the bytes of a binding and by the 32-bit indices of kernels.
             let room = (p.device().info().limits.max_binding_bytes as usize / 4).min(u32::MAX as usize);
             // At most one group of each kind is still open on each device.
@@ -443,21 +448,28 @@ impl FusedOptimizer {
             let own = kind(overrides, p);
             let open = groups
                 .iter_mut()
-                .rfind(|(group, _)| kind(group.overrides, &self.parameters[group.members[0]]) == own);
-            if let Some((group, total)) = open
-                && can_share_launch(&self.parameters[group.members[0]], p, group.members.len(), max_tensors)
+                .rfind(|(group, ..)| kind(group.overrides, &self.parameters[group.members[0]]) == own);
+            if let Some((group, total, bound)) = open
+                && can_share_launch(
+                    &self.parameters[group.members[0]],
+                    p,
+                    group.members.len(),
+                    MAX_LAUNCH_TENSORS,
+                )
+                && *bound + bindings <= max_bindings
                 && *total + size <= room
             {
                 group.members.push(k);
                 group.offsets.push(*total);
                 *total += size;
+                *bound += bindings;
             } else {
                 let (members, offsets) = (vec![k], vec![0]);
-                groups
-                    .push((FusedGroup { members, overrides, offsets, state: None, step_counts: None }, size));
+                let group = FusedGroup { members, overrides, offsets, state: None, step_counts: None };
+                groups.push((group, size, bindings));
             }
         }
-        for (group, size) in groups.iter_mut().filter(|(_, size)| *size > 0) {
+        for (group, size, _) in groups.iter_mut().filter(|(_, size, _)| *size > 0) {
             let state = Tensor::zeros([*size], DType::F32, self.parameters[group.members[0]].device())?;
             if self.offloads_state {
                 state.offload_()?;
@@ -467,7 +479,7 @@ impl FusedOptimizer {
         // `new` is in ascending order.
         self.ungrouped.retain(|k| new.binary_search(k).is_err());
         self.state_names = states;
-        self.groups.extend(groups.into_iter().map(|(group, _)| group));
+        self.groups.extend(groups.into_iter().map(|(group, ..)| group));
         Ok(())
     }
 
@@ -558,6 +570,16 @@ fn bindings_per_parameter(copies: bool) -> usize {
     2 + usize::from(copies)
 }
 
+/// Returns the number of members, at least one, that a launch with this many bindings updates.
+fn count_launch_members(grads: &[MemberGrad], max_bindings: usize) -> usize {
+    let mut bound = 0;
+    let fits = |grad: &&MemberGrad| {
+        bound += bindings_per_parameter(grad.copy.is_some());
+        bound <= max_bindings
+    };
+    grads.iter().take(MAX_LAUNCH_TENSORS).take_while(fits).count().max(1)
+}
+
 /// Fails for a gradient of another shape, dtype or device, because `set_grad` accepts any tensor.
 pub(super) fn check_grad(op: &'static str, k: usize, p: &Tensor, grad: &Tensor) -> Result<()> {
     fail_if!(grad.shape() != p.shape(); shape(op, [grad, p]), "the gradient of parameter {k} has the parameter's shape");
@@ -638,10 +660,13 @@ fn launch_group(
     let states = rule.state_names().len();
     let weight_decay = group.overrides.weight_decay_for(rule, &parameters[group.members[0]]);
     let shared: SmallVec<[&Tensor; 3]> = group.state.iter().chain(&group.step_counts).chain(skip).collect();
-    let copies = grads.iter().any(|grad| grad.copy.is_some());
     let device = parameters[group.members[0]].device();
-    let max_tensors = max_tensors_per_launch(device, bindings_per_parameter(copies), shared.len());
-    for grads in grads.chunks(max_tensors) {
+    let max_bindings = max_bindings_per_launch(device) - shared.len();
+    let mut rest = &grads[..];
+    while !rest.is_empty() {
+        let (grads, after) = rest.split_at(count_launch_members(rest, max_bindings));
+        rest = after;
+        let copies = grads.iter().any(|grad| grad.copy.is_some());
         let mut dtypes: SmallVec<[&'static str; MAX_LAUNCH_TENSORS]> = SmallVec::new();
         let mut modes: SmallVec<[&'static str; MAX_LAUNCH_TENSORS]> = SmallVec::new();
         // Dtypes of the copies, if there are any.
@@ -703,4 +728,26 @@ pub(super) fn make_grad_contiguous(p: &Tensor) -> Result<Option<Tensor>> {
     let grad = grad.copy()?;
     p.set_grad(Some(grad.clone()));
     Ok(Some(grad))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_launch_has_as_many_members_as_its_bindings_allow() -> Result<()> {
+        let device = Device::null(Default::default());
+        let grad = Tensor::zeros([4], DType::F32, &device)?;
+        let member =
+            |copy: bool| MemberGrad { member: 0, grad: grad.clone(), copy: copy.then(|| grad.clone()) };
+        let count = |copies: &[bool], bindings| {
+            count_launch_members(&copies.iter().map(|&copy| member(copy)).collect::<Vec<_>>(), bindings)
+        };
+        // Members with a copy have three bindings, others have two.
+        assert_eq!(count(&[true, true, false, true], 8), 3);
+        assert_eq!(count(&[true, true, false, true], 7), 2);
+        assert_eq!(count(&[true], 1), 1);
+        assert_eq!(count(&[false; 20], 100), MAX_LAUNCH_TENSORS);
+        Ok(())
+    }
 }

@@ -114,10 +114,10 @@ macro_rules! impl_optimizer {
     ($name:ident { $($(#[$doc:meta])* $option:ident: $ty:ty,)* }) => {
         impl $name {
             setters! {
-                /// If true, steps also write the 16-bit copies of f32 parameters that
-                /// [`autocast`](forebay_core::amp::autocast()) would make in the next forward pass. This saves the
-                /// casts, but keeps 2 bytes allocated for each parameter element that matrix products use.
-                /// Results are bitwise equal. A parameter that changes in any other way is cast again.
+                /// If true, as by default, steps also write 16-bit copies of the f32 parameters that the last
+                /// forward pass under [`autocast`](forebay_core::amp::autocast()) cast. The next forward pass
+                /// casts none of them. The copies keep 2 bytes allocated for each of their elements. Results are
+                /// bitwise equal. A parameter that changes in any other way is cast again.
                 /// [Captured](forebay_core::capture) steps use the copies too.
                 fn low_precision_copies(on: bool) { fused.writes_low_precision_copies: on }
                 /// If true, maximises the objective.

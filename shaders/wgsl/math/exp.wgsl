@@ -1,6 +1,9 @@
 // needs: base
 //
 // exp, exp2, expm1, sigmoid, tanh, sinh, cosh.
+//
+// CUDA has its own m_exp, m_exp_down, m_rcp_normal, m_or_nan and m_nan_unless_finite (intrinsics.rs in
+// backend-cuda), which take fewer instructions.
 
 // e^(x + low) * 2^shift for any x, |low| <= 0.1 and |shift| <= 2. e^r is 1 + r + r^2 q(r) on |r| <= ln(2)/2
 // (fit 2^-26 of expm1).
@@ -30,6 +33,16 @@ fn m_exp_down(x: f32) -> f32 {
     let p = 1.0 + (hi + ((r * r) * q - lo));
     return m_from_bits(m_bits(p) + (bitcast<u32>(clamp(i32(k), -153i, 0i) + 64i) << 23u)) * 0x1p-64;
 }
+
+// 1 / x for 2^-100 <= |x| <= 2^100. Error: 1 ulp, on CUDA as well.
+fn m_rcp_normal(x: f32) -> f32 { return 1.0 / x; }
+
+// y, or x if x is NaN. y must be a function of x by which CUDA's instructions keep NaN; other devices may
+// have lost it.
+fn m_or_nan(y: f32, x: f32) -> f32 { return select(y, x, m_isnan(x)); }
+
+// Like m_or_nan, for a function that is NaN at infinities too.
+fn m_nan_unless_finite(y: f32, x: f32) -> f32 { return select(m_nan(), y, m_isfinite(x)); }
 
 // Approximations by the device's own functions for results rounded to 16 bits, with a relative error below
 // 2^-18. 2^x for x <= 0: below -126 gives 0, NaN an arbitrary value; 1 / x for 1 <= x <= 2. CUDA has an
@@ -73,23 +86,27 @@ fn m_scale_any(e: f32, k: i32) -> f32 {
     return (e * m_pow2(a)) * m_pow2(k - a);
 }
 
-// 1 / (1 + e^-x), with relative accuracy in the left tail. Error: 1.9 ulp.
-fn m_sigmoid(x: f32) -> f32 {
+// sigmoid(x) = 1 / (1 + e^-x) and its derivative, from one exponential: e / (1 + e)^2 is the derivative for
+// both signs. The left tail keeps its relative accuracy. For NaN, the results are arbitrary.
+fn m_logistic(x: f32) -> vec2<f32> {
     let e = m_exp_down(-abs(x));
-    let q = select(1.0, e, m_signbit(x)) / (1.0 + e);
-    // For a small e, e - e (e / (1 + e)) is more accurate than e / (1 + e).
-    let y = select(q, e - e * q, m_signbit(x) & (e < 0.25));
-    return select(y, x, m_isnan(x));
+    let d = m_rcp_normal(1.0 + e);
+    let tail = e * d;
+    return vec2<f32>(select(d, tail, m_signbit(x)), tail * d);
 }
 
-// Error: 1.4 ulp. x + x^3 p(x^2) up to 0.625 (fit 2^-27), then 1 - 2 / (e^2x + 1).
+// Error: 2.7 ulp.
+fn m_sigmoid(x: f32) -> f32 { return m_or_nan(m_logistic(x).x, x); }
+
+// Error: 1.4 ulp. x + x^3 p(x^2) up to 0.625 (fit 2^-27), then 1 - 2 e^-2x / (1 + e^-2x).
 fn m_tanh(x: f32) -> f32 {
     let a = abs(x);
     let z = a * a;
     let p = (((-0.005715499 * z + 0.020649103) * z - 0.053743005) * z + 0.13331485) * z - 0.33333284;
-    let far = 1.0 - 2.0 / (m_exp(2.0 * min(a, 16.0)) + 1.0);
+    let e = m_exp_down(-2.0 * a);
+    let far = 1.0 - (2.0 * e) * m_rcp_normal(1.0 + e);
     let y = select(far, a + a * (z * p), a < 0.625);
-    return select(m_copysign(y, x), x, m_isnan(x));
+    return m_or_nan(m_copysign(y, x), x);
 }
 
 // Error: 1.8 ulp. x + x^3 p(x^2) up to 1 (fit 2^-31), then from e^x / 2, which overflows only if the result

@@ -12,6 +12,7 @@ use forebay::ops::{
     NllLossOptions, NormOptions, RecurrentKind, RecurrentOp, Reduction, cat, einsum,
 };
 use forebay::optim::{AdamW, Optimizer, RmsProp, Sgd};
+use forebay::profile::Profiler;
 use forebay::tensor::Tensor;
 
 use super::host_reference::{ensure_close, ensure_same_bits};
@@ -29,6 +30,7 @@ tests![
     a_checkpoint_recomputes_under_its_autocast,
     memory_of_cached_casts_is_freed,
     copies_of_an_optimiser_replace_casts,
+    optimisers_write_copies_of_cast_weights_by_default,
     a_graph_keeps_the_low_precision_copy_that_it_saved,
 ];
 
@@ -574,6 +576,36 @@ fn copies_of_an_optimiser_replace_casts(device: &Device) -> Result<()> {
             }
         }
     }
+    Ok(())
+}
+
+fn optimisers_write_copies_of_cast_weights_by_default(device: &Device) -> Result<()> {
+    let x = Tensor::arange(0.0, 32.0, 1.0, DType::F32, device)?.cos()?.reshape([4, 8])?;
+    // Launches of the second forward pass, and bytes that remain allocated.
+    let run = |make: fn(Vec<Tensor>) -> AdamW, low: Option<DType>| -> Result<(usize, u64)> {
+        let layers = layers(device)?;
+        let before = device.memory().allocated();
+        let mut optimizer = make(layers.iter().flat_map(Module::parameters).collect());
+        let loss = || match low {
+            Some(low) => autocast_loss(&layers, &x, low),
+            None => layers[1].forward(&layers[0].forward(&x)?.relu()?)?.square()?.mean_all(),
+        };
+        loss()?.backward()?;
+        optimizer.step()?;
+        optimizer.zero_grad();
+        let profiler = Profiler::start(device)?;
+        drop(loss()?);
+        let launches = profiler.finish()?.spans.len();
+        Ok((launches, device.memory().allocated() - before))
+    };
+    let never = |p| AdamW::new(p, 0.02).low_precision_copies(false);
+    let default = |p| AdamW::new(p, 0.02);
+    let (casting, plain) = (run(never, Some(DType::BF16))?, run(never, None)?);
+    let (copying, without_autocast) = (run(default, Some(DType::BF16))?, run(default, None)?);
+    // Two weights and two biases.
+    ensure!(casting.0 == copying.0 + 4, "{} launches with casts, {} with copies", casting.0, copying.0);
+    ensure!(copying.1 > casting.1, "no copy is kept: {} bytes, {} without", copying.1, casting.1);
+    ensure!(without_autocast == plain, "{without_autocast:?} without autocast, expected {plain:?}");
     Ok(())
 }
 

@@ -25,6 +25,7 @@ mod dlpack;
 mod double_backward;
 pub mod embedding;
 mod errors;
+mod exponentials;
 mod fault_injection;
 mod faulty_backend;
 mod float8;
@@ -141,6 +142,7 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("sorting", sorting::TESTS),
     ("index_order", index_order::TESTS),
     ("numeric_ranges", numeric_ranges::TESTS),
+    ("exponentials", exponentials::TESTS),
     ("train_resume", train_resume::TESTS),
     ("trainer_fit", trainer_fit::TESTS),
     ("load_state_dict", load_state_dict::TESTS),

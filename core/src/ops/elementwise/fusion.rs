@@ -1,7 +1,8 @@
 //! Automatic fusion: a chain of elementwise operations runs as one kernel.
 //!
 //! An elementwise operation checks its inputs and allocates its result at once; only its launch is deferred.
-//! It joins the device's [`FusionGroup`] if it reads a result of the group element by element. Anything else
+//! It joins the device's [`FusionGroup`] if it reads a result of the group element by element. A gradient also joins
+//! if it reads an input of the group, or replaces a result of the group in memory. Anything else
 //! that takes the [dispatch lock](crate::runtime::dispatch::DispatchGuard) flushes the group as one launch:
 //! another operation, a copy, a read, an event, or compaction. So every submission finds all earlier work.
 //!
@@ -52,6 +53,15 @@ struct FusionStep {
     slice: Slice,
     result: Weak<Storage>,
     is_read: bool,
+    /// If true, a later step writes its result to the same memory.
+    is_overwritten: bool,
+}
+
+impl FusionStep {
+    /// Reports whether the result is still needed in memory.
+    fn is_alive(&self) -> bool {
+        !self.is_overwritten && self.result.strong_count() > 0
+    }
 }
 
 /// Elementwise operations of one device that wait to be launched together, protected by the dispatch lock.
@@ -70,12 +80,14 @@ impl fmt::Debug for FusionGroup {
 }
 
 impl FusionGroup {
-    /// Returns true if the operation fits and reads a step's result element by element.
+    /// Returns true if the operation fits and reads a step's result element by element. For a gradient, an input of
+    /// the group suffices.
     fn accepts(
         &self,
         call: &PointwiseLaunch,
         tensors: &[&Tensor],
         producers: &[Option<u8>],
+        shares_input: bool,
         out: &Tensor,
     ) -> bool {
         let Some(last) = self.steps.last() else { return false };
@@ -90,9 +102,9 @@ impl FusionGroup {
             }
         }
         let inputs = self.inputs.len() + tensors.len() - chained;
-        let results = 1 + self.steps.iter().filter(|step| step.result.strong_count() > 0).count();
+        let results = 1 + self.steps.iter().filter(|step| step.is_alive()).count();
         let scalars = self.steps.iter().map(|step| step.launch.scalars.len()).sum::<usize>();
-        chained > 0
+        (chained > 0 || (call.is_grad && shares_input))
             && last.launch.layouts[0] == *out.layout()
             && self.steps.len() < MAX_STEPS
             && inputs <= MAX_INPUTS
@@ -137,9 +149,7 @@ impl PendingLaunches for FusionGroup {
             bindings.push(last.slice);
             last.launch.resolve_kernel(device)?
         } else {
-            let is_written = |k: usize| {
-                steps[k].result.strong_count() > 0 || dropped.is_some_and(|at| usize::from(at) == k)
-            };
+            let is_written = |k: usize| steps[k].is_alive() || dropped.is_some_and(|at| usize::from(at) == k);
             let written: SmallVec<[u8; 16]> = (0..steps.len()).map(|k| u8::from(is_written(k))).collect();
             bindings.extend(inputs.iter().map(|input| input.slice));
             let outputs = steps.iter().zip(&written).filter(|(_, written)| **written == 1);
@@ -222,7 +232,7 @@ pub(crate) fn reaches_min_bytes(out: &Tensor) -> bool {
     out.device().fusion_min_bytes().is_some_and(|least| bytes >= least)
 }
 
-/// Returns true if fusion supports an operation that writes all of the new tensor `out`.
+/// Returns true if fusion supports an operation that writes all of `out`.
 pub(crate) fn can_defer(call: &PointwiseLaunch, tensors: &[&Tensor], out: &Tensor) -> bool {
     let floats = |t: &Tensor| matches!(t.dtype().name(), "f32" | "f16" | "bf16");
     call.is_float_math
@@ -232,7 +242,8 @@ pub(crate) fn can_defer(call: &PointwiseLaunch, tensors: &[&Tensor], out: &Tenso
         && call.scalars.len() <= MAX_SCALARS
 }
 
-/// Defers a launch that [`can_defer`] allows. Returns the launch if it cannot be deferred.
+/// Defers a launch that [`can_defer`] allows. Returns the launch if it cannot be deferred. In place, only a pending
+/// result can be replaced: a kernel that both reads and writes a buffer is the ordinary one.
 pub(crate) fn try_defer(
     call: PointwiseLaunch,
     tensors: &[&Tensor],
@@ -249,7 +260,16 @@ pub(crate) fn try_defer(
     }
     let slots: SmallVec<[FusionSlot; 4]> = tensors.iter().map(|t| t.fusion_slot(&guard)).collect();
     let mut producers = find_producers(&slots, &guard);
-    if !guard.pending_mut::<FusionGroup>().accepts(&call, tensors, &producers, out) {
+    let (group_id, is_pending) = (guard.group_id(), !guard.is_empty());
+    let shares_input =
+        is_pending && slots.iter().any(|slot| slot.group_id == group_id && slot.step.is_none());
+    if call.inplace && producers[0].is_none() {
+        return Ok(Some(call));
+    }
+    if !guard.pending_mut::<FusionGroup>().accepts(&call, tensors, &producers, shares_input, out) {
+        if call.inplace {
+            return Ok(Some(call));
+        }
         device.flush_pending(&mut guard);
         guard.take_failure()?;
         producers = find_producers(&slots, &guard);
@@ -270,6 +290,12 @@ pub(crate) fn try_defer(
             step.is_read = true;
         }
     }
+    // The group keeps the earlier result in a register, so its memory may hold the new one.
+    if let Some(&StepOperand::Step(at)) = operands.first().filter(|_| call.inplace)
+        && let Some(step) = group.steps.get_mut(usize::from(at))
+    {
+        step.is_overwritten = true;
+    }
     group.steps.push(FusionStep {
         launch: call,
         operands,
@@ -277,6 +303,7 @@ pub(crate) fn try_defer(
         slice,
         result: out.downgrade_storage(),
         is_read: false,
+        is_overwritten: false,
     });
     Ok(None)
 }

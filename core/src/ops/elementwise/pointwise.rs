@@ -7,7 +7,7 @@
 use std::sync::{Arc, Weak};
 
 use crate::amp::AutocastOperand;
-use crate::autograd::{BackwardCtx, GradEdge};
+use crate::autograd::{BackwardCtx, ChainRole, GradEdge};
 use crate::ops::elementwise::expr_eval::{ExprEnv, ExprValue};
 use crate::ops::elementwise::recompute::RecomputableResult;
 use crate::ops::elementwise::{activation, binary, unary};
@@ -337,6 +337,7 @@ impl PointwiseOp {
             compute,
             result,
             inputs,
+            is_grad: false,
         })
     }
 }
@@ -373,18 +374,23 @@ fn needs_saved(op: &PointwiseOp, args: &[Operand<'_>], var: GradVar) -> bool {
 type PointwiseInputs<'a> = SmallVec<[PointwiseInput<'a>; 6]>;
 
 /// Evaluates a gradient expression in one kernel. `target` is the gradient of the result, and the shape and the dtype
-/// of the operand, to which the values are summed and rounded.
+/// of the operand, to which the values are summed and rounded. With `overwrites`, the values replace those of the gradient
+/// of the result, which nothing else reads.
 fn run_gradient_kernel(
     op: &'static PointwiseOp,
     expr: &'static str,
     inputs: PointwiseInputs<'_>,
     compute: DType,
     (g, shape, dtype): (&Tensor, &Dims, DType),
+    overwrites: bool,
 ) -> Result<Tensor> {
     // Do not round before a sum, because 16-bit terms may cancel.
     let is_summed = dtype.size() == 2 && compute.size() == 2 && shape.as_slice() != g.shape();
     let (out_dtype, compute) = if is_summed { (DType::F32, DType::F32) } else { (dtype, compute) };
-    let unreduced = Tensor::empty(g.shape(), out_dtype, g.device())?;
+    let unreduced = match overwrites {
+        true => g.detach(),
+        false => Tensor::empty(g.shape(), out_dtype, g.device())?,
+    };
     let math_files = match compute {
         DType::F64 => f64_math_files(expr),
         _ => op.math_files,
@@ -397,8 +403,9 @@ fn run_gradient_kernel(
         compute,
         result: compute,
         inputs,
+        is_grad: true,
     };
-    pointwise_kernel::run(&spec, &unreduced, false)?;
+    pointwise_kernel::run(&spec, &unreduced, overwrites)?;
     unreduced.sum_to(shape)?.to_dtype(dtype)
 }
 
@@ -452,6 +459,18 @@ fn attach_backward(
         .collect();
     let attrs: SmallVec<[(&'static str, Scalar); 4]> = attrs.into();
     let grads = op.grads;
+    let recomputes = saved.iter().any(|(.., value)| matches!(value, SavedOperand::Recomputed(..)));
+    let role = match (&tensor_operands[..], grads.first()) {
+        ([(0, shape, dtype)], Some(GradRule::Expr(expr, _)))
+            if *expr != "g"
+                && !recomputes
+                && shape.as_slice() == out.shape()
+                && [*dtype, compute] == [out.dtype(); 2] =>
+        {
+            ChainRole::Link
+        }
+        _ => ChainRole::Start,
+    };
     let source: Option<Weak<RecomputableResult>> = recomputable.as_ref().map(Arc::downgrade);
     drop(recomputable);
     let out = autograd::differentiable(op.name, out, tensors, move |g, wants| {
@@ -462,12 +481,17 @@ fn attach_backward(
             used.map(|(_, name, value)| Ok((*name, value.unpack(wants)?))).collect()
         };
         let mut result: InputGrads = smallvec![None; tensor_operands.len()];
-        // The gradient of the first operand comes last: it then fuses with the backward pass of the operand, which is
-        // often the next node.
-        for (at, (k, shape, dtype)) in tensor_operands.iter().enumerate().rev() {
-            if !wants[at] {
-                continue;
-            }
+        // Recomputed values come first, because a chain begins with them; later gradients join the chain. Otherwise
+        // the gradient of the first operand comes last: its node is often the next one.
+        let recomputes = |k: usize| {
+            let is_used = |var: &GradVar| matches!(grads[k], GradRule::Expr(_, vars) if vars.contains(var));
+            saved.iter().any(|(var, _, value)| is_used(var) && matches!(value, SavedOperand::Recomputed(..)))
+        };
+        let mut order: SmallVec<[usize; 3]> =
+            (0..tensor_operands.len()).rev().filter(|&at| wants[at]).collect();
+        order.sort_by_key(|&at| !recomputes(tensor_operands[at].0));
+        for at in order {
+            let (k, shape, dtype) = &tensor_operands[at];
             let grad = match grads[*k] {
                 // The forward pass has already refused this case.
                 GradRule::None => return Err(Error::NoGradient { op: op.name }),
@@ -497,7 +521,14 @@ fn attach_backward(
                     inputs.extend(
                         attrs.iter().map(|&(name, s)| PointwiseInput { name, operand: Operand::Scalar(s) }),
                     );
-                    run_gradient_kernel(op, expr, inputs, compute, (g, shape, *dtype))?
+                    run_gradient_kernel(
+                        op,
+                        expr,
+                        inputs,
+                        compute,
+                        (g, shape, *dtype),
+                        wants.overwrites_grad(),
+                    )?
                 }
             };
             result[at] = Some(grad);
@@ -507,6 +538,7 @@ fn attach_backward(
     if let Some(source) = source {
         autograd::set_result_source(&out, source);
     }
+    autograd::set_chain_role(&out, role);
     out
 }
 
@@ -615,6 +647,7 @@ pub(crate) fn convert_dtype_into(from: &Tensor, to: &Tensor) -> Result<()> {
         compute,
         result: compute,
         inputs: smallvec![PointwiseInput { name: "a", operand: Operand::Tensor(from) }],
+        is_grad: false,
     };
     pointwise_kernel::run(&spec, to, false)
 }

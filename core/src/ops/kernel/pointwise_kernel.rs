@@ -66,6 +66,8 @@ pub(crate) struct PointwiseSpec<'a> {
     pub(crate) compute: DType,
     pub(crate) result: DType,
     pub(crate) inputs: SmallVec<[PointwiseInput<'a>; 6]>,
+    /// If true, the launch may also join a fusion group with which it shares only an input, or in place.
+    pub(crate) is_grad: bool,
 }
 
 /// Largest number of scalars of a kernel.
@@ -91,7 +93,9 @@ pub(crate) struct PointwiseLaunch {
     pub(crate) is_float_math: bool,
     compute: &'static str,
     result: &'static str,
-    inplace: bool,
+    pub(crate) inplace: bool,
+    /// See [`PointwiseSpec::is_grad`].
+    pub(crate) is_grad: bool,
     /// Elements of a 16-byte vector, or 0 if a type has no vectors.
     vector_width: usize,
     /// Cache key of all the fields above.
@@ -313,7 +317,7 @@ pub(crate) fn run(spec: &PointwiseSpec<'_>, out: &Tensor, inplace: bool) -> Resu
     let device = out.device();
     spec.tensors().try_for_each(|t| t.check_same_device(spec.op, out))?;
     let vector = spec.vector_width(out);
-    let waits = !inplace && fusion::reaches_min_bytes(out);
+    let waits = (!inplace || spec.is_grad) && fusion::reaches_min_bytes(out);
     if !waits && spec.try_run_dense(vector, out, inplace)? {
         return Ok(());
     }
@@ -343,6 +347,7 @@ pub(crate) fn run(spec: &PointwiseSpec<'_>, out: &Tensor, inplace: bool) -> Resu
             launch::shader_dtype_name(spec.result, device)
         },
         inplace,
+        is_grad: spec.is_grad,
         vector_width: vector,
         kernel_key: spec.kernel_key(out, inplace),
     };
