@@ -15,7 +15,7 @@ use super::Tag;
 use super::heap::{AllocRequest, Heap, Slot};
 use super::pool::Pool;
 use super::pool_state::PoolState;
-use super::scope::{ModulePath, Scope};
+use super::scope::Scope;
 use super::source::SegmentId;
 use crate::platform::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -108,20 +108,14 @@ impl From<usize> for RecordingOptions {
     }
 }
 
-/// Call site of a request.
-#[derive(Clone, Debug, Default)]
-pub(super) struct CallSite {
-    pub(super) location: Option<&'static Location<'static>>,
-    pub(super) stack: Option<Arc<Backtrace>>,
-}
+/// Call site of a request: its line and its stack, as far as they are known.
+type CallSite = (Option<&'static Location<'static>>, Option<Arc<Backtrace>>);
 
-/// Scope of a block's allocation.
-#[derive(Clone, Debug, Default)]
+/// Scope of a block's allocation, and the stack if stacks are captured.
+#[derive(Clone, Debug)]
 pub(super) struct RecordedScope {
-    pub(super) tag: Tag,
-    pub(super) module: ModulePath,
-    pub(super) op: &'static str,
-    pub(super) call_site: CallSite,
+    pub(super) scope: Scope,
+    pub(super) stack: Option<Arc<Backtrace>>,
 }
 
 /// Most events to search for the allocation of a block that is retagged: those of one operation.
@@ -140,7 +134,7 @@ pub(super) struct RecordedEvent {
     pub(super) requested: u64,
     pub(super) action: Action,
     pub(super) queue: u8,
-    pub(super) scope: RecordedScope,
+    pub(super) holder: RecordedScope,
 }
 
 /// The ring of events, and the call sites of allocated blocks.
@@ -203,7 +197,7 @@ impl EventRecorder {
         let is_allocation =
             |r: &&mut RecordedEvent| r.action == Action::Alloc && (r.segment, r.offset) == (segment, offset);
         if let Some(record) = older.iter_mut().chain(newer).rev().take(RETAG_WINDOW).find(is_allocation) {
-            record.scope.tag = tag;
+            record.holder.scope.tag = tag;
         }
     }
 
@@ -219,13 +213,15 @@ impl EventRecorder {
         if slot >= self.call_sites.len() {
             self.call_sites.resize(slot + 1, CallSite::default());
         }
-        self.call_sites[slot] = CallSite { location: line, stack: self.current_stack.take() };
+        self.call_sites[slot] = (line, self.current_stack.take());
     }
 
-    /// Returns the call site of the block in a slot; empty if the block was allocated before recording began.
+    /// Returns the holder of the block in a slot; without a call site if the block was allocated before recording
+    /// began.
     #[inline]
-    pub(super) fn call_site(&self, slot: u32) -> CallSite {
-        self.call_sites.get(slot as usize).cloned().unwrap_or_default()
+    pub(super) fn holder(&self, at: u32, &Slot { tag, module, op, .. }: &Slot) -> RecordedScope {
+        let (site, stack) = self.call_sites.get(at as usize).cloned().unwrap_or_default();
+        RecordedScope { scope: Scope { tag, module, op, site }, stack }
     }
 
     /// Iterates over the kept events, in order.
@@ -260,12 +256,12 @@ impl Heap {
 
     #[inline(never)]
     fn push_block_event(&mut self, action: Action, at: u32) {
-        let Slot { segment, offset, size, requested, tag, module, op, arena, .. } = *self.slot(at);
+        let slot = *self.slot(at);
+        let Slot { segment, offset, size, requested, arena, .. } = slot;
         let (segment, queue) = (self.segment(segment).id, self.arenas[arena as usize].queue);
         let Some(recorder) = &mut self.recorder else { return };
-        let holder = RecordedScope { tag, module, op, call_site: recorder.call_site(at) };
-        let time = recorder.elapsed_ns();
-        recorder.push(RecordedEvent { time, segment, offset, size, requested, action, queue, scope: holder });
+        let (time, holder) = (recorder.elapsed_ns(), recorder.holder(at, &slot));
+        recorder.push(RecordedEvent { time, segment, offset, size, requested, action, queue, holder });
     }
 
     /// Records that a block in use was moved.
@@ -287,25 +283,15 @@ impl Heap {
         arena: u16,
     ) {
         let Some(recorder) = &mut self.recorder else { return };
-        let (time, queue, holder) =
-            (recorder.elapsed_ns(), self.arenas[arena as usize].queue, RecordedScope::default());
-        recorder.push(RecordedEvent {
-            time,
-            segment,
-            offset,
-            size,
-            requested: size,
-            action,
-            queue,
-            scope: holder,
-        });
+        let (time, queue) = (recorder.elapsed_ns(), self.arenas[arena as usize].queue);
+        let (requested, holder) = (size, RecordedScope { scope: Scope::NONE, stack: None });
+        recorder.push(RecordedEvent { time, segment, offset, size, requested, action, queue, holder });
     }
 
     /// Records a failed request.
     pub(super) fn record_oom(&mut self, need: &AllocRequest, device_free: u64) {
         let Some(recorder) = &mut self.recorder else { return };
-        let Scope { tag, module, op, site } = *need.scope;
-        let site = CallSite { location: site, stack: recorder.current_stack.take() };
+        let holder = RecordedScope { scope: *need.scope, stack: recorder.current_stack.take() };
         recorder.push(RecordedEvent {
             time: recorder.elapsed_ns(),
             segment: SegmentId(0),
@@ -314,7 +300,7 @@ impl Heap {
             requested: device_free,
             action: Action::Oom,
             queue: self.arenas[need.arena as usize].queue,
-            scope: RecordedScope { tag, module, op, call_site: site },
+            holder,
         });
     }
 }
@@ -347,9 +333,7 @@ impl PoolState {
             if !record.action.has_holder() || bytes == 0 {
                 continue;
             }
-            let RecordedScope { tag, module, op, call_site: ref site } = record.scope;
-            let scope = Scope { tag, module, op, site: site.location };
-            changes.push(AllocationChange { bytes, allocated, reserved, scope });
+            changes.push(AllocationChange { bytes, allocated, reserved, scope: record.holder.scope });
             allocated = allocated.saturating_add_signed(-bytes);
         }
         changes.reverse();
