@@ -238,7 +238,6 @@ impl Pool {
     #[must_use]
     pub fn capacity(&self) -> Option<u64> {
         let state = self.shared.lock();
-        let memory = self.shared.source.device_memory();
-        state.capacity(memory)
+        state.capacity(state.source.device_memory())
     }
 }
