@@ -1,7 +1,7 @@
 //! Growth: takes memory from the source, after returning or moving idle memory so that less has to be taken.
 
 use super::Block;
-use super::heap::{AllocRequest, NO_BLOCK, SHARED_OWNER, SlotState as Is};
+use super::heap::{AllocRequest, NEAR_FIT_DIVISOR, NO_BLOCK, SHARED_OWNER, SlotState as Is};
 use super::hysteresis::GrowthCause;
 use super::pool_state::{IdleMemory, MigrationSources, PoolState};
 use super::source::{PageRemap, SegmentId, SourceError};
@@ -26,10 +26,6 @@ pub(super) const UNSETTLED_DIVISOR: u64 = NOTABLE_DIVISOR / 3;
 pub(super) const SMALL_PROGRAM_BYTES: u64 = 384 * MIB;
 /// Extents are this part of the peak usage, since they move only as a whole.
 const EXTENT_DIVISOR: u64 = 512;
-/// A segment for several requests like the first one is cut down to whole requests, if it would leave this
-/// part of itself unused. Segments that replace idle ones get this part of one more request, for requests
-/// that are slightly larger.
-const TAIL_DIVISOR: u64 = 8;
 /// Requests of more than this part of the peak usage get a segment of their own. Two such blocks in one
 /// segment would leave no room for a third, slightly larger one.
 pub(super) const DOMINANT_DIVISOR: u64 = 3;
@@ -228,7 +224,8 @@ impl PoolState {
         } else {
             let own = need.size.checked_next_multiple_of(SEGMENT_UNIT).unwrap_or(need.size);
             let slab = if self.is_compaction_enabled() { self.min_segment_size(need) } else { 0 };
-            let odd = slab % own >= slab / TAIL_DIVISOR;
+            // A large unused end would be lost.
+            let odd = slab % own >= slab / NEAR_FIT_DIVISOR;
             match slab / own {
                 0 => own,
                 several if odd => several * own,
@@ -311,7 +308,8 @@ impl PoolState {
         let room = self.target_reserved(need).saturating_sub(self.heap.counters.reserved());
         let max_size = idle.iter().map(|i| i.size).sum::<u64>().saturating_add(room).min(self.max_segment);
         let all = max_size / one * one;
-        let size = max_size.min(all + one / TAIL_DIVISOR) / SEGMENT_UNIT * SEGMENT_UNIT;
+        // The next request may be slightly larger.
+        let size = max_size.min(all + one / NEAR_FIT_DIVISOR) / SEGMENT_UNIT * SEGMENT_UNIT;
         (all > one).then(|| (self.select_idle(idle, self.surplus_after_growth(need, size)), size))
     }
 
@@ -569,7 +567,7 @@ impl PoolState {
             let sent = bytes.min(self.heap.slot(donor).size);
             bytes -= sent;
             if sent < self.heap.slot(donor).size {
-                let rest = self.heap.shrink_releasing(donor, sent);
+                let rest = if sent == 0 { donor } else { self.heap.slab.split(donor, sent) };
                 self.heap.cancel_release(rest);
             }
             if sent > 0 {

@@ -12,8 +12,9 @@ pub(super) use super::slab::{MIN_BLOCK, NO_BLOCK, Slot, SlotState};
 use super::source::{Event, PageRemap, SegmentId};
 use super::{Block, Tag};
 
-/// Blocks larger than a request by up to this part of it are as good as a best fit.
-const NEAR_FIT_DIVISOR: u64 = 8;
+/// Blocks larger than a request by up to this part of it are as good as a best fit. Plain segments for several
+/// requests have up to this part in addition.
+pub(super) const NEAR_FIT_DIVISOR: u64 = 8;
 /// Idle segments of at least this part of the peak usage are split last: a request of their size would miss
 /// them.
 const LARGE_IDLE_DIVISOR: u64 = 64;
@@ -268,11 +269,6 @@ impl Heap {
     /// Iterates over all blocks, in no particular order.
     pub(super) fn all_blocks(&self) -> impl Iterator<Item = &Slot> + '_ {
         self.slab.iter()
-    }
-
-    #[inline]
-    fn is_small_segment(&self, segment: u32) -> bool {
-        self.arenas[self.segment(segment).arena as usize].small
     }
 
     /// Serves a request from free blocks. Always inlined: a call would return the block through memory.
@@ -641,12 +637,6 @@ impl Heap {
         at
     }
 
-    /// Reduces a releasing block to its first `size` bytes. Returns the rest, which needs
-    /// [`cancel_release`](Self::cancel_release).
-    pub(super) fn shrink_releasing(&mut self, at: u32, size: u64) -> u32 {
-        if size == 0 { at } else { self.slab.split(at, size) }
-    }
-
     /// Makes a releasing block free again.
     pub(super) fn cancel_release(&mut self, at: u32) {
         self.counters.releasing_bytes -= self.slot(at).size;
@@ -675,7 +665,7 @@ impl Heap {
         let at = self.merge(at, SlotState::Unmapped);
         self.add_hole(at);
         self.counters.releasing_bytes -= size;
-        let small = self.is_small_segment(segment);
+        let small = self.arenas[self.segment(segment).arena as usize].small;
         let Some(range) = &mut self.segment_mut(segment).virtual_range else { return };
         let first = range.extents.partition_point(|e| e.0 < offset);
         let end = range.extents.partition_point(|e| e.0 < offset + size);
