@@ -16,8 +16,8 @@ fn raise_peak(peak: &mut u64, now: u64) {
 
 /// A counter with its history.
 #[derive(Clone, Copy, Debug, Default)]
-struct Counter {
-    current: u64,
+pub(super) struct Counter {
+    pub(super) current: u64,
     peak: u64,
     /// Sum of all increases; no reset lowers it.
     added: u64,
@@ -27,7 +27,7 @@ struct Counter {
 
 impl Counter {
     #[inline]
-    fn add(&mut self, by: u64) {
+    pub(super) fn add(&mut self, by: u64) {
         self.current += by;
         self.added += by;
         raise_peak(&mut self.peak, self.current);
@@ -173,7 +173,7 @@ pub(super) struct PoolCounters {
     active_peaks: [[u64; 3]; 2],
     tags: [TagCounter; Tag::COUNT],
     /// Memory of the program, which is not part of any other counter.
-    external: Counter,
+    pub(super) external: Counter,
     segment: PoolCounter,
     reserved_bytes: PoolCounter,
     inactive_split: PoolCounter,
@@ -192,21 +192,6 @@ pub(super) struct PoolCounters {
 }
 
 impl PoolCounters {
-    /// Counts memory of the program that a tensor begins to use.
-    pub(super) fn record_external(&mut self, size: u64) {
-        self.external.add(size);
-    }
-
-    /// Counts memory of the program that a tensor no longer uses.
-    pub(super) fn release_external(&mut self, size: u64) {
-        self.external.current -= size;
-    }
-
-    /// Returns the bytes of the program's memory that tensors use.
-    pub(super) fn external(&self) -> u64 {
-        self.external.current
-    }
-
     /// Moves an allocated block to another tag, as if it had been allocated with that tag.
     pub(super) fn retag(&mut self, size: u64, from: Tag, to: Tag) {
         let TagCounter { counter, previous_peak } = &mut self.tags[from as usize];

@@ -200,7 +200,7 @@ impl Pool {
         state.heap.clock += 1;
         let need = state.resolve_request(&request);
         if state.heap.clock == state.fail_at_request {
-            return self.fail_injected(state, &need);
+            return Err(self.out_of_memory(state, &need, "requested by a test".to_owned()));
         }
         match state.heap.take_free_block(&need) {
             Some(block) => state.finish_alloc(block),
@@ -286,12 +286,12 @@ impl Pool {
 
     /// Counts memory of the program that a tensor begins to use, under [`Tag::External`].
     pub(crate) fn record_external(&self, bytes: u64) {
-        self.shared.lock().heap.counters.record_external(bytes);
+        self.shared.lock().heap.counters.external.add(bytes);
     }
 
     /// Undoes one [`record_external`](Self::record_external).
     pub(crate) fn release_external(&self, bytes: u64) {
-        self.shared.lock().heap.counters.release_external(bytes);
+        self.shared.lock().heap.counters.external.current -= bytes;
     }
 
     /// Returns current statistics, after polling fences.
@@ -407,13 +407,8 @@ impl Pool {
         self.shared.callbacks.write().unwrap_or_else(PoisonError::into_inner).push(Arc::new(callback));
     }
 
-    /// Fails a request that a test has chosen.
-    #[cold]
-    fn fail_injected(&self, state: MutexGuard<'_, PoolState>, need: &AllocRequest) -> Result<Block> {
-        Err(self.out_of_memory(state, need, "requested by a test".to_owned()))
-    }
-
     /// Returns the out-of-memory error of a request.
+    #[cold]
     pub(super) fn out_of_memory(
         &self,
         mut state: MutexGuard<'_, PoolState>,

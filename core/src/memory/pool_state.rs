@@ -462,7 +462,7 @@ impl PoolState {
                 *by_module.entry(block.module).or_default() += block.size;
             }
         }
-        by_tag[Tag::External as usize] += counters.external();
+        by_tag[Tag::External as usize] += counters.external.current;
         let mut by_tag = Tag::ALL.into_iter().zip(by_tag).filter(|t| t.1 > 0).collect::<Vec<_>>();
         by_tag.sort_by_key(|t| std::cmp::Reverse(t.1));
         let mut by_module = by_module.into_iter().collect::<Vec<_>>();

@@ -1,14 +1,15 @@
 //! Slow path of an allocation: the steps for a request that no free block fits, each followed by a search.
 
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 
 use super::Block;
 use super::heap::AllocRequest;
-use super::pool::{LowMemoryCallback, Pool};
+use super::pool::Pool;
 use super::pool_state::PoolState;
 use super::validation::MAX_MEMORY_BYTES;
 use crate::memory::error::Result;
 use crate::platform;
+use crate::sync::RwLockUnpoisoned;
 
 /// Serves the request from free blocks, and counts it for a step of the slow path.
 macro_rules! search_after {
@@ -43,7 +44,7 @@ impl Pool {
             search_after!(state, need, poll);
         }
 
-        let callbacks = self.callbacks();
+        let callbacks = self.shared.callbacks.read_unpoisoned().clone();
         if !callbacks.is_empty() {
             state.totals.reclaim_stats.callbacks.tried += 1;
             drop(state);
@@ -125,10 +126,6 @@ impl Pool {
             return Ok(block);
         }
         Err(self.out_of_memory(state, &need, detail))
-    }
-
-    fn callbacks(&self) -> Vec<LowMemoryCallback> {
-        self.shared.callbacks.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Waits, without the lock, until the device has passed every fence of the pending releases. Only polls the

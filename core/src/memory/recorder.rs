@@ -14,7 +14,6 @@ use serde::{Deserialize, Serialize};
 use super::Tag;
 use super::heap::{AllocRequest, Heap, Slot};
 use super::pool::Pool;
-use super::pool_state::PoolState;
 use super::scope::Scope;
 use super::source::SegmentId;
 use crate::platform::{Instant, SystemTime, UNIX_EPOCH};
@@ -318,29 +317,6 @@ pub struct AllocationChange {
     pub scope: Scope,
 }
 
-impl PoolState {
-    /// Returns the recorded allocations and frees, reconstructed backwards from the current totals.
-    fn allocation_changes(&self) -> Vec<AllocationChange> {
-        let Some(recorder) = &self.heap.recorder else { return Vec::new() };
-        let counters = &self.heap.counters;
-        let (mut allocated, mut reserved) = (counters.allocated(), counters.reserved());
-        let mut changes = Vec::new();
-        for record in recorder.events().rev() {
-            let bytes = record.action.change(record.size);
-            if !record.action.has_holder() {
-                reserved = reserved.saturating_add_signed(-bytes);
-            }
-            if !record.action.has_holder() || bytes == 0 {
-                continue;
-            }
-            changes.push(AllocationChange { bytes, allocated, reserved, scope: record.holder.scope });
-            allocated = allocated.saturating_add_signed(-bytes);
-        }
-        changes.reverse();
-        changes
-    }
-}
-
 impl Pool {
     /// Starts recording and drops earlier events: `pool.start_recording(100_000)`, or with stacks
     /// `pool.start_recording(RecordingOptions::new(100_000).with_stacks())`. [`snapshot`](Self::snapshot)
@@ -356,7 +332,22 @@ impl Pool {
     /// [`snapshot`](Self::snapshot) returns all events.
     #[must_use]
     pub fn allocation_changes(&self) -> Vec<AllocationChange> {
-        self.shared.lock().allocation_changes()
+        let state = self.shared.lock();
+        let Some(recorder) = &state.heap.recorder else { return Vec::new() };
+        // Reconstructed backwards from the current totals.
+        let (mut allocated, mut reserved) = (state.heap.counters.allocated(), state.heap.counters.reserved());
+        let mut changes = Vec::new();
+        for RecordedEvent { action, size, holder, .. } in recorder.events().rev() {
+            let bytes = action.change(*size);
+            if !action.has_holder() {
+                reserved = reserved.saturating_add_signed(-bytes);
+            } else if bytes != 0 {
+                changes.push(AllocationChange { bytes, allocated, reserved, scope: holder.scope });
+                allocated = allocated.saturating_add_signed(-bytes);
+            }
+        }
+        changes.reverse();
+        changes
     }
 
     /// Reports whether the pool is recording.
