@@ -382,11 +382,6 @@ impl WgpuBackend {
         }
         Ok(kernel)
     }
-
-    fn no_virtual_memory<T>(call: &'static str) -> Result<T, SourceError> {
-        let detail = "wgpu has no virtual memory; `limits().virtual_memory` says so".to_owned();
-        Err(SourceError::Driver { call, detail })
-    }
 }
 
 /// Copy to staging memory that was submitted.
@@ -449,22 +444,6 @@ impl SegmentSource for WgpuBackend {
             buffer.destroy();
         }
         submitted.and_then(|_| self.gpu.poll())
-    }
-
-    fn reserve_addresses(&self, _bytes: u64) -> Result<SegmentId, SourceError> {
-        Self::no_virtual_memory("reserve")
-    }
-
-    fn free_addresses(&self, _segment: SegmentId) -> Result<(), SourceError> {
-        Self::no_virtual_memory("unreserve")
-    }
-
-    fn map(&self, _segment: SegmentId, _offset: u64, _bytes: u64) -> Result<(), SourceError> {
-        Self::no_virtual_memory("map")
-    }
-
-    fn unmap(&self, _segment: SegmentId, _offset: u64, _bytes: u64) -> Result<(), SourceError> {
-        Self::no_virtual_memory("unmap")
     }
 
     fn record_fence(&self) -> Result<Fence, SourceError> {

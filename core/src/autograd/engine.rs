@@ -486,7 +486,9 @@ impl Drop for BackwardFnGuard {
 /// be missing.
 fn forbid_second_gradient(node: &Arc<Node>, incoming: &Tensor, grad: &Tensor) -> Tensor {
     let edges = std::iter::once(incoming.grad_edge()).chain(node.next_edges.iter().cloned()).collect();
-    let refuse: Arc<BackwardFn> = Arc::new(|_, wants| Err(wants.node.no_second_gradient_error()));
+    let refuse: Arc<BackwardFn> = Arc::new(|_, wants| {
+        Err(Error::NoSecondGradient { op: wants.node.op, operation: wants.node.describe() })
+    });
     grad.with_grad_edge(Some(GradEdge::Node(Node::new(node.op, edges, BackwardKind::Differentiable, refuse))))
 }
 

@@ -275,11 +275,6 @@ enum BackwardKind {
 }
 
 impl Node {
-    /// Builds the error for a second gradient through this operation.
-    fn no_second_gradient_error(&self) -> Error {
-        Error::NoSecondGradient { op: self.op, operation: self.describe() }
-    }
-
     /// Describes the operation, its module and the source line of the call.
     fn describe(&self) -> String {
         let mut details: Vec<String> = Vec::new();

@@ -19,12 +19,6 @@ impl HostSource {
     }
 }
 
-/// Returns the error of a source without virtual memory.
-fn unsupported<T>(call: &'static str) -> Result<T, SourceError> {
-    let detail = "memory of the host has no virtual memory of the device's".to_owned();
-    Err(SourceError::Driver { call, detail })
-}
-
 impl SegmentSource for HostSource {
     fn limits(&self) -> SourceLimits {
         SourceLimits { virtual_memory: None, ..self.0.limits() }
@@ -40,18 +34,6 @@ impl SegmentSource for HostSource {
     }
     fn free_segment(&self, segment: SegmentId) -> Result<(), SourceError> {
         self.0.free_host(segment)
-    }
-    fn reserve_addresses(&self, _bytes: u64) -> Result<SegmentId, SourceError> {
-        unsupported("reserve")
-    }
-    fn free_addresses(&self, _segment: SegmentId) -> Result<(), SourceError> {
-        unsupported("unreserve")
-    }
-    fn map(&self, _segment: SegmentId, _offset: u64, _bytes: u64) -> Result<(), SourceError> {
-        unsupported("map")
-    }
-    fn unmap(&self, _segment: SegmentId, _offset: u64, _bytes: u64) -> Result<(), SourceError> {
-        unsupported("unmap")
     }
     forward_backend! { backend: queue_count record_event wait_event record_fence is_fence_signaled wait_fence }
 }

@@ -3,16 +3,17 @@
 
 use std::any::Any;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{
     AttentionCall, Backend, ConvolutionCall, DeviceInfo, Epilogue, Features, KernelId, KernelLibrary,
     KernelSource, Launch, LibraryFeatures, Limits, MAX_QUEUES, MatmulCall, PeakRates, PeerCopy, Slice,
 };
 use crate::error::Result;
+use crate::forward_backend;
 use crate::memory::Config;
+use crate::memory::counting_source::CountingSource;
 use crate::memory::source::{
-    DeviceMemory, Fence, SegmentId, SegmentSource, SourceError, SourceLimits, VirtualMemory,
+    DeviceMemory, Fence, PageRemap, SegmentId, SegmentSource, SourceError, SourceLimits, VirtualMemory,
 };
 use crate::sync::LockUnpoisoned;
 
@@ -175,10 +176,8 @@ struct DeclinedMatmul {
 pub struct NullBackend {
     info: DeviceInfo,
     profile: CardProfile,
-    used_bytes: AtomicU64,
-    next_id: AtomicU64,
+    memory: CountingSource,
     totals: Mutex<(WorkEstimate, DeclinedMatmul)>,
-    segment_sizes: Mutex<rustc_hash::FxHashMap<u64, u64>>,
     /// Segments in host memory.
     host_segments: Mutex<rustc_hash::FxHashSet<u64>>,
     kernels: Mutex<Vec<NullKernel>>,
@@ -200,12 +199,15 @@ impl NullBackend {
             paths: Vec::new(),
         };
         Self {
+            memory: CountingSource::new(
+                profile.source_limits,
+                profile.queues,
+                profile.total_bytes,
+                profile.available_bytes(),
+            ),
             info,
             profile,
-            used_bytes: AtomicU64::new(0),
-            next_id: AtomicU64::new(1),
             totals: Mutex::default(),
-            segment_sizes: Mutex::default(),
             host_segments: Mutex::default(),
             kernels: Mutex::default(),
         }
@@ -235,67 +237,15 @@ impl NullBackend {
         self.kernels.lock_unpoisoned().clone()
     }
 
-    fn take_bytes(&self, bytes: u64) -> Result<(), SourceError> {
-        let before = self.used_bytes.fetch_add(bytes, Ordering::Relaxed);
-        let room = self.profile.available_bytes();
-        if before.saturating_add(bytes) > room {
-            self.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
-            let detail = format!("{before} of {room} bytes are in use");
-            return Err(SourceError::OutOfMemory { bytes, detail });
-        }
-        Ok(())
+    fn memory(&self) -> &CountingSource {
+        &self.memory
     }
 }
 
 impl SegmentSource for NullBackend {
-    fn limits(&self) -> SourceLimits {
-        self.profile.source_limits
-    }
-    fn device_memory(&self) -> DeviceMemory {
-        let used = self.used_bytes.load(Ordering::Relaxed);
-        DeviceMemory {
-            total: Some(self.profile.total_bytes),
-            free: Some(self.profile.available_bytes() - used),
-        }
-    }
-    fn is_device_memory(&self) -> bool {
-        false
-    }
-    fn alloc_segment(&self, bytes: u64) -> Result<SegmentId, SourceError> {
-        self.take_bytes(bytes)?;
-        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        self.segment_sizes.lock_unpoisoned().insert(id, bytes);
-        Ok(SegmentId(id))
-    }
-    fn free_segment(&self, segment: SegmentId) -> Result<(), SourceError> {
-        let bytes = self.segment_sizes.lock_unpoisoned().remove(&segment.0).unwrap_or(0);
-        self.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
-        Ok(())
-    }
-    fn reserve_addresses(&self, _bytes: u64) -> Result<SegmentId, SourceError> {
-        Ok(SegmentId(self.next_id.fetch_add(1, Ordering::Relaxed)))
-    }
-    fn free_addresses(&self, _segment: SegmentId) -> Result<(), SourceError> {
-        Ok(())
-    }
-    fn map(&self, _segment: SegmentId, _offset: u64, bytes: u64) -> Result<(), SourceError> {
-        self.take_bytes(bytes)
-    }
-    fn unmap(&self, _segment: SegmentId, _offset: u64, bytes: u64) -> Result<(), SourceError> {
-        self.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
-        Ok(())
-    }
-    fn queue_count(&self) -> u8 {
-        self.profile.queues
-    }
-    fn record_fence(&self) -> Result<Fence, SourceError> {
-        Ok(Fence(0))
-    }
-    fn is_fence_signaled(&self, _fence: Fence) -> Result<bool, SourceError> {
-        Ok(true)
-    }
-    fn wait_fence(&self, _fence: Fence) -> Result<(), SourceError> {
-        Ok(())
+    forward_backend! {
+        memory: limits device_memory is_device_memory alloc_segment free_segment reserve_addresses
+            free_addresses map unmap unmap_extents remap queue_count record_fence is_fence_signaled wait_fence
     }
 }
 
@@ -355,9 +305,9 @@ impl Backend for NullBackend {
         self.profile.speed.host_bandwidth > 0.0
     }
     fn alloc_host(&self, _bytes: u64) -> Result<SegmentId, SourceError> {
-        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        self.host_segments.lock_unpoisoned().insert(id);
-        Ok(SegmentId(id))
+        let id = self.memory.next_id();
+        self.host_segments.lock_unpoisoned().insert(id.0);
+        Ok(id)
     }
     fn free_host(&self, segment: SegmentId) -> Result<(), SourceError> {
         self.host_segments.lock_unpoisoned().remove(&segment.0);

@@ -152,23 +152,25 @@ impl BatchMeasurement {
     }
 }
 
-impl PoolState {
-    /// Begins to measure a step; returns false if another one is being measured.
-    fn begin_batch(&mut self, rows: usize) -> bool {
-        if self.batch_memory.running.is_some() {
+impl Pool {
+    /// Starts to measure a step of `rows` rows. Returns false inside a step that is measured already.
+    pub(crate) fn begin_batch(&self, rows: usize) -> bool {
+        let state = &mut *self.shared.lock();
+        if state.batch_memory.running.is_some() {
             return false;
         }
-        self.heap.counters.begin_scoped_peaks();
-        self.batch_memory.running =
-            Some(RunningBatch { batch_size: rows, held_before: self.heap.counters.by_tag() });
+        let counters = &mut state.heap.counters;
+        counters.begin_scoped_peaks();
+        state.batch_memory.running = Some(RunningBatch { batch_size: rows, held_before: counters.by_tag() });
         true
     }
 
-    /// Ends the measured step, which completed if `done`.
-    fn end_batch(&mut self, done: bool) {
-        let Some(running) = self.batch_memory.running.take() else { return };
-        let counters = &mut self.heap.counters;
-        let Some(inner) = counters.end_scoped_peaks().filter(|_| done) else { return };
+    /// Ends the step that [`begin_batch`](Self::begin_batch) started.
+    pub(crate) fn end_batch(&self, succeeded: bool) {
+        let state = &mut *self.shared.lock();
+        let Some(running) = state.batch_memory.running.take() else { return };
+        let counters = &mut state.heap.counters;
+        let Some(inner) = counters.end_scoped_peaks().filter(|_| succeeded) else { return };
         let left = counters.by_tag();
         let total = |tags: &[u64; Tag::COUNT]| tags.iter().sum::<u64>();
         let still = total(&running.held_before).max(total(&left));
@@ -177,7 +179,7 @@ impl PoolState {
             let tag = tag as usize;
             inner.tags[tag].saturating_sub(running.held_before[tag].max(left[tag]))
         });
-        let (idle, pieces) = match self.virtual_memory {
+        let (idle, pieces) = match state.virtual_memory {
             Some(_) => {
                 let idle = inner.reserved.saturating_sub(inner.allocated);
                 (idle.min(inner.allocated / OVERHEAD_DIVISORS[0]), MIN_OVERHEAD_BYTES)
@@ -185,7 +187,7 @@ impl PoolState {
             // Idle bytes say little here: compaction needs room to move blocks through, and a limit leaves
             // less of it.
             None => {
-                (inner.allocated / OVERHEAD_DIVISORS[1], MIN_OVERHEAD_BYTES + self.config.large_segment_size)
+                (inner.allocated / OVERHEAD_DIVISORS[1], MIN_OVERHEAD_BYTES + state.config.large_segment_size)
             }
         };
         let measured = BatchMeasurement {
@@ -195,36 +197,9 @@ impl PoolState {
             transient,
             constant: constant.iter().sum(),
             // Blocks are rounded up however few rows they hold.
-            overhead: idle + pieces + inner.blocks * self.heap.rules.unit,
+            overhead: idle + pieces + inner.blocks * state.heap.rules.unit,
         };
-        self.batch_memory.measured = Some(measured.merge_earlier(self.batch_memory.measured));
-    }
-
-    /// Returns the estimate for the running step when a request of `bytes` bytes fails.
-    pub(super) fn batch_estimate(&self, bytes: u64, largest_parameter: u64) -> Option<BatchEstimate> {
-        let running = self.batch_memory.running.as_ref()?;
-        let before = running.held_before.iter().sum::<u64>();
-        let held = self.heap.counters.allocated() + bytes;
-        let earlier =
-            self.batch_memory.measured.map(|m| m.estimate_step(&running.held_before, largest_parameter));
-        Some(BatchEstimate {
-            batch_size: running.batch_size,
-            held_before: before,
-            reached_bytes: held.saturating_sub(before),
-            earlier_step: earlier,
-        })
-    }
-}
-
-impl Pool {
-    /// Starts to measure a step of `rows` rows. Returns false inside a step that is measured already.
-    pub(crate) fn begin_batch(&self, rows: usize) -> bool {
-        self.shared.lock().begin_batch(rows)
-    }
-
-    /// Ends the step that [`begin_batch`](Self::begin_batch) started.
-    pub(crate) fn end_batch(&self, succeeded: bool) {
-        self.shared.lock().end_batch(succeeded);
+        state.batch_memory.measured = Some(measured.merge_earlier(state.batch_memory.measured));
     }
 
     /// Returns the measurement of the last step of [`with_batch_size`](Self::with_batch_size) that completed.
@@ -238,7 +213,23 @@ impl Pool {
     #[must_use]
     pub fn capacity(&self) -> Option<u64> {
         let state = self.shared.lock();
-        let memory = self.shared.source.device_memory();
-        state.capacity(memory)
+        state.capacity(state.source.device_memory())
+    }
+}
+
+impl PoolState {
+    /// Returns the estimate for the running step when a request of `bytes` bytes fails.
+    pub(super) fn batch_estimate(&self, bytes: u64, largest_parameter: u64) -> Option<BatchEstimate> {
+        let running = self.batch_memory.running.as_ref()?;
+        let before = running.held_before.iter().sum::<u64>();
+        let held = self.heap.counters.allocated() + bytes;
+        let earlier =
+            self.batch_memory.measured.map(|m| m.estimate_step(&running.held_before, largest_parameter));
+        Some(BatchEstimate {
+            batch_size: running.batch_size,
+            held_before: before,
+            reached_bytes: held.saturating_sub(before),
+            earlier_step: earlier,
+        })
     }
 }

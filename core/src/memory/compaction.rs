@@ -19,8 +19,8 @@ use super::compaction_planner::{COPY_COST, CompactionPlanner, Plan};
 use super::grow::{NOTABLE_DIVISOR, SEGMENT_UNIT};
 use super::heap::{AllocRequest, SHARED_OWNER};
 use super::pool::{Block, Pool, Request};
-use super::pool_state::{GrowOutcome, PoolState};
-use super::source::{SegmentId, SegmentSource};
+use super::pool_state::PoolState;
+use super::source::SegmentId;
 use crate::memory::error::Result;
 
 /// Most rounds of filling holes for one request; each round leaves fewer.
@@ -54,7 +54,7 @@ pub(crate) trait BlockMover: Send + Sync + fmt::Debug {
 impl PoolState {
     /// Reports whether the pool moves blocks before it grows past what the program has shown to need.
     pub(super) fn is_compaction_enabled(&self) -> bool {
-        self.has_mover && self.config.compaction && self.config.max_split_size.is_none()
+        self.mover.is_some() && self.config.compaction && self.config.max_split_size.is_none()
     }
 
     /// Reports whether compaction may serve a request: it is enabled and some memory is free.
@@ -97,13 +97,7 @@ impl PoolState {
 
     /// Moves blocks to serve a request. If that fails, it may have evacuated segments. Or it returns the bytes of
     /// idle memory to release first, so that the pool does not exceed its target with the segment it needs.
-    fn try_compact(
-        &mut self,
-        source: &dyn SegmentSource,
-        mover: &dyn BlockMover,
-        need: &AllocRequest,
-        full: bool,
-    ) -> Result<(Option<Block>, u64)> {
+    fn try_compact(&mut self, need: &AllocRequest, full: bool) -> Result<(Option<Block>, u64)> {
         let surplus = if full { need.size } else { self.surplus(need) };
         let mut served = None;
         if let Some((mut plan, size)) = self.plan_compaction(need, surplus) {
@@ -111,33 +105,28 @@ impl PoolState {
             if !full && over > 0 && !self.idle_memory().is_empty() {
                 return Ok((None, over));
             }
-            let added = if size > 0 { self.add_free_segment(source, need, size)? } else { Ok(0) };
-            if let Ok(segment) = added {
-                plan.set_new_segment(segment);
-                served = self.execute_plan(source, mover, need, &plan)?;
+            let added = if size > 0 { self.add_free_segment(need, size).map(Some) } else { Ok(None) };
+            match added {
+                Ok(segment) => {
+                    plan.set_new_segment(segment);
+                    served = self.execute_plan(need, &plan)?;
+                }
+                Err(error) => drop(error.into_full()?),
             }
         }
         if full && served.is_none() {
             // All blocks slide together before a request fails. The free memory then serves the request, or
             // can be unmapped in whole pages.
             let plan = CompactionPlanner::new(&self.heap, &self.pinned_slots, need.arena).plan_all();
-            served = self.execute_plan(source, mover, need, &plan)?;
+            served = self.execute_plan(need, &plan)?;
         }
         Ok((served, 0))
     }
 
     /// Enqueues the copies of a plan, moves its blocks and searches again. If the copies fail, nothing has
     /// changed.
-    fn execute_plan(
-        &mut self,
-        source: &dyn SegmentSource,
-        mover: &dyn BlockMover,
-        need: &AllocRequest,
-        plan: &Plan,
-    ) -> Result<Option<Block>> {
-        if plan.moves.is_empty() {
-            return Ok(None);
-        }
+    fn execute_plan(&mut self, need: &AllocRequest, plan: &Plan) -> Result<Option<Block>> {
+        let Some(mover) = self.mover.as_ref().filter(|_| !plan.moves.is_empty()) else { return Ok(None) };
         let copies = plan.copies(&self.heap);
         mover.enqueue_copies(self.heap.arenas[usize::from(need.arena)].queue, &copies)?;
         self.heap.move_blocks(&plan.moves);
@@ -146,8 +135,8 @@ impl PoolState {
         self.totals.compacted_bytes += bytes;
         self.migration_budget
             .add(self.heap.counters.total_allocated(), bytes + COPY_COST * copies.len() as u64);
-        match self.take_free_block(source, need)? {
-            None => self.take_cross_stream(source, need, false),
+        match self.take_free_block(need)? {
+            None => self.take_cross_stream(need, false),
             served => Ok(served),
         }
     }
@@ -156,9 +145,7 @@ impl PoolState {
 impl Pool {
     /// Registers the block mover; only the first one counts.
     pub(crate) fn with_mover(self, mover: Arc<dyn BlockMover>) -> Self {
-        if self.shared.mover.set(mover).is_ok() {
-            self.shared.lock().set_mover();
-        }
+        self.shared.lock().set_mover(mover);
         self
     }
 
@@ -199,17 +186,17 @@ impl Pool {
         full: bool,
     ) -> Result<(Option<Block>, MutexGuard<'a, PoolState>)> {
         let shared = &*self.shared;
-        while let Some(mover) = shared.mover.get().filter(|_| state.can_compact(need)) {
+        while let Some(mover) = state.mover.clone().filter(|_| state.can_compact(need)) {
             drop(state);
             let dispatch = mover.lock_dispatch();
             state = shared.lock();
             state.totals.reclaim_stats.compact.tried += 1;
             // Another thread may have freed a fitting block.
-            let mut served = state.take_free_block(&*shared.source, need)?;
+            let mut served = state.take_free_block(need)?;
             let mut release = 0;
             if served.is_none() {
                 let before = state.totals.num_compactions;
-                let done = state.try_compact(&*shared.source, &**mover, need, full);
+                let done = state.try_compact(need, full);
                 if state.totals.num_compactions != before {
                     shared.move_count.fetch_add(1, Ordering::Release);
                 }
@@ -220,7 +207,7 @@ impl Pool {
                 return Ok((served, state));
             }
             drop(dispatch);
-            state.release_largest_idle(&*shared.source, release)?;
+            state.release_largest_idle(release)?;
             state = self.wait_pending_fences(state)?;
         }
         Ok((None, state))
@@ -234,19 +221,21 @@ impl Pool {
         mut state: MutexGuard<'a, PoolState>,
         need: &AllocRequest,
     ) -> Result<(Option<Block>, MutexGuard<'a, PoolState>)> {
-        let source = &*self.shared.source;
         for _ in 0..MAX_DEFRAGMENT_ROUNDS {
-            if !state.can_compact(need) || !state.map_holes(source, need)? {
+            if !state.can_compact(need) || !state.map_holes(need)? {
                 break;
             }
             let (mut served, next) = self.compact(state, need, true)?;
             state = next;
             if served.is_none() {
-                state.release_largest_idle(source, u64::MAX)?;
+                state.release_largest_idle(u64::MAX)?;
                 state = self.wait_pending_fences(state)?;
-                if let GrowOutcome::Served(block) = state.grow(source, need, None, 0)? {
-                    state.totals.reclaim_stats.release.served += 1;
-                    served = Some(block);
+                match state.grow(need, None, 0) {
+                    Ok(block) => {
+                        state.totals.reclaim_stats.release.served += 1;
+                        served = Some(block);
+                    }
+                    Err(error) => drop(error.into_full()?),
                 }
             }
             if served.is_some() {

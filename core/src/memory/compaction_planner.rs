@@ -119,7 +119,8 @@ impl Plan {
     }
 
     /// Sets the destination of the moves to a new segment.
-    pub(super) fn set_new_segment(&mut self, segment: u32) {
+    pub(super) fn set_new_segment(&mut self, segment: Option<u32>) {
+        let Some(segment) = segment else { return };
         self.moves.iter_mut().filter(|m| m.to.0 == NEW_SEGMENT).for_each(|m| m.to.0 = segment);
     }
 
@@ -390,7 +391,7 @@ impl Heap {
             for at in blocks {
                 if self.slot(at).state == Is::Free {
                     self.remove_from_free_list(at);
-                    self.vacate(at);
+                    self.slab.free_slot(at);
                 } else {
                     kept.push(at);
                 }

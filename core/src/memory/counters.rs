@@ -5,18 +5,6 @@ use std::ops::Add;
 use super::Tag;
 use super::stats::{PoolStat, Stat, Stats};
 
-impl PoolStat {
-    fn from_pools(large_pool: Stat, small_pool: Stat, peak: u64) -> Self {
-        let all = Stat {
-            current: large_pool.current + small_pool.current,
-            peak,
-            allocated: large_pool.allocated + small_pool.allocated,
-            freed: large_pool.freed + small_pool.freed,
-        };
-        Self { all, small_pool, large_pool }
-    }
-}
-
 /// Raises a peak. A branch instead of `max`: peaks seldom rise, and vectorised maxima would stall on values
 /// just written.
 #[inline]
@@ -26,26 +14,54 @@ fn raise_peak(peak: &mut u64, now: u64) {
     }
 }
 
+/// A counter with its history.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Counter {
+    pub(super) current: u64,
+    peak: u64,
+    /// Sum of all increases; no reset lowers it.
+    added: u64,
+    /// `current` and `added` at the last reset of the accumulated counters.
+    base: (u64, u64),
+}
+
+impl Counter {
+    #[inline]
+    pub(super) fn add(&mut self, by: u64) {
+        self.current += by;
+        self.added += by;
+        raise_peak(&mut self.peak, self.current);
+    }
+
+    fn to_stat(self) -> Stat {
+        let allocated = self.added.saturating_sub(self.base.1);
+        let freed = self.base.0 + allocated - self.current;
+        Stat { current: self.current, peak: self.peak, allocated, freed }
+    }
+
+    fn reset_peak(&mut self) {
+        self.peak = self.current;
+    }
+
+    fn reset_accumulated(&mut self) {
+        self.base = (self.current, self.added);
+    }
+}
+
 /// A counter of both pools: index 0 is the large pool, 1 the small one.
 #[derive(Clone, Copy, Debug, Default)]
 struct PoolCounter {
-    current: [u64; 2],
-    added: [u64; 2],
-    /// `current` at the last reset of the accumulated counters.
-    base: [u64; 2],
-    /// Peaks of the large pool, the small pool and both together.
-    peak: [u64; 3],
+    pools: [Counter; 2],
+    /// Peak of both pools together.
+    peak: u64,
 }
 
 impl PoolCounter {
     #[inline]
     fn add(&mut self, small: bool, by: u64) {
-        let pool = usize::from(small);
-        self.current[pool] += by;
-        self.added[pool] += by;
-        raise_peak(&mut self.peak[pool], self.current[pool]);
+        self.pools[usize::from(small)].add(by);
         let total = self.total();
-        raise_peak(&mut self.peak[2], total);
+        raise_peak(&mut self.peak, total);
     }
 
     #[inline]
@@ -59,57 +75,51 @@ impl PoolCounter {
 
     #[inline]
     fn sub(&mut self, small: bool, by: u64) {
-        self.current[usize::from(small)] -= by;
+        self.pools[usize::from(small)].current -= by;
     }
 
     #[inline]
     fn total(&self) -> u64 {
-        self.current[0] + self.current[1]
+        self.pools[0].current + self.pools[1].current
     }
 
-    fn stat(&self, pool: usize) -> Stat {
-        let (current, allocated) = (self.current[pool], self.added[pool]);
-        Stat { current, peak: self.peak[pool], allocated, freed: allocated + self.base[pool] - current }
+    /// Returns the counter of active memory: this one and the `pending` one together. `peaks` are those of the
+    /// large pool, the small pool and both.
+    fn with_pending(mut self, pending: &Self, peaks: [u64; 3]) -> Self {
+        for ((counter, pending), peak) in self.pools.iter_mut().zip(&pending.pools).zip(peaks) {
+            counter.current += pending.current;
+            counter.base.0 += pending.base.0;
+            raise_peak(&mut counter.peak, peak);
+        }
+        raise_peak(&mut self.peak, peaks[2]);
+        self
     }
 
     fn to_pool_stat(self) -> PoolStat {
-        PoolStat::from_pools(self.stat(0), self.stat(1), self.peak[2])
-    }
-
-    fn reset_peak(&mut self) {
-        self.peak = [self.current[0], self.current[1], self.total()];
-    }
-
-    fn reset_accumulated(&mut self) {
-        self.added = [0; 2];
-        self.base = self.current;
+        let [large_pool, small_pool] = self.pools.map(Counter::to_stat);
+        let all = Stat {
+            current: large_pool.current + small_pool.current,
+            peak: self.peak,
+            allocated: large_pool.allocated + small_pool.allocated,
+            freed: large_pool.freed + small_pool.freed,
+        };
+        PoolStat { all, small_pool, large_pool }
     }
 }
 
 /// A counter of one tag.
 #[derive(Clone, Copy, Debug, Default)]
 struct TagCounter {
-    current: u64,
-    added: u64,
-    peak: u64,
+    counter: Counter,
     /// The peak before the last allocation.
     previous_peak: u64,
-    /// `current` at the last reset of the accumulated counters.
-    base: u64,
 }
 
 impl TagCounter {
     #[inline]
     fn add(&mut self, size: u64) {
-        self.current += size;
-        self.added += size;
-        self.previous_peak = self.peak;
-        raise_peak(&mut self.peak, self.current);
-    }
-
-    fn to_stat(self) -> Stat {
-        let Self { current, added, peak, base, .. } = self;
-        Stat { current, peak, allocated: added, freed: added + base - current }
+        self.previous_peak = self.counter.peak;
+        self.counter.add(size);
     }
 }
 
@@ -126,62 +136,6 @@ impl Add for InactiveSplit {
     #[inline]
     fn add(self, other: Self) -> Self {
         Self { blocks: self.blocks + other.blocks, bytes: self.bytes + other.bytes }
-    }
-}
-
-/// Counters that every allocation updates, of one pool. They are stored together, since they determine an
-/// allocation's cost.
-#[derive(Clone, Copy, Debug, Default)]
-struct HeldCounters {
-    blocks: u64,
-    bytes: u64,
-    requested: u64,
-    /// Freed blocks that wait for a fence, and their bytes.
-    pending_blocks: u64,
-    pending_bytes: u64,
-    /// Totals ever allocated.
-    blocks_added: u64,
-    bytes_added: u64,
-    requested_added: u64,
-}
-
-/// Peaks of [`HeldCounters`].
-#[derive(Clone, Copy, Debug, Default)]
-struct PeakCounters {
-    blocks: u64,
-    bytes: u64,
-    requested: u64,
-    /// Peaks while some block was pending; otherwise active equals allocated.
-    active_blocks: u64,
-    active_bytes: u64,
-}
-
-impl PeakCounters {
-    #[inline]
-    fn raise_to(&mut self, held: &HeldCounters) {
-        raise_peak(&mut self.blocks, held.blocks);
-        raise_peak(&mut self.bytes, held.bytes);
-        raise_peak(&mut self.requested, held.requested);
-    }
-
-    fn raise_active_to(&mut self, held: &HeldCounters) {
-        raise_peak(&mut self.active_blocks, held.blocks + held.pending_blocks);
-        raise_peak(&mut self.active_bytes, held.bytes + held.pending_bytes);
-    }
-}
-
-impl HeldCounters {
-    /// Returns the sum of two pools' current values.
-    #[inline]
-    fn sum_current(&self, other: &Self) -> Self {
-        Self {
-            blocks: self.blocks + other.blocks,
-            bytes: self.bytes + other.bytes,
-            requested: self.requested + other.requested,
-            pending_blocks: self.pending_blocks + other.pending_blocks,
-            pending_bytes: self.pending_bytes + other.pending_bytes,
-            ..Self::default()
-        }
     }
 }
 
@@ -208,21 +162,24 @@ impl ScopedPeaks {
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct PoolCounters {
-    /// Counters of the large pool, then of the small one.
-    held: [HeldCounters; 2],
-    /// Peaks of the large pool, the small pool and both together.
-    peak: [PeakCounters; 3],
-    /// `held` at the last reset of the accumulated counters.
-    base: [HeldCounters; 2],
+    blocks: PoolCounter,
+    bytes: PoolCounter,
+    requested: PoolCounter,
+    /// Freed blocks that wait for a fence, and their bytes.
+    pending_blocks: PoolCounter,
+    pending_bytes: PoolCounter,
+    /// Peaks of active blocks and bytes while some block was pending, of the large pool, the small pool and both.
+    /// At other times, active equals allocated.
+    active_peaks: [[u64; 3]; 2],
     tags: [TagCounter; Tag::COUNT],
     /// Memory of the program, which is not part of any other counter.
-    external: TagCounter,
+    pub(super) external: Counter,
     segment: PoolCounter,
     reserved_bytes: PoolCounter,
     inactive_split: PoolCounter,
     inactive_split_bytes: PoolCounter,
-    oversize_segments: PoolCounter,
-    oversize_allocations: PoolCounter,
+    oversize_segments: Counter,
+    oversize_allocations: Counter,
     /// Bytes on their way back to the device.
     pub(super) releasing_bytes: u64,
     /// Peaks before the current part of the program, whose own peaks are being counted.
@@ -235,90 +192,66 @@ pub(super) struct PoolCounters {
 }
 
 impl PoolCounters {
-    /// Counts memory of the program that a tensor begins to use.
-    pub(super) fn record_external(&mut self, size: u64) {
-        self.external.add(size);
-    }
-
-    /// Counts memory of the program that a tensor no longer uses.
-    pub(super) fn release_external(&mut self, size: u64) {
-        self.external.current -= size;
-    }
-
-    /// Returns the bytes of the program's memory that tensors use.
-    pub(super) fn external(&self) -> u64 {
-        self.external.current
-    }
-
     /// Moves an allocated block to another tag, as if it had been allocated with that tag.
     pub(super) fn retag(&mut self, size: u64, from: Tag, to: Tag) {
-        let tally = &mut self.tags[from as usize];
-        if tally.peak == tally.current {
+        let TagCounter { counter, previous_peak } = &mut self.tags[from as usize];
+        if counter.peak == counter.current {
             // If the peak includes the newest block, restore the previous peak.
-            tally.peak = tally.previous_peak.max(tally.current - size).min(tally.peak);
+            counter.peak = (*previous_peak).max(counter.current - size).min(counter.peak);
         }
-        tally.current -= size;
-        tally.added = tally.added.saturating_sub(size);
+        counter.current -= size;
+        counter.added = counter.added.saturating_sub(size);
         self.tags[to as usize].add(size);
     }
 
     #[inline]
     pub(super) fn record_alloc(&mut self, small: bool, size: u64, requested: u64, tag: Tag) {
-        let pool = usize::from(small);
-        let held = &mut self.held[pool];
-        held.blocks += 1;
-        held.bytes += size;
-        held.requested += requested;
-        held.blocks_added += 1;
-        held.bytes_added += size;
-        held.requested_added += requested;
-        self.peak[pool].raise_to(held);
-        let both = self.held[0].sum_current(&self.held[1]);
-        self.peak[2].raise_to(&both);
-        let least = self.min_active_bytes.min(both.bytes - size);
-        self.min_active_bytes = if both.bytes > self.peak_active_bytes { u64::MAX } else { least };
-        raise_peak(&mut self.peak_active_bytes, both.bytes);
-        if both.pending_blocks != 0 {
+        self.blocks.add(small, 1);
+        self.bytes.add(small, size);
+        self.requested.add(small, requested);
+        let allocated = self.bytes.total();
+        let least = self.min_active_bytes.min(allocated - size);
+        self.min_active_bytes = if allocated > self.peak_active_bytes { u64::MAX } else { least };
+        raise_peak(&mut self.peak_active_bytes, allocated);
+        if self.pending_blocks.total() != 0 {
             self.raise_active_peaks();
         }
         self.tags[tag as usize].add(size);
         if size >= self.max_split {
-            self.oversize_allocations.add(small, 1);
+            self.oversize_allocations.add(1);
         }
     }
 
     /// Raises the peaks of active memory, which exceeds allocated memory.
     #[cold]
     fn raise_active_peaks(&mut self) {
-        let both = self.held[0].sum_current(&self.held[1]);
-        for (peak, held) in self.peak.iter_mut().zip([&self.held[0], &self.held[1], &both]) {
-            peak.raise_active_to(held);
+        let counters = [(&self.blocks, &self.pending_blocks), (&self.bytes, &self.pending_bytes)];
+        for (peaks, (held, pending)) in self.active_peaks.iter_mut().zip(counters) {
+            let [large, small] = [0, 1].map(|pool| held.pools[pool].current + pending.pools[pool].current);
+            peaks.iter_mut().zip([large, small, large + small]).for_each(|(peak, now)| raise_peak(peak, now));
         }
-        raise_peak(&mut self.peak_active_bytes, both.bytes + both.pending_bytes);
+        raise_peak(&mut self.peak_active_bytes, self.bytes.total() + self.pending_bytes.total());
     }
 
     #[inline]
     pub(super) fn record_free(&mut self, small: bool, size: u64, requested: u64, tag: Tag) {
-        let held = &mut self.held[usize::from(small)];
-        held.blocks -= 1;
-        held.bytes -= size;
-        held.requested -= requested;
-        self.tags[tag as usize].current -= size;
+        self.blocks.sub(small, 1);
+        self.bytes.sub(small, size);
+        self.requested.sub(small, requested);
+        self.tags[tag as usize].counter.current -= size;
         if size >= self.max_split {
-            self.oversize_allocations.sub(small, 1);
+            self.oversize_allocations.current -= 1;
         }
     }
 
     pub(super) fn record_pending(&mut self, small: bool, size: u64) {
-        let held = &mut self.held[usize::from(small)];
-        held.pending_blocks += 1;
-        held.pending_bytes += size;
+        self.pending_blocks.add(small, 1);
+        self.pending_bytes.add(small, size);
     }
 
     pub(super) fn record_completed(&mut self, small: bool, size: u64) {
-        let held = &mut self.held[usize::from(small)];
-        held.pending_blocks -= 1;
-        held.pending_bytes -= size;
+        self.pending_blocks.sub(small, 1);
+        self.pending_bytes.sub(small, size);
     }
 
     /// Replaces inactive splits `gone` by `come`.
@@ -334,17 +267,13 @@ impl PoolCounters {
     pub(super) fn record_reserve(&mut self, small: bool, count: u64, size: u64, oversize: bool) {
         self.segment.add(small, count);
         self.reserved_bytes.add(small, size);
-        if oversize {
-            self.oversize_segments.add(small, 1);
-        }
+        self.oversize_segments.add(u64::from(oversize));
     }
 
     pub(super) fn record_release(&mut self, small: bool, count: u64, size: u64, oversize: bool) {
         self.segment.sub(small, count);
         self.reserved_bytes.sub(small, size);
-        if oversize {
-            self.oversize_segments.sub(small, 1);
-        }
+        self.oversize_segments.current -= u64::from(oversize);
     }
 
     pub(super) fn reserved(&self) -> u64 {
@@ -352,26 +281,26 @@ impl PoolCounters {
     }
 
     pub(super) fn active(&self) -> u64 {
-        self.allocated() + self.held.iter().map(|h| h.pending_bytes).sum::<u64>()
+        self.bytes.total() + self.pending_bytes.total()
     }
 
     /// Returns the bytes ever allocated.
     pub(super) fn total_allocated(&self) -> u64 {
-        self.held.iter().map(|h| h.bytes_added).sum()
+        self.bytes.pools.iter().map(|pool| pool.added).sum()
     }
 
     pub(super) fn allocated(&self) -> u64 {
-        self.held.iter().map(|h| h.bytes).sum()
+        self.bytes.total()
     }
 
     /// Returns the bytes that are neither allocated nor free: they wait for a fence.
     pub(super) fn pending_bytes(&self) -> u64 {
-        self.active() - self.allocated() + self.releasing_bytes
+        self.pending_bytes.total() + self.releasing_bytes
     }
 
     /// Returns the allocated bytes of each tag.
     pub(super) fn by_tag(&self) -> [u64; Tag::COUNT] {
-        self.tags.map(|tag| tag.current)
+        self.tags.map(|tag| tag.counter.current)
     }
 
     /// Begins to count the peaks of a part of the program, until
@@ -381,7 +310,7 @@ impl PoolCounters {
         self.set_peaks(&ScopedPeaks {
             tags: self.by_tag(),
             allocated: self.allocated(),
-            blocks: self.held.iter().map(|h| h.blocks).sum(),
+            blocks: self.blocks.total(),
             reserved: self.reserved(),
         });
     }
@@ -396,19 +325,19 @@ impl PoolCounters {
 
     fn current_peaks(&self) -> ScopedPeaks {
         ScopedPeaks {
-            tags: self.tags.map(|tag| tag.peak),
-            allocated: self.peak[2].bytes,
-            blocks: self.peak[2].blocks,
-            reserved: self.reserved_bytes.peak[2],
+            tags: self.tags.map(|tag| tag.counter.peak),
+            allocated: self.bytes.peak,
+            blocks: self.blocks.peak,
+            reserved: self.reserved_bytes.peak,
         }
     }
 
     fn set_peaks(&mut self, marks: &ScopedPeaks) {
         for (tag, peak) in self.tags.iter_mut().zip(marks.tags) {
-            tag.peak = peak;
+            tag.counter.peak = peak;
         }
-        (self.peak[2].bytes, self.peak[2].blocks) = (marks.allocated, marks.blocks);
-        self.reserved_bytes.peak[2] = marks.reserved;
+        (self.bytes.peak, self.blocks.peak) = (marks.allocated, marks.blocks);
+        self.reserved_bytes.peak = marks.reserved;
     }
 
     /// Returns statistics with the values counted here; all others are those of `totals`.
@@ -418,77 +347,62 @@ impl PoolCounters {
             all.set_peaks(&outer.merge_max(&self.current_peaks()));
             return all.to_stats(totals);
         }
-        let blocks = |h: &HeldCounters| h.blocks;
-        let bytes = |h: &HeldCounters| h.bytes;
-        let active_blocks = |h: &HeldCounters| h.blocks + h.pending_blocks;
-        let active_bytes = |h: &HeldCounters| h.bytes + h.pending_bytes;
-        let mut tags = self.tags.map(|t| t.to_stat());
+        let mut tags = self.tags.map(|tag| tag.counter.to_stat());
         // A program may name blocks of the pool so, too.
         let (external, total) = (self.external.to_stat(), &mut tags[Tag::External as usize]);
         total.current += external.current;
         total.peak += external.peak;
         total.allocated += external.allocated;
         total.freed += external.freed;
+        let [active_blocks, active_bytes] = self.active_peaks;
         Stats {
-            allocation: self.stat(blocks, |h| h.blocks_added, |p| p.blocks),
-            active: self.stat(active_blocks, |h| h.blocks_added, |p| p.active_blocks.max(p.blocks)),
-            allocated_bytes: self.stat(bytes, |h| h.bytes_added, |p| p.bytes),
-            active_bytes: self.stat(active_bytes, |h| h.bytes_added, |p| p.active_bytes.max(p.bytes)),
-            requested_bytes: self.stat(|h| h.requested, |h| h.requested_added, |p| p.requested),
+            allocation: self.blocks.to_pool_stat(),
+            active: self.blocks.with_pending(&self.pending_blocks, active_blocks).to_pool_stat(),
+            allocated_bytes: self.bytes.to_pool_stat(),
+            active_bytes: self.bytes.with_pending(&self.pending_bytes, active_bytes).to_pool_stat(),
+            requested_bytes: self.requested.to_pool_stat(),
             segment: self.segment.to_pool_stat(),
             reserved_bytes: self.reserved_bytes.to_pool_stat(),
             inactive_split: self.inactive_split.to_pool_stat(),
             inactive_split_bytes: self.inactive_split_bytes.to_pool_stat(),
-            oversize_allocations: self.oversize_allocations.to_pool_stat().all,
-            oversize_segments: self.oversize_segments.to_pool_stat().all,
+            oversize_allocations: self.oversize_allocations.to_stat(),
+            oversize_segments: self.oversize_segments.to_stat(),
             pending_bytes: self.pending_bytes(),
             tags,
             ..totals
         }
     }
 
-    fn stat(
-        &self,
-        now: fn(&HeldCounters) -> u64,
-        added: fn(&HeldCounters) -> u64,
-        peak: fn(&PeakCounters) -> u64,
-    ) -> PoolStat {
-        let pool = |pool: usize| {
-            let (held, base) = (&self.held[pool], &self.base[pool]);
-            let allocated = added(held) - added(base);
-            let freed = now(base) + allocated - now(held);
-            Stat { current: now(held), peak: peak(&self.peak[pool]), allocated, freed }
-        };
-        PoolStat::from_pools(pool(0), pool(1), peak(&self.peak[2]))
-    }
-
     pub(super) fn reset_peak(&mut self) {
         self.outer_peaks = None;
-        self.peak = [PeakCounters::default(); 3];
-        self.peak[0].raise_to(&self.held[0]);
-        self.peak[1].raise_to(&self.held[1]);
-        self.peak[2].raise_to(&self.held[0].sum_current(&self.held[1]));
+        self.active_peaks = Default::default();
         self.raise_active_peaks();
-        self.for_each_counter(PoolCounter::reset_peak);
-        self.tags.iter_mut().chain([&mut self.external]).for_each(|t| t.peak = t.current);
+        self.for_each_counter(Counter::reset_peak);
+        self.for_each_pool_counter(|counter| counter.peak = counter.total());
     }
 
     pub(super) fn reset_accumulated(&mut self) {
-        self.base = self.held;
-        self.for_each_counter(PoolCounter::reset_accumulated);
-        for tally in self.tags.iter_mut().chain([&mut self.external]) {
-            (tally.added, tally.base) = (0, tally.current);
-        }
+        self.for_each_counter(Counter::reset_accumulated);
     }
 
-    fn for_each_counter(&mut self, change: impl Fn(&mut PoolCounter)) {
+    fn for_each_counter(&mut self, mut change: impl FnMut(&mut Counter)) {
+        self.for_each_pool_counter(|counter| counter.pools.iter_mut().for_each(&mut change));
+        self.tags.iter_mut().for_each(|tag| change(&mut tag.counter));
+        let others = [&mut self.external, &mut self.oversize_segments, &mut self.oversize_allocations];
+        others.into_iter().for_each(change);
+    }
+
+    fn for_each_pool_counter(&mut self, change: impl FnMut(&mut PoolCounter)) {
         let all = [
+            &mut self.blocks,
+            &mut self.bytes,
+            &mut self.requested,
+            &mut self.pending_blocks,
+            &mut self.pending_bytes,
             &mut self.segment,
             &mut self.reserved_bytes,
             &mut self.inactive_split,
             &mut self.inactive_split_bytes,
-            &mut self.oversize_segments,
-            &mut self.oversize_allocations,
         ];
         all.into_iter().for_each(change);
     }

@@ -1,10 +1,11 @@
 //! Growth: takes memory from the source, after returning or moving idle memory so that less has to be taken.
 
-use super::heap::{AllocRequest, NO_BLOCK, SHARED_OWNER, SlotState as Is};
+use super::Block;
+use super::heap::{AllocRequest, NEAR_FIT_DIVISOR, NO_BLOCK, SHARED_OWNER, SlotState as Is};
 use super::hysteresis::GrowthCause;
-use super::pool_state::{GrowOutcome, IdleKind, IdleMemory, MigrationSources, PoolState};
-use super::source::{PageRemap, SegmentId, SegmentSource, SourceError};
-use crate::memory::error::Result;
+use super::pool_state::{IdleMemory, MigrationSources, PoolState};
+use super::source::{PageRemap, SegmentId, SourceError};
+use crate::memory::error::{Error, Result};
 
 const MIB: u64 = 1 << 20;
 /// Rounding of plain segments, and growth for small requests (PyTorch's kRoundLarge and kSmallBuffer).
@@ -25,10 +26,6 @@ pub(super) const UNSETTLED_DIVISOR: u64 = NOTABLE_DIVISOR / 3;
 pub(super) const SMALL_PROGRAM_BYTES: u64 = 384 * MIB;
 /// Extents are this part of the peak usage, since they move only as a whole.
 const EXTENT_DIVISOR: u64 = 512;
-/// A segment for several requests like the first one is cut down to whole requests, if it would leave this
-/// part of itself unused. Segments that replace idle ones get this part of one more request, for requests
-/// that are slightly larger.
-const TAIL_DIVISOR: u64 = 8;
 /// Requests of more than this part of the peak usage get a segment of their own. Two such blocks in one
 /// segment would leave no room for a third, slightly larger one.
 pub(super) const DOMINANT_DIVISOR: u64 = 3;
@@ -82,6 +79,43 @@ pub(super) struct CreepDetector {
     base_peak: u64,
     /// Slack for the current request, in bytes.
     slack: u64,
+}
+
+/// Failure to take more memory.
+#[derive(Debug)]
+pub(super) enum GrowError {
+    /// No room; the source's message, or nothing at a limit.
+    Full(String),
+    /// Another error.
+    Failed(Error),
+}
+
+impl From<SourceError> for GrowError {
+    fn from(error: SourceError) -> Self {
+        match error {
+            SourceError::OutOfMemory { .. } => Self::Full(error.to_string()),
+            other => Self::Failed(other.into()),
+        }
+    }
+}
+
+impl From<Error> for GrowError {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl GrowError {
+    /// Returns the message if there is no room.
+    ///
+    /// # Errors
+    /// Any other error.
+    pub(super) fn into_full(self) -> Result<String> {
+        match self {
+            Self::Full(message) => Ok(message),
+            Self::Failed(error) => Err(error),
+        }
+    }
 }
 
 /// Position of a request in a virtual range, and the memory missing there.
@@ -190,7 +224,8 @@ impl PoolState {
         } else {
             let own = need.size.checked_next_multiple_of(SEGMENT_UNIT).unwrap_or(need.size);
             let slab = if self.is_compaction_enabled() { self.min_segment_size(need) } else { 0 };
-            let odd = slab % own >= slab / TAIL_DIVISOR;
+            // A large unused end would be lost.
+            let odd = slab % own >= slab / NEAR_FIT_DIVISOR;
             match slab / own {
                 0 => own,
                 several if odd => several * own,
@@ -208,7 +243,6 @@ impl PoolState {
     /// usage.
     pub(super) fn reclaim_idle(
         &mut self,
-        source: &dyn SegmentSource,
         need: &AllocRequest,
         placement: Option<&Placement>,
     ) -> Result<Option<u64>> {
@@ -239,7 +273,7 @@ impl PoolState {
         }
         self.totals.reclaim_stats.reclaim.tried += 1;
         if let Some((chosen, size)) = alike {
-            self.release_idle(source, &chosen, false)?;
+            self.release_idle(&chosen, false)?;
             return Ok(Some(size));
         }
         idle.sort_by_key(|i| i.size);
@@ -254,7 +288,7 @@ impl PoolState {
                 self.select_idle(idle, bytes)
             }
         };
-        Ok((self.release_idle(source, &chosen, placement.is_some())? > 0).then_some(0))
+        Ok((self.release_idle(&chosen, placement.is_some())? > 0).then_some(0))
     }
 
     /// Finds idle segments to replace by one that serves several requests like this one. Returns them and the
@@ -274,7 +308,8 @@ impl PoolState {
         let room = self.target_reserved(need).saturating_sub(self.heap.counters.reserved());
         let max_size = idle.iter().map(|i| i.size).sum::<u64>().saturating_add(room).min(self.max_segment);
         let all = max_size / one * one;
-        let size = max_size.min(all + one / TAIL_DIVISOR) / SEGMENT_UNIT * SEGMENT_UNIT;
+        // The next request may be slightly larger.
+        let size = max_size.min(all + one / NEAR_FIT_DIVISOR) / SEGMENT_UNIT * SEGMENT_UNIT;
         (all > one).then(|| (self.select_idle(idle, self.surplus_after_growth(need, size)), size))
     }
 
@@ -303,8 +338,8 @@ impl PoolState {
 
     /// Returns the largest part of idle memory that a placement does not cover.
     fn exclude_placement(&self, idle: IdleMemory, placement: &Placement, size: u64) -> Option<IdleMemory> {
-        let IdleKind::Extents { start_block, offset } = idle.kind else { return Some(idle) };
-        let (end, placement_end) = (offset + idle.size, placement.offset + size);
+        let IdleMemory { size: idle_size, start_block, offset } = idle;
+        let (end, placement_end) = (offset + idle_size, placement.offset + size);
         if self.heap.slot(start_block).segment != placement.segment
             || placement_end <= offset
             || end <= placement.offset
@@ -329,12 +364,11 @@ impl PoolState {
     /// plain segment has at least `least` bytes if there is room.
     pub(super) fn grow(
         &mut self,
-        source: &dyn SegmentSource,
         need: &AllocRequest,
         placement: Option<Placement>,
         least: u64,
-    ) -> Result<GrowOutcome> {
-        let grown = self.map_or_add_segment(source, need, placement, least);
+    ) -> Result<Block, GrowError> {
+        let grown = self.map_or_add_segment(need, placement, least);
         self.process_share.set_reserved(self.heap.counters.reserved());
         self.return_migration_sources();
         grown
@@ -342,68 +376,45 @@ impl PoolState {
 
     fn map_or_add_segment(
         &mut self,
-        source: &dyn SegmentSource,
         need: &AllocRequest,
         placement: Option<Placement>,
         least: u64,
-    ) -> Result<GrowOutcome> {
-        self.ensure_address_range(source, need)?;
+    ) -> Result<Block, GrowError> {
+        self.ensure_address_range(need)?;
         if let Some(placement) = placement.or_else(|| self.find_placement(need)) {
-            let grown = self.map_placement(source, need, &placement, true)?;
-            return match grown {
+            return match self.map_placement(need, &placement, true) {
                 // There may be room for the missing bytes but not for mapping ahead.
-                GrowOutcome::Full(_) => self
-                    .find_placement(need)
-                    .map_or(Ok(grown), |p| self.map_placement(source, need, &p, false)),
-                GrowOutcome::Served(_) => Ok(grown),
+                Err(GrowError::Full(full)) => match self.find_placement(need) {
+                    Some(placement) => self.map_placement(need, &placement, false),
+                    None => Err(GrowError::Full(full)),
+                },
+                done => done,
             };
         }
-        let mut size = self.segment_size(need).max(least);
-        loop {
-            match self.add_segment_and_take(source, need, size)? {
-                GrowOutcome::Full(_) if size > need.size => size = need.size,
-                done => return Ok(done),
-            }
-        }
+        let size = self.segment_size(need).max(least);
+        match self.add_free_segment(need, size) {
+            Err(GrowError::Full(_)) if size > need.size => self.add_free_segment(need, need.size)?,
+            added => added?,
+        };
+        self.take_free_block(need)?.ok_or_else(|| GrowError::Full(String::new()))
     }
 
-    /// Adds a free segment of `size` bytes and returns its number, or the source's message if there is no room.
-    pub(super) fn add_free_segment(
-        &mut self,
-        source: &dyn SegmentSource,
-        need: &AllocRequest,
-        size: u64,
-    ) -> Result<Result<u32, String>> {
-        if self.exceeds_limit(size) {
-            return Ok(Err(String::new()));
-        }
+    /// Adds a free segment of `size` bytes and returns its number.
+    pub(super) fn add_free_segment(&mut self, need: &AllocRequest, size: u64) -> Result<u32, GrowError> {
+        self.check_limit(size)?;
         self.totals.num_device_alloc += 1;
-        match source.alloc_segment(size) {
-            Ok(id) => Ok(Ok(self.heap.add_segment(id, size, need.arena))),
-            Err(full @ SourceError::OutOfMemory { .. }) => Ok(Err(full.to_string())),
-            Err(other) => Err(other.into()),
-        }
-    }
-
-    fn add_segment_and_take(
-        &mut self,
-        source: &dyn SegmentSource,
-        need: &AllocRequest,
-        size: u64,
-    ) -> Result<GrowOutcome> {
-        let added = self.add_free_segment(source, need, size)?;
-        let served = if added.is_ok() { self.take_free_block(source, need)? } else { None };
-        Ok(served.map_or_else(|| GrowOutcome::Full(added.err().unwrap_or_default()), GrowOutcome::Served))
+        let id = self.source.alloc_segment(size)?;
+        Ok(self.heap.add_segment(id, size, need.arena))
     }
 
     /// Reserves the virtual range of an arena. If that fails, the pool logs a warning and continues with
     /// plain segments.
-    fn ensure_address_range(&mut self, source: &dyn SegmentSource, need: &AllocRequest) -> Result<()> {
+    fn ensure_address_range(&mut self, need: &AllocRequest) -> Result<()> {
         let Some(memory) = self.virtual_memory else { return Ok(()) };
         if self.heap.arenas[need.arena as usize].virtual_range.is_some() {
             return Ok(());
         }
-        match source.reserve_addresses(memory.reservation) {
+        match self.source.reserve_addresses(memory.reservation) {
             Ok(id) => self.heap.add_range(id, memory.reservation, need.arena),
             Err(lost @ SourceError::DeviceLost(_)) => return Err(lost.into()),
             Err(error) => {
@@ -457,11 +468,10 @@ impl PoolState {
     /// Migration sources are used first, then new memory. If `more`, it maps ahead.
     fn map_placement(
         &mut self,
-        source: &dyn SegmentSource,
         need: &AllocRequest,
         placement: &Placement,
         more: bool,
-    ) -> Result<GrowOutcome> {
+    ) -> Result<Block, GrowError> {
         let page = self.virtual_memory.map_or(1, |v| v.granularity);
         let id = self.heap.segment(placement.segment).id;
         let MigrationSources { blocks: slots, may_be_in_use: in_use } = &self.migration_sources;
@@ -487,9 +497,7 @@ impl PoolState {
             new += missing;
             pieces.extend(new_extents(id, hole.offset + filled, missing, self.extent_size(need, page)));
         }
-        if self.exceeds_limit(new) {
-            return Ok(GrowOutcome::Full(String::new()));
-        }
+        self.check_limit(new)?;
         let moved = pieces.iter().filter(|p| p.from.is_some()).map(|p| p.bytes).sum::<u64>();
         // Migration while the peak usage grows does not mean that the arrangement fails to converge.
         if moved > 0 && self.peak_active_with(need) == self.heap.counters.peak_active_bytes {
@@ -497,42 +505,35 @@ impl PoolState {
             self.migration_budget.add(self.heap.counters.total_allocated(), cost);
         }
         self.consume_migration_sources(moved);
-        let free = match self.map_pieces(source, placement.segment, &pieces, in_use)? {
-            Ok(free) => free,
-            Err(full) => return Ok(GrowOutcome::Full(full)),
-        };
+        let free = self.map_pieces(placement.segment, &pieces, in_use)?;
         // The pieces and their free neighbours are one block now.
         let (Some(free), Some(run)) = (free, runs(&pieces).last()) else {
-            return Ok(GrowOutcome::Full(String::new()));
+            return Err(GrowError::Full(String::new()));
         };
         let block = self.heap.take_free_block_at(free, placement.offset, need);
         if unused {
             self.heap.mark_never_used_after(block.slot, run);
         }
-        self.wait_cross_stream_uses(source, &block, self.heap.arenas[usize::from(need.arena)].queue)?;
-        Ok(GrowOutcome::Served(block))
+        self.wait_cross_stream_uses(&block, self.heap.arenas[usize::from(need.arena)].queue)?;
+        Ok(block)
     }
 
     /// Maps pieces into a range with one call of the source; if `in_use`, after all submitted work. Returns
-    /// the last free block that they became, or the source's message if there is no room.
+    /// the last free block that they became.
     fn map_pieces(
         &mut self,
-        source: &dyn SegmentSource,
         segment: u32,
         pieces: &[PageRemap],
         in_use: bool,
-    ) -> Result<Result<Option<u32>, String>> {
+    ) -> Result<Option<u32>, GrowError> {
         self.totals.num_device_alloc += 1;
-        match if in_use { source.remap_after_submitted(pieces) } else { source.remap(pieces) } {
-            Ok(()) => Ok(Ok(runs(pieces).fold(None, |_, run| self.heap.mark_mapped(segment, run)))),
-            Err(full @ SourceError::OutOfMemory { .. }) => Ok(Err(full.to_string())),
-            Err(other) => Err(other.into()),
-        }
+        if in_use { self.source.remap_after_submitted(pieces) } else { self.source.remap(pieces) }?;
+        Ok(runs(pieces).fold(None, |_, run| self.heap.mark_mapped(segment, run)))
     }
 
     /// Maps memory in the smallest holes of a range, within the limits, so that the blocks around them become
     /// neighbours. Returns true if any hole was filled.
-    pub(super) fn map_holes(&mut self, source: &dyn SegmentSource, need: &AllocRequest) -> Result<bool> {
+    pub(super) fn map_holes(&mut self, need: &AllocRequest) -> Result<bool> {
         let Some(page) = self.virtual_memory.map(|v| v.granularity) else { return Ok(false) };
         let Some(number) = self.heap.arenas[usize::from(need.arena)].virtual_range else { return Ok(false) };
         let segment = self.heap.segment(number);
@@ -542,7 +543,7 @@ impl PoolState {
             holes.filter(|s| s.next != NO_BLOCK).map(|s| (s.size, s.offset)).collect();
         holes.sort_unstable();
         let reserved = self.heap.counters.reserved();
-        let room = self.capacity(source.device_memory()).unwrap_or(u64::MAX).saturating_sub(reserved);
+        let room = self.capacity(self.source.device_memory()).unwrap_or(u64::MAX).saturating_sub(reserved);
         let (mut new, mut pieces) = (0, Vec::new());
         for (size, offset) in holes.into_iter().take_while(|(size, _)| {
             new += size;
@@ -551,10 +552,13 @@ impl PoolState {
             pieces.extend(new_extents(segment.id, offset, size, self.extent_size(need, page)));
         }
         let new = pieces.iter().map(|p| p.bytes).sum();
-        if pieces.is_empty() || self.exceeds_limit(new) {
+        if pieces.is_empty() {
             return Ok(false);
         }
-        Ok(self.map_pieces(source, number, &pieces, false)?.is_ok())
+        match self.check_limit(new).and_then(|()| self.map_pieces(number, &pieces, false)) {
+            Ok(_) => Ok(true),
+            Err(error) => error.into_full().map(|_| false),
+        }
     }
 
     /// Unmaps the first `bytes` bytes of the migration sources and frees the rest.
@@ -563,7 +567,7 @@ impl PoolState {
             let sent = bytes.min(self.heap.slot(donor).size);
             bytes -= sent;
             if sent < self.heap.slot(donor).size {
-                let rest = self.heap.shrink_releasing(donor, sent);
+                let rest = if sent == 0 { donor } else { self.heap.slab.split(donor, sent) };
                 self.heap.cancel_release(rest);
             }
             if sent > 0 {
@@ -638,14 +642,15 @@ impl PoolState {
         chosen
     }
 
-    /// Reports whether `more` bytes would exceed the limit of the pool or of the process; if not, reserves
-    /// them in the process's share.
-    pub(super) fn exceeds_limit(&mut self, more: u64) -> bool {
+    /// Reserves `more` bytes in the process's share. Fails if they would exceed the limit of the pool or of the
+    /// process.
+    fn check_limit(&mut self, more: u64) -> Result<(), GrowError> {
         let reserved = self.heap.counters.reserved();
         // Drops what an earlier attempt reserved and did not use.
         self.process_share.set_reserved(reserved);
-        self.limit.is_some_and(|limit| reserved.saturating_add(more) > limit)
-            || !self.process_share.try_reserve(more, self.process_limit())
+        let fits = self.limit.is_none_or(|limit| reserved.saturating_add(more) <= limit)
+            && self.process_share.try_reserve(more, self.process_limit());
+        if fits { Ok(()) } else { Err(GrowError::Full(String::new())) }
     }
 }
 

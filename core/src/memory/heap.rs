@@ -12,8 +12,9 @@ pub(super) use super::slab::{MIN_BLOCK, NO_BLOCK, Slot, SlotState};
 use super::source::{Event, PageRemap, SegmentId};
 use super::{Block, Tag};
 
-/// Blocks larger than a request by up to this part of it are as good as a best fit.
-const NEAR_FIT_DIVISOR: u64 = 8;
+/// Blocks larger than a request by up to this part of it are as good as a best fit. Plain segments for several
+/// requests have up to this part in addition.
+pub(super) const NEAR_FIT_DIVISOR: u64 = 8;
 /// Idle segments of at least this part of the peak usage are split last: a request of their size would miss
 /// them.
 const LARGE_IDLE_DIVISOR: u64 = 64;
@@ -144,7 +145,7 @@ pub(super) struct SplitRules {
 
 #[derive(Debug)]
 pub(super) struct Heap {
-    slab: Slab,
+    pub(super) slab: Slab,
     pub(super) segments: Vec<Option<Segment>>,
     pub(super) arenas: Vec<Arena>,
     /// The arena of each queue and size class.
@@ -268,11 +269,6 @@ impl Heap {
     /// Iterates over all blocks, in no particular order.
     pub(super) fn all_blocks(&self) -> impl Iterator<Item = &Slot> + '_ {
         self.slab.iter()
-    }
-
-    #[inline]
-    fn is_small_segment(&self, segment: u32) -> bool {
-        self.arenas[self.segment(segment).arena as usize].small
     }
 
     /// Serves a request from free blocks. Always inlined: a call would return the block through memory.
@@ -480,17 +476,6 @@ impl Heap {
         at
     }
 
-    /// Cuts a block after `size` bytes and returns the second part, in the same state. Neither is in the free
-    /// list.
-    pub(super) fn split(&mut self, at: u32, size: u64) -> u32 {
-        self.slab.split(at, size)
-    }
-
-    /// Vacates the slot of a free block.
-    pub(super) fn vacate(&mut self, at: u32) {
-        self.slab.free_slot(at);
-    }
-
     /// Returns a new free block, which is neither linked to its neighbours nor in the free list.
     pub(super) fn add_free_block(&mut self, segment: u32, offset: u64, size: u64) -> u32 {
         let at = self.slab.add(segment, self.segment(segment).arena, size, SlotState::Free);
@@ -560,25 +545,21 @@ impl Heap {
         self.arenas[arena as usize].virtual_range = Some(segment);
     }
 
-    /// Takes an idle segment out of reach of requests, until [`remove_segment`](Self::remove_segment).
-    pub(super) fn mark_segment_releasing(&mut self, segment: u32) {
-        let first = self.segment(segment).first_block;
-        self.remove_from_free_list(first);
-        self.slot_mut(first).state = SlotState::Releasing;
-        self.counters.releasing_bytes += self.slot(first).size;
-    }
-
-    /// Removes a segment that returned to the device.
-    pub(super) fn remove_segment(&mut self, segment: u32) -> Option<Segment> {
-        let gone = self.segments[segment as usize].take()?;
-        self.slab.free_slot(gone.first_block);
-        let small = self.arenas[gone.arena as usize].small;
-        if gone.virtual_range.is_none() {
-            self.counters.releasing_bytes -= gone.size;
-            self.counters.record_release(small, 1, gone.size, gone.size >= self.rules.max_split);
-            self.record_segment(Action::SegmentFree, gone.id, 0, gone.size, gone.arena);
-        }
-        Some(gone)
+    /// Removes a plain segment that returns to the device. It was marked by
+    /// [`mark_releasing`](Self::mark_releasing).
+    pub(super) fn remove_segment(&mut self, segment: u32) -> SegmentId {
+        let &Segment { id, size, arena, first_block, .. } = self.segment(segment);
+        self.segments[segment as usize] = None;
+        self.slab.free_slot(first_block);
+        self.counters.releasing_bytes -= size;
+        self.counters.record_release(
+            self.arenas[arena as usize].small,
+            1,
+            size,
+            size >= self.rules.max_split,
+        );
+        self.record_segment(Action::SegmentFree, id, 0, size, arena);
+        id
     }
 
     /// Cuts `offset..offset + size` out of the block `at`, which is not in the free list. The parts keep its
@@ -586,11 +567,11 @@ impl Heap {
     fn carve(&mut self, mut at: u32, offset: u64, size: u64, mut part: impl FnMut(&mut Self, u32)) -> u32 {
         if self.slot(at).offset < offset {
             let front = at;
-            at = self.split(front, offset - self.slot(front).offset);
+            at = self.slab.split(front, offset - self.slot(front).offset);
             part(self, front);
         }
         if self.slot(at).size > size {
-            let rest = self.split(at, size);
+            let rest = self.slab.split(at, size);
             part(self, rest);
         }
         at
@@ -636,30 +617,24 @@ impl Heap {
     }
 
     /// Returns the block that contains `offset`, searching from `start_block` upwards.
-    pub(super) fn find_block_at(&self, start_block: u32, offset: u64) -> u32 {
+    pub(super) fn find_block_at(&self, start_block: u32, offset: u64) -> (u32, &Slot) {
         let mut at = start_block;
         while self.slot(at).offset + self.slot(at).size <= offset {
             at = self.slot(at).next;
         }
-        at
+        (at, self.slot(at))
     }
 
-    /// Takes free extents out of reach of requests, until [`mark_unmapped`](Self::mark_unmapped) or
-    /// [`cancel_release`](Self::cancel_release). The extents lie in `start_block` or after it. Returns the
-    /// block they became.
-    pub(super) fn mark_extents_releasing(&mut self, start_block: u32, offset: u64, size: u64) -> u32 {
-        let at = self.find_block_at(start_block, offset);
+    /// Takes idle memory out of reach of requests, until [`remove_segment`](Self::remove_segment),
+    /// [`mark_unmapped`](Self::mark_unmapped) or [`cancel_release`](Self::cancel_release). The memory lies in
+    /// `start_block` or after it. Returns the block it became.
+    pub(super) fn mark_releasing(&mut self, start_block: u32, offset: u64, size: u64) -> u32 {
+        let at = self.find_block_at(start_block, offset).0;
         self.remove_from_free_list(at);
         let at = self.carve(at, offset, size, Self::add_to_free_list);
         self.slot_mut(at).state = SlotState::Releasing;
         self.counters.releasing_bytes += size;
         at
-    }
-
-    /// Reduces a releasing block to its first `size` bytes. Returns the rest, which needs
-    /// [`cancel_release`](Self::cancel_release).
-    pub(super) fn shrink_releasing(&mut self, at: u32, size: u64) -> u32 {
-        if size == 0 { at } else { self.split(at, size) }
     }
 
     /// Makes a releasing block free again.
@@ -690,7 +665,7 @@ impl Heap {
         let at = self.merge(at, SlotState::Unmapped);
         self.add_hole(at);
         self.counters.releasing_bytes -= size;
-        let small = self.is_small_segment(segment);
+        let small = self.arenas[self.segment(segment).arena as usize].small;
         let Some(range) = &mut self.segment_mut(segment).virtual_range else { return };
         let first = range.extents.partition_point(|e| e.0 < offset);
         let end = range.extents.partition_point(|e| e.0 < offset + size);

@@ -44,6 +44,7 @@ pub(crate) mod compaction;
 mod compaction_planner;
 mod config;
 mod counters;
+pub(crate) mod counting_source;
 mod diff;
 pub(crate) mod error;
 mod file_kind;

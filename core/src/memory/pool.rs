@@ -3,9 +3,8 @@
 use std::backtrace::Backtrace;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
-use super::compaction::BlockMover;
 use super::config::Config;
 use super::heap::{AllocRequest, NO_BLOCK};
 use super::pool_state::PoolState;
@@ -127,11 +126,8 @@ pub struct Pool {
 }
 
 pub(super) struct PoolShared {
-    pub(super) source: Arc<dyn SegmentSource>,
     pub(super) state: Mutex<PoolState>,
     pub(super) callbacks: RwLock<Vec<LowMemoryCallback>>,
-    /// Moves blocks for the pool, if compaction is available.
-    pub(super) mover: OnceLock<Arc<dyn BlockMover>>,
     /// Number of compactions.
     pub(super) move_count: AtomicU64,
     /// If true, the recorder captures stacks.
@@ -161,7 +157,7 @@ impl PoolShared {
 impl Drop for PoolShared {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        state.release_all(&*self.source);
+        state.release_all();
     }
 }
 
@@ -175,13 +171,10 @@ impl Pool {
     /// Creates a pool that takes its segments from `source`.
     #[must_use]
     pub fn new(source: Arc<dyn SegmentSource>, config: Config) -> Self {
-        let state = Mutex::new(PoolState::new(&*source, config));
         Self {
             shared: Arc::new(PoolShared {
-                source,
-                state,
+                state: Mutex::new(PoolState::new(source, config)),
                 callbacks: RwLock::default(),
-                mover: OnceLock::new(),
                 move_count: AtomicU64::new(0),
                 captures_stacks: AtomicBool::new(false),
             }),
@@ -207,10 +200,10 @@ impl Pool {
         state.heap.clock += 1;
         let need = state.resolve_request(&request);
         if state.heap.clock == state.fail_at_request {
-            return self.fail_injected(state, &need);
+            return Err(self.out_of_memory(state, &need, "requested by a test".to_owned()));
         }
         match state.heap.take_free_block(&need) {
-            Some(block) => state.finish_alloc(&*self.shared.source, block),
+            Some(block) => state.finish_alloc(block),
             None => self.alloc_slow_path(state, need),
         }
     }
@@ -258,7 +251,7 @@ impl Pool {
 
     #[cold]
     fn free_cross_stream_slow(&self, state: &mut PoolState, slot: u32, queues: u8) {
-        if let Err(error) = state.free_cross_stream(&*self.shared.source, slot, queues) {
+        if let Err(error) = state.free_cross_stream(slot, queues) {
             // The device is lost, or the next call reports the error; no work uses the block any more.
             log::debug!("a block was freed without its queues: {error}");
             state.heap.free(slot);
@@ -293,12 +286,12 @@ impl Pool {
 
     /// Counts memory of the program that a tensor begins to use, under [`Tag::External`].
     pub(crate) fn record_external(&self, bytes: u64) {
-        self.shared.lock().heap.counters.record_external(bytes);
+        self.shared.lock().heap.counters.external.add(bytes);
     }
 
     /// Undoes one [`record_external`](Self::record_external).
     pub(crate) fn release_external(&self, bytes: u64) {
-        self.shared.lock().heap.counters.release_external(bytes);
+        self.shared.lock().heap.counters.external.current -= bytes;
     }
 
     /// Returns current statistics, after polling fences.
@@ -306,8 +299,8 @@ impl Pool {
     pub fn stats(&self) -> Stats {
         let mut state = self.shared.lock();
         // If polling fails, no further fence counts as passed.
-        let _ = state.poll_fences(&*self.shared.source);
-        Stats { library_bytes: self.shared.source.library_bytes(), ..state.stats() }
+        let _ = state.poll_fences();
+        Stats { library_bytes: state.source.library_bytes(), ..state.stats() }
     }
 
     /// Resets all peaks to the current values.
@@ -328,7 +321,7 @@ impl Pool {
         let before = state.heap.counters.reserved();
         // Blocks that wait for a fence keep their segments from being idle.
         let mut state = self.wait_pending_fences(state)?;
-        state.release_largest_idle(&*self.shared.source, u64::MAX)?;
+        state.release_largest_idle(u64::MAX)?;
         let state = self.wait_pending_fences(state)?;
         Ok(before.saturating_sub(state.heap.counters.reserved()))
     }
@@ -338,10 +331,9 @@ impl Pool {
     /// released.
     pub fn trim(&self, keep: u64) -> Result<u64> {
         let mut state = self.shared.lock();
-        let source = &*self.shared.source;
         let surplus = state.heap.counters.reserved().saturating_sub(keep);
-        let leaving = state.release_largest_idle(source, surplus)?;
-        state.poll_fences(source)?;
+        let leaving = state.release_largest_idle(surplus)?;
+        state.poll_fences()?;
         Ok(leaving)
     }
 
@@ -370,7 +362,7 @@ impl Pool {
     pub fn set_limit(&self, bytes: Option<u64>) {
         let mut state = self.shared.lock();
         state.config.max_memory = bytes;
-        state.set_limit(&*self.shared.source);
+        state.set_limit();
     }
 
     /// Limits the pool to a fraction (0 to 1) of the device's memory.
@@ -382,12 +374,12 @@ impl Pool {
         if !(0.0..=1.0).contains(&fraction) {
             return wrong(format!("expected a number from 0 to 1, got {fraction}"));
         }
-        if self.shared.source.device_memory().total.is_none() {
+        let mut state = self.shared.lock();
+        if state.source.device_memory().total.is_none() {
             return wrong("the driver does not report the memory of the device; use set_limit".to_owned());
         }
-        let mut state = self.shared.lock();
         state.config.per_process_memory_fraction = fraction;
-        state.set_limit(&*self.shared.source);
+        state.set_limit();
         Ok(())
     }
 
@@ -415,20 +407,15 @@ impl Pool {
         self.shared.callbacks.write().unwrap_or_else(PoisonError::into_inner).push(Arc::new(callback));
     }
 
-    /// Fails a request that a test has chosen.
-    #[cold]
-    fn fail_injected(&self, state: MutexGuard<'_, PoolState>, need: &AllocRequest) -> Result<Block> {
-        Err(self.out_of_memory(state, need, "requested by a test".to_owned()))
-    }
-
     /// Returns the out-of-memory error of a request.
+    #[cold]
     pub(super) fn out_of_memory(
         &self,
         mut state: MutexGuard<'_, PoolState>,
         need: &AllocRequest,
         detail: String,
     ) -> Error {
-        let source = &*self.shared.source;
+        let source = Arc::clone(&state.source);
         let memory = source.device_memory();
         state.totals.num_ooms += 1;
         state.heap.record_oom(need, memory.free.unwrap_or(0));

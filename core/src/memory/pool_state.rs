@@ -1,8 +1,10 @@
 //! State of a pool, which its lock protects, and the steps of the slow path.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use super::batch::BatchMemory;
+use super::compaction::BlockMover;
 use super::config::{Config, FitPolicy};
 use super::grow::{CreepDetector, MigrationBudget};
 use super::heap::{
@@ -24,20 +26,10 @@ const MIN_LARGE_REMAINDER: u64 = 1 << 20;
 pub(super) enum PendingRelease {
     /// A freed block, to be reused.
     Block(u32),
-    /// An idle segment, to be returned to the device.
-    Segment(u32),
-    /// The block of extents to be unmapped.
-    Extents(u32),
+    /// The block of an idle segment, or of extents, to be returned to the device.
+    Memory(u32),
     /// The block of extents to be moved to where memory is missing.
     MigrationSource(u32),
-}
-
-/// Outcome of an attempt to grow.
-pub(super) enum GrowOutcome {
-    /// The request was served.
-    Served(Block),
-    /// No room; the source's message.
-    Full(String),
 }
 
 /// Blocks of extents that may move now.
@@ -50,6 +42,9 @@ pub(super) struct MigrationSources {
 
 #[derive(Debug)]
 pub(super) struct PoolState {
+    pub(super) source: Arc<dyn SegmentSource>,
+    /// Moves blocks for the pool, if compaction is available.
+    pub(super) mover: Option<Arc<dyn BlockMover>>,
     /// Value of the heap's clock at which a request fails on purpose; 0 for none.
     pub(super) fail_at_request: u64,
     pub(super) heap: Heap,
@@ -73,27 +68,19 @@ pub(super) struct PoolState {
     pub(super) totals: Stats,
     /// Slots of pinned blocks, once for each pin.
     pub(super) pinned_slots: Vec<u32>,
-    pub(super) has_mover: bool,
 }
 
-/// Idle memory that could return to the device.
+/// Idle memory that could return to the device: a whole plain segment, or neighbouring extents of a range. It
+/// begins at `offset`, in the free block `start_block` or after it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct IdleMemory {
     pub(super) size: u64,
-    pub(super) kind: IdleKind,
-}
-
-/// Kind of a piece of idle memory.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum IdleKind {
-    /// A whole segment.
-    Segment(u32),
-    /// Neighbouring extents from `offset` on, in the free block `start_block` or after it.
-    Extents { start_block: u32, offset: u64 },
+    pub(super) start_block: u32,
+    pub(super) offset: u64,
 }
 
 impl PoolState {
-    pub(super) fn new(source: &dyn SegmentSource, config: Config) -> Self {
+    pub(super) fn new(source: Arc<dyn SegmentSource>, config: Config) -> Self {
         let limits = source.limits();
         let rules = SplitRules {
             unit: limits.alignment.max(MIN_BLOCK),
@@ -106,6 +93,9 @@ impl PoolState {
         let virtual_memory = limits.virtual_memory.filter(|_| config.expandable_segments);
         heap.counters.max_split = rules.max_split;
         let mut state = Self {
+            process_share: ProcessShare::new(source.is_device_memory()),
+            source,
+            mover: None,
             heap,
             fail_at_request: 0,
             private_pools: Vec::new(),
@@ -119,28 +109,26 @@ impl PoolState {
             migration_budget: MigrationBudget::default(),
             creep: CreepDetector::default(),
             hysteresis: GrowthHysteresis::default(),
-            process_share: ProcessShare::new(source.is_device_memory()),
             batch_memory: BatchMemory::default(),
             totals: Stats::default(),
             pinned_slots: Vec::new(),
-            has_mover: false,
         };
-        state.set_limit(source);
+        state.set_limit();
         state
     }
 
-    /// Registers the block mover and enables compaction.
-    pub(super) fn set_mover(&mut self) {
-        self.has_mover = true;
+    /// Registers the block mover and enables compaction; only the first mover counts.
+    pub(super) fn set_mover(&mut self, mover: Arc<dyn BlockMover>) {
+        self.mover.get_or_insert(mover);
         if self.is_compaction_enabled() {
             // Compaction joins small remainders again.
             self.heap.rules.min_large_remainder = 0;
         }
     }
 
-    pub(super) fn set_limit(&mut self, source: &dyn SegmentSource) {
+    pub(super) fn set_limit(&mut self) {
         let fraction = self.config.per_process_memory_fraction;
-        let part = source.device_memory().total.filter(|_| fraction < 1.0);
+        let part = self.source.device_memory().total.filter(|_| fraction < 1.0);
         let part = part.map(|total| (total as f64 * fraction) as u64);
         self.limit = self.config.max_memory.into_iter().chain(part).min();
     }
@@ -177,31 +165,22 @@ impl PoolState {
     }
 
     /// Serves a request from free blocks.
-    pub(super) fn take_free_block(
-        &mut self,
-        source: &dyn SegmentSource,
-        need: &AllocRequest,
-    ) -> Result<Option<Block>> {
-        self.heap.take_free_block(need).map(|block| self.finish_alloc(source, block)).transpose()
+    pub(super) fn take_free_block(&mut self, need: &AllocRequest) -> Result<Option<Block>> {
+        self.heap.take_free_block(need).map(|block| self.finish_alloc(block)).transpose()
     }
 
     /// Completes an allocation: enqueues the pending cross-stream waits of its queue.
     #[inline]
-    pub(super) fn finish_alloc(&mut self, source: &dyn SegmentSource, block: Block) -> Result<Block> {
+    pub(super) fn finish_alloc(&mut self, block: Block) -> Result<Block> {
         if self.heap.pending_waits.is_some() {
-            self.wait_cross_stream_uses(source, &block, block.queue)?;
+            self.wait_cross_stream_uses(&block, block.queue)?;
         }
         Ok(block)
     }
 
     /// Serves a request from a free block of another queue's arena, which the request's queue waits for on
     /// the device. The block is of `any` size class, or of the request's own.
-    pub(super) fn take_cross_stream(
-        &mut self,
-        source: &dyn SegmentSource,
-        need: &AllocRequest,
-        any: bool,
-    ) -> Result<Option<Block>> {
+    pub(super) fn take_cross_stream(&mut self, need: &AllocRequest, any: bool) -> Result<Option<Block>> {
         let own = &self.heap.arenas[usize::from(need.arena)];
         let (queue, small, owner) = (own.queue, own.small, own.owner);
         let others = self.heap.arenas.iter().enumerate().filter(|(at, a)| {
@@ -215,10 +194,11 @@ impl PoolState {
                 continue;
             };
             block.queue = queue;
-            self.wait_cross_stream_uses(source, &block, queue)?;
+            self.wait_cross_stream_uses(&block, queue)?;
             let home = self.heap.arenas[usize::from(arena)].queue;
             if home != queue {
-                let joined = source.record_event(home).and_then(|event| source.wait_event(queue, event));
+                let joined =
+                    self.source.record_event(home).and_then(|event| self.source.wait_event(queue, event));
                 joined.inspect_err(|_| self.heap.free(block.slot))?;
             }
             return Ok(Some(block));
@@ -228,18 +208,13 @@ impl PoolState {
 
     /// Makes `queue` wait, on the device, for cross-stream uses of the block that was just allocated for it.
     #[cold]
-    pub(super) fn wait_cross_stream_uses(
-        &mut self,
-        source: &dyn SegmentSource,
-        block: &Block,
-        queue: u8,
-    ) -> Result<()> {
+    pub(super) fn wait_cross_stream_uses(&mut self, block: &Block, queue: u8) -> Result<()> {
         let Some(owed) = self.heap.pending_waits.take() else { return Ok(()) };
         let arena = &mut self.heap.arenas[usize::from(owed.arena)];
         let count = arena.cross_stream_uses.partition_point(|(number, _)| *number <= owed.last_use);
         let waited = arena.cross_stream_uses[..count]
             .iter()
-            .try_for_each(|(_, event)| source.wait_event(queue, *event));
+            .try_for_each(|(_, event)| self.source.wait_event(queue, *event));
         if waited.is_ok() && queue == arena.queue {
             arena.cross_stream_uses.drain(..count);
         }
@@ -248,17 +223,12 @@ impl PoolState {
     }
 
     /// Frees a block that these queues (a bit each) have used: its own queue reuses the block after them.
-    pub(super) fn free_cross_stream(
-        &mut self,
-        source: &dyn SegmentSource,
-        slot: u32,
-        queues: u8,
-    ) -> Result<()> {
+    pub(super) fn free_cross_stream(&mut self, slot: u32, queues: u8) -> Result<()> {
         let arena = self.heap.slot(slot).arena;
         let home = self.heap.arenas[usize::from(arena)].queue;
         let mut last = 0;
         for queue in (0..MAX_QUEUES).filter(|q| queues & stream_bit(*q) != 0 && *q != home) {
-            last = self.heap.record_cross_stream_use(arena, source.record_event(queue)?);
+            last = self.heap.record_cross_stream_use(arena, self.source.record_event(queue)?);
         }
         self.heap.free_cross_stream(slot, last);
         Ok(())
@@ -266,7 +236,7 @@ impl PoolState {
 
     /// Releases the idle memory of a private pool, and retires its arenas, so that the rest serves other
     /// requests.
-    pub(super) fn retire_private_pool(&mut self, source: &dyn SegmentSource, owner: u16) -> Result<()> {
+    pub(super) fn retire_private_pool(&mut self, owner: u16) -> Result<()> {
         self.private_pools.retain(|number| *number != owner);
         let mut own: Vec<bool> = Vec::new();
         for arena in &mut self.heap.arenas {
@@ -276,13 +246,9 @@ impl PoolState {
             }
         }
         let mut idle = self.idle_memory();
-        let arena_of = |heap: &Heap, i: &IdleMemory| match i.kind {
-            IdleKind::Segment(segment) => heap.segment(segment).arena,
-            IdleKind::Extents { start_block, .. } => heap.slot(start_block).arena,
-        };
-        idle.retain(|i| own[usize::from(arena_of(&self.heap, i))]);
-        self.release_idle(source, &idle, false)?;
-        self.poll_fences(source)
+        idle.retain(|i| own[usize::from(self.heap.slot(i.start_block).arena)]);
+        self.release_idle(&idle, false)?;
+        self.poll_fences()
     }
 
     #[cold]
@@ -305,39 +271,38 @@ impl PoolState {
     }
 
     /// Completes releases whose fences the device has passed.
-    pub(super) fn poll_fences(&mut self, source: &dyn SegmentSource) -> Result<()> {
+    pub(super) fn poll_fences(&mut self) -> Result<()> {
         let mut passed = None;
         while let Some((fence, what)) = self.pending_releases.front().copied() {
             if passed.is_none_or(|p| p < fence) {
-                if !source.is_fence_signaled(fence)? {
+                if !self.source.is_fence_signaled(fence)? {
                     break;
                 }
                 passed = Some(fence);
             }
             self.pending_releases.pop_front();
-            self.complete_release(source, what)?;
+            self.complete_release(what)?;
         }
         self.process_share.set_reserved(self.heap.counters.reserved());
         Ok(())
     }
 
     /// Completes a release, when the device no longer uses the memory.
-    fn complete_release(&mut self, source: &dyn SegmentSource, what: PendingRelease) -> Result<()> {
+    fn complete_release(&mut self, what: PendingRelease) -> Result<()> {
         match what {
             PendingRelease::Block(slot) => self.heap.complete_pending(slot),
-            PendingRelease::Segment(segment) => {
-                if let Some(gone) = self.heap.remove_segment(segment) {
-                    self.totals.num_device_free += 1;
-                    source.free_segment(gone.id)?;
-                }
-            }
-            PendingRelease::Extents(slot) => {
+            PendingRelease::Memory(slot) => {
                 self.totals.num_device_free += 1;
+                let segment = self.heap.slot(slot).segment;
+                if self.heap.segment(segment).virtual_range.is_none() {
+                    let id = self.heap.remove_segment(segment);
+                    return Ok(self.source.free_segment(id)?);
+                }
                 let extents = self.heap.extents_in_block(slot);
                 self.heap.mark_unmapped(slot);
                 let pieces = extents.iter().map(|e| e.1).collect::<Vec<_>>();
                 if let Some(((id, offset), _)) = extents.first() {
-                    source.unmap_extents(*id, *offset, &pieces)?;
+                    self.source.unmap_extents(*id, *offset, &pieces)?;
                 }
             }
             PendingRelease::MigrationSource(slot) => self.migration_sources.blocks.push(slot),
@@ -358,7 +323,7 @@ impl PoolState {
             if segment.virtual_range.is_some() {
                 idle.extend(self.idle_extents(free.slot, block.offset, block.offset + block.size));
             } else if block.size == segment.size {
-                idle.push(IdleMemory { size: block.size, kind: IdleKind::Segment(block.segment) });
+                idle.push(IdleMemory { size: block.size, start_block: free.slot, offset: 0 });
             }
         }
         idle
@@ -375,62 +340,49 @@ impl PoolState {
         let offset = extents.first()?.0;
         let last = extents.partition_point(|e| e.0 + e.1 <= to).checked_sub(1)?;
         let end = extents[last].0 + extents[last].1;
-        Some(IdleMemory { size: end - offset, kind: IdleKind::Extents { start_block, offset } })
+        Some(IdleMemory { size: end - offset, start_block, offset })
     }
 
     /// Returns the last extents of `idle` that make up `bytes`, or all of them.
     pub(super) fn trim_idle(&self, idle: IdleMemory, bytes: u64) -> IdleMemory {
-        let IdleKind::Extents { start_block, offset } = idle.kind else { return idle };
-        let end = offset + idle.size;
+        let IdleMemory { size, start_block, offset } = idle;
+        let end = offset + size;
         let Some(range) = &self.heap.segment(self.heap.slot(start_block).segment).virtual_range else {
             return idle;
         };
-        let last = range.extents.partition_point(|e| e.0 + e.1 <= end - bytes.min(idle.size));
+        let last = range.extents.partition_point(|e| e.0 + e.1 <= end - bytes.min(size));
         let from = range.extents.get(last).map_or(offset, |e| e.0.max(offset));
-        IdleMemory { size: end - from, kind: IdleKind::Extents { start_block, offset: from } }
+        IdleMemory { size: end - from, start_block, offset: from }
     }
 
     /// Releases idle memory to the device, after the work submitted so far.
     ///
     /// If `donors`, extents are not unmapped, but wait for [`grow`](Self::grow) to move them.
-    pub(super) fn release_idle(
-        &mut self,
-        source: &dyn SegmentSource,
-        idle: &[IdleMemory],
-        donors: bool,
-    ) -> Result<u64> {
+    pub(super) fn release_idle(&mut self, idle: &[IdleMemory], donors: bool) -> Result<u64> {
         if idle.is_empty() {
             return Ok(0);
         }
         // Memory that was mapped ahead and never used can be released at once.
-        let unused = |idle: &IdleMemory| match idle.kind {
-            IdleKind::Segment(_) => false,
-            IdleKind::Extents { start_block, offset } => {
-                self.heap.slot(self.heap.find_block_at(start_block, offset)).is_never_used()
-            }
-        };
+        let unused =
+            |idle: &IdleMemory| self.heap.find_block_at(idle.start_block, idle.offset).1.is_never_used();
         let fence = if idle.iter().all(unused) {
             None
-        } else if donors && self.pending_releases.is_empty() && source.has_deferred_work() {
+        } else if donors && self.pending_releases.is_empty() && self.source.has_deferred_work() {
             self.migration_sources.may_be_in_use = true;
             None
         } else {
-            Some(source.record_fence()?)
+            Some(self.source.record_fence()?)
         };
-        for IdleMemory { size, kind: what } in idle {
-            let waiting = match *what {
-                IdleKind::Segment(segment) => {
-                    self.heap.mark_segment_releasing(segment);
-                    PendingRelease::Segment(segment)
-                }
-                IdleKind::Extents { start_block, offset } => {
-                    let slot = self.heap.mark_extents_releasing(start_block, offset, *size);
-                    if donors { PendingRelease::MigrationSource(slot) } else { PendingRelease::Extents(slot) }
-                }
+        for &IdleMemory { size, start_block, offset } in idle {
+            let slot = self.heap.mark_releasing(start_block, offset, size);
+            let is_plain = self.heap.segment(self.heap.slot(slot).segment).virtual_range.is_none();
+            let waiting = match donors && !is_plain {
+                true => PendingRelease::MigrationSource(slot),
+                false => PendingRelease::Memory(slot),
             };
             match fence {
                 Some(fence) => self.enqueue_release(fence, waiting),
-                None => self.complete_release(source, waiting)?,
+                None => self.complete_release(waiting)?,
             }
         }
         self.process_share.set_reserved(self.heap.counters.reserved());
@@ -438,16 +390,16 @@ impl PoolState {
     }
 
     /// Releases idle memory, the largest pieces first, until `bytes` bytes are being released.
-    pub(super) fn release_largest_idle(&mut self, source: &dyn SegmentSource, bytes: u64) -> Result<u64> {
+    pub(super) fn release_largest_idle(&mut self, bytes: u64) -> Result<u64> {
         let mut idle = self.idle_memory();
         idle.sort_by_key(|i| std::cmp::Reverse(i.size));
         let chosen = self.select_idle(idle, bytes);
-        self.release_idle(source, &chosen, false)
+        self.release_idle(&chosen, false)
     }
 
     /// Applies `garbage_collection_threshold`: releases segments that have been idle for longer than the
     /// average.
-    pub(super) fn collect_garbage(&mut self, source: &dyn SegmentSource) -> Result<bool> {
+    pub(super) fn collect_garbage(&mut self) -> Result<bool> {
         let threshold = self.config.garbage_collection_threshold;
         let Some(limit) = self.limit.filter(|_| threshold > 0.0) else { return Ok(false) };
         let bound = (limit as f64 * threshold) as u64;
@@ -457,13 +409,10 @@ impl PoolState {
         }
         self.totals.reclaim_stats.collect.tried += 1;
         // Age of a large idle segment, in requests.
-        let age = |i: &IdleMemory| match i.kind {
-            IdleKind::Segment(segment) => {
-                let segment = self.heap.segment(segment);
-                let small = self.heap.arenas[segment.arena as usize].small;
-                (!small).then(|| self.heap.clock - segment.idle_since)
-            }
-            IdleKind::Extents { .. } => None,
+        let age = |i: &IdleMemory| {
+            let segment = self.heap.segment(self.heap.slot(i.start_block).segment);
+            let counts = segment.virtual_range.is_none() && !self.heap.arenas[segment.arena as usize].small;
+            counts.then(|| self.heap.clock - segment.idle_since)
         };
         let mut idle = self.idle_memory();
         idle.retain(|i| age(i).is_some());
@@ -471,7 +420,7 @@ impl PoolState {
         idle.retain(|i| age(i) >= Some(average));
         idle.sort_by_key(|i| std::cmp::Reverse(age(i)));
         let chosen = self.select_idle(idle, surplus);
-        Ok(self.release_idle(source, &chosen, false)? > 0)
+        Ok(self.release_idle(&chosen, false)? > 0)
     }
 
     fn largest_free(&self) -> u64 {
@@ -513,7 +462,7 @@ impl PoolState {
                 *by_module.entry(block.module).or_default() += block.size;
             }
         }
-        by_tag[Tag::External as usize] += counters.external();
+        by_tag[Tag::External as usize] += counters.external.current;
         let mut by_tag = Tag::ALL.into_iter().zip(by_tag).filter(|t| t.1 > 0).collect::<Vec<_>>();
         by_tag.sort_by_key(|t| std::cmp::Reverse(t.1));
         let mut by_module = by_module.into_iter().collect::<Vec<_>>();
@@ -548,23 +497,23 @@ impl PoolState {
     }
 
     /// Returns all memory to the source when the last handle is dropped.
-    pub(super) fn release_all(&mut self, source: &dyn SegmentSource) {
+    pub(super) fn release_all(&mut self) {
         if self.heap.segments.iter().all(Option::is_none) {
             return;
         }
-        let fence = source.record_fence().and_then(|f| source.wait_fence(f));
+        let fence = self.source.record_fence().and_then(|f| self.source.wait_fence(f));
         if let Err(error) = fence {
             // A lost device has lost its memory too.
             log::debug!("the pool was dropped without its device: {error}");
         }
         for segment in std::mem::take(&mut self.heap.segments).into_iter().flatten() {
             let released = match segment.virtual_range {
-                None => source.free_segment(segment.id),
+                None => self.source.free_segment(segment.id),
                 Some(range) => range
                     .extents
                     .into_iter()
-                    .try_for_each(|(offset, size)| source.unmap(segment.id, offset, size))
-                    .and_then(|()| source.free_addresses(segment.id)),
+                    .try_for_each(|(offset, size)| self.source.unmap(segment.id, offset, size))
+                    .and_then(|()| self.source.free_addresses(segment.id)),
             };
             if let Err(error) = released {
                 log::debug!("a segment was not freed: {error}");

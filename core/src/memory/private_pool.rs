@@ -95,7 +95,7 @@ impl PrivatePool {
 impl Drop for PrivatePool {
     fn drop(&mut self) {
         let mut state = self.shared.lock();
-        if let Err(error) = state.retire_private_pool(&*self.shared.source, self.id) {
+        if let Err(error) = state.retire_private_pool(self.id) {
             log::debug!("a private pool was dropped without its device: {error}");
         }
     }

@@ -1,19 +1,20 @@
 //! Slow path of an allocation: the steps for a request that no free block fits, each followed by a search.
 
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 
 use super::Block;
 use super::heap::AllocRequest;
-use super::pool::{LowMemoryCallback, Pool};
-use super::pool_state::{GrowOutcome, PoolState};
+use super::pool::Pool;
+use super::pool_state::PoolState;
 use super::validation::MAX_MEMORY_BYTES;
 use crate::memory::error::Result;
 use crate::platform;
+use crate::sync::RwLockUnpoisoned;
 
 /// Serves the request from free blocks, and counts it for a step of the slow path.
 macro_rules! search_after {
-    ($state:ident, $source:ident, $need:ident, $step:ident) => {
-        if let Some(block) = $state.take_free_block($source, &$need)? {
+    ($state:ident, $need:ident, $step:ident) => {
+        if let Some(block) = $state.take_free_block(&$need)? {
             $state.totals.reclaim_stats.$step.served += 1;
             return Ok(block);
         }
@@ -28,23 +29,22 @@ impl Pool {
         mut state: MutexGuard<'a, PoolState>,
         need: AllocRequest<'_>,
     ) -> Result<Block> {
-        let source = &*self.shared.source;
         // Sums of impossible sizes would overflow, in the pool and in drivers.
         if need.size > state.max_segment.min(MAX_MEMORY_BYTES) {
             return Err(self.out_of_memory(state, &need, String::new()));
         }
 
-        if let Some(block) = state.take_cross_stream(source, &need, false)? {
+        if let Some(block) = state.take_cross_stream(&need, false)? {
             return Ok(block);
         }
 
         if !state.pending_releases.is_empty() {
             state.totals.reclaim_stats.poll.tried += 1;
-            state.poll_fences(source)?;
-            search_after!(state, source, need, poll);
+            state.poll_fences()?;
+            search_after!(state, need, poll);
         }
 
-        let callbacks = self.callbacks();
+        let callbacks = self.shared.callbacks.read_unpoisoned().clone();
         if !callbacks.is_empty() {
             state.totals.reclaim_stats.callbacks.tried += 1;
             drop(state);
@@ -52,12 +52,12 @@ impl Pool {
                 callback(need.size);
             }
             state = self.shared.lock();
-            search_after!(state, source, need, callbacks);
+            search_after!(state, need, callbacks);
         }
 
-        if state.collect_garbage(source)? {
+        if state.collect_garbage()? {
             state = self.wait_pending_fences(state)?;
-            search_after!(state, source, need, collect);
+            search_after!(state, need, collect);
         }
 
         state.detect_step_end(&need);
@@ -72,10 +72,10 @@ impl Pool {
 
         let mut placement = state.find_placement(&need);
         let mut least = 0;
-        if let Some(size) = state.reclaim_idle(source, &need, placement.as_ref())? {
+        if let Some(size) = state.reclaim_idle(&need, placement.as_ref())? {
             (placement, least) = (None, size);
             state = self.wait_pending_fences(state)?;
-            if let Some(block) = state.take_free_block(source, &need)? {
+            if let Some(block) = state.take_free_block(&need)? {
                 state.return_migration_sources();
                 state.totals.reclaim_stats.reclaim.served += 1;
                 return Ok(block);
@@ -83,12 +83,12 @@ impl Pool {
         }
 
         state.totals.reclaim_stats.grow.tried += 1;
-        let mut detail = match state.grow(source, &need, placement, least)? {
-            GrowOutcome::Served(block) => {
+        let mut detail = match state.grow(&need, placement, least) {
+            Ok(block) => {
                 state.totals.reclaim_stats.grow.served += 1;
                 return Ok(block);
             }
-            GrowOutcome::Full(detail) => detail,
+            Err(error) => error.into_full()?,
         };
 
         if !state.config.fail_fast {
@@ -100,20 +100,20 @@ impl Pool {
             if !state.pending_releases.is_empty() {
                 state.totals.reclaim_stats.wait.tried += 1;
                 state = self.wait_pending_fences(state)?;
-                search_after!(state, source, need, wait);
+                search_after!(state, need, wait);
             }
             state.totals.reclaim_stats.release.tried += 1;
             state.totals.num_alloc_retries += 1;
-            state.release_largest_idle(source, u64::MAX)?;
+            state.release_largest_idle(u64::MAX)?;
             state = self.wait_pending_fences(state)?;
             // Another thread may have freed a fitting block while this one waited.
-            search_after!(state, source, need, release);
-            detail = match state.grow(source, &need, None, 0)? {
-                GrowOutcome::Served(block) => {
+            search_after!(state, need, release);
+            detail = match state.grow(&need, None, 0) {
+                Ok(block) => {
                     state.totals.reclaim_stats.release.served += 1;
                     return Ok(block);
                 }
-                GrowOutcome::Full(detail) => detail,
+                Err(error) => error.into_full()?,
             };
             let (served, next) = self.defragment(state, &need)?;
             if let Some(block) = served {
@@ -122,14 +122,10 @@ impl Pool {
             state = next;
         }
         // As a last resort, a small block may come from a large segment, or a large one from a small segment.
-        if let Some(block) = state.take_cross_stream(source, &need, true)? {
+        if let Some(block) = state.take_cross_stream(&need, true)? {
             return Ok(block);
         }
         Err(self.out_of_memory(state, &need, detail))
-    }
-
-    fn callbacks(&self) -> Vec<LowMemoryCallback> {
-        self.shared.callbacks.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Waits, without the lock, until the device has passed every fence of the pending releases. Only polls the
@@ -138,14 +134,14 @@ impl Pool {
         &'a self,
         mut state: MutexGuard<'a, PoolState>,
     ) -> Result<MutexGuard<'a, PoolState>> {
-        let source = &*self.shared.source;
-        state.poll_fences(source)?;
+        state.poll_fences()?;
         if let Some(fence) = state.pending_releases.back().map(|w| w.0).filter(|_| platform::CAN_BLOCK) {
             state.totals.num_sync_all_streams += 1;
+            let source = Arc::clone(&state.source);
             drop(state);
             source.wait_fence(fence)?;
             state = self.shared.lock();
-            state.poll_fences(source)?;
+            state.poll_fences()?;
         }
         Ok(state)
     }

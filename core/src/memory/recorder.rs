@@ -14,8 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::Tag;
 use super::heap::{AllocRequest, Heap, Slot};
 use super::pool::Pool;
-use super::pool_state::PoolState;
-use super::scope::{ModulePath, Scope};
+use super::scope::Scope;
 use super::source::SegmentId;
 use crate::platform::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -108,20 +107,14 @@ impl From<usize> for RecordingOptions {
     }
 }
 
-/// Call site of a request.
-#[derive(Clone, Debug, Default)]
-pub(super) struct CallSite {
-    pub(super) location: Option<&'static Location<'static>>,
-    pub(super) stack: Option<Arc<Backtrace>>,
-}
+/// Call site of a request: its line and its stack, as far as they are known.
+type CallSite = (Option<&'static Location<'static>>, Option<Arc<Backtrace>>);
 
-/// Scope of a block's allocation.
-#[derive(Clone, Debug, Default)]
+/// Scope of a block's allocation, and the stack if stacks are captured.
+#[derive(Clone, Debug)]
 pub(super) struct RecordedScope {
-    pub(super) tag: Tag,
-    pub(super) module: ModulePath,
-    pub(super) op: &'static str,
-    pub(super) call_site: CallSite,
+    pub(super) scope: Scope,
+    pub(super) stack: Option<Arc<Backtrace>>,
 }
 
 /// Most events to search for the allocation of a block that is retagged: those of one operation.
@@ -140,7 +133,7 @@ pub(super) struct RecordedEvent {
     pub(super) requested: u64,
     pub(super) action: Action,
     pub(super) queue: u8,
-    pub(super) scope: RecordedScope,
+    pub(super) holder: RecordedScope,
 }
 
 /// The ring of events, and the call sites of allocated blocks.
@@ -203,7 +196,7 @@ impl EventRecorder {
         let is_allocation =
             |r: &&mut RecordedEvent| r.action == Action::Alloc && (r.segment, r.offset) == (segment, offset);
         if let Some(record) = older.iter_mut().chain(newer).rev().take(RETAG_WINDOW).find(is_allocation) {
-            record.scope.tag = tag;
+            record.holder.scope.tag = tag;
         }
     }
 
@@ -219,13 +212,15 @@ impl EventRecorder {
         if slot >= self.call_sites.len() {
             self.call_sites.resize(slot + 1, CallSite::default());
         }
-        self.call_sites[slot] = CallSite { location: line, stack: self.current_stack.take() };
+        self.call_sites[slot] = (line, self.current_stack.take());
     }
 
-    /// Returns the call site of the block in a slot; empty if the block was allocated before recording began.
+    /// Returns the holder of the block in a slot; without a call site if the block was allocated before recording
+    /// began.
     #[inline]
-    pub(super) fn call_site(&self, slot: u32) -> CallSite {
-        self.call_sites.get(slot as usize).cloned().unwrap_or_default()
+    pub(super) fn holder(&self, at: u32, &Slot { tag, module, op, .. }: &Slot) -> RecordedScope {
+        let (site, stack) = self.call_sites.get(at as usize).cloned().unwrap_or_default();
+        RecordedScope { scope: Scope { tag, module, op, site }, stack }
     }
 
     /// Iterates over the kept events, in order.
@@ -260,12 +255,12 @@ impl Heap {
 
     #[inline(never)]
     fn push_block_event(&mut self, action: Action, at: u32) {
-        let Slot { segment, offset, size, requested, tag, module, op, arena, .. } = *self.slot(at);
+        let slot = *self.slot(at);
+        let Slot { segment, offset, size, requested, arena, .. } = slot;
         let (segment, queue) = (self.segment(segment).id, self.arenas[arena as usize].queue);
         let Some(recorder) = &mut self.recorder else { return };
-        let holder = RecordedScope { tag, module, op, call_site: recorder.call_site(at) };
-        let time = recorder.elapsed_ns();
-        recorder.push(RecordedEvent { time, segment, offset, size, requested, action, queue, scope: holder });
+        let (time, holder) = (recorder.elapsed_ns(), recorder.holder(at, &slot));
+        recorder.push(RecordedEvent { time, segment, offset, size, requested, action, queue, holder });
     }
 
     /// Records that a block in use was moved.
@@ -287,25 +282,15 @@ impl Heap {
         arena: u16,
     ) {
         let Some(recorder) = &mut self.recorder else { return };
-        let (time, queue, holder) =
-            (recorder.elapsed_ns(), self.arenas[arena as usize].queue, RecordedScope::default());
-        recorder.push(RecordedEvent {
-            time,
-            segment,
-            offset,
-            size,
-            requested: size,
-            action,
-            queue,
-            scope: holder,
-        });
+        let (time, queue) = (recorder.elapsed_ns(), self.arenas[arena as usize].queue);
+        let (requested, holder) = (size, RecordedScope { scope: Scope::NONE, stack: None });
+        recorder.push(RecordedEvent { time, segment, offset, size, requested, action, queue, holder });
     }
 
     /// Records a failed request.
     pub(super) fn record_oom(&mut self, need: &AllocRequest, device_free: u64) {
         let Some(recorder) = &mut self.recorder else { return };
-        let Scope { tag, module, op, site } = *need.scope;
-        let site = CallSite { location: site, stack: recorder.current_stack.take() };
+        let holder = RecordedScope { scope: *need.scope, stack: recorder.current_stack.take() };
         recorder.push(RecordedEvent {
             time: recorder.elapsed_ns(),
             segment: SegmentId(0),
@@ -314,7 +299,7 @@ impl Heap {
             requested: device_free,
             action: Action::Oom,
             queue: self.arenas[need.arena as usize].queue,
-            scope: RecordedScope { tag, module, op, call_site: site },
+            holder,
         });
     }
 }
@@ -332,31 +317,6 @@ pub struct AllocationChange {
     pub scope: Scope,
 }
 
-impl PoolState {
-    /// Returns the recorded allocations and frees, reconstructed backwards from the current totals.
-    fn allocation_changes(&self) -> Vec<AllocationChange> {
-        let Some(recorder) = &self.heap.recorder else { return Vec::new() };
-        let counters = &self.heap.counters;
-        let (mut allocated, mut reserved) = (counters.allocated(), counters.reserved());
-        let mut changes = Vec::new();
-        for record in recorder.events().rev() {
-            let bytes = record.action.change(record.size);
-            if !record.action.has_holder() {
-                reserved = reserved.saturating_add_signed(-bytes);
-            }
-            if !record.action.has_holder() || bytes == 0 {
-                continue;
-            }
-            let RecordedScope { tag, module, op, call_site: ref site } = record.scope;
-            let scope = Scope { tag, module, op, site: site.location };
-            changes.push(AllocationChange { bytes, allocated, reserved, scope });
-            allocated = allocated.saturating_add_signed(-bytes);
-        }
-        changes.reverse();
-        changes
-    }
-}
-
 impl Pool {
     /// Starts recording and drops earlier events: `pool.start_recording(100_000)`, or with stacks
     /// `pool.start_recording(RecordingOptions::new(100_000).with_stacks())`. [`snapshot`](Self::snapshot)
@@ -372,7 +332,22 @@ impl Pool {
     /// [`snapshot`](Self::snapshot) returns all events.
     #[must_use]
     pub fn allocation_changes(&self) -> Vec<AllocationChange> {
-        self.shared.lock().allocation_changes()
+        let state = self.shared.lock();
+        let Some(recorder) = &state.heap.recorder else { return Vec::new() };
+        // Reconstructed backwards from the current totals.
+        let (mut allocated, mut reserved) = (state.heap.counters.allocated(), state.heap.counters.reserved());
+        let mut changes = Vec::new();
+        for RecordedEvent { action, size, holder, .. } in recorder.events().rev() {
+            let bytes = action.change(*size);
+            if !action.has_holder() {
+                reserved = reserved.saturating_add_signed(-bytes);
+            } else if bytes != 0 {
+                changes.push(AllocationChange { bytes, allocated, reserved, scope: holder.scope });
+                allocated = allocated.saturating_add_signed(-bytes);
+            }
+        }
+        changes.reverse();
+        changes
     }
 
     /// Reports whether the pool is recording.

@@ -21,6 +21,7 @@ use super::heap::{Slot, SlotState as Is};
 use super::pool::Pool;
 use super::pool_state::PoolState;
 use super::recorder::{Action, RecordedScope};
+use super::scope::Scope;
 use super::source::SegmentId;
 use crate::atomic_write::FileError;
 use crate::memory::error::{Error, Result};
@@ -164,7 +165,7 @@ impl Pool {
     pub fn snapshot(&self) -> Snapshot {
         let mut state = self.shared.lock();
         // If polling fails, no further fence counts as passed.
-        let _ = state.poll_fences(&*self.shared.source);
+        let _ = state.poll_fences();
         state.snapshot()
     }
 }
@@ -197,8 +198,9 @@ impl PoolState {
                 let live = state == BlockState::ActiveAllocated;
                 let holder = live.then(|| {
                     let Slot { tag, module, op, .. } = *block;
-                    let site = recorder.map(|r| r.call_site(slot)).unwrap_or_default();
-                    holders.intern(&RecordedScope { tag, module, op, call_site: site })
+                    let unrecorded =
+                        RecordedScope { scope: Scope { tag, module, op, site: None }, stack: None };
+                    holders.intern(&recorder.map_or(unrecorded, |r| r.holder(slot, block)))
                 });
                 let requested_size = if live { block.requested } else { 0 };
                 info.push_block(BlockInfo { address, size: block.size, requested_size, state, holder });
@@ -214,7 +216,7 @@ impl PoolState {
             size: r.size,
             requested_size: r.requested,
             stream: r.queue,
-            holder: r.action.has_holder().then(|| holders.intern(&r.scope)),
+            holder: r.action.has_holder().then(|| holders.intern(&r.holder)),
         });
         let events = events.collect();
         Snapshot {
@@ -287,26 +289,18 @@ struct HolderTable {
 
 impl HolderTable {
     fn intern(&mut self, holder: &RecordedScope) -> usize {
-        let RecordedScope { tag, module, op, call_site: site } = holder;
-        let line = site.location.map_or(0, |l| std::ptr::from_ref::<Location<'_>>(l) as usize);
-        let stack = site.stack.as_ref().map_or(0, |s| Arc::as_ptr(s) as usize);
-        *self.indices.entry((*tag, module.id(), *op, line, stack)).or_insert_with(|| {
-            let line = site.location.map(|l| Frame {
-                name: (*op).to_owned(),
-                filename: l.file().to_owned(),
-                line: l.line(),
-            });
-            let frames = site
-                .stack
+        let RecordedScope { scope: Scope { tag, module, op, site }, stack } = holder;
+        let line = site.map_or(0, |l| std::ptr::from_ref::<Location<'_>>(l) as usize);
+        let stack_id = stack.as_ref().map_or(0, |s| Arc::as_ptr(s) as usize);
+        *self.indices.entry((*tag, module.id(), *op, line, stack_id)).or_insert_with(|| {
+            let (module, op) = (module.to_string(), (*op).to_owned());
+            let line =
+                site.map(|l| Frame { name: op.clone(), filename: l.file().to_owned(), line: l.line() });
+            let frames = stack
                 .as_deref()
-                .map(|s| self.stacks.entry(stack).or_insert_with(|| parse_frames(s)).clone());
+                .map(|s| self.stacks.entry(stack_id).or_insert_with(|| parse_frames(s)).clone());
             let frames = frames.filter(|f| !f.is_empty()).unwrap_or_else(|| line.into_iter().collect());
-            self.list.push(AllocationSite {
-                tag: *tag,
-                module: module.to_string(),
-                op: (*op).to_owned(),
-                frames,
-            });
+            self.list.push(AllocationSite { tag: *tag, module, op, frames });
             self.list.len() - 1
         })
     }

@@ -130,6 +130,12 @@ pub struct PageRemap {
     pub from: Option<(SegmentId, u64)>,
 }
 
+/// Returns the error of a source without virtual memory.
+fn no_virtual_memory<T>(call: &'static str, _arguments: impl Sized) -> Result<T, SourceError> {
+    let detail = "the source has no virtual memory; `limits().virtual_memory` says so".to_owned();
+    Err(SourceError::Driver { call, detail })
+}
+
 /// Supplies the segments of a [`Pool`](super::Pool).
 pub trait SegmentSource: Send + Sync + fmt::Debug {
     /// Returns the limits of its segments.
@@ -156,15 +162,24 @@ pub trait SegmentSource: Send + Sync + fmt::Debug {
     /// Frees a segment of [`alloc_segment`](Self::alloc_segment) immediately.
     fn free_segment(&self, segment: SegmentId) -> Result<(), SourceError>;
 
-    /// Reserves `bytes` of addresses without memory. Called only where `limits().virtual_memory` is present.
-    fn reserve_addresses(&self, bytes: u64) -> Result<SegmentId, SourceError>;
+    /// Reserves `bytes` of addresses without memory. This and the following calls of virtual memory are made only
+    /// where `limits().virtual_memory` is present; by default they fail.
+    fn reserve_addresses(&self, bytes: u64) -> Result<SegmentId, SourceError> {
+        no_virtual_memory("reserve_addresses", bytes)
+    }
     /// Frees a reserved range, in which nothing is mapped any more.
-    fn free_addresses(&self, segment: SegmentId) -> Result<(), SourceError>;
+    fn free_addresses(&self, segment: SegmentId) -> Result<(), SourceError> {
+        no_virtual_memory("free_addresses", segment)
+    }
     /// Maps new physical memory at `offset..offset + bytes` of a reserved range (multiples of the
     /// granularity).
-    fn map(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError>;
+    fn map(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
+        no_virtual_memory("map", (segment, offset, bytes))
+    }
     /// Unmaps exactly one extent that one call of [`map`](Self::map) made.
-    fn unmap(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError>;
+    fn unmap(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
+        no_virtual_memory("unmap", (segment, offset, bytes))
+    }
 
     /// Calls [`unmap`](Self::unmap) for neighbouring extents of these sizes, from `offset` on.
     fn unmap_extents(&self, segment: SegmentId, offset: u64, pieces: &[u64]) -> Result<(), SourceError> {

@@ -24,7 +24,7 @@ use crate::runtime::future::{DeviceFuture, WaiterThread};
 use crate::runtime::observer;
 use crate::runtime::options::DeviceOptions;
 use crate::runtime::profile::{SpanRecorder, WorkItem};
-use crate::runtime::stream::{DeviceMover, StreamSet};
+use crate::runtime::stream::StreamSet;
 use crate::runtime::variant_choices::VariantChoices;
 use crate::sync::{LockUnpoisoned, RwLockUnpoisoned};
 use crate::variables;
@@ -40,7 +40,6 @@ struct DeviceInner {
     // The pools are dropped before the backend that provides their segments.
     pool: Pool,
     host_pool: OnceLock<Pool>,
-    backend: Arc<dyn Backend>,
     /// Backend as programs get it.
     flushing_backend: OnceLock<Arc<dyn Backend>>,
     streams: Arc<StreamSet>,
@@ -194,12 +193,11 @@ impl Device {
     pub fn with_config(backend: Arc<dyn Backend>, config: Config) -> Self {
         let info = backend.info();
         let name = format!("{}:{}", info.backend, info.index);
-        let lanes = Arc::new(StreamSet::new(&backend));
-        let mover = Arc::new(DeviceMover { backend: Arc::clone(&backend), lanes: Arc::clone(&lanes) });
+        let streams = Arc::new(StreamSet::new(Arc::clone(&backend)));
         let mut pool = Pool::new(backend.clone(), config).with_device_name(name.clone());
         // Compaction waits for fences.
         if platform::CAN_BLOCK {
-            pool = pool.with_mover(mover);
+            pool = pool.with_mover(streams.clone());
         }
         let random = Mutex::new(RandomState { seed: 0, offset: 0 });
         let null = info.backend == "null";
@@ -208,9 +206,8 @@ impl Device {
             waiter: WaiterThread::default(),
             pool,
             host_pool: OnceLock::new(),
-            backend,
             flushing_backend: OnceLock::new(),
-            streams: lanes,
+            streams,
             kernels: RwLock::default(),
             kernels_by_key: RwLock::default(),
             custom_kernels: RwLock::default(),
@@ -247,7 +244,7 @@ impl Device {
     /// Returns the description of the device.
     #[must_use]
     pub fn info(&self) -> &DeviceInfo {
-        self.inner.backend.info()
+        self.raw_backend().info()
     }
 
     /// Returns the backend, which works with segments and kernels, not tensors. A device defers elementwise
@@ -258,19 +255,19 @@ impl Device {
         let inner = &self.inner;
         inner
             .flushing_backend
-            .get_or_init(|| Arc::new(FlushingBackend::new(self.downgrade(), Arc::clone(&inner.backend))))
+            .get_or_init(|| Arc::new(FlushingBackend::new(self.downgrade(), Arc::clone(self.raw_backend()))))
     }
 
     /// Returns the backend itself, for callers that hold the dispatch lock or do not need it.
     #[inline]
     pub(crate) fn raw_backend(&self) -> &Arc<dyn Backend> {
-        &self.inner.backend
+        &self.inner.streams.backend
     }
 
     /// Returns the calls that the backend's library supports; none without a library.
     #[must_use]
     pub fn library_features(&self) -> LibraryFeatures {
-        self.inner.backend.library().map_or_else(LibraryFeatures::default, KernelLibrary::features)
+        self.raw_backend().library().map_or_else(LibraryFeatures::default, KernelLibrary::features)
     }
 
     /// Returns the memory pool.
@@ -284,7 +281,7 @@ impl Device {
     #[must_use]
     pub fn host_pool(&self) -> &Pool {
         self.inner.host_pool.get_or_init(|| {
-            let source = Arc::new(HostSource(Arc::clone(&self.inner.backend)));
+            let source = Arc::new(HostSource(Arc::clone(self.raw_backend())));
             // Limits of device memory do not apply to host memory.
             let config =
                 Config { max_memory: None, per_process_memory_fraction: 1.0, ..self.pool().config() };
@@ -383,7 +380,7 @@ impl Device {
     /// Waits until the device has completed all work enqueued so far.
     pub fn synchronize(&self) -> Result<()> {
         self.flush_fusion()?;
-        let backend = &self.inner.backend;
+        let backend = self.raw_backend();
         Ok(backend.wait_fence(backend.record_fence()?)?)
     }
 
@@ -491,14 +488,14 @@ impl Device {
             zero_workgroup_memory: true,
         })?;
         // The wait reports compile errors where the kernel is first used.
-        self.inner.backend.wait_compiled(kernel.id)?;
+        self.raw_backend().wait_compiled(kernel.id)?;
         let form = (kernel, Arc::new(interface));
         kernels.write_unpoisoned().insert(key, form.clone());
         Ok(form)
     }
 
     fn compile(&self, source: &KernelSource<'_>) -> Result<CompiledKernel> {
-        let id = self.inner.backend.compile(source)?;
+        let id = self.raw_backend().compile(source)?;
         let mut labels = self.inner.kernel_labels.write_unpoisoned();
         let at = id.0 as usize;
         if labels.len() <= at {

@@ -162,10 +162,13 @@ impl Stream {
 
 /// Queues of a device and their synchronisation state.
 pub(crate) struct StreamSet {
+    /// Backend of the device, which is that of queue 0.
+    pub(crate) backend: Arc<dyn Backend>,
     queue_count: u8,
     /// True once more than one queue is in use. Until then all work is in order.
     has_active_streams: AtomicBool,
     next_stream: AtomicU8,
+    /// Backends of the other queues that are in use.
     backends: [OnceLock<Arc<dyn Backend>>; MAX_QUEUES as usize],
     sync: Mutex<StreamSync>,
     pub(crate) dispatch: DispatchQueue,
@@ -208,9 +211,10 @@ impl Default for StreamUses {
 }
 
 impl StreamSet {
-    pub(crate) fn new(backend: &Arc<dyn Backend>) -> Self {
+    pub(crate) fn new(backend: Arc<dyn Backend>) -> Self {
         Self {
             queue_count: backend.queue_count(),
+            backend,
             has_active_streams: AtomicBool::new(false),
             next_stream: AtomicU8::new(0),
             backends: Default::default(),
@@ -221,12 +225,8 @@ impl StreamSet {
         }
     }
 
-    fn stream_backend<'a>(
-        &'a self,
-        backend: &'a Arc<dyn Backend>,
-        queue: u8,
-    ) -> Result<&'a Arc<dyn Backend>> {
-        let slot = &self.backends[usize::from(queue)];
+    fn stream_backend(&self, queue: u8) -> Result<&Arc<dyn Backend>> {
+        let (backend, slot) = (&self.backend, &self.backends[usize::from(queue)]);
         if queue == 0 {
             return Ok(backend);
         }
@@ -254,21 +254,16 @@ impl StreamSet {
     }
 }
 
-/// Moves blocks of a device's pool for compaction.
-pub(crate) struct DeviceMover {
-    pub(crate) backend: Arc<dyn Backend>,
-    pub(crate) lanes: Arc<StreamSet>,
-}
-
-impl fmt::Debug for DeviceMover {
+impl fmt::Debug for StreamSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Copies({:?})", self.backend)
+        write!(f, "StreamSet({:?})", self.backend)
     }
 }
 
-impl BlockMover for DeviceMover {
+/// Moves blocks of the device's pool for compaction.
+impl BlockMover for StreamSet {
     fn lock_dispatch(&self) -> Box<dyn HeldDispatch + '_> {
-        Box::new(self.lanes.lock_dispatch())
+        Box::new(self.lock_dispatch())
     }
 
     fn enqueue_copies(&self, queue: u8, moves: &[BlockMove]) -> memory::Result<()> {
@@ -276,13 +271,12 @@ impl BlockMover for DeviceMover {
     }
 }
 
-impl DeviceMover {
+impl StreamSet {
     fn copy_blocks(&self, queue: u8, moves: &[BlockMove]) -> Result<()> {
-        let Self { backend, lanes } = self;
-        let lane = lanes.stream_backend(backend, queue)?;
-        let order = &mut *lanes.sync.lock_unpoisoned();
+        let (backend, lane) = (&self.backend, self.stream_backend(queue)?);
+        let order = &mut *self.sync.lock_unpoisoned();
         // Unused queues wait for moves when they are opened.
-        let used = |other: &u8| *other == 0 || lanes.backends[usize::from(*other)].get().is_some();
+        let used = |other: &u8| *other == 0 || self.backends[usize::from(*other)].get().is_some();
         let others: SmallVec<[u8; 8]> =
             (0..MAX_QUEUES).filter(|other| *other != queue && used(other)).collect();
         for &other in &others {
@@ -382,7 +376,7 @@ impl Device {
 
     /// Returns the backend of a queue.
     pub(crate) fn queue_backend(&self, queue: u8) -> Result<&Arc<dyn Backend>> {
-        self.stream_set().stream_backend(self.raw_backend(), queue)
+        self.stream_set().stream_backend(queue)
     }
 
     /// Returns the queues for copies to and from the host, and marks them as in use.

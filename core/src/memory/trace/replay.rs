@@ -3,20 +3,14 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-use rustc_hash::FxHashMap;
 
 use super::{PyTorchBaseline, Trace, TraceEvent, file_error};
 use crate::memory::compaction::{BlockMove, BlockMover, HeldDispatch};
-use crate::memory::source::{
-    DeviceMemory, Fence, MAX_QUEUES, PageRemap, SegmentId, SegmentSource, SourceError, SourceLimits,
-    VirtualMemory,
-};
+use crate::memory::counting_source::CountingSource;
+use crate::memory::source::{MAX_QUEUES, SourceLimits, VirtualMemory};
 use crate::memory::{Block, Bytes, Config, Pool, Request, Result};
-use crate::sync::LockUnpoisoned;
 
 /// Kind of segments that a pool grows with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,10 +78,10 @@ const DEVICE_BYTES: u64 = 80 << 30;
 /// The configuration limits the pool to less than the trace needs.
 pub fn replay(trace: &Trace, config: Config, mode: SegmentMode, timed: u32) -> Result<ReplayReport> {
     let mut report = ReplayReport { peak_requested: trace.peak_requested, ..ReplayReport::default() };
-    let source = Arc::new(CountingSource::new(mode));
+    let source = Arc::new(counting_source(mode));
     let pool = run_trace(trace, config, source.clone(), |pool| {
         // Only a request that made the pool grow can have raised the peak.
-        let peak = source.peak.load(Ordering::Relaxed);
+        let peak = source.peak_bytes();
         if peak > report.peak_reserved {
             let now = pool.stats();
             report.peak_reserved = peak;
@@ -97,12 +91,12 @@ pub fn replay(trace: &Trace, config: Config, mode: SegmentMode, timed: u32) -> R
     let stats = pool.stats();
     report.peak_allocated = stats.peak_allocated();
     report.segments = stats.segment.all.peak;
-    report.driver_calls = source.calls.load(Ordering::Relaxed);
+    report.driver_calls = source.calls();
     report.compacted_bytes = stats.compacted_bytes;
     let mut best = None;
     for _ in 0..timed {
         let start = Instant::now();
-        run_trace(trace, config, Arc::new(CountingSource::new(mode)), |_| {})?;
+        run_trace(trace, config, Arc::new(counting_source(mode)), |_| {})?;
         best = best.into_iter().chain([start.elapsed()]).min();
     }
     let best = best.unwrap_or(Duration::ZERO);
@@ -110,57 +104,15 @@ pub fn replay(trace: &Trace, config: Config, mode: SegmentMode, timed: u32) -> R
     Ok(report)
 }
 
-/// A source without memory that counts its calls and bytes, and checks nothing.
-#[derive(Debug)]
-struct CountingSource {
-    limits: SourceLimits,
-    last_id: AtomicU64,
-    calls: AtomicU64,
-    used: AtomicU64,
-    peak: AtomicU64,
-    plain_sizes: Mutex<FxHashMap<SegmentId, u64>>,
-}
-
-impl CountingSource {
-    fn new(mode: SegmentMode) -> Self {
-        let reservation = DEVICE_BYTES / 8 * 9;
-        let (alignment, virtual_memory) = match mode {
-            SegmentMode::Plain => (256, None),
-            SegmentMode::Virtual => (512, Some(VirtualMemory { granularity: 2 << 20, reservation })),
-        };
-        Self {
-            limits: SourceLimits { alignment, max_segment: u64::MAX, virtual_memory },
-            last_id: AtomicU64::new(0),
-            calls: AtomicU64::new(0),
-            used: AtomicU64::new(0),
-            peak: AtomicU64::new(0),
-            plain_sizes: Mutex::default(),
-        }
-    }
-
-    /// Counts a call that takes memory.
-    fn take_bytes(&self, bytes: u64) -> Result<(), SourceError> {
-        self.calls.fetch_add(1, Ordering::Relaxed);
-        let before = self.used.load(Ordering::Relaxed);
-        if before + bytes > DEVICE_BYTES {
-            let detail = format!("{before} of {DEVICE_BYTES} bytes are in use");
-            return Err(SourceError::OutOfMemory { bytes, detail });
-        }
-        self.used.store(before + bytes, Ordering::Relaxed);
-        self.peak.fetch_max(before + bytes, Ordering::Relaxed);
-        Ok(())
-    }
-
-    /// Counts a call that returns memory.
-    fn return_bytes(&self, bytes: u64) -> Result<(), SourceError> {
-        self.calls.fetch_add(1, Ordering::Relaxed);
-        self.used.fetch_sub(bytes, Ordering::Relaxed);
-        Ok(())
-    }
-
-    fn next_id(&self) -> SegmentId {
-        SegmentId(self.last_id.fetch_add(1, Ordering::Relaxed) + 1)
-    }
+/// Returns a source like the card of the recordings.
+fn counting_source(mode: SegmentMode) -> CountingSource {
+    let reservation = DEVICE_BYTES / 8 * 9;
+    let (alignment, virtual_memory) = match mode {
+        SegmentMode::Plain => (256, None),
+        SegmentMode::Virtual => (512, Some(VirtualMemory { granularity: 2 << 20, reservation })),
+    };
+    let limits = SourceLimits { alignment, max_segment: u64::MAX, virtual_memory };
+    CountingSource::new(limits, MAX_QUEUES, DEVICE_BYTES, DEVICE_BYTES)
 }
 
 impl BlockMover for CountingSource {
@@ -172,66 +124,11 @@ impl BlockMover for CountingSource {
     }
 }
 
-impl SegmentSource for CountingSource {
-    fn limits(&self) -> SourceLimits {
-        self.limits
-    }
-    fn device_memory(&self) -> DeviceMemory {
-        let used = self.used.load(Ordering::Relaxed);
-        DeviceMemory { total: Some(DEVICE_BYTES), free: Some(DEVICE_BYTES - used) }
-    }
-    fn is_device_memory(&self) -> bool {
-        false
-    }
-    fn alloc_segment(&self, bytes: u64) -> Result<SegmentId, SourceError> {
-        self.take_bytes(bytes)?;
-        let id = self.next_id();
-        self.plain_sizes.lock_unpoisoned().insert(id, bytes);
-        Ok(id)
-    }
-    fn free_segment(&self, segment: SegmentId) -> Result<(), SourceError> {
-        let bytes = self.plain_sizes.lock_unpoisoned().remove(&segment);
-        self.return_bytes(bytes.unwrap_or_default())
-    }
-    fn reserve_addresses(&self, _bytes: u64) -> Result<SegmentId, SourceError> {
-        Ok(self.next_id())
-    }
-    fn free_addresses(&self, _segment: SegmentId) -> Result<(), SourceError> {
-        Ok(())
-    }
-    fn map(&self, _segment: SegmentId, _offset: u64, bytes: u64) -> Result<(), SourceError> {
-        self.take_bytes(bytes)
-    }
-    fn unmap(&self, _segment: SegmentId, _offset: u64, bytes: u64) -> Result<(), SourceError> {
-        self.return_bytes(bytes)
-    }
-    fn unmap_extents(&self, _segment: SegmentId, _offset: u64, pieces: &[u64]) -> Result<(), SourceError> {
-        self.return_bytes(pieces.iter().sum())
-    }
-    fn remap(&self, pieces: &[PageRemap]) -> Result<(), SourceError> {
-        let moved: u64 = pieces.iter().filter(|p| p.from.is_some()).map(|p| p.bytes).sum();
-        self.used.fetch_sub(moved, Ordering::Relaxed);
-        self.take_bytes(pieces.iter().map(|p| p.bytes).sum())
-    }
-    fn queue_count(&self) -> u8 {
-        MAX_QUEUES
-    }
-    fn record_fence(&self) -> Result<Fence, SourceError> {
-        Ok(Fence(0))
-    }
-    fn is_fence_signaled(&self, _fence: Fence) -> Result<bool, SourceError> {
-        Ok(true)
-    }
-    fn wait_fence(&self, _fence: Fence) -> Result<(), SourceError> {
-        Ok(())
-    }
-}
-
 /// Replays a trace, and calls `each` after each request.
 fn run_trace(
     trace: &Trace,
     config: Config,
-    source: Arc<impl SegmentSource + BlockMover + 'static>,
+    source: Arc<CountingSource>,
     mut each: impl FnMut(&Pool),
 ) -> Result<Pool> {
     // All blocks may move, as those of tensors may.
