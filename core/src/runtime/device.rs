@@ -439,7 +439,7 @@ impl Device {
 
     /// Waits until a kernel is compiled, and returns its compile error.
     pub(crate) fn wait_compiled(&self, kernel: CompiledKernel) -> Result<()> {
-        self.inner.backend.wait_compiled(kernel.id)
+        self.backend().wait_compiled(kernel.id)
     }
 
     /// Returns a compiled kernel by its key; `spec` is called only at the first use of the key.
