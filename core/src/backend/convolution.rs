@@ -194,7 +194,9 @@ mod tests {
         assert_eq!(width(56, 56), Some(64));
         assert_eq!(width(1, 256), None);
         assert_eq!(width(8, 8), None);
-        assert_eq!(width(16, 24), None);
+        // A quarter outside is allowed, and more is not.
+        assert_eq!(width(16, 24), Some(32));
+        assert_eq!(width(16, 23), None);
     }
 
     #[test]
@@ -213,7 +215,8 @@ mod tests {
         assert_eq!(splits(128, 128, 9, 1 << 18), 26);
         assert_eq!(ConvolutionCall::weight_grad_tiles(256, 256, 9), 18);
         assert_eq!(splits(256, 256, 9, 1 << 16), 7);
-        assert_eq!(splits(128, 3, 9, 1 << 18), 128);
+        // Of 128 possible splits, 122 are at most 5 % slower.
+        assert_eq!(splits(128, 3, 9, 1 << 18), 122);
         // A tile for each multiprocessor or more needs no splits; few positions allow none.
         assert_eq!(splits(2048, 512, 9, 4096), 1);
         assert_eq!(splits(64, 64, 9, 1024), 1);

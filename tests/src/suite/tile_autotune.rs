@@ -72,6 +72,11 @@ impl Drop for TempFolder {
     }
 }
 
+/// Factor of the extents of products that are timed: a GPU has several candidates for large ones only.
+fn scale(device: &Device) -> usize {
+    if device.info().software { 1 } else { 16 }
+}
+
 fn random(shape: [usize; 2], dtype: DType, device: &Device) -> CoreResult<Tensor> {
     Tensor::randn(shape, DType::F32, device)?.to_dtype(dtype)
 }
@@ -143,20 +148,22 @@ fn choices_are_timed_once_and_kept_on_disk(device: &Device) -> Result<()> {
     }
     let folder = TempFolder::new("kept");
     let first = with_own_choices(device, Some(&folder.0));
-    first.set_tile_autotune_min_flops(Some(2 * 128 * 128 * 128));
-    let (a, b) = (random([128, 128], DType::F32, &first)?, random([128, 128], DType::F32, &first)?);
+    let n = 128 * scale(device);
+    let flops = Some(2 * (n * n * n) as u64);
+    let (a, b) = (random([n, n], DType::F32, &first)?, random([n, n], DType::F32, &first)?);
     first.set_tile_autotune_min_flops(None);
     let expected = a.matmul(&b)?.to_bytes()?;
     ensure!(folder.choices()?.is_empty(), "a choice without timing");
-    first.set_tile_autotune_min_flops(Some(2 * 128 * 128 * 128));
-    a.narrow(0, 0, 64)?.matmul(&b)?;
+    first.set_tile_autotune_min_flops(flops);
+    a.narrow(0, 0, n / 2)?.matmul(&b)?;
     ensure!(folder.choices()?.is_empty(), "a product below the limit was timed");
     ensure!(a.matmul(&b)?.to_bytes()? == expected, "timing changes the result");
     let kept = folder.choices()?;
     ensure!(kept.len() == 1, "{} choices after one kind of product", kept.len());
     let text = String::from_utf8_lossy(&kept[0].1).into_owned();
     let info = first.info();
-    for part in [info.name.as_str(), info.driver.as_str(), "matmul dtype=f32", "128x128x128x1"] {
+    let extents = format!("{n}x{n}x{n}x1");
+    for part in [&info.name, &info.driver, "matmul dtype=f32", &extents] {
         ensure!(text.contains(part), "{part} is missing in {text:?}");
     }
     ensure!(first.describe_tile_choice().contains("1 choices in"), "{}", first.describe_tile_choice());
@@ -190,7 +197,8 @@ fn a_damaged_choice_is_made_again(device: &Device) -> Result<()> {
         let device = with_own_choices(device, Some(&folder.0));
         device.set_tile_autotune_min_flops(Some(0));
         device.manual_seed(1);
-        let (a, b) = (random([96, 64], DType::F32, &device)?, random([64, 80], DType::F32, &device)?);
+        let [m, k, n] = [96, 64, 80].map(|extent| extent * scale(&device));
+        let (a, b) = (random([m, k], DType::F32, &device)?, random([k, n], DType::F32, &device)?);
         let made = a.matmul(&b)?.to_bytes()?;
         ensure!(*expected.get_or_insert_with(|| made.clone()) == made, "other bits after {damage:?}");
         let kept = folder.choices()?;
@@ -234,7 +242,8 @@ fn captured_and_profiled_steps_are_not_timed(device: &Device) -> Result<()> {
     }
     let folder = TempFolder::new("captured");
     let device = &with_own_choices(device, Some(&folder.0));
-    let (a, b) = (random([100, 64], DType::F32, device)?, random([64, 72], DType::F32, device)?);
+    let [m, k, n] = [100, 64, 72].map(|extent| extent * scale(device));
+    let (a, b) = (random([m, k], DType::F32, device)?, random([k, n], DType::F32, device)?);
     let step = || a.matmul(&b);
     // A recording follows an eager run.
     step()?;
