@@ -11,7 +11,7 @@ use crate::platform::Instant;
 use crate::runtime::variant_choices::{VariantCode, VariantProblem};
 
 /// Number of tiles that are timed. Each takes the driver up to a second to compile.
-const MAX_CANDIDATES: usize = 5;
+const MAX_CANDIDATES: usize = 3;
 /// Tiles with a higher cost by the model, relative to the cheapest, are not timed.
 const MAX_COST_RATIO: f64 = 2.0;
 /// Rounds over all candidates. The clock of an idle GPU rises for tens of milliseconds, so candidates take turns.
