@@ -108,7 +108,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         {
             {{ load_sources(ky ~ "u") }}
             {% for k in range(kernel_x) %}
-            sum{{ ky * kernel_x + k }} += {% for r in range(run) %}{{ " + " if not loop.first }}g{{ r }} * v{{ place(r, k) }}{% endfor %};
+            {% for r in range(run) %}
+            sum{{ ky * kernel_x + k }} += g{{ r }} * v{{ place(r, k) }};
+            {% endfor %}
             {% endfor %}
         }
         {% endfor %}

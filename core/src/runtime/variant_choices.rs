@@ -1,17 +1,23 @@
 //! Choices between variants of a kernel, made by timing: in memory, and on disk for the next process.
 
 use std::path::Path;
-use std::sync::RwLock;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, RwLock, TryLockError};
+use std::time::Duration;
 
 use forebay_shaders::KernelSpec;
 use rustc_hash::FxHashMap;
 
 use crate::backend::DeviceInfo;
 use crate::disk_cache::{ChoiceCache, DiskCache};
-use crate::platform::CAN_BLOCK;
+use crate::platform::{CAN_BLOCK, Instant};
 use crate::runtime::device::Device;
 use crate::sync::RwLockUnpoisoned;
+
+/// Time after which timing waits until a device has been open for longer, so that a program's first step is not much
+/// slower. Each variant takes the driver up to a second to compile.
+const FREE_TIME: Duration = Duration::from_millis(1500);
+/// Part of a device's age that timing may take in addition.
+const TIME_SHARE: f64 = 0.1;
 
 /// Numbers that tell variants of one kernel apart.
 pub(crate) type VariantCode = [u16; 4];
@@ -45,7 +51,9 @@ pub(crate) struct VariantChoices {
     disk: RwLock<ChoiceCache>,
     /// Name of the device and its driver.
     owner: String,
-    is_timing: AtomicBool,
+    opened: Instant,
+    /// Time that timing has taken. The thread that times holds the lock.
+    spent: Mutex<Duration>,
 }
 
 impl VariantChoices {
@@ -54,7 +62,7 @@ impl VariantChoices {
         let owner = format!("{} through {}, {}", info.name, info.backend, info.driver);
         let disk = if info.backend == "null" { DiskCache::in_folder(None) } else { DiskCache::from_env() };
         let disk = RwLock::new(ChoiceCache::new(owner.clone(), disk));
-        Self { known: RwLock::default(), disk, owner, is_timing: AtomicBool::new(false) }
+        Self { known: RwLock::default(), disk, owner, opened: Instant::now(), spent: Mutex::default() }
     }
 
     /// Returns the choice for a problem: of this process, else the one on disk.
@@ -80,18 +88,28 @@ impl VariantChoices {
         self.disk.read_unpoisoned().store(&problem.describe(), format_code(code).as_bytes());
     }
 
-    /// Starts to time variants. Returns `None` while another thread does so, because both would disturb each other.
+    /// Starts to time variants. Returns `None` while another thread does so, because both would disturb each other, and
+    /// if timing has already taken its part of the device's age.
     pub(crate) fn start_timing(&self) -> Option<TimingGuard<'_>> {
-        (!self.is_timing.swap(true, Ordering::Acquire)).then_some(TimingGuard(&self.is_timing))
+        let spent = match self.spent.try_lock() {
+            Ok(spent) => spent,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        let has_time = *spent <= FREE_TIME + self.opened.elapsed().mul_f64(TIME_SHARE);
+        has_time.then(|| TimingGuard { spent, start: Instant::now() })
     }
 }
 
-/// Guard of the only thread that times variants of a device.
-pub(crate) struct TimingGuard<'a>(&'a AtomicBool);
+/// Guard of the only thread that times variants of a device. Counts the time until it is dropped.
+pub(crate) struct TimingGuard<'a> {
+    spent: MutexGuard<'a, Duration>,
+    start: Instant,
+}
 
 impl Drop for TimingGuard<'_> {
     fn drop(&mut self) {
-        self.0.store(false, Ordering::Release);
+        *self.spent += self.start.elapsed();
     }
 }
 
@@ -191,6 +209,16 @@ mod tests {
         let guard = choices.start_timing();
         assert!(guard.is_some() && choices.start_timing().is_none());
         drop(guard);
+        assert!(choices.start_timing().is_some());
+    }
+
+    #[test]
+    fn timing_takes_a_part_of_the_age() {
+        let device = Device::null(CardProfile::default());
+        let choices = device.variant_choices();
+        *choices.spent.lock().expect("no panic") = FREE_TIME + Duration::from_secs(100);
+        assert!(choices.start_timing().is_none());
+        *choices.spent.lock().expect("no panic") = FREE_TIME;
         assert!(choices.start_timing().is_some());
     }
 }

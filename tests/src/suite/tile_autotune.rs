@@ -246,6 +246,7 @@ fn captured_and_profiled_steps_are_not_timed(device: &Device) -> Result<()> {
     let (a, b) = (random([m, k], DType::F32, device)?, random([k, n], DType::F32, device)?);
     let step = || a.matmul(&b);
     // A recording follows an eager run.
+    device.set_tile_autotune_min_flops(None);
     step()?;
     let plain = device.record_with(&[], |_| step())?.stats().commands;
     device.set_tile_autotune_min_flops(Some(0));

@@ -374,8 +374,8 @@ fn needs_saved(op: &PointwiseOp, args: &[Operand<'_>], var: GradVar) -> bool {
 type PointwiseInputs<'a> = SmallVec<[PointwiseInput<'a>; 6]>;
 
 /// Evaluates a gradient expression in one kernel. `target` is the gradient of the result, and the shape and the dtype
-/// of the operand, to which the values are summed and rounded. With `overwrites`, the values replace those of the gradient
-/// of the result, which nothing else reads.
+/// of the operand, to which the values are summed and rounded. With `overwrites`, the values replace those of the
+/// gradient of the result, which nothing else reads.
 fn run_gradient_kernel(
     op: &'static PointwiseOp,
     expr: &'static str,
