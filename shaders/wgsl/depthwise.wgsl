@@ -46,7 +46,8 @@ struct Params {
 {{ t.output(3 if bias else 2, "out", "f32" if pass == "weight" else dtype, mode) }}
 {{ t.divide(f32_division) }}
 
-{#- Source elements of a run are numbered from 64 places before the first element's. -#}
+{#- Number of the source element that result `r` and tap `k` read. 64 is the first element of the run, so numbers are
+never negative. -#}
 {%- macro place(r, k) -%}
 {%- if pass != "input" -%}{{ 64 + r * stride_x + k * dilation_x - padding_x }}
 {%- elif (64 * stride_x + r + padding_x - k * dilation_x) % stride_x == 0 -%}

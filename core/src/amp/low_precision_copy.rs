@@ -1,7 +1,8 @@
 //! 16-bit copies of parameters, which an optimiser writes in the same kernel that updates the parameters. The
 //! next forward pass under [`autocast`](super::autocast()) uses the copy instead of a cast.
 //!
-//! A copy is valid until the parameter is written again, which storage versions detect. If a graph still
+//! A copy is valid until the parameter is written again, which storage versions detect. A parameter in memory that the
+//! program can write without a version is cast each time. If a graph still
 //! holds the previous copy, the next copy uses other memory. A captured step holds the copies that it was
 //! recorded with (`CapturedCast`) and writes them in place at every replay. A graph that uses such a copy
 //! must run its backward pass before the next replay.
@@ -42,8 +43,10 @@ pub(super) fn find_or_request(leaf: &Tensor, to: DType) -> Option<Tensor> {
 /// Reports whether a parameter was cast, so that a step should write its copy.
 #[must_use]
 pub fn is_wanted(parameter: &Tensor) -> bool {
-    autograd::lock_low_precision_copy(parameter)
-        .is_some_and(|copy| parameter.dtype() == DType::F32 && !matches!(*copy, LowPrecisionCopy::None))
+    parameter.dtype() == DType::F32
+        && parameter.storage().tracked_version().is_some()
+        && autograd::lock_low_precision_copy(parameter)
+            .is_some_and(|copy| !matches!(*copy, LowPrecisionCopy::None))
 }
 
 /// Allocates memory for the next copy of an f32 parameter that was cast, or reuses the last copy.

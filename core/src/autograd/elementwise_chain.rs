@@ -27,8 +27,8 @@ pub(crate) enum ChainRole {
     Link,
 }
 
-/// Id of the newest checkpoint. The gradient of an older node may be incomplete without an edge that shows it,
-/// because a checkpoint also produces gradients for tensors that its closure captures.
+/// Id of the newest checkpoint. A checkpoint also produces gradients for tensors that its closure captures, without
+/// edges to them. So a node older than the newest checkpoint may lack gradients after its only consumer has run.
 static NEWEST_CHECKPOINT: AtomicU64 = AtomicU64::new(0);
 
 /// Notes the creation of a checkpoint.
@@ -50,9 +50,10 @@ pub(super) fn is_dense_and_unique(grad: &Tensor) -> bool {
 }
 
 /// Reports whether a kernel may replace a gradient that has no other owner. 16-bit elements must be whole vectors,
-/// because a kernel writes the others one by one in place.
+/// because a kernel writes the others one by one in place. Memory of the program may have an owner outside.
 pub(super) fn can_overwrite(grad: &Tensor) -> bool {
     is_dense_and_unique(grad)
+        && grad.storage().tracked_version().is_some()
         && grad.layout().offset() == 0
         && (grad.dtype().size() >= 4 || grad.numel().is_multiple_of(8))
 }

@@ -312,7 +312,7 @@ impl GraphTask<'_> {
             }
         };
         let (handed, beyond) = (wants.accumulated_inputs.take(), wants.outer_grads.take());
-        // Otherwise frees what the node has saved, unless the graph is retained.
+        // Keeps the guard for a chain. Without one, drops it, which frees saved tensors unless the graph is retained.
         let run = (self.has_chains && node.chain_role.get().is_some()).then_some(run);
         let grads = grads?;
         self.add_outer_grads(beyond)?;
@@ -397,7 +397,7 @@ impl GraphTask<'_> {
         if looks {
             anomaly::check_grads_for_nan(node, &grad, &grads)?;
         }
-        // A gradient that was passed on must have one owner again.
+        // If the node passed its incoming gradient on, this handle is dropped, so that the receiver is the only owner.
         let grad = Some(grad).filter(Tensor::is_unique);
         match run {
             Some(run) => {

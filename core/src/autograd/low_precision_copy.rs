@@ -35,9 +35,9 @@ impl CopyVersion {
         }
     }
 
-    /// Reports whether neither was written since.
+    /// Reports whether neither was written since. That is unknown for a leaf in memory that the program can write.
     pub(crate) fn is_current(&self, leaf: &Tensor, copy: &Tensor) -> bool {
-        self.leaf_version == leaf.version()
+        leaf.storage().tracked_version() == Some(self.leaf_version)
             && self.copy_version == copy.version()
             && self.leaf_storage.ptr_eq(&leaf.downgrade_storage())
     }

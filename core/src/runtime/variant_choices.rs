@@ -13,8 +13,8 @@ use crate::platform::{CAN_BLOCK, Instant};
 use crate::runtime::device::Device;
 use crate::sync::RwLockUnpoisoned;
 
-/// Time after which timing waits until a device has been open for longer, so that a program's first step is not much
-/// slower. Each variant takes the driver up to a second to compile.
+/// Time that timing may always take. Beyond it, timing starts only within its share of the device's age, so that a
+/// program's first step stays short. Each variant takes the driver up to a second to compile.
 const FREE_TIME: Duration = Duration::from_millis(1500);
 /// Part of a device's age that timing may take in addition.
 const TIME_SHARE: f64 = 0.1;
@@ -72,9 +72,9 @@ impl VariantChoices {
         }
         let on_disk = self.disk.read_unpoisoned().load(&problem.describe());
         let code = on_disk.and_then(|bytes| parse_code(&bytes));
-        // Kept even if there is none: products that can't be timed would read the disk each time.
-        self.known.write_unpoisoned().insert(problem.clone(), code);
-        code
+        // Kept even if there is none: products that can't be timed would read the disk each time. Another thread may
+        // have made the choice in the meantime.
+        *self.known.write_unpoisoned().entry(problem.clone()).or_insert(code)
     }
 
     /// Keeps a choice in this process.

@@ -114,10 +114,10 @@ macro_rules! impl_optimizer {
     ($name:ident { $($(#[$doc:meta])* $option:ident: $ty:ty,)* }) => {
         impl $name {
             setters! {
-                /// If true, as by default, steps also write 16-bit copies of the f32 parameters that the last
-                /// forward pass under [`autocast`](forebay_core::amp::autocast()) cast. The next forward pass
-                /// casts none of them. The copies keep 2 bytes allocated for each of their elements. Results are
-                /// bitwise equal. A parameter that changes in any other way is cast again.
+                /// If true, as by default, steps also write the 16-bit copy of each f32 parameter that
+                /// [`autocast`](forebay_core::amp::autocast()) has cast. The next forward pass uses the copy instead
+                /// of a cast. Copies keep 2 bytes allocated for each of their elements as long as the parameter
+                /// lives. Results are bitwise equal. A parameter that changes in any other way is cast again.
                 /// [Captured](forebay_core::capture) steps use the copies too.
                 fn low_precision_copies(on: bool) { fused.writes_low_precision_copies: on }
                 /// If true, maximises the objective.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context, Result, ensure};
+use forebay::amp::autocast;
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::memory::Tag;
@@ -29,6 +30,7 @@ tests![
     unsuitable_buffers_are_refused,
     a_tensors_memory_serves_the_programs_commands,
     the_backward_pass_notices_the_programs_writes,
+    weights_in_the_programs_memory_are_cast_each_time,
     textures_become_tensors_and_tensors_textures,
     training_on_webgpus_minimum_equals_training_on_an_own_device,
     a_requested_device_has_the_abilities_of_an_own_device,
@@ -481,6 +483,32 @@ fn the_backward_pass_notices_the_programs_writes(device: &Device) -> Result<()> 
         after.backward()?;
         ensure!(leaf.grad().context("a gradient")?.to_vec::<f32>()? == [4.0; 4], "a read is no write");
     }
+    Ok(())
+}
+
+/// The program's writes to its buffer have no version, so a 16-bit copy of the weight would be stale after them.
+fn weights_in_the_programs_memory_are_cast_each_time(device: &Device) -> Result<()> {
+    let program = Program::on(device)?;
+    let shared = program.share()?;
+    let buffer = program.buffer(64, TENSOR_USAGES);
+    program.queue.write_buffer(&buffer, 0, &to_bytes(&[1.0; 16]));
+    let w = Tensor::from_wgpu_buffer(&buffer, 0, [4, 4], DType::F32, &shared)?.to_leaf()?;
+    let x = Tensor::ones([4, 4], DType::F32, &shared)?;
+    let forward = || {
+        let _autocast = autocast(DType::BF16)?;
+        x.matmul(&w)?.to_dtype(DType::F32)
+    };
+    let mut optimizer = Sgd::new(vec![w.clone()], 0.0);
+    for _ in 0..3 {
+        forward()?.sum_all()?.backward()?;
+        optimizer.step()?;
+        optimizer.zero_grad();
+    }
+    shared.flush()?;
+    program.queue.write_buffer(&buffer, 0, &to_bytes(&[2.0; 16]));
+    program.queue.submit([]);
+    let seen = forward()?.to_vec::<f32>()?;
+    ensure!(seen == [8.0; 16], "the program's weights give {seen:?}");
     Ok(())
 }
 

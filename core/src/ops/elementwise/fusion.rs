@@ -242,8 +242,8 @@ pub(crate) fn can_defer(call: &PointwiseLaunch, tensors: &[&Tensor], out: &Tenso
         && call.scalars.len() <= MAX_SCALARS
 }
 
-/// Defers a launch that [`can_defer`] allows. Returns the launch if it cannot be deferred. In place, only a pending
-/// result can be replaced: a kernel that both reads and writes a buffer is the ordinary one.
+/// Defers a launch that [`can_defer`] allows. Returns the launch if it cannot be deferred. In place, an operation is
+/// deferred only if it overwrites a pending result. Otherwise the ordinary kernel reads and writes one buffer.
 pub(crate) fn try_defer(
     call: PointwiseLaunch,
     tensors: &[&Tensor],

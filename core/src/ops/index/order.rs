@@ -1,14 +1,15 @@
 //! Sorted order of index tensors, kept with the index, so that operations do not sort the same indices again.
 //!
 //! A scatter, and the gradient of a gather, over many indices sort them. A graph network does both with the same
-//! edges in every layer of every step. The order therefore stays with the storage of the index until the storage is
-//! freed or written: it is valid for one version of the contents and one view. Memory whose writes are not counted
-//! keeps none.
+//! edges in every layer of every step. The order therefore stays with the storage of the index. It is valid for one
+//! version of the contents and one view; the next order of a written index replaces it. Memory whose writes are not
+//! counted keeps none.
 //!
 //! A captured step uses the kept order of an index that its replays do not change, so its commands sort nothing. It
 //! sorts again before a replay if the program has written the index since (`CapturedOrder`). The order of an index
 //! that the replays change is computed once inside the step (`RecordedOrder`).
 
+use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
@@ -201,11 +202,16 @@ fn find_or_record(op: &'static str, view: &Tensor) -> Result<Arc<IndexOrder>> {
         return Ok(order);
     }
     // Orders of indices that the step has freed or written.
+    // Handles are dropped after the recorder's lock, because the last handle of a storage flushes launches.
+    let handles = RefCell::new(SmallVec::<[_; 4]>::new());
     let is_outdated = |RecordedOrder { storage, kept }: &RecordedOrder| {
-        let version = storage.upgrade().and_then(|storage| storage.tracked_version());
+        let storage = storage.upgrade();
+        let version = storage.as_ref().and_then(|storage| storage.tracked_version());
+        handles.borrow_mut().extend(storage);
         version != Some(kept.order.version.load(Ordering::Relaxed))
     };
     drop(recorder.take_notes(is_outdated));
+    drop(handles);
     let order = Arc::new(IndexOrder::empty(view)?);
     order.sort(op, view)?;
     let kept = KeptOrder { dtype: view.dtype(), layout: view.layout().clone(), order: Arc::clone(&order) };

@@ -15,7 +15,7 @@ const MAX_SEQUENTIAL_RUN: usize = 512;
 /// Number of sorted elements for which one thread computes the partial result of a longer run.
 const RUN_CHUNK: usize = 128;
 
-/// Lines from which on [`scatter_rows`] is used. Few lines do not share the bisections of the indices.
+/// Smallest number of lines for [`scatter_rows`]. With fewer, too few threads read the same indices in the bisection.
 const MIN_LINES_FOR_ROWS: usize = 4;
 
 /// Number of rows for each index up to which [`scatter_rows`] is used. A copy writes more rows in fewer threads.
@@ -189,7 +189,7 @@ pub(super) fn scatter_onto(
     let device = src.device();
     let (extent, length) = (out_shape.get(dim).copied().unwrap_or(1), shape.get(dim).copied().unwrap_or(1));
     let lines = numel(&with_extent(shape, dim, 1));
-    // A row costs a thread in each line, and so does a chunk of indices.
+    // Each line needs one thread for each row of the result, and one for each chunk of indices.
     let threads = lines * (extent + length.div_ceil(RUN_CHUNK));
     let writes_rows = scan_slices(extent, dim, shape).is_none()
         && with_extent(out_shape, dim, length)[..] == *shape
