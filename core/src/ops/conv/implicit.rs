@@ -53,17 +53,13 @@ impl ConvGeometry {
         b: &Tensor,
         bias: Option<&Tensor>,
     ) -> Result<Option<Tensor>> {
-        let products = match kind {
-            ConvKind::Forward => ImplicitProducts { weights: Some(b), positions: None, bias },
-            ConvKind::InputGrad => ImplicitProducts { weights: Some(b), positions: None, bias },
-            ConvKind::WeightGrad => ImplicitProducts { weights: None, positions: Some(a), bias: None },
+        let (images, products) = match kind {
+            ConvKind::Forward | ConvKind::InputGrad => {
+                (a, ImplicitProducts { weights: Some(b), positions: None, bias })
+            }
+            ConvKind::WeightGrad => (b, ImplicitProducts { weights: None, positions: Some(a), bias: None }),
         };
-        let (mirrored, images) = match kind {
-            ConvKind::Forward => (false, a),
-            ConvKind::InputGrad => (true, a),
-            ConvKind::WeightGrad => (false, b),
-        };
-        let [out, weight_grad] = self.run_implicit(mirrored, images, products)?;
+        let [out, weight_grad] = self.run_implicit(kind == ConvKind::InputGrad, images, products)?;
         Ok(out.or(weight_grad))
     }
 

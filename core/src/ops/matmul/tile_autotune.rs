@@ -62,13 +62,14 @@ impl TiledProduct<'_> {
         if let Some(code) = choices.find(&problem) {
             return find_tile(&plan.candidates(costs, f64::INFINITY), code);
         }
+        // Before the candidates: once timing has taken its time, products of new kinds only look their choice up.
+        let Some(_guard) = choices.start_timing() else { return plan };
         let mut candidates = plan.candidates(costs, MAX_COST_RATIO);
         candidates.truncate(MAX_CANDIDATES);
         if candidates.len() == 1 {
             choices.remember(&problem, plan.tile_code());
             return plan;
         }
-        let Some(_guard) = choices.start_timing() else { return plan };
         match time(&candidates) {
             Ok(Some(fastest)) => {
                 let fastest = candidates[fastest];
