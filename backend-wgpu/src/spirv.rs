@@ -297,6 +297,7 @@ mod tests {
             let attention = KernelSpec::new("attention_cooperative").def("pass", "forward").def("side", side);
             let attention = attention.def("dtype", "bf16").def("head", 64usize).def("value", 64usize);
             let attention = attention.def("mask", "").def("dropout", false).def("mode", "packed");
+            let attention = attention.def("skip_hidden", true);
             for spec in [product, attention] {
                 let before = compile(&forebay_shaders::render(&spec).unwrap());
                 let after = prepare_cooperative(&before, OperandType::Bf16, spec.template != "matmul");

@@ -26,7 +26,7 @@ fn attention_on_matrix_units() {
                 for (mask, dropout, mode) in [("", false, "packed"), ("bool", true, "scattered")] {
                     for side in [16usize, 8] {
                         let spec = KernelSpec::new("attention_cooperative").def("pass", pass);
-                        let spec = spec.def("dtype", dtype).def("side", side);
+                        let spec = spec.def("dtype", dtype).def("side", side).def("skip_hidden", side == 16);
                         let spec = spec.def("head", head).def("value", value).def("mask", mask);
                         check_limits(&spec.def("dropout", dropout).def("mode", mode), 24 << 10);
                     }

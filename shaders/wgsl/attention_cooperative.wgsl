@@ -8,7 +8,8 @@ workgroup memory, `side` columns at a time. Two invocations share a row there if
 is 8. They turn scores into weights and write these in 16 bits to the same memory. Workgroup memory limits the number
 of resident workgroups, so it is kept small.
 
-side: of matrices: 16 with subgroups of 32 invocations, or 8 with subgroups of 8 · head, value: multiples of 16
+side: of matrices: 16 with subgroups of 32 invocations, or 8 with subgroups of 8 · head, value: multiples of 16 ·
+skip_hidden: a subgroup leaves out the tiles whose columns no row of its own attends to
 See `cooperative` in `matmul_macros` for the types of matrices A and B. A difference of two accumulators
 becomes their product by elements in `spirv.rs` of the wgpu backend: WGSL has no such product.
 -#}
@@ -179,6 +180,25 @@ The halves read their quads in different orders, so that they access different b
     subgroupBarrier();
 {% endmacro %}
 
+{#- Begins and ends the products of a tile. With `skip_hidden`, a loop of one turn encloses them: the subgroup leaves it
+at once if all its rows are past the last of `count`, or if each column is more than `before` below the rows or more
+than `after` above them. -#}
+{% macro begin_visible(before, after, count) %}
+    {% if skip_hidden %}
+    let first_row = row0 + subgroup_row;
+    let is_hidden = (col0 + 31u + {{ before }} < first_row) | (first_row + {{ side - 1 }}u + {{ after }} < col0)
+        | (first_row >= {{ count }});
+    loop {
+        if is_hidden { break; }
+    {% endif %}
+{% endmacro %}
+{% macro end_visible() %}
+    {% if skip_hidden %}
+        break;
+    }
+    {% endif %}
+{% endmacro %}
+
 {#- The query and the key of element e of quad j of part c. -#}
 {% macro query_and_key(c, j, e) -%}
     {% set column =
@@ -312,6 +332,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         for (var col0 = begin; col0 < end; col0 += 32u) {
             {{ write_tile() }}
             {{ prefetch_tile("q", "g", "col0 + 32u", "") }}
+            {{ begin_visible("p.window.z", "p.window.y", keys) }}
             {{ multiply_tiles("s", "k", head, "head_cols") }}
             {{ multiply_tiles("w", "v", value, "value_cols") }}
             // All these queries attend to all these keys.
@@ -320,6 +341,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             {{ compute_weights() }}
             {{ accumulate_product("dv", value, "s", "pack_weights", "value_cols") }}
             {{ accumulate_product("dk", head, "w", "pack_pair", "head_cols") }}
+            {{ end_visible() }}
         }
     }
     {{ store_rows("dk", head, "out", keys, "p.scale") }}
@@ -346,6 +368,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     for (var col0 = begin; col0 < end; col0 += 32u) {
         {{ write_tile() }}
         {{ prefetch_tile("k", "v", "col0 + 32u", "") }}
+        {{ begin_visible("p.window.y", "p.window.z", queries) }}
         // All these queries attend to all these keys.
         let all = (col0 + 31u < {{ keys }}) & (row0 + 63u < {{ queries }}) & (col0 + p.window.y >= row0 + 63u)
             & (col0 + 31u <= row0 + p.window.z){{ " & false" if mask }};
@@ -392,6 +415,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         {% endfor %}
         {{ accumulate_product("out", value, "s", "pack_weights", "value_cols") }}
         {% endif %}
+        {{ end_visible() }}
     }
     {% if pass == "queries" %}
     {{ store_rows("dq", head, "out", queries, "p.scale") }}

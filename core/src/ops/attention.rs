@@ -555,9 +555,12 @@ impl AttentionRun {
             mask: self.mask.as_ref().map_or("", name), dropout: self.dropout.is_some(),
             mode: if packed { "packed" } else { "scattered" },
         };
-        // The cooperative kernel has no other variants.
+        // The cooperative kernel has no other variants. Software drivers run a subgroup as vectors of one thread, where
+        // a branch around the products of a tile costs more than it saves.
         let spec = match cooperative {
-            true => spec.def("side", device.info().features.cooperative_side as usize),
+            true => spec
+                .def("side", device.info().features.cooperative_side as usize)
+                .def("skip_hidden", !device.info().software),
             false => spec.def("aligned_quads", reads(4)).def("whole", whole),
         };
         let (rows, heads) = if pass == AttentionPass::Keys { (k, k.shape()[1]) } else { (q, q.shape()[1]) };
