@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde_json::Value;
 
+use crate::timing::median;
+
 /// Metric of a line: its field, and whether higher is better.
 const METRICS: [(&str, bool); 6] = [
     ("tflops", true),
@@ -40,6 +42,31 @@ fn group_by_key(lines: impl IntoIterator<Item = Value>) -> BTreeMap<[String; 3],
         map.entry(bench_key(&line)).or_default().push(line);
     }
     map
+}
+
+/// Merges the lines of equal work, as of several rounds: the metric of the result is their median. Lines keep the order
+/// of their first ones.
+fn merge_rounds(lines: Vec<Value>) -> Vec<Value> {
+    let key = |line: &Value| {
+        (bench_key(line), ["backend", "variant"].map(|field| str_field(line, field).to_owned()))
+    };
+    let mut merged = Vec::<(_, Vec<Value>)>::new();
+    for line in lines {
+        let key = key(&line);
+        match merged.iter_mut().find(|(known, _)| *known == key) {
+            Some((_, rounds)) => rounds.push(line),
+            None => merged.push((key, vec![line])),
+        }
+    }
+    let merge = |(_, rounds): (_, Vec<Value>)| {
+        let mut line = rounds[0].clone();
+        if let Some((name, ..)) = metric(&line) {
+            let values = rounds.iter().filter_map(|round| round.get(name)?.as_f64());
+            line[name] = median(values.collect()).into();
+        }
+        line
+    };
+    merged.into_iter().map(merge).collect()
 }
 
 /// Returns the backend with which our lines of a backend are compared.
@@ -95,6 +122,7 @@ fn format_rows(ours: &[Value], peers: Vec<Value>) -> Vec<String> {
 /// shared device with those of an own device.
 pub(crate) fn print_table(ours: &[PathBuf], peer: Option<&Path>) -> Result<()> {
     let ours = ours.iter().map(|path| read_lines(path)).collect::<Result<Vec<_>>>()?.concat();
+    let ours = merge_rounds(ours);
     println!(
         "| work | shape | type | backend | forebay | peer | ratio | to CUDA or own device |\n|---|---|---|---|---|---|---|---|"
     );
@@ -108,6 +136,14 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn rounds_become_their_median() {
+        let line = |backend: &str, ms: f64| json!({ "bench": "mlp", "backend": backend, "median_ms": ms });
+        let lines = [("wgpu", 3.0), ("wgpu-shared", 2.0), ("wgpu", 1.0), ("wgpu-shared", 4.0), ("wgpu", 2.0)];
+        let merged = merge_rounds(lines.map(|(backend, ms)| line(backend, ms)).to_vec());
+        assert_eq!(merged, [line("wgpu", 2.0), line("wgpu-shared", 4.0)]);
+    }
 
     #[test]
     fn results_are_matched_with_their_peers() {

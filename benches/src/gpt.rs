@@ -94,7 +94,7 @@ pub(crate) fn gpt(b: &Bench<'_>) -> Result<()> {
         if b.wants("gpt", row) {
             // A multiple of 128, as in the peers: matrix products of this width are faster.
             let sizes = GptOptions { vocabulary: 50_304, ..GptOptions::preset(preset)? };
-            bench_model(b, name, &sizes, batch, variants)?;
+            bench_model(b, name, &sizes, b.batch_or(batch), variants)?;
         }
     }
     Ok(())

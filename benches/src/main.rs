@@ -57,6 +57,12 @@ enum Command {
         /// (`Device::from_wgpu`). The backend of the second line is `wgpu-shared`.
         #[arg(long)]
         shared_device: bool,
+        /// Runs each group this often. With --shared-device, the devices take turns; `compare` prints medians.
+        #[arg(long, default_value_t = 1)]
+        rounds: usize,
+        /// Sequences a step of the group gpt, instead of those of each model.
+        #[arg(long)]
+        batch: Option<usize>,
         /// Only groups with one of these names: matmul, elementwise, reduce, order, scatter, resize, rows, attention,
         /// alloc, eager, copies, mlp, recurrent, vision, gpt, models; `models/unet` and `gpt/medium` are single models.
         only: Vec<String>,
@@ -139,12 +145,16 @@ fn main() -> Result<()> {
         Ok(device)
     };
     match Cli::parse().command {
-        Command::Run { device, tiny, profile, shared_device, only } => {
+        Command::Run { device, tiny, profile, shared_device, rounds, batch, only } => {
             let device = open(device)?;
             check_models(&only)?;
+            if batch == Some(0) {
+                bail!("--batch takes at least 1 sequence, not 0");
+            }
             let shared = shared_device.then(|| shared::open_shared(&device)).transpose()?;
-            let bench = Bench::new(&device, tiny, profile).only(only.clone());
-            let shared = shared.as_ref().map(|device| Bench::new(device, tiny, None).only(only).shared());
+            let bench = Bench::new(&device, tiny, profile).only(only.clone()).batch(batch);
+            let shared =
+                shared.as_ref().map(|device| Bench::new(device, tiny, None).only(only).batch(batch).shared());
             type Group = fn(&Bench<'_>) -> Result<()>;
             let groups: [(&str, Group); 17] = [
                 ("matmul", ops::matmul),
@@ -166,7 +176,8 @@ fn main() -> Result<()> {
                 ("models", models::models),
             ];
             for (name, group) in groups {
-                for bench in [Some(&bench), shared.as_ref()].into_iter().flatten() {
+                let turns = (0..rounds).flat_map(|_| [Some(&bench), shared.as_ref()]);
+                for bench in turns.flatten() {
                     if bench.wants_group(name) {
                         group(bench)?;
                         // Both devices are one card.

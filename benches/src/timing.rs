@@ -19,6 +19,8 @@ pub(crate) struct Bench<'a> {
     only: Vec<String>,
     /// If true, the device is one that a program opened.
     is_shared: bool,
+    /// Sequences a step of gpt's models, if requested.
+    batch: Option<usize>,
 }
 
 /// Times of an operation in milliseconds.
@@ -43,7 +45,7 @@ pub(crate) fn median(mut values: Vec<f64>) -> f64 {
 
 impl<'a> Bench<'a> {
     pub(crate) fn new(device: &'a Device, tiny: bool, profile: Option<PathBuf>) -> Self {
-        Self { device, tiny, profile, only: Vec::new(), is_shared: false }
+        Self { device, tiny, profile, only: Vec::new(), is_shared: false, batch: None }
     }
 
     /// Restricts the run to these groups, or rows named `group/row`.
@@ -54,6 +56,16 @@ impl<'a> Bench<'a> {
     /// Marks the lines as those of a shared device.
     pub(crate) fn shared(self) -> Self {
         Self { is_shared: true, ..self }
+    }
+
+    /// Sets the sequences a step of gpt's models.
+    pub(crate) fn batch(self, batch: Option<usize>) -> Self {
+        Self { batch, ..self }
+    }
+
+    /// Returns the sequences a step of gpt's models: those requested, or `default`.
+    pub(crate) fn batch_or(&self, default: usize) -> usize {
+        self.batch.unwrap_or(default)
     }
 
     /// Returns true if the group, or a row of it, is to run.

@@ -555,8 +555,8 @@ impl AttentionRun {
             mask: self.mask.as_ref().map_or("", name), dropout: self.dropout.is_some(),
             mode: if packed { "packed" } else { "scattered" },
         };
-        // The cooperative kernel has no other variants. Software drivers run a subgroup as vectors of one thread, where
-        // a branch around the products of a tile costs more than it saves.
+        // The cooperative kernel has no other variants. Mesa's software driver counts barriers of a subgroup as those of
+        // the workgroup, so no subgroup may leave any out there.
         let spec = match cooperative {
             true => spec
                 .def("side", device.info().features.cooperative_side as usize)
