@@ -72,7 +72,7 @@ class Decoder(nn.Module):
 class BertLayer(nn.Module):
     def __init__(self, width, heads, hidden):
         super().__init__()
-        self.heads = heads
+        self.heads, self.dropout = heads, nn.Dropout(0.1)
         self.qkv = nn.ModuleList(nn.Linear(width, width) for _ in range(3))
         self.out = nn.Linear(width, width)
         self.norm1, self.norm2 = nn.LayerNorm(width, eps=1e-12), nn.LayerNorm(width, eps=1e-12)
@@ -80,9 +80,10 @@ class BertLayer(nn.Module):
 
     def forward(self, x, mask):
         q, k, v = (layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in self.qkv)
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2)
-        x = self.norm1(x + self.out(y))
-        return self.norm2(x + self.down(F.gelu(self.up(x))))
+        p = self.dropout.p if self.training else 0.0
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=p).transpose(1, 2).flatten(2)
+        x = self.norm1(x + self.dropout(self.out(y)))
+        return self.norm2(x + self.dropout(self.down(F.gelu(self.up(x)))))
 
 
 class Bert(nn.Module):
@@ -92,13 +93,13 @@ class Bert(nn.Module):
         self.types = nn.Embedding(2, width)
         for table in (self.tokens, self.positions, self.types):
             table.weight.data.mul_(0.02)
-        self.norm = nn.LayerNorm(width, eps=1e-12)
+        self.norm, self.dropout = nn.LayerNorm(width, eps=1e-12), nn.Dropout(0.1)
         self.layers = nn.ModuleList(BertLayer(width, heads, hidden) for _ in range(layers))
         self.pooler, self.head = nn.Linear(width, width), nn.Linear(width, 2)
 
     def forward(self, text, mask):
         x = self.tokens(text) + self.positions.weight[: text.shape[1]] + self.types.weight[0]
-        x = self.norm(x)
+        x = self.dropout(self.norm(x))
         for layer in self.layers:
             x = layer(x, mask[:, None, None, :])
         return self.head(torch.tanh(self.pooler(x[:, 0])))

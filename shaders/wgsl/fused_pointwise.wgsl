@@ -61,7 +61,7 @@ fn step{{ k }}({% for j in range(next.arg, next.arg + arities[k]) %}
     {% for j in range(next.scalar, next.scalar + counts[k]) %}
     let {{ scalar_names[j] }} = bitcast<f32>(p.scalars[{{ j // 4 }}].{{ components[j % 4] }});
     {% endfor %}
-    let v: f32 = {{ expr }};
+    let v: f32 = {{ t.rounded_expression(expr, outs[k]) }};
     {% if outs[k] == "f16" %}
     return unpack2x16float(to_f16_pair_f16(v, 0.0)).x;
     {% elif outs[k] == "bf16" %}

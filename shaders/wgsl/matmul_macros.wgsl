@@ -18,7 +18,7 @@ a_order, b_order: `k` if neighbours in memory are along the sum (K-major), else 
 
 {#- gelu_tanh of an f32 expression, for a result of type `dtype`. Needs the math library's `activation`. -#}
 {%- macro gelu_tanh(v, dtype) -%}
-{{ "m_approx_gelu_tanh_both(" ~ v ~ ").x" if dtype in ["f16", "bf16"] else "m_gelu_tanh(" ~ v ~ ")" }}
+{{ "m_approx_gelu_tanh(" ~ v ~ ")" if dtype in ["f16", "bf16"] else "m_gelu_tanh(" ~ v ~ ")" }}
 {%- endmacro -%}
 
 {#- The tile of this workgroup: row0, col0, the matrix z, the part of the sum, and the matrices' bases. -#}

@@ -181,7 +181,7 @@ fn apply({% for dtype in inputs %}{{ names[loop.index0] }}: {{ T }}{{ ", " if no
     let {{ scalar }} = bitcast<{{ T }}>({{ hi }});
     {% endif %}
     {% endfor %}
-    return {{ expr }};
+    return {{ t.rounded_expression(expr, result) }};
 }
 
 {#- Sets i0, i1, .. to the offsets of element `linear_index` in the operands. -#}

@@ -228,6 +228,16 @@ fn {{ name }}_put_quad(i: u32, v: vec4<{{ value(dtype) }}>) {
 }
 {% endmacro -%}
 
+{#- An expression of math functions whose result is rounded to `dtype`. Those for 16 bits take fewer instructions. -#}
+{%- macro rounded_expression(expr, dtype) -%}
+{%- set names = ["m_gelu(", "m_gelu_grad(", "m_gelu_tanh(", "m_gelu_tanh_grad("] -%}
+{%- set chosen = namespace(expr=expr) -%}
+{%- for name in names if dtype in ["f16", "bf16"] -%}
+{%- set chosen.expr = chosen.expr | replace(name, "m_approx_" ~ name[2:]) -%}
+{%- endfor -%}
+{{ chosen.expr }}
+{%- endmacro -%}
+
 {#- Element type of a buffer that is accessed in vectors of 16 bytes. -#}
 {%- macro vector(dtype) -%}vec4<{{ "u32" if dtype in ["f16", "bf16"] else dtype }}>{%- endmacro -%}
 

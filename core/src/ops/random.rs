@@ -606,8 +606,10 @@ fn apply_dropout(x: &Tensor, p: f64, drawn: PhiloxState) -> Result<Tensor> {
     let x = x.detach().contiguous()?;
     let out = Tensor::empty(x.shape(), x.dtype(), x.device())?;
     let n = x.numel();
-    let spec = kernel_spec! { "dropout", dtype: launch::shader_dtype_name(x.dtype(), x.device()) };
     let in_offset = x.layout().offset();
+    let quads =
+        matches!(x.dtype(), DType::F32 | DType::F16 | DType::BF16) && (n | in_offset).is_multiple_of(4);
+    let spec = kernel_spec! { "dropout", dtype: launch::shader_dtype_name(x.dtype(), x.device()), quads };
     let params = move |replay: &ReplayCtx| {
         let (offset, seed) = drawn.offset_and_seed(replay);
         let (scale, threshold) = (dropout_keep_scale(p) as f32, bernoulli_threshold(p).0);

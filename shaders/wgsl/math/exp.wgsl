@@ -45,7 +45,7 @@ fn m_or_nan(y: f32, x: f32) -> f32 { return select(y, x, m_isnan(x)); }
 fn m_nan_unless_finite(y: f32, x: f32) -> f32 { return select(m_nan(), y, m_isfinite(x)); }
 
 // Approximations by the device's own functions for results rounded to 16 bits, with a relative error below
-// 2^-18. 2^x for x <= 0: below -126 gives 0, NaN an arbitrary value; 1 / x for 1 <= x <= 2. CUDA has an
+// 2^-18. 2^x for x <= 0: below -126 gives 0, NaN an arbitrary value; 1 / x for 1 <= x <= 8. CUDA has an
 // instruction for each (intrinsics.rs in backend-cuda).
 fn m_approx_exp2(x: f32) -> f32 { return select(exp2(max(x, -126.0)), 0.0, x < -126.0); }
 fn m_approx_rcp(x: f32) -> f32 { return 1.0 / x; }

@@ -2,13 +2,14 @@
 
 use anyhow::{Result, ensure};
 use forebay::device::Device;
+use forebay::dtype::DType;
 use forebay::error::Result as ForebayResult;
 use forebay::tensor::Tensor;
 
 use super::host_reference::SplitMix64;
-use super::tests;
+use super::{compute_dtypes, tests};
 
-tests![exponentials_are_accurate_over_all_of_f32];
+tests![exponentials_are_accurate_over_all_of_f32, gelus_of_16_bits_are_those_of_f32_rounded];
 
 /// Returns f32 values of all magnitudes, with the limits of exponentials, denormals, infinities and NaN.
 fn floats_of_all_magnitudes() -> Vec<f32> {
@@ -90,6 +91,49 @@ fn exponentials_are_accurate_over_all_of_f32(device: &Device) -> Result<()> {
         let exact = f64::from(x) * gelu_sigmoid(f64::from(x));
         let is_near = (got - exact).abs() <= 4e-7 * f64::from(x).abs() + tiny || (x.is_nan() && got.is_nan());
         ensure!(is_near, "gelu_tanh({x:e}) = {got:e}, expected {exact:e}");
+    }
+    Ok(())
+}
+
+/// Kernels compute these with fewer instructions in 16 bits. Every 16-bit value is compared.
+fn gelus_of_16_bits_are_those_of_f32_rounded(device: &Device) -> Result<()> {
+    type Case<'a> = (&'a str, &'a dyn Fn(&Tensor) -> ForebayResult<Tensor>);
+    let cases: [Case<'_>; 2] = [("gelu", &|x| x.gelu()), ("gelu_tanh", &|x| x.gelu_tanh())];
+    for dtype in compute_dtypes(device).filter(|dtype| matches!(dtype, DType::F16 | DType::BF16)) {
+        let value = |bits: u16| match dtype {
+            DType::F16 => half::f16::from_bits(bits).to_f32(),
+            _ => half::bf16::from_bits(bits).to_f32(),
+        };
+        let values: Vec<f32> = (0..=u16::MAX).map(value).collect();
+        // Distance of neighbours with f32's exponent range, or f16's.
+        let (digits, least) = if dtype == DType::F16 { (10, 2f64.powi(-14)) } else { (7, 2f64.powi(-126)) };
+        // Exponentials below f32's normal range count as 0, and are multiplied by x.
+        let flushed = 16.0 * f64::from(f32::MIN_POSITIVE);
+        let ulp = |x: f64| 2f64.powi(x.abs().max(least).log2().floor() as i32 - digits);
+        for (name, call) in cases {
+            let run = |dtype: DType| -> Result<[Vec<f64>; 2]> {
+                let x = Tensor::from_slice(&values, [values.len()], device)?.to_dtype(dtype)?.to_leaf()?;
+                let y = call(&x)?;
+                y.backward_with(&y.ones_like()?)?;
+                let grad = x.grad().ok_or_else(|| anyhow::anyhow!("no gradient"))?;
+                Ok([y.to_f64s()?, grad.to_f64s()?])
+            };
+            let ([y, dy], [exact, exact_dy]) = (run(dtype)?, run(DType::F32)?);
+            for (k, x) in values.iter().enumerate() {
+                // The terms of a derivative cancel near its zero.
+                for (what, got, exact, cancelled) in
+                    [(name, y[k], exact[k], 0.0), ("derivative", dy[k], exact_dy[k], 4e-6)]
+                {
+                    let rounded =
+                        if exact.abs() > 65_519.0 && dtype == DType::F16 { f64::INFINITY } else { exact };
+                    let bound = 0.54 * ulp(exact) + cancelled + flushed;
+                    let is_near = (got - exact).abs() <= bound
+                        || got.abs() == rounded.abs()
+                        || (got.is_nan() && exact.is_nan());
+                    ensure!(is_near, "{dtype}: {what} of {name}({x:e}) is {got:e}, expected {exact:e}");
+                }
+            }
+        }
     }
     Ok(())
 }

@@ -195,6 +195,16 @@ fn dropout_keeps_and_scales(device: &Device) -> Result<()> {
     y.backward_with(&Tensor::ones([n], DType::F32, device)?)?;
     let grad = x.grad().context("no gradient")?;
     ensure!(grad.to_vec::<f32>()? == expected, "the gradient has the same mask");
+    // The kernel for whole quads of elements draws the same mask as the one for other lengths and offsets.
+    for (from, count) in [(0, n - 1), (1, n - 1), (4, n - 4), (3, 5)] {
+        for dtype in float_types(device) {
+            let part = Tensor::ones([n], dtype, device)?.narrow(0, from, count)?;
+            device.set_random_state(state);
+            let kept = part.dropout(p, true)?.to_f64s()?;
+            let same = kept.iter().zip(&expected).all(|(&got, &mask)| (got == 0.0) == (mask == 0.0));
+            ensure!(same && kept.len() == count, "{count} elements of {dtype} from {from} on");
+        }
+    }
     // Values depend on the logical index, not on strides.
     let z = Tensor::ones([100, 500], DType::F32, device)?.t()?;
     device.set_random_state(state);
