@@ -2,7 +2,7 @@
 //! their body.
 
 /// Suffixes of WGSL function names, and the functions of the prelude that replace them.
-const INTRINSICS: [(&str, &str); 15] = [
+const INTRINSICS: [(&str, &str); 16] = [
     ("m_exp", "exp_any"),
     ("m_exp_down", "exp_any"),
     ("m_rcp_normal", "rcp_normal"),
@@ -10,6 +10,7 @@ const INTRINSICS: [(&str, &str); 15] = [
     ("m_nan_unless_finite", "keep_nan"),
     ("m_approx_exp2", "approx_exp2"),
     ("m_approx_rcp", "approx_rcp"),
+    ("m_mul_wide", "mul_wide"),
     ("_pair_bf16", "pair_bf16"),
     ("_pair_f16", "pair_f16"),
     ("_pair_in_range_f8_e4m3", "pair_e4m3"),

@@ -15,6 +15,9 @@ WGSL_FN f32 keep_nan(f32 y, f32) { return y; }
 WGSL_FN f32 approx_exp2(f32 x) { f32 r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
 WGSL_FN f32 approx_rcp(f32 x) { f32 r; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
 
+// The upper and the lower word of a product.
+WGSL_FN vec<u32, 2> mul_wide(u32 a, u32 b) { return {__umulhi(a, b), a * b}; }
+
 // The first value is in the low half.
 WGSL_FN u32 pair_f16(f32 a, f32 b) {
 #if __CUDA_ARCH__ >= 800
