@@ -7,7 +7,8 @@ expr · compute: type of the arithmetic · result: type of the expression · out
 math: files that it needs
 layout: `vec4` (all operands contiguous, of 4-byte types or 16-bit floats, length and offsets multiples of
   `width`: 4, or 8 with 16-bit floats), `lines` (like `vec4`, with the same types and alignment of the lines along the
-  last dimension; an input in `repeated` has one element for a line), `dense` (contiguous), `strided`
+  last dimension; an input in `repeated` has one element for a line), `dense` (contiguous), `tiled` (an input has
+  adjacent elements along the last dimension but one; lines of the packed output are multiples of four), `strided`
 repeated: for each input, whether its stride along the lines is 0
 mode: `packed` or `scattered` output · inplace: the first input is the output itself
 Every thread computes four neighbouring elements (`vec4`: `width`), so that a packed output is written in
@@ -246,19 +247,42 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% endfor %}
     {% endif %}
     {% else %}
+    {% if layout == "tiled" %}
+    // A workgroup has a tile of 32 x 32 elements, so that it uses all of the cache lines that it reads.
+    let last = p.rank - 1u;
+    let columns = p.shape[last >> 2u][last & 3u];
+    let rows = p.shape[(last - 1u) >> 2u][(last - 1u) & 3u];
+    let tile = group_index(group, groups);
+    let column = tile % ((columns + 31u) / 32u) * 32u + (thread & 7u) * 4u;
+    let tile_rows = tile / ((columns + 31u) / 32u);
+    let row = tile_rows % ((rows + 31u) / 32u) * 32u + (thread >> 3u);
+    if column >= columns || row >= rows { return; }
+    var linear_index = (tile_rows / ((rows + 31u) / 32u) * rows + row) * columns + column;
+    {{ strided_offsets() }}
+    let start = i0;
+    {% else %}
     let start = global_index * 4u;
     if start >= p.n { return; }
+    {% endif %}
     {% if mode == "packed" %}
     var r: array<{{ O }}, 4>;
     {% endif %}
     for (var k = 0u; k < 4u; k++) {
+        {% if layout == "tiled" %}
+        if k > 0u {
+            {% for k in range(1, inputs | length + 1) %}
+            i{{ k }} += p.strides[{{ k * 2 }}u + (last >> 2u)][last & 3u];
+            {% endfor %}
+        }
+        {% else %}
         let i = start + k;
         if i >= p.n { break; }
+        {% endif %}
         {% if layout == "dense" %}
         {% for k in range(inputs | length + 1) %}
         let i{{ k }} = i + p.offsets[{{ k // 4 }}].{{ components[k % 4] }};
         {% endfor %}
-        {% else %}
+        {% elif layout == "strided" %}
         var linear_index = i;
         {{ strided_offsets() }}
         {% endif %}

@@ -185,7 +185,10 @@ pub(crate) fn collect_kernels_on(profile: CardProfile, golden: &Path) -> Result<
         drop((x.add_(&x.t()?), x.sub_(1), x.mul_(&x), x.div_(2)));
         drop((Tensor::rand([9], dtype, &device), Tensor::randn([9], dtype, &device)));
         drop((Tensor::randint(0, 9, [9], dtype, &device), Tensor::bernoulli([9], 0.5, dtype, &device)));
-        drop(x.dropout(0.5, true));
+        drop((x.dropout(0.5, true), x.narrow(0, 0, 8)?.dropout(0.5, true)));
+        // Tiles of permuted operands.
+        let x = Tensor::zeros([16, 16], dtype, &device)?;
+        drop((x.add(&x.t()?), x.t()?.lt(&x), x.where_(&x.t()?.gt(0)?, &x), x.t()?.exp()));
     }
     exercise_storage_dtypes(&device, &types)?;
     exercise_fused_chains(&device)?;

@@ -33,6 +33,7 @@ tests![
     integers_wrap_and_divide,
     scalars_take_the_dtype_of_the_tensor,
     layouts_do_not_change_results,
+    permuted_operands_are_read_by_tiles,
 ];
 
 /// Type of a sum, by the types of its operands in the order of `DType::ALL`.
@@ -602,6 +603,49 @@ fn layouts_do_not_change_results(device: &Device) -> Result<()> {
             (strided.sin()?, dense.sin()?),
         ] {
             ensure_same_bits(&a, &b).with_context(|| dtype.to_string())?;
+        }
+    }
+    Ok(())
+}
+
+/// Shapes have extents at and around those of a tile, and dimensions outside of it, with one operand, two and three.
+fn permuted_operands_are_read_by_tiles(device: &Device) -> Result<()> {
+    let shapes: [(&[usize], &[isize]); 6] = [
+        (&[33, 64], &[1, 0]),
+        (&[16, 100], &[1, 0]),
+        (&[3, 20, 36], &[0, 2, 1]),
+        (&[2, 31, 3, 40], &[0, 3, 1, 2]),
+        (&[2, 3, 32, 32], &[1, 3, 0, 2]),
+        (&[17, 5, 16], &[2, 1, 0]),
+    ];
+    for dtype in compute_dtypes(device).filter(|dtype| !dtype.is_storage_only()) {
+        for (shape, dims) in shapes {
+            // The last dimension of the results is one of whole quads.
+            let inner = iota(shape, dtype, device)?;
+            let permuted = inner.permute(dims)?.permute(dims)?;
+            for view in [inner.permute(dims)?, permuted] {
+                let dense = view.copy()?;
+                let other = dense.flip(&[0])?;
+                let mask = dense.gt(&other)?;
+                let pairs = [
+                    (view.eq(&other)?, dense.eq(&other)?),
+                    (other.maximum(&view)?, other.maximum(&dense)?),
+                    (view.where_(&mask, &other)?, dense.where_(&mask, &other)?),
+                    (view.minimum(&view)?, dense.clone()),
+                    (
+                        other.narrow(0, 1, other.shape()[0] - 1)?.maximum(&view.narrow(
+                            0,
+                            1,
+                            view.shape()[0] - 1,
+                        )?)?,
+                        other.maximum(&dense)?.narrow(0, 1, view.shape()[0] - 1)?.copy()?,
+                    ),
+                ];
+                for (k, (a, b)) in pairs.iter().enumerate() {
+                    ensure_same_bits(a, b)
+                        .with_context(|| format!("{dtype}, {shape:?} as {dims:?}, case {k}"))?;
+                }
+            }
         }
     }
     Ok(())

@@ -12,7 +12,7 @@ use crate::ops::kernel::heuristics::has_vector_lines;
 use crate::ops::kernel::launch::{self, KernelParams, MAX_RANK, WORKGROUP_SIZE, kernel_spec};
 use crate::runtime::device::{CompiledKernel, Device, KernelKey};
 use crate::scalar::Scalar;
-use crate::tensor::layout::{collapse_dims, is_row_major};
+use crate::tensor::layout::{collapse_dims, is_row_major, numel};
 use crate::tensor::{Dims, Layout, Tensor};
 
 /// Encodes a scalar as two words of the uniform block, for the type that the kernel computes in. 16-bit
@@ -109,6 +109,8 @@ struct AccessPattern {
     dense: bool,
     /// Elements are accessed as vectors: of whole tensors if they are dense, else of lines.
     vectorized: bool,
+    /// Workgroups have tiles of the last two dimensions.
+    tiled: bool,
     /// Inputs with one element for each line, by bit.
     repeated: u8,
     /// The result owns its memory from the first byte on.
@@ -120,7 +122,7 @@ impl AccessPattern {
     fn for_dense(n: usize, vector: usize, mut offsets: impl Iterator<Item = usize>, packed: bool) -> Self {
         let is_whole_vectors = vector > 0 && n > 1 && n.is_multiple_of(vector);
         let vectorized = is_whole_vectors && offsets.all(|offset| offset.is_multiple_of(vector));
-        Self { dense: true, vectorized, repeated: 0, packed }
+        Self { dense: true, vectorized, tiled: false, repeated: 0, packed }
     }
 
     /// Returns the pattern for these layouts, with their common shape and their strides, the result's first. Vectors
@@ -145,7 +147,7 @@ impl AccessPattern {
                 .zip(layouts.iter().zip(strides).skip(1))
                 .all(|(rep, input)| rep || is_whole(input));
         let bits = repeated.enumerate().map(|(k, repeated)| u8::from(repeated) << k).sum();
-        Self { dense: false, vectorized, repeated: if vectorized { bits } else { 0 }, packed }
+        Self { dense: false, vectorized, tiled: false, repeated: if vectorized { bits } else { 0 }, packed }
     }
 
     /// Returns the number of elements that a thread computes.
@@ -155,11 +157,26 @@ impl AccessPattern {
 
     /// Appends this pattern to a kernel's key.
     fn extend_key(self, mut key: KernelKey) -> KernelKey {
-        let Self { dense, vectorized: vectors, repeated, packed } = self;
-        let flags = u64::from(dense) | u64::from(vectors) << 1 | u64::from(packed) << 2;
-        key.push_number(flags | u64::from(repeated) << 3);
+        let Self { dense, vectorized: vectors, tiled, repeated, packed } = self;
+        let flags = [dense, vectors, packed, tiled].map(u64::from);
+        let flags = flags[0] | flags[1] << 1 | flags[2] << 2 | flags[3] << 3;
+        key.push_number(flags | u64::from(repeated) << 4);
         key
     }
+}
+
+/// Rows and columns of a tile in `pointwise.wgsl`.
+const TILE_EXTENT: usize = 32;
+/// Least extent of the rows and columns of tiles. Shorter ones leave most of a tile empty.
+const MIN_TILED_EXTENT: usize = 16;
+
+/// Returns the dimension along which an input has adjacent elements, if it is not the last one, and if both have suitable
+/// extents for tiles.
+fn find_tile_rows(shape: &[usize], input_strides: &[Dims]) -> Option<usize> {
+    let last = shape.len().checked_sub(1)?;
+    let is_long = |d: usize| shape[d] >= MIN_TILED_EXTENT;
+    let rows = |strides: &Dims| (0..last).rev().find(|&d| strides[d] == 1 && is_long(d) && strides[last] > 1);
+    (is_long(last) && shape[last].is_multiple_of(4)).then(|| input_strides.iter().find_map(rows))?
 }
 
 impl PointwiseLaunch {
@@ -175,8 +192,17 @@ impl PointwiseLaunch {
             (form, if n > 1 { smallvec![n] } else { Dims::new() }, SmallVec::new())
         } else {
             let strides: SmallVec<[&[usize]; 6]> = layouts.iter().map(Layout::strides).collect();
-            let (shape, strides) = collapse_dims(target.shape(), &strides);
-            let form = AccessPattern::for_strided(self.vector_width, shape.last(), layouts, &strides, packed);
+            let (mut shape, mut strides) = collapse_dims(target.shape(), &strides);
+            let mut form =
+                AccessPattern::for_strided(self.vector_width, shape.last(), layouts, &strides, packed);
+            if let Some(row) = find_tile_rows(&shape, &strides[1..]).filter(|_| packed && !form.vectorized) {
+                form.tiled = true;
+                // The rows of tiles are the last dimension but one.
+                let last = shape.len() - 1;
+                for extents in strides.iter_mut().chain([&mut shape]) {
+                    extents[row..last].rotate_left(1);
+                }
+            }
             (form, shape, strides)
         };
         launch::check_rank(self.op, shape.len())?;
@@ -191,13 +217,20 @@ impl PointwiseLaunch {
         for k in 0..6 {
             params = params.dims(strides.get(k).map_or(&[], |s| &s[..]));
         }
-        Ok((kernel, params, n.div_ceil(form.elements_per_thread(self.vector_width) * WORKGROUP_SIZE)))
+        let workgroups = match (form.tiled, &shape[..]) {
+            (true, [outer @ .., rows, columns]) => {
+                numel(outer) * rows.div_ceil(TILE_EXTENT) * columns.div_ceil(TILE_EXTENT)
+            }
+            _ => n.div_ceil(form.elements_per_thread(self.vector_width) * WORKGROUP_SIZE),
+        };
+        Ok((kernel, params, workgroups))
     }
 
     fn kernel_spec(&self, form: AccessPattern) -> KernelSpec {
         let scalars: SmallVec<[&'static str; MAX_SCALARS]> =
             self.scalars.iter().map(|(name, _)| *name).collect();
         let layout = match (form.vectorized, form.dense) {
+            _ if form.tiled => "tiled",
             (true, true) => "vec4",
             (true, false) => "lines",
             (false, true) => "dense",
