@@ -124,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_quer
         mma_commit();
         TileMasks masks;
 #if MASK_STAGES
-        masks.tile = mask_stage(mask_tiles, t);
+        read_mask_tile(masks, mask_stage(mask_tiles, t));
 #elif MASK
         load_mask(masks, mask, row, key, p.mask_query, p.mask_key, p.queries, p.keys);
 #endif
@@ -295,9 +295,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_keys
         mma_commit();
         const u32 line = lines + (stage * 2 * COLS + 2 * (lane & 3)) * 4;
         TileMasks masks;
-#if MASK_STAGES
-        masks.tile = mask_stage(mask_tiles, t);
-#elif MASK
+#if MASK && !MASK_STAGES
         load_mask(masks, head_mask(p, work.batch, head), row, query, p.mask_key, p.mask_query, p.keys, p.queries);
 #endif
 #if DROPOUT
@@ -305,6 +303,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_keys
 #endif
         mma_wait<1>();
         fence_accumulators(s);
+#if MASK_STAGES
+        // Not earlier, for want of registers.
+        read_mask_tile(masks, mask_stage(mask_tiles, t));
+#endif
         apply_mask(s, masks, p);
         if (edge) mask_window(s, row, query, p.right, p.left, 0x7fffffff);
 #pragma unroll

@@ -109,7 +109,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_fwd(cons
     auto load_tile_masks = [&](int row, int key, int t) {
         TileMasks masks;
 #if MASK_STAGES
-        masks.tile = mask_stage(mask_tiles, t);
+        read_mask_tile(masks, mask_stage(mask_tiles, t));
 #elif MASK
         load_mask(masks, mask, row, key, p.mask_query, p.mask_key, p.queries, p.keys);
 #endif

@@ -26,10 +26,7 @@ INLINE void load_mask_tile(u32 tiles, const Params& p, int batch, int head, int 
 // Mask values and dropout bits of a tile of scores. They are loaded and generated while the products run,
 // without a branch.
 struct TileMasks {
-#if MASK_STAGES
-    // Address of the mask's tile in shared memory.
-    u32 tile;
-#elif MASK == 1
+#if MASK == 1
     // Bit 4 n + i is set if the query attends to the key of element [m][n][i] of the scores.
     u32 visible[ROWS16];
 #elif MASK
@@ -127,7 +124,8 @@ INLINE void load_mask(TileMasks& masks, const MaskElement* mask, int row, int co
 
 #if MASK_STAGES
 // Reads the mask of this warp's scores from a tile in shared memory.
-INLINE void read_mask_tile(Accumulators<COLS>& bias, u32 tile) {
+INLINE void read_mask_tile(TileMasks& masks, u32 tile) {
+    Accumulators<COLS>& bias = masks.bias;
     const int lane = threadIdx.x & 31, row = warp_row();
 #if MASK == 3
 #pragma unroll
@@ -179,12 +177,6 @@ INLINE float score_scale(const Params& p) { return MASK >= 2 ? LOG2E : p.scale *
 
 // Applies the mask to scores. With an additive mask it scales them first.
 INLINE void apply_mask(Accumulators<COLS>& s, const TileMasks& masks, const Params& p) {
-#if MASK_STAGES
-    Accumulators<COLS> bias;
-    read_mask_tile(bias, masks.tile);
-#elif MASK >= 2
-    const Accumulators<COLS>& bias = masks.bias;
-#endif
 #if MASK
 #pragma unroll
     for (int m = 0; m < ROWS16; m++)
@@ -195,7 +187,7 @@ INLINE void apply_mask(Accumulators<COLS>& s, const TileMasks& masks, const Para
 #if MASK == 1
                 if (!(masks.visible[m] >> (4 * n + i) & 1)) s.v[m][n][i] = NEG_INFINITY;
 #else
-                s.v[m][n][i] = s.v[m][n][i] * p.scale + bias.v[m][n][i];
+                s.v[m][n][i] = s.v[m][n][i] * p.scale + masks.bias.v[m][n][i];
 #endif
             }
 #endif
