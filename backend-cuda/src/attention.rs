@@ -73,6 +73,8 @@ pub struct AttentionKernel {
     pub mask: MaskKind,
     /// If true, rows of the mask are contiguous pairs of elements, which the passes over queries load at once.
     pub loads_mask_pairs: bool,
+    /// If true, TMA loads tiles of an additive mask where shared memory has room for them.
+    pub loads_mask_tiles: bool,
     /// If true, dropout is applied to the attention weights.
     pub has_dropout: bool,
 }
@@ -111,6 +113,7 @@ impl AttentionKernel {
             uses_wgmma: arch == 90 && matches!(head_dim, 64 | 128),
             mask: MaskKind::None,
             loads_mask_pairs: false,
+            loads_mask_tiles: false,
             has_dropout: false,
         })
     }
@@ -118,10 +121,12 @@ impl AttentionKernel {
     fn tiling(&self) -> Tiling {
         // Masks and dropout need registers, so fewer blocks fit on a multiprocessor.
         let has_mask_or_dropout = self.mask != MaskKind::None || self.has_dropout;
+        let has_mask_tiles_only = self.loads_mask_tiles && !self.has_dropout;
         let key = (self.uses_wgmma, self.head_dim > 64, self.pass);
         let (warps, row_fragments, tile_columns, blocks_per_sm, keeps_rows_in_registers) = match key {
             (true, false, AttentionPass::Forward) if has_mask_or_dropout => (4, 1, 64, 3, true),
             (true, false, AttentionPass::BackwardQueries) if has_mask_or_dropout => (4, 1, 64, 3, false),
+            (true, false, AttentionPass::BackwardKeysValues) if has_mask_tiles_only => (4, 1, 64, 3, false),
             (true, false, AttentionPass::BackwardKeysValues) if has_mask_or_dropout => (4, 1, 64, 2, false),
             (false, false, AttentionPass::Forward) if has_mask_or_dropout => (4, 1, 64, 3, true),
             (false, false, AttentionPass::BackwardQueries) if has_mask_or_dropout => (4, 1, 64, 2, true),
@@ -138,6 +143,34 @@ impl AttentionKernel {
             (false, true, AttentionPass::BackwardKeysValues) => (4, 1, 32, 2, false),
         };
         Tiling { warps, row_fragments, tile_columns, stages: 2, blocks_per_sm, keeps_rows_in_registers }
+    }
+
+    /// Returns the bytes of shared memory for everything but the mask.
+    fn operand_bytes(&self) -> u32 {
+        let Tiling { tile_columns: columns, stages, .. } = self.tiling();
+        let rows = self.tiling().block_rows();
+        let tile = |rows: u32| rows * self.head_dim.div_ceil(64) * 128;
+        let stats_bytes =
+            if self.pass == AttentionPass::BackwardKeysValues { stages * 2 * columns * 4 } else { 0 };
+        let row_tiles = if self.pass == AttentionPass::Forward { 1 } else { 2 };
+        // Tiles begin at multiples of 1024 bytes.
+        1024 + row_tiles * tile(rows) + 2 * stages * tile(columns) + stats_bytes
+    }
+
+    /// Returns the bytes of a tile of the mask in shared memory.
+    fn mask_tile_bytes(&self) -> u32 {
+        64 * 64 * if self.mask == MaskKind::F32 { 4 } else { 2 }
+    }
+
+    /// Returns the tiles of the mask in shared memory: one for each stage, or as many as fit without fewer blocks
+    /// on a multiprocessor.
+    fn mask_stages(&self) -> u32 {
+        if !self.loads_mask_tiles {
+            return 0;
+        }
+        let Tiling { stages, blocks_per_sm, .. } = self.tiling();
+        let room = HOPPER_SHARED_BYTES / blocks_per_sm - BLOCK_SHARED_BYTES;
+        (room.saturating_sub(self.operand_bytes()) / self.mask_tile_bytes()).min(stages)
     }
 }
 
@@ -157,14 +190,7 @@ impl NativeKernel for AttentionKernel {
     }
 
     fn shared_bytes(&self) -> u32 {
-        let Tiling { tile_columns: columns, stages, .. } = self.tiling();
-        let rows = self.tiling().block_rows();
-        let tile = |rows: u32| rows * self.head_dim.div_ceil(64) * 128;
-        let stats_bytes =
-            if self.pass == AttentionPass::BackwardKeysValues { stages * 2 * columns * 4 } else { 0 };
-        let row_tiles = if self.pass == AttentionPass::Forward { 1 } else { 2 };
-        // Tiles begin at multiples of 1024 bytes.
-        1024 + row_tiles * tile(rows) + 2 * stages * tile(columns) + stats_bytes
+        self.operand_bytes() + self.mask_stages() * self.mask_tile_bytes()
     }
 
     fn source(&self) -> String {
@@ -182,13 +208,15 @@ impl NativeKernel for AttentionKernel {
             ("ROWS_IN_REGISTERS", tiling.keeps_rows_in_registers.into()),
             ("MASK", self.mask as u32),
             ("MASK_PAIRS", (self.loads_mask_pairs && self.pass != AttentionPass::BackwardKeysValues).into()),
+            ("MASK_STAGES", self.mask_stages()),
             ("DROPOUT", self.has_dropout.into()),
         ];
         let pass = match self.pass {
             AttentionPass::Forward => cuda::ATTENTION_FWD,
             AttentionPass::BackwardQueries | AttentionPass::BackwardKeysValues => cuda::ATTENTION_BWD,
         };
-        with_defines(&defines, &[cuda::TMA_PIPELINE, cuda::PACKED_HALVES, cuda::ATTENTION_COMMON, pass])
+        let shared = [cuda::TMA_PIPELINE, cuda::PACKED_HALVES, cuda::ATTENTION_COMMON, cuda::ATTENTION_MASK];
+        with_defines(&defines, &[&shared[..], &[pass]].concat())
     }
 
     fn options(&self) -> &'static [&'static str] {
@@ -227,8 +255,8 @@ impl HeadStrides {
 /// `Params` of the kernels.
 #[repr(C)]
 struct AttentionParams {
-    /// Tensor maps of q, k, v and the output's gradient; `NONE` if the kernel does not load by TMA.
-    maps: [TensorMap; 4],
+    /// Tensor maps of q, k, v, the output's gradient and the mask; `NONE` if the kernel does not load by TMA.
+    maps: [TensorMap; 5],
     /// Operands: q, k, v, out, and the gradients of out, q, k, v.
     heads: [HeadStrides; 8],
     lse: u64,
@@ -270,7 +298,7 @@ impl AttentionParams {
         let (philox_state, threshold, keep_scale) =
             call.dropout.map_or((0, 0, 1.0), |d| (address(d.philox_state), d.threshold, d.keep_scale));
         Some(Self {
-            maps: [TensorMap::NONE; 4],
+            maps: [TensorMap::NONE; 5],
             heads: [q, k, v, out, g, dq, dk, dv],
             lse: address(call.lse),
             row_stats,
@@ -314,6 +342,27 @@ fn tensor_maps(call: &AttentionCall) -> Option<[TensorMap; 4]> {
     Some([q, k, v, grad])
 }
 
+/// Returns the tensor map of an additive mask, in which a dimension that the mask does not have is one element;
+/// `None` if TMA cannot address the mask.
+fn mask_map(call: &AttentionCall) -> Option<TensorMap> {
+    let mask = call.mask.as_ref()?;
+    let [batch, head, query, key] = mask.strides;
+    if key != 1 || (query == 0 && call.queries > 1) {
+        return None;
+    }
+    let extent = |step: u64, extent: u64| if step == 0 { 1 } else { extent };
+    let sizes = [call.keys, call.queries, extent(head, call.heads), extent(batch, call.batch)];
+    let bytes = mask.dtype.size() as u64;
+    let steps = [query, head, batch].map(|step| step * bytes);
+    let row_elements = 128 / mask.dtype.size() as u32;
+    TensorMap::new(mask.dtype, mask.segment.0 + mask.offset, &sizes, &steps, &[row_elements, 64, 1, 1], true)
+}
+
+/// Bytes of shared memory of a Hopper multiprocessor, and of a block besides its tiles: what the driver takes, and
+/// barriers.
+const HOPPER_SHARED_BYTES: u32 = 228 << 10;
+const BLOCK_SHARED_BYTES: u32 = 1024 + 64;
+
 /// Bytes of the L2 cache that the rows of the heads in flight may take: half of an H100's.
 const L2_BUDGET: u64 = 24 << 20;
 
@@ -347,7 +396,11 @@ fn plan_attention(call: &AttentionCall, arch: u32) -> Option<(AttentionParams, V
         AttentionKernel { mask, loads_mask_pairs, has_dropout: call.dropout.is_some(), ..kernel };
     if kernel.uses_wgmma {
         match tensor_maps(call) {
-            Some(maps) => params.maps = maps,
+            Some([q, k, v, grad]) => {
+                let mask = mask_map(call);
+                kernel.loads_mask_tiles = mask.is_some();
+                params.maps = [q, k, v, grad, mask.unwrap_or(TensorMap::NONE)];
+            }
             None => kernel.uses_wgmma = false,
         }
     }

@@ -10,6 +10,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_quer
     extern __shared__ char memory[];
     const u32 q_tile = shared_base(memory), g_tile = q_tile + TILE_BYTES(ROWS), k_tiles = g_tile + TILE_BYTES(ROWS);
     const u32 v_tiles = k_tiles + STAGES * TILE_BYTES(COLS);
+#if MASK_STAGES
+    const u32 mask_tiles = v_tiles + STAGES * TILE_BYTES(COLS);
+#endif
     __shared__ TileCoord saved;
     const TileCoord work = assign_tile(blockIdx.x, p.heads, p.batch, (p.queries + ROWS - 1) / ROWS, p.group, true);
     save_assignment(saved, work);
@@ -18,7 +21,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_quer
     const TileSource g_rows = tile_source(p.grad_map, p.grad, work.batch, work.head, p.queries);
     const TileSource k_rows = tile_source(p.k_map, p.k, work.batch, kv_head, p.keys);
     const TileSource v_rows = tile_source(p.v_map, p.v, work.batch, kv_head, p.keys);
-#if MASK
+#if MASK && !MASK_STAGES
     const MaskElement* mask = head_mask(p, work.batch, work.head);
 #endif
 #if DROPOUT
@@ -30,9 +33,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_quer
     const int first = span.first, count = span.count, begin = span.begin, end = span.end;
     const int row = q0 + warp_row(), lane = threadIdx.x & 31;
 
+    auto prefetch_mask = [&](int t) {
+#if MASK_STAGES
+        if (t < count) load_mask_tile(mask_tiles, p, work.batch, work.head, q0, (first + t) * COLS, t);
+#endif
+    };
     auto prefetch = [&](int t) {
         if (ISSUES_LOADS && t < count) {
-            begin_stage_loads(t, 2 * COLS + (t == 0 ? 2 * ROWS : 0));
+            begin_stage_loads(t, 2 * COLS + (t == 0 ? 2 * ROWS : 0), MASK_TILE_BYTES);
+            // A single tile of the mask is loaded after its last reads.
+            if (MASK_STAGES != 1 || t == 0) prefetch_mask(t);
             if (t == 0) {
                 load_tile<ROWS>(q_tile, q_rows, q0, t);
                 load_tile<ROWS>(g_tile, g_rows, q0, t);
@@ -72,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_quer
             sum += __shfl_xor_sync(0xffffffff, sum, 1);
             sum += __shfl_xor_sync(0xffffffff, sum, 2);
             delta[m][half] = sum;
-            lse[m][half] = inside ? p.lse[line + query] * LOG2E : 0.0f;
+            lse[m][half] = inside ? score_offset(p.lse[line + query], LOG2E) : 0.0f;
             if (inside && (lane & 3) == 0) {
                 p.stats[line + query] = lse[m][half];
                 p.stats[(i64)p.batch * p.heads * p.queries + line + query] = sum;
@@ -94,8 +104,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_quer
         if (t < begin || t >= end) continue;
         const u32 k = k_tiles + (t % STAGES) * TILE_BYTES(COLS), v = v_tiles + (t % STAGES) * TILE_BYTES(COLS);
         const int key = (first + t) * COLS;
-        const bool edge = key + COLS > p.keys || key + COLS - 1 > row + p.right || key < row + 16 * ROWS16 - 1 - p.left;
-        // Called twice with constants: 3 % faster here, and slower in the other passes.
+        // Equal for all warps of a unit, which multiply together.
+        const int unit = q0 + unit_row();
+        const bool edge = key + COLS > p.keys || key + COLS - 1 > unit + p.right || key < unit + UNIT_ROWS - 1 - p.left;
+        // Called twice with constants: 3 % faster here, and slower in the other passes. All warps must meet at one
+        // barrier, where there is one.
         auto process_tile = [&](const bool at_edge) FORCE_INLINE {
         Accumulators<COLS> s, dp;
         mma_fence();
@@ -110,7 +123,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_quer
 #endif
         mma_commit();
         TileMasks masks;
-#if MASK
+#if MASK_STAGES
+        read_mask_tile(masks, mask_stage(mask_tiles, t));
+#elif MASK
         load_mask(masks, mask, row, key, p.mask_query, p.mask_key, p.queries, p.keys);
 #endif
 #if DROPOUT
@@ -129,6 +144,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_quer
         fence_accumulators(s);
         mma_wait<0>();
         fence_accumulators(dp);
+#if MASK_STAGES == 1
+        __syncthreads();
+        if (ISSUES_LOADS) prefetch_mask(t + 1);
+#endif
 #pragma unroll
         for (int m = 0; m < ROWS16; m++)
 #pragma unroll
@@ -145,7 +164,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_quer
         mma_wait<0>();
         fence_accumulators(dq);
         };
-        if (edge) process_tile(true);
+        if (MASK_STAGES == 1) process_tile(edge);
+        else if (edge) process_tile(true);
         else process_tile(false);
     }
     cp_async_wait<0>();
@@ -166,7 +186,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_keys
     PDL_WAIT();
     extern __shared__ char memory[];
     const u32 k_tile = shared_base(memory), v_tile = k_tile + TILE_BYTES(ROWS), q_tiles = v_tile + TILE_BYTES(ROWS);
-    const u32 g_tiles = q_tiles + STAGES * TILE_BYTES(COLS), lines = g_tiles + STAGES * TILE_BYTES(COLS);
+    const u32 g_tiles = q_tiles + STAGES * TILE_BYTES(COLS), mask_tiles = g_tiles + STAGES * TILE_BYTES(COLS);
+    const u32 lines = mask_tiles + MASK_STAGES * MASK_TILE_BYTES;
     __shared__ TileCoord saved;
     const TileCoord work = assign_tile(blockIdx.x, p.kv_heads, p.batch, (p.keys + ROWS - 1) / ROWS, p.group, false);
     save_assignment(saved, work);
@@ -190,11 +211,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_keys
     const TileSource k_rows = tile_source(p.k_map, p.k, work.batch, work.head, p.keys),
         v_rows = tile_source(p.v_map, p.v, work.batch, work.head, p.keys);
     i64 line = (i64)(work.batch * p.heads + query_head) * p.queries;
+#if MASK_STAGES
+    // First query and head of the last tile that `prefetch` has loaded.
+    int mask_query = 0, mask_head = 0;
+#endif
+    auto prefetch_mask = [&](int t) {
+#if MASK_STAGES
+        if (t < count) load_mask_tile(mask_tiles, p, work.batch, mask_head, mask_query, k0, t);
+#endif
+    };
     auto prefetch = [&](int t) {
         if (t < count) {
             const int at = (first + next_tile) * COLS, stage = t % STAGES;
+#if MASK_STAGES
+            mask_query = at, mask_head = q_rows.head;
+#endif
             if (ISSUES_LOADS) {
-                begin_stage_loads(t, 2 * COLS + (t == 0 ? 2 * ROWS : 0));
+                begin_stage_loads(t, 2 * COLS + (t == 0 ? 2 * ROWS : 0), MASK_TILE_BYTES);
+                // A single tile of the mask is loaded after its last reads.
+                if (MASK_STAGES != 1 || t == 0) prefetch_mask(t);
                 if (t == 0) {
                     load_tile<ROWS>(k_tile, k_rows, k0, t);
                     load_tile<ROWS>(v_tile, v_rows, k0, t);
@@ -260,7 +295,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_keys
         mma_commit();
         const u32 line = lines + (stage * 2 * COLS + 2 * (lane & 3)) * 4;
         TileMasks masks;
-#if MASK
+#if MASK && !MASK_STAGES
         load_mask(masks, head_mask(p, work.batch, head), row, query, p.mask_key, p.mask_query, p.keys, p.queries);
 #endif
 #if DROPOUT
@@ -268,6 +303,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_keys
 #endif
         mma_wait<1>();
         fence_accumulators(s);
+#if MASK_STAGES
+        // Not earlier, for want of registers.
+        read_mask_tile(masks, mask_stage(mask_tiles, t));
+#endif
         apply_mask(s, masks, p);
         if (edge) mask_window(s, row, query, p.right, p.left, 0x7fffffff);
 #pragma unroll
@@ -285,6 +324,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_keys
         fence_accumulators(s);
         mma_wait<0>();
         fence_accumulators(dp);
+#if MASK_STAGES == 1
+        __syncthreads();
+        if (ISSUES_LOADS) prefetch_mask(t + 1);
+#endif
         mma_fence();
         mma_ab<COLS, COLS>(dv, weights, g);
         mma_commit();

@@ -1,5 +1,5 @@
 // Code shared by the attention kernels: tiles in shared memory, tensor core products, causal and window
-// masks.
+// masks. attention_mask.cuh follows this file.
 //
 // Defined before:
 // - HEAD: size of a head, a multiple of 8, at most 128. BF16: 1, or 0 for f16.
@@ -9,6 +9,7 @@
 // - ROWS16: fragments of 16 rows of a warp (1 with wgmma).
 // - MASK: 0 for none, 1 for bool, 2 for f32, 3 for the element type. DROPOUT: 1 for dropout.
 // - MASK_PAIRS: 1 if rows of the mask are contiguous pairs of elements, which are loaded at once.
+// - MASK_STAGES: tiles of the mask in shared memory, which TMA loads; 0 if threads load the mask's elements.
 // tma_pipeline.cuh and packed_halves.cuh precede this file.
 //
 // A tile is rows x HEAD elements in panels of 64 elements. A row of a panel has 128 bytes; its eight 16-byte
@@ -33,10 +34,13 @@ struct Heads {
 struct Params {
     // Of [batch][heads][rows][HEAD], in boxes of 64 rows and 64 elements.
     Map q_map, k_map, v_map, grad_map;
+    // Of [batch or 1][heads or 1][queries][keys], in boxes of 64 rows of 128 bytes.
+    Map mask_map;
     Heads q, k, v, out, grad, dq, dk, dv;
     // [batch][heads][queries]: log-sum-exp of each query's scores.
     float* lse;
-    // Log-sum-exp to base 2, then the sum of grad · out of each query: scratch memory between the passes.
+    // Log-sum-exp in the unit of `score_offset`, then the sum of grad · out of each query: scratch memory
+    // between the passes.
     float* stats;
     // [batch][blocks of ROWS rows][heads of q, k and v][HEAD], or null: the sums of the gradients over a
     // block's rows.
@@ -114,18 +118,21 @@ INLINE void init_stages() {
     }
     __syncthreads();
 }
-INLINE void begin_stage_loads(int t, int rows) {
+// Announces tiles of `rows` rows in all, and `other` bytes.
+INLINE void begin_stage_loads(int t, int rows, int other = 0) {
     asm volatile(ELECT_ONE "mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;}"
-                 ::"r"(stage_barrier(t)), "r"(TILE_BYTES(rows)) : "memory");
+                 ::"r"(stage_barrier(t)), "r"(TILE_BYTES(rows) + other) : "memory");
+}
+INLINE void load_stage_box(u32 to, const Map* map, int x, int y, int z, int w, int t) {
+    asm volatile(ELECT_ONE "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %4, %5}], [%6];}"
+                 ::"r"(to), "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(stage_barrier(t)) : "memory");
 }
 template <int TILE_ROWS> INLINE void load_tile(u32 tile, const TileSource& from, int first, int t) {
     static_assert(TILE_ROWS == 64 && HEAD == DEPTH, "boxes have 64 rows, and tiles no elements after HEAD");
 #pragma unroll
     for (int panel = 0; panel < PANELS; panel++)
-        asm volatile(ELECT_ONE "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
-                     "[%0], [%1, {%2, %3, %4, %5}], [%6];}"
-                     ::"r"(tile + panel * (TILE_ROWS * 128)), "l"(from.map), "r"(panel * 64), "r"(first),
-                       "r"(from.head), "r"(from.batch), "r"(stage_barrier(t)) : "memory");
+        load_stage_box(tile + panel * (TILE_ROWS * 128), from.map, panel * 64, first, from.head, from.batch, t);
 }
 INLINE void commit_stage_loads() {}
 INLINE void wait_stage_loads(int t) {
@@ -149,7 +156,7 @@ INLINE TileSource tile_source(const Map&, const Heads& heads, int batch, int hea
 INLINE void advance_head(TileSource& rows, const Heads& heads) { rows.data += heads.head; }
 
 INLINE void init_stages() {}
-INLINE void begin_stage_loads(int, int) {}
+INLINE void begin_stage_loads(int, int, int = 0) {}
 template <int TILE_ROWS> INLINE void load_tile(u32 tile, const TileSource& from, int first, int) {
     constexpr int PARTS = DEPTH / 8;
     if constexpr (THREADS % (8 * PARTS) == 0 && TILE_ROWS * PARTS % THREADS == 0) {
@@ -529,223 +536,3 @@ INLINE void mask_window(Accumulators<COLS>& s, int row, int column, int left, in
 #pragma unroll
         for (int half = 0; half < 2; half++) mask_window(s, m, half, row, column, left, right, last);
 }
-
-// Mask values and dropout bits of a tile of scores. They are loaded and generated while the products run,
-// without a branch.
-struct TileMasks {
-#if MASK == 1
-    // Bit 4 n + i is set if the query attends to the key of element [m][n][i] of the scores.
-    u32 visible[ROWS16];
-#elif MASK
-    Accumulators<COLS> bias;
-#endif
-#if DROPOUT
-    u32 keep_bits[ROWS16][PASS == 2 ? 8 : 4];
-#endif
-};
-
-#if MASK == 1
-typedef unsigned char MaskElement;
-typedef u32 MaskValue;
-INLINE u32 load_mask_element(const MaskElement* at) {
-    u32 word;
-    asm("ld.global.nc.u8 %0, [%1];" : "=r"(word) : "l"(at));
-    return word;
-}
-#elif MASK == 2
-typedef float MaskElement;
-typedef float MaskValue;
-INLINE float load_mask_element(const MaskElement* at) {
-    float value;
-    asm("ld.global.nc.f32 %0, [%1];" : "=f"(value) : "l"(at));
-    return value;
-}
-#elif MASK == 3
-typedef u16 MaskElement;
-typedef float MaskValue;
-INLINE float load_mask_element(const MaskElement* at) {
-    u16 value;
-    asm("ld.global.nc.u16 %0, [%1];" : "=h"(value) : "l"(at));
-    return low_half(value);
-}
-#endif
-
-#if MASK
-INLINE const MaskElement* head_mask(const Params& p, int batch, int head) {
-    return static_cast<const MaskElement*>(p.mask) + batch * p.mask_batch + head * p.mask_head;
-}
-
-#if MASK_PAIRS
-// Reads two neighbours in a row of the mask.
-INLINE void load_mask_pair(const MaskElement* at, MaskValue (&pair)[2]) {
-#if MASK == 1
-    u16 both;
-    asm("ld.global.nc.u16 %0, [%1];" : "=h"(both) : "l"(at));
-    pair[0] = both & 0xff, pair[1] = both >> 8;
-#elif MASK == 2
-    asm("ld.global.nc.v2.f32 {%0, %1}, [%2];" : "=f"(pair[0]), "=f"(pair[1]) : "l"(at));
-#else
-    u32 both;
-    asm("ld.global.nc.u32 %0, [%1];" : "=r"(both) : "l"(at));
-    pair[0] = low_half(both), pair[1] = high_half(both);
-#endif
-}
-#endif
-
-// Reads the mask of a tile. Indices past the ends are clamped.
-INLINE void load_mask(TileMasks& masks, const MaskElement* mask, int row, int column, u32 row_step, u32 column_step,
-                      int rows, int columns) {
-    int lane = threadIdx.x & 31;
-#pragma unroll
-    for (int m = 0; m < ROWS16; m++) {
-#if MASK == 1
-        masks.visible[m] = 0;
-#endif
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const MaskElement* line = mask + (i64)min(row + 16 * m + 8 * half + (lane >> 2), rows - 1) * row_step;
-#pragma unroll
-            for (int n = 0; n < COLS / 8; n++) {
-                const int first = column + 8 * n + 2 * (lane & 3);
-                MaskValue pair[2];
-#if MASK_PAIRS
-                load_mask_pair(line + min(first, columns - 2), pair);
-#else
-#pragma unroll
-                for (int k = 0; k < 2; k++)
-                    pair[k] = load_mask_element(line + (u32)min(first + k, columns - 1) * column_step);
-#endif
-#pragma unroll
-                for (int k = 0; k < 2; k++) {
-#if MASK == 1
-                    masks.visible[m] |= (pair[k] != 0) << (4 * n + 2 * half + k);
-#else
-                    masks.bias.v[m][n][2 * half + k] = pair[k];
-#endif
-                }
-            }
-        }
-    }
-}
-#endif
-
-// Lower than every visible score.
-#define LOWEST_SCORE -3.3e38f
-
-// Factor of scores after `apply_mask`, for exponents of two.
-INLINE float score_scale(const Params& p) { return MASK >= 2 ? 1.0f : p.scale * LOG2E; }
-
-// Applies the mask to scores; additive masks convert scores to exponents of two.
-INLINE void apply_mask(Accumulators<COLS>& s, const TileMasks& masks, const Params& p) {
-#if MASK
-#pragma unroll
-    for (int m = 0; m < ROWS16; m++)
-#pragma unroll
-        for (int n = 0; n < COLS / 8; n++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-#if MASK == 1
-                if (!(masks.visible[m] >> (4 * n + i) & 1)) s.v[m][n][i] = NEG_INFINITY;
-#else
-                float added = masks.bias.v[m][n][i], sum = s.v[m][n][i] * (p.scale * LOG2E) + added * LOG2E;
-                s.v[m][n][i] = added == NEG_INFINITY ? NEG_INFINITY : sum < LOWEST_SCORE ? LOWEST_SCORE : sum;
-#endif
-            }
-#endif
-}
-
-// Weight of a score from the log-sum-exp of its query, in powers of two.
-INLINE float softmax_weight(float score, float lse, float scale) {
-    // With the largest values of a mask, rounding of the sum exceeds the differences of scores.
-    return exp2_fast(MASK >= 2 ? fminf(score - lse, 0.0f) : score * scale - lse);
-}
-
-#if DROPOUT
-// Philox 4x32-10, like `math/philox.wgsl`.
-INLINE uint4 philox(u32 x, u32 y, u32 z, u32 w, u32 key0, u32 key1) {
-#pragma unroll
-    for (int round = 0; round < 10; round++) {
-        u64 a = (u64)0xd2511f53u * x, b = (u64)0xcd9e8d57u * z;
-        x = (u32)(b >> 32) ^ y ^ key0;
-        y = (u32)b;
-        z = (u32)(a >> 32) ^ w ^ key1;
-        w = (u32)a;
-        key0 += 0x9e3779b9u;
-        key1 += 0xbb67ae85u;
-    }
-    return {x, y, z, w};
-}
-
-// Returns a bit for each of eight keys that share one Philox block; a set bit keeps the weight.
-INLINE u32 dropout_bits(u32 query, int key, const uint4& random, u32 threshold) {
-    uint4 drawn = philox(random.x, random.y, query, (u32)key >> 3, random.z, random.w);
-    u32 words[4] = {drawn.x, drawn.y, drawn.z, drawn.w}, bits = 0;
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        bits |= ((words[i] & 0xffff) >= threshold) << (2 * i) | ((words[i] >> 16) >= threshold) << (2 * i + 1);
-    return bits;
-}
-
-// Generates dropout bits for a tile of queries and keys; `query` is the index of the first query over all heads.
-// Threads that share Philox blocks take turns to generate them.
-INLINE void draw_dropout_bits(TileMasks& masks, const uint4& random, u32 threshold, u32 query, int key) {
-    int lane = threadIdx.x & 31;
-#pragma unroll
-    for (int m = 0; m < ROWS16; m++) {
-        u32 bits = 0;
-#if PASS == 2
-        // Rows are keys: the eight threads of a column share blocks.
-#pragma unroll
-        for (int draw = 0; draw < COLS / 16; draw++) {
-            int block = 8 * draw + (lane >> 2), n = block % (COLS / 8), half = block / (COLS / 8) % 2,
-                k = block / (COLS / 4);
-            bits |= dropout_bits(query + 8 * n + 2 * (lane & 3) + k, key + 16 * m + 8 * half, random, threshold)
-                << (8 * draw);
-        }
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            masks.keep_bits[m][i] = __shfl_sync(0xffffffff, bits, 4 * i + (lane & 3)) >> (lane >> 2);
-#else
-        // Rows are queries: the four threads of a row share blocks.
-#pragma unroll
-        for (int draw = 0; draw < COLS / 16; draw++) {
-            int block = 4 * draw + (lane & 3), n = block % (COLS / 8), half = block / (COLS / 8);
-            bits |= dropout_bits(query + 16 * m + 8 * half + (lane >> 2), key + 8 * n, random, threshold) << (8 * draw);
-        }
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            masks.keep_bits[m][i] = __shfl_sync(0xffffffff, bits, (lane & ~3) + i) >> (2 * (lane & 3));
-#endif
-    }
-}
-#endif
-
-// Reports whether dropout keeps the weight of element [m][n][i] of the accumulators.
-INLINE bool is_kept(const TileMasks& masks, int m, int n, int i) {
-#if DROPOUT && PASS == 2
-    int block = n + (COLS / 8) * (i / 2) + (COLS / 4) * (i % 2);
-    return masks.keep_bits[m][block % 8] >> (block / 8 * 8) & 1;
-#elif DROPOUT
-    int block = n + (COLS / 8) * (i / 2);
-    return masks.keep_bits[m][block % 4] >> (block / 4 * 8 + i % 2) & 1;
-#else
-    return true;
-#endif
-}
-
-#if DROPOUT
-#define DROPOUT_SCALE(p) ((p).dropout_scale)
-INLINE Accumulators<COLS> apply_dropout(const Accumulators<COLS>& s, const TileMasks& masks) {
-    Accumulators<COLS> kept;
-#pragma unroll
-    for (int m = 0; m < ROWS16; m++)
-#pragma unroll
-        for (int n = 0; n < COLS / 8; n++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) kept.v[m][n][i] = is_kept(masks, m, n, i) ? s.v[m][n][i] : 0.0f;
-    return kept;
-}
-#else
-#define DROPOUT_SCALE(p) 1.0f
-INLINE const Accumulators<COLS>& apply_dropout(const Accumulators<COLS>& s, const TileMasks&) { return s; }
-#endif

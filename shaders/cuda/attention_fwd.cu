@@ -32,15 +32,15 @@ INLINE bool update_softmax(Accumulators<COLS>& s, SoftmaxState& state, float (&r
             bool move = (row_max - before) * scale > RESCALE_THRESHOLD;
             row_max = move ? row_max : before;
             rescales |= move;
-            float exponent_offset = row_max == NEG_INFINITY ? 0.0f : row_max * scale;
-            rescale[m][half] = move ? exp2_fast(before * scale - exponent_offset) : 1.0f;
+            float offset = row_max == NEG_INFINITY ? 0.0f : score_offset(row_max, scale);
+            rescale[m][half] = move ? exp2_fast(score_exponent(before, offset, scale)) : 1.0f;
             state.row_max[m][half] = row_max;
             float sum[2] = {0, 0};
 #pragma unroll
             for (int n = 0; n < COLS / 8; n++)
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
-                    float weight = exp2_fast(s.v[m][n][2 * half + i] * scale - exponent_offset);
+                    float weight = exp2_fast(score_exponent(s.v[m][n][2 * half + i], offset, scale));
                     s.v[m][n][2 * half + i] = is_kept(masks, m, n, 2 * half + i) ? weight : 0.0f;
                     sum[i] += weight;
                 }
@@ -54,12 +54,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_fwd(cons
     extern __shared__ char memory[];
     const u32 q_tile = shared_base(memory), k_tiles = q_tile + TILE_BYTES(ROWS),
               v_tiles = k_tiles + STAGES * TILE_BYTES(COLS);
+#if MASK_STAGES
+    const u32 mask_tiles = v_tiles + STAGES * TILE_BYTES(COLS);
+#endif
     const TileCoord work = assign_tile(blockIdx.x, p.heads, p.batch, (p.queries + ROWS - 1) / ROWS, p.group, true);
     const int kv_head = work.head / (p.heads / p.kv_heads);
     const TileSource q_rows = tile_source(p.q_map, p.q, work.batch, work.head, p.queries);
     const TileSource k_rows = tile_source(p.k_map, p.k, work.batch, kv_head, p.keys);
     const TileSource v_rows = tile_source(p.v_map, p.v, work.batch, kv_head, p.keys);
-#if MASK
+#if MASK && !MASK_STAGES
     const MaskElement* mask = head_mask(p, work.batch, work.head);
 #endif
 #if DROPOUT
@@ -72,11 +75,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_fwd(cons
     const int first = span.first, count = span.count;
     const int row = q0 + warp_row();
 
+    auto prefetch_mask = [&](int t) {
+#if MASK_STAGES
+        if (t < count) load_mask_tile(mask_tiles, p, work.batch, work.head, q0, (first + t) * COLS, t);
+#endif
+    };
     auto prefetch = [&](int t) {
         if (ISSUES_LOADS && t <= count) {
-            begin_stage_loads(t, (t == 0 ? ROWS : COLS) + (t < count ? COLS : 0));
+            begin_stage_loads(t, (t == 0 ? ROWS : COLS) + (t < count ? COLS : 0), t < count ? MASK_TILE_BYTES : 0);
             if (t == 0) load_tile<ROWS>(q_tile, q_rows, q0, t);
             if (t < count) load_tile<COLS>(k_tiles + (t % STAGES) * TILE_BYTES(COLS), k_rows, (first + t) * COLS, t);
+            // A single tile of the mask is loaded after its last reads.
+            if (MASK_STAGES != 1 || t == 0) prefetch_mask(t);
             if (t > 0)
                 load_tile<COLS>(v_tiles + ((t - 1) % STAGES) * TILE_BYTES(COLS), v_rows, (first + t - 1) * COLS, t);
         }
@@ -96,9 +106,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_fwd(cons
 #pragma unroll
         for (int half = 0; half < 2; half++) state.row_max[m][half] = NEG_INFINITY, state.sum[m][half] = 0;
     const float scale = score_scale(p);
-    auto load_tile_masks = [&](int row, int key) {
+    auto load_tile_masks = [&](int row, int key, int t) {
         TileMasks masks;
-#if MASK
+#if MASK_STAGES
+        read_mask_tile(masks, mask_stage(mask_tiles, t));
+#elif MASK
         load_mask(masks, mask, row, key, p.mask_query, p.mask_key, p.queries, p.keys);
 #endif
 #if DROPOUT
@@ -126,13 +138,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_fwd(cons
         mma_commit();
         if (!start) mma_ab<COLS, COLS>(out, weights, v_tiles + ((t + STAGES - 1) % STAGES) * TILE_BYTES(COLS));
         mma_commit();
-        const TileMasks masks = load_tile_masks(row, key);
+        const TileMasks masks = load_tile_masks(row, key, t);
         mma_wait<1>();
         fence_accumulators(s);
         const bool rescales = update_softmax(s, state, rescale, scale, edge, p, masks, row, key);
         fence_accumulators(s);
         mma_wait<0>();
         fence_accumulators(out);
+#if MASK_STAGES == 1
+        __syncthreads();
+        if (ISSUES_LOADS) prefetch_mask(t + 1);
+#endif
         if (!start && rescales) {
 #pragma unroll
             for (int m = 0; m < ROWS16; m++)
@@ -188,7 +204,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_fwd(cons
             rescale[m][half] = sum > 0 ? DROPOUT_SCALE(p) / sum : 0.0f;
             int query = row + 16 * m + 8 * half + (lane >> 2);
             if ((lane & 3) == 0 && query < p.queries) {
-                float lse = sum > 0 ? state.row_max[m][half] * (MASK >= 2 ? LN2 : p.scale) + log2_fast(sum) * LN2
+                float lse = sum > 0 ? state.row_max[m][half] * (MASK >= 2 ? 1.0f : p.scale) + log2_fast(sum) * LN2
                     : 0.0f;
                 p.lse[(i64)(work.batch * p.heads + work.head) * p.queries + query] = lse;
             }

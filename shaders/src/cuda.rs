@@ -5,6 +5,8 @@
 pub const PDL: &str = include_str!("../cuda/pdl.cuh");
 /// Code shared by the attention kernels; precedes each of them.
 pub const ATTENTION_COMMON: &str = include_str!("../cuda/attention_common.cuh");
+/// Masks and dropout of the attention kernels; follows the code that they share.
+pub const ATTENTION_MASK: &str = include_str!("../cuda/attention_mask.cuh");
 /// Attention forward.
 pub const ATTENTION_FWD: &str = include_str!("../cuda/attention_fwd.cu");
 /// Attention backward, in two passes.

@@ -609,6 +609,8 @@ fn compile_attention(architectures: &[u32], filters: &[String], report: &mut Ker
         (64, DType::F16, (MaskKind::Bool, false)),
         (96, DType::F16, (MaskKind::SameAsInput, true)),
         (128, DType::BF16, (MaskKind::F32, true)),
+        (64, DType::BF16, (MaskKind::F32, false)),
+        (64, DType::F16, (MaskKind::SameAsInput, false)),
     ];
     for (head, dtype, (mask, drop)) in forms {
         for pass in
@@ -622,13 +624,16 @@ fn compile_attention(architectures: &[u32], filters: &[String], report: &mut Ker
             for &arch in architectures {
                 let Some(kernel) = attention::AttentionKernel::new(pass, head, dtype, arch) else { continue };
                 let kernel = attention::AttentionKernel { mask, has_dropout: drop, ..kernel };
-                // sm_90 has two variants, and masks of pairs are loaded by other code.
+                // sm_90 has two variants, and masks in pairs or tiles are loaded by other code.
                 let plain = attention::AttentionKernel { uses_wgmma: false, ..kernel };
                 let pairs = attention::AttentionKernel { loads_mask_pairs: true, ..kernel };
+                let tiles = attention::AttentionKernel { loads_mask_tiles: true, ..kernel };
                 let variants = [
                     Some(kernel),
                     kernel.uses_wgmma.then_some(plain),
                     (mask != MaskKind::None).then_some(pairs),
+                    (kernel.uses_wgmma && matches!(mask, MaskKind::F32 | MaskKind::SameAsInput))
+                        .then_some(tiles),
                 ];
                 for kernel in variants.into_iter().flatten() {
                     compile_native(&kernel, &label, arch, report);

@@ -17,6 +17,7 @@ tests![
     masks_and_dropout_apply_in_16_bits,
     masks_of_every_kind_and_shape,
     fully_masked_queries_give_zeros,
+    the_lowest_float_masks_less_than_infinity,
     a_packed_projection_equals_three_views,
     the_bias_gradient_of_a_packed_projection_is_a_sum_of_rows,
     replays_accumulate_like_eager_steps,
@@ -225,6 +226,12 @@ fn masks_and_dropout_apply_in_16_bits(device: &Device) -> Result<()> {
         (BF16, (Some((F32, &[2, 1, 150, 1])), 0.2), ([2, 2, 1, 150, 128, 128, 128], false, window)),
         (F16, (None, 0.3), ([2, 4, 2, 90, 100, 64, 64], true, None)),
         (BF16, (Some((BF16, &[1, 1, 75, 65])), 0.5), ([1, 2, 2, 75, 65, 32, 32], false, None)),
+        // Masks whose tiles the copy engine of Hopper GPUs loads: shared, per head or per batch.
+        (BF16, (Some((F32, &[130, 136])), 0.0), ([2, 4, 2, 130, 136, 64, 64], false, None)),
+        (F16, (Some((F16, &[2, 4, 70, 200])), 0.0), ([2, 4, 4, 70, 200, 64, 64], false, window)),
+        (BF16, (Some((BF16, &[2, 1, 150, 136])), 0.2), ([2, 2, 1, 150, 136, 64, 64], false, None)),
+        (BF16, (Some((F32, &[3, 70, 68])), 0.0), ([1, 3, 3, 70, 68, 128, 128], false, None)),
+        (F16, (Some((F16, &[100, 72])), 0.0), ([1, 2, 2, 100, 72, 128, 128], false, None)),
         // A mask of another float type than the inputs.
         (F16, (Some((BF16, &[33, 33])), 0.0), ([1, 1, 1, 33, 33, 64, 64], false, None)),
     ];
@@ -327,6 +334,54 @@ fn fully_masked_queries_give_zeros(device: &Device) -> Result<()> {
             let out = q.detach().scaled_dot_product_attention(&few, &few, &options)?;
             let [seen, blind] = [out.narrow(2, 0, 4)?, out.narrow(2, 4, 2)?];
             ensure!(blind.to_f64s()?.iter().all(|&x| x == 0.0) && seen.to_f64s()?.iter().all(|&x| x != 0.0));
+        }
+    }
+    Ok(())
+}
+
+fn the_lowest_float_masks_less_than_infinity(device: &Device) -> Result<()> {
+    const HIDDEN: f64 = f64::NEG_INFINITY;
+    let keys = 72;
+    let cases = [(DType::F32, DType::F32), (DType::BF16, DType::F32), (DType::BF16, DType::BF16)];
+    for (dtype, mask_dtype) in cases {
+        // The lowest float of the mask's type.
+        let lowest = if mask_dtype == DType::F32 { f64::from(f32::MIN) } else { -3.389_531_389_251_535_5e38 };
+        // Queries that attend to all keys equally, to the first half equally, to key 3 alone, and to no key.
+        let row = |query: usize, key: usize| match query {
+            0 => lowest,
+            1 => {
+                if key < keys / 2 {
+                    lowest
+                } else {
+                    HIDDEN
+                }
+            }
+            2 => {
+                if key == 3 {
+                    0.0
+                } else {
+                    lowest
+                }
+            }
+            _ => HIDDEN,
+        };
+        let values: Vec<f32> = (0..4 * keys).map(|i| row(i / keys, i % keys) as f32).collect();
+        let mask = Tensor::from_slice(&values, [4, keys], device)?.to_dtype(mask_dtype)?;
+        let [q, k, v] = [4, keys, keys].map(|rows| normal(&[1, 2, rows, 64], dtype, device));
+        let [q, k, v] = [leaf(&q?)?, leaf(&k?)?, leaf(&v?)?];
+        let options = AttentionOptions { attn_mask: Some(&mask), ..AttentionOptions::default() };
+        let out = q.scaled_dot_product_attention(&k, &v, &options)?;
+        let wide = v.detach().to_dtype(DType::F32)?;
+        let mean = |count: usize| -> Result<Tensor> { Ok(wide.narrow(2, 0, count)?.mean([2], true)?) };
+        let third = wide.narrow(2, 3, 1)?;
+        let expected = Tensor::cat(&[&mean(keys)?, &mean(keys / 2)?, &third, &third.mul(0.0)?], 2)?;
+        let tolerance = if dtype == DType::F32 { 1e-5 } else { 1e-2 };
+        ensure_close(&out.to_f64s()?, &expected.to_f64s()?, tolerance, tolerance)
+            .with_context(|| format!("{dtype}, mask {mask_dtype}"))?;
+        out.sum_all()?.backward()?;
+        for t in [&q, &k, &v] {
+            let grad = t.grad().context("a gradient")?.to_f64s()?;
+            ensure!(grad.iter().all(|x| x.is_finite()), "{dtype}, mask {mask_dtype}: not finite");
         }
     }
     Ok(())
