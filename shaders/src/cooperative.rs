@@ -1,4 +1,4 @@
-//! Constants by which a module with cooperative matrices says what WGSL cannot. Backends follow them.
+//! Constants by which a module says what WGSL cannot, mostly about cooperative matrices. Backends follow them.
 
 use std::fmt;
 
@@ -40,6 +40,16 @@ pub fn is_difference_product(module: &Module) -> bool {
     literal(module, "DIFFERENCE_IS_PRODUCT") == Some(Literal::Bool(true))
 }
 
+/// Returns the workgroups that a multiprocessor should run at once, which bounds the registers of a thread: the constant
+/// `RESIDENT_WORKGROUPS`. `None` if the module declares none.
+#[must_use]
+pub fn resident_workgroups(module: &Module) -> Option<u32> {
+    match literal(module, "RESIDENT_WORKGROUPS")? {
+        Literal::U32(count) => Some(count),
+        _ => None,
+    }
+}
+
 /// Returns the value of a constant that is a literal.
 fn literal(module: &Module, name: &str) -> Option<Literal> {
     let (_, constant) = module.constants.iter().find(|(_, found)| found.name.as_deref() == Some(name))?;
@@ -64,5 +74,7 @@ mod tests {
         let both = "const OPERAND_BITS = 0xbf16u; const DIFFERENCE_IS_PRODUCT = true;";
         assert_eq!(read(both), (Some(OperandType::Bf16), true));
         assert_eq!(read("const OPERAND_BITS = 16u; const DIFFERENCE_IS_PRODUCT = false;"), (None, false));
+        let resident = |wgsl: &str| resident_workgroups(&naga::front::wgsl::parse_str(wgsl).unwrap());
+        assert_eq!([resident("const RESIDENT_WORKGROUPS = 3u;"), resident("")], [Some(3), None]);
     }
 }

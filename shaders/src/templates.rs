@@ -38,6 +38,7 @@ templates! {
     "attention",
     "attention_common",
     "attention_cooperative",
+    "attention_f32",
     "attention_rows",
     "attention_delta",
     "attention_dropout_mask",

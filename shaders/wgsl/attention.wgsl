@@ -19,6 +19,7 @@ The gradients of k and v share one buffer.
 {% set cooperative = false %}
 {% set queries = "p.extents.w" %}
 {% set keys = "p.window.x" %}
+{% set rows = 64 %}
 {% include "attention_common" %}
 
 {% set quads_of = namespace(head=(head + 3) // 4, value=(value + 3) // 4) %}

@@ -21,6 +21,7 @@ const DIFFERENCE_IS_PRODUCT = true;
 {% set cooperative = true %}
 {% set queries = "p.extents.w" %}
 {% set keys = "p.window.x" %}
+{% set rows = 64 %}
 {% include "attention_common" %}
 
 {%- set row_lanes = side // 8 -%}

@@ -1,6 +1,6 @@
 {#-
-The start of an attention kernel's `main`: the 64 rows, the head and the batch of a workgroup, and where its results
-begin. `group`, `groups` and `pass` are those of `attention`.
+The start of an attention kernel's `main`: the rows, the head and the batch of a workgroup, and where its results
+begin. `rows` is their number; `group`, `groups` and `pass` are those of `attention`.
 -#}
     // Written out, so that validation sees that control flow is uniform.
     let index = group.y * groups.x + group.x;
@@ -12,7 +12,7 @@ begin. `group`, `groups` and `pass` are those of `attention`.
     {% endif %}
     if index >= p.extents.x * heads * blocks { return; }
     // Rows with the most work start first: the last queries, or the first keys.
-    let row0 = {{ "index % blocks" if pass == "keys" else "(blocks - 1u - index % blocks)" }} * 64u;
+    let row0 = {{ "index % blocks" if pass == "keys" else "(blocks - 1u - index % blocks)" }} * {{ rows }}u;
     let batch = index / blocks / heads;
     let head = index / blocks % heads;
     let out_base = p.out_offsets.x + batch * p.out.x + head * p.out.y;

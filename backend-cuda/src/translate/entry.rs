@@ -118,6 +118,7 @@ pub(super) fn write_module(
         required_features: Cell::default(),
         packed_operand: cooperative::packed_operand(declared),
         difference_is_product: cooperative::is_difference_product(declared),
+        resident_workgroups: cooperative::resident_workgroups(declared),
         wgsl,
     };
     let bindings = collect_bindings(&mut context, declared)?;
@@ -393,9 +394,10 @@ fn write_kernel(
     }
     let body = writer.write_body()?;
     let parameters = parameters.join(",\n    ");
+    let resident = context.resident_workgroups.map_or(String::new(), |count| format!(", {count}"));
     write!(
         out,
-        "extern \"C\" __global__ void __launch_bounds__({threads}) {name}(\n    {parameters}) {{\n{body}}}\n"
+        "extern \"C\" __global__ void __launch_bounds__({threads}{resident}) {name}(\n    {parameters}) {{\n{body}}}\n"
     )
     .ok();
     Ok(params_size)

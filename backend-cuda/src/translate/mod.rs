@@ -17,7 +17,8 @@
 //! Cooperative matrices of 16 x 16 elements are `mma.sync` instructions (`prelude/cooperative.cuh`). A module
 //! declares two constants for what WGSL cannot say. `OPERAND_BITS` is 0xf16 or 0xbf16: f32 memory of matrices A and
 //! B holds packed elements of this type. With `DIFFERENCE_IS_PRODUCT`, the difference of two matrices is their
-//! product by elements.
+//! product by elements. A module without such matrices may declare `RESIDENT_WORKGROUPS`, the number of workgroups on a
+//! multiprocessor for which the compiler leaves registers.
 
 mod entry;
 mod expression;

@@ -59,6 +59,8 @@ pub(super) struct ModuleContext<'a> {
     pub(super) packed_operand: Option<OperandType>,
     /// If true, a difference of two cooperative matrices is their product by elements.
     pub(super) difference_is_product: bool,
+    /// Workgroups of a multiprocessor that registers should allow.
+    pub(super) resident_workgroups: Option<u32>,
     pub(super) wgsl: &'a str,
 }
 

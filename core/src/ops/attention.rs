@@ -8,7 +8,10 @@
 //! `AttentionRun` launches the kernels of both directions, and `attention_composite` is the composed form. A new
 //! option needs both, the fields of the backend's `AttentionCall`, and `attention.wgsl`.
 
+mod kernels;
 pub(crate) mod rotary;
+
+use kernels::{AttentionKernel, AttentionPass, AttentionShape, MAX_HEAD_DIM};
 
 use super::norm::check_is_f64;
 use super::random::write_philox_state;
@@ -25,10 +28,6 @@ use crate::runtime::stream::Access;
 
 const OP: &str = "scaled_dot_product_attention";
 
-/// Largest head dimension of q, k and v that the kernels support.
-const MAX_HEAD_DIM: usize = 128;
-/// Rows of a workgroup's tile in the crate's kernel.
-const TILE_ROWS: usize = 64;
 /// Window size that acts as unbounded, while sums with positions still fit 32 bits.
 const UNBOUNDED_WINDOW: usize = 1 << 30;
 
@@ -512,10 +511,11 @@ impl AttentionRun {
         q.device().try_enqueue(|| describe_for_profiler(&call), &Command::Attention(&call))
     }
 
-    fn loop_iterations(&self, pass: AttentionPass, whole: bool, cooperative: bool) -> usize {
+    fn loop_iterations(&self, pass: AttentionPass, kernel: AttentionKernel) -> usize {
         let [q, k, v] = &self.inputs;
+        let [tile_rows, tile_columns] = kernel.tile_extents();
         let ([left, right], queries, keys) = (self.window_sides, q.shape()[2], k.shape()[2]);
-        let window_extent = TILE_ROWS + left + right + 32;
+        let window_extent = tile_rows + left + right + tile_columns;
         let (columns, heads) = match pass {
             AttentionPass::Keys => {
                 (queries.min(window_extent).min(keys + left), q.shape()[1] / k.shape()[1].max(1))
@@ -524,10 +524,9 @@ impl AttentionRun {
                 (keys.min(window_extent).min(queries + right), 1)
             }
         };
-        let tile =
-            if cooperative { 1 } else { tile_loop_iterations(pass, whole, q.shape()[3], v.shape()[3]) };
+        let tile = kernel.tile_loop_iterations(pass, q.shape()[3], v.shape()[3]);
         // Includes the first loads and the last stores.
-        (columns.div_ceil(32) * tile + 1) * heads + 256
+        (columns.div_ceil(tile_columns) * tile + 1) * heads + 256
     }
 
     /// Runs one pass of the crate's kernel. It binds q, k, v, the mask and `others`, which end with
@@ -547,24 +546,24 @@ impl AttentionRun {
         };
         let packed = results.iter().all(|&t| has_vectors(t, 4));
         let reads = |width: usize| [q, k, v].into_iter().chain(g).all(|t| has_vectors(t, width));
-        let cooperative = fits_matrix_units(q.dtype(), q.shape()[3], v.shape()[3], device) && reads(8);
-        let whole = fits_whole_rows(pass, q.shape()[3], v.shape()[3], device);
-        let template = if cooperative { "attention_cooperative" } else { "attention" };
+        let has_quads = reads(4);
+        let shape = AttentionShape {
+            pass,
+            dtype: q.dtype(),
+            head: q.shape()[3],
+            value: v.shape()[3],
+            has_quads,
+            has_vectors: reads(8),
+        };
+        let kernel = AttentionKernel::choose(shape, device);
         let spec = kernel_spec! {
-            ..KernelSpec::new(template); pass, dtype: name(q), head: q.shape()[3], value: v.shape()[3],
+            ..KernelSpec::new(kernel.template()); pass, dtype: name(q), head: shape.head, value: shape.value,
             mask: self.mask.as_ref().map_or("", name), dropout: self.dropout.is_some(),
             mode: if packed { "packed" } else { "scattered" },
         };
-        // The cooperative kernel has no other variants. Mesa's software driver counts barriers of a subgroup as those of
-        // the workgroup, so no subgroup may leave any out there.
-        let spec = match cooperative {
-            true => spec
-                .def("side", device.info().features.cooperative_side as usize)
-                .def("skip_hidden", !device.info().software),
-            false => spec.def("aligned_quads", reads(4)).def("whole", whole),
-        };
+        let spec = kernel.define(spec, has_quads, device);
         let (rows, heads) = if pass == AttentionPass::Keys { (k, k.shape()[1]) } else { (q, q.shape()[1]) };
-        let tiles = rows.shape()[2].div_ceil(TILE_ROWS);
+        let tiles = rows.shape()[2].div_ceil(kernel.tile_extents()[0]);
         let first = |t: Option<&Tensor>| t.map_or(0, |t| t.layout().offset());
         let mask = self.mask.as_ref();
         let [left, right] = self.window_sides;
@@ -582,7 +581,7 @@ impl AttentionRun {
             v: four_strides(Some(v)), g: four_strides(g), out: four_strides(out), out_v: four_strides(out_v),
             mask: four_strides(mask), scale: self.scale, dropout_scale, threshold,
         };
-        let params = params.loop_iterations(self.loop_iterations(pass, whole, cooperative));
+        let params = params.loop_iterations(self.loop_iterations(pass, kernel));
         // Forward, the result precedes the log-sum-exp; backward, the results come last.
         let tensors = bindings![q, k, v, mask, others];
         let groups = tiles * heads * q.shape()[0];
@@ -592,73 +591,6 @@ impl AttentionRun {
         let params = move |replay: &ReplayCtx| params.clone().replace_words(words, drawn.to_words(replay));
         launch::launch_dynamic(&spec, &tensors, params, groups)
     }
-}
-
-kernel_variants! {
-    /// Pass of the attention kernel.
-    enum AttentionPass {
-        /// The result.
-        Forward = "forward",
-        /// The gradient of the queries.
-        Queries = "queries",
-        /// The gradients of keys and values.
-        Keys = "keys",
-    }
-}
-
-/// Returns the loop iterations for a tile of columns, including loop ends. See `load`, `multiply_tiles` and
-/// `accumulate_product` in `attention.wgsl`.
-fn tile_loop_iterations(pass: AttentionPass, whole: bool, head: usize, value: usize) -> usize {
-    let quads = |elements: usize| elements.div_ceil(4);
-    let load = |lines: usize, quads: usize| (lines * quads).div_ceil(128) + 1;
-    let multiply_tiles = |depth: usize, kept: bool| match (whole, kept) {
-        (true, true) => quads(depth) + 1,
-        (true, false) => load(TILE_ROWS, quads(depth)) + quads(depth) + 1,
-        (false, _) => depth.div_ceil(16) * (load(32, 4) + load(TILE_ROWS, 4) + 6) + 1,
-    };
-    let accumulate_product = |depth: usize| {
-        let across = depth.div_ceil(32);
-        match (whole, across) {
-            (true, _) => 9,
-            (false, 1) => load(8, 32) + 11,
-            (false, 2) => 2 * (load(16, 16) + 6) + 1,
-            (false, _) => 4 * (load(across * 8, 8) + 4) + 1,
-        }
-    };
-    let columns = if whole { load(32, quads(head)) + load(32, quads(value)) } else { 0 };
-    let products = match pass {
-        AttentionPass::Forward => 10 + accumulate_product(value),
-        AttentionPass::Queries => multiply_tiles(value, false) + accumulate_product(head),
-        AttentionPass::Keys => {
-            multiply_tiles(value, false) + accumulate_product(value) + accumulate_product(head)
-        }
-    };
-    columns + multiply_tiles(head, whole && pass == AttentionPass::Forward) + products + 1
-}
-
-/// Returns true if the device multiplies matrices of this type in matrix units, and supports rows of `head` and
-/// `value` elements in `attention_cooperative.wgsl`.
-fn fits_matrix_units(dtype: DType, head: usize, value: usize, device: &Device) -> bool {
-    // Vectors of 16 bytes: 32 columns of both operands with padding, values of 64 rows, and statistics.
-    let vectors = 32 * (head / 8 + value / 8 + 2) + 64 * 6 + 16;
-    let info = device.info();
-    // A subgroup has the rows of one matrix, and one or two invocations for each row.
-    let has_rows =
-        matches!((info.features.cooperative_side, info.limits.subgroup_size), (16, (32, 32)) | (8, (8, 8)));
-    has_rows
-        && info.features.has_cooperative(dtype)
-        && [head, value].iter().all(|n| n.is_multiple_of(16) && (16..=MAX_HEAD_DIM).contains(n))
-        && 16 * vectors <= info.limits.max_workgroup_memory as usize
-}
-
-/// Returns true if whole rows and columns fit workgroup memory at sufficient occupancy. With too few resident
-/// workgroups, a GPU cannot hide their latency (docs/lab/2026-11.md).
-fn fits_whole_rows(pass: AttentionPass, head: usize, value: usize, device: &Device) -> bool {
-    let workgroups = if device.info().software { 1 } else { 4 };
-    let rows = if pass == AttentionPass::Forward { head } else { head.max(value) }.div_ceil(4);
-    let columns = 8 * (head.div_ceil(32) + value.div_ceil(32));
-    let bytes = 16 * (65 * rows + 33 * columns + TILE_ROWS * 9) + 768;
-    bytes * workgroups <= device.info().limits.max_workgroup_memory as usize
 }
 
 pub(crate) fn describe_for_profiler(call: &AttentionCall) -> WorkItem {

@@ -191,6 +191,10 @@ const SHAPES: &[AttentionCase] = &[
     ([1, 1, 1, 65, 1, 8, 8], false, None),
     ([1, 2, 2, 33, 70, 128, 128], true, None),
     ([1, 2, 1, 40, 40, 80, 80], true, None),
+    // Rows of different lengths, and several blocks of rows whose tiles are partly hidden.
+    ([1, 3, 1, 70, 90, 4, 40], true, None),
+    ([1, 2, 2, 270, 200, 12, 8], true, None),
+    ([1, 2, 1, 40, 300, 8, 16], false, Some([30, 50])),
     // Shapes that only the portable kernels support.
     ([1, 2, 2, 35, 45, 7, 7], true, None),
     ([1, 3, 1, 20, 30, 5, 33], false, None),
