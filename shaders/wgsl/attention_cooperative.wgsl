@@ -278,7 +278,12 @@ block once, and passes it on through workgroup memory. -#}
     let lse{{ c }}_{{ j }} = lse;
     let delta{{ c }}_{{ j }} = delta;
     {% endif %}
+    {% if mask and mask != "bool" %}
+    // Near the lowest float, a score may be rounded to more than its row's log-sum-exp.
+    let weight{{ c }}_{{ j }} = exp2(min(s{{ c }}_{{ j }} - lse{{ c }}_{{ j }}, vec4<f32>()));
+    {% else %}
     let weight{{ c }}_{{ j }} = exp2(s{{ c }}_{{ j }} - lse{{ c }}_{{ j }});
+    {% endif %}
     {% if dropout %}
     s{{ c }}_{{ j }} = weight{{ c }}_{{ j }} * kept{{ c }}_{{ j }};
     w{{ c }}_{{ j }} = weight{{ c }}_{{ j }} * (w{{ c }}_{{ j }} * kept{{ c }}_{{ j }} - delta{{ c }}_{{ j }});
