@@ -33,16 +33,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_quer
     const int first = span.first, count = span.count, begin = span.begin, end = span.end;
     const int row = q0 + warp_row(), lane = threadIdx.x & 31;
 
-    auto prefetch_mask = [&](int t) {
+    auto prefetch_mask = [&](bool issues, int t) {
 #if MASK_STAGES
-        if (t < count) load_mask_tile(mask_tiles, p, work.batch, work.head, q0, (first + t) * COLS, t);
+        const int key = (first + t) * COLS;
+        load_mask_tile(issues && t < count, mask_tiles, p, work.batch, work.head, q0, key, t);
 #endif
     };
     auto prefetch = [&](int t) {
         if (ISSUES_LOADS && t < count) {
             begin_stage_loads(t, 2 * COLS + (t == 0 ? 2 * ROWS : 0), MASK_TILE_BYTES);
-            // A single tile of the mask is loaded after its last reads.
-            if (MASK_STAGES != 1 || t == 0) prefetch_mask(t);
+            if (MASK_STAGES != 1 || t == 0) prefetch_mask(true, t);
             if (t == 0) {
                 load_tile<ROWS>(q_tile, q_rows, q0, t);
                 load_tile<ROWS>(g_tile, g_rows, q0, t);
@@ -134,6 +134,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_quer
         mma_wait<1>();
         fence_accumulators(s);
         apply_mask(s, masks, p);
+#if MASK_STAGES == 1
+        __syncthreads();
+        prefetch_mask(ISSUES_LOADS, t + 1);
+#endif
         if (at_edge) mask_window(s, row, key, p.left, p.right, p.keys - 1);
 #pragma unroll
         for (int m = 0; m < ROWS16; m++)
@@ -144,10 +148,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_quer
         fence_accumulators(s);
         mma_wait<0>();
         fence_accumulators(dp);
-#if MASK_STAGES == 1
-        __syncthreads();
-        if (ISSUES_LOADS) prefetch_mask(t + 1);
-#endif
 #pragma unroll
         for (int m = 0; m < ROWS16; m++)
 #pragma unroll
@@ -215,9 +215,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_keys
     // First query and head of the last tile that `prefetch` has loaded.
     int mask_query = 0, mask_head = 0;
 #endif
-    auto prefetch_mask = [&](int t) {
+    auto prefetch_mask = [&](bool issues, int t) {
 #if MASK_STAGES
-        if (t < count) load_mask_tile(mask_tiles, p, work.batch, mask_head, mask_query, k0, t);
+        load_mask_tile(issues && t < count, mask_tiles, p, work.batch, mask_head, mask_query, k0, t);
 #endif
     };
     auto prefetch = [&](int t) {
@@ -228,8 +228,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_keys
 #endif
             if (ISSUES_LOADS) {
                 begin_stage_loads(t, 2 * COLS + (t == 0 ? 2 * ROWS : 0), MASK_TILE_BYTES);
-                // A single tile of the mask is loaded after its last reads.
-                if (MASK_STAGES != 1 || t == 0) prefetch_mask(t);
+                if (MASK_STAGES != 1 || t == 0) prefetch_mask(true, t);
                 if (t == 0) {
                     load_tile<ROWS>(k_tile, k_rows, k0, t);
                     load_tile<ROWS>(v_tile, v_rows, k0, t);
@@ -308,6 +307,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_keys
         read_mask_tile(masks, mask_stage(mask_tiles, t));
 #endif
         apply_mask(s, masks, p);
+#if MASK_STAGES == 1
+        __syncthreads();
+        prefetch_mask(ISSUES_LOADS, t + 1);
+#endif
         if (edge) mask_window(s, row, query, p.right, p.left, 0x7fffffff);
 #pragma unroll
         for (int n = 0; n < COLS / 8; n++) {
@@ -324,10 +327,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_keys
         fence_accumulators(s);
         mma_wait<0>();
         fence_accumulators(dp);
-#if MASK_STAGES == 1
-        __syncthreads();
-        if (ISSUES_LOADS) prefetch_mask(t + 1);
-#endif
         mma_fence();
         mma_ab<COLS, COLS>(dv, weights, g);
         mma_commit();

@@ -123,6 +123,15 @@ INLINE void begin_stage_loads(int t, int rows, int other = 0) {
     asm volatile(ELECT_ONE "mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;}"
                  ::"r"(stage_barrier(t)), "r"(TILE_BYTES(rows) + other) : "memory");
 }
+// Loads a box if `issues` is true. No branch may stand between the start of a product and the wait for it.
+INLINE void load_stage_box_if(bool issues, u32 to, const Map* map, int x, int y, int z, int w, int t) {
+    asm volatile("{.reg .pred one, issues; setp.ne.u32 issues, %7, 0; elect.sync _|one, 0xffffffff; "
+                 "and.pred one, one, issues; "
+                 "@one cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %4, %5}], [%6];}"
+                 ::"r"(to), "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(stage_barrier(t)), "r"((u32)issues)
+                 : "memory");
+}
 INLINE void load_stage_box(u32 to, const Map* map, int x, int y, int z, int w, int t) {
     asm volatile(ELECT_ONE "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%2, %3, %4, %5}], [%6];}"

@@ -14,7 +14,6 @@ struct SoftmaxState {
 // this warp is not 1.
 INLINE bool update_softmax(Accumulators<COLS>& s, SoftmaxState& state, float (&rescale)[ROWS16][2], float scale,
                            bool edge, const Params& p, const TileMasks& masks, int row, int key) {
-    apply_mask(s, masks, p);
     bool rescales = false;
 #pragma unroll
     for (int m = 0; m < ROWS16; m++)
@@ -75,9 +74,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_fwd(cons
     const int first = span.first, count = span.count;
     const int row = q0 + warp_row();
 
-    auto prefetch_mask = [&](int t) {
+    auto prefetch_mask = [&](bool issues, int t) {
 #if MASK_STAGES
-        if (t < count) load_mask_tile(mask_tiles, p, work.batch, work.head, q0, (first + t) * COLS, t);
+        const int key = (first + t) * COLS;
+        load_mask_tile(issues && t < count, mask_tiles, p, work.batch, work.head, q0, key, t);
 #endif
     };
     auto prefetch = [&](int t) {
@@ -85,8 +85,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_fwd(cons
             begin_stage_loads(t, (t == 0 ? ROWS : COLS) + (t < count ? COLS : 0), t < count ? MASK_TILE_BYTES : 0);
             if (t == 0) load_tile<ROWS>(q_tile, q_rows, q0, t);
             if (t < count) load_tile<COLS>(k_tiles + (t % STAGES) * TILE_BYTES(COLS), k_rows, (first + t) * COLS, t);
-            // A single tile of the mask is loaded after its last reads.
-            if (MASK_STAGES != 1 || t == 0) prefetch_mask(t);
+            if (MASK_STAGES != 1 || t == 0) prefetch_mask(true, t);
             if (t > 0)
                 load_tile<COLS>(v_tiles + ((t - 1) % STAGES) * TILE_BYTES(COLS), v_rows, (first + t - 1) * COLS, t);
         }
@@ -141,14 +140,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_fwd(cons
         const TileMasks masks = load_tile_masks(row, key, t);
         mma_wait<1>();
         fence_accumulators(s);
+        apply_mask(s, masks, p);
+#if MASK_STAGES == 1
+        __syncthreads();
+        prefetch_mask(ISSUES_LOADS, t + 1);
+#endif
         const bool rescales = update_softmax(s, state, rescale, scale, edge, p, masks, row, key);
         fence_accumulators(s);
         mma_wait<0>();
         fence_accumulators(out);
-#if MASK_STAGES == 1
-        __syncthreads();
-        if (ISSUES_LOADS) prefetch_mask(t + 1);
-#endif
         if (!start && rescales) {
 #pragma unroll
             for (int m = 0; m < ROWS16; m++)

@@ -10,14 +10,15 @@ static_assert(HOPPER && MASK >= 2 && ROWS == 64 && COLS == 64, "boxes of the mas
 
 INLINE u32 mask_stage(u32 tiles, int t) { return tiles + t % MASK_STAGES * MASK_TILE_BYTES; }
 
-// Loads the mask's tile `t` with the other tiles of its stage; elements outside of the mask become zero.
-INLINE void load_mask_tile(u32 tiles, const Params& p, int batch, int head, int query, int key, int t) {
+// Loads the mask's tile `t` with the other tiles of its stage, if `issues` is true. Elements outside of the mask
+// become zero. A single tile is loaded when all warps have read the one before, and else with its stage.
+INLINE void load_mask_tile(bool issues, u32 tiles, const Params& p, int batch, int head, int query, int key, int t) {
     // The map of a mask that heads or batches share has one of them.
     head = p.mask_head ? head : 0, batch = p.mask_batch ? batch : 0;
 #pragma unroll
     for (int first = 0; first < 64; first += MASK_PANEL_KEYS)
-        load_stage_box(mask_stage(tiles, t) + first / MASK_PANEL_KEYS * (64 * 128), &p.mask_map, key + first, query,
-            head, batch, t);
+        load_stage_box_if(issues, mask_stage(tiles, t) + first / MASK_PANEL_KEYS * (64 * 128), &p.mask_map,
+            key + first, query, head, batch, t);
 }
 #else
 #define MASK_TILE_BYTES 0

@@ -5,6 +5,8 @@ elements.
 
 size: bytes of an element, 2 or 4; elements of 2 bytes need an even extent of j
 word_reads: pairs of elements in the input are whole words (size 2)
+split: i stands for two dimensions of the output, whose elements follow each other in the input, such as the channels
+    and the taps of a filter
 -#}
 {%- import "types" as t -%}
 {{ t.prelude() }}
@@ -18,6 +20,9 @@ struct Params {
     in_stride_j: u32,
     out_stride_i: u32,
     in_offset: u32,
+    // Extent and output stride of the inner dimension of i, if it is split.
+    inner_i: u32,
+    out_stride_inner: u32,
     shape: array<vec4<u32>, 2>,
     in_strides: array<vec4<u32>, 2>,
     out_strides: array<vec4<u32>, 2>,
@@ -41,6 +46,15 @@ fn read_word(at: u32, has_both: bool) -> u32 {
     let low = (input[at >> 1u] >> ((at & 1u) * 16u)) & 0xffffu;
     let high = input[next >> 1u] >> ((next & 1u) * 16u);
     return low | (high << 16u);
+    {% endif %}
+}
+
+// Returns the offset of line i in the output.
+fn out_line(i: u32) -> u32 {
+    {% if split %}
+    return i / p.inner_i * p.out_stride_i + i % p.inner_i * p.out_stride_inner;
+    {% else %}
+    return i * p.out_stride_i;
     {% endif %}
 }
 
@@ -74,12 +88,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         let j = j0 + pair;
         if i < p.extent_i && j < p.extent_j {
             {% if per_word == 1 %}
-            output[to + i * p.out_stride_i + j] = tile[lane * 33u + line];
+            output[to + out_line(i) + j] = tile[lane * 33u + line];
             {% else %}
             let shift = (line & 1u) * 16u;
             let low = (tile[pair * 33u + (line >> 1u)] >> shift) & 0xffffu;
             let high = tile[(pair + 1u) * 33u + (line >> 1u)] >> shift;
-            output[(to + i * p.out_stride_i + j) >> 1u] = low | (high << 16u);
+            output[(to + out_line(i) + j) >> 1u] = low | (high << 16u);
             {% endif %}
         }
     }

@@ -482,7 +482,7 @@ fn devices_and_dtypes_are_keys(device: &Device) -> Result<()> {
 /// come from the indices.
 fn transposed_copies_have_every_element(device: &Device) -> Result<()> {
     // Shape, order of the dimensions, and elements that are cut off from the start of the last dimension.
-    let cases: [(&[usize], &[isize], usize); 7] = [
+    let cases: [(&[usize], &[isize], usize); 11] = [
         (&[64, 128], &[1, 0], 0),
         (&[70, 33], &[1, 0], 0),
         (&[3, 40, 65], &[0, 2, 1], 1),
@@ -490,6 +490,11 @@ fn transposed_copies_have_every_element(device: &Device) -> Result<()> {
         (&[18, 3, 20, 2], &[1, 3, 2, 0], 0),
         (&[2, 34, 3, 16, 2], &[3, 0, 2, 4, 1], 0),
         (&[17, 130], &[1, 0], 0),
+        // Two dimensions that follow each other in the source, neither of which is long or both of which are.
+        (&[70, 20, 9], &[2, 1, 0], 0),
+        (&[18, 5, 7], &[2, 1, 0], 0),
+        (&[2, 34, 6, 3], &[0, 3, 2, 1], 0),
+        (&[3, 16, 40, 15], &[3, 0, 2, 1], 0),
     ];
     for (shape, order, cut) in cases {
         let n: usize = shape.iter().product();

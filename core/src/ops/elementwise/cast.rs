@@ -102,23 +102,35 @@ impl Tensor {
         out_strides: &[usize],
     ) -> Result<bool> {
         let (size, last) = (self.dtype().size(), shape.len().saturating_sub(1));
-        let is_long = |d: usize| shape[d] >= MIN_TRANSPOSED_EXTENT;
-        let adjacent = (0..last).rev().find(|&d| in_strides[d] == 1 && is_long(d));
-        let Some(i) = adjacent.filter(|_| is_long(last) && in_strides[last] > 1) else { return Ok(false) };
+        let is_long = |extent: usize| extent >= MIN_TRANSPOSED_EXTENT;
+        if last == 0 || !is_long(shape[last]) || in_strides[last] <= 1 {
+            return Ok(false);
+        }
+        let adjacent = (0..last).rev().find(|&d| in_strides[d] == 1 && is_long(shape[d]));
+        // A short dimension is long together with the one around it, such as taps and channels of a filter.
+        let pair = || {
+            let inner = (0..last).find(|&d| in_strides[d] == 1)?;
+            let surrounds = |&d: &usize| in_strides[d] == shape[inner] && is_long(shape[d] * shape[inner]);
+            Some(((0..last).find(surrounds)?, Some(inner)))
+        };
+        let Some((i, inner)) = adjacent.map(|i| (i, None)).or_else(pair) else { return Ok(false) };
         if !matches!(size, 2 | 4) || (size == 2 && !shape[last].is_multiple_of(2)) {
             return Ok(false);
         }
-        let outer: SmallVec<[usize; 8]> = (0..last).filter(|&d| d != i).collect();
+        let (inner_i, out_stride_inner) = inner.map_or((1, 0), |d| (shape[d], out_strides[d]));
+        let extent_i = shape[i] * inner_i;
+        let in_run = |d: usize| d == i || Some(d) == inner;
+        let outer: SmallVec<[usize; 8]> = (0..last).filter(|&d| !in_run(d)).collect();
         let of_outer = |of: &[usize]| -> Dims { outer.iter().map(|&d| of[d]).collect() };
         let offset = self.layout().offset();
-        let has_even_lines = (0..=last).all(|d| d == i || in_strides[d].is_multiple_of(2));
-        let word_reads = offset.is_multiple_of(2) && has_even_lines && shape[i].is_multiple_of(2);
+        let has_even_lines = (0..=last).all(|d| in_run(d) || in_strides[d].is_multiple_of(2));
+        let word_reads = offset.is_multiple_of(2) && has_even_lines && extent_i.is_multiple_of(2);
         let tile = 32 * (4 / size);
-        let tiles = [i, last].map(|d| shape[d].div_ceil(tile));
-        let spec = kernel_spec! { "transpose", size, word_reads };
+        let tiles = [extent_i, shape[last]].map(|extent| extent.div_ceil(tile));
+        let spec = kernel_spec! { "transpose", size, word_reads, split: inner.is_some() };
         let params = kernel_params! {
-            rank: outer.len(), tiles_i: tiles[0], tiles_j: tiles[1], extent_i: shape[i], extent_j: shape[last],
-            in_stride_j: in_strides[last], out_stride_i: out_strides[i], in_offset: offset,
+            rank: outer.len(), tiles_i: tiles[0], tiles_j: tiles[1], extent_i, extent_j: shape[last],
+            in_stride_j: in_strides[last], out_stride_i: out_strides[i], in_offset: offset, inner_i, out_stride_inner,
             shape: &of_outer(shape), in_strides: &of_outer(in_strides), out_strides: &of_outer(out_strides),
         };
         let workgroups = numel(&of_outer(shape)) * tiles[0] * tiles[1];
