@@ -2,15 +2,15 @@
 Attention of f32 rows on GPUs: the passes, bindings and definitions of `attention`, for rows of whole aligned quads.
 
 An invocation has a larger part of a tile than in `attention`, so that it loads less from workgroup memory for each
-product: 12 to 16 bytes for eight multiplications. `lanes` adjacent pairs of invocations share their rows, and all rows
-of 32 invocations are theirs alone. A workgroup of 128 invocations keeps its rows in workgroup memory, and iterates
-over tiles of columns. The next tile is read into registers during the last products of a tile.
+product. The invocations that share a row are among the same 32. A workgroup of 128 invocations keeps its rows in
+workgroup memory, and iterates over tiles of columns. The next tile is read into registers during the last products of
+a tile.
 
 lanes: invocations that share a row, 8 or 16 · row_quads: an invocation has four times as many rows, 1 or 2
 columns: of a tile · exchanged: columns whose weights are in workgroup memory at a time
 resident: workgroups for which a GPU has enough workgroup memory
 subgroups: subgroups have 32 invocations, which exchange values without the rest of the workgroup
-unroll: steps of the second products that are written out, 1 or 4
+unroll: steps of the second products that are written out
 skip_hidden: 32 invocations leave out the products of columns that no row of theirs attends to
 -#}
 {%- import "types" as t -%}
@@ -38,19 +38,20 @@ const RESIDENT_WORKGROUPS = {{ resident }}u;
 {%- set weight_stride = rows // 4 + 2 -%}
 {%- set keep_mask = " & false" if mask else "" -%}
 
-// Quads of the rows and columns. The lines of quad i begin at i times the number of lines and one.
-var<workgroup> head_rows: array<vec4<f32>, {{ head_quads * (rows + 1) }}>;
+// Quads of the rows and columns: quad i of every line, with one more for other banks. Indices in two dimensions let
+// compilers compute addresses outside of loops.
+var<workgroup> head_rows: array<array<vec4<f32>, {{ rows + 1 }}>, {{ head_quads }}>;
 {% if pass != "forward" %}
-var<workgroup> value_rows: array<vec4<f32>, {{ value_quads * (rows + 1) }}>;
+var<workgroup> value_rows: array<array<vec4<f32>, {{ rows + 1 }}>, {{ value_quads }}>;
 {% endif %}
-var<workgroup> head_cols: array<vec4<f32>, {{ lanes * head_blocks * (columns + 1) }}>;
-var<workgroup> value_cols: array<vec4<f32>, {{ lanes * value_blocks * (columns + 1) }}>;
+var<workgroup> head_cols: array<array<vec4<f32>, {{ columns + 1 }}>, {{ lanes * head_blocks }}>;
+var<workgroup> value_cols: array<array<vec4<f32>, {{ columns + 1 }}>, {{ lanes * value_blocks }}>;
 // For each column, the weights of four rows in a quad.
-var<workgroup> weights: array<vec4<f32>, {{ exchanged * weight_stride }}>;
+var<workgroup> weights: array<array<vec4<f32>, {{ weight_stride }}>, {{ exchanged }}>;
 {% if pass == "forward" %}
 {% if not subgroups %}
 // For each invocation of a row, its part of a maximum or of a sum.
-var<workgroup> parts: array<vec4<f32>, {{ lanes * weight_stride }}>;
+var<workgroup> parts: array<array<vec4<f32>, {{ weight_stride }}>, {{ lanes }}>;
 {% endif %}
 {% elif pass == "queries" %}
 // Log-sum-exps of the rows, then sums of g · out, ordered like weights.
@@ -60,9 +61,9 @@ var<workgroup> row_stats: array<vec4<f32>, {{ rows // 2 }}>;
 var<workgroup> column_stats: array<f32, {{ 2 * columns }}>;
 {% endif %}
 
-fn max_of_quads(a: vec4<f32>, b: vec4<f32>) -> vec4<f32> {
-    return vec4<f32>(m_max(a.x, b.x), m_max(a.y, b.y), m_max(a.z, b.z), m_max(a.w, b.w));
-}
+// The maximum may lose NaN, which the weights and their sum keep.
+fn max_of_quads(a: vec4<f32>, b: vec4<f32>) -> vec4<f32> { return max(a, b); }
+fn sum_of_quads(a: vec4<f32>, b: vec4<f32>) -> vec4<f32> { return a + b; }
 fn exp_of_quad(x: vec4<f32>) -> vec4<f32> { return vec4<f32>(m_exp(x.x), m_exp(x.y), m_exp(x.z), m_exp(x.w)); }
 
 {#- Barrier between accesses of invocations that share rows. -#}
@@ -82,7 +83,7 @@ fn exp_of_quad(x: vec4<f32>) -> vec4<f32> { return vec4<f32>(m_exp(x.x), m_exp(x
 {#- Loads the rows of `name`, which stay in workgroup memory. -#}
 {% macro load_rows(into, name, quads) %}
     for (var at = thread; at < {{ rows * quads }}u; at += 128u) {
-        {{ into }}[at % {{ quads }}u * {{ rows + 1 }}u + at / {{ quads }}u] =
+        {{ into }}[at % {{ quads }}u][at / {{ quads }}u] =
             {{ name }}_row_quad(row0 + at / {{ quads }}u, at % {{ quads }}u * 4u);
     }
 {% endmacro %}
@@ -97,7 +98,8 @@ tile. -#}
     {% endfor %}
     {% endfor %}
     {% if pass == "keys" %}
-    {% set line = "head_index * " ~ queries ~ " + min(" ~ from ~ " + thread % " ~ columns ~ "u, " ~ queries ~ " - 1u)" %}
+    {% set column = from ~ " + thread % " ~ columns ~ "u" %}
+    {% set line = "head_index * " ~ queries ~ " + min(" ~ column ~ ", " ~ queries ~ " - 1u)" %}
     {{ declare }} lse_next = stats_at({{ line }});
     {{ declare }} delta_next = stats_at(p.extents.x * p.extents.y * {{ queries }} + {{ line }});
     {% endif %}
@@ -110,7 +112,7 @@ tile. -#}
     {% for i in range((columns * quads + 127) // 128) %}
     {% set at = "(thread + " ~ 128 * i ~ "u)" %}
     {% if 128 * (i + 1) > columns * quads %}if {{ at }} < {{ columns * quads }}u { {% endif %}
-    {{ name }}_cols[{{ at }} % {{ quads }}u * {{ columns + 1 }}u + {{ at }} / {{ quads }}u] = {{ name }}_next{{ i }};
+    {{ name }}_cols[{{ at }} % {{ quads }}u][{{ at }} / {{ quads }}u] = {{ name }}_next{{ i }};
     {% if 128 * (i + 1) > columns * quads %} } {% endif %}
     {% endfor %}
     {% endfor %}
@@ -123,8 +125,8 @@ tile. -#}
     workgroupBarrier();
 {% endmacro %}
 
-{#- Declares `is_hidden`, if no row of these 32 invocations attends to a column of the tile, and `all`, if all their rows
-attend to all columns: those at most `before` below and `after` above the row. `count` and `other` are the numbers of
+{#- Declares `is_hidden`, if no row of these 32 invocations attends to a column of the tile, and `all`, if all their
+rows attend to all columns: those at most `before` below and `after` above the row. `count` and `other` are the numbers of
 rows and columns. -#}
 {% macro compare_with_window(before, after, count, other) %}
     let first_row = row0 + part_row;
@@ -149,14 +151,15 @@ rows and columns. -#}
     for (var i = 0u; i < {{ quads }}u; i += {{ steps }}u) {
         {% for u in range(steps) %}
         {% for c in range(col_count) %}
-        let b{{ u }}_{{ c }} = {{ cols_of }}[(i + {{ u }}u) * {{ columns + 1 }}u + {{ column_at(c) }}];
+        let b{{ u }}_{{ c }} = {{ cols_of }}[i + {{ u }}u][{{ column_at(c) }}];
         {% endfor %}
         {% for r in range(row_count) %}
-        let a{{ u }}_{{ r }} = {{ rows_of }}[(i + {{ u }}u) * {{ rows + 1 }}u + {{ row_at(r) }}];
+        let a{{ u }}_{{ r }} = {{ rows_of }}[i + {{ u }}u][{{ row_at(r) }}];
         {% for e in ["x", "y", "z", "w"] %}
         {% for c in range(col_quads) %}
         {{ target }}{{ r }}_{{ c }} = fma(vec4<f32>(a{{ u }}_{{ r }}.{{ e }}),
-            vec4<f32>({% for j in range(4) %}b{{ u }}_{{ 4 * c + j }}.{{ e }}, {% endfor %}), {{ target }}{{ r }}_{{ c }});
+            vec4<f32>({% for j in range(4) %}b{{ u }}_{{ 4 * c + j }}.{{ e }}, {% endfor %}),
+            {{ target }}{{ r }}_{{ c }});
         {% endfor %}
         {% endfor %}
         {% endfor %}
@@ -170,7 +173,7 @@ rows and columns. -#}
     if all {
         {% for r in range(row_count) %}
         {% for c in range(col_quads) %}
-        s{{ r }}_{{ c }} = scores_of_quad(s{{ r }}_{{ c }});
+        s{{ r }}_{{ c }} *= p.scale;
         {% endfor %}
         {% endfor %}
     } else {
@@ -192,7 +195,7 @@ product of this tile used `weights`. The caller's code is for the last part, whe
     {% for c in range(exchanged // lanes) %}
     {% set col = part // lanes + c %}
     {% for q in range(row_quads) %}
-    weights[{{ column_at(c) }} * {{ weight_stride }}u + own_quad + {{ q * row_step }}u] = vec4<f32>(
+    weights[{{ column_at(c) }}][own_quad + {{ q * row_step }}u] = vec4<f32>(
         {% for r in range(4) %}{{ w }}{{ 4 * q + r }}_{{ col // 4 }}[{{ col % 4 }}], {% endfor %});
     {% endfor %}
     {% endfor %}
@@ -202,10 +205,10 @@ product of this tile used `weights`. The caller's code is for the last part, whe
     for (var j = 0u; j < {{ exchanged }}u; j += {{ unroll }}u) {
         {% for u in range(unroll) %}
         {% for q in range(row_quads) %}
-        let w{{ u }}_{{ q }} = weights[(j + {{ u }}u) * {{ weight_stride }}u + own_quad + {{ q * row_step }}u];
+        let w{{ u }}_{{ q }} = weights[j + {{ u }}u][own_quad + {{ q * row_step }}u];
         {% endfor %}
         {% for b in range(blocks) %}
-        let b{{ u }}_{{ b }} = {{ cols_of }}[{{ column_at(b) }} * {{ columns + 1 }}u + j + {{ part + u }}u];
+        let b{{ u }}_{{ b }} = {{ cols_of }}[{{ column_at(b) }}][j + {{ part + u }}u];
         {% for r in range(row_count) %}
         {{ target }}_{{ r }}_{{ b }} =
             fma(vec4<f32>(w{{ u }}_{{ r // 4 }}[{{ r % 4 }}]), b{{ u }}_{{ b }}, {{ target }}_{{ r }}_{{ b }});
@@ -245,26 +248,20 @@ product of this tile used `weights`. The caller's code is for the last part, whe
     {% endfor %}
     {% else %}
     {% for q in range(row_quads) %}
-    parts[x * {{ weight_stride }}u + own_quad + {{ q * row_step }}u] = {{ name }}{{ q }};
+    parts[x][own_quad + {{ q * row_step }}u] = {{ name }}{{ q }};
     {% endfor %}
     workgroupBarrier();
     {% for q in range(row_quads) %}
-    {{ name }}{{ q }} = parts[own_quad + {{ q * row_step }}u];
+    {{ name }}{{ q }} = parts[0][own_quad + {{ q * row_step }}u];
     {% endfor %}
     for (var i = 1u; i < {{ lanes }}u; i++) {
         {% for q in range(row_quads) %}
         {{ name }}{{ q }} =
-            {{ combine }}({{ name }}{{ q }}, parts[i * {{ weight_stride }}u + own_quad + {{ q * row_step }}u]);
+            {{ combine }}({{ name }}{{ q }}, parts[i][own_quad + {{ q * row_step }}u]);
         {% endfor %}
     }
     {% endif %}
 {% endmacro %}
-
-fn scores_of_quad(products: vec4<f32>) -> vec4<f32> {
-    let s = products * p.scale;
-    return select(s, vec4<f32>(LOWEST_SCORE), s < vec4<f32>(LOWEST_SCORE));
-}
-fn sum_of_quads(a: vec4<f32>, b: vec4<f32>) -> vec4<f32> { return a + b; }
 
 @compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
@@ -373,7 +370,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         {% for c in range(col_count) %}
         {% set at = r ~ "_" ~ (c // 4) ~ "[" ~ c % 4 ~ "]" %}
         {% set keep = " * dropout_factor(" ~ query_and_key(r, c) ~ ")" if dropout else "" %}
-        dw{{ at }} = m_exp(s{{ at }} - lse{{ r // 4 }}[{{ r % 4 }}]) * (dw{{ at }}{{ keep }} - delta{{ r // 4 }}[{{ r % 4 }}]);
+        dw{{ at }} = m_exp(s{{ at }} - lse{{ r // 4 }}[{{ r % 4 }}])
+            * (dw{{ at }}{{ keep }} - delta{{ r // 4 }}[{{ r % 4 }}]);
         {% endfor %}
         {% endfor %}
         {% call accumulate_product("dq", "dw", "head_cols", head_blocks, true) %}
@@ -388,8 +386,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         {% for c in range(1, col_quads) %}
         quad{{ 4 * q + r }} = max_of_quads(quad{{ 4 * q + r }}, s{{ 4 * q + r }}_{{ c }});
         {% endfor %}
-        tile_max{{ q }}[{{ r }}] = m_max(m_max(quad{{ 4 * q + r }}.x, quad{{ 4 * q + r }}.y),
-            m_max(quad{{ 4 * q + r }}.z, quad{{ 4 * q + r }}.w));
+        tile_max{{ q }}[{{ r }}] = max(max(quad{{ 4 * q + r }}.x, quad{{ 4 * q + r }}.y),
+            max(quad{{ 4 * q + r }}.z, quad{{ 4 * q + r }}.w));
         {% endfor %}
         {% endfor %}
         {{ reduce_rows("tile_max", "max_of_quads") }}
@@ -401,7 +399,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         {% for r in range(4 * q, 4 * q + 4) %}
         {% for c in range(col_quads) %}
         s{{ r }}_{{ c }} = exp_of_quad(s{{ r }}_{{ c }} - vec4<f32>(tile_max{{ q }}[{{ r % 4 }}]));
-        total{{ q }}[{{ r % 4 }}] += (s{{ r }}_{{ c }}.x + s{{ r }}_{{ c }}.y) + (s{{ r }}_{{ c }}.z + s{{ r }}_{{ c }}.w);
+        total{{ q }}[{{ r % 4 }}] +=
+            (s{{ r }}_{{ c }}.x + s{{ r }}_{{ c }}.y) + (s{{ r }}_{{ c }}.z + s{{ r }}_{{ c }}.w);
         {% endfor %}
         {% if dropout %}
         {% for c in range(col_count) %}

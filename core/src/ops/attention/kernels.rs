@@ -92,7 +92,7 @@ impl AttentionKernel {
                 .def("row_quads", tile.row_quads)
                 .def("columns", tile.columns)
                 .def("exchanged", tile.exchanged)
-                .def("unroll", if info.software { 1usize } else { 4 })
+                .def("unroll", if info.software { 1 } else { 8 / tile.row_quads })
                 .def("resident", tile.resident)
                 .def("subgroups", has_subgroups_of_32(device))
                 .def("skip_hidden", skip_hidden),
@@ -129,14 +129,14 @@ impl F32Tile {
     /// Returns the tile of a pass, or `None` if the workgroups of a GPU have too little memory.
     fn choose(pass: AttentionPass, head: usize, value: usize, device: &Device) -> Option<Self> {
         let info = device.info();
-        let (row_quads, columns) = match pass {
-            AttentionPass::Forward => (2, 32),
+        let [lanes, row_quads, columns] = match pass {
+            AttentionPass::Forward => [8, 2, 32],
             // With two products of a tile in registers, an invocation has half of the rows.
-            AttentionPass::Queries | AttentionPass::Keys => (1, 64),
+            AttentionPass::Queries | AttentionPass::Keys => [8, 1, 64],
         };
         // A software driver has little memory, but runs one workgroup at a time.
         let exchanged = if info.software { 8 } else { 32 };
-        let tile = Self { lanes: 8, row_quads, columns, exchanged, resident: 0 };
+        let tile = Self { lanes, row_quads, columns, exchanged, resident: 0 };
         let bytes = tile.workgroup_bytes(pass, head, value);
         let resident = (info.limits.max_workgroup_memory as usize / bytes).min(Self::MAX_RESIDENT);
         let fits = head.max(value) <= Self::MAX_ROW && resident >= if info.software { 1 } else { 2 };
