@@ -69,6 +69,7 @@ const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 /// Reads the sizes of a model from the shapes in the header of a safetensors file. Skips the tensors' data.
 fn read_model_sizes(path: &Path) -> Result<GptOptions> {
+    ensure!(!path.is_dir(), "it is a folder; expected a safetensors file");
     let mut file = File::open(path)?;
     let mut length = [0; 8];
     file.read_exact(&mut length).context("it is cut short")?;
@@ -86,9 +87,9 @@ fn read_model_sizes(path: &Path) -> Result<GptOptions> {
     let mut shapes = BTreeMap::new();
     for (name, info) in header {
         // Only shapes count: tables give sizes, and each norm shows that its block exists.
-        let Some(shape) = info["shape"].as_array() else { continue };
-        let shape: Vec<usize> = shape.iter().filter_map(|n| usize::try_from(n.as_u64()?).ok()).collect();
         if ["wte.weight", "wpe.weight", "ln_1.weight"].iter().any(|end| name.ends_with(end)) {
+            let shape: Vec<usize> = serde_json::from_value(info["shape"].clone())
+                .with_context(|| format!("`{name}` has the shape {} in its header", info["shape"]))?;
             shapes.insert(name, Tensor::empty(&shape, DType::U8, &device)?);
         }
     }
@@ -287,6 +288,16 @@ mod tests {
         let found = make_plan(&["--model", &name, "--batch", "2", "--quick"]);
         std::fs::write(&path, &bytes[..60])?;
         let cut = make_plan(&["--model", &name]).err().map(|e| format!("{e:#}")).unwrap_or_default();
+        for (from, to, expected) in [
+            ("[32,128]", "[0, 128]", "`wpe.weight` has the shape [0, 128]"),
+            ("[300,128]", "[-3, 128]", "`transformer.wte.weight` has the shape [-3,128]"),
+            ("h.1.ln_1", "h.3.ln_1", "2 of 4 blocks"),
+        ] {
+            let header = header.replace(from, to);
+            std::fs::write(&path, [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat())?;
+            let wrong = make_plan(&["--model", &name]).err().map(|e| format!("{e:#}")).unwrap_or_default();
+            assert!(wrong.contains(expected), "{wrong}");
+        }
         std::fs::remove_file(&path)?;
         let (options, context, _) = found?;
         assert_eq!((options.layers, options.width, options.heads), (2, 128, 2));

@@ -430,9 +430,15 @@ impl Tensor {
         let shape: Dims = self.shape().into();
         if out.numel() == 0 {
             // PyTorch accepts an empty index of any type and shape.
-            return Ok(autograd::differentiable_unary("gather", out, self, move |g, _| {
-                Tensor::zeros(&shape, g.dtype(), g.device())
-            }));
+            let empty_shape: Dims = index.shape().into();
+            let zeros_of = |shape: Dims| move |t: &Tensor| Tensor::zeros(&shape, t.dtype(), t.device());
+            return Ok(autograd::linear_differentiable(
+                "gather",
+                out,
+                self,
+                zeros_of(empty_shape),
+                zeros_of(shape),
+            ));
         }
         gather_into("gather", self, d, index, index.strides(), &out)?;
         let index = SavedTensor::input(index);

@@ -5,7 +5,7 @@
 //! its order. Names may begin with `transformer.`. Files may hold tensors that are not parameters: masks, and
 //! the weight of the last layer, a copy of the token embedding.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Gpt, GptOptions, Module, rename_keys};
 use crate::{Result, Tensor, fail, fail_if};
@@ -44,23 +44,36 @@ impl GptOptions {
     /// ```
     ///
     /// # Errors
-    /// The file has no matrix `wte.weight` or `wpe.weight`.
+    /// The file has no matrix `wte.weight` or `wpe.weight`, or a matrix without elements. Their widths differ. The
+    /// blocks are not numbered from 0 without gaps, or there is none.
     pub fn from_gpt2_state_dict(file: &BTreeMap<String, Tensor>) -> Result<Self> {
+        const OP: &str = "from_gpt2_state_dict";
         let table = |name: &str| match file
             .iter()
             .find(|(own, _)| strip_transformer_prefix(own) == name)
             .map(|(_, t)| t.shape())
         {
-            Some(&[rows, width]) => Ok((rows, width)),
-            _ => fail!(argument("of_gpt2"), "no matrix `{name}`: this is not a file of GPT-2's weights"),
+            Some(&[rows, width]) if rows > 0 && width > 0 => Ok([rows, width]),
+            Some(shape) => {
+                fail!(argument(OP), "`{name}` has the shape {shape:?}; expected a matrix with elements")
+            }
+            None => fail!(argument(OP), "no matrix `{name}`: this is not a file of GPT-2's weights"),
         };
-        let ((vocabulary, width), (context, _)) = (table("wte.weight")?, table("wpe.weight")?);
-        let norms = |name: &&String| {
-            strip_transformer_prefix(name).starts_with("h.") && name.ends_with(".ln_1.weight")
-        };
-        let layers = file.keys().filter(norms).count();
+        let ([vocabulary, width], [context, positions_width]) = (table("wte.weight")?, table("wpe.weight")?);
+        fail_if!(positions_width != width; argument(OP),
+            "`wte.weight` has the width {width}, and `wpe.weight` {positions_width}; expected one width");
+        let blocks: BTreeSet<usize> = file.keys().filter_map(|name| block_number(name)).collect();
+        let layers = blocks.last().map_or(0, |&last| last.saturating_add(1));
+        fail_if!(layers == 0; argument(OP), "no `h.0.ln_1.weight`: this is not a file of GPT-2's weights");
+        fail_if!(blocks.len() != layers; argument(OP),
+            "the file has {} of {layers} blocks; expected `h.N.ln_1.weight` for every N below {layers}", blocks.len());
         Ok(Self { vocabulary, context, layers, heads: (width / HEAD_DIM).max(1), width, dropout: 0.0 })
     }
+}
+
+/// Returns the number of the block whose first norm has this name.
+fn block_number(name: &str) -> Option<usize> {
+    strip_transformer_prefix(name).strip_prefix("h.")?.strip_suffix(".ln_1.weight")?.parse().ok()
 }
 
 impl Gpt {

@@ -34,6 +34,7 @@ tests![
     checkpoints_before_composed_gradients_run_once,
     functions_have_jacobians_and_hessians,
     distances_of_rows_to_themselves_have_second_gradients,
+    gradients_of_empty_selections_have_gradients,
     invalid_requests_for_gradients_are_refused,
 ];
 
@@ -446,5 +447,30 @@ fn invalid_requests_for_gradients_are_refused(device: &Device) -> Result<()> {
     let options = GradOptions { grad_outputs: Some(&seeds), ..GradOptions::default() };
     let seed = text(autograd::grad(from_ref(&y), from_ref(&x), &options))?;
     ensure!(seed.contains("the gradient is f32 [3], the tensor f32 [2]"), "{seed}");
+    Ok(())
+}
+
+/// The gradient of a selection of nothing is zero, and depends on the result's gradient as any other.
+fn gradients_of_empty_selections_have_gradients(device: &Device) -> Result<()> {
+    let x = Tensor::ones([3, 4], DType::F32, device)?.to_leaf()?;
+    let along = Tensor::zeros([0, 4], DType::I32, device)?;
+    let line = Tensor::zeros([0], DType::I32, device)?;
+    let selections = [
+        ("gather", x.gather(0, &along)?),
+        ("index_select", x.index_select(0, &line)?),
+        ("index", x.index(&[Some(&line)])?),
+        ("embedding", x.embedding(&line, None)?),
+        ("narrow", x.narrow(0, 1, 0)?),
+        ("take_along_dim", x.take_along_dim(&along, 0)?),
+    ];
+    for (name, y) in selections {
+        let g = y.zeros_like()?.to_leaf()?;
+        let options = GradOptions { grad_outputs: Some(from_ref(&g)), ..GradOptions::create_graph() };
+        let first = autograd::grad(&[&y], from_ref(&x), &options)?.swap_remove(0);
+        ensure_values(&first, &[0.0; 12]).context(name)?;
+        let second = autograd::grad(&[first.sum_all()?], from_ref(&g), &GradOptions::default())
+            .with_context(|| format!("{name}: the gradient of its gradient"))?;
+        ensure!(second[0].shape() == y.shape(), "{name}: {:?}", second[0].shape());
+    }
     Ok(())
 }

@@ -131,6 +131,23 @@ fn a_file_that_does_not_fit_is_refused(device: &Device) -> Result<()> {
     given.clear();
     let error = GptOptions::from_gpt2_state_dict(&given).err().map(|e| e.to_string()).unwrap_or_default();
     ensure!(error.contains("wte.weight"), "{error}");
+    let zeros = |shape: &[usize]| Tensor::zeros(shape, DType::F32, device);
+    for (name, tensor, expected) in [
+        ("transformer.wte.weight", Some(zeros(&[0, 12])?), "`wte.weight` has the shape [0, 12]"),
+        ("transformer.wte.weight", Some(zeros(&[12])?), "`wte.weight` has the shape [12]"),
+        ("transformer.wpe.weight", Some(zeros(&[8, 0])?), "`wpe.weight` has the shape [8, 0]"),
+        ("transformer.wpe.weight", Some(zeros(&[8, 5])?), "`wpe.weight` 5; expected one width"),
+        ("transformer.h.9.ln_1.weight", Some(zeros(&[12])?), " of 10 blocks"),
+        ("transformer.h.0.ln_1.weight", None, " 1 of 2 blocks"),
+    ] {
+        let mut given = file(device)?;
+        match tensor {
+            Some(tensor) => given.insert(name.to_owned(), tensor),
+            None => given.remove(name),
+        };
+        let error = GptOptions::from_gpt2_state_dict(&given).err().map(|e| e.to_string()).unwrap_or_default();
+        ensure!(error.contains(expected), "{name}: {error}");
+    }
     let mut given = file(device)?;
     given.insert("lm_head.weight".into(), given["transformer.wte.weight"].mul(2.0)?);
     let error = net.load_gpt2(&given).err().map(|e| e.to_string()).unwrap_or_default();
