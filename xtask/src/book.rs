@@ -2,7 +2,7 @@
 
 use crate::environment::Environment;
 use crate::workspace::Workspace;
-use crate::{checks, process};
+use crate::{checks, diffs, process};
 use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -100,8 +100,8 @@ fn find_mdbook(workspace: &Workspace) -> Result<PathBuf> {
 }
 
 /// Checks all Markdown files of the workspace; prints each mistake with its location. Links must have a target, and
-/// pages of the book link only within the book. A page with Rust samples must be part of the documentation tests. A
-/// page that a source names must exist.
+/// pages of the book link only within the book. The lines that a diff adds must be in its file. A page with Rust
+/// samples must be part of the documentation tests. A page that a source names must exist.
 pub(crate) fn check_docs(root: &Path) -> Result<bool> {
     let book = root.join("docs/src");
     let tested = std::fs::read_to_string(root.join("src/lib.rs"))?;
@@ -116,6 +116,8 @@ pub(crate) fn check_docs(root: &Path) -> Result<bool> {
                 mistakes.push(format!("{}: {mistake}", page.display()));
             }
         }
+        let stale = diffs::find_stale_lines(root, &text);
+        mistakes.extend(stale.into_iter().map(|mistake| format!("{}: {mistake}", page.display())));
         let Some(name) = in_book.and_then(Path::to_str).filter(|name| *name != "SUMMARY.md") else {
             continue;
         };
