@@ -1,5 +1,6 @@
-//! Diffs in documents: a block of ```` ```diff ```` shows how the repository's own files came to be, so every line
-//! that it adds must be in the file today. A page that no longer agrees with the sources is reported.
+//! Diffs in documents: blocks of ```` ```diff ```` that show how the repository's own files came to be.
+//!
+//! Every line that such a block adds must be in the file today. Other lines are reported as stale.
 //!
 //! `--- path  comment` names the file of the lines below. `...` in a line stands for omitted text, and a comment that
 //! follows two spaces and `//` belongs to the page.
