@@ -82,7 +82,8 @@ impl Workload {
         Ok(())
     }
 
-    /// The smallest limit under which a device of this profile trains with these rules: by dry runs, to a part in 500.
+    /// Finds the smallest limit under which a device of this profile trains with these rules, by dry runs, to a
+    /// part in 500.
     fn find_min_limit(self, profile: &CardProfile, rules: Config, requested: u64) -> u64 {
         let fits = |limit| {
             let config = Config { max_memory: Some(limit), ..rules };

@@ -1,5 +1,5 @@
 //! Loaders of external data, valid files for each, and mutations of files. Shared by the fuzz targets and
-//! `core/tests/fuzz.rs`.
+//! `nn/tests/fuzz.rs`.
 #![allow(dead_code, reason = "each user takes a part")]
 
 use std::collections::BTreeMap;

@@ -229,7 +229,7 @@ impl ProbedDevice {
     }
 }
 
-/// Advice for a name that other programs use for a device.
+/// Returns advice for a name that other programs use for a device.
 fn backend_hint(backend: &str) -> &'static str {
     match backend.to_ascii_lowercase().as_str() {
         "cpu" => {

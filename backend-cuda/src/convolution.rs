@@ -120,8 +120,8 @@ pub(crate) struct ConvParams {
     columns: TensorMap,
     bias: u64,
     out: u64,
-    /// Rows, channels, height and width of the filter, line of the first tap, step of the taps, height and width of
-    /// the positions, blocks of pixels along both, all blocks of pixels, tiles of rows, tiles, splits.
+    /// In order: rows, channels, height and width of the filter; line of the first tap, step of the taps; height and
+    /// width of the output, blocks of pixels along both, and all of them; tiles of rows, all tiles, splits.
     sizes: [i32; 14],
 }
 

@@ -24,9 +24,9 @@
 //!   and launches them.
 //! - Background threads of the core ([`compile_pool`](forebay_core::backend::compile_pool)) compile several
 //!   kernels at once; launches meanwhile wait in `deferred`.
-//! - `native_kernels` has the kernels of `shaders/cuda`, unless portable kernels are forced. `attention` runs
-//!   on the tensor cores, `sgemm_small` computes small f32 products, `gelu_grad` computes a product with the
-//!   gradient of a GELU, and `tensor_map` describes operands to TMA.
+//! - `native_kernels` has the kernels of `shaders/cuda`, unless portable kernels are forced. `attention` and
+//!   `convolution` run on the tensor cores, and `sgemm_small` computes small f32 products. `gelu_grad` computes a
+//!   product with the gradient of a GELU. `tensor_map` describes operands to TMA.
 //! - `cublaslt` computes all other products, unless [`set_portable_kernels`] or `FOREBAY_PORTABLE_KERNELS=1`
 //!   forces the portable kernels; `autotune` chooses its algorithms. `toolkit` finds libraries where the
 //!   loader does not look.

@@ -22,7 +22,7 @@ fn driver_address(device: &wgpu::Device) -> Option<usize> {
     address_in::<api::Metal>(device)
 }
 
-/// A browser's device has no driver's device, and its ids are unique.
+/// Returns `None`: a browser's device has no driver's device, and its ids are unique.
 #[cfg(not(any(windows, unix)))]
 fn driver_address(_device: &wgpu::Device) -> Option<usize> {
     None

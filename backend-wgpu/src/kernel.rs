@@ -327,8 +327,8 @@ fn written_bindings(module: &Module) -> u32 {
 }
 
 /// Makes every storage buffer read_write. One dispatch must not bind a buffer both read-only and read_write,
-/// and inputs and outputs are slices of the same few buffers. (Types need no change: naga lets no function
-/// take pointers to storage.)
+/// and inputs and outputs are slices of the same few buffers. Types need no change: naga lets no function
+/// take pointers to storage.
 fn make_storage_read_write(module: &mut Module) {
     for (_, variable) in module.global_variables.iter_mut() {
         if let AddressSpace::Storage { access } = &mut variable.space {

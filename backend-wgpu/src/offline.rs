@@ -29,7 +29,7 @@ pub fn find_adapter(index: usize) -> Result<OfflineAdapter> {
     adapter::describe_offline(index)
 }
 
-/// Returns the module of a kernel in the form that the backend hands to wgpu on a device with immediates of at most
+/// Returns the module of a kernel in the form that the backend hands to wgpu. The device has immediates of at most
 /// `max_immediate_bytes`; browsers have none.
 ///
 /// # Errors

@@ -183,8 +183,8 @@ pub(crate) struct MatrixShape {
     pub(crate) lanes: u32,
 }
 
-/// Reports whether matrix units multiply matrices of a shape and type, with sums in f32 whose rows take factors. Some
-/// drivers list types that they compute wrongly.
+/// Reports whether matrix units multiply matrices of a shape and type into sums in f32, and multiply sums by elements
+/// (see `spirv`). Some drivers list types that they compute wrongly.
 pub(crate) fn multiplies_matrices(
     backend: &WgpuBackend,
     MatrixShape { side, lanes }: MatrixShape,

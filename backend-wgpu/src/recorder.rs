@@ -136,7 +136,7 @@ impl CommandRecorder {
         if self.launches >= MAX_BATCH_LAUNCHES || self.is_due()? { self.submit().map(drop) } else { Ok(()) }
     }
 
-    /// Reports whether the device is idle and the batch long enough for it; doubles the next batch then.
+    /// Reports whether the device is idle and the batch long enough for it. If so, doubles the next batch.
     fn is_due(&mut self) -> Result<bool, SourceError> {
         if self.launches < self.idle_batch || !self.launches.is_power_of_two() {
             return Ok(false);
@@ -218,7 +218,8 @@ impl CommandRecorder {
     /// Copies the recorded parameters to their page, by commands that run before the recorded ones. Returns the
     /// page and the commands.
     ///
-    /// They go through the belt, whose memory stays: `Queue::write_buffer` allocates from the driver each time.
+    /// Parameters pass through the belt, which keeps its memory: `Queue::write_buffer` allocates from the driver each
+    /// time.
     fn upload_params(&mut self) -> Result<(Option<ParamPage>, Option<wgpu::CommandBuffer>), SourceError> {
         let Some((page, bytes)) = self.params.take_page() else { return Ok((None, None)) };
         let upload = if CAN_BLOCK

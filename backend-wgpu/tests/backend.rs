@@ -25,7 +25,7 @@ const INCREMENT: &str = "
     @group(0) @binding(0) var<storage, read_write> x: array<u32>;
     @compute @workgroup_size(1) fn main() { x[0] = x[0] * 3u + 1u; }";
 
-/// The devices under test, opened once.
+/// Returns the devices under test, which are opened once.
 fn devices() -> &'static [WgpuBackend] {
     static DEVICES: OnceLock<Vec<WgpuBackend>> = OnceLock::new();
     DEVICES.get_or_init(|| {

@@ -78,8 +78,8 @@ fn reference_backend(backend: &str) -> Option<&'static str> {
     }
 }
 
-/// Formats a row for each of our lines, compared with the peer's lines of the same work and our line of the same
-/// variant on the reference backend. A ratio above 1 means that our line is better.
+/// Formats a row for each of our lines. The row compares the line with the peer's lines of the same work, and with our
+/// line of the same variant on the reference backend. A ratio above 1 means that our line is better.
 fn format_rows(ours: &[Value], peers: Vec<Value>) -> Vec<String> {
     let peers = group_by_key(peers);
     let own = group_by_key(ours.iter().cloned());
@@ -118,8 +118,8 @@ fn format_rows(ours: &[Value], peers: Vec<Value>) -> Vec<String> {
     ours.iter().filter_map(row).collect()
 }
 
-/// Prints a table that compares our lines with the peer's, lines of other backends with ours on CUDA, and lines of a
-/// shared device with those of an own device.
+/// Prints a table that compares our lines with the peer's. It also compares lines of other backends with ours on CUDA,
+/// and lines of a shared device with those of an own device.
 pub(crate) fn print_table(ours: &[PathBuf], peer: Option<&Path>) -> Result<()> {
     let ours = ours.iter().map(|path| read_lines(path)).collect::<Result<Vec<_>>>()?.concat();
     let ours = merge_rounds(ours);

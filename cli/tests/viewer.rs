@@ -132,7 +132,7 @@ fn check_page(browser: &Path, folder: &Path) -> TestResult {
     }
 }
 
-/// Text that is equal for every version of this file and every run.
+/// Returns a text that is equal for every version of this file and every run.
 fn strip_lines_and_times(line: &str) -> String {
     let words = line.split(' ').map(|word| match word.split_once(".rs:") {
         Some((file, number)) => {

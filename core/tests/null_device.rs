@@ -104,7 +104,7 @@ fn convolutions_need_fewer_columns_where_a_backend_supports_it() -> Result<()> {
     Ok(())
 }
 
-/// Device that imitates a card, and the number of launches so far.
+/// Returns a device that imitates a card, and the number of launches so far.
 fn h100() -> Result<(Device, impl Fn() -> u64)> {
     let backend = Arc::new(NullBackend::new(CardProfile::from_card("h100")?));
     Ok((Device::new(backend.clone())?, move || backend.estimated_work().launches))

@@ -129,7 +129,7 @@ fn expand_forward(args: TokenStream, method: TokenStream) -> Result<TokenStream>
     Ok(quote!(#head { let _scope = #root::nn::enter_module(self); #body }))
 }
 
-/// The crate where `nn` is.
+/// Returns the path of the crate that contains `nn`.
 fn crate_root(attrs: &[Attribute]) -> Result<TokenStream> {
     let mut root = quote!(::forebay);
     for attr in attrs.iter().filter(|a| a.path().is_ident("module")) {
@@ -176,7 +176,7 @@ fn visited_fields(fields: &Fields) -> Result<Vec<VisitedField<'_>>> {
     Ok(kept)
 }
 
-/// Expression that reaches a field.
+/// Returns the name or the index of a field.
 fn field_member(k: usize, field: &Field) -> TokenStream {
     match &field.ident {
         Some(ident) => ident.to_token_stream(),
@@ -184,7 +184,7 @@ fn field_member(k: usize, field: &Field) -> TokenStream {
     }
 }
 
-/// `type`, where the program has to write `r#type`.
+/// Returns the name of a field in paths: `type`, where the program has to write `r#type`.
 fn strip_raw_prefix(ident: &syn::Ident) -> String {
     let name = ident.to_string();
     name.strip_prefix("r#").map_or(name.clone(), str::to_owned)
@@ -204,7 +204,7 @@ fn path_lookup(nn: &TokenStream, value: &TokenStream, name: &str) -> TokenStream
     }
 }
 
-/// The arms of a variant: in the visit, and in the search for its path.
+/// Returns the arms of a variant: in the visit, and in the search for its path.
 fn match_arms<'a>(
     nn: &TokenStream,
     variant: &'a Variant,

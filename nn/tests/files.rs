@@ -57,7 +57,7 @@ fn parse_all(bytes: &[u8]) {
     let _ = Trace::read(bytes);
 }
 
-/// Strategy for a file with changed bytes, and with its end truncated or extended.
+/// Returns a strategy for a file with changed bytes, and with its end truncated or extended.
 fn corrupted(file: Vec<u8>) -> impl Strategy<Value = Vec<u8>> {
     let n = file.len();
     let changes = prop::collection::vec((0..n, any::<u8>()), 0..6);

@@ -7,9 +7,9 @@
 // next tile. Epilogue warps finish the tile: they have few registers and wait for memory. Barriers
 // synchronise both the stages and the tile.
 //
-// Defined before: BF16, 1 or 0 (f16); STAGES; DEPTH, 64, elements along K of a stage. tma_pipeline.cuh,
-// packed_halves.cuh and wgmma.cuh precede this file. a is K-major and b is MN-major: panels of 64 rows or
-// columns of 128 bytes, with 128-byte swizzle.
+// Defined before: BF16, 1 or 0 (f16), and STAGES. tma_pipeline.cuh, packed_halves.cuh and wgmma.cuh precede this
+// file. DEPTH is the elements along K of a stage. a is K-major and b is MN-major: panels of 64 rows or columns of
+// 128 bytes, with 128-byte swizzle.
 
 #define ROWS 128
 #define COLS 256

@@ -158,13 +158,13 @@ pub fn check(golden: &Path, architectures: &[u32], filters: &[String]) -> Result
     Ok(report)
 }
 
-/// Kernels that a null device with these features is asked to compile; `software` ones choose other tiles.
+/// Returns the kernels that a null device with these features is asked to compile; `software` ones choose other tiles.
 pub(crate) fn collect_kernels(features: Features, software: bool, golden: &Path) -> Result<Vec<NullKernel>> {
     let profile = CardProfile { features, is_software: software, ..CardProfile::default() };
     collect_kernels_on(profile, golden)
 }
 
-/// Kernels that a null device with this profile is asked to compile.
+/// Returns the kernels that a null device with this profile is asked to compile.
 pub(crate) fn collect_kernels_on(profile: CardProfile, golden: &Path) -> Result<Vec<NullKernel>> {
     let backend = Arc::new(NullBackend::new(profile));
     let device = Device::with_config(backend.clone() as Arc<dyn Backend>, Config::default());
@@ -216,7 +216,7 @@ pub(crate) fn with_source<T>(kernel: &NullKernel, f: impl FnOnce(&KernelSource<'
     })
 }
 
-/// Kernels of a device whose matrix units multiply 16-bit types.
+/// Returns the kernels of a device whose matrix units multiply 16-bit types.
 fn collect_matrix_kernels() -> Result<Vec<NullKernel>> {
     let features = Features {
         cooperative_f16: true,

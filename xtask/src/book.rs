@@ -1,8 +1,9 @@
 //! The book: its build with mdBook, and a check of the links of all documentation.
 
 use crate::environment::Environment;
+use crate::prose::CHECKED_FOLDERS;
 use crate::workspace::Workspace;
-use crate::{checks, process};
+use crate::{checks, diffs, process};
 use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -100,8 +101,8 @@ fn find_mdbook(workspace: &Workspace) -> Result<PathBuf> {
 }
 
 /// Checks all Markdown files of the workspace; prints each mistake with its location. Links must have a target, and
-/// pages of the book link only within the book. A page with Rust samples must be part of the documentation tests. A
-/// page that a source names must exist.
+/// pages of the book link only within the book. The lines that a diff adds must be in its file. A page with Rust
+/// samples must be part of the documentation tests. Pages, files and folders that a source or a page names must exist.
 pub(crate) fn check_docs(root: &Path) -> Result<bool> {
     let book = root.join("docs/src");
     let tested = std::fs::read_to_string(root.join("src/lib.rs"))?;
@@ -115,6 +116,12 @@ pub(crate) fn check_docs(root: &Path) -> Result<bool> {
             if let Some(mistake) = find_mistake(page, &text, link, in_book.map(|_| &*book)) {
                 mistakes.push(format!("{}: {mistake}", page.display()));
             }
+        }
+        let stale = diffs::find_stale_lines(root, &text);
+        mistakes.extend(stale.into_iter().map(|mistake| format!("{}: {mistake}", page.display())));
+        if !is_history(page.strip_prefix(root).unwrap_or(page)) {
+            let code = prose_lines(&text).flat_map(|line| line.split('`').skip(1).step_by(2));
+            mistakes.extend(find_missing_paths(root, page, code));
         }
         let Some(name) = in_book.and_then(Path::to_str).filter(|name| *name != "SUMMARY.md") else {
             continue;
@@ -131,6 +138,8 @@ pub(crate) fn check_docs(root: &Path) -> Result<bool> {
             let text = std::fs::read_to_string(&source)?;
             let missing = named_pages(&text).filter(|page| !root.join(page).exists());
             mistakes.extend(missing.map(|page| format!("{}: `{page}` is missing", source.display())));
+            let comments = text.lines().filter_map(|line| Some(line.split_once("//")?.1));
+            mistakes.extend(find_missing_paths(root, &source, comments));
         }
     }
     for mistake in &mistakes {
@@ -191,6 +200,24 @@ fn named_pages(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
+/// Reports whether a page tells what was: files that it names may be gone.
+fn is_history(page: &Path) -> bool {
+    page.starts_with("docs/lab") || page == Path::new("CHANGELOG.md")
+}
+
+/// Describes the files and folders of the workspace that texts name, such as `core/src/lib.rs`, and that do not exist.
+fn find_missing_paths<'a>(root: &Path, source: &Path, texts: impl Iterator<Item = &'a str>) -> Vec<String> {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || "/-_.".contains(c);
+    let paths = texts.flat_map(|text| text.split(|c: char| !is_part(c)));
+    let in_workspace = paths.filter(|path| {
+        // `src` may be a folder of any package, or of the program of a user.
+        path.split_once('/').is_some_and(|(folder, _)| folder != "src" && CHECKED_FOLDERS.contains(&folder))
+    });
+    let missing =
+        in_workspace.map(|path| path.trim_end_matches('.')).filter(|path| !root.join(path).exists());
+    missing.map(|path| format!("{}: `{path}` is missing", source.display())).collect()
+}
+
 /// Describes why a link is broken: its file or its heading is missing, or it leaves the book.
 fn find_mistake(page: &Path, text: &str, link: &str, book: Option<&Path>) -> Option<String> {
     if link.contains("://") {
@@ -241,6 +268,14 @@ mod tests {
         write("src/lib.rs", "")?;
         assert!(!check_docs(&root)?);
         write("src/lib.rs", "include_str!(\"../docs/src/page.md\") // see docs/no.md.")?;
+        assert!(!check_docs(&root)?);
+        write("src/lib.rs", "include_str!(\"../docs/src/page.md\") // see core/no.rs")?;
+        assert!(!check_docs(&root)?);
+        write("src/lib.rs", "include_str!(\"../docs/src/page.md\") // see core/a.rs.")?;
+        write("core/a.rs", "")?;
+        write("docs/src/page.md", "# Its heading\nSee `core/a.rs` and `core/`, not core/no.rs.")?;
+        assert!(check_docs(&root)?);
+        write("docs/src/page.md", "# Its heading\n`core/no.rs`")?;
         assert!(!check_docs(&root)?);
         std::fs::remove_dir_all(&root)?;
         Ok(())

@@ -121,8 +121,8 @@ impl TestDependencies {
         self.data_env().merge(adapter.environment.clone()).set("FOREBAY_REQUIRE", "wgpu")
     }
 
-    /// Like [`adapter_env`](Self::adapter_env), without lavapipe's optimiser: most kernels run only a few times on
-    /// small inputs, so compilation dominates.
+    /// Returns the [`adapter_env`](Self::adapter_env) without lavapipe's optimiser: most kernels run only a few
+    /// times on small inputs, so compilation dominates.
     fn unoptimized_adapter_env(&self, adapter: &Dependency) -> Environment {
         self.adapter_env(adapter).set("GALLIVM_PERF", "nopt")
     }

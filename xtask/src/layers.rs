@@ -82,7 +82,7 @@ fn imports(folder: &Path, layers: &[&str]) -> Result<BTreeSet<(String, String)>>
     Ok(found)
 }
 
-/// First segments of all paths that begin with `crate::`.
+/// Returns the first segments of all paths that begin with `crate::`.
 fn imported_modules(text: &str) -> BTreeSet<String> {
     let code: String = text
         .split("#[cfg(test)]\nmod tests {")
@@ -105,7 +105,7 @@ fn imported_modules(text: &str) -> BTreeSet<String> {
     found
 }
 
-/// Items of a list in braces, without the lists inside of them.
+/// Returns the items of a list in braces, without the lists inside of them.
 fn top_level_items(list: &str) -> Vec<&str> {
     let (mut depth, mut start, mut items) = (0, 0, Vec::new());
     for (at, c) in list.char_indices() {

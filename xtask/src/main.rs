@@ -12,6 +12,7 @@ mod browser;
 mod bundle;
 mod checks;
 mod ci;
+mod diffs;
 mod environment;
 mod layers;
 mod package;

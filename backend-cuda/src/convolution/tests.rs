@@ -151,7 +151,7 @@ impl SharedMemory {
     }
 }
 
-/// As `make_descriptor(descriptor_low_word(at, panel) + step)` of the kernels.
+/// Returns `make_descriptor(descriptor_low_word(at, panel) + step)` of the kernels.
 fn descriptor(at: usize, panel: usize, step: usize, span: usize) -> u64 {
     let high = (span / 2) | ([(128, 1), (64, 2), (32, 3)].iter().find(|(s, _)| *s == span).unwrap().1 << 30);
     ((at >> 4) + (panel >> 4 << 16) + step) as u64 | (high as u64) << 32

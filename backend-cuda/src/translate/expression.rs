@@ -208,7 +208,7 @@ impl FunctionWriter<'_> {
         let &TypeInner::CooperativeMatrix { scalar, .. } = self.expression_type(handle) else {
             return unsupported("a load of a cooperative matrix as another type");
         };
-        // Refuses other sizes.
+        // Other sizes than those of the prelude are an error.
         self.type_name_of(handle)?;
         let (lvalue, stride) = (self.lvalue(data.pointer)?, self.value(data.stride)?);
         let row_major = data.row_major;
@@ -328,7 +328,7 @@ impl FunctionWriter<'_> {
             root = base;
         }
         let Expression::GlobalVariable(global) = self.function.expressions[root] else {
-            return unsupported("arrayLength of what is not a storage binding");
+            return unsupported("arrayLength of another pointer than a storage binding");
         };
         let stride =
             self.pointee(array).and_then(|ty| self.context.runtime_array(ty)).map_or(1, |(_, stride)| stride);

@@ -331,8 +331,7 @@ fn is_uniform_binding(binding: &Option<naga::Binding>) -> bool {
 mod tests {
     use super::*;
 
-    /// For each subgroup operation of the module, in source order, reports whether all lanes reach it
-    /// together.
+    /// Reports for each subgroup operation of the module, in source order, whether all lanes reach it together.
     fn reached_together(wgsl: &str) -> Vec<bool> {
         let module = naga::front::wgsl::parse_str(wgsl).unwrap();
         let result = analyze(&module, &module.entry_points[0]);

@@ -132,8 +132,8 @@ pub(crate) fn copies_and_fills(backend: &dyn Backend) {
     backend.free_segment(segment).unwrap();
 }
 
-/// Copies between cuda:0 and cuda:1 go over the link wherever the driver reports one: in both directions, for plain
-/// memory, for mapped memory, and for memory that is mapped after the link was opened.
+/// Copies between cuda:0 and cuda:1 go over the link wherever the driver reports one, in both directions. The memory is
+/// plain, or mapped, or mapped after the link was opened.
 pub(crate) fn copies_take_the_link(backends: [&dyn Backend; 2]) {
     let half = 12 * MIB;
     let segments = backends.map(|backend| {

@@ -5,7 +5,7 @@ use std::fmt::{self, Write as _};
 
 use forebay::memory::{BlockState, Bytes, SegmentInfo, Snapshot, Tag, TimelinePoint};
 
-/// The whole report; every table has at most `top` lines.
+/// Formats the whole report; every table has at most `top` lines.
 pub(super) fn format_report(snapshot: &Snapshot, top: usize) -> String {
     let mut text = String::new();
     // Writing to a string cannot fail.
@@ -92,7 +92,7 @@ fn write_row(out: &mut String, name: &str, now: u64, then: Option<u64>) -> fmt::
     }
 }
 
-/// Rows that a table leaves out.
+/// Writes the number of rows that a table leaves out.
 fn write_omitted_count(out: &mut String, all: usize, top: usize) -> fmt::Result {
     if all > top { writeln!(out, "({} more: --top)", all - top) } else { Ok(()) }
 }
@@ -118,7 +118,7 @@ fn write_holders(
     write_omitted_count(out, held.len(), top)
 }
 
-/// Free bytes of a segment, and the largest free piece.
+/// Returns the free bytes of a segment, and the largest free piece.
 fn free_bytes(segment: &SegmentInfo) -> (u64, u64) {
     let pieces = segment.blocks.iter().filter(|b| b.state == BlockState::Inactive).map(|b| b.size);
     pieces.fold((0, 0), |(sum, largest), size| (sum + size, largest.max(size)))

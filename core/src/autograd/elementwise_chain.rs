@@ -2,11 +2,11 @@
 //!
 //! The gradients of `gate.silu() * up` are one kernel if nothing between them ends the pending fusion group. Two
 //! things would end it: an operation that runs in between, and the release of memory that the group reads. After an
-//! elementwise node, the engine therefore runs the nodes that continue its chain next, and releases the gradients
-//! and saved tensors of the chain's nodes after the last one.
+//! elementwise node, the engine therefore runs the nodes that continue its chain next. It releases the gradients and
+//! saved tensors of the chain's nodes after the last one.
 //!
-//! This costs no memory. A node continues a chain only if its gradient can replace the incoming one in memory, so
-//! that nothing is allocated while the chain holds memory. The decision depends on the graph and on shapes, never on
+//! This costs no memory. A node continues a chain only if its gradient can replace the incoming one in memory.
+//! So nothing is allocated while the chain holds memory. The decision depends on the graph and on shapes, never on
 //! pending launches. So a dry run takes the same memory as the device.
 
 use std::sync::Arc;

@@ -459,7 +459,7 @@ impl BackwardFnGuard {
                 });
             }
             BackwardFnState::Running => {
-                "is in use by another pass (of another thread, or around this one), which frees what it saved"
+                "is in use by another pass (of another thread, or around this one), which frees the saved tensors"
             }
             BackwardFnState::Freed => "has already run backward, and its saved tensors are freed",
         };

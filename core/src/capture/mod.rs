@@ -377,12 +377,13 @@ fn check_state_in_place(
         if storage.strong_count() == 0 || is_among(&outputs, storage) || is_among(&grads, storage) {
             continue;
         }
-        let advice = "change a state in place (`state.copy_(&new)`), so that the next replay reads what this one leaves";
+        let advice =
+            "change a state in place (`state.copy_(&new)`), so that the next replay reads the new state";
         fail_if!(memory.is_allocated_by_step;
             capture("capture"), "the program keeps {memory} that the step makes and does not return. To read it after a replay, return it \
                  from the step; {advice}");
         fail_if!(is_among(first, storage);
-            capture("capture"), "the step reads what it returned when it ran before, {memory}, and returns another tensor in its place: a replay would \
+            capture("capture"), "the step reads its own earlier result, {memory}, and returns another tensor in its place: a replay would \
                  read the old one again; {advice}");
     }
     Ok(())
@@ -553,7 +554,7 @@ impl<O: CaptureOutputs> CapturedStep<O> {
         let device = self.replay_memory.device.clone();
         device
             .capture_recorder()
-            .check_not_recording("replay", "a captured step inside a step; call what it captured")?;
+            .check_not_recording("replay", "a captured step inside a step; call the closure itself")?;
         for CapturedGrad { leaf, grad, .. } in self.grads.iter().filter(|grown| grown.accumulates) {
             match leaf.grad() {
                 Some(now) if now.is_same_view(grad) => {}
@@ -688,7 +689,7 @@ impl<O> CapturedStep<O> {
                 Command::Convolution(call) => implicit::describe_for_profiler(call),
             };
             fail_if!(!device.enqueue_timed(device.current_queue(), *scope, work, |queue| command.enqueue(&**queue))?;
-                capture("replay"), "the library declines what it took when the step was captured; capture it again");
+                capture("replay"), "the library declines a call that it accepted at capture; capture it again");
         }
         Ok(())
     }

@@ -223,7 +223,7 @@ mod tests {
 
     use super::*;
 
-    /// Slots identify blocks: they are as distinct as addresses here.
+    /// Creates a block. Slots identify blocks: here, they are as distinct as addresses.
     fn entry((size, address): (u64, u64)) -> FreeBlock {
         FreeBlock { size, address, slot: (address / 1000) as u32, is_whole_segment: address % 3000 == 0 }
     }

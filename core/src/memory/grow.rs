@@ -16,13 +16,13 @@ const MIN_LARGE_ALLOC: u64 = 10 * MIB;
 /// part. Growth that repeats in every step may hold it, and so may a shared segment without compaction. A
 /// request nearly fits a free block that is smaller by at most this part of it.
 pub(super) const NOTABLE_DIVISOR: u64 = 36;
-/// Two notable parts: least plain segment with compaction, for fewer calls and larger gaps, and the slack there,
-/// since each step closer to the target costs copies.
+/// Two notable parts: the least plain segment with compaction, for fewer calls and larger gaps. Also the slack of
+/// plain segments, because each step closer to the target costs copies.
 const COMPACT_DIVISOR: u64 = NOTABLE_DIVISOR / 2;
 /// Three notable parts: slack of programs for which no arrangement of memory lasts.
 pub(super) const UNSETTLED_DIVISOR: u64 = NOTABLE_DIVISOR / 3;
-/// Peak usage below which a large segment more or less matters on no card, while moving it in every step can
-/// double the time of a small program's step.
+/// Peak usage below which a large segment more or less matters on no card. Moving it in every step can double the
+/// time of a small program's step.
 pub(super) const SMALL_PROGRAM_BYTES: u64 = 384 * MIB;
 /// Extents are this part of the peak usage, since they move only as a whole.
 const EXTENT_DIVISOR: u64 = 512;

@@ -117,7 +117,7 @@ impl OutOfMemory {
                 format!("micro-batch {rows} would fit: {}", of(bytes))
             }
             Some(FittingBatch { batch_size: fits, bytes, .. }) => format!(
-                "micro-batch {fits} may fit: more than {}, by what this step of {} had reached",
+                "micro-batch {fits} may fit: more than {}, by the memory of this failed step of {}",
                 of(bytes),
                 rows.batch_size
             ),
@@ -171,10 +171,10 @@ impl OutOfMemory {
         if self.cached >= self.requested && self.fragmentation() > 0.5 {
             let cached = Bytes(self.cached);
             advice.push(if self.virtual_memory {
-                format!("{cached} are free but in pieces that share pages with live tensors: free what is held longest")
+                format!("{cached} are free but in pieces that share pages with live tensors: free the tensors that live longest")
             } else {
                 format!(
-                    "{cached} are free but in pieces: allocate what lives longest first, or set max_split_size_mb so \
+                    "{cached} are free but in pieces: allocate long-lived tensors first, or set max_split_size_mb so \
                      that large blocks stay whole"
                 )
             });

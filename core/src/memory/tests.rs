@@ -29,7 +29,7 @@ use crate::memory::error::{Error, Result};
 
 const MIB: u64 = 1 << 20;
 
-/// A device of 64 MiB whose fences pass only when signaled.
+/// Creates a device of 64 MiB whose fences pass only when signaled.
 fn manual_fence_source(paged: bool) -> Arc<FakeSource> {
     let source = if paged { FakeSource::paged(64 * MIB) } else { FakeSource::plain(64 * MIB) };
     let source = source.with_contents();
@@ -592,7 +592,7 @@ fn a_message_about_fragments_and_one_about_a_tensor_that_is_too_large() -> Resul
       pool: 32.0 MiB allocated + 0 B pending + 32.0 MiB cached = 64.0 MiB reserved
       largest free block: 4.0 MiB (fragmentation 88 %)
       held by: other 32.0 MiB
-      try: 32.0 MiB are free but in pieces: allocate what lives longest first, or set max_split_size_mb so that large blocks stay whole
+      try: 32.0 MiB are free but in pieces: allocate long-lived tensors first, or set max_split_size_mb so that large blocks stay whole
     ");
 
     let source = FakeSource::plain(64 * MIB).with_limits(|l| l.max_segment = 16 * MIB);

@@ -208,7 +208,8 @@ impl<'a> From<&'a Tensor> for ScatterSource<'a> {
     }
 }
 
-/// Number of slices of each line that the scanning kernel writes, or `None` if sorting the indices is faster.
+/// Returns the number of slices of each line that the scanning kernel writes. `None` if sorting the indices is
+/// faster.
 fn scan_slices(extent: usize, dim: usize, shape: &[usize]) -> Option<usize> {
     let length = shape.get(dim).copied().unwrap_or(1);
     let lines = numel(&with_extent(shape, dim, 1));

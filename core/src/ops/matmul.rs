@@ -115,7 +115,7 @@ pub(super) fn gemm_as(op: &'static str, a: &Tensor, b: &Tensor, dtype: DType) ->
 pub(super) fn gemm_into(op: &'static str, a: &Tensor, b: &Tensor, out: &Tensor, add: bool) -> Result<()> {
     let product = MatmulProblem::new(op, a, b)?;
     fail_if!(product.shape.as_slice() != out.shape(); shape(op, [a, b, out]),
-        "the product is {:?}, what it is written to {:?}", &product.shape[..], out.shape());
+        "the product is {:?}, and its output {:?}", &product.shape[..], out.shape());
     match product.is_empty() {
         true if add => Ok(()),
         true => {

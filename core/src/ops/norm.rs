@@ -134,8 +134,8 @@ pub(super) fn apply_weight_bias(
     bias.iter().try_fold(x, |x, b| x.add(&b.to_dtype(dtype)?.reshape(shape)?))
 }
 
-/// Returns the type of a normalisation's result. The kernels read any float, so that autocast changes only the
-/// result: the input is not copied, and its gradient is written in the input's type.
+/// Returns the type of a normalisation's result. The kernels read any float, so autocast changes only the result.
+/// The input is not copied, and its gradient is written in the input's type.
 fn norm_result_dtype(op: &str, x: &Tensor) -> DType {
     // The cast's guard ends here, because nothing below is cast.
     if OperandCast::for_op(op, &[]).is_some() { DType::F32 } else { x.dtype() }
@@ -176,7 +176,7 @@ pub(super) fn f64_inputs(
 
 fn check_parameter_shape(op: &'static str, t: &Tensor, shape: &[usize]) -> Result<()> {
     fail_if!(t.shape() != shape;
-        shape(op, &[t.shape(), shape]), "weight and bias have the shape of what is normalised");
+        shape(op, &[t.shape(), shape]), "weight and bias have the normalised shape");
     Ok(())
 }
 

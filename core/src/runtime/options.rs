@@ -55,8 +55,8 @@ pub(crate) fn default_fusion_min_bytes() -> Option<u64> {
 }
 
 impl Device {
-    /// Smallest result, in bytes, for which chains of elementwise operations run as one kernel on this
-    /// device. `None` if fusion is off. See [`set_fusion_min_bytes`](Self::set_fusion_min_bytes).
+    /// Returns the smallest result, in bytes, for which chains of elementwise operations run as one kernel on
+    /// this device. `None` if fusion is off. See [`set_fusion_min_bytes`](Self::set_fusion_min_bytes).
     #[must_use]
     #[inline]
     pub fn fusion_min_bytes(&self) -> Option<u64> {

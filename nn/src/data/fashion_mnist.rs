@@ -77,14 +77,14 @@ impl FashionMnist {
         let packed = format!("{part}-images-idx3-ubyte.gz");
         let advice = "FOREBAY_DATA names a folder with train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz, \
                       t10k-images-idx3-ubyte.gz and t10k-labels-idx1-ubyte.gz (gzipped or not), from Debian's package \
-                      `dataset-fashion-mnist` or https://github.com/zalandoresearch/fashion-mnist; where it names none, the small \
-                      part in the library is taken";
+                      `dataset-fashion-mnist` or https://github.com/zalandoresearch/fashion-mnist; without the \
+                      variable, the embedded subset is used";
         let files = [packed.as_str(), packed.trim_end_matches(".gz")];
         match locate::find_file(&files, &["fashion-mnist"], advice) {
             Ok(path) => Self::open(path.parent().unwrap_or(Path::new(".")), part),
             Err(error) if locate::folder_from_env().is_some() => Err(error),
             Err(_) => {
-                log::info!("Fashion-MNIST is not installed: the small part in the library is taken");
+                log::info!("Fashion-MNIST is not installed: the embedded subset is used");
                 Self::load_embedded(part)
             }
         }

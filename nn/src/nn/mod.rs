@@ -7,7 +7,7 @@
 //!
 //! Weights have PyTorch's layouts, names and initial values, so that weight files are compatible.
 //!
-//! A new layer is a struct that derives [`Module`], in the file of its kind; layers that only call a tensor method are
+//! A new layer is a struct that derives [`Module`], in the file of its kind. Layers that only call a tensor method are
 //! lines of a macro (`activation`, `dropout`, `loss`).
 //!
 //! A layer fails for tensors and options other than its documentation states: another shape or dtype, a size of 0,

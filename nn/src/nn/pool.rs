@@ -84,9 +84,9 @@ impl<const N: usize> FractionalMaxPool<N> {
 
 macro_rules! dimensioned_pools {
     ($($n:literal $what:literal $lp:ident $lp_op:ident $unpool:ident $unpool_op:ident;)*) => {$(
-        #[doc = concat!("Of ", $what, ".")]
+        #[doc = concat!("[`LpPool`] for ", $what, ".")]
         pub type $lp = LpPool<$n>;
-        #[doc = concat!("Of ", $what, ".")]
+        #[doc = concat!("[`MaxUnpool`] for ", $what, ".")]
         pub type $unpool = MaxUnpool<$n>;
 
         impl LpPool<$n> {
@@ -118,7 +118,7 @@ dimensioned_pools! {
 
 macro_rules! fractional_pools {
     ($($n:literal $what:literal $layer:ident $op:ident;)*) => {$(
-        #[doc = concat!("Of ", $what, ".")]
+        #[doc = concat!("[`FractionalMaxPool`] for ", $what, ".")]
         pub type $layer = FractionalMaxPool<$n>;
 
         impl FractionalMaxPool<$n> {

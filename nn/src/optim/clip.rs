@@ -99,7 +99,7 @@ pub fn clip_grad_norm_with(
         fail_if!(
             !value.is_finite();
             argument(OP),
-            "the norm of order {power} of the gradients is {value}, so they cannot be clipped; look for what made it \
+            "the norm of order {power} of the gradients is {value}, so they cannot be clipped; look for its origin \
              (`autograd::detect_anomaly`), or leave `error_if_nonfinite` out"
         );
     }

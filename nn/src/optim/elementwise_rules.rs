@@ -1,6 +1,11 @@
-//! Optimisers whose rules are kernels over single elements: SGD, RMSprop (Hinton, 2012; centered: Graves,
-//! 2013), Adagrad (Duchi, Hazan and Singer, 2011), Adadelta (Zeiler, 2012), averaged SGD (Polyak and Juditsky,
-//! 1992, in PyTorch's variant), Rprop (Riedmiller and Braun, 1993) and Lion (Chen et al., 2023).
+//! Optimisers whose rules are kernels over single elements.
+//!
+//! - SGD, and averaged SGD (Polyak and Juditsky, 1992, in PyTorch's variant)
+//! - RMSprop (Hinton, 2012; centered: Graves, 2013)
+//! - Adagrad (Duchi, Hazan and Singer, 2011)
+//! - Adadelta (Zeiler, 2012)
+//! - Rprop (Riedmiller and Braun, 1993)
+//! - Lion (Chen et al., 2023)
 
 use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};

@@ -108,7 +108,7 @@ impl fmt::Display for StepConfig {
             Some(dtype) => write!(f, "{dtype}")?,
             None => f.write_str("f32")?,
         }
-        write!(f, ", {} of {} segments computed again", self.recomputed_count(), self.policies.len())?;
+        write!(f, ", {} of {} segments recomputed", self.recomputed_count(), self.policies.len())?;
         if self.offloaded_count() > 0 {
             write!(f, ", {} offloaded", self.offloaded_count())?;
         }
@@ -535,7 +535,7 @@ impl fmt::Display for StepPlan {
         write!(
             f,
             "\n{:>5} {:>6} {:>9} {:>12} {:>12} {:>12} {:>12}",
-            "rows", "parts", "precision", "again", "offloaded", "peak", "step"
+            "rows", "parts", "precision", "recomputed", "offloaded", "peak", "step"
         )?;
         rows.into_iter().try_for_each(|estimate| self.write_row(f, estimate))
     }
@@ -597,7 +597,7 @@ mod tests {
     fn more_memory_is_never_slower_and_too_little_is_an_error_with_advice() -> Result<()> {
         let needed = match plan(1 << 20) {
             Err(Error::BudgetTooSmall { needed, choice, .. }) => {
-                assert!(choice.contains("of 3 segments computed again"), "{choice}");
+                assert!(choice.contains("of 3 segments recomputed"), "{choice}");
                 needed
             }
             other => panic!("1 MiB is enough: {other:?}"),

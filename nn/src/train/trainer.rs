@@ -1,7 +1,7 @@
 //! The training loop.
 //!
 //! [`Trainer::fit`] and `fit_async` share one loop, which waits by `WaitMode`. A step passes through these methods:
-//! `step_with_retry` repeats a step that ran out of memory, `try_step` runs it eagerly or from a capture, and
+//! `step_with_retry` repeats a step that ran out of memory, and `try_step` runs it eagerly or from a capture.
 //! `compute_step` computes the gradients and steps the optimiser. Losses stay on the device until `report_metrics`.
 //!
 //! A new option is a field, a setter, and its use in `compute_step` or `run_steps`.

@@ -7,9 +7,9 @@
 // - Specials are detected by their bits, and their results are selected last, with `select`.
 // - No step needs a particular rounding of a product or sum. For extra bits, factors are cut to 12 bits, so
 //   that their products are exact with or without contraction.
-// - No two constants are added to one value in turn, and no result depends on a constant's position in a
-//   chain of additions: compilers (Mesa, SPIRV-Tools) regroup such chains. `fma`, which may or may not be
-//   fused, is not used.
+// - No two constants are added to one value in turn. No result depends on a constant's position in a chain of
+//   additions: compilers (Mesa, SPIRV-Tools) regroup such chains. `fma`, which may or may not be fused, is
+//   not used.
 // - No float out of range is cast to an integer.
 // Errors in these files are the largest seen on lavapipe (Mesa 22.3 and 26.1) and SwiftShader over 2^21
 // arguments of all magnitudes. They are in ulp, without denormals that were flushed. Polynomials are minimax

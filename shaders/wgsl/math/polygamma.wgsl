@@ -21,8 +21,8 @@ fn m_zeta_above(s: f32, q: f32) -> f32 {
     return sum + select(more, 0.0, rest == 0.0);
 }
 
-// As in PyTorch: infinite for s = 1 and if a term is; NaN for s below 1, and for q below 0 unless s is an
-// integer.
+// As in PyTorch, infinite for s = 1 and if a term is infinite. NaN for s below 1, and for q below 0 unless s is
+// an integer.
 fn m_zeta(s: f32, q: f32) -> f32 {
     if m_isnan(s) | m_isnan(q) { return s + q; }
     if s <= 1.0 { return select(m_nan(), m_inf(), s == 1.0); }

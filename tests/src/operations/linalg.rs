@@ -51,7 +51,7 @@ fn norm_order(a: &Args<'_>, at: usize, name: &str, default: MatrixNorm) -> anyho
 }
 
 /// Converts LAPACK's row exchanges, counted from 1, to a permutation.
-fn order_of(pivots: &Tensor) -> anyhow::Result<Tensor> {
+fn to_permutation(pivots: &Tensor) -> anyhow::Result<Tensor> {
     let n = pivots.shape().last().copied().unwrap_or(1);
     let mut order = Vec::new();
     for line in pivots.to_f64s()?.chunks(n.max(1)) {
@@ -337,7 +337,7 @@ pub(super) fn register(ops: &mut Registry) {
         .golden(|a| {
             let (left, adjoint) = (a.flag(NAMED, "left", true), a.flag(NAMED, "adjoint", false));
             single(a.tensor(0)?.lu_solve(
-                &order_of(a.tensor(1)?)?,
+                &to_permutation(a.tensor(1)?)?,
                 a.tensor(2)?,
                 &LuSolveOptions { left, adjoint },
             ))

@@ -1,8 +1,8 @@
 //! Vulkan compute pipelines on a device that wgpu cannot open.
 //!
 //! RADV's null device has neither fences nor timeline semaphores, which wgpu requires. Compilation needs none, so this
-//! module creates a device of its own from wgpu's adapter. Its extensions and features are those that wgpu enables,
-//! and the SPIR-V is written with the options of wgpu's Vulkan backend, so the driver compiles the same code.
+//! module creates a device of its own from wgpu's adapter. Its extensions and features are those that wgpu enables. The
+//! SPIR-V is written with the options of wgpu's Vulkan backend, so the driver compiles the same code.
 
 use std::ffi::{CStr, CString};
 

@@ -177,8 +177,8 @@ pub struct RadvOptions<'a> {
 /// Compiles kernels for each card, and prints a summary. Returns the page for the book.
 ///
 /// # Errors
-/// RADV is not found or does not know a card, a kernel does not compile, or a kernel spills registers (scalar ones only
-/// count in tuned kernels).
+/// RADV is not found or does not know a card. A kernel does not compile, or spills registers (scalar ones only count in
+/// tuned kernels).
 pub fn check(options: &RadvOptions<'_>) -> Result<String> {
     let cards = select_cards(&options.families)?;
     let reports: Vec<(RadvCard, CardReport)> = std::thread::scope(|scope| {

@@ -108,8 +108,8 @@ const CASES: [ConvCase; 17] = [
     ConvCase { stride: 2, groups: 2, transposed: Some(0), ..ConvCase::new(&[2, 8, 9], &[8, 4, 5]) },
 ];
 
-/// Convolutions with a filter for each channel: lines of whole words and not, shorter than a run and longer, strides
-/// with and without a remainder, filters beyond the padding, one dimension, and transposed ones.
+/// Convolutions with a filter for each channel. Lines are whole words or not, and shorter or longer than a run. Strides
+/// have a remainder or none. Others have filters beyond the padding, or one dimension, or are transposed.
 const DEPTHWISE_CASES: [ConvCase; 14] = [
     ConvCase { padding: 1, groups: 5, ..ConvCase::new(&[3, 5, 8, 16], &[5, 1, 3, 3]) },
     ConvCase { padding: 1, groups: 3, ..ConvCase::new(&[2, 3, 5, 7], &[3, 1, 3, 3]) },
@@ -139,8 +139,8 @@ const DEPTHWISE_CASES: [ConvCase; 14] = [
     ConvCase { stride: 2, groups: 3, transposed: Some(0), ..ConvCase::new(&[2, 3, 4, 8], &[3, 1, 2, 2]) },
 ];
 
-/// Convolutions that are large enough for a backend's own kernels: blocks of pixels of all widths, few and many
-/// channels on both sides, filters that are not square, partial tiles, and a transposed convolution.
+/// Convolutions that are large enough for a backend's own kernels. They have blocks of pixels of all widths, and few
+/// and many channels on both sides. Some have filters that are not square, or partial tiles, and one is transposed.
 const LARGE_CASES: [ConvCase; 7] = [
     ConvCase { padding: 1, ..ConvCase::new(&[4, 16, 64, 64], &[64, 16, 3, 3]) },
     ConvCase { padding: 1, ..ConvCase::new(&[4, 24, 64, 64], &[136, 24, 1, 3]) },

@@ -238,8 +238,8 @@ fn a_call_that_differs_from_its_module_is_an_error(device: &Device) -> Result<()
     )?;
     says(
         whole(&IN_PLACE),
-        "in_place: input 0 is `x` at binding 0, which the module may write: declare it `var<storage, read>`, and what is written as \
-         an output",
+        "in_place: input 0 is `x` at binding 0, which the module may write: declare it `var<storage, read>`, or \
+         pass an output",
     )?;
     ensure_values(&x, &[1.0; 3])?;
     says(
@@ -257,7 +257,7 @@ fn a_call_that_differs_from_its_module_is_an_error(device: &Device) -> Result<()
     says(
         POWER.inputs(&[&x]).output([3], DType::F32).params(&params),
         "power: the call does not say how many workgroups run; each has 64 x 1 x 1 invocations: add \
-         `.groups([n.div_ceil(64), 1, 1])` for n invocations in x",
+         `.workgroups([n.div_ceil(64), 1, 1])` for n invocations in x",
     )?;
     says(
         whole(&POWER).params(&params).output([3], DType::F32),

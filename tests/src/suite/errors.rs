@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use forebay::OpenDevice;
 use forebay::device::Device;
 use forebay::dtype::DType;
-use forebay::error::{Error, Result as ForebayResult};
+use forebay::error::Error;
 use forebay::memory::{Bytes, Config, Tag, scope};
 use forebay::nn::{Conv2d, Conv2dOptions, Embedding, Linear, Lstm, RecurrentOptions, SelfAttention};
 use forebay::ops::{
@@ -14,7 +14,7 @@ use forebay::ops::{
 use forebay::optim::{AdamW, Optimizer};
 use forebay::tensor::Tensor;
 
-use super::host_reference::ensure_values;
+use super::host_reference::{ensure_message, ensure_values, message};
 use super::tests;
 
 tests![
@@ -31,21 +31,6 @@ tests![
     a_full_device_of_known_size,
     a_full_device_recovers,
 ];
-
-/// Returns the message of an operation that must fail.
-fn message<T>(result: ForebayResult<T>) -> Result<String> {
-    match result {
-        Ok(_) => anyhow::bail!("it must fail"),
-        Err(error) => Ok(error.to_string()),
-    }
-}
-
-/// Compares a message with the expected one; the failure shows both.
-fn ensure_message<T>(result: ForebayResult<T>, expected: &str) -> Result<()> {
-    let got = message(result)?;
-    ensure!(got == expected, "the message is\n{got}\nexpected\n{expected}");
-    Ok(())
-}
 
 fn operations_without_a_gradient(device: &Device) -> Result<()> {
     let x = Tensor::ones([3], DType::F32, device)?.to_leaf()?;

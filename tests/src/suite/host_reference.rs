@@ -1,8 +1,9 @@
-//! Reference implementations: plain loops on the host.
+//! Reference implementations as plain loops on the host, and comparisons with their results.
 
 use anyhow::{Context, Result, ensure};
 use forebay::device::Device;
 use forebay::dtype::DType;
+use forebay::error::Result as CoreResult;
 use forebay::tensor::Tensor;
 
 /// Pseudo-random number generator (SplitMix64).
@@ -20,6 +21,21 @@ impl SplitMix64 {
     pub(super) fn below(&mut self, n: usize) -> usize {
         (self.next() % n as u64) as usize
     }
+}
+
+/// Returns the message of an operation that must fail.
+pub(super) fn message<T>(result: CoreResult<T>) -> Result<String> {
+    match result {
+        Ok(_) => anyhow::bail!("it must fail"),
+        Err(error) => Ok(error.to_string()),
+    }
+}
+
+/// Compares a message with the expected one; the failure shows both.
+pub(super) fn ensure_message<T>(result: CoreResult<T>, expected: &str) -> Result<()> {
+    let got = message(result)?;
+    ensure!(got == expected, "the message is\n{got}\nexpected\n{expected}");
+    Ok(())
 }
 
 /// Returns every index of a shape, in row-major order.

@@ -215,7 +215,7 @@ fn values(all: &[Tensor]) -> Result<Vec<Vec<f64>>> {
 }
 
 fn skipped_steps_change_nothing(device: &Device) -> Result<()> {
-    let (make_it, leave) = (Tensor::zeros((), DType::F32, device)?, Tensor::ones((), DType::F32, device)?);
+    let (take, skip) = (Tensor::zeros((), DType::F32, device)?, Tensor::ones((), DType::F32, device)?);
     for (name, make) in ALL {
         let run = |with_skips: bool| -> Result<Vec<Vec<f64>>> {
             let all = initial_parameters(device)?;
@@ -226,11 +226,11 @@ fn skipped_steps_change_nothing(device: &Device) -> Result<()> {
                     set_gradients(&all, &*optimizer, 77 + t)?;
                     all[0].set_grad(Some(all[0].mul(f64::INFINITY)?.detach()));
                     let before = values(&all)?;
-                    optimizer.step_unless(&leave)?;
+                    optimizer.step_unless(&skip)?;
                     ensure!(values(&all)? == before, "{name}: a skipped step changed parameters");
                 }
                 set_gradients(&all, &*optimizer, t)?;
-                optimizer.step_unless(&make_it)?;
+                optimizer.step_unless(&take)?;
             }
             values(&all)
         };

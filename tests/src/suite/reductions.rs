@@ -1,5 +1,5 @@
-//! Reductions, softmax and normalisations at the sizes and layouts where kernels change: vectorised and scalar rows,
-//! rows too long for registers, views, few and many rows.
+//! Reductions, softmax and normalisations at the sizes and layouts where kernels change. Rows are vectorised or scalar,
+//! few or many, too long for registers, or views.
 
 use anyhow::{Context, Result, ensure};
 use forebay::amp::autocast;

@@ -1,5 +1,5 @@
-//! Choice of tiles of matrix products by timing: every candidate computes the same bits, choices are kept on disk, and
-//! neither results, captured steps nor memory depend on them.
+//! Choice of tiles of matrix products by timing. Every candidate computes the same bits, and choices are kept on disk.
+//! Neither results, captured steps nor memory depend on them.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -96,7 +96,7 @@ pub(crate) fn create_bundle(workspace: &Workspace, setup: &Setup, lean: bool) ->
     Ok(size < MAX_BUNDLE_BYTES)
 }
 
-/// Adds the whole data set if it fits; the small one is always included.
+/// Adds the whole data set if it fits; programs contain the embedded subset in any case.
 fn add_data_set(setup: &Setup, bundle: &Path) -> Result<()> {
     let folder = setup.data_folder()?;
     let needed = dir_size(&folder) + dir_size(bundle);
@@ -104,7 +104,7 @@ fn add_data_set(setup: &Setup, bundle: &Path) -> Result<()> {
         copy_dir(&folder, &bundle.join("data"))
     } else {
         println!(
-            "the whole data set would make it {:.1} MB: only the small one is in it",
+            "the whole data set would make it {:.1} MB: it has only the embedded subset",
             needed as f64 / 1e6
         );
         Ok(())

@@ -19,7 +19,7 @@ pub(crate) fn ensure_chromium(apt: &Apt, private: &Path) -> Result<Dependency> {
     populate_atomically(&folder, "Chromium (110 MB)", |folder| {
         apt.unpack(&apt.resolve_dependencies(&["chromium"])?, &[], folder)
     })
-    .context("Debian's package chromium cannot be had")?;
+    .context("Debian's package chromium could not be fetched")?;
     let files = files_below(&folder);
     let libraries = library_folders(&files);
     let program = Dependency::new(folder.join("usr/lib/chromium/chromium").display().to_string());

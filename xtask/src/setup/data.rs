@@ -14,7 +14,7 @@ const FILES: [&str; 4] = [
     "t10k-labels-idx1-ubyte.gz",
 ];
 
-/// Finds the data set: the user's folder, the system's, a downloaded one, or the small shipped part.
+/// Finds the data set: the user's folder, the system's, a downloaded one, or the embedded subset.
 pub(crate) fn find_or_fetch(apt: &Apt, private: &Path, shipped: &Path) -> Result<Dependency> {
     if let Some(folder) = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
         return Ok(Dependency::new(format!("{VARIABLE}={}", folder.display())));
@@ -32,13 +32,13 @@ pub(crate) fn find_or_fetch(apt: &Apt, private: &Path, shipped: &Path) -> Result
             return Ok(dependency_at("Fashion-MNIST", folder.join(SYSTEM_PATH)));
         }
         Ok(()) => format!("{} is incomplete: remove it to fetch it again", folder.display()),
-        Err(error) => format!("Debian's package {PACKAGE} cannot be had: {error:#}"),
+        Err(error) => format!("Debian's package {PACKAGE} could not be fetched: {error:#}"),
     };
     let small = shipped.join("fashion-small");
     if !is_complete(&small) {
         bail!("{why}; and {} is incomplete", small.display());
     }
-    Ok(dependency_at(&format!("the small part of Fashion-MNIST that is shipped ({why})"), small))
+    Ok(dependency_at(&format!("the embedded subset of Fashion-MNIST ({why})"), small))
 }
 
 /// Reports whether a folder contains all files of the data set.
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_shipped_part_is_complete() {
+    fn the_embedded_subset_is_complete() {
         let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../nn/data/fashion-small");
         assert!(is_complete(&shipped));
         assert!(!is_complete(Path::new("/nonexistent")));

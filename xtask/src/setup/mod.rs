@@ -133,7 +133,7 @@ impl Setup {
         print_step("Xvfb", xvfb::find_or_fetch(&self.apt, &self.cache_dir))
     }
 
-    /// Ensures Fashion-MNIST, whole or the small part that is shipped.
+    /// Ensures Fashion-MNIST, whole or the embedded subset.
     pub(crate) fn ensure_data(&self) -> Result<Dependency> {
         print_step("data", data::find_or_fetch(&self.apt, &self.cache_dir, &self.bundled_data))
     }

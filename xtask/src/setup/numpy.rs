@@ -22,7 +22,7 @@ pub(crate) fn find_or_fetch(apt: &Apt, private: &Path) -> Result<Dependency> {
         pip.args(["-m", "pip", "install", "--quiet", "--only-binary=:all:", "--target"]).arg(folder);
         process::run_captured(pip.arg(REQUIREMENT)).map(drop)
     })
-    .with_context(|| format!("{REQUIREMENT} cannot be had; install it with pip"))?;
+    .with_context(|| format!("{REQUIREMENT} could not be fetched; install it with pip"))?;
     Ok(Dependency::new(folder.display().to_string())
         .map_environment(|all| all.prepend("PYTHONPATH", &folder)))
 }

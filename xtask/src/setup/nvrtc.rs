@@ -30,7 +30,7 @@ pub(crate) fn find_or_fetch(machine: &Machine, apt: &Apt, private: &Path) -> Res
         wheel::fetch_and_extract(apt, WHEEL, EXTRACT, folder)
     })
     .with_context(|| {
-        format!("the wheel {WHEEL} cannot be had; unpack it yourself into {}", folder.display())
+        format!("the wheel {WHEEL} could not be fetched; unpack it yourself into {}", folder.display())
     })?;
     let library = folder.join(LIBRARY);
     if !library.exists() {

@@ -156,7 +156,7 @@ fn fetch_chromium(apt: &Apt, private: &Path) -> Result<PathBuf> {
             ["./usr/lib/chromium/*vk_swiftshader*", "./usr/lib/chromium/libVkLayer_khronos_validation.so"];
         apt.unpack(&["chromium-common"], &wanted, folder)
     })
-    .context("Debian's package chromium-common cannot be had")?;
+    .context("Debian's package chromium-common could not be fetched")?;
     Ok(folder.join("usr/lib/chromium"))
 }
 

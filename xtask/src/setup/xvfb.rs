@@ -33,7 +33,7 @@ pub(crate) fn find_or_fetch(apt: &Apt, private: &Path) -> Result<Dependency> {
     populate_atomically(&folder, "Xvfb and xdotool (2 MB)", |folder| {
         apt.unpack(&apt.resolve_dependencies(&PACKAGES)?, &[], folder)
     })
-    .context("Debian's packages xvfb and xdotool cannot be had")?;
+    .context("Debian's packages xvfb and xdotool could not be fetched")?;
     let files = files_below(&folder);
     let programs = Environment::default().prepend("PATH", folder.join("usr/bin"));
     let environment = library_folders(&files)

@@ -8,7 +8,7 @@ use super::MIB;
 use super::fake_source::FakeSource;
 use crate::memory::error::Result;
 
-/// Statistics that a failed request must not change.
+/// Returns the statistics that a failed request must not change.
 fn held_figures(stats: &Stats) -> [u64; 6] {
     [
         stats.allocated(),

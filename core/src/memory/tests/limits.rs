@@ -101,7 +101,7 @@ fn rows_that_would_fit_are_estimated_from_earlier_steps() -> crate::error::Resul
     assert_eq!(rows, Some((64, 100, 305, None)));
     let fits = error.fitting_batch_size().map(|fits| (fits.batch_size, fits.is_measured));
     assert_eq!(fits, Some((32, false)));
-    insta::assert_snapshot!(error.advice()[0], @"micro-batch 32 may fit: more than 252.5 of 400.0 MiB, by what this step of 64 had reached");
+    insta::assert_snapshot!(error.advice()[0], @"micro-batch 32 may fit: more than 252.5 of 400.0 MiB, by the memory of this failed step of 64");
     // 100 + 160 + 100 MiB do fit; later steps know this.
     step(32)?;
     assert_eq!(pool.measured_batch().map(|m| (m.batch_size, m.peak / MIB)), Some((32, 360)));

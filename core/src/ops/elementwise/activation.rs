@@ -116,7 +116,7 @@ with_defaults! {
 }
 
 impl Tensor {
-    /// a for a > 0, else weight · a. `weight` has one element, or one for each index of dimension 1.
+    /// Computes a for a > 0, else weight · a. `weight` has one element, or one for each index of dimension 1.
     ///
     /// # Errors
     /// `weight` has neither one element nor as many as dimension 1.
@@ -153,7 +153,7 @@ impl Tensor {
         self.neg()?.softmax(dim)
     }
 
-    /// a for a > 0, else slope · a. In training, each element draws its slope from lower..upper. Otherwise the
+    /// Computes a for a > 0, else slope · a. In training, each element draws its slope from lower..upper. Otherwise the
     /// slope is the mean of both.
     ///
     /// # Errors

@@ -78,7 +78,8 @@ impl ExprEnv<'_> {
         }
     }
 
-    /// invariant: expressions are those of the tables of operations, all of which the tests evaluate
+    /// Describes an expression that has no gradient here. None exists: the tests evaluate all expressions of the
+    /// tables of operations.
     fn not_differentiable_error(&self, what: String) -> Error {
         Error::Backward(format!("`{}`: its gradient cannot be differentiated: {what}", self.op))
     }

@@ -49,16 +49,16 @@ impl Tensor {
 
     /// Looks up rows as [`embedding`](Self::embedding) does, with more options.
     #[track_caller]
-    pub fn embedding_with(&self, index: &Tensor, how: &EmbeddingOptions) -> Result<Tensor> {
+    pub fn embedding_with(&self, index: &Tensor, options: &EmbeddingOptions) -> Result<Tensor> {
         operation!(OP);
         let &[entries, width] = self.shape() else {
             fail!(shape(OP, [self]), "the table is [entries, width]")
         };
-        check_padding_idx(OP, how.padding_idx, entries)?;
+        check_padding_idx(OP, options.padding_idx, entries)?;
         let flat = index.reshape([-1])?;
-        let scaled = how.scale_grad_by_freq && autograd::compute_requires_grad(&[self]);
+        let scaled = options.scale_grad_by_freq && autograd::compute_requires_grad(&[self]);
         let shares = scaled.then(|| inverse_frequencies(&flat, entries, self.dtype())).transpose()?;
-        let rows = self.select_rows(OP, 0, &flat, &[flat.numel(), width], how.padding_idx, shares)?;
+        let rows = self.select_rows(OP, 0, &flat, &[flat.numel(), width], options.padding_idx, shares)?;
         rows.reshape(&[index.shape(), &[width]].concat()[..])
     }
 

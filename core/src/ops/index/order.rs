@@ -94,7 +94,7 @@ impl DerivedData for KeptOrders {
     }
 }
 
-/// Note of a captured step, and the order that its replays read: of an index that they do not change.
+/// Note of a captured step: the order of an index that its replays read and do not change.
 #[derive(Clone)]
 pub(crate) struct CapturedOrder {
     op: &'static str,
@@ -114,7 +114,7 @@ impl CapturedOrder {
     }
 }
 
-/// Note of a captured step: an order that the step computes itself. Valid until the step writes the index.
+/// Note of a captured step: an order that the step computes itself, valid until the step writes the index.
 pub(crate) struct RecordedOrder {
     storage: Weak<Storage>,
     kept: KeptOrder,

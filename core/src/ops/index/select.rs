@@ -286,18 +286,18 @@ impl Tensor {
         let &SearchSortedOptions { out_int32, right, sorter } = options;
         self.check_same_device(op, values)?;
         fail_if!(values.dtype() != self.dtype(); dtype(op, values.dtype()),
-            "values and what is searched have one type, here {}; cast with `to_dtype`", self.dtype());
+            "values and the sorted sequence have one type, here {}; cast with `to_dtype`", self.dtype());
         let lines =
             |t: &Tensor| -> Dims { t.shape().iter().take(t.rank().saturating_sub(1)).copied().collect() };
         let fits = self.rank() == 1 || (self.rank() == values.rank() && lines(self) == lines(values));
         fail_if!(self.rank() == 0 || !fits; shape(op, [self, values]),
-            "what is searched has one dimension, or all but the last agree with those of the values");
+            "the sorted sequence has one dimension, or all but the last agree with those of the values");
         let dtype = if out_int32 { DType::I32 } else { DType::I64 };
         let out = Tensor::empty(values.shape(), dtype, self.device())?;
         let sorter = match sorter {
             Some(sorter) => {
                 fail_if!(sorter.shape() != self.shape();
-                    shape(op, [self, sorter]), "the sorter has the shape of what it sorts");
+                    shape(op, [self, sorter]), "the sorter has the shape of the sorted sequence");
                 self.check_same_device(op, sorter)?;
                 check_in_range(op, sorter, IndexRange::from_dim(self, self.rank() - 1))?;
                 Some(contiguous_zero_offset(sorter)?)

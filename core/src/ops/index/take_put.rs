@@ -18,7 +18,7 @@ fn copy_and_replace(
     let out = x.copy()?;
     let replaced = part(&out)?;
     fail_if!(replaced.shape() != src.shape();
-        shape(op, [replaced, src]), "the source has the shape of what it replaces");
+        shape(op, [replaced, src]), "the source has the shape of the replaced part");
     replaced.copy_(src)?;
     Ok(out)
 }

@@ -19,7 +19,7 @@
 //!         .output(x.shape(), DType::F32)
 //!         .params(&[n as u32])
 //!         .workgroups([n.div_ceil(256), 1, 1])
-//!         .gradient(|cx, g| Ok(vec![Some(g.mul(&cx.inputs()[0].square()?)?.mul(3.0)?)]))
+//!         .gradient(|saved, g| Ok(vec![Some(g.mul(&saved.inputs()[0].square()?)?.mul(3.0)?)]))
 //!         .run()
 //! }
 //! # fn main() {}
@@ -233,7 +233,7 @@ impl CustomOpCall<'_> {
             fail!(
                 argument(name),
                 "the call does not say how many workgroups run; each has {x} x {y} x {z} invocations: add \
-                     `.groups([n.div_ceil({x}), 1, 1])` for n invocations in x"
+                     `.workgroups([n.div_ceil({x}), 1, 1])` for n invocations in x"
             );
         };
         if groups.contains(&0) {
@@ -277,8 +277,8 @@ fn check_interface(
                 "output {output} is `{name}` at binding {binding}, which the module only reads: declare it `var<storage, read_write>`"
             ),
             None if *writable => format!(
-                "input {k} is `{name}` at binding {binding}, which the module may write: declare it `var<storage, read>`, and what is written \
-                 as an output"
+                "input {k} is `{name}` at binding {binding}, which the module may write: declare it `var<storage, read>`, or \
+                 pass an output"
             ),
             _ => continue,
         };

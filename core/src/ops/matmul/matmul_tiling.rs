@@ -90,8 +90,8 @@ impl CooperativeTile {
     fn subgroups(&self) -> usize {
         self.rows / self.subgroup[0] * (self.cols / self.subgroup[1])
     }
-    /// Returns the bytes in workgroup memory: lines of `COOPERATIVE_DEPTH` elements with a padding vector, or a part
-    /// of the results in place of the first operand.
+    /// Returns the bytes in workgroup memory: lines of `COOPERATIVE_DEPTH` elements with a padding vector. At the end,
+    /// a part of the results takes the place of the first operand.
     fn memory_bytes(&self, units: MatrixUnits) -> usize {
         let pitch = COOPERATIVE_DEPTH / 8 + 1;
         let results = self.subgroups() * units.side * 9;

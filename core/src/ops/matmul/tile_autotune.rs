@@ -1,8 +1,8 @@
 //! Choice of a matrix product's tile by timing.
 //!
 //! The cost model of [`TilePlan`] knows no caches, registers or occupancy, so it is wrong by up to a factor of two. The
-//! first large product of a kind therefore runs the few tiles that the model ranks best, on its own operands and into
-//! its own result. All candidates split the sums alike: they have the same bits, so it does not matter for results
+//! first large product of a kind therefore runs the few tiles that the model ranks best. They read its operands and
+//! write its result. All candidates split the sums alike: they have the same bits, so it does not matter for results
 //! which one is chosen, or when. They have the same workspace too, so dry runs stay exact.
 
 use crate::ops::matmul::matmul_tiling::{CostModel, MatmulExtents, TilePlan, TiledProduct};

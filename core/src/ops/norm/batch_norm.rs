@@ -210,8 +210,8 @@ impl BatchNormalization {
         with_parameter_grads(dx, [&self.weight, &self.bias], sums, wants)
     }
 
-    /// Reports whether the kernel for the gradient of x also copies the gradient of the weight: both parameters want
-    /// a gradient of f32, and the kernel has a thread for each channel.
+    /// Reports whether the kernel for the gradient of x also copies the gradient of the weight. Both parameters must
+    /// want a gradient of f32, and the kernel must have a thread for each channel.
     fn copies_sums(&self, wants: &[bool]) -> bool {
         let is_f32 = |t: &Option<Tensor>| t.as_ref().is_some_and(|t| t.dtype() == DType::F32);
         is_f32(&self.weight)

@@ -80,8 +80,8 @@ impl Tensor {
     /// After -1, the consumer waits for the device before it accesses the memory.
     ///
     /// # Errors
-    /// The tensor requires a gradient. The consumer takes only versions before 1.0, asks for a device that is neither
-    /// the tensor's nor the host, or refuses a copy that is necessary. The stream is 0 or below -1.
+    /// The tensor requires a gradient. The consumer takes only versions before 1.0, or refuses a copy that is
+    /// necessary. It asks for a device that is neither the tensor's nor the host. The stream is 0 or below -1.
     pub unsafe fn to_dlpack_for(&self, request: DlpackRequest) -> Result<DlpackTensor> {
         const OP: &str = "to_dlpack_for";
         fail_if!(request.max_version.is_none_or(|(major, _)| major < VERSION.major);
