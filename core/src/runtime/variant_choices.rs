@@ -15,7 +15,7 @@ use crate::sync::RwLockUnpoisoned;
 
 /// Time that timing may always take. Beyond it, timing starts only within its share of the device's age, so that a
 /// program's first step stays short. Each variant takes the driver up to a second to compile.
-const FREE_TIME: Duration = Duration::from_millis(1500);
+const FREE_TIME: Duration = Duration::from_millis(1000);
 /// Part of a device's age that timing may take in addition.
 const TIME_SHARE: f64 = 0.1;
 
