@@ -103,6 +103,18 @@ fn compile_all(folder: &str, architectures: &[u32], optimised: u32) {
 }
 
 #[test]
+fn resident_workgroups_bound_registers() {
+    let bounds = |declared: &str| {
+        let wgsl = format!("{declared}\n@compute @workgroup_size(64) fn main() {{}}");
+        let source = translate(&wgsl, "main", &[]).unwrap().source;
+        let start = source.find("__launch_bounds__").unwrap();
+        source[start..].split_inclusive(')').next().unwrap().to_owned()
+    };
+    assert_eq!(bounds(""), "__launch_bounds__(64)");
+    assert_eq!(bounds("const RESIDENT_WORKGROUPS = 3u;"), "__launch_bounds__(64, 3)");
+}
+
+#[test]
 fn every_feature_compiles() {
     compile_all("tests/wgsl", &ARCHITECTURES, 90);
 }

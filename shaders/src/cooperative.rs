@@ -40,8 +40,8 @@ pub fn is_difference_product(module: &Module) -> bool {
     literal(module, "DIFFERENCE_IS_PRODUCT") == Some(Literal::Bool(true))
 }
 
-/// Returns the workgroups that a multiprocessor should run at once, which bounds the registers of a thread: the constant
-/// `RESIDENT_WORKGROUPS`. `None` if the module declares none.
+/// Returns the workgroups that a multiprocessor should run at once, which bounds the registers of a thread: the
+/// constant `RESIDENT_WORKGROUPS`. `None` if the module declares none.
 #[must_use]
 pub fn resident_workgroups(module: &Module) -> Option<u32> {
     match literal(module, "RESIDENT_WORKGROUPS")? {

@@ -126,8 +126,8 @@ tile. -#}
 {% endmacro %}
 
 {#- Declares `is_hidden`, if no row of these 32 invocations attends to a column of the tile, and `all`, if all their
-rows attend to all columns: those at most `before` below and `after` above the row. `count` and `other` are the numbers of
-rows and columns. -#}
+rows attend to all columns: those at most `before` below and `after` above the row. `count` and `other` are the
+numbers of rows and columns. -#}
 {% macro compare_with_window(before, after, count, other) %}
     let first_row = row0 + part_row;
     let all = (first_row + {{ part_rows - 1 }}u < {{ count }}) & (col0 + {{ columns - 1 }}u < {{ other }})

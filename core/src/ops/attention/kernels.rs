@@ -227,3 +227,39 @@ fn fits_whole_rows(pass: AttentionPass, head: usize, value: usize, device: &Devi
     let bytes = 16 * (65 * rows + 33 * columns + TILE_ROWS * 9) + 768;
     bytes * workgroups <= device.info().limits.max_workgroup_memory as usize
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::null::CardProfile;
+
+    /// Returns the workgroups that f32 tiles are chosen for in each pass, or zeros without such tiles.
+    fn resident(profile: CardProfile, dtype: DType, head: usize, has_quads: bool) -> [usize; 3] {
+        let device = Device::null(profile);
+        [AttentionPass::Forward, AttentionPass::Queries, AttentionPass::Keys].map(|pass| {
+            let shape = AttentionShape { pass, dtype, head, value: head, has_quads, has_vectors: false };
+            match AttentionKernel::choose(shape, &device) {
+                AttentionKernel::F32(tile) => tile.resident,
+                AttentionKernel::Cooperative | AttentionKernel::Plain(_) => 0,
+            }
+        })
+    }
+
+    #[test]
+    fn large_tiles_need_quads_of_f32_and_memory() {
+        let card = CardProfile::default;
+        assert_eq!(resident(card(), DType::F32, 64, true), [3; 3]);
+        assert_eq!(resident(card(), DType::F32, 64, false), [0; 3]);
+        assert_eq!(resident(card(), DType::F32, 128, true), [0; 3]);
+        assert_eq!(resident(card(), DType::BF16, 64, true), [0; 3]);
+        let with_memory = |kibibytes: u32, is_software: bool| {
+            let mut profile = CardProfile { is_software, ..card() };
+            profile.limits.max_workgroup_memory = kibibytes << 10;
+            profile
+        };
+        // An A100 has memory for two workgroups, and Vulkan on the same cards for none.
+        assert_eq!(resident(with_memory(163, false), DType::F32, 64, true), [2; 3]);
+        assert_eq!(resident(with_memory(48, false), DType::F32, 64, true), [0; 3]);
+        assert_eq!(resident(with_memory(32, true), DType::F32, 16, true), [1; 3]);
+    }
+}
