@@ -37,8 +37,8 @@ impl DeviceHealth {
 
 /// Maximum bytes of parameters that are passed as immediates.
 pub(crate) const MAX_IMMEDIATE_BYTES: u32 = 256;
-/// Returns the time that a waiting thread polls before it blocks. Waking a blocked thread takes as long as several small
-/// kernels, so the time covers a short training step. A software driver needs the processor itself.
+/// Returns the time that a waiting thread polls before it blocks. Waking a blocked thread takes as long as several
+/// small kernels, so the time covers a short training step. A software driver needs the processor itself.
 fn choose_spin_time(device: &wgpu::Device) -> Duration {
     let is_software = device.adapter_info().device_type == wgpu::DeviceType::Cpu;
     Duration::from_micros(if is_software { 100 } else { 1000 })

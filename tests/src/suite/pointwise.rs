@@ -625,7 +625,7 @@ fn permuted_operands_are_read_by_tiles(device: &Device) -> Result<()> {
             let permuted = inner.permute(dims)?.permute(dims)?;
             for view in [inner.permute(dims)?, permuted] {
                 let dense = view.copy()?;
-                let other = dense.flip(&[0])?;
+                let other = dense.flip([0])?;
                 let mask = dense.gt(&other)?;
                 let pairs = [
                     (view.eq(&other)?, dense.eq(&other)?),

@@ -170,8 +170,8 @@ const TILE_EXTENT: usize = 32;
 /// Least extent of the rows and columns of tiles. Shorter ones leave most of a tile empty.
 const MIN_TILED_EXTENT: usize = 16;
 
-/// Returns the dimension along which an input has adjacent elements, if it is not the last one, and if both have suitable
-/// extents for tiles.
+/// Returns the dimension along which an input has adjacent elements, if it is not the last one, and if the extents of
+/// both suit tiles.
 fn find_tile_rows(shape: &[usize], input_strides: &[Dims]) -> Option<usize> {
     let last = shape.len().checked_sub(1)?;
     let is_long = |d: usize| shape[d] >= MIN_TILED_EXTENT;
