@@ -37,6 +37,7 @@ pub(crate) fn bench_host(card: &str, steps: usize, lists_launches: bool, names: 
             step()?;
             driver_calls.push(count_driver_calls(&device) - before);
         }
+        let memory = device.memory();
         let us = time_step(&mut step, &device, steps)?;
         let requests = device.memory().allocation.all.allocated;
         let profiler = Profiler::start(&device)?;
@@ -51,6 +52,7 @@ pub(crate) fn bench_host(card: &str, steps: usize, lists_launches: bool, names: 
             json!({
                 "card": card, "us_per_step": us, "launches": launches, "ns_per_launch": 1e3 * us / launches as f64,
                 "requests": requests, "driver_calls": driver_calls,
+                "peak_mb": memory.peak_allocated() >> 20, "peak_reserved_mb": memory.peak_reserved() >> 20,
             }),
         );
         if lists_launches {
