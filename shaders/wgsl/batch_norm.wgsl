@@ -337,7 +337,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% elif centred and not same_channel %}
     if at{{ k }} != at{{ k - 1 }} { both_sums = total_sums(at{{ k }}); }
     {% endif %}
-    let v{{ k }} = element(x{{ v }}, {{ "g" ~ v if pass == "backward" else "0.0" }}, at{{ k }}, moments{{ ", both_sums" if centred }});
+    let v{{ k }} = element(x{{ v }}, {{ "g" ~ v if pass == "backward" else "0.0" }}, at{{ k }}, moments
+        {{- ", both_sums" if centred }});
     {% endfor %}
     {% for k in parts %}
     let out{{ k }} = Part({% for c in range(width // (parts | length)) %}v{{ 4 * k + c }}, {% endfor %});

@@ -146,8 +146,8 @@ impl BackwardCtx<'_> {
         }
     }
 
-    /// Returns the type from which autocast cast an input that no other operation uses. The gradient of the input may be
-    /// returned in this type, with values of the input's type, which saves the cast.
+    /// Returns the type from which autocast cast an input that no other operation uses. The gradient of the
+    /// input may be returned in this type, with values of the input's type, which saves the cast.
     pub(crate) fn own_cast_source_dtype(&self, input: usize) -> Option<DType> {
         match self.accumulation_edge(input)? {
             GradEdge::Node(node) => match node.kind {
