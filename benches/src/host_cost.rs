@@ -14,8 +14,8 @@ use crate::timing::Bench;
 
 /// Number of samples; the fastest counts, because other programs only add time.
 const SAMPLES: usize = 5;
-/// Steps before the samples: kernels are looked up, and the pool stops growing.
-const WARM_UP: usize = 10;
+/// Steps before the samples, as many as `run models` runs. Kernels are looked up, and the pool comes to rest.
+const MODELS_STEPS: usize = 25;
 /// Smallest result of a fused chain, as on devices with kernels. The null device does not fuse by default.
 const FUSION_MIN_BYTES: u64 = 256 << 10;
 
@@ -31,9 +31,13 @@ pub(crate) fn bench_host(card: &str, steps: usize, lists_launches: bool, names: 
         let device = Device::null(CardProfile::from_card(card)?);
         device.set_fusion_min_bytes(Some(FUSION_MIN_BYTES));
         let mut step = models::build_step(name, false, &device)?;
-        for _ in 0..WARM_UP {
+        let mut driver_calls = Vec::with_capacity(MODELS_STEPS);
+        for _ in 0..MODELS_STEPS {
+            let before = count_driver_calls(&device);
             step()?;
+            driver_calls.push(count_driver_calls(&device) - before);
         }
+        let memory = device.memory();
         let us = time_step(&mut step, &device, steps)?;
         let requests = device.memory().allocation.all.allocated;
         let profiler = Profiler::start(&device)?;
@@ -47,7 +51,8 @@ pub(crate) fn bench_host(card: &str, steps: usize, lists_launches: bool, names: 
             "bf16",
             json!({
                 "card": card, "us_per_step": us, "launches": launches, "ns_per_launch": 1e3 * us / launches as f64,
-                "requests": requests,
+                "requests": requests, "driver_calls": driver_calls,
+                "peak_mb": memory.peak_allocated() >> 20, "peak_reserved_mb": memory.peak_reserved() >> 20,
             }),
         );
         if lists_launches {
@@ -63,6 +68,12 @@ pub(crate) fn bench_host(card: &str, steps: usize, lists_launches: bool, names: 
         }
     }
     Ok(())
+}
+
+/// Returns the number of the driver's calls that map, allocate or free memory.
+fn count_driver_calls(device: &Device) -> u64 {
+    let stats = device.memory();
+    stats.num_device_alloc + stats.num_device_free
 }
 
 /// Returns the microseconds of a step in the fastest sample.

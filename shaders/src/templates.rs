@@ -101,6 +101,7 @@ templates! {
     "math/normal_tails",
     "math/dropout_mask",
     "math/packed_halves",
+    "math/round_bf16",
     "math/activation",
 }
 

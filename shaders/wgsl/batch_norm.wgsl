@@ -4,13 +4,15 @@ Batch normalisation of [batch, channels, run], in passes over all elements:
               in registers
   `finish`    mean and reciprocal deviation of each channel from the moments; updates the running statistics, and
               with `counts` the number of batches
-  `forward`   y = (x - mean) * rstd * weight + bias, and its activation
+  `forward`   y = (x - mean) * rstd * weight + bias, and its activation; `finishes`: does the work of `finish` itself,
+              from the moments of few parts
   `sums`      backward: for each part of a channel the sums of g * (x - mean) * rstd and of g
   `backward`  the gradient of x; `fixed`: the statistics are constants; `copies_sums`: copies the first sums to the
-              gradient of the weight
+              gradient of the weight; `adds_parts`: adds the sums of at most four parts of a channel itself, and
+              copies both
 
 x, g, result, weight, bias: dtypes, or "" for what the pass does not bind
-mean, var: of running statistics, or "" (finish)
+mean, var: of running statistics, or "" (finish, forward)
 activation: see row_reduce; with one, `sums` and `backward` multiply g by its derivative
 width: elements of a pack, 8, 4 or 1 (moments, sums: of one channel)
 same_channel: a pack's elements are of one channel (forward, backward) · single: a run is one element (moments, sums)
@@ -95,7 +97,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
 {% endif %}
 {{ buffer("packs", "x", x) }}
 {% if pass != "moments" %}
-{{ buffer("in", "statistics", "f32") }}
+{% set finishes = pass == "forward" and finishes %}
+{{ buffer("in", "partial" if finishes else "statistics", "f32") }}
 {% if weight %}
 {{ buffer("in", "weight", weight) }}
 {% endif %}
@@ -103,7 +106,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
 {{ buffer("in", "bias", bias) }}
 {% endif %}
 {% endif %}
-{% if pass == "backward" and not fixed %}
+{% set centred = pass == "backward" and not fixed %}
+{% if centred %}
 {{ buffer("in", "sums", "f32") }}
 {% endif %}
 {% macro scaled(z, weight_value, bias_value) -%}
@@ -195,11 +199,73 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
 {% if copies_sums %}
 {{ buffer("out", "weight_grad", "f32") }}
 {% endif %}
+{% if adds_parts %}
+{{ buffer("out", "bias_grad", "f32") }}
+{% endif %}
+{% if finishes %}
+{{ buffer("out", "statistics", "f32") }}
+{% if mean %}
+{{ buffer("out", "running_mean", mean) }}
+{{ buffer("out", "running_var", var) }}
+{% endif %}
+{% if counts %}
+{{ buffer("out", "batches", "i32") }}
+{% endif %}
+{% endif %}
 {{ rows.activation_functions(activation, width) }}
 
-fn element(x: f32, g: f32, channel: u32) -> f32 {
-    let mean = statistics_at(channel);
-    let rstd = statistics_at(p.channels + channel);
+{% if finishes %}
+// The mean, the reciprocal deviation and the sum of squared distances, as in `finish`.
+fn channel_moments(channel: u32) -> vec3<f32> {
+    let n = f32(p.extent);
+    var total = 0.0;
+    for (var part = 0u; part < p.splits; part += 1u) {
+        total += partial_at(part * 2u * p.channels + channel);
+    }
+    let mean = total / n;
+    var squares = 0.0;
+    for (var part = 0u; part < p.splits; part += 1u) {
+        let at = part * 2u * p.channels + channel;
+        let count = f32(min(p.chunk, p.extent - part * p.chunk));
+        let deviation = partial_at(at) / count - mean;
+        squares += partial_at(at + p.channels) + count * (deviation * deviation);
+    }
+    return vec3<f32>(mean, m_rsqrt(squares / n + p.eps), squares);
+}
+{% else %}
+fn channel_moments(channel: u32) -> vec2<f32> {
+    return vec2<f32>(statistics_at(channel), statistics_at(p.channels + channel));
+}
+{% endif %}
+
+{% if centred %}
+{% if adds_parts %}
+// Adds the parts in the order of a reduction, which adds four values in pairs.
+fn total_sum(at: u32) -> f32 {
+    let step = 2u * p.channels;
+    if p.splits == 4u {
+        return (sums_at(at) + sums_at(at + step)) + (sums_at(at + 2u * step) + sums_at(at + 3u * step));
+    }
+    var total = sums_at(at);
+    for (var part = 1u; part < p.splits; part += 1u) {
+        total += sums_at(at + part * step);
+    }
+    return total;
+}
+{% else %}
+fn total_sum(at: u32) -> f32 { return sums_at(at); }
+{% endif %}
+
+// The sums of g * (x - mean) * rstd and of g.
+fn total_sums(channel: u32) -> vec2<f32> {
+    return vec2<f32>(total_sum(channel), total_sum(p.channels + channel));
+}
+{% endif %}
+
+fn element(x: f32, g: f32, channel: u32, moments: vec2<f32>
+        {{- ", sums_of_channel: vec2<f32>" if centred }}) -> f32 {
+    let mean = moments.x;
+    let rstd = moments.y;
     {% if weight %}
     let w = weight_at(channel);
     {% endif %}
@@ -216,7 +282,7 @@ fn element(x: f32, g: f32, channel: u32) -> f32 {
     return dy * scale;
     {% else %}
     let n = f32(p.extent);
-    return scale * ((dy - sums_at(p.channels + channel) / n) - z * (sums_at(channel) / n));
+    return scale * ((dy - sums_of_channel.y / n) - z * (sums_of_channel.x / n));
     {% endif %}
     {% endif %}
 }
@@ -229,8 +295,29 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let index = group_index(group, groups) * 256u + thread;
     let i = index * {{ width }}u;
     if i >= p.n { return; }
-    {% if copies_sums %}
+    {% if adds_parts %}
+    if index < p.channels {
+        let both = total_sums(index);
+        weight_grad_put(index, both.x);
+        bias_grad_put(index, both.y);
+    }
+    {% elif copies_sums %}
     if index < p.channels { weight_grad_put(index, sums_at(index)); }
+    {% endif %}
+    {% if finishes %}
+    if index < p.channels {
+        let moments = channel_moments(index);
+        statistics_put(index, moments.x);
+        statistics_put(p.channels + index, moments.y);
+        {% if mean %}
+        let n = f32(p.extent);
+        running_mean_put(index, (1.0 - p.momentum) * running_mean_at(index) + p.momentum * moments.x);
+        running_var_put(index, (1.0 - p.momentum) * running_var_at(index) + p.momentum * (moments.z / (n - 1.0)));
+        {% endif %}
+        {% if counts %}
+        if index == 0u { batches_put(0u, batches_at(0u) + 1); }
+        {% endif %}
+    }
     {% endif %}
     let x_pack = x_load(i);
     {% if pass == "backward" %}
@@ -240,7 +327,18 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% for k in range(width) %}
     {% set v = "_pack[" ~ k // 4 ~ "]" ~ components[k % 4] %}
     let at{{ k }} = {{ "at0" if same_channel and k > 0 else "channel_of(i + " ~ k ~ "u)" }};
-    let v{{ k }} = element(x{{ v }}, {{ "g" ~ v if pass == "backward" else "0.0" }}, at{{ k }});
+    {% if k == 0 %}
+    var moments = channel_moments(at0).xy;
+    {% elif not same_channel %}
+    if at{{ k }} != at{{ k - 1 }} { moments = channel_moments(at{{ k }}).xy; }
+    {% endif %}
+    {% if centred and k == 0 %}
+    var both_sums = total_sums(at0);
+    {% elif centred and not same_channel %}
+    if at{{ k }} != at{{ k - 1 }} { both_sums = total_sums(at{{ k }}); }
+    {% endif %}
+    let v{{ k }} = element(x{{ v }}, {{ "g" ~ v if pass == "backward" else "0.0" }}, at{{ k }}, moments
+        {{- ", both_sums" if centred }});
     {% endfor %}
     {% for k in parts %}
     let out{{ k }} = Part({% for c in range(width // (parts | length)) %}v{{ 4 * k + c }}, {% endfor %});

@@ -146,6 +146,18 @@ impl BackwardCtx<'_> {
         }
     }
 
+    /// Returns the type from which autocast cast an input that no other operation uses. The gradient of the
+    /// input may be returned in this type, with values of the input's type, which saves the cast.
+    pub(crate) fn own_cast_source_dtype(&self, input: usize) -> Option<DType> {
+        match self.accumulation_edge(input)? {
+            GradEdge::Node(node) => match node.kind {
+                BackwardKind::Cast(dtype) if !node.is_shared_cast.load(Ordering::Relaxed) => Some(dtype),
+                _ => None,
+            },
+            GradEdge::Leaf(_) => None,
+        }
+    }
+
     /// Returns the edge of an input whose gradient may be accumulated by the operation. There is none while
     /// the pass is recorded, because the recorded graph keeps the old sum.
     fn accumulation_edge(&self, input: usize) -> Option<&GradEdge> {

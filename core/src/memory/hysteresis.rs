@@ -14,9 +14,9 @@ use super::grow::{DOMINANT_DIVISOR, NOTABLE_DIVISOR, SMALL_PROGRAM_BYTES, UNSETT
 /// Number of growths remembered: those of some steps.
 const HISTORY_LEN: usize = 128;
 /// Stages: how often memory must have been missing for the same request, and the largest slack then held, as
-/// a divisor of the peak usage. A program that has just begun still converges without slack. The second stage
-/// serves programs for which the first one did not suffice.
-const STAGES: [(usize, u64); 2] = [(3, NOTABLE_DIVISOR), (16, UNSETTLED_DIVISOR)];
+/// a divisor of the peak usage. A program that has just begun still converges without slack. Each further stage serves
+/// programs for which the earlier ones did not suffice: the last one, those that move a large block in each step.
+const STAGES: [(usize, u64); 3] = [(3, NOTABLE_DIVISOR), (16, UNSETTLED_DIVISOR), (32, DOMINANT_DIVISOR)];
 /// Smallest slack, for programs so small that the page size matters.
 const MIN_SLACK_BYTES: u64 = 16 << 20;
 
@@ -122,7 +122,9 @@ mod tests {
         assert_eq!(hysteresis.allowed_reserved(36 * GIB), 37 * GIB);
         assert_eq!(hysteresis.allowed_reserved(1 << 20), 17 << 20);
         assert_eq!(hysteresis.allowed_reserved(189 << 20), 252 << 20);
-        hysteresis.record_growth(17 * GIB, of(512), u64::MAX);
+        (17..=32).for_each(|step| hysteresis.record_growth(step * GIB, of(512), u64::MAX));
         assert_eq!(hysteresis.allowed_reserved(36 * GIB), 39 * GIB);
+        hysteresis.record_growth(33 * GIB, of(512), u64::MAX);
+        assert_eq!(hysteresis.allowed_reserved(36 * GIB), 48 * GIB);
     }
 }

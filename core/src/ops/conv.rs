@@ -80,24 +80,28 @@ impl ConvGeometry {
         match (kind, self.uses_im2col(a)) {
             (ConvKind::Forward, true) => self.im2col_forward(a, b, bias),
             (ConvKind::InputGrad, true) => self.im2col_input_grad(a, b, bias),
-            (ConvKind::WeightGrad, true) => self.im2col_weight_grad(a, b),
+            (ConvKind::WeightGrad, true) => self.im2col_weight_grad(a, b, None),
             (ConvKind::WeightGrad, false) => self.run_kernel(kind, a, b, bias),
             // The kernel gathers from the second operand, and reads the weight as the first.
             (_, false) => self.run_kernel(kind, b, a, bias),
         }
     }
 
-    fn backward(&self, dy: &Tensor, w: &Tensor, x: &Tensor) -> Result<[Tensor; 2]> {
+    /// Computes the gradients of x and of w. If `cast_from` is f32, from which autocast cast the weights, their
+    /// gradient may be f32, with values of the weights' type.
+    fn backward(&self, dy: &Tensor, w: &Tensor, x: &Tensor, cast_from: Option<DType>) -> Result<[Tensor; 2]> {
         if let Some(grads) = self.try_implicit_backward(dy, w, x)? {
             return Ok(grads);
         }
-        if self.uses_im2col(dy) && self.has_unit_stride() {
-            return self.im2col_backward(dy, w, x);
+        let is_im2col = !self.is_depthwise(dy.dtype()) && self.uses_im2col(dy);
+        if is_im2col && self.has_unit_stride() {
+            return self.im2col_backward(dy, w, x, cast_from);
         }
-        Ok([
-            self.multiply(ConvKind::InputGrad, dy, w, None)?,
-            self.multiply(ConvKind::WeightGrad, dy, x, None)?,
-        ])
+        let dw = match is_im2col && !self.uses_implicit(dy) {
+            true => self.im2col_weight_grad(dy, x, cast_from),
+            false => self.multiply(ConvKind::WeightGrad, dy, x, None),
+        };
+        Ok([self.multiply(ConvKind::InputGrad, dy, w, None)?, dw?])
     }
 
     /// Runs one of the products, of `a` and elements gathered from `b`.
@@ -319,7 +323,8 @@ fn attach_conv_grad(
         let [dx, dw] = match [get(&kept_w)?, get(&kept_x)?] {
             // Both gradients share their intermediate results.
             [Some(w), Some(x)] if !transposed && !wants.create_graph() => {
-                geometry.backward(g, &w.detach(), &x.detach())?.map(Some)
+                let cast_from = wants.own_cast_source_dtype(1);
+                geometry.backward(g, &w.detach(), &x.detach(), cast_from)?.map(Some)
             }
             [w, x] => {
                 let into_x = if transposed { ConvKind::Forward } else { ConvKind::InputGrad };

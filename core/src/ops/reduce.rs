@@ -49,6 +49,12 @@ impl ReduceOp {
 }
 
 static SUM: ReduceOp = ReduceOp::plain("sum", Combine::Sum, Some(0.0));
+/// Sum in f32, rounded to a value of bf16.
+static SUM_IN_BF16: ReduceOp = ReduceOp {
+    post: "m_round_bf16(acc)",
+    math_files: &["round_bf16"],
+    ..ReduceOp::plain("sum", Combine::Sum, Some(0.0))
+};
 static PROD: ReduceOp = ReduceOp::plain("prod", Combine::Prod, Some(1.0));
 static AMAX: ReduceOp = ReduceOp::plain("amax", Combine::Max, None);
 static AMIN: ReduceOp = ReduceOp::plain("amin", Combine::Min, None);
@@ -368,6 +374,14 @@ pub(super) fn sum_columns(x: &Tensor, result: DType) -> Result<Tensor> {
 pub(super) fn sum_first_dim(x: &Tensor, result: DType) -> Result<Tensor> {
     let axes = ReduceDims::new(SUM.name, x.shape(), &[0])?;
     reduce(&SUM, x, &axes, true, x.dtype(), result, ReduceArgs::default())
+}
+
+/// Sums over the first dimension of an f32 tensor with any strides. The result is contiguous and f32, without the first
+/// dimension, and has values of bf16: those of [`sum_first_dim`] to bf16, if both add in the same order.
+#[track_caller]
+pub(super) fn sum_first_dim_in_bf16(x: &Tensor) -> Result<Tensor> {
+    let axes = ReduceDims::new(SUM_IN_BF16.name, x.shape(), &[0])?;
+    reduce(&SUM_IN_BF16, x, &axes, false, DType::F32, DType::F32, ReduceArgs::default())
 }
 
 /// Sums over the first dimension of `partial` \[parts, sections, extent\], f32. Returns one tensor for each

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
+use forebay::amp::autocast;
 use forebay::autograd::{self, GradOptions};
 use forebay::backend::null::CardProfile;
 use forebay::device::Device;
@@ -10,6 +11,7 @@ use forebay::dtype::DType;
 use forebay::error::Result as CoreResult;
 use forebay::ops::{BatchNormOptions, ConvolutionOptions, TransposedConvolutionOptions, cat};
 use forebay::plan::dry_run;
+use forebay::profile::Profiler;
 use forebay::tensor::Tensor;
 
 use super::host_reference::{ensure_close, ensure_same_bits};
@@ -20,6 +22,7 @@ tests![
     im2col_takes_the_predicted_bytes,
     im2col_is_captured,
     im2col_rounds_once_and_is_deterministic,
+    gradients_of_weights_under_autocast_save_a_cast,
     depthwise_convolutions_equal_those_of_single_channels,
     large_convolutions_round_exact_sums_once,
     large_convolutions_take_the_predicted_bytes,
@@ -356,6 +359,46 @@ fn im2col_rounds_once_and_is_deterministic(device: &Device) -> Result<()> {
     Ok(())
 }
 
+/// The sum over images is also the cast to the weights' type. Its bits are those of a cast by hand, which is a kernel of
+/// its own.
+fn gradients_of_weights_under_autocast_save_a_cast(device: &Device) -> Result<()> {
+    let device = &with_own_pool(device);
+    device.set_im2col_max_bytes(Some(CHUNKS[0]));
+    let cases = [
+        ConvCase { padding: 1, ..ConvCase::new(&[8, 16, 12, 12], &[24, 16, 3, 3]) },
+        ConvCase { padding: 1, ..ConvCase::new(&[3, 16, 16, 8], &[16, 16, 3, 3]) },
+        ConvCase { padding: 1, stride: 2, ..ConvCase::new(&[8, 16, 16, 16], &[32, 16, 3, 3]) },
+        ConvCase::new(&[17, 32, 8, 8], &[16, 32, 1, 1]),
+    ];
+    for case in cases {
+        let x = Tensor::randn(case.x, DType::BF16, device)?;
+        let w = Tensor::randn(case.w, DType::F32, device)?;
+        let run = |by_hand: bool| -> Result<([Tensor; 2], usize)> {
+            let (x, w) = (x.to_leaf()?, w.to_leaf()?);
+            let y = match by_hand {
+                true => x.conv2d(&w.to_dtype(DType::BF16)?, None, &case.options())?,
+                false => {
+                    let _autocast = autocast(DType::BF16)?;
+                    x.conv2d(&w, None, &case.options())?
+                }
+            };
+            let g = y.detach().mul(0.37)?;
+            let profiler = Profiler::start(device)?;
+            y.backward_with(&g)?;
+            let launches = profiler.finish()?.spans.len();
+            let [dx, dw] = [&x, &w].map(|t| t.grad().context("no gradient"));
+            Ok(([dx?, dw?], launches))
+        };
+        let ((by_hand, more), (made, launches)) = (run(true)?, run(false)?);
+        ensure!(made[1].dtype() == DType::F32 && made[1].is_contiguous(), "{case:?}: {:?}", made[1]);
+        for (made, by_hand) in made.iter().zip(&by_hand) {
+            ensure_same_bits(made, by_hand).with_context(|| format!("{case:?}"))?;
+        }
+        ensure!(launches + 1 == more, "{case:?}: {launches} launches, and {more} with a cast by hand");
+    }
+    Ok(())
+}
+
 /// Batch norm composed of single operations in f32.
 fn reference_batch_norm(x: &Tensor, w: &Tensor, b: &Tensor, relu: bool) -> CoreResult<Tensor> {
     let dims: Vec<isize> = (0..x.rank() as isize).filter(|&d| d != 1).collect();
@@ -369,7 +412,7 @@ fn reference_batch_norm(x: &Tensor, w: &Tensor, b: &Tensor, relu: bool) -> CoreR
 
 fn batch_norms_equal_their_composition(device: &Device) -> Result<()> {
     // Rows that are multiples of four and others, single elements, split channels, odd element counts.
-    let shapes: [&[usize]; 8] = [
+    let shapes: [&[usize]; 11] = [
         &[5, 3, 4, 6],
         &[4, 5, 7, 7],
         &[3, 5, 3],
@@ -378,6 +421,10 @@ fn batch_norms_equal_their_composition(device: &Device) -> Result<()> {
         &[9, 2, 40, 40],
         &[3, 1, 77, 51],
         &[7, 40, 2],
+        // Channels of four, eight and fourteen parts, of which one kernel adds up to four or eight itself.
+        &[4, 2, 80, 80],
+        &[9, 1, 80, 80],
+        &[11, 1, 100, 100],
     ];
     for shape in shapes {
         let x = Tensor::randn(shape, DType::F32, device)?.mul(3.0)?.add(20.0)?.detach();

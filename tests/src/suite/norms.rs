@@ -22,6 +22,7 @@ tests![
     group_norms_with_silu_equal_their_composition,
     norms_with_silu_round_once_under_autocast,
     norms_with_silu_keep_only_their_input,
+    batch_norms_of_few_parts_take_two_kernels,
     layers_apply_silu,
     gradients_do_not_depend_on_which_are_wanted,
     group_norms_keep_digits_far_from_zero,
@@ -196,6 +197,36 @@ fn norms_with_silu_keep_only_their_input(device: &Device) -> Result<()> {
         ensure!(names.len() <= 3, "{names:?}");
         // The two calls also keep SiLU's input, and cast.
         drop(y);
+    }
+    Ok(())
+}
+
+/// Channels of few parts need no kernels that combine the parts, if a kernel takes nine bindings.
+fn batch_norms_of_few_parts_take_two_kernels(device: &Device) -> Result<()> {
+    let takes_nine = device.info().limits.max_bindings >= 9;
+    // Parts have up to 8,192 elements.
+    for (shape, forward, backward) in
+        [([3, 4, 5, 8], 2, 2), ([4, 2, 80, 80], 2, 2), ([9, 1, 80, 80], 2, 3), ([11, 1, 100, 100], 3, 3)]
+    {
+        let [x, w, b, g] = operands(&shape, shape[1], device)?;
+        let (x, w, b) = (x.to_leaf()?, w.to_leaf()?, b.to_leaf()?);
+        let [mean, var] = [0.0, 1.0].map(|value| Tensor::full([shape[1]], value, DType::F32, device));
+        let (mean, var, count) = (mean?, var?, Tensor::zeros((), DType::I32, device)?);
+        let options = BatchNormOptions {
+            running: Some((&mean, &var)),
+            num_batches_tracked: Some(&count),
+            ..in_training(&w, &b)
+        };
+        let (y, names) = kernel_names(device, || Ok(x.batch_norm_silu(&options)?))?;
+        let expected = if takes_nine { forward } else { 3 };
+        ensure!(names.len() == expected, "{shape:?}: {names:?}");
+        let ((), names) = kernel_names(device, || Ok(y.backward_with(&g)?))?;
+        let expected = if takes_nine { backward } else { 3 };
+        ensure!(names.len() == expected, "{shape:?}, backward: {names:?}");
+        let (v, m) = x.detach().var_mean([0, 2, 3], 1.0, false)?;
+        ensure_close(&mean.to_f64s()?, &m.mul(0.1)?.to_f64s()?, 1e-5, 1e-6)?;
+        ensure_close(&var.to_f64s()?, &v.mul(0.1)?.add(0.9)?.to_f64s()?, 1e-5, 1e-6)?;
+        ensure!(count.item()? == 1.0, "{shape:?}: {} batches", count.item()?);
     }
     Ok(())
 }

@@ -16,11 +16,18 @@ use crate::ops::conv::{ConvGeometry, spatial_numel};
 use crate::ops::kernel::launch::VECTOR_BYTES;
 use crate::ops::matmul::gemm_into;
 use crate::ops::prelude::*;
-use crate::ops::reduce::sum_first_dim;
+use crate::ops::reduce::{sum_first_dim, sum_first_dim_in_bf16};
 use crate::ops::shape::PadMode;
 
 /// Limit in bytes of f32 weight gradients that are computed for each image and then summed.
 const MAX_PARTIAL_GRAD_BYTES: usize = 64 << 20;
+/// Limit in bytes of such gradients whose sum is also arranged as the weights are. Its reads are not in order, which
+/// larger tensors than those in the card's cache do not allow.
+const MAX_ARRANGED_GRAD_BYTES: usize = 8 << 20;
+/// Limit of their number, and least number of elements of the sum. Beyond both, [`sum_first_dim`] may add in another
+/// order.
+const MAX_ARRANGED_GRADS: usize = 63;
+const MIN_ARRANGED_NUMEL: usize = 64;
 /// Smallest group, in output channels and in rows of the column matrix, for which im2col is faster.
 const MIN_GROUP_CHANNELS: usize = 4;
 const MIN_GROUP_ROWS: usize = 16;
@@ -256,9 +263,15 @@ impl ConvGeometry {
     }
 
     /// Computes the gradients of x and of w for stride 1.
-    pub(crate) fn im2col_backward(&self, dy: &Tensor, w: &Tensor, x: &Tensor) -> Result<[Tensor; 2]> {
-        let (dx, dw) = self.im2col_shared_grads(dy, w, Some(x))?;
-        Ok([dx, dw.map_or_else(|| self.im2col_weight_grad(dy, x), Ok)?])
+    pub(crate) fn im2col_backward(
+        &self,
+        dy: &Tensor,
+        w: &Tensor,
+        x: &Tensor,
+        cast_from: Option<DType>,
+    ) -> Result<[Tensor; 2]> {
+        let (dx, dw) = self.im2col_shared_grads(dy, w, Some((x, cast_from)))?;
+        Ok([dx, dw.map_or_else(|| self.im2col_weight_grad(dy, x, cast_from), Ok)?])
     }
 
     /// Computes the gradient of x. A transposed convolution is this operation, with an optional bias.
@@ -271,15 +284,17 @@ impl ConvGeometry {
         add_bias(dx, bias)
     }
 
-    /// Computes the gradient of x and, if `x` is present, of w. Both use the same mirrored columns.
+    /// Computes the gradient of x and, if `x` is present, of w. Both use the same mirrored columns. With `x` comes the
+    /// type from which autocast cast the weights.
     fn im2col_shared_grads(
         &self,
         dy: &Tensor,
         w: &Tensor,
-        x: Option<&Tensor>,
+        x: Option<(&Tensor, Option<DType>)>,
     ) -> Result<(Tensor, Option<Tensor>)> {
         let (dy, w) = (&dy.contiguous()?, &w.contiguous()?);
-        let x = x.map(Tensor::contiguous).transpose()?;
+        let cast_from = x.and_then(|(_, cast_from)| cast_from);
+        let x = x.map(|(x, _)| x.contiguous()).transpose()?;
         let (plan, dtype) = (Im2colPlan::for_input_grad(self), dy.dtype());
         let out = Tensor::empty(self.x_shape(), dtype, dy.device())?;
         let parts = x.as_ref().map_or(0, |_| self.batch * self.x_channels * plan.rows_per_group());
@@ -287,13 +302,16 @@ impl ConvGeometry {
         let weight_rows = self.swap_weight_channels(w, self.y_channels, self.x_channels)?;
         let weight_rows = self.pad_weight_rows(&weight_rows, &plan, merges_images)?;
         let positions = plan.with_unit_kernel(self.x_channels / self.groups);
-        let mut sum = WeightGradSum { total: None, result_dtype: dtype };
+        let mut sum = WeightGradSum::new(dtype, true, cast_from);
         for chunk in plan.split_batch(dy, dtype, merges_images) {
             let columns = plan.build_columns(dy, chunk)?;
             self.multiply_chunk(&weight_rows, &columns, &plan, chunk, &out)?;
             if let Some(x) = &x {
                 sum.add_chunk(self, &positions.build_columns(x, chunk)?, &columns, chunk)?;
             }
+        }
+        if sum.arranged.is_some() {
+            return Ok((out, sum.arranged));
         }
         let finish = |sum: Tensor| {
             let [from, to] = [self.x_channels, self.y_channels].map(|channels| channels / self.groups);
@@ -305,16 +323,24 @@ impl ConvGeometry {
         Ok((out, sum.total.map(finish).transpose()?))
     }
 
-    /// Computes the gradient of w from columns of x.
-    pub(crate) fn im2col_weight_grad(&self, dy: &Tensor, x: &Tensor) -> Result<Tensor> {
+    /// Computes the gradient of w from columns of x. `cast_from` is the type from which autocast cast the weights.
+    pub(crate) fn im2col_weight_grad(
+        &self,
+        dy: &Tensor,
+        x: &Tensor,
+        cast_from: Option<DType>,
+    ) -> Result<Tensor> {
         let (dy, x) = (&dy.contiguous()?, &x.contiguous()?);
         let (plan, dtype) = (Im2colPlan::for_input(self), dy.dtype());
         let parts = self.batch * self.y_channels * plan.rows_per_group();
         let merges_images = self.merges_images(&plan, dtype) || 4 * parts > MAX_PARTIAL_GRAD_BYTES;
         let positions = plan.with_unit_kernel(self.y_channels / self.groups);
-        let mut sum = WeightGradSum { total: None, result_dtype: dtype };
+        let mut sum = WeightGradSum::new(dtype, false, cast_from);
         for chunk in plan.split_batch(x, dtype, merges_images) {
             sum.add_chunk(self, &positions.build_columns(dy, chunk)?, &plan.build_columns(x, chunk)?, chunk)?;
+        }
+        if let Some(arranged) = sum.arranged {
+            return Ok(arranged);
         }
         match sum.total {
             Some(sum) => {
@@ -441,9 +467,39 @@ struct WeightGradSum {
     /// \[groups, output channels, rows\] in f32, or in the result's type if there is only one chunk.
     total: Option<Tensor>,
     result_dtype: DType,
+    /// If true, the output channels are the convolution's input channels.
+    mirrored: bool,
+    /// Type from which autocast cast the weights.
+    cast_from: Option<DType>,
+    /// The whole gradient in the shape of the weights and in f32, if one kernel has summed and arranged it.
+    arranged: Option<Tensor>,
 }
 
 impl WeightGradSum {
+    fn new(result_dtype: DType, mirrored: bool, cast_from: Option<DType>) -> Self {
+        Self { total: None, result_dtype, mirrored, cast_from, arranged: None }
+    }
+
+    /// Sums the products of all images to the values that [`add_chunk`](Self::add_chunk) gives otherwise, but arranged
+    /// as the weights and in f32, which saves the cast. Returns `None` if that would be slower, or has other values.
+    fn sum_arranged(&self, g: &ConvGeometry, each: &Tensor) -> Result<Option<Tensor>> {
+        let (images, taps) = (each.shape()[0], spatial_numel(&g.kernel));
+        let fits = (self.cast_from, self.result_dtype) == (Some(DType::F32), DType::BF16)
+            && g.groups == 1
+            && images <= MAX_ARRANGED_GRADS
+            && g.x_channels * g.y_channels * taps >= MIN_ARRANGED_NUMEL
+            && each.numel() * each.dtype().size() <= MAX_ARRANGED_GRAD_BYTES;
+        if !fits {
+            return Ok(None);
+        }
+        let (rows, columns, order) = match self.mirrored {
+            true => (g.x_channels, g.y_channels, [0, 2, 1, 3]),
+            false => (g.y_channels, g.x_channels, [0, 1, 2, 3]),
+        };
+        let each = each.narrow(2, 0, columns * taps)?.reshape([images, rows, columns, taps])?;
+        sum_first_dim_in_bf16(&each.permute(order)?)?.reshape(&g.w_shape()[..]).map(Some)
+    }
+
     /// Adds the product of `positions` and the transposed `columns`.
     fn add_chunk(
         &mut self,
@@ -468,6 +524,12 @@ impl WeightGradSum {
         }
         let each = empty_workspace(&shape, DType::F32, positions.device())?;
         gemm_into(g.op, positions, &transposed, &each, false)?;
+        if chunk.images == g.batch {
+            self.arranged = self.sum_arranged(g, &each)?;
+            if self.arranged.is_some() {
+                return Ok(());
+            }
+        }
         // The sum over a whole batch is rounded as it is written.
         let dtype = if chunk.images == g.batch { self.result_dtype } else { DType::F32 };
         let sum = sum_first_dim(&each, dtype)?;

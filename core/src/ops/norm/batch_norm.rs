@@ -18,6 +18,16 @@ use crate::ops::shape::cat;
 const MAX_REGISTER_ELEMENTS: usize = 32;
 /// Largest number of a channel's accesses of which a thread keeps the elements.
 const MAX_REGISTER_STEPS: usize = 8;
+/// Largest number of parts of a channel whose moments the kernel for the result combines itself, in the order of
+/// [`BatchNormPass::Finish`], which uses one thread for so few.
+const MAX_FINISHED_PARTS: usize = 8;
+/// Largest number of parts of a channel whose sums the kernel for the gradient of x adds itself, in the order of
+/// [`Tensor::sum`], which uses one thread for so few.
+const MAX_ADDED_PARTS: usize = 4;
+/// Limit of the elements of x times the parts of a channel in both cases, since each thread adds the parts again.
+const MAX_REPEATED_PARTS: usize = 1 << 24;
+/// Most bindings of these kernels.
+const MIN_FUSED_BINDINGS: u32 = 9;
 /// Target number of workgroups for the sums of a gradient.
 const TARGET_WORKGROUPS: usize = 1024;
 
@@ -46,6 +56,26 @@ struct ChannelSplit {
     register_steps: usize,
     splits: usize,
     chunk: usize,
+}
+
+/// Sums of a gradient over channels, for the gradient of x.
+#[derive(Clone, Copy)]
+struct ChannelSums<'a> {
+    /// \[parts, 2, channels\], or \[2, channels\] for one part.
+    values: &'a Tensor,
+    parts: usize,
+    /// Gradients of the parameters that the kernel copies.
+    weight_grad: Option<&'a Tensor>,
+    bias_grad: Option<&'a Tensor>,
+}
+
+/// Statistics that the kernel for the result computes from moments of parts, and what it updates.
+struct UnfinishedStatistics<'a> {
+    partial: &'a Tensor,
+    split: ChannelSplit,
+    running: Option<(&'a Tensor, &'a Tensor)>,
+    momentum: f64,
+    batches: Option<&'a Tensor>,
 }
 
 kernel_variants! {
@@ -114,42 +144,99 @@ impl BatchNormalization {
         Ok((partial, parts))
     }
 
+    /// Computes the result, or the gradient of x from `g`. With `unfinished`, writes `statistics`.
     fn run_element_kernel(
         &self,
         g: Option<&Tensor>,
         statistics: &Tensor,
-        sums: Option<&Tensor>,
-        weight_grad: Option<&Tensor>,
+        sums: Option<ChannelSums<'_>>,
+        unfinished: Option<&UnfinishedStatistics<'_>>,
     ) -> Result<Tensor> {
+        let [weight_grad, bias_grad] = sums.map_or([None; 2], |sums| [sums.weight_grad, sums.bias_grad]);
         let dtype = if g.is_some() { self.x.dtype() } else { self.result };
         let out = Tensor::empty(self.x.shape(), dtype, self.x.device())?;
         let n = out.numel();
         let width = pack_width(false, &[n]);
         let bias = g.is_none() || self.activation != NormActivation::None;
         let pass = if g.is_some() { BatchNormPass::Backward } else { BatchNormPass::Forward };
+        let (mean, var) = unfinished.and_then(|u| u.running).unzip();
+        let batches = unfinished.and_then(|u| u.batches);
         let spec = kernel_spec! {
             ..self.spec(pass, g, Some(&out), true, bias); width,
             same_channel: self.run_length.is_multiple_of(width), fixed: sums.is_none(),
-            copies_sums: weight_grad.is_some(),
+            copies_sums: weight_grad.is_some(), adds_parts: bias_grad.is_some(),
+            finishes: unfinished.is_some(), mean: launch::dtype_name_of(mean),
+            var: launch::dtype_name_of(var), counts: batches.is_some(),
         };
-        let last = bindings![sums, &out, weight_grad];
-        let tensors = self.kernel_tensors(g, Some(statistics), true, bias, &last);
-        let params = self.params(1, self.elements_per_channel, 0.0);
+        let finished = unfinished.map(|_| statistics);
+        let last = bindings![
+            sums.map(|sums| sums.values),
+            &out,
+            weight_grad,
+            bias_grad,
+            finished,
+            mean,
+            var,
+            batches,
+        ];
+        let read = unfinished.map_or(statistics, |u| u.partial);
+        let tensors = self.kernel_tensors(g, Some(read), true, bias, &last);
+        let params = match (unfinished, sums) {
+            (Some(u), _) => self.params(u.split.splits, u.split.chunk, u.momentum),
+            (None, sums) => self.params(sums.map_or(1, |sums| sums.parts), self.elements_per_channel, 0.0),
+        };
         launch::launch(&spec, &tensors, params, n.div_ceil(width * WORKGROUP_SIZE))?;
         drop((tensors, last));
         Ok(out)
     }
 
-    /// Computes the f32 mean and reciprocal deviation [2, channels], updates running statistics, and increments
-    /// `batches`.
-    fn compute_statistics(
+    /// Computes the f32 mean and reciprocal deviation [2, channels] and the result. Updates running statistics, and
+    /// increments `batches`.
+    fn normalize_batch(
         &self,
         running: Option<(&Tensor, &Tensor)>,
         momentum: f64,
         batches: Option<&Tensor>,
-    ) -> Result<Tensor> {
-        let (partial, parts) = self.run_channel_reduction(BatchNormPass::Moments, None, None)?;
+    ) -> Result<[Tensor; 2]> {
+        let (partial, split) = self.run_channel_reduction(BatchNormPass::Moments, None, None)?;
         let statistics = Tensor::empty([2, self.channels], DType::F32, self.x.device())?;
+        if self.finishes_statistics(&split, running) {
+            let unfinished = UnfinishedStatistics { partial: &partial, split, running, momentum, batches };
+            let out = self.run_element_kernel(None, &statistics, None, Some(&unfinished))?;
+            return Ok([statistics, out]);
+        }
+        self.finish_statistics(&partial, &split, &statistics, running, momentum, batches)?;
+        let out = self.run_element_kernel(None, &statistics, None, None)?;
+        Ok([statistics, out])
+    }
+
+    /// Reports whether the kernel for the result also computes the statistics. It finds running statistics without
+    /// strides only.
+    fn finishes_statistics(&self, split: &ChannelSplit, running: Option<(&Tensor, &Tensor)>) -> bool {
+        let is_plain = |t: &Tensor| t.is_contiguous() && t.layout().offset() == 0;
+        split.splits <= MAX_FINISHED_PARTS
+            && self.combines_parts(split.splits)
+            && running.is_none_or(|(mean, var)| is_plain(mean) && is_plain(var))
+    }
+
+    /// Reports whether the threads of an element kernel can combine the parts of a channel: a thread has elements of
+    /// few channels, there is a thread for each channel, and the kernel may have enough bindings.
+    fn combines_parts(&self, parts: usize) -> bool {
+        self.run_length >= pack_width(false, &[self.x.numel()])
+            && self.x.numel().saturating_mul(parts) <= MAX_REPEATED_PARTS
+            && self.x.device().info().limits.max_bindings >= MIN_FUSED_BINDINGS
+    }
+
+    /// Computes `statistics` from the moments of the parts.
+    fn finish_statistics(
+        &self,
+        partial: &Tensor,
+        parts: &ChannelSplit,
+        statistics: &Tensor,
+        running: Option<(&Tensor, &Tensor)>,
+        momentum: f64,
+        batches: Option<&Tensor>,
+    ) -> Result<()> {
         let dense_running = running
             .map(|(mean, var)| Ok::<_, Error>((contiguous_zero_offset(mean)?, contiguous_zero_offset(var)?)))
             .transpose()?;
@@ -163,7 +250,7 @@ impl BatchNormalization {
             "batch_norm", pass: BatchNormPass::Finish, activation: "", mean: launch::dtype_name_of(mean),
             var: launch::dtype_name_of(var), counts: batches.is_some(), threads_per_row, f32_division: false,
         };
-        let tensors = bindings![&partial, &statistics, mean, var, batches];
+        let tensors = bindings![partial, statistics, mean, var, batches];
         let params = self.params(parts.splits, parts.chunk, momentum);
         let params = params.loop_iterations(2 * parts.splits.div_ceil(threads_per_row) + 128);
         launch::launch(&spec, &tensors, params, self.channels.div_ceil(WORKGROUP_SIZE / threads_per_row))?;
@@ -176,7 +263,7 @@ impl BatchNormalization {
                 }
             }
         }
-        Ok(statistics)
+        Ok(())
     }
 
     fn backward(
@@ -187,13 +274,23 @@ impl BatchNormalization {
         training: bool,
     ) -> Result<InputGrads> {
         let g = contiguous_zero_offset(g)?;
+        let vector = || Tensor::empty([self.channels], DType::F32, g.device());
         let sums = if wants[1..].contains(&true) || (training && wants[0]) {
             Some(match self.x.numel() {
                 0 => Tensor::zeros([2, self.channels], DType::F32, g.device())?,
-                _ => self
-                    .run_channel_reduction(BatchNormPass::Sums, Some(&g), Some(statistics))?
-                    .0
-                    .sum([0], false)?,
+                _ => {
+                    let (values, ChannelSplit { splits: parts, .. }) =
+                        self.run_channel_reduction(BatchNormPass::Sums, Some(&g), Some(statistics))?;
+                    if training && wants[0] && self.adds_parts(parts, wants) {
+                        let grads = [vector()?, vector()?];
+                        let [weight_grad, bias_grad] = grads.each_ref().map(Some);
+                        let sums = ChannelSums { values: &values, parts, weight_grad, bias_grad };
+                        let dx = self.run_element_kernel(Some(&g), statistics, Some(sums), None)?;
+                        let grads = Some(grads.map(Ok));
+                        return with_parameter_grads(Some(dx), [&self.weight, &self.bias], grads, wants);
+                    }
+                    values.sum([0], false)?
+                }
             })
         } else {
             None
@@ -201,9 +298,14 @@ impl BatchNormalization {
         let used_sums = sums.as_ref().filter(|_| training && wants[0]);
         // A leaf keeps no part of another tensor. So one parameter gets a tensor of its own, and the other the sums.
         let copies = used_sums.is_some() && self.copies_sums(wants);
-        let weight_grad =
-            copies.then(|| Tensor::empty([self.channels], DType::F32, g.device())).transpose()?;
-        let dx = || self.run_element_kernel(Some(&g), statistics, used_sums, weight_grad.as_ref());
+        let weight_grad = copies.then(vector).transpose()?;
+        let used_sums = used_sums.map(|values| ChannelSums {
+            values,
+            parts: 1,
+            weight_grad: weight_grad.as_ref(),
+            bias_grad: None,
+        });
+        let dx = || self.run_element_kernel(Some(&g), statistics, used_sums, None);
         let dx = wants[0].then(dx).transpose()?;
         let sums =
             sums.as_ref().map(|sums| [weight_grad.map_or_else(|| sums.select(0, 0), Ok), sums.select(0, 1)]);
@@ -219,6 +321,12 @@ impl BatchNormalization {
             && wants[1..] == [true, true]
             && self.elements_per_channel >= pack_width(false, &[self.x.numel()])
             && self.x.device().info().limits.max_bindings >= 8
+    }
+
+    /// Reports whether the kernel for the gradient of x also adds the parts of the sums, and copies both gradients of
+    /// the parameters.
+    fn adds_parts(&self, parts: usize, wants: &[bool]) -> bool {
+        parts <= MAX_ADDED_PARTS && self.copies_sums(wants) && self.combines_parts(parts)
     }
 
     fn spec(
@@ -417,17 +525,21 @@ impl Tensor {
             weight: prepare_parameter(op, weight, self, &[n])?,
             bias: prepare_parameter(op, bias, self, &[n])?,
         };
-        let statistics = {
+        let [statistics, out] = {
             let _no_grad = autograd::no_grad();
+            let with_result = |statistics: Tensor| {
+                let out = norm.run_element_kernel(None, &statistics, None, None)?;
+                Ok::<_, Error>([statistics, out])
+            };
             match running {
                 // An empty batch has NaN statistics, as in PyTorch.
                 _ if training && norm.x.numel() == 0 => {
                     count_batch()?;
-                    Tensor::full([2, n], f64::NAN, DType::F32, self.device())?
+                    with_result(Tensor::full([2, n], f64::NAN, DType::F32, self.device())?)?
                 }
                 // In a checkpoint's recomputation, the running statistics are already updated.
                 _ if training && autograd::is_inside_recompute() => {
-                    norm.compute_statistics(None, momentum, None)?
+                    norm.normalize_batch(None, momentum, None)?
                 }
                 _ if training => {
                     // The kernel takes no offset.
@@ -435,17 +547,16 @@ impl Tensor {
                     if fused_counter.is_none() {
                         count_batch()?;
                     }
-                    norm.compute_statistics(running, momentum, fused_counter)?
+                    norm.normalize_batch(running, momentum, fused_counter)?
                 }
                 // The next batch changes the running statistics, so the graph saves a copy.
                 Some((mean, var)) => {
                     let [mean, var] = [mean, var].map(|t| t.detach().to_dtype(DType::F32)?.reshape([1, n]));
-                    cat(&[&mean?, &var?.add(eps)?.rsqrt()?], 0)?
+                    with_result(cat(&[&mean?, &var?.add(eps)?.rsqrt()?], 0)?)?
                 }
                 None => return Err(missing_statistics_error(op)),
             }
         };
-        let out = norm.run_element_kernel(None, &statistics, None, None)?;
         let inputs = bindings![self, weight, bias];
         let saved = save_substitutes(&bindings![&norm.x, &norm.weight, &norm.bias], &inputs);
         let saved_statistics = statistics.clone();
