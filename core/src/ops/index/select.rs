@@ -1,6 +1,6 @@
 //! Selection by condition, and search in sorted rows. The host reads only the number of selected elements.
 
-use crate::ops::index::{gather_into, index_dtype_name, scatter_unique_into};
+use crate::ops::index::{IndexedElements, gather_into, index_dtype_name, scatter_unique_into};
 use crate::ops::kernel::index_check::{IndexRange, check_in_range, check_lengths};
 use crate::ops::prelude::*;
 use crate::ops::reduce::scan;
@@ -154,7 +154,7 @@ impl Tensor {
         let (n, forward_indices) = (x.numel(), indices.clone());
         let forward = move |x: &Tensor| {
             let out = Tensor::empty(forward_indices.shape(), x.dtype(), x.device())?;
-            gather_into(OP, x, 0, &forward_indices, forward_indices.strides(), &out)?;
+            gather_into(&IndexedElements::new(OP, 0, &forward_indices), x, &out)?;
             Ok(out)
         };
         let out = forward(&x)?;
