@@ -406,7 +406,7 @@ impl Tensor {
         let out = out.reshape(&shape[..])?;
         match bias {
             None => Ok(out),
-            Some(bias) => add_scaled(OP, bias, &out, 1.0, 1.0),
+            Some(bias) => add_scaled(OP, bias, &out, &Default::default()),
         }
     }
 }
