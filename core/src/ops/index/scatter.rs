@@ -274,7 +274,7 @@ impl IndexSelection {
             let covered = x.shape().get(d..d + index.rank());
             fail_if!(covered != Some(index.shape()); shape(op, [x, index]),
                 "a mask has the extents of the dimensions that it stands for, here from {d} on");
-            let coordinates = select::nonzero_coordinates(op, index)?;
+            let coordinates = select::nonzero_coordinates(op, index, None)?;
             for k in 0..index.rank() {
                 indexed_dims.push((d + k, coordinates.select(1, k as isize)?));
             }

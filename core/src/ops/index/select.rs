@@ -52,16 +52,10 @@ fn find_nonzero(op: &'static str, x: &Tensor, coordinates: bool, count: Option<u
     indices.narrow(0, 0, count)
 }
 
-/// Returns the coordinates of nonzero elements.
+/// Returns the coordinates of nonzero elements. A `count` is their number, which is then not read back.
 #[track_caller]
-pub(crate) fn nonzero_coordinates(op: &'static str, x: &Tensor) -> Result<Tensor> {
-    find_nonzero(op, x, true, None)
-}
-
-/// Returns the coordinates of nonzero elements, whose number the caller knows.
-#[track_caller]
-pub(crate) fn nonzero_coordinates_of_count(op: &'static str, x: &Tensor, count: usize) -> Result<Tensor> {
-    find_nonzero(op, x, true, Some(count))
+pub(crate) fn nonzero_coordinates(op: &'static str, x: &Tensor, count: Option<usize>) -> Result<Tensor> {
+    find_nonzero(op, x, true, count)
 }
 
 /// Converts an index of one dimension to u32 rows, and combines it with the rows in `before`, if any. With
@@ -169,7 +163,7 @@ impl Tensor {
     #[track_caller]
     pub fn nonzero(&self) -> Result<Tensor> {
         operation!("nonzero");
-        nonzero_coordinates("nonzero", self)
+        nonzero_coordinates("nonzero", self, None)
     }
 
     /// Returns [`nonzero`](Self::nonzero): PyTorch's `argwhere`.

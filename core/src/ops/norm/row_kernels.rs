@@ -271,7 +271,7 @@ impl Normalization {
             x: launch::dtype_name_of(Some(x).filter(|_| !finish)), g: launch::dtype_name_of(g),
             result: launch::dtype_name_of(Some(out).filter(|_| applies)),
             weight: launch::dtype_name_of(weight), bias: launch::dtype_name_of(bias),
-            activation: activation.name(), rms: self.rms,
+            activation, rms: self.rms,
             contiguous: at.run_length >= at.extent || at.run_stride == at.run_length,
             flat: at.run_length >= at.extent, one_weight: at.weight_strides[2] == 0, channel_sums,
             threads_per_row, across, width,
@@ -336,7 +336,7 @@ impl Normalization {
         let spec = kernel_spec! {
             "norm_weight_grad", x: launch::dtype_name_of(Some(x)), g: launch::dtype_name_of(Some(g)),
             weight: launch::dtype_name_of(weight), bias: launch::dtype_name_of(bias),
-            activation: self.activation.name(), rms: self.rms, single: at.weight_run_length == 1,
+            activation: self.activation, rms: self.rms, single: at.weight_run_length == 1,
             one_run: run_threads.is_some(), threads_per_row, across, width,
         };
         let [row_step, row_weights, row_inner] = at.row_strides;
