@@ -11,9 +11,6 @@ use crate::tensor::{Dims, Tensor};
 
 type LinearMap = Arc<dyn Fn(&Tensor) -> Result<Tensor> + Send + Sync>;
 
-/// Function that selects a part of a tensor, as a view.
-type SelectPart = Arc<dyn Fn(&Tensor) -> Result<Tensor> + Send + Sync>;
-
 /// Records a linear operation `forward` of `x`. Its gradient is `transpose`, whose gradient is `forward`
 /// again. Both run without recording, because they consist of kernels.
 #[must_use]
@@ -63,7 +60,7 @@ pub(crate) fn part_differentiable(
         return out;
     }
     let shape: Dims = x.shape().into();
-    let part: SelectPart = Arc::new(part);
+    let part: LinearMap = Arc::new(part);
     let select = Arc::clone(&part);
     let pad = move |g: &Tensor| {
         let whole = Tensor::zeros(&shape, g.dtype(), g.device())?;
@@ -81,7 +78,7 @@ fn record_linear(
     by: Arc<[SavedTensor]>,
     forward: LinearMap,
     transpose: LinearMap,
-    part: Option<SelectPart>,
+    part: Option<LinearMap>,
 ) -> Tensor {
     differentiable(op, out, &[x], move |g, wants| {
         by.iter().try_for_each(|t| t.unpack(wants).map(drop))?;

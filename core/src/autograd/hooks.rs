@@ -1,6 +1,5 @@
 //! Hooks: user functions that observe or replace gradients during the backward pass.
 
-use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
@@ -92,7 +91,7 @@ impl HookList {
 }
 
 /// Handle that can remove a hook. Dropping the handle keeps the hook until its tensor is dropped.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct HookHandle {
     hooks: Weak<HookList>,
     id: u64,
@@ -108,12 +107,6 @@ impl HookHandle {
         };
         // Dropped without the lock, because a hook owns arbitrary values.
         drop(removed);
-    }
-}
-
-impl fmt::Debug for HookHandle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "HookHandle({})", self.id)
     }
 }
 

@@ -71,24 +71,13 @@ impl ScatterTarget {
     }
 
     /// Scatters `src` onto `x`.
-    fn scatter(
-        self,
-        op: &'static str,
-        x: &Tensor,
-        dim: usize,
-        index: (&Tensor, &[usize]),
-        shape: &[usize],
-        (src, how): (&Tensor, ScatterOp),
-    ) -> Result<Tensor> {
+    fn scatter(self, x: &Tensor, at: &IndexedElements, src: &Tensor, how: ScatterOp) -> Result<Tensor> {
         let src = &src.detach();
         match self {
-            Self::Copy => {
-                let base = (ScatterBase::Copy(&x.detach()), x.shape());
-                scatter_onto(op, base, dim, index, shape, src, (how, None))
-            }
+            Self::Copy => scatter_onto(at, (ScatterBase::Copy(&x.detach()), x.shape()), src, (how, None)),
             Self::Operand => {
                 let out = self.written(x)?;
-                scatter_into(op, &out, dim, index, shape, &src.into(), (how, None))?;
+                scatter_into(at, &out, &src.into(), (how, None))?;
                 Ok(out)
             }
         }
@@ -130,20 +119,46 @@ pub(super) fn split_dim_stride(strides: &[usize], dim: usize) -> (Dims, usize) {
     (with_extent(strides, dim, 0), strides.get(dim).copied().unwrap_or(0))
 }
 
-/// Returns the strides of a one-dimensional index that selects along dimension `d` of `rank`.
-fn index_strides(index: &Tensor, rank: usize, d: usize) -> Dims {
-    with_extent(&Dims::from_elem(0, rank), d, index.strides().first().copied().unwrap_or(0))
+/// Elements that an operation gathers or scatters, and their indices along one dimension of the operand.
+#[derive(Clone)]
+pub(super) struct IndexedElements {
+    op: &'static str,
+    dim: usize,
+    index: Tensor,
+    /// Extents of the elements.
+    shape: Dims,
+    /// Strides that locate the index of each element.
+    strides: Dims,
 }
 
-/// Gathers elements of `x` into `out`. `index_strides` locate the index of each element of the result.
-pub(super) fn gather_into(
-    op: &'static str,
-    x: &Tensor,
-    dim: usize,
-    index: &Tensor,
-    index_strides: &[usize],
-    out: &Tensor,
-) -> Result<()> {
+impl IndexedElements {
+    /// Returns elements with an index each.
+    pub(super) fn new(op: &'static str, dim: usize, index: &Tensor) -> Self {
+        let (shape, strides) = (index.shape().into(), index.strides().into());
+        Self { op, dim, index: index.clone(), shape, strides }
+    }
+
+    /// Returns elements of `shape`, whose rows along `dim` have the indices of the one-dimensional `index`.
+    pub(super) fn rows(op: &'static str, dim: usize, index: &Tensor, shape: &[usize]) -> Self {
+        let stride = index.strides().first().copied().unwrap_or(0);
+        let strides = with_extent(&Dims::from_elem(0, shape.len()), dim, stride);
+        Self { op, dim, index: index.clone(), shape: shape.into(), strides }
+    }
+
+    /// Returns the number of elements along the dimension.
+    fn length(&self) -> usize {
+        self.shape.get(self.dim).copied().unwrap_or(1)
+    }
+
+    /// Returns the shape with an extent of 1 in the dimension.
+    fn lines_shape(&self) -> Dims {
+        with_extent(&self.shape, self.dim, 1)
+    }
+}
+
+/// Gathers elements of `x` into `out`, which has their shape.
+pub(super) fn gather_into(at: &IndexedElements, x: &Tensor, out: &Tensor) -> Result<()> {
+    let IndexedElements { op, dim, ref index, strides: ref index_strides, .. } = *at;
     x.check_same_device(op, index)?;
     check_in_range(op, index, IndexRange::from_dim(x, dim))?;
     let (in_strides, dim_stride) = split_dim_stride(x.strides(), dim);
@@ -210,9 +225,8 @@ impl<'a> From<&'a Tensor> for ScatterSource<'a> {
 
 /// Returns the number of slices of each line that the scanning kernel writes. `None` if sorting the indices is
 /// faster.
-fn scan_slices(extent: usize, dim: usize, shape: &[usize]) -> Option<usize> {
-    let length = shape.get(dim).copied().unwrap_or(1);
-    let lines = numel(&with_extent(shape, dim, 1));
+fn scan_slices(at: &IndexedElements, extent: usize) -> Option<usize> {
+    let (length, lines) = (at.length(), numel(&at.lines_shape()));
     let slices = (SCATTER_THREADS / lines.max(1)).clamp(1, extent.max(1));
     let [few, many] = SCATTER_MAX_SCANS;
     let is_long = length > if lines < WORKGROUP_SIZE * 16 { few } else { many };
@@ -226,21 +240,18 @@ fn scalar_like(value: f64, like: &Tensor) -> Result<Tensor> {
     Tensor::full((), value, like.dtype(), like.device())
 }
 
-/// Scatters into `out` in place. `shape` is the shape of the indices, and `index_strides` locate them.
+/// Scatters into `out` in place.
 pub(super) fn scatter_into(
-    op: &'static str,
+    at: &IndexedElements,
     out: &Tensor,
-    dim: usize,
-    (index, index_strides): (&Tensor, &[usize]),
-    shape: &[usize],
     source: &ScatterSource<'_>,
     (how, skip): (ScatterOp, Option<usize>),
 ) -> Result<()> {
+    let IndexedElements { op, dim, ref index, ref shape, strides: ref index_strides } = *at;
     out.check_same_device(op, index)?;
     check_in_range(op, index, IndexRange::from_dim(out, dim))?;
     launch::check_device_dtype(op, out.dtype(), out.device())?;
-    let length = shape.get(dim).copied().unwrap_or(1);
-    let lines_shape = with_extent(shape, dim, 1);
+    let (length, lines_shape) = (at.length(), at.lines_shape());
     let lines: usize = lines_shape.iter().product();
     let (out_strides, out_dim) = split_dim_stride(out.strides(), dim);
     let (index_rest, index_dim) = split_dim_stride(index_strides, dim);
@@ -257,7 +268,7 @@ pub(super) fn scatter_into(
     if lines == 0 || length == 0 || extent == 0 {
         return Ok(());
     }
-    let Some(slices) = scan_slices(extent, dim, shape) else {
+    let Some(slices) = scan_slices(at, extent) else {
         let scalar;
         let src = match source {
             ScatterSource::Tensor(src, strides) => (*src, &strides[..]),
@@ -266,8 +277,7 @@ pub(super) fn scatter_into(
                 (&scalar, &zeros[..])
             }
         };
-        let index = (index, index_strides);
-        return scatter_sorted_runs(op, out, dim, index, shape, src, (how, skip));
+        return scatter_sorted_runs(at, out, src, (how, skip));
     };
     let spec = kernel_spec! {
         "scatter", dtype: launch::shader_dtype_name(out.dtype(), out.device()),
@@ -285,79 +295,61 @@ pub(super) fn scatter_into(
 }
 
 /// Gathers by `index`, with zero for the index `skip`: the adjoint of [`gather_backward`].
-fn gather_or_zero(
-    op: &'static str,
-    x: &Tensor,
-    shape: &[usize],
-    dim: usize,
-    index: (&Tensor, &[usize]),
-    skip: Option<usize>,
-) -> Result<Tensor> {
-    let out = Tensor::empty(shape, x.dtype(), x.device())?;
-    gather_into(op, x, dim, index.0, index.1, &out)?;
+fn gather_or_zero(at: &IndexedElements, x: &Tensor, skip: Option<usize>) -> Result<Tensor> {
+    let out = Tensor::empty(&at.shape, x.dtype(), x.device())?;
+    gather_into(at, x, &out)?;
     let Some(skip) = skip else { return Ok(out) };
     // Only for rows with a one-dimensional index.
-    let extent = extent_or_one(x, dim);
-    let skipped = select::linearize_index(op, index.0, extent, None, false)?.eq(skip)?;
-    let along = with_extent(&Dims::from_elem(1, shape.len()), dim, skipped.numel());
+    let extent = extent_or_one(x, at.dim);
+    let skipped = select::linearize_index(at.op, &at.index, extent, None, false)?.eq(skip)?;
+    let along = with_extent(&Dims::from_elem(1, at.shape.len()), at.dim, skipped.numel());
     out.masked_fill(&skipped.reshape(&along[..])?, 0.0)
 }
 
 /// Records the result of [`gather_backward`] or [`select_rows_backward`] for gradients of gradients.
-fn attach_gather_grad(
-    op: &'static str,
-    back: Tensor,
-    g: &Tensor,
-    dim: usize,
-    (index, strides): (&Tensor, &[usize]),
-    skip: Option<usize>,
-) -> Tensor {
+fn attach_gather_grad(at: &IndexedElements, back: Tensor, g: &Tensor, skip: Option<usize>) -> Tensor {
     if !autograd::compute_requires_grad(&[g]) {
         return back;
     }
-    let (from, to): (Dims, Dims) = (back.shape().into(), g.shape().into());
-    let (index, strides): (_, Dims) = (index.clone(), strides.into());
-    let (forward_index, forward_strides, saved_index) = (index.clone(), strides.clone(), index.clone());
+    let (shape, adjoint, forward): (Dims, _, _) = (back.shape().into(), at.clone(), at.clone());
     autograd::linear_differentiable_with(
-        op,
+        at.op,
         back,
         g,
-        &[&saved_index],
-        move |g| gather_backward(op, g, &from, dim, (&forward_index, &forward_strides), skip),
-        move |x| gather_or_zero(op, x, &to, dim, (&index, &strides), skip),
+        &[&at.index],
+        move |g| gather_backward(&forward, g, &shape, skip),
+        move |x| gather_or_zero(&adjoint, x, skip),
     )
 }
 
 /// Computes the gradient of a gather: adds every element of `g` to zeros at its source.
 pub(super) fn gather_backward(
-    op: &'static str,
+    at: &IndexedElements,
     g: &Tensor,
     shape: &[usize],
-    dim: usize,
-    index: (&Tensor, &[usize]),
     skip: Option<usize>,
 ) -> Result<Tensor> {
     let recorded = g;
     let g = &recorded.detach();
     // 16-bit gradients are summed in f32, because a frequent index's sum would otherwise stop growing. Kernels of
     // sorted indices do so themselves.
-    let extent = shape.get(dim).copied().unwrap_or(1);
-    let is_summed_in_f32 = g.dtype().size() == 2 && scan_slices(extent, dim, g.shape()).is_some();
+    let extent = shape.get(at.dim).copied().unwrap_or(1);
+    let is_summed_in_f32 = g.dtype().size() == 2 && scan_slices(at, extent).is_some();
     let wide = if is_summed_in_f32 { DType::F32 } else { g.dtype() };
     let base = (ScatterBase::Zero(wide), shape);
-    let sum = scatter_onto(op, base, dim, index, g.shape(), &g.to_dtype(wide)?, (ScatterOp::Add, skip))?;
-    Ok(attach_gather_grad(op, sum.to_dtype(g.dtype())?, recorded, dim, index, skip))
+    let sum = scatter_onto(at, base, &g.to_dtype(wide)?, (ScatterOp::Add, skip))?;
+    Ok(attach_gather_grad(at, sum.to_dtype(g.dtype())?, recorded, skip))
 }
 
 /// Computes the gradient of row selection, added in f32 to `sum` if its layout allows.
 fn run_row_grad_kernel(
-    op: &'static str,
+    at: &IndexedElements,
     g: &Tensor,
     shape: &[usize],
-    index: &Tensor,
     skip: Option<usize>,
     sum: Option<Tensor>,
 ) -> Result<Tensor> {
+    let index = &at.index;
     let sum =
         sum.filter(|sum| sum.dtype() == DType::F32 && g.dtype() == DType::F32 && sum.layout().offset() == 0);
     let sum = sum.map_or_else(|| Tensor::zeros(shape, DType::F32, g.device()), Ok)?;
@@ -367,7 +359,7 @@ fn run_row_grad_kernel(
         let width = if extent.is_multiple_of(VEC4_WIDTH) { VEC4_WIDTH } else { 1 };
         let g = contiguous_zero_offset(g)?;
         let spec = kernel_spec! {
-            "embedding_grad", index: index_dtype_name(op, index)?, g: g.dtype().name(), out: "f32", width,
+            "embedding_grad", index: index_dtype_name(at.op, index)?, g: g.dtype().name(), out: "f32", width,
         };
         // In the worst case one thread lists all indices, and each tile adds iterations.
         let params = kernel_params! {
@@ -380,22 +372,22 @@ fn run_row_grad_kernel(
     sum.to_dtype(g.dtype())
 }
 
-/// Computes the gradient of row selection by the cheaper method. `sum` is an optional accumulator.
+/// Computes the gradient of the selection of rows along dimension 0 by the cheaper method. `sum` is an optional
+/// accumulator.
 pub(super) fn select_rows_backward(
-    op: &'static str,
+    at: &IndexedElements,
     g: &Tensor,
     shape: &[usize],
-    index: &Tensor,
     skip: Option<usize>,
     sum: Option<Tensor>,
 ) -> Result<Tensor> {
-    let strides = index_strides(index, shape.len(), 0);
     // Every row scans all indices, so sorting is cheaper above the limit.
-    if matches!(g.dtype(), DType::F32 | DType::F16 | DType::BF16) && index.numel() <= ROW_GRAD_MAX_INDICES {
-        let grad = run_row_grad_kernel(op, g, shape, index, skip, sum)?;
-        return Ok(attach_gather_grad(op, grad, g, 0, (index, &strides), skip));
+    if matches!(g.dtype(), DType::F32 | DType::F16 | DType::BF16) && at.index.numel() <= ROW_GRAD_MAX_INDICES
+    {
+        let grad = run_row_grad_kernel(at, g, shape, skip, sum)?;
+        return Ok(attach_gather_grad(at, grad, g, skip));
     }
-    gather_backward(op, g, shape, 0, (index, &strides), skip)
+    gather_backward(at, g, shape, skip)
 }
 
 /// Pads the end of each dimension with `value` up to `shape`.
@@ -441,11 +433,10 @@ impl Tensor {
                 zeros_of(shape),
             ));
         }
-        gather_into("gather", self, d, index, index.strides(), &out)?;
+        gather_into(&IndexedElements::new("gather", d, index), self, &out)?;
         let index = SavedTensor::input(index);
         Ok(autograd::differentiable_unary("gather", out, self, move |g, wants| {
-            let index = index.unpack(wants)?;
-            gather_backward("gather", g, &shape, d, (&index, index.strides()), None)
+            gather_backward(&IndexedElements::new("gather", d, &index.unpack(wants)?), g, &shape, None)
         }))
     }
 
@@ -500,22 +491,21 @@ impl Tensor {
         shares: Option<Tensor>,
     ) -> Result<Tensor> {
         let out = Tensor::empty(shape, self.dtype(), self.device())?;
-        let strides = index_strides(index, shape.len(), d);
-        gather_into(op, self, d, index, &strides, &out)?;
+        gather_into(&IndexedElements::rows(op, d, index, shape), self, &out)?;
         let (before, index): (Dims, _) = (self.shape().into(), SavedTensor::input(index));
         Ok(autograd::differentiable_unary(op, out, self, move |g, wants| {
-            let index = index.unpack(wants)?;
+            let at = IndexedElements::rows(op, d, &index.unpack(wants)?, g.shape());
             if let Some(shares) = &shares {
                 // Do not round before the sum.
                 let rows = amp::half_to_f32(g)?.mul(shares)?;
-                let grad = select_rows_backward(op, &rows, &before, &index, skip, None)?;
+                let grad = select_rows_backward(&at, &rows, &before, skip, None)?;
                 return grad.to_dtype(g.dtype());
             }
             if d == 0 {
                 let sum = wants.leaf_grad_to_accumulate(0);
-                return select_rows_backward(op, g, &before, &index, skip, sum);
+                return select_rows_backward(&at, g, &before, skip, sum);
             }
-            gather_backward(op, g, &before, d, (&index, &strides), skip)
+            gather_backward(&at, g, &before, skip)
         }))
     }
 
@@ -574,7 +564,7 @@ impl Tensor {
         let d = normalize_dim(op, dim, self.rank())?;
         self.check_scatter(op, d, index, src)?;
         let (index, src) = (&target.input(self, index)?, &target.input(self, src)?);
-        let out = target.scatter(op, self, d, (index, index.strides()), index.shape(), (src, how))?;
+        let out = target.scatter(self, &IndexedElements::new(op, d, index), src, how)?;
         let (index, src_shape): (_, Dims) = (SavedTensor::input(index), src.shape().into());
         Ok(autograd::differentiable(op, out, &[self, src], move |g, wants| {
             let index = index.unpack(wants)?;
@@ -631,8 +621,7 @@ impl Tensor {
             Some(scalar) => ScatterSource::Tensor(scalar, Dims::from_elem(0, out.rank())),
             None => ScatterSource::Scalar(value),
         };
-        let operation = (ScatterOp::Set, None);
-        scatter_into("scatter", &out, d, (index, index.strides()), index.shape(), &source, operation)?;
+        scatter_into(&IndexedElements::new("scatter", d, index), &out, &source, (ScatterOp::Set, None))?;
         let index = SavedTensor::input(index);
         Ok(autograd::differentiable_unary("scatter", out, self, move |g, wants| {
             let index = index.unpack(wants)?;
@@ -675,9 +664,8 @@ impl Tensor {
             _ if is_integer => src.mul(alpha as i64)?.to_dtype(src.dtype())?,
             _ => src.mul(alpha)?,
         };
-        let (shape, strides) = self.check_index_rows("index_add", d, index, src.shape())?;
-        let out =
-            target.scatter("index_add", self, d, (index, &strides), &shape, (&scaled, ScatterOp::Add))?;
+        let rows = self.check_index_rows("index_add", d, index, src.shape())?;
+        let out = target.scatter(self, &rows, &scaled, ScatterOp::Add)?;
         let index = SavedTensor::input(index);
         Ok(autograd::differentiable("index_add", out, &[self, src], move |g, wants| {
             let index = index.unpack(wants)?;
@@ -720,15 +708,15 @@ impl Tensor {
         fail_if!(value.as_tensor().is_some_and(|value| value.rank() > 0);
             shape(OP, [self, index]), "the value is a scalar or a tensor without dimensions");
         let shape = with_extent(self.shape(), d, index.numel());
-        let (shape, strides) = self.check_index_rows(OP, d, index, &shape)?;
+        let rows = self.check_index_rows(OP, d, index, &shape)?;
         if target == ScatterTarget::Operand {
             let scalar = empty_workspace(&[], self.dtype(), self.device())?;
             scalar.fill_(self.fill_operand(OP, value)?)?;
-            let index = &target.input(self, index)?;
-            let (out, strides) = (target.written(self)?, index_strides(index, shape.len(), d));
+            let rows = IndexedElements::rows(OP, d, &target.input(self, index)?, &shape);
+            let out = target.written(self)?;
             let source = ScatterSource::Tensor(&scalar, Dims::from_elem(0, shape.len()));
             if index.numel() > 0 {
-                scatter_into(OP, &out, d, (index, &strides), &shape, &source, (ScatterOp::Set, None))?;
+                scatter_into(&rows, &out, &source, (ScatterOp::Set, None))?;
             }
             return Ok(out);
         }
@@ -736,23 +724,22 @@ impl Tensor {
         let one = ScatterSource::Scalar(1.0);
         // A zero-dimensional tensor has one element even if the index is empty.
         if index.numel() > 0 {
-            scatter_into(OP, &mask, d, (index, &strides), &shape, &one, (ScatterOp::Set, None))?;
+            scatter_into(&rows, &mask, &one, (ScatterOp::Set, None))?;
         }
         self.masked_fill(&mask, value)
     }
 
-    /// Checks a one-dimensional index against rows. Returns the scattered shape and the index's strides.
+    /// Checks a one-dimensional index against rows of shape `src`, and returns both.
     fn check_index_rows(
         &self,
         op: &'static str,
         d: usize,
         index: &Tensor,
         src: &[usize],
-    ) -> Result<(Dims, Dims)> {
+    ) -> Result<IndexedElements> {
         let expected = with_extent(self.shape(), d, index.numel());
         fail_if!(index.rank() > 1 || src != &expected[..]; shape(op, &[self.shape(), index.shape(), src]),
             "the index has one dimension, and the source the shape {expected:?}");
-        let strides = index_strides(index, src.len(), d);
-        Ok((expected, strides))
+        Ok(IndexedElements::rows(op, d, index, src))
     }
 }

@@ -482,8 +482,7 @@ pub(super) fn add_scaled(
     op: &'static str,
     input: &Tensor,
     product: &Tensor,
-    beta: f64,
-    alpha: f64,
+    &AddmmOptions { beta, alpha }: &AddmmOptions,
 ) -> Result<Tensor> {
     let shape = broadcast_shapes(op, &[input.shape(), product.shape()])?;
     fail_if!(shape.as_slice() != product.shape();
@@ -504,19 +503,19 @@ fn add_matmul(
     op: &'static str,
     input: &Tensor,
     (a, b): (&Tensor, &Tensor),
-    beta: f64,
-    alpha: f64,
+    options: &AddmmOptions,
 ) -> Result<Tensor> {
     operation!(op);
     let wide = accumulator_dtype(a.dtype());
     let product = gemm_as(op, &a.detach(), &b.detach(), wide)?;
-    let mut out = add_scaled(op, &input.detach(), &product, beta, alpha)?;
+    let mut out = add_scaled(op, &input.detach(), &product, options)?;
     if input.dtype() == a.dtype() {
         out = out.to_dtype(a.dtype())?;
     }
     if !autograd::compute_requires_grad(&[input, a, b]) {
         return Ok(out);
     }
+    let &AddmmOptions { beta, alpha } = options;
     // Each operand is saved for the gradient of the other.
     let left = b.requires_grad().then(|| SavedTensor::input(a));
     let right = a.requires_grad().then(|| SavedTensor::input(b));
@@ -683,9 +682,8 @@ impl Tensor {
     #[track_caller]
     pub fn addmm(&self, a: &Tensor, b: &Tensor, options: &AddmmOptions) -> Result<Tensor> {
         dispatch_autocast!("addmm", [self, a, b], |x, a, b| x.addmm(&a, &b, options));
-        let &AddmmOptions { beta, alpha } = options;
         check_ranks("mm", "takes two matrices", &[(a, 2), (b, 2)])?;
-        add_matmul("addmm", self, (a, b), beta, alpha)
+        add_matmul("addmm", self, (a, b), options)
     }
 
     /// Computes beta · self + alpha · (matrix · vector). `self` broadcasts, and is ignored if beta is 0.
@@ -695,11 +693,10 @@ impl Tensor {
     #[track_caller]
     pub fn addmv(&self, matrix: &Tensor, vector: &Tensor, options: &AddmmOptions) -> Result<Tensor> {
         dispatch_autocast!("addmv", [self, matrix, vector], |x, a, v| x.addmv(&a, &v, options));
-        let &AddmmOptions { beta, alpha } = options;
         check_ranks("mv", "takes a matrix and a vector", &[(matrix, 2), (vector, 1)])?;
         check_matmul_operands("addmv", matrix, vector)?;
         let column = if self.rank() == 0 { self.clone() } else { self.unsqueeze(-1)? };
-        add_matmul("addmv", &column, (matrix, &vector.unsqueeze(1)?), beta, alpha)?.squeeze(-1)
+        add_matmul("addmv", &column, (matrix, &vector.unsqueeze(1)?), options)?.squeeze(-1)
     }
 
     /// Computes beta · self + alpha · [`outer`](Self::outer)(a, b). `self` broadcasts; a beta of 0 ignores
@@ -710,15 +707,14 @@ impl Tensor {
     #[track_caller]
     pub fn addr(&self, a: &Tensor, b: &Tensor, options: &AddmmOptions) -> Result<Tensor> {
         dispatch_autocast!("addr", [self, a, b], |x, a, b| x.addr(&a, &b, options));
-        let &AddmmOptions { beta, alpha } = options;
         if [self, a, b].iter().all(|t| t.dtype() == DType::Bool) {
             // As in PyTorch, sums and products of bools are `or` and `and`.
             check_ranks("outer", "takes two vectors", &[(a, 1), (b, 1)])?;
-            let both = a.unsqueeze(1)?.logical_and(&b.logical_and(alpha != 0.0)?)?;
-            return self.logical_and(beta != 0.0)?.logical_or(&both);
+            let both = a.unsqueeze(1)?.logical_and(&b.logical_and(options.alpha != 0.0)?)?;
+            return self.logical_and(options.beta != 0.0)?.logical_or(&both);
         }
         let wide = accumulator_dtype(a.dtype());
-        let out = add_scaled("addr", self, &a.to_dtype(wide)?.outer(&b.to_dtype(wide)?)?, beta, alpha)?;
+        let out = add_scaled("addr", self, &a.to_dtype(wide)?.outer(&b.to_dtype(wide)?)?, options)?;
         if self.dtype() == a.dtype() { out.to_dtype(a.dtype()) } else { Ok(out) }
     }
 
@@ -730,10 +726,9 @@ impl Tensor {
     #[track_caller]
     pub fn baddbmm(&self, a: &Tensor, b: &Tensor, options: &AddmmOptions) -> Result<Tensor> {
         dispatch_autocast!("baddbmm", [self, a, b], |x, a, b| x.baddbmm(&a, &b, options));
-        let &AddmmOptions { beta, alpha } = options;
         check_ranks("baddbmm", "takes two batches of matrices", &[(a, 3), (b, 3)])?;
         fail_if!(a.shape()[0] != b.shape()[0]; shape("baddbmm", [a, b]), "takes batches of the same length");
-        add_matmul("baddbmm", self, (a, b), beta, alpha)
+        add_matmul("baddbmm", self, (a, b), options)
     }
 
     /// Computes beta · self + alpha · Σ (a · b) over a batch. `self` broadcasts; a beta of 0 ignores it.
@@ -743,14 +738,13 @@ impl Tensor {
     #[track_caller]
     pub fn addbmm(&self, a: &Tensor, b: &Tensor, options: &AddmmOptions) -> Result<Tensor> {
         dispatch_autocast!("addbmm", [self, a, b], |x, a, b| x.addbmm(&a, &b, options));
-        let &AddmmOptions { beta, alpha } = options;
         check_ranks("addbmm", "takes two batches of matrices", &[(a, 3), (b, 3)])?;
         fail_if!(a.shape()[0] != b.shape()[0]; shape("addbmm", [a, b]), "takes batches of the same length");
         // The sum over the batch becomes part of the inner dimension of one product.
         let (m, n) = (a.shape()[1], b.shape()[2]);
         let long = a.transpose(0, 1)?.reshape(&[m, a.shape()[0] * a.shape()[2]][..])?;
         let stacked_b = b.reshape(&[b.shape()[0] * b.shape()[1], n][..])?;
-        add_matmul("addbmm", self, (&long, &stacked_b), beta, alpha)
+        add_matmul("addbmm", self, (&long, &stacked_b), options)
     }
 }
 

@@ -20,24 +20,16 @@ use crate::ops::norm::row_kernels::{NormGeometry, Normalization};
 use crate::ops::norm::softmax::check_f32_f16_bf16;
 use crate::ops::prelude::*;
 
-/// Activation of a normalised result, which is part of the same kernels in both directions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum NormActivation {
-    None,
-    Relu,
-    Silu,
+kernel_variants! {
+    /// Activation of a normalised result, which is part of the same kernels in both directions.
+    pub(super) enum NormActivation {
+        None = "",
+        Relu = "relu",
+        Silu = "silu",
+    }
 }
 
 impl NormActivation {
-    /// Returns the name in the kernels' templates.
-    fn name(self) -> &'static str {
-        match self {
-            Self::None => "",
-            Self::Relu => "relu",
-            Self::Silu => "silu",
-        }
-    }
-
     /// Applies the activation as an operation of its own.
     fn apply(self, y: Tensor) -> Result<Tensor> {
         match self {

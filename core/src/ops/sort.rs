@@ -7,7 +7,7 @@
 
 pub(crate) mod sets;
 
-use super::index::{gather_into, index_dtype_name, scatter_unique_into};
+use super::index::{IndexedElements, gather_into, index_dtype_name, scatter_unique_into};
 use crate::ops::norm::softmax::RowLayout;
 use crate::ops::prelude::*;
 
@@ -203,7 +203,7 @@ impl Sorter {
         let forward = move |x: &Tensor| {
             let value = Tensor::empty(forward_indices.shape(), x.dtype(), x.device())?;
             if value.numel() > 0 {
-                gather_into(op, x, d, &forward_indices, forward_indices.strides(), &value)?;
+                gather_into(&IndexedElements::new(op, d, &forward_indices), x, &value)?;
             }
             Ok(value)
         };

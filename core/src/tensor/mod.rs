@@ -1,6 +1,5 @@
 //! Tensors: views of device memory with shape, element type and, while gradients are recorded, a history.
 
-use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
@@ -87,14 +86,8 @@ impl TensorImpl {
 }
 
 /// Weak handle to a tensor: see [`Tensor::downgrade`].
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct WeakTensor(Weak<TensorImpl>);
-
-impl fmt::Debug for WeakTensor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("WeakTensor")
-    }
-}
 
 impl WeakTensor {
     /// Returns the tensor, if its handle or a clone of it still exists.

@@ -49,8 +49,9 @@ pub struct DataLoader<D> {
     batch_size: usize,
     drop_last: bool,
     prefetch_factor: usize,
-    epochs: Option<u64>,
-    start: LoaderCursor,
+    /// Number of epochs, or `None` without a limit.
+    pub(crate) epochs: Option<u64>,
+    pub(crate) start: LoaderCursor,
 }
 
 impl<D> Clone for DataLoader<D> {
@@ -113,16 +114,6 @@ impl<D: Dataset> DataLoader<D> {
     #[must_use]
     pub fn total_batches(&self) -> Option<u64> {
         self.epochs.map(|n| n.saturating_mul(self.batches_per_epoch()))
-    }
-
-    /// Returns the number of epochs, or `None` without a limit.
-    pub(crate) fn epoch_limit(&self) -> Option<u64> {
-        self.epochs
-    }
-
-    /// Returns the start position.
-    pub(crate) fn start_cursor(&self) -> LoaderCursor {
-        self.start
     }
 
     /// Describes the inputs that determine the batches. A cursor is valid for loaders of equal descriptions.

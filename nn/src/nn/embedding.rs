@@ -105,9 +105,7 @@ pub struct EmbeddingBag {
     /// Table, \[entries, features\].
     pub weight: Tensor,
     #[module(skip)]
-    mode: EmbeddingBagMode,
-    padding_idx: Option<usize>,
-    scale_grad_by_freq: bool,
+    bags: EmbeddingBagOptions<'static>,
     #[module(skip)]
     max_norm: Option<MaxNorm>,
     scope: ModuleScope,
@@ -138,14 +136,8 @@ impl EmbeddingBag {
         if let Some(row) = padding_idx {
             zero_padding_row("EmbeddingBag", &weight, row)?;
         }
-        Ok(Self {
-            weight,
-            mode,
-            padding_idx,
-            scale_grad_by_freq: false,
-            max_norm: None,
-            scope: ModuleScope::new(),
-        })
+        let bags = EmbeddingBagOptions { mode, padding_idx, ..EmbeddingBagOptions::default() };
+        Ok(Self { weight, bags, max_norm: None, scope: ModuleScope::new() })
     }
 
     setters! {
@@ -155,22 +147,14 @@ impl EmbeddingBag {
         fn with_max_norm(max_norm: f64, p: f64) { max_norm: Some(MaxNorm { max_norm, p }) }
         /// Divides the gradient of a row by the number of times a call selects the row: PyTorch's
         /// `scale_grad_by_freq`. Not supported for maxima.
-        fn scale_grad_by_freq() { scale_grad_by_freq: true }
+        fn scale_grad_by_freq() { bags.scale_grad_by_freq: true }
     }
 
     /// Reduces each bag to one vector; errors as for [`embedding_bag`](Tensor::embedding_bag).
     #[track_caller]
     pub fn forward(&self, index: &Tensor, inputs: &EmbeddingBagInputs<'_>) -> Result<Tensor> {
         let &EmbeddingBagInputs { offsets, per_sample_weights } = inputs;
-        let (mode, padding_idx, scale_grad_by_freq) = (self.mode, self.padding_idx, self.scale_grad_by_freq);
-        let bags = EmbeddingBagOptions {
-            offsets,
-            mode,
-            per_sample_weights,
-            padding_idx,
-            scale_grad_by_freq,
-            ..EmbeddingBagOptions::default()
-        };
+        let bags = EmbeddingBagOptions { offsets, per_sample_weights, ..self.bags };
         self.scope.run(|| {
             self.max_norm.map_or(Ok(()), |bound| bound.renorm_rows(&self.weight, index))?;
             self.weight.embedding_bag(index, &bags)

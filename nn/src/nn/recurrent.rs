@@ -30,7 +30,8 @@ with_defaults! {
 struct RecurrentWeights {
     weight_ih: Tensor,
     weight_hh: Tensor,
-    biases: Option<[Tensor; 2]>,
+    bias_ih: Option<Tensor>,
+    bias_hh: Option<Tensor>,
     weight_hr: Option<Tensor>,
 }
 
@@ -51,19 +52,19 @@ impl RecurrentWeights {
         Ok(Self {
             weight_ih: uniform(&[rows, inputs])?,
             weight_hh: uniform(&[rows, state])?,
-            biases: if bias { Some([uniform(&[rows])?, uniform(&[rows])?]) } else { None },
+            bias_ih: bias.then(|| uniform(&[rows])).transpose()?,
+            bias_hh: bias.then(|| uniform(&[rows])).transpose()?,
             weight_hr: (proj > 0).then(|| uniform(&[proj, hidden])).transpose()?,
         })
     }
 
     /// Visits the parameters under PyTorch's names with a suffix: none for a cell, `_l0`, `_l0_reverse`.
     fn visit(&self, path: &str, ending: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
-        let [ih, hh] = self.biases.as_ref().map_or([None; 2], |[ih, hh]| [Some(ih), Some(hh)]);
         for (name, t) in [
             ("weight_ih", Some(&self.weight_ih)),
             ("weight_hh", Some(&self.weight_hh)),
-            ("bias_ih", ih),
-            ("bias_hh", hh),
+            ("bias_ih", self.bias_ih.as_ref()),
+            ("bias_hh", self.bias_hh.as_ref()),
             ("weight_hr", self.weight_hr.as_ref()),
         ] {
             if let Some(t) = t {
@@ -83,9 +84,8 @@ impl RecurrentWeights {
         lengths: Option<&Tensor>,
         reverse: bool,
     ) -> Result<(Tensor, Tensor, Option<Tensor>)> {
-        let [bias_ih, bias_hh] = self.biases.as_ref().map_or([None; 2], |[ih, hh]| [Some(ih), Some(hh)]);
         // One matrix product for the inputs of all steps, in their memory order.
-        let input = x.linear(&self.weight_ih, bias_ih)?;
+        let input = x.linear(&self.weight_ih, self.bias_ih.as_ref())?;
         let input = if transposed { input.transpose(0, 1)? } else { input };
         let cell = (kind == RecurrentKind::Lstm).then_some(cell);
         let of = RecurrentOp {
@@ -94,7 +94,7 @@ impl RecurrentWeights {
             h_0: state,
             c_0: cell,
             weight_hh: &self.weight_hh,
-            bias_hh,
+            bias_hh: self.bias_hh.as_ref(),
             lengths,
             reverse,
         };

@@ -7,7 +7,7 @@ use forebay_shaders::KernelSpec;
 use rustc_hash::FxHashSet;
 use smallvec::{SmallVec, smallvec};
 
-use super::composite::{self, ParamStep, ParamUpdate};
+use super::composite::{ParamStep, ParamUpdate};
 use super::staging_slots::{self, StagingSlots};
 use crate::{DType, Device, Result, fail, fail_if};
 use forebay_core::amp;
@@ -56,8 +56,7 @@ pub(super) trait UpdateRule: RuleOptions + Copy + Send + Sync + 'static {
         Ok((at.param, at.states))
     }
     /// Fails for a parameter that the rule does not support.
-    fn check_parameter(&self, parameter: &Tensor) -> Result<()> {
-        let _ = parameter;
+    fn check_parameter(&self, _parameter: &Tensor) -> Result<()> {
         Ok(())
     }
     /// Fails for options that do not fit together. Called before each step.
@@ -73,24 +72,20 @@ pub(super) trait UpdateRule: RuleOptions + Copy + Send + Sync + 'static {
         SmallVec::from_slice(Self::STATES)
     }
     /// Returns the shape of a state, by default the parameter's.
-    fn state_shape(&self, state: &'static str, shape: &[usize]) -> Dims {
-        let _ = state;
+    fn state_shape(&self, _state: &'static str, shape: &[usize]) -> Dims {
         shape.into()
     }
     /// Reports whether weight decay applies to a parameter. In one launch, it applies to all parameters or to none.
-    fn has_weight_decay(&self, parameter: &Tensor) -> bool {
-        let _ = parameter;
+    fn has_weight_decay(&self, _parameter: &Tensor) -> bool {
         true
     }
     /// Returns the constants shared by all parameters of a launch.
-    fn launch_constants(&self, weight_decay: f64, lr: f64) -> [f64; 8] {
-        let _ = (weight_decay, lr);
+    fn launch_constants(&self, _weight_decay: f64, _lr: f64) -> [f64; 8] {
         [0.0; 8]
     }
     /// Returns the constants that depend on the number of this step, from 1. The kernel repeats the formula
     /// for its counts.
-    fn step_constants(&self, step: u64, lr: f64) -> [f64; 3] {
-        let _ = (step, lr);
+    fn step_constants(&self, _step: u64, _lr: f64) -> [f64; 3] {
         [0.0; 3]
     }
 }
@@ -506,26 +501,22 @@ impl FusedOptimizer {
         })?;
         let skips = match skip {
             Some(skip) => {
-                let skips = copy_skip_to_devices(skip, &self.groups, &self.parameters)?;
+                let skips = self.copy_skip_to_devices(skip)?;
                 self.enable_device_step_counts()?;
                 skips
             }
             None => SmallVec::new(),
         };
         // Allocates first, so that a step that runs out of memory has changed nothing.
-        let grads: Vec<MemberGrads> = self
-            .groups
-            .iter()
-            .map(|group| collect_group_grads(group, &self.parameters, self.writes_low_precision_copies))
-            .collect::<Result<_>>()?;
+        let grads: Vec<MemberGrads> =
+            self.groups.iter().map(|group| self.collect_group_grads(group)).collect::<Result<_>>()?;
         let Some(kernel) = rule.kernel() else { return self.step_composed(rule, &grads, &skips) };
         let mut slots = StagingSlots::new(&self.groups, self.offloads_state)?;
         for (at, grads) in grads.iter().enumerate() {
             slots.prefetch_state(&self.groups, at)?;
             slots.prefetch_state(&self.groups, at + 1)?;
-            let (group, skip) = (&self.groups[at], skips.get(at));
-            launch_group(rule, &kernel, group, grads, skip, &self.parameters, &self.step_state)?;
-            store_copies(&self.groups[at], grads, &self.parameters);
+            self.launch_group(rule, &kernel, &self.groups[at], grads, skips.get(at))?;
+            self.store_copies(&self.groups[at], grads);
             slots.offload_state(&self.groups, at);
         }
         Ok(())
@@ -535,9 +526,7 @@ impl FusedOptimizer {
     fn step_composed(&self, rule: &impl UpdateRule, grads: &[MemberGrads], skips: &[Tensor]) -> Result<()> {
         let (_no_grad, _no_autocast) = (autograd::no_grad(), amp::no_autocast());
         let before: Vec<u64> = (0..self.parameters.len()).map(|k| self.step_state.steps(k)).collect();
-        let compute = |(at, (group, grads))| {
-            composite::compute_writes(rule, group, grads, skips.get(at), &self.parameters, &self.step_state)
-        };
+        let compute = |(at, (group, grads))| self.compute_writes(rule, group, grads, skips.get(at));
         let updates: Result<Vec<_>> = self.groups.iter().zip(grads).enumerate().map(compute).collect();
         let writes = updates.inspect_err(|_| {
             // Restores the counts, because no step was made.
@@ -546,13 +535,146 @@ impl FusedOptimizer {
         // These copies allocate nothing: each value has the dtype of its destination and its own memory.
         writes.iter().flatten().try_for_each(|(value, to)| to.copy_(value))?;
         for (group, grads) in self.groups.iter().zip(grads) {
-            store_copies(group, grads, &self.parameters);
+            self.store_copies(group, grads);
             if let Some(state) = group.state.as_ref().filter(|_| self.offloads_state) {
                 state.offload_().unwrap_or_else(|error| staging_slots::warn_offload_failed(&error));
             }
         }
         Ok(())
     }
+
+    /// Returns the device of a group's members.
+    pub(super) fn device_of(&self, group: &FusedGroup) -> &Device {
+        self.parameters[group.members[0]].device()
+    }
+
+    /// Collects the gradients of a group's members.
+    fn collect_group_grads(&self, group: &FusedGroup) -> Result<MemberGrads> {
+        let mut grads = MemberGrads::new();
+        for (member, &k) in group.members.iter().enumerate() {
+            let p = &self.parameters[k];
+            let Some(grad) = p.grad() else { continue };
+            check_grad("step", k, p, &grad)?;
+            if p.numel() > 0 {
+                let copies = self.writes_low_precision_copies;
+                let copy = if copies { amp::low_precision_copy::alloc_next_copy(p)? } else { None };
+                grads.push(MemberGrad { member, grad: grad.contiguous()?, copy });
+            }
+        }
+        Ok(grads)
+    }
+
+    /// Registers the updated 16-bit copies of a group's parameters.
+    fn store_copies(&self, group: &FusedGroup, grads: &MemberGrads) {
+        for MemberGrad { member, copy, .. } in grads {
+            if let Some(copy) = copy {
+                amp::low_precision_copy::store_copy(&self.parameters[group.members[*member]], copy.clone());
+            }
+        }
+    }
+
+    /// Returns a `skip` tensor for each group, on the group's device. Fails if `skip` is not a single f32.
+    fn copy_skip_to_devices(&self, skip: &Tensor) -> Result<SmallVec<[Tensor; 4]>> {
+        const OP: &str = "step_unless";
+        fail_if!(skip.dtype() != DType::F32; dtype(OP, skip.dtype()), "takes one number of f32");
+        fail_if!(skip.numel() != 1; shape(OP, [skip]), "takes one number");
+        let mut copies: SmallVec<[Tensor; 4]> = smallvec![skip.detach()];
+        self.groups
+            .iter()
+            .map(|group| {
+                let device = self.device_of(group);
+                if let Some(copy) = copies.iter().find(|copy| copy.device() == device) {
+                    return Ok(copy.clone());
+                }
+                copies.push(skip.detach().to_device(device)?);
+                Ok(copies[copies.len() - 1].clone())
+            })
+            .collect()
+    }
+
+    /// Steps the members of a group that have gradients, in as many launches as the bindings require.
+    fn launch_group(
+        &self,
+        rule: &impl UpdateRule,
+        kernel: &KernelSpec,
+        group: &FusedGroup,
+        grads: &MemberGrads,
+        skip: Option<&Tensor>,
+    ) -> Result<()> {
+        let states = rule.state_names().len();
+        let weight_decay = group.overrides.weight_decay_for(rule, &self.parameters[group.members[0]]);
+        let shared: SmallVec<[&Tensor; 3]> =
+            group.state.iter().chain(&group.step_counts).chain(skip).collect();
+        let max_bindings = max_bindings_per_launch(self.device_of(group)) - shared.len();
+        let mut rest = &grads[..];
+        while !rest.is_empty() {
+            let (grads, after) = rest.split_at(count_launch_members(rest, max_bindings));
+            rest = after;
+            let copies = grads.iter().any(|grad| grad.copy.is_some());
+            let mut dtypes: SmallVec<[&'static str; MAX_LAUNCH_TENSORS]> = SmallVec::new();
+            let mut modes: SmallVec<[&'static str; MAX_LAUNCH_TENSORS]> = SmallVec::new();
+            // Dtypes of the copies, if there are any.
+            let mut copied: SmallVec<[&'static str; MAX_LAUNCH_TENSORS]> = SmallVec::new();
+            let mut tensors: SmallVec<[&Tensor; 3 * MAX_LAUNCH_TENSORS + 3]> = SmallVec::from_slice(&shared);
+            let mut items: SmallVec<[LaunchItem; MAX_LAUNCH_TENSORS]> = SmallVec::new();
+            let mut groups = 0;
+            for MemberGrad { member, grad, copy } in grads {
+                let parameter = group.members[*member];
+                let p = &self.parameters[parameter];
+                let n = p.numel();
+                let words =
+                    [n, groups, p.layout().offset(), grad.layout().offset(), group.offsets[*member] / 4];
+                items.push(LaunchItem { parameter, member: *member, words });
+                groups += n.div_ceil(ELEMENTS_PER_WORKGROUP);
+                dtypes.push(p.dtype().name());
+                modes.push(write_mode(p, Some(grad)));
+                if copies {
+                    copied.push(copy.as_ref().map_or("", |copy| copy.dtype().name()));
+                }
+                tensors.push(p);
+                tensors.push(grad);
+            }
+            tensors.extend(grads.iter().filter_map(|grad| grad.copy.as_ref()));
+            let spec = kernel
+                .clone()
+                .def("states", states)
+                .def("counted", group.step_counts.is_some())
+                .def("skip", skip.is_some())
+                .def("dtypes", &dtypes[..])
+                .def("modes", &modes[..])
+                .def("copies", &copied[..]);
+            let (rule, step_state, counted) =
+                (*rule, Arc::clone(&self.step_state), group.step_counts.is_some());
+            let skip = skip.map_or(0, |skip| skip.layout().offset());
+            let overrides = group.overrides;
+            let params = move |_: &ReplayCtx| {
+                let lr = overrides.lr(step_state.lr());
+                let params = rule
+                    .launch_constants(weight_decay, lr)
+                    .into_iter()
+                    .fold(KernelParams::new(), |p, c| p.f32(c as f32));
+                items.iter().fold(params, |params, item| {
+                    let params = item.words.into_iter().fold(params, KernelParams::size);
+                    let before = step_state.increment_steps(item.parameter);
+                    if counted {
+                        return params.size(FusedGroup::count_index(item.member, before)).size(skip).size(0);
+                    }
+                    rule.step_constants(before + 1, lr).into_iter().fold(params, |p, x| p.f32(x as f32))
+                })
+            };
+            launch::launch_dynamic(&spec, &tensors, params, groups)?;
+        }
+        Ok(())
+    }
+}
+
+/// Parameter in a launch.
+#[derive(Clone, Copy)]
+struct LaunchItem {
+    parameter: usize,
+    member: usize,
+    /// Kernel arguments that stay constant across steps.
+    words: [usize; 5],
 }
 
 /// Gradient of a group member, with the destination of the updated copy.
@@ -589,136 +711,6 @@ pub(super) fn check_grad(op: &'static str, k: usize, p: &Tensor, grad: &Tensor) 
     );
     p.check_same_device(op, grad)
         .map_err(|error| error.with_context(format!("the gradient of parameter {k}")))
-}
-
-/// Collects the gradients of a group's members.
-fn collect_group_grads(group: &FusedGroup, parameters: &[Tensor], copies: bool) -> Result<MemberGrads> {
-    let mut grads = MemberGrads::new();
-    for (member, &k) in group.members.iter().enumerate() {
-        let p = &parameters[k];
-        let Some(grad) = p.grad() else { continue };
-        check_grad("step", k, p, &grad)?;
-        if p.numel() > 0 {
-            let copy = if copies { amp::low_precision_copy::alloc_next_copy(p)? } else { None };
-            grads.push(MemberGrad { member, grad: grad.contiguous()?, copy });
-        }
-    }
-    Ok(grads)
-}
-
-/// Registers the updated 16-bit copies of a group's parameters.
-fn store_copies(group: &FusedGroup, grads: &MemberGrads, parameters: &[Tensor]) {
-    for MemberGrad { member, copy, .. } in grads {
-        if let Some(copy) = copy {
-            amp::low_precision_copy::store_copy(&parameters[group.members[*member]], copy.clone());
-        }
-    }
-}
-
-/// Returns a `skip` tensor for each group, on the group's device. Fails if `skip` is not a single f32.
-fn copy_skip_to_devices(
-    skip: &Tensor,
-    groups: &[FusedGroup],
-    parameters: &[Tensor],
-) -> Result<SmallVec<[Tensor; 4]>> {
-    const OP: &str = "step_unless";
-    fail_if!(skip.dtype() != DType::F32; dtype(OP, skip.dtype()), "takes one number of f32");
-    fail_if!(skip.numel() != 1; shape(OP, [skip]), "takes one number");
-    let mut copies: SmallVec<[Tensor; 4]> = smallvec![skip.detach()];
-    groups
-        .iter()
-        .map(|group| {
-            let device = parameters[group.members[0]].device();
-            if let Some(copy) = copies.iter().find(|copy| copy.device() == device) {
-                return Ok(copy.clone());
-            }
-            copies.push(skip.detach().to_device(device)?);
-            Ok(copies[copies.len() - 1].clone())
-        })
-        .collect()
-}
-
-/// Parameter in a launch.
-#[derive(Clone, Copy)]
-struct LaunchItem {
-    parameter: usize,
-    member: usize,
-    /// Kernel arguments that stay constant across steps.
-    words: [usize; 5],
-}
-
-/// Steps the members of a group that have gradients, in as many launches as the bindings require.
-fn launch_group(
-    rule: &impl UpdateRule,
-    kernel: &KernelSpec,
-    group: &FusedGroup,
-    grads: &MemberGrads,
-    skip: Option<&Tensor>,
-    parameters: &[Tensor],
-    step_state: &Arc<StepState>,
-) -> Result<()> {
-    let states = rule.state_names().len();
-    let weight_decay = group.overrides.weight_decay_for(rule, &parameters[group.members[0]]);
-    let shared: SmallVec<[&Tensor; 3]> = group.state.iter().chain(&group.step_counts).chain(skip).collect();
-    let device = parameters[group.members[0]].device();
-    let max_bindings = max_bindings_per_launch(device) - shared.len();
-    let mut rest = &grads[..];
-    while !rest.is_empty() {
-        let (grads, after) = rest.split_at(count_launch_members(rest, max_bindings));
-        rest = after;
-        let copies = grads.iter().any(|grad| grad.copy.is_some());
-        let mut dtypes: SmallVec<[&'static str; MAX_LAUNCH_TENSORS]> = SmallVec::new();
-        let mut modes: SmallVec<[&'static str; MAX_LAUNCH_TENSORS]> = SmallVec::new();
-        // Dtypes of the copies, if there are any.
-        let mut copied: SmallVec<[&'static str; MAX_LAUNCH_TENSORS]> = SmallVec::new();
-        let mut tensors: SmallVec<[&Tensor; 3 * MAX_LAUNCH_TENSORS + 3]> = SmallVec::from_slice(&shared);
-        let mut items: SmallVec<[LaunchItem; MAX_LAUNCH_TENSORS]> = SmallVec::new();
-        let mut groups = 0;
-        for MemberGrad { member, grad, copy } in grads {
-            let parameter = group.members[*member];
-            let p = &parameters[parameter];
-            let n = p.numel();
-            let words = [n, groups, p.layout().offset(), grad.layout().offset(), group.offsets[*member] / 4];
-            items.push(LaunchItem { parameter, member: *member, words });
-            groups += n.div_ceil(ELEMENTS_PER_WORKGROUP);
-            dtypes.push(p.dtype().name());
-            modes.push(write_mode(p, Some(grad)));
-            if copies {
-                copied.push(copy.as_ref().map_or("", |copy| copy.dtype().name()));
-            }
-            tensors.push(p);
-            tensors.push(grad);
-        }
-        tensors.extend(grads.iter().filter_map(|grad| grad.copy.as_ref()));
-        let spec = kernel
-            .clone()
-            .def("states", states)
-            .def("counted", group.step_counts.is_some())
-            .def("skip", skip.is_some())
-            .def("dtypes", &dtypes[..])
-            .def("modes", &modes[..])
-            .def("copies", &copied[..]);
-        let (rule, step_state, counted) = (*rule, Arc::clone(step_state), group.step_counts.is_some());
-        let skip = skip.map_or(0, |skip| skip.layout().offset());
-        let overrides = group.overrides;
-        let params = move |_: &ReplayCtx| {
-            let lr = overrides.lr(step_state.lr());
-            let params = rule
-                .launch_constants(weight_decay, lr)
-                .into_iter()
-                .fold(KernelParams::new(), |p, c| p.f32(c as f32));
-            items.iter().fold(params, |params, item| {
-                let params = item.words.into_iter().fold(params, KernelParams::size);
-                let before = step_state.increment_steps(item.parameter);
-                if counted {
-                    return params.size(FusedGroup::count_index(item.member, before)).size(skip).size(0);
-                }
-                rule.step_constants(before + 1, lr).into_iter().fold(params, |p, x| p.f32(x as f32))
-            })
-        };
-        launch::launch_dynamic(&spec, &tensors, params, groups)?;
-    }
-    Ok(())
 }
 
 /// Makes a parameter's gradient contiguous, so that it can be changed in place.

@@ -410,7 +410,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
             (loader.batches_for_samples(sizes.samples), loader.describe_for_samples(sizes.samples));
         let done = &self.position;
         let is_same_loader = batches == done.loader_description;
-        let (start, zero) = (loader.start_cursor(), LoaderCursor::default());
+        let (start, zero) = (loader.start, LoaderCursor::default());
         fail_if!(
             self.fit_state == FitState::Resumed
                 && !done.loader_description.is_empty()
@@ -433,7 +433,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
             _ => (start, 0),
         };
         let cursor = cursor.normalized(per_epoch);
-        let (loader, total) = match (self.max_steps, loader.epoch_limit()) {
+        let (loader, total) = match (self.max_steps, loader.epochs) {
             (Some(n), _) => (loader.clone().forever(), Some(n)),
             (None, None) => (loader.clone(), None),
             (None, Some(n)) => {
@@ -463,8 +463,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
             // A call that ended early may have done all its steps.
             Some(n) if n <= done.step && !(self.fit_state == FitState::Unfinished && is_same_loader) => {
                 loader.check_sizes(&sizes)?;
-                let epochs =
-                    loader.epoch_limit().map_or_else(|| "any number of".to_owned(), |n| n.to_string());
+                let epochs = loader.epochs.map_or_else(|| "any number of".to_owned(), |n| n.to_string());
                 fail!(
                     argument("fit"),
                     "there is no step to run: the loader makes {per_epoch} batches in each of {epochs} epochs, from batch {} of \

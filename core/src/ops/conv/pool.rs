@@ -248,14 +248,26 @@ impl PoolPlan {
         if steps * each <= WORKGROUP_WINDOW_MIN {
             let (params, groups) = (self.stage_params(n, 1, 0), n.div_ceil(per_thread * WORKGROUP_SIZE));
             let params = params.loop_iterations(per_thread * (steps * each + rows * each + fixed));
-            return self.launch_stage(pass, PoolStage::Each, large, from, to, indices, None, params, groups);
+            return self.launch_stage(
+                (pass, PoolStage::Each, large),
+                [from, to],
+                [indices, None],
+                params,
+                groups,
+            );
         }
         let (splits, chunk) = split_reduction(n, steps, WORKGROUP_SIZE, each);
         let params = self
             .stage_params(n, splits, chunk)
             .loop_iterations(chunk.div_ceil(WORKGROUP_SIZE) * each + fixed);
         if splits == 1 {
-            return self.launch_stage(pass, PoolStage::Whole, large, from, to, indices, None, params, n);
+            return self.launch_stage(
+                (pass, PoolStage::Whole, large),
+                [from, to],
+                [indices, None],
+                params,
+                n,
+            );
         }
         let partial_dtype = match to.dtype() {
             DType::F16 | DType::BF16 => DType::F32,
@@ -265,21 +277,17 @@ impl PoolPlan {
         let part = |dtype| empty_workspace(&[splits, n], dtype, to.device());
         let parts = part(partial_dtype)?;
         let part_indices = (forward && self.kind.is_max()).then(|| part(DType::I32)).transpose()?;
-        let stage_indices = part_indices.as_ref().or(indices);
+        let stage_indices = [part_indices.as_ref().or(indices), None];
         self.launch_stage(
-            pass,
-            PoolStage::Parts,
-            large,
-            from,
-            &parts,
+            (pass, PoolStage::Parts, large),
+            [from, &parts],
             stage_indices,
-            None,
             params,
             n * splits,
         )?;
         let params = self.stage_params(n, splits, 0).loop_iterations(splits.div_ceil(WORKGROUP_SIZE) + fixed);
-        let indices = indices.filter(|_| forward);
-        self.launch_stage(pass, PoolStage::Join, large, &parts, to, indices, part_indices.as_ref(), params, n)
+        let indices = [indices.filter(|_| forward), part_indices.as_ref()];
+        self.launch_stage((pass, PoolStage::Join, large), [&parts, to], indices, params, n)
     }
 
     fn stage_params(&self, n: usize, splits: usize, chunk: usize) -> KernelParams {
@@ -295,16 +303,12 @@ impl PoolPlan {
         }
     }
 
-    #[expect(clippy::too_many_arguments, reason = "one launch, with all that it binds")]
+    /// Launches one kernel. The indices are those of the result, and those of its parts.
     fn launch_stage(
         &self,
-        pass: PoolPass,
-        stage: PoolStage,
-        large: bool,
-        from: &Tensor,
-        to: &Tensor,
-        indices: Option<&Tensor>,
-        part_indices: Option<&Tensor>,
+        (pass, stage, large): (PoolPass, PoolStage, bool),
+        [from, to]: [&Tensor; 2],
+        [indices, part_indices]: [Option<&Tensor>; 2],
         params: KernelParams,
         groups: usize,
     ) -> Result<()> {

@@ -1,7 +1,7 @@
 //! Sums, means and maxima over bags of table rows, without a gathered copy of the rows.
 
 use crate::ops::index::embedding::{check_padding_idx, inverse_frequencies};
-use crate::ops::index::{gather_backward, index_dtype_name, select_rows_backward};
+use crate::ops::index::{IndexedElements, gather_backward, index_dtype_name, select_rows_backward};
 use crate::ops::kernel::index_check::{IndexRange, check_in_range, check_lengths};
 use crate::ops::prelude::*;
 
@@ -223,7 +223,7 @@ impl Tensor {
             let table_grad = match (&more, wants[0]) {
                 (_, false) => None,
                 (Some(row_indices), true) if mode == EmbeddingBagMode::Max => {
-                    Some(gather_backward(OP, g, &shape, 0, (row_indices, row_indices.strides()), None)?)
+                    Some(gather_backward(&IndexedElements::new(OP, 0, row_indices), g, &shape, None)?)
                 }
                 (counts, true) => {
                     // Multiply by the factors in f32, so that terms are not rounded before the sum.
@@ -239,7 +239,8 @@ impl Tensor {
                     }
                     let is_same_dtype = rows.dtype() == g.dtype();
                     let sum = if is_same_dtype { wants.leaf_grad_to_accumulate(0) } else { None };
-                    Some(select_rows_backward(OP, &rows, &shape, &flat, skip, sum)?.to_dtype(g.dtype())?)
+                    let at = IndexedElements::rows(OP, 0, &flat, rows.shape());
+                    Some(select_rows_backward(&at, &rows, &shape, skip, sum)?.to_dtype(g.dtype())?)
                 }
             };
             let others = match &saved_table {

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use crate::autograd::BackwardCtx;
 use crate::ops::ScatterOp;
 use crate::ops::index::sorted_scatter::scatter_sorted_runs;
-use crate::ops::index::{ScatterSource, ScatterTarget, leading_part, order, pad_ends, scatter_into, select};
+use crate::ops::index::{
+    IndexedElements, ScatterSource, ScatterTarget, leading_part, order, pad_ends, scatter_into, select,
+};
 use crate::ops::prelude::*;
 
 /// Reduction of [`Tensor::scatter_reduce`] for elements with the same index.
@@ -47,8 +49,7 @@ struct ScatterReduction {
 
 impl ScatterReduction {
     fn scatter(&self, out: &Tensor, source: &ScatterSource<'_>, how: ScatterOp) -> Result<()> {
-        let index = (&self.index, self.index.strides());
-        scatter_into(OP, out, self.dim, index, self.index.shape(), source, (how, None))
+        scatter_into(&IndexedElements::new(OP, self.dim, &self.index), out, source, (how, None))
     }
 
     fn scatter_add(&self, to: &Tensor, src: &Tensor) -> Result<Tensor> {
@@ -273,7 +274,7 @@ impl IndexSelection {
             let covered = x.shape().get(d..d + index.rank());
             fail_if!(covered != Some(index.shape()); shape(op, [x, index]),
                 "a mask has the extents of the dimensions that it stands for, here from {d} on");
-            let coordinates = select::nonzero_coordinates(op, index)?;
+            let coordinates = select::nonzero_coordinates(op, index, None)?;
             for k in 0..index.rank() {
                 indexed_dims.push((d + k, coordinates.select(1, k as isize)?));
             }
@@ -340,7 +341,7 @@ impl IndexSelection {
         how: ScatterOp,
     ) -> Result<()> {
         let shape = [self.rows.numel(), self.matrix_shape[1]];
-        scatter_into(op, out, 0, (&self.rows, &[1, 0]), &shape, source, (how, None))
+        scatter_into(&IndexedElements::rows(op, 0, &self.rows, &shape), out, source, (how, None))
     }
 
     /// Scatters the rows of the matrix `values` into a contiguous tensor in place. Sums in 16 bits are rounded once.
@@ -350,7 +351,8 @@ impl IndexSelection {
         let Some([before, after]) = self.surrounding else {
             // Dimensions that are not adjacent do not merge in a view.
             let matrix = self.to_matrix(target)?;
-            self.scatter_lines(op, &matrix, 0, &[n, width], values, how)?;
+            let at = IndexedElements::rows(op, 0, &self.rows, &[n, width]);
+            self.scatter_lines(&at, &matrix, values, how)?;
             if matrix.shares_storage(target) {
                 return Ok(());
             }
@@ -359,26 +361,23 @@ impl IndexSelection {
         };
         let lines = target.reshape([before, extent, after])?;
         let values = values.reshape([n, before, after])?.transpose(0, 1)?;
-        self.scatter_lines(op, &lines, 1, &[before, n, after], &values, how)
+        let at = IndexedElements::rows(op, 1, &self.rows, &[before, n, after]);
+        self.scatter_lines(&at, &lines, &values, how)
     }
 
-    /// Scatters `values` of this shape into the rows along `dim`.
+    /// Scatters `values` to rows of `out`.
     fn scatter_lines(
         &self,
-        op: &'static str,
+        at: &IndexedElements,
         out: &Tensor,
-        dim: usize,
-        shape: &[usize],
         values: &Tensor,
         how: ScatterOp,
     ) -> Result<()> {
-        let strides = with_extent(&Dims::from_elem(0, shape.len()), dim, 1);
-        let index = (&self.rows, &strides[..]);
         // The scanning kernel rounds each sum.
-        if how == ScatterOp::Add && out.dtype().size() == 2 && out.numel() > 0 && numel(shape) > 0 {
-            scatter_sorted_runs(op, out, dim, index, shape, (values, values.strides()), (how, None))?;
+        if how == ScatterOp::Add && out.dtype().size() == 2 && out.numel() > 0 && values.numel() > 0 {
+            scatter_sorted_runs(at, out, (values, values.strides()), (how, None))?;
         } else {
-            scatter_into(op, out, dim, index, shape, &values.into(), (how, None))?;
+            scatter_into(at, out, &values.into(), (how, None))?;
         }
         // The rows belong to this selection, and its gradient does not scatter.
         order::forget(&self.rows);

@@ -1,6 +1,6 @@
 //! Selection by condition, and search in sorted rows. The host reads only the number of selected elements.
 
-use crate::ops::index::{gather_into, index_dtype_name, scatter_unique_into};
+use crate::ops::index::{IndexedElements, gather_into, index_dtype_name, scatter_unique_into};
 use crate::ops::kernel::index_check::{IndexRange, check_in_range, check_lengths};
 use crate::ops::prelude::*;
 use crate::ops::reduce::scan;
@@ -52,16 +52,10 @@ fn find_nonzero(op: &'static str, x: &Tensor, coordinates: bool, count: Option<u
     indices.narrow(0, 0, count)
 }
 
-/// Returns the coordinates of nonzero elements.
+/// Returns the coordinates of nonzero elements. A `count` is their number, which is then not read back.
 #[track_caller]
-pub(crate) fn nonzero_coordinates(op: &'static str, x: &Tensor) -> Result<Tensor> {
-    find_nonzero(op, x, true, None)
-}
-
-/// Returns the coordinates of nonzero elements, whose number the caller knows.
-#[track_caller]
-pub(crate) fn nonzero_coordinates_of_count(op: &'static str, x: &Tensor, count: usize) -> Result<Tensor> {
-    find_nonzero(op, x, true, Some(count))
+pub(crate) fn nonzero_coordinates(op: &'static str, x: &Tensor, count: Option<usize>) -> Result<Tensor> {
+    find_nonzero(op, x, true, count)
 }
 
 /// Converts an index of one dimension to u32 rows, and combines it with the rows in `before`, if any. With
@@ -154,7 +148,7 @@ impl Tensor {
         let (n, forward_indices) = (x.numel(), indices.clone());
         let forward = move |x: &Tensor| {
             let out = Tensor::empty(forward_indices.shape(), x.dtype(), x.device())?;
-            gather_into(OP, x, 0, &forward_indices, forward_indices.strides(), &out)?;
+            gather_into(&IndexedElements::new(OP, 0, &forward_indices), x, &out)?;
             Ok(out)
         };
         let out = forward(&x)?;
@@ -169,7 +163,7 @@ impl Tensor {
     #[track_caller]
     pub fn nonzero(&self) -> Result<Tensor> {
         operation!("nonzero");
-        nonzero_coordinates("nonzero", self)
+        nonzero_coordinates("nonzero", self, None)
     }
 
     /// Returns [`nonzero`](Self::nonzero): PyTorch's `argwhere`.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::ops::ScatterOp;
 use crate::ops::index::order::{self, IndexOrder};
-use crate::ops::index::{scan_slices, scatter_into};
+use crate::ops::index::{IndexedElements, scan_slices, scatter_into};
 use crate::ops::kernel::index_check::{IndexRange, check_in_range};
 use crate::ops::prelude::*;
 
@@ -37,27 +37,21 @@ struct SortedScatter {
 
 impl SortedScatter {
     /// Finds the order. The strides are those of the result, the source and the base, over `shape`.
-    fn new(
-        op: &'static str,
-        dim: usize,
-        (index, index_strides): (&Tensor, &[usize]),
-        shape: &[usize],
-        [out, src, base]: [&[usize]; 3],
-        how: ScatterOp,
-    ) -> Result<Self> {
+    fn new(at: &IndexedElements, [out, src, base]: [&[usize]; 3], how: ScatterOp) -> Result<Self> {
+        let IndexedElements { op, dim, ref index, ref shape, strides: ref index_strides } = *at;
         // Rows that share their indices also share their order.
         let once =
             |(k, &n): (usize, &usize)| if k != dim && index_strides.get(k) == Some(&0) { 1 } else { n };
         let distinct_shape: Dims = shape.iter().enumerate().map(once).collect();
         let order = order::find_or_sort(op, index, (&distinct_shape, index_strides), dim)?;
-        let length = shape.get(dim).copied().unwrap_or(1);
+        let length = at.length();
         // The order has the distinct lines in sequence.
         let by_lines = Layout::contiguous(&with_extent(&distinct_shape, dim, 1));
         let strides = by_lines.strides().iter().zip(&distinct_shape).zip(shape);
         let order_strides: Dims = strides.map(|((&s, m), n)| if m == n { s * length } else { 0 }).collect();
         let along_lines = |strides: &[usize]| with_extent(strides, dim, 0);
         let strides = [out, &order_strides, src, base].map(along_lines);
-        let line_extents = with_extent(shape, dim, 1);
+        let line_extents = at.lines_shape();
         let (line_shape, line_strides) = collapse_dims(&line_extents, &strides.each_ref().map(|s| &s[..]));
         launch::check_rank(op, line_shape.len())?;
         // Larger chunks for very long rows, so that one workgroup can combine all chunks.
@@ -178,49 +172,43 @@ impl ScatterBase<'_> {
 
 /// Scatters onto a base into a new tensor of `out_shape`. Writes each row once where it sorts the indices.
 pub(super) fn scatter_onto(
-    op: &'static str,
+    at: &IndexedElements,
     (base, out_shape): (ScatterBase<'_>, &[usize]),
-    dim: usize,
-    index: (&Tensor, &[usize]),
-    shape: &[usize],
     src: &Tensor,
     (how, skip): (ScatterOp, Option<usize>),
 ) -> Result<Tensor> {
-    let device = src.device();
-    let (extent, length) = (out_shape.get(dim).copied().unwrap_or(1), shape.get(dim).copied().unwrap_or(1));
-    let lines = numel(&with_extent(shape, dim, 1));
+    let (extent, length) = (out_shape.get(at.dim).copied().unwrap_or(1), at.length());
+    let lines = numel(&at.lines_shape());
     // Each line needs one thread for each row of the result, and one for each chunk of indices.
     let threads = lines * (extent + length.div_ceil(RUN_CHUNK));
-    let writes_rows = scan_slices(extent, dim, shape).is_none()
-        && with_extent(out_shape, dim, length)[..] == *shape
+    let writes_rows = scan_slices(at, extent).is_none()
+        && with_extent(out_shape, at.dim, length) == at.shape
         && lines >= MIN_LINES_FOR_ROWS
         && (1..=MAX_ROWS_PER_INDEX * length).contains(&extent)
         && (1..=u32::MAX as usize).contains(&threads);
     if writes_rows {
-        return scatter_rows(op, (base, out_shape), dim, index, shape, src, (how, skip));
+        return scatter_rows(at, (base, out_shape), src, (how, skip));
     }
     let out = match base {
-        ScatterBase::Zero(dtype) => Tensor::zeros(out_shape, dtype, device)?,
+        ScatterBase::Zero(dtype) => Tensor::zeros(out_shape, dtype, src.device())?,
         ScatterBase::Copy(x) => x.detach().copy()?,
     };
-    scatter_into(op, &out, dim, index, shape, &src.into(), (how, skip))?;
+    scatter_into(at, &out, &src.into(), (how, skip))?;
     Ok(out)
 }
 
 /// Scatters onto a base into a new tensor. Every row of the result has one thread for each line, or is combined by
 /// the same kernel as in [`scatter_sorted_runs`], with the same bits.
 fn scatter_rows(
-    op: &'static str,
+    at: &IndexedElements,
     (base, out_shape): (ScatterBase<'_>, &[usize]),
-    dim: usize,
-    index: (&Tensor, &[usize]),
-    shape: &[usize],
     src: &Tensor,
     (how, skip): (ScatterOp, Option<usize>),
 ) -> Result<Tensor> {
-    src.check_same_device(op, index.0)?;
+    let IndexedElements { op, dim, ref index, ref shape, .. } = *at;
+    src.check_same_device(op, index)?;
     let extent = out_shape.get(dim).copied().unwrap_or(1);
-    check_in_range(op, index.0, IndexRange { extent, allows_negative: false, ignored_index: None })?;
+    check_in_range(op, index, IndexRange { extent, allows_negative: false, ignored_index: None })?;
     launch::check_device_dtype(op, base.dtype(), src.device())?;
     let (base_tensor, base_strides): (_, Dims) = match base {
         ScatterBase::Zero(_) => (None, Dims::from_elem(0, shape.len())),
@@ -228,7 +216,7 @@ fn scatter_rows(
     };
     let out = Layout::contiguous(out_shape);
     let strides = [out.strides(), src.strides(), &base_strides];
-    let sorted = SortedScatter::new(op, dim, index, shape, strides, how)?;
+    let sorted = SortedScatter::new(at, strides, how)?;
     let out = Tensor::empty(out_shape, base.dtype(), src.device())?;
     let dim_strides =
         [out.strides(), src.strides(), &base_strides].map(|strides| strides.get(dim).copied().unwrap_or(0));
@@ -265,20 +253,17 @@ fn scatter_rows(
 ///
 /// For runs up to [`MAX_SEQUENTIAL_RUN`], results equal those of the scanning kernel bit by bit, except that 16-bit
 /// floats are rounded once.
-pub(crate) fn scatter_sorted_runs(
-    op: &'static str,
+pub(super) fn scatter_sorted_runs(
+    at: &IndexedElements,
     out: &Tensor,
-    dim: usize,
-    index: (&Tensor, &[usize]),
-    shape: &[usize],
     (src, src_strides): (&Tensor, &[usize]),
     (how, skip): (ScatterOp, Option<usize>),
 ) -> Result<()> {
-    let strides = [out.strides(), src_strides, &Dims::from_elem(0, shape.len())];
-    let sorted = SortedScatter::new(op, dim, index, shape, strides, how)?;
-    let [out_dim, src_dim] = [out.strides(), src_strides].map(|s| s.get(dim).copied().unwrap_or(0));
+    let strides = [out.strides(), src_strides, &Dims::from_elem(0, at.shape.len())];
+    let sorted = SortedScatter::new(at, strides, how)?;
+    let [out_dim, src_dim] = [out.strides(), src_strides].map(|s| s.get(at.dim).copied().unwrap_or(0));
     let parts = sorted.alloc_parts(out)?;
-    let what = ScatterRows::new(how, extent_or_one(out, dim), skip);
+    let what = ScatterRows::new(how, extent_or_one(out, at.dim), skip);
     sorted.launch_runs((out, out_dim), (src, src_dim), parts.as_ref(), what)?;
     parts.map_or(Ok(()), |parts| sorted.launch_join((out, out_dim), &parts, what))
 }

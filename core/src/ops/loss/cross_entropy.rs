@@ -9,37 +9,27 @@ use crate::ops::norm::softmax::RowLayout;
 use crate::ops::norm::{check_is_f64, check_second_float, norm_compute_dtype};
 use crate::ops::prelude::*;
 
-/// Options of [`Tensor::cross_entropy_with`]. The defaults are PyTorch's.
-///
-/// ```
-/// # use forebay_core::ops::CrossEntropyOptions;
-/// let options = CrossEntropyOptions { label_smoothing: 0.1, ..CrossEntropyOptions::default() };
-/// assert_eq!(options.ignore_index, -100);
-/// ```
-#[derive(Clone, Copy, Debug)]
-pub struct CrossEntropyOptions<'a> {
-    /// Weight of each class.
-    pub weight: Option<&'a Tensor>,
-    /// Class whose examples do not count.
-    pub ignore_index: i64,
-    /// Reduction of the examples' losses. A mean is weighted by the class weights.
-    pub reduction: Reduction,
-    /// Part of each label that is spread over all classes, from 0 to 1.
-    pub label_smoothing: f64,
-    /// Overwrites contiguous logits with their gradient in the backward pass, which halves the memory.
-    /// Requires that nothing else reads the logits, and a single backward pass.
-    pub in_place: bool,
-}
-
-impl Default for CrossEntropyOptions<'_> {
-    fn default() -> Self {
-        Self {
-            weight: None,
-            ignore_index: -100,
-            reduction: Reduction::Mean,
-            label_smoothing: 0.0,
-            in_place: false,
-        }
+with_defaults! {
+    /// Options of [`Tensor::cross_entropy_with`]. The defaults are PyTorch's.
+    ///
+    /// ```
+    /// # use forebay_core::ops::CrossEntropyOptions;
+    /// let options = CrossEntropyOptions { label_smoothing: 0.1, ..CrossEntropyOptions::default() };
+    /// assert_eq!(options.ignore_index, -100);
+    /// ```
+    #[derive(Clone, Copy, Debug)]
+    pub struct CrossEntropyOptions<'a> {
+        /// Weight of each class.
+        pub weight: Option<&'a Tensor> = None,
+        /// Class whose examples do not count.
+        pub ignore_index: i64 = -100,
+        /// Reduction of the examples' losses. A mean is weighted by the class weights.
+        pub reduction: Reduction = Reduction::Mean,
+        /// Part of each label that is spread over all classes, from 0 to 1.
+        pub label_smoothing: f64 = 0.0,
+        /// Overwrites contiguous logits with their gradient in the backward pass, which halves the memory.
+        /// Requires that nothing else reads the logits, and a single backward pass.
+        pub in_place: bool = false,
     }
 }
 
@@ -208,12 +198,6 @@ impl CompositeCrossEntropy {
     }
 }
 
-/// Returns the ignored class for the kernels. An unrepresentable class becomes the smallest i32, which is
-/// never a class.
-pub(crate) fn kernel_ignore_index(options: &CrossEntropyOptions<'_>) -> i32 {
-    select::ignore_index_to_i32(options.ignore_index)
-}
-
 /// Returns the targets' dtype in kernels. i64 classes are read as pairs of words, which every device
 /// supports.
 pub(crate) fn target_dtype_name(target: &Tensor) -> &'static str {
@@ -328,7 +312,7 @@ impl Tensor {
             Reduction::Mean if soft => Some(scalar(examples.iter().product())?),
             Reduction::Mean => {
                 let classes = select::cast_index_to_i32(OP, target, Some(options.ignore_index))?;
-                let left_out = classes.eq(i64::from(kernel_ignore_index(options)))?;
+                let left_out = classes.eq(i64::from(select::ignore_index_to_i32(options.ignore_index)))?;
                 let weights = match options.weight {
                     Some(weight) => {
                         let rows = classes.masked_fill(&left_out, 0)?.reshape([-1])?;
@@ -361,7 +345,7 @@ impl Tensor {
         let composite = |divisor| CompositeCrossEntropy {
             has_soft_targets: soft,
             dim: isize::from(self.rank() > 1),
-            ignore_index: kernel_ignore_index(options),
+            ignore_index: select::ignore_index_to_i32(options.ignore_index),
             label_smoothing: options.label_smoothing,
             divisor,
             is_reduced: options.reduction != Reduction::None,
@@ -381,7 +365,7 @@ impl Tensor {
             weight: options.weight.map(contiguous_zero_offset).transpose()?,
             has_soft_targets: soft,
             dim: isize::from(self.rank() > 1),
-            ignore_index: kernel_ignore_index(options),
+            ignore_index: select::ignore_index_to_i32(options.ignore_index),
             label_smoothing: options.label_smoothing,
             first_row: 0,
             total_rows: rows,

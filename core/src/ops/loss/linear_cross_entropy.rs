@@ -4,10 +4,11 @@
 use std::sync::Mutex;
 
 use crate::amp::OperandCast;
+use crate::ops::index::select;
 use crate::ops::loss::Reduction;
 use crate::ops::loss::cross_entropy::{
-    CrossEntropyOptions, CrossEntropyPass, LogitsBatch, check_targets, kernel_ignore_index,
-    narrow_class_targets, target_dtype_name,
+    CrossEntropyOptions, CrossEntropyPass, LogitsBatch, check_targets, narrow_class_targets,
+    target_dtype_name,
 };
 use crate::ops::matmul;
 use crate::ops::norm::softmax::check_f32_f16_bf16;
@@ -73,7 +74,7 @@ fn loss_divisor(
                 "class_weights", targets: target_dtype_name(target), weight: weight.as_ref().map_or("", name),
             };
             let params = kernel_params! {
-                n: target.numel(), classes, ignore_class: kernel_ignore_index(options),
+                n: target.numel(), classes, ignore_class: select::ignore_index_to_i32(options.ignore_index),
             };
             let tensors = bindings![target, &weight, &weights];
             launch::launch(&spec, &tensors, params, target.numel().div_ceil(WORKGROUP_SIZE))?;
@@ -125,7 +126,7 @@ impl LinearCrossEntropy<'_> {
                 weight: options.weight.map(contiguous_zero_offset).transpose()?,
                 has_soft_targets: false,
                 dim: 1,
-                ignore_index: kernel_ignore_index(options),
+                ignore_index: select::ignore_index_to_i32(options.ignore_index),
                 label_smoothing: options.label_smoothing,
                 first_row: first,
                 total_rows: n,

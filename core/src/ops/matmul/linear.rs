@@ -292,8 +292,7 @@ impl Tensor {
         let flat = flatten_to_rows(x)?;
         let shape = replace_last_extent(x.shape(), weight.shape()[0]);
         let out = layer.forward(&flat.detach())?.reshape(&shape[..])?;
-        let inputs = [Some(x), Some(weight), bias];
-        let inputs: Vec<&Tensor> = inputs.into_iter().flatten().collect();
+        let inputs = bindings![x, weight, bias];
         if !autograd::compute_requires_grad(&inputs) {
             return Ok(out);
         }
@@ -406,7 +405,7 @@ impl Tensor {
         let out = out.reshape(&shape[..])?;
         match bias {
             None => Ok(out),
-            Some(bias) => add_scaled(OP, bias, &out, 1.0, 1.0),
+            Some(bias) => add_scaled(OP, bias, &out, &Default::default()),
         }
     }
 }

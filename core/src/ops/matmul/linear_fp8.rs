@@ -66,7 +66,7 @@ pub(crate) fn forward_with_grad(
     bias: Option<&Tensor>,
 ) -> Result<Tensor> {
     let (dtype, weight_type) = (x.dtype(), weight.dtype());
-    let inputs: SmallVec<[&Tensor; 3]> = [Some(x), Some(weight), bias].into_iter().flatten().collect();
+    let inputs = bindings![x, weight, bias];
     let any_requires_grad = autograd::compute_requires_grad(&inputs);
     // Each operand is saved for the gradient of the other.
     let [keeps_x, keeps_weight] = [weight, x].map(|t| any_requires_grad && t.requires_grad());

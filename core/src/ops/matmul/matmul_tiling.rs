@@ -142,37 +142,19 @@ impl CostModel {
         let gather_cost = if gathered { 2 } else { 1 };
         // Software devices run on few cores and load one lane at a time: measured on lavapipe.
         let DeviceInfo { limits, features, software, .. } = device.info();
-        let iterations = limits.max_loop_iterations as usize / 2;
-        let workgroup_memory = limits.max_workgroup_memory as usize;
-        let workgroup_size = limits.max_workgroup_size as usize;
-        let features = *features;
-        let subgroup_lanes = limits.subgroup_size.0 as usize;
-        if *software {
-            Self {
-                parallel_workgroups: 1,
-                split_k_workgroups: 8,
-                shared_load_cost: 20,
-                global_load_cost: 30 * gather_cost,
-                max_iterations: iterations,
-                workgroup_memory,
-                workgroup_size,
-                unrolls: false,
-                features,
-                subgroup_lanes,
-            }
-        } else {
-            Self {
-                parallel_workgroups: 256,
-                split_k_workgroups: 512,
-                shared_load_cost: 2,
-                global_load_cost: 4 * gather_cost,
-                max_iterations: iterations,
-                workgroup_memory,
-                workgroup_size,
-                unrolls: true,
-                features,
-                subgroup_lanes,
-            }
+        let (parallel_workgroups, split_k_workgroups, shared_load_cost, global_load_cost) =
+            if *software { (1, 8, 20, 30) } else { (256, 512, 2, 4) };
+        Self {
+            parallel_workgroups,
+            split_k_workgroups,
+            shared_load_cost,
+            global_load_cost: global_load_cost * gather_cost,
+            max_iterations: limits.max_loop_iterations as usize / 2,
+            workgroup_memory: limits.max_workgroup_memory as usize,
+            workgroup_size: limits.max_workgroup_size as usize,
+            unrolls: !software,
+            features: *features,
+            subgroup_lanes: limits.subgroup_size.0 as usize,
         }
     }
 

@@ -344,7 +344,7 @@ impl BatchNormalization {
             result: launch::dtype_name_of(out),
             weight: launch::dtype_name_of(self.weight.as_ref().filter(|_| weight)),
             bias: launch::dtype_name_of(self.bias.as_ref().filter(|_| bias)),
-            activation: if pass == BatchNormPass::Moments { "" } else { self.activation.name() },
+            activation: if pass == BatchNormPass::Moments { NormActivation::None } else { self.activation },
             f32_division: planes < 1 << 20 && self.x.numel() < 1 << 31,
         }
     }

@@ -140,6 +140,8 @@ struct NormStage {
     width: usize,
     /// Number of parts of a row, and elements of a part.
     splits_and_chunk: (usize, usize),
+    /// Bound of a thread's loop iterations.
+    iterations: usize,
 }
 
 /// Sums that a stage reads.
@@ -173,12 +175,11 @@ impl Normalization {
     fn row_stage(&self) -> NormStage {
         let at = self.geometry;
         let across = at.run_length == 1 && at.rows > 1;
-        NormStage {
-            threads_per_row: choose_threads_per_row(at.extent, across),
-            across,
-            width: pack_width(across, &[at.run_length, at.run_stride, at.row_stride]),
-            splits_and_chunk: (1, at.extent),
-        }
+        let threads_per_row = choose_threads_per_row(at.extent, across);
+        let width = pack_width(across, &[at.run_length, at.run_stride, at.row_stride]);
+        // Two or three loops over the row, and the loops of sums over its threads.
+        let iterations = 3 * at.extent.div_ceil(threads_per_row * width) + 128;
+        NormStage { threads_per_row, across, width, splits_and_chunk: (1, at.extent), iterations }
     }
 
     /// Runs the elementwise kernel: forward, or backward with the gradient `g`.
@@ -193,43 +194,31 @@ impl Normalization {
         let NormStage { threads_per_row, width, .. } = stage;
         let (splits, chunk) = split_reduction(at.rows, at.extent, threads_per_row, 3);
         if at.extent < SPLIT_ROW_MIN || splits == 1 {
-            // Two or three loops over the row, and the loops of sums over its threads.
-            let iterations = 3 * at.extent.div_ceil(threads_per_row * width) + 128;
-            self.launch_stage(
-                NormStep::Whole,
-                stage,
-                g,
-                Some(statistics),
-                StageSums::None,
-                &out,
-                iterations,
-            )?;
+            self.launch_stage(NormStep::Whole, stage, g, Some(statistics), StageSums::None, &out)?;
             return Ok(out);
         }
-        let stage = NormStage { splits_and_chunk: (splits, chunk), ..stage };
         let iterations = 2 * chunk.div_ceil(threads_per_row * width) + 128;
+        let stage = NormStage { splits_and_chunk: (splits, chunk), iterations, ..stage };
         let partial = empty_workspace(&[splits, 2, at.rows], DType::F32, x.device())?;
-        self.launch_stage(
-            NormStep::Parts,
-            stage,
-            g,
-            g.map(|_| statistics),
-            StageSums::None,
-            &partial,
-            iterations,
-        )?;
+        self.launch_stage(NormStep::Parts, stage, g, g.map(|_| statistics), StageSums::None, &partial)?;
         let sums = match g {
             Some(_) => Some(partial.sum([0], false)?),
             None => {
-                let finish = NormStage { threads_per_row: WORKGROUP_SIZE, across: false, width: 1, ..stage };
                 let iterations = 2 * splits.div_ceil(WORKGROUP_SIZE) + 128;
+                let whole_group = NormStage {
+                    threads_per_row: WORKGROUP_SIZE,
+                    across: false,
+                    width: 1,
+                    iterations,
+                    ..stage
+                };
                 let (statistics, parts) = (Some(statistics), StageSums::Rows(&partial));
-                self.launch_stage(NormStep::Finish, finish, None, statistics, parts, &out, iterations)?;
+                self.launch_stage(NormStep::Finish, whole_group, None, statistics, parts, &out)?;
                 None
             }
         };
         let sums = sums.as_ref().map_or(StageSums::None, StageSums::Rows);
-        self.launch_stage(NormStep::Apply, stage, g, Some(statistics), sums, &out, iterations)?;
+        self.launch_stage(NormStep::Apply, stage, g, Some(statistics), sums, &out)?;
         Ok(out)
     }
 
@@ -239,15 +228,20 @@ impl Normalization {
         let out = Tensor::empty(x.shape(), x.dtype(), x.device())?;
         let stage = self.row_stage();
         let chunk = APPLY_PACKS * stage.threads_per_row * stage.width;
-        let stage = NormStage { splits_and_chunk: (at.extent.div_ceil(chunk), chunk), ..stage };
         let iterations = APPLY_PACKS + at.weight_strides[0].div_ceil(stage.threads_per_row) + 128;
-        let sums = StageSums::Channels(sums);
-        self.launch_stage(NormStep::Apply, stage, Some(g), Some(statistics), sums, &out, iterations)?;
+        let stage = NormStage { splits_and_chunk: (at.extent.div_ceil(chunk), chunk), iterations, ..stage };
+        self.launch_stage(
+            NormStep::Apply,
+            stage,
+            Some(g),
+            Some(statistics),
+            StageSums::Channels(sums),
+            &out,
+        )?;
         Ok(out)
     }
 
     /// Launches one step of `norm.wgsl`. [`NormStep::Finish`] has no `out`.
-    #[expect(clippy::too_many_arguments, reason = "one launch, with all that it binds")]
     fn launch_stage(
         &self,
         step: NormStep,
@@ -256,10 +250,10 @@ impl Normalization {
         statistics: Option<&NormStatistics>,
         sums: StageSums<'_>,
         out: &Tensor,
-        iterations: usize,
     ) -> Result<()> {
         let Self { geometry: at, x, .. } = self;
-        let NormStage { threads_per_row, across, width, splits_and_chunk: (splits, chunk) } = stage;
+        let NormStage { threads_per_row, across, width, splits_and_chunk: (splits, chunk), iterations } =
+            stage;
         let finish = step == NormStep::Finish;
         let applies = matches!(step, NormStep::Whole | NormStep::Apply);
         // Pass only the tensors that the stage reads: statistics need no weights.
@@ -277,7 +271,7 @@ impl Normalization {
             x: launch::dtype_name_of(Some(x).filter(|_| !finish)), g: launch::dtype_name_of(g),
             result: launch::dtype_name_of(Some(out).filter(|_| applies)),
             weight: launch::dtype_name_of(weight), bias: launch::dtype_name_of(bias),
-            activation: activation.name(), rms: self.rms,
+            activation, rms: self.rms,
             contiguous: at.run_length >= at.extent || at.run_stride == at.run_length,
             flat: at.run_length >= at.extent, one_weight: at.weight_strides[2] == 0, channel_sums,
             threads_per_row, across, width,
@@ -342,7 +336,7 @@ impl Normalization {
         let spec = kernel_spec! {
             "norm_weight_grad", x: launch::dtype_name_of(Some(x)), g: launch::dtype_name_of(Some(g)),
             weight: launch::dtype_name_of(weight), bias: launch::dtype_name_of(bias),
-            activation: self.activation.name(), rms: self.rms, single: at.weight_run_length == 1,
+            activation: self.activation, rms: self.rms, single: at.weight_run_length == 1,
             one_run: run_threads.is_some(), threads_per_row, across, width,
         };
         let [row_step, row_weights, row_inner] = at.row_strides;

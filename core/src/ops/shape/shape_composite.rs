@@ -1,6 +1,6 @@
 //! Joining, meshes, products of dimensions and other operations composed of views and copies.
 
-use crate::ops::index::select::nonzero_coordinates_of_count;
+use crate::ops::index::select::nonzero_coordinates;
 use crate::ops::prelude::*;
 use crate::ops::shape::{PadMode, as_refs, cat, distinct_dims, stack};
 use crate::tensor::layout::MAX_TENSOR_NUMEL;
@@ -204,8 +204,7 @@ impl Tensor {
             let holds = if with_replacement { pair[0].le(&pair[1])? } else { pair[0].lt(&pair[1])? };
             rising = rising.logical_and(&holds)?;
         }
-        let combinations =
-            nonzero_coordinates_of_count(OP, &rising, combination_count(n, r, with_replacement))?;
+        let combinations = nonzero_coordinates(OP, &rising, Some(combination_count(n, r, with_replacement)))?;
         self.index_select(0, &combinations.reshape([-1])?)?.reshape(combinations.shape())
     }
 
@@ -215,7 +214,7 @@ impl Tensor {
     pub fn tril_indices(rows: usize, columns: usize, diagonal: isize, device: &Device) -> Result<Tensor> {
         let kept = Self::ones([rows, columns], DType::I32, device)?.tril(diagonal)?;
         let count = tril_count(rows, columns, diagonal);
-        nonzero_coordinates_of_count("tril_indices", &kept, count)?.t()?.contiguous()
+        nonzero_coordinates("tril_indices", &kept, Some(count))?.t()?.contiguous()
     }
 
     /// Returns the indices on and above a diagonal of a matrix: see [`tril_indices`](Self::tril_indices).
@@ -223,7 +222,7 @@ impl Tensor {
     pub fn triu_indices(rows: usize, columns: usize, diagonal: isize, device: &Device) -> Result<Tensor> {
         let kept = Self::ones([rows, columns], DType::I32, device)?.triu(diagonal)?;
         let count = rows * columns - tril_count(rows, columns, diagonal.saturating_sub(1));
-        nonzero_coordinates_of_count("triu_indices", &kept, count)?.t()?.contiguous()
+        nonzero_coordinates("triu_indices", &kept, Some(count))?.t()?.contiguous()
     }
 
     /// Computes the Kronecker product: each element of `self` times `other`. Missing ones are 1.

@@ -12,20 +12,16 @@ use crate::tensor::layout::{
     MAX_TENSOR_NUMEL, MAX_VIEW_NUMEL, check_view_numel, checked_numel, contiguous_strides,
 };
 
-/// Positions of the blocks of [`Tensor::im2col`] and [`Tensor::col2im`] in an image.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Im2colOptions {
-    /// Distance between elements of a block; 1.
-    pub dilation: [usize; 2],
-    /// Zeros on every side of the image; 0.
-    pub padding: [usize; 2],
-    /// Distance between adjacent blocks; 1.
-    pub stride: [usize; 2],
-}
-
-impl Default for Im2colOptions {
-    fn default() -> Self {
-        Self { dilation: [1; 2], padding: [0; 2], stride: [1; 2] }
+with_defaults! {
+    /// Positions of the blocks of [`Tensor::im2col`] and [`Tensor::col2im`] in an image.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct Im2colOptions {
+        /// Distance between elements of a block; 1.
+        pub dilation: [usize; 2] = [1; 2],
+        /// Zeros on every side of the image; 0.
+        pub padding: [usize; 2] = [0; 2],
+        /// Distance between adjacent blocks; 1.
+        pub stride: [usize; 2] = [1; 2],
     }
 }
 
