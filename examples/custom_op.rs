@@ -8,13 +8,14 @@ use forebay::prelude::*;
 static FORWARD: CustomOp = CustomOp::new(
     "squared_relu",
     "
+    struct Params { count: u32 }
     @group(0) @binding(0) var<storage, read> x: array<f32>;
     @group(0) @binding(1) var<storage, read_write> y: array<f32>;
-    @group(1) @binding(0) var<uniform> count: vec4<u32>;
+    @group(1) @binding(0) var<uniform> p: Params;
 
     @compute @workgroup_size(256)
     fn main(@builtin(global_invocation_id) id: vec3<u32>) {
-        if id.x < count.x {
+        if id.x < p.count {
             let positive = max(x[id.x], 0.0);
             y[id.x] = positive * positive;
         }
@@ -24,14 +25,15 @@ static FORWARD: CustomOp = CustomOp::new(
 static BACKWARD: CustomOp = CustomOp::new(
     "squared_relu_backward",
     "
+    struct Params { count: u32 }
     @group(0) @binding(0) var<storage, read> x: array<f32>;
     @group(0) @binding(1) var<storage, read> g: array<f32>;
     @group(0) @binding(2) var<storage, read_write> dx: array<f32>;
-    @group(1) @binding(0) var<uniform> count: vec4<u32>;
+    @group(1) @binding(0) var<uniform> p: Params;
 
     @compute @workgroup_size(256)
     fn main(@builtin(global_invocation_id) id: vec3<u32>) {
-        if id.x < count.x {
+        if id.x < p.count {
             dx[id.x] = 2.0 * max(x[id.x], 0.0) * g[id.x];
         }
     }",

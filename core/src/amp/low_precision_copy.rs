@@ -5,7 +5,7 @@
 //! program can write without a version is cast each time. If a graph still
 //! holds the previous copy, the next copy uses other memory. A captured step holds the copies that it was
 //! recorded with (`CapturedCast`) and writes them in place at every replay. A graph that uses such a copy
-//! must run its backward pass before the next replay.
+//! must run its backward pass before the next replay. A copy that nothing reads is freed after a few steps.
 
 use std::sync::Weak;
 
@@ -17,12 +17,16 @@ use crate::memory::{self, Tag};
 use crate::storage::Storage;
 use crate::tensor::Tensor;
 
+/// Writes after which a copy that was not read is freed. A program that steps twice for each forward pass keeps it.
+const MAX_UNREAD_WRITES: u8 = 2;
+
 /// Returns the copy of a leaf if it is current. Otherwise requests one from the optimiser.
 pub(super) fn find_or_request(leaf: &Tensor, to: DType) -> Option<Tensor> {
     let mut copy = autograd::lock_low_precision_copy(leaf)?;
-    match &*copy {
-        LowPrecisionCopy::Ready { copy: values, source } if values.dtype() == to => {
+    match &mut *copy {
+        LowPrecisionCopy::Ready { copy: values, source, unread_writes } if values.dtype() == to => {
             let good = source.is_current(leaf, values);
+            *unread_writes = 0;
             if good {
                 let note = || CapturedCastRead { leaf: leaf.clone(), copy: values.downgrade_storage() };
                 leaf.device()
@@ -49,18 +53,27 @@ pub fn is_wanted(parameter: &Tensor) -> bool {
             .is_some_and(|copy| !matches!(*copy, LowPrecisionCopy::None))
 }
 
-/// Allocates memory for the next copy of an f32 parameter that was cast, or reuses the last copy.
+/// Allocates memory for the next copy of an f32 parameter that was cast, or reuses the last copy. Frees a copy that
+/// nothing reads.
 pub fn alloc_next_copy(parameter: &Tensor) -> Result<Option<Tensor>> {
     let _tag = memory::scope::enter_tag(Tag::Parameter);
     let copy = autograd::lock_low_precision_copy(parameter).filter(|_| parameter.dtype() == DType::F32);
-    let Some(copy) = copy else { return Ok(None) };
+    let Some(mut copy) = copy else { return Ok(None) };
+    let is_recording = parameter.device().capture_recorder().is_recording_here();
     let dtype = match &*copy {
         LowPrecisionCopy::None => return Ok(None),
+        LowPrecisionCopy::Ready { unread_writes: MAX_UNREAD_WRITES.., .. } if !is_recording => {
+            let unread = std::mem::take(&mut *copy);
+            // Unlocked first, because the last handle of a storage flushes launches.
+            drop(copy);
+            drop(unread);
+            return Ok(None);
+        }
         LowPrecisionCopy::Ready { copy: values, .. } if values.is_unique() => {
             return Ok(Some(values.clone()));
         }
         // Replays would still write the previous memory.
-        _ if parameter.device().capture_recorder().is_recording_here() => return Ok(None),
+        _ if is_recording => return Ok(None),
         LowPrecisionCopy::Ready { copy: values, .. } => values.dtype(),
         LowPrecisionCopy::Requested(dtype) => *dtype,
     };
@@ -71,7 +84,11 @@ pub fn alloc_next_copy(parameter: &Tensor) -> Result<Option<Tensor>> {
 pub fn store_copy(parameter: &Tensor, values: Tensor) {
     if let Some(mut copy) = autograd::lock_low_precision_copy(parameter) {
         let source = CopyVersion::read(parameter, &values);
-        *copy = LowPrecisionCopy::Ready { copy: values, source };
+        let unread_writes = match &*copy {
+            LowPrecisionCopy::Ready { unread_writes, .. } => unread_writes.saturating_add(1),
+            _ => 1,
+        };
+        *copy = LowPrecisionCopy::Ready { copy: values, source, unread_writes };
     }
 }
 
@@ -96,7 +113,9 @@ impl CapturedCast {
     /// Finds the copy of a leaf that a recording has read, by its storage, after the step has ended.
     pub(crate) fn new(leaf: Tensor, memory: &Weak<Storage>) -> Result<Self> {
         let found = autograd::lock_low_precision_copy(&leaf).and_then(|copy| match &*copy {
-            LowPrecisionCopy::Ready { copy: values, source } if values.downgrade_storage().ptr_eq(memory) => {
+            LowPrecisionCopy::Ready { copy: values, source, .. }
+                if values.downgrade_storage().ptr_eq(memory) =>
+            {
                 Some((values.clone(), source.clone()))
             }
             _ => None,
@@ -135,7 +154,8 @@ impl CapturedCast {
         if let Some(mut copy) =
             autograd::lock_low_precision_copy(&self.leaf).filter(|_| self.is_written_by_step)
         {
-            *copy = LowPrecisionCopy::Ready { copy: self.copy.clone(), source: self.versions.clone() };
+            let (copied, source) = (self.copy.clone(), self.versions.clone());
+            *copy = LowPrecisionCopy::Ready { copy: copied, source, unread_writes: 0 };
         }
     }
 }

@@ -14,8 +14,8 @@ pub(crate) enum LowPrecisionCopy {
     None,
     /// The leaf was cast, so an optimiser should write the next copy.
     Requested(DType),
-    /// Copy of the leaf at the version in `source`.
-    Ready { copy: Tensor, source: CopyVersion },
+    /// Copy of the leaf at the version in `source`. Optimisers have written it `unread_writes` times since it was read.
+    Ready { copy: Tensor, source: CopyVersion, unread_writes: u8 },
 }
 
 /// Storage of the leaf, and the versions of the leaf and of the copy.

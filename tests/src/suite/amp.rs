@@ -31,6 +31,7 @@ tests![
     memory_of_cached_casts_is_freed,
     copies_of_an_optimiser_replace_casts,
     optimisers_write_copies_of_cast_weights_by_default,
+    copies_that_nothing_reads_are_freed,
     a_graph_keeps_the_low_precision_copy_that_it_saved,
 ];
 
@@ -606,6 +607,48 @@ fn optimisers_write_copies_of_cast_weights_by_default(device: &Device) -> Result
     ensure!(casting.0 == copying.0 + 4, "{} launches with casts, {} with copies", casting.0, copying.0);
     ensure!(copying.1 > casting.1, "no copy is kept: {} bytes, {} without", copying.1, casting.1);
     ensure!(without_autocast == plain, "{without_autocast:?} without autocast, expected {plain:?}");
+    Ok(())
+}
+
+/// Steps without autocast, and replays that have copies of their own, end the copies of the optimiser.
+fn copies_that_nothing_reads_are_freed(device: &Device) -> Result<()> {
+    let x = Tensor::arange(0.0, 32.0, 1.0, DType::F32, device)?.cos()?.reshape([4, 8])?;
+    let plain_loss =
+        |layers: &[Linear; 2]| layers[1].forward(&layers[0].forward(&x)?.relu()?)?.square()?.mean_all();
+    let run = |on: bool, captured: bool| -> Result<(Vec<u64>, Vec<Tensor>)> {
+        let before = device.memory().allocated();
+        let layers = layers(device)?;
+        let parameters: Vec<Tensor> = layers.iter().flat_map(Module::parameters).collect();
+        let mut optimizer = Sgd::new(parameters.clone(), 0.1).low_precision_copies(on);
+        let mut allocated = Vec::new();
+        let mut step = captured
+            .then(|| device.capture(|| autocast_loss(&layers, &x, DType::BF16)?.backward()))
+            .transpose()?;
+        for k in 0..7 {
+            optimizer.zero_grad();
+            match &mut step {
+                Some(step) => step.replay()?,
+                // The first step and the last have copies.
+                None if matches!(k, 0 | 5 | 6) => autocast_loss(&layers, &x, DType::BF16)?.backward()?,
+                None => plain_loss(&layers)?.backward()?,
+            }
+            optimizer.step()?;
+            allocated.push(device.memory().allocated() - before);
+        }
+        Ok((allocated, parameters))
+    };
+    for captured in [false, true] {
+        let ((with, got), (without, expected)) = (run(true, captured)?, run(false, captured)?);
+        ensure!(with[1] > without[1], "captured: {captured}: no copies, {with:?} bytes, {without:?} without");
+        ensure!(
+            with[4] == without[4],
+            "captured: {captured}: copies stay, {with:?} bytes, {without:?} without"
+        );
+        ensure!(captured || with[6] > without[6], "no copies, {with:?} bytes, {without:?} without");
+        for (got, expected) in got.iter().zip(&expected) {
+            ensure_same_bits(got, expected).with_context(|| format!("captured: {captured}"))?;
+        }
+    }
     Ok(())
 }
 

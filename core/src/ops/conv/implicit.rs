@@ -8,6 +8,7 @@
 use crate::backend::{Command, ConvolutionCall, ConvolutionProduct, Slice};
 use crate::ops::conv::im2col::{Im2colPlan, ImageChunk};
 use crate::ops::conv::{ConvGeometry, ConvKind, spatial_numel};
+use crate::ops::kernel::launch::VECTOR_BYTES;
 use crate::ops::prelude::*;
 use crate::ops::reduce::sum_first_dim;
 use crate::runtime::profile::WorkItem;
@@ -89,14 +90,14 @@ impl ConvGeometry {
         let plan = if mirrored { Im2colPlan::for_input_grad(self) } else { Im2colPlan::for_input(self) };
         let plan = plan.along_width();
         let (images, dtype) = (images.contiguous()?, images.dtype());
-        let positions = products.positions.map(Tensor::contiguous).transpose()?;
+        let positions = products.positions.map(to_aligned).transpose()?;
         let bias = products.bias.map(Tensor::contiguous).transpose()?;
         let weights = products.weights.map(|w| self.implicit_weights(mirrored, w)).transpose()?;
         let shape = if mirrored { self.x_shape() } else { self.y_shape() };
         let out = weights.as_ref().map(|_| Tensor::empty(shape, dtype, images.device())).transpose()?;
         let mut sum: Option<Tensor> = None;
         for chunk in plan.split_batch(&images, dtype, false) {
-            let columns = plan.build_columns(&images, chunk)?;
+            let columns = to_aligned(&plan.build_columns(&images, chunk)?)?;
             let call = ImplicitCall { geometry: self, mirrored, columns: &columns, chunk };
             if let (Some(weights), Some(out)) = (&weights, &out)
                 && !call.multiply_weights(weights, bias.as_ref(), out)?
@@ -131,6 +132,14 @@ impl ConvGeometry {
         permuted.copy_into(&weights.narrow(2, 0, rows)?)?;
         Ok(weights)
     }
+}
+
+/// Returns an operand in adjacent memory that begins at a whole vector, as the kernels need it. The copy costs less
+/// than a declined product: its operation computes the results of the other product again.
+fn to_aligned(t: &Tensor) -> Result<Tensor> {
+    let t = t.contiguous()?;
+    let offset = t.layout().offset() * t.dtype().size();
+    if offset.is_multiple_of(VECTOR_BYTES) { Ok(t) } else { t.copy() }
 }
 
 /// Operands of the wanted products with one set of columns.
