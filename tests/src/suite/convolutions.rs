@@ -27,7 +27,7 @@ tests![
     large_convolutions_round_exact_sums_once,
     large_convolutions_take_the_predicted_bytes,
     large_convolutions_are_captured,
-    large_convolutions_copy_operands_that_begin_inside_a_vector,
+    large_convolutions_take_operands_that_begin_inside_a_vector,
     batch_norms_equal_their_composition,
     running_statistics_are_updated_in_place,
     batches_are_counted,
@@ -289,27 +289,25 @@ fn large_convolutions_are_captured(device: &Device) -> Result<()> {
 
 /// A backend's own kernels read whole vectors. Images that begin at another element are copied once for the gradient of
 /// the weights, and no product is computed twice.
-fn large_convolutions_copy_operands_that_begin_inside_a_vector(device: &Device) -> Result<()> {
+fn large_convolutions_take_operands_that_begin_inside_a_vector(device: &Device) -> Result<()> {
     let case = LARGE_CASES[0];
-    let run = |device: &Device, start: usize| -> CoreResult<Vec<Tensor>> {
-        let of = |shape: &[usize], seed| digits(shape, seed, DType::BF16, device);
-        let x = of(case.x, 1)?.reshape([-1])?;
-        let all = cat(&[x.narrow(0, 0, start)?, x.clone()], 0)?;
-        let x = all.narrow(0, start, x.numel())?.reshape(case.x)?.to_leaf()?;
-        let (w, b) = (of(case.w, 2)?.to_leaf()?, of(&[case.w[0]], 3)?);
-        let y = case.run(&x, &w, &b)?;
-        y.backward_with(&of(y.shape(), 4)?)?;
-        Ok([Some(y.detach()), x.grad(), w.grad()].into_iter().flatten().collect())
-    };
-    for (made, expected) in run(device, 1)?.iter().zip(&run(device, 8)?) {
-        ensure_same_bits(made, expected)?;
+    let of = |shape: &[usize], seed| digits(shape, seed, DType::BF16, device);
+    // The second filter has no columns of its own: its products read the images.
+    for w in [case.w, &[64, 16, 3, 1]] {
+        let case = ConvCase { padding: 0, w, ..case };
+        let run = |start: usize| -> CoreResult<Vec<Tensor>> {
+            let x = of(case.x, 1)?.reshape([-1])?;
+            let all = cat(&[x.narrow(0, 0, start)?, x.clone()], 0)?;
+            let x = all.narrow(0, start, x.numel())?.reshape(case.x)?.to_leaf()?;
+            let (w, b) = (of(case.w, 2)?.to_leaf()?, of(&[case.w[0]], 3)?);
+            let y = case.run(&x, &w, &b)?;
+            y.backward_with(&of(y.shape(), 4)?)?;
+            Ok([Some(y.detach()), x.grad(), w.grad()].into_iter().flatten().collect())
+        };
+        for (made, expected) in run(1)?.iter().zip(&run(8)?) {
+            ensure_same_bits(made, expected)?;
+        }
     }
-    let mut profile = CardProfile::from_device(device);
-    profile.library.convolution = true;
-    let launches =
-        |start: usize| -> Result<u64> { Ok(dry_run(&profile, |dry| run(dry, start))?.work.launches) };
-    let (aligned, inside) = (launches(8)?, launches(1)?);
-    ensure!(inside == aligned + 1, "{inside} launches, and {aligned} of aligned images");
     Ok(())
 }
 
