@@ -384,8 +384,8 @@ fn im2col_rounds_once_and_is_deterministic(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// The sum over images is also the cast to the weights' type. Its bits are those of a cast by hand, which is a kernel of
-/// its own.
+/// The sum over images is also the cast to the weights' type. Its bits are those of a cast by hand, which is a kernel
+/// of its own.
 fn gradients_of_weights_under_autocast_save_a_cast(device: &Device) -> Result<()> {
     let device = &with_own_pool(device);
     device.set_im2col_max_bytes(Some(CHUNKS[0]));
