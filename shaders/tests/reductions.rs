@@ -280,9 +280,19 @@ fn batch_normalisations() {
                     _ => spec
                         .def("same_channel", threads_per_row == 256)
                         .def("fixed", single)
-                        .def("copies_sums", pass == "backward" && !single && !activation.is_empty()),
+                        .def("copies_sums", pass == "backward" && !single && !activation.is_empty())
+                        .def("mean", weight)
+                        .def("var", weight)
+                        .def("counts", !activation.is_empty()),
                 };
-                render_valid(&spec);
+                // The kernel adds the parts of a channel itself, or finds them added.
+                let is_whole = matches!(pass, "forward" | "backward") && !single;
+                for adds in [false, is_whole] {
+                    let copies = adds && pass == "backward";
+                    let spec =
+                        spec.clone().def("finishes", adds && pass == "forward").def("adds_parts", copies);
+                    render_valid(&if copies { spec.def("copies_sums", true) } else { spec });
+                }
             }
         }
         for counts in [false, true] {

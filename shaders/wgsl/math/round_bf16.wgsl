@@ -1,3 +1,5 @@
+// needs: none
+//
 // Rounding of f32 to the values of bf16, to nearest even; NaN is 0x7fff.
 
 // The bits of a pair. CUDA rounds pairs in one instruction (intrinsics.rs in backend-cuda).
