@@ -131,6 +131,10 @@ impl F32Tile {
         // More workgroups on a multiprocessor leave an invocation too few registers: the backward passes have two
         // products of a tile there.
         let max_resident = if pass == AttentionPass::Forward { 3 } else { 2 };
+        // SwiftShader, with subgroups of four, takes minutes and 17 GB to compile this much code without branches.
+        if info.software && info.limits.subgroup_size.0 < 8 {
+            return None;
+        }
         // A software driver has little memory, but runs one workgroup at a time.
         let exchanged = if info.software { 8 } else { 32 };
         let tile = Self { lanes, row_quads, columns, exchanged, resident: 0 };
