@@ -45,6 +45,22 @@ struct Params {
 {% else %}{{ rows.pack_output(b.next, name, type, width) }}{% endif %}
 {% set b.next = b.next + 1 %}
 {% endmacro %}
+{#- Computes the mean of a channel and the sum of squared distances of its parts, from part `first` to `end` in steps of
+`step`. `sum` is the sum of all totals. -#}
+{% macro combine_parts(first, end, step, sum) %}
+    var total = 0.0;
+    for (var part = {{ first }}; part < {{ end }}; part += {{ step }}u) {
+        total += partial_at(part * 2u * p.channels + channel);
+    }
+    let mean = {{ sum }} / n;
+    var squares = 0.0;
+    for (var part = {{ first }}; part < {{ end }}; part += {{ step }}u) {
+        let at = part * 2u * p.channels + channel;
+        let count = f32(min(p.chunk, p.extent - part * p.chunk));
+        let deviation = partial_at(at) / count - mean;
+        squares += partial_at(at + p.channels) + count * (deviation * deviation);
+    }
+{% endmacro %}
 {% if pass == "finish" %}
 {{ buffer("in", "partial", "f32") }}
 {{ buffer("out", "statistics", "f32") }}
@@ -64,18 +80,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let live = channel < p.channels;
     let end = select(0u, p.splits, live);
     let n = f32(p.extent);
-    var total = 0.0;
-    for (var part = thread_in_row(thread); part < end; part += {{ threads_per_row }}u) {
-        total += partial_at(part * 2u * p.channels + channel);
-    }
-    let mean = row_sum(total, thread) / n;
-    var squares = 0.0;
-    for (var part = thread_in_row(thread); part < end; part += {{ threads_per_row }}u) {
-        let at = part * 2u * p.channels + channel;
-        let count = f32(min(p.chunk, p.extent - part * p.chunk));
-        let deviation = partial_at(at) / count - mean;
-        squares += partial_at(at + p.channels) + count * (deviation * deviation);
-    }
+    {{ combine_parts("thread_in_row(thread)", "end", threads_per_row, "row_sum(total, thread)") }}
     let all = row_sum(squares, thread);
     if live && thread_in_row(thread) == 0u {
         statistics_put(channel, mean);
@@ -218,18 +223,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
 // The mean, the reciprocal deviation and the sum of squared distances, as in `finish`.
 fn channel_moments(channel: u32) -> vec3<f32> {
     let n = f32(p.extent);
-    var total = 0.0;
-    for (var part = 0u; part < p.splits; part += 1u) {
-        total += partial_at(part * 2u * p.channels + channel);
-    }
-    let mean = total / n;
-    var squares = 0.0;
-    for (var part = 0u; part < p.splits; part += 1u) {
-        let at = part * 2u * p.channels + channel;
-        let count = f32(min(p.chunk, p.extent - part * p.chunk));
-        let deviation = partial_at(at) / count - mean;
-        squares += partial_at(at + p.channels) + count * (deviation * deviation);
-    }
+    {{ combine_parts("0u", "p.splits", 1, "total") }}
     return vec3<f32>(mean, m_rsqrt(squares / n + p.eps), squares);
 }
 {% else %}
