@@ -32,7 +32,6 @@ use crate::fences::{EventTracker, FenceTracker};
 use crate::gelu_grad;
 use crate::graph::{CudaGraph, GraphCapture, GraphNode};
 use crate::kernels::{KernelRegistry, MAX_BINDINGS, MAX_PARAM_BYTES, SubmitStatus};
-use crate::launch_batcher::LaunchBatcher;
 use crate::nvtx::set_nvtx;
 use crate::peer::PeerLinks;
 use crate::processes;
@@ -94,7 +93,7 @@ impl CudaQueue {
             cublaslt: CublasLt::default(),
             uploads: Mutex::default(),
             downloads: Mutex::default(),
-            stream: CudaStream::new(context, Some(LaunchBatcher::new()))?,
+            stream: CudaStream::new(context)?,
         })
     }
 
@@ -171,7 +170,7 @@ impl CudaQueue {
         })
     }
 
-    /// Enqueues all deferred commands and pending batches, and reports errors as a [`SourceError`].
+    /// Enqueues all deferred commands and gives pending calls to the driver, and reports errors as a [`SourceError`].
     fn flush_pending(&self, device: &CudaDevice) -> Result<(), SourceError> {
         self.drain_deferred(device, true).map_err(|error| match error {
             Error::Driver(error) => error,
@@ -192,9 +191,9 @@ impl CudaDevice {
         self.queues().try_for_each(|queue| queue.flush_pending(self))
     }
 
-    /// Launches the pending batches of all streams, even after one failed: memory changes must come after
-    /// them.
-    fn flush_batches(&self) -> Result<(), SourceError> {
+    /// Gives the pending calls of all streams to the driver, even after one failed: memory changes must come
+    /// after them.
+    fn flush_streams(&self) -> Result<(), SourceError> {
         self.streams().map(CudaStream::flush_pending).fold(Ok(()), Result::and)
     }
 
@@ -478,7 +477,7 @@ impl SegmentSource for CudaBackend {
     }
 
     fn free_segment(&self, segment: SegmentId) -> Result<(), SourceError> {
-        let flushed = self.device.flush_batches();
+        let flushed = self.device.flush_streams();
         self.device.context.free(segment.0).and(flushed)
     }
 
@@ -488,7 +487,7 @@ impl SegmentSource for CudaBackend {
 
     fn free_addresses(&self, segment: SegmentId) -> Result<(), SourceError> {
         self.device.flush_pending_remaps()?;
-        let flushed = self.device.flush_batches();
+        let flushed = self.device.flush_streams();
         self.device.require_address_space()?.unreserve(segment.0).and(flushed)
     }
 
@@ -524,7 +523,7 @@ impl SegmentSource for CudaBackend {
 
     fn unmap(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
         self.device.flush_pending_remaps()?;
-        let flushed = self.device.flush_batches();
+        let flushed = self.device.flush_streams();
         self.device.require_address_space()?.unmap(segment.0 + offset, bytes).and(flushed)
     }
 
@@ -652,7 +651,7 @@ impl Backend for CudaBackend {
     }
 
     fn free_host(&self, segment: SegmentId) -> Result<(), SourceError> {
-        let flushed = self.device.flush_batches();
+        let flushed = self.device.flush_streams();
         let removed = self.device.host_allocations.lock_unpoisoned().remove(&segment.0);
         flushed.and(removed.map(drop).ok_or_else(|| SourceError::Driver {
             call: "cuMemFreeHost",

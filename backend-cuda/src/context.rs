@@ -19,8 +19,7 @@ use forebay_core::backend::SourceError;
 use smallvec::SmallVec;
 
 use crate::driver::{DeviceHandle, check, check_alloc};
-use crate::graph::CudaGraph;
-use crate::launch_batcher::LaunchBatcher;
+use crate::launch_thread::LaunchThread;
 use crate::settings::bool_from_env;
 
 thread_local! {
@@ -51,7 +50,7 @@ macro_rules! thread_safe {
     )*};
 }
 
-thread_safe!(Context, CudaStream, CudaEvent, Function, CudaModule);
+thread_safe!(Context, StreamHandle, CudaEvent, Function, CudaModule);
 
 impl Context {
     pub(crate) fn retain(device: DeviceHandle) -> Result<Arc<Self>, SourceError> {
@@ -142,9 +141,6 @@ pub(crate) struct KernelLaunch {
     pub(crate) block: [u32; 3],
     /// Bytes of shared memory in addition to the statically declared ones.
     pub(crate) dynamic_shared_bytes: u32,
-    /// If true, the kernel is never part of a launch batch. For example, its blocks form clusters, and the graph
-    /// nodes of other kernels do not have this attribute.
-    pub(crate) is_unbatchable: bool,
 }
 
 /// The bytes of an argument, including padding.
@@ -156,49 +152,119 @@ pub(crate) fn arg_bytes<T: ?Sized>(of: &T) -> &ArgBytes {
     unsafe { slice::from_raw_parts(ptr::from_ref(of).cast(), size_of_val(of)) }
 }
 
-impl KernelLaunch {
-    /// Returns the total number of blocks.
-    pub(crate) fn block_count(&self) -> u64 {
-        self.grid.iter().map(|&n| u64::from(n)).product()
-    }
-}
-
 /// Returns the addresses of arguments in the form that the driver expects.
 pub(crate) fn arg_pointers(arguments: &[&ArgBytes]) -> SmallVec<[*mut c_void; 8]> {
     arguments.iter().map(|argument| argument.as_ptr().cast_mut().cast()).collect()
 }
 
-/// A stream that does not synchronise with the default stream.
+/// The driver's handle of a stream that does not synchronise with the default stream.
 #[derive(Debug)]
-pub(crate) struct CudaStream {
+pub(crate) struct StreamHandle {
     raw: CUstream,
-    /// Batches small kernels; `None` for a stream that captures a graph.
-    batcher: Option<LaunchBatcher>,
-    pub(crate) context: Arc<Context>,
+    /// If true, kernels may be started while the previous kernel ends.
+    uses_pdl: bool,
+    context: Arc<Context>,
 }
 
-impl CudaStream {
-    /// Creates a stream. Without a batcher, for graph capture, kernels start after the previous one has ended.
-    pub(crate) fn new(context: &Arc<Context>, batcher: Option<LaunchBatcher>) -> Result<Self, SourceError> {
+impl StreamHandle {
+    fn new(context: &Arc<Context>, uses_pdl: bool) -> Result<Self, SourceError> {
         context.make_current()?;
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         let mut raw = ptr::null_mut();
         // SAFETY: writes one handle.
         check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut raw, flags) })?;
-        Ok(Self { raw, batcher, context: Arc::clone(context) })
+        Ok(Self { raw, uses_pdl, context: Arc::clone(context) })
     }
 
-    /// Flushes pending batches and returns the raw handle, so that later work follows all earlier work.
+    /// Makes the stream's context current on this thread and returns the raw handle.
+    pub(crate) fn current_raw(&self) -> Result<CUstream, SourceError> {
+        self.context.make_current().map(|()| self.raw)
+    }
+
+    /// Enqueues a kernel; `arguments` are the addresses of the arguments.
+    ///
+    /// # Safety
+    /// Same conditions as [`CudaStream::launch`].
+    pub(crate) unsafe fn launch(
+        &self,
+        call: &KernelLaunch,
+        arguments: &mut [*mut c_void],
+    ) -> Result<(), SourceError> {
+        let mut pdl = CUlaunchAttribute {
+            id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let config = CUlaunchConfig {
+            gridDimX: call.grid[0],
+            gridDimY: call.grid[1],
+            gridDimZ: call.grid[2],
+            blockDimX: call.block[0],
+            blockDimY: call.block[1],
+            blockDimZ: call.block[2],
+            sharedMemBytes: call.dynamic_shared_bytes,
+            hStream: self.current_raw()?,
+            attrs: &mut pdl,
+            numAttrs: self.uses_pdl.into(),
+        };
+        // SAFETY: the caller's promise; the driver copies all arguments before it returns.
+        check("cuLaunchKernelEx", unsafe {
+            sys::cuLaunchKernelEx(&config, call.function.0, arguments.as_mut_ptr(), ptr::null_mut())
+        })
+    }
+}
+
+impl Drop for StreamHandle {
+    fn drop(&mut self) {
+        // SAFETY: made in `new`, destroyed once; the driver finishes the work that is still enqueued.
+        let _ = unsafe { sys::cuStreamDestroy_v2(self.raw) };
+    }
+}
+
+/// A stream, with the calls that its thread has not yet given to the driver.
+#[derive(Debug)]
+pub(crate) struct CudaStream {
+    /// `None` for a stream that captures a graph. Declared first, so that it ends before the stream.
+    thread: Option<LaunchThread>,
+    handle: Arc<StreamHandle>,
+    pub(crate) context: Arc<Context>,
+}
+
+impl CudaStream {
+    /// Creates a stream.
+    pub(crate) fn new(context: &Arc<Context>) -> Result<Self, SourceError> {
+        let handle = Arc::new(StreamHandle::new(context, context.uses_pdl)?);
+        Ok(Self { thread: Some(LaunchThread::start(&handle)), handle, context: Arc::clone(context) })
+    }
+
+    /// Creates a stream for the capture of a graph: calls are made at once, and kernels start after the previous
+    /// one has ended.
+    pub(crate) fn new_for_capture(context: &Arc<Context>) -> Result<Self, SourceError> {
+        let handle = Arc::new(StreamHandle::new(context, false)?);
+        Ok(Self { thread: None, handle, context: Arc::clone(context) })
+    }
+
+    /// Flushes pending calls and returns the raw handle, so that later work follows all earlier work.
     pub(crate) fn flushed_handle(&self) -> Result<CUstream, SourceError> {
-        self.context.make_current()?;
         self.flush_pending()?;
-        Ok(self.raw)
+        self.handle.current_raw()
     }
 
-    /// Launches the pending batch.
+    /// Gives the pending calls to the driver.
     #[inline]
     pub(crate) fn flush_pending(&self) -> Result<(), SourceError> {
-        self.batcher.as_ref().map_or(Ok(()), |batcher| batcher.flush_pending(self))
+        self.thread.as_ref().map_or(Ok(()), LaunchThread::flush_pending)
+    }
+
+    /// Makes a call that enqueues work: at once, or later on the stream's thread.
+    pub(crate) fn call(
+        &self,
+        call: impl FnOnce(CUstream) -> Result<(), SourceError> + Send + 'static,
+    ) -> Result<(), SourceError> {
+        match &self.thread {
+            Some(thread) => thread.call(call),
+            None => call(self.handle.current_raw()?),
+        }
     }
 
     /// Waits for everything enqueued.
@@ -207,7 +273,7 @@ impl CudaStream {
         // Synchronises even after an error: the caller may free memory that earlier work uses.
         let flushed = self.flush_pending();
         // SAFETY: the stream lives as long as `self`.
-        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.raw) }).and(flushed)
+        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.handle.raw) }).and(flushed)
     }
 
     /// Enqueues a copy to the device.
@@ -255,9 +321,10 @@ impl CudaStream {
     /// # Safety
     /// Both ranges lie inside segments and do not overlap.
     pub(crate) unsafe fn copy(&self, dst: u64, src: u64, bytes: u64) -> Result<(), SourceError> {
-        let raw = self.flushed_handle()?;
-        // SAFETY: the caller's promise.
-        check("cuMemcpyAsync", unsafe { sys::cuMemcpyAsync(dst, src, bytes as usize, raw) })
+        self.call(move |raw| {
+            // SAFETY: the caller's promise.
+            check("cuMemcpyAsync", unsafe { sys::cuMemcpyAsync(dst, src, bytes as usize, raw) })
+        })
     }
 
     /// Enqueues a copy from this stream's device to memory of another device's context. The driver uses the link
@@ -284,12 +351,13 @@ impl CudaStream {
     /// # Safety
     /// The range lies inside the device's segments, and `dst` is a multiple of 4.
     pub(crate) unsafe fn fill(&self, dst: u64, word: u32, words: u64) -> Result<(), SourceError> {
-        let raw = self.flushed_handle()?;
-        // SAFETY: the caller's promise.
-        check("cuMemsetD32Async", unsafe { sys::cuMemsetD32Async(dst, word, words as usize, raw) })
+        self.call(move |raw| {
+            // SAFETY: the caller's promise.
+            check("cuMemsetD32Async", unsafe { sys::cuMemsetD32Async(dst, word, words as usize, raw) })
+        })
     }
 
-    /// Enqueues a kernel: at once, or in a batch with other small kernels.
+    /// Enqueues a kernel: at once, or later on the stream's thread.
     ///
     /// # Safety
     /// The arguments have the sizes of the kernel's parameters, and the addresses among them hold what the
@@ -299,57 +367,12 @@ impl CudaStream {
         call: &KernelLaunch,
         arguments: &[&ArgBytes],
     ) -> Result<(), SourceError> {
-        match &self.batcher {
+        match &self.thread {
             // SAFETY: the caller's promise.
-            Some(batcher) => unsafe { batcher.enqueue(self, call, arguments) },
+            Some(thread) => unsafe { thread.launch(call, arguments) },
             // SAFETY: as above.
-            None => unsafe { self.launch_immediately(call, &mut arg_pointers(arguments)) },
+            None => unsafe { self.handle.launch(call, &mut arg_pointers(arguments)) },
         }
-    }
-
-    /// Enqueues a kernel without flushing the pending batch; `arguments` are the addresses of the arguments.
-    ///
-    /// # Safety
-    /// Same conditions as [`launch`](Self::launch).
-    pub(crate) unsafe fn launch_immediately(
-        &self,
-        call: &KernelLaunch,
-        arguments: &mut [*mut c_void],
-    ) -> Result<(), SourceError> {
-        self.context.make_current()?;
-        let mut pdl = CUlaunchAttribute {
-            id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-            pad: [0; 4],
-            value: CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
-        };
-        let config = CUlaunchConfig {
-            gridDimX: call.grid[0],
-            gridDimY: call.grid[1],
-            gridDimZ: call.grid[2],
-            blockDimX: call.block[0],
-            blockDimY: call.block[1],
-            blockDimZ: call.block[2],
-            sharedMemBytes: call.dynamic_shared_bytes,
-            hStream: self.raw,
-            attrs: &mut pdl,
-            numAttrs: (self.batcher.is_some() && self.context.uses_pdl).into(),
-        };
-        // SAFETY: the caller's promise; the driver copies all arguments before it returns.
-        check("cuLaunchKernelEx", unsafe {
-            sys::cuLaunchKernelEx(&config, call.function.0, arguments.as_mut_ptr(), ptr::null_mut())
-        })
-    }
-
-    /// Enqueues a graph without flushing the pending batch.
-    pub(crate) fn launch_graph(&self, graph: &CudaGraph) -> Result<(), SourceError> {
-        graph.launch(self.raw)
-    }
-}
-
-impl Drop for CudaStream {
-    fn drop(&mut self) {
-        // SAFETY: made in `new`, destroyed once; the driver finishes the work that is still enqueued.
-        let _ = unsafe { sys::cuStreamDestroy_v2(self.raw) };
     }
 }
 

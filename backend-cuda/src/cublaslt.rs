@@ -19,6 +19,7 @@ use cudarc::cublaslt::sys::{
     cublasLtMatrixLayoutAttribute_t as LayoutAttribute, cublasLtReductionScheme_t as Reduction,
     cublasStatus_t as Status, cudaDataType_t as DataType,
 };
+use cudarc::driver::sys::CUstream;
 use forebay_core::backend::{Epilogue, MatmulCall, MatrixOperand, Slice, SourceError};
 use forebay_core::dtype::DType;
 use forebay_core::sync::LockUnpoisoned;
@@ -288,14 +289,18 @@ fn operand_address(operand: &MatrixOperand) -> u64 {
 #[derive(Debug)]
 struct CublasLtLibrary {
     /// Plans, with `None` for unsupported problems.
-    plans: FxHashMap<CublasLtProblem, Option<CublasLtPlan>>,
-    handle: sys::cublasLtHandle_t,
+    plans: FxHashMap<CublasLtProblem, Option<TunedPlan>>,
+    handle: LtHandle,
     workspace: Option<DeviceScratch>,
     algorithm_choices: AlgorithmChoices,
 }
 
-// SAFETY: the library's handles may be used from any thread, one thread at a time.
-unsafe impl Send for CublasLtLibrary {}
+/// The library's handle.
+#[derive(Clone, Copy, Debug)]
+struct LtHandle(sys::cublasLtHandle_t);
+
+// SAFETY: several threads may call the library with one handle at the same time.
+unsafe impl Send for LtHandle {}
 
 impl CublasLtLibrary {
     fn open(context: &Arc<Context>) -> Option<Self> {
@@ -307,6 +312,7 @@ impl CublasLtLibrary {
         };
         context.make_current().ok()?;
         let handle = result::create_handle()
+            .map(LtHandle)
             .inspect_err(|error| {
                 log::warn!("cuBLASLt cannot be used ({error}): matrix products run on the portable kernels");
             })
@@ -332,6 +338,7 @@ impl CublasLtLibrary {
         }
         let plan = self.plans.entry(problem).or_insert_with(|| {
             CublasLtPlan::new(self.handle, &problem, bytes)
+                .map(TunedPlan::new)
                 .inspect_err(|error| log::debug!("cuBLASLt does not support {problem:?}: {error}"))
                 .ok()
         });
@@ -353,67 +360,45 @@ impl CublasLtLibrary {
                 self.plans.entry(problem).or_default()
             }
         };
-        let Some(plan) = plan else { return Ok(false) };
-        plan.set_epilogue_pointers(&call.epilogue).map_err(|error| SourceError::Driver {
-            call: "cublasLtMatmulDescSetAttribute",
-            detail: error.to_string(),
-        })?;
-        // The library reads the factors in the type of the sums.
-        let (factors_f32, factors_f64) = ([1.0, call.beta], [1.0, f64::from(call.beta)]);
-        let [alpha, beta]: [*const c_void; 2] = match call.dtype {
-            DType::F64 => factors_f64.each_ref().map(|factor| ptr::from_ref(factor).cast()),
-            _ => factors_f32.each_ref().map(|factor| ptr::from_ref(factor).cast()),
-        };
-        let c = operand_address(&call.c);
-        let (handle, queue) = (self.handle, stream.flushed_handle()?);
-        let run = |plan: &CublasLtPlan, algorithm: &cublasLtMatmulAlgo_t, to: u64| {
-            // SAFETY: the descriptors live as long as the plan and match the operands, which the core has
-            // checked. Only this stream uses the workspace.
-            unsafe {
-                result::matmul(
-                    handle,
-                    plan.matmul_desc.raw,
-                    alpha,
-                    beta,
-                    operand_address(&call.b) as *const c_void,
-                    plan.first_layout.raw,
-                    operand_address(&call.a) as *const c_void,
-                    plan.second_layout.raw,
-                    c as *const c_void,
-                    plan.out_layout.raw,
-                    to as *mut c_void,
-                    plan.out_layout.raw,
-                    algorithm,
-                    workspace.0 as *mut c_void,
-                    workspace.1 as usize,
-                    queue.cast(),
-                )
-            }
-        };
+        let Some(TunedPlan { plan, algorithm_index, is_tuned, is_proven }) = plan else { return Ok(false) };
+        let product = Product { call: *call, handle: self.handle, workspace };
         let is_large = 2 * call.m * call.n * call.k * call.batch >= autotune::MIN_FLOPS_TO_TUNE;
-        if !plan.is_tuned && is_large && plan.algorithms.len() > 1 {
-            plan.algorithm_index =
+        let must_tune = !*is_tuned && is_large && plan.algorithms.len() > 1;
+        if *is_proven && !must_tune {
+            let (plan, index) = (Arc::clone(plan), *algorithm_index);
+            return stream
+                .call(move |queue| {
+                    let (algorithm, to) = (&plan.algorithms[index], operand_address(&product.call.c));
+                    plan.run(&product, algorithm, to, queue).map_err(matmul_error)
+                })
+                .map(|()| true);
+        }
+        let queue = stream.flushed_handle()?;
+        let run = |algorithm: &_, to| plan.run(&product, algorithm, to, queue);
+        if must_tune {
+            *algorithm_index =
                 self.algorithm_choices.choose(&format!("{problem:?}"), &plan.algorithms, || {
                     // A product that accumulates into c is timed on a scratch buffer, because it runs several
                     // times.
                     let scratch = (call.beta != 0.0)
                         .then(|| DeviceScratch::new(&stream.context, problem.output_bytes()));
                     let to = match &scratch {
-                        None => c,
+                        None => operand_address(&call.c),
                         Some(Ok(scratch)) => scratch.address,
                         Some(Err(error)) => {
                             log::debug!("no memory to time algorithms of {problem:?}: {error}");
                             return Ok(None);
                         }
                     };
-                    autotune::find_fastest(stream, &plan.algorithms, |algorithm| run(plan, algorithm, to))
-                        .map(Some)
+                    autotune::find_fastest(stream, &plan.algorithms, |algorithm| run(algorithm, to)).map(Some)
                 })?;
-            plan.is_tuned = true;
+            *is_tuned = true;
         }
-        let done = run(plan, &plan.algorithms[plan.algorithm_index], c);
-        match done {
-            Ok(()) => Ok(true),
+        match run(&plan.algorithms[*algorithm_index], operand_address(&call.c)) {
+            Ok(()) => {
+                *is_proven = true;
+                Ok(true)
+            }
             // The heuristic was wrong, or the library's code does not fit on a full device.
             Err(CublasError(
                 status @ (Status::CUBLAS_STATUS_NOT_SUPPORTED | Status::CUBLAS_STATUS_ALLOC_FAILED),
@@ -421,39 +406,69 @@ impl CublasLtLibrary {
                 log::debug!("cuBLASLt gave up on {problem:?}: {status:?}");
                 Ok(false)
             }
-            Err(error) => Err(SourceError::Driver { call: "cublasLtMatmul", detail: error.to_string() }),
+            Err(error) => Err(matmul_error(error)),
         }
     }
+}
+
+fn matmul_error(error: CublasError) -> SourceError {
+    SourceError::Driver { call: "cublasLtMatmul", detail: error.to_string() }
 }
 
 impl Drop for CublasLtLibrary {
     fn drop(&mut self) {
         self.plans.clear();
         // SAFETY: made in `open`, destroyed once. An error here cannot be handled.
-        let _ = unsafe { result::destroy_handle(self.handle) };
+        let _ = unsafe { result::destroy_handle(self.handle.0) };
     }
 }
 
 /// Descriptors of a problem, and its algorithms.
 #[derive(Debug)]
 struct CublasLtPlan {
-    matmul_desc: OwnedHandle<sys::cublasLtMatmulDesc_t, DescAttribute>,
+    /// Locked while a product is enqueued, because it contains the addresses of the epilogue's operands.
+    matmul_desc: Mutex<MatmulDesc>,
     first_layout: LayoutHandle,
     second_layout: LayoutHandle,
     out_layout: LayoutHandle,
     /// Never empty.
     algorithms: Vec<cublasLtMatmulAlgo_t>,
+}
+
+// SAFETY: the library's descriptors may be used from any thread; `matmul_desc` is locked while it changes.
+unsafe impl Send for CublasLtPlan {}
+// SAFETY: as above.
+unsafe impl Sync for CublasLtPlan {}
+
+/// A plan with the algorithm to use.
+#[derive(Debug)]
+struct TunedPlan {
+    /// Shared with products that the stream's thread has not yet enqueued.
+    plan: Arc<CublasLtPlan>,
     algorithm_index: usize,
     /// If true, the algorithm was timed or loaded.
     is_tuned: bool,
+    /// If true, the library has accepted a product of this plan by this algorithm.
+    is_proven: bool,
+}
+
+impl TunedPlan {
+    fn new(plan: CublasLtPlan) -> Self {
+        Self { plan: Arc::new(plan), algorithm_index: 0, is_tuned: false, is_proven: false }
+    }
+}
+
+/// A product with everything that is no part of its plan.
+#[derive(Clone, Copy, Debug)]
+struct Product {
+    call: MatmulCall,
+    handle: LtHandle,
+    /// Address and bytes.
+    workspace: (u64, u64),
 }
 
 impl CublasLtPlan {
-    fn new(
-        handle: sys::cublasLtHandle_t,
-        problem: &CublasLtProblem,
-        workspace: u64,
-    ) -> Result<Self, CublasError> {
+    fn new(handle: LtHandle, problem: &CublasLtProblem, workspace: u64) -> Result<Self, CublasError> {
         let CublasLtProblem { m, n, k, batch, a, b, c, .. } = *problem;
         let dtypes = [problem.dtype, problem.dtype_b, problem.dtype_out];
         let [Some(data), Some(data_b), Some(data_out)] = dtypes.map(cuda_data_type) else {
@@ -512,53 +527,87 @@ impl CublasLtPlan {
         let layouts = [first_layout.raw, second_layout.raw, out_layout.raw];
         // SAFETY: all descriptors are valid.
         let algorithms =
-            unsafe { autotune::query_heuristic(handle, matmul_desc.raw, layouts, preference.raw) }?;
-        Ok(Self {
-            matmul_desc,
-            first_layout,
-            second_layout,
-            out_layout,
-            algorithms,
-            algorithm_index: 0,
-            is_tuned: false,
-        })
+            unsafe { autotune::query_heuristic(handle.0, matmul_desc.raw, layouts, preference.raw) }?;
+        Ok(Self { matmul_desc: Mutex::new(matmul_desc), first_layout, second_layout, out_layout, algorithms })
     }
 
-    /// Sets the addresses of an epilogue's operands.
-    fn set_epilogue_pointers(&self, epilogue: &Epilogue) -> Result<(), CublasError> {
-        use DescAttribute::{
-            CUBLASLT_MATMUL_DESC_A_SCALE_POINTER as SCALE_FIRST,
-            CUBLASLT_MATMUL_DESC_B_SCALE_POINTER as SCALE_SECOND, CUBLASLT_MATMUL_DESC_BIAS_POINTER as BIAS,
-            CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER as AUX,
+    /// Enqueues a product by one of the plan's algorithms, which writes to the address `to`.
+    fn run(
+        &self,
+        product: &Product,
+        algorithm: &cublasLtMatmulAlgo_t,
+        to: u64,
+        queue: CUstream,
+    ) -> Result<(), CublasError> {
+        let Product { call, handle, workspace } = product;
+        let matmul_desc = self.matmul_desc.lock_unpoisoned();
+        set_epilogue_pointers(&matmul_desc, &call.epilogue)?;
+        // The library reads the factors in the type of the sums.
+        let (factors_f32, factors_f64) = ([1.0, call.beta], [1.0, f64::from(call.beta)]);
+        let [alpha, beta]: [*const c_void; 2] = match call.dtype {
+            DType::F64 => factors_f64.each_ref().map(|factor| ptr::from_ref(factor).cast()),
+            _ => factors_f32.each_ref().map(|factor| ptr::from_ref(factor).cast()),
         };
-        let vector = |slice: &Slice| slice.segment.0 + slice.offset;
-        let mut pointers: [Option<(DescAttribute, u64)>; 3] = [None; 3];
-        match epilogue {
-            Epilogue::None | Epilogue::GeluGrad { .. } => {}
-            Epilogue::Bias(bias) | Epilogue::RowSums(bias) => pointers[0] = Some((BIAS, vector(bias))),
-            Epilogue::GeluBias { bias, pre_activation: before } => {
-                pointers[0] = Some((BIAS, vector(bias)));
-                pointers[1] = Some((AUX, operand_address(before)));
-            }
-            Epilogue::Scaled { scales, bias } => {
-                pointers[0] = bias.as_ref().map(|bias| (BIAS, vector(bias)));
-                // The library's first operand is b.
-                if let Some([a, b]) = scales {
-                    pointers[1] = Some((SCALE_FIRST, vector(b)));
-                    pointers[2] = Some((SCALE_SECOND, vector(a)));
-                }
-            }
+        // SAFETY: the descriptors live as long as the plan and match the operands, which the core has checked.
+        // Only this stream uses the workspace.
+        unsafe {
+            result::matmul(
+                handle.0,
+                matmul_desc.raw,
+                alpha,
+                beta,
+                operand_address(&call.b) as *const c_void,
+                self.first_layout.raw,
+                operand_address(&call.a) as *const c_void,
+                self.second_layout.raw,
+                operand_address(&call.c) as *const c_void,
+                self.out_layout.raw,
+                to as *mut c_void,
+                self.out_layout.raw,
+                algorithm,
+                workspace.0 as *mut c_void,
+                workspace.1 as usize,
+                queue.cast(),
+            )
         }
-        for (attribute, pointer) in pointers.into_iter().flatten() {
-            // SAFETY: the attributes are addresses.
-            unsafe { self.matmul_desc.set(attribute, pointer) }?;
-        }
-        Ok(())
     }
+}
+
+/// Sets the addresses of an epilogue's operands.
+fn set_epilogue_pointers(matmul_desc: &MatmulDesc, epilogue: &Epilogue) -> Result<(), CublasError> {
+    use DescAttribute::{
+        CUBLASLT_MATMUL_DESC_A_SCALE_POINTER as SCALE_FIRST,
+        CUBLASLT_MATMUL_DESC_B_SCALE_POINTER as SCALE_SECOND, CUBLASLT_MATMUL_DESC_BIAS_POINTER as BIAS,
+        CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER as AUX,
+    };
+    let vector = |slice: &Slice| slice.segment.0 + slice.offset;
+    let mut pointers: [Option<(DescAttribute, u64)>; 3] = [None; 3];
+    match epilogue {
+        Epilogue::None | Epilogue::GeluGrad { .. } => {}
+        Epilogue::Bias(bias) | Epilogue::RowSums(bias) => pointers[0] = Some((BIAS, vector(bias))),
+        Epilogue::GeluBias { bias, pre_activation: before } => {
+            pointers[0] = Some((BIAS, vector(bias)));
+            pointers[1] = Some((AUX, operand_address(before)));
+        }
+        Epilogue::Scaled { scales, bias } => {
+            pointers[0] = bias.as_ref().map(|bias| (BIAS, vector(bias)));
+            // The library's first operand is b.
+            if let Some([a, b]) = scales {
+                pointers[1] = Some((SCALE_FIRST, vector(b)));
+                pointers[2] = Some((SCALE_SECOND, vector(a)));
+            }
+        }
+    }
+    for (attribute, pointer) in pointers.into_iter().flatten() {
+        // SAFETY: the attributes are addresses.
+        unsafe { matmul_desc.set(attribute, pointer) }?;
+    }
+    Ok(())
 }
 
 /// One of cudarc's functions that set an attribute.
 type AttributeSetter<T, A> = unsafe fn(T, A, *const c_void, usize) -> Result<(), CublasError>;
+type MatmulDesc = OwnedHandle<sys::cublasLtMatmulDesc_t, DescAttribute>;
 type LayoutHandle = OwnedHandle<sys::cublasLtMatrixLayout_t, LayoutAttribute>;
 
 /// Creates the layout of a batch of matrices with these rows and columns, from cuBLASLt's point of view.

@@ -47,7 +47,7 @@ impl GraphCapture {
         // 11.3.
         let found = unsafe { sys::culib().get::<CaptureInfoFn>(b"cuStreamGetCaptureInfo_v2") };
         let Ok(info) = found.map(|symbol| *symbol) else { return Ok(None) };
-        let stream = CudaStream::new(context, None)?;
+        let stream = CudaStream::new_for_capture(context)?;
         // Relaxed: other threads and libraries may continue to allocate; their calls are not part of the
         // graph.
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -122,34 +122,6 @@ pub(crate) struct CudaGraph {
 unsafe impl Send for CudaGraph {}
 
 impl CudaGraph {
-    /// Creates a graph of kernels that run one after the other, and returns its nodes.
-    ///
-    /// # Safety
-    /// Each kernel fulfils the conditions of a launch.
-    pub(crate) unsafe fn from_kernels(
-        context: &Arc<Context>,
-        calls: &mut [(KernelLaunch, &mut [*mut c_void])],
-    ) -> Result<(Self, Vec<GraphNode>), SourceError> {
-        context.make_current()?;
-        let mut raw = ptr::null_mut();
-        // SAFETY: writes one handle.
-        check("cuGraphCreate", unsafe { sys::cuGraphCreate(&mut raw, 0) })?;
-        let graph = Self { raw, exec: ptr::null_mut(), context: Arc::clone(context) };
-        let mut nodes: Vec<GraphNode> = Vec::with_capacity(calls.len());
-        for (call, arguments) in calls {
-            let (params, before) = (kernel_node_params(call, arguments), nodes.last().map(|node| node.0));
-            let mut node = ptr::null_mut();
-            // SAFETY: the caller's promise; the driver copies the arguments before it returns, and reads at
-            // most the one node before.
-            check("cuGraphAddKernelNode", unsafe {
-                let before = before.as_ref().map_or(ptr::null(), ptr::from_ref);
-                sys::cuGraphAddKernelNode_v2(&mut node, raw, before, usize::from(!before.is_null()), &params)
-            })?;
-            nodes.push(GraphNode(node));
-        }
-        Ok((graph.instantiate()?, nodes))
-    }
-
     /// Creates the executable graph.
     fn instantiate(mut self) -> Result<Self, SourceError> {
         // SAFETY: the graph is valid; writes one handle.

@@ -287,7 +287,6 @@ impl KernelRegistry {
             grid: launch.groups,
             block: kernel.block,
             dynamic_shared_bytes: kernel.dynamic_shared_bytes,
-            is_unbatchable: false,
         };
         run(&call, &arguments).map(|()| true).map_err(Error::from)
     }

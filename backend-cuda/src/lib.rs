@@ -14,7 +14,7 @@
 //! - `fences` assigns ids to points of a stream; `staging` copies through page-locked memory.
 //! - `foreign` shares memory with other CUDA libraries of the process, ordered by events.
 //! - `peer` opens links between two cards, over which tensors are copied without the host.
-//! - `launch_batcher` launches small kernels several at once, which costs the driver less.
+//! - `launch_thread` gives launches to the driver while the program prepares the next ones.
 //! - `graph` holds the commands of a captured step, which the driver then runs as one graph.
 //! - `processes` asks NVML which processes use a device.
 //! - `nvtx` shows modules and operations in tools such as Nsight Systems (`FOREBAY_NVTX=1`, [`set_nvtx`]).
@@ -53,7 +53,7 @@ mod foreign;
 pub mod gelu_grad;
 mod graph;
 mod kernels;
-mod launch_batcher;
+mod launch_thread;
 mod libraries;
 mod native_kernels;
 pub mod nvrtc;

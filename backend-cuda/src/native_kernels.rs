@@ -40,11 +40,6 @@ pub trait NativeKernel: Copy + Debug + Eq + Hash {
 
     /// Returns the bytes of shared memory of a block.
     fn shared_bytes(&self) -> u32;
-
-    /// Reports whether the kernel is excluded from launch batches.
-    fn is_unbatchable(&self) -> bool {
-        true
-    }
 }
 
 /// Joins source texts after a header of `#define` lines.
@@ -84,7 +79,6 @@ pub(crate) unsafe fn launch_native<P>(
         grid: blocks,
         block: [kernel.block_threads(), 1, 1],
         dynamic_shared_bytes: kernel.shared_bytes(),
-        is_unbatchable: kernel.is_unbatchable(),
     };
     // SAFETY: the caller's promise.
     unsafe { stream.launch(&call, &[arg_bytes(params)]) }

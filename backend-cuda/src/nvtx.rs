@@ -44,12 +44,12 @@ pub fn set_nvtx(on: bool) -> Result<(), NvtxUnavailable> {
     static TOOL: OnceLock<Result<NvtxTool, NvtxUnavailable>> = OnceLock::new();
     if !on {
         profiler_ranges::set_range_listener(None);
-        settings::set_launch_batching(true);
+        settings::set_direct_launches(false);
         return Ok(());
     }
     let tool = TOOL.get_or_init(NvtxTool::load).as_ref().map_err(Clone::clone)?;
     profiler_ranges::set_range_listener(Some(tool));
-    settings::set_launch_batching(false);
+    settings::set_direct_launches(true);
     Ok(())
 }
 

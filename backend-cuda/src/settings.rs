@@ -11,12 +11,12 @@ pub(crate) const BOOL_VARIABLES: [&str; 7] = [
     "FOREBAY_NVTX",
     "FOREBAY_CUDA_VMM",
     "FOREBAY_CUDA_PDL",
-    "FOREBAY_CUDA_BATCH_LAUNCHES",
+    "FOREBAY_CUDA_LAUNCH_THREAD",
     "FOREBAY_CUDA_PEER",
 ];
 
 static ALLOW_TF32: AtomicBool = AtomicBool::new(false);
-static LAUNCH_BATCHING: AtomicBool = AtomicBool::new(true);
+static DIRECT_LAUNCHES: AtomicBool = AtomicBool::new(false);
 /// Encoding: 0 follows the environment, 1 is off, 2 is on.
 static PORTABLE_KERNELS: AtomicU8 = AtomicU8::new(0);
 
@@ -49,14 +49,14 @@ pub fn portable_kernels() -> bool {
     PORTABLE_KERNELS.load(Ordering::Relaxed) == 2
 }
 
-/// Sets whether small kernels may be launched in batches; off while a tool attributes each kernel to a
-/// module.
-pub(crate) fn set_launch_batching(enabled: bool) {
-    LAUNCH_BATCHING.store(enabled, Ordering::Relaxed);
+/// Sets whether the program's own thread launches all kernels, while a tool attributes each kernel to a module
+/// of the thread that launches it.
+pub(crate) fn set_direct_launches(enabled: bool) {
+    DIRECT_LAUNCHES.store(enabled, Ordering::Relaxed);
 }
 
-pub(crate) fn launch_batching() -> bool {
-    LAUNCH_BATCHING.load(Ordering::Relaxed)
+pub(crate) fn direct_launches() -> bool {
+    DIRECT_LAUNCHES.load(Ordering::Relaxed)
 }
 
 /// Reads a boolean environment variable; opening a device reports an invalid value as an error.

@@ -192,10 +192,6 @@ impl NativeKernel for SgemmKernel {
         // The barriers come before the tiles, which begin at multiples of 1024 bytes.
         1024 + 4 * stages.max(sums)
     }
-
-    fn is_unbatchable(&self) -> bool {
-        self.cluster_blocks > 1
-    }
 }
 
 /// `Params` of the kernel.

@@ -316,6 +316,17 @@ on_fake! {
         }
     }
 
+    products_of_the_thread_keep_their_order(Products, "FOREBAY_CUDA_LAUNCH_THREAD" = "1") {
+        let backend = open();
+        for _ in 0..3 {
+            for sizes in [[2, 3, 4], [17, 5, 9]] {
+                for product in MatmulCase::new(DType::F32, sizes).variants() {
+                    assert!(product.check(&*backend), "refused: {product:?}");
+                }
+            }
+        }
+    }
+
     algorithms_are_looked_up_once(Products) {
         let backend = open();
         for _ in 0..3 {

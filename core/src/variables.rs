@@ -38,7 +38,7 @@ const KNOWN_VARIABLES: [(&str, ValueKind); 25] = [
     ("FOREBAY_CACHE_DIR", ValueKind::Text),
     ("FOREBAY_CHECK_INDICES", ValueKind::Switch),
     ("FOREBAY_CUBLASLT_AUTOTUNE", ValueKind::Switch),
-    ("FOREBAY_CUDA_BATCH_LAUNCHES", ValueKind::Switch),
+    ("FOREBAY_CUDA_LAUNCH_THREAD", ValueKind::Switch),
     ("FOREBAY_CUDA_PDL", ValueKind::Switch),
     ("FOREBAY_CUDA_PEER", ValueKind::Switch),
     ("FOREBAY_CUDA_VMM", ValueKind::Switch),
@@ -60,9 +60,10 @@ const KNOWN_VARIABLES: [(&str, ValueKind); 25] = [
     ("FOREBAY_VALIDATION", ValueKind::Switch),
 ];
 /// Variables of earlier versions and their new names.
-const RENAMED_VARIABLES: [(&str, &str); 5] = [
+const RENAMED_VARIABLES: [(&str, &str); 6] = [
+    ("FOREBAY_CUDA_BATCH_LAUNCHES", "FOREBAY_CUDA_LAUNCH_THREAD"),
     ("FOREBAY_CUDA_EARLY", "FOREBAY_CUDA_PDL"),
-    ("FOREBAY_CUDA_LINES", "FOREBAY_CUDA_BATCH_LAUNCHES"),
+    ("FOREBAY_CUDA_LINES", "FOREBAY_CUDA_LAUNCH_THREAD"),
     ("FOREBAY_FUSE", "FOREBAY_FUSION_MIN_BYTES"),
     ("FOREBAY_TUNE", "FOREBAY_CUBLASLT_AUTOTUNE"),
     ("FOREBAY_WINDOWS", "FOREBAY_IM2COL_BYTES"),

@@ -5,8 +5,8 @@
 //
 // Environment variables: FAKE_CUDA_VERSION, FAKE_CUDA_DEVICES, FAKE_CUDA_VMM=0, FAKE_CUDA_MEMORY (bytes),
 // FAKE_CUDA_LINK=0 (no device may access another one's memory),
-// FAKE_CUDA_LOG (a file that gets one line for each call), FAKE_CUDA_PARAMS (the sizes of a kernel's
-// parameters, "8,8,16"). FAKE_CUDA_FAIL="cuMemMap:2:3" makes the third call of cuMemMap return 2; codes from
+// FAKE_CUDA_LOG (a file that gets one line for each call), FAKE_CUDA_LAUNCH_US (microseconds of a launch),
+// FAKE_CUDA_PARAMS (the sizes of a kernel's parameters, "8,8,16"). FAKE_CUDA_FAIL="cuMemMap:2:3" makes the third call of cuMemMap return 2; codes from
 // 700 to 799 are sticky.
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -60,7 +60,13 @@ static int enter(const char *name) {
     }
     return OK;
 }
-#define ENTER() do { int code_ = enter(__func__); if (code_) return code_; } while (0)
+// A call locks the driver until it returns: launches come from a thread of their own.
+static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
+static int acquire(void) { return pthread_mutex_lock(&lock); }
+static void release(int *held) { (void)held; pthread_mutex_unlock(&lock); }
+#define ENTER() \
+    __attribute__((cleanup(release))) int held_ = acquire(); \
+    do { int code_ = held_ ? held_ : enter(__func__); if (code_) return code_; } while (0)
 
 // ---- memory: device and pinned allocations, inside which copies must lie ----
 
@@ -159,7 +165,11 @@ static int write_down(Node node) {
 }
 static int give(void *stream, Op op) { return stream == capturing ? write_down((Node){op, NULL, NULL}) : push(op); }
 
-void fake_cuda_finish(void) { run_to(tail); }
+void fake_cuda_finish(void) {
+    pthread_mutex_lock(&lock);
+    run_to(tail);
+    pthread_mutex_unlock(&lock);
+}
 void fake_cuda_note(const char *text) { note("%s", text); }
 
 int cuMemcpyHtoDAsync_v2(Address dst, const void *src, size_t bytes, void *stream) {
@@ -516,6 +526,7 @@ int cuLaunchKernelEx(const Launch *launch, void *function, void **arguments, voi
     ENTER();
     // A graph's kernels run one after the other.
     if (!mine || !function || !launch->stream || launch->shared || extra || launch->count > (launch->stream != capturing)) return INVALID;
+    if (number("FAKE_CUDA_LAUNCH_US", 0)) usleep((useconds_t)number("FAKE_CUDA_LAUNCH_US", 0));
     note(launch->count ? "it may be started early" : "it is started in order");
     char *line = line_of(launch->gx, launch->gy, launch->gz, launch->bx, launch->by, launch->bz, arguments);
     if (launch->stream == capturing) return write_down((Node){{0}, function, strdup(line)});
@@ -552,22 +563,6 @@ int cuStreamEndCapture(void *stream, void **made) {
     if (stream != capturing) return INVALID;
     *made = graph;
     capturing = NULL;
-    return OK;
-}
-int cuGraphCreate(void **made, unsigned flags) {
-    ENTER();
-    *made = calloc(1, sizeof(Graph));
-    return flags ? INVALID : OK;
-}
-int cuGraphAddKernelNode_v2(void **node, void *made, void *const *before, size_t count, const NodeParams *params) {
-    ENTER();
-    Graph *all = made;
-    // Each node depends on the one before.
-    if (all->count == 256 || count != (all->count > 0) || (count && *before != &all->nodes[all->count - 1])) return INVALID;
-    if (!params->function || params->extra || params->kernel) return INVALID;
-    char *line = line_of(params->gx, params->gy, params->gz, params->bx, params->by, params->bz, params->arguments);
-    all->nodes[all->count] = (Node){{0}, params->function, strdup(line)};
-    *node = &all->nodes[all->count++];
     return OK;
 }
 int cuGraphInstantiateWithFlags(void **ready, void *made, unsigned long long flags) {

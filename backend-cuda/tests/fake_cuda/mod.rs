@@ -59,7 +59,7 @@ pub(crate) fn run(test: &str, libraries: Libraries, variables: &[(&str, &str)], 
         .env_remove("FOREBAY_CUDA_VMM")
         .env_remove("FOREBAY_CUDA_PDL")
         .env_remove("FOREBAY_CUDA_PEER")
-        .env_remove("FOREBAY_CUDA_BATCH_LAUNCHES")
+        .env_remove("FOREBAY_CUDA_LAUNCH_THREAD")
         .env_remove("FOREBAY_NVTX")
         .env_remove("NVTX_INJECTION64_PATH")
         .env_remove("FOREBAY_PORTABLE_KERNELS")

@@ -6,6 +6,7 @@ use std::panic::{self, AssertUnwindSafe};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::thread;
 
+use crate::platform::run_at_exit;
 use crate::sync::LockUnpoisoned as _;
 
 /// Maximum number of threads. On a host with 16 cores, both 4 and 16 threads were slower than 8 (GPT-2's 32
@@ -93,11 +94,7 @@ fn run_jobs() {
 /// Makes the end of the process wait for running compilations, and drop others. A backend calls this after loading
 /// its compiler's library: handlers run in reverse order, so this one runs before those that destroy the library's
 /// globals.
-#[cfg(not(target_family = "wasm"))]
 pub fn register_exit_handler() {
-    unsafe extern "C" {
-        fn atexit(call: extern "C" fn()) -> std::ffi::c_int;
-    }
     extern "C" fn finish() {
         let mut pool = POOL.lock_unpoisoned();
         pool.jobs.clear();
@@ -105,14 +102,8 @@ pub fn register_exit_handler() {
             pool = POOL_IDLE.wait(pool).unwrap_or_else(std::sync::PoisonError::into_inner);
         }
     }
-    // SAFETY: C's function, with which Rust's standard library is linked; `finish` takes nothing and does not
-    // unwind. If `atexit` fails, only the wait is lost.
-    _ = unsafe { atexit(finish) };
+    run_at_exit(finish);
 }
-
-/// Does nothing: a page has no end of its process to wait for.
-#[cfg(target_family = "wasm")]
-pub fn register_exit_handler() {}
 
 #[cfg(test)]
 mod tests {

@@ -3,7 +3,7 @@
 #[cfg_attr(target_family = "wasm", path = "web.rs")]
 mod native;
 
-pub use native::{CAN_BLOCK, process_id, variables};
+pub use native::{CAN_BLOCK, process_id, run_at_exit, variables};
 pub use web_time::{Instant, SystemTime, UNIX_EPOCH};
 
 /// Advice in errors of calls that block, on a platform where [`CAN_BLOCK`] is false.

@@ -82,14 +82,14 @@ run_step() {
 
 suite=$bin/forebay-conformance
 step devices "$suite" devices
-# The suite on both devices, and on CUDA with batched launches, in eight parts of full test names.
+# The suite on both devices, and on CUDA with the launch thread always in use, in eight parts of full test names.
 tests_of_suite=$("$suite" test --list)
-for device in cuda wgpu cuda-batched; do
-    batched=
-    [ $device = cuda-batched ] && batched=FOREBAY_CUDA_BATCH_LAUNCHES=1
+for device in cuda wgpu cuda-thread; do
+    settings=
+    [ $device = cuda-thread ] && settings=FOREBAY_CUDA_LAUNCH_THREAD=1
     for share in 0 1 2 3 4 5 6 7; do
         mapfile -t names < <(awk -v share=$share 'NR % 8 == share { print $0 "/" }' <<<"$tests_of_suite")
-        step "conformance-$device-$share" env $batched "$suite" test --device "${device%-batched}" "${names[@]}"
+        step "conformance-$device-$share" env $settings "$suite" test --device "${device%-thread}" "${names[@]}"
     done
 done
 for dtype in f32 bf16 f16 f64; do
@@ -191,7 +191,7 @@ printf '%-22s %4s %6s  %s\n' step end time 'what it said'
 cat "$summary"
 echo
 # Totals of the suite's parts that ran.
-for device in cuda wgpu cuda-batched; do
+for device in cuda wgpu cuda-thread; do
     awk -v on=$device '$1 ~ "^conformance-" on "-[0-7]$" { print $1 ".log" }' "$summary" | (cd "$logs" && xargs -r cat) |
         awk -v on=$device '/^[0-9]+ passed, / { p += $1; f += $3; s += $5 }
             END { if (NR) print "conformance, " on ": " p + 0 " passed, " f + 0 " failed, " s + 0 " skipped" }'
