@@ -279,7 +279,7 @@ impl CallQueue {
                 hint::spin_loop();
             } else {
                 self.thread_sleeps.store(true, Ordering::SeqCst);
-                // Calls that came before the line above woke nobody.
+                // A call that came before the line above did not wake this thread.
                 if !self.has_pending.load(Ordering::SeqCst) && !self.is_closed.load(Ordering::SeqCst) {
                     thread::park();
                 }
