@@ -1,4 +1,4 @@
-//! Convolutional models: a detector's small backbone, and the U-Net of a diffusion model.
+//! Convolutional models: a detector's small backbone, the U-Net of a diffusion model, and EfficientNet.
 
 use forebay::device::Device;
 use forebay::dtype::DType;
@@ -278,5 +278,107 @@ pub(super) fn unet(tiny: bool, device: &Device) -> Result<Workload> {
     let steps = Tensor::randint(0, 1000, [batch], DType::I32, device)?;
     Ok(Workload::new(&shape, net, move |net| {
         net.forward(&x, &steps)?.to_dtype(DType::F32)?.mse_loss(&noise, Reduction::Mean)
+    }))
+}
+
+/// Block of EfficientNet: an inverted residual whose channels are weighed by a gate of their means.
+#[derive(Module)]
+struct GatedResidual {
+    expand: Option<ConvBnSilu>,
+    filter: Conv2d,
+    filter_norm: BatchNorm2d,
+    squeeze: Conv2d,
+    excite: Conv2d,
+    project: Conv2d,
+    project_norm: BatchNorm2d,
+    is_residual: bool,
+}
+
+impl GatedResidual {
+    fn new(
+        [inputs, outputs]: [usize; 2],
+        [expansion, kernel, stride]: [usize; 3],
+        device: &Device,
+    ) -> Result<Self> {
+        let hidden = expansion * inputs;
+        let options = Conv2dOptions {
+            stride: [stride; 2],
+            padding: [kernel / 2; 2],
+            groups: hidden,
+            bias: false,
+            ..Conv2dOptions::default()
+        };
+        let squeezed = (inputs / 4).max(1);
+        Ok(Self {
+            expand: (expansion > 1).then(|| ConvBnSilu::new([inputs, hidden], 1, 1, device)).transpose()?,
+            filter: Conv2d::new(hidden, hidden, kernel, options, device)?,
+            filter_norm: BatchNorm2d::new(hidden, device)?,
+            squeeze: conv([hidden, squeezed], 1, 1, true, device)?,
+            excite: conv([squeezed, hidden], 1, 1, true, device)?,
+            project: conv([hidden, outputs], 1, 1, false, device)?,
+            project_norm: BatchNorm2d::new(outputs, device)?,
+            is_residual: stride == 1 && inputs == outputs,
+        })
+    }
+
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let y = match &self.expand {
+            Some(expand) => expand.forward(x)?,
+            None => x.clone(),
+        };
+        let y = self.filter_norm.forward_silu(&self.filter.forward(&y)?)?;
+        let gate = self.squeeze.forward(&y.mean([2, 3], true)?)?.silu()?;
+        let y = y.mul(&self.excite.forward(&gate)?.sigmoid()?)?;
+        let y = self.project_norm.forward(&self.project.forward(&y)?)?;
+        if self.is_residual { x.add(&y) } else { Ok(y) }
+    }
+}
+
+#[derive(Module)]
+struct EfficientNet {
+    stem: ConvBnSilu,
+    blocks: Vec<GatedResidual>,
+    last: ConvBnSilu,
+    head: Linear,
+}
+
+/// EfficientNet B0: depthwise filters of 3 and 5 pixels, with gates.
+pub(super) fn efficientnet(tiny: bool, device: &Device) -> Result<Workload> {
+    let (batch, side) = if tiny { (2, 16) } else { (64, 224) };
+    // Expansion, kernel, stride, outputs and blocks of each stage.
+    let stages: &[[usize; 5]] = if tiny {
+        &[[1, 3, 1, 4, 1], [6, 5, 2, 8, 2]]
+    } else {
+        &[
+            [1, 3, 1, 16, 1],
+            [6, 3, 2, 24, 2],
+            [6, 5, 2, 40, 2],
+            [6, 3, 2, 80, 3],
+            [6, 5, 1, 112, 3],
+            [6, 5, 2, 192, 4],
+            [6, 3, 1, 320, 1],
+        ]
+    };
+    let (first, last) = if tiny { (4, 16) } else { (32, 1280) };
+    let (mut blocks, mut inputs) = (Vec::new(), first);
+    for &[expansion, kernel, stride, outputs, count] in stages {
+        for k in 0..count {
+            let stride = if k == 0 { stride } else { 1 };
+            blocks.push(GatedResidual::new([inputs, outputs], [expansion, kernel, stride], device)?);
+            inputs = outputs;
+        }
+    }
+    let net = EfficientNet {
+        stem: ConvBnSilu::new([3, first], 3, 2, device)?,
+        blocks,
+        last: ConvBnSilu::new([inputs, last], 1, 1, device)?,
+        head: Linear::new(last, 1000, device)?,
+    };
+    let shape = [batch, 3, side, side];
+    let x = Tensor::randn(shape, DType::F32, device)?;
+    let target = Tensor::randint(0, 1000, [batch], DType::I32, device)?;
+    Ok(Workload::new(&shape, net, move |net| {
+        let x = net.blocks.iter().try_fold(net.stem.forward(&x)?, |x, block| block.forward(&x))?;
+        net.head.forward(&net.last.forward(&x)?.mean([2, 3], false)?)?.cross_entropy(&target)
     }))
 }

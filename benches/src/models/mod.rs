@@ -1,8 +1,12 @@
 //! Training steps of models that no kernel was tuned for, eager and captured. `peers/models.py` has the same models.
 
+mod generative;
 mod images;
 mod others;
+mod points;
+mod sequences;
 mod small;
+mod swin;
 mod text;
 
 use std::time::Instant;
@@ -23,34 +27,37 @@ use crate::timing::Bench;
 struct Workload {
     /// Extents of the batch.
     shape: String,
-    parameters: Vec<Tensor>,
-    /// Computes the loss of the batch.
-    loss: Box<dyn Fn() -> CoreResult<Tensor>>,
+    /// Number of elements of all parameters.
+    parameters: usize,
+    step: TrainStep,
 }
 
 impl Workload {
+    /// Creates a workload whose step trains one network by AdamW, with the forward pass in bf16 by autocast.
     fn new<N: Module + 'static>(
         shape: &[usize],
         net: N,
         loss: impl Fn(&N) -> CoreResult<Tensor> + 'static,
     ) -> Self {
-        let shape = shape.iter().map(usize::to_string).collect::<Vec<_>>().join("x");
-        Self { shape, parameters: net.parameters(), loss: Box::new(move || loss(&net)) }
-    }
-
-    /// Returns the training step of the model.
-    fn into_step(self) -> TrainStep {
-        let mut optimizer = AdamW::new(self.parameters, 1e-4).low_precision_copies(true);
-        Box::new(move || {
+        let parameters = net.parameters();
+        let mut optimizer = AdamW::new(parameters.clone(), 1e-4).low_precision_copies(true);
+        let step = move || {
             let loss = {
                 let _autocast = autocast(DType::BF16)?;
-                (self.loss)()?
+                loss(&net)?
             };
             loss.backward()?;
             optimizer.step()?;
             optimizer.zero_grad();
             Ok(loss.detach())
-        })
+        };
+        Self::with_step(shape, &parameters, Box::new(step))
+    }
+
+    /// Creates a workload with a step of its own.
+    fn with_step(shape: &[usize], parameters: &[Tensor], step: TrainStep) -> Self {
+        let shape = shape.iter().map(usize::to_string).collect::<Vec<_>>().join("x");
+        Self { shape, parameters: parameters.iter().map(Tensor::numel).sum(), step }
     }
 }
 
@@ -60,7 +67,7 @@ pub(crate) type TrainStep = Box<dyn FnMut() -> CoreResult<Tensor>>;
 /// Builds a model with a batch, small if `tiny`.
 type Build = fn(tiny: bool, &Device) -> CoreResult<Workload>;
 
-const MODELS: [(&str, Build); 15] = [
+const MODELS: [(&str, Build); 21] = [
     ("decoder", text::decoder),
     ("bert", text::bert),
     ("mixture", text::mixture),
@@ -76,6 +83,12 @@ const MODELS: [(&str, Build); 15] = [
     ("audio", others::audio),
     ("recommender", others::recommender),
     ("volume", others::volume),
+    ("swin", swin::swin),
+    ("dcgan", generative::dcgan),
+    ("speech", sequences::speech),
+    ("statespace", sequences::statespace),
+    ("efficientnet", images::efficientnet),
+    ("points", points::points),
 ];
 
 /// Returns the names of the models.
@@ -86,7 +99,7 @@ pub(crate) fn names() -> impl Iterator<Item = &'static str> {
 /// Builds the eager step of a model: AdamW, with the forward pass in bf16 by autocast.
 pub(crate) fn build_step(name: &str, tiny: bool, device: &Device) -> Result<TrainStep> {
     let (_, build) = MODELS.into_iter().find(|(known, _)| *known == name).context("no such model")?;
-    Ok(build(tiny, device)?.into_step())
+    Ok(build(tiny, device)?.step)
 }
 
 /// Prints one line for each model and variant. A model that fails gets a line with its error, and the others still run.
@@ -111,10 +124,8 @@ fn bench_model(b: &Bench<'_>, name: &str, variant: &str, build: Build) -> Result
     // Its own pool, so that the peak belongs to this variant only.
     let device = &Device::with_config(b.device.backend().clone(), b.device.pool().config());
     device.manual_seed(1);
-    let workload = build(b.tiny, device)?;
-    let shape = format!("{name} {}", workload.shape);
-    let parameters = workload.parameters.iter().map(Tensor::numel).sum::<usize>();
-    let mut step = workload.into_step();
+    let Workload { shape, parameters, mut step } = build(b.tiny, device)?;
+    let shape = format!("{name} {shape}");
     device.synchronize()?;
     let start = Instant::now();
     let first_loss = step()?.item()?;
