@@ -56,14 +56,20 @@ pub(crate) fn bench_host(card: &str, steps: usize, lists_launches: bool, names: 
             }),
         );
         if lists_launches {
-            let mut rows: BTreeMap<(&str, &str), usize> = BTreeMap::new();
+            // Launches, bytes and floating-point operations.
+            let mut rows: BTreeMap<(&str, &str), (usize, u64, u64)> = BTreeMap::new();
             for span in &profile.spans {
-                *rows.entry((span.op, &span.name)).or_default() += 1;
+                let (launches, bytes, flops) = rows.entry((span.op, &span.name)).or_default();
+                *launches += 1;
+                *bytes += span.bytes;
+                *flops += span.flops;
             }
             let mut rows: Vec<_> = rows.into_iter().collect();
-            rows.sort_by_key(|(_, launches)| std::cmp::Reverse(*launches));
-            for ((op, kernel), launches) in rows {
-                println!("{launches:5}  {op:32}  {kernel}");
+            rows.sort_by_key(|&(_, (launches, bytes, _))| std::cmp::Reverse((bytes, launches)));
+            println!("launches        MB   GFLOP  operation                         kernel");
+            for ((op, kernel), (launches, bytes, flops)) in rows {
+                let (mb, gflop) = (bytes as f64 / 1e6, flops as f64 / 1e9);
+                println!("{launches:8} {mb:9.2} {gflop:7.1}  {op:32}  {kernel}");
             }
         }
     }

@@ -105,7 +105,7 @@ enum Command {
         /// Card that the null device imitates.
         #[arg(long, default_value = "h100")]
         card: String,
-        /// Also prints the launches of a step, by operation and kernel.
+        /// Also prints the launches of a step, by operation and kernel, with the bytes of their operands.
         #[arg(long)]
         launches: bool,
         /// Number of steps, in five samples.
