@@ -37,12 +37,8 @@ impl DeviceHealth {
 
 /// Maximum bytes of parameters that are passed as immediates.
 pub(crate) const MAX_IMMEDIATE_BYTES: u32 = 256;
-/// Returns the time that a waiting thread polls before it blocks. Waking a blocked thread takes as long as several
-/// small kernels, so the time covers a short training step. A software driver needs the processor itself.
-fn choose_spin_time(device: &wgpu::Device) -> Duration {
-    let is_software = device.adapter_info().device_type == wgpu::DeviceType::Cpu;
-    Duration::from_micros(if is_software { 100 } else { 1000 })
-}
+/// Time that a waiting thread polls before it blocks. Waking a blocked thread takes longer than a small kernel.
+const SPIN_TIME: Duration = Duration::from_micros(100);
 
 /// Start of the message with which wgpu panics if a poll finds the device lost.
 const FATAL_POLL_ERROR: &str = "Error in Device::poll";
@@ -54,8 +50,6 @@ pub(crate) struct Gpu {
     pub(crate) queue: wgpu::Queue,
     /// If true, the device is the program's, and so are its error callbacks.
     pub(crate) is_shared: bool,
-    /// Time that a waiting thread polls before it blocks.
-    spin_time: Duration,
     health: Arc<DeviceHealth>,
 }
 
@@ -76,14 +70,12 @@ impl Gpu {
             "" => on_lost.record_loss("the driver gave no reason".to_owned()),
             _ => on_lost.record_loss(message),
         });
-        let spin_time = choose_spin_time(&device);
-        Self { device, queue, is_shared: false, spin_time, health }
+        Self { device, queue, is_shared: false, health }
     }
 
     /// Uses a device of the program, whose error callbacks stay as they are.
     pub(crate) fn shared(device: wgpu::Device, queue: wgpu::Queue) -> Self {
-        let spin_time = choose_spin_time(&device);
-        Self { device, queue, is_shared: true, spin_time, health: Arc::default() }
+        Self { device, queue, is_shared: true, health: Arc::default() }
     }
 
     /// Calls wgpu where callbacks of the program may run on this thread. A callback that panics ends neither the call
@@ -220,7 +212,7 @@ impl Gpu {
             return if is_done() { Ok(()) } else { Err(SourceError::Driver { call: "wait", detail }) };
         }
         let start = Instant::now();
-        while start.elapsed() < self.spin_time {
+        while start.elapsed() < SPIN_TIME {
             self.poll()?;
             if is_done() {
                 return Ok(());
