@@ -6,8 +6,7 @@ product. The invocations that share a row are among the same 32. A workgroup of 
 workgroup memory, and iterates over tiles of columns. The next tile is read into registers during the last products of
 a tile.
 
-lanes: invocations that share a row, 8 or 16 · row_quads: an invocation has four times as many rows, 1 or 2
-columns: of a tile · exchanged: columns whose weights are in workgroup memory at a time
+exchanged: columns whose weights are in workgroup memory at a time
 resident: workgroups for which a GPU has enough workgroup memory
 subgroups: subgroups have 32 invocations, which exchange values without the rest of the workgroup
 unroll: steps of the second products that are written out
@@ -22,11 +21,15 @@ skip_hidden: 32 invocations leave out the products of columns that no row of the
 
 // CUDA compiles for this many workgroups on a multiprocessor.
 const RESIDENT_WORKGROUPS = {{ resident }}u;
-{%- set rows = 512 * row_quads // lanes -%}
+{#- Invocations that share a row, and columns of a tile. core/src/ops/attention/kernels.rs has both numbers. -#}
+{%- set lanes = 8 -%}
+{%- set columns = 64 -%}
+{#- Rows of an invocation and of the workgroup. -#}
+{%- set row_count = 4 -%}
+{%- set rows = 128 // lanes * row_count -%}
 {#- Rows of 32 invocations, and the distance between two rows of one invocation. -#}
 {%- set part_rows = rows // 4 -%}
 {%- set row_step = 32 // lanes -%}
-{%- set row_count = 4 * row_quads -%}
 {%- set col_count = columns // lanes -%}
 {%- set col_quads = col_count // 4 -%}
 {%- set head_quads = head // 4 -%}
@@ -194,24 +197,20 @@ product of this tile used `weights`. The caller's code is for the last part, whe
     {% endif %}
     {% for c in range(exchanged // lanes) %}
     {% set col = part // lanes + c %}
-    {% for q in range(row_quads) %}
-    weights[{{ column_at(c) }}][own_quad + {{ q * row_step }}u] = vec4<f32>(
-        {% for r in range(4) %}{{ w }}{{ 4 * q + r }}_{{ col // 4 }}[{{ col % 4 }}], {% endfor %});
-    {% endfor %}
+    weights[{{ column_at(c) }}][own_quad] = vec4<f32>(
+        {% for r in range(4) %}{{ w }}{{ r }}_{{ col // 4 }}[{{ col % 4 }}], {% endfor %});
     {% endfor %}
     {{ barrier_of_rows() }}
     {{ caller() if loop.last else "" }}
     {% if skip_hidden %}if !is_hidden { {% endif %}
     for (var j = 0u; j < {{ exchanged }}u; j += {{ unroll }}u) {
         {% for u in range(unroll) %}
-        {% for q in range(row_quads) %}
-        let w{{ u }}_{{ q }} = weights[j + {{ u }}u][own_quad + {{ q * row_step }}u];
-        {% endfor %}
+        let w{{ u }} = weights[j + {{ u }}u][own_quad];
         {% for b in range(blocks) %}
         let b{{ u }}_{{ b }} = {{ cols_of }}[{{ column_at(b) }}][j + {{ part + u }}u];
         {% for r in range(row_count) %}
         {{ target }}_{{ r }}_{{ b }} =
-            fma(vec4<f32>(w{{ u }}_{{ r // 4 }}[{{ r % 4 }}]), b{{ u }}_{{ b }}, {{ target }}_{{ r }}_{{ b }});
+            fma(vec4<f32>(w{{ u }}[{{ r }}]), b{{ u }}_{{ b }}, {{ target }}_{{ r }}_{{ b }});
         {% endfor %}
         {% endfor %}
         {% endfor %}
@@ -241,24 +240,15 @@ product of this tile used `weights`. The caller's code is for the last part, whe
 {#- Combines a quad of rows over the invocations that share the rows. -#}
 {% macro reduce_rows(name, combine) %}
     {% if subgroups %}
-    {% for bit in ([2, 4, 8] if lanes == 8 else [2, 4, 8, 16]) %}
-    {% for q in range(row_quads) %}
-    {{ name }}{{ q }} = {{ combine }}({{ name }}{{ q }}, subgroupShuffleXor({{ name }}{{ q }}, {{ bit }}u));
-    {% endfor %}
+    {% for bit in [2, 4, 8] %}
+    {{ name }} = {{ combine }}({{ name }}, subgroupShuffleXor({{ name }}, {{ bit }}u));
     {% endfor %}
     {% else %}
-    {% for q in range(row_quads) %}
-    parts[x][own_quad + {{ q * row_step }}u] = {{ name }}{{ q }};
-    {% endfor %}
+    parts[x][own_quad] = {{ name }};
     workgroupBarrier();
-    {% for q in range(row_quads) %}
-    {{ name }}{{ q }} = parts[0][own_quad + {{ q * row_step }}u];
-    {% endfor %}
+    {{ name }} = parts[0][own_quad];
     for (var i = 1u; i < {{ lanes }}u; i++) {
-        {% for q in range(row_quads) %}
-        {{ name }}{{ q }} =
-            {{ combine }}({{ name }}{{ q }}, parts[i][own_quad + {{ q * row_step }}u]);
-        {% endfor %}
+        {{ name }} = {{ combine }}({{ name }}, parts[i][own_quad]);
     }
     {% endif %}
 {% endmacro %}
@@ -269,14 +259,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% include "attention_rows" %}
 
     // Pairs of invocations have equal columns, and pairs of these equal rows: loads of a subgroup are few.
-    {% if lanes == 8 %}
     let x = (thread >> 1u) & 7u;
     let y = (thread & 1u) + ((thread >> 3u) & 2u);
-    {% else %}
-    let x = (thread >> 1u) & 15u;
-    let y = thread & 1u;
-    {% endif %}
-    // The first row of 32 invocations; the first row of this one, and its first quad of rows in `weights`.
+    // The first row of 32 invocations; the first row of this one, and its quad of rows in `weights`.
     let part_row = thread / 32u * {{ part_rows }}u;
     let own_row = part_row + y;
     let own_quad = thread / 32u * {{ part_rows // 4 }}u + y;
@@ -333,26 +318,22 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {{ load_rows("head_rows", "q", head_quads) }}
     {% if pass == "queries" %}
     {{ load_rows("value_rows", "g", value_quads) }}
-    {% for q in range(row_quads) %}
-    if x == {{ q }}u {
+    if x == 0u {
         var lse: vec4<f32>;
         var delta: vec4<f32>;
         {% for r in range(4) %}
-        let line{{ r }} = head_index * {{ queries }} + min(row0 + {{ row_at(4 * q + r) }}, {{ queries }} - 1u);
+        let line{{ r }} = head_index * {{ queries }} + min(row0 + {{ row_at(r) }}, {{ queries }} - 1u);
         lse[{{ r }}] = stats_at(line{{ r }});
         delta[{{ r }}] = stats_at(p.extents.x * p.extents.y * {{ queries }} + line{{ r }});
         {% endfor %}
-        row_stats[own_quad + {{ q * row_step }}u] = lse;
-        row_stats[own_quad + {{ q * row_step + rows // 4 }}u] = delta;
+        row_stats[own_quad] = lse;
+        row_stats[own_quad + {{ rows // 4 }}u] = delta;
     }
-    {% endfor %}
     {{ zero_accumulators("dq", head_blocks) }}
     {% else %}
     {{ zero_accumulators("sum", value_blocks) }}
-    {% for q in range(row_quads) %}
-    var running_max{{ q }} = vec4<f32>(LOWEST_SCORE);
-    var total{{ q }} = vec4<f32>();
-    {% endfor %}
+    var running_max = vec4<f32>(LOWEST_SCORE);
+    var total = vec4<f32>();
     {% endif %}
     {{ prefetch_tile("k", "v", "begin", "var") }}
     for (var col0 = begin; col0 < end; col0 += {{ columns }}u) {
@@ -362,16 +343,14 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         {% if pass == "queries" %}
         {{ multiply_tiles("dw", "value_rows", "value_cols", value_quads) }}
         {{ scale_scores() }}
-        {% for q in range(row_quads) %}
-        let lse{{ q }} = row_stats[own_quad + {{ q * row_step }}u];
-        let delta{{ q }} = row_stats[own_quad + {{ q * row_step + rows // 4 }}u];
-        {% endfor %}
+        let lse = row_stats[own_quad];
+        let delta = row_stats[own_quad + {{ rows // 4 }}u];
         {% for r in range(row_count) %}
         {% for c in range(col_count) %}
         {% set at = r ~ "_" ~ (c // 4) ~ "[" ~ c % 4 ~ "]" %}
         {% set keep = " * dropout_factor(" ~ query_and_key(r, c) ~ ")" if dropout else "" %}
-        dw{{ at }} = m_exp(s{{ at }} - lse{{ r // 4 }}[{{ r % 4 }}])
-            * (dw{{ at }}{{ keep }} - delta{{ r // 4 }}[{{ r % 4 }}]);
+        dw{{ at }} = m_exp(s{{ at }} - lse[{{ r }}])
+            * (dw{{ at }}{{ keep }} - delta[{{ r }}]);
         {% endfor %}
         {% endfor %}
         {% call accumulate_product("dq", "dw", "head_cols", head_blocks, true) %}
@@ -379,28 +358,23 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         {% endcall %}
         {% else %}
         {{ scale_scores() }}
-        {% for q in range(row_quads) %}
-        var tile_max{{ q }}: vec4<f32>;
+        var tile_max: vec4<f32>;
         {% for r in range(4) %}
-        var quad{{ 4 * q + r }} = s{{ 4 * q + r }}_0;
+        var quad{{ r }} = s{{ r }}_0;
         {% for c in range(1, col_quads) %}
-        quad{{ 4 * q + r }} = max_of_quads(quad{{ 4 * q + r }}, s{{ 4 * q + r }}_{{ c }});
+        quad{{ r }} = max_of_quads(quad{{ r }}, s{{ r }}_{{ c }});
         {% endfor %}
-        tile_max{{ q }}[{{ r }}] = max(max(quad{{ 4 * q + r }}.x, quad{{ 4 * q + r }}.y),
-            max(quad{{ 4 * q + r }}.z, quad{{ 4 * q + r }}.w));
-        {% endfor %}
+        tile_max[{{ r }}] = max(max(quad{{ r }}.x, quad{{ r }}.y), max(quad{{ r }}.z, quad{{ r }}.w));
         {% endfor %}
         {{ reduce_rows("tile_max", "max_of_quads") }}
-        {% for q in range(row_quads) %}
-        tile_max{{ q }} = max_of_quads(tile_max{{ q }}, running_max{{ q }});
-        let rescale{{ q }} = exp_of_quad(running_max{{ q }} - tile_max{{ q }});
-        running_max{{ q }} = tile_max{{ q }};
-        total{{ q }} *= rescale{{ q }};
-        {% for r in range(4 * q, 4 * q + 4) %}
+        tile_max = max_of_quads(tile_max, running_max);
+        let rescale = exp_of_quad(running_max - tile_max);
+        running_max = tile_max;
+        total *= rescale;
+        {% for r in range(4) %}
         {% for c in range(col_quads) %}
-        s{{ r }}_{{ c }} = exp_of_quad(s{{ r }}_{{ c }} - vec4<f32>(tile_max{{ q }}[{{ r % 4 }}]));
-        total{{ q }}[{{ r % 4 }}] +=
-            (s{{ r }}_{{ c }}.x + s{{ r }}_{{ c }}.y) + (s{{ r }}_{{ c }}.z + s{{ r }}_{{ c }}.w);
+        s{{ r }}_{{ c }} = exp_of_quad(s{{ r }}_{{ c }} - vec4<f32>(tile_max[{{ r }}]));
+        total[{{ r }}] += (s{{ r }}_{{ c }}.x + s{{ r }}_{{ c }}.y) + (s{{ r }}_{{ c }}.z + s{{ r }}_{{ c }}.w);
         {% endfor %}
         {% if dropout %}
         {% for c in range(col_count) %}
@@ -408,8 +382,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         {% endfor %}
         {% endif %}
         {% for b in range(value_blocks) %}
-        sum_{{ r }}_{{ b }} *= rescale{{ q }}[{{ r % 4 }}];
-        {% endfor %}
+        sum_{{ r }}_{{ b }} *= rescale[{{ r }}];
         {% endfor %}
         {% endfor %}
         {% call accumulate_product("sum", "s", "value_cols", value_blocks, true) %}
@@ -423,11 +396,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {{ reduce_rows("total", "sum_of_quads") }}
     {% for r in range(row_count) %}
     // A query that attends to no key gets zeros.
-    let has_keys{{ r }} = !(total{{ r // 4 }}[{{ r % 4 }}] == 0.0);
-    let factor{{ r }} = select(0.0, 1.0 / total{{ r // 4 }}[{{ r % 4 }}], has_keys{{ r }});
+    let has_keys{{ r }} = !(total[{{ r }}] == 0.0);
+    let factor{{ r }} = select(0.0, 1.0 / total[{{ r }}], has_keys{{ r }});
     if x == 0u && row0 + {{ row_at(r) }} < {{ queries }} {
         lse_put(head_index * {{ queries }} + row0 + {{ row_at(r) }},
-            select(0.0, running_max{{ r // 4 }}[{{ r % 4 }}] + m_log(total{{ r // 4 }}[{{ r % 4 }}]), has_keys{{ r }}));
+            select(0.0, running_max[{{ r }}] + m_log(total[{{ r }}]), has_keys{{ r }}));
     }
     {% for b in range(value_blocks) %}
     sum_{{ r }}_{{ b }} *= factor{{ r }};

@@ -64,7 +64,7 @@ impl AttentionKernel {
     /// Returns the rows and the columns of a tile.
     pub(super) fn tile_extents(self) -> [usize; 2] {
         match self {
-            Self::F32(tile) => [tile.rows(), tile.columns],
+            Self::F32(_) => [F32Tile::ROWS, F32Tile::COLUMNS],
             Self::Cooperative | Self::Plain(_) => [TILE_ROWS, TILE_COLUMNS],
         }
     }
@@ -88,11 +88,8 @@ impl AttentionKernel {
                 spec.def("side", info.features.cooperative_side as usize).def("skip_hidden", skip_hidden)
             }
             Self::F32(tile) => spec
-                .def("lanes", tile.lanes)
-                .def("row_quads", tile.row_quads)
-                .def("columns", tile.columns)
                 .def("exchanged", tile.exchanged)
-                .def("unroll", if info.software { 1 } else { 8 / tile.row_quads })
+                .def("unroll", if info.software { 1 } else { 8usize })
                 .def("resident", tile.resident)
                 .def("subgroups", has_subgroups_of_32(device))
                 .def("skip_hidden", skip_hidden),
@@ -113,9 +110,6 @@ impl AttentionKernel {
 /// Tile of `attention_f32.wgsl`, by the definitions of the template.
 #[derive(Clone, Copy)]
 pub(super) struct F32Tile {
-    lanes: usize,
-    row_quads: usize,
-    columns: usize,
     exchanged: usize,
     resident: usize,
 }
@@ -123,11 +117,16 @@ pub(super) struct F32Tile {
 impl F32Tile {
     /// Longest rows whose sums an invocation has in registers.
     const MAX_ROW: usize = 64;
+    /// Invocations that share a row, as in the template.
+    const LANES: usize = 8;
+    /// Columns of a tile, as in the template.
+    const COLUMNS: usize = 64;
+    /// Rows of a tile. Each invocation has four of them.
+    const ROWS: usize = 128 / Self::LANES * 4;
 
     /// Returns the tile of a pass, or `None` if the workgroups of a GPU have too little memory.
     fn choose(pass: AttentionPass, head: usize, value: usize, device: &Device) -> Option<Self> {
         let info = device.info();
-        let [lanes, row_quads, columns] = [8, 1, 64];
         // More workgroups on a multiprocessor leave an invocation too few registers: the backward passes have two
         // products of a tile there.
         let max_resident = if pass == AttentionPass::Forward { 3 } else { 2 };
@@ -137,35 +136,31 @@ impl F32Tile {
         }
         // A software driver has little memory, but runs one workgroup at a time.
         let exchanged = if info.software { 8 } else { 32 };
-        let tile = Self { lanes, row_quads, columns, exchanged, resident: 0 };
+        let tile = Self { exchanged, resident: 0 };
         let bytes = tile.workgroup_bytes(pass, head, value);
         let resident = (info.limits.max_workgroup_memory as usize / bytes).min(max_resident);
         let fits = head.max(value) <= Self::MAX_ROW && resident >= if info.software { 1 } else { 2 };
         fits.then_some(Self { resident, ..tile })
     }
 
-    fn rows(&self) -> usize {
-        512 * self.row_quads / self.lanes
-    }
-
     /// Returns the bytes of workgroup memory, with the parts of sums that only some devices exchange there.
     fn workgroup_bytes(&self, pass: AttentionPass, head: usize, value: usize) -> usize {
-        let (rows, weight_stride) = (self.rows(), self.rows() / 4 + 2);
-        let columns = |elements: usize| (elements / 4).next_multiple_of(self.lanes) * (self.columns + 1);
+        let weight_stride = Self::ROWS / 4 + 2;
+        let columns = |elements: usize| (elements / 4).next_multiple_of(Self::LANES) * (Self::COLUMNS + 1);
         let (kept, others) = match pass {
-            AttentionPass::Forward => (head, self.lanes * weight_stride),
-            AttentionPass::Queries => (head + value, rows / 2),
-            AttentionPass::Keys => (head + value, self.columns / 2),
+            AttentionPass::Forward => (head, Self::LANES * weight_stride),
+            AttentionPass::Queries => (head + value, Self::ROWS / 2),
+            AttentionPass::Keys => (head + value, Self::COLUMNS / 2),
         };
         let weights = self.exchanged * weight_stride;
-        16 * (kept / 4 * (rows + 1) + columns(head) + columns(value) + weights + others)
+        16 * (kept / 4 * (Self::ROWS + 1) + columns(head) + columns(value) + weights + others)
     }
 
     fn loop_iterations(&self, head: usize, value: usize) -> usize {
         let products = head / 4 + value / 4 + 2;
         // Each column is in two products, and each part of them has a loop of its own.
-        let sums = 2 * (self.columns + self.columns / self.exchanged);
-        products + sums + self.lanes + 1
+        let sums = 2 * (Self::COLUMNS + Self::COLUMNS / self.exchanged);
+        products + sums + Self::LANES + 1
     }
 }
 
