@@ -45,8 +45,7 @@ fn attention_of_f32_in_large_tiles() {
             for (mask, dropout, mode) in
                 [("", false, "packed"), ("bool", true, "scattered"), ("f16", false, "packed")]
             {
-                for (subgroups, exchanged, unroll) in [(true, 32usize, 8usize), (false, 8, 1)]
-                {
+                for (subgroups, exchanged, unroll) in [(true, 32usize, 8usize), (false, 8, 1)] {
                     let spec = KernelSpec::new("attention_f32").def("pass", pass).def("dtype", "f32");
                     let spec = spec.def("head", head).def("value", value).def("mask", mask);
                     let spec = spec.def("dropout", dropout).def("mode", mode);

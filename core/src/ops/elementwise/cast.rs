@@ -2,14 +2,11 @@
 
 use crate::backend::Command;
 use crate::ops::elementwise::pointwise;
-use crate::ops::kernel::heuristics::has_vector_lines;
+use crate::ops::kernel::heuristics::{find_tiled_dim, has_vector_lines, suits_tiles};
 use crate::ops::kernel::launch::VECTOR_BYTES;
 use crate::ops::prelude::*;
 use crate::runtime::profile::WorkItem;
 use crate::runtime::stream::Access;
-
-/// Extent of both dimensions from which a copy goes through tiles.
-const MIN_TRANSPOSED_EXTENT: usize = 16;
 
 impl Tensor {
     /// Casts to another type, or returns `self` if it has the type. Floats become integers by truncation.
@@ -102,18 +99,18 @@ impl Tensor {
         out_strides: &[usize],
     ) -> Result<bool> {
         let (size, last) = (self.dtype().size(), shape.len().saturating_sub(1));
-        let is_long = |extent: usize| extent >= MIN_TRANSPOSED_EXTENT;
-        if last == 0 || !is_long(shape[last]) || in_strides[last] <= 1 {
+        if last == 0 || !suits_tiles(shape[last]) || in_strides[last] <= 1 {
             return Ok(false);
         }
-        let adjacent = (0..last).rev().find(|&d| in_strides[d] == 1 && is_long(shape[d]));
         // A short dimension is long together with the one around it, such as taps and channels of a filter.
         let pair = || {
             let inner = (0..last).find(|&d| in_strides[d] == 1)?;
-            let surrounds = |&d: &usize| in_strides[d] == shape[inner] && is_long(shape[d] * shape[inner]);
+            let surrounds =
+                |&d: &usize| in_strides[d] == shape[inner] && suits_tiles(shape[d] * shape[inner]);
             Some(((0..last).find(surrounds)?, Some(inner)))
         };
-        let Some((i, inner)) = adjacent.map(|i| (i, None)).or_else(pair) else { return Ok(false) };
+        let adjacent = find_tiled_dim(shape, in_strides).map(|i| (i, None));
+        let Some((i, inner)) = adjacent.or_else(pair) else { return Ok(false) };
         if !matches!(size, 2 | 4) || (size == 2 && !shape[last].is_multiple_of(2)) {
             return Ok(false);
         }

@@ -42,6 +42,22 @@ pub(crate) fn has_vector_lines(offset: usize, strides: &[usize], width: usize) -
     *last == 1 && outer.iter().chain([&offset]).all(|n| n.is_multiple_of(width))
 }
 
+/// Least extent of the rows and columns of tiles. Shorter ones leave most of a tile empty.
+const MIN_TILED_EXTENT: usize = 16;
+
+/// Returns true if kernels read rows or columns of this extent through tiles.
+pub(crate) fn suits_tiles(extent: usize) -> bool {
+    extent >= MIN_TILED_EXTENT
+}
+
+/// Returns the dimension along which an input has adjacent elements, if it is not the last one, and if the extents of
+/// both suit tiles. Kernels that write along the last dimension read such inputs through tiles.
+pub(crate) fn find_tiled_dim(shape: &[usize], strides: &[usize]) -> Option<usize> {
+    let last = shape.len().checked_sub(1)?;
+    let is_read_across = suits_tiles(shape[last]) && strides[last] > 1;
+    (0..last).rev().find(|&d| is_read_across && strides[d] == 1 && suits_tiles(shape[d]))
+}
+
 /// Thread layout of a reduction. A step is one read of a thread: one element or four.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReduceConfig {

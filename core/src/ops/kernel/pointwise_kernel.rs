@@ -8,7 +8,7 @@ use crate::dtype::DType;
 use crate::error::{Result, fail_if};
 use crate::ops::elementwise::fusion;
 use crate::ops::elementwise::pointwise::{Operand, TypeRule};
-use crate::ops::kernel::heuristics::has_vector_lines;
+use crate::ops::kernel::heuristics::{find_tiled_dim, has_vector_lines};
 use crate::ops::kernel::launch::{self, KernelParams, MAX_RANK, WORKGROUP_SIZE, kernel_spec};
 use crate::runtime::device::{CompiledKernel, Device, KernelKey};
 use crate::scalar::Scalar;
@@ -167,16 +167,10 @@ impl AccessPattern {
 
 /// Rows and columns of a tile in `pointwise.wgsl`.
 const TILE_EXTENT: usize = 32;
-/// Least extent of the rows and columns of tiles. Shorter ones leave most of a tile empty.
-const MIN_TILED_EXTENT: usize = 16;
 
-/// Returns the dimension along which an input has adjacent elements, if it is not the last one, and if the extents of
-/// both suit tiles.
+/// Returns the rows of tiles for the first input that is read through tiles.
 fn find_tile_rows(shape: &[usize], input_strides: &[Dims]) -> Option<usize> {
-    let last = shape.len().checked_sub(1)?;
-    let is_long = |d: usize| shape[d] >= MIN_TILED_EXTENT;
-    let rows = |strides: &Dims| (0..last).rev().find(|&d| strides[d] == 1 && is_long(d) && strides[last] > 1);
-    (is_long(last) && shape[last].is_multiple_of(4)).then(|| input_strides.iter().find_map(rows))?
+    shape.last()?.is_multiple_of(4).then(|| input_strides.iter().find_map(|s| find_tiled_dim(shape, s)))?
 }
 
 impl PointwiseLaunch {
