@@ -80,24 +80,24 @@ pub fn checkpoint(
     edges.extend(anchor.as_ref());
     let first = Arc::new(first);
     let anchored = anchor.is_some();
-    Ok(record_node("checkpoint", out.detach(), &edges, BackwardKind::Checkpoint, move |grad, wants| {
+    Ok(record_node("checkpoint", out.detach(), &edges, BackwardKind::Checkpoint, move |grad, ctx| {
         let _nesting = enter_checkpoint()?;
         let _grad = enable_grad();
-        let saved = saved.iter().map(|t| t.unpack(wants)).collect::<Result<Vec<_>>>()?;
+        let saved = saved.iter().map(|t| t.unpack(ctx)).collect::<Result<Vec<_>>>()?;
         if !first.is_current() {
-            return Err(inplace::changed_capture_error(&wants.node.describe()));
+            return Err(inplace::changed_capture_error(&ctx.node.describe()));
         }
         // Nodes recorded from here on belong to the recomputation; older ones belong to the pass around it.
         let oldest = next_id();
         // In a recorded pass, the recomputation is part of the graph, and its inputs keep their histories.
-        let leaves: Vec<Tensor> = match wants.create_graph() {
+        let leaves: Vec<Tensor> = match ctx.create_graph() {
             true => {
                 let all: SmallVec<[bool; 4]> = saved.iter().map(Tensor::requires_grad).collect();
                 composite::create_aliases(&saved, &all).into_vec()
             }
             false => {
                 let leaf = |(t, &w): (&Tensor, &bool)| if w { t.to_leaf() } else { Ok(t.detach()) };
-                saved.iter().zip(wants.iter()).map(leaf).collect::<Result<_>>()?
+                saved.iter().zip(ctx.needs_input_grad.iter()).map(leaf).collect::<Result<_>>()?
             }
         };
         let (again, reads_the_same) = {
@@ -107,26 +107,30 @@ pub fn checkpoint(
             recompute::run_recompute(&first, &leaves, || body(&leaves))?
         };
         if !reads_the_same {
-            return Err(inplace::changed_capture_error(&wants.node.describe()));
+            return Err(inplace::changed_capture_error(&ctx.node.describe()));
         }
-        let recorded = wants.create_graph();
+        let recorded = ctx.create_graph();
         let targets = recorded.then(|| GradTargets::stop_at(&leaves.iter().collect::<Vec<_>>()));
         let options = BackwardOptions { retain_graph: recorded, create_graph: recorded };
         let (mut found, beyond) = match again.requires_grad() {
             true => {
                 let roots = [(again, grad.clone())];
-                run_backward_until(oldest, &roots, options, targets.as_ref(), wants.captured_grads)?
+                run_backward_until(oldest, &roots, options, targets.as_ref(), ctx.captured_grads)?
             }
             false => Default::default(),
         };
-        hand_over_outer_grads(wants, beyond)?;
+        hand_over_outer_grads(ctx, beyond)?;
         let mut grads = match recorded {
-            true => composite::collect_alias_grads(&leaves, wants, |leaf| found.remove(&leaf))?,
+            true => {
+                composite::collect_alias_grads(&leaves, &ctx.needs_input_grad, |leaf| found.remove(&leaf))?
+            }
             false => {
                 let grad =
-                    |leaf| take_leaf_grad(leaf, wants.captured_grads).map_or_else(|| leaf.zeros_like(), Ok);
-                let pairs = leaves.iter().zip(wants.iter());
-                pairs.map(|(leaf, want)| want.then(|| grad(leaf)).transpose()).collect::<Result<_>>()?
+                    |leaf| take_leaf_grad(leaf, ctx.captured_grads).map_or_else(|| leaf.zeros_like(), Ok);
+                let pairs = leaves.iter().zip(ctx.needs_input_grad.iter());
+                pairs
+                    .map(|(leaf, needs_grad)| needs_grad.then(|| grad(leaf)).transpose())
+                    .collect::<Result<_>>()?
             }
         };
         if anchored {
@@ -137,12 +141,12 @@ pub fn checkpoint(
 }
 
 /// Passes the gradients of captured tensors to the pass around.
-fn hand_over_outer_grads(wants: &BackwardCtx<'_>, beyond: OuterGrads) -> Result<()> {
+fn hand_over_outer_grads(ctx: &BackwardCtx<'_>, beyond: OuterGrads) -> Result<()> {
     // A node younger than the first run means that the recomputation has read something else.
-    if beyond.iter().any(|(node, _)| node.id > wants.node.id) {
-        return Err(inplace::changed_capture_error(&wants.node.describe()));
+    if beyond.iter().any(|(node, _)| node.id > ctx.node.id) {
+        return Err(inplace::changed_capture_error(&ctx.node.describe()));
     }
-    wants.outer_grads.borrow_mut().extend(beyond);
+    ctx.outer_grads.borrow_mut().extend(beyond);
     Ok(())
 }
 

@@ -80,11 +80,11 @@ fn record_linear(
     transpose: LinearMap,
     part: Option<LinearMap>,
 ) -> Tensor {
-    differentiable(op, out, &[x], move |g, wants| {
-        by.iter().try_for_each(|t| t.unpack(wants).map(drop))?;
+    differentiable(op, out, &[x], move |g, ctx| {
+        by.iter().try_for_each(|t| t.unpack(ctx).map(drop))?;
         if !compute_requires_grad(&[g]) {
             if let Some(part) = &part
-                && let Some(sum) = wants.take_pending_grad(0)
+                && let Some(sum) = ctx.take_pending_grad(0)
             {
                 let sum = if sum.is_unique() && sum.is_contiguous() { sum } else { sum.copy()? };
                 part(&sum)?.add_(g)?;
@@ -115,13 +115,13 @@ pub(crate) fn composite_differentiable(
     composed: impl Fn(&[Tensor]) -> Result<Tensor> + Send + Sync + 'static,
     backward: impl Fn(&Tensor, &BackwardCtx<'_>) -> Result<InputGrads> + Send + Sync + 'static,
 ) -> Tensor {
-    differentiable(op, out, inputs, move |g, wants| {
-        if !wants.create_graph() {
-            saved.iter().try_for_each(|t| t.check_version(wants))?;
-            return backward(g, wants);
+    differentiable(op, out, inputs, move |g, ctx| {
+        if !ctx.create_graph() {
+            saved.iter().try_for_each(|t| t.check_version(ctx))?;
+            return backward(g, ctx);
         }
-        let inputs = saved.iter().map(|t| t.unpack(wants)).collect::<Result<SmallVec<[Tensor; 4]>>>()?;
-        compute_composite_grads(&inputs, g, wants, &composed)
+        let inputs = saved.iter().map(|t| t.unpack(ctx)).collect::<Result<SmallVec<[Tensor; 4]>>>()?;
+        compute_composite_grads(&inputs, g, &ctx.needs_input_grad, &composed)
     })
 }
 
@@ -129,13 +129,13 @@ pub(crate) fn composite_differentiable(
 pub(super) fn compute_composite_grads(
     inputs: &[Tensor],
     g: &Tensor,
-    wants: &[bool],
+    needs_input_grad: &[bool],
     body: &(impl Fn(&[Tensor]) -> Result<Tensor> + ?Sized),
 ) -> Result<InputGrads> {
-    let aliases = create_aliases(inputs, wants);
+    let aliases = create_aliases(inputs, needs_input_grad);
     let out = body(&aliases)?.to_dtype(g.dtype())?;
     let targets = GradTargets::restrict_to_and_stop_at(
-        &aliases.iter().zip(wants).filter(|(_, w)| **w).map(|(t, _)| t).collect::<Vec<_>>(),
+        &aliases.iter().zip(needs_input_grad).filter(|(_, w)| **w).map(|(t, _)| t).collect::<Vec<_>>(),
     );
     let mut found = run_backward_to(
         &[(out, g.clone())],
@@ -143,26 +143,32 @@ pub(super) fn compute_composite_grads(
         Some(&targets),
         None,
     )?;
-    collect_alias_grads(&aliases, wants, |t| found.remove(&t))
+    collect_alias_grads(&aliases, needs_input_grad, |t| found.remove(&t))
 }
 
 /// Returns aliases of the wanted `inputs`, at which a backward pass can stop. Further tensors are returned
 /// unchanged.
-pub(super) fn create_aliases(inputs: &[Tensor], wants: &[bool]) -> SmallVec<[Tensor; 4]> {
+pub(super) fn create_aliases(inputs: &[Tensor], needs_input_grad: &[bool]) -> SmallVec<[Tensor; 4]> {
     let alias = |t: &Tensor| differentiable("alias", t.detach(), &[t], |g, _| Ok(smallvec![Some(g.clone())]));
-    let wants = wants.iter().copied().chain(std::iter::repeat(false));
-    inputs.iter().zip(wants).map(|(t, want)| if want { alias(t) } else { t.clone() }).collect()
+    let needs_input_grad = needs_input_grad.iter().copied().chain(std::iter::repeat(false));
+    inputs
+        .iter()
+        .zip(needs_input_grad)
+        .map(|(t, needs_grad)| if needs_grad { alias(t) } else { t.clone() })
+        .collect()
 }
 
 /// Collects the gradients of the wanted tensors; missing gradients are zeros.
 pub(super) fn collect_alias_grads(
     tensors: &[Tensor],
-    wants: &[bool],
+    needs_input_grad: &[bool],
     mut found: impl FnMut(u64) -> Option<Tensor>,
 ) -> Result<InputGrads> {
-    let grad = |(t, &want): (&Tensor, &bool)| match t.grad_edge() {
-        Some(GradEdge::Node(node)) if want => found(node.id).map_or_else(|| t.zeros_like(), Ok).map(Some),
+    let grad = |(t, &needs_grad): (&Tensor, &bool)| match t.grad_edge() {
+        Some(GradEdge::Node(node)) if needs_grad => {
+            found(node.id).map_or_else(|| t.zeros_like(), Ok).map(Some)
+        }
         _ => Ok(None),
     };
-    tensors.iter().zip(wants).map(grad).collect()
+    tensors.iter().zip(needs_input_grad).map(grad).collect()
 }

@@ -293,7 +293,7 @@ impl GraphTask<'_> {
         // gradient.
         let once = self.options.create_graph && node.kind == BackwardKind::OnceDifferentiable;
         let again = self.options.create_graph && !once;
-        let wants = BackwardCtx {
+        let ctx = BackwardCtx {
             needs_input_grad,
             node,
             create_graph: again,
@@ -305,13 +305,13 @@ impl GraphTask<'_> {
             outer_grads: RefCell::default(),
         };
         let grads = match once {
-            false => (run.backward_fn)(grad, &wants),
+            false => (run.backward_fn)(grad, &ctx),
             true => {
                 let _no_grad = no_grad();
-                (run.backward_fn)(&grad.detach(), &wants)
+                (run.backward_fn)(&grad.detach(), &ctx)
             }
         };
-        let (handed, beyond) = (wants.accumulated_inputs.take(), wants.outer_grads.take());
+        let (handed, beyond) = (ctx.accumulated_inputs.take(), ctx.outer_grads.take());
         // Keeps the guard for a chain. Without one, drops it, which frees saved tensors unless the graph is retained.
         let run = (self.has_chains && node.chain_role.get().is_some()).then_some(run);
         let grads = grads?;
@@ -486,9 +486,8 @@ impl Drop for BackwardFnGuard {
 /// be missing.
 fn forbid_second_gradient(node: &Arc<Node>, incoming: &Tensor, grad: &Tensor) -> Tensor {
     let edges = std::iter::once(incoming.grad_edge()).chain(node.next_edges.iter().cloned()).collect();
-    let refuse: Arc<BackwardFn> = Arc::new(|_, wants| {
-        Err(Error::NoSecondGradient { op: wants.node.op, operation: wants.node.describe() })
-    });
+    let refuse: Arc<BackwardFn> =
+        Arc::new(|_, ctx| Err(Error::NoSecondGradient { op: ctx.node.op, operation: ctx.node.describe() }));
     grad.with_grad_edge(Some(GradEdge::Node(Node::new(node.op, edges, BackwardKind::Differentiable, refuse))))
 }
 

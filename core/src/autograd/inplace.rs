@@ -76,16 +76,17 @@ pub(crate) fn rebase_history(op: &'static str, target: &Tensor, result: &Tensor)
         op,
         base.detach(),
         &[&before, &result.detach().with_grad_edge(result.grad_edge())],
-        move |g, wants| {
+        move |g, ctx| {
             let g = g.contiguous()?;
             let part = part.clone();
-            let own = match wants[0] {
+            let own = match ctx.needs_input_grad[0] {
                 true => Some(zero_region(op, &g, part.clone())?),
                 false => None,
             };
             let start = g.layout().offset() + part.offset();
-            let view =
-                wants[1].then(|| g.as_strided(part.shape(), part.strides(), Some(start))).transpose()?;
+            let view = ctx.needs_input_grad[1]
+                .then(|| g.as_strided(part.shape(), part.strides(), Some(start)))
+                .transpose()?;
             Ok(smallvec![own, view])
         },
     );
@@ -105,8 +106,8 @@ pub(super) fn regenerate_grad_fn(view: &Tensor, base: &Tensor) -> Option<Arc<dyn
         return again.grad_meta();
     }
     // The elements of the base cannot be described by strides, so a gradient through the view is an error.
-    let refused = differentiable("view", view.detach(), &[base], |_, wants| {
-        Err(stale_history_error(&wants.node.describe()))
+    let refused = differentiable("view", view.detach(), &[base], |_, ctx| {
+        Err(stale_history_error(&ctx.node.describe()))
     });
     refused.grad_meta()
 }

@@ -13,7 +13,6 @@
 use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::fmt;
-use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
@@ -66,10 +65,10 @@ pub type InputGrads = SmallVec<[Option<Tensor>; 4]>;
 /// Backward function: takes the gradient of the result and the context of the backward pass.
 type BackwardFn = dyn Fn(&Tensor, &BackwardCtx<'_>) -> Result<InputGrads> + Send + Sync;
 
-/// Context of a backward function. Dereferences to a slice with one flag for each input: true if the input
-/// needs a gradient.
+/// Context of a backward function.
 pub struct BackwardCtx<'a> {
-    needs_input_grad: SmallVec<[bool; 4]>,
+    /// One flag for each input: true if the input needs a gradient.
+    pub needs_input_grad: SmallVec<[bool; 4]>,
     /// Node of the operation.
     node: &'a Arc<Node>,
     /// If true, the backward pass is recorded.
@@ -86,14 +85,6 @@ pub struct BackwardCtx<'a> {
     accumulated_inputs: RefCell<SmallVec<[usize; 2]>>,
     /// Gradients of nodes that are not inputs, such as the captures of a checkpoint.
     outer_grads: RefCell<engine::OuterGrads>,
-}
-
-impl Deref for BackwardCtx<'_> {
-    type Target = [bool];
-
-    fn deref(&self) -> &[bool] {
-        &self.needs_input_grad
-    }
 }
 
 impl fmt::Debug for BackwardCtx<'_> {
@@ -465,7 +456,7 @@ pub fn differentiable_unary(
     x: &Tensor,
     backward: impl Fn(&Tensor, &BackwardCtx<'_>) -> Result<Tensor> + Send + Sync + 'static,
 ) -> Tensor {
-    differentiable(op, out, &[x], move |g, wants| Ok(smallvec::smallvec![Some(backward(g, wants)?)]))
+    differentiable(op, out, &[x], move |g, ctx| Ok(smallvec::smallvec![Some(backward(g, ctx)?)]))
 }
 
 /// Records the cast of `x` to the type of `out`. Operations that share the result may return its gradient in the
@@ -500,7 +491,7 @@ fn record_node(
     let edges = inputs.iter().map(|t| t.grad_edge()).collect();
     let backward: Arc<BackwardFn> = match inputs.iter().all(|t| t.is_current()) {
         true => Arc::new(backward),
-        false => Arc::new(|_, wants| Err(inplace::stale_history_error(&wants.node.describe()))),
+        false => Arc::new(|_, ctx| Err(inplace::stale_history_error(&ctx.node.describe()))),
     };
     let node = Node::new(op, edges, kind, backward);
     // Without a more specific scope, a result that the graph keeps for the backward pass is an activation.

@@ -73,32 +73,32 @@ impl SavedTensor {
     }
 
     /// Checks that the tensor is unchanged, for backward functions that reach its memory by another path.
-    pub(super) fn check_version(&self, wants: &BackwardCtx<'_>) -> Result<()> {
+    pub(super) fn check_version(&self, ctx: &BackwardCtx<'_>) -> Result<()> {
         let (now, t) = (self.tensor.version(), &self.tensor);
-        if now != self.version && (wants.create_graph || !self.only_create_graph) {
+        if now != self.version && (ctx.create_graph || !self.only_create_graph) {
             let what = if self.is_output { "its result" } else { "a tensor that it saved" };
             fail!(
                 backward,
                 "{} needs {what}, {} {:?}, which was changed in place since: it is at version {now}, and was saved at version \
                  {}; change a copy (`copy`), or change it after the backward pass",
-                wants.node.describe(),
+                ctx.node.describe(),
                 t.dtype(),
                 t.shape(),
                 self.version
             );
         }
-        self.addend.iter().try_for_each(|added| added.check_version(wants))
+        self.addend.iter().try_for_each(|added| added.check_version(ctx))
     }
 
     /// Returns the tensor, inside the backward function that saved it.
     ///
     /// # Errors
     /// The tensor was changed in place since it was saved.
-    pub fn unpack(&self, wants: &BackwardCtx<'_>) -> Result<Tensor> {
-        self.check_version(wants)?;
+    pub fn unpack(&self, ctx: &BackwardCtx<'_>) -> Result<Tensor> {
+        self.check_version(ctx)?;
         let t = &self.tensor;
-        Ok(match (wants.create_graph, self.is_output, &self.addend) {
-            (true, true, _) => t.with_grad_edge(Some(GradEdge::Node(wants.node.clone()))),
+        Ok(match (ctx.create_graph, self.is_output, &self.addend) {
+            (true, true, _) => t.with_grad_edge(Some(GradEdge::Node(ctx.node.clone()))),
             (_, _, None) => t.clone(),
             (_, _, Some(added)) => {
                 let _no_grad = no_grad();
@@ -109,8 +109,8 @@ impl SavedTensor {
     }
 
     /// Returns the tensor as a constant, for values whose derivative is zero, such as indices of maxima.
-    pub fn unpack_detached(&self, wants: &BackwardCtx<'_>) -> Result<Tensor> {
-        let t = self.unpack(wants)?;
+    pub fn unpack_detached(&self, ctx: &BackwardCtx<'_>) -> Result<Tensor> {
+        let t = self.unpack(ctx)?;
         Ok(if t.requires_grad() { t.detach() } else { t })
     }
 }

@@ -286,8 +286,8 @@ fn attach_backward(
     let saved: SmallVec<[SavedTensor; 4]> =
         inputs.iter().copied().chain(&run.mask).map(SavedTensor::input).collect();
     let result = SavedTensor::output(&run.out);
-    Ok(autograd::composite_differentiable(OP, out, inputs, saved, composed, move |g, wants| {
-        result.unpack(wants)?;
+    Ok(autograd::composite_differentiable(OP, out, inputs, saved, composed, move |g, ctx| {
+        result.unpack(ctx)?;
         backward(&run, g)
     }))
 }

@@ -291,8 +291,8 @@ fn conv_with_grad(geometry: ConvGeometry, kind: ConvKind, a: &Tensor, b: &Tensor
         return Ok(out);
     }
     let (a_kept, b_kept) = (SavedTensor::input(a), SavedTensor::input(b));
-    Ok(autograd::differentiable(geometry.op, out, &[a, b], move |g, wants| {
-        let (a, b) = (a_kept.unpack(wants)?, b_kept.unpack(wants)?);
+    Ok(autograd::differentiable(geometry.op, out, &[a, b], move |g, ctx| {
+        let (a, b) = (a_kept.unpack(ctx)?, b_kept.unpack(ctx)?);
         use ConvKind::{Forward, InputGrad, WeightGrad};
         let (first, second) = match kind {
             Forward => ((InputGrad, g, &b), (WeightGrad, g, &a)),
@@ -302,7 +302,7 @@ fn conv_with_grad(geometry: ConvGeometry, kind: ConvKind, a: &Tensor, b: &Tensor
         let grad = |requires_grad: bool, (kind, a, b): (ConvKind, &Tensor, &Tensor)| {
             requires_grad.then(|| conv_with_grad(geometry, kind, a, b)).transpose()
         };
-        Ok(smallvec![grad(wants[0], first)?, grad(wants[1], second)?])
+        Ok(smallvec![grad(ctx.needs_input_grad[0], first)?, grad(ctx.needs_input_grad[1], second)?])
     }))
 }
 
@@ -318,12 +318,12 @@ fn attach_conv_grad(
     // Each operand is saved for the gradient of the other.
     let kept_x = weight.requires_grad().then(|| SavedTensor::input(x));
     let kept_w = x.requires_grad().then(|| SavedTensor::input(weight));
-    autograd::differentiable(geometry.op, out, &inputs, move |g, wants| {
-        let get = |kept: &Option<SavedTensor>| kept.as_ref().map(|t| t.unpack(wants)).transpose();
+    autograd::differentiable(geometry.op, out, &inputs, move |g, ctx| {
+        let get = |kept: &Option<SavedTensor>| kept.as_ref().map(|t| t.unpack(ctx)).transpose();
         let [dx, dw] = match [get(&kept_w)?, get(&kept_x)?] {
             // Both gradients share their intermediate results.
-            [Some(w), Some(x)] if !transposed && !wants.create_graph() => {
-                let cast_from = wants.own_cast_source_dtype(1);
+            [Some(w), Some(x)] if !transposed && !ctx.create_graph() => {
+                let cast_from = ctx.own_cast_source_dtype(1);
                 geometry.backward(g, &w.detach(), &x.detach(), cast_from)?.map(Some)
             }
             [w, x] => {
@@ -337,8 +337,8 @@ fn attach_conv_grad(
             }
         };
         let mut grads: InputGrads = smallvec![dx, dw];
-        if let Some(&want) = wants.get(2) {
-            grads.push(want.then(|| bias_gradient(g)).transpose()?);
+        if let Some(&needs_grad) = ctx.needs_input_grad.get(2) {
+            grads.push(needs_grad.then(|| bias_gradient(g)).transpose()?);
         }
         Ok(grads)
     })

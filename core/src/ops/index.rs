@@ -435,8 +435,8 @@ impl Tensor {
         }
         gather_into(&IndexedElements::new("gather", d, index), self, &out)?;
         let index = SavedTensor::input(index);
-        Ok(autograd::differentiable_unary("gather", out, self, move |g, wants| {
-            gather_backward(&IndexedElements::new("gather", d, &index.unpack(wants)?), g, &shape, None)
+        Ok(autograd::differentiable_unary("gather", out, self, move |g, ctx| {
+            gather_backward(&IndexedElements::new("gather", d, &index.unpack(ctx)?), g, &shape, None)
         }))
     }
 
@@ -493,8 +493,8 @@ impl Tensor {
         let out = Tensor::empty(shape, self.dtype(), self.device())?;
         gather_into(&IndexedElements::rows(op, d, index, shape), self, &out)?;
         let (before, index): (Dims, _) = (self.shape().into(), SavedTensor::input(index));
-        Ok(autograd::differentiable_unary(op, out, self, move |g, wants| {
-            let at = IndexedElements::rows(op, d, &index.unpack(wants)?, g.shape());
+        Ok(autograd::differentiable_unary(op, out, self, move |g, ctx| {
+            let at = IndexedElements::rows(op, d, &index.unpack(ctx)?, g.shape());
             if let Some(shares) = &shares {
                 // Do not round before the sum.
                 let rows = amp::half_to_f32(g)?.mul(shares)?;
@@ -502,7 +502,7 @@ impl Tensor {
                 return grad.to_dtype(g.dtype());
             }
             if d == 0 {
-                let sum = wants.leaf_grad_to_accumulate(0);
+                let sum = ctx.leaf_grad_to_accumulate(0);
                 return select_rows_backward(&at, g, &before, skip, sum);
             }
             gather_backward(&at, g, &before, skip)
@@ -566,19 +566,19 @@ impl Tensor {
         let (index, src) = (&target.input(self, index)?, &target.input(self, src)?);
         let out = target.scatter(self, &IndexedElements::new(op, d, index), src, how)?;
         let (index, src_shape): (_, Dims) = (SavedTensor::input(index), src.shape().into());
-        Ok(autograd::differentiable(op, out, &[self, src], move |g, wants| {
-            let index = index.unpack(wants)?;
-            let self_grad = wants[0].then(|| match how {
+        Ok(autograd::differentiable(op, out, &[self, src], move |g, ctx| {
+            let index = index.unpack(ctx)?;
+            let self_grad = ctx.needs_input_grad[0].then(|| match how {
                 ScatterOp::Add => Ok(g.clone()),
                 _ => g.scatter_value(d as isize, &index, 0.0),
             });
             // Elements of the source beyond the index's shape were not used.
-            let src_grad = wants[1].then(|| {
+            let src_grad = ctx.needs_input_grad[1].then(|| {
                 let gathered = g.gather(d as isize, &index)?;
                 if gathered.shape() == &src_shape[..] {
                     return Ok(gathered);
                 }
-                if wants.create_graph() {
+                if ctx.create_graph() {
                     return pad_ends(&gathered, &src_shape, 0.0);
                 }
                 let zeros = Tensor::zeros(&src_shape, g.dtype(), g.device())?;
@@ -623,8 +623,8 @@ impl Tensor {
         };
         scatter_into(&IndexedElements::new("scatter", d, index), &out, &source, (ScatterOp::Set, None))?;
         let index = SavedTensor::input(index);
-        Ok(autograd::differentiable_unary("scatter", out, self, move |g, wants| {
-            let index = index.unpack(wants)?;
+        Ok(autograd::differentiable_unary("scatter", out, self, move |g, ctx| {
+            let index = index.unpack(ctx)?;
             g.scatter_value(dim, &index, 0.0)
         }))
     }
@@ -667,10 +667,10 @@ impl Tensor {
         let rows = self.check_index_rows("index_add", d, index, src.shape())?;
         let out = target.scatter(self, &rows, &scaled, ScatterOp::Add)?;
         let index = SavedTensor::input(index);
-        Ok(autograd::differentiable("index_add", out, &[self, src], move |g, wants| {
-            let index = index.unpack(wants)?;
-            let self_grad = wants[0].then(|| g.clone());
-            let src_grad = wants[1].then(|| {
+        Ok(autograd::differentiable("index_add", out, &[self, src], move |g, ctx| {
+            let index = index.unpack(ctx)?;
+            let self_grad = ctx.needs_input_grad[0].then(|| g.clone());
+            let src_grad = ctx.needs_input_grad[1].then(|| {
                 let rows = g.index_select(d as isize, &index)?;
                 if alpha == 1.0 { Ok(rows) } else { rows.mul(alpha) }
             });

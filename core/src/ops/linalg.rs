@@ -130,9 +130,9 @@ impl Tensor {
         run_elimination(&spec, &[&triangles])?;
         let out = triangles.tril(0)?.reshape(self.shape())?;
         let l = SavedTensor::output(&out);
-        Ok(autograd::differentiable_unary(OP, out, self, move |g, wants| {
+        Ok(autograd::differentiable_unary(OP, out, self, move |g, ctx| {
             // L⁻ᵀ Φ(Lᵀ g) L⁻¹, symmetrised; Φ is the lower half with half of the diagonal (Murray, 2016).
-            let l = l.unpack(wants)?;
+            let l = l.unpack(ctx)?;
             let inner = l.transpose(-2, -1)?.matmul(g)?;
             let phi = inner.tril(0)?.add(&inner.tril(-1)?)?.mul(0.5)?;
             let lt = l.transpose(-2, -1)?;
@@ -166,10 +166,10 @@ impl Tensor {
         let (a, b, shape) = broadcast_system(OP, self, b)?;
         let x = solve_by_substitution(&a.detach(), &b, upper, unitriangular)?;
         let (saved, result) = (SavedTensor::input(&a), SavedTensor::output(&x));
-        let x = autograd::differentiable(OP, x, &[&a, &b], move |g, wants| {
-            let (a, x) = (saved.unpack(wants)?, result.unpack(wants)?);
+        let x = autograd::differentiable(OP, x, &[&a, &b], move |g, ctx| {
+            let (a, x) = (saved.unpack(ctx)?, result.unpack(ctx)?);
             let gb = a.transpose(1, 2)?.solve_triangular(g, !upper, &from_left)?;
-            let ga = wants[0].then(|| {
+            let ga = ctx.needs_input_grad[0].then(|| {
                 let product = gb.matmul(&x.transpose(1, 2)?)?.neg()?;
                 let diagonal = isize::from(unitriangular);
                 if upper { product.triu(diagonal) } else { product.tril(-diagonal) }
@@ -206,10 +206,10 @@ impl Tensor {
         let x = solve_by_substitution(&triangles, &rows, false, true)?;
         let x = solve_by_substitution(&triangles, &x, true, false)?;
         let (saved, result) = (SavedTensor::input(&a), SavedTensor::output(&x));
-        let x = autograd::differentiable(OP, x, &[&a, &b], move |g, wants| {
-            let (a, x) = (saved.unpack(wants)?, result.unpack(wants)?);
+        let x = autograd::differentiable(OP, x, &[&a, &b], move |g, ctx| {
+            let (a, x) = (saved.unpack(ctx)?, result.unpack(ctx)?);
             let gb = a.transpose(1, 2)?.solve(g)?;
-            let ga = wants[0].then(|| gb.matmul(&x.transpose(1, 2)?)?.neg());
+            let ga = ctx.needs_input_grad[0].then(|| gb.matmul(&x.transpose(1, 2)?)?.neg());
             Ok(smallvec![ga.transpose()?, Some(gb)])
         });
         x.reshape(&shape[..])
@@ -236,8 +236,8 @@ impl Tensor {
         let LuFactors { packed_lu: triangles, permutation_sign: sign, .. } = lu_decompose(self, n, n)?;
         let out = triangles.diagonal(0, 1, 2)?.prod(1, false)?.mul(&sign)?.reshape(lead)?;
         let (x, y) = (SavedTensor::input(self), SavedTensor::output(&out));
-        Ok(autograd::differentiable_unary(OP, out, self, move |g, wants| {
-            let (x, y) = (x.unpack(wants)?, y.unpack(wants)?);
+        Ok(autograd::differentiable_unary(OP, out, self, move |g, ctx| {
+            let (x, y) = (x.unpack(ctx)?, y.unpack(ctx)?);
             let scale = g.mul(&y)?.unsqueeze(-1)?.unsqueeze(-1)?;
             x.inv()?.transpose(-2, -1)?.mul(&scale)
         }))
@@ -263,9 +263,9 @@ impl Tensor {
             Tensor::zeros(&shape, g.dtype(), g.device())
         });
         let x = SavedTensor::input(self);
-        let size = autograd::differentiable_unary(OP, size, self, move |g, wants| {
+        let size = autograd::differentiable_unary(OP, size, self, move |g, ctx| {
             let scale = g.unsqueeze(-1)?.unsqueeze(-1)?;
-            x.unpack(wants)?.inv()?.transpose(-2, -1)?.mul(&scale)
+            x.unpack(ctx)?.inv()?.transpose(-2, -1)?.mul(&scale)
         });
         Ok((sign, size))
     }
@@ -323,9 +323,9 @@ impl Tensor {
         let inverse = s.masked_fill(&is_negligible, 1.0)?.reciprocal()?.masked_fill(&is_negligible, 0.0)?;
         let out = vh.transpose(-2, -1)?.mul(&inverse.unsqueeze(-2)?)?.matmul(&u.transpose(-2, -1)?)?;
         let (x, y) = (SavedTensor::input(self), SavedTensor::output(&out));
-        let out = autograd::differentiable_unary(op, out, self, move |g, wants| {
+        let out = autograd::differentiable_unary(op, out, self, move |g, ctx| {
             // For p = a⁺: -pᵀ g pᵀ + (1 - a p) gᵀ p pᵀ + pᵀ p gᵀ (1 - p a) (Golub and Pereyra, 1973).
-            let (a, p) = (x.unpack(wants)?, y.unpack(wants)?);
+            let (a, p) = (x.unpack(ctx)?, y.unpack(ctx)?);
             let (pt, gt) = (p.transpose(-2, -1)?, g.transpose(-2, -1)?);
             let long = gt.matmul(&p)?.matmul(&pt)?;
             let wide = pt.matmul(&p)?.matmul(&gt)?;

@@ -235,16 +235,16 @@ impl Tensor {
         let (log_x, log_1mx) = logs(&x)?;
         // -(y yes + (1 - y) no)
         let losses = y.sub(1.0)?.mul(&log_1mx)?.sub(&y.mul(&log_x)?)?;
-        let losses = autograd::differentiable(OP, losses, &[self, target], move |g, wants| {
-            let (x, y) = (saved[0].unpack(wants)?, saved[1].unpack(wants)?);
-            let dx = if wants[0] {
+        let losses = autograd::differentiable(OP, losses, &[self, target], move |g, ctx| {
+            let (x, y) = (saved[0].unpack(ctx)?, saved[1].unpack(ctx)?);
+            let dx = if ctx.needs_input_grad[0] {
                 // The lower bound keeps the slope finite at 0 and 1, where the logarithms are clamped.
                 let slope = x.mul(&x.rsub(1.0)?)?.maximum(1e-12)?;
                 Some(g.mul(&x.sub(&y)?)?.div(&slope)?)
             } else {
                 None
             };
-            let dy = match (wants[1], wants.create_graph()) {
+            let dy = match (ctx.needs_input_grad[1], ctx.create_graph()) {
                 (false, _) => None,
                 (true, false) => Some(g.mul(&log_1mx.sub(&log_x)?)?),
                 (true, true) => {

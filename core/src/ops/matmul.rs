@@ -49,12 +49,11 @@ pub(super) fn check_matmul_operands(op: &'static str, a: &Tensor, b: &Tensor) ->
 }
 
 /// Returns the transpose of a saved operand if input `k` wants a gradient.
-fn unpack_transposed(
-    kept: &Option<SavedTensor>,
-    wants: &BackwardCtx<'_>,
-    k: usize,
-) -> Result<Option<Tensor>> {
-    kept.as_ref().filter(|_| wants[k]).map(|kept| kept.unpack(wants)?.transpose(-2, -1)).transpose()
+fn unpack_transposed(kept: &Option<SavedTensor>, ctx: &BackwardCtx<'_>, k: usize) -> Result<Option<Tensor>> {
+    kept.as_ref()
+        .filter(|_| ctx.needs_input_grad[k])
+        .map(|kept| kept.unpack(ctx)?.transpose(-2, -1))
+        .transpose()
 }
 
 /// Computes a · b with its gradient. Operands have at least two dimensions, and batch dimensions broadcast.
@@ -72,8 +71,8 @@ fn matmul_with_grad_as(op: &'static str, a: &Tensor, b: &Tensor, dtype: DType) -
     let left = b.requires_grad().then(|| SavedTensor::input(a));
     let right = a.requires_grad().then(|| SavedTensor::input(b));
     let (a_shape, b_shape): (Dims, Dims) = (a.shape().into(), b.shape().into());
-    Ok(autograd::differentiable(op, out, &[a, b], move |g, wants| {
-        let of = |kept, k| unpack_transposed(kept, wants, k);
+    Ok(autograd::differentiable(op, out, &[a, b], move |g, ctx| {
+        let of = |kept, k| unpack_transposed(kept, ctx, k);
         // The gradient of an f32 result of 16-bit operands is cast to the operands' type for its products.
         let da =
             of(&right, 0)?.map(|b| matmul_sum_to(op, &g.to_dtype(b.dtype())?, &b, &a_shape)).transpose()?;
@@ -520,13 +519,13 @@ fn add_matmul(
     let left = b.requires_grad().then(|| SavedTensor::input(a));
     let right = a.requires_grad().then(|| SavedTensor::input(b));
     let (shape, dtype): (Dims, _) = (input.shape().into(), input.dtype());
-    Ok(autograd::differentiable(op, out, &[input, a, b], move |g, wants| {
-        let self_grad = match (wants[0], beta == 1.0) {
+    Ok(autograd::differentiable(op, out, &[input, a, b], move |g, ctx| {
+        let self_grad = match (ctx.needs_input_grad[0], beta == 1.0) {
             (false, _) => None,
             (true, true) => Some(g.sum_to(&shape)?.to_dtype(dtype)?),
             (true, false) => Some(amp::half_to_f32(g)?.mul(beta)?.sum_to(&shape)?.to_dtype(dtype)?),
         };
-        let of = |kept, k| unpack_transposed(kept, wants, k);
+        let of = |kept, k| unpack_transposed(kept, ctx, k);
         // Scale after the product, because its sums may cancel.
         let scaled = |a: &Tensor, b: &Tensor| match alpha == 1.0 {
             true => matmul_with_grad(op, a, b),

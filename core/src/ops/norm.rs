@@ -80,13 +80,13 @@ fn with_parameter_grads(
     dx: Option<Tensor>,
     parameters: [&Option<Tensor>; 2],
     sums: Option<[Result<Tensor>; 2]>,
-    wants: &[bool],
+    needs_input_grad: &[bool],
 ) -> Result<InputGrads> {
     let mut grads: InputGrads = smallvec![dx];
     let sums = sums.map_or([None, None], |sums| sums.map(Some));
     for (t, sum) in parameters.into_iter().zip(sums) {
         let Some(t) = t else { continue };
-        let sum = sum.filter(|_| wants[grads.len()]).transpose()?;
+        let sum = sum.filter(|_| needs_input_grad[grads.len()]).transpose()?;
         grads.push(sum.map(|sum| sum.to_dtype(t.dtype())?.reshape(t.shape())).transpose()?);
     }
     Ok(grads)

@@ -190,7 +190,7 @@ impl RecurrentRun {
     }
 
     /// Computes the gradients of input, state, weight, bias and cell from the gradients of the states.
-    fn backward(&self, g: &Tensor, wants: &[bool]) -> Result<InputGrads> {
+    fn backward(&self, g: &Tensor, needs_input_grad: &[bool]) -> Result<InputGrads> {
         let [steps, batch, hidden] = self.sizes;
         let (op, plane) = (self.kind.op_name(), batch * hidden);
         // A layer without gates needs only its states.
@@ -232,15 +232,15 @@ impl RecurrentRun {
         } else {
             state_grad
         };
-        let weight = wants[2].then(|| flat.t()?.mm(&self.previous_states()?)).transpose()?;
+        let weight = needs_input_grad[2].then(|| flat.t()?.mm(&self.previous_states()?)).transpose()?;
         let mut grads: InputGrads = smallvec![Some(gates.clone()), Some(state), weight];
         if self.has_bias {
-            grads.push(wants[3].then(|| flat.sum([0], false)).transpose()?);
+            grads.push(needs_input_grad[3].then(|| flat.sum([0], false)).transpose()?);
         }
         if is_lstm {
             grads.push(Some(running_grad(1)?));
         }
-        debug_assert_eq!(grads.len(), wants.len(), "{op}");
+        debug_assert_eq!(grads.len(), needs_input_grad.len(), "{op}");
         Ok(grads)
     }
 }
@@ -253,7 +253,7 @@ fn attach_gate_grad(
     slope: fn(&Tensor) -> Result<Tensor>,
 ) -> Tensor {
     let saved = SavedTensor::output(&value);
-    autograd::differentiable_unary(op, value, sum, move |g, wants| g.mul(&slope(&saved.unpack(wants)?)?))
+    autograd::differentiable_unary(op, value, sum, move |g, ctx| g.mul(&slope(&saved.unpack(ctx)?)?))
 }
 
 fn sigmoid_derivative(y: &Tensor) -> Result<Tensor> {
@@ -471,8 +471,8 @@ fn run_recurrent(of: &RecurrentOp<'_>) -> Result<RecurrentOutput> {
             let run = Arc::new(run);
             let composite_run = run.clone();
             let composed = move |t: &[Tensor]| composite_run.recompute(t);
-            autograd::composite_differentiable(op, states, &order, saved, composed, move |g, wants| {
-                run.backward(g, wants)
+            autograd::composite_differentiable(op, states, &order, saved, composed, move |g, ctx| {
+                run.backward(g, &ctx.needs_input_grad)
             })
         }
     };

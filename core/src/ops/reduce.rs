@@ -562,8 +562,8 @@ impl Tensor {
         let axes = ReduceDims::new(op.name, self.shape(), dims)?;
         let out = reduce(op, self, &axes, keepdim, self.dtype(), self.dtype(), ReduceArgs::default())?;
         let (x, y) = (SavedTensor::input(self), SavedTensor::output(&out));
-        Ok(autograd::differentiable_unary(op.name, out, self, move |g, wants| {
-            let (x, y) = (x.unpack_detached(wants)?, y.unpack_detached(wants)?);
+        Ok(autograd::differentiable_unary(op.name, out, self, move |g, ctx| {
+            let (x, y) = (x.unpack_detached(ctx)?, y.unpack_detached(ctx)?);
             let mask = sharing(&x, &axes.expand_to_input(&y)?)?;
             let args = ReduceArgs::default();
             let ties =
@@ -646,8 +646,8 @@ impl Tensor {
         let value = Tensor::empty(axes.result_shape(keepdim), self.dtype(), self.device())?;
         let indices = self.find_extremes(op, &axes, keepdim, Some(&value))?;
         let at = SavedTensor::input(&indices);
-        let value = autograd::differentiable_unary(name, value, self, move |g, wants| {
-            value_selecting_backward(g, &at.unpack(wants)?, &axes.input_shape, dim, keepdim)
+        let value = autograd::differentiable_unary(name, value, self, move |g, ctx| {
+            value_selecting_backward(g, &at.unpack(ctx)?, &axes.input_shape, dim, keepdim)
         });
         Ok((value, indices))
     }

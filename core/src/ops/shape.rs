@@ -88,12 +88,12 @@ fn cat_refs(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
         }
         parts.push((part, t.dtype()));
     }
-    Ok(autograd::differentiable("cat", out, tensors, move |g, wants| {
+    Ok(autograd::differentiable("cat", out, tensors, move |g, ctx| {
         parts
             .iter()
-            .zip(wants.iter())
-            .map(|(&(part, dtype), &want)| match part {
-                _ if !want => Ok(None),
+            .zip(ctx.needs_input_grad.iter())
+            .map(|(&(part, dtype), &needs_grad)| match part {
+                _ if !needs_grad => Ok(None),
                 Some((start, n)) => g.narrow(d as isize, start, n)?.to_dtype(dtype).map(Some),
                 None => Tensor::zeros([0], dtype, g.device()).map(Some),
             })

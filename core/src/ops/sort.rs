@@ -375,8 +375,8 @@ impl Tensor {
     #[track_caller]
     fn share_grad_among_ties(&self, op: &'static str, out: Tensor) -> Tensor {
         let (x, y) = (SavedTensor::input(self), SavedTensor::output(&out));
-        autograd::differentiable_unary(op, out, self, move |g, wants| {
-            let (x, y) = (x.unpack_detached(wants)?, y.unpack_detached(wants)?);
+        autograd::differentiable_unary(op, out, self, move |g, ctx| {
+            let (x, y) = (x.unpack_detached(ctx)?, y.unpack_detached(ctx)?);
             let wide = if g.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
             let equal = x.eq(&y)?.logical_or(&x.isnan()?.logical_and(&y.isnan()?)?)?.to_dtype(wide)?;
             let share = g.to_dtype(wide)?.div(&equal.sum_all()?)?;

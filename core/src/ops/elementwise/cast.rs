@@ -153,8 +153,11 @@ impl Tensor {
         if !recorded {
             return Ok(());
         }
-        let updated = autograd::differentiable("copy_", self.detach(), &[self, &source], |g, wants| {
-            Ok(smallvec![wants[0].then(|| g.zeros_like()).transpose()?, wants[1].then(|| g.clone())])
+        let updated = autograd::differentiable("copy_", self.detach(), &[self, &source], |g, ctx| {
+            Ok(smallvec![
+                ctx.needs_input_grad[0].then(|| g.zeros_like()).transpose()?,
+                ctx.needs_input_grad[1].then(|| g.clone())
+            ])
         });
         autograd::rebase_history("copy_", self, &updated)
     }

@@ -352,12 +352,12 @@ enum SavedOperand {
 }
 
 impl SavedOperand {
-    fn unpack(&self, wants: &BackwardCtx<'_>) -> Result<ExprValue> {
+    fn unpack(&self, ctx: &BackwardCtx<'_>) -> Result<ExprValue> {
         Ok(match self {
-            Self::Tensor(t) => ExprValue::Tensor(t.unpack(wants)?),
+            Self::Tensor(t) => ExprValue::Tensor(t.unpack(ctx)?),
             Self::Scalar(s) => ExprValue::Scalar(s.to_f64()),
-            Self::Input(result) => ExprValue::Tensor(result.unpack_input(wants)?),
-            Self::Recomputed(result, edge) => ExprValue::Tensor(result.recompute(edge.as_ref(), wants)?),
+            Self::Input(result) => ExprValue::Tensor(result.unpack_input(ctx)?),
+            Self::Recomputed(result, edge) => ExprValue::Tensor(result.recompute(edge.as_ref(), ctx)?),
         })
     }
 }
@@ -473,12 +473,12 @@ fn attach_backward(
     };
     let source: Option<Weak<RecomputableResult>> = recomputable.as_ref().map(Arc::downgrade);
     drop(recomputable);
-    let out = autograd::differentiable(op.name, out, tensors, move |g, wants| {
+    let out = autograd::differentiable(op.name, out, tensors, move |g, ctx| {
         // Each gradient unpacks its values, so that a recomputed value is dropped before the next kernel, and never
         // written.
         let unpack = |vars: &[GradVar]| -> Result<SmallVec<[(&'static str, ExprValue); 4]>> {
             let used = saved.iter().filter(|(var, ..)| vars.contains(var));
-            used.map(|(_, name, value)| Ok((*name, value.unpack(wants)?))).collect()
+            used.map(|(_, name, value)| Ok((*name, value.unpack(ctx)?))).collect()
         };
         let mut result: InputGrads = smallvec![None; tensor_operands.len()];
         // Recomputed values come first, because a chain begins with them; later gradients join the chain. Otherwise
@@ -488,7 +488,7 @@ fn attach_backward(
             saved.iter().any(|(var, _, value)| is_used(var) && matches!(value, SavedOperand::Recomputed(..)))
         };
         let mut order: SmallVec<[usize; 3]> =
-            (0..tensor_operands.len()).rev().filter(|&at| wants[at]).collect();
+            (0..tensor_operands.len()).rev().filter(|&at| ctx.needs_input_grad[at]).collect();
         order.sort_by_key(|&at| !recomputes(tensor_operands[at].0));
         for at in order {
             let (k, shape, dtype) = &tensor_operands[at];
@@ -497,7 +497,7 @@ fn attach_backward(
                 GradRule::None => return Err(Error::NoGradient { op: op.name }),
                 GradRule::Zero => Tensor::zeros(shape, *dtype, g.device())?,
                 GradRule::Expr("g", _) => g.sum_to(shape)?.to_dtype(*dtype)?,
-                GradRule::Expr(expr, vars) if wants.create_graph() => {
+                GradRule::Expr(expr, vars) if ctx.create_graph() => {
                     let grad = std::iter::once(("g", ExprValue::Tensor(g.clone())));
                     let values = grad.chain(unpack(vars)?);
                     let attrs = attrs.iter().map(|&(name, s)| (name, ExprValue::Scalar(s.to_f64())));
@@ -521,14 +521,7 @@ fn attach_backward(
                     inputs.extend(
                         attrs.iter().map(|&(name, s)| PointwiseInput { name, operand: Operand::Scalar(s) }),
                     );
-                    run_gradient_kernel(
-                        op,
-                        expr,
-                        inputs,
-                        compute,
-                        (g, shape, *dtype),
-                        wants.overwrites_grad(),
-                    )?
+                    run_gradient_kernel(op, expr, inputs, compute, (g, shape, *dtype), ctx.overwrites_grad())?
                 }
             };
             result[at] = Some(grad);

@@ -60,16 +60,16 @@ impl RecomputableResult {
     }
 
     /// Returns the saved input, in a backward function.
-    pub(super) fn unpack_input(&self, wants: &BackwardCtx<'_>) -> Result<Tensor> {
-        self.input.unpack(wants)
+    pub(super) fn unpack_input(&self, ctx: &BackwardCtx<'_>) -> Result<Tensor> {
+        self.input.unpack(ctx)
     }
 
     /// Computes the result again, in a backward function. In a recorded pass it has the history `edge` of the first
     /// result, so second gradients reach the first result and its hooks.
-    pub(super) fn recompute(&self, edge: Option<&GradEdge>, wants: &BackwardCtx<'_>) -> Result<Tensor> {
+    pub(super) fn recompute(&self, edge: Option<&GradEdge>, ctx: &BackwardCtx<'_>) -> Result<Tensor> {
         let _no_grad = autograd::no_grad();
-        let input = self.unpack_input(wants)?;
+        let input = self.unpack_input(ctx)?;
         let again = run_pointwise(self.op, &[Operand::Tensor(&input)], &self.attrs)?;
-        Ok(if wants.create_graph() { again.with_grad_edge(edge.cloned()) } else { again })
+        Ok(if ctx.create_graph() { again.with_grad_edge(edge.cloned()) } else { again })
     }
 }

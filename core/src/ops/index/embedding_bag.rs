@@ -217,10 +217,10 @@ impl Tensor {
         let flat = SavedTensor::input(&flat);
         let (mode, skip) = (bags.mode, bags.padding_idx);
         let shape: Dims = self.shape().into();
-        Ok(autograd::differentiable(OP, out, &inputs, move |g, wants| {
-            let factors = saved_factors.as_ref().map(|factors| factors.unpack(wants)).transpose()?;
-            let flat = flat.unpack(wants)?;
-            let table_grad = match (&more, wants[0]) {
+        Ok(autograd::differentiable(OP, out, &inputs, move |g, ctx| {
+            let factors = saved_factors.as_ref().map(|factors| factors.unpack(ctx)).transpose()?;
+            let flat = flat.unpack(ctx)?;
+            let table_grad = match (&more, ctx.needs_input_grad[0]) {
                 (_, false) => None,
                 (Some(row_indices), true) if mode == EmbeddingBagMode::Max => {
                     Some(gather_backward(&IndexedElements::new(OP, 0, row_indices), g, &shape, None)?)
@@ -238,14 +238,14 @@ impl Tensor {
                         rows = rows.mul(factor)?;
                     }
                     let is_same_dtype = rows.dtype() == g.dtype();
-                    let sum = if is_same_dtype { wants.leaf_grad_to_accumulate(0) } else { None };
+                    let sum = if is_same_dtype { ctx.leaf_grad_to_accumulate(0) } else { None };
                     let at = IndexedElements::rows(OP, 0, &flat, rows.shape());
                     Some(select_rows_backward(&at, &rows, &shape, skip, sum)?.to_dtype(g.dtype())?)
                 }
             };
             let others = match &saved_table {
-                Some(table) if wants.get(1) == Some(&true) => {
-                    let table = table.unpack(wants)?;
+                Some(table) if ctx.needs_input_grad.get(1) == Some(&true) => {
+                    let table = table.unpack(ctx)?;
                     // In f32, because 16-bit products would be rounded before the sum.
                     let wide = if g.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
                     let rows = g.index_select(0, &bag_of)?.to_dtype(wide)?;

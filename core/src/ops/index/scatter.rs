@@ -445,14 +445,14 @@ impl Tensor {
         };
         let index = SavedTensor::input(&call.index);
         let composite_call = call.clone();
-        let backward = move |g: &Tensor, wants: &BackwardCtx<'_>| {
-            index.unpack(wants)?;
+        let backward = move |g: &Tensor, ctx: &BackwardCtx<'_>| {
+            index.unpack(ctx)?;
             // The positions of the extrema are constant.
             let saved = match &saved {
                 Some([x, src, out]) => Some(SavedReduction {
-                    x: x.unpack_detached(wants)?,
-                    src: src.unpack_detached(wants)?,
-                    out: out.unpack_detached(wants)?,
+                    x: x.unpack_detached(ctx)?,
+                    src: src.unpack_detached(ctx)?,
+                    out: out.unpack_detached(ctx)?,
                 }),
                 None => None,
             };
@@ -548,9 +548,9 @@ impl Tensor {
         let out = target.written(self)?;
         selection.scatter_rows(OP, &out, &values.detach(), how)?;
         let selection = Arc::new(selection);
-        Ok(autograd::differentiable(OP, out, &[self, &values], move |g, wants| {
+        Ok(autograd::differentiable(OP, out, &[self, &values], move |g, ctx| {
             let rows = selection.to_matrix(g)?;
-            let self_grad = match (wants[0], accumulate) {
+            let self_grad = match (ctx.needs_input_grad[0], accumulate) {
                 (false, _) => None,
                 (true, true) => Some(g.clone()),
                 (true, false) => {
@@ -571,7 +571,8 @@ impl Tensor {
                     Some(selection.restore_from_matrix(&cleared)?)
                 }
             };
-            let values_grad = wants[1].then(|| rows.index_select(0, &selection.rows)).transpose()?;
+            let values_grad =
+                ctx.needs_input_grad[1].then(|| rows.index_select(0, &selection.rows)).transpose()?;
             Ok(smallvec![self_grad, values_grad])
         }))
     }

@@ -171,11 +171,11 @@ impl CustomOpCall<'_> {
         };
         let saved_inputs: SmallVec<[SavedTensor; 4]> = inputs.iter().map(|t| SavedTensor::input(t)).collect();
         let result = SavedTensor::output(&output);
-        Ok(autograd::differentiable(name, output, &inputs, move |g, wants| {
-            let inputs = saved_inputs.iter().map(|t| t.unpack(wants)).collect::<Result<_>>()?;
-            let saved = SavedForBackward { inputs, output: result.unpack(wants)? };
+        Ok(autograd::differentiable(name, output, &inputs, move |g, ctx| {
+            let inputs = saved_inputs.iter().map(|t| t.unpack(ctx)).collect::<Result<_>>()?;
+            let saved = SavedForBackward { inputs, output: result.unpack(ctx)? };
             let grads = gradient(&saved, g)?;
-            check_returned_grads(name, &saved, wants, &grads)?;
+            check_returned_grads(name, &saved, &ctx.needs_input_grad, &grads)?;
             Ok(InputGrads::from_vec(grads))
         }))
     }
@@ -316,12 +316,14 @@ fn check_element_type(op: &'static str, buffer: &StorageBuffer, dtype: DType) ->
 fn check_returned_grads(
     op: &'static str,
     saved: &SavedForBackward,
-    wants: &[bool],
+    needs_input_grad: &[bool],
     grads: &[Option<Tensor>],
 ) -> Result<()> {
     fail_if!(grads.len() != saved.inputs.len(); backward,
         "the gradient of `{op}` returned {} tensors for {} inputs", grads.len(), saved.inputs.len());
-    for (i, ((input, grad), &requires_grad)) in saved.inputs.iter().zip(grads).zip(wants).enumerate() {
+    for (i, ((input, grad), &requires_grad)) in
+        saved.inputs.iter().zip(grads).zip(needs_input_grad).enumerate()
+    {
         let Some(g) = grad else {
             fail_if!(requires_grad;
                 backward, "the gradient of `{op}` for input {i} is `None`, but the input requires one");

@@ -48,8 +48,8 @@ fn cross_with_grad(a: &Tensor, b: &Tensor, d: usize) -> Result<Tensor> {
     let out = run_cross(a, b, d)?;
     let x = b.requires_grad().then(|| SavedTensor::input(a));
     let y = a.requires_grad().then(|| SavedTensor::input(b));
-    Ok(autograd::differentiable(OP, out, &[a, b], move |g, wants| {
-        let x_grad = y.as_ref().map(|y| cross_with_grad(&y.unpack(wants)?, g, d)).transpose()?;
-        Ok(smallvec![x_grad, x.as_ref().map(|x| cross_with_grad(g, &x.unpack(wants)?, d)).transpose()?])
+    Ok(autograd::differentiable(OP, out, &[a, b], move |g, ctx| {
+        let x_grad = y.as_ref().map(|y| cross_with_grad(&y.unpack(ctx)?, g, d)).transpose()?;
+        Ok(smallvec![x_grad, x.as_ref().map(|x| cross_with_grad(g, &x.unpack(ctx)?, d)).transpose()?])
     }))
 }

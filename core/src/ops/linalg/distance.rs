@@ -171,10 +171,10 @@ impl Tensor {
                 .norm(p, [-1], false)?
                 .masked_fill(&is_equal, 0.0)
         };
-        let out = autograd::composite_differentiable(OP, out, &[&a, &b], saved, composed, move |g, wants| {
-            let distance = distance.unpack(wants)?;
-            let x_grad = wants[0].then(|| run_cdist_backward(&x, &y, g, &distance, p));
-            let y_grad = wants[1]
+        let out = autograd::composite_differentiable(OP, out, &[&a, &b], saved, composed, move |g, ctx| {
+            let distance = distance.unpack(ctx)?;
+            let x_grad = ctx.needs_input_grad[0].then(|| run_cdist_backward(&x, &y, g, &distance, p));
+            let y_grad = ctx.needs_input_grad[1]
                 .then(|| run_cdist_backward(&y, &x, &g.transpose(1, 2)?, &distance.transpose(1, 2)?, p));
             Ok(smallvec![x_grad.transpose()?, y_grad.transpose()?])
         });

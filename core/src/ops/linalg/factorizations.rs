@@ -362,9 +362,9 @@ impl Tensor {
 /// Attaches the gradient to `out`, the packed factors of `a` [batch, n, n], whose rows are in pivot order.
 fn attach_lu_grad(a: &Tensor, out: Tensor) -> Tensor {
     let result = SavedTensor::output(&out);
-    autograd::differentiable_unary("lu_factor", out, a, move |g, wants| {
+    autograd::differentiable_unary("lu_factor", out, a, move |g, ctx| {
         // L⁻ᵀ (tril(Lᵀ gL, -1) + triu(gU Uᵀ)) U⁻ᵀ (PyTorch's `plu_backward`).
-        let both = result.unpack(wants)?;
+        let both = result.unpack(ctx)?;
         let ones = Tensor::eye(g.shape()[1], g.shape()[1], g.dtype(), g.device())?;
         let lower = both.tril(-1)?.add(&ones)?.transpose(1, 2)?;
         let upper = both.triu(0)?.transpose(1, 2)?;

@@ -151,9 +151,9 @@ pub(crate) fn attach_factor_grads<const N: usize>(
     Ok(std::array::from_fn(|which| {
         let (copies, matrix_kept) = (copies.clone(), SavedTensor::input_for_create_graph(matrix));
         let (recompute, gradient) = (recompute.clone(), gradient.clone());
-        autograd::differentiable_unary(op, factors[which].clone(), matrix, move |g, wants| {
-            Ok(match wants.create_graph() {
-                true => gradient(which, g, &recompute(&matrix_kept.unpack(wants)?)?)?,
+        autograd::differentiable_unary(op, factors[which].clone(), matrix, move |g, ctx| {
+            Ok(match ctx.create_graph() {
+                true => gradient(which, g, &recompute(&matrix_kept.unpack(ctx)?)?)?,
                 false => gradient(which, g, &copies)?,
             })
         })

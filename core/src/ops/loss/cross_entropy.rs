@@ -385,7 +385,7 @@ impl Tensor {
             [self, target].into_iter().chain(example.weight.as_ref()).map(SavedTensor::input).collect();
         let composite = composite(divisor.clone());
         let composed = move |t: &[Tensor]| composite.compute_loss(&t[0], &t[1], t.get(2));
-        Ok(autograd::composite_differentiable(OP, out, &[self, target], saved, composed, move |g, wants| {
+        Ok(autograd::composite_differentiable(OP, out, &[self, target], saved, composed, move |g, ctx| {
             let g = g.to_dtype(DType::F32)?;
             let scale = match &divisor {
                 Some(divisor) => g.div(divisor)?,
@@ -403,8 +403,10 @@ impl Tensor {
                 }
                 Ok(dx)
             };
-            let dx = wants[0].then(dx).transpose()?;
-            let dy = wants[1].then(|| example.soft_target_grad(&lse, &scale, &shape)).transpose()?;
+            let dx = ctx.needs_input_grad[0].then(dx).transpose()?;
+            let dy = ctx.needs_input_grad[1]
+                .then(|| example.soft_target_grad(&lse, &scale, &shape))
+                .transpose()?;
             Ok(smallvec![dx, dy])
         }))
     }

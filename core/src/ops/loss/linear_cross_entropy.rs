@@ -98,7 +98,11 @@ type HeadGrads = [Option<Tensor>; 2];
 
 impl LinearCrossEntropy<'_> {
     /// Computes the loss and the requested gradients. The weight's gradient has type `weight_type`.
-    fn compute_loss_and_grads(&self, wants: [bool; 2], weight_type: DType) -> Result<(Tensor, HeadGrads)> {
+    fn compute_loss_and_grads(
+        &self,
+        needs_input_grad: [bool; 2],
+        weight_type: DType,
+    ) -> Result<(Tensor, HeadGrads)> {
         let Self { x, weight, target, batch, options } = self;
         let (&[n, features], &[classes, _]) = (x.shape(), weight.shape()) else {
             fail!(shape(OP, [x]), "takes rows of x and a weight of [classes, in]")
@@ -108,10 +112,12 @@ impl LinearCrossEntropy<'_> {
         let scale = divisor.reciprocal()?;
         let empty_rows = || Tensor::empty([2, n], DType::F32, device);
         let losses = empty_rows()?;
-        let lse = (!wants.contains(&true)).then(&empty_rows).transpose()?;
-        let dx = wants[0].then(|| Tensor::empty([n, features], dtype, device)).transpose()?;
+        let lse = (!needs_input_grad.contains(&true)).then(&empty_rows).transpose()?;
+        let dx = needs_input_grad[0].then(|| Tensor::empty([n, features], dtype, device)).transpose()?;
         // Sums over chunks are accumulated in f32 for every type.
-        let dw = wants[1].then(|| Tensor::empty([classes, features], DType::F32, device)).transpose()?;
+        let dw = needs_input_grad[1]
+            .then(|| Tensor::empty([classes, features], DType::F32, device))
+            .transpose()?;
         let row = classes.next_multiple_of(ROW_ALIGNMENT);
         let chunk = chunk_rows(n, chunk_bytes(device) / (row * dtype.size()));
         let buffer = empty_workspace(&[chunk, row], dtype, device)?;
@@ -219,11 +225,11 @@ impl Tensor {
         let batch = before.first().copied().unwrap_or(1);
         let head =
             LinearCrossEntropy { x: rows, weight: contiguous_zero_offset(&low)?, target, batch, options };
-        let wants = match autograd::is_grad_enabled() {
+        let needs_input_grad = match autograd::is_grad_enabled() {
             true => [x.requires_grad(), weight.requires_grad()],
             false => [false, false],
         };
-        let (loss, grads) = head.compute_loss_and_grads(wants, weight.dtype())?;
+        let (loss, grads) = head.compute_loss_and_grads(needs_input_grad, weight.dtype())?;
         if !autograd::compute_requires_grad(&[x, weight]) {
             return Ok(loss);
         }
@@ -256,9 +262,9 @@ impl Tensor {
             let loss = logits.to_dtype(DType::F32)?.cross_entropy_with(&t[2], &options)?;
             divisor.map_or_else(|| Ok(loss.clone()), |batch| loss.div(batch))
         };
-        Ok(autograd::composite_differentiable(OP, loss, &[x, weight], saved, composed, move |g, wants| {
+        Ok(autograd::composite_differentiable(OP, loss, &[x, weight], saved, composed, move |g, ctx| {
             let mut grads = grads.lock_unpoisoned();
-            let of_one = if wants.retain_graph() { grads.clone() } else { grads.take() };
+            let of_one = if ctx.retain_graph() { grads.clone() } else { grads.take() };
             let Some([dx, dw]) = of_one else {
                 return Err(Error::Backward(format!(
                     "`{OP}` has released its gradients in an earlier backward pass; retain the graph there with `GradOptions`"
@@ -266,7 +272,7 @@ impl Tensor {
             };
             let g = contiguous_zero_offset(g)?;
             // Scale the forward pass's gradients in place, unless a later backward pass needs them.
-            let scaled = |t: Tensor| match wants.retain_graph() {
+            let scaled = |t: Tensor| match ctx.retain_graph() {
                 true => t.mul(&g),
                 false => scale_in_place(&t, &g).map(|()| t),
             };

@@ -72,14 +72,14 @@ impl LinearOperands {
 
     /// Computes the gradient of x, of shape `x_shape`, from rows. If x is a cast that layers share, the product is
     /// not rounded, and is added to the gradients of the other layers.
-    fn input_grad(&self, g: &Tensor, x_shape: &[usize], wants: &BackwardCtx<'_>) -> Result<Tensor> {
+    fn input_grad(&self, g: &Tensor, x_shape: &[usize], ctx: &BackwardCtx<'_>) -> Result<Tensor> {
         // Products of 16 bits are written in their own type or in f32. The other 16-bit type gets a rounded product.
         let is_wider = |dtype: &DType| *dtype == DType::F32 && g.dtype().size() == 2;
-        let Some(dtype) = wants.shared_cast_source_dtype(0).filter(is_wider) else {
+        let Some(dtype) = ctx.shared_cast_source_dtype(0).filter(is_wider) else {
             return matmul::gemm(self.op, g, &self.compute_weight)?.reshape(x_shape);
         };
         let product = |g: &Tensor| matmul::gemm_as(self.op, g, &self.compute_weight, dtype)?.reshape(x_shape);
-        match wants.take_pending_grad(0) {
+        match ctx.take_pending_grad(0) {
             None => product(g),
             Some(sum) if sum.is_unique() && sum.is_contiguous() && sum.dtype() == dtype => {
                 matmul::gemm_into(self.op, g, &self.compute_weight, &flatten_to_rows(&sum)?, true)?;
@@ -96,23 +96,22 @@ impl LinearOperands {
         g: &Tensor,
         x: Option<&Tensor>,
         mut sums: Option<Tensor>,
-        wants: &BackwardCtx<'_>,
+        ctx: &BackwardCtx<'_>,
         at: usize,
     ) -> Result<[Option<Tensor>; 2]> {
-        let wants_sums = sums.is_none() && self.bias.is_some() && wants[at + 1];
+        let needs_sums = sums.is_none() && self.bias.is_some() && ctx.needs_input_grad[at + 1];
         let mut computed = false;
-        let dw = match x.filter(|_| wants[at]) {
+        let dw = match x.filter(|_| ctx.needs_input_grad[at]) {
             None => None,
             Some(x) => {
-                let before =
-                    wants.leaf_grad_to_accumulate(at).filter(|sum| sum.dtype() == self.weight.dtype());
+                let before = ctx.leaf_grad_to_accumulate(at).filter(|sum| sum.dtype() == self.weight.dtype());
                 let add = before.is_some();
                 let dw = before.map_or_else(
                     || Tensor::empty(self.weight.shape(), self.weight.dtype(), g.device()),
                     Ok,
                 )?;
                 let gt = g.t()?;
-                if wants_sums {
+                if needs_sums {
                     let row = Tensor::empty([g.shape()[1]], g.dtype(), g.device())?;
                     if matmul::try_gemm_epilogue(self.op, &gt, x, &dw, add, EpilogueTensors::RowSums(&row))? {
                         (sums, computed) = (Some(row), true);
@@ -125,7 +124,7 @@ impl LinearOperands {
             }
         };
         let db = match &self.bias {
-            Some(bias) if wants[at + 1] => {
+            Some(bias) if ctx.needs_input_grad[at + 1] => {
                 let sums = sums.map_or_else(|| sum_columns(g, bias.dtype()), Ok)?;
                 Some(sums.to_dtype(bias.dtype())?)
             }
@@ -141,13 +140,15 @@ impl LinearOperands {
         x: Option<Tensor>,
         weight: Option<Tensor>,
         x_shape: &[usize],
-        wants: &BackwardCtx<'_>,
+        ctx: &BackwardCtx<'_>,
     ) -> Result<InputGrads> {
-        let dx = weight.filter(|_| wants[0]).map(|w| g.mm(&w.to_dtype(g.dtype())?)?.reshape(x_shape));
-        let dw = x.filter(|_| wants[1]).map(|x| g.t()?.mm(&x)?.to_dtype(self.weight.dtype()));
+        let dx = weight
+            .filter(|_| ctx.needs_input_grad[0])
+            .map(|w| g.mm(&w.to_dtype(g.dtype())?)?.reshape(x_shape));
+        let dw = x.filter(|_| ctx.needs_input_grad[1]).map(|x| g.t()?.mm(&x)?.to_dtype(self.weight.dtype()));
         let mut grads: InputGrads = smallvec![dx.transpose()?, dw.transpose()?];
         if let Some(bias) = &self.bias {
-            let db = wants[2].then(|| g.sum_to(&[g.shape()[1]])?.to_dtype(bias.dtype()));
+            let db = ctx.needs_input_grad[2].then(|| g.sum_to(&[g.shape()[1]])?.to_dtype(bias.dtype()));
             grads.push(db.transpose()?);
         }
         Ok(grads)
@@ -302,16 +303,16 @@ impl Tensor {
         let saved_weight = x.requires_grad().then(|| layer.save_operand(weight));
         drop(flat);
         let x_shape: Dims = x.shape().into();
-        Ok(autograd::differentiable(OP, out, &inputs, move |g, wants| {
+        Ok(autograd::differentiable(OP, out, &inputs, move |g, ctx| {
             let sums = g.cached_column_sums();
             let g = flatten_to_rows(g)?;
-            let kept = kept.as_ref().map(|x| x.unpack(wants)).transpose()?;
-            let saved_weight = saved_weight.as_ref().map(|w| w.unpack(wants)).transpose()?;
-            if wants.create_graph() {
-                return layer.differentiable_grads(&g, kept, saved_weight, &x_shape, wants);
+            let kept = kept.as_ref().map(|x| x.unpack(ctx)).transpose()?;
+            let saved_weight = saved_weight.as_ref().map(|w| w.unpack(ctx)).transpose()?;
+            if ctx.create_graph() {
+                return layer.differentiable_grads(&g, kept, saved_weight, &x_shape, ctx);
             }
-            let dx = wants[0].then(|| layer.input_grad(&g, &x_shape, wants)).transpose()?;
-            let [dw, db] = layer.parameter_grads(&g, kept.as_ref(), sums, wants, 1)?;
+            let dx = ctx.needs_input_grad[0].then(|| layer.input_grad(&g, &x_shape, ctx)).transpose()?;
+            let [dw, db] = layer.parameter_grads(&g, kept.as_ref(), sums, ctx, 1)?;
             let mut grads: InputGrads = smallvec![dx, dw];
             if layer.bias.is_some() {
                 grads.push(db);
@@ -365,14 +366,14 @@ impl Tensor {
             let low = |k: usize| t[k].to_dtype(t[0].dtype());
             t[0].linear(&low(1)?, Some(&low(2)?))?.gelu_tanh()?.linear(&low(3)?, Some(&low(4)?))
         };
-        Ok(autograd::composite_differentiable(OP, out, &inputs, saved, composed, move |g, wants| {
+        Ok(autograd::composite_differentiable(OP, out, &inputs, saved, composed, move |g, ctx| {
             let column_sums = g.cached_column_sums();
             let g = flatten_to_rows(g)?;
             let (hidden, wide, sums) = mlp_hidden_backward(OP, &g, &second.compute_weight, &before)?;
-            let [dw2, db2] = second.parameter_grads(&g, Some(&wide), column_sums, wants, 3)?;
+            let [dw2, db2] = second.parameter_grads(&g, Some(&wide), column_sums, ctx, 3)?;
             drop((g, wide));
-            let [dw1, db1] = first.parameter_grads(&hidden, Some(&flat), Some(sums), wants, 1)?;
-            let dx = wants[0].then(|| first.input_grad(&hidden, &x_shape, wants)).transpose()?;
+            let [dw1, db1] = first.parameter_grads(&hidden, Some(&flat), Some(sums), ctx, 1)?;
+            let dx = ctx.needs_input_grad[0].then(|| first.input_grad(&hidden, &x_shape, ctx)).transpose()?;
             Ok(smallvec![dx, dw1, db1, dw2, db2] as InputGrads)
         }))
     }

@@ -85,19 +85,19 @@ pub(crate) fn forward_with_grad(
     let low = keeps_x.then_some((low.column_major, low.scale));
     let low_weight = keeps_weight.then_some((low_weight.column_major, low_weight.scale));
     let (x_shape, bias_type): (Dims, _) = (x.shape().into(), bias.map(Tensor::dtype));
-    Ok(autograd::once_differentiable(op, out, &inputs, move |g, wants| {
+    Ok(autograd::once_differentiable(op, out, &inputs, move |g, ctx| {
         let g = flatten_to_rows(g)?;
-        let low_g = ScaledFp8Matrix::new(&g, DType::F8E5M2, wants[1])?;
-        let dx = low_weight.as_ref().filter(|_| wants[0]).map(|(weight, scale)| {
+        let low_g = ScaledFp8Matrix::new(&g, DType::F8E5M2, ctx.needs_input_grad[1])?;
+        let dx = low_weight.as_ref().filter(|_| ctx.needs_input_grad[0]).map(|(weight, scale)| {
             low_g.fp8_values.scaled_mm(weight, &low_g.scale, scale, None, dtype)?.reshape(&x_shape[..])
         });
         let dw = low
             .as_ref()
-            .filter(|_| wants[1])
+            .filter(|_| ctx.needs_input_grad[1])
             .map(|(x, scale)| low_g.column_major.t()?.scaled_mm(x, &low_g.scale, scale, None, weight_type));
         let mut grads: InputGrads = smallvec![dx.transpose()?, dw.transpose()?];
         if let Some(bias_type) = bias_type {
-            grads.push(wants[2].then(|| sum_columns(&g, bias_type)).transpose()?);
+            grads.push(ctx.needs_input_grad[2].then(|| sum_columns(&g, bias_type)).transpose()?);
         }
         Ok(grads)
     }))

@@ -270,24 +270,29 @@ impl BatchNormalization {
         &self,
         g: &Tensor,
         statistics: &Tensor,
-        wants: &[bool],
+        needs_input_grad: &[bool],
         training: bool,
     ) -> Result<InputGrads> {
         let g = contiguous_zero_offset(g)?;
         let vector = || Tensor::empty([self.channels], DType::F32, g.device());
-        let sums = if wants[1..].contains(&true) || (training && wants[0]) {
+        let sums = if needs_input_grad[1..].contains(&true) || (training && needs_input_grad[0]) {
             Some(match self.x.numel() {
                 0 => Tensor::zeros([2, self.channels], DType::F32, g.device())?,
                 _ => {
                     let (values, ChannelSplit { splits: parts, .. }) =
                         self.run_channel_reduction(BatchNormPass::Sums, Some(&g), Some(statistics))?;
-                    if training && wants[0] && self.adds_parts(parts, wants) {
+                    if training && needs_input_grad[0] && self.adds_parts(parts, needs_input_grad) {
                         let grads = [vector()?, vector()?];
                         let [weight_grad, bias_grad] = grads.each_ref().map(Some);
                         let sums = ChannelSums { values: &values, parts, weight_grad, bias_grad };
                         let dx = self.run_element_kernel(Some(&g), statistics, Some(sums), None)?;
                         let grads = Some(grads.map(Ok));
-                        return with_parameter_grads(Some(dx), [&self.weight, &self.bias], grads, wants);
+                        return with_parameter_grads(
+                            Some(dx),
+                            [&self.weight, &self.bias],
+                            grads,
+                            needs_input_grad,
+                        );
                     }
                     values.sum([0], false)?
                 }
@@ -295,9 +300,9 @@ impl BatchNormalization {
         } else {
             None
         };
-        let used_sums = sums.as_ref().filter(|_| training && wants[0]);
+        let used_sums = sums.as_ref().filter(|_| training && needs_input_grad[0]);
         // A leaf keeps no part of another tensor. So one parameter gets a tensor of its own, and the other the sums.
-        let copies = used_sums.is_some() && self.copies_sums(wants);
+        let copies = used_sums.is_some() && self.copies_sums(needs_input_grad);
         let weight_grad = copies.then(vector).transpose()?;
         let used_sums = used_sums.map(|values| ChannelSums {
             values,
@@ -306,27 +311,27 @@ impl BatchNormalization {
             bias_grad: None,
         });
         let dx = || self.run_element_kernel(Some(&g), statistics, used_sums, None);
-        let dx = wants[0].then(dx).transpose()?;
+        let dx = needs_input_grad[0].then(dx).transpose()?;
         let sums =
             sums.as_ref().map(|sums| [weight_grad.map_or_else(|| sums.select(0, 0), Ok), sums.select(0, 1)]);
-        with_parameter_grads(dx, [&self.weight, &self.bias], sums, wants)
+        with_parameter_grads(dx, [&self.weight, &self.bias], sums, needs_input_grad)
     }
 
     /// Reports whether the kernel for the gradient of x also copies the gradient of the weight. Both parameters must
     /// want a gradient of f32, and the kernel must have a thread for each channel.
-    fn copies_sums(&self, wants: &[bool]) -> bool {
+    fn copies_sums(&self, needs_input_grad: &[bool]) -> bool {
         let is_f32 = |t: &Option<Tensor>| t.as_ref().is_some_and(|t| t.dtype() == DType::F32);
         is_f32(&self.weight)
             && is_f32(&self.bias)
-            && wants[1..] == [true, true]
+            && needs_input_grad[1..] == [true, true]
             && self.elements_per_channel >= pack_width(false, &[self.x.numel()])
             && self.x.device().info().limits.max_bindings >= 8
     }
 
     /// Reports whether the kernel for the gradient of x also adds the parts of the sums, and copies both gradients of
     /// the parameters.
-    fn adds_parts(&self, parts: usize, wants: &[bool]) -> bool {
-        parts <= MAX_ADDED_PARTS && self.copies_sums(wants) && self.combines_parts(parts)
+    fn adds_parts(&self, parts: usize, needs_input_grad: &[bool]) -> bool {
+        parts <= MAX_ADDED_PARTS && self.copies_sums(needs_input_grad) && self.combines_parts(parts)
     }
 
     fn spec(
@@ -570,8 +575,8 @@ impl Tensor {
             };
             finish(&x, t)
         };
-        Ok(autograd::composite_differentiable(norm.op, out, &inputs, saved, composed, move |g, wants| {
-            norm.backward(g, &statistics, wants, training)
+        Ok(autograd::composite_differentiable(norm.op, out, &inputs, saved, composed, move |g, ctx| {
+            norm.backward(g, &statistics, &ctx.needs_input_grad, training)
         }))
     }
 }

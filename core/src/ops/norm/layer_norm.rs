@@ -144,7 +144,7 @@ impl RowNorm {
         kept: &SavedRows,
         statistics: &Tensor,
         extra_grad: Option<(Tensor, bool)>,
-        wants: &[bool],
+        needs_input_grad: &[bool],
     ) -> Result<InputGrads> {
         let g = contiguous_zero_offset(g)?;
         let (extra_grad, inplace) =
@@ -156,7 +156,7 @@ impl RowNorm {
             _ => Tensor::empty(g.shape(), kept.dtype(), g.device())?,
         };
         let config = Self::row_config(self.extent, BACKWARD_REGISTER_STEPS);
-        let sums = wants[1..].contains(&true);
+        let sums = needs_input_grad[1..].contains(&true);
         let groups =
             if sums { config.grid_stride_workgroups(self.rows) } else { config.workgroups(self.rows) };
         // Column sums of g times the normalised x, of g, and for a residual branch of the gradient.
@@ -164,7 +164,7 @@ impl RowNorm {
         let sections = if of_columns { 3 } else { 2 };
         let partial = || empty_workspace(&[groups, sections, self.extent], DType::F32, g.device());
         let partial = sums.then(partial).transpose()?;
-        let low = self.branch_dtype.filter(|&dtype| wants[0] && dtype != out.dtype());
+        let low = self.branch_dtype.filter(|&dtype| needs_input_grad[0] && dtype != out.dtype());
         let low = low.map(|dtype| Tensor::empty(g.shape(), dtype, g.device())).transpose()?;
         if out.numel() > 0 {
             let extra_grad = extra_grad.as_ref();
@@ -196,7 +196,12 @@ impl RowNorm {
         };
         let sums =
             weight_sums.zip(bias_sums).map(|(weight_sums, bias_sums)| [Ok(weight_sums), Ok(bias_sums)]);
-        with_parameter_grads(wants[0].then_some(out), [&self.weight, &self.bias], sums, wants)
+        with_parameter_grads(
+            needs_input_grad[0].then_some(out),
+            [&self.weight, &self.bias],
+            sums,
+            needs_input_grad,
+        )
     }
 
     /// Normalises x and records the operation. `inputs` are x, and weight and bias if present.
@@ -213,19 +218,19 @@ impl RowNorm {
         let saved = std::iter::once(x.to_saved_tensor(inputs[0])).chain(parameters).collect();
         let shape = (self.rows, self.extent);
         let composed = row_norm_composite(shape, self.is_rms, self.eps, self.weight.is_some());
-        autograd::composite_differentiable(self.op, out, inputs, saved, composed, move |g, wants| {
+        autograd::composite_differentiable(self.op, out, inputs, saved, composed, move |g, ctx| {
             let is_dense =
                 |m: &Tensor| m.is_contiguous() && m.layout().offset() == 0 && m.dtype() == x.dtype();
             let of_node = || {
-                let grad = wants.take_pending_grad(0)?;
+                let grad = ctx.take_pending_grad(0)?;
                 let may_overwrite = grad.is_unique() && is_dense(&grad);
                 Some((grad, may_overwrite))
             };
             // Also add into the gradient of a leaf, such as a checkpoint's input, so that a checkpoint's
             // gradients have the same bits.
-            let of_leaf = || wants.leaf_grad_to_accumulate(0).filter(is_dense).map(|m| (m, true));
-            let extra_grad = if wants[0] { of_node().or_else(of_leaf) } else { None };
-            self.backward(g, &x, &statistics, extra_grad, wants)
+            let of_leaf = || ctx.leaf_grad_to_accumulate(0).filter(is_dense).map(|m| (m, true));
+            let extra_grad = if ctx.needs_input_grad[0] { of_node().or_else(of_leaf) } else { None };
+            self.backward(g, &x, &statistics, extra_grad, &ctx.needs_input_grad)
         })
     }
 }
@@ -286,14 +291,14 @@ impl Tensor {
         let inputs = [self, residual];
         let (branch, residual) = (contiguous_zero_offset(self)?, contiguous_zero_offset(residual)?);
         let (normed, statistics) = norm.forward(&branch, Some((&residual, &sum)), result)?;
-        let sum = autograd::differentiable(op, sum.clone(), &inputs, move |g, wants| {
+        let sum = autograd::differentiable(op, sum.clone(), &inputs, move |g, ctx| {
             let mut grads = InputGrads::new();
-            for (&dtype, &want) in types.iter().zip(wants.iter()) {
+            for (&dtype, &needs_grad) in types.iter().zip(ctx.needs_input_grad.iter()) {
                 // Take the low-precision copy even if no gradient is wanted, which frees it. It has no
                 // history for `create_graph`.
-                let low = g.take_low_precision(dtype).filter(|_| !wants.create_graph());
+                let low = g.take_low_precision(dtype).filter(|_| !ctx.create_graph());
                 let grad = || low.map_or_else(|| g.to_dtype(dtype), Ok);
-                grads.push(if want { Some(grad()?) } else { None });
+                grads.push(if needs_grad { Some(grad()?) } else { None });
             }
             Ok(grads)
         });

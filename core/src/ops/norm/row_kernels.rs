@@ -354,29 +354,34 @@ impl Normalization {
     }
 
     /// Computes the gradients of the input, and of weight and bias if present.
-    fn backward(&self, g: &Tensor, statistics: &NormStatistics, wants: &[bool]) -> Result<InputGrads> {
+    fn backward(
+        &self,
+        g: &Tensor,
+        statistics: &NormStatistics,
+        needs_input_grad: &[bool],
+    ) -> Result<InputGrads> {
         let g = contiguous_zero_offset(g)?;
-        let wants_sums = wants[1..].contains(&true);
+        let needs_sums = needs_input_grad[1..].contains(&true);
         let (dx, sums) = if self.x.numel() == 0 {
             let sums = || Tensor::zeros([2, self.geometry.weights], DType::F32, g.device());
             let dx = || self.run_element_kernel(Some(&g), statistics);
-            (wants[0].then(dx).transpose()?, wants_sums.then(sums).transpose()?)
+            (needs_input_grad[0].then(dx).transpose()?, needs_sums.then(sums).transpose()?)
         } else {
             // The choice does not depend on which gradients are wanted, nor do the bits of each.
             let run_threads = self.channel_run_threads();
-            let parts = (wants_sums || run_threads.is_some())
+            let parts = (needs_sums || run_threads.is_some())
                 .then(|| self.sum_weight_parts(&g, statistics, run_threads))
                 .transpose()?;
             let dx = || match &parts {
                 Some(parts) if run_threads.is_some() => self.apply_channel_sums(&g, statistics, parts),
                 _ => self.run_element_kernel(Some(&g), statistics),
             };
-            let dx = wants[0].then(dx).transpose()?;
-            let sums = parts.filter(|_| wants_sums).map(|parts| parts.sum([0], false)).transpose()?;
+            let dx = needs_input_grad[0].then(dx).transpose()?;
+            let sums = parts.filter(|_| needs_sums).map(|parts| parts.sum([0], false)).transpose()?;
             (dx, sums)
         };
         let sums = sums.map(|sums| [sums.select(0, 0), sums.select(0, 1)]);
-        with_parameter_grads(dx, [&self.weight, &self.bias], sums, wants)
+        with_parameter_grads(dx, [&self.weight, &self.bias], sums, needs_input_grad)
     }
 
     /// Normalises with new statistics and records the operation. `composed` is the differentiable version.
@@ -393,8 +398,8 @@ impl Normalization {
         let out = self.run_element_kernel(None, &statistics)?;
         let inputs = bindings![x, weight, bias];
         let saved = save_substitutes(&bindings![&self.x, &self.weight, &self.bias], &inputs);
-        Ok(autograd::composite_differentiable(self.op, out, &inputs, saved, composed, move |g, wants| {
-            self.backward(g, &statistics, wants)
+        Ok(autograd::composite_differentiable(self.op, out, &inputs, saved, composed, move |g, ctx| {
+            self.backward(g, &statistics, &ctx.needs_input_grad)
         }))
     }
 }

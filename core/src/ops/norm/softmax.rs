@@ -196,9 +196,9 @@ fn softmax_with_grad(log: bool, x: &Tensor, dim: isize) -> Result<Tensor> {
         return Ok(out);
     }
     let y = SavedTensor::output(&out);
-    Ok(autograd::differentiable_unary(op, out, x, move |g, wants| {
-        let y = y.unpack(wants)?;
-        if !wants.create_graph() {
+    Ok(autograd::differentiable_unary(op, out, x, move |g, ctx| {
+        let y = y.unpack(ctx)?;
+        if !ctx.create_graph() {
             return run_softmax(log, g, Some(&y), dim);
         }
         // Round to the element type at the end, as the kernel does.

@@ -312,8 +312,8 @@ impl Tensor {
             return Err(Error::argument(op, "gives values and indices")); // invariant: extremes have indices
         };
         let (at, shape): (_, Dims) = (SavedTensor::input(&indices), self.shape().into());
-        let value = autograd::differentiable_unary(op, value, self, move |g, wants| {
-            let at = at.unpack(wants)?;
+        let value = autograd::differentiable_unary(op, value, self, move |g, ctx| {
+            let at = at.unpack(ctx)?;
             // One element may receive many gradients, so 16-bit gradients are rounded once.
             let wide = if g.dtype().size() == 2 { g.to_dtype(DType::F32)? } else { g.clone() };
             value_selecting_backward(&wide, &at, &shape, dim, true)?.to_dtype(g.dtype())

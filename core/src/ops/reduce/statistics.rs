@@ -102,12 +102,12 @@ impl Tensor {
             false => axes.elements_per_output as f64 - correction,
         };
         let (x, y) = (SavedTensor::input(self), root.then(|| SavedTensor::output(&out)));
-        Ok(autograd::differentiable_unary(op.name, out, self, move |g, wants| {
+        Ok(autograd::differentiable_unary(op.name, out, self, move |g, ctx| {
             let dtype = g.dtype();
             // 16-bit gradients are rounded once, after all steps.
-            let (g, x) = (amp::half_to_f32(g)?, amp::half_to_f32(&x.unpack(wants)?)?);
-            let y = y.as_ref().map(|y| amp::half_to_f32(&y.unpack(wants)?)).transpose()?;
-            let mean = match wants.create_graph() {
+            let (g, x) = (amp::half_to_f32(g)?, amp::half_to_f32(&x.unpack(ctx)?)?);
+            let y = y.as_ref().map(|y| amp::half_to_f32(&y.unpack(ctx)?)).transpose()?;
+            let mean = match ctx.create_graph() {
                 true => x.sum_to(&axes.keepdim_shape)?.div(axes.elements_per_output as f64)?,
                 false => center.to_dtype(x.dtype())?,
             };
@@ -185,8 +185,8 @@ impl Tensor {
             _ => reduce_float(op, self, &axes, keepdim, extra)?,
         };
         let (x, y) = (SavedTensor::input(self), SavedTensor::output(&out));
-        Ok(autograd::differentiable_unary("norm", out, self, move |g, wants| {
-            let (x, y) = (x.unpack(wants)?, y.unpack(wants)?);
+        Ok(autograd::differentiable_unary("norm", out, self, move |g, ctx| {
+            let (x, y) = (x.unpack(ctx)?, y.unpack(ctx)?);
             let (g, y) = (axes.expand_to_input(g)?, axes.expand_to_input(&y)?);
             // The positions of zeros and of the largest elements are constants of the gradient.
             let (constant_x, constant_y) = (x.detach(), y.detach());
@@ -344,8 +344,8 @@ impl Tensor {
         let wide = if self.dtype().size() == 2 { DType::F32 } else { self.dtype() };
         let out = reduce(&LOGSUMEXP, self, &axes, keepdim, self.dtype(), wide, extra)?;
         let (x, y) = (SavedTensor::input(self), SavedTensor::output(&out));
-        let out = autograd::differentiable_unary("logsumexp", out, self, move |g, wants| {
-            let (x, y) = (x.unpack(wants)?, y.unpack(wants)?);
+        let out = autograd::differentiable_unary("logsumexp", out, self, move |g, ctx| {
+            let (x, y) = (x.unpack(ctx)?, y.unpack(ctx)?);
             let weight = x.to_dtype(y.dtype())?.sub(&axes.expand_to_input(&y)?)?.exp()?;
             axes.expand_to_input(g)?.mul(&weight)?.to_dtype(x.dtype())
         });
