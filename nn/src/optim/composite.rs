@@ -53,8 +53,9 @@ impl FusedOptimizer {
                 let scalar = |at: isize| scalars.select(0, k as isize)?.select(0, at);
                 let p = &self.parameters[group.members[grad.member]];
                 let states: SmallVec<[Tensor; 3]> = group.state_views(rule, grad.member, p.shape());
-                let (param, gradient) =
-                    (p.detach().to_dtype(DType::F32)?, grad.grad.detach().to_dtype(DType::F32)?);
+                // Contiguous, so that the order of sums does not depend on the parameter's layout.
+                let param = p.detach().contiguous()?.to_dtype(DType::F32)?;
+                let gradient = grad.grad.detach().to_dtype(DType::F32)?;
                 let at = ParamStep {
                     param,
                     grad: if rule.maximize() { gradient.neg()? } else { gradient },

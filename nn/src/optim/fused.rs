@@ -398,8 +398,8 @@ impl FusedOptimizer {
                 "is not a leaf but the result of an operation, so it gets no gradient; pass the leaf that it was made from"
             } else if leaf.is_none() {
                 "requires no gradient and never did; pass the leaf that `to_leaf` returns"
-            } else if !p.is_contiguous() {
-                "is not contiguous; make it from a copy"
+            } else if p.layout().has_internal_overlap() {
+                "repeats elements (it was expanded); pass a leaf made from a copy"
             } else {
                 ""
             };
@@ -511,11 +511,18 @@ impl FusedOptimizer {
         let grads: Vec<MemberGrads> =
             self.groups.iter().map(|group| self.collect_group_grads(group)).collect::<Result<_>>()?;
         let Some(kernel) = rule.kernel() else { return self.step_composed(rule, &grads, &skips) };
+        let packed: Vec<PackedParams> = self
+            .groups
+            .iter()
+            .zip(&grads)
+            .map(|(group, grads)| self.pack_params(group, grads))
+            .collect::<Result<_>>()?;
         let mut slots = StagingSlots::new(&self.groups, self.offloads_state)?;
         for (at, grads) in grads.iter().enumerate() {
             slots.prefetch_state(&self.groups, at)?;
             slots.prefetch_state(&self.groups, at + 1)?;
-            self.launch_group(rule, &kernel, &self.groups[at], grads, skips.get(at))?;
+            self.launch_group(rule, &kernel, &self.groups[at], grads, &packed[at], skips.get(at))?;
+            self.unpack_params(&self.groups[at], &packed[at])?;
             self.store_copies(&self.groups[at], grads);
             slots.offload_state(&self.groups, at);
         }
@@ -564,6 +571,27 @@ impl FusedOptimizer {
         Ok(grads)
     }
 
+    /// Copies the parameters with gradients that are not contiguous, because kernels update elements in row-major
+    /// order.
+    fn pack_params(&self, group: &FusedGroup, grads: &MemberGrads) -> Result<PackedParams> {
+        let _tag = memory::scope::enter_tag(Tag::Workspace);
+        let mut packed = PackedParams::new();
+        for &MemberGrad { member, .. } in grads {
+            let p = &self.parameters[group.members[member]];
+            if !p.is_contiguous() {
+                packed.push((member, p.detach().copy()?));
+            }
+        }
+        Ok(packed)
+    }
+
+    /// Writes updated copies back to their parameters. Allocates nothing.
+    fn unpack_params(&self, group: &FusedGroup, packed: &PackedParams) -> Result<()> {
+        packed.iter().try_for_each(|(member, values)| {
+            values.copy_into(&self.parameters[group.members[*member]].detach())
+        })
+    }
+
     /// Registers the updated 16-bit copies of a group's parameters.
     fn store_copies(&self, group: &FusedGroup, grads: &MemberGrads) {
         for MemberGrad { member, copy, .. } in grads {
@@ -599,6 +627,7 @@ impl FusedOptimizer {
         kernel: &KernelSpec,
         group: &FusedGroup,
         grads: &MemberGrads,
+        packed: &PackedParams,
         skip: Option<&Tensor>,
     ) -> Result<()> {
         let states = rule.state_names().len();
@@ -620,7 +649,8 @@ impl FusedOptimizer {
             let mut groups = 0;
             for MemberGrad { member, grad, copy } in grads {
                 let parameter = group.members[*member];
-                let p = &self.parameters[parameter];
+                let packed_copy = packed.iter().find(|(packed, _)| packed == member);
+                let p = packed_copy.map_or(&self.parameters[parameter], |(_, values)| values);
                 let n = p.numel();
                 let words =
                     [n, groups, p.layout().offset(), grad.layout().offset(), group.offsets[*member] / 4];
@@ -686,6 +716,9 @@ pub(super) struct MemberGrad {
 }
 
 pub(super) type MemberGrads = SmallVec<[MemberGrad; MAX_LAUNCH_TENSORS]>;
+
+/// Group members that are not contiguous, with contiguous copies that the kernel updates in their place.
+type PackedParams = SmallVec<[(usize, Tensor); 1]>;
 
 /// Returns the number of bindings of a parameter: parameter, gradient and optional copy.
 fn bindings_per_parameter(copies: bool) -> usize {

@@ -23,6 +23,7 @@ super::tests![
     restored_states_continue_with_the_same_bits,
     states_of_pytorch_can_be_continued,
     parameters_in_16_bits_keep_their_dtype,
+    parameters_of_any_layout_get_the_same_bits,
     offloaded_states_have_the_same_bits,
     invalid_parameter_groups_are_refused,
     schedules_match_pytorch,
@@ -297,6 +298,50 @@ fn parameters_in_16_bits_keep_their_dtype(device: &Device) -> Result<()> {
             ensure!(half.dtype() == DType::BF16, "{name}: {}", half.dtype());
             for (a, b) in full.to_f64s()?.into_iter().zip(half.to_f64s()?) {
                 ensure!((a - b).abs() <= 3e-2 * (1.0 + a.abs()), "{name}: {b} is not {a}");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Copies parameters into every second column of a larger buffer, transposed, and returns the buffers as well.
+fn strided_parameters(all: &[Tensor], dtype: DType) -> Result<(Vec<Tensor>, Vec<Tensor>)> {
+    let copy = |p: &Tensor| -> Result<(Tensor, Tensor)> {
+        let (rows, columns) = (p.shape()[0], p.shape().get(1).copied().unwrap_or(1));
+        let buffer = Tensor::full(&[columns, rows, 2], 5.0, dtype, p.device())?;
+        let view = buffer.select(2, 1)?.t()?;
+        let view = if p.rank() == 1 { view.select(1, 0)? } else { view };
+        view.copy_(&p.detach())?;
+        Ok((view.to_leaf()?, buffer))
+    };
+    Ok(all.iter().map(copy).collect::<Result<Vec<_>>>()?.into_iter().unzip())
+}
+
+fn parameters_of_any_layout_get_the_same_bits(device: &Device) -> Result<()> {
+    let one = Tensor::ones(&[1], DType::F32, device)?;
+    for (name, make) in ALL {
+        for dtype in [DType::F32, DType::BF16] {
+            let packed = initial_parameters(device)?;
+            let packed: Vec<Tensor> =
+                packed.iter().map(|p| Ok(p.detach().to_dtype(dtype)?.to_leaf()?)).collect::<Result<_>>()?;
+            let (strided, buffers) = strided_parameters(&packed, dtype)?;
+            ensure!(strided.iter().all(|p| !p.is_contiguous()), "the parameters are contiguous");
+            let mut states = Vec::new();
+            for all in [&packed, &strided] {
+                let mut optimizer = make(all.clone())?;
+                train(all, &mut *optimizer, 1..=3, |o| Ok(o.step()?))?;
+                optimizer.step_unless(&one)?;
+                let state = optimizer.state_dict()?;
+                states.push(values(&state.into_values().collect::<Vec<_>>())?);
+            }
+            ensure!(values(&packed)? == values(&strided)?, "{name} in {dtype}: other values");
+            ensure!(states[0] == states[1], "{name} in {dtype}: other states");
+            for buffer in &buffers {
+                let between = buffer.select(2, 0)?.to_f64s()?;
+                ensure!(
+                    between.iter().all(|&x| x == 5.0),
+                    "{name} in {dtype}: elements of others were written"
+                );
             }
         }
     }

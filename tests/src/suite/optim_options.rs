@@ -256,11 +256,13 @@ fn parameter_lists_are_checked_as_in_pytorch(device: &Device) -> Result<()> {
     let plain = p[0].detach();
     let result = p[0].mul(2.0)?;
     let view = p[0].t()?;
+    let expanded = Tensor::zeros(&[1, 3], DType::F32, device)?.broadcast_to(&[2, 3])?.to_leaf()?;
     for (list, what) in [
         (vec![], "empty parameter list"),
         (vec![p[0].clone(), plain], "parameter 1 of shape [4, 6] requires no gradient"),
         (vec![result], "parameter 0 of shape [4, 6] is not a leaf"),
         (vec![view], "is not a leaf"),
+        (vec![expanded], "parameter 0 of shape [2, 3] repeats elements"),
         (vec![p[0].clone(), p[1].clone(), p[0].detach().to_leaf()?, p[1].clone()], "parameter 3 of"),
         (vec![p[0].clone(), p[0].clone()], "parameter 1 of shape [4, 6] is in the list twice"),
     ] {
