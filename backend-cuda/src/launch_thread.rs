@@ -23,11 +23,11 @@ use crate::context::{ArgBytes, KernelLaunch, StreamHandle, arg_pointers};
 use crate::settings::{bool_from_env, direct_launches};
 
 /// Calls of a burst that go to the driver directly before others are left to the thread.
-const DIRECT_CALLS: u32 = 8;
+const DIRECT_CALLS: u32 = 4;
 /// A call that comes later than this after the previous one begins a new burst.
-const BURST_GAP: Duration = Duration::from_micros(10);
+const BURST_GAP: Duration = Duration::from_micros(50);
 /// The thread sleeps after it has looked for work for this long.
-const SPIN_TIME: Duration = Duration::from_micros(30);
+const SPIN_TIME: Duration = Duration::from_micros(50);
 /// Maximum number of pending calls. At the limit the program hands them over itself, so it cannot run ahead of
 /// the driver without bound.
 const MAX_PENDING: usize = 256;

@@ -77,7 +77,7 @@ pub(crate) fn bench_host(card: &str, steps: usize, lists_launches: bool, names: 
 }
 
 /// Returns the number of the driver's calls that map, allocate or free memory.
-fn count_driver_calls(device: &Device) -> u64 {
+pub(crate) fn count_driver_calls(device: &Device) -> u64 {
     let stats = device.memory();
     stats.num_device_alloc + stats.num_device_free
 }

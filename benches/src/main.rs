@@ -63,6 +63,9 @@ enum Command {
         /// Sequences a step of the group gpt, instead of those of each model.
         #[arg(long)]
         batch: Option<usize>,
+        /// Timed steps of each model of the group models.
+        #[arg(long, default_value_t = 20)]
+        steps: usize,
         /// Only groups with one of these names: matmul, elementwise, reduce, order, scatter, resize, rows, attention,
         /// alloc, eager, copies, mlp, recurrent, vision, gpt, models; `models/unet` and `gpt/medium` are single models.
         only: Vec<String>,
@@ -145,16 +148,20 @@ fn main() -> Result<()> {
         Ok(device)
     };
     match Cli::parse().command {
-        Command::Run { device, tiny, profile, shared_device, rounds, batch, only } => {
+        Command::Run { device, tiny, profile, shared_device, rounds, batch, steps, only } => {
             let device = open(device)?;
             check_models(&only)?;
             if batch == Some(0) {
                 bail!("--batch takes at least 1 sequence, not 0");
             }
+            if steps == 0 {
+                bail!("--steps takes at least 1 step, not 0");
+            }
             let shared = shared_device.then(|| shared::open_shared(&device)).transpose()?;
-            let bench = Bench::new(&device, tiny, profile).only(only.clone()).batch(batch);
-            let shared =
-                shared.as_ref().map(|device| Bench::new(device, tiny, None).only(only).batch(batch).shared());
+            let bench = Bench::new(&device, tiny, profile).only(only.clone()).batch(batch).steps(steps);
+            let shared = shared
+                .as_ref()
+                .map(|device| Bench::new(device, tiny, None).only(only).batch(batch).steps(steps).shared());
             type Group = fn(&Bench<'_>) -> Result<()>;
             let groups: [(&str, Group); 17] = [
                 ("matmul", ops::matmul),

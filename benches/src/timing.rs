@@ -21,6 +21,8 @@ pub(crate) struct Bench<'a> {
     is_shared: bool,
     /// Sequences a step of gpt's models, if requested.
     batch: Option<usize>,
+    /// Timed steps of the group models.
+    pub(crate) steps: usize,
 }
 
 /// Times of an operation in milliseconds.
@@ -45,7 +47,7 @@ pub(crate) fn median(mut values: Vec<f64>) -> f64 {
 
 impl<'a> Bench<'a> {
     pub(crate) fn new(device: &'a Device, tiny: bool, profile: Option<PathBuf>) -> Self {
-        Self { device, tiny, profile, only: Vec::new(), is_shared: false, batch: None }
+        Self { device, tiny, profile, only: Vec::new(), is_shared: false, batch: None, steps: 20 }
     }
 
     /// Restricts the run to these groups, or rows named `group/row`.
@@ -61,6 +63,11 @@ impl<'a> Bench<'a> {
     /// Sets the sequences a step of gpt's models.
     pub(crate) fn batch(self, batch: Option<usize>) -> Self {
         Self { batch, ..self }
+    }
+
+    /// Sets the number of timed steps of the group models.
+    pub(crate) fn steps(self, steps: usize) -> Self {
+        Self { steps, ..self }
     }
 
     /// Returns the sequences a step of gpt's models: those requested, or `default`.

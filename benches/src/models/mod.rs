@@ -21,6 +21,7 @@ use forebay::optim::{AdamW, Optimizer};
 use forebay::tensor::Tensor;
 use serde_json::json;
 
+use crate::host_cost::count_driver_calls;
 use crate::timing::Bench;
 
 /// Model on its device, with one batch.
@@ -131,11 +132,17 @@ fn bench_model(b: &Bench<'_>, name: &str, variant: &str, build: Build) -> Result
     let first_loss = step()?.item()?;
     let first_ms = start.elapsed().as_secs_f64() * 1e3;
     let mut captured = (variant == "bf16_captured").then(|| device.capture(&mut step)).transpose()?;
-    let once = || match &mut captured {
-        Some(captured) => captured.replay(),
-        None => step(),
+    let mut driver_calls = Vec::new();
+    let once = || {
+        let before = count_driver_calls(device);
+        let loss = match &mut captured {
+            Some(captured) => captured.replay(),
+            None => step(),
+        };
+        driver_calls.push(count_driver_calls(device) - before);
+        loss
     };
-    let counts = if b.tiny { (1, 2) } else { (5, 20) };
+    let counts = if b.tiny { (1, 2) } else { (5, b.steps) };
     let (median_ms, last_loss) = Bench::time_steps(device, counts, once)?;
     let memory = device.memory();
     let mb = |bytes: u64| bytes as f64 / f64::from(1 << 20);
@@ -147,7 +154,7 @@ fn bench_model(b: &Bench<'_>, name: &str, variant: &str, build: Build) -> Result
             "variant": variant, "median_ms": median_ms,
             "capture": captured.as_ref().map(|c| format!("{}, graph: {}", c.stats(), c.is_driver_graph())),
             "first_ms": first_ms, "first_loss": first_loss, "last_loss": last_loss,
-            "params": parameters,
+            "params": parameters, "driver_calls": driver_calls,
             "peak_mem_mb": mb(memory.peak_allocated()), "peak_reserved_mb": mb(memory.peak_reserved()),
         }),
     );
