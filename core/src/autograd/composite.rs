@@ -59,7 +59,7 @@ pub(crate) fn part_differentiable(
     if !compute_requires_grad(&[x]) {
         return out;
     }
-    let shape: Dims = x.shape().into();
+    let shape = Dims::from_slice(x.shape());
     let part: LinearMap = Arc::new(part);
     let select = Arc::clone(&part);
     let pad = move |g: &Tensor| {

@@ -556,7 +556,7 @@ impl Leaf {
     fn new(of: &Tensor) -> Arc<Self> {
         Arc::new(Self {
             id: next_id(),
-            shape: of.shape().into(),
+            shape: Dims::from_slice(of.shape()),
             dtype: of.dtype(),
             device: of.device().clone(),
             grad: Mutex::default(),

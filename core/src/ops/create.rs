@@ -81,7 +81,7 @@ impl Tensor {
                 self.device(),
             )?,
         };
-        let shape: Dims = self.shape().into();
+        let shape = Dims::from_slice(self.shape());
         one.with_layout(Layout::new(shape.clone(), Dims::from_elem(0, shape.len()), 0)).copy_into(&self)?;
         Ok(self)
     }

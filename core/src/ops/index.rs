@@ -420,10 +420,10 @@ impl Tensor {
             self.check_index("gather", d, index)?;
         }
         let out = Tensor::empty(index.shape(), self.dtype(), self.device())?;
-        let shape: Dims = self.shape().into();
+        let shape = Dims::from_slice(self.shape());
         if out.numel() == 0 {
             // PyTorch accepts an empty index of any type and shape.
-            let empty_shape: Dims = index.shape().into();
+            let empty_shape = Dims::from_slice(index.shape());
             let zeros_of = |shape: Dims| move |t: &Tensor| Tensor::zeros(&shape, t.dtype(), t.device());
             return Ok(autograd::linear_differentiable(
                 "gather",

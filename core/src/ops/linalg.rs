@@ -258,7 +258,7 @@ impl Tensor {
         let sign = diagonal.sign()?.prod(1, false)?.mul(&sign)?.reshape(lead)?;
         let size = diagonal.abs()?.log()?.sum([1], false)?.reshape(lead)?;
         // As in PyTorch, the sign has a history with a zero gradient.
-        let shape: Dims = self.shape().into();
+        let shape = Dims::from_slice(self.shape());
         let sign = autograd::differentiable_unary(OP, sign, self, move |g, _| {
             Tensor::zeros(&shape, g.dtype(), g.device())
         });

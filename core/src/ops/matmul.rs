@@ -277,9 +277,17 @@ impl MatmulProblem {
             });
         }
         let batch = broadcast_shapes(op, &[&a.shape()[..a.rank() - 2], &b.shape()[..b.rank() - 2]])?;
-        let with_batch = |rows, cols| -> Dims { batch.iter().copied().chain([rows, cols]).collect() };
-        let (mut a, mut b) = (a.broadcast_to(with_batch(m, k))?, b.broadcast_to(with_batch(k, n))?);
         let depth = batch.len();
+        let with_batch = |rows, cols| {
+            let mut shape = Dims::from_slice(&batch);
+            shape.extend_from_slice(&[rows, cols]);
+            shape
+        };
+        let expand = |t: &Tensor, rows, cols| match t.shape()[..t.rank() - 2] == batch[..] {
+            true => Ok(t.clone()),
+            false => t.broadcast_to(with_batch(rows, cols)),
+        };
+        let (mut a, mut b) = (expand(a, m, k)?, expand(b, k, n)?);
         let fold =
             |a: &Tensor, b: &Tensor| collapse_dims(&batch, &[&a.strides()[..depth], &b.strides()[..depth]]);
         let (mut extents, mut strides) = fold(&a, &b);
@@ -757,7 +765,7 @@ fn matmul_fold_batch(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Tensor>
     {
         return matmul_with_grad(op, a, b);
     }
-    let mut shape: Dims = a.shape()[..a.rank() - 2].into();
+    let mut shape = Dims::from_slice(&a.shape()[..a.rank() - 2]);
     shape.extend_from_slice(&[m, b.shape()[1]]);
     matmul_with_grad(op, &a.reshape(rows)?, b)?.reshape(&shape[..])
 }

@@ -100,7 +100,7 @@ impl ReduceDims {
         let extent = shape.iter().zip(&reduced).filter(|(_, r)| **r).map(|(n, _)| n).product();
         Self {
             is_reduced: reduced,
-            input_shape: shape.into(),
+            input_shape: Dims::from_slice(shape),
             keepdim_shape: kept,
             elements_per_output: extent,
         }
@@ -108,7 +108,7 @@ impl ReduceDims {
 
     pub(crate) fn result_shape(&self, keepdim: bool) -> Dims {
         if keepdim {
-            return self.keepdim_shape.clone();
+            return Dims::from_slice(&self.keepdim_shape);
         }
         let mut left = Dims::new();
         self.input_shape.iter().zip(&self.is_reduced).filter(|(_, r)| !**r).for_each(|(&n, _)| left.push(n));

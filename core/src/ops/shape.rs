@@ -400,9 +400,9 @@ impl Tensor {
     #[track_caller]
     pub fn repeat_interleave(&self, repeats: usize, dim: isize) -> Result<Tensor> {
         let d = normalize_dim("repeat_interleave", dim, self.rank())?;
-        let mut wide: Dims = self.shape().into();
+        let mut wide = Dims::from_slice(self.shape());
         wide.insert((d + 1).min(self.rank()), repeats);
-        let mut flat: Dims = self.shape().into();
+        let mut flat = Dims::from_slice(self.shape());
         match flat.get_mut(d) {
             Some(n) => *n = n.saturating_mul(repeats),
             None => flat.push(repeats),

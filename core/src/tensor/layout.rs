@@ -28,9 +28,11 @@ impl Clone for Layout {
 #[must_use]
 pub fn contiguous_strides(shape: &[usize]) -> Dims {
     let mut strides: Dims = SmallVec::from_elem(1, shape.len());
-    for d in (0..shape.len().saturating_sub(1)).rev() {
+    let mut step: usize = 1;
+    for (stride, &extent) in strides.iter_mut().zip(shape).rev() {
+        *stride = step;
         // Only an empty tensor can overflow, and its strides have no meaning.
-        strides[d] = strides[d + 1].saturating_mul(shape[d + 1].max(1));
+        step = step.saturating_mul(extent.max(1));
     }
     strides
 }
@@ -131,7 +133,12 @@ impl Layout {
     /// Returns a row-major layout at offset 0.
     #[must_use]
     pub fn contiguous(shape: &[usize]) -> Self {
-        Self { shape: Dims::from_slice(shape), strides: contiguous_strides(shape), offset: 0 }
+        Self::contiguous_from(Dims::from_slice(shape))
+    }
+
+    /// Returns a row-major layout at offset 0, which takes the extents.
+    pub(crate) fn contiguous_from(shape: Dims) -> Self {
+        Self { strides: contiguous_strides(&shape), shape, offset: 0 }
     }
 
     /// Creates a layout from its parts.
@@ -235,6 +242,10 @@ impl Layout {
     #[must_use]
     pub fn compute_view_strides(&self, shape: &[usize]) -> Option<Dims> {
         if self.numel() == 0 {
+            return Some(contiguous_strides(shape));
+        }
+        // The most frequent case. The general code below would find the same strides.
+        if is_row_major(&self.shape, &self.strides) && numel(shape) == self.numel() {
             return Some(contiguous_strides(shape));
         }
         // Match runs of contiguous old dimensions with runs of new dimensions of the same size.

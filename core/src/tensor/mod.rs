@@ -113,7 +113,7 @@ impl Tensor {
         let storage = Arc::new(Storage::new(device, bytes)?);
         offload::track_storage(&storage);
         device.capture_recorder().record_allocation(&storage);
-        let inner = TensorImpl::new(storage, Layout::contiguous(&shape), dtype, None, Weak::new());
+        let inner = TensorImpl::new(storage, Layout::contiguous_from(shape), dtype, None, Weak::new());
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -135,9 +135,13 @@ impl Tensor {
                 reason: format!("the adapter has no {dtype}; use f32"),
             });
         }
-        let shape = shape::new_shape(op(), extents)?;
-        layout::check_view_numel(op(), &shape)?;
+        // The name of the operation is looked up for errors only.
+        let shape = match shape::explicit_shape(extents) {
+            Some(shape) => shape,
+            None => shape::new_shape(op(), extents)?,
+        };
         let Some(numel) = layout::tensor_numel(&shape) else {
+            layout::check_view_numel(op(), &shape)?;
             fail!(
                 argument(op()),
                 "shape {shape:?} has more than 4,294,967,295 elements, the most a tensor can have"

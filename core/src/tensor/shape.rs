@@ -173,8 +173,18 @@ pub(crate) fn new_shape(op: &'static str, shape: impl IntoShape) -> Result<Dims>
     Ok(map_extents(&extents, |n| n as usize))
 }
 
+/// Returns the extents as sizes, or `None` if one is negative.
+pub(crate) fn explicit_shape(extents: &[isize]) -> Option<Dims> {
+    let is_explicit = extents.iter().all(|&n| n >= 0);
+    is_explicit.then(|| map_extents(extents, |n| n as usize))
+}
+
 pub(crate) fn infer_shape(op: &'static str, from: &[usize], to: &[isize]) -> Result<Dims> {
     let total = numel(from);
+    // The most frequent case: nothing is inferred.
+    if let Some(shape) = explicit_shape(to).filter(|shape| checked_numel(shape) == Some(total)) {
+        return Ok(shape);
+    }
     let known_extents = map_extents(to, |n| if n == -1 { 1 } else { n.max(0) as usize });
     let known_numel = numel(&known_extents);
     let unknown = to.iter().filter(|&&n| n == -1).count();

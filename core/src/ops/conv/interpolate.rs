@@ -432,7 +432,7 @@ impl Tensor {
             argument(OP), "{:?} takes no align_corners", options.mode);
         fail_if!(options.antialias && !image;
             argument(OP), "antialias goes with Bilinear and Bicubic, not with {:?}", options.mode);
-        let from: Dims = self.shape()[2..].into();
+        let from = Dims::from_slice(&self.shape()[2..]);
         let (to, factors) = options.resolve_output_size(&from, self.shape())?;
         fail_if!(from.contains(&0) || to.contains(&0);
             shape(OP, &[&from, &to]), "takes and gives extents of at least 1");

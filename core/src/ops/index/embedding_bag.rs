@@ -216,7 +216,7 @@ impl Tensor {
         let shares = scaled.then(|| inverse_frequencies(&flat, entries, self.dtype())).transpose()?;
         let flat = SavedTensor::input(&flat);
         let (mode, skip) = (bags.mode, bags.padding_idx);
-        let shape: Dims = self.shape().into();
+        let shape = Dims::from_slice(self.shape());
         Ok(autograd::differentiable(OP, out, &inputs, move |g, ctx| {
             let factors = saved_factors.as_ref().map(|factors| factors.unpack(ctx)).transpose()?;
             let flat = flat.unpack(ctx)?;

@@ -73,7 +73,7 @@ pub(crate) fn empty_workspace(shape: &[usize], dtype: DType, device: &Device) ->
 
 /// Returns a shape with another extent of dimension `d`. A shape without this dimension stays as it is.
 pub(crate) fn with_extent(shape: &[usize], d: usize, extent: usize) -> Dims {
-    let mut shape: Dims = shape.into();
+    let mut shape = Dims::from_slice(shape);
     if let Some(n) = shape.get_mut(d) {
         *n = extent;
     }

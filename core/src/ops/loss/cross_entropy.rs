@@ -338,7 +338,7 @@ impl Tensor {
         let cast = OperandCast::for_op(OP, &[]);
         let result = if cast.is_some() { DType::F32 } else { self.dtype() };
         let soft = check_targets(self, target, options)?;
-        let mut examples: Dims = self.shape().into();
+        let mut examples = Dims::from_slice(self.shape());
         examples.remove(usize::from(self.rank() > 1));
         let rows: usize = examples.iter().product();
         let classes = self.numel() / rows.max(1);
@@ -380,7 +380,7 @@ impl Tensor {
         }
         let (out, divisor) = reduce_losses(&losses, options.reduction, soft, &examples)?;
         let out = out.to_dtype(result)?;
-        let shape: Dims = self.shape().into();
+        let shape = Dims::from_slice(self.shape());
         let saved =
             [self, target].into_iter().chain(example.weight.as_ref()).map(SavedTensor::input).collect();
         let composite = composite(divisor.clone());

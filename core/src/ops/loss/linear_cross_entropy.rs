@@ -233,7 +233,7 @@ impl Tensor {
         if !autograd::compute_requires_grad(&[x, weight]) {
             return Ok(loss);
         }
-        let shape: Dims = x.shape().into();
+        let shape = Dims::from_slice(x.shape());
         let grads = Mutex::new(Some(grads));
         let mut saved: SmallVec<[SavedTensor; 4]> =
             [x, weight].map(SavedTensor::input_for_create_graph).into_iter().collect();

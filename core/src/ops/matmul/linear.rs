@@ -302,7 +302,7 @@ impl Tensor {
         // Save the original weight, whose type the gradient has. The product uses the layer's cast.
         let saved_weight = x.requires_grad().then(|| layer.save_operand(weight));
         drop(flat);
-        let x_shape: Dims = x.shape().into();
+        let x_shape = Dims::from_slice(x.shape());
         Ok(autograd::differentiable(OP, out, &inputs, move |g, ctx| {
             let sums = g.cached_column_sums();
             let g = flatten_to_rows(g)?;
@@ -358,7 +358,7 @@ impl Tensor {
         let shape = replace_last_extent(x.shape(), down.shape()[0]);
         let out = second.forward(&wide)?.reshape(&shape[..])?;
         let Some(before) = before.filter(|_| requires_grad) else { return Ok(out) };
-        let x_shape: Dims = x.shape().into();
+        let x_shape = Dims::from_slice(x.shape());
         let [w1, b1, w2, b2] = [(&first, up), (&first, up_bias), (&second, down), (&second, down_bias)]
             .map(|(layer, t)| layer.save_operand(t));
         let saved = [SavedTensor::input(x), w1, b1, w2, b2].into_iter().collect();

@@ -72,7 +72,7 @@ pub(crate) fn forward_with_grad(
     let [keeps_x, keeps_weight] = [weight, x].map(|t| any_requires_grad && t.requires_grad());
     let low = ScaledFp8Matrix::new(&flatten_to_rows(x)?, DType::F8E4M3, keeps_x)?;
     let low_weight = ScaledFp8Matrix::new(weight, DType::F8E4M3, keeps_weight)?;
-    let mut shape: Dims = x.shape().into();
+    let mut shape = Dims::from_slice(x.shape());
     if let Some(last) = shape.last_mut() {
         *last = weight.shape()[0];
     }

@@ -99,7 +99,7 @@ fn strided_view(
     make: impl Fn(&[usize], usize) -> Layout + Send + Sync + 'static,
 ) -> Tensor {
     let view = x.with_layout(make(x.strides(), x.layout().offset()));
-    let shape: Dims = x.shape().into();
+    let shape = Dims::from_slice(x.shape());
     let make = Arc::new(make);
     let forward_layout = make.clone();
     let forward = move |x: &Tensor| Ok(x.with_layout(forward_layout(x.strides(), x.layout().offset())));

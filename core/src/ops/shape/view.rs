@@ -1,7 +1,7 @@
 //! Views: other shapes and strides over the same memory, and contiguous copies.
 
 use crate::ops::prelude::*;
-use crate::tensor::shape::{IntoShape, infer_shape};
+use crate::tensor::shape::{Extents, IntoShape, infer_shape};
 
 /// Largest number of parts of a split, because each part is a tensor on the host.
 const MAX_SPLITS: usize = 1 << 20;
@@ -48,13 +48,21 @@ impl Tensor {
     /// # Errors
     /// The numbers of elements differ.
     pub fn reshape(&self, shape: impl IntoShape) -> Result<Tensor> {
-        let shape = infer_shape("reshape", self.shape(), &shape.to_extents())?;
-        if let Some(strides) = self.layout().compute_view_strides(&shape) {
-            let before: Dims = self.shape().into();
-            let layout = Layout::new(shape, strides, self.layout().offset());
-            return Ok(self.differentiable_view("reshape", layout, move |g| g.reshape(&before[..])));
+        self.reshape_inferred(infer_shape("reshape", self.shape(), &shape.to_extents())?)
+    }
+
+    /// Returns the elements in a shape with as many elements.
+    fn reshape_inferred(&self, shape: Dims) -> Result<Tensor> {
+        let Some(strides) = self.layout().compute_view_strides(&shape) else {
+            return self.contiguous()?.reshape_inferred(shape);
+        };
+        let layout = Layout::new(shape, strides, self.layout().offset());
+        // Operations make views of what they do not record. Those need no shape for a gradient.
+        if !autograd::compute_requires_grad(&[self]) {
+            return Ok(self.with_layout(layout));
         }
-        self.contiguous()?.reshape(&shape[..])
+        let before = Dims::from_slice(self.shape());
+        Ok(self.differentiable_view("reshape", layout, move |g| g.reshape(&before[..])))
     }
 
     /// Reshapes as [`reshape`](Self::reshape) does, but never copies.
@@ -75,14 +83,22 @@ impl Tensor {
     pub fn permute(&self, dims: impl IntoDims) -> Result<Tensor> {
         let rank = self.rank();
         let dims = dims.to_dims().unwrap_or_else(|| (0..rank as isize).collect());
-        let order = dims.iter().map(|&d| normalize_dim("permute", d, rank)).collect::<Result<Dims>>()?;
+        // Pushes one by one, because collecting costs the host several times more.
+        let mut order = Dims::new();
+        for &d in &dims {
+            order.push(normalize_dim("permute", d, rank)?);
+        }
         fail_if!(order.len() != rank || (0..rank).any(|d| !order.contains(&d));
             argument("permute"), "{dims:?} is not a permutation of {rank} dimensions");
         let mut inverse: SmallVec<[isize; 6]> = SmallVec::from_elem(0, rank);
         for (i, &d) in order.iter().enumerate() {
             inverse[d] = i as isize;
         }
-        let reordered = |of: &[usize]| order.iter().map(|&d| of[d]).collect::<Dims>();
+        let reordered = |of: &[usize]| {
+            let mut reordered = Dims::new();
+            order.iter().for_each(|&d| reordered.push(of[d]));
+            reordered
+        };
         let layout = Layout::new(reordered(self.shape()), reordered(self.strides()), self.layout().offset());
         Ok(self.differentiable_view("permute", layout, move |g| g.permute(&inverse)))
     }
@@ -91,7 +107,8 @@ impl Tensor {
     pub fn transpose(&self, dim0: isize, dim1: isize) -> Result<Tensor> {
         let (a, b) =
             (normalize_dim("transpose", dim0, self.rank())?, normalize_dim("transpose", dim1, self.rank())?);
-        let mut order: Vec<isize> = (0..self.rank() as isize).collect();
+        let mut order = Extents::new();
+        (0..self.rank() as isize).for_each(|d| order.push(d));
         if !order.is_empty() {
             order.swap(a, b);
         }
@@ -117,7 +134,7 @@ impl Tensor {
             return Ok(self.clone());
         }
         let layout = self.layout().broadcast_to("broadcast_to", shape)?;
-        let before: Dims = self.shape().into();
+        let before = Dims::from_slice(self.shape());
         Ok(self.differentiable_view("broadcast_to", layout, move |g| g.sum_to(&before)))
     }
 
@@ -158,7 +175,7 @@ impl Tensor {
     /// Inserts a dimension of extent 1 before `dim`.
     pub fn unsqueeze(&self, dim: isize) -> Result<Tensor> {
         let at = normalize_dim("unsqueeze", dim, self.rank() + 1)?;
-        let mut shape: Dims = self.shape().into();
+        let mut shape = Dims::from_slice(self.shape());
         shape.insert(at, 1);
         self.reshape(&shape[..])
     }
@@ -169,7 +186,7 @@ impl Tensor {
         if self.shape().get(at) != Some(&1) {
             return Ok(self.clone());
         }
-        let mut shape: Dims = self.shape().into();
+        let mut shape = Dims::from_slice(self.shape());
         shape.remove(at);
         self.reshape(&shape[..])
     }
@@ -191,7 +208,7 @@ impl Tensor {
             return self.reshape([1usize]);
         }
         fail_if!(a > b; argument("flatten"), "start {start} comes after end {end}");
-        let mut shape: Dims = self.shape()[..a].into();
+        let mut shape = Dims::from_slice(&self.shape()[..a]);
         shape.push(numel(&self.shape()[a..=b]));
         shape.extend_from_slice(&self.shape()[b + 1..]);
         self.reshape(&shape[..])
@@ -206,7 +223,7 @@ impl Tensor {
         fail_if!(self.rank() == 0; shape("unflatten", [self]),
             "takes at least one dimension; a tensor without dimensions is split by `reshape`");
         let inner = infer_shape("unflatten", &self.shape()[at..=at], &sizes.to_extents())?;
-        let mut shape: Dims = self.shape()[..at].into();
+        let mut shape = Dims::from_slice(&self.shape()[..at]);
         shape.extend_from_slice(&inner);
         shape.extend_from_slice(&self.shape()[at + 1..]);
         self.reshape(&shape[..])
@@ -223,7 +240,8 @@ impl Tensor {
         fail_if!(end > extent || self.rank() == 0;
             argument("narrow"), "{start}..{end} leaves dimension {d} of extent {extent}");
         let shape = with_extent(self.shape(), d, length);
-        let layout = Layout::new(shape, self.strides(), self.layout().offset() + start * self.strides()[d]);
+        let offset = self.layout().offset() + start * self.strides()[d];
+        let layout = Layout::new(shape, Dims::from_slice(self.strides()), offset);
         Ok(self.differentiable_subview("narrow", layout, move |t| t.narrow(dim, start, length)))
     }
 
@@ -238,7 +256,7 @@ impl Tensor {
         let stop = stop.min(self.shape()[d]);
         let start = start.min(stop);
         let shape = with_extent(self.shape(), d, (stop - start).div_ceil(step));
-        let mut strides: Dims = self.strides().into();
+        let mut strides = Dims::from_slice(self.strides());
         let offset = self.layout().offset() + start * strides[d];
         strides[d] *= step.min(self.shape()[d].max(1));
         Ok(self.differentiable_subview("slice", Layout::new(shape, strides, offset), move |t| {
@@ -256,8 +274,8 @@ impl Tensor {
         let at = if index < 0 { index + extent } else { index };
         fail_if!(at < 0 || at >= extent;
             argument("select"), "index {index} leaves dimension {d} of extent {extent}");
-        let mut shape: Dims = self.shape().into();
-        let mut strides: Dims = self.strides().into();
+        let mut shape = Dims::from_slice(self.shape());
+        let mut strides = Dims::from_slice(self.strides());
         let offset = self.layout().offset() + at as usize * strides[d];
         shape.remove(d);
         strides.remove(d);

@@ -217,7 +217,7 @@ impl Tensor {
         fail_if!(self.rank() == 0; shape(op, [self]), "takes at least one dimension");
         let d = normalize_dim(op, dim, self.rank())? as isize;
         let dim_first = self.movedim([d], [0])?;
-        let rest: Dims = dim_first.shape()[1..].into();
+        let rest = Dims::from_slice(&dim_first.shape()[1..]);
         let width = rest.iter().product::<usize>();
         fail_if!(width == 0; shape(op, [self]), "takes slices that have elements");
         let rows = dim_first.reshape([self.shape()[d as usize], width])?;
