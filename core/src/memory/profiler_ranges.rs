@@ -31,14 +31,22 @@ pub fn set_range_listener(ranges: Option<&'static dyn RangeListener>) {
     IS_ENABLED.store(ranges.is_some(), Ordering::Release);
 }
 
+/// Reports whether a listener is set.
+#[inline]
+pub(super) fn is_enabled() -> bool {
+    IS_ENABLED.load(Ordering::Relaxed)
+}
+
 /// Range of a scope's guard: the listener to notify of its end, if the range began.
 pub(super) struct ProfilerRange(Option<&'static dyn RangeListener>);
 
 impl ProfilerRange {
-    /// Begins a range if the scope names a new module or operation and a listener is set.
-    #[inline]
+    /// No range.
+    pub(super) const NONE: Self = Self(None);
+
+    /// Begins a range if the scope names a new module or operation.
     pub(super) fn enter(before: &Scope, now: &Scope) -> Self {
-        Self(if IS_ENABLED.load(Ordering::Relaxed) { begin_range(before, now) } else { None })
+        Self(begin_range(before, now))
     }
 
     /// Ends the range, even if the listener was removed meanwhile.

@@ -25,7 +25,7 @@ use std::sync::{LazyLock, PoisonError, RwLock};
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 
-use super::profiler_ranges::ProfilerRange;
+use super::profiler_ranges::{self, ProfilerRange};
 use crate::scoped_local::{GetCurrent, ScopedGuard, ScopedLocal};
 
 /// Purpose of a block of memory, set when the block is allocated and never guessed later.
@@ -235,20 +235,18 @@ impl Drop for ScopeGuard {
 impl ScopeGuard {
     #[inline]
     fn new(tag: Option<Tag>, module: Option<ModulePath>, op: Option<OpSite>) -> Self {
-        let before = current();
-        let (named, site) = op.unwrap_or((before.op, before.site));
-        let now = Scope {
-            tag: tag.unwrap_or(before.tag),
-            module: module.unwrap_or(before.module),
-            op: named,
-            site,
-        };
-        Self {
+        // Each operation enters scopes, so values are compared only for a listener.
+        let before = profiler_ranges::is_enabled().then(current);
+        let mut guard = Self {
             _tag: tag.map(|tag| ScopedGuard::new(&CURRENT_TAG, tag)),
             _module: module.map(|module| ScopedGuard::new(&CURRENT_MODULE, module)),
             _op: op.map(|op| ScopedGuard::new(&CURRENT_OP, op)),
-            profiler_range: ProfilerRange::enter(&before, &now),
+            profiler_range: ProfilerRange::NONE,
+        };
+        if let Some(before) = before {
+            guard.profiler_range = ProfilerRange::enter(&before, &current());
         }
+        guard
     }
 }
 
