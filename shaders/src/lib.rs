@@ -34,7 +34,7 @@ pub enum TemplateDef {
     /// A name or an expression.
     Str(&'static str),
     /// Several names or expressions.
-    StrList(smallvec::SmallVec<[&'static str; 2]>),
+    StrList(smallvec::SmallVec<[&'static str; 1]>),
     /// An integer.
     Int(i64),
     /// Several integers.
@@ -106,6 +106,11 @@ impl From<&[u8]> for TemplateDef {
     }
 }
 
+/// Number of definitions for which a spec reserves memory. More definitions are moved to larger memory.
+const RESERVED_DEFS: usize = 20;
+// The host's allocator (glibc) serves sizes up to this from a list of each thread, and larger ones more slowly.
+const _: () = assert!(RESERVED_DEFS * size_of::<(&'static str, TemplateDef)>() <= 1032);
+
 /// A template with its definitions, which identifies a kernel. Cheap to build, hash and compare, because
 /// every launch does so.
 #[derive(Clone, Debug, Eq)]
@@ -138,7 +143,7 @@ impl KernelSpec {
     #[must_use]
     pub fn new(template: &'static str) -> Self {
         // On the heap, because each definition moves the spec by value.
-        Self { template, defs: Vec::with_capacity(16) }
+        Self { template, defs: Vec::with_capacity(RESERVED_DEFS) }
     }
 
     /// Adds a definition.
