@@ -502,6 +502,16 @@ impl SegmentSource for CudaBackend {
         }
     }
 
+    fn map_again(&self, pieces: &[PageRemap]) -> Result<(), SourceError> {
+        // A deferred remap may have to map the memory first.
+        self.device.flush_pending_remaps()?;
+        self.device.require_address_space()?.map_again(to_page_mappings(pieces))
+    }
+
+    fn unmap_again(&self, segment: SegmentId, pieces: &[u64]) -> Result<(), SourceError> {
+        self.unmap_extents(segment, 0, pieces)
+    }
+
     fn has_deferred_work(&self) -> bool {
         self.device.deferring_queue().is_some()
     }

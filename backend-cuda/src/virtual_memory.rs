@@ -159,6 +159,15 @@ impl VirtualAddressSpace {
         })
     }
 
+    /// Maps memory a second time; of each piece, `from` stays mapped.
+    pub(crate) fn map_again(&self, mappings: Vec<PageMapping>) -> Result<(), SourceError> {
+        self.context.make_current()?;
+        let mut handles = PhysicalHandles::default();
+        mappings.iter().filter_map(|piece| piece.from).try_for_each(|from| handles.retain(from))?;
+        let (new_handles, moving_handles) = (PhysicalHandles::default(), Some(handles));
+        self.complete_remap(&mut PendingRemap { mappings, new_handles, moving_handles })
+    }
+
     /// Unmaps the sources of moving memory.
     fn unmap_sources(&self, pieces: &[PageMapping]) -> Result<(), SourceError> {
         let moving = pieces.iter().filter_map(|piece| piece.from.map(|from| (from, piece.bytes)));

@@ -14,8 +14,8 @@ use crate::timing::Bench;
 
 /// Number of samples; the fastest counts, because other programs only add time.
 const SAMPLES: usize = 5;
-/// Steps before the samples, as many as `run models` runs. Kernels are looked up, and the pool comes to rest.
-const MODELS_STEPS: usize = 25;
+/// Steps before the samples, somewhat more than `run models` runs. Kernels are looked up, and the pool comes to rest.
+const MODELS_STEPS: usize = 30;
 /// Smallest result of a fused chain, as on devices with kernels. The null device does not fuse by default.
 const FUSION_MIN_BYTES: u64 = 256 << 10;
 
@@ -32,10 +32,13 @@ pub(crate) fn bench_host(card: &str, steps: usize, lists_launches: bool, names: 
         device.set_fusion_min_bytes(Some(FUSION_MIN_BYTES));
         let mut step = models::build_step(name, false, &device)?;
         let mut driver_calls = Vec::with_capacity(MODELS_STEPS);
+        let mut waits = Vec::with_capacity(MODELS_STEPS);
         for _ in 0..MODELS_STEPS {
             let before = count_driver_calls(&device);
             step()?;
-            driver_calls.push(count_driver_calls(&device) - before);
+            let after = count_driver_calls(&device);
+            driver_calls.push(after.0 - before.0);
+            waits.push(after.1 - before.1);
         }
         let memory = device.memory();
         let us = time_step(&mut step, &device, steps)?;
@@ -51,7 +54,7 @@ pub(crate) fn bench_host(card: &str, steps: usize, lists_launches: bool, names: 
             "bf16",
             json!({
                 "card": card, "us_per_step": us, "launches": launches, "ns_per_launch": 1e3 * us / launches as f64,
-                "requests": requests, "driver_calls": driver_calls,
+                "requests": requests, "driver_calls": driver_calls, "waits": waits,
                 "peak_mb": memory.peak_allocated() >> 20, "peak_reserved_mb": memory.peak_reserved() >> 20,
             }),
         );
@@ -76,10 +79,11 @@ pub(crate) fn bench_host(card: &str, steps: usize, lists_launches: bool, names: 
     Ok(())
 }
 
-/// Returns the number of the driver's calls that map, allocate or free memory.
-pub(crate) fn count_driver_calls(device: &Device) -> u64 {
+/// Returns the number of the driver's calls that map, allocate or free memory, and how often the pool moved or
+/// returned memory before it grew. On a GPU each of the latter waits for the device, unless the memory was never used.
+pub(crate) fn count_driver_calls(device: &Device) -> (u64, u64) {
     let stats = device.memory();
-    stats.num_device_alloc + stats.num_device_free
+    (stats.num_device_alloc + stats.num_device_free, stats.reclaim_stats.reclaim.tried)
 }
 
 /// Returns the microseconds of a step in the fastest sample.

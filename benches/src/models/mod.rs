@@ -132,14 +132,16 @@ fn bench_model(b: &Bench<'_>, name: &str, variant: &str, build: Build) -> Result
     let first_loss = step()?.item()?;
     let first_ms = start.elapsed().as_secs_f64() * 1e3;
     let mut captured = (variant == "bf16_captured").then(|| device.capture(&mut step)).transpose()?;
-    let mut driver_calls = Vec::new();
+    let (mut driver_calls, mut waits) = (Vec::new(), Vec::new());
     let once = || {
         let before = count_driver_calls(device);
         let loss = match &mut captured {
             Some(captured) => captured.replay(),
             None => step(),
         };
-        driver_calls.push(count_driver_calls(device) - before);
+        let after = count_driver_calls(device);
+        driver_calls.push(after.0 - before.0);
+        waits.push(after.1 - before.1);
         loss
     };
     let counts = if b.tiny { (1, 2) } else { (5, b.steps) };
@@ -154,7 +156,7 @@ fn bench_model(b: &Bench<'_>, name: &str, variant: &str, build: Build) -> Result
             "variant": variant, "median_ms": median_ms,
             "capture": captured.as_ref().map(|c| format!("{}, graph: {}", c.stats(), c.is_driver_graph())),
             "first_ms": first_ms, "first_loss": first_loss, "last_loss": last_loss,
-            "params": parameters, "driver_calls": driver_calls,
+            "params": parameters, "driver_calls": driver_calls, "waits": waits,
             "peak_mem_mb": mb(memory.peak_allocated()), "peak_reserved_mb": mb(memory.peak_reserved()),
         }),
     );

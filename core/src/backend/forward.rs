@@ -26,6 +26,8 @@ macro_rules! forward_backend {
     (@unmap_extents $to:ident) => { $crate::forward_backend!(@fn $to unmap_extents(segment: SegmentId, offset: u64, pieces: &[u64]) -> Result<(), SourceError>); };
     (@remap $to:ident) => { $crate::forward_backend!(@fn $to remap(pieces: &[PageRemap]) -> Result<(), SourceError>); };
     (@remap_after_submitted $to:ident) => { $crate::forward_backend!(@fn $to remap_after_submitted(pieces: &[PageRemap]) -> Result<(), SourceError>); };
+    (@map_again $to:ident) => { $crate::forward_backend!(@fn $to map_again(pieces: &[PageRemap]) -> Result<(), SourceError>); };
+    (@unmap_again $to:ident) => { $crate::forward_backend!(@fn $to unmap_again(segment: SegmentId, pieces: &[u64]) -> Result<(), SourceError>); };
     (@has_deferred_work $to:ident) => { $crate::forward_backend!(@fn $to has_deferred_work() -> bool); };
     (@queue_count $to:ident) => { $crate::forward_backend!(@fn $to queue_count() -> u8); };
     (@record_event $to:ident) => { $crate::forward_backend!(@fn $to record_event(queue: u8) -> Result<Event, SourceError>); };

@@ -245,7 +245,7 @@ impl NullBackend {
 impl SegmentSource for NullBackend {
     forward_backend! {
         memory: limits device_memory is_device_memory alloc_segment free_segment reserve_addresses
-            free_addresses map unmap unmap_extents remap queue_count record_fence is_fence_signaled wait_fence
+            free_addresses map unmap unmap_extents remap map_again unmap_again queue_count record_fence is_fence_signaled wait_fence
     }
 }
 

@@ -118,6 +118,12 @@ impl SegmentSource for CountingSource {
         self.used_bytes.fetch_sub(moved, Ordering::Relaxed);
         self.take_bytes(pieces.iter().map(|p| p.bytes).sum())
     }
+    fn map_again(&self, _pieces: &[PageRemap]) -> Result<(), SourceError> {
+        self.take_bytes(0)
+    }
+    fn unmap_again(&self, _segment: SegmentId, _pieces: &[u64]) -> Result<(), SourceError> {
+        self.return_bytes(0)
+    }
     fn queue_count(&self) -> u8 {
         self.queues
     }

@@ -128,6 +128,13 @@ pub(super) struct Placement {
     missing: u64,
 }
 
+impl Placement {
+    /// Returns the bytes to map.
+    pub(super) fn missing(&self) -> u64 {
+        self.missing
+    }
+}
+
 /// Part of a range without memory.
 #[derive(Clone, Copy, Debug)]
 struct Hole {
@@ -499,12 +506,8 @@ impl PoolState {
         }
         self.check_limit(new)?;
         let moved = pieces.iter().filter(|p| p.from.is_some()).map(|p| p.bytes).sum::<u64>();
-        // Migration while the peak usage grows does not mean that the arrangement fails to converge.
-        if moved > 0 && self.peak_active_with(need) == self.heap.counters.peak_active_bytes {
-            let cost = moved + WAIT_COST_EXTENTS * self.extent_size(need, page);
-            self.migration_budget.add(self.heap.counters.total_allocated(), cost);
-        }
-        self.consume_migration_sources(moved);
+        self.charge_migration(need, moved, page);
+        self.consume_migration_sources(moved, in_use)?;
         let free = self.map_pieces(placement.segment, &pieces, in_use)?;
         // The pieces and their free neighbours are one block now.
         let (Some(free), Some(run)) = (free, runs(&pieces).last()) else {
@@ -516,6 +519,15 @@ impl PoolState {
         }
         self.wait_cross_stream_uses(&block, self.heap.arenas[usize::from(need.arena)].queue)?;
         Ok(block)
+    }
+
+    /// Adds bytes that moved for a request to the budget. Migration while the peak usage grows does not mean that the
+    /// arrangement fails to converge.
+    pub(super) fn charge_migration(&mut self, need: &AllocRequest, moved: u64, page: u64) {
+        if moved > 0 && self.peak_active_with(need) == self.heap.counters.peak_active_bytes {
+            let cost = moved + WAIT_COST_EXTENTS * self.extent_size(need, page);
+            self.migration_budget.add(self.heap.counters.total_allocated(), cost);
+        }
     }
 
     /// Maps pieces into a range with one call of the source; if `in_use`, after all submitted work. Returns
@@ -562,7 +574,7 @@ impl PoolState {
     }
 
     /// Unmaps the first `bytes` bytes of the migration sources and frees the rest.
-    fn consume_migration_sources(&mut self, mut bytes: u64) {
+    fn consume_migration_sources(&mut self, mut bytes: u64, in_use: bool) -> Result<()> {
         for donor in std::mem::take(&mut self.migration_sources).blocks {
             let sent = bytes.min(self.heap.slot(donor).size);
             bytes -= sent;
@@ -571,9 +583,11 @@ impl PoolState {
                 self.heap.cancel_release(rest);
             }
             if sent > 0 {
+                self.drop_stitches_of(donor, in_use)?;
                 self.heap.mark_unmapped(donor);
             }
         }
+        Ok(())
     }
 
     /// Returns the bytes to map where `missing` bytes are needed: mapping more at once saves calls, and

@@ -10,6 +10,7 @@ use super::scope::Scope;
 use super::slab::Slab;
 pub(super) use super::slab::{MIN_BLOCK, NO_BLOCK, Slot, SlotState};
 use super::source::{Event, PageRemap, SegmentId};
+use super::stitching::Stitch;
 use super::{Block, Tag};
 
 /// Blocks larger than a request by up to this part of it are as good as a best fit. Plain segments for several
@@ -31,6 +32,8 @@ pub(super) struct Segment {
     pub(super) idle_since: u64,
     /// Extents and holes of a virtual range; `None` for plain segments.
     pub(super) virtual_range: Option<VirtualRange>,
+    /// Where the memory comes from, if it is mapped elsewhere, too.
+    pub(super) stitch: Option<Box<Stitch>>,
 }
 
 /// The mapped memory of a range of virtual addresses.
@@ -108,6 +111,8 @@ impl Arena {
 pub(super) const SHARED_OWNER: u16 = 0;
 /// Owner of an arena whose private pool was dropped: its free memory serves every request.
 pub(super) const RETIRED_OWNER: u16 = u16::MAX;
+/// Owner of the arenas of stitches, from which no request is served directly.
+pub(super) const STITCHED_OWNER: u16 = u16::MAX - 1;
 
 /// Cross-stream uses of an arena, up to a sequence number, that a request has to wait for.
 #[derive(Clone, Copy, Debug)]
@@ -188,7 +193,7 @@ impl Heap {
         self.arena_ids[index]
     }
 
-    fn add_arena(&mut self, queue: u8, small: bool, owner: u16) -> u16 {
+    pub(super) fn add_arena(&mut self, queue: u8, small: bool, owner: u16) -> u16 {
         let bins = FreeList::new();
         let low_fit = self.rules.prefers_low_address && !small;
         self.arenas.push(Arena {
@@ -308,7 +313,7 @@ impl Heap {
     }
 
     #[inline(always)]
-    fn mark_allocated(&mut self, at: u32, need: &AllocRequest) -> Block {
+    pub(super) fn mark_allocated(&mut self, at: u32, need: &AllocRequest) -> Block {
         let slot = &mut self.slab[at];
         slot.state = need.state;
         let used = std::mem::replace(&mut slot.requested, need.requested);
@@ -449,7 +454,12 @@ impl Heap {
             arena.inactive_split_of(entry.is_whole_segment, entry.size),
         );
         if entry.is_whole_segment {
-            self.segment_mut(segment).idle_since = self.clock;
+            let clock = self.clock;
+            let segment = self.segment_mut(segment);
+            segment.idle_since = clock;
+            if segment.stitch.is_some() {
+                self.return_lent(at);
+            }
         }
     }
 
@@ -521,8 +531,15 @@ impl Heap {
         };
         let state = if range.is_some() { SlotState::Unmapped } else { SlotState::Free };
         let first = self.slab.add(segment, arena, size, state);
-        let segment_value =
-            Segment { id, size, arena, first_block: first, idle_since: self.clock, virtual_range: range };
+        let segment_value = Segment {
+            id,
+            size,
+            arena,
+            first_block: first,
+            idle_since: self.clock,
+            virtual_range: range,
+            stitch: None,
+        };
         self.segments[segment as usize] = Some(segment_value);
         segment
     }
@@ -543,6 +560,16 @@ impl Heap {
         let segment = self.insert_segment(id, size, arena, Some(VirtualRange::default()));
         self.add_hole(self.segment(segment).first_block);
         self.arenas[arena as usize].virtual_range = Some(segment);
+    }
+
+    /// Adds a stitch, not in use, and returns its number.
+    pub(super) fn insert_stitch(&mut self, id: SegmentId, size: u64, arena: u16, stitch: Stitch) -> u32 {
+        let number = self.insert_segment(id, size, arena, None);
+        let segment = self.segment_mut(number);
+        segment.stitch = Some(Box::new(stitch));
+        let first = segment.first_block;
+        self.slot_mut(first).state = SlotState::Unmapped;
+        number
     }
 
     /// Removes a plain segment that returns to the device. It was marked by
@@ -647,10 +674,20 @@ impl Heap {
     /// Returns the extents in a block: (address, size).
     pub(super) fn extents_in_block(&self, at: u32) -> Vec<((SegmentId, u64), u64)> {
         let Slot { segment, offset, size, .. } = *self.slot(at);
+        self.extents_between(segment, offset, offset + size)
+    }
+
+    /// Returns the extents between two offsets of a segment: (address, size).
+    pub(super) fn extents_between(
+        &self,
+        segment: u32,
+        offset: u64,
+        end: u64,
+    ) -> Vec<((SegmentId, u64), u64)> {
         let segment = self.segment(segment);
         let extents = segment.virtual_range.as_ref().map_or(&[][..], |r| &r.extents);
         let first = extents.partition_point(|e| e.0 < offset);
-        let inside = extents[first..].iter().take_while(|e| e.0 < offset + size);
+        let inside = extents[first..].iter().take_while(|e| e.0 < end);
         inside.map(|(offset, bytes)| ((segment.id, *offset), *bytes)).collect()
     }
 

@@ -67,6 +67,7 @@ mod slab;
 mod snapshot;
 pub mod source;
 mod stats;
+mod stitching;
 #[cfg(test)]
 mod tests;
 mod timeline;

@@ -13,7 +13,7 @@ use super::heap::{
 use super::hysteresis::GrowthHysteresis;
 use super::pool::{Block, Request, stream_bit};
 use super::process::{ProcessShare, process_reserved};
-use super::source::{DeviceMemory, Fence, MAX_QUEUES, SegmentSource, VirtualMemory};
+use super::source::{DeviceMemory, Fence, MAX_QUEUES, SegmentId, SegmentSource, VirtualMemory};
 use super::stats::Stats;
 use super::{OutOfMemory, Tag};
 use crate::memory::error::Result;
@@ -30,6 +30,8 @@ pub(super) enum PendingRelease {
     Memory(u32),
     /// The block of extents to be moved to where memory is missing.
     MigrationSource(u32),
+    /// A second mapping of memory, to be unmapped.
+    Stitch(SegmentId),
 }
 
 /// Blocks of extents that may move now.
@@ -262,7 +264,7 @@ impl PoolState {
         self.enqueue_release(fence, PendingRelease::Block(slot));
     }
 
-    fn enqueue_release(&mut self, fence: Fence, what: PendingRelease) {
+    pub(super) fn enqueue_release(&mut self, fence: Fence, what: PendingRelease) {
         let at = match self.pending_releases.back() {
             Some((last, _)) if *last > fence => self.pending_releases.partition_point(|w| w.0 <= fence),
             _ => self.pending_releases.len(),
@@ -298,6 +300,7 @@ impl PoolState {
                     let id = self.heap.remove_segment(segment);
                     return Ok(self.source.free_segment(id)?);
                 }
+                self.drop_stitches_of(slot, false)?;
                 let extents = self.heap.extents_in_block(slot);
                 self.heap.mark_unmapped(slot);
                 let pieces = extents.iter().map(|e| e.1).collect::<Vec<_>>();
@@ -305,6 +308,7 @@ impl PoolState {
                     self.source.unmap_extents(*id, *offset, &pieces)?;
                 }
             }
+            PendingRelease::Stitch(id) => self.drop_retired_stitch(id)?,
             PendingRelease::MigrationSource(slot) => self.migration_sources.blocks.push(slot),
         }
         Ok(())
@@ -505,6 +509,9 @@ impl PoolState {
         if let Err(error) = fence {
             // A lost device has lost its memory too.
             log::debug!("the pool was dropped without its device: {error}");
+        }
+        if let Err(error) = self.drop_all_stitches() {
+            log::debug!("a segment was not freed: {error}");
         }
         for segment in std::mem::take(&mut self.heap.segments).into_iter().flatten() {
             let released = match segment.virtual_range {

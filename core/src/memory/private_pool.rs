@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 
-use super::heap::{RETIRED_OWNER, SHARED_OWNER};
+use super::heap::{RETIRED_OWNER, SHARED_OWNER, STITCHED_OWNER};
 use super::pool::{Pool, PoolShared};
 use crate::scoped_local::{GetCurrent, ScopedGuard, ScopedLocal};
 
@@ -66,7 +66,7 @@ impl Pool {
         // Ids are unique across pools, so a thread inside a private pool is inside no other device's.
         static NEXT_ID: AtomicU16 = AtomicU16::new(SHARED_OWNER + 1);
         let mut number = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        while matches!(number, SHARED_OWNER | RETIRED_OWNER) {
+        while matches!(number, SHARED_OWNER | STITCHED_OWNER | RETIRED_OWNER) {
             number = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         }
         self.shared.lock().private_pools.push(number);

@@ -71,6 +71,12 @@ impl Pool {
         }
 
         let mut placement = state.find_placement(&need);
+        if let Some(placement) = &placement
+            && let Some(block) = state.stitch(&need, placement)?
+        {
+            state.totals.reclaim_stats.stitch.served += 1;
+            return Ok(block);
+        }
         let mut least = 0;
         if let Some(size) = state.reclaim_idle(&need, placement.as_ref())? {
             (placement, least) = (None, size);

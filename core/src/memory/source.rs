@@ -209,6 +209,16 @@ pub trait SegmentSource: Send + Sync + fmt::Debug {
         Ok(())
     }
 
+    /// Maps memory a second time, at further addresses: of each piece, `from` stays mapped. Never waits for the
+    /// device. If it fails, no piece has a second mapping.
+    fn map_again(&self, pieces: &[PageRemap]) -> Result<(), SourceError> {
+        no_virtual_memory("map_again", pieces)
+    }
+    /// Unmaps all pieces of one call of [`map_again`](Self::map_again), which have these sizes, from the range.
+    fn unmap_again(&self, segment: SegmentId, pieces: &[u64]) -> Result<(), SourceError> {
+        no_virtual_memory("unmap_again", (segment, pieces))
+    }
+
     /// Runs [`remap`](Self::remap) after all work submitted so far and before all later work, since submitted
     /// work may still use the memory that moves.
     fn remap_after_submitted(&self, pieces: &[PageRemap]) -> Result<(), SourceError> {

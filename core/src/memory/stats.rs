@@ -51,6 +51,8 @@ pub struct ReclaimStats {
     pub collect: ReclaimStepStats,
     /// Moves blocks in use to join free memory.
     pub compact: ReclaimStepStats,
+    /// Maps scattered idle memory a second time, side by side.
+    pub stitch: ReclaimStepStats,
     /// Releases idle memory before growing past what the program has shown to need.
     pub reclaim: ReclaimStepStats,
     /// Requests memory from the source.
@@ -240,12 +242,13 @@ impl Stats {
 impl ReclaimStats {
     /// Returns the steps with their names, in order.
     #[must_use]
-    pub fn by_name(&self) -> [(&'static str, ReclaimStepStats); 8] {
+    pub fn by_name(&self) -> [(&'static str, ReclaimStepStats); 9] {
         [
             ("poll", self.poll),
             ("callbacks", self.callbacks),
             ("collect", self.collect),
             ("compact", self.compact),
+            ("stitch", self.stitch),
             ("reclaim", self.reclaim),
             ("grow", self.grow),
             ("wait", self.wait),

@@ -9,6 +9,7 @@ mod faults;
 mod limits;
 mod queues;
 mod snapshots;
+mod stitching;
 mod untrusted_files;
 
 // The suite is a package of its own and has the file.
@@ -173,27 +174,30 @@ fn split_between_streams(source: &Arc<FakeSource>) -> Result<(Pool, [Block; 2])>
 }
 
 #[test]
-fn idle_memory_is_remapped_for_requests() -> Result<()> {
+fn idle_memory_serves_requests_without_growth() -> Result<()> {
     let mut stats = Vec::new();
-    for held_back in [false, true] {
+    for (stitched, held_back) in [(true, false), (true, true), (false, false), (false, true)] {
         let source = Arc::new(FakeSource::paged(1 << 30));
         source.set_manual_fences();
         let (pool, kept) = split_between_streams(&source)?;
         if held_back {
             source.set_deferred_work();
         }
+        if !stitched {
+            let detail = "no second mapping".to_owned();
+            source.fail_nth_call(0, SourceError::Driver { call: "fake", detail });
+        }
         let calls = source.calls();
         let large = alloc_mib(&pool, 200)?;
         assert!(source.peak() <= 222 * MIB + 2 * MIB, "{}", source.peak());
-        // Memory moves only after the device has finished with it, or after submitted work, with one call.
+        // A second mapping waits for nothing. Memory moves only after the device has finished with it, or after
+        // submitted work. Each takes one call.
         let now = source.calls();
-        assert_eq!(
-            (now.fence_waits, now.remaps_after_submitted),
-            (u64::from(!held_back), u64::from(held_back))
-        );
+        let expected = (u64::from(!stitched && !held_back), u64::from(!stitched && held_back));
+        assert_eq!((now.fence_waits, now.remaps_after_submitted), expected);
         assert_eq!((now.memory_calls(), now.unmap), (calls.memory_calls() + 1, 0));
-        assert!(now.moved_pieces > 0);
-        // The result is the same in both cases.
+        assert_eq!((now.moved_pieces > 0, now.map_again), (!stitched, u64::from(stitched)));
+        // The result is the same with deferred work.
         stats.push((pool.stats().reserved(), now.moved_pieces, large.segment, large.offset));
         for block in kept.into_iter().chain([large]) {
             pool.free(block);
@@ -201,7 +205,7 @@ fn idle_memory_is_remapped_for_requests() -> Result<()> {
         pool.empty_cache()?;
         assert_eq!((source.used(), pool.stats().reserved(), source.violations()), (0, 0, vec![]));
     }
-    assert_eq!(stats[0], stats[1]);
+    assert_eq!((stats[0], stats[2]), (stats[1], stats[3]));
     Ok(())
 }
 

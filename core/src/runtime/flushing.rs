@@ -42,7 +42,8 @@ impl FlushingBackend {
 impl SegmentSource for FlushingBackend {
     forward_backend! {
         inner: limits device_memory library_bytes is_device_memory processes alloc_segment free_segment
-            reserve_addresses free_addresses map unmap unmap_extents remap has_deferred_work queue_count
+            reserve_addresses free_addresses map unmap unmap_extents remap map_again unmap_again has_deferred_work
+            queue_count
             is_fence_signaled wait_fence
     }
     forward_backend! { flushed_inner: remap_after_submitted record_event wait_event record_fence }

@@ -27,6 +27,8 @@ pub(crate) struct SourceCalls {
     pub(crate) unmap: u64,
     /// Pieces of `remap` that moved.
     pub(crate) moved_pieces: u64,
+    /// Calls of `map_again` and `unmap_again`.
+    pub(crate) map_again: u64,
     /// Calls of `remap_after_submitted`.
     pub(crate) remaps_after_submitted: u64,
     /// Bytes of blocks that were copied.
@@ -38,7 +40,7 @@ pub(crate) struct SourceCalls {
 impl SourceCalls {
     /// Returns the number of calls that take or return memory.
     pub(crate) fn memory_calls(&self) -> u64 {
-        self.alloc + self.free + self.map + self.unmap
+        self.alloc + self.free + self.map + self.unmap + self.map_again
     }
 }
 
@@ -59,6 +61,8 @@ struct FakeDeviceState {
     signaled: u64,
     has_manual_fences: bool,
     has_deferred_work: bool,
+    /// Second mappings: where the memory is mapped first, and its size.
+    second_mappings: BTreeMap<(SegmentId, u64), ((SegmentId, u64), u64)>,
     /// Violations of the contract by the pool.
     violations: Vec<String>,
     /// Queues of the events so far.
@@ -232,6 +236,11 @@ impl FakeDeviceState {
         let mut done = 0;
         while done < length {
             let at = offset + done as u64;
+            let second = self.second_mappings.range((segment, 0)..=(segment, at)).next_back();
+            let (segment, at) = match second {
+                Some((&(_, start), &(first, bytes))) if at < start + bytes => (first.0, first.1 + at - start),
+                _ => (segment, at),
+            };
             let pieces =
                 self.contents.as_mut().and_then(|c| c.range_mut((segment, 0)..=(segment, at)).next_back());
             let inside = pieces.and_then(|((_, start), bytes)| bytes.get_mut((at - start) as usize..));
@@ -290,6 +299,9 @@ impl FakeDeviceState {
         if gone != Some(bytes) {
             let what = format!("unmap of {segment:?} at {offset}, {bytes} bytes: {gone:?} there");
             return Err(self.record_violation(what));
+        }
+        if !self.has_deferred_work && self.second_mappings.values().any(|(first, _)| *first == from) {
+            return Err(self.record_violation(format!("{from:?} has a second mapping")));
         }
         self.remove_contents(segment, offset);
         Ok(())
@@ -418,6 +430,34 @@ impl SegmentSource for FakeSource {
         state.take_bytes(pieces.iter().map(|p| p.bytes).sum(), self.capacity)?;
         let page = self.limits.virtual_memory.map_or(1, |v| v.granularity);
         pieces.iter().try_for_each(|p| state.insert_mapping(p.to, p.bytes, page))
+    }
+
+    fn map_again(&self, pieces: &[PageRemap]) -> Result<(), SourceError> {
+        let mut state = self.lock();
+        state.calls.map_again += 1;
+        state.take_failure()?;
+        for PageRemap { to, bytes, from } in pieces {
+            let mapped = |from: &(SegmentId, u64)| state.ranges.get(&from.0)?.1.get(&from.1).copied();
+            let there = from.as_ref().and_then(mapped);
+            let Some(from) = from.filter(|_| there == Some(*bytes)) else {
+                return Err(state.record_violation(format!("second mapping of {from:?}, {bytes} bytes")));
+            };
+            state.second_mappings.insert(*to, (from, *bytes));
+        }
+        Ok(())
+    }
+
+    fn unmap_again(&self, segment: SegmentId, pieces: &[u64]) -> Result<(), SourceError> {
+        let mut state = self.lock();
+        state.calls.map_again += 1;
+        let mut at = 0;
+        for bytes in pieces {
+            if state.second_mappings.remove(&(segment, at)).map(|s| s.1) != Some(*bytes) {
+                return Err(state.record_violation(format!("{segment:?} has no second mapping at {at}")));
+            }
+            at += bytes;
+        }
+        Ok(())
     }
 
     fn has_deferred_work(&self) -> bool {
