@@ -96,7 +96,7 @@ impl AttentionOptions<'_> {
         }
         let heads = |t: &Tensor| if t.rank() > 2 { end(t, 3) } else { 1 };
         let (q_heads, shared) = (heads(q), heads(k));
-        if !self.enable_gqa && q_heads != shared && q_heads.min(shared) != 1 {
+        if !self.enable_gqa && q_heads != shared && q_heads != 1 && shared != 1 {
             let advice = if q_heads.is_multiple_of(shared.max(1)) {
                 "for each head of k and v to serve several of q, set `enable_gqa`"
             } else {
@@ -106,9 +106,32 @@ impl AttentionOptions<'_> {
         }
         fail_if!(self.is_causal && self.attn_mask.is_some();
             argument(OP), "takes a mask or `is_causal`, not both");
+        self.check_mask(q, end(q, 2), end(k, 2))?;
         fail_if!(!(0.0..=1.0).contains(&self.dropout_p);
             argument(OP), "dropout_p {} is not a probability", self.dropout_p);
         Ok(())
+    }
+
+    /// Fails for a mask of another type than bool or a float, or that does not broadcast to \[.., queries, keys\].
+    /// Integers are often 1 for visible keys, which would be added to the scores.
+    fn check_mask(&self, q: &Tensor, queries: usize, keys: usize) -> Result<()> {
+        let Some(mask) = self.attn_mask else { return Ok(()) };
+        let dtype = mask.dtype();
+        let is_mask =
+            matches!(dtype, DType::Bool | DType::F32 | DType::F16 | DType::BF16) || dtype == q.dtype();
+        fail_if!(!is_mask; dtype(OP, dtype),
+            "a mask is bool (true admits a key), f32 (added to the scores), 16-bit or of the type of q; \
+             compare integers with `ne(0)`");
+        let is_broadcast = mask.shape().iter().rev().zip([keys, queries]).all(|(&n, all)| n == 1 || n == all);
+        fail_if!(!is_broadcast; shape(OP, [mask]),
+            "the mask does not broadcast to [.., {queries}, {keys}] for {queries} queries and {keys} keys");
+        Ok(())
+    }
+
+    /// Reports whether the mask broadcasts to the scores of this shape, so that it adds no batch dimensions.
+    fn mask_fits(&self, scores: &[usize]) -> Result<bool> {
+        let Some(mask) = self.attn_mask else { return Ok(true) };
+        Ok(broadcast_shapes(OP, &[scores, mask.shape()])?[..] == *scores)
     }
 
     fn has_fused_kernel(&self, q: &Tensor, v: &Tensor) -> bool {
@@ -129,10 +152,10 @@ impl Tensor {
     /// without keys gets zeros, as in PyTorch.
     ///
     /// For head dimensions up to 128 the weights are never in memory, unless a float mask requires a
-    /// gradient. The result has the memory layout of q, including interleaved heads.
+    /// gradient or adds batch dimensions. The result has the memory layout of q, including interleaved heads.
     ///
     /// # Errors
-    /// The shapes do not fit, the types differ, or both a mask and `is_causal` are set.
+    /// The shapes do not fit, the types differ, the mask has integers, or both a mask and `is_causal` are set.
     #[track_caller]
     pub fn scaled_dot_product_attention(
         &self,
@@ -149,7 +172,10 @@ impl Tensor {
         let inner_rank = 2 + usize::from(options.enable_gqa);
         let outer = |t: &Tensor| -> Dims { t.shape()[..t.rank() - inner_rank].into() };
         let batch = broadcast_shapes(OP, &[&outer(self), &outer(key), &outer(value)])?;
-        if !options.has_fused_kernel(self, value) || numel(&batch) == 0 {
+        let queries = &self.shape()[self.rank() - inner_rank..self.rank() - 1];
+        let keys = key.shape()[key.rank() - 2];
+        let scores: Dims = batch.iter().chain(queries).copied().chain([keys]).collect();
+        if !options.has_fused_kernel(self, value) || numel(&batch) == 0 || !options.mask_fits(&scores)? {
             return attention_composite(self, key, value, options, None);
         }
         let broadcast_4d = |t: &Tensor| {
@@ -159,15 +185,10 @@ impl Tensor {
         };
         let rows = |t: &Tensor| with_contiguous_rows(&broadcast_4d(t)?);
         let (q, k, v) = (rows(self)?, rows(key)?, rows(value)?);
-        let tail = &self.shape()[self.rank() - inner_rank..self.rank() - 1];
-        let mut shape: Dims = batch.iter().chain(tail).copied().collect();
-        let (_, features) = (shape.pop(), v.shape()[3]);
-        let queries = q.shape()[2];
-        let mask = options.attn_mask.map(|mask| {
-            let full: Dims = shape.iter().copied().chain([queries, k.shape()[2]]).collect();
-            reshape_to_4d(&mask.broadcast_to(&full)?)
-        });
-        shape.extend_from_slice(&[queries, features]);
+        let mask = options.attn_mask.map(|mask| reshape_to_4d(&mask.broadcast_to(&scores)?));
+        let (mut shape, features) = (scores, v.shape()[3]);
+        shape.pop();
+        shape.push(features);
         let out = empty_rows_like(&q, features)?;
         let requires_grad = autograd::compute_requires_grad(&[&q, &k, &v]);
         let run = AttentionRun::new(
@@ -227,12 +248,14 @@ impl Tensor {
         let inputs = parts(&self.detach())?;
         let [q, k, v] = &inputs;
         options.check_inputs(q, k, v)?;
+        let full = [batch, heads, length, length];
+        fail_if!(!options.mask_fits(&full)?;
+            argument(OP), "the mask has more than the {batch} sequences or the {heads} heads of the input");
         let join_heads = move |t: &Tensor| t.transpose(1, 2)?.reshape([batch, length, heads * features]);
         if !options.has_fused_kernel(q, v) || self.numel() == 0 {
             let [q, k, v] = parts(self)?;
             return join_heads(&q.scaled_dot_product_attention(&k, &v, &options)?);
         }
-        let full = [batch, heads, length, length];
         let mask = options.attn_mask.map(|mask| mask.broadcast_to(full)).transpose()?;
         let out = Tensor::empty([batch, length, heads, features], self.dtype(), self.device())?;
         let requires_grad = autograd::compute_requires_grad(&[self]);

@@ -8,7 +8,7 @@ use forebay::error::{Error, Result as CoreResult};
 use forebay::ops::AttentionOptions;
 use forebay::tensor::Tensor;
 
-use super::host_reference::ensure_close;
+use super::host_reference::{ensure_close, message};
 use super::tests;
 
 tests![
@@ -28,6 +28,9 @@ tests![
     dropout_keeps_the_mean_at_every_probability,
     replays_use_the_dropout_masks_of_eager_steps,
     a_mask_may_have_a_gradient,
+    masks_are_bool_or_float,
+    a_mask_may_add_batch_dimensions,
+    empty_batches_broadcast,
     invalid_arguments_of_attention_are_refused,
 ];
 
@@ -685,5 +688,70 @@ fn invalid_arguments_of_attention_are_refused(device: &Device) -> Result<()> {
     ));
     let whole = x.to_dtype(DType::I32)?;
     ensure!(matches!(whole.scaled_dot_product_attention(&whole, &whole, &plain), Err(Error::DType { .. })));
+    Ok(())
+}
+
+fn masks_are_bool_or_float(device: &Device) -> Result<()> {
+    // Padding masks of tokenizers are integers, 1 for tokens, which would be added to the scores.
+    for features in [8, 136] {
+        let x = Tensor::zeros([1, 2, 4, features], DType::F32, device)?;
+        for dtype in [DType::I32, DType::U8] {
+            let mask = Tensor::ones([4, 4], dtype, device)?;
+            let options = AttentionOptions { attn_mask: Some(&mask), ..AttentionOptions::default() };
+            let error = x.scaled_dot_product_attention(&x, &x, &options);
+            ensure!(matches!(&error, Err(Error::DType { .. })), "{dtype}, {features}: accepted");
+            ensure!(message(error)?.contains("`ne(0)`"), "{dtype}, {features}");
+            let packed = x.reshape([1, 4, 2 * features])?;
+            let packed = Tensor::cat(&[&packed, &packed, &packed], 2)?;
+            ensure!(matches!(packed.qkv_attention(2, 2, &options), Err(Error::DType { .. })));
+        }
+    }
+    Ok(())
+}
+
+fn a_mask_may_add_batch_dimensions(device: &Device) -> Result<()> {
+    let shapes: [[&[usize]; 3]; 2] =
+        [[&[1, 1, 5, 8], &[3, 2, 5, 6], &[3, 2]], [&[2, 5, 8], &[1, 3, 1, 5, 6], &[1, 3, 2]]];
+    for [shape, mask_shape, batch] in shapes {
+        let keys = [&shape[..shape.len() - 2], &[6, 8]].concat();
+        let inputs = leaves([shape, &keys, &keys], device)?;
+        let mask = normal(mask_shape, DType::F32, device)?;
+        let options = AttentionOptions { attn_mask: Some(&mask), ..AttentionOptions::default() };
+        let result = inputs[0].scaled_dot_product_attention(&inputs[1], &inputs[2], &options)?;
+        ensure!(*result.shape() == [batch, &[5, 8]].concat(), "{mask_shape:?}: {:?}", result.shape());
+        let g = normal(result.shape(), DType::F32, device)?;
+        let got = outcome(&inputs, &result, &g)?;
+        // Expanded inputs, whose gradients are summed over the batch.
+        let wides = copies(&inputs)?;
+        let expand = |x: &Tensor, rows: usize| x.broadcast_to([batch, &[rows, 8]].concat());
+        let result = expand(&wides[0], 5)?.scaled_dot_product_attention(
+            &expand(&wides[1], 6)?,
+            &expand(&wides[2], 6)?,
+            &options,
+        )?;
+        same_outcome(&got, &outcome(&wides, &result, &g)?, 2e-5)
+            .with_context(|| format!("{mask_shape:?}"))?;
+    }
+    let x = Tensor::zeros([2, 5, 8], DType::F32, device)?;
+    for mask_shape in [&[5, 4][..], &[4, 5], &[3, 5, 5]] {
+        let mask = Tensor::zeros(mask_shape, DType::F32, device)?;
+        let options = AttentionOptions { attn_mask: Some(&mask), ..AttentionOptions::default() };
+        let error = message(x.scaled_dot_product_attention(&x, &x, &options))?;
+        ensure!(error.starts_with("scaled_dot_product_attention"), "{mask_shape:?}: {error}");
+    }
+    Ok(())
+}
+
+fn empty_batches_broadcast(device: &Device) -> Result<()> {
+    let plain = AttentionOptions::default();
+    for (batch, shared) in [(0, 1), (1, 0), (0, 0)] {
+        let [q, k, v] = leaves([&[batch, 5, 8], &[shared, 6, 8], &[shared, 6, 8]], device)?;
+        let out = q.scaled_dot_product_attention(&k, &v, &plain)?;
+        ensure!(out.shape() == [0, 5, 8], "{batch} and {shared}: {:?}", out.shape());
+        out.sum_all()?.backward()?;
+        for t in [&q, &k, &v] {
+            ensure!(t.grad().context("a gradient")?.to_f64s()?.iter().all(|&x| x == 0.0));
+        }
+    }
     Ok(())
 }
