@@ -44,6 +44,7 @@ templates! {
     "attention_dropout_mask",
     "cross_entropy",
     "class_weights",
+    "ctc_alpha",
     "scale_inplace",
     "fp8_quantize",
     "gelu_recompute_grad",

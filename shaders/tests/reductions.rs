@@ -379,3 +379,10 @@ fn embedding_rows_and_losses() {
         render_valid(&KernelSpec::new("gelu_recompute_grad").def("dtype", dtype).def("width", width));
     }
 }
+
+#[test]
+fn ctc_recursion() {
+    for pass in ["forward", "backward"] {
+        render_valid(&KernelSpec::new("ctc_alpha").def("pass", pass));
+    }
+}

@@ -7,6 +7,7 @@ use forebay::autograd::{self, GradOptions};
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::ops::{CrossEntropyOptions, CtcLossOptions, MultiMarginLossOptions, NllLossOptions, Reduction};
+use forebay::profile::Profiler;
 use forebay::tensor::Tensor;
 
 super::tests![
@@ -22,6 +23,7 @@ super::tests![
     gradients_of_embedding_tables_are_summed_in_order,
     margins_that_are_met_exactly_have_no_gradient,
     sequences_without_steps,
+    ctc_of_more_states_than_threads,
 ];
 
 fn losses_of_invalid_classes_are_nan(device: &Device) -> Result<()> {
@@ -377,6 +379,86 @@ fn sequences_without_steps(device: &Device) -> Result<()> {
         let of = |k: isize| -> Result<f64> { Ok(all.select(1, k)?.abs()?.sum_all()?.item()?) };
         let found = [of(0)?, of(1)?, of(2)?];
         ensure!(found[0] == 0.0 && found[1] > 0.1 && found[2] == 0.0, "{found:?}");
+    }
+    Ok(())
+}
+
+/// Computes the CTC loss of one example in f64, and its gradient by the log-probabilities \[steps, classes\], from the
+/// sums over the paths to and from each state. The blank is class 0.
+fn ctc_on_host(log_probs: &[Vec<f64>], labels: &[i32]) -> (f64, Vec<Vec<f64>>) {
+    let classes: Vec<usize> =
+        labels.iter().flat_map(|&label| [0, label as usize]).chain([0]).collect::<Vec<_>>();
+    let (steps, width) = (log_probs.len(), classes.len());
+    let log_sum = |terms: &[f64]| {
+        let largest = terms.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        if largest == f64::NEG_INFINITY {
+            return largest;
+        }
+        largest + terms.iter().map(|v| (v - largest).exp()).sum::<f64>().ln()
+    };
+    let skips = |s: usize| s >= 2 && classes[s] != 0 && classes[s] != classes[s - 2];
+    let mut to = vec![vec![f64::NEG_INFINITY; width]; steps];
+    let mut from = to.clone();
+    for s in 0..2 {
+        to[0][s] = log_probs[0][classes[s]];
+        from[steps - 1][width - 1 - s] = 0.0;
+    }
+    for t in 1..steps {
+        for s in 0..width {
+            let entered: Vec<f64> =
+                (0..3).filter(|&k| k <= s && (k < 2 || skips(s))).map(|k| to[t - 1][s - k]).collect();
+            to[t][s] = log_sum(&entered) + log_probs[t][classes[s]];
+        }
+    }
+    for t in (0..steps - 1).rev() {
+        for s in 0..width {
+            let left: Vec<f64> = (s..width.min(s + 3))
+                .filter(|&to| to < s + 2 || skips(to))
+                .map(|to| from[t + 1][to] + log_probs[t + 1][classes[to]])
+                .collect();
+            from[t][s] = log_sum(&left);
+        }
+    }
+    let total = log_sum(&[to[steps - 1][width - 1], to[steps - 1][width - 2]]);
+    let mut grad = vec![vec![0.0; log_probs[0].len()]; steps];
+    for t in 0..steps {
+        for s in 0..width {
+            grad[t][classes[s]] -= (to[t][s] + from[t][s] - total).exp();
+        }
+    }
+    (-total, grad)
+}
+
+/// A target of 140 labels has 281 states, more than a workgroup has threads. The steps run in one kernel.
+fn ctc_of_more_states_than_threads(device: &Device) -> Result<()> {
+    let (steps, batch, classes, longest) = (240, 2, 5, 140);
+    let lengths = [240usize, 90];
+    let counts = [140usize, 33];
+    let x = uniform(&[steps, batch, classes], device)?.mul(4.0)?.log_softmax(-1)?.detach().to_leaf()?;
+    // Every third label repeats the one before.
+    let label = |k: usize| (1 + (k - usize::from(k % 3 == 2)) * 7 % 4) as i32;
+    let labels: Vec<i32> = (0..batch * longest).map(label).collect();
+    let ints = |of: [usize; 2]| Tensor::from_slice(&of.map(|n| n as i32), [2], device);
+    let targets = Tensor::from_slice(&labels, [batch, longest], device)?;
+    let (inputs, ends) = (ints(lengths)?, ints(counts)?);
+    let options =
+        CtcLossOptions { reduction: Reduction::None, ..CtcLossOptions::new(&targets, &inputs, &ends) };
+    let profiler = Profiler::start(device)?;
+    let losses = x.ctc_loss(&options)?;
+    losses.sum_all()?.backward()?;
+    let launches = profiler.finish()?.spans.len();
+    ensure!(launches < steps, "{launches} launches for {steps} steps");
+    let values = x.detach().to_f64s()?;
+    let (losses, gradient) = (losses.to_f64s()?, grad(&x)?.to_f64s()?);
+    for b in 0..batch {
+        let row = |t: usize| (t * batch + b) * classes;
+        let rows: Vec<Vec<f64>> = (0..lengths[b]).map(|t| values[row(t)..][..classes].to_vec()).collect();
+        let (loss, expected) = ctc_on_host(&rows, &labels[b * longest..][..counts[b]]);
+        super::host_reference::ensure_close(&losses[b..=b], &[loss], 1e-5, 0.0)?;
+        for t in 0..steps {
+            let expected = expected.get(t).cloned().unwrap_or_else(|| vec![0.0; classes]);
+            super::host_reference::ensure_close(&gradient[row(t)..][..classes], &expected, 1e-3, 1e-4)?;
+        }
     }
     Ok(())
 }

@@ -102,6 +102,57 @@ impl CtcLossOptions<'_> {
     }
 }
 
+/// Returns the log-probabilities that paths are in each state at the last step, \[batch, width\], from the scores of
+/// the states, \[steps, batch, width\]. One kernel runs all steps, and one more their gradients.
+fn compute_alpha(scores: &Tensor, cannot_skip: &Tensor, lengths: &Tensor) -> Result<Tensor> {
+    let &[steps, batch, width] = scores.shape() else {
+        fail!(shape(OP, [scores]), "takes scores of [steps, batch, states]")
+    };
+    let iterations = (2 * steps + 2).saturating_mul(width.div_ceil(WORKGROUP_SIZE) + 1);
+    let limit = scores.device().info().limits.max_loop_iterations as usize;
+    // Operations step by step where the loops of a kernel may not run that long.
+    if scores.numel() == 0 || iterations > limit {
+        return compose_alpha(scores, cannot_skip, lengths);
+    }
+    let lengths_column = lengths;
+    let (values, cannot_skip, lengths) = (
+        contiguous_zero_offset(&scores.detach())?,
+        contiguous_zero_offset(cannot_skip)?,
+        contiguous_zero_offset(lengths)?,
+    );
+    let params = move || kernel_params! { steps, batch, width }.loop_iterations(iterations);
+    let spec = |pass: &'static str| kernel_spec! { "ctc_alpha", pass };
+    let alphas = Tensor::empty([steps, batch, width], DType::F32, scores.device())?;
+    launch::launch(&spec("forward"), &[&values, &cannot_skip, &lengths, &alphas], params(), batch)?;
+    let out = alphas.select(0, steps as isize - 1)?;
+    let saved = smallvec![SavedTensor::input(scores)];
+    let (skips, column) = (cannot_skip.clone(), lengths_column.clone());
+    let composed = move |t: &[Tensor]| compose_alpha(&t[0], &skips, &column);
+    Ok(autograd::composite_differentiable(OP, out, &[scores], saved, composed, move |g, _| {
+        let carry = g.copy()?;
+        let grad = Tensor::empty([steps, batch, width], DType::F32, g.device())?;
+        let operands = [&values, &cannot_skip, &lengths, &alphas, &carry, &grad];
+        launch::launch(&spec("backward"), &operands, params(), batch)?;
+        Ok(smallvec![Some(grad)])
+    }))
+}
+
+/// Computes [`compute_alpha`] by differentiable operations for each step.
+fn compose_alpha(scores: &Tensor, cannot_skip: &Tensor, lengths: &Tensor) -> Result<Tensor> {
+    let (steps, width) = (scores.shape()[0], scores.shape()[2]);
+    let position = Tensor::arange(0.0, width as f64, 1.0, DType::I32, scores.device())?;
+    let mut alpha = scores.select(0, 0)?.masked_fill(&position.gt(1)?, LOG_ZERO)?;
+    for t in 1..steps {
+        let wide = alpha.pad(&[2, 0], PadMode::Constant(LOG_ZERO))?;
+        let [stay, next, skip] = [2, 1, 0].map(|k| wide.narrow(1, k, width));
+        let skip = skip?.masked_fill(cannot_skip, LOG_ZERO)?;
+        let sum = run_pointwise(&LOGSUMEXP3, &[(&stay?).into(), (&next?).into(), (&skip).into()], &[])?;
+        let ended = lengths.le(t as i64)?;
+        alpha = alpha.where_(&ended, &sum.add(&scores.select(0, t as isize)?)?.maximum(LOG_ZERO)?)?;
+    }
+    Ok(alpha)
+}
+
 impl Tensor {
     /// Computes the negative log-likelihood of label sequences under these log-probabilities, \[steps, batch,
     /// classes\]. The likelihood sums over all alignments with blanks and repetitions. The gradient is exact.
@@ -150,16 +201,7 @@ impl Tensor {
             let before = states.pad(&[2, 0], PadMode::Constant(blank as f64))?.narrow(1, 0, width)?;
             states.eq(blank as i64)?.logical_or(&states.eq(&before)?)?
         };
-        let position = Tensor::arange(0.0, width as f64, 1.0, DType::I32, self.device())?;
-        let mut alpha = scores.select(0, 0)?.masked_fill(&position.gt(1)?, LOG_ZERO)?;
-        for t in 1..steps {
-            let wide = alpha.pad(&[2, 0], PadMode::Constant(LOG_ZERO))?;
-            let [stay, next, skip] = [2, 1, 0].map(|k| wide.narrow(1, k, width));
-            let skip = skip?.masked_fill(&cannot_skip, LOG_ZERO)?;
-            let sum = run_pointwise(&LOGSUMEXP3, &[(&stay?).into(), (&next?).into(), (&skip).into()], &[])?;
-            let ended = inputs.le(t as i64)?;
-            alpha = alpha.where_(&ended, &sum.add(&scores.select(0, t as isize)?)?.maximum(LOG_ZERO)?)?;
-        }
+        let alpha = compute_alpha(&scores, &cannot_skip, &inputs)?;
         // A path ends with the last label or the final blank.
         let end = counts.mul(2)?;
         let at_blank = alpha.gather(1, &end)?;
