@@ -42,6 +42,7 @@ templates! {
     "attention_rows",
     "attention_delta",
     "attention_dropout_mask",
+    "attention_mask_grad",
     "cross_entropy",
     "class_weights",
     "ctc_alpha",

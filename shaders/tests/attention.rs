@@ -97,3 +97,15 @@ fn attention() {
     check_limits(&KernelSpec::new("attention_dropout_mask"), 16 << 10);
     check_limits(&KernelSpec::new("philox_state"), 16 << 10);
 }
+
+#[test]
+fn attention_mask_gradient() {
+    for dtype in ["f32", "f16", "bf16"] {
+        for mask in ["f32", dtype] {
+            for (head, value) in [(1usize, 1usize), (64, 64), (40, 128), (128, 3)] {
+                let spec = KernelSpec::new("attention_mask_grad").def("dtype", dtype).def("mask", mask);
+                check_limits(&spec.def("head", head).def("value", value), 16 << 10);
+            }
+        }
+    }
+}

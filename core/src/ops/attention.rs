@@ -9,6 +9,7 @@
 //! option needs both, the fields of the backend's `AttentionCall`, and `attention.wgsl`.
 
 mod kernels;
+mod mask_grad;
 pub(crate) mod rotary;
 
 use kernels::{AttentionKernel, AttentionPass, AttentionShape, MAX_HEAD_DIM};
@@ -134,15 +135,20 @@ impl AttentionOptions<'_> {
         Ok(broadcast_shapes(OP, &[scores, mask.shape()])?[..] == *scores)
     }
 
+    /// Returns the mask if it requires a gradient.
+    fn learned_mask(&self) -> Option<&Tensor> {
+        self.attn_mask.filter(|mask| autograd::compute_requires_grad(&[mask]))
+    }
+
     fn has_fused_kernel(&self, q: &Tensor, v: &Tensor) -> bool {
         let kernel = |dtype| matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
         let row = |t: &Tensor| (1..=MAX_HEAD_DIM).contains(&t.shape()[t.rank() - 1]);
         let positions = |t: &Tensor| (1..UNBOUNDED_WINDOW).contains(&t.shape()[t.rank() - 2]);
         [q, v].iter().all(|t| kernel(t.dtype()) && row(t) && positions(t))
             && self.dropout_p < 1.0
-            && self.attn_mask.is_none_or(|m| {
-                !autograd::compute_requires_grad(&[m]) && (m.dtype() == DType::Bool || kernel(m.dtype()))
-            })
+            && self.attn_mask.is_none_or(|m| m.dtype() == DType::Bool || kernel(m.dtype()))
+            // The kernel of the mask's gradient has no dropout and no window.
+            && (self.learned_mask().is_none() || self.dropout_p == 0.0 && self.window.is_none())
     }
 }
 
@@ -152,7 +158,8 @@ impl Tensor {
     /// without keys gets zeros, as in PyTorch.
     ///
     /// For head dimensions up to 128 the weights are never in memory, unless a float mask requires a
-    /// gradient or adds batch dimensions. The result has the memory layout of q, including interleaved heads.
+    /// gradient and there is dropout or a window, or a mask adds batch dimensions. The result has the memory layout of
+    /// q, including interleaved heads.
     ///
     /// # Errors
     /// The shapes do not fit, the types differ, the mask has integers, or both a mask and `is_causal` are set.
@@ -186,11 +193,13 @@ impl Tensor {
         let rows = |t: &Tensor| with_contiguous_rows(&broadcast_4d(t)?);
         let (q, k, v) = (rows(self)?, rows(key)?, rows(value)?);
         let mask = options.attn_mask.map(|mask| reshape_to_4d(&mask.broadcast_to(&scores)?));
+        let lead = Dims::from_slice(&scores[..scores.len() - 2]);
         let (mut shape, features) = (scores, v.shape()[3]);
         shape.pop();
         shape.push(features);
         let out = empty_rows_like(&q, features)?;
-        let requires_grad = autograd::compute_requires_grad(&[&q, &k, &v]);
+        let learned_mask = options.learned_mask();
+        let requires_grad = learned_mask.is_some() || autograd::compute_requires_grad(&[&q, &k, &v]);
         let run = AttentionRun::new(
             [q.detach(), k.detach(), v.detach()],
             mask.transpose()?,
@@ -203,6 +212,9 @@ impl Tensor {
             return Ok(result);
         }
         let recompute = composite_recompute_fn(options, &run);
+        if let Some(mask) = learned_mask {
+            return Ok(run.attach_with_mask(result, [&q, &k, &v], mask, lead, recompute));
+        }
         let composed = move |t: &[Tensor]| recompute(&t[0], &t[1], &t[2], t.get(3))?.reshape(&shape[..]);
         attach_backward(result, &[&q, &k, &v], run, composed, move |run, g| {
             let [q, k, v] = &run.inputs;
@@ -252,7 +264,7 @@ impl Tensor {
         fail_if!(!options.mask_fits(&full)?;
             argument(OP), "the mask has more than the {batch} sequences or the {heads} heads of the input");
         let join_heads = move |t: &Tensor| t.transpose(1, 2)?.reshape([batch, length, heads * features]);
-        if !options.has_fused_kernel(q, v) || self.numel() == 0 {
+        if !options.has_fused_kernel(q, v) || options.learned_mask().is_some() || self.numel() == 0 {
             let [q, k, v] = parts(self)?;
             return join_heads(&q.scaled_dot_product_attention(&k, &v, &options)?);
         }
@@ -438,11 +450,26 @@ impl AttentionRun {
     /// requested and written too: see [`AttentionGradients::sums`].
     fn backward(&self, g: &Tensor, grads: [&Tensor; 3], sums: Option<&Tensor>) -> Result<bool> {
         let g = &with_contiguous_rows(g)?;
-        let lines = self.lse.numel();
-        let stats = empty_workspace(&[2, lines], DType::F32, g.device())?;
+        let stats = empty_workspace(&[2, self.lse.numel()], DType::F32, g.device())?;
         if self.try_vendor_library(Some((g, &grads, &stats, sums)))? {
             return Ok(sums.is_some());
         }
+        self.write_stats_into(g, &stats)?;
+        let [dq, dk, dv] = grads;
+        self.run_kernel(AttentionPass::Queries, Some(g), &[g, &stats, dq], [dq, dq])?;
+        self.run_kernel(AttentionPass::Keys, Some(g), &[g, &stats, dk], [dk, dv])?;
+        Ok(false)
+    }
+
+    /// Returns the log-sum-exp of each query, and after all of these its sum of g · out.
+    fn write_stats(&self, g: &Tensor) -> Result<Tensor> {
+        let stats = empty_workspace(&[2, self.lse.numel()], DType::F32, g.device())?;
+        self.write_stats_into(g, &stats)?;
+        Ok(stats)
+    }
+
+    fn write_stats_into(&self, g: &Tensor, stats: &Tensor) -> Result<()> {
+        let lines = self.lse.numel();
         let name = launch::shader_dtype_name(g.dtype(), g.device());
         let spec = kernel_spec! { "attention_delta", dtype: name, value: g.shape()[3] };
         let params = kernel_params! {
@@ -450,11 +477,7 @@ impl AttentionRun {
             offsets: [g.layout().offset(), self.out.layout().offset(), 0], g: four_strides(Some(g)),
             out: four_strides(Some(&self.out)),
         };
-        launch::launch(&spec, &[g, &self.out, &self.lse, &stats], params, lines.div_ceil(32))?;
-        let [dq, dk, dv] = grads;
-        self.run_kernel(AttentionPass::Queries, Some(g), &[g, &stats, dq], [dq, dq])?;
-        self.run_kernel(AttentionPass::Keys, Some(g), &[g, &stats, dk], [dk, dv])?;
-        Ok(false)
+        launch::launch(&spec, &[g, &self.out, &self.lse, stats], params, lines.div_ceil(32))
     }
 
     /// Runs the backend's kernels, or returns false if they do not support the call.

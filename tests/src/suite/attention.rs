@@ -6,6 +6,7 @@ use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::{Error, Result as CoreResult};
 use forebay::ops::AttentionOptions;
+use forebay::profile::Profiler;
 use forebay::tensor::Tensor;
 
 use super::host_reference::{ensure_close, message};
@@ -31,6 +32,7 @@ tests![
     masks_are_bool_or_float,
     a_mask_may_add_batch_dimensions,
     empty_batches_broadcast,
+    learned_masks_of_every_shape_use_the_kernels,
     invalid_arguments_of_attention_are_refused,
 ];
 
@@ -663,6 +665,57 @@ fn a_mask_may_have_a_gradient(device: &Device) -> Result<()> {
     let expected = reference_attention(&copies(&[q, k, v])?, 0.5, &all, Some(&wide), None)?;
     expected.mul(&expected)?.sum_all()?.backward()?;
     ensure_close(&got, &wide.grad().context("a gradient")?.to_f64s()?, 1e-5, 1e-5)
+}
+
+/// Masks that batch entries, heads, queries or keys share get the sums of gradients, and weights are not in memory.
+fn learned_masks_of_every_shape_use_the_kernels(device: &Device) -> Result<()> {
+    let (lead, queries, keys) = ([3, 2, 4], 33, 40);
+    let rows = |count: usize, width: usize| [&lead[..], &[count, width]].concat();
+    let inputs = leaves([&rows(queries, 8), &rows(keys, 8), &rows(keys, 8)], device)?;
+    let shapes: [&[usize]; 8] = [
+        &[2, 4, queries, keys],
+        &[4, queries, keys],
+        &[queries, keys],
+        &[2, 1, queries, keys],
+        &[3, 1, 4, queries, keys],
+        &[3, 2, 1, 1, keys],
+        &[1, 1, 1, queries, 1],
+        &[3, 2, 4, queries, keys],
+    ];
+    let all = Tensor::ones([1], DType::F32, device)?;
+    for shape in shapes {
+        for (dtype, relative, absolute) in [(DType::F32, 1e-4, 1e-4), (DType::BF16, 3e-2, 3e-2)] {
+            let rounded = |t: &Tensor| -> Result<Tensor> { leaf(&t.detach().to_dtype(dtype)?) };
+            let [q, k, v] = inputs.each_ref();
+            let (q, k, v) = (&rounded(q)?, &rounded(k)?, &rounded(v)?);
+            let mask = normal(shape, DType::F32, device)?;
+            // Hidden keys have no weight, and their mask no gradient. No query is without keys.
+            let hidden = mask.gt(if shape[shape.len() - 1] == keys { 1.8 } else { f64::INFINITY })?;
+            let mask = rounded(&mask.masked_fill(&hidden, f64::NEG_INFINITY)?)?;
+            let g = normal(&rows(queries, 8), dtype, device)?;
+            let options = AttentionOptions { attn_mask: Some(&mask), ..AttentionOptions::default() };
+            let profiler = Profiler::start(device)?;
+            q.scaled_dot_product_attention(k, v, &options)?.backward_with(&g)?;
+            let profile = profiler.finish()?;
+            let launched = |name: &str| profile.spans.iter().any(|span| span.name.contains(name));
+            ensure!(launched("attention_mask_grad") && !launched("softmax"), "{shape:?} {dtype}: {profile}");
+            let wide = |t: &Tensor| -> Result<Tensor> { leaf(&t.detach().to_dtype(DType::F32)?) };
+            let copies = [wide(q)?, wide(k)?, wide(v)?];
+            let bias = wide(&mask)?;
+            let scale = 8f64.sqrt().recip();
+            reference_attention(&copies, scale, &all, Some(&bias), None)?
+                .backward_with(&g.to_dtype(DType::F32)?)?;
+            for (of, to) in [q, k, v, &mask].into_iter().zip(copies.iter().chain([&bias])) {
+                let (got, expected) = (of.grad().context("a gradient")?, to.grad().context("a gradient")?);
+                let expected = expected.to_f64s()?;
+                let largest = expected.iter().fold(1.0f64, |most, v| most.max(v.abs()));
+                ensure!(got.dtype() == dtype, "{shape:?}: {}", got.dtype());
+                ensure_close(&got.to_f64s()?, &expected, relative, absolute * largest)
+                    .with_context(|| format!("{shape:?} {dtype} {:?}", of.shape()))?;
+            }
+        }
+    }
+    Ok(())
 }
 
 fn invalid_arguments_of_attention_are_refused(device: &Device) -> Result<()> {

@@ -308,7 +308,7 @@ fn parameters_in_16_bits_keep_their_dtype(device: &Device) -> Result<()> {
 fn strided_parameters(all: &[Tensor], dtype: DType) -> Result<(Vec<Tensor>, Vec<Tensor>)> {
     let copy = |p: &Tensor| -> Result<(Tensor, Tensor)> {
         let (rows, columns) = (p.shape()[0], p.shape().get(1).copied().unwrap_or(1));
-        let buffer = Tensor::full(&[columns, rows, 2], 5.0, dtype, p.device())?;
+        let buffer = Tensor::full([columns, rows, 2], 5.0, dtype, p.device())?;
         let view = buffer.select(2, 1)?.t()?;
         let view = if p.rank() == 1 { view.select(1, 0)? } else { view };
         view.copy_(&p.detach())?;
@@ -318,7 +318,7 @@ fn strided_parameters(all: &[Tensor], dtype: DType) -> Result<(Vec<Tensor>, Vec<
 }
 
 fn parameters_of_any_layout_get_the_same_bits(device: &Device) -> Result<()> {
-    let one = Tensor::ones(&[1], DType::F32, device)?;
+    let one = Tensor::ones([1], DType::F32, device)?;
     for (name, make) in ALL {
         for dtype in [DType::F32, DType::BF16] {
             let packed = initial_parameters(device)?;

@@ -256,7 +256,7 @@ fn parameter_lists_are_checked_as_in_pytorch(device: &Device) -> Result<()> {
     let plain = p[0].detach();
     let result = p[0].mul(2.0)?;
     let view = p[0].t()?;
-    let expanded = Tensor::zeros(&[1, 3], DType::F32, device)?.broadcast_to(&[2, 3])?.to_leaf()?;
+    let expanded = Tensor::zeros([1, 3], DType::F32, device)?.broadcast_to([2, 3])?.to_leaf()?;
     for (list, what) in [
         (vec![], "empty parameter list"),
         (vec![p[0].clone(), plain], "parameter 1 of shape [4, 6] requires no gradient"),
