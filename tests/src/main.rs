@@ -175,76 +175,102 @@ fn select_devices(requested: Option<&str>) -> Result<Vec<Device>> {
     Ok(devices)
 }
 
+/// Prints the devices that are found, and why others are not.
+fn list_devices() {
+    for f in Device::enumerate() {
+        match f.unavailable_reason {
+            None => println!("{:8} {} ({})", f.id, f.name, f.driver),
+            Some(reason) => println!("{:8} not found: {reason}", f.id),
+        }
+    }
+}
+
+/// Runs the tests on each device.
+fn run_tests(device: Option<&str>, filter: &[String]) -> Result<()> {
+    let errors = validation::install_error_counter();
+    let mut tally = suite::Tally::default();
+    for device in select_devices(device)? {
+        println!("{}", device.info());
+        suite::check_filters(&device, filter)?;
+        tally += suite::run(&device, filter);
+    }
+    if let Some(errors) = errors {
+        println!("errors of Vulkan's validation layer: {}", errors.count());
+        tally.failed += usize::from(errors.count() > 0);
+    }
+    println!("{tally}");
+    if tally.failed > 0 {
+        bail!("{} tests failed", tally.failed);
+    }
+    Ok(())
+}
+
+/// Compares training curves on each device.
+fn run_curves(dir: Option<PathBuf>, device: Option<&str>) -> Result<()> {
+    let dir = dir.map_or_else(|| data_dir("curves"), Ok)?;
+    let mut failed = 0;
+    for device in select_devices(device)? {
+        println!("{}", device.info());
+        failed += curves::print_report(&curves::run(&dir, &device)?, &device);
+    }
+    if failed > 0 {
+        bail!("{failed} curves failed");
+    }
+    Ok(())
+}
+
+/// Returns the type that golden calls run in, or `None` for their own.
+fn parse_golden_dtype(dtype: Option<&str>) -> Result<Option<DType>> {
+    Ok(match dtype {
+        None | Some("f32") => None,
+        Some("f16") => Some(DType::F16),
+        Some("bf16") => Some(DType::BF16),
+        Some("f64") => Some(DType::F64),
+        Some(other) => bail!("--dtype takes f16, bf16, f32 or f64, not {other}"),
+    })
+}
+
+/// Runs the golden calls on each device.
+fn run_golden(
+    dir: Option<PathBuf>,
+    device: Option<&str>,
+    dtype: Option<DType>,
+    verbose: bool,
+    filter: &[String],
+) -> Result<()> {
+    let dirs = match dir {
+        Some(dir) => vec![dir],
+        None => vec![data_dir("golden")?, data_dir("golden_more")?],
+    };
+    let golden: Vec<_> = dirs.iter().map(|dir| golden::GoldenSet::load(dir)).collect::<Result<_>>()?;
+    let mut failed = 0;
+    for device in select_devices(device)? {
+        println!("{}", device.info());
+        let how = golden::CallConfig { device: &device, dtype };
+        let mut outcomes = Vec::new();
+        for golden in &golden {
+            outcomes.extend(golden.run(&how, filter)?);
+        }
+        failed += golden::print_report(&outcomes, &how, verbose);
+    }
+    if failed > 0 {
+        bail!("{failed} golden calls failed");
+    }
+    Ok(())
+}
+
 fn main() -> Result<()> {
     match Cli::parse().command {
-        Command::Devices => {
-            for f in Device::enumerate() {
-                match f.unavailable_reason {
-                    None => println!("{:8} {} ({})", f.id, f.name, f.driver),
-                    Some(reason) => println!("{:8} not found: {reason}", f.id),
-                }
-            }
-        }
+        Command::Devices => list_devices(),
         Command::Test { list: true, .. } => {
             for (topic, test) in suite::all_tests() {
                 println!("{topic}/{}", test.name);
             }
         }
-        Command::Test { device, filter, .. } => {
-            let errors = validation::install_error_counter();
-            let mut tally = suite::Tally::default();
-            for device in select_devices(device.as_deref())? {
-                println!("{}", device.info());
-                suite::check_filters(&device, &filter)?;
-                tally += suite::run(&device, &filter);
-            }
-            if let Some(errors) = errors {
-                println!("errors of Vulkan's validation layer: {}", errors.count());
-                tally.failed += usize::from(errors.count() > 0);
-            }
-            println!("{tally}");
-            if tally.failed > 0 {
-                bail!("{} tests failed", tally.failed);
-            }
-        }
-        Command::Curves { dir, device } => {
-            let dir = dir.map_or_else(|| data_dir("curves"), Ok)?;
-            let mut failed = 0;
-            for device in select_devices(device.as_deref())? {
-                println!("{}", device.info());
-                failed += curves::print_report(&curves::run(&dir, &device)?, &device);
-            }
-            if failed > 0 {
-                bail!("{failed} curves failed");
-            }
-        }
+        Command::Test { device, filter, .. } => run_tests(device.as_deref(), &filter)?,
+        Command::Curves { dir, device } => run_curves(dir, device.as_deref())?,
         Command::Golden { dir, device, dtype, verbose, filter } => {
-            let dtype = match dtype.as_deref() {
-                None | Some("f32") => None,
-                Some("f16") => Some(DType::F16),
-                Some("bf16") => Some(DType::BF16),
-                Some("f64") => Some(DType::F64),
-                Some(other) => bail!("--dtype takes f16, bf16, f32 or f64, not {other}"),
-            };
-            let dirs = match dir {
-                Some(dir) => vec![dir],
-                None => vec![data_dir("golden")?, data_dir("golden_more")?],
-            };
-            let golden: Vec<_> =
-                dirs.iter().map(|dir| golden::GoldenSet::load(dir)).collect::<Result<_>>()?;
-            let mut failed = 0;
-            for device in select_devices(device.as_deref())? {
-                println!("{}", device.info());
-                let how = golden::CallConfig { device: &device, dtype };
-                let mut outcomes = Vec::new();
-                for golden in &golden {
-                    outcomes.extend(golden.run(&how, &filter)?);
-                }
-                failed += golden::print_report(&outcomes, &how, verbose);
-            }
-            if failed > 0 {
-                bail!("{failed} golden calls failed");
-            }
+            run_golden(dir, device.as_deref(), parse_golden_dtype(dtype.as_deref())?, verbose, &filter)?;
         }
         Command::Operators { folder } => {
             forebay::io::write_bytes(folder.join("pytorch-names.md"), names::render_page()?)?;

@@ -12,7 +12,7 @@ use naga::{Module, StorageAccess, TypeInner};
 use super::function::FunctionWriter;
 use super::intrinsics::find_intrinsic;
 use super::names::{NameScope, to_identifier};
-use super::types::ModuleContext;
+use super::types::{ModuleContext, PreludeFiles};
 use super::uniformity::{self, WARP_SIZE};
 use super::{
     MAX_SHARED_BYTES, MAX_STATIC_SHARED_BYTES, RequiredFeatures, StorageBinding, TranslateError,
@@ -60,6 +60,18 @@ impl ModuleContext<'_> {
             list.push(("const Lengths& lengths".to_owned(), "lengths".to_owned()));
         }
         list.into_iter()
+    }
+
+    /// Names the functions and the global variables.
+    fn name_items(&mut self, names: &mut NameScope) {
+        for (handle, function) in self.module.functions.iter() {
+            let name = names.unique_name("f_", function.name.as_deref().unwrap_or(""));
+            self.functions.insert(handle, name);
+        }
+        for (handle, global) in self.module.global_variables.iter() {
+            let name = names.unique_name("g_", global.name.as_deref().unwrap_or(""));
+            self.globals.insert(handle, name);
+        }
     }
 
     /// Returns the workgroup variables.
@@ -127,14 +139,7 @@ pub(super) fn write_module(
     let mut text = String::new();
     context.write_structs(&mut names, &mut text)?;
     context.write_constants(&mut names, &mut text)?;
-    for (handle, function) in module.functions.iter() {
-        let name = names.unique_name("f_", function.name.as_deref().unwrap_or(""));
-        context.functions.insert(handle, name);
-    }
-    for (handle, global) in module.global_variables.iter() {
-        let name = names.unique_name("g_", global.name.as_deref().unwrap_or(""));
-        context.globals.insert(handle, name);
-    }
+    context.name_items(&mut names);
     let context = context;
     let workgroup_memory = write_workgroup(&context, &mut text)?;
     let dynamic_memory = if workgroup_memory > MAX_STATIC_SHARED_BYTES { workgroup_memory } else { 0 };
@@ -152,24 +157,10 @@ pub(super) fn write_module(
 
     let pieces = context.prelude_files.get();
     if pieces.subgroup {
-        writeln!(
-            text,
-            "WGSL_FN u32 all_lanes() {{ return {}; }}",
-            lane_mask_expression(entry.workgroup_size)
-        )
-        .ok();
+        let lanes = lane_mask_expression(entry.workgroup_size);
+        writeln!(text, "WGSL_FN u32 all_lanes() {{ return {lanes}; }}").ok();
     }
-    let mut source = String::new();
-    let label = options.label.replace(['\n', '\r', '\\'], " ");
-    let label = if label.is_empty() { entry.name.clone() } else { format!("{label} ({})", entry.name) };
-    writeln!(source, "// {label}: translated from WGSL, whose line numbers are in the comments.").ok();
-    let optional_pieces =
-        [pieces.intrinsics, pieces.matrix, pieces.atomic, pieces.subgroup, pieces.cooperative];
-    let is_included = [true, true, pieces.math, pieces.bits, pieces.pack].into_iter().chain(optional_pieces);
-    for (piece, _) in PRELUDE.iter().zip(is_included).filter(|&(_, is_included)| is_included) {
-        source.push_str(piece);
-        source.push('\n');
-    }
+    let mut source = write_header(&entry.name, options, pieces);
     write!(source, "namespace wgsl {{\n\n{text}\n{functions}\n}} // namespace wgsl\n").ok();
     if dynamic_memory > 0 {
         // Other kernels may follow this one in the same source.
@@ -194,6 +185,21 @@ pub(super) fn write_module(
         params_size,
         required_features,
     })
+}
+
+/// Returns the comment that names the kernel, and the parts of the prelude that it uses.
+fn write_header(entry: &str, options: &TranslateOptions<'_>, pieces: PreludeFiles) -> String {
+    let label = options.label.replace(['\n', '\r', '\\'], " ");
+    let label = if label.is_empty() { entry.to_owned() } else { format!("{label} ({entry})") };
+    let mut source = format!("// {label}: translated from WGSL, whose line numbers are in the comments.\n");
+    let optional_pieces =
+        [pieces.intrinsics, pieces.matrix, pieces.atomic, pieces.subgroup, pieces.cooperative];
+    let is_included = [true, true, pieces.math, pieces.bits, pieces.pack].into_iter().chain(optional_pieces);
+    for (piece, _) in PRELUDE.iter().zip(is_included).filter(|&(_, is_included)| is_included) {
+        source.push_str(piece);
+        source.push('\n');
+    }
+    source
 }
 
 /// Returns the storage bindings of the declared module; checks every resource of the entry point.

@@ -5,8 +5,10 @@
 //! are written where they are used.
 
 use naga::valid::FunctionInfo;
-use naga::{AtomicFunction, Barrier, Block, CollectiveOperation, CooperativeRole, Direction, Expression};
-use naga::{FastHashMap, TypeInner};
+use naga::{
+    AtomicFunction, Barrier, Block, CollectiveOperation, CooperativeData, CooperativeRole, Direction,
+};
+use naga::{Expression, FastHashMap, Range, TypeInner};
 use naga::{FastHashSet, Function, GatherMode, Handle, LocalVariable, Span, Statement, SubgroupOperation};
 use naga::{SwitchCase, SwitchValue};
 
@@ -170,18 +172,7 @@ impl<'a> FunctionWriter<'a> {
 
     fn write_statement(&mut self, statement: &Statement) -> WriteResult {
         match *statement {
-            Statement::Emit(ref range) => {
-                for handle in range.clone() {
-                    let name = match self.temporaries.get(&handle) {
-                        Some(name) if self.hoisted.contains(&handle) => Some(name.clone()),
-                        _ => self.temporary_name(handle),
-                    };
-                    if let Some(name) = name {
-                        let value = self.expression(handle)?;
-                        self.assign_temporary(handle, name, value)?;
-                    }
-                }
-            }
+            Statement::Emit(ref range) => self.write_emitted(range)?,
             Statement::Block(ref block) => {
                 self.write_line("{");
                 self.write_indented(block)?;
@@ -238,39 +229,65 @@ impl<'a> FunctionWriter<'a> {
                 self.assign_result(result, value)?;
                 self.write_line("__syncthreads();");
             }
-            Statement::SubgroupBallot { result, predicate } => {
-                let predicate = predicate.map_or(Ok("true".to_owned()), |p| self.value(p))?;
-                let mask = self.lane_mask(statement);
-                self.assign_result(result, format!("subgroupBallot({mask}, {predicate})"))?;
-            }
-            Statement::SubgroupGather { mode, argument, result } => {
-                let mask = self.lane_mask(statement);
-                let call = self.gather_call(mode, mask, argument)?;
-                self.assign_result(result, call)?;
-            }
-            Statement::SubgroupCollectiveOperation { op, collective_op, argument, result } => {
-                let mask = self.lane_mask(statement);
-                let argument = self.value(argument)?;
-                let call = collective_call(op, collective_op, mask, &argument)?;
-                self.assign_result(result, call)?;
-            }
+            Statement::SubgroupBallot { .. }
+            | Statement::SubgroupGather { .. }
+            | Statement::SubgroupCollectiveOperation { .. } => self.write_subgroup_operation(statement)?,
             Statement::Kill => return unsupported("discard"),
             Statement::ImageStore { .. } | Statement::ImageAtomic { .. } => return unsupported("a texture"),
             Statement::RayQuery { .. } | Statement::RayPipelineFunction(_) => {
                 return unsupported("a ray query");
             }
-            Statement::CooperativeStore { target, ref data } => {
-                if !matches!(
-                    self.expression_type(target),
-                    TypeInner::CooperativeMatrix { role: CooperativeRole::C, .. }
-                ) {
-                    return unsupported("a store of a cooperative matrix A or B");
-                }
-                let (matrix, lvalue) = (self.value(target)?, self.lvalue(data.pointer)?);
-                let (stride, row_major) = (self.value(data.stride)?, data.row_major);
-                self.write_line(format!("coop_store_c<{row_major}>({matrix}, &{lvalue}, {stride});"));
+            Statement::CooperativeStore { target, ref data } => self.write_cooperative_store(target, data)?,
+        }
+        Ok(())
+    }
+
+    /// Writes the values of a range that need a name.
+    fn write_emitted(&mut self, range: &Range<Expression>) -> WriteResult {
+        for handle in range.clone() {
+            let name = match self.temporaries.get(&handle) {
+                Some(name) if self.hoisted.contains(&handle) => Some(name.clone()),
+                _ => self.temporary_name(handle),
+            };
+            if let Some(name) = name {
+                let value = self.expression(handle)?;
+                self.assign_temporary(handle, name, value)?;
             }
         }
+        Ok(())
+    }
+
+    /// Writes a statement that exchanges values in a subgroup.
+    fn write_subgroup_operation(&mut self, statement: &Statement) -> WriteResult {
+        let (result, call) = match *statement {
+            Statement::SubgroupBallot { result, predicate } => {
+                let predicate = predicate.map_or(Ok("true".to_owned()), |p| self.value(p))?;
+                (result, format!("subgroupBallot({}, {predicate})", self.lane_mask(statement)))
+            }
+            Statement::SubgroupGather { mode, argument, result } => {
+                let mask = self.lane_mask(statement);
+                (result, self.gather_call(mode, mask, argument)?)
+            }
+            Statement::SubgroupCollectiveOperation { op, collective_op, argument, result } => {
+                let mask = self.lane_mask(statement);
+                let argument = self.value(argument)?;
+                (result, collective_call(op, collective_op, mask, &argument)?)
+            }
+            _ => return unsupported("an unknown subgroup operation"),
+        };
+        self.assign_result(result, call)
+    }
+
+    fn write_cooperative_store(&mut self, target: Handle<Expression>, data: &CooperativeData) -> WriteResult {
+        if !matches!(
+            self.expression_type(target),
+            TypeInner::CooperativeMatrix { role: CooperativeRole::C, .. }
+        ) {
+            return unsupported("a store of a cooperative matrix A or B");
+        }
+        let (matrix, lvalue) = (self.value(target)?, self.lvalue(data.pointer)?);
+        let (stride, row_major) = (self.value(data.stride)?, data.row_major);
+        self.write_line(format!("coop_store_c<{row_major}>({matrix}, &{lvalue}, {stride});"));
         Ok(())
     }
 

@@ -72,7 +72,7 @@ use crate::storage::Storage;
 use crate::tensor::{CapturedConstant, Tensor};
 
 use crate::runtime::capture::plan::{CapturePlan, CapturedBuffer};
-use crate::runtime::capture::recorder::{Buffer, CaptureRecording, RecordedCommand};
+use crate::runtime::capture::recorder::{Buffer, CaptureRecording, RecordedBuffer, RecordedCommand};
 #[doc(hidden)]
 pub use crate::runtime::capture::replay_params::{PhiloxState, ReplayCtx};
 
@@ -353,6 +353,31 @@ fn output_storages(outputs: &impl CaptureOutputs) -> Option<Vec<Weak<Storage>>> 
     Some(outputs.tensors()?.iter().flat_map(Tensor::downgrade_storages).collect())
 }
 
+/// Fails if the step frees memory that existed before it, because a replay would not find that memory.
+fn check_freed_memory(placements: &[Option<(usize, u64)>], buffers: &[RecordedBuffer]) -> Result<()> {
+    let mut placed = placements.iter().zip(buffers).filter(|(placement, _)| placement.is_some());
+    let Some((_, freed)) = placed.find(|(_, m)| !m.is_allocated_by_step) else { return Ok(()) };
+    fail!(
+        capture("capture"),
+        "`{}` uses memory of {} that existed before the step and is freed in it, so a replay would not find it; \
+         change such a tensor in place, and free gradients where the step ends",
+        freed.op,
+        Bytes(freed.bytes)
+    );
+}
+
+/// Returns the access of a step to each of its buffers: a write if any command writes the buffer.
+fn merge_accesses(accesses: impl Iterator<Item = (u32, Access)>, buffers: usize) -> Vec<Option<Access>> {
+    let mut merged = vec![None; buffers];
+    for (buffer, access) in accesses {
+        let before: &mut Option<Access> = &mut merged[buffer as usize];
+        if *before != Some(Access::Write) {
+            *before = Some(access);
+        }
+    }
+    merged
+}
+
 /// Fails if a step replaces a tensor that it reads: each replay would read the tensor of the recording.
 ///
 /// A tensor of the step that outlives it must be an output or a leaf's gradient. Any other one was stored by
@@ -480,30 +505,12 @@ impl<O: CaptureOutputs> CapturedStep<O> {
                 source.alignment.max(16),
                 device.pool().max_block_size(),
             );
-        let freed_later = placements
-            .iter()
-            .zip(&memories)
-            .find(|(placement, m)| placement.is_some() && !m.is_allocated_by_step);
-        if let Some((_, m)) = freed_later {
-            fail!(
-                capture("capture"),
-                "`{}` uses memory of {} that existed before the step and is freed in it, so a replay would not find it; \
-                 change such a tensor in place, and free gradients where the step ends",
-                m.op,
-                Bytes(m.bytes)
-            );
-        }
+        check_freed_memory(&placements, &memories)?;
         let total = commands.len();
         fail_if!(total == 0;
             capture("capture"), "the step ran no command on this device; capture it on the device of its tensors");
         let accesses = operands.into_iter().zip(&runs).filter_map(|(t, runs)| runs.then_some(t));
-        let mut written = vec![None; pieces.len()];
-        for (number, touch) in accesses.flatten() {
-            let before: &mut Option<Access> = &mut written[number as usize];
-            if *before != Some(Access::Write) {
-                *before = Some(touch);
-            }
-        }
+        let accesses = merge_accesses(accesses.flatten(), pieces.len());
         let commands = commands.into_iter().zip(&runs).filter_map(|(c, runs)| runs.then_some(c));
         let mut commands: Vec<RecordedCommand> = commands.collect();
         let stats = CaptureStats {
@@ -515,7 +522,7 @@ impl<O: CaptureOutputs> CapturedStep<O> {
         };
         let mut memory = ReplayMemory::new(device, constants, arenas)?;
         let mut locations = memory.arena_locations(&placements);
-        for ((storage, access), location) in storages.into_iter().zip(written).zip(&mut locations) {
+        for ((storage, access), location) in storages.into_iter().zip(accesses).zip(&mut locations) {
             let (Some(storage), Some(access)) = (storage, access) else { continue };
             let slice = storage.pin_for_capture()?;
             *location = Some((slice.segment, slice.offset));

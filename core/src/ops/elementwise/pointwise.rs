@@ -421,7 +421,6 @@ fn attach_backward(
     if !autograd::compute_requires_grad(tensors) || !out.dtype().is_float() {
         return out;
     }
-    // For each tensor input: its operand index, shape and dtype.
     let tensor_operands: SmallVec<[(usize, Dims, DType); 3]> = args
         .iter()
         .enumerate()
@@ -457,74 +456,14 @@ fn attach_backward(
         })
         .chain(used(GradVar::Y).then(|| (GradVar::Y, "y", SavedOperand::Tensor(SavedTensor::output(&out)))))
         .collect();
-    let attrs: SmallVec<[(&'static str, Scalar); 4]> = attrs.into();
-    let grads = op.grads;
-    let recomputes = saved.iter().any(|(.., value)| matches!(value, SavedOperand::Recomputed(..)));
-    let role = match (&tensor_operands[..], grads.first()) {
-        ([(0, shape, dtype)], Some(GradRule::Expr(expr, _)))
-            if *expr != "g"
-                && !recomputes
-                && shape.as_slice() == out.shape()
-                && [*dtype, compute] == [out.dtype(); 2] =>
-        {
-            ChainRole::Link
-        }
-        _ => ChainRole::Start,
-    };
+    let backward = PointwiseBackward { op, tensor_operands, saved, attrs: attrs.into(), compute };
+    let role = backward.chain_role(&out);
     let source: Option<Weak<RecomputableResult>> = recomputable.as_ref().map(Arc::downgrade);
     drop(recomputable);
     let out = autograd::differentiable(op.name, out, tensors, move |g, ctx| {
-        // Each gradient unpacks its values, so that a recomputed value is dropped before the next kernel, and never
-        // written.
-        let unpack = |vars: &[GradVar]| -> Result<SmallVec<[(&'static str, ExprValue); 4]>> {
-            let used = saved.iter().filter(|(var, ..)| vars.contains(var));
-            used.map(|(_, name, value)| Ok((*name, value.unpack(ctx)?))).collect()
-        };
-        let mut result: InputGrads = smallvec![None; tensor_operands.len()];
-        // Recomputed values come first, because a chain begins with them; later gradients join the chain. Otherwise
-        // the gradient of the first operand comes last: its node is often the next one.
-        let recomputes = |k: usize| {
-            let is_used = |var: &GradVar| matches!(grads[k], GradRule::Expr(_, vars) if vars.contains(var));
-            saved.iter().any(|(var, _, value)| is_used(var) && matches!(value, SavedOperand::Recomputed(..)))
-        };
-        let mut order: SmallVec<[usize; 3]> =
-            (0..tensor_operands.len()).rev().filter(|&at| ctx.needs_input_grad[at]).collect();
-        order.sort_by_key(|&at| !recomputes(tensor_operands[at].0));
-        for at in order {
-            let (k, shape, dtype) = &tensor_operands[at];
-            let grad = match grads[*k] {
-                // The forward pass has already refused this case.
-                GradRule::None => return Err(Error::NoGradient { op: op.name }),
-                GradRule::Zero => Tensor::zeros(shape, *dtype, g.device())?,
-                GradRule::Expr("g", _) => g.sum_to(shape)?.to_dtype(*dtype)?,
-                GradRule::Expr(expr, vars) if ctx.create_graph() => {
-                    let grad = std::iter::once(("g", ExprValue::Tensor(g.clone())));
-                    let values = grad.chain(unpack(vars)?);
-                    let attrs = attrs.iter().map(|&(name, s)| (name, ExprValue::Scalar(s.to_f64())));
-                    let cast = |(name, value)| match value {
-                        ExprValue::Tensor(t) => Ok((name, ExprValue::Tensor(t.to_dtype(compute)?))),
-                        value => Ok((name, value)),
-                    };
-                    let values = values.chain(attrs).map(cast).collect::<Result<_>>()?;
-                    let names = ExprEnv { op: op.name, values, compute_dtype: compute, device: g.device() };
-                    // The value is smaller than g if it is zero or depends on scalars alone.
-                    let unreduced = names.evaluate(expr)?.broadcast_to(g.shape())?;
-                    unreduced.sum_to(shape)?.to_dtype(*dtype)?
-                }
-                GradRule::Expr(expr, vars) => {
-                    let values = unpack(vars)?;
-                    let mut inputs: PointwiseInputs<'_> =
-                        smallvec![PointwiseInput { name: "g", operand: Operand::Tensor(g) }];
-                    inputs.extend(values.iter().filter_map(|(name, value)| {
-                        Some(PointwiseInput { name, operand: value.as_operand()? })
-                    }));
-                    inputs.extend(
-                        attrs.iter().map(|&(name, s)| PointwiseInput { name, operand: Operand::Scalar(s) }),
-                    );
-                    run_gradient_kernel(op, expr, inputs, compute, (g, shape, *dtype), ctx.overwrites_grad())?
-                }
-            };
-            result[at] = Some(grad);
+        let mut result: InputGrads = smallvec![None; backward.tensor_operands.len()];
+        for at in backward.order_grads(ctx) {
+            result[at] = Some(backward.compute_grad(at, g, ctx)?);
         }
         Ok(result)
     });
@@ -533,6 +472,111 @@ fn attach_backward(
     }
     autograd::set_chain_role(&out, role);
     out
+}
+
+/// Backward pass of a recorded operation.
+struct PointwiseBackward {
+    op: &'static PointwiseOp,
+    /// For each tensor input: its operand index, shape and dtype.
+    tensor_operands: SmallVec<[(usize, Dims, DType); 3]>,
+    saved: SmallVec<[(GradVar, &'static str, SavedOperand); 4]>,
+    attrs: SmallVec<[(&'static str, Scalar); 4]>,
+    compute: DType,
+}
+
+impl PointwiseBackward {
+    /// Reports whether the gradient of operand `k` recomputes a value.
+    fn recomputes(&self, k: usize) -> bool {
+        let is_used =
+            |var: &GradVar| matches!(self.op.grads[k], GradRule::Expr(_, vars) if vars.contains(var));
+        self.saved.iter().any(|(var, _, value)| is_used(var) && matches!(value, SavedOperand::Recomputed(..)))
+    }
+
+    /// Returns the role of the operation, whose result is `out`, in a chain of gradients.
+    fn chain_role(&self, out: &Tensor) -> ChainRole {
+        let recomputes = self.saved.iter().any(|(.., value)| matches!(value, SavedOperand::Recomputed(..)));
+        match (&self.tensor_operands[..], self.op.grads.first()) {
+            ([(0, shape, dtype)], Some(GradRule::Expr(expr, _)))
+                if *expr != "g"
+                    && !recomputes
+                    && shape.as_slice() == out.shape()
+                    && [*dtype, self.compute] == [out.dtype(); 2] =>
+            {
+                ChainRole::Link
+            }
+            _ => ChainRole::Start,
+        }
+    }
+
+    /// Returns the tensor inputs that need a gradient, in the order of computation.
+    ///
+    /// Recomputed values come first, because a chain begins with them; later gradients join the chain. Otherwise the
+    /// gradient of the first operand comes last: its node is often the next one.
+    fn order_grads(&self, ctx: &BackwardCtx<'_>) -> SmallVec<[usize; 3]> {
+        let mut order: SmallVec<[usize; 3]> =
+            (0..self.tensor_operands.len()).rev().filter(|&at| ctx.needs_input_grad[at]).collect();
+        order.sort_by_key(|&at| !self.recomputes(self.tensor_operands[at].0));
+        order
+    }
+
+    /// Unpacks the saved values of variables. Each gradient unpacks its own, so that a recomputed value is dropped
+    /// before the next kernel, and never written.
+    fn unpack(
+        &self,
+        vars: &[GradVar],
+        ctx: &BackwardCtx<'_>,
+    ) -> Result<SmallVec<[(&'static str, ExprValue); 4]>> {
+        let used = self.saved.iter().filter(|(var, ..)| vars.contains(var));
+        used.map(|(_, name, value)| Ok((*name, value.unpack(ctx)?))).collect()
+    }
+
+    /// Computes the gradient of the tensor input `at` from the gradient `g` of the result.
+    fn compute_grad(&self, at: usize, g: &Tensor, ctx: &BackwardCtx<'_>) -> Result<Tensor> {
+        let (k, shape, dtype) = &self.tensor_operands[at];
+        match self.op.grads[*k] {
+            // The forward pass has already refused this case.
+            GradRule::None => Err(Error::NoGradient { op: self.op.name }),
+            GradRule::Zero => Tensor::zeros(shape, *dtype, g.device()),
+            GradRule::Expr("g", _) => g.sum_to(shape)?.to_dtype(*dtype),
+            GradRule::Expr(expr, vars) if ctx.create_graph() => {
+                let values = self.unpack(vars, ctx)?;
+                self.compose_grad(expr, values, g)?.sum_to(shape)?.to_dtype(*dtype)
+            }
+            GradRule::Expr(expr, vars) => {
+                let values = self.unpack(vars, ctx)?;
+                let mut inputs: PointwiseInputs<'_> =
+                    smallvec![PointwiseInput { name: "g", operand: Operand::Tensor(g) }];
+                inputs.extend(
+                    values.iter().filter_map(|(name, value)| {
+                        Some(PointwiseInput { name, operand: value.as_operand()? })
+                    }),
+                );
+                let attrs = self.attrs.iter();
+                inputs.extend(attrs.map(|&(name, s)| PointwiseInput { name, operand: Operand::Scalar(s) }));
+                let result = (g, shape, *dtype);
+                run_gradient_kernel(self.op, expr, inputs, self.compute, result, ctx.overwrites_grad())
+            }
+        }
+    }
+
+    /// Evaluates a gradient's expression by operations that have gradients themselves, of the shape of `g`.
+    fn compose_grad(
+        &self,
+        expr: &'static str,
+        values: SmallVec<[(&'static str, ExprValue); 4]>,
+        g: &Tensor,
+    ) -> Result<Tensor> {
+        let grad = std::iter::once(("g", ExprValue::Tensor(g.clone())));
+        let attrs = self.attrs.iter().map(|&(name, s)| (name, ExprValue::Scalar(s.to_f64())));
+        let cast = |(name, value)| match value {
+            ExprValue::Tensor(t) => Ok((name, ExprValue::Tensor(t.to_dtype(self.compute)?))),
+            value => Ok((name, value)),
+        };
+        let values = grad.chain(values).chain(attrs).map(cast).collect::<Result<_>>()?;
+        let names = ExprEnv { op: self.op.name, values, compute_dtype: self.compute, device: g.device() };
+        // The value is smaller than g if it is zero or depends on scalars alone.
+        names.evaluate(expr)?.broadcast_to(g.shape())
+    }
 }
 
 /// Fails if a result does not fit in place: a float into another type, or a number into a bool.
