@@ -1,7 +1,8 @@
 //! Training loop by hand, without the `Trainer`: mixed precision, accumulation of gradients, clipping by their global
 //! norm, and a cosine schedule. A killed run resumes from its checkpoint with bitwise equal results.
 //!
-//! `cargo run --release --example by_hand`; `FOREBAY_DEVICE` chooses a device. Stop it and start it again: it resumes.
+//! `cargo run --release --example by_hand [STEPS]`; `FOREBAY_DEVICE` chooses a device. Stop it and start it again: it
+//! resumes.
 
 use std::path::Path;
 
@@ -10,7 +11,6 @@ use forebay::train::accuracy;
 
 const CHECKPOINT: &str = "by_hand.safetensors";
 const MICRO_BATCHES: usize = 4;
-const STEPS: u64 = 500;
 
 #[derive(Module)]
 struct Net {
@@ -25,19 +25,20 @@ impl Net {
 }
 
 fn main() -> anyhow::Result<()> {
+    let steps = std::env::args().nth(1).map_or(Ok(500), |steps| steps.parse())?;
     let device = Device::best()?;
     device.manual_seed(42);
     let net = Net { fc1: Linear::new(784, 128, &device)?, fc2: Linear::new(128, 10, &device)? };
     let mut opt = AdamW::new(net.parameters(), 1e-3);
     let mut scaler = GradScaler::new();
-    let schedule = WarmupCosine::new(1e-3, 50, STEPS);
+    let schedule = WarmupCosine::new(1e-3, 50, steps);
     let mut at = Checkpoint::default();
     if Path::new(CHECKPOINT).exists() {
         at = Checkpoint::resume_with_scaler(CHECKPOINT, &net, &mut opt, Some(&mut scaler))?;
     }
     let mut batches =
         FashionMnist::train()?.shuffle(42).batches(64).forever().start_at(at.cursor).prefetch(&device);
-    for step in at.step..STEPS {
+    for step in at.step..steps {
         opt.set_lr(schedule.lr(step));
         let mut total = Tensor::new(0.0, &device)?;
         for batch in batches.by_ref().take(MICRO_BATCHES) {

@@ -245,14 +245,18 @@ impl StagePlanner<'_> {
     }
 
     /// Plans the stages for which one driver is enough.
-    fn plan_single_driver_stages(&self, name: &str, environment: &Environment) -> Result<[PendingStage; 3]> {
+    fn plan_single_driver_stages(&self, name: &str, environment: &Environment) -> Result<[PendingStage; 4]> {
         // Memory guarantees that the conformance suite does not check.
         let items = ["6", "9", "savings", "fragmentation"];
         let mut memory = bundle::memory_check_command(self.workspace, environment, items);
         memory.env("DEVICES", "wgpu");
+        let mut examples = Command::new(std::env::current_exe()?);
+        examples.args(["examples", "--built"]).current_dir(&self.workspace.root);
+        environment.clone().set("FOREBAY_DEVICE", "wgpu").apply(&mut examples);
         Ok([
             self.external_backend_stage(environment)?,
             PendingStage::new(format!("memory's programs on {name}"), memory),
+            PendingStage::new(format!("examples on {name}"), examples),
             self.conformance_stage(
                 &format!("curves on {name}"),
                 &["curves", "--device", "wgpu"],

@@ -14,6 +14,7 @@ mod checks;
 mod ci;
 mod diffs;
 mod environment;
+mod examples;
 mod layers;
 mod package;
 mod process;
@@ -73,6 +74,12 @@ enum Command {
     Python,
     /// Compare the meaning of sentences, with MiniLM's published weights [SENTENCE...]
     Embed(PassthroughArgs),
+    /// Run the plain examples, each small, on a software driver
+    Examples {
+        /// Run what is built, in the present environment
+        #[arg(long)]
+        built: bool,
+    },
     /// Run everything that CI runs: checks, unit tests, the conformance suite, golden data, curves, traces
     Test,
     /// List the available devices, and the reasons why others are not
@@ -157,6 +164,8 @@ fn run_command(command: Command) -> Result<bool> {
             let environment = setup.device_env().merge(setup.ensure_minilm()?.environment);
             workspace.run_package("sentence_embeddings", &rest.args, &environment)
         }
+        Command::Examples { built: true } => examples::run(&workspace, &Environment::default()),
+        Command::Examples { .. } => examples::build_and_run(&workspace, &Setup::new(&workspace)?),
         Command::Test => ci::run(&workspace),
         Command::Devices(rest) => run_conformance(&workspace, "devices", rest),
         Command::Golden(rest) => run_conformance(&workspace, "golden", rest),
