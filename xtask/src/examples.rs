@@ -18,10 +18,6 @@ const EXAMPLES: [(&str, &[&str]); 6] = [
     ("two_devices", &[]),
 ];
 
-/// Examples that other stages of `cargo xtask test` run: the memory's programs, and the page in a browser.
-const RUN_BY_OTHER_STAGES: [&str; 5] =
-    ["fragmentation", "memory_questions", "savings", "train_images", "train_text"];
-
 /// Runs the built examples; returns false if any failed.
 pub(crate) fn run(workspace: &Workspace, environment: &Environment) -> Result<bool> {
     // Checkpoints of earlier runs would be resumed.
@@ -54,6 +50,10 @@ pub(crate) fn build_and_run(workspace: &Workspace, setup: &Setup) -> Result<bool
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Examples that other stages of `cargo xtask test` run: the memory's programs, and the page in a browser.
+    const RUN_BY_OTHER_STAGES: [&str; 5] =
+        ["fragmentation", "memory_questions", "savings", "train_images", "train_text"];
 
     #[test]
     fn a_stage_runs_each_example() -> Result<()> {
