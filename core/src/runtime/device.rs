@@ -75,7 +75,7 @@ impl WeakDevice {
 }
 
 /// Compiled kernel with the bit mask of the bindings that it writes.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CompiledKernel {
     id: KernelId,
     pub(crate) write_mask: u32,

@@ -111,6 +111,13 @@ pub(crate) fn check_computable(op: &'static str, t: &Tensor) -> Result<()> {
     Ok(())
 }
 
+/// Fails for a tensor of a type that kernels do not compute with. The name of the operation is looked up for the
+/// error only, because every launch comes here.
+fn check_all_computable(tensors: &[&Tensor]) -> Result<()> {
+    let storage_only = tensors.iter().find(|t| t.dtype().is_storage_only());
+    storage_only.map_or(Ok(()), |t| check_computable(scope::current().op, t))
+}
+
 pub(crate) fn check_bool_mask(op: &'static str, mask: &Tensor) -> Result<()> {
     fail_if!(mask.dtype() != DType::Bool;
         dtype(op, mask.dtype()), "the mask is bool; compare, or cast with `to_dtype`");
@@ -129,7 +136,8 @@ pub fn launch(spec: &KernelSpec, tensors: &[&Tensor], params: KernelParams, grou
     launch_3d(spec, tensors, params, [groups, 1, 1])
 }
 
-/// Launches as [`launch`] does, for kernels of small tensors. The spec is built on the first call only.
+/// Launches as [`launch`] does, for kernels of small tensors. The spec is built on the first call only. Debug builds
+/// check in each call that the key and the spec stand for the same kernel.
 pub(crate) fn launch_by_key(
     identity: &KernelKey,
     spec: impl FnOnce() -> KernelSpec,
@@ -138,17 +146,22 @@ pub(crate) fn launch_by_key(
     groups: usize,
 ) -> Result<()> {
     let Some(first) = tensors.first() else { return Ok(()) };
-    tensors.iter().try_for_each(|t| check_computable(scope::current().op, t))?;
+    check_all_computable(tensors)?;
     match groups {
         0 => Ok(()),
         _ => {
+            let device = first.device();
             #[cfg(debug_assertions)]
-            let spec = || {
+            let (spec, checked) = {
                 let spec = spec();
                 check_param_fields(&spec, &params);
-                spec
+                let checked = device.kernel_for_spec(&spec)?;
+                (move || spec, checked)
             };
-            enqueue(first.device().kernel_by_key(identity, spec)?, tensors, params, [groups, 1, 1])
+            let kernel = device.kernel_by_key(identity, spec)?;
+            #[cfg(debug_assertions)]
+            assert_eq!(kernel, checked, "a key of `{}` stands for another kernel", scope::current().op);
+            enqueue(kernel, tensors, params, [groups, 1, 1])
         }
     }
 }
@@ -183,7 +196,7 @@ pub(crate) fn launch_3d(
     }
     // Copies move any bytes, and casts take another path. Other kernels would misread storage-only types.
     if !matches!(spec.template, "copy" | "cat") {
-        tensors.iter().try_for_each(|t| check_computable(scope::current().op, t))?;
+        check_all_computable(tensors)?;
     }
     #[cfg(debug_assertions)]
     check_param_fields(spec, &params);

@@ -13,6 +13,7 @@ use crate::ops::norm::{
 };
 use crate::ops::prelude::*;
 use crate::ops::shape::cat;
+use crate::runtime::device::KernelKey;
 
 /// Largest number of a channel's elements in the registers of a thread, if it accesses several at once.
 const MAX_REGISTER_ELEMENTS: usize = 32;
@@ -130,16 +131,21 @@ impl BatchNormalization {
         let parts = self.split_channels(pass == BatchNormPass::Moments);
         let partial = empty_workspace(&[parts.splits, 2, self.channels], DType::F32, self.x.device())?;
         let activated = self.activation != NormActivation::None && g.is_some();
-        let spec = kernel_spec! {
-            ..self.spec(pass, g, None, activated, activated); width: parts.width, register_steps: parts.register_steps,
-            single: self.run_length == 1, threads_per_row: parts.threads_per_row,
-            across: self.has_adjacent_channels(),
+        let mut key = self.kernel_key(pass, g, None, activated, activated);
+        let ChannelSplit { threads_per_row, width, register_steps, .. } = parts;
+        key.push_number(width as u64 | (register_steps as u64) << 16 | (threads_per_row as u64) << 32);
+        key.push_flags(&[self.run_length == 1, self.has_adjacent_channels()]);
+        let spec = || {
+            kernel_spec! {
+                ..self.spec(pass, g, None, activated, activated); width, register_steps,
+                single: self.run_length == 1, threads_per_row, across: self.has_adjacent_channels(),
+            }
         };
         let tensors = self.kernel_tensors(g, statistics, activated, activated, &[&partial]);
         let groups = (self.channels * parts.splits).div_ceil(WORKGROUP_SIZE / parts.threads_per_row);
         let iterations = parts.chunk.div_ceil(parts.threads_per_row * parts.width) + 128;
         let params = self.params(parts.splits, parts.chunk, 0.0).loop_iterations(iterations);
-        launch::launch(&spec, &tensors, params, groups)?;
+        launch::launch_by_key(&key, spec, &tensors, params, groups)?;
         drop(tensors);
         Ok((partial, parts))
     }
@@ -161,12 +167,26 @@ impl BatchNormalization {
         let pass = if g.is_some() { BatchNormPass::Backward } else { BatchNormPass::Forward };
         let (mean, var) = unfinished.and_then(|u| u.running).unzip();
         let batches = unfinished.and_then(|u| u.batches);
-        let spec = kernel_spec! {
-            ..self.spec(pass, g, Some(&out), true, bias); width,
-            same_channel: self.run_length.is_multiple_of(width), fixed: sums.is_none(),
-            copies_sums: weight_grad.is_some(), adds_parts: bias_grad.is_some(),
-            finishes: unfinished.is_some(), mean: launch::dtype_name_of(mean),
-            var: launch::dtype_name_of(var), counts: batches.is_some(),
+        let [mean_dtype, var_dtype] = [mean, var].map(launch::dtype_name_of);
+        let flags = [
+            self.run_length.is_multiple_of(width),
+            sums.is_none(),
+            weight_grad.is_some(),
+            bias_grad.is_some(),
+            unfinished.is_some(),
+            batches.is_some(),
+        ];
+        let mut key = self.kernel_key(pass, g, Some(&out), true, bias);
+        key.push_number(width as u64);
+        key.push_flags(&flags);
+        key.push_str(mean_dtype);
+        key.push_str(var_dtype);
+        let [same_channel, fixed, copies_sums, adds_parts, finishes, counts] = flags;
+        let spec = || {
+            kernel_spec! {
+                ..self.spec(pass, g, Some(&out), true, bias); width, same_channel, fixed, copies_sums, adds_parts,
+                finishes, mean: mean_dtype, var: var_dtype, counts,
+            }
         };
         let finished = unfinished.map(|_| statistics);
         let last = bindings![
@@ -185,7 +205,7 @@ impl BatchNormalization {
             (Some(u), _) => self.params(u.split.splits, u.split.chunk, u.momentum),
             (None, sums) => self.params(sums.map_or(1, |sums| sums.parts), self.elements_per_channel, 0.0),
         };
-        launch::launch(&spec, &tensors, params, n.div_ceil(width * WORKGROUP_SIZE))?;
+        launch::launch_by_key(&key, spec, &tensors, params, n.div_ceil(width * WORKGROUP_SIZE))?;
         drop((tensors, last));
         Ok(out)
     }
@@ -342,16 +362,51 @@ impl BatchNormalization {
         weight: bool,
         bias: bool,
     ) -> KernelSpec {
-        // Elements are divided by the run length first, so quotients count planes.
-        let planes = self.x.numel() / self.run_length.max(1);
+        let [x, g, result, weight, bias] = self.dtype_names(g, out, weight, bias);
         kernel_spec! {
-            "batch_norm", pass, x: launch::dtype_name_of(Some(&self.x)), g: launch::dtype_name_of(g),
-            result: launch::dtype_name_of(out),
-            weight: launch::dtype_name_of(self.weight.as_ref().filter(|_| weight)),
-            bias: launch::dtype_name_of(self.bias.as_ref().filter(|_| bias)),
-            activation: if pass == BatchNormPass::Moments { NormActivation::None } else { self.activation },
-            f32_division: planes < 1 << 20 && self.x.numel() < 1 << 31,
+            "batch_norm", pass, x, g, result, weight, bias, activation: self.activation_of(pass),
+            f32_division: self.has_f32_division(),
         }
+    }
+
+    /// Returns the key of the definitions of [`spec`](Self::spec).
+    fn kernel_key(
+        &self,
+        pass: BatchNormPass,
+        g: Option<&Tensor>,
+        out: Option<&Tensor>,
+        weight: bool,
+        bias: bool,
+    ) -> KernelKey {
+        let mut key = KernelKey::new("batch_norm");
+        key.push_str(pass.word());
+        key.push_str(self.activation_of(pass).word());
+        self.dtype_names(g, out, weight, bias).into_iter().for_each(|name| key.push_str(name));
+        key.push_flags(&[self.has_f32_division()]);
+        key
+    }
+
+    /// Returns the types of x, the gradient, the result, the weight and the bias, empty without the tensor.
+    fn dtype_names(
+        &self,
+        g: Option<&Tensor>,
+        out: Option<&Tensor>,
+        weight: bool,
+        bias: bool,
+    ) -> [&'static str; 5] {
+        let (weight, bias) = (self.weight.as_ref().filter(|_| weight), self.bias.as_ref().filter(|_| bias));
+        [Some(&self.x), g, out, weight, bias].map(launch::dtype_name_of)
+    }
+
+    fn activation_of(&self, pass: BatchNormPass) -> NormActivation {
+        if pass == BatchNormPass::Moments { NormActivation::None } else { self.activation }
+    }
+
+    /// Reports whether quotients fit the precision of f32. Elements are divided by the run length first, so quotients
+    /// count planes.
+    fn has_f32_division(&self) -> bool {
+        let planes = self.x.numel() / self.run_length.max(1);
+        planes < 1 << 20 && self.x.numel() < 1 << 31
     }
 
     fn params(&self, splits: usize, chunk: usize, momentum: f64) -> KernelParams {
