@@ -87,7 +87,11 @@ fn with_parameter_grads(
     for (t, sum) in parameters.into_iter().zip(sums) {
         let Some(t) = t else { continue };
         let sum = sum.filter(|_| needs_input_grad[grads.len()]).transpose()?;
-        grads.push(sum.map(|sum| sum.to_dtype(t.dtype())?.reshape(t.shape())).transpose()?);
+        let cast = |sum: Tensor| match sum.shape() == t.shape() {
+            true => sum.to_dtype(t.dtype()),
+            false => sum.to_dtype(t.dtype())?.reshape(t.shape()),
+        };
+        grads.push(sum.map(cast).transpose()?);
     }
     Ok(grads)
 }

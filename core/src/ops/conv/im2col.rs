@@ -60,6 +60,16 @@ pub(super) struct ImageChunk {
     merges_images: bool,
 }
 
+impl ImageChunk {
+    /// Returns the images of the chunk. One chunk of all images, the most frequent case, needs no view.
+    fn select_images(&self, images: &Tensor) -> Result<Tensor> {
+        match self.images == images.shape()[0] {
+            true => Ok(images.clone()),
+            false => images.narrow(0, self.first_image, self.images),
+        }
+    }
+}
+
 impl Im2colPlan {
     /// Returns the plan for columns of the input.
     pub(super) fn for_input(g: &ConvGeometry) -> Self {
@@ -155,7 +165,7 @@ impl Im2colPlan {
     /// Builds a chunk's column matrix: \[images, rows, positions\], or merged \[groups, rows, columns\].
     pub(super) fn build_columns(&self, images: &Tensor, chunk: ImageChunk) -> Result<Tensor> {
         let (dtype, positions) = (images.dtype(), self.output_positions());
-        let part = images.narrow(0, chunk.first_image, chunk.images)?;
+        let part = chunk.select_images(images)?;
         if self.is_identity() && !chunk.merges_images {
             return part.reshape([chunk.images, self.channels, positions]);
         }
@@ -375,7 +385,7 @@ impl ConvGeometry {
         out: &Tensor,
     ) -> Result<()> {
         let (channels, positions) = (weight_rows.shape()[1], plan.output_positions());
-        let out = out.narrow(0, chunk.first_image, chunk.images)?;
+        let out = chunk.select_images(out)?;
         if !chunk.merges_images {
             return gemm_into(
                 self.op,
@@ -416,7 +426,7 @@ impl ConvGeometry {
     /// Writes a chunk's images of `out` as sums over the columns that cover each element.
     fn col2im(&self, all: &Tensor, plan: &Im2colPlan, chunk: ImageChunk, out: &Tensor) -> Result<()> {
         let columns = all.shape()[2];
-        let part = out.narrow(0, chunk.first_image, chunk.images)?;
+        let part = chunk.select_images(out)?;
         let n = part.numel();
         let image =
             if chunk.merges_images { plan.output_positions() } else { plan.rows_per_group() * columns };

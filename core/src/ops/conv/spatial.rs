@@ -139,7 +139,11 @@ pub(crate) fn ensure_planar(x: &Tensor) -> Result<Tensor> {
 
 /// Undoes [`ensure_planar`] and [`ensure_batched`].
 pub(crate) fn restore_rank<const N: usize>(out: &Tensor, unbatched: bool) -> Result<Tensor> {
-    let mut shape: Dims = out.shape().into();
+    // A view would be one more node of the graph.
+    if N != 1 && !unbatched {
+        return Ok(out.clone());
+    }
+    let mut shape = Dims::from_slice(out.shape());
     if N == 1 {
         shape.remove(2);
     }
