@@ -327,31 +327,50 @@ impl Tensor {
     /// Reverses the order of elements along `dims`, or along all dimensions for `()`. An empty list reverses none.
     #[track_caller]
     pub fn flip(&self, dims: impl IntoDims) -> Result<Tensor> {
-        let dims = &dims.to_dims().unwrap_or_else(|| (0..self.rank() as isize).collect())[..];
-        let mut out = self.clone();
-        distinct_dims("flip", dims, self.rank())?;
-        for &dim in dims {
-            let n = self.dim(dim)?;
-            if self.rank() > 0 {
-                fail_if!(tensor_numel(self.shape()).is_none() || n > i32::MAX as usize; shape("flip", [self]),
-                    "takes tensors of less than 2^32 elements, and extents of less than 2^31");
-                let order: Vec<i32> = (0..n as i32).rev().collect();
-                out = out.index_select(dim, &Tensor::create_constant(&order, &[n], self.device())?)?;
-            }
+        let dims = dims.to_dims().unwrap_or_else(|| (0..self.rank() as isize).collect());
+        distinct_dims("flip", &dims, self.rank())?;
+        if dims.is_empty() {
+            return self.copy();
         }
-        if dims.is_empty() { out.copy() } else { Ok(out) }
+        if self.rank() == 0 {
+            return Ok(self.clone());
+        }
+        operation!("flip");
+        for &dim in &dims {
+            fail_if!(tensor_numel(self.shape()).is_none() || self.dim(dim)? > i32::MAX as usize;
+                shape("flip", [self]),
+                "takes tensors of less than 2^32 elements, and extents of less than 2^31");
+        }
+        let reverse = move |x: &Tensor| {
+            dims.iter().try_fold(x.clone(), |x, &dim| {
+                let n = x.dim(dim)?;
+                let order: Vec<i32> = (0..n as i32).rev().collect();
+                x.index_select(dim, &Tensor::create_constant(&order, &[n], x.device())?)
+            })
+        };
+        let out = reverse(&self.detach())?;
+        // Its own transpose.
+        Ok(autograd::linear_differentiable("flip", out, self, reverse.clone(), reverse))
     }
 
     /// Shifts elements by `shift` along a dimension. Elements that leave at one end enter at the other.
     #[track_caller]
     pub fn roll(&self, shift: isize, dim: isize) -> Result<Tensor> {
+        operation!("roll");
         let n = self.dim(dim)?;
         fail_if!(self.rank() == 0; shape("roll", [self]), "takes at least one dimension");
         if n == 0 {
             return Ok(self.clone());
         }
         let cut = n - shift.rem_euclid(n as isize) as usize;
-        cat(&[&self.narrow(dim, cut % n, n - cut % n)?, &self.narrow(dim, 0, cut % n)?], dim)
+        // Moves the elements from `cut` on to the front.
+        let roll = move |x: &Tensor, cut: usize| {
+            cat(&[&x.narrow(dim, cut % n, n - cut % n)?, &x.narrow(dim, 0, cut % n)?], dim)
+        };
+        let out = roll(&self.detach(), cut)?;
+        // One copy, while the gradients of two parts and their sum are five.
+        let (forward, back) = (move |x: &Tensor| roll(x, cut), move |g: &Tensor| roll(g, n - cut));
+        Ok(autograd::linear_differentiable("roll", out, self, forward, back))
     }
 
     /// Returns a view with the dimensions `source` moved to `destination`, and the others in order

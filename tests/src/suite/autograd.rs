@@ -14,6 +14,7 @@ use forebay::ops::{
     RecurrentKind, RecurrentOp, cat,
 };
 use forebay::optim::{AdamW, Optimizer};
+use forebay::profile::Profiler;
 use forebay::tensor::Tensor;
 
 use super::host_reference::{ensure_close, ensure_same_bits, ensure_values};
@@ -27,6 +28,7 @@ tests![
     a_gradient_that_was_read_is_not_accumulated_into,
     gradients_accumulate_in_place,
     gradients_of_parts_add_up,
+    gradients_of_rolled_and_reversed_tensors_are_one_copy,
     no_grad_stops_recording,
     detach_stops_gradients,
     frozen_leaves_have_no_gradient,
@@ -280,6 +282,36 @@ fn gradients_of_parts_add_up(device: &Device) -> Result<()> {
         loss.backward()?;
         ensure_values(&x.grad().context("no gradient")?, &expected)?;
         ensure_values(&held[0], &before)?;
+    }
+    Ok(())
+}
+
+/// The gradient of a rolled or reversed tensor moves the elements back, in one launch, and has a gradient itself.
+fn gradients_of_rolled_and_reversed_tensors_are_one_copy(device: &Device) -> Result<()> {
+    type Move = fn(&Tensor) -> CoreResult<Tensor>;
+    let moves: [(Move, Move); 5] = [
+        (|x| x.roll(2, 1), |x| x.roll(-2, 1)),
+        (|x| x.roll(-7, 0), |x| x.roll(7, 0)),
+        (|x| x.roll(0, 2), |x| x.roll(0, 2)),
+        (|x| x.roll(3, 0), |x| x.roll(0, 0)),
+        (|x| x.flip([1]), |x| x.flip([1])),
+    ];
+    for (k, (there, back)) in moves.into_iter().enumerate() {
+        let x = Tensor::rand([3, 5, 4], DType::F32, device)?.to_leaf()?;
+        let g = Tensor::rand([3, 5, 4], DType::F32, device)?;
+        let y = there(&x)?;
+        let profiler = Profiler::start(device)?;
+        y.backward_with(&g)?;
+        let profile = profiler.finish()?;
+        // A reversed order is a constant, which is uploaded once.
+        let launches = profile.spans.iter().filter(|span| !span.name.contains("upload")).count();
+        ensure!(launches == 1, "move {k}: {profile}");
+        ensure_same_bits(&x.grad().context("a gradient")?, &back(&g)?)?;
+        let options =
+            GradOptions { grad_outputs: Some(&[g.to_leaf()?]), create_graph: true, ..Default::default() };
+        let once = autograd::grad(&[there(&x)?.square()?], &[&x], &options)?.swap_remove(0);
+        let twice = autograd::grad(&[once.sum_all()?], &[&x], &GradOptions::default())?.swap_remove(0);
+        ensure_close(&twice.to_f64s()?, &back(&g.mul(2.0)?)?.to_f64s()?, 1e-6, 0.0)?;
     }
     Ok(())
 }
