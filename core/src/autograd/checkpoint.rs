@@ -89,17 +89,7 @@ pub fn checkpoint(
         }
         // Nodes recorded from here on belong to the recomputation; older ones belong to the pass around it.
         let oldest = next_id();
-        // In a recorded pass, the recomputation is part of the graph, and its inputs keep their histories.
-        let leaves: Vec<Tensor> = match ctx.create_graph() {
-            true => {
-                let all: SmallVec<[bool; 4]> = saved.iter().map(Tensor::requires_grad).collect();
-                composite::create_aliases(&saved, &all).into_vec()
-            }
-            false => {
-                let leaf = |(t, &w): (&Tensor, &bool)| if w { t.to_leaf() } else { Ok(t.detach()) };
-                saved.iter().zip(ctx.needs_input_grad.iter()).map(leaf).collect::<Result<_>>()?
-            }
-        };
+        let leaves = create_inner_inputs(&saved, ctx)?;
         let (again, reads_the_same) = {
             // Recomputed activations are attributed to the module of the first run.
             let _scope = memory::scope::enter_scope(scope);
@@ -138,6 +128,17 @@ pub fn checkpoint(
         }
         Ok(grads)
     }))
+}
+
+/// Creates the inputs of a recomputation. In a recorded pass, the recomputation is part of the graph, and its inputs
+/// keep their histories. Otherwise those that need a gradient are leaves.
+fn create_inner_inputs(saved: &[Tensor], ctx: &BackwardCtx<'_>) -> Result<Vec<Tensor>> {
+    if ctx.create_graph() {
+        let all: SmallVec<[bool; 4]> = saved.iter().map(Tensor::requires_grad).collect();
+        return Ok(composite::create_aliases(saved, &all).into_vec());
+    }
+    let pairs = saved.iter().zip(&ctx.needs_input_grad);
+    pairs.map(|(t, &needs_grad)| if needs_grad { t.to_leaf() } else { Ok(t.detach()) }).collect()
 }
 
 /// Passes the gradients of captured tensors to the pass around.

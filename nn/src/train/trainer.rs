@@ -366,18 +366,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
             if step.is_multiple_of(every) || total == Some(step) {
                 self.report_metrics(&device, &mut progress, wait).await?;
             }
-            if let Some((every, loss)) = &mut self.validation
-                && (step.is_multiple_of(*every) || total == Some(step))
-            {
-                let validate = || {
-                    let _no_grad = autograd::no_grad();
-                    let _eval = nn::eval_mode(self.model);
-                    loss().map_err(|e| e.with_context("validation"))
-                };
-                let loss = progress.exclude_time(validate)? as f32;
-                self.position.history.validations.push(Validation { step, loss });
-                progress.print_line(&format!("step {step}  validation loss {loss:.4}"));
-            }
+            self.validate_if_due(step, total, &mut progress)?;
             if let Some((path, every)) = &self.checkpoint_every
                 && step.is_multiple_of(*every)
                 && total != Some(step)
@@ -401,6 +390,28 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
             self.fit_state = FitState::Finished;
         }
         Ok(ended)
+    }
+
+    /// Measures and prints the validation loss every few steps, and after the last one.
+    fn validate_if_due(
+        &mut self,
+        step: u64,
+        total: Option<u64>,
+        progress: &mut ProgressReporter,
+    ) -> Result<()> {
+        let Some((every, loss)) = &mut self.validation else { return Ok(()) };
+        if !step.is_multiple_of(*every) && total != Some(step) {
+            return Ok(());
+        }
+        let validate = || {
+            let _no_grad = autograd::no_grad();
+            let _eval = nn::eval_mode(self.model);
+            loss().map_err(|e| e.with_context("validation"))
+        };
+        let loss = progress.exclude_time(validate)? as f32;
+        self.position.history.validations.push(Validation { step, loss });
+        progress.print_line(&format!("step {step}  validation loss {loss:.4}"));
+        Ok(())
     }
 
     /// Determines the first batch of this call and its last step (`None`: when the loader ends).

@@ -173,26 +173,13 @@ impl Tensor {
     #[track_caller]
     pub fn embedding_bag(&self, index: &Tensor, bags: &EmbeddingBagOptions<'_>) -> Result<Tensor> {
         operation!(OP);
-        let &[entries, width] = self.shape() else {
-            fail!(shape(OP, [self]), "the table is [entries, width]")
-        };
-        fail_if!(!self.dtype().is_float();
-            dtype(OP, self.dtype()), "takes a table of floats; cast with `to_dtype`");
-        launch::check_device_dtype(OP, self.dtype(), self.device())?;
-        fail_if!(bags.scale_grad_by_freq && bags.mode == EmbeddingBagMode::Max;
-            argument(OP), "scale_grad_by_freq goes with the modes Sum and Mean");
-        check_padding_idx(OP, bags.padding_idx, entries)?;
+        let [entries, width] = check_table(self, bags)?;
         let counts = bag_count_and_length(self, index, bags)?;
         for t in [Some(index), bags.offsets, bags.per_sample_weights].into_iter().flatten() {
             self.check_same_device(OP, t)?;
         }
-        if let Some(f) = bags.per_sample_weights {
-            fail_if!(bags.mode != EmbeddingBagMode::Sum;
-                argument(OP), "per_sample_weights go with the mode Sum");
-            fail_if!(f.shape() != index.shape();
-                shape(OP, [index, f]), "per_sample_weights have the shape of the index");
-            fail_if!(f.dtype() != self.dtype();
-                dtype(OP, f.dtype()), "the table is {}; cast one with `to_dtype`", self.dtype());
+        if let Some(weights) = bags.per_sample_weights {
+            check_sample_weights(self, index, weights, bags.mode)?;
         }
         let factors = bags.per_sample_weights.map(|f| f.reshape([-1])).transpose()?;
         check_in_range(OP, index, IndexRange::from_dim(self, 0))?;
@@ -257,4 +244,32 @@ impl Tensor {
             Ok([Some(table_grad), factors.as_ref().map(|_| others)].into_iter().flatten().collect())
         }))
     }
+}
+
+/// Fails unless the table is a matrix of floats that suits the options. Returns its entries and width.
+fn check_table(table: &Tensor, bags: &EmbeddingBagOptions<'_>) -> Result<[usize; 2]> {
+    let &[entries, width] = table.shape() else { fail!(shape(OP, [table]), "the table is [entries, width]") };
+    fail_if!(!table.dtype().is_float();
+        dtype(OP, table.dtype()), "takes a table of floats; cast with `to_dtype`");
+    launch::check_device_dtype(OP, table.dtype(), table.device())?;
+    fail_if!(bags.scale_grad_by_freq && bags.mode == EmbeddingBagMode::Max;
+        argument(OP), "scale_grad_by_freq goes with the modes Sum and Mean");
+    check_padding_idx(OP, bags.padding_idx, entries)?;
+    Ok([entries, width])
+}
+
+/// Fails unless there is one weight of the table's type for each index.
+fn check_sample_weights(
+    table: &Tensor,
+    index: &Tensor,
+    weights: &Tensor,
+    mode: EmbeddingBagMode,
+) -> Result<()> {
+    fail_if!(mode != EmbeddingBagMode::Sum;
+        argument(OP), "per_sample_weights go with the mode Sum");
+    fail_if!(weights.shape() != index.shape();
+        shape(OP, [index, weights]), "per_sample_weights have the shape of the index");
+    fail_if!(weights.dtype() != table.dtype();
+        dtype(OP, weights.dtype()), "the table is {}; cast one with `to_dtype`", table.dtype());
+    Ok(())
 }

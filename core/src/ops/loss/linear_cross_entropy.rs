@@ -195,17 +195,8 @@ impl Tensor {
         options: &CrossEntropyOptions<'_>,
     ) -> Result<Tensor> {
         operation!(OP);
-        let (&[classes, features], Some((&x_features, before))) = (weight.shape(), self.shape().split_last())
-        else {
-            let rule = "takes x of [.., in] and a weight of [classes, in]";
-            return Err(Error::shape(OP, rule, &[self.shape(), weight.shape()]));
-        };
-        fail_if!(features != x_features || target.shape() != before; shape(OP, [self, weight, target]),
-            "takes x of [.., in], a weight of [classes, in] and targets of [..]");
-        fail_if!(target.dtype().is_float();
-            dtype(OP, target.dtype()), "takes classes; of probabilities there is `cross_entropy`");
-        check_f32_f16_bf16(OP, self)?;
-        check_f32_f16_bf16(OP, weight)?;
+        let [classes, features] = check_operands(self, weight, target)?;
+        let before = target.shape();
         // The operation consists of a linear layer, so autocast treats it like one.
         let cast = OperandCast::for_op("linear", &[Some(self.dtype()), Some(weight.dtype())]);
         let x = match &cast {
@@ -280,6 +271,21 @@ impl Tensor {
             Ok(smallvec![dx.map(|dx| dx.reshape(&shape[..])).transpose()?, dw] as InputGrads)
         }))
     }
+}
+
+/// Fails unless the operands suit the operation. Returns the extents of the weight.
+fn check_operands(x: &Tensor, weight: &Tensor, target: &Tensor) -> Result<[usize; 2]> {
+    let (&[classes, features], Some((&x_features, before))) = (weight.shape(), x.shape().split_last()) else {
+        let rule = "takes x of [.., in] and a weight of [classes, in]";
+        return Err(Error::shape(OP, rule, &[x.shape(), weight.shape()]));
+    };
+    fail_if!(features != x_features || target.shape() != before; shape(OP, [x, weight, target]),
+        "takes x of [.., in], a weight of [classes, in] and targets of [..]");
+    fail_if!(target.dtype().is_float();
+        dtype(OP, target.dtype()), "takes classes; of probabilities there is `cross_entropy`");
+    check_f32_f16_bf16(OP, x)?;
+    check_f32_f16_bf16(OP, weight)?;
+    Ok([classes, features])
 }
 
 #[cfg(test)]
