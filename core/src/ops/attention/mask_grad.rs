@@ -20,7 +20,7 @@ struct MaskRepeats {
 }
 
 impl MaskRepeats {
-    /// `lead` has the batch extents of the call and its heads.
+    /// Compares the leading extents of a mask with `lead`, the batch extents of the call and its heads.
     fn new(lead: &[usize], mask: &[usize]) -> Self {
         let mask_lead = &mask[..mask.len().saturating_sub(2)];
         let extent = |d: usize| (d + mask_lead.len()).checked_sub(lead.len()).map_or(1, |at| mask_lead[at]);
