@@ -20,6 +20,7 @@ tests![
     loaded_weights_are_cast_again_in_one_scope,
     weights_written_in_any_way_are_cast_again,
     a_cast_that_is_changed_in_place_is_not_cached,
+    views_of_a_shared_cast_are_changed_in_place,
     an_optimiser_copy_that_is_changed_in_place_is_not_used,
     layers_share_the_cast_of_their_input,
     gradients_of_a_shared_cast_are_summed_in_f32,
@@ -140,10 +141,39 @@ fn a_cast_that_is_changed_in_place_is_not_cached(device: &Device) -> Result<()> 
     let x = Tensor::ones([SIDE, SIDE], DType::F32, device)?;
     let _scope = autocast(DType::BF16)?;
     let _no_grad = no_grad();
-    // This einsum of one operand returns the operand itself, which is a cached cast.
+    // This einsum of one operand computes nothing, so its result could be the cached cast itself.
     let seen = einsum("ij->ij", &[&w])?;
     seen.zero_()?;
     ensure!(x.matmul(&w)?.to_f64s()?.iter().all(|&v| v == SIDE as f64), "the cast is the program's");
+    Ok(())
+}
+
+fn views_of_a_shared_cast_are_changed_in_place(device: &Device) -> Result<()> {
+    let w = random_leaf([SIDE, SIDE], 53, device)?;
+    let gradient = |in_place: bool| -> Result<Vec<f64>> {
+        let x = random_leaf([SIDE, SIDE], 59, device)?;
+        let loss = {
+            let _scope = autocast(DType::BF16)?;
+            let h = x.mul(1.0)?;
+            // The product saves the cast of `h`, which the einsum shares.
+            let y = h.matmul(&w)?;
+            let mut turned = einsum("ij->ji", &[&h])?;
+            match in_place {
+                true => turned.mul_(3.0)?,
+                false => turned = turned.mul(3.0)?,
+            }
+            y.mul(&turned)?.to_dtype(DType::F32)?.sum_all()?
+        };
+        // The backward pass of the product needs the gradient of the weight, which reads the cast.
+        loss.backward()?;
+        let grads = [x.grad(), w.grad()]
+            .into_iter()
+            .map(|grad| Ok(grad.context("a gradient is missing")?.to_f64s()?));
+        let grads = grads.collect::<Result<Vec<_>>>()?.concat();
+        w.set_grad(None);
+        Ok(grads)
+    };
+    ensure!(gradient(true)? == gradient(false)?, "the change in place gives other gradients");
     Ok(())
 }
 

@@ -204,7 +204,13 @@ fn check_labels(
 #[track_caller]
 pub fn einsum(equation: &str, operands: &[impl AsRef<Tensor>]) -> Result<Tensor> {
     let operands = &as_refs(operands)[..];
-    operation!(OP, autocast[operands], |cast| einsum(equation, &cast.iter().collect::<Vec<_>>()));
+    operation!(OP, autocast[operands], |cast| {
+        let out = einsum(equation, &cast.iter().collect::<Vec<_>>())?;
+        // Other operations may share a cast, so a view of one would change their operand if it was written in place.
+        let is_view_of_cast =
+            |(cast, t): (&Tensor, &&Tensor)| !cast.shares_storage(t) && out.shares_storage(cast);
+        if cast.iter().zip(operands).any(is_view_of_cast) { out.copy() } else { Ok(out) }
+    });
     let (left, right) = match equation.split_once("->") {
         Some((left, right)) => (left, Some(right)),
         None => (equation, None),
