@@ -13,6 +13,7 @@ mod activation_checkpointing;
 mod amp;
 mod asynchronous;
 mod attention;
+mod attention_masks;
 mod autocast_cache;
 mod autograd;
 mod capture;
@@ -101,6 +102,7 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("autocast_cache", autocast_cache::TESTS),
     ("scope_guards", scope_guards::TESTS),
     ("attention", attention::TESTS),
+    ("attention_masks", attention_masks::TESTS),
     ("grad_scaler", grad_scaler::TESTS),
     ("decompositions", decompositions::TESTS),
     ("fault_injection", fault_injection::TESTS),
