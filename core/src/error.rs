@@ -1,6 +1,8 @@
 //! Error type of the crate. Every message says what was wrong, what was expected and, if possible, what to
 //! do.
 
+use std::fmt;
+
 use thiserror::Error;
 
 use crate::atomic_write::FileError;
@@ -12,8 +14,9 @@ use crate::memory::{self, Bytes, MemoryGrowth, OutOfMemory};
 /// Result with this crate's [`enum@Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Errors of this crate.
-#[derive(Debug, Error)]
+/// Errors of this crate. `Debug` formats the message as `Display` does, since Rust prints the error of
+/// `fn main() -> Result<()>` by `Debug`.
+#[derive(Error)]
 #[non_exhaustive]
 pub enum Error {
     /// Shapes do not match the rules of an operation.
@@ -208,6 +211,12 @@ impl From<UnknownDType> for Error {
 impl From<InvalidVariable> for Error {
     fn from(error: InvalidVariable) -> Self {
         Self::InvalidConfig(error.0)
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Error messages: their exact text, and that the program can continue.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use forebay::OpenDevice;
 use forebay::device::Device;
 use forebay::dtype::DType;
@@ -243,6 +243,11 @@ fn messages_name_the_tensors_and_the_next_step(device: &Device) -> Result<()> {
         "scaled_dot_product_attention: q has 8 heads, and k has 2; for each head of k and v to serve several of q, set \
          `enable_gqa`; got [1, 8, 4, 16] and [1, 2, 4, 16] and [1, 2, 4, 16]",
     )?;
+    // Rust prints the error of `main` by `Debug`.
+    let error = q.matmul(&k.narrow(-1, 0, 3)?).err().context("it must fail")?.with_context("step 1");
+    let text = error.to_string();
+    ensure!(text.starts_with("in step 1: matmul: "), "{text}");
+    ensure!(format!("{error:?}") == text, "{error:?}");
     let layer = Linear::new(4, 2, device)?;
     if device.supports_dtype(DType::F64) {
         ensure_message(
