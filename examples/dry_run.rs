@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use clap::Parser;
+use clap::builder::RangedU64ValueParser;
 use forebay::backend::null::CardProfile;
 use forebay::memory::Bytes;
 use forebay::nn::{Gpt, GptOptions};
@@ -20,33 +21,41 @@ struct Options {
     #[arg(long, default_value = "h200")]
     card: String,
     /// Blocks of the model.
-    #[arg(long, default_value_t = 32)]
+    #[arg(long, default_value_t = 32, value_parser = count_parser())]
     layers: usize,
     /// Features of a token.
-    #[arg(long, default_value_t = 4096)]
+    #[arg(long, default_value_t = 4096, value_parser = count_parser())]
     width: usize,
     /// Size of the vocabulary.
-    #[arg(long, default_value_t = 32_000)]
+    #[arg(long, default_value_t = 32_000, value_parser = count_parser())]
     vocabulary: usize,
     /// Sequences in a batch.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = count_parser())]
     batch: usize,
     /// Tokens in a sequence.
-    #[arg(long, default_value_t = 1024)]
+    #[arg(long, default_value_t = 1024, value_parser = count_parser())]
     length: usize,
     /// Also writes a snapshot of the end of the step, with all recorded events, for `forebay memory`.
     #[arg(long, value_name = "FILE")]
     memory_snapshot: Option<PathBuf>,
 }
 
+/// Returns the parser of options that count something, at least 1.
+fn count_parser() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..=u64::from(u32::MAX))
+}
+
 fn main() -> Result<()> {
     let options = Options::parse();
     let start = Instant::now();
+    // The most heads of at least 128 features, or one for narrower models.
+    let heads =
+        (1..=options.width / 128).rev().find(|&heads| options.width.is_multiple_of(heads)).unwrap_or(1);
     let sizes = GptOptions {
         vocabulary: options.vocabulary,
         context: options.length,
         layers: options.layers,
-        heads: options.width / 128,
+        heads,
         width: options.width,
         dropout: 0.0,
     };

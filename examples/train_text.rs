@@ -5,7 +5,8 @@
 
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
+use clap::builder::RangedU64ValueParser;
 use clap::{Parser, ValueEnum};
 use forebay::autograd::no_grad;
 use forebay::backend::null::CardProfile;
@@ -27,16 +28,16 @@ struct Options {
     #[arg(long)]
     steps: Option<u64>,
     /// Sequences in a batch.
-    #[arg(long)]
+    #[arg(long, value_parser = count_parser())]
     batch: Option<usize>,
     /// Characters in a sequence.
-    #[arg(long)]
+    #[arg(long, value_parser = count_parser())]
     length: Option<usize>,
     /// Blocks of the model.
-    #[arg(long)]
+    #[arg(long, value_parser = count_parser())]
     layers: Option<usize>,
     /// Features of a character.
-    #[arg(long)]
+    #[arg(long, value_parser = count_parser())]
     width: Option<usize>,
     /// Peak learning rate.
     #[arg(long, default_value_t = 2e-3)]
@@ -54,7 +55,7 @@ struct Options {
     #[arg(long)]
     amp: Option<Amp>,
     /// Batches in a step, whose gradients are accumulated.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     accumulate: u32,
     /// Bytes that training may take, such as 200MiB. Sequences at once, recomputed segments and, if `--amp` is set,
     /// the precision are chosen to fit.
@@ -72,6 +73,11 @@ struct Options {
     /// Characters to generate at the end.
     #[arg(long)]
     generate: Option<usize>,
+}
+
+/// Returns the parser of options that count something, at least 1.
+fn count_parser() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..=u64::from(u32::MAX))
 }
 
 /// Type of matrix products in mixed precision.
@@ -159,6 +165,12 @@ fn main() -> Result<()> {
     };
     println!("{}", device.info());
     println!("{} characters, {} of them distinct", text.len(), text.vocabulary().len());
+    ensure!(
+        text.len() >= length.saturating_add(batch),
+        "a text of {} characters is too short for batches of {batch} x {length}: take a smaller --batch or --length, or \
+         more --data",
+        text.len()
+    );
 
     if options.memory_snapshot.is_some() {
         device.pool().start_recording(100_000);
@@ -166,7 +178,9 @@ fn main() -> Result<()> {
     device.manual_seed(options.seed);
     let (layers, width) = (pick(options.layers, 4, 2), pick(options.width, 128, 64));
     let vocabulary = text.vocabulary().len();
-    let sizes = GptOptions { vocabulary, context: length, layers, heads: width / 32, width, dropout: 0.1 };
+    // The most heads of at least 32 features, or one for narrower models.
+    let heads = (1..=width / 32).rev().find(|&heads| width.is_multiple_of(heads)).unwrap_or(1);
+    let sizes = GptOptions { vocabulary, context: length, layers, heads, width, dropout: 0.1 };
     let net = Gpt::new(&sizes, &device)?;
     println!("{} parameters, {steps} steps of {batch} x {length} characters", net.num_parameters());
     let checkpoint = options.save.with_extension("checkpoint");
@@ -220,7 +234,10 @@ fn main() -> Result<()> {
     if let Some(loss) = trainer.history().losses.last() {
         println!("loss {loss:.3} after {} steps (device {device})\n", trainer.steps_done());
     }
-    let written = generate_text(&net, &text.encode("\n")?, pick(options.generate, 500, 200), &device)?;
+    // A text of one line has no line break to begin with.
+    let first = text.vocabulary().iter().find(|&&c| c == '\n').or(text.vocabulary().first());
+    let start: String = first.into_iter().collect();
+    let written = generate_text(&net, &text.encode(&start)?, pick(options.generate, 500, 200), &device)?;
     println!("{}", text.decode(&written).trim());
     Ok(())
 }

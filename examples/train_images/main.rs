@@ -8,6 +8,7 @@ mod net;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use clap::builder::RangedU64ValueParser;
 use clap::{Parser, ValueEnum};
 use forebay::optim::GradScaler;
 use forebay::optim::schedule::OneCycle;
@@ -26,7 +27,7 @@ struct Options {
     #[arg(long)]
     steps: Option<u64>,
     /// Samples in a batch.
-    #[arg(long)]
+    #[arg(long, value_parser = count_parser())]
     batch: Option<usize>,
     /// Peak learning rate.
     #[arg(long, default_value_t = 3e-3)]
@@ -35,7 +36,7 @@ struct Options {
     #[arg(long, default_value_t = 42)]
     seed: u64,
     /// Channels of the first convolution.
-    #[arg(long)]
+    #[arg(long, value_parser = count_parser())]
     width: Option<usize>,
     /// Folder of the data set; by default the usual places are searched.
     #[arg(long)]
@@ -47,7 +48,7 @@ struct Options {
     #[arg(long)]
     amp: Option<Amp>,
     /// Batches in a step, whose gradients are accumulated.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     accumulate: u32,
     /// Resumes from a checkpoint.
     #[arg(long)]
@@ -58,6 +59,11 @@ struct Options {
     /// Also records memory events for `forebay memory`; in PyTorch's format if the name ends in .pickle.
     #[arg(long, value_name = "FILE")]
     memory_snapshot: Option<PathBuf>,
+}
+
+/// Returns the parser of options that count something, at least 1.
+fn count_parser() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..=u64::from(u32::MAX))
 }
 
 /// Type of matrix products in mixed precision.
