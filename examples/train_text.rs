@@ -167,8 +167,8 @@ fn main() -> Result<()> {
     println!("{} characters, {} of them distinct", text.len(), text.vocabulary().len());
     ensure!(
         text.len() >= length.saturating_add(batch),
-        "a text of {} characters is too short for batches of {batch} x {length}: take a smaller --batch or --length, or \
-         more --data",
+        "a text of {} characters is too short for batches of {batch} x {length}: take a smaller --batch or --length, \
+         or more --data",
         text.len()
     );
 
