@@ -458,7 +458,7 @@ impl Heap {
             let segment = self.segment_mut(segment);
             segment.idle_since = clock;
             if segment.stitch.is_some() {
-                self.return_lent(at);
+                self.return_borrowed(at);
             }
         }
     }

@@ -26,7 +26,7 @@ pub(super) enum SlotState {
     /// Free but out of reach of requests, on its way back to the device or to another address.
     Releasing,
     /// Free memory that a block uses at other addresses (a stitch).
-    Lent,
+    Borrowed,
     /// Addresses without memory.
     Unmapped,
     /// Unused entry of the slab.

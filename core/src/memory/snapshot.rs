@@ -239,7 +239,7 @@ fn block_state(block: &Slot) -> Option<BlockState> {
         Is::Pending => Some(BlockState::ActiveAwaitingFree),
         Is::Free => Some(BlockState::Inactive),
         Is::Releasing => Some(BlockState::Releasing),
-        Is::Lent | Is::Unmapped | Is::Vacant => None,
+        Is::Borrowed | Is::Unmapped | Is::Vacant => None,
     }
 }
 

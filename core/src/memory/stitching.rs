@@ -1,7 +1,7 @@
 //! Stitching: serves a large request from scattered idle extents by mapping them a second time, side by side.
 //!
 //! Nothing is unmapped, so the host does not wait: a queue's work uses the memory in its order, by whichever
-//! address. While the block is in use, its extents are out of reach of other requests ("lent"). Once the block
+//! address. While the block is in use, its extents are out of reach of other requests ("borrowed"). Once the block
 //! is freed, they are free again at their own addresses.
 //!
 //! The second mapping, a [`Stitch`], stays. A later request of the same size takes it if its extents are idle.
@@ -36,7 +36,7 @@ pub(super) struct Stitch {
     /// Sizes of the extents.
     extents: Vec<u64>,
     /// Blocks of the memory at its own addresses, while the stitch is in use.
-    lent: Vec<u32>,
+    borrowed: Vec<u32>,
     /// If true, the stitch is about to be unmapped.
     retired: bool,
 }
@@ -61,22 +61,22 @@ impl Heap {
 
     /// Allocates the block of a stitch, whose memory is `pieces`.
     fn take_stitch(&mut self, number: u32, pieces: &[IdleMemory], need: &AllocRequest) -> Block {
-        let mut lent = Vec::with_capacity(pieces.len());
+        let mut borrowed = Vec::with_capacity(pieces.len());
         for &IdleMemory { size, start_block, offset } in pieces {
             let at = self.mark_releasing(start_block, offset, size);
             self.counters.releasing_bytes -= size;
             let slot = self.slot_mut(at);
-            slot.state = Is::Lent;
+            slot.state = Is::Borrowed;
             slot.set_never_used(false);
-            lent.push(at);
+            borrowed.push(at);
         }
-        self.record_lending(Action::SegmentUnmap, &lent);
+        self.record_borrowing(Action::SegmentUnmap, &borrowed);
         let clock = self.clock;
         let segment = self.segment_mut(number);
         segment.idle_since = clock;
         let (id, size, arena, first) = (segment.id, need.size, segment.arena, segment.first_block);
         if let Some(stitch) = &mut segment.stitch {
-            stitch.lent = lent;
+            stitch.borrowed = borrowed;
         }
         self.record_segment(Action::SegmentMap, id, 0, size, arena);
         self.slot_mut(first).size = size;
@@ -86,7 +86,7 @@ impl Heap {
     /// Makes the memory of a stitch free again at its own addresses. `at` is the block of the stitch, which was
     /// freed.
     #[cold]
-    pub(super) fn return_lent(&mut self, at: u32) {
+    pub(super) fn return_borrowed(&mut self, at: u32) {
         self.remove_from_free_list(at);
         let slot = self.slot_mut(at);
         slot.state = Is::Unmapped;
@@ -94,12 +94,12 @@ impl Heap {
         let (number, arena, size) = (slot.segment, slot.arena, slot.size);
         let segment = self.segment_mut(number);
         let id = segment.id;
-        let lent = segment.stitch.as_mut().map(|s| std::mem::take(&mut s.lent)).unwrap_or_default();
+        let borrowed = segment.stitch.as_mut().map(|s| std::mem::take(&mut s.borrowed)).unwrap_or_default();
         self.record_segment(Action::SegmentUnmap, id, 0, size, arena);
-        self.record_lending(Action::SegmentMap, &lent);
+        self.record_borrowing(Action::SegmentMap, &borrowed);
         // What other queues still do with the memory is now waited for at its own addresses.
         let uses = std::mem::take(&mut self.arenas[usize::from(arena)].cross_stream_uses);
-        for at in lent {
+        for at in borrowed {
             let slot = self.slot_mut(at);
             slot.requested = last_use;
             let home = &mut self.arenas[usize::from(self.slab[at].arena)].cross_stream_uses;
@@ -113,9 +113,9 @@ impl Heap {
         }
     }
 
-    /// Records that lent blocks left or came back to their own addresses.
-    fn record_lending(&mut self, action: Action, lent: &[u32]) {
-        for at in lent {
+    /// Records that borrowed blocks left or came back to their own addresses.
+    fn record_borrowing(&mut self, action: Action, borrowed: &[u32]) {
+        for at in borrowed {
             let slot = *self.slot(*at);
             self.record_segment(action, self.segment(slot.segment).id, slot.offset, slot.size, slot.arena);
         }
@@ -173,8 +173,9 @@ impl PoolState {
         };
         let block = self.heap.take_stitch(number, &pieces, need);
         // Other queues may still use the memory.
-        let lent = self.heap.segment(number).stitch.as_ref().map(|s| s.lent.clone()).unwrap_or_default();
-        for at in lent {
+        let borrowed =
+            self.heap.segment(number).stitch.as_ref().map(|s| s.borrowed.clone()).unwrap_or_default();
+        for at in borrowed {
             let (arena, last_use) = (self.heap.slot(at).arena, self.heap.slot(at).requested);
             if last_use > 0 {
                 self.heap.slot_mut(at).requested = 0;
@@ -209,7 +210,7 @@ impl PoolState {
             let fits = need.size <= segment.size
                 && stitch.first_request <= near
                 && self.heap.arenas[usize::from(segment.arena)].queue == queue
-                && stitch.lent.is_empty()
+                && stitch.borrowed.is_empty()
                 && !stitch.retired;
             if !fits {
                 return None;
@@ -246,7 +247,7 @@ impl PoolState {
             return Err(error);
         }
         let arena = self.heap.get_or_create_stitched_arena(queue);
-        let stitch = Stitch { runs, first_request: size, extents, lent: Vec::new(), retired: false };
+        let stitch = Stitch { runs, first_request: size, extents, borrowed: Vec::new(), retired: false };
         let size = stitch.extents.iter().sum();
         Ok(self.heap.insert_stitch(id, size, arena, stitch))
     }
@@ -255,8 +256,9 @@ impl PoolState {
     fn retire_old_stitches(&mut self) -> Result<()> {
         let live = || self.heap.stitches().filter(|(_, _, stitch)| !stitch.retired);
         if live().count() > MAX_STITCHES
-            && let Some((number, ..)) =
-                live().filter(|(_, _, s)| s.lent.is_empty()).min_by_key(|(_, segment, _)| segment.idle_since)
+            && let Some((number, ..)) = live()
+                .filter(|(_, _, s)| s.borrowed.is_empty())
+                .min_by_key(|(_, segment, _)| segment.idle_since)
         {
             self.retire_stitch(number)?;
         }
