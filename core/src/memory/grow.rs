@@ -2,7 +2,6 @@
 
 use super::Block;
 use super::heap::{AllocRequest, NEAR_FIT_DIVISOR, NO_BLOCK, SHARED_OWNER, SlotState as Is};
-use super::hysteresis::GrowthCause;
 use super::pool_state::{IdleMemory, MigrationSources, PoolState};
 use super::source::{PageRemap, SegmentId, SourceError};
 use crate::memory::error::{Error, Result};
@@ -13,22 +12,20 @@ pub(super) const SEGMENT_UNIT: u64 = 2 * MIB;
 /// Requests from this size on get a segment, or a mapping, of their own size (PyTorch's kMinLargeAlloc).
 const MIN_LARGE_ALLOC: u64 = 10 * MIB;
 /// Divisor of the peak usage that gives a notable part of it. Plain pools evacuate segments for at least this
-/// part. Growth that repeats in every step may hold it, and so may a shared segment without compaction. A
-/// request nearly fits a free block that is smaller by at most this part of it.
+/// part, and a shared segment without compaction is as large. A request nearly fits a free block that is
+/// smaller by at most this part of it.
 pub(super) const NOTABLE_DIVISOR: u64 = 36;
 /// Two notable parts: the least plain segment with compaction, for fewer calls and larger gaps. Also the slack of
 /// plain segments, because each step closer to the target costs copies.
 const COMPACT_DIVISOR: u64 = NOTABLE_DIVISOR / 2;
-/// Three notable parts: slack of programs for which no arrangement of memory lasts.
-pub(super) const UNSETTLED_DIVISOR: u64 = NOTABLE_DIVISOR / 3;
 /// Peak usage below which a large segment more or less matters on no card. Moving it in every step can double the
 /// time of a small program's step.
-pub(super) const SMALL_PROGRAM_BYTES: u64 = 384 * MIB;
+const SMALL_PROGRAM_BYTES: u64 = 384 * MIB;
 /// Extents are this part of the peak usage, since they move only as a whole.
 const EXTENT_DIVISOR: u64 = 512;
 /// Requests of more than this part of the peak usage get a segment of their own. Two such blocks in one
 /// segment would leave no room for a third, slightly larger one.
-pub(super) const DOMINANT_DIVISOR: u64 = 3;
+const DOMINANT_DIVISOR: u64 = 3;
 /// A step has ended once the usage fell below this part of the peak. Migration of up to that part in each
 /// step does not mean that the arrangement of memory fails to converge.
 const STEP_DIVISOR: u64 = 2;
@@ -257,15 +254,6 @@ impl PoolState {
             return Ok(None);
         }
         let grow = placement.map_or_else(|| self.segment_size(need), |p| p.missing);
-        if placement.is_some() && self.surplus_after_growth(need, grow) > 0 {
-            let counters = &self.heap.counters;
-            let what = GrowthCause { size: need.size, active: counters.active() };
-            self.hysteresis.record_growth(
-                counters.total_allocated(),
-                what,
-                counters.reserved().saturating_add(grow),
-            );
-        }
         let surplus = self.surplus_after_growth(need, grow);
         if surplus == 0 {
             return Ok(None);
@@ -616,8 +604,6 @@ impl PoolState {
     ///
     /// A program whose arrangement of memory converges stays below that threshold. If no arrangement fits the
     /// order of its allocations, holding more is cheaper than moving the same bytes again.
-    /// [`GrowthHysteresis`](super::hysteresis::GrowthHysteresis) covers small migrations that repeat in every
-    /// step.
     fn target_reserved(&self, need: &AllocRequest) -> u64 {
         let (peak, allocated) = (self.peak_active_with(need), self.heap.counters.total_allocated());
         let least = self.config.growth_slack * peak as f64;
@@ -637,7 +623,6 @@ impl PoolState {
         let unsettled = self.migration_budget.current(allocated).saturating_sub(free);
         peak.saturating_add(slack)
             .saturating_add(unsettled.max(self.creep.slack))
-            .max(self.hysteresis.allowed_reserved(peak))
             .min(self.limit.unwrap_or(u64::MAX))
     }
 

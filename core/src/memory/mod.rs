@@ -15,7 +15,7 @@
 //!
 //! # The slow path
 //!
-//! A request that no free block fits goes through these steps. [`ReclaimStats`] counts steps 1 to 8, and a
+//! A request that no free block fits goes through these steps. [`ReclaimStats`] counts steps 1 to 9, and a
 //! search follows each step that may have freed memory.
 //!
 //! 0. cross-stream: a free block of another queue serves the request, whose queue waits for the other one on
@@ -26,11 +26,12 @@
 //! 4. compact: tensors' blocks in plain segments move to join free memory, if the pool would otherwise hold
 //!    as much as in the next step. Once the device is full, segments of any kind are compacted, all of them
 //!    if necessary;
-//! 5. reclaim: if the pool would hold more than `1 + growth_slack` times its peak usage, idle memory returns
-//!    to the device or moves to where memory is missing;
-//! 6. grow: the pool allocates a segment, or maps memory where the least is missing;
-//! 7. wait: the host waits for all fences of freed blocks;
-//! 8. release: all idle memory returns to the device, and the pool grows once more. A virtual range is then
+//! 5. stitch: if the pool would hold more than `1 + growth_slack` times its peak usage, scattered idle memory
+//!    is mapped a second time, side by side;
+//! 6. reclaim: otherwise, idle memory returns to the device or moves to where memory is missing;
+//! 7. grow: the pool allocates a segment, or maps memory where the least is missing;
+//! 8. wait: the host waits for all fences of freed blocks;
+//! 9. release: all idle memory returns to the device, and the pool grows once more. A virtual range is then
 //!    defragmented: its holes are filled and its blocks slid together, until hardly any page is partly free.
 //!
 //! If all steps fail, the result is an [`OutOfMemory`]; the pool and the device stay usable.
@@ -51,7 +52,6 @@ mod file_kind;
 mod free_list;
 mod grow;
 mod heap;
-mod hysteresis;
 mod oom;
 mod pool;
 mod pool_state;

@@ -10,7 +10,6 @@ use super::grow::{CreepDetector, MigrationBudget};
 use super::heap::{
     AllocRequest, Arena, Heap, MIN_BLOCK, RETIRED_OWNER, SHARED_OWNER, SlotState as Is, SplitRules,
 };
-use super::hysteresis::GrowthHysteresis;
 use super::pool::{Block, Request, stream_bit};
 use super::process::{ProcessShare, process_reserved};
 use super::source::{DeviceMemory, Fence, MAX_QUEUES, SegmentId, SegmentSource, VirtualMemory};
@@ -63,7 +62,6 @@ pub(super) struct PoolState {
     pub(super) migration_sources: MigrationSources,
     pub(super) migration_budget: MigrationBudget,
     pub(super) creep: CreepDetector,
-    pub(super) hysteresis: GrowthHysteresis,
     pub(super) process_share: ProcessShare,
     pub(super) batch_memory: BatchMemory,
     /// Statistics of the slow path and of calls; the heap counts the others.
@@ -110,7 +108,6 @@ impl PoolState {
             migration_sources: MigrationSources::default(),
             migration_budget: MigrationBudget::default(),
             creep: CreepDetector::default(),
-            hysteresis: GrowthHysteresis::default(),
             batch_memory: BatchMemory::default(),
             totals: Stats::default(),
             pinned_slots: Vec::new(),
