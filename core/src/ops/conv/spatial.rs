@@ -162,3 +162,26 @@ pub(crate) fn kernel_axes<const N: usize>(values: [usize; N], fill: usize) -> [u
         [] => [fill; 3],
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::dtype::DType;
+    use crate::error::Result;
+    use crate::ops::ConvolutionOptions;
+    use crate::runtime::device::Device;
+    use crate::tensor::Tensor;
+
+    #[test]
+    fn results_of_planar_convolutions_are_no_views() -> Result<()> {
+        let device = Device::null(Default::default());
+        let zeros = |shape: &[usize]| Tensor::zeros(shape, DType::F32, &device);
+        let w = zeros(&[4, 3, 3, 3])?.to_leaf()?;
+        let op_of = |y: Tensor| y.grad_meta().and_then(|meta| meta.op());
+        let y = zeros(&[2, 3, 8, 8])?.conv2d(&w, None, &ConvolutionOptions::default())?;
+        assert_eq!((y.shape(), op_of(y.clone())), (&[2, 4, 6, 6][..], Some("conv2d")));
+        // Without a batch, the result is a view.
+        let y = zeros(&[3, 8, 8])?.conv2d(&w, None, &ConvolutionOptions::default())?;
+        assert_eq!((y.shape(), op_of(y.clone())), (&[4, 6, 6][..], Some("reshape")));
+        Ok(())
+    }
+}

@@ -293,7 +293,7 @@ fn fold_grid(groups: [usize; 3], max: usize) -> Option<[u32; 3]> {
 
 #[cfg(test)]
 mod tests {
-    use super::{KernelParams, fold_grid, kernel_params, launch, launch_in_parts};
+    use super::{KernelKey, KernelParams, fold_grid, kernel_params, launch, launch_by_key, launch_in_parts};
     use crate::backend::null::CardProfile;
     use crate::dtype::DType;
     use crate::error::{Error, Result};
@@ -326,6 +326,27 @@ mod tests {
         let params = kernel_params! { a: 1u32, b: [2u32, 3], c: [4u32, 5, 6], d: &[7usize][..] };
         assert_eq!(params.words, [1, 0, 2, 3, 4, 5, 6, 0, 7, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(params.fields, [("a", 0), ("b", 2), ("c", 4), ("d", 8)]);
+    }
+
+    // Release builds do not compare keys.
+    #[cfg(debug_assertions)]
+    #[test]
+    fn a_key_that_stands_for_two_kernels_is_found() {
+        let device = impatient();
+        let sums = Tensor::zeros([2, 8], DType::F32, &device).expect("memory");
+        let result = Tensor::empty([8], DType::F32, &device).expect("memory");
+        let spec = |accumulate: bool| {
+            kernel_spec! {
+                "splitk_reduce", T: "f32", dtype: "f32", gelu: false, pre_activation: false, accumulate,
+            }
+        };
+        let run = |accumulate| {
+            let params = kernel_params! { n: 8usize, splits: 2usize };
+            launch_by_key(&KernelKey::new("test"), || spec(accumulate), &[&sums, &result], params, 1)
+        };
+        assert!(run(false).is_ok() && run(false).is_ok());
+        let other = || drop(run(true));
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(other)).is_err());
     }
 
     #[test]
