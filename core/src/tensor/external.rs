@@ -65,8 +65,7 @@ impl Tensor {
     /// completed. Its contents are valid elements of `dtype`.
     ///
     /// # Errors
-    /// The slice is not aligned or is too short: kernels load 16 bytes at once. The tensor's bytes are no
-    /// multiple of 4.
+    /// The slice is not aligned or is too short: kernels load 16 bytes at once.
     pub unsafe fn from_external(
         slice: Slice,
         shape: impl IntoShape,
@@ -129,9 +128,6 @@ fn check_slice(slice: &Slice, bytes: u64, device: &Device) -> Result<()> {
     fail_if!(!slice.offset.is_multiple_of(alignment);
         argument("from_external"), "the memory starts at byte {} of its buffer; {device} binds at multiples of {alignment}",
         slice.offset);
-    // Kernels write whole words, which would change the program's bytes after a shorter tensor.
-    fail_if!(!bytes.is_multiple_of(4);
-        argument("from_external"), "the tensor has {bytes} bytes; expected a multiple of 4: pad its last dimension");
     let needed = bytes.next_multiple_of(LOAD_BYTES);
     fail_if!(slice.bytes < needed;
         argument("from_external"), "the tensor needs {needed} bytes (its {bytes}, in whole groups of {LOAD_BYTES}, which \
