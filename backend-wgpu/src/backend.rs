@@ -37,6 +37,9 @@ use crate::timestamps::Timestamps;
 /// kernel.
 const MIN_CLEAR_BYTES: u64 = 1 << 16;
 
+/// Bytes that are bound to check a buffer of the program.
+const BINDING_CHECK_BYTES: u64 = 16;
+
 /// Usages of every segment.
 pub(crate) const SEGMENT_USAGES: wgpu::BufferUsages =
     wgpu::BufferUsages::STORAGE.union(wgpu::BufferUsages::COPY_SRC).union(wgpu::BufferUsages::COPY_DST);
@@ -70,6 +73,8 @@ pub struct WgpuBackend {
 
 /// Reason why a buffer of the program does not become a tensor.
 pub(crate) enum RefusedBuffer {
+    /// wgpu refuses the buffer: it is another device's, or was destroyed.
+    Unusable(String),
     /// The buffer is a segment of the pool.
     HoldsTensors,
     /// A tensor lies over these bytes.
@@ -232,7 +237,10 @@ impl WgpuBackend {
         let segment = match existing {
             Some(id) if external.contains_key(&id) => SegmentId(id),
             Some(_) => return Err(RefusedBuffer::HoldsTensors),
-            None => self.register_buffer(buffer.clone()),
+            None => {
+                self.check_buffer(buffer).map_err(RefusedBuffer::Unusable)?;
+                self.register_buffer(buffer.clone())
+            }
         };
         let ranges = external.entry(segment.0).or_default();
         match ranges.iter().find(|used| used.start.max(range.start) < used.end.min(range.end)) {
@@ -242,6 +250,21 @@ impl WgpuBackend {
                 Ok(segment)
             }
         }
+    }
+
+    /// Checks that commands of this device can bind a buffer of the program. A bind group costs less than an operation
+    /// that fails, which would take its whole submission with it.
+    fn check_buffer(&self, buffer: &wgpu::Buffer) -> Result<(), String> {
+        let Some(size) = wgpu::BufferSize::new(buffer.size().min(BINDING_CHECK_BYTES)) else {
+            return Err("it has no bytes".to_owned());
+        };
+        let layout = self.layouts.storage(&self.gpu.device, 1);
+        let binding = wgpu::BufferBinding { buffer, offset: 0, size: Some(size) };
+        let resource = wgpu::BindingResource::Buffer(binding);
+        let entries = [wgpu::BindGroupEntry { binding: 0, resource }];
+        let descriptor =
+            wgpu::BindGroupDescriptor { label: Some("forebay check"), layout: &layout, entries: &entries };
+        self.gpu.create_checked(|| self.gpu.device.create_bind_group(&descriptor)).map(drop)
     }
 
     /// Releases a range of a program's buffer. With the last one, drops the backend's handle of the buffer, after

@@ -33,6 +33,13 @@ impl DeviceHealth {
         self.lost.lock_unpoisoned().get_or_insert(why);
         self.has_problem.store(true, Ordering::Release);
     }
+
+    /// Records an error, unless another one waits for the next check: the first error is the cause, and later errors
+    /// are its consequences.
+    fn record_error(&self, detail: String) {
+        self.error.lock_unpoisoned().get_or_insert(detail);
+        self.has_problem.store(true, Ordering::Release);
+    }
 }
 
 /// Maximum bytes of parameters that are passed as immediates.
@@ -61,9 +68,7 @@ impl Gpu {
         let on_error = Arc::clone(&health);
         device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| {
             log::error!("wgpu: {}", to_single_line(&error));
-            // The first error is the cause; later errors are its consequences.
-            on_error.error.lock_unpoisoned().get_or_insert_with(|| to_single_line(&error));
-            on_error.has_problem.store(true, Ordering::Release);
+            on_error.record_error(to_single_line(&error));
         }));
         let on_lost = Arc::clone(&health);
         device.set_device_lost_callback(move |_, message| match message.as_str() {
@@ -95,12 +100,16 @@ impl Gpu {
     }
 
     /// Submits commands. Errors are collected like those of [`collect_errors`](Self::collect_errors).
+    ///
+    /// wgpu refuses all commands of a submission if one is refused, such as one that uses a buffer that is mapped.
     pub(crate) fn submit(
         &self,
         commands: impl FnOnce() -> Vec<wgpu::CommandBuffer>,
     ) -> wgpu::SubmissionIndex {
         let submit = |commands| self.queue.submit(commands);
-        let mut submitted = self.survive_callbacks(|| self.collect_errors(|| submit(commands())));
+        let consequence = "; the other operations of the submission have not run either";
+        let mut submitted =
+            self.survive_callbacks(|| self.collect_errors_with(consequence, || submit(commands())));
         // Callbacks run after the submission. An empty one gives an index that is no earlier.
         loop {
             match submitted {
@@ -113,15 +122,48 @@ impl Gpu {
     /// Runs calls whose errors reach the device's callbacks. On a device of the program, error scopes collect them
     /// instead, and the next call returns them.
     pub(crate) fn collect_errors<T>(&self, call: impl FnOnce() -> T) -> T {
+        self.collect_errors_with("", call)
+    }
+
+    /// Runs calls like [`collect_errors`](Self::collect_errors), and appends their consequence to the errors.
+    fn collect_errors_with<T>(&self, consequence: &str, call: impl FnOnce() -> T) -> T {
         if !self.is_shared {
             return call();
         }
         let (result, error) = self.scope_errors(call);
         if let Some(error) = error {
-            self.health.error.lock_unpoisoned().get_or_insert_with(|| to_single_line(&error));
-            self.health.has_problem.store(true, Ordering::Release);
+            self.health.record_error(to_single_line(&error) + consequence);
         }
         result
+    }
+
+    /// Returns the error for a call that the driver refused because of `detail`, or because the device is lost.
+    pub(crate) fn refusal(&self, call: &'static str, detail: String) -> SourceError {
+        if self.is_lost() {
+            self.record_shared_loss();
+        }
+        self.check_health().err().unwrap_or(SourceError::Driver { call, detail })
+    }
+
+    /// Reports whether the program's device is lost. Only the program's callback learns of a loss. wgpu creates buffers
+    /// of a lost device without an error, but such a buffer cannot be mapped.
+    fn is_lost(&self) -> bool {
+        if !(self.is_shared && CAN_BLOCK) {
+            return false;
+        }
+        let descriptor = wgpu::BufferDescriptor {
+            label: Some("forebay probe"),
+            size: wgpu::MAP_ALIGNMENT,
+            usage: wgpu::BufferUsages::MAP_WRITE | wgpu::BufferUsages::COPY_SRC,
+            mapped_at_creation: true,
+        };
+        // An error tells of another cause, such as a lack of memory.
+        let created = self.with_error_scopes(|| self.device.create_buffer(&descriptor));
+        created.is_ok_and(|buffer| buffer.get_mapped_range(..).is_err())
+    }
+
+    fn record_shared_loss(&self) {
+        self.health.record_loss("the driver reset it, or the program destroyed it".to_owned());
     }
 
     /// Returns the error that a callback recorded, if any. A lost device stays lost; other errors are
@@ -136,10 +178,12 @@ impl Gpu {
             self.health.has_problem.store(true, Ordering::Release);
             return Err(SourceError::DeviceLost(why));
         }
-        match self.health.error.lock_unpoisoned().take() {
-            Some(detail) => Err(SourceError::Driver { call: "an earlier command", detail }),
-            None => Ok(()),
+        let Some(detail) = self.health.error.lock_unpoisoned().take() else { return Ok(()) };
+        if self.is_lost() {
+            self.record_shared_loss();
+            return self.check_health();
         }
+        Err(SourceError::Driver { call: "an earlier command", detail })
     }
 
     /// Runs `create` and returns the error that it raised, if any, in place of the result. Error scopes are
@@ -153,6 +197,16 @@ impl Gpu {
                 description: "a callback of the program panicked when the driver reported a lost device"
                     .to_owned(),
             }),
+        }
+    }
+
+    /// Creates an object over a resource of the program, and returns a message if that fails. wgpu panics if the
+    /// resource is one of another instance.
+    pub(crate) fn create_checked<T>(&self, create: impl FnOnce() -> T) -> Result<T, String> {
+        match catch_unwind(AssertUnwindSafe(|| call_driver(|| self.scope_errors(create)))) {
+            Ok((created, None)) => Ok(created),
+            Ok((_, Some(error))) => Err(to_single_line(&error)),
+            Err(_) => Err("it belongs to another instance of wgpu".to_owned()),
         }
     }
 

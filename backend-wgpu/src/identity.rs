@@ -1,4 +1,4 @@
-//! Identity of wgpu devices.
+//! Identity of wgpu devices and their queues.
 
 #[cfg(any(windows, unix))]
 use wgpu::hal::api;
@@ -26,6 +26,27 @@ fn driver_address(device: &wgpu::Device) -> Option<usize> {
 #[cfg(not(any(windows, unix)))]
 fn driver_address(_device: &wgpu::Device) -> Option<usize> {
     None
+}
+
+/// Reports whether the queue is the device's, as far as the driver's interface tells. wgpu reports commands in the
+/// queue of another device to that device, so its caller would take the missing results for zeros.
+pub(crate) fn is_queue_of(queue: &wgpu::Queue, device: &wgpu::Device) -> bool {
+    // SAFETY: the code only compares the driver's queues, while the guards keep them alive.
+    #[cfg(any(windows, all(unix, not(target_vendor = "apple"))))]
+    match unsafe { (device.as_hal::<api::Vulkan>(), queue.as_hal::<api::Vulkan>()) } {
+        (Some(device), Some(queue)) => return device.raw_queue() == queue.as_raw(),
+        (None, None) => {}
+        _ => return false,
+    }
+    // SAFETY: as above.
+    #[cfg(windows)]
+    match unsafe { (device.as_hal::<api::Dx12>(), queue.as_hal::<api::Dx12>()) } {
+        (Some(device), Some(queue)) => return device.raw_queue() == queue.as_raw(),
+        (None, None) => {}
+        _ => return false,
+    }
+    let _ = (queue, device);
+    true
 }
 
 /// Returns the address of the driver's device, or `None` if the device is one of another interface.

@@ -172,7 +172,7 @@ impl CommandRecorder {
             }
             self.pass = None;
             let encoder = get_or_create_encoder(&mut self.encoder, &self.gpu);
-            let taken = self.belt.write(encoder, dst, offset, data)?;
+            let taken = self.belt.write(&self.gpu, encoder, dst, offset, data)?;
             offset += taken as u64;
             data = &data[taken..];
         }
@@ -201,13 +201,13 @@ impl CommandRecorder {
             self.retire_oldest()?;
         }
         let (page, upload) = self.upload_params()?;
-        self.belt.unmap_for_submit();
+        self.belt.unmap_for_submit(&self.gpu);
         let index = self.gpu.submit(|| upload.into_iter().chain([encoder.finish()]).collect());
         self.submitted += 1;
         let number = self.submitted;
         let passed = PassedSubmission { number, completed: Arc::clone(&self.completed) };
         self.gpu.queue.on_submitted_work_done(move || drop(passed));
-        self.belt.map_after_submit();
+        self.belt.map_after_submit(&self.gpu);
         self.in_flight.push_back(Submission { number, index, page });
         // wgpu frees resources only when polled.
         self.gpu.poll()?;
@@ -227,7 +227,7 @@ impl CommandRecorder {
             && self.belt.open_bytes() >= bytes.len() as u64
         {
             let mut encoder = self.gpu.create_encoder();
-            self.belt.write(&mut encoder, page.buffer(), 0, bytes)?;
+            self.belt.write(&self.gpu, &mut encoder, page.buffer(), 0, bytes)?;
             Some(encoder.finish())
         } else {
             self.gpu.collect_errors(|| self.gpu.queue.write_buffer(page.buffer(), 0, bytes));

@@ -55,7 +55,7 @@ pub trait WgpuDeviceExt: Sized {
     /// nor the device.
     ///
     /// # Errors
-    /// The limits are below WebGPU's minimum.
+    /// The limits are below WebGPU's minimum. The queue is another device's; Metal and browsers do not tell.
     fn from_wgpu(adapter: &wgpu::Adapter, device: &wgpu::Device, queue: &wgpu::Queue) -> Result<Self> {
         Self::from_wgpu_with(adapter, device, queue, WgpuOptions::default())
     }
@@ -64,7 +64,7 @@ pub trait WgpuDeviceExt: Sized {
     /// already do not change.
     ///
     /// # Errors
-    /// The limits are below WebGPU's minimum.
+    /// The limits are below WebGPU's minimum. The queue is another device's; Metal and browsers do not tell.
     fn from_wgpu_with(
         adapter: &wgpu::Adapter,
         device: &wgpu::Device,
@@ -86,6 +86,8 @@ impl WgpuDeviceExt for Device {
         queue: &wgpu::Queue,
         options: WgpuOptions,
     ) -> Result<Self> {
+        fail_if!(!identity::is_queue_of(queue, device);
+            argument("from_wgpu"), "the queue is another device's; pass the queue that was requested with the device");
         // The lock is held while the device is tested, so that two threads get one device.
         let mut shared = SHARED_DEVICES.lock_unpoisoned();
         shared.retain(|weak| weak.upgrade().is_some());
@@ -186,7 +188,8 @@ impl WgpuSlice {
         self.pinned.slice().offset
     }
 
-    /// Returns the size of the elements, in bytes.
+    /// Returns the size of the elements, in bytes. Bindings and copies take multiples of 4. The bytes up to the next
+    /// multiple exist; in a view, they can be other elements of the tensor.
     #[must_use]
     pub fn size(&self) -> u64 {
         self.pinned.slice().bytes
@@ -204,13 +207,14 @@ impl WgpuSlice {
         self.buffer.slice(self.range())
     }
 
-    /// Returns the elements as a binding.
+    /// Returns the elements as a binding, whose size is rounded up to a multiple of 4 bytes. wgpu refuses a binding
+    /// whose [`offset`](Self::offset) is not aligned: copy such a view first.
     #[must_use]
     pub fn as_binding(&self) -> wgpu::BindingResource<'_> {
         wgpu::BindingResource::Buffer(wgpu::BufferBinding {
             buffer: &self.buffer,
             offset: self.offset(),
-            size: wgpu::BufferSize::new(self.size()),
+            size: wgpu::BufferSize::new(self.size().next_multiple_of(wgpu::COPY_BUFFER_ALIGNMENT)),
         })
     }
 }
@@ -220,14 +224,18 @@ pub trait WgpuTensorExt: Sized {
     /// Creates a tensor over a buffer of the program, from byte `offset`, without a copy. The contents are those that
     /// the queue has written when an operation runs. Submit the program's first writes before operations that read
     /// them. For later writes, take [`wgpu_slice_mut`](Self::wgpu_slice_mut).
-    /// The buffer must be one of the device that was registered: wgpu does not report the device of a buffer.
+    /// The buffer must be one of the device that was registered. wgpu notices another device of the same instance. It
+    /// may mistake a buffer of another instance for one of this instance.
+    ///
+    /// wgpu refuses a whole submission if one of its buffers is mapped or destroyed: unmap the buffer before operations
+    /// use the tensor. Otherwise, the next call returns the error, and all operations of the submission have not run.
     ///
     /// The memory counts under [`Tag::External`](forebay_core::memory::Tag::External). The buffer is never destroyed;
-    /// its handle is dropped with the last tensor over it.
+    /// its handle is dropped with the last tensor over it. A tensor without elements uses no memory of the buffer.
     ///
     /// # Errors
-    /// The buffer lacks the usages `STORAGE | COPY_SRC | COPY_DST`, is too short, or belongs to a tensor. The
-    /// offset is not aligned. The bytes overlap another tensor over the buffer: take a view of that tensor.
+    /// The buffer lacks the usages `STORAGE | COPY_SRC | COPY_DST`, is destroyed, is too short, or belongs to a tensor.
+    /// The offset is not aligned. The bytes overlap another tensor over the buffer: take a view of that tensor.
     fn from_wgpu_buffer(
         buffer: &wgpu::Buffer,
         offset: u64,
@@ -254,7 +262,8 @@ pub trait WgpuTensorExt: Sized {
     fn wgpu_slice_mut(&self) -> Result<WgpuSlice>;
 
     /// Copies a texture's first mip level and layer to a tensor of shape height, width, channels. The dtype is u8
-    /// for 8-bit formats, f16 or f32 for float formats, and u32 for 32-bit unsigned formats.
+    /// for 8-bit formats, f16 or f32 for float formats, and u32 for 32-bit unsigned formats. The elements are the
+    /// texture's own: sRGB values stay encoded, and the channels of Bgra formats begin with blue.
     ///
     /// # Errors
     /// The format has no such type, or the texture lacks the usage `COPY_SRC`.
@@ -283,10 +292,22 @@ impl WgpuTensorExt for Tensor {
         let Some(bytes) = size.checked_sub(offset) else {
             fail!(argument(OP), "offset {offset} is past the end of the buffer, which has {size} bytes");
         };
-        let range = offset..offset.saturating_add(tensor_bytes(&shape, dtype));
+        with_shared_backend(OP, device, |_| Ok(()))?;
+        let tensor_bytes = tensor_bytes(&shape, dtype);
+        if tensor_bytes == 0 {
+            return Self::empty(shape, dtype, device);
+        }
+        let range = offset..offset.saturating_add(tensor_bytes);
         let segment =
             with_shared_backend(OP, device, |backend| match backend.adopt_buffer(buffer, range.clone()) {
                 Ok(segment) => Ok(segment),
+                Err(RefusedBuffer::Unusable(detail)) => {
+                    fail!(
+                        argument(OP),
+                        "{device} cannot use the buffer; it must be a buffer of the device that was \
+                    registered, and not destroyed: {detail}"
+                    )
+                }
                 Err(RefusedBuffer::HoldsTensors) => {
                     fail!(argument(OP), "the buffer holds tensors of {device}; use the tensor itself")
                 }
@@ -404,7 +425,8 @@ impl ImageLayout {
             F::Rgba32Uint => (4, DType::U32),
             other => fail!(
                 argument(op),
-                "format {other:?} has no element type; expected R, Rg or Rgba of 8Unorm, 8Uint, 16Float, 32Float or 32Uint"
+                "format {other:?} has no element type; expected R, Rg or Rgba of 8Unorm, 8Uint, \
+                16Float, 32Float or 32Uint, or Bgra8Unorm"
             ),
         };
         fail_if!(texture.dimension() != wgpu::TextureDimension::D2 || texture.sample_count() != 1;

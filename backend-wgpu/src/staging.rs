@@ -83,7 +83,7 @@ impl StagingBelt {
     /// Provides room for at least one word; returns `false` if the device has to pass a submission first.
     pub(crate) fn ensure_space(&mut self, gpu: &Gpu) -> Result<bool, SourceError> {
         if let Some(chunk) = self.open.take_if(|chunk| chunk.used >= CHUNK_BYTES) {
-            self.close(chunk);
+            self.close(gpu, chunk);
         }
         if self.open.is_some() {
             return Ok(true);
@@ -123,6 +123,7 @@ impl StagingBelt {
     /// bytes taken.
     pub(crate) fn write(
         &mut self,
+        gpu: &Gpu,
         encoder: &mut wgpu::CommandEncoder,
         dst: &wgpu::Buffer,
         offset: u64,
@@ -131,10 +132,10 @@ impl StagingBelt {
         let Some(chunk) = &mut self.open else { return Ok(0) };
         let len = data.len().min((CHUNK_BYTES - chunk.used) as usize);
         let bytes = len as u64;
-        let mut view =
-            chunk.buffer.get_mapped_range_mut(chunk.used..chunk.used + bytes).map_err(|error| {
-                SourceError::Driver { call: "get_mapped_range", detail: to_single_line(&error) }
-            })?;
+        let mut view = chunk
+            .buffer
+            .get_mapped_range_mut(chunk.used..chunk.used + bytes)
+            .map_err(|error| gpu.refusal("get_mapped_range", to_single_line(&error)))?;
         view.copy_from_slice(&data[..len]);
         drop(view);
         encoder.copy_buffer_to_buffer(&chunk.buffer, chunk.used, dst, offset, bytes);
@@ -142,25 +143,27 @@ impl StagingBelt {
         Ok(len)
     }
 
-    fn close(&mut self, chunk: UploadChunk) {
-        chunk.buffer.unmap();
+    fn close(&mut self, gpu: &Gpu, chunk: UploadChunk) {
+        gpu.collect_errors(|| chunk.buffer.unmap());
         self.closed.push(chunk.buffer);
     }
 
     /// Unmaps the buffers that the commands about to be submitted read.
-    pub(crate) fn unmap_for_submit(&mut self) {
+    pub(crate) fn unmap_for_submit(&mut self, gpu: &Gpu) {
         if let Some(chunk) = self.open.take_if(|chunk| chunk.used > 0) {
-            self.close(chunk);
+            self.close(gpu, chunk);
         }
     }
 
     /// Requests that the buffers are mapped again; a later poll completes the requests.
-    pub(crate) fn map_after_submit(&mut self) {
+    pub(crate) fn map_after_submit(&mut self, gpu: &Gpu) {
         for buffer in self.closed.drain(..) {
             let returning = ReturningBuffer { returns: Arc::clone(&self.returns), mapped: None };
             let mapped = buffer.clone();
-            buffer.map_async(wgpu::MapMode::Write, .., move |result| {
-                returning.finish(result.ok().map(|()| mapped));
+            gpu.collect_errors(|| {
+                buffer.map_async(wgpu::MapMode::Write, .., move |result| {
+                    returning.finish(result.ok().map(|()| mapped));
+                });
             });
         }
     }
@@ -218,9 +221,11 @@ impl ReadbackPool {
     ) -> Result<(), SourceError> {
         let bytes = data.len() as u64;
         let (sender, receiver) = mpsc::channel();
-        buffer.map_async(wgpu::MapMode::Read, ..bytes, move |result| {
-            // The receiver is dropped only if waiting failed, and the caller gets that error.
-            let _ = sender.send(result);
+        gpu.collect_errors(|| {
+            buffer.map_async(wgpu::MapMode::Read, ..bytes, move |result| {
+                // The receiver is dropped only if waiting failed, and the caller gets that error.
+                let _ = sender.send(result);
+            });
         });
         let mut answer = None;
         let is_mapped = || {
@@ -231,14 +236,13 @@ impl ReadbackPool {
             Some(submission) => gpu.wait(submission, is_mapped)?,
             None => gpu.poll()?,
         }
-        let refused = |detail: String| SourceError::Driver { call: "map_async", detail };
         match answer.map_or_else(|| receiver.recv(), Ok) {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => return gpu.check_health().and(Err(refused(to_single_line(&error)))),
+            Ok(Err(error)) => return Err(gpu.refusal("map_async", to_single_line(&error))),
             // A callback of the program panicked, so wgpu dropped the answer: the view tells if the buffer is mapped.
             Err(_) => gpu.check_health()?,
         }
-        self.take_mapped(buffer, data)
+        self.take_mapped(gpu, buffer, data)
     }
 
     /// Calls `done` with the bytes of a buffer once its copy is complete, and caches the buffer. Does not block.
@@ -253,19 +257,18 @@ impl ReadbackPool {
         buffer.map_async(wgpu::MapMode::Read, ..bytes as u64, move |result| {
             let mut data = vec![0; bytes];
             let read = gpu.check_health().and_then(|()| match result {
-                Ok(()) => self.take_mapped(mapped, &mut data),
-                Err(error) => Err(SourceError::Driver { call: "map_async", detail: to_single_line(&error) }),
+                Ok(()) => self.take_mapped(&gpu, mapped, &mut data),
+                Err(error) => Err(gpu.refusal("map_async", to_single_line(&error))),
             });
             done(read.map(|()| data).map_err(Into::into));
         });
     }
 
     /// Copies the bytes of a mapped buffer, and caches the buffer.
-    fn take_mapped(&self, buffer: wgpu::Buffer, data: &mut [u8]) -> Result<(), SourceError> {
-        let view = buffer.get_mapped_range(..data.len() as u64).map_err(|error| SourceError::Driver {
-            call: "get_mapped_range",
-            detail: to_single_line(&error),
-        })?;
+    fn take_mapped(&self, gpu: &Gpu, buffer: wgpu::Buffer, data: &mut [u8]) -> Result<(), SourceError> {
+        let view = buffer
+            .get_mapped_range(..data.len() as u64)
+            .map_err(|error| gpu.refusal("get_mapped_range", to_single_line(&error)))?;
         data.copy_from_slice(&view);
         drop(view);
         buffer.unmap();

@@ -1,13 +1,15 @@
 //! Devices, buffers and textures of a program that uses wgpu itself.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, Result, ensure};
 use forebay::amp::autocast;
+use forebay::backend::SourceError;
 use forebay::device::Device;
 use forebay::dtype::DType;
+use forebay::error::Error;
 use forebay::memory::Tag;
 use forebay::nn::{Linear, Module};
 use forebay::optim::{Optimizer, Sgd};
@@ -23,14 +25,20 @@ tests![
     the_programs_error_callback_sees_the_programs_errors_alone,
     callbacks_that_panic_do_not_end_the_device,
     callbacks_may_drop_tensors_and_the_device,
+    a_lost_device_is_an_error_of_reads_and_no_error_of_the_program,
+    a_queue_of_another_device_is_refused,
     a_program_keeps_its_callbacks_and_gets_its_memory_back,
     limits_below_the_minimum_are_refused,
     a_tensor_over_a_buffer_reads_and_writes_it,
     buffers_above_the_binding_limit_serve_tensors,
     unsuitable_buffers_are_refused,
+    buffers_of_another_device_are_refused,
+    operations_leave_the_bytes_after_a_tensor,
+    a_mapped_buffer_fails_its_submission,
     a_tensors_memory_serves_the_programs_commands,
     the_backward_pass_notices_the_programs_writes,
     weights_in_the_programs_memory_are_cast_each_time,
+    slices_of_any_size_are_bindings,
     textures_become_tensors_and_tensors_textures,
     training_on_webgpus_minimum_equals_training_on_an_own_device,
     a_requested_device_has_the_abilities_of_an_own_device,
@@ -322,6 +330,56 @@ fn callbacks_may_drop_tensors_and_the_device(device: &Device) -> Result<()> {
     Ok(())
 }
 
+/// Errors that wgpu reports for lost buffers of Forebay are no errors of the program.
+fn a_lost_device_is_an_error_of_reads_and_no_error_of_the_program(device: &Device) -> Result<()> {
+    let program = Program::on(device)?;
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let errors = Arc::clone(&seen);
+    program.device.on_uncaptured_error(Arc::new(move |error| {
+        errors.lock().expect("no test panics here").push(error.to_string());
+    }));
+    let shared = program.share()?;
+    let x = Tensor::ones([64], DType::F32, &shared)?;
+    ensure!(x.add(1.0)?.to_vec::<f32>()? == [2.0; 64], "before the loss");
+    let (pending, staged) = (x.exp()?.to_vec_async::<f32>(), Tensor::new([1.0, 2.0], &shared)?);
+    program.device.destroy();
+    let _ = block_on(pending);
+    let reads = [
+        x.mul(3.0).and_then(|y| y.to_vec::<f32>()),
+        block_on(x.to_vec_async::<f32>()),
+        staged.to_vec::<f32>(),
+        Tensor::from_slice(&[1.0f32; 3], [3], &shared).and_then(|y| y.to_vec::<f32>()),
+    ];
+    for read in reads {
+        let error = read.err().context("a lost device was read")?;
+        ensure!(matches!(error, Error::Driver(SourceError::DeviceLost(_))), "{error}");
+    }
+    drop((x, staged, shared));
+    let seen = seen.lock().expect("no test panics here");
+    ensure!(seen.is_empty(), "the program's callback got {seen:?}");
+    Ok(())
+}
+
+/// wgpu reports a submission to the wrong queue to that queue's device, and reads would return zeros.
+fn a_queue_of_another_device_is_refused(device: &Device) -> Result<()> {
+    if cfg!(target_vendor = "apple") {
+        return skip("Metal does not tell whose a queue is");
+    }
+    let (program, other) = (Program::on(device)?, Program::on(device)?);
+    let refused = || -> Result<()> {
+        let made = Device::from_wgpu(&program.adapter, &program.device, &other.queue);
+        let error = made.err().context("the queue was taken")?.to_string();
+        ensure!(error.contains("another device's"), "{error}");
+        Ok(())
+    };
+    refused()?;
+    // A registered device is no exception.
+    let shared = program.share()?;
+    refused()?;
+    drop(shared);
+    Ok(())
+}
+
 fn limits_below_the_minimum_are_refused(device: &Device) -> Result<()> {
     Program::on(device)?;
     let program = Program::open(Some(&device.info().name), wgpu::Limits::downlevel_defaults())?;
@@ -411,7 +469,8 @@ fn unsuitable_buffers_are_refused(device: &Device) -> Result<()> {
     refuse(&buffer, 0, &shared, "overlap a tensor over its bytes 0..320")?;
     refuse(&buffer, 256, &shared, "drop the tensor first")?;
     let next = Tensor::from_wgpu_buffer(&buffer, 512, [4], DType::F32, &shared)?;
-    let empty = Tensor::from_wgpu_buffer(&buffer, 0, [0], DType::F32, &shared)?;
+    let empty = Tensor::from_wgpu_buffer(&buffer, 1024, [0, 3], DType::F32, &shared)?;
+    ensure!(empty.shape() == [0, 3] && empty.to_vec::<f32>()?.is_empty(), "{empty:?}");
     // A view keeps the range, and a refusal releases nothing.
     let view = wide.narrow(0, 64, 4)?;
     drop((wide, empty));
@@ -425,6 +484,76 @@ fn unsuitable_buffers_are_refused(device: &Device) -> Result<()> {
     let null = Device::null(Default::default());
     ensure!(Tensor::ones([1], DType::F32, &null)?.wgpu_slice().is_err(), "a null device has buffers");
     ensure!(shared.memory().tag(Tag::External).current == 0, "a refused buffer is counted");
+    Ok(())
+}
+
+/// The devices are of one instance, because wgpu may mistake a buffer of another instance for its own.
+fn buffers_of_another_device_are_refused(device: &Device) -> Result<()> {
+    let program = Program::on(device)?;
+    let shared = program.share()?;
+    let descriptor = wgpu::DeviceDescriptor::default();
+    let (other, queue) = block_on(program.adapter.request_device(&descriptor))?;
+    let other = Program { adapter: program.adapter.clone(), device: other, queue };
+    let destroyed = program.buffer(64, TENSOR_USAGES);
+    destroyed.destroy();
+    for buffer in [other.buffer(64, TENSOR_USAGES), destroyed] {
+        let made = Tensor::from_wgpu_buffer(&buffer, 0, [16], DType::F32, &shared);
+        let error = made.err().context("the buffer was taken")?.to_string();
+        ensure!(error.contains("cannot use the buffer"), "{error}");
+    }
+    ensure!(shared.memory().tag(Tag::External).current == 0, "a refused buffer is counted");
+    ensure!(Tensor::ones([3], DType::F32, &shared)?.to_vec::<f32>()? == [1.0; 3], "after the refusals");
+    Ok(())
+}
+
+fn operations_leave_the_bytes_after_a_tensor(device: &Device) -> Result<()> {
+    let program = Program::on(device)?;
+    let shared = program.share()?;
+    let buffer = program.buffer(1 << 18, TENSOR_USAGES);
+    for dtype in [DType::U8, DType::Bool, DType::BF16] {
+        // The last size is filled by the driver's command for large buffers, if the tensor has whole words.
+        for numel in [1usize, 3, 7, 257, 70001] {
+            let x = Tensor::from_wgpu_buffer(&buffer, 256, [numel], dtype, &shared)?;
+            let ones = Tensor::ones([numel], dtype, &shared)?;
+            let mask = Tensor::ones([numel], DType::Bool, &shared)?;
+            let operations: [(&str, &dyn Fn() -> forebay::error::Result<()>); 7] = [
+                ("fill_", &|| x.fill_(1.0)),
+                ("zero_", &|| x.zero_()),
+                ("copy_", &|| x.copy_(&ones)),
+                ("cast", &|| x.copy_(&ones.to_dtype(DType::F32)?)),
+                ("random_", &|| x.random_(0, 2)),
+                ("masked_fill_", &|| x.masked_fill_(&mask, 1.0)),
+                ("narrow", &|| x.narrow(0, numel - 1, 1)?.fill_(1.0)),
+            ];
+            for (name, run) in operations {
+                program.queue.write_buffer(&buffer, 0, &vec![0xab; 1 << 18]);
+                program.queue.submit([]);
+                run().with_context(|| format!("{name} of {numel} {dtype}"))?;
+                shared.flush()?;
+                let bytes = program.read(&buffer, 0, 1 << 18)?;
+                let (before, rest) = bytes.split_at(256);
+                let after = &rest[numel * dtype.size()..];
+                let is_kept = before.iter().chain(after).all(|&byte| byte == 0xab);
+                ensure!(is_kept, "{name} of {numel} {dtype} changed the program's bytes: {:?}", &after[..8]);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// wgpu refuses all commands of a submission, and the error says so.
+fn a_mapped_buffer_fails_its_submission(device: &Device) -> Result<()> {
+    let program = Program::on(device)?;
+    let shared = program.share()?;
+    let descriptor =
+        wgpu::BufferDescriptor { label: None, size: 64, usage: TENSOR_USAGES, mapped_at_creation: true };
+    let buffer = program.device.create_buffer(&descriptor);
+    let x = Tensor::from_wgpu_buffer(&buffer, 0, [16], DType::F32, &shared)?;
+    let error = x.add(1.0).and_then(|y| y.to_vec::<f32>()).err().context("it was read")?.to_string();
+    ensure!(error.contains("mapped") && error.contains("have not run either"), "{error}");
+    buffer.unmap();
+    x.fill_(2.0)?;
+    ensure!(x.add(1.0)?.to_vec::<f32>()? == [3.0; 16], "after the buffer was unmapped");
     Ok(())
 }
 
@@ -509,6 +638,39 @@ fn weights_in_the_programs_memory_are_cast_each_time(device: &Device) -> Result<
     program.queue.submit([]);
     let seen = forward()?.to_vec::<f32>()?;
     ensure!(seen == [8.0; 16], "the program's weights give {seen:?}");
+    Ok(())
+}
+
+/// wgpu takes bindings and copies of whole words.
+fn slices_of_any_size_are_bindings(device: &Device) -> Result<()> {
+    let program = Program::on(device)?;
+    let shared = program.share()?;
+    let entry = wgpu::BindGroupLayoutEntry {
+        binding: 0,
+        visibility: wgpu::ShaderStages::COMPUTE,
+        ty: wgpu::BindingType::Buffer {
+            ty: wgpu::BufferBindingType::Storage { read_only: true },
+            has_dynamic_offset: false,
+            min_binding_size: None,
+        },
+        count: None,
+    };
+    let layout = program
+        .device
+        .create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor { label: None, entries: &[entry] });
+    for (numel, dtype) in
+        [(1, DType::U8), (3, DType::U8), (5, DType::Bool), (3, DType::BF16), (4, DType::F32)]
+    {
+        let x = Tensor::ones([numel], dtype, &shared)?;
+        let slice = x.wgpu_slice()?;
+        ensure!(slice.size() == (numel * dtype.size()) as u64, "{slice:?}");
+        let scope = program.device.push_error_scope(wgpu::ErrorFilter::Validation);
+        let entries = [wgpu::BindGroupEntry { binding: 0, resource: slice.as_binding() }];
+        let descriptor = wgpu::BindGroupDescriptor { label: None, layout: &layout, entries: &entries };
+        drop(program.device.create_bind_group(&descriptor));
+        let error = block_on(scope.pop());
+        ensure!(error.is_none(), "{numel} of {dtype}: {error:?}");
+    }
     Ok(())
 }
 
