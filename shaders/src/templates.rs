@@ -57,6 +57,7 @@ templates! {
     "sort",
     "sort_merge",
     "sort_select",
+    "topk",
     "scatter",
     "scatter_sorted",
     "scatter_rows",

@@ -24,6 +24,18 @@ fn sorts() {
 }
 
 #[test]
+fn first_elements() {
+    for kind in KINDS {
+        for (threads_per_row, steps) in [(8usize, 1usize), (64, 16), (256, 2)] {
+            for (partial, indirect) in [(false, false), (true, false), (false, true), (true, true)] {
+                let spec = KernelSpec::new("topk").def("kind", kind).def("threads_per_row", threads_per_row);
+                render_valid(&spec.def("steps", steps).def("partial", partial).def("indirect", indirect));
+            }
+        }
+    }
+}
+
+#[test]
 fn scatters_of_distinct_indices() {
     for size in [2usize, 4, 8] {
         for index in ["i32", "u32", "i64w"] {

@@ -197,6 +197,7 @@ pub(crate) fn collect_kernels_on(profile: CardProfile, golden: &Path) -> Result<
     exercise_linear_cross_entropy(&device)?;
     exercise_split_rows(&device)?;
     exercise_sorted_scatters(&device, &types)?;
+    exercise_selections(&device, &types);
     exercise_norms(&device)?;
     exercise_fp8_linear(&device)?;
     exercise_optimizers(&device)?;
@@ -398,6 +399,16 @@ fn exercise_sorted_scatters(device: &Device, types: &[DType]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Selections by groups of every size, and of long rows in two launches.
+fn exercise_selections(device: &Device, types: &[DType]) {
+    for &dtype in types {
+        for (extent, k) in [(8, 1), (300, 4), (400, 8), (1024, 20), (1024, 50), (4096, 20), (30_000, 50)] {
+            // Errors are of types that a device lacks.
+            drop(Tensor::zeros([2, extent], dtype, device).and_then(|x| x.topk(k, 1, false)));
+        }
+    }
 }
 
 /// Group and batch norms of runs of every width, with the types of each under autocast.

@@ -3,8 +3,10 @@
 //! One stable sort on the device finds the order, and the values are gathered by it bit by bit. Every type
 //! therefore works on every device. As in PyTorch, -0 equals 0, and NaN sort last in ascending order. Rows up
 //! to `Tiling::max_size` elements are sorted in workgroup memory, several at once. Longer rows are sorted
-//! in tiles and merged pairwise, only as far as needed.
+//! in tiles and merged pairwise, only as far as needed. The first few elements of a row are selected without a
+//! sort, with the same result.
 
+mod selection;
 pub(crate) mod sets;
 
 use super::index::{IndexedElements, gather_into, index_dtype_name, scatter_unique_into};
@@ -111,6 +113,9 @@ impl Sorter {
             return Ok(indices);
         }
         let tiling = Tiling::new(self.op, x, d)?;
+        if self.try_select(x, &tiling, &indices)? {
+            return Ok(indices);
+        }
         if tiling.tiles == 1 {
             self.sort_tiles(x, &tiling, false, &[x, &indices])?;
             return Ok(indices);
@@ -141,7 +146,7 @@ impl Sorter {
         let (first, start_kind) = self.start_params();
         let params = layout.params(x, |params| {
             kernel_params! {
-                ..params; flip: if self.descending { u32::MAX } else { 0 }, nan: self.nan_key(), first,
+                ..params; flip: self.flip(), nan: self.nan_key(), first,
                 count: self.count, start_kind, tiles, tile_shift: size.ilog2(),
                 block_shift: block_size.ilog2(), needed: self.needed_prefix(layout.extent),
             }
@@ -183,6 +188,11 @@ impl Sorter {
     /// Returns the key of NaN before the order is reversed.
     fn nan_key(self) -> u32 {
         if matches!(self.start, RankStart::RankOrNan(_)) { 0 } else { u32::MAX }
+    }
+
+    /// Returns the bits that reverse the order of keys.
+    fn flip(self) -> u32 {
+        if self.descending { u32::MAX } else { 0 }
     }
 
     fn start_params(self) -> (usize, u32) {

@@ -20,6 +20,9 @@ tests![
     nan_sorts_last,
     sixty_four_bit_types_sort_by_all_bits,
     topk_equals_a_sort,
+    selections_equal_a_sort,
+    selections_find_neighbours_of_one_thread,
+    selections_of_many_chunks,
     medians_and_ranks,
     quantiles_of_all_kinds,
     quantiles_outside_are_nan,
@@ -171,6 +174,86 @@ fn topk_equals_a_sort(device: &Device) -> Result<()> {
     ensure_same_bits(&columns.topk(5, 0, true)?.0, &columns.sort(0, true)?.0.narrow(0, 0, 5)?.copy()?)
 }
 
+/// Compares the first `k` elements along `dim` and the k-th smallest with a sort.
+fn check_selection(x: &Tensor, k: usize, dim: isize) -> Result<()> {
+    let copy =
+        |t: &Tensor, start: usize, n: usize| -> Result<Tensor> { Ok(t.narrow(dim, start, n)?.copy()?) };
+    for largest in [false, true] {
+        let (value, index) = x.topk(k, dim, largest)?;
+        let (sorted, indices) = x.sort(dim, largest)?;
+        ensure_same_bits(&value, &copy(&sorted, 0, k)?).with_context(|| format!("{k}, largest {largest}"))?;
+        ensure_same_bits(&index, &copy(&indices, 0, k)?)
+            .with_context(|| format!("{k}, largest {largest}"))?;
+        if !largest {
+            let (value, index) = x.kthvalue(k, dim, true)?;
+            ensure_same_bits(&value, &copy(&sorted, k - 1, 1)?).with_context(|| format!("number {k}"))?;
+            ensure_same_bits(&index, &copy(&indices, k - 1, 1)?).with_context(|| format!("number {k}"))?;
+        }
+    }
+    Ok(())
+}
+
+fn selections_equal_a_sort(device: &Device) -> Result<()> {
+    for dtype in DType::ALL.into_iter().filter(|&d| device.supports_dtype(d)) {
+        for (rows, n, k) in [(70, 9, 1), (5, 100, 4), (3, 1024, 20), (3, 1000, 7), (2, 2300, 128)] {
+            let x = mixed(&[rows, n], dtype, device)?;
+            check_selection(&x, k, 1).with_context(|| format!("{dtype}, {k} of {n}"))?;
+        }
+    }
+    for x in [
+        mixed(&[4, 130, 6], DType::F32, device)?,
+        mixed(&[130, 6, 4], DType::BF16, device)?.narrow(0, 1, 97)?,
+    ] {
+        for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
+            let view = x.permute(order)?;
+            let dim = (0..3).max_by_key(|&d| view.shape()[d]).unwrap_or(0) as isize;
+            check_selection(&view, 5, dim).with_context(|| format!("{:?}", view.shape()))?;
+            check_selection(&view.select(dim, 3)?.unsqueeze(0)?.expand([90, -1, -1])?, 11, 0)?;
+        }
+    }
+    let odd = [f32::NAN, -0.0, f32::INFINITY, 0.0, f32::from_bits(0xffc0_0001), f32::NEG_INFINITY, 1.0, -1.0];
+    for dtype in [DType::F32, DType::F16, DType::BF16, DType::F64] {
+        let values: Vec<f32> = (0..1200).map(|i| odd[i * 5 % odd.len()]).collect();
+        if device.supports_dtype(dtype) {
+            let x = Tensor::from_slice(&values, [1200], device)?.to_dtype(dtype)?;
+            for k in [1, 60, 128] {
+                check_selection(&x, k, 0).with_context(|| format!("{dtype} with NaN"))?;
+            }
+            check_selection(&x.mul(f64::NAN)?, 30, 0).with_context(|| format!("{dtype}, all NaN"))?;
+        }
+    }
+    let mut rng = SplitMix64(65);
+    let words: Vec<i64> = (0..1500).map(|i| (rng.next() as i64) >> [0, 20, 40, 60][i % 4]).collect();
+    check_selection(&Tensor::from_slice(&words, [1500], device)?, 40, 0)?;
+    check_selection(&Tensor::full([1500], u32::MAX.into(), DType::U32, device)?, 40, 0)
+}
+
+fn selections_find_neighbours_of_one_thread(device: &Device) -> Result<()> {
+    // Elements of one thread lie 8 to 256 positions from each other.
+    for (n, k) in [(1024usize, 20usize), (1024, 100), (4096, 40), (200, 4), (9000, 100)] {
+        for step in [8, 16, 32, 64, 128, 256] {
+            let values: Vec<i32> =
+                (0..n as i32).map(|i| if i % step == 5 { -i } else { i * 7 % 100 }).collect();
+            let x = Tensor::from_slice(&values, [n], device)?;
+            check_selection(&x, k, 0).with_context(|| format!("{k} of {n}, each {step}"))?;
+        }
+        for x in [Tensor::zeros([n], DType::F32, device)?, iota(&[n], DType::F32, device)?] {
+            check_selection(&x, k, 0).with_context(|| format!("{k} of {n}"))?;
+        }
+    }
+    Ok(())
+}
+
+fn selections_of_many_chunks(device: &Device) -> Result<()> {
+    for (rows, n, k) in [(3, 30_001, 50), (1, 131_072, 128), (2, 8193, 3)] {
+        check_selection(&mixed(&[rows, n], DType::F32, device)?, k, 1)
+            .with_context(|| format!("{k} of {n}"))?;
+        check_selection(&mixed(&[n, rows], DType::I64, device)?, k, 0)
+            .with_context(|| format!("{k} of {n} in columns"))?;
+    }
+    Ok(())
+}
+
 fn medians_and_ranks(device: &Device) -> Result<()> {
     for n in [1, 2, 5, 8, 2050, 7001] {
         let x = mixed(&[3, n], DType::F32, device)?;
@@ -309,6 +392,8 @@ fn a_million_elements_sort(device: &Device) -> Result<()> {
     }
     let few = x.topk(20, 0, true)?.0.to_vec::<f32>()?;
     ensure!(few.iter().eq(sorted.iter().rev().take(20)), "{few:?}");
+    let (least, at) = x.topk(100, 0, false)?;
+    ensure!(least.to_vec::<f32>()? == sorted[..100] && at.to_vec::<i64>()? == index[..100], "{least:?}");
     let middle = x.median(0, false)?.0.to_vec::<f32>()?;
     ensure!(middle == [sorted[(n - 1) / 2]], "{middle:?}");
     let chosen = x.masked_select(&x.gt(0.0)?)?.to_vec::<f32>()?;
