@@ -53,6 +53,7 @@ templates! {
     "embedding_bag",
     "gather",
     "scatter_unique",
+    "extreme_grad",
     "sort_keys",
     "sort",
     "sort_merge",

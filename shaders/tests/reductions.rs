@@ -58,7 +58,33 @@ fn reductions() {
                         .def("across", across)
                         .def("width", width)
                         .def("unroll", unroll);
-                    render_valid(&spec);
+                    render_valid(&spec.clone().def("staged", false));
+                    let is_16_bits = matches!(out, "f16" | "bf16") && !combine.starts_with("arg");
+                    if is_16_bits && !across && threads_per_row <= 64 {
+                        render_valid(&spec.def("staged", true));
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn gradients_of_extremes() {
+    for dtype in ["f32", "f16", "bf16"] {
+        for width in [1usize, 4] {
+            for (across, threads_per_row, steps) in [
+                (false, 1usize, 5usize),
+                (false, 8, 2),
+                (false, 256, 0),
+                (true, 1, 3),
+                (true, 8, 0),
+                (true, 256, 0),
+            ] {
+                for equal_nan in [false, true] {
+                    let spec = KernelSpec::new("extreme_grad").def("dtype", dtype).def("width", width);
+                    let spec = spec.def("across", across).def("threads_per_row", threads_per_row);
+                    render_valid(&spec.def("steps", steps).def("equal_nan", equal_nan));
                 }
             }
         }

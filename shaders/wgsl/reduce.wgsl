@@ -11,6 +11,7 @@ across: neighbouring threads have neighbouring outputs (the kept dimensions are 
 width: 4 if neighbours are read in one aligned access (elements of one output or, `across`, of four outputs),
   else 1. Parameters then count quads of the inner dimension, and `across` quads of outputs.
 unroll: loads that a thread has in flight
+staged: results of 16 bits are collected, and written in quads; not `across`, no index, and a multiple of four outputs
 For argmax and argmin: values: the value is written too 
 has_indices: indices come from a buffer of a previous stage
 Few outputs of many elements need two stages: the first writes `splits` partial results for each output.
@@ -24,7 +25,7 @@ Few outputs of many elements need two stages: the first writes `splits` partial 
 {%- set rows = 256 // threads_per_row -%}
 {%- set components = [".x", ".y", ".z", ".w"] if width == 4 else [""] -%}
 {%- set outs = width if across else 1 -%}
-{%- set packed = outs == 4 and out in ["f32", "f16", "bf16"] -%}
+{%- set packed = staged or (outs == 4 and out in ["f32", "f16", "bf16"]) -%}
 {% for file in math %}
 {% include "math/" ~ file %}
 {% endfor %}
@@ -149,6 +150,9 @@ fn reduced_offset(r: u32) -> u32 {
 {% endfor %}
         total{{ k }} = t{{ k }}_1_0;
 {% endmacro %}
+{% if staged %}
+var<workgroup> staged_results: array<f32, {{ rows }}>;
+{% endif %}
 {% set read = "input_quad(i" if width == 4 else "input_at(i" %}
 {% set element = " >> 2u)" if width == 4 else ")" %}
 {% if threads_per_row > 1 %}
@@ -260,6 +264,16 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         {% endfor %}
     }
     {% endif %}
+    {% if staged %}
+    if row_thread == 0u { staged_results[row] = {{ t.cast("finalize(total0, m0)", T, "f32") }}; }
+    workgroupBarrier();
+    let quad = group_index(group, groups) * {{ rows // 4 }}u + thread;
+    if (thread < {{ rows // 4 }}u) & (quad * 4u < p.outputs) {
+        result_put_quad(quad, vec4<f32>({% for k in range(4) -%}
+            staged_results[thread * 4u + {{ k }}u]{{ ", " if not loop.last }}
+        {%- endfor %}));
+    }
+    {% else %}
     if live && row_thread == 0u {
         {% if arg %}
         {% if values %}
@@ -275,4 +289,5 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         {% endfor %}
         {% endif %}
     }
+    {% endif %}
 }

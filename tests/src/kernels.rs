@@ -198,6 +198,7 @@ pub(crate) fn collect_kernels_on(profile: CardProfile, golden: &Path) -> Result<
     exercise_split_rows(&device)?;
     exercise_sorted_scatters(&device, &types)?;
     exercise_selections(&device, &types);
+    exercise_extremes(&device, &types)?;
     exercise_norms(&device)?;
     exercise_fp8_linear(&device)?;
     exercise_optimizers(&device)?;
@@ -409,6 +410,20 @@ fn exercise_selections(device: &Device, types: &[DType]) {
             drop(Tensor::zeros([2, extent], dtype, device).and_then(|x| x.topk(k, 1, false)));
         }
     }
+}
+
+/// Extremes and their gradients over rows and columns, by one thread and by several.
+fn exercise_extremes(device: &Device, types: &[DType]) -> Result<()> {
+    for &dtype in types.iter().filter(|dtype| dtype.is_float()) {
+        for (shape, dim) in
+            [([1 << 18, 20], 1), ([64, 20], 1), ([64, 9000], 1), ([20, 64], 0), ([600, 2048], 0)]
+        {
+            let x = Tensor::zeros(shape, dtype, device)?.to_leaf()?;
+            let y = x.amax([dim], false)?;
+            y.backward_with(&y.ones_like()?)?;
+        }
+    }
+    Ok(())
 }
 
 /// Group and batch norms of runs of every width, with the types of each under autocast.

@@ -6,9 +6,11 @@
 //!
 //! A new reduction is one more [`ReduceOp`], with expressions for the element, the combination and the result.
 
+mod extreme_grad;
 pub(crate) mod scan;
 pub(crate) mod statistics;
 
+use self::extreme_grad::{TieRule, share_among_ties};
 use super::shape::cat;
 use crate::ops::kernel::heuristics::{ReduceConfig, supports_vec4};
 use crate::ops::prelude::*;
@@ -128,6 +130,23 @@ impl ReduceDims {
         t.reshape(&self.keepdim_shape[..])?.broadcast_to(&self.input_shape)
     }
 
+    /// Returns the numbers of elements before, in and after the reduced dimensions of a contiguous input, or `None` if
+    /// kept dimensions lie between them.
+    fn adjacent_extents(&self) -> Option<[usize; 3]> {
+        let mut extents = [1; 3];
+        let mut part = 0;
+        for (&n, &is_reduced) in self.input_shape.iter().zip(&self.is_reduced).filter(|(n, _)| **n != 1) {
+            match (part, is_reduced) {
+                (0, true) => part = 1,
+                (1, false) => part = 2,
+                (2, true) => return None,
+                _ => {}
+            }
+            extents[part] *= n;
+        }
+        Some(extents)
+    }
+
     /// Returns the extents and strides of the kept dimensions, or of the reduced ones.
     fn select_dims(&self, layout: &Layout, reduced: bool) -> SmallVec<[(usize, usize); 6]> {
         let mut side = SmallVec::new();
@@ -209,7 +228,15 @@ impl ReduceStage<'_> {
         let center = self.args.center.map_or("", name);
         let (map, combine, post) = (self.op.map, self.op.combine, self.op.post);
         let words = [name(self.input), compute, out, index, map, combine.word(), post, center];
-        let flags = [value.is_some(), self.args.partial_indices.is_some(), self.reduced.0.len() <= 1, across];
+        let (outputs, extent) = (numel(&self.kept.0), numel(&self.reduced.0));
+        let rows = WORKGROUP_SIZE / plan.threads_per_row;
+        let staged = indices.is_none()
+            && !across
+            && plan.splits == 1
+            && value.is_some_and(|v| matches!(v.dtype(), DType::F16 | DType::BF16))
+            && [rows, outputs].iter().all(|n| n.is_multiple_of(VEC4_WIDTH));
+        let has_indices = self.args.partial_indices.is_some();
+        let flags = [value.is_some(), has_indices, self.reduced.0.len() <= 1, across, staged];
         let mut key = KernelKey::new("reduce");
         words.iter().for_each(|word| key.push_str(word));
         key.push_strs(self.op.math_files);
@@ -220,10 +247,9 @@ impl ReduceStage<'_> {
                 "reduce", source: name(self.input), compute, out, index, math: self.op.math_files,
                 map, combine, post, center, values: flags[0],
                 has_indices: flags[1], flat: flags[2], threads_per_row: plan.threads_per_row, across,
-                width: self.width, unroll: plan.unroll,
+                width: self.width, unroll: plan.unroll, staged,
             }
         };
-        let (outputs, extent) = (numel(&self.kept.0), numel(&self.reduced.0));
         let params = kernel_params! {
             outputs, extent, splits: plan.splits, chunk: plan.chunk, offset: self.offset,
             kept_rank: self.kept.0.len(), reduced_rank: self.reduced.0.len(), args: self.args.params,
@@ -236,7 +262,7 @@ impl ReduceStage<'_> {
         let params =
             params.loop_iterations(reads.div_ceil(plan.unroll) + plan.unroll + offset_iterations + 16);
         let tensors = bindings![self.input, self.args.center, self.args.partial_indices, value, indices];
-        let groups = (outputs * plan.splits).div_ceil(WORKGROUP_SIZE / plan.threads_per_row);
+        let groups = (outputs * plan.splits).div_ceil(rows);
         launch::launch_by_key(&key, spec, &tensors, params, groups)
     }
 }
@@ -557,19 +583,14 @@ impl Tensor {
         op: &'static ReduceOp,
         dims: &[isize],
         keepdim: bool,
-        sharing: fn(&Tensor, &Tensor) -> Result<Tensor>,
+        rule: TieRule,
     ) -> Result<Tensor> {
         let axes = ReduceDims::new(op.name, self.shape(), dims)?;
         let out = reduce(op, self, &axes, keepdim, self.dtype(), self.dtype(), ReduceArgs::default())?;
         let (x, y) = (SavedTensor::input(self), SavedTensor::output(&out));
         Ok(autograd::differentiable_unary(op.name, out, self, move |g, ctx| {
             let (x, y) = (x.unpack_detached(ctx)?, y.unpack_detached(ctx)?);
-            let mask = sharing(&x, &axes.expand_to_input(&y)?)?;
-            let args = ReduceArgs::default();
-            let ties =
-                reduce(&COUNT, &mask, &axes, true, DType::I32, DType::I32, args)?.to_dtype(g.dtype())?;
-            let share = g.reshape(&axes.keepdim_shape[..])?.div(&ties)?;
-            axes.expand_to_input(&share)?.mul(&mask.to_dtype(g.dtype())?)
+            share_among_ties(op.name, rule, &axes, [&x, &y, g])
         }))
     }
 
@@ -584,7 +605,7 @@ impl Tensor {
     /// There are no elements. See also [`sum`](Self::sum).
     #[track_caller]
     pub fn amax(&self, dims: impl IntoDims, keepdim: bool) -> Result<Tensor> {
-        self.reduce_extreme(&AMAX, &reduction_dims(dims), keepdim, |x, y| x.eq(y))
+        self.reduce_extreme(&AMAX, &reduction_dims(dims), keepdim, TieRule::Equal)
     }
 
     /// Computes the minimum over `dims` (all if there are none), or NaN. Equal elements share the gradient.
@@ -593,7 +614,7 @@ impl Tensor {
     /// There are no elements. See also [`sum`](Self::sum).
     #[track_caller]
     pub fn amin(&self, dims: impl IntoDims, keepdim: bool) -> Result<Tensor> {
-        self.reduce_extreme(&AMIN, &reduction_dims(dims), keepdim, |x, y| x.eq(y))
+        self.reduce_extreme(&AMIN, &reduction_dims(dims), keepdim, TieRule::Equal)
     }
 
     /// Computes the minimum and the maximum over `dims`.
@@ -607,13 +628,13 @@ impl Tensor {
     /// result. The gradient of [`amax`](Self::amax) is NaN in this case.
     #[track_caller]
     pub fn max_all(&self) -> Result<Tensor> {
-        self.reduce_extreme(&AMAX, &[], false, Self::eq_or_both_nan)
+        self.reduce_extreme(&AMAX, &[], false, TieRule::EqualOrBothNan)
     }
 
     /// Computes the minimum of all elements, with gradients as in [`max_all`](Self::max_all).
     #[track_caller]
     pub fn min_all(&self) -> Result<Tensor> {
-        self.reduce_extreme(&AMIN, &[], false, Self::eq_or_both_nan)
+        self.reduce_extreme(&AMIN, &[], false, TieRule::EqualOrBothNan)
     }
 
     /// Finds the indices of extremes over `dims`, and the extremes in `value`, if any. Not recorded.

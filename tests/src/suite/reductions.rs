@@ -12,6 +12,8 @@ use forebay::tensor::Tensor;
 super::tests![
     sums_over_every_dimension,
     extremes_and_means_of_long_columns,
+    equal_extremes_share_their_gradient,
+    many_short_rows_are_reduced,
     softmax_of_every_length,
     layer_norms_of_every_length,
     a_residual_is_added_in_the_same_pass,
@@ -99,6 +101,88 @@ fn extremes_and_means_of_long_columns(device: &Device) -> Result<()> {
         spoiled[(rows - 1) * columns + 2] = f32::NAN;
         let nan = Tensor::from_slice(&spoiled, [rows, columns], device)?.amax([0], false)?.to_vec::<f32>()?;
         ensure!(nan[2].is_nan() && nan[1] == largest[1], "NaN stays in its column: {nan:?}");
+    }
+    Ok(())
+}
+
+/// Compares the gradients of `amax`, `amin` and `max_all` with a count of the equal elements.
+fn check_shares(x: &Tensor, dims: &[isize]) -> Result<()> {
+    let extreme = |x: &Tensor, least: bool| match (dims.is_empty(), least) {
+        (true, false) => x.max_all()?.reshape(vec![1; x.rank()]),
+        (true, true) => x.min_all()?.reshape(vec![1; x.rank()]),
+        (false, false) => x.amax(dims, true),
+        (false, true) => x.amin(dims, true),
+    };
+    for least in [false, true] {
+        let leaf = x.to_leaf()?;
+        let y = extreme(&leaf, least)?;
+        let g = Tensor::randn(y.shape(), DType::F32, x.device())?.to_dtype(x.dtype())?;
+        y.backward_with(&g)?;
+        let (got, y) = (leaf.grad().context("no gradient")?.to_f64s()?, y.detach());
+        let mut mask = x.eq(&y)?;
+        if dims.is_empty() {
+            mask = mask.logical_or(&x.isnan()?.logical_and(&y.isnan()?)?)?;
+        }
+        let ties = mask.count_nonzero(dims)?.reshape(y.shape())?.to_dtype(x.dtype())?;
+        let expected = g.div(&ties)?.mul(&mask.to_dtype(x.dtype())?)?.to_f64s()?;
+        for (k, (a, b)) in got.iter().zip(&expected).enumerate() {
+            let same = a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan());
+            ensure!(same, "element {k} of the gradient is {a}, not {b}; least: {least}");
+        }
+        ensure!(got.len() == expected.len(), "{} elements", got.len());
+    }
+    Ok(())
+}
+
+fn equal_extremes_share_their_gradient(device: &Device) -> Result<()> {
+    let cases: [(&[usize], &[isize]); 14] = [
+        (&[3, 5, 20], &[-1]),
+        (&[1 << 18, 20], &[1]),
+        (&[3, 7], &[1]),
+        (&[2, 20, 12], &[1]),
+        (&[2, 20, 7], &[1]),
+        (&[3, 4, 6, 5], &[1, 2]),
+        (&[3, 4, 6, 8], &[0, 1]),
+        (&[4, 3, 5], &[0, 2]),
+        (&[5, 3000], &[1]),
+        (&[20, 12_000], &[1]),
+        (&[600, 1028], &[0]),
+        (&[9, 5], &[]),
+        (&[50_000], &[]),
+        (&[1, 6, 1], &[0, 2]),
+    ];
+    for dtype in [DType::F32, DType::F16, DType::BF16, DType::F64] {
+        for (shape, dims) in cases {
+            if !device.supports_dtype(dtype) {
+                continue;
+            }
+            let what = || format!("{dtype} {shape:?} over {dims:?}");
+            let x = Tensor::randint(-2, 3, shape, DType::I32, device)?.to_dtype(dtype)?;
+            check_shares(&x, dims).with_context(what)?;
+            if x.numel() < 1 << 18 {
+                let nan = Tensor::rand(shape, DType::F32, device)?.lt(0.02)?;
+                check_shares(&x.masked_fill(&nan, f64::NAN)?, dims).with_context(what)?;
+                check_shares(&x.add(1.0)?.transpose(0, -1)?, dims).with_context(what)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn many_short_rows_are_reduced(device: &Device) -> Result<()> {
+    for (rows, n) in [((1 << 18) + 4, 20), ((1 << 18) + 1, 7), (1 << 18, 5), (36, 12), (37, 12), (12, 130)] {
+        let x = Tensor::randint(-9, 10, [rows, n], DType::F32, device)?;
+        let host = x.to_vec::<f32>()?;
+        for dtype in [DType::F32, DType::BF16, DType::F16] {
+            let name = format!("{rows} rows of {n}, {dtype}");
+            let x = x.to_dtype(dtype)?;
+            let values = |t: Tensor| t.to_dtype(DType::F32)?.to_vec::<f32>();
+            let expected = |f: fn(&[f32]) -> f32| host.chunks(n).map(f).collect::<Vec<_>>();
+            let largest = expected(|row| row.iter().copied().fold(f32::MIN, f32::max));
+            close(&name, &values(x.amax([1], false)?)?, &largest, 0.0)?;
+            let within = if dtype == DType::F32 { 1e-6 } else { 0.004 };
+            close(&name, &values(x.sum([1], false)?)?, &expected(|row| row.iter().sum()), within)?;
+        }
     }
     Ok(())
 }

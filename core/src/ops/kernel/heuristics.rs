@@ -84,6 +84,8 @@ impl ReduceConfig {
                 9..=512 if steps >= 64 => 32,
                 _ => 8,
             },
+            // Threads of neighbouring outputs read the same cache lines, and need not combine their values.
+            5..=8 if outputs >= TARGET_WORKGROUPS * WORKGROUP_SIZE => 1,
             5..=32 => 8,
             33..=256 => 32,
             _ => WORKGROUP_SIZE,
@@ -225,6 +227,8 @@ mod tests {
             ReduceConfig::new(8192, 2048, false),
             ReduceConfig { threads_per_row: 256, unroll: 8, chunk: 2048, splits: 1 }
         );
+        let neighbours = ReduceConfig::new(1 << 20, 5, false);
+        assert_eq!((neighbours.threads_per_row, neighbours.unroll, neighbours.splits), (1, 4, 1));
         let columns = ReduceConfig::new(2048, 8192, true);
         assert_eq!((columns.threads_per_row, columns.splits), (8, 16));
     }
