@@ -2,7 +2,8 @@
 Gradient of a maximum or minimum over adjacent dimensions: the elements that equal the result share its gradient.
 
 x and out are [outer, extent, inner], y and g [outer, inner], all contiguous.
-dtype: type of all four, f32, f16 or bf16 · equal_nan: NaN elements share the gradient of a NaN result; else its gradient is NaN
+dtype: type of all four, f32, f16 or bf16
+equal_nan: NaN elements share the gradient of a NaN result; else its gradient is NaN
 across: inner > 1, and neighbouring threads have neighbouring results; else inner is 1
 width: elements of one access, 1 or 4: of one result or, `across`, of four results. Parameters then count quads.
 threads_per_row: threads of one result, or quad of results · steps: accesses of a thread that stay in registers, or 0
@@ -40,7 +41,9 @@ fn is_tie(v: {{ T }}, y: {{ T }}) -> bool {
 }
 
 fn ties(v: Step, y: Step) -> Count {
-    return Count({% for c in components %}select(0u, 1u, is_tie(v{{ c }}, y{{ c }})){{ ", " if not loop.last }}{% endfor %});
+    return Count({% for c in components -%}
+        select(0u, 1u, is_tie(v{{ c }}, y{{ c }})){{ ", " if not loop.last }}
+    {%- endfor %});
 }
 
 // The number of ties as a value of the gradient's type.

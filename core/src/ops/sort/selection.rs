@@ -3,12 +3,12 @@
 use super::{RankStart, Sorter, Tiling};
 use crate::ops::prelude::*;
 
-/// Most elements that a thread holds in registers. A key takes one or two.
+/// Returns the largest number of elements that a thread holds in registers. A key takes one or two.
 fn max_steps(wide: bool) -> usize {
     if wide { 16 } else { 32 }
 }
 
-/// Elements that a workgroup ranks, as in topk.wgsl.
+/// Returns the number of elements that a workgroup ranks, as in topk.wgsl.
 fn list_capacity(wide: bool) -> usize {
     if wide { 1024 } else { 1536 }
 }
