@@ -77,7 +77,11 @@ impl ConvGeometry {
         if let Some(out) = self.try_implicit(kind, a, b, bias)? {
             return Ok(out);
         }
-        match (kind, self.uses_im2col(a)) {
+        let is_im2col = match kind {
+            ConvKind::WeightGrad => self.weight_grad_uses_im2col(a),
+            ConvKind::Forward | ConvKind::InputGrad => self.uses_im2col(a),
+        };
+        match (kind, is_im2col) {
             (ConvKind::Forward, true) => self.im2col_forward(a, b, bias),
             (ConvKind::InputGrad, true) => self.im2col_input_grad(a, b, bias),
             (ConvKind::WeightGrad, true) => self.im2col_weight_grad(a, b, None),
@@ -93,11 +97,11 @@ impl ConvGeometry {
         if let Some(grads) = self.try_implicit_backward(dy, w, x)? {
             return Ok(grads);
         }
-        let is_im2col = !self.is_depthwise(dy.dtype()) && self.uses_im2col(dy);
-        if is_im2col && self.has_unit_stride() {
+        let is_depthwise = self.is_depthwise(dy.dtype());
+        if !is_depthwise && self.uses_im2col(dy) && self.has_unit_stride() {
             return self.im2col_backward(dy, w, x, cast_from);
         }
-        let dw = match is_im2col && !self.uses_implicit(dy) {
+        let dw = match !is_depthwise && self.weight_grad_uses_im2col(dy) && !self.uses_implicit(dy) {
             true => self.im2col_weight_grad(dy, x, cast_from),
             false => self.multiply(ConvKind::WeightGrad, dy, x, None),
         };

@@ -19,6 +19,7 @@ use super::tests;
 
 tests![
     im2col_equals_gathering,
+    gradients_of_weights_for_few_channels_are_products,
     im2col_takes_the_predicted_bytes,
     im2col_is_captured,
     im2col_rounds_once_and_is_deterministic,
@@ -155,6 +156,14 @@ const LARGE_CASES: [ConvCase; 7] = [
     ConvCase { padding: 1, transposed: Some(0), ..ConvCase::new(&[8, 32, 64, 64], &[32, 16, 3, 3]) },
 ];
 
+/// Convolutions with fewer rows of columns than im2col takes for the other products, but with many positions. Some have
+/// no copies, strides, or unaligned lines.
+const FEW_CHANNEL_CASES: [ConvCase; 3] = [
+    ConvCase::new(&[2, 6, 128, 64], &[8, 6, 1, 1]),
+    ConvCase { padding: 1, stride: 2, ..ConvCase::new(&[8, 1, 256, 256], &[5, 1, 3, 3]) },
+    ConvCase::new(&[3, 2, 43_700], &[4, 2, 4]),
+];
+
 /// Returns values from -1 to 1 whose products and sums are exact in every type and order.
 fn digits(shape: &[usize], seed: usize, dtype: DType, device: &Device) -> CoreResult<Tensor> {
     let n: usize = shape.iter().product();
@@ -178,6 +187,39 @@ fn im2col_equals_gathering(device: &Device) -> Result<()> {
             for max_bytes in CHUNKS {
                 device.set_im2col_max_bytes(Some(max_bytes));
                 let made = case.output_and_gradients(dtype, device)?;
+                ensure!(made.len() == 4, "{case:?} {dtype} {max_bytes}: a gradient is missing");
+                for (what, (made, expected)) in ["y", "dx", "dw", "db"].iter().zip(made.iter().zip(&expected))
+                {
+                    ensure!(
+                        expected.abs()?.sum_all()?.item()? > 0.0,
+                        "{case:?}: {what} is nothing but zeros"
+                    );
+                    ensure_close(&made.to_f64s()?, &expected.to_f64s()?, 0.0, 0.0)
+                        .with_context(|| format!("{case:?} {dtype} {max_bytes}: {what}"))?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn gradients_of_weights_for_few_channels_are_products(device: &Device) -> Result<()> {
+    let device = &with_own_pool(device);
+    for case in FEW_CHANNEL_CASES {
+        for dtype in [DType::F32, DType::BF16] {
+            let run = |max_bytes: u64| -> Result<(Vec<Tensor>, bool)> {
+                device.set_im2col_max_bytes(Some(max_bytes));
+                let profiler = Profiler::start(device)?;
+                let made = case.output_and_gradients(dtype, device)?;
+                let spans = profiler.finish()?.spans;
+                Ok((made, spans.iter().any(|span| span.name.contains("kind=weight"))))
+            };
+            let (expected, is_direct) = run(0)?;
+            ensure!(is_direct, "{case:?} {dtype}: without im2col, no direct kernel ran");
+            ensure!(expected.len() == 4, "{case:?}: a gradient is missing");
+            for max_bytes in CHUNKS {
+                let (made, is_direct) = run(max_bytes)?;
+                ensure!(!is_direct, "{case:?} {dtype} {max_bytes}: the direct kernel computed dw");
                 ensure!(made.len() == 4, "{case:?} {dtype} {max_bytes}: a gradient is missing");
                 for (what, (made, expected)) in ["y", "dx", "dw", "db"].iter().zip(made.iter().zip(&expected))
                 {

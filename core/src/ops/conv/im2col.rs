@@ -31,8 +31,12 @@ const MIN_ARRANGED_NUMEL: usize = 64;
 /// Smallest group, in output channels and in rows of the column matrix, for which im2col is faster.
 const MIN_GROUP_CHANNELS: usize = 4;
 const MIN_GROUP_ROWS: usize = 16;
-/// Number of output positions from which im2col is faster also for fewer output channels, if all are one group.
+/// Number of output positions from which im2col is faster also for fewer output channels, if all are one group. It is
+/// faster from there for the gradient of weights with fewer rows too: that sum over positions has few results, so the
+/// direct kernel has few threads, while matrix products split the sum.
 const MIN_POSITIONS: usize = 1 << 14;
+/// The same where that gradient would otherwise need no column matrix: its memory must pay.
+const MIN_COPIED_POSITIONS: usize = 1 << 17;
 
 /// Geometry of a column matrix for images \[images, groups · channels, input extents..\].
 #[derive(Clone, Copy, Debug)]
@@ -208,6 +212,24 @@ impl ConvGeometry {
     /// Groups must be large enough. Depthwise filters have little to multiply, but column matrices as large as
     /// those of other filters.
     pub(crate) fn uses_im2col(&self, x: &Tensor) -> bool {
+        (self.y_channels / self.groups >= MIN_GROUP_CHANNELS || self.has_many_positions())
+            && self.x_channels / self.groups * spatial_numel(&self.kernel) >= MIN_GROUP_ROWS
+            && self.supports_im2col(x)
+    }
+
+    /// Reports whether the gradient of the weights runs as im2col, which may hold although the other products run
+    /// directly. Padded to [`MIN_GROUP_ROWS`], the columns take at most four times the memory of the output's gradient.
+    pub(crate) fn weight_grad_uses_im2col(&self, x: &Tensor) -> bool {
+        // The columns of a filter of one tap are the images themselves.
+        let min_positions = if spatial_numel(&self.kernel) == 1 { MIN_POSITIONS } else { MIN_COPIED_POSITIONS };
+        let is_long_sum = self.groups == 1
+            && self.y_channels >= MIN_GROUP_CHANNELS
+            && self.batch * spatial_numel(&self.y_extents) >= min_positions;
+        self.uses_im2col(x) || (is_long_sum && self.supports_im2col(x))
+    }
+
+    /// Reports whether column matrices of this convolution exist: of its type, and within the limits of sizes.
+    fn supports_im2col(&self, x: &Tensor) -> bool {
         let taps = spatial_numel(&self.kernel);
         let rows = |channels: usize| channels / self.groups * taps;
         let max_numel = (rows(self.x_channels) + VECTOR_BYTES) * self.groups * spatial_numel(&self.y_extents);
@@ -219,8 +241,6 @@ impl ConvGeometry {
             aligned(self.x_channels, &self.x_extents) && aligned(self.y_channels, &self.y_extents);
         let merged = if is_aligned { 1 } else { VECTOR_BYTES.min(self.batch) };
         matches!(x.dtype(), DType::F32 | DType::F16 | DType::BF16)
-            && (self.y_channels / self.groups >= MIN_GROUP_CHANNELS || self.has_many_positions())
-            && rows(self.x_channels) >= MIN_GROUP_ROWS
             && self.batch * self.x_channels * spatial_numel(&self.x_extents) * spatial_numel(&self.y_extents)
                 > 0
             && max_numel.max(if self.has_unit_stride() { mirrored } else { 0 }).saturating_mul(merged)
