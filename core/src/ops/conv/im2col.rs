@@ -221,7 +221,8 @@ impl ConvGeometry {
     /// directly. Padded to [`MIN_GROUP_ROWS`], the columns take at most four times the memory of the output's gradient.
     pub(crate) fn weight_grad_uses_im2col(&self, x: &Tensor) -> bool {
         // The columns of a filter of one tap are the images themselves.
-        let min_positions = if spatial_numel(&self.kernel) == 1 { MIN_POSITIONS } else { MIN_COPIED_POSITIONS };
+        let min_positions =
+            if spatial_numel(&self.kernel) == 1 { MIN_POSITIONS } else { MIN_COPIED_POSITIONS };
         let is_long_sum = self.groups == 1
             && self.y_channels >= MIN_GROUP_CHANNELS
             && self.batch * spatial_numel(&self.y_extents) >= min_positions;
