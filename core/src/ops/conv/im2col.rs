@@ -35,7 +35,7 @@ const MIN_GROUP_ROWS: usize = 16;
 /// faster from there for the gradient of weights with fewer rows too: that sum over positions has few results, so the
 /// direct kernel has few threads, while matrix products split the sum.
 const MIN_POSITIONS: usize = 1 << 14;
-/// The same where that gradient would otherwise need no column matrix: its memory must pay.
+/// Number of output positions from which that gradient is worth the memory of a column matrix.
 const MIN_COPIED_POSITIONS: usize = 1 << 17;
 
 /// Geometry of a column matrix for images \[images, groups · channels, input extents..\].
