@@ -70,7 +70,7 @@ struct CallQueue {
     /// If true, calls are pending or are being given to the driver, or one of them failed and no caller has
     /// got the error yet.
     is_busy: AtomicBool,
-    /// Whoever gives calls to the driver holds this lock, so that they keep their order.
+    /// Locked while calls are given to the driver, so that they keep their order.
     submission: Mutex<Submission>,
     /// If true, the stream has had another use since the last call.
     is_interrupted: AtomicBool,
