@@ -177,26 +177,27 @@ fn with_own_pool(device: &Device) -> Device {
     Device::with_config(Arc::clone(device.backend()), device.pool().config())
 }
 
+/// Checks that an output and its three gradients are equal, and that none of them is zero everywhere.
+fn ensure_same_results(made: &[Tensor], expected: &[Tensor]) -> Result<()> {
+    ensure!([made.len(), expected.len()] == [4, 4], "a gradient is missing");
+    for (what, (made, expected)) in ["y", "dx", "dw", "db"].iter().zip(made.iter().zip(expected)) {
+        ensure!(expected.abs()?.sum_all()?.item()? > 0.0, "{what} is nothing but zeros");
+        ensure_close(&made.to_f64s()?, &expected.to_f64s()?, 0.0, 0.0).with_context(|| (*what).to_owned())?;
+    }
+    Ok(())
+}
+
 fn im2col_equals_gathering(device: &Device) -> Result<()> {
     let device = &with_own_pool(device);
     for case in CASES {
         for dtype in [DType::F32, DType::F16, DType::BF16] {
             device.set_im2col_max_bytes(Some(0));
             let expected = case.output_and_gradients(dtype, device)?;
-            ensure!(expected.len() == 4, "{case:?}: a gradient is missing");
             for max_bytes in CHUNKS {
                 device.set_im2col_max_bytes(Some(max_bytes));
                 let made = case.output_and_gradients(dtype, device)?;
-                ensure!(made.len() == 4, "{case:?} {dtype} {max_bytes}: a gradient is missing");
-                for (what, (made, expected)) in ["y", "dx", "dw", "db"].iter().zip(made.iter().zip(&expected))
-                {
-                    ensure!(
-                        expected.abs()?.sum_all()?.item()? > 0.0,
-                        "{case:?}: {what} is nothing but zeros"
-                    );
-                    ensure_close(&made.to_f64s()?, &expected.to_f64s()?, 0.0, 0.0)
-                        .with_context(|| format!("{case:?} {dtype} {max_bytes}: {what}"))?;
-                }
+                ensure_same_results(&made, &expected)
+                    .with_context(|| format!("{case:?} {dtype} {max_bytes}"))?;
             }
         }
     }
@@ -216,20 +217,11 @@ fn gradients_of_weights_for_few_channels_are_products(device: &Device) -> Result
             };
             let (expected, is_direct) = run(0)?;
             ensure!(is_direct, "{case:?} {dtype}: without im2col, no direct kernel ran");
-            ensure!(expected.len() == 4, "{case:?}: a gradient is missing");
             for max_bytes in CHUNKS {
                 let (made, is_direct) = run(max_bytes)?;
                 ensure!(!is_direct, "{case:?} {dtype} {max_bytes}: the direct kernel computed dw");
-                ensure!(made.len() == 4, "{case:?} {dtype} {max_bytes}: a gradient is missing");
-                for (what, (made, expected)) in ["y", "dx", "dw", "db"].iter().zip(made.iter().zip(&expected))
-                {
-                    ensure!(
-                        expected.abs()?.sum_all()?.item()? > 0.0,
-                        "{case:?}: {what} is nothing but zeros"
-                    );
-                    ensure_close(&made.to_f64s()?, &expected.to_f64s()?, 0.0, 0.0)
-                        .with_context(|| format!("{case:?} {dtype} {max_bytes}: {what}"))?;
-                }
+                ensure_same_results(&made, &expected)
+                    .with_context(|| format!("{case:?} {dtype} {max_bytes}"))?;
             }
         }
     }
