@@ -17,8 +17,16 @@ use crate::settings;
 
 /// Number of algorithms that are timed.
 const MAX_CANDIDATES: usize = 8;
-/// Runs that are timed together, after one warm-up run.
+/// Runs that are timed together.
 const TIMED_RUNS: u32 = 4;
+/// Rounds in which the algorithms are timed in turn. In the first one, an idle GPU raises its clock.
+const TIMED_ROUNDS: usize = 3;
+/// Once timing took this long, in nanoseconds, only the second round may still begin.
+const MAX_TUNING_NS: f64 = 1e8;
+/// An algorithm that is slower than the fastest by this factor is not timed again.
+const CLEARLY_SLOWER: f64 = 1.5;
+/// A later algorithm must be faster by this factor, so that noise does not change the choice from run to run.
+const CLEARLY_FASTER: f64 = 0.97;
 /// Products of fewer operations use the heuristic's first algorithm: launch overhead dominates their time.
 pub(crate) const MIN_FLOPS_TO_TUNE: u64 = 1 << 30;
 
@@ -67,30 +75,49 @@ pub(crate) unsafe fn query_heuristic(
 
 /// Returns the index of the fastest algorithm on a stream; `run` enqueues the product and is called several
 /// times.
+///
+/// The algorithms take turns, and the shortest time of each counts: else the first one would be measured at
+/// the clock of an idle GPU, and the last one at that of a hot GPU.
 pub(crate) fn find_fastest(
     stream: &CudaStream,
     algorithms: &[cublasLtMatmulAlgo_t],
     mut run: impl FnMut(&cublasLtMatmulAlgo_t) -> Result<(), CublasError>,
 ) -> Result<usize, SourceError> {
     let (start, end) = (CudaEvent::new_timed(&stream.context)?, CudaEvent::new_timed(&stream.context)?);
-    let mut best = (f64::INFINITY, 0);
-    for (number, algorithm) in algorithms.iter().enumerate() {
-        // The library may refuse an algorithm that its heuristic offers; such an algorithm is skipped.
-        if run(algorithm).is_err() {
-            continue;
+    // The library may refuse an algorithm that its heuristic offers; such an algorithm is skipped.
+    let mut candidates: Vec<usize> = (0..algorithms.len()).filter(|&i| run(&algorithms[i]).is_ok()).collect();
+    let mut shortest = vec![f64::INFINITY; algorithms.len()];
+    let mut total = 0.0;
+    for round in 0..TIMED_ROUNDS {
+        if round > 1 && total > MAX_TUNING_NS {
+            break;
         }
-        start.record(stream)?;
-        let enqueued = (0..TIMED_RUNS).all(|_| run(algorithm).is_ok());
-        end.record(stream)?;
-        end.synchronize()?;
-        let time = end.elapsed_since(&start)?;
-        // A later candidate must be clearly faster, so that timing noise does not change the choice from run
-        // to run.
-        if enqueued && time < 0.97 * best.0 {
-            best = (time, number);
+        for &candidate in &candidates {
+            start.record(stream)?;
+            let enqueued = (0..TIMED_RUNS).all(|_| run(&algorithms[candidate]).is_ok());
+            end.record(stream)?;
+            end.synchronize()?;
+            let time = end.elapsed_since(&start)?;
+            total += time;
+            if enqueued {
+                shortest[candidate] = shortest[candidate].min(time);
+            }
+        }
+        let limit = CLEARLY_SLOWER * shortest.iter().copied().fold(f64::INFINITY, f64::min);
+        candidates.retain(|&candidate| shortest[candidate] < limit);
+    }
+    Ok(choose_shortest(&shortest))
+}
+
+/// Returns the index of the shortest time, or of an earlier one that is about as short.
+fn choose_shortest(times: &[f64]) -> usize {
+    let mut best = 0;
+    for (number, &time) in times.iter().enumerate() {
+        if time < CLEARLY_FASTER * times[best] {
+            best = number;
         }
     }
-    Ok(best.1)
+    best
 }
 
 /// Choices of this process. All queues of a device then sum in the same order. The order depends neither on
@@ -166,6 +193,14 @@ impl AlgorithmChoices {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_earlier_algorithm_wins_unless_a_later_one_is_clearly_faster() {
+        assert_eq!(choose_shortest(&[1.0, 0.98, 0.99]), 0);
+        assert_eq!(choose_shortest(&[1.0, 0.98, 0.5, 0.49]), 2);
+        assert_eq!(choose_shortest(&[f64::INFINITY, 2.0]), 1);
+        assert_eq!(choose_shortest(&[f64::INFINITY; 2]), 0);
+    }
 
     fn algorithm(first: u64) -> cublasLtMatmulAlgo_t {
         cublasLtMatmulAlgo_t { data: [first, 2, 3, 4, 5, 6, 7, u64::MAX] }
