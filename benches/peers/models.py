@@ -14,6 +14,8 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
+from later_models import LATER_MODELS
+
 
 class GroupedAttention(nn.Module):
     def __init__(self, width, heads, shared, positions):
@@ -870,7 +872,7 @@ def points(tiny, dev):
 MODELS = [
     decoder, bert, mixture, linears, convnet, unet, graph, lstm,
     convnext, mobilenet, autoencoder, translator, audio, recommender, volume,
-    swin, dcgan, speech, statespace, efficientnet, points,
+    swin, dcgan, speech, statespace, efficientnet, points, *LATER_MODELS,
 ]
 
 

@@ -1,12 +1,18 @@
 //! Training steps of models that no kernel was tuned for, eager and captured. `peers/models.py` has the same models.
 
+mod dit;
+mod dlrm;
+mod edsr;
+mod gat;
 mod generative;
 mod images;
+mod nerf;
 mod others;
 mod points;
 mod sequences;
 mod small;
 mod swin;
+mod t5;
 mod text;
 
 use std::time::Instant;
@@ -68,7 +74,7 @@ pub(crate) type TrainStep = Box<dyn FnMut() -> CoreResult<Tensor>>;
 /// Builds a model with a batch, small if `tiny`.
 type Build = fn(tiny: bool, &Device) -> CoreResult<Workload>;
 
-const MODELS: [(&str, Build); 21] = [
+const MODELS: [(&str, Build); 27] = [
     ("decoder", text::decoder),
     ("bert", text::bert),
     ("mixture", text::mixture),
@@ -90,6 +96,12 @@ const MODELS: [(&str, Build); 21] = [
     ("statespace", sequences::statespace),
     ("efficientnet", images::efficientnet),
     ("points", points::points),
+    ("t5", t5::t5),
+    ("gat", gat::gat),
+    ("dlrm", dlrm::dlrm),
+    ("dit", dit::dit),
+    ("nerf", nerf::nerf),
+    ("edsr", edsr::edsr),
 ];
 
 /// Returns the names of the models.
