@@ -314,13 +314,16 @@ mod tests {
     #[test]
     fn fused_is_valid_for_every_type_and_layout() {
         for dtype in ["f32", "f16", "bf16"] {
-            for (layout, strided) in [("vec4", 0u8), ("each", 0), ("each", 1)] {
+            for (layout, strided, repeated) in
+                [("vec4", 0u8, 0u8), ("vec4", 1, 0), ("vec4", 1, 1), ("each", 0, 0), ("each", 1, 0)]
+            {
                 for written in [[0u8, 1, 0, 1], [1, 1, 1, 1]] {
                     let spec = KernelSpec::new("fused_pointwise")
                         .def("ops", &["mul", "add", "to_dtype", "exp"][..])
                         .def("math", &["base", "exp"][..])
                         .def("inputs", &[dtype, "f32", "bf16"][..])
                         .def("strided", &[0u8, strided, 0][..])
+                        .def("repeated", &[0u8, repeated, 0][..])
                         .def("exprs", &["a * b", "a + s * b", "a", "m_exp(a) * k + s"][..])
                         .def("outs", &[dtype, dtype, "f16", "f32"][..])
                         .def("written", &written[..])

@@ -8,8 +8,9 @@ For steps s0, s1, ...: exprs · outs: dtypes of results, f32, f16 or bf16 · wri
 arities, counts: number of operands and scalars of an expression
 For all steps together: args: names of operands in the expressions · sources: their values, e0, s0, ...
 scalar_names: names of scalars
-layout: `vec4` (no strided input; length and offsets are multiples of `width`: 4, or 8 with 16-bit floats in
-  memory), `each`
+repeated: 1 if an input has one element for each line along the last dimension
+layout: `vec4` (lines, and the offsets of those of inputs that are not repeated, are multiples of `width`: 4, or 8
+  with 16-bit floats in memory), `each`
 Results are row-major from element 0. Every thread computes four neighbouring elements (`vec4`: `width`).
 -#}
 {%- import "types" as t -%}
@@ -36,7 +37,7 @@ struct Params {
 {{ t.bits_function("to_f16", "f16") }}
 {{ t.bits_function("to_bf16", "bf16") }}
 {% for dtype in inputs %}
-{% if layout == "vec4" %}
+{% if layout == "vec4" and not repeated[loop.index0] %}
 @group(0) @binding({{ loop.index0 }}) var<storage, read> e{{ loop.index0 }}_in: array<{{ t.vector(dtype) }}>;
 {% else %}
 {{ t.input(loop.index0, "e" ~ loop.index0 ~ "_in", dtype) }}
@@ -76,20 +77,52 @@ fn step{{ k }}({% for j in range(next.arg, next.arg + arities[k]) %}
 {% set next.scalar = next.scalar + counts[k] %}
 {% endfor %}
 
+{#- Sets i0, i1, .. to the positions of element `linear_index` in the strided inputs. -#}
+{% macro strided_positions() %}
+{% for flag in strided %}
+{% if flag %}
+    var i{{ loop.index0 }} = p.offsets[{{ loop.index0 // 4 }}].{{ components[loop.index0 % 4] }};
+{% endif %}
+{% endfor %}
+    for (var d = p.rank; d > 0u; d--) {
+        let axis = d - 1u;
+        let extent = p.shape[axis >> 2u][axis & 3u];
+        let coordinate = linear_index % extent;
+        linear_index = linear_index / extent;
+        {% for flag in strided %}
+        {% if flag %}
+        i{{ loop.index0 }} += coordinate * p.strides[{{ loop.index0 * 2 }}u + (axis >> 2u)][axis & 3u];
+        {% endif %}
+        {% endfor %}
+    }
+{% endmacro %}
+
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
         @builtin(local_invocation_index) thread: u32) {
     let global_index = group_index(group, groups) * 256u + thread;
     {% if layout == "vec4" %}
     if global_index >= p.n / {{ width }}u { return; }
+    {% if 1 in strided %}
+    var linear_index = global_index * {{ width }}u;
+    {{ strided_positions() }}
+    {% endif %}
     {% for dtype in inputs %}
     {% set e = "e" ~ loop.index0 %}
+    {% if repeated[loop.index0] %}
+    let {{ e }} = {{ e }}_in_at(i{{ loop.index0 }});
+    {% else %}
     {% set vectors = 1 if dtype in halves else width // 4 %}
+    {% if strided[loop.index0] %}
+    let {{ e }}_at = i{{ loop.index0 }} / {{ width }}u * {{ vectors }}u;
+    {% else %}
     let {{ e }}_at = (global_index + p.offsets[{{ loop.index0 // 4 }}].{{ components[loop.index0 % 4] }} / {{ width }}u)
         * {{ vectors }}u;
+    {% endif %}
     {% for v in range(vectors) %}
     let {{ e }}_{{ v }} = {{ e }}_in[{{ e }}_at + {{ v }}u];
     {% endfor %}
+    {% endif %}
     {% endfor %}
     {% for element in range(width) %}
     {% set next.arg = 0 %}
@@ -97,6 +130,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let s{{ loop.index0 }}_{{ element }} = step{{ loop.index0 }}(
         {%- for source in sources[next.arg:next.arg + arity] -%}
         {%- if source[0] == "s" -%}{{ source }}_{{ element }}
+        {%- elif repeated[source[1:] | int] -%}{{ source }}
         {%- else -%}{{ t.element(source, inputs[source[1:] | int], element) }}
         {%- endif -%}
         {{ ", " if not loop.last }}
@@ -135,22 +169,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         let i = start + k;
         if i >= p.n { break; }
         {% for flag in strided %}
-        var i{{ loop.index0 }} =
-            {{ "" if flag else "i + " }}p.offsets[{{ loop.index0 // 4 }}].{{ components[loop.index0 % 4] }};
+        {% if not flag %}
+        let i{{ loop.index0 }} = i + p.offsets[{{ loop.index0 // 4 }}].{{ components[loop.index0 % 4] }};
+        {% endif %}
         {% endfor %}
         {% if 1 in strided %}
         var linear_index = i;
-        for (var d = p.rank; d > 0u; d--) {
-            let axis = d - 1u;
-            let extent = p.shape[axis >> 2u][axis & 3u];
-            let coordinate = linear_index % extent;
-            linear_index = linear_index / extent;
-            {% for flag in strided %}
-            {% if flag %}
-            i{{ loop.index0 }} += coordinate * p.strides[{{ loop.index0 * 2 }}u + (axis >> 2u)][axis & 3u];
-            {% endif %}
-            {% endfor %}
-        }
+        {{ strided_positions() }}
         {% endif %}
         {% for dtype in inputs %}
         let e{{ loop.index0 }} = e{{ loop.index0 }}_in_at(i{{ loop.index0 }});

@@ -18,6 +18,7 @@ use super::{skip, tests};
 
 tests![
     fused_chains_are_bitwise_equal_to_single_kernels,
+    broadcast_operands_of_fused_chains_give_the_same_bits,
     products_and_sums_round_twice,
     gradients_of_fused_chains_are_bitwise_equal,
     a_fused_chain_is_one_kernel_with_the_names_of_its_operations,
@@ -108,6 +109,45 @@ fn fused_chains_are_bitwise_equal_to_single_kernels(device: &Device) -> Result<(
         let [alone, fused] = both(device);
         ensure_same_bits_all(&chain(&alone)?, &chain(&fused)?)
             .with_context(|| format!("{dtype} [4, {n}] layout {layout} steps {steps:?}"))?;
+    }
+    Ok(())
+}
+
+/// Lines of whole vectors are read as such, and an operand may have one element for each line.
+fn broadcast_operands_of_fused_chains_give_the_same_bits(device: &Device) -> Result<()> {
+    let mut rng = SplitMix64(11);
+    // Lines of whole vectors, of whole vectors of f32 only, and of neither.
+    for (columns, dtype) in [
+        (16, DType::F32),
+        (16, DType::BF16),
+        (16, DType::F16),
+        (12, DType::BF16),
+        (12, DType::F32),
+        (7, DType::F32),
+    ] {
+        let (batch, rows) = (3, 5);
+        let data = values(batch * rows * columns, &mut rng);
+        let wide = values(batch * 3 * columns + 8, &mut rng);
+        let chain = |device: &Device| -> Result<Vec<Tensor>> {
+            let of = |data: &[f32], shape: &[usize], dtype| -> Result<Tensor> {
+                Ok(Tensor::from_slice(&data[..shape.iter().product()], shape, device)?.to_dtype(dtype)?)
+            };
+            let x = of(&data, &[batch, rows, columns], dtype)?;
+            // Scale, shift and gate of a modulation: thirds of one tensor, the second one at an offset.
+            let modulation = of(&wide, &[batch, 1, 3 * columns], dtype)?;
+            let [shift, scale, gate] = [0, 1, 2].map(|k| modulation.narrow(2, k * columns, columns));
+            let modulated = x.mul(&scale?.add(1.0)?)?.add(&shift?)?;
+            let gated = modulated.to_dtype(DType::F32)?.mul(&gate?)?.add(&x)?;
+            // One value for each line, one line for all, and lines that begin between two vectors.
+            let column = of(&data, &[batch, rows, 1], DType::F32)?;
+            let line = of(&wide, &[columns], DType::F32)?;
+            let uneven = of(&wide, &[columns + 1], DType::F32)?.narrow(0, 1, columns)?;
+            let normalized = x.sub(&column)?.mul(&line)?.add(&of(&data, &[1], dtype)?)?;
+            Ok(vec![gated, normalized, x.mul(&line)?.sub(&uneven)?, x.add(&column)?.neg()?])
+        };
+        let [alone, fused] = both(device);
+        ensure_same_bits_all(&chain(&alone)?, &chain(&fused)?)
+            .with_context(|| format!("{columns} {dtype}"))?;
     }
     Ok(())
 }

@@ -16,6 +16,7 @@ use std::sync::Weak;
 
 use crate::backend::Slice;
 use crate::memory::scope::{self, Scope};
+use crate::ops::kernel::heuristics::has_vector_lines;
 use crate::ops::kernel::launch::MAX_RANK;
 use crate::ops::kernel::pointwise_kernel::PointwiseLaunch;
 use crate::ops::prelude::*;
@@ -188,9 +189,13 @@ fn build_fused_kernel(
         steps.iter().zip(written).filter(|(_, w)| **w == 1).map(|(step, _)| step.launch.out_dtype);
     let mut in_memory = inputs.iter().map(|input| input.dtype).chain(in_memory);
     let width = if in_memory.any(|dtype| dtype != "f32") { 8 } else { 4 };
-    let vec4 = !strided.contains(&1)
-        && n.is_multiple_of(width)
-        && inputs.iter().all(|input| input.layout.offset().is_multiple_of(width));
+    let is_repeated = |strides: &Dims| strides.last() == Some(&0);
+    let vec4 = shape.last().is_some_and(|extent| extent.is_multiple_of(width))
+        && inputs.iter().zip(&strides[1..]).all(|(input, strides)| {
+            is_repeated(strides) || has_vector_lines(input.layout.offset(), strides, width)
+        });
+    let repeated: SmallVec<[u8; 8]> =
+        strides[1..].iter().map(|strides| u8::from(vec4 && is_repeated(strides))).collect();
     let each = if vec4 { width } else { 4 };
     let calls = || steps.iter().map(|step| &step.launch);
     let words = |words: &mut dyn Iterator<Item = &'static str>| words.collect::<Words>();
@@ -204,7 +209,7 @@ fn build_fused_kernel(
     let spec = kernel_spec! {
         "fused_pointwise", ops: &words(&mut calls().map(|call| call.op))[..], math: &math[..],
         inputs: &words(&mut inputs.iter().map(|input| input.dtype))[..], strided: &strided[..],
-        exprs: &words(&mut calls().map(|call| call.expr))[..],
+        repeated: &repeated[..], exprs: &words(&mut calls().map(|call| call.expr))[..],
         outs: &words(&mut calls().map(|call| call.out_dtype))[..], written,
         arities: &counts(|call| call.input_names.len())[..], counts: &counts(|call| call.scalars.len())[..],
         args: &words(&mut calls().flat_map(|call| call.input_names.iter().copied()))[..],
