@@ -14,7 +14,7 @@ use forebay_core::backend::{
     AttentionCall, Backend, Command, CommandSequence, ConvolutionCall, DeviceInfo, DeviceMemory,
     DeviceProcess, Event, Features, Fence, ForeignAccess, KernelId, KernelLibrary, KernelSource, Launch,
     LibraryFeatures, Limits, MAX_QUEUES, MatmulCall, PageRemap, PeakRates, PeerCopy, PendingDownload,
-    SegmentId, SegmentSource, Slice, SourceError, SourceLimits, TimestampId,
+    RecurrentCall, SegmentId, SegmentSource, Slice, SourceError, SourceLimits, TimestampId,
 };
 use forebay_core::disk_cache::DiskCache;
 use forebay_core::environment;
@@ -35,6 +35,7 @@ use crate::kernels::{KernelRegistry, MAX_BINDINGS, MAX_PARAM_BYTES, SubmitStatus
 use crate::nvtx::set_nvtx;
 use crate::peer::PeerLinks;
 use crate::processes;
+use crate::recurrent::{self, RecurrentKernels};
 use crate::settings::{self, bool_from_env};
 use crate::sgemm_small::GemmKernels;
 use crate::staging::{ChunkPool, DownloadBuffers, PendingChunks, UploadRing};
@@ -67,6 +68,7 @@ struct CudaDevice {
     kernels: KernelRegistry,
     attention: AttentionKernels,
     convolution: ConvKernels,
+    recurrent: RecurrentKernels,
     gemm: GemmKernels,
     /// Page-locked allocations by address.
     host_allocations: Mutex<HashMap<u64, PinnedBuffer>>,
@@ -105,7 +107,7 @@ impl CudaQueue {
         command: &Command<'_>,
         wait: bool,
     ) -> Result<SubmitStatus> {
-        let CudaDevice { attention, convolution, context, kernels, gemm, .. } = device;
+        let CudaDevice { attention, convolution, recurrent, context, kernels, gemm, .. } = device;
         match *command {
             Command::Launch(ref launch) => {
                 while !kernels.launch(stream, launch)? {
@@ -141,6 +143,9 @@ impl CudaQueue {
             }
             Command::Convolution(call) => {
                 return Ok(convolution.submit(context, kernels, Some(stream), call, wait)?);
+            }
+            Command::Recurrent(call) => {
+                return Ok(recurrent.submit(context, kernels, Some(stream), call, wait)?);
             }
         }
         Ok(SubmitStatus::Submitted)
@@ -324,6 +329,7 @@ impl CudaBackend {
             kernels: KernelRegistry::new(arch, CubinCache::new(DiskCache::from_env())),
             attention: AttentionKernels::default(),
             convolution: ConvKernels::new(context.sm_count),
+            recurrent: RecurrentKernels::default(),
             gemm: GemmKernels::new(context.sm_count),
             host_allocations: Mutex::default(),
             idle_downloads: Arc::default(),
@@ -359,7 +365,7 @@ impl CudaBackend {
     /// Enqueues a command after all deferred ones; returns `false` if a library declines the command.
     fn submit(&self, command: &Command<'_>) -> Result<bool> {
         let Self { queue, device } = self;
-        let CudaDevice { attention, convolution, context, fences, kernels, gemm, .. } = &**device;
+        let CudaDevice { attention, convolution, recurrent, context, fences, kernels, gemm, .. } = &**device;
         let accepted = if queue.deferred.is_empty() {
             match queue.try_enqueue(device, &queue.stream, command, false)? {
                 SubmitStatus::Submitted => {
@@ -381,6 +387,9 @@ impl CudaBackend {
                 }
                 Command::Convolution(call) => {
                     convolution.submit(context, kernels, None, call, false)? != SubmitStatus::Declined
+                }
+                Command::Recurrent(call) => {
+                    recurrent.submit(context, kernels, None, call, false)? != SubmitStatus::Declined
                 }
                 Command::Copy { .. } | Command::Fill { .. } => true,
             }
@@ -702,6 +711,7 @@ impl KernelLibrary for CudaBackend {
             f8_matmul: arch >= 89,
             gelu_grad_epilogue: arch == gelu_grad::REQUIRED_ARCH,
             convolution: arch == gelu_grad::REQUIRED_ARCH && !settings::portable_kernels(),
+            recurrent: recurrent::is_supported(arch),
         }
     }
 
@@ -715,6 +725,10 @@ impl KernelLibrary for CudaBackend {
 
     fn convolution(&self, call: &ConvolutionCall) -> Result<bool> {
         self.submit(&Command::Convolution(call))
+    }
+
+    fn recurrent(&self, call: &RecurrentCall) -> Result<bool> {
+        self.submit(&Command::Recurrent(call))
     }
 }
 

@@ -559,6 +559,42 @@ impl Function {
         // SAFETY: the function is part of its module, which is loaded.
         check("cuFuncSetAttribute", unsafe { sys::cuFuncSetAttribute(self.0, attribute, bytes) })
     }
+
+    /// Allows clusters of more blocks than every device supports.
+    pub(crate) fn allow_non_portable_clusters(self) -> Result<(), SourceError> {
+        let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
+        // SAFETY: the function is part of its module, which is loaded.
+        check("cuFuncSetAttribute", unsafe { sys::cuFuncSetAttribute(self.0, attribute, 1) })
+    }
+
+    /// Returns the number of clusters of `blocks` blocks that run at once; 0 if the device runs none.
+    pub(crate) fn max_active_clusters(self, blocks: u32, call: &KernelLaunch) -> Result<u32, SourceError> {
+        let mut cluster = CUlaunchAttribute {
+            id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+            pad: [0; 4],
+            value: CUlaunchAttributeValue {
+                clusterDim: sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: blocks, y: 1, z: 1 },
+            },
+        };
+        let config = CUlaunchConfig {
+            gridDimX: blocks,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: call.block[0],
+            blockDimY: call.block[1],
+            blockDimZ: call.block[2],
+            sharedMemBytes: call.dynamic_shared_bytes,
+            hStream: ptr::null_mut(),
+            attrs: &mut cluster,
+            numAttrs: 1,
+        };
+        let mut clusters = 0;
+        // SAFETY: writes one int, and reads the configuration and its attribute; the function's module is loaded.
+        match unsafe { sys::cuOccupancyMaxActiveClusters(&mut clusters, self.0, &config) } {
+            CUresult::CUDA_ERROR_INVALID_CLUSTER_SIZE => Ok(0),
+            code => check("cuOccupancyMaxActiveClusters", code).map(|()| clusters.unsigned_abs()),
+        }
+    }
 }
 
 /// Loaded device code.

@@ -50,7 +50,7 @@ pub enum CudaUnavailable {
 }
 
 /// All functions of the driver that this crate calls.
-const SYMBOLS: [&str; 57] = [
+const SYMBOLS: [&str; 58] = [
     "cuCtxEnablePeerAccess",
     "cuCtxSetCurrent",
     "cuCtxSynchronize",
@@ -101,6 +101,7 @@ const SYMBOLS: [&str; 57] = [
     "cuModuleGetFunction",
     "cuModuleLoadData",
     "cuModuleUnload",
+    "cuOccupancyMaxActiveClusters",
     "cuStreamBeginCapture_v2",
     "cuStreamCreate",
     "cuStreamDestroy_v2",

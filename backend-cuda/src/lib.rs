@@ -26,7 +26,8 @@
 //!   kernels at once; launches meanwhile wait in `deferred`.
 //! - `native_kernels` has the kernels of `shaders/cuda`, unless portable kernels are forced. `attention` and
 //!   `convolution` run on the tensor cores, and `sgemm_small` computes small f32 products. `gelu_grad` computes a
-//!   product with the gradient of a GELU. `tensor_map` describes operands to TMA.
+//!   product with the gradient of a GELU. `recurrent` runs all steps of a recurrent layer. `tensor_map` describes
+//!   operands to TMA.
 //! - `cublaslt` computes all other products, unless [`set_portable_kernels`] or `FOREBAY_PORTABLE_KERNELS=1`
 //!   forces the portable kernels; `autotune` chooses its algorithms. `toolkit` finds libraries where the
 //!   loader does not look.
@@ -60,6 +61,7 @@ pub mod nvrtc;
 mod nvtx;
 mod peer;
 mod processes;
+pub mod recurrent;
 mod settings;
 pub mod sgemm_small;
 mod staging;
@@ -74,4 +76,7 @@ pub use driver::CudaUnavailable;
 pub use libraries::{CudaDeviceInfo, LibraryInfo, can_device_access_peer, libraries, probe};
 pub use native_kernels::NativeKernel;
 pub use nvtx::{NvtxUnavailable, set_nvtx};
-pub use settings::{allow_tf32, portable_kernels, set_allow_tf32, set_portable_kernels};
+pub use settings::{
+    allow_tf32, portable_kernels, recurrent_kernels, set_allow_tf32, set_portable_kernels,
+    set_recurrent_kernels,
+};

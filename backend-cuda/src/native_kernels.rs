@@ -19,6 +19,9 @@ use crate::context::{Context, CudaModule, CudaStream, Function, KernelLaunch, ar
 use crate::kernels::{KernelCode, KernelRegistry, SubmitStatus};
 use crate::nvrtc;
 
+/// Most blocks of a cluster on every device that has clusters.
+const PORTABLE_CLUSTER_BLOCKS: u32 = 8;
+
 /// One variant of a kernel.
 pub trait NativeKernel: Copy + Debug + Eq + Hash {
     /// Message that is logged if the kernel cannot be compiled.
@@ -40,6 +43,11 @@ pub trait NativeKernel: Copy + Debug + Eq + Hash {
 
     /// Returns the bytes of shared memory of a block.
     fn shared_bytes(&self) -> u32;
+
+    /// Returns the blocks of a cluster.
+    fn cluster_blocks(&self) -> u32 {
+        1
+    }
 }
 
 /// Joins source texts after a header of `#define` lines.
@@ -74,14 +82,18 @@ pub(crate) unsafe fn launch_native<P>(
     blocks: [u32; 3],
     params: &P,
 ) -> Result<(), SourceError> {
-    let call = KernelLaunch {
+    let call = launch_of(kernel, function, blocks);
+    // SAFETY: the caller's promise.
+    unsafe { stream.launch(&call, &[arg_bytes(params)]) }
+}
+
+fn launch_of(kernel: &impl NativeKernel, function: Function, blocks: [u32; 3]) -> KernelLaunch {
+    KernelLaunch {
         function,
         grid: blocks,
         block: [kernel.block_threads(), 1, 1],
         dynamic_shared_bytes: kernel.shared_bytes(),
-    };
-    // SAFETY: the caller's promise.
-    unsafe { stream.launch(&call, &[arg_bytes(params)]) }
+    }
 }
 
 /// The variants of a kernel that a device has requested.
@@ -203,6 +215,18 @@ impl NativeKernelState {
     fn from_module<K: NativeKernel>(kernel: K, module: CudaModule) -> Result<Self, SourceError> {
         let function = module.function(kernel.entry())?;
         function.set_max_dynamic_shared(kernel.shared_bytes())?;
+        if kernel.cluster_blocks() > PORTABLE_CLUSTER_BLOCKS {
+            function.allow_non_portable_clusters()?;
+            // The device, or the part of it that this process may use, may have no room for such a cluster.
+            if function.max_active_clusters(kernel.cluster_blocks(), &launch_of(&kernel, function, [1; 3]))?
+                == 0
+            {
+                let blocks = kernel.cluster_blocks();
+                return Ok(Self::log_failure::<K>(&format!(
+                    "the device runs no clusters of {blocks} blocks"
+                )));
+            }
+        }
         Ok(Self::Ready { function, _module: module })
     }
 

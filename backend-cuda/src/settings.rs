@@ -5,12 +5,13 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use forebay_core::environment;
 
 /// Environment variables that are `0` or `1`.
-pub(crate) const BOOL_VARIABLES: [&str; 7] = [
+pub(crate) const BOOL_VARIABLES: [&str; 8] = [
     "FOREBAY_CUBLASLT_AUTOTUNE",
     "FOREBAY_PORTABLE_KERNELS",
     "FOREBAY_NVTX",
     "FOREBAY_CUDA_VMM",
     "FOREBAY_CUDA_PDL",
+    "FOREBAY_CUDA_RECURRENT",
     "FOREBAY_CUDA_LAUNCH_THREAD",
     "FOREBAY_CUDA_PEER",
 ];
@@ -19,6 +20,8 @@ static ALLOW_TF32: AtomicBool = AtomicBool::new(false);
 static DIRECT_LAUNCHES: AtomicBool = AtomicBool::new(false);
 /// Encoding: 0 follows the environment, 1 is off, 2 is on.
 static PORTABLE_KERNELS: AtomicU8 = AtomicU8::new(0);
+/// Same encoding.
+static RECURRENT_KERNELS: AtomicU8 = AtomicU8::new(0);
 
 /// Lets f32 matrix products round their operands to TensorFloat-32, which keeps 10 bits of the mantissa and
 /// is several times faster on tensor cores. Off by default, as in PyTorch.
@@ -41,12 +44,29 @@ pub fn set_portable_kernels(portable: bool) {
 /// Reports whether the portable kernels are forced.
 #[must_use]
 pub fn portable_kernels() -> bool {
-    if PORTABLE_KERNELS.load(Ordering::Relaxed) == 0 {
-        // Reads the variable once; a concurrent call of `set_portable_kernels` takes precedence.
-        let portable = 1 + u8::from(bool_from_env("FOREBAY_PORTABLE_KERNELS") == Some(true));
-        let _ = PORTABLE_KERNELS.compare_exchange(0, portable, Ordering::Relaxed, Ordering::Relaxed);
+    read_switch(&PORTABLE_KERNELS, "FOREBAY_PORTABLE_KERNELS", false)
+}
+
+/// Sets whether native kernels run all time steps of a recurrent layer in one launch, for tests and comparisons. The
+/// default is the value of `FOREBAY_CUDA_RECURRENT`, else true.
+pub fn set_recurrent_kernels(enabled: bool) {
+    RECURRENT_KERNELS.store(1 + u8::from(enabled), Ordering::Relaxed);
+}
+
+/// Reports whether native kernels run recurrent layers; false while portable kernels are forced.
+#[must_use]
+pub fn recurrent_kernels() -> bool {
+    !portable_kernels() && read_switch(&RECURRENT_KERNELS, "FOREBAY_CUDA_RECURRENT", true)
+}
+
+/// Returns the value of a switch, which follows a variable of the environment until it is set.
+fn read_switch(switch: &AtomicU8, variable: &str, default: bool) -> bool {
+    if switch.load(Ordering::Relaxed) == 0 {
+        // Reads the variable once; a concurrent call that sets the switch takes precedence.
+        let value = 1 + u8::from(bool_from_env(variable).unwrap_or(default));
+        let _ = switch.compare_exchange(0, value, Ordering::Relaxed, Ordering::Relaxed);
     }
-    PORTABLE_KERNELS.load(Ordering::Relaxed) == 2
+    switch.load(Ordering::Relaxed) == 2
 }
 
 /// Sets whether the program's own thread launches all kernels, while a tool attributes each kernel to a module

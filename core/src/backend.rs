@@ -27,6 +27,7 @@ mod forward;
 pub(crate) mod host_memory;
 pub mod library;
 pub mod null;
+pub mod recurrent;
 
 pub use command::{Command, CommandSequence, OwnedCommand};
 pub use convolution::{ConvolutionCall, ConvolutionProduct};
@@ -34,6 +35,7 @@ pub use library::{
     AttentionCall, AttentionDropout, AttentionGradients, AttentionMask, AttentionOperand, Epilogue,
     GELU_GRAD_SUM_ROWS, KernelLibrary, LibraryFeatures, MatmulCall, MatrixOperand,
 };
+pub use recurrent::{RecurrentCall, RecurrentKind, RecurrentPass, RecurrentTiling};
 
 /// Description of a device.
 #[derive(Clone, Debug, PartialEq)]

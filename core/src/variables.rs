@@ -32,7 +32,7 @@ enum ValueKind {
 const REQUIREMENTS: [&str; 4] = ["wgpu", "cuda", "nvrtc", "browser"];
 
 /// All variables of the project with the kinds of their values. docs/src/reference/environment.md explains them.
-const KNOWN_VARIABLES: [(&str, ValueKind); 25] = [
+const KNOWN_VARIABLES: [(&str, ValueKind); 26] = [
     ("FOREBAY_ALLOC_CONF", ValueKind::AllocatorConfig),
     ("FOREBAY_BOUNDS_CHECKS", ValueKind::Switch),
     ("FOREBAY_CACHE_DIR", ValueKind::Text),
@@ -41,6 +41,7 @@ const KNOWN_VARIABLES: [(&str, ValueKind); 25] = [
     ("FOREBAY_CUDA_LAUNCH_THREAD", ValueKind::Switch),
     ("FOREBAY_CUDA_PDL", ValueKind::Switch),
     ("FOREBAY_CUDA_PEER", ValueKind::Switch),
+    ("FOREBAY_CUDA_RECURRENT", ValueKind::Switch),
     ("FOREBAY_CUDA_VMM", ValueKind::Switch),
     ("FOREBAY_DATA", ValueKind::Text),
     ("FOREBAY_DEVICE", ValueKind::Device),

@@ -21,5 +21,7 @@ pub const CONV: &str = include_str!("../cuda/conv.cu");
 pub const TMA_PIPELINE: &str = include_str!("../cuda/tma_pipeline.cuh");
 /// The gradient of a linear layer's input and the GELU before it.
 pub const GELU_GRAD: &str = include_str!("../cuda/gelu_grad.cu");
+/// All time steps of a recurrent layer, or the gradients of its gates.
+pub const RECURRENT: &str = include_str!("../cuda/recurrent.cu");
 /// Small f32 matrix products.
 pub const SGEMM_SMALL: &str = include_str!("../cuda/sgemm_small.cu");

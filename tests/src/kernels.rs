@@ -15,7 +15,7 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 use forebay::amp::{autocast, fp8};
 use forebay::backend::null::{CardProfile, NullBackend, NullKernel};
-use forebay::backend::{Backend, Features, KernelSource};
+use forebay::backend::{Backend, Features, KernelSource, RecurrentKind, RecurrentTiling};
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::memory::Config;
@@ -32,6 +32,7 @@ use forebay_cuda::attention::{self, AttentionPass, MaskKind};
 use forebay_cuda::convolution::{ConvKernel, ConvPass};
 use forebay_cuda::gelu_grad;
 use forebay_cuda::nvrtc;
+use forebay_cuda::recurrent::RecurrentKernel;
 use forebay_cuda::sgemm_small::{self, CONFIGS, SgemmConfig, SgemmEpilogue};
 use forebay_cuda::translate::{TranslateOptions, TranslatedKernel, translate_with_options};
 use naga::valid::{Capabilities, ValidationFlags, Validator};
@@ -154,6 +155,7 @@ pub fn check(golden: &Path, architectures: &[u32], filters: &[String]) -> Result
         compile_sgemm_small(compiling.architectures, filters, &mut report);
         compile_gelu_grad(compiling.architectures, filters, &mut report);
         compile_convolution(compiling.architectures, filters, &mut report);
+        compile_recurrent(compiling.architectures, filters, &mut report);
     }
     Ok(report)
 }
@@ -728,6 +730,37 @@ fn compile_convolution(architectures: &[u32], filters: &[String], report: &mut K
             for &arch in architectures.iter().filter(|&&arch| arch == 90) {
                 compile_native(&kernel, &label, arch, report);
             }
+        }
+    }
+}
+
+/// Compiles the CUDA C++ kernel of recurrent layers, for architectures with large clusters.
+fn compile_recurrent(architectures: &[u32], filters: &[String], report: &mut KernelReport) {
+    use RecurrentKind::{Gru, Lstm, Relu, Tanh};
+    let layers = [
+        (Gru, 512, 32),
+        (Gru, 512, 100),
+        (Gru, 512, 512),
+        (Gru, 650, 20),
+        (Lstm, 512, 32),
+        (Lstm, 650, 20),
+        (Lstm, 650, 512),
+        (Lstm, 7, 3),
+        (Lstm, 128, 32),
+        (Tanh, 1024, 32),
+        (Relu, 33, 1),
+    ];
+    for ((kind, hidden, batch), is_backward) in layers.into_iter().flat_map(|l| [(l, false), (l, true)]) {
+        // The buffers of large batches leave the transposed weight too little memory.
+        let Some(tiling) = RecurrentTiling::new(kind, is_backward, hidden, batch) else { continue };
+        let kernel = RecurrentKernel { kind, is_backward, is_bf16: batch != 3, tiling };
+        let label = format!("recurrent.cu {kernel:?}");
+        if !filters.is_empty() && !filters.iter().any(|f| label.contains(f.as_str())) {
+            continue;
+        }
+        report.kernels += 1;
+        for &arch in architectures.iter().filter(|&&arch| matches!(arch, 90 | 100)) {
+            compile_native(&kernel, &label, arch, report);
         }
     }
 }

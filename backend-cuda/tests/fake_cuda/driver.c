@@ -509,6 +509,7 @@ int cuModuleGetFunction(void **function, void *module, const char *name) {
     *function = strstr(module, name);
     return OK;
 }
+int cuOccupancyMaxActiveClusters(int *clusters, void *function, const void *config) { ENTER(); if (!clusters || !function || !config) return INVALID; *clusters = 1; return OK; }
 int cuFuncSetAttribute(void *function, int attribute, int value) { ENTER(); return function && attribute && value > 0 ? OK : INVALID; }
 static char *line_of(unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, void **arguments) {
     static char line[4096];

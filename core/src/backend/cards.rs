@@ -93,6 +93,7 @@ impl CardProfile {
                 f8_matmul: F8_CARDS.contains(&short),
                 gelu_grad_epilogue: HOPPER_CARDS.contains(&short),
                 convolution: HOPPER_CARDS.contains(&short),
+                recurrent: HOPPER_CARDS.contains(&short),
             },
             limits: Limits { max_binding_bytes: mib * MIB, ..Self::default().limits },
             speed: CardSpeed {

@@ -2,7 +2,7 @@
 
 use super::{
     AttentionCall, AttentionGradients, Backend, ConvolutionCall, ConvolutionProduct, Epilogue, KernelId,
-    Launch, MatmulCall, SegmentId, Slice,
+    Launch, MatmulCall, RecurrentCall, RecurrentPass, SegmentId, Slice,
 };
 use crate::error::Result;
 
@@ -38,6 +38,8 @@ pub enum Command<'a> {
     Attention(&'a AttentionCall),
     /// Convolution by the backend's own kernels.
     Convolution(&'a ConvolutionCall),
+    /// Recurrent layer by the backend's own kernels.
+    Recurrent(&'a RecurrentCall),
 }
 
 impl Command<'_> {
@@ -53,6 +55,7 @@ impl Command<'_> {
             Self::Convolution(call) => {
                 backend.library().map_or(Ok(false), |library| library.convolution(call))
             }
+            Self::Recurrent(call) => backend.library().map_or(Ok(false), |library| library.recurrent(call)),
         }
     }
 }
@@ -91,6 +94,8 @@ pub enum OwnedCommand {
     Attention(Box<AttentionCall>),
     /// Convolution by the backend's own kernels.
     Convolution(Box<ConvolutionCall>),
+    /// Recurrent layer by the backend's own kernels.
+    Recurrent(Box<RecurrentCall>),
 }
 
 impl OwnedCommand {
@@ -106,6 +111,7 @@ impl OwnedCommand {
             Command::Matmul(call) => Self::Matmul(Box::new(*call)),
             Command::Attention(call) => Self::Attention(Box::new(*call)),
             Command::Convolution(call) => Self::Convolution(Box::new(*call)),
+            Command::Recurrent(call) => Self::Recurrent(Box::new(*call)),
         }
     }
 
@@ -121,6 +127,7 @@ impl OwnedCommand {
             Self::Matmul(call) => Command::Matmul(call),
             Self::Attention(call) => Command::Attention(call),
             Self::Convolution(call) => Command::Convolution(call),
+            Self::Recurrent(call) => Command::Recurrent(call),
         }
     }
 
@@ -143,6 +150,7 @@ impl OwnedCommand {
             Self::Matmul(call) => visit_matmul_operands(call, visit),
             Self::Attention(call) => visit_attention_operands(call, visit),
             Self::Convolution(call) => visit_convolution_operands(call, visit),
+            Self::Recurrent(call) => visit_recurrent_operands(call, visit),
         }
     }
 }
@@ -232,6 +240,33 @@ fn visit_convolution_operands(call: &mut ConvolutionCall, mut visit: impl FnMut(
         ConvolutionProduct::WeightGrad { grad, partial, splits: _ } => {
             visit(address!(grad), Access::Read);
             visit(address!(partial), Access::Write);
+        }
+    }
+}
+
+/// Calls `visit` with each operand of a recurrent layer and its access.
+fn visit_recurrent_operands(call: &mut RecurrentCall, mut visit: impl FnMut(OperandAddress<'_>, Access)) {
+    visit(address!(call.weight), Access::Read);
+    if let Some(lengths) = &mut call.lengths {
+        visit(address!(lengths), Access::Read);
+    }
+    // Destructured without `..`: an operand that is not visited would keep its address from the recording.
+    match &mut call.pass {
+        RecurrentPass::Forward { input, input_strides: _, bias, h_0, c_0, states, saved } => {
+            for slice in [input, h_0].into_iter().chain(bias).chain(c_0) {
+                visit(address!(slice), Access::Read);
+            }
+            for slice in [states].into_iter().chain(saved) {
+                visit(address!(slice), Access::Write);
+            }
+        }
+        RecurrentPass::Backward { grad, saved, gates, inner, h_0, c_0 } => {
+            for slice in [grad, saved] {
+                visit(address!(slice), Access::Read);
+            }
+            for slice in [gates, h_0].into_iter().chain(inner).chain(c_0) {
+                visit(address!(slice), Access::Write);
+            }
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A backend without them is complete: the core then runs its portable kernels.
 
-use super::{ConvolutionCall, SegmentId, Slice};
+use super::{ConvolutionCall, RecurrentCall, SegmentId, Slice};
 use crate::dtype::DType;
 use crate::error::Result;
 
@@ -18,6 +18,8 @@ pub struct LibraryFeatures {
     pub gelu_grad_epilogue: bool,
     /// Convolutions from columns along the width (CUDA on Hopper).
     pub convolution: bool,
+    /// All steps of a recurrent layer (CUDA on Hopper and on data-centre cards after it).
+    pub recurrent: bool,
 }
 
 /// Vendor's library, or kernels of a backend, that replace the core's portable kernels.
@@ -39,6 +41,13 @@ pub trait KernelLibrary {
     /// Enqueues a convolution. Returns `false` if the library does not support the call; the core then uses its
     /// own kernels.
     fn convolution(&self, call: &ConvolutionCall) -> Result<bool> {
+        let _ = call;
+        Ok(false)
+    }
+
+    /// Enqueues all steps of a recurrent layer. Returns `false` if the library does not support the call; the core
+    /// then runs each step.
+    fn recurrent(&self, call: &RecurrentCall) -> Result<bool> {
         let _ = call;
         Ok(false)
     }

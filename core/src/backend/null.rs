@@ -6,7 +6,8 @@ use std::sync::Mutex;
 
 use super::{
     AttentionCall, Backend, ConvolutionCall, DeviceInfo, Epilogue, Features, KernelId, KernelLibrary,
-    KernelSource, Launch, LibraryFeatures, Limits, MAX_QUEUES, MatmulCall, PeakRates, PeerCopy, Slice,
+    KernelSource, Launch, LibraryFeatures, Limits, MAX_QUEUES, MatmulCall, PeakRates, PeerCopy,
+    RecurrentCall, Slice,
 };
 use crate::error::Result;
 use crate::forward_backend;
@@ -363,6 +364,15 @@ impl KernelLibrary for NullBackend {
             return Ok(true);
         }
         // The products of the column matrix count their own operations.
+        Ok(false)
+    }
+    fn recurrent(&self, call: &RecurrentCall) -> Result<bool> {
+        let product = DeclinedMatmul { flops: call.flops() as f64, is_16_bit: true };
+        if self.profile.library.recurrent && call.tiling().is_some() {
+            self.add_work(call.bytes(), Some(product));
+            return Ok(true);
+        }
+        // The products of the steps count their own operations.
         Ok(false)
     }
 }

@@ -62,6 +62,7 @@ use crate::error::{Error, Result, fail, fail_if};
 use crate::memory::{self, Block, Bytes, Request, Tag};
 use crate::ops::conv::implicit;
 use crate::ops::index::order::{CapturedOrder, RecordedOrder};
+use crate::ops::recurrent::fused as recurrent;
 use crate::ops::{attention, matmul};
 use crate::runtime::device::{Device, RandomState};
 use crate::runtime::dispatch::DispatchGuard;
@@ -694,6 +695,7 @@ impl<O> CapturedStep<O> {
                 Command::Matmul(call) => matmul::describe_for_profiler(call),
                 Command::Attention(call) => attention::describe_for_profiler(call),
                 Command::Convolution(call) => implicit::describe_for_profiler(call),
+                Command::Recurrent(call) => recurrent::describe_for_profiler(call),
             };
             fail_if!(!device.enqueue_timed(device.current_queue(), *scope, work, |queue| command.enqueue(&**queue))?;
                 capture("replay"), "the library declines a call that it accepted at capture; capture it again");

@@ -34,7 +34,7 @@ pub(crate) mod matmul;
 mod norm;
 mod prelude;
 mod random;
-mod recurrent;
+pub(crate) mod recurrent;
 mod reduce;
 mod shape;
 mod signal;

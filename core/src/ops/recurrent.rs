@@ -1,40 +1,20 @@
-//! Recurrent layers: one direction of one layer. Each time step is a product and one kernel, and the whole
-//! sequence is one autograd node.
+//! Recurrent layers: one direction of one layer. The whole sequence is one autograd node.
 //!
-//! The input products of all steps are computed in advance. The backward pass also has one product for each
-//! step, for the state's gradient. The weights' gradients are one product over all steps.
+//! The input products of all steps are computed in advance. Each time step is then a product and one kernel, unless
+//! the backend has a kernel for all steps ([`fused`]). The backward pass also has one product for each step, for the
+//! state's gradient. The weights' gradients are one product over all steps.
 
 use std::sync::Arc;
 
 use super::shape::stack;
+pub use crate::backend::RecurrentKind;
 use crate::ops::matmul::repeated_linear::RepeatedLinear;
 use crate::ops::norm::softmax::check_f32_f16_bf16;
 use crate::ops::prelude::*;
 
-/// Cell type of a recurrent layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RecurrentKind {
-    /// tanh of the sum.
-    Tanh,
-    /// relu of the sum.
-    Relu,
-    /// Input, forget, cell and output gates (Hochreiter and Schmidhuber, 1997; PyTorch's order).
-    Lstm,
-    /// Reset, update and new gates (Cho et al., 2014), in PyTorch's order, with the reset after the product.
-    Gru,
-}
+pub(crate) mod fused;
 
 impl RecurrentKind {
-    /// Returns the rows of a weight for each hidden feature.
-    #[must_use]
-    pub fn gate_count(self) -> usize {
-        match self {
-            Self::Tanh | Self::Relu => 1,
-            Self::Lstm => 4,
-            Self::Gru => 3,
-        }
-    }
-
     fn op_name(self) -> &'static str {
         match self {
             Self::Tanh => "rnn_tanh",
@@ -89,6 +69,13 @@ pub struct RecurrentOutput {
     pub h_n: Tensor,
     /// Cell after the last computed step, of an LSTM.
     pub c_n: Option<Tensor>,
+}
+
+/// Gradients of a layer's initial values.
+struct InitialGrads {
+    h_0: Tensor,
+    /// Gradient of an LSTM's initial cell.
+    c_0: Option<Tensor>,
 }
 
 /// Forward run with the tensors that the backward pass needs.
@@ -171,6 +158,9 @@ impl RecurrentRun {
     fn compute_states(&self, input: &Tensor, of: &RecurrentOp<'_>, state_width: usize) -> Result<()> {
         let ([steps, batch, hidden], dtype) = (self.sizes, input.dtype());
         let _no_grad = autograd::no_grad();
+        if self.try_fused_forward(input, of)? {
+            return Ok(());
+        }
         let running = {
             let _tag = memory::scope::enter_tag(Tag::Workspace);
             let zeros = || Tensor::zeros([batch, hidden], dtype, input.device());
@@ -192,9 +182,7 @@ impl RecurrentRun {
     /// Computes the gradients of input, state, weight, bias and cell from the gradients of the states.
     fn backward(&self, g: &Tensor, needs_input_grad: &[bool]) -> Result<InputGrads> {
         let [steps, batch, hidden] = self.sizes;
-        let (op, plane) = (self.kind.op_name(), batch * hidden);
-        // A layer without gates needs only its states.
-        let saved = self.saved_gates.as_ref().unwrap_or(&self.states);
+        let op = self.kind.op_name();
         let g = g.contiguous()?;
         let wide = self.kind.gate_count() * hidden;
         let empty = |shape: &[usize]| Tensor::empty(shape, g.dtype(), g.device());
@@ -202,13 +190,34 @@ impl RecurrentRun {
         // Gradient of the state's products, which differs from that of the input's products for a GRU only.
         let inner = (self.kind == RecurrentKind::Gru).then(|| empty(&[steps, batch, wide])).transpose()?;
         let _tag = memory::scope::enter_tag(Tag::Workspace);
+        let InitialGrads { h_0, c_0 } = match self.try_fused_backward(&g, &gates, inner.as_ref())? {
+            Some(grads) => grads,
+            None => self.backward_steps(&g, &gates, inner.as_ref())?,
+        };
+        let flat = inner.as_ref().unwrap_or(&gates).reshape([steps * batch, wide])?;
+        let weight = needs_input_grad[2].then(|| flat.t()?.mm(&self.previous_states()?)).transpose()?;
+        let mut grads: InputGrads = smallvec![Some(gates.clone()), Some(h_0), weight];
+        if self.has_bias {
+            grads.push(needs_input_grad[3].then(|| flat.sum([0], false)).transpose()?);
+        }
+        grads.extend(c_0.map(Some));
+        debug_assert_eq!(grads.len(), needs_input_grad.len(), "{op}");
+        Ok(grads)
+    }
+
+    /// Writes the gradients of the gates step by step, and returns those of the initial values.
+    fn backward_steps(&self, g: &Tensor, gates: &Tensor, inner: Option<&Tensor>) -> Result<InitialGrads> {
+        let [steps, batch, hidden] = self.sizes;
+        let (plane, wide) = (batch * hidden, self.kind.gate_count() * hidden);
+        // A layer without gates needs only its states.
+        let saved = self.saved_gates.as_ref().unwrap_or(&self.states);
         let running = Tensor::zeros([2, batch, hidden], DType::F32, g.device())?;
         let is_lstm = self.kind == RecurrentKind::Lstm;
         if is_lstm {
             running.select(0, 1)?.copy_(&g.select(0, steps as isize + 1)?)?;
         }
         let mut state_grad = Tensor::zeros([batch, hidden], g.dtype(), g.device())?;
-        let spec = self.spec("backward", &g);
+        let spec = self.spec("backward", g);
         for t in self.time_order().rev() {
             let saved_start =
                 if self.saved_gates.is_some() { t * plane * 5 } else { self.state_slot(t) * plane };
@@ -218,30 +227,19 @@ impl RecurrentRun {
                 saved_offset: saved.layout().offset() + saved_start, lengths_offset: self.lengths_offset(),
                 gates_offset: t * batch * wide,
             };
-            let bound = bindings![&g, &state_grad, &running, saved, &gates, &inner, &self.lengths];
+            let bound = bindings![g, &state_grad, &running, saved, gates, inner, &self.lengths];
             launch::launch(&spec, &bound, params, plane.div_ceil(WORKGROUP_SIZE))?;
             drop(bound);
-            state_grad =
-                inner.as_ref().unwrap_or(&gates).select(0, t as isize)?.mm(&self.weight_hh)?.contiguous()?;
+            state_grad = inner.unwrap_or(gates).select(0, t as isize)?.mm(&self.weight_hh)?.contiguous()?;
         }
-        let flat = inner.as_ref().unwrap_or(&gates).reshape([steps * batch, wide])?;
         let running_grad = |k: isize| running.select(0, k)?.to_dtype(g.dtype());
         // A state of another width contributes through products only.
-        let state = if state_grad.shape() == [batch, hidden] {
+        let h_0 = if state_grad.shape() == [batch, hidden] {
             state_grad.add(&running_grad(0)?)?
         } else {
             state_grad
         };
-        let weight = needs_input_grad[2].then(|| flat.t()?.mm(&self.previous_states()?)).transpose()?;
-        let mut grads: InputGrads = smallvec![Some(gates.clone()), Some(state), weight];
-        if self.has_bias {
-            grads.push(needs_input_grad[3].then(|| flat.sum([0], false)).transpose()?);
-        }
-        if is_lstm {
-            grads.push(Some(running_grad(1)?));
-        }
-        debug_assert_eq!(grads.len(), needs_input_grad.len(), "{op}");
-        Ok(grads)
+        Ok(InitialGrads { h_0, c_0: is_lstm.then(|| running_grad(1)).transpose()? })
     }
 }
 

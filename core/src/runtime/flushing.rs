@@ -6,8 +6,8 @@ use std::sync::Arc;
 use crate::backend::{
     AttentionCall, Backend, Command, CommandSequence, ConvolutionCall, DeviceInfo, DeviceMemory,
     DeviceProcess, Event, Fence, KernelId, KernelLibrary, KernelSource, Launch, LibraryFeatures, MatmulCall,
-    PageRemap, PeerCopy, PendingDownload, SegmentId, SegmentSource, Slice, SourceError, SourceLimits,
-    TimestampId,
+    PageRemap, PeerCopy, PendingDownload, RecurrentCall, SegmentId, SegmentSource, Slice, SourceError,
+    SourceLimits, TimestampId,
 };
 use crate::error::Result;
 use crate::forward_backend;
@@ -85,5 +85,8 @@ impl KernelLibrary for FlushingBackend {
     }
     fn convolution(&self, call: &ConvolutionCall) -> Result<bool> {
         Command::Convolution(call).enqueue(self.flushed_inner())
+    }
+    fn recurrent(&self, call: &RecurrentCall) -> Result<bool> {
+        Command::Recurrent(call).enqueue(self.flushed_inner())
     }
 }
