@@ -66,6 +66,8 @@ INLINE void arrive_cluster() {
 INLINE void wait_cluster() {
 #if CLUSTER > 1
     asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+    // Products need all lanes of a warp at once.
+    __syncwarp();
 #else
     __syncthreads();
 #endif
@@ -131,8 +133,8 @@ struct Product {
         for (int tile = 0; tile < TILES; tile++) {
             const int row = (warp_m * TILES_M + tile % TILES_M) * 16 + lane / 4;
             const int k = (warp_k * TILES_K + tile / TILES_M) * 16 + lane % 4 * 2;
-            const uint4 a = make_uint4(load_weight(p, first_unit, row, k), load_weight(p, first_unit, row + 8, k),
-                                       load_weight(p, first_unit, row, k + 8), load_weight(p, first_unit, row + 8, k + 8));
+            auto pair = [&](int r, int c) { return load_weight(p, first_unit, row + r, k + c); };
+            const uint4 a = make_uint4(pair(0, 0), pair(8, 0), pair(0, 8), pair(8, 8));
             if (tile < REGISTER_TILES) weight[tile < REGISTER_TILES ? tile : 0] = a;
             else shared_weight[(tile - REGISTER_TILES) * 32] = a;
         }
@@ -196,6 +198,17 @@ struct Product {
         return sum;
     }
 };
+
+// Values of an item that a step reads from memory.
+#if BACKWARD
+constexpr int VALUES = GATES > 1 ? 6 : 2;
+#else
+constexpr int VALUES = GATES;
+#endif
+// Returns the time of a step of the kernel.
+INLINE int time_of(const Params& p, int step) {
+    return (BACKWARD ? !p.reverse : p.reverse) ? p.steps - 1 - step : step;
+}
 
 // A feature of a sequence.
 struct Item {
@@ -286,40 +299,46 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             store_all(states + (buffer * BUFFER + item.sequence * PITCH + (term & ~1)) * 2, word, lane);
     };
 
-    for (int step = 0; step < p.steps; step++) {
-        // Reads what does not depend on the other blocks before it waits for them.
+    // Reads the values of a step that come from memory. They stay 16-bit until they are used, so that no thread waits
+    // for them earlier.
+    auto read = [&](int step, u16 (&values)[THREAD_ITEMS][VALUES]) {
+        const int t = time_of(p, step);
 #if BACKWARD
-        const int t = p.reverse ? step : p.steps - 1 - step, slot = p.reverse ? t : t + 1;
-        constexpr int VALUES = GATES > 1 ? 6 : 2;
-#else
-        const int t = p.reverse ? p.steps - 1 - step : step, slot = p.reverse ? t : t + 1;
-        constexpr int VALUES = GATES;
+        const int slot = p.reverse ? t : t + 1;
 #endif
-        float values[THREAD_ITEMS][VALUES];
 #pragma unroll
         for (int i = 0; i < THREAD_ITEMS; i++) {
             const Item& item = items[i];
 #pragma unroll
             for (int k = 0; k < VALUES; k++) {
                 values[i][k] = 0;
-                if (!item.exists) continue;
+                if (!item.exists || step >= p.steps) continue;
 #if BACKWARD
                 const i64 at = static_cast<i64>(item.b) * hidden + item.j;
                 const u16* from = p.states + slot * plane + at;
                 if (k > 0) {
                     // Steps after a sequence's end saved nothing.
                     if (t >= item.length) continue;
-                    from = p.saved + (GATES > 1 ? ((static_cast<i64>(t) * p.batch + item.b) * 5 + k - 1) * hidden + item.j
-                                                : slot * plane + at);
+                    const i64 row = static_cast<i64>(t) * p.batch + item.b;
+                    from = p.saved + (GATES > 1 ? (row * 5 + k - 1) * hidden + item.j : slot * plane + at);
                 }
-                values[i][k] = to_float(*from);
+                values[i][k] = *from;
 #else
-                values[i][k] = to_float(p.input[t * p.input_step + item.b * p.input_row + k * hidden + item.j]);
+                values[i][k] = p.input[t * p.input_step + item.b * p.input_row + k * hidden + item.j];
 #endif
             }
         }
+    };
+    u16 values[THREAD_ITEMS][VALUES];
+    read(0, values);
+
+    for (int step = 0; step < p.steps; step++) {
+        const int t = time_of(p, step);
         // The memory of the initial values is complete, and the gradients of the last state have no product.
         if (step > 0) wait_cluster();
+        // The latency of memory is about as long as a step.
+        u16 ahead[THREAD_ITEMS][VALUES];
+        read(step + 1, ahead);
         if (!BACKWARD || step > 0) {
             product.run(step & 1);
             __syncthreads();
@@ -328,7 +347,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
         for (int i = 0; i < THREAD_ITEMS; i++) {
             const Item& item = items[i];
-            const float(&x)[VALUES] = values[i];
+            float x[VALUES];
+#pragma unroll
+            for (int k = 0; k < VALUES; k++) x[k] = to_float(values[i][k]), values[i][k] = ahead[i][k];
 #if BACKWARD
             float gate[GATES] = {}, inner[GATES] = {};
             if (item.exists) {
@@ -399,6 +420,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 }
                 running[i] = h;
             }
+            const int slot = p.reverse ? t : t + 1;
             if (item.exists) p.states[slot * plane + static_cast<i64>(item.b) * hidden + item.j] = to_half(h);
             if (step + 1 < p.steps) send(item, next, item.j, h);
 #endif

@@ -61,6 +61,7 @@ mod printing;
 mod profiler;
 mod random;
 mod random_graphs;
+mod recurrent;
 mod reductions;
 mod reentrant_backward;
 mod resize;
@@ -132,6 +133,7 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("composites", composites::TESTS),
     ("resize", resize::TESTS),
     ("convolutions", convolutions::TESTS),
+    ("recurrent", recurrent::TESTS),
     ("long_rows", long_rows::TESTS),
     ("losses", losses::TESTS),
     ("long_loops", long_loops::TESTS),
