@@ -43,13 +43,24 @@ fn vector_products() {
 #[test]
 fn distances() {
     for norm in ["zero", "one", "two", "max", "power"] {
-        for dtype in ["f32", "f64"] {
-            for pass in ["forward", "backward"] {
-                if norm != "zero" || pass == "forward" {
-                    for parts in [false, true] {
-                        let spec = KernelSpec::new("cdist").def("dtype", dtype).def("norm", norm);
-                        render_valid(&spec.def("pass", pass).def("parts", parts));
+        for parts in [false, true] {
+            for dtype in ["f32", "f64"] {
+                let of = |template| {
+                    KernelSpec::new(template).def("dtype", dtype).def("norm", norm).def("parts", parts)
+                };
+                render_valid(&of("cdist"));
+                for (cols, g_across) in
+                    [(4, false), (4, true), (16, false), (16, true), (64, false), (64, true)]
+                {
+                    if norm != "zero" && (norm != "power" || cols == 4) {
+                        render_valid(&of("cdist_grad").def("cols", cols).def("g_across", g_across));
                     }
+                }
+            }
+            for (symmetric, quads) in [(false, false), (false, true), (true, false), (true, true)] {
+                if norm != "power" {
+                    let spec = KernelSpec::new("cdist_tiled").def("norm", norm).def("parts", parts);
+                    render_valid(&spec.def("symmetric", symmetric).def("quads", quads));
                 }
             }
         }

@@ -379,6 +379,19 @@ fn exercise_split_rows(device: &Device) -> Result<()> {
         few.cdist(&few.detach(), p)?.sum_all()?.backward()?;
         few.narrow(1, 0, 1)?.cdist(&many, p)?.sum_all()?.backward()?;
     }
+    exercise_distances(device)
+}
+
+/// Distances of many rows, and their gradients for each layout of threads.
+fn exercise_distances(device: &Device) -> Result<()> {
+    for p in [0.0, 1.0, 2.0, 3.0, f64::INFINITY] {
+        for width in [3, 10, 64] {
+            let x = Tensor::zeros([32, 70, width], DType::F32, device)?.to_leaf()?;
+            x.cdist(&x, p)?.sum_all()?.backward()?;
+            x.cdist(&x.copy()?, p)?.sum_all()?.backward()?;
+            drop(x.to_dtype(DType::F64).and_then(|x| x.cdist(&x, p)?.sum_all()?.backward()));
+        }
+    }
     Ok(())
 }
 

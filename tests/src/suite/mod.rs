@@ -22,6 +22,7 @@ mod convolutions;
 mod custom_op;
 mod decompositions;
 mod devices;
+mod distances;
 mod dlpack;
 mod double_backward;
 pub mod embedding;
@@ -132,6 +133,7 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("reductions", reductions::TESTS),
     ("composites", composites::TESTS),
     ("resize", resize::TESTS),
+    ("distances", distances::TESTS),
     ("convolutions", convolutions::TESTS),
     ("recurrent", recurrent::TESTS),
     ("long_rows", long_rows::TESTS),

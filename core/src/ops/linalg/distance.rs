@@ -6,21 +6,33 @@ const OP: &str = "cdist";
 
 /// Number of distances along each side of a workgroup's tile.
 const TILE_SIZE: usize = 16;
+/// Number of distances along each side of a tile for many rows of f32. A thread computes 4 x 4 of them.
+const LARGE_TILE_SIZE: usize = 64;
+/// Number of large tiles from which they are used. Fewer would leave most of a GPU idle.
+const MIN_LARGE_TILES: usize = 128;
+/// Number of elements of the rows that are in workgroup memory at a time.
+const TILE_DEPTH: usize = 16;
+
+/// Number of rows in a workgroup of the gradient.
+const GRAD_ROWS: usize = 64;
+/// Number of workgroups of the gradient below which several share the sum over the rows of b.
+const MIN_GRAD_GROUPS: usize = 256;
+/// Smallest number of rows of b in a part of a sum that is split for more workgroups.
+const MIN_GRAD_CHUNK: usize = 256;
 
 /// Row width from which several workgroups share a distance.
 const SPLIT_ROW_MIN: usize = 1 << 13;
 /// Largest number of row pairs that the host lists.
 const MAX_PDIST_PAIRS: u128 = 1 << 27;
 
-fn cdist_spec(pass: &'static str, p: f64, dtype: DType) -> KernelSpec {
-    let norm = match p {
+fn norm_name(p: f64) -> &'static str {
+    match p {
         0.0 => "zero",
         1.0 => "one",
         2.0 => "two",
         f64::INFINITY => "max",
         _ => "power",
-    };
-    kernel_spec! { "cdist", dtype: dtype.name(), norm, pass }
+    }
 }
 
 /// Returns the parameters of both passes: rows \[batch, rows, width\] of a and b, and further matrices
@@ -38,19 +50,46 @@ fn cdist_params(p: f64, operands: &[&Tensor], (splits, chunk): (usize, usize)) -
     }
 }
 
+/// Reports whether rows are aligned quads of neighbours in memory.
+fn has_quads(t: &Tensor) -> bool {
+    let &[batch_stride, row_stride, col_stride] = t.strides() else { return false };
+    let extents = [t.shape()[2], batch_stride, row_stride, t.layout().offset()];
+    col_stride == 1 && extents.iter().all(|n| n.is_multiple_of(4))
+}
+
 fn run_cdist(a: &Tensor, b: &Tensor, p: f64) -> Result<Tensor> {
     let (batch, rows, cols) = (a.shape()[0], a.shape()[1], b.shape()[1]);
     let width = a.shape()[2];
-    let groups = batch * rows.div_ceil(TILE_SIZE) * cols.div_ceil(TILE_SIZE);
-    // Split long rows, to use more workgroups and to limit each to 2,048 tiles.
+    let tiles = |size: usize| (rows.div_ceil(size), cols.div_ceil(size));
+    let (row_tiles, col_tiles) = tiles(LARGE_TILE_SIZE);
+    let is_large = a.dtype() == DType::F32
+        && norm_name(p) != "power"
+        && rows.min(cols) > TILE_SIZE
+        && batch * row_tiles * col_tiles >= MIN_LARGE_TILES;
+    let symmetric = is_large && a.shares_storage(b) && a.layout() == b.layout();
+    let groups = batch
+        * match (is_large, symmetric) {
+            // Each pair of tiles once: see the kernel.
+            (true, true) => row_tiles * (row_tiles / 2 + 1),
+            (true, false) => row_tiles * col_tiles,
+            (false, _) => tiles(TILE_SIZE).0 * tiles(TILE_SIZE).1,
+        };
+    // Split long rows, to use more workgroups and to limit each to 2,048 steps.
     let target_splits =
         if width < SPLIT_ROW_MIN { 1 } else { (1024 / groups.max(1)).min(width / (SPLIT_ROW_MIN / 2)) };
-    let splits = target_splits.max(width.div_ceil(2048 * TILE_SIZE)).max(1);
-    let chunk = width.div_ceil(splits).next_multiple_of(TILE_SIZE);
+    let splits = target_splits.max(width.div_ceil(2048 * TILE_DEPTH)).max(1);
+    let chunk = width.div_ceil(splits).next_multiple_of(TILE_DEPTH);
     let splits = width.div_ceil(chunk.max(1)).max(1);
     let params =
-        cdist_params(p, &[a, b], (splits, chunk)).loop_iterations(chunk / TILE_SIZE * (TILE_SIZE + 1) + 32);
-    let spec = cdist_spec("forward", p, a.dtype()).def("parts", splits > 1);
+        cdist_params(p, &[a, b], (splits, chunk)).loop_iterations(chunk / TILE_DEPTH * (TILE_DEPTH + 1) + 32);
+    let (norm, parts) = (norm_name(p), splits > 1);
+    let spec = match is_large {
+        true => {
+            let quads = has_quads(a) && has_quads(b);
+            kernel_spec! { "cdist_tiled", norm, parts, symmetric, quads }
+        }
+        false => kernel_spec! { "cdist", dtype: a.dtype().name(), norm, parts },
+    };
     if splits == 1 {
         let out = Tensor::empty([batch, rows, cols], a.dtype(), a.device())?;
         launch::launch(&spec, &[a, b, &out], params, groups)?;
@@ -71,20 +110,33 @@ fn run_cdist_backward(a: &Tensor, b: &Tensor, g: &Tensor, distance: &Tensor, p: 
     if p == 0.0 {
         return Tensor::zeros(a.shape(), a.dtype(), a.device());
     }
-    let (rows, elements) = (b.shape()[1], a.numel());
-    // Split many rows of b, so that loops stay within the device's limit.
-    let splits = rows.div_ceil(2 * SPLIT_ROW_MIN).max(1);
-    let chunk = rows.div_ceil(splits);
-    let params = cdist_params(p, &[a, b, g, distance], (splits, chunk)).loop_iterations(chunk + 32);
-    let spec = cdist_spec("backward", p, a.dtype()).def("parts", splits > 1);
+    let (rows, width, others) = (a.shape()[1], a.shape()[2], b.shape()[1]);
+    // A power takes more time than loads, so that a thread computes one element.
+    let cols = match width {
+        _ if norm_name(p) == "power" => 4,
+        0..=4 => 4,
+        5..=16 => 16,
+        _ => 64,
+    };
+    let groups = a.shape()[0] * rows.div_ceil(GRAD_ROWS) * width.div_ceil(cols);
+    // Split many rows of b, to use more workgroups, and so that loops stay within the device's limit.
+    let target_splits = (MIN_GRAD_GROUPS / groups.max(1)).min(others / MIN_GRAD_CHUNK);
+    let splits = target_splits.max(others.div_ceil(2 * SPLIT_ROW_MIN)).max(1);
+    let chunk = others.div_ceil(splits);
+    let splits = others.div_ceil(chunk.max(1)).max(1);
+    // The gradient of p = 1 has only the signs of the differences.
+    let operands: &[&Tensor] = if p == 1.0 { &[a, b, g] } else { &[a, b, g, distance] };
+    let params = cdist_params(p, operands, (splits, chunk)).loop_iterations(chunk / 8 * 9 + 32);
+    let g_across = g.strides()[1] < g.strides()[2];
+    let (dtype, norm, parts) = (a.dtype().name(), norm_name(p), splits > 1);
+    let spec = kernel_spec! { "cdist_grad", dtype, norm, parts, cols, g_across };
     if splits == 1 {
         let out = Tensor::empty(a.shape(), a.dtype(), a.device())?;
-        launch::launch(&spec, &[a, b, g, distance, &out], params, elements.div_ceil(WORKGROUP_SIZE))?;
+        launch::launch(&spec, &[operands, &[&out]].concat(), params, groups)?;
         return Ok(out);
     }
     let parts = empty_workspace(&[&[splits], a.shape()].concat(), a.dtype(), a.device())?;
-    let groups = (elements * splits).div_ceil(WORKGROUP_SIZE);
-    launch::launch(&spec, &[a, b, g, distance, &parts], params, groups)?;
+    launch::launch(&spec, &[operands, &[&parts]].concat(), params, groups * splits)?;
     parts.sum([0], false)
 }
 
@@ -132,6 +184,10 @@ impl Tensor {
     /// dimensions do not broadcast. The types differ or are not floats.
     #[track_caller]
     pub fn cdist(&self, other: &Tensor, p: f64) -> Result<Tensor> {
+        // Distances within one set of rows: cast once, and computed once for both orders.
+        if std::ptr::eq(self, other) {
+            operation!(OP, autocast[self], |x| x.cdist(&x, p));
+        }
         operation!(OP, autocast [self, other], |x, y| x.cdist(&y, p));
         self.check_same_device(OP, other)?;
         fail_if!(p.is_nan() || p < 0.0; argument(OP), "p is {p}; it must be at least 0");
@@ -147,7 +203,9 @@ impl Tensor {
         };
         fail_if!(width != other_width; shape(OP, &shapes), "rows of both have one width");
         if dtype.size() == 2 {
-            return self.to_dtype(DType::F32)?.cdist(&other.to_dtype(DType::F32)?, p)?.to_dtype(dtype);
+            let x = self.to_dtype(DType::F32)?;
+            let y = if std::ptr::eq(self, other) { x.clone() } else { other.to_dtype(DType::F32)? };
+            return x.cdist(&y, p)?.to_dtype(dtype);
         }
         let lead = broadcast_shapes(OP, &[lead_a, lead_b])?;
         let batch: usize = lead.iter().product();
