@@ -363,10 +363,9 @@ impl WgpuBackend {
                     self.prepare_dispatch(&work.launch())?
                 }
             }
-            Command::Matmul(_)
-            | Command::Attention(_)
-            | Command::Convolution(_)
-            | Command::Recurrent(_) => return Ok(None),
+            Command::Matmul(_) | Command::Attention(_) | Command::Convolution(_) | Command::Recurrent(_) => {
+                return Ok(None);
+            }
         }))
     }
 

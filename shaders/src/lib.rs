@@ -348,8 +348,10 @@ mod tests {
                 valid(&KernelSpec::new("copy").def("size", size).def("mode", mode));
             }
             for rank in 1..=8usize {
-                let runs = KernelSpec::new("copy").def("size", size).def("mode", "runs");
-                valid(&runs.def("rank", rank).def("f32_division", rank > 4));
+                for adjacent in [false, true] {
+                    let runs = KernelSpec::new("copy").def("size", size).def("mode", "runs");
+                    valid(&runs.def("rank", rank).def("adjacent", adjacent).def("f32_division", rank > 4));
+                }
             }
         }
     }

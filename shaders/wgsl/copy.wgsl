@@ -3,7 +3,8 @@ Copies elements of any type bit by bit: out[strides of out][i] = in[strides of i
 
 size: bytes of an element (1, 2, 4, 8)
 mode: `packed` (the output is contiguous from its start), `scattered`, `runs` or `vectors`
-`runs`: packed, one vector of 16 bytes for each thread, from neighbours along the last of `rank` dimensions
+`runs`: packed, one vector of 16 bytes for each thread, from neighbours in `rank` dimensions; `adjacent`: those along
+  the last dimension are adjacent in the input
 `vectors`: one vector for each thread; the last dimension, all other strides and the offsets are whole vectors
 f32_division: all quotients are below 2^20
 -#}
@@ -66,7 +67,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% endfor %}
     var at0 = linear_index;
     from0 += linear_index * {{ of("in_strides", 0) }};
-    {% if size == 2 %}
+    {% if size == 2 and adjacent %}
     // Eight neighbours span five words, or four.
     if at{{ rank - 1 }} + 8u <= {{ of("shape", rank - 1) }} {
         let word = from0 >> 1u;
@@ -85,7 +86,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% for k in range(per_thread) %}
     let v{{ k }} = element(from0);
     {% if not loop.last %}
-    from0 += 1u;
+    from0 += {{ "1u" if adjacent else of("in_strides", rank - 1) }};
     at{{ rank - 1 }} += 1u;
     {% for d in range(rank - 1, 0, -1) %}
     if at{{ d }} == {{ of("shape", d) }} {

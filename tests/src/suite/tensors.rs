@@ -40,6 +40,7 @@ tests![
     lists_of_tensors_are_owned_or_borrowed,
     devices_and_dtypes_are_keys,
     transposed_copies_have_every_element,
+    large_copies_of_scattered_elements_have_every_element,
 ];
 
 type ViewFn = fn(&Tensor) -> forebay::error::Result<Tensor>;
@@ -497,25 +498,58 @@ fn transposed_copies_have_every_element(device: &Device) -> Result<()> {
         (&[3, 16, 40, 15], &[3, 0, 2, 1], 0),
     ];
     for (shape, order, cut) in cases {
-        let n: usize = shape.iter().product();
-        let values: Vec<i32> = (0..n).map(|i| (i % 251) as i32).collect();
-        let last = shape.len() - 1;
         for dtype in [DType::I32, DType::F32, DType::BF16, DType::F16] {
-            let x = Tensor::from_slice(&values, shape, device)?.to_dtype(dtype)?;
-            let x = x.narrow(last as isize, cut, shape[last] - cut)?;
-            let y = x.permute(order)?.contiguous()?;
-            let index_in_x = |mut at: usize| {
-                let mut index = vec![0; shape.len()];
-                for (d, &from) in order.iter().enumerate().rev() {
-                    index[from as usize] = at % y.shape()[d];
-                    at /= y.shape()[d];
-                }
-                index[last] += cut;
-                index.iter().zip(shape).fold(0, |all, (i, n)| all * n + i)
-            };
-            let expected: Vec<f64> = (0..y.numel()).map(|at| f64::from(values[index_in_x(at)])).collect();
-            ensure!(y.to_f64s()? == expected, "{shape:?} in the order {order:?}, {dtype}");
+            ensure_permuted_copy(shape, order, cut, dtype, device)?;
         }
     }
+    Ok(())
+}
+
+/// Copies whose adjacent elements are far apart, in dimensions that are too short for tiles.
+fn large_copies_of_scattered_elements_have_every_element(device: &Device) -> Result<()> {
+    // Pixel shuffling, its inverse, and many short dimensions.
+    let cases: [(&[usize], &[isize]); 3] = [
+        (&[2, 32, 2, 2, 16, 20], &[0, 1, 4, 2, 5, 3]),
+        (&[2, 32, 16, 2, 20, 2], &[0, 1, 3, 5, 2, 4]),
+        (&[2, 3, 4, 5, 2, 6, 7, 16], &[7, 1, 5, 3, 4, 2, 6, 0]),
+    ];
+    for (shape, order) in cases {
+        for dtype in [DType::U8, DType::BF16, DType::F32, DType::I64] {
+            ensure_permuted_copy(shape, order, 0, dtype, device)?;
+        }
+    }
+    let values: Vec<i32> = (0..3 << 16).collect();
+    let every_third = Tensor::from_slice(&values, [1 << 16, 3], device)?.narrow(1, 1, 1)?.contiguous()?;
+    let expected: Vec<i32> = values.into_iter().skip(1).step_by(3).collect();
+    ensure!(every_third.to_vec::<i32>()? == expected, "every third element");
+    Ok(())
+}
+
+/// Compares the copy of a permuted tensor with values computed from the indices. The first `cut` elements of the last
+/// dimension are cut off before.
+fn ensure_permuted_copy(
+    shape: &[usize],
+    order: &[isize],
+    cut: usize,
+    dtype: DType,
+    device: &Device,
+) -> Result<()> {
+    let n: usize = shape.iter().product();
+    let values: Vec<i32> = (0..n).map(|i| (i % 251) as i32).collect();
+    let last = shape.len() - 1;
+    let x = Tensor::from_slice(&values, shape, device)?.to_dtype(dtype)?;
+    let x = x.narrow(last as isize, cut, shape[last] - cut)?;
+    let y = x.permute(order)?.contiguous()?;
+    let index_in_x = |mut at: usize| {
+        let mut index = vec![0; shape.len()];
+        for (d, &from) in order.iter().enumerate().rev() {
+            index[from as usize] = at % y.shape()[d];
+            at /= y.shape()[d];
+        }
+        index[last] += cut;
+        index.iter().zip(shape).fold(0, |all, (i, n)| all * n + i)
+    };
+    let expected: Vec<f64> = (0..y.numel()).map(|at| f64::from(values[index_in_x(at)])).collect();
+    ensure!(y.to_f64s()? == expected, "{shape:?} in the order {order:?}, {dtype}");
     Ok(())
 }

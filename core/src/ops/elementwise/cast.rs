@@ -8,6 +8,9 @@ use crate::ops::prelude::*;
 use crate::runtime::profile::WorkItem;
 use crate::runtime::stream::Access;
 
+/// Elements from which copies write whole vectors although they read elements that are not adjacent.
+const MIN_SCATTERED_RUNS: usize = 1 << 16;
+
 impl Tensor {
     /// Casts to another type, or returns `self` if it has the type. Floats become integers by truncation.
     ///
@@ -64,8 +67,12 @@ impl Tensor {
                 .into_iter()
                 .zip(&strides)
                 .all(|(t, strides)| has_vector_lines(t.layout().offset(), strides, vector));
-        // Whole output vectors are written if the input's elements are adjacent.
-        let runs = owns_all_words && strides[1].last() == Some(&1) && (n * size).is_multiple_of(VECTOR_BYTES);
+        // Whole output vectors are written, and an element's position follows from that of its neighbour. A kernel of
+        // its own for each rank pays if the input's elements are adjacent or many.
+        let adjacent = strides[1].last() == Some(&1);
+        let runs = owns_all_words
+            && (n * size).is_multiple_of(VECTOR_BYTES)
+            && (adjacent || n >= MIN_SCATTERED_RUNS);
         if owns_all_words && !vectors && self.transpose_into(target, &shape, &strides[1], &strides[0])? {
             return Ok(());
         }
@@ -76,6 +83,7 @@ impl Tensor {
                 let lines = n / shape.last().copied().unwrap_or(1);
                 spec.def("mode", "runs")
                     .def("rank", shape.len())
+                    .def("adjacent", adjacent)
                     .def("f32_division", lines < 1 << 20 && n < 1 << 31)
             }
             (_, true) => spec.def("mode", "packed"),
