@@ -104,6 +104,35 @@ fn convolutions_need_fewer_columns_where_a_backend_supports_it() -> Result<()> {
     Ok(())
 }
 
+/// A backend's own kernels run all steps of a recurrent layer in one launch, without memory for the steps' products.
+#[test]
+fn recurrent_layers_take_one_launch_each_way_where_a_backend_supports_it() -> Result<()> {
+    let run = |fused: bool, dtype: DType, steps: usize, hidden: usize| -> Result<(u64, u64)> {
+        let mut profile = CardProfile::from_card("h100")?;
+        assert!(profile.library.recurrent);
+        profile.library.recurrent &= fused;
+        let backend = Arc::new(NullBackend::new(profile));
+        let device = Device::new(backend.clone())?;
+        let ones = |shape: &[usize]| Tensor::ones(shape, dtype, &device)?.to_leaf();
+        let (x, h_0) = (ones(&[steps, 32, 3 * hidden])?, ones(&[32, hidden])?);
+        let weight = ones(&[3 * hidden, hidden])?;
+        let states = RecurrentOp::new(RecurrentKind::Gru, &x, &h_0, &weight).run()?;
+        states.output.backward_with(&states.output.ones_like()?)?;
+        Ok((backend.estimated_work().launches, device.memory().peak_allocated()))
+    };
+    let ((launches, peak), (all, largest)) =
+        (run(true, DType::BF16, 50, 512)?, run(false, DType::BF16, 50, 512)?);
+    assert!(
+        launches + 190 < all && peak <= largest,
+        "{launches} of {all} launches, {peak} of {largest} bytes"
+    );
+    // Other types, few steps, and weights that do not fit launch each step.
+    for (dtype, steps, hidden) in [(DType::F32, 50, 512), (DType::F16, 3, 512), (DType::BF16, 5, 2048)] {
+        assert_eq!(run(true, dtype, steps, hidden)?, run(false, dtype, steps, hidden)?);
+    }
+    Ok(())
+}
+
 /// Returns a device that imitates a card, and the number of launches so far.
 fn h100() -> Result<(Device, impl Fn() -> u64)> {
     let backend = Arc::new(NullBackend::new(CardProfile::from_card("h100")?));
@@ -198,7 +227,10 @@ fn gradients_of_weights_are_summed_and_rounded_in_one_launch() -> Result<()> {
 
 #[test]
 fn the_bias_of_a_recurrent_layer_is_copied_for_several_steps() -> Result<()> {
-    let (device, launches) = h100()?;
+    let mut profile = CardProfile::from_card("h100")?;
+    profile.library.recurrent = false;
+    let backend = Arc::new(NullBackend::new(profile));
+    let (device, launches) = (Device::new(backend.clone())?, || backend.estimated_work().launches);
     let zeros = |shape: &[usize]| Tensor::zeros(shape, DType::BF16, &device);
     let count = |steps: usize, hidden: usize| -> Result<u64> {
         let (gates, weight, bias) =

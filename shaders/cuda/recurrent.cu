@@ -26,8 +26,9 @@
 #define TILES (TILES_M * TILES_K)
 #define SHARED_TILES (TILES - REGISTER_TILES)
 #define GROUPS (SEQUENCES / 8)
-// Independent chains of a warp's products hide their latency: few tiles of rows have two sums each.
-#define CHAINS (TILES_M * GROUPS <= 4 ? 2 : 1)
+// Independent chains of a warp's products hide their latency: few tiles of rows have two sums each. The number must
+// not depend on the sequences, whose results would then depend on the size of the batch.
+#define CHAINS (TILES_M <= 2 ? 2 : 1)
 // A thread computes the gates of some features of some sequences.
 #define ITEMS (UNITS * SEQUENCES)
 #define THREAD_ITEMS ((ITEMS + THREADS - 1) / THREADS)

@@ -154,8 +154,9 @@ impl RecurrentTiling {
         let warps = splits.into_iter().min_by_key(|&warps| per_warp(warps).iter().product::<u64>())?;
         let candidate = |sequences: u64| {
             let tiles = per_warp(warps);
-            let sums = tiles[0] * sequences / 2;
-            let registers = if is_backward { 148u64 } else { 160 };
+            // Few tiles of rows have two sums each.
+            let sums = tiles[0] * sequences / if tiles[0] <= 2 { 1 } else { 2 };
+            let registers = if is_backward { 152u64 } else { 160 };
             let registers = registers.saturating_sub(sequences).saturating_sub(sums);
             let tiling = Self {
                 cluster_blocks: blocks as u32,
@@ -169,7 +170,7 @@ impl RecurrentTiling {
         };
         let waves = |tiling: &Self, most: u64| tiling.blocks(batch) <= most * RESIDENT_BLOCKS;
         let all = || [8, 16, 32].into_iter().filter_map(candidate);
-        all().find(|tiling| waves(tiling, 1)).or_else(|| all().last().filter(|t| waves(t, MAX_WAVES)))
+        all().find(|tiling| waves(tiling, 1)).or_else(|| all().next_back().filter(|t| waves(t, MAX_WAVES)))
     }
 
     /// Returns the number of blocks for a batch.
