@@ -50,6 +50,7 @@ fn reductions() {
                         .def("math", none)
                         .def("map", if nonzero { "nonzero" } else { "v" })
                         .def("post", "acc")
+                        .def("factor", "")
                         .def("center", "")
                         .def("values", second_stage)
                         .def("has_indices", second_stage && combine.starts_with("arg"))
@@ -65,6 +66,22 @@ fn reductions() {
                     }
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn sums_of_products() {
+    let none: &[&'static str] = &[];
+    for (source, factor) in [("f32", "f32"), ("f32", "bf16"), ("bf16", "f32"), ("f16", "f16")] {
+        for (flat, threads_per_row, across, width, unroll) in
+            [(true, 1usize, false, 1usize, 1usize), (false, 8, true, 4, 8), (true, 256, false, 4, 4)]
+        {
+            let spec = reduce(source, "f32", "bf16", "sum").def("math", none).def("factor", factor);
+            let spec = spec.def("map", "v").def("post", "acc").def("center", "").def("values", true);
+            let spec = spec.def("has_indices", false).def("flat", flat).def("across", across);
+            let spec = spec.def("threads_per_row", threads_per_row).def("width", width);
+            render_valid(&spec.def("unroll", unroll).def("staged", false));
         }
     }
 }

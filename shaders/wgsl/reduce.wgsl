@@ -2,6 +2,7 @@
 One reduction over any dimensions and strides: out[o] = post(combine over r of map(in[o, r])).
 
 source · compute · out: dtypes of the input, of the arithmetic, of the result · math: files that it needs
+factor: dtype of a tensor of the input's strides, whose elements multiply those of the input in f32, or ""
 map: an expression of `v`, an element · center: dtype of one more value `m` for each output, or ""
 post: expression of `acc`
 combine: sum, prod, max, min, argmax, argmin · flat: the reduced dimensions are one
@@ -39,7 +40,7 @@ struct Params {
     offset: u32,
     kept_rank: u32,
     reduced_rank: u32,
-    unused: u32,
+    factor_offset: u32,
     args: vec4<f32>,
     kept_shape: array<vec4<u32>, 2>,
     kept_strides: array<vec4<u32>, 2>,
@@ -49,6 +50,14 @@ struct Params {
 @group(1) @binding(0) var<uniform> p: Params;
 {{ t.quads(0, "input", source) if width == 4 else t.input(0, "input", source) }}
 {% set next = namespace(binding=1) %}
+{% if factor %}
+{{ t.quads(next.binding, "factor", factor) if width == 4 else t.input(next.binding, "factor", factor) }}
+{% set next.binding = next.binding + 1 %}
+fn product_at(i: u32) -> {{ "vec4<f32>" if width == 4 else "f32" }} {
+    let k = i - p.offset + p.factor_offset;
+    return {{ "input_quad(i >> 2u) * factor_quad(k >> 2u)" if width == 4 else "input_at(i) * factor_at(k)" }};
+}
+{% endif %}
 {% if center %}
 {{ t.input(next.binding, "center", center) }}
 {% set next.binding = next.binding + 1 %}
@@ -153,8 +162,8 @@ fn reduced_offset(r: u32) -> u32 {
 {% if staged %}
 var<workgroup> staged_results: array<f32, {{ rows }}>;
 {% endif %}
-{% set read = "input_quad(i" if width == 4 else "input_at(i" %}
-{% set element = " >> 2u)" if width == 4 else ")" %}
+{% set read = "product_at(i" if factor else "input_quad(i" if width == 4 else "input_at(i" %}
+{% set element = " >> 2u)" if width == 4 and not factor else ")" %}
 {% if threads_per_row > 1 %}
 var<workgroup> shared_acc: array<Acc, {{ 256 * outs }}>;
 {% endif %}

@@ -163,6 +163,8 @@ pub(crate) struct ReduceArgs<'a> {
     pub(crate) center: Option<&'a Tensor>,
     /// Indices from the first stage.
     pub(super) partial_indices: Option<&'a Tensor>,
+    /// Factor of each element, with the strides of the reduced tensor. The products are in f32.
+    pub(super) factor: Option<&'a Tensor>,
     pub(crate) params: [f32; 4],
 }
 
@@ -196,7 +198,10 @@ impl ReduceStage<'_> {
         let arg = matches!(self.op.combine, Combine::Argmax | Combine::Argmin);
         let inner = if self.across { &mut self.kept } else { &mut self.reduced };
         let (Some(n), Some(s)) = (inner.0.last_mut(), inner.1.last_mut()) else { return };
-        if arg || !supports_vec4(self.input.dtype()) || *s != 1 || !n.is_multiple_of(VEC4_WIDTH) {
+        let has_quads =
+            |t: &Tensor| supports_vec4(t.dtype()) && t.layout().offset().is_multiple_of(VEC4_WIDTH);
+        let reads_quads = supports_vec4(self.input.dtype()) && self.args.factor.is_none_or(has_quads);
+        if arg || !reads_quads || *s != 1 || !n.is_multiple_of(VEC4_WIDTH) {
             return;
         }
         (*n, *s) = (*n / VEC4_WIDTH, VEC4_WIDTH);
@@ -225,9 +230,9 @@ impl ReduceStage<'_> {
             launch::check_rank(self.op.name, shape.len())?;
         }
         let (out, index) = (value.map_or(compute, name), indices.map_or("", name));
-        let center = self.args.center.map_or("", name);
+        let (factor, center) = (self.args.factor.map_or("", name), self.args.center.map_or("", name));
         let (map, combine, post) = (self.op.map, self.op.combine, self.op.post);
-        let words = [name(self.input), compute, out, index, map, combine.word(), post, center];
+        let words = [name(self.input), compute, out, index, map, combine.word(), post, factor, center];
         let (outputs, extent) = (numel(&self.kept.0), numel(&self.reduced.0));
         let rows = WORKGROUP_SIZE / plan.threads_per_row;
         let staged = indices.is_none()
@@ -245,14 +250,15 @@ impl ReduceStage<'_> {
         let spec = || {
             kernel_spec! {
                 "reduce", source: name(self.input), compute, out, index, math: self.op.math_files,
-                map, combine, post, center, values: flags[0],
+                map, combine, post, factor, center, values: flags[0],
                 has_indices: flags[1], flat: flags[2], threads_per_row: plan.threads_per_row, across,
                 width: self.width, unroll: plan.unroll, staged,
             }
         };
         let params = kernel_params! {
             outputs, extent, splits: plan.splits, chunk: plan.chunk, offset: self.offset,
-            kept_rank: self.kept.0.len(), reduced_rank: self.reduced.0.len(), args: self.args.params,
+            kept_rank: self.kept.0.len(), reduced_rank: self.reduced.0.len(),
+            factor_offset: self.args.factor.map_or(0, |t| t.layout().offset()), args: self.args.params,
             kept_shape: &self.kept.0, kept_strides: &self.kept.1, reduced_shape: &self.reduced.0,
             reduced_strides: &self.reduced.1,
         };
@@ -261,7 +267,8 @@ impl ReduceStage<'_> {
         let offset_iterations = if flags[2] { 0 } else { reads * self.reduced.0.len() };
         let params =
             params.loop_iterations(reads.div_ceil(plan.unroll) + plan.unroll + offset_iterations + 16);
-        let tensors = bindings![self.input, self.args.center, self.args.partial_indices, value, indices];
+        let ReduceArgs { factor, center, partial_indices, .. } = self.args;
+        let tensors = bindings![self.input, factor, center, partial_indices, value, indices];
         let groups = (outputs * plan.splits).div_ceil(rows);
         launch::launch_by_key(&key, spec, &tensors, params, groups)
     }
@@ -318,7 +325,7 @@ fn run_reduction(
         offset: 0,
         kept: (smallvec![outputs], smallvec![1]),
         reduced: (smallvec![first.splits], smallvec![outputs]),
-        args: ReduceArgs { partial_indices: part_indices.as_ref(), ..extra },
+        args: ReduceArgs { partial_indices: part_indices.as_ref(), factor: None, ..extra },
         compute,
         width: 1,
         // The parts of a single output are contiguous.
@@ -386,6 +393,34 @@ fn sum_or_prod(op: &ReduceOp, x: &Tensor, axes: &ReduceDims, keepdim: bool) -> R
     // Bools are counted in 32 bits, which every device supports.
     let compute = if x.dtype() == DType::Bool { DType::I32 } else { DType::I64 };
     reduce(op, x, axes, keepdim, compute, DType::I64, ReduceArgs::default())
+}
+
+/// Sums the products of two tensors of one shape to a shape that broadcasts to theirs, without a gradient. The products
+/// are in f32 and never written. Returns `None` for tensors that the kernel cannot read together: other types than
+/// f32, f16 and bf16, or unequal strides that a copy of 16-bit elements does not make equal.
+#[track_caller]
+pub(super) fn sum_products_to(
+    x: &Tensor,
+    factor: &Tensor,
+    shape: &[usize],
+    result: DType,
+) -> Result<Option<Tensor>> {
+    let takes = |t: &Tensor| matches!(t.dtype(), DType::F32 | DType::F16 | DType::BF16);
+    if x.shape() != factor.shape() || !takes(x) || !takes(factor) {
+        return Ok(None);
+    }
+    let has_equal_strides = x.strides() == factor.strides();
+    // A copy of 16-bit elements is smaller than the products in f32.
+    if !has_equal_strides && !(factor.is_contiguous() && x.dtype().size() == 2) {
+        return Ok(None);
+    }
+    let x = &if has_equal_strides { x.detach() } else { x.detach().contiguous()? };
+    let skip = x.rank() - shape.len();
+    let reduced = (0..x.rank()).map(|d| d < skip || (shape[d - skip] == 1 && x.shape()[d] != 1));
+    let axes = ReduceDims::from_mask(x.shape(), reduced.collect());
+    let args = ReduceArgs { factor: Some(factor), ..ReduceArgs::default() };
+    let out = reduce(&SUM, x, &axes, true, DType::F32, result, args)?;
+    Ok(Some(out.with_layout(Layout::new(shape, contiguous_strides(shape), 0))))
 }
 
 /// Sums a matrix's columns to a tensor of type `result`, without a gradient.

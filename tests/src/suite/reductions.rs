@@ -7,10 +7,12 @@ use forebay::autograd::{self, GradOptions};
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::ops::NormOptions;
+use forebay::profile::Profiler;
 use forebay::tensor::Tensor;
 
 super::tests![
     sums_over_every_dimension,
+    factors_that_broadcast_get_sums_of_products,
     extremes_and_means_of_long_columns,
     equal_extremes_share_their_gradient,
     many_short_rows_are_reduced,
@@ -78,6 +80,49 @@ fn sums_over_every_dimension(device: &Device) -> Result<()> {
         let twice = x.sum([0, 2], false)?.sum_all()?.item()? as f32;
         close(&format!("{name}, around"), &[twice], &[outer as f32], 1e-4)?;
         ensure!(x.sum([1], false)?.to_vec::<f32>()? == x.sum([1], false)?.to_vec::<f32>()?, "{name} changes");
+    }
+    Ok(())
+}
+
+/// Gradient of a factor \[a, 1, c\] of `x`, with `scale` as the gradient of the products, on the host in f64.
+fn sum_products(x: &[f32], scale: &[f32], extents: [usize; 3]) -> Vec<f32> {
+    let products: Vec<f32> = x.iter().zip(scale).map(|(x, g)| x * g).collect();
+    sum_middle_dim(&products, extents)
+}
+
+fn factors_that_broadcast_get_sums_of_products(device: &Device) -> Result<()> {
+    let dtypes = [(DType::F32, DType::F32), (DType::F32, DType::BF16), (DType::BF16, DType::BF16)];
+    for shape in [[1, 3000, 1], [3, 150, 4], [2, 70, 36], [1, 500, 33], [40, 17, 1], [1, 9, 2048], [5, 1, 7]]
+    {
+        for (of_x, of_factor) in dtypes {
+            let [a, b, c] = shape;
+            let x = uniform(&shape, device)?.to_dtype(of_x)?;
+            let factor = uniform(&[a, 1, c], device)?.to_dtype(of_factor)?.to_leaf()?;
+            let y = x.mul(&factor)?;
+            let scale = uniform(&shape, device)?.to_dtype(y.dtype())?;
+            let values = |t: &Tensor| t.to_dtype(DType::F32)?.to_vec::<f32>();
+            let expected = sum_products(&values(&x)?, &values(&scale)?, shape);
+            // The gradient may have other strides than the operand, or start within its memory.
+            let permuted = scale.permute([2, 0, 1])?.contiguous()?.permute([1, 2, 0])?;
+            let padded = forebay::ops::cat(&[&scale, &scale], 0)?.narrow(0, a, a)?;
+            for g in [&scale, &permuted, &padded] {
+                let options = GradOptions {
+                    grad_outputs: Some(std::slice::from_ref(g)),
+                    ..GradOptions::retain_graph()
+                };
+                let profiler = Profiler::start(device)?;
+                let grads = autograd::grad(&[&y], &[&factor], &options)?;
+                let launched = profiler.finish()?;
+                let writes_products = launched.spans.iter().any(|span| span.name.contains("g * a"));
+                // The kernel reads both tensors at the same places, and copies a permuted gradient of 16 bits.
+                let must_fuse = b > 1 && (g.dtype() == DType::BF16 || g.strides() == x.strides());
+                ensure!(!must_fuse || !writes_products, "{:?}", launched.spans);
+                ensure!(grads[0].dtype() == of_factor && grads[0].shape() == [a, 1, c], "{:?}", grads[0]);
+                // Only the sum is rounded to 16 bits.
+                let within = if of_factor == DType::BF16 { 1.0 / 256.0 } else { 2e-5 };
+                close(&format!("{shape:?} {of_x} {of_factor}"), &values(&grads[0])?, &expected, within)?;
+            }
+        }
     }
     Ok(())
 }

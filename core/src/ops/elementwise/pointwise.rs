@@ -13,6 +13,7 @@ use crate::ops::elementwise::recompute::RecomputableResult;
 use crate::ops::elementwise::{activation, binary, unary};
 use crate::ops::kernel::pointwise_kernel::{self, PointwiseInput, PointwiseSpec};
 use crate::ops::prelude::*;
+use crate::ops::reduce::sum_products_to;
 use crate::scalar::ScalarConversion;
 
 /// Tensor or scalar operand.
@@ -385,7 +386,7 @@ fn run_gradient_kernel(
     overwrites: bool,
 ) -> Result<Tensor> {
     // Do not round before a sum, because 16-bit terms may cancel.
-    let is_summed = dtype.size() == 2 && compute.size() == 2 && shape.as_slice() != g.shape();
+    let is_summed = dtype.size() == 2 && compute.size() <= 4 && shape.as_slice() != g.shape();
     let (out_dtype, compute) = if is_summed { (DType::F32, DType::F32) } else { (dtype, compute) };
     let unreduced = match overwrites {
         true => g.detach(),
@@ -544,6 +545,13 @@ impl PointwiseBackward {
             }
             GradRule::Expr(expr, vars) => {
                 let values = self.unpack(vars, ctx)?;
+                // The gradient of a factor that was broadcast is a sum of products.
+                if let ("g * a" | "g * b", [(_, ExprValue::Tensor(value))]) = (expr, &values[..])
+                    && shape.as_slice() != g.shape()
+                    && let Some(sum) = sum_products_to(g, value, shape, *dtype)?
+                {
+                    return Ok(sum);
+                }
                 let mut inputs: PointwiseInputs<'_> =
                     smallvec![PointwiseInput { name: "g", operand: Operand::Tensor(g) }];
                 inputs.extend(
