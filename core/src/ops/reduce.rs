@@ -507,10 +507,18 @@ impl Tensor {
     #[track_caller]
     pub fn sum(&self, dims: impl IntoDims, keepdim: bool) -> Result<Tensor> {
         let dims = &reduction_dims(dims)[..];
-        dispatch_autocast!("sum", [self], |x| x.sum(dims, keepdim));
         let axes = ReduceDims::new("sum", self.shape(), dims)?;
-        let out = sum_or_prod(&SUM, self, &axes, keepdim)?;
-        Ok(autograd::differentiable_unary("sum", out, self, move |g, _| axes.expand_to_input(g)))
+        let dtype = self.dtype();
+        let is_half = dtype.is_float() && dtype.size() == 2;
+        if !is_half || amp::OperandCast::for_op("sum", &[Some(dtype)]).is_none() {
+            let out = sum_or_prod(&SUM, self, &axes, keepdim)?;
+            return Ok(autograd::differentiable_unary("sum", out, self, move |g, _| axes.expand_to_input(g)));
+        }
+        // The kernel adds in f32, so autocast changes the type of the sum, and no element is cast.
+        let out = reduce(&SUM, self, &axes, keepdim, dtype, DType::F32, ReduceArgs::default())?;
+        Ok(autograd::differentiable_unary("sum", out, self, move |g, _| {
+            axes.expand_to_input(&g.to_dtype(dtype)?)
+        }))
     }
 
     /// Sums all elements.

@@ -13,6 +13,7 @@ use forebay::tensor::Tensor;
 super::tests![
     sums_over_every_dimension,
     factors_that_broadcast_get_sums_of_products,
+    sums_under_autocast_read_16_bit_elements,
     extremes_and_means_of_long_columns,
     equal_extremes_share_their_gradient,
     many_short_rows_are_reduced,
@@ -124,6 +125,26 @@ fn factors_that_broadcast_get_sums_of_products(device: &Device) -> Result<()> {
             }
         }
     }
+    Ok(())
+}
+
+fn sums_under_autocast_read_16_bit_elements(device: &Device) -> Result<()> {
+    let x = uniform(&[6, 50, 8], device)?.to_dtype(DType::BF16)?.to_leaf()?;
+    let expected = x.to_dtype(DType::F32)?.sum([1], false)?;
+    let scale = uniform(&[6, 8], device)?;
+    let profiler = Profiler::start(device)?;
+    let sum = {
+        let _autocast = autocast(DType::BF16)?;
+        x.sum([1], false)?
+    };
+    let profile = profiler.finish()?;
+    ensure!(profile.spans.iter().all(|span| span.op != "to_dtype"), "the elements were cast");
+    ensure!(sum.dtype() == DType::F32 && sum.to_vec::<f32>()? == expected.to_vec::<f32>()?, "other sums");
+    sum.backward_with(&scale)?;
+    let grad = x.grad().context("no gradient")?;
+    let expected = scale.to_dtype(DType::BF16)?.unsqueeze(1)?.expand([6, 50, 8])?.to_dtype(DType::F32)?;
+    ensure!(grad.dtype() == DType::BF16, "the gradient is {}", grad.dtype());
+    ensure!(grad.to_dtype(DType::F32)?.to_vec::<f32>()? == expected.to_vec::<f32>()?, "other gradients");
     Ok(())
 }
 
