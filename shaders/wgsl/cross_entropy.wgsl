@@ -29,12 +29,7 @@ memory. -#}
 {% if pairs %}{% include "math/packed_halves" %}{% endif %}
 {{ t.prelude() }}
 struct Params {
-    rows: u32,
-    extent: u32,
-    inner: u32,
-    rank: u32,
-    offset: u32,
-    stride: u32,
+    {{ t.row_fields() }}
     first: u32,
     total: u32,
     shape: array<vec4<u32>, 2>,
@@ -47,6 +42,7 @@ struct Params {
     class_factor: f32,
 }
 @group(1) @binding(0) var<uniform> p: Params;
+{{ t.row_offset() }}
 {% set next = namespace(binding=0) %}
 {% if not inplace %}
 {{ rows.input(0, "input", dtype, width) }}
@@ -148,9 +144,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     // Threads without a row take part in the barriers only.
     let extent = select(0u, p.extent, live);
     let first = thread_in_row(thread) * {{ width }}u;
-    var base = p.offset;
-    var linear_index = row;
-    {{ t.strided_offsets([("base", "strides")]) }}
+    let base = row_offset(row);
     let dense = (row / p.inner) * p.extent * p.inner + row % p.inner;
     {% if not soft %}
     var label = 0i;

@@ -21,6 +21,7 @@ struct Params {
     inner: u32,
 }
 @group(1) @binding(0) var<uniform> p: Params;
+{{ r.mapping(threads_per_row, across) }}
 {{ r.input(0, "x", dtype, width) }}
 {{ t.input(1, "y", dtype) }}
 {{ t.input(2, "g", dtype) }}
@@ -74,14 +75,9 @@ fn result_step(v: Step, y: Step, share: Step, zero: Step) -> Step {
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
         @builtin(local_invocation_index) thread: u32) {
-    {% if across %}
-    let group_row = thread % {{ rows }}u;
-    let row_thread = thread / {{ rows }}u;
-    {% else %}
-    let group_row = thread / {{ threads_per_row }}u;
-    let row_thread = thread % {{ threads_per_row }}u;
-    {% endif %}
-    let row = group_index(group, groups) * {{ rows }}u + group_row;
+    let group_row = row_in_group(thread);
+    let row_thread = thread_in_row(thread);
+    let row = row_of(group_index(group, groups), thread);
     let live = row < p.outputs;
     // Threads without a row take part in the barriers.
     let o = min(row, p.outputs - 1u);

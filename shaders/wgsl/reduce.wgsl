@@ -18,6 +18,7 @@ has_indices: indices come from a buffer of a previous stage
 Few outputs of many elements need two stages: the first writes `splits` partial results for each output.
 -#}
 {%- import "types" as t -%}
+{%- import "row_reduce" as row_reduce -%}
 {%- set V = t.value(source) -%}
 {%- set T = t.value(compute) -%}
 {%- set O = t.value(out) -%}
@@ -136,6 +137,7 @@ fn map_element(e: {{ V }}, i: u32, r: u32, m: T) -> Acc {
 
 fn finalize(acc: T, m: T) -> T { return {{ post }}; }
 
+{{ row_reduce.mapping(threads_per_row, across) }}
 fn reduced_offset(r: u32) -> u32 {
     {% if flat %}
     return r * p.reduced_strides[0].x;
@@ -171,14 +173,8 @@ var<workgroup> shared_acc: array<Acc, {{ 256 * outs }}>;
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
         @builtin(local_invocation_index) thread: u32) {
-    {% if across %}
-    let row = thread % {{ rows }}u;
-    let row_thread = thread / {{ rows }}u;
-    {% else %}
-    let row = thread / {{ threads_per_row }}u;
-    let row_thread = thread % {{ threads_per_row }}u;
-    {% endif %}
-    let out_index = group_index(group, groups) * {{ rows }}u + row;
+    let row_thread = thread_in_row(thread);
+    let out_index = row_of(group_index(group, groups), thread);
     // Threads without work take part in the barriers.
     let live = out_index < p.outputs * p.splits;
     let o = out_index % p.outputs;
@@ -274,7 +270,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     }
     {% endif %}
     {% if staged %}
-    if row_thread == 0u { staged_results[row] = {{ t.cast("finalize(total0, m0)", T, "f32") }}; }
+    if row_thread == 0u { staged_results[row_in_group(thread)] = {{ t.cast("finalize(total0, m0)", T, "f32") }}; }
     workgroupBarrier();
     let quad = group_index(group, groups) * {{ rows // 4 }}u + thread;
     if (thread < {{ rows // 4 }}u) & (quad * 4u < p.outputs) {

@@ -6,19 +6,27 @@ Shared code of kernels that process rows: `threads_per_row` threads have one row
   a row get the result.
 value: type of the sums, f32 or f64, which needs math/f64_exp_log.
 -#}
+{#- The row of each thread: thread_in_row(thread), row_in_group(thread) and row_of(group, thread). -#}
+{%- macro mapping(threads_per_row, across) %}
+{% set rows = 256 // threads_per_row if threads_per_row < 256 else 1 %}
+{% if across %}
+fn thread_in_row(thread: u32) -> u32 { return thread / {{ rows }}u; }
+fn row_in_group(thread: u32) -> u32 { return thread % {{ rows }}u; }
+{% else %}
+fn thread_in_row(thread: u32) -> u32 { return thread % {{ threads_per_row }}u; }
+fn row_in_group(thread: u32) -> u32 { return thread / {{ threads_per_row }}u; }
+{% endif %}
+fn row_of(group: u32, thread: u32) -> u32 { return group * {{ rows }}u + row_in_group(thread); }
+{% endmacro -%}
+
+{#- The mapping, and functions that combine values of a row: row_sum, row_max and row_sums. -#}
 {%- macro functions(threads_per_row, across, value="f32") %}
 {% set threads = threads_per_row if threads_per_row > 256 else 256 %}
 {% set rows = threads // threads_per_row %}
 {% set step = rows if across else 1 %}
 {% set partials = 16 if threads_per_row >= 256 else 8 if threads_per_row >= 64 else 4 if threads_per_row == 32
     else threads_per_row %}
-{% if across %}
-fn thread_in_row(thread: u32) -> u32 { return thread / {{ rows }}u; }
-fn row_of(group: u32, thread: u32) -> u32 { return group * {{ rows }}u + thread % {{ rows }}u; }
-{% else %}
-fn thread_in_row(thread: u32) -> u32 { return thread % {{ threads_per_row }}u; }
-fn row_of(group: u32, thread: u32) -> u32 { return group * {{ rows }}u + thread / {{ threads_per_row }}u; }
-{% endif %}
+{{ mapping(threads_per_row, across) }}
 {% if threads_per_row > 1 %}
 var<workgroup> row_values: array<{{ value }}, {{ threads }}>;
 var<workgroup> row_pairs: array<vec2<{{ value }}>, {{ threads }}>;

@@ -23,12 +23,7 @@ Totals have the type of the arithmetic, in two buffers if they have two parts.
 {{ t.prelude() }}
 alias T = {{ T }};
 struct Params {
-    rows: u32,
-    extent: u32,
-    inner: u32,
-    rank: u32,
-    offset: u32,
-    stride: u32,
+    {{ t.row_fields() }}
     // Chunks of a row, and elements of a chunk.
     chunks: u32,
     chunk: u32,
@@ -37,6 +32,7 @@ struct Params {
     strides: array<vec4<u32>, 2>,
 }
 @group(1) @binding(0) var<uniform> p: Params;
+{{ t.row_offset() }}
 {% set next = namespace(binding=0) %}
 {% macro part(name, type, access) %}
 @group(0) @binding({{ next.binding }}) var<storage, {{ access }}> {{ name }}: array<{{ type }}>;
@@ -166,9 +162,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let begin = chunk * p.chunk;
     let end = min(begin + p.chunk, p.extent);
     {% if level == 0 %}
-    var base = p.offset;
-    var linear_index = row;
-    {{ t.strided_offsets([("base", "strides")]) }}
+    let base = row_offset(row);
     let out_base = (row / p.inner) * p.extent * p.inner + row % p.inner;
     {% else %}
     let base = 0u;

@@ -27,12 +27,7 @@ register_steps: steps that a thread holds, 0 for longer rows
 {% set isfinite = "m_isfinite64" if T == "f64" else "m_isfinite" %}
 {{ t.prelude() }}
 struct Params {
-    rows: u32,
-    extent: u32,
-    inner: u32,
-    rank: u32,
-    offset: u32,
-    stride: u32,
+    {{ t.row_fields() }}
     splits: u32,
     chunk: u32,
     // The other dimensions of x or g.
@@ -40,6 +35,7 @@ struct Params {
     strides: array<vec4<u32>, 2>,
 }
 @group(1) @binding(0) var<uniform> p: Params;
+{{ t.row_offset() }}
 {% set forward = pass == "forward" %}
 {% if stage == "finish" %}
 {{ t.input(0, "partial", T) }}
@@ -105,9 +101,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let end = select(0u, min((part + 1u) * p.chunk, p.extent), live);
     {% endif %}
     {% if stage != "finish" %}
-    var base = p.offset;
-    var linear_index = row;
-    {{ t.strided_offsets([("base", "strides")]) }}
+    let base = row_offset(row);
     let dense = (row / p.inner) * p.extent * p.inner + row % p.inner;
     {% set stride = "" if width == 4 else " * p.stride" %}
     {% set inner = "" if width == 4 else " * p.inner" %}

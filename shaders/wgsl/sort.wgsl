@@ -14,12 +14,7 @@ bitonic network is stable, because all pairs of key and index differ.
 {%- set capacity = 1024 if is_wide else 2048 -%}
 {{ t.prelude() }}
 struct Params {
-    rows: u32,
-    extent: u32,
-    inner: u32,
-    rank: u32,
-    offset: u32,
-    stride: u32,
+    {{ t.row_fields() }}
     flip: u32,
     nan: u32,
     first: u32,
@@ -36,6 +31,7 @@ struct Params {
     strides: array<vec4<u32>, 2>,
 }
 @group(1) @binding(0) var<uniform> p: Params;
+{{ t.row_offset() }}
 {{ k.order(is_wide) }}
 {% if index %}
 {{ t.index(0, "x", index) }}
@@ -53,13 +49,6 @@ fn x_key(i: u32) -> Key { return resolve_index(x_words(i), 0xffffffffu); }
 
 var<workgroup> keys: array<Key, {{ capacity }}>;
 var<workgroup> indices: array<u32, {{ capacity }}>;
-
-fn line_start(row: u32) -> u32 {
-    var base = p.offset;
-    var linear_index = row;
-    {{ t.strided_offsets([("base", "strides")]) }}
-    return base;
-}
 
 fn is_after(a: u32, b: u32) -> bool {
     return less(keys[b], keys[a]) | (same(keys[a], keys[b]) & (indices[b] < indices[a]));
@@ -85,7 +74,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         var key = Key(0xffffffffu);
         var index = 0xffffffffu;
         if (tile < p.rows * p.tiles) & (i < p.extent) {
-            key = x_key(line_start(tile / p.tiles) + i * p.stride);
+            key = x_key(row_offset(tile / p.tiles) + i * p.stride);
             index = i;
         }
         keys[e] = key;

@@ -18,12 +18,7 @@ are ranked by counting the ones before each. Pairs of key and position all diffe
 {%- set row_capacity = capacity // rows -%}
 {{ t.prelude() }}
 struct Params {
-    rows: u32,
-    extent: u32,
-    inner: u32,
-    rank: u32,
-    offset: u32,
-    stride: u32,
+    {{ t.row_fields() }}
     flip: u32,
     nan: u32,
     first: u32,
@@ -42,6 +37,7 @@ struct Params {
     strides: array<vec4<u32>, 2>,
 }
 @group(1) @binding(0) var<uniform> p: Params;
+{{ t.row_offset() }}
 {{ k.order(is_wide) }}
 {{ k.input(0, "x", kind) }}
 {% if indirect %}
@@ -64,13 +60,6 @@ var<workgroup> limit_positions: array<u32, {{ rows }}>;
 var<workgroup> counts: array<atomic<u32>, {{ rows }}>;
 var<workgroup> keys: array<Key, {{ capacity }}>;
 var<workgroup> positions: array<u32, {{ capacity }}>;
-
-fn line_start(row: u32) -> u32 {
-    var base = p.offset;
-    var linear_index = row;
-    {{ t.strided_offsets([("base", "strides")]) }}
-    return base;
-}
 
 fn is_before(a: Key, a_position: u32, b: Key, b_position: u32) -> bool {
     return less(a, b) | (same(a, b) & (a_position < b_position));
@@ -95,7 +84,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let chunk = line % p.chunks;
     let chunk_start = chunk * p.chunk + min(chunk, p.longer_chunks);
     let length = p.chunk + select(0u, 1u, chunk < p.longer_chunks);
-    let base = line_start(row);
+    let base = row_offset(row);
 
     // Reads do not depend on conditions, so that all are in flight. Padding has the last key and later positions.
     {% for s in range(steps) %}

@@ -357,6 +357,27 @@ for (var d = p.{{ of }}rank; d > 0u; d--) {
     }
 {%- endmacro -%}
 
+{#- First fields of Params of a kernel over rows along one dimension, as `RowLayout::params` writes them. The others are
+`shape` and `strides`. -#}
+{%- macro row_fields() -%}
+rows: u32,
+    extent: u32,
+    inner: u32,
+    rank: u32,
+    offset: u32,
+    stride: u32,
+{%- endmacro -%}
+
+{#- fn row_offset(row): index of the first element of a row. -#}
+{%- macro row_offset() %}
+fn row_offset(row: u32) -> u32 {
+    var base = p.offset;
+    var linear_index = row;
+    {{ strided_offsets([("base", "strides")]) }}
+    return base;
+}
+{% endmacro -%}
+
 {#- A kernel that writes function(i) to element i of `out`, for all i below p.n: `per_thread` (1 or 4)
 for each thread. -#}
 {%- macro each_output(function, type, per_thread) %}
