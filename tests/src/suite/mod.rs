@@ -37,6 +37,7 @@ mod grad_scaler;
 mod hooks;
 mod host_reference;
 mod index_order;
+mod indexing;
 mod inplace;
 mod linalg;
 mod linear;
@@ -54,6 +55,7 @@ mod numeric_ranges;
 mod op_catalog;
 mod optim;
 mod optim_options;
+mod order_statistics;
 mod plan;
 mod pointwise;
 mod pooling;
@@ -146,6 +148,8 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("norms", norms::TESTS),
     ("post_norm", post_norm::TESTS),
     ("sorting", sorting::TESTS),
+    ("order_statistics", order_statistics::TESTS),
+    ("indexing", indexing::TESTS),
     ("index_order", index_order::TESTS),
     ("numeric_ranges", numeric_ranges::TESTS),
     ("exponentials", exponentials::TESTS),
