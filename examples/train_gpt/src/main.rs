@@ -77,7 +77,7 @@ fn main() -> Result<()> {
 /// Splits the text: the first nine tenths for training, then as much of the rest as a validation needs.
 fn split_train_valid(text: &[u32], length: usize, batch: usize) -> Result<[Vec<u32>; 2]> {
     let (train, valid) = text.split_at(text.len() / 10 * 9);
-    let needed = batch * length + 1;
+    let needed = batch.saturating_mul(length).saturating_add(1);
     ensure!(
         train.len() >= needed && valid.len() >= needed,
         "a text of {} tokens is too short for batches of {batch} x {length}: take a smaller --batch or --length, or more --data",

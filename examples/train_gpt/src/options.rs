@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use anyhow::{Context, Result};
+use clap::builder::RangedU64ValueParser;
 use clap::{Parser, ValueEnum};
 use forebay::memory::Bytes;
 use forebay::nn::GptOptions;
@@ -29,19 +31,19 @@ pub(crate) struct Options {
     #[arg(long, value_name = "FILE")]
     pub(crate) tokenizer: Option<PathBuf>,
     /// Vocabulary of a trained tokenizer.
-    #[arg(long)]
+    #[arg(long, value_parser = count_parser())]
     vocabulary: Option<usize>,
     /// Steps to train.
     #[arg(long)]
     steps: Option<u64>,
     /// Sequences in a batch.
-    #[arg(long)]
+    #[arg(long, value_parser = count_parser())]
     batch: Option<usize>,
     /// Tokens in a sequence, which is the model's context.
-    #[arg(long)]
+    #[arg(long, value_parser = count_parser())]
     length: Option<usize>,
     /// Batches in a step, whose gradients are accumulated.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) accumulate: u32,
     /// Peak learning rate; by default 6e-4, 3e-3 for the tiny model, 5e-5 from weights of a file.
     #[arg(long)]
@@ -109,6 +111,11 @@ pub(crate) struct Options {
     pub(crate) top_k: usize,
 }
 
+/// Returns the parser of options that count something, at least 1.
+fn count_parser() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..=u64::from(u32::MAX))
+}
+
 /// Type of matrix products.
 #[derive(Clone, Copy, ValueEnum)]
 enum Amp {
@@ -150,13 +157,20 @@ impl RunConfig {
             published => GptOptions::preset(published)?,
         };
         let (batch, length) = (pick(options.batch, 8, 8), pick(options.length, 1024, 32));
+        let batches = batch as u64 * u64::from(options.accumulate);
+        let tokens = batches.checked_mul(length as u64).with_context(|| {
+            format!(
+                "a step has no {} x {batch} x {length} tokens: take a smaller --accumulate, --batch or --length",
+                options.accumulate
+            )
+        })?;
         Ok(Self {
             model,
             vocabulary: pick(options.vocabulary, 16_384, 512),
             steps: options.steps.unwrap_or(if tiny { 300 } else { 2000 }),
             batch,
             length,
-            tokens: (batch * length) as u64 * u64::from(options.accumulate),
+            tokens,
             lr: options.lr.unwrap_or(rate),
             precision: match options.amp {
                 Some(Amp::F32) => None,
