@@ -74,6 +74,7 @@ pub(crate) fn total_memory(device: &wgpu::Device) -> Option<u64> {
 }
 
 /// Reports whether a Vulkan loader was found.
+#[cfg(unix)] // Windows' drivers install the loader.
 pub(crate) fn has_loader(instance: &wgpu::Instance) -> bool {
     // SAFETY: the code only checks whether the instance exists.
     unsafe { instance.as_hal::<Vulkan>() }.is_some()

@@ -51,6 +51,6 @@ fn check_target(workspace: &Workspace, setup: &Setup, target: &Target) -> Stage 
     if rust_std::is_source(&found) {
         command.arg("-Zbuild-std=std,panic_abort");
     }
-    found.environment.apply(&mut command);
+    found.environment.apply(command.env("RUSTFLAGS", "-D warnings"));
     Stage::run_pass_or_fail(target.triple, || process::run_foreground(&mut command))
 }

@@ -7,6 +7,7 @@
 mod apt;
 mod browser;
 mod data;
+mod dlltool;
 mod machine;
 mod manifest;
 mod minilm;
@@ -103,9 +104,14 @@ impl Setup {
         print_step("validation layer", vulkan::ensure_validation_layer(&self.apt, &self.cache_dir))
     }
 
-    /// Ensures the standard library of a target.
+    /// Ensures the standard library of a target, and the tools that rustc starts when it checks the target.
     pub(crate) fn ensure_std(&self, target: &str) -> Result<Dependency> {
-        print_step(target, rust_std::ensure(&self.apt, &self.cache_dir, target))
+        let found = print_step(target, rust_std::ensure(&self.apt, &self.cache_dir, target))?;
+        if !dlltool::is_needed(target) {
+            return Ok(found);
+        }
+        let tool = print_step("dlltool", dlltool::find_or_fetch(&self.apt, &self.cache_dir))?;
+        Ok(found.map_environment(|environment| environment.merge(tool.environment)))
     }
 
     /// Ensures NVRTC, NVIDIA's run-time compiler.
@@ -203,6 +209,12 @@ fn populate_atomically(folder: &Path, what: &str, with: impl FnOnce(&Path) -> Re
         std::fs::remove_dir_all(&partial)?;
     }
     done
+}
+
+/// Reports whether a folder of `PATH` has a program.
+fn is_in_path(program: &str) -> bool {
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&folders).any(|folder| folder.join(program).is_file())
 }
 
 /// Returns all files below a folder, sorted.

@@ -2,7 +2,7 @@
 
 use super::apt::Apt;
 use super::vulkan::library_folders;
-use super::{Dependency, files_below, populate_atomically};
+use super::{Dependency, files_below, is_in_path, populate_atomically};
 use crate::environment::Environment;
 use anyhow::{Context, Result, bail};
 use std::path::Path;
@@ -40,9 +40,4 @@ pub(crate) fn find_or_fetch(apt: &Apt, private: &Path) -> Result<Dependency> {
         .into_iter()
         .fold(programs, |all, folder| all.prepend("LD_LIBRARY_PATH", folder));
     Ok(Dependency { environment, ..Dependency::new(format!("unpacked: {}", folder.display())) })
-}
-
-fn is_in_path(program: &str) -> bool {
-    let folders = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&folders).any(|folder| folder.join(program).is_file())
 }
