@@ -1,6 +1,6 @@
 //! A program that depends on Forebay: it trains a small network, saves its weights and loads them again.
 //!
-//! Copy the folder, remove the line `[workspace]` of its `Cargo.toml`, and begin here.
+//! Copy the folder, remove the line `[workspace]` of its `Cargo.toml`, set the path of Forebay there, and begin here.
 
 use anyhow::{Result, ensure};
 use forebay::prelude::*;
