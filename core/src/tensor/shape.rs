@@ -20,6 +20,9 @@ macro_rules! impl_extent {
         impl Extent for $t {
             fn to_isize(self) -> isize { isize::try_from(self).unwrap_or(isize::MAX) }
         }
+        impl IntoShape for $t {
+            fn to_extents(&self) -> Extents { Extents::from_slice(&[self.to_isize()]) }
+        }
         impl IntoDims for $t {
             fn to_dims(&self) -> Option<Extents> { Some(Extents::from_slice(&[self.to_isize()])) }
         }
@@ -28,7 +31,7 @@ macro_rules! impl_extent {
 impl_extent!(usize, isize, i32);
 
 /// Shape argument: an array, a slice, a `Vec` or a [`Dims`] of `usize`, `isize` or `i32`, or a reference to
-/// one. `()` is the shape of a scalar.
+/// one. A single integer is the shape of a vector, `()` that of a scalar.
 ///
 /// One extent may be -1 where the operation can infer it: [`reshape`](super::Tensor::reshape),
 /// [`view`](super::Tensor::view), [`unflatten`](super::Tensor::unflatten) and
@@ -47,6 +50,8 @@ impl_extent!(usize, isize, i32);
 /// let z = Tensor::zeros(vec![2, 3], DType::F32, &device)?;
 /// assert_eq!(y.reshape([3, -1])?.shape(), [3, 2]);
 /// assert_eq!(Tensor::from_slice(&[1.0f32; 6], [-1, 3], &device)?.shape(), z.shape());
+/// assert_eq!(Tensor::ones(5, DType::F32, &device)?.shape(), [5]);
+/// assert_eq!(z.reshape(-1)?.shape(), [6]);
 /// assert_eq!(Tensor::ones((), DType::F32, &device)?.rank(), 0);
 /// assert!(Tensor::zeros([1 << 31], DType::F32, &device).is_err());
 /// assert_eq!(Tensor::zeros([1usize << 31, 0], DType::F32, &device)?.numel(), 0);
@@ -54,7 +59,7 @@ impl_extent!(usize, isize, i32);
 /// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a shape",
-    note = "take an array, a slice or a `Vec` of usize, isize or i32, or `()` for a scalar"
+    note = "take an integer, an array, a slice or a `Vec` of usize, isize or i32, or `()` for a scalar"
 )]
 pub trait IntoShape {
     /// Returns the extents, -1 where one is inferred.
