@@ -1,6 +1,5 @@
 //! The network.
 
-use forebay::ops::Pool2dOptions;
 use forebay::prelude::*;
 
 /// Two convolutions and two linear layers. A browser page (`examples/browser`) trains it too.
@@ -26,8 +25,8 @@ impl Net {
     }
 
     pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let x = self.conv1.forward(x)?.relu()?.max_pool2d(Pool2dOptions::new(2))?;
-        let x = self.conv2.forward(&x)?.relu()?.max_pool2d(Pool2dOptions::new(2))?;
+        let x = self.conv1.forward(x)?.relu()?.max_pool2d(2)?;
+        let x = self.conv2.forward(&x)?.relu()?.max_pool2d(2)?;
         let x = self.fc1.forward(&x.flatten(1, -1)?)?.relu()?;
         self.fc2.forward(&self.dropout.forward(&x)?)
     }

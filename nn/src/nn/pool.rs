@@ -4,6 +4,27 @@ use super::Module;
 use crate::{Result, Tensor, fail_if};
 use forebay_core::ops::PoolOptions;
 
+/// Implements constructors of pooling layers.
+macro_rules! impl_pool_new {
+    ($($layer:ident $n:literal)*) => {$(
+        impl $layer {
+            /// Creates a layer from [`PoolOptions`], or from the extent of a window, as PyTorch's class does.
+            ///
+            /// ```
+            /// # use forebay_core::ops::PoolOptions;
+            #[doc = concat!("# use forebay_nn::nn::", stringify!($layer), ";")]
+            #[doc = concat!("let layer = ", stringify!($layer), "::new(2);")]
+            #[doc = concat!("assert_eq!(layer, ", stringify!($layer), "(PoolOptions::new(2)));")]
+            /// ```
+            #[must_use]
+            pub fn new(options: impl Into<PoolOptions<$n>>) -> Self {
+                Self(options.into())
+            }
+        }
+    )*};
+}
+impl_pool_new!(MaxPool1d 1 MaxPool2d 2 MaxPool3d 3 AvgPool1d 1 AvgPool2d 2 AvgPool3d 3);
+
 method_layers! {
     MaxPool1d(PoolOptions<1>) max_pool1d "The largest element of each window of signals";
     MaxPool2d(PoolOptions<2>) max_pool2d "The largest element of each window of images";

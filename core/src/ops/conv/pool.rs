@@ -8,8 +8,19 @@ use crate::ops::prelude::*;
 /// Number of elements of a window above which a workgroup, instead of a thread, reduces the window.
 const WORKGROUP_WINDOW_MIN: usize = 1024;
 
-/// Options of a pooling operation over `N` dimensions, for example `Pool2dOptions { stride: [1, 1],
-/// ..Pool2dOptions::new(3) }`.
+/// Options of a pooling operation over `N` dimensions. An extent of the window stands for options with PyTorch's
+/// defaults.
+///
+/// ```
+/// # use forebay_core::{device::Device, dtype::DType, ops::Pool2dOptions, tensor::Tensor};
+/// # let device = Device::null(Default::default());
+/// let x = Tensor::zeros([1, 3, 8, 6], DType::F32, &device)?;
+/// assert_eq!(x.max_pool2d(2)?.shape(), [1, 3, 4, 3]);
+/// assert_eq!(x.avg_pool2d([4, 2])?.shape(), [1, 3, 2, 3]);
+/// let window = Pool2dOptions { stride: [2, 2], padding: [1, 1], ..Pool2dOptions::new(3) };
+/// assert_eq!(x.max_pool2d(window)?.shape(), [1, 3, 4, 3]);
+/// # Ok::<(), forebay_core::error::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolOptions<const N: usize> {
     /// Extents of the window.
@@ -26,6 +37,20 @@ pub struct PoolOptions<const N: usize> {
     pub count_include_pad: bool,
     /// Divisor of averages, in place of the number of elements.
     pub divisor_override: Option<i64>,
+}
+
+/// Non-overlapping windows with one extent in all dimensions.
+impl<const N: usize> From<usize> for PoolOptions<N> {
+    fn from(kernel: usize) -> Self {
+        Self::new(kernel)
+    }
+}
+
+/// Non-overlapping windows.
+impl<const N: usize> From<[usize; N]> for PoolOptions<N> {
+    fn from(kernel: [usize; N]) -> Self {
+        Self::from_kernel(kernel)
+    }
 }
 
 /// Options of signal pooling.
@@ -401,7 +426,8 @@ impl Tensor {
     /// # Errors
     /// A window does not fit; the dtype is bool.
     #[track_caller]
-    pub fn max_pool2d(&self, window: Pool2dOptions) -> Result<Tensor> {
+    pub fn max_pool2d(&self, window: impl Into<Pool2dOptions>) -> Result<Tensor> {
+        let window = window.into();
         Ok(PoolPlan::new("max_pool2d", PoolKind::Max, self, window, None)?.run(self)?.0)
     }
 
@@ -410,7 +436,8 @@ impl Tensor {
     /// The index is that of the last NaN, or else of the first maximum. A window without elements has the
     /// index at which PyTorch starts its search, which may lie outside of the plane.
     #[track_caller]
-    pub fn max_pool2d_with_indices(&self, window: Pool2dOptions) -> Result<(Tensor, Tensor)> {
+    pub fn max_pool2d_with_indices(&self, window: impl Into<Pool2dOptions>) -> Result<(Tensor, Tensor)> {
+        let window = window.into();
         PoolPlan::new("max_pool2d", PoolKind::Max, self, window, None)?.run_with_indices(self)
     }
 
@@ -420,7 +447,8 @@ impl Tensor {
     /// # Errors
     /// A window does not fit, or the dtype is bool or an integer type that cannot hold the divisor.
     #[track_caller]
-    pub fn avg_pool2d(&self, window: Pool2dOptions) -> Result<Tensor> {
+    pub fn avg_pool2d(&self, window: impl Into<Pool2dOptions>) -> Result<Tensor> {
+        let window = window.into();
         fail_if!(window.dilation != [1; 2]; argument("avg_pool2d"), "averages have no dilation");
         fail_if!(window.divisor_override == Some(0); argument("avg_pool2d"), "the divisor is not 0");
         if let Some(divisor) = window.divisor_override.filter(|_| self.dtype().is_int()) {

@@ -38,7 +38,8 @@ const DEPTH_AXES: [Option<usize>; 2] = [Some(0), None];
 impl Tensor {
     /// Returns the maximum of each window of signals \[batch, channels, length\], or without the batch.
     #[track_caller]
-    pub fn max_pool1d(&self, window: Pool1dOptions) -> Result<Tensor> {
+    pub fn max_pool1d(&self, window: impl Into<Pool1dOptions>) -> Result<Tensor> {
+        let window = window.into();
         fail_if!(self.rank() == 2 && self.shape()[0] == 0;
             shape("max_pool1d", [self]), "takes at least one channel");
         pool_signal(self, |x| x.max_pool2d(window.restrict_to_axes(SIGNAL_AXES)))
@@ -46,7 +47,8 @@ impl Tensor {
 
     /// Returns [`max_pool1d`](Self::max_pool1d) and the i64 index of each maximum in its signal.
     #[track_caller]
-    pub fn max_pool1d_with_indices(&self, window: Pool1dOptions) -> Result<(Tensor, Tensor)> {
+    pub fn max_pool1d_with_indices(&self, window: impl Into<Pool1dOptions>) -> Result<(Tensor, Tensor)> {
+        let window = window.into();
         let (out, indices) =
             self.unsqueeze(-2)?.max_pool2d_with_indices(window.restrict_to_axes(SIGNAL_AXES))?;
         Ok((out.squeeze(-2)?, indices.squeeze(-2)?))
@@ -54,7 +56,8 @@ impl Tensor {
 
     /// Returns the average of each window of signals \[batch, channels, length\], or without the batch.
     #[track_caller]
-    pub fn avg_pool1d(&self, window: Pool1dOptions) -> Result<Tensor> {
+    pub fn avg_pool1d(&self, window: impl Into<Pool1dOptions>) -> Result<Tensor> {
+        let window = window.into();
         pool_signal(self, |x| x.avg_pool2d(window.restrict_to_axes(SIGNAL_AXES)))
     }
 
@@ -62,7 +65,8 @@ impl Tensor {
     ///
     /// Among equal maxima, the gradient goes to the first depth, then to the first element of that image.
     #[track_caller]
-    pub fn max_pool3d(&self, window: Pool3dOptions) -> Result<Tensor> {
+    pub fn max_pool3d(&self, window: impl Into<Pool3dOptions>) -> Result<Tensor> {
+        let window = window.into();
         let images = |x: &Tensor| x.max_pool2d(window.restrict_to_axes(IMAGE_AXES));
         pool_volume("max_pool3d", self, images, |x| x.max_pool2d(window.restrict_to_axes(DEPTH_AXES)))
     }
@@ -72,7 +76,8 @@ impl Tensor {
     /// # Errors
     /// A volume has 2³¹ or more elements. See also [`max_pool2d`](Self::max_pool2d).
     #[track_caller]
-    pub fn max_pool3d_with_indices(&self, window: Pool3dOptions) -> Result<(Tensor, Tensor)> {
+    pub fn max_pool3d_with_indices(&self, window: impl Into<Pool3dOptions>) -> Result<(Tensor, Tensor)> {
+        let window = window.into();
         const OP: &str = "max_pool3d_with_indices";
         let mut in_image = None;
         let images = |x: &Tensor| {
@@ -115,7 +120,8 @@ impl Tensor {
 
     /// Returns the average of each window of volumes \[.., channels, depth, height, width\].
     #[track_caller]
-    pub fn avg_pool3d(&self, window: Pool3dOptions) -> Result<Tensor> {
+    pub fn avg_pool3d(&self, window: impl Into<Pool3dOptions>) -> Result<Tensor> {
+        let window = window.into();
         // Apply `divisor_override` in one of the two passes only.
         let image_window = Pool2dOptions {
             divisor_override: window.divisor_override.map(|_| 1),
@@ -155,19 +161,22 @@ impl Tensor {
     /// # Errors
     /// The window is padded, or p is 0 or not finite. See also [`avg_pool2d`](Self::avg_pool2d).
     #[track_caller]
-    pub fn lp_pool2d(&self, p: f64, window: Pool2dOptions) -> Result<Tensor> {
+    pub fn lp_pool2d(&self, p: f64, window: impl Into<Pool2dOptions>) -> Result<Tensor> {
+        let window = window.into();
         lp_pool("lp_pool2d", self, p, window, |x| x.avg_pool2d(window))
     }
 
     /// Applies [`lp_pool2d`](Self::lp_pool2d) to signals.
     #[track_caller]
-    pub fn lp_pool1d(&self, p: f64, window: Pool1dOptions) -> Result<Tensor> {
+    pub fn lp_pool1d(&self, p: f64, window: impl Into<Pool1dOptions>) -> Result<Tensor> {
+        let window = window.into();
         lp_pool("lp_pool1d", self, p, window, |x| x.avg_pool1d(window))
     }
 
     /// Applies [`lp_pool2d`](Self::lp_pool2d) to volumes.
     #[track_caller]
-    pub fn lp_pool3d(&self, p: f64, window: Pool3dOptions) -> Result<Tensor> {
+    pub fn lp_pool3d(&self, p: f64, window: impl Into<Pool3dOptions>) -> Result<Tensor> {
+        let window = window.into();
         lp_pool("lp_pool3d", self, p, window, |x| x.avg_pool3d(window))
     }
 }
