@@ -169,7 +169,12 @@ fn a_mismatched_state_changes_nothing_and_lists_all_errors() -> Result<()> {
     let error = net.load_state_dict(&state).expect_err("nothing fits");
     assert_eq!(
         error.to_string(),
-        "load_state_dict: missing: 0.bias; unexpected: 1.weight; does not fit: 0.weight is f32 [3, 2], the state has f32 [2, 2]"
+        "load_state_dict: missing: 0.bias; unexpected: 1.weight; does not fit: 0.weight is f32 [3, 2], the state has f32 [2, 2]; rename or leave out tensors with `rename_keys`, or load the names of both sides with `load_state_dict_partial`"
+    );
+    let error = net.load_state_dict_partial(&state).expect_err("a shape differs");
+    assert_eq!(
+        error.to_string(),
+        "load_state_dict: does not fit: 0.weight is f32 [3, 2], the state has f32 [2, 2]; leave these names out with `rename_keys`"
     );
     Ok(())
 }

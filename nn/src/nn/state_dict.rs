@@ -113,16 +113,24 @@ pub(super) fn load_state_dict<M: Module + ?Sized>(
     state: &BTreeMap<String, Tensor>,
     strict: bool,
 ) -> Result<IncompatibleKeys> {
-    let (copies, keys) = stage_state_dict(module, state, strict)?;
+    let advice = if strict { STRICT_ADVICE } else { PARTIAL_ADVICE };
+    let (copies, keys) = stage_state_dict(module, state, strict, advice)?;
     copies.commit()?;
     Ok(keys)
 }
 
-/// Prepares the changes of [`load_state_dict`].
+/// End of an error of [`load_state_dict`](Module::load_state_dict).
+const STRICT_ADVICE: &str = "; rename or leave out tensors with `rename_keys`, or load the names of both sides with \
+                             `load_state_dict_partial`";
+/// End of an error of [`load_state_dict_partial`](Module::load_state_dict_partial).
+const PARTIAL_ADVICE: &str = "; leave these names out with `rename_keys`";
+
+/// Prepares the changes of [`load_state_dict`]. `advice` ends an error about names, shapes and kinds.
 pub(crate) fn stage_state_dict<M: Module + ?Sized>(
     module: &M,
     state: &BTreeMap<String, Tensor>,
     strict: bool,
+    advice: &str,
 ) -> Result<(PreparedCopies, IncompatibleKeys)> {
     let own = named_tensors(module);
     let names: BTreeSet<&String> = own.iter().flat_map(|named| &named.names).collect();
@@ -151,7 +159,7 @@ pub(crate) fn stage_state_dict<M: Module + ?Sized>(
     if !mismatches.is_empty() {
         problems.push(format!("does not fit: {mismatches}"));
     }
-    fail_if!(!problems.is_empty(); argument("load_state_dict"), "{}", problems.join("; "));
+    fail_if!(!problems.is_empty(); argument("load_state_dict"), "{}{advice}", problems.join("; "));
     let mut staged = StagedCopies::default();
     for NamedTensor { tensor, names, .. } in &own {
         let mut sources = names.iter().filter_map(|name| Some((name, state.get(name)?)));

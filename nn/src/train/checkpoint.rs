@@ -148,7 +148,7 @@ impl Checkpoint {
         let at = |e: Error| e.with_context(path.display().to_string());
         // Prepares everything before anything changes. The optimiser's load comes last: it changes all or
         // nothing, and the later steps need no memory.
-        let (of_model, _) = nn::stage_state_dict(model, &of_model, true).map_err(at)?;
+        let (of_model, _) = nn::stage_state_dict(model, &of_model, true, "").map_err(at)?;
         let of_scaler = match &scaler {
             Some(scaler) if !of_scaler.is_empty() => Some(scaler.stage_state_dict(&of_scaler).map_err(at)?),
             None if !of_scaler.is_empty() => {
