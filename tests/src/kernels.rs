@@ -16,7 +16,7 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 use forebay::backend::null::{CardProfile, NullKernel};
-use forebay::backend::{Features, KernelSource};
+use forebay::backend::{Features, KernelSource, RecurrentKind, RecurrentTiling};
 use forebay::dtype::DType;
 use forebay_cuda::NativeKernel;
 use forebay_cuda::attention::{self, AttentionPass, MaskKind};

@@ -411,7 +411,7 @@ pub(super) fn sum_products_to(
     }
     let has_equal_strides = x.strides() == factor.strides();
     // A copy of 16-bit elements is smaller than the products in f32.
-    if !has_equal_strides && !(factor.is_contiguous() && x.dtype().size() == 2) {
+    if !(has_equal_strides || (factor.is_contiguous() && x.dtype().size() == 2)) {
         return Ok(None);
     }
     let x = &if has_equal_strides { x.detach() } else { x.detach().contiguous()? };
