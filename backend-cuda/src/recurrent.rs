@@ -28,6 +28,8 @@ pub struct RecurrentKernel {
     pub is_backward: bool,
     /// If true, elements are bf16, else f16.
     pub is_bf16: bool,
+    /// If true, rows of the weight begin at multiples of four bytes, so that the forward pass reads pairs.
+    pub loads_pairs: bool,
     /// Partition over blocks and warps.
     pub tiling: RecurrentTiling,
 }
@@ -56,6 +58,7 @@ impl NativeKernel for RecurrentKernel {
             ("TILES_M", tiles[0]),
             ("TILES_K", tiles[1]),
             ("REGISTER_TILES", register_tiles),
+            ("PAIRS", self.loads_pairs.into()),
         ];
         let shared = [forebay_shaders::cuda::TMA_PIPELINE, forebay_shaders::cuda::PACKED_HALVES];
         with_defines(&defines, &[shared[0], shared[1], forebay_shaders::cuda::RECURRENT])
@@ -95,8 +98,6 @@ pub(crate) struct RecurrentParams {
     /// Steps, batch, hidden features.
     sizes: [i32; 3],
     reverse: i32,
-    pairs: i32,
-    unused: i32,
 }
 
 /// Reports whether the kernels run on an architecture such as 90, unless they are switched off.
@@ -118,7 +119,6 @@ fn plan_recurrent(call: &RecurrentCall, arch: u32) -> Option<LaunchPlan<Recurren
         lengths: optional(call.lengths),
         sizes: convert_all([call.steps, call.batch, call.hidden])?,
         reverse: call.reverse.into(),
-        pairs: (call.hidden.is_multiple_of(2) && weight.is_multiple_of(4)).into(),
         ..RecurrentParams::default()
     };
     let (is_backward, params) = match call.pass {
@@ -143,7 +143,13 @@ fn plan_recurrent(call: &RecurrentCall, arch: u32) -> Option<LaunchPlan<Recurren
         }
     };
     let blocks = u32::try_from(tiling.blocks(call.batch)).ok()?;
-    let kernel = RecurrentKernel { kind: call.kind, is_backward, is_bf16: call.dtype == DType::BF16, tiling };
+    let kernel = RecurrentKernel {
+        kind: call.kind,
+        is_backward,
+        is_bf16: call.dtype == DType::BF16,
+        loads_pairs: !is_backward && call.hidden.is_multiple_of(2) && weight.is_multiple_of(4),
+        tiling,
+    };
     Some((kernel, params, [blocks, 1, 1]))
 }
 

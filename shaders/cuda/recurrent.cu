@@ -12,7 +12,8 @@
 // Defined before: BF16, 1 or 0 (f16); BACKWARD; KIND: 0 tanh, 1 relu, 2 LSTM, 3 GRU; GATES of the kind; CLUSTER,
 // blocks of a cluster; UNITS, even; SEQUENCES, a multiple of 8; WARPS_M and WARPS_K, warps along rows and sums of the
 // product; TILES_M and TILES_K, a warp's tiles of 16 rows and of 16 terms; REGISTER_TILES, those of its TILES_M *
-// TILES_K tiles that are in registers. tma_pipeline.cuh and packed_halves.cuh precede this file.
+// TILES_K tiles that are in registers; PAIRS, 1 if each row of the weight begins at a multiple of four bytes.
+// tma_pipeline.cuh and packed_halves.cuh precede this file.
 
 #define LSTM (KIND == 2)
 #define GRU (KIND == 3)
@@ -50,9 +51,6 @@ struct Params {
     // [steps][batch][GATES * hidden]; those of the initial values.
     u16 *gates, *inner, *grad_h, *grad_c;
     int steps, batch, hidden, reverse;
-    // 1 if neighbouring elements of the weight may be read in pairs.
-    int pairs;
-    int unused;
 };
 
 INLINE float to_float(u16 x) { return low_half(x); }
@@ -104,21 +102,25 @@ INLINE void multiply(float (&sum)[4], const uint4& a, u32 b0, u32 b1) {
                  : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
 
-// Returns two neighbouring terms, from `k` on, of a row of the block's product; zeros outside. `k` is even.
+// Returns two neighbouring terms, from `k` on, of a row of the block's product; zeros outside. `k` is even. Loads without
+// branches, so that many are under way at once. A weight has at most 2^30 elements.
 INLINE u32 load_weight(const Params& p, int first_unit, int row, int k) {
 #if BACKWARD
     // Each gate has an even number of terms.
     const int even = (p.hidden + 1) & ~1, gate = k / even, feature = k - gate * even, unit = first_unit + row;
-    if (row >= UNITS || unit >= p.hidden || gate >= GATES) return 0;
-    const u16* from = p.weight + (static_cast<i64>(gate) * p.hidden + feature) * p.hidden + unit;
-    return from[0] | (feature + 1 < p.hidden ? static_cast<u32>(from[p.hidden]) << 16 : 0u);
+    const bool exists = row < UNITS && unit < p.hidden && gate < GATES, both = exists && feature + 1 < p.hidden;
+    const int at = (gate * p.hidden + feature) * p.hidden + unit, step = p.hidden;
 #else
     const int gate = row / UNITS, unit = first_unit + row - gate * UNITS;
-    if (gate >= GATES || unit >= p.hidden || k >= p.hidden) return 0;
-    const u16* from = p.weight + (static_cast<i64>(gate) * p.hidden + unit) * p.hidden + k;
-    if (p.pairs) return *reinterpret_cast<const u32*>(from);
-    return from[0] | (k + 1 < p.hidden ? static_cast<u32>(from[1]) << 16 : 0u);
+    const bool exists = gate < GATES && unit < p.hidden && k < p.hidden, both = exists && k + 1 < p.hidden;
+    const int at = (gate * p.hidden + unit) * p.hidden + k, step = 1;
+#if PAIRS
+    const u32 pair = *reinterpret_cast<const u32*>(p.weight + (exists ? at : 0));
+    return exists ? pair : 0u;
 #endif
+#endif
+    const u32 low = p.weight[exists ? at : 0], high = p.weight[both ? at + step : 0];
+    return (exists ? low : 0u) | (both ? high << 16 : 0u);
 }
 
 // The weight, the states and the sums of a block.
@@ -138,6 +140,8 @@ struct Product {
             const uint4 a = make_uint4(pair(0, 0), pair(8, 0), pair(0, 8), pair(8, 8));
             if (tile < REGISTER_TILES) weight[tile < REGISTER_TILES ? tile : 0] = a;
             else shared_weight[(tile - REGISTER_TILES) * 32] = a;
+            // Bounds the registers that addresses take.
+            if (tile % 8 == 7) asm volatile("" ::: "memory");
         }
     }
 

@@ -351,7 +351,8 @@ fn compile_recurrent(architectures: &[u32], filters: &[String], report: &mut Ker
     for ((kind, hidden, batch), is_backward) in layers.into_iter().flat_map(|l| [(l, false), (l, true)]) {
         // The buffers of large batches leave the transposed weight too little memory.
         let Some(tiling) = RecurrentTiling::new(kind, is_backward, hidden, batch) else { continue };
-        let kernel = RecurrentKernel { kind, is_backward, is_bf16: batch != 3, tiling };
+        let loads_pairs = !is_backward && hidden.is_multiple_of(2);
+        let kernel = RecurrentKernel { kind, is_backward, is_bf16: batch != 3, loads_pairs, tiling };
         let label = format!("recurrent.cu {kernel:?}");
         if !filters.is_empty() && !filters.iter().any(|f| label.contains(f.as_str())) {
             continue;
