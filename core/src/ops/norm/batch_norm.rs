@@ -4,7 +4,6 @@
 //! backward pass reads the gradient and the input twice.
 
 use crate::check;
-use crate::ops::kernel::operation::TensorList;
 use crate::ops::norm::row_kernels::pack_width;
 use crate::ops::norm::softmax::choose_threads_per_row;
 use crate::ops::norm::{
@@ -95,6 +94,16 @@ kernel_variants! {
     }
 }
 
+/// Operands of a kernel in addition to x, which decide its definitions.
+struct KernelOperands<'a> {
+    pass: BatchNormPass,
+    /// Gradient of the result.
+    g: Option<&'a Tensor>,
+    out: Option<&'a Tensor>,
+    weight: Option<&'a Tensor>,
+    bias: Option<&'a Tensor>,
+}
+
 impl BatchNormalization {
     /// Splits the channels. If `hold` is true, a part is as large as the registers of its threads.
     fn split_channels(&self, fits_registers: bool) -> ChannelSplit {
@@ -131,17 +140,19 @@ impl BatchNormalization {
         let parts = self.split_channels(pass == BatchNormPass::Moments);
         let partial = empty_workspace(&[parts.splits, 2, self.channels], DType::F32, self.x.device())?;
         let activated = self.activation != NormActivation::None && g.is_some();
-        let mut key = self.kernel_key(pass, g, None, activated, activated);
+        let [weight, bias] = [&self.weight, &self.bias].map(|t| t.as_ref().filter(|_| activated));
+        let operands = KernelOperands { pass, g, out: None, weight, bias };
+        let mut key = self.kernel_key(&operands);
         let ChannelSplit { threads_per_row, width, register_steps, .. } = parts;
         key.push_number(width as u64 | (register_steps as u64) << 16 | (threads_per_row as u64) << 32);
         key.push_flags(&[self.run_length == 1, self.has_adjacent_channels()]);
         let spec = || {
             kernel_spec! {
-                ..self.spec(pass, g, None, activated, activated); width, register_steps,
+                ..self.spec(&operands); width, register_steps,
                 single: self.run_length == 1, threads_per_row, across: self.has_adjacent_channels(),
             }
         };
-        let tensors = self.kernel_tensors(g, statistics, activated, activated, &[&partial]);
+        let tensors = bindings![g, &self.x, statistics, weight, bias, &partial];
         let groups = (self.channels * parts.splits).div_ceil(WORKGROUP_SIZE / parts.threads_per_row);
         let iterations = parts.chunk.div_ceil(parts.threads_per_row * parts.width) + 128;
         let params = self.params(parts.splits, parts.chunk, 0.0).loop_iterations(iterations);
@@ -163,8 +174,10 @@ impl BatchNormalization {
         let out = Tensor::empty(self.x.shape(), dtype, self.x.device())?;
         let n = out.numel();
         let width = pack_width(false, &[n]);
-        let bias = g.is_none() || self.activation != NormActivation::None;
         let pass = if g.is_some() { BatchNormPass::Backward } else { BatchNormPass::Forward };
+        let weight = self.weight.as_ref();
+        let bias = self.bias.as_ref().filter(|_| g.is_none() || self.activation != NormActivation::None);
+        let operands = KernelOperands { pass, g, out: Some(&out), weight, bias };
         let (mean, var) = unfinished.and_then(|u| u.running).unzip();
         let batches = unfinished.and_then(|u| u.batches);
         let [mean_dtype, var_dtype] = [mean, var].map(launch::dtype_name_of);
@@ -176,7 +189,7 @@ impl BatchNormalization {
             unfinished.is_some(),
             batches.is_some(),
         ];
-        let mut key = self.kernel_key(pass, g, Some(&out), true, bias);
+        let mut key = self.kernel_key(&operands);
         key.push_number(width as u64);
         key.push_flags(&flags);
         key.push_str(mean_dtype);
@@ -184,13 +197,20 @@ impl BatchNormalization {
         let [same_channel, fixed, copies_sums, adds_parts, finishes, counts] = flags;
         let spec = || {
             kernel_spec! {
-                ..self.spec(pass, g, Some(&out), true, bias); width, same_channel, fixed, copies_sums, adds_parts,
+                ..self.spec(&operands); width, same_channel, fixed, copies_sums, adds_parts,
                 finishes, mean: mean_dtype, var: var_dtype, counts,
             }
         };
         let finished = unfinished.map(|_| statistics);
-        let last = bindings![
-            sums.map(|sums| sums.values),
+        let read = unfinished.map_or(statistics, |u| u.partial);
+        let sum_values = sums.map(|sums| sums.values);
+        let tensors = bindings![
+            g,
+            &self.x,
+            read,
+            weight,
+            bias,
+            sum_values,
             &out,
             weight_grad,
             bias_grad,
@@ -199,15 +219,47 @@ impl BatchNormalization {
             var,
             batches,
         ];
-        let read = unfinished.map_or(statistics, |u| u.partial);
-        let tensors = self.kernel_tensors(g, Some(read), true, bias, &last);
         let params = match (unfinished, sums) {
             (Some(u), _) => self.params(u.split.splits, u.split.chunk, u.momentum),
             (None, sums) => self.params(sums.map_or(1, |sums| sums.parts), self.elements_per_channel, 0.0),
         };
         launch::launch_by_key(&key, spec, &tensors, params, n.div_ceil(width * WORKGROUP_SIZE))?;
-        drop((tensors, last));
+        drop(tensors);
         Ok(out)
+    }
+
+    /// Computes the f32 mean and reciprocal deviation [2, channels] and the result, without recording.
+    fn forward(&self, options: &BatchNormOptions<'_>) -> Result<[Tensor; 2]> {
+        let &BatchNormOptions { running, training, num_batches_tracked: batches, momentum, eps, .. } =
+            options;
+        let _no_grad = autograd::no_grad();
+        let with_result = |statistics: Tensor| {
+            let out = self.run_element_kernel(None, &statistics, None, None)?;
+            Ok([statistics, out])
+        };
+        match running {
+            // An empty batch has NaN statistics, as in PyTorch.
+            _ if training && self.x.numel() == 0 => {
+                count_batch(batches)?;
+                with_result(Tensor::full([2, self.channels], f64::NAN, DType::F32, self.x.device())?)
+            }
+            // In a checkpoint's recomputation, the running statistics are already updated.
+            _ if training && autograd::is_inside_recompute() => self.normalize_batch(None, momentum, None),
+            _ if training => {
+                // The kernel takes no offset.
+                let fused_counter = batches.filter(|batches| batches.layout().offset() == 0);
+                if fused_counter.is_none() {
+                    count_batch(batches)?;
+                }
+                self.normalize_batch(running, momentum, fused_counter)
+            }
+            // The next batch changes the running statistics, so the graph saves a copy.
+            Some((mean, var)) => {
+                let flat = |t: &Tensor| t.detach().to_dtype(DType::F32)?.reshape([1, self.channels]);
+                with_result(cat(&[&flat(mean)?, &flat(var)?.add(eps)?.rsqrt()?], 0)?)
+            }
+            None => Err(missing_statistics_error(self.op)),
+        }
     }
 
     /// Computes the f32 mean and reciprocal deviation [2, channels] and the result. Updates running statistics, and
@@ -354,15 +406,9 @@ impl BatchNormalization {
         parts <= MAX_ADDED_PARTS && self.copies_sums(needs_input_grad) && self.combines_parts(parts)
     }
 
-    fn spec(
-        &self,
-        pass: BatchNormPass,
-        g: Option<&Tensor>,
-        out: Option<&Tensor>,
-        weight: bool,
-        bias: bool,
-    ) -> KernelSpec {
-        let [x, g, result, weight, bias] = self.dtype_names(g, out, weight, bias);
+    fn spec(&self, operands: &KernelOperands<'_>) -> KernelSpec {
+        let [x, g, result, weight, bias] = self.dtype_names(operands);
+        let pass = operands.pass;
         kernel_spec! {
             "batch_norm", pass, x, g, result, weight, bias, activation: self.activation_of(pass),
             f32_division: self.has_f32_division(),
@@ -370,31 +416,18 @@ impl BatchNormalization {
     }
 
     /// Returns the key of the definitions of [`spec`](Self::spec).
-    fn kernel_key(
-        &self,
-        pass: BatchNormPass,
-        g: Option<&Tensor>,
-        out: Option<&Tensor>,
-        weight: bool,
-        bias: bool,
-    ) -> KernelKey {
+    fn kernel_key(&self, operands: &KernelOperands<'_>) -> KernelKey {
         let mut key = KernelKey::new("batch_norm");
-        key.push_str(pass.word());
-        key.push_str(self.activation_of(pass).word());
-        self.dtype_names(g, out, weight, bias).into_iter().for_each(|name| key.push_str(name));
+        key.push_str(operands.pass.word());
+        key.push_str(self.activation_of(operands.pass).word());
+        self.dtype_names(operands).into_iter().for_each(|name| key.push_str(name));
         key.push_flags(&[self.has_f32_division()]);
         key
     }
 
     /// Returns the types of x, the gradient, the result, the weight and the bias, empty without the tensor.
-    fn dtype_names(
-        &self,
-        g: Option<&Tensor>,
-        out: Option<&Tensor>,
-        weight: bool,
-        bias: bool,
-    ) -> [&'static str; 5] {
-        let (weight, bias) = (self.weight.as_ref().filter(|_| weight), self.bias.as_ref().filter(|_| bias));
+    fn dtype_names(&self, operands: &KernelOperands<'_>) -> [&'static str; 5] {
+        let &KernelOperands { g, out, weight, bias, .. } = operands;
         [Some(&self.x), g, out, weight, bias].map(launch::dtype_name_of)
     }
 
@@ -416,20 +449,11 @@ impl BatchNormalization {
             momentum: momentum as f32,
         }
     }
+}
 
-    /// Returns the tensors that a kernel binds, in order.
-    fn kernel_tensors<'a>(
-        &'a self,
-        g: Option<&'a Tensor>,
-        statistics: Option<&'a Tensor>,
-        weight: bool,
-        bias: bool,
-        last: &[&'a Tensor],
-    ) -> TensorList<'a> {
-        let weight = self.weight.as_ref().filter(|_| weight);
-        let bias = self.bias.as_ref().filter(|_| bias);
-        bindings![g, &self.x, statistics, weight, bias, last]
-    }
+/// Adds a batch to the counter of batches, if there is one.
+fn count_batch(batches: Option<&Tensor>) -> Result<()> {
+    batches.map_or(Ok(()), |batches| autograd::update_state(|| batches.add_(1)))
 }
 
 fn missing_statistics_error(op: &'static str) -> Error {
@@ -549,11 +573,9 @@ impl Tensor {
         let &BatchNormOptions { running, weight, bias, training, num_batches_tracked, momentum, eps } =
             options;
         operation!(op);
-        let batches = num_batches_tracked.filter(|_| training);
-        if let Some(batches) = batches {
+        if let Some(batches) = num_batches_tracked.filter(|_| training) {
             check_batch_counter(op, self, batches)?;
         }
-        let count_batch = || batches.map_or(Ok(()), |t| autograd::update_state(|| t.add_(1)));
         check::finite(op, "momentum", momentum)?;
         check::finite(op, "eps", eps)?;
         let double = check_is_f64(op, self)?;
@@ -570,7 +592,9 @@ impl Tensor {
         };
         if double {
             let x = normalize_f64(op, &self.reshape([batch, n, run])?, options)?;
-            count_batch()?;
+            if training {
+                count_batch(num_batches_tracked)?;
+            }
             return finish(&x, &f64_inputs(op, self, [weight, bias], &[n])?);
         }
         let norm = BatchNormalization {
@@ -585,38 +609,7 @@ impl Tensor {
             weight: prepare_parameter(op, weight, self, &[n])?,
             bias: prepare_parameter(op, bias, self, &[n])?,
         };
-        let [statistics, out] = {
-            let _no_grad = autograd::no_grad();
-            let with_result = |statistics: Tensor| {
-                let out = norm.run_element_kernel(None, &statistics, None, None)?;
-                Ok::<_, Error>([statistics, out])
-            };
-            match running {
-                // An empty batch has NaN statistics, as in PyTorch.
-                _ if training && norm.x.numel() == 0 => {
-                    count_batch()?;
-                    with_result(Tensor::full([2, n], f64::NAN, DType::F32, self.device())?)?
-                }
-                // In a checkpoint's recomputation, the running statistics are already updated.
-                _ if training && autograd::is_inside_recompute() => {
-                    norm.normalize_batch(None, momentum, None)?
-                }
-                _ if training => {
-                    // The kernel takes no offset.
-                    let fused_counter = batches.filter(|batches| batches.layout().offset() == 0);
-                    if fused_counter.is_none() {
-                        count_batch()?;
-                    }
-                    norm.normalize_batch(running, momentum, fused_counter)?
-                }
-                // The next batch changes the running statistics, so the graph saves a copy.
-                Some((mean, var)) => {
-                    let [mean, var] = [mean, var].map(|t| t.detach().to_dtype(DType::F32)?.reshape([1, n]));
-                    with_result(cat(&[&mean?, &var?.add(eps)?.rsqrt()?], 0)?)?
-                }
-                None => return Err(missing_statistics_error(op)),
-            }
-        };
+        let [statistics, out] = norm.forward(options)?;
         let inputs = bindings![self, weight, bias];
         let saved = save_substitutes(&bindings![&norm.x, &norm.weight, &norm.bias], &inputs);
         let saved_statistics = statistics.clone();
