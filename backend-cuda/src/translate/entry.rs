@@ -35,7 +35,36 @@ const PRELUDE: [&str; 10] = [
 /// Maximum number of threads of a block.
 const MAX_BLOCK_THREADS: u64 = 1024;
 
-impl ModuleContext<'_> {
+impl<'a> ModuleContext<'a> {
+    /// Creates the context of a module whose items have no names yet.
+    fn new(
+        declared: &Module,
+        module: &'a Module,
+        info: &'a ModuleInfo,
+        wgsl: &'a str,
+    ) -> Result<Self, TranslateError> {
+        let mut layouts = Layouter::default();
+        layouts.update(module.to_ctx()).map_err(|e| TranslateError::Invalid(e.to_string()))?;
+        Ok(Self {
+            module,
+            info,
+            layouts,
+            structs: FastHashMap::default(),
+            globals: FastHashMap::default(),
+            functions: FastHashMap::default(),
+            constants: FastHashMap::default(),
+            written_bindings: FastHashSet::default(),
+            parameter_index: FastHashMap::default(),
+            uniformity: uniformity::analyze(module, &module.entry_points[0]),
+            prelude_files: Cell::default(),
+            required_features: Cell::default(),
+            packed_operand: cooperative::packed_operand(declared),
+            difference_is_product: cooperative::is_difference_product(declared),
+            resident_workgroups: cooperative::resident_workgroups(declared),
+            wgsl,
+        })
+    }
+
     /// Returns the additional parameters of a function: declarations and names of the globals that the
     /// function uses.
     pub(super) fn implicit_parameters(
@@ -113,26 +142,7 @@ pub(super) fn write_module(
     if size.iter().map(|&n| u64::from(n)).product::<u64>() > MAX_BLOCK_THREADS || size[2] > 64 {
         return Err(TranslateError::WorkgroupSize { size });
     }
-    let mut layouts = Layouter::default();
-    layouts.update(module.to_ctx()).map_err(|e| TranslateError::Invalid(e.to_string()))?;
-    let mut context = ModuleContext {
-        module,
-        info,
-        layouts,
-        structs: FastHashMap::default(),
-        globals: FastHashMap::default(),
-        functions: FastHashMap::default(),
-        constants: FastHashMap::default(),
-        written_bindings: FastHashSet::default(),
-        parameter_index: FastHashMap::default(),
-        uniformity: uniformity::analyze(module, entry),
-        prelude_files: Cell::default(),
-        required_features: Cell::default(),
-        packed_operand: cooperative::packed_operand(declared),
-        difference_is_product: cooperative::is_difference_product(declared),
-        resident_workgroups: cooperative::resident_workgroups(declared),
-        wgsl,
-    };
+    let mut context = ModuleContext::new(declared, module, info, wgsl)?;
     let bindings = collect_bindings(&mut context, declared)?;
 
     let mut names = NameScope::default();

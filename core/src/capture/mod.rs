@@ -379,6 +379,17 @@ fn merge_accesses(accesses: impl Iterator<Item = (u32, Access)>, buffers: usize)
     merged
 }
 
+/// Makes commands refer to the memory of a replay: the segment and offset of each recorded buffer that has any.
+fn relocate_operands(commands: &mut [RecordedCommand], locations: &[Option<(SegmentId, u64)>]) {
+    for RecordedCommand { command, .. } in commands {
+        command.visit_operands(0, |(segment, offset), _| {
+            if let Some(Some((placed, start))) = locations.get(segment.0 as usize) {
+                (*segment, *offset) = (*placed, start + *offset);
+            }
+        });
+    }
+}
+
 /// Fails if a step replaces a tensor that it reads: each replay would read the tensor of the recording.
 ///
 /// A tensor of the step that outlives it must be an output or a leaf's gradient. Any other one was stored by
@@ -489,14 +500,11 @@ impl<O: CaptureOutputs> CapturedStep<O> {
         let storage = |buffer: Arc<dyn Buffer>| (buffer as Arc<dyn Any + Send + Sync>).downcast().ok();
         let storages: Vec<Option<Arc<Storage>>> =
             memories.iter().map(|m| m.storage.upgrade().and_then(storage)).collect();
-        let pieces: Vec<CapturedBuffer> = memories
-            .iter()
-            .zip(&storages)
-            .map(|(m, storage)| CapturedBuffer {
-                bytes: m.bytes.next_multiple_of(16),
-                outlives_step: storage.is_some(),
-            })
-            .collect();
+        let pieces = memories.iter().zip(&storages).map(|(m, storage)| CapturedBuffer {
+            bytes: m.bytes.next_multiple_of(16),
+            outlives_step: storage.is_some(),
+        });
+        let pieces: Vec<CapturedBuffer> = pieces.collect();
         let source = device.raw_backend().limits();
         let accesses = operands.iter().map(SmallVec::as_slice);
         let CapturePlan { is_needed: runs, placements, arena_sizes: arenas } =
@@ -529,13 +537,7 @@ impl<O: CaptureOutputs> CapturedStep<O> {
             *location = Some((slice.segment, slice.offset));
             memory.states.push(CapturedState { storage, access, slice });
         }
-        for RecordedCommand { command: kind, .. } in &mut commands {
-            kind.visit_operands(0, |(segment, offset), _| {
-                if let Some(Some((placed, start))) = locations.get(segment.0 as usize) {
-                    (*segment, *offset) = (*placed, start + *offset);
-                }
-            });
-        }
+        relocate_operands(&mut commands, &locations);
         let stream = Stream::current(device);
         Ok(Self {
             prepared: None,

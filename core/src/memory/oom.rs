@@ -128,6 +128,105 @@ impl OutOfMemory {
         })
     }
 
+    /// Returns advice for a request that is larger than all memory it could get.
+    fn size_advice(&self) -> Option<String> {
+        if let Some(limit) = self.limit.filter(|l| self.requested > *l) {
+            return Some(format!("the request alone is larger than the pool's limit of {}", Bytes(limit)));
+        }
+        let total = self.total.filter(|t| self.requested > *t)?;
+        Some(format!("the request alone is larger than the device's memory of {}", Bytes(total)))
+    }
+
+    /// Returns the pool's limit if it stopped a request that is no larger.
+    fn exceeded_limit(&self) -> Option<u64> {
+        self.limit.filter(|l| self.requested <= *l && self.reserved.saturating_add(self.requested) > *l)
+    }
+
+    /// Returns the limit of all pools together if it stopped the request.
+    fn exceeded_process_limit(&self) -> Option<u64> {
+        self.process_limit.filter(|l| self.process_reserved.saturating_add(self.requested) > *l)
+    }
+
+    /// Returns advice on the limits.
+    fn limit_advice(&self) -> Option<String> {
+        if let Some(limit) = self.exceeded_limit() {
+            return match self.free {
+                Some(room) if room > self.requested => Some(format!(
+                    "the limit stopped this, not the device, which has {} free: raise max_memory_mb or \
+                     per_process_memory_fraction",
+                    Bytes(room)
+                )),
+                Some(_) => None,
+                None => Some(format!(
+                    "the limit of {} stopped this: raise max_memory_mb (`Pool::set_limit`) if the device has more",
+                    Bytes(limit)
+                )),
+            };
+        }
+        let limit = self.exceeded_process_limit()?;
+        Some(format!(
+            "the limit of {} on all pools of this process stopped this: raise max_process_memory_mb \
+             (`memory::set_process_limit`), or `trim` the other pools, which hold {}",
+            Bytes(limit),
+            Bytes(self.process_reserved.saturating_sub(self.reserved))
+        ))
+    }
+
+    /// Returns advice for free memory in pieces.
+    fn fragmentation_advice(&self) -> Option<String> {
+        if self.cached < self.requested || self.fragmentation() <= 0.5 {
+            return None;
+        }
+        let cached = Bytes(self.cached);
+        Some(if self.virtual_memory {
+            format!(
+                "{cached} are free but in pieces that share pages with live tensors: free the tensors that live longest"
+            )
+        } else {
+            format!(
+                "{cached} are free but in pieces: allocate long-lived tensors first, or set max_split_size_mb so \
+                 that large blocks stay whole"
+            )
+        })
+    }
+
+    /// Returns advice for a device whose memory others hold, unless a limit stopped the request.
+    fn others_advice(&self) -> Option<String> {
+        let others = self.held_by_others().filter(|o| *o > self.requested)?;
+        if self.exceeded_limit().or(self.exceeded_process_limit()).is_some() {
+            return None;
+        }
+        Some(match self.other_processes().find(|p| p.bytes > Some(self.requested)) {
+            Some(process) => {
+                let bytes = Bytes(process.bytes.unwrap_or(0));
+                format!("this would fit without {process}, which holds {bytes}")
+            }
+            None => format!("other programs (and drivers) hold {} of the device", Bytes(others)),
+        })
+    }
+
+    /// Returns advice by the tag that holds the most.
+    fn tag_advice(&self) -> Option<String> {
+        // A tag that holds little compared with the request would not make room for it.
+        let (tag, bytes) =
+            self.by_tag.first().filter(|(_, bytes)| bytes.saturating_mul(8) > self.requested)?;
+        let advice = match tag {
+            Tag::Activation if bytes * 2 <= self.allocated => return None,
+            Tag::Activation if self.batch.is_some() => "activations hold the most: checkpoint modules",
+            Tag::Activation => {
+                "activations hold the most: use a smaller batch with accumulation, or checkpoint modules"
+            }
+            Tag::OptimizerState => {
+                "optimiser state holds the most: an optimiser with less state (SGD) would fit more"
+            }
+            Tag::Parameter | Tag::Gradient => {
+                "parameters and gradients hold the most: a smaller model, or a 16-bit one"
+            }
+            _ => return None,
+        };
+        Some(advice.to_owned())
+    }
+
     /// Returns advice from these fields alone, the most helpful first.
     #[must_use]
     pub fn advice(&self) -> Vec<String> {
@@ -139,81 +238,14 @@ impl OutOfMemory {
             ));
             return advice;
         }
-        if let Some(limit) = self.limit.filter(|l| self.requested > *l) {
-            advice.push(format!("the request alone is larger than the pool's limit of {}", Bytes(limit)));
-        } else if let Some(total) = self.total.filter(|t| self.requested > *t) {
-            advice.push(format!("the request alone is larger than the device's memory of {}", Bytes(total)));
-        }
-        let limited =
-            self.limit.filter(|l| self.requested <= *l && self.reserved.saturating_add(self.requested) > *l);
-        match (limited, self.free) {
-            (Some(_), Some(room)) if room > self.requested => advice.push(format!(
-                "the limit stopped this, not the device, which has {} free: raise max_memory_mb or \
-                 per_process_memory_fraction",
-                Bytes(room)
-            )),
-            (Some(limit), None) => advice.push(format!(
-                "the limit of {} stopped this: raise max_memory_mb (`Pool::set_limit`) if the device has more",
-                Bytes(limit)
-            )),
-            _ => {}
-        }
-        let together =
-            self.process_limit.filter(|l| self.process_reserved.saturating_add(self.requested) > *l);
-        if let Some(limit) = together.filter(|_| limited.is_none()) {
-            advice.push(format!(
-                "the limit of {} on all pools of this process stopped this: raise max_process_memory_mb \
-                 (`memory::set_process_limit`), or `trim` the other pools, which hold {}",
-                Bytes(limit),
-                Bytes(self.process_reserved.saturating_sub(self.reserved))
-            ));
-        }
-        if self.cached >= self.requested && self.fragmentation() > 0.5 {
-            let cached = Bytes(self.cached);
-            advice.push(if self.virtual_memory {
-                format!("{cached} are free but in pieces that share pages with live tensors: free the tensors that live longest")
-            } else {
-                format!(
-                    "{cached} are free but in pieces: allocate long-lived tensors first, or set max_split_size_mb so \
-                     that large blocks stay whole"
-                )
-            });
-        }
-        if let Some(others) =
-            self.held_by_others().filter(|o| *o > self.requested && limited.or(together).is_none())
-        {
-            advice.push(match self.other_processes().find(|p| p.bytes > Some(self.requested)) {
-                Some(process) => {
-                    let bytes = Bytes(process.bytes.unwrap_or(0));
-                    format!("this would fit without {process}, which holds {bytes}")
-                }
-                None => format!("other programs (and drivers) hold {} of the device", Bytes(others)),
-            });
-        }
-        // A tag that holds little compared with the request would not make room for it.
-        match self.by_tag.first().filter(|(_, bytes)| bytes.saturating_mul(8) > self.requested) {
-            Some((Tag::Activation, bytes)) if bytes * 2 > self.allocated => advice.push(
-                match self.batch {
-                    Some(_) => "activations hold the most: checkpoint modules",
-                    None => {
-                        "activations hold the most: use a smaller batch with accumulation, or checkpoint modules"
-                    }
-                }
-                .to_owned(),
-            ),
-            Some((Tag::OptimizerState, _)) => {
-                advice.push(
-                    "optimiser state holds the most: an optimiser with less state (SGD) would fit more"
-                        .to_owned(),
-                );
-            }
-            Some((Tag::Parameter | Tag::Gradient, _)) => {
-                advice.push(
-                    "parameters and gradients hold the most: a smaller model, or a 16-bit one".to_owned(),
-                );
-            }
-            _ => {}
-        }
+        let more = [
+            self.size_advice(),
+            self.limit_advice(),
+            self.fragmentation_advice(),
+            self.others_advice(),
+            self.tag_advice(),
+        ];
+        advice.extend(more.into_iter().flatten());
         if advice.is_empty() {
             advice.push("drop tensors that are no longer needed, or use a smaller batch".to_owned());
         }

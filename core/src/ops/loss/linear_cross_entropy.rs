@@ -96,6 +96,23 @@ struct LinearCrossEntropy<'a> {
 /// Gradients of x and weight for a loss gradient of 1.
 type HeadGrads = [Option<Tensor>; 2];
 
+/// Multiplies the gradients of the forward pass by the gradient `g` of the loss: in place, unless a later backward pass
+/// needs them.
+fn scale_grads(grads: &mut Option<HeadGrads>, g: &Tensor, retain_graph: bool) -> Result<HeadGrads> {
+    let of_one = if retain_graph { grads.clone() } else { grads.take() };
+    let Some([dx, dw]) = of_one else {
+        return Err(Error::Backward(format!(
+            "`{OP}` has released its gradients in an earlier backward pass; retain the graph there with `GradOptions`"
+        )));
+    };
+    let g = contiguous_zero_offset(g)?;
+    let scaled = |t: Tensor| match retain_graph {
+        true => t.mul(&g),
+        false => scale_in_place(&t, &g).map(|()| t),
+    };
+    Ok([dx.map(&scaled).transpose()?, dw.map(&scaled).transpose()?])
+}
+
 impl LinearCrossEntropy<'_> {
     /// Computes the loss and the requested gradients. The weight's gradient has type `weight_type`.
     fn compute_loss_and_grads(
@@ -254,20 +271,7 @@ impl Tensor {
             divisor.map_or_else(|| Ok(loss.clone()), |batch| loss.div(batch))
         };
         Ok(autograd::composite_differentiable(OP, loss, &[x, weight], saved, composed, move |g, ctx| {
-            let mut grads = grads.lock_unpoisoned();
-            let of_one = if ctx.retain_graph() { grads.clone() } else { grads.take() };
-            let Some([dx, dw]) = of_one else {
-                return Err(Error::Backward(format!(
-                    "`{OP}` has released its gradients in an earlier backward pass; retain the graph there with `GradOptions`"
-                )));
-            };
-            let g = contiguous_zero_offset(g)?;
-            // Scale the forward pass's gradients in place, unless a later backward pass needs them.
-            let scaled = |t: Tensor| match ctx.retain_graph() {
-                true => t.mul(&g),
-                false => scale_in_place(&t, &g).map(|()| t),
-            };
-            let (dx, dw) = (dx.map(&scaled).transpose()?, dw.map(&scaled).transpose()?);
+            let [dx, dw] = scale_grads(&mut grads.lock_unpoisoned(), g, ctx.retain_graph())?;
             Ok(smallvec![dx.map(|dx| dx.reshape(&shape[..])).transpose()?, dw] as InputGrads)
         }))
     }
