@@ -407,7 +407,8 @@ impl GraphTask<'_> {
             None => drop(grad),
         }
         fail_if!(grads.len() != node.next_edges.len();
-            backward, "`{}` returned {} gradients for {} inputs", node.op, grads.len(), node.next_edges.len());
+            backward, "{} returned {} gradients for {} inputs; return one for each input, `None` where \
+            `needs_input_grad` is false", node.describe(), grads.len(), node.next_edges.len());
         let mut grads = grads;
         // A leaf may occur several times among the inputs: the sum that the operation took must come back
         // first.
@@ -418,8 +419,9 @@ impl GraphTask<'_> {
                 continue;
             };
             let Some(mut grad) = grads[k].take() else {
-                fail!(backward, "`{}` lost a gradient: an input requires one and got none", node.op);
+                fail!(backward, "{} returned no gradient for input {k}, which requires one", node.describe());
             };
+            edge.check_grad(&grad, node, k)?;
             if !self.options.create_graph && grad.requires_grad() {
                 grad = grad.detach();
             }
@@ -488,7 +490,8 @@ fn forbid_second_gradient(node: &Arc<Node>, incoming: &Tensor, grad: &Tensor) ->
     let edges = std::iter::once(incoming.grad_edge()).chain(node.next_edges.iter().cloned()).collect();
     let refuse: Arc<BackwardFn> =
         Arc::new(|_, ctx| Err(Error::NoSecondGradient { op: ctx.node.op, operation: ctx.node.describe() }));
-    grad.with_grad_edge(Some(GradEdge::Node(Node::new(node.op, edges, BackwardKind::Differentiable, refuse))))
+    let refusing = Node::new(node.op, grad, edges, BackwardKind::Differentiable, refuse);
+    grad.with_grad_edge(Some(GradEdge::Node(refusing)))
 }
 
 /// Runs a backward pass from `roots` with their gradients. Returns the gradients of the targets that are

@@ -204,6 +204,22 @@ impl GradEdge {
         }
     }
 
+    /// Fails unless a gradient that `node` returned for its input `index` has that input's shape and dtype.
+    fn check_grad(&self, grad: &Tensor, node: &Node, index: usize) -> Result<()> {
+        let (shape, dtype, cast_from) = match self {
+            Self::Leaf(leaf) => (&leaf.shape, leaf.dtype, None),
+            Self::Node(input) => match input.kind {
+                BackwardKind::Cast(from) => (&input.shape, input.dtype, Some(from)),
+                _ => (&input.shape, input.dtype, None),
+            },
+        };
+        let has_dtype = grad.dtype() == dtype || cast_from == Some(grad.dtype());
+        fail_if!(!has_dtype || **shape != *grad.shape();
+            backward, "{} returned a gradient of {} {:?} for input {index}, which is {dtype} {shape:?}; \
+            return one of the input's shape and type", node.describe(), grad.dtype(), grad.shape());
+        Ok(())
+    }
+
     fn into_meta(self) -> Arc<dyn GradMeta> {
         match self {
             Self::Leaf(leaf) => leaf,
@@ -239,6 +255,9 @@ pub(crate) struct Node {
     /// Source location of the call.
     site: Option<&'static std::panic::Location<'static>>,
     id: u64,
+    /// Shape and dtype of the result, which its gradient has too.
+    shape: Dims,
+    dtype: DType,
     next_edges: SmallVec<[Option<GradEdge>; 4]>,
     backward_fn: Mutex<BackwardFnState>,
     kind: BackwardKind,
@@ -493,7 +512,7 @@ fn record_node(
         true => Arc::new(backward),
         false => Arc::new(|_, ctx| Err(inplace::stale_history_error(&ctx.node.describe()))),
     };
-    let node = Node::new(op, edges, kind, backward);
+    let node = Node::new(op, &out, edges, kind, backward);
     // Without a more specific scope, a result that the graph keeps for the backward pass is an activation.
     if memory::scope::current().tag == Tag::Other && !inputs.iter().any(|t| t.shares_storage(&out)) {
         out.retag(Tag::Activation);
@@ -506,6 +525,7 @@ impl Node {
     #[track_caller]
     fn new(
         op: &'static str,
+        out: &Tensor,
         inputs: SmallVec<[Option<GradEdge>; 4]>,
         kind: BackwardKind,
         backward: Arc<BackwardFn>,
@@ -524,6 +544,8 @@ impl Node {
             module: memory::scope::current().module,
             site: memory::scope::current().or_caller_site().site,
             id,
+            shape: Dims::from_slice(out.shape()),
+            dtype: out.dtype(),
             next_edges: inputs,
             backward_fn: Mutex::new(BackwardFnState::Saved(backward)),
             kind,

@@ -35,6 +35,7 @@ tests![
     a_graph_runs_backward_once,
     a_retained_graph_runs_backward_again,
     grad_does_not_change_leaves,
+    a_custom_gradient_has_the_shape_and_the_type_of_its_input,
     long_chains_do_not_overflow_the_stack,
     a_checkpoint_gives_the_same_bits,
     checkpoints_nest,
@@ -51,6 +52,43 @@ fn gradients_of_diamond_graphs_accumulate(device: &Device) -> Result<()> {
     let z = y.mul(3.0)?.add(&y.mul(&x)?)?;
     z.backward_with(&z.ones_like()?)?;
     ensure_values(&x.grad().context("no gradient")?, &[9.0, 24.0, 45.0])
+}
+
+/// A wrong gradient is an error that names the operation, also where later operations would stretch it.
+fn a_custom_gradient_has_the_shape_and_the_type_of_its_input(device: &Device) -> Result<()> {
+    type Rule = fn(&Tensor) -> CoreResult<Vec<Option<Tensor>>>;
+    const RULES: [(&str, Rule); 6] = [
+        ("a gradient of f32 [] for input 0, which is f32 [3]", |g| Ok(vec![Some(g.sum_all()?)])),
+        ("a gradient of f32 [1] for input 0, which is f32 [3]", |g| Ok(vec![Some(g.narrow(0, 0, 1)?)])),
+        ("a gradient of f32 [1, 3] for input 0, which is f32 [3]", |g| Ok(vec![Some(g.unsqueeze(0)?)])),
+        ("a gradient of f16 [3] for input 0, which is f32 [3]", |g| Ok(vec![Some(g.to_dtype(DType::F16)?)])),
+        ("no gradient for input 0, which requires one", |_| Ok(vec![None])),
+        ("2 gradients for 1 inputs; return one for each input", |g| Ok(vec![Some(g.clone()), None])),
+    ];
+    let leaf = Tensor::from_slice(&[1.0f32, 2.0, 3.0], [3], device)?.to_leaf()?;
+    for (expected, rule) in RULES {
+        let loss_of = |x: &Tensor| -> CoreResult<Tensor> {
+            let out = x.detach().square()?;
+            autograd::differentiable("custom", out, &[x], move |g, _| Ok(rule(g)?.into())).sum_all()
+        };
+        let inner = leaf.exp()?;
+        let results = [
+            loss_of(&leaf)?.backward(),
+            loss_of(&leaf.exp()?)?.backward(),
+            autograd::grad(&[loss_of(&inner)?], &[&inner], &GradOptions::default()).map(drop),
+            autograd::grad(&[loss_of(&inner)?], &[&leaf], &GradOptions::create_graph()).map(drop),
+        ];
+        for (k, result) in results.into_iter().enumerate() {
+            let message =
+                result.err().with_context(|| format!("no error of {expected:?}, case {k}"))?.to_string();
+            ensure!(
+                message.contains("`custom` (at ") && message.contains(&format!("returned {expected}")),
+                "{message}"
+            );
+        }
+        ensure!(leaf.grad().is_none(), "a wrong gradient was accumulated");
+    }
+    Ok(())
 }
 
 fn gradients_of_repeated_use_accumulate(device: &Device) -> Result<()> {
