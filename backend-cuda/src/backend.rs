@@ -2,7 +2,10 @@
 //!
 //! `CudaQueue::try_enqueue` maps each command of the core to the driver or to a library, and decides which
 //! library computes a product. Commands whose kernels are still being compiled are deferred. All methods of
-//! the core's traits are in this file; `foreign` implements the access of other libraries.
+//! the core's traits are in this file, except two: captured steps are in `prepared`, and the access of other
+//! libraries is in `foreign`.
+
+mod prepared;
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -30,7 +33,6 @@ use crate::deferred::{DeferredItem, DeferredQueue};
 use crate::driver::{self, CudaUnavailable, Driver};
 use crate::fences::{EventTracker, FenceTracker};
 use crate::gelu_grad;
-use crate::graph::{CudaGraph, GraphCapture, GraphNode};
 use crate::kernels::{KernelRegistry, MAX_BINDINGS, MAX_PARAM_BYTES, SubmitStatus};
 use crate::nvtx::set_nvtx;
 use crate::peer::PeerLinks;
@@ -428,28 +430,6 @@ impl CudaBackend {
         enqueued?;
         Ok(path)
     }
-
-    /// Captures commands in a graph; `None` if one of the commands, or the driver, declines.
-    fn capture_graph(&self, commands: &[Command<'_>]) -> Result<Option<PreparedGraph>> {
-        let Some(capture) = GraphCapture::begin(&self.device.context)? else { return Ok(None) };
-        let stream = capture.stream();
-        let mut launches = Vec::with_capacity(commands.len());
-        for command in commands {
-            if self.queue.try_enqueue(&self.device, stream, command, true)? == SubmitStatus::Declined {
-                return Ok(None);
-            }
-            launches.push(match *command {
-                Command::Launch(Launch { kernel, bindings, groups, .. }) => {
-                    let launch = RecordedLaunch { kernel, bindings: bindings.to_vec(), groups };
-                    Some((capture.last_node()?, launch))
-                }
-                _ => None,
-            });
-        }
-        let graph = capture.finish()?;
-        let (queue, device) = (Arc::clone(&self.queue), Arc::clone(&self.device));
-        Ok(Some(PreparedGraph { graph, launches, queue, device }))
-    }
 }
 
 impl fmt::Debug for CudaBackend {
@@ -729,51 +709,6 @@ impl KernelLibrary for CudaBackend {
 
     fn recurrent(&self, call: &RecurrentCall) -> Result<bool> {
         self.submit(&Command::Recurrent(call))
-    }
-}
-
-/// A kernel launch recorded in a graph.
-struct RecordedLaunch {
-    kernel: KernelId,
-    bindings: Vec<Slice>,
-    groups: [u32; 3],
-}
-
-/// A captured step: one graph.
-struct PreparedGraph {
-    graph: CudaGraph,
-    /// Indexed like the commands of the step.
-    launches: Vec<Option<(GraphNode, RecordedLaunch)>>,
-    queue: Arc<CudaQueue>,
-    device: Arc<CudaDevice>,
-}
-
-impl CommandSequence for PreparedGraph {
-    fn set_params(&mut self, at: usize, params: &[u8]) -> Result<()> {
-        let Some(Some((node, recorded))) = self.launches.get(at) else {
-            return Err(Error::argument("set_params", format!("command {at} is not a launch")));
-        };
-        let launch =
-            Launch { kernel: recorded.kernel, bindings: &recorded.bindings, params, groups: recorded.groups };
-        self.device.kernels.set_node_params(&self.graph, *node, &launch)
-    }
-
-    fn enqueue(&mut self) -> Result<()> {
-        self.queue.drain_deferred(&self.device, true)?;
-        self.graph.launch(self.queue.stream.flushed_handle()?)?;
-        self.device.fences.mark_enqueued();
-        Ok(())
-    }
-
-    fn is_driver_graph(&self) -> bool {
-        true
-    }
-}
-
-impl Drop for PreparedGraph {
-    fn drop(&mut self) {
-        // The driver may still run the graph. An error means that the device is lost, and nothing runs.
-        let _ = self.queue.stream.synchronize();
     }
 }
 
