@@ -46,9 +46,13 @@ fn reductions() {
                 }
                 for second_stage in [false, true] {
                     let nonzero = compute == "u32" && out == "bool" && !combine.starts_with("arg");
+                    let from_first =
+                        combine == "sum" && matches!(compute, "f32" | "f16" | "f64") && !second_stage;
+                    let map = if from_first { "v - k" } else { "v" };
                     let spec = reduce(source, compute, out, combine)
                         .def("math", none)
-                        .def("map", if nonzero { "nonzero" } else { "v" })
+                        .def("map", if nonzero { "nonzero" } else { map })
+                        .def("from_first", from_first)
                         .def("post", "acc")
                         .def("factor", "")
                         .def("center", "")

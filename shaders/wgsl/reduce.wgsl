@@ -4,6 +4,7 @@ One reduction over any dimensions and strides: out[o] = post(combine over r of m
 source · compute · out: dtypes of the input, of the arithmetic, of the result · math: files that it needs
 factor: dtype of a tensor of the input's strides, whose elements multiply those of the input in f32, or ""
 map: an expression of `v`, an element · center: dtype of one more value `m` for each output, or ""
+from_first: `map` also has `k`, the first element of the output
 post: expression of `acc`
 combine: sum, prod, max, min, argmax, argmin · flat: the reduced dimensions are one
 threads_per_row: threads for one output
@@ -120,7 +121,7 @@ fn nonzero(v: {{ V }}) -> T {
     {% endif %}
 }
 
-fn map_element(e: {{ V }}, i: u32, r: u32, m: T) -> Acc {
+fn map_element(e: {{ V }}, i: u32, r: u32, m: T{{ ", k: T" if from_first }}) -> Acc {
     {% if map == "nonzero" %}
     return nonzero(e);
     {% else %}
@@ -166,6 +167,8 @@ var<workgroup> staged_results: array<f32, {{ rows }}>;
 {% endif %}
 {% set read = "product_at(i" if factor else "input_quad(i" if width == 4 else "input_at(i" %}
 {% set element = " >> 2u)" if width == 4 and not factor else ")" %}
+{#- Arguments of `map_element` for output `k` of a thread. -#}
+{% macro of_output(k) -%}m{{ k }}{{ ", k" ~ k if from_first }}{%- endmacro %}
 {% if threads_per_row > 1 %}
 var<workgroup> shared_acc: array<Acc, {{ 256 * outs }}>;
 {% endif %}
@@ -188,6 +191,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let m{{ k }} = T(0);
     {% endif %}
     {% endfor %}
+    {% if from_first %}
+    let first = {{ "input_quad(base >> 2u)" if width == 4 else "input_at(base)" }};
+    {% for k in range(outs) %}
+    let k{{ k }} = {{ t.cast("first" ~ components[k], V, T) }};
+    {% endfor %}
+    {% endif %}
     {% for c in components %}
     var total{{ loop.index0 }}: Acc;
     {% endfor %}
@@ -201,7 +210,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         {% endif %}
         {% for c in components %}
         {% if extreme %}
-        total{{ loop.index0 }} = map_element(e{{ c }}, i, begin, m{{ loop.index0 % outs }});
+        total{{ loop.index0 }} = map_element(e{{ c }}, i, begin, {{ of_output(loop.index0 % outs) }});
         {% else %}
         total{{ loop.index0 }} = T({{ 1 if combine == "prod" else 0 }});
         {% endif %}
@@ -219,10 +228,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             {% set at = loop.index0 %}
             {% for u in range(0, unroll, 4) %}
             let b{{ at }}_{{ u }} = combine_values(
-                combine_values(map_element(e{{ u }}{{ c }}, i{{ u }}, r{{ u }}, m{{ at % outs }}),
-                    map_element(e{{ u + 1 }}{{ c }}, i{{ u + 1 }}, r{{ u + 1 }}, m{{ at % outs }})),
-                combine_values(map_element(e{{ u + 2 }}{{ c }}, i{{ u + 2 }}, r{{ u + 2 }}, m{{ at % outs }}),
-                    map_element(e{{ u + 3 }}{{ c }}, i{{ u + 3 }}, r{{ u + 3 }}, m{{ at % outs }})));
+                combine_values(map_element(e{{ u }}{{ c }}, i{{ u }}, r{{ u }}, {{ of_output(at % outs) }}),
+                    map_element(e{{ u + 1 }}{{ c }}, i{{ u + 1 }}, r{{ u + 1 }}, {{ of_output(at % outs) }})),
+                combine_values(map_element(e{{ u + 2 }}{{ c }}, i{{ u + 2 }}, r{{ u + 2 }}, {{ of_output(at % outs) }}),
+                    map_element(e{{ u + 3 }}{{ c }}, i{{ u + 3 }}, r{{ u + 3 }}, {{ of_output(at % outs) }})));
             {% endfor %}
             {% if unroll == 8 %}
             total{{ at }} = combine_values(total{{ at }}, combine_values(b{{ at }}_0, b{{ at }}_4));
@@ -238,7 +247,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             let e = {{ read }}{{ element }};
             {% for c in components %}
             total{{ loop.index0 }} = combine_values(total{{ loop.index0 }},
-                map_element(e{{ c }}, i, r, m{{ loop.index0 % outs }}));
+                map_element(e{{ c }}, i, r, {{ of_output(loop.index0 % outs) }}));
             {% endfor %}
             r += {{ threads_per_row }}u;
         }

@@ -23,6 +23,8 @@ pub(crate) struct ReduceOp {
     pub(crate) name: &'static str,
     /// Expression of the combined value, from the element `v`, the centre `m` and `p.args`; or `nonzero`.
     pub(crate) map: &'static str,
+    /// If true, `map` also has `k`, the first element of the output: see [`ReduceDims::first_elements`].
+    pub(crate) from_first: bool,
     pub(crate) combine: Combine,
     /// Expression of the result, from the combined `acc`, `m` and `p.args`.
     pub(crate) post: &'static str,
@@ -46,7 +48,7 @@ kernel_variants! {
 
 impl ReduceOp {
     const fn plain(name: &'static str, combine: Combine, empty: Option<f64>) -> Self {
-        Self { name, map: "v", combine, post: "acc", math_files: &[], empty_value: empty }
+        Self { name, map: "v", from_first: false, combine, post: "acc", math_files: &[], empty_value: empty }
     }
 }
 
@@ -128,6 +130,13 @@ impl ReduceDims {
     #[track_caller]
     pub(crate) fn expand_to_input(&self, t: &Tensor) -> Result<Tensor> {
         t.reshape(&self.keepdim_shape[..])?.broadcast_to(&self.input_shape)
+    }
+
+    /// Returns the first element of each output as a view, with keepdim.
+    #[track_caller]
+    pub(crate) fn first_elements(&self, x: &Tensor) -> Result<Tensor> {
+        let reduced = self.is_reduced.iter().enumerate().filter(|(_, r)| **r);
+        reduced.map(|(d, _)| d as isize).try_fold(x.clone(), |first, d| first.narrow(d, 0, 1))
     }
 
     /// Returns the numbers of elements before, in and after the reduced dimensions of a contiguous input, or `None` if
@@ -241,7 +250,8 @@ impl ReduceStage<'_> {
             && value.is_some_and(|v| matches!(v.dtype(), DType::F16 | DType::BF16))
             && [rows, outputs].iter().all(|n| n.is_multiple_of(VEC4_WIDTH));
         let has_indices = self.args.partial_indices.is_some();
-        let flags = [value.is_some(), has_indices, self.reduced.0.len() <= 1, across, staged];
+        let from_first = self.op.from_first;
+        let flags = [value.is_some(), has_indices, self.reduced.0.len() <= 1, across, staged, from_first];
         let mut key = KernelKey::new("reduce");
         words.iter().for_each(|word| key.push_str(word));
         key.push_strs(self.op.math_files);
@@ -250,7 +260,7 @@ impl ReduceStage<'_> {
         let spec = || {
             kernel_spec! {
                 "reduce", source: name(self.input), compute, out, index, math: self.op.math_files,
-                map, combine, post, factor, center, values: flags[0],
+                map, from_first, combine, post, factor, center, values: flags[0],
                 has_indices: flags[1], flat: flags[2], threads_per_row: plan.threads_per_row, across,
                 width: self.width, unroll: plan.unroll, staged,
             }
@@ -320,7 +330,7 @@ fn run_reduction(
     let plain = ReduceOp { post: "acc", ..*op };
     ReduceStage { op: plain, ..stage }.launch(first, Some(&values), part_indices.as_ref())?;
     let mut second = ReduceStage {
-        op: ReduceOp { map: "v", ..*op },
+        op: ReduceOp { map: "v", from_first: false, ..*op },
         input: &values,
         offset: 0,
         kept: (smallvec![outputs], smallvec![1]),

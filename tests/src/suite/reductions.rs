@@ -10,11 +10,14 @@ use forebay::ops::NormOptions;
 use forebay::profile::Profiler;
 use forebay::tensor::Tensor;
 
+use super::host_reference::ensure_close;
+
 super::tests![
     sums_over_every_dimension,
     factors_that_broadcast_get_sums_of_products,
     sums_under_autocast_read_16_bit_elements,
     extremes_and_means_of_long_columns,
+    variances_of_large_means_are_accurate,
     equal_extremes_share_their_gradient,
     many_short_rows_are_reduced,
     softmax_of_every_length,
@@ -25,6 +28,55 @@ super::tests![
     residuals_under_autocast,
     the_branch_and_the_previous_sum_are_saved_instead_of_a_residual_sum,
 ];
+
+/// Returns the variance of values with `correction`, and the gradient of its sum with respect to each of them.
+fn host_variance(values: &[f64], correction: f64) -> (f64, Vec<f64>) {
+    let n = values.len() as f64;
+    let mean = values[0] + values.iter().map(|v| v - values[0]).sum::<f64>() / n;
+    let squares: f64 = values.iter().map(|v| (v - mean).powi(2)).sum();
+    (squares / (n - correction), values.iter().map(|v| 2.0 * (v - mean) / (n - correction)).collect())
+}
+
+fn variances_of_large_means_are_accurate(device: &Device) -> Result<()> {
+    // Rows and columns, by one thread or many, in one stage or two, and in quads or not.
+    for shape in [[3, 8], [64, 36], [5, 1000], [1000, 5], [1, 100_000], [100_003, 1], [30_000, 4]] {
+        let noise = Tensor::randn(shape, DType::F32, device)?;
+        for (mean, deviation) in
+            [(1e4, 1e-3), (-3e5, 1.0), (1e20, 1e14), (1e20, 0.0), (0.1, 0.0), (3e38, 0.0)]
+        {
+            // The elements, as f32 rounds them.
+            let x = noise.mul(deviation)?.add(mean)?;
+            let values = x.to_f64s()?;
+            for dim in [0, 1] {
+                let (n, others) = (shape[dim], shape[1 - dim]);
+                if n < 2 {
+                    continue;
+                }
+                let at = |o: usize, r: usize| if dim == 0 { r * shape[1] + o } else { o * shape[1] + r };
+                let (mut vars, mut expected) = (vec![0.0; others], vec![0.0; values.len()]);
+                for (o, var) in vars.iter_mut().enumerate() {
+                    let line: Vec<f64> = (0..n).map(|r| values[at(o, r)]).collect();
+                    let (of_line, gradient) = host_variance(&line, 1.0);
+                    *var = of_line;
+                    gradient.iter().enumerate().for_each(|(r, &g)| expected[at(o, r)] = g);
+                }
+                let context = || format!("{shape:?} over {dim}: {mean} and {deviation}");
+                let largest = vars.iter().copied().fold(0.0, f64::max);
+                let dim = dim as isize;
+                ensure_close(&x.var(dim, 1.0, false)?.to_f64s()?, &vars, 1e-5, 0.0).with_context(context)?;
+                let deviations: Vec<f64> = vars.iter().map(|v| v.sqrt()).collect();
+                ensure_close(&x.std(dim, 1.0, false)?.to_f64s()?, &deviations, 1e-5, 0.0)
+                    .with_context(context)?;
+                let leaf = x.to_leaf()?;
+                leaf.var(dim, 1.0, false)?.sum_all()?.backward()?;
+                let got = leaf.grad().context("there is no gradient")?.to_f64s()?;
+                ensure_close(&got, &expected, 1e-5, 1e-5 * largest.sqrt() / n as f64)
+                    .with_context(context)?;
+            }
+        }
+    }
+    Ok(())
+}
 
 fn uniform(shape: &[usize], device: &Device) -> Result<Tensor> {
     Ok(Tensor::rand(shape, DType::F32, device)?.sub(0.5)?)

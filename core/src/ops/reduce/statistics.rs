@@ -6,21 +6,30 @@ use crate::tensor::shape::reduction_dims;
 use crate::tensor::{IntoDims, Tensor};
 
 const fn power_sum(map: &'static str, post: &'static str, math: &'static [&'static str]) -> ReduceOp {
-    ReduceOp { name: "norm", map, combine: Combine::Sum, post, math_files: math, empty_value: Some(0.0) }
+    let name = "norm";
+    ReduceOp {
+        name,
+        map,
+        from_first: false,
+        combine: Combine::Sum,
+        post,
+        math_files: math,
+        empty_value: Some(0.0),
+    }
 }
 
-static MEAN: ReduceOp = power_sum("v", "acc / T(p.args.x)", &[]);
+// Distance of the mean from the first element. The mean itself would be rounded to a distance as large as that between
+// neighbours of a large mean, and the sum of large elements may overflow.
+static MEAN_FROM_FIRST: ReduceOp =
+    ReduceOp { from_first: true, ..power_sum("v - k", "acc / T(p.args.x)", &[]) };
 // Squared distances from the mean, in a second pass, because the difference of two large sums loses digits.
 static VAR: ReduceOp = ReduceOp {
     name: "var",
+    from_first: true,
     empty_value: Some(f64::NAN),
-    ..power_sum("(v - m) * (v - m)", "acc / T(p.args.x)", &[])
+    ..power_sum("((v - k) - m) * ((v - k) - m)", "acc / T(p.args.x)", &[])
 };
-static STD: ReduceOp = ReduceOp {
-    name: "std",
-    empty_value: Some(f64::NAN),
-    ..power_sum("(v - m) * (v - m)", "sqrt(acc / T(p.args.x))", &[])
-};
+static STD: ReduceOp = ReduceOp { name: "std", post: "sqrt(acc / T(p.args.x))", ..VAR };
 static NORM_0: ReduceOp = power_sum("nonzero", "acc", &[]);
 static NORM_1: ReduceOp = power_sum("abs(v)", "acc", &[]);
 static NORM_2: ReduceOp = power_sum("v * v", "sqrt(acc)", &[]);
@@ -65,11 +74,11 @@ with_defaults! {
 }
 
 impl Tensor {
-    /// Computes the mean over the dimensions in f32 (f64 for f64), with keepdim. Not recorded.
-    fn mean_keepdim(&self, axes: &ReduceDims) -> Result<Tensor> {
+    /// Computes the distance of the mean from the first element in f32 (f64 for f64), with keepdim. Not recorded.
+    fn mean_from_first(&self, axes: &ReduceDims) -> Result<Tensor> {
         let dtype = if self.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
         let extra = ReduceArgs::with_params(axes.elements_per_output as f64, 0.0);
-        reduce(&MEAN, self, axes, true, self.dtype(), dtype, extra)
+        reduce(&MEAN_FROM_FIRST, self, axes, true, self.dtype(), dtype, extra)
     }
 
     /// Computes the variance, or with `root` the deviation.
@@ -80,7 +89,7 @@ impl Tensor {
         fail_if!(!self.dtype().is_float();
             dtype(op.name, self.dtype()), "takes floats; cast with `to_dtype`");
         let axes = ReduceDims::new(op.name, self.shape(), dims)?;
-        let center = self.mean_keepdim(&axes)?;
+        let center = self.mean_from_first(&axes)?;
         let freedom = (axes.elements_per_output as f64 - correction).max(0.0);
         let reduce_with = |op, divisor| {
             let extra = ReduceArgs { center: Some(&center), ..ReduceArgs::with_params(divisor, 0.0) };
@@ -107,9 +116,17 @@ impl Tensor {
             // 16-bit gradients are rounded once, after all steps.
             let (g, x) = (amp::half_to_f32(g)?, amp::half_to_f32(&x.unpack(ctx)?)?);
             let y = y.as_ref().map(|y| amp::half_to_f32(&y.unpack(ctx)?)).transpose()?;
-            let mean = match ctx.create_graph() {
-                true => x.sum_to(&axes.keepdim_shape)?.div(axes.elements_per_output as f64)?,
-                false => center.to_dtype(x.dtype())?,
+            let deviation = match ctx.create_graph() {
+                true => {
+                    let mean = x.sum_to(&axes.keepdim_shape)?.div(axes.elements_per_output as f64)?;
+                    x.sub(&axes.expand_to_input(&mean)?)?
+                }
+                // As in the kernel, by the distance from the first element.
+                false if x.numel() > 0 => {
+                    let distance = x.sub(&axes.expand_to_input(&axes.first_elements(&x)?)?)?;
+                    distance.sub(&axes.expand_to_input(&center.to_dtype(x.dtype())?)?)?
+                }
+                false => x.clone(),
             };
             let g = match &y {
                 Some(y) => g.div(&y.mul(freedom)?)?,
@@ -117,7 +134,6 @@ impl Tensor {
             };
             let g = axes.expand_to_input(&g)?;
             // Zero where the deviation is zero, as in PyTorch. The division itself gives NaN there.
-            let deviation = x.sub(&axes.expand_to_input(&mean)?)?;
             let grad = g.mul(&deviation)?;
             let grad = match &y {
                 Some(y) => grad.masked_fill(&axes.expand_to_input(&y.detach())?.eq(0.0)?, 0.0)?,
