@@ -1,100 +1,63 @@
 //! Futures of work on a device. A helper thread waits for the device, so that neither the caller nor its executor
 //! blocks. On a platform that cannot block, the driver calls back instead. The futures need no runtime.
 
-use std::fmt;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, mpsc};
-use std::task::{Context, Poll, Waker};
+use std::sync::{Mutex, mpsc};
+use std::task::{Context, Poll};
 use std::thread;
+
+use futures_channel::oneshot;
 
 use crate::error::{Error, Result};
 use crate::platform;
 use crate::sync::LockUnpoisoned;
 
-/// Result of a future, and the task that awaits it.
-struct Slot<T> {
-    result: Option<Result<T>>,
-    waker: Option<Waker>,
-}
-
 /// Future of work on a device. The work is enqueued already: dropping the future cancels nothing.
+#[derive(Debug)]
 #[must_use = "the result arrives where the future is awaited"]
-pub struct DeviceFuture<T> {
-    slot: Arc<Mutex<Slot<T>>>,
-}
-
-impl<T> fmt::Debug for DeviceFuture<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.slot.lock_unpoisoned().result.is_some() {
-            "DeviceFuture(ready)"
-        } else {
-            "DeviceFuture"
-        })
-    }
-}
+pub struct DeviceFuture<T>(oneshot::Receiver<Result<T>>);
 
 impl<T> DeviceFuture<T> {
     /// Creates a future that is complete.
     #[doc(hidden)]
     pub fn ready(result: Result<T>) -> Self {
-        Self { slot: Arc::new(Mutex::new(Slot { result: Some(result), waker: None })) }
+        let (future, completer) = Self::new();
+        completer.complete(result);
+        future
     }
 
     /// Creates a future, and the value that completes it.
     fn new() -> (Self, Completer<T>) {
-        let slot = Arc::new(Mutex::new(Slot { result: None, waker: None }));
-        (Self { slot: Arc::clone(&slot) }, Completer(Some(slot)))
+        let (sender, receiver) = oneshot::channel();
+        (Self(receiver), Completer(sender))
     }
 }
 
 impl<T> Future for DeviceFuture<T> {
     type Output = Result<T>;
 
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut slot = self.slot.lock_unpoisoned();
-        if let Some(result) = slot.result.take() {
-            return Poll::Ready(result);
-        }
-        slot.waker = Some(context.waker().clone());
-        Poll::Pending
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.0).poll(context).map(|sent| {
+            // The sender is dropped unused only by a panic.
+            sent.unwrap_or_else(|_| {
+                Err(Error::argument("await", "the thread that waited for the device panicked"))
+            })
+        })
     }
 }
 
 /// Sender of a future's result. If it is dropped, the future fails.
 #[doc(hidden)]
-pub struct Completer<T>(Option<Arc<Mutex<Slot<T>>>>);
-
-impl<T> fmt::Debug for Completer<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Completer")
-    }
-}
+#[derive(Debug)]
+pub struct Completer<T>(oneshot::Sender<Result<T>>);
 
 impl<T> Completer<T> {
     /// Completes the future, and wakes the task that awaits it.
-    pub fn complete(mut self, result: Result<T>) {
-        self.send(result);
-    }
-
-    fn send(&mut self, result: Result<T>) {
-        let Some(slot) = self.0.take() else { return };
-        let waker = {
-            let mut slot = slot.lock_unpoisoned();
-            slot.result = Some(result);
-            slot.waker.take()
-        };
-        // Without the lock: a waker may run the task at once.
-        if let Some(waker) = waker {
-            waker.wake();
-        }
-    }
-}
-
-impl<T> Drop for Completer<T> {
-    fn drop(&mut self) {
-        self.send(Err(Error::argument("await", "the thread that waited for the device panicked")));
+    pub fn complete(self, result: Result<T>) {
+        // Nobody needs the result of a future that was dropped.
+        let _unsent = self.0.send(result);
     }
 }
 
@@ -178,8 +141,9 @@ pub fn spawn_blocking<T: Send + 'static>(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::task::Wake;
+    use std::task::{Wake, Waker};
 
     use super::*;
 

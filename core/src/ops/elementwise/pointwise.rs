@@ -657,31 +657,14 @@ pub(crate) fn run_pointwise_inplace(
 pub(crate) fn convert_dtype_into(from: &Tensor, to: &Tensor) -> Result<()> {
     static CAST: &str = "to_dtype";
     // A compute type without loss of precision. Devices without 64-bit integers compute i64 in 32 bits.
+    let wide = if from.device().info().features.i64 { DType::I64 } else { DType::I32 };
     let compute = match (from.dtype(), to.dtype()) {
         (a, b) if a.is_storage_only() || b.is_storage_only() => DType::F32,
         (a, b) if a.is_float() && b.is_float() => a.promote(b),
-        // 32 bits suffice on devices without wider integers.
-        (DType::I64, DType::Bool) | (DType::Bool, DType::I64) if !from.device().info().features.i64 => {
-            DType::I32
-        }
+        (DType::I64, _) | (_, DType::I64) => wide,
         (a, DType::Bool) => a,
-        (a, b) if a.is_float() => match b {
-            DType::I64 if from.device().info().features.i64 => DType::I64,
-            DType::I64 => DType::I32,
-            DType::U8 => DType::I32,
-            other => other,
-        },
-        (DType::Bool, b) => b,
-        (DType::I64, b) if b.is_float() && from.device().info().features.i64 => DType::I64,
-        (DType::I64, b) if b.is_float() => DType::I32,
-        (a, b) if b.is_float() => a,
-        (a, b) if a == DType::I64 || b == DType::I64 => {
-            if from.device().info().features.i64 {
-                DType::I64
-            } else {
-                DType::I32
-            }
-        }
+        (a, DType::U8) if a.is_float() => DType::I32,
+        (a, b) if b.is_float() && a != DType::Bool => a,
         (_, b) => b,
     };
     let spec = PointwiseSpec {
