@@ -238,14 +238,14 @@ impl Storage {
     /// Binds the memory for an operation that this thread enqueues under the dispatch lock, ordered after
     /// accesses of other queues. Returns `None` if the contents are on the host. The caller must then call
     /// [`copy_to_device`](Self::copy_to_device), without the lock.
-    pub(crate) fn bind(&self, access: Access, gate: &DispatchGuard<'_>) -> Result<Option<Slice>> {
+    pub(crate) fn bind(&self, access: Access, guard: &DispatchGuard<'_>) -> Result<Option<Slice>> {
         let state = &mut *self.lock();
-        let Some(block) = self.locate(state, gate) else { return Ok(None) };
+        let Some(block) = self.locate(state, guard) else { return Ok(None) };
         if access == Access::Write {
             state.mark_written();
         }
         if self.device.uses_streams() {
-            self.device.order_access(gate, &mut state.uses, access, self.device.current_queue())?;
+            self.device.order_access(guard, &mut state.uses, access, self.device.current_queue())?;
         }
         Ok(Some(binding_slice(&block)))
     }
@@ -254,10 +254,10 @@ impl Storage {
     pub(crate) fn bind_deferred(
         &self,
         access: Access,
-        gate: &DispatchGuard<'_>,
+        guard: &DispatchGuard<'_>,
         mark: FusionSlot,
     ) -> Result<Option<Slice>> {
-        let slice = self.bind(access, gate)?;
+        let slice = self.bind(access, guard)?;
         self.lock().fusion_slot = mark;
         Ok(slice)
     }
@@ -285,9 +285,9 @@ impl Storage {
     /// Pins the block until the guard is dropped: compaction does not move it, and [`evict`](Self::evict) is
     /// postponed. A write is counted again at the end, because a host copy made in the meantime may have old
     /// contents.
-    pub(crate) fn pin(self: &Arc<Self>, access: Access, gate: &DispatchGuard<'_>) -> Option<PinGuard> {
+    pub(crate) fn pin(self: &Arc<Self>, access: Access, guard: &DispatchGuard<'_>) -> Option<PinGuard> {
         let state = &mut *self.lock();
-        let block = self.locate(state, gate)?;
+        let block = self.locate(state, guard)?;
         self.device.pool().pin(&block);
         state.pin_count += 1;
         state.write_pin_count += u32::from(access == Access::Write);
@@ -297,8 +297,8 @@ impl Storage {
     /// Records the access of an operation that was enqueued without the dispatch lock, after it was enqueued.
     pub(crate) fn order_after_enqueue(&self, access: Access) -> Result<()> {
         if self.device.uses_streams() {
-            let gate = self.device.lock_dispatch();
-            self.device.order_access(&gate, &mut self.lock().uses, access, self.device.current_queue())?;
+            let guard = self.device.lock_dispatch();
+            self.device.order_access(&guard, &mut self.lock().uses, access, self.device.current_queue())?;
         }
         Ok(())
     }
@@ -320,19 +320,19 @@ impl Storage {
         let (out, _) = device.copy_queues();
         let host = device.host_pool().alloc(Request::new(self.bytes).queue(out))?;
         let mut host = HostBlock { device: device.clone(), block: host, uses: StreamUses::default() };
-        let gate = device.lock_dispatch();
+        let guard = device.lock_dispatch();
         let state = &mut *self.lock();
         // Another thread may have copied the storage in the meantime.
         if !matches!(state.residency, Residency::Device(_)) {
             return Ok(());
         }
-        let Some(block) = self.locate(state, &gate) else { return Ok(()) };
+        let Some(block) = self.locate(state, &guard) else { return Ok(()) };
         if device.uses_streams() {
-            device.order_access(&gate, &mut state.uses, Access::Read, out)?;
-            device.order_access(&gate, &mut host.uses, Access::Write, out)?;
+            device.order_access(&guard, &mut state.uses, Access::Read, out)?;
+            device.order_access(&guard, &mut host.uses, Access::Write, out)?;
         }
         device.queue_backend(out)?.copy(copy_slice(&host.block), copy_slice(&block))?;
-        device.record_queue_event(&gate, out)?;
+        device.record_queue_event(&guard, out)?;
         state.residency = Residency::DeviceAndHost(block, host);
         Ok(())
     }
@@ -385,7 +385,7 @@ impl Storage {
         let mut block = pool.alloc(Request::new(self.bytes).queue(queue).scope(scope).movable())?;
         let (_, back) = device.copy_queues();
         let mut uses = StreamUses::default();
-        let gate = device.lock_dispatch();
+        let guard = device.lock_dispatch();
         let state = &mut *self.lock();
         let Residency::Host(host, _) = &mut state.residency else {
             // Another thread has copied the storage in the meantime.
@@ -399,12 +399,12 @@ impl Storage {
         let copied = (|| {
             if device.uses_streams() {
                 // The copy waits for earlier uses of the block on its own queue.
-                device.wait_for_queue(&gate, back, queue)?;
-                device.order_access(&gate, &mut uses, Access::Write, back)?;
-                device.order_access(&gate, &mut host.uses, Access::Read, back)?;
+                device.wait_for_queue(&guard, back, queue)?;
+                device.order_access(&guard, &mut uses, Access::Write, back)?;
+                device.order_access(&guard, &mut host.uses, Access::Read, back)?;
             }
             device.queue_backend(back)?.copy(copy_slice(&block), copy_slice(&host.block))?;
-            device.record_queue_event(&gate, back)
+            device.record_queue_event(&guard, back)
         })();
         copied.inspect_err(|_| free_block(device, device.pool(), block, &uses))?;
         *state = StorageState {
@@ -426,9 +426,9 @@ impl Storage {
     pub(crate) fn pin_for_capture(&self) -> Result<Slice> {
         loop {
             {
-                let gate = self.device.lock_dispatch();
+                let guard = self.device.lock_dispatch();
                 let state = &mut *self.lock();
-                if let Some(block) = self.locate(state, &gate) {
+                if let Some(block) = self.locate(state, &guard) {
                     self.device.pool().pin(&block);
                     state.capture_holds += 1;
                     return Ok(binding_slice(&block));

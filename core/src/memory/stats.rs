@@ -211,9 +211,9 @@ impl Stats {
         if let Some(limit) = self.max_split_size {
             map.insert("max_split_size".to_owned(), limit);
         }
-        for (name, rung) in self.reclaim_stats.by_name() {
-            map.insert(format!("reclaim.{name}.tried"), rung.tried);
-            map.insert(format!("reclaim.{name}.served"), rung.served);
+        for (name, step) in self.reclaim_stats.by_name() {
+            map.insert(format!("reclaim.{name}.tried"), step.tried);
+            map.insert(format!("reclaim.{name}.served"), step.served);
         }
         map
     }

@@ -96,9 +96,9 @@ impl KernelKey {
     /// Starts a key for a kernel of this template.
     #[inline]
     pub(crate) fn new(template: &'static str) -> Self {
-        let mut identity = Self { parts: [0; Self::MAX_PARTS], count: 0 };
-        identity.push_str(template);
-        identity
+        let mut key = Self { parts: [0; Self::MAX_PARTS], count: 0 };
+        key.push_str(template);
+        key
     }
 
     /// Adds a string.
@@ -445,14 +445,14 @@ impl Device {
     /// Returns a compiled kernel by its key; `spec` is called only at the first use of the key.
     pub(crate) fn kernel_by_key(
         &self,
-        identity: &KernelKey,
+        key: &KernelKey,
         spec: impl FnOnce() -> KernelSpec,
     ) -> Result<CompiledKernel> {
-        if let Some(kernel) = self.find_kernel_by_key(identity) {
+        if let Some(kernel) = self.find_kernel_by_key(key) {
             return Ok(kernel);
         }
         let kernel = self.kernel_for_spec(&spec())?;
-        if let Some(words) = identity.as_slice() {
+        if let Some(words) = key.as_slice() {
             self.inner.kernels_by_key.write_unpoisoned().insert(words.into(), kernel);
         }
         Ok(kernel)
@@ -460,9 +460,9 @@ impl Device {
 
     /// Looks up a kernel by its key.
     #[inline]
-    pub(crate) fn find_kernel_by_key(&self, identity: &KernelKey) -> Option<CompiledKernel> {
+    pub(crate) fn find_kernel_by_key(&self, key: &KernelKey) -> Option<CompiledKernel> {
         let known = self.inner.kernels_by_key.read_unpoisoned();
-        known.get(identity.as_slice()?).copied()
+        known.get(key.as_slice()?).copied()
     }
 
     /// Returns a user's kernel and the bindings that it declares.

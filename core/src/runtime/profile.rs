@@ -289,7 +289,7 @@ impl Device {
         work: impl FnOnce() -> WorkItem,
         command: &Command<'_>,
     ) -> Result<bool> {
-        let done = self.enqueue_timed(queue, scope, work, |lane| command.enqueue(&**lane))?;
+        let done = self.enqueue_timed(queue, scope, work, |backend| command.enqueue(&**backend))?;
         if done && self.capture_recorder().is_recording_here() {
             self.capture_recorder().push_command(self, queue, scope, command)?;
         }
@@ -302,8 +302,10 @@ impl Device {
         work: impl FnOnce() -> WorkItem,
         transfer: impl FnOnce(&Arc<dyn Backend>) -> Result<()>,
     ) -> Result<()> {
-        self.enqueue_timed(self.current_queue(), scope::current(), work, |lane| transfer(lane).map(|()| true))
-            .map(drop)
+        self.enqueue_timed(self.current_queue(), scope::current(), work, |backend| {
+            transfer(backend).map(|()| true)
+        })
+        .map(drop)
     }
 
     /// Enqueues work, surrounded by timestamps while a profiler runs.
@@ -315,14 +317,14 @@ impl Device {
         work: impl FnOnce() -> WorkItem,
         enqueue: impl FnOnce(&Arc<dyn Backend>) -> Result<bool>,
     ) -> Result<bool> {
-        let lane = self.queue_backend(queue)?;
+        let backend = self.queue_backend(queue)?;
         if !self.is_profiled() {
-            return enqueue(lane);
+            return enqueue(backend);
         }
         let allocated = self.pool().stats().allocated();
-        let from = lane.record_timestamp()?;
-        let done = enqueue(lane)?;
-        let stamps = from.zip(lane.record_timestamp()?);
+        let from = backend.record_timestamp()?;
+        let done = enqueue(backend)?;
+        let stamps = from.zip(backend.record_timestamp()?);
         if done {
             let WorkItem { name, bytes, flops } = work();
             let raw = RawSpan { name, scope, queue, bytes, flops, timestamps: stamps, allocated };

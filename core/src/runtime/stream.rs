@@ -110,13 +110,13 @@ impl Stream {
     /// Creates a stream. A device has a few queues, which streams share.
     #[must_use]
     pub fn new(device: &Device) -> Self {
-        let lanes = device.stream_set();
-        let queues = lanes.queue_count.min(DEVICE_TO_HOST_QUEUE).saturating_sub(1);
+        let streams = device.stream_set();
+        let queues = streams.queue_count.min(DEVICE_TO_HOST_QUEUE).saturating_sub(1);
         if queues == 0 {
             return Self::default_stream(device);
         }
-        lanes.has_active_streams.store(true, Ordering::Release);
-        let queue = 1 + lanes.next_stream.fetch_add(1, Ordering::Relaxed) % queues;
+        streams.has_active_streams.store(true, Ordering::Release);
+        let queue = 1 + streams.next_stream.fetch_add(1, Ordering::Relaxed) % queues;
         Self { device: device.clone(), queue }
     }
 
@@ -180,7 +180,7 @@ pub(crate) struct StreamSet {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct StreamTicket {
     queue: u8,
-    ticket: u64,
+    number: u64,
 }
 
 #[derive(Default)]
@@ -206,7 +206,7 @@ pub(crate) struct StreamUses {
 impl Default for StreamUses {
     /// Assumes a write by the default queue before streams were in use.
     fn default() -> Self {
-        Self { last_write: StreamTicket { queue: 0, ticket: 1 }, reads_since: SmallVec::new() }
+        Self { last_write: StreamTicket { queue: 0, number: 1 }, reads_since: SmallVec::new() }
     }
 }
 
@@ -230,27 +230,27 @@ impl StreamSet {
         if queue == 0 {
             return Ok(backend);
         }
-        if let Some(lane) = slot.get() {
-            return Ok(lane);
+        if let Some(queue_backend) = slot.get() {
+            return Ok(queue_backend);
         }
-        let order = &mut *self.sync.lock_unpoisoned();
-        let lane = backend.open_queue(queue)?.unwrap_or_else(|| Arc::clone(backend));
+        let sync = &mut *self.sync.lock_unpoisoned();
+        let queue_backend = backend.open_queue(queue)?.unwrap_or_else(|| Arc::clone(backend));
         // A new queue waits for uses of its tensors by itself, but not for block moves.
-        if let Some(moved) = order.last_move {
-            order.wait_for(backend, queue, moved)?;
+        if let Some(moved) = sync.last_move {
+            sync.wait_for(backend, queue, moved)?;
         }
-        Ok(slot.get_or_init(|| lane))
+        Ok(slot.get_or_init(|| queue_backend))
     }
 
     /// Takes the dispatch lock like [`Device::lock_dispatch`].
     fn lock_dispatch(&self) -> DispatchGuard<'_> {
-        let mut gate = self.dispatch.lock();
-        if !gate.is_empty()
+        let mut guard = self.dispatch.lock();
+        if !guard.is_empty()
             && let Some(device) = self.device.get().and_then(WeakDevice::upgrade)
         {
-            device.flush_pending(&mut gate);
+            device.flush_pending(&mut guard);
         }
-        gate
+        guard
     }
 }
 
@@ -273,23 +273,23 @@ impl BlockMover for StreamSet {
 
 impl StreamSet {
     fn copy_blocks(&self, queue: u8, moves: &[BlockMove]) -> Result<()> {
-        let (backend, lane) = (&self.backend, self.stream_backend(queue)?);
-        let order = &mut *self.sync.lock_unpoisoned();
+        let (backend, queue_backend) = (&self.backend, self.stream_backend(queue)?);
+        let sync = &mut *self.sync.lock_unpoisoned();
         // Unused queues wait for moves when they are opened.
         let used = |other: &u8| *other == 0 || self.backends[usize::from(*other)].get().is_some();
         let others: SmallVec<[u8; 8]> =
             (0..MAX_QUEUES).filter(|other| *other != queue && used(other)).collect();
         for &other in &others {
-            let now = order.next_ticket(other);
-            order.wait_for(backend, queue, now)?;
+            let now = sync.next_ticket(other);
+            sync.wait_for(backend, queue, now)?;
         }
         for BlockMove { from, to, bytes } in moves {
             let slice = |(segment, offset)| Slice { segment, offset, bytes: *bytes };
-            lane.copy(slice(*to), slice(*from))?;
+            queue_backend.copy(slice(*to), slice(*from))?;
         }
-        let done = order.next_ticket(queue);
-        order.last_move = Some(done);
-        others.iter().try_for_each(|other| order.wait_for(backend, *other, done))
+        let done = sync.next_ticket(queue);
+        sync.last_move = Some(done);
+        others.iter().try_for_each(|other| sync.wait_for(backend, *other, done))
     }
 }
 
@@ -381,11 +381,11 @@ impl Device {
 
     /// Returns the queues for copies to and from the host, and marks them as in use.
     pub(crate) fn copy_queues(&self) -> (u8, u8) {
-        let lanes = self.stream_set();
-        if lanes.queue_count <= HOST_TO_DEVICE_QUEUE {
+        let streams = self.stream_set();
+        if streams.queue_count <= HOST_TO_DEVICE_QUEUE {
             return (0, 0);
         }
-        lanes.has_active_streams.store(true, Ordering::Release);
+        streams.has_active_streams.store(true, Ordering::Release);
         (DEVICE_TO_HOST_QUEUE, HOST_TO_DEVICE_QUEUE)
     }
 
@@ -393,23 +393,23 @@ impl Device {
     /// access.
     pub(crate) fn order_access(
         &self,
-        _gate: &DispatchGuard<'_>,
+        _guard: &DispatchGuard<'_>,
         uses: &mut StreamUses,
         access: Access,
         queue: u8,
     ) -> Result<()> {
-        let order = &mut *self.stream_set().sync.lock_unpoisoned();
-        order.wait_for(self.raw_backend(), queue, uses.last_write)?;
+        let sync = &mut *self.stream_set().sync.lock_unpoisoned();
+        sync.wait_for(self.raw_backend(), queue, uses.last_write)?;
         if access == Access::Write {
-            for moment in uses.reads_since.drain(..) {
-                order.wait_for(self.raw_backend(), queue, moment)?;
+            for ticket in uses.reads_since.drain(..) {
+                sync.wait_for(self.raw_backend(), queue, ticket)?;
             }
         }
-        let now = order.next_ticket(queue);
+        let now = sync.next_ticket(queue);
         match access {
             Access::Write => uses.last_write = now,
             Access::Read => {
-                uses.reads_since.retain(|moment| moment.queue != queue);
+                uses.reads_since.retain(|ticket| ticket.queue != queue);
                 uses.reads_since.push(now);
             }
         }
@@ -418,27 +418,27 @@ impl Device {
 
     /// Returns a bit mask of the queues whose accesses `queue` has not waited for, and of `queue` itself.
     pub(crate) fn pending_queues(&self, uses: &StreamUses, queue: u8) -> u8 {
-        let order = self.stream_set().sync.lock_unpoisoned();
-        let seen = &order.waited_for[usize::from(queue)];
+        let sync = self.stream_set().sync.lock_unpoisoned();
+        let seen = &sync.waited_for[usize::from(queue)];
         // Transitively complete: a writer has waited for earlier accesses, and a reader for the writer.
         let all = std::iter::once(&uses.last_write).chain(&uses.reads_since);
-        let unseen = all.filter(|m| m.queue != queue && seen[usize::from(m.queue)] < m.ticket);
-        unseen.fold(1 << queue, |mask, moment| mask | 1 << moment.queue)
+        let unseen = all.filter(|m| m.queue != queue && seen[usize::from(m.queue)] < m.number);
+        unseen.fold(1 << queue, |mask, ticket| mask | 1 << ticket.queue)
     }
 
     /// Makes `queue` wait for all work of `other` so far. Takes a new ticket, because waits that the pool has
     /// enqueued have none.
-    pub(crate) fn wait_for_queue(&self, _gate: &DispatchGuard<'_>, queue: u8, other: u8) -> Result<()> {
-        let order = &mut *self.stream_set().sync.lock_unpoisoned();
-        let moment = order.next_ticket(other);
-        order.wait_for(self.raw_backend(), queue, moment)
+    pub(crate) fn wait_for_queue(&self, _guard: &DispatchGuard<'_>, queue: u8, other: u8) -> Result<()> {
+        let sync = &mut *self.stream_set().sync.lock_unpoisoned();
+        let ticket = sync.next_ticket(other);
+        sync.wait_for(self.raw_backend(), queue, ticket)
     }
 
     /// Records an event after the work of `queue` so far, so that other queues need not wait for later work.
-    pub(crate) fn record_queue_event(&self, _gate: &DispatchGuard<'_>, queue: u8) -> Result<()> {
+    pub(crate) fn record_queue_event(&self, _guard: &DispatchGuard<'_>, queue: u8) -> Result<()> {
         if self.uses_streams() {
-            let order = &mut *self.stream_set().sync.lock_unpoisoned();
-            order.record_event(self.raw_backend(), queue)?;
+            let sync = &mut *self.stream_set().sync.lock_unpoisoned();
+            sync.record_event(self.raw_backend(), queue)?;
         }
         Ok(())
     }
@@ -447,9 +447,9 @@ impl Device {
 impl StreamSync {
     /// Returns the ticket of the queue's next operation.
     fn next_ticket(&mut self, queue: u8) -> StreamTicket {
-        let ticket = &mut self.tickets[usize::from(queue)];
-        *ticket += 1;
-        StreamTicket { queue, ticket: *ticket }
+        let number = &mut self.tickets[usize::from(queue)];
+        *number += 1;
+        StreamTicket { queue, number: *number }
     }
 
     fn record_event(&mut self, backend: &Arc<dyn Backend>, queue: u8) -> Result<(u64, Event)> {
@@ -463,18 +463,18 @@ impl StreamSync {
     }
 
     /// Makes a queue wait for a ticket of another queue, unless it has already waited.
-    fn wait_for(&mut self, backend: &Arc<dyn Backend>, queue: u8, moment: StreamTicket) -> Result<()> {
-        let (here, there) = (usize::from(queue), usize::from(moment.queue));
-        if here == there || self.waited_for[here][there] >= moment.ticket {
+    fn wait_for(&mut self, backend: &Arc<dyn Backend>, queue: u8, ticket: StreamTicket) -> Result<()> {
+        let (here, there) = (usize::from(queue), usize::from(ticket.queue));
+        if here == there || self.waited_for[here][there] >= ticket.number {
             return Ok(());
         }
-        let at = self.events[there].partition_point(|(ticket, _)| *ticket < moment.ticket);
-        let (ticket, event) = match self.events[there].get(at) {
+        let at = self.events[there].partition_point(|(number, _)| *number < ticket.number);
+        let (number, event) = match self.events[there].get(at) {
             Some(kept) => *kept,
-            None => self.record_event(backend, moment.queue)?,
+            None => self.record_event(backend, ticket.queue)?,
         };
         backend.wait_event(queue, event)?;
-        self.waited_for[here][there] = ticket;
+        self.waited_for[here][there] = number;
         Ok(())
     }
 }

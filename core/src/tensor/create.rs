@@ -157,8 +157,8 @@ impl Tensor {
         let words = length.next_multiple_of(4);
         let mut started = None;
         let enqueued = self.prepare_read().and_then(|source| {
-            source.enqueue_read(words, |lane, src| {
-                started = Some(lane.start_download(src)?);
+            source.enqueue_read(words, |backend, src| {
+                started = Some(backend.start_download(src)?);
                 Ok(())
             })
         });

@@ -139,7 +139,7 @@ pub fn launch(spec: &KernelSpec, tensors: &[&Tensor], params: KernelParams, grou
 /// Launches as [`launch`] does, for kernels of small tensors. The spec is built on the first call only. Debug builds
 /// check in each call that the key and the spec stand for the same kernel.
 pub(crate) fn launch_by_key(
-    identity: &KernelKey,
+    key: &KernelKey,
     spec: impl FnOnce() -> KernelSpec,
     tensors: &[&Tensor],
     params: KernelParams,
@@ -158,7 +158,7 @@ pub(crate) fn launch_by_key(
                 let checked = device.kernel_for_spec(&spec)?;
                 (move || spec, checked)
             };
-            let kernel = device.kernel_by_key(identity, spec)?;
+            let kernel = device.kernel_by_key(key, spec)?;
             #[cfg(debug_assertions)]
             assert_eq!(kernel, checked, "a key of `{}` stands for another kernel", scope::current().op);
             enqueue(kernel, tensors, params, [groups, 1, 1])
