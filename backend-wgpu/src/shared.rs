@@ -230,6 +230,9 @@ pub trait WgpuTensorExt: Sized {
     /// wgpu refuses a whole submission if one of its buffers is mapped or destroyed: unmap the buffer before operations
     /// use the tensor. Otherwise, the next call returns the error, and all operations of the submission have not run.
     ///
+    /// `offset` is a multiple of the device's `min_storage_buffer_offset_alignment`, and of 256. From there the buffer
+    /// has the tensor's bytes, rounded up to a multiple of 16, because kernels load 16 bytes at once.
+    ///
     /// The memory counts under [`Tag::External`](forebay_core::memory::Tag::External). The buffer is never destroyed;
     /// its handle is dropped with the last tensor over it. A tensor without elements uses no memory of the buffer.
     ///
@@ -330,7 +333,7 @@ impl WgpuTensorExt for Tensor {
         let slice = Slice { segment, offset, bytes: bytes / 4 * 4 };
         // SAFETY: wgpu checks the range, and keeps the memory for all commands that were recorded. Every
         // pattern of bits is an element of every type; bools are bytes, which kernels compare with zero.
-        unsafe { Self::from_external(slice, shape, dtype, device, release) }
+        unsafe { Self::from_external(OP, slice, shape, dtype, device, release) }
     }
 
     fn wgpu_slice(&self) -> Result<WgpuSlice> {

@@ -539,7 +539,8 @@ impl Tensor {
             drop(tensor);
         };
         // SAFETY: the caller's promise; the release waits for all commands.
-        let made = unsafe { Self::from_external(slice, shape.as_slice(), dtype, device, release) }?;
+        let made =
+            unsafe { Self::from_external("from_dlpack", slice, shape.as_slice(), dtype, device, release) }?;
         // The producer's work is ordered before the current queue, and other queues wait for that one.
         made.inner.storage.order_after_enqueue(Access::Write)?;
         Ok(made)

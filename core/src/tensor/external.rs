@@ -58,7 +58,8 @@ impl Drop for PinnedSlice {
 impl Tensor {
     /// Creates a tensor over memory of the program, for interfaces of a backend. The pool counts the memory under
     /// [`Tag::External`](crate::memory::Tag::External). `release` runs when the last tensor over the memory is
-    /// dropped, and also if this call fails. Commands that were enqueued may still use the memory then.
+    /// dropped, and also if this call fails. Commands that were enqueued may still use the memory then. Errors name
+    /// the operation `op`, which the program called.
     ///
     /// # Safety
     /// `slice` is memory of `device` that stays valid until `release`, and until the commands enqueued so far have
@@ -67,6 +68,7 @@ impl Tensor {
     /// # Errors
     /// The slice is not aligned or is too short: kernels load 16 bytes at once.
     pub unsafe fn from_external(
+        op: &'static str,
         slice: Slice,
         shape: impl IntoShape,
         dtype: DType,
@@ -74,8 +76,8 @@ impl Tensor {
         release: impl FnOnce() + Send + Sync + 'static,
     ) -> Result<Self> {
         let release: ReleaseExternal = Box::new(release);
-        let checked = Self::check_new("from_external", &shape.to_extents(), dtype, device)
-            .and_then(|(shape, bytes)| check_slice(&slice, bytes, device).map(|()| (shape, bytes)));
+        let checked = Self::check_new(op, &shape.to_extents(), dtype, device)
+            .and_then(|(shape, bytes)| check_slice(op, &slice, bytes, device).map(|()| (shape, bytes)));
         let (shape, bytes) = match checked {
             Ok(checked) => checked,
             Err(error) => {
@@ -123,14 +125,14 @@ impl Tensor {
     }
 }
 
-fn check_slice(slice: &Slice, bytes: u64, device: &Device) -> Result<()> {
+fn check_slice(op: &'static str, slice: &Slice, bytes: u64, device: &Device) -> Result<()> {
     let alignment = device.backend().limits().alignment;
     fail_if!(!slice.offset.is_multiple_of(alignment);
-        argument("from_external"), "the memory starts at byte {} of its buffer; {device} binds at multiples of {alignment}",
+        argument(op), "the memory starts at byte {} of its buffer; {device} binds at multiples of {alignment}",
         slice.offset);
     let needed = bytes.next_multiple_of(LOAD_BYTES);
     fail_if!(slice.bytes < needed;
-        argument("from_external"), "the tensor needs {needed} bytes (its {bytes}, in whole groups of {LOAD_BYTES}, which \
+        argument(op), "the tensor needs {needed} bytes (its {bytes}, in whole groups of {LOAD_BYTES}, which \
         kernels load at once), and the memory has {}; make the buffer larger", slice.bytes);
     Ok(())
 }

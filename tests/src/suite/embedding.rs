@@ -453,7 +453,7 @@ fn unsuitable_buffers_are_refused(device: &Device) -> Result<()> {
     let refuse = |buffer: &wgpu::Buffer, offset: u64, on: &Device, needle: &str| -> Result<()> {
         let made = Tensor::from_wgpu_buffer(buffer, offset, [4], DType::F32, on);
         let error = made.err().context("it was taken")?.to_string();
-        ensure!(error.contains(needle), "{error}");
+        ensure!(error.contains(needle) && error.contains("from_wgpu_buffer"), "{error}");
         Ok(())
     };
     let buffer = program.buffer(1024, TENSOR_USAGES);
