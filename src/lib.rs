@@ -22,6 +22,12 @@ pub use forebay_core::{
     amp, autograd, backend, capture, device, dlpack_capsules, dtype, error, func, future, memory, ops,
     profile, stream, tensor,
 };
+pub use forebay_core::{
+    device::Device,
+    dtype::DType,
+    error::{Error, Result},
+    tensor::Tensor,
+};
 #[doc(hidden)]
 pub use forebay_core::{forward_backend, platform, variables};
 pub use forebay_nn::{data, io, nn, optim, plan, train};
