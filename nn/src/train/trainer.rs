@@ -51,7 +51,7 @@ impl From<(Tensor, Tensor)> for LossOutput {
 }
 
 /// Interval in steps, and the validation function.
-type Validator<'a> = (u64, Box<dyn FnMut() -> Result<f64> + 'a>);
+type Validator<'a> = (u64, Box<dyn FnMut() -> Result<f64> + Send + 'a>);
 
 /// Reason for the end of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,7 +67,7 @@ pub enum FitStatus {
 pub struct Trainer<'a, M: ?Sized, O> {
     model: &'a M,
     optimizer: O,
-    schedule: Option<Box<dyn LrSchedule + 'a>>,
+    schedule: Option<Box<dyn LrSchedule + Send + 'a>>,
     max_grad_norm: Option<f64>,
     accumulation_steps: u32,
     micro_batching: MicroBatching,
@@ -130,7 +130,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
 
     setters! {
         /// Sets the learning rate before every step by a schedule. The default is the optimiser's rate.
-        fn schedule(schedule: impl LrSchedule + 'a) { schedule: Some(Box::new(schedule)) }
+        fn schedule(schedule: impl LrSchedule + Send + 'a) { schedule: Some(Box::new(schedule)) }
         /// Clips the gradients to a norm of at most `max` before every step.
         fn clip_grad_norm(max: f64) { max_grad_norm: Some(max) }
         /// Accumulates the gradients of `n` batches in each step, with averaged losses; 0 is 1. Steps continue
@@ -191,7 +191,9 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         /// Computes a validation loss every `every` steps (0 is 1) and after the last one, shows it and records
         /// it ([`History::validations`]). `loss` runs with the model in evaluation mode and without gradients,
         /// and usually calls [`mean_loss`](super::mean_loss).
-        fn validate(every: u64, loss: impl FnMut() -> Result<f64> + 'a) { validation: Some((every.max(1), Box::new(loss))) }
+        fn validate(every: u64, loss: impl FnMut() -> Result<f64> + Send + 'a) {
+            validation: Some((every.max(1), Box::new(loss)))
+        }
         /// Sets the tokens of a step and the FLOPs of a token (forward and backward: `Gpt::flops_per_token`). The
         /// progress then shows tokens per second. It also shows the model-FLOPs utilisation (MFU) if the device's
         /// [peak](forebay_core::backend::PeakRates) is known.
@@ -284,6 +286,9 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
     /// same model, nor draw random numbers from the device, if the results are to stay the same.
     ///
     /// Dropping the future ends the run after the last complete step. The next call finishes the run.
+    ///
+    /// The future is `Send` if the model is `Sync`, and the optimiser and `loss` are `Send`. An executor of several
+    /// threads, such as tokio's `spawn`, can then run it.
     ///
     /// ```
     /// # use forebay_nn::data::{DataLoader, Dataset};
@@ -538,8 +543,11 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
     }
 
     /// Adds batches to `taken` up to the accumulation count. The last step may have fewer batches.
+    ///
+    /// The borrow is exclusive, so that `fit_async`'s future is `Send`. With a shared borrow across a wait, the trainer
+    /// would have to be `Sync`, which its boxed functions are not.
     async fn take_batches<D: Dataset>(
-        &self,
+        &mut self,
         batches: &mut BatchIter<D>,
         taken: &mut Vec<(Tensor, Tensor)>,
         wait: WaitMode,

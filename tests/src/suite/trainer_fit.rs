@@ -5,7 +5,8 @@ use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::Poll;
+use std::task::{Context as TaskContext, Poll};
+use std::thread;
 
 use anyhow::{Context, Result, bail, ensure};
 use forebay::data::{DataLoader, Dataset, LoaderCursor};
@@ -13,6 +14,7 @@ use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::{Error, Result as CoreResult};
 use forebay::nn::{Linear, Module};
+use forebay::optim::schedule::CosineAnnealing;
 use forebay::optim::{Optimizer, Sgd};
 use forebay::tensor::Tensor;
 use forebay::train::{FitStatus, Trainer, evaluate, mean_loss};
@@ -33,6 +35,7 @@ tests![
     errors_of_a_data_set_end_the_run,
     an_asynchronous_fit_is_bitwise_the_blocking_one,
     an_asynchronous_fit_that_is_dropped_is_finished_by_the_next,
+    an_asynchronous_fit_moves_between_threads,
 ];
 
 #[derive(Module)]
@@ -388,5 +391,35 @@ fn an_asynchronous_fit_that_is_dropped_is_finished_by_the_next(device: &Device) 
     let losses = trainer.history().losses.iter().map(|&loss| f64::from(loss)).collect::<Vec<_>>();
     ensure!(trainer.steps_done() == expected.0.len() as u64, "{} steps", trainer.steps_done());
     ensure!((losses, net.weights()?) == expected, "other results");
+    Ok(())
+}
+
+/// Executors of several threads poll a task on any of them, and so require that the future is `Send`.
+fn an_asynchronous_fit_moves_between_threads(device: &Device) -> Result<()> {
+    type Setter = fn(Trainer<'_, Net, Sgd>) -> Trainer<'_, Net, Sgd>;
+    let setters: [(&str, Setter); 2] = [
+        ("scheduled", |t| {
+            t.schedule(CosineAnnealing { base_lr: 0.1, eta_min: 0.01, t_max: 12 }).accumulate(2)
+        }),
+        ("captured", |t| t.capture(true)),
+    ];
+    let valid = PointDataset::new(6).batches(4);
+    for (name, set) in setters {
+        let loader = PointDataset::new(24).shuffle(3).batches(4).epochs(2);
+        let expected = run(device, &loader, set)?;
+        let net = Net::new(device)?;
+        let mut trainer = set(trainer(&net)).validate(2, || mean_loss(&net, &valid, |x, y| net.loss(x, y)));
+        {
+            let mut training = pin!(trainer.fit_async(&loader, |x, y| net.loss(x, y)));
+            let ended = block_on(poll_fn(|context| {
+                let (waker, training) = (context.waker().clone(), training.as_mut());
+                let poll = move || training.poll(&mut TaskContext::from_waker(&waker));
+                thread::scope(|scope| scope.spawn(poll).join()).expect("the training panicked")
+            }));
+            ensure!(ended? == FitStatus::Finished, "{name}");
+        }
+        let losses = trainer.history().losses.iter().map(|&loss| f64::from(loss)).collect::<Vec<_>>();
+        ensure!((losses, net.weights()?) == expected, "{name}: other results");
+    }
     Ok(())
 }
