@@ -102,8 +102,8 @@ INLINE void multiply(float (&sum)[4], const uint4& a, u32 b0, u32 b1) {
                  : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
 
-// Returns two neighbouring terms, from `k` on, of a row of the block's product; zeros outside. `k` is even. It loads
-// without branches, so that many loads are under way at once. A weight has at most 2^30 elements.
+// Returns two neighbouring terms, from `k` on, of a row of the block's product; zeros outside. `k` is even. Loads
+// without branches, so that many are under way at once. A weight has at most 2^30 elements.
 INLINE u32 load_weight(const Params& p, int first_unit, int row, int k) {
 #if BACKWARD
     // Each gate has an even number of terms.
