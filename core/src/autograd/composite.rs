@@ -5,7 +5,9 @@ use std::sync::Arc;
 use smallvec::{SmallVec, smallvec};
 
 use super::engine::{BackwardOptions, GradTargets, run_backward_to};
-use super::{BackwardCtx, GradEdge, InputGrads, SavedTensor, compute_requires_grad, differentiable, no_grad};
+use super::{
+    BackwardCtx, DimRange, GradEdge, InputGrads, SavedTensor, compute_requires_grad, differentiable, no_grad,
+};
 use crate::error::Result;
 use crate::tensor::{Dims, Tensor};
 
@@ -46,14 +48,16 @@ pub(crate) fn linear_differentiable_with(
 
 /// Records the view of a part of `x`, which `part` selects. Its gradient is zero elsewhere.
 ///
-/// The gradient is added in place to the part of an earlier gradient of `x`, if there is one. So the gradients of
-/// several parts share one tensor, and only the first fills it with zeros.
+/// The gradients of several parts share one tensor. If the part is a `range` of one dimension, its gradient is written
+/// to the tensor, and only elements of no part are filled with zeros. Other gradients, and second ones of a range, are
+/// added in place.
 #[must_use]
 #[track_caller]
 pub(crate) fn part_differentiable(
     op: &'static str,
     out: Tensor,
     x: &Tensor,
+    range: Option<DimRange>,
     part: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static,
 ) -> Tensor {
     if !compute_requires_grad(&[x]) {
@@ -67,7 +71,33 @@ pub(crate) fn part_differentiable(
         g.copy_into(&select(&whole)?)?;
         Ok(whole)
     };
-    record_linear(op, out, x, Arc::new([]), Arc::clone(&part), Arc::new(pad), Some(part))
+    let part = Part { shape: Dims::from_slice(x.shape()), range, view: Arc::clone(&part) };
+    record_linear(op, out, x, Arc::new([]), Arc::clone(&part.view), Arc::new(pad), Some(part))
+}
+
+/// Part of a tensor that a view selects.
+struct Part {
+    /// Shape of the whole tensor.
+    shape: Dims,
+    /// Indices of the part, if they are those of one dimension.
+    range: Option<DimRange>,
+    view: LinearMap,
+}
+
+impl Part {
+    /// Adds the gradient of the part to the gradient of the whole, which is returned. Returns `None` if there is none to
+    /// add to.
+    fn accumulate(&self, g: &Tensor, ctx: &BackwardCtx<'_>) -> Result<Option<Tensor>> {
+        if let Some(range) = self.range
+            && let Some(whole) = ctx.write_grad_range(0, range, g, &self.shape, &*self.view)?
+        {
+            return Ok(Some(whole));
+        }
+        let Some(sum) = ctx.take_pending_grad(0)? else { return Ok(None) };
+        let sum = if sum.is_unique() && sum.is_contiguous() { sum } else { sum.copy()? };
+        (self.view)(&sum)?.add_(g)?;
+        Ok(Some(sum))
+    }
 }
 
 #[track_caller]
@@ -78,16 +108,14 @@ fn record_linear(
     by: Arc<[SavedTensor]>,
     forward: LinearMap,
     transpose: LinearMap,
-    part: Option<LinearMap>,
+    part: Option<Part>,
 ) -> Tensor {
     differentiable(op, out, &[x], move |g, ctx| {
         by.iter().try_for_each(|t| t.unpack(ctx).map(drop))?;
         if !compute_requires_grad(&[g]) {
             if let Some(part) = &part
-                && let Some(sum) = ctx.take_pending_grad(0)
+                && let Some(sum) = part.accumulate(g, ctx)?
             {
-                let sum = if sum.is_unique() && sum.is_contiguous() { sum } else { sum.copy()? };
-                part(&sum)?.add_(g)?;
                 return Ok(smallvec![Some(sum)]);
             }
             return Ok(smallvec![Some(transpose(g)?)]);

@@ -8,6 +8,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use super::elementwise_chain::{self, ElementwiseChain};
+use super::pending_grad::{PendingGrad, WrittenRanges};
 use super::{
     BackwardCtx, BackwardFn, BackwardFnState, BackwardKind, GradEdge, InputGrads, Leaf, Node, anomaly,
     enable_grad, hooks, inplace, no_grad,
@@ -161,7 +162,7 @@ struct GraphTask<'a> {
     min_node_id: u64,
     outer_grads: OuterGrads,
     /// Gradients accumulated so far, for nodes and for leaves with hooks.
-    pending_grads: FxHashMap<u64, Tensor>,
+    pending_grads: FxHashMap<u64, PendingGrad>,
     /// Nodes that are ready, by id. The newest runs first.
     ready_queue: BTreeMap<u64, Arc<Node>>,
     /// Gradients of the targets that are nodes.
@@ -177,8 +178,21 @@ struct NodeGrads {
     grads: InputGrads,
     /// Indices of the leaves whose sums the function took.
     accumulated: SmallVec<[usize; 2]>,
+    /// Input whose gradient is partly written, and the part.
+    written: Option<(usize, WrittenRanges)>,
     /// The function, if memory that it saved may stay until the end of a chain.
     run: Option<BackwardFnGuard>,
+}
+
+impl NodeGrads {
+    /// Fills the gradient that is partly written with zeros.
+    fn complete(&mut self) -> Result<()> {
+        let Some((at, written)) = self.written.take() else { return Ok(()) };
+        if let Some(sum) = self.grads[at].take() {
+            self.grads[at] = Some(PendingGrad { sum, written: Some(written) }.complete()?);
+        }
+        Ok(())
+    }
 }
 
 impl GraphTask<'_> {
@@ -208,7 +222,7 @@ impl GraphTask<'_> {
     /// Adds a gradient to the pending sum of a node or leaf, which it takes.
     fn add_to_pending(&mut self, id: u64, grad: Tensor) -> Result<Tensor> {
         match self.pending_grads.remove(&id) {
-            Some(sum) => self.accumulate(sum, grad),
+            Some(pending) => self.accumulate(pending.complete()?, grad),
             None => Ok(grad),
         }
     }
@@ -224,7 +238,7 @@ impl GraphTask<'_> {
                     let last = *left == 0;
                     let sum = self.add_to_pending(leaf.id, grad)?;
                     if !last {
-                        self.pending_grads.insert(leaf.id, sum);
+                        self.pending_grads.insert(leaf.id, sum.into());
                         return Ok(());
                     }
                     self.finish_hooked_leaf(leaf, sum)
@@ -237,7 +251,7 @@ impl GraphTask<'_> {
             GradEdge::Node(node) => {
                 self.ready_queue.entry(node.id).or_insert_with(|| node.clone());
                 let sum = self.add_to_pending(node.id, grad)?;
-                self.pending_grads.insert(node.id, sum);
+                self.pending_grads.insert(node.id, sum.into());
                 Ok(())
             }
         }
@@ -302,6 +316,7 @@ impl GraphTask<'_> {
             captured_grads: self.captured_grads,
             pending_grads: RefCell::new(&mut self.pending_grads),
             accumulated_inputs: RefCell::default(),
+            written: RefCell::default(),
             outer_grads: RefCell::default(),
         };
         let grads = match once {
@@ -312,13 +327,14 @@ impl GraphTask<'_> {
             }
         };
         let (handed, beyond) = (ctx.accumulated_inputs.take(), ctx.outer_grads.take());
+        let written = ctx.written.take();
         // Keeps the guard for a chain. Without one, drops it, which frees saved tensors unless the graph is retained.
         let run = (self.has_chains && node.chain_role.get().is_some()).then_some(run);
         let grads = grads?;
         self.add_outer_grads(beyond)?;
         let refused = |g: Option<Tensor>| g.map(|g| forbid_second_gradient(node, grad, &g));
         let grads = if once { grads.into_iter().map(refused).collect() } else { grads };
-        Ok(NodeGrads { grads, accumulated: handed, run })
+        Ok(NodeGrads { grads, accumulated: handed, written, run })
     }
 
     /// Returns the nodes that continue a chain after a node with these gradients. There is none if the delivery of
@@ -356,7 +372,7 @@ impl GraphTask<'_> {
     }
 
     /// Removes the next node that is ready, and its gradient. The flag is true for a node that continues a chain.
-    fn next_node(&mut self) -> Option<(Arc<Node>, Tensor, bool)> {
+    fn next_node(&mut self) -> Option<(Arc<Node>, PendingGrad, bool)> {
         loop {
             let link = self.chain.next_link();
             let node = match link {
@@ -372,7 +388,8 @@ impl GraphTask<'_> {
         }
     }
 
-    fn run_node(&mut self, node: &Arc<Node>, mut grad: Tensor, is_link: bool, looks: bool) -> Result<()> {
+    fn run_node(&mut self, node: &Arc<Node>, grad: PendingGrad, is_link: bool, looks: bool) -> Result<()> {
+        let mut grad = grad.complete()?;
         if let Some(hooks) = node.hooks.get() {
             grad = hooks.run_grad_hooks(&format!("the result of `{}`", node.op), grad)?;
         }
@@ -393,7 +410,13 @@ impl GraphTask<'_> {
             site: node.site,
         });
         let overwrites = is_link && elementwise_chain::can_overwrite(&grad);
-        let NodeGrads { grads, accumulated: handed, run } = self.run_backward_fn(node, &grad, overwrites)?;
+        let mut result = self.run_backward_fn(node, &grad, overwrites)?;
+        // Only the sum of a node that this pass runs can wait for the other parts.
+        let waits = |edge: &Option<GradEdge>| matches!(edge, Some(GradEdge::Node(input)) if input.id >= self.min_node_id);
+        if looks || !node.next_edges.iter().all(waits) {
+            result.complete()?;
+        }
+        let NodeGrads { grads, accumulated: handed, mut written, run } = result;
         if looks {
             anomaly::check_grads_for_nan(node, &grad, &grads)?;
         }
@@ -426,6 +449,11 @@ impl GraphTask<'_> {
                 grad = grad.detach();
             }
             self.add_edge_grad(edge, grad, handed.contains(&k))?;
+            if let (Some((_, written)), GradEdge::Node(input)) = (written.take_if(|(at, _)| *at == k), edge)
+                && let Some(pending) = self.pending_grads.get_mut(&input.id)
+            {
+                pending.written = Some(written);
+            }
         }
         Ok(())
     }

@@ -40,6 +40,7 @@ mod engine;
 mod hooks;
 mod inplace;
 pub(crate) mod low_precision_copy;
+mod pending_grad;
 mod recompute;
 mod saved;
 
@@ -55,6 +56,8 @@ use hooks::HookList;
 use inplace::regenerate_grad_fn;
 pub(crate) use inplace::{check_inplace, rebase_history};
 use low_precision_copy::LowPrecisionCopy;
+pub(crate) use pending_grad::DimRange;
+use pending_grad::{PendingGrad, WrittenRanges};
 pub(crate) use recompute::is_inside_recompute;
 pub use recompute::{is_recomputing, replayable_state_update, replayable_training_mode, update_state};
 pub use saved::SavedTensor;
@@ -80,9 +83,11 @@ pub struct BackwardCtx<'a> {
     /// Collects the gradients of leaves instead of the leaves themselves.
     captured_grads: Option<&'a engine::CapturedGrads>,
     /// Gradients accumulated so far for nodes, by node id.
-    pending_grads: RefCell<&'a mut FxHashMap<u64, Tensor>>,
+    pending_grads: RefCell<&'a mut FxHashMap<u64, PendingGrad>>,
     /// Indices of leaf inputs whose sums the backward function took to add to.
     accumulated_inputs: RefCell<SmallVec<[usize; 2]>>,
+    /// Input whose gradient is partly written, and the part.
+    written: RefCell<Option<(usize, WrittenRanges)>>,
     /// Gradients of nodes that are not inputs, such as the captures of a checkpoint.
     outer_grads: RefCell<engine::OuterGrads>,
 }
@@ -117,12 +122,44 @@ impl BackwardCtx<'_> {
     /// Takes the gradient accumulated so far for a non-leaf input. An operation that can add its own gradient
     /// in the same kernel returns the whole sum as that input's gradient. The memory may be shared, so it
     /// must not be changed in place.
-    #[must_use]
-    pub fn take_pending_grad(&self, input: usize) -> Option<Tensor> {
-        match self.accumulation_edge(input)? {
-            GradEdge::Node(node) => self.pending_grads.borrow_mut().remove(&node.id),
-            GradEdge::Leaf(_) => None,
+    pub fn take_pending_grad(&self, input: usize) -> Result<Option<Tensor>> {
+        let Some(GradEdge::Node(node)) = self.accumulation_edge(input) else { return Ok(None) };
+        let pending = self.pending_grads.borrow_mut().remove(&node.id);
+        pending.map(PendingGrad::complete).transpose()
+    }
+
+    /// Writes the gradient `g` of a range of an input's indices. `view` selects the range of a tensor of the input's
+    /// `shape`. Returns the gradient of the input, whose other elements later writes or the engine fill. Returns
+    /// `None` if `g` must be added instead: the input is a leaf, the pass is recorded, or the range has another gradient.
+    pub(crate) fn write_grad_range(
+        &self,
+        input: usize,
+        range: DimRange,
+        g: &Tensor,
+        shape: &[usize],
+        view: impl Fn(&Tensor) -> Result<Tensor>,
+    ) -> Result<Option<Tensor>> {
+        let Some(GradEdge::Node(node)) = self.accumulation_edge(input) else { return Ok(None) };
+        let pending = self.pending_grads.borrow_mut().remove(&node.id);
+        let (sum, mut written) = match pending {
+            None => (Tensor::empty(shape, g.dtype(), g.device())?, WrittenRanges::new(range.dim)),
+            Some(PendingGrad { sum, written: Some(written) })
+                if sum.dtype() == g.dtype() && sum.is_unique() =>
+            {
+                (sum, written)
+            }
+            Some(other) => {
+                self.pending_grads.borrow_mut().insert(node.id, other);
+                return Ok(None);
+            }
+        };
+        if !written.insert(range) {
+            self.pending_grads.borrow_mut().insert(node.id, PendingGrad { sum, written: Some(written) });
+            return Ok(None);
         }
+        g.copy_into(&view(&sum)?)?;
+        self.written.replace(Some((input, written)));
+        Ok(Some(sum))
     }
 
     /// Returns the type from which autocast cast an input that several operations share. The gradient of the input

@@ -28,6 +28,7 @@ tests![
     a_gradient_that_was_read_is_not_accumulated_into,
     gradients_accumulate_in_place,
     gradients_of_parts_add_up,
+    gradients_of_slices_are_written_once,
     gradients_of_rolled_and_reversed_tensors_are_one_copy,
     no_grad_stops_recording,
     detach_stops_gradients,
@@ -320,6 +321,61 @@ fn gradients_of_parts_add_up(device: &Device) -> Result<()> {
         loss.backward()?;
         ensure_values(&x.grad().context("no gradient")?, &expected)?;
         ensure_values(&held[0], &before)?;
+    }
+    Ok(())
+}
+
+/// The slices of a tensor write their gradients into one tensor, which is filled only where there is no slice.
+fn gradients_of_slices_are_written_once(device: &Device) -> Result<()> {
+    let shape = [2, 6, 3];
+    let x = Tensor::rand(shape, DType::F32, device)?.to_leaf()?;
+    // Start and length of each slice of the second dimension, and the launches that its gradient takes.
+    let cases: [(&[[usize; 2]], usize); 5] = [
+        (&[[0, 2], [2, 1], [3, 3]], 3),
+        (&[[3, 3], [0, 2], [2, 1]], 3),
+        // Two slices, and zeros at the end.
+        (&[[2, 2], [0, 2]], 3),
+        // Two slices, and zeros around them.
+        (&[[1, 1], [3, 2]], 5),
+        // The last slice is written, and the first adds, after zeros around the last.
+        (&[[0, 4], [2, 2]], 4),
+    ];
+    for (slices, launches) in cases {
+        for of_leaf in [false, true] {
+            let y = if of_leaf { x.clone() } else { x.mul(2.0)? };
+            let parts: Vec<Tensor> = slices
+                .iter()
+                .map(
+                    |&[start, length]| {
+                        if length == 1 { y.select(1, start as isize) } else { y.narrow(1, start, length) }
+                    },
+                )
+                .collect::<CoreResult<_>>()?;
+            let grads: Vec<Tensor> = parts
+                .iter()
+                .map(|part| Tensor::rand(part.shape(), DType::F32, device))
+                .collect::<CoreResult<_>>()?;
+            let mut expected = vec![0.0; 36];
+            for (grad, &[start, length]) in grads.iter().zip(slices) {
+                for (k, g) in grad.to_f64s()?.into_iter().enumerate() {
+                    let (i, j, c) = (k / (3 * length), k / 3 % length, k % 3);
+                    expected[(i * 6 + start + j) * 3 + c] += if of_leaf { g } else { 2.0 * g };
+                }
+            }
+            // Memory that a gradient does not write has NaN.
+            let options = GradOptions { grad_outputs: Some(&grads), ..GradOptions::retain_graph() };
+            for checks in [false, true] {
+                drop(Tensor::full([64], f64::NAN, DType::F32, device)?);
+                drop(Tensor::full(shape, f64::NAN, DType::F32, device)?);
+                let _anomaly = checks.then(autograd::detect_anomaly);
+                let profiler = Profiler::start(device)?;
+                let got = autograd::grad(&parts, &[&x], &options)?.swap_remove(0);
+                let profile = profiler.finish()?;
+                ensure_close(&got.to_f64s()?, &expected, 1e-6, 0.0)?;
+                let seen = profile.spans.len();
+                ensure!(checks || of_leaf || seen == launches + 1, "{slices:?}: {seen} launches\n{profile}");
+            }
+        }
     }
     Ok(())
 }

@@ -79,7 +79,7 @@ impl LinearOperands {
             return matmul::gemm(self.op, g, &self.compute_weight)?.reshape(x_shape);
         };
         let product = |g: &Tensor| matmul::gemm_as(self.op, g, &self.compute_weight, dtype)?.reshape(x_shape);
-        match ctx.take_pending_grad(0) {
+        match ctx.take_pending_grad(0)? {
             None => product(g),
             Some(sum) if sum.is_unique() && sum.is_contiguous() && sum.dtype() == dtype => {
                 matmul::gemm_into(self.op, g, &self.compute_weight, &flatten_to_rows(&sum)?, true)?;

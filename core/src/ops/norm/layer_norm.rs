@@ -221,15 +221,17 @@ impl RowNorm {
         autograd::composite_differentiable(self.op, out, inputs, saved, composed, move |g, ctx| {
             let is_dense =
                 |m: &Tensor| m.is_contiguous() && m.layout().offset() == 0 && m.dtype() == x.dtype();
-            let of_node = || {
-                let grad = ctx.take_pending_grad(0)?;
+            let of_node = |grad: Tensor| {
                 let may_overwrite = grad.is_unique() && is_dense(&grad);
-                Some((grad, may_overwrite))
+                (grad, may_overwrite)
             };
             // Also add into the gradient of a leaf, such as a checkpoint's input, so that a checkpoint's
             // gradients have the same bits.
             let of_leaf = || ctx.leaf_grad_to_accumulate(0).filter(is_dense).map(|m| (m, true));
-            let extra_grad = if ctx.needs_input_grad[0] { of_node().or_else(of_leaf) } else { None };
+            let extra_grad = match ctx.needs_input_grad[0] {
+                true => ctx.take_pending_grad(0)?.map(of_node).or_else(of_leaf),
+                false => None,
+            };
             self.backward(g, &x, &statistics, extra_grad, &ctx.needs_input_grad)
         })
     }

@@ -1,5 +1,6 @@
 //! Views: other shapes and strides over the same memory, and contiguous copies.
 
+use crate::autograd::DimRange;
 use crate::ops::prelude::*;
 use crate::tensor::shape::{Extents, IntoShape, infer_shape};
 
@@ -25,14 +26,15 @@ impl Tensor {
     }
 
     /// Returns a recorded view of a part. The gradient is zero elsewhere. `part` takes the same part of
-    /// another tensor of this shape.
+    /// another tensor of this shape, and is a `range` of one dimension if there is one.
     fn differentiable_subview(
         &self,
         op: &'static str,
         layout: Layout,
+        range: Option<DimRange>,
         part: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static,
     ) -> Tensor {
-        autograd::part_differentiable(op, self.with_layout(layout), self, part)
+        autograd::part_differentiable(op, self.with_layout(layout), self, range, part)
     }
 
     /// Returns the elements in another shape: a view if the strides allow it, else a copy.
@@ -242,7 +244,8 @@ impl Tensor {
         let shape = with_extent(self.shape(), d, length);
         let offset = self.layout().offset() + start * self.strides()[d];
         let layout = Layout::new(shape, Dims::from_slice(self.strides()), offset);
-        Ok(self.differentiable_subview("narrow", layout, move |t| t.narrow(dim, start, length)))
+        let range = Some(DimRange { dim: d, start, length });
+        Ok(self.differentiable_subview("narrow", layout, range, move |t| t.narrow(dim, start, length)))
     }
 
     /// Returns a view of every `step`-th index from `start` to before `stop`, clamped to the extent.
@@ -259,7 +262,7 @@ impl Tensor {
         let mut strides = Dims::from_slice(self.strides());
         let offset = self.layout().offset() + start * strides[d];
         strides[d] *= step.min(self.shape()[d].max(1));
-        Ok(self.differentiable_subview("slice", Layout::new(shape, strides, offset), move |t| {
+        Ok(self.differentiable_subview("slice", Layout::new(shape, strides, offset), None, move |t| {
             t.slice_dim(dim, start, stop, step)
         }))
     }
@@ -279,7 +282,8 @@ impl Tensor {
         let offset = self.layout().offset() + at as usize * strides[d];
         shape.remove(d);
         strides.remove(d);
-        Ok(self.differentiable_subview("select", Layout::new(shape, strides, offset), move |t| {
+        let range = Some(DimRange { dim: d, start: at as usize, length: 1 });
+        Ok(self.differentiable_subview("select", Layout::new(shape, strides, offset), range, move |t| {
             t.select(dim, index)
         }))
     }
@@ -303,7 +307,7 @@ impl Tensor {
         let (mut shape, mut strides) = (keep(self.shape()), keep(self.strides()));
         shape.push(length);
         strides.push(self.strides()[a] + self.strides()[b]);
-        Ok(self.differentiable_subview("diagonal", Layout::new(shape, strides, start), move |t| {
+        Ok(self.differentiable_subview("diagonal", Layout::new(shape, strides, start), None, move |t| {
             t.diagonal(offset, dim1, dim2)
         }))
     }
