@@ -85,8 +85,8 @@ struct Part {
 }
 
 impl Part {
-    /// Adds the gradient of the part to the gradient of the whole, which is returned. Returns `None` if there is none to
-    /// add to.
+    /// Adds the gradient of the part to the gradient of the whole, which is returned. Returns `None` without a
+    /// gradient to add to.
     fn accumulate(&self, g: &Tensor, ctx: &BackwardCtx<'_>) -> Result<Option<Tensor>> {
         if let Some(range) = self.range
             && let Some(whole) = ctx.write_grad_range(0, range, g, &self.shape, &*self.view)?

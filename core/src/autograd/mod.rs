@@ -130,7 +130,8 @@ impl BackwardCtx<'_> {
 
     /// Writes the gradient `g` of a range of an input's indices. `view` selects the range of a tensor of the input's
     /// `shape`. Returns the gradient of the input, whose other elements later writes or the engine fill. Returns
-    /// `None` if `g` must be added instead: the input is a leaf, the pass is recorded, or the range has another gradient.
+    /// `None` if `g` must be added instead: the input is a leaf, the pass is recorded, or the range has another
+    /// gradient.
     pub(crate) fn write_grad_range(
         &self,
         input: usize,
