@@ -82,8 +82,9 @@ fn sums_of_products() {
             [(true, 1usize, false, 1usize, 1usize), (false, 8, true, 4, 8), (true, 256, false, 4, 4)]
         {
             let spec = reduce(source, "f32", "bf16", "sum").def("math", none).def("factor", factor);
-            let spec = spec.def("map", "v").def("post", "acc").def("center", "").def("values", true);
-            let spec = spec.def("has_indices", false).def("flat", flat).def("across", across);
+            let spec = spec.def("map", "v").def("from_first", false).def("post", "acc").def("center", "");
+            let spec =
+                spec.def("values", true).def("has_indices", false).def("flat", flat).def("across", across);
             let spec = spec.def("threads_per_row", threads_per_row).def("width", width);
             render_valid(&spec.def("unroll", unroll).def("staged", false));
         }

@@ -17,8 +17,8 @@ pub(crate) struct DimRange {
 #[derive(Debug)]
 pub(super) struct WrittenRanges {
     dim: usize,
-    /// Start and end of each range.
-    ranges: SmallVec<[(usize, usize); 4]>,
+    /// Start and end of each range. Mostly one, since the parts of a tensor come in order.
+    ranges: SmallVec<[(usize, usize); 1]>,
 }
 
 impl WrittenRanges {
