@@ -20,9 +20,8 @@ use crate::memory::error::Result;
 
 /// Most stitches of a pool: more than the different requests of a step, and few enough to search.
 const MAX_STITCHES: usize = 128;
-
-/// The end of a stitch's last extent, which nothing else can use meanwhile, is at most this part of the request.
-const UNUSED_DIVISOR: u64 = 8;
+/// A stitched block has at least this many extents, since the unused end of the last one is lost meanwhile.
+const MIN_STITCHED_EXTENTS: u64 = 4;
 
 /// Idle memory by segment, offset and size.
 type Run = (u32, u64, u64);
@@ -136,11 +135,11 @@ impl PoolState {
     /// The device was lost.
     pub(super) fn stitch(&mut self, need: &AllocRequest, placement: &Placement) -> Result<Option<Block>> {
         let arena = &self.heap.arenas[usize::from(need.arena)];
-        let extent = self.extent_size(need, self.virtual_memory.map_or(1, |v| v.granularity));
+        let page = self.virtual_memory.map_or(1, |v| v.granularity);
         if !self.config.release_before_growth
             || arena.small
             || arena.owner != SHARED_OWNER
-            || need.size.next_multiple_of(extent) - need.size > need.size / UNUSED_DIVISOR
+            || need.size < MIN_STITCHED_EXTENTS * self.extent_size(need, page)
             || self.surplus_after_growth(need, placement.missing()) == 0
         {
             return Ok(None);
