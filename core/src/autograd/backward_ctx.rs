@@ -47,7 +47,7 @@ impl fmt::Debug for BackwardCtx<'_> {
 
 impl BackwardCtx<'_> {
     /// Reports whether the gradients need gradients themselves (`create_graph`). Operations on the gradient
-    /// of the result and on [`SavedTensor`]s are then recorded.
+    /// of the result and on [`SavedTensor`](super::SavedTensor)s are then recorded.
     #[must_use]
     pub fn create_graph(&self) -> bool {
         self.create_graph
