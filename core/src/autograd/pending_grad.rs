@@ -29,12 +29,14 @@ impl WrittenRanges {
     /// Adds a range, and returns true, if none of its indices has been written.
     pub(super) fn insert(&mut self, range: DimRange) -> bool {
         let (start, end) = (range.start, range.start + range.length);
+        if range.dim != self.dim || start == end {
+            return range.dim == self.dim;
+        }
         let at = self.ranges.partition_point(|&(first, _)| first < start);
-        let is_free = range.dim == self.dim
-            && (at == 0 || self.ranges[at - 1].1 <= start)
+        let is_free = (at == 0 || self.ranges[at - 1].1 <= start)
             && self.ranges.get(at).is_none_or(|&(next, _)| end <= next);
-        if !is_free || start == end {
-            return is_free;
+        if !is_free {
+            return false;
         }
         // Adjacent ranges become one, so that the parts of a long split stay cheap.
         let (mut joined, mut replaced) = ((start, end), at..at);

@@ -21,7 +21,7 @@ use crate::memory::error::Result;
 /// Most stitches of a pool: more than the different requests of a step, and few enough to search.
 const MAX_STITCHES: usize = 128;
 /// A stitched block has at least this many extents, since the unused end of the last one is lost meanwhile.
-const MIN_STITCHED_EXTENTS: u64 = 4;
+const MIN_STITCHED_EXTENTS: u64 = 6;
 
 /// Idle memory by segment, offset and size.
 type Run = (u32, u64, u64);
