@@ -11,6 +11,7 @@ use forebay_core::backend::{
 };
 use forebay_core::dtype::DType;
 
+use crate::backend::slice_address;
 use crate::context::{Context, CudaStream};
 use crate::kernels::{KernelRegistry, SubmitStatus};
 use crate::native_kernels::{LaunchPlan, NativeKernel, NativeKernels, convert_all, with_defines};
@@ -111,9 +112,8 @@ fn plan_recurrent(call: &RecurrentCall, arch: u32) -> Option<LaunchPlan<Recurren
         return None;
     }
     let tiling = call.tiling()?;
-    let address = |slice: Slice| slice.segment.0 + slice.offset;
-    let optional = |slice: Option<Slice>| slice.map_or(0, address);
-    let weight = address(call.weight);
+    let optional = |slice: Option<Slice>| slice.map_or(0, slice_address);
+    let weight = slice_address(call.weight);
     let common = RecurrentParams {
         weight,
         lengths: optional(call.lengths),
@@ -124,9 +124,9 @@ fn plan_recurrent(call: &RecurrentCall, arch: u32) -> Option<LaunchPlan<Recurren
     let (is_backward, params) = match call.pass {
         RecurrentPass::Forward { input, input_strides, bias, h_0, c_0, states, saved } => {
             let params = RecurrentParams {
-                forward: [address(input), optional(bias), address(h_0), optional(c_0)],
+                forward: [slice_address(input), optional(bias), slice_address(h_0), optional(c_0)],
                 input_strides: convert_all(input_strides)?,
-                states: address(states),
+                states: slice_address(states),
                 saved: optional(saved),
                 ..common
             };
@@ -134,9 +134,9 @@ fn plan_recurrent(call: &RecurrentCall, arch: u32) -> Option<LaunchPlan<Recurren
         }
         RecurrentPass::Backward { grad, saved, gates, inner, h_0, c_0 } => {
             let params = RecurrentParams {
-                states: address(grad),
-                saved: address(saved),
-                grads: [address(gates), optional(inner), address(h_0), optional(c_0)],
+                states: slice_address(grad),
+                saved: slice_address(saved),
+                grads: [slice_address(gates), optional(inner), slice_address(h_0), optional(c_0)],
                 ..common
             };
             (true, params)

@@ -8,6 +8,30 @@ use crate::backend::{Command, RecurrentCall, RecurrentKind, RecurrentPass, Slice
 use crate::ops::prelude::*;
 use crate::runtime::profile::WorkItem;
 use crate::runtime::stream::Access;
+use crate::tensor::binding::BoundTensors;
+
+/// Slices of bound operands, which are asked for in the order of the operands.
+struct OperandSlices<'a> {
+    bound: BoundTensors<'a>,
+    taken: usize,
+}
+
+impl<'a> OperandSlices<'a> {
+    /// Binds the operands that a kernel reads, and then those that it writes.
+    fn bind(
+        read: impl Iterator<Item = &'a Tensor> + Clone,
+        written: impl Iterator<Item = &'a Tensor> + Clone,
+    ) -> Result<Self> {
+        let operands = read.map(|t| (t, Access::Read)).chain(written.map(|t| (t, Access::Write)));
+        Ok(Self { bound: launch::bind_tensors(operands)?, taken: 0 })
+    }
+
+    /// Returns the bytes of the next operand, which is `t`.
+    fn next(&mut self, t: &Tensor) -> Slice {
+        self.taken += 1;
+        t.byte_range_in(self.bound[self.taken - 1])
+    }
+}
 
 impl RecurrentRun {
     /// Reports whether the backend has kernels for a pass of this layer.
@@ -31,13 +55,8 @@ impl RecurrentRun {
         let (bias, c_0) = (contiguous(of.bias_hh)?, contiguous(of.c_0)?);
         let read = [input, &weight, &h_0].into_iter().chain(&self.lengths).chain(&bias).chain(&c_0);
         let written = [&self.states].into_iter().chain(&self.saved_gates);
-        let operands = read.map(|t| (t, Access::Read)).chain(written.map(|t| (t, Access::Write)));
-        let bound = launch::bind_tensors(operands)?;
-        let mut at = 0;
-        let mut next = |t: &Tensor| {
-            at += 1;
-            t.byte_range_in(bound[at - 1])
-        };
+        let mut slices = OperandSlices::bind(read, written)?;
+        let mut next = |t: &Tensor| slices.next(t);
         let (input_slice, weight, h_0) = (next(input), next(&weight), next(&h_0));
         let lengths = self.lengths.as_ref().map(&mut next);
         let (bias, c_0) = (bias.as_ref().map(&mut next), c_0.as_ref().map(&mut next));
@@ -77,13 +96,8 @@ impl RecurrentRun {
         let accepted = {
             let read = [g, &weight, saved].into_iter().chain(&self.lengths);
             let written = [gates, &h_0].into_iter().chain(inner).chain(&c_0);
-            let operands = read.map(|t| (t, Access::Read)).chain(written.map(|t| (t, Access::Write)));
-            let bound = launch::bind_tensors(operands)?;
-            let mut at = 0;
-            let mut next = |t: &Tensor| {
-                at += 1;
-                t.byte_range_in(bound[at - 1])
-            };
+            let mut slices = OperandSlices::bind(read, written)?;
+            let mut next = |t: &Tensor| slices.next(t);
             let (grad, weight, saved) = (next(g), next(&weight), next(saved));
             let lengths = self.lengths.as_ref().map(&mut next);
             let (gates, h_0) = (next(gates), next(&h_0));
