@@ -77,26 +77,6 @@ fn step{{ k }}({% for j in range(next.arg, next.arg + arities[k]) %}
 {% set next.scalar = next.scalar + counts[k] %}
 {% endfor %}
 
-{#- Sets i0, i1, .. to the positions of element `linear_index` in the strided inputs. -#}
-{% macro strided_positions() %}
-{% for flag in strided %}
-{% if flag %}
-    var i{{ loop.index0 }} = p.offsets[{{ loop.index0 // 4 }}].{{ components[loop.index0 % 4] }};
-{% endif %}
-{% endfor %}
-    for (var d = p.rank; d > 0u; d--) {
-        let axis = d - 1u;
-        let extent = p.shape[axis >> 2u][axis & 3u];
-        let coordinate = linear_index % extent;
-        linear_index = linear_index / extent;
-        {% for flag in strided %}
-        {% if flag %}
-        i{{ loop.index0 }} += coordinate * p.strides[{{ loop.index0 * 2 }}u + (axis >> 2u)][axis & 3u];
-        {% endif %}
-        {% endfor %}
-    }
-{% endmacro %}
-
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
         @builtin(local_invocation_index) thread: u32) {
@@ -105,7 +85,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     if global_index >= p.n / {{ width }}u { return; }
     {% if 1 in strided %}
     var linear_index = global_index * {{ width }}u;
-    {{ strided_positions() }}
+    {{ t.operand_positions(strided) }}
     {% endif %}
     {% for dtype in inputs %}
     {% set e = "e" ~ loop.index0 %}
@@ -175,7 +155,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         {% endfor %}
         {% if 1 in strided %}
         var linear_index = i;
-        {{ strided_positions() }}
+        {{ t.operand_positions(strided) }}
         {% endif %}
         {% for dtype in inputs %}
         let e{{ loop.index0 }} = e{{ loop.index0 }}_in_at(i{{ loop.index0 }});

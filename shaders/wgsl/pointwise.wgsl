@@ -185,22 +185,6 @@ fn apply({% for dtype in inputs %}{{ names[loop.index0] }}: {{ T }}{{ ", " if no
     return {{ t.rounded_expression(expr, result) }};
 }
 
-{#- Sets i0, i1, .. to the offsets of element `linear_index` in the operands. -#}
-{% macro strided_offsets() %}
-{% for k in range(inputs | length + 1) %}
-    var i{{ k }} = p.offsets[{{ k // 4 }}].{{ components[k % 4] }};
-{% endfor %}
-    for (var d = p.rank; d > 0u; d--) {
-        let axis = d - 1u;
-        let extent = p.shape[axis >> 2u][axis & 3u];
-        let coordinate = linear_index % extent;
-        linear_index = linear_index / extent;
-        {% for k in range(inputs | length + 1) %}
-        i{{ k }} += coordinate * p.strides[{{ k * 2 }}u + (axis >> 2u)][axis & 3u];
-        {% endfor %}
-    }
-{% endmacro %}
-
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
         @builtin(local_invocation_index) thread: u32) {
@@ -209,7 +193,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     if global_index >= p.n / {{ width }}u { return; }
     {% if layout == "lines" %}
     var linear_index = global_index * {{ width }}u;
-    {{ strided_offsets() }}
+    {{ t.operand_positions(range(1, inputs | length + 2)) }}
     {% endif %}
     {% for dtype in inputs %}
     {% set name = "result" if inplace and loop.first else names[loop.index0] ~ "_in" %}
@@ -258,7 +242,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let row = tile_rows % ((rows + 31u) / 32u) * 32u + (thread >> 3u);
     if column >= columns || row >= rows { return; }
     var linear_index = (tile_rows / ((rows + 31u) / 32u) * rows + row) * columns + column;
-    {{ strided_offsets() }}
+    {{ t.operand_positions(range(1, inputs | length + 2)) }}
     let start = i0;
     {% else %}
     let start = global_index * 4u;
@@ -284,7 +268,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         {% endfor %}
         {% elif layout == "strided" %}
         var linear_index = i;
-        {{ strided_offsets() }}
+        {{ t.operand_positions(range(1, inputs | length + 2)) }}
         {% endif %}
         {% for dtype in inputs %}
         {% set name = "result" if inplace and loop.first else names[loop.index0] ~ "_in" %}

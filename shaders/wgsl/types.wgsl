@@ -357,6 +357,30 @@ for (var d = p.{{ of }}rank; d > 0u; d--) {
     }
 {%- endmacro -%}
 
+{#-
+Declares i0, i1, .. as the positions of element `linear_index` in operands, whose strides follow each other in p.strides,
+eight for each. `linear_index` is a variable, which becomes zero. `chosen` has a true value for each operand that is meant.
+-#}
+{%- macro operand_positions(chosen) %}
+{%- set components = ["x", "y", "z", "w"] -%}
+{% for flag in chosen %}
+{% if flag %}
+    var i{{ loop.index0 }} = p.offsets[{{ loop.index0 // 4 }}].{{ components[loop.index0 % 4] }};
+{% endif %}
+{% endfor %}
+    for (var d = p.rank; d > 0u; d--) {
+        let axis = d - 1u;
+        let extent = p.shape[axis >> 2u][axis & 3u];
+        let coordinate = linear_index % extent;
+        linear_index = linear_index / extent;
+        {% for flag in chosen %}
+        {% if flag %}
+        i{{ loop.index0 }} += coordinate * p.strides[{{ loop.index0 * 2 }}u + (axis >> 2u)][axis & 3u];
+        {% endif %}
+        {% endfor %}
+    }
+{% endmacro -%}
+
 {#- First fields of Params of a kernel over rows along one dimension, as `RowLayout::params` writes them. The others are
 `shape` and `strides`. -#}
 {%- macro row_fields() -%}
