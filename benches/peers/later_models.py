@@ -7,6 +7,18 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 
+def linear_layers(widths):
+    return nn.ModuleList(nn.Linear(a, b) for a, b in zip(widths, widths[1:]))
+
+
+def run_layers(layers, x):
+    """Runs linear layers with relu between them."""
+    for k, layer in enumerate(layers):
+        x = layer(x)
+        x = F.relu(x) if k + 1 < len(layers) else x
+    return x
+
+
 def position_buckets(length, is_decoder, buckets=32, most=128):
     """Returns the index of each pair's position bias. Half of the biases of an encoder belong to later positions."""
     distance = torch.arange(length)[None, :] - torch.arange(length)[:, None]
@@ -138,24 +150,16 @@ class Dlrm(nn.Module):
     def __init__(self, tables, entries, width):
         super().__init__()
         self.tables = nn.ModuleList(nn.EmbeddingBag(entries, width, mode="mean") for _ in range(tables))
-        layers = lambda widths: nn.ModuleList(nn.Linear(a, b) for a, b in zip(widths, widths[1:]))
-        self.bottom = layers([13, 512, 256, width])
-        self.top = layers([width + (tables + 1) * tables // 2, 512, 512, 256, 1])
+        self.bottom = linear_layers([13, 512, 256, width])
+        self.top = linear_layers([width + (tables + 1) * tables // 2, 512, 512, 256, 1])
         self.register_buffer("below", torch.tril_indices(tables + 1, tables + 1, -1))
 
-    @staticmethod
-    def run_layers(layers, x):
-        for k, layer in enumerate(layers):
-            x = layer(x)
-            x = F.relu(x) if k + 1 < len(layers) else x
-        return x
-
     def forward(self, dense, bags):
-        x = F.relu(self.run_layers(self.bottom, dense))
+        x = F.relu(run_layers(self.bottom, dense))
         rows = [table(index, offsets).to(x.dtype) for table, (index, offsets) in zip(self.tables, bags)]
         features = torch.stack([x] + rows, 1)
         products = (features @ features.transpose(1, 2))[:, self.below[0], self.below[1]]
-        return self.run_layers(self.top, torch.cat([x, products], 1))
+        return run_layers(self.top, torch.cat([x, products], 1))
 
 
 def zero_linear(inputs, outputs):

@@ -14,7 +14,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from later_models import LATER_MODELS
+from later_models import LATER_MODELS, linear_layers, run_layers
 
 
 class GroupedAttention(nn.Module):
@@ -400,24 +400,16 @@ class Recommender(nn.Module):
     def __init__(self, tables, entries, width):
         super().__init__()
         self.tables = nn.ModuleList(nn.EmbeddingBag(entries, width, mode="sum") for _ in range(tables))
-        layers = lambda widths: nn.ModuleList(nn.Linear(a, b) for a, b in zip(widths, widths[1:]))
-        self.bottom = layers([13, 512, 256, width])
-        self.top = layers([width + (tables + 1) * tables // 2, 512, 256, 1])
+        self.bottom = linear_layers([13, 512, 256, width])
+        self.top = linear_layers([width + (tables + 1) * tables // 2, 512, 256, 1])
         below = torch.tril_indices(tables + 1, tables + 1, -1)
         self.register_buffer("chosen", below[0] * (tables + 1) + below[1])
 
-    @staticmethod
-    def mlp(layers, x):
-        for k, layer in enumerate(layers):
-            x = layer(x)
-            x = F.relu(x) if k + 1 < len(layers) else x
-        return x
-
     def forward(self, dense, bags):
-        x = F.relu(self.mlp(self.bottom, dense))
+        x = F.relu(run_layers(self.bottom, dense))
         rows = torch.stack([x] + [table(bag).to(x.dtype) for table, bag in zip(self.tables, bags)], 1)
         products = (rows @ rows.transpose(1, 2)).flatten(1).index_select(1, self.chosen)
-        return self.mlp(self.top, torch.cat([x, products], 1))
+        return run_layers(self.top, torch.cat([x, products], 1))
 
 
 class VolumeNet(nn.Module):
