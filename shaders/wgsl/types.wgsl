@@ -358,8 +358,9 @@ for (var d = p.{{ of }}rank; d > 0u; d--) {
 {%- endmacro -%}
 
 {#-
-Declares i0, i1, .. as the positions of element `linear_index` in operands, whose strides follow each other in p.strides,
-eight for each. `linear_index` is a variable, which becomes zero. `chosen` has a true value for each operand that is meant.
+Declares i0, i1, .. as the positions of element `linear_index` in operands. Their strides follow each other in
+p.strides, eight for each. `linear_index` is a variable, which becomes zero. `chosen` has a true value for each operand
+that is meant.
 -#}
 {%- macro operand_positions(chosen) %}
 {%- set components = ["x", "y", "z", "w"] -%}
