@@ -76,12 +76,19 @@ struct CompileOptions<'a> {
 }
 
 impl CompileOptions<'_> {
-    /// Reports whether kernels with this prelude are compiled for `arch`. In quick mode, kernels without architecture
-    /// checks are compiled for the first one only.
-    fn should_compile(&self, prelude: &str, arch: u32) -> bool {
+    /// Returns how many of the kernels with this prelude are compiled for `arch`. In quick mode, the first
+    /// architecture gets all of them. The others get the kernels of one program, if the prelude has code for some
+    /// architectures only.
+    fn count_kernels(&self, prelude: &str, kernels: usize, arch: u32) -> usize {
         // The prelude of programmatic dependent launch is equal for all kernels, so its checks do not count.
         let own = prelude.replacen(forebay_shaders::cuda::PDL, "", 1);
-        self.is_full || self.architectures.first() == Some(&arch) || own.contains("__CUDA_ARCH__")
+        if self.is_full || self.architectures.first() == Some(&arch) {
+            kernels
+        } else if own.contains("__CUDA_ARCH__") {
+            kernels.min(KERNELS_PER_PROGRAM)
+        } else {
+            0
+        }
     }
 
     /// Optimises for one architecture only: errors of the others also show without optimisation.
@@ -206,16 +213,20 @@ fn concat_sources(kernels: &[&(String, TranslatedKernel)]) -> String {
 fn compile_and_check(source: &str, label: &str, arch: u32, options: &[&str]) -> Result<(), String> {
     let cubin =
         nvrtc::compile_with_options(source, label, arch, options).map_err(|error| error.to_string())?;
-    if arch == sass::SASS_ARCH && options != UNOPTIMISED {
+    if arch == sass::SASS_ARCH && !options.ends_with(UNOPTIMISED) {
         sass::count_waiting_kernels(&cubin).map(drop)
     } else {
         Ok(())
     }
 }
 
-/// Compiles one variant of a kernel that is written in CUDA C++.
+/// Compiles one variant of a kernel that is written in CUDA C++, with optimisation if its code is disassembled.
 fn compile_native(kernel: &impl NativeKernel, label: &str, arch: u32, report: &mut KernelReport) {
-    match compile_and_check(&kernel.source(), label, arch, kernel.options()) {
+    let mut flags = kernel.options().to_vec();
+    if arch != sass::SASS_ARCH {
+        flags.extend(UNOPTIMISED);
+    }
+    match compile_and_check(&kernel.source(), label, arch, &flags) {
         Ok(()) => *report.compiled.entry(arch).or_default() += 1,
         Err(error) => {
             report.failures.insert(label.to_owned(), error);
@@ -375,7 +386,8 @@ fn compile_translated(
     }
     let mut jobs: Vec<(u32, Vec<&(String, TranslatedKernel)>)> = Vec::new();
     for &arch in compiling.architectures {
-        for (_, kernels) in by_prelude.iter().filter(|(prelude, _)| compiling.should_compile(prelude, arch)) {
+        for (prelude, kernels) in &by_prelude {
+            let kernels = &kernels[..compiling.count_kernels(prelude, kernels.len(), arch)];
             // Kernels with one prelude use the same features.
             let needs_matrix_units = kernels.iter().any(|(_, kernel)| kernel.required_features.matrix_units);
             if needs_matrix_units && arch < 80 {

@@ -47,6 +47,7 @@ pub(crate) fn serve(workspace: &Workspace, setup: &Setup, port: u16) -> Result<b
 
 /// Runs both pages in headless Chromium. The first trains some steps, whose losses are compared with those of a native
 /// run, and classifies a drawing. The second checks the WGSL of all kernels, and runs topics of the conformance suite.
+/// The native programs must be built.
 pub(crate) fn test(workspace: &Workspace, setup: &Setup) -> Result<bool> {
     let (std, chromium) = (setup.ensure_std(WASM_TARGET)?, setup.ensure_chromium()?);
     let adapter = setup.ensure_swiftshader()?;
@@ -184,7 +185,6 @@ fn print_size(page: &Path) -> Result<()> {
 
 /// Writes the WGSL of every kernel to the folder of a page.
 fn write_kernels(workspace: &Workspace, page: &Path) -> Result<()> {
-    workspace.build(Profile::Dev)?;
     let mut command = workspace.program_command("forebay-conformance", Profile::Dev, &Environment::default());
     process::run_captured(command.args(["kernels", "--web"]).arg(page.join("kernels.json")))?;
     Ok(())

@@ -58,6 +58,9 @@ enum Command {
         /// Train some steps in headless Chromium instead, and compare the losses with a native run
         #[arg(long)]
         test: bool,
+        /// Test with the native programs that are built
+        #[arg(long, requires = "test")]
+        built: bool,
         /// Port of the server on this machine
         #[arg(long, default_value_t = 8080)]
         port: u16,
@@ -154,7 +157,12 @@ fn run_command(command: Command) -> Result<bool> {
             let environment = Setup::new(&workspace)?.program_env()?;
             workspace.run_example("train_images", &rest.args, &environment)
         }
-        Command::Browser { test: true, .. } => browser::test(&workspace, &Setup::new(&workspace)?),
+        Command::Browser { test: true, built, .. } => {
+            if !built {
+                workspace.build(Profile::Dev)?;
+            }
+            browser::test(&workspace, &Setup::new(&workspace)?)
+        }
         Command::Browser { port, .. } => browser::serve(&workspace, &Setup::new(&workspace)?, port),
         Command::App { test: true, .. } => app::test(&workspace, &Setup::new(&workspace)?),
         Command::App { rest, .. } => app::run(&workspace, &Setup::new(&workspace)?, &rest.args),

@@ -1,4 +1,4 @@
-//! A backend outside the workspace and the whole conformance suite on it: the starting point of a new backend.
+//! A backend that only uses public items, and the whole conformance suite on it: the starting point of a new backend.
 //!
 //! The backend wraps the wgpu backend and counts every call. `outside [topic/ ...]` runs the tests whose names
 //! contain one of the arguments, or all of them, and then prints the counts.

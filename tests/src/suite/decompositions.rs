@@ -81,6 +81,10 @@ fn eigenvectors_of_every_extent(device: &Device) -> Result<()> {
                 within * 2.0,
             )?;
             ensure_near(&name, &values.sort(1, false)?.0, &values, 0.0)?;
+            // Larger matrices take most of the time, and read triangles as these do.
+            if n > 64 {
+                continue;
+            }
             // The other triangle is not read.
             let lower = x
                 .tril(0)?

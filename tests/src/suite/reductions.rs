@@ -294,11 +294,10 @@ fn equal_extremes_share_their_gradient(device: &Device) -> Result<()> {
         (&[50_000], &[]),
         (&[1, 6, 1], &[0, 2]),
     ];
-    for dtype in [DType::F32, DType::F16, DType::BF16, DType::F64] {
-        for (shape, dims) in cases {
-            if !device.supports_dtype(dtype) {
-                continue;
-            }
+    // f16 and f64 differ from the others only in how elements are read and written.
+    let types = [(DType::F32, 14), (DType::BF16, 14), (DType::F16, 5), (DType::F64, 5)];
+    for (dtype, count) in types.into_iter().filter(|(dtype, _)| device.supports_dtype(*dtype)) {
+        for &(shape, dims) in &cases[..count] {
             let what = || format!("{dtype} {shape:?} over {dims:?}");
             let x = Tensor::randint(-2, 3, shape, DType::I32, device)?.to_dtype(dtype)?;
             check_shares(&x, dims).with_context(what)?;

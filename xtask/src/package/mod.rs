@@ -189,7 +189,12 @@ fn copy_dependent(program: &Path, folder: &Path) -> Result<PathBuf> {
     let copy = folder.join(program.file_name().context("a program has no name")?);
     std::fs::create_dir_all(copy.join("src"))?;
     let manifest = std::fs::read_to_string(program.join("Cargo.toml"))?;
-    std::fs::write(copy.join("Cargo.toml"), by_version(&manifest))?;
+    let mut manifest = by_version(&manifest);
+    if !manifest.contains("[workspace]") {
+        // The copy is below the workspace's folder, but not part of it.
+        manifest.push_str("\n[workspace]\n");
+    }
+    std::fs::write(copy.join("Cargo.toml"), manifest)?;
     std::fs::copy(program.join("src/main.rs"), copy.join("src/main.rs"))?;
     Ok(copy)
 }
