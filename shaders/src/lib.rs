@@ -190,10 +190,21 @@ pub struct RenderError {
     pub message: String,
 }
 
-fn template_environment() -> &'static Environment<'static> {
-    static ENV: OnceLock<Environment<'static>> = OnceLock::new();
-    ENV.get_or_init(|| {
+/// Optional types of the device that a kernel is rendered for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RenderOptions {
+    /// If true, buffers may have elements of `u16`, which are stored without atomics.
+    pub stores_u16: bool,
+}
+
+/// Extension of WGSL that has the type `u16`.
+const ENABLE_U16: &str = "enable wgpu_int16;\n";
+
+fn template_environment(options: RenderOptions) -> &'static Environment<'static> {
+    static ENVIRONMENTS: [OnceLock<Environment<'static>>; 2] = [OnceLock::new(), OnceLock::new()];
+    ENVIRONMENTS[usize::from(options.stores_u16)].get_or_init(|| {
         let mut env = Environment::new();
+        env.add_global("stores_u16", options.stores_u16);
         env.set_undefined_behavior(UndefinedBehavior::Strict);
         env.set_syntax(
             SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().unwrap_or_default(),
@@ -209,11 +220,19 @@ pub fn template_source(name: &str) -> Option<&'static str> {
     TEMPLATES.iter().find(|(known, _)| *known == name).map(|(_, text)| *text)
 }
 
-/// Renders the WGSL of a kernel.
+/// Renders the WGSL of a kernel for all devices.
 ///
 /// # Errors
 /// The template does not exist, lacks a definition, or is malformed.
 pub fn render(spec: &KernelSpec) -> Result<String, RenderError> {
+    render_with_options(spec, RenderOptions::default())
+}
+
+/// Renders the WGSL of a kernel for devices with these optional types.
+///
+/// # Errors
+/// As those of [`render`].
+pub fn render_with_options(spec: &KernelSpec, options: RenderOptions) -> Result<String, RenderError> {
     let fail =
         |e: minijinja::Error| RenderError { template: spec.template.to_owned(), message: format!("{e:#}") };
     let defs: BTreeMap<&str, Value> = spec
@@ -230,8 +249,12 @@ pub fn render(spec: &KernelSpec) -> Result<String, RenderError> {
             (*name, value)
         })
         .collect();
-    let template = template_environment().get_template(spec.template).map_err(fail)?;
-    template.render(defs).map_err(fail)
+    let template = template_environment(options).get_template(spec.template).map_err(fail)?;
+    let mut wgsl = template.render(defs).map_err(fail)?;
+    if wgsl.contains("array<u16>") {
+        wgsl.insert_str(0, ENABLE_U16);
+    }
+    Ok(wgsl)
 }
 
 /// Returns a bit mask of the storage bindings of group 0 that a module may write; all bits if this cannot be
@@ -261,15 +284,31 @@ pub fn writable_bindings(wgsl: &str) -> u32 {
 mod tests {
     use naga::valid::{Capabilities, ValidationFlags, Validator};
 
-    use super::{KernelSpec, TemplateDef, render};
+    use super::{KernelSpec, RenderOptions, TemplateDef, render, render_with_options};
 
     fn valid(spec: &KernelSpec) {
-        let wgsl = render(spec).unwrap_or_else(|e| panic!("{e}"));
-        let module = naga::front::wgsl::parse_str(&wgsl)
-            .unwrap_or_else(|e| panic!("{}\n{wgsl}", e.emit_to_string(&wgsl)));
-        Validator::new(ValidationFlags::all(), Capabilities::all())
-            .validate(&module)
-            .unwrap_or_else(|e| panic!("{}\n{wgsl}", e.emit_to_string(&wgsl)));
+        for stores_u16 in [false, true] {
+            let wgsl =
+                render_with_options(spec, RenderOptions { stores_u16 }).unwrap_or_else(|e| panic!("{e}"));
+            let module = naga::front::wgsl::parse_str(&wgsl)
+                .unwrap_or_else(|e| panic!("{}\n{wgsl}", e.emit_to_string(&wgsl)));
+            Validator::new(ValidationFlags::all(), Capabilities::all())
+                .validate(&module)
+                .unwrap_or_else(|e| panic!("{}\n{wgsl}", e.emit_to_string(&wgsl)));
+        }
+    }
+
+    #[test]
+    fn elements_of_16_bits_are_stored_without_atomics_where_the_device_can() {
+        let unique = KernelSpec::new("scatter_unique").def("size", 2usize).def("index", "i32");
+        let cross = KernelSpec::new("cross").def("dtype", "bf16");
+        for spec in [unique, cross] {
+            valid(&spec);
+            let atomic = render(&spec).expect("it renders");
+            assert!(atomic.contains("atomicXor") && !atomic.contains("u16"), "{atomic}");
+            let single = render_with_options(&spec, RenderOptions { stores_u16: true }).expect("it renders");
+            assert!(single.starts_with("enable wgpu_int16;") && !single.contains("atomic"), "{single}");
+        }
     }
 
     #[test]

@@ -25,7 +25,11 @@ struct Params {
 {% set word = "vec2<u32>" if size == 8 else "u32" %}
 @group(0) @binding(0) var<storage, read> input: array<{{ word }}>;
 {{ t.index(1, "index", index) }}
-@group(0) @binding(2) var<storage, read_write> output: array<{{ "atomic<u32>" if size == 2 else word }}>;
+{% if size == 2 %}
+{{ t.scattered_bits(2, "output", size) }}
+{% else %}
+@group(0) @binding(2) var<storage, read_write> output: array<{{ word }}>;
+{% endif %}
 
 {{ t.resolve_index() }}
 @compute @workgroup_size(256)
@@ -42,10 +46,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     if resolved >= p.extent { return; }
     let to = i2 + resolved * p.dim_stride;
     {% if size == 2 %}
-    let bits = (input[i0 >> 1u] >> ((i0 & 1u) * 16u)) & 0xffffu;
-    let shift = (to & 1u) * 16u;
-    let old = atomicLoad(&output[to >> 1u]) & (0xffffu << shift);
-    atomicXor(&output[to >> 1u], old ^ (bits << shift));
+    output_put_bits(to, (input[i0 >> 1u] >> ((i0 & 1u) * 16u)) & 0xffffu);
     {% else %}
     output[to] = input[i0];
     {% endif %}

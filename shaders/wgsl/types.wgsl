@@ -4,8 +4,8 @@ Buffers of every element type, as macros.
 A buffer NAME of dtype D defines `NAME_at(i)`, the i-th element in D's compute type, and for outputs
 `NAME_put(i, v)`. 16-bit and 8-bit elements are in 32-bit words: WGSL has no smaller storage on all devices.
 An output of such a type is `packed` or `scattered`. `packed`: a thread writes whole words with `NAME_put4`.
-`scattered`: any element at any time; the word is changed atomically, and no other thread changes this
-element's bits.
+`scattered`: any element at any time, and no other thread changes this element's bits. Devices with 16-bit integers
+(the global `stores_u16`) store elements of 16 bits one by one; otherwise the word is changed atomically.
 `i64w` is an i64 computed as an i32, for devices without 64-bit integers: for indices and casts.
 `f8_e4m3` and `f8_e5m2` are PyTorch's float8_e4m3fn and float8_e5m2, computed as f32.
 -#}
@@ -22,6 +22,37 @@ element's bits.
 {%- if dtype in ["f16", "bf16", "u8", "bool", "f8_e4m3", "f8_e5m2"] -%}u32
 {%- elif dtype == "i64w" -%}vec2<u32>
 {%- else -%}{{ dtype }}
+{%- endif -%}
+{%- endmacro -%}
+
+{#- A buffer of elements of `size` bytes, 1 or 2, that are written at any time: its elements, element `i` as bits, and
+NAME_put_bits(i, bits). -#}
+{%- macro scattered_bits(binding, name, size) %}
+{% set per_word = 4 // size %}
+{% if size == 2 and stores_u16 %}
+@group(0) @binding({{ binding }}) var<storage, read_write> {{ name }}: array<u16>;
+fn {{ name }}_bits_at(i: u32) -> u32 { return u32({{ name }}[i]); }
+fn {{ name }}_put_bits(i: u32, bits: u32) { {{ name }}[i] = u16(bits); }
+{% else %}
+@group(0) @binding({{ binding }}) var<storage, read_write> {{ name }}: array<atomic<u32>>;
+fn {{ name }}_bits_at(i: u32) -> u32 {
+    return (atomicLoad(&{{ name }}[i / {{ per_word }}u]) >> ((i % {{ per_word }}u) * {{ size * 8 }}u))
+        & {{ "0xffffu" if size == 2 else "0xffu" }};
+}
+fn {{ name }}_put_bits(i: u32, bits: u32) {
+    let old = {{ name }}_bits_at(i);
+    atomicXor(&{{ name }}[i / {{ per_word }}u], (old ^ bits) << ((i % {{ per_word }}u) * {{ size * 8 }}u));
+}
+{% endif %}
+{% endmacro -%}
+
+{#- The value of an element of 16 or 8 bits. -#}
+{%- macro from_bits(dtype, name, bits) -%}
+{%- if dtype == "f16" -%}unpack2x16float({{ bits }}).x
+{%- elif dtype == "bf16" -%}bitcast<f32>({{ bits }} << 16u)
+{%- elif dtype == "bool" -%}({{ bits }} != 0u)
+{%- elif dtype in ["f8_e4m3", "f8_e5m2"] -%}{{ name }}_value({{ bits }})
+{%- else -%}{{ bits }}
 {%- endif -%}
 {%- endmacro -%}
 
@@ -158,17 +189,9 @@ fn {{ name }}_put4(i: u32, v: array<{{ value(dtype) }}, 4>, n: u32) {
     {% endif %}
 }
 {% else %}
-@group(0) @binding({{ binding }}) var<storage, read_write> {{ name }}: array<atomic<u32>>;
-fn {{ name }}_at(i: u32) -> {{ value(dtype) }} {
-    return {{ unpack(dtype, name, "atomicLoad(&" ~ name ~ "[", "])") }};
-}
-{% set per_word = 2 if dtype in ["f16", "bf16"] else 4 %}
-fn {{ name }}_put(i: u32, v: {{ value(dtype) }}) {
-    let shift = (i & {{ per_word - 1 }}u) * {{ 32 // per_word }}u;
-    let mask = {{ "0xffffu" if per_word == 2 else "0xffu" }} << shift;
-    let old = atomicLoad(&{{ name }}[i / {{ per_word }}u]) & mask;
-    atomicXor(&{{ name }}[i / {{ per_word }}u], old ^ ({{ name }}_bits(v) << shift));
-}
+{{ scattered_bits(binding, name, 2 if dtype in ["f16", "bf16"] else 1) }}
+fn {{ name }}_at(i: u32) -> {{ value(dtype) }} { return {{ from_bits(dtype, name, name ~ "_bits_at(i)") }}; }
+fn {{ name }}_put(i: u32, v: {{ value(dtype) }}) { {{ name }}_put_bits(i, {{ name }}_bits(v)); }
 {% endif %}
 {% else %}
 @group(0) @binding({{ binding }}) var<storage, read_write> {{ name }}: array<{{ word(dtype) }}>;

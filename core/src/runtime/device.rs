@@ -4,8 +4,8 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::{Arc, Mutex, OnceLock, RwLock, Weak};
 
-use forebay_shaders::KernelSpec;
 use forebay_shaders::reflection::ModuleInterface;
+use forebay_shaders::{KernelSpec, RenderOptions};
 use rustc_hash::FxHashMap;
 
 use crate::backend::host_memory::HostSource;
@@ -423,7 +423,8 @@ impl Device {
             return Ok(kernel);
         }
         let label = spec.label();
-        let wgsl = forebay_shaders::render(spec)
+        let options = RenderOptions { stores_u16: self.info().features.i16 };
+        let wgsl = forebay_shaders::render_with_options(spec, options)
             .map_err(|e| Error::KernelCompilation { label: label.clone(), message: e.to_string() })?;
         let source = KernelSource {
             label: &label,
