@@ -300,9 +300,11 @@ mod tests {
 
     #[test]
     fn elements_of_16_bits_are_stored_without_atomics_where_the_device_can() {
+        let copy = KernelSpec::new("copy").def("size", 2usize).def("mode", "scattered");
+        let copy = copy.def("rank", 3usize).def("f32_division", true);
         let unique = KernelSpec::new("scatter_unique").def("size", 2usize).def("index", "i32");
         let cross = KernelSpec::new("cross").def("dtype", "bf16");
-        for spec in [unique, cross] {
+        for spec in [copy, unique, cross] {
             valid(&spec);
             let atomic = render(&spec).expect("it renders");
             assert!(atomic.contains("atomicXor") && !atomic.contains("u16"), "{atomic}");
@@ -383,10 +385,12 @@ mod tests {
     #[test]
     fn copy_is_valid_for_every_size() {
         for size in [1usize, 2, 4, 8] {
-            for mode in ["packed", "scattered", "vectors"] {
+            for mode in ["packed", "vectors"] {
                 valid(&KernelSpec::new("copy").def("size", size).def("mode", mode));
             }
             for rank in 1..=8usize {
+                let scattered = KernelSpec::new("copy").def("size", size).def("mode", "scattered");
+                valid(&scattered.def("rank", rank).def("f32_division", rank > 4));
                 for adjacent in [false, true] {
                     let runs = KernelSpec::new("copy").def("size", size).def("mode", "runs");
                     valid(&runs.def("rank", rank).def("adjacent", adjacent).def("f32_division", rank > 4));

@@ -3,10 +3,12 @@ Copies elements of any type bit by bit: out[strides of out][i] = in[strides of i
 
 size: bytes of an element (1, 2, 4, 8)
 mode: `packed` (the output is contiguous from its start), `scattered`, `runs` or `vectors`
+`scattered`: four elements for each thread, in `rank` dimensions; neighbours belong to different threads, so that a
+  subgroup writes adjacent elements
 `runs`: packed, one vector of 16 bytes for each thread, from neighbours in `rank` dimensions; `adjacent`: those along
   the last dimension are adjacent in the input
 `vectors`: one vector for each thread; the last dimension, all other strides and the offsets are whole vectors
-f32_division: all quotients are below 2^20
+f32_division: all quotients are below 2^20 (`scattered` and `runs`)
 -#}
 {%- import "types" as t -%}
 {{ t.prelude() }}
@@ -24,11 +26,13 @@ struct Params {
 {% set per_thread = 16 // size if mode in ["runs", "vectors"] else 4 // size if size < 4 else 1 %}
 {% set per_word = 4 // size if size < 4 else 1 %}
 {% set mask = "0xffffu" if size == 2 else "0xffu" %}
-{% set writes_vectors = mode in ["runs", "vectors"] %}
-{% set out_word = "vec4<u32>" if writes_vectors else
-    "atomic<u32>" if per_thread > 1 and mode == "scattered" else word %}
-@group(0) @binding(0) var<storage, read> input: array<{{ out_word if mode == "vectors" else word }}>;
-@group(0) @binding(1) var<storage, read_write> output: array<{{ out_word }}>;
+{% set vector = "vec4<u32>" %}
+@group(0) @binding(0) var<storage, read> input: array<{{ vector if mode == "vectors" else word }}>;
+{% if mode == "scattered" and size < 4 %}
+{{ t.scattered_bits(1, "output", size) }}
+{% else %}
+@group(0) @binding(1) var<storage, read_write> output: array<{{ vector if mode in ["runs", "vectors"] else word }}>;
+{% endif %}
 
 {% if mode != "vectors" %}
 fn element(i: u32) -> {{ word }} {
@@ -39,15 +43,44 @@ fn element(i: u32) -> {{ word }} {
     {% endif %}
 }
 {% endif %}
-{% if mode == "runs" %}
+{% if mode in ["scattered", "runs"] %}
 {{ t.divide(f32_division) }}
 {% endif %}
+{% macro of(array, d) %}p.{{ array }}[{{ d // 4 }}u][{{ d % 4 }}u]{% endmacro %}
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
         @builtin(local_invocation_index) thread: u32) {
+    {% if mode != "scattered" %}
     let start = (group_index(group, groups) * 256u + thread) * {{ per_thread }}u;
-    {% if mode == "vectors" %}
+    {% endif %}
+    {% if mode == "scattered" %}
+    let start = group_index(group, groups) * 1024u + thread;
+    {% for k in range(4) %}
+    var linear_index{{ k }} = min(start + {{ k * 256 }}u, p.n - 1u);
+    var from{{ k }} = p.in_offset;
+    var to{{ k }} = p.out_offset;
+    {% for d in range(rank - 1, -1, -1) %}
+    {
+        {% if d > 0 %}
+        let parts = divide(linear_index{{ k }}, {{ of("shape", d) }});
+        linear_index{{ k }} = parts.x;
+        let coordinate = parts.y;
+        {% else %}
+        let coordinate = linear_index{{ k }};
+        {% endif %}
+        from{{ k }} += coordinate * {{ of("in_strides", d) }};
+        to{{ k }} += coordinate * {{ of("out_strides", d) }};
+    }
+    {% endfor %}
+    let value{{ k }} = element(from{{ k }});
+    {% endfor %}
+    {% for k in range(4) %}
+    if start + {{ k * 256 }}u < p.n {
+        {{ "output_put_bits(to%d, value%d);" | format(k, k) if size < 4 else "output[to%d] = value%d;" | format(k, k) }}
+    }
+    {% endfor %}
+    {% elif mode == "vectors" %}
     if start >= p.n { return; }
     var linear_index = start;
     var i0 = p.out_offset;
@@ -55,7 +88,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {{ t.strided_offsets([("i0", "out_strides"), ("i1", "in_strides")]) }}
     output[i0 / {{ per_thread }}u] = input[i1 / {{ per_thread }}u];
     {% elif mode == "runs" %}
-    {% macro of(array, d) %}p.{{ array }}[{{ d // 4 }}u][{{ d % 4 }}u]{% endmacro %}
     if start >= p.n { return; }
     var from0 = p.in_offset;
     var linear_index = start;
@@ -109,7 +141,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         {%- endfor -%}
     );
     {% else %}
-    {% if per_thread > 1 and mode == "packed" %}
+    {% if per_thread > 1 %}
     var packed = 0u;
     {% endif %}
     for (var k = 0u; k < {{ per_thread }}u; k++) {
@@ -121,15 +153,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         {{ t.strided_offsets([("i0", "out_strides"), ("i1", "in_strides")]) }}
         {% if per_thread == 1 %}
         output[i0] = element(i1);
-        {% elif mode == "packed" %}
-        packed |= element(i1) << (k * {{ size * 8 }}u);
         {% else %}
-        let shift = (i0 % {{ per_thread }}u) * {{ size * 8 }}u;
-        let old = atomicLoad(&output[i0 / {{ per_thread }}u]) & ({{ mask }} << shift);
-        atomicXor(&output[i0 / {{ per_thread }}u], old ^ (element(i1) << shift));
+        packed |= element(i1) << (k * {{ size * 8 }}u);
         {% endif %}
     }
-    {% if per_thread > 1 and mode == "packed" %}
+    {% if per_thread > 1 %}
     if start < p.n { output[start / {{ per_thread }}u] = packed; }
     {% endif %}
     {% endif %}

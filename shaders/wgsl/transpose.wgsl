@@ -1,9 +1,10 @@
 {#-
-Copies elements of 16 or 32 bits to a contiguous output whose last dimension, j, is not the one with adjacent elements
-in the input, i. A workgroup copies a tile through workgroup memory, so that reads and writes are both of adjacent
-elements.
+Copies elements of 16 or 32 bits to an output whose last dimension, j, has adjacent elements and is not the one with
+adjacent elements in the input, i. A workgroup copies a tile through workgroup memory, so that reads and writes are both
+of adjacent elements.
 
-size: bytes of an element, 2 or 4; elements of 2 bytes need an even extent of j
+size: bytes of an element, 2 or 4; elements of 2 bytes need even offsets and strides of the output, and an even extent
+    of j, so that a thread writes whole words
 word_reads: pairs of elements in the input are whole words (size 2)
 split: i stands for two dimensions of the output, whose elements follow each other in the input, such as the channels
     and the taps of a filter
@@ -23,6 +24,7 @@ struct Params {
     // Extent and output stride of the inner dimension of i, if it is split.
     inner_i: u32,
     out_stride_inner: u32,
+    out_offset: u32,
     shape: array<vec4<u32>, 2>,
     in_strides: array<vec4<u32>, 2>,
     out_strides: array<vec4<u32>, 2>,
@@ -65,7 +67,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let i0 = index % p.tiles_i * {{ side }}u;
     let j0 = index / p.tiles_i % p.tiles_j * {{ side }}u;
     var linear_index = index / (p.tiles_i * p.tiles_j);
-    var to = 0u;
+    var to = p.out_offset;
     var from0 = p.in_offset;
     {{ t.strided_offsets([("to", "out_strides"), ("from0", "in_strides")]) }}
     let lane = thread & 31u;

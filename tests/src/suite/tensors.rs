@@ -40,6 +40,8 @@ tests![
     lists_of_tensors_are_owned_or_borrowed,
     devices_and_dtypes_are_keys,
     transposed_copies_have_every_element,
+    copies_into_slices_leave_what_is_between,
+    neighbouring_elements_of_small_types_are_written_by_different_kernels,
     large_copies_of_scattered_elements_have_every_element,
 ];
 
@@ -501,6 +503,109 @@ fn transposed_copies_have_every_element(device: &Device) -> Result<()> {
         for dtype in [DType::I32, DType::F32, DType::BF16, DType::F16] {
             ensure_permuted_copy(shape, order, cut, dtype, device)?;
         }
+    }
+    Ok(())
+}
+
+/// A copy between two layouts: its shape, the source's strides and offset, and those of the target.
+type StridedCopy = (&'static [usize], (&'static [usize], usize), (&'static [usize], usize));
+
+/// Copies into part of a buffer: elements that share a word with elements of others, targets whose adjacent elements
+/// are along any dimension, and sources that repeat or overlap elements. The expected memory is computed on the host.
+fn copies_into_slices_leave_what_is_between(device: &Device) -> Result<()> {
+    let cases: [StridedCopy; 16] = [
+        // Lines of odd widths, at odd offsets.
+        (&[3, 5], (&[5, 1], 0), (&[7, 1], 1)),
+        (&[33, 3], (&[3, 1], 1), (&[6, 1], 0)),
+        (&[33, 3], (&[1, 33], 0), (&[6, 1], 3)),
+        (&[9, 1027], (&[1027, 1], 0), (&[1029, 1], 1)),
+        // Every second and third element, and a line that is read backwards by pairs of columns.
+        (&[70, 41], (&[82, 2], 1), (&[123, 3], 2)),
+        (&[5, 2], (&[2, 1], 0), (&[4, 2], 1)),
+        // Repeated and overlapping sources.
+        (&[4, 6, 5], (&[5, 0, 1], 2), (&[50, 7, 1], 1)),
+        (&[50, 8], (&[1, 1], 1), (&[9, 1], 1)),
+        // Tiles: rows of even and odd offsets and strides, and rows that are repeated.
+        (&[20, 34], (&[1, 20], 0), (&[70, 1], 6)),
+        (&[20, 34], (&[1, 21], 3), (&[70, 1], 7)),
+        (&[20, 34], (&[1, 20], 0), (&[71, 1], 0)),
+        (&[2, 18, 3, 66], (&[1188, 1, 0, 18], 0), (&[7260, 400, 132, 1], 66)),
+        (&[20, 35], (&[1, 20], 0), (&[36, 1], 2)),
+        // Targets whose adjacent elements are not along the last dimension.
+        (&[34, 20], (&[20, 1], 0), (&[1, 40], 2)),
+        (&[34, 20], (&[1, 34], 0), (&[1, 36], 1)),
+        (
+            &[2, 3, 4, 5, 2, 3, 2, 3],
+            (&[1, 2, 6, 24, 120, 240, 720, 1440], 0),
+            (&[4320, 1440, 360, 72, 36, 12, 6, 1], 5),
+        ),
+    ];
+    let dtypes = compute_dtypes(device).filter(|dtype| !matches!(dtype, DType::Bool | DType::F64));
+    for dtype in dtypes {
+        for case in cases {
+            ensure_strided_copy(case, dtype, device)?;
+        }
+        for n in 1..=5 {
+            for offset in 0..4 {
+                let x = iota(&[2, n], dtype, device)?;
+                let into = Tensor::full([2, n + 4], 100.0, dtype, device)?;
+                x.copy_into(&into.narrow(1, offset, n)?)?;
+                let expected: Vec<f64> = (0..2 * (n + 4))
+                    .map(|at| match (at / (n + 4), (at % (n + 4)).checked_sub(offset)) {
+                        (row, Some(column)) if column < n => x.to_f64s().map(|x| x[row * n + column]),
+                        _ => Ok(100.0),
+                    })
+                    .collect::<forebay::error::Result<_>>()?;
+                ensure_values(&into, &expected).with_context(|| format!("{dtype}: {n} at {offset}"))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn ensure_strided_copy(
+    (shape, (from, from_start), (to, to_start)): StridedCopy,
+    dtype: DType,
+    device: &Device,
+) -> Result<()> {
+    let at = |index: &[usize], strides: &[usize], start: usize| {
+        start + index.iter().zip(strides).map(|(i, stride)| i * stride).sum::<usize>()
+    };
+    let last: Vec<usize> = shape.iter().map(|n| n - 1).collect();
+    let values: Vec<i32> = (0..=at(&last, from, from_start)).map(|i| (i % 97) as i32).collect();
+    let source = Tensor::from_slice(&values, [values.len()], device)?.to_dtype(dtype)?;
+    // Elements after the last one share words with it.
+    let len = at(&last, to, to_start) + 4;
+    let memory = Tensor::full([len], 100.0, dtype, device)?;
+    let target = memory.as_strided(shape, to, Some(to_start))?;
+    source.as_strided(shape, from, Some(from_start))?.copy_into(&target)?;
+    let mut expected = vec![100.0; len];
+    for index in all_indices(shape) {
+        expected[at(&index, to, to_start)] = f64::from(values[at(&index, from, from_start)]);
+    }
+    ensure_values(&memory, &expected)
+        .with_context(|| format!("{dtype}: {shape:?} from {from:?} at {from_start} to {to:?} at {to_start}"))
+}
+
+/// Even and odd elements of one buffer are written by kernels of their own, which must not change each other's half of a
+/// word: by a copy, an operation in place, indices that are distinct and indices that repeat.
+fn neighbouring_elements_of_small_types_are_written_by_different_kernels(device: &Device) -> Result<()> {
+    for dtype in [DType::BF16, DType::F16, DType::F32] {
+        let n = 2051;
+        let memory = Tensor::full([n, 2], 1.0, dtype, device)?;
+        let [even, odd] = [memory.narrow(1, 0, 1)?, memory.narrow(1, 1, 1)?];
+        let values: Vec<f32> = (0..n).map(|i| (i % 89) as f32).collect();
+        let x = Tensor::from_slice(&values, [n, 1], device)?.to_dtype(dtype)?;
+        even.copy_(&x)?;
+        odd.add_(&x)?;
+        let rows: Vec<i32> = (0..n as i32).rev().collect();
+        let index = Tensor::from_slice(&rows, [n, 1], device)?;
+        even.scatter_(0, &index, &x)?;
+        odd.scatter_add_(0, &index, &x)?;
+        let reversed = |i: usize| f64::from(values[n - 1 - i]);
+        let expected: Vec<f64> =
+            (0..n).flat_map(|i| [reversed(i), 1.0 + f64::from(values[i]) + reversed(i)]).collect();
+        ensure_values(&memory, &expected).with_context(|| dtype.to_string())?;
     }
     Ok(())
 }

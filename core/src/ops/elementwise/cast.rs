@@ -10,6 +10,20 @@ use crate::runtime::stream::Access;
 
 /// Elements from which copies write whole vectors although they read elements that are not adjacent.
 const MIN_SCATTERED_RUNS: usize = 1 << 16;
+/// Elements of a thread of the kernel for targets that are no whole vectors.
+const SCATTERED_PER_THREAD: usize = 4;
+
+/// Merges dimensions as [`collapse_dims`] does, in the order in which the target has them in memory. Then the last one
+/// has the target's adjacent elements, if there are any. Returns the strides of `target` and of `source`.
+fn collapse_dims_as_written(target: &Tensor, source: &Tensor) -> (Dims, SmallVec<[Dims; 4]>) {
+    if target.strides().is_sorted_by(|a, b| a >= b) {
+        return collapse_dims(target.shape(), &[target.strides(), source.strides()]);
+    }
+    let mut order: SmallVec<[usize; 8]> = (0..target.rank()).collect();
+    order.sort_by_key(|&d| std::cmp::Reverse(target.strides()[d]));
+    let arrange = |of: &[usize]| -> Dims { order.iter().map(|&d| of[d]).collect() };
+    collapse_dims(&arrange(target.shape()), &[&arrange(target.strides()), &arrange(source.strides())])
+}
 
 impl Tensor {
     /// Casts to another type, or returns `self` if it has the type. Floats become integers by truncation.
@@ -58,7 +72,7 @@ impl Tensor {
             let work = || WorkItem::without_flops("copy", 2 * bound[1].bytes);
             return self.device().enqueue(work, &Command::Copy { dst: bound[0], src: bound[1] });
         }
-        let (shape, strides) = collapse_dims(self.shape(), &[target.strides(), self.strides()]);
+        let (shape, strides) = collapse_dims_as_written(target, self);
         launch::check_rank("copy", shape.len())?;
         // Runs of whole vectors on both sides, such as parts of a concatenation.
         let vector = VECTOR_BYTES / size;
@@ -73,32 +87,30 @@ impl Tensor {
         let runs = owns_all_words
             && (n * size).is_multiple_of(VECTOR_BYTES)
             && (adjacent || n >= MIN_SCATTERED_RUNS);
-        if owns_all_words && !vectors && self.transpose_into(target, &shape, &strides[1], &strides[0])? {
+        if !vectors && self.transpose_into(target, &shape, &strides[1], &strides[0])? {
             return Ok(());
         }
         let spec = kernel_spec! { "copy", size };
-        let spec = match (runs, owns_all_words) {
-            _ if vectors => spec.def("mode", "vectors"),
-            (true, _) => {
-                let lines = n / shape.last().copied().unwrap_or(1);
-                spec.def("mode", "runs")
-                    .def("rank", shape.len())
-                    .def("adjacent", adjacent)
-                    .def("f32_division", lines < 1 << 20 && n < 1 << 31)
-            }
-            (_, true) => spec.def("mode", "packed"),
-            (..) => spec.def("mode", "scattered"),
+        // Definitions of kernels whose loops over dimensions are written out.
+        let unrolled = |spec: forebay_shaders::KernelSpec| {
+            let lines = n / shape.last().copied().unwrap_or(1);
+            spec.def("rank", shape.len().max(1)).def("f32_division", lines < 1 << 20 && n < 1 << 31)
+        };
+        let (spec, per_thread) = match (runs, owns_all_words) {
+            _ if vectors => (spec.def("mode", "vectors"), vector),
+            (true, _) => (unrolled(spec.def("mode", "runs")).def("adjacent", adjacent), vector),
+            (_, true) => (spec.def("mode", "packed"), (4 / size).max(1)),
+            (..) => (unrolled(spec.def("mode", "scattered")), SCATTERED_PER_THREAD),
         };
         let params = kernel_params! {
             n, rank: shape.len(), in_offset: self.layout().offset(), out_offset: target.layout().offset(),
             shape: &shape, in_strides: &strides[1], out_strides: &strides[0],
         };
-        let per_thread = if vectors || runs { vector } else { (4 / size).max(1) };
         launch::launch(&spec, &[self, target], params, n.div_ceil(per_thread * WORKGROUP_SIZE))
     }
 
-    /// Copies to a contiguous target by tiles if adjacent elements of `self` are along another dimension than those of
-    /// the target. Returns false if the elements or the extents of both dimensions are unsuitable.
+    /// Copies by tiles if adjacent elements of the target are along its last dimension, and those of `self` along another
+    /// one. Returns false if the elements, the target's lines or the extents of both dimensions are unsuitable.
     fn transpose_into(
         &self,
         target: &Tensor,
@@ -119,7 +131,11 @@ impl Tensor {
         };
         let adjacent = find_tiled_dim(shape, in_strides).map(|i| (i, None));
         let Some((i, inner)) = adjacent.or_else(pair) else { return Ok(false) };
-        if !matches!(size, 2 | 4) || (size == 2 && !shape[last].is_multiple_of(2)) {
+        let out_offset = target.layout().offset();
+        let has_even_target = shape[last].is_multiple_of(2)
+            && out_offset.is_multiple_of(2)
+            && out_strides[..last].iter().all(|stride| stride.is_multiple_of(2));
+        if out_strides[last] != 1 || !matches!(size, 2 | 4) || (size == 2 && !has_even_target) {
             return Ok(false);
         }
         let (inner_i, out_stride_inner) = inner.map_or((1, 0), |d| (shape[d], out_strides[d]));
@@ -136,7 +152,7 @@ impl Tensor {
         let params = kernel_params! {
             rank: outer.len(), tiles_i: tiles[0], tiles_j: tiles[1], extent_i, extent_j: shape[last],
             in_stride_j: in_strides[last], out_stride_i: out_strides[i], in_offset: offset, inner_i, out_stride_inner,
-            shape: &of_outer(shape), in_strides: &of_outer(in_strides), out_strides: &of_outer(out_strides),
+            out_offset, shape: &of_outer(shape), in_strides: &of_outer(in_strides), out_strides: &of_outer(out_strides),
         };
         let workgroups = numel(&of_outer(shape)) * tiles[0] * tiles[1];
         launch::launch(&spec, &[self, target], params, workgroups)?;
