@@ -12,7 +12,10 @@ dtype: of everything but the partial sums; tensors are contiguous
 run: elements of a run; for `input` a multiple of the stride
 kernel_x, stride_x, dilation_x, padding_x and those of y: of the convolution
 bias: forward and input, added to each channel
-mode: `packed` if lines of results have whole words, else `scattered` (see types)
+mode: `packed` if lines of results have whole words, else `scattered` (see types); with `quads`, runs follow each other
+  in memory and are written in quads
+straddles: (quads) runs may contain ends of lines. Such a run is computed once for each of its lines, for strides of 1
+  in the `input` pass
 f32_division: all quotients are below 2^20
 -#}
 {%- import "types" as t -%}
@@ -36,6 +39,9 @@ struct Params {
     source_width: u32,
     height: u32,
     width: u32,
+    // Lines and elements of the result (quads).
+    lines: u32,
+    total: u32,
 }
 @group(1) @binding(0) var<uniform> p: Params;
 {{ t.input(0, "source", dtype) }}
@@ -43,7 +49,11 @@ struct Params {
 {% if bias %}
 {{ t.input(2, "bias", dtype) }}
 {% endif %}
+{% if mode == "quads" %}
+{{ t.quads_output(3 if bias else 2, "out", dtype) }}
+{% else %}
 {{ t.output(3 if bias else 2, "out", "f32" if pass == "weight" else dtype, mode) }}
+{% endif %}
 {{ t.divide(f32_division) }}
 
 {#- Number of the source element that result `r` and tap `k` read. 64 is the first element of the run, so numbers are
@@ -79,6 +89,29 @@ never negative. -#}
     let in{{ at }} = has_line & (x{{ at }} < p.source_width);
     let v{{ at }} = select(0.0, source_at(line + select(0u, x{{ at }}, in{{ at }})), in{{ at }});
     {% endfor %}
+{% endmacro %}
+
+{#- Declares the results of a run as sum0, sum1, .. from line `line_index` and element `x`. -#}
+{% macro sum_run() %}
+    let of_plane = divide(line_index, p.height);
+    let plane = of_plane.x;
+    let channel = divide(plane, p.channels).y;
+    let y = of_plane.y;
+    {% for r in range(run) %}
+    var sum{{ r }} = {{ "bias_at(p.bias_offset + channel)" if bias else "0.0" }};
+    {% endfor %}
+    for (var ky = 0u; ky < {{ kernel_y }}u; ky++) {
+        {{ load_sources("ky") }}
+        let filter_line = p.other_offset + (channel * {{ kernel_y }}u + ky) * {{ kernel_x }}u;
+        {% for k in range(kernel_x) %}
+        let w{{ k }} = other_at(filter_line + {{ k }}u);
+        {% for r in range(run) %}
+        {% if place(r, k) %}
+        sum{{ r }} += w{{ k }} * v{{ place(r, k) }};
+        {% endif %}
+        {% endfor %}
+        {% endfor %}
+    }
 {% endmacro %}
 
 {% if pass == "weight" %}
@@ -132,28 +165,39 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         @builtin(local_invocation_index) thread: u32) {
     let index = group_index(group, groups) * 256u + thread;
     if index >= p.n { return; }
-    let of_line = divide(index, p.runs);
-    let of_plane = divide(of_line.x, p.height);
-    let plane = of_plane.x;
-    let channel = divide(plane, p.channels).y;
-    let y = of_plane.y;
-    let x = of_line.y * {{ run }}u;
+    {% if straddles %}
+    let of_line = divide(index * {{ run }}u, p.width);
+    var line_index = of_line.x;
+    // Before the first element of a line, x wraps to a large value.
+    var x = of_line.y;
     {% for r in range(run) %}
-    var sum{{ r }} = {{ "bias_at(p.bias_offset + channel)" if bias else "0.0" }};
+    var result{{ r }} = 0.0;
     {% endfor %}
-    for (var ky = 0u; ky < {{ kernel_y }}u; ky++) {
-        {{ load_sources("ky") }}
-        let filter_line = p.other_offset + (channel * {{ kernel_y }}u + ky) * {{ kernel_x }}u;
-        {% for k in range(kernel_x) %}
-        let w{{ k }} = other_at(filter_line + {{ k }}u);
+    for (var first_result = 0u; first_result < {{ run }}u; ) {
+        {{ sum_run() | indent }}
         {% for r in range(run) %}
-        {% if place(r, k) %}
-        sum{{ r }} += w{{ k }} * v{{ place(r, k) }};
-        {% endif %}
+        if x + {{ r }}u < p.width { result{{ r }} = sum{{ r }}; }
         {% endfor %}
-        {% endfor %}
+        x -= p.width;
+        first_result = 0u - x;
+        line_index = min(line_index + 1u, p.lines - 1u);
     }
-    let start = of_line.x * p.width;
+    {% else %}
+    let of_line = divide(index, p.runs);
+    let line_index = of_line.x;
+    let x = of_line.y * {{ run }}u;
+    {{ sum_run() }}
+    {% endif %}
+    {% set value = "result" if straddles else "sum" %}
+    {% if mode == "quads" %}
+    {% for r in range(0, run, 4) %}
+    if index * {{ run }}u + {{ r }}u < p.total {
+        out_put_quad(index * {{ run // 4 }}u + {{ r // 4 }}u,
+            vec4<f32>({{ value }}{{ r }}, {{ value }}{{ r + 1 }}, {{ value }}{{ r + 2 }}, {{ value }}{{ r + 3 }}));
+    }
+    {% endfor %}
+    {% else %}
+    let start = line_index * p.width;
     {% if mode == "packed" %}
     {% for r in range(0, run, 4) %}
     if x + {{ r }}u < p.width {
@@ -165,6 +209,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% for r in range(run) %}
     if x + {{ r }}u < p.width { out_put(start + x + {{ r }}u, sum{{ r }}); }
     {% endfor %}
+    {% endif %}
     {% endif %}
 }
 {% endif %}

@@ -180,7 +180,7 @@ fn exercise_im2col(device: &Device) -> Result<()> {
 /// Convolutions with a filter for each channel, of strides 1 and 2.
 fn exercise_depthwise(device: &Device) -> Result<()> {
     for dtype in [DType::F32, DType::BF16, DType::F16] {
-        for (side, stride) in [(8, 1), (7, 1), (8, 2)] {
+        for (side, stride) in [(8, 1), (7, 1), (8, 2), (66, 1)] {
             let x = Tensor::zeros([2, 4, side, side], dtype, device)?.to_leaf()?;
             let w = Tensor::zeros([4, 1, 7, 7], dtype, device)?.to_leaf()?;
             let options = ConvolutionOptions {

@@ -2,6 +2,7 @@
 //! product. One kernel computes runs of a line from elements in registers.
 
 use crate::ops::conv::{ConvGeometry, ConvKind};
+use crate::ops::kernel::heuristics::VEC4_WIDTH;
 use crate::ops::prelude::*;
 use crate::ops::reduce::sum_first_dim;
 
@@ -11,6 +12,9 @@ const MAX_KERNEL: usize = 7;
 const MAX_SOURCES: usize = 24;
 /// Elements of a run, where the filter's stride is 1.
 const RUN: usize = 8;
+/// Least width of results whose runs may contain the end of a line. Such a run is computed twice, which costs more than
+/// it saves if most runs are.
+const MIN_STRADDLED_WIDTH: usize = 64;
 /// Threads of a workgroup, and workgroups that keep a card busy, for the gradient of the filters.
 const GRAD_THREADS: usize = 64;
 const GRAD_WORKGROUPS: usize = 1024;
@@ -72,20 +76,32 @@ impl ConvGeometry {
         let [height, width, _] = to;
         let run = if pass == Pass::Input { RUN } else { RUN / self.stride[1] };
         let (lines, runs) = (self.batch * self.groups * height, width.div_ceil(run));
-        let n = lines * runs;
-        let is_packed = run.is_multiple_of(4) && (width * source.dtype().size()).is_multiple_of(4);
-        let mode = if is_packed { "packed" } else { "scattered" };
+        let total = lines * width;
+        let is_whole = width.is_multiple_of(run);
+        // The gradient of x divides positions by the stride, which takes no positions before the line.
+        let can_straddle = width >= MIN_STRADDLED_WIDTH && (pass == Pass::Forward || self.stride[1] == 1);
+        let quads =
+            run.is_multiple_of(VEC4_WIDTH) && total.is_multiple_of(VEC4_WIDTH) && (is_whole || can_straddle);
+        let has_whole_words =
+            run.is_multiple_of(VEC4_WIDTH) && (width * source.dtype().size()).is_multiple_of(4);
+        let mode = match (quads, has_whole_words) {
+            (true, _) => "quads",
+            (_, true) => "packed",
+            _ => "scattered",
+        };
+        let n = if quads { total.div_ceil(run) } else { lines * runs };
         let spec = kernel_spec! {
             "depthwise", pass, dtype: source.dtype().name(), run, bias: bias.is_some(), mode,
-            f32_division: lines < 1 << 20 && n < 1 << 31,
+            straddles: quads && !is_whole, f32_division: lines < 1 << 20 && n * run < 1 << 31,
         };
         let params = kernel_params! {
             n, runs, channels: self.groups, images: self.batch, parts: 0u32, chunk: 0u32,
             source_offset: source.layout().offset(), other_offset: w.layout().offset(),
             bias_offset: bias.as_ref().map_or(0, |b| b.layout().offset()),
-            source_height: from[0], source_width: from[1], height, width,
+            source_height: from[0], source_width: from[1], height, width, lines, total,
         };
-        let params = params.loop_iterations(self.kernel[0]);
+        // A run that straddles contains the end of one line.
+        let params = params.loop_iterations(2 * (self.kernel[0] + 1));
         let (spec, groups) = (self.add_filter(spec), n.div_ceil(WORKGROUP_SIZE));
         launch::launch(&spec, &bindings![source, w, &bias, &out], params, groups)?;
         Ok(out)
@@ -105,12 +121,12 @@ impl ConvGeometry {
         let partial = empty_workspace(&shape, DType::F32, x.device())?;
         let spec = kernel_spec! {
             "depthwise", pass: Pass::Weight, dtype: x.dtype().name(), run, bias: false, mode: "scattered",
-            f32_division: self.batch.max(height) < 1 << 20 && total < 1 << 31,
+            straddles: false, f32_division: self.batch.max(height) < 1 << 20 && total < 1 << 31,
         };
         let params = kernel_params! {
             n: 0u32, runs, channels: self.groups, images: self.batch, parts, chunk,
             source_offset: x.layout().offset(), other_offset: dy.layout().offset(), bias_offset: 0u32,
-            source_height, source_width, height, width,
+            source_height, source_width, height, width, lines: 0u32, total: 0u32,
         };
         let params = params.loop_iterations(chunk.div_ceil(GRAD_THREADS).max(GRAD_THREADS));
         launch::launch(&self.add_filter(spec), &[x, dy, &partial], params, parts * self.groups)?;
