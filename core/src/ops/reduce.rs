@@ -447,6 +447,14 @@ pub(super) fn sum_first_dim(x: &Tensor, result: DType) -> Result<Tensor> {
     reduce(&SUM, x, &axes, true, x.dtype(), result, ReduceArgs::default())
 }
 
+/// Sums over the first `count` dimensions, which are dropped, to a tensor of type `result`, without a gradient.
+#[track_caller]
+pub(super) fn sum_first_dims(x: &Tensor, count: isize, result: DType) -> Result<Tensor> {
+    let dims: SmallVec<[isize; 4]> = (0..count).collect();
+    let axes = ReduceDims::new(SUM.name, x.shape(), &dims)?;
+    reduce(&SUM, x, &axes, false, x.dtype(), result, ReduceArgs::default())
+}
+
 /// Sums over the first dimension of an f32 tensor with any strides. The result is contiguous and f32, without the first
 /// dimension, and has values of bf16: those of [`sum_first_dim`] to bf16, if both add in the same order.
 #[track_caller]

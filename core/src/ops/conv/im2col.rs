@@ -16,7 +16,7 @@ use crate::ops::conv::{ConvGeometry, spatial_numel};
 use crate::ops::kernel::launch::VECTOR_BYTES;
 use crate::ops::matmul::gemm_into;
 use crate::ops::prelude::*;
-use crate::ops::reduce::{sum_first_dim, sum_first_dim_in_bf16};
+use crate::ops::reduce::{sum_first_dim, sum_first_dim_in_bf16, sum_first_dims};
 use crate::ops::shape::PadMode;
 
 /// Limit in bytes of f32 weight gradients that are computed for each image and then summed.
@@ -37,6 +37,11 @@ const MIN_GROUP_ROWS: usize = 16;
 const MIN_POSITIONS: usize = 1 << 14;
 /// Number of output positions from which that gradient is worth the memory of a column matrix.
 const MIN_COPIED_POSITIONS: usize = 1 << 17;
+/// Rows and columns that one workgroup of a library's product computes, and number of workgroups that keep a card busy.
+const LIBRARY_TILE: usize = 128;
+const TARGET_TILES: usize = 256;
+/// Fewest positions of a part of a row, for sums of products that are divided.
+const MIN_FOLDED_POSITIONS: usize = 256;
 
 /// Geometry of a column matrix for images \[images, groups · channels, input extents..\].
 #[derive(Clone, Copy, Debug)]
@@ -553,6 +558,12 @@ impl WeightGradSum {
             self.total = Some(total);
             return Ok(());
         }
+        let parts = count_folded_parts(positions, wide);
+        if parts > 1 {
+            let dtype = if chunk.images == g.batch { self.result_dtype } else { DType::F32 };
+            let sum = sum_folded_products(g.op, positions, columns, parts, dtype)?;
+            return self.add_sum(sum);
+        }
         let each = empty_workspace(&shape, DType::F32, positions.device())?;
         gemm_into(g.op, positions, &transposed, &each, false)?;
         if chunk.images == g.batch {
@@ -563,7 +574,11 @@ impl WeightGradSum {
         }
         // The sum over a whole batch is rounded as it is written.
         let dtype = if chunk.images == g.batch { self.result_dtype } else { DType::F32 };
-        let sum = sum_first_dim(&each, dtype)?;
+        self.add_sum(sum_first_dim(&each, dtype)?)
+    }
+
+    /// Adds the sum of a chunk.
+    fn add_sum(&mut self, sum: Tensor) -> Result<()> {
         match &self.total {
             Some(total) => total.add_(&sum),
             None => {
@@ -572,4 +587,51 @@ impl WeightGradSum {
             }
         }
     }
+}
+
+/// Returns the number of parts into which [`sum_folded_products`] divides the rows of `positions` \[images, height,
+/// positions\] and of column matrices of `wide` rows: a power of two, or 1 if products fill the device without.
+fn count_folded_parts(positions: &Tensor, wide: usize) -> usize {
+    let [images, height, length] = [0, 1, 2].map(|d| positions.shape()[d]);
+    // The crate's own products split such sums.
+    if !positions.device().library_features().matmul || wide == 0 {
+        return 1;
+    }
+    let tiles = images * height.div_ceil(LIBRARY_TILE);
+    let most = (TARGET_TILES / tiles.max(1)).min(LIBRARY_TILE / wide).max(1);
+    let divides = |parts: usize| {
+        let part = length / parts;
+        length.is_multiple_of(parts)
+            && part >= MIN_FOLDED_POSITIONS
+            && (part * positions.dtype().size()).is_multiple_of(VECTOR_BYTES)
+    };
+    let powers = (1..usize::BITS).map(|bit| 1usize << bit).take_while(|&parts| parts <= most);
+    powers.filter(|&parts| divides(parts)).last().unwrap_or(1)
+}
+
+/// Computes the sum over images of the products of `positions` \[images, height, positions\] and transposed `columns`
+/// \[images, rows, positions\], as \[1, height, rows\] of type `dtype`.
+///
+/// A library computes a product of few rows and columns by one workgroup for each image, however long its sums are.
+/// So each row is divided into `parts`, which become rows of their own. The product then has a block of `parts` by
+/// `parts` for each element of the result: the elements on the diagonal of a block are those of equal parts, and the
+/// others are left.
+fn sum_folded_products(
+    op: &'static str,
+    positions: &Tensor,
+    columns: &Tensor,
+    parts: usize,
+    dtype: DType,
+) -> Result<Tensor> {
+    let [images, height, length] = [0, 1, 2].map(|d| positions.shape()[d]);
+    let rows = columns.shape()[1];
+    let fold = |t: &Tensor, rows: usize| t.reshape([images, rows * parts, length / parts]);
+    let shape = [images, height * parts, rows * parts];
+    let each = empty_workspace(&shape, DType::F32, positions.device())?;
+    gemm_into(op, &fold(positions, height)?, &fold(columns, rows)?.transpose(-2, -1)?, &each, false)?;
+    let line = rows * parts;
+    let strides: Dims = smallvec![height * parts * line, line + 1, parts * line, parts];
+    let shape: Dims = smallvec![images, parts, height, rows];
+    let diagonals = Layout::new(shape, strides, each.layout().offset());
+    sum_first_dims(&each.with_layout(diagonals), 2, dtype)?.reshape([1, height, rows])
 }
