@@ -9,10 +9,11 @@
 use std::ffi::CStr;
 use std::sync::Arc;
 
-use forebay_core::backend::{AttentionCall, AttentionGradients, AttentionOperand, Slice, SourceError};
+use forebay_core::backend::{AttentionCall, AttentionGradients, AttentionOperand, SourceError};
 use forebay_core::dtype::DType;
 use forebay_shaders::cuda;
 
+use crate::backend::{device_address, slice_address};
 use crate::context::{Context, CudaStream};
 use crate::kernels::{KernelRegistry, SubmitStatus};
 use crate::native_kernels::{
@@ -242,7 +243,7 @@ impl HeadStrides {
 
     /// Returns `None` if rows do not begin at multiples of 16 bytes or lie 2^31 elements apart or more.
     fn new(operand: &AttentionOperand) -> Option<Self> {
-        let address = operand.segment.0 + operand.offset;
+        let address = device_address(operand.segment, operand.offset);
         let [batch, head, row] = [operand.batch_stride, operand.head_stride, operand.row_stride];
         if !address.is_multiple_of(16) || [batch, head, row].iter().any(|step| !step.is_multiple_of(8)) {
             return None;
@@ -280,12 +281,11 @@ struct AttentionParams {
 
 impl AttentionParams {
     fn new(call: &AttentionCall) -> Option<Self> {
-        let address = |slice: Slice| slice.segment.0 + slice.offset;
         let ([g, dq, dk, dv], row_stats, grad_sums) = match &call.backward {
             Some(b) => (
                 HeadStrides::all([&b.out, &b.q, &b.k, &b.v])?,
-                address(b.scratch),
-                b.grad_sums.map_or(0, address),
+                slice_address(b.scratch),
+                b.grad_sums.map_or(0, slice_address),
             ),
             None => ([HeadStrides::default(); 4], 0, 0),
         };
@@ -294,13 +294,13 @@ impl AttentionParams {
         let bytes = 4 * call.keys * call.head_dim;
         let group = (L2_BUDGET / bytes.max(1)).clamp(1, call.batch * call.heads);
         let (mask, [batch, head, query, key]) =
-            call.mask.map_or((0, [0; 4]), |mask| (mask.segment.0 + mask.offset, mask.strides));
+            call.mask.map_or((0, [0; 4]), |mask| (device_address(mask.segment, mask.offset), mask.strides));
         let (philox_state, threshold, keep_scale) =
-            call.dropout.map_or((0, 0, 1.0), |d| (address(d.philox_state), d.threshold, d.keep_scale));
+            call.dropout.map_or((0, 0, 1.0), |d| (slice_address(d.philox_state), d.threshold, d.keep_scale));
         Some(Self {
             maps: [TensorMap::NONE; 5],
             heads: [q, k, v, out, g, dq, dk, dv],
-            lse: address(call.lse),
+            lse: slice_address(call.lse),
             row_stats,
             grad_sums,
             sizes: convert_all([
@@ -330,7 +330,14 @@ fn tensor_maps(call: &AttentionCall) -> Option<[TensorMap; 4]> {
     let map = |operand: &AttentionOperand, heads: u64, rows: u64| {
         let sizes = [call.head_dim, rows, heads, call.batch];
         let steps = [operand.row_stride, operand.head_stride, operand.batch_stride].map(|step| 2 * step);
-        TensorMap::new(call.dtype, operand.segment.0 + operand.offset, &sizes, &steps, &[64, 64, 1, 1], true)
+        TensorMap::new(
+            call.dtype,
+            device_address(operand.segment, operand.offset),
+            &sizes,
+            &steps,
+            &[64, 64, 1, 1],
+            true,
+        )
     };
     let q = map(&call.q, call.heads, call.queries)?;
     let k = map(&call.k, call.kv_heads, call.keys)?;
@@ -355,7 +362,14 @@ fn mask_map(call: &AttentionCall) -> Option<TensorMap> {
     let bytes = mask.dtype.size() as u64;
     let steps = [query, head, batch].map(|step| step * bytes);
     let row_elements = 128 / mask.dtype.size() as u32;
-    TensorMap::new(mask.dtype, mask.segment.0 + mask.offset, &sizes, &steps, &[row_elements, 64, 1, 1], true)
+    TensorMap::new(
+        mask.dtype,
+        device_address(mask.segment, mask.offset),
+        &sizes,
+        &steps,
+        &[row_elements, 64, 1, 1],
+        true,
+    )
 }
 
 /// Bytes of shared memory of a Hopper multiprocessor, and of a block besides its tiles: what the driver takes, and
@@ -378,7 +392,7 @@ fn has_mask_pairs(call: &AttentionCall) -> bool {
         let [batch, head, query, key] = mask.strides;
         let pair_bytes = 2 * mask.dtype.size() as u64;
         key == 1
-            && (mask.segment.0 + mask.offset).is_multiple_of(pair_bytes)
+            && device_address(mask.segment, mask.offset).is_multiple_of(pair_bytes)
             && [batch, head, query, call.keys].iter().all(|step| step.is_multiple_of(2))
     })
 }

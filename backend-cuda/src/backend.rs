@@ -16,8 +16,8 @@ use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use forebay_core::backend::{
     AttentionCall, Backend, Command, CommandSequence, ConvolutionCall, DeviceInfo, DeviceMemory,
     DeviceProcess, Event, Features, Fence, ForeignAccess, KernelId, KernelLibrary, KernelSource, Launch,
-    LibraryFeatures, Limits, MAX_QUEUES, MatmulCall, PageRemap, PeakRates, PeerCopy, PendingDownload,
-    RecurrentCall, SegmentId, SegmentSource, Slice, SourceError, SourceLimits, TimestampId,
+    LibraryFeatures, Limits, MAX_QUEUES, MatmulCall, MatrixOperand, PageRemap, PeakRates, PeerCopy,
+    PendingDownload, RecurrentCall, SegmentId, SegmentSource, Slice, SourceError, SourceLimits, TimestampId,
 };
 use forebay_core::disk_cache::DiskCache;
 use forebay_core::environment;
@@ -738,12 +738,22 @@ fn peak_throughput(device: driver::DeviceHandle, arch: u32) -> PeakRates {
 }
 
 fn to_page_mappings(pieces: &[PageRemap]) -> Vec<PageMapping> {
-    let address = |(segment, offset): (SegmentId, u64)| segment.0 + offset;
+    let address = |(segment, offset)| device_address(segment, offset);
     let pieces = pieces.iter();
     pieces.map(|p| PageMapping { to: address(p.to), bytes: p.bytes, from: p.from.map(address) }).collect()
 }
 
+/// Returns the device address of a byte of a segment. A segment's identity is its address.
+pub(crate) fn device_address(segment: SegmentId, offset: u64) -> u64 {
+    segment.0 + offset
+}
+
 /// Returns the device address of a slice.
 pub(crate) fn slice_address(slice: Slice) -> u64 {
-    slice.segment.0 + slice.offset
+    device_address(slice.segment, slice.offset)
+}
+
+/// Returns the device address of a matrix's first element.
+pub(crate) fn operand_address(operand: &MatrixOperand) -> u64 {
+    device_address(operand.segment, operand.offset)
 }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use forebay_core::backend::{ConvolutionCall, ConvolutionProduct, Slice, SourceError};
 use forebay_core::dtype::DType;
 
+use crate::backend::slice_address;
 use crate::context::{Context, CudaStream};
 use crate::gelu_grad::REQUIRED_ARCH;
 use crate::kernels::{KernelRegistry, SubmitStatus};
@@ -125,10 +126,6 @@ pub(crate) struct ConvParams {
     sizes: [i32; 14],
 }
 
-fn address(slice: Slice) -> u64 {
-    slice.segment.0 + slice.offset
-}
-
 /// Returns the tensor map of images with the dimensions \[width, channels, height, images\]. A box has one image,
 /// and its lines become panels of swizzled rows.
 fn image_tensor_map(
@@ -141,7 +138,7 @@ fn image_tensor_map(
     let line = width * dtype.size() as u64;
     let steps = [height * line, line, channels * height * line];
     let boxes = [box_width, box_channels, box_lines, 1];
-    TensorMap::new(dtype, address(images), &[width, channels, height, count], &steps, &boxes, true)
+    TensorMap::new(dtype, slice_address(images), &[width, channels, height, count], &steps, &boxes, true)
 }
 
 /// Returns the tensor map of columns with the dimensions \[width, channels, height, images, filter width\]. A box has
@@ -153,7 +150,7 @@ fn columns_tensor_map(call: &ConvolutionCall, box_lines: u32, kernel: &ConvKerne
     let sizes = [width, call.channels, call.input_height, call.images, taps];
     let steps = [taps * plane, line, call.channels * taps * plane, plane];
     let boxes = [kernel.width, kernel.depth, box_lines, 1, 1];
-    TensorMap::new(call.dtype, address(call.columns), &sizes, &steps, &boxes, true)
+    TensorMap::new(call.dtype, slice_address(call.columns), &sizes, &steps, &boxes, true)
 }
 
 /// A kernel with the sizes in its parameters and its number of blocks.
@@ -218,9 +215,15 @@ fn plan_convolution(
             let pitch = rows.next_multiple_of(ConvolutionCall::ROW_ALIGNMENT) * dtype.size() as u64;
             let shape = [rows, channels, call.kernel[0] * call.kernel[1]];
             let boxes = [64, kernel.depth, 1];
-            let a =
-                TensorMap::new(dtype, address(weights), &shape, &[pitch, channels * pitch], &boxes, true)?;
-            (a, TILE_COLS / kernel.width, bias.map_or(0, address), out)
+            let a = TensorMap::new(
+                dtype,
+                slice_address(weights),
+                &shape,
+                &[pitch, channels * pitch],
+                &boxes,
+                true,
+            )?;
+            (a, TILE_COLS / kernel.width, bias.map_or(0, slice_address), out)
         }
         ConvolutionProduct::WeightGrad { grad, partial, .. } => {
             let boxes = [kernel.rows, STAGE_PIXELS / kernel.width];
@@ -230,7 +233,7 @@ fn plan_convolution(
         }
     };
     let columns = columns_tensor_map(call, box_lines, &kernel)?;
-    let params = ConvParams { a, columns, bias, out: address(out), sizes };
+    let params = ConvParams { a, columns, bias, out: slice_address(out), sizes };
     Some((kernel, params, [grid, 1, 1]))
 }
 

@@ -20,12 +20,13 @@ use cudarc::cublaslt::sys::{
     cublasStatus_t as Status, cudaDataType_t as DataType,
 };
 use cudarc::driver::sys::CUstream;
-use forebay_core::backend::{Epilogue, MatmulCall, MatrixOperand, Slice, SourceError};
+use forebay_core::backend::{Epilogue, MatmulCall, MatrixOperand, SourceError};
 use forebay_core::dtype::DType;
 use forebay_core::sync::LockUnpoisoned;
 use rustc_hash::FxHashMap;
 
 use crate::autotune::{self, AlgorithmChoices};
+use crate::backend::{operand_address, slice_address};
 use crate::context::{Context, CudaStream};
 use crate::{settings, toolkit};
 
@@ -279,10 +280,6 @@ impl OperandLayout {
             alignment: alignment as u32,
         })
     }
-}
-
-fn operand_address(operand: &MatrixOperand) -> u64 {
-    operand.segment.0 + operand.offset
 }
 
 /// The opened library.
@@ -580,21 +577,20 @@ fn set_epilogue_pointers(matmul_desc: &MatmulDesc, epilogue: &Epilogue) -> Resul
         CUBLASLT_MATMUL_DESC_B_SCALE_POINTER as SCALE_SECOND, CUBLASLT_MATMUL_DESC_BIAS_POINTER as BIAS,
         CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER as AUX,
     };
-    let vector = |slice: &Slice| slice.segment.0 + slice.offset;
     let mut pointers: [Option<(DescAttribute, u64)>; 3] = [None; 3];
     match epilogue {
         Epilogue::None | Epilogue::GeluGrad { .. } => {}
-        Epilogue::Bias(bias) | Epilogue::RowSums(bias) => pointers[0] = Some((BIAS, vector(bias))),
+        Epilogue::Bias(bias) | Epilogue::RowSums(bias) => pointers[0] = Some((BIAS, slice_address(*bias))),
         Epilogue::GeluBias { bias, pre_activation: before } => {
-            pointers[0] = Some((BIAS, vector(bias)));
+            pointers[0] = Some((BIAS, slice_address(*bias)));
             pointers[1] = Some((AUX, operand_address(before)));
         }
         Epilogue::Scaled { scales, bias } => {
-            pointers[0] = bias.as_ref().map(|bias| (BIAS, vector(bias)));
+            pointers[0] = bias.as_ref().map(|bias| (BIAS, slice_address(*bias)));
             // The library's first operand is b.
             if let Some([a, b]) = scales {
-                pointers[1] = Some((SCALE_FIRST, vector(b)));
-                pointers[2] = Some((SCALE_SECOND, vector(a)));
+                pointers[1] = Some((SCALE_FIRST, slice_address(*b)));
+                pointers[2] = Some((SCALE_SECOND, slice_address(*a)));
             }
         }
     }

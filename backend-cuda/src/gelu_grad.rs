@@ -8,6 +8,7 @@ use std::ffi::CStr;
 use forebay_core::backend::{Epilogue, GELU_GRAD_SUM_ROWS, MatmulCall, MatrixOperand};
 use forebay_core::dtype::DType;
 
+use crate::backend::{operand_address, slice_address};
 use crate::native_kernels::{LaunchPlan, NativeKernel, convert_all, with_defines};
 use crate::tensor_map::TensorMap;
 
@@ -84,7 +85,7 @@ fn matrix_tensor_map(
     [rows, cols]: [u64; 2],
     boxed: u32,
 ) -> Option<TensorMap> {
-    let address = operand.segment.0 + operand.offset;
+    let address = operand_address(operand);
     TensorMap::new(elements, address, &[cols, rows], &[2 * operand.row_stride], &[TILE_K, boxed], true)
 }
 
@@ -107,14 +108,13 @@ pub(crate) fn plan_gelu_grad(
     let tiles = tile_columns * m.div_ceil(TILE_ROWS.into());
     let leading_dims = convert_all([x, gelu, &call.c].map(|operand| operand.row_stride))?;
     let sizes = convert_all([m, n, k, tile_columns, tiles])?;
-    let address = |operand: &MatrixOperand| operand.segment.0 + operand.offset;
     let params = GeluGradParams {
         a: matrix_tensor_map(call.dtype, &call.a, [m, k], TILE_ROWS)?,
         b: matrix_tensor_map(call.dtype, &call.b, [k, n], TILE_K)?,
-        x: address(x),
-        gelu: address(gelu),
-        c: address(&call.c),
-        sums: sums.segment.0 + sums.offset,
+        x: operand_address(x),
+        gelu: operand_address(gelu),
+        c: operand_address(&call.c),
+        sums: slice_address(*sums),
         leading_dims,
         sizes,
         unused: 0,

@@ -13,6 +13,7 @@ use forebay_core::error::{Error, Result};
 use forebay_core::sync::{LockUnpoisoned, RwLockUnpoisoned};
 use smallvec::SmallVec;
 
+use crate::backend::slice_address;
 use crate::context::{
     ArgBytes, Context, CudaModule, CudaStream, Function, KernelLaunch, arg_bytes, arg_pointers,
 };
@@ -273,7 +274,7 @@ impl KernelRegistry {
         let kernel = self.check_launch(launch)?;
         let Some(function) = kernel.function else { return Ok(false) };
         let slices = launch.bindings.iter();
-        let starts: SmallVec<[u64; 8]> = slices.clone().map(|slice| slice.segment.0 + slice.offset).collect();
+        let starts: SmallVec<[u64; 8]> = slices.clone().map(|&slice| slice_address(slice)).collect();
         let lengths: SmallVec<[u64; 8]> = slices.map(|slice| slice.bytes).collect();
         let mut arguments: SmallVec<[&ArgBytes; 10]> = starts.iter().map(arg_bytes).collect();
         if kernel.takes_lengths {

@@ -8,9 +8,10 @@
 use std::ffi::CStr;
 use std::sync::Arc;
 
-use forebay_core::backend::{Epilogue, MatmulCall, MatrixOperand, Slice, SourceError};
+use forebay_core::backend::{Epilogue, MatmulCall, MatrixOperand, SourceError};
 use forebay_core::dtype::DType;
 
+use crate::backend::{operand_address, slice_address};
 use crate::context::{Context, CudaStream};
 use crate::gelu_grad;
 use crate::kernels::{KernelRegistry, SubmitStatus};
@@ -234,7 +235,7 @@ fn operand_tensor_map(
     }
     let map = TensorMap::new(
         DType::F32,
-        operand.segment.0 + operand.offset,
+        operand_address(operand),
         &[sizes[0], sizes[1], call.batch],
         &[4 * leading_dim, 4 * operand.batch_stride],
         &[boxes[0], boxes[1], 1],
@@ -257,11 +258,10 @@ fn plan_sgemm(call: &MatmulCall, arch: u32, units: u64) -> Option<LaunchPlan<Sge
         return None;
     }
     let SgemmConfig { tile, cluster_blocks, .. } = SgemmConfig::choose(call, units)?;
-    let address = |slice: &Slice| slice.segment.0 + slice.offset;
     let (epilogue, bias, row_sums) = match &call.epilogue {
         Epilogue::None => (SgemmEpilogue::None, 0, 0),
-        Epilogue::Bias(bias) if batch == 1 => (SgemmEpilogue::Bias, address(bias), 0),
-        Epilogue::RowSums(sums) if batch == 1 => (SgemmEpilogue::RowSums, 0, address(sums)),
+        Epilogue::Bias(bias) if batch == 1 => (SgemmEpilogue::Bias, slice_address(*bias), 0),
+        Epilogue::RowSums(sums) if batch == 1 => (SgemmEpilogue::RowSums, 0, slice_address(*sums)),
         _ => return None,
     };
     let (a, a_is_mn_major) =
@@ -284,7 +284,7 @@ fn plan_sgemm(call: &MatmulCall, arch: u32, units: u64) -> Option<LaunchPlan<Sge
         a,
         b,
         bias,
-        c: call.c.segment.0 + call.c.offset,
+        c: operand_address(&call.c),
         row_sums,
         c_row_stride,
         c_batch_stride,
