@@ -20,6 +20,7 @@ use super::grow::{NOTABLE_DIVISOR, SEGMENT_UNIT};
 use super::heap::{AllocRequest, SHARED_OWNER};
 use super::pool::{Block, Pool, Request};
 use super::pool_state::PoolState;
+use super::reclaim::StepResult;
 use super::source::SegmentId;
 use crate::memory::error::Result;
 
@@ -184,7 +185,7 @@ impl Pool {
         mut state: MutexGuard<'a, PoolState>,
         need: &AllocRequest,
         full: bool,
-    ) -> Result<(Option<Block>, MutexGuard<'a, PoolState>)> {
+    ) -> StepResult<'a> {
         let shared = &*self.shared;
         while let Some(mover) = state.mover.clone().filter(|_| state.can_compact(need)) {
             drop(state);
@@ -220,7 +221,7 @@ impl Pool {
         &'a self,
         mut state: MutexGuard<'a, PoolState>,
         need: &AllocRequest,
-    ) -> Result<(Option<Block>, MutexGuard<'a, PoolState>)> {
+    ) -> StepResult<'a> {
         for _ in 0..MAX_DEFRAGMENT_ROUNDS {
             if !state.can_compact(need) || !state.map_holes(need)? {
                 break;
