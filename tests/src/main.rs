@@ -147,7 +147,7 @@ fn data_dir(name: &str) -> Result<PathBuf> {
 fn select_devices(requested: Option<&str>) -> Result<Vec<Device>> {
     if let Some(id) = requested {
         return Ok(vec![match id {
-            "wgpu-minimum" => suite::embedding::open_minimum()?,
+            "wgpu-minimum" => suite::wgpu_devices::open_minimum()?,
             id => Device::open(id)?,
         }]);
     }

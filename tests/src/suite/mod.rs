@@ -25,7 +25,6 @@ mod devices;
 mod distances;
 mod dlpack;
 mod double_backward;
-pub mod embedding;
 mod errors;
 mod exponentials;
 mod fault_injection;
@@ -81,6 +80,8 @@ mod training;
 mod two_device_training;
 mod two_devices;
 mod view_chains;
+mod wgpu_buffers;
+pub mod wgpu_devices;
 mod wgsl;
 
 pub use runner::{Tally, Test};
@@ -130,7 +131,8 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("two_device_training", two_device_training::TESTS),
     ("asynchronous", asynchronous::TESTS),
     ("dlpack", dlpack::TESTS),
-    ("embedding", embedding::TESTS),
+    ("wgpu_devices", wgpu_devices::TESTS),
+    ("wgpu_buffers", wgpu_buffers::TESTS),
     ("training", training::TESTS),
     ("reductions", reductions::TESTS),
     ("composites", composites::TESTS),
