@@ -18,6 +18,7 @@ super::tests![
     sums_under_autocast_read_16_bit_elements,
     extremes_and_means_of_long_columns,
     variances_of_large_means_are_accurate,
+    means_of_var_mean_do_not_overflow,
     equal_extremes_share_their_gradient,
     many_short_rows_are_reduced,
     softmax_of_every_length,
@@ -75,6 +76,29 @@ fn variances_of_large_means_are_accurate(device: &Device) -> Result<()> {
             }
         }
     }
+    Ok(())
+}
+
+fn means_of_var_mean_do_not_overflow(device: &Device) -> Result<()> {
+    let (large, inf, nan) = (3e38f32, f32::INFINITY, f32::NAN);
+    let rows =
+        [[large; 3], [-large; 3], [1.0, 2.0, 6.0], [large, -large, 0.0], [1.0, inf, 2.0], [1.0, nan, 2.0]];
+    let x = Tensor::from_slice(rows.as_flattened(), [6, 3], device)?;
+    for keepdim in [false, true] {
+        for spread_and_mean in [Tensor::var_mean, Tensor::std_mean] {
+            let leaf = x.to_leaf()?;
+            let (_, mean) = spread_and_mean(&leaf, 1, 1.0, keepdim)?;
+            ensure!(mean.shape() == x.mean(1, keepdim)?.shape(), "{:?}", mean.shape());
+            let found = mean.to_vec::<f32>()?;
+            ensure!(found[..5] == [large, -large, 3.0, 0.0, inf] && found[5].is_nan(), "{found:?}");
+            mean.narrow(0, 0, 4)?.sum_all()?.backward()?;
+            let grad = leaf.grad().context("there is no gradient")?.to_f64s()?;
+            let expected: Vec<f64> = (0..18).map(|k| if k < 12 { 1.0 / 3.0 } else { 0.0 }).collect();
+            ensure_close(&grad, &expected, 1e-6, 0.0)?;
+        }
+    }
+    let empty = Tensor::zeros([2, 0], DType::F32, device)?;
+    ensure!(empty.var_mean(1, 1.0, false)?.1.to_vec::<f32>()?.iter().all(|v| v.is_nan()), "no elements");
     Ok(())
 }
 

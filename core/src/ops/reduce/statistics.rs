@@ -81,6 +81,39 @@ impl Tensor {
         reduce(&MEAN_FROM_FIRST, self, axes, true, self.dtype(), dtype, extra)
     }
 
+    /// Computes the variance or deviation, and the mean.
+    #[track_caller]
+    fn spread_and_mean(
+        &self,
+        root: bool,
+        dims: &[isize],
+        correction: f64,
+        keepdim: bool,
+    ) -> Result<(Tensor, Tensor)> {
+        // Compute in f32, so that the two gradients are added before they are rounded.
+        let x = amp::half_to_f32(self)?;
+        let spread = x.var_or_std(root, dims, correction, keepdim)?;
+        let mean = x.mean_without_overflow(dims, keepdim)?;
+        Ok((spread.to_dtype(self.dtype())?, mean.to_dtype(self.dtype())?))
+    }
+
+    /// Computes the mean. Where the sum of finite elements overflows, their distances from the first are averaged.
+    #[track_caller]
+    fn mean_without_overflow(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
+        let axes = ReduceDims::new("mean", self.shape(), dims)?;
+        if axes.elements_per_output == 0 {
+            return self.mean(dims, keepdim);
+        }
+        let x = self.detach();
+        let mean = x.mean(dims, keepdim)?;
+        let from_first = axes.first_elements(&x)?.add(&x.mean_from_first(&axes)?)?.reshape(mean.shape())?;
+        // An infinite or NaN element is not finite in both.
+        let takes_mean = mean.isfinite()?.logical_or(&from_first.isfinite()?.logical_not()?)?;
+        let out = mean.where_(&takes_mean, &from_first)?;
+        let n = axes.elements_per_output as f64;
+        Ok(autograd::differentiable_unary("mean", out, self, move |g, _| axes.expand_to_input(&g.div(n)?)))
+    }
+
     /// Computes the variance, or with `root` the deviation.
     #[track_caller]
     fn var_or_std(&self, root: bool, dims: &[isize], correction: f64, keepdim: bool) -> Result<Tensor> {
@@ -159,14 +192,10 @@ impl Tensor {
         self.var_or_std(true, &reduction_dims(dims), correction, keepdim)
     }
 
-    /// Computes the variance and the mean.
+    /// Computes the variance and the mean. The mean is finite for all finite elements whose variance is.
     #[track_caller]
     pub fn var_mean(&self, dims: impl IntoDims, correction: f64, keepdim: bool) -> Result<(Tensor, Tensor)> {
-        let dims = &reduction_dims(dims)[..];
-        // Compute in f32, so that the two gradients are added before they are rounded.
-        let x = amp::half_to_f32(self)?;
-        let (var, mean) = (x.var(dims, correction, keepdim)?, x.mean(dims, keepdim)?);
-        Ok((var.to_dtype(self.dtype())?, mean.to_dtype(self.dtype())?))
+        self.spread_and_mean(false, &reduction_dims(dims), correction, keepdim)
     }
 
     /// Computes the p-norm over `dims` (all if there are none). For a `p` of 0 it counts nonzero elements,
@@ -229,14 +258,10 @@ impl Tensor {
         }))
     }
 
-    /// Computes the standard deviation, see [`std`](Self::std), and the mean.
+    /// Computes the standard deviation, see [`std`](Self::std), and the mean, see [`var_mean`](Self::var_mean).
     #[track_caller]
     pub fn std_mean(&self, dims: impl IntoDims, correction: f64, keepdim: bool) -> Result<(Tensor, Tensor)> {
-        let dims = &reduction_dims(dims)[..];
-        // Compute in f32, because the input receives two gradients.
-        let x = amp::half_to_f32(self)?;
-        let (std, mean) = (x.std(dims, correction, keepdim)?, x.mean(dims, keepdim)?);
-        Ok((std.to_dtype(self.dtype())?, mean.to_dtype(self.dtype())?))
+        self.spread_and_mean(true, &reduction_dims(dims), correction, keepdim)
     }
 
     /// Sums over `dims` (all if there are none), skipping NaN.
