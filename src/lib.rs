@@ -64,7 +64,7 @@ pub mod prelude {
     pub use forebay_core::ops::Reduction;
     pub use forebay_core::stream::Stream;
     pub use forebay_core::tensor::Tensor;
-    pub use forebay_nn::data::{DataLoader, Dataset, FashionMnist, Text};
+    pub use forebay_nn::data::{DataLoader, Dataset, FashionMnist, TensorDataset, Text};
     pub use forebay_nn::io::safetensors;
     pub use forebay_nn::nn::{
         BatchNorm1d, BatchNorm2d, Conv2d, Conv2dOptions, CrossEntropyLoss, Dropout, Embedding, Forward,

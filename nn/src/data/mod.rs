@@ -20,10 +20,12 @@ mod fashion_mnist;
 mod loader;
 mod locate;
 mod shuffle;
+mod tensor_dataset;
 mod text;
 
 pub use fashion_mnist::FashionMnist;
 pub use loader::{BatchIter, DataLoader, LoaderCursor};
+pub use tensor_dataset::TensorDataset;
 pub use text::{Text, TokenWindows};
 
 /// An indexed set of samples, each an input and a target of fixed shapes.

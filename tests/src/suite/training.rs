@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use forebay::autograd;
-use forebay::data::Dataset;
+use forebay::data::{Dataset, TensorDataset};
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Result as CoreResult;
@@ -34,6 +34,7 @@ tests![
     micro_batches_of_exact_sums_give_the_same_bits,
     micro_batches_stay_within_the_error_of_a_sum,
     accuracy_is_the_fraction_of_correct_predictions,
+    a_tensor_dataset_has_the_rows_of_its_tensors,
 ];
 
 /// Extents that fill vec4s, and others; more parameters than one launch can bind.
@@ -507,5 +508,30 @@ fn accuracy_is_the_fraction_of_correct_predictions(device: &Device) -> Result<()
     let classes = Tensor::from_slice(&[1i64, 0, 1], [3], device)?;
     let share = train::accuracy(&logits, &classes)?.item()?;
     ensure!((share - 2.0 / 3.0).abs() < 1e-6, "got {share}");
+    Ok(())
+}
+
+fn a_tensor_dataset_has_the_rows_of_its_tensors(device: &Device) -> Result<()> {
+    let values: Vec<f32> = (0..30).map(|v| v as f32).collect();
+    let x = Tensor::from_slice(&values, [5, 3, 2], device)?;
+    let y = Tensor::from_slice(&[10i64, 11, 12, 13, 14], [5], device)?;
+    // A view, whose rows are not contiguous in memory.
+    let turned = x.transpose(1, 2)?;
+    let batches: Vec<_> =
+        TensorDataset::<f32, i64>::new(&turned, &y)?.batches(3).prefetch(device).collect::<CoreResult<_>>()?;
+    ensure!(batches.len() == 2, "{} batches", batches.len());
+    let inputs: Vec<&Tensor> = batches.iter().map(|b| &b.0).collect();
+    let targets: Vec<&Tensor> = batches.iter().map(|b| &b.1).collect();
+    ensure!(inputs[1].shape() == [2, 2, 3] && targets[1].shape() == [2], "{inputs:?}");
+    ensure!(Tensor::cat(&inputs, 0)?.to_vec::<f32>()? == turned.to_vec::<f32>()?, "inputs");
+    ensure!(Tensor::cat(&targets, 0)?.to_vec::<i64>()? == y.to_vec::<i64>()?, "targets");
+
+    let error = |result: CoreResult<TensorDataset<f32, i64>>| {
+        result.err().map(|e| e.to_string()).context("the tensors were accepted")
+    };
+    let message = error(TensorDataset::new(&x, &y.narrow(0, 0, 4)?))?;
+    ensure!(message.contains("[5, 3, 2]") && message.contains("[4]"), "{message}");
+    error(TensorDataset::new(&x.sum_all()?, &y))?;
+    error(TensorDataset::new(&x, &x))?;
     Ok(())
 }
