@@ -17,9 +17,9 @@ tests![views_and_operations_on_them_are_plain_loops];
 /// Default number of chains of each type.
 const ROUNDS: u64 = 120;
 /// Maximum number of views in a chain.
-const LONGEST: usize = 4;
+const MAX_CHAIN_VIEWS: usize = 4;
 /// Maximum number of elements of a view: unfolding multiplies them.
-const MOST: usize = 4096;
+const MAX_VIEW_NUMEL: usize = 4096;
 
 /// Storage positions of a view's elements, in row-major order.
 #[derive(Clone, Debug)]
@@ -348,8 +348,8 @@ fn views_and_operations_on_them_are_plain_loops(device: &Device) -> Result<()> {
             let mut rng = SplitMix64(seed.wrapping_mul(1 << 32).wrapping_add(round));
             let mut case = ViewChain::new(1 + round % 3, dtype, &mut rng, device)?;
             let mut run = || -> Result<()> {
-                for _ in 0..1 + rng.below(LONGEST) {
-                    if case.indices.offsets.len() > MOST || case.indices.shape.len() > 5 {
+                for _ in 0..1 + rng.below(MAX_CHAIN_VIEWS) {
+                    if case.indices.offsets.len() > MAX_VIEW_NUMEL || case.indices.shape.len() > 5 {
                         break;
                     }
                     case.add_random_view(&mut rng)?;

@@ -4,7 +4,7 @@ use super::trace_builder::{BlockId, TraceBuilder};
 use super::transformers::{SMALL, SimulatedAdam, TransformerShape};
 
 /// Graph network on randomly sampled neighbours.
-pub(super) fn neighbours(p: &mut TraceBuilder) {
+pub(super) fn neighbour_sampling(p: &mut TraceBuilder) {
     let _features = p.alloc(2_400_000 * 100 * 4);
     let _held = p.alloc_all([100 * 256 * 4, 256 * 256 * 4, 256 * 47 * 4]);
     for _ in 0..120 {
@@ -58,7 +58,7 @@ pub(super) fn molecules(p: &mut TraceBuilder) {
 }
 
 /// Point clouds of varying size, by voxels.
-pub(super) fn points(p: &mut TraceBuilder) {
+pub(super) fn point_clouds(p: &mut TraceBuilder) {
     let _held = p.alloc_all((0..8).map(|layer| (32 << (layer / 2)) * (32 << (layer / 2)) * 27 * 4));
     for _ in 0..80 {
         let count = p.rand_range(100_000, 2_000_000);
@@ -87,7 +87,7 @@ pub(super) fn points(p: &mut TraceBuilder) {
 }
 
 /// Embedding tables of a recommender, with sparse gradients.
-pub(super) fn tables(p: &mut TraceBuilder) {
+pub(super) fn recommender(p: &mut TraceBuilder) {
     let rows: Vec<u64> = (0..26).map(|_| p.rand_range(100, 3_000_000)).collect();
     let _tables = p.alloc_all(rows.iter().map(|rows| rows * 32 * 4));
     let _held = p.alloc_all([512, 256, 64, 1024, 1024, 512, 256].map(|w| w * 512 * 4));
@@ -120,7 +120,7 @@ pub(super) fn tables(p: &mut TraceBuilder) {
 }
 
 /// Reinforcement learning: many small steps that fill a replay buffer, then training on samples of it.
-pub(super) fn games(p: &mut TraceBuilder) {
+pub(super) fn reinforcement_learning(p: &mut TraceBuilder) {
     let elements = [32 * 4 * 64, 64 * 32 * 16, 64 * 64 * 9, 3136 * 512, 512 * 18];
     let _held = p.alloc_all(elements.map(|n| n * 4));
     let mut adam = SimulatedAdam::default();
@@ -208,7 +208,7 @@ pub(super) fn branches(p: &mut TraceBuilder) {
 }
 
 /// Hyperparameter search: models of different sizes, one after the other.
-pub(super) fn settings(p: &mut TraceBuilder) {
+pub(super) fn hyperparameter_search(p: &mut TraceBuilder) {
     for _ in 0..9 {
         let net = TransformerShape {
             layers: p.rand_range(2, 8),

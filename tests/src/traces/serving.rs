@@ -78,7 +78,7 @@ pub(super) fn growing_cache(p: &mut TraceBuilder) {
 }
 
 /// Beam search: each step reorders the beams, which copies all keys and values.
-pub(super) fn beams(p: &mut TraceBuilder) {
+pub(super) fn beam_search(p: &mut TraceBuilder) {
     let _held = SMALL.alloc_parameters(p);
     for _ in 0..3 {
         let (rows, steps) = (4 * p.rand_range(16, 48), p.rand_range(40, 80));
@@ -110,7 +110,7 @@ pub(super) fn beams(p: &mut TraceBuilder) {
 }
 
 /// Beam search over an encoder's output for texts of varying length, with a preallocated cache.
-pub(super) fn beams_of_texts(p: &mut TraceBuilder) {
+pub(super) fn encoder_beam_search(p: &mut TraceBuilder) {
     let _held = SMALL.alloc_parameters(p);
     for _ in 0..8 {
         let (texts, length) = (p.rand_range(2, 16), p.rand_range(50, 900));
@@ -133,7 +133,7 @@ pub(super) fn beams_of_texts(p: &mut TraceBuilder) {
 }
 
 /// Continuous batching: each request has its own key-value cache, which grows in pages of 256 tokens.
-pub(super) fn arrivals(p: &mut TraceBuilder) {
+pub(super) fn continuous_batching(p: &mut TraceBuilder) {
     let _held = LARGE.alloc_parameters(p);
     let mut requests: Vec<(u64, u64, Vec<BlockId>)> = Vec::new();
     for _ in 0..400 {
@@ -163,7 +163,7 @@ pub(super) fn arrivals(p: &mut TraceBuilder) {
 }
 
 /// Continuous batching with one contiguous cache for each request.
-pub(super) fn arrivals_in_one_piece(p: &mut TraceBuilder) {
+pub(super) fn contiguous_caches(p: &mut TraceBuilder) {
     let _held = SMALL.alloc_parameters(p);
     let mut requests: Vec<(u64, BlockId)> = Vec::new();
     for _ in 0..600 {
@@ -187,7 +187,7 @@ pub(super) fn arrivals_in_one_piece(p: &mut TraceBuilder) {
 }
 
 /// Speculative decoding: caches of a draft and a large model, truncated after a rejected guess.
-pub(super) fn guesses(p: &mut TraceBuilder) {
+pub(super) fn speculative_decoding(p: &mut TraceBuilder) {
     let (_large, _small) = (LARGE.alloc_parameters(p), SMALL.alloc_parameters(p));
     for _ in 0..4 {
         let mut length = p.rand_range(200, 1500);
@@ -208,7 +208,7 @@ pub(super) fn guesses(p: &mut TraceBuilder) {
 }
 
 /// Speech of varying length: an encoder over frames, followed by a decoder.
-pub(super) fn sounds(p: &mut TraceBuilder) {
+pub(super) fn speech(p: &mut TraceBuilder) {
     let _held = SMALL.alloc_parameters(p);
     for _ in 0..12 {
         let (batch, frames) = (p.rand_range(1, 16), p.rand_range(200, 3000));
@@ -233,7 +233,7 @@ pub(super) fn sounds(p: &mut TraceBuilder) {
 }
 
 /// Several models with least-recently-used eviction: each is loaded on request.
-pub(super) fn models_in_turn(p: &mut TraceBuilder) {
+pub(super) fn model_eviction(p: &mut TraceBuilder) {
     let mut loaded: VecDeque<(u64, Vec<BlockId>)> = VecDeque::new();
     for _ in 0..60 {
         let which = p.rand_range(1, 7);

@@ -142,7 +142,7 @@ pub(super) fn sizes(p: &mut TraceBuilder) {
 }
 
 /// Training with evaluation in other batch sizes, and a moving average of the weights.
-pub(super) fn evaluated(p: &mut TraceBuilder) {
+pub(super) fn evaluation(p: &mut TraceBuilder) {
     let (net, mut adam) = (ConvNetShape { element_size: 4, ..resnet() }, SimulatedAdam::default());
     let _held = (net.alloc_parameters(p), net.alloc_parameters(p));
     for _ in 0..3 {
@@ -157,7 +157,7 @@ pub(super) fn evaluated(p: &mut TraceBuilder) {
 }
 
 /// Inference with varying batch sizes.
-pub(super) fn answered(p: &mut TraceBuilder) {
+pub(super) fn inference(p: &mut TraceBuilder) {
     let net = resnet();
     let _held = net.alloc_parameters(p);
     for _ in 0..60 {
@@ -195,7 +195,7 @@ pub(super) fn detection(p: &mut TraceBuilder) {
 }
 
 /// U-Net: activations of the downward path are freed last.
-fn hourglass(p: &mut TraceBuilder, batch: u64, side: u64, width: u64, dimensions: u32) {
+fn unet(p: &mut TraceBuilder, batch: u64, side: u64, width: u64, dimensions: u32) {
     let size = |level: u64| batch * (width << level) * (side >> level).pow(dimensions) * 2;
     let mut down = Vec::new();
     let mut flow = p.alloc(size(0));
@@ -228,16 +228,16 @@ pub(super) fn volumes(p: &mut TraceBuilder) {
     let _held = p.alloc_all((0..5_u64).flat_map(|level| [(32 << level) * (32 << level) * 27 * 4; 8]));
     for _ in 0..60 {
         let side = 16 * p.rand_range(4, 9);
-        hourglass(p, 2, side, 32, 3);
+        unet(p, 2, side, 32, 3);
     }
 }
 
 /// Diffusion: training steps, then sampling in many steps without gradients.
-pub(super) fn denoising(p: &mut TraceBuilder) {
+pub(super) fn diffusion(p: &mut TraceBuilder) {
     let _held = p.alloc_all((0..5_u64).flat_map(|level| [(128 << level) * (128 << level) * 9 * 4; 6]));
     for _ in 0..4 {
         for _ in 0..8 {
-            hourglass(p, 16, 64, 128, 2);
+            unet(p, 16, 64, 128, 2);
         }
         let batch = p.rand_range(4, 64);
         let mut picture = p.alloc(batch * 4 * 64 * 64 * 4);
@@ -258,7 +258,7 @@ pub(super) fn denoising(p: &mut TraceBuilder) {
 }
 
 /// GAN: two networks that are trained in turn, one through the other.
-pub(super) fn adversaries(p: &mut TraceBuilder) {
+pub(super) fn gan(p: &mut TraceBuilder) {
     let maker = ConvNetShape {
         stages: vec![(1024, 1), (512, 1), (256, 1), (128, 1), (64, 1), (3, 1)],
         element_size: 4,
@@ -290,7 +290,7 @@ pub(super) fn adversaries(p: &mut TraceBuilder) {
 }
 
 /// Autotuning: the first step tries convolution algorithms with large workspaces, later steps use the best.
-pub(super) fn tried_out(p: &mut TraceBuilder) {
+pub(super) fn autotuning(p: &mut TraceBuilder) {
     let (net, mut adam) = (resnet(), SimulatedAdam::default());
     let _held = net.alloc_parameters(p);
     for at in 0..net.stages.len() as u64 {
