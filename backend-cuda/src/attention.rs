@@ -349,8 +349,8 @@ fn tensor_maps(call: &AttentionCall) -> Option<[TensorMap; 4]> {
     Some([q, k, v, grad])
 }
 
-/// Returns the tensor map of an additive mask, in which a dimension that the mask does not have is one element;
-/// `None` if TMA cannot address the mask.
+/// Returns the tensor map of an additive mask, or `None` if TMA cannot address the mask. A dimension along which the
+/// mask is broadcast has one element.
 fn mask_map(call: &AttentionCall) -> Option<TensorMap> {
     let mask = call.mask.as_ref()?;
     let [batch, head, query, key] = mask.strides;

@@ -121,8 +121,11 @@ pub(crate) struct ConvParams {
     columns: TensorMap,
     bias: u64,
     out: u64,
-    /// In order: rows, channels, height and width of the filter; line of the first tap, step of the taps; height and
-    /// width of the output, blocks of pixels along both, and all of them; tiles of rows, all tiles, splits.
+    /// In order, by the thing that is measured:
+    /// - filter: rows, channels, height, width
+    /// - taps: line of the first, step
+    /// - output: height, width, blocks of pixels along both, all blocks
+    /// - grid: tiles of rows, all tiles, splits
     sizes: [i32; 14],
 }
 

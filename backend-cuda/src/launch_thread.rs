@@ -1,6 +1,6 @@
 //! A thread that gives a stream's calls to the driver while the program prepares the next ones.
 //!
-//! A launch costs the driver as much time as it costs the core to prepare the next one, so a program with many
+//! A launch costs the driver as much time as it costs the core to prepare the next one. A program with many
 //! small kernels takes half the time if both happen at once. The first calls of a burst go to the driver
 //! directly, because a thread that must wake up is slower than they are. Any other use of the stream, such as
 //! a synchronisation, first hands over what is pending on its own thread ([`LaunchThread::flush_pending`]).

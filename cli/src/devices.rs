@@ -28,7 +28,7 @@ fn describe_device(
     let _ = match open(id) {
         Ok(device) => {
             let paths = device.info().paths.iter().cloned();
-            // A vendor's library chooses for itself.
+            // A vendor's library chooses its own tiles.
             let has_tiles = !device.is_null() && !device.library_features().matmul;
             let tiles = has_tiles.then(|| device.describe_tile_choice());
             let mut lines = std::iter::once(describe_memory(&device)).chain(paths).chain(tiles);

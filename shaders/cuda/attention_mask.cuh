@@ -2,7 +2,7 @@
 // for the gradient of the queries, 2 for those of keys and values.
 
 #if MASK_STAGES
-// A tile of the mask in shared memory has the rows of 64 queries and 64 keys, in panels of 128 bytes a row with
+// A tile of the mask in shared memory has the rows of 64 queries and 64 keys. Its panels have 128 bytes a row and
 // the swizzle of other tiles.
 #define MASK_PANEL_KEYS (MASK == 2 ? 32 : 64)
 #define MASK_TILE_BYTES (64 / MASK_PANEL_KEYS * 64 * 128)

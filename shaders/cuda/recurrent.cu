@@ -9,10 +9,18 @@
 // The running state stays in registers, in f32. BACKWARD walks the steps in the other order. Its product has the
 // transposed weight, and the blocks exchange the gradients of the state's products in place of states.
 //
-// Defined before: BF16, 1 or 0 (f16); BACKWARD; KIND: 0 tanh, 1 relu, 2 LSTM, 3 GRU; GATES of the kind; CLUSTER,
-// blocks of a cluster; UNITS, even; SEQUENCES, a multiple of 8; WARPS_M and WARPS_K, warps along rows and sums of the
-// product; TILES_M and TILES_K, a warp's tiles of 16 rows and of 16 terms; REGISTER_TILES, those of its TILES_M *
-// TILES_K tiles that are in registers; PAIRS, 1 if each row of the weight begins at a multiple of four bytes.
+// Defined before:
+// BF16                1, or 0 for f16
+// BACKWARD            1 for the gradients
+// KIND                0 tanh, 1 relu, 2 LSTM, 3 GRU
+// GATES               number of gates of the kind
+// CLUSTER             blocks of a cluster
+// UNITS               hidden features of a block, even
+// SEQUENCES           sequences of a cluster, a multiple of 8
+// WARPS_M, WARPS_K    warps along the rows and along the sums of the product
+// TILES_M, TILES_K    a warp's tiles of 16 rows and of 16 terms
+// REGISTER_TILES      tiles of a warp that are in registers, of TILES_M * TILES_K
+// PAIRS               1 if each row of the weight begins at a multiple of four bytes
 // tma_pipeline.cuh and packed_halves.cuh precede this file.
 
 #define LSTM (KIND == 2)

@@ -200,7 +200,7 @@ fn named_pages(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Reports whether a page tells what was: files that it names may be gone.
+/// Reports whether a page is a record of the past, which may name files that are gone.
 fn is_history(page: &Path) -> bool {
     page.starts_with("docs/lab") || page == Path::new("CHANGELOG.md")
 }

@@ -23,7 +23,7 @@ pub(crate) fn succeeds(program: &str, args: &[&str]) -> bool {
     run_captured(Command::new(program).args(args)).is_ok()
 }
 
-/// Result of a program that ran in sight.
+/// Result of a program whose output is on the terminal.
 pub(crate) struct ProcessOutput {
     /// True if the program exited successfully.
     pub(crate) success: bool,
@@ -31,8 +31,8 @@ pub(crate) struct ProcessOutput {
     pub(crate) lines: Vec<String>,
 }
 
-/// Runs a program in sight and returns its lines. Each printed line has the prefix `name`, because other programs may
-/// run at the same time.
+/// Runs a program with its output on the terminal, and returns the lines. Each printed line has the prefix `name`,
+/// because other programs may run at the same time.
 pub(crate) fn run_with_prefix(name: &str, command: &mut Command) -> Result<ProcessOutput> {
     let shown = program_name(command);
     let (reader, writer) = std::io::pipe().with_context(|| format!("{shown} gets no pipe"))?;

@@ -1,4 +1,4 @@
-//! Speech recognition by recurrent layers, and a language of states that decay.
+//! Speech recognition by recurrent layers, and a state-space model of language (Mamba-2).
 
 use forebay::device::Device;
 use forebay::dtype::DType;
@@ -113,11 +113,11 @@ impl StateSpace {
         let weights = sums.unsqueeze(-1)?.sub(&sums.unsqueeze(-2)?)?;
         let weights = weights.masked_fill(&above(chunk, 1)?, f64::NEG_INFINITY)?.exp()?;
         let inside = reads.matmul(&writes.transpose(-2, -1)?)?.mul(&weights)?.matmul(&x)?;
-        // What each chunk leaves at its end.
+        // State of each chunk at its end, from the chunk alone.
         let totals = sums.narrow(-1, chunk - 1, 1)?;
         let kept = x.mul(&totals.sub(&sums)?.exp()?.unsqueeze(-1)?)?;
         let states = writes.transpose(-2, -1)?.matmul(&kept)?;
-        // Sums of what earlier chunks left.
+        // Sums of the decayed states of earlier chunks.
         let totals = totals.squeeze(-1)?.transpose(1, 2)?;
         let ends = totals.cumsum(-1)?;
         let between = ends.sub(&totals)?.unsqueeze(-1)?.sub(&ends.unsqueeze(-2)?)?;

@@ -6,9 +6,9 @@ use anyhow::{Context, Result};
 use forebay::io::write_bytes as write_file;
 use forebay::memory::Snapshot;
 
-/// Page without the snapshot.
+/// Page with a placeholder for the snapshot.
 const TEMPLATE: &str = include_str!("viewer.html");
-/// Where it goes.
+/// Text that the snapshot replaces.
 const PLACEHOLDER: &str = "{{snapshot}}";
 
 pub(super) fn write_page(snapshot: &Snapshot, path: &Path) -> Result<()> {
@@ -16,7 +16,7 @@ pub(super) fn write_page(snapshot: &Snapshot, path: &Path) -> Result<()> {
 }
 
 fn render_page(snapshot: &Snapshot) -> Result<String> {
-    // `<` stands in text only; written so, nothing in a name can end the script that it lies in.
+    // JSON has `<` only inside strings. The escape keeps a name from ending the page's script element.
     let json = serde_json::to_string(snapshot)?.replace('<', "\\u003c");
     let (before, after) =
         TEMPLATE.split_once(PLACEHOLDER).context("the template has no placeholder for the snapshot")?;

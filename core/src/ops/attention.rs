@@ -157,9 +157,9 @@ impl Tensor {
     /// key \[.., keys, features\] and value \[.., keys, out\], whose batch dimensions broadcast. A query
     /// without keys gets zeros, as in PyTorch.
     ///
-    /// For head dimensions up to 128 the weights are never in memory, unless a float mask requires a
-    /// gradient and there is dropout or a window, or a mask adds batch dimensions. The result has the memory layout of
-    /// q, including interleaved heads.
+    /// For head dimensions up to 128 the weights are never in memory. Exceptions are a float mask that requires a
+    /// gradient, with dropout or a window, and a mask that adds batch dimensions. The result has the memory layout
+    /// of q, including interleaved heads.
     ///
     /// # Errors
     /// The shapes do not fit, the types differ, the mask has integers, or both a mask and `is_causal` are set.

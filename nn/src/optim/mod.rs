@@ -9,8 +9,7 @@
 //! A new rule is one `optimizer!` entry: in `elementwise_rules` with a branch of `optim_algorithms.wgsl`, or in
 //! `composite_rules` with tensor operations. `fused` groups parameters and launches the kernels.
 //!
-//! `# Errors` sections list errors other than
-//! those of methods to which the text links.
+//! `# Errors` sections list errors other than those of methods to which the text links.
 
 use std::collections::BTreeMap;
 

@@ -31,8 +31,8 @@ fn m_gelu_grad(x: f32) -> f32 {
     return m_normcdf_of(x, e) + x * (e * 0.3989423);
 }
 
-// The same for results rounded to 16 bits, with a relative error below 2^-16 unless they round to zero. With a = |x|
-// and e = e^(-x^2 / 2), the cumulative normal distribution at -a is e times a polynomial of 1 / (1 + 0.26 a) (fit
+// The same for results rounded to 16 bits, with a relative error below 2^-16 unless they round to zero. Let a = |x|
+// and e = e^(-x^2 / 2). The cumulative normal distribution at -a is e times a polynomial of 1 / (1 + 0.26 a) (fit
 // 2^-20 for a <= 13.4).
 fn m_approx_normcdf_of(x: f32, e: f32) -> f32 {
     let t = m_approx_rcp(1.0 + 0.26 * min(abs(x), 14.0));

@@ -383,8 +383,8 @@ fn sequences_without_steps(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// Computes the CTC loss of one example in f64, and its gradient by the log-probabilities \[steps, classes\], from the
-/// sums over the paths to and from each state. The blank is class 0.
+/// Computes the CTC loss of one example in f64, and its gradient by the log-probabilities \[steps, classes\]. Sums over
+/// the paths to and from each state give both. The blank is class 0.
 fn ctc_on_host(log_probs: &[Vec<f64>], labels: &[i32]) -> (f64, Vec<Vec<f64>>) {
     let classes: Vec<usize> =
         labels.iter().flat_map(|&label| [0, label as usize]).chain([0]).collect::<Vec<_>>();

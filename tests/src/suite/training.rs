@@ -517,8 +517,10 @@ fn a_tensor_dataset_has_the_rows_of_its_tensors(device: &Device) -> Result<()> {
     let y = Tensor::from_slice(&[10i64, 11, 12, 13, 14], [5], device)?;
     // A view, whose rows are not contiguous in memory.
     let turned = x.transpose(1, 2)?;
-    let batches: Vec<_> =
-        TensorDataset::<f32, i64>::new(&turned, &y)?.batches(3).prefetch(device).collect::<CoreResult<_>>()?;
+    let batches: Vec<_> = TensorDataset::<f32, i64>::new(&turned, &y)?
+        .batches(3)
+        .prefetch(device)
+        .collect::<CoreResult<_>>()?;
     ensure!(batches.len() == 2, "{} batches", batches.len());
     let inputs: Vec<&Tensor> = batches.iter().map(|b| &b.0).collect();
     let targets: Vec<&Tensor> = batches.iter().map(|b| &b.1).collect();
