@@ -50,6 +50,10 @@ pub struct Checkpoint {
     /// First epoch of the current call of [`fit`](super::Trainer::fit); 0 for the first call.
     #[serde(default)]
     pub first_epoch: u64,
+    /// True if the last call of [`fit`](super::Trainer::fit) had returned. The first call after a resume then trains
+    /// again instead of finishing that call.
+    #[serde(default)]
+    pub fit_finished: bool,
 }
 
 /// Contents of the header.

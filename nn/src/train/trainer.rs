@@ -93,8 +93,10 @@ pub struct Trainer<'a, M: ?Sized, O> {
 enum FitState {
     /// `fit` has not been called.
     NotStarted,
-    /// The last call was in another process, whose checkpoint was resumed.
+    /// The last call was in another process, whose checkpoint was saved within the call and resumed.
     Resumed,
+    /// The last call was in another process and did all its steps before the checkpoint was saved.
+    ResumedFinished,
     /// The last call ended early, by a signal or an error.
     Unfinished,
     /// The last call did all its steps.
@@ -206,7 +208,8 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
     pub fn resume(mut self, path: impl AsRef<Path>) -> Result<Self> {
         let Self { model, optimizer, scaler, .. } = &mut self;
         self.position = Checkpoint::resume_with_scaler(path, *model, optimizer, scaler.as_mut())?;
-        self.fit_state = FitState::Resumed;
+        self.fit_state =
+            if self.position.fit_finished { FitState::ResumedFinished } else { FitState::Resumed };
         Ok(self)
     }
 
@@ -248,7 +251,8 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         self.scaler.as_ref()
     }
 
-    /// Saves a checkpoint by [`Checkpoint::save`].
+    /// Saves a checkpoint by [`Checkpoint::save`]. If the last [`fit`](Self::fit) did all its steps, the first one
+    /// after a [`resume`](Self::resume) trains again, as the next call of this trainer would.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         self.position.save_with_scaler(path, self.model, &self.optimizer, self.scaler.as_ref())
     }
@@ -267,7 +271,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
     /// cases:
     ///
     /// - No step is left: the loader has no batches, no epochs or starts after them, or an earlier call has
-    ///   done all [`steps`](Self::steps). A resumed run that had ended is not an error.
+    ///   done all [`steps`](Self::steps). After a resume, a call that has nothing left to do is not an error.
     /// - The loader is configured differently from that of the resumed checkpoint.
     /// - A loss is NaN or infinite. With a scaler, which skips such steps, fifty consecutive losses are. The
     ///   check happens when losses are read, and before a checkpoint is written.
@@ -393,6 +397,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         }
         if ended == FitStatus::Finished {
             self.fit_state = FitState::Finished;
+            self.position.fit_finished = true;
         }
         Ok(ended)
     }
@@ -439,10 +444,10 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
             FitState::Resumed if done.cursor != zero => (done.cursor, done.first_epoch),
             FitState::Unfinished if is_same_loader => (done.cursor, done.first_epoch),
             // Runs with a step limit may end within an epoch, which then continues.
-            FitState::Finished if is_same_loader && self.max_steps.is_some() => {
+            FitState::Finished | FitState::ResumedFinished if is_same_loader && self.max_steps.is_some() => {
                 (done.cursor, done.first_epoch)
             }
-            FitState::Finished if is_same_loader => {
+            FitState::Finished | FitState::ResumedFinished if is_same_loader => {
                 let first = done.cursor.epoch;
                 (LoaderCursor { epoch: first.saturating_add(start.epoch), ..start }, first)
             }
@@ -467,7 +472,11 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
                     "all {n} steps are done; for more, set `steps` to a larger number, which counts from the first"
                 );
             }
-            Some(n) if n <= done.step && self.fit_state == FitState::Resumed => {
+            Some(n)
+                if n <= done.step
+                    && (self.fit_state == FitState::Resumed
+                        || (self.fit_state == FitState::ResumedFinished && self.max_steps.is_some())) =>
+            {
                 log::info!(
                     "the checkpoint is of a run that had ended, after {} steps: nothing is left to do",
                     done.step
@@ -492,7 +501,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
             _ => {}
         }
         (self.position.loader_description, self.position.cursor) = (batches, cursor);
-        self.position.first_epoch = first_epoch;
+        (self.position.first_epoch, self.position.fit_finished) = (first_epoch, false);
         self.fit_state = FitState::Unfinished;
         Ok((loader.start_at(cursor), total))
     }

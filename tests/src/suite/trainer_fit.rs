@@ -31,6 +31,7 @@ tests![
     a_fit_that_ended_midway_is_finished_by_the_next,
     a_fit_without_steps_is_an_error,
     a_second_fit_is_resumed_where_it_stopped,
+    a_run_saved_between_fits_trains_on,
     modes_are_always_restored,
     errors_of_a_data_set_end_the_run,
     an_asynchronous_fit_is_bitwise_the_blocking_one,
@@ -246,6 +247,37 @@ fn a_second_fit_is_resumed_where_it_stopped(device: &Device) -> Result<()> {
     let mut run = trainer(&rest);
     run.fit(&loader.start_at(LoaderCursor { epoch: 0, batch: 3 }), |x, y| rest.loss(x, y))?;
     ensure!(run.steps_done() == 2, "{} steps from the fourth batch of five on", run.steps_done());
+    Ok(())
+}
+
+/// Runs of one `fit` for each epoch, which early stopping needs, resume as exactly as runs of one `fit`.
+fn a_run_saved_between_fits_trains_on(device: &Device) -> Result<()> {
+    let file = TempFile::new(device, "between-fits");
+    let loader = PointDataset::new(20).shuffle(4).batches(4);
+    let whole = Net::new(device)?;
+    let mut run = trainer(&whole);
+    run.fit(&loader, |x, y| whole.loss(x, y))?;
+    run.save(&file.0)?;
+    run.fit(&loader, |x, y| whole.loss(x, y))?;
+    let rest = Net::new(device)?;
+    let mut run = trainer(&rest).resume(&file.0)?;
+    run.fit(&loader, |x, y| rest.loss(x, y))?;
+    ensure!(run.steps_done() == 10, "{} steps", run.steps_done());
+    ensure_close(&rest.weights()?, &whole.weights()?, 0.0, 0.0)?;
+    // A limit of steps is that of the whole run: nothing is left after it, and a larger one trains on.
+    run.save(&file.0)?;
+    let mut run = trainer(&rest).steps(10).resume(&file.0)?;
+    run.fit(&loader, |x, y| rest.loss(x, y))?;
+    ensure!(run.steps_done() == 10, "{} steps", run.steps_done());
+    let mut run = trainer(&rest).steps(12).resume(&file.0)?;
+    run.fit(&loader, |x, y| rest.loss(x, y))?;
+    ensure!(run.steps_done() == 12, "{} steps", run.steps_done());
+    // A call that had not returned is finished, not repeated.
+    let mut run = trainer(&rest).checkpoint(&file.0, 5);
+    run.fit(&loader, |x, y| rest.loss(x, y))?;
+    let mut run = trainer(&rest).resume(&file.0)?;
+    run.fit(&loader, |x, y| rest.loss(x, y))?;
+    ensure!(run.steps_done() == 5, "{} steps", run.steps_done());
     Ok(())
 }
 
