@@ -10,7 +10,7 @@ use forebay::ops::NormOptions;
 use forebay::tensor::Tensor;
 use serde_json::json;
 
-use crate::timing::{Bench, MAX_CALLS, median};
+use crate::timing::{Bench, LONG_WARM_UP, MAX_CALLS, median};
 
 pub(crate) fn matmul(b: &Bench<'_>) -> Result<()> {
     let sizes: &[usize] = if b.tiny { &[64, 256] } else { &[1024, 4096, 8192] };
@@ -23,7 +23,7 @@ pub(crate) fn matmul(b: &Bench<'_>) -> Result<()> {
         set_allow_tf32(name == "tf32");
         for &n in sizes {
             let (x, y) = (b.random_tensor(&[n, n], dtype)?, b.random_tensor(&[n, n], dtype)?);
-            let t = b.time(MAX_CALLS, || Ok(x.matmul(&y)?))?;
+            let t = b.time_after(LONG_WARM_UP, MAX_CALLS, || Ok(x.matmul(&y)?))?;
             let rate = 2.0 * (n as f64).powi(3) / t.median_ms / 1e9;
             b.emit_rate("matmul", &format!("{n}x{n}x{n}"), name, &t, ("tflops", rate));
         }
@@ -37,7 +37,9 @@ pub(crate) fn matmul(b: &Bench<'_>) -> Result<()> {
         let dtype = DType::F8E4M3;
         let (wide, scale) = (b.random_tensor(&[n, n], DType::F32)?, b.random_tensor(&[], DType::F32)?);
         let (x, y) = (wide.to_dtype(dtype)?, wide.to_dtype(dtype)?.t()?);
-        let t = b.time(MAX_CALLS, || Ok(x.scaled_mm(&y, &scale, &scale, None, DType::BF16)?))?;
+        let t = b.time_after(LONG_WARM_UP, MAX_CALLS, || {
+            Ok(x.scaled_mm(&y, &scale, &scale, None, DType::BF16)?)
+        })?;
         let rate = 2.0 * (n as f64).powi(3) / t.median_ms / 1e9;
         b.emit_rate("matmul", &format!("{n}x{n}x{n}"), dtype.name(), &t, ("tflops", rate));
         let t = b.time(MAX_CALLS, || Ok(wide.to_dtype(dtype)?))?;

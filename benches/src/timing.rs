@@ -39,6 +39,8 @@ const SAMPLES: usize = 20;
 pub(crate) const MAX_CALLS: usize = 50;
 /// Time of the calls before the samples.
 const WARM_UP: Duration = Duration::from_millis(200);
+/// The same for work that reaches the card's limit of power. Some seconds of it decide on the clock.
+pub(crate) const LONG_WARM_UP: Duration = Duration::from_secs(2);
 
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
@@ -108,6 +110,16 @@ impl<'a> Bench<'a> {
     /// Times the first call alone, warms up, then takes samples of as many calls as fit into about 10 ms, at most
     /// `max_calls`. Each result is dropped when the next one exists, so that samples need little memory.
     pub(crate) fn time(&self, max_calls: usize, op: impl Fn() -> Result<Tensor>) -> Result<Timing> {
+        self.time_after(WARM_UP, max_calls, op)
+    }
+
+    /// Times like [`time`](Self::time), with a warm-up of at least this long.
+    pub(crate) fn time_after(
+        &self,
+        warm_up: Duration,
+        max_calls: usize,
+        op: impl Fn() -> Result<Tensor>,
+    ) -> Result<Timing> {
         let sync = || self.device.synchronize();
         let timed = |n: usize| -> Result<f64> {
             sync()?;
@@ -127,7 +139,7 @@ impl<'a> Bench<'a> {
         let inner = ((10.0 / one).ceil() as usize).clamp(1, max_calls.max(1));
         let samples = if one > 500.0 { 3 } else { SAMPLES };
         // An idle GPU has a low clock, and compiling left it idle.
-        let warm_up = if self.tiny { Duration::ZERO } else { WARM_UP };
+        let warm_up = if self.tiny { Duration::ZERO } else { warm_up };
         let start = Instant::now();
         loop {
             timed(inner)?;
