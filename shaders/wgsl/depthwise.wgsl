@@ -12,9 +12,10 @@ dtype: of everything but the partial sums; tensors are contiguous
 run: elements of a run; for `input` a multiple of the stride
 kernel_x, stride_x, dilation_x, padding_x and those of y: of the convolution
 bias: forward and input, added to each channel
-mode: `packed` if lines of results have whole words, else `scattered` (see types); with `quads`, runs follow each other
-  in memory and are written in quads
-straddles: (quads) runs may contain ends of lines. Such a run is computed once for each of its lines, for strides of 1
+mode: `packed` if lines of results have whole words, else `scattered` (see types); with `vectors`, runs follow each other
+  in memory and are written in vectors
+vector: (vectors) elements of a vector, 4, or 8 of 16 bits
+straddles: (vectors) runs may contain ends of lines. Such a run is computed once for each of its lines, for strides of 1
   in the `input` pass
 f32_division: all quotients are below 2^20
 -#}
@@ -39,7 +40,7 @@ struct Params {
     source_width: u32,
     height: u32,
     width: u32,
-    // Lines and elements of the result (quads).
+    // Lines and elements of the result (vectors).
     lines: u32,
     total: u32,
 }
@@ -49,7 +50,10 @@ struct Params {
 {% if bias %}
 {{ t.input(2, "bias", dtype) }}
 {% endif %}
-{% if mode == "quads" %}
+{% if mode == "vectors" and vector == 8 %}
+@group(0) @binding({{ 3 if bias else 2 }}) var<storage, read_write> out: array<vec4<u32>>;
+{{ t.bits_function("out", dtype) }}
+{% elif mode == "vectors" %}
 {{ t.quads_output(3 if bias else 2, "out", dtype) }}
 {% else %}
 {{ t.output(3 if bias else 2, "out", "f32" if pass == "weight" else dtype, mode) }}
@@ -189,11 +193,19 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {{ sum_run() }}
     {% endif %}
     {% set value = "result" if straddles else "sum" %}
-    {% if mode == "quads" %}
-    {% for r in range(0, run, 4) %}
+    {% if mode == "vectors" %}
+    {% for r in range(0, run, vector) %}
     if index * {{ run }}u + {{ r }}u < p.total {
+        {% if vector == 8 %}
+        out[index * {{ run // 8 }}u + {{ r // 8 }}u] = vec4<u32>(
+            {%- for k in range(r, r + 8, 2) -%}
+            out_pair_{{ dtype }}({{ value }}{{ k }}, {{ value }}{{ k + 1 }}){{ ", " if not loop.last }}
+            {%- endfor -%}
+        );
+        {% else %}
         out_put_quad(index * {{ run // 4 }}u + {{ r // 4 }}u,
             vec4<f32>({{ value }}{{ r }}, {{ value }}{{ r + 1 }}, {{ value }}{{ r + 2 }}, {{ value }}{{ r + 3 }}));
+        {% endif %}
     }
     {% endfor %}
     {% else %}

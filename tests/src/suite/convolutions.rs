@@ -115,7 +115,7 @@ const CASES: [ConvCase; 17] = [
 
 /// Convolutions with a filter for each channel. Lines are whole words or not, and shorter or longer than a run. Strides
 /// have a remainder or none. Others have filters beyond the padding, or one dimension, or are transposed.
-const DEPTHWISE_CASES: [ConvCase; 19] = [
+const DEPTHWISE_CASES: [ConvCase; 20] = [
     ConvCase { padding: 1, groups: 5, ..ConvCase::new(&[3, 5, 8, 16], &[5, 1, 3, 3]) },
     ConvCase { padding: 1, groups: 3, ..ConvCase::new(&[2, 3, 5, 7], &[3, 1, 3, 3]) },
     ConvCase { padding: 3, groups: 4, ..ConvCase::new(&[2, 4, 14, 14], &[4, 1, 7, 7]) },
@@ -134,12 +134,13 @@ const DEPTHWISE_CASES: [ConvCase; 19] = [
     ConvCase { padding: 6, groups: 2, ..ConvCase::new(&[1, 2, 3, 2], &[2, 1, 3, 3]) },
     ConvCase { groups: 3, ..ConvCase::new(&[2, 3, 4, 9], &[3, 1, 1, 1]) },
     ConvCase { padding: 3, groups: 4, ..ConvCase::new(&[2, 4, 37], &[4, 1, 7]) },
-    // Lines of 67, 65 and 129 results, which end within runs; the third has a stride. A line of 64 has whole runs, and
-    // three lines of 65 are no whole quads.
+    // Lines of 67, 65 and 129 results, which end within runs; the third has a stride. A line of 64 has whole runs. Four
+    // lines of 65 are quads but not whole runs, and three are neither.
     ConvCase { padding: 3, groups: 4, ..ConvCase::new(&[2, 4, 64], &[4, 1, 4]) },
     ConvCase { padding: 1, groups: 2, ..ConvCase::new(&[2, 2, 3, 65], &[2, 1, 3, 3]) },
     ConvCase { padding: 1, stride: 2, groups: 2, ..ConvCase::new(&[2, 2, 4, 257], &[2, 1, 3, 3]) },
     ConvCase { padding: 1, groups: 2, ..ConvCase::new(&[1, 2, 2, 64], &[2, 1, 3, 3]) },
+    ConvCase { padding: 2, groups: 4, ..ConvCase::new(&[1, 4, 65], &[4, 1, 5]) },
     ConvCase { padding: 2, groups: 3, ..ConvCase::new(&[1, 3, 65], &[3, 1, 5]) },
     ConvCase {
         padding: 1,

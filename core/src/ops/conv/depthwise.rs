@@ -80,19 +80,23 @@ impl ConvGeometry {
         let is_whole = width.is_multiple_of(run);
         // The gradient of x divides positions by the stride, which takes no positions before the line.
         let can_straddle = width >= MIN_STRADDLED_WIDTH && (pass == Pass::Forward || self.stride[1] == 1);
-        let quads =
-            run.is_multiple_of(VEC4_WIDTH) && total.is_multiple_of(VEC4_WIDTH) && (is_whole || can_straddle);
+        // A store of 16 bytes writes a sector of the cache once. Narrower stores of one thread write it several times.
+        let most = if source.dtype().size() == 2 { 8 } else { VEC4_WIDTH };
+        let vector = [most, VEC4_WIDTH]
+            .into_iter()
+            .find(|&n| run.is_multiple_of(n) && total.is_multiple_of(n) && (is_whole || can_straddle));
         let has_whole_words =
             run.is_multiple_of(VEC4_WIDTH) && (width * source.dtype().size()).is_multiple_of(4);
-        let mode = match (quads, has_whole_words) {
-            (true, _) => "quads",
+        let mode = match (vector, has_whole_words) {
+            (Some(_), _) => "vectors",
             (_, true) => "packed",
             _ => "scattered",
         };
-        let n = if quads { total.div_ceil(run) } else { lines * runs };
+        let n = if vector.is_some() { total.div_ceil(run) } else { lines * runs };
         let spec = kernel_spec! {
             "depthwise", pass, dtype: source.dtype().name(), run, bias: bias.is_some(), mode,
-            straddles: quads && !is_whole, f32_division: lines < 1 << 20 && n * run < 1 << 31,
+            vector: vector.unwrap_or(0), straddles: vector.is_some() && !is_whole,
+            f32_division: lines < 1 << 20 && n * run < 1 << 31,
         };
         let params = kernel_params! {
             n, runs, channels: self.groups, images: self.batch, parts: 0u32, chunk: 0u32,
@@ -121,7 +125,7 @@ impl ConvGeometry {
         let partial = empty_workspace(&shape, DType::F32, x.device())?;
         let spec = kernel_spec! {
             "depthwise", pass: Pass::Weight, dtype: x.dtype().name(), run, bias: false, mode: "scattered",
-            straddles: false, f32_division: self.batch.max(height) < 1 << 20 && total < 1 << 31,
+            vector: 0usize, straddles: false, f32_division: self.batch.max(height) < 1 << 20 && total < 1 << 31,
         };
         let params = kernel_params! {
             n: 0u32, runs, channels: self.groups, images: self.batch, parts, chunk,
