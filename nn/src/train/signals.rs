@@ -2,8 +2,10 @@
 //! A second signal, or one without a loop, ends the program as usual.
 
 #[cfg(feature = "train")]
-use std::sync::Once;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use crate::{Result, fail};
 
 /// Number of running loops.
 static ACTIVE_LOOPS: AtomicUsize = AtomicUsize::new(0);
@@ -14,13 +16,16 @@ static STOP_REQUESTED: AtomicBool = AtomicBool::new(false);
 pub(super) struct SignalGuard(());
 
 impl SignalGuard {
-    pub(super) fn new() -> Self {
-        #[cfg(feature = "train")]
-        install_handler();
+    /// Installs the handlers, if no earlier loop has.
+    ///
+    /// # Errors
+    /// The crate was built without the feature `train`, or the system refuses the handlers.
+    pub(super) fn new() -> Result<Self> {
+        install_handler()?;
         if ACTIVE_LOOPS.fetch_add(1, Ordering::SeqCst) == 0 {
             STOP_REQUESTED.store(false, Ordering::SeqCst);
         }
-        Self(())
+        Ok(Self(()))
     }
 
     /// Reports whether the loop should stop.
@@ -42,13 +47,24 @@ fn should_exit() -> bool {
 }
 
 #[cfg(feature = "train")]
-fn install_handler() {
-    static HANDLER: Once = Once::new();
-    HANDLER.call_once(|| {
-        if let Err(e) = register_handler() {
-            log::warn!("Ctrl-C and termination signals will end the program without saving: {e}");
-        }
-    });
+fn install_handler() -> Result<()> {
+    static INSTALLED: OnceLock<std::result::Result<(), String>> = OnceLock::new();
+    let installed = INSTALLED.get_or_init(|| register_handler().map_err(|error| error.to_string()));
+    if let Err(error) = installed {
+        fail!(
+            argument("stop_on_signals"),
+            "the signal handlers could not be installed: {error}; leave the call out"
+        );
+    }
+    Ok(())
+}
+
+#[cfg(not(feature = "train"))]
+fn install_handler() -> Result<()> {
+    fail!(
+        argument("stop_on_signals"),
+        "handlers of signals need the feature `train`; add it to the features of `forebay`, or leave the call out"
+    )
 }
 
 #[cfg(all(feature = "train", unix))]
@@ -84,4 +100,15 @@ fn register_handler() -> std::io::Result<()> {
         }
     };
     ctrlc::set_handler(handler).map_err(std::io::Error::other)
+}
+
+#[cfg(all(test, not(feature = "train")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_the_feature_handlers_are_refused() {
+        let error = SignalGuard::new().expect_err("there are no handlers").to_string();
+        assert!(error.contains("stop_on_signals") && error.contains("feature `train`"), "{error}");
+    }
 }

@@ -186,7 +186,8 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         fn capture(on: bool) { step_capture: if on { StepCapture::Requested } else { StepCapture::Disabled } }
         /// Stops after the current step on a termination signal (Ctrl-C, SIGTERM, SIGHUP), and saves the checkpoint, if
         /// one is configured. [`fit`](Self::fit) then installs handlers for the whole process, and a second signal ends
-        /// the program. By default, signals are left to the program.
+        /// the program. Without the feature `train`, or if the system refuses the handlers, `fit` fails. By default,
+        /// signals are left to the program.
         fn stop_on_signals() { stops_on_signals: true }
         /// Saves a [`Checkpoint`] every `every` steps (0 is 1), at the end, and when a signal stops the run.
         fn checkpoint(path: impl Into<PathBuf>, every: u64) { checkpoint_every: Some((path.into(), every.max(1))) }
@@ -334,6 +335,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         mut loss: impl FnMut(&Tensor, &Tensor) -> Result<L>,
         wait: WaitMode,
     ) -> Result<FitStatus> {
+        let watch = self.stops_on_signals.then(SignalGuard::new).transpose()?;
         let device = model_device("fit", self.model)?;
         let (loader, total) = self.begin_fit(loader)?;
         let modes = nn::training_modes(self.model);
@@ -347,7 +349,6 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         let tokens = self.token_throughput.map(|tokens| TokenThroughput { peak, ..tokens });
         let mut progress = ProgressReporter::new(self.quiet, self.position.step, total, tokens);
         let mut last_step = None;
-        let watch = self.stops_on_signals.then(SignalGuard::new);
         if let Some((_, bytes)) = self.step_plan {
             device.pool().set_limit(Some(bytes));
         }
