@@ -136,8 +136,12 @@ fn check_all(app: &RunningApp, screen: &Screen, tally: &mut Tally) -> Result<()>
         screen.xdotool("mouseup 1")
     };
     drag_to(left + 3, 1)?;
-    let is_full = app.wait_for("an error", |state| state.failure.contains("out of memory"));
-    check("a budget that is too small shows the error", is_full.is_ok());
+    let is_full = |state: &State| state.failure.contains("out of memory");
+    let full = app.wait_for("an error", is_full);
+    check("a budget that is too small shows the error", full.is_ok());
+    // The pool has returned its idle memory, so the panel shows less than before.
+    let is_shown = app.wait_for("less memory", |state| state.reserved < clicked.reserved && is_full(state));
+    check("the panel shows the memory at the error", is_shown.is_ok());
     drag_to(left + width - 3, 256)?;
     let resumed = app.wait_for("the end of the error", |state| state.failure == "none")?;
     let later = app.wait_for("more steps", |state| state.steps > resumed.steps);
@@ -179,6 +183,8 @@ struct State {
     slider: [i32; 4],
     /// Budget in MiB.
     budget: u64,
+    /// Bytes that the panel shows as reserved.
+    reserved: u64,
     /// Colours of the points.
     colors: Palette,
     /// Colours of the areas.
@@ -211,6 +217,7 @@ impl State {
             plane: rect("plane")?,
             slider: rect("slider")?,
             budget: field("budget")?.parse()?,
+            reserved: field("reserved")?.parse()?,
             colors: palette("colors")?,
             areas: palette("areas")?,
             failure: failure.to_owned(),
@@ -354,11 +361,12 @@ mod tests {
 
     #[test]
     fn states_are_read() -> Result<()> {
-        let line = "points=3 steps=20 loss=0.5 plane=1,2,3,4 slider=5,6,7,8 budget=64 colors=ff0000,00ff00 areas=010203 \
-                    failure=out of memory";
+        let line = "points=3 steps=20 loss=0.5 plane=1,2,3,4 slider=5,6,7,8 budget=64 reserved=4096 \
+                    colors=ff0000,00ff00 areas=010203 failure=out of memory";
         let state = State::parse(line)?;
         assert_eq!((state.points, state.steps, state.loss), (3, 20, 0.5));
-        assert_eq!((state.plane, state.slider, state.budget), ([1, 2, 3, 4], [5, 6, 7, 8], 64));
+        assert_eq!((state.plane, state.slider), ([1, 2, 3, 4], [5, 6, 7, 8]));
+        assert_eq!((state.budget, state.reserved), (64, 4096));
         assert_eq!(state.areas, Palette(vec![[1, 2, 3]]));
         assert_eq!(state.colors.nearest([10, 200, 30]), 1);
         assert_eq!(state.failure, "out of memory");

@@ -57,7 +57,7 @@ pub(crate) struct App {
     pub(crate) training: Training,
     /// Scores of the classes at the positions of the grid.
     grid_scores: Option<Tensor>,
-    /// Statistics of the last burst of steps, with the peaks within the burst.
+    /// Statistics after the last burst of steps, complete or failed, with the peaks within the burst.
     pub(crate) memory: Stats,
     pub(crate) failure: Option<Failure>,
     pub(crate) rates: Rates,
@@ -123,6 +123,7 @@ impl App {
         let budget = self.settings.budget_mib * MIB;
         self.device.pool().set_limit(Some(budget));
         self.failure = self.device.pool().trim(budget).err().map(|error| Failure::new(&error.into()));
+        self.memory = self.device.memory();
     }
 
     /// Trains, unless there is nothing to learn or the last failure is recent. An error never ends the program.
@@ -141,6 +142,8 @@ impl App {
             Ok(false) => {}
             Err(error) => {
                 self.failure = Some(Failure::new(&error));
+                // The error names the memory of the failed burst, and so does the panel.
+                self.memory = self.device.memory();
                 window.request_repaint_after(RETRY_AFTER);
             }
         }
@@ -180,6 +183,7 @@ impl App {
         }
         egui::CentralPanel::default().frame(frame).show(ui, |ui| self.show_plane(ui));
         self.report.budget_mib = self.settings.budget_mib;
+        self.report.reserved = self.memory.reserved();
         self.report.end_frame(ui.ctx(), self.points.len(), &self.training, self.failure.as_ref());
     }
 

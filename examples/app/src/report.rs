@@ -25,13 +25,16 @@ pub(crate) struct Report {
     /// Rectangle of the slider in the window.
     pub(crate) slider: Rect,
     pub(crate) budget_mib: u64,
+    /// Bytes that the panel shows as reserved.
+    pub(crate) reserved: u64,
     frames: u64,
     last: Option<Instant>,
 }
 
 impl Report {
     pub(crate) fn new(options: Options) -> Self {
-        Self { options, plane: Rect::ZERO, slider: Rect::ZERO, budget_mib: 0, frames: 0, last: None }
+        let (plane, slider) = (Rect::ZERO, Rect::ZERO);
+        Self { options, plane, slider, budget_mib: 0, reserved: 0, frames: 0, last: None }
     }
 
     /// Ends a frame.
@@ -66,12 +69,14 @@ impl Report {
         let hex = |color: Color32| format!("{:02x}{:02x}{:02x}", color.r(), color.g(), color.b());
         let areas = [0, 1, 2].map(|class| hex(area_color(class))).join(",");
         println!(
-            "points={points} steps={} loss={} plane={} slider={} budget={} colors={} areas={areas} failure={}",
+            "points={points} steps={} loss={} plane={} slider={} budget={} reserved={} colors={} areas={areas} \
+            failure={}",
             training.steps,
             training.losses.last().copied().unwrap_or(f64::NAN),
             format_rect(self.plane),
             format_rect(self.slider),
             self.budget_mib,
+            self.reserved,
             COLORS.map(hex).join(","),
             failure.and_then(|failure| failure.text.lines().next()).unwrap_or("none"),
         );
