@@ -1,11 +1,12 @@
 """Training steps of the models of `forebay-bench run models`, in PyTorch: eager and compiled, autocast to bf16.
 
-    python3 models.py [--variant bf16,bf16_compile] [--only unet] [--tiny]
+    python3 models.py [--variant bf16,bf16_compile] [--only unet] [--tiny] [--lock FILE]
 
 Prints one JSON line for each model and variant, with the shapes of forebay-bench, so that `compare` pairs them.
 """
 
 import argparse
+import fcntl
 import json
 import statistics
 import time
@@ -872,6 +873,10 @@ def measure(build, variant, args):
     dev = torch.device(args.device)
     cuda = dev.type == "cuda"
     sync = torch.cuda.synchronize if cuda else lambda: None
+    # Closing the file, also after an error, releases the lock.
+    lock_file = open(args.lock, "w") if args.lock else None
+    lock = lambda kind: lock_file and fcntl.flock(lock_file, kind)
+    lock(fcntl.LOCK_SH)
     if cuda:
         torch.cuda.empty_cache()
     torch.manual_seed(1)
@@ -901,6 +906,8 @@ def measure(build, variant, args):
     first_ms = (time.perf_counter() - start) * 1e3
     for _ in range(1 if args.tiny else 5):
         step().item()
+    lock(fcntl.LOCK_EX)
+    step().item()
     if cuda:
         torch.cuda.reset_peak_memory_stats()
     times = []
@@ -925,6 +932,7 @@ def main():
     parser.add_argument("--only", default="")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--lock", default="", help="file: processes compile side by side, and time their steps alone")
     args = parser.parse_args()
     for variant in args.variant.split(","):
         for build in MODELS:
