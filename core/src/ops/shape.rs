@@ -167,6 +167,7 @@ fn try_join_rows(tensors: &[&Tensor], d: usize, out: &Tensor) -> Result<bool> {
 #[track_caller]
 pub fn stack(tensors: &[impl AsRef<Tensor>], dim: isize) -> Result<Tensor> {
     let tensors = as_refs(tensors);
+    fail_if!(tensors.is_empty(); argument("stack"), "takes at least one tensor");
     if let Some(t) = tensors.iter().find(|t| t.shape() != tensors[0].shape()) {
         fail!(shape("stack", [tensors[0], t]), "tensors have one shape")
     }

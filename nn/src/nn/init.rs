@@ -40,7 +40,7 @@ pub struct DefaultDTypeGuard {
 /// ```
 pub fn default_dtype(dtype: DType) -> Result<DefaultDTypeGuard> {
     fail_if!(!matches!(dtype, DType::F32 | DType::F16 | DType::BF16 | DType::F64);
-        dtype("init::dtype", dtype), "parameters are f32, f16, bf16 or f64");
+        dtype("init::default_dtype", dtype), "parameters are f32, f16, bf16 or f64");
     Ok(DefaultDTypeGuard { _dtype: ScopedGuard::new(&DEFAULT_DTYPE, Some(dtype)) })
 }
 

@@ -6,7 +6,7 @@ use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Error;
 use forebay::memory::{Bytes, Config, Tag, scope};
-use forebay::nn::{Conv2d, Conv2dOptions, Embedding, Linear, Lstm, RecurrentOptions, SelfAttention};
+use forebay::nn::{Conv2d, Conv2dOptions, Embedding, Linear, Lstm, RecurrentOptions, SelfAttention, init};
 use forebay::ops::{
     AttentionOptions, ConvolutionOptions, EmbeddingBagOptions, Im2colOptions, InterpolateOptions, PadMode,
     Pool2dOptions, RreluOptions, cartesian_prod,
@@ -156,6 +156,13 @@ fn wrong_arguments(device: &Device) -> Result<()> {
     ensure_message(x.sum_all()?.narrow(0, 0, 0), "narrow: 0..0 leaves dimension 0 of extent 0")?;
     ensure_message(x.narrow(1, 2, 2), "narrow: 2..4 leaves dimension 1 of extent 3")?;
     ensure_message(x.select(0, 2), "select: index 2 leaves dimension 0 of extent 2")?;
+    // The rank is that of the tensor, not that of the result.
+    ensure_message(
+        x.unsqueeze(3),
+        "unsqueeze: dimension 3 is out of range; a tensor of rank 2 takes -3 to 2",
+    )?;
+    ensure!(x.unsqueeze(-4).is_err() && x.unsqueeze(isize::MIN).is_err() && x.unsqueeze(isize::MAX).is_err());
+    ensure!(x.unsqueeze(2)?.shape() == [2, 3, 1] && x.unsqueeze(-3)?.shape() == [1, 2, 3]);
     ensure_message(
         x.as_strided([2, 2], [3, 3], Some(1)),
         "as_strided: shape [2, 2] with strides [3, 3] from 1 on leaves the storage of 6 elements",
@@ -263,6 +270,12 @@ fn messages_name_the_tensors_and_the_next_step(device: &Device) -> Result<()> {
         ("full", Tensor::full(many, 2.0, DType::F32, device)),
         ("empty", Tensor::empty(many, DType::F32, device)),
         ("linspace", Tensor::linspace(0.0, 1.0, 1 << 40, DType::F32, device)),
+        ("expand", image.expand([2, 3, 8, 8, 9])),
+        ("slice_dim", image.slice_dim(4, 0, 1, 1)),
+        ("slice_dim", image.slice_dim(0, 0, 1, 0)),
+        ("stack", Tensor::stack(&[] as &[Tensor], 0)),
+        ("copy_", image.narrow(1, 0, 1)?.copy_(&image).map(|()| image.clone())),
+        ("init::default_dtype", init::default_dtype(DType::I64).map(|_| image.clone())),
     ] {
         let text = message(result)?;
         ensure!(text.starts_with(&format!("{name}: ")), "{name} says {text}");

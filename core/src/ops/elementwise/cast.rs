@@ -26,7 +26,9 @@ fn collapse_dims_as_written(target: &Tensor, source: &Tensor) -> (Dims, SmallVec
 }
 
 impl Tensor {
-    /// Casts to another type, or returns `self` if it has the type. Floats become integers by truncation.
+    /// Casts to another type, or returns `self` if it has the type. Floats become integers by truncation. NaN becomes
+    /// 0, and a float outside the range becomes the nearest f32 in it; for u8 this is the range of i32, of which the
+    /// last 8 bits count.
     ///
     /// The gradient is cast back. A cast to an integer or bool ends the history, as in PyTorch. A cast to a
     /// storage-only type ([`DType::is_storage_only`]) goes through f32 and fails if a gradient is required: detach
@@ -172,7 +174,7 @@ impl Tensor {
         let recorded = autograd::check_inplace("copy_", self, &[source])?;
         // Copy first, since overlapping views would be read while they are written.
         let source = if source.shares_storage(self) { source.copy()? } else { source.clone() };
-        let source = source.to_dtype(self.dtype())?.broadcast_to(self.shape())?;
+        let source = source.to_dtype(self.dtype())?.broadcast_to_shape("copy_", self.shape())?;
         source.detach().copy_into(&self.detach())?;
         if !recorded {
             return Ok(());

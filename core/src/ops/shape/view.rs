@@ -128,14 +128,15 @@ impl Tensor {
 
     /// Expands extents of 1 to `shape` without a copy.
     pub fn broadcast_to(&self, shape: impl IntoShape) -> Result<Tensor> {
-        self.broadcast_to_shape(&new_shape("broadcast_to", shape)?)
+        self.broadcast_to_shape("broadcast_to", &new_shape("broadcast_to", shape)?)
     }
 
-    fn broadcast_to_shape(&self, shape: &[usize]) -> Result<Tensor> {
+    /// Broadcasts for the operation `op`, which errors name.
+    pub(crate) fn broadcast_to_shape(&self, op: &'static str, shape: &[usize]) -> Result<Tensor> {
         if shape == self.shape() {
             return Ok(self.clone());
         }
-        let layout = self.layout().broadcast_to("broadcast_to", shape)?;
+        let layout = self.layout().broadcast_to(op, shape)?;
         let before = Dims::from_slice(self.shape());
         Ok(self.differentiable_view("broadcast_to", layout, move |g| g.sum_to(&before)))
     }
@@ -153,7 +154,7 @@ impl Tensor {
                 n => Err(Error::argument("expand", format!("extent {n} of new dimension {d} is negative"))),
             })
             .collect::<Result<Dims>>()?;
-        self.broadcast_to_shape(&target)
+        self.broadcast_to_shape("expand", &target)
     }
 
     /// Expands to the shape of `other`: [`broadcast_to`](Self::broadcast_to).
@@ -176,7 +177,10 @@ impl Tensor {
 
     /// Inserts a dimension of extent 1 before `dim`.
     pub fn unsqueeze(&self, dim: isize) -> Result<Tensor> {
-        let at = normalize_dim("unsqueeze", dim, self.rank() + 1)?;
+        let rank = self.rank() as isize;
+        fail_if!(dim < -rank - 1 || dim > rank;
+            argument("unsqueeze"), "dimension {dim} is out of range; a tensor of rank {rank} takes {} to {rank}", -rank - 1);
+        let at = if dim < 0 { dim + rank + 1 } else { dim } as usize;
         let mut shape = Dims::from_slice(self.shape());
         shape.insert(at, 1);
         self.reshape(&shape[..])
@@ -253,9 +257,9 @@ impl Tensor {
     /// # Errors
     /// `dim` is out of range, or `step` is 0.
     pub fn slice_dim(&self, dim: isize, start: usize, stop: usize, step: usize) -> Result<Tensor> {
-        let d = normalize_dim("slice", dim, self.rank())?;
+        let d = normalize_dim("slice_dim", dim, self.rank())?;
         fail_if!(step == 0 || self.rank() == 0;
-            argument("slice"), "takes a tensor with dimensions and a step of at least 1");
+            argument("slice_dim"), "takes a tensor with dimensions and a step of at least 1");
         let stop = stop.min(self.shape()[d]);
         let start = start.min(stop);
         let shape = with_extent(self.shape(), d, (stop - start).div_ceil(step));
