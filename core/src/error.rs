@@ -166,6 +166,9 @@ pub enum Error {
     /// A configuration string is invalid.
     #[error("{0}")]
     InvalidConfig(String),
+    /// An error of the program's own, from a data set, a loss function or a hook.
+    #[error(transparent)]
+    Other(Box<dyn std::error::Error + Send + Sync>),
     /// Another error with its context, usually a module's path.
     #[error("in {context}: {error}")]
     Context {
@@ -292,6 +295,31 @@ impl Error {
     /// Creates an error about a file; `message` continues the sentence that begins with the path.
     pub fn file(path: impl AsRef<std::path::Path>, message: impl Into<String>) -> Self {
         FileError::new(path, message).into()
+    }
+
+    /// Creates an error of the program's own: for a [`Result`] of a data set, a loss function or a hook.
+    ///
+    /// ```
+    /// # use forebay_core::error::{Error, Result};
+    /// fn read_sample(path: &str) -> Result<Vec<u8>> {
+    ///     let bytes = std::fs::read(path).map_err(Error::other)?;
+    ///     if bytes.is_empty() { Err(Error::other(format!("{path} has no pixels"))) } else { Ok(bytes) }
+    /// }
+    /// let error = read_sample("missing.png").unwrap_err().with_context("sample 3");
+    /// assert!(error.downcast_ref::<std::io::Error>().is_some());
+    /// ```
+    pub fn other(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        Self::Other(error.into())
+    }
+
+    /// Returns the error passed to [`other`](Self::other), also from within a context, if it has this type.
+    #[must_use]
+    pub fn downcast_ref<E: std::error::Error + 'static>(&self) -> Option<&E> {
+        match self {
+            Self::Other(error) => error.downcast_ref(),
+            Self::Context { error, .. } => error.downcast_ref(),
+            _ => None,
+        }
     }
 
     /// Returns the out-of-memory report, also from within a context.

@@ -160,12 +160,14 @@ fn a_fit_that_ended_midway_is_finished_by_the_next(device: &Device) -> Result<()
     let failed = run.fit(&loader, |x, y| {
         calls += 1;
         if calls == 3 {
-            return Err(Error::argument("loss", "the third one"));
+            return Err(Error::other(std::io::Error::other("the third one")));
         }
         net.loss(x, y)
     });
-    let text = failed.err().context("it must fail")?.to_string();
+    let failed = failed.err().context("it must fail")?;
+    let text = failed.to_string();
     ensure!(text.contains("step 3") && text.contains("the third one"), "{text}");
+    ensure!(failed.downcast_ref::<std::io::Error>().is_some() && failed.downcast_ref::<Error>().is_none());
     run.fit(&loader, |x, y| net.loss(x, y))?;
     ensure!(run.steps_done() == 5, "{} steps of five batches", run.steps_done());
     // Another loader starts from its beginning: the failed run is not resumed.
