@@ -159,6 +159,16 @@ pub(crate) fn stage_state_dict<M: Module + ?Sized>(
     if !mismatches.is_empty() {
         problems.push(format!("does not fit: {mismatches}"));
     }
+    let prefix = if advice == STRICT_ADVICE { prefix_of_missing(&keys.missing, state) } else { None };
+    let advice = prefix.map_or_else(
+        || advice.to_owned(),
+        |prefix| {
+            format!(
+                "; the state has the missing names after `{prefix}`: load \
+                 `rename_keys(&state, |name| name.strip_prefix(\"{prefix}\").map(str::to_owned))?`"
+            )
+        },
+    );
     fail_if!(!problems.is_empty(); argument("load_state_dict"), "{}{advice}", problems.join("; "));
     let mut staged = StagedCopies::default();
     for NamedTensor { tensor, names, .. } in &own {
@@ -176,6 +186,15 @@ pub(crate) fn stage_state_dict<M: Module + ?Sized>(
         }
     }
     Ok((staged.prepare()?, keys))
+}
+
+/// Returns the prefix under which a state has all missing names, as the model of a checkpoint is under `model.`.
+fn prefix_of_missing<'a>(missing: &[String], state: &'a BTreeMap<String, Tensor>) -> Option<&'a str> {
+    let first = missing.first()?;
+    let mut prefixes = state.keys().filter_map(|key| key.strip_suffix(first.as_str()));
+    prefixes.find(|prefix| {
+        prefix.ends_with('.') && missing.iter().all(|name| state.contains_key(&format!("{prefix}{name}")))
+    })
 }
 
 /// Reports whether a tensor, cast to the dtype of another, has equal bits. May wait for the device.

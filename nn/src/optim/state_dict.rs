@@ -134,7 +134,8 @@ impl FusedOptimizer {
         }
         let unknown = state.keys().map(String::as_str).filter(|name| !expected.contains(*name));
         let unknown = unknown.collect::<Vec<_>>().join(", ");
-        fail_if!(!unknown.is_empty(); argument(OP), "unexpected: {unknown}");
+        fail_if!(!unknown.is_empty(); argument(OP),
+            "unexpected: {unknown}; the state is of another optimiser, or of other parameters");
         Ok(loaded)
     }
 }

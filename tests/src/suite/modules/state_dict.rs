@@ -84,6 +84,11 @@ pub(super) fn weights_load_by_name(device: &Device) -> Result<()> {
     let wrapped: BTreeMap<String, Tensor> =
         other.iter().map(|(name, t)| (format!("module.{name}"), t.clone())).collect();
     ensure_message(to.load_state_dict(&wrapped), "unexpected: module.norm.bias")?;
+    let advice = "the state has the missing names after `module.`: load `rename_keys(&state, |name| name.strip_prefix(\"module.\")";
+    ensure_message(to.load_state_dict(&wrapped), advice)?;
+    let mut fewer = wrapped.clone();
+    fewer.remove("module.norm.bias");
+    ensure_message(to.load_state_dict(&fewer), "rename or leave out tensors with `rename_keys`")?;
     to.load_state_dict(&rename_keys(&wrapped, |name| Some(name.strip_prefix("module.")?.to_owned()))?)?;
     ensure_message(rename_keys(&wrapped, |_| Some("x".into())), "both become `x`")
 }
