@@ -51,7 +51,8 @@ pub struct AttentionOptions<'a> {
     /// Dropout probability p of the weights, rounded to a multiple of 2⁻¹⁶ that is 1 only for 1. The kept
     /// weights are scaled by 1 / (1 - p). As in PyTorch, dropout always applies: pass 0 for inference.
     pub dropout_p: f64,
-    /// If true, query i attends to keys up to i.
+    /// If true, query i attends to keys up to i. Positions count from the first key, as in PyTorch. Several queries
+    /// after cached keys need a mask instead.
     pub is_causal: bool,
     /// Factor of the scores. The default is 1/√features.
     pub scale: Option<f64>,

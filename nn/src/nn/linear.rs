@@ -37,7 +37,8 @@ impl Linear {
     }
 
     /// Creates a layer from a weight \[out, in\] and a bias \[out\], for example of another dtype or shared with
-    /// another layer.
+    /// another layer. A tensor that is no leaf, such as one from a file, is a buffer, which is not trained:
+    /// [`to_leaf`](Tensor::to_leaf) makes it a parameter.
     #[track_caller]
     pub fn from_parameters(weight: Tensor, bias: Option<Tensor>) -> Result<Self> {
         let fits = weight.rank() == 2 && bias.as_ref().is_none_or(|b| b.shape() == &weight.shape()[..1]);
