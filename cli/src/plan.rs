@@ -1,8 +1,5 @@
 //! `forebay plan`: plans the training of a model within a memory budget, without a GPU.
 
-use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
@@ -11,12 +8,12 @@ use forebay::backend::null::CardProfile;
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Error;
+use forebay::io::safetensors;
 use forebay::memory::Bytes;
 use forebay::nn::{Gpt, GptOptions, Module};
 use forebay::optim::{AdamW, Optimizer};
 use forebay::plan::{self, Budget, CARDS, StepConfig};
 use forebay::tensor::Tensor;
-use serde_json::Value;
 
 #[derive(Args)]
 pub(crate) struct PlanArgs {
@@ -35,7 +32,7 @@ pub(crate) struct PlanArgs {
     /// Vocabulary size, in tokens.
     #[arg(long, value_parser = parse_positive)]
     vocab: Option<usize>,
-    /// Batch size: sequences per optimizer step.
+    /// Batch size: sequences per optimiser step.
     #[arg(long, default_value_t = 8, value_parser = parse_positive)]
     batch: usize,
     /// Tokens per sequence; by default the model's maximum.
@@ -64,36 +61,17 @@ pub(crate) struct PlanArgs {
     all: bool,
 }
 
-/// Maximum bytes of a header, from the format's specification.
-const MAX_HEADER_BYTES: u64 = 100_000_000;
-
 /// Reads the sizes of a model from the shapes in the header of a safetensors file. Skips the tensors' data.
 fn read_model_sizes(path: &Path) -> Result<GptOptions> {
-    ensure!(!path.is_dir(), "it is a folder; expected a safetensors file");
-    let mut file = File::open(path)?;
-    let mut length = [0; 8];
-    file.read_exact(&mut length).context("it is cut short")?;
-    let length = u64::from_le_bytes(length);
-    ensure!(length <= MAX_HEADER_BYTES, "it is not a safetensors file: its header would take {length} bytes");
-    let mut header = Vec::new();
-    file.take(length).read_to_end(&mut header)?;
-    ensure!(
-        header.len() as u64 == length,
-        "it is cut short: {} of {length} bytes of its header",
-        header.len()
-    );
-    let header: BTreeMap<String, Value> = serde_json::from_slice(&header).context("its header")?;
+    let file = safetensors::open(path)?;
     let device = Device::null(CardProfile::default());
-    let mut shapes = BTreeMap::new();
-    for (name, info) in header {
-        // Only shapes count: tables give sizes, and each norm shows that its block exists.
-        if ["wte.weight", "wpe.weight", "ln_1.weight"].iter().any(|end| name.ends_with(end)) {
-            let shape: Vec<usize> = serde_json::from_value(info["shape"].clone())
-                .with_context(|| format!("`{name}` has the shape {} in its header", info["shape"]))?;
-            shapes.insert(name, Tensor::empty(&shape, DType::U8, &device)?);
-        }
-    }
-    Ok(GptOptions::from_gpt2_state_dict(&shapes)?)
+    // Only shapes count: tables give sizes, and each norm shows that its block exists.
+    let names = file
+        .keys()
+        .filter(|name| ["wte.weight", "wpe.weight", "ln_1.weight"].iter().any(|end| name.ends_with(end)));
+    let shape = |name| Tensor::empty(file.shape(name).unwrap_or_default(), DType::U8, &device);
+    let shapes = names.map(|name| Ok((name.to_owned(), shape(name)?))).collect::<Result<_>>()?;
+    GptOptions::from_gpt2_state_dict(&shapes).with_context(|| format!("`{}`", path.display()))
 }
 
 fn parse_half(name: &str) -> Result<DType, String> {
@@ -132,7 +110,7 @@ impl PlanArgs {
     fn model_options(&self) -> Result<GptOptions> {
         let path = Path::new(&self.model);
         let mut options = if path.extension().is_some_and(|end| end == "safetensors") {
-            read_model_sizes(path).with_context(|| format!("`{}`", path.display()))?
+            read_model_sizes(path)?
         } else {
             GptOptions::preset(&self.model)?
         };
@@ -275,36 +253,36 @@ mod tests {
 
     #[test]
     fn sizes_are_read_from_a_saved_model() -> Result<()> {
-        let path = std::env::temp_dir().join(format!("forebay-plan-{}.safetensors", std::process::id()));
-        let header = r#"{"__metadata__":{"format":"pt"},
-            "transformer.wte.weight":{"dtype":"F32","shape":[300,128],"data_offsets":[0,153600]},
-            "transformer.wpe.weight":{"dtype":"F32","shape":[32,128],"data_offsets":[153600,169984]},
-            "transformer.h.0.ln_1.weight":{"dtype":"F32","shape":[128],"data_offsets":[169984,170496]},
-            "transformer.h.1.ln_1.weight":{"dtype":"F32","shape":[128],"data_offsets":[170496,171008]}}"#;
-        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
-        bytes.extend(header.as_bytes());
-        std::fs::write(&path, &bytes)?;
+        let folder = std::env::temp_dir().join(format!("forebay-plan-{}", std::process::id()));
+        let path = folder.join("model.safetensors");
         let name = path.display().to_string();
-        let found = make_plan(&["--model", &name, "--batch", "2", "--quick"]);
-        std::fs::write(&path, &bytes[..60])?;
-        let cut = make_plan(&["--model", &name]).err().map(|e| format!("{e:#}")).unwrap_or_default();
-        for (from, to, expected) in [
-            ("[32,128]", "[0, 128]", "`wpe.weight` has the shape [0, 128]"),
-            ("[300,128]", "[-3, 128]", "`transformer.wte.weight` has the shape [-3,128]"),
-            ("h.1.ln_1", "h.3.ln_1", "2 of 4 blocks"),
-        ] {
-            let header = header.replace(from, to);
-            std::fs::write(&path, [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat())?;
-            let wrong = make_plan(&["--model", &name]).err().map(|e| format!("{e:#}")).unwrap_or_default();
-            assert!(wrong.contains(expected), "{wrong}");
-        }
-        std::fs::remove_file(&path)?;
-        let (options, context, _) = found?;
+        let device = Device::null(CardProfile::default());
+        // Saves a model whose table of positions and whose second norm have these shape and name.
+        let save = |positions: [usize; 2], second: &str| -> Result<()> {
+            let tensor = |shape: &[usize]| Tensor::zeros(shape, DType::F32, &device);
+            let tensors = [
+                ("transformer.wte.weight", tensor(&[300, 128])?),
+                ("transformer.wpe.weight", tensor(&positions)?),
+                ("transformer.h.0.ln_1.weight", tensor(&[128])?),
+                (second, tensor(&[128])?),
+            ];
+            let tensors = tensors.into_iter().map(|(name, tensor)| (name.to_owned(), tensor)).collect();
+            Ok(safetensors::save(&path, &tensors, &safetensors::Metadata::new())?)
+        };
+        let wrong = || make_plan(&["--model", &name]).err().map(|e| format!("{e:#}")).unwrap_or_default();
+
+        save([32, 128], "transformer.h.1.ln_1.weight")?;
+        let (options, context, _) = make_plan(&["--model", &name, "--batch", "2", "--quick"])?;
         assert_eq!((options.layers, options.width, options.heads), (2, 128, 2));
         assert_eq!((options.vocabulary, options.context, context), (300, 32, 32));
-        assert!(cut.contains("cut short"), "{cut}");
-        let none = make_plan(&["--model", &name]).err().map(|e| format!("{e:#}")).unwrap_or_default();
-        assert!(none.contains(&name), "{none}");
+        std::fs::write(&path, &std::fs::read(&path)?[..60])?;
+        assert!(wrong().contains("cut short"), "{}", wrong());
+        save([0, 128], "transformer.h.1.ln_1.weight")?;
+        assert!(wrong().contains("`wpe.weight` has the shape [0, 128]"), "{}", wrong());
+        save([32, 128], "transformer.h.3.ln_1.weight")?;
+        assert!(wrong().contains("2 of 4 blocks"), "{}", wrong());
+        std::fs::remove_dir_all(&folder)?;
+        assert!(wrong().contains(&name), "{}", wrong());
         Ok(())
     }
 }

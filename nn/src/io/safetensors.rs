@@ -20,6 +20,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
 use std::io::{BufReader, Cursor, Read, Seek, SeekFrom, Write};
+use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 
 use safetensors::Dtype;
@@ -128,8 +129,9 @@ impl<R: Read + Seek> SafetensorsReader<R> {
         );
         let mut bytes = vec![0; header as usize];
         take(&mut bytes, "the header")?;
-        let SafetensorsHeader { metadata, entries } =
+        let SafetensorsHeader { metadata, entries: UniqueMap(entries) } =
             serde_json::from_slice(&bytes).map_err(|e| damaged(format!("header: {e}")))?;
+        let UniqueMap(metadata) = metadata.unwrap_or_default();
         let (expected, actual) = (check_layout(&entries).map_err(damaged)?, length - 8 - header);
         fail_if!(expected != actual;
             file(path), "is cut short or too long: its tensors take {expected} bytes, {actual} follow");
@@ -229,79 +231,43 @@ struct TensorEntry {
     data_offsets: (u64, u64),
 }
 
-/// Header without duplicate names.
+/// Header of a file.
+#[derive(Deserialize)]
 struct SafetensorsHeader {
-    metadata: Metadata,
-    entries: BTreeMap<String, TensorEntry>,
+    #[serde(rename = "__metadata__", default)]
+    metadata: Option<UniqueMap<String>>,
+    #[serde(flatten)]
+    entries: UniqueMap<TensorEntry>,
 }
 
-impl<'de> Deserialize<'de> for SafetensorsHeader {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
-        struct Names;
+/// Map whose keys must not repeat.
+#[derive(Default)]
+struct UniqueMap<V>(BTreeMap<String, V>);
 
-        impl<'de> Visitor<'de> for Names {
-            type Value = SafetensorsHeader;
+impl<'de, V: Deserialize<'de>> Deserialize<'de> for UniqueMap<V> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
+        struct Entries<V>(PhantomData<V>);
+
+        impl<'de, V: Deserialize<'de>> Visitor<'de> for Entries<V> {
+            type Value = UniqueMap<V>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object of tensors by name")
+                f.write_str("an object of values by name")
             }
 
-            fn visit_map<A: MapAccess<'de>>(
-                self,
-                mut map: A,
-            ) -> std::result::Result<SafetensorsHeader, A::Error> {
-                let (mut metadata, mut entries) = (None, BTreeMap::new());
-                while let Some(name) = map.next_key::<String>()? {
-                    let first = if name == METADATA_KEY {
-                        let strings = map.next_value::<Option<UniqueMetadata>>()?.unwrap_or_default();
-                        metadata.replace(strings).is_none()
-                    } else {
-                        let entry = map.next_value::<TensorEntry>()?;
-                        entries.insert(name.clone(), entry).is_none()
-                    };
-                    if !first {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<UniqueMap<V>, A::Error> {
+                let mut entries = BTreeMap::new();
+                while let Some((name, value)) = map.next_entry::<String, V>()? {
+                    if entries.contains_key(&name) {
                         return Err(A::Error::custom(format!("`{name}` is there twice")));
                     }
+                    entries.insert(name, value);
                 }
-                Ok(SafetensorsHeader { metadata: metadata.unwrap_or_default().0, entries })
+                Ok(UniqueMap(entries))
             }
         }
 
-        from.deserialize_map(Names)
-    }
-}
-
-/// Metadata strings without duplicate names.
-#[derive(Default)]
-struct UniqueMetadata(Metadata);
-
-impl<'de> Deserialize<'de> for UniqueMetadata {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
-        struct Names;
-
-        impl<'de> Visitor<'de> for Names {
-            type Value = UniqueMetadata;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object of strings")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(
-                self,
-                mut map: A,
-            ) -> std::result::Result<UniqueMetadata, A::Error> {
-                let mut strings = Metadata::new();
-                while let Some((name, text)) = map.next_entry::<String, String>()? {
-                    if strings.contains_key(&name) {
-                        return Err(A::Error::custom(format!("`{name}` is there twice in `{METADATA_KEY}`")));
-                    }
-                    strings.insert(name, text);
-                }
-                Ok(UniqueMetadata(strings))
-            }
-        }
-
-        from.deserialize_map(Names)
+        from.deserialize_map(Entries(PhantomData))
     }
 }
 
