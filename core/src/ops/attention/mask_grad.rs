@@ -42,8 +42,9 @@ impl MaskRepeats {
 }
 
 impl AttentionRun {
-    /// Records a call whose `mask` requires a gradient. `inputs` are q, k and v in four dimensions. `lead` has the batch
-    /// extents and heads of the call. `composed` computes the result from q, k, v and a mask in four dimensions.
+    /// Records a call whose `mask` requires a gradient. `inputs` are q, k and v in four dimensions. `lead` has the
+    /// batch extents and heads of the call. `composed` computes the result from q, k, v and a mask in four
+    /// dimensions.
     pub(super) fn attach_with_mask(
         self,
         result: Tensor,
