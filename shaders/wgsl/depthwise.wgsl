@@ -12,8 +12,8 @@ dtype: of everything but the partial sums; tensors are contiguous
 run: elements of a run; for `input` a multiple of the stride
 kernel_x, stride_x, dilation_x, padding_x and those of y: of the convolution
 bias: forward and input, added to each channel
-mode: `packed` if lines of results have whole words, else `scattered` (see types); with `vectors`, runs follow each other
-  in memory and are written in vectors
+mode: `packed` if lines of results have whole words, else `scattered` (see types); with `vectors`, runs follow each
+  other in memory and are written in vectors
 vector: (vectors) elements of a vector, 4, or 8 of 16 bits
 straddles: (vectors) runs may contain ends of lines. Such a run is computed once for each of its lines, for strides of 1
   in the `input` pass

@@ -111,8 +111,8 @@ impl Tensor {
         launch::launch(&spec, &[self, target], params, n.div_ceil(per_thread * WORKGROUP_SIZE))
     }
 
-    /// Copies by tiles if adjacent elements of the target are along its last dimension, and those of `self` along another
-    /// one. Returns false if the elements, the target's lines or the extents of both dimensions are unsuitable.
+    /// Copies by tiles if adjacent elements of the target are along its last dimension, and those of `self` along
+    /// another one. Returns false if the elements, the target's lines or the extents of both dimensions are unsuitable.
     fn transpose_into(
         &self,
         target: &Tensor,
