@@ -19,8 +19,15 @@ const MODELS_STEPS: usize = 30;
 /// Smallest result of a fused chain, as on devices with kernels. The null device does not fuse by default.
 const FUSION_MIN_BYTES: u64 = 256 << 10;
 
-/// Prints one line for each model, and with `lists_launches` a table of its launches.
-pub(crate) fn bench_host(card: &str, steps: usize, lists_launches: bool, names: &[String]) -> Result<()> {
+/// Prints one line for each model, and with `lists_launches` a table of its launches, those of a captured step if
+/// `captures` is true.
+pub(crate) fn bench_host(
+    card: &str,
+    steps: usize,
+    lists_launches: bool,
+    captures: bool,
+    names: &[String],
+) -> Result<()> {
     ensure!(
         names.iter().all(|name| models::names().any(|known| known == name)),
         "expected models of: {}",
@@ -42,9 +49,13 @@ pub(crate) fn bench_host(card: &str, steps: usize, lists_launches: bool, names: 
         }
         let memory = device.memory();
         let us = time_step(&mut step, &device, steps)?;
+        let mut captured = captures.then(|| device.capture(&mut step)).transpose()?;
         let requests = device.memory().allocation.all.allocated;
         let profiler = Profiler::start(&device)?;
-        step()?;
+        match &mut captured {
+            Some(captured) => drop(captured.replay()?),
+            None => drop(step()?),
+        }
         let profile = profiler.finish()?;
         let requests = device.memory().allocation.all.allocated - requests;
         let launches = profile.spans.len();

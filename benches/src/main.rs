@@ -111,6 +111,9 @@ enum Command {
         /// Also prints the launches of a step, by operation and kernel, with the bytes of their operands.
         #[arg(long)]
         launches: bool,
+        /// Counts and prints the launches of a captured step. The times are those of eager steps.
+        #[arg(long)]
+        captured: bool,
         /// Number of steps, in five samples.
         #[arg(long, default_value_t = 100)]
         steps: usize,
@@ -205,8 +208,8 @@ fn main() -> Result<()> {
         Command::Curve { folder, device, steps, tiny } => {
             loss_curve::write_loss_curves(&open(device)?, &folder, steps, tiny)
         }
-        Command::Host { card, launches, steps, models } => {
-            host_cost::bench_host(&card, steps, launches, &models)
+        Command::Host { card, launches, captured, steps, models } => {
+            host_cost::bench_host(&card, steps, launches, captured, &models)
         }
         Command::Compare { ours, peer } => compare::print_table(&ours, peer.as_deref()),
     }
