@@ -218,6 +218,15 @@ impl Storage {
         self.lock().version
     }
 
+    /// Restores the version after one operation that has written the contents that were there before.
+    pub(crate) fn restore_version(&self, version: u64) {
+        let state = &mut *self.lock();
+        // A write of another thread keeps its version.
+        if state.version == version + 1 {
+            state.version = version;
+        }
+    }
+
     /// Returns the version, or `None` if the contents can change without a new one: in memory of the program, and
     /// while a transfer without the dispatch lock writes.
     pub(crate) fn tracked_version(&self) -> Option<u64> {

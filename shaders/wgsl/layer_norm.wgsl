@@ -9,8 +9,11 @@ pass `backward`: result = the gradient of x (with a residual: of the sum, in f32
 With `copy`, a copy of the result in that dtype is written. With `partial` of two or three, a workgroup has
 rows `step` apart, and writes sums over its rows for each weight. These are of g times the normalised x, of g,
 and of the result: partial [workgroups, partial, extent].
+With `scale`, groups of `rows_per_group` rows have a line of factors each, and with `shift` a line of summands:
+  the result is result * scale + shift, with every step rounded as if it were stored. The workgroups of the backward
+  pass are `splits` for each group, whose rows are `step` apart; `g` is the gradient of the shifted result.
 
-x, residual, sum, weight, bias, g, extra_grad, result, copy: dtypes, or "" · rms: no mean is subtracted
+x, residual, sum, weight, bias, scale, shift, g, extra_grad, result, copy: dtypes, or "" · rms: no mean is subtracted
 threads_per_row: see row_reduce
 inplace: the result overwrites `extra_grad`
 width: elements of a step, 4 if the extent is a multiple of four, else 1 
@@ -26,11 +29,22 @@ struct Params {
     // Rows processed by all workgroups at a time.
     step: u32,
     eps: f32,
+    {% if scale %}
+    rows_per_group: u32,
+    splits: u32,
+    scale_offset: u32,
+    scale_stride: u32,
+    shift_offset: u32,
+    shift_stride: u32,
+    // This is always 0, which compilers do not know.
+    zero: u32,
+    {% endif %}
 }
 @group(1) @binding(0) var<uniform> p: Params;
 {% set next = namespace(binding=0) %}
-{% set inputs = [("x", x), ("residual", residual), ("weight", weight), ("bias", bias)] if pass == "forward" else
-    [("g", g), ("x", x), ("residual", residual), ("weight", weight), ("statistics", "f32"),
+{% set inputs = [("x", x), ("residual", residual), ("weight", weight), ("bias", bias), ("scale", scale),
+    ("shift", shift)] if pass == "forward" else
+    [("g", g), ("x", x), ("residual", residual), ("weight", weight), ("scale", scale), ("statistics", "f32"),
         ("extra_grad", "" if inplace else extra_grad)] %}
 {% for name, dtype in inputs if dtype %}
 {% if name == "statistics" %}
@@ -59,13 +73,31 @@ var<workgroup> columns: array<Step, 256>;
 {% endif %}
 {{ rows.functions(threads_per_row, false) }}
 {{ rows.steps(width) }}
+{% if scale %}
+// The value as stored: prevents fusing a product with the next sum, which would round only once.
+fn stored(v: Step) -> Step {
+    {% if width == 4 %}
+    return bitcast<vec4<f32>>(bitcast<vec4<u32>>(v) | vec4<u32>(p.zero));
+    {% else %}
+    return bitcast<f32>(bitcast<u32>(v) | p.zero);
+    {% endif %}
+}
+{% endif %}
 {% set loop_stride = threads_per_row * width %}
+{% set row_count = "row_count" if scale else "p.rows" %}
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
         @builtin(local_invocation_index) thread: u32) {
     let linear_group = group_index(group, groups);
+    {% if scale and pass == "backward" %}
+    let row_group = linear_group / p.splits;
+    let index = row_of(linear_group % p.splits, thread);
+    let first_row = row_group * p.rows_per_group;
+    let row_count = p.rows_per_group;
+    {% else %}
     let index = row_of(linear_group, thread);
+    {% endif %}
     let n = f32(p.extent);
     {% for k in range(register_steps) %}
     let at{{ k }} = thread_in_row(thread) * {{ width }}u + {{ k * loop_stride }}u;
@@ -105,15 +137,25 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     squares += select(0.0, step_sum(d{{ k }} * d{{ k }}), in{{ k }});
     {% endfor %}
     let rstd = m_rsqrt(row_sum(squares, thread) / n + p.eps);
+    {% if scale %}
+    let line = row / p.rows_per_group;
+    let scale_base = p.scale_offset + line * p.scale_stride;
+    let shift_base = p.shift_offset + line * p.shift_stride;
+    {% endif %}
     if live {
         {% for k in range(register_steps) %}
         if in{{ k }} {
             {% if residual %}
             sum_put_step(base + at{{ k }}, x{{ k }});
             {% endif %}
+            {% if scale %}
+            let scaled{{ k }} = stored(stored(d{{ k }} * rstd) * scale_step(scale_base + at{{ k }}));
+            result_put_step(base + at{{ k }}, scaled{{ k }} + shift_step(shift_base + at{{ k }}));
+            {% else %}
             result_put_step(base + at{{ k }},
                 d{{ k }} * rstd{{ " * weight_step(at" ~ k ~ ")" if weight else "" }}
                     {{ " + bias_step(at" ~ k ~ ")" if bias else "" }});
+            {% endif %}
         }
         {% endfor %}
         if thread_in_row(thread) == 0u {
@@ -127,6 +169,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% for k in range(register_steps) %}
     {% if weight %}
     let w{{ k }} = weight_step(clamped{{ k }});
+    {% elif scale %}
+    let w{{ k }} = scale_step(p.scale_offset + row_group * p.scale_stride + clamped{{ k }});
     {% endif %}
     {% if partial %}
     var scaled{{ k }} = Step(0.0);
@@ -137,11 +181,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% endif %}
     {% endfor %}
     // All threads have the same number of iterations, for the barriers.
-    let iterations = (p.rows + p.step - 1u) / p.step;
+    let iterations = ({{ row_count }} + p.step - 1u) / p.step;
     for (var iteration = 0u; iteration < iterations; iteration++) {
         let row_index = index + iteration * p.step;
-        let live = index < p.step && row_index < p.rows;
-        let row = min(row_index, p.rows - 1u);
+        let live = index < p.step && row_index < {{ row_count }};
+        let row = {{ "first_row + " if scale }}min(row_index, {{ row_count }} - 1u);
         let base = row * p.extent;
         {% for k in range(register_steps) %}
         let g{{ k }} = g_step(base + clamped{{ k }});
@@ -155,7 +199,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         var both = vec2<f32>(0.0);
         {% for k in range(register_steps) %}
         let z{{ k }} = (x{{ k }} - mean) * rstd;
-        let h{{ k }} = g{{ k }}{{ " * w" ~ k if weight else "" }};
+        let h{{ k }} = {{ "stored(g" ~ k ~ " * w" ~ k ~ ")" if scale else "g" ~ k ~ (" * w" ~ k if weight else "") }};
         both += select(vec2<f32>(0.0), vec2<f32>(step_sum(h{{ k }} * z{{ k }}), step_sum(h{{ k }})), in{{ k }});
         {% endfor %}
         let sums = row_sums(both, thread) / n;

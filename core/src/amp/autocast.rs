@@ -179,7 +179,13 @@ impl OperandCast {
         if !is_autocast_dtype(t.dtype()) || t.dtype() == self.dtype {
             return Ok(plain);
         }
-        let Some(leaf) = autograd::leaf_id(t) else { return plain.to_dtype(self.dtype) };
+        let Some(leaf) = autograd::leaf_id(t) else {
+            let source = autograd::result_source(t);
+            return match source.map(|source| source.compute_as(t, self.dtype)).transpose()?.flatten() {
+                Some(cast) => Ok(cast),
+                None => plain.to_dtype(self.dtype),
+            };
+        };
         if let Some(kept) = low_precision_copy::find_or_request(t, self.dtype) {
             return Ok(kept);
         }

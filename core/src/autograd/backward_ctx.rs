@@ -8,8 +8,9 @@ use std::sync::atomic::Ordering;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
+use super::bypass::Bypass;
 use super::pending_grad::{DimRange, PendingGrad, WrittenRanges};
-use super::{BackwardKind, GradEdge, Node, engine};
+use super::{BackwardKind, GradEdge, Leaf, Node, engine};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::sync::LockUnpoisoned;
@@ -35,6 +36,12 @@ pub struct BackwardCtx<'a> {
     pub(super) accumulated_inputs: RefCell<SmallVec<[usize; 2]>>,
     /// Input whose gradient is partly written, and the part.
     pub(super) written: RefCell<Option<(usize, WrittenRanges)>>,
+    /// If true, backward functions may compute gradients in place of other nodes.
+    pub(super) allows_bypass: bool,
+    /// Smallest node id that the pass visits.
+    pub(super) min_node_id: u64,
+    /// Nodes that do not run, with the gradients of their inputs.
+    pub(super) bypass: RefCell<Option<Bypass>>,
     /// Gradients of nodes that are not inputs, such as the captures of a checkpoint.
     pub(super) outer_grads: RefCell<engine::OuterGrads>,
 }
@@ -134,6 +141,12 @@ impl BackwardCtx<'_> {
         }
     }
 
+    /// Returns the 16-bit type to which the operation that computed an input casts a gradient: see
+    /// [`set_branch_dtype`](super::set_branch_dtype).
+    pub(crate) fn branch_dtype(&self, input: usize) -> Option<DType> {
+        self.accumulation_edge(input)?.branch_dtype()
+    }
+
     /// Returns the edge of an input whose gradient may be accumulated by the operation. There is none while
     /// the pass is recorded, because the recorded graph keeps the old sum.
     fn accumulation_edge(&self, input: usize) -> Option<&GradEdge> {
@@ -145,6 +158,13 @@ impl BackwardCtx<'_> {
     #[must_use]
     pub fn leaf_grad_to_accumulate(&self, input: usize) -> Option<Tensor> {
         let GradEdge::Leaf(leaf) = self.accumulation_edge(input)? else { return None };
+        let sum = self.sum_of_leaf(leaf)?;
+        self.accumulated_inputs.borrow_mut().push(input);
+        Some(sum)
+    }
+
+    /// Returns the gradient accumulated so far for a leaf, if an operation may add to it in place.
+    pub(super) fn sum_of_leaf(&self, leaf: &Leaf) -> Option<Tensor> {
         // A hook must see the gradient of this pass alone.
         if leaf.hooks.get().is_some() {
             return None;
@@ -155,8 +175,6 @@ impl BackwardCtx<'_> {
             Some(sink) => sink.borrow().get(&leaf.id).filter(|sum| sum.is_unique()).cloned(),
             None => leaf.grad.lock_unpoisoned().clone(),
         };
-        let sum = sum.filter(|sum| sum.is_contiguous() && leaf.accepts_grad(sum))?;
-        self.accumulated_inputs.borrow_mut().push(input);
-        Some(sum)
+        sum.filter(|sum| sum.is_contiguous() && leaf.accepts_grad(sum))
     }
 }

@@ -92,8 +92,15 @@ impl ElementwiseChain {
 
 /// Reports whether a node can be the next of a chain: only the node before it has an edge to it.
 pub(super) fn is_link(node: &Arc<Node>) -> bool {
-    node.chain_role.get() == Some(&ChainRole::Link)
-        && node.use_count.load(Ordering::Relaxed) == 1
-        && node.hooks.get().is_none()
-        && node.id > NEWEST_CHECKPOINT.load(Ordering::Relaxed)
+    node.chain_role.get() == Some(&ChainRole::Link) && has_single_use(node) && !has_checkpoint_since(node)
+}
+
+/// Reports whether a checkpoint was created after a node.
+pub(crate) fn has_checkpoint_since(node: &Node) -> bool {
+    node.id < NEWEST_CHECKPOINT.load(Ordering::Relaxed)
+}
+
+/// Reports whether one edge leads to a node, and no hook reads the gradient of its result.
+pub(super) fn has_single_use(node: &Node) -> bool {
+    node.use_count.load(Ordering::Relaxed) == 1 && node.hooks.get().is_none()
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
+use super::bypass::{Bypass, EdgeGrad};
 use super::elementwise_chain::{self, ElementwiseChain};
 use super::pending_grad::{PendingGrad, WrittenRanges};
 use super::{
@@ -180,6 +181,8 @@ struct NodeGrads {
     accumulated: SmallVec<[usize; 2]>,
     /// Input whose gradient is partly written, and the part.
     written: Option<(usize, WrittenRanges)>,
+    /// Nodes that the function bypassed.
+    bypass: Option<Bypass>,
     /// The function, if memory that it saved may stay until the end of a chain.
     run: Option<BackwardFnGuard>,
 }
@@ -317,6 +320,9 @@ impl GraphTask<'_> {
             pending_grads: RefCell::new(&mut self.pending_grads),
             accumulated_inputs: RefCell::default(),
             written: RefCell::default(),
+            allows_bypass: self.has_chains && self.targets.is_none() && self.captured_grads.is_none(),
+            min_node_id: self.min_node_id,
+            bypass: RefCell::default(),
             outer_grads: RefCell::default(),
         };
         let grads = match once {
@@ -327,14 +333,14 @@ impl GraphTask<'_> {
             }
         };
         let (handed, beyond) = (ctx.accumulated_inputs.take(), ctx.outer_grads.take());
-        let written = ctx.written.take();
+        let (written, bypass) = (ctx.written.take(), ctx.bypass.take());
         // Keeps the guard for a chain. Without one, drops it, which frees saved tensors unless the graph is retained.
         let run = (self.has_chains && node.chain_role.get().is_some()).then_some(run);
         let grads = grads?;
         self.add_outer_grads(beyond)?;
         let refused = |g: Option<Tensor>| g.map(|g| forbid_second_gradient(node, grad, &g));
         let grads = if once { grads.into_iter().map(refused).collect() } else { grads };
-        Ok(NodeGrads { grads, accumulated: handed, written, run })
+        Ok(NodeGrads { grads, accumulated: handed, written, bypass, run })
     }
 
     /// Returns the nodes that continue a chain after a node with these gradients. There is none if the delivery of
@@ -388,6 +394,17 @@ impl GraphTask<'_> {
         }
     }
 
+    /// Delivers the gradients of the inputs of bypassed nodes, and returns the input of `node` that leads to them. Frees
+    /// what these nodes have saved, as if they had run.
+    fn deliver_bypass(&mut self, node: &Node, bypass: Bypass) -> Result<usize> {
+        bypass.free_nodes(self.options.retain_graph)?;
+        for (k, EdgeGrad { edge, grad, is_accumulated }) in bypass.grads.into_iter().enumerate() {
+            edge.check_grad(&grad, node, k)?;
+            self.add_edge_grad(&edge, grad, is_accumulated)?;
+        }
+        Ok(bypass.input)
+    }
+
     fn run_node(&mut self, node: &Arc<Node>, grad: PendingGrad, is_link: bool, looks: bool) -> Result<()> {
         let mut grad = grad.complete()?;
         if let Some(hooks) = node.hooks.get() {
@@ -416,7 +433,8 @@ impl GraphTask<'_> {
         if looks || !node.next_edges.iter().all(waits) {
             result.complete()?;
         }
-        let NodeGrads { grads, accumulated: handed, mut written, run } = result;
+        let NodeGrads { grads, accumulated: handed, mut written, bypass, run } = result;
+        let bypassed_input = bypass.map(|bypass| self.deliver_bypass(node, bypass)).transpose()?;
         if looks {
             anomaly::check_grads_for_nan(node, &grad, &grads)?;
         }
@@ -442,6 +460,9 @@ impl GraphTask<'_> {
                 continue;
             };
             let Some(mut grad) = grads[k].take() else {
+                if bypassed_input == Some(k) {
+                    continue;
+                }
                 fail!(backward, "{} returned no gradient for input {k}, which requires one", node.describe());
             };
             edge.check_grad(&grad, node, k)?;
@@ -470,7 +491,7 @@ pub(super) struct BackwardFnGuard {
 }
 
 impl BackwardFnGuard {
-    fn acquire(node: &Arc<Node>, kept: bool) -> Result<Self> {
+    pub(super) fn acquire(node: &Arc<Node>, kept: bool) -> Result<Self> {
         let kept = kept || matches!(node.kind, BackwardKind::Cast(_));
         let mut closure = node.backward_fn.lock_unpoisoned();
         let why = match &*closure {

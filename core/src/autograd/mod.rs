@@ -32,6 +32,7 @@ use crate::tensor::{Dims, Tensor};
 mod anomaly;
 pub(crate) mod autocast_mode;
 mod backward_ctx;
+mod bypass;
 mod checkpoint;
 mod composite;
 mod deferred_drop;
@@ -42,15 +43,17 @@ mod inplace;
 pub(crate) mod low_precision_copy;
 mod pending_grad;
 mod recompute;
+mod result_source;
 mod saved;
 
 pub use anomaly::{DetectAnomalyGuard, detect_anomaly, set_detect_anomaly};
 pub use backward_ctx::BackwardCtx;
+pub(crate) use bypass::{EdgeGrad, accept_cast_grad, node_of};
 pub use checkpoint::checkpoint;
 pub(crate) use composite::{
     composite_differentiable, linear_differentiable, linear_differentiable_with, part_differentiable,
 };
-pub(crate) use elementwise_chain::{ChainRole, set_chain_role};
+pub(crate) use elementwise_chain::{ChainRole, has_checkpoint_since, set_chain_role};
 pub use engine::{GradOptions, backward, grad, grad_allow_unused};
 pub use hooks::HookHandle;
 use hooks::HookList;
@@ -60,6 +63,10 @@ use low_precision_copy::LowPrecisionCopy;
 pub(crate) use pending_grad::DimRange;
 pub(crate) use recompute::is_inside_recompute;
 pub use recompute::{is_recomputing, replayable_state_update, replayable_training_mode, update_state};
+pub(crate) use result_source::{
+    ResultSource, is_elementwise, result_source, result_source_of, set_branch_dtype, set_result_source,
+    use_count,
+};
 pub use saved::SavedTensor;
 
 /// Gradients of an operation's inputs, in order; `None` for inputs that need none.
@@ -105,7 +112,10 @@ impl GradEdge {
                 _ => (&input.shape, input.dtype, None),
             },
         };
-        let has_dtype = grad.dtype() == dtype || cast_from == Some(grad.dtype());
+        let accepts_cast = |input: &Node| input.accepts_cast_grad.load(Ordering::Relaxed);
+        let has_dtype = grad.dtype() == dtype
+            || cast_from == Some(grad.dtype())
+            || matches!(self, Self::Node(input) if grad.dtype().size() == 2 && accepts_cast(input));
         fail_if!(!has_dtype || **shape != *grad.shape();
             backward, "{} returned a gradient of {} {:?} for input {index}, which is {dtype} {shape:?}; \
             return one of the input's shape and type", node.describe(), grad.dtype(), grad.shape());
@@ -155,7 +165,11 @@ pub(crate) struct Node {
     kind: BackwardKind,
     hooks: OnceLock<Arc<HookList>>,
     /// Description of the operation for operations that use the result: see [`set_result_source`].
-    result_source: OnceLock<Weak<dyn Any + Send + Sync>>,
+    result_source: OnceLock<Weak<dyn ResultSource>>,
+    /// Type to which the backward function casts the gradient of an addend: see [`set_branch_dtype`].
+    branch_dtype: OnceLock<DType>,
+    /// If true, a cast may pass its gradient on in 16 bits: see [`accept_cast_grad`].
+    accepts_cast_grad: AtomicBool,
     /// If true, several operations use the cast: see [`mark_shared_cast`].
     is_shared_cast: AtomicBool,
     /// Role in chains of elementwise operations; unset for other operations.
@@ -376,8 +390,9 @@ pub fn differentiable_unary(
 #[track_caller]
 pub(crate) fn differentiable_cast(out: Tensor, x: &Tensor) -> Tensor {
     let from = x.dtype();
-    record_node("to_dtype", out, &[x], BackwardKind::Cast(from), move |g, _| {
-        Ok(smallvec::smallvec![Some(g.to_dtype(from)?)])
+    record_node("to_dtype", out, &[x], BackwardKind::Cast(from), move |g, ctx| {
+        let grad = if ctx.passes_cast_grad() { g.clone() } else { g.to_dtype(from)? };
+        Ok(smallvec::smallvec![Some(grad)])
     })
 }
 
@@ -443,26 +458,12 @@ impl Node {
             kind,
             hooks: OnceLock::new(),
             result_source: OnceLock::new(),
+            branch_dtype: OnceLock::new(),
+            accepts_cast_grad: AtomicBool::new(false),
             is_shared_cast: AtomicBool::new(false),
             chain_role: OnceLock::new(),
             use_count: AtomicU32::new(0),
         })
-    }
-}
-
-/// Attaches a description of the operation that computed `out`, which its backward function owns.
-pub(crate) fn set_result_source(out: &Tensor, source: Weak<dyn Any + Send + Sync>) {
-    if let Some(GradEdge::Node(node)) = out.grad_edge() {
-        // A node has one result, so its source is set once.
-        let _ = node.result_source.set(source);
-    }
-}
-
-/// Returns the description of the operation that computed `t`, while its backward function exists.
-pub(crate) fn result_source(t: &Tensor) -> Option<Arc<dyn Any + Send + Sync>> {
-    match t.grad_edge()? {
-        GradEdge::Node(node) => node.result_source.get()?.upgrade(),
-        GradEdge::Leaf(_) => None,
     }
 }
 

@@ -62,6 +62,7 @@ use crate::error::{Error, Result, fail, fail_if};
 use crate::memory::{self, Block, Bytes, Request, Tag};
 use crate::ops::conv::implicit;
 use crate::ops::index::order::{CapturedOrder, RecordedOrder};
+use crate::ops::norm::recorded_sum::RecordedSum;
 use crate::ops::recurrent::fused as recurrent;
 use crate::ops::{attention, matmul};
 use crate::runtime::device::{Device, RandomState};
@@ -472,6 +473,7 @@ impl<O: CaptureOutputs> CapturedStep<O> {
         let outputs = outputs?;
         // Freed before the check for tensors that outlive the step.
         drop(device.capture_recorder().take_notes::<RecordedOrder>(|_| true));
+        drop(device.capture_recorder().take_notes::<RecordedSum>(|_| true));
         device.flush_fusion()?;
         let captured = running.into_recording().and_then(|record| {
             let random_draws = device.random_state().offset.wrapping_sub(record.random.offset);
@@ -506,10 +508,12 @@ impl<O: CaptureOutputs> CapturedStep<O> {
         });
         let pieces: Vec<CapturedBuffer> = pieces.collect();
         let source = device.raw_backend().limits();
+        let overwritten: Vec<Option<u32>> = commands.iter().map(|command| command.overwritten).collect();
         let accesses = operands.iter().map(SmallVec::as_slice);
         let CapturePlan { is_needed: runs, placements, arena_sizes: arenas } =
             crate::runtime::capture::plan::plan_capture(
                 accesses,
+                &overwritten,
                 &pieces,
                 source.alignment.max(16),
                 device.pool().max_block_size(),

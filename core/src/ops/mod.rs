@@ -31,7 +31,7 @@ pub mod kernel;
 mod linalg;
 mod loss;
 pub(crate) mod matmul;
-mod norm;
+pub(crate) mod norm;
 mod prelude;
 mod random;
 pub(crate) mod recurrent;

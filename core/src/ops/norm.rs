@@ -8,7 +8,10 @@
 
 pub(crate) mod batch_norm;
 pub(crate) mod layer_norm;
+pub(crate) mod modulation;
+pub(crate) mod recorded_sum;
 mod row_kernels;
+mod row_norm_record;
 pub(crate) mod softmax;
 
 use super::shape::PadMode;

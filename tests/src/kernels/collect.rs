@@ -60,6 +60,7 @@ pub(crate) fn collect_kernels_on(profile: CardProfile, golden: &Path) -> Result<
     exercise_depthwise(&device)?;
     exercise_linear_cross_entropy(&device)?;
     exercise_split_rows(&device)?;
+    exercise_captured_norms(&device)?;
     exercise_sorted_scatters(&device, &types)?;
     exercise_selections(&device, &types);
     exercise_extremes(&device, &types)?;
@@ -230,6 +231,25 @@ fn exercise_split_rows(device: &Device) -> Result<()> {
         few.narrow(1, 0, 1)?.cdist(&many, p)?.sum_all()?.backward()?;
     }
     exercise_distances(device)
+}
+
+/// Modulated norms, and norms that a captured step computes in 16 bits, with and without a residual.
+fn exercise_captured_norms(device: &Device) -> Result<()> {
+    for (width, dtype) in [(7, DType::BF16), (384, DType::BF16), (384, DType::F16), (384, DType::F32)] {
+        let x = Tensor::zeros([2, 32, width], DType::F32, device)?.to_leaf()?;
+        let line = Tensor::zeros([2, 1, width], dtype, device)?.to_leaf()?;
+        let weight = Tensor::zeros([width, width], DType::F32, device)?.to_leaf()?;
+        let low = if dtype == DType::F16 { DType::F16 } else { DType::BF16 };
+        let step = || {
+            let _scope = autocast(low)?;
+            let y = x.layer_norm([width], &Default::default())?.mul(&line)?.add(&line)?;
+            let sum = x.mul(2.0)?.add(&y.linear(&weight, None)?)?;
+            let y = sum.rms_norm([width], None, None)?.linear(&weight, None)?;
+            sum.add(&y)?.sum_all()?.backward()
+        };
+        drop(device.capture(step)?);
+    }
+    Ok(())
 }
 
 /// Distances of many rows, and their gradients for each layout of threads.

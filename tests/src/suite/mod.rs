@@ -48,6 +48,7 @@ mod matmul;
 mod memory;
 mod memory_tags;
 mod minilm;
+mod modulation;
 mod modules;
 mod norms;
 mod numeric_ranges;
@@ -148,6 +149,7 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("modules", modules::TESTS),
     ("minilm", minilm::TESTS),
     ("norms", norms::TESTS),
+    ("modulation", modulation::TESTS),
     ("post_norm", post_norm::TESTS),
     ("sorting", sorting::TESTS),
     ("order_statistics", order_statistics::TESTS),

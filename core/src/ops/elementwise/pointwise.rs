@@ -7,11 +7,13 @@
 use std::sync::{Arc, Weak};
 
 use crate::amp::AutocastOperand;
-use crate::autograd::{BackwardCtx, ChainRole, GradEdge};
+use crate::autograd::{BackwardCtx, ChainRole, GradEdge, ResultSource};
 use crate::ops::elementwise::expr_eval::{ExprEnv, ExprValue};
 use crate::ops::elementwise::recompute::RecomputableResult;
 use crate::ops::elementwise::{activation, binary, unary};
 use crate::ops::kernel::pointwise_kernel::{self, PointwiseInput, PointwiseSpec};
+use crate::ops::norm::modulation::NormModulation;
+use crate::ops::norm::recorded_sum::RecordedSum;
 use crate::ops::prelude::*;
 use crate::ops::reduce::sum_products_to;
 use crate::scalar::ScalarConversion;
@@ -350,6 +352,8 @@ enum SavedOperand {
     Input(Arc<RecomputableResult>),
     /// Result of another operation, with its history.
     Recomputed(Arc<RecomputableResult>, Option<GradEdge>),
+    /// Normalised rows of a modulation, with their history.
+    Normalized(Arc<NormModulation>, Option<GradEdge>),
 }
 
 impl SavedOperand {
@@ -359,6 +363,9 @@ impl SavedOperand {
             Self::Scalar(s) => ExprValue::Scalar(s.to_f64()),
             Self::Input(result) => ExprValue::Tensor(result.unpack_input(ctx)?),
             Self::Recomputed(result, edge) => ExprValue::Tensor(result.recompute(edge.as_ref(), ctx)?),
+            Self::Normalized(modulation, edge) => {
+                ExprValue::Tensor(modulation.normalize_again(edge.as_ref(), ctx)?)
+            }
         })
     }
 }
@@ -431,6 +438,8 @@ fn attach_backward(
         })
         .collect();
     let used = |var: GradVar| needs_saved(op, args, var);
+    let modulation = NormModulation::find(op.name, args, &out);
+    RecordedSum::note(op.name, args, &out);
     // An operation of one tensor that saves its input, not its result.
     let recomputable = match args {
         [Operand::Tensor(x)] if used(GradVar::A) && !used(GradVar::Y) => {
@@ -440,9 +449,12 @@ fn attach_backward(
     };
     let save_tensor = |t: &Tensor| match &recomputable {
         Some(result) => SavedOperand::Input(result.clone()),
-        None => match RecomputableResult::find(t, out.shape()) {
-            Some(result) => SavedOperand::Recomputed(result, t.grad_edge()),
-            None => SavedOperand::Tensor(SavedTensor::input(t)),
+        None => match (RecomputableResult::find(t, out.shape()), &modulation) {
+            (Some(result), _) => SavedOperand::Recomputed(result, t.grad_edge()),
+            (None, Some(product)) if product.normalizes(t) => {
+                SavedOperand::Normalized(product.clone(), t.grad_edge())
+            }
+            (None, _) => SavedOperand::Tensor(SavedTensor::input(t)),
         },
     };
     let vars = [GradVar::A, GradVar::B, GradVar::C];
@@ -457,22 +469,52 @@ fn attach_backward(
         })
         .chain(used(GradVar::Y).then(|| (GradVar::Y, "y", SavedOperand::Tensor(SavedTensor::output(&out)))))
         .collect();
-    let backward = PointwiseBackward { op, tensor_operands, saved, attrs: attrs.into(), compute };
+    let modulated =
+        modulation.as_ref().map(|modulation| Arc::downgrade(modulation) as Weak<dyn ResultSource>);
+    let accepts_cast_grad = modulation.as_ref().is_some_and(|modulation| modulation.is_complete());
+    let backward = PointwiseBackward { op, tensor_operands, saved, attrs: attrs.into(), compute, modulation };
     let role = backward.chain_role(&out);
-    let source: Option<Weak<RecomputableResult>> = recomputable.as_ref().map(Arc::downgrade);
+    let source = recomputable.as_ref().map(|result| Arc::downgrade(result) as Weak<dyn ResultSource>);
     drop(recomputable);
+    let dtype = out.dtype();
     let out = autograd::differentiable(op.name, out, tensors, move |g, ctx| {
+        if let Some(modulation) = &backward.modulation
+            && let Some(grads) = modulation.compute_grads(g, ctx)?
+        {
+            return Ok(grads);
+        }
+        let cast = (g.dtype() != dtype).then(|| g.to_dtype(dtype)).transpose()?;
+        let g = cast.as_ref().unwrap_or(g);
         let mut result: InputGrads = smallvec![None; backward.tensor_operands.len()];
         for at in backward.order_grads(ctx) {
             result[at] = Some(backward.compute_grad(at, g, ctx)?);
         }
         Ok(result)
     });
-    if let Some(source) = source {
+    if let Some(source) = source.or(modulated) {
         autograd::set_result_source(&out, source);
+    }
+    if accepts_cast_grad {
+        autograd::accept_cast_grad(&out);
+    }
+    if let Some(dtype) = branch_dtype(op, args, &out) {
+        autograd::set_branch_dtype(&out, dtype);
     }
     autograd::set_chain_role(&out, role);
     out
+}
+
+/// Returns the 16-bit type of an addend of an f32 sum `out`, if the addend requires a gradient of the sum's shape.
+fn branch_dtype(op: &PointwiseOp, args: &[Operand<'_>], out: &Tensor) -> Option<DType> {
+    if out.dtype() != DType::F32 {
+        return None;
+    }
+    op.grads.iter().zip(args).find_map(|(rule, arg)| match (rule, arg) {
+        (GradRule::Expr("g", _), Operand::Tensor(t)) if t.requires_grad() && t.shape() == out.shape() => {
+            Some(t.dtype()).filter(|dtype| dtype.is_float() && dtype.size() == 2)
+        }
+        _ => None,
+    })
 }
 
 /// Backward pass of a recorded operation.
@@ -483,6 +525,8 @@ struct PointwiseBackward {
     saved: SmallVec<[(GradVar, &'static str, SavedOperand); 4]>,
     attrs: SmallVec<[(&'static str, Scalar); 4]>,
     compute: DType,
+    /// Modulation of a normalised tensor that the operation is a part of.
+    modulation: Option<Arc<NormModulation>>,
 }
 
 impl PointwiseBackward {
@@ -538,7 +582,14 @@ impl PointwiseBackward {
             // The forward pass has already refused this case.
             GradRule::None => Err(Error::NoGradient { op: self.op.name }),
             GradRule::Zero => Tensor::zeros(shape, *dtype, g.device()),
-            GradRule::Expr("g", _) => g.sum_to(shape)?.to_dtype(*dtype),
+            GradRule::Expr("g", _) => {
+                // A copy in this type has no history for `create_graph`.
+                let low = g.take_low_precision(*dtype);
+                match low.filter(|_| !ctx.create_graph() && shape.as_slice() == g.shape()) {
+                    Some(low) => Ok(low),
+                    None => g.sum_to(shape)?.to_dtype(*dtype),
+                }
+            }
             GradRule::Expr(expr, vars) if ctx.create_graph() => {
                 let values = self.unpack(vars, ctx)?;
                 self.compose_grad(expr, values, g)?.sum_to(shape)?.to_dtype(*dtype)

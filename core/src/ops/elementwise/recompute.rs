@@ -7,7 +7,7 @@
 
 use std::sync::{Arc, Weak};
 
-use crate::autograd::{BackwardCtx, GradEdge};
+use crate::autograd::{BackwardCtx, GradEdge, ResultSource};
 use crate::ops::elementwise::pointwise::{PointwiseOp, run_pointwise};
 use crate::ops::prelude::*;
 use crate::runtime::options::default_fusion_min_bytes;
@@ -23,6 +23,8 @@ pub(super) struct RecomputableResult {
     layout: Layout,
     version: u64,
 }
+
+impl ResultSource for RecomputableResult {}
 
 impl RecomputableResult {
     /// Saves the input `x` of an operation with the result `out`. Returns `None` for results that are too small
@@ -52,7 +54,7 @@ impl RecomputableResult {
     /// Finds the operation that computed `t`, if `t` is its unchanged result and fuses with a result of `shape`. The
     /// input must be unchanged too.
     pub(super) fn find(t: &Tensor, shape: &[usize]) -> Option<Arc<Self>> {
-        let found = autograd::result_source(t)?.downcast::<Self>().ok()?;
+        let found = autograd::result_source_of::<Self>(t)?;
         let is_unchanged = t.version() == found.version
             && *t.layout() == found.layout
             && found.storage.ptr_eq(&t.downgrade_storage());

@@ -170,6 +170,12 @@ impl RowConfig {
         let iterations = 1024 * (WORKGROUP_SIZE / self.threads_per_row);
         self.workgroups(rows).min((TARGET_WORKGROUPS / 2).max(rows.div_ceil(iterations)))
     }
+
+    /// Returns the number of workgroups that share each of `groups` groups of rows in a grid-stride loop.
+    pub(crate) fn grid_stride_splits(&self, rows_per_group: usize, groups: usize) -> usize {
+        let least = self.grid_stride_workgroups(rows_per_group * groups).div_ceil(groups.max(1));
+        self.workgroups(rows_per_group).min(least).max(1)
+    }
 }
 
 /// Returns the number of rows of a strip, a multiple of `step`. `tiles` workgroups share a strip, and each

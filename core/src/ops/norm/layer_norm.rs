@@ -3,11 +3,15 @@
 //!
 //! Longer rows and rows of other shapes use [`norm`](crate::ops::norm).
 
+use std::sync::Arc;
+
 use NormConsumer::{Any, MatmulOnly};
 use RowNormKind::{Layer, Rms};
 
 use crate::check;
 use crate::ops::kernel::heuristics::RowConfig;
+use crate::ops::norm::modulation::RowLines;
+use crate::ops::norm::row_norm_record::RowNormRecord;
 use crate::ops::norm::softmax::check_f32_f16_bf16;
 use crate::ops::norm::{
     NormOptions, RowNormKind, prepare_parameter, row_norm_composite, save_substitutes, with_parameter_grads,
@@ -22,21 +26,46 @@ const BACKWARD_REGISTER_STEPS: usize = 4;
 /// Normalisation of rows of `extent` elements.
 #[derive(Clone)]
 pub(crate) struct RowNorm {
-    op: &'static str,
-    rows: usize,
-    extent: usize,
+    pub(super) op: &'static str,
+    pub(super) rows: usize,
+    pub(super) extent: usize,
     is_rms: bool,
     eps: f64,
     /// Contiguous at offset 0, as all operands.
-    weight: Option<Tensor>,
-    bias: Option<Tensor>,
+    pub(super) weight: Option<Tensor>,
+    pub(super) bias: Option<Tensor>,
     /// Type of the residual branch of a fused sum, if the branch needs a gradient. The kernel then also
     /// writes the gradient in this type, with its column sums.
     branch_dtype: Option<DType>,
 }
 
+/// Scale and shift of normalised rows, one line each for groups of rows.
+#[derive(Clone, Copy)]
+pub(super) struct Modulation<'a> {
+    pub(super) scale: &'a RowLines,
+    /// Only the forward pass reads it.
+    pub(super) shift: Option<&'a RowLines>,
+}
+
+/// Sums and copies that a backward kernel writes in addition to the gradient of x.
+pub(super) struct BackwardForm<'a> {
+    /// Sections of the partial sums: see `layer_norm.wgsl`. 0 for no sums.
+    pub(super) sections: usize,
+    /// Type of the copy of the gradient.
+    pub(super) copy: Option<DType>,
+    pub(super) modulation: Option<Modulation<'a>>,
+}
+
+/// Results of a backward kernel.
+pub(super) struct BackwardTensors {
+    pub(super) dx: Tensor,
+    pub(super) copy: Option<Tensor>,
+    /// Partial sums \[workgroups, sections, extent\]. The workgroups of a group of rows are adjacent.
+    pub(super) partial: Option<Tensor>,
+}
+
 /// Saved rows for the gradient.
-enum SavedRows {
+pub(super) enum SavedRows {
     Input(Tensor),
     /// 16-bit residual branch, and a residual that another gradient saves anyway. The input is their f32 sum.
     BranchAndResidual(Tensor, Tensor),
@@ -60,11 +89,22 @@ impl SavedRows {
         }
     }
 
-    fn dtype(&self) -> DType {
+    pub(super) fn dtype(&self) -> DType {
         match self {
             Self::Input(x) => x.dtype(),
             Self::BranchAndResidual(_, residual) => residual.dtype(),
         }
+    }
+
+    /// Reports whether a kernel may write the gradient of the rows to the memory of `grad`.
+    pub(super) fn is_like(&self, grad: &Tensor) -> bool {
+        grad.is_contiguous() && grad.layout().offset() == 0 && grad.dtype() == self.dtype()
+    }
+
+    /// Returns a gradient with a flag: true if nothing else reads it, so that a kernel may overwrite it.
+    pub(super) fn overwritable(&self, grad: Tensor) -> (Tensor, bool) {
+        let may_overwrite = grad.is_unique() && self.is_like(&grad);
+        (grad, may_overwrite)
     }
 
     /// Returns the rows as one or two operands, within `left` bindings.
@@ -105,16 +145,27 @@ impl RowNorm {
         }
     }
 
-    fn params(&self, step: usize) -> KernelParams {
-        kernel_params! { rows: self.rows, extent: self.extent, step, eps: self.eps as f32 }
+    /// Returns the parameters of workgroups with rows `step` apart. `splits` of them share a group of rows.
+    fn params(&self, step: usize, splits: usize, modulation: Option<Modulation<'_>>) -> KernelParams {
+        let params = kernel_params! { rows: self.rows, extent: self.extent, step, eps: self.eps as f32 };
+        let Some(Modulation { scale, shift }) = modulation else { return params };
+        let place = |lines: &RowLines| (lines.tensor.layout().offset(), lines.stride);
+        let (scale_offset, scale_stride) = place(scale);
+        let (shift_offset, shift_stride) = shift.map_or((0, 0), place);
+        kernel_params! {
+            ..params;
+            rows_per_group: scale.rows_per_group, splits, scale_offset, scale_stride, shift_offset, shift_stride,
+            zero: 0u32,
+        }
     }
 
     /// Computes the normalised x in type `result`, and the statistics. `added` is a residual and the sum's
     /// output.
-    fn forward(
+    pub(super) fn forward(
         &self,
         x: &Tensor,
         added: Option<(&Tensor, &Tensor)>,
+        modulation: Option<Modulation<'_>>,
         result: DType,
     ) -> Result<(Tensor, Tensor)> {
         let out = Tensor::empty(x.shape(), result, x.device())?;
@@ -126,26 +177,28 @@ impl RowNorm {
         }
         let config = Self::row_config(self.extent, FORWARD_REGISTER_STEPS);
         let name = launch::dtype_name_of;
+        let scale = modulation.map(|m| &m.scale.tensor);
+        let shift = modulation.and_then(|m| m.shift).map(|lines| &lines.tensor);
         let spec = kernel_spec! {
             ..self.spec(config); pass: "forward", x: x.dtype().name(), residual: name(residual), sum: name(sum),
-            result: result.name(), copy: "", partial: 0usize,
+            result: result.name(), copy: "", partial: 0usize, scale: name(scale), shift: name(shift),
         };
-        let tensors = bindings![x, residual, &self.weight, &self.bias, &statistics, sum, &out];
-        launch::launch(&spec, &tensors, self.params(0), config.workgroups(self.rows))?;
+        let tensors = bindings![x, residual, &self.weight, &self.bias, scale, shift, &statistics, sum, &out];
+        launch::launch(&spec, &tensors, self.params(0, 1, modulation), config.workgroups(self.rows))?;
         drop(tensors);
         Ok((out, statistics))
     }
 
-    /// Computes the gradients of x, weight and bias. `extra_grad` is another gradient of x to add, and a flag that
-    /// allows to overwrite its memory with the sum.
-    fn backward(
+    /// Launches the backward kernel. `extra_grad` is another gradient of x to add, and a flag that allows to
+    /// overwrite its memory with the sum.
+    pub(super) fn launch_backward(
         &self,
         g: &Tensor,
         kept: &SavedRows,
         statistics: &Tensor,
         extra_grad: Option<(Tensor, bool)>,
-        needs_input_grad: &[bool],
-    ) -> Result<InputGrads> {
+        form: &BackwardForm<'_>,
+    ) -> Result<BackwardTensors> {
         let g = contiguous_zero_offset(g)?;
         let (extra_grad, inplace) =
             extra_grad.map_or((None, false), |(extra_grad, inplace)| (Some(extra_grad), inplace));
@@ -156,43 +209,77 @@ impl RowNorm {
             _ => Tensor::empty(g.shape(), kept.dtype(), g.device())?,
         };
         let config = Self::row_config(self.extent, BACKWARD_REGISTER_STEPS);
-        let sums = needs_input_grad[1..].contains(&true);
-        let groups =
-            if sums { config.grid_stride_workgroups(self.rows) } else { config.workgroups(self.rows) };
-        // Column sums of g times the normalised x, of g, and for a residual branch of the gradient.
-        let of_columns = self.branch_dtype.is_some() && g.shape().last() == Some(&self.extent);
-        let sections = if of_columns { 3 } else { 2 };
-        let partial = || empty_workspace(&[groups, sections, self.extent], DType::F32, g.device());
-        let partial = sums.then(partial).transpose()?;
-        let low = self.branch_dtype.filter(|&dtype| needs_input_grad[0] && dtype != out.dtype());
-        let low = low.map(|dtype| Tensor::empty(g.shape(), dtype, g.device())).transpose()?;
+        let rows_at_once = WORKGROUP_SIZE / config.threads_per_row;
+        // Workgroups of a group of rows, and of all.
+        let (splits, groups) = match form.modulation {
+            Some(Modulation { scale, .. }) => {
+                let splits = config.grid_stride_splits(scale.rows_per_group, scale.groups(self.rows));
+                (splits, splits * scale.groups(self.rows))
+            }
+            None if form.sections > 0 => (1, config.grid_stride_workgroups(self.rows)),
+            None => (1, config.workgroups(self.rows)),
+        };
+        let partial = || empty_workspace(&[groups, form.sections, self.extent], DType::F32, g.device());
+        let partial = (form.sections > 0).then(partial).transpose()?;
+        let copy = form.copy.filter(|&dtype| dtype != out.dtype());
+        let copy = copy.map(|dtype| Tensor::empty(g.shape(), dtype, g.device())).transpose()?;
         if out.numel() > 0 {
             let extra_grad = extra_grad.as_ref();
             let added = extra_grad.filter(|_| !inplace);
-            let others = bindings![&self.weight, statistics, added, &out, &low, &partial];
+            let scale = form.modulation.map(|m| &m.scale.tensor);
+            let others = bindings![&self.weight, scale, statistics, added, &out, &copy, &partial];
             let max_bindings = g.device().info().limits.max_bindings as usize;
             let (x, residual) = kept.kernel_operands(max_bindings - others.len() - 1)?;
             let name = launch::dtype_name_of;
             let spec = kernel_spec! {
                 ..self.spec(config); pass: "backward", x: x.dtype().name(), residual: name(residual),
                 g: g.dtype().name(), extra_grad: name(extra_grad), inplace, result: out.dtype().name(),
-                copy: name(low.as_ref()), partial: if sums { sections } else { 0 },
+                copy: name(copy.as_ref()), partial: form.sections, scale: name(scale), shift: "",
             };
             let tensors = bindings![&g, &x, residual, &others[..]];
-            let step = groups * (WORKGROUP_SIZE / config.threads_per_row);
+            let step = rows_at_once * if form.modulation.is_some() { splits } else { groups };
+            let rows = form.modulation.map_or(self.rows, |m| m.scale.rows_per_group);
             // Each iteration sums over the threads of a row in two steps.
-            let params = self.params(step).loop_iterations(33 * self.rows.div_ceil(step) + 64);
+            let params = self.params(step, splits, form.modulation);
+            let params = params.loop_iterations(33 * rows.div_ceil(step) + 64);
             launch::launch(&spec, &tensors, params, groups)?;
         }
-        let mut summed = partial.as_ref().map(sum_parts).transpose()?.into_iter().flatten();
+        Ok(BackwardTensors { dx: out, copy, partial })
+    }
+
+    /// Computes the gradients of x, weight and bias. `extra_grad` is that of
+    /// [`launch_backward`](Self::launch_backward). `branch_dtype` is the type of a copy of the gradient of x.
+    fn backward(
+        &self,
+        g: &Tensor,
+        kept: &SavedRows,
+        statistics: &Tensor,
+        extra_grad: Option<(Tensor, bool)>,
+        branch_dtype: Option<DType>,
+        needs_input_grad: &[bool],
+    ) -> Result<InputGrads> {
+        let sums = needs_input_grad[1..].contains(&true);
+        // Column sums of g times the normalised x, of g, and for a residual branch of the gradient.
+        let of_columns = self.branch_dtype.is_some() && g.shape().last() == Some(&self.extent);
+        let sections = if !sums {
+            0
+        } else if of_columns {
+            3
+        } else {
+            2
+        };
+        let copy = self.branch_dtype.or(branch_dtype).filter(|_| needs_input_grad[0]);
+        let form = BackwardForm { sections, copy, modulation: None };
+        let made = self.launch_backward(g, kept, statistics, extra_grad, &form)?;
+        let mut summed = made.partial.as_ref().map(sum_parts).transpose()?.into_iter().flatten();
         let (weight_sums, bias_sums, result_sum) = (summed.next(), summed.next(), summed.next());
-        drop((partial, extra_grad));
-        let out = match (low, result_sum) {
-            (None, None) => out,
+        drop(made.partial);
+        let out = match (made.copy, result_sum) {
+            (None, None) => made.dx,
             (Some(low), result_sum) => {
-                out.with_grad_extras(Some(low.with_grad_extras(None, result_sum)), None)
+                made.dx.with_grad_extras(Some(low.with_grad_extras(None, result_sum)), None)
             }
-            (None, result_sum) => out.with_grad_extras(None, result_sum),
+            (None, result_sum) => made.dx.with_grad_extras(None, result_sum),
         };
         let sums =
             weight_sums.zip(bias_sums).map(|(weight_sums, bias_sums)| [Ok(weight_sums), Ok(bias_sums)]);
@@ -206,7 +293,7 @@ impl RowNorm {
 
     /// Normalises x and records the operation. `inputs` are x, and weight and bias if present.
     pub(crate) fn forward_with_grad(self, x: Tensor, result: DType, inputs: &[&Tensor]) -> Result<Tensor> {
-        let (out, statistics) = self.forward(&x, None, result)?;
+        let (out, statistics) = self.forward(&x, None, None, result)?;
         Ok(self.attach_backward(out, SavedRows::Input(x), statistics, inputs))
     }
 
@@ -218,22 +305,26 @@ impl RowNorm {
         let saved = std::iter::once(x.to_saved_tensor(inputs[0])).chain(parameters).collect();
         let shape = (self.rows, self.extent);
         let composed = row_norm_composite(shape, self.is_rms, self.eps, self.weight.is_some());
-        autograd::composite_differentiable(self.op, out, inputs, saved, composed, move |g, ctx| {
-            let is_dense =
-                |m: &Tensor| m.is_contiguous() && m.layout().offset() == 0 && m.dtype() == x.dtype();
-            let of_node = |grad: Tensor| {
-                let may_overwrite = grad.is_unique() && is_dense(&grad);
-                (grad, may_overwrite)
-            };
+        let op = self.op;
+        let record = Arc::new(RowNormRecord::new(self, x, statistics, &out));
+        let source = Arc::downgrade(&record);
+        let out = autograd::composite_differentiable(op, out, inputs, saved, composed, move |g, ctx| {
+            let RowNormRecord { norm, x, .. } = &*record;
             // Also add into the gradient of a leaf, such as a checkpoint's input, so that a checkpoint's
             // gradients have the same bits.
-            let of_leaf = || ctx.leaf_grad_to_accumulate(0).filter(is_dense).map(|m| (m, true));
+            let of_leaf = || ctx.leaf_grad_to_accumulate(0).filter(|m| x.is_like(m)).map(|m| (m, true));
             let extra_grad = match ctx.needs_input_grad[0] {
-                true => ctx.take_pending_grad(0)?.map(of_node).or_else(of_leaf),
+                true => ctx.take_pending_grad(0)?.map(|grad| x.overwritable(grad)).or_else(of_leaf),
                 false => None,
             };
-            self.backward(g, &x, &statistics, extra_grad, &ctx.needs_input_grad)
-        })
+            // Eager steps cast after the sums for weight and bias. With a copy before them, the pool of some steps
+            // would not settle.
+            let captured = g.device().capture_recorder().is_recording_here();
+            let branch = ctx.branch_dtype(0).filter(|_| captured);
+            norm.backward(g, x, &record.statistics(), extra_grad, branch, &ctx.needs_input_grad)
+        });
+        autograd::set_result_source(&out, source);
+        out
     }
 }
 
@@ -292,7 +383,7 @@ impl Tensor {
         let types = [self.dtype(), residual.dtype()];
         let inputs = [self, residual];
         let (branch, residual) = (contiguous_zero_offset(self)?, contiguous_zero_offset(residual)?);
-        let (normed, statistics) = norm.forward(&branch, Some((&residual, &sum)), result)?;
+        let (normed, statistics) = norm.forward(&branch, Some((&residual, &sum)), None, result)?;
         let sum = autograd::differentiable(op, sum.clone(), &inputs, move |g, ctx| {
             let mut grads = InputGrads::new();
             for (&dtype, &needs_grad) in types.iter().zip(ctx.needs_input_grad.iter()) {

@@ -30,8 +30,10 @@ struct Lifetime {
 }
 
 /// Plans the commands and places buffers in arenas of at most `max_arena_bytes` bytes, at multiples of `alignment`.
+/// `overwritten` has, for each command, a buffer of which the command writes every element and reads none.
 pub(crate) fn plan_capture<'a, C>(
     commands: C,
+    overwritten: &[Option<u32>],
     pieces: &[CapturedBuffer],
     alignment: u64,
     max_arena_bytes: u64,
@@ -39,7 +41,7 @@ pub(crate) fn plan_capture<'a, C>(
 where
     C: DoubleEndedIterator<Item = &'a [(u32, Access)]> + ExactSizeIterator + Clone,
 {
-    let runs = find_needed_commands(commands.clone(), pieces);
+    let runs = find_needed_commands(commands.clone(), overwritten, pieces);
     let mut lives: Vec<Option<Lifetime>> = vec![None; pieces.len()];
     for (at, touched) in commands.enumerate().filter(|(at, _)| runs[*at]) {
         for &(piece, _) in touched {
@@ -75,7 +77,11 @@ where
 
 /// Finds the commands that write a buffer which outlives the step, or a buffer that such a command uses
 /// later.
-fn find_needed_commands<'a, C>(commands: C, pieces: &[CapturedBuffer]) -> Vec<bool>
+fn find_needed_commands<'a, C>(
+    commands: C,
+    overwritten: &[Option<u32>],
+    pieces: &[CapturedBuffer],
+) -> Vec<bool>
 where
     C: DoubleEndedIterator<Item = &'a [(u32, Access)]> + ExactSizeIterator,
 {
@@ -87,6 +93,9 @@ where
             // The command may write only a part of a buffer, or accumulate, so earlier writes of its operands
             // are needed too.
             touched.iter().for_each(|(piece, _)| needed[*piece as usize] = true);
+            if let Some(piece) = overwritten.get(at).copied().flatten() {
+                needed[piece as usize] = false;
+            }
         }
     }
     runs
@@ -132,10 +141,28 @@ mod tests {
             &[(2, Read), (3, Write)],
             &[(1, Read), (0, Write)],
         ];
-        let plan = plan_capture(commands.into_iter(), &pieces, 64, 1 << 20);
+        let plan = plan_capture(commands.into_iter(), &[], &pieces, 64, 1 << 20);
         assert_eq!(plan.is_needed, [true, false, false, true]);
         assert_eq!(plan.placements, [None, Some((0, 0)), None, None]);
         assert_eq!(plan.arena_sizes, [128]);
+    }
+
+    #[test]
+    fn a_write_that_is_overwritten_is_not_needed_unless_something_reads_it() {
+        let pieces = [STAYS, own(100), own(100)];
+        // 1 = f(0); [2 = f(1);] 1 is overwritten; 0 += 1 [and 2].
+        let plain: [&[(u32, Access)]; 3] =
+            [&[(0, Read), (1, Write)], &[(0, Read), (1, Write)], &[(1, Read), (0, Write)]];
+        let plan = plan_capture(plain.into_iter(), &[None, Some(1), None], &pieces, 64, 1 << 20);
+        assert_eq!(plan.is_needed, [false, true, true]);
+        let read: [&[(u32, Access)]; 4] = [
+            &[(0, Read), (1, Write)],
+            &[(1, Read), (2, Write)],
+            &[(0, Read), (1, Write)],
+            &[(1, Read), (2, Read), (0, Write)],
+        ];
+        let plan = plan_capture(read.into_iter(), &[None, None, Some(1), None], &pieces, 64, 1 << 20);
+        assert_eq!(plan.is_needed, [true; 4]);
     }
 
     #[test]
@@ -148,10 +175,10 @@ mod tests {
             &[(2, Read), (3, Write)],
             &[(3, Read), (4, Read), (0, Write)],
         ];
-        let one = plan_capture(commands.into_iter(), &pieces, 64, 1 << 20);
+        let one = plan_capture(commands.into_iter(), &[], &pieces, 64, 1 << 20);
         assert_eq!(one.arena_sizes, [256 * 2 + 64]);
         assert_eq!(one.placements[1], one.placements[3]);
-        let two = plan_capture(commands.into_iter(), &pieces, 64, 512);
+        let two = plan_capture(commands.into_iter(), &[], &pieces, 64, 512);
         assert_eq!(two.arena_sizes, [512, 64], "an arena that is full is followed by another");
     }
 
@@ -168,7 +195,7 @@ mod tests {
         let commands: Vec<Vec<(u32, Access)>> = (1..=200)
             .map(|k: u32| vec![(k.saturating_sub(1 + next(9)), Read), (k, Write), (0, Write)])
             .collect();
-        let plan = plan_capture(commands.iter().map(Vec::as_slice), &pieces, 256, 1 << 30);
+        let plan = plan_capture(commands.iter().map(Vec::as_slice), &[], &pieces, 256, 1 << 30);
         let life = |piece: u32| {
             let touches = |c: &Vec<(u32, Access)>| c.iter().any(|(p, _)| *p == piece);
             (commands.iter().position(touches), commands.iter().rposition(touches))

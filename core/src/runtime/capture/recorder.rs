@@ -94,6 +94,8 @@ pub(crate) struct RecordedCommand {
     pub(crate) command: OwnedCommand,
     pub(crate) scope: Scope,
     pub(crate) dynamic_params: Option<DynamicParams>,
+    /// Buffer of which the command writes every element and reads none.
+    pub(crate) overwritten: Option<u32>,
 }
 
 /// Guard that switches this thread to another recorder, or to none.
@@ -318,9 +320,31 @@ impl CaptureRecorder {
         if strange {
             return Err(record.set_error("a command uses memory that belongs to no tensor of this thread"));
         }
-        record.commands.push(RecordedCommand { command: kind, scope, dynamic_params: None });
+        record.commands.push(RecordedCommand {
+            command: kind,
+            scope,
+            dynamic_params: None,
+            overwritten: None,
+        });
         record.operands.push(touched);
         Ok(())
+    }
+
+    /// Records that the last command writes every element of a buffer and reads none, so that earlier writes of the
+    /// buffer are not needed after it.
+    pub(crate) fn mark_overwritten(&self, storage: &Arc<impl Buffer>) {
+        self.with_recording(|record| {
+            let number = record.buffer_id(storage, false);
+            let is_written = |operands: &SmallVec<[(u32, Access); 8]>| {
+                let mut accesses = operands.iter().filter(|(at, _)| *at == number).peekable();
+                accesses.peek().is_some() && accesses.all(|(_, access)| *access == Access::Write)
+            };
+            if let (Some(last), Some(operands)) = (record.commands.last_mut(), record.operands.last())
+                && is_written(operands)
+            {
+                last.overwritten = Some(number);
+            }
+        });
     }
 
     /// Sets the function that computes the last command's parameters at each replay.

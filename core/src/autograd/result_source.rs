@@ -1,0 +1,64 @@
+//! Descriptions of operations, for operations that use their results.
+
+use std::any::Any;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+
+use super::GradEdge;
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::tensor::Tensor;
+
+/// Description of the operation that computed a tensor. The backward function of the operation owns it.
+pub(crate) trait ResultSource: Any + Send + Sync {
+    /// Computes `result`, which the operation returned, in another type. Returns `None` if a cast is better.
+    fn compute_as(&self, _result: &Tensor, _dtype: DType) -> Result<Option<Tensor>> {
+        Ok(None)
+    }
+}
+
+/// Attaches a description to the operation that computed `out`.
+pub(crate) fn set_result_source(out: &Tensor, source: Weak<dyn ResultSource>) {
+    if let Some(GradEdge::Node(node)) = out.grad_edge() {
+        // A node has one result, so its source is set once.
+        let _ = node.result_source.set(source);
+    }
+}
+
+/// Returns the description of the operation that computed `t`, while its backward function exists.
+pub(crate) fn result_source(t: &Tensor) -> Option<Arc<dyn ResultSource>> {
+    match t.grad_edge()? {
+        GradEdge::Node(node) => node.result_source.get()?.upgrade(),
+        GradEdge::Leaf(_) => None,
+    }
+}
+
+/// Returns the description of the operation that computed `t`, if it has the type `S`.
+pub(crate) fn result_source_of<S: ResultSource>(t: &Tensor) -> Option<Arc<S>> {
+    let source: Arc<dyn Any + Send + Sync> = result_source(t)?;
+    source.downcast().ok()
+}
+
+/// Reports whether an elementwise operation that is recorded computed `t`.
+pub(crate) fn is_elementwise(t: &Tensor) -> bool {
+    match t.grad_edge() {
+        Some(GradEdge::Node(node)) => node.chain_role.get().is_some() || node.op == "to_dtype",
+        _ => false,
+    }
+}
+
+/// Returns the number of recorded operations that have used `t`, also of dropped graphs. It is 0 for leaves.
+pub(crate) fn use_count(t: &Tensor) -> u32 {
+    match t.grad_edge() {
+        Some(GradEdge::Node(node)) => node.use_count.load(Ordering::Relaxed),
+        _ => 0,
+    }
+}
+
+/// Notes that the operation that computed `out` casts the gradient of an addend to `dtype`, of 16 bits. An operation
+/// that computes the gradient of `out` may write both types in one kernel.
+pub(crate) fn set_branch_dtype(out: &Tensor, dtype: DType) {
+    if let Some(GradEdge::Node(node)) = out.grad_edge() {
+        let _ = node.branch_dtype.set(dtype);
+    }
+}
