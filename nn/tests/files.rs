@@ -159,6 +159,21 @@ fn a_tensor_of_an_unknown_dtype_is_an_error_only_when_read() -> Result<()> {
 }
 
 #[test]
+fn a_file_of_another_kind_is_named() {
+    for (head, kind) in [
+        (&b"PK\x03\x04\0\0\x08\x08\0\0"[..], "a zip archive"),
+        (b"\x80\x02\x8a\x0al\xfc\x9cF\xf9", "a Python pickle"),
+        (b"GGUF\x03\0\0\0\x01\0\0\0", "a GGUF file"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "a Git LFS pointer"),
+        (b"<!DOCTYPE html>", "a web page"),
+        (b"anything else", "not a safetensors file"),
+    ] {
+        let error = safetensors::from_bytes(head, &device()).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("<bytes>: is {kind}")), "{error}");
+    }
+}
+
+#[test]
 fn a_huge_sparse_file_is_an_error_and_its_small_tensors_are_read() -> Result<()> {
     let (device, path) = (device(), temp_path("sparse"));
     let bytes = 137_u64 << 30;

@@ -122,11 +122,15 @@ impl<R: Read + Seek> SafetensorsReader<R> {
         fail_if!(length < 8; file(path), "has {length} bytes; a safetensors file has at least 8");
         take(&mut word, "the header's length")?;
         let header = u64::from_le_bytes(word);
-        fail_if!(
-            header > length - 8 || header > MAX_HEADER_BYTES;
-            file(path),
-            "is not a safetensors file, or is cut short: its first word states a header of {header} bytes, the file has {length}"
-        );
+        if header > length - 8 || header > MAX_HEADER_BYTES {
+            if let Some(kind) = describe_other_kind(word) {
+                fail!(file(path), "is {kind}");
+            }
+            fail!(
+                file(path),
+                "is not a safetensors file, or is cut short: its first word states a header of {header} bytes, the file has {length}"
+            );
+        }
         let mut bytes = vec![0; header as usize];
         take(&mut bytes, "the header")?;
         let SafetensorsHeader { metadata, entries: UniqueMap(entries) } =
@@ -221,6 +225,26 @@ impl<R: Read + Seek> SafetensorsReader<R> {
         order.sort_unstable();
         order.into_iter().map(|(_, name)| Ok((name.clone(), self.get_tensor(&name, device)?))).collect()
     }
+}
+
+/// Describes a file of another kind by its first bytes, and what to do.
+fn describe_other_kind(head: [u8; 8]) -> Option<&'static str> {
+    Some(match &head {
+        [b'P', b'K', 3, 4, ..] => {
+            "a zip archive, as `torch.save` writes; write the weights with `safetensors.torch.save_file` in Python"
+        }
+        [0x80, 2..=5, ..] => {
+            "a Python pickle; write the weights with `safetensors.torch.save_file` in Python"
+        }
+        [b'G', b'G', b'U', b'F', ..] => {
+            "a GGUF file, which is not supported; take the model's safetensors files"
+        }
+        b"version " => {
+            "a Git LFS pointer without the weights; run `git lfs pull`, or download the file itself"
+        }
+        b"<!DOCTYP" | b"<!doctyp" => "a web page without the weights; download the file itself",
+        _ => return None,
+    })
 }
 
 /// Entry of one tensor in a header.
