@@ -39,7 +39,7 @@ const SAMPLES: usize = 20;
 pub(crate) const MAX_CALLS: usize = 50;
 /// Time of the calls before the samples.
 const WARM_UP: Duration = Duration::from_millis(200);
-/// The same for work that reaches the card's limit of power. Some seconds of it decide on the clock.
+/// Warm-up of work that reaches the card's limit of power. Some seconds of it decide on the clock.
 pub(crate) const LONG_WARM_UP: Duration = Duration::from_secs(2);
 
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {

@@ -394,8 +394,8 @@ impl GraphTask<'_> {
         }
     }
 
-    /// Delivers the gradients of the inputs of bypassed nodes, and returns the input of `node` that leads to them. Frees
-    /// what these nodes have saved, as if they had run.
+    /// Delivers the gradients of the inputs of bypassed nodes, and returns the input of `node` that leads to them.
+    /// Frees what these nodes have saved, as if they had run.
     fn deliver_bypass(&mut self, node: &Node, bypass: Bypass) -> Result<usize> {
         bypass.free_nodes(self.options.retain_graph)?;
         for (k, EdgeGrad { edge, grad, is_accumulated }) in bypass.grads.into_iter().enumerate() {

@@ -27,8 +27,8 @@ fn collapse_dims_as_written(target: &Tensor, source: &Tensor) -> (Dims, SmallVec
 
 impl Tensor {
     /// Casts to another type, or returns `self` if it has the type. Floats become integers by truncation. NaN becomes
-    /// 0. A float outside the range becomes the nearest f32 in it, or from f64 the nearest f64. For u8 this is the range
-    /// of i32, of which the last 8 bits count.
+    /// 0. A float outside the range becomes the nearest f32 in it, or from f64 the nearest f64. For u8 this is the
+    /// range of i32, of which the last 8 bits count.
     ///
     /// The gradient is cast back. A cast to an integer or bool ends the history, as in PyTorch. A cast to a
     /// storage-only type ([`DType::is_storage_only`]) goes through f32 and fails if a gradient is required: detach
