@@ -231,7 +231,7 @@ pub fn render(spec: &KernelSpec) -> Result<String, RenderError> {
 /// Renders the WGSL of a kernel for devices with these optional types.
 ///
 /// # Errors
-/// As those of [`render`].
+/// See [`render`].
 pub fn render_with_options(spec: &KernelSpec, options: RenderOptions) -> Result<String, RenderError> {
     let fail =
         |e: minijinja::Error| RenderError { template: spec.template.to_owned(), message: format!("{e:#}") };

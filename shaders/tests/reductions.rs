@@ -230,7 +230,11 @@ fn row_normalisations() {
                         .def("threads_per_row", threads_per_row)
                         .def("width", width)
                         .def("register_steps", register_steps);
-                    render_valid(&spec);
+                    render_valid(&spec.clone().def("scale", "").def("shift", ""));
+                    // Modulated rows have no weight and bias.
+                    if weight.is_empty() && partial != 3 {
+                        render_valid(&spec.def("scale", x).def("shift", if forward { x } else { "" }));
+                    }
                 }
             }
         }

@@ -85,13 +85,17 @@ fn stored(v: Step) -> Step {
 {% endif %}
 {% set loop_stride = threads_per_row * width %}
 {% set row_count = "row_count" if scale else "p.rows" %}
+{% set in_group = " && in_group" if scale else "" %}
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
         @builtin(local_invocation_index) thread: u32) {
     let linear_group = group_index(group, groups);
     {% if scale and pass == "backward" %}
-    let row_group = linear_group / p.splits;
+    // A grid in two dimensions may have more workgroups. They repeat a group, and write nothing.
+    let row_groups = p.rows / p.rows_per_group;
+    let in_group = linear_group / p.splits < row_groups;
+    let row_group = min(linear_group / p.splits, row_groups - 1u);
     let index = row_of(linear_group % p.splits, thread);
     let first_row = row_group * p.rows_per_group;
     let row_count = p.rows_per_group;
@@ -184,7 +188,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let iterations = ({{ row_count }} + p.step - 1u) / p.step;
     for (var iteration = 0u; iteration < iterations; iteration++) {
         let row_index = index + iteration * p.step;
-        let live = index < p.step && row_index < {{ row_count }};
+        let live = index < p.step && row_index < {{ row_count }}{{ in_group }};
         let row = {{ "first_row + " if scale }}min(row_index, {{ row_count }} - 1u);
         let base = row * p.extent;
         {% for k in range(register_steps) %}
@@ -230,11 +234,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% set offset = loop.index0 ~ "u * p.extent" %}
     {% for k in range(register_steps) %}
     {% if threads_per_row == 256 %}
-    if in{{ k }} { partial_put_step(to + {{ offset }} + at{{ k }}, {{ name }}{{ k }}); }
+    if in{{ k }}{{ in_group }} { partial_put_step(to + {{ offset }} + at{{ k }}, {{ name }}{{ k }}); }
     {% else %}
     columns[thread] = {{ name }}{{ k }};
     workgroupBarrier();
-    if thread < {{ threads_per_row }}u && in{{ k }} {
+    if thread < {{ threads_per_row }}u && in{{ k }}{{ in_group }} {
         var all = columns[thread];
         for (var r = 1u; r < {{ 256 // threads_per_row }}u; r++) {
             all += columns[thread + r * {{ threads_per_row }}u];

@@ -58,7 +58,16 @@ impl ConvGeometry {
 
     /// Returns true if every quotient in the index arithmetic is small enough for division in f32.
     fn supports_f32_division(&self) -> bool {
-        let counts = [self.batch, self.x_channels, self.y_channels];
+        // A position is divided by the last extent first.
+        let lines = |extents: &[usize; 3]| extents[..self.rank - 1].iter().product::<usize>();
+        let counts = [
+            self.batch,
+            self.x_channels,
+            self.y_channels,
+            lines(&self.x_extents),
+            lines(&self.y_extents),
+            lines(&self.kernel),
+        ];
         counts
             .iter()
             .chain(&self.x_extents)
@@ -431,4 +440,31 @@ impl_convolutions! {
     1 conv1d conv_transpose1d "length";
     2 conv2d conv_transpose2d "height, width";
     3 conv3d conv_transpose3d "depth, height, width";
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_of_large_volumes_are_divided_as_integers() {
+        let geometry = |rank, x_extents| ConvGeometry {
+            op: "conv",
+            rank,
+            batch: 1,
+            groups: 1,
+            x_channels: 1,
+            y_channels: 1,
+            x_extents,
+            y_extents: x_extents,
+            kernel: [1; 3],
+            stride: [1; 3],
+            padding: [0; 3],
+            dilation: [1; 3],
+        };
+        assert!(geometry(2, [4096, 4096, 1]).supports_f32_division());
+        assert!(geometry(3, [512, 512, 512]).supports_f32_division());
+        // The quotient by the last extent has 11 million values, which f32 does not count one by one after a product.
+        assert!(!geometry(3, [8192, 1366, 3]).supports_f32_division());
+    }
 }

@@ -273,7 +273,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
     ///
     /// - No step is left: the loader has no batches, no epochs or starts after them, or an earlier call has
     ///   done all [`steps`](Self::steps). After a resume, a call that has nothing left to do is not an error.
-    /// - The loader is configured differently from that of the resumed checkpoint.
+    /// - The loader is configured differently from that of a resumed checkpoint that was written within a call.
     /// - A loss is NaN or infinite. With a scaler, which skips such steps, fifty consecutive losses are. The
     ///   check happens when losses are read, and before a checkpoint is written.
     pub fn fit<D: Dataset, L: Into<LossOutput>>(

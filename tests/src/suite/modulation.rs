@@ -27,6 +27,9 @@ tests![
     captured_norms_add_the_residual,
     modulations_save_only_the_input_of_the_norm,
     captured_norms_copy_the_gradient_of_a_16_bit_addend,
+    more_groups_than_a_dimension_of_a_grid_has,
+    captured_norms_read_sums_that_are_written_in_place,
+    captured_checkpoints_may_begin_with_the_norm_of_a_sum,
 ];
 
 fn modulate(x: &Tensor, scale: &Tensor, shift: &Tensor) -> CoreResult<Tensor> {
@@ -265,6 +268,61 @@ fn captured_modulations_have_the_bits_of_eager_ones(device: &Device) -> Result<(
     ensure!(forward.len() == 1, "{names:?}");
     for word in ["result=bf16", "scale=bf16", "shift=bf16"] {
         ensure!(forward[0].contains(word), "{word}: {}", forward[0]);
+    }
+    Ok(())
+}
+
+/// A grid of workgroups in two dimensions has more of them than there are parts of groups.
+fn more_groups_than_a_dimension_of_a_grid_has(device: &Device) -> Result<()> {
+    let [x, condition, g] = operands([65_537, 16, 4], device)?;
+    let (fused, plain) = (run(&x, &condition, &g, false)?, run(&x, &condition, &g, true)?);
+    for (k, (fused, plain)) in fused.iter().zip(&plain).enumerate() {
+        let difference = fused.sub(plain)?.abs()?.amax((), false)?.item()?;
+        ensure!(difference < 1e-3, "{k}: {difference}");
+    }
+    Ok(())
+}
+
+fn captured_norms_read_sums_that_are_written_in_place(device: &Device) -> Result<()> {
+    let w = Tensor::randn([16, 16], DType::F32, device)?.to_leaf()?;
+    let x = Tensor::randn([5, 16], DType::F32, device)?.to_leaf()?;
+    let position = Tensor::randn([5, 16], DType::F32, device)?.to_leaf()?;
+    let run = || {
+        let h = x.linear(&w, None)?;
+        h.add_(&position)?;
+        let _scope = autocast(DType::BF16)?;
+        let y = h.rms_norm([16], None, None)?.linear(&w, None)?;
+        y.to_dtype(DType::F32)?.add(&h)
+    };
+    let expected: Tensor = run()?.copy()?;
+    let mut step = device.capture(run)?;
+    for _ in 0..2 {
+        ensure_same_bits(&step.replay()?, &expected)?;
+    }
+    Ok(())
+}
+
+fn captured_checkpoints_may_begin_with_the_norm_of_a_sum(device: &Device) -> Result<()> {
+    let w = Tensor::randn([16, 16], DType::F32, device)?.to_leaf()?;
+    let x = Tensor::randn([5, 16], DType::F32, device)?.to_leaf()?;
+    let position = Tensor::randn([5, 16], DType::F32, device)?.to_leaf()?;
+    let leaves = [&w, &x, &position];
+    let run = || {
+        leaves.iter().for_each(|t| t.set_grad(None));
+        let _scope = autocast(DType::BF16)?;
+        let (h, w) = (x.add(&position)?, w.clone());
+        let y = checkpoint(&[&h], move |t| t[0].rms_norm([16], None, None)?.linear(&w, None))?;
+        y.to_dtype(DType::F32)?.square()?.sum_all()?.backward()
+    };
+    let grads = || -> Result<Vec<Tensor>> {
+        leaves.iter().map(|t| t.grad().context("no gradient")?.copy().map_err(Into::into)).collect()
+    };
+    run()?;
+    let expected = grads()?;
+    let mut step = device.capture(run)?;
+    step.replay()?;
+    for (got, expected) in grads()?.iter().zip(&expected) {
+        ensure_same_bits(got, expected)?;
     }
     Ok(())
 }

@@ -615,7 +615,7 @@ fn count_folded_parts(positions: &Tensor, wide: usize) -> usize {
 /// A library computes a product of few rows and columns by one workgroup for each image, however long its sums are.
 /// So each row is divided into `parts`, which become rows of their own. The product then has a block of `parts` by
 /// `parts` for each element of the result: the elements on the diagonal of a block are those of equal parts, and the
-/// others are left.
+/// others are not used.
 fn sum_folded_products(
     op: &'static str,
     positions: &Tensor,

@@ -21,8 +21,8 @@ fn collapse_dims_as_written(target: &Tensor, source: &Tensor) -> (Dims, SmallVec
     }
     let mut order: SmallVec<[usize; 8]> = (0..target.rank()).collect();
     order.sort_by_key(|&d| std::cmp::Reverse(target.strides()[d]));
-    let arrange = |of: &[usize]| -> Dims { order.iter().map(|&d| of[d]).collect() };
-    collapse_dims(&arrange(target.shape()), &[&arrange(target.strides()), &arrange(source.strides())])
+    let remap = |of: &[usize]| -> Dims { order.iter().map(|&d| of[d]).collect() };
+    collapse_dims(&remap(target.shape()), &[&remap(target.strides()), &remap(source.strides())])
 }
 
 impl Tensor {

@@ -27,7 +27,9 @@ impl RecordedSum {
         // A pending elementwise operation is fused with the addition, and would be written for the norm.
         let is_in_memory = |t: &Tensor| !autograd::is_elementwise(t) || autograd::use_count(t) > 0;
         let is_dense = |t: &Tensor| {
-            matches!(t.dtype(), DType::F32 | DType::F16 | DType::BF16)
+            // After an addition in place, a term has the value of the sum.
+            !t.shares_storage(out)
+                && matches!(t.dtype(), DType::F32 | DType::F16 | DType::BF16)
                 && t.shape() == out.shape()
                 && t.is_contiguous()
                 && t.layout().offset() == 0

@@ -7,7 +7,7 @@
 
 use std::sync::{Mutex, Weak};
 
-use crate::autograd::ResultSource;
+use crate::autograd::{self, ResultSource};
 use crate::ops::norm::layer_norm::{Modulation, RowNorm, SavedRows};
 use crate::ops::norm::recorded_sum::RecordedSum;
 use crate::ops::prelude::*;
@@ -75,7 +75,9 @@ impl RowNormRecord {
         modulation: Option<Modulation<'_>>,
         dtype: DType,
     ) -> Result<Tensor> {
-        let (out, statistics) = match RecordedSum::take_terms(x) {
+        // A recomputed segment reads its inputs, not tensors from which these were computed.
+        let terms = if autograd::is_inside_recompute() { None } else { RecordedSum::take_terms(x) };
+        let (out, statistics) = match terms {
             None => self.norm.forward(x, None, modulation, dtype)?,
             Some([branch, residual]) => {
                 let version = x.version();

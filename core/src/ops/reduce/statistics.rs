@@ -107,7 +107,7 @@ impl Tensor {
         let x = self.detach();
         let mean = x.mean(dims, keepdim)?;
         let from_first = axes.first_elements(&x)?.add(&x.mean_from_first(&axes)?)?.reshape(mean.shape())?;
-        // An infinite or NaN element is not finite in both.
+        // With an infinite or NaN element neither mean is finite, and the plain one is taken.
         let takes_mean = mean.isfinite()?.logical_or(&from_first.isfinite()?.logical_not()?)?;
         let out = mean.where_(&takes_mean, &from_first)?;
         let n = axes.elements_per_output as f64;
