@@ -80,7 +80,8 @@ impl ConvGeometry {
         let is_whole = width.is_multiple_of(run);
         // The gradient of x divides positions by the stride, which takes no positions before the line.
         let can_straddle = width >= MIN_STRADDLED_WIDTH && (pass == Pass::Forward || self.stride[1] == 1);
-        // A store of 16 bytes fills half a sector of the cache. Narrower stores of one thread write to it several times.
+        // A store of 16 bytes fills half a sector of the cache. Narrower stores of one thread write to it several
+        // times.
         let most = if source.dtype().size() == 2 { 8 } else { VEC4_WIDTH };
         let vector = [most, VEC4_WIDTH]
             .into_iter()
