@@ -64,8 +64,8 @@ pub(crate) use pending_grad::DimRange;
 pub(crate) use recompute::is_inside_recompute;
 pub use recompute::{is_recomputing, replayable_state_update, replayable_training_mode, update_state};
 pub(crate) use result_source::{
-    ResultSource, is_elementwise, result_source, result_source_of, set_branch_dtype, set_result_source,
-    use_count,
+    ResultSource, TensorState, is_elementwise, result_source, result_source_of, set_branch_dtype,
+    set_result_source, use_count,
 };
 pub use saved::SavedTensor;
 

@@ -7,7 +7,8 @@ use std::sync::{Arc, Weak};
 use super::GradEdge;
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::tensor::Tensor;
+use crate::storage::Storage;
+use crate::tensor::{Layout, Tensor};
 
 /// Description of the operation that computed a tensor. The backward function of the operation owns it.
 pub(crate) trait ResultSource: Any + Send + Sync {
@@ -60,5 +61,25 @@ pub(crate) fn use_count(t: &Tensor) -> u32 {
 pub(crate) fn set_branch_dtype(out: &Tensor, dtype: DType) {
     if let Some(GradEdge::Node(node)) = out.grad_edge() {
         let _ = node.branch_dtype.set(dtype);
+    }
+}
+
+/// View of a storage with the contents at one time.
+pub(crate) struct TensorState {
+    storage: Weak<Storage>,
+    layout: Layout,
+    version: u64,
+}
+
+impl TensorState {
+    pub(crate) fn new(t: &Tensor) -> Self {
+        Self { storage: t.downgrade_storage(), layout: t.layout().clone(), version: t.version() }
+    }
+
+    /// Reports whether `t` is the same view with the same contents.
+    pub(crate) fn is_state_of(&self, t: &Tensor) -> bool {
+        self.storage.ptr_eq(&t.downgrade_storage())
+            && self.version == t.version()
+            && self.layout == *t.layout()
     }
 }

@@ -5,23 +5,20 @@
 //! again. The new result fuses with the gradient, and is never written. A gated unit `gate.silu() * up` therefore saves
 //! `gate` and `up` only.
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
-use crate::autograd::{BackwardCtx, GradEdge, ResultSource};
+use crate::autograd::{BackwardCtx, GradEdge, ResultSource, TensorState};
 use crate::ops::elementwise::pointwise::{PointwiseOp, run_pointwise};
 use crate::ops::prelude::*;
 use crate::runtime::options::default_fusion_min_bytes;
 use crate::scalar::Scalar;
-use crate::storage::Storage;
 
 /// Elementwise operation of one tensor, with its saved input and the state of its result.
 pub(super) struct RecomputableResult {
     op: &'static PointwiseOp,
     attrs: SmallVec<[(&'static str, Scalar); 4]>,
     input: SavedTensor,
-    storage: Weak<Storage>,
-    layout: Layout,
-    version: u64,
+    output: TensorState,
 }
 
 impl ResultSource for RecomputableResult {}
@@ -44,9 +41,7 @@ impl RecomputableResult {
                 op,
                 attrs: attrs.into(),
                 input: SavedTensor::input(x),
-                storage: out.downgrade_storage(),
-                layout: out.layout().clone(),
-                version: out.version(),
+                output: TensorState::new(out),
             })
         })
     }
@@ -55,10 +50,7 @@ impl RecomputableResult {
     /// input must be unchanged too.
     pub(super) fn find(t: &Tensor, shape: &[usize]) -> Option<Arc<Self>> {
         let found = autograd::result_source_of::<Self>(t)?;
-        let is_unchanged = t.version() == found.version
-            && *t.layout() == found.layout
-            && found.storage.ptr_eq(&t.downgrade_storage());
-        (is_unchanged && found.input.is_unchanged() && t.shape() == shape).then_some(found)
+        (found.output.is_state_of(t) && found.input.is_unchanged() && t.shape() == shape).then_some(found)
     }
 
     /// Returns the saved input, in a backward function.

@@ -11,10 +11,11 @@
 use std::sync::Arc;
 
 use crate::autograd::{
-    BackwardCtx, EdgeGrad, GradEdge, Node, ResultSource, has_checkpoint_since, node_of, result_source_of,
+    BackwardCtx, EdgeGrad, GradEdge, Node, ResultSource, TensorState, has_checkpoint_since, node_of,
+    result_source_of,
 };
 use crate::ops::norm::layer_norm::{BackwardForm, Modulation};
-use crate::ops::norm::row_norm_record::{RowNormRecord, TensorState, replaces_cast};
+use crate::ops::norm::row_norm_record::{RowNormRecord, replaces_cast};
 use crate::ops::prelude::*;
 use crate::tensor::layout::is_row_major;
 

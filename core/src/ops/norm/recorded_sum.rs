@@ -5,8 +5,7 @@
 //! and writes the sum too, with the values that it has. The plan then drops the addition, unless something reads the
 //! sum before the norm. Eager steps have no such sums.
 
-use crate::autograd;
-use crate::ops::norm::row_norm_record::TensorState;
+use crate::autograd::{self, TensorState};
 use crate::ops::prelude::*;
 
 /// Note of a captured step: its newest sum, with the terms.

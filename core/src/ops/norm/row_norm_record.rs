@@ -5,34 +5,13 @@
 //! result, the plan of the step drops the first kernel. Eager steps cast, because they cannot take the first kernel
 //! back.
 
-use std::sync::{Mutex, Weak};
+use std::sync::Mutex;
 
-use crate::autograd::{self, ResultSource};
+use crate::autograd::{self, ResultSource, TensorState};
 use crate::ops::norm::layer_norm::{Modulation, RowNorm, SavedRows};
 use crate::ops::norm::recorded_sum::RecordedSum;
 use crate::ops::prelude::*;
-use crate::storage::Storage;
 use crate::sync::LockUnpoisoned;
-
-/// View of a storage with the contents at one time.
-pub(super) struct TensorState {
-    storage: Weak<Storage>,
-    layout: Layout,
-    version: u64,
-}
-
-impl TensorState {
-    pub(super) fn new(t: &Tensor) -> Self {
-        Self { storage: t.downgrade_storage(), layout: t.layout().clone(), version: t.version() }
-    }
-
-    /// Reports whether `t` is the same view with the same contents.
-    pub(super) fn is_state_of(&self, t: &Tensor) -> bool {
-        self.storage.ptr_eq(&t.downgrade_storage())
-            && self.version == t.version()
-            && self.layout == *t.layout()
-    }
-}
 
 /// Normalisation of rows, with what its backward function keeps.
 pub(super) struct RowNormRecord {
