@@ -179,7 +179,7 @@ impl MatmulCall {
             {
                 false
             }
-            // The library has no row sums for results of another dtype.
+            // With results of another dtype, row sums take as long as a kernel of their own (docs/lab/2026-11.md).
             Epilogue::RowSums(_) if self.dtype_out != self.dtype => false,
             _ => {
                 let narrow = self.dtype.size() == 2 && self.dtype.is_float();

@@ -2,11 +2,12 @@
 //!
 //! A convolution, its two gradients and a transposed convolution are three kinds of one kernel over one
 //! [`ConvGeometry`]. A transposed convolution is the input gradient of the convolution with the same weights.
-//! On a GPU, [`im2col`] computes all three as matrix products instead, and [`depthwise`] those of filters for single
-//! channels. A backend may have kernels of its own
-//! that need a smaller column matrix ([`implicit`]).
+//! On a GPU, [`im2col`] computes all three as matrix products instead, and [`depthwise`] and [`depthwise_strips`] those
+//! of filters for single channels. A backend may have kernels of its own that need a smaller column matrix
+//! ([`implicit`]).
 
 pub(crate) mod depthwise;
+pub(crate) mod depthwise_strips;
 pub(crate) mod grid_sample;
 pub(crate) mod im2col;
 pub(crate) mod implicit;
@@ -106,11 +107,16 @@ impl ConvGeometry {
         if let Some(grads) = self.try_implicit_backward(dy, w, x)? {
             return Ok(grads);
         }
-        let is_depthwise = self.is_depthwise(dy.dtype());
-        if !is_depthwise && self.uses_im2col(dy) && self.has_unit_stride() {
+        if self.is_depthwise(dy.dtype()) {
+            // Both products read it, so that a view is copied once.
+            let dy = dy.contiguous()?;
+            let dw = self.run_depthwise(ConvKind::WeightGrad, &dy, x, None)?;
+            return Ok([self.run_depthwise(ConvKind::InputGrad, &dy, w, None)?, dw]);
+        }
+        if self.uses_im2col(dy) && self.has_unit_stride() {
             return self.im2col_backward(dy, w, x, cast_from);
         }
-        let dw = match !is_depthwise && self.weight_grad_uses_im2col(dy) && !self.uses_implicit(dy) {
+        let dw = match self.weight_grad_uses_im2col(dy) && !self.uses_implicit(dy) {
             true => self.im2col_weight_grad(dy, x, cast_from),
             false => self.multiply(ConvKind::WeightGrad, dy, x, None),
         };

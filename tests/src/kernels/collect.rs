@@ -178,15 +178,15 @@ fn exercise_im2col(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// Convolutions with a filter for each channel, of strides 1 and 2.
+/// Convolutions with a filter for each channel, of strides 1 and 2, and of lines alone.
 fn exercise_depthwise(device: &Device) -> Result<()> {
     for dtype in [DType::F32, DType::BF16, DType::F16] {
-        for (side, stride) in [(8, 1), (7, 1), (8, 2), (66, 1)] {
-            let x = Tensor::zeros([2, 4, side, side], dtype, device)?.to_leaf()?;
-            let w = Tensor::zeros([4, 1, 7, 7], dtype, device)?.to_leaf()?;
+        for (height, width, stride) in [(8, 8, 1), (8, 14, 1), (7, 7, 1), (8, 8, 2), (1, 66, 1), (1, 64, 1)] {
+            let x = Tensor::zeros([2, 4, height, width], dtype, device)?.to_leaf()?;
+            let w = Tensor::zeros([4, 1, height.min(7), 7], dtype, device)?.to_leaf()?;
             let options = ConvolutionOptions {
                 stride: [stride; 2],
-                padding: 3.into(),
+                padding: [height.min(7) / 2, 3].into(),
                 groups: 4,
                 ..Default::default()
             };

@@ -115,7 +115,7 @@ const CASES: [ConvCase; 17] = [
 
 /// Convolutions with a filter for each channel. Lines are whole words or not, and shorter or longer than a run. Strides
 /// have a remainder or none. Others have filters beyond the padding, or one dimension, or are transposed.
-const DEPTHWISE_CASES: [ConvCase; 20] = [
+const DEPTHWISE_CASES: [ConvCase; 24] = [
     ConvCase { padding: 1, groups: 5, ..ConvCase::new(&[3, 5, 8, 16], &[5, 1, 3, 3]) },
     ConvCase { padding: 1, groups: 3, ..ConvCase::new(&[2, 3, 5, 7], &[3, 1, 3, 3]) },
     ConvCase { padding: 3, groups: 4, ..ConvCase::new(&[2, 4, 14, 14], &[4, 1, 7, 7]) },
@@ -150,6 +150,11 @@ const DEPTHWISE_CASES: [ConvCase; 20] = [
         ..ConvCase::new(&[2, 3, 6, 5], &[3, 1, 3, 3])
     },
     ConvCase { stride: 2, groups: 3, transposed: Some(0), ..ConvCase::new(&[2, 3, 4, 8], &[3, 1, 2, 2]) },
+    // Planes of several strips of lines, with whole words and without, and threads with several strips.
+    ConvCase { padding: 1, groups: 2, ..ConvCase::new(&[1, 2, 150, 6], &[2, 1, 3, 3]) },
+    ConvCase { padding: 2, groups: 2, ..ConvCase::new(&[3, 2, 41, 11], &[2, 1, 5, 4]) },
+    ConvCase { padding: 3, groups: 2, ..ConvCase::new(&[2, 2, 30, 24], &[2, 1, 7, 7]) },
+    ConvCase { padding: 1, groups: 4, ..ConvCase::new(&[33_000, 4, 2, 2], &[4, 1, 3, 3]) },
 ];
 
 /// Convolutions that are large enough for a backend's own kernels. They have blocks of pixels of all widths, and few

@@ -58,10 +58,12 @@ impl ConvGeometry {
         bias: Option<&Tensor>,
     ) -> Result<Tensor> {
         let (a, b) = (a.contiguous()?, b.contiguous()?);
-        match kind {
-            ConvKind::Forward => self.run_filters(Pass::Forward, &a, &b, bias),
-            ConvKind::InputGrad => self.run_filters(Pass::Input, &a, &b, bias),
-            ConvKind::WeightGrad => self.filter_gradient(&a, &b),
+        match (kind, self.has_strips(kind, a.dtype())) {
+            (ConvKind::WeightGrad, true) => self.strips_filter_gradient(&a, &b),
+            (_, true) => self.run_strips(kind, &a, &b, bias),
+            (ConvKind::Forward, false) => self.run_filters(Pass::Forward, &a, &b, bias),
+            (ConvKind::InputGrad, false) => self.run_filters(Pass::Input, &a, &b, bias),
+            (ConvKind::WeightGrad, false) => self.filter_gradient(&a, &b),
         }
     }
 
@@ -139,7 +141,7 @@ impl ConvGeometry {
     }
 
     /// Adds the sizes of the filter to a spec.
-    fn add_filter(&self, spec: forebay_shaders::KernelSpec) -> forebay_shaders::KernelSpec {
+    pub(super) fn add_filter(&self, spec: forebay_shaders::KernelSpec) -> forebay_shaders::KernelSpec {
         let sizes = [
             (["kernel_y", "kernel_x"], self.kernel),
             (["stride_y", "stride_x"], self.stride),
