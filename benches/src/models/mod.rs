@@ -1,14 +1,25 @@
 //! Training steps of models that no kernel was tuned for, eager and captured. `peers/models.py` has the same models.
 
+mod clip;
+mod densenet;
+mod detector;
 mod dit;
 mod dlrm;
+mod dqn;
 mod edsr;
+mod flow;
 mod gat;
 mod generative;
+mod gla;
 mod images;
+mod lora;
 mod nerf;
 mod others;
+mod physics;
 mod points;
+mod resnet;
+mod segmentation;
+mod seq2seq;
 mod sequences;
 mod small;
 mod swin;
@@ -74,7 +85,7 @@ pub(crate) type TrainStep = Box<dyn FnMut() -> CoreResult<Tensor>>;
 /// Builds a model with a batch, small if `tiny`.
 type Build = fn(tiny: bool, &Device) -> CoreResult<Workload>;
 
-const MODELS: [(&str, Build); 27] = [
+const MODELS: [(&str, Build); 37] = [
     ("decoder", text::decoder),
     ("bert", text::bert),
     ("mixture", text::mixture),
@@ -102,6 +113,16 @@ const MODELS: [(&str, Build); 27] = [
     ("dit", dit::dit),
     ("nerf", nerf::nerf),
     ("edsr", edsr::edsr),
+    ("densenet", densenet::densenet),
+    ("segmentation", segmentation::segmentation),
+    ("detector", detector::detector),
+    ("clip", clip::clip),
+    ("flow", flow::flow),
+    ("gla", gla::gla),
+    ("seq2seq", seq2seq::seq2seq),
+    ("lora", lora::lora),
+    ("physics", physics::physics),
+    ("dqn", dqn::dqn),
 ];
 
 /// Returns the names of the models.
