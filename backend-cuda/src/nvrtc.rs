@@ -73,28 +73,18 @@ pub fn compile_with_options(
     arch: u32,
     options: &[&str],
 ) -> Result<Vec<u8>, CompileError> {
-    if !is_available() {
-        return Err(CompileError::NotInstalled);
-    }
-    let program = NvrtcProgram::new(source, name)?;
-    let mut all = vec!["--std=c++17".to_owned()];
-    // Omits built-in headers for features that no kernel uses, such as textures, so parsing is faster. NVRTC
-    // before 13 lacks the option.
-    if version()?.0 >= 13 {
-        all.push("--minimal".to_owned());
-    }
-    if !options.iter().any(|o| o.starts_with("--gpu-architecture")) {
-        all.push(format!("--gpu-architecture=sm_{arch}"));
-    }
-    all.extend(options.iter().map(|&o| o.to_owned()));
-    // SAFETY: the program has been created and not destroyed.
-    match unsafe { result::compile_program(program.handle, &all) } {
-        Ok(()) => program.cubin(),
-        Err(NvrtcError(sys::nvrtcResult::NVRTC_ERROR_COMPILATION)) => {
-            Err(CompileError::InvalidSource { arch, log: program.log()? })
-        }
-        Err(error) => Err(CompileError::Nvrtc { doing: "compiling", error }),
-    }
+    let machine = format!("--gpu-architecture=sm_{arch}");
+    let machine = (!options.iter().any(|o| o.starts_with("--gpu-architecture"))).then_some(machine.as_str());
+    let options: Vec<&str> = machine.into_iter().chain(options.iter().copied()).collect();
+    NvrtcProgram::compile(source, name, arch, &options)?.cubin()
+}
+
+/// Compiles a source for the instruction set `compute_{arch}` without making machine code, which finds all errors of
+/// the language in less time.
+pub fn check(source: &str, name: &str, arch: u32, options: &[&str]) -> Result<(), CompileError> {
+    let virtual_machine = format!("--gpu-architecture=compute_{arch}");
+    let options: Vec<&str> = options.iter().copied().chain([virtual_machine.as_str()]).collect();
+    NvrtcProgram::compile(source, name, arch, &options).map(drop)
 }
 
 /// A program of NVRTC, destroyed with this value.
@@ -105,6 +95,28 @@ struct NvrtcProgram {
 }
 
 impl NvrtcProgram {
+    fn compile(source: &str, name: &str, arch: u32, options: &[&str]) -> Result<Self, CompileError> {
+        if !is_available() {
+            return Err(CompileError::NotInstalled);
+        }
+        let program = Self::new(source, name)?;
+        let mut all = vec!["--std=c++17".to_owned()];
+        // Omits built-in headers for features that no kernel uses, such as textures, so parsing is faster. NVRTC
+        // before 13 lacks the option.
+        if version()?.0 >= 13 {
+            all.push("--minimal".to_owned());
+        }
+        all.extend(options.iter().map(|&o| o.to_owned()));
+        // SAFETY: the program has been created and not destroyed.
+        match unsafe { result::compile_program(program.handle, &all) } {
+            Ok(()) => Ok(program),
+            Err(NvrtcError(sys::nvrtcResult::NVRTC_ERROR_COMPILATION)) => {
+                Err(CompileError::InvalidSource { arch, log: program.log()? })
+            }
+            Err(error) => Err(CompileError::Nvrtc { doing: "compiling", error }),
+        }
+    }
+
     fn new(source: &str, name: &str) -> Result<Self, CompileError> {
         let (source, name) = (CString::new(source)?, CString::new(name)?);
         let handle =

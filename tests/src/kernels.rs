@@ -93,7 +93,7 @@ impl CompileOptions<'_> {
 
     /// Optimises for one architecture only: errors of the others also show without optimisation.
     fn nvrtc_flags(&self, arch: u32) -> &'static [&'static str] {
-        if self.is_full && arch == 90 { &[] } else { UNOPTIMISED }
+        if arch == sass::SASS_ARCH { &[] } else { UNOPTIMISED }
     }
 }
 
@@ -208,9 +208,21 @@ fn concat_sources(kernels: &[&(String, TranslatedKernel)]) -> String {
     source
 }
 
-/// Compiles a source. Optimised code of the known architecture is also disassembled, because only optimised kernels
-/// have inlined all functions.
-fn compile_and_check(source: &str, label: &str, arch: u32, options: &[&str]) -> Result<(), String> {
+/// Compiles a translated source. Optimised code of the known architecture is also disassembled, because only optimised
+/// kernels have inlined all functions. In quick mode no machine code is made.
+fn compile_and_check(
+    source: &str,
+    label: &str,
+    arch: u32,
+    compiling: &CompileOptions<'_>,
+) -> Result<(), String> {
+    if !compiling.is_full {
+        return nvrtc::check(source, label, arch, UNOPTIMISED).map_err(|error| error.to_string());
+    }
+    compile_and_disassemble(source, label, arch, compiling.nvrtc_flags(arch))
+}
+
+fn compile_and_disassemble(source: &str, label: &str, arch: u32, options: &[&str]) -> Result<(), String> {
     let cubin =
         nvrtc::compile_with_options(source, label, arch, options).map_err(|error| error.to_string())?;
     if arch == sass::SASS_ARCH && !options.ends_with(UNOPTIMISED) {
@@ -226,7 +238,7 @@ fn compile_native(kernel: &impl NativeKernel, label: &str, arch: u32, report: &m
     if arch != sass::SASS_ARCH {
         flags.extend(UNOPTIMISED);
     }
-    match compile_and_check(&kernel.source(), label, arch, &flags) {
+    match compile_and_disassemble(&kernel.source(), label, arch, &flags) {
         Ok(()) => *report.compiled.entry(arch).or_default() += 1,
         Err(error) => {
             report.failures.insert(label.to_owned(), error);
@@ -402,13 +414,10 @@ fn compile_translated(
         while let Some((arch, batch)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
             let arch = *arch;
             let mut failures = Vec::new();
-            if compile_and_check(&concat_sources(batch), "batch", arch, compiling.nvrtc_flags(arch)).is_err()
-            {
+            if compile_and_check(&concat_sources(batch), "batch", arch, compiling).is_err() {
                 // One by one, to find the kernels that fail.
                 for (label, kernel) in batch {
-                    if let Err(error) =
-                        compile_and_check(&kernel.source, &kernel.entry, arch, compiling.nvrtc_flags(arch))
-                    {
+                    if let Err(error) = compile_and_check(&kernel.source, &kernel.entry, arch, compiling) {
                         failures.push((label.clone(), error));
                     }
                 }
