@@ -14,10 +14,10 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use forebay_core::backend::{
-    AttentionCall, Backend, Command, CommandSequence, ConvolutionCall, DeviceInfo, DeviceMemory,
-    DeviceProcess, Event, Features, Fence, ForeignAccess, KernelId, KernelLibrary, KernelSource, Launch,
-    LibraryFeatures, Limits, MAX_QUEUES, MatmulCall, MatrixOperand, PageRemap, PeakRates, PeerCopy,
-    PendingDownload, RecurrentCall, SegmentId, SegmentSource, Slice, SourceError, SourceLimits, TimestampId,
+    Backend, Command, CommandSequence, DeviceInfo, DeviceMemory, DeviceProcess, Event, Features, Fence,
+    ForeignAccess, KernelId, KernelSource, LibraryFeatures, Limits, MAX_QUEUES, MatrixOperand, PageRemap,
+    PeakRates, PeerCopy, PendingDownload, SegmentId, SegmentSource, Slice, SourceError, SourceLimits,
+    TimestampId,
 };
 use forebay_core::disk_cache::DiskCache;
 use forebay_core::environment;
@@ -480,10 +480,6 @@ impl SegmentSource for CudaBackend {
         self.device.require_address_space()?.unreserve(segment.0).and(flushed)
     }
 
-    fn map(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
-        self.remap(&[PageRemap { to: (segment, offset), bytes, from: None }])
-    }
-
     fn remap(&self, pieces: &[PageRemap]) -> Result<(), SourceError> {
         match self.device.has_pending_remap() {
             true => self.remap_after_submitted(pieces),
@@ -498,7 +494,7 @@ impl SegmentSource for CudaBackend {
     }
 
     fn unmap_again(&self, segment: SegmentId, pieces: &[u64]) -> Result<(), SourceError> {
-        self.unmap_extents(segment, 0, pieces)
+        self.unmap(segment, 0, pieces)
     }
 
     fn has_deferred_work(&self) -> bool {
@@ -520,10 +516,16 @@ impl SegmentSource for CudaBackend {
         addresses.map(to_page_mappings(pieces))
     }
 
-    fn unmap(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
+    fn unmap(&self, segment: SegmentId, offset: u64, pieces: &[u64]) -> Result<(), SourceError> {
         self.device.flush_pending_remaps()?;
         let flushed = self.device.flush_streams();
-        self.device.require_address_space()?.unmap(segment.0 + offset, bytes).and(flushed)
+        let addresses = self.device.require_address_space()?;
+        let mut address = device_address(segment, offset);
+        for &bytes in pieces {
+            addresses.unmap(address, bytes)?;
+            address += bytes;
+        }
+        flushed
     }
 
     fn queue_count(&self) -> u8 {
@@ -569,8 +571,12 @@ impl Backend for CudaBackend {
         self.device.kernels.finish_compile(&self.device.context, kernel)
     }
 
-    fn launch(&self, launch: &Launch<'_>) -> Result<()> {
-        self.submit(&Command::Launch(*launch)).map(drop)
+    fn enqueue(&self, command: &Command<'_>) -> Result<bool> {
+        match command {
+            // The driver refuses copies and fills of no bytes.
+            Command::Copy { dst, .. } | Command::Fill { dst, .. } if dst.bytes == 0 => Ok(true),
+            command => self.submit(command),
+        }
     }
 
     fn upload(&self, dst: Slice, data: &[u8]) -> Result<()> {
@@ -598,25 +604,11 @@ impl Backend for CudaBackend {
         Ok(Box::new(pending?))
     }
 
-    fn copy(&self, dst: Slice, src: Slice) -> Result<()> {
-        if dst.bytes == 0 {
-            return Ok(());
-        }
-        self.submit(&Command::Copy { dst, src }).map(drop)
-    }
-
     fn copy_from_peer(&self, dst: Slice, source: &dyn Backend, src: Slice) -> Result<PeerCopy> {
         match source.as_any().and_then(|source| source.downcast_ref()) {
             Some(source) => self.enqueue_peer_copy(dst, source, src),
             None => Ok(PeerCopy::Declined),
         }
-    }
-
-    fn fill(&self, dst: Slice, word: u32) -> Result<()> {
-        if dst.bytes == 0 {
-            return Ok(());
-        }
-        self.submit(&Command::Fill { dst, word }).map(drop)
     }
 
     fn flush(&self) -> Result<()> {
@@ -666,8 +658,15 @@ impl Backend for CudaBackend {
         Some(self)
     }
 
-    fn library(&self) -> Option<&dyn KernelLibrary> {
-        Some(self)
+    fn library_features(&self) -> LibraryFeatures {
+        let arch = self.device.kernels.arch();
+        LibraryFeatures {
+            matmul: self.queue.cublaslt.is_available(&self.device.context),
+            f8_matmul: arch >= 89,
+            gelu_grad_epilogue: arch == gelu_grad::REQUIRED_ARCH,
+            convolution: arch == gelu_grad::REQUIRED_ARCH && !settings::portable_kernels(),
+            recurrent: recurrent::is_supported(arch),
+        }
     }
 
     fn prepare_commands(&self, commands: &[Command<'_>]) -> Result<Option<Box<dyn CommandSequence>>> {
@@ -680,35 +679,6 @@ impl Backend for CudaBackend {
                 Ok(None)
             }
         }
-    }
-}
-
-impl KernelLibrary for CudaBackend {
-    fn features(&self) -> LibraryFeatures {
-        let arch = self.device.kernels.arch();
-        LibraryFeatures {
-            matmul: self.queue.cublaslt.is_available(&self.device.context),
-            f8_matmul: arch >= 89,
-            gelu_grad_epilogue: arch == gelu_grad::REQUIRED_ARCH,
-            convolution: arch == gelu_grad::REQUIRED_ARCH && !settings::portable_kernels(),
-            recurrent: recurrent::is_supported(arch),
-        }
-    }
-
-    fn matmul(&self, call: &MatmulCall) -> Result<bool> {
-        self.submit(&Command::Matmul(call))
-    }
-
-    fn attention(&self, call: &AttentionCall) -> Result<bool> {
-        self.submit(&Command::Attention(call))
-    }
-
-    fn convolution(&self, call: &ConvolutionCall) -> Result<bool> {
-        self.submit(&Command::Convolution(call))
-    }
-
-    fn recurrent(&self, call: &RecurrentCall) -> Result<bool> {
-        self.submit(&Command::Recurrent(call))
     }
 }
 

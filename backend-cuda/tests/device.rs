@@ -11,7 +11,7 @@ use forebay_core::error::Error;
 use forebay_cuda::CudaBackend;
 use scenarios::{
     DOUBLE, MIB, MatmulCase, SCALE, a_pool_keeps_contents, copies_and_fills, copies_take_the_link, kernel,
-    pattern, read_back, slice, uploads_and_downloads,
+    map, pattern, read_back, slice, uploads_and_downloads,
 };
 
 /// Runs `body` with the device.
@@ -59,8 +59,8 @@ fn segments_grow_and_shrink_by_mapping() {
         };
         let page = managed.granularity;
         let segment = backend.reserve_addresses(managed.reservation).unwrap();
-        backend.map(segment, 0, page).unwrap();
-        backend.map(segment, page, 4 * page).unwrap();
+        map(&*backend, segment, 0, page).unwrap();
+        map(&*backend, segment, page, 4 * page).unwrap();
         let data = pattern(3 * page as usize, 5);
         backend.upload(slice(segment, 4, 3 * page), &data).unwrap();
         backend.copy(slice(segment, 3 * page + 8, page), slice(segment, page / 2, page)).unwrap();
@@ -69,18 +69,18 @@ fn segments_grow_and_shrink_by_mapping() {
         expected.truncate(3 * page as usize);
         assert!(read_back(&*backend, slice(segment, 4, 3 * page)) == expected);
         assert!(read_back(&*backend, slice(segment, 3 * page + 8, page)) == copied);
-        let error = backend.map(segment, 0, page).unwrap_err();
+        let error = map(&*backend, segment, 0, page).unwrap_err();
         assert!(matches!(error, SourceError::Driver { .. }), "{error}");
         // Memory is mapped and unmapped many times without leaking.
         for _ in 0..200 {
             backend.fill(slice(segment, page, 4 * page), 1).unwrap();
             backend.wait_fence(backend.record_fence().unwrap()).unwrap();
-            backend.unmap(segment, page, 4 * page).unwrap();
-            backend.map(segment, page, 4 * page).unwrap();
+            backend.unmap(segment, page, &[4 * page]).unwrap();
+            map(&*backend, segment, page, 4 * page).unwrap();
         }
         backend.wait_fence(backend.record_fence().unwrap()).unwrap();
-        backend.unmap(segment, page, 4 * page).unwrap();
-        backend.unmap(segment, 0, page).unwrap();
+        backend.unmap(segment, page, &[4 * page]).unwrap();
+        backend.unmap(segment, 0, &[page]).unwrap();
         backend.free_addresses(segment).unwrap();
     });
 }
@@ -93,10 +93,10 @@ fn a_full_device_is_an_out_of_memory_error_and_stays_usable() {
         assert!(matches!(error, SourceError::OutOfMemory { .. }), "{error}");
         if let Some(managed) = backend.limits().virtual_memory {
             let segment = backend.reserve_addresses(managed.reservation).unwrap();
-            let error = backend.map(segment, 0, managed.reservation).unwrap_err();
+            let error = map(&*backend, segment, 0, managed.reservation).unwrap_err();
             assert!(matches!(error, SourceError::OutOfMemory { .. }), "{error}");
-            backend.map(segment, 0, managed.granularity).unwrap();
-            backend.unmap(segment, 0, managed.granularity).unwrap();
+            map(&*backend, segment, 0, managed.granularity).unwrap();
+            backend.unmap(segment, 0, &[managed.granularity]).unwrap();
             backend.free_addresses(segment).unwrap();
         }
         copies_and_fills(&*backend);

@@ -15,7 +15,7 @@ use forebay_core::memory::Config;
 use forebay_core::tensor::Tensor;
 use forebay_cuda::{CudaBackend, CudaUnavailable};
 use scenarios::{
-    MIB, MatmulCase, a_pool_keeps_contents, copies_and_fills, pattern, read_back, slice,
+    MIB, MatmulCase, a_pool_keeps_contents, copies_and_fills, map, pattern, read_back, slice,
     uploads_and_downloads,
 };
 
@@ -107,19 +107,19 @@ on_fake! {
     segments_grow_and_shrink_by_mapping(Driver) {
         let backend = open();
         let segment = backend.reserve_addresses(64 * MIB + 1).unwrap();
-        backend.map(segment, 0, PAGE).unwrap();
-        backend.map(segment, PAGE, 4 * PAGE).unwrap();
+        map(&*backend, segment, 0, PAGE).unwrap();
+        map(&*backend, segment, PAGE, 4 * PAGE).unwrap();
         assert_eq!(used(&*backend), 5 * PAGE);
         // Copies cross from one mapping into the next.
         let data = pattern(3 * PAGE as usize, 5);
         backend.upload(slice(segment, 4, 3 * PAGE), &data).unwrap();
         assert!(read_back(&*backend, slice(segment, 4, 3 * PAGE)) == data);
-        let error = backend.map(segment, 0, PAGE).unwrap_err();
+        let error = map(&*backend, segment, 0, PAGE).unwrap_err();
         assert!(matches!(error, SourceError::Driver { call: "cuMemMap", .. }), "{error}");
         backend.wait_fence(backend.record_fence().unwrap()).unwrap();
-        backend.unmap(segment, PAGE, 4 * PAGE).unwrap();
+        backend.unmap(segment, PAGE, &[4 * PAGE]).unwrap();
         assert_eq!(used(&*backend), PAGE);
-        backend.unmap(segment, 0, PAGE).unwrap();
+        backend.unmap(segment, 0, &[PAGE]).unwrap();
         backend.free_addresses(segment).unwrap();
         assert_eq!(used(&*backend), 0);
         assert!(backend.free_addresses(segment).is_err(), "freed twice");
@@ -130,8 +130,8 @@ on_fake! {
     memory_moves_from_one_range_to_another(Driver) {
         let backend = open();
         let (old, new) = (backend.reserve_addresses(64 * MIB).unwrap(), backend.reserve_addresses(64 * MIB).unwrap());
-        backend.map(old, 0, PAGE).unwrap();
-        backend.map(old, 3 * PAGE, 2 * PAGE).unwrap();
+        map(&*backend, old, 0, PAGE).unwrap();
+        map(&*backend, old, 3 * PAGE, 2 * PAGE).unwrap();
         let pieces = [
             PageRemap { to: (new, 0), bytes: PAGE, from: Some((old, 0)) },
             PageRemap { to: (new, PAGE), bytes: 2 * PAGE, from: Some((old, 3 * PAGE)) },
@@ -144,7 +144,7 @@ on_fake! {
         assert!(read_back(&*backend, slice(new, 0, 4 * PAGE)) == data);
         backend.wait_fence(backend.record_fence().unwrap()).unwrap();
         for PageRemap { to: (segment, offset), bytes, .. } in pieces {
-            backend.unmap(segment, offset, bytes).unwrap();
+            backend.unmap(segment, offset, &[bytes]).unwrap();
         }
         backend.free_addresses(old).unwrap();
         backend.free_addresses(new).unwrap();
@@ -154,33 +154,33 @@ on_fake! {
     a_move_that_fails_leaves_nothing(Driver, "FAKE_CUDA_FAIL" = "cuMemMap:2:3") {
         let backend = open();
         let segment = backend.reserve_addresses(64 * MIB).unwrap();
-        backend.map(segment, 0, PAGE).unwrap();
+        map(&*backend, segment, 0, PAGE).unwrap();
         let pieces = [
             PageRemap { to: (segment, 4 * PAGE), bytes: PAGE, from: Some((segment, 0)) },
             PageRemap { to: (segment, 5 * PAGE), bytes: PAGE, from: None },
         ];
         assert!(matches!(backend.remap(&pieces), Err(SourceError::OutOfMemory { .. })));
         assert_eq!(used(&*backend), 0);
-        backend.map(segment, 0, PAGE).unwrap();
+        map(&*backend, segment, 0, PAGE).unwrap();
     }
 
     a_mapping_that_fails_half_way_leaves_nothing(Driver, "FAKE_CUDA_FAIL" = "cuMemMap:999:2") {
         let backend = open();
         let segment = backend.reserve_addresses(64 * MIB).unwrap();
-        backend.map(segment, 0, PAGE).unwrap();
-        let error = backend.map(segment, PAGE, PAGE).unwrap_err();
+        map(&*backend, segment, 0, PAGE).unwrap();
+        let error = map(&*backend, segment, PAGE, PAGE).unwrap_err();
         assert_eq!(error.to_string(), "the driver refused cuMemMap: CUDA_ERROR_UNKNOWN");
         assert_eq!(used(&*backend), PAGE);
-        backend.map(segment, PAGE, PAGE).unwrap();
+        map(&*backend, segment, PAGE, PAGE).unwrap();
     }
 
     a_mapping_without_access_is_undone(Driver, "FAKE_CUDA_FAIL" = "cuMemSetAccess:2:1") {
         let backend = open();
         let segment = backend.reserve_addresses(64 * MIB).unwrap();
-        let error = backend.map(segment, 0, PAGE).unwrap_err();
+        let error = map(&*backend, segment, 0, PAGE).unwrap_err();
         assert!(matches!(error, SourceError::OutOfMemory { bytes: PAGE, .. }), "{error}");
         assert_eq!(used(&*backend), 0);
-        backend.map(segment, 0, PAGE).unwrap();
+        map(&*backend, segment, 0, PAGE).unwrap();
     }
 
     a_device_without_virtual_memory_says_so(Driver, "FAKE_CUDA_VMM" = "0") {
@@ -201,8 +201,8 @@ on_fake! {
             "the device has no room for 314572800 more bytes (cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY, out of memory)"
         );
         let segment = backend.reserve_addresses(512 * MIB).unwrap();
-        assert!(matches!(backend.map(segment, 0, 258 * MIB), Err(SourceError::OutOfMemory { .. })));
-        backend.map(segment, 0, 256 * MIB).unwrap();
+        assert!(matches!(map(&*backend, segment, 0, 258 * MIB), Err(SourceError::OutOfMemory { .. })));
+        map(&*backend, segment, 0, 256 * MIB).unwrap();
     }
 
     fences_are_passed_in_order(Driver) {

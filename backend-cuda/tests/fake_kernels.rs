@@ -13,7 +13,7 @@ use forebay_core::backend::{
     Backend, Command, KernelId, KernelSource, Launch, PageRemap, SegmentId, Slice, SourceError,
 };
 use forebay_core::error::{Error, Result};
-use scenarios::{DOUBLE, MIB, SCALE, kernel, pattern, read_back, slice};
+use scenarios::{DOUBLE, MIB, SCALE, kernel, map, pattern, read_back, slice};
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
@@ -266,7 +266,7 @@ on_fake! {
         let backend = open();
         let (old, new) = (backend.reserve_addresses(64 * MIB).unwrap(), backend.reserve_addresses(64 * MIB).unwrap());
         let kept = backend.alloc_segment(MIB).unwrap();
-        backend.map(old, 0, PAGE).unwrap();
+        map(&*backend, old, 0, PAGE).unwrap();
         backend.upload(slice(old, 0, 256), &pattern(256, 3)).unwrap();
         assert!(!backend.has_deferred_work());
         wait_for_double(&*backend, slice(kept, 0, 64));
@@ -280,7 +280,7 @@ on_fake! {
             ])
             .unwrap();
         // Maps new memory at the source and moves memory away from the target of the deferred remap.
-        backend.map(old, 0, PAGE).unwrap();
+        map(&*backend, old, 0, PAGE).unwrap();
         backend.remap(&[PageRemap { to: (new, 3 * PAGE), bytes: PAGE, from: Some((new, PAGE)) }]).unwrap();
         assert_eq!((count_calls("cuMemMap"), count_calls("cuMemUnmap")), (1, 0), "{:?}", call_log());
         backend.fill(slice(old, 0, 64), 9).unwrap();
@@ -302,7 +302,7 @@ on_fake! {
         assert_eq!(read_back(&*backend, slice(old, PAGE + 64, 64)), 5_u32.to_le_bytes().repeat(16));
         backend.wait_fence(backend.record_fence().unwrap()).unwrap();
         for (segment, offset) in [(new, 0), (new, 3 * PAGE), (old, PAGE)] {
-            backend.unmap(segment, offset, PAGE).unwrap();
+            backend.unmap(segment, offset, &[PAGE]).unwrap();
         }
         assert_eq!(count_calls("cuMemRelease"), count_calls("cuMemCreate") + count_calls("cuMemRetainAllocationHandle"));
     }
@@ -310,7 +310,7 @@ on_fake! {
     a_queue_that_comes_does_not_find_memory_on_its_way(Compiler, "FAKE_CUDA_PARAMS" = "8", "FAKE_NVRTC_WAITS" = "1") {
         let backend = open();
         let segment = backend.reserve_addresses(64 * MIB).unwrap();
-        backend.map(segment, 0, PAGE).unwrap();
+        map(&*backend, segment, 0, PAGE).unwrap();
         wait_for_double(&*backend, slice(segment, 0, 64));
         let moved = |from, to| PageRemap { to: (segment, to * PAGE), bytes: PAGE, from: Some((segment, from * PAGE)) };
         backend.remap_after_submitted(&[moved(0, 1)]).unwrap();
@@ -328,7 +328,7 @@ on_fake! {
     a_move_that_waits_and_fails_is_tried_again(Compiler, "FAKE_CUDA_PARAMS" = "8", "FAKE_CUDA_FAIL" = "cuMemMap:2:2", "FAKE_NVRTC_WAITS" = "1") {
         let backend = open();
         let segment = backend.reserve_addresses(64 * MIB).unwrap();
-        backend.map(segment, 0, PAGE).unwrap();
+        map(&*backend, segment, 0, PAGE).unwrap();
         backend.upload(slice(segment, 0, 64), &pattern(64, 3)).unwrap();
         wait_for_double(&*backend, slice(segment, 0, 64));
         let moved = PageRemap { to: (segment, PAGE), bytes: PAGE, from: Some((segment, 0)) };
@@ -344,7 +344,7 @@ on_fake! {
     new_memory_that_is_not_there_is_said_at_once(Compiler, "FAKE_CUDA_PARAMS" = "8", "FAKE_NVRTC_WAITS" = "1") {
         let backend = open();
         let segment = backend.reserve_addresses(1024 * MIB).unwrap();
-        backend.map(segment, 0, PAGE).unwrap();
+        map(&*backend, segment, 0, PAGE).unwrap();
         wait_for_double(&*backend, slice(segment, 0, 64));
         release_compiler();
         let pieces = [
@@ -353,7 +353,7 @@ on_fake! {
         ];
         assert!(matches!(backend.remap_after_submitted(&pieces), Err(SourceError::OutOfMemory { .. })));
         assert_eq!(backend.device_memory().free, backend.device_memory().total, "what was to move is nowhere");
-        backend.map(segment, 0, PAGE).unwrap();
+        map(&*backend, segment, 0, PAGE).unwrap();
     }
 
     what_is_not_compiled_is_said_and_nothing_overtakes_it(Compiler, "FAKE_CUDA_PARAMS" = "8", "FAKE_NVRTC_WAITS" = "1") {

@@ -23,7 +23,7 @@ use rustc_hash::FxHashMap;
 use crate::adapter::{self, WgpuDeviceInfo};
 use crate::aliasing::{self, ScratchSegments};
 use crate::bind_groups::{BindGroupCache, BindLayouts};
-use crate::copy_fill::{CopyFillKernels, SizedSegment};
+use crate::copy_fill::{CopyFillKernels, CopyFillLaunch, SizedSegment};
 use crate::gpu::Gpu;
 use crate::kernel::{self, KernelPipeline, ParamSpace};
 use crate::params::ParamRing;
@@ -79,6 +79,12 @@ pub(crate) enum RefusedBuffer {
     HoldsTensors,
     /// A tensor lies over these bytes.
     Overlaps(Range<u64>),
+}
+
+/// Copy or fill in the form that wgpu takes.
+enum CopyFill {
+    Kernel(CopyFillLaunch),
+    Command(PreparedCommand),
 }
 
 /// Recorded commands, and commands that cannot be recorded yet.
@@ -342,26 +348,9 @@ impl WgpuBackend {
                 }
                 self.prepare_dispatch(launch)?
             }
-            Command::Copy { dst, src } => {
-                let from = self.segment(src.segment)?;
-                if src.segment == dst.segment {
-                    let segment = SizedSegment { segment: src.segment, bytes: from.size() };
-                    let work = self.copy_fill.copy(self, segment, dst.offset, src.offset, src.bytes)?;
-                    self.prepare_dispatch(&work.launch())?
-                } else {
-                    let to = (self.segment(dst.segment)?, dst.offset);
-                    PreparedCommand::Copy { from: (from, src.offset), to, bytes: src.bytes }
-                }
-            }
+            Command::Copy { dst, src } => self.prepare_copy_fill(self.lower_copy(dst, src)?)?,
             Command::Fill { dst, word } => {
-                let buffer = self.segment(dst.segment)?;
-                if word == 0 && dst.bytes >= MIN_CLEAR_BYTES {
-                    PreparedCommand::Clear { buffer, offset: dst.offset, bytes: dst.bytes }
-                } else {
-                    let segment = SizedSegment { segment: dst.segment, bytes: buffer.size() };
-                    let work = self.copy_fill.fill(self, segment, dst.offset, dst.bytes, word)?;
-                    self.prepare_dispatch(&work.launch())?
-                }
+                self.prepare_copy_fill(self.lower_fill(dst, word, MIN_CLEAR_BYTES)?)?
             }
             Command::Matmul(_) | Command::Attention(_) | Command::Convolution(_) | Command::Recurrent(_) => {
                 return Ok(None);
@@ -369,20 +358,84 @@ impl WgpuBackend {
         }))
     }
 
+    fn prepare_copy_fill(&self, copy_fill: CopyFill) -> Result<PreparedCommand> {
+        match copy_fill {
+            CopyFill::Kernel(work) => self.prepare_dispatch(&work.launch()),
+            CopyFill::Command(command) => Ok(command),
+        }
+    }
+
+    /// Chooses the form of a copy.
+    fn lower_copy(&self, dst: Slice, src: Slice) -> Result<CopyFill> {
+        let from = self.segment(src.segment)?;
+        if src.segment == dst.segment {
+            let segment = SizedSegment { segment: src.segment, bytes: from.size() };
+            let work = self.copy_fill.copy(self, segment, dst.offset, src.offset, src.bytes)?;
+            return Ok(CopyFill::Kernel(work));
+        }
+        let to = (self.segment(dst.segment)?, dst.offset);
+        Ok(CopyFill::Command(PreparedCommand::Copy { from: (from, src.offset), to, bytes: src.bytes }))
+    }
+
+    /// Chooses the form of a fill. Zero fills of at least `min_clear_bytes` bytes use the driver's clear command.
+    fn lower_fill(&self, dst: Slice, word: u32, min_clear_bytes: u64) -> Result<CopyFill> {
+        let buffer = self.segment(dst.segment)?;
+        if word == 0 && dst.bytes >= min_clear_bytes {
+            let (offset, bytes) = (dst.offset, dst.bytes);
+            return Ok(CopyFill::Command(PreparedCommand::Clear { buffer, offset, bytes }));
+        }
+        let segment = SizedSegment { segment: dst.segment, bytes: buffer.size() };
+        Ok(CopyFill::Kernel(self.copy_fill.fill(self, segment, dst.offset, dst.bytes, word)?))
+    }
+
     fn prepare_dispatch(&self, launch: &Launch<'_>) -> Result<PreparedCommand> {
         let kernel = self.checked_kernel(launch)?;
-        let storage =
-            match launch.bindings {
-                [] => None,
-                slices => {
-                    let groups = &mut self.state.lock_unpoisoned().bind_groups;
-                    Some(groups.get_or_create(&self.gpu, &self.layouts, slices, |slice| {
-                        self.segment(slice.segment)
-                    })?)
-                }
-            };
+        let storage = self.bind(&mut self.state.lock_unpoisoned().bind_groups, launch.bindings)?;
         let (params, groups) = (launch.params.to_vec(), launch.groups);
         Ok(PreparedCommand::Dispatch { id: launch.kernel, kernel, storage, params, groups })
+    }
+
+    /// Records a launch, or defers the launch until its kernel is compiled.
+    fn enqueue_launch(&self, launch: &Launch<'_>) -> Result<()> {
+        let kernel = self.checked_kernel(launch)?;
+        if !platform::BINDINGS_MAY_OVERLAP {
+            let copy = |dst, src| self.copy(dst, src);
+            let writes = (kernel.label.as_str(), kernel.written);
+            let separated = aliasing::separate(self, &self.scratch, launch.bindings, writes, copy)?;
+            if let Some(bindings) = separated {
+                return self.enqueue_launch(&Launch { bindings: &bindings, ..*launch });
+            }
+        }
+        let state = &mut *self.state.lock_unpoisoned();
+        let Some(pipeline) = kernel.pipeline.get().filter(|_| state.deferred.is_empty()) else {
+            let storage = self.bind(&mut state.bind_groups, launch.bindings)?;
+            let (id, params, groups) = (launch.kernel, launch.params.to_vec(), launch.groups);
+            let kernel = Arc::clone(&kernel);
+            let command = PreparedCommand::Dispatch { id, kernel, storage, params, groups };
+            return Ok(state.record_or_defer(command)?);
+        };
+        let storage = self.bind(&mut state.bind_groups, launch.bindings)?;
+        Ok(state.recorder.dispatch(&Dispatch {
+            kernel: launch.kernel,
+            pipeline: pipeline.map_err(|error| kernel.compilation_error(error))?,
+            param_space: kernel.params,
+            storage: storage.as_ref(),
+            params: launch.params,
+            groups: launch.groups,
+        })?)
+    }
+
+    /// Returns the bind group of a launch's slices; `None` if there are none.
+    fn bind(
+        &self,
+        bind_groups: &mut BindGroupCache,
+        slices: &[Slice],
+    ) -> Result<Option<wgpu::BindGroup>, SourceError> {
+        if slices.is_empty() {
+            return Ok(None);
+        }
+        let buffer = |slice: &Slice| self.segment(slice.segment);
+        bind_groups.get_or_create(&self.gpu, &self.layouts, slices, buffer).map(Some)
     }
 
     /// Returns the kernel of a launch after checking the bindings and parameters.
@@ -523,41 +576,29 @@ impl Backend for WgpuBackend {
         kernel.pipeline.wait().map(drop).map_err(|error| kernel.compilation_error(error))
     }
 
-    fn launch(&self, launch: &Launch<'_>) -> Result<()> {
+    fn enqueue(&self, command: &Command<'_>) -> Result<bool> {
         self.gpu.check_health()?;
-        let kernel = self.checked_kernel(launch)?;
-        if !platform::BINDINGS_MAY_OVERLAP {
-            let copy = |dst, src| self.copy(dst, src);
-            let writes = (kernel.label.as_str(), kernel.written);
-            let separated = aliasing::separate(self, &self.scratch, launch.bindings, writes, copy)?;
-            if let Some(bindings) = separated {
-                return self.launch(&Launch { bindings: &bindings, ..*launch });
+        let copy_fill = match *command {
+            Command::Launch(ref launch) => return self.enqueue_launch(launch).map(|()| true),
+            Command::Copy { dst: Slice { bytes: 0, .. }, .. }
+            | Command::Fill { dst: Slice { bytes: 0, .. }, .. } => return Ok(true),
+            Command::Copy { dst, src } => self.lower_copy(dst, src)?,
+            Command::Fill { dst, word } => {
+                let is_in_pass = self.state.lock_unpoisoned().recorder.is_in_pass();
+                self.lower_fill(dst, word, if is_in_pass { MIN_CLEAR_BYTES } else { 0 })?
+            }
+            Command::Matmul(_) | Command::Attention(_) | Command::Convolution(_) | Command::Recurrent(_) => {
+                return Ok(false);
+            }
+        };
+        match copy_fill {
+            CopyFill::Kernel(work) => self.enqueue_launch(&work.launch())?,
+            CopyFill::Command(command) => {
+                self.state.lock_unpoisoned().record_or_defer(command)?;
+                self.gpu.check_health()?;
             }
         }
-        let mut state = self.state.lock_unpoisoned();
-        if !state.deferred.is_empty() || kernel.pipeline.get().is_none() {
-            drop(state);
-            let command = self.prepare_dispatch(launch)?;
-            return Ok(self.state.lock_unpoisoned().record_or_defer(command)?);
-        }
-        let state = &mut *state;
-        let storage = match launch.bindings {
-            [] => None,
-            slices => Some(
-                state
-                    .bind_groups
-                    .get_or_create(&self.gpu, &self.layouts, slices, |slice| self.segment(slice.segment))?,
-            ),
-        };
-        Ok(state.recorder.dispatch(&Dispatch {
-            kernel: launch.kernel,
-            // The kernel is compiled, as was checked above.
-            pipeline: kernel.pipeline.wait().map_err(|error| kernel.compilation_error(error))?,
-            param_space: kernel.params,
-            storage: storage.as_ref(),
-            params: launch.params,
-            groups: launch.groups,
-        })?)
+        Ok(true)
     }
 
     fn upload(&self, dst: Slice, data: &[u8]) -> Result<()> {
@@ -618,26 +659,6 @@ impl Backend for WgpuBackend {
         Some(self)
     }
 
-    fn copy(&self, dst: Slice, src: Slice) -> Result<()> {
-        self.gpu.check_health()?;
-        if src.bytes == 0 {
-            return Ok(());
-        }
-        let from = self.segment(src.segment)?;
-        if src.segment == dst.segment {
-            let segment = SizedSegment { segment: src.segment, bytes: from.size() };
-            let work = self.copy_fill.copy(self, segment, dst.offset, src.offset, src.bytes)?;
-            return self.launch(&work.launch());
-        }
-        let to = self.segment(dst.segment)?;
-        self.state.lock_unpoisoned().record_or_defer(PreparedCommand::Copy {
-            from: (from, src.offset),
-            to: (to, dst.offset),
-            bytes: src.bytes,
-        })?;
-        Ok(self.gpu.check_health()?)
-    }
-
     fn copy_from_peer(&self, dst: Slice, source: &dyn Backend, src: Slice) -> Result<PeerCopy> {
         // Devices of one backend have pools of their own over the same buffers and the same queue.
         if !source
@@ -649,24 +670,6 @@ impl Backend for WgpuBackend {
         }
         self.copy(dst, src)?;
         Ok(PeerCopy::Direct)
-    }
-
-    fn fill(&self, dst: Slice, word: u32) -> Result<()> {
-        self.gpu.check_health()?;
-        if dst.bytes == 0 {
-            return Ok(());
-        }
-        let buffer = self.segment(dst.segment)?;
-        {
-            let state = &mut *self.state.lock_unpoisoned();
-            if word == 0 && (dst.bytes >= MIN_CLEAR_BYTES || !state.recorder.is_in_pass()) {
-                let (offset, bytes) = (dst.offset, dst.bytes);
-                state.record_or_defer(PreparedCommand::Clear { buffer, offset, bytes })?;
-                return Ok(self.gpu.check_health()?);
-            }
-        }
-        let segment = SizedSegment { segment: dst.segment, bytes: buffer.size() };
-        self.launch(&self.copy_fill.fill(self, segment, dst.offset, dst.bytes, word)?.launch())
     }
 
     fn flush(&self) -> Result<()> {

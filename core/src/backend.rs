@@ -33,7 +33,7 @@ pub use command::{Command, CommandSequence, OwnedCommand};
 pub use convolution::{ConvolutionCall, ConvolutionProduct};
 pub use library::{
     AttentionCall, AttentionDropout, AttentionGradients, AttentionMask, AttentionOperand, Epilogue,
-    GELU_GRAD_SUM_ROWS, KernelLibrary, LibraryFeatures, MatmulCall, MatrixOperand,
+    GELU_GRAD_SUM_ROWS, LibraryFeatures, MatmulCall, MatrixOperand,
 };
 pub use recurrent::{RecurrentCall, RecurrentKind, RecurrentPass, RecurrentTiling};
 
@@ -278,8 +278,24 @@ pub trait Backend: SegmentSource {
         let _ = kernel;
         Ok(())
     }
-    /// Enqueues a kernel launch.
-    fn launch(&self, launch: &Launch<'_>) -> Result<()>;
+    /// Enqueues a command. Returns `false` if the backend declines a call of a library, for which the core then
+    /// runs its own kernels. A backend without a library declines all of them, and no other commands.
+    ///
+    /// A fill sets every 32-bit word of its destination. A copy is within the device, or between the device and
+    /// memory of [`alloc_host`](Self::alloc_host). Its ranges have equal lengths and do not overlap.
+    fn enqueue(&self, command: &Command<'_>) -> Result<bool>;
+    /// Enqueues [`Command::Launch`].
+    fn launch(&self, launch: &Launch<'_>) -> Result<()> {
+        self.enqueue(&Command::Launch(*launch)).map(drop)
+    }
+    /// Enqueues [`Command::Copy`].
+    fn copy(&self, dst: Slice, src: Slice) -> Result<()> {
+        self.enqueue(&Command::Copy { dst, src }).map(drop)
+    }
+    /// Enqueues [`Command::Fill`].
+    fn fill(&self, dst: Slice, word: u32) -> Result<()> {
+        self.enqueue(&Command::Fill { dst, word }).map(drop)
+    }
 
     /// Enqueues a copy from the host. The lengths must be equal. The caller may reuse `data` on return.
     fn upload(&self, dst: Slice, data: &[u8]) -> Result<()>;
@@ -299,9 +315,6 @@ pub trait Backend: SegmentSource {
     fn wait_fence_then(&self, fence: Fence, done: Box<dyn FnOnce(Result<()>) + Send>) {
         done(self.wait_fence(fence).map_err(Into::into));
     }
-    /// Enqueues a copy within the device, or between the device and memory of
-    /// [`alloc_host`](Self::alloc_host). The ranges must not overlap.
-    fn copy(&self, dst: Slice, src: Slice) -> Result<()>;
     /// Enqueues a copy from memory of another device to this one. The host does not wait.
     ///
     /// `source` is a queue of the other device. The copy comes after all work enqueued so far in both queues. Later
@@ -312,8 +325,6 @@ pub trait Backend: SegmentSource {
         let _ = (dst, source, src);
         Ok(PeerCopy::Declined)
     }
-    /// Enqueues a fill that sets every 32-bit word of `dst`.
-    fn fill(&self, dst: Slice, word: u32) -> Result<()>;
     /// Submits everything enqueued so far to the device, without waiting.
     fn flush(&self) -> Result<()>;
 
@@ -358,9 +369,9 @@ pub trait Backend: SegmentSource {
     fn foreign_access(&self) -> Option<&dyn ForeignAccess> {
         None
     }
-    /// Returns the vendor's library and the backend's own kernels, which take over operations of the core.
-    fn library(&self) -> Option<&dyn KernelLibrary> {
-        None
+    /// Returns the calls of a library that [`enqueue`](Self::enqueue) accepts now.
+    fn library_features(&self) -> LibraryFeatures {
+        LibraryFeatures::default()
     }
     /// Prepares commands that this queue will run repeatedly, so that they are cheaper to enqueue. Returns
     /// `None` if the backend has no such form. Enqueues nothing.

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 
 use forebay_core::backend::null::{CardProfile, NullBackend};
 use forebay_core::backend::{
-    Backend, DeviceInfo, DeviceMemory, Event, Fence, KernelId, KernelLibrary, KernelSource, Launch,
+    Backend, Command, DeviceInfo, DeviceMemory, Event, Fence, KernelId, KernelSource, LibraryFeatures,
     MAX_QUEUES, PageRemap, SegmentId, SegmentSource, Slice, SourceError, SourceLimits,
 };
 use forebay_core::device::Device;
@@ -92,8 +92,8 @@ impl RaceCheckBackend {
 
 impl SegmentSource for RaceCheckBackend {
     forward_backend! {
-        inner: limits device_memory alloc_segment free_segment reserve_addresses free_addresses map unmap
-            remap record_fence
+        inner: limits device_memory alloc_segment free_segment reserve_addresses free_addresses unmap remap
+            record_fence
     }
     fn queue_count(&self) -> u8 {
         MAX_QUEUES
@@ -127,7 +127,7 @@ impl SegmentSource for RaceCheckBackend {
 
 impl Backend for RaceCheckBackend {
     forward_backend! {
-        inner: info alloc_host free_host
+        inner: info alloc_host free_host library_features
     }
     fn compile(&self, source: &KernelSource<'_>) -> Result<KernelId> {
         let id = self.inner.compile(source)?;
@@ -138,15 +138,23 @@ impl Backend for RaceCheckBackend {
         written[id.0 as usize] = forebay_shaders::writable_bindings(source.wgsl);
         Ok(id)
     }
-    fn launch(&self, launch: &Launch<'_>) -> Result<()> {
-        let written =
-            self.write_masks.lock().unwrap_or_else(PoisonError::into_inner)[launch.kernel.0 as usize];
-        let slices: Vec<_> =
-            launch.bindings.iter().enumerate().map(|(k, s)| (*s, written >> k & 1 == 1)).collect();
-        // Lets other threads run between the core's decision and this call, to expose races.
-        std::thread::yield_now();
-        self.record_access("a kernel", &slices);
-        self.inner.launch(launch)
+    fn enqueue(&self, command: &Command<'_>) -> Result<bool> {
+        match *command {
+            Command::Launch(launch) => {
+                let written =
+                    self.write_masks.lock().unwrap_or_else(PoisonError::into_inner)[launch.kernel.0 as usize];
+                let slices: Vec<_> =
+                    launch.bindings.iter().enumerate().map(|(k, s)| (*s, written >> k & 1 == 1)).collect();
+                // Lets other threads run between the core's decision and this call, to expose races.
+                std::thread::yield_now();
+                self.record_access("a kernel", &slices);
+            }
+            Command::Copy { dst, src } => self.record_access("a copy", &[(src, false), (dst, true)]),
+            Command::Fill { dst, .. } => self.record_access("a fill", &[(dst, true)]),
+            // The kernel that follows a declined call reports its accesses.
+            _ => {}
+        }
+        self.inner.enqueue(command)
     }
     fn upload(&self, dst: Slice, data: &[u8]) -> Result<()> {
         self.record_access("an upload", &[(dst, true)]);
@@ -155,14 +163,6 @@ impl Backend for RaceCheckBackend {
     fn download(&self, src: Slice, data: &mut [u8]) -> Result<()> {
         self.record_access("a download", &[(src, false)]);
         self.inner.download(src, data)
-    }
-    fn copy(&self, dst: Slice, src: Slice) -> Result<()> {
-        self.record_access("a copy", &[(src, false), (dst, true)]);
-        self.inner.copy(dst, src)
-    }
-    fn fill(&self, dst: Slice, word: u32) -> Result<()> {
-        self.record_access("a fill", &[(dst, true)]);
-        self.inner.fill(dst, word)
     }
     fn flush(&self) -> Result<()> {
         Ok(())
@@ -177,10 +177,6 @@ impl Backend for RaceCheckBackend {
     }
     fn supports_pinned_host(&self) -> bool {
         true
-    }
-    fn library(&self) -> Option<&dyn KernelLibrary> {
-        // The kernel that follows a declined call reports its accesses.
-        self.inner.library()
     }
 }
 

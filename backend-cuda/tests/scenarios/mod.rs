@@ -4,7 +4,8 @@
 use std::sync::Arc;
 
 use forebay_core::backend::{
-    Backend, Epilogue, KernelSource, MatmulCall, MatrixOperand, PeerCopy, SegmentId, Slice,
+    Backend, Command, Epilogue, KernelSource, MatmulCall, MatrixOperand, PageRemap, PeerCopy, SegmentId,
+    Slice, SourceError,
 };
 use forebay_core::dtype::DType;
 use forebay_core::memory::{Block, Config, Pool, Request};
@@ -14,6 +15,16 @@ pub(crate) const MIB: u64 = 1 << 20;
 
 pub(crate) fn slice(segment: SegmentId, offset: u64, bytes: u64) -> Slice {
     Slice { segment, offset, bytes }
+}
+
+/// Maps new memory.
+pub(crate) fn map(
+    backend: &dyn Backend,
+    segment: SegmentId,
+    offset: u64,
+    bytes: u64,
+) -> Result<(), SourceError> {
+    backend.remap(&[PageRemap { to: (segment, offset), bytes, from: None }])
 }
 
 /// Returns bytes without a period that a chunk size could hide.
@@ -140,7 +151,7 @@ pub(crate) fn copies_take_the_link(backends: [&dyn Backend; 2]) {
         let plain = backend.alloc_segment(half).unwrap();
         let mapped = backend.limits().virtual_memory.map(|_| {
             let segment = backend.reserve_addresses(2 * half).unwrap();
-            backend.map(segment, 0, half).unwrap();
+            map(backend, segment, 0, half).unwrap();
             segment
         });
         (plain, mapped)
@@ -161,7 +172,7 @@ pub(crate) fn copies_take_the_link(backends: [&dyn Backend; 2]) {
         copy(1, [from, to], segments[from].0, segments[to].0, 0);
         if let (Some(src), Some(dst)) = (segments[from].1, segments[to].1) {
             copy(2, [from, to], src, dst, 0);
-            backends[to].map(dst, half, half).unwrap();
+            map(backends[to], dst, half, half).unwrap();
             copy(3, [from, to], src, dst, half);
         }
     }
@@ -169,8 +180,8 @@ pub(crate) fn copies_take_the_link(backends: [&dyn Backend; 2]) {
         backend.wait_fence(backend.record_fence().unwrap()).unwrap();
         backend.free_segment(plain).unwrap();
         if let Some(segment) = mapped {
-            backend.unmap(segment, 0, half).unwrap();
-            backend.unmap(segment, half, half).unwrap();
+            backend.unmap(segment, 0, &[half]).unwrap();
+            backend.unmap(segment, half, &[half]).unwrap();
             backend.free_addresses(segment).unwrap();
         }
     }
@@ -280,7 +291,7 @@ impl MatmulCase {
             beta,
             epilogue,
         };
-        if !backend.library().is_some_and(|library| library.matmul(&call).unwrap()) {
+        if !backend.enqueue(&Command::Matmul(&call)).unwrap() {
             backend.free_segment(segment).unwrap();
             return false;
         }

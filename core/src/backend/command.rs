@@ -1,8 +1,8 @@
 //! Commands of a queue as values, so that they can run now or be recorded and run again.
 
 use super::{
-    AttentionCall, AttentionGradients, Backend, ConvolutionCall, ConvolutionProduct, Epilogue, KernelId,
-    Launch, MatmulCall, RecurrentCall, RecurrentPass, SegmentId, Slice,
+    AttentionCall, AttentionGradients, ConvolutionCall, ConvolutionProduct, Epilogue, KernelId, Launch,
+    MatmulCall, RecurrentCall, RecurrentPass, SegmentId, Slice,
 };
 use crate::error::Result;
 
@@ -40,24 +40,6 @@ pub enum Command<'a> {
     Convolution(&'a ConvolutionCall),
     /// Recurrent layer by the backend's own kernels.
     Recurrent(&'a RecurrentCall),
-}
-
-impl Command<'_> {
-    /// Enqueues the command. Returns `false` if the backend declines a library command.
-    #[inline]
-    pub fn enqueue(&self, backend: &dyn Backend) -> Result<bool> {
-        match self {
-            Self::Launch(launch) => backend.launch(launch).map(|()| true),
-            Self::Copy { dst, src } => backend.copy(*dst, *src).map(|()| true),
-            Self::Fill { dst, word } => backend.fill(*dst, *word).map(|()| true),
-            Self::Matmul(call) => backend.library().map_or(Ok(false), |library| library.matmul(call)),
-            Self::Attention(call) => backend.library().map_or(Ok(false), |library| library.attention(call)),
-            Self::Convolution(call) => {
-                backend.library().map_or(Ok(false), |library| library.convolution(call))
-            }
-            Self::Recurrent(call) => backend.library().map_or(Ok(false), |library| library.recurrent(call)),
-        }
-    }
 }
 
 /// [`Command`] that owns its data.

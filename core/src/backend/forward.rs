@@ -21,9 +21,7 @@ macro_rules! forward_backend {
     (@free_segment $to:ident) => { $crate::forward_backend!(@fn $to free_segment(segment: SegmentId) -> Result<(), SourceError>); };
     (@reserve_addresses $to:ident) => { $crate::forward_backend!(@fn $to reserve_addresses(bytes: u64) -> Result<SegmentId, SourceError>); };
     (@free_addresses $to:ident) => { $crate::forward_backend!(@fn $to free_addresses(segment: SegmentId) -> Result<(), SourceError>); };
-    (@map $to:ident) => { $crate::forward_backend!(@fn $to map(segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError>); };
-    (@unmap $to:ident) => { $crate::forward_backend!(@fn $to unmap(segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError>); };
-    (@unmap_extents $to:ident) => { $crate::forward_backend!(@fn $to unmap_extents(segment: SegmentId, offset: u64, pieces: &[u64]) -> Result<(), SourceError>); };
+    (@unmap $to:ident) => { $crate::forward_backend!(@fn $to unmap(segment: SegmentId, offset: u64, pieces: &[u64]) -> Result<(), SourceError>); };
     (@remap $to:ident) => { $crate::forward_backend!(@fn $to remap(pieces: &[PageRemap]) -> Result<(), SourceError>); };
     (@remap_after_submitted $to:ident) => { $crate::forward_backend!(@fn $to remap_after_submitted(pieces: &[PageRemap]) -> Result<(), SourceError>); };
     (@map_again $to:ident) => { $crate::forward_backend!(@fn $to map_again(pieces: &[PageRemap]) -> Result<(), SourceError>); };
@@ -38,14 +36,12 @@ macro_rules! forward_backend {
     (@info $to:ident) => { $crate::forward_backend!(@fn $to info() -> &DeviceInfo); };
     (@compile $to:ident) => { $crate::forward_backend!(@fn $to compile(source: &KernelSource<'_>) -> Result<KernelId>); };
     (@wait_compiled $to:ident) => { $crate::forward_backend!(@fn $to wait_compiled(kernel: KernelId) -> Result<()>); };
-    (@launch $to:ident) => { $crate::forward_backend!(@fn $to launch(launch: &Launch<'_>) -> Result<()>); };
+    (@enqueue $to:ident) => { $crate::forward_backend!(@fn $to enqueue(command: &Command<'_>) -> Result<bool>); };
     (@upload $to:ident) => { $crate::forward_backend!(@fn $to upload(dst: Slice, data: &[u8]) -> Result<()>); };
     (@download $to:ident) => { $crate::forward_backend!(@fn $to download(src: Slice, data: &mut [u8]) -> Result<()>); };
     (@start_download $to:ident) => { $crate::forward_backend!(@fn $to start_download(src: Slice) -> Result<Box<dyn PendingDownload>>); };
     (@as_any $to:ident) => { $crate::forward_backend!(@fn $to as_any() -> Option<&dyn std::any::Any>); };
-    (@copy $to:ident) => { $crate::forward_backend!(@fn $to copy(dst: Slice, src: Slice) -> Result<()>); };
     (@copy_from_peer $to:ident) => { $crate::forward_backend!(@fn $to copy_from_peer(dst: Slice, source: &dyn Backend, src: Slice) -> Result<$crate::backend::PeerCopy>); };
-    (@fill $to:ident) => { $crate::forward_backend!(@fn $to fill(dst: Slice, word: u32) -> Result<()>); };
     (@flush $to:ident) => { $crate::forward_backend!(@fn $to flush() -> Result<()>); };
     (@record_timestamp $to:ident) => { $crate::forward_backend!(@fn $to record_timestamp() -> Result<Option<TimestampId>>); };
     (@read_timestamps $to:ident) => { $crate::forward_backend!(@fn $to read_timestamps() -> Result<Vec<f64>>); };
@@ -54,5 +50,5 @@ macro_rules! forward_backend {
     (@free_host $to:ident) => { $crate::forward_backend!(@fn $to free_host(segment: SegmentId) -> Result<(), SourceError>); };
     (@prepare_commands $to:ident) => { $crate::forward_backend!(@fn $to prepare_commands(commands: &[Command<'_>]) -> Result<Option<Box<dyn CommandSequence>>>); };
     (@foreign_access $to:ident) => { $crate::forward_backend!(@fn $to foreign_access() -> Option<&dyn $crate::backend::ForeignAccess>); };
-    (@library $to:ident) => { $crate::forward_backend!(@fn $to library() -> Option<&dyn KernelLibrary>); };
+    (@library_features $to:ident) => { $crate::forward_backend!(@fn $to library_features() -> LibraryFeatures); };
 }

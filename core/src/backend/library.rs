@@ -1,10 +1,9 @@
 //! Operations that a vendor's library, or a backend's own kernels, may take over from the core.
 //!
-//! A backend without them is complete: the core then runs its portable kernels.
+//! A backend that declines them is complete: the core then runs its portable kernels.
 
-use super::{ConvolutionCall, RecurrentCall, SegmentId, Slice};
+use super::{SegmentId, Slice};
 use crate::dtype::DType;
-use crate::error::Result;
 
 /// Calls that a library supports, as far as they decide about memory and other kernels. Dry runs depend on
 /// them, because the core's own kernels need scratch memory.
@@ -20,37 +19,6 @@ pub struct LibraryFeatures {
     pub convolution: bool,
     /// All steps of a recurrent layer (CUDA on Hopper and on data-centre cards after it).
     pub recurrent: bool,
-}
-
-/// Vendor's library, or kernels of a backend, that replace the core's portable kernels.
-pub trait KernelLibrary {
-    /// Returns the calls that the library supports now.
-    fn features(&self) -> LibraryFeatures;
-
-    /// Enqueues a matrix product. Returns `false` if the library does not support the call; the core then uses
-    /// its own kernel.
-    fn matmul(&self, call: &MatmulCall) -> Result<bool>;
-
-    /// Enqueues attention. Returns `false` if the library does not support the call; the core then uses its own
-    /// kernels.
-    fn attention(&self, call: &AttentionCall) -> Result<bool> {
-        let _ = call;
-        Ok(false)
-    }
-
-    /// Enqueues a convolution. Returns `false` if the library does not support the call; the core then uses its
-    /// own kernels.
-    fn convolution(&self, call: &ConvolutionCall) -> Result<bool> {
-        let _ = call;
-        Ok(false)
-    }
-
-    /// Enqueues all steps of a recurrent layer. Returns `false` if the library does not support the call; the core
-    /// then runs each step.
-    fn recurrent(&self, call: &RecurrentCall) -> Result<bool> {
-        let _ = call;
-        Ok(false)
-    }
 }
 
 /// Operand of a library matrix product.

@@ -5,9 +5,8 @@ use std::any::Any;
 use std::sync::Mutex;
 
 use super::{
-    AttentionCall, Backend, ConvolutionCall, DeviceInfo, Epilogue, Features, KernelId, KernelLibrary,
-    KernelSource, Launch, LibraryFeatures, Limits, MAX_QUEUES, MatmulCall, PeakRates, PeerCopy,
-    RecurrentCall, Slice,
+    Backend, Command, DeviceInfo, Epilogue, Features, KernelId, KernelSource, LibraryFeatures, Limits,
+    MAX_QUEUES, MatmulCall, PeakRates, PeerCopy, Slice,
 };
 use crate::error::Result;
 use crate::forward_backend;
@@ -232,6 +231,17 @@ impl NullBackend {
             (bytes as f64 / speed.memory_bandwidth).max(flops / rate).max(1.0 / speed.launches_per_second);
     }
 
+    fn add_copy(&self, dst: Slice, src: Slice) {
+        let host = self.host_segments.lock_unpoisoned();
+        if [dst, src].iter().any(|slice| host.contains(&slice.segment.0)) {
+            self.totals.lock_unpoisoned().0.host_seconds +=
+                src.bytes as f64 / self.profile.speed.host_bandwidth;
+            return;
+        }
+        drop(host);
+        self.add_work(dst.bytes + src.bytes, Some(DeclinedMatmul::default()));
+    }
+
     /// Returns every kernel that was requested, so that a test can compile all of them on a real device.
     #[must_use]
     pub fn compiled_kernels(&self) -> Vec<NullKernel> {
@@ -246,7 +256,7 @@ impl NullBackend {
 impl SegmentSource for NullBackend {
     forward_backend! {
         memory: limits device_memory is_device_memory alloc_segment free_segment reserve_addresses
-            free_addresses map unmap unmap_extents remap map_again unmap_again queue_count record_fence is_fence_signaled wait_fence
+            free_addresses unmap remap map_again unmap_again queue_count record_fence is_fence_signaled wait_fence
     }
 }
 
@@ -265,9 +275,45 @@ impl Backend for NullBackend {
         });
         Ok(KernelId(compiled.len() as u32 - 1))
     }
-    fn launch(&self, launch: &Launch<'_>) -> Result<()> {
-        self.add_work(launch.bindings.iter().map(|b| b.bytes).sum(), None);
-        Ok(())
+    fn enqueue(&self, command: &Command<'_>) -> Result<bool> {
+        let library = &self.profile.library;
+        let product = |flops, is_16_bit| DeclinedMatmul { flops, is_16_bit };
+        let (is_accepted, bytes, product) = match *command {
+            Command::Launch(launch) => {
+                self.add_work(launch.bindings.iter().map(|b| b.bytes).sum(), None);
+                return Ok(true);
+            }
+            Command::Copy { dst, src } => {
+                self.add_copy(dst, src);
+                return Ok(true);
+            }
+            Command::Fill { dst, .. } => (true, dst.bytes, DeclinedMatmul::default()),
+            Command::Matmul(call) => {
+                let MatmulCall { m, n, k, batch, .. } = *call;
+                let flops = 2.0 * [m, n, k, batch].map(|x| x as f64).iter().product::<f64>();
+                let bytes = batch * (m * k + k * n + m * n) * call.dtype.size() as u64;
+                (accepts_matmul(library, call), bytes, product(flops, call.dtype.size() <= 2))
+            }
+            Command::Attention(call) => {
+                let is_16_bit = call.dtype.size() == 2;
+                (library.matmul && is_16_bit, call.bytes(), product(call.flops(), is_16_bit))
+            }
+            Command::Convolution(call) => {
+                let is_accepted = library.convolution && call.is_supported();
+                (is_accepted, call.bytes(), product(call.flops() as f64, true))
+            }
+            Command::Recurrent(call) => {
+                let is_accepted = library.recurrent && call.tiling().is_some();
+                (is_accepted, call.bytes(), product(call.flops() as f64, true))
+            }
+        };
+        if is_accepted {
+            self.add_work(bytes, Some(product));
+        } else if matches!(command, Command::Matmul(_) | Command::Attention(_)) {
+            // The products that replace a convolution or a recurrent layer count their own operations.
+            self.totals.lock_unpoisoned().1 = product;
+        }
+        Ok(is_accepted)
     }
     fn upload(&self, _dst: Slice, _data: &[u8]) -> Result<()> {
         Ok(())
@@ -277,27 +323,12 @@ impl Backend for NullBackend {
         data.fill(0);
         Ok(())
     }
-    fn copy(&self, dst: Slice, src: Slice) -> Result<()> {
-        let host = self.host_segments.lock_unpoisoned();
-        if [dst, src].iter().any(|slice| host.contains(&slice.segment.0)) {
-            self.totals.lock_unpoisoned().0.host_seconds +=
-                src.bytes as f64 / self.profile.speed.host_bandwidth;
-            return Ok(());
-        }
-        drop(host);
-        self.add_work(dst.bytes + src.bytes, Some(DeclinedMatmul::default()));
-        Ok(())
-    }
     fn copy_from_peer(&self, dst: Slice, source: &dyn Backend, src: Slice) -> Result<PeerCopy> {
         if !source.as_any().is_some_and(|source| source.is::<Self>()) {
             return Ok(PeerCopy::Declined);
         }
         self.add_work(dst.bytes + src.bytes, Some(DeclinedMatmul::default()));
         Ok(PeerCopy::Direct)
-    }
-    fn fill(&self, dst: Slice, _word: u32) -> Result<()> {
-        self.add_work(dst.bytes, Some(DeclinedMatmul::default()));
-        Ok(())
     }
     fn flush(&self) -> Result<()> {
         Ok(())
@@ -317,62 +348,18 @@ impl Backend for NullBackend {
     fn as_any(&self) -> Option<&dyn Any> {
         Some(self)
     }
-    fn library(&self) -> Option<&dyn KernelLibrary> {
-        Some(self)
+    fn library_features(&self) -> LibraryFeatures {
+        self.profile.library
     }
 }
 
-impl KernelLibrary for NullBackend {
-    fn features(&self) -> LibraryFeatures {
-        self.profile.library
-    }
-    fn matmul(&self, call: &MatmulCall) -> Result<bool> {
-        let MatmulCall { m, n, k, batch, .. } = *call;
-        let product = DeclinedMatmul {
-            flops: 2.0 * [m, n, k, batch].map(|x| x as f64).iter().product::<f64>(),
-            is_16_bit: call.dtype.size() <= 2,
-        };
-        let stored = call.dtype.is_storage_only() && !self.profile.library.f8_matmul;
-        let missing =
-            matches!(call.epilogue, Epilogue::GeluGrad { .. }) && !self.profile.library.gelu_grad_epilogue;
-        let takes = !stored
-            && !missing
-            && call.has_supported_dtypes()
-            && call.is_row_or_column_major()
-            && call.supports_epilogue();
-        if self.profile.library.matmul && takes {
-            let elements = batch * (m * k + k * n + m * n);
-            self.add_work(elements * call.dtype.size() as u64, Some(product));
-            return Ok(true);
-        }
-        self.totals.lock_unpoisoned().1 = product;
-        Ok(false)
-    }
-    fn attention(&self, call: &AttentionCall) -> Result<bool> {
-        let product = DeclinedMatmul { flops: call.flops(), is_16_bit: call.dtype.size() == 2 };
-        if self.profile.library.matmul && product.is_16_bit {
-            self.add_work(call.bytes(), Some(product));
-            return Ok(true);
-        }
-        self.totals.lock_unpoisoned().1 = product;
-        Ok(false)
-    }
-    fn convolution(&self, call: &ConvolutionCall) -> Result<bool> {
-        let product = DeclinedMatmul { flops: call.flops() as f64, is_16_bit: true };
-        if self.profile.library.convolution && call.is_supported() {
-            self.add_work(call.bytes(), Some(product));
-            return Ok(true);
-        }
-        // The products of the column matrix count their own operations.
-        Ok(false)
-    }
-    fn recurrent(&self, call: &RecurrentCall) -> Result<bool> {
-        let product = DeclinedMatmul { flops: call.flops() as f64, is_16_bit: true };
-        if self.profile.library.recurrent && call.tiling().is_some() {
-            self.add_work(call.bytes(), Some(product));
-            return Ok(true);
-        }
-        // The products of the steps count their own operations.
-        Ok(false)
-    }
+/// Reports whether a library with these features computes a product.
+fn accepts_matmul(library: &LibraryFeatures, call: &MatmulCall) -> bool {
+    let is_missing = (call.dtype.is_storage_only() && !library.f8_matmul)
+        || (matches!(call.epilogue, Epilogue::GeluGrad { .. }) && !library.gelu_grad_epilogue);
+    library.matmul
+        && !is_missing
+        && call.has_supported_dtypes()
+        && call.is_row_or_column_major()
+        && call.supports_epilogue()
 }

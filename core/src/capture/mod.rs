@@ -703,7 +703,7 @@ impl<O> CapturedStep<O> {
                 Command::Convolution(call) => implicit::describe_for_profiler(call),
                 Command::Recurrent(call) => recurrent::describe_for_profiler(call),
             };
-            fail_if!(!device.enqueue_timed(device.current_queue(), *scope, work, |queue| command.enqueue(&**queue))?;
+            fail_if!(!device.enqueue_timed(device.current_queue(), *scope, work, |queue| queue.enqueue(&command))?;
                 capture("replay"), "the library declines a call that it accepted at capture; capture it again");
         }
         Ok(())

@@ -104,13 +104,7 @@ impl SegmentSource for CountingSource {
     fn free_addresses(&self, _segment: SegmentId) -> Result<(), SourceError> {
         Ok(())
     }
-    fn map(&self, _segment: SegmentId, _offset: u64, bytes: u64) -> Result<(), SourceError> {
-        self.take_bytes(bytes)
-    }
-    fn unmap(&self, _segment: SegmentId, _offset: u64, bytes: u64) -> Result<(), SourceError> {
-        self.return_bytes(bytes)
-    }
-    fn unmap_extents(&self, _segment: SegmentId, _offset: u64, pieces: &[u64]) -> Result<(), SourceError> {
+    fn unmap(&self, _segment: SegmentId, _offset: u64, pieces: &[u64]) -> Result<(), SourceError> {
         self.return_bytes(pieces.iter().sum())
     }
     fn remap(&self, pieces: &[PageRemap]) -> Result<(), SourceError> {

@@ -302,7 +302,7 @@ impl PoolState {
                 self.heap.mark_unmapped(slot);
                 let pieces = extents.iter().map(|e| e.1).collect::<Vec<_>>();
                 if let Some(((id, offset), _)) = extents.first() {
-                    self.source.unmap_extents(*id, *offset, &pieces)?;
+                    self.source.unmap(*id, *offset, &pieces)?;
                 }
             }
             PendingRelease::Stitch(id) => self.drop_retired_stitch(id)?,
@@ -516,7 +516,7 @@ impl PoolState {
                 Some(range) => range
                     .extents
                     .into_iter()
-                    .try_for_each(|(offset, size)| self.source.unmap(segment.id, offset, size))
+                    .try_for_each(|(offset, size)| self.source.unmap(segment.id, offset, &[size]))
                     .and_then(|()| self.source.free_addresses(segment.id)),
             };
             if let Err(error) = released {

@@ -119,7 +119,7 @@ impl fmt::Display for DeviceProcess {
     }
 }
 
-/// One piece of memory to map at a virtual address: one extent, as one call of [`SegmentSource::map`] makes.
+/// One piece of memory to map at a virtual address: one extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageRemap {
     /// Range and offset to map at.
@@ -171,42 +171,14 @@ pub trait SegmentSource: Send + Sync + fmt::Debug {
     fn free_addresses(&self, segment: SegmentId) -> Result<(), SourceError> {
         no_virtual_memory("free_addresses", segment)
     }
-    /// Maps new physical memory at `offset..offset + bytes` of a reserved range (multiples of the
-    /// granularity).
-    fn map(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
-        no_virtual_memory("map", (segment, offset, bytes))
-    }
-    /// Unmaps exactly one extent that one call of [`map`](Self::map) made.
-    fn unmap(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
-        no_virtual_memory("unmap", (segment, offset, bytes))
-    }
-
-    /// Calls [`unmap`](Self::unmap) for neighbouring extents of these sizes, from `offset` on.
-    fn unmap_extents(&self, segment: SegmentId, offset: u64, pieces: &[u64]) -> Result<(), SourceError> {
-        let mut at = offset;
-        for bytes in pieces {
-            self.unmap(segment, at, *bytes)?;
-            at += bytes;
-        }
-        Ok(())
-    }
-    /// Maps several pieces at once: memory that is mapped elsewhere, which moves, or new memory. If it fails,
-    /// none of the pieces is mapped anywhere.
-    ///
-    /// The default implementation unmaps the memory that moves and maps new memory.
+    /// Maps pieces at once: new physical memory, or memory that is mapped elsewhere, which moves. Offsets and
+    /// sizes are multiples of the granularity. If it fails, none of the pieces is mapped anywhere.
     fn remap(&self, pieces: &[PageRemap]) -> Result<(), SourceError> {
-        for (segment, offset, bytes) in pieces.iter().filter_map(|p| p.from.map(|(s, o)| (s, o, p.bytes))) {
-            self.unmap(segment, offset, bytes)?;
-        }
-        for (number, PageRemap { to: (segment, offset), bytes, .. }) in pieces.iter().enumerate() {
-            if let Err(error) = self.map(*segment, *offset, *bytes) {
-                for PageRemap { to: (segment, offset), bytes, .. } in &pieces[..number] {
-                    self.unmap(*segment, *offset, *bytes)?;
-                }
-                return Err(error);
-            }
-        }
-        Ok(())
+        no_virtual_memory("remap", pieces)
+    }
+    /// Unmaps neighbouring pieces of [`remap`](Self::remap), which have these sizes, from `offset` on.
+    fn unmap(&self, segment: SegmentId, offset: u64, pieces: &[u64]) -> Result<(), SourceError> {
+        no_virtual_memory("unmap", (segment, offset, pieces))
     }
 
     /// Maps memory a second time, at further addresses: of each piece, `from` stays mapped. Never waits for the

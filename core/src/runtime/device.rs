@@ -9,9 +9,7 @@ use forebay_shaders::{KernelSpec, RenderOptions};
 use rustc_hash::FxHashMap;
 
 use crate::backend::host_memory::HostSource;
-use crate::backend::{
-    Backend, Command, DeviceInfo, KernelId, KernelLibrary, KernelSource, Launch, LibraryFeatures, Slice,
-};
+use crate::backend::{Backend, Command, DeviceInfo, KernelId, KernelSource, Launch, LibraryFeatures, Slice};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::scope::{self, Scope};
@@ -267,7 +265,7 @@ impl Device {
     /// Returns the calls that the backend's library supports; none without a library.
     #[must_use]
     pub fn library_features(&self) -> LibraryFeatures {
-        self.raw_backend().library().map_or_else(LibraryFeatures::default, KernelLibrary::features)
+        self.raw_backend().library_features()
     }
 
     /// Returns the memory pool.

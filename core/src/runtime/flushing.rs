@@ -4,10 +4,9 @@
 use std::sync::Arc;
 
 use crate::backend::{
-    AttentionCall, Backend, Command, CommandSequence, ConvolutionCall, DeviceInfo, DeviceMemory,
-    DeviceProcess, Event, Fence, KernelId, KernelLibrary, KernelSource, Launch, LibraryFeatures, MatmulCall,
-    PageRemap, PeerCopy, PendingDownload, RecurrentCall, SegmentId, SegmentSource, Slice, SourceError,
-    SourceLimits, TimestampId,
+    Backend, Command, CommandSequence, DeviceInfo, DeviceMemory, DeviceProcess, Event, Fence, KernelId,
+    KernelSource, LibraryFeatures, PageRemap, PeerCopy, PendingDownload, SegmentId, SegmentSource, Slice,
+    SourceError, SourceLimits, TimestampId,
 };
 use crate::error::Result;
 use crate::forward_backend;
@@ -42,7 +41,7 @@ impl FlushingBackend {
 impl SegmentSource for FlushingBackend {
     forward_backend! {
         inner: limits device_memory library_bytes is_device_memory processes alloc_segment free_segment
-            reserve_addresses free_addresses map unmap unmap_extents remap map_again unmap_again has_deferred_work
+            reserve_addresses free_addresses unmap remap map_again unmap_again has_deferred_work
             queue_count
             is_fence_signaled wait_fence
     }
@@ -55,9 +54,10 @@ impl Backend for FlushingBackend {
     }
     forward_backend! {
         inner: info compile wait_compiled supports_pinned_host alloc_host free_host prepare_commands as_any foreign_access
+            library_features
     }
     forward_backend! {
-        flushed_inner: launch upload download start_download copy fill flush record_timestamp read_timestamps
+        flushed_inner: enqueue upload download start_download flush record_timestamp read_timestamps
     }
     fn copy_from_peer(&self, dst: Slice, source: &dyn Backend, src: Slice) -> Result<PeerCopy> {
         // The other device may have pending operations too.
@@ -67,26 +67,5 @@ impl Backend for FlushingBackend {
     fn open_queue(&self, number: u8) -> Result<Option<Arc<dyn Backend>>> {
         let queue = self.inner.open_queue(number)?;
         Ok(queue.map(|inner| Arc::new(Self::new(self.device.clone(), inner)) as Arc<dyn Backend>))
-    }
-    fn library(&self) -> Option<&dyn KernelLibrary> {
-        self.inner.library().map(|_| self as &dyn KernelLibrary)
-    }
-}
-
-impl KernelLibrary for FlushingBackend {
-    fn features(&self) -> LibraryFeatures {
-        self.inner.library().map_or_else(LibraryFeatures::default, KernelLibrary::features)
-    }
-    fn matmul(&self, call: &MatmulCall) -> Result<bool> {
-        Command::Matmul(call).enqueue(self.flushed_inner())
-    }
-    fn attention(&self, call: &AttentionCall) -> Result<bool> {
-        Command::Attention(call).enqueue(self.flushed_inner())
-    }
-    fn convolution(&self, call: &ConvolutionCall) -> Result<bool> {
-        Command::Convolution(call).enqueue(self.flushed_inner())
-    }
-    fn recurrent(&self, call: &RecurrentCall) -> Result<bool> {
-        Command::Recurrent(call).enqueue(self.flushed_inner())
     }
 }

@@ -289,7 +289,7 @@ impl Device {
         work: impl FnOnce() -> WorkItem,
         command: &Command<'_>,
     ) -> Result<bool> {
-        let done = self.enqueue_timed(queue, scope, work, |backend| command.enqueue(&**backend))?;
+        let done = self.enqueue_timed(queue, scope, work, |backend| backend.enqueue(command))?;
         if done && self.capture_recorder().is_recording_here() {
             self.capture_recorder().push_command(self, queue, scope, command)?;
         }

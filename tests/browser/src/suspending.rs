@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use forebay::backend::{
-    Backend, Command, CommandSequence, DeviceInfo, DeviceMemory, Fence, KernelId, KernelSource, Launch,
+    Backend, Command, CommandSequence, DeviceInfo, DeviceMemory, Fence, KernelId, KernelSource, PageRemap,
     PendingDownload, SegmentId, SegmentSource, Slice, SourceError, SourceLimits,
 };
 use forebay::error::Result;
@@ -43,7 +43,7 @@ impl SuspendingBackend {
 
 impl SegmentSource for SuspendingBackend {
     forward_backend! {
-        inner: limits device_memory alloc_segment free_segment reserve_addresses free_addresses map unmap record_fence
+        inner: limits device_memory alloc_segment free_segment reserve_addresses free_addresses unmap remap record_fence
             is_fence_signaled
     }
     fn wait_fence(&self, fence: Fence) -> Result<(), SourceError> {
@@ -54,7 +54,7 @@ impl SegmentSource for SuspendingBackend {
 
 impl Backend for SuspendingBackend {
     forward_backend! {
-        inner: info compile wait_compiled launch upload start_download copy fill flush prepare_commands as_any
+        inner: info compile wait_compiled enqueue upload start_download flush prepare_commands as_any
     }
     fn download(&self, src: Slice, data: &mut [u8]) -> Result<()> {
         let pending = self.0.start_download(src)?;

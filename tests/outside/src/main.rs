@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Result, ensure};
 use forebay::backend::{
-    Backend, DeviceInfo, DeviceMemory, Fence, KernelId, KernelSource, Launch, SegmentId, SegmentSource,
-    Slice, SourceError, SourceLimits,
+    Backend, Command, DeviceInfo, DeviceMemory, Fence, KernelId, KernelSource, PageRemap, SegmentId,
+    SegmentSource, Slice, SourceError, SourceLimits,
 };
 use forebay::device::Device;
 use forebay::error::Result as CoreResult;
@@ -59,8 +59,8 @@ impl SegmentSource for CountingBackend {
         free_segment(segment: SegmentId) -> Result<(), SourceError>;
         reserve_addresses(bytes: u64) -> Result<SegmentId, SourceError>;
         free_addresses(segment: SegmentId) -> Result<(), SourceError>;
-        map(segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError>;
-        unmap(segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError>;
+        remap(pieces: &[PageRemap]) -> Result<(), SourceError>;
+        unmap(segment: SegmentId, offset: u64, pieces: &[u64]) -> Result<(), SourceError>;
         record_fence() -> Result<Fence, SourceError>;
         is_fence_signaled(fence: Fence) -> Result<bool, SourceError>;
         wait_fence(fence: Fence) -> Result<(), SourceError>;
@@ -74,11 +74,9 @@ impl Backend for CountingBackend {
     counted! {
         compile(source: &KernelSource<'_>) -> CoreResult<KernelId>;
         wait_compiled(kernel: KernelId) -> CoreResult<()>;
-        launch(launch: &Launch<'_>) -> CoreResult<()>;
+        enqueue(command: &Command<'_>) -> CoreResult<bool>;
         upload(dst: Slice, data: &[u8]) -> CoreResult<()>;
         download(src: Slice, data: &mut [u8]) -> CoreResult<()>;
-        copy(dst: Slice, src: Slice) -> CoreResult<()>;
-        fill(dst: Slice, word: u32) -> CoreResult<()>;
         flush() -> CoreResult<()>;
     }
 }
@@ -91,7 +89,7 @@ fn run() -> Result<usize> {
     let tally = suite::run(&device, &filters);
     let calls = backend.calls();
     println!("calls: {calls:?}");
-    for method in ["alloc_segment", "compile", "launch", "upload", "download"] {
+    for method in ["alloc_segment", "compile", "enqueue", "upload", "download"] {
         ensure!(calls.contains_key(method), "the suite ran without `{method}` of this backend");
     }
     println!("{tally}");

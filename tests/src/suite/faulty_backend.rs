@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use forebay::backend::{
-    Backend, DeviceInfo, DeviceMemory, DeviceProcess, Event, Fence, KernelId, KernelLibrary, KernelSource,
-    Launch, PageRemap, SegmentId, SegmentSource, Slice, SourceError, SourceLimits,
+    Backend, Command, DeviceInfo, DeviceMemory, DeviceProcess, Event, Fence, KernelId, KernelSource,
+    LibraryFeatures, PageRemap, SegmentId, SegmentSource, Slice, SourceError, SourceLimits,
 };
 use forebay::error::{Error, Result};
 use forebay::forward_backend;
@@ -74,17 +74,13 @@ impl SegmentSource for FaultyBackend {
         self.take_call(bytes)?;
         self.inner.alloc_segment(bytes)
     }
-    fn map(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
-        self.take_call(bytes)?;
-        self.inner.map(segment, offset, bytes)
-    }
     fn remap(&self, pieces: &[PageRemap]) -> Result<(), SourceError> {
         self.take_call(pieces.iter().map(|p| p.bytes).sum()).or_else(|full| {
             // On failure, the pages to move are unmapped.
             let moved =
                 pieces.iter().filter_map(|p| p.from.map(|(segment, offset)| (segment, offset, p.bytes)));
             for (segment, offset, bytes) in moved {
-                self.inner.unmap(segment, offset, bytes)?;
+                self.inner.unmap(segment, offset, &[bytes])?;
             }
             Err(full)
         })?;
@@ -94,7 +90,7 @@ impl SegmentSource for FaultyBackend {
 
 impl Backend for FaultyBackend {
     forward_backend! {
-        inner: compile wait_compiled launch upload copy fill flush supports_pinned_host free_host library
+        inner: compile wait_compiled enqueue upload flush supports_pinned_host free_host library_features
     }
     fn info(&self) -> &DeviceInfo {
         &self.info

@@ -397,15 +397,7 @@ impl SegmentSource for FakeSource {
         }
     }
 
-    fn map(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
-        self.remap(&[PageRemap { to: (segment, offset), bytes, from: None }])
-    }
-
-    fn unmap(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
-        self.unmap_extents(segment, offset, &[bytes])
-    }
-
-    fn unmap_extents(&self, segment: SegmentId, offset: u64, pieces: &[u64]) -> Result<(), SourceError> {
+    fn unmap(&self, segment: SegmentId, offset: u64, pieces: &[u64]) -> Result<(), SourceError> {
         let mut state = self.lock();
         state.calls.unmap += 1;
         let mut at = offset;
