@@ -40,7 +40,7 @@ use crate::processes;
 use crate::recurrent::{self, RecurrentKernels};
 use crate::settings::{self, bool_from_env};
 use crate::sgemm_small::GemmKernels;
-use crate::staging::{ChunkPool, DownloadBuffers, PendingChunks, UploadRing};
+use crate::staging::{self, ChunkPool, PendingChunks, UploadRing};
 use crate::timestamps::Timestamps;
 use crate::virtual_memory::{PageMapping, VirtualAddressSpace};
 
@@ -86,7 +86,6 @@ struct CudaQueue {
     deferred: DeferredQueue,
     cublaslt: CublasLt,
     uploads: Mutex<UploadRing>,
-    downloads: Mutex<DownloadBuffers>,
     stream: CudaStream,
 }
 
@@ -96,7 +95,6 @@ impl CudaQueue {
             deferred: DeferredQueue::default(),
             cublaslt: CublasLt::default(),
             uploads: Mutex::default(),
-            downloads: Mutex::default(),
             stream: CudaStream::new(context)?,
         })
     }
@@ -590,8 +588,8 @@ impl Backend for CudaBackend {
 
     fn download(&self, src: Slice, data: &mut [u8]) -> Result<()> {
         self.queue.drain_deferred(&self.device, true)?;
-        let mut downloads = self.queue.downloads.lock_unpoisoned();
-        let downloaded = downloads.download(&self.queue.stream, slice_address(src), data);
+        let (stream, idle) = (&self.queue.stream, &self.device.idle_downloads);
+        let downloaded = staging::download(stream, slice_address(src), data, idle);
         self.device.fences.mark_enqueued();
         Ok(downloaded?)
     }

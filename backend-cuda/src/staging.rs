@@ -113,58 +113,35 @@ impl UploadRing {
     }
 }
 
-/// Two staging chunks for downloads (double buffering): the device fills one while the host empties the
-/// other.
-#[derive(Debug, Default)]
-pub(crate) struct DownloadBuffers {
-    buffers: [Option<StagingChunk>; 2],
-}
-
-impl DownloadBuffers {
-    /// Copies from `src` on the device into `data`, after everything enqueued before.
-    pub(crate) fn download(
-        &mut self,
-        stream: &CudaStream,
-        src: u64,
-        data: &mut [u8],
-    ) -> Result<(), SourceError> {
-        let parts = data.len().div_ceil(CHUNK_BYTES);
-        for buffer in self.buffers.iter_mut().take(parts).filter(|buffer| buffer.is_none()) {
-            match StagingChunk::new(&stream.context) {
-                Ok(chunk) => *buffer = Some(chunk),
-                Err(error @ SourceError::OutOfMemory { .. }) => {
-                    log::debug!("downloading without page-locked memory: {error}");
-                    // SAFETY: `data` is borrowed until the copy is done; the next line waits for the copy.
-                    unsafe { stream.copy_to_host(data.as_mut_ptr(), src, data.len()) }?;
-                    return stream.synchronize();
+/// Copies from `src` on the device into `data`, after everything enqueued before. The device fills one chunk while
+/// the host empties another.
+pub(crate) fn download(
+    stream: &CudaStream,
+    src: u64,
+    data: &mut [u8],
+    idle: &Arc<ChunkPool>,
+) -> Result<(), SourceError> {
+    let mut pending: Option<(PendingChunks, &mut [u8])> = None;
+    for (from, part) in (src..).step_by(CHUNK_BYTES).zip(data.chunks_mut(CHUNK_BYTES)) {
+        match PendingChunks::enqueue(stream, from, part.len() as u64, idle) {
+            Ok(chunks) => {
+                if let Some((earlier, part)) = pending.replace((chunks, part)) {
+                    earlier.read(part)?;
                 }
-                Err(error) => return Err(error),
             }
+            Err(error @ SourceError::OutOfMemory { .. }) => {
+                log::debug!("downloading without page-locked memory: {error}");
+                // SAFETY: `part` is borrowed until the copy is done; the next line waits for the copy.
+                unsafe { stream.copy_to_host(part.as_mut_ptr(), from, part.len()) }?;
+                stream.synchronize()?;
+            }
+            Err(error) => return Err(error),
         }
-        for at in 0..=parts {
-            if at < parts
-                && let Some(chunk) = &mut self.buffers[at % 2]
-            {
-                let bytes = CHUNK_BYTES.min(data.len() - at * CHUNK_BYTES);
-                let target = chunk.memory.write_target(bytes).ok_or(OUT_OF_CHUNK)?;
-                // SAFETY: the chunk has been emptied below, and is read again only after its event.
-                unsafe { stream.copy_to_host(target, src + (at * CHUNK_BYTES) as u64, bytes) }?;
-                chunk.copied.record(stream)?;
-            }
-            if let (Some(previous), Some(chunk)) = (at.checked_sub(1), &self.buffers[(at + 1) % 2]) {
-                chunk.copied.synchronize()?;
-                let start = previous * CHUNK_BYTES;
-                let end = data.len().min(start + CHUNK_BYTES);
-                // SAFETY: the device has filled the chunk, as was just waited for; the next part's copy comes
-                // later.
-                unsafe { chunk.memory.read(&mut data[start..end]) };
-            }
-        }
-        Ok(())
     }
+    pending.map_or(Ok(()), |(chunks, part)| chunks.read(part))
 }
 
-/// Idle staging chunks, kept for the next asynchronous downloads.
+/// Idle staging chunks, kept for the next downloads.
 pub(crate) type ChunkPool = Mutex<Vec<StagingChunk>>;
 
 /// Maximum number of idle chunks.
@@ -202,11 +179,10 @@ impl PendingChunks {
         }
         Ok(pending)
     }
-}
 
-impl PendingDownload for PendingChunks {
-    fn finish(self: Box<Self>, data: &mut [u8]) -> Result<()> {
-        let Self { chunks, idle } = *self;
+    /// Waits for the copy, and moves its bytes to `data`.
+    fn read(self, data: &mut [u8]) -> Result<(), SourceError> {
+        let Self { chunks, idle } = self;
         for (chunk, part) in chunks.into_iter().zip(data.chunks_mut(CHUNK_BYTES)) {
             chunk.copied.synchronize()?;
             // SAFETY: the device has filled the chunk, as was just waited for.
@@ -217,6 +193,12 @@ impl PendingDownload for PendingChunks {
             }
         }
         Ok(())
+    }
+}
+
+impl PendingDownload for PendingChunks {
+    fn finish(self: Box<Self>, data: &mut [u8]) -> Result<()> {
+        Ok(self.read(data)?)
     }
 }
 
