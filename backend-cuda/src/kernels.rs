@@ -107,14 +107,8 @@ impl KernelRegistry {
             return Ok(*id);
         }
         let refuse = |error: &dyn fmt::Display| compilation_error(source.label, error);
-        let options = translate::TranslateOptions {
-            zero_workgroup_memory: source.zero_workgroup_memory,
-            ..Default::default()
-        };
-        let translated =
-            translate::translate_with_options(source.wgsl, source.entry_point, source.overrides, &options)
-                .map_err(|error| refuse(&error))?;
-        let (bindings, params) = (translated.bindings.len(), translated.params_size as usize);
+        let translated = translate::translate(source).map_err(|error| refuse(&error))?;
+        let (bindings, params) = (translated.binding_count, translated.params_size as usize);
         if bindings > MAX_BINDINGS || params > MAX_PARAM_BYTES {
             return Err(refuse(&format_args!(
                 "it has {bindings} storage bindings and {params} bytes of parameters; \

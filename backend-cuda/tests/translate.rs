@@ -3,10 +3,18 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use forebay_core::backend::KernelSource;
 use forebay_cuda::nvrtc;
-use forebay_cuda::translate::{
-    TranslateError, TranslateOptions, TranslatedKernel, translate, translate_with_options,
-};
+use forebay_cuda::translate::{self, TranslateError, TranslatedKernel};
+
+fn translate(
+    wgsl: &str,
+    entry_point: &str,
+    overrides: &[(&str, f64)],
+) -> Result<TranslatedKernel, TranslateError> {
+    let source = KernelSource { label: "", wgsl, entry_point, overrides, zero_workgroup_memory: true };
+    translate::translate(&source)
+}
 
 /// The oldest and newest architecture, and each side of the prelude's conditions.
 const ARCHITECTURES: [u32; 4] = [75, 80, 90, 120];
@@ -89,7 +97,7 @@ fn compile_all(folder: &str, architectures: &[u32], optimised: u32) {
                 let file = format!("{}_{at}_{entry}.cu", path.file_stem().unwrap().display());
                 fs::write(Path::new(&folder).join(file), &kernel.source).unwrap();
             }
-            let first = if kernel.required_features.matrix_units { 80 } else { 0 };
+            let first = if kernel.needs_matrix_units { 80 } else { 0 };
             for &arch in architectures.iter().filter(|&&arch| compile && arch >= first) {
                 let options: &[&str] = if arch == optimised { &[] } else { &["--Ofast-compile=max"] };
                 if let Err(error) = nvrtc::compile_with_options(&kernel.source, &entry, arch, options) {
@@ -161,15 +169,13 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>, @builtin(local_invocation_
     insta::assert_snapshot!(source_after_prelude(&kernel));
     assert_eq!(kernel, translate(wgsl, "main", &[]).unwrap());
     assert_eq!(kernel.entry, "k_main");
-    assert_eq!((kernel.workgroup_size, kernel.workgroup_bytes), ([64, 1, 1], 256));
+    assert_eq!((kernel.workgroup_size, kernel.dynamic_shared_bytes), ([64, 1, 1], 0));
     assert_eq!((kernel.params_size, kernel.needs_lengths), (32, true));
-    let bindings: Vec<_> =
-        kernel.bindings.iter().map(|b| (b.name.as_str(), b.is_written, b.stride)).collect();
-    assert_eq!(bindings, [("x", false, 16), ("y", true, 4)]);
-    let unzeroed = TranslateOptions { label: "weights f32", zero_workgroup_memory: false };
-    let unzeroed = translate_with_options(wgsl, "main", &[], &unzeroed).unwrap();
+    assert_eq!(kernel.binding_count, 2);
+    let unzeroed =
+        KernelSource { label: "", wgsl, entry_point: "main", overrides: &[], zero_workgroup_memory: false };
+    let unzeroed = translate::translate(&unzeroed).unwrap();
     assert!(kernel.source.contains("zero(g_partial") && !unzeroed.source.contains("zero(g_partial"));
-    assert!(unzeroed.source.starts_with("// weights f32 (main): "));
 }
 
 #[test]
@@ -210,10 +216,7 @@ fn main(@builtin(local_invocation_index) lane: u32) {
 ";
     let kernel = translate(wgsl, "main", &[("twice", 2.0)]).unwrap();
     insta::assert_snapshot!(source_after_prelude(&kernel));
-    let bindings: Vec<_> =
-        kernel.bindings.iter().map(|b| (b.name.as_str(), b.is_used, b.is_written)).collect();
-    assert_eq!(bindings, [("out", true, true), ("unused", false, false)]);
-    assert!(kernel.required_features.subgroups && !kernel.required_features.f16 && !kernel.needs_lengths);
+    assert_eq!((kernel.binding_count, kernel.needs_lengths, kernel.needs_matrix_units), (2, false, false));
 }
 
 #[test]
@@ -226,10 +229,10 @@ fn large_workgroup_memory_is_dynamic() {
         translate(&wgsl, "main", &[]).unwrap()
     };
     let few = of(3000);
-    assert_eq!((few.workgroup_bytes, few.dynamic_shared_bytes), (16 + 48_000, 0));
+    assert_eq!(few.dynamic_shared_bytes, 0);
     assert!(few.source.contains("static __shared__") && !few.source.contains("extern __shared__"));
     let many = of(6000);
-    assert_eq!((many.workgroup_bytes, many.dynamic_shared_bytes), (16 + 96_000, 16 + 96_000));
+    assert_eq!(many.dynamic_shared_bytes, 16 + 96_000);
     assert!(many.source.contains("extern __shared__") && many.source.contains("(dynamic_memory + 16)"));
     // Macros end with the kernel.
     assert_eq!(many.source.matches("#define g_").count(), many.source.matches("#undef g_").count());

@@ -43,16 +43,12 @@ fn run(backend: &dyn Backend, name: &str, wgsl: &str, words: usize) -> Result<Ve
     let segment = backend.alloc_segment(4096).map_err(|e| e.to_string())?;
     let out = Slice { segment, offset: 0, bytes };
     let zeros = Slice { segment, offset: 2048, bytes: 256 };
-    let bindings = translate(wgsl, "main", &[]).map_err(|e| e.to_string())?.bindings.len();
+    let source =
+        KernelSource { label: name, wgsl, entry_point: "main", overrides: &[], zero_workgroup_memory: true };
+    let bindings = translate(&source).map_err(|e| e.to_string())?.binding_count;
     let result = (|| {
         backend.fill(Slice { segment, offset: 0, bytes: 4096 }, 0)?;
-        let kernel = backend.compile(&KernelSource {
-            label: name,
-            wgsl,
-            entry_point: "main",
-            overrides: &[],
-            zero_workgroup_memory: true,
-        })?;
+        let kernel = backend.compile(&source)?;
         let bindings = &[out, zeros][..bindings];
         backend.launch(&Launch { kernel, bindings, params: &[], groups: [1, 1, 1] })?;
         let mut data = vec![0; bytes as usize];

@@ -25,7 +25,7 @@ use forebay_cuda::gelu_grad;
 use forebay_cuda::nvrtc;
 use forebay_cuda::recurrent::RecurrentKernel;
 use forebay_cuda::sgemm_small::{self, CONFIGS, SgemmConfig, SgemmEpilogue};
-use forebay_cuda::translate::{TranslateOptions, TranslatedKernel, translate_with_options};
+use forebay_cuda::translate::{TranslatedKernel, translate};
 use naga::valid::{Capabilities, ValidationFlags, Validator};
 
 use self::collect::collect_matrix_kernels;
@@ -176,12 +176,7 @@ fn validate_and_translate(kernel: &NullKernel, allowed: Capabilities) -> Result<
     Validator::new(ValidationFlags::all(), allowed)
         .validate(&module)
         .map_err(|e| e.emit_to_string(&kernel.wgsl))?;
-    let overrides: Vec<(&str, f64)> = kernel.overrides.iter().map(|(n, v)| (n.as_str(), *v)).collect();
-    let options = TranslateOptions {
-        zero_workgroup_memory: kernel.zero_workgroup_memory,
-        ..TranslateOptions::default()
-    };
-    translate_with_options(&kernel.wgsl, &kernel.entry_point, &overrides, &options).map_err(|e| e.to_string())
+    with_source(kernel, translate).map_err(|e| e.to_string())
 }
 
 /// Separator between a translation's prelude and its body.
@@ -401,7 +396,7 @@ fn compile_translated(
         for (prelude, kernels) in &by_prelude {
             let kernels = &kernels[..compiling.count_kernels(prelude, kernels.len(), arch)];
             // Kernels with one prelude use the same features.
-            let needs_matrix_units = kernels.iter().any(|(_, kernel)| kernel.required_features.matrix_units);
+            let needs_matrix_units = kernels.iter().any(|(_, kernel)| kernel.needs_matrix_units);
             if needs_matrix_units && arch < 80 {
                 continue;
             }

@@ -64,6 +64,7 @@ fn elf_sections(file: &[u8]) -> Option<Vec<(&str, &[u8])>> {
 
 #[cfg(test)]
 mod tests {
+    use forebay::backend::KernelSource;
     use forebay_cuda::nvrtc;
     use forebay_cuda::translate::translate;
 
@@ -79,7 +80,14 @@ mod tests {
             @group(0) @binding(1) var<storage, read_write> b: array<vec4<f32>>;
             @compute @workgroup_size(64)
             fn main(@builtin(global_invocation_id) id: vec3<u32>) { b[id.x] = a[0] + a[id.x]; }";
-        let kernel = translate(wgsl, "main", &[]).unwrap();
+        let source = KernelSource {
+            label: "",
+            wgsl,
+            entry_point: "main",
+            overrides: &[],
+            zero_workgroup_memory: true,
+        };
+        let kernel = translate(&source).unwrap();
         assert_eq!(count_waiting_kernels(&nvrtc::compile(&kernel.source, "copy", SASS_ARCH).unwrap()), Ok(1));
     }
 

@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::fmt::Write;
 
+use forebay_core::backend::KernelSource;
 use forebay_shaders::cooperative;
 use naga::proc::Layouter;
 use naga::valid::{GlobalUse, ModuleInfo};
@@ -14,10 +15,7 @@ use super::intrinsics::find_intrinsic;
 use super::names::{NameScope, to_identifier};
 use super::types::{ModuleContext, PreludeFiles};
 use super::uniformity::{self, WARP_SIZE};
-use super::{
-    MAX_SHARED_BYTES, MAX_STATIC_SHARED_BYTES, RequiredFeatures, StorageBinding, TranslateError,
-    TranslateOptions, TranslatedKernel, unsupported,
-};
+use super::{MAX_SHARED_BYTES, MAX_STATIC_SHARED_BYTES, TranslateError, TranslatedKernel, unsupported};
 
 const PRELUDE: [&str; 10] = [
     forebay_shaders::cuda::PDL,
@@ -57,7 +55,6 @@ impl<'a> ModuleContext<'a> {
             parameter_index: FastHashMap::default(),
             uniformity: uniformity::analyze(module, &module.entry_points[0]),
             prelude_files: Cell::default(),
-            required_features: Cell::default(),
             packed_operand: cooperative::packed_operand(declared),
             difference_is_product: cooperative::is_difference_product(declared),
             resident_workgroups: cooperative::resident_workgroups(declared),
@@ -134,15 +131,14 @@ pub(super) fn write_module(
     declared: &Module,
     module: &Module,
     info: &ModuleInfo,
-    wgsl: &str,
-    options: &TranslateOptions<'_>,
+    source: &KernelSource<'_>,
 ) -> Result<TranslatedKernel, TranslateError> {
     let entry = &module.entry_points[0];
     let size = entry.workgroup_size;
     if size.iter().map(|&n| u64::from(n)).product::<u64>() > MAX_BLOCK_THREADS || size[2] > 64 {
         return Err(TranslateError::WorkgroupSize { size });
     }
-    let mut context = ModuleContext::new(declared, module, info, wgsl)?;
+    let mut context = ModuleContext::new(declared, module, info, source.wgsl)?;
     let bindings = collect_bindings(&mut context, declared)?;
 
     let mut names = NameScope::default();
@@ -151,8 +147,7 @@ pub(super) fn write_module(
     context.write_constants(&mut names, &mut text)?;
     context.name_items(&mut names);
     let context = context;
-    let workgroup_memory = write_workgroup(&context, &mut text)?;
-    let dynamic_memory = if workgroup_memory > MAX_STATIC_SHARED_BYTES { workgroup_memory } else { 0 };
+    let dynamic_shared_bytes = write_workgroup(&context, &mut text)?;
     let queries = info.get_entry_point(0).global_uses.iter().any(|u| u.contains(GlobalUse::QUERY));
     if queries {
         writeln!(text, "struct Lengths {{ u64 bytes[{}]; }};", bindings.len()).ok();
@@ -163,45 +158,38 @@ pub(super) fn write_module(
         write_function(&context, handle, function, &mut functions)?;
     }
     let name = format!("k_{}", to_identifier(&entry.name));
-    let params_size = write_kernel(&context, entry, &name, &bindings, queries, options, &mut functions)?;
+    let zeroes = source.zero_workgroup_memory;
+    let params_size = write_kernel(&context, entry, &name, &bindings, queries, zeroes, &mut functions)?;
 
     let pieces = context.prelude_files.get();
     if pieces.subgroup {
         let lanes = lane_mask_expression(entry.workgroup_size);
         writeln!(text, "WGSL_FN u32 all_lanes() {{ return {lanes}; }}").ok();
     }
-    let mut source = write_header(&entry.name, options, pieces);
+    let mut source = write_header(&entry.name, pieces);
     write!(source, "namespace wgsl {{\n\n{text}\n{functions}\n}} // namespace wgsl\n").ok();
-    if dynamic_memory > 0 {
+    if dynamic_shared_bytes > 0 {
         // Other kernels may follow this one in the same source.
         for (handle, _) in context.workgroup_variables() {
             writeln!(source, "#undef {}", context.globals[&handle]).ok();
         }
     }
 
-    let required_features = RequiredFeatures {
-        subgroups: pieces.subgroup || uses_subgroups(module, entry),
-        matrix_units: pieces.cooperative,
-        ..context.required_features.get()
-    };
     Ok(TranslatedKernel {
         source,
         entry: name,
         workgroup_size: entry.workgroup_size,
-        workgroup_bytes: workgroup_memory,
-        dynamic_shared_bytes: dynamic_memory,
-        bindings,
+        dynamic_shared_bytes,
+        binding_count: bindings.len(),
         needs_lengths: queries,
         params_size,
-        required_features,
+        needs_matrix_units: pieces.cooperative,
     })
 }
 
 /// Returns the comment that names the kernel, and the parts of the prelude that it uses.
-fn write_header(entry: &str, options: &TranslateOptions<'_>, pieces: PreludeFiles) -> String {
-    let label = options.label.replace(['\n', '\r', '\\'], " ");
-    let label = if label.is_empty() { entry.to_owned() } else { format!("{label} ({entry})") };
-    let mut source = format!("// {label}: translated from WGSL, whose line numbers are in the comments.\n");
+fn write_header(entry: &str, pieces: PreludeFiles) -> String {
+    let mut source = format!("// {entry}: translated from WGSL, whose line numbers are in the comments.\n");
     let optional_pieces =
         [pieces.intrinsics, pieces.matrix, pieces.atomic, pieces.subgroup, pieces.cooperative];
     let is_included = [true, true, pieces.math, pieces.bits, pieces.pack].into_iter().chain(optional_pieces);
@@ -212,49 +200,29 @@ fn write_header(entry: &str, options: &TranslateOptions<'_>, pieces: PreludeFile
     source
 }
 
-/// Returns the storage bindings of the declared module; checks every resource of the entry point.
-fn collect_bindings(
-    context: &mut ModuleContext<'_>,
-    declared: &Module,
-) -> Result<Vec<StorageBinding>, TranslateError> {
+/// Returns the numbers of the storage bindings of the declared module; checks every resource of the entry point.
+fn collect_bindings(context: &mut ModuleContext<'_>, declared: &Module) -> Result<Vec<u32>, TranslateError> {
     let module = context.module;
     let uses = context.info.get_entry_point(0);
-    let mut bindings: Vec<StorageBinding> = Vec::new();
-    for (_, global) in declared.global_variables.iter() {
-        let (AddressSpace::Storage { .. }, Some(at)) = (global.space, global.binding) else { continue };
-        if at.group == 0 && bindings.iter().all(|b| b.binding != at.binding) {
-            bindings.push(StorageBinding {
-                binding: at.binding,
-                name: global.name.clone().unwrap_or_default(),
-                is_used: false,
-                is_written: false,
-                fixed_size: 0,
-                stride: 0,
-            });
-        }
-    }
-    bindings.sort_by_key(|b| b.binding);
+    let storage = declared.global_variables.iter().filter_map(|(_, global)| match global.space {
+        AddressSpace::Storage { .. } => global.binding.filter(|at| at.group == 0),
+        _ => None,
+    });
+    let mut bindings: Vec<u32> = storage.map(|at| at.binding).collect();
+    bindings.sort_unstable();
+    bindings.dedup();
     for (handle, global) in module.global_variables.iter() {
         let name = global.name.clone().unwrap_or_default();
         let wrong = |found: String| Err(TranslateError::Resource { name: name.clone(), found });
         match (global.space, global.binding) {
             (AddressSpace::Storage { access }, Some(at)) if at.group == 0 => {
-                let Some(index) = bindings.iter().position(|b| b.binding == at.binding) else { continue };
-                let written = uses[handle].intersects(GlobalUse::WRITE | GlobalUse::ATOMIC)
-                    && access.contains(StorageAccess::STORE);
+                let Ok(index) = bindings.binary_search(&at.binding) else { continue };
                 context.parameter_index.insert(handle, index);
-                if written {
+                if uses[handle].intersects(GlobalUse::WRITE | GlobalUse::ATOMIC)
+                    && access.contains(StorageAccess::STORE)
+                {
                     context.written_bindings.insert(handle);
                 }
-                let (fixed_size, stride) = fixed_size_and_stride(context, global);
-                bindings[index] = StorageBinding {
-                    binding: at.binding,
-                    name,
-                    is_used: true,
-                    is_written: written,
-                    fixed_size,
-                    stride,
-                };
             }
             (AddressSpace::Uniform, Some(at)) if (at.group, at.binding) == (1, 0) => {}
             (AddressSpace::Storage { .. } | AddressSpace::Uniform, Some(at)) => {
@@ -275,22 +243,8 @@ fn collect_bindings(
     Ok(bindings)
 }
 
-/// Returns the bytes before the runtime-sized array of a binding, and that array's stride.
-fn fixed_size_and_stride(context: &ModuleContext<'_>, global: &GlobalVariable) -> (u32, u32) {
-    if let Some((_, stride)) = context.runtime_array(global.ty) {
-        return (0, stride);
-    }
-    if let TypeInner::Struct { members, .. } = context.type_inner(global.ty)
-        && let Some(last) = members.last()
-        && let Some((_, stride)) = context.runtime_array(last.ty)
-    {
-        return (last.offset, stride);
-    }
-    (context.layouts[global.ty].size, 0)
-}
-
-/// Writes the workgroup variables and returns their bytes. Each is a static variable; if all exceed the
-/// static limit, they become offsets into dynamic shared memory.
+/// Writes the workgroup variables and returns their bytes of dynamic shared memory. Each is a static variable; if all
+/// exceed the static limit, they become offsets into dynamic shared memory.
 fn write_workgroup(context: &ModuleContext<'_>, text: &mut String) -> Result<u32, TranslateError> {
     let size = |global: &GlobalVariable| u64::from(context.layouts[global.ty].size).next_multiple_of(16);
     let bytes: u64 = context.workgroup_variables().map(|(_, global)| size(global)).sum();
@@ -311,7 +265,7 @@ fn write_workgroup(context: &ModuleContext<'_>, text: &mut String) -> Result<u32
         .ok();
         at += size(global);
     }
-    Ok(whole)
+    Ok(if dynamic { whole } else { 0 })
 }
 
 fn write_function(
@@ -349,15 +303,15 @@ fn write_kernel(
     context: &ModuleContext<'_>,
     entry: &EntryPoint,
     name: &str,
-    bindings: &[StorageBinding],
+    bindings: &[u32],
     queries: bool,
-    options: &TranslateOptions<'_>,
+    zeroes_workgroup: bool,
     out: &mut String,
 ) -> Result<u32, TranslateError> {
     let [x, y, z] = entry.workgroup_size;
     let threads = x * y * z;
     let mut parameters: Vec<String> =
-        bindings.iter().map(|b| format!("const void* unused_{}", b.binding)).collect();
+        bindings.iter().map(|binding| format!("const void* unused_{binding}")).collect();
     for (&handle, &index) in &context.parameter_index {
         parameters[index] = context.binding_declaration(handle, " __restrict__")?;
     }
@@ -387,7 +341,7 @@ fn write_kernel(
                 })?;
                 writer.write_line(format!("{} {global_name}{value};", ty()?));
             }
-            AddressSpace::WorkGroup if options.zero_workgroup_memory => {
+            AddressSpace::WorkGroup if zeroes_workgroup => {
                 writer.write_line(format!("zero({global_name}, {index}, {threads}u);"));
                 cleared = true;
             }
@@ -460,17 +414,5 @@ fn input_value(binding: &Option<naga::Binding>, size: [u32; 3]) -> Result<String
         BuiltIn::SubgroupId => format!("{index} / {WARP_SIZE}u"),
         BuiltIn::NumSubgroups => format!("{}u", (x * y * z).div_ceil(WARP_SIZE)),
         other => return unsupported(format!("the builtin {other:?} in a kernel")),
-    })
-}
-
-fn uses_subgroups(module: &Module, entry: &EntryPoint) -> bool {
-    use BuiltIn::{NumSubgroups, SubgroupId, SubgroupInvocationId, SubgroupSize};
-    let subgroup = |binding: &Option<naga::Binding>| {
-        let Some(naga::Binding::BuiltIn(builtin)) = binding else { return false };
-        matches!(builtin, SubgroupSize | SubgroupInvocationId | SubgroupId | NumSubgroups)
-    };
-    entry.function.arguments.iter().any(|argument| match &module.types[argument.ty].inner {
-        TypeInner::Struct { members, .. } => members.iter().any(|m| subgroup(&m.binding)),
-        _ => subgroup(&argument.binding),
     })
 }

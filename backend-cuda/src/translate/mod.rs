@@ -30,25 +30,10 @@ mod types;
 mod uniformity;
 mod visit;
 
+use forebay_core::backend::KernelSource;
 use naga::back::PipelineConstants;
 use naga::valid::{Capabilities, ValidationFlags, Validator};
 use naga::{Module, ShaderStage};
-
-/// Options of a translation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TranslateOptions<'a> {
-    /// Label in the first line of the source.
-    pub label: &'a str,
-    /// If true, workgroup memory starts as zeros, as WGSL requires. A kernel that writes every element before
-    /// reading starts faster without.
-    pub zero_workgroup_memory: bool,
-}
-
-impl Default for TranslateOptions<'_> {
-    fn default() -> Self {
-        Self { label: "", zero_workgroup_memory: true }
-    }
-}
 
 /// A kernel as CUDA C++.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,50 +44,16 @@ pub struct TranslatedKernel {
     pub entry: String,
     /// Threads of a block.
     pub workgroup_size: [u32; 3],
-    /// Bytes of `__shared__` memory.
-    pub workgroup_bytes: u32,
     /// Bytes of dynamic shared memory of a launch: all if they exceed the static limit, else 0.
     pub dynamic_shared_bytes: u32,
-    /// The storage bindings, in the order of the kernel's parameters.
-    pub bindings: Vec<StorageBinding>,
+    /// Number of storage bindings.
+    pub binding_count: usize,
     /// If true, the kernel uses the lengths of its runtime-sized arrays.
     pub needs_lengths: bool,
     /// Bytes of the uniform block; 0 if there is none.
     pub params_size: u32,
-    /// Features that the device must have.
-    pub required_features: RequiredFeatures,
-}
-
-/// One storage binding of a kernel.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StorageBinding {
-    /// `@binding` number in `@group(0)`.
-    pub binding: u32,
-    /// Name in the WGSL.
-    pub name: String,
-    /// If true, this entry point uses the binding.
-    pub is_used: bool,
-    /// If true, this entry point, or a function that it calls, may write the binding.
-    pub is_written: bool,
-    /// Bytes before the runtime-sized array, or the whole size if there is none.
-    pub fixed_size: u32,
-    /// Stride of the runtime-sized array in bytes; 0 if there is none.
-    pub stride: u32,
-}
-
-/// Features that a kernel uses.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RequiredFeatures {
-    /// 16-bit floats.
-    pub f16: bool,
-    /// 64-bit floats.
-    pub f64: bool,
-    /// 64-bit integers.
-    pub i64: bool,
-    /// Subgroup operations, or a subgroup builtin.
-    pub subgroups: bool,
-    /// Cooperative matrices: an architecture of 80 or later.
-    pub matrix_units: bool,
+    /// If true, the kernel uses cooperative matrices, which need an architecture of 80 or later.
+    pub needs_matrix_units: bool,
 }
 
 /// Reason why a kernel could not be translated.
@@ -160,22 +111,9 @@ const MAX_STATIC_SHARED_BYTES: u32 = 48 << 10;
 /// Maximum shared memory of a block on any device.
 const MAX_SHARED_BYTES: u32 = 227 << 10;
 
-/// Translates the compute entry point `entry` of a module, with the values of its `override` constants.
-pub fn translate(
-    wgsl: &str,
-    entry: &str,
-    overrides: &[(&str, f64)],
-) -> Result<TranslatedKernel, TranslateError> {
-    translate_with_options(wgsl, entry, overrides, &TranslateOptions::default())
-}
-
-/// Translates like [`translate`], with options.
-pub fn translate_with_options(
-    wgsl: &str,
-    entry: &str,
-    overrides: &[(&str, f64)],
-    options: &TranslateOptions<'_>,
-) -> Result<TranslatedKernel, TranslateError> {
+/// Translates the compute entry point of a module, with the values of its `override` constants.
+pub fn translate(source: &KernelSource<'_>) -> Result<TranslatedKernel, TranslateError> {
+    let KernelSource { wgsl, entry_point: entry, overrides, .. } = *source;
     let declared =
         naga::front::wgsl::parse_str(wgsl).map_err(|e| TranslateError::Parse(e.emit_to_string(wgsl)))?;
     let is_entry = |e: &naga::EntryPoint| e.stage == ShaderStage::Compute && e.name == entry;
@@ -194,7 +132,7 @@ pub fn translate_with_options(
     module.entry_points.retain(is_entry);
     naga::compact::compact(&mut module, naga::compact::KeepUnused::No);
     let info = validate(&module, wgsl)?;
-    entry::write_module(&declared, &module, &info, wgsl, options)
+    entry::write_module(&declared, &module, &info, source)
 }
 
 fn validate(module: &Module, wgsl: &str) -> Result<naga::valid::ModuleInfo, TranslateError> {

@@ -11,11 +11,11 @@ use naga::{
     ArraySize, Constant, CooperativeRole, CooperativeSize, Expression, FastHashMap, Function, GlobalVariable,
     Handle, Literal,
 };
-use naga::{Module, Scalar, ScalarKind, Type, TypeInner, VectorSize};
+use naga::{Module, Scalar, Type, TypeInner, VectorSize};
 
 use super::names::NameScope;
 use super::uniformity::ModuleUniformity;
-use super::{RequiredFeatures, TranslateError, unsupported};
+use super::{TranslateError, unsupported};
 
 /// Parts of the prelude that a kernel uses in addition to the base.
 #[derive(Clone, Copy, Debug, Default)]
@@ -54,7 +54,6 @@ pub(super) struct ModuleContext<'a> {
     pub(super) parameter_index: FastHashMap<Handle<GlobalVariable>, usize>,
     pub(super) uniformity: ModuleUniformity,
     pub(super) prelude_files: Cell<PreludeFiles>,
-    pub(super) required_features: Cell<RequiredFeatures>,
     /// Type of the 16-bit elements that f32 memory of matrices A and B holds; `None` if it holds f32.
     pub(super) packed_operand: Option<OperandType>,
     /// If true, a difference of two cooperative matrices is their product by elements.
@@ -149,14 +148,6 @@ impl<'a> ModuleContext<'a> {
     }
 
     pub(super) fn scalar_name(&self, scalar: Scalar) -> Result<&'static str, TranslateError> {
-        let mut needs = self.required_features.get();
-        match (scalar.kind, scalar.width) {
-            (ScalarKind::Float, 2) => needs.f16 = true,
-            (ScalarKind::Float, 8) => needs.f64 = true,
-            (ScalarKind::Sint | ScalarKind::Uint, 8) => needs.i64 = true,
-            _ => {}
-        }
-        self.required_features.set(needs);
         // The prelude defines the types with WGSL's names.
         match scalar.try_to_wgsl() {
             Some(name) => Ok(name),
@@ -343,7 +334,6 @@ impl<'a> ModuleContext<'a> {
     }
 
     pub(super) fn literal(&self, literal: Literal) -> Result<String, TranslateError> {
-        self.scalar_name(literal.scalar())?;
         let text = match literal {
             Literal::F64(v) => format!("{v:?}"),
             Literal::F32(v) => format_f32(v),
