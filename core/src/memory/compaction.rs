@@ -135,7 +135,7 @@ impl PoolState {
         self.totals.num_compactions += 1;
         self.totals.compacted_bytes += bytes;
         self.migration_budget
-            .add(self.heap.counters.total_allocated(), bytes + COPY_COST * copies.len() as u64);
+            .add(self.heap.counters.total_allocated, bytes + COPY_COST * copies.len() as u64);
         match self.take_free_block(need)? {
             None => self.take_cross_stream(need, false),
             served => Ok(served),

@@ -14,54 +14,38 @@ fn raise_peak(peak: &mut u64, now: u64) {
     }
 }
 
-/// A counter with its history.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Counter {
-    pub(super) current: u64,
-    peak: u64,
-    /// Sum of all increases; no reset lowers it.
-    added: u64,
-    /// `current` and `added` at the last reset of the accumulated counters.
-    base: (u64, u64),
-}
-
-impl Counter {
+impl Stat {
     #[inline]
     pub(super) fn add(&mut self, by: u64) {
         self.current += by;
-        self.added += by;
+        self.allocated += by;
         raise_peak(&mut self.peak, self.current);
     }
 
-    fn to_stat(self) -> Stat {
-        let allocated = self.added.saturating_sub(self.base.1);
-        let freed = self.base.0 + allocated - self.current;
-        Stat { current: self.current, peak: self.peak, allocated, freed }
-    }
-
-    fn reset_peak(&mut self) {
-        self.peak = self.current;
-    }
-
-    fn reset_accumulated(&mut self) {
-        self.base = (self.current, self.added);
+    #[inline]
+    pub(super) fn sub(&mut self, by: u64) {
+        self.current -= by;
+        self.freed += by;
     }
 }
 
-/// A counter of both pools: index 0 is the large pool, 1 the small one.
-#[derive(Clone, Copy, Debug, Default)]
-struct PoolCounter {
-    pools: [Counter; 2],
-    /// Peak of both pools together.
-    peak: u64,
-}
+/// Of `all`, only the peak is counted.
+impl PoolStat {
+    #[inline]
+    fn pool_mut(&mut self, small: bool) -> &mut Stat {
+        if small { &mut self.small_pool } else { &mut self.large_pool }
+    }
 
-impl PoolCounter {
     #[inline]
     fn add(&mut self, small: bool, by: u64) {
-        self.pools[usize::from(small)].add(by);
+        self.pool_mut(small).add(by);
         let total = self.total();
-        raise_peak(&mut self.peak, total);
+        raise_peak(&mut self.all.peak, total);
+    }
+
+    #[inline]
+    fn sub(&mut self, small: bool, by: u64) {
+        self.pool_mut(small).sub(by);
     }
 
     #[inline]
@@ -74,43 +58,38 @@ impl PoolCounter {
     }
 
     #[inline]
-    fn sub(&mut self, small: bool, by: u64) {
-        self.pools[usize::from(small)].current -= by;
-    }
-
-    #[inline]
     fn total(&self) -> u64 {
-        self.pools[0].current + self.pools[1].current
+        self.large_pool.current + self.small_pool.current
     }
 
     /// Returns the counter of active memory: this one and the `pending` one together. `peaks` are those of the
     /// large pool, the small pool and both.
     fn with_pending(mut self, pending: &Self, peaks: [u64; 3]) -> Self {
-        for ((counter, pending), peak) in self.pools.iter_mut().zip(&pending.pools).zip(peaks) {
-            counter.current += pending.current;
-            counter.base.0 += pending.base.0;
-            raise_peak(&mut counter.peak, peak);
+        for small in [false, true] {
+            let (stat, pending) =
+                (self.pool_mut(small), if small { pending.small_pool } else { pending.large_pool });
+            stat.current += pending.current;
+            // A block that becomes pending counts as freed, and is active until its fence has passed.
+            stat.freed = stat.freed + pending.freed - pending.allocated;
+            raise_peak(&mut stat.peak, peaks[usize::from(small)]);
         }
-        raise_peak(&mut self.peak, peaks[2]);
-        self
+        raise_peak(&mut self.all.peak, peaks[2]);
+        self.with_totals()
     }
 
-    fn to_pool_stat(self) -> PoolStat {
-        let [large_pool, small_pool] = self.pools.map(Counter::to_stat);
-        let all = Stat {
-            current: large_pool.current + small_pool.current,
-            peak: self.peak,
-            allocated: large_pool.allocated + small_pool.allocated,
-            freed: large_pool.freed + small_pool.freed,
-        };
-        PoolStat { all, small_pool, large_pool }
+    fn with_totals(mut self) -> Self {
+        let (large, small) = (self.large_pool, self.small_pool);
+        self.all.current = large.current + small.current;
+        self.all.allocated = large.allocated + small.allocated;
+        self.all.freed = large.freed + small.freed;
+        self
     }
 }
 
 /// A counter of one tag.
 #[derive(Clone, Copy, Debug, Default)]
 struct TagCounter {
-    counter: Counter,
+    stat: Stat,
     /// The peak before the last allocation.
     previous_peak: u64,
 }
@@ -118,8 +97,8 @@ struct TagCounter {
 impl TagCounter {
     #[inline]
     fn add(&mut self, size: u64) {
-        self.previous_peak = self.counter.peak;
-        self.counter.add(size);
+        self.previous_peak = self.stat.peak;
+        self.stat.add(size);
     }
 }
 
@@ -162,24 +141,26 @@ impl ScopedPeaks {
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct PoolCounters {
-    blocks: PoolCounter,
-    bytes: PoolCounter,
-    requested: PoolCounter,
+    blocks: PoolStat,
+    bytes: PoolStat,
+    requested: PoolStat,
     /// Freed blocks that wait for a fence, and their bytes.
-    pending_blocks: PoolCounter,
-    pending_bytes: PoolCounter,
+    pending_blocks: PoolStat,
+    pending_bytes: PoolStat,
     /// Peaks of active blocks and bytes while some block was pending, of the large pool, the small pool and both.
     /// At other times, active equals allocated.
     active_peaks: [[u64; 3]; 2],
     tags: [TagCounter; Tag::COUNT],
     /// Memory of the program, which is not part of any other counter.
-    pub(super) external: Counter,
-    segment: PoolCounter,
-    reserved_bytes: PoolCounter,
-    inactive_split: PoolCounter,
-    inactive_split_bytes: PoolCounter,
-    oversize_segments: Counter,
-    oversize_allocations: Counter,
+    pub(super) external: Stat,
+    segment: PoolStat,
+    reserved_bytes: PoolStat,
+    inactive_split: PoolStat,
+    inactive_split_bytes: PoolStat,
+    oversize_segments: Stat,
+    oversize_allocations: Stat,
+    /// Bytes ever allocated; no reset lowers the sum.
+    pub(super) total_allocated: u64,
     /// Bytes on their way back to the device.
     pub(super) releasing_bytes: u64,
     /// Peaks before the current part of the program, whose own peaks are being counted.
@@ -194,13 +175,16 @@ pub(super) struct PoolCounters {
 impl PoolCounters {
     /// Moves an allocated block to another tag, as if it had been allocated with that tag.
     pub(super) fn retag(&mut self, size: u64, from: Tag, to: Tag) {
-        let TagCounter { counter, previous_peak } = &mut self.tags[from as usize];
-        if counter.peak == counter.current {
+        let TagCounter { stat, previous_peak } = &mut self.tags[from as usize];
+        if stat.peak == stat.current {
             // If the peak includes the newest block, restore the previous peak.
-            counter.peak = (*previous_peak).max(counter.current - size).min(counter.peak);
+            stat.peak = (*previous_peak).max(stat.current - size).min(stat.peak);
         }
-        counter.current -= size;
-        counter.added = counter.added.saturating_sub(size);
+        stat.current -= size;
+        // Another thread may have reset the sums since the allocation.
+        let counted = size.min(stat.allocated);
+        stat.allocated -= counted;
+        stat.freed += size - counted;
         self.tags[to as usize].add(size);
     }
 
@@ -209,6 +193,7 @@ impl PoolCounters {
         self.blocks.add(small, 1);
         self.bytes.add(small, size);
         self.requested.add(small, requested);
+        self.total_allocated += size;
         let allocated = self.bytes.total();
         let least = self.min_active_bytes.min(allocated - size);
         self.min_active_bytes = if allocated > self.peak_active_bytes { u64::MAX } else { least };
@@ -227,7 +212,8 @@ impl PoolCounters {
     fn raise_active_peaks(&mut self) {
         let counters = [(&self.blocks, &self.pending_blocks), (&self.bytes, &self.pending_bytes)];
         for (peaks, (held, pending)) in self.active_peaks.iter_mut().zip(counters) {
-            let [large, small] = [0, 1].map(|pool| held.pools[pool].current + pending.pools[pool].current);
+            let large = held.large_pool.current + pending.large_pool.current;
+            let small = held.small_pool.current + pending.small_pool.current;
             peaks.iter_mut().zip([large, small, large + small]).for_each(|(peak, now)| raise_peak(peak, now));
         }
         raise_peak(&mut self.peak_active_bytes, self.bytes.total() + self.pending_bytes.total());
@@ -238,9 +224,9 @@ impl PoolCounters {
         self.blocks.sub(small, 1);
         self.bytes.sub(small, size);
         self.requested.sub(small, requested);
-        self.tags[tag as usize].counter.current -= size;
+        self.tags[tag as usize].stat.sub(size);
         if size >= self.max_split {
-            self.oversize_allocations.current -= 1;
+            self.oversize_allocations.sub(1);
         }
     }
 
@@ -267,13 +253,13 @@ impl PoolCounters {
     pub(super) fn record_reserve(&mut self, small: bool, count: u64, size: u64, oversize: bool) {
         self.segment.add(small, count);
         self.reserved_bytes.add(small, size);
-        self.oversize_segments.add(u64::from(oversize));
+        self.oversize_segments.add(oversize.into());
     }
 
     pub(super) fn record_release(&mut self, small: bool, count: u64, size: u64, oversize: bool) {
         self.segment.sub(small, count);
         self.reserved_bytes.sub(small, size);
-        self.oversize_segments.current -= u64::from(oversize);
+        self.oversize_segments.sub(oversize.into());
     }
 
     pub(super) fn reserved(&self) -> u64 {
@@ -282,11 +268,6 @@ impl PoolCounters {
 
     pub(super) fn active(&self) -> u64 {
         self.bytes.total() + self.pending_bytes.total()
-    }
-
-    /// Returns the bytes ever allocated.
-    pub(super) fn total_allocated(&self) -> u64 {
-        self.bytes.pools.iter().map(|pool| pool.added).sum()
     }
 
     pub(super) fn allocated(&self) -> u64 {
@@ -300,7 +281,7 @@ impl PoolCounters {
 
     /// Returns the allocated bytes of each tag.
     pub(super) fn by_tag(&self) -> [u64; Tag::COUNT] {
-        self.tags.map(|tag| tag.counter.current)
+        self.tags.map(|tag| tag.stat.current)
     }
 
     /// Begins to count the peaks of a part of the program, until
@@ -325,19 +306,19 @@ impl PoolCounters {
 
     fn current_peaks(&self) -> ScopedPeaks {
         ScopedPeaks {
-            tags: self.tags.map(|tag| tag.counter.peak),
-            allocated: self.bytes.peak,
-            blocks: self.blocks.peak,
-            reserved: self.reserved_bytes.peak,
+            tags: self.tags.map(|tag| tag.stat.peak),
+            allocated: self.bytes.all.peak,
+            blocks: self.blocks.all.peak,
+            reserved: self.reserved_bytes.all.peak,
         }
     }
 
     fn set_peaks(&mut self, marks: &ScopedPeaks) {
         for (tag, peak) in self.tags.iter_mut().zip(marks.tags) {
-            tag.counter.peak = peak;
+            tag.stat.peak = peak;
         }
-        (self.bytes.peak, self.blocks.peak) = (marks.allocated, marks.blocks);
-        self.reserved_bytes.peak = marks.reserved;
+        (self.bytes.all.peak, self.blocks.all.peak) = (marks.allocated, marks.blocks);
+        self.reserved_bytes.all.peak = marks.reserved;
     }
 
     /// Returns statistics with the values counted here; all others are those of `totals`.
@@ -347,26 +328,26 @@ impl PoolCounters {
             all.set_peaks(&outer.merge_max(&self.current_peaks()));
             return all.to_stats(totals);
         }
-        let mut tags = self.tags.map(|tag| tag.counter.to_stat());
+        let mut tags = self.tags.map(|tag| tag.stat);
         // A program may name blocks of the pool so, too.
-        let (external, total) = (self.external.to_stat(), &mut tags[Tag::External as usize]);
+        let (external, total) = (self.external, &mut tags[Tag::External as usize]);
         total.current += external.current;
         total.peak += external.peak;
         total.allocated += external.allocated;
         total.freed += external.freed;
         let [active_blocks, active_bytes] = self.active_peaks;
         Stats {
-            allocation: self.blocks.to_pool_stat(),
-            active: self.blocks.with_pending(&self.pending_blocks, active_blocks).to_pool_stat(),
-            allocated_bytes: self.bytes.to_pool_stat(),
-            active_bytes: self.bytes.with_pending(&self.pending_bytes, active_bytes).to_pool_stat(),
-            requested_bytes: self.requested.to_pool_stat(),
-            segment: self.segment.to_pool_stat(),
-            reserved_bytes: self.reserved_bytes.to_pool_stat(),
-            inactive_split: self.inactive_split.to_pool_stat(),
-            inactive_split_bytes: self.inactive_split_bytes.to_pool_stat(),
-            oversize_allocations: self.oversize_allocations.to_stat(),
-            oversize_segments: self.oversize_segments.to_stat(),
+            allocation: self.blocks.with_totals(),
+            active: self.blocks.with_pending(&self.pending_blocks, active_blocks),
+            allocated_bytes: self.bytes.with_totals(),
+            active_bytes: self.bytes.with_pending(&self.pending_bytes, active_bytes),
+            requested_bytes: self.requested.with_totals(),
+            segment: self.segment.with_totals(),
+            reserved_bytes: self.reserved_bytes.with_totals(),
+            inactive_split: self.inactive_split.with_totals(),
+            inactive_split_bytes: self.inactive_split_bytes.with_totals(),
+            oversize_allocations: self.oversize_allocations,
+            oversize_segments: self.oversize_segments,
             pending_bytes: self.pending_bytes(),
             tags,
             ..totals
@@ -377,22 +358,24 @@ impl PoolCounters {
         self.outer_peaks = None;
         self.active_peaks = Default::default();
         self.raise_active_peaks();
-        self.for_each_counter(Counter::reset_peak);
-        self.for_each_pool_counter(|counter| counter.peak = counter.total());
+        self.for_each_stat(|stat| stat.peak = stat.current);
+        self.for_each_pool_stat(|stat| stat.all.peak = stat.total());
     }
 
     pub(super) fn reset_accumulated(&mut self) {
-        self.for_each_counter(Counter::reset_accumulated);
+        self.for_each_stat(|stat| (stat.allocated, stat.freed) = (0, 0));
     }
 
-    fn for_each_counter(&mut self, mut change: impl FnMut(&mut Counter)) {
-        self.for_each_pool_counter(|counter| counter.pools.iter_mut().for_each(&mut change));
-        self.tags.iter_mut().for_each(|tag| change(&mut tag.counter));
+    fn for_each_stat(&mut self, mut change: impl FnMut(&mut Stat)) {
+        self.for_each_pool_stat(|stat| {
+            [&mut stat.large_pool, &mut stat.small_pool].into_iter().for_each(&mut change)
+        });
+        self.tags.iter_mut().for_each(|tag| change(&mut tag.stat));
         let others = [&mut self.external, &mut self.oversize_segments, &mut self.oversize_allocations];
         others.into_iter().for_each(change);
     }
 
-    fn for_each_pool_counter(&mut self, change: impl FnMut(&mut PoolCounter)) {
+    fn for_each_pool_stat(&mut self, change: impl FnMut(&mut PoolStat)) {
         let all = [
             &mut self.blocks,
             &mut self.bytes,

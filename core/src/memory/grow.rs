@@ -172,7 +172,7 @@ impl PoolState {
         let counters = &mut self.heap.counters;
         if counters.min_active_bytes < peak / STEP_DIVISOR {
             counters.min_active_bytes = u64::MAX;
-            self.migration_budget.subtract(counters.total_allocated(), peak / STEP_DIVISOR);
+            self.migration_budget.subtract(counters.total_allocated, peak / STEP_DIVISOR);
         }
     }
 
@@ -514,7 +514,7 @@ impl PoolState {
     pub(super) fn charge_migration(&mut self, need: &AllocRequest, moved: u64, page: u64) {
         if moved > 0 && self.peak_active_with(need) == self.heap.counters.peak_active_bytes {
             let cost = moved + WAIT_COST_EXTENTS * self.extent_size(need, page);
-            self.migration_budget.add(self.heap.counters.total_allocated(), cost);
+            self.migration_budget.add(self.heap.counters.total_allocated, cost);
         }
     }
 
@@ -605,7 +605,7 @@ impl PoolState {
     /// A program whose arrangement of memory converges stays below that threshold. If no arrangement fits the
     /// order of its allocations, holding more is cheaper than moving the same bytes again.
     fn target_reserved(&self, need: &AllocRequest) -> u64 {
-        let (peak, allocated) = (self.peak_active_with(need), self.heap.counters.total_allocated());
+        let (peak, allocated) = (self.peak_active_with(need), self.heap.counters.total_allocated);
         let least = self.config.growth_slack * peak as f64;
         let copies = self.virtual_memory.is_none() && self.is_compaction_enabled();
         let (slack, free) = if copies {

@@ -291,7 +291,7 @@ impl Pool {
 
     /// Undoes one [`record_external`](Self::record_external).
     pub(crate) fn release_external(&self, bytes: u64) {
-        self.shared.lock().heap.counters.external.current -= bytes;
+        self.shared.lock().heap.counters.external.sub(bytes);
     }
 
     /// Returns current statistics, after polling fences.
