@@ -175,39 +175,22 @@ impl Config {
     /// Returns this configuration, changed by `text`.
     pub fn with_settings(mut self, text: &str) -> Result<Self> {
         for (key, value) in parse_pairs(text)? {
-            let key = key.as_str();
-            let setting = ConfigSetting { key, value: value.as_str() };
-            match key {
-                "max_split_size_mb" => self.max_split_size = Some(setting.parse_units(MIB)?),
-                "max_non_split_rounding_mb" => self.max_non_split_rounding = setting.parse_units(MIB)?,
-                "roundup_power2_divisions" => self.roundup_power2_divisions = setting.parse_divisions()?,
-                "garbage_collection_threshold" => {
-                    self.garbage_collection_threshold = setting.parse_fraction(0.0, 1.0)?;
-                }
-                "per_process_memory_fraction" => {
-                    self.per_process_memory_fraction = setting.parse_fraction(0.0, 1.0)?;
-                }
-                "large_segment_size_mb" => self.large_segment_size = setting.parse_units(MIB)?,
-                "small_size_kb" => self.small_size = setting.parse_units(MIB >> 10)?,
-                "fit" if setting.value == "best" => self.fit = FitPolicy::Best,
-                "fit" if setting.value == "low" => self.fit = FitPolicy::LowestAddress,
-                "fit" => return Err(setting.invalid_value("best or low")),
-                "expandable_segments" => self.expandable_segments = setting.parse_bool()?,
-                "max_memory_mb" => self.max_memory = Some(setting.parse_units(MIB)?),
-                "max_process_memory_mb" => self.max_process_memory = Some(setting.parse_units(MIB)?),
-                "throw_on_cudamalloc_oom" => self.fail_fast = setting.parse_bool()?,
-                "release_before_growth" => self.release_before_growth = setting.parse_bool()?,
-                "growth_slack" => self.growth_slack = setting.parse_fraction(0.0, 100.0)?,
-                "compaction" => self.compaction = setting.parse_bool()?,
-                "backend" if setting.value == "native" => {}
-                "backend" => return Err(setting.invalid_value("`native` (this pool; there is no other)")),
-                _ if IGNORED_PYTORCH_KEYS.contains(&key) => {
+            let invalid =
+                |expected: &str| Error::InvalidConfig(format!("`{key}:{value}`: expected {expected}"));
+            let mut settings = self.settings();
+            match settings.iter_mut().find(|(name, _)| *name == key) {
+                Some((_, field)) => field.parse(&value).map_err(|expected| invalid(&expected))?,
+                None if key == "backend" && value == "native" => {}
+                None if key == "backend" => return Err(invalid("`native` (this pool; there is no other)")),
+                None if IGNORED_PYTORCH_KEYS.contains(&key.as_str()) => {
                     log::warn!("allocator setting `{key}` has no meaning here and is ignored");
                 }
-                _ => {
+                None => {
+                    let mut keys: Vec<&str> = settings.iter().map(|s| s.0).chain(["backend"]).collect();
+                    keys.sort_unstable();
                     return Err(Error::InvalidConfig(format!(
                         "unrecognized key `{key}`; valid keys are {}",
-                        CONFIG_KEYS.join(", ")
+                        keys.join(", ")
                     )));
                 }
             }
@@ -224,6 +207,28 @@ impl Config {
             ))),
             _ => Ok(self),
         }
+    }
+
+    /// Returns all settings with their keys, in the order of their text.
+    fn settings(&mut self) -> [(&'static str, Field<'_>); 15] {
+        use Field::{Bool, Bytes, Divisions, Fit, Limit, Number};
+        [
+            ("expandable_segments", Bool(&mut self.expandable_segments)),
+            ("fit", Fit(&mut self.fit)),
+            ("small_size_kb", Bytes(&mut self.small_size, MIB >> 10)),
+            ("large_segment_size_mb", Bytes(&mut self.large_segment_size, MIB)),
+            ("max_split_size_mb", Limit(&mut self.max_split_size)),
+            ("max_non_split_rounding_mb", Bytes(&mut self.max_non_split_rounding, MIB)),
+            ("roundup_power2_divisions", Divisions(&mut self.roundup_power2_divisions)),
+            ("garbage_collection_threshold", Number(&mut self.garbage_collection_threshold, 1.0)),
+            ("per_process_memory_fraction", Number(&mut self.per_process_memory_fraction, 1.0)),
+            ("max_memory_mb", Limit(&mut self.max_memory)),
+            ("max_process_memory_mb", Limit(&mut self.max_process_memory)),
+            ("throw_on_cudamalloc_oom", Bool(&mut self.fail_fast)),
+            ("release_before_growth", Bool(&mut self.release_before_growth)),
+            ("growth_slack", Number(&mut self.growth_slack, 100.0)),
+            ("compaction", Bool(&mut self.compaction)),
+        ]
     }
 
     /// Rounds the size of a request, in multiples of `unit`, a power of two (PyTorch: 512).
@@ -249,54 +254,12 @@ impl Config {
 impl fmt::Display for Config {
     /// Writes all settings that [`Config::parse`] reads, in whole MiB (KiB for `small_size_kb`).
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let truth = |b: bool| if b { "True" } else { "False" };
-        let fit = if self.fit == FitPolicy::Best { "best" } else { "low" };
-        write!(f, "expandable_segments:{},fit:{fit}", truth(self.expandable_segments))?;
-        write!(f, ",small_size_kb:{}", self.small_size >> 10)?;
-        write!(f, ",large_segment_size_mb:{}", self.large_segment_size / MIB)?;
-        if let Some(size) = self.max_split_size {
-            write!(f, ",max_split_size_mb:{}", size / MIB)?;
-        }
-        write!(f, ",max_non_split_rounding_mb:{}", self.max_non_split_rounding / MIB)?;
-        let RoundupDivisions(steps) = self.roundup_power2_divisions;
-        if steps != RoundupDivisions::default().0 {
-            let list = steps.iter().enumerate().map(|(at, n)| format!("{}:{n}", 1u64 << at));
-            write!(f, ",roundup_power2_divisions:[{}]", list.collect::<Vec<_>>().join(","))?;
-        }
-        write!(f, ",garbage_collection_threshold:{}", self.garbage_collection_threshold)?;
-        write!(f, ",per_process_memory_fraction:{}", self.per_process_memory_fraction)?;
-        if let Some(size) = self.max_memory {
-            write!(f, ",max_memory_mb:{}", size / MIB)?;
-        }
-        if let Some(size) = self.max_process_memory {
-            write!(f, ",max_process_memory_mb:{}", size / MIB)?;
-        }
-        write!(f, ",throw_on_cudamalloc_oom:{}", truth(self.fail_fast))?;
-        write!(f, ",release_before_growth:{}", truth(self.release_before_growth))?;
-        write!(f, ",growth_slack:{}", self.growth_slack)?;
-        write!(f, ",compaction:{}", truth(self.compaction))
+        let mut config = *self;
+        let texts = config.settings().into_iter();
+        let texts = texts.filter_map(|(key, field)| Some(format!("{key}:{}", field.to_text()?)));
+        f.write_str(&texts.collect::<Vec<_>>().join(","))
     }
 }
-
-/// The valid keys.
-pub const CONFIG_KEYS: [&str; 16] = [
-    "backend",
-    "compaction",
-    "expandable_segments",
-    "fit",
-    "garbage_collection_threshold",
-    "growth_slack",
-    "large_segment_size_mb",
-    "max_memory_mb",
-    "max_non_split_rounding_mb",
-    "max_process_memory_mb",
-    "max_split_size_mb",
-    "per_process_memory_fraction",
-    "release_before_growth",
-    "roundup_power2_divisions",
-    "small_size_kb",
-    "throw_on_cudamalloc_oom",
-];
 
 /// PyTorch's keys without a meaning for this pool. They are ignored, so that PyTorch's strings remain valid.
 const IGNORED_PYTORCH_KEYS: [&str; 11] = [
@@ -313,48 +276,82 @@ const IGNORED_PYTORCH_KEYS: [&str; 11] = [
     "release_lock_on_cudamalloc",
 ];
 
-struct ConfigSetting<'a> {
-    key: &'a str,
-    value: &'a str,
+/// Field of a setting.
+enum Field<'a> {
+    Bool(&'a mut bool),
+    /// Bytes in whole units.
+    Bytes(&'a mut u64, u64),
+    /// Whole MiB, or no limit.
+    Limit(&'a mut Option<u64>),
+    /// Number from 0 to a maximum.
+    Number(&'a mut f64, f64),
+    Fit(&'a mut FitPolicy),
+    Divisions(&'a mut RoundupDivisions),
 }
 
-impl ConfigSetting<'_> {
-    fn invalid_value(&self, expected: &str) -> Error {
-        Error::InvalidConfig(format!("`{}:{}`: expected {expected}", self.key, self.value))
-    }
-
-    fn parse_units(&self, unit: u64) -> Result<u64> {
-        let max = MAX_MEMORY_BYTES / unit;
-        let number = self.value.parse::<u64>().ok().filter(|n| (1..=max).contains(n));
-        number.map(|n| n * unit).ok_or_else(|| self.invalid_value(&format!("a whole number from 1 to {max}")))
-    }
-
-    fn parse_bool(&self) -> Result<bool> {
-        match self.value {
-            "True" => Ok(true),
-            "False" => Ok(false),
-            _ => Err(self.invalid_value("True or False")),
+impl Field<'_> {
+    /// Sets the field from its text. The error says what was expected.
+    fn parse(&mut self, text: &str) -> Result<(), String> {
+        match self {
+            Self::Bool(field) => match text {
+                "True" => **field = true,
+                "False" => **field = false,
+                _ => return Err("True or False".to_owned()),
+            },
+            Self::Bytes(field, unit) => **field = parse_bytes(text, *unit)?,
+            Self::Limit(field) => **field = Some(parse_bytes(text, MIB)?),
+            Self::Number(field, max) => {
+                let number = text.parse().ok().filter(|n| (0.0..=*max).contains(n));
+                **field = number.ok_or_else(|| format!("a number from 0 to {max}"))?;
+            }
+            Self::Fit(field) => match text {
+                "best" => **field = FitPolicy::Best,
+                "low" => **field = FitPolicy::LowestAddress,
+                _ => return Err("best or low".to_owned()),
+            },
+            Self::Divisions(field) => **field = RoundupDivisions::parse(text)?,
         }
+        Ok(())
     }
 
-    fn parse_fraction(&self, low: f64, high: f64) -> Result<f64> {
-        let number = self.value.parse::<f64>().ok().filter(|n| (low..=high).contains(n));
-        number.ok_or_else(|| self.invalid_value(&format!("a number from {low} to {high}")))
+    /// Returns the text of the field; `None` for no limit and no rounding.
+    fn to_text(&self) -> Option<String> {
+        Some(match self {
+            Self::Bool(field) => if **field { "True" } else { "False" }.to_owned(),
+            Self::Bytes(field, unit) => (**field / unit).to_string(),
+            Self::Limit(field) => (field.as_ref()? / MIB).to_string(),
+            Self::Number(field, _) => field.to_string(),
+            Self::Fit(field) => if **field == FitPolicy::Best { "best" } else { "low" }.to_owned(),
+            Self::Divisions(field) if **field == RoundupDivisions::default() => return None,
+            Self::Divisions(field) => {
+                let list = field.0.iter().enumerate().map(|(at, n)| format!("{}:{n}", 1u64 << at));
+                format!("[{}]", list.collect::<Vec<_>>().join(","))
+            }
+        })
     }
+}
 
-    fn parse_divisions(&self) -> Result<RoundupDivisions> {
-        let expected = "a power of two, or a list such as [256:1,512:2,1024:4,>:8] (sizes in MiB)";
+fn parse_bytes(text: &str, unit: u64) -> Result<u64, String> {
+    let max = MAX_MEMORY_BYTES / unit;
+    let number = text.parse::<u64>().ok().filter(|n| (1..=max).contains(n));
+    number.map(|n| n * unit).ok_or_else(|| format!("a whole number from 1 to {max}"))
+}
+
+impl RoundupDivisions {
+    fn parse(text: &str) -> Result<Self, String> {
+        let expected =
+            || "a power of two, or a list such as [256:1,512:2,1024:4,>:8] (sizes in MiB)".to_owned();
         let steps = |text: &str| {
             let number = text.trim().parse::<u16>().ok().filter(|n| *n == 0 || n.is_power_of_two());
-            number.ok_or_else(|| self.invalid_value(expected))
+            number.ok_or_else(expected)
         };
-        let Some(list) = self.value.strip_prefix('[').and_then(|v| v.strip_suffix(']')) else {
-            return Ok(RoundupDivisions::uniform(steps(self.value)?));
+        let Some(list) = text.strip_prefix('[').and_then(|v| v.strip_suffix(']')) else {
+            return Ok(Self::uniform(steps(text)?));
         };
-        let mut divisions = RoundupDivisions::default();
+        let mut divisions = Self::default();
         let mut next = 0;
         for item in list.split(',') {
-            let (size, count) = item.split_once(':').ok_or_else(|| self.invalid_value(expected))?;
+            let (size, count) = item.split_once(':').ok_or_else(expected)?;
             let count = steps(count)?;
             // A size names the interval that starts at it; sizes between two listed ones get the later one's
             // steps.
@@ -362,10 +359,10 @@ impl ConfigSetting<'_> {
                 16
             } else {
                 let size = size.trim().parse::<u64>().ok().filter(|n| n.is_power_of_two());
-                size.ok_or_else(|| self.invalid_value(expected))?.ilog2() as usize + 1
+                size.ok_or_else(expected)?.ilog2() as usize + 1
             };
             if end <= next || end > 16 {
-                return Err(self.invalid_value("sizes that rise, below 64 GiB"));
+                return Err("sizes that rise, below 64 GiB".to_owned());
             }
             divisions.0[next..end].fill(count);
             // Sizes beyond the list keep the last one's steps.

@@ -77,7 +77,7 @@ pub mod trace;
 pub mod validation;
 
 pub use batch::{BatchCostModel, BatchEstimate, BatchMeasurement, FittingBatch};
-pub use config::{CONFIG_KEYS, Config, ENV_VARS, FitPolicy, RoundupDivisions};
+pub use config::{Config, ENV_VARS, FitPolicy, RoundupDivisions};
 pub use diff::{HeldBytes, HolderChange, MemoryGrowth, SnapshotDiff};
 pub use error::{Error, FileError, InvalidVariable, Result};
 pub use oom::{BytesOf, OutOfMemory};
