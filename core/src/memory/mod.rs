@@ -87,5 +87,5 @@ pub use process::{process_limit, process_reserved, set_process_limit};
 pub use recorder::{Action, AllocationChange, RecordingOptions};
 pub use scope::Tag;
 pub use snapshot::{AllocationSite, BlockInfo, BlockState, EventInfo, Frame, SegmentInfo, Snapshot};
-pub use stats::{Bytes, PoolStat, ReclaimStats, ReclaimStepStats, Stat, Stats, StatsSummary};
+pub use stats::{Bytes, PoolStat, ReclaimStats, ReclaimStepStats, Stat, Stats};
 pub use timeline::TimelinePoint;

@@ -220,8 +220,10 @@ impl Stats {
 
     /// Returns one line for a progress bar: `allocated 12.3 MiB, reserved 20.0 MiB, peak 15.1 MiB`.
     #[must_use]
-    pub fn summary(&self) -> StatsSummary {
-        StatsSummary { allocated: self.allocated(), reserved: self.reserved(), peak: self.peak_allocated() }
+    pub fn summary(&self) -> String {
+        let [allocated, reserved, peak] =
+            [self.allocated(), self.reserved(), self.peak_allocated()].map(Bytes);
+        format!("allocated {allocated}, reserved {reserved}, peak {peak}")
     }
 
     fn pool_stats(&self) -> [(&'static str, &PoolStat); 9] {
@@ -254,24 +256,6 @@ impl ReclaimStats {
             ("wait", self.wait),
             ("release", self.release),
         ]
-    }
-}
-
-/// Summary of statistics for a progress bar.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StatsSummary {
-    /// Bytes allocated.
-    pub allocated: u64,
-    /// Bytes taken from the device.
-    pub reserved: u64,
-    /// Peak of the allocated bytes.
-    pub peak: u64,
-}
-
-impl fmt::Display for StatsSummary {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (allocated, reserved, peak) = (Bytes(self.allocated), Bytes(self.reserved), Bytes(self.peak));
-        write!(f, "allocated {allocated}, reserved {reserved}, peak {peak}")
     }
 }
 

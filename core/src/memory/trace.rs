@@ -43,25 +43,9 @@ pub enum TraceError {
     /// The first line is not a header.
     #[error("line 1 of the trace is not its header: {0}")]
     Header(String),
-    /// A line is longer than any event.
-    #[error("line {line} of the trace is longer than {max} bytes")]
-    LongLine {
-        /// Line number, from 1.
-        line: usize,
-        /// Longest line allowed, in bytes.
-        max: u64,
-    },
-    /// A line is not a valid event.
-    #[error("line {line} of the trace: {message}")]
-    Event {
-        /// Line number, from 1.
-        line: usize,
-        /// Reason.
-        message: String,
-    },
-    /// The trace has too many events.
-    #[error("the trace has more than {MAX_EVENTS} events")]
-    TooLong,
+    /// A line is too long or not a valid event, or there are too many events.
+    #[error("{0}")]
+    Event(String),
 }
 
 /// PyTorch's results on a trace: its header, or a line of `reserved.jsonl`.
@@ -158,13 +142,14 @@ impl Trace {
                 break;
             }
             if events.len() == MAX_EVENTS {
-                return Err(TraceError::TooLong);
+                return Err(TraceError::Event(format!("the trace has more than {MAX_EVENTS} events")));
             }
             let parsed = std::str::from_utf8(&buffer).ok().and_then(parse_event);
             let event = parsed
                 .ok_or_else(|| "expected `a ID BYTES QUEUE` (a queue is 0 to 255) or `f ID`".to_owned());
             let event = event.and_then(|(id, alloc)| reader.resolve_slot(id, alloc));
-            events.push(event.map_err(|message| TraceError::Event { line, message })?);
+            let wrong = |message| TraceError::Event(format!("line {line} of the trace: {message}"));
+            events.push(event.map_err(wrong)?);
         }
         Ok(Self {
             baseline: recorded,
@@ -196,7 +181,7 @@ fn read_line(text: &mut impl BufRead, into: &mut Vec<u8>, line: usize, max: u64)
         return Ok(true);
     }
     if into.len() as u64 > max {
-        return Err(TraceError::LongLine { line, max });
+        return Err(TraceError::Event(format!("line {line} of the trace is longer than {max} bytes")));
     }
     Ok(!into.is_empty())
 }
@@ -284,7 +269,8 @@ mod tests {
         insta::assert_snapshot!(message(&"a".repeat(1 << 20)), @"line 2 of the trace is longer than 128 bytes");
         assert!(matches!(read("[]"), Err(TraceError::Header(_))));
         assert!(matches!(read(""), Err(TraceError::Header(_))));
-        assert!(matches!(read(&"{".repeat(1 << 20)), Err(TraceError::LongLine { line: 1, .. })));
+        let long = read(&"{".repeat(1 << 20)).map_or_else(|e| e.to_string(), |_| String::new());
+        assert_eq!(long, "line 1 of the trace is longer than 65536 bytes");
         assert!(matches!(Trace::read_xz(&b"no xz file"[..]), Err(TraceError::Read(_))));
         let missing =
             Trace::load(Path::new("no/such/file")).map_or_else(|e| e.to_string(), |_| String::new());
