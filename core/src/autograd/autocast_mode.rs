@@ -5,14 +5,12 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::sync::Weak;
 
-use crate::autograd::GradEdge;
+use crate::autograd::{GradEdge, TensorState};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::scoped_local::{GetCurrent, NoDropCell, ScopedGuard, ScopedLocal, WithCurrent};
-use crate::storage::Storage;
-use crate::tensor::{Layout, Tensor};
+use crate::tensor::Tensor;
 
 /// Casts that the scope of a thread keeps.
 #[derive(Default)]
@@ -47,28 +45,19 @@ pub(crate) struct CachedCast {
     /// Version of the cast itself. An operation may return the cast as its result, which the program may
     /// change.
     cast_version: u64,
-    storage: Weak<Storage>,
-    layout: Layout,
-    dtype: DType,
-    source_version: u64,
+    source: TensorState,
 }
 
 impl CachedCast {
     /// Casts a tensor. Its version is read before the cast, so that a concurrent write invalidates the cast.
     pub(crate) fn from_source(source: &Tensor, cast: impl FnOnce() -> Result<Tensor>) -> Result<Self> {
-        let version = source.version();
-        let (memory, layout, dtype) = (source.downgrade_storage(), source.layout().clone(), source.dtype());
+        let source = TensorState::new(source);
         let cast = cast()?;
-        let cast_version = cast.version();
-        Ok(Self { cast_version, cast, storage: memory, layout, dtype, source_version: version })
+        Ok(Self { cast_version: cast.version(), cast, source })
     }
 
     pub(crate) fn is_valid_for(&self, source: &Tensor) -> bool {
-        self.source_version == source.version()
-            && self.cast_version == self.cast.version()
-            && self.dtype == source.dtype()
-            && self.storage.ptr_eq(&source.downgrade_storage())
-            && self.layout == *source.layout()
+        self.cast_version == self.cast.version() && self.source.is_state_of(source)
     }
 }
 

@@ -77,7 +77,7 @@ impl BackwardCtx<'_> {
     /// in the same kernel returns the whole sum as that input's gradient. The memory may be shared, so it
     /// must not be changed in place.
     pub fn take_pending_grad(&self, input: usize) -> Result<Option<Tensor>> {
-        let Some(GradEdge::Node(node)) = self.accumulation_edge(input) else { return Ok(None) };
+        let Some(node) = self.accumulation_edge(input).and_then(GradEdge::node) else { return Ok(None) };
         let pending = self.pending_grads.borrow_mut().remove(&node.id);
         pending.map(PendingGrad::complete).transpose()
     }
@@ -94,7 +94,7 @@ impl BackwardCtx<'_> {
         shape: &[usize],
         view: impl Fn(&Tensor) -> Result<Tensor>,
     ) -> Result<Option<Tensor>> {
-        let Some(GradEdge::Node(node)) = self.accumulation_edge(input) else { return Ok(None) };
+        let Some(node) = self.accumulation_edge(input).and_then(GradEdge::node) else { return Ok(None) };
         let pending = self.pending_grads.borrow_mut().remove(&node.id);
         let (sum, mut written) = match pending {
             None => (Tensor::empty(shape, g.dtype(), g.device())?, WrittenRanges::new(range.dim)),
@@ -120,24 +120,22 @@ impl BackwardCtx<'_> {
     /// Returns the type from which autocast cast an input that several operations share. The gradient of the input
     /// may be returned, and is then accumulated, in this type.
     pub(crate) fn shared_cast_source_dtype(&self, input: usize) -> Option<DType> {
-        match self.accumulation_edge(input)? {
-            GradEdge::Node(node) => match node.kind {
-                BackwardKind::Cast(dtype) if node.is_shared_cast.load(Ordering::Relaxed) => Some(dtype),
-                _ => None,
-            },
-            GradEdge::Leaf(_) => None,
-        }
+        self.cast_source_dtype(input, true)
     }
 
     /// Returns the type from which autocast cast an input that no other operation uses. The gradient of the
     /// input may be returned in this type, with values of the input's type, which saves the cast.
     pub(crate) fn own_cast_source_dtype(&self, input: usize) -> Option<DType> {
-        match self.accumulation_edge(input)? {
-            GradEdge::Node(node) => match node.kind {
-                BackwardKind::Cast(dtype) if !node.is_shared_cast.load(Ordering::Relaxed) => Some(dtype),
-                _ => None,
-            },
-            GradEdge::Leaf(_) => None,
+        self.cast_source_dtype(input, false)
+    }
+
+    fn cast_source_dtype(&self, input: usize, is_shared: bool) -> Option<DType> {
+        let node = self.accumulation_edge(input)?.node()?;
+        match node.kind {
+            BackwardKind::Cast(dtype) => {
+                (node.is_shared_cast.load(Ordering::Relaxed) == is_shared).then_some(dtype)
+            }
+            _ => None,
         }
     }
 

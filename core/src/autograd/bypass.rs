@@ -42,15 +42,12 @@ impl Bypass {
 
 /// Returns the node of the operation that computed `t`.
 pub(crate) fn node_of(t: &Tensor) -> Option<Arc<Node>> {
-    match t.grad_edge()? {
-        GradEdge::Node(node) => Some(node),
-        GradEdge::Leaf(_) => None,
-    }
+    t.grad_edge()?.node().cloned()
 }
 
 /// Lets casts pass the gradient of `out` on in 16 bits. The backward function of `out` takes either type.
 pub(crate) fn accept_cast_grad(out: &Tensor) {
-    if let Some(GradEdge::Node(node)) = out.grad_edge() {
+    if let Some(node) = node_of(out) {
         node.accepts_cast_grad.store(true, Ordering::Relaxed);
     }
 }
@@ -66,10 +63,7 @@ impl GradEdge {
     /// Returns the type to which the operation of this edge casts a gradient: see
     /// [`set_branch_dtype`](super::set_branch_dtype).
     pub(crate) fn branch_dtype(&self) -> Option<DType> {
-        match self {
-            Self::Node(node) => node.branch_dtype.get().copied(),
-            Self::Leaf(_) => None,
-        }
+        self.node()?.branch_dtype.get().copied()
     }
 }
 
@@ -88,12 +82,10 @@ impl BackwardCtx<'_> {
 
     /// Reports whether the gradient of the only input may be passed on in 16 bits: see [`accept_cast_grad`].
     pub(super) fn passes_cast_grad(&self) -> bool {
-        match self.node.input_edge(0) {
-            Some(GradEdge::Node(node)) => {
-                node.accepts_cast_grad.load(Ordering::Relaxed) && self.can_bypass(&[node])
-            }
-            _ => false,
-        }
+        self.node
+            .input_edge(0)
+            .and_then(GradEdge::node)
+            .is_some_and(|node| node.accepts_cast_grad.load(Ordering::Relaxed) && self.can_bypass(&[node]))
     }
 
     /// Takes the gradient accumulated so far for an edge of a bypassed node. The flag is true for the sum of a leaf,

@@ -14,8 +14,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use smallvec::SmallVec;
 
+use super::Node;
+use super::bypass::node_of;
 use super::engine::BackwardFnGuard;
-use super::{GradEdge, Node};
 use crate::tensor::Tensor;
 
 /// Role of an elementwise operation in a chain.
@@ -38,7 +39,7 @@ pub(super) fn note_checkpoint(node: u64) {
 
 /// Marks the operation that computed `out` as elementwise.
 pub(crate) fn set_chain_role(out: &Tensor, role: ChainRole) {
-    if let Some(GradEdge::Node(node)) = out.grad_edge() {
+    if let Some(node) = node_of(out) {
         // A node has one result, so its role is set once.
         let _ = node.chain_role.set(role);
     }

@@ -104,16 +104,12 @@ impl ExecInfo {
         }
         let mut seen: FxHashMap<u64, Arc<Node>> = FxHashMap::default();
         let mut stack: Vec<Arc<Node>> = Vec::new();
-        let nodes = |meta: &GradEdge| match meta {
-            GradEdge::Node(node) => Some(node.clone()),
-            GradEdge::Leaf(_) => None,
-        };
-        stack.extend(roots.iter().filter_map(nodes));
+        stack.extend(roots.iter().filter_map(GradEdge::node).cloned());
         while let Some(node) = stack.pop() {
             // Nodes beyond are not visited, so their gradients for leaves are not counted.
             let beyond = node.id < oldest || ends.is_some_and(|ends| ends.nodes.contains(&node.id));
             if !beyond && !self.visited.contains(&node.id) && seen.insert(node.id, node.clone()).is_none() {
-                stack.extend(node.next_edges.iter().flatten().filter_map(nodes));
+                stack.extend(node.next_edges.iter().flatten().filter_map(GradEdge::node).cloned());
             }
         }
         self.visited.extend(seen.keys());

@@ -94,6 +94,14 @@ impl GradEdge {
         }
     }
 
+    /// Returns the node that the edge leads to.
+    pub(crate) fn node(&self) -> Option<&Arc<Node>> {
+        match self {
+            Self::Leaf(_) => None,
+            Self::Node(node) => Some(node),
+        }
+    }
+
     /// Reports whether both edges lead to the same leaf or node.
     fn is_same(&self, other: &Self) -> bool {
         match (self, other) {
@@ -105,18 +113,15 @@ impl GradEdge {
 
     /// Fails unless a gradient that `node` returned for its input `index` has that input's shape and dtype.
     fn check_grad(&self, grad: &Tensor, node: &Node, index: usize) -> Result<()> {
-        let (shape, dtype, cast_from) = match self {
-            Self::Leaf(leaf) => (&leaf.shape, leaf.dtype, None),
-            Self::Node(input) => match input.kind {
-                BackwardKind::Cast(from) => (&input.shape, input.dtype, Some(from)),
-                _ => (&input.shape, input.dtype, None),
-            },
+        let (shape, dtype) = match self {
+            Self::Leaf(leaf) => (&leaf.shape, leaf.dtype),
+            Self::Node(input) => (&input.shape, input.dtype),
         };
-        let accepts_cast = |input: &Node| input.accepts_cast_grad.load(Ordering::Relaxed);
-        let has_dtype = grad.dtype() == dtype
-            || cast_from == Some(grad.dtype())
-            || matches!(self, Self::Node(input) if grad.dtype().size() == 2 && accepts_cast(input));
-        fail_if!(!has_dtype || **shape != *grad.shape();
+        let accepts_other_dtype = self.node().is_some_and(|input| {
+            input.kind == BackwardKind::Cast(grad.dtype())
+                || (grad.dtype().size() == 2 && input.accepts_cast_grad.load(Ordering::Relaxed))
+        });
+        fail_if!((grad.dtype() != dtype && !accepts_other_dtype) || **shape != *grad.shape();
             backward, "{} returned a gradient of {} {:?} for input {index}, which is {dtype} {shape:?}; \
             return one of the input's shape and type", node.describe(), grad.dtype(), grad.shape());
         Ok(())
@@ -398,7 +403,7 @@ pub(crate) fn differentiable_cast(out: Tensor, x: &Tensor) -> Tensor {
 
 /// Records that another operation uses a cast of [`differentiable_cast`].
 pub(crate) fn mark_shared_cast(cast: &Tensor) {
-    if let Some(GradEdge::Node(node)) = cast.grad_edge() {
+    if let Some(node) = node_of(cast) {
         node.is_shared_cast.store(true, Ordering::Relaxed);
     }
 }
@@ -437,10 +442,8 @@ impl Node {
         kind: BackwardKind,
         backward: Arc<BackwardFn>,
     ) -> Arc<Self> {
-        for edge in inputs.iter().flatten() {
-            if let GradEdge::Node(input) = edge {
-                input.use_count.fetch_add(1, Ordering::Relaxed);
-            }
+        for input in inputs.iter().flatten().filter_map(GradEdge::node) {
+            input.use_count.fetch_add(1, Ordering::Relaxed);
         }
         let id = next_id();
         if kind == BackwardKind::Checkpoint {
@@ -611,7 +614,7 @@ impl Tensor {
     /// Reports whether the tensor is a leaf, which no recorded operation produced.
     #[must_use]
     pub fn is_leaf(&self) -> bool {
-        !matches!(self.grad_edge(), Some(GradEdge::Node(_)))
+        node_of(self).is_none()
     }
 
     /// Returns a tensor with the same data and without history.

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
-use super::GradEdge;
+use super::bypass::node_of;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::storage::Storage;
@@ -20,7 +20,7 @@ pub(crate) trait ResultSource: Any + Send + Sync {
 
 /// Attaches a description to the operation that computed `out`.
 pub(crate) fn set_result_source(out: &Tensor, source: Weak<dyn ResultSource>) {
-    if let Some(GradEdge::Node(node)) = out.grad_edge() {
+    if let Some(node) = node_of(out) {
         // A node has one result, so its source is set once.
         let _ = node.result_source.set(source);
     }
@@ -28,10 +28,7 @@ pub(crate) fn set_result_source(out: &Tensor, source: Weak<dyn ResultSource>) {
 
 /// Returns the description of the operation that computed `t`, while its backward function exists.
 pub(crate) fn result_source(t: &Tensor) -> Option<Arc<dyn ResultSource>> {
-    match t.grad_edge()? {
-        GradEdge::Node(node) => node.result_source.get()?.upgrade(),
-        GradEdge::Leaf(_) => None,
-    }
+    node_of(t)?.result_source.get()?.upgrade()
 }
 
 /// Returns the description of the operation that computed `t`, if it has the type `S`.
@@ -42,24 +39,18 @@ pub(crate) fn result_source_of<S: ResultSource>(t: &Tensor) -> Option<Arc<S>> {
 
 /// Reports whether an elementwise operation that is recorded computed `t`.
 pub(crate) fn is_elementwise(t: &Tensor) -> bool {
-    match t.grad_edge() {
-        Some(GradEdge::Node(node)) => node.chain_role.get().is_some() || node.op == "to_dtype",
-        _ => false,
-    }
+    node_of(t).is_some_and(|node| node.chain_role.get().is_some() || node.op == "to_dtype")
 }
 
 /// Returns the number of recorded operations that have used `t`, also of dropped graphs. It is 0 for leaves.
 pub(crate) fn use_count(t: &Tensor) -> u32 {
-    match t.grad_edge() {
-        Some(GradEdge::Node(node)) => node.use_count.load(Ordering::Relaxed),
-        _ => 0,
-    }
+    node_of(t).map_or(0, |node| node.use_count.load(Ordering::Relaxed))
 }
 
 /// Notes that the operation that computed `out` casts the gradient of an addend to `dtype`, of 16 bits. An operation
 /// that computes the gradient of `out` may write both types in one kernel.
 pub(crate) fn set_branch_dtype(out: &Tensor, dtype: DType) {
-    if let Some(GradEdge::Node(node)) = out.grad_edge() {
+    if let Some(node) = node_of(out) {
         let _ = node.branch_dtype.set(dtype);
     }
 }
@@ -68,18 +59,21 @@ pub(crate) fn set_branch_dtype(out: &Tensor, dtype: DType) {
 pub(crate) struct TensorState {
     storage: Weak<Storage>,
     layout: Layout,
+    dtype: DType,
     version: u64,
 }
 
 impl TensorState {
     pub(crate) fn new(t: &Tensor) -> Self {
-        Self { storage: t.downgrade_storage(), layout: t.layout().clone(), version: t.version() }
+        let (storage, layout) = (t.downgrade_storage(), t.layout().clone());
+        Self { storage, layout, dtype: t.dtype(), version: t.version() }
     }
 
     /// Reports whether `t` is the same view with the same contents.
     pub(crate) fn is_state_of(&self, t: &Tensor) -> bool {
         self.storage.ptr_eq(&t.downgrade_storage())
             && self.version == t.version()
+            && self.dtype == t.dtype()
             && self.layout == *t.layout()
     }
 }
