@@ -101,30 +101,9 @@ pub(crate) fn run_probes(backend: &WgpuBackend, probes: &[TypeProbe], features: 
     }
     wgsl.push('}');
 
-    let label = "a probe of the device's types";
-    let kernel = backend.compile(&KernelSource {
-        label,
-        wgsl: &wgsl,
-        entry_point: "main",
-        overrides: &[],
-        zero_workgroup_memory: true,
-    })?;
-    let slot_bytes = backend.limits().alignment;
-    backend.wait_compiled(kernel)?;
-    let segment = backend.alloc_segment(slot_bytes * probes.len() as u64)?;
-    let slices = probes.iter().zip(0..).map(|(probe, at)| Slice {
-        segment,
-        offset: at * slot_bytes,
-        bytes: 2 * probe.element_bytes as u64,
-    });
-    let slices = slices.collect::<Vec<_>>();
-    for (probe, &slice) in probes.iter().zip(&slices) {
-        backend.upload(slice, &probe.encode(probe.input))?;
-    }
-    backend.launch(&Launch { kernel, bindings: &slices, params: &[], groups: [1, 1, 1] })?;
-    for (probe, &slice) in probes.iter().zip(&slices) {
-        let mut result = vec![0; slice.bytes as usize];
-        backend.download(slice, &mut result)?;
+    let mut buffers: Vec<Vec<u8>> = probes.iter().map(|probe| probe.encode(probe.input)).collect();
+    run_kernel(backend, "a probe of the device's types", &wgsl, true, &mut buffers)?;
+    for (probe, result) in probes.iter().zip(buffers) {
         if result == probe.encode(probe.expected) {
             (probe.mark_supported)(features);
         } else {
@@ -134,6 +113,36 @@ pub(crate) fn run_probes(backend: &WgpuBackend, probes: &[TypeProbe], features: 
                 probe.element
             );
         }
+    }
+    Ok(())
+}
+
+/// Runs one workgroup of a kernel on these buffers, and reads them back.
+fn run_kernel(
+    backend: &WgpuBackend,
+    label: &str,
+    wgsl: &str,
+    zero_workgroup_memory: bool,
+    buffers: &mut [Vec<u8>],
+) -> Result<()> {
+    let source = KernelSource { label, wgsl, entry_point: "main", overrides: &[], zero_workgroup_memory };
+    let kernel = backend.compile(&source)?;
+    backend.wait_compiled(kernel)?;
+    let stride = |buffer: &Vec<u8>| (buffer.len() as u64).next_multiple_of(backend.limits().alignment);
+    let segment = backend.alloc_segment(buffers.iter().map(stride).sum())?;
+    let mut offset = 0;
+    let slices = buffers.iter().map(|buffer| {
+        let slice = Slice { segment, offset, bytes: buffer.len() as u64 };
+        offset += stride(buffer);
+        slice
+    });
+    let slices = slices.collect::<Vec<_>>();
+    for (&slice, buffer) in slices.iter().zip(&*buffers) {
+        backend.upload(slice, buffer)?;
+    }
+    backend.launch(&Launch { kernel, bindings: &slices, params: &[], groups: [1, 1, 1] })?;
+    for (&slice, buffer) in slices.iter().zip(buffers) {
+        backend.download(slice, buffer)?;
     }
     Ok(backend.free_segment(segment)?)
 }
@@ -156,24 +165,10 @@ pub(crate) fn runs_long_loops(backend: &WgpuBackend) -> Result<bool> {
             for (var i = 0u; i < iterations; i++) { value = (value ^ (value >> 7u)) * 5u + 1u; }
             x[1] = value;
         }";
-    let label = "a probe of long loops";
-    let kernel = backend.compile(&KernelSource {
-        label,
-        wgsl,
-        entry_point: "main",
-        overrides: &[],
-        zero_workgroup_memory: true,
-    })?;
-    backend.wait_compiled(kernel)?;
-    let segment = backend.alloc_segment(backend.limits().alignment)?;
-    let slice = Slice { segment, offset: 0, bytes: 8 };
-    backend.upload(slice, &[ITERATIONS, 0].map(u32::to_le_bytes).concat())?;
-    backend.launch(&Launch { kernel, bindings: &[slice], params: &[], groups: [1, 1, 1] })?;
-    let mut found = [0; 8];
-    backend.download(slice, &mut found)?;
-    backend.free_segment(segment)?;
+    let mut buffers = [[ITERATIONS, 0].map(u32::to_le_bytes).concat()];
+    run_kernel(backend, "a probe of long loops", wgsl, true, &mut buffers)?;
     let expected = (0..ITERATIONS).fold(0, |value, _| next(value));
-    Ok(found[4..] == expected.to_le_bytes())
+    Ok(buffers[0][4..] == expected.to_le_bytes())
 }
 
 /// Form of cooperative matrices: `side` rows and columns, and the invocations of a subgroup.
@@ -225,32 +220,20 @@ pub(crate) fn multiplies_matrices(
         side / 8,
         side / 4,
     );
-    let kernel = backend.compile(&KernelSource {
-        label: "a probe of matrix units",
-        wgsl: &wgsl,
-        entry_point: "main",
-        overrides: &[],
-        zero_workgroup_memory: false,
-    })?;
     // Small integers, so that every order of the sums is exact.
     let (side, elements) = (side as usize, (side * side) as usize);
     let value = |matrix: usize, i: usize| ((i * 7 + i / side * (3 + matrix)) % 11) as f32 - 5.0;
-    let operands: Vec<u8> =
+    let mut memory: Vec<u8> =
         (0..2 * elements).flat_map(|i| encode(value(i / elements, i % elements)).to_le_bytes()).collect();
-    backend.wait_compiled(kernel)?;
-    let segment = backend.alloc_segment(backend.limits().alignment * 8)?;
     // Operands and sums have the same size.
-    let bytes = 4 * elements as u64;
-    let whole = Slice { segment, offset: 0, bytes: 2 * bytes };
-    backend.upload(Slice { bytes: operands.len() as u64, ..whole }, &operands)?;
-    backend.launch(&Launch { kernel, bindings: &[whole], params: &[], groups: [1, 1, 1] })?;
-    let mut found = vec![0; 4 * elements];
-    backend.download(Slice { offset: bytes, bytes, ..whole }, &mut found)?;
-    backend.free_segment(segment)?;
+    memory.resize(8 * elements, 0);
+    let mut buffers = [memory];
+    run_kernel(backend, "a probe of matrix units", &wgsl, false, &mut buffers)?;
     // The second matrix is loaded in columns.
     let product = |row: usize, col: usize| {
         let factor = 2.0 * (2 * row + 1) as f32;
         factor * (0..side).map(|k| value(0, row * side + k) * value(1, col * side + k)).sum::<f32>()
     };
-    Ok(found.chunks_exact(4).enumerate().all(|(i, bytes)| bytes == product(i / side, i % side).to_le_bytes()))
+    let mut sums = buffers[0][4 * elements..].chunks_exact(4).enumerate();
+    Ok(sums.all(|(i, bytes)| bytes == product(i / side, i % side).to_le_bytes()))
 }
