@@ -97,42 +97,28 @@ impl AdapterCandidate {
         self.info.backend == wgpu::Backend::Vulkan
     }
 
-    /// Returns the reason why the device has no usable matrix units, or `None` if it has.
-    pub(crate) fn matrix_units_unavailable_reason(&self) -> Option<String> {
+    /// Returns the shapes of matrices that the driver lists and the kernels can use, the preferred one first, or the
+    /// reason why there are none. Subgroups have one size, f16 matrices have sums in f32, and the driver accepts this
+    /// backend's SPIR-V.
+    pub(crate) fn matrix_shapes(&self) -> Result<Vec<MatrixShape>, String> {
+        use wgpu::CooperativeScalarType::{F16, F32};
         if !self.accepts_spirv() {
-            return Some("wgpu takes the SPIR-V of matrix units only through Vulkan".to_owned());
+            return Err("wgpu takes the SPIR-V of matrix units only through Vulkan".to_owned());
         }
         if !self.adapter.features().contains(MATRIX_FEATURES) {
-            return Some("the driver has no cooperative matrices in SPIR-V".to_owned());
+            return Err("the driver has no cooperative matrices in SPIR-V".to_owned());
         }
         if !self.enables_matrix_units() {
-            return Some(match self.is_software() {
+            return Err(match self.is_software() {
                 true => format!("software drivers use matrix units only with {MATRIX_UNITS}=1"),
                 false => format!("{MATRIX_UNITS}=0 disables matrix units"),
             });
         }
-        let (min, max) = (self.info.subgroup_min_size, self.info.subgroup_max_size);
-        if min != max {
-            return Some(format!("its subgroups have {min} to {max} invocations; the kernels need one size"));
-        }
-        if self.matrix_shapes().is_empty() {
-            return Some(format!(
-                "the driver lists no product of f16 matrices with sums in f32 that its subgroups of {min} can use: \
-                 16 x 16 with subgroups of 32, or 8 x 8 with at least 8 invocations"
+        let (lanes, max) = (self.info.subgroup_min_size, self.info.subgroup_max_size);
+        if lanes != max {
+            return Err(format!(
+                "its subgroups have {lanes} to {max} invocations; the kernels need one size"
             ));
-        }
-        None
-    }
-
-    /// Returns the shapes of matrices that the driver lists and the kernels can use, the preferred one first. Subgroups
-    /// have one size, f16 matrices have sums in f32, and the driver accepts this backend's SPIR-V.
-    pub(crate) fn matrix_shapes(&self) -> Vec<MatrixShape> {
-        use wgpu::CooperativeScalarType::{F16, F32};
-        let lanes = self.info.subgroup_min_size;
-        let may_use_units = self.accepts_spirv() && self.enables_matrix_units();
-        let has_units = self.adapter.features().contains(MATRIX_FEATURES);
-        if !may_use_units || !has_units || lanes != self.info.subgroup_max_size {
-            return Vec::new();
         }
         let properties = self.adapter.cooperative_matrix_properties();
         let lists = |side: u32| {
@@ -146,7 +132,14 @@ impl AdapterCandidate {
             _ => lanes.is_power_of_two() && (8..=64).contains(&lanes),
         };
         let sides = [16, 8].into_iter().filter(|&side| lists(side) && fits(side));
-        sides.map(|side| MatrixShape { side, lanes }).collect()
+        let shapes = sides.map(|side| MatrixShape { side, lanes }).collect::<Vec<_>>();
+        if shapes.is_empty() {
+            return Err(format!(
+                "the driver lists no product of f16 matrices with sums in f32 that its subgroups of {lanes} can use: \
+                 16 x 16 with subgroups of 32, or 8 x 8 with at least 8 invocations"
+            ));
+        }
+        Ok(shapes)
     }
 
     fn driver_description(&self) -> String {
@@ -220,11 +213,20 @@ pub(crate) fn enumerate() -> Vec<WgpuDeviceInfo> {
 
 /// See [`WgpuBackend::new`].
 pub(crate) fn open(index: usize) -> Result<WgpuBackend> {
-    let (mut backend, shapes, reason) = open_probed(index)?;
-    finish_probes(&mut backend)?;
-    let reason = match &shapes[..] {
-        [] => reason,
-        shapes => probe_matrix_units(&mut backend, shapes),
+    let instance = create_instance();
+    let candidates = list_candidates(&instance);
+    let candidate = usable_candidate(&instance, &candidates, index)?;
+    finish_opening(open_probed(candidate, index)?, candidate.matrix_shapes())
+}
+
+/// Finds the limits of software drivers that no API reports, and tests the matrix units of these shapes.
+fn finish_opening(mut backend: WgpuBackend, shapes: Result<Vec<MatrixShape>, String>) -> Result<WgpuBackend> {
+    if backend.info_mut().software && !probe::runs_long_loops(&backend)? {
+        backend.info_mut().limits.max_loop_iterations = probe::MESA_MAX_ITERATIONS;
+    }
+    let reason = match shapes {
+        Ok(shapes) => probe_matrix_units(&mut backend, &shapes),
+        Err(reason) => Some(reason),
     };
     describe_matrix_path(&mut backend, reason);
     Ok(backend)
@@ -282,26 +284,14 @@ pub(crate) fn share(
         }
     }
     backend.info_mut().features = features;
-    finish_probes(&mut backend)?;
-    let reason = match enabled.contains(MATRIX_FEATURES) {
-        true => match &candidate.matrix_shapes()[..] {
-            [] => candidate.matrix_units_unavailable_reason(),
-            shapes => probe_matrix_units(&mut backend, shapes),
-        },
-        false => Some(candidate.matrix_units_unavailable_reason().unwrap_or_else(|| {
-            "the program's device has no cooperative matrices: open it by `request_wgpu_device`".to_owned()
-        })),
-    };
-    describe_matrix_path(&mut backend, reason);
-    Ok(backend)
-}
-
-/// Finds the limits of software drivers that no API reports.
-fn finish_probes(backend: &mut WgpuBackend) -> Result<()> {
-    if backend.info_mut().software && !probe::runs_long_loops(backend)? {
-        backend.info_mut().limits.max_loop_iterations = probe::MESA_MAX_ITERATIONS;
-    }
-    Ok(())
+    let shapes = candidate.matrix_shapes().and_then(|shapes| match enabled.contains(MATRIX_FEATURES) {
+        true => Ok(shapes),
+        false => {
+            Err("the program's device has no cooperative matrices: open it by `request_wgpu_device`"
+                .to_owned())
+        }
+    });
+    finish_opening(backend, shapes)
 }
 
 /// Tests the matrix units of each listed shape, until a type works in one, and sets the features of the types that
@@ -354,18 +344,14 @@ pub(crate) fn probes_within(features: wgpu::Features) -> Vec<probe::TypeProbe> {
     probe::probes().into_iter().filter(|probe| features.contains(probe.feature)).collect()
 }
 
-/// Opens an adapter, and tests the types that its driver reports. Returns also the shapes of its matrices, or the
-/// reason why it has none.
-fn open_probed(index: usize) -> Result<(WgpuBackend, Vec<MatrixShape>, Option<String>)> {
-    let instance = create_instance();
-    let candidates = list_candidates(&instance);
-    let candidate = usable_candidate(&instance, &candidates, index)?;
+/// Opens an adapter, and tests the types that its driver reports.
+fn open_probed(candidate: &AdapterCandidate, index: usize) -> Result<WgpuBackend> {
     let probes = probes_within(candidate.adapter.features());
     let mut backend = request_device(candidate, index, probe_features(&probes))?;
     let mut features = backend.info_mut().features;
     let Err(error) = probe::run_probes(&backend, &probes, &mut features) else {
         backend.info_mut().features = features;
-        return Ok((backend, candidate.matrix_shapes(), candidate.matrix_units_unavailable_reason()));
+        return Ok(backend);
     };
     log::warn!("{}: not all of its types work ({error}); trying one by one", candidate.info.name);
     // Each type is tested on its own device, because a failing probe may lose its device.
@@ -388,7 +374,7 @@ fn open_probed(index: usize) -> Result<(WgpuBackend, Vec<MatrixShape>, Option<St
     }
     let mut backend = request_device(candidate, index, working)?;
     backend.info_mut().features = features;
-    Ok((backend, candidate.matrix_shapes(), candidate.matrix_units_unavailable_reason()))
+    Ok(backend)
 }
 
 /// Returns the adapter of an index, or the reason why there is none.
@@ -423,7 +409,7 @@ pub(crate) fn device_descriptor(
     probed: wgpu::Features,
 ) -> wgpu::DeviceDescriptor<'static> {
     let mut descriptor = portable_descriptor(&candidate.adapter, probed);
-    if candidate.matrix_units_unavailable_reason().is_none() {
+    if candidate.matrix_shapes().is_ok() {
         descriptor.required_features |= MATRIX_FEATURES;
     }
     // SAFETY: of the experimental features only cooperative matrices are requested; a probe tests them.

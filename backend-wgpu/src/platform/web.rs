@@ -56,6 +56,6 @@ async fn open(index: usize) -> Result<WgpuBackend> {
     let (features, limits) = (descriptor.required_features, &descriptor.required_limits);
     let mut backend = adapter::wrap_device(candidate, index, gpu, features, limits);
     types.iter().for_each(|probe| (probe.mark_supported)(&mut backend.info_mut().features));
-    adapter::describe_matrix_path(&mut backend, candidate.matrix_units_unavailable_reason());
+    adapter::describe_matrix_path(&mut backend, candidate.matrix_shapes().err());
     Ok(backend)
 }
