@@ -3,6 +3,7 @@
 //! Vulkan requires indices into push constants to be dynamically uniform. Drivers that keep them in vector registers,
 //! such as lavapipe, read another element otherwise. Blocks with such accesses stay in uniform buffers.
 
+use forebay_shaders::visit::{visit_blocks, visit_operands};
 use naga::{
     AddressSpace, Arena, Binding, BuiltIn, Expression, Function, GlobalVariable, Handle, Module, Statement,
 };
@@ -81,22 +82,17 @@ impl<'a> Search<'a> {
                         return true;
                     }
                 }
-                Expression::Access { base, index } => pending.extend([*base, *index]),
-                Expression::AccessIndex { base: of, .. }
-                | Expression::Load { pointer: of }
-                | Expression::Splat { value: of, .. }
-                | Expression::Swizzle { vector: of, .. }
-                | Expression::Unary { expr: of, .. }
-                | Expression::As { expr: of, .. } => pending.push(*of),
-                Expression::Binary { left, right, .. } => pending.extend([*left, *right]),
-                Expression::Select { condition, accept, reject } => {
-                    pending.extend([*condition, *accept, *reject]);
-                }
-                Expression::Compose { components, .. } => pending.extend(components),
-                Expression::Math { arg, arg1, arg2, arg3, .. } => {
-                    pending.push(*arg);
-                    pending.extend([*arg1, *arg2, *arg3].into_iter().flatten());
-                }
+                known @ (Expression::Access { .. }
+                | Expression::AccessIndex { .. }
+                | Expression::Load { .. }
+                | Expression::Splat { .. }
+                | Expression::Swizzle { .. }
+                | Expression::Unary { .. }
+                | Expression::As { .. }
+                | Expression::Binary { .. }
+                | Expression::Select { .. }
+                | Expression::Compose { .. }
+                | Expression::Math { .. }) => visit_operands(known, |operand| pending.push(operand)),
                 _ => return true,
             }
         }
@@ -106,22 +102,10 @@ impl<'a> Search<'a> {
 
 fn collect_stores(block: &naga::Block, stores: &mut Vec<(Handle<Expression>, Handle<Expression>)>) {
     for statement in block {
-        match statement {
-            Statement::Store { pointer, value } => stores.push((*pointer, *value)),
-            Statement::Block(block) => collect_stores(block, stores),
-            Statement::If { accept, reject, .. } => {
-                collect_stores(accept, stores);
-                collect_stores(reject, stores);
-            }
-            Statement::Switch { cases, .. } => {
-                cases.iter().for_each(|case| collect_stores(&case.body, stores));
-            }
-            Statement::Loop { body, continuing, .. } => {
-                collect_stores(body, stores);
-                collect_stores(continuing, stores);
-            }
-            _ => {}
+        if let Statement::Store { pointer, value } = *statement {
+            stores.push((pointer, value));
         }
+        visit_blocks(statement, |inner| collect_stores(inner, stores));
     }
 }
 

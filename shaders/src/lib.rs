@@ -26,6 +26,7 @@ pub mod cooperative;
 pub mod cuda;
 pub mod reflection;
 mod templates;
+pub mod visit;
 pub use templates::TEMPLATES;
 
 /// A definition that a template receives.

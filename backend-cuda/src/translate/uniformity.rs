@@ -7,10 +7,9 @@
 
 use std::ptr;
 
+use forebay_shaders::visit::{visit_blocks, visit_operands};
 use naga::{Block, BuiltIn, CollectiveOperation, EntryPoint, Expression, FastHashMap, FastHashSet, Function};
 use naga::{GatherMode, Handle, LocalVariable, Module, Statement, TypeInner};
-
-use super::visit::{visit_blocks, visit_operands};
 
 /// Lanes of a subgroup on CUDA devices.
 pub(super) const WARP_SIZE: u32 = 32;
