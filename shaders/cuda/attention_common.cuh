@@ -1,7 +1,7 @@
 // Code shared by the attention kernels: tiles in shared memory, tensor core products, causal and window
 // masks. attention_mask.cuh follows this file.
 //
-// Defined before:
+// Definitions:
 // - HEAD: size of a head, a multiple of 8, at most 128. BF16: 1, or 0 for f16.
 // - HOPPER: 1 for wgmma and TMA (sm_90a), else mma and cp.async (from sm_80 on).
 // - For each kernel: WARPS, rows of its inner tiles (COLS), tiles in shared memory (STAGES), blocks on a

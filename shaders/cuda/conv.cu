@@ -14,7 +14,7 @@
 // Warp specialisation (sm_90a) as in gelu_grad.cu: two groups of warps multiply, and one warp loads. Others store the
 // tiles of `conv` while the next tile is multiplied.
 //
-// Defined before: BF16, 1 or 0 (f16); WEIGHT_GRAD; ROWS, 64 or 128; WIDTH, 16, 32 or 64; STAGES; DEPTH, 16, 32 or 64.
+// Definitions: BF16, 1 or 0 (f16); WEIGHT_GRAD; ROWS, 64 or 128; WIDTH, 16, 32 or 64; STAGES; DEPTH, 16, 32 or 64.
 // DEPTH is the channels of a stage of `conv`, and of a panel of columns of `conv_weight_grad`. tma_pipeline.cuh,
 // packed_halves.cuh and wgmma.cuh precede this file.
 

@@ -1,15 +1,15 @@
-// The gradient of a linear layer's input and the GELU before it, in one pass: c = (a · b) times the
-// derivative of gelu_tanh at x. It also writes gelu_tanh(x), for the layer's weight gradient, and the column
-// sums of c for each tile of rows, for the bias before GELU.
+// Backward pass through a linear layer and the GELU before it, in one kernel: c = (a · b) times the derivative of
+// gelu_tanh at x. The kernel also writes gelu_tanh(x), for the layer's weight gradient, and the column sums of c for
+// each tile of rows, for the gradient of the bias before GELU.
 //
-// Warp specialisation (sm_90a): two groups of warps multiply by wgmma the stages that TMA loads. They leave a
-// tile's sums in shared memory, rounded to the element type like those of a product, and continue with the
-// next tile. Epilogue warps finish the tile: they have few registers and wait for memory. Barriers
-// synchronise both the stages and the tile.
+// Warp specialisation (sm_90a): TMA loads stages of a and b, and two warpgroups multiply them by wgmma. The warpgroups
+// write the sums of a tile to shared memory, rounded to the element type like those of a product, and continue with
+// the next tile. Epilogue warps finish the tile: they have few registers and wait for memory. Barriers synchronise
+// both the stages and the tile.
 //
-// Defined before: BF16, 1 or 0 (f16), and STAGES. tma_pipeline.cuh, packed_halves.cuh and wgmma.cuh precede this
-// file. DEPTH is the elements along K of a stage. a is K-major and b is MN-major: panels of 64 rows or columns of
-// 128 bytes, with 128-byte swizzle.
+// Definitions: BF16, 1 or 0 (f16), and STAGES. tma_pipeline.cuh, packed_halves.cuh and wgmma.cuh precede this file.
+// DEPTH is the number of elements along K in a stage. a is K-major and b is MN-major, in panels of 64 rows or columns
+// of 128 bytes, with 128-byte swizzle.
 
 #define ROWS 128
 #define COLS 256

@@ -1,4 +1,4 @@
-// Pairs of 16-bit floats in a word. Defined before: BF16, 1 or 0 (f16).
+// Pairs of 16-bit floats in a word. Definitions: BF16, 1 or 0 (f16).
 
 #if BF16
 #define TYPE "bf16"

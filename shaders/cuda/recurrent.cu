@@ -9,7 +9,7 @@
 // The running state stays in registers, in f32. BACKWARD walks the steps in the other order. Its product has the
 // transposed weight, and the blocks exchange the gradients of the state's products in place of states.
 //
-// Defined before:
+// Definitions:
 // BF16                1, or 0 for f16
 // BACKWARD            1 for the gradients
 // KIND                0 tanh, 1 relu, 2 LSTM, 3 GRU

@@ -2,7 +2,7 @@
 // The blocks of a cluster split the sums of one tile (split-K), and so do slices of threads in a block
 // (slice-K). Partial sums are added in shared memory, in a fixed order.
 //
-// Defined before:
+// Definitions:
 // - ROWS x COLS: a block's tile of c. THREAD_ROWS x THREAD_COLS: a thread's part of it.
 // - K_SLICES: slices of threads. CLUSTER_BLOCKS: blocks of a cluster.
 // - A_MN_MAJOR and B_MN_MAJOR: 1 if a (or b) is MN-major, 0 if it is K-major.

@@ -312,8 +312,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         @builtin(local_invocation_index) thread: u32) {
     {% include "attention_rows" %}
 
-    // The first row of the subgroup; the row of the invocation in the workgroup, and its half of 16 columns, if two
-    // invocations share the row.
+    // The first row of the subgroup, and the row of the invocation in the workgroup. If two invocations share a row,
+    // each has a half of 16 columns.
     let subgroup_row = thread / {{ lanes }}u * {{ side }}u;
     let own_row = thread / {{ row_lanes }}u;
     let row = row0 + own_row;

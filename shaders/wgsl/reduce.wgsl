@@ -14,8 +14,8 @@ width: 4 if neighbours are read in one aligned access (elements of one output or
   else 1. Parameters then count quads of the inner dimension, and `across` quads of outputs.
 unroll: loads that a thread has in flight
 staged: results of 16 bits are collected, and written in quads; not `across`, no index, and a multiple of four outputs
-For argmax and argmin: values: the value is written too 
-has_indices: indices come from a buffer of a previous stage
+values: for argmax and argmin, the value is written too
+has_indices: for argmax and argmin, indices come from a buffer of a previous stage
 Few outputs of many elements need two stages: the first writes `splits` partial results for each output.
 -#}
 {%- import "types" as t -%}

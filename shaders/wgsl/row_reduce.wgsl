@@ -1,10 +1,12 @@
 {#-
-Shared code of kernels that process rows: `threads_per_row` threads have one row. A workgroup has 256 /
-  threads_per_row rows, or one row if a row has more threads. Neighbouring threads hold elements of one row or, with
-  `across`, of neighbouring rows. All threads, with a row or without, call row_sum, row_max and row_sums (two sums at
-  once); all threads of
-  a row get the result.
-value: type of the sums, f32 or f64, which needs math/f64_exp_log.
+Shared code of kernels that process rows.
+
+A row has `threads_per_row` threads. A workgroup has 256 / threads_per_row rows, or one row if a row has more threads.
+Neighbouring threads hold elements of one row or, with `across`, of neighbouring rows. row_sum, row_max and row_sums
+(two sums at once) have barriers, so all threads of the workgroup call them, also those without a row. All threads of a
+row get the result.
+
+value: type of the sums, f32 or f64. f64 needs math/f64_exp_log.
 -#}
 {#- The row of each thread: thread_in_row(thread), row_in_group(thread) and row_of(group, thread). -#}
 {%- macro mapping(threads_per_row, across) %}

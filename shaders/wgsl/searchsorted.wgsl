@@ -3,7 +3,7 @@ Insertion positions of values in sorted lines: number of elements that are less,
 
 kind: see sort_keys.wgsl · sorter: dtype of the index that sorts the lines, or empty for sorted lines
 out: i64w or i32
-Lines and values are contiguous, from the start; `per_line` values belong to one line.
+Lines and values are contiguous and begin at offset 0. `per_line` values belong to one line.
 -#}
 {%- import "types" as t -%}
 {%- import "sort_keys" as k -%}
@@ -44,7 +44,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         {% endif %}
         var go_right = less(other, key) | ((p.right != 0u) & same(other, key));
         {% if kind in ["f64", "f32", "f16", "bf16"] %}
-        // Like PyTorch, where comparisons with NaN fail.
+        // As in PyTorch, a comparison with NaN is false, and the search goes right.
         go_right = go_right | same(other, nan_key()) | same(key, nan_key());
         {% endif %}
         if go_right { low = middle + 1u; } else { high = middle; }

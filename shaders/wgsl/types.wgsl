@@ -462,9 +462,9 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) groups: v
 
 {#- fn divide(a, b): quotient and remainder. `f32_division`: quotients are below 2^20, and operands below 2^31. -#}
 {%- macro divide(f32_division) %}
-// Quotient and remainder. Devices divide integers slowly. The quotient in f32 has an error of 4 ulp at most (2.5 of a
-// reciprocal, half of one for each other rounding), so below 2^20 it is off by one at most. One reciprocal serves all
-// elements that are divided by the same extent.
+// Quotient and remainder. Devices divide integers slowly, so the quotient is computed in f32. It has an error of 4 ulp
+// at most: 2.5 of a reciprocal, and half of one for each other rounding. Below 2^20 it is therefore off by one at most.
+// One reciprocal serves all elements that are divided by the same extent.
 fn divide(a: u32, b: u32) -> vec2<u32> {
     {% if f32_division %}
     let q = u32(f32(a) * (1.0 / f32(b)));

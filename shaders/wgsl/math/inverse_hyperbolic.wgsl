@@ -2,7 +2,7 @@
 //
 // asinh, acosh, atanh, through log1p with an argument computed without cancellation.
 
-// Error: 1.8 ulp.
+// Error: 1.8 ulp. From 2^30 on (0x4e800000) asinh(x) rounds to log(2 x).
 fn m_asinh(x: f32) -> f32 {
     let u = m_bits(x) & 0x7fffffffu;
     let a = abs(x);
