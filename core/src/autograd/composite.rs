@@ -48,9 +48,9 @@ pub(crate) fn linear_differentiable_with(
 
 /// Records the view of a part of `x`, which `part` selects. Its gradient is zero elsewhere.
 ///
-/// The gradients of several parts share one tensor. If the part is a `range` of one dimension, its gradient is written
-/// to the tensor, and only elements of no part are filled with zeros. Other gradients, and second ones of a range, are
-/// added in place.
+/// The gradients of several parts share one tensor. The gradient of a `range` of one dimension is written to it, and
+/// only elements outside all parts are filled with zeros. Other gradients, and second ones of a range, are added in
+/// place.
 #[must_use]
 #[track_caller]
 pub(crate) fn part_differentiable(

@@ -63,7 +63,7 @@ const _: () = assert!(size_of::<Slot>() <= 64);
 
 /// Marks a free block as never used since its memory was mapped, so the device cannot be using the memory.
 /// The mark is compared by address, hence the static: no name of an operation has the same address.
-static NEVER_USED: &str = "\0 nobody has had it";
+static NEVER_USED: &str = "\0 never used";
 
 impl Slot {
     const VACANT: Self = Self {

@@ -158,14 +158,15 @@ impl Tensor {
         }
     }
 
-    /// Computes the squared differences.
+    /// Computes the squared differences from `target`, which broadcasts: PyTorch's `mse_loss`. 16-bit differences are
+    /// squared and reduced in f32.
     #[track_caller]
     pub fn mse_loss(&self, target: &Tensor, reduction: Reduction) -> Result<Tensor> {
         dispatch_in_f32!("mse_loss", [self, target], |x, y| x.mse_loss(&y, reduction));
         reduction.apply(&self.sub(target)?.square()?)
     }
 
-    /// Computes the absolute differences.
+    /// Computes the absolute differences from `target`, which broadcasts: PyTorch's `l1_loss`.
     #[track_caller]
     pub fn l1_loss(&self, target: &Tensor, reduction: Reduction) -> Result<Tensor> {
         dispatch_in_f32!("l1_loss", [self, target], |x, y| x.l1_loss(&y, reduction));
@@ -362,7 +363,7 @@ impl Tensor {
         unit(self)?.mul(&unit(other)?)?.sum([dim], false)
     }
 
-    /// Divides vectors along `dim` by their p-norm.
+    /// Divides vectors along `dim` by their p-norm, or by `eps` if the norm is smaller: PyTorch's `normalize`.
     #[track_caller]
     pub fn normalize(&self, dim: isize, options: &NormalizeOptions) -> Result<Tensor> {
         let &NormalizeOptions { p, eps } = options;
@@ -372,7 +373,8 @@ impl Tensor {
         self.div(&length.masked_fill(&is_clamped, Operand::from(eps))?)
     }
 
-    /// Computes the p-norm of differences over the last dimension.
+    /// Computes the p-norm over the last dimension of `self - other + eps`: PyTorch's `pairwise_distance`. The shapes
+    /// broadcast.
     #[track_caller]
     pub fn pairwise_distance(&self, other: &Tensor, options: &PairwiseDistanceOptions) -> Result<Tensor> {
         let &PairwiseDistanceOptions { p, eps, keepdim } = options;

@@ -678,7 +678,7 @@ impl Tensor {
         self.reduce_extreme(&AMIN, &reduction_dims(dims), keepdim, TieRule::Equal)
     }
 
-    /// Computes the minimum and the maximum over `dims`.
+    /// Computes [`amin`](Self::amin) and [`amax`](Self::amax) over `dims`, in this order.
     #[track_caller]
     pub fn aminmax(&self, dims: impl IntoDims, keepdim: bool) -> Result<(Tensor, Tensor)> {
         let dims = &reduction_dims(dims)[..];

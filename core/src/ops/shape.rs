@@ -584,7 +584,10 @@ impl Tensor {
         Ok(out)
     }
 
-    /// Sums a matrix's main diagonal.
+    /// Returns the sum of a matrix's main diagonal, as a scalar.
+    ///
+    /// # Errors
+    /// There are not two dimensions.
     #[track_caller]
     pub fn trace(&self) -> Result<Tensor> {
         fail_if!(self.rank() != 2; shape("trace", [self]), "takes a matrix");

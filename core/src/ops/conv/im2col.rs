@@ -609,8 +609,8 @@ fn count_folded_parts(positions: &Tensor, wide: usize) -> usize {
     powers.filter(|&parts| divides(parts)).last().unwrap_or(1)
 }
 
-/// Computes the sum over images of the products of `positions` \[images, height, positions\] and transposed `columns`
-/// \[images, rows, positions\], as \[1, height, rows\] of type `dtype`.
+/// Multiplies `positions` \[images, height, positions\] by the transpose of `columns` \[images, rows, positions\], and
+/// sums over the images. Returns \[1, height, rows\] of type `dtype`.
 ///
 /// A library computes a product of few rows and columns by one workgroup for each image, however long its sums are.
 /// So each row is divided into `parts`, which become rows of their own. The product then has a block of `parts` by

@@ -11,6 +11,9 @@ const WORKGROUP_WINDOW_MIN: usize = 1024;
 /// Options of a pooling operation over `N` dimensions. An extent of the window stands for options with PyTorch's
 /// defaults.
 ///
+/// A dimension of extent `n` becomes (n + 2 padding - dilation (kernel - 1) - 1) / stride + 1, rounded down, or up with
+/// `ceil_mode`.
+///
 /// ```
 /// # use forebay_core::{device::Device, dtype::DType, ops::Pool2dOptions, tensor::Tensor};
 /// # let device = Device::null(Default::default());
@@ -143,7 +146,7 @@ impl<const N: usize> PoolOptions<N> {
 }
 
 kernel_variants! {
-    /// PoolPass of `pool.wgsl`.
+    /// Pass of `pool.wgsl`.
     enum PoolPass {
         Forward = "forward",
         Backward = "backward",
@@ -418,7 +421,8 @@ pub(crate) fn max_pool2d_with_i32_indices(x: &Tensor, window: Pool2dOptions) -> 
 }
 
 impl Tensor {
-    /// Returns the maximum of each window, or NaN if the window has one: PyTorch's `max_pool2d`.
+    /// Returns the maximum of each window, or NaN if the window has one: PyTorch's `max_pool2d`. Images are
+    /// \[N, C, H, W\] or \[C, H, W\].
     ///
     /// A dilated window may lie entirely in the padding. Its maximum is minus infinity or the smallest
     /// integer, and it gets no gradient.
@@ -435,6 +439,9 @@ impl Tensor {
     ///
     /// The index is that of the last NaN, or else of the first maximum. A window without elements has the
     /// index at which PyTorch starts its search, which may lie outside of the plane.
+    ///
+    /// # Errors
+    /// A window does not fit; the dtype is bool.
     #[track_caller]
     pub fn max_pool2d_with_indices(&self, window: impl Into<Pool2dOptions>) -> Result<(Tensor, Tensor)> {
         let window = window.into();
@@ -457,7 +464,8 @@ impl Tensor {
         Ok(PoolPlan::new("avg_pool2d", PoolKind::Avg, self, window, None)?.run(self)?.0)
     }
 
-    /// Averages over windows that divide the plane evenly, one for each output element.
+    /// Averages over windows that divide the plane evenly, one for each output element: PyTorch's
+    /// `adaptive_avg_pool2d`. `output` has the height and width of the result.
     ///
     /// # Errors
     /// The dtype is not a float, or an extent of the input is 0.
@@ -468,7 +476,8 @@ impl Tensor {
         Ok(plan.run(self)?.0)
     }
 
-    /// Returns the maxima of windows that divide the plane evenly, one for each output element.
+    /// Returns the maxima of windows that divide the plane evenly, one for each output element: PyTorch's
+    /// `adaptive_max_pool2d`. `output` has the height and width of the result.
     ///
     /// # Errors
     /// The dtype is not a float, or an extent of the input is 0.

@@ -166,14 +166,15 @@ impl Tensor {
         lp_pool("lp_pool2d", self, p, window, |x| x.avg_pool2d(window))
     }
 
-    /// Applies [`lp_pool2d`](Self::lp_pool2d) to signals.
+    /// Applies [`lp_pool2d`](Self::lp_pool2d) to signals \[batch, channels, length\], or without the batch.
     #[track_caller]
     pub fn lp_pool1d(&self, p: f64, window: impl Into<Pool1dOptions>) -> Result<Tensor> {
         let window = window.into();
         lp_pool("lp_pool1d", self, p, window, |x| x.avg_pool1d(window))
     }
 
-    /// Applies [`lp_pool2d`](Self::lp_pool2d) to volumes.
+    /// Applies [`lp_pool2d`](Self::lp_pool2d) to volumes \[batch, channels, depth, height, width\], or without the
+    /// batch.
     #[track_caller]
     pub fn lp_pool3d(&self, p: f64, window: impl Into<Pool3dOptions>) -> Result<Tensor> {
         let window = window.into();

@@ -8,9 +8,10 @@ use crate::ops::prelude::*;
 use crate::runtime::profile::WorkItem;
 use crate::runtime::stream::Access;
 
-/// Elements from which copies write whole vectors although they read elements that are not adjacent.
+/// Smallest number of elements for which copies of scattered elements write whole vectors. Each thread then reads
+/// several distant elements, so fewer threads run.
 const MIN_SCATTERED_RUNS: usize = 1 << 16;
-/// Elements of a thread of the kernel for targets that are no whole vectors.
+/// Elements that a thread copies one by one, where the target has no whole vectors.
 const SCATTERED_PER_THREAD: usize = 4;
 
 /// Merges dimensions as [`collapse_dims`] does, in the order in which the target has them in memory. Then the last one

@@ -91,7 +91,7 @@ pub(crate) enum TypeRule {
     Integer,
 }
 
-/// Variable in the expression of a gradient.
+/// Variable in the expression of a gradient: an input `a`, `b` or `c`, or the result `y`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GradVar {
     A,
@@ -176,7 +176,7 @@ fn resolve_dtypes(op: &PointwiseOp, args: &[Operand<'_>]) -> Result<(DType, DTyp
     };
     let Some(mut dtype) = dtype else { fail!(argument(op.name), "takes at least one tensor") };
     args.iter().filter_map(Operand::as_tensor).try_for_each(|t| launch::check_computable(op.name, t))?;
-    // Powers and divisors would wrap around, which in a sum is the result modulo the range, but not here.
+    // A sum with a wrapped scalar is the true sum modulo the range. A power or a quotient is not, so refuse the scalar.
     if let (true, &[_, Operand::Scalar(number @ Scalar::Int(value)), ..]) = (dtype.is_int(), args)
         && let Some(role) = match (op.name, number.convert_to(dtype)) {
             ("pow", ScalarConversion::AboveRange) => Some("power"),
@@ -345,10 +345,11 @@ impl PointwiseOp {
     }
 }
 
+/// Value of a variable that the backward pass reads.
 enum SavedOperand {
     Tensor(SavedTensor),
     Scalar(Scalar),
-    /// Own input, which operations that use the result share.
+    /// Input of this operation, shared with the operations that recompute its result.
     Input(Arc<RecomputableResult>),
     /// Result of another operation, with its history.
     Recomputed(Arc<RecomputableResult>, Option<GradEdge>),
@@ -381,9 +382,9 @@ fn needs_saved(op: &PointwiseOp, args: &[Operand<'_>], var: GradVar) -> bool {
 /// Inputs of a gradient kernel: the gradient of the result, saved values and attributes.
 type PointwiseInputs<'a> = SmallVec<[PointwiseInput<'a>; 6]>;
 
-/// Evaluates a gradient expression in one kernel. `target` is the gradient of the result, and the shape and the dtype
-/// of the operand, to which the values are summed and rounded. With `overwrites`, the values replace those of the
-/// gradient of the result, which nothing else reads.
+/// Evaluates a gradient expression in one kernel. `g` is the gradient of the result. The values are summed to `shape`
+/// and rounded to `dtype`, which are those of the operand. With `overwrites`, they replace the values of `g`, which
+/// nothing else reads.
 fn run_gradient_kernel(
     op: &'static PointwiseOp,
     expr: &'static str,

@@ -167,7 +167,7 @@ pub(super) fn check_shapes(
     fail_if!(features != x_features;
         shape(op, [x, weight]), "the weight takes {features} features, the last extent of x is {x_features}");
     if let Some(bias) = bias.filter(|bias| bias.shape() != [outputs]) {
-        let rule = format!("takes a bias of [{outputs}], one number for each output");
+        let rule = format!("takes a bias of [{outputs}], one value for each output");
         return Err(Error::shape(op, rule, &[weight.shape(), bias.shape()]));
     }
     Ok(())
@@ -298,7 +298,7 @@ impl Tensor {
             return Ok(out);
         }
         // x is saved for the weight's gradient only.
-        let kept = weight.requires_grad().then(|| SavedTensor::input(&flat));
+        let saved_x = weight.requires_grad().then(|| SavedTensor::input(&flat));
         // Save the original weight, whose type the gradient has. The product uses the layer's cast.
         let saved_weight = x.requires_grad().then(|| layer.save_operand(weight));
         drop(flat);
@@ -306,13 +306,13 @@ impl Tensor {
         Ok(autograd::differentiable(OP, out, &inputs, move |g, ctx| {
             let sums = g.cached_column_sums();
             let g = flatten_to_rows(g)?;
-            let kept = kept.as_ref().map(|x| x.unpack(ctx)).transpose()?;
-            let saved_weight = saved_weight.as_ref().map(|w| w.unpack(ctx)).transpose()?;
+            let x = saved_x.as_ref().map(|x| x.unpack(ctx)).transpose()?;
+            let weight = saved_weight.as_ref().map(|w| w.unpack(ctx)).transpose()?;
             if ctx.create_graph() {
-                return layer.differentiable_grads(&g, kept, saved_weight, &x_shape, ctx);
+                return layer.differentiable_grads(&g, x, weight, &x_shape, ctx);
             }
             let dx = ctx.needs_input_grad[0].then(|| layer.input_grad(&g, &x_shape, ctx)).transpose()?;
-            let [dw, db] = layer.parameter_grads(&g, kept.as_ref(), sums, ctx, 1)?;
+            let [dw, db] = layer.parameter_grads(&g, x.as_ref(), sums, ctx, 1)?;
             let mut grads: InputGrads = smallvec![dx, dw];
             if layer.bias.is_some() {
                 grads.push(db);
@@ -326,6 +326,9 @@ impl Tensor {
     /// Computes gelu(x · upᵀ + up_bias) · downᵀ + down_bias with the tanh form of GELU, as one operation: a
     /// transformer's MLP block. Weights are \[out, in\] as in [`linear`](Self::linear). The operation saves x
     /// and the input of GELU, and recomputes GELU's output in the backward pass.
+    ///
+    /// # Errors
+    /// The shapes do not fit, or the types differ outside of autocast.
     #[track_caller]
     pub fn mlp(&self, up: &Tensor, up_bias: &Tensor, down: &Tensor, down_bias: &Tensor) -> Result<Tensor> {
         operation!(OP = "mlp");

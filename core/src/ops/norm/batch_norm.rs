@@ -18,11 +18,11 @@ use crate::runtime::device::KernelKey;
 const MAX_REGISTER_ELEMENTS: usize = 32;
 /// Largest number of a channel's accesses of which a thread keeps the elements.
 const MAX_REGISTER_STEPS: usize = 8;
-/// Largest number of parts of a channel whose moments the kernel for the result combines itself, in the order of
-/// [`BatchNormPass::Finish`], which uses one thread for so few.
+/// Largest number of parts of a channel whose moments the kernel for the result combines itself. It keeps the order of
+/// [`BatchNormPass::Finish`], which uses one thread for so few parts.
 const MAX_FINISHED_PARTS: usize = 8;
-/// Largest number of parts of a channel whose sums the kernel for the gradient of x adds itself, in the order of
-/// [`Tensor::sum`], which uses one thread for so few.
+/// Largest number of parts of a channel whose sums the kernel for the gradient of x adds itself. It keeps the order of
+/// [`Tensor::sum`], which uses one thread for so few parts.
 const MAX_ADDED_PARTS: usize = 4;
 /// Limit of the elements of x times the parts of a channel in both cases, since each thread adds the parts again.
 const MAX_REPEATED_PARTS: usize = 1 << 24;
@@ -79,7 +79,7 @@ struct UnfinishedStatistics<'a> {
 }
 
 kernel_variants! {
-    /// BatchNormPass of `batch_norm.wgsl`.
+    /// Pass of `batch_norm.wgsl`.
     enum BatchNormPass {
         /// Moments of the parts of channels.
         Moments = "moments",

@@ -480,7 +480,7 @@ impl Tensor {
     }
 }
 
-/// Returns the default `eps` of RMS normalisation.
+/// Returns the machine epsilon of a float type, the default `eps` of RMS normalisation.
 #[doc(hidden)]
 pub fn machine_epsilon(dtype: DType) -> f64 {
     match dtype {

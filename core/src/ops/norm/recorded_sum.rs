@@ -2,8 +2,8 @@
 //!
 //! A captured step computes a norm again where a product reads its result in 16 bits: see
 //! [`row_norm_record`](super::row_norm_record). If the input is the newest sum of the step, the kernel reads both terms
-//! and writes the sum too, with the values that it has. The plan then drops the addition, unless something reads the
-//! sum before the norm. Eager steps have no such sums.
+//! and also writes the sum. The plan then drops the addition, unless something reads the sum before the norm. Eager
+//! steps have no such sums.
 
 use crate::autograd::{self, TensorState};
 use crate::ops::prelude::*;

@@ -47,8 +47,8 @@ pub(super) fn share_among_ties(
     axes.expand_to_input(&share)?.mul(&mask.to_dtype(g.dtype())?)
 }
 
-/// Runs one kernel for adjacent dimensions. Returns `None` for others, for rows that need several workgroups, and for
-/// f64, where the product of an infinite share and 0 cannot be computed by bits.
+/// Runs one kernel for adjacent dimensions. Returns `None` for other dimensions, for rows that need several workgroups,
+/// and for f64. There, the product of an infinite share and 0 cannot be computed by bits.
 fn try_run(
     op: &'static str,
     rule: TieRule,

@@ -19,7 +19,7 @@ kernel_variants! {
 }
 
 kernel_variants! {
-    /// ScanStage of a scan in chunks.
+    /// Stage of a scan in chunks.
     enum ScanStage {
         /// Scans rows of one chunk.
         Whole = "whole",

@@ -18,8 +18,8 @@ const fn power_sum(map: &'static str, post: &'static str, math: &'static [&'stat
     }
 }
 
-// Distance of the mean from the first element. The mean itself would be rounded to a distance as large as that between
-// neighbours of a large mean, and the sum of large elements may overflow.
+// Distance of the mean from the first element. A large mean would be rounded more coarsely than this distance, and the
+// sum of large elements may overflow.
 static MEAN_FROM_FIRST: ReduceOp =
     ReduceOp { from_first: true, ..power_sum("v - k", "acc / T(p.args.x)", &[]) };
 // Squared distances from the mean, in a second pass, because the difference of two large sums loses digits.

@@ -105,7 +105,10 @@ impl Tensor {
         Ok(self.differentiable_view("permute", layout, move |g| g.permute(&inverse)))
     }
 
-    /// Swaps two dimensions.
+    /// Returns a view with two dimensions swapped. Negative dimensions count from the end.
+    ///
+    /// # Errors
+    /// A dimension is out of range.
     pub fn transpose(&self, dim0: isize, dim1: isize) -> Result<Tensor> {
         let (a, b) =
             (normalize_dim("transpose", dim0, self.rank())?, normalize_dim("transpose", dim1, self.rank())?);
@@ -117,7 +120,10 @@ impl Tensor {
         self.permute(&order)
     }
 
-    /// Transposes a matrix. A vector stays as it is.
+    /// Returns a transposed view of a matrix \[m, n\], as \[n, m\]. A vector or a scalar stays as it is.
+    ///
+    /// # Errors
+    /// There are more than two dimensions.
     pub fn t(&self) -> Result<Tensor> {
         match self.rank() {
             0 | 1 => Ok(self.clone()),
@@ -126,7 +132,10 @@ impl Tensor {
         }
     }
 
-    /// Expands extents of 1 to `shape` without a copy.
+    /// Returns a view of this shape that repeats the elements along extents of 1 and new leading dimensions.
+    ///
+    /// # Errors
+    /// An extent is neither 1 nor that of `shape`.
     pub fn broadcast_to(&self, shape: impl IntoShape) -> Result<Tensor> {
         self.broadcast_to_shape("broadcast_to", &new_shape("broadcast_to", shape)?)
     }
@@ -175,7 +184,10 @@ impl Tensor {
         self.view(other.shape())
     }
 
-    /// Inserts a dimension of extent 1 before `dim`.
+    /// Returns a view with a dimension of extent 1 at index `dim` of the result.
+    ///
+    /// # Errors
+    /// `dim` is not between -rank - 1 and rank.
     pub fn unsqueeze(&self, dim: isize) -> Result<Tensor> {
         let rank = self.rank() as isize;
         fail_if!(dim < -rank - 1 || dim > rank;
@@ -186,7 +198,10 @@ impl Tensor {
         self.reshape(&shape[..])
     }
 
-    /// Removes dimension `dim` if its extent is 1.
+    /// Returns a view without dimension `dim` if its extent is 1, and the same tensor otherwise, as in PyTorch.
+    ///
+    /// # Errors
+    /// `dim` is out of range.
     pub fn squeeze(&self, dim: isize) -> Result<Tensor> {
         let at = normalize_dim("squeeze", dim, self.rank())?;
         if self.shape().get(at) != Some(&1) {
@@ -197,7 +212,7 @@ impl Tensor {
         self.reshape(&shape[..])
     }
 
-    /// Removes all dimensions of extent 1.
+    /// Returns a view without the dimensions of extent 1.
     pub fn squeeze_all(&self) -> Result<Tensor> {
         let shape: Dims = self.shape().iter().copied().filter(|&n| n != 1).collect();
         self.reshape(&shape[..])
@@ -436,7 +451,7 @@ impl Tensor {
         Ok(self.shape()[d])
     }
 
-    /// Returns each index of one dimension as a tensor.
+    /// Returns the slices of the tensor along `dim`, as views without this dimension.
     pub fn unbind(&self, dim: isize) -> Result<Vec<Tensor>> {
         let d = normalize_dim("unbind", dim, self.rank())?;
         let Some(&extent) = self.shape().get(d) else {

@@ -330,8 +330,8 @@ impl CaptureRecorder {
         Ok(())
     }
 
-    /// Records that the last command writes every element of a buffer and reads none, so that earlier writes of the
-    /// buffer are not needed after it.
+    /// Records that the last command writes every element of a buffer and reads none. The plan may then drop earlier
+    /// writes of the buffer.
     pub(crate) fn mark_overwritten(&self, storage: &Arc<impl Buffer>) {
         self.with_recording(|record| {
             let number = record.buffer_id(storage, false);
