@@ -45,7 +45,7 @@ impl Text {
         Self::open(Self::shakespeare_file()?)
     }
 
-    /// Searches the file of [`shakespeare`](Self::shakespeare) and returns its path, for use with a custom tokenizer.
+    /// Finds the file of [`shakespeare`](Self::shakespeare) and returns its path, for use with a custom tokenizer.
     ///
     /// # Errors
     /// The file is not found. The message lists the folders that were searched.
@@ -78,20 +78,20 @@ impl Text {
     /// # Errors
     /// A character is not in the vocabulary.
     pub fn encode(&self, text: &str) -> Result<Vec<i64>> {
-        let number = |c: char| {
+        let encode_char = |c: char| {
             let index = self.vocabulary.binary_search(&c);
             index
                 .map(|i| i as i64)
                 .map_err(|_| Error::argument("encode", format!("{c:?} does not occur in the text")))
         };
-        text.chars().map(number).collect()
+        text.chars().map(encode_char).collect()
     }
 
     /// Decodes tokens to characters; an invalid token becomes `\u{fffd}`.
     #[must_use]
     pub fn decode(&self, tokens: &[i64]) -> String {
-        let char = |&t: &i64| usize::try_from(t).ok().and_then(|t| self.vocabulary.get(t)).copied();
-        tokens.iter().map(|t| char(t).unwrap_or(char::REPLACEMENT_CHARACTER)).collect()
+        let decode_token = |&t: &i64| usize::try_from(t).ok().and_then(|t| self.vocabulary.get(t)).copied();
+        tokens.iter().map(|t| decode_token(t).unwrap_or(char::REPLACEMENT_CHARACTER)).collect()
     }
 
     /// Splits the text at the fraction `first`; both parts share the vocabulary.
@@ -109,7 +109,10 @@ impl Text {
     }
 }
 
-/// Runs of tokens to predict next ones, of characters ([`Text::token_windows`]) or a custom tokenizer.
+/// Data set of runs of tokens, each with the run one token later as its target. Tokens are characters
+/// ([`Text::token_windows`]) or those of a custom tokenizer.
+///
+/// Input and target are i64, \[length\].
 #[derive(Clone, Debug)]
 pub struct TokenWindows {
     tokens: Arc<[u32]>,

@@ -120,7 +120,7 @@ impl BertOptions {
         let Some((_, activation)) = ACTIVATIONS.iter().find(|(known, _)| known == name) else {
             fail!(
                 argument("Bert"),
-                "the activation is `{name}`; supported are gelu, gelu_new, relu and silu"
+                "the activation is `{name}`; supported are gelu, gelu_new, gelu_pytorch_tanh, relu, silu and swish"
             );
         };
         Ok(*activation)

@@ -28,7 +28,7 @@ macro_rules! loss_layers {
         }
 
         impl $loss {
-            /// Computes the loss.
+            /// Computes the loss: a scalar, or one value for each element or example with [`Reduction::None`].
             #[track_caller]
             pub fn forward(&self $(, $x: &Tensor)*) -> Result<Tensor> {
                 let $this = self;

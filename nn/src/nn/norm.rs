@@ -407,13 +407,13 @@ pub struct LocalResponseNorm {
 }
 
 impl LocalResponseNorm {
-    /// Creates a layer over `size` channels.
+    /// Creates a layer whose sums are over `size` neighbouring channels.
     #[must_use]
     pub fn new(size: usize) -> Self {
         Self { size, alpha: 1e-4, beta: 0.75, k: 1.0 }
     }
 
-    /// Normalises `x`.
+    /// Normalises `x`, \[batch, channels, ..\]: see [`Tensor::local_response_norm`].
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let &Self { size, alpha, beta, k } = self;

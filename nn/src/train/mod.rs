@@ -41,8 +41,8 @@ pub use checkpoint::Checkpoint;
 pub use history::{History, MemoryPoint, Validation};
 pub use trainer::{FitStatus, LossOutput, Trainer};
 
-/// Returns the fraction of rows of `logits` whose largest element is at the class in `target`, as a scalar on the
-/// device.
+/// Returns the fraction of rows of `logits` \[batch, classes\] whose largest element is at the class in `target`
+/// \[batch\], as an f32 scalar on the device.
 pub fn accuracy(logits: &Tensor, target: &Tensor) -> Result<Tensor> {
     let _no_grad = autograd::no_grad();
     // Software drivers and browsers compare no 64-bit integers.
@@ -83,15 +83,15 @@ fn weighted_mean<D: Dataset>(
     let _no_grad = autograd::no_grad();
     let device = model_device(op, model)?;
     let _eval = nn::eval_mode(model);
-    let (mut sum, mut all) = (0.0, 0.0);
+    let (mut sum, mut total_weight) = (0.0, 0.0);
     for batch in loader.prefetch(&device) {
         let (x, y) = batch?;
         let (value, weight) = compute(&x, &y)?;
         sum += value.item()? * weight as f64;
-        all += weight as f64;
+        total_weight += weight as f64;
     }
-    fail_if!(all == 0.0; argument(op), "the loader has no samples");
-    Ok(sum / all)
+    fail_if!(total_weight == 0.0; argument(op), "the loader has no samples");
+    Ok(sum / total_weight)
 }
 
 /// Returns the device of a model.
