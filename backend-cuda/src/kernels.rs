@@ -100,8 +100,8 @@ impl KernelRegistry {
     /// [`finish_compile`](Self::finish_compile).
     pub(crate) fn compile(&self, context: &Arc<Context>, source: &KernelSource<'_>) -> Result<KernelId> {
         let content = source.to_content();
-        // The lock is held meanwhile: another thread that needs the same kernel waits, and does not compile
-        // the kernel again.
+        // The lock is held during the translation, so another thread that needs the same kernel waits for it and
+        // does not compile it again.
         let mut known = self.ids_by_content.lock_unpoisoned();
         if let Some(id) = known.get(&content) {
             return Ok(*id);
@@ -192,15 +192,7 @@ impl KernelRegistry {
             }
         }
         let version = compiler.map_err(|error| compilation_error(label, &error))?;
-        // NVRTC is loaded now, because `nvrtc::version` succeeded.
-        static AT_EXIT: Once = Once::new();
-        AT_EXIT.call_once(compile_pool::register_exit_handler);
-        // cuBLASLt is loaded meanwhile: loading takes as long as compiling a kernel, and this program has not
-        // multiplied before.
-        static LOAD_CUBLASLT: Once = Once::new();
-        if !settings::portable_kernels() {
-            LOAD_CUBLASLT.call_once(|| compile_pool::spawn(Box::new(|| _ = cublaslt::version())));
-        }
+        prepare_compile_pool();
         let (disk, arch) = (self.disk.clone(), self.arch);
         let (label, source) = (label.to_owned(), source.to_owned());
         Ok(KernelCode::Compiling(compile_pool::start_compile(move || {
@@ -284,6 +276,17 @@ impl KernelRegistry {
             dynamic_shared_bytes: kernel.dynamic_shared_bytes,
         };
         run(&call, &arguments).map(|()| true).map_err(Error::from)
+    }
+}
+
+/// Prepares the pool for the first kernel that is compiled. NVRTC must be loaded.
+fn prepare_compile_pool() {
+    static AT_EXIT: Once = Once::new();
+    AT_EXIT.call_once(compile_pool::register_exit_handler);
+    // Loading cuBLASLt takes as long as compiling a kernel, so the first product need not wait for both.
+    static LOAD_CUBLASLT: Once = Once::new();
+    if !settings::portable_kernels() {
+        LOAD_CUBLASLT.call_once(|| compile_pool::spawn(Box::new(|| _ = cublaslt::version())));
     }
 }
 

@@ -18,12 +18,12 @@ impl TensorMap {
     pub(crate) const NONE: Self = Self(sys::CUtensorMap { opaque: [0; 16] });
 
     /// Creates the descriptor of a tensor at `address` whose elements are contiguous in the innermost
-    /// dimension. `steps` are the strides of the other dimensions in bytes. If `is_swizzled` is true, rows of
-    /// boxes have 128, 64 or 32 bytes and use TMA's swizzle of that span, as the tiles in `shaders/cuda` do.
+    /// dimension. `steps` are the strides of the other dimensions in bytes. If `is_swizzled` is true, boxes have
+    /// rows of 128, 64 or 32 bytes, and TMA swizzles them for the tiles in `shaders/cuda`.
     ///
     /// Returns `None` for dtypes other than f16, bf16 and f32, or if TMA cannot address the tensor. The address
-    /// and the strides must be multiples of 16, and strides less than 2^40. Strides of dimensions of one
-    /// element may be anything.
+    /// and the strides must be multiples of 16, and strides less than 2^40. The stride of a dimension of one
+    /// element is ignored.
     pub(crate) fn new(
         elements: DType,
         address: u64,

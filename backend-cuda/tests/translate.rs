@@ -51,18 +51,8 @@ fn for_each_type(text: &str) -> Vec<String> {
     let Some(types) = text.lines().next().and_then(|line| line.strip_prefix("// FLOAT: ")) else {
         return vec![text.to_string()];
     };
-    let with = |kind| {
-        format!(
-            "{}{}",
-            if kind == "f16" {
-                "enable f16;
-"
-            } else {
-                ""
-            },
-            text.replace("FLOAT", kind)
-        )
-    };
+    let with =
+        |kind| format!("{}{}", if kind == "f16" { "enable f16;\n" } else { "" }, text.replace("FLOAT", kind));
     types.split_whitespace().map(with).collect()
 }
 

@@ -37,8 +37,8 @@ fn scratch_size(bytes: u64, max_segment: u64) -> u64 {
     bytes.next_power_of_two().max(MIN_SCRATCH_BYTES).min(max_segment).max(bytes)
 }
 
-/// Returns bindings that do not overlap. Bindings that the kernel only reads are replaced by copies, which `copy`
-/// makes. `None` if no bindings overlap.
+/// Returns bindings that do not overlap, or `None` if no bindings overlap. Bindings that the kernel only reads are
+/// replaced by copies, which `copy` makes. Bit k of `written` states that the kernel writes binding k.
 ///
 /// # Errors
 /// Two bindings that the kernel writes overlap. The scratch memory cannot be allocated.
@@ -62,7 +62,8 @@ pub(crate) fn separate(
     Ok(Some(separated))
 }
 
-/// Returns the bindings that the kernel only reads and that overlap another one which is not copied.
+/// Returns the bindings to copy: the kernel only reads them, and they overlap another binding, which is not copied.
+/// Bit k of `written` states that the kernel writes binding k.
 ///
 /// # Errors
 /// Two bindings that the kernel writes overlap.

@@ -55,7 +55,7 @@ const FATAL_POLL_ERROR: &str = "Error in Device::poll";
 pub(crate) struct Gpu {
     pub(crate) device: wgpu::Device,
     pub(crate) queue: wgpu::Queue,
-    /// If true, the device is the program's, and so are its error callbacks.
+    /// If true, the device and its error callbacks belong to the program.
     pub(crate) is_shared: bool,
     health: Arc<DeviceHealth>,
 }

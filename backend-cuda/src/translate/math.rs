@@ -21,7 +21,7 @@ impl FunctionWriter<'_> {
         let Some(name) = fun.try_to_wgsl() else {
             return unsupported(format!("the function {fun:?}"));
         };
-        self.context.require_prelude(|pieces| match fun {
+        self.context.require_prelude(|files| match fun {
             Math::CountTrailingZeros
             | Math::CountLeadingZeros
             | Math::CountOneBits
@@ -29,10 +29,10 @@ impl FunctionWriter<'_> {
             | Math::ExtractBits
             | Math::InsertBits
             | Math::FirstTrailingBit
-            | Math::FirstLeadingBit => pieces.bits = true,
-            Math::Transpose | Math::Determinant => (pieces.matrix, pieces.math) = (true, true),
-            _ if ["dot4", "pack", "unpack"].iter().any(|start| name.starts_with(start)) => pieces.pack = true,
-            _ => pieces.math = true,
+            | Math::FirstLeadingBit => files.bits = true,
+            Math::Transpose | Math::Determinant => (files.matrix, files.math) = (true, true),
+            _ if ["dot4", "pack", "unpack"].iter().any(|start| name.starts_with(start)) => files.pack = true,
+            _ => files.math = true,
         });
         Ok(match fun {
             Math::Modf | Math::Frexp => format!("{name}<{}>({arguments})", self.type_name_of(result)?),

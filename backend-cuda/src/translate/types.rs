@@ -65,9 +65,9 @@ pub(super) struct ModuleContext<'a> {
 
 impl<'a> ModuleContext<'a> {
     pub(super) fn require_prelude(&self, set: impl FnOnce(&mut PreludeFiles)) {
-        let mut pieces = self.prelude_files.get();
-        set(&mut pieces);
-        self.prelude_files.set(pieces);
+        let mut files = self.prelude_files.get();
+        set(&mut files);
+        self.prelude_files.set(files);
     }
 
     pub(super) fn type_inner(&self, ty: Handle<Type>) -> &'a TypeInner {

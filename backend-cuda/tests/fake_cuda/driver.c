@@ -528,7 +528,7 @@ int cuLaunchKernelEx(const Launch *launch, void *function, void **arguments, voi
     // A graph's kernels run one after the other.
     if (!mine || !function || !launch->stream || launch->shared || extra || launch->count > (launch->stream != capturing)) return INVALID;
     if (number("FAKE_CUDA_LAUNCH_US", 0)) usleep((useconds_t)number("FAKE_CUDA_LAUNCH_US", 0));
-    note(launch->count ? "it may be started early" : "it is started in order");
+    note(launch->count ? "programmatic start" : "serialised start");
     char *line = line_of(launch->gx, launch->gy, launch->gz, launch->bx, launch->by, launch->bz, arguments);
     if (launch->stream == capturing) return write_down((Node){{0}, function, strdup(line)});
     note("%s", line);
