@@ -111,7 +111,10 @@ impl Workload {
                 [full.requested, full.allocated, limit - full.allocated, full.largest_free].map(Bytes);
             let rows = self.batch_sizes().nth(done).unwrap_or(0);
             println!("out of memory after {done} of {} steps, with {rows} rows:", self.steps);
-            println!("  {} asked for {requested}; {held} are held, {left} of the limit are not:", full.op);
+            println!(
+                "  {} requested {requested}: {held} are allocated, {left} of the limit are left:",
+                full.op
+            );
             println!("  {} of that are free, in pieces of up to {piece}", Bytes(full.cached));
             return Ok(false);
         }

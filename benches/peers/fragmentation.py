@@ -23,6 +23,7 @@ MIB = 1 << 20
 
 
 def train(losses):
+    """Trains the perceptron, and appends the loss of each step to `losses`."""
     torch.manual_seed(1)
     layers = []
     for layer in range(LAYERS):
@@ -43,12 +44,13 @@ def train(losses):
 
 
 def replay(path, done):
-    held = {}
+    """Repeats the allocations and frees of a snapshot, and appends each to `done`."""
+    blocks = {}
     for event in json.loads(path.read_text())["events"]:
         if event["action"] == "alloc":
-            held[event["address"]] = torch.empty(event["requested_size"], dtype=torch.uint8, device="cuda")
+            blocks[event["address"]] = torch.empty(event["requested_size"], dtype=torch.uint8, device="cuda")
         elif event["action"] in ("free", "free_requested"):
-            del held[event["address"]]
+            del blocks[event["address"]]
         else:
             continue
         done.append(event)
@@ -86,7 +88,7 @@ def child(args, limit):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", type=pathlib.Path, help="requests to repeat: a snapshot of the example, as JSON")
-    parser.add_argument("--slack", type=int, default=10, help="percent above what is asked for at most")
+    parser.add_argument("--slack", type=int, default=10, help="percent above the peak of requested bytes")
     parser.add_argument("--limit", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.limit is not None:
@@ -95,17 +97,17 @@ def main():
     free = child(args, 0)
     limit = free["requested"] * (100 + args.slack) // 100
     print(f"PyTorch {torch.__version__}, {torch.cuda.get_device_name(0)}")
-    print(f"asked for {free['requested'] / MIB:.1f} MiB at most; without a limit {free['taken'] / MIB:.1f} MiB are taken")
+    print(f"peak of requested bytes {free['requested'] / MIB:.1f} MiB; reserved without a limit {free['taken'] / MIB:.1f} MiB")
     tight = child(args, limit)
     what = "requests and frees" if args.sizes else "steps"
     print(f"within {limit / MIB:.1f} MiB, {args.slack} % more: {tight['done']} of {free['done']} {what}")
     if tight["last"] is not None:
         print(f"loss {tight['first']:.3f} to {tight['last']:.3f}")
     if not tight["full"]:
-        print(f"it came to the end, and took {tight['taken'] / MIB:.1f} MiB")
+        print(f"the run is complete, and reserved {tight['taken'] / MIB:.1f} MiB")
         return 1
     print(f"out of memory: {tight['full']}")
-    print(f"{tight['held'] / MIB:.1f} MiB are held, {tight['cached'] / MIB:.1f} MiB free in pieces")
+    print(f"allocated {tight['held'] / MIB:.1f} MiB, free in pieces {tight['cached'] / MIB:.1f} MiB")
     return 0
 
 

@@ -14,6 +14,16 @@ pub(super) fn format_report(snapshot: &Snapshot, top: usize) -> String {
 }
 
 fn write_report(out: &mut String, snapshot: &Snapshot, top: usize) -> fmt::Result {
+    let peak = snapshot.peak();
+    write_totals(out, snapshot, peak)?;
+    write_tags(out, snapshot, peak)?;
+    write_modules(out, snapshot, peak, top)?;
+    write_holders(out, snapshot, peak, top)?;
+    write_segments(out, snapshot, top)
+}
+
+/// Writes the sums of the pool, its settings, and the moment of the peak.
+fn write_totals(out: &mut String, snapshot: &Snapshot, peak: Option<TimelinePoint>) -> fmt::Result {
     let stat = |key: &str| Bytes(snapshot.stats.get(key).copied().unwrap_or(0));
     let device = if snapshot.device.is_empty() { "a pool" } else { &snapshot.device };
     writeln!(
@@ -26,9 +36,8 @@ fn write_report(out: &mut String, snapshot: &Snapshot, top: usize) -> fmt::Resul
         stat("reserved_bytes.all.peak"),
     )?;
     writeln!(out, "settings: {}", snapshot.config)?;
-    let peak = snapshot.peak();
-    match &peak {
-        None => writeln!(out, "nothing was recorded: call sites and earlier usage are unknown")?,
+    match peak {
+        None => writeln!(out, "nothing was recorded: call sites and earlier usage are unknown"),
         Some(peak) => {
             let (kept, dropped) = (snapshot.events.len(), snapshot.dropped_events);
             write!(out, "recorded: {kept} events")?;
@@ -37,18 +46,28 @@ fn write_report(out: &mut String, snapshot: &Snapshot, top: usize) -> fmt::Resul
             }
             write!(out, "; the peak was after event {}: {}", peak.event + 1, Bytes(peak.allocated()))?;
             let at_peak = snapshot.events.get(peak.event).and_then(|e| snapshot.holder(e.holder));
-            writeln!(out, "{}", at_peak.map_or(String::new(), |holder| format!(", by {holder}")))?;
+            writeln!(out, "{}", at_peak.map_or(String::new(), |holder| format!(", by {holder}")))
         }
     }
+}
 
+fn write_tags(out: &mut String, snapshot: &Snapshot, peak: Option<TimelinePoint>) -> fmt::Result {
     writeln!(out, "\n{:<44} {:>12} {:>12}", "by tag", "now", "at the peak")?;
     let now =
         sum_by_key(snapshot.totals_by_holder().into_iter().map(|(holder, held)| (holder.tag, held.bytes)));
     for tag in Tag::ALL {
         let now = now.get(&tag).copied().unwrap_or(0);
-        write_row(out, tag.name(), now, peak.map(|p: TimelinePoint| p.by_tag[tag as usize]))?;
+        write_row(out, tag.name(), now, peak.map(|p| p.by_tag[tag as usize]))?;
     }
+    Ok(())
+}
 
+fn write_modules(
+    out: &mut String,
+    snapshot: &Snapshot,
+    peak: Option<TimelinePoint>,
+    top: usize,
+) -> fmt::Result {
     writeln!(out, "\nby module")?;
     let module = |m: &str| if m.is_empty() { "no module".to_owned() } else { m.to_owned() };
     let now = sum_by_key(
@@ -67,10 +86,7 @@ fn write_report(out: &mut String, snapshot: &Snapshot, top: usize) -> fmt::Resul
     for name in names.iter().take(top) {
         write_row(out, name, bytes(&now, name), then.as_ref().map(|then| bytes(then, name)))?;
     }
-    write_omitted_count(out, names.len(), top)?;
-
-    write_holders(out, snapshot, peak, top)?;
-    write_segments(out, snapshot, top)
+    write_omitted_count(out, names.len(), top)
 }
 
 fn sum_by_key<K: Ord>(parts: impl Iterator<Item = (K, u64)>) -> BTreeMap<K, u64> {
