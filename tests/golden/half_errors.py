@@ -2,11 +2,11 @@
 
     python tests/golden/half_errors.py > tests/golden/half_errors.json
 
-PyTorch runs every call of golden.json on the CPU with its f32 tensors rounded to the type, and again in f32 from the rounded
-values. The entry is the smallest absolute tolerance with which all results and gradients pass, in addition to PyTorch's
-relative tolerance for the type; entries up to 1e-5 are omitted. Cancelling sums and intermediate roundings make errors larger
-than the type's last place. `null` means that PyTorch does not support the call in the type. Written with PyTorch 2.15; needs
-safetensors and expecttest.
+PyTorch runs every call of golden.json on the CPU with its f32 tensors rounded to the type, and again in f32 from the
+rounded values. The entry is the smallest absolute tolerance with which all results and gradients pass, in addition to
+PyTorch's relative tolerance for the type. Entries up to 1e-5 are omitted. Cancelling sums and intermediate roundings
+make errors larger than the type's last place. `null` means that PyTorch does not support the call in the type. Written
+with PyTorch 2.15; needs safetensors and expecttest.
 """
 import json
 import math
@@ -26,6 +26,7 @@ DTYPES = {"f16": (torch.float16, 1e-3), "bf16": (torch.bfloat16, 1.6e-2)}
 
 
 def decode(value, leaves):
+    """Decodes an argument of golden.json, with the call's tensors by their keys in `leaves`."""
     if isinstance(value, dict):
         if "t" in value:
             return leaves[value["t"]]
@@ -41,25 +42,29 @@ def decode(value, leaves):
     return [decode(v, leaves) for v in value] if isinstance(value, list) else value
 
 
-def keys(value):
+def tensor_keys(value):
+    """Lists the keys of the tensors in an argument."""
     if isinstance(value, dict):
-        return [value["t"]] if "t" in value else [k for v in value.get("l", []) for k in keys(v)]
-    return [k for v in value for k in keys(v)] if isinstance(value, list) else []
+        return [value["t"]] if "t" in value else [k for v in value.get("l", []) for k in tensor_keys(v)]
+    return [k for v in value for k in tensor_keys(v)] if isinstance(value, list) else []
 
 
-def flat(out):
-    return [t for o in out for t in flat(o)] if isinstance(out, (tuple, list)) else [out]
+def flatten_outputs(out):
+    """Lists the values of nested tuples."""
+    return [t for o in out for t in flatten_outputs(o)] if isinstance(out, (tuple, list)) else [out]
 
 
-def make(call, cast):
+def run_call(call, cast):
+    """Runs a call with its f32 tensors converted by `cast`, and returns its results and gradients."""
     leaves = {}
-    for key in keys(list(call["args"]) + list(call["kwargs"].values())):
+    for key in tensor_keys(list(call["args"]) + list(call["kwargs"].values())):
         t = tensors[key]
         leaves[key] = (cast(t) if t.dtype == torch.float32 else t.clone()).requires_grad_(key in call.get("grads", {}))
     args = decode(call["args"], leaves)
     kwargs = {k: decode(v, leaves) for k, v in call["kwargs"].items()}
     torch.manual_seed(0)
-    outs = [t for t in flat(ops[call["op"], call.get("variant", "")](*args, **kwargs)) if isinstance(t, torch.Tensor)]
+    op = ops[call["op"], call.get("variant", "")]
+    outs = [t for t in flatten_outputs(op(*args, **kwargs)) if isinstance(t, torch.Tensor)]
     grads = []
     if call.get("grads"):
         roots = [outs[i] for i in call["diff_outs"]]
@@ -68,24 +73,25 @@ def make(call, cast):
     return [t.detach() for t in [*outs, *grads]]
 
 
-def least(low, exact, rtol):
+def smallest_atol(low, exact, rtol):
+    """Returns the absolute tolerance that `low` needs in addition to `rtol`."""
     low, exact = low.double(), exact.double()
-    off = (low - exact).abs() - rtol * exact.abs()
-    off = off[torch.isfinite(exact) & torch.isfinite(low)]
-    return off.max().item() if off.numel() else 0.0
+    excess = (low - exact).abs() - rtol * exact.abs()
+    excess = excess[torch.isfinite(exact) & torch.isfinite(low)]
+    return excess.max().item() if excess.numel() else 0.0
 
 
-found = {name: {} for name in DTYPES}
+errors = {name: {} for name in DTYPES}
 for call in calls:
     name = call["op"] + ("." + call["variant"] if call.get("variant") else "") + f" #{call['sample']}"
     for dtype, (to, rtol) in DTYPES.items():
         try:
-            low = make(call, lambda t: t.to(to))
-            exact = make(call, lambda t: t.to(to).float())
-        except (RuntimeError, NotImplementedError, KeyError, TypeError) as e:
-            found[dtype][name] = None
+            low = run_call(call, lambda t: t.to(to))
+            exact = run_call(call, lambda t: t.to(to).float())
+        except (RuntimeError, NotImplementedError, KeyError, TypeError):
+            errors[dtype][name] = None
             continue
-        error = max((least(a, b, rtol) for a, b in zip(low, exact) if a.dtype.is_floating_point), default=0.0)
+        error = max((smallest_atol(a, b, rtol) for a, b in zip(low, exact) if a.dtype.is_floating_point), default=0.0)
         if error > 1e-5:
-            found[dtype][name] = float(f"{error:.2g}")
-print(json.dumps(found, indent=0).replace("\n", " ").replace('", "', '",\n"').replace(', "', ',\n"'))
+            errors[dtype][name] = float(f"{error:.2g}")
+print(json.dumps(errors, indent=0).replace("\n", " ").replace('", "', '",\n"').replace(', "', ',\n"'))

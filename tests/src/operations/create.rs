@@ -24,7 +24,7 @@ pub(super) fn register(ops: &mut Registry) {
             let whole =
                 |at| !matches!(a.scalar(at, ["start", "end", "step"][at]), Ok(Some(Scalar::Float(_))));
             let natural = if (0..3).all(whole) { DType::I64 } else { DType::F32 };
-            let dtype = a.dtype(9, "dtype")?.unwrap_or(natural);
+            let dtype = a.dtype(NAMED, "dtype")?.unwrap_or(natural);
             let (start, end) = match a.get(1, "end") {
                 Some(_) => (a.float(0, "start", 0.0)?, a.float(1, "end", 0.0)?),
                 None => (0.0, a.float(0, "end", 0.0)?),
@@ -36,7 +36,7 @@ pub(super) fn register(ops: &mut Registry) {
         .case(factory!("linspace", |t, d| Tensor::linspace(-1.0, 2.0, 7, t, d)).with_bytes(cost::no_bytes))
         .golden(|a| {
             let (from, to) = (bound(a, 0, "start")?, bound(a, 1, "end")?);
-            let dtype = a.dtype(9, "dtype")?.unwrap_or(DType::F32);
+            let dtype = a.dtype(NAMED, "dtype")?.unwrap_or(DType::F32);
             single(Tensor::linspace(from, to, a.int(2, "steps", 0)? as usize, dtype, a.device()))
         });
     ops.add(constructor!(logspace(float, float, count, float, dtype, device)))
@@ -46,7 +46,7 @@ pub(super) fn register(ops: &mut Registry) {
         .golden(|a| {
             let (from, to) = (bound(a, 0, "start")?, bound(a, 1, "end")?);
             let (steps, base) = (a.int(2, "steps", 0)? as usize, a.float(3, "base", 10.0)?);
-            let dtype = a.dtype(9, "dtype")?.unwrap_or(DType::F32);
+            let dtype = a.dtype(NAMED, "dtype")?.unwrap_or(DType::F32);
             single(Tensor::logspace(from, to, steps, base, dtype, a.device()))
         });
     ops.add(constructor!(hann_window(count, flag, dtype, device)))
@@ -133,7 +133,7 @@ pub(super) fn register(ops: &mut Registry) {
         .golden(|a| {
             let rows = usize::try_from(a.int(0, "n", 0)?)?;
             let cols = a.opt_int(1, "m")?.map_or(Ok(rows), usize::try_from)?;
-            single(Tensor::eye(rows, cols, a.dtype(9, "dtype")?.unwrap_or(DType::F32), a.device()))
+            single(Tensor::eye(rows, cols, a.dtype(NAMED, "dtype")?.unwrap_or(DType::F32), a.device()))
         });
     ops.add(method!(full_like(float)))
         .without_case("makes or moves a tensor: the topic `tensors`")
@@ -145,18 +145,22 @@ pub(super) fn register(ops: &mut Registry) {
         })
         .golden(|a| {
             let x = a.tensor(0)?;
-            let dtype = a.dtype(9, "dtype")?.unwrap_or(x.dtype());
+            let dtype = a.dtype(NAMED, "dtype")?.unwrap_or(x.dtype());
             single(Tensor::full(x.shape(), a.float(1, "fill_value", 0.0)?, dtype, x.device()))
         });
     ops.add(method!(ones_like())).without_case("makes or moves a tensor: the topic `tensors`").golden(|a| {
         let x = a.tensor(0)?;
-        single(Tensor::ones(x.shape(), a.dtype(9, "dtype")?.unwrap_or(x.dtype()), x.device()))
+        single(Tensor::ones(x.shape(), a.dtype(NAMED, "dtype")?.unwrap_or(x.dtype()), x.device()))
     });
     ops.add(constructor!(zeros(counts, dtype, device)))
         .without_case("makes or moves a tensor: the topic `tensors`")
         .golden_as("new_zeros", |a| {
             let x = a.tensor(0)?;
-            single(Tensor::zeros(&a.shape(1, "size")?, a.dtype(9, "dtype")?.unwrap_or(x.dtype()), x.device()))
+            single(Tensor::zeros(
+                &a.shape(1, "size")?,
+                a.dtype(NAMED, "dtype")?.unwrap_or(x.dtype()),
+                x.device(),
+            ))
         });
     ops.add(constructor!(full(counts, float, dtype, device)))
         .without_case("makes or moves a tensor: the topic `tensors`")
@@ -167,12 +171,12 @@ pub(super) fn register(ops: &mut Registry) {
                 Some(Scalar::Int(_)) => DType::I64,
                 _ => DType::F32,
             };
-            let dtype = a.dtype(9, "dtype")?.unwrap_or(natural);
+            let dtype = a.dtype(NAMED, "dtype")?.unwrap_or(natural);
             single(Tensor::full(&a.shape(0, "size")?, a.float(1, "fill_value", 0.0)?, dtype, a.device()))
         });
     ops.add(method!(zeros_like())).without_case("makes or moves a tensor: the topic `tensors`").golden(|a| {
         let x = a.tensor(0)?;
-        single(Tensor::zeros(x.shape(), a.dtype(9, "dtype")?.unwrap_or(x.dtype()), x.device()))
+        single(Tensor::zeros(x.shape(), a.dtype(NAMED, "dtype")?.unwrap_or(x.dtype()), x.device()))
     });
     ops.add(constructor!(ones(counts, dtype, device)))
         .without_case("makes or moves a tensor: the topic `tensors`");

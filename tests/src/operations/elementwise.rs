@@ -126,7 +126,7 @@ pub(super) fn register(ops: &mut Registry) {
         .case(smooth("add a number", &[Signed(S)], |x| x[0].add(1.5)))
         .golden(|a| {
             let (x, other) = (a.tensor_or_scalar(0, 1)?, a.operand(1, "other", Scalar::Int(0))?);
-            match a.float(9, "alpha", 1.0)? {
+            match a.float(NAMED, "alpha", 1.0)? {
                 1.0 => single(x.add(other)),
                 alpha => single(x.addcmul(other, 1, alpha)),
             }
@@ -135,7 +135,7 @@ pub(super) fn register(ops: &mut Registry) {
         .case(smooth("sub", &[Signed(&[3, 1, 5]), Positive(&[4, 1])], |x| x[0].sub(&x[1])).elementwise())
         .golden(|a| {
             let (x, other) = (a.tensor_or_scalar(0, 1)?, a.operand(1, "other", Scalar::Int(0))?);
-            match a.float(9, "alpha", 1.0)? {
+            match a.float(NAMED, "alpha", 1.0)? {
                 1.0 => single(x.sub(other)),
                 alpha => single(x.addcmul(other, 1, -alpha)),
             }
@@ -144,9 +144,9 @@ pub(super) fn register(ops: &mut Registry) {
         .case(smooth("rsub", &[Signed(&[3, 1, 5]), Positive(&[4, 1])], |x| x[0].rsub(&x[1])).elementwise())
         .golden(|a| {
             let (x, other) = (a.tensor_or_scalar(0, 1)?, a.operand(1, "other", Scalar::Int(0))?);
-            match (a.scalar(9, "alpha")?.unwrap_or(Scalar::Int(1)), other) {
+            match (a.scalar(NAMED, "alpha")?.unwrap_or(Scalar::Int(1)), other) {
                 (Scalar::Int(1), other) => single(x.rsub(other)),
-                (_, Operand::Tensor(other)) => single(other.addcmul(&x, 1, -a.float(9, "alpha", 1.0)?)),
+                (_, Operand::Tensor(other)) => single(other.addcmul(&x, 1, -a.float(NAMED, "alpha", 1.0)?)),
                 (alpha, other) => single(x.mul(Operand::Scalar(alpha))?.rsub(other)),
             }
         });
@@ -157,7 +157,7 @@ pub(super) fn register(ops: &mut Registry) {
         }))
         .golden(|a| {
             let (x, other) = (a.tensor_or_scalar(0, 1)?, a.operand(1, "other", Scalar::Int(1))?);
-            match a.string(9, "rounding_mode", "") {
+            match a.string(NAMED, "rounding_mode", "") {
                 "" => single(x.div(other)),
                 "floor" => single(x.floor_divide(other)),
                 _ => single(x.trunc_divide(other)),

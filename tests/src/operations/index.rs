@@ -130,13 +130,13 @@ pub(super) fn register(ops: &mut Registry) {
             .with_batched_inputs(2),
         )
         .golden(|a| {
-            let right = a.flag(9, "right", false) || a.string(9, "side", "left") == "right";
+            let right = a.flag(NAMED, "right", false) || a.string(NAMED, "side", "left") == "right";
             single(a.tensor(0)?.searchsorted(
                 &a.tensor_or_scalar(1, 0)?,
                 &SearchSortedOptions {
-                    out_int32: a.flag(9, "out_int32", false),
+                    out_int32: a.flag(NAMED, "out_int32", false),
                     right,
-                    sorter: a.opt_tensor(9, "sorter"),
+                    sorter: a.opt_tensor(NAMED, "sorter"),
                 },
             ))
         });
@@ -151,8 +151,8 @@ pub(super) fn register(ops: &mut Registry) {
             single(a.tensor_or_scalar(0, 1)?.bucketize(
                 a.tensor(1)?,
                 &SearchSortedOptions {
-                    out_int32: a.flag(9, "out_int32", false),
-                    right: a.flag(9, "right", false),
+                    out_int32: a.flag(NAMED, "out_int32", false),
+                    right: a.flag(NAMED, "right", false),
                     ..Default::default()
                 },
             ))
@@ -244,19 +244,19 @@ pub(super) fn register(ops: &mut Registry) {
             let table = a.tensor(0)?;
             renormed(a, table, a.tensor(1)?)?;
             let padding = a
-                .opt_int(11, "padding_idx")?
+                .opt_int(NAMED, "padding_idx")?
                 .map(|p| if p < 0 { p + table.dim(0).unwrap_or(0) as i64 } else { p });
             single(table.embedding_bag(
                 a.tensor(1)?,
                 &EmbeddingBagOptions {
                     offsets: a.opt_tensor(2, "offsets"),
-                    mode: match a.string(7, "mode", "mean") {
+                    mode: match a.string(NAMED, "mode", "mean") {
                         "sum" => EmbeddingBagMode::Sum,
                         "max" => EmbeddingBagMode::Max,
                         _ => EmbeddingBagMode::Mean,
                     },
-                    per_sample_weights: a.opt_tensor(9, "per_sample_weights"),
-                    include_last_offset: a.flag(10, "include_last_offset", false),
+                    per_sample_weights: a.opt_tensor(NAMED, "per_sample_weights"),
+                    include_last_offset: a.flag(NAMED, "include_last_offset", false),
                     padding_idx: padding.map(|p| p as usize),
                     scale_grad_by_freq: a.flag(NAMED, "scale_grad_by_freq", false),
                 },
@@ -270,7 +270,7 @@ pub(super) fn register(ops: &mut Registry) {
         }))
         .golden(|a| {
             let dim = a.dim(1, "dim", 0)?;
-            if let Some(reduce) = a.get(9, "reduce").and_then(|v| v.as_str()) {
+            if let Some(reduce) = a.get(NAMED, "reduce").and_then(|v| v.as_str()) {
                 let (x, index) = (a.tensor(0)?, a.tensor(2)?);
                 let src = match a.opt_tensor(3, "src") {
                     Some(src) => src.clone(),

@@ -250,7 +250,7 @@ pub(super) fn register(ops: &mut Registry) {
         .case(smooth("meshgrid", &[Signed(&[3]), Positive(&[2])], |x| {
             cat(&meshgrid(&[&x[0], &x[1]], true)?.iter().collect::<Vec<_>>(), 0)
         }))
-        .golden(|a| Ok(meshgrid(&a.tensors(0)?, a.string(9, "indexing", "ij") == "xy")?));
+        .golden(|a| Ok(meshgrid(&a.tensors(0)?, a.string(NAMED, "indexing", "ij") == "xy")?));
     ops.add(function!(broadcast_tensors(tensors)))
         .case(smooth("broadcast_tensors", &[Signed(&[3, 1]), Positive(&[2])], |x| {
             cat(&broadcast_tensors(&[&x[0], &x[1]])?.iter().collect::<Vec<_>>(), 0)

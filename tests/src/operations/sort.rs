@@ -101,7 +101,7 @@ pub(super) fn register(ops: &mut Registry) {
         },
     ));
     ops.add(method!(nonzero())).case(nondifferentiable("nonzero", &[Signed(S)], |x| x[0].nonzero())).golden(
-        |a| match a.flag(9, "as_tuple", false) {
+        |a| match a.flag(NAMED, "as_tuple", false) {
             true => Ok(a.tensor(0)?.nonzero_tuple()?),
             false => single(a.tensor(0)?.nonzero()),
         },

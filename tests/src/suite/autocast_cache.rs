@@ -40,7 +40,10 @@ fn loaded_weights_are_cast_again_in_one_scope(device: &Device) -> Result<()> {
     let _no_grad = no_grad();
     ensure!(layer.forward(&x)?.to_f64s()?.iter().any(|&v| v != 0.0), "the layer gives zeros at once");
     layer.load_state_dict(&zeros)?;
-    ensure!(layer.forward(&x)?.to_f64s()?.iter().all(|&v| v == 0.0), "old weights");
+    ensure!(
+        layer.forward(&x)?.to_f64s()?.iter().all(|&v| v == 0.0),
+        "the layer uses the cast of its weight before the load"
+    );
     Ok(())
 }
 
@@ -76,7 +79,7 @@ const WRITES: &[(&str, WeightWriter)] = &[
     ("detached add_", |h, to| Ok(h.detached.add_(to)?)),
     ("a view", |h, _| Ok(h.view.add_(1.0)?)),
     ("a view's copy_", |h, to| Ok(h.view.copy_(&to.narrow(0, 1, 2)?)?)),
-    ("a turned view", |h, to| Ok(h.transposed.copy_(to)?)),
+    ("a transposed view", |h, to| Ok(h.transposed.copy_(to)?)),
     ("a new view", |h, _| Ok(h.layer.weight.select(1, 2)?.mul_(3.0)?)),
     ("load_state_dict", |h, to| {
         let mut state = h.layer.state_dict();
@@ -110,8 +113,8 @@ fn weights_written_in_any_way_are_cast_again(device: &Device) -> Result<()> {
     let x = Tensor::randn([SIDE, SIDE], DType::F32, device)?;
     let layer = Linear::without_bias(SIDE, SIDE, device)?;
     let detached = layer.weight.detach();
-    let (view, turned) = (detached.narrow(0, 1, 2)?, detached.transpose(0, 1)?);
-    let held = WeightHandles { layer, detached, view, transposed: turned };
+    let (view, transposed) = (detached.narrow(0, 1, 2)?, detached.transpose(0, 1)?);
+    let handles = WeightHandles { layer, detached, view, transposed };
     let _scope = autocast(DType::BF16)?;
     // Each way once, then in random order.
     for round in 0..2 * WRITES.len() {
@@ -119,17 +122,17 @@ fn weights_written_in_any_way_are_cast_again(device: &Device) -> Result<()> {
         {
             let _no_grad = no_grad();
             let _off = no_autocast();
-            write(&held, &Tensor::randn([SIDE, SIDE], DType::F32, device)?).context(name)?;
+            write(&handles, &Tensor::randn([SIDE, SIDE], DType::F32, device)?).context(name)?;
         }
         let fresh = {
             let _no_grad = no_grad();
             let _off = no_autocast();
-            let weight = held.detached.copy()?.to_dtype(DType::BF16)?;
+            let weight = handles.detached.copy()?.to_dtype(DType::BF16)?;
             x.to_dtype(DType::BF16)?.linear(&weight, None)?
         };
         for grad in [true, false] {
             let _no_grad = (!grad).then(no_grad);
-            ensure_same_bits(&held.layer.forward(&x)?.detach(), &fresh)
+            ensure_same_bits(&handles.layer.forward(&x)?.detach(), &fresh)
                 .with_context(|| format!("round {round}: {name}, recorded: {grad}"))?;
         }
     }
@@ -144,7 +147,10 @@ fn a_cast_that_is_changed_in_place_is_not_cached(device: &Device) -> Result<()> 
     // This einsum of one operand computes nothing, so its result could be the cached cast itself.
     let seen = einsum("ij->ij", &[&w])?;
     seen.zero_()?;
-    ensure!(x.matmul(&w)?.to_f64s()?.iter().all(|&v| v == SIDE as f64), "the cast is the program's");
+    ensure!(
+        x.matmul(&w)?.to_f64s()?.iter().all(|&v| v == SIDE as f64),
+        "the change in place reached the cached cast"
+    );
     Ok(())
 }
 
@@ -157,12 +163,12 @@ fn views_of_a_shared_cast_are_changed_in_place(device: &Device) -> Result<()> {
             let h = x.mul(1.0)?;
             // The product saves the cast of `h`, which the einsum shares.
             let y = h.matmul(&w)?;
-            let mut turned = einsum("ij->ji", &[&h])?;
+            let mut transposed = einsum("ij->ji", &[&h])?;
             match in_place {
-                true => turned.mul_(3.0)?,
-                false => turned = turned.mul(3.0)?,
+                true => transposed.mul_(3.0)?,
+                false => transposed = transposed.mul(3.0)?,
             }
-            y.mul(&turned)?.to_dtype(DType::F32)?.sum_all()?
+            y.mul(&transposed)?.to_dtype(DType::F32)?.sum_all()?
         };
         // The backward pass of the product needs the gradient of the weight, which reads the cast.
         loss.backward()?;
@@ -193,7 +199,10 @@ fn an_optimiser_copy_that_is_changed_in_place_is_not_used(device: &Device) -> Re
         einsum("ij->ij", &[&w])?.zero_()?;
     }
     let _scope = autocast(DType::BF16)?;
-    ensure!(x.matmul(&w)?.to_f64s()?.iter().all(|&v| v == SIDE as f64), "the copy is the program's");
+    ensure!(
+        x.matmul(&w)?.to_f64s()?.iter().all(|&v| v == SIDE as f64),
+        "the change in place reached the optimiser's copy"
+    );
     Ok(())
 }
 
@@ -276,7 +285,10 @@ fn an_input_that_changes_is_cast_again(device: &Device) -> Result<()> {
     h.zero_()?;
     let after = h.linear(&w, None)?;
     ensure!(before.to_f64s()?.iter().any(|&v| v != 0.0), "the first result is zero");
-    ensure!(after.to_f64s()?.iter().all(|&v| v == 0.0), "the old input");
+    ensure!(
+        after.to_f64s()?.iter().all(|&v| v == 0.0),
+        "the product uses the cast of the input before its change"
+    );
     // Without history, the cast of the tensor with history is not used.
     let h = x.mul(2.0)?;
     ensure!(h.linear(&w.detach(), None)?.requires_grad(), "the history is lost");
@@ -321,7 +333,7 @@ fn a_shared_cast_serves_several_passes(device: &Device) -> Result<()> {
             ensure_close(&found, &expected, 1e-2, 1e-2).with_context(|| format!("{name}, passes {k}"))?;
         }
     }
-    // What an operation saved is freed as before.
+    // The tensors that an operation saved are freed as without autocast.
     let _scope = autocast(DType::BF16)?;
     let h = w.exp()?;
     h.linear(&x, None)?.sum_all()?.backward()?;

@@ -1,5 +1,5 @@
 //! Second derivatives: those of every operation against finite differences of first gradients, and applications
-//! against PyTorch's values (tests/second).
+//! against PyTorch's values (tests/second_order).
 
 use std::collections::BTreeMap;
 use std::slice::from_ref;
@@ -191,7 +191,7 @@ fn create_graph_does_not_change_first_gradients(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// Equals `numbers` in tests/second/values.py.
+/// Equals `numbers` in tests/second_order/values.py.
 fn values(k: usize, shape: &[usize], device: &Device) -> Result<Tensor> {
     let n = shape.iter().product();
     let at =
@@ -201,7 +201,8 @@ fn values(k: usize, shape: &[usize], device: &Device) -> Result<Tensor> {
 
 /// Compares the concatenated tensors with PyTorch's values.
 fn ensure_pytorch_values(name: &str, found: &[&Tensor]) -> Result<()> {
-    let values: BTreeMap<String, Vec<f64>> = serde_json::from_str(include_str!("../../second/values.json"))?;
+    let values: BTreeMap<String, Vec<f64>> =
+        serde_json::from_str(include_str!("../../second_order/values.json"))?;
     let expected = values.get(name).context("no values")?;
     let mut got = Vec::new();
     for t in found {
