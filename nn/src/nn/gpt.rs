@@ -197,8 +197,8 @@ pub struct Gpt {
 const INIT_STD: f64 = 0.02;
 
 impl Gpt {
-    /// Creates a model with GPT-2's initial weights: normal with deviation 0.02, divided by √(2 · layers) for projections
-    /// to the residual stream, and zero biases.
+    /// Creates a model with GPT-2's initial weights. They are normal with deviation 0.02, divided by √(2 · layers) for
+    /// projections to the residual stream. Biases are zero.
     pub fn new(options: &GptOptions, device: &Device) -> Result<Self> {
         let &GptOptions { vocabulary, context, layers, width, .. } = options;
         super::check_layer_count("Gpt", layers)?;
