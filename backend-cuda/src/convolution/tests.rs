@@ -107,7 +107,7 @@ fn swizzle(address: usize, span: usize) -> usize {
 
 impl SharedMemory {
     fn new() -> Self {
-        // What nothing has written is NaN.
+        // Elements that no call has written are NaN.
         Self(vec![f32::NAN; (super::MAX_SHARED_BYTES / 2) as usize])
     }
 

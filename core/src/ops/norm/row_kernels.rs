@@ -367,7 +367,7 @@ impl Normalization {
             let dx = || self.run_element_kernel(Some(&g), statistics);
             (needs_input_grad[0].then(dx).transpose()?, needs_sums.then(sums).transpose()?)
         } else {
-            // The choice does not depend on which gradients are wanted, nor do the bits of each.
+            // Neither the choice nor the bits of a gradient depend on the other gradients that are needed.
             let run_threads = self.channel_run_threads();
             let parts = (needs_sums || run_threads.is_some())
                 .then(|| self.sum_weight_parts(&g, statistics, run_threads))
