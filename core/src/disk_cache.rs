@@ -1,7 +1,7 @@
 //! Files under the user's cache folder: compiled kernels, and choices that were made by timing.
 //!
-//! A file that is damaged or unreadable counts as missing: its content is made again. Other processes find a
-//! complete file or none.
+//! A file that is damaged or unreadable counts as missing: its content is made again. So does anything else than a
+//! regular file, such as a pipe, whose opening could block. Other processes find a complete file or none.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -118,6 +118,14 @@ fn cache_folder(folder: Option<OsString>, xdg: Option<OsString>, home: Option<Pa
 }
 
 fn read_checked(path: &Path) -> Option<Vec<u8>> {
+    // Checked before the file is opened: a pipe blocks until it has a writer, and a device may never end.
+    if !fs::metadata(path).ok()?.is_file() {
+        log::warn!(
+            "{} is not a regular file and is not read; remove it, so that the cache is used",
+            path.display()
+        );
+        return None;
+    }
     let mut bytes = fs::read(path).ok()?;
     let content = bytes.strip_prefix(MAGIC).and_then(|body| {
         let (checksum, content) = body.split_first_chunk::<16>()?;

@@ -70,6 +70,37 @@ fn a_damaged_file_is_ignored_and_written_again() {
     folder.only_file();
 }
 
+/// Without the check, the cache would read the pipe's valid content.
+#[test]
+#[cfg(unix)]
+fn only_regular_files_are_read() {
+    use std::os::unix::fs::symlink;
+
+    let folder = TempFolder::new("pipe");
+    let cache = folder.cache();
+    cache.store("a.code", b"some code");
+    let content = fs::read(folder.only_file()).unwrap();
+    let pipe = folder.0.join("b.code");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    symlink(&pipe, folder.0.join("c.code")).unwrap();
+    symlink("/dev/null", folder.0.join("d.code")).unwrap();
+    fs::create_dir(folder.0.join("e.code")).unwrap();
+    symlink(folder.0.join("a.code"), folder.0.join("f.code")).unwrap();
+    let writer = {
+        let pipe = pipe.clone();
+        std::thread::spawn(move || fs::write(pipe, content).unwrap())
+    };
+    for name in ["b.code", "c.code", "d.code", "e.code"] {
+        assert_eq!(cache.load(name), None, "{name}");
+        // Nothing but a regular file is replaced.
+        cache.store(name, b"other code");
+    }
+    assert_eq!(cache.load("f.code").as_deref(), Some(&b"some code"[..]));
+    // The writer waits for a reader.
+    assert!(fs::read(&pipe).unwrap().ends_with(b"some code"));
+    writer.join().unwrap();
+}
+
 #[test]
 fn files_are_found_by_the_ends_of_their_names() {
     let folder = TempFolder::new("names");
