@@ -316,23 +316,33 @@ impl Error {
     #[must_use]
     pub fn downcast_ref<E: std::error::Error + 'static>(&self) -> Option<&E> {
         match self {
-            Self::Other(error) => error.downcast_ref(),
+            Self::Other(error) => {
+                let nested = || error.downcast_ref::<Self>()?.downcast_ref();
+                error.downcast_ref().or_else(nested)
+            }
             Self::Context { error, .. } => error.downcast_ref(),
             _ => None,
         }
     }
 
-    /// Returns the out-of-memory report, also from within a context.
+    /// Returns the out-of-memory report of this error, of the error in its context, or of a source of an error of the
+    /// program's own.
     ///
     /// # Errors
     /// Returns any other error unchanged.
     pub fn into_out_of_memory(self) -> Result<Box<OutOfMemory>> {
         match self {
             Self::OutOfMemory(report) => Ok(report),
-            Self::Context { context, error } => {
-                error.into_out_of_memory().map_err(|e| e.with_context(context))
-            }
-            other => Err(other),
+            other => other.find_out_of_memory().cloned().map(Box::new).ok_or(other),
+        }
+    }
+
+    fn find_out_of_memory(&self) -> Option<&OutOfMemory> {
+        match self {
+            Self::OutOfMemory(report) => Some(report),
+            Self::Context { error, .. } => error.find_out_of_memory(),
+            Self::Other(error) => find_source_out_of_memory(error.as_ref()),
+            _ => None,
         }
     }
 
@@ -341,19 +351,121 @@ impl Error {
         Self::DType { op, got, expected: expected.into() }
     }
 
+    /// Names the operation `op` in place of one that it called. Errors that name none are unchanged.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_op(mut self, op: &'static str) -> Self {
+        let mut innermost = &mut self;
+        while let Self::Context { error, .. } = innermost {
+            innermost = &mut **error;
+        }
+        match innermost {
+            Self::Shape { op: inner, .. }
+            | Self::Reshape { op: inner, .. }
+            | Self::DType { op: inner, .. }
+            | Self::Argument { op: inner, .. }
+            | Self::Device { op: inner, .. }
+            | Self::Unsupported { op: inner, .. }
+            | Self::NoGradient { op: inner }
+            | Self::Capture { op: inner, .. } => *inner = op,
+            Self::OutOfMemory(report) => report.op = op,
+            _ => {}
+        }
+        self
+    }
+
     /// Adds context to the error.
     #[must_use]
     pub fn with_context(self, context: impl Into<String>) -> Self {
         Self::Context { context: context.into(), error: Box::new(self) }
     }
 
-    /// Reports whether this error, or the error in its context, is an out-of-memory error.
+    /// Reports whether this error has an out-of-memory report: see [`into_out_of_memory`](Self::into_out_of_memory).
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
-        match self {
-            Self::OutOfMemory(_) => true,
-            Self::Context { error, .. } => error.is_out_of_memory(),
-            _ => false,
+        self.find_out_of_memory().is_some()
+    }
+}
+
+/// Searches an error of the program and its sources. A box, an `Arc` and an I/O error report only the sources of the
+/// error that they hold, so they are looked into.
+fn find_source_out_of_memory<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a OutOfMemory> {
+    let mut sources = std::iter::successors(Some(error), |error| error.source());
+    sources.find_map(|source| {
+        if let Some(held) = source.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref) {
+            return find_source_out_of_memory(held);
         }
+        let error: Option<&'a Error> = (source.downcast_ref::<Error>())
+            .or_else(|| source.downcast_ref::<Box<Error>>().map(AsRef::as_ref))
+            .or_else(|| source.downcast_ref::<std::sync::Arc<Error>>().map(AsRef::as_ref));
+        match (error, source.downcast_ref::<memory::Error>()) {
+            (Some(error), _) => error.find_out_of_memory(),
+            (None, Some(memory::Error::OutOfMemory(report))) => Some(report),
+            _ => source.downcast_ref::<OutOfMemory>(),
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dtype::DType;
+    use crate::runtime::device::Device;
+    use crate::tensor::Tensor;
+
+    /// An error of a program that has another one as its source.
+    #[derive(Debug, Error)]
+    #[error("batch 3")]
+    struct BatchError(#[source] Box<dyn std::error::Error + Send + Sync>);
+
+    fn full_device() -> Error {
+        let device = Device::null(Default::default());
+        device.pool().set_limit(Some(1 << 20));
+        Tensor::zeros(1 << 30, DType::F32, &device).unwrap_err()
+    }
+
+    #[test]
+    fn out_of_memory_is_found_in_errors_of_the_program() {
+        let report = || full_device().into_out_of_memory().unwrap();
+        for error in [
+            full_device(),
+            full_device().with_context("step 1"),
+            Error::other(full_device()),
+            Error::other(full_device().with_context("fc1")).with_context("step 1"),
+            Error::other(Error::other(full_device())),
+            Error::other(Box::new(full_device())),
+            Error::other(std::sync::Arc::new(full_device())),
+            Error::other(*report()),
+            Error::other(memory::Error::OutOfMemory(report())),
+            Error::other(BatchError(Box::new(full_device()))),
+            Error::other(BatchError(Box::new(BatchError(Box::new(Error::other(*report())))))),
+            Error::other(std::io::Error::other(full_device())),
+        ] {
+            assert!(error.is_out_of_memory(), "{error}");
+            assert_eq!(error.into_out_of_memory().unwrap().requested, 4 << 30);
+        }
+    }
+
+    #[test]
+    fn other_errors_are_no_out_of_memory_and_stay_as_they_are() {
+        let io = || std::io::Error::other("a disk");
+        for error in
+            [Error::argument("add", "x"), Error::other("text"), Error::other(BatchError(Box::new(io())))]
+        {
+            let text = error.to_string();
+            assert!(!error.is_out_of_memory(), "{text}");
+            assert_eq!(error.into_out_of_memory().unwrap_err().to_string(), text);
+        }
+        let nested = Error::other(Error::other(io()).with_context("sample 3"));
+        assert!(nested.downcast_ref::<std::io::Error>().is_some());
+        assert!(nested.downcast_ref::<BatchError>().is_none());
+    }
+
+    #[test]
+    fn the_name_of_an_operation_is_replaced_within_contexts() {
+        let error = Error::argument("cat", "no tensors").with_context("fc1").with_op("stack");
+        assert_eq!(error.to_string(), "in fc1: stack: no tensors");
+        assert_eq!(Error::Backward("x".into()).with_op("stack").to_string(), "backward: x");
+        assert!(full_device().with_op("eye").to_string().contains("eye asked for"));
     }
 }
