@@ -45,7 +45,8 @@ pub trait OpenDevice: Sized {
     /// No device was found; the message names the missing parts.
     fn best() -> Result<Self>;
 
-    /// Opens a device by its id: `cuda:0`, `wgpu:1`, `cuda` (the first one), or `null`.
+    /// Opens a device by its id: `cuda:0`, `wgpu:1`, `cuda` (the first one), or `null`. Each call returns another device
+    /// with a pool of its own; clone the handle to share one.
     ///
     /// # Errors
     /// The device does not exist, or its driver is missing or too old.
@@ -152,6 +153,11 @@ impl OpenDevice for Device {
             "cuda" => Self::new(forebay_cuda::CudaBackend::open(index)?),
             #[cfg(feature = "wgpu")]
             "wgpu" => Self::new(forebay_wgpu::WgpuBackend::open(index)?),
+            "null" if index > 0 => Err(Error::NoDevice {
+                requested: id.into(),
+                reason: "the null device has the index 0 alone; each `open(\"null\")` returns another device"
+                    .into(),
+            }),
             "null" => {
                 forebay_core::variables::check()?;
                 let config = Config::for_device("null", index)?;

@@ -370,7 +370,7 @@ fn devices_that_are_not_there(device: &Device) -> Result<()> {
         Device::open("cuda:first"),
         "no device `cuda:first`: an id is a backend and a number, such as `cuda:0` or `wgpu:1`",
     )?;
-    for id in ["cuda:99", "wgpu:99"] {
+    for id in ["cuda:99", "wgpu:99", "null:1"] {
         let text = message(Device::open(id))?;
         ensure!(text.starts_with(&format!("no device `{id}`: ")), "{text}");
         ensure!(!text.contains('\n'), "one line says what is missing: {text}");
