@@ -214,6 +214,17 @@ pub fn current() -> Scope {
     Scope { tag: CURRENT_TAG.current(), module: CURRENT_MODULE.current(), op, site }
 }
 
+/// Returns the running operation, which errors of a function that it calls should name, or the function's own `name`
+/// outside of an operation.
+#[must_use]
+#[inline]
+pub fn current_op_or(name: &'static str) -> &'static str {
+    match CURRENT_OP.current().0 {
+        "" => name,
+        op => op,
+    }
+}
+
 /// Guard of a scope, which ends when the guard is dropped. Each field has the value of the innermost live
 /// scope that sets it. Guards may be dropped in any order.
 #[derive(Debug)]

@@ -27,9 +27,7 @@ impl Tensor {
         dtype: DType,
         device: &Device,
     ) -> Result<Self> {
-        // Inside another operation, errors name the outer operation.
-        let outer_op = memory::scope::current().op;
-        let name = if outer_op.is_empty() { name } else { outer_op };
+        let name = memory::scope::current_op_or(name);
         operation!(name);
         let scalar = Scalar::Float(value).checked_cast(name, dtype)?;
         let out = Self::empty(shape, dtype, device)?;
@@ -101,19 +99,19 @@ impl Tensor {
     /// Creates zeros with the shape, dtype and device of `self`.
     #[track_caller]
     pub fn zeros_like(&self) -> Result<Self> {
-        Self::zeros(self.shape(), self.dtype(), self.device())
+        Self::create_filled("zeros_like", self.shape().to_extents(), 0.0, self.dtype(), self.device())
     }
 
     /// Creates ones with the shape, dtype and device of `self`.
     #[track_caller]
     pub fn ones_like(&self) -> Result<Self> {
-        Self::ones(self.shape(), self.dtype(), self.device())
+        Self::create_filled("ones_like", self.shape().to_extents(), 1.0, self.dtype(), self.device())
     }
 
     /// Creates a tensor filled with one value, with the shape, dtype and device of `self`.
     #[track_caller]
     pub fn full_like(&self, value: f64) -> Result<Self> {
-        Self::full(self.shape(), value, self.dtype(), self.device())
+        Self::create_filled("full_like", self.shape().to_extents(), value, self.dtype(), self.device())
     }
 
     /// Copies the tensor to another device, with its gradient: PyTorch's `x.to(device)`. Returns `self` if it is there

@@ -15,7 +15,7 @@ pub(crate) use crate::ops::kernel::launch::{
     self, KernelParams, WORKGROUP_SIZE, kernel_params, kernel_spec, kernel_variants,
 };
 pub(crate) use crate::ops::kernel::operation::{
-    bindings, empty_workspace, extent_or_one, operation, with_extent,
+    bindings, empty_workspace, extent_or_one, operation, run_composite, with_extent,
 };
 pub(crate) use crate::ops::reduce::contiguous_zero_offset;
 pub(crate) use crate::runtime::device::Device;

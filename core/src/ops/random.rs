@@ -91,21 +91,28 @@ fn dropout_keep_scale(p: f64) -> f64 {
     OUTCOMES / (OUTCOMES - f64::from(bernoulli_threshold(p).0))
 }
 
+/// Creates a tensor of random values for the operation `op`.
 #[track_caller]
-fn fill_random(shape: impl IntoShape, kind: Distribution, dtype: DType, device: &Device) -> Result<Tensor> {
-    operation!("random");
+fn fill_random(
+    op: &'static str,
+    shape: impl IntoShape,
+    kind: Distribution,
+    dtype: DType,
+    device: &Device,
+) -> Result<Tensor> {
+    operation!(op);
     // Bounds of types that round.
     let bounds = match kind {
         Distribution::Uniform { low, high } if low < high => {
-            representable_range("rand", low, high, false, dtype)?
+            representable_range(op, low, high, false, dtype)?
         }
         Distribution::Integer { low, high } if dtype.is_float() => {
-            representable_range("randint", low as f64, high as f64, false, dtype)?
+            representable_range(op, low as f64, high as f64, false, dtype)?
         }
         _ => [-f64::from(f32::MAX), f64::from(f32::MAX)],
     };
     let out = Tensor::empty(shape, dtype, device)?;
-    launch::check_device_dtype("random", dtype, device).or_else(|e| match kind {
+    launch::check_device_dtype(op, dtype, device).or_else(|e| match kind {
         // 32-bit integers fit i64 as words.
         Distribution::Integer { .. } | Distribution::SortKey if dtype == DType::I64 => Ok(()),
         _ => Err(e),
@@ -152,7 +159,7 @@ impl Tensor {
     /// Samples floats uniformly from 0 ≤ x < 1, in steps of 2⁻²⁴.
     #[track_caller]
     pub fn rand(shape: impl IntoShape, dtype: DType, device: &Device) -> Result<Tensor> {
-        Self::uniform(shape, 0.0, 1.0, dtype, device)
+        Self::sample_uniform("rand", shape, [0.0, 1.0], dtype, device)
     }
 
     /// Samples uniformly from low ≤ x < high, in 2²⁴ rounded steps. Returns `low` if both are equal.
@@ -167,19 +174,31 @@ impl Tensor {
         dtype: DType,
         device: &Device,
     ) -> Result<Tensor> {
-        let shape = &new_shape("rand", shape)?;
-        check_float_dtype("rand", dtype)?;
+        Self::sample_uniform("uniform", shape, [low, high], dtype, device)
+    }
+
+    #[track_caller]
+    fn sample_uniform(
+        op: &'static str,
+        shape: impl IntoShape,
+        [low, high]: [f64; 2],
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Tensor> {
+        let shape = &new_shape(op, shape)?;
+        check_float_dtype(op, dtype)?;
         fail_if!(!(low <= high && low.is_finite() && high.is_finite());
-            argument("rand"), "{low}..{high} is not a range of numbers");
+            argument(op), "{low}..{high} is not a range of numbers");
         if dtype != DType::F64 || (low, high) == (0.0, 1.0) {
-            return fill_random(shape, Distribution::Uniform { low, high }, dtype, device);
+            return fill_random(op, shape, Distribution::Uniform { low, high }, dtype, device);
         }
+        operation!(op);
         // The kernel's parameters are f32.
-        let unit = fill_random(shape, Distribution::Uniform { low: 0.0, high: 1.0 }, dtype, device)?;
+        let unit = fill_random(op, shape, Distribution::Uniform { low: 0.0, high: 1.0 }, dtype, device)?;
         if low == high {
             return unit.mul(0.0)?.add(low);
         }
-        let [min, max] = representable_range("rand", low, high, false, dtype)?;
+        let [min, max] = representable_range(op, low, high, false, dtype)?;
         let scaled = match high - low {
             width if width.is_finite() => unit.mul(width)?.add(low)?,
             _ => unit.mul(high / 2.0 - low / 2.0)?.add(low / 2.0)?.mul(2.0)?,
@@ -190,7 +209,7 @@ impl Tensor {
     /// Samples floats of the normal distribution with mean 0 and standard deviation 1.
     #[track_caller]
     pub fn randn(shape: impl IntoShape, dtype: DType, device: &Device) -> Result<Tensor> {
-        Self::normal(shape, 0.0, 1.0, dtype, device)
+        Self::sample_normal("randn", shape, [0.0, 1.0], dtype, device)
     }
 
     /// Samples a normal distribution.
@@ -205,22 +224,33 @@ impl Tensor {
         dtype: DType,
         device: &Device,
     ) -> Result<Tensor> {
-        check_float_dtype("randn", dtype)?;
+        Self::sample_normal("normal", shape, [mean, std], dtype, device)
+    }
+
+    #[track_caller]
+    fn sample_normal(
+        op: &'static str,
+        shape: impl IntoShape,
+        [mean, std]: [f64; 2],
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Tensor> {
+        check_float_dtype(op, dtype)?;
         fail_if!(std < 0.0 || std.is_nan();
-            argument("randn"), "a standard deviation is 0 or more, not {std}");
-        fill_random(shape, Distribution::Normal { mean, std }, dtype, device)
+            argument(op), "a standard deviation is 0 or more, not {std}");
+        fill_random(op, shape, Distribution::Normal { mean, std }, dtype, device)
     }
 
     /// Samples as [`rand`](Self::rand) does, with the shape, type and device of `self`.
     #[track_caller]
     pub fn rand_like(&self) -> Result<Tensor> {
-        Self::rand(self.shape(), self.dtype(), self.device())
+        Self::sample_uniform("rand_like", self.shape(), [0.0, 1.0], self.dtype(), self.device())
     }
 
     /// Samples as [`randn`](Self::randn) does, with the shape, type and device of `self`.
     #[track_caller]
     pub fn randn_like(&self) -> Result<Tensor> {
-        Self::randn(self.shape(), self.dtype(), self.device())
+        Self::sample_normal("randn_like", self.shape(), [0.0, 1.0], self.dtype(), self.device())
     }
 
     /// Samples integers from low ≤ x < high, in the range of an i32. The bias is below range / 2³². A float
@@ -236,23 +266,34 @@ impl Tensor {
         dtype: DType,
         device: &Device,
     ) -> Result<Tensor> {
+        Self::sample_integers("randint", shape, [low, high], dtype, device)
+    }
+
+    #[track_caller]
+    fn sample_integers(
+        op: &'static str,
+        shape: impl IntoShape,
+        [low, high]: [i64; 2],
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Tensor> {
         let ends = [i32::try_from(low), i32::try_from(high.saturating_sub(1))];
         fail_if!(low >= high || ends.iter().any(Result::is_err) || u32::try_from(high - low).is_err();
-            argument("randint"), "{low}..{high} is not a range of 32-bit integers");
+            argument(op), "{low}..{high} is not a range of 32-bit integers");
         let max_value = match dtype {
             DType::U8 => Some(255),
             DType::Bool => Some(1),
             _ => None,
         };
         fail_if!(max_value.is_some_and(|max| low < 0 || high - 1 > max) || (dtype == DType::U32 && low < 0);
-            argument("randint"), "{low}..{high} are not all numbers of {dtype}");
-        fill_random(shape, Distribution::Integer { low, high }, dtype, device)
+            argument(op), "{low}..{high} are not all numbers of {dtype}");
+        fill_random(op, shape, Distribution::Integer { low, high }, dtype, device)
     }
 
     /// Samples as [`randint`](Self::randint) does, with the shape, type and device of `self`.
     #[track_caller]
     pub fn randint_like(&self, low: i64, high: i64) -> Result<Tensor> {
-        Self::randint(low, high, self.shape(), self.dtype(), self.device())
+        Self::sample_integers("randint_like", self.shape(), [low, high], self.dtype(), self.device())
     }
 
     /// Returns the integers from 0 to `n` - 1 in random order: the argsort of random 64-bit keys.
@@ -276,7 +317,7 @@ impl Tensor {
             "{dtype} does not hold all numbers below {n}, only those below {max_count}; take i64");
         let keys = {
             let _tag = memory::scope::enter_tag(Tag::Workspace);
-            fill_random([n], Distribution::SortKey, DType::I64, device)?
+            fill_random("randperm", [n], Distribution::SortKey, DType::I64, device)?
         };
         keys.argsort(0, false)?.to_dtype(dtype)
     }
@@ -287,8 +328,19 @@ impl Tensor {
     /// `p` is not a probability.
     #[track_caller]
     pub fn bernoulli(shape: impl IntoShape, p: f64, dtype: DType, device: &Device) -> Result<Tensor> {
-        fail_if!(!(0.0..=1.0).contains(&p); argument("bernoulli"), "{p} is not a probability");
-        fill_random(shape, Distribution::Bernoulli { p }, dtype, device)
+        Self::sample_probability("bernoulli", shape, p, dtype, device)
+    }
+
+    #[track_caller]
+    fn sample_probability(
+        op: &'static str,
+        shape: impl IntoShape,
+        p: f64,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Tensor> {
+        fail_if!(!(0.0..=1.0).contains(&p); argument(op), "{p} is not a probability");
+        fill_random(op, shape, Distribution::Bernoulli { p }, dtype, device)
     }
 
     /// Samples 1 with the probability that each element states, else 0: PyTorch's `bernoulli` of a tensor.
@@ -303,6 +355,12 @@ impl Tensor {
         self.draw_unit()?.lt(self)?.to_dtype(self.dtype())
     }
 
+    /// Replaces the elements for the operation `op`, which errors name.
+    #[track_caller]
+    fn overwrite(&self, op: &'static str, values: &Tensor) -> Result<()> {
+        self.copy_(values).map_err(|error| error.with_op(op))
+    }
+
     /// Draws uniform values from 0 ≤ x < 1, in f64 for f64, else in f32.
     fn draw_unit(&self) -> Result<Tensor> {
         let dtype = if self.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
@@ -315,19 +373,28 @@ impl Tensor {
     /// The tensor is a leaf that requires a gradient while recording. See also [`uniform`](Self::uniform).
     #[track_caller]
     pub fn uniform_(&self, low: f64, high: f64) -> Result<()> {
-        self.copy_(&Self::uniform(self.shape(), low, high, self.dtype(), self.device())?)
+        const OP: &str = "uniform_";
+        run_composite(OP, || {
+            self.copy_(&Self::sample_uniform(OP, self.shape(), [low, high], self.dtype(), self.device())?)
+        })
     }
 
     /// Fills the tensor as [`uniform_`](Self::uniform_) does, with samples of [`normal`](Self::normal).
     #[track_caller]
     pub fn normal_(&self, mean: f64, std: f64) -> Result<()> {
-        self.copy_(&Self::normal(self.shape(), mean, std, self.dtype(), self.device())?)
+        const OP: &str = "normal_";
+        run_composite(OP, || {
+            self.copy_(&Self::sample_normal(OP, self.shape(), [mean, std], self.dtype(), self.device())?)
+        })
     }
 
     /// Fills the tensor as [`uniform_`](Self::uniform_) does, with integers of [`randint`](Self::randint).
     #[track_caller]
     pub fn random_(&self, low: i64, high: i64) -> Result<()> {
-        self.copy_(&self.randint_like(low, high)?)
+        const OP: &str = "random_";
+        run_composite(OP, || {
+            self.copy_(&Self::sample_integers(OP, self.shape(), [low, high], self.dtype(), self.device())?)
+        })
     }
 
     /// Fills the tensor with 1 with probability `p`, else 0. A tensor has a probability for each element, and
@@ -337,12 +404,15 @@ impl Tensor {
     /// See [`uniform_`](Self::uniform_). `p` is not a probability, or is a tensor of another dtype than floats.
     #[track_caller]
     pub fn bernoulli_<'a>(&self, p: impl Into<Operand<'a>>) -> Result<()> {
-        match p.into() {
+        const OP: &str = "bernoulli_";
+        let p: Operand<'_> = p.into();
+        run_composite(OP, || match p {
             Operand::Scalar(p) => {
-                self.copy_(&Self::bernoulli(self.shape(), p.to_f64(), self.dtype(), self.device())?)
+                let (dtype, device) = (self.dtype(), self.device());
+                self.copy_(&Self::sample_probability(OP, self.shape(), p.to_f64(), dtype, device)?)
             }
             Operand::Tensor(p) => self.copy_(&p.broadcast_to(self.shape())?.sample_bernoulli()?),
-        }
+        })
     }
 
     /// Fills the tensor with samples of the exponential distribution, whose mean is 1 / `rate`.
@@ -357,7 +427,7 @@ impl Tensor {
         // A draw of 0 represents the values that round to it, so no sample is 0.
         let sample = self.draw_unit()?.neg()?.log1p()?.neg()?.clamp_min(f64::from(f32::EPSILON) / 4.0)?;
         // The scale and the dtype may round a sample to 0 as well.
-        self.copy_(&sample.mul(1.0 / rate)?.clamp_min(smallest_positive(self.dtype()))?)
+        self.overwrite(OP, &sample.mul(1.0 / rate)?.clamp_min(smallest_positive(self.dtype()))?)
     }
 
     /// Fills the tensor with the number of trials until the first success, whose probability is `p`.
@@ -369,7 +439,7 @@ impl Tensor {
         operation!(OP = "geometric_");
         fail_if!(!(p > 0.0 && p <= 1.0); argument(OP), "takes a probability above 0, got {p}");
         let failures = self.draw_unit()?.neg()?.log1p()?.mul((-p).ln_1p().recip())?;
-        self.copy_(&failures.floor()?.add(1.0)?)
+        self.overwrite(OP, &failures.floor()?.add(1.0)?)
     }
 
     /// Fills the tensor with samples of the Cauchy distribution.
@@ -383,14 +453,17 @@ impl Tensor {
         fail_if!(!(scale > 0.0 && scale.is_finite()); argument(OP), "takes a scale above 0, got {scale}");
         // The middle of each step, so that no angle is a right angle.
         let centered = self.draw_unit()?.sub(0.5)?.add(0.5f64.powi(25))?;
-        self.copy_(&centered.mul(std::f64::consts::PI)?.tan()?.mul(scale)?.add(median)?)
+        self.overwrite(OP, &centered.mul(std::f64::consts::PI)?.tan()?.mul(scale)?.add(median)?)
     }
 
     /// Fills the tensor as [`uniform_`](Self::uniform_) does, with exponentials of [`normal`](Self::normal).
     #[track_caller]
     pub fn log_normal_(&self, mean: f64, std: f64) -> Result<()> {
-        operation!("log_normal_");
-        self.copy_(&Self::normal(self.shape(), mean, std, self.dtype(), self.device())?.exp()?)
+        const OP: &str = "log_normal_";
+        run_composite(OP, || {
+            let (dtype, device) = (self.dtype(), self.device());
+            self.copy_(&Self::sample_normal(OP, self.shape(), [mean, std], dtype, device)?.exp()?)
+        })
     }
 
     /// Zeroes elements with probability `p` and scales the others by 1 / (1 - p), if `training`.

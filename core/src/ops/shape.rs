@@ -171,8 +171,10 @@ pub fn stack(tensors: &[impl AsRef<Tensor>], dim: isize) -> Result<Tensor> {
     if let Some(t) = tensors.iter().find(|t| t.shape() != tensors[0].shape()) {
         fail!(shape("stack", [tensors[0], t]), "tensors have one shape")
     }
-    let rows = tensors.iter().map(|t| t.unsqueeze(dim)).collect::<Result<Vec<_>>>()?;
-    cat(&rows, dim)
+    run_composite("stack", || {
+        let rows = tensors.iter().map(|t| t.unsqueeze(dim)).collect::<Result<Vec<_>>>()?;
+        cat(&rows, dim)
+    })
 }
 
 /// Normalizes dimensions, and fails if one is repeated.
@@ -278,16 +280,19 @@ impl Tensor {
         stack(tensors, dim)
     }
 
-    /// Creates the values `start`, `start + step`, ... before `end`.
+    /// Creates the values `start`, `start + step`, ... before `end`. Each value is `start + i * step` in f64, rounded
+    /// once to f32 or f64; their number is (`end` - `start`) / `step`, rounded up. f16 and bf16 are rounded from f32.
+    /// An integer type drops the fraction of each value.
     ///
     /// # Errors
     /// `step` is 0 or points away from `end`, or 2^32 values or the host's memory are exceeded.
     #[track_caller]
     pub fn arange(start: f64, end: f64, step: f64, dtype: DType, device: &Device) -> Result<Tensor> {
+        operation!(OP = "arange");
         let count = ((end - start) / step).ceil();
-        fail_if!(step == 0.0 || !count.is_finite() || (end - start) * step < 0.0;
-            argument("arange"), "steps of {step} do not lead from {start} to {end}");
-        from_host_fn("arange", count as usize, dtype, device, |i| start + i as f64 * step)
+        fail_if!(step == 0.0 || !count.is_finite() || count < 0.0 || (end - start) * step < 0.0;
+            argument(OP), "steps of {step} do not lead from {start} to {end}");
+        from_host_fn(OP, count as usize, dtype, device, |i| start + i as f64 * step)
     }
 
     /// Creates `steps` equally spaced values from `start` to `end`, both included.
@@ -296,10 +301,11 @@ impl Tensor {
     /// There are 2^32 values or more.
     #[track_caller]
     pub fn linspace(start: f64, end: f64, steps: usize, dtype: DType, device: &Device) -> Result<Tensor> {
+        operation!(OP = "linspace");
         for end in [start, end] {
-            Scalar::Float(end).checked_cast("linspace", dtype)?;
+            Scalar::Float(end).checked_cast(OP, dtype)?;
         }
-        from_host_fn("linspace", steps, dtype, device, linspace_value_fn(start, end, steps, dtype))
+        from_host_fn(OP, steps, dtype, device, linspace_value_fn(start, end, steps, dtype))
     }
 
     /// Creates `base` to the powers of `steps` equally spaced values from `start` to `end`, both included.
@@ -312,13 +318,16 @@ impl Tensor {
         dtype: DType,
         device: &Device,
     ) -> Result<Tensor> {
+        operation!(OP = "logspace");
         let exponent = linspace_value_fn(start, end, steps, dtype);
-        from_host_fn("logspace", steps, dtype, device, |i| base.powf(exponent(i)))
+        from_host_fn(OP, steps, dtype, device, |i| base.powf(exponent(i)))
     }
 
     /// Creates a `rows` by `cols` matrix with ones on the main diagonal and zeros elsewhere.
     #[track_caller]
     pub fn eye(rows: usize, cols: usize, dtype: DType, device: &Device) -> Result<Tensor> {
+        operation!("eye");
+        // Zeros and ones name the operation around them.
         let out = Tensor::zeros([rows, cols], dtype, device)?;
         let diagonal = out.diagonal(0, 0, 1)?;
         Tensor::ones(diagonal.shape(), dtype, device)?.copy_into(&diagonal)?;
@@ -597,13 +606,17 @@ impl Tensor {
     /// Returns the lower triangle of the last two dimensions, up to `diagonal` above the main one.
     #[track_caller]
     pub fn tril(&self, diagonal: isize) -> Result<Tensor> {
-        self.where_(&self.lower_triangle_mask("tril", diagonal)?, false)
+        const OP: &str = "tril";
+        run_composite(OP, || self.where_(&self.lower_triangle_mask(OP, diagonal)?, false))
     }
 
     /// Returns the upper triangle of the last two dimensions, from `diagonal` above the main one on.
     #[track_caller]
     pub fn triu(&self, diagonal: isize) -> Result<Tensor> {
-        self.where_(&self.lower_triangle_mask("triu", diagonal.saturating_sub(1))?.logical_not()?, false)
+        const OP: &str = "triu";
+        run_composite(OP, || {
+            self.where_(&self.lower_triangle_mask(OP, diagonal.saturating_sub(1))?.logical_not()?, false)
+        })
     }
 
     /// Returns a mask that is true where column - row is at most `diagonal`.
@@ -628,11 +641,15 @@ impl Tensor {
     /// The dtype is not an integer, or the number of classes exceeds an i32.
     #[track_caller]
     pub fn one_hot(&self, classes: usize) -> Result<Tensor> {
-        fail_if!(!self.dtype().is_int(); dtype("one_hot", self.dtype()), "takes class numbers");
+        const OP: &str = "one_hot";
+        fail_if!(!self.dtype().is_int(); dtype(OP, self.dtype()), "takes class numbers");
+        fail_if!(classes > i32::MAX as usize; argument(OP), "{classes} classes are more than an i32 counts");
         let range = IndexRange { extent: classes, allows_negative: false, ignored_index: None };
-        check_in_range("one_hot", self, range)?;
-        let columns = Tensor::arange(0.0, classes as f64, 1.0, DType::I32, self.device())?;
-        cast_index_to_i32("one_hot", self, None)?.unsqueeze(-1)?.eq(&columns)?.to_dtype(DType::I64)
+        run_composite(OP, || {
+            check_in_range(OP, self, range)?;
+            let columns = Tensor::arange(0.0, classes as f64, 1.0, DType::I32, self.device())?;
+            cast_index_to_i32(OP, self, None)?.unsqueeze(-1)?.eq(&columns)?.to_dtype(DType::I64)
+        })
     }
 }
 

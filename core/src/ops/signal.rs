@@ -18,6 +18,7 @@ fn build_window(
     (dtype, device): (DType, &Device),
     weight: impl Fn(f64) -> f64,
 ) -> Result<Tensor> {
+    operation!(op);
     fail_if!(!dtype.is_float(); dtype(op, dtype), "windows are floats");
     let steps = interval_count(n, periodic);
     // A single weight is 1.

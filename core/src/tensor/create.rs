@@ -26,14 +26,20 @@ impl Tensor {
     /// `data` has another number of elements than `shape`.
     #[track_caller]
     pub fn from_slice<T: Element>(data: &[T], shape: impl IntoShape, device: &Device) -> Result<Self> {
-        Self::from_bytes(bytemuck::cast_slice(data), shape, T::DTYPE, device)
+        Self::create_from_bytes(
+            "from_slice",
+            bytemuck::cast_slice(data),
+            &shape.to_extents(),
+            T::DTYPE,
+            device,
+        )
     }
 
     /// Creates a boolean tensor of `shape` from row-major elements. One extent may be -1.
     #[track_caller]
     pub fn from_bools(data: &[bool], shape: impl IntoShape, device: &Device) -> Result<Self> {
         let bytes: Vec<u8> = data.iter().map(|&b| u8::from(b)).collect();
-        Self::from_bytes(&bytes, shape, DType::Bool, device)
+        Self::create_from_bytes("from_bools", &bytes, &shape.to_extents(), DType::Bool, device)
     }
 
     /// Creates a tensor of `shape` from the little-endian bytes of its row-major elements. One extent may be -1.
@@ -42,22 +48,35 @@ impl Tensor {
     /// `data` has another length than shape and dtype say, or a bool has a byte other than 0 and 1.
     #[track_caller]
     pub fn from_bytes(data: &[u8], shape: impl IntoShape, dtype: DType, device: &Device) -> Result<Self> {
-        let extents = shape.to_extents();
+        Self::create_from_bytes("from_bytes", data, &shape.to_extents(), dtype, device)
+    }
+
+    /// Creates a tensor of bytes for the function `name`, unless an operation around it is running.
+    #[track_caller]
+    pub(super) fn create_from_bytes(
+        name: &'static str,
+        data: &[u8],
+        extents: &[isize],
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Self> {
+        let op = memory::scope::current_op_or(name);
+        let _op = memory::scope::enter_op(op);
         let shape = match extents.contains(&-1) {
-            true => infer_shape("from_slice", &[data.len() / dtype.size()], &extents)?,
-            false => new_shape("from_slice", &extents)?,
+            true => infer_shape(op, &[data.len() / dtype.size()], extents)?,
+            false => new_shape(op, extents)?,
         };
         let elements = checked_numel(&shape);
         if elements.and_then(|n| n.checked_mul(dtype.size())) != Some(data.len()) {
             let takes = elements.map_or_else(|| "more than 2^64".to_owned(), |n| n.to_string());
             fail!(
-                argument("from_slice"),
+                argument(op),
                 "shape {shape:?} of {dtype} takes {takes} elements, the data has {}",
                 data.len() / dtype.size()
             );
         }
         fail_if!(dtype == DType::Bool && data.iter().any(|&byte| byte > 1);
-            argument("from_bytes"), "the bytes of a bool tensor are 0 and 1; compare others with `ne(0)`");
+            argument(op), "the bytes of a bool tensor are 0 and 1; compare others with `ne(0)`");
         let out = Self::empty(&shape, dtype, device)?;
         out.upload_bytes(data)?;
         Ok(out)

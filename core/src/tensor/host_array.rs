@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use super::{Dims, Tensor};
+use super::{Dims, IntoShape, Tensor};
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result, fail_if};
 use crate::runtime::device::Device;
@@ -138,7 +138,8 @@ impl Tensor {
         let shape = values.extents();
         let mut stored = Vec::with_capacity(shape.iter().product());
         values.append_to(&shape, &mut stored)?;
-        Self::from_bytes(bytemuck::cast_slice(&stored), &shape, A::Item::DTYPE, device)
+        let extents = shape.to_extents();
+        Self::create_from_bytes("new", bytemuck::cast_slice(&stored), &extents, A::Item::DTYPE, device)
     }
 }
 

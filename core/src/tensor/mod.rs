@@ -124,10 +124,7 @@ impl Tensor {
         dtype: DType,
         device: &Device,
     ) -> Result<(Dims, u64)> {
-        let op = || match crate::memory::scope::current().op {
-            "" => name,
-            op => op,
-        };
+        let op = || crate::memory::scope::current_op_or(name);
         if !device.supports_dtype(dtype) {
             return Err(Error::Unsupported {
                 op: op(),

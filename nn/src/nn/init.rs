@@ -74,78 +74,109 @@ pub fn create_buffer(make: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
 #[track_caller]
 pub fn calculate_fan_in_and_fan_out(weight: &Tensor) -> Result<(usize, usize)> {
     let &[out, inputs, ref window @ ..] = weight.shape() else {
-        fail!(shape("init", [weight]), "takes a weight of at least two dimensions");
+        fail!(shape("calculate_fan_in_and_fan_out", [weight]), "takes a weight of at least two dimensions");
     };
     let window: usize = window.iter().product();
     Ok((inputs * window, out * window))
 }
 
-fn overwrite_with(t: &Tensor, make: impl FnOnce(&[usize], DType, &Device) -> Result<Tensor>) -> Result<()> {
+/// Returns the fans of a weight for the function `op`.
+fn calculate_fans(op: &'static str, weight: &Tensor) -> Result<(usize, usize)> {
+    calculate_fan_in_and_fan_out(weight).map_err(|error| error.with_op(op))
+}
+
+/// Overwrites a tensor for the function `op`, which errors name.
+#[track_caller]
+fn overwrite_with(
+    op: &'static str,
+    t: &Tensor,
+    make: impl FnOnce(&[usize], DType, &Device) -> Result<Tensor>,
+) -> Result<()> {
     let _tag = memory::scope::enter_tag(Tag::Workspace);
-    t.detach().copy_(&make(t.shape(), t.dtype(), t.device())?)
+    let made = make(t.shape(), t.dtype(), t.device());
+    made.and_then(|values| t.detach().copy_(&values)).map_err(|error| error.with_op(op))
+}
+
+#[track_caller]
+fn fill_uniform(op: &'static str, t: &Tensor, low: f64, high: f64) -> Result<()> {
+    overwrite_with(op, t, |shape, to, device| Tensor::uniform(shape, low, high, to, device))
+}
+
+#[track_caller]
+fn fill_normal(op: &'static str, t: &Tensor, mean: f64, std: f64) -> Result<()> {
+    check::non_negative(op, "std", std)?;
+    overwrite_with(op, t, |shape, to, device| Tensor::normal(shape, mean, std, to, device))
+}
+
+#[track_caller]
+fn fill_constant(op: &'static str, t: &Tensor, value: f64) -> Result<()> {
+    overwrite_with(op, t, |_, to, device| Tensor::full((), value, to, device))
 }
 
 /// Fills the tensor with uniform values in low ≤ x < high.
 #[track_caller]
 pub fn uniform_(t: &Tensor, low: f64, high: f64) -> Result<()> {
-    overwrite_with(t, |shape, to, device| Tensor::uniform(shape, low, high, to, device))
+    fill_uniform("uniform_", t, low, high)
 }
 
 /// Fills the tensor with normal values of a deviation `std`, finite and at least 0.
 #[track_caller]
 pub fn normal_(t: &Tensor, mean: f64, std: f64) -> Result<()> {
-    check::non_negative("normal_", "std", std)?;
-    overwrite_with(t, |shape, to, device| Tensor::normal(shape, mean, std, to, device))
+    fill_normal("normal_", t, mean, std)
 }
 
 /// Fills the tensor with one value.
 #[track_caller]
 pub fn constant_(t: &Tensor, value: f64) -> Result<()> {
-    overwrite_with(t, |_, to, device| Tensor::full((), value, to, device))
+    fill_constant("constant_", t, value)
 }
 
 /// Fills the tensor with zeros.
 #[track_caller]
 pub fn zeros_(t: &Tensor) -> Result<()> {
-    constant_(t, 0.0)
+    fill_constant("zeros_", t, 0.0)
 }
 
 /// Fills the tensor with ones.
 #[track_caller]
 pub fn ones_(t: &Tensor) -> Result<()> {
-    constant_(t, 1.0)
+    fill_constant("ones_", t, 1.0)
 }
 
 /// Fills the weight \[out, in, ..\] with uniform values that preserve the variance through a layer and a leaky
 /// ReLU. `a` is the slope of the leaky ReLU (0 for a ReLU). Layers use √5, which gives the bound 1/√fan_in.
 #[track_caller]
 pub fn kaiming_uniform_(t: &Tensor, a: f64) -> Result<()> {
-    let bound = (6.0 / ((1.0 + a * a) * calculate_fan_in_and_fan_out(t)?.0.max(1) as f64)).sqrt();
-    uniform_(t, -bound, bound)
+    const OP: &str = "kaiming_uniform_";
+    let bound = (6.0 / ((1.0 + a * a) * calculate_fans(OP, t)?.0.max(1) as f64)).sqrt();
+    fill_uniform(OP, t, -bound, bound)
 }
 
 /// Fills the weight \[out, in, ..\] with normal values of the variance of [`kaiming_uniform_`].
 #[track_caller]
 pub fn kaiming_normal_(t: &Tensor, a: f64) -> Result<()> {
-    normal_(t, 0.0, (2.0 / ((1.0 + a * a) * calculate_fan_in_and_fan_out(t)?.0.max(1) as f64)).sqrt())
+    const OP: &str = "kaiming_normal_";
+    fill_normal(OP, t, 0.0, (2.0 / ((1.0 + a * a) * calculate_fans(OP, t)?.0.max(1) as f64)).sqrt())
 }
 
 /// Fills the weight \[out, in, ..\] with uniform values that preserve the variance in both directions (Glorot).
 /// `gain` is finite and at least 0.
 #[track_caller]
 pub fn xavier_uniform_(t: &Tensor, gain: f64) -> Result<()> {
-    check::non_negative("xavier_uniform_", "gain", gain)?;
-    let (fan_in, fan_out) = calculate_fan_in_and_fan_out(t)?;
+    const OP: &str = "xavier_uniform_";
+    check::non_negative(OP, "gain", gain)?;
+    let (fan_in, fan_out) = calculate_fans(OP, t)?;
     let bound = gain * (6.0 / (fan_in + fan_out).max(1) as f64).sqrt();
-    uniform_(t, -bound, bound)
+    fill_uniform(OP, t, -bound, bound)
 }
 
 /// Fills the weight with normal values of the variance of [`xavier_uniform_`], with the same conditions.
 #[track_caller]
 pub fn xavier_normal_(t: &Tensor, gain: f64) -> Result<()> {
-    check::non_negative("xavier_normal_", "gain", gain)?;
-    let (fan_in, fan_out) = calculate_fan_in_and_fan_out(t)?;
-    normal_(t, 0.0, gain * (2.0 / (fan_in + fan_out).max(1) as f64).sqrt())
+    const OP: &str = "xavier_normal_";
+    check::non_negative(OP, "gain", gain)?;
+    let (fan_in, fan_out) = calculate_fans(OP, t)?;
+    fill_normal(OP, t, 0.0, gain * (2.0 / (fan_in + fan_out).max(1) as f64).sqrt())
 }
 
 /// Activation after a weight, for [`calculate_gain`].
@@ -191,8 +222,8 @@ pub enum FanMode {
     FanOut,
 }
 
-fn kaiming_std(t: &Tensor, fan: FanMode, of: Nonlinearity) -> Result<f64> {
-    let (fan_in, fan_out) = calculate_fan_in_and_fan_out(t)?;
+fn kaiming_std(op: &'static str, t: &Tensor, fan: FanMode, of: Nonlinearity) -> Result<f64> {
+    let (fan_in, fan_out) = calculate_fans(op, t)?;
     let n = if fan == FanMode::FanIn { fan_in } else { fan_out };
     Ok(calculate_gain(of) / (n.max(1) as f64).sqrt())
 }
@@ -200,14 +231,16 @@ fn kaiming_std(t: &Tensor, fan: FanMode, of: Nonlinearity) -> Result<f64> {
 /// Generalises [`kaiming_uniform_`] to either fan and any activation, with the same errors.
 #[track_caller]
 pub fn kaiming_uniform_with_mode_(t: &Tensor, fan: FanMode, of: Nonlinearity) -> Result<()> {
-    let bound = 3f64.sqrt() * kaiming_std(t, fan, of)?;
-    uniform_(t, -bound, bound)
+    const OP: &str = "kaiming_uniform_with_mode_";
+    let bound = 3f64.sqrt() * kaiming_std(OP, t, fan, of)?;
+    fill_uniform(OP, t, -bound, bound)
 }
 
 /// Generalises [`kaiming_normal_`] to either fan and any activation, with the same errors.
 #[track_caller]
 pub fn kaiming_normal_with_mode_(t: &Tensor, fan: FanMode, of: Nonlinearity) -> Result<()> {
-    normal_(t, 0.0, kaiming_std(t, fan, of)?)
+    const OP: &str = "kaiming_normal_with_mode_";
+    fill_normal(OP, t, 0.0, kaiming_std(OP, t, fan, of)?)
 }
 
 /// Fills the tensor with normal values in low ≤ x ≤ high, sampled from the inverse distribution.
@@ -216,14 +249,15 @@ pub fn kaiming_normal_with_mode_(t: &Tensor, fan: FanMode, of: Nonlinearity) -> 
 /// `low` is not below `high`, `std` is not positive, or the dtype has no value between the bounds.
 #[track_caller]
 pub fn trunc_normal_(t: &Tensor, mean: f64, std: f64, low: f64, high: f64) -> Result<()> {
+    const OP: &str = "trunc_normal_";
     fail_if!(!(low < high && std > 0.0 && std.is_finite() && mean.is_finite());
-        argument("trunc_normal_"), "{low}..{high} with a deviation of {std} holds no normal numbers");
+        argument(OP), "{low}..{high} with a deviation of {std} holds no normal numbers");
     // erf at the bounds is twice the cumulative distribution minus 1. Only f32 arithmetic uses these values.
     let bound = |x: f64| libm::erf((x - mean) / (std * std::f64::consts::SQRT_2));
     // Distant or close bounds may round to the same f32 value.
     let [from, to] = [low, high].map(|x| f64::from(bound(x) as f32));
-    overwrite_with(t, |shape, dtype, device| {
-        let [min, max] = representable_range("trunc_normal_", low, high, true, dtype)?;
+    overwrite_with(OP, t, |shape, dtype, device| {
+        let [min, max] = representable_range(OP, low, high, true, dtype)?;
         let normal = Tensor::uniform(shape, from, to, DType::F32, device)?.erfinv()?;
         let normal = normal.mul(std * std::f64::consts::SQRT_2)?.add(mean)?;
         normal.to_dtype(dtype)?.clamp(min, max)
@@ -235,11 +269,12 @@ pub fn trunc_normal_(t: &Tensor, mean: f64, std: f64, low: f64, high: f64) -> Re
 /// the values, and waits for the device.
 #[track_caller]
 pub fn orthogonal_(t: &Tensor, gain: f64) -> Result<()> {
-    calculate_fan_in_and_fan_out(t)?;
+    const OP: &str = "orthogonal_";
+    calculate_fans(OP, t)?;
     let rows = t.shape()[0];
     let columns = t.numel() / rows.max(1);
     let (short, long) = (rows.min(columns), rows.max(columns));
-    overwrite_with(t, |shape, dtype, device| {
+    overwrite_with(OP, t, |shape, dtype, device| {
         let samples = Tensor::randn([short * long], DType::F32, device)?.to_f64s()?;
         let mut lines: Vec<Vec<f64>> = samples.chunks(long.max(1)).map(<[f64]>::to_vec).collect();
         for k in 0..lines.len() {
@@ -265,22 +300,24 @@ pub fn orthogonal_(t: &Tensor, gain: f64) -> Result<()> {
 /// Fills the matrix with the identity: ones on the diagonal, zeros elsewhere.
 #[track_caller]
 pub fn eye_(t: &Tensor) -> Result<()> {
+    const OP: &str = "eye_";
     let &[rows, columns] = t.shape() else {
-        fail!(shape("eye_", [t]), "takes a matrix");
+        fail!(shape(OP, [t]), "takes a matrix");
     };
-    overwrite_with(t, |_, to, device| Tensor::eye(rows, columns, to, device))
+    overwrite_with(OP, t, |_, to, device| Tensor::eye(rows, columns, to, device))
 }
 
 /// Puts ones in the centre of kernels, so that a convolution \[out, in / groups, kernel..\] preserves its
 /// first channels in each group. The kernel has 1 to 3 dimensions, and the groups divide the outputs.
 #[track_caller]
 pub fn dirac_(t: &Tensor, groups: usize) -> Result<()> {
+    const OP: &str = "dirac_";
     let &[out, inputs, ref window @ ..] = t.shape() else {
-        fail!(shape("dirac_", [t]), "takes a weight of 3 to 5 dimensions");
+        fail!(shape(OP, [t]), "takes a weight of 3 to 5 dimensions");
     };
     fail_if!(
         !(1..=3).contains(&window.len()) || groups == 0 || !out.is_multiple_of(groups);
-        shape("dirac_", [t]), "takes a weight of 3 to 5 dimensions whose outputs divide into {groups} groups"
+        shape(OP, [t]), "takes a weight of 3 to 5 dimensions whose outputs divide into {groups} groups"
     );
     let size: usize = window.iter().product();
     let middle = window.iter().fold(0, |at, n| at * n + n / 2);
@@ -291,19 +328,20 @@ pub fn dirac_(t: &Tensor, groups: usize) -> Result<()> {
             values[(o * inputs + channel) * size + middle] = 1.0;
         }
     }
-    overwrite_with(t, |shape, to, device| Tensor::from_slice(&values, shape, device)?.to_dtype(to))
+    overwrite_with(OP, t, |shape, to, device| Tensor::from_slice(&values, shape, device)?.to_dtype(to))
 }
 
 /// Fills the matrix with normal values, and zeroes a random part `sparsity` (0 to 1) of each column (Martens,
 /// 2010).
 #[track_caller]
 pub fn sparse_(t: &Tensor, sparsity: f64, std: f64) -> Result<()> {
+    const OP: &str = "sparse_";
     let &[rows, columns] = t.shape() else {
-        fail!(shape("sparse_", [t]), "takes a matrix");
+        fail!(shape(OP, [t]), "takes a matrix");
     };
-    fail_if!(!(0.0..=1.0).contains(&sparsity); argument("sparse_"), "{sparsity} is not between 0 and 1");
+    fail_if!(!(0.0..=1.0).contains(&sparsity); argument(OP), "{sparsity} is not between 0 and 1");
     let zeros = (sparsity * rows as f64).ceil() as i64;
-    overwrite_with(t, |shape, dtype, device| {
+    overwrite_with(OP, t, |shape, dtype, device| {
         // Random ranks of the rows in each column.
         let ranks =
             Tensor::rand([rows, columns], DType::F32, device)?.argsort(0, false)?.to_dtype(DType::I32)?;
@@ -316,8 +354,9 @@ pub fn sparse_(t: &Tensor, sparsity: f64, std: f64) -> Result<()> {
 /// to all of them.
 #[track_caller]
 pub fn parameters_to_vector(parameters: &[Tensor]) -> Result<Tensor> {
-    let flat = parameters.iter().map(|p| p.reshape([p.numel()])).collect::<Result<Vec<_>>>()?;
-    forebay_core::ops::cat(&flat, 0)
+    let flat = parameters.iter().map(|p| p.reshape([p.numel()])).collect::<Result<Vec<_>>>();
+    flat.and_then(|flat| forebay_core::ops::cat(&flat, 0))
+        .map_err(|error| error.with_op("parameters_to_vector"))
 }
 
 /// Copies a vector of as many elements into the parameters, in order: PyTorch's `vector_to_parameters`.

@@ -6,10 +6,12 @@ use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Error;
 use forebay::memory::{Bytes, Config, Tag, scope};
+use forebay::nn::init::{FanMode, Nonlinearity};
 use forebay::nn::{Conv2d, Conv2dOptions, Embedding, Linear, Lstm, RecurrentOptions, SelfAttention, init};
 use forebay::ops::{
     AttentionOptions, ConvolutionOptions, EmbeddingBagOptions, Im2colOptions, InterpolateOptions, PadMode,
-    Pool2dOptions, RreluOptions, cartesian_prod,
+    Pool2dOptions, RreluOptions, block_diag, broadcast_tensors, cartesian_prod, column_stack, dstack, einsum,
+    hstack, meshgrid, multi_dot, vstack,
 };
 use forebay::optim::{AdamW, Optimizer};
 use forebay::tensor::Tensor;
@@ -25,6 +27,8 @@ tests![
     huge_arguments_are_errors,
     invalid_values_are_errors,
     messages_name_the_tensors_and_the_next_step,
+    messages_name_the_function_that_was_called,
+    reports_name_the_function_that_was_called,
     wrong_devices,
     backward_that_cannot_run,
     devices_that_are_not_there,
@@ -262,23 +266,175 @@ fn messages_name_the_tensors_and_the_next_step(device: &Device) -> Result<()> {
             "linear: does not take f64; the weight [2, 4] is f32, the input [3, 4] is not; cast the input to f32 with `to_dtype`",
         )?;
     }
-    // The error names the function that the user called, not an inner one.
-    let many = [1 << 20, 1 << 20];
-    for (name, result) in [
-        ("zeros", Tensor::zeros(many, DType::F32, device)),
-        ("ones", Tensor::ones(many, DType::F32, device)),
-        ("full", Tensor::full(many, 2.0, DType::F32, device)),
-        ("empty", Tensor::empty(many, DType::F32, device)),
-        ("linspace", Tensor::linspace(0.0, 1.0, 1 << 40, DType::F32, device)),
+    Ok(())
+}
+
+/// Functions that create, join or fill tensors name themselves, not a function that they call.
+fn messages_name_the_function_that_was_called(device: &Device) -> Result<()> {
+    let (f32, none) = (DType::F32, [] as [&Tensor; 0]);
+    let many = [1usize << 20, 1 << 20];
+    let (x, image) = (Tensor::ones([4], f32, device)?, Tensor::ones([1, 3, 8, 8], f32, device)?);
+    let (cube, other) = (Tensor::ones([2, 2, 2], f32, device)?, Tensor::ones([3, 5, 3], f32, device)?);
+    let (classes, row) = (Tensor::zeros([2], DType::I32, device)?, Tensor::ones([2, 2], f32, device)?);
+    let leaf = x.copy()?.to_leaf()?;
+    let created = [
+        ("zeros", Tensor::zeros(many, f32, device)),
+        ("ones", Tensor::ones(-1, f32, device)),
+        ("full", Tensor::full(many, 2.0, f32, device)),
+        ("full", Tensor::full(2, 1e300, f32, device)),
+        ("full_like", x.full_like(1e300)),
+        ("empty", Tensor::empty([-1, 2], f32, device)),
+        ("new", Tensor::new(vec![vec![1.0], vec![2.0, 3.0]], device)),
+        ("from_slice", Tensor::from_slice(&[1.0f32], 2, device)),
+        ("from_slice", Tensor::from_slice(&[1.0f32], [-1, 2], device)),
+        ("from_bools", Tensor::from_bools(&[true], 2, device)),
+        ("from_bools", Tensor::from_bools(&[true], [-1, -1], device)),
+        ("from_bytes", Tensor::from_bytes(&[1, 2, 3], 1, f32, device)),
+        ("from_bytes", Tensor::from_bytes(&[2], -2, DType::Bool, device)),
+        ("arange", Tensor::arange(0.0, 1.0, 0.0, f32, device)),
+        ("arange", Tensor::arange(0.0, 300.0, 1.0, DType::U8, device)),
+        ("linspace", Tensor::linspace(0.0, 1.0, 1 << 40, f32, device)),
+        ("linspace", Tensor::linspace(0.0, 300.0, 3, DType::U8, device)),
+        ("logspace", Tensor::logspace(0.0, 1.0, 1 << 40, 2.0, f32, device)),
+        ("eye", Tensor::eye(1 << 20, 1 << 20, f32, device)),
+        ("one_hot", x.one_hot(3)),
+        ("one_hot", classes.one_hot(1 << 40)),
+        ("one_hot", classes.one_hot(i32::MAX as usize)),
+        ("tril", x.tril(0)),
+        ("triu", x.triu(0)),
+        ("tril_indices", Tensor::tril_indices(1 << 20, 1 << 20, 0, device)),
+        ("triu_indices", Tensor::triu_indices(1 << 20, 1 << 20, 0, device)),
+        ("hann_window", Tensor::hann_window(4, true, DType::I32, device)),
+        ("hamming_window", Tensor::hamming_window(1 << 40, true, f32, device)),
+        ("blackman_window", Tensor::blackman_window(1 << 40, true, f32, device)),
+        ("bartlett_window", Tensor::bartlett_window(1 << 40, true, f32, device)),
+        ("kaiser_window", Tensor::kaiser_window(4, true, -1.0, f32, device)),
+        ("gaussian_window", Tensor::gaussian_window(4, 0.0, true, f32, device)),
+        ("general_cosine_window", Tensor::general_cosine_window(4, &[], true, f32, device)),
+        ("rand", Tensor::rand(many, f32, device)),
+        ("rand", Tensor::rand(2, DType::I32, device)),
+        ("rand_like", classes.rand_like()),
+        ("randn", Tensor::randn(-1, f32, device)),
+        ("randn_like", classes.randn_like()),
+        ("uniform", Tensor::uniform(2, 1.0, 0.0, f32, device)),
+        ("uniform", Tensor::uniform(many, 0.0, 1.0, f32, device)),
+        ("normal", Tensor::normal(2, 0.0, -1.0, f32, device)),
+        ("normal", Tensor::normal([-1], 0.0, 1.0, f32, device)),
+        ("randint", Tensor::randint(2, 1, 2, DType::I32, device)),
+        ("randint", Tensor::randint(0, 9, many, DType::I32, device)),
+        ("randint_like", classes.randint_like(2, 1)),
+        ("randperm", Tensor::randperm(300, DType::U8, device)),
+        ("bernoulli", Tensor::bernoulli(2, 2.0, f32, device)),
+        ("bernoulli", Tensor::bernoulli(many, 0.5, f32, device)),
+        ("sample_bernoulli", classes.sample_bernoulli()),
+        ("multinomial", cube.multinomial(1, true)),
+        ("cat", Tensor::cat(&[&x, &cube], 0)),
+        ("stack", Tensor::stack(&none, 0)),
+        ("stack", Tensor::stack(&[&x, &x], 5)),
+        ("hstack", hstack(&[&cube, &other])),
+        ("hstack", hstack(&none)),
+        ("vstack", vstack(&[&cube, &other])),
+        ("dstack", dstack(&[&cube, &other])),
+        ("column_stack", column_stack(&[&cube, &other])),
+        ("block_diag", block_diag(&[&cube])),
+        ("meshgrid", meshgrid(&[&cube], false).map(|_| cube.clone())),
+        ("broadcast_tensors", broadcast_tensors(&[&x, &cube]).map(|_| cube.clone())),
+        ("cartesian_prod", cartesian_prod(&[&cube])),
+        ("einsum", einsum("ij,jk", &[&cube])),
+        ("multi_dot", multi_dot(&none)),
         ("expand", image.expand([2, 3, 8, 8, 9])),
         ("slice_dim", image.slice_dim(4, 0, 1, 1)),
         ("slice_dim", image.slice_dim(0, 0, 1, 0)),
-        ("stack", Tensor::stack(&[] as &[Tensor], 0)),
-        ("copy_", image.narrow(1, 0, 1)?.copy_(&image).map(|()| image.clone())),
         ("init::default_dtype", init::default_dtype(DType::I64).map(|_| image.clone())),
-    ] {
-        let text = message(result)?;
+        ("parameters_to_vector", init::parameters_to_vector(&[])),
+    ];
+    let filled = [
+        ("copy_", image.narrow(1, 0, 1)?.copy_(&image)),
+        ("uniform_", x.uniform_(1.0, 0.0)),
+        ("uniform_", leaf.uniform_(0.0, 1.0)),
+        ("normal_", x.normal_(0.0, -1.0)),
+        ("normal_", leaf.normal_(0.0, 1.0)),
+        ("random_", classes.random_(2, 1)),
+        ("random_", leaf.random_(0, 2)),
+        ("bernoulli_", x.bernoulli_(2.0)),
+        ("bernoulli_", x.bernoulli_(&cube)),
+        ("bernoulli_", leaf.bernoulli_(0.5)),
+        ("exponential_", x.exponential_(0.0)),
+        ("exponential_", leaf.exponential_(1.0)),
+        ("geometric_", x.geometric_(0.0)),
+        ("geometric_", leaf.geometric_(0.5)),
+        ("cauchy_", x.cauchy_(0.0, 0.0)),
+        ("cauchy_", leaf.cauchy_(0.0, 1.0)),
+        ("log_normal_", classes.log_normal_(0.0, 1.0)),
+        ("log_normal_", leaf.log_normal_(0.0, 1.0)),
+        ("uniform_", init::uniform_(&x, 1.0, 0.0)),
+        ("normal_", init::normal_(&classes, 0.0, 1.0)),
+        ("constant_", init::constant_(&x, 1e300)),
+        ("kaiming_uniform_", init::kaiming_uniform_(&x, 0.0)),
+        ("kaiming_normal_", init::kaiming_normal_(&row, f64::NAN)),
+        ("xavier_uniform_", init::xavier_uniform_(&x, 1.0)),
+        ("xavier_normal_", init::xavier_normal_(&row, -1.0)),
+        (
+            "kaiming_uniform_with_mode_",
+            init::kaiming_uniform_with_mode_(&x, FanMode::FanIn, Nonlinearity::Tanh),
+        ),
+        (
+            "kaiming_normal_with_mode_",
+            init::kaiming_normal_with_mode_(&x, FanMode::FanIn, Nonlinearity::Tanh),
+        ),
+        ("trunc_normal_", init::trunc_normal_(&x, 0.0, 1.0, 1.0, 0.0)),
+        ("orthogonal_", init::orthogonal_(&x, 1.0)),
+        ("eye_", init::eye_(&x)),
+        ("dirac_", init::dirac_(&x, 1)),
+        ("sparse_", init::sparse_(&x, 0.5, 1.0)),
+        ("sparse_", init::sparse_(&row, 0.5, -1.0)),
+        ("vector_to_parameters", init::vector_to_parameters(&x, &[])),
+    ];
+    let filled = filled.into_iter().map(|(name, result)| (name, result.map(|()| x.clone())));
+    for (name, result) in created.into_iter().chain(filled) {
+        let text = message(result).context(name)?;
         ensure!(text.starts_with(&format!("{name}: ")), "{name} says {text}");
+    }
+    Ok(())
+}
+
+/// A report of a full device names the function that was called. The null device has the same text everywhere.
+fn reports_name_the_function_that_was_called(_: &Device) -> Result<()> {
+    let device = &Device::null(Default::default());
+    let (f32, n) = (DType::F32, 8 << 20);
+    let (x, classes) = (Tensor::ones(n, f32, device)?, Tensor::zeros(n, DType::I32, device)?);
+    let (floats, bools) = (vec![0f32; n], vec![true; 4 * n]);
+    device.pool().set_limit(Some(device.memory().reserved()));
+    for (name, result) in [
+        ("zeros", Tensor::zeros(n, f32, device)),
+        ("zeros_like", x.zeros_like()),
+        ("ones_like", x.ones_like()),
+        ("full", Tensor::full(n, 2.0, f32, device)),
+        ("full_like", x.full_like(2.0)),
+        ("from_slice", Tensor::from_slice(&floats, n, device)),
+        ("from_bools", Tensor::from_bools(&bools, 4 * n, device)),
+        ("new", Tensor::new(&floats[..], device)),
+        ("arange", Tensor::arange(0.0, n as f64, 1.0, f32, device)),
+        ("linspace", Tensor::linspace(0.0, 1.0, n, f32, device)),
+        ("eye", Tensor::eye(1 << 12, 1 << 12, f32, device)),
+        ("one_hot", classes.one_hot(10)),
+        ("tril_indices", Tensor::tril_indices(1 << 12, 1 << 12, 0, device)),
+        ("hann_window", Tensor::hann_window(n, true, f32, device)),
+        ("rand", Tensor::rand(n, f32, device)),
+        ("rand_like", x.rand_like()),
+        ("uniform", Tensor::uniform(n, 0.0, 1.0, f32, device)),
+        ("normal", Tensor::normal(n, 0.0, 1.0, f32, device)),
+        ("randint_like", classes.randint_like(0, 9)),
+        ("randperm", Tensor::randperm(n, DType::I32, device)),
+        ("bernoulli", Tensor::bernoulli(n, 0.5, f32, device)),
+        ("hstack", hstack(&[&x, &x])),
+        ("uniform_", x.uniform_(0.0, 1.0).map(|()| x.clone())),
+    ] {
+        let text = message(result).context(name)?;
+        ensure!(
+            text.starts_with(&format!("out of memory on null:0: {name} asked for ")),
+            "{name} says {text}"
+        );
     }
     Ok(())
 }
@@ -288,11 +444,11 @@ fn invalid_values_are_errors(device: &Device) -> Result<()> {
     let x = Tensor::ones([4, 4], DType::F32, device)?;
     ensure_message(
         Tensor::uniform([2], 1.0, 0.0, DType::F32, device),
-        "rand: 1..0 is not a range of numbers",
+        "uniform: 1..0 is not a range of numbers",
     )?;
     ensure_message(
         Tensor::normal([2], 0.0, -1.0, DType::F32, device),
-        "randn: a standard deviation is 0 or more, not -1",
+        "normal: a standard deviation is 0 or more, not -1",
     )?;
     ensure_message(
         Tensor::randint(0, 300, [2], DType::U8, device),

@@ -27,6 +27,13 @@ macro_rules! operation {
 }
 pub(crate) use operation;
 
+/// Runs the operation `op`, which calls other operations. Errors of these name `op`, which the user called.
+#[track_caller]
+pub(crate) fn run_composite<T>(op: &'static str, run: impl FnOnce() -> Result<T>) -> Result<T> {
+    operation!(op);
+    run().map_err(|error| error.with_op(op))
+}
+
 /// Tensors that a kernel binds, in order.
 pub(crate) type TensorList<'a> = SmallVec<[&'a Tensor; 9]>;
 

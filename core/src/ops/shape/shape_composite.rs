@@ -5,11 +5,18 @@ use crate::ops::prelude::*;
 use crate::ops::shape::{PadMode, as_refs, cat, distinct_dims, stack};
 use crate::tensor::layout::MAX_TENSOR_NUMEL;
 
-/// Maps each tensor, and concatenates the results along a dimension.
+/// Maps each tensor, and concatenates the results along a dimension, for the operation `op`.
 #[track_caller]
-fn map_and_cat(tensors: &[&Tensor], dim: isize, f: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
-    let tensors = tensors.iter().map(|t| f(t)).collect::<Result<Vec<_>>>()?;
-    cat(&tensors, dim)
+fn map_and_cat(
+    op: &'static str,
+    tensors: &[&Tensor],
+    dim: isize,
+    f: impl Fn(&Tensor) -> Result<Tensor>,
+) -> Result<Tensor> {
+    run_composite(op, || {
+        let tensors = tensors.iter().map(|t| f(t)).collect::<Result<Vec<_>>>()?;
+        cat(&tensors, dim)
+    })
 }
 
 /// Concatenates tensors along dimension 1, or along dimension 0 if they have fewer than two dimensions.
@@ -17,26 +24,27 @@ fn map_and_cat(tensors: &[&Tensor], dim: isize, f: impl Fn(&Tensor) -> Result<Te
 pub fn hstack(tensors: &[impl AsRef<Tensor>]) -> Result<Tensor> {
     let tensors = &as_refs(tensors)[..];
     let flat = tensors.first().is_some_and(|t| t.rank() < 2);
-    map_and_cat(tensors, if flat { 0 } else { 1 }, Tensor::atleast_1d)
+    map_and_cat("hstack", tensors, if flat { 0 } else { 1 }, Tensor::atleast_1d)
 }
 
 /// Concatenates tensors along dimension 0. Tensors with fewer than two dimensions become rows.
 #[track_caller]
 pub fn vstack(tensors: &[impl AsRef<Tensor>]) -> Result<Tensor> {
-    map_and_cat(&as_refs(tensors), 0, Tensor::atleast_2d)
+    map_and_cat("vstack", &as_refs(tensors), 0, Tensor::atleast_2d)
 }
 
 /// Concatenates tensors along dimension 2. Tensors with fewer than three dimensions are stacked along it.
 #[track_caller]
 pub fn dstack(tensors: &[impl AsRef<Tensor>]) -> Result<Tensor> {
-    map_and_cat(&as_refs(tensors), 2, Tensor::atleast_3d)
+    map_and_cat("dstack", &as_refs(tensors), 2, Tensor::atleast_3d)
 }
 
 /// Concatenates tensors along dimension 1. Tensors with fewer than two dimensions become columns.
 #[track_caller]
 pub fn column_stack(tensors: &[impl AsRef<Tensor>]) -> Result<Tensor> {
     let tensors = &as_refs(tensors)[..];
-    map_and_cat(tensors, 1, |t| if t.rank() < 2 { t.reshape([t.numel(), 1]) } else { Ok(t.clone()) })
+    let to_column = |t: &Tensor| if t.rank() < 2 { t.reshape([t.numel(), 1]) } else { Ok(t.clone()) };
+    map_and_cat("column_stack", tensors, 1, to_column)
 }
 
 /// Arranges matrices, in their common type, along the diagonal of a zero matrix. Vectors are rows.
@@ -83,7 +91,7 @@ pub fn meshgrid(lines: &[impl AsRef<Tensor>], xy: bool) -> Result<Vec<Tensor>> {
         let line_shape: Dims = order.iter().map(|&o| if o == k { line.numel() } else { 1 }).collect();
         line.reshape(&line_shape[..])?.broadcast_to(&shape)
     };
-    lines.iter().enumerate().map(view).collect()
+    run_composite("meshgrid", || lines.iter().enumerate().map(view).collect())
 }
 
 /// Returns views of all tensors in their common broadcast shape.
@@ -92,7 +100,7 @@ pub fn broadcast_tensors(tensors: &[impl AsRef<Tensor>]) -> Result<Vec<Tensor>> 
     let tensors = &as_refs(tensors)[..];
     let shapes: Vec<&[usize]> = tensors.iter().map(|t| t.shape()).collect();
     let shape = broadcast_shapes("broadcast_tensors", &shapes)?;
-    tensors.iter().map(|t| t.broadcast_to(&shape)).collect()
+    run_composite("broadcast_tensors", || tensors.iter().map(|t| t.broadcast_to(&shape)).collect())
 }
 
 /// Returns the Cartesian product of vectors in order, \[combinations, vectors\], or a single vector as is.
@@ -212,17 +220,23 @@ impl Tensor {
     /// PyTorch's `tril_indices`.
     #[track_caller]
     pub fn tril_indices(rows: usize, columns: usize, diagonal: isize, device: &Device) -> Result<Tensor> {
-        let kept = Self::ones([rows, columns], DType::I32, device)?.tril(diagonal)?;
-        let count = tril_count(rows, columns, diagonal);
-        nonzero_coordinates("tril_indices", &kept, Some(count))?.t()?.contiguous()
+        const OP: &str = "tril_indices";
+        run_composite(OP, || {
+            let kept = Self::ones([rows, columns], DType::I32, device)?.tril(diagonal)?;
+            let count = tril_count(rows, columns, diagonal);
+            nonzero_coordinates(OP, &kept, Some(count))?.t()?.contiguous()
+        })
     }
 
     /// Returns the indices on and above a diagonal of a matrix: see [`tril_indices`](Self::tril_indices).
     #[track_caller]
     pub fn triu_indices(rows: usize, columns: usize, diagonal: isize, device: &Device) -> Result<Tensor> {
-        let kept = Self::ones([rows, columns], DType::I32, device)?.triu(diagonal)?;
-        let count = rows * columns - tril_count(rows, columns, diagonal.saturating_sub(1));
-        nonzero_coordinates("triu_indices", &kept, Some(count))?.t()?.contiguous()
+        const OP: &str = "triu_indices";
+        run_composite(OP, || {
+            let kept = Self::ones([rows, columns], DType::I32, device)?.triu(diagonal)?;
+            let count = rows * columns - tril_count(rows, columns, diagonal.saturating_sub(1));
+            nonzero_coordinates(OP, &kept, Some(count))?.t()?.contiguous()
+        })
     }
 
     /// Computes the Kronecker product: each element of `self` times `other`. Missing ones are 1.
