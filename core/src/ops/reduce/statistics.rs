@@ -92,21 +92,22 @@ impl Tensor {
     ) -> Result<(Tensor, Tensor)> {
         // Compute in f32, so that the two gradients are added before they are rounded.
         let x = amp::half_to_f32(self)?;
-        let spread = x.var_or_std(root, dims, correction, keepdim)?;
-        let mean = x.mean_without_overflow(dims, keepdim)?;
+        let (spread, center) = x.spread_and_center(root, dims, correction, keepdim)?;
+        let mean = x.mean_without_overflow(dims, keepdim, &center)?;
         Ok((spread.to_dtype(self.dtype())?, mean.to_dtype(self.dtype())?))
     }
 
-    /// Computes the mean. Where the sum of finite elements overflows, their distances from the first are averaged.
+    /// Computes the mean. Where the sum of finite elements overflows, takes the sum of the first element and `center`,
+    /// the mean's distance from it.
     #[track_caller]
-    fn mean_without_overflow(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
+    fn mean_without_overflow(&self, dims: &[isize], keepdim: bool, center: &Tensor) -> Result<Tensor> {
         let axes = ReduceDims::new("mean", self.shape(), dims)?;
         if axes.elements_per_output == 0 {
             return self.mean(dims, keepdim);
         }
         let x = self.detach();
         let mean = x.mean(dims, keepdim)?;
-        let from_first = axes.first_elements(&x)?.add(&x.mean_from_first(&axes)?)?.reshape(mean.shape())?;
+        let from_first = axes.first_elements(&x)?.add(center)?.reshape(mean.shape())?;
         // With an infinite or NaN element neither mean is finite, and the plain one is taken.
         let takes_mean = mean.isfinite()?.logical_or(&from_first.isfinite()?.logical_not()?)?;
         let out = mean.where_(&takes_mean, &from_first)?;
@@ -117,6 +118,18 @@ impl Tensor {
     /// Computes the variance, or with `root` the deviation.
     #[track_caller]
     fn var_or_std(&self, root: bool, dims: &[isize], correction: f64, keepdim: bool) -> Result<Tensor> {
+        self.spread_and_center(root, dims, correction, keepdim).map(|(spread, _)| spread)
+    }
+
+    /// Computes the variance or deviation, and what it needs: [`mean_from_first`](Self::mean_from_first).
+    #[track_caller]
+    fn spread_and_center(
+        &self,
+        root: bool,
+        dims: &[isize],
+        correction: f64,
+        keepdim: bool,
+    ) -> Result<(Tensor, Tensor)> {
         let op = if root { &STD } else { &VAR };
         operation!(op.name);
         fail_if!(!self.dtype().is_float();
@@ -144,7 +157,8 @@ impl Tensor {
             false => axes.elements_per_output as f64 - correction,
         };
         let (x, y) = (SavedTensor::input(self), root.then(|| SavedTensor::output(&out)));
-        Ok(autograd::differentiable_unary(op.name, out, self, move |g, ctx| {
+        let saved_center = center.clone();
+        let out = autograd::differentiable_unary(op.name, out, self, move |g, ctx| {
             let dtype = g.dtype();
             // 16-bit gradients are rounded once, after all steps.
             let (g, x) = (amp::half_to_f32(g)?, amp::half_to_f32(&x.unpack(ctx)?)?);
@@ -157,7 +171,7 @@ impl Tensor {
                 // As in the kernel, by the distance from the first element.
                 false if x.numel() > 0 => {
                     let distance = x.sub(&axes.expand_to_input(&axes.first_elements(&x)?)?)?;
-                    distance.sub(&axes.expand_to_input(&center.to_dtype(x.dtype())?)?)?
+                    distance.sub(&axes.expand_to_input(&saved_center.to_dtype(x.dtype())?)?)?
                 }
                 false => x.clone(),
             };
@@ -173,7 +187,8 @@ impl Tensor {
                 None => grad,
             };
             grad.to_dtype(dtype)
-        }))
+        });
+        Ok((out, center))
     }
 
     /// Computes the variance over `dims` (all if there are none) with n - `correction` degrees of freedom. A
