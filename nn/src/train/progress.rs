@@ -123,7 +123,7 @@ impl ProgressReporter {
         result
     }
 
-    /// Prints a permanent line.
+    /// Prints a permanent line, or logs the line if nothing is displayed.
     pub(super) fn print_line(&self, line: &str) {
         #[cfg(feature = "train")]
         if let Some(shown) = &self.display {
@@ -131,8 +131,8 @@ impl ProgressReporter {
                 true => eprintln!("{line}"),
                 false => shown.bar.println(line),
             }
+            return;
         }
-        #[cfg(not(feature = "train"))]
         log::info!("{line}");
     }
 

@@ -189,7 +189,9 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         /// the program. Without the feature `train`, or if the system refuses the handlers, `fit` fails. By default,
         /// signals are left to the program.
         fn stop_on_signals() { stops_on_signals: true }
-        /// Saves a [`Checkpoint`] every `every` steps (0 is 1), at the end, and when a signal stops the run.
+        /// Saves a [`Checkpoint`] every `every` steps (0 is 1), at the end, and when a signal stops the run. All are
+        /// saved within a call of [`fit`](Self::fit), which the first call after a [`resume`](Self::resume) finishes.
+        /// Where that call had done all its steps, this is a call without a step; the next one trains.
         fn checkpoint(path: impl Into<PathBuf>, every: u64) { checkpoint_every: Some((path.into(), every.max(1))) }
         /// Computes a validation loss every `every` steps (0 is 1) and after the last one, shows it and records
         /// it ([`History::validations`]). `loss` runs with the model in evaluation mode and without gradients,
@@ -272,7 +274,8 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
     /// cases:
     ///
     /// - No step is left: the loader has no batches, no epochs or starts after them, or an earlier call has
-    ///   done all [`steps`](Self::steps). After a resume, a call that has nothing left to do is not an error.
+    ///   done all [`steps`](Self::steps). After a resume, a call that has nothing left to do is not an error: it says
+    ///   so in the progress (in the log if [`quiet`](Self::quiet)), and [`steps_done`](Self::steps_done) stays.
     /// - The loader is configured differently from that of a resumed checkpoint that was written within a call.
     /// - A loss is NaN or infinite. With a scaler, which skips such steps, fifty consecutive losses are. The
     ///   check happens when losses are read, and before a checkpoint is written.
@@ -348,6 +351,12 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         let peak = device.info().peak_rates.flops_per_second;
         let tokens = self.token_throughput.map(|tokens| TokenThroughput { peak, ..tokens });
         let mut progress = ProgressReporter::new(self.quiet, self.position.step, total, tokens);
+        if total.is_some_and(|n| n <= self.position.step) {
+            progress.print_line(&format!(
+                "nothing is left to do: the call of `fit` that is continued had done all its steps, {} in all",
+                self.position.step
+            ));
+        }
         let mut last_step = None;
         if let Some((_, bytes)) = self.step_plan {
             device.pool().set_limit(Some(bytes));
@@ -476,13 +485,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
             Some(n)
                 if n <= done.step
                     && (self.fit_state == FitState::Resumed
-                        || (self.fit_state == FitState::ResumedFinished && self.max_steps.is_some())) =>
-            {
-                log::info!(
-                    "the checkpoint is of a run that had ended, after {} steps: nothing is left to do",
-                    done.step
-                );
-            }
+                        || (self.fit_state == FitState::ResumedFinished && self.max_steps.is_some())) => {}
             _ if sizes.samples == 0 => {
                 fail!(argument("fit"), "the loader has no batches: its data set has no samples")
             }

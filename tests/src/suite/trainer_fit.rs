@@ -280,6 +280,11 @@ fn a_run_saved_between_fits_trains_on(device: &Device) -> Result<()> {
     let mut run = trainer(&rest).resume(&file.0)?;
     run.fit(&loader, |x, y| rest.loss(x, y))?;
     ensure!(run.steps_done() == 5, "{} steps", run.steps_done());
+    // So a loop that counts steps does all of its epochs.
+    while run.steps_done() < 3 * loader.batches_per_epoch() {
+        run.fit(&loader, |x, y| rest.loss(x, y))?;
+    }
+    ensure!(run.steps_done() == 15, "{} steps", run.steps_done());
     Ok(())
 }
 
