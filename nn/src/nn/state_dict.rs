@@ -147,8 +147,10 @@ pub(crate) fn stage_state_dict<M: Module + ?Sized>(
     let pairs = own.iter().flat_map(|NamedTensor { tensor, names, .. }| {
         names.iter().filter_map(move |name| Some((name, tensor, state.get(name)?)))
     });
-    let mismatches = pairs.filter(|(_, t, new)| t.shape() != new.shape() || kind(t) != kind(new));
-    let mismatches = mismatches.map(|(name, t, new)| {
+    let mismatches: Vec<_> =
+        pairs.filter(|(_, t, new)| t.shape() != new.shape() || kind(t) != kind(new)).collect();
+    let all_transposed = !mismatches.is_empty() && mismatches.iter().all(|(_, t, new)| is_transposed(t, new));
+    let mismatches = mismatches.iter().map(|(name, t, new)| {
         format!("{name} is {} {:?}, the state has {} {:?}", t.dtype(), t.shape(), new.dtype(), new.shape())
     });
     let mismatches = mismatches.collect::<Vec<_>>().join(", ");
@@ -159,16 +161,15 @@ pub(crate) fn stage_state_dict<M: Module + ?Sized>(
     if !mismatches.is_empty() {
         problems.push(format!("does not fit: {mismatches}"));
     }
-    let prefix = if advice == STRICT_ADVICE { prefix_of_missing(&keys.missing, state) } else { None };
-    let advice = prefix.map_or_else(
-        || advice.to_owned(),
-        |prefix| {
-            format!(
-                "; the state has the missing names after `{prefix}`: load \
-                 `rename_keys(&state, |name| name.strip_prefix(\"{prefix}\").map(str::to_owned))?`"
-            )
-        },
-    );
+    let renaming =
+        advise_renaming(&own, state).filter(|_| advice == STRICT_ADVICE && !keys.missing.is_empty());
+    let advice = match renaming {
+        Some(renaming) => renaming,
+        None if all_transposed && problems.len() == 1 => {
+            "; the state's matrices are transposed: replace each by its `t()`".to_owned()
+        }
+        None => advice.to_owned(),
+    };
     fail_if!(!problems.is_empty(); argument("load_state_dict"), "{}{advice}", problems.join("; "));
     let mut staged = StagedCopies::default();
     for NamedTensor { tensor, names, .. } in &own {
@@ -188,13 +189,47 @@ pub(crate) fn stage_state_dict<M: Module + ?Sized>(
     Ok((staged.prepare()?, keys))
 }
 
-/// Returns the prefix under which a state has all missing names, as the model of a checkpoint is under `model.`.
-fn prefix_of_missing<'a>(missing: &[String], state: &'a BTreeMap<String, Tensor>) -> Option<&'a str> {
-    let first = missing.first()?;
-    let mut prefixes = state.keys().filter_map(|key| key.strip_suffix(first.as_str()));
-    prefixes.find(|prefix| {
-        prefix.ends_with('.') && missing.iter().all(|name| state.contains_key(&format!("{prefix}{name}")))
-    })
+/// Advises how to rename a state that has all names of a model with a prefix, as in a checkpoint (`model.`), or without
+/// one. Returns `None` if renaming would leave a name of the model without a tensor.
+fn advise_renaming(own: &[NamedTensor], state: &BTreeMap<String, Tensor>) -> Option<String> {
+    let is_counter = |name: &str| name.rsplit('.').next() == Some("num_batches_tracked");
+    let has_all = |rename: &dyn Fn(&str) -> Option<String>| {
+        own.iter().all(|named| {
+            let is_found = |name: &String| rename(name).is_some_and(|name| state.contains_key(&name));
+            named.names.iter().any(|name| is_counter(name) || is_found(name))
+        })
+    };
+    let first = own.iter().find(|named| !named.names.iter().any(|name| is_counter(name)))?;
+    let added =
+        state.keys().flat_map(|key| first.names.iter().filter_map(|name| key.strip_suffix(name.as_str())));
+    let mut added: Vec<&str> = added
+        .filter(|prefix| prefix.ends_with('.') && has_all(&|name| Some(format!("{prefix}{name}"))))
+        .collect();
+    added.dedup();
+    if let Some(prefix) = added.first() {
+        let all = added.iter().map(|prefix| format!("`{prefix}`")).collect::<Vec<_>>().join(" and after ");
+        return Some(format!(
+            "; the state has the names after {all}: load \
+             `rename_keys(&state, |name| name.strip_prefix(\"{prefix}\").map(str::to_owned))?`"
+        ));
+    }
+    let prefixes_of = |name: &'_ String| -> Vec<String> {
+        name.match_indices('.').map(|(at, _)| name[..=at].to_owned()).collect()
+    };
+    let mut missing = first.names.iter().flat_map(prefixes_of);
+    missing.find(|prefix| has_all(&|name| Some(name.strip_prefix(prefix.as_str())?.to_owned()))).map(
+        |prefix| {
+            format!(
+                "; the state has the names without `{prefix}`: load \
+             `rename_keys(&state, |name| Some(format!(\"{prefix}{{name}}\")))?`"
+            )
+        },
+    )
+}
+
+/// Reports whether a matrix of the state has the shape of the model's matrix with both extents exchanged.
+fn is_transposed(own: &Tensor, new: &Tensor) -> bool {
+    matches!((own.shape(), new.shape()), (&[rows, columns], &[a, b]) if rows != columns && [b, a] == [rows, columns])
 }
 
 /// Reports whether a tensor, cast to the dtype of another, has equal bits. May wait for the device.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::nn::{
@@ -22,6 +22,12 @@ struct Tied {
     words: Embedding,
     norm: BatchNorm1d,
     scores: Linear,
+}
+
+/// Linear layer within another module.
+#[derive(Module)]
+struct Wrapped {
+    net: Linear,
 }
 
 impl Tied {
@@ -84,8 +90,47 @@ pub(super) fn weights_load_by_name(device: &Device) -> Result<()> {
     let wrapped: BTreeMap<String, Tensor> =
         other.iter().map(|(name, t)| (format!("module.{name}"), t.clone())).collect();
     ensure_message(to.load_state_dict(&wrapped), "unexpected: module.norm.bias")?;
-    let advice = "the state has the missing names after `module.`: load `rename_keys(&state, |name| name.strip_prefix(\"module.\")";
+    let advice = "the state has the names after `module.`: load `rename_keys(&state, |name| name.strip_prefix(\"module.\")";
     ensure_message(to.load_state_dict(&wrapped), advice)?;
+    // One name of a tied tensor is enough, and so is a state that lacks a counter of batches.
+    let tied: BTreeMap<String, Tensor> =
+        state.iter().map(|(name, t)| (format!("module.{name}"), t.clone())).collect();
+    ensure_message(to.load_state_dict(&tied), advice)?;
+    // Both copies of a state with averaged weights.
+    let mut averaged = wrapped.clone();
+    averaged.extend(other.iter().map(|(name, t)| (format!("ema.{name}"), t.clone())));
+    ensure_message(
+        to.load_state_dict(&averaged),
+        "the state has the names after `ema.` and after `module.`: load ",
+    )?;
+    // Removal of the prefix would leave out the names without it.
+    let mut mixed = other.clone();
+    for name in ["norm.weight", "norm.bias"] {
+        let tensor = mixed.remove(name).context(name)?;
+        mixed.insert(format!("model.{name}"), tensor);
+    }
+    ensure_message(to.load_state_dict(&mixed), "rename or leave out tensors with `rename_keys`")?;
+    // A part of the model, with names that begin after that of the part.
+    let part: BTreeMap<String, Tensor> = [("weight", &other["norm.weight"]), ("bias", &other["norm.bias"])]
+        .map(|(name, t)| (name.to_owned(), t.clone()))
+        .into();
+    ensure_message(to.load_state_dict(&part), "rename or leave out tensors with `rename_keys`")?;
+    let net = Wrapped { net: Linear::new(4, 3, device)? };
+    let linear = Linear::new(4, 3, device)?.state_dict();
+    ensure_message(
+        net.load_state_dict(&linear),
+        "the state has the names without `net.`: load `rename_keys(&state, |name| Some(format!(\"net.{name}\")))?`",
+    )?;
+    net.load_state_dict(&rename_keys(&linear, |name| Some(format!("net.{name}")))?)?;
+    // Matrices as [inputs, outputs], as other frameworks have them.
+    let mut turned = net.state_dict();
+    turned.insert("net.weight".into(), randn(&[4, 3], device)?);
+    ensure_message(
+        net.load_state_dict(&turned),
+        "the state's matrices are transposed: replace each by its `t()`",
+    )?;
+    turned.insert("net.bias".into(), randn(&[4], device)?);
+    ensure_message(net.load_state_dict(&turned), "rename or leave out tensors with `rename_keys`")?;
     let mut fewer = wrapped.clone();
     fewer.remove("module.norm.bias");
     ensure_message(to.load_state_dict(&fewer), "rename or leave out tensors with `rename_keys`")?;
