@@ -158,6 +158,24 @@ fn release(version: &str) -> [u32; 3] {
     [0; 3].map(|missing| numbers.next().unwrap_or(missing))
 }
 
+/// Returns the toolchains of a minor release from the output of `rustup toolchain list`, oldest first. A toolchain is
+/// named `1.88` or `1.88.0`, with a target after it. A patch release before that of `oldest` is left out.
+pub(super) fn toolchains_of<'a>(installed: &'a str, oldest: &str) -> Vec<&'a str> {
+    let wanted = release(oldest);
+    let mut found: Vec<([u32; 3], &str)> = installed
+        .lines()
+        .filter_map(|line| {
+            let name = line.split_whitespace().next()?;
+            let version = name.split('-').next()?;
+            // A name without a patch release is that of the newest one.
+            let numbers = if version == oldest { wanted } else { release(version) };
+            (numbers[..2] == wanted[..2] && numbers >= wanted).then_some((numbers, name))
+        })
+        .collect();
+    found.sort_unstable();
+    found.into_iter().map(|(_, name)| name).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -178,6 +196,20 @@ mod tests {
         assert!(problem("first", "^0.1", json!("/first")).is_none());
         assert!(problem("first", "*", json!("/first")).is_some());
         assert!(problem("second", "^0.1", json!("/second")).is_some());
+    }
+
+    #[test]
+    fn any_patch_release_of_the_oldest_compiler_is_found() {
+        let installed = "stable-x86_64-unknown-linux-gnu (active, default)\n1.188.0-x86_64-unknown-linux-gnu\n\
+                         1.88.1-x86_64-unknown-linux-gnu\n1.88.0-x86_64-unknown-linux-gnu\n\
+                         1.95.0-x86_64-unknown-linux-gnu\n";
+        assert_eq!(
+            toolchains_of(installed, "1.88"),
+            ["1.88.0-x86_64-unknown-linux-gnu", "1.88.1-x86_64-unknown-linux-gnu"]
+        );
+        assert_eq!(toolchains_of(installed, "1.88.1"), ["1.88.1-x86_64-unknown-linux-gnu"]);
+        assert_eq!(toolchains_of("1.88-aarch64-apple-darwin\n", "1.88"), ["1.88-aarch64-apple-darwin"]);
+        assert!(toolchains_of(installed, "1.90").is_empty() && toolchains_of("", "1.88").is_empty());
     }
 
     #[test]

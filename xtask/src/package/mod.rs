@@ -227,12 +227,17 @@ fn unpack_archives(workspace: &Workspace, folder: &Path) -> Result<Vec<(&'static
 fn check_minimum_rust(workspace: &Workspace) -> Result<Stage> {
     const NAME: &str = "oldest supported compiler";
     let version = Metadata::load(workspace)?.rust_version("forebay")?;
-    if !process::succeeds("rustup", &["run", &version, "cargo", "--version"]) {
+    // Without rustup, nothing is listed.
+    let installed =
+        process::run_captured(Command::new("rustup").args(["toolchain", "list"])).unwrap_or_default();
+    let mut toolchains = metadata::toolchains_of(&installed, &version).into_iter();
+    let runs = |name: &&str| process::succeeds("rustup", &["run", name, "cargo", "--version"]);
+    let Some(toolchain) = toolchains.find(runs) else {
         let advice = format!("Rust {version} is not installed (rustup toolchain install {version})");
         return Ok(Stage::skipped(NAME, advice));
-    }
+    };
     let mut command = Command::new("rustup");
-    command.args(["run", &version, "cargo", "check", "--quiet"]).current_dir(&workspace.root);
+    command.args(["run", toolchain, "cargo", "check", "--quiet"]).current_dir(&workspace.root);
     command.args(CRATES.iter().flat_map(|name| ["--package", name]));
     command.env_remove("RUSTC").arg("--target-dir").arg(workspace.target_dir().join("oldest"));
     Ok(Stage::run_pass_or_fail(NAME, || process::run_foreground(&mut command)))
