@@ -21,33 +21,34 @@ use crate::tensor::Tensor;
 pub(crate) struct EdgeGrad {
     pub(crate) edge: GradEdge,
     pub(crate) grad: Tensor,
-    /// If true, the gradient is the sum of a leaf, to which the kernel has added.
+    /// If true, `grad` is the accumulated gradient of a leaf. The kernel has added to it already.
     pub(crate) is_accumulated: bool,
 }
 
 /// Nodes that do not run, and the gradients of their inputs.
 pub(super) struct Bypass {
-    /// Input of the running node that has no gradient.
+    /// Index of the running node's input that leads to the bypassed nodes, and gets no gradient itself.
     pub(super) input: usize,
     pub(super) nodes: SmallVec<[Arc<Node>; 2]>,
     pub(super) grads: SmallVec<[EdgeGrad; 2]>,
 }
 
 impl Bypass {
-    /// Frees what the nodes have saved, unless the graph is kept.
-    pub(super) fn free_nodes(&self, kept: bool) -> Result<()> {
-        self.nodes.iter().try_for_each(|node| BackwardFnGuard::acquire(node, kept).map(drop))
+    /// Frees the saved tensors of the nodes, unless the graph is retained.
+    pub(super) fn free_nodes(&self, retain_graph: bool) -> Result<()> {
+        self.nodes.iter().try_for_each(|node| BackwardFnGuard::acquire(node, retain_graph).map(drop))
     }
 }
 
 /// Returns the node of the operation that computed `t`.
-pub(crate) fn node_of(t: &Tensor) -> Option<Arc<Node>> {
+pub(crate) fn find_node(t: &Tensor) -> Option<Arc<Node>> {
     t.grad_edge()?.node().cloned()
 }
 
-/// Lets casts pass the gradient of `out` on in 16 bits. The backward function of `out` takes either type.
+/// Lets the backward function of a cast that reads `out` return a gradient in 16 bits. The backward function of `out`
+/// takes gradients of both types.
 pub(crate) fn accept_cast_grad(out: &Tensor) {
-    if let Some(node) = node_of(out) {
+    if let Some(node) = find_node(out) {
         node.accepts_cast_grad.store(true, Ordering::Relaxed);
     }
 }
@@ -68,7 +69,8 @@ impl GradEdge {
 }
 
 impl BackwardCtx<'_> {
-    /// Reports whether nodes of which each has one use may be bypassed.
+    /// Reports whether all nodes may be bypassed. The result of each must have one use, no gradient so far, and a
+    /// backward function that has not run.
     pub(crate) fn can_bypass(&self, nodes: &[&Arc<Node>]) -> bool {
         let pending = self.pending_grads.borrow();
         self.allows_bypass
@@ -88,8 +90,8 @@ impl BackwardCtx<'_> {
             .is_some_and(|node| node.accepts_cast_grad.load(Ordering::Relaxed) && self.can_bypass(&[node]))
     }
 
-    /// Takes the gradient accumulated so far for an edge of a bypassed node. The flag is true for the sum of a leaf,
-    /// which the kernel must overwrite.
+    /// Takes the gradient accumulated so far for an edge of a bypassed node. The flag is true for the gradient of a
+    /// leaf, which the kernel must overwrite with the new sum.
     pub(crate) fn take_grad_of_edge(&self, edge: &GradEdge) -> Result<Option<(Tensor, bool)>> {
         Ok(match edge {
             GradEdge::Node(node) => {
@@ -100,8 +102,9 @@ impl BackwardCtx<'_> {
         })
     }
 
-    /// Delivers the gradients of the inputs of `nodes`, which lead to the input `input` and do not run.
-    pub(crate) fn bypass(&self, input: usize, nodes: &[&Arc<Node>], grads: SmallVec<[EdgeGrad; 2]>) {
+    /// Bypasses `nodes`, to which the input `input` of the running node leads. `grads` are the gradients of their
+    /// inputs.
+    pub(crate) fn bypass_nodes(&self, input: usize, nodes: &[&Arc<Node>], grads: SmallVec<[EdgeGrad; 2]>) {
         let nodes = nodes.iter().map(|node| Arc::clone(node)).collect();
         self.bypass.replace(Some(Bypass { input, nodes, grads }));
     }

@@ -48,7 +48,7 @@ mod saved;
 
 pub use anomaly::{DetectAnomalyGuard, detect_anomaly, set_detect_anomaly};
 pub use backward_ctx::BackwardCtx;
-pub(crate) use bypass::{EdgeGrad, accept_cast_grad, node_of};
+pub(crate) use bypass::{EdgeGrad, accept_cast_grad, find_node};
 pub use checkpoint::checkpoint;
 pub(crate) use composite::{
     composite_differentiable, linear_differentiable, linear_differentiable_with, part_differentiable,

@@ -214,6 +214,24 @@ fn changed_operands_of_a_modulation_are_errors(device: &Device) -> Result<()> {
         let error = y.backward_with(&g).err().context("a change went unnoticed")?;
         ensure!(error.to_string().contains("changed in place"), "{error}");
     }
+    // The gradient of the scale alone needs the norm's input, unless the norm is not recorded.
+    for needs_x in [false, true] {
+        let [x, condition, g] = operands([2, 16, 4], device)?;
+        let x = if needs_x { x.to_leaf()? } else { x };
+        let (h, scale) = (x.mul(2.0)?, condition.narrow(2, 0, 4)?.copy()?.to_leaf()?);
+        let y = modulate(&h, &scale, &condition.narrow(2, 4, 4)?)?;
+        let expected = h.layer_norm([4], &NormOptions::default())?.detach().mul(&g)?.sum([1], true)?;
+        h.add_(1.0)?;
+        match grad(&[&y], &[&scale], &GradOptions::from(&g)) {
+            Ok(found) if !needs_x => ensure_close(&found[0].to_f64s()?, &expected.to_f64s()?, 1e-5, 1e-5)?,
+            Err(error) if needs_x => {
+                let text = error.to_string();
+                let part = "in the gradient of a scale, which computes `layer_norm` again from its input: backward: `mul`";
+                ensure!(text.starts_with(part) && text.contains("changed in place"), "{text}");
+            }
+            found => anyhow::bail!("{needs_x}: {}", found.is_ok()),
+        }
+    }
     Ok(())
 }
 

@@ -440,7 +440,7 @@ fn attach_backward(
         .collect();
     let used = |var: GradVar| needs_saved(op, args, var);
     let modulation = NormModulation::find(op.name, args, &out);
-    RecordedSum::note(op.name, args, &out);
+    RecordedSum::note_sum(op.name, args, &out);
     // An operation of one tensor that saves its input, not its result.
     let recomputable = match args {
         [Operand::Tensor(x)] if used(GradVar::A) && !used(GradVar::Y) => {

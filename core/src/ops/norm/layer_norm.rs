@@ -213,8 +213,8 @@ impl RowNorm {
         // Workgroups of a group of rows, and of all.
         let (splits, groups) = match form.modulation {
             Some(Modulation { scale, .. }) => {
-                let splits = config.grid_stride_splits(scale.rows_per_group, scale.groups(self.rows));
-                (splits, splits * scale.groups(self.rows))
+                let splits = config.grid_stride_splits(scale.rows_per_group, scale.count_groups(self.rows));
+                (splits, splits * scale.count_groups(self.rows))
             }
             None if form.sections > 0 => (1, config.grid_stride_workgroups(self.rows)),
             None => (1, config.workgroups(self.rows)),

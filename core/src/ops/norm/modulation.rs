@@ -1,9 +1,10 @@
 //! Modulation: `norm(x) * scale + shift`, with one line of scales and shifts for each group of rows, as in networks
 //! whose condition scales and shifts normalised tokens.
 //!
-//! The operations are recorded one by one. The sum knows the norm and the product before it. It computes the gradients
-//! of all three in the norm's backward kernel. One pass reads the gradient and x, and writes the gradient of x and sums
-//! for scale and shift. The normalised values are computed again from x and not saved.
+//! The operations are recorded one by one. The node of the sum refers to those of the product and the norm. Its
+//! backward function computes the gradients of all three in the norm's backward kernel, and bypasses both other nodes.
+//! One pass reads the gradient and x, and writes the gradient of x and sums for scale and shift. The normalised values
+//! are computed again from x and not saved.
 //!
 //! In a captured step, a product that reads the sum in 16 bits has it written by the norm's kernel: see
 //! [`row_norm_record`](super::row_norm_record).
@@ -11,7 +12,7 @@
 use std::sync::Arc;
 
 use crate::autograd::{
-    BackwardCtx, EdgeGrad, GradEdge, Node, ResultSource, TensorState, has_checkpoint_since, node_of,
+    BackwardCtx, EdgeGrad, GradEdge, Node, ResultSource, TensorState, find_node, has_checkpoint_since,
     result_source_of,
 };
 use crate::ops::norm::layer_norm::{BackwardForm, Modulation};
@@ -62,8 +63,8 @@ impl RowLines {
         })
     }
 
-    /// Returns the number of groups of `rows` rows.
-    pub(super) fn groups(&self, rows: usize) -> usize {
+    /// Returns the number of groups in `rows` rows.
+    pub(super) fn count_groups(&self, rows: usize) -> usize {
         rows / self.rows_per_group
     }
 
@@ -112,7 +113,7 @@ pub(crate) struct NormModulation {
 }
 
 impl NormModulation {
-    /// Returns the modulation of which the operation `op` with the result `out` is a part.
+    /// Returns a modulation if the operation `op`, with the result `out`, is its product or its sum.
     pub(crate) fn find(op: &str, args: &[Operand<'_>], out: &Tensor) -> Option<Arc<Self>> {
         let &[Operand::Tensor(a), Operand::Tensor(b)] = args else { return None };
         if out.dtype() != DType::F32 || a.shape() == b.shape() || out.numel() == 0 {
@@ -132,12 +133,12 @@ impl NormModulation {
 
     fn from_product(normed: &Tensor, scale: &Tensor, input: usize, out: &Tensor) -> Option<Self> {
         let record = result_source_of::<RowNormRecord>(normed)?;
-        let x = SavedTensor::input(record.input_of(normed)?);
+        let x = SavedTensor::input(record.find_input(normed)?);
         if record.norm.weight.is_some() || record.norm.bias.is_some() {
             return None;
         }
         Some(Self {
-            norm: node_of(normed)?,
+            norm: find_node(normed)?,
             scale_lines: RowLines::find(scale, out.shape(), record.norm.extent)?,
             scale: LineOperand::new(scale, input),
             shift: None,
@@ -149,7 +150,7 @@ impl NormModulation {
 
     fn from_sum(product: &Tensor, shift: &Tensor, input: usize, out: &Tensor) -> Option<Self> {
         let scaled = result_source_of::<Self>(product)?;
-        let x = SavedTensor::input(scaled.record.unchanged_input()?);
+        let x = SavedTensor::input(scaled.record.find_unchanged_input()?);
         let lines = RowLines::find(shift, out.shape(), scaled.record.norm.extent)?;
         // A checkpoint may have captured the norm's result or the product, and gives them gradients without an edge.
         if scaled.shift.is_some()
@@ -168,7 +169,7 @@ impl NormModulation {
             shift: Some(Shift {
                 operand: LineOperand::new(shift, input),
                 lines: Some(lines).filter(|_| recorder.is_recording_here()),
-                product: node_of(product)?,
+                product: find_node(product)?,
             }),
             x,
             output: TensorState::new(out),
@@ -182,13 +183,16 @@ impl NormModulation {
 
     /// Reports whether the operation is the product, with `t` as the normalised operand.
     pub(crate) fn normalizes(&self, t: &Tensor) -> bool {
-        self.shift.is_none() && self.record.input_of(t).is_some()
+        self.shift.is_none() && self.record.find_input(t).is_some()
     }
 
     /// Computes the normalised rows again, in a backward function. In a recorded pass they have the history `edge`.
     pub(crate) fn normalize_again(&self, edge: Option<&GradEdge>, ctx: &BackwardCtx<'_>) -> Result<Tensor> {
         let _no_grad = autograd::no_grad();
-        let x = self.x.unpack_detached(ctx)?;
+        let op = self.record.norm.op;
+        let x = self.x.unpack_detached(ctx).map_err(|error| {
+            error.with_context(format!("the gradient of a scale, which computes `{op}` again from its input"))
+        })?;
         let (normed, _) = self.record.norm.forward(&x, None, None, DType::F32)?;
         Ok(if ctx.create_graph() { normed.with_grad_edge(edge.cloned()) } else { normed })
     }
@@ -199,14 +203,18 @@ impl NormModulation {
         let Some(shift) = &self.shift else { return Ok(None) };
         let (record, nodes) = (&*self.record, [&shift.product, &self.norm]);
         let Some(x_edge) = self.norm.input_edge(0) else { return Ok(None) };
-        if !ctx.can_bypass(&nodes) || record.unchanged_input().is_none() || !self.scale_lines.is_unchanged() {
+        if !ctx.can_bypass(&nodes)
+            || record.find_unchanged_input().is_none()
+            || !self.scale_lines.is_unchanged()
+        {
             return Ok(None);
         }
         operation!(record.norm.op);
         let scale_edge = shift.product.input_edge(self.scale.input);
         let needs_shift = ctx.needs_input_grad[shift.operand.input];
         let pending = ctx.take_grad_of_edge(x_edge)?;
-        // The sum of a leaf is overwritten, or left to the engine.
+        // The kernel overwrites the accumulated gradient of a leaf, or leaves one of another type or layout to the
+        // engine, which adds to it.
         let is_leaf_sum = pending.as_ref().is_some_and(|(_, is_leaf_sum)| *is_leaf_sum);
         let extra_grad = pending.and_then(|(grad, is_leaf_sum)| match is_leaf_sum {
             true => Some(grad).filter(|sum| record.x.is_like(sum)).map(|sum| (sum, true)),
@@ -230,13 +238,13 @@ impl NormModulation {
         if let Some(sums) = sums.filter(|_| needs_shift) {
             result[shift.operand.input] = Some(shift.operand.to_grad(&sums.select(1, 1)?)?);
         }
-        ctx.bypass(1 - shift.operand.input, &nodes, grads);
+        ctx.bypass_nodes(1 - shift.operand.input, &nodes, grads);
         Ok(Some(result))
     }
 
     /// Sums the partial sums of each group of rows: \[groups, 2, extent\].
     fn sum_partials(&self, partial: &Tensor) -> Result<Tensor> {
-        let groups = self.scale_lines.groups(self.record.norm.rows);
+        let groups = self.scale_lines.count_groups(self.record.norm.rows);
         let extent = self.record.norm.extent;
         let splits = partial.shape()[0] / groups;
         match splits {
@@ -249,7 +257,7 @@ impl NormModulation {
 impl ResultSource for NormModulation {
     fn compute_as(&self, result: &Tensor, dtype: DType) -> Result<Option<Tensor>> {
         let lines = self.shift.as_ref().and_then(|shift| shift.lines.as_ref());
-        let Some((shift, x)) = lines.zip(self.record.unchanged_input()) else { return Ok(None) };
+        let Some((shift, x)) = lines.zip(self.record.find_unchanged_input()) else { return Ok(None) };
         if !self.output.is_state_of(result)
             || !self.scale_lines.is_unchanged()
             || !shift.is_unchanged()

@@ -17,13 +17,14 @@ pub(crate) struct RecordedSum {
 
 impl RecordedSum {
     /// Notes that the operation `op` has added two tensors, if a norm's kernel could do so.
-    pub(crate) fn note(op: &str, args: &[Operand<'_>], out: &Tensor) {
+    pub(crate) fn note_sum(op: &str, args: &[Operand<'_>], out: &Tensor) {
         let (&[Operand::Tensor(a), Operand::Tensor(b)], "add") = (args, op) else { return };
         let recorder = out.device().capture_recorder();
         if !recorder.is_recording_here() {
             return;
         }
-        // A pending elementwise operation is fused with the addition, and would be written for the norm.
+        // A pending elementwise operation is fused with the addition, so its result is not in memory. The norm's kernel
+        // would need a launch that writes it.
         let is_in_memory = |t: &Tensor| !autograd::is_elementwise(t) || autograd::use_count(t) > 0;
         let is_dense = |t: &Tensor| {
             // After an addition in place, a term has the value of the sum.
@@ -46,7 +47,7 @@ impl RecordedSum {
         recorder.add_note(|| sum, |_| false);
     }
 
-    /// Takes the terms of the newest sum, if it is `t` and nothing has changed.
+    /// Takes the terms of the newest sum, if `t` is this sum, and neither it nor the terms have changed.
     pub(super) fn take_terms(t: &Tensor) -> Option<[Tensor; 2]> {
         let note = t.device().capture_recorder().take_notes::<Self>(|_| true).pop()?;
         let Ok(Self { terms, states, sum }) = note.downcast::<Self>().map(|note| *note) else { return None };

@@ -54,7 +54,7 @@ impl RowNormRecord {
         modulation: Option<Modulation<'_>>,
         dtype: DType,
     ) -> Result<Tensor> {
-        // A recomputed segment reads its inputs, not tensors from which these were computed.
+        // The recomputation of a checkpoint reads the segment's inputs. The terms of an input are outside of it.
         let terms = if autograd::is_inside_recompute() { None } else { RecordedSum::take_terms(x) };
         let (out, statistics) = match terms {
             None => self.norm.forward(x, None, modulation, dtype)?,
@@ -71,14 +71,14 @@ impl RowNormRecord {
         Ok(out)
     }
 
-    /// Returns the input, if `t` is the result, and neither has changed. Rows that are a sum of two tensors have no
-    /// input.
-    pub(super) fn input_of(&self, t: &Tensor) -> Option<&Tensor> {
-        self.output.is_state_of(t).then(|| self.unchanged_input()).flatten()
+    /// Returns the input, if `t` is the result, and neither has changed. A norm that adds two tensors keeps the terms
+    /// and returns `None`.
+    pub(super) fn find_input(&self, t: &Tensor) -> Option<&Tensor> {
+        self.output.is_state_of(t).then(|| self.find_unchanged_input()).flatten()
     }
 
     /// Returns the input, if it has not changed, and neither have weight and bias.
-    pub(super) fn unchanged_input(&self) -> Option<&Tensor> {
+    pub(super) fn find_unchanged_input(&self) -> Option<&Tensor> {
         let SavedRows::Input(x) = &self.x else { return None };
         let mut parameters = [&self.norm.weight, &self.norm.bias].into_iter().flatten().zip(&self.parameters);
         let is_unchanged = self.x_state.as_ref()?.is_state_of(x) && parameters.all(|(t, s)| s.is_state_of(t));
@@ -99,7 +99,9 @@ pub(super) fn replaces_cast(result: &Tensor, dtype: DType) -> bool {
 
 impl ResultSource for RowNormRecord {
     fn compute_as(&self, result: &Tensor, dtype: DType) -> Result<Option<Tensor>> {
-        let Some(x) = self.input_of(result).filter(|_| replaces_cast(result, dtype)) else { return Ok(None) };
+        let Some(x) = self.find_input(result).filter(|_| replaces_cast(result, dtype)) else {
+            return Ok(None);
+        };
         operation!(self.norm.op);
         self.normalize_again(x, None, dtype).map(Some)
     }
