@@ -36,9 +36,9 @@ pub use forebay_nn::{data, io, nn, optim, plan, train};
 #[cfg(feature = "cuda")]
 pub mod cuda {
     pub use forebay_cuda::{
-        CudaDeviceInfo, CudaUnavailable, LibraryInfo, NvtxUnavailable, allow_tf32, can_device_access_peer,
-        libraries, portable_kernels, probe, recurrent_kernels, set_allow_tf32, set_nvtx,
-        set_portable_kernels, set_recurrent_kernels,
+        CudaDeviceInfo, CudaUnavailable, LibraryInfo, NvtxUnavailable, allow_tf32, batched_matmul_kernels,
+        can_device_access_peer, libraries, portable_kernels, probe, recurrent_kernels, set_allow_tf32,
+        set_batched_matmul_kernels, set_nvtx, set_portable_kernels, set_recurrent_kernels,
     };
 }
 

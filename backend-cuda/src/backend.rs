@@ -25,6 +25,7 @@ use forebay_core::error::{Error, Result};
 use forebay_core::sync::LockUnpoisoned;
 
 use crate::attention::AttentionKernels;
+use crate::batched_matmul::{self, BatchedMatmulKernels};
 use crate::context::{Context, CudaStream, PinnedBuffer};
 use crate::convolution::ConvKernels;
 use crate::cubin_cache::CubinCache;
@@ -72,6 +73,7 @@ struct CudaDevice {
     convolution: ConvKernels,
     recurrent: RecurrentKernels,
     gemm: GemmKernels,
+    batched_matmul: BatchedMatmulKernels,
     /// Page-locked allocations by address.
     host_allocations: Mutex<HashMap<u64, PinnedBuffer>>,
     idle_downloads: Arc<ChunkPool>,
@@ -107,7 +109,8 @@ impl CudaQueue {
         command: &Command<'_>,
         wait: bool,
     ) -> Result<SubmitStatus> {
-        let CudaDevice { attention, convolution, recurrent, context, kernels, gemm, .. } = device;
+        let CudaDevice { attention, convolution, recurrent, context, kernels, gemm, batched_matmul, .. } =
+            device;
         match *command {
             Command::Launch(ref launch) => {
                 while !kernels.launch(stream, launch)? {
@@ -137,6 +140,9 @@ impl CudaQueue {
                 if !self.cublaslt.run(stream, call)? {
                     return Ok(SubmitStatus::Declined);
                 }
+            }
+            Command::BatchedMatmul(call) => {
+                return Ok(batched_matmul.submit(context, kernels, Some(stream), call, wait)?);
             }
             Command::Attention(call) => {
                 return Ok(attention.submit(context, kernels, Some(stream), call, wait)?);
@@ -331,6 +337,7 @@ impl CudaBackend {
             convolution: ConvKernels::new(context.sm_count),
             recurrent: RecurrentKernels::default(),
             gemm: GemmKernels::new(context.sm_count),
+            batched_matmul: BatchedMatmulKernels::default(),
             host_allocations: Mutex::default(),
             idle_downloads: Arc::default(),
             address_space: addresses,
@@ -365,7 +372,17 @@ impl CudaBackend {
     /// Enqueues a command after all deferred ones; returns `false` if a library declines the command.
     fn submit(&self, command: &Command<'_>) -> Result<bool> {
         let Self { queue, device } = self;
-        let CudaDevice { attention, convolution, recurrent, context, fences, kernels, gemm, .. } = &**device;
+        let CudaDevice {
+            attention,
+            convolution,
+            recurrent,
+            context,
+            fences,
+            kernels,
+            gemm,
+            batched_matmul,
+            ..
+        } = &**device;
         let accepted = if queue.deferred.is_empty() {
             match queue.try_enqueue(device, &queue.stream, command, false)? {
                 SubmitStatus::Submitted => {
@@ -381,6 +398,9 @@ impl CudaBackend {
                     queue.cublaslt.is_available(context)
                         && gemm.submit(context, kernels, None, call, false)? != SubmitStatus::Declined
                         || queue.cublaslt.accepts(&queue.stream, call)?
+                }
+                Command::BatchedMatmul(call) => {
+                    batched_matmul.submit(context, kernels, None, call, false)? != SubmitStatus::Declined
                 }
                 Command::Attention(call) => {
                     attention.submit(context, kernels, None, call, false)? != SubmitStatus::Declined
@@ -660,6 +680,7 @@ impl Backend for CudaBackend {
         let arch = self.device.kernels.arch();
         LibraryFeatures {
             matmul: self.queue.cublaslt.is_available(&self.device.context),
+            batched_matmul: batched_matmul::is_supported(arch),
             f8_matmul: arch >= 89,
             gelu_grad_epilogue: arch == gelu_grad::REQUIRED_ARCH,
             convolution: arch == gelu_grad::REQUIRED_ARCH && !settings::portable_kernels(),

@@ -25,8 +25,9 @@
 //! - Background threads of the core ([`compile_pool`](forebay_core::backend::compile_pool)) compile several
 //!   kernels at once; launches meanwhile wait in `deferred`.
 //! - `native_kernels` has the kernels of `shaders/cuda`, unless portable kernels are forced. `attention` and
-//!   `convolution` run on the tensor cores, and `sgemm_small` computes small f32 products. `gelu_grad` computes a
-//!   product with the gradient of a GELU. `recurrent` runs all steps of a recurrent layer. `tensor_map` describes
+//!   `convolution` run on the tensor cores, and `sgemm_small` computes small f32 products. `batched_matmul`
+//!   computes batches of small products. `gelu_grad` computes a product with the gradient of a GELU. `recurrent` runs
+//!   all steps of a recurrent layer. `tensor_map` describes
 //!   operands to TMA.
 //! - `cublaslt` computes all other products, unless [`set_portable_kernels`] or `FOREBAY_PORTABLE_KERNELS=1`
 //!   forces the portable kernels; `autotune` chooses its algorithms. `toolkit` finds libraries where the
@@ -43,6 +44,7 @@
 pub mod attention;
 mod autotune;
 mod backend;
+pub mod batched_matmul;
 mod context;
 pub mod convolution;
 mod cubin_cache;
@@ -77,6 +79,6 @@ pub use libraries::{CudaDeviceInfo, LibraryInfo, can_device_access_peer, librari
 pub use native_kernels::NativeKernel;
 pub use nvtx::{NvtxUnavailable, set_nvtx};
 pub use settings::{
-    allow_tf32, portable_kernels, recurrent_kernels, set_allow_tf32, set_portable_kernels,
-    set_recurrent_kernels,
+    allow_tf32, batched_matmul_kernels, portable_kernels, recurrent_kernels, set_allow_tf32,
+    set_batched_matmul_kernels, set_portable_kernels, set_recurrent_kernels,
 };

@@ -5,13 +5,14 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use forebay_core::environment;
 
 /// Environment variables that are `0` or `1`.
-pub(crate) const BOOL_VARIABLES: [&str; 8] = [
+pub(crate) const BOOL_VARIABLES: [&str; 9] = [
     "FOREBAY_CUBLASLT_AUTOTUNE",
     "FOREBAY_PORTABLE_KERNELS",
     "FOREBAY_NVTX",
     "FOREBAY_CUDA_VMM",
     "FOREBAY_CUDA_PDL",
     "FOREBAY_CUDA_RECURRENT",
+    "FOREBAY_CUDA_BATCHED_MATMUL",
     "FOREBAY_CUDA_LAUNCH_THREAD",
     "FOREBAY_CUDA_PEER",
 ];
@@ -22,6 +23,8 @@ static DIRECT_LAUNCHES: AtomicBool = AtomicBool::new(false);
 static PORTABLE_KERNELS: AtomicU8 = AtomicU8::new(0);
 /// Same encoding.
 static RECURRENT_KERNELS: AtomicU8 = AtomicU8::new(0);
+/// Same encoding.
+static BATCHED_MATMUL_KERNELS: AtomicU8 = AtomicU8::new(0);
 
 /// Lets f32 matrix products round their operands to TensorFloat-32, which keeps 10 bits of the mantissa and
 /// is several times faster on tensor cores. Off by default, as in PyTorch.
@@ -57,6 +60,18 @@ pub fn set_recurrent_kernels(enabled: bool) {
 #[must_use]
 pub fn recurrent_kernels() -> bool {
     !portable_kernels() && read_switch(&RECURRENT_KERNELS, "FOREBAY_CUDA_RECURRENT", true)
+}
+
+/// Sets whether native kernels run batches of small products of 16-bit floats, for tests and comparisons. The default is
+/// the value of `FOREBAY_CUDA_BATCHED_MATMUL`, else true.
+pub fn set_batched_matmul_kernels(enabled: bool) {
+    BATCHED_MATMUL_KERNELS.store(1 + u8::from(enabled), Ordering::Relaxed);
+}
+
+/// Reports whether native kernels run batches of small products; false while portable kernels are forced.
+#[must_use]
+pub fn batched_matmul_kernels() -> bool {
+    !portable_kernels() && read_switch(&BATCHED_MATMUL_KERNELS, "FOREBAY_CUDA_BATCHED_MATMUL", true)
 }
 
 /// Returns the value of a switch, which follows a variable of the environment until it is set.

@@ -352,7 +352,11 @@ impl WgpuBackend {
             Command::Fill { dst, word } => {
                 self.prepare_copy_fill(self.lower_fill(dst, word, MIN_CLEAR_BYTES)?)?
             }
-            Command::Matmul(_) | Command::Attention(_) | Command::Convolution(_) | Command::Recurrent(_) => {
+            Command::Matmul(_)
+            | Command::BatchedMatmul(_)
+            | Command::Attention(_)
+            | Command::Convolution(_)
+            | Command::Recurrent(_) => {
                 return Ok(None);
             }
         }))
@@ -587,7 +591,11 @@ impl Backend for WgpuBackend {
                 let is_in_pass = self.state.lock_unpoisoned().recorder.is_in_pass();
                 self.lower_fill(dst, word, if is_in_pass { MIN_CLEAR_BYTES } else { 0 })?
             }
-            Command::Matmul(_) | Command::Attention(_) | Command::Convolution(_) | Command::Recurrent(_) => {
+            Command::Matmul(_)
+            | Command::BatchedMatmul(_)
+            | Command::Attention(_)
+            | Command::Convolution(_)
+            | Command::Recurrent(_) => {
                 return Ok(false);
             }
         };

@@ -11,6 +11,7 @@ use forebay::device::Device;
 use forebay::prelude::*;
 
 mod attention;
+mod batches;
 mod catalog;
 mod compare;
 mod eager;
@@ -166,8 +167,9 @@ fn main() -> Result<()> {
                 .as_ref()
                 .map(|device| Bench::new(device, tiny, None).only(only).batch(batch).steps(steps).shared());
             type Group = fn(&Bench<'_>) -> Result<()>;
-            let groups: [(&str, Group); 17] = [
+            let groups: [(&str, Group); 18] = [
                 ("matmul", ops::matmul),
+                ("batches", batches::batches),
                 ("elementwise", ops::elementwise),
                 ("reduce", ops::reduce),
                 ("order", ops::sort),

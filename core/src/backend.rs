@@ -19,6 +19,7 @@ pub use crate::memory::source::{
     SourceLimits, VirtualMemory,
 };
 
+pub mod batched_matmul;
 pub mod cards;
 pub(crate) mod command;
 pub mod compile_pool;
@@ -29,6 +30,7 @@ pub mod library;
 pub mod null;
 pub mod recurrent;
 
+pub use batched_matmul::{BatchedMatmulCall, BatchedMatmulTiling, BatchedOperand};
 pub use command::{Command, CommandSequence, OwnedCommand};
 pub use convolution::{ConvolutionCall, ConvolutionProduct};
 pub use library::{

@@ -32,12 +32,13 @@ enum ValueKind {
 const REQUIREMENTS: [&str; 4] = ["wgpu", "cuda", "nvrtc", "browser"];
 
 /// All variables of the project with the kinds of their values. docs/src/reference/environment.md explains them.
-const KNOWN_VARIABLES: [(&str, ValueKind); 26] = [
+const KNOWN_VARIABLES: [(&str, ValueKind); 27] = [
     ("FOREBAY_ALLOC_CONF", ValueKind::AllocatorConfig),
     ("FOREBAY_BOUNDS_CHECKS", ValueKind::Switch),
     ("FOREBAY_CACHE_DIR", ValueKind::Text),
     ("FOREBAY_CHECK_INDICES", ValueKind::Switch),
     ("FOREBAY_CUBLASLT_AUTOTUNE", ValueKind::Switch),
+    ("FOREBAY_CUDA_BATCHED_MATMUL", ValueKind::Switch),
     ("FOREBAY_CUDA_LAUNCH_THREAD", ValueKind::Switch),
     ("FOREBAY_CUDA_PDL", ValueKind::Switch),
     ("FOREBAY_CUDA_PEER", ValueKind::Switch),

@@ -250,3 +250,38 @@ fn the_bias_of_a_recurrent_layer_is_copied_for_several_steps() -> Result<()> {
     assert_eq!(count(34, 640)? - count(17, 640)?, 2 * 17);
     Ok(())
 }
+
+#[test]
+fn batches_with_strides_of_their_own_take_one_launch_without_copies() -> Result<()> {
+    let count = |profile: CardProfile, dtype: DType| -> Result<[u64; 3]> {
+        let backend = Arc::new(NullBackend::new(profile));
+        let (device, launches) = (Device::new(backend.clone())?, || backend.estimated_work().launches);
+        // Heads after the steps of a chunk, and one matrix for all heads.
+        let x = Tensor::zeros([8, 1024, 16, 64], dtype, &device)?;
+        let x = x.reshape([8, 16, 64, 16, 64])?.transpose(2, 3)?.to_leaf()?;
+        let reads = Tensor::zeros([8, 64, 1024], dtype, &device)?.transpose(1, 2)?;
+        let reads = reads.reshape([8, 16, 1, 64, 64])?.to_leaf()?;
+        let y = reads.matmul(&x)?;
+        let seed = y.ones_like()?;
+        let before = launches();
+        reads.detach().matmul(&x.detach())?;
+        let forward = launches() - before;
+        device.pool().reset_peak_stats();
+        let (before, allocated) = (launches(), device.memory().allocated());
+        y.backward_with(&seed)?;
+        let grads = (8 * 16 * 64 * 64 * 17 * dtype.size()) as u64;
+        // The gradients stay; other memory is scratch.
+        Ok([forward, launches() - before, device.memory().peak_allocated() - allocated - grads])
+    };
+    let h100 = CardProfile::from_card("h100")?;
+    let [forward, backward, scratch] = count(h100.clone(), DType::BF16)?;
+    assert_eq!((forward, backward), (1, 2), "a product, and one for each gradient");
+    assert!(scratch < 1 << 20, "{scratch} bytes are more than the gradients");
+    // Through other APIs the sum over heads is a kernel of its own.
+    let [forward, backward, _] = count(h100.clone().with_wgpu_limits(), DType::BF16)?;
+    assert_eq!((forward, backward), (1, 4), "a product in f32, its sum and its cast for the first gradient");
+    // The library copies operands.
+    let [forward, backward, scratch] = count(h100, DType::F32)?;
+    assert!(forward > 1 && backward > 3 && scratch > 1 << 20, "{forward} and {backward} launches");
+    Ok(())
+}

@@ -23,5 +23,7 @@ pub const TMA_PIPELINE: &str = include_str!("../cuda/tma_pipeline.cuh");
 pub const GELU_GRAD: &str = include_str!("../cuda/gelu_grad.cu");
 /// All time steps of a recurrent layer, or the gradients of its gates.
 pub const RECURRENT: &str = include_str!("../cuda/recurrent.cu");
+/// Batches of small 16-bit matrix products.
+pub const BATCHED_MATMUL: &str = include_str!("../cuda/batched_matmul.cu");
 /// Small f32 matrix products.
 pub const SGEMM_SMALL: &str = include_str!("../cuda/sgemm_small.cu");

@@ -33,14 +33,16 @@ struct Params {
     batch: u32,
     chunk: u32,
     splits: u32,
-    // Size of the second of two batch dimensions.
+    // Extent of the last of three batch dimensions.
     inner: u32,
     bias_offset: u32,
-    // Offset, row stride, column stride.
+    // Offset, row stride, column stride, stride of the first batch dimension.
     a: vec4<u32>,
     b: vec4<u32>,
-    // Strides of the batch dimensions: two of a, two of b.
+    // Strides of the other batch dimensions: two of a, two of b.
     batch_strides: vec4<u32>,
+    // Extent of the second batch dimension.
+    middle: u32,
 }
 @group(1) @binding(0) var<uniform> p: Params;
 {% for name, vectors in [("a", a_vectors), ("b", b_vectors)] %}
@@ -67,8 +69,13 @@ struct Params {
 {% endif %}
 {% endfor %}
 
-fn a_base(z: u32) -> u32 { return p.a.x + (z / p.inner) * p.batch_strides.x + (z % p.inner) * p.batch_strides.y; }
-fn b_base(z: u32) -> u32 { return p.b.x + (z / p.inner) * p.batch_strides.z + (z % p.inner) * p.batch_strides.w; }
+// Location of matrix z of an operand with the strides of three batch dimensions.
+fn matrix_base(z: u32, start: u32, outer: u32, strides: vec2<u32>) -> u32 {
+    let others = z / p.inner;
+    return start + (others / p.middle) * outer + (others % p.middle) * strides.x + (z % p.inner) * strides.y;
+}
+fn a_base(z: u32) -> u32 { return matrix_base(z, p.a.x, p.a.w, p.batch_strides.xy); }
+fn b_base(z: u32) -> u32 { return matrix_base(z, p.b.x, p.b.w, p.batch_strides.zw); }
 fn a_index(base: u32, row: u32, k: u32) -> u32 { return base + row * p.a.y + k * p.a.z; }
 fn b_index(base: u32, k: u32, col: u32) -> u32 { return base + k * p.b.y + col * p.b.z; }
 {% if not a_vectors %}

@@ -16,10 +16,11 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 use forebay::backend::null::{CardProfile, NullKernel};
-use forebay::backend::{Features, KernelSource, RecurrentKind, RecurrentTiling};
+use forebay::backend::{BatchedMatmulTiling, Features, KernelSource, RecurrentKind, RecurrentTiling};
 use forebay::dtype::DType;
 use forebay_cuda::NativeKernel;
 use forebay_cuda::attention::{self, AttentionPass, MaskKind};
+use forebay_cuda::batched_matmul::BatchedMatmulKernel;
 use forebay_cuda::convolution::{ConvKernel, ConvPass};
 use forebay_cuda::gelu_grad;
 use forebay_cuda::nvrtc;
@@ -151,6 +152,7 @@ pub fn check(golden: &Path, architectures: &[u32], filters: &[String]) -> Result
         compile_translated(&translated, &compiling, &mut report);
         compile_attention(compiling.architectures, filters, &mut report);
         compile_sgemm_small(compiling.architectures, filters, &mut report);
+        compile_batched_matmul(compiling.architectures, filters, &mut report);
         compile_gelu_grad(compiling.architectures, filters, &mut report);
         compile_convolution(compiling.architectures, filters, &mut report);
         compile_recurrent(compiling.architectures, filters, &mut report);
@@ -303,6 +305,35 @@ fn compile_sgemm_small(architectures: &[u32], filters: &[String], report: &mut K
         report.kernels += 1;
         for &arch in architectures.iter().filter(|&&arch| arch >= 90) {
             compile_native(&kernel, &label, arch, report);
+        }
+    }
+}
+
+/// Compiles the CUDA C++ kernel of batches of small products, for architectures with bf16 on tensor cores: each tile,
+/// with all layouts, types, sums and numbers of stages between them.
+fn compile_batched_matmul(architectures: &[u32], filters: &[String], report: &mut KernelReport) {
+    for (index, tile) in (0_u32..).zip(BatchedMatmulTiling::ALL) {
+        for variant in 0..4 {
+            let shortest = 16 * tile.warps[2];
+            let kernel = BatchedMatmulKernel {
+                is_bf16: variant % 2 == 0,
+                writes_f32: variant / 2 != index % 2,
+                mn_major: [variant % 2 == 1, variant / 2 == 1],
+                has_sums: variant % 3 == 0,
+                tiling: BatchedMatmulTiling {
+                    depth: if variant == 1 { shortest } else { tile.depth },
+                    stages: if variant % 3 == 0 { tile.stages } else { variant },
+                    ..tile
+                },
+            };
+            let label = format!("batched_matmul.cu {kernel:?}");
+            if !filters.is_empty() && !filters.iter().any(|f| label.contains(f.as_str())) {
+                continue;
+            }
+            report.kernels += 1;
+            for &arch in architectures.iter().filter(|&&arch| arch >= 80) {
+                compile_native(&kernel, &label, arch, report);
+            }
         }
     }
 }

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use smallvec::SmallVec;
 
 use super::Node;
-use super::bypass::node_of;
+use super::bypass::find_node;
 use super::engine::BackwardFnGuard;
 use crate::tensor::Tensor;
 
@@ -39,7 +39,7 @@ pub(super) fn note_checkpoint(node: u64) {
 
 /// Marks the operation that computed `out` as elementwise.
 pub(crate) fn set_chain_role(out: &Tensor, role: ChainRole) {
-    if let Some(node) = node_of(out) {
+    if let Some(node) = find_node(out) {
         // A node has one result, so its role is set once.
         let _ = node.chain_role.set(role);
     }

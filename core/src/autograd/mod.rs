@@ -403,7 +403,7 @@ pub(crate) fn differentiable_cast(out: Tensor, x: &Tensor) -> Tensor {
 
 /// Records that another operation uses a cast of [`differentiable_cast`].
 pub(crate) fn mark_shared_cast(cast: &Tensor) {
-    if let Some(node) = node_of(cast) {
+    if let Some(node) = find_node(cast) {
         node.is_shared_cast.store(true, Ordering::Relaxed);
     }
 }
@@ -614,7 +614,7 @@ impl Tensor {
     /// Reports whether the tensor is a leaf, which no recorded operation produced.
     #[must_use]
     pub fn is_leaf(&self) -> bool {
-        node_of(self).is_none()
+        find_node(self).is_none()
     }
 
     /// Returns a tensor with the same data and without history.

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
-use super::bypass::node_of;
+use super::bypass::find_node;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::storage::Storage;
@@ -20,7 +20,7 @@ pub(crate) trait ResultSource: Any + Send + Sync {
 
 /// Attaches a description to the operation that computed `out`.
 pub(crate) fn set_result_source(out: &Tensor, source: Weak<dyn ResultSource>) {
-    if let Some(node) = node_of(out) {
+    if let Some(node) = find_node(out) {
         // A node has one result, so its source is set once.
         let _ = node.result_source.set(source);
     }
@@ -28,7 +28,7 @@ pub(crate) fn set_result_source(out: &Tensor, source: Weak<dyn ResultSource>) {
 
 /// Returns the description of the operation that computed `t`, while its backward function exists.
 pub(crate) fn result_source(t: &Tensor) -> Option<Arc<dyn ResultSource>> {
-    node_of(t)?.result_source.get()?.upgrade()
+    find_node(t)?.result_source.get()?.upgrade()
 }
 
 /// Returns the description of the operation that computed `t`, if it has the type `S`.
@@ -39,18 +39,18 @@ pub(crate) fn result_source_of<S: ResultSource>(t: &Tensor) -> Option<Arc<S>> {
 
 /// Reports whether an elementwise operation that is recorded computed `t`.
 pub(crate) fn is_elementwise(t: &Tensor) -> bool {
-    node_of(t).is_some_and(|node| node.chain_role.get().is_some() || node.op == "to_dtype")
+    find_node(t).is_some_and(|node| node.chain_role.get().is_some() || node.op == "to_dtype")
 }
 
 /// Returns the number of recorded operations that have used `t`, also of dropped graphs. It is 0 for leaves.
 pub(crate) fn use_count(t: &Tensor) -> u32 {
-    node_of(t).map_or(0, |node| node.use_count.load(Ordering::Relaxed))
+    find_node(t).map_or(0, |node| node.use_count.load(Ordering::Relaxed))
 }
 
 /// Notes that the operation that computed `out` casts the gradient of an addend to `dtype`, of 16 bits. An operation
 /// that computes the gradient of `out` may write both types in one kernel.
 pub(crate) fn set_branch_dtype(out: &Tensor, dtype: DType) {
-    if let Some(node) = node_of(out) {
+    if let Some(node) = find_node(out) {
         let _ = node.branch_dtype.set(dtype);
     }
 }

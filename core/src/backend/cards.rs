@@ -50,6 +50,9 @@ const CARD_TABLE: [CardRow; 22] = [
 const F8_CARDS: [&str; 9] =
     ["l4", "l40s", "h100", "h200", "rtx4060", "rtx4070", "rtx4080", "rtx4090", "rtx5090"];
 
+/// Short names of the cards before sm_80, whose tensor cores have no bf16.
+const OLD_CARDS: [&str; 3] = ["t4", "v100", "rtx2080ti"];
+
 const HOPPER_CARDS: [&str; 2] = ["h100", "h200"];
 
 /// Short names that [`CardProfile::from_card`] accepts.
@@ -90,6 +93,7 @@ impl CardProfile {
             overhead_bytes: 600 * MIB,
             library: LibraryFeatures {
                 matmul: true,
+                batched_matmul: !OLD_CARDS.contains(&short),
                 f8_matmul: F8_CARDS.contains(&short),
                 gelu_grad_epilogue: HOPPER_CARDS.contains(&short),
                 convolution: HOPPER_CARDS.contains(&short),

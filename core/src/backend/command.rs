@@ -1,8 +1,8 @@
 //! Commands of a queue as values, so that they can run now or be recorded and run again.
 
 use super::{
-    AttentionCall, AttentionGradients, ConvolutionCall, ConvolutionProduct, Epilogue, KernelId, Launch,
-    MatmulCall, RecurrentCall, RecurrentPass, SegmentId, Slice,
+    AttentionCall, AttentionGradients, BatchedMatmulCall, ConvolutionCall, ConvolutionProduct, Epilogue,
+    KernelId, Launch, MatmulCall, RecurrentCall, RecurrentPass, SegmentId, Slice,
 };
 use crate::error::Result;
 
@@ -34,6 +34,8 @@ pub enum Command<'a> {
     },
     /// Matrix product by the vendor's library.
     Matmul(&'a MatmulCall),
+    /// Batch of matrix products by the backend's own kernels.
+    BatchedMatmul(&'a BatchedMatmulCall),
     /// Attention by the backend's own kernels.
     Attention(&'a AttentionCall),
     /// Convolution by the backend's own kernels.
@@ -72,6 +74,8 @@ pub enum OwnedCommand {
     },
     /// Matrix product by the vendor's library.
     Matmul(Box<MatmulCall>),
+    /// Batch of matrix products by the backend's own kernels.
+    BatchedMatmul(Box<BatchedMatmulCall>),
     /// Attention by the backend's own kernels.
     Attention(Box<AttentionCall>),
     /// Convolution by the backend's own kernels.
@@ -91,6 +95,7 @@ impl OwnedCommand {
             Command::Copy { dst, src } => Self::Copy { dst, src },
             Command::Fill { dst, word } => Self::Fill { dst, word },
             Command::Matmul(call) => Self::Matmul(Box::new(*call)),
+            Command::BatchedMatmul(call) => Self::BatchedMatmul(Box::new(*call)),
             Command::Attention(call) => Self::Attention(Box::new(*call)),
             Command::Convolution(call) => Self::Convolution(Box::new(*call)),
             Command::Recurrent(call) => Self::Recurrent(Box::new(*call)),
@@ -107,6 +112,7 @@ impl OwnedCommand {
             Self::Copy { dst, src } => Command::Copy { dst: *dst, src: *src },
             Self::Fill { dst, word } => Command::Fill { dst: *dst, word: *word },
             Self::Matmul(call) => Command::Matmul(call),
+            Self::BatchedMatmul(call) => Command::BatchedMatmul(call),
             Self::Attention(call) => Command::Attention(call),
             Self::Convolution(call) => Command::Convolution(call),
             Self::Recurrent(call) => Command::Recurrent(call),
@@ -130,6 +136,11 @@ impl OwnedCommand {
             }
             Self::Fill { dst, .. } => slice(dst, Access::Write),
             Self::Matmul(call) => visit_matmul_operands(call, visit),
+            Self::BatchedMatmul(call) => {
+                visit(address!(call.a), Access::Read);
+                visit(address!(call.b), Access::Read);
+                visit(address!(call.c), Access::Write);
+            }
             Self::Attention(call) => visit_attention_operands(call, visit),
             Self::Convolution(call) => visit_convolution_operands(call, visit),
             Self::Recurrent(call) => visit_recurrent_operands(call, visit),

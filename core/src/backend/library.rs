@@ -11,6 +11,8 @@ use crate::dtype::DType;
 pub struct LibraryFeatures {
     /// Products of float matrices.
     pub matmul: bool,
+    /// Batches of small 16-bit products with several batch dimensions (CUDA from sm_80 on).
+    pub batched_matmul: bool,
     /// Products of 8-bit floats (CUDA from sm_89 on).
     pub f8_matmul: bool,
     /// Products with [`Epilogue::GeluGrad`] (CUDA on Hopper).

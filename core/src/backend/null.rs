@@ -302,6 +302,10 @@ impl Backend for NullBackend {
                 let is_accepted = library.convolution && call.is_supported();
                 (is_accepted, call.bytes(), product(call.flops() as f64, true))
             }
+            Command::BatchedMatmul(call) => {
+                let is_accepted = library.batched_matmul && call.tiling().is_some();
+                (is_accepted, call.bytes(), product(call.flops() as f64, true))
+            }
             Command::Recurrent(call) => {
                 let is_accepted = library.recurrent && call.tiling().is_some();
                 (is_accepted, call.bytes(), product(call.flops() as f64, true))
@@ -310,7 +314,7 @@ impl Backend for NullBackend {
         if is_accepted {
             self.add_work(bytes, Some(product));
         } else if matches!(command, Command::Matmul(_) | Command::Attention(_)) {
-            // The products that replace a convolution or a recurrent layer count their own operations.
+            // The products that replace a batch, a convolution or a recurrent layer count their own operations.
             self.totals.lock_unpoisoned().1 = product;
         }
         Ok(is_accepted)

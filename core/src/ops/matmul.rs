@@ -13,23 +13,19 @@ pub(crate) mod linear;
 pub(crate) mod linear_fp8;
 pub(crate) mod matmul_tiling;
 mod matrix_layout;
+pub(crate) mod problem;
 pub(crate) mod repeated_linear;
 pub(crate) mod scaled_mm;
 mod tile_autotune;
 
 use crate::autograd::BackwardCtx;
-use crate::backend::{Command, Epilogue, MatmulCall, MatrixOperand};
 use crate::ops::elementwise::pointwise::pointwise_ops;
 use crate::ops::elementwise::pointwise::{GradRule, PointwiseOp, TypeRule, run_pointwise};
-use crate::ops::matmul::matmul_tiling::{
-    CostModel, KMajorOperands, MatmulExtents, SumEpilogue, TilePlan, TiledProduct,
-};
-use crate::ops::matmul::matrix_layout::MatrixLayout;
+use crate::ops::matmul::matmul_tiling::{MatmulExtents, SumEpilogue};
+pub(in crate::ops) use crate::ops::matmul::problem::EpilogueTensors;
+use crate::ops::matmul::problem::MatmulProblem;
 use crate::ops::prelude::*;
 use crate::ops::reduce::accumulator_dtype;
-use crate::runtime::profile::WorkItem;
-use crate::runtime::stream::Access;
-use crate::tensor::layout::collapse_tensor_dims;
 
 /// Returns the last two extents.
 fn last_two(shape: &[usize]) -> (usize, usize) {
@@ -88,7 +84,13 @@ const MIN_SEPARATE_BIAS: u64 = 1 << 24;
 
 /// Computes a · b, summed to a shape, with its gradient.
 fn matmul_sum_to(op: &'static str, a: &Tensor, b: &Tensor, shape: &[usize]) -> Result<Tensor> {
-    let is_unsummed = MatmulProblem::new(op, a, b)?.shape.as_slice() == shape;
+    let is_unsummed = problem::product_shape(op, a, b)?.as_slice() == shape;
+    if !is_unsummed
+        && !autograd::compute_requires_grad(&[a, b])
+        && let Some(sum) = problem::try_summed_product(op, a, b, shape)?
+    {
+        return Ok(sum);
+    }
     let dtype = if is_unsummed { a.dtype() } else { accumulator_dtype(a.dtype()) };
     matmul_with_grad_as(op, a, b, dtype)?.sum_to(shape)?.to_dtype(a.dtype())
 }
@@ -212,270 +214,6 @@ pub(super) fn try_gemm_fp8(
     }
     let product = MatmulProblem::from_checked(op, a, b)?;
     if product.is_empty() { Ok(false) } else { product.try_vendor_library(out, false, finish) }
-}
-
-/// [`Epilogue`] with tensors. Matrices have the strides of the result, and vectors start at offset 0.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum EpilogueTensors<'a> {
-    None,
-    Bias(&'a Tensor),
-    GeluBias { bias: &'a Tensor, pre_activation: &'a Tensor },
-    GeluGrad { x: &'a Tensor, gelu: &'a Tensor, sums: &'a Tensor },
-    RowSums(&'a Tensor),
-    Scaled { scales: Option<[&'a Tensor; 2]>, bias: Option<&'a Tensor> },
-}
-
-impl<'a> EpilogueTensors<'a> {
-    /// Returns the tensors that the epilogue accesses.
-    fn tensor_accesses(self) -> SmallVec<[(&'a Tensor, Access); 3]> {
-        use Access::{Read, Write};
-        match self {
-            Self::None => smallvec![],
-            Self::Bias(bias) => smallvec![(bias, Read)],
-            Self::GeluBias { bias, pre_activation: before } => smallvec![(before, Write), (bias, Read)],
-            Self::GeluGrad { x, gelu, sums } => smallvec![(x, Read), (gelu, Write), (sums, Write)],
-            Self::RowSums(sums) => smallvec![(sums, Write)],
-            Self::Scaled { scales, bias } => {
-                scales.into_iter().flatten().chain(bias).map(|t| (t, Read)).collect()
-            }
-        }
-    }
-}
-
-/// Matrix product whose operands are checked and folded to at most two batch dimensions.
-struct MatmulProblem {
-    op: &'static str,
-    extents: MatmulExtents,
-    /// Extent of the second batch dimension.
-    inner_batch: usize,
-    a: (Tensor, MatrixLayout),
-    b: (Tensor, MatrixLayout),
-    shape: Dims,
-}
-
-impl MatmulProblem {
-    fn new(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Self> {
-        check_matmul_operands(op, a, b)?;
-        Self::from_checked(op, a, b)
-    }
-
-    /// Creates a problem from operands whose types were checked.
-    fn from_checked(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Self> {
-        let ((m, k), (rows, n)) = (last_two(a.shape()), last_two(b.shape()));
-        fail_if!(k != rows;
-            shape(op, [a, b]), "the first has {k} columns, the second {rows} rows; they must be equal");
-        // Fast path: the general code below would change nothing.
-        if a.rank() == 2 && b.rank() == 2 {
-            let (left, right) = (MatrixLayout::from_tensor(a, &[]), MatrixLayout::from_tensor(b, &[]));
-            return Ok(Self {
-                op,
-                extents: MatmulExtents { m, n, k, batch: 1 },
-                inner_batch: 1,
-                a: (a.clone(), left),
-                b: (b.clone(), right),
-                shape: smallvec![m, n],
-            });
-        }
-        let batch = broadcast_shapes(op, &[&a.shape()[..a.rank() - 2], &b.shape()[..b.rank() - 2]])?;
-        let depth = batch.len();
-        let with_batch = |rows, cols| {
-            let mut shape = Dims::from_slice(&batch);
-            shape.extend_from_slice(&[rows, cols]);
-            shape
-        };
-        let expand = |t: &Tensor, rows, cols| match t.shape()[..t.rank() - 2] == batch[..] {
-            true => Ok(t.clone()),
-            false => t.broadcast_to(with_batch(rows, cols)),
-        };
-        let (mut a, mut b) = (expand(a, m, k)?, expand(b, k, n)?);
-        let fold =
-            |a: &Tensor, b: &Tensor| collapse_dims(&batch, &[&a.strides()[..depth], &b.strides()[..depth]]);
-        let (mut extents, mut strides) = fold(&a, &b);
-        if extents.len() > 2 {
-            // Kernels take at most two batch dimensions. Contiguous operands have one.
-            (a, b) = (a.contiguous()?, b.contiguous()?);
-            (extents, strides) = fold(&a, &b);
-        }
-        let (outer, inner) = outer_and_inner(&extents, 1);
-        let (left, right) =
-            (MatrixLayout::from_tensor(&a, &strides[0]), MatrixLayout::from_tensor(&b, &strides[1]));
-        Ok(Self {
-            op,
-            extents: MatmulExtents { m, n, k, batch: outer * inner },
-            inner_batch: inner,
-            a: (a, left),
-            b: (b, right),
-            shape: with_batch(m, n),
-        })
-    }
-
-    /// Returns true if there is nothing to sum or nothing to write.
-    fn is_empty(&self) -> bool {
-        numel(&self.shape) == 0 || self.extents.k == 0
-    }
-
-    fn write_into(&self, out: &Tensor, add: bool) -> Result<()> {
-        if self.try_vendor_library(out, add, EpilogueTensors::None)? {
-            return Ok(());
-        }
-        // The kernels write whole tensors only.
-        if out.is_contiguous() && out.layout().offset() == 0 && !self.reads_memory_of(out) {
-            return self.run_kernel(out, None, SumEpilogue { accumulate: add, ..SumEpilogue::default() });
-        }
-        let product = empty_workspace(&self.shape, out.dtype(), out.device())?;
-        self.run_kernel(&product, None, SumEpilogue::default())?;
-        if add { out.add_(&product) } else { product.copy_into(out) }
-    }
-
-    /// Reports whether an operand shares the memory of `out`, as a gradient that is added to may do. A kernel
-    /// would then read elements that it has already written.
-    fn reads_memory_of(&self, out: &Tensor) -> bool {
-        [&self.a.0, &self.b.0].into_iter().any(|operand| operand.shares_storage(out))
-    }
-
-    /// Runs the product in the vendor's library, or returns false if unsupported. The library takes one batch
-    /// dimension, so the outer one is a loop of calls, which is cheaper than copying the operands.
-    fn try_vendor_library(&self, out: &Tensor, add: bool, finish: EpilogueTensors<'_>) -> Result<bool> {
-        let (e, inner) = (self.extents, self.inner_batch);
-        let (row, col) = last_two(out.strides());
-        let batch = self.shape.iter().copied().zip(out.strides().iter().copied()).take(out.rank() - 2);
-        let (extents, steps) = collapse_tensor_dims(batch);
-        // An output that was allocated for the product has a single batch stride.
-        if col != 1 && e.n > 1 || extents.len() > 1 || self.reads_memory_of(out) {
-            return Ok(false);
-        }
-        let step = outer_and_inner(&steps, 0).1;
-        let c = MatrixLayout {
-            offset: out.layout().offset(),
-            row_stride: row,
-            col_stride: 1,
-            outer_stride: inner * step,
-            inner_stride: step,
-        };
-        let [(ta, a), (tb, b)] = [(&self.a.0, self.a.1), (&self.b.0, self.b.1)];
-        let mut all: SmallVec<[_; 6]> =
-            smallvec![(ta, Access::Read), (tb, Access::Read), (out, Access::Write)];
-        finish.tensor_accesses().into_iter().for_each(|t| all.push(t));
-        let bound = launch::bind_tensors(all.iter().copied())?;
-        let operand = |at: usize, dtype: DType, m: MatrixLayout, index: usize| MatrixOperand {
-            segment: bound[at].segment,
-            offset: bound[at].offset + ((m.offset + index * m.outer_stride) * dtype.size()) as u64,
-            row_stride: m.row_stride as u64,
-            col_stride: m.col_stride as u64,
-            batch_stride: m.inner_stride as u64,
-        };
-        let operand_of = |at: usize, t: &Tensor| {
-            operand(at, t.dtype(), MatrixLayout { offset: t.layout().offset(), ..c }, 0)
-        };
-        let epilogue = match finish {
-            EpilogueTensors::None => Epilogue::None,
-            EpilogueTensors::Bias(_) => Epilogue::Bias(bound[3]),
-            EpilogueTensors::GeluBias { pre_activation: before, .. } => {
-                Epilogue::GeluBias { bias: bound[4], pre_activation: operand_of(3, before) }
-            }
-            EpilogueTensors::GeluGrad { x, gelu, .. } => Epilogue::GeluGrad {
-                x: operand_of(3, x),
-                gelu: operand_of(4, gelu),
-                row_block_sums: bound[5],
-            },
-            EpilogueTensors::RowSums(_) => Epilogue::RowSums(bound[3]),
-            EpilogueTensors::Scaled { scales, bias } => Epilogue::Scaled {
-                scales: scales.map(|_| [bound[3], bound[4]]),
-                bias: bias.map(|_| bound[bound.len() - 1]),
-            },
-        };
-        for index in 0..e.batch / inner {
-            let call = MatmulCall {
-                dtype: ta.dtype(),
-                dtype_b: tb.dtype(),
-                dtype_out: out.dtype(),
-                m: e.m as u64,
-                n: e.n as u64,
-                k: e.k as u64,
-                batch: inner as u64,
-                a: operand(0, ta.dtype(), a, index),
-                b: operand(1, tb.dtype(), b, index),
-                c: operand(2, out.dtype(), c, index),
-                beta: if add { 1.0 } else { 0.0 },
-                epilogue,
-            };
-            let accepted = call.supports_epilogue()
-                && out.device().try_enqueue(|| describe_for_profiler(&call), &Command::Matmul(&call))?;
-            if !accepted {
-                // The fallback kernels write everything again.
-                return Ok(false);
-            }
-        }
-        Ok(true)
-    }
-
-    /// Runs the crate's kernel into a contiguous `out` at offset 0. `bias` is contiguous, \[columns\].
-    fn run_kernel(&self, out: &Tensor, bias: Option<&Tensor>, epilogue: SumEpilogue<'_>) -> Result<()> {
-        let ([(ta, a), (tb, b)], e) = ([(&self.a.0, self.a.1), (&self.b.0, self.b.1)], self.extents);
-        let device = out.device();
-        fail_if!(out.dtype() != ta.dtype() && (out.dtype() != DType::F32 || ta.dtype().size() != 2);
-            dtype(self.op, out.dtype()), "a product of {} is written to {} or f32", ta.dtype(), ta.dtype());
-        let costs = CostModel::new(device, false);
-        let along = |sum: usize, across: usize| sum == 1 || (across != 1 && sum < across);
-        let along =
-            KMajorOperands { a: along(a.col_stride, a.row_stride), b: along(b.row_stride, b.col_stride) };
-        let name = |dtype| launch::shader_dtype_name(dtype, device);
-        let matrix = |m: MatrixLayout| [m.offset, m.row_stride, m.col_stride];
-        let kernel = |plan: &TilePlan| {
-            let spec = kernel_spec! {
-                "matmul", dtype: name(ta.dtype()), out: name(out.dtype()), bias: bias.is_some(),
-            };
-            let spec = plan.add_definitions(spec, along, e.n.is_multiple_of(4));
-            let width = plan.vector_elements();
-            let spec = kernel_spec! {
-                ..spec; k_edges: plan.has_k_edges(), a_vectors: along.a && a.has_vectors(width, e.k) || !along.a && a.transposed().has_vectors(width, e.m),
-                b_vectors: along.b && b.transposed().has_vectors(width, e.k) || !along.b && b.has_vectors(width, e.n),
-            };
-            let params = kernel_params! {
-                ..plan.params(); inner: self.inner_batch, bias_offset: bias.map_or(0, |bias| bias.layout().offset()),
-                a: matrix(a), b: matrix(b),
-                batch_strides: [a.outer_stride, a.inner_stride, b.outer_stride, b.inner_stride],
-            };
-            (spec, params)
-        };
-        let inputs: SmallVec<[&Tensor; 3]> = [ta, tb].into_iter().chain(bias).collect();
-        TiledProduct { inputs: &inputs, out, epilogue, kernel: &kernel }
-            .run(TilePlan::new(e, ta.dtype(), costs), costs)
-    }
-}
-
-/// Splits the remaining dimensions into an outer and an inner batch dimension.
-fn outer_and_inner(of: &[usize], default: usize) -> (usize, usize) {
-    match *of {
-        [] => (default, default),
-        [inner] => (default, inner),
-        [outer, inner, ..] => (outer, inner),
-    }
-}
-
-/// Describes a product for the profiler.
-pub(crate) fn describe_for_profiler(call: &MatmulCall) -> WorkItem {
-    let MatmulCall { dtype, dtype_out: out, m, n, k, batch, epilogue, .. } = *call;
-    let suffix = match epilogue {
-        Epilogue::None => "",
-        Epilogue::Bias(_) => " + bias",
-        Epilogue::GeluBias { .. } => " + bias, gelu",
-        Epilogue::GeluGrad { .. } => ", gelu's gradient",
-        Epilogue::RowSums(_) => ", sums",
-        Epilogue::Scaled { bias: Some(_), .. } => " scaled + bias",
-        Epilogue::Scaled { .. } => " scaled",
-    };
-    let before = match epilogue {
-        Epilogue::GeluBias { .. } => m * n,
-        Epilogue::GeluGrad { .. } => 2 * m * n,
-        _ => 0,
-    };
-    let written = batch * m * n * out.size() as u64 * if call.beta == 0.0 { 1 } else { 2 };
-    WorkItem {
-        name: format!("matmul {dtype} to {out} {batch}x{m}x{n}x{k}{suffix}").into(),
-        bytes: (batch * (m * k + k * n) + before) * dtype.size() as u64 + written,
-        flops: 2 * batch * m * n * k,
-    }
 }
 
 pointwise_ops! {

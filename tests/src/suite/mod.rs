@@ -45,6 +45,7 @@ mod long_loops;
 mod long_rows;
 mod losses;
 mod matmul;
+mod matmul_batches;
 mod memory;
 mod memory_tags;
 mod minilm;
@@ -121,6 +122,7 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("gpt", gpt::TESTS),
     ("float8", float8::TESTS),
     ("matmul", matmul::TESTS),
+    ("matmul_batches", matmul_batches::TESTS),
     ("tile_autotune", tile_autotune::TESTS),
     ("linear", linear::TESTS),
     ("linalg", linalg::TESTS),

@@ -1,7 +1,8 @@
 //! Products of one operand after another with the same weight and bias, as in a recurrent layer.
 
 use crate::ops::matmul::linear::check_shapes;
-use crate::ops::matmul::{EpilogueTensors, MatmulProblem, write_biased_product};
+use crate::ops::matmul::problem::MatmulProblem;
+use crate::ops::matmul::{EpilogueTensors, write_biased_product};
 use crate::ops::prelude::*;
 
 /// Largest number of products whose bias one launch copies.
