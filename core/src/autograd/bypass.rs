@@ -53,6 +53,11 @@ pub(crate) fn accept_cast_grad(out: &Tensor) {
     }
 }
 
+/// Reports whether the gradient of a tensor may be passed on in 16 bits: see [`accept_cast_grad`].
+pub(crate) fn accepts_cast_grad(t: &Tensor) -> bool {
+    find_node(t).is_some_and(|node| node.accepts_cast_grad.load(Ordering::Relaxed))
+}
+
 impl Node {
     /// Returns the edge to an input, if the input requires a gradient.
     pub(crate) fn input_edge(&self, input: usize) -> Option<&GradEdge> {
@@ -82,10 +87,10 @@ impl BackwardCtx<'_> {
             })
     }
 
-    /// Reports whether the gradient of the only input may be passed on in 16 bits: see [`accept_cast_grad`].
-    pub(super) fn passes_cast_grad(&self) -> bool {
+    /// Reports whether the gradient of an input may be passed on in 16 bits: see [`accept_cast_grad`].
+    pub(crate) fn passes_cast_grad(&self, input: usize) -> bool {
         self.node
-            .input_edge(0)
+            .input_edge(input)
             .and_then(GradEdge::node)
             .is_some_and(|node| node.accepts_cast_grad.load(Ordering::Relaxed) && self.can_bypass(&[node]))
     }

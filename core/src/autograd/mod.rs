@@ -48,7 +48,7 @@ mod saved;
 
 pub use anomaly::{DetectAnomalyGuard, detect_anomaly, set_detect_anomaly};
 pub use backward_ctx::BackwardCtx;
-pub(crate) use bypass::{EdgeGrad, accept_cast_grad, find_node};
+pub(crate) use bypass::{EdgeGrad, accept_cast_grad, accepts_cast_grad, find_node};
 pub use checkpoint::checkpoint;
 pub(crate) use composite::{
     composite_differentiable, linear_differentiable, linear_differentiable_with, part_differentiable,
@@ -396,7 +396,7 @@ pub fn differentiable_unary(
 pub(crate) fn differentiable_cast(out: Tensor, x: &Tensor) -> Tensor {
     let from = x.dtype();
     record_node("to_dtype", out, &[x], BackwardKind::Cast(from), move |g, ctx| {
-        let grad = if ctx.passes_cast_grad() { g.clone() } else { g.to_dtype(from)? };
+        let grad = if ctx.passes_cast_grad(0) { g.clone() } else { g.to_dtype(from)? };
         Ok(smallvec::smallvec![Some(grad)])
     })
 }

@@ -405,6 +405,16 @@ fn sum_or_prod(op: &ReduceOp, x: &Tensor, axes: &ReduceDims, keepdim: bool) -> R
     reduce(op, x, axes, keepdim, compute, DType::I64, ReduceArgs::default())
 }
 
+/// Sums a 16-bit tensor to a shape that broadcasts to its own, in f32, to a tensor of type `result`, without a gradient.
+#[track_caller]
+pub(super) fn sum_to_dtype(x: &Tensor, shape: &[usize], result: DType) -> Result<Tensor> {
+    let skip = x.rank() - shape.len();
+    let reduced = (0..x.rank()).map(|d| d < skip || (shape[d - skip] == 1 && x.shape()[d] != 1));
+    let axes = ReduceDims::from_mask(x.shape(), reduced.collect());
+    let out = reduce(&SUM, &x.detach(), &axes, true, DType::F32, result, ReduceArgs::default())?;
+    Ok(out.with_layout(Layout::new(shape, contiguous_strides(shape), 0)))
+}
+
 /// Sums the products of two tensors of one shape to a shape that broadcasts to theirs, without a gradient. The products
 /// are in f32 and never written. Returns `None` for tensors that the kernel cannot read together: other types than
 /// f32, f16 and bf16, or unequal strides that a copy of 16-bit elements does not make equal.

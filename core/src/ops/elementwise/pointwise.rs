@@ -15,7 +15,7 @@ use crate::ops::kernel::pointwise_kernel::{self, PointwiseInput, PointwiseSpec};
 use crate::ops::norm::modulation::NormModulation;
 use crate::ops::norm::recorded_sum::RecordedSum;
 use crate::ops::prelude::*;
-use crate::ops::reduce::sum_products_to;
+use crate::ops::reduce::{sum_products_to, sum_to_dtype};
 use crate::scalar::ScalarConversion;
 
 /// Tensor or scalar operand.
@@ -472,7 +472,8 @@ fn attach_backward(
         .collect();
     let modulated =
         modulation.as_ref().map(|modulation| Arc::downgrade(modulation) as Weak<dyn ResultSource>);
-    let accepts_cast_grad = modulation.as_ref().is_some_and(|modulation| modulation.is_complete());
+    // Kernels widen a gradient of 16 bits as they read it.
+    let accepts_cast_grad = [out.dtype(), compute] == [DType::F32; 2];
     let backward = PointwiseBackward { op, tensor_operands, saved, attrs: attrs.into(), compute, modulation };
     let role = backward.chain_role(&out);
     let source = recomputable.as_ref().map(|result| Arc::downgrade(result) as Weak<dyn ResultSource>);
@@ -484,11 +485,10 @@ fn attach_backward(
         {
             return Ok(grads);
         }
-        let cast = (g.dtype() != dtype).then(|| g.to_dtype(dtype)).transpose()?;
-        let g = cast.as_ref().unwrap_or(g);
+        let mut grad = ResultGrad { grad: g, dtype, wide: None };
         let mut result: InputGrads = smallvec![None; backward.tensor_operands.len()];
         for at in backward.order_grads(ctx) {
-            result[at] = Some(backward.compute_grad(at, g, ctx)?);
+            result[at] = Some(backward.compute_grad(at, &mut grad, ctx)?);
         }
         Ok(result)
     });
@@ -516,6 +516,37 @@ fn branch_dtype(op: &PointwiseOp, args: &[Operand<'_>], out: &Tensor) -> Option<
         }
         _ => None,
     })
+}
+
+/// Gradient of a result, in the type of the result or in 16 bits: see [`autograd::accept_cast_grad`].
+struct ResultGrad<'a> {
+    grad: &'a Tensor,
+    /// Type of the result.
+    dtype: DType,
+    /// Gradient in the type of the result, once an operand has needed it.
+    wide: Option<Tensor>,
+}
+
+impl ResultGrad<'_> {
+    /// Sums to the shape of an operand and casts to its type. With `passes_cast`, a gradient of 16 bits that needs no
+    /// sum is returned as it is.
+    fn sum_to(&mut self, shape: &[usize], dtype: DType, passes_cast: bool) -> Result<Tensor> {
+        let g = self.grad;
+        if g.dtype() == self.dtype {
+            return g.sum_to(shape)?.to_dtype(dtype);
+        }
+        if shape != g.shape() {
+            // Do not round before or within the sum.
+            return sum_to_dtype(g, shape, self.dtype)?.to_dtype(dtype);
+        }
+        if passes_cast || dtype == g.dtype() {
+            return Ok(g.clone());
+        }
+        if self.wide.is_none() {
+            self.wide = Some(g.to_dtype(self.dtype)?);
+        }
+        self.wide.as_ref().unwrap_or(g).to_dtype(dtype)
+    }
 }
 
 /// Backward pass of a recorded operation.
@@ -577,8 +608,9 @@ impl PointwiseBackward {
     }
 
     /// Computes the gradient of the tensor input `at` from the gradient `g` of the result.
-    fn compute_grad(&self, at: usize, g: &Tensor, ctx: &BackwardCtx<'_>) -> Result<Tensor> {
+    fn compute_grad(&self, at: usize, grad: &mut ResultGrad<'_>, ctx: &BackwardCtx<'_>) -> Result<Tensor> {
         let (k, shape, dtype) = &self.tensor_operands[at];
+        let g = grad.grad;
         match self.op.grads[*k] {
             // The forward pass has already refused this case.
             GradRule::None => Err(Error::NoGradient { op: self.op.name }),
@@ -588,7 +620,7 @@ impl PointwiseBackward {
                 let low = g.take_low_precision(*dtype);
                 match low.filter(|_| !ctx.create_graph() && shape.as_slice() == g.shape()) {
                     Some(low) => Ok(low),
-                    None => g.sum_to(shape)?.to_dtype(*dtype),
+                    None => grad.sum_to(shape, *dtype, ctx.passes_cast_grad(at)),
                 }
             }
             GradRule::Expr(expr, vars) if ctx.create_graph() => {

@@ -176,11 +176,6 @@ impl NormModulation {
         })
     }
 
-    /// Reports whether the operation is the sum, which has all parts of the modulation.
-    pub(crate) fn is_complete(&self) -> bool {
-        self.shift.is_some()
-    }
-
     /// Reports whether the operation is the product, with `t` as the normalised operand.
     pub(crate) fn normalizes(&self, t: &Tensor) -> bool {
         self.shift.is_none() && self.record.find_input(t).is_some()

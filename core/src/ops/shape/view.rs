@@ -15,14 +15,23 @@ fn check_split_count(op: &'static str, count: usize) -> Result<()> {
 }
 
 impl Tensor {
-    /// Returns a recorded view whose gradient is `back` of the result's gradient.
+    /// Returns a recorded view whose gradient is `back` of the result's gradient. `back` moves elements, and may take
+    /// a gradient of another type.
     fn differentiable_view(
         &self,
         op: &'static str,
         layout: Layout,
         back: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static,
     ) -> Tensor {
-        autograd::differentiable_unary(op, self.with_layout(layout), self, move |g, _| back(g))
+        let dtype = self.dtype();
+        let out = autograd::differentiable_unary(op, self.with_layout(layout), self, move |g, ctx| {
+            let grad = back(g)?;
+            if ctx.passes_cast_grad(0) { Ok(grad) } else { grad.to_dtype(dtype) }
+        });
+        if autograd::accepts_cast_grad(self) {
+            autograd::accept_cast_grad(&out);
+        }
+        out
     }
 
     /// Returns a recorded view of a part. The gradient is zero elsewhere. `part` takes the same part of
@@ -147,7 +156,9 @@ impl Tensor {
         }
         let layout = self.layout().broadcast_to(op, shape)?;
         let before = Dims::from_slice(self.shape());
-        Ok(self.differentiable_view("broadcast_to", layout, move |g| g.sum_to(&before)))
+        Ok(autograd::differentiable_unary("broadcast_to", self.with_layout(layout), self, move |g, _| {
+            g.sum_to(&before)
+        }))
     }
 
     /// Expands as [`broadcast_to`](Self::broadcast_to) does. An extent of -1 stays as it is.
