@@ -89,10 +89,14 @@ impl BackwardCtx<'_> {
 
     /// Reports whether the gradient of an input may be passed on in 16 bits: see [`accept_cast_grad`].
     pub(crate) fn passes_cast_grad(&self, input: usize) -> bool {
-        self.node
-            .input_edge(input)
-            .and_then(GradEdge::node)
-            .is_some_and(|node| node.accepts_cast_grad.load(Ordering::Relaxed) && self.can_bypass(&[node]))
+        let input = self.node.input_edge(input).and_then(GradEdge::node);
+        let passes = input.is_some_and(|input| {
+            input.accepts_cast_grad.load(Ordering::Relaxed) && self.can_bypass(&[input])
+        });
+        if passes {
+            self.node.returned_cast_grad.store(true, Ordering::Relaxed);
+        }
+        passes
     }
 
     /// Takes the gradient accumulated so far for an edge of a bypassed node. The flag is true for the gradient of a
