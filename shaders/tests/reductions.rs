@@ -59,6 +59,8 @@ fn reductions() {
                         .def("values", second_stage)
                         .def("has_indices", second_stage && combine.starts_with("arg"))
                         .def("flat", flat)
+                        .def("planar", !flat)
+                        .def("f32_division", width == 4)
                         .def("threads_per_row", threads_per_row)
                         .def("across", across)
                         .def("width", width)
@@ -85,6 +87,7 @@ fn sums_of_products() {
             let spec = spec.def("map", "v").def("from_first", false).def("post", "acc").def("center", "");
             let spec =
                 spec.def("values", true).def("has_indices", false).def("flat", flat).def("across", across);
+            let spec = spec.def("planar", false).def("f32_division", false);
             let spec = spec.def("threads_per_row", threads_per_row).def("width", width);
             render_valid(&spec.def("unroll", unroll).def("staged", false));
         }

@@ -6,7 +6,8 @@ factor: dtype of a tensor of the input's strides, whose elements multiply those 
 map: an expression of `v`, an element · center: dtype of one more value `m` for each output, or ""
 from_first: `map` also has `k`, the first element of the output
 post: expression of `acc`
-combine: sum, prod, max, min, argmax, argmin · flat: the reduced dimensions are one
+combine: sum, prod, max, min, argmax, argmin · flat: the reduced dimensions are one · planar: they are two
+f32_division: (planar) all quotients are below 2^20
 threads_per_row: threads for one output
 across: neighbouring threads have neighbouring outputs (the kept dimensions are the inner ones), not
   neighbouring elements
@@ -139,9 +140,15 @@ fn map_element(e: {{ V }}, i: u32, r: u32, m: T{{ ", k: T" if from_first }}) -> 
 fn finalize(acc: T, m: T) -> T { return {{ post }}; }
 
 {{ row_reduce.mapping(threads_per_row, across) }}
+{% if planar %}
+{{ t.divide(f32_division) }}
+{% endif %}
 fn reduced_offset(r: u32) -> u32 {
     {% if flat %}
     return r * p.reduced_strides[0].x;
+    {% elif planar %}
+    let at = divide(r, p.reduced_shape[0].y);
+    return at.x * p.reduced_strides[0].x + at.y * p.reduced_strides[0].y;
     {% else %}
     var linear_index = r;
     var at = 0u;

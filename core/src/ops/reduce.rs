@@ -251,7 +251,10 @@ impl ReduceStage<'_> {
             && [rows, outputs].iter().all(|n| n.is_multiple_of(VEC4_WIDTH));
         let has_indices = self.args.partial_indices.is_some();
         let from_first = self.op.from_first;
-        let flags = [value.is_some(), has_indices, self.reduced.0.len() <= 1, across, staged, from_first];
+        let (is_flat, planar) = (self.reduced.0.len() <= 1, self.reduced.0.len() == 2);
+        // Positions are divided by the inner extent.
+        let f32_division = planar && self.reduced.0[0] < 1 << 20 && extent < 1 << 31;
+        let flags = [value.is_some(), has_indices, is_flat, planar, f32_division, across, staged, from_first];
         let mut key = KernelKey::new("reduce");
         words.iter().for_each(|word| key.push_str(word));
         key.push_strs(self.op.math_files);
@@ -261,7 +264,7 @@ impl ReduceStage<'_> {
             kernel_spec! {
                 "reduce", source: name(self.input), compute, out, index, math: self.op.math_files,
                 map, from_first, combine, post, factor, center, values: flags[0],
-                has_indices: flags[1], flat: flags[2], threads_per_row: plan.threads_per_row, across,
+                has_indices: flags[1], flat: is_flat, planar, f32_division, threads_per_row: plan.threads_per_row, across,
                 width: self.width, unroll: plan.unroll, staged,
             }
         };
@@ -274,7 +277,7 @@ impl ReduceStage<'_> {
         };
         // Loop iterations over the reads, over their unmerged dimensions, and to locate the output.
         let reads = plan.chunk.min(extent).div_ceil(plan.threads_per_row);
-        let offset_iterations = if flags[2] { 0 } else { reads * self.reduced.0.len() };
+        let offset_iterations = if is_flat || planar { 0 } else { reads * self.reduced.0.len() };
         let params =
             params.loop_iterations(reads.div_ceil(plan.unroll) + plan.unroll + offset_iterations + 16);
         let ReduceArgs { factor, center, partial_indices, .. } = self.args;

@@ -45,6 +45,9 @@ struct Scan<'a> {
 /// Elements of a chunk that a workgroup scans together.
 const WORKGROUP_CHUNK: usize = 4096;
 
+/// Least elements of a row, of few rows, that a workgroup scans together. A thread alone waits for each element.
+const MIN_SHARED_EXTENT: usize = 16;
+
 /// Elements of a chunk that one thread scans, for strided rows.
 const STRIDED_THREAD_CHUNK: usize = 128;
 
@@ -57,7 +60,7 @@ fn split_rows(rows: usize, extent: usize, inner: usize) -> (usize, usize) {
         // Neighbouring threads read neighbouring rows.
         return (1, STRIDED_THREAD_CHUNK);
     }
-    match (extent > 64 && !many, extent) {
+    match (extent >= MIN_SHARED_EXTENT && !many, extent) {
         (true, ..=8192) => (WORKGROUP_SIZE, extent),
         (true, ..=262_144) if rows >= 512 => (WORKGROUP_SIZE, extent),
         (true, _) => (WORKGROUP_SIZE, WORKGROUP_CHUNK),
