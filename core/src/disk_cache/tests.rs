@@ -1,3 +1,5 @@
+//! Tests of the disk cache: keys, damaged files, folders that cannot be made, and choices of timing.
+
 use std::fs;
 use std::path::PathBuf;
 
