@@ -167,23 +167,21 @@ pub struct StepPlan {
 /// slower, or its peak smaller.
 ///
 /// ```
-/// use forebay_core::backend::null::CardProfile;
+/// use forebay_core::{backend::null::CardProfile, dtype::DType, error::Result, tensor::Tensor};
 /// use forebay_nn::nn::{Gpt, GptOptions, Module};
 /// use forebay_nn::optim::{AdamW, Optimizer};
-/// use forebay_nn::plan::Budget;
-/// use forebay_core::{dtype::DType, tensor::Tensor};
+/// use forebay_nn::plan::{Budget, StepConfig};
 ///
 /// let options = GptOptions { layers: 4, ..GptOptions::preset("gpt2-124m")? };
 /// let plan = Budget::new(2 << 30, 8).plan(&CardProfile::from_card("rtx4090")?, |device| {
 ///     let net = Gpt::new(&options, device)?;
 ///     let mut optimizer = AdamW::new(net.parameters(), 3e-4);
 ///     let device = device.clone();
-///     Ok(move |choice: &_| -> Result<(), forebay_core::error::Error> {
-///         let choice: &forebay_nn::plan::StepConfig = choice;
-///         optimizer.offload_state(choice.offload_state);
-///         for _ in 0..choice.micro_batch_count {
-///             let text = Tensor::zeros(&[choice.micro_batch_size, 256], DType::I64, &device)?;
-///             let autocast = choice.autocast()?;
+///     Ok(move |config: &StepConfig| -> Result<()> {
+///         optimizer.offload_state(config.offload_state);
+///         for _ in 0..config.micro_batch_count {
+///             let text = Tensor::zeros(&[config.micro_batch_size, 256], DType::I64, &device)?;
+///             let autocast = config.autocast()?;
 ///             let loss = net.forward(&text)?.flatten(0, 1)?.cross_entropy(&text.flatten(0, 1)?)?;
 ///             drop(autocast);
 ///             loss.backward()?;

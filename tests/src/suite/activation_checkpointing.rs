@@ -191,7 +191,7 @@ fn a_captured_weight_that_changed_under_autocast_is_an_error(device: &Device) ->
         layer.forward(&x)?.sum_all()?.backward()?;
         let y = pass(&x)?;
         opt.step()?;
-        ensure!(y.sum_all()?.backward().is_err(), "the step went unseen");
+        ensure!(y.sum_all()?.backward().is_err(), "the changed parameter was not detected");
         pass(&x)?.sum_all()?.backward()?;
         opt.step()?;
     }

@@ -174,7 +174,8 @@ fn compare_with(
     };
     check("the result", &result, &expected)?;
     for (name, leaf, wide) in [("q", &q, &wides[0]), ("k", &k, &wides[1]), ("v", &v, &wides[2])] {
-        let (got, expected) = (leaf.grad().context("a gradient")?, wide.grad().context("a gradient")?);
+        let (got, expected) =
+            (leaf.grad().context("a gradient is missing")?, wide.grad().context("a gradient is missing")?);
         check(&format!("the gradient of {name}"), &got, &expected)?;
     }
     Ok(())
@@ -252,7 +253,7 @@ pub(super) fn outcome(leaves: &[Tensor; 3], result: &Tensor, g: &Tensor) -> Resu
     result.backward_with(g)?;
     let mut all = vec![result.to_f64s()?];
     for leaf in leaves {
-        all.push(leaf.grad().context("a gradient")?.to_f64s()?);
+        all.push(leaf.grad().context("a gradient is missing")?.to_f64s()?);
     }
     Ok(all)
 }
@@ -325,7 +326,7 @@ fn fully_masked_queries_give_zeros(device: &Device) -> Result<()> {
             let options = AttentionOptions { attn_mask: Some(&mask), ..AttentionOptions::default() };
             let out = q.scaled_dot_product_attention(&k, &v, &options)?;
             out.sum_all()?.backward()?;
-            for t in [&out, &q.grad().context("a gradient")?] {
+            for t in [&out, &q.grad().context("a gradient is missing")?] {
                 for row in [2, 5] {
                     let row = t.select(2, row)?.to_f64s()?;
                     ensure!(row.iter().all(|&x| x == 0.0), "{dtype}, {features}: {row:?}");
@@ -384,7 +385,7 @@ fn the_lowest_float_masks_less_than_infinity(device: &Device) -> Result<()> {
             .with_context(|| format!("{dtype}, mask {mask_dtype}"))?;
         out.sum_all()?.backward()?;
         for t in [&q, &k, &v] {
-            let grad = t.grad().context("a gradient")?.to_f64s()?;
+            let grad = t.grad().context("a gradient is missing")?.to_f64s()?;
             ensure!(grad.iter().all(|x| x.is_finite()), "{dtype}, mask {mask_dtype}: not finite");
         }
     }
@@ -416,7 +417,8 @@ fn a_packed_projection_equals_three_views(device: &Device) -> Result<()> {
         let describe = || format!("{dtype}, {heads} and {shared} heads of {features}");
         // Equal kernels in equal order.
         ensure!(out.to_f64s()? == expected.to_f64s()?, "{}", describe());
-        let grad = |t: &Tensor| -> Result<Vec<f64>> { Ok(t.grad().context("a gradient")?.to_f64s()?) };
+        let grad =
+            |t: &Tensor| -> Result<Vec<f64>> { Ok(t.grad().context("a gradient is missing")?.to_f64s()?) };
         ensure_close(&grad(&whole)?, &grad(&parts)?, 1e-6, 1e-6).with_context(describe)?;
     }
     Ok(())
@@ -443,11 +445,11 @@ fn the_bias_gradient_of_a_packed_projection_is_a_sum_of_rows(device: &Device) ->
         let options = AttentionOptions { is_causal: true, ..AttentionOptions::default() };
         let qkv = x.linear(&weight, Some(&bias))?;
         qkv.qkv_attention(heads, shared, &options)?.backward_with(&g)?;
-        let got = bias.grad().context("a gradient")?.to_f64s()?;
+        let got = bias.grad().context("a gradient is missing")?.to_f64s()?;
         // Reference: the same values in f32, summed.
         let wide = leaf(&qkv.detach().to_dtype(DType::F32)?)?;
         wide.qkv_attention(heads, shared, &options)?.backward_with(&g.to_dtype(DType::F32)?)?;
-        let expected = wide.grad().context("a gradient")?.sum([0, 1], false)?.to_f64s()?;
+        let expected = wide.grad().context("a gradient is missing")?.sum([0, 1], false)?.to_f64s()?;
         let max_abs = expected.iter().fold(0.0, |max_abs: f64, x| max_abs.max(x.abs()));
         ensure_close(&got, &expected, tolerance, tolerance * max_abs).with_context(|| {
             format!("{dtype}, {batch} x {length}, {heads} and {shared} heads of {features}")
@@ -535,7 +537,7 @@ fn dropout_masks_repeat_from_the_same_random_state(device: &Device) -> Result<()
     let plain = leaf(&x)?;
     let out = plain.qkv_attention(3, 3, &options)?;
     out.sum_all()?.backward()?;
-    ensure!(device.random_state() != state, "nothing was drawn");
+    ensure!(device.random_state() != state, "dropout drew no random values");
     device.set_random_state(state);
     let again = leaf(&x)?;
     let mask_free = move |t: &[Tensor]| {
@@ -545,7 +547,7 @@ fn dropout_masks_repeat_from_the_same_random_state(device: &Device) -> Result<()
     let twice = checkpoint(&[&again], mask_free)?;
     twice.sum_all()?.backward()?;
     ensure!(out.to_f64s()? == twice.to_f64s()?, "other weights were dropped");
-    let grad = |t: &Tensor| -> Result<Vec<f64>> { Ok(t.grad().context("a gradient")?.to_f64s()?) };
+    let grad = |t: &Tensor| -> Result<Vec<f64>> { Ok(t.grad().context("a gradient is missing")?.to_f64s()?) };
     ensure!(grad(&plain)? == grad(&again)?, "the recomputation dropped other weights");
     let third = x.qkv_attention(3, 3, &options)?;
     ensure!(out.to_f64s()? != third.to_f64s()?, "the same weights were dropped twice");
@@ -682,7 +684,7 @@ fn empty_batches_broadcast(device: &Device) -> Result<()> {
         ensure!(out.shape() == [0, 5, 8], "{batch} and {shared}: {:?}", out.shape());
         out.sum_all()?.backward()?;
         for t in [&q, &k, &v] {
-            ensure!(t.grad().context("a gradient")?.to_f64s()?.iter().all(|&x| x == 0.0));
+            ensure!(t.grad().context("a gradient is missing")?.to_f64s()?.iter().all(|&x| x == 0.0));
         }
     }
     Ok(())

@@ -432,7 +432,7 @@ fn frozen_leaves_have_no_gradient(device: &Device) -> Result<()> {
     ensure!((has(&body), has(&head)) == (2, 2));
     let names = body.state_dict().into_keys().collect::<Vec<_>>();
     body.requires_grad_(false);
-    ensure!(has(&body) == 0, "what there was is freed");
+    ensure!(has(&body) == 0, "a frozen parameter keeps its gradient");
     ensure!(body.parameters().len() == 2 && body.state_dict().into_keys().eq(names), "they stay parameters");
     // Operations on frozen parameters are not recorded, even through another handle.
     ensure!(!body.weight.clone().requires_grad() && !body.forward(&x)?.requires_grad());

@@ -276,7 +276,7 @@ fn gradients_persist_and_accumulate_across_replays(device: &Device) -> Result<()
     let mut step = device.capture(|| net.loss(x, y)?.backward())?;
     let weight = &net.parameters()[0];
     weight.set_grad(Some(weight.zeros_like()?.detach()));
-    let error = step.replay().err().context("a gradient that was replaced went unnoticed")?;
+    let error = step.replay().err().context("the replaced gradient was not detected")?;
     ensure!(matches!(error, Error::Capture { .. }), "{error}");
     Ok(())
 }

@@ -86,7 +86,7 @@ fn coordinates_of_linear_indices(device: &Device) -> Result<()> {
     if device.info().features.i64 {
         return ensure_values(&far?[1], &[0.0, 5.0, 13.0, 23.0]);
     }
-    let error = far.err().context("32 bits hold every index")?.to_string();
+    let error = far.err().context("an index beyond 32 bits was accepted")?.to_string();
     ensure!(error.contains("32 bits do not hold all indices"), "{error}");
     Ok(())
 }
@@ -135,8 +135,8 @@ fn polar_factors_multiply_to_the_matrix(device: &Device) -> Result<()> {
     let eye = Tensor::eye(3, 3, DType::F32, device)?.broadcast_to([2, 3, 3])?;
     ensure_close(&u.transpose(-2, -1)?.matmul(&u)?.to_f64s()?, &eye.to_f64s()?, 0.0, 1e-4)?;
     ensure_close(&h.transpose(-2, -1)?.contiguous()?.to_f64s()?, &h.to_f64s()?, 0.0, 1e-4)?;
-    ensure!(h.eigvalsh(false)?.to_f64s()?.iter().all(|&value| value > -1e-4), "H is positive semidefinite");
-    ensure!(x.transpose(-2, -1)?.polar().is_err(), "wide matrices have no polar decomposition");
+    ensure!(h.eigvalsh(false)?.to_f64s()?.iter().all(|&value| value > -1e-4), "H has a negative eigenvalue");
+    ensure!(x.transpose(-2, -1)?.polar().is_err(), "a wide matrix was decomposed");
     Ok(())
 }
 

@@ -158,7 +158,7 @@ fn a_wrong_gradient_is_named(device: &Device) -> Result<()> {
     let x = Tensor::ones([3], DType::F32, device)?.to_leaf()?;
     let message = |call: CustomOpCall<'_>| -> Result<String> {
         let y = call.run()?;
-        Ok(y.backward_with(&y.ones_like()?).err().context("it must fail")?.to_string())
+        Ok(y.backward_with(&y.ones_like()?).err().context("the backward pass succeeded")?.to_string())
     };
     let text = message(power(&x, 1.0).gradient(|_, g| Ok(vec![Some(g.narrow(0, 0, 2)?)])))?;
     ensure!(text == "backward: the gradient of `power` for input 0 is f32 [2], the input f32 [3]", "{text}");
@@ -178,7 +178,7 @@ fn wgsl_that_does_not_compile_is_shown(device: &Device) -> Result<()> {
     let x = Tensor::ones([3], DType::F32, device)?;
     let Err(Error::KernelCompilation { label, message }) = BROKEN.inputs(&[&x]).output([3], DType::F32).run()
     else {
-        anyhow::bail!("it must not compile");
+        anyhow::bail!("the broken module compiled");
     };
     ensure!(label == "broken" && message.contains("2.5") && message.contains(":2:"), "{message}");
     // The device still works.
@@ -203,7 +203,12 @@ fn elements_of_another_type_are_refused(device: &Device) -> Result<()> {
     );
     // Storage words may be read as any 32-bit type.
     ensure_values(&WORDS.inputs(&[&x]).output([2], DType::F32).workgroups([1, 1, 1]).run()?, &[1.0, 2.0])?;
-    let text = WORDS.inputs(&[&x]).output([2], DType::I32).run().err().context("nor is it on the way out")?;
+    let text = WORDS
+        .inputs(&[&x])
+        .output([2], DType::I32)
+        .run()
+        .err()
+        .context("an i32 output was accepted for f32 elements")?;
     ensure!(text.to_string().starts_with("words: does not take i32; binding 1 "), "{text}");
     Ok(())
 }
@@ -284,7 +289,7 @@ fn main() {
     let x = Tensor::ones([3], DType::F32, device)?;
     let call = WRONG.inputs(&[&x]).output([3], DType::U32).workgroups([1, 1, 1]);
     let Err(Error::KernelCompilation { label, message }) = call.run() else {
-        anyhow::bail!("it must not compile")
+        anyhow::bail!("the broken module compiled")
     };
     ensure!(label == "wrong" && message.contains(":5:") && message.contains("y[0] = x[0];"), "{message}");
     ensure!(!message.contains("Handle") && !message.contains("[1]"), "{message}");
@@ -298,6 +303,6 @@ fn a_grid_that_is_too_long_is_an_error(device: &Device) -> Result<()> {
         power(&x, 1.0).workgroups([groups, 1, 1]).run(),
         Err(Error::Argument { op: "power", .. })
     ));
-    ensure!(POWER.inputs(&[]).output([3], DType::F32).run().is_err(), "an input says where it runs");
+    ensure!(POWER.inputs(&[]).output([3], DType::F32).run().is_err(), "an operation without inputs ran");
     Ok(())
 }

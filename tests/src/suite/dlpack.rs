@@ -126,7 +126,10 @@ fn tensors_before_version_one_are_converted_both_ways(device: &Device) -> Result
     let raw = Producer::publish(&[1.0, 2.0, 3.0], &[3], &[], 0, &RETURNED);
     // SAFETY: the producer follows `dlpack.h`, and each form is consumed once.
     let twice = unsafe { DlpackTensor::from_unversioned(DlpackTensor::from_raw(raw)?.into_unversioned()) }?;
-    ensure!(RETURNED.load(Ordering::Relaxed) == 0, "it was returned too early");
+    ensure!(
+        RETURNED.load(Ordering::Relaxed) == 0,
+        "the tensor was returned before its last handle was dropped"
+    );
     ensure!(import(twice, device)?.to_vec::<f32>()? == [1.0, 2.0, 3.0], "the contents differ");
     ensure!(RETURNED.load(Ordering::Relaxed) == 1, "returned {RETURNED:?} times");
     Ok(())
@@ -233,7 +236,7 @@ fn unsuitable_tensors_are_refused(device: &Device) -> Result<()> {
         ensure!(RETURNED.load(Ordering::Relaxed) == at + 1, "a refused tensor was not returned");
     }
     // SAFETY: null is refused.
-    ensure!(unsafe { DlpackTensor::from_raw(ptr::null_mut()) }.is_err(), "null was taken");
+    ensure!(unsafe { DlpackTensor::from_raw(ptr::null_mut()) }.is_err(), "a null pointer was accepted");
     Ok(())
 }
 

@@ -434,7 +434,7 @@ fn invalid_requests_for_gradients_are_refused(device: &Device) -> Result<()> {
     let x = Tensor::ones([2], DType::F32, device)?.to_leaf()?;
     let other = Tensor::ones([2], DType::F32, device)?.to_leaf()?;
     let text = |result: CoreResult<Vec<Tensor>>| match result {
-        Ok(_) => Err(anyhow::anyhow!("it was taken")),
+        Ok(_) => Err(anyhow::anyhow!("the gradient was computed")),
         Err(error) => Ok(error.to_string()),
     };
     let y = x.exp()?;

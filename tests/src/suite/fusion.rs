@@ -336,7 +336,7 @@ fn threads_and_streams_see_the_results_of_each_others_chains(device: &Device) ->
     }
     let y = x.add(1.0)?;
     x.offload_()?;
-    ensure!(y.mul(&x)?.to_vec::<f32>()? == vec![2.0; n], "an input left");
+    ensure!(y.mul(&x)?.to_vec::<f32>()? == vec![2.0; n], "the chain read an offloaded input wrongly");
     Ok(())
 }
 

@@ -128,7 +128,10 @@ fn gradients_are_unscaled_and_clipped(device: &Device) -> Result<()> {
     scaler.unscale_(&optimizer)?;
     for (p, exact) in parameters.iter().zip(&exact) {
         let grad = p.grad().context("no gradient")?;
-        ensure!(grad.dtype() == p.dtype() && &grad.to_f64s()? == exact, "a gradient is not what it was");
+        ensure!(
+            grad.dtype() == p.dtype() && &grad.to_f64s()? == exact,
+            "an unscaled gradient differs from the exact one"
+        );
     }
     let norm = clip_grad_norm_(optimizer.parameters(), 0.5)?.item()?;
     let expected = exact.iter().flatten().map(|g| g * g).sum::<f64>().sqrt();
@@ -209,7 +212,7 @@ fn a_step_with_an_infinity_changes_nothing(device: &Device) -> Result<()> {
             let saved = optimizer.state_dict()?;
             ensure!(
                 saved["0.step"].item()? == 3.0 && saved["1.step"].item()? == 5.0,
-                "steps that were not made count"
+                "skipped steps were counted"
             );
             let mut other = make(parameters.clone());
             other.load_state_dict(&saved)?;

@@ -365,7 +365,7 @@ fn the_first_nan_is_named(device: &Device) -> Result<()> {
     ensure!(x.grad().context("no gradient")?.to_f64s()?[0].is_nan());
     let guard = autograd::detect_anomaly();
     let loss = run()?;
-    let error = loss.backward().err().context("nothing was found")?.to_string();
+    let error = loss.backward().err().context("no operation was reported")?.to_string();
     for part in
         ["anomaly: the gradient of input 0 of `sqrt`", "hooks.rs", "the gradient of its result has none"]
     {
@@ -386,9 +386,9 @@ fn anomaly_mode_checks_the_forward_pass(device: &Device) -> Result<()> {
     let y = x.add(1.0)?;
     ensure!(guard.first_nonfinite_op().is_none());
     let y = y.sub(1.0)?.log()?.exp()?.sum_all()?;
-    let first = guard.first_nonfinite_op().context("nothing was found")?;
+    let first = guard.first_nonfinite_op().context("no operation was reported")?;
     ensure!(first.contains("`log`") && first.contains("hooks.rs"), "{first}");
-    let error = y.backward().err().context("nothing was reported")?.to_string();
+    let error = y.backward().err().context("the backward pass reported no anomaly")?.to_string();
     ensure!(error.contains("in the forward pass, `log`"), "{error}");
     drop(guard);
     x.log()?.exp()?.sum_all()?.backward()?;

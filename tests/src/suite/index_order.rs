@@ -127,7 +127,7 @@ fn operations_share_the_order_of_an_index(device: &Device) -> Result<()> {
         }
     }
     let got = OPERATIONS[2].1(&operands, &index)?.to_vec::<f32>()?;
-    ensure!(got == expected, "the sums are in another order");
+    ensure!(got == expected, "the sums have other bits");
     Ok(())
 }
 
@@ -587,7 +587,7 @@ fn streams_and_threads_share_orders(device: &Device) -> Result<()> {
         let use_it = move || -> Result<()> {
             for _ in 0..8 {
                 let got = OPERATIONS[0].1(operands, index)?.to_vec::<f32>()?;
-                ensure!(&got == expected, "another thread's order is used half sorted");
+                ensure!(&got == expected, "a thread used the unfinished order of another one");
             }
             Ok(())
         };
@@ -619,8 +619,9 @@ fn checkpoints_recompute_with_kept_orders(device: &Device) -> Result<()> {
     let (inner, rows) = (index.clone(), operands.rows.clone());
     let y = autograd::checkpoint(&[&weight], move |x| body(&x[0], &inner, &rows))?;
     index.add_(1)?;
-    let error =
-        gradient(&weight, &y, &operands.table.detach()).err().context("a changed index is not noticed")?;
+    let error = gradient(&weight, &y, &operands.table.detach())
+        .err()
+        .context("the change of the index was not detected")?;
     ensure!(error.to_string().contains("checkpoint"), "{error}");
     Ok(())
 }

@@ -213,7 +213,7 @@ fn views_of_an_overwritten_tensor_have_its_history(device: &Device) -> Result<()
     let (written, beside) = (plain.narrow(0, 0, 2)?, plain.narrow(0, 1, 2)?);
     let apart = plain.detach();
     written.copy_(&x.narrow(0, 0, 2)?)?;
-    ensure!(beside.requires_grad() && !apart.requires_grad(), "what was detached has no history");
+    ensure!(beside.requires_grad() && !apart.requires_grad(), "the detached tensor has a history");
     // A detached tensor is a constant in recorded operations.
     apart.mul(&x)?.sum_all()?.backward()?;
     ensure_values(&x.grad().context("no gradient")?, &[1.0, 1.0, 0.0, 0.0])?;
@@ -228,7 +228,7 @@ fn views_of_an_overwritten_tensor_have_its_history(device: &Device) -> Result<()
     drop(plain);
     written.copy_(&x.narrow(0, 0, 2)?)?;
     let refused = beside.mul(&x.narrow(0, 2, 2)?)?.sum_all()?.backward();
-    let error = refused.err().context("a history of the past was used")?.to_string();
+    let error = refused.err().context("the view used its stale history")?.to_string();
     ensure!(error.contains("whose memory was overwritten by a recorded operation"), "{error}");
     Ok(())
 }

@@ -68,7 +68,10 @@ fn gradients(of: &Tensor, seed: &Tensor, leaves: &[Tensor]) -> Result<Vec<Tensor
         .iter()
         .map(|leaf| {
             let grad = leaf.grad().context("no gradient")?;
-            ensure!(grad.dtype() == leaf.dtype() && grad.shape() == leaf.shape(), "another gradient");
+            ensure!(
+                grad.dtype() == leaf.dtype() && grad.shape() == leaf.shape(),
+                "a gradient has another type or shape than its leaf"
+            );
             leaf.set_grad(None);
             Ok(grad)
         })
@@ -240,7 +243,7 @@ fn gradients_accumulate_into_existing_ones(device: &Device) -> Result<()> {
             let apart_from_leaves = forebay::autograd::grad(&[y], from_ref(up), &seeds)?;
             ensure!(up.grad().is_none(), "`grad` has accumulated into the leaf");
             tied(x)?.backward_with(&seed)?;
-            let (a, b) = (&apart_from_leaves[0], up.grad().context("none")?);
+            let (a, b) = (&apart_from_leaves[0], up.grad().context("the leaf has no gradient")?);
             let d = max_relative_difference(a, &b)?;
             ensure!(d <= bound(dtype), "{dtype} {sizes:?}: {d:.1e} apart");
         }

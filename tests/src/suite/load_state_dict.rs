@@ -232,7 +232,7 @@ fn a_refused_resume_changes_nothing(device: &Device) -> Result<()> {
     // Replaces one tensor at a time: with another shape, or removes it.
     let names: Vec<String> = tensors.keys().cloned().collect();
     for name in &names {
-        let right = tensors.remove(name).context("it was there")?;
+        let right = tensors.remove(name).context("a tensor of the file is missing")?;
         for wrong in [None, Some(Tensor::zeros([3, 2], DType::F32, device)?)] {
             tensors.extend(wrong.map(|wrong| (name.clone(), wrong)));
             safetensors::save(&file.0, &tensors, &strings)?;
@@ -319,7 +319,7 @@ fn tied_weights_load_from_any_names_that_agree(device: &Device) -> Result<()> {
         let error = net.load_state_dict(&given).err().context("they differ")?.to_string();
         ensure!(error.contains("`tokens.weight` and `head.weight` are one tensor of the model"), "{error}");
         ensure!(net.load_state_dict_partial(&given).is_err(), "they differ");
-        ensure!(bits(&net.state_dict())? == before, "something has changed");
+        ensure!(bits(&net.state_dict())? == before, "the refused state changed the model");
     }
     // Tied by a view without gradients.
     let table = Tensor::zeros([2], DType::F32, device)?;
@@ -334,7 +334,7 @@ fn a_state_that_shares_memory_with_the_model_is_read_before_it_is_written(device
     let net = (Linear::new(2, 2, device)?, Linear::new(2, 2, device)?);
     let before = bits(&net.state_dict())?;
     net.load_state_dict(&net.state_dict())?;
-    ensure!(bits(&net.state_dict())? == before, "its own state has changed it");
+    ensure!(bits(&net.state_dict())? == before, "loading its own state changed the model");
     // Exchanges the two layers.
     let other = |name: &str| Some(format!("{}{}", if name.starts_with('0') { 1 } else { 0 }, &name[1..]));
     net.load_state_dict(&forebay::nn::rename_keys(&net.state_dict(), other)?)?;
@@ -375,7 +375,8 @@ fn integers_of_other_widths_are_widened_without_loss(device: &Device) -> Result<
     ensure!(tensors["d"].to_vec::<i64>()? == [0, i64::MAX], "U64");
     ensure!(tensors["e"].to_vec::<f32>()? == [0.5, -2.0], "F32");
     let large = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[255; 34]].concat();
-    let error = safetensors::from_bytes(&large, device).err().context("it does not fit i64")?.to_string();
+    let error =
+        safetensors::from_bytes(&large, device).err().context("a U64 beyond i64 was loaded")?.to_string();
     ensure!(error.contains("tensor `d` is U64 and holds 18446744073709551615"), "{error}");
     Ok(())
 }

@@ -298,7 +298,7 @@ fn long_runs_are_deterministic(device: &Device) -> Result<()> {
         ensure!((f64::from(*got) - exact).abs() <= 0.2, "{got} is not {exact}");
     }
     for _ in 0..3 {
-        ensure!(out.index_add(0, &at, &src, 1.0)?.to_vec::<f32>()? == first, "the bits are others");
+        ensure!(out.index_add(0, &at, &src, 1.0)?.to_vec::<f32>()? == first, "the bits differ");
     }
     Ok(())
 }

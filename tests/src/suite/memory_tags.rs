@@ -93,9 +93,9 @@ fn saved_results_are_tagged_as_activations(device: &Device) -> Result<()> {
         w.mul(3.0)?
     };
     ensure!(held(&device, Tag::Activation) == 2 * bytes, "a result without a history is an activation");
-    ensure!(held(&device, Tag::Other) == other + bytes, "it is nowhere");
+    ensure!(held(&device, Tag::Other) == other + bytes, "the result without a history is not tagged `other`");
     drop((kept, more, view, input, plain));
-    ensure!(held(&device, Tag::Activation) == 0, "what was freed is still counted");
+    ensure!(held(&device, Tag::Activation) == 0, "freed memory is still counted");
     ensure!(held(&device, Tag::Other) == other, "bytes of other tensors are left");
     Ok(())
 }
@@ -106,20 +106,21 @@ fn out_of_memory_in_a_custom_forward_names_activations_and_the_module(device: &D
         first: FirstModule::Block(block(&limited)?),
         rest: (Linear::new(64, 16, &limited)?, Some(Box::new(block(&limited)?))),
     };
-    ensure!(nn::Module::module_path(&net).is_root(), "a path before the first visit");
+    ensure!(nn::Module::module_path(&net).is_root(), "the module has a path before the first visit");
     net.parameters();
-    let FirstModule::Block(first) = &net.first else { anyhow::bail!("it is no block") };
+    let FirstModule::Block(first) = &net.first else { anyhow::bail!("the first module is not a block") };
     let last = net.rest.1.as_ref().context("no block")?;
     let x = Tensor::ones([8192, 16], DType::F32, &limited)?;
     for (block, name) in [(first, "first"), (&**last, "rest.1")] {
         ensure!(block.module_path().to_string() == name, "{} is not {name}", block.module_path());
-        let error = block.forward(&x, 100).err().context("it fits")?.to_string();
+        let error = block.forward(&x, 100).err().context("the step did not run out of memory")?.to_string();
         let names = format!("modules: {name} ");
         for part in ["held by: activation ", "activations hold the most", &names] {
             ensure!(error.contains(part), "no `{part}` in: {error}");
         }
         // Without the attribute, tag and advice are still present.
-        let error = block.forward_untagged(&x, 100).err().context("it fits")?.to_string();
+        let error =
+            block.forward_untagged(&x, 100).err().context("the step did not run out of memory")?.to_string();
         for part in ["held by: activation ", "activations hold the most"] {
             ensure!(error.contains(part), "no `{part}` in: {error}");
         }

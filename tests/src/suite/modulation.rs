@@ -211,7 +211,7 @@ fn changed_operands_of_a_modulation_are_errors(device: &Device) -> Result<()> {
         let (h, scale) = (x.mul(2.0)?, condition.narrow(2, 0, 4)?.mul(3.0)?);
         let y = modulate(&h, &scale, &condition.narrow(2, 4, 4)?)?;
         if changes_x { &h } else { &scale }.add_(1.0)?;
-        let error = y.backward_with(&g).err().context("a change went unnoticed")?;
+        let error = y.backward_with(&g).err().context("the change in place was not detected")?;
         ensure!(error.to_string().contains("changed in place"), "{error}");
     }
     // The gradient of the scale alone needs the norm's input, unless the norm is not recorded.

@@ -104,7 +104,7 @@ fn options_out_of_range_are_refused_by_name(device: &Device) -> Result<()> {
         let mut optimizer = Sgd::new(vec![p[0].clone()], 0.1);
         let error = expect_error(optimizer.add_param_group(group), "a group")?;
         ensure!(error.contains("expected a finite number of 0 or more"), "{error}");
-        ensure!(optimizer.parameters().len() == 1, "a group that was refused is there");
+        ensure!(optimizer.parameters().len() == 1, "a refused group was added");
     }
     // Options that determine the kinds of state must be set before the first step.
     let mut optimizer = Sgd::new(p.clone(), 0.1);
@@ -160,7 +160,10 @@ fn bounds_out_of_range_do_not_change_gradients(device: &Device) -> Result<()> {
     ensure!(bits(&grads)? == before, "a bound of infinity changed gradients");
     // A bound of 0 is valid.
     clip_grad_norm_(&p, 0.0)?;
-    ensure!(grads.iter().all(|g| g.to_f64s().is_ok_and(|g| g.iter().all(|&x| x == 0.0))), "0 bounds nothing");
+    ensure!(
+        grads.iter().all(|g| g.to_f64s().is_ok_and(|g| g.iter().all(|&x| x == 0.0))),
+        "a bound of 0 leaves gradients"
+    );
     // On request, a norm that is not finite is an error that changes nothing.
     p[0].set_grad(Some(p[0].detach().mul(f64::INFINITY)?));
     let strict = ClipGradNormOptions { error_if_nonfinite: true, ..ClipGradNormOptions::default() };
@@ -435,7 +438,7 @@ fn partial_states_are_loaded(device: &Device) -> Result<()> {
     let own_memory = state_bytes(device);
     let mut second = AdamW::new(all.clone(), 0.02);
     second.load_state_dict(&state)?;
-    ensure!(state_bytes(device) == 2 * own_memory, "a loaded state has other memory than the one it is of");
+    ensure!(state_bytes(device) == 2 * own_memory, "the loaded state takes another number of bytes");
     ensure!(second.state_dict()?.keys().eq(state.keys()), "a parameter that made no step has state");
     for (name, t) in second.state_dict()? {
         ensure_same_bits(&t, &state[&name]).context(name)?;
@@ -444,9 +447,12 @@ fn partial_states_are_loaded(device: &Device) -> Result<()> {
     all[1].requires_grad_(true)?;
     set_gradients(&all, &second, 2)?;
     second.step()?;
-    ensure!(second.state_dict()?.len() == 9, "no state for what was unfrozen");
+    ensure!(second.state_dict()?.len() == 9, "the unfrozen parameter has no state");
     second.load_state_dict(&state)?;
-    ensure!(second.state_dict()?.keys().eq(state.keys()), "its steps are not forgotten");
+    ensure!(
+        second.state_dict()?.keys().eq(state.keys()),
+        "loading kept the state of a parameter that the file lacks"
+    );
     Ok(())
 }
 

@@ -191,10 +191,10 @@ fn dropout_keeps_and_scales(device: &Device) -> Result<()> {
     let scale = (1.0 / (1.0 - p)) as f32;
     let bound = (p * 4_294_967_296.0).round() as u32;
     let expected: Vec<f32> = stream(state, n).iter().map(|&u| if u < bound { 0.0 } else { scale }).collect();
-    ensure!(y.to_vec::<f32>()? == expected, "the mask is the stream's");
+    ensure!(y.to_vec::<f32>()? == expected, "the mask is not that of the random values");
     y.backward_with(&Tensor::ones([n], DType::F32, device)?)?;
     let grad = x.grad().context("no gradient")?;
-    ensure!(grad.to_vec::<f32>()? == expected, "the gradient has the same mask");
+    ensure!(grad.to_vec::<f32>()? == expected, "the gradient has another mask");
     // The kernel for whole quads of elements draws the same mask as the one for other lengths and offsets.
     for (from, count) in [(0, n - 1), (1, n - 1), (4, n - 4), (3, 5)] {
         for dtype in float_types(device) {
@@ -289,9 +289,9 @@ fn uniform_values_lie_in_their_range(device: &Device) -> Result<()> {
 
 fn ranges_that_a_type_does_not_have_are_errors(device: &Device) -> Result<()> {
     let uniform = |low, high, dtype| Tensor::uniform([4], low, high, dtype, device);
-    ensure!(uniform(1.001, 1.002, DType::BF16).is_err(), "no bf16 value lies there");
-    ensure!(uniform(0.0, 1e6, DType::F16).is_err(), "f16 does not reach it");
-    ensure!(uniform(0.0, 1e39, DType::F32).is_err(), "f32 does not reach it");
+    ensure!(uniform(1.001, 1.002, DType::BF16).is_err(), "a range between two bf16 values was accepted");
+    ensure!(uniform(0.0, 1e6, DType::F16).is_err(), "a range beyond f16 was accepted");
+    ensure!(uniform(0.0, 1e39, DType::F32).is_err(), "a range beyond f32 was accepted");
     ensure!(uniform(0.0, f64::INFINITY, DType::F32).is_err() && uniform(f64::NAN, 1.0, DType::F32).is_err());
     ensure!(uniform(1.5, 1.5, DType::F32)?.to_vec::<f32>()? == [1.5; 4], "a range of one number");
     ensure!(Tensor::randint(0, 100_000, [4], DType::F16, device).is_err(), "integers beyond f16");
@@ -340,9 +340,12 @@ fn probabilities_of_zero_and_one_are_certain(device: &Device) -> Result<()> {
     let y = x.dropout(1.0, true)?;
     ensure!(y.to_vec::<f32>()? == [0.0; 4], "all elements are dropped, {:?}", y.to_vec::<f32>()?);
     y.sum_all()?.backward()?;
-    ensure!(x.grad().context("no gradient")?.to_vec::<f32>()? == [0.0; 4], "and the gradient is zero");
+    ensure!(
+        x.grad().context("no gradient")?.to_vec::<f32>()? == [0.0; 4],
+        "dropped elements have a gradient"
+    );
     let z = Tensor::ones([1000], DType::F32, device)?;
-    ensure!(z.dropout(0.0, true)?.to_vec::<f32>()? == [1.0; 1000], "nothing is dropped");
+    ensure!(z.dropout(0.0, true)?.to_vec::<f32>()? == [1.0; 1000], "dropout of probability 0 drops elements");
     let scores = Tensor::zeros([100_000, 2], DType::F32, device)?;
     ensure!(
         scores.gumbel_softmax(1e-3, false, -1)?.to_f64s()?.iter().all(|p| p.is_finite()),
@@ -420,11 +423,17 @@ fn invalid_weights_count_as_zero(device: &Device) -> Result<()> {
     let t = Tensor::from_slice(&weights, [9], device)?;
     for (count, replacement) in [(10_000, true), (4, false)] {
         let drawn = t.multinomial(count, replacement)?.to_vec::<i64>()?;
-        ensure!(drawn.iter().all(|c| [1, 4, 6, 7].contains(c)), "other classes than those with a weight");
+        ensure!(drawn.iter().all(|c| [1, 4, 6, 7].contains(c)), "a class without a weight was drawn");
     }
     let none = Tensor::from_slice(&[f32::NAN, 0.0, -1.0, f32::INFINITY], [2, 2], device)?;
-    ensure!(none.multinomial(50, true)?.to_vec::<i64>()? == [0; 100], "rows without weights give class 0");
-    ensure!(none.multinomial(2, false)?.to_vec::<i64>()? == [0, 1, 0, 1], "or the first ones");
+    ensure!(
+        none.multinomial(50, true)?.to_vec::<i64>()? == [0; 100],
+        "rows without weights give another class than 0"
+    );
+    ensure!(
+        none.multinomial(2, false)?.to_vec::<i64>()? == [0, 1, 0, 1],
+        "rows without weights give other classes than the first ones"
+    );
     Ok(())
 }
 
@@ -445,6 +454,6 @@ fn permutations_sort_sixty_four_bits(device: &Device) -> Result<()> {
     let lower = words(1);
     let mut expected: Vec<i32> = (0..n as i32).collect();
     expected.sort_by_key(|&i| (upper[i as usize], lower[i as usize]));
-    ensure!(got == expected, "the order is that of the keys");
+    ensure!(got == expected, "the permutation is not the order of its keys");
     Ok(())
 }

@@ -120,7 +120,7 @@ fn the_innermost_live_guard_applies(device: &Device) -> Result<()> {
         }
         // Drops the rest like a vector: in the order of creation.
         drop(alive);
-        ensure!(ScopeState::read(device, &side)? == outside, "something stays");
+        ensure!(ScopeState::read(device, &side)? == outside, "a scope outlives its guard");
     }
     Ok(())
 }
@@ -132,7 +132,10 @@ fn casts_are_freed_with_the_last_scope_in_any_order(device: &Device) -> Result<(
     drop(w.matmul(&w)?);
     ensure!(device.memory().allocated() > held, "no cast was kept");
     drop(first);
-    ensure!(device.memory().allocated() > held && autocast_dtype().is_some(), "a scope is open still");
+    ensure!(
+        device.memory().allocated() > held && autocast_dtype().is_some(),
+        "the inner scope ended with the outer guard"
+    );
     drop(second);
     ensure!(device.memory().allocated() == held && autocast_dtype().is_none(), "casts stay");
     Ok(())

@@ -96,9 +96,9 @@ fn a_private_pool_serves_only_its_step(device: &Device) -> Result<()> {
     let before = device.memory().reserved();
     ensure!(held > 0 && before == held, "{held} of {before} bytes are the private pool's");
     drop(first);
-    ensure!(device.pool().empty_cache()? == 0, "it gave memory back while it lives");
+    ensure!(device.pool().empty_cache()? == 0, "the private pool returned memory during its lifetime");
     let outside = Tensor::zeros([wide, wide], DType::F32, &device)?;
-    ensure!(device.memory().reserved() > before, "it served a request from outside");
+    ensure!(device.memory().reserved() > before, "the private pool served a request from outside");
     let again = step()?;
     ensure!(private.reserved() == held, "the same step took more: {} of {held}", private.reserved());
     drop(private);
@@ -131,7 +131,7 @@ fn offloaded_tensors_come_back_with_the_same_bits(device: &Device) -> Result<()>
         .collect::<Result<Vec<_>, _>>()?;
     let copies = all.iter().map(Tensor::to_bytes).collect::<Result<Vec<_>, _>>()?;
     all.iter().try_for_each(Tensor::offload_)?;
-    ensure!(all.iter().all(Tensor::is_offloaded), "some stayed");
+    ensure!(all.iter().all(Tensor::is_offloaded), "a tensor was not offloaded");
     ensure!(device.memory().allocated() == before, "the device still holds {}", device.memory().summary());
     ensure!(device.host_pool().stats().allocated() > 0, "the host holds nothing");
     // Freed memory is reused.
@@ -170,7 +170,7 @@ fn an_offload_waits_for_what_writes_and_a_write_for_the_offload(device: &Device)
         let z = y.add(&other)?;
         y.offload_()?;
         y.mul_(2.0)?;
-        ensure!(y.mul(0.5)?.to_bytes()? == expected, "the product has changed on its way");
+        ensure!(y.mul(0.5)?.to_bytes()? == expected, "the offloaded product has other bytes");
         ensure!(
             z.sub(&other)?.sub(&y.mul(0.5)?)?.abs()?.amax([0, 1], false)?.item()? < 1.0,
             "the sum is off"

@@ -126,9 +126,15 @@ fn gradients_are_clipped_by_their_common_norm(device: &Device) -> Result<()> {
         all[1].set_grad(Some(Tensor::full(all[1].shape(), 2.0, DType::F32, &second)?));
         let norm = clip_grad_norm_with(&all, 1.0, &ClipGradNormOptions::default())?.item()?;
         ensure_close(&[norm], &[2.0 * 7f64.sqrt()], 1e-6, 0.0).context(name)?;
-        ensure_close(&values(&[all[1].grad().context("gone")?])?, &[1.0 / 7f64.sqrt(); 7], 1e-5, 0.0)?;
+        ensure_close(
+            &values(&[all[1].grad().context("the clipped gradient is missing")?])?,
+            &[1.0 / 7f64.sqrt(); 7],
+            1e-5,
+            0.0,
+        )?;
         clip_grad_value_(&all, 0.25)?;
-        ensure_equal(&values(&[all[1].grad().context("gone")?])?, &[0.25; 7]).context(name)?;
+        ensure_equal(&values(&[all[1].grad().context("the clipped gradient is missing")?])?, &[0.25; 7])
+            .context(name)?;
     }
     Ok(())
 }

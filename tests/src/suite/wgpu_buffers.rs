@@ -59,7 +59,10 @@ fn a_tensor_over_a_buffer_reads_and_writes_it(device: &Device) -> Result<()> {
     ensure!(shared.memory().tag(Tag::External).current == 0, "{}", shared.memory());
     let doubled: Vec<f32> =
         values.iter().enumerate().map(|(i, v)| if i == 0 { 7.0 } else { v * 2.0 }).collect();
-    ensure!(program.read(&buffer, 512, 64)? == to_bytes(&doubled), "the buffer after its tensors");
+    ensure!(
+        program.read(&buffer, 512, 64)? == to_bytes(&doubled),
+        "the buffer lost the values of its tensors"
+    );
     ensure!(program.read(&buffer, 0, 64)? == to_bytes(&values), "the copy");
     Ok(())
 }
@@ -138,7 +141,7 @@ fn buffers_of_another_device_are_refused(device: &Device) -> Result<()> {
     destroyed.destroy();
     for buffer in [other.buffer(64, TENSOR_USAGES), destroyed] {
         let made = Tensor::from_wgpu_buffer(&buffer, 0, [16], DType::F32, &shared);
-        let error = made.err().context("the buffer was taken")?.to_string();
+        let error = made.err().context("the unsuitable buffer was accepted")?.to_string();
         ensure!(error.contains("cannot use the buffer"), "{error}");
     }
     ensure!(shared.memory().tag(Tag::External).current == 0, "a refused buffer is counted");
@@ -189,7 +192,12 @@ fn a_mapped_buffer_fails_its_submission(device: &Device) -> Result<()> {
         wgpu::BufferDescriptor { label: None, size: 64, usage: TENSOR_USAGES, mapped_at_creation: true };
     let buffer = program.device.create_buffer(&descriptor);
     let x = Tensor::from_wgpu_buffer(&buffer, 0, [16], DType::F32, &shared)?;
-    let error = x.add(1.0).and_then(|y| y.to_vec::<f32>()).err().context("it was read")?.to_string();
+    let error = x
+        .add(1.0)
+        .and_then(|y| y.to_vec::<f32>())
+        .err()
+        .context("the tensor of a mapped buffer was read")?
+        .to_string();
     ensure!(error.contains("mapped") && error.contains("have not run either"), "{error}");
     buffer.unmap();
     x.fill_(2.0)?;
@@ -235,7 +243,7 @@ fn the_backward_pass_notices_the_programs_writes(device: &Device) -> Result<()> 
         let leaf = x.to_leaf()?;
         ensure!(leaf.wgpu_slice()?.range() == x.wgpu_slice()?.range(), "the leaf is a copy");
         let refused = |loss: &Tensor| -> Result<()> {
-            let error = loss.backward().err().context("the write went unnoticed")?.to_string();
+            let error = loss.backward().err().context("the write was not detected")?.to_string();
             ensure!(error.contains("changed in place"), "{error}");
             Ok(())
         };

@@ -112,7 +112,7 @@ fn a_device_is_registered_once_and_lives_as_long_as_its_tensors(device: &Device)
     ensure!(!first.info().features.f16, "a feature that the device lacks");
     let x = Tensor::ones([1 << 20], DType::F32, &first)?;
     drop(first);
-    ensure!(x.sum_all()?.item()? == f64::from(1 << 20), "the handle is gone, the tensor is not");
+    ensure!(x.sum_all()?.item()? == f64::from(1 << 20), "the device was freed before its tensor");
     ensure!(own()? > 0, "the tensor has no memory");
     drop(x);
     ensure!(own()? == 0, "memory is left");
@@ -355,7 +355,7 @@ fn a_queue_of_another_device_is_refused(device: &Device) -> Result<()> {
     let (program, other) = (Program::on(device)?, Program::on(device)?);
     let refused = || -> Result<()> {
         let made = Device::from_wgpu(&program.adapter, &program.device, &other.queue);
-        let error = made.err().context("the queue was taken")?.to_string();
+        let error = made.err().context("the queue of another device was accepted")?.to_string();
         ensure!(error.contains("another device's"), "{error}");
         Ok(())
     };
