@@ -3,10 +3,11 @@
 use anyhow::{Context, Result, ensure};
 use forebay::amp::autocast;
 use forebay::autograd::{GradOptions, checkpoint, grad};
+use forebay::backend::null::CardProfile;
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Result as CoreResult;
-use forebay::nn::{Linear, RmsNorm};
+use forebay::nn::{Linear, Module, RmsNorm};
 use forebay::ops::NormOptions;
 use forebay::profile::Profiler;
 use forebay::tensor::Tensor;
@@ -30,6 +31,7 @@ tests![
     more_groups_than_a_dimension_of_a_grid_has,
     captured_norms_read_sums_that_are_written_in_place,
     captured_checkpoints_may_begin_with_the_norm_of_a_sum,
+    eager_steps_of_modulated_blocks_call_no_driver,
 ];
 
 fn modulate(x: &Tensor, scale: &Tensor, shift: &Tensor) -> CoreResult<Tensor> {
@@ -465,5 +467,36 @@ fn modulations_save_only_the_input_of_the_norm(device: &Device) -> Result<()> {
     let bytes = (y.numel() * 4) as u64;
     // The result, and the statistics of the rows. The input is the leaf.
     ensure!(held < bytes + bytes / 4, "{held} bytes are held for a result of {bytes}");
+    Ok(())
+}
+
+/// The gradient's copy for a 16-bit addend, which eager steps of modulations write, does not unsettle the pool.
+fn eager_steps_of_modulated_blocks_call_no_driver(_: &Device) -> Result<()> {
+    let device = &Device::null(CardProfile::from_card("h100")?);
+    let width = 256;
+    let blocks: Vec<[Linear; 2]> = (0..3)
+        .map(|_| Ok([Linear::new(width, 3 * width, device)?, Linear::new(width, width, device)?]))
+        .collect::<CoreResult<_>>()?;
+    let loss = || -> CoreResult<Tensor> {
+        let _scope = autocast(DType::BF16)?;
+        let mut h = Tensor::randn([8, 256, width], DType::F32, device)?;
+        let condition = Tensor::randn([8, width], DType::F32, device)?;
+        for [of_condition, layer] in &blocks {
+            let parts = of_condition.forward(&condition)?.unsqueeze(1)?.chunk(3, -1)?;
+            let y = layer.forward(&modulate(&h, &parts[0].add(1.0)?, &parts[1])?)?;
+            h = h.add(&y.gelu()?.mul(&parts[2])?)?;
+        }
+        h.square()?.mean((), false)
+    };
+    let mut calls = Vec::new();
+    for _ in 0..24 {
+        for _ in 0..2 {
+            loss()?.backward()?;
+        }
+        blocks.iter().flatten().for_each(Module::zero_grad);
+        let statistics = device.memory().to_map();
+        calls.push(statistics["num_device_alloc"] + statistics["num_device_free"]);
+    }
+    ensure!(calls[8] == calls[23], "calls of the driver by step: {calls:?}");
     Ok(())
 }

@@ -7,7 +7,7 @@ use forebay::autograd::{self, GradOptions};
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::ops::NormOptions;
-use forebay::profile::Profiler;
+use forebay::profile::{Profiler, Span};
 use forebay::tensor::Tensor;
 
 use super::host_reference::ensure_close;
@@ -19,6 +19,7 @@ super::tests![
     extremes_and_means_of_long_columns,
     variances_of_large_means_are_accurate,
     means_of_var_mean_do_not_overflow,
+    var_mean_reads_its_input_three_times,
     equal_extremes_share_their_gradient,
     many_short_rows_are_reduced,
     softmax_of_every_length,
@@ -75,6 +76,20 @@ fn variances_of_large_means_are_accurate(device: &Device) -> Result<()> {
                     .with_context(context)?;
             }
         }
+    }
+    Ok(())
+}
+
+/// The mean and the variance share the mean's distance from the first element.
+fn var_mean_reads_its_input_three_times(device: &Device) -> Result<()> {
+    let x = Tensor::randn([8, 4096], DType::F32, device)?;
+    for spread_and_mean in [Tensor::var_mean, Tensor::std_mean] {
+        let profiler = Profiler::start(device)?;
+        spread_and_mean(&x, 1, 1.0, false)?;
+        let spans = profiler.finish()?.spans;
+        let is_read = |span: &&Span| span.name.starts_with("reduce") && span.bytes >= 4 * x.numel() as u64;
+        let reads = spans.iter().filter(is_read).count();
+        ensure!(reads == 3, "{reads} kernels read the input");
     }
     Ok(())
 }

@@ -43,6 +43,7 @@ tests![
     copies_into_slices_leave_what_is_between,
     neighbouring_elements_of_small_types_are_written_by_different_kernels,
     large_copies_of_scattered_elements_have_every_element,
+    ranges_are_computed_in_f64,
 ];
 
 type ViewFn = fn(&Tensor) -> forebay::error::Result<Tensor>;
@@ -656,5 +657,34 @@ fn ensure_permuted_copy(
     };
     let expected: Vec<f64> = (0..y.numel()).map(|at| f64::from(values[index_in_x(at)])).collect();
     ensure!(y.to_f64s()? == expected, "{shape:?} in the order {order:?}, {dtype}");
+    Ok(())
+}
+
+/// Values and their number are PyTorch's: `start + i * step` in f64, rounded once.
+fn ranges_are_computed_in_f64(device: &Device) -> Result<()> {
+    for (start, end, step, count) in [
+        (0.0, 1.0, 0.1, 10),
+        (0.0, 0.3, 0.1, 3),
+        (1.0, 2.5, 0.5, 3),
+        (1.0, 1.3, 0.1, 4),
+        (5.0, 5.0, 1.0, 0),
+        (1.0, -1.0, -0.3, 7),
+        (9_999_000.0, 1e7, 0.1, 10_000),
+        (16_777_210.0, 16_777_220.0, 0.25, 40),
+        (1e-3, 0.1, 1e-3, 99),
+    ] {
+        let found = Tensor::arange(start, end, step, DType::F32, device)?.to_vec::<f32>()?;
+        ensure!(found.len() == count, "{start}..{end} by {step}: {} values", found.len());
+        for (k, value) in found.iter().enumerate() {
+            let expected = (start + k as f64 * step) as f32;
+            ensure!(
+                value.to_bits() == expected.to_bits(),
+                "{start} + {k} * {step} is {value}, not {expected}"
+            );
+        }
+    }
+    // A step away from the end is an error also where its product with the distance underflows.
+    ensure!(Tensor::arange(0.0, 1e-200, -1e-200, DType::F32, device).is_err());
+    ensure!(Tensor::arange(0.0, f64::INFINITY, 1.0, DType::F32, device).is_err());
     Ok(())
 }

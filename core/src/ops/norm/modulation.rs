@@ -218,6 +218,8 @@ impl NormModulation {
         let is_accumulated = is_leaf_sum && extra_grad.is_some();
         let form = BackwardForm {
             sections: if needs_shift || scale_edge.is_some() { 2 } else { 0 },
+            // Also in eager steps, unlike in `layer_norm`: a modulated norm has no weight or bias. The pool of a
+            // diffusion transformer with this copy no longer calls the driver after a few steps.
             copy: x_edge.branch_dtype(),
             modulation: Some(Modulation { scale: &self.scale_lines, shift: None }),
         };
