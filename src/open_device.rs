@@ -45,8 +45,8 @@ pub trait OpenDevice: Sized {
     /// No device was found; the message names the missing parts.
     fn best() -> Result<Self>;
 
-    /// Opens a device by its id: `cuda:0`, `wgpu:1`, `cuda` (the first one), or `null`. Each call returns another device
-    /// with a pool of its own; clone the handle to share one.
+    /// Opens a device by its id: `cuda:0`, `wgpu:1`, `cuda` (the first one), or `null`. Each call returns another
+    /// device with a pool of its own; clone the handle to share one.
     ///
     /// # Errors
     /// The device does not exist, or its driver is missing or too old.
