@@ -95,7 +95,6 @@ struct Tiling {
 }
 
 impl Tiling {
-    /// Returns the rows of a block.
     fn block_rows(&self) -> u32 {
         16 * self.warps * self.row_fragments
     }

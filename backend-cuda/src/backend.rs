@@ -192,7 +192,6 @@ impl CudaQueue {
 }
 
 impl CudaDevice {
-    /// Returns the queues that are in use.
     fn queues(&self) -> impl Iterator<Item = &Arc<CudaQueue>> {
         self.queues.iter().filter_map(OnceLock::get)
     }
@@ -208,7 +207,6 @@ impl CudaDevice {
         self.streams().map(CudaStream::flush_pending).fold(Ok(()), Result::and)
     }
 
-    /// Returns the streams that are in use.
     fn streams(&self) -> impl Iterator<Item = &CudaStream> {
         self.queues().map(|queue| &queue.stream)
     }
@@ -737,7 +735,6 @@ pub(crate) fn device_address(segment: SegmentId, offset: u64) -> u64 {
     segment.0 + offset
 }
 
-/// Returns the device address of a slice.
 pub(crate) fn slice_address(slice: Slice) -> u64 {
     device_address(slice.segment, slice.offset)
 }

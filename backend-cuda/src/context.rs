@@ -231,7 +231,6 @@ pub(crate) struct CudaStream {
 }
 
 impl CudaStream {
-    /// Creates a stream.
     pub(crate) fn new(context: &Arc<Context>) -> Result<Self, SourceError> {
         let handle = Arc::new(StreamHandle::new(context, context.uses_pdl)?);
         Ok(Self { thread: Some(LaunchThread::start(&handle)), handle, context: Arc::clone(context) })
@@ -606,7 +605,6 @@ pub(crate) struct CudaModule {
 }
 
 impl CudaModule {
-    /// Loads a cubin.
     pub(crate) fn load(context: &Arc<Context>, cubin: &[u8]) -> Result<Self, SourceError> {
         context.make_current()?;
         let mut raw = ptr::null_mut();

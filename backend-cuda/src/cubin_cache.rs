@@ -31,7 +31,6 @@ impl CubinCache {
         }
     }
 
-    /// Stores a kernel.
     pub(crate) fn store(&self, key: CubinKey, version: CompilerVersion, cubin: &[u8]) {
         self.disk.store(&key.file_name(version), cubin);
     }

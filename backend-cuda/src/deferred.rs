@@ -33,12 +33,10 @@ impl DeferredQueue {
         !self.is_nonempty.load(Ordering::Acquire)
     }
 
-    /// Reports whether a remap is pending.
     pub(crate) fn has_remap(&self) -> bool {
         !self.is_empty() && self.lock_items().iter().any(|item| matches!(item, DeferredItem::Remap(_)))
     }
 
-    /// Appends a command.
     pub(crate) fn push_command(&self, command: &Command<'_>) {
         self.push_item(&mut self.lock_items(), DeferredItem::Command(OwnedCommand::from_command(command)));
     }

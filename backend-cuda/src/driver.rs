@@ -151,7 +151,6 @@ impl Driver {
         }
     }
 
-    /// Returns the number of devices.
     pub(crate) fn device_count(self) -> Result<usize, SourceError> {
         let mut count = 0;
         // SAFETY: writes one int.
@@ -159,7 +158,6 @@ impl Driver {
         Ok(usize::try_from(count).unwrap_or(0))
     }
 
-    /// Returns the device with an index.
     pub(crate) fn device(self, index: usize) -> Result<DeviceHandle, CudaUnavailable> {
         let count = self.device_count()?;
         if count == 0 {
@@ -181,7 +179,6 @@ pub(crate) struct DeviceHandle {
 }
 
 impl DeviceHandle {
-    /// Queries an attribute.
     pub(crate) fn attribute(self, attribute: CUdevice_attribute) -> Result<u32, SourceError> {
         let mut value = 0;
         // SAFETY: writes one int; `self.raw` came from cuDeviceGet.
@@ -212,7 +209,6 @@ impl DeviceHandle {
         })
     }
 
-    /// Returns the bytes of memory.
     pub(crate) fn total_memory(self) -> Result<u64, SourceError> {
         let mut bytes = 0;
         // SAFETY: writes one size.

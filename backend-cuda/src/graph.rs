@@ -58,12 +58,10 @@ impl GraphCapture {
         Ok(Some(Self { stream, capture_info: info, is_open: Cell::new(true) }))
     }
 
-    /// Returns the stream that is captured.
     pub(crate) fn stream(&self) -> &CudaStream {
         &self.stream
     }
 
-    /// Returns the node captured last.
     pub(crate) fn last_node(&self) -> Result<GraphNode, SourceError> {
         let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         let (mut id, mut graph, mut nodes, mut count) = (0, ptr::null_mut(), ptr::null(), 0);
@@ -113,7 +111,6 @@ impl Drop for GraphCapture {
 pub(crate) struct CudaGraph {
     /// The graph that names the nodes.
     raw: CUgraph,
-    /// The executable graph.
     exec: CUgraphExec,
     context: Arc<Context>,
 }
@@ -122,7 +119,6 @@ pub(crate) struct CudaGraph {
 unsafe impl Send for CudaGraph {}
 
 impl CudaGraph {
-    /// Creates the executable graph.
     fn instantiate(mut self) -> Result<Self, SourceError> {
         // SAFETY: the graph is valid; writes one handle.
         check("cuGraphInstantiate", unsafe {
@@ -131,7 +127,6 @@ impl CudaGraph {
         Ok(self)
     }
 
-    /// Enqueues the graph.
     pub(crate) fn launch(&self, stream: CUstream) -> Result<(), SourceError> {
         self.context.make_current()?;
         // SAFETY: both are valid; memory used by the commands lives as long as the graph, as the core

@@ -36,7 +36,6 @@ pub(crate) struct KernelRegistry {
     disk: CubinCache,
     /// Kernels by id. Never shrinks, so that ids stay valid.
     loaded: RwLock<Vec<LoadedKernel>>,
-    /// Ids by content.
     ids_by_content: Mutex<HashMap<KernelContent, KernelId>>,
     /// Kernels without a function yet, by id.
     pending: Mutex<HashMap<u32, PendingKernel>>,

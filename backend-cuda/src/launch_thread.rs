@@ -65,7 +65,6 @@ struct Burst {
 struct CallQueue {
     stream: Arc<StreamHandle>,
     pending: Mutex<PendingCalls>,
-    /// If true, `pending` has calls.
     has_pending: AtomicBool,
     /// If true, calls are pending or are being given to the driver, or one of them failed and no caller has
     /// got the error yet.

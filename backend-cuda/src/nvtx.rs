@@ -58,7 +58,6 @@ const MAX_FUNCTIONS: usize = 17;
 /// Number of functions of NVTX's modules, by index: none, core, CUDA, OpenCL, the CUDA runtime, core with
 /// domains, synchronisation.
 const FUNCTION_COUNTS: [usize; 7] = [0, 16, 9, 15, 7, 16, 7];
-/// NVTX's version.
 const NVTX_VERSION: u32 = 3;
 /// Indices of functions of the core module.
 const RANGE_PUSH: usize = 9;
@@ -74,7 +73,6 @@ type RangePopFn = unsafe extern "C" fn() -> c_int;
 static FUNCTIONS: [[FunctionSlot; MAX_FUNCTIONS]; FUNCTION_COUNTS.len()] =
     [const { [const { FunctionSlot::new(ptr::null_mut()) }; MAX_FUNCTIONS] }; FUNCTION_COUNTS.len()];
 
-/// `NvtxExportTableCallbacks`.
 #[repr(C)]
 struct ExportTableCallbacks {
     size: usize,

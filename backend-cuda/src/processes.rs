@@ -9,7 +9,6 @@ use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
 
-/// Maximum length of a process name.
 const MAX_NAME_BYTES: usize = 256;
 
 /// Returns the processes on the device with a PCI address, the largest first.

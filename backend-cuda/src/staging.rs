@@ -12,7 +12,6 @@ use forebay_core::sync::LockUnpoisoned;
 
 use crate::context::{Context, CudaEvent, CudaStream, PinnedBuffer};
 
-/// Bytes of one staging chunk.
 const CHUNK_BYTES: usize = 4 << 20;
 /// Maximum number of chunks in the upload ring.
 const MAX_UPLOAD_CHUNKS: usize = 4;

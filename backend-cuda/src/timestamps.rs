@@ -14,7 +14,6 @@ pub(crate) struct Timestamps {
 }
 
 impl Timestamps {
-    /// Enqueues a timestamp.
     pub(crate) fn record(
         &self,
         context: &Arc<Context>,

@@ -214,7 +214,6 @@ impl VirtualAddressSpace {
     }
 }
 
-/// Returns the memory of a device.
 fn device_location(device: DeviceHandle) -> CUmemLocation {
     CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device.raw }
 }

@@ -31,7 +31,6 @@ const MIN_WORKGROUP: u32 = 256;
 /// Environment variable that enables or disables matrix units. By default, hardware has them and software has not.
 pub(crate) const MATRIX_UNITS: &str = "FOREBAY_MATRIX_UNITS";
 
-/// Features of kernels with cooperative matrices.
 const MATRIX_FEATURES: wgpu::Features =
     wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX.union(wgpu::Features::PASSTHROUGH_SHADERS);
 
@@ -461,7 +460,6 @@ pub(crate) fn request_with_bfloat16(
         .flatten()
 }
 
-/// Returns the error of an adapter that cannot be opened.
 pub(crate) fn open_error(candidate: &AdapterCandidate, index: usize, message: &str) -> Error {
     Error::NoDevice {
         requested: format!("wgpu:{index}"),

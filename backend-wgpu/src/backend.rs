@@ -40,7 +40,6 @@ const MIN_CLEAR_BYTES: u64 = 1 << 16;
 /// Bytes that are bound to check a buffer of the program.
 const BINDING_CHECK_BYTES: u64 = 16;
 
-/// Usages of every segment.
 pub(crate) const SEGMENT_USAGES: wgpu::BufferUsages =
     wgpu::BufferUsages::STORAGE.union(wgpu::BufferUsages::COPY_SRC).union(wgpu::BufferUsages::COPY_DST);
 
@@ -221,7 +220,6 @@ impl WgpuBackend {
         self.gpu.is_shared
     }
 
-    /// Returns the buffer of a segment.
     pub(crate) fn buffer(&self, segment: SegmentId) -> Result<wgpu::Buffer> {
         Ok(self.segment(segment)?)
     }

@@ -152,7 +152,6 @@ fn too_large(backend: &WgpuBackend, op: &'static str, bytes: u64) -> Error {
     )
 }
 
-/// One launch of a kernel.
 pub(crate) struct CopyFillLaunch {
     kernel: KernelId,
     bindings: [Slice; 2],

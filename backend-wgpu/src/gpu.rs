@@ -215,12 +215,10 @@ impl Gpu {
         platform::scope_errors(&self.device, call)
     }
 
-    /// Creates a command encoder.
     pub(crate) fn create_encoder(&self) -> wgpu::CommandEncoder {
         self.device.create_command_encoder(&wgpu::CommandEncoderDescriptor { label: Some("forebay") })
     }
 
-    /// Creates a buffer.
     pub(crate) fn create_buffer(
         &self,
         label: &'static str,

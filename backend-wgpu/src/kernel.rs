@@ -49,7 +49,6 @@ pub(crate) enum ParamSpace {
     Uniform,
 }
 
-/// Bindings of a module.
 struct BindingInterface {
     binding_count: u32,
     /// Bytes of the parameter block, if there is one.

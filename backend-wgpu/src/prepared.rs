@@ -12,7 +12,6 @@ use crate::gpu::Gpu;
 use crate::kernel::KernelPipeline;
 use crate::recorder::{CommandRecorder, Dispatch};
 
-/// One prepared command.
 #[derive(Debug)]
 pub(crate) enum PreparedCommand {
     Dispatch {

@@ -19,13 +19,11 @@ pub(crate) struct TypeProbe {
     statement: &'static str,
     input: [u64; 2],
     expected: [u64; 2],
-    /// Bytes of an element.
     element_bytes: usize,
 }
 
 const F64: fn(f64) -> u64 = f64::to_bits;
 
-/// Returns all probes.
 pub(crate) fn probes() -> [TypeProbe; 4] {
     [
         TypeProbe {

@@ -91,7 +91,6 @@ impl CommandRecorder {
         }
     }
 
-    /// Records one launch.
     pub(crate) fn dispatch(&mut self, dispatch: &Dispatch<'_>) -> Result<(), SourceError> {
         let uniform = match dispatch.param_space {
             ParamSpace::Uniform => {

@@ -10,7 +10,6 @@ use crate::staging::ReadbackPool;
 
 /// Queries in one set: wgpu's maximum.
 const QUERIES_PER_SET: u32 = wgpu::QUERY_SET_MAX_QUERIES;
-/// Bytes of one query.
 const QUERY_BYTES: u64 = wgpu::QUERY_SIZE as u64;
 
 /// Timestamps that were recorded and not read yet.

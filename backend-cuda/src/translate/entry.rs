@@ -30,7 +30,6 @@ const PRELUDE: [&str; 10] = [
     include_str!("prelude/cooperative.cuh"),
 ];
 
-/// Maximum number of threads of a block.
 const MAX_BLOCK_THREADS: u64 = 1024;
 
 impl<'a> ModuleContext<'a> {
@@ -100,7 +99,6 @@ impl<'a> ModuleContext<'a> {
         }
     }
 
-    /// Returns the workgroup variables.
     fn workgroup_variables(&self) -> impl Iterator<Item = (Handle<GlobalVariable>, &GlobalVariable)> {
         let all = self.module.global_variables.iter();
         all.filter(|(_, global)| global.space == AddressSpace::WorkGroup)

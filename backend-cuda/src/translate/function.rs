@@ -18,7 +18,6 @@ use super::uniformity::FunctionUniformity;
 use super::visit::{collect_block_uses, collect_uses, statement_result};
 use super::{TranslateError, unsupported};
 
-/// Writes the body of one function.
 pub(super) struct FunctionWriter<'a> {
     pub(super) context: &'a ModuleContext<'a>,
     pub(super) function: &'a Function,
@@ -42,7 +41,6 @@ pub(super) struct FunctionWriter<'a> {
 type WriteResult = Result<(), TranslateError>;
 
 impl<'a> FunctionWriter<'a> {
-    /// Creates a writer for `function`.
     pub(super) fn new(
         context: &'a ModuleContext<'a>,
         function: &'a Function,

@@ -256,7 +256,6 @@ impl<'a> ModuleContext<'a> {
         }
     }
 
-    /// Returns the C++ text of a constant expression.
     pub(super) fn constant_expression(&self, handle: Handle<Expression>) -> Result<String, TranslateError> {
         match self.module.global_expressions[handle] {
             Expression::Literal(literal) => self.literal(literal),

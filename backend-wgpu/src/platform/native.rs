@@ -11,7 +11,6 @@ use crate::gpu::to_single_line;
 /// If true, bindings of one launch may overlap, also those that the kernel writes.
 pub(crate) const BINDINGS_MAY_OVERLAP: bool = true;
 
-/// Lists the adapters of these APIs.
 pub(crate) fn enumerate_adapters(instance: &wgpu::Instance, apis: wgpu::Backends) -> Vec<wgpu::Adapter> {
     pollster::block_on(instance.enumerate_adapters(apis))
 }

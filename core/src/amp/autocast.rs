@@ -206,7 +206,6 @@ impl OperandCast {
     }
 }
 
-/// Reports whether autocast applies to a dtype.
 fn is_autocast_dtype(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
 }

@@ -20,7 +20,6 @@ use crate::tensor::Tensor;
 pub struct BackwardCtx<'a> {
     /// One flag for each input: true if the input needs a gradient.
     pub needs_input_grad: SmallVec<[bool; 4]>,
-    /// Node of the operation.
     pub(super) node: &'a Arc<Node>,
     /// If true, the backward pass is recorded.
     pub(super) create_graph: bool,

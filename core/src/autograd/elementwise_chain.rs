@@ -19,7 +19,6 @@ use super::bypass::find_node;
 use super::engine::BackwardFnGuard;
 use crate::tensor::Tensor;
 
-/// Role of an elementwise operation in a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ChainRole {
     /// The gradients of its inputs are elementwise, so a chain may begin with it.

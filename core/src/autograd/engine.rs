@@ -19,10 +19,8 @@ use crate::memory::{self, Tag};
 use crate::sync::LockUnpoisoned;
 use crate::tensor::Tensor;
 
-/// Options of a backward pass.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct BackwardOptions {
-    /// If true, the graph is retained for another pass.
     pub(crate) retain_graph: bool,
     /// If true, the pass itself is recorded.
     pub(crate) create_graph: bool,

@@ -56,7 +56,6 @@ impl HookList {
         self.0.lock_unpoisoned().iter().map(|entry| entry.hook.clone()).collect()
     }
 
-    /// Removes all hooks.
     pub(super) fn clear(&self) {
         let entries = std::mem::take(&mut *self.0.lock_unpoisoned());
         // Dropped without the lock, because hooks own arbitrary values.

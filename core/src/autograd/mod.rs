@@ -85,7 +85,6 @@ pub(crate) enum GradEdge {
 }
 
 impl GradEdge {
-    /// Returns the gradient edge of a tensor.
     fn from_meta(meta: Arc<dyn GradMeta>) -> Option<Self> {
         let any: Arc<dyn Any + Send + Sync> = meta;
         match any.downcast::<Node>() {
@@ -492,7 +491,6 @@ impl Leaf {
         self.is_frozen.load(Ordering::Relaxed)
     }
 
-    /// Returns the accumulated gradient.
     pub(crate) fn grad(&self) -> Option<Tensor> {
         self.grad.lock_unpoisoned().clone()
     }

@@ -159,7 +159,6 @@ pub trait CommandSequence: Send {
     fn is_driver_graph(&self) -> bool;
 }
 
-/// Kind of access of a command to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
     Read,
@@ -194,7 +193,6 @@ fn visit_matmul_operands(call: &mut MatmulCall, mut visit: impl FnMut(OperandAdd
     }
 }
 
-/// Calls `visit` with each operand of an attention call and its access.
 fn visit_attention_operands(call: &mut AttentionCall, mut visit: impl FnMut(OperandAddress<'_>, Access)) {
     let forward = if call.backward.is_some() { Access::Read } else { Access::Write };
     for operand in [&mut call.q, &mut call.k, &mut call.v] {
@@ -220,7 +218,6 @@ fn visit_attention_operands(call: &mut AttentionCall, mut visit: impl FnMut(Oper
     }
 }
 
-/// Calls `visit` with each operand of a convolution and its access.
 fn visit_convolution_operands(call: &mut ConvolutionCall, mut visit: impl FnMut(OperandAddress<'_>, Access)) {
     visit(address!(call.columns), Access::Read);
     match &mut call.product {
@@ -237,7 +234,6 @@ fn visit_convolution_operands(call: &mut ConvolutionCall, mut visit: impl FnMut(
     }
 }
 
-/// Calls `visit` with each operand of a recurrent layer and its access.
 fn visit_recurrent_operands(call: &mut RecurrentCall, mut visit: impl FnMut(OperandAddress<'_>, Access)) {
     visit(address!(call.weight), Access::Read);
     if let Some(lengths) = &mut call.lengths {

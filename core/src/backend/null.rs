@@ -178,7 +178,6 @@ pub struct NullBackend {
     profile: CardProfile,
     memory: CountingSource,
     totals: Mutex<(WorkEstimate, DeclinedMatmul)>,
-    /// Segments in host memory.
     host_segments: Mutex<rustc_hash::FxHashSet<u64>>,
     kernels: Mutex<Vec<NullKernel>>,
 }

@@ -114,9 +114,7 @@ pub struct RecurrentTiling {
 
 /// Shared memory of a block from Hopper on.
 const MAX_SHARED_BYTES: u64 = 227 << 10;
-/// Warps of a block.
 const WARPS: u64 = 8;
-/// Most blocks of a cluster.
 const MAX_CLUSTER_BLOCKS: u64 = 16;
 /// Tiles of the weight that the registers of a block hold. A block with more tiles gets help from a larger cluster.
 const BLOCK_TILES: u64 = 256;

@@ -690,7 +690,6 @@ impl<O> CapturedStep<O> {
         Ok(())
     }
 
-    /// Enqueues the commands one by one.
     fn enqueue_commands(&self, device: &Device) -> Result<()> {
         for RecordedCommand { command: kind, scope, .. } in &self.commands {
             let command = kind.as_command();

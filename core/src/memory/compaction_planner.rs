@@ -124,7 +124,6 @@ impl Plan {
         self.moves.iter_mut().filter(|m| m.to.0 == NEW_SEGMENT).for_each(|m| m.to.0 = segment);
     }
 
-    /// Returns the copies, in order.
     pub(super) fn copies(&self, heap: &Heap) -> Vec<BlockMove> {
         let at = |(segment, offset): (u32, u64), done| (heap.segment(segment).id, offset + done);
         let mut copies = Vec::new();

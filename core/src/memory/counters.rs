@@ -86,7 +86,6 @@ impl PoolStat {
     }
 }
 
-/// A counter of one tag.
 #[derive(Clone, Copy, Debug, Default)]
 struct TagCounter {
     stat: Stat,

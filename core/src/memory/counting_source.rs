@@ -39,7 +39,6 @@ impl CountingSource {
         }
     }
 
-    /// Returns the peak of the bytes in use.
     #[cfg(feature = "traces")]
     pub(crate) fn peak_bytes(&self) -> u64 {
         self.peak_bytes.load(Ordering::Relaxed)

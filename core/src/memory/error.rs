@@ -50,7 +50,6 @@ impl From<InvalidVariable> for Error {
 }
 
 impl Error {
-    /// Creates an argument error.
     pub(crate) fn argument(op: &'static str, message: impl Into<String>) -> Self {
         Self::Argument { op, message: message.into() }
     }

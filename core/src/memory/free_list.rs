@@ -19,13 +19,10 @@ const NO_KEY: i32 = i32::MAX;
 /// A free block. Addresses are unique.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FreeBlock {
-    /// Size in bytes.
     pub(super) size: u64,
     /// Address, comparable across segments.
     pub(super) address: u64,
-    /// Slot in the slab.
     pub(super) slot: u32,
-    /// If true, the block is a whole segment.
     pub(super) is_whole_segment: bool,
 }
 
@@ -88,7 +85,6 @@ impl FreeList {
         self.positions[slot as usize] = at as u32;
     }
 
-    /// Adds a block.
     #[inline]
     pub(super) fn insert(&mut self, entry: FreeBlock) {
         let at = self.blocks.len();
@@ -209,7 +205,6 @@ impl FreeList {
         some
     }
 
-    /// Returns the largest block.
     pub(super) fn largest(&self) -> Option<FreeBlock> {
         self.iter().max_by_key(|e| e.sort_key()).copied()
     }

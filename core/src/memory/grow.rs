@@ -219,7 +219,6 @@ impl PoolState {
         self.virtual_memory.is_none() && need.size >= MIN_LARGE_ALLOC
     }
 
-    /// Returns the size of the plain segment to allocate for a request.
     pub(super) fn segment_size(&self, need: &AllocRequest) -> u64 {
         let size = if self.is_small_request(need) {
             SEGMENT_UNIT

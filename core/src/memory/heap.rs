@@ -133,7 +133,6 @@ pub(super) struct AllocRequest<'a> {
     pub(super) state: SlotState,
 }
 
-/// The rules of splitting.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SplitRules {
     /// Sizes and offsets are multiples of this.
@@ -255,7 +254,6 @@ impl Heap {
         self.segments[segment as usize].as_mut().expect("a segment that is there") // invariant: as in `segment`
     }
 
-    /// Iterates over the existing segments.
     pub(super) fn live_segments(&self) -> impl Iterator<Item = &Segment> {
         self.segments.iter().flatten()
     }
@@ -305,7 +303,6 @@ impl Heap {
         Some(self.mark_allocated(slot, need))
     }
 
-    /// Serves a request from a free block, at an offset inside the block.
     pub(super) fn take_free_block_at(&mut self, free: u32, offset: u64, need: &AllocRequest) -> Block {
         self.remove_from_free_list(free);
         let at = self.carve(free, offset, need.size, Self::add_to_free_list);
@@ -493,7 +490,6 @@ impl Heap {
         at
     }
 
-    /// Adds a free block to its arena's free list.
     pub(super) fn add_to_free_list(&mut self, at: u32) {
         let Slot { segment, arena, .. } = self.slab[at];
         let entry = self.slab[at].to_free_block(at);
@@ -509,7 +505,6 @@ impl Heap {
         }
     }
 
-    /// Removes a free block from its arena's free list.
     pub(super) fn remove_from_free_list(&mut self, at: u32) {
         let entry = self.slab[at].to_free_block(at);
         let arena = &mut self.arenas[usize::from(self.slab[at].arena)];

@@ -147,7 +147,6 @@ impl OutOfMemory {
         self.process_limit.filter(|l| self.process_reserved.saturating_add(self.requested) > *l)
     }
 
-    /// Returns advice on the limits.
     fn limit_advice(&self) -> Option<String> {
         if let Some(limit) = self.exceeded_limit() {
             return match self.free {

@@ -104,7 +104,6 @@ impl Block {
     }
 }
 
-/// Returns the bit of a queue in a set of queues.
 #[inline]
 pub(super) fn stream_bit(queue: u8) -> u8 {
     1_u8.checked_shl(queue.into()).unwrap_or(0)

@@ -163,7 +163,6 @@ impl PoolState {
         AllocRequest { arena, size, requested: request.bytes, scope: &request.scope, state: held }
     }
 
-    /// Serves a request from free blocks.
     pub(super) fn take_free_block(&mut self, need: &AllocRequest) -> Result<Option<Block>> {
         self.heap.take_free_block(need).map(|block| self.finish_alloc(block)).transpose()
     }

@@ -41,7 +41,6 @@ pub(super) fn is_enabled() -> bool {
 pub(super) struct ProfilerRange(Option<&'static dyn RangeListener>);
 
 impl ProfilerRange {
-    /// No range.
     pub(super) const NONE: Self = Self(None);
 
     /// Begins a range if the scope names a new module or operation.

@@ -120,7 +120,6 @@ pub(super) struct RecordedScope {
 /// Most events to search for the allocation of a block that is retagged: those of one operation.
 const RETAG_WINDOW: usize = 256;
 
-/// One event.
 #[derive(Clone, Debug)]
 pub(super) struct RecordedEvent {
     /// Nanoseconds since recording began.
@@ -237,7 +236,6 @@ impl EventRecorder {
 
 /// Events that the heap reports to its recorder. All allocations and frees pass through the heap.
 impl Heap {
-    /// Records an allocation.
     #[inline(never)]
     pub(super) fn record_alloc(&mut self, at: u32, need: &AllocRequest) {
         let Some(recorder) = &mut self.recorder else { return };

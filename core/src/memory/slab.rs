@@ -34,7 +34,6 @@ pub(super) enum SlotState {
 }
 
 impl SlotState {
-    /// Reports whether the block is allocated.
     #[inline]
     pub(super) fn is_allocated(self) -> bool {
         matches!(self, Self::Pinned | Self::Movable)
@@ -127,7 +126,6 @@ impl IndexMut<u32> for Slab {
 }
 
 impl Slab {
-    /// Creates an empty slab.
     pub(super) fn new() -> Self {
         Self { slots: Vec::new(), first_vacant: NO_BLOCK }
     }
@@ -195,7 +193,6 @@ impl Slab {
         right
     }
 
-    /// Returns a vacant slot.
     #[inline]
     fn alloc_slot(&mut self) -> u32 {
         if self.first_vacant == NO_BLOCK {

@@ -250,7 +250,6 @@ impl SegmentInfo {
     }
 }
 
-/// Addresses of the segments in a snapshot.
 struct SegmentAddresses(FxHashMap<SegmentId, u64>);
 
 impl SegmentAddresses {

@@ -91,7 +91,6 @@ pub(crate) struct KernelKey {
 impl KernelKey {
     const MAX_PARTS: usize = 32;
 
-    /// Starts a key for a kernel of this template.
     #[inline]
     pub(crate) fn new(template: &'static str) -> Self {
         let mut key = Self { parts: [0; Self::MAX_PARTS], count: 0 };
@@ -99,7 +98,6 @@ impl KernelKey {
         key
     }
 
-    /// Adds a string.
     #[inline]
     pub(crate) fn push_str(&mut self, word: &'static str) {
         // Addresses do not use the upper 16 bits, so the length goes there.
@@ -113,7 +111,6 @@ impl KernelKey {
         words.iter().for_each(|word| self.push_str(word));
     }
 
-    /// Adds a number.
     #[inline]
     pub(crate) fn push_number(&mut self, number: u64) {
         if let Some(word) = self.parts.get_mut(self.count) {
@@ -122,7 +119,6 @@ impl KernelKey {
         self.count += 1;
     }
 
-    /// Adds flags.
     #[inline]
     pub(crate) fn push_flags(&mut self, flags: &[bool]) {
         self.push_number(flags.iter().fold(1, |bits, &flag| bits << 1 | u64::from(flag)));
@@ -312,7 +308,6 @@ impl Device {
         self.inner.capture_recorder.check_not_recording(op, reason)
     }
 
-    /// Returns the recorder of captured steps.
     pub(crate) fn capture_recorder(&self) -> &CaptureRecorder {
         &self.inner.capture_recorder
     }
@@ -397,7 +392,6 @@ impl Device {
         self.fence().map_or_else(|error| DeviceFuture::ready(Err(error)), IntoFuture::into_future)
     }
 
-    /// Returns the thread that waits for the device.
     pub(crate) fn waiter(&self) -> &WaiterThread {
         &self.inner.waiter
     }
@@ -457,7 +451,6 @@ impl Device {
         Ok(kernel)
     }
 
-    /// Looks up a kernel by its key.
     #[inline]
     pub(crate) fn find_kernel_by_key(&self, key: &KernelKey) -> Option<CompiledKernel> {
         let known = self.inner.kernels_by_key.read_unpoisoned();

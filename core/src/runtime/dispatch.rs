@@ -16,10 +16,8 @@ use crate::sync::LockUnpoisoned;
 
 /// Launches that operations have deferred, in order to launch them together.
 pub(crate) trait PendingLaunches: Any + fmt::Debug + Send {
-    /// Reports whether no launch is pending.
     fn is_empty(&self) -> bool;
 
-    /// Returns the queue of the pending launches.
     fn queue(&self) -> u8;
 
     /// Reports whether a later step reads the result of a pending step.

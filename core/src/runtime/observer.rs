@@ -10,13 +10,11 @@ use crate::runtime::capture::recorder::Buffer;
 use crate::runtime::device::{Device, RandomState};
 use crate::runtime::stream::Access;
 
-/// Observer of the operations of all threads.
 pub(crate) trait OperationObserver: Sync {
     /// Reports whether this thread replays earlier operations.
     fn is_replaying(&self) -> bool;
     /// Returns the random state that the next draw must have; `None` if the device's own state decides.
     fn replayed_draw(&self, device: &Device) -> Option<RandomState>;
-    /// Records a random draw.
     fn record_draw(&self, device: &Device, state: RandomState);
     /// Records that an operation reads or writes a buffer.
     fn record_access(&self, buffer: &Arc<dyn Buffer>, access: Access);

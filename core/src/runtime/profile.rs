@@ -333,7 +333,6 @@ impl Device {
         Ok(done)
     }
 
-    /// Reports whether a profiler runs.
     #[inline]
     pub(crate) fn is_profiled(&self) -> bool {
         self.span_recorder().active.load(Ordering::Relaxed)

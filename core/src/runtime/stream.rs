@@ -168,7 +168,6 @@ pub(crate) struct StreamSet {
     /// True once more than one queue is in use. Until then all work is in order.
     has_active_streams: AtomicBool,
     next_stream: AtomicU8,
-    /// Backends of the other queues that are in use.
     backends: [OnceLock<Arc<dyn Backend>>; MAX_QUEUES as usize],
     sync: Mutex<StreamSync>,
     pub(crate) dispatch: DispatchQueue,
@@ -356,7 +355,6 @@ impl Device {
         Ok(Fence { device: self.clone(), fence })
     }
 
-    /// Returns the queue of this thread's current stream.
     #[inline]
     pub(crate) fn current_queue(&self) -> u8 {
         if !self.uses_streams() {

@@ -3,7 +3,6 @@
 
 use crate::backend::command::Access;
 
-/// Buffer to be planned.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CapturedBuffer {
     pub(crate) bytes: u64,
@@ -11,7 +10,6 @@ pub(crate) struct CapturedBuffer {
     pub(crate) outlives_step: bool,
 }
 
-/// Plan of a step.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct CapturePlan {
     /// For each command: true if it runs.

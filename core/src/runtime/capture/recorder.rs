@@ -66,7 +66,6 @@ pub(crate) trait Buffer: Any + Send + Sync {
 pub(crate) struct RecordedBuffer {
     pub(crate) storage: Weak<dyn Buffer>,
     pub(crate) bytes: u64,
-    /// If true, the step allocated the buffer.
     pub(crate) is_allocated_by_step: bool,
     /// If true, each replay changes the contents: the step allocates or writes the buffer, or the buffer is an input.
     is_changed_by_replays: bool,
@@ -209,7 +208,6 @@ impl CaptureRecorder {
         }
     }
 
-    /// Records an allocation.
     #[inline]
     pub(crate) fn record_allocation(&self, storage: &Arc<impl Buffer>) {
         self.with_recording(|record| {
