@@ -36,25 +36,17 @@ fn expand_module(input: &DeriveInput) -> Result<TokenStream> {
     let root = crate_root(&input.attrs)?;
     let nn = quote!(#root::nn);
     let mut seen: Vec<&syn::Type> = Vec::new();
-    let (body, paths) = match &input.data {
-        Data::Struct(data) => {
-            let (mut visits, mut paths) = (TokenStream::new(), TokenStream::new());
-            for VisitedField { index: k, field, name } in visited_fields(&data.fields)? {
-                seen.push(&field.ty);
-                let member = field_member(k, field);
-                visits.extend(visit(&nn, &quote!(&self.#member), &name));
-                paths.extend(path_lookup(&nn, &quote!(&self.#member), &name));
-            }
-            (visits, paths)
-        }
+    let (visits, paths) = match &input.data {
+        Data::Struct(data) => match_arms(&nn, &quote!(Self), &data.fields, false, &mut seen)?,
         Data::Enum(data) => {
             let (mut visits, mut paths) = (TokenStream::new(), TokenStream::new());
-            for variant in &data.variants {
-                let (visit, path) = match_arms(&nn, variant, &mut seen)?;
+            for Variant { ident, fields, .. } in &data.variants {
+                let is_wrapper = fields.len() == 1 && matches!(fields, Fields::Unnamed(_));
+                let (visit, path) = match_arms(&nn, &quote!(Self::#ident), fields, is_wrapper, &mut seen)?;
                 visits.extend(visit);
                 paths.extend(path);
             }
-            (quote!(match self { #visits }), quote!(match self { #paths }))
+            (visits, paths)
         }
         Data::Union(data) => {
             return Err(Error::new(data.union_token.span, "a union cannot be a module; use a struct"));
@@ -75,11 +67,11 @@ fn expand_module(input: &DeriveInput) -> Result<TokenStream> {
         impl #impl_generics #nn::Module for #name #type_generics #clause {
             fn visit(&self, path: &str, f: &mut dyn ::core::ops::FnMut(&str, #nn::ModuleEntry<'_>)) {
                 let _ = (path, &f);
-                #body
+                match self { #visits }
             }
 
             fn module_path(&self) -> #nn::ModulePath {
-                #paths
+                match self { #paths }
                 #nn::ModulePath::ROOT
             }
         }
@@ -176,61 +168,38 @@ fn visited_fields(fields: &Fields) -> Result<Vec<VisitedField<'_>>> {
     Ok(kept)
 }
 
-/// Returns the name or the index of a field.
-fn field_member(k: usize, field: &Field) -> TokenStream {
-    match &field.ident {
-        Some(ident) => ident.to_token_stream(),
-        None => Index { index: k as u32, span: field.span() }.to_token_stream(),
-    }
-}
-
 /// Returns the name of a field in paths: `type`, where the program has to write `r#type`.
 fn strip_raw_prefix(ident: &syn::Ident) -> String {
     let name = ident.to_string();
     name.strip_prefix("r#").map_or(name.clone(), str::to_owned)
 }
 
-fn visit(nn: &TokenStream, value: &TokenStream, name: &str) -> TokenStream {
-    quote!(#nn::Module::visit(#value, &#nn::join_path(path, #name), f);)
-}
-
-/// Returns the path of the module that has this field, if the field knows it.
-fn path_lookup(nn: &TokenStream, value: &TokenStream, name: &str) -> TokenStream {
-    quote! {
-        let path = #nn::Module::parent_path(#value, #name);
-        if !path.is_root() {
-            return path;
-        }
-    }
-}
-
-/// Returns the arms of a variant: in the visit, and in the search for its path.
+/// Returns the arms of a struct or a variant: in the visit, and in the search for its path. The field of a wrapper adds
+/// no name.
 fn match_arms<'a>(
     nn: &TokenStream,
-    variant: &'a Variant,
+    constructor: &TokenStream,
+    fields: &'a Fields,
+    is_wrapper: bool,
     seen: &mut Vec<&'a syn::Type>,
 ) -> Result<(TokenStream, TokenStream)> {
-    let name = &variant.ident;
-    let kept = visited_fields(&variant.fields)?;
-    seen.extend(kept.iter().map(|kept| &kept.field.ty));
-    let bound = |k: usize| format_ident!("field_{k}");
-    let patterns = kept.iter().map(|VisitedField { index: k, field, .. }| {
-        let (member, bound) = (field_member(*k, field), bound(*k));
-        quote!(#member: #bound,)
-    });
-    let patterns = patterns.collect::<TokenStream>();
-    let alone = variant.fields.len() == 1 && matches!(variant.fields, Fields::Unnamed(_));
-    let (mut visits, mut paths) = (TokenStream::new(), TokenStream::new());
-    for VisitedField { index: k, name, .. } in &kept {
-        let bound = bound(*k).to_token_stream();
-        if alone {
-            visits.extend(quote!(#nn::Module::visit(#bound, path, f);));
-            paths.extend(path_lookup(nn, &bound, ""));
-        } else {
-            visits.extend(visit(nn, &bound, name));
-            paths.extend(path_lookup(nn, &bound, name));
-        }
+    let (mut patterns, mut visits, mut paths) = (TokenStream::new(), TokenStream::new(), TokenStream::new());
+    for VisitedField { index, field, name } in visited_fields(fields)? {
+        seen.push(&field.ty);
+        let member = match &field.ident {
+            Some(ident) => ident.to_token_stream(),
+            None => Index { index: index as u32, span: field.span() }.to_token_stream(),
+        };
+        let (bound, name) = (format_ident!("field_{index}"), if is_wrapper { "" } else { &name });
+        patterns.extend(quote!(#member: #bound,));
+        visits.extend(quote!(#nn::Module::visit(#bound, &#nn::join_path(path, #name), f);));
+        paths.extend(quote! {
+            let path = #nn::Module::parent_path(#bound, #name);
+            if !path.is_root() {
+                return path;
+            }
+        });
     }
-    let arm = |body: TokenStream| quote!(Self::#name { #patterns .. } => { #body });
+    let arm = |body: TokenStream| quote!(#constructor { #patterns .. } => { #body });
     Ok((arm(visits), arm(paths)))
 }
