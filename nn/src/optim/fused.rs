@@ -518,8 +518,8 @@ impl FusedOptimizer {
             .map(|(group, grads)| self.pack_params(group, grads))
             .collect::<Result<_>>()?;
         let mut slots = StagingSlots::new(&self.groups, self.offloads_state)?;
+        slots.prefetch_state(&self.groups, 0)?;
         for (at, grads) in grads.iter().enumerate() {
-            slots.prefetch_state(&self.groups, at)?;
             slots.prefetch_state(&self.groups, at + 1)?;
             self.launch_group(rule, &kernel, &self.groups[at], grads, &packed[at], skips.get(at))?;
             self.unpack_params(&self.groups[at], &packed[at])?;

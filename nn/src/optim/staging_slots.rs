@@ -16,30 +16,19 @@ pub(super) struct StagingSlots {
 /// Slots of one device.
 struct DeviceSlots {
     device: Device,
-    /// Indices of the groups of this device that have a state, in order.
-    groups: Vec<usize>,
     /// Number of elements of the largest state.
     numel: usize,
-    /// `None` while a group uses the slot.
-    slots: SmallVec<[Option<Tensor>; 2]>,
+    /// Slots that no group uses.
+    free: SmallVec<[Tensor; 2]>,
 }
 
 impl DeviceSlots {
     fn new(device: &Device, groups: &[FusedGroup]) -> Result<Self> {
-        let states = groups.iter().enumerate().filter_map(|(at, g)| Some((at, g.state.as_ref()?)));
-        let states: Vec<(usize, &Tensor)> = states.filter(|(_, state)| state.device() == device).collect();
-        let numel = states.iter().map(|(_, state)| state.numel()).max().unwrap_or(0);
-        let allocate = |_| Tensor::empty([numel], DType::F32, device).map(Some);
-        let slots = (0..states.len().min(2)).map(allocate).collect::<Result<_>>()?;
-        let groups = states.into_iter().map(|(at, _)| at).collect();
-        Ok(Self { device: device.clone(), groups, numel, slots })
-    }
-
-    /// Returns the slot that a group uses.
-    fn slot_mut(&mut self, group: usize) -> Option<&mut Option<Tensor>> {
-        let position = self.groups.iter().position(|&at| at == group)?;
-        let count = self.slots.len();
-        self.slots.get_mut(position.checked_rem(count)?)
+        let states = groups.iter().filter_map(|g| g.state.as_ref()).filter(|state| state.device() == device);
+        let numel = states.clone().map(Tensor::numel).max().unwrap_or(0);
+        let free =
+            states.take(2).map(|_| Tensor::empty([numel], DType::F32, device)).collect::<Result<_>>()?;
+        Ok(Self { device: device.clone(), numel, free })
     }
 }
 
@@ -64,11 +53,11 @@ impl StagingSlots {
         self.devices.iter_mut().find(|slots| slots.device == *state.device())
     }
 
-    /// Starts the transfer of a group's state to the device.
+    /// Starts the transfer of a group's state to the device, in place of a slot. Called once for each group.
     pub(super) fn prefetch_state(&mut self, groups: &[FusedGroup], at: usize) -> Result<()> {
         let Some(state) = groups.get(at).and_then(|g| g.state.as_ref()) else { return Ok(()) };
-        if let Some(slot) = self.device_slots_mut(state).and_then(|slots| slots.slot_mut(at)) {
-            *slot = None;
+        if let Some(slots) = self.device_slots_mut(state).filter(|slots| !slots.free.is_empty()) {
+            slots.free.remove(0);
         }
         state.prefetch_().or_else(|error| {
             if !error.is_out_of_memory() {
@@ -77,7 +66,7 @@ impl StagingSlots {
             // Earlier groups have stepped, so the step must not fail: frees the reserved memory for this
             // state.
             if let Some(slots) = self.device_slots_mut(state) {
-                slots.slots.iter_mut().for_each(|slot| *slot = None);
+                slots.free.clear();
             }
             state.prefetch_()
         })
@@ -90,10 +79,7 @@ impl StagingSlots {
         if let Err(error) = state.offload_() {
             return warn_offload_failed(&error);
         }
-        let reserved = Tensor::empty([slots.numel], DType::F32, state.device()).ok();
-        if let Some(slot) = slots.slot_mut(at) {
-            *slot = reserved;
-        }
+        slots.free.extend(Tensor::empty([slots.numel], DType::F32, state.device()).ok());
     }
 }
 
