@@ -455,21 +455,15 @@ impl AttentionRun {
         if self.try_vendor_library(Some((g, &grads, &stats, sums)))? {
             return Ok(sums.is_some());
         }
-        self.write_stats_into(g, &stats)?;
+        self.write_stats(g, &stats)?;
         let [dq, dk, dv] = grads;
         self.run_kernel(AttentionPass::Queries, Some(g), &[g, &stats, dq], [dq, dq])?;
         self.run_kernel(AttentionPass::Keys, Some(g), &[g, &stats, dk], [dk, dv])?;
         Ok(false)
     }
 
-    /// Returns the log-sum-exp of each query, and after all of these its sum of g · out.
-    fn write_stats(&self, g: &Tensor) -> Result<Tensor> {
-        let stats = empty_workspace(&[2, self.lse.numel()], DType::F32, g.device())?;
-        self.write_stats_into(g, &stats)?;
-        Ok(stats)
-    }
-
-    fn write_stats_into(&self, g: &Tensor, stats: &Tensor) -> Result<()> {
+    /// Writes the log-sum-exp of each query to `stats`, and after all of these its sum of g · out.
+    fn write_stats(&self, g: &Tensor, stats: &Tensor) -> Result<()> {
         let lines = self.lse.numel();
         let name = launch::shader_dtype_name(g.dtype(), g.device());
         let spec = kernel_spec! { "attention_delta", dtype: name, value: g.shape()[3] };

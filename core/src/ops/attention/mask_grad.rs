@@ -104,7 +104,8 @@ impl AttentionRun {
         let per_part =
             repeats.div_ceil((TARGET_GROUPS / groups.max(1)).clamp(1, repeats.max(1))).min(longest);
         let parts = repeats.div_ceil(per_part);
-        let stats = self.write_stats(g)?;
+        let stats = empty_workspace(&[2, self.lse.numel()], DType::F32, g.device())?;
+        self.write_stats(g, &stats)?;
         let name = |t: &Tensor| launch::shader_dtype_name(t.dtype(), t.device());
         let spec = kernel_spec! { "attention_mask_grad", dtype: name(q), mask: name(mask), head, value };
         let params = kernel_params! {

@@ -79,19 +79,14 @@ impl Tensor {
     pub fn max_pool3d_with_indices(&self, window: impl Into<Pool3dOptions>) -> Result<(Tensor, Tensor)> {
         let window = window.into();
         const OP: &str = "max_pool3d_with_indices";
-        let mut in_image = None;
-        let images = |x: &Tensor| {
-            let (out, indices) = max_pool2d_with_i32_indices(x, window.restrict_to_axes(IMAGE_AXES))?;
-            in_image = Some(indices);
+        let (mut in_image, mut in_depth) = (None, None);
+        let pool = |x: &Tensor, axes, found: &mut Option<Tensor>| {
+            let (out, indices) = max_pool2d_with_i32_indices(x, window.restrict_to_axes(axes))?;
+            *found = Some(indices);
             Ok(out)
         };
-        let mut in_depth = None;
-        let depth = |x: &Tensor| {
-            let (out, indices) = max_pool2d_with_i32_indices(x, window.restrict_to_axes(DEPTH_AXES))?;
-            in_depth = Some(indices);
-            Ok(out)
-        };
-        let out = pool_volume(OP, self, images, depth)?;
+        let images = |x: &Tensor| pool(x, IMAGE_AXES, &mut in_image);
+        let out = pool_volume(OP, self, images, |x| pool(x, DEPTH_AXES, &mut in_depth))?;
         let (Some(in_image), Some(in_depth)) = (in_image, in_depth) else {
             fail!(argument(OP), "takes volumes")
         };
