@@ -9,7 +9,7 @@ use super::shape::{infer_shape, new_shape};
 use super::{IntoShape, Tensor, float8};
 use crate::backend::{Backend, Slice};
 use crate::dtype::{DType, Element};
-use crate::error::{Result, fail, fail_if};
+use crate::error::{Error, Result, fail, fail_if};
 use crate::memory::{self, Tag};
 use crate::runtime::device::Device;
 use crate::runtime::future::DeviceFuture;
@@ -275,6 +275,13 @@ impl Tensor {
         }
     }
 
+    /// Returns the elements of an integer tensor. Waits for the device.
+    pub(crate) fn to_integers(&self) -> Result<Vec<i64>> {
+        let integers = decode_integers(&self.detach().to_bytes()?, self.dtype());
+        integers
+            .ok_or_else(|| Error::dtype("to_integers", self.dtype(), "takes integers; cast with `to_dtype`"))
+    }
+
     fn check_scalar(&self) -> Result<()> {
         fail_if!(self.numel() != 1; shape("item", [self]), "takes a tensor of one element");
         Ok(())
@@ -283,18 +290,30 @@ impl Tensor {
 
 /// Converts elements of any type to f64.
 pub(super) fn decode_f64s(bytes: &[u8], dtype: DType) -> Vec<f64> {
-    fn all<T: bytemuck::Pod>(bytes: &[u8], f: impl Fn(T) -> f64) -> Vec<f64> {
-        bytemuck::pod_collect_to_vec::<u8, T>(bytes).into_iter().map(f).collect()
-    }
     match dtype {
-        DType::F32 => all(bytes, |x: f32| x.into()),
-        DType::F16 => all(bytes, |x: f16| x.into()),
-        DType::BF16 => all(bytes, |x: bf16| x.into()),
-        DType::F64 => all(bytes, |x: f64| x),
-        DType::I32 => all(bytes, |x: i32| x.into()),
-        DType::U32 => all(bytes, |x: u32| x.into()),
-        DType::I64 => all(bytes, |x: i64| x as f64),
-        DType::U8 | DType::Bool => all(bytes, |x: u8| x.into()),
-        DType::F8E4M3 | DType::F8E5M2 => all(bytes, |x: u8| float8::to_f32(dtype, x).into()),
+        DType::F32 => decode(bytes, |x: f32| x.into()),
+        DType::F16 => decode(bytes, |x: f16| x.into()),
+        DType::BF16 => decode(bytes, |x: bf16| x.into()),
+        DType::F64 => decode(bytes, |x: f64| x),
+        DType::I32 => decode(bytes, |x: i32| x.into()),
+        DType::U32 => decode(bytes, |x: u32| x.into()),
+        DType::I64 => decode(bytes, |x: i64| x as f64),
+        DType::U8 | DType::Bool => decode(bytes, |x: u8| x.into()),
+        DType::F8E4M3 | DType::F8E5M2 => decode(bytes, |x: u8| float8::to_f32(dtype, x).into()),
     }
+}
+
+/// Converts integers and bools to i64. Returns `None` for floats.
+pub(super) fn decode_integers(bytes: &[u8], dtype: DType) -> Option<Vec<i64>> {
+    match dtype {
+        DType::I32 => Some(decode(bytes, |x: i32| x.into())),
+        DType::U32 => Some(decode(bytes, |x: u32| x.into())),
+        DType::I64 => Some(decode(bytes, |x: i64| x)),
+        DType::U8 | DType::Bool => Some(decode(bytes, |x: u8| x.into())),
+        _ => None,
+    }
+}
+
+fn decode<T: bytemuck::Pod, R>(bytes: &[u8], convert: impl Fn(T) -> R) -> Vec<R> {
+    bytemuck::pod_collect_to_vec::<u8, T>(bytes).into_iter().map(convert).collect()
 }

@@ -6,7 +6,7 @@
 use std::fmt;
 
 use super::Tensor;
-use super::create::decode_f64s;
+use super::create::{decode_f64s, decode_integers};
 use crate::dtype::DType;
 use crate::error::Result;
 
@@ -169,16 +169,10 @@ fn read_edges(tensor: &Tensor, into: &mut Vec<u8>) -> Result<()> {
 }
 
 fn decode_values(bytes: &[u8], dtype: DType) -> PrintedValues {
-    fn all<T: bytemuck::Pod, R>(bytes: &[u8], f: impl Fn(T) -> R) -> Vec<R> {
-        bytemuck::pod_collect_to_vec::<u8, T>(bytes).into_iter().map(f).collect()
-    }
-    match dtype {
-        DType::I32 => PrintedValues::Int(all(bytes, |x: i32| x.into())),
-        DType::U32 => PrintedValues::Int(all(bytes, |x: u32| x.into())),
-        DType::I64 => PrintedValues::Int(all(bytes, |x: i64| x)),
-        DType::U8 => PrintedValues::Int(all(bytes, |x: u8| x.into())),
-        DType::Bool => PrintedValues::Bool(all(bytes, |x: u8| x != 0)),
-        float => PrintedValues::Float(decode_f64s(bytes, float)),
+    match decode_integers(bytes, dtype) {
+        Some(all) if dtype == DType::Bool => PrintedValues::Bool(all.iter().map(|&x| x != 0).collect()),
+        Some(all) => PrintedValues::Int(all),
+        None => PrintedValues::Float(decode_f64s(bytes, dtype)),
     }
 }
 

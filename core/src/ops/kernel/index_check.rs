@@ -10,7 +10,6 @@ use std::panic::Location;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::dtype::DType;
 use crate::environment;
 use crate::error::{Error, Result};
 use crate::memory::scope;
@@ -132,21 +131,4 @@ pub(crate) fn find_outside(
     let op = if scope_op.is_empty() { op } else { scope_op };
     let text = format!("{element} {i}, number {at} of {tensor}, is outside {range}; asked for at {site}");
     Err(Error::argument(op, text))
-}
-
-impl Tensor {
-    /// Returns the elements of an integer tensor. Waits for the device.
-    pub(crate) fn to_integers(&self) -> Result<Vec<i64>> {
-        let bytes = self.detach().to_bytes()?;
-        fn all<T: bytemuck::Pod + Into<i64>>(bytes: &[u8]) -> Vec<i64> {
-            bytemuck::pod_collect_to_vec::<u8, T>(bytes).into_iter().map(Into::into).collect()
-        }
-        Ok(match self.dtype() {
-            DType::I64 => all::<i64>(&bytes),
-            DType::I32 => all::<i32>(&bytes),
-            DType::U32 => all::<u32>(&bytes),
-            DType::U8 | DType::Bool => all::<u8>(&bytes),
-            other => return Err(Error::dtype("to_integers", other, "takes integers; cast with `to_dtype`")),
-        })
-    }
 }
