@@ -233,9 +233,7 @@ with_defaults! {
         /// Term added to variances; 1e-5.
         pub eps: f64 = 1e-5,
     }
-}
 
-with_defaults! {
     /// Options of [`Tensor::instance_norm`].
     #[derive(Clone, Copy, Debug)]
     pub struct InstanceNormOptions<'a> {
@@ -252,9 +250,7 @@ with_defaults! {
         /// Term added to variances; 1e-5.
         pub eps: f64 = 1e-5,
     }
-}
 
-with_defaults! {
     /// Options of [`Tensor::local_response_norm`].
     #[derive(Clone, Copy, Debug)]
     pub struct LocalResponseNormOptions {

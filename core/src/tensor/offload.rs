@@ -24,15 +24,9 @@ pub(crate) fn track_storage(storage: &Arc<Storage>) {
 }
 
 /// Storages that are offloaded and restored together. Does not keep them alive.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct OffloadSet {
     storages: Vec<Weak<Storage>>,
-}
-
-impl std::fmt::Debug for OffloadSet {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Away({} pieces)", self.storages.len())
-    }
 }
 
 impl OffloadSet {

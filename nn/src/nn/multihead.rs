@@ -121,19 +121,16 @@ impl MultiheadAttention {
         fail_if!(features == 0 || heads == 0 || !features.is_multiple_of(heads);
             argument(OP), "{features} features do not divide by {heads} heads");
         let (kdim, vdim) = (options.kdim.unwrap_or(features), options.vdim.unwrap_or(features));
-        let xavier = |rows: usize, columns: usize| -> Result<Tensor> {
-            let weight = init::create_parameter(|| Tensor::empty([rows, columns], DType::F32, device))?;
-            init::xavier_uniform_(&weight, 1.0)?;
-            Ok(weight)
+        let create = |shape: &[usize], fill: fn(&Tensor, f64) -> Result<()>| -> Result<Tensor> {
+            let parameter = init::create_parameter(|| Tensor::empty(shape, DType::F32, device))?;
+            fill(&parameter, 1.0)?;
+            Ok(parameter)
         };
+        let xavier = |rows, columns| create(&[rows, columns], init::xavier_uniform_);
         let is_joint = kdim == features && vdim == features;
         let separate_projection = |columns: usize| (!is_joint).then(|| xavier(features, columns)).transpose();
         let zeros = |n: usize| init::create_parameter(|| Tensor::zeros([n], DType::F32, device));
-        let appended = || -> Result<Tensor> {
-            let t = init::create_parameter(|| Tensor::empty([1, 1, features], DType::F32, device))?;
-            init::xavier_normal_(&t, 1.0)?;
-            Ok(t)
-        };
+        let appended = || create(&[1, 1, features], init::xavier_normal_);
         let mut out_proj = Linear::without_bias(features, features, device)?;
         out_proj.bias = options.bias.then(|| zeros(features)).transpose()?;
         Ok(Self {

@@ -114,18 +114,14 @@ fn fractional_max_pool<const N: usize>(
             shape(op, [x]), "{output:?} windows of {kernel:?} have no room; take fewer or smaller ones");
     }
     let planes: usize = x.shape()[..lead].iter().product();
-    let drawn;
     let samples = match samples {
         Some(samples) => {
             let batch = if lead == 2 { x.shape()[0] } else { 1 };
             fail_if!(samples.shape() != [batch, planes / batch.max(1), N];
                 shape(op, [samples, x]), "samples are [batch, channels, {N}]");
-            samples
+            samples.clone()
         }
-        None => {
-            drawn = Tensor::rand([planes, N], DType::F32, x.device())?;
-            &drawn
-        }
+        None => Tensor::rand([planes, N], DType::F32, x.device())?,
     };
     let samples = samples.detach().to_dtype(DType::F32)?.reshape([planes, N])?;
     let mut sampled = x.reshape(&[&[planes], &extents[..]].concat()[..])?;
