@@ -73,19 +73,8 @@ impl ReplayArgs {
 
 /// Formats a line for each trace, mode and configuration, and the mean ratio of each configuration.
 fn format_table(traces: &[Trace], settings: &[NamedConfig], modes: &[SegmentMode], runs: u32) -> String {
-    let mut text = format!(
-        "{:<20} {:>10} {:>10} {:>10} {:>6} {:>6} {:>10} {:>9} {:>13} {:>11}",
-        "workload",
-        "requested",
-        "allocated",
-        "reserved",
-        "ratio",
-        "calls",
-        "copied",
-        "segments",
-        "largest free",
-        "fragmented"
-    );
+    let mut text = "workload              requested  allocated   reserved  ratio  calls".to_owned();
+    text += "     copied  segments  largest free  fragmented";
     text += if runs > 0 { "   ns/pair\n" } else { "\n" };
     for &mode in modes {
         for setting in settings {

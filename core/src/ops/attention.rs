@@ -201,13 +201,8 @@ impl Tensor {
         let out = empty_rows_like(&q, features)?;
         let learned_mask = options.learned_mask();
         let requires_grad = learned_mask.is_some() || autograd::compute_requires_grad(&[&q, &k, &v]);
-        let run = AttentionRun::new(
-            [q.detach(), k.detach(), v.detach()],
-            mask.transpose()?,
-            options,
-            out,
-            requires_grad,
-        )?;
+        let inputs = [q.detach(), k.detach(), v.detach()];
+        let run = AttentionRun::new(inputs, mask.transpose()?, options, out, requires_grad)?;
         let result = run.out.reshape(&shape[..])?;
         if !requires_grad {
             return Ok(result);
@@ -635,21 +630,10 @@ impl AttentionRun {
 }
 
 pub(crate) fn describe_for_profiler(call: &AttentionCall) -> WorkItem {
-    WorkItem {
-        name: format!(
-            "attention {}{} {}x{}x{}x{}x{}",
-            if call.backward.is_some() { "backward " } else { "" },
-            call.dtype,
-            call.batch,
-            call.heads,
-            call.queries,
-            call.keys,
-            call.head_dim
-        )
-        .into(),
-        bytes: call.bytes(),
-        flops: call.flops() as u64,
-    }
+    let AttentionCall { dtype, batch, heads, queries, keys, head_dim, .. } = call;
+    let pass = if call.backward.is_some() { "backward " } else { "" };
+    let name = format!("attention {pass}{dtype} {batch}x{heads}x{queries}x{keys}x{head_dim}").into();
+    WorkItem { name, bytes: call.bytes(), flops: call.flops() as u64 }
 }
 
 /// Returns the strides of a tensor with four dimensions, or zeros.

@@ -67,17 +67,10 @@ impl Tensor {
             self.fill_word(words[0])?;
             return Ok(self);
         }
+        let bits = u64::from(words[0]) | u64::from(words[1]) << 32;
         let one = match self.dtype() {
-            DType::F64 => Self::create_constant(
-                &[f64::from_bits(u64::from(words[0]) | u64::from(words[1]) << 32)],
-                &[1],
-                self.device(),
-            )?,
-            _ => Self::create_constant(
-                &[i64::from(words[0]) | i64::from(words[1]) << 32],
-                &[1],
-                self.device(),
-            )?,
+            DType::F64 => Self::create_constant(&[f64::from_bits(bits)], &[1], self.device())?,
+            _ => Self::create_constant(&[bits as i64], &[1], self.device())?,
         };
         let shape = Dims::from_slice(self.shape());
         one.with_layout(Layout::new(shape.clone(), Dims::from_elem(0, shape.len()), 0)).copy_into(&self)?;
@@ -140,15 +133,12 @@ impl Tensor {
         }
         operation!(OP = "to_device");
         let out = self.detach().copy_to_other_device(device)?;
-        let (from, to) = (self.device().clone(), device.clone());
-        let back = (to.clone(), from.clone());
-        Ok(autograd::linear_differentiable(
-            OP,
-            out,
-            self,
-            move |x| x.move_between(&from, &to),
-            move |g| g.move_between(&back.0, &back.1),
-        ))
+        let moves = |from: &Device, to: &Device| {
+            let (from, to) = (from.clone(), to.clone());
+            move |x: &Self| x.move_between(&from, &to)
+        };
+        let (there, back) = (moves(self.device(), device), moves(device, self.device()));
+        Ok(autograd::linear_differentiable(OP, out, self, there, back))
     }
 
     /// Copies a tensor of device `from` to device `to`. A gradient of another device is an error of its operation.

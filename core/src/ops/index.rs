@@ -423,15 +423,9 @@ impl Tensor {
         let shape = Dims::from_slice(self.shape());
         if out.numel() == 0 {
             // PyTorch accepts an empty index of any type and shape.
-            let empty_shape = Dims::from_slice(index.shape());
             let zeros_of = |shape: Dims| move |t: &Tensor| Tensor::zeros(&shape, t.dtype(), t.device());
-            return Ok(autograd::linear_differentiable(
-                "gather",
-                out,
-                self,
-                zeros_of(empty_shape),
-                zeros_of(shape),
-            ));
+            let (forward, backward) = (zeros_of(index.shape().into()), zeros_of(shape));
+            return Ok(autograd::linear_differentiable("gather", out, self, forward, backward));
         }
         gather_into(&IndexedElements::new("gather", d, index), self, &out)?;
         let index = SavedTensor::input(index);

@@ -223,11 +223,9 @@ impl Tensor {
                  `binary_cross_entropy_with_logits`, or cast to f32 under `no_autocast`");
         fail_if!(self.shape() != target.shape() || self.dtype() != target.dtype();
             shape(OP, [self, target]), "input and target have one shape and type");
-        dispatch_in_f32!(OP, [self, target, weight], |x, y, w| x.binary_cross_entropy(
-            &y,
-            w.as_ref(),
-            reduction
-        ));
+        dispatch_in_f32!(OP, [self, target, weight], |x, y, w| {
+            x.binary_cross_entropy(&y, w.as_ref(), reduction)
+        });
         let (x, y) = (self.detach(), target.detach());
         let saved = [SavedTensor::input(self), SavedTensor::input(target)];
         let logs = |x: &Tensor| -> Result<(Tensor, Tensor)> {
@@ -266,17 +264,12 @@ impl Tensor {
         options: &BceWithLogitsOptions<'_>,
     ) -> Result<Tensor> {
         let &BceWithLogitsOptions { weight, pos_weight, reduction } = options;
-        dispatch_in_f32!(
-            "binary_cross_entropy_with_logits",
-            [self, target, weight, pos_weight],
-            |x, y, weight, pos| {
-                let (weight, pos_weight) = (weight.as_ref(), pos.as_ref());
-                x.binary_cross_entropy_with_logits(
-                    &y,
-                    &BceWithLogitsOptions { weight, pos_weight, reduction },
-                )
-            }
-        );
+        const OP: &str = "binary_cross_entropy_with_logits";
+        dispatch_in_f32!(OP, [self, target, weight, pos_weight], |x, y, weight, pos| {
+            let (weight, pos_weight) = (weight.as_ref(), pos.as_ref());
+            let options = BceWithLogitsOptions { weight, pos_weight, reduction };
+            x.binary_cross_entropy_with_logits(&y, &options)
+        });
         let negatives = target.rsub(1.0)?.mul(self)?;
         let log = self.logsigmoid()?;
         let log = match pos_weight {

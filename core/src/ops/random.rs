@@ -480,14 +480,8 @@ impl Tensor {
         }
         if p == 1.0 {
             // Zeros instead of a product, which would keep infinities and NaN.
-            let out = self.detach().zeros_like()?;
-            return Ok(autograd::linear_differentiable(
-                "dropout",
-                out,
-                self,
-                Tensor::zeros_like,
-                Tensor::zeros_like,
-            ));
+            let (out, zeros) = (self.detach().zeros_like()?, Tensor::zeros_like);
+            return Ok(autograd::linear_differentiable("dropout", out, self, zeros, zeros));
         }
         let philox_state = self.device().draw_random(self.numel().div_ceil(4) as u64);
         let out = apply_dropout(self, p, philox_state)?;

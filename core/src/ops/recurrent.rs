@@ -382,17 +382,8 @@ impl RecurrentOp<'_> {
 impl<'a> RecurrentOp<'a> {
     /// Creates a forward-time run without cell, bias and lengths.
     #[must_use]
-    pub fn new(kind: RecurrentKind, input: &'a Tensor, state: &'a Tensor, weight: &'a Tensor) -> Self {
-        Self {
-            kind,
-            input_gates: input,
-            h_0: state,
-            c_0: None,
-            weight_hh: weight,
-            bias_hh: None,
-            lengths: None,
-            reverse: false,
-        }
+    pub fn new(kind: RecurrentKind, input_gates: &'a Tensor, h_0: &'a Tensor, weight_hh: &'a Tensor) -> Self {
+        Self { kind, input_gates, h_0, c_0: None, weight_hh, bias_hh: None, lengths: None, reverse: false }
     }
 
     /// Runs all steps.
@@ -408,20 +399,10 @@ impl<'a> RecurrentOp<'a> {
 
 fn run_recurrent(of: &RecurrentOp<'_>) -> Result<RecurrentOutput> {
     let op = of.kind.op_name();
-    dispatch_autocast!(
-        op,
-        [of.input_gates, of.h_0, of.c_0, of.weight_hh, of.bias_hh],
-        |input, state, cell, weight, bias| {
-            run_recurrent(&RecurrentOp {
-                input_gates: &input,
-                h_0: &state,
-                c_0: cell.as_ref(),
-                weight_hh: &weight,
-                bias_hh: bias.as_ref(),
-                ..*of
-            })
-        }
-    );
+    dispatch_autocast!(op, [of.input_gates, of.h_0, of.c_0, of.weight_hh, of.bias_hh], |x, h, c, w, b| {
+        let (input_gates, h_0, c_0, weight_hh, bias_hh) = (&x, &h, c.as_ref(), &w, b.as_ref());
+        run_recurrent(&RecurrentOp { input_gates, h_0, c_0, weight_hh, bias_hh, ..*of })
+    });
     let RecurrentSizes { steps, batch, gate_width, hidden, state_width } = of.check()?;
     let (device, dtype) = (of.input_gates.device(), of.input_gates.dtype());
     let is_lstm = of.kind == RecurrentKind::Lstm;

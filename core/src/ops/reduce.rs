@@ -98,16 +98,12 @@ impl ReduceDims {
         Ok(Self::from_mask(shape, reduced))
     }
 
-    fn from_mask(shape: &[usize], reduced: SmallVec<[bool; 6]>) -> Self {
-        let mut kept = Dims::from_slice(shape);
-        kept.iter_mut().zip(&reduced).filter(|(_, r)| **r).for_each(|(n, _)| *n = 1);
-        let extent = shape.iter().zip(&reduced).filter(|(_, r)| **r).map(|(n, _)| n).product();
-        Self {
-            is_reduced: reduced,
-            input_shape: Dims::from_slice(shape),
-            keepdim_shape: kept,
-            elements_per_output: extent,
-        }
+    fn from_mask(shape: &[usize], is_reduced: SmallVec<[bool; 6]>) -> Self {
+        let (input_shape, mut keepdim_shape) = (Dims::from_slice(shape), Dims::from_slice(shape));
+        keepdim_shape.iter_mut().zip(&is_reduced).filter(|(_, r)| **r).for_each(|(n, _)| *n = 1);
+        let reduced = shape.iter().zip(&is_reduced).filter(|(_, r)| **r);
+        let elements_per_output = reduced.map(|(n, _)| n).product();
+        Self { is_reduced, input_shape, keepdim_shape, elements_per_output }
     }
 
     pub(crate) fn result_shape(&self, keepdim: bool) -> Dims {

@@ -84,7 +84,7 @@ pub(crate) fn named_tensors<M: Module + ?Sized>(module: &M) -> Vec<NamedTensor> 
     let mut all: Vec<NamedTensor> = Vec::new();
     let mut index_by_key = BTreeMap::new();
     visit_model(module, &mut |name, slot| {
-        let (t, parameter) = match slot {
+        let (t, is_parameter) = match slot {
             ModuleEntry::Parameter(t) => (t, true),
             ModuleEntry::Buffer(t) => (t, false),
             _ => return,
@@ -94,13 +94,9 @@ pub(crate) fn named_tensors<M: Module + ?Sized>(module: &M) -> Vec<NamedTensor> 
         match all.get_mut(index) {
             Some(named) => {
                 named.names.push(name.to_owned());
-                named.is_parameter |= parameter;
+                named.is_parameter |= is_parameter;
             }
-            None => all.push(NamedTensor {
-                tensor: t.detach(),
-                names: vec![name.to_owned()],
-                is_parameter: parameter,
-            }),
+            None => all.push(NamedTensor { tensor: t.detach(), names: vec![name.to_owned()], is_parameter }),
         }
     });
     all

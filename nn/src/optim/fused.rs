@@ -441,16 +441,10 @@ impl FusedOptimizer {
             let overrides = self.overrides_for_parameter(k);
             let kind = |overrides, p: &Tensor| (overrides, rule.has_weight_decay(p), p.device().clone());
             let own = kind(overrides, p);
-            let open = groups
-                .iter_mut()
-                .rfind(|(group, ..)| kind(group.overrides, &self.parameters[group.members[0]]) == own);
+            let first = |group: &FusedGroup| &self.parameters[group.members[0]];
+            let open = groups.iter_mut().rfind(|(group, ..)| kind(group.overrides, first(group)) == own);
             if let Some((group, total, bound)) = open
-                && can_share_launch(
-                    &self.parameters[group.members[0]],
-                    p,
-                    group.members.len(),
-                    MAX_LAUNCH_TENSORS,
-                )
+                && can_share_launch(first(group), p, group.members.len(), MAX_LAUNCH_TENSORS)
                 && *bound + bindings <= max_bindings
                 && *total + size <= room
             {

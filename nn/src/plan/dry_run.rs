@@ -144,14 +144,8 @@ impl MemoryPeak {
         let Scope { tag, module, op, .. } = timeline[at].scope;
         let mut by_module = sort_largest_first(by_module);
         by_module.truncate(MAX_MODULES);
-        Self {
-            timeline_index: at,
-            module,
-            op,
-            tag,
-            by_tag: sort_largest_first(Tag::ALL.into_iter().zip(by_tag)),
-            by_module,
-        }
+        let by_tag = sort_largest_first(Tag::ALL.into_iter().zip(by_tag));
+        Self { timeline_index: at, module, op, tag, by_tag, by_module }
     }
 }
 

@@ -413,13 +413,8 @@ impl ConvGeometry {
         let (channels, positions) = (weight_rows.shape()[1], plan.output_positions());
         let out = chunk.select_images(out)?;
         if !chunk.merges_images {
-            return gemm_into(
-                self.op,
-                weight_rows,
-                matrix,
-                &out.reshape([chunk.images, channels, positions])?,
-                false,
-            );
+            let out = out.reshape([chunk.images, channels, positions])?;
+            return gemm_into(self.op, weight_rows, matrix, &out, false);
         }
         let all = empty_workspace(&[self.groups, channels, matrix.shape()[2]], out.dtype(), out.device())?;
         gemm_into(self.op, weight_rows, matrix, &all, false)?;

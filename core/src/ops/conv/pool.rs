@@ -270,32 +270,21 @@ impl PoolPlan {
         let (n, steps) = (to.numel(), rows * cols);
         let [h, w, oh, ow] = self.plane_extents();
         let large = self.kind.is_adaptive() && ((h.max(w) + 1) as u64) * ((oh.max(ow) + 1) as u64) >= 1 << 32;
+        let key = |stage| (pass, stage, large);
         // If products of extents need 64 bits, finding the windows over an element takes 32 iterations each.
         let (fixed, each) = if large { (8 * 32, if forward { 1 } else { 5 * 32 }) } else { (8, 1) };
         let per_thread = if to.dtype().size() <= 2 { 4 } else { 1 };
         if steps * each <= WORKGROUP_WINDOW_MIN {
             let (params, groups) = (self.stage_params(n, 1, 0), n.div_ceil(per_thread * WORKGROUP_SIZE));
             let params = params.loop_iterations(per_thread * (steps * each + rows * each + fixed));
-            return self.launch_stage(
-                (pass, PoolStage::Each, large),
-                [from, to],
-                [indices, None],
-                params,
-                groups,
-            );
+            return self.launch_stage(key(PoolStage::Each), [from, to], [indices, None], params, groups);
         }
         let (splits, chunk) = split_reduction(n, steps, WORKGROUP_SIZE, each);
         let params = self
             .stage_params(n, splits, chunk)
             .loop_iterations(chunk.div_ceil(WORKGROUP_SIZE) * each + fixed);
         if splits == 1 {
-            return self.launch_stage(
-                (pass, PoolStage::Whole, large),
-                [from, to],
-                [indices, None],
-                params,
-                n,
-            );
+            return self.launch_stage(key(PoolStage::Whole), [from, to], [indices, None], params, n);
         }
         let partial_dtype = match to.dtype() {
             DType::F16 | DType::BF16 => DType::F32,
@@ -306,16 +295,10 @@ impl PoolPlan {
         let parts = part(partial_dtype)?;
         let part_indices = (forward && self.kind.is_max()).then(|| part(DType::I32)).transpose()?;
         let stage_indices = [part_indices.as_ref().or(indices), None];
-        self.launch_stage(
-            (pass, PoolStage::Parts, large),
-            [from, &parts],
-            stage_indices,
-            params,
-            n * splits,
-        )?;
+        self.launch_stage(key(PoolStage::Parts), [from, &parts], stage_indices, params, n * splits)?;
         let params = self.stage_params(n, splits, 0).loop_iterations(splits.div_ceil(WORKGROUP_SIZE) + fixed);
         let indices = [indices.filter(|_| forward), part_indices.as_ref()];
-        self.launch_stage((pass, PoolStage::Join, large), [&parts, to], indices, params, n)
+        self.launch_stage(key(PoolStage::Join), [&parts, to], indices, params, n)
     }
 
     fn stage_params(&self, n: usize, splits: usize, chunk: usize) -> KernelParams {

@@ -132,12 +132,8 @@ fn run_embedding_bag(
         let parts = empty_workspace(&[(chunks * columns).max(1)], dtype, device)?;
         let part_tensors = bindings![table, index, &offsets, factors, &bag_of, &parts];
         let params_of_parts = params.clone().loop_iterations(chunk + 64);
-        launch::launch(
-            &spec("parts"),
-            &part_tensors,
-            params_of_parts,
-            (chunks * width).div_ceil(WORKGROUP_SIZE),
-        )?;
+        let part_groups = (chunks * width).div_ceil(WORKGROUP_SIZE);
+        launch::launch(&spec("parts"), &part_tensors, params_of_parts, part_groups)?;
         let joined = bindings![table, index, &offsets, factors, &parts, &out, &bag_of, &more];
         let params = params.loop_iterations(per_thread * (2 * chunk + longest / chunk));
         launch::launch(&spec("joined"), &joined, params, groups)?;

@@ -227,11 +227,8 @@ impl Tensor {
         check_square("cholesky_solve", l)?;
         let (lower, lt) =
             if upper { (l.transpose(-2, -1)?, l.clone()) } else { (l.clone(), l.transpose(-2, -1)?) };
-        lt.solve_triangular(
-            &lower.solve_triangular(self, false, &Default::default())?,
-            true,
-            &Default::default(),
-        )
+        let y = lower.solve_triangular(self, false, &Default::default())?;
+        lt.solve_triangular(&y, true, &Default::default())
     }
 
     /// Computes the inverse of a matrix from its [Cholesky factor](Self::cholesky) `self`, or with `upper`

@@ -43,12 +43,8 @@ fn scale_in_place(x: &Tensor, scale: &Tensor) -> Result<()> {
     const STEPS_PER_THREAD: usize = 8;
     let spec =
         kernel_spec! { "scale_inplace", dtype: x.dtype().name(), width, steps_per_thread: STEPS_PER_THREAD };
-    launch::launch(
-        &spec,
-        &[scale, x],
-        kernel_params! { steps },
-        steps.div_ceil(WORKGROUP_SIZE * STEPS_PER_THREAD),
-    )
+    let groups = steps.div_ceil(WORKGROUP_SIZE * STEPS_PER_THREAD);
+    launch::launch(&spec, &[scale, x], kernel_params! { steps }, groups)
 }
 
 /// Returns the divisor of the losses as a tensor on the device: 1 for their sum.
@@ -243,14 +239,8 @@ impl Tensor {
         }
         let shape = Dims::from_slice(x.shape());
         let grads = Mutex::new(Some(grads));
-        let mut saved: SmallVec<[SavedTensor; 4]> =
-            [x, weight].map(SavedTensor::input_for_create_graph).into_iter().collect();
-        saved.extend(
-            [Some(&head.target), options.weight]
-                .into_iter()
-                .flatten()
-                .map(SavedTensor::input_for_create_graph),
-        );
+        let inputs = [Some(x), Some(weight), Some(&head.target), options.weight].into_iter().flatten();
+        let saved: SmallVec<[SavedTensor; 4]> = inputs.map(SavedTensor::input_for_create_graph).collect();
         let &CrossEntropyOptions { weight: _, ignore_index, reduction, label_smoothing, in_place: _ } =
             options;
         // The composed logits are rows, so their first extent is not the batch.

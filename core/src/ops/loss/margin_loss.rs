@@ -67,13 +67,8 @@ fn batch_scores_and_targets(
         let all = target.to_integers()?;
         let ended = |at: usize| all[at - at % classes..=at].iter().any(|&label| label < 0);
         let label = |at: usize, i: i64| ended(at) || i < classes as i64;
-        index_check::find_outside(
-            op,
-            ("index", "the index tensor"),
-            target,
-            label,
-            &format!("0..{classes}"),
-        )?;
+        let (what, range) = (("index", "the index tensor"), format!("0..{classes}"));
+        index_check::find_outside(op, what, target, label, &range)?;
     } else if !several {
         let range = IndexRange { extent: classes, allows_negative: false, ignored_index: None };
         index_check::check_in_range(op, target, range)?;

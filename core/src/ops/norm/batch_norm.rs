@@ -312,11 +312,8 @@ impl BatchNormalization {
         let dense_running = running
             .map(|(mean, var)| Ok::<_, Error>((contiguous_zero_offset(mean)?, contiguous_zero_offset(var)?)))
             .transpose()?;
-        let threads_per_row = choose_threads_per_row(parts.splits, false).min(if parts.splits < 1 << 15 {
-            32
-        } else {
-            WORKGROUP_SIZE
-        });
+        let most = if parts.splits < 1 << 15 { 32 } else { WORKGROUP_SIZE };
+        let threads_per_row = choose_threads_per_row(parts.splits, false).min(most);
         let (mean, var) = dense_running.as_ref().map(|(mean, var)| (mean, var)).unzip();
         let spec = kernel_spec! {
             "batch_norm", pass: BatchNormPass::Finish, activation: "", mean: launch::dtype_name_of(mean),
@@ -345,7 +342,7 @@ impl BatchNormalization {
         needs_input_grad: &[bool],
         training: bool,
     ) -> Result<InputGrads> {
-        let g = contiguous_zero_offset(g)?;
+        let (g, parameters) = (contiguous_zero_offset(g)?, [&self.weight, &self.bias]);
         let vector = || Tensor::empty([self.channels], DType::F32, g.device());
         let sums = if needs_input_grad[1..].contains(&true) || (training && needs_input_grad[0]) {
             Some(match self.x.numel() {
@@ -359,12 +356,7 @@ impl BatchNormalization {
                         let sums = ChannelSums { values: &values, parts, weight_grad, bias_grad };
                         let dx = self.run_element_kernel(Some(&g), statistics, Some(sums), None)?;
                         let grads = Some(grads.map(Ok));
-                        return with_parameter_grads(
-                            Some(dx),
-                            [&self.weight, &self.bias],
-                            grads,
-                            needs_input_grad,
-                        );
+                        return with_parameter_grads(Some(dx), parameters, grads, needs_input_grad);
                     }
                     values.sum([0], false)?
                 }
@@ -386,7 +378,7 @@ impl BatchNormalization {
         let dx = needs_input_grad[0].then(dx).transpose()?;
         let sums =
             sums.as_ref().map(|sums| [weight_grad.map_or_else(|| sums.select(0, 0), Ok), sums.select(0, 1)]);
-        with_parameter_grads(dx, [&self.weight, &self.bias], sums, needs_input_grad)
+        with_parameter_grads(dx, parameters, sums, needs_input_grad)
     }
 
     /// Reports whether the kernel for the gradient of x also copies the gradient of the weight. Both parameters must

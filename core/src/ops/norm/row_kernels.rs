@@ -230,14 +230,8 @@ impl Normalization {
         let chunk = APPLY_PACKS * stage.threads_per_row * stage.width;
         let iterations = APPLY_PACKS + at.weight_strides[0].div_ceil(stage.threads_per_row) + 128;
         let stage = NormStage { splits_and_chunk: (at.extent.div_ceil(chunk), chunk), iterations, ..stage };
-        self.launch_stage(
-            NormStep::Apply,
-            stage,
-            Some(g),
-            Some(statistics),
-            StageSums::Channels(sums),
-            &out,
-        )?;
+        let (statistics, sums) = (Some(statistics), StageSums::Channels(sums));
+        self.launch_stage(NormStep::Apply, stage, Some(g), statistics, sums, &out)?;
         Ok(out)
     }
 

@@ -31,14 +31,8 @@ impl RowNormRecord {
             SavedRows::Input(x) => Some(TensorState::new(x)),
             SavedRows::BranchAndResidual(..) => None,
         };
-        Self {
-            statistics: Mutex::new(statistics),
-            output: TensorState::new(out),
-            x_state,
-            parameters,
-            norm,
-            x,
-        }
+        let (statistics, output) = (Mutex::new(statistics), TensorState::new(out));
+        Self { statistics, output, x_state, parameters, norm, x }
     }
 
     /// Returns the statistics of the newest kernel that normalised the rows. All have the same values.

@@ -57,21 +57,13 @@ impl RecurrentRun {
         let written = [&self.states].into_iter().chain(&self.saved_gates);
         let mut slices = OperandSlices::bind(read, written)?;
         let mut next = |t: &Tensor| slices.next(t);
-        let (input_slice, weight, h_0) = (next(input), next(&weight), next(&h_0));
+        let input_strides = [0, 1].map(|dim: usize| input.strides()[dim] as u64);
+        let (input, weight, h_0) = (next(input), next(&weight), next(&h_0));
         let lengths = self.lengths.as_ref().map(&mut next);
         let (bias, c_0) = (bias.as_ref().map(&mut next), c_0.as_ref().map(&mut next));
         let states = next(&self.states);
         let saved = self.saved_gates.as_ref().map(&mut next);
-        let strides = [0, 1].map(|dim: usize| input.strides()[dim] as u64);
-        let pass = RecurrentPass::Forward {
-            input: input_slice,
-            input_strides: strides,
-            bias,
-            h_0,
-            c_0,
-            states,
-            saved,
-        };
+        let pass = RecurrentPass::Forward { input, input_strides, bias, h_0, c_0, states, saved };
         let call = self.fused_call(weight, lengths, pass);
         self.states.device().try_enqueue(|| describe_for_profiler(&call), &Command::Recurrent(&call))
     }

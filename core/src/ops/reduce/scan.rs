@@ -252,14 +252,8 @@ impl Tensor {
     pub fn cumsum(&self, dim: isize) -> Result<Tensor> {
         dispatch_autocast!("cumsum", [self], |x| x.cumsum(dim));
         let out = self.scan("cumsum", ScanOp::Sum, dim, false)?;
-        let sum = move |x: &Tensor, reverse: bool| x.scan("cumsum", ScanOp::Sum, dim, reverse);
-        Ok(autograd::linear_differentiable(
-            "cumsum",
-            out,
-            self,
-            move |x| sum(x, false),
-            move |g| sum(g, true),
-        ))
+        let sum = |reverse| move |x: &Tensor| x.scan("cumsum", ScanOp::Sum, dim, reverse);
+        Ok(autograd::linear_differentiable("cumsum", out, self, sum(false), sum(true)))
     }
 
     /// Computes the cumulative product along `dim`. Integers and bools give i64.
@@ -346,9 +340,7 @@ impl Tensor {
         fail_if!(points.rank() == 0;
             shape(op, [points]), "takes a number or points of at least one dimension");
         let points = if points.rank() == 1 && self.rank() > 1 {
-            let mut shape: Dims = std::iter::repeat_n(1, self.rank()).collect();
-            shape[d] = points.numel();
-            points.reshape(&shape[..])?
+            points.reshape(&with_extent(&Dims::from_elem(1, self.rank()), d, points.numel())[..])?
         } else {
             points.clone()
         };
