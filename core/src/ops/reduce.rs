@@ -84,7 +84,6 @@ pub(crate) struct ReduceDims {
 
 impl ReduceDims {
     /// Resolves the dimensions, where an empty list means all.
-    #[track_caller]
     pub(crate) fn new(op: &'static str, shape: &[usize], dims: &[isize]) -> Result<Self> {
         let mut reduced: SmallVec<[bool; 6]> = SmallVec::from_elem(dims.is_empty(), shape.len());
         for &dim in dims {
@@ -123,7 +122,6 @@ impl ReduceDims {
     }
 
     /// Expands a tensor of the result's shape, with or without the reduced dimensions, to the input's.
-    #[track_caller]
     pub(crate) fn expand_to_input(&self, t: &Tensor) -> Result<Tensor> {
         t.reshape(&self.keepdim_shape[..])?.broadcast_to(&self.input_shape)
     }
@@ -496,7 +494,6 @@ pub(super) fn sum_parts(partial: &Tensor) -> Result<SmallVec<[Tensor; 3]>> {
 }
 
 /// Computes the gradient of selecting elements along a dimension: adds `g` at `index` into zeros of `shape`.
-#[track_caller]
 pub(super) fn value_selecting_backward(
     g: &Tensor,
     index: &Tensor,

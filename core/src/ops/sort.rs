@@ -69,12 +69,10 @@ struct Tiling {
 }
 
 impl Tiling {
-    #[track_caller]
     fn new(op: &'static str, x: &Tensor, d: usize) -> Result<Self> {
         Self::with_keys(op, x, d, (sort_key_type(x.dtype()), ""), x.dtype().size() == 8)
     }
 
-    #[track_caller]
     fn with_keys(
         op: &'static str,
         x: &Tensor,

@@ -84,7 +84,6 @@ pub(crate) struct BatchedMatrixShape<'a> {
     pub(crate) n: usize,
 }
 
-#[track_caller]
 pub(crate) fn check_matrices<'a>(op: &'static str, x: &'a Tensor) -> Result<BatchedMatrixShape<'a>> {
     fail_if!(!matches!(x.dtype(), DType::F32 | DType::F64);
         dtype(op, x.dtype()), "takes f32 and f64; cast with `to_dtype`");
@@ -284,7 +283,6 @@ pub(crate) struct MatrixDims {
 }
 
 impl MatrixDims {
-    #[track_caller]
     pub(crate) fn new(op: &'static str, x: &Tensor, dims: [isize; 2]) -> Result<Self> {
         fail_if!(x.rank() < 2; shape(op, [x]), "takes matrices [.., m, n]");
         let [row, col] = dims;

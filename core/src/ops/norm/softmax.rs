@@ -21,7 +21,6 @@ pub(crate) struct RowLayout {
 }
 
 impl RowLayout {
-    #[track_caller]
     pub(crate) fn new(op: &'static str, x: &Tensor, dim: isize) -> Result<Self> {
         let d = normalize_dim(op, dim, x.rank())?;
         let extent = extent_or_one(x, d);
@@ -80,7 +79,6 @@ pub(crate) fn choose_threads_per_row(extent: usize, across: bool) -> usize {
 }
 
 /// Checks that the dtype is a float of at most 32 bits.
-#[track_caller]
 pub(crate) fn check_f32_f16_bf16(op: &'static str, x: &Tensor) -> Result<()> {
     match x.dtype() {
         DType::F32 | DType::F16 | DType::BF16 => Ok(()),

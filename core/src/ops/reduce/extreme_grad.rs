@@ -26,7 +26,6 @@ impl TieRule {
 }
 
 /// Computes the gradient of x from the extremes `y` and their gradient `g`: equal shares for the ties of each extreme.
-#[track_caller]
 pub(super) fn share_among_ties(
     op: &'static str,
     rule: TieRule,

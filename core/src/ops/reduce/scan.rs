@@ -298,7 +298,6 @@ impl Tensor {
     }
 
     /// Computes, for each element, the product of all other elements along `dim`. Not recorded.
-    #[track_caller]
     pub(crate) fn prod_of_others(&self, dim: isize) -> Result<Tensor> {
         self.exclusive_cumprod(dim, false)?.mul(&self.exclusive_cumprod(dim, true)?)
     }
