@@ -82,7 +82,6 @@ fn parse_half(name: &str) -> Result<DType, String> {
     }
 }
 
-/// Parses a positive size.
 fn parse_positive(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(n) if n > 0 => Ok(n),

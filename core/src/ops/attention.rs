@@ -375,7 +375,6 @@ struct AttentionRun {
 /// Backward operands: gradient of the result, gradients of q, k and v, shared workspace, and column sums.
 type BackwardTensors<'a> = (&'a Tensor, &'a [&'a Tensor; 3], &'a Tensor, Option<&'a Tensor>);
 
-/// State of attention dropout.
 #[derive(Clone)]
 struct AttentionDropoutState {
     philox_state: PhiloxState,
@@ -698,7 +697,6 @@ fn attention_composite(
     weights.matmul(v)
 }
 
-/// Repeats each head `times` times in a row.
 fn repeat_heads(t: &Tensor, times: usize) -> Result<Tensor> {
     if times == 1 {
         return Ok(t.clone());

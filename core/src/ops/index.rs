@@ -70,7 +70,6 @@ impl ScatterTarget {
         }
     }
 
-    /// Scatters `src` onto `x`.
     fn scatter(self, x: &Tensor, at: &IndexedElements, src: &Tensor, how: ScatterOp) -> Result<Tensor> {
         let src = &src.detach();
         match self {
@@ -240,7 +239,6 @@ fn scalar_like(value: f64, like: &Tensor) -> Result<Tensor> {
     Tensor::full((), value, like.dtype(), like.device())
 }
 
-/// Scatters into `out` in place.
 pub(super) fn scatter_into(
     at: &IndexedElements,
     out: &Tensor,
@@ -441,7 +439,6 @@ impl Tensor {
         Ok(())
     }
 
-    /// Fails if `src` cannot be scattered by `index`.
     pub(super) fn check_scatter(
         &self,
         op: &'static str,

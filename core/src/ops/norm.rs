@@ -52,7 +52,6 @@ impl NormActivation {
     }
 }
 
-/// Kind of a normalisation of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RowNormKind {
     /// Layer normalisation, with a mean.
@@ -140,7 +139,6 @@ fn norm_result_dtype(op: &str, x: &Tensor) -> DType {
     if OperandCast::for_op(op, &[]).is_some() { DType::F32 } else { x.dtype() }
 }
 
-/// Returns the type in which normalisations compute.
 pub(super) fn norm_compute_dtype(dtype: DType) -> DType {
     if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }

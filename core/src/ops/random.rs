@@ -666,7 +666,6 @@ pub(super) fn write_philox_state(drawn: PhiloxState, device: &Device) -> Result<
     Ok(words)
 }
 
-/// Applies dropout with a Philox state.
 fn apply_dropout(x: &Tensor, p: f64, drawn: PhiloxState) -> Result<Tensor> {
     launch::check_device_dtype("dropout", x.dtype(), x.device())?;
     // The mask depends on the row-major index of an element.

@@ -71,7 +71,6 @@ pub struct RecurrentOutput {
     pub c_n: Option<Tensor>,
 }
 
-/// Gradients of a layer's initial values.
 struct InitialGrads {
     h_0: Tensor,
     /// Gradient of an LSTM's initial cell.

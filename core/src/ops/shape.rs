@@ -214,7 +214,6 @@ pub(super) fn from_host_fn(
     Ok(out)
 }
 
-/// Creates a tensor of host values, in any numeric type.
 fn from_host_values(op: &'static str, values: &[f64], dtype: DType, device: &Device) -> Result<Tensor> {
     macro_rules! create {
         ($t:ty) => {{
@@ -541,7 +540,6 @@ impl Tensor {
         split.permute_last_five(lead.len(), [0, 2, 4, 1, 3], &[lead, &[c * r * r, h / r, w / r]].concat())
     }
 
-    /// Permutes the last five dimensions and reshapes.
     fn permute_last_five(&self, lead: usize, last: [usize; 5], shape: &[usize]) -> Result<Tensor> {
         let order: Vec<isize> = (0..lead).chain(last.map(|d| lead + d)).map(|d| d as isize).collect();
         self.permute(&order)?.reshape(shape)

@@ -40,7 +40,6 @@ enum RankStart {
     MedianIgnoringNan,
 }
 
-/// Parameters of one sort.
 #[derive(Clone, Copy, Debug)]
 struct Sorter {
     op: &'static str,

@@ -34,7 +34,6 @@ impl Deref for BoundTensors<'_> {
     }
 }
 
-/// Binds the tensors of a kernel, in order.
 pub(crate) fn bind_for_kernel<'a>(
     kernel: CompiledKernel,
     tensors: &[&'a Tensor],

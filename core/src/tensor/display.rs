@@ -91,7 +91,6 @@ fn format_tensor(tensor: &Tensor, precision: usize) -> String {
     text + ")"
 }
 
-/// Elements to print.
 enum PrintedValues {
     Float(Vec<f64>),
     Int(Vec<i64>),
@@ -137,7 +136,6 @@ fn read_printed_values(tensor: &Tensor, shorten: bool) -> Result<(PrintedValues,
     Ok((decode_values(&bytes, tensor.dtype()), shape))
 }
 
-/// Returns the indices of a dimension that are printed.
 fn printed_indices(n: usize) -> impl Iterator<Item = usize> {
     let cut = n > 2 * EDGE_ITEMS;
     (0..n.min(2 * EDGE_ITEMS)).map(move |i| if cut && i >= EDGE_ITEMS { n - 2 * EDGE_ITEMS + i } else { i })

@@ -297,7 +297,6 @@ fn from_dl_type(found: DlDataType) -> Result<DType> {
     })
 }
 
-/// Owner of exported memory.
 enum ExportOwner {
     Host {
         /// Memory of the copy.

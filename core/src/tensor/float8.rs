@@ -25,7 +25,6 @@ impl Float8Format {
     }
 }
 
-/// Converts a byte to f32.
 pub(crate) fn to_f32(dtype: DType, byte: u8) -> f32 {
     let Float8Format { mantissa, bias, .. } = Float8Format::for_dtype(dtype);
     let magnitude = u32::from(byte & 0x7f);

@@ -420,7 +420,6 @@ impl Tensor {
         &self.inner.storage
     }
 
-    /// Returns a weak handle to the storage.
     pub(crate) fn downgrade_storage(&self) -> Weak<Storage> {
         Arc::downgrade(&self.inner.storage)
     }

@@ -90,7 +90,6 @@ impl FashionMnist {
         }
     }
 
-    /// Loads the embedded subset.
     fn load_embedded(part: &str) -> Result<Self> {
         let [pixels, labels] =
             if part == "train" { embedded_files!("train") } else { embedded_files!("t10k") };

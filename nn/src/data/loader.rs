@@ -324,7 +324,6 @@ fn catch_panic<R>(method: &str, call: impl FnOnce() -> R) -> Result<R> {
     catch_unwind(AssertUnwindSafe(call)).map_err(|panic| panic_error(method, &*panic))
 }
 
-/// Creates an error with the message of a panic.
 fn panic_error(method: &str, panic: &(dyn Any + Send)) -> Error {
     let message =
         panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
@@ -349,7 +348,6 @@ impl LoaderCursor {
     }
 }
 
-/// Batch on the host.
 struct HostBatch<D: Dataset> {
     samples: usize,
     inputs: Vec<D::Input>,

@@ -25,7 +25,6 @@ pub fn write_bytes(path: impl AsRef<Path>, bytes: impl AsRef<[u8]>) -> Result<()
     Ok(atomic_write::write_bytes(path, bytes)?)
 }
 
-/// Opens a file for reading.
 pub(crate) fn open_file(path: &Path) -> Result<File> {
     File::open(path).map_err(|e| Error::file(path, format!("cannot be opened: {e}")))
 }

@@ -247,7 +247,6 @@ fn describe_other_kind(head: [u8; 8]) -> Option<&'static str> {
     })
 }
 
-/// Entry of one tensor in a header.
 #[derive(Debug, Deserialize)]
 struct TensorEntry {
     dtype: String,
@@ -255,7 +254,6 @@ struct TensorEntry {
     data_offsets: (u64, u64),
 }
 
-/// Header of a file.
 #[derive(Deserialize)]
 struct SafetensorsHeader {
     #[serde(rename = "__metadata__", default)]

@@ -40,7 +40,6 @@ impl Embedding {
         Ok(Self::from_parameter(weight))
     }
 
-    /// Creates a table of normal values of deviation `std`.
     #[track_caller]
     pub(super) fn normal(entries: usize, features: usize, std: f64, device: &Device) -> Result<Self> {
         Ok(Self::from_parameter(init::create_normal_parameter(&[entries, features], std, device)?))
@@ -111,7 +110,6 @@ pub struct EmbeddingBag {
     scope: ModuleScope,
 }
 
-/// Zeroes the padding row.
 fn zero_padding_row(layer: &'static str, weight: &Tensor, row: usize) -> Result<()> {
     let rows = weight.shape().first().copied().unwrap_or(0);
     fail_if!(row >= rows; argument(layer), "padding_idx {row} is none of the {rows} rows");

@@ -372,7 +372,6 @@ pub fn vector_to_parameters(vector: &Tensor, parameters: &[Tensor]) -> Result<()
     Ok(())
 }
 
-/// Creates a parameter of normal values.
 #[track_caller]
 pub(super) fn create_normal_parameter(shape: &[usize], std: f64, device: &Device) -> Result<Tensor> {
     create_parameter(|| Tensor::normal(shape, 0.0, std, DType::F32, device))

@@ -390,7 +390,6 @@ impl_module_by_target! {
     [M: Module, const N: usize] [M; N] => |this| this[..];
 }
 
-/// Returns the first path that is not the root.
 fn first_known_path(mut paths: impl Iterator<Item = ModulePath>) -> ModulePath {
     paths.find(|path| !path.is_root()).unwrap_or(ModulePath::ROOT)
 }

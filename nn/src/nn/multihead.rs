@@ -378,7 +378,6 @@ fn pad_mask(mask: &Tensor, extra: usize) -> Result<Tensor> {
     cat(&[mask, &Tensor::full(&shape, attended, mask.dtype(), mask.device())?], -1)
 }
 
-/// Reports whether two arguments are the same tensor.
 fn is_same_argument(a: &Tensor, b: &Tensor) -> bool {
     std::ptr::eq(a, b) || (a.shares_storage(b) && a.layout() == b.layout())
 }

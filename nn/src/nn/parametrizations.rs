@@ -24,7 +24,6 @@ pub trait HasWeight: Module + Sized {
     fn forward_with(&self, weight: &Tensor, x: &Tensor) -> Result<Tensor>;
 }
 
-/// Visits a layer except for its own weight.
 fn visit_without_weight<L: Module>(layer: &L, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
     let weight = join_path(path, "weight");
     layer.visit(path, &mut |name, slot| {

@@ -27,7 +27,6 @@ pub enum ActivationPolicy {
 #[derive(Debug, Default)]
 struct SegmentPass {
     policies: Arc<[ActivationPolicy]>,
-    /// Index of the next segment.
     next_segment: usize,
     probe: Option<SegmentProbe>,
     /// Copies to the host in progress. Their device memory is released once the next segment is enqueued.
@@ -36,7 +35,6 @@ struct SegmentPass {
     last_offload: Weak<OffloadSet>,
 }
 
-/// Cost of one segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct SegmentCost {
     /// Bytes that the segment saves for the backward pass, without its result.
@@ -45,7 +43,6 @@ pub(crate) struct SegmentCost {
     pub(crate) seconds: f64,
 }
 
-/// Measurement of segments.
 #[derive(Clone, Debug)]
 struct SegmentProbe {
     backend: Arc<NullBackend>,

@@ -27,7 +27,6 @@ impl StagedCopies {
         Ok(from)
     }
 
-    /// Stages zeroing of `to`.
     pub(crate) fn add_zero(&mut self, to: &Tensor) {
         self.copies.push((to.detach(), None));
     }

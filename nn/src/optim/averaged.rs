@@ -8,7 +8,6 @@ use forebay_core::autograd;
 use forebay_core::check;
 use forebay_core::memory::{self, Tag};
 
-/// Rule by which weights are averaged.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum AveragingRule {
     /// Equal weight for all updates (Izmailov et al., 2018).
@@ -87,7 +86,6 @@ impl AveragedModel {
         self.n_averaged
     }
 
-    /// Pairs the model's tensors with their averages.
     fn zip_with_averages<M: Module + ?Sized>(
         &self,
         op: &'static str,

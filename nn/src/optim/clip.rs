@@ -115,7 +115,6 @@ pub fn clip_grad_norm_with(
     Ok(norm)
 }
 
-/// Gradients of one device.
 type DeviceGrads<'a> = (&'a Device, Vec<Tensor>);
 
 /// Splits gradients by device. The first share is that of `first`, even without gradients.
@@ -238,7 +237,6 @@ fn dtype_names(grads: &[Tensor]) -> SmallVec<[&'static str; 16]> {
     grads.iter().map(|g| g.dtype().name()).collect()
 }
 
-/// In-place transformation of gradients.
 #[derive(Clone, Copy)]
 enum GradTransform<'a> {
     /// Multiplication by a scalar on the device.

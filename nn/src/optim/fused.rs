@@ -18,7 +18,6 @@ use forebay_core::memory::{self, Tag};
 use forebay_core::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
 use forebay_core::tensor::{Dims, Layout, Tensor, layout::contiguous_strides};
 
-/// Number of elements that one workgroup updates.
 pub(super) const ELEMENTS_PER_WORKGROUP: usize = 4 * WORKGROUP_SIZE;
 
 /// Number of bindings that every device supports. Kernels use more only on devices with a higher limit.
@@ -37,7 +36,6 @@ pub(super) trait RuleOptions {
     fn maximize(&self) -> bool;
 }
 
-/// Update rule of an optimiser.
 pub(super) trait UpdateRule: RuleOptions + Copy + Send + Sync + 'static {
     /// Name of the rule in optim_algorithms.wgsl, or `None` for a rule with `compute_update`.
     const ALGORITHM: Option<&'static str> = None;
@@ -67,7 +65,6 @@ pub(super) trait UpdateRule: RuleOptions + Copy + Send + Sync + 'static {
     fn derived_state_names(&self) -> &'static [&'static str] {
         &[]
     }
-    /// Returns the names of the states.
     fn state_names(&self) -> SmallVec<[&'static str; 3]> {
         SmallVec::from_slice(Self::STATES)
     }
@@ -141,7 +138,6 @@ impl GroupOverrides {
         self.lr_ratio.map_or(lr, |ratio| ratio * lr)
     }
 
-    /// Returns the weight decay of a parameter under a rule.
     pub(super) fn weight_decay_for(self, rule: &impl UpdateRule, parameter: &Tensor) -> f64 {
         if rule.has_weight_decay(parameter) { self.weight_decay.unwrap_or(rule.weight_decay()) } else { 0.0 }
     }
@@ -216,7 +212,6 @@ pub(super) struct FusedGroup {
     pub(super) step_counts: Option<Tensor>,
 }
 
-/// Returns the most bindings of a launch.
 fn max_bindings_per_launch(device: &Device) -> usize {
     let bindings = device.info().limits.max_bindings as usize;
     // Backends count some internal buffers towards the limit, so only a generous limit is used.
@@ -271,7 +266,6 @@ impl FusedGroup {
         Tensor::from_slice(&steps, [steps.len()], parameters[self.members[0]].device())
     }
 
-    /// Returns views of a member's states.
     pub(super) fn state_views(
         &self,
         rule: &impl UpdateRule,
@@ -342,7 +336,6 @@ impl FusedOptimizer {
         Ok(())
     }
 
-    /// Returns the overrides of a parameter's group.
     fn overrides_for_parameter(&self, parameter: usize) -> GroupOverrides {
         // The first group begins at parameter 0.
         let after = self.group_overrides.partition_point(|(first, _)| *first <= parameter);
@@ -472,7 +465,6 @@ impl FusedOptimizer {
         Ok(())
     }
 
-    /// Moves the step counts to the device.
     fn enable_device_step_counts(&mut self) -> Result<()> {
         let _tag = memory::scope::enter_tag(Tag::OptimizerState);
         for group in self.groups.iter_mut().filter(|group| group.step_counts.is_none()) {
@@ -544,12 +536,10 @@ impl FusedOptimizer {
         Ok(())
     }
 
-    /// Returns the device of a group's members.
     pub(super) fn device_of(&self, group: &FusedGroup) -> &Device {
         self.parameters[group.members[0]].device()
     }
 
-    /// Collects the gradients of a group's members.
     fn collect_group_grads(&self, group: &FusedGroup) -> Result<MemberGrads> {
         let mut grads = MemberGrads::new();
         for (member, &k) in group.members.iter().enumerate() {
@@ -692,7 +682,6 @@ impl FusedOptimizer {
     }
 }
 
-/// Parameter in a launch.
 #[derive(Clone, Copy)]
 struct LaunchItem {
     parameter: usize,
@@ -714,7 +703,6 @@ pub(super) type MemberGrads = SmallVec<[MemberGrad; MAX_LAUNCH_TENSORS]>;
 /// Group members that are not contiguous, with contiguous copies that the kernel updates in their place.
 type PackedParams = SmallVec<[(usize, Tensor); 1]>;
 
-/// Returns the number of bindings of a parameter: parameter, gradient and optional copy.
 fn bindings_per_parameter(copies: bool) -> usize {
     2 + usize::from(copies)
 }

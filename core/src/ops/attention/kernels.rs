@@ -13,7 +13,6 @@ const TILE_ROWS: usize = 64;
 const TILE_COLUMNS: usize = 32;
 
 kernel_variants! {
-    /// Pass of the attention kernel.
     pub(super) enum AttentionPass {
         /// The result.
         Forward = "forward",

@@ -140,7 +140,6 @@ impl ConvGeometry {
         sum_first_dim(&partial, x.dtype())?.reshape(&self.w_shape()[..])
     }
 
-    /// Adds the sizes of the filter to a spec.
     pub(super) fn add_filter(&self, spec: forebay_shaders::KernelSpec) -> forebay_shaders::KernelSpec {
         let sizes = [
             (["kernel_y", "kernel_x"], self.kernel),

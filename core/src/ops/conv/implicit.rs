@@ -230,7 +230,6 @@ impl ImplicitCall<'_> {
     }
 }
 
-/// Describes a convolution for the profiler.
 pub(crate) fn describe_for_profiler(call: &ConvolutionCall) -> WorkItem {
     let ConvolutionCall { dtype, images, channels, rows, output: [height, width], .. } = *call;
     let [taps_y, taps_x] = call.kernel;

@@ -17,7 +17,6 @@ use std::ops::{Add, Div, Mul, Neg, Sub};
 
 use crate::ops::prelude::*;
 
-/// Implements an operator for one pair of operand types.
 macro_rules! impl_operator {
     ([$($generics:tt)*] $operator:ident $(<$right:ty>)? for $left:ty, $method:ident |$x:ident $(, $y:ident)?| $body:expr) => {
         impl $($generics)* $operator $(<$right>)? for $left {

@@ -100,7 +100,6 @@ pub(crate) enum GradVar {
     Y,
 }
 
-/// Gradient rule of one input.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum GradRule {
     /// Not differentiable: an input that requires a gradient is an error.

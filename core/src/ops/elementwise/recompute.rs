@@ -53,7 +53,6 @@ impl RecomputableResult {
         (found.output.is_state_of(t) && found.input.is_unchanged() && t.shape() == shape).then_some(found)
     }
 
-    /// Returns the saved input, in a backward function.
     pub(super) fn unpack_input(&self, ctx: &BackwardCtx<'_>) -> Result<Tensor> {
         self.input.unpack(ctx)
     }

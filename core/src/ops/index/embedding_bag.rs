@@ -46,7 +46,6 @@ const OP: &str = "embedding_bag";
 /// Largest number of samples of a bag that one thread reduces.
 const MAX_SEQUENTIAL_SAMPLES: usize = 4096;
 
-/// Outputs of the kernel.
 struct EmbeddingBagOutput {
     out: Tensor,
     /// Bag of each sample, or the number of bags if the sample belongs to none.

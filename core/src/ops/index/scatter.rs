@@ -38,7 +38,6 @@ impl ScatterReduce {
 
 const OP: &str = "scatter_reduce";
 
-/// Parameters of one `scatter_reduce` call.
 #[derive(Clone)]
 struct ScatterReduction {
     dim: usize,
@@ -182,7 +181,6 @@ struct IndexSelection {
     surrounding: Option<[usize; 2]>,
     /// Row of each selected element, one-dimensional.
     rows: Tensor,
-    /// Shape of the result.
     result_shape: Dims,
     /// Permutation of the result's dimensions that puts those of the indices first.
     result_order: SmallVec<[isize; 6]>,
@@ -365,7 +363,6 @@ impl IndexSelection {
         self.scatter_lines(&at, &lines, &values, how)
     }
 
-    /// Scatters `values` to rows of `out`.
     fn scatter_lines(
         &self,
         at: &IndexedElements,

@@ -312,7 +312,6 @@ fn check_element_type(op: &'static str, buffer: &StorageBuffer, dtype: DType) ->
     Ok(())
 }
 
-/// Fails if the gradients that a user's function returned do not match the inputs.
 fn check_returned_grads(
     op: &'static str,
     saved: &SavedForBackward,

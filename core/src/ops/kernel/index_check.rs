@@ -18,7 +18,6 @@ use crate::tensor::Tensor;
 
 const ENV_VAR: &str = "FOREBAY_CHECK_INDICES";
 
-/// Setting for all threads.
 static ALL_THREADS_ENABLED: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
@@ -71,7 +70,6 @@ pub(crate) struct IndexRange {
     pub(crate) extent: usize,
     /// If true, `-extent..0` counts from the end.
     pub(crate) allows_negative: bool,
-    /// Index that the check ignores.
     pub(crate) ignored_index: Option<i64>,
 }
 

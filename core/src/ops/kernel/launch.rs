@@ -86,7 +86,6 @@ fn check_param_fields(spec: &KernelSpec, params: &KernelParams) {
     assert_eq!(fields, &declared, "parameters of `{}`", spec.template);
 }
 
-/// Returns the name of the dtype in shaders on this device.
 pub(crate) fn shader_dtype_name(dtype: DType, device: &Device) -> &'static str {
     if dtype == DType::I64 && !device.info().features.i64 { "i64w" } else { dtype.name() }
 }

@@ -71,7 +71,6 @@ macro_rules! bindings {
 }
 pub(crate) use bindings;
 
-/// Allocates a tensor that is accounted as workspace.
 #[track_caller]
 pub(crate) fn empty_workspace(shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
     let _tag = memory::scope::enter_tag(Tag::Workspace);

@@ -150,12 +150,10 @@ impl AccessPattern {
         Self { dense: false, vectorized, tiled: false, repeated: if vectorized { bits } else { 0 }, packed }
     }
 
-    /// Returns the number of elements that a thread computes.
     fn elements_per_thread(self, vector: usize) -> usize {
         if self.vectorized { vector } else { 4 }
     }
 
-    /// Appends this pattern to a kernel's key.
     fn extend_key(self, mut key: KernelKey) -> KernelKey {
         let Self { dense, vectorized: vectors, tiled, repeated, packed } = self;
         let flags = [dense, vectors, packed, tiled].map(u64::from);
@@ -246,7 +244,6 @@ impl PointwiseSpec<'_> {
         self.inputs.iter().filter_map(|input| input.operand.as_tensor())
     }
 
-    /// Returns the words of a scalar input.
     fn encode_input(&self, s: Scalar) -> [u32; 2] {
         let outside = match self.op {
             "maximum" | "minimum" | "fmax" | "fmin" | "clamp" => OutOfRangeRule::Saturate,

@@ -443,7 +443,6 @@ impl BatchNormalization {
     }
 }
 
-/// Adds a batch to the counter of batches, if there is one.
 fn count_batch(batches: Option<&Tensor>) -> Result<()> {
     batches.map_or(Ok(()), |batches| autograd::update_state(|| batches.add_(1)))
 }

@@ -64,7 +64,6 @@ pub(super) struct BackwardTensors {
     pub(super) partial: Option<Tensor>,
 }
 
-/// Saved rows for the gradient.
 pub(super) enum SavedRows {
     Input(Tensor),
     /// 16-bit residual branch, and a residual that another gradient saves anyway. The input is their f32 sum.

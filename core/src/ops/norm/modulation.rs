@@ -63,7 +63,6 @@ impl RowLines {
         })
     }
 
-    /// Returns the number of groups in `rows` rows.
     pub(super) fn count_groups(&self, rows: usize) -> usize {
         rows / self.rows_per_group
     }
@@ -92,7 +91,6 @@ impl LineOperand {
     }
 }
 
-/// Shift of a modulation, and the product that it shifts.
 struct Shift {
     operand: LineOperand,
     /// Lines of the shift, kept only for a captured step.

@@ -144,7 +144,6 @@ struct NormStage {
     iterations: usize,
 }
 
-/// Sums that a stage reads.
 #[derive(Clone, Copy)]
 enum StageSums<'a> {
     None,

@@ -67,7 +67,6 @@ impl RowLayout {
     }
 }
 
-/// Returns the number of threads that share a row of `extent` elements.
 pub(crate) fn choose_threads_per_row(extent: usize, across: bool) -> usize {
     match extent {
         0..=8 => 1,

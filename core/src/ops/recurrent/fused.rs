@@ -108,7 +108,6 @@ impl RecurrentRun {
     }
 }
 
-/// Describes a recurrent layer for the profiler.
 pub(crate) fn describe_for_profiler(call: &RecurrentCall) -> WorkItem {
     let RecurrentCall { kind, dtype, steps, batch, hidden, .. } = *call;
     let pass = match call.pass {

@@ -455,7 +455,6 @@ impl Tensor {
         self.tensor_split(sections, dim)
     }
 
-    /// Returns the extent of the dimension to split.
     fn checked_split_extent(&self, dim: isize) -> Result<usize> {
         fail_if!(self.rank() == 0; shape("tensor_split", [self]), "takes at least one dimension");
         let d = normalize_dim("tensor_split", dim, self.rank())?;
