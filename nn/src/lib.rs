@@ -10,10 +10,12 @@ extern crate self as forebay;
 extern crate forebay_core;
 
 use forebay_core::{
+    autograd, check,
     device::Device,
     dtype::DType,
     error::{Error, Result},
     fail, fail_if,
+    memory::{self, Tag},
     tensor::Tensor,
 };
 

@@ -20,8 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Dataset;
 use super::shuffle::shuffled_order;
-use crate::{Device, Error, Result, Tensor, fail_if};
-use forebay_core::memory::{self, Tag};
+use crate::{Device, Error, Result, Tag, Tensor, fail_if, memory};
 use forebay_core::platform::CAN_BLOCK;
 use forebay_core::sync::LockUnpoisoned;
 use forebay_core::tensor::layout::{numel, tensor_numel};

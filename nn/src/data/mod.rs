@@ -13,8 +13,8 @@
 //! # }
 //! ```
 
+use crate::Result;
 use forebay_core::dtype::Element;
-use forebay_core::error::Result;
 
 mod fashion_mnist;
 mod loader;

@@ -1,8 +1,7 @@
 //! Embedding tables.
 
 use super::{Module, ModuleScope, init};
-use crate::{DType, Device, Result, Tensor, fail_if};
-use forebay_core::autograd;
+use crate::{DType, Device, Result, Tensor, autograd, fail_if};
 use forebay_core::ops::{EmbeddingBagMode, EmbeddingBagOptions, EmbeddingOptions};
 
 /// Bound of the `p`-norm of a table's rows.

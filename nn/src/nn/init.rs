@@ -5,9 +5,7 @@
 
 use std::cell::Cell;
 
-use crate::{DType, Device, Result, Tensor, fail, fail_if};
-use forebay_core::check;
-use forebay_core::memory::{self, Tag};
+use crate::{DType, Device, Result, Tag, Tensor, check, fail, fail_if, memory};
 use forebay_core::ops::representable_range;
 use forebay_core::scoped_local::{GetCurrent, ScopedGuard, ScopedLocal};
 

@@ -18,8 +18,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::{Result, Tensor, fail_if};
-use forebay_core::autograd;
+use crate::{Result, Tensor, autograd, fail_if};
 
 /// Implements [`Forward`] for layers by their method of this name.
 macro_rules! impl_forward {

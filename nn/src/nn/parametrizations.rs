@@ -5,8 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use smallvec::smallvec;
 
 use super::{Module, ModuleEntry, init, join_path};
-use crate::{DType, Result, Tensor, fail, fail_if};
-use forebay_core::autograd;
+use crate::{DType, Result, Tensor, autograd, fail, fail_if};
 use forebay_core::ops::NormalizeOptions;
 
 /// A layer with one weight that can be replaced.

@@ -4,8 +4,7 @@ use std::fmt;
 use std::sync::RwLock;
 
 use super::{Module, ModuleEntry};
-use crate::{Error, Result};
-use forebay_core::memory::Tag;
+use crate::{Error, Result, Tag};
 use forebay_core::memory::scope::{self, ModulePath, ScopeGuard};
 use forebay_core::sync::RwLockUnpoisoned;
 

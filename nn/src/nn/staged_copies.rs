@@ -2,8 +2,7 @@
 
 use rustc_hash::FxHashSet;
 
-use crate::{Device, Result, Tensor, fail_if};
-use forebay_core::autograd;
+use crate::{Device, Result, Tensor, autograd, fail_if};
 
 /// Copies into existing tensors. [`add_copy`](Self::add_copy) and [`prepare`](Self::prepare) do everything
 /// that can fail: casts, transfers between devices, and their allocations. Dropping the copies before

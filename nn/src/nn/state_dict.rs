@@ -5,8 +5,7 @@ use std::fmt;
 
 use super::staged_copies::{PreparedCopies, StagedCopies, TensorKey};
 use super::{Module, ModuleEntry, visit_model};
-use crate::{Result, Tensor, fail, fail_if};
-use forebay_core::autograd;
+use crate::{Result, Tensor, autograd, fail, fail_if};
 
 /// Names that only one side has, returned by [`load_state_dict_partial`](Module::load_state_dict_partial).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

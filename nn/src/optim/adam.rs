@@ -6,8 +6,7 @@ use smallvec::{SmallVec, smallvec};
 
 use super::fused::{FusedOptimizer, RuleOptions, UpdateRule};
 use super::impl_optimizer;
-use crate::{Result, Tensor};
-use forebay_core::check;
+use crate::{Result, Tensor, check};
 
 /// Formula that turns the running means into an update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

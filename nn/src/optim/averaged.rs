@@ -3,10 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::nn::{self, Module, NamedTensor};
-use crate::{Result, Tensor, fail, fail_if};
-use forebay_core::autograd;
-use forebay_core::check;
-use forebay_core::memory::{self, Tag};
+use crate::{Result, Tag, Tensor, autograd, check, fail, fail_if, memory};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum AveragingRule {

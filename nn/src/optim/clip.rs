@@ -5,10 +5,7 @@ use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
 use super::fused::{self, ELEMENTS_PER_WORKGROUP};
-use crate::{DType, Device, Result, Tensor, fail, fail_if};
-use forebay_core::autograd;
-use forebay_core::check;
-use forebay_core::memory::{self, Tag};
+use crate::{DType, Device, Result, Tag, Tensor, autograd, check, fail, fail_if, memory};
 use forebay_core::ops::kernel::launch::{self, KernelParams};
 
 /// Number of elements whose squares one workgroup sums.

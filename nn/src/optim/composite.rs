@@ -9,9 +9,8 @@ use forebay_shaders::KernelSpec;
 use smallvec::SmallVec;
 
 use super::fused::{FusedGroup, FusedOptimizer, MAX_LAUNCH_TENSORS, MemberGrad, MemberGrads, UpdateRule};
-use crate::{DType, Result, Tensor};
+use crate::{DType, Result, Tag, Tensor, memory};
 use forebay_core::capture::ReplayCtx;
-use forebay_core::memory::{self, Tag};
 use forebay_core::ops::kernel::launch::{self, KernelParams};
 
 /// Inputs of the update of one parameter, all in f32.

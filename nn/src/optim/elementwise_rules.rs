@@ -12,8 +12,7 @@ use smallvec::{SmallVec, smallvec};
 
 use super::fused::{FusedOptimizer, UpdateRule};
 use super::{impl_optimizer, optimizer};
-use crate::{Result, Tensor, fail_if};
-use forebay_core::check;
+use crate::{Result, Tensor, check, fail_if};
 
 optimizer! {
     /// Stochastic gradient descent with optional momentum.

@@ -9,12 +9,9 @@ use smallvec::{SmallVec, smallvec};
 
 use super::composite::{ParamStep, ParamUpdate};
 use super::staging_slots::{self, StagingSlots};
-use crate::{DType, Device, Result, fail, fail_if};
+use crate::{DType, Device, Result, Tag, autograd, check, fail, fail_if, memory};
 use forebay_core::amp;
-use forebay_core::autograd;
 use forebay_core::capture::ReplayCtx;
-use forebay_core::check;
-use forebay_core::memory::{self, Tag};
 use forebay_core::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
 use forebay_core::tensor::{Dims, Layout, Tensor, layout::contiguous_strides};
 

@@ -4,8 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Optimizer;
 use super::schedule::log_if_invalid;
-use forebay_core::check;
-use forebay_core::error::Result;
+use crate::{Result, check};
 
 with_defaults! {
     /// Multiplies the learning rate by a factor after several values without improvement:

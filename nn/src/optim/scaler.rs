@@ -12,10 +12,7 @@ use forebay_shaders::KernelSpec;
 
 use crate::nn::{PreparedCopies, StagedCopies};
 use crate::optim::{Optimizer, clip};
-use crate::{Device, Result, Tensor, fail, fail_if};
-use forebay_core::autograd;
-use forebay_core::check;
-use forebay_core::memory::{self, Tag};
+use crate::{Device, Result, Tag, Tensor, autograd, check, fail, fail_if, memory};
 use forebay_core::ops::kernel::launch::{self, KernelParams};
 
 /// Layout of the buffer in words, shared with amp_update.wgsl and grad_scale.wgsl.

@@ -16,8 +16,7 @@
 use std::f64::consts::PI;
 
 use crate::optim::Optimizer;
-use crate::{Result, fail_if};
-use forebay_core::check;
+use crate::{Result, check, fail_if};
 
 pub use super::plateau::{PlateauState, ReduceLrOnPlateau};
 

@@ -11,8 +11,7 @@ use crate::io::safetensors;
 use crate::nn::{self, Module};
 use crate::optim::GradScaler;
 use crate::optim::Optimizer;
-use crate::{Error, Result, fail, fail_if};
-use forebay_core::autograd;
+use crate::{Error, Result, autograd, fail, fail_if};
 use forebay_core::device::RandomState;
 
 /// Metadata key of the state that is not a tensor.

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use crate::Result;
 use crate::io::write_bytes;
-use forebay_core::error::Result;
 use forebay_core::memory::{Stats, validation};
 
 /// Losses, accuracies and memory of a run.

@@ -23,8 +23,7 @@
 
 use crate::data::{DataLoader, Dataset};
 use crate::nn::{self, Module};
-use crate::{DType, Device, Error, Result, Tensor, fail_if};
-use forebay_core::autograd;
+use crate::{DType, Device, Error, Result, Tensor, autograd, fail_if};
 
 mod checkpoint;
 mod history;

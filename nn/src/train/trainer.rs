@@ -18,9 +18,8 @@ use crate::data::{BatchIter, DataLoader, Dataset, LoaderCursor};
 use crate::nn::{self, Module};
 use crate::optim::{GradScaler, LrSchedule, Optimizer, clip_grad_norm_};
 use crate::plan::{StepConfig, StepPlan};
-use crate::{DType, Device, Result, Tensor, fail, fail_if};
+use crate::{DType, Device, Result, Tensor, autograd, fail, fail_if};
 use forebay_core::amp;
-use forebay_core::autograd;
 use forebay_core::memory::BytesOf;
 use forebay_core::ops::stack;
 
