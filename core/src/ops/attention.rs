@@ -24,8 +24,6 @@ use crate::backend::{
 use crate::ops::kernel::heuristics::has_vector_lines;
 use crate::ops::prelude::*;
 use crate::runtime::capture::replay_params::{PhiloxState, ReplayCtx};
-use crate::runtime::profile::WorkItem;
-use crate::runtime::stream::Access;
 
 const OP: &str = "scaled_dot_product_attention";
 

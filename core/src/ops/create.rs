@@ -4,8 +4,6 @@ use half::{bf16, f16};
 
 use crate::backend::{Command, Slice};
 use crate::ops::prelude::*;
-use crate::runtime::profile::WorkItem;
-use crate::runtime::stream::Access;
 use crate::tensor::float8;
 use crate::tensor::shape::Extents;
 

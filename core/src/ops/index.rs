@@ -14,7 +14,6 @@ pub(crate) mod take_put;
 
 use super::shape::PadMode;
 use crate::ops::index::sorted_scatter::{ScatterBase, scatter_onto, scatter_sorted_runs};
-use crate::ops::kernel::index_check::{IndexRange, check_in_range};
 use crate::ops::prelude::*;
 
 /// Operation of a scatter on an existing element.

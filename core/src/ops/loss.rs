@@ -8,8 +8,6 @@ pub(crate) mod ctc_loss;
 pub(crate) mod linear_cross_entropy;
 pub(crate) mod margin_loss;
 
-use crate::ops::index::select;
-use crate::ops::kernel::index_check::{IndexRange, check_in_range};
 use crate::ops::loss::margin_loss::TripletMarginWithDistanceLossOptions;
 use crate::ops::prelude::*;
 

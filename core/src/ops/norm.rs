@@ -15,12 +15,9 @@ mod row_norm_record;
 pub(crate) mod softmax;
 
 use super::shape::PadMode;
-use crate::amp::OperandCast;
-use crate::check;
 use crate::ops::norm::batch_norm::BatchNormOptions;
 use crate::ops::norm::layer_norm::{RowNorm, machine_epsilon};
 use crate::ops::norm::row_kernels::{NormGeometry, Normalization};
-use crate::ops::norm::softmax::check_f32_f16_bf16;
 use crate::ops::prelude::*;
 
 kernel_variants! {

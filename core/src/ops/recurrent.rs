@@ -4,12 +4,9 @@
 //! the backend has a kernel for all steps ([`fused`]). The backward pass also has one product for each step, for the
 //! state's gradient. The weights' gradients are one product over all steps.
 
-use std::sync::Arc;
-
 use super::shape::stack;
 pub use crate::backend::RecurrentKind;
 use crate::ops::matmul::repeated_linear::RepeatedLinear;
-use crate::ops::norm::softmax::check_f32_f16_bf16;
 use crate::ops::prelude::*;
 
 pub(crate) mod fused;

@@ -8,7 +8,6 @@ pub(crate) mod strided;
 pub(crate) mod view;
 
 use crate::ops::index::select::cast_index_to_i32;
-use crate::ops::kernel::index_check::{IndexRange, check_in_range};
 use crate::ops::prelude::*;
 use crate::tensor::layout::{MAX_TENSOR_NUMEL, tensor_numel};
 

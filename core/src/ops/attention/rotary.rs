@@ -1,7 +1,5 @@
 //! Rotary position embeddings.
 
-use std::sync::Arc;
-
 use crate::ops::kernel::heuristics::{has_vector_lines, supports_vec4};
 use crate::ops::prelude::*;
 

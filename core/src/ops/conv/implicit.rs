@@ -11,8 +11,6 @@ use crate::ops::conv::{ConvGeometry, ConvKind, spatial_numel};
 use crate::ops::kernel::launch::VECTOR_BYTES;
 use crate::ops::prelude::*;
 use crate::ops::reduce::sum_first_dim;
-use crate::runtime::profile::WorkItem;
-use crate::runtime::stream::Access;
 
 /// Smallest number of multiplications, and of positions of all images, for which the kernels are used. Fewer do not
 /// fill the card.

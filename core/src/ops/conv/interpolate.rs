@@ -4,8 +4,6 @@
 //! of the weights for each axis, in PyTorch's arithmetic, and one kernel applies the tables. Transposed
 //! tables give the gradient.
 
-use std::sync::Arc;
-
 use crate::ops::prelude::*;
 use crate::tensor::layout::{MAX_TENSOR_NUMEL, tensor_numel};
 

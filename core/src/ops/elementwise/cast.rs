@@ -5,8 +5,6 @@ use crate::ops::elementwise::pointwise;
 use crate::ops::kernel::heuristics::{find_tiled_dim, has_vector_lines, suits_tiles};
 use crate::ops::kernel::launch::VECTOR_BYTES;
 use crate::ops::prelude::*;
-use crate::runtime::profile::WorkItem;
-use crate::runtime::stream::Access;
 
 /// Smallest number of elements for which copies of scattered elements write whole vectors. Each thread then reads
 /// several distant elements, so fewer threads run.

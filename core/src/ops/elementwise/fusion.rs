@@ -21,7 +21,6 @@ use crate::ops::kernel::launch::MAX_RANK;
 use crate::ops::kernel::pointwise_kernel::PointwiseLaunch;
 use crate::ops::prelude::*;
 use crate::runtime::dispatch::{DispatchGuard, FusionSlot, PendingLaunches};
-use crate::runtime::stream::Access;
 use crate::storage::Storage;
 
 /// Limits of a group, set by `fused_pointwise.wgsl`: steps, tensors read, and scalars.

@@ -5,8 +5,6 @@
 //! again. The new result fuses with the gradient, and is never written. A gated unit `gate.silu() * up` therefore saves
 //! `gate` and `up` only.
 
-use std::sync::Arc;
-
 use crate::autograd::{BackwardCtx, GradEdge, ResultSource, TensorState};
 use crate::ops::elementwise::pointwise::{PointwiseOp, run_pointwise};
 use crate::ops::prelude::*;

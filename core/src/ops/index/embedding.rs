@@ -1,6 +1,5 @@
 //! Embedding: table lookup by row index, and its gradient.
 
-use crate::check;
 use crate::ops::prelude::*;
 
 const OP: &str = "embedding";

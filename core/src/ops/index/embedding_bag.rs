@@ -2,7 +2,7 @@
 
 use crate::ops::index::embedding::{check_padding_idx, inverse_frequencies};
 use crate::ops::index::{IndexedElements, gather_backward, index_dtype_name, select_rows_backward};
-use crate::ops::kernel::index_check::{IndexRange, check_in_range, check_lengths};
+use crate::ops::kernel::index_check::check_lengths;
 use crate::ops::prelude::*;
 
 /// Reduction of the rows of a bag.

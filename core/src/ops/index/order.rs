@@ -15,7 +15,6 @@ use std::sync::{Arc, Mutex, Weak};
 
 use crate::ops::prelude::*;
 use crate::ops::sort;
-use crate::runtime::stream::Access;
 use crate::storage::{DerivedData, Storage};
 use crate::sync::LockUnpoisoned;
 

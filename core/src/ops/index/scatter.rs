@@ -1,7 +1,5 @@
 //! Scatter with reduction (PyTorch's `scatter_reduce`) and indexing by tensors (`index_put` and `index`).
 
-use std::sync::Arc;
-
 use crate::autograd::BackwardCtx;
 use crate::ops::ScatterOp;
 use crate::ops::index::sorted_scatter::scatter_sorted_runs;

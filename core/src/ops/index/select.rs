@@ -1,7 +1,7 @@
 //! Selection by condition, and search in sorted rows. The host reads only the number of selected elements.
 
 use crate::ops::index::{IndexedElements, gather_into, index_dtype_name, scatter_unique_into};
-use crate::ops::kernel::index_check::{IndexRange, check_in_range, check_lengths};
+use crate::ops::kernel::index_check::check_lengths;
 use crate::ops::prelude::*;
 use crate::ops::reduce::scan;
 use crate::ops::sort::sort_key_type;

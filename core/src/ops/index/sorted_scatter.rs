@@ -1,11 +1,8 @@
 //! Scatters that sort their indices, or take their order from [`order`]: for more indices than every thread can scan.
 
-use std::sync::Arc;
-
 use crate::ops::ScatterOp;
 use crate::ops::index::order::{self, IndexOrder};
 use crate::ops::index::{IndexedElements, scan_slices, scatter_into};
-use crate::ops::kernel::index_check::{IndexRange, check_in_range};
 use crate::ops::prelude::*;
 
 /// Length of a run of equal indices up to which one thread reduces the run. In lines of up to twice this length, one

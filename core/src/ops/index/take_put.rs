@@ -1,8 +1,8 @@
 //! Copies with a replaced part, and linear indices: PyTorch's `*_scatter`, `take`, `put` and diagonals.
 
 use crate::ops::ScatterOp;
+use crate::ops::index::ScatterTarget;
 use crate::ops::index::scatter::ScatterReduce;
-use crate::ops::index::{ScatterTarget, select};
 use crate::ops::prelude::*;
 use crate::ops::reduce::scan;
 

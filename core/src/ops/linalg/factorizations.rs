@@ -6,7 +6,6 @@ use crate::ops::linalg::svd::{
 };
 use crate::ops::linalg::{check_square, count_false, lu_decompose};
 use crate::ops::prelude::*;
-use crate::ops::shape::cat;
 
 /// Number of columns for a workgroup that applies reflections.
 const WORKGROUP_COLUMNS: usize = 32;

@@ -3,7 +3,7 @@
 use crate::ops::linalg::svd::MatrixDims;
 use crate::ops::linalg::{BatchedMatrixShape, check_matrices, check_square};
 use crate::ops::prelude::*;
-use crate::ops::shape::{as_refs, cat};
+use crate::ops::shape::as_refs;
 
 /// Matrix norm: PyTorch's `ord`. A number converts to an order ±1, ±2 or ±∞.
 #[derive(Clone, Copy, Debug, PartialEq)]

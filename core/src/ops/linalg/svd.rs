@@ -2,7 +2,6 @@
 
 use crate::ops::norm::softmax::choose_threads_per_row;
 use crate::ops::prelude::*;
-use crate::ops::shape::cat;
 
 const OP: &str = "svdvals";
 

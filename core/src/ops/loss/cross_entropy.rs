@@ -1,9 +1,6 @@
 //! Cross-entropy fused from logits. It saves one value for each example, and its gradient is one kernel.
 
-use crate::amp::OperandCast;
-use crate::ops::index::select;
 use crate::ops::kernel::heuristics::RowConfig;
-use crate::ops::kernel::index_check::{IndexRange, check_in_range};
 use crate::ops::loss::Reduction;
 use crate::ops::norm::softmax::RowLayout;
 use crate::ops::norm::{check_is_f64, check_second_float, norm_compute_dtype};

@@ -1,11 +1,10 @@
 //! Connectionist temporal classification (Graves et al., 2006).
 
 use crate::ops::elementwise::prelude::*;
-use crate::ops::index::select;
 use crate::ops::kernel::index_check::{self, check_lengths, find_outside};
 use crate::ops::loss::Reduction;
 use crate::ops::prelude::*;
-use crate::ops::shape::{PadMode, cat, stack};
+use crate::ops::shape::{PadMode, stack};
 
 const OP: &str = "ctc_loss";
 /// Finite stand-in for log(0), because -inf minus itself is NaN.

@@ -3,15 +3,12 @@
 
 use std::sync::Mutex;
 
-use crate::amp::OperandCast;
-use crate::ops::index::select;
 use crate::ops::loss::Reduction;
 use crate::ops::loss::cross_entropy::{
     CrossEntropyOptions, CrossEntropyPass, LogitsBatch, check_targets, narrow_class_targets,
     target_dtype_name,
 };
 use crate::ops::matmul;
-use crate::ops::norm::softmax::check_f32_f16_bf16;
 use crate::ops::prelude::*;
 use crate::sync::LockUnpoisoned;
 

@@ -1,7 +1,6 @@
 //! PyTorch's losses of counts, of pairs and of several labels. The other losses are in `loss.rs`.
 
-use crate::ops::index::select;
-use crate::ops::kernel::index_check::{self, IndexRange};
+use crate::ops::kernel::index_check;
 use crate::ops::loss::{BceWithLogitsOptions, Reduction, apply_weight_and_reduce};
 use crate::ops::prelude::*;
 

@@ -3,7 +3,6 @@
 //! The forward pass reads the input once for the statistics, which are f32, and once for the result. The
 //! backward pass reads the gradient and the input twice.
 
-use crate::check;
 use crate::ops::norm::row_kernels::pack_width;
 use crate::ops::norm::softmax::choose_threads_per_row;
 use crate::ops::norm::{
@@ -11,7 +10,6 @@ use crate::ops::norm::{
     normalize_composite, prepare_parameter, save_substitutes, update_running_stat, with_parameter_grads,
 };
 use crate::ops::prelude::*;
-use crate::ops::shape::cat;
 use crate::runtime::device::KernelKey;
 
 /// Largest number of a channel's elements in the registers of a thread, if it accesses several at once.

@@ -3,16 +3,12 @@
 //!
 //! Longer rows and rows of other shapes use [`norm`](crate::ops::norm).
 
-use std::sync::Arc;
-
 use NormConsumer::{Any, MatmulOnly};
 use RowNormKind::{Layer, Rms};
 
-use crate::check;
 use crate::ops::kernel::heuristics::RowConfig;
 use crate::ops::norm::modulation::RowLines;
 use crate::ops::norm::row_norm_record::RowNormRecord;
-use crate::ops::norm::softmax::check_f32_f16_bf16;
 use crate::ops::norm::{
     NormOptions, RowNormKind, prepare_parameter, row_norm_composite, save_substitutes, with_parameter_grads,
 };

@@ -9,8 +9,6 @@
 //! In a captured step, a product that reads the sum in 16 bits has it written by the norm's kernel: see
 //! [`row_norm_record`](super::row_norm_record).
 
-use std::sync::Arc;
-
 use crate::autograd::{
     BackwardCtx, EdgeGrad, GradEdge, Node, ResultSource, TensorState, find_node, has_checkpoint_since,
     result_source_of,

@@ -6,8 +6,6 @@
 use super::{InitialGrads, RecurrentOp, RecurrentRun};
 use crate::backend::{Command, RecurrentCall, RecurrentKind, RecurrentPass, Slice};
 use crate::ops::prelude::*;
-use crate::runtime::profile::WorkItem;
-use crate::runtime::stream::Access;
 use crate::tensor::binding::BoundTensors;
 
 /// Slices of bound operands, which are asked for in the order of the operands.

@@ -4,7 +4,6 @@ use crate::ops::elementwise::pointwise;
 use crate::ops::norm::softmax::RowLayout;
 use crate::ops::prelude::*;
 use crate::ops::reduce::value_selecting_backward;
-use crate::ops::shape::cat;
 
 kernel_variants! {
     /// Operation that combines the elements.

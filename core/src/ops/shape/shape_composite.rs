@@ -2,7 +2,7 @@
 
 use crate::ops::index::select::nonzero_coordinates;
 use crate::ops::prelude::*;
-use crate::ops::shape::{PadMode, as_refs, cat, distinct_dims, stack};
+use crate::ops::shape::{PadMode, as_refs, distinct_dims, stack};
 use crate::tensor::layout::MAX_TENSOR_NUMEL;
 
 /// Maps each tensor, and concatenates the results along a dimension, for the operation `op`.

@@ -3,8 +3,6 @@
 //! A view that repeats elements and a sum over the occurrences of each element are each other's gradients.
 //! `as_strided`, `unfold` and `im2col` are views, `col2im` is the sum, and one kernel sums without atomics.
 
-use std::sync::Arc;
-
 use crate::ops::conv::spatial::{self, IntoSpatial, check_at_least};
 use crate::ops::prelude::*;
 use crate::ops::shape::PadMode;

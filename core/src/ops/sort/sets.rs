@@ -4,7 +4,6 @@ use crate::ops::elementwise::prelude::*;
 use crate::ops::index::select::{SearchSortedOptions, cast_index_to_i32};
 use crate::ops::prelude::*;
 use crate::ops::reduce::scan;
-use crate::ops::shape::cat;
 use crate::ops::sort::nonempty_extent;
 use crate::tensor::layout::tensor_numel;
 
