@@ -62,8 +62,8 @@ pub fn recurrent_kernels() -> bool {
     !portable_kernels() && read_switch(&RECURRENT_KERNELS, "FOREBAY_CUDA_RECURRENT", true)
 }
 
-/// Sets whether native kernels run batches of small products of 16-bit floats, for tests and comparisons. The default is
-/// the value of `FOREBAY_CUDA_BATCHED_MATMUL`, else true.
+/// Sets whether native kernels run batches of small products of 16-bit floats, for tests and comparisons. The default
+/// is the value of `FOREBAY_CUDA_BATCHED_MATMUL`, else true.
 pub fn set_batched_matmul_kernels(enabled: bool) {
     BATCHED_MATMUL_KERNELS.store(1 + u8::from(enabled), Ordering::Relaxed);
 }

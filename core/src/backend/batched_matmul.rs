@@ -83,6 +83,8 @@ const CACHE_RATE: f64 = 4000.0;
 /// Floating-point operations of the kernel and of a library's kernels, for each nanosecond.
 const KERNEL_FLOPS: f64 = 200_000.0;
 const LIBRARY_FLOPS: f64 = 600_000.0;
+/// Part of the loads and of the arithmetic that does not overlap with other work.
+const OVERLAP: f64 = 0.1;
 /// Nanoseconds from one launch to the next.
 const LAUNCH_NS: f64 = 2500.0;
 /// Nanoseconds that a kernel must save, because each variant must be compiled at its first use.
@@ -229,7 +231,7 @@ impl BatchedMatmulCall {
         tiles.saturating_mul(self.results())
     }
 
-    /// Estimates nanoseconds: the longest of device memory, the second cache and arithmetic.
+    /// Estimates nanoseconds: the longest of device memory, the second cache and arithmetic, and a part of the others.
     fn estimate_tile_time(&self, tiling: &BatchedMatmulTiling) -> f64 {
         let blocks = self.blocks(tiling) as f64;
         let share = (blocks / UNITS).min(1.0);
@@ -238,8 +240,10 @@ impl BatchedMatmulCall {
         let loaded = blocks * (rows.min(self.m) + cols.min(self.n)) as f64 * terms * 2.0;
         let steps = self.k.next_multiple_of(TERMS * u64::from(tiling.warps[2])) * self.terms();
         let flops = blocks * (2 * rows * cols) as f64 * steps as f64;
-        let memory = (self.bytes() as f64 / MEMORY_RATE).max(loaded / (CACHE_RATE * share));
-        LAUNCH_NS + memory.max(flops / (KERNEL_FLOPS * share))
+        let (loads, sums) = (loaded / (CACHE_RATE * share), flops / (KERNEL_FLOPS * share));
+        let memory = self.bytes() as f64 / MEMORY_RATE;
+        // Of tiles that memory bounds alike, the one with the least other work is faster.
+        LAUNCH_NS + memory.max(loads).max(sums) + OVERLAP * (loads + sums)
     }
 
     /// Estimates the nanoseconds of a vendor's library for this product: the launches that it takes, and the copies of
