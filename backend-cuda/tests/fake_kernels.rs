@@ -48,8 +48,8 @@ fn launched_grids() -> Vec<u32> {
     call_log().into_iter().filter_map(groups).collect()
 }
 
-/// Launches a kernel that is not compiled before the compiler is released.
-fn wait_for_double(backend: &dyn Backend, slice: Slice) {
+/// Launches a kernel whose compilation ends after [`release_compiler`].
+fn launch_before_compiled(backend: &dyn Backend, slice: Slice) {
     let kernel = backend.compile(&kernel(DOUBLE, "double")).unwrap();
     backend.launch(&Launch { kernel, bindings: &[slice], params: &[], groups: [1, 1, 1] }).unwrap();
 }
@@ -77,7 +77,7 @@ on_fake! {
         backend.launch(&Launch { kernel: first, bindings: &bindings, params: &[], groups: [6, 1, 1] }).unwrap();
         backend.flush().unwrap();
         let wrong = Launch { kernel: first, bindings: &[], params: &[], groups: [1, 1, 1] };
-        assert!(matches!(backend.launch(&wrong), Err(Error::Argument { .. })), "arguments are looked at in time");
+        assert!(matches!(backend.launch(&wrong), Err(Error::Argument { .. })), "arguments are checked before the launch is deferred");
         let ran = || {
             let mine = |line: &String| ["launch ", "cuMemcpyAsync", "cuMemsetD32Async"].iter().any(|w| line.starts_with(w));
             let first = |line: String| line.split([',', ':']).next().unwrap_or_default().to_owned();
@@ -93,7 +93,7 @@ on_fake! {
         assert_eq!(ran().last().unwrap(), "launch 8");
     }
 
-    calls_of_the_thread_keep_their_order(Compiler, "FAKE_CUDA_PARAMS" = "8", "FOREBAY_CUDA_LAUNCH_THREAD" = "1", "FAKE_CUDA_LAUNCH_US" = "500") {
+    the_launch_thread_keeps_the_order_of_calls(Compiler, "FAKE_CUDA_PARAMS" = "8", "FOREBAY_CUDA_LAUNCH_THREAD" = "1", "FAKE_CUDA_LAUNCH_US" = "500") {
         let backend = open();
         let segment = backend.alloc_segment(MIB).unwrap();
         let kernels = ["2.0", "3.0"].map(|by| compile_and_wait(&*backend, &kernel(&DOUBLE.replace("2.0", by), "double")).unwrap());
@@ -145,7 +145,7 @@ on_fake! {
         assert_eq!(words().last().unwrap(), "launch 13", "memory is not freed before it");
     }
 
-    more_calls_than_may_wait_are_launched_in_order(Compiler, "FAKE_CUDA_PARAMS" = "8", "FOREBAY_CUDA_LAUNCH_THREAD" = "1", "FAKE_CUDA_LAUNCH_US" = "20") {
+    calls_beyond_the_limit_of_pending_calls_keep_their_order(Compiler, "FAKE_CUDA_PARAMS" = "8", "FOREBAY_CUDA_LAUNCH_THREAD" = "1", "FAKE_CUDA_LAUNCH_US" = "20") {
         let (backend, _, launch) = doubling_launcher();
         (1..=2000).for_each(|n| launch(n).unwrap());
         backend.flush().unwrap();
@@ -199,7 +199,7 @@ on_fake! {
         std::mem::forget((backend, launch));
     }
 
-    a_launch_that_fails_on_the_thread_is_an_error_and_others_run(Compiler, "FAKE_CUDA_PARAMS" = "8", "FOREBAY_CUDA_LAUNCH_THREAD" = "1", "FAKE_CUDA_FAIL" = "cuLaunchKernelEx:1:1") {
+    a_launch_that_fails_on_the_thread_is_reported_once_and_others_run(Compiler, "FAKE_CUDA_PARAMS" = "8", "FOREBAY_CUDA_LAUNCH_THREAD" = "1", "FAKE_CUDA_FAIL" = "cuLaunchKernelEx:1:1") {
         let (backend, segment, launch) = doubling_launcher();
         (1..=7).for_each(|n| launch(n).unwrap());
         let error = backend.free_segment(segment).unwrap_err();
@@ -210,16 +210,15 @@ on_fake! {
         assert_eq!(launched_grids().len(), 7, "and the error is reported once");
     }
 
-    a_kernel_that_is_alone_does_not_wait(Compiler, "FAKE_CUDA_PARAMS" = "8") {
+    the_first_launches_of_a_burst_go_to_the_driver_directly(Compiler, "FAKE_CUDA_PARAMS" = "8") {
         let (_, _, launch) = doubling_launcher();
         for round in 1..4 {
             launch(1).unwrap();
             assert_eq!(launched_grids().len(), round);
-            std::thread::sleep(std::time::Duration::from_millis(1));
         }
     }
 
-    kernels_can_be_launched_without_a_thread(Compiler, "FAKE_CUDA_PARAMS" = "8", "FOREBAY_CUDA_LAUNCH_THREAD" = "0") {
+    without_the_launch_thread_calls_go_to_the_driver_directly(Compiler, "FAKE_CUDA_PARAMS" = "8", "FOREBAY_CUDA_LAUNCH_THREAD" = "0") {
         let (_, _, launch) = doubling_launcher();
         for round in 1..100 {
             launch(1).unwrap();
@@ -227,7 +226,7 @@ on_fake! {
         }
     }
 
-    who_waits_for_the_device_waits_for_the_compiler(Compiler, "FAKE_CUDA_PARAMS" = "8", "FAKE_NVRTC_WAITS" = "1") {
+    uses_of_a_queue_wait_for_its_deferred_launches(Compiler, "FAKE_CUDA_PARAMS" = "8", "FAKE_NVRTC_WAITS" = "1") {
         let backend = open();
         let side = backend.open_queue(1).unwrap().unwrap();
         let segment = backend.alloc_segment(MIB).unwrap();
@@ -262,14 +261,14 @@ on_fake! {
         assert!(step.is_some() && launches() == 6);
     }
 
-    memory_moves_in_its_place_among_commands_that_wait(Compiler, "FAKE_CUDA_PARAMS" = "8", "FAKE_NVRTC_WAITS" = "1") {
+    a_remap_keeps_its_place_among_deferred_commands(Compiler, "FAKE_CUDA_PARAMS" = "8", "FAKE_NVRTC_WAITS" = "1") {
         let backend = open();
         let (old, new) = (backend.reserve_addresses(64 * MIB).unwrap(), backend.reserve_addresses(64 * MIB).unwrap());
         let kept = backend.alloc_segment(MIB).unwrap();
         map(&*backend, old, 0, PAGE).unwrap();
         backend.upload(slice(old, 0, 256), &pattern(256, 3)).unwrap();
         assert!(!backend.has_deferred_work());
-        wait_for_double(&*backend, slice(kept, 0, 64));
+        launch_before_compiled(&*backend, slice(kept, 0, 64));
         assert!(backend.has_deferred_work());
         backend.copy(slice(kept, 0, 64), slice(old, 64, 64)).unwrap();
         backend.fill(slice(old, 0, 64), 7).unwrap();
@@ -307,11 +306,11 @@ on_fake! {
         assert_eq!(count_calls("cuMemRelease"), count_calls("cuMemCreate") + count_calls("cuMemRetainAllocationHandle"));
     }
 
-    a_queue_that_comes_does_not_find_memory_on_its_way(Compiler, "FAKE_CUDA_PARAMS" = "8", "FAKE_NVRTC_WAITS" = "1") {
+    a_new_queue_ends_deferred_remaps(Compiler, "FAKE_CUDA_PARAMS" = "8", "FAKE_NVRTC_WAITS" = "1") {
         let backend = open();
         let segment = backend.reserve_addresses(64 * MIB).unwrap();
         map(&*backend, segment, 0, PAGE).unwrap();
-        wait_for_double(&*backend, slice(segment, 0, 64));
+        launch_before_compiled(&*backend, slice(segment, 0, 64));
         let moved = |from, to| PageRemap { to: (segment, to * PAGE), bytes: PAGE, from: Some((segment, from * PAGE)) };
         backend.remap_after_submitted(&[moved(0, 1)]).unwrap();
         assert_eq!(count_calls("cuMemMap"), 1);
@@ -325,12 +324,12 @@ on_fake! {
         assert_eq!(read_back(&*backend, slice(segment, 2 * PAGE, 64)), 5_u32.to_le_bytes().repeat(16));
     }
 
-    a_move_that_waits_and_fails_is_tried_again(Compiler, "FAKE_CUDA_PARAMS" = "8", "FAKE_CUDA_FAIL" = "cuMemMap:2:2", "FAKE_NVRTC_WAITS" = "1") {
+    a_deferred_remap_that_fails_is_retried(Compiler, "FAKE_CUDA_PARAMS" = "8", "FAKE_CUDA_FAIL" = "cuMemMap:2:2", "FAKE_NVRTC_WAITS" = "1") {
         let backend = open();
         let segment = backend.reserve_addresses(64 * MIB).unwrap();
         map(&*backend, segment, 0, PAGE).unwrap();
         backend.upload(slice(segment, 0, 64), &pattern(64, 3)).unwrap();
-        wait_for_double(&*backend, slice(segment, 0, 64));
+        launch_before_compiled(&*backend, slice(segment, 0, 64));
         let moved = PageRemap { to: (segment, PAGE), bytes: PAGE, from: Some((segment, 0)) };
         backend.remap_after_submitted(&[moved]).unwrap();
         backend.fill(slice(segment, PAGE, 8), 7).unwrap();
@@ -341,18 +340,18 @@ on_fake! {
         assert_eq!(read_back(&*backend, slice(segment, PAGE, 64)), expected);
     }
 
-    new_memory_that_is_not_there_is_said_at_once(Compiler, "FAKE_CUDA_PARAMS" = "8", "FAKE_NVRTC_WAITS" = "1") {
+    a_remap_without_memory_fails_before_it_is_deferred(Compiler, "FAKE_CUDA_PARAMS" = "8", "FAKE_NVRTC_WAITS" = "1") {
         let backend = open();
         let segment = backend.reserve_addresses(1024 * MIB).unwrap();
         map(&*backend, segment, 0, PAGE).unwrap();
-        wait_for_double(&*backend, slice(segment, 0, 64));
+        launch_before_compiled(&*backend, slice(segment, 0, 64));
         release_compiler();
         let pieces = [
             PageRemap { to: (segment, PAGE), bytes: PAGE, from: Some((segment, 0)) },
             PageRemap { to: (segment, 2 * PAGE), bytes: 512 * MIB, from: None },
         ];
         assert!(matches!(backend.remap_after_submitted(&pieces), Err(SourceError::OutOfMemory { .. })));
-        assert_eq!(backend.device_memory().free, backend.device_memory().total, "what was to move is nowhere");
+        assert_eq!(backend.device_memory().free, backend.device_memory().total, "the memory of the failed remap is unmapped");
         map(&*backend, segment, 0, PAGE).unwrap();
     }
 
@@ -375,7 +374,7 @@ on_fake! {
         assert_eq!(count_calls("cuMemsetD32Async"), 0);
     }
 
-    a_module_that_finds_no_room_is_loaded_later(Compiler, "FAKE_CUDA_PARAMS" = "8", "FAKE_CUDA_FAIL" = "cuModuleLoadData:2:1", "FAKE_NVRTC_WAITS" = "1") {
+    a_module_that_runs_out_of_memory_is_loaded_later(Compiler, "FAKE_CUDA_PARAMS" = "8", "FAKE_CUDA_FAIL" = "cuModuleLoadData:2:1", "FAKE_NVRTC_WAITS" = "1") {
         let backend = open();
         let segment = backend.alloc_segment(MIB).unwrap();
         let kernel = backend.compile(&kernel(DOUBLE, "double")).unwrap();
@@ -389,7 +388,7 @@ on_fake! {
         assert!(call_log().iter().any(|line| line.starts_with("launch 3,1,1")));
     }
 
-    a_launch_hands_over_addresses_lengths_and_parameters(Compiler, "FAKE_CUDA_PARAMS" = "8,8,16,12") {
+    a_launch_passes_addresses_lengths_and_parameters(Compiler, "FAKE_CUDA_PARAMS" = "8,8,16,12") {
         let backend = open();
         let segment = backend.alloc_segment(MIB).unwrap();
         let source = KernelSource { overrides: &[("width", 128.0)], ..kernel(SCALE, "scale") };
@@ -423,7 +422,7 @@ on_fake! {
         let kernel = compile_and_wait(&*backend, &kernel(DOUBLE, "double")).unwrap();
         let bindings = [slice(segment, 0, 64)];
         let launch = Launch { kernel, bindings: &bindings, params: &[], groups: [1, 1, 1] };
-        let started = || (count_calls("it may be started early"), count_calls("it is started in order"));
+        let started = || (count_calls("programmatic start"), count_calls("serialised start"));
         backend.launch(&launch).unwrap();
         assert_eq!(started(), (1, 0));
         // In a graph, kernels run one after the other.
@@ -437,9 +436,9 @@ on_fake! {
     starting_early_can_be_switched_off(Compiler, "FAKE_CUDA_PARAMS" = "8", "FOREBAY_CUDA_PDL" = "0") {
         let backend = open();
         let segment = backend.alloc_segment(MIB).unwrap();
-        wait_for_double(&*backend, slice(segment, 0, 64));
+        launch_before_compiled(&*backend, slice(segment, 0, 64));
         backend.wait_fence(backend.record_fence().unwrap()).unwrap();
-        assert_eq!((count_calls("it may be started early"), count_calls("it is started in order")), (0, 1));
+        assert_eq!((count_calls("programmatic start"), count_calls("serialised start")), (0, 1));
     }
 
     a_captured_step_is_one_graph(Compiler, "FAKE_CUDA_PARAMS" = "8,8,16,12") {
@@ -475,7 +474,7 @@ on_fake! {
         assert_eq!((count_calls("cuGraphExecDestroy"), count_calls("cuGraphDestroy")), (1, 1));
     }
 
-    a_step_that_is_no_graph_is_left_to_the_core(Compiler, "FAKE_CUDA_FAIL" = "cuGraphInstantiateWithFlags:999:1") {
+    commands_that_form_no_graph_are_left_to_the_core(Compiler, "FAKE_CUDA_FAIL" = "cuGraphInstantiateWithFlags:999:1") {
         let backend = open();
         let segment = backend.alloc_segment(MIB).unwrap();
         let commands = [Command::Fill { dst: slice(segment, 0, 8), word: 7 }];
@@ -508,7 +507,7 @@ on_fake! {
         assert_eq!(count_calls("nvrtcCompileProgram"), 4);
     }
 
-    a_kernel_that_is_wrong_is_named(Compiler) {
+    errors_name_the_invalid_kernel(Compiler) {
         let backend = open();
         let error = backend.compile(&kernel("fn f(", "f")).unwrap_err();
         assert!(error.to_string().starts_with("kernel `a test's kernel` does not compile: "), "{error}");
@@ -533,7 +532,7 @@ on_fake! {
         assert!(message.contains("NVRTC") && message.contains("install"), "{message}");
     }
 
-    everything_is_given_back(Compiler, "FAKE_CUDA_PARAMS" = "8") {
+    a_closed_device_frees_all_driver_objects(Compiler, "FAKE_CUDA_PARAMS" = "8") {
         let backend = open();
         let segment = backend.alloc_segment(16 * MIB).unwrap();
         backend.upload(slice(segment, 0, 10 << 20), &vec![1; 10 << 20]).unwrap();
