@@ -1,7 +1,7 @@
 //! Batches of small products of 16-bit floats, with strides for several batch dimensions.
 //!
-//! The kernel is `shaders/cuda/batched_matmul.cu`. The core chooses its partition ([`BatchedMatmulTiling`]), and when
-//! to use it in place of cuBLASLt, because dry runs need the same answer.
+//! The kernel is `shaders/cuda/batched_matmul.cu`. The core chooses its partition ([`BatchedMatmulTiling`]), and
+//! decides when it replaces cuBLASLt, because dry runs need the same answer.
 
 use std::ffi::CStr;
 use std::sync::Arc;

@@ -188,8 +188,7 @@ struct ReduceStage<'a> {
     reduced: (Dims, Dims),
     args: ReduceArgs<'a>,
     compute: DType,
-    /// Elements of one read: one, or a vector of four along the inner reduced dimension, or along the inner
-    /// kept dimension if `across`. That dimension is counted in vectors.
+    /// Elements of one read: one, or four along the inner reduced dimension (kept, if `across`), counted in vectors.
     width: usize,
     /// True if neighbouring threads hold neighbouring outputs.
     across: bool,
@@ -245,20 +244,21 @@ impl ReduceStage<'_> {
             && [rows, outputs].iter().all(|n| n.is_multiple_of(VEC4_WIDTH));
         let has_indices = self.args.partial_indices.is_some();
         let from_first = self.op.from_first;
+        // Positions are divided by the inner extent of two dimensions.
         let (is_flat, planar) = (self.reduced.0.len() <= 1, self.reduced.0.len() == 2);
-        // Positions are divided by the inner extent.
         let f32_division = planar && self.reduced.0[0] < 1 << 20 && extent < 1 << 31;
-        let flags = [value.is_some(), has_indices, is_flat, planar, f32_division, across, staged, from_first];
+        let forms = [is_flat, planar, f32_division, across, staged];
         let mut key = KernelKey::new("reduce");
         words.iter().for_each(|word| key.push_str(word));
         key.push_strs(self.op.math_files);
-        key.push_flags(&flags);
+        key.push_flags(&[value.is_some(), has_indices, from_first]);
+        key.push_flags(&forms);
         key.push_number(plan.threads_per_row as u64 | (self.width as u64) << 16 | (plan.unroll as u64) << 32);
         let spec = || {
             kernel_spec! {
                 "reduce", source: name(self.input), compute, out, index, math: self.op.math_files,
-                map, from_first, combine, post, factor, center, values: flags[0],
-                has_indices: flags[1], flat: is_flat, planar, f32_division, threads_per_row: plan.threads_per_row, across,
+                map, from_first, combine, post, factor, center, values: value.is_some(),
+                has_indices, flat: is_flat, planar, f32_division, threads_per_row: plan.threads_per_row, across,
                 width: self.width, unroll: plan.unroll, staged,
             }
         };
@@ -402,7 +402,7 @@ fn sum_or_prod(op: &ReduceOp, x: &Tensor, axes: &ReduceDims, keepdim: bool) -> R
     reduce(op, x, axes, keepdim, compute, DType::I64, ReduceArgs::default())
 }
 
-/// Sums a 16-bit tensor to a shape that broadcasts to its own, in f32, to a tensor of type `result`, without a gradient.
+/// Sums a 16-bit tensor in f32, to a shape that broadcasts to its own. Returns type `result`, without a gradient.
 #[track_caller]
 pub(super) fn sum_to_dtype(x: &Tensor, shape: &[usize], result: DType) -> Result<Tensor> {
     let skip = x.rank() - shape.len();

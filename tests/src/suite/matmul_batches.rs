@@ -1,5 +1,5 @@
-//! Batches of matrix products whose operands have several batch dimensions, each with its own stride. All sums are exact,
-//! so results are compared bit by bit with those of the host, rounded once.
+//! Batches of matrix products whose operands have several batch dimensions, each with its own stride. All sums are
+//! exact, so results are compared bit by bit with those of the host, rounded once.
 
 use anyhow::{Context, Result, ensure};
 use forebay::autograd::{self, GradOptions};

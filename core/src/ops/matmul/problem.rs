@@ -1,8 +1,8 @@
 //! A checked matrix product, and the kernels that may run it.
 //!
-//! [`MatmulProblem`] has at most three batch dimensions, each with its own stride in both operands. The backend's kernel
-//! for small matrices and the portable kernel take these. A vendor's library takes one, so the others are a loop
-//! of calls, or the operands are copied.
+//! [`MatmulProblem`] has at most three batch dimensions, each with its own stride in both operands. The backend's
+//! kernel for small matrices and the portable kernel take these. A vendor's library takes one, so the others are a
+//! loop of calls, or the operands are copied.
 
 use crate::backend::batched_matmul::{self, MAX_BATCH_DIMS};
 use crate::backend::{
@@ -79,8 +79,8 @@ fn expand_batch(t: &Tensor, shape: &[usize]) -> Result<Tensor> {
     t.broadcast_to(expanded)
 }
 
-/// Computes a · b, summed to a smaller shape, by the backend's kernel for batches. Returns `None` if the kernel does not
-/// support the product, or if a product in f32 and a sum are faster. The result has the type of a and b.
+/// Computes a · b, summed to a smaller shape, by the backend's kernel for batches. Returns `None` if the kernel does
+/// not support the product, or if a product in f32 and a sum are faster. The result has the type of a and b.
 pub(super) fn try_summed_product(
     op: &'static str,
     a: &Tensor,
