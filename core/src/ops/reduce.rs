@@ -242,17 +242,15 @@ impl ReduceStage<'_> {
             && plan.splits == 1
             && value.is_some_and(|v| matches!(v.dtype(), DType::F16 | DType::BF16))
             && [rows, outputs].iter().all(|n| n.is_multiple_of(VEC4_WIDTH));
-        let has_indices = self.args.partial_indices.is_some();
-        let from_first = self.op.from_first;
+        let (has_indices, from_first) = (self.args.partial_indices.is_some(), self.op.from_first);
         // Positions are divided by the inner extent of two dimensions.
         let (is_flat, planar) = (self.reduced.0.len() <= 1, self.reduced.0.len() == 2);
         let f32_division = planar && self.reduced.0[0] < 1 << 20 && extent < 1 << 31;
-        let forms = [is_flat, planar, f32_division, across, staged];
         let mut key = KernelKey::new("reduce");
         words.iter().for_each(|word| key.push_str(word));
         key.push_strs(self.op.math_files);
-        key.push_flags(&[value.is_some(), has_indices, from_first]);
-        key.push_flags(&forms);
+        key.push_flags(&[value.is_some(), has_indices, from_first, is_flat, planar]);
+        key.push_flags(&[f32_division, across, staged]);
         key.push_number(plan.threads_per_row as u64 | (self.width as u64) << 16 | (plan.unroll as u64) << 32);
         let spec = || {
             kernel_spec! {
