@@ -64,6 +64,7 @@ mod post_norm;
 mod printing;
 mod profiler;
 mod random;
+mod random_blocks;
 mod random_graphs;
 mod recurrent;
 mod reductions;
@@ -103,6 +104,7 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("hooks", hooks::TESTS),
     ("reentrant_backward", reentrant_backward::TESTS),
     ("random_graphs", random_graphs::TESTS),
+    ("random_blocks", random_blocks::TESTS),
     ("activation_checkpointing", activation_checkpointing::TESTS),
     ("inplace", inplace::TESTS),
     ("amp", amp::TESTS),
