@@ -205,12 +205,19 @@ impl GraphTask<'_> {
         }
     }
 
-    /// Adds `more` to `sum`: in place if `sum` is not shared, has the type of the result, and the pass is not
-    /// recorded.
+    /// Reports whether [`accumulate`](Self::accumulate) adds in place: if `sum` is not shared, has the type of the
+    /// result, and the pass is not recorded.
+    fn accumulates_in_place(&self, sum: &Tensor, more: &Tensor) -> bool {
+        !self.options.create_graph
+            && sum.dtype() == sum.dtype().promote(more.dtype())
+            && sum.is_unique()
+            && sum.is_contiguous()
+    }
+
+    /// Adds `more` to `sum`, in place if possible.
     fn accumulate(&self, sum: Tensor, more: Tensor) -> Result<Tensor> {
-        let has_result_dtype = sum.dtype() == sum.dtype().promote(more.dtype());
-        if !self.options.create_graph && has_result_dtype && sum.is_unique() && sum.is_contiguous() {
-            sum.add_(&more)?;
+        if self.accumulates_in_place(&sum, &more) {
+            sum.accumulate_grad_(&more)?;
             return Ok(sum);
         }
         sum.add(&more)
@@ -372,6 +379,20 @@ impl GraphTask<'_> {
         links
     }
 
+    /// Reports whether every gradient of a node joins a pending sum in place, which allocates nothing.
+    fn delivers_in_place(&self, node: &Node, grads: &InputGrads) -> bool {
+        let mut delivered =
+            node.next_edges.iter().zip(grads).filter_map(|(edge, grad)| edge.as_ref().zip(grad.as_ref()));
+        delivered.all(|(edge, grad)| match edge {
+            GradEdge::Node(input) if input.id >= self.min_node_id => {
+                self.pending_grads.get(&input.id).is_some_and(|pending| {
+                    pending.written.is_none() && self.accumulates_in_place(&pending.sum, grad)
+                })
+            }
+            GradEdge::Node(_) | GradEdge::Leaf(_) => false,
+        })
+    }
+
     /// Removes the next node that is ready, and its gradient. The flag is true for a node that continues a chain.
     fn next_node(&mut self) -> Option<(Arc<Node>, PendingGrad, bool)> {
         loop {
@@ -435,10 +456,15 @@ impl GraphTask<'_> {
         }
         // If the node passed its incoming gradient on, this handle is dropped, so that the receiver is the only owner.
         let grad = Some(grad).filter(Tensor::is_unique);
+        // Sums in place join the kernels of the chain, so what these read is held until the sums are enqueued.
+        let mut held = None;
         match run {
             Some(run) => {
                 let links = self.find_links(node, &grads);
-                self.chain.extend(links, run, grad);
+                match links.is_empty() && self.delivers_in_place(node, &grads) {
+                    true => held = Some((run, grad)),
+                    false => self.chain.extend(links, run, grad),
+                }
             }
             None => drop(grad),
         }
@@ -470,6 +496,9 @@ impl GraphTask<'_> {
             {
                 pending.written = Some(written);
             }
+        }
+        if let Some((run, grad)) = held {
+            self.chain.extend(SmallVec::new(), run, grad);
         }
         Ok(())
     }

@@ -34,6 +34,7 @@ tests![
     second_gradients_reach_recomputed_activations,
     second_gradients_of_random_programs_do_not_depend_on_fusion,
     gradients_of_gated_units_are_one_kernel_however_written,
+    sums_of_gradients_join_the_kernels_of_their_terms,
     chains_of_gradients_take_no_more_memory,
     a_gradient_with_another_owner_is_not_overwritten,
 ];
@@ -581,6 +582,40 @@ fn gradients_of_gated_units_are_one_kernel_however_written(device: &Device) -> R
         ensure!(chains.len() == 1, "unit {k}: the gradients of {name} are {chains:?} of {launched:?}");
         ensure!(chains[0].matches("mul").count() >= 2, "unit {k}: {chains:?} lacks the product's gradients");
         ensure_same_bits_all(&grads, &expected).with_context(|| format!("unit {k}, {dtype}"))?;
+    }
+    Ok(())
+}
+
+/// Units whose gate reads its own result twice, and the last activation of a step.
+const SELF_GATED_UNITS: [(&str, GatedUnit); 3] = [
+    ("sigmoid", |x, gate, up| {
+        let (up, y) = (x.matmul(up)?, x.matmul(gate)?);
+        y.mul(&y.mul(1.702)?.sigmoid()?)?.add(&up)
+    }),
+    ("tanh", |x, gate, up| {
+        let (up, y) = (x.matmul(up)?, x.matmul(gate)?);
+        y.tanh()?.mul(&y)?.mul(&up)
+    }),
+    ("square", |x, gate, up| {
+        let (up, y) = (x.matmul(up)?, x.matmul(gate)?);
+        y.mul(&y.square()?)?.add(&up)
+    }),
+];
+
+fn sums_of_gradients_join_the_kernels_of_their_terms(device: &Device) -> Result<()> {
+    for (k, (name, unit)) in SELF_GATED_UNITS.into_iter().enumerate() {
+        for dtype in [DType::F32, DType::BF16] {
+            let [alone, fused] = both(device);
+            let (_, without, expected) = run_gated_unit(&alone, unit, dtype)?;
+            let (launched, with, grads) = run_gated_unit(&fused, unit, dtype)?;
+            let chains: Vec<&String> = launched.iter().filter(|kernel| kernel.contains(name)).collect();
+            ensure!(
+                chains.len() == 1 && chains[0].contains("add"),
+                "unit {k}: the gradients of {name} are {chains:?} of {launched:?}"
+            );
+            ensure!(with <= without, "unit {k}: a peak of {with} bytes fused, and {without} alone");
+            ensure_same_bits_all(&grads, &expected).with_context(|| format!("unit {k}, {dtype}"))?;
+        }
     }
     Ok(())
 }

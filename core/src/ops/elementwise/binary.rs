@@ -5,6 +5,15 @@ use crate::ops::elementwise::prelude::*;
 use crate::ops::prelude::*;
 use crate::scalar::ScalarConversion;
 
+impl Tensor {
+    /// Adds a gradient to this one in place. The sum equals that of `add_`, but the addition may join the pending
+    /// kernel that computes this gradient.
+    #[track_caller]
+    pub(crate) fn accumulate_grad_(&self, more: &Tensor) -> Result<()> {
+        run_pointwise_inplace_grad(&add, self, &[more.into()])
+    }
+}
+
 /// Declares operations. An entry has documentation, name, type rule, expression (and one for integers and
 /// f64), math files and gradients.
 macro_rules! binary {

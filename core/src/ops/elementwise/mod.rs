@@ -19,6 +19,7 @@ pub(crate) mod prelude {
     pub(crate) use super::pointwise::GradVar::{A, B, C, Y};
     pub(crate) use super::pointwise::{
         PointwiseOp, TypeRule, pointwise_op, pointwise_ops, run_pointwise, run_pointwise_inplace,
+        run_pointwise_inplace_grad,
     };
     pub(crate) use super::unary::unary;
 }

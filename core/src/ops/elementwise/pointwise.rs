@@ -687,6 +687,27 @@ pub(crate) fn run_pointwise_inplace(
     rest: &[Operand<'_>],
     attrs: &[(&'static str, Scalar)],
 ) -> Result<()> {
+    run_inplace(op, target, rest, attrs, false)
+}
+
+/// Runs an operation in place on a gradient. It may join the pending kernel that computes the gradient.
+#[track_caller]
+pub(crate) fn run_pointwise_inplace_grad(
+    op: &'static PointwiseOp,
+    target: &Tensor,
+    rest: &[Operand<'_>],
+) -> Result<()> {
+    run_inplace(op, target, rest, &[], true)
+}
+
+#[track_caller]
+fn run_inplace(
+    op: &'static PointwiseOp,
+    target: &Tensor,
+    rest: &[Operand<'_>],
+    attrs: &[(&'static str, Scalar)],
+    is_grad: bool,
+) -> Result<()> {
     operation!(op.name);
     fail_if!(target.layout().has_internal_overlap();
         argument(op.name), "the tensor repeats elements (it was expanded); copy it first");
@@ -722,7 +743,7 @@ pub(crate) fn run_pointwise_inplace(
     let (compute, result) = resolve_dtypes(op, &args)?;
     check_attrs(op, compute, attrs)?;
     check_fits_in_place(op.name, target.dtype(), result)?;
-    let spec = op.build_spec(&args, attrs, compute, compute)?;
+    let spec = PointwiseSpec { is_grad, ..op.build_spec(&args, attrs, compute, compute)? };
     pointwise_kernel::run(&spec, target, true)?;
     if !recorded {
         return Ok(());
