@@ -1,4 +1,4 @@
-// Convolutions of 16-bit floats as implicit matrix products over taps and channels. Stride and dilation are 1.
+// Convolutions of 16-bit floats as implicit matrix products over taps and channels. The stride is 1.
 // WEIGHT_GRAD chooses one of two kernels:
 // - 0, `conv`: out[image, row, y, x] = bias[row] + the sum over taps and channels of
 //   weights[tap_y, tap_x, channel, row] · columns[image, channel, tap_x, y + tap_y, x]. It computes the output, and
@@ -46,7 +46,7 @@ struct Params {
     const u16* bias;
     void* out;
     int rows, channels, kernel_height, kernel_width;
-    // Line of the first tap for line 0, and the distance to the next tap: 1 or -1.
+    // Line of the first tap for line 0, and the distance to the next tap: the dilation or its negative.
     int first_y, tap_step;
     // Positions of an image, and blocks of pixels in an image.
     int height, width, blocks_y, blocks_x;

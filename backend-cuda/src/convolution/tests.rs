@@ -20,7 +20,7 @@ fn call(
     [images, channels, rows]: [u64; 3],
     input: [u64; 2],
     kernel: [u64; 2],
-    padding: u64,
+    [padding, dilation]: [u64; 2],
 ) -> ConvolutionCall {
     ConvolutionCall {
         dtype: DType::BF16,
@@ -28,10 +28,10 @@ fn call(
         channels,
         input_height: input[0],
         rows,
-        output: [0, 1].map(|d| input[d] + 2 * padding + 1 - kernel[d]),
+        output: [0, 1].map(|d| input[d] + 2 * padding - dilation * (kernel[d] - 1)),
         kernel,
         first_tap: -(padding as i64),
-        tap_step: 1,
+        tap_step: dilation as i64,
         columns: SLICE,
         product,
     }
@@ -45,7 +45,7 @@ fn mirrored(c: ConvolutionCall, input: [u64; 2]) -> ConvolutionCall {
         input_height: c.output[0],
         output: input,
         first_tap: -c.first_tap,
-        tap_step: -1,
+        tap_step: -c.tap_step,
         ..c
     }
 }
@@ -85,7 +85,7 @@ struct Columns<'a> {
 
 impl<'a> Columns<'a> {
     fn new(call: &ConvolutionCall, images: &'a Images) -> Self {
-        // The tests pad both dimensions alike.
+        // The tests pad and dilate both dimensions alike.
         Self { images, width: call.output[1] as i64, first_x: call.first_tap, step: call.tap_step }
     }
 
@@ -324,13 +324,15 @@ fn run_weight_grad(call: &ConvolutionCall, grad: &Images, x: &Images) -> Vec<f32
 }
 
 /// Checks the output, the input's gradient and the weights' gradient of a convolution with y channels `rows`.
-fn check_all(shape: [u64; 3], input: [u64; 2], kernel: [u64; 2], padding: u64, splits: u64) {
-    let forward = call(OUTPUT, shape, input, kernel, padding);
+fn check_all(shape: [u64; 3], input: [u64; 2], kernel: [u64; 2], [padding, dilation]: [u64; 2], splits: u64) {
+    let forward = call(OUTPUT, shape, input, kernel, [padding, dilation]);
     let [images, channels, rows] = shape;
     let (x, dy) = (Images::new(1, images, channels, input), Images::new(2, images, rows, forward.output));
     let weight = |row: usize, channel: usize, tap: usize| value(3, [row, channel, tap, 0]);
     let taps = (kernel[0] * kernel[1]) as usize;
-    let tap_of = |tap: usize| [tap / kernel[1] as usize, tap % kernel[1] as usize].map(|k| k as i64);
+    // Offset of a tap in lines and pixels.
+    let tap_of =
+        |tap: usize| [tap / kernel[1] as usize, tap % kernel[1] as usize].map(|k| k as i64 * dilation as i64);
     let indices = |of: &Images| {
         let shape = of.shape;
         (0..shape.iter().product()).map(move |at: usize| {
@@ -389,33 +391,42 @@ fn check_all(shape: [u64; 3], input: [u64; 2], kernel: [u64; 2], padding: u64, s
 
 #[test]
 fn wide_images_are_convolved() {
-    check_all([1, 3, 5], [8, 64], [3, 3], 1, 2);
-    check_all([1, 17, 70], [14, 56], [1, 3], 1, 1);
+    check_all([1, 3, 5], [8, 64], [3, 3], [1, 1], 2);
+    check_all([1, 17, 70], [14, 56], [1, 3], [1, 1], 1);
 }
 
 #[test]
 fn images_of_width_32_are_convolved() {
-    check_all([1, 20, 130], [8, 32], [2, 1], 0, 3);
-    check_all([1, 33, 3], [8, 32], [3, 3], 1, 2);
-    check_all([1, 64, 32], [8, 32], [3, 3], 1, 2);
+    check_all([1, 20, 130], [8, 32], [2, 1], [0, 1], 3);
+    check_all([1, 33, 3], [8, 32], [3, 3], [1, 1], 2);
+    check_all([1, 64, 32], [8, 32], [3, 3], [1, 1], 2);
 }
 
 #[test]
 fn narrow_images_are_convolved() {
-    check_all([2, 3, 8], [16, 16], [5, 5], 2, 1);
-    check_all([1, 80, 12], [16, 48], [1, 1], 0, 4);
+    check_all([2, 3, 8], [16, 16], [5, 5], [2, 1], 1);
+    check_all([1, 80, 12], [16, 48], [1, 1], [0, 1], 4);
+}
+
+#[test]
+fn dilated_filters_are_convolved() {
+    check_all([1, 3, 5], [16, 32], [3, 3], [2, 2], 2);
+    // Most taps lie outside of the image.
+    check_all([1, 17, 66], [8, 32], [3, 3], [12, 12], 1);
+    check_all([2, 4, 3], [24, 24], [3, 3], [0, 4], 1);
 }
 
 #[test]
 fn unsupported_calls_are_declined() {
-    let good = call(OUTPUT, [4, 64, 64], [32, 32], [3, 3], 1);
+    let good = call(OUTPUT, [4, 64, 64], [32, 32], [3, 3], [1, 1]);
     let declined = |call: ConvolutionCall| plan_convolution(&call, REQUIRED_ARCH, 132).is_none();
     assert!(good.is_supported());
     assert!(plan_convolution(&good, 80, 132).is_none() && plan_convolution(&good, 100, 132).is_none());
     assert!(declined(ConvolutionCall { dtype: DType::F32, ..good }));
     assert!(declined(ConvolutionCall { output: [32, 30], ..good }));
     assert!(declined(ConvolutionCall { kernel: [9, 3], ..good }));
-    assert!(declined(ConvolutionCall { tap_step: 2, ..good }));
+    assert!(declined(ConvolutionCall { tap_step: 0, ..good }));
+    assert!(declined(ConvolutionCall { tap_step: 1 << 16, ..good }));
     assert!(declined(ConvolutionCall { images: 1 << 40, ..good }));
     assert!(declined(ConvolutionCall { columns: Slice { offset: 8, ..SLICE }, ..good }));
     assert!(declined(ConvolutionCall { product: weight_grad(1 << 12), ..good }));

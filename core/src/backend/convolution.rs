@@ -3,8 +3,8 @@
 use super::Slice;
 use crate::dtype::DType;
 
-/// Two-dimensional convolution of 16-bit floats, or one of its gradients, as an implicit matrix product. Stride
-/// and dilation are 1, and there is one group.
+/// Two-dimensional convolution of 16-bit floats, or one of its gradients, as an implicit matrix product. The stride
+/// is 1, and there is one group. The columns contain the dilation along the width.
 ///
 /// Operands are contiguous, and begin at multiples of 16 bytes. Images are \[images, channels, height, width\].
 /// Columns along the width have one row of pixels for each tap of the filter's width: \[images, channels, filter width,
@@ -30,7 +30,7 @@ pub struct ConvolutionCall {
     pub kernel: [u64; 2],
     /// Line of the first tap for line 0.
     pub first_tap: i64,
-    /// Distance in lines from one tap to the next: 1, or -1 for mirrored taps.
+    /// Distance in lines from one tap to the next: the dilation, negative for mirrored taps.
     pub tap_step: i64,
     /// Columns along the width, read.
     pub columns: Slice,
@@ -151,7 +151,7 @@ impl ConvolutionCall {
             && self.output[1].is_multiple_of(8)
             && self.kernel.iter().all(|n| (1..=Self::MAX_KERNEL).contains(n))
             && self.first_tap.abs() < 1 << 20
-            && self.tap_step.abs() == 1
+            && (1..1 << 16).contains(&self.tap_step.abs())
             && Self::block_width(self.output, pixels).is_some()
             && [self.columns].iter().chain(&operands).all(|slice| slice.offset.is_multiple_of(16))
     }

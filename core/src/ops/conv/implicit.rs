@@ -31,7 +31,6 @@ impl ConvGeometry {
             && self.rank == 2
             && self.groups == 1
             && self.has_unit_stride()
-            && self.kernel.iter().zip(&self.dilation).all(|(&taps, &dilation)| dilation == 1 || taps == 1)
             && self.kernel.iter().all(|&taps| taps as u64 <= ConvolutionCall::MAX_KERNEL)
             && !is_pointwise
             && [self.x_extents, self.y_extents].iter().all(|&extents| {
@@ -203,10 +202,10 @@ impl ImplicitCall<'_> {
     /// Enqueues a call whose operands are bound. Returns false if the backend declines.
     fn run(&self, columns: Slice, rows: usize, product: ConvolutionProduct) -> Result<bool> {
         let g = self.geometry;
-        let padding = g.padding[0] as i64;
+        let (padding, dilation) = (g.padding[0] as i64, g.dilation[0] as i64);
         let (channels, input, output, first_tap, tap_step) = match self.mirrored {
-            false => (g.x_channels, g.x_extents, g.y_extents, -padding, 1),
-            true => (g.y_channels, g.y_extents, g.x_extents, padding, -1),
+            false => (g.x_channels, g.x_extents, g.y_extents, -padding, dilation),
+            true => (g.y_channels, g.y_extents, g.x_extents, padding, -dilation),
         };
         let plane = |extents: [usize; 3]| [extents[0] as u64, extents[1] as u64];
         let call = ConvolutionCall {
