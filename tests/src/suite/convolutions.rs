@@ -20,6 +20,7 @@ use super::tests;
 tests![
     im2col_equals_gathering,
     gradients_of_weights_for_few_channels_are_products,
+    gradients_of_many_weights_are_one_product,
     im2col_takes_the_predicted_bytes,
     im2col_is_captured,
     im2col_rounds_once_and_is_deterministic,
@@ -92,7 +93,10 @@ impl ConvCase {
     }
 }
 
-const CASES: [ConvCase; 17] = [
+/// Convolution with few positions, for whose weights the gradients of all images together take 9 MiB in f32.
+const MANY_CHANNELS: ConvCase = ConvCase::new(&[16, 384, 4, 4], &[384, 384, 1, 1]);
+
+const CASES: [ConvCase; 18] = [
     // A 1 x 1 kernel needs no im2col; rows are multiples of vector widths, then not.
     ConvCase::new(&[3, 20, 4, 8], &[6, 20, 1, 1]),
     ConvCase::new(&[3, 17, 7, 7], &[6, 17, 1, 1]),
@@ -111,6 +115,7 @@ const CASES: [ConvCase; 17] = [
     ConvCase { padding: 1, stride: 2, transposed: Some(1), ..ConvCase::new(&[3, 4, 5, 8], &[4, 6, 3, 3]) },
     ConvCase { transposed: Some(0), ..ConvCase::new(&[2, 8, 6, 5], &[8, 4, 2, 2]) },
     ConvCase { stride: 2, groups: 2, transposed: Some(0), ..ConvCase::new(&[2, 8, 9], &[8, 4, 5]) },
+    MANY_CHANNELS,
 ];
 
 /// Convolutions with a filter for each channel. Lines are whole words or not, and shorter or longer than a run. Strides
@@ -158,14 +163,16 @@ const DEPTHWISE_CASES: [ConvCase; 24] = [
 ];
 
 /// Convolutions that are large enough for a backend's own kernels. They have blocks of pixels of all widths, and few
-/// and many channels on both sides. Some have filters that are not square, or partial tiles, and one is transposed.
-const LARGE_CASES: [ConvCase; 7] = [
+/// and many channels on both sides. Some have filters that are not square or dilated, or partial tiles, and one is
+/// transposed.
+const LARGE_CASES: [ConvCase; 8] = [
     ConvCase { padding: 1, ..ConvCase::new(&[4, 16, 64, 64], &[64, 16, 3, 3]) },
     ConvCase { padding: 1, ..ConvCase::new(&[4, 24, 64, 64], &[136, 24, 1, 3]) },
     ConvCase { padding: 2, ..ConvCase::new(&[24, 3, 32, 32], &[96, 3, 5, 5]) },
     ConvCase { padding: 1, ..ConvCase::new(&[64, 40, 16, 16], &[24, 40, 3, 3]) },
     ConvCase { padding: 1, ..ConvCase::new(&[16, 64, 40, 56], &[8, 64, 3, 3]) },
     ConvCase { padding: 3, ..ConvCase::new(&[16, 64, 32, 32], &[3, 64, 7, 7]) },
+    ConvCase { padding: 6, dilation: 6, ..ConvCase::new(&[8, 40, 32, 32], &[72, 40, 3, 3]) },
     ConvCase { padding: 1, transposed: Some(0), ..ConvCase::new(&[8, 32, 64, 64], &[32, 16, 3, 3]) },
 ];
 
@@ -312,6 +319,15 @@ fn large_convolutions_take_the_predicted_bytes(device: &Device) -> Result<()> {
             ensure!(measured < columns, "{case:?}: {measured} bytes, and {columns} with column matrices");
         }
     }
+    Ok(())
+}
+
+/// Gradients of the weights for each image would take far more memory than the images.
+fn gradients_of_many_weights_are_one_product(device: &Device) -> Result<()> {
+    let device = &with_own_pool(device);
+    MANY_CHANNELS.output_and_gradients(DType::BF16, device)?;
+    let (peak, partial) = (device.memory().peak_allocated(), 4 * 16 * 384 * 384);
+    ensure!(peak < partial, "{peak} bytes, and the gradients of 16 images take {partial}");
     Ok(())
 }
 

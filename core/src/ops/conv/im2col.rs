@@ -21,6 +21,8 @@ use crate::ops::shape::PadMode;
 
 /// Limit in bytes of f32 weight gradients that are computed for each image and then summed.
 const MAX_PARTIAL_GRAD_BYTES: usize = 64 << 20;
+/// Bytes of such gradients for each copied byte from which one product over all images is faster, which copies images.
+const MERGE_GAIN: usize = 4;
 /// Limit in bytes of such gradients whose sum is also arranged as the weights are. Its reads are not in order, which
 /// larger tensors than those in the card's cache do not allow.
 const MAX_ARRANGED_GRAD_BYTES: usize = 8 << 20;
@@ -285,6 +287,15 @@ impl ConvGeometry {
         self.groups > 1 || !(plan.output_positions() * dtype.size()).is_multiple_of(VECTOR_BYTES)
     }
 
+    /// Reports whether the gradient of the weights is one product over all images, instead of the sum of a product
+    /// for each image. `rows` is the number of rows of the column matrix, and `copied` counts the elements that a
+    /// matrix of all images copies.
+    fn merges_weight_grads(&self, channels: usize, rows: usize, copied: usize, dtype: DType) -> bool {
+        let partial = 4 * self.batch * channels * rows;
+        let is_dear = partial > MAX_ARRANGED_GRAD_BYTES && partial > MERGE_GAIN * copied * dtype.size();
+        is_dear || partial > MAX_PARTIAL_GRAD_BYTES
+    }
+
     /// Computes y from x and w.
     pub(crate) fn im2col_forward(&self, x: &Tensor, w: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         let (x, w) = (x.contiguous()?, w.contiguous()?);
@@ -333,8 +344,12 @@ impl ConvGeometry {
         let x = x.map(|(x, _)| x.contiguous()).transpose()?;
         let (plan, dtype) = (Im2colPlan::for_input_grad(self), dy.dtype());
         let out = Tensor::empty(self.x_shape(), dtype, dy.device())?;
-        let parts = x.as_ref().map_or(0, |_| self.batch * self.x_channels * plan.rows_per_group());
-        let merges_images = self.merges_images(&plan, dtype) || 4 * parts > MAX_PARTIAL_GRAD_BYTES;
+        // The product that gives the gradient of x has to be copied too.
+        let is_merged = |x: &Tensor| {
+            let copied = x.numel() + out.numel() + if plan.is_identity() { dy.numel() } else { 0 };
+            self.merges_weight_grads(self.x_channels, plan.rows_per_group(), copied, dtype)
+        };
+        let merges_images = self.merges_images(&plan, dtype) || x.as_ref().is_some_and(is_merged);
         let weight_rows = self.swap_weight_channels(w, self.y_channels, self.x_channels)?;
         let weight_rows = self.pad_weight_rows(&weight_rows, &plan, merges_images)?;
         let positions = plan.with_unit_kernel(self.x_channels / self.groups);
@@ -368,8 +383,9 @@ impl ConvGeometry {
     ) -> Result<Tensor> {
         let (dy, x) = (&dy.contiguous()?, &x.contiguous()?);
         let (plan, dtype) = (Im2colPlan::for_input(self), dy.dtype());
-        let parts = self.batch * self.y_channels * plan.rows_per_group();
-        let merges_images = self.merges_images(&plan, dtype) || 4 * parts > MAX_PARTIAL_GRAD_BYTES;
+        let copied = dy.numel() + if plan.is_identity() { x.numel() } else { 0 };
+        let merges_images = self.merges_images(&plan, dtype)
+            || self.merges_weight_grads(self.y_channels, plan.rows_per_group(), copied, dtype);
         let positions = plan.with_unit_kernel(self.y_channels / self.groups);
         let mut sum = WeightGradSum::new(dtype, false, cast_from);
         for chunk in plan.split_batch(x, dtype, merges_images) {
