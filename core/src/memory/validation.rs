@@ -190,16 +190,15 @@ impl Snapshot {
         for (at, event) in self.events.iter().enumerate().rev() {
             let of = |what: String| format!("event {at}: {what}");
             self.check_event(event).map_err(of)?;
-            let Some(index) = event.holder else {
-                undo_event_checked("what is reserved before it", &mut reserved, event).map_err(of)?;
-                continue;
-            };
-            undo_event_checked("what its holder has before it", &mut holders[index], event).map_err(of)?;
-            undo_event_checked(
-                "what its tag has before it",
-                &mut tags[self.holders[index].tag as usize],
-                event,
-            )
+            match event.holder {
+                None => undo_event_checked("what is reserved before it", &mut reserved, event),
+                Some(index) => {
+                    undo_event_checked("what its holder has before it", &mut holders[index], event)
+                        .map_err(of)?;
+                    let tag = self.holders[index].tag as usize;
+                    undo_event_checked("what its tag has before it", &mut tags[tag], event)
+                }
+            }
             .map_err(of)?;
             let allocated: u64 = tags.iter().sum();
             if allocated > reserved {
