@@ -9,8 +9,8 @@ use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 
+use super::backward_fn_guard::BackwardFnGuard;
 use super::elementwise_chain::has_single_use;
-use super::engine::BackwardFnGuard;
 use super::{BackwardCtx, BackwardFnState, GradEdge, Node};
 use crate::dtype::DType;
 use crate::error::Result;

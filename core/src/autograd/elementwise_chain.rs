@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use smallvec::SmallVec;
 
 use super::Node;
+use super::backward_fn_guard::BackwardFnGuard;
 use super::bypass::find_node;
-use super::engine::BackwardFnGuard;
 use crate::tensor::Tensor;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -32,6 +32,7 @@ use crate::tensor::{Dims, Tensor};
 mod anomaly;
 pub(crate) mod autocast_mode;
 mod backward_ctx;
+mod backward_fn_guard;
 mod bypass;
 mod checkpoint;
 mod composite;
