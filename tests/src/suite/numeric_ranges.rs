@@ -441,7 +441,7 @@ fn floats_out_of_range_are_not_written(device: &Device) -> Result<()> {
         type Call<'a> = (&'a str, &'a dyn Fn(f64) -> ForebayResult<Tensor>);
         let calls: &[Call<'_>] = &[
             ("full", &|n| Tensor::full([2], n, dtype, device)),
-            ("full", &|n| x.full_like(n)),
+            ("full_like", &|n| x.full_like(n)),
             ("masked_fill", &|n| x.masked_fill(&all, n)),
             ("masked_fill_", &|n| x.copy().and_then(|x| x.masked_fill_(&all, n).map(|()| x))),
             ("fill_", &|n| x.copy().and_then(|x| x.fill_(n).map(|()| x))),
