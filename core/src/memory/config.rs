@@ -281,7 +281,7 @@ enum Field<'a> {
     Bool(&'a mut bool),
     /// Bytes in whole units.
     Bytes(&'a mut u64, u64),
-    /// Whole MiB, or no limit.
+    /// Limit in MiB, a whole number, or none.
     Limit(&'a mut Option<u64>),
     /// Number from 0 to a maximum.
     Number(&'a mut f64, f64),
