@@ -72,6 +72,7 @@ templates! {
     "random",
     "multinomial_cdf",
     "depthwise",
+    "depthwise_macros",
     "depthwise_strips",
     "dropout",
     "philox_state",

@@ -20,6 +20,7 @@ straddles: (vectors) runs may contain ends of lines. Such a run is computed once
 f32_division: all quotients are below 2^20
 -#}
 {%- import "types" as t -%}
+{%- import "depthwise_macros" as m -%}
 {%- set taps = kernel_x * kernel_y -%}
 {{ t.prelude() }}
 struct Params {
@@ -45,19 +46,7 @@ struct Params {
     total: u32,
 }
 @group(1) @binding(0) var<uniform> p: Params;
-{{ t.input(0, "source", dtype) }}
-{{ t.input(1, "other", dtype) }}
-{% if bias %}
-{{ t.input(2, "bias", dtype) }}
-{% endif %}
-{% if mode == "vectors" and vector == 8 %}
-@group(0) @binding({{ 3 if bias else 2 }}) var<storage, read_write> out: array<vec4<u32>>;
-{{ t.bits_function("out", dtype) }}
-{% elif mode == "vectors" %}
-{{ t.quads_output(3 if bias else 2, "out", dtype) }}
-{% else %}
-{{ t.output(3 if bias else 2, "out", "f32" if pass == "weight" else dtype, mode) }}
-{% endif %}
+{{ m.bindings(dtype, pass, bias, mode, vector) }}
 {{ t.divide(f32_division) }}
 
 {#- Number of the source element that result `r` and tap `k` read. 64 is the first element of the run, so numbers are
@@ -153,15 +142,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         }
         {% endfor %}
     }
-    {% for tap in range(taps) %}
-    sums[{{ tap * 65 }}u + thread] = sum{{ tap }};
-    {% endfor %}
-    workgroupBarrier();
-    if thread < {{ taps }}u && part < p.parts {
-        var total = 0.0;
-        for (var i = 0u; i < 64u; i++) { total += sums[thread * 65u + i]; }
-        out_put(index * {{ taps }}u + thread, total);
-    }
+    {{ m.write_sums(taps) }}
 }
 {% else %}
 @compute @workgroup_size(256)
@@ -196,32 +177,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% if mode == "vectors" %}
     {% for r in range(0, run, vector) %}
     if index * {{ run }}u + {{ r }}u < p.total {
-        {% if vector == 8 %}
-        out[index * {{ run // 8 }}u + {{ r // 8 }}u] = vec4<u32>(
-            {%- for k in range(r, r + 8, 2) -%}
-            out_pair_{{ dtype }}({{ value }}{{ k }}, {{ value }}{{ k + 1 }}){{ ", " if not loop.last }}
-            {%- endfor -%}
-        );
-        {% else %}
-        out_put_quad(index * {{ run // 4 }}u + {{ r // 4 }}u,
-            vec4<f32>({{ value }}{{ r }}, {{ value }}{{ r + 1 }}, {{ value }}{{ r + 2 }}, {{ value }}{{ r + 3 }}));
-        {% endif %}
+        {% set number = "index * " ~ run // vector ~ "u + " ~ r // vector ~ "u" %}
+        {{ m.write_vector(dtype, vector, number, value, r) | indent }}
     }
     {% endfor %}
     {% else %}
     let start = line_index * p.width;
-    {% if mode == "packed" %}
-    {% for r in range(0, run, 4) %}
-    if x + {{ r }}u < p.width {
-        out_put4(start + x + {{ r }}u, array<f32, 4>(sum{{ r }}, sum{{ r + 1 }}, sum{{ r + 2 }}, sum{{ r + 3 }}),
-            start + p.width);
-    }
-    {% endfor %}
-    {% else %}
-    {% for r in range(run) %}
-    if x + {{ r }}u < p.width { out_put(start + x + {{ r }}u, sum{{ r }}); }
-    {% endfor %}
-    {% endif %}
+    {{ m.write_run(mode, run, "start", "sum") }}
     {% endif %}
 }
 {% endif %}

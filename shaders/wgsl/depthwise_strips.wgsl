@@ -18,6 +18,7 @@ pairs: lines of the source, and of dy (weight), are whole words of two elements
 f32_division: all quotients are below 2^20
 -#}
 {%- import "types" as t -%}
+{%- import "depthwise_macros" as m -%}
 {%- set taps = kernel_x * kernel_y -%}
 {{ t.prelude() }}
 struct Params {
@@ -43,19 +44,7 @@ struct Params {
     width: u32,
 }
 @group(1) @binding(0) var<uniform> p: Params;
-{{ t.input(0, "source", dtype) }}
-{{ t.input(1, "other", dtype) }}
-{% if bias %}
-{{ t.input(2, "bias", dtype) }}
-{% endif %}
-{% if mode == "vectors" and vector == 8 %}
-@group(0) @binding({{ 3 if bias else 2 }}) var<storage, read_write> out: array<vec4<u32>>;
-{{ t.bits_function("out", dtype) }}
-{% elif mode == "vectors" %}
-{{ t.quads_output(3 if bias else 2, "out", dtype) }}
-{% else %}
-{{ t.output(3 if bias else 2, "out", "f32" if pass == "weight" else dtype, mode) }}
-{% endif %}
+{{ m.bindings(dtype, pass, bias, mode, vector) }}
 {{ t.divide(f32_division) }}
 
 {#- Number of the source element that result `r` and tap `k` read. 64 is the first element of the run, so numbers are
@@ -152,15 +141,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             }
         }
     }
-    {% for tap in range(taps) %}
-    sums[{{ tap * 65 }}u + thread] = sum{{ tap }};
-    {% endfor %}
-    workgroupBarrier();
-    if thread < {{ taps }}u && part < p.parts {
-        var total = 0.0;
-        for (var i = 0u; i < 64u; i++) { total += sums[thread * 65u + i]; }
-        out_put(index * {{ taps }}u + thread, total);
-    }
+    {{ m.write_sums(taps) }}
 }
 {% else %}
 @compute @workgroup_size(64)
@@ -204,31 +185,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             let results = (plane * p.height + first + step - {{ kernel_y - 1 }}u) * p.width;
             {% if mode == "vectors" %}
             {% for r in range(0, run, vector) %}
-            {% if vector == 8 %}
-            out[(results + x + {{ r }}u) >> 3u] = vec4<u32>(
-                {%- for k in range(r, r + 8, 2) -%}
-                out_pair_{{ dtype }}(sum0_{{ k }}, sum0_{{ k + 1 }}){{ ", " if not loop.last }}
-                {%- endfor -%}
-            );
-            {% else %}
+            {% set number = "(results + x + " ~ r ~ "u) >> " ~ (3 if vector == 8 else 2) ~ "u" %}
             if x + {{ r }}u < p.width {
-                out_put_quad((results + x + {{ r }}u) >> 2u,
-                    vec4<f32>(sum0_{{ r }}, sum0_{{ r + 1 }}, sum0_{{ r + 2 }}, sum0_{{ r + 3 }}));
-            }
-            {% endif %}
-            {% endfor %}
-            {% elif mode == "packed" %}
-            {% for r in range(0, run, 4) %}
-            if x + {{ r }}u < p.width {
-                out_put4(results + x + {{ r }}u,
-                    array<f32, 4>(sum0_{{ r }}, sum0_{{ r + 1 }}, sum0_{{ r + 2 }}, sum0_{{ r + 3 }}),
-                    results + p.width);
+                {{ m.write_vector(dtype, vector, number, "sum0_", r) | indent(16) }}
             }
             {% endfor %}
             {% else %}
-            {% for r in range(run) %}
-            if x + {{ r }}u < p.width { out_put(results + x + {{ r }}u, sum0_{{ r }}); }
-            {% endfor %}
+            {{ m.write_run(mode, run, "results", "sum0_") | indent(8) }}
             {% endif %}
         }
         {% for j in range(kernel_y) %}

@@ -63,6 +63,21 @@ impl Node {
     pub(crate) fn input_edge(&self, input: usize) -> Option<&GradEdge> {
         self.next_edges.get(input)?.as_ref()
     }
+
+    /// Notes that the gradient of an input may be returned in 16 bits.
+    fn allow_cast_grad(&self, input: usize) {
+        self.cast_grad_inputs.fetch_or(cast_grad_bit(input), Ordering::Relaxed);
+    }
+
+    /// Reports whether the gradient of an input may be returned in 16 bits.
+    pub(super) fn may_return_cast_grad(&self, input: usize) -> bool {
+        self.cast_grad_inputs.load(Ordering::Relaxed) & cast_grad_bit(input) != 0
+    }
+}
+
+/// Returns the bit of an input in `Node::cast_grad_inputs`.
+fn cast_grad_bit(input: usize) -> u32 {
+    1 << input.min(31)
 }
 
 impl GradEdge {
@@ -89,12 +104,11 @@ impl BackwardCtx<'_> {
 
     /// Reports whether the gradient of an input may be passed on in 16 bits: see [`accept_cast_grad`].
     pub(crate) fn passes_cast_grad(&self, input: usize) -> bool {
-        let input = self.node.input_edge(input).and_then(GradEdge::node);
-        let passes = input.is_some_and(|input| {
-            input.accepts_cast_grad.load(Ordering::Relaxed) && self.can_bypass(&[input])
-        });
+        let cast = self.node.input_edge(input).and_then(GradEdge::node);
+        let passes = cast
+            .is_some_and(|cast| cast.accepts_cast_grad.load(Ordering::Relaxed) && self.can_bypass(&[cast]));
         if passes {
-            self.node.returned_cast_grad.store(true, Ordering::Relaxed);
+            self.node.allow_cast_grad(input);
         }
         passes
     }

@@ -17,6 +17,7 @@ use smallvec::SmallVec;
 use super::Node;
 use super::backward_fn_guard::BackwardFnGuard;
 use super::bypass::find_node;
+use crate::dtype::DType;
 use crate::tensor::Tensor;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,10 +50,12 @@ pub(super) fn is_dense_and_unique(grad: &Tensor) -> bool {
     grad.is_unique() && grad.is_contiguous()
 }
 
-/// Reports whether a kernel may replace a gradient that has no other owner. 16-bit elements must be whole vectors,
-/// because a kernel writes the others one by one in place. Memory of the program may have an owner outside.
-pub(super) fn can_overwrite(grad: &Tensor) -> bool {
-    is_dense_and_unique(grad)
+/// Reports whether a kernel may replace a gradient that has no other owner with one of type `dtype`. 16-bit elements
+/// must be whole vectors, because a kernel writes the others one by one in place. Memory of the program may have an
+/// owner outside.
+pub(super) fn can_overwrite(grad: &Tensor, dtype: DType) -> bool {
+    grad.dtype() == dtype
+        && is_dense_and_unique(grad)
         && grad.storage().tracked_version().is_some()
         && grad.layout().offset() == 0
         && (grad.dtype().size() >= 4 || grad.numel().is_multiple_of(8))

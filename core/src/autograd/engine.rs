@@ -370,8 +370,7 @@ impl GraphTask<'_> {
             if !is_target
                 && input.id >= self.min_node_id
                 && elementwise_chain::is_link(input)
-                && grad.dtype() == input.dtype
-                && elementwise_chain::can_overwrite(grad)
+                && elementwise_chain::can_overwrite(grad, input.dtype)
                 && self.should_visit(edge)
             {
                 links.push(input.id);
@@ -443,7 +442,7 @@ impl GraphTask<'_> {
             op: node.op,
             site: node.site,
         });
-        let overwrites = is_link && grad.dtype() == node.dtype && elementwise_chain::can_overwrite(&grad);
+        let overwrites = is_link && elementwise_chain::can_overwrite(&grad, node.dtype);
         let mut result = self.run_backward_fn(node, &grad, overwrites)?;
         // Only the sum of a node that this pass runs can wait for the other parts.
         let waits = |edge: &Option<GradEdge>| matches!(edge, Some(GradEdge::Node(input)) if input.id >= self.min_node_id);

@@ -119,7 +119,7 @@ impl GradEdge {
         };
         let accepts_other_dtype = self.node().is_some_and(|input| {
             input.kind == BackwardKind::Cast(grad.dtype())
-                || (grad.dtype().size() == 2 && node.returned_cast_grad.load(Ordering::Relaxed))
+                || (grad.dtype().size() == 2 && node.may_return_cast_grad(index))
         });
         fail_if!((grad.dtype() != dtype && !accepts_other_dtype) || **shape != *grad.shape();
             backward, "{} returned a gradient of {} {:?} for input {index}, which is {dtype} {shape:?}; \
@@ -175,8 +175,9 @@ pub(crate) struct Node {
     branch_dtype: OnceLock<DType>,
     /// If true, a cast may pass its gradient on in 16 bits: see [`accept_cast_grad`].
     accepts_cast_grad: AtomicBool,
-    /// True if the backward function has asked to return a gradient in 16 bits, and may.
-    returned_cast_grad: AtomicBool,
+    /// Inputs, as bits, whose gradient the backward function has asked to return in 16 bits, and may. All inputs from
+    /// 31 on share the last bit.
+    cast_grad_inputs: AtomicU32,
     /// If true, several operations use the cast: see [`mark_shared_cast`].
     is_shared_cast: AtomicBool,
     /// Role in chains of elementwise operations; unset for other operations.
@@ -465,7 +466,7 @@ impl Node {
             result_source: OnceLock::new(),
             branch_dtype: OnceLock::new(),
             accepts_cast_grad: AtomicBool::new(false),
-            returned_cast_grad: AtomicBool::new(false),
+            cast_grad_inputs: AtomicU32::new(0),
             is_shared_cast: AtomicBool::new(false),
             chain_role: OnceLock::new(),
             use_count: AtomicU32::new(0),
