@@ -122,45 +122,51 @@ pub(crate) struct ConvParams {
     bias: u64,
     out: u64,
     /// In order, by the thing that is measured:
-    /// - filter: rows, channels, height, width
-    /// - taps: line of the first, step
-    /// - output: height, width, blocks of pixels along both, all blocks
+    /// - filter: rows, channels, depth, height, width
+    /// - taps: plane and line of the first, strides of both, steps of both
+    /// - depth of the columns
+    /// - output: depth, height, width, blocks of pixels along the last two, all blocks
     /// - grid: tiles of rows, all tiles, splits
-    sizes: [i32; 14],
+    sizes: [i32; 21],
 }
 
-/// Returns the tensor map of images with the dimensions \[width, channels, height, images\]. A box has one image,
-/// and its lines become panels of swizzled rows.
+/// Returns the tensor map of images with the dimensions \[width, channels, height, depth, images\]. A box has a part of
+/// one plane, and its lines become panels of swizzled rows.
 fn image_tensor_map(
     dtype: DType,
     images: Slice,
-    [count, channels, height, width]: [u64; 4],
-    [box_channels, box_lines]: [u32; 2],
-    box_width: u32,
+    [count, channels]: [u64; 2],
+    [depth, height, width]: [u64; 3],
+    [box_channels, box_lines, box_width]: [u32; 3],
 ) -> Option<TensorMap> {
     let line = width * dtype.size() as u64;
-    let steps = [height * line, line, channels * height * line];
-    let boxes = [box_width, box_channels, box_lines, 1];
-    TensorMap::new(dtype, slice_address(images), &[width, channels, height, count], &steps, &boxes, true)
+    let plane = height * line;
+    let sizes = [width, channels, height, depth, count];
+    let steps = [depth * plane, line, plane, channels * depth * plane];
+    let boxes = [box_width, box_channels, box_lines, 1, 1];
+    TensorMap::new(dtype, slice_address(images), &sizes, &steps, &boxes, true)
 }
 
-/// Returns the tensor map of columns with the dimensions \[width, channels, height, images, filter width\]. A box has
-/// one image and one tap.
+/// Returns the tensor map of columns with the dimensions \[width, channels, height, filter width · depth, images\]. A
+/// box has a part of one plane of one tap.
 fn columns_tensor_map(call: &ConvolutionCall, box_lines: u32, kernel: &ConvKernel) -> Option<TensorMap> {
-    let (width, taps) = (call.output[1], call.kernel[1]);
+    let ([depth, height], [_, _, width]) = (call.input, call.output);
+    let planes = call.kernel[2] * depth;
     let line = width * call.dtype.size() as u64;
-    let plane = call.input_height * line;
-    let sizes = [width, call.channels, call.input_height, call.images, taps];
-    let steps = [taps * plane, line, call.channels * taps * plane, plane];
-    let boxes = [kernel.width, kernel.depth, box_lines, 1, 1];
-    TensorMap::new(call.dtype, slice_address(call.columns), &sizes, &steps, &boxes, true)
+    let plane = height * line;
+    let sizes = [width, call.channels, height, planes, call.images];
+    let steps = [planes * plane, line, plane, call.channels * planes * plane];
+    let stride = u32::try_from(call.stride[1]).ok()?;
+    // A box with a stride has every `stride`-th of its lines.
+    let (boxes, strides) = ([kernel.width, kernel.depth, box_lines * stride, 1, 1], [1, 1, stride, 1, 1]);
+    TensorMap::with_strides(call.dtype, slice_address(call.columns), &sizes, &steps, &boxes, strides, true)
 }
 
 /// A kernel with the sizes in its parameters and its number of blocks.
 #[derive(Clone, Copy, Debug)]
 struct ConvTiling {
     kernel: ConvKernel,
-    sizes: [i32; 14],
+    sizes: [i32; 21],
     grid: u32,
 }
 
@@ -168,36 +174,66 @@ impl ConvTiling {
     /// Chooses the kernel and the tiles of a supported call. `units` is the number of multiprocessors. Returns
     /// `None` if a size is out of range.
     fn new(call: &ConvolutionCall, units: u64) -> Option<Self> {
-        let ConvolutionCall { dtype, images, channels, rows, kernel: [kernel_y, kernel_x], .. } = *call;
-        let ([height, width], tile_rows) = (call.output, ConvolutionCall::tile_rows(rows));
+        let ConvolutionCall { dtype, images, channels, rows, output: [depth, height, width], .. } = *call;
+        let tile_rows = ConvolutionCall::tile_rows(rows);
         let pixels = match call.product {
             ConvolutionProduct::Output { .. } => ConvolutionCall::TILE_POSITIONS,
             ConvolutionProduct::WeightGrad { .. } => ConvolutionCall::STAGE_POSITIONS,
         };
-        let block = ConvolutionCall::block_width(call.output, pixels)?;
+        let block = ConvolutionCall::block_width([height, width], pixels)?;
         let (blocks_y, blocks_x) = (height.div_ceil(pixels / block), width.div_ceil(block));
-        let (blocks, tiles_m) = (images * blocks_y * blocks_x, rows.div_ceil(tile_rows));
+        let (blocks, tiles_m) = (images * depth * blocks_y * blocks_x, rows.div_ceil(tile_rows));
         let (pass, tiles, splits, grid) = match call.product {
             ConvolutionProduct::Output { .. } => {
                 let tiles = tiles_m * blocks;
                 (ConvPass::Output, tiles, 1, tiles.min(units))
             }
             ConvolutionProduct::WeightGrad { splits, .. } => {
-                let tiles = ConvolutionCall::weight_grad_tiles(rows, channels, kernel_y * kernel_x);
+                let taps = call.kernel.iter().product();
+                let tiles = ConvolutionCall::weight_grad_tiles(rows, channels, taps);
                 (ConvPass::WeightGrad, tiles, splits, tiles * splits)
             }
         };
-        let tile = [tile_rows, block, ConvolutionCall::channel_block(channels)];
-        let [tile_rows, block, depth] = convert_all(tile)?;
-        let [rows, channels, kernel_y, kernel_x] = convert_all([rows, channels, kernel_y, kernel_x])?;
-        let [height, width, blocks_y, blocks_x] = convert_all([height, width, blocks_y, blocks_x])?;
+        let [kernel_z, kernel_y, kernel_x] = convert_all(call.kernel)?;
+        let [first_z, first_y] = convert_all(call.first_tap)?;
+        let [step_z, step_y] = convert_all(call.tap_step)?;
+        let [stride_z, stride_y] = convert_all(call.stride)?;
+        let [rows, channels, input_depth] = convert_all([rows, channels, call.input[0]])?;
+        let [depth, height, width, blocks_y, blocks_x] =
+            convert_all([depth, height, width, blocks_y, blocks_x])?;
         let [blocks, tiles_m, tiles, splits] = convert_all([blocks, tiles_m, tiles, splits])?;
-        let (first_y, tap_step) = (i32::try_from(call.first_tap).ok()?, i32::try_from(call.tap_step).ok()?);
         let sizes = [
-            rows, channels, kernel_y, kernel_x, first_y, tap_step, height, width, blocks_y, blocks_x, blocks,
-            tiles_m, tiles, splits,
+            rows,
+            channels,
+            kernel_z,
+            kernel_y,
+            kernel_x,
+            first_z,
+            first_y,
+            stride_z,
+            stride_y,
+            step_z,
+            step_y,
+            input_depth,
+            depth,
+            height,
+            width,
+            blocks_y,
+            blocks_x,
+            blocks,
+            tiles_m,
+            tiles,
+            splits,
         ];
-        let kernel = ConvKernel { pass, bf16: dtype == DType::BF16, rows: tile_rows, width: block, depth };
+        let tile = [tile_rows, block, ConvolutionCall::channel_block(call.channels)];
+        let [tile_rows, block, channel_block] = convert_all(tile)?;
+        let kernel = ConvKernel {
+            pass,
+            bf16: dtype == DType::BF16,
+            rows: tile_rows,
+            width: block,
+            depth: channel_block,
+        };
         Some(Self { kernel, sizes, grid: u32::try_from(grid).ok()? })
     }
 }
@@ -216,7 +252,7 @@ fn plan_convolution(
     let (a, box_lines, bias, out) = match call.product {
         ConvolutionProduct::Output { weights, bias, out } => {
             let pitch = rows.next_multiple_of(ConvolutionCall::ROW_ALIGNMENT) * dtype.size() as u64;
-            let shape = [rows, channels, call.kernel[0] * call.kernel[1]];
+            let shape = [rows, channels, call.kernel.iter().product()];
             let boxes = [64, kernel.depth, 1];
             let a = TensorMap::new(
                 dtype,
@@ -229,9 +265,8 @@ fn plan_convolution(
             (a, TILE_COLS / kernel.width, bias.map_or(0, slice_address), out)
         }
         ConvolutionProduct::WeightGrad { grad, partial, .. } => {
-            let boxes = [kernel.rows, STAGE_PIXELS / kernel.width];
-            let shape = [images, rows, call.output[0], call.output[1]];
-            let a = image_tensor_map(dtype, grad, shape, boxes, kernel.width)?;
+            let boxes = [kernel.rows, STAGE_PIXELS / kernel.width, kernel.width];
+            let a = image_tensor_map(dtype, grad, [images, rows], call.output, boxes)?;
             (a, 1, 0, partial)
         }
     };

@@ -58,9 +58,7 @@ pub(crate) fn with_defines(defines: &[(&str, u32)], texts: &[&str]) -> String {
 }
 
 /// Converts sizes or strides; `None` if one is out of range.
-pub(crate) fn convert_all<T: TryFrom<u64> + Copy + Default, const N: usize>(
-    from: [u64; N],
-) -> Option<[T; N]> {
+pub(crate) fn convert_all<F, T: TryFrom<F> + Copy + Default, const N: usize>(from: [F; N]) -> Option<[T; N]> {
     let mut all = [T::default(); N];
     for (to, value) in all.iter_mut().zip(from) {
         *to = value.try_into().ok()?;

@@ -32,14 +32,28 @@ impl TensorMap {
         boxes: &[u32],
         is_swizzled: bool,
     ) -> Option<Self> {
+        Self::with_strides(elements, address, sizes, steps, boxes, [1; 5], is_swizzled)
+    }
+
+    /// Like [`new`](Self::new), for boxes that skip elements: of each dimension they contain every `strides`-th, up to
+    /// the box's extent. Strides are at most 8.
+    pub(crate) fn with_strides(
+        elements: DType,
+        address: u64,
+        sizes: &[u64],
+        steps: &[u64],
+        boxes: &[u32],
+        strides: [u32; 5],
+        is_swizzled: bool,
+    ) -> Option<Self> {
         use sys::{
             CUtensorMapDataType as Type, CUtensorMapL2promotion as Promotion, CUtensorMapSwizzle as Swizzle,
         };
         if sizes.len() > 5 || steps.len() + 1 != sizes.len() || boxes.len() != sizes.len() {
             return None;
         }
-        let mut strides = [16; 4];
-        for ((to, &size), &step) in strides.iter_mut().zip(&sizes[1..]).zip(steps) {
+        let mut byte_steps = [16; 4];
+        for ((to, &size), &step) in byte_steps.iter_mut().zip(&sizes[1..]).zip(steps) {
             if size != 1 {
                 *to = step;
             }
@@ -67,9 +81,9 @@ impl TensorMap {
                 sizes.len() as u32,
                 ptr::with_exposed_provenance_mut(usize::try_from(address).ok()?),
                 sizes.as_ptr(),
-                strides.as_ptr(),
+                byte_steps.as_ptr(),
                 boxes.as_ptr(),
-                [1; 5].as_ptr(),
+                strides.as_ptr(),
                 sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
                 swizzle,
                 Promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,

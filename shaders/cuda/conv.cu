@@ -1,15 +1,17 @@
-// Convolutions of 16-bit floats as implicit matrix products over taps and channels. The stride is 1.
-// WEIGHT_GRAD chooses one of two kernels:
-// - 0, `conv`: out[image, row, y, x] = bias[row] + the sum over taps and channels of
-//   weights[tap_y, tap_x, channel, row] · columns[image, channel, tap_x, y + tap_y, x]. It computes the output, and
-//   the gradient of the input.
+// Convolutions of 16-bit floats as implicit matrix products over taps and channels, in three dimensions; images of two
+// have a depth of 1. WEIGHT_GRAD chooses one of two kernels, here for strides of 1:
+// - 0, `conv`: out[image, row, z, y, x] = bias[row] + the sum over taps and channels of
+//   weights[tap_z, tap_y, tap_x, channel, row] · columns[image, channel, tap_x, z + tap_z, y + tap_y, x]. It computes
+//   the output, and the gradient of the input.
 // - 1, `conv_weight_grad`: partial[split, row, tap, channel] = the sum over the positions of a split of
-//   grad[image, row, y, x] · columns[image, channel, tap_x, y + tap_y, x].
+//   grad[image, row, z, y, x] · columns[image, channel, tap_x, z + tap_z, y + tap_y, x].
 //
 // The columns are a column matrix for the width of the filter only, because TMA loads boxes that begin at
-// multiples of 16 bytes. A block of pixels is WIDTH pixels wide, and its lines are those of the image. For each tap,
-// TMA loads the block that the tap shifts by lines. TMA fills lines outside of the image with zeros, so padding
-// costs nothing. Boxes have the order [line][channel][pixel]: each line is a panel of swizzled rows of WIDTH pixels.
+// multiples of 16 bytes. A block of pixels is WIDTH pixels wide, and its lines are those of one plane. For each tap,
+// TMA loads the block that the tap shifts by planes and lines. TMA fills lines outside of the image with zeros, so
+// padding costs nothing. TMA counts planes and taps of the width in one dimension, so planes outside are left out, or
+// get an index outside. Boxes have the order [line][channel][pixel]: each line is a panel of swizzled rows of WIDTH
+// pixels.
 //
 // Warp specialisation (sm_90a) as in gelu_grad.cu: two groups of warps multiply, and one warp loads. Others store the
 // tiles of `conv` while the next tile is multiplied.
@@ -45,11 +47,12 @@ struct Params {
     // Null, or [rows].
     const u16* bias;
     void* out;
-    int rows, channels, kernel_height, kernel_width;
-    // Line of the first tap for line 0, and the distance to the next tap: the dilation or its negative.
-    int first_y, tap_step;
-    // Positions of an image, and blocks of pixels in an image.
-    int height, width, blocks_y, blocks_x;
+    int rows, channels, kernel_depth, kernel_height, kernel_width;
+    // Plane and line of the first tap for position 0, the distance to the next position, and that to the next tap: the
+    // dilation or its negative.
+    int first_z, first_y, stride_z, stride_y, step_z, step_y;
+    // Planes of the columns; positions of an image, and blocks of pixels in a plane.
+    int input_depth, depth, height, width, blocks_y, blocks_x;
     // Blocks of pixels in all images.
     int blocks;
     // Tiles along rows; tiles of `conv`, or tiles of one split of `conv_weight_grad`; splits.
@@ -58,11 +61,20 @@ struct Params {
 
 // First pixel of a block with `lines` lines.
 struct Origin {
-    int x, y, image;
+    int x, y, z, image;
 };
 INLINE Origin origin_of(const Params& p, int block, int lines) {
-    const int line = block / p.blocks_x;
-    return {block % p.blocks_x * WIDTH, line % p.blocks_y * lines, line / p.blocks_y};
+    const int line = block / p.blocks_x, plane = line / p.blocks_y;
+    return {block % p.blocks_x * WIDTH, line % p.blocks_y * lines, plane % p.depth, plane / p.depth};
+}
+
+// Plane that tap `tap` along the depth reads for positions in plane `z`.
+INLINE int plane_of(const Params& p, int z, int tap) { return z * p.stride_z + p.first_z + tap * p.step_z; }
+INLINE bool has_plane(const Params& p, int plane) { return plane >= 0 && plane < p.input_depth; }
+
+// Index of a plane of the columns of tap `tap_x`, which is outside of all columns for planes outside of the image.
+INLINE int columns_plane(const Params& p, int plane, int tap_x) {
+    return has_plane(p, plane) ? tap_x * p.input_depth + plane : -1;
 }
 
 // Stages of shared memory, which all roles use in order.
@@ -110,6 +122,20 @@ INLINE void init_stages(u32 barriers) {
 #define THREADS ((MMA_WARPS + EPILOGUE_WARPS + 1) * 32)
 #define ROWS_AT_ONCE 4
 
+// Taps along the depth from `first` on to `end`.
+struct TapRange {
+    int first, end;
+};
+// Taps whose planes are in the image, for the positions of a block; if there are none, one whose plane is outside.
+INLINE TapRange depth_taps(const Params& p, int block) {
+    TapRange taps = {0, p.kernel_depth};
+    if (p.kernel_depth == 1) return taps;
+    const int z = origin_of(p, block, LINES).z;
+    while (taps.first + 1 < taps.end && !has_plane(p, plane_of(p, z, taps.first))) taps.first++;
+    while (taps.first + 1 < taps.end && !has_plane(p, plane_of(p, z, taps.end - 1))) taps.end--;
+    return taps;
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1) conv(const __grid_constant__ Params p) {
     PDL_WAIT();
     // Stages, the output tile, barriers.
@@ -126,7 +152,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) conv(const __grid_const
     __syncthreads();
     // A warp-uniform value keeps addresses in uniform registers, as wgmma requires.
     const int warp = __shfl_sync(0xffffffff, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
-    const int steps = (p.channels + DEPTH - 1) / DEPTH * p.kernel_height * p.kernel_width;
+    const int steps_of_plane = (p.channels + DEPTH - 1) / DEPTH * p.kernel_height * p.kernel_width;
 
     if (warp < MMA_WARPS) {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
@@ -137,6 +163,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) conv(const __grid_const
         u32 out_phase = 1;
         for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
             float d[GROUP_COLS / 2];
+            const TapRange taps = depth_taps(p, tile / p.tiles_m);
+            const int steps = (taps.end - taps.first) * steps_of_plane;
             multiply_stages(pipeline, steps, threadIdx.x % 128 == 0, [&](u32 from, bool add) {
                 const u32 a = descriptor_low_word(from + group_a, PANEL_BYTES_A);
                 const u32 b = descriptor_low_word(from + BYTES_A + group_col * DEPTH * 2, PANEL_BYTES_B);
@@ -178,8 +206,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) conv(const __grid_const
                 const int y = origin.y + lane * 8 / WIDTH, x = origin.x + lane * 8 % WIDTH;
                 const int row0 = tile % p.tiles_m * ROWS;
                 const int rows = y < p.height && x < p.width ? min(p.rows - row0, ROWS) : 0;
-                const i64 positions = (i64)p.height * p.width;
-                u16* to = static_cast<u16*>(p.out) + ((i64)origin.image * p.rows + row0) * positions + y * p.width + x;
+                const i64 positions = (i64)p.depth * p.height * p.width;
+                u16* to = static_cast<u16*>(p.out) + ((i64)origin.image * p.rows + row0) * positions +
+                    ((i64)origin.z * p.height + y) * p.width + x;
                 wait_barrier(out_full, phase);
                 phase ^= 1;
 #pragma unroll 1
@@ -209,19 +238,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) conv(const __grid_const
             for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
                 const Origin origin = origin_of(p, tile / p.tiles_m, LINES);
                 const int row0 = tile % p.tiles_m * ROWS;
+                const TapRange taps = depth_taps(p, tile / p.tiles_m);
+                const int first_line = origin.y * p.stride_y + p.first_y;
+                // A step must take this thread less time than the products, so it has no divisions.
                 for (int channel = 0; channel < p.channels; channel += DEPTH)
-                    for (int ky = 0, tap = 0; ky < p.kernel_height; ky++)
-                        for (int kx = 0; kx < p.kernel_width; kx++, tap++) {
-                            wait_barrier(pipeline.empty(), pipeline.phase);
-                            const u32 to = stages + pipeline.stage * STAGE_BYTES, barrier = pipeline.full();
-                            expect_tx(barrier, STAGE_BYTES);
+                    for (int kz = taps.first, tap = kz * p.kernel_height * p.kernel_width; kz < taps.end; kz++) {
+                        const int plane = plane_of(p, origin.z, kz);
+                        for (int ky = 0; ky < p.kernel_height; ky++)
+                            for (int kx = 0; kx < p.kernel_width; kx++, tap++) {
+                                wait_barrier(pipeline.empty(), pipeline.phase);
+                                const u32 to = stages + pipeline.stage * STAGE_BYTES, barrier = pipeline.full();
+                                expect_tx(barrier, STAGE_BYTES);
 #pragma unroll
-                            for (int panel = 0; panel < ROWS / 64; panel++)
-                                load_box(to + panel * PANEL_BYTES_A, p.a, row0 + panel * 64, channel, tap, barrier);
-                            load_box(to + BYTES_A, p.columns, origin.x, channel, origin.y + p.first_y + ky * p.tap_step,
-                                origin.image, kx, barrier);
-                            pipeline.advance();
-                        }
+                                for (int panel = 0; panel < ROWS / 64; panel++)
+                                    load_box(to + panel * PANEL_BYTES_A, p.a, row0 + panel * 64, channel, tap,
+                                        barrier);
+                                load_box(to + BYTES_A, p.columns, origin.x, channel, first_line + ky * p.step_y,
+                                    columns_plane(p, plane, kx), origin.image, barrier);
+                                pipeline.advance();
+                            }
+                    }
             }
         }
     }
@@ -230,6 +266,33 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) conv(const __grid_const
 #define THREADS ((MMA_WARPS + 1) * 32)
 // Panels of columns of a tile. Each has one tap and DEPTH channels.
 #define PANELS (COLS / DEPTH)
+#define BOXES_OF_LANE ((PANELS * LINES + 31) / 32)
+
+// Box of columns of a tile: a line of a panel.
+struct ColumnsBox {
+    int panel, line, channel, tap_z, tap_x;
+    // Line of the image for position 0.
+    int y;
+};
+INLINE ColumnsBox columns_box(const Params& p, int first_panel, int index, int panels_of_tap) {
+    const int panel = index / LINES, line = index % LINES;
+    const int tap = (first_panel + panel) / panels_of_tap, channel = (first_panel + panel) % panels_of_tap * DEPTH;
+    const int tap_line = tap / p.kernel_width;
+    return {panel, line, channel, tap_line / p.kernel_height, tap % p.kernel_width,
+        p.first_y + tap_line % p.kernel_height * p.step_y + line * p.stride_y};
+}
+
+// Origin of the block after this one.
+INLINE Origin next_origin(const Params& p, Origin origin, int lines) {
+    origin.x += WIDTH;
+    if (origin.x < p.blocks_x * WIDTH) return origin;
+    origin.x = 0, origin.y += lines;
+    if (origin.y < p.blocks_y * lines) return origin;
+    origin.y = 0, origin.z++;
+    if (origin.z < p.depth) return origin;
+    origin.z = 0, origin.image++;
+    return origin;
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_weight_grad(const __grid_constant__ Params p) {
     PDL_WAIT();
@@ -245,7 +308,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_weight_grad(const 
     const int warp = __shfl_sync(0xffffffff, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
     const int split = blockIdx.x / p.tiles, tile = blockIdx.x % p.tiles;
     const int row0 = tile % p.tiles_m * ROWS, first_panel = tile / p.tiles_m * PANELS;
-    const int panels_of_tap = (p.channels + DEPTH - 1) / DEPTH, taps = p.kernel_height * p.kernel_width;
+    const int panels_of_tap = (p.channels + DEPTH - 1) / DEPTH;
+    const int taps = p.kernel_depth * p.kernel_height * p.kernel_width;
     const int first = (i64)p.blocks * split / p.splits, end = (i64)p.blocks * (split + 1) / p.splits;
 
     if (warp < MMA_WARPS) {
@@ -287,24 +351,31 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_weight_grad(const 
                 }
             }
         }
-    } else if (lane == 0) {
+    } else {
+        // A lane loads at most two boxes of columns of each block: a line of a panel.
         pipeline.phase = 1;
         const int panels = min(PANELS, panels_of_tap * taps - first_panel);
+        ColumnsBox boxes[BOXES_OF_LANE];
+#pragma unroll
+        for (int i = 0; i < BOXES_OF_LANE; i++) boxes[i] = columns_box(p, first_panel, lane + i * 32, panels_of_tap);
+        Origin origin = origin_of(p, first, LINES);
         for (int block = first; block < end; block++) {
-            const Origin origin = origin_of(p, block, LINES);
             wait_barrier(pipeline.empty(), pipeline.phase);
             const u32 to = stages + pipeline.stage * STAGE_BYTES, barrier = pipeline.full();
-            expect_tx(barrier, BYTES_A + panels * (DEPTH * PIXELS * 2));
-            load_box(to, p.a, origin.x, row0, origin.y, origin.image, barrier);
-            for (int panel = 0; panel < panels; panel++) {
-                const int tap = (first_panel + panel) / panels_of_tap;
-                const int channel = (first_panel + panel) % panels_of_tap * DEPTH;
-                const int y = origin.y + p.first_y + tap / p.kernel_width * p.tap_step;
-#pragma unroll
-                for (int line = 0; line < LINES; line++)
-                    load_box(to + BYTES_A + (line * COLS + panel * DEPTH) * LINE_BYTES, p.columns, origin.x, channel,
-                        y + line, origin.image, tap % p.kernel_width, barrier);
+            if (lane == 0) {
+                expect_tx(barrier, BYTES_A + panels * (DEPTH * PIXELS * 2));
+                load_box(to, p.a, origin.x, row0, origin.y, origin.z, origin.image, barrier);
             }
+            __syncwarp();
+#pragma unroll
+            for (int i = 0; i < BOXES_OF_LANE; i++) {
+                const ColumnsBox& box = boxes[i];
+                if (box.panel < panels)
+                    load_box(to + BYTES_A + (box.line * COLS + box.panel * DEPTH) * LINE_BYTES, p.columns, origin.x,
+                        box.channel, origin.y * p.stride_y + box.y,
+                        columns_plane(p, plane_of(p, origin.z, box.tap_z), box.tap_x), origin.image, barrier);
+            }
+            origin = next_origin(p, origin, LINES);
             pipeline.advance();
         }
     }

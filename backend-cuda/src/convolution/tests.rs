@@ -15,43 +15,67 @@ fn weight_grad(splits: u64) -> ConvolutionProduct {
     ConvolutionProduct::WeightGrad { grad: SLICE, partial: SLICE, splits }
 }
 
+/// Padding, dilation and stride of every dimension; the padding of planar images is that of their lines and pixels.
+#[derive(Clone, Copy, Debug)]
+struct Steps {
+    padding: [u64; 3],
+    dilation: u64,
+    stride: u64,
+}
+
+impl Steps {
+    fn planar(padding: u64, dilation: u64) -> Self {
+        Self { padding: [0, padding, padding], dilation, stride: 1 }
+    }
+
+    /// Returns the place that a tap reads for a position, in every dimension.
+    fn place(&self, position: [i64; 3], tap: [i64; 3]) -> [i64; 3] {
+        std::array::from_fn(|d| {
+            position[d] * self.stride as i64 + tap[d] * self.dilation as i64 - self.padding[d] as i64
+        })
+    }
+}
+
 fn call(
     product: ConvolutionProduct,
     [images, channels, rows]: [u64; 3],
-    input: [u64; 2],
-    kernel: [u64; 2],
-    [padding, dilation]: [u64; 2],
+    input: [u64; 3],
+    kernel: [u64; 3],
+    steps: Steps,
 ) -> ConvolutionCall {
+    let Steps { padding, dilation, stride } = steps;
+    let span = |d: usize| input[d] + 2 * padding[d] - dilation * (kernel[d] - 1) - 1;
     ConvolutionCall {
         dtype: DType::BF16,
         images,
         channels,
-        input_height: input[0],
+        input: [input[0], input[1]],
         rows,
-        output: [0, 1].map(|d| input[d] + 2 * padding - dilation * (kernel[d] - 1)),
+        output: [0, 1, 2].map(|d| span(d) / stride + 1),
         kernel,
-        first_tap: -(padding as i64),
-        tap_step: dilation as i64,
+        stride: [stride; 2],
+        first_tap: [0, 1].map(|d| -(padding[d] as i64)),
+        tap_step: [dilation as i64; 2],
         columns: SLICE,
         product,
     }
 }
 
 /// Returns the product of the other direction: mirrored taps, and x of this size in the place of y.
-fn mirrored(c: ConvolutionCall, input: [u64; 2]) -> ConvolutionCall {
+fn mirrored(c: ConvolutionCall, input: [u64; 3]) -> ConvolutionCall {
     ConvolutionCall {
         channels: c.rows,
         rows: c.channels,
-        input_height: c.output[0],
+        input: [c.output[0], c.output[1]],
         output: input,
-        first_tap: -c.first_tap,
-        tap_step: -c.tap_step,
+        first_tap: c.first_tap.map(|first| -first),
+        tap_step: c.tap_step.map(|step| -step),
         ..c
     }
 }
 
 /// Returns a small integer for an index.
-fn value(seed: usize, index: [usize; 4]) -> f32 {
+fn value(seed: usize, index: [usize; 5]) -> f32 {
     let hash = index.iter().fold(seed, |hash, &i| (hash * 31 + i * 7 + 3) % 1009);
     (hash % 7) as f32 - 3.0
 }
@@ -59,16 +83,16 @@ fn value(seed: usize, index: [usize; 4]) -> f32 {
 /// Images, or weights as images, of which TMA reads zeros outside.
 struct Images {
     seed: usize,
-    /// Images, channels, height and width.
-    shape: [usize; 4],
+    /// Images, channels, depth, height and width.
+    shape: [usize; 5],
 }
 
 impl Images {
-    fn new(seed: usize, images: u64, channels: u64, [height, width]: [u64; 2]) -> Self {
-        Self { seed, shape: [images, channels, height, width].map(|n| n as usize) }
+    fn new(seed: usize, images: u64, channels: u64, [depth, height, width]: [u64; 3]) -> Self {
+        Self { seed, shape: [images, channels, depth, height, width].map(|n| n as usize) }
     }
 
-    fn at(&self, index: [i64; 4]) -> f32 {
+    fn at(&self, index: [i64; 5]) -> f32 {
         let inside = index.iter().zip(&self.shape).all(|(&i, &n)| (0..n as i64).contains(&i));
         if inside { value(self.seed, index.map(|i| i as usize)) } else { 0.0 }
     }
@@ -78,21 +102,25 @@ impl Images {
 struct Columns<'a> {
     images: &'a Images,
     width: i64,
-    /// Pixel of the first tap for pixel 0, and the distance to the next tap.
+    /// Distance between pixels, pixel of the first tap for pixel 0, and the distance to the next tap.
+    stride: i64,
     first_x: i64,
     step: i64,
 }
 
 impl<'a> Columns<'a> {
     fn new(call: &ConvolutionCall, images: &'a Images) -> Self {
-        // The tests pad and dilate both dimensions alike.
-        Self { images, width: call.output[1] as i64, first_x: call.first_tap, step: call.tap_step }
+        // The tests pad, dilate and stride height and width alike.
+        let [stride, first_x, step] = [call.stride[1] as i64, call.first_tap[1], call.tap_step[1]];
+        Self { images, width: call.output[2] as i64, stride, first_x, step }
     }
 
-    /// Returns a pixel by image, channel, tap, line and pixel of the line.
-    fn at(&self, [image, channel, tap, y, x]: [i64; 5]) -> f32 {
-        let is_inside = (0..self.width).contains(&x);
-        let from = [image, channel, y, x + self.first_x + tap * self.step];
+    /// Returns a pixel by image, channel, the index of tap and plane, line and pixel of the line.
+    fn at(&self, [image, channel, plane, y, x]: [i64; 5]) -> f32 {
+        let depth = self.images.shape[2] as i64;
+        let (tap, z) = (plane.div_euclid(depth), plane.rem_euclid(depth));
+        let is_inside = (0..self.width).contains(&x) && plane >= 0;
+        let from = [image, channel, z, y, x * self.stride + self.first_x + tap * self.step];
         if is_inside { self.images.at(from) } else { 0.0 }
     }
 }
@@ -161,10 +189,13 @@ fn descriptor(at: usize, panel: usize, step: usize, span: usize) -> u64 {
 struct Sizes {
     rows: usize,
     channels: usize,
-    taps: [usize; 2],
-    first_y: i64,
-    step: i64,
-    output: [usize; 2],
+    taps: [usize; 3],
+    /// Of planes and lines.
+    first: [i64; 2],
+    strides: [i64; 2],
+    steps: [i64; 2],
+    input_depth: i64,
+    output: [usize; 3],
     blocks_y: usize,
     blocks_x: usize,
     blocks: usize,
@@ -179,23 +210,61 @@ impl Sizes {
         Self {
             rows: at(0),
             channels: at(1),
-            taps: [at(2), at(3)],
-            first_y: tiling.sizes[4].into(),
-            step: tiling.sizes[5].into(),
-            output: [at(6), at(7)],
-            blocks_y: at(8),
-            blocks_x: at(9),
-            blocks: at(10),
-            tiles_m: at(11),
-            tiles: at(12),
-            splits: at(13),
+            taps: [at(2), at(3), at(4)],
+            first: [5, 6].map(|i| tiling.sizes[i].into()),
+            strides: [7, 8].map(|i| tiling.sizes[i].into()),
+            steps: [9, 10].map(|i| tiling.sizes[i].into()),
+            input_depth: tiling.sizes[11].into(),
+            output: [at(12), at(13), at(14)],
+            blocks_y: at(15),
+            blocks_x: at(16),
+            blocks: at(17),
+            tiles_m: at(18),
+            tiles: at(19),
+            splits: at(20),
         }
     }
 
-    /// Returns the first pixel of a block, x and y, and its image.
-    fn origin(&self, block: usize, width: usize, lines: usize) -> [i64; 3] {
-        let line = block / self.blocks_x;
-        [block % self.blocks_x * width, line % self.blocks_y * lines, line / self.blocks_y].map(|n| n as i64)
+    /// Returns the first pixel of a block, x, y and z, and its image.
+    fn origin(&self, block: usize, width: usize, lines: usize) -> [i64; 4] {
+        let (line, depth) = (block / self.blocks_x, self.output[0]);
+        let plane = line / self.blocks_y;
+        let at = [block % self.blocks_x * width, line % self.blocks_y * lines, plane % depth, plane / depth];
+        at.map(|n| n as i64)
+    }
+
+    fn plane(&self, z: i64, tap: usize) -> i64 {
+        z * self.strides[0] + self.first[0] + tap as i64 * self.steps[0]
+    }
+
+    fn has_plane(&self, plane: i64) -> bool {
+        (0..self.input_depth).contains(&plane)
+    }
+
+    fn columns_plane(&self, plane: i64, tap_x: usize) -> i64 {
+        if self.has_plane(plane) { tap_x as i64 * self.input_depth + plane } else { -1 }
+    }
+
+    fn line(&self, y: i64, tap: usize) -> i64 {
+        y * self.strides[1] + self.first[1] + tap as i64 * self.steps[1]
+    }
+
+    /// Returns the taps along the depth for the positions in a plane.
+    fn depth_taps(&self, z: i64) -> std::ops::Range<usize> {
+        let mut taps = 0..self.taps[0];
+        while taps.len() > 1 && !self.has_plane(self.plane(z, taps.start)) {
+            taps.start += 1;
+        }
+        while taps.len() > 1 && !self.has_plane(self.plane(z, taps.end - 1)) {
+            taps.end -= 1;
+        }
+        taps
+    }
+
+    /// Returns a tap's numbers along depth, height and width.
+    fn split_tap(&self, tap: usize) -> [usize; 3] {
+        let [_, height, width] = self.taps;
+        [tap / width / height, tap / width % height, tap % width]
     }
 }
 
@@ -207,15 +276,16 @@ fn run_output(call: &ConvolutionCall, x: &Images, weights: impl Fn([usize; 3]) -
     let (cols, lines, span) = (TILE_COLS as usize, TILE_COLS as usize / width, width * 2);
     let (panel_a, panel_b) = (depth * 128, depth * span);
     let bytes_a = tile_rows / 64 * panel_a;
-    let [height, out_width] = p.output;
-    let mut out = vec![f32::NAN; call.images as usize * p.rows * height * out_width];
+    let [depths, height, out_width] = p.output;
+    let mut out = vec![f32::NAN; call.images as usize * p.rows * depths * height * out_width];
     for tile in 0..p.tiles {
-        let [x0, y0, image] = p.origin(tile / p.tiles_m, width, lines);
+        let [x0, y0, z, image] = p.origin(tile / p.tiles_m, width, lines);
+        let (taps, taps_of_plane) = (p.depth_taps(z), p.taps[1] * p.taps[2]);
         let row0 = tile % p.tiles_m * tile_rows;
         let group_cols = if tile_rows == 128 { cols } else { cols / 2 };
         let mut sums = vec![vec![[[0.0; 128]; 64]; group_cols / 128]; 2];
         for channel in (0..p.channels).step_by(depth) {
-            for tap in 0..p.taps[0] * p.taps[1] {
+            for tap in taps.start * taps_of_plane..taps.end * taps_of_plane {
                 let mut memory = SharedMemory::new();
                 for panel in 0..tile_rows / 64 {
                     memory.load_box(panel * panel_a, [64, depth, 1], |[row, c, _]| {
@@ -223,10 +293,11 @@ fn run_output(call: &ConvolutionCall, x: &Images, weights: impl Fn([usize; 3]) -
                         if row < p.rows && c < p.channels { weights([tap, c, row]) } else { 0.0 }
                     });
                 }
-                let (ky, kx) = ((tap / p.taps[1]) as i64, (tap % p.taps[1]) as i64);
+                let [kz, ky, kx] = p.split_tap(tap);
+                let plane = p.columns_plane(p.plane(z, kz), kx);
                 memory.load_box(bytes_a, [width, depth, lines], |[dx, c, dy]| {
-                    let y = y0 + p.first_y + ky * p.step + dy;
-                    columns.at([image, channel as i64 + c, kx, y, x0 + dx])
+                    let y = p.line(y0, ky) + dy * p.strides[1];
+                    columns.at([image, channel as i64 + c, plane, y, x0 + dx])
                 });
                 for (group, sums) in sums.iter_mut().enumerate() {
                     let group_a = if tile_rows == 128 { group * panel_a } else { 0 };
@@ -251,7 +322,8 @@ fn run_output(call: &ConvolutionCall, x: &Images, weights: impl Fn([usize; 3]) -
             for col in 0..cols {
                 let (y, x) = (y0 as usize + col / width, x0 as usize + col % width);
                 if y < height && x < out_width {
-                    let at = ((image as usize * p.rows + row0 + row) * height + y) * out_width + x;
+                    let plane = (image as usize * p.rows + row0 + row) * depths + z as usize;
+                    let at = (plane * height + y) * out_width + x;
                     assert!(out[at].is_nan(), "written once");
                     out[at] = tile_at(row, col);
                 }
@@ -267,7 +339,7 @@ fn run_weight_grad(call: &ConvolutionCall, grad: &Images, x: &Images) -> Vec<f32
     let (p, ConvKernel { rows: tile_rows, width, depth, .. }) = (Sizes::new(&tiling), tiling.kernel);
     let [tile_rows, width, depth] = [tile_rows, width, depth].map(|n| n as usize);
     let (cols, pixels, span) = (TILE_COLS as usize, STAGE_PIXELS as usize, width * 2);
-    let (lines, bytes_a, taps) = (pixels / width, tile_rows * pixels * 2, p.taps[0] * p.taps[1]);
+    let (lines, bytes_a, taps) = (pixels / width, tile_rows * pixels * 2, p.taps.iter().product::<usize>());
     let panels_of_tap = p.channels.div_ceil(depth);
     let group_cols = if tile_rows == 128 { cols } else { cols / 2 };
     let mut partial = vec![f32::NAN; p.splits * p.rows * taps * p.channels];
@@ -277,20 +349,21 @@ fn run_weight_grad(call: &ConvolutionCall, grad: &Images, x: &Images) -> Vec<f32
         let panels = (cols / depth).min(panels_of_tap * taps - first_panel);
         let mut sums = vec![vec![[[0.0; 128]; 64]; group_cols / 128]; 2];
         for block in p.blocks * split / p.splits..p.blocks * (split + 1) / p.splits {
-            let [x0, y0, image] = p.origin(block, width, lines);
+            let [x0, y0, z, image] = p.origin(block, width, lines);
             let mut memory = SharedMemory::new();
             memory.load_box(0, [width, tile_rows, lines], |[dx, row, dy]| {
-                grad.at([image, row0 as i64 + row, y0 + dy, x0 + dx])
+                grad.at([image, row0 as i64 + row, z, y0 + dy, x0 + dx])
             });
             for panel in 0..panels {
                 let (tap, channel) =
                     ((first_panel + panel) / panels_of_tap, (first_panel + panel) % panels_of_tap * depth);
-                let (ky, kx) = ((tap / p.taps[1]) as i64, (tap % p.taps[1]) as i64);
-                let first_y = y0 + p.first_y + ky * p.step;
+                let [kz, ky, kx] = p.split_tap(tap);
+                let plane = p.columns_plane(p.plane(z, kz), kx);
                 for line in 0..lines {
                     let to = bytes_a + (line * cols + panel * depth) * span;
                     memory.load_box(to, [width, depth, 1], |[dx, c, _]| {
-                        columns.at([image, channel as i64 + c, kx, first_y + line as i64, x0 + dx])
+                        let y = p.line(y0, ky) + line as i64 * p.strides[1];
+                        columns.at([image, channel as i64 + c, plane, y, x0 + dx])
                     });
                 }
             }
@@ -323,51 +396,57 @@ fn run_weight_grad(call: &ConvolutionCall, grad: &Images, x: &Images) -> Vec<f32
     (0..count).map(|at| partial.iter().skip(at).step_by(count).sum()).collect()
 }
 
-/// Checks the output, the input's gradient and the weights' gradient of a convolution with y channels `rows`.
-fn check_all(shape: [u64; 3], input: [u64; 2], kernel: [u64; 2], [padding, dilation]: [u64; 2], splits: u64) {
-    let forward = call(OUTPUT, shape, input, kernel, [padding, dilation]);
+/// Checks the output, the gradient of the input for a stride of 1, and that of the weights, of a convolution with y
+/// channels `rows`.
+fn check_all(shape: [u64; 3], input: [u64; 3], kernel: [u64; 3], steps: Steps, splits: u64) {
+    let forward = call(OUTPUT, shape, input, kernel, steps);
     let [images, channels, rows] = shape;
     let (x, dy) = (Images::new(1, images, channels, input), Images::new(2, images, rows, forward.output));
-    let weight = |row: usize, channel: usize, tap: usize| value(3, [row, channel, tap, 0]);
-    let taps = (kernel[0] * kernel[1]) as usize;
-    // Offset of a tap in lines and pixels.
-    let tap_of =
-        |tap: usize| [tap / kernel[1] as usize, tap % kernel[1] as usize].map(|k| k as i64 * dilation as i64);
+    let weight = |row: usize, channel: usize, tap: usize| value(3, [row, channel, tap, 0, 0]);
+    let taps = kernel.iter().product::<u64>() as usize;
+    let tap_of = |tap: usize| {
+        let [_, height, width] = kernel.map(|n| n as usize);
+        [tap / width / height, tap / width % height, tap % width].map(|k| k as i64)
+    };
     let indices = |of: &Images| {
         let shape = of.shape;
-        (0..shape.iter().product()).map(move |at: usize| {
-            let [_, c, h, w] = shape;
-            [at / (c * h * w), at / (h * w) % c, at / w % h, at % w].map(|i| i as i64)
+        (0..shape.iter().product()).map(move |mut at: usize| {
+            let mut index = [0; 5];
+            for d in (0..5).rev() {
+                (index[d], at) = ((at % shape[d]) as i64, at / shape[d]);
+            }
+            index
         })
     };
-    let padding = padding as i64;
 
     assert!(forward.is_supported(), "{forward:?}");
     let out = run_output(&forward, &x, |[tap, c, row]| weight(row, c, tap));
-    for (made, [n, row, py, px]) in out.iter().zip(indices(&dy)) {
+    for (made, [n, row, pz, py, px]) in out.iter().zip(indices(&dy)) {
         let terms = (0..taps).flat_map(|tap| (0..channels as usize).map(move |c| (tap, c)));
         let expected: f32 = terms
             .map(|(tap, c)| {
-                let [ky, kx] = tap_of(tap);
-                weight(row as usize, c, tap) * x.at([n, c as i64, py + ky - padding, px + kx - padding])
+                let [z, y, from] = steps.place([pz, py, px], tap_of(tap));
+                weight(row as usize, c, tap) * x.at([n, c as i64, z, y, from])
             })
             .sum();
-        assert_eq!(*made, expected, "output {forward:?} {:?}", [n, row, py, px]);
+        assert_eq!(*made, expected, "output {forward:?} {:?}", [n, row, pz, py, px]);
     }
 
-    let backward = mirrored(forward, input);
-    assert!(backward.is_supported(), "{backward:?}");
-    let out = run_output(&backward, &dy, |[tap, c, row]| weight(c, row, tap));
-    for (made, [n, channel, py, px]) in out.iter().zip(indices(&x)) {
-        let terms = (0..taps).flat_map(|tap| (0..rows as usize).map(move |row| (tap, row)));
-        let expected: f32 = terms
-            .map(|(tap, row)| {
-                let [ky, kx] = tap_of(tap);
-                let y = dy.at([n, row as i64, py + padding - ky, px + padding - kx]);
-                weight(row, channel as usize, tap) * y
-            })
-            .sum();
-        assert_eq!(*made, expected, "input's gradient {forward:?} {:?}", [n, channel, py, px]);
+    if steps.stride == 1 {
+        let backward = mirrored(forward, input);
+        assert!(backward.is_supported(), "{backward:?}");
+        let out = run_output(&backward, &dy, |[tap, c, row]| weight(c, row, tap));
+        for (made, [n, channel, pz, py, px]) in out.iter().zip(indices(&x)) {
+            let terms = (0..taps).flat_map(|tap| (0..rows as usize).map(move |row| (tap, row)));
+            let expected: f32 = terms
+                .map(|(tap, row)| {
+                    let [z, y, from] = steps.place([0; 3], tap_of(tap));
+                    let y = dy.at([n, row as i64, pz - z, py - y, px - from]);
+                    weight(row, channel as usize, tap) * y
+                })
+                .sum();
+            assert_eq!(*made, expected, "input's gradient {forward:?} {:?}", [n, channel, pz, py, px]);
+        }
     }
 
     let of_weights = ConvolutionCall { product: weight_grad(splits), ..forward };
@@ -376,13 +455,11 @@ fn check_all(shape: [u64; 3], input: [u64; 2], kernel: [u64; 2], [padding, dilat
     for (at, made) in sums.iter().enumerate() {
         let (row, tap, channel) =
             (at / (taps * channels as usize), at / channels as usize % taps, at % channels as usize);
-        let [ky, kx] = tap_of(tap);
-        let expected: f32 = (0..images as i64)
-            .flat_map(|n| (0..forward.output[0] as i64).map(move |py| (n, py)))
-            .flat_map(|(n, py)| (0..forward.output[1] as i64).map(move |px| (n, py, px)))
-            .map(|(n, py, px)| {
-                let x = x.at([n, channel as i64, py + ky - padding, px + kx - padding]);
-                dy.at([n, row as i64, py, px]) * x
+        let positions = indices(&dy).filter(|index| index[1] == row as i64);
+        let expected: f32 = positions
+            .map(|[n, row, pz, py, px]| {
+                let [z, y, from] = steps.place([pz, py, px], tap_of(tap));
+                dy.at([n, row, pz, py, px]) * x.at([n, channel as i64, z, y, from])
             })
             .sum();
         assert_eq!(*made, expected, "weights' gradient {forward:?} {:?}", [row, tap, channel]);
@@ -391,42 +468,63 @@ fn check_all(shape: [u64; 3], input: [u64; 2], kernel: [u64; 2], [padding, dilat
 
 #[test]
 fn wide_images_are_convolved() {
-    check_all([1, 3, 5], [8, 64], [3, 3], [1, 1], 2);
-    check_all([1, 17, 70], [14, 56], [1, 3], [1, 1], 1);
+    check_all([1, 3, 5], [1, 8, 64], [1, 3, 3], Steps::planar(1, 1), 2);
+    check_all([1, 17, 70], [1, 14, 56], [1, 1, 3], Steps::planar(1, 1), 1);
 }
 
 #[test]
 fn images_of_width_32_are_convolved() {
-    check_all([1, 20, 130], [8, 32], [2, 1], [0, 1], 3);
-    check_all([1, 33, 3], [8, 32], [3, 3], [1, 1], 2);
-    check_all([1, 64, 32], [8, 32], [3, 3], [1, 1], 2);
+    check_all([1, 20, 130], [1, 8, 32], [1, 2, 1], Steps::planar(0, 1), 3);
+    check_all([1, 33, 3], [1, 8, 32], [1, 3, 3], Steps::planar(1, 1), 2);
+    check_all([1, 64, 32], [1, 8, 32], [1, 3, 3], Steps::planar(1, 1), 2);
 }
 
 #[test]
 fn narrow_images_are_convolved() {
-    check_all([2, 3, 8], [16, 16], [5, 5], [2, 1], 1);
-    check_all([1, 80, 12], [16, 48], [1, 1], [0, 1], 4);
+    check_all([2, 3, 8], [1, 16, 16], [1, 5, 5], Steps::planar(2, 1), 1);
+    check_all([1, 80, 12], [1, 16, 48], [1, 1, 1], Steps::planar(0, 1), 4);
 }
 
 #[test]
 fn dilated_filters_are_convolved() {
-    check_all([1, 3, 5], [16, 32], [3, 3], [2, 2], 2);
+    check_all([1, 3, 5], [1, 16, 32], [1, 3, 3], Steps::planar(2, 2), 2);
     // Most taps lie outside of the image.
-    check_all([1, 17, 66], [8, 32], [3, 3], [12, 12], 1);
-    check_all([2, 4, 3], [24, 24], [3, 3], [0, 4], 1);
+    check_all([1, 17, 66], [1, 8, 32], [1, 3, 3], Steps::planar(12, 12), 1);
+    check_all([2, 4, 3], [1, 24, 24], [1, 3, 3], Steps::planar(0, 4), 1);
+}
+
+#[test]
+fn volumes_are_convolved() {
+    let steps = |padding: u64| Steps { padding: [padding; 3], dilation: 1, stride: 1 };
+    check_all([2, 3, 5], [2, 8, 32], [3, 3, 3], steps(1), 2);
+    check_all([1, 17, 66], [2, 16, 16], [2, 1, 1], steps(0), 1);
+    // Some positions have no plane of the image.
+    check_all([1, 4, 3], [2, 16, 16], [2, 1, 1], Steps { padding: [3, 0, 0], ..steps(0) }, 3);
+    check_all([1, 3, 4], [5, 8, 32], [3, 1, 1], Steps { padding: [2, 0, 0], dilation: 2, stride: 1 }, 2);
+}
+
+#[test]
+fn strided_filters_are_convolved() {
+    let steps = |padding: [u64; 3], stride: u64| Steps { padding, dilation: 1, stride };
+    check_all([2, 3, 5], [1, 16, 64], [1, 3, 3], steps([0, 1, 1], 2), 2);
+    check_all([1, 20, 66], [1, 64, 64], [1, 2, 2], steps([0; 3], 4), 1);
+    check_all([1, 3, 5], [4, 16, 64], [3, 3, 3], steps([1; 3], 2), 2);
+    check_all([1, 3, 5], [5, 33, 33], [2, 3, 3], Steps { dilation: 2, ..steps([0, 1, 1], 2) }, 1);
 }
 
 #[test]
 fn unsupported_calls_are_declined() {
-    let good = call(OUTPUT, [4, 64, 64], [32, 32], [3, 3], [1, 1]);
+    let good = call(OUTPUT, [4, 64, 64], [1, 32, 32], [1, 3, 3], Steps::planar(1, 1));
     let declined = |call: ConvolutionCall| plan_convolution(&call, REQUIRED_ARCH, 132).is_none();
     assert!(good.is_supported());
     assert!(plan_convolution(&good, 80, 132).is_none() && plan_convolution(&good, 100, 132).is_none());
     assert!(declined(ConvolutionCall { dtype: DType::F32, ..good }));
-    assert!(declined(ConvolutionCall { output: [32, 30], ..good }));
-    assert!(declined(ConvolutionCall { kernel: [9, 3], ..good }));
-    assert!(declined(ConvolutionCall { tap_step: 0, ..good }));
-    assert!(declined(ConvolutionCall { tap_step: 1 << 16, ..good }));
+    assert!(declined(ConvolutionCall { output: [1, 32, 30], ..good }));
+    assert!(declined(ConvolutionCall { kernel: [1, 9, 3], ..good }));
+    assert!(declined(ConvolutionCall { tap_step: [1, 0], ..good }));
+    assert!(declined(ConvolutionCall { tap_step: [1 << 16, 1], ..good }));
+    assert!(declined(ConvolutionCall { stride: [1, 9], ..good }));
+    assert!(declined(ConvolutionCall { stride: [0, 1], ..good }));
     assert!(declined(ConvolutionCall { images: 1 << 40, ..good }));
     assert!(declined(ConvolutionCall { columns: Slice { offset: 8, ..SLICE }, ..good }));
     assert!(declined(ConvolutionCall { product: weight_grad(1 << 12), ..good }));

@@ -3,15 +3,17 @@
 use super::Slice;
 use crate::dtype::DType;
 
-/// Two-dimensional convolution of 16-bit floats, or one of its gradients, as an implicit matrix product. The stride
-/// is 1, and there is one group. The columns contain the dilation along the width.
+/// Convolution of 16-bit floats in three dimensions, or one of its gradients, as an implicit matrix product. There is
+/// one group. Images of two dimensions have a depth of 1. The columns contain the stride and the dilation along the
+/// width.
 ///
-/// Operands are contiguous, and begin at multiples of 16 bytes. Images are \[images, channels, height, width\].
+/// Operands are contiguous, and begin at multiples of 16 bytes. Images are \[images, channels, depth, height, width\].
 /// Columns along the width have one row of pixels for each tap of the filter's width: \[images, channels, filter width,
-/// input height, output width\]. For a filter of width 1, they are the image.
+/// input depth, input height, output width\]. For a filter of width 1 and a stride of 1, they are the image.
 ///
-/// Position (y, x) and tap (t, u) of the product read line `y + first_tap + tap_step · t` and pixel `x` of column `u`.
-/// Lines outside of the image are zero.
+/// Position (z, y, x) and tap (s, t, u) of the product read plane `z · stride + first_tap + tap_step · s` and line
+/// `y · stride + first_tap + tap_step · t`, each with the numbers of its dimension, and pixel `x` of column `u`. Planes
+/// and lines outside of the image are zero.
 #[derive(Clone, Copy, Debug)]
 pub struct ConvolutionCall {
     /// Element type of everything but the partial sums: f16 or bf16.
@@ -20,18 +22,20 @@ pub struct ConvolutionCall {
     pub images: u64,
     /// Channels of the columns.
     pub channels: u64,
-    /// Height of the images from which the columns are made.
-    pub input_height: u64,
+    /// Depth and height of the images from which the columns are made.
+    pub input: [u64; 2],
     /// Channels of the result, or of the output's gradient.
     pub rows: u64,
-    /// Height and width of the positions.
-    pub output: [u64; 2],
-    /// Height and width of the filter, at most [`MAX_KERNEL`](Self::MAX_KERNEL).
-    pub kernel: [u64; 2],
-    /// Line of the first tap for line 0.
-    pub first_tap: i64,
-    /// Distance in lines from one tap to the next: the dilation, negative for mirrored taps.
-    pub tap_step: i64,
+    /// Depth, height and width of the positions.
+    pub output: [u64; 3],
+    /// Depth, height and width of the filter, at most [`MAX_KERNEL`](Self::MAX_KERNEL).
+    pub kernel: [u64; 3],
+    /// Distance in planes and in lines from one position to the next, at most [`MAX_STRIDE`](Self::MAX_STRIDE).
+    pub stride: [u64; 2],
+    /// Plane and line of the first tap for position 0.
+    pub first_tap: [i64; 2],
+    /// Distance in planes and in lines from one tap to the next: the dilation, negative for mirrored taps.
+    pub tap_step: [i64; 2],
     /// Columns along the width, read.
     pub columns: Slice,
     /// Product to compute, and its other operands.
@@ -48,12 +52,12 @@ pub enum ConvolutionProduct {
         weights: Slice,
         /// Bias: one value for each row.
         bias: Option<Slice>,
-        /// Result, written: \[images, rows, output height, output width\].
+        /// Result, written: \[images, rows, output depth, output height, output width\].
         out: Slice,
     },
     /// Sums over images and positions: the gradient of the weights.
     WeightGrad {
-        /// Gradient of the output, read: \[images, rows, output height, output width\].
+        /// Gradient of the output, read: \[images, rows, output depth, output height, output width\].
         grad: Slice,
         /// Partial sums, written: f32 \[splits, rows, taps, channels\].
         partial: Slice,
@@ -73,6 +77,8 @@ const MIN_SPLIT_PIXELS: u64 = 2048;
 impl ConvolutionCall {
     /// Largest extent of a filter.
     pub const MAX_KERNEL: u64 = 7;
+    /// Largest stride, which is the copy engine's.
+    pub const MAX_STRIDE: u64 = 8;
     /// Weights have rows in multiples of this number of elements, 16 bytes.
     pub const ROW_ALIGNMENT: u64 = 8;
     /// Positions of a tile of [`ConvolutionProduct::Output`].
@@ -82,7 +88,7 @@ impl ConvolutionCall {
     /// Positions in one stage of [`ConvolutionProduct::WeightGrad`].
     pub const STAGE_POSITIONS: u64 = 64;
 
-    /// Returns the width of the blocks of pixels that cover positions best. A block has `pixels` pixels, and is
+    /// Returns the width of the blocks of pixels that cover the positions of a plane best. A block has `pixels` pixels, and is
     /// 16, 32 or 64 wide. Returns `None` if more than a quarter of the blocks' pixels lay outside.
     #[must_use]
     pub fn block_width([height, width]: [u64; 2], pixels: u64) -> Option<u64> {
@@ -136,42 +142,42 @@ impl ConvolutionCall {
             ConvolutionProduct::Output { .. } => Self::TILE_POSITIONS,
             ConvolutionProduct::WeightGrad { .. } => Self::STAGE_POSITIONS,
         };
-        let positions = self.images.saturating_mul(self.output[0]).saturating_mul(self.output[1]);
+        let positions = self.output.iter().fold(self.images, |all, &n| all.saturating_mul(n));
         // Each split has pixels.
         let splits = match self.product {
             ConvolutionProduct::Output { .. } => 1,
             ConvolutionProduct::WeightGrad { splits, .. } => splits,
         };
         let counts = [self.images, self.channels, self.rows, splits];
-        let sides = [self.input_height, self.output[0], self.output[1]];
+        let sides = self.input.iter().chain(&self.output);
         matches!(self.dtype, DType::F16 | DType::BF16)
-            && counts.iter().chain(&sides).all(|n| (1..1 << 20).contains(n))
+            && counts.iter().chain(sides).all(|n| (1..1 << 20).contains(n))
+            && self.input[0] * self.kernel[2] < 1 << 20
             && positions < 1 << 31
             && splits <= positions.div_ceil(Self::STAGE_POSITIONS)
-            && self.output[1].is_multiple_of(8)
+            && self.output[2].is_multiple_of(8)
             && self.kernel.iter().all(|n| (1..=Self::MAX_KERNEL).contains(n))
-            && self.first_tap.abs() < 1 << 20
-            && (1..1 << 16).contains(&self.tap_step.abs())
-            && Self::block_width(self.output, pixels).is_some()
+            && self.stride.iter().all(|n| (1..=Self::MAX_STRIDE).contains(n))
+            && self.first_tap.iter().all(|first| first.abs() < 1 << 20)
+            && self.tap_step.iter().all(|step| (1..1 << 16).contains(&step.abs()))
+            && Self::block_width([self.output[1], self.output[2]], pixels).is_some()
             && [self.columns].iter().chain(&operands).all(|slice| slice.offset.is_multiple_of(16))
     }
 
     /// Returns the number of floating-point operations.
     #[must_use]
     pub fn flops(&self) -> u64 {
-        let [height, width] = self.output;
-        let [taps_y, taps_x] = self.kernel;
-        2 * self.images * height * width * self.rows * self.channels * taps_y * taps_x
+        let products = self.output.iter().chain(&self.kernel).product::<u64>();
+        2 * self.images * self.rows * self.channels * products
     }
 
     /// Returns the bytes read and written if each operand is accessed once.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         let size = self.dtype.size() as u64;
-        let [height, width] = self.output;
-        let columns = self.channels * self.kernel[1] * self.input_height * width;
-        let images = self.images * (columns + self.rows * height * width) * size;
-        let weights = self.rows * self.channels * self.kernel[0] * self.kernel[1];
+        let columns = self.channels * self.kernel[2] * self.input[0] * self.input[1] * self.output[2];
+        let images = self.images * (columns + self.rows * self.output.iter().product::<u64>()) * size;
+        let weights = self.rows * self.channels * self.kernel.iter().product::<u64>();
         images
             + match self.product {
                 ConvolutionProduct::Output { .. } => weights * size,

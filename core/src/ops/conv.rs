@@ -4,7 +4,7 @@
 //! [`ConvGeometry`]. A transposed convolution is the input gradient of the convolution with the same weights.
 //! On a GPU, [`im2col`] computes all three as matrix products instead, and [`depthwise`] and [`depthwise_strips`] those
 //! of filters for single channels. A backend may have kernels of its own that need a smaller column matrix
-//! ([`implicit`]).
+//! ([`implicit`]). The gradient of the input of a strided convolution is a convolution, too ([`strided_grad`]).
 
 pub(crate) mod depthwise;
 pub(crate) mod depthwise_strips;
@@ -15,6 +15,7 @@ pub(crate) mod interpolate;
 pub(crate) mod pool;
 pub(crate) mod pool_composite;
 pub(crate) mod spatial;
+pub(crate) mod strided_grad;
 pub(crate) mod unpool;
 
 use crate::ops::conv::spatial::{
@@ -87,6 +88,11 @@ impl ConvGeometry {
         if let Some(out) = self.try_implicit(kind, a, b, bias)? {
             return Ok(out);
         }
+        if kind == ConvKind::InputGrad
+            && let Some(out) = self.try_phases(a, b, bias)?
+        {
+            return Ok(out);
+        }
         let is_im2col = match kind {
             ConvKind::WeightGrad => self.weight_grad_uses_im2col(a),
             ConvKind::Forward | ConvKind::InputGrad => self.uses_im2col(a),
@@ -116,7 +122,7 @@ impl ConvGeometry {
         if self.uses_im2col(dy) && self.has_unit_stride() {
             return self.im2col_backward(dy, w, x, cast_from);
         }
-        let dw = match self.weight_grad_uses_im2col(dy) && !self.uses_implicit(dy) {
+        let dw = match self.weight_grad_uses_im2col(dy) && !self.uses_implicit(ConvKind::WeightGrad, dy) {
             true => self.im2col_weight_grad(dy, x, cast_from),
             false => self.multiply(ConvKind::WeightGrad, dy, x, None),
         };

@@ -96,7 +96,7 @@ impl ConvCase {
 /// Convolution with few positions, for whose weights the gradients of all images together take 9 MiB in f32.
 const MANY_CHANNELS: ConvCase = ConvCase::new(&[16, 384, 4, 4], &[384, 384, 1, 1]);
 
-const CASES: [ConvCase; 18] = [
+const CASES: [ConvCase; 21] = [
     // A 1 x 1 kernel needs no im2col; rows are multiples of vector widths, then not.
     ConvCase::new(&[3, 20, 4, 8], &[6, 20, 1, 1]),
     ConvCase::new(&[3, 17, 7, 7], &[6, 17, 1, 1]),
@@ -107,6 +107,10 @@ const CASES: [ConvCase; 18] = [
     ConvCase { padding: 1, stride: 2, ..ConvCase::new(&[3, 4, 16, 8], &[6, 4, 3, 3]) },
     ConvCase { padding: 3, stride: 2, ..ConvCase::new(&[2, 3, 13, 12], &[4, 3, 7, 7]) },
     ConvCase { stride: 4, ..ConvCase::new(&[2, 3, 16, 16], &[8, 3, 4, 4]) },
+    // The gradient of the input is a convolution with as many multiplications.
+    ConvCase { stride: 2, ..ConvCase::new(&[2, 6, 16, 10], &[8, 6, 4, 4]) },
+    ConvCase { stride: 2, padding: 2, ..ConvCase::new(&[2, 4, 8, 6, 12], &[6, 4, 4, 4, 4]) },
+    ConvCase { stride: 2, transposed: Some(0), ..ConvCase::new(&[2, 8, 6, 5], &[8, 4, 2, 2]) },
     ConvCase { padding: 2, dilation: 2, groups: 2, ..ConvCase::new(&[3, 8, 9, 7], &[12, 4, 3, 2]) },
     ConvCase { padding: 1, stride: 3, dilation: 2, ..ConvCase::new(&[2, 4, 17, 15], &[5, 4, 3, 3]) },
     ConvCase { padding: 2, ..ConvCase::new(&[3, 4, 19], &[6, 4, 5]) },
@@ -120,7 +124,7 @@ const CASES: [ConvCase; 18] = [
 
 /// Convolutions with a filter for each channel. Lines are whole words or not, and shorter or longer than a run. Strides
 /// have a remainder or none. Others have filters beyond the padding, or one dimension, or are transposed.
-const DEPTHWISE_CASES: [ConvCase; 24] = [
+const DEPTHWISE_CASES: [ConvCase; 26] = [
     ConvCase { padding: 1, groups: 5, ..ConvCase::new(&[3, 5, 8, 16], &[5, 1, 3, 3]) },
     ConvCase { padding: 1, groups: 3, ..ConvCase::new(&[2, 3, 5, 7], &[3, 1, 3, 3]) },
     ConvCase { padding: 3, groups: 4, ..ConvCase::new(&[2, 4, 14, 14], &[4, 1, 7, 7]) },
@@ -155,6 +159,9 @@ const DEPTHWISE_CASES: [ConvCase; 24] = [
         ..ConvCase::new(&[2, 3, 6, 5], &[3, 1, 3, 3])
     },
     ConvCase { stride: 2, groups: 3, transposed: Some(0), ..ConvCase::new(&[2, 3, 4, 8], &[3, 1, 2, 2]) },
+    // Long filters of one line.
+    ConvCase { padding: 15, groups: 4, ..ConvCase::new(&[2, 4, 100], &[4, 1, 31]) },
+    ConvCase { padding: 9, stride: 2, groups: 3, ..ConvCase::new(&[2, 3, 67], &[3, 1, 18]) },
     // Planes of several strips of lines, with whole words and without, and threads with several strips.
     ConvCase { padding: 1, groups: 2, ..ConvCase::new(&[1, 2, 150, 6], &[2, 1, 3, 3]) },
     ConvCase { padding: 2, groups: 2, ..ConvCase::new(&[3, 2, 41, 11], &[2, 1, 5, 4]) },
@@ -163,9 +170,9 @@ const DEPTHWISE_CASES: [ConvCase; 24] = [
 ];
 
 /// Convolutions that are large enough for a backend's own kernels. They have blocks of pixels of all widths, and few
-/// and many channels on both sides. Some have filters that are not square or dilated, or partial tiles, and one is
-/// transposed.
-const LARGE_CASES: [ConvCase; 8] = [
+/// and many channels on both sides. Some have filters that are not square or dilated, partial tiles, strides or three
+/// dimensions, and some are transposed.
+const LARGE_CASES: [ConvCase; 12] = [
     ConvCase { padding: 1, ..ConvCase::new(&[4, 16, 64, 64], &[64, 16, 3, 3]) },
     ConvCase { padding: 1, ..ConvCase::new(&[4, 24, 64, 64], &[136, 24, 1, 3]) },
     ConvCase { padding: 2, ..ConvCase::new(&[24, 3, 32, 32], &[96, 3, 5, 5]) },
@@ -174,6 +181,15 @@ const LARGE_CASES: [ConvCase; 8] = [
     ConvCase { padding: 3, ..ConvCase::new(&[16, 64, 32, 32], &[3, 64, 7, 7]) },
     ConvCase { padding: 6, dilation: 6, ..ConvCase::new(&[8, 40, 32, 32], &[72, 40, 3, 3]) },
     ConvCase { padding: 1, transposed: Some(0), ..ConvCase::new(&[8, 32, 64, 64], &[32, 16, 3, 3]) },
+    ConvCase { padding: 1, ..ConvCase::new(&[2, 16, 16, 32, 32], &[24, 16, 3, 3, 3]) },
+    ConvCase { padding: 1, stride: 2, ..ConvCase::new(&[4, 16, 16, 32, 32], &[64, 16, 3, 3, 3]) },
+    ConvCase { padding: 1, stride: 2, ..ConvCase::new(&[8, 32, 64, 64], &[64, 32, 3, 3]) },
+    ConvCase {
+        padding: 1,
+        stride: 2,
+        transposed: Some(0),
+        ..ConvCase::new(&[8, 64, 32, 32], &[64, 24, 4, 4])
+    },
 ];
 
 /// Convolutions with fewer rows of columns than im2col takes for the other products, but with many positions. Some have

@@ -116,11 +116,14 @@ impl Im2colPlan {
         Self { channels, input_extents: self.output_extents, kernel, stride, first_tap: start, ..self }
     }
 
-    /// Returns the plan for columns along the width of planar images with stride 1: those of a filter of height 1.
+    /// Returns the plan for columns along the width: those of a filter of height and depth 1, with stride 1 along both.
     pub(super) fn along_width(self) -> Self {
-        let Self { mut output_extents, mut kernel, mut first_tap, .. } = self;
-        (output_extents[0], kernel[0], first_tap[0]) = (self.input_extents[0], 1, 0);
-        Self { output_extents, kernel, first_tap, pads_rows: false, ..self }
+        let mut plan = Self { pads_rows: false, ..self };
+        for d in 0..self.rank - 1 {
+            plan.output_extents[d] = self.input_extents[d];
+            (plan.kernel[d], plan.stride[d], plan.tap_step[d], plan.first_tap[d]) = (1, 1, 1, 0);
+        }
+        plan
     }
 
     fn output_positions(&self) -> usize {

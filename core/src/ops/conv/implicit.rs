@@ -1,9 +1,9 @@
 //! Convolutions by a backend's own kernels, which need columns along the width only ([`ConvolutionCall`]).
 //!
-//! Such columns are a column matrix ([`im2col`](super::im2col)) for a filter of height 1: a third of the columns of a
-//! 3 x 3 filter. The kernels take weights as \[taps, channels, rows\], so each call copies the weights. The gradient of
-//! the input is the same product with mirrored taps. The gradient of the weights has partial sums for ranges of
-//! positions, which are then added in a fixed order.
+//! Such columns are a column matrix ([`im2col`](super::im2col)) for a filter of height and depth 1: a third of the
+//! columns of a 3 x 3 filter, a ninth of those of 3 x 3 x 3. The kernels take weights as \[taps, channels, rows\], so each
+//! call copies the weights. The gradient of the input is the same product with mirrored taps, for strides of 1. The
+//! gradient of the weights has partial sums for ranges of positions, which are then added in a fixed order.
 
 use crate::backend::{Command, ConvolutionCall, ConvolutionProduct, Slice};
 use crate::ops::conv::im2col::{Im2colPlan, ImageChunk};
@@ -17,29 +17,46 @@ use crate::ops::reduce::sum_first_dim;
 const MIN_MULTIPLICATIONS: usize = 1 << 27;
 const MIN_POSITIONS: usize = 1 << 12;
 
+/// Fewest channels of x and y for filters of three dimensions or with strides. The kernels multiply at least 16, which
+/// filters of one plane make up for by smaller columns.
+const MIN_CHANNELS: usize = 8;
+
 impl ConvGeometry {
-    /// Reports whether a backend's own kernels compute this convolution and its gradients.
-    pub(super) fn uses_implicit(&self, x: &Tensor) -> bool {
-        let plane = |extents: [usize; 3]| [extents[0] as u64, extents[1] as u64];
+    /// Reports whether a backend's own kernels compute this product, with `a` as its first operand.
+    pub(super) fn uses_implicit(&self, kind: ConvKind, a: &Tensor) -> bool {
         let covered = |extents: [usize; 3], pixels: u64| {
-            extents[1].is_multiple_of(8) && ConvolutionCall::block_width(plane(extents), pixels).is_some()
+            let [_, height, width] = self.volume(extents, 1).map(|n| n as u64);
+            width.is_multiple_of(8) && ConvolutionCall::block_width([height, width], pixels).is_some()
         };
         let (taps, positions) = (spatial_numel(&self.kernel), self.batch * spatial_numel(&self.y_extents));
         let is_pointwise = taps == 1 && self.padding == [0; 3];
-        x.device().library_features().convolution
-            && matches!(x.dtype(), DType::F16 | DType::BF16)
-            && self.rank == 2
+        let supports_stride = match kind {
+            ConvKind::InputGrad => self.has_unit_stride(),
+            _ => self.stride.iter().all(|&stride| stride as u64 <= ConvolutionCall::MAX_STRIDE),
+        };
+        // The blocks of both directions, if both have one.
+        let extents = [self.y_extents, if self.has_unit_stride() { self.x_extents } else { self.y_extents }];
+        a.device().library_features().convolution
+            && matches!(a.dtype(), DType::F16 | DType::BF16)
             && self.groups == 1
-            && self.has_unit_stride()
+            && supports_stride
+            && ((self.rank == 2 && self.has_unit_stride())
+                || self.x_channels.min(self.y_channels) >= MIN_CHANNELS)
             && self.kernel.iter().all(|&taps| taps as u64 <= ConvolutionCall::MAX_KERNEL)
             && !is_pointwise
-            && [self.x_extents, self.y_extents].iter().all(|&extents| {
+            && extents.iter().all(|&extents| {
                 covered(extents, ConvolutionCall::TILE_POSITIONS)
                     && covered(extents, ConvolutionCall::STAGE_POSITIONS)
             })
             && positions >= MIN_POSITIONS
             && positions.saturating_mul(self.x_channels * self.y_channels * taps) >= MIN_MULTIPLICATIONS
-            && self.uses_im2col(x)
+            && self.uses_im2col(a)
+    }
+
+    /// Returns depth, height and width from the values of the spatial dimensions. Planar images have one plane, of
+    /// which the value is `plane`.
+    fn volume<T: Copy>(&self, values: [T; 3], plane: T) -> [T; 3] {
+        if self.rank == 2 { [plane, values[0], values[1]] } else { values }
     }
 
     /// Computes one of the products from its operands in the order of [`ConvKind`], plus an optional bias.
@@ -57,6 +74,9 @@ impl ConvGeometry {
             }
             ConvKind::WeightGrad => (b, ImplicitProducts { weights: None, positions: Some(a), bias: None }),
         };
+        if !self.uses_implicit(kind, a) {
+            return Ok(None);
+        }
         let [out, weight_grad] = self.run_implicit(kind == ConvKind::InputGrad, images, products)?;
         Ok(out.or(weight_grad))
     }
@@ -68,6 +88,9 @@ impl ConvGeometry {
         w: &Tensor,
         x: &Tensor,
     ) -> Result<Option<[Tensor; 2]>> {
+        if !self.uses_implicit(ConvKind::InputGrad, dy) {
+            return Ok(None);
+        }
         let products = ImplicitProducts { weights: Some(w), positions: Some(x), bias: None };
         let [dx, dw] = self.run_implicit(true, dy, products)?;
         Ok(dx.zip(dw).map(Into::into))
@@ -81,9 +104,6 @@ impl ConvGeometry {
         images: &Tensor,
         products: ImplicitProducts,
     ) -> Result<[Option<Tensor>; 2]> {
-        if !self.uses_implicit(images) {
-            return Ok([None, None]);
-        }
         let plan = if mirrored { Im2colPlan::for_input_grad(self) } else { Im2colPlan::for_input(self) };
         let plan = plan.along_width();
         let (images, dtype) = (images.contiguous()?, images.dtype());
@@ -202,22 +222,27 @@ impl ImplicitCall<'_> {
     /// Enqueues a call whose operands are bound. Returns false if the backend declines.
     fn run(&self, columns: Slice, rows: usize, product: ConvolutionProduct) -> Result<bool> {
         let g = self.geometry;
-        let (padding, dilation) = (g.padding[0] as i64, g.dilation[0] as i64);
+        let (padding, dilation) = (g.padding.map(|p| p as i64), g.dilation.map(|d| d as i64));
         let (channels, input, output, first_tap, tap_step) = match self.mirrored {
-            false => (g.x_channels, g.x_extents, g.y_extents, -padding, dilation),
-            true => (g.y_channels, g.y_extents, g.x_extents, padding, -dilation),
+            false => (g.x_channels, g.x_extents, g.y_extents, padding.map(|p| -p), dilation),
+            true => (g.y_channels, g.y_extents, g.x_extents, padding, dilation.map(|d| -d)),
         };
-        let plane = |extents: [usize; 3]| [extents[0] as u64, extents[1] as u64];
+        let sizes = |extents: [usize; 3]| g.volume(extents, 1).map(|n| n as u64);
+        let [input_depth, input_height, _] = sizes(input);
+        let [stride_z, stride_y, _] = sizes(g.stride);
+        let [first_z, first_y, _] = g.volume(first_tap, 0);
+        let [step_z, step_y, _] = g.volume(tap_step, 1);
         let call = ConvolutionCall {
             dtype: self.columns.dtype(),
             images: self.chunk.images as u64,
             channels: channels as u64,
-            input_height: input[0] as u64,
+            input: [input_depth, input_height],
             rows: rows as u64,
-            output: plane(output),
-            kernel: plane(g.kernel),
-            first_tap,
-            tap_step,
+            output: sizes(output),
+            kernel: sizes(g.kernel),
+            stride: [stride_z, stride_y],
+            first_tap: [first_z, first_y],
+            tap_step: [step_z, step_y],
             columns: self.columns.byte_range_in(columns),
             product,
         };
@@ -228,15 +253,21 @@ impl ImplicitCall<'_> {
 }
 
 pub(crate) fn describe_for_profiler(call: &ConvolutionCall) -> WorkItem {
-    let ConvolutionCall { dtype, images, channels, rows, output: [height, width], .. } = *call;
-    let [taps_y, taps_x] = call.kernel;
+    let ConvolutionCall { dtype, images, channels, rows, .. } = *call;
+    let ([depth, height, width], [taps_z, taps_y, taps_x]) = (call.output, call.kernel);
     let kind = match call.product {
         ConvolutionProduct::Output { .. } => "convolution",
         ConvolutionProduct::WeightGrad { .. } => "convolution weight gradient",
     };
     WorkItem {
-        name: format!("{kind} {dtype} {images}x{channels}x{height}x{width} to {rows}, {taps_y}x{taps_x}")
-            .into(),
+        name: match depth * taps_z {
+            1 => format!("{kind} {dtype} {images}x{channels}x{height}x{width} to {rows}, {taps_y}x{taps_x}"),
+            _ => {
+                let taps = format!("{taps_z}x{taps_y}x{taps_x}");
+                format!("{kind} {dtype} {images}x{channels}x{depth}x{height}x{width} to {rows}, {taps}")
+            }
+        }
+        .into(),
         bytes: call.bytes(),
         flops: call.flops(),
     }
