@@ -16,6 +16,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from later_models import LATER_MODELS, linear_layers, run_layers
+from more_models import MORE_MODELS
 from newer_models import NEWER_MODELS
 
 
@@ -866,7 +867,7 @@ def points(tiny, dev):
 MODELS = [
     decoder, bert, mixture, linears, convnet, unet, graph, lstm,
     convnext, mobilenet, autoencoder, translator, audio, recommender, volume,
-    swin, dcgan, speech, statespace, efficientnet, points, *LATER_MODELS, *NEWER_MODELS,
+    swin, dcgan, speech, statespace, efficientnet, points, *LATER_MODELS, *NEWER_MODELS, *MORE_MODELS,
 ]
 
 

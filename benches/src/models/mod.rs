@@ -1,6 +1,8 @@
 //! Training steps of models that no kernel was tuned for, eager and captured. `peers/models.py` has the same models.
 
+mod capsules;
 mod clip;
+mod conformer;
 mod densenet;
 mod detector;
 mod dit;
@@ -11,20 +13,29 @@ mod flow;
 mod gat;
 mod generative;
 mod gla;
+mod gmlp;
 mod images;
+mod longformer;
 mod lora;
+mod lovasz;
+mod mae;
 mod nerf;
 mod others;
 mod physics;
 mod points;
+mod ppo;
 mod resnet;
+mod sage;
 mod segmentation;
 mod seq2seq;
 mod sequences;
+mod sinkhorn;
 mod small;
+mod stylegan;
 mod swin;
 mod t5;
 mod text;
+mod vqvae;
 
 use std::time::Instant;
 
@@ -85,7 +96,7 @@ pub(crate) type TrainStep = Box<dyn FnMut() -> CoreResult<Tensor>>;
 /// Builds a model with a batch, small if `tiny`.
 type Build = fn(tiny: bool, &Device) -> CoreResult<Workload>;
 
-const MODELS: [(&str, Build); 37] = [
+const MODELS: [(&str, Build); 48] = [
     ("decoder", text::decoder),
     ("bert", text::bert),
     ("mixture", text::mixture),
@@ -123,6 +134,17 @@ const MODELS: [(&str, Build); 37] = [
     ("lora", lora::lora),
     ("physics", physics::physics),
     ("dqn", dqn::dqn),
+    ("gmlp", gmlp::gmlp),
+    ("conformer", conformer::conformer),
+    ("mae", mae::mae),
+    ("vqvae", vqvae::vqvae),
+    ("stylegan", stylegan::stylegan),
+    ("sage", sage::sage),
+    ("longformer", longformer::longformer),
+    ("capsules", capsules::capsules),
+    ("sinkhorn", sinkhorn::sinkhorn),
+    ("ppo", ppo::ppo),
+    ("lovasz", lovasz::lovasz),
 ];
 
 /// Returns the names of the models.
