@@ -6,10 +6,11 @@ use crate::ops::kernel::heuristics::VEC4_WIDTH;
 use crate::ops::prelude::*;
 use crate::ops::reduce::sum_first_dim;
 
-/// Largest extent of a filter, and largest number of source elements that a run reads from one line. Both are limits
-/// on registers.
+/// Largest extent of a filter, largest length of one with a single line, and largest number of source elements that a
+/// run reads from one line. All are limits on registers.
 const MAX_KERNEL: usize = 7;
-const MAX_SOURCES: usize = 24;
+const MAX_LINE_KERNEL: usize = 32;
+const MAX_SOURCES: usize = 40;
 /// Elements of a run, where the filter's stride is 1.
 const RUN: usize = 8;
 /// Least width of results whose runs may contain the end of a line. Such a run is computed twice, which costs more than
@@ -41,7 +42,7 @@ impl ConvGeometry {
             && self.groups > 1
             && self.groups == self.x_channels
             && self.groups == self.y_channels
-            && rows.max(columns) <= MAX_KERNEL
+            && (rows.max(columns) <= MAX_KERNEL || (rows == 1 && columns <= MAX_LINE_KERNEL))
             && matches!(stride, 1 | 2 | 4)
             && (RUN / stride - 1) * stride + reach < MAX_SOURCES
             && self.padding[1] < MAX_SOURCES
