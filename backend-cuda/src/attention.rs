@@ -13,6 +13,7 @@ use forebay_core::backend::{AttentionCall, AttentionGradients, AttentionOperand,
 use forebay_core::dtype::DType;
 use forebay_shaders::cuda;
 
+use crate::attention_f32::AttentionF32Kernels;
 use crate::backend::{device_address, slice_address};
 use crate::context::{Context, CudaStream};
 use crate::kernels::{KernelRegistry, SubmitStatus};
@@ -383,6 +384,7 @@ const L2_BUDGET: u64 = 24 << 20;
 #[derive(Debug, Default)]
 pub(crate) struct AttentionKernels {
     kernels: NativeKernels<AttentionKernel>,
+    f32_kernels: AttentionF32Kernels,
 }
 
 /// Reports whether every row of a call's mask consists of contiguous and aligned pairs of elements.
@@ -451,6 +453,9 @@ impl AttentionKernels {
         call: &AttentionCall,
         wait: bool,
     ) -> Result<SubmitStatus, SourceError> {
+        if call.dtype == DType::F32 {
+            return self.f32_kernels.submit(context, kernels, stream, call, wait);
+        }
         let Some((params, passes)) = plan_attention(call, kernels.arch()) else {
             return Ok(SubmitStatus::Declined);
         };

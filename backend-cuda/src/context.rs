@@ -36,6 +36,8 @@ pub(crate) struct Context {
     uses_pdl: bool,
     /// Number of multiprocessors.
     pub(crate) sm_count: u32,
+    /// Most bytes of shared memory of a block.
+    pub(crate) max_shared_bytes: u32,
     /// Never reused, so that a thread cannot mistake a new context for a destroyed one.
     pub(crate) id: u64,
 }
@@ -62,8 +64,10 @@ impl Context {
         let uses_pdl =
             device.compute_capability()?.0 >= 9 && bool_from_env("FOREBAY_CUDA_PDL") != Some(false);
         let sm_count = device.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let max_shared_bytes =
+            device.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        let context = Arc::new(Self { raw, device, uses_pdl, sm_count, id });
+        let context = Arc::new(Self { raw, device, uses_pdl, sm_count, max_shared_bytes, id });
         context.make_current()?;
         Ok(context)
     }

@@ -25,7 +25,8 @@
 //! - Background threads of the core ([`compile_pool`](forebay_core::backend::compile_pool)) compile several
 //!   kernels at once; launches meanwhile wait in `deferred`.
 //! - `native_kernels` has the kernels of `shaders/cuda`, unless portable kernels are forced. `attention` and
-//!   `convolution` run on the tensor cores, and `sgemm_small` computes small f32 products. `batched_matmul`
+//!   `convolution` run on the tensor cores. `attention_f32` computes gradients of f32 attention, and `sgemm_small`
+//!   small f32 products. `batched_matmul`
 //!   computes batches of small products. `gelu_grad` computes a product with the gradient of a GELU. `recurrent` runs
 //!   all steps of a recurrent layer. `tensor_map` describes
 //!   operands to TMA.
@@ -42,6 +43,7 @@
 //! - A variable of the environment with the values 0 and 1 goes to `settings`.
 
 pub mod attention;
+pub mod attention_f32;
 mod autotune;
 mod backend;
 pub mod batched_matmul;

@@ -11,6 +11,8 @@ pub const ATTENTION_MASK: &str = include_str!("../cuda/attention_mask.cuh");
 pub const ATTENTION_FWD: &str = include_str!("../cuda/attention_fwd.cu");
 /// Attention backward, in two passes.
 pub const ATTENTION_BWD: &str = include_str!("../cuda/attention_bwd.cu");
+/// Gradients of f32 attention, in one pass over the keys.
+pub const ATTENTION_F32_BWD: &str = include_str!("../cuda/attention_f32_bwd.cu");
 /// Pairs of 16-bit floats; precedes the kernels that use them.
 pub const PACKED_HALVES: &str = include_str!("../cuda/packed_halves.cuh");
 /// Matrix products by `wgmma`; precedes the kernels that use it.

@@ -20,6 +20,7 @@ use forebay::backend::{BatchedMatmulTiling, Features, KernelSource, RecurrentKin
 use forebay::dtype::DType;
 use forebay_cuda::NativeKernel;
 use forebay_cuda::attention::{self, AttentionPass, MaskKind};
+use forebay_cuda::attention_f32::{AttentionF32Kernel, AttentionF32Pass};
 use forebay_cuda::batched_matmul::BatchedMatmulKernel;
 use forebay_cuda::convolution::{ConvKernel, ConvPass};
 use forebay_cuda::gelu_grad;
@@ -151,6 +152,7 @@ pub fn check(golden: &Path, architectures: &[u32], filters: &[String]) -> Result
     if there {
         compile_translated(&translated, &compiling, &mut report);
         compile_attention(compiling.architectures, filters, &mut report);
+        compile_attention_f32(compiling.architectures, filters, &mut report);
         compile_sgemm_small(compiling.architectures, filters, &mut report);
         compile_batched_matmul(compiling.architectures, filters, &mut report);
         compile_gelu_grad(compiling.architectures, filters, &mut report);
@@ -282,6 +284,24 @@ fn compile_attention(architectures: &[u32], filters: &[String], report: &mut Ker
                         .then_some(tiles),
                 ];
                 for kernel in variants.into_iter().flatten() {
+                    compile_native(&kernel, &label, arch, report);
+                }
+            }
+        }
+    }
+}
+
+/// Compiles the CUDA C++ kernels of f32 attention's gradients: each size of tiles, with and without padding.
+fn compile_attention_f32(architectures: &[u32], filters: &[String], report: &mut KernelReport) {
+    for head in [12, 32, 48, 64, 96, 128] {
+        for pass in [AttentionF32Pass::Delta, AttentionF32Pass::Gradients] {
+            let label = format!("attention_f32_bwd.cu {pass:?} {head}");
+            if !filters.is_empty() && !filters.iter().any(|f| label.contains(f.as_str())) {
+                continue;
+            }
+            report.kernels += 1;
+            for &arch in architectures {
+                if let Some(kernel) = AttentionF32Kernel::new(pass, head, arch) {
                     compile_native(&kernel, &label, arch, report);
                 }
             }

@@ -13,6 +13,8 @@ use super::tests;
 
 tests![
     attention_equals_softmax_weights_times_values,
+    attention_of_many_tiles_equals_softmax_weights_times_values,
+    gradients_have_the_same_bits_in_every_run,
     attention_in_16_bits_is_accurate,
     masks_and_dropout_apply_in_16_bits,
     masks_of_every_kind_and_shape,
@@ -207,6 +209,45 @@ const SHAPES: &[AttentionCase] = &[
 fn attention_equals_softmax_weights_times_values(device: &Device) -> Result<()> {
     for &shape in SHAPES {
         compare(shape, DType::F32, device, 2e-5).with_context(|| format!("{shape:?}"))?;
+    }
+    Ok(())
+}
+
+/// Several blocks of keys add to each tile of the queries' gradients, in a fixed order.
+const TILED_SHAPES: &[AttentionCase] = &[
+    ([1, 2, 2, 300, 300, 64, 64], true, None),
+    ([2, 4, 1, 200, 330, 64, 64], false, None),
+    ([1, 2, 1, 330, 200, 64, 64], true, None),
+    ([1, 2, 2, 260, 260, 64, 64], true, Some([70, 0])),
+    ([1, 2, 2, 280, 280, 32, 32], false, Some([40, 90])),
+    // The last tiles of queries attend to no key.
+    ([1, 2, 1, 400, 100, 64, 64], false, Some([20, 5])),
+    ([1, 4, 2, 150, 150, 128, 128], true, None),
+    ([1, 1, 1, 2, 130, 128, 128], false, None),
+];
+
+fn attention_of_many_tiles_equals_softmax_weights_times_values(device: &Device) -> Result<()> {
+    for &shape in TILED_SHAPES {
+        compare(shape, DType::F32, device, 2e-5).with_context(|| format!("{shape:?}"))?;
+    }
+    Ok(())
+}
+
+fn gradients_have_the_same_bits_in_every_run(device: &Device) -> Result<()> {
+    for (heads, shared, length, features, is_causal) in [(3, 3, 330, 64, true), (4, 2, 200, 32, false)] {
+        let q = normal(&[1, heads, length, features], DType::F32, device)?;
+        let k = normal(&[1, shared, length, features], DType::F32, device)?;
+        let v = normal(&[1, shared, length, features], DType::F32, device)?;
+        let g = normal(&[1, heads, length, features], DType::F32, device)?;
+        let options = AttentionOptions { is_causal, enable_gqa: true, ..AttentionOptions::default() };
+        let run = || -> Result<Vec<Vec<f64>>> {
+            let leaves = [leaf(&q)?, leaf(&k)?, leaf(&v)?];
+            outcome(&leaves, &leaves[0].scaled_dot_product_attention(&leaves[1], &leaves[2], &options)?, &g)
+        };
+        let first = run()?;
+        for repetition in 1..3 {
+            ensure!(run()? == first, "{heads} heads of {features}: run {repetition} gives other bits");
+        }
     }
     Ok(())
 }
@@ -459,7 +500,14 @@ fn the_bias_gradient_of_a_packed_projection_is_a_sum_of_rows(device: &Device) ->
 }
 
 fn replays_accumulate_like_eager_steps(device: &Device) -> Result<()> {
-    let (batch, length, heads, features, dtype) = (2, 70, 2, 64, DType::BF16);
+    for dtype in [DType::BF16, DType::F32] {
+        check_replays(dtype, device).with_context(|| dtype.to_string())?;
+    }
+    Ok(())
+}
+
+fn check_replays(dtype: DType, device: &Device) -> Result<()> {
+    let (batch, length, heads, features) = (2, 70, 2, 64);
     let width = 3 * heads * features;
     let x = normal(&[batch, length, 16], dtype, device)?;
     let (weight, bias) =
