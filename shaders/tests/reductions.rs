@@ -167,7 +167,17 @@ fn scans() {
 
 #[test]
 fn softmax() {
-    for dtype in ["f32", "f16", "bf16", "f64"] {
+    // Types of x or g, of y and of the result: of both passes with one type, and under autocast.
+    let types = [
+        ["f32", "f32", "f32"],
+        ["f16", "f16", "f16"],
+        ["bf16", "bf16", "bf16"],
+        ["f64", "f64", "f64"],
+        ["bf16", "f32", "f32"],
+        ["f16", "f32", "f16"],
+        ["f32", "f32", "bf16"],
+    ];
+    for [dtype, y, result] in types {
         for pass in ["forward", "backward"] {
             for log in [false, true] {
                 for (threads_per_row, across, width, register_steps) in
@@ -178,6 +188,8 @@ fn softmax() {
                         .def("pass", pass)
                         .def("log", log)
                         .def("dtype", dtype)
+                        .def("y", y)
+                        .def("result", result)
                         .def("threads_per_row", threads_per_row)
                         .def("across", across)
                         .def("width", width)

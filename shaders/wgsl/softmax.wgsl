@@ -6,7 +6,8 @@ are read twice, first for the maximum and the sum together (online softmax).
 stage: `whole`: the threads of a row process it in one pass. A few very long rows are processed in `p.splits`
   parts. `parts` writes the maximum and the sum of exponentials of each, or backward the sum alone, to partial
   [parts, 1 or 2, rows]. `finish` combines them for rows; `apply` computes the elements.
-pass: `forward`: y from x; `backward`: the gradient of x from g and y · log · dtype: of all buffers
+pass: `forward`: y from x; `backward`: the gradient of x from g and y · log
+dtype: of x or g · y, result: types of y in the backward pass, and of the result; f64 if one of them is f64
 x and g have any strides, y and the results are contiguous · threads_per_row, across: see row_reduce
 width: elements of a step, 4 if rows are contiguous aligned quads, else 1
 register_steps: steps that a thread holds, 0 for longer rows
@@ -43,7 +44,7 @@ struct Params {
 {% else %}
 {{ rows.input(0, "input", dtype, width) }}
 {% if not forward %}
-{{ rows.input(1, "y", dtype, width) }}
+{{ rows.input(1, "y", y, width) }}
 {% endif %}
 {% set next = 1 if forward else 2 %}
 {% if stage == "parts" %}
@@ -52,7 +53,7 @@ struct Params {
 {% if stage == "apply" %}
 {{ t.input(next, "statistics", T) }}
 {% endif %}
-{{ rows.output(next + (1 if stage == "apply" else 0), "result", dtype, width) }}
+{{ rows.output(next + (1 if stage == "apply" else 0), "result", result, width) }}
 {% endif %}
 {% endif %}
 {{ rows.functions(threads_per_row, across, T) }}

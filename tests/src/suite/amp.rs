@@ -27,6 +27,7 @@ tests![
     a_weight_is_cast_once,
     cached_casts_do_not_outlive_their_weights,
     a_loss_of_16_bit_logits_equals_that_of_their_casts,
+    a_softmax_reads_and_writes_16_bits_without_copies,
     a_checkpoint_recomputes_under_its_autocast,
     memory_of_cached_casts_is_freed,
     copies_of_an_optimiser_replace_casts,
@@ -674,4 +675,51 @@ fn a_graph_keeps_the_low_precision_copy_that_it_saved(device: &Device) -> Result
         grads.push(bias);
     }
     ensure_same_bits(&grads[1], &grads[0])
+}
+
+/// The softmax of a 16-bit tensor has the bits of the softmax of its cast, and so has the gradient, also from a 16-bit
+/// gradient. Neither direction casts.
+fn a_softmax_reads_and_writes_16_bits_without_copies(device: &Device) -> Result<()> {
+    let softmax = |x: &Tensor, log: bool, dim| if log { x.log_softmax(dim) } else { x.softmax(dim) };
+    // Rows of quads and others, columns, and rows that several workgroups share.
+    let cases: [(&[usize], isize); 5] =
+        [(&[3, 96], -1), (&[4, 30], -1), (&[2, 9, 12], 1), (&[2, 3000], -1), (&[1, 140_000], -1)];
+    for low in LOW {
+        for (shape, dim) in cases {
+            let count = shape.iter().product::<usize>() as f64;
+            let line = |step: f64| Tensor::arange(0.0, count, 1.0, DType::F32, device)?.mul(step)?.sin();
+            let x = line(0.7)?.mul(6.0)?.reshape(shape)?.to_dtype(low)?;
+            let seed = line(1.3)?.reshape(shape)?.to_dtype(low)?;
+            for log in [false, true] {
+                let wide = x.to_dtype(DType::F32)?.to_leaf()?;
+                let expected = softmax(&wide, log, dim)?;
+                expected.backward_with(&seed.to_dtype(DType::F32)?)?;
+                let expected_grad = wide.grad().context("a gradient")?.to_dtype(low)?;
+                for with_dtype in [false, true] {
+                    let case = || format!("{low} {shape:?}, dimension {dim}, log {log}, {with_dtype}");
+                    let leaf = x.to_leaf()?;
+                    let profiler = Profiler::start(device)?;
+                    let y = match (with_dtype, log) {
+                        (true, false) => leaf.softmax_with_dtype(dim, DType::F32)?,
+                        (true, true) => leaf.log_softmax_with_dtype(dim, DType::F32)?,
+                        (false, _) => {
+                            let _autocast = autocast(low)?;
+                            softmax(&leaf, log, dim)?
+                        }
+                    };
+                    let spans = profiler.finish()?.spans;
+                    ensure!(spans.iter().all(|span| span.op != "to_dtype"), "{}: {spans:?}", case());
+                    ensure_same_bits(&y, &expected).with_context(case)?;
+                    let narrow = y.to_dtype(low)?;
+                    let profiler = Profiler::start(device)?;
+                    narrow.backward_with(&seed)?;
+                    let spans = profiler.finish()?.spans;
+                    ensure!(spans.iter().all(|span| span.op != "to_dtype"), "{}: {spans:?}", case());
+                    let grad = leaf.grad().context("a gradient")?;
+                    ensure_same_bits(&grad, &expected_grad).with_context(case)?;
+                }
+            }
+        }
+    }
+    Ok(())
 }

@@ -48,7 +48,11 @@ impl Tensor {
             return Ok(out);
         }
         let from = self.dtype();
-        Ok(autograd::differentiable_unary("to_dtype", out, self, move |g, _| g.to_dtype(from)))
+        Ok(autograd::differentiable_unary("to_dtype", out, self, move |g, ctx| {
+            // Only a gradient of 16 bits may be passed on as it is.
+            let is_narrow = from == DType::F32 && matches!(g.dtype(), DType::F16 | DType::BF16);
+            if is_narrow && ctx.passes_cast_grad(0) { Ok(g.clone()) } else { g.to_dtype(from) }
+        }))
     }
 
     /// Copies the elements of `self` into `target`, of the same shape and type and any strides. Not recorded.

@@ -1,7 +1,7 @@
 //! Softmax and log-softmax: one kernel forward and one backward, for any strides.
 
 use crate::ops::kernel::heuristics::{RowConfig, split_reduction, supports_vec4};
-use crate::ops::norm::{check_is_f64, norm_compute_dtype};
+use crate::ops::norm::{check_is_f64, norm_compute_dtype, norm_result_dtype};
 use crate::ops::prelude::*;
 use crate::runtime::device::KernelKey;
 use crate::tensor::layout::collapse_tensor_dims;
@@ -89,21 +89,44 @@ fn softmax_op_name(log: bool) -> &'static str {
     if log { "log_softmax" } else { "softmax" }
 }
 
-fn run_softmax(log: bool, input: &Tensor, y: Option<&Tensor>, dim: isize) -> Result<Tensor> {
-    let out = Tensor::empty(input.shape(), input.dtype(), input.device())?;
+/// Returns the type of a softmax, which autocast makes f32. The kernels read 16-bit floats without a copy.
+fn softmax_result_dtype(op: &str, x: &Tensor) -> DType {
+    match x.dtype() {
+        DType::F16 | DType::BF16 => norm_result_dtype(op, x),
+        other => other,
+    }
+}
+
+/// Returns the names of the types of x or g, of y in the backward pass, and of the result.
+fn dtype_names(input: &Tensor, y: Option<&Tensor>, result: DType) -> [&'static str; 3] {
+    let name = |dtype| launch::shader_dtype_name(dtype, input.device());
+    [name(input.dtype()), y.map_or("", |y| name(y.dtype())), name(result)]
+}
+
+/// Computes a softmax of x, or with y the gradient of x from the gradient `input`. The kernels compute in f32 and read
+/// and write any smaller float.
+fn run_softmax(
+    log: bool,
+    input: &Tensor,
+    y: Option<&Tensor>,
+    (dim, result): (isize, DType),
+) -> Result<Tensor> {
+    let out = Tensor::empty(input.shape(), result, input.device())?;
     if out.numel() == 0 {
         return Ok(out);
     }
     let rows = RowLayout::new(softmax_op_name(log), input, dim)?;
     let config = rows.row_config(input, if y.is_some() { 8 } else { 16 });
-    let dtype = launch::shader_dtype_name(input.dtype(), input.device());
+    let [dtype, y_dtype, result] = dtype_names(input, y, result);
     let (splits, chunk) = split_reduction(rows.rows, rows.extent, config.threads_per_row, 2);
     // Rows in registers gain nothing from more workgroups.
     if config.register_steps == 0 && rows.extent >= SPLIT_ROW_MIN && splits > 1 {
         return run_split_rows(&rows, config, (splits, chunk), input, y, log, out);
     }
     let mut key = KernelKey::new("softmax");
-    key.push_str(dtype);
+    for name in [dtype, y_dtype, result] {
+        key.push_str(name);
+    }
     key.push_flags(&[y.is_some(), log, rows.across]);
     key.push_number(
         config.threads_per_row as u64 | (config.width as u64) << 16 | (config.register_steps as u64) << 32,
@@ -111,8 +134,8 @@ fn run_softmax(log: bool, input: &Tensor, y: Option<&Tensor>, dim: isize) -> Res
     let spec = || {
         kernel_spec! {
             "softmax", stage: "whole", pass: if y.is_some() { "backward" } else { "forward" }, log, dtype,
-            threads_per_row: config.threads_per_row, across: rows.across, width: config.width,
-            register_steps: config.register_steps,
+            y: y_dtype, result, threads_per_row: config.threads_per_row, across: rows.across,
+            width: config.width, register_steps: config.register_steps,
         }
     };
     // Reads in vectors of four, scalar writes, and the loops of sums over the threads of a row.
@@ -144,11 +167,11 @@ fn run_split_rows(
     let (device, backward) = (input.device(), y.is_some());
     let sums = norm_compute_dtype(input.dtype());
     let scratch = |shape: &[usize]| empty_workspace(shape, sums, device);
+    let [dtype, y_dtype, result] = dtype_names(input, y, out.dtype());
     let spec = |stage: &'static str, config: RowConfig, across: bool| {
         kernel_spec! {
-            "softmax", stage, pass: if backward { "backward" } else { "forward" }, log,
-            dtype: launch::shader_dtype_name(input.dtype(), device), threads_per_row: config.threads_per_row, across,
-            width: config.width, register_steps: 0usize,
+            "softmax", stage, pass: if backward { "backward" } else { "forward" }, log, dtype, y: y_dtype, result,
+            threads_per_row: config.threads_per_row, across, width: config.width, register_steps: 0usize,
         }
     };
     let params = |iterations: usize| {
@@ -182,21 +205,23 @@ fn run_split_rows(
     Ok(out)
 }
 
+/// Computes a softmax of any float as `result`, f32 or the type of x, and records it. The gradient of x has the type of
+/// x, and is computed from a gradient of 16 bits as well as from one of the result's type.
 #[track_caller]
-fn softmax_with_grad(log: bool, x: &Tensor, dim: isize) -> Result<Tensor> {
+fn softmax_with_grad(log: bool, x: &Tensor, dim: isize, result: DType) -> Result<Tensor> {
     let op = softmax_op_name(log);
     operation!(op);
     check_is_f64(op, x)?;
     normalize_dim(op, dim, x.rank())?;
-    let out = run_softmax(log, x, None, dim)?;
+    let out = run_softmax(log, x, None, (dim, result))?;
     if !autograd::compute_requires_grad(&[x]) {
         return Ok(out);
     }
-    let y = SavedTensor::output(&out);
-    Ok(autograd::differentiable_unary(op, out, x, move |g, ctx| {
+    let (y, dtype) = (SavedTensor::output(&out), x.dtype());
+    let out = autograd::differentiable_unary(op, out, x, move |g, ctx| {
         let y = y.unpack(ctx)?;
         if !ctx.create_graph() {
-            return run_softmax(log, g, Some(&y), dim);
+            return run_softmax(log, g, Some(&y), (dim, dtype));
         }
         // Round to the element type at the end, as the kernel does.
         let wide = norm_compute_dtype(g.dtype());
@@ -205,8 +230,21 @@ fn softmax_with_grad(log: bool, x: &Tensor, dim: isize) -> Result<Tensor> {
             false => y.mul(&grad.sub(&grad.mul(&y)?.sum([dim], true)?)?)?,
             true => grad.sub(&y.exp()?.mul(&grad.sum([dim], true)?)?)?,
         };
-        grad.to_dtype(g.dtype())
-    }))
+        grad.to_dtype(dtype)
+    });
+    if result == DType::F32 {
+        autograd::accept_cast_grad(&out);
+    }
+    Ok(out)
+}
+
+/// Computes a softmax in a type. A wider type than that of a 16-bit tensor needs no copy of the tensor.
+#[track_caller]
+fn softmax_as(log: bool, x: &Tensor, dim: isize, dtype: DType) -> Result<Tensor> {
+    if x.dtype().is_float() && x.dtype().size() == 2 && dtype == DType::F32 {
+        return softmax_with_grad(log, x, dim, dtype);
+    }
+    softmax_with_grad(log, &x.to_dtype(dtype)?, dim, dtype)
 }
 
 impl Tensor {
@@ -224,26 +262,24 @@ impl Tensor {
     /// `dim` is out of range. The dtype is not a float, or the device lacks f64.
     #[track_caller]
     pub fn softmax(&self, dim: isize) -> Result<Tensor> {
-        dispatch_autocast!("softmax", [self], |x| x.softmax(dim));
-        softmax_with_grad(false, self, dim)
+        softmax_with_grad(false, self, dim, softmax_result_dtype("softmax", self))
     }
 
     /// Computes the logarithm of [`softmax`](Self::softmax) without loss of precision.
     #[track_caller]
     pub fn log_softmax(&self, dim: isize) -> Result<Tensor> {
-        dispatch_autocast!("log_softmax", [self], |x| x.log_softmax(dim));
-        softmax_with_grad(true, self, dim)
+        softmax_with_grad(true, self, dim, softmax_result_dtype("log_softmax", self))
     }
 
     /// Computes [`softmax`](Self::softmax) of the values cast to `dtype`. f32 avoids 16-bit rounding.
     #[track_caller]
     pub fn softmax_with_dtype(&self, dim: isize, dtype: DType) -> Result<Tensor> {
-        softmax_with_grad(false, &self.to_dtype(dtype)?, dim)
+        softmax_as(false, self, dim, dtype)
     }
 
     /// Computes [`log_softmax`](Self::log_softmax) of the values cast to `dtype`.
     #[track_caller]
     pub fn log_softmax_with_dtype(&self, dim: isize, dtype: DType) -> Result<Tensor> {
-        softmax_with_grad(true, &self.to_dtype(dtype)?, dim)
+        softmax_as(true, self, dim, dtype)
     }
 }
