@@ -3,7 +3,8 @@ A fused chain of elementwise operations: each step is an expression of `pointwis
 rounded as if it were stored.
 
 ops: the steps' names, for labels only · math: files that the expressions need
-For inputs e0, e1, ...: inputs: dtypes, f32, f16 or bf16 · strided: 1 if the layout differs from the results'
+For inputs e0, e1, ...: inputs: dtypes, f32, f16, bf16 or bool (read as 1 or 0) · strided: 1 if the layout differs from
+  the results'
 For steps s0, s1, ...: exprs · outs: dtypes of results, f32, f16 or bf16 · written: 1 if the result is stored
 arities, counts: number of operands and scalars of an expression
 For all steps together: args: names of operands in the expressions · sources: their values, e0, s0, ...
@@ -36,9 +37,21 @@ struct Params {
 @group(1) @binding(0) var<uniform> p: Params;
 {{ t.bits_function("to_f16", "f16") }}
 {{ t.bits_function("to_bf16", "bf16") }}
+{#- The f32 of a value that is read. -#}
+{%- macro number(value, dtype) -%}
+{%- if dtype == "bool" -%}select(0.0, 1.0, {{ value }}){%- else -%}{{ value }}{%- endif -%}
+{%- endmacro -%}
+{#- Element `k` of an input's vectors. A word has four bools. -#}
+{%- macro element(name, dtype, k) -%}
+{%- if dtype == "bool" -%}
+{{ number("(" ~ name ~ "_" ~ k // 4 ~ " & " ~ ["0xffu", "0xff00u", "0xff0000u", "0xff000000u"][k % 4] ~ ") != 0u", dtype) }}
+{%- else -%}{{ t.element(name, dtype, k) }}
+{%- endif -%}
+{%- endmacro %}
 {% for dtype in inputs %}
 {% if layout == "vec4" and not repeated[loop.index0] %}
-@group(0) @binding({{ loop.index0 }}) var<storage, read> e{{ loop.index0 }}_in: array<{{ t.vector(dtype) }}>;
+{% set vector = "u32" if dtype == "bool" else t.vector(dtype) %}
+@group(0) @binding({{ loop.index0 }}) var<storage, read> e{{ loop.index0 }}_in: array<{{ vector }}>;
 {% else %}
 {{ t.input(loop.index0, "e" ~ loop.index0 ~ "_in", dtype) }}
 {% endif %}
@@ -90,7 +103,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% for dtype in inputs %}
     {% set e = "e" ~ loop.index0 %}
     {% if repeated[loop.index0] %}
-    let {{ e }} = {{ e }}_in_at(i{{ loop.index0 }});
+    let {{ e }} = {{ number(e ~ "_in_at(i" ~ loop.index0 ~ ")", dtype) }};
     {% else %}
     {% set vectors = 1 if dtype in halves else width // 4 %}
     {% if strided[loop.index0] %}
@@ -104,14 +117,14 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% endfor %}
     {% endif %}
     {% endfor %}
-    {% for element in range(width) %}
+    {% for k in range(width) %}
     {% set next.arg = 0 %}
     {% for arity in arities %}
-    let s{{ loop.index0 }}_{{ element }} = step{{ loop.index0 }}(
+    let s{{ loop.index0 }}_{{ k }} = step{{ loop.index0 }}(
         {%- for source in sources[next.arg:next.arg + arity] -%}
-        {%- if source[0] == "s" -%}{{ source }}_{{ element }}
+        {%- if source[0] == "s" -%}{{ source }}_{{ k }}
         {%- elif repeated[source[1:] | int] -%}{{ source }}
-        {%- else -%}{{ t.element(source, inputs[source[1:] | int], element) }}
+        {%- else -%}{{ element(source, inputs[source[1:] | int], k) }}
         {%- endif -%}
         {{ ", " if not loop.last }}
         {%- endfor -%});
@@ -158,7 +171,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         {{ t.operand_positions(strided) }}
         {% endif %}
         {% for dtype in inputs %}
-        let e{{ loop.index0 }} = e{{ loop.index0 }}_in_at(i{{ loop.index0 }});
+        let e{{ loop.index0 }} = {{ number("e" ~ loop.index0 ~ "_in_at(i" ~ loop.index0 ~ ")", dtype) }};
         {% endfor %}
         {% set next.arg = 0 %}
         {% for arity in arities %}

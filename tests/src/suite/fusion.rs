@@ -19,6 +19,7 @@ use super::{skip, tests};
 tests![
     fused_chains_are_bitwise_equal_to_single_kernels,
     broadcast_operands_of_fused_chains_give_the_same_bits,
+    masks_of_fused_chains_give_the_same_bits,
     products_and_sums_round_twice,
     gradients_of_fused_chains_are_bitwise_equal,
     a_fused_chain_is_one_kernel_with_the_names_of_its_operations,
@@ -149,6 +150,48 @@ fn broadcast_operands_of_fused_chains_give_the_same_bits(device: &Device) -> Res
         let [alone, fused] = both(device);
         ensure_same_bits_all(&chain(&alone)?, &chain(&fused)?)
             .with_context(|| format!("{columns} {dtype}"))?;
+    }
+    Ok(())
+}
+
+/// A chain reads masks of any layout, in both directions, and is one kernel.
+fn masks_of_fused_chains_give_the_same_bits(device: &Device) -> Result<()> {
+    let mut rng = SplitMix64(23);
+    for (columns, dtype) in
+        [(16, DType::F32), (16, DType::BF16), (24, DType::F16), (12, DType::BF16), (7, DType::F32)]
+    {
+        let (batch, rows) = (3, 6);
+        let data = values(batch * rows * columns, &mut rng);
+        let bools: Vec<bool> = (0..2 * rows * columns + 8).map(|_| rng.below(3) == 0).collect();
+        // A mask for all batches, one in columns, one of lines, and one at an offset.
+        for layout in 0..4 {
+            let chain = |device: &Device| -> Result<(Vec<Tensor>, Vec<String>)> {
+                let of = |shape: &[usize]| {
+                    let count: usize = shape.iter().product();
+                    Tensor::from_bools(&bools[..count], shape, device)
+                };
+                let mask = match layout {
+                    0 => of(&[rows, columns])?,
+                    1 => of(&[columns, rows])?.t()?,
+                    2 => of(&[rows, 1])?,
+                    _ => of(&[2 * rows, columns])?.narrow(0, rows, rows)?,
+                };
+                let x = Tensor::from_slice(&data, [batch, rows, columns], device)?.to_dtype(dtype)?;
+                let (x, other) = (x.to_leaf()?, x.neg()?);
+                let profiler = Profiler::start(device)?;
+                let y = x.mul(0.25)?.masked_fill(&mask, f64::NEG_INFINITY)?.to_dtype(DType::F32)?;
+                let names = profiler.finish()?.spans.iter().map(|span| span.name.to_string()).collect();
+                let z = x.mul(&other)?.where_(&mask, &other)?.add(1.0)?;
+                let sum = y.clamp_min(-8.0)?.mul(&z.to_dtype(DType::F32)?)?.tanh()?;
+                sum.backward_with(&sum.ones_like()?)?;
+                Ok((vec![y, z, x.grad().context("a gradient")?], names))
+            };
+            let [alone, fused] = both(device);
+            let ((expected, single), (results, names)) = (chain(&alone)?, chain(&fused)?);
+            let case = || format!("{columns} columns, {dtype}, layout {layout}");
+            ensure_same_bits_all(&results, &expected).with_context(case)?;
+            ensure!(single.len() >= 2 && names.len() == 1, "{}: {names:?}, alone {single:?}", case());
+        }
     }
     Ok(())
 }

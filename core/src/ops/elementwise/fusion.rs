@@ -141,7 +141,9 @@ impl PendingLaunches for FusionGroup {
         let (steps, inputs) = (std::mem::take(&mut self.steps), std::mem::take(&mut self.inputs));
         let Some(last) = steps.last() else { return Ok(()) };
         let mut bindings: SmallVec<[Slice; 8]> = SmallVec::new();
-        let (kernel, params, groups) = if steps.len() == 1 {
+        // The kernel of a single operation reads masks byte by byte.
+        let reads_mask = inputs.iter().any(|input| input.dtype == "bool");
+        let (kernel, params, groups) = if steps.len() == 1 && !reads_mask {
             bindings.extend(last.operands.iter().filter_map(|source| match source {
                 StepOperand::Input(at) => inputs.get(usize::from(*at)).map(|input| input.slice),
                 StepOperand::Step(_) => None,
@@ -187,7 +189,7 @@ fn build_fused_kernel(
     let in_memory =
         steps.iter().zip(written).filter(|(_, w)| **w == 1).map(|(step, _)| step.launch.out_dtype);
     let mut in_memory = inputs.iter().map(|input| input.dtype).chain(in_memory);
-    let width = if in_memory.any(|dtype| dtype != "f32") { 8 } else { 4 };
+    let width = if in_memory.any(|dtype| matches!(dtype, "f16" | "bf16")) { 8 } else { 4 };
     let is_repeated = |strides: &Dims| strides.last() == Some(&0);
     let vec4 = shape.last().is_some_and(|extent| extent.is_multiple_of(width))
         && inputs.iter().zip(&strides[1..]).all(|(input, strides)| {
@@ -236,12 +238,12 @@ pub(crate) fn reaches_min_bytes(out: &Tensor) -> bool {
     out.device().fusion_min_bytes().is_some_and(|least| bytes >= least)
 }
 
-/// Returns true if fusion supports an operation that writes all of `out`.
+/// Returns true if fusion supports an operation that writes all of `out`. It may read masks.
 pub(crate) fn can_defer(call: &PointwiseLaunch, tensors: &[&Tensor], out: &Tensor) -> bool {
-    let floats = |t: &Tensor| matches!(t.dtype().name(), "f32" | "f16" | "bf16");
+    let is_float = |t: &Tensor| matches!(t.dtype(), DType::F32 | DType::F16 | DType::BF16);
     call.is_float_math
-        && floats(out)
-        && tensors.iter().all(|t| floats(t))
+        && is_float(out)
+        && tensors.iter().all(|t| is_float(t) || t.dtype() == DType::Bool)
         && out.rank() <= MAX_RANK
         && call.scalars.len() <= MAX_SCALARS
 }
