@@ -101,7 +101,7 @@ impl Block {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let &[batch, height, width, channels] = x.shape() else { unreachable!("maps have four dimensions") };
         let Windows { side, shift, .. } = self.windows;
-        let roll = |x: Tensor, by: isize| if shift > 0 { x.roll(by, 1)?.roll(by, 2) } else { Ok(x) };
+        let roll = |x: Tensor, by: isize| if shift > 0 { x.roll([by, by], [1, 2]) } else { Ok(x) };
         let (down, across) = (height / side, width / side);
         let y = roll(self.norm1.forward(x)?, -(shift as isize))?;
         let y = y.reshape([batch, down, side, across, side, channels])?.permute([0, 1, 3, 2, 4, 5])?;

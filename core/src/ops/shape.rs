@@ -176,6 +176,33 @@ pub fn stack(tensors: &[impl AsRef<Tensor>], dim: isize) -> Result<Tensor> {
     })
 }
 
+/// Place at which a dimension is cut in two parts, inside its extent.
+#[derive(Clone, Copy)]
+struct Cut {
+    dim: isize,
+    at: usize,
+    extent: usize,
+}
+
+/// Copies a tensor whose parts before and after each cut change places.
+fn exchange_parts(x: &Tensor, cuts: &[Cut]) -> Result<Tensor> {
+    if let &[Cut { dim, at, extent }] = cuts {
+        return cat(&[&x.narrow(dim, at, extent - at)?, &x.narrow(dim, 0, at)?], dim);
+    }
+    let out = Tensor::empty(x.shape(), x.dtype(), x.device())?;
+    // Each block lies on one side of each cut; the bits of its number say on which.
+    for block in 0..1usize << cuts.len() {
+        let (mut from, mut to) = (x.clone(), out.clone());
+        for (k, &Cut { dim, at, extent }) in cuts.iter().enumerate() {
+            let (source, target, length) =
+                if block >> k & 1 == 0 { (at, 0, extent - at) } else { (0, extent - at, at) };
+            (from, to) = (from.narrow(dim, source, length)?, to.narrow(dim, target, length)?);
+        }
+        from.copy_into(&to)?;
+    }
+    Ok(out)
+}
+
 /// Normalizes dimensions, and fails if one is repeated.
 pub(super) fn distinct_dims(op: &'static str, dims: &[isize], rank: usize) -> Result<Dims> {
     let normalized = dims.iter().map(|&d| normalize_dim(op, d, rank)).collect::<Result<Dims>>()?;
@@ -361,23 +388,36 @@ impl Tensor {
         Ok(autograd::linear_differentiable("flip", out, self, reverse.clone(), reverse))
     }
 
-    /// Shifts elements by `shift` along a dimension. Elements that leave at one end enter at the other.
+    /// Shifts elements by `shifts` along `dims`, or all elements in their order by one shift for `()`. Elements that
+    /// leave at one end enter at the other.
+    ///
+    /// # Errors
+    /// There are not as many shifts as dimensions, a dimension is out of range, or the tensor is a scalar.
     #[track_caller]
-    pub fn roll(&self, shift: isize, dim: isize) -> Result<Tensor> {
+    pub fn roll(&self, shifts: impl IntoDims, dims: impl IntoDims) -> Result<Tensor> {
         operation!("roll");
-        let n = self.dim(dim)?;
-        fail_if!(self.rank() == 0; shape("roll", [self]), "takes at least one dimension");
-        if n == 0 {
-            return Ok(self.clone());
-        }
-        let cut = n - shift.rem_euclid(n as isize) as usize;
-        // Moves the elements from `cut` on to the front.
-        let roll = move |x: &Tensor, cut: usize| {
-            cat(&[&x.narrow(dim, cut % n, n - cut % n)?, &x.narrow(dim, 0, cut % n)?], dim)
+        let shifts = shifts.to_dims().unwrap_or_default();
+        let Some(dims) = dims.to_dims() else {
+            return self.reshape([-1])?.roll(shifts, 0)?.reshape(self.shape());
         };
-        let out = roll(&self.detach(), cut)?;
-        // One copy, while the gradients of two parts and their sum are five.
-        let (forward, back) = (move |x: &Tensor| roll(x, cut), move |g: &Tensor| roll(g, n - cut));
+        fail_if!(shifts.len() != dims.len(); argument("roll"),
+            "takes a shift for each dimension, got {} for {}", shifts.len(), dims.len());
+        fail_if!(self.rank() == 0; shape("roll", [self]), "takes at least one dimension");
+        let mut totals = Dims::from_elem(0, self.rank());
+        for (&shift, &dim) in shifts.iter().zip(&dims) {
+            let d = normalize_dim("roll", dim, self.rank())?;
+            let n = self.shape()[d].max(1);
+            totals[d] = (totals[d] + shift.rem_euclid(n as isize) as usize) % n;
+        }
+        let moved =
+            |d: usize| Cut { dim: d as isize, at: self.shape()[d] - totals[d], extent: self.shape()[d] };
+        let cuts: SmallVec<[Cut; 2]> = (0..self.rank()).filter(|&d| totals[d] > 0).map(moved).collect();
+        let opposite: SmallVec<[Cut; 2]> =
+            cuts.iter().map(|cut| Cut { at: cut.extent - cut.at, ..*cut }).collect();
+        let out = exchange_parts(&self.detach(), &cuts)?;
+        // One copy, while the gradients of the parts and their sum are several.
+        let forward = move |x: &Tensor| exchange_parts(x, &cuts);
+        let back = move |g: &Tensor| exchange_parts(g, &opposite);
         Ok(autograd::linear_differentiable("roll", out, self, forward, back))
     }
 

@@ -380,7 +380,7 @@ fn gradients_of_slices_are_written_once(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// The gradient of a rolled or reversed tensor moves the elements back, in one launch, and has a gradient itself.
+/// The gradient of a rolled or reversed tensor moves the elements back, by one copy, and has a gradient itself.
 fn gradients_of_rolled_and_reversed_tensors_are_one_copy(device: &Device) -> Result<()> {
     type Move = fn(&Tensor) -> CoreResult<Tensor>;
     let moves: [(Move, Move); 5] = [

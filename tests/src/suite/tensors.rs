@@ -353,6 +353,9 @@ fn cat_undoes_split(device: &Device) -> Result<()> {
         }
         ensure_same_bits(&x.flip([0, 2])?.flip([2, 0])?, &x)?;
         ensure_same_bits(&x.roll(4, 1)?.roll(-4, 1)?, &x)?;
+        ensure_same_bits(&x.roll([2, -4, 2], [0, 1, 2])?, &x.roll(2, 0)?.roll(-4, 1)?.roll(2, 2)?)?;
+        ensure_same_bits(&x.roll([1, 2, 5], [1, -2, 0])?, &x.roll(3, 1)?)?;
+        ensure_same_bits(&x.roll(10, ())?, &x.reshape([-1])?.roll(10, 0)?.reshape([5, 7, 3])?)?;
         ensure_same_bits(&x.repeat([2, 1, 1])?.narrow(0, 5, 5)?, &x)?;
     }
     Ok(())
