@@ -1,6 +1,6 @@
 {#-
-What the kernels for convolutions of single channels share, as macros. Their arguments dtype, pass, bias, mode and vector
-are those of the kernels. Results of a run are variables: a prefix and the number in the run.
+What the kernels for convolutions of single channels share, as macros. Their arguments dtype, pass, bias, mode and
+vector are those of the kernels. Results of a run are variables: a prefix and the number in the run.
 -#}
 {%- import "types" as t -%}
 
@@ -55,7 +55,8 @@ out_put_quad({{ number }},
     {% for r in range(0, run, 4) %}
     if x + {{ r }}u < p.width {
         out_put4({{ line }} + x + {{ r }}u,
-            array<f32, 4>({{ prefix }}{{ r }}, {{ prefix }}{{ r + 1 }}, {{ prefix }}{{ r + 2 }}, {{ prefix }}{{ r + 3 }}),
+            array<f32, 4>(
+                {{ prefix }}{{ r }}, {{ prefix }}{{ r + 1 }}, {{ prefix }}{{ r + 2 }}, {{ prefix }}{{ r + 3 }}),
             {{ line }} + p.width);
     }
     {% endfor %}

@@ -2,15 +2,15 @@
 //!
 //! With stride s, the elements s·q + r of the input for one r are a phase. Each phase is a convolution of the output's
 //! gradient with every s-th tap, and all phases read the same elements of it. So one convolution computes them as
-//! channels, and a copy puts the phases between each other: the sub-pixel convolution of Shi et al. (2016, "Is the
-//! deconvolution layer the same as a convolutional layer?"). Taps that a phase does not have are zero. The column matrix
-//! ([`im2col`](super::im2col)) of the output's gradient is in its type, where that of the input would be summed in f32.
+//! channels, and a copy interleaves the phases: the sub-pixel convolution of Shi et al. (2016, "Is the deconvolution
+//! layer the same as a convolutional layer?"). Taps that a phase does not have are zero. The column matrix
+//! ([`im2col`](super::im2col)) of the output's gradient has its type; that of the input would be summed in f32.
 
 use crate::ops::conv::{ConvGeometry, ConvKind, spatial_numel};
 use crate::ops::prelude::*;
 use crate::ops::shape::PadMode;
 
-/// Largest ratio of the multiplications to those of the convolution. That of a 3 x 3 x 3 filter with stride 2 is 64 / 27.
+/// Largest ratio of the multiplications to those of the convolution: 64 / 27 for a 3 x 3 x 3 filter with stride 2.
 const MAX_WASTE: usize = 3;
 
 /// Convolution with stride 1 whose input has the phases as channels.
@@ -37,8 +37,8 @@ impl ConvGeometry {
         let mut before = [0; 3];
         for (d, before) in before.iter_mut().enumerate().take(self.rank) {
             let (taps, stride, padding) = (self.kernel[d], self.stride[d], self.padding[d]);
-            // Element q of phase r is the sum over m of dy[q + last - m] times tap m · stride + r, counted from `before`
-            // zeros in front of the first tap.
+            // Element q of phase r is the sum over m of dy[q + last - m] times tap m · stride + r, counted from the
+            // `before` zeros in front of the first tap.
             let last = padding.div_ceil(stride);
             geometry.padding[d] = last;
             geometry.kernel[d] = last + (taps - 1 - padding) / stride + 1;
