@@ -4,12 +4,14 @@
 //! The kernels are in `shaders/cuda` (`attention_*.cu`); this file plans their tiles, parameters and grids. Each
 //! is compiled for its head size and dtype at first use and cached on disk like all others. Hopper (sm_90) has
 //! a form with `wgmma` and TMA for head sizes 64 and 128. Everything else from sm_80 on uses the form with
-//! `mma`.
+//! `mma`. Long sequences have a backward pass of their own on Hopper (`attention_bwd_one_pass.cu`).
 
 use std::ffi::CStr;
 use std::sync::Arc;
 
-use forebay_core::backend::{AttentionCall, AttentionGradients, AttentionOperand, SourceError};
+use forebay_core::backend::{
+    AttentionCall, AttentionExtents, AttentionGradients, AttentionOperand, SourceError,
+};
 use forebay_core::dtype::DType;
 use forebay_shaders::cuda;
 
@@ -32,6 +34,22 @@ pub enum AttentionPass {
     BackwardQueries,
     /// The gradients of keys and values.
     BackwardKeysValues,
+    /// In one pass: the values for each query that the next pass needs.
+    OnePassRows,
+    /// In one pass: the gradients of keys and values, and sums for the gradient of the queries.
+    OnePassBlocks,
+    /// In one pass: the gradient of the queries from its sums.
+    OnePassSums,
+}
+
+impl AttentionPass {
+    const TWO_PASS_BACKWARD: [Self; 2] = [Self::BackwardQueries, Self::BackwardKeysValues];
+    /// The kernels of the backward pass of long sequences, in their order.
+    pub const ONE_PASS_BACKWARD: [Self; 3] = [Self::OnePassRows, Self::OnePassBlocks, Self::OnePassSums];
+
+    fn is_one_pass(self) -> bool {
+        Self::ONE_PASS_BACKWARD.contains(&self)
+    }
 }
 
 /// The kind of mask, if any.
@@ -81,6 +99,9 @@ pub struct AttentionKernel {
     pub has_dropout: bool,
 }
 
+/// Warpgroups of a block of [`AttentionPass::OnePassBlocks`] that multiply, with 64 keys each.
+const ONE_PASS_UNITS: u32 = AttentionExtents::BLOCK_KEYS as u32 / 64;
+
 /// Tile sizes of a kernel. Measured on an H100, 8 x 12 x 1024 x 64.
 struct Tiling {
     /// Warps of a block, and fragments of 16 rows for each warp.
@@ -107,7 +128,8 @@ impl AttentionKernel {
     #[must_use]
     pub fn new(pass: AttentionPass, head: u64, dtype: DType, arch: u32) -> Option<Self> {
         let head_dim = u32::try_from(head).ok().filter(|h| (8..=128).contains(h) && h.is_multiple_of(8))?;
-        (arch >= 80 && matches!(dtype, DType::BF16 | DType::F16)).then_some(Self {
+        let is_missing = pass.is_one_pass() && (arch != 90 || head_dim != 64);
+        (arch >= 80 && !is_missing && matches!(dtype, DType::BF16 | DType::F16)).then_some(Self {
             pass,
             head_dim,
             is_bf16: dtype == DType::BF16,
@@ -120,6 +142,16 @@ impl AttentionKernel {
     }
 
     fn tiling(&self) -> Tiling {
+        if let Some(warps) = self.one_pass_warps() {
+            return Tiling {
+                warps,
+                row_fragments: 1,
+                tile_columns: 64,
+                stages: 3,
+                blocks_per_sm: 1,
+                keeps_rows_in_registers: false,
+            };
+        }
         // Masks and dropout need registers, so fewer blocks fit on a multiprocessor.
         let has_mask_or_dropout = self.mask != MaskKind::None || self.has_dropout;
         let has_mask_tiles_only = self.loads_mask_tiles && !self.has_dropout;
@@ -134,21 +166,41 @@ impl AttentionKernel {
             (false, true, AttentionPass::Forward) if has_mask_or_dropout => (4, 1, 64, 2, false),
             (true, false, AttentionPass::Forward) => (4, 1, 64, 4, true),
             (true, false, AttentionPass::BackwardQueries) => (4, 1, 64, 4, false),
-            (true, false, AttentionPass::BackwardKeysValues) => (4, 1, 64, 3, false),
+            (true, false, _) => (4, 1, 64, 3, false),
             (true, true, _) => (4, 1, 64, 2, false),
             (false, false, AttentionPass::Forward) => (4, 1, 64, 4, false),
             (false, false, AttentionPass::BackwardQueries) => (4, 1, 64, 3, true),
-            (false, false, AttentionPass::BackwardKeysValues) => (4, 1, 64, 2, true),
+            (false, false, _) => (4, 1, 64, 2, true),
             (false, true, AttentionPass::Forward) => (4, 2, 64, 1, false),
-            (false, true, AttentionPass::BackwardQueries) => (4, 1, 32, 2, false),
-            (false, true, AttentionPass::BackwardKeysValues) => (4, 1, 32, 2, false),
+            (false, true, _) => (4, 1, 32, 2, false),
         };
         Tiling { warps, row_fragments, tile_columns, stages: 2, blocks_per_sm, keeps_rows_in_registers }
+    }
+
+    /// Returns the warps of a block of a kernel of the one-pass form.
+    fn one_pass_warps(&self) -> Option<u32> {
+        match self.pass {
+            AttentionPass::OnePassRows => Some(8),
+            AttentionPass::OnePassBlocks => Some(4 * (ONE_PASS_UNITS + 1)),
+            AttentionPass::OnePassSums => Some(4),
+            AttentionPass::Forward | AttentionPass::BackwardQueries | AttentionPass::BackwardKeysValues => {
+                None
+            }
+        }
     }
 
     /// Returns the bytes of shared memory for everything but the mask.
     fn operand_bytes(&self) -> u32 {
         let Tiling { tile_columns: columns, stages, .. } = self.tiling();
+        if self.pass.is_one_pass() {
+            if self.pass != AttentionPass::OnePassBlocks {
+                return 0;
+            }
+            let keys = ONE_PASS_UNITS * 64;
+            // Keys, values and two tiles of score gradients; tiles of queries and gradients with two values for each
+            // query; two tiles of sums.
+            return 1024 + 4 * keys * 128 + stages * columns * (2 * 128 + 2 * 4) + 2 * columns * 64 * 4;
+        }
         let rows = self.tiling().block_rows();
         let tile = |rows: u32| rows * self.head_dim.div_ceil(64) * 128;
         let stats_bytes =
@@ -183,6 +235,9 @@ impl NativeKernel for AttentionKernel {
             AttentionPass::Forward => c"attention_fwd",
             AttentionPass::BackwardQueries => c"attention_bwd_queries",
             AttentionPass::BackwardKeysValues => c"attention_bwd_keys",
+            AttentionPass::OnePassRows => c"attention_bwd_rows",
+            AttentionPass::OnePassBlocks => c"attention_bwd_blocks",
+            AttentionPass::OnePassSums => c"attention_bwd_sums",
         }
     }
 
@@ -196,7 +251,7 @@ impl NativeKernel for AttentionKernel {
 
     fn source(&self) -> String {
         let tiling = self.tiling();
-        let defines = [
+        let mut defines = vec![
             ("HEAD", self.head_dim),
             ("BF16", self.is_bf16.into()),
             ("HOPPER", self.uses_wgmma.into()),
@@ -212,9 +267,16 @@ impl NativeKernel for AttentionKernel {
             ("MASK_STAGES", self.mask_stages()),
             ("DROPOUT", self.has_dropout.into()),
         ];
+        if self.pass.is_one_pass() {
+            // A thread of each unit and a helper share the 512 registers of four threads.
+            defines.extend([("UNITS", ONE_PASS_UNITS), ("UNIT_REGISTERS", 160), ("HELPER_REGISTERS", 32)]);
+        }
         let pass = match self.pass {
             AttentionPass::Forward => cuda::ATTENTION_FWD,
             AttentionPass::BackwardQueries | AttentionPass::BackwardKeysValues => cuda::ATTENTION_BWD,
+            AttentionPass::OnePassRows | AttentionPass::OnePassBlocks | AttentionPass::OnePassSums => {
+                cuda::ATTENTION_BWD_ONE_PASS
+            }
         };
         let shared = [cuda::TMA_PIPELINE, cuda::PACKED_HALVES, cuda::ATTENTION_COMMON, cuda::ATTENTION_MASK];
         with_defines(&defines, &[&shared[..], &[pass]].concat())
@@ -267,7 +329,8 @@ struct AttentionParams {
     /// Batch, heads, kv heads, queries, keys, left, right, heads per group.
     sizes: [i32; 8],
     scale: f32,
-    unused: i32,
+    /// Groups of heads whose blocks iterate over tiles in ascending order, in one pass.
+    ascending_groups: i32,
     /// The fields from here on are not parameters of kernels without mask and dropout.
     mask: u64,
     /// Strides of the batch and the head.
@@ -314,7 +377,7 @@ impl AttentionParams {
                 group,
             ])?,
             scale: call.scale,
-            unused: 0,
+            ascending_groups: 0,
             mask,
             mask_outer_strides: convert_all([batch, head])?,
             mask_inner_strides: convert_all([query, key])?,
@@ -380,6 +443,28 @@ const BLOCK_SHARED_BYTES: u32 = 1024 + 64;
 /// Bytes of the L2 cache that the rows of the heads in flight may take: half of an H100's.
 const L2_BUDGET: u64 = 24 << 20;
 
+/// Bytes of queries, gradients and sums of the heads in flight in one pass. Blocks of a head visit a tile soon after
+/// each other, so these may take all of the L2 cache.
+const ONE_PASS_L2_BUDGET: u64 = 48 << 20;
+
+/// Returns the order of the blocks of [`AttentionPass::OnePassBlocks`]: heads of a group, and the number of groups
+/// whose blocks iterate over tiles in ascending order. `heads` heads of keys have `bytes` bytes of queries, gradients
+/// and sums each.
+///
+/// The blocks of the last group iterate in descending order. They keep the device busy to the end, but wait for each
+/// other longer, so there are two groups if possible.
+fn one_pass_order(heads: u64, bytes: u64) -> [u64; 2] {
+    let group = (ONE_PASS_L2_BUDGET / bytes.max(1)).clamp(1, heads.div_ceil(2).max(1));
+    [group, heads.div_ceil(group).saturating_sub(1)]
+}
+
+/// Reports whether a backward call takes one pass, for which it needs more scratch memory. The call has neither mask
+/// nor dropout, and TMA addresses its operands.
+fn takes_one_pass(call: &AttentionCall) -> bool {
+    let scratch = call.backward.as_ref().map(|backward| backward.scratch.bytes);
+    call.extents().one_pass_scratch().is_some_and(|bytes| scratch.is_none_or(|scratch| bytes <= scratch))
+}
+
 /// The attention kernels of one device.
 #[derive(Debug, Default)]
 pub(crate) struct AttentionKernels {
@@ -398,8 +483,8 @@ fn has_mask_pairs(call: &AttentionCall) -> bool {
     })
 }
 
-/// Returns the parameters shared by a call's kernels, and each kernel with its number of blocks.
-fn plan_attention(call: &AttentionCall, arch: u32) -> Option<(AttentionParams, Vec<(AttentionKernel, u32)>)> {
+/// Returns the launches of a call, or `None` if no kernel supports it.
+fn plan_attention(call: &AttentionCall, arch: u32) -> Option<AttentionPlan> {
     if settings::portable_kernels() || call.scale.is_nan() || call.scale <= 0.0 {
         return None;
     }
@@ -419,27 +504,49 @@ fn plan_attention(call: &AttentionCall, arch: u32) -> Option<(AttentionParams, V
             None => kernel.uses_wgmma = false,
         }
     }
-    let passes: &[AttentionPass] = if call.backward.is_some() {
-        &[AttentionPass::BackwardQueries, AttentionPass::BackwardKeysValues]
-    } else {
-        &[AttentionPass::Forward]
-    };
+    let is_plain = call.mask.is_none() && call.dropout.is_none();
+    let is_one_pass = kernel.uses_wgmma && is_plain && takes_one_pass(call);
+    let backward: &[AttentionPass] =
+        if is_one_pass { &AttentionPass::ONE_PASS_BACKWARD } else { &AttentionPass::TWO_PASS_BACKWARD };
+    if call.backward.is_some() && is_one_pass {
+        let queries = call.heads / call.kv_heads.max(1) * call.queries;
+        let order = one_pass_order(call.batch * call.kv_heads, queries * call.head_dim * (2 + 2 + 4));
+        [params.sizes[7], params.ascending_groups] = convert_all(order)?;
+    }
+    let passes = if call.backward.is_some() { backward } else { &[AttentionPass::Forward] };
     let of_pass = |&pass: &AttentionPass| {
         let kernel = AttentionKernel { pass, ..kernel };
-        let (rows, heads) = match pass {
-            AttentionPass::BackwardKeysValues => (call.keys, call.kv_heads),
-            AttentionPass::Forward | AttentionPass::BackwardQueries => (call.queries, call.heads),
+        let of_block = match pass {
+            AttentionPass::OnePassRows | AttentionPass::OnePassSums => AttentionExtents::TILE_QUERIES,
+            AttentionPass::OnePassBlocks => AttentionExtents::BLOCK_KEYS,
+            _ => u64::from(kernel.tiling().block_rows()),
         };
-        let of_block = u64::from(kernel.tiling().block_rows());
+        let (rows, heads) = match pass {
+            AttentionPass::BackwardKeysValues | AttentionPass::OnePassBlocks => (call.keys, call.kv_heads),
+            _ => (call.queries, call.heads),
+        };
         let sums = call.backward.is_some_and(|b| b.grad_sums.is_some());
-        if sums && of_block != AttentionGradients::ROWS_PER_SUM {
+        if sums && !is_one_pass && of_block != AttentionGradients::ROWS_PER_SUM {
             return None;
         }
         let blocks = i32::try_from(rows.div_ceil(of_block) * heads * call.batch).ok()?;
         Some((kernel, blocks.unsigned_abs()))
     };
     let kernels = passes.iter().map(of_pass).collect::<Option<_>>()?;
-    Some((params, kernels))
+    // The backward kernels take the longest to compile, so their compilation starts first.
+    let ahead = if call.requires_grad && call.backward.is_none() { backward } else { &[] };
+    let ahead = ahead.iter().rev().map(|&pass| AttentionKernel { pass, ..kernel }).collect();
+    Some(AttentionPlan { params, kernels, ahead })
+}
+
+/// The launches of a call.
+struct AttentionPlan {
+    /// Parameters shared by the kernels.
+    params: AttentionParams,
+    /// Each kernel with its number of blocks.
+    kernels: Vec<(AttentionKernel, u32)>,
+    /// Kernels that will be needed soon.
+    ahead: Vec<AttentionKernel>,
 }
 
 impl AttentionKernels {
@@ -456,17 +563,13 @@ impl AttentionKernels {
         if call.dtype == DType::F32 {
             return self.f32_kernels.submit(context, kernels, stream, call, wait);
         }
-        let Some((params, passes)) = plan_attention(call, kernels.arch()) else {
+        let Some(AttentionPlan { params, kernels: passes, ahead }) = plan_attention(call, kernels.arch())
+        else {
             return Ok(SubmitStatus::Declined);
         };
         let mut launches = Vec::with_capacity(passes.len());
         for &(kernel, blocks) in &passes {
-            // The backward kernels take the longest to compile, so their compilation starts first.
-            let ahead = [AttentionPass::BackwardKeysValues, AttentionPass::BackwardQueries]
-                .map(|pass| AttentionKernel { pass, ..kernel });
-            let ahead =
-                if call.requires_grad && kernel.pass == AttentionPass::Forward { &ahead[..] } else { &[] };
-            match self.kernels.get_or_compile(context, kernels, kernel, ahead, wait)? {
+            match self.kernels.get_or_compile(context, kernels, kernel, &ahead, wait)? {
                 NativeKernelLookup::Ready(function) => launches.push((function, blocks, kernel)),
                 NativeKernelLookup::Compiling => {}
                 NativeKernelLookup::Failed => return Ok(SubmitStatus::Declined),
@@ -483,5 +586,31 @@ impl AttentionKernels {
             }
         }
         Ok(SubmitStatus::Submitted)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{AttentionKernel, AttentionPass, DType, HOPPER_SHARED_BYTES, NativeKernel, one_pass_order};
+
+    #[test]
+    fn heads_of_a_group_fit_the_cache_and_one_group_descends() {
+        let bytes = |queries: u64| queries * 64 * 8;
+        assert_eq!(one_pass_order(12, bytes(16_384)), [6, 1]);
+        assert_eq!(one_pass_order(24, bytes(16_384)), [6, 3]);
+        assert_eq!(one_pass_order(24, bytes(4096)), [12, 1]);
+        assert_eq!(one_pass_order(60, bytes(4096)), [24, 2]);
+        assert_eq!(one_pass_order(3, bytes(1 << 20)), [1, 2]);
+        assert_eq!(one_pass_order(1, bytes(1 << 20)), [1, 0]);
+    }
+
+    #[test]
+    fn one_pass_is_for_hopper_and_heads_of_64() {
+        for pass in AttentionPass::ONE_PASS_BACKWARD {
+            let kernel = |head, arch| AttentionKernel::new(pass, head, DType::BF16, arch);
+            assert!(kernel(64, 80).is_none() && kernel(64, 100).is_none() && kernel(128, 90).is_none());
+            let kernel = kernel(64, 90).unwrap();
+            assert!(kernel.shared_bytes() < HOPPER_SHARED_BYTES - (4 << 10), "{kernel:?}");
+        }
     }
 }

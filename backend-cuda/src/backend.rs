@@ -683,6 +683,7 @@ impl Backend for CudaBackend {
             gelu_grad_epilogue: arch == gelu_grad::REQUIRED_ARCH,
             convolution: arch == gelu_grad::REQUIRED_ARCH && !settings::portable_kernels(),
             recurrent: recurrent::is_supported(arch),
+            one_pass_attention: arch == gelu_grad::REQUIRED_ARCH && !settings::portable_kernels(),
         }
     }
 

@@ -34,8 +34,8 @@ pub use batched_matmul::{BatchedMatmulCall, BatchedMatmulTiling, BatchedOperand}
 pub use command::{Command, CommandSequence, OwnedCommand};
 pub use convolution::{ConvolutionCall, ConvolutionProduct};
 pub use library::{
-    AttentionCall, AttentionDropout, AttentionGradients, AttentionMask, AttentionOperand, Epilogue,
-    GELU_GRAD_SUM_ROWS, LibraryFeatures, MatmulCall, MatrixOperand,
+    AttentionCall, AttentionDropout, AttentionExtents, AttentionGradients, AttentionMask, AttentionOperand,
+    Epilogue, GELU_GRAD_SUM_ROWS, LibraryFeatures, MatmulCall, MatrixOperand,
 };
 pub use recurrent::{RecurrentCall, RecurrentKind, RecurrentPass, RecurrentTiling};
 

@@ -51,7 +51,8 @@ struct Params {
     // Heads processed at a time, so that their shared operands stay in the cache.
     int group;
     float scale;
-    int unused;
+    // Of attention_bwd_one_pass.cu: groups of heads whose blocks iterate over tiles in ascending order.
+    int ascending_groups;
 #if MASK || DROPOUT
     // [batch][heads][queries][keys], with strides in elements.
     const void* mask;

@@ -13,6 +13,8 @@ pub const ATTENTION_FWD: &str = include_str!("../cuda/attention_fwd.cu");
 pub const ATTENTION_BWD: &str = include_str!("../cuda/attention_bwd.cu");
 /// Gradients of f32 attention, in one pass over the keys.
 pub const ATTENTION_F32_BWD: &str = include_str!("../cuda/attention_f32_bwd.cu");
+/// Attention backward of long sequences on Hopper, in one pass.
+pub const ATTENTION_BWD_ONE_PASS: &str = include_str!("../cuda/attention_bwd_one_pass.cu");
 /// Pairs of 16-bit floats; precedes the kernels that use them.
 pub const PACKED_HALVES: &str = include_str!("../cuda/packed_halves.cuh");
 /// Matrix products by `wgmma`; precedes the kernels that use it.

@@ -260,6 +260,21 @@ fn compile_attention(architectures: &[u32], filters: &[String], report: &mut Ker
         (64, DType::BF16, (MaskKind::F32, false)),
         (64, DType::F16, (MaskKind::SameAsInput, false)),
     ];
+    for dtype in [DType::BF16, DType::F16] {
+        for pass in AttentionPass::ONE_PASS_BACKWARD {
+            let label = format!("attention_bwd_one_pass.cu {pass:?} {dtype}");
+            if !filters.is_empty() && !filters.iter().any(|f| label.contains(f.as_str())) {
+                continue;
+            }
+            report.kernels += 1;
+            for &arch in architectures {
+                let kernel = attention::AttentionKernel::new(pass, 64, dtype, arch);
+                if let Some(kernel) = kernel {
+                    compile_native(&kernel, &label, arch, report);
+                }
+            }
+        }
+    }
     for (head, dtype, (mask, drop)) in forms {
         for pass in
             [AttentionPass::Forward, AttentionPass::BackwardQueries, AttentionPass::BackwardKeysValues]

@@ -98,6 +98,7 @@ impl CardProfile {
                 gelu_grad_epilogue: HOPPER_CARDS.contains(&short),
                 convolution: HOPPER_CARDS.contains(&short),
                 recurrent: HOPPER_CARDS.contains(&short),
+                one_pass_attention: HOPPER_CARDS.contains(&short),
             },
             limits: Limits { max_binding_bytes: mib * MIB, ..Self::default().limits },
             speed: CardSpeed {

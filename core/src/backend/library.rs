@@ -21,6 +21,9 @@ pub struct LibraryFeatures {
     pub convolution: bool,
     /// All steps of a recurrent layer (CUDA on Hopper and on data-centre cards after it).
     pub recurrent: bool,
+    /// Gradients of attention over long sequences in one pass, with sums in scratch memory: see
+    /// [`AttentionExtents::one_pass_scratch`] (CUDA on Hopper).
+    pub one_pass_attention: bool,
 }
 
 /// Operand of a library matrix product.
@@ -295,7 +298,7 @@ pub struct AttentionGradients {
     pub k: AttentionOperand,
     /// Gradient of the values, written.
     pub v: AttentionOperand,
-    /// Scratch memory, twice the size of `lse`.
+    /// Scratch memory: twice the size of `lse`, or what [`AttentionExtents::one_pass_scratch`] requests.
     pub scratch: Slice,
     /// Optional sums of the gradients over blocks of [`ROWS_PER_SUM`](Self::ROWS_PER_SUM) rows: f32 \[batch,
     /// blocks of rows, heads of q, k and v, elements\]. Requires q, k and v of one length.
@@ -307,13 +310,35 @@ impl AttentionGradients {
     pub const ROWS_PER_SUM: u64 = 64;
 }
 
-impl AttentionCall {
-    /// Returns the number of floating-point operations by the usual convention: two products forward, five
-    /// backward, over visible pairs only.
+/// Sizes of an [`AttentionCall`] that decide about its amount of work and its scratch memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttentionExtents {
+    /// Batch size.
+    pub batch: u64,
+    /// Heads of q, and those of k and v.
+    pub heads: [u64; 2],
+    /// Queries per head.
+    pub queries: u64,
+    /// Keys per head.
+    pub keys: u64,
+    /// Elements per row.
+    pub head_dim: u64,
+    /// Numbers of keys before and after its own position that a query attends to; at most 2^30.
+    pub window: [u64; 2],
+}
+
+impl AttentionExtents {
+    /// Queries of a tile of the pass that [`one_pass_scratch`](Self::one_pass_scratch) describes.
+    pub const TILE_QUERIES: u64 = 64;
+    /// Keys of a block of that pass.
+    pub const BLOCK_KEYS: u64 = 192;
+
+    /// Returns the number of pairs of a query and a key that it attends to, in one head.
     #[must_use]
-    pub fn flops(&self) -> f64 {
+    pub fn visible_pairs(&self) -> f64 {
         // Query i attends to the existing keys from i - left to i + right.
         let (n, m) = (self.queries as f64, self.keys as f64);
+        let [left, right] = self.window.map(|side| side as f64);
         let below = |bound: f64| {
             // Number of pairs with key - query < bound: the sum of min(max(bound + i, 0), m) over the
             // queries.
@@ -321,9 +346,52 @@ impl AttentionCall {
             let full = (m - bound).clamp(first, n);
             (bound + first + bound + full - 1.0) / 2.0 * (full - first) + (n - full) * m
         };
-        let pairs = (below(self.window_right as f64 + 1.0) - below(-(self.window_left as f64))).max(0.0);
+        (below(right + 1.0) - below(-left)).max(0.0)
+    }
+
+    /// Returns the bytes of scratch memory of a backward pass of a 16-bit call without mask and dropout that
+    /// computes five products instead of seven, or `None` if the call should take two passes.
+    ///
+    /// Blocks of keys then add their parts of the gradient of the queries to f32 sums in scratch memory. That pays
+    /// off if each block adds to many tiles of queries, and if many blocks share the device. See
+    /// [`LibraryFeatures::one_pass_attention`].
+    #[must_use]
+    pub fn one_pass_scratch(&self) -> Option<u64> {
+        const HEAD_DIM: u64 = 64;
+        const MIN_QUERIES_PER_KEY: f64 = 2000.0;
+        const MIN_BLOCKS: u64 = 132;
+        let &Self { batch, heads: [heads, kv_heads], queries, keys, head_dim, .. } = self;
+        let blocks = batch * kv_heads * keys.div_ceil(Self::BLOCK_KEYS);
+        let pays_off = blocks >= MIN_BLOCKS && self.visible_pairs() >= MIN_QUERIES_PER_KEY * keys as f64;
+        (head_dim == HEAD_DIM && pays_off).then(|| {
+            let tiles = batch * heads * queries.div_ceil(Self::TILE_QUERIES);
+            // A counter of blocks and one for each tile, in lines of 128 bytes, then for each tile two values for
+            // each query and the sums.
+            4 * ((1 + tiles).next_multiple_of(32) + tiles * Self::TILE_QUERIES * (2 + head_dim))
+        })
+    }
+}
+
+impl AttentionCall {
+    /// Returns the sizes.
+    #[must_use]
+    pub fn extents(&self) -> AttentionExtents {
+        AttentionExtents {
+            batch: self.batch,
+            heads: [self.heads, self.kv_heads],
+            queries: self.queries,
+            keys: self.keys,
+            head_dim: self.head_dim,
+            window: [self.window_left, self.window_right],
+        }
+    }
+
+    /// Returns the number of floating-point operations by the usual convention: two products forward, five
+    /// backward, over visible pairs only.
+    #[must_use]
+    pub fn flops(&self) -> f64 {
         let products = if self.backward.is_some() { 5.0 } else { 2.0 };
-        products * 2.0 * (self.batch * self.heads * self.head_dim) as f64 * pairs
+        products * 2.0 * (self.batch * self.heads * self.head_dim) as f64 * self.extents().visible_pairs()
     }
 
     /// Returns the bytes read and written if each operand is accessed once.
@@ -332,5 +400,47 @@ impl AttentionCall {
         let rows = 2 * self.heads * self.queries + 2 * self.kv_heads * self.keys;
         let times = if self.backward.is_some() { 2 } else { 1 };
         times * self.batch * rows * self.head_dim * self.dtype.size() as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::AttentionExtents;
+
+    fn extents(batch: u64, heads: [u64; 2], queries: u64, keys: u64, window: [u64; 2]) -> AttentionExtents {
+        AttentionExtents { batch, heads, queries, keys, head_dim: 64, window }
+    }
+
+    const FAR: u64 = 1 << 30;
+
+    #[test]
+    fn pairs_are_those_inside_windows_and_keys() {
+        let counted = |e: AttentionExtents| {
+            let [left, right] = e.window;
+            let sees = |i: u64, j: u64| j + left >= i && j <= i + right;
+            (0..e.queries).map(|i| (0..e.keys).filter(|&j| sees(i, j)).count()).sum::<usize>() as f64
+        };
+        for (queries, keys) in [(7, 7), (5, 9), (9, 5), (1, 3)] {
+            for window in [[FAR, 0], [FAR, FAR], [2, 1], [0, 0], [FAR, 4]] {
+                let extents = extents(1, [1, 1], queries, keys, window);
+                assert_eq!(extents.visible_pairs(), counted(extents), "{extents:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn one_pass_is_for_long_sequences_of_many_heads() {
+        let causal =
+            |batch, heads, length| extents(batch, heads, length, length, [FAR, 0]).one_pass_scratch();
+        // 3,072 tiles of 64 queries, which have one counter, two values for each query, and 64 sums.
+        assert_eq!(causal(1, [12, 12], 16_384), Some(4 * (3104 + 3072 * 64 * 66)));
+        assert_eq!(causal(1, [12, 6], 16_384), causal(1, [12, 12], 16_384));
+        assert!(causal(1, [12, 12], 4096).is_some() && causal(8, [12, 12], 1024).is_none());
+        // Few blocks, short windows, larger heads.
+        assert_eq!(causal(1, [1, 1], 16_384), None);
+        assert_eq!(extents(1, [12, 12], 16_384, 16_384, [1024, 0]).one_pass_scratch(), None);
+        let wide = AttentionExtents { head_dim: 128, ..extents(1, [12, 12], 16_384, 16_384, [FAR, 0]) };
+        assert_eq!(wide.one_pass_scratch(), None);
+        assert!(extents(1, [12, 12], 2048, 2048, [FAR, FAR]).one_pass_scratch().is_some());
     }
 }

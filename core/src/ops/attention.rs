@@ -19,7 +19,8 @@ use super::random::write_philox_state;
 use super::reduce::sum_parts;
 use crate::amp::AutocastOperand;
 use crate::backend::{
-    AttentionCall, AttentionDropout, AttentionGradients, AttentionMask, AttentionOperand, Command, Slice,
+    AttentionCall, AttentionDropout, AttentionExtents, AttentionGradients, AttentionMask, AttentionOperand,
+    Command, Slice,
 };
 use crate::ops::kernel::heuristics::has_vector_lines;
 use crate::ops::prelude::*;
@@ -443,7 +444,7 @@ impl AttentionRun {
     /// requested and written too: see [`AttentionGradients::sums`].
     fn backward(&self, g: &Tensor, grads: [&Tensor; 3], sums: Option<&Tensor>) -> Result<bool> {
         let g = &with_contiguous_rows(g)?;
-        let stats = empty_workspace(&[2, self.lse.numel()], DType::F32, g.device())?;
+        let stats = empty_workspace(&[self.backward_scratch()], DType::F32, g.device())?;
         if self.try_vendor_library(Some((g, &grads, &stats, sums)))? {
             return Ok(sums.is_some());
         }
@@ -452,6 +453,28 @@ impl AttentionRun {
         self.run_kernel(AttentionPass::Queries, Some(g), &[g, &stats, dq], [dq, dq])?;
         self.run_kernel(AttentionPass::Keys, Some(g), &[g, &stats, dk], [dk, dv])?;
         Ok(false)
+    }
+
+    /// Returns the elements of the workspace of [`backward`](Self::backward): two values for each query, or more
+    /// for the backend's kernels.
+    fn backward_scratch(&self) -> usize {
+        let [q, k, v] = &self.inputs;
+        let &[batch, heads, queries, head_dim] = q.shape() else { return 0 };
+        let extents = AttentionExtents {
+            batch: batch as u64,
+            heads: [heads as u64, k.shape()[1] as u64],
+            queries: queries as u64,
+            keys: k.shape()[2] as u64,
+            head_dim: head_dim as u64,
+            window: self.window_sides.map(|side| side as u64),
+        };
+        let one_pass = q.dtype().size() == 2
+            && v.shape()[3] == head_dim
+            && self.mask.is_none()
+            && self.dropout.is_none()
+            && q.device().library_features().one_pass_attention;
+        let bytes = one_pass.then(|| extents.one_pass_scratch()).flatten().unwrap_or(0) as usize;
+        (2 * self.lse.numel()).max(bytes / DType::F32.size())
     }
 
     /// Writes the log-sum-exp of each query to `stats`, and after all of these its sum of g · out.

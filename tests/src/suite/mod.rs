@@ -13,6 +13,7 @@ mod activation_checkpointing;
 mod amp;
 mod asynchronous;
 mod attention;
+mod attention_long;
 mod attention_masks;
 mod autocast_cache;
 mod autograd;
@@ -111,6 +112,7 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("autocast_cache", autocast_cache::TESTS),
     ("scope_guards", scope_guards::TESTS),
     ("attention", attention::TESTS),
+    ("attention_long", attention_long::TESTS),
     ("attention_masks", attention_masks::TESTS),
     ("grad_scaler", grad_scaler::TESTS),
     ("decompositions", decompositions::TESTS),
