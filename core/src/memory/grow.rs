@@ -16,8 +16,9 @@ const MIN_LARGE_ALLOC: u64 = 10 * MIB;
 /// smaller by at most this part of it.
 pub(super) const NOTABLE_DIVISOR: u64 = 36;
 /// Two notable parts: the least plain segment with compaction, for fewer calls and larger gaps. Also the slack of
-/// plain segments, because each step closer to the target costs copies.
-const COMPACT_DIVISOR: u64 = NOTABLE_DIVISOR / 2;
+/// plain segments, because each step closer to the target costs copies. Creeping blocks have half of this slack:
+/// their sizes are few, so one copy makes room that many of them fit.
+pub(super) const COMPACT_DIVISOR: u64 = NOTABLE_DIVISOR / 2;
 /// Peak usage below which a large segment more or less matters on no card. Moving it in every step can double the
 /// time of a small program's step.
 const SMALL_PROGRAM_BYTES: u64 = 384 * MIB;
@@ -38,9 +39,6 @@ const WAIT_COST_EXTENTS: u64 = 4;
 const YOUTH_FACTOR: f64 = 5.0;
 /// Largest slack of a young program, as a divisor of its peak usage: no program should ever hold 4 % more.
 const YOUTH_DIVISOR: u64 = 32;
-/// Slack of creeping blocks, as a divisor of the peak usage. Two of them may leave too little where earlier
-/// growth has split the memory.
-const CREEP_DIVISOR: u64 = 13;
 /// Copied bytes that do not count, in multiples of the peak usage: a copy takes no call and no wait.
 const FREE_COPIES: u64 = 8;
 
@@ -65,17 +63,6 @@ impl MigrationBudget {
     fn subtract(&mut self, allocated: u64, bytes: u64) {
         *self = Self { bytes: self.current(allocated).saturating_sub(bytes), updated_at: allocated };
     }
-}
-
-/// Detects blocks that creep: they grow by a little each time, as those of a cache do that grows by `cat`. Each
-/// new block nearly fits where the last one was freed. Moving pages there splits the memory more with each
-/// block. Such a program gets the room of two more blocks instead.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct CreepDetector {
-    /// Peak usage after it last rose by more than half a block at once.
-    base_peak: u64,
-    /// Slack for the current request, in bytes.
-    slack: u64,
 }
 
 /// Failure to take more memory.
@@ -150,12 +137,12 @@ struct GapSpan {
 }
 
 impl PoolState {
-    fn is_small_request(&self, need: &AllocRequest) -> bool {
+    pub(super) fn is_small_request(&self, need: &AllocRequest) -> bool {
         self.heap.arenas[need.arena as usize].small
     }
 
     /// Returns the peak usage, this request included.
-    fn peak_active_with(&self, need: &AllocRequest) -> u64 {
+    pub(super) fn peak_active_with(&self, need: &AllocRequest) -> u64 {
         let counters = &self.heap.counters;
         counters.peak_active_bytes.max(counters.active().saturating_add(need.size))
     }
@@ -176,24 +163,6 @@ impl PoolState {
         }
     }
 
-    /// Detects whether a request belongs to blocks that creep: it nearly fits, and creeping alone has raised the
-    /// peak usage by at least one block.
-    pub(super) fn detect_creep(&mut self, need: &AllocRequest) {
-        self.creep.slack = 0;
-        if self.virtual_memory.is_none() || self.is_small_request(need) {
-            return;
-        }
-        let peak = self.peak_active_with(need);
-        let largest = self.heap.arenas[usize::from(need.arena)].free_list.largest();
-        if largest.is_some_and(|free| free.size >= need.size - need.size / NOTABLE_DIVISOR) {
-            if peak.saturating_sub(self.creep.base_peak) >= need.size {
-                self.creep.slack = need.size.saturating_mul(2).max(peak / CREEP_DIVISOR);
-            }
-        } else if peak - self.heap.counters.peak_active_bytes > need.size / 2 {
-            self.creep.base_peak = peak;
-        }
-    }
-
     /// Returns the size of a plain segment that large requests share. PyTorch's rules have a single size, and
     /// blocks that are never split would occupy whole segments.
     fn shared_segment_size(&self, need: &AllocRequest) -> u64 {
@@ -209,6 +178,9 @@ impl PoolState {
 
     /// Returns the smallest plain segment where compaction is enabled.
     pub(super) fn min_segment_size(&self, need: &AllocRequest) -> u64 {
+        if self.creeps(need) {
+            return self.creeping_segment_size(need);
+        }
         let (peak, least) = (self.peak_active_with(need), self.config.large_segment_size);
         let small = peak.next_multiple_of(SEGMENT_UNIT).clamp(least, least.saturating_mul(2));
         small.max((peak / COMPACT_DIVISOR).next_multiple_of(SEGMENT_UNIT))
@@ -225,7 +197,7 @@ impl PoolState {
         } else if need.size < MIN_LARGE_ALLOC {
             self.shared_segment_size(need)
         } else {
-            let own = need.size.checked_next_multiple_of(SEGMENT_UNIT).unwrap_or(need.size);
+            let own = self.own_segment_size(need);
             let slab = if self.is_compaction_enabled() { self.min_segment_size(need) } else { 0 };
             // A large unused end would be lost.
             let odd = slab % own >= slab / NEAR_FIT_DIVISOR;
@@ -587,7 +559,9 @@ impl PoolState {
         } else if need.size < MIN_LARGE_ALLOC && self.peak_active_with(need) < SMALL_PROGRAM_BYTES {
             missing.next_multiple_of(large)
         } else {
-            missing.next_multiple_of(large).min(missing.max(slack))
+            // Creeping blocks need more soon.
+            let ahead = if self.creep.slack > 0 { self.peak_active_with(need) / NOTABLE_DIVISOR } else { 0 };
+            missing.next_multiple_of(large).min(missing.max(slack).max(ahead))
         };
         more / page * page
     }
@@ -603,23 +577,26 @@ impl PoolState {
     ///
     /// A program whose arrangement of memory converges stays below that threshold. If no arrangement fits the
     /// order of its allocations, holding more is cheaper than moving the same bytes again.
-    fn target_reserved(&self, need: &AllocRequest) -> u64 {
+    pub(super) fn target_reserved(&self, need: &AllocRequest) -> u64 {
         let (peak, allocated) = (self.peak_active_with(need), self.heap.counters.total_allocated);
         let least = self.config.growth_slack * peak as f64;
         let copies = self.virtual_memory.is_none() && self.is_compaction_enabled();
         let (slack, free) = if copies {
-            ((least as u64).max(peak / COMPACT_DIVISOR), peak.saturating_mul(FREE_COPIES))
+            let divisor = if self.creeps(need) { NOTABLE_DIVISOR } else { COMPACT_DIVISOR };
+            ((least as u64).max(peak / divisor), peak.saturating_mul(FREE_COPIES))
         } else if self.virtual_memory.is_some() {
             // Memory moves for a dominant request in any case, and a small program maps ahead enough.
             let is_young = peak >= SMALL_PROGRAM_BYTES && !self.is_dominant(need);
             let factor = if is_young { YOUTH_FACTOR } else { 1.0 };
-            let young = factor * least * peak as f64 / allocated.max(peak) as f64;
+            let young = factor * least * peak as f64 / self.creep.phase_age(allocated).max(peak) as f64;
             let slack = (young as u64).min(peak / YOUTH_DIVISOR).max(least as u64);
             (slack, peak / STEP_DIVISOR)
         } else {
             (least as u64, peak / STEP_DIVISOR)
         };
-        let unsettled = self.migration_budget.current(allocated).saturating_sub(free);
+        let migrated = self.migration_budget.current(allocated).saturating_sub(free);
+        // A program with creeping blocks copies all of them in each step. More memory would not end that.
+        let unsettled = if self.creeps(need) { 0 } else { migrated };
         peak.saturating_add(slack)
             .saturating_add(unsettled.max(self.creep.slack))
             .min(self.limit.unwrap_or(u64::MAX))

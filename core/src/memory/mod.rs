@@ -46,6 +46,7 @@ mod compaction_planner;
 mod config;
 mod counters;
 pub(crate) mod counting_source;
+mod creep;
 mod diff;
 pub(crate) mod error;
 mod file_kind;

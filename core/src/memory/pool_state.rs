@@ -6,7 +6,8 @@ use std::sync::Arc;
 use super::batch::BatchMemory;
 use super::compaction::BlockMover;
 use super::config::{Config, FitPolicy};
-use super::grow::{CreepDetector, MigrationBudget};
+use super::creep::CreepDetector;
+use super::grow::MigrationBudget;
 use super::heap::{
     AllocRequest, Arena, Heap, MIN_BLOCK, RETIRED_OWNER, SHARED_OWNER, SlotState as Is, SplitRules,
 };
@@ -146,12 +147,19 @@ impl PoolState {
         self.limit.into_iter().chain(device).chain(process).min()
     }
 
+    /// Returns the size of the block for a request of `bytes` bytes, unless such blocks creep.
+    #[inline]
+    pub(super) fn exact_size(&self, bytes: u64) -> u64 {
+        let rounded = self.config.round_size(bytes, self.heap.rules.unit);
+        // Rounding must not refuse a request that fits one segment.
+        if bytes <= self.max_segment { rounded.min(self.max_segment) } else { rounded }
+    }
+
     #[inline]
     pub(super) fn resolve_request<'a>(&mut self, request: &'a Request) -> AllocRequest<'a> {
-        let rounded = self.config.round_size(request.bytes, self.heap.rules.unit);
-        // Rounding must not refuse a request that fits one segment.
-        let size = if request.bytes <= self.max_segment { rounded.min(self.max_segment) } else { rounded };
-        let small = size <= self.config.small_size;
+        let exact = self.exact_size(request.bytes);
+        let small = exact <= self.config.small_size;
+        let size = self.creep.round(exact, self.heap.rules.unit).min(self.max_segment.max(exact));
         let arena = match request.private_pool {
             owner if owner != SHARED_OWNER && self.private_pools.contains(&owner) => {
                 self.heap.get_or_create_private_arena(owner, request.queue, small)

@@ -30,7 +30,7 @@ impl Pool {
     pub(super) fn alloc_slow_path<'a>(
         &'a self,
         mut state: MutexGuard<'a, PoolState>,
-        need: AllocRequest<'_>,
+        mut need: AllocRequest<'_>,
     ) -> Result<Block> {
         // Sums of impossible sizes would overflow, in the pool and in drivers.
         if need.size > state.max_segment.min(MAX_MEMORY_BYTES) {
@@ -43,6 +43,10 @@ impl Pool {
         let (mut served, mut state) = self.search_after_frees(state, &need)?;
         if served.is_none() {
             (served, state) = self.compact_or_grow(state, &need, &mut detail)?;
+        }
+        if served.is_none() {
+            need.size = state.exact_size(need.requested);
+            state.creep.stop_rounding();
         }
         if served.is_none() && !state.config.fail_fast {
             (served, state) = self.alloc_on_full_device(state, &need, &mut detail)?;
@@ -93,7 +97,7 @@ impl Pool {
         detail: &mut String,
     ) -> StepResult<'a> {
         state.detect_step_end(need);
-        state.detect_creep(need);
+        let need = &state.detect_creep(need);
         if state.should_compact(need) {
             let (served, next) = self.compact(state, need, false)?;
             state = next;
