@@ -44,7 +44,8 @@ struct Params {
 {#- Element `k` of an input's vectors. A word has four bools. -#}
 {%- macro element(name, dtype, k) -%}
 {%- if dtype == "bool" -%}
-{{ number("(" ~ name ~ "_" ~ k // 4 ~ " & " ~ ["0xffu", "0xff00u", "0xff0000u", "0xff000000u"][k % 4] ~ ") != 0u", dtype) }}
+{%- set byte = ["0xffu", "0xff00u", "0xff0000u", "0xff000000u"][k % 4] -%}
+{{ number("(" ~ name ~ "_" ~ k // 4 ~ " & " ~ byte ~ ") != 0u", dtype) }}
 {%- else -%}{{ t.element(name, dtype, k) }}
 {%- endif -%}
 {%- endmacro %}
