@@ -64,6 +64,7 @@ templates! {
     "topk",
     "scatter",
     "scatter_sorted",
+    "scatter_tie_grad",
     "scatter_rows",
     "bincount",
     "resolve_indices",

@@ -72,12 +72,32 @@ fn scatters_of_sorted_indices() {
         for op in ["add", "set", "mul", "max", "min"] {
             for (stage, long) in [("runs", false), ("runs", true), ("join", true)] {
                 let spec = KernelSpec::new("scatter_sorted").def("dtype", dtype).def("op", op);
-                render_valid(&spec.def("stage", stage).def("long", long));
+                render_valid(&spec.def("stage", stage).def("long", long).def("divisor", ""));
             }
             for (base, long) in [("zero", false), ("zero", true), ("copy", false), ("copy", true)] {
-                let spec = KernelSpec::new("scatter_rows").def("dtype", dtype).def("op", op);
-                render_valid(&spec.def("base", base).def("long", long));
+                for replaces in [false, true] {
+                    let spec = KernelSpec::new("scatter_rows").def("dtype", dtype).def("src", dtype);
+                    let spec = spec.def("op", op).def("base", base).def("long", long);
+                    let spec = spec.def("replaces", replaces && op != "set");
+                    render_valid(&spec.def("averages", false).def("ties", false));
+                }
             }
+        }
+    }
+    for dtype in ["f32", "f16", "bf16"] {
+        for (long, replaces) in [(false, false), (false, true), (true, false), (true, true)] {
+            let spec = KernelSpec::new("scatter_rows").def("src", dtype).def("op", "add").def("base", "copy");
+            let spec = spec.def("long", long).def("replaces", replaces);
+            render_valid(&spec.clone().def("dtype", dtype).def("averages", true).def("ties", false));
+            render_valid(&spec.def("dtype", "f32").def("averages", false).def("ties", true));
+        }
+        for divisor in ["run", "all"] {
+            let spec = KernelSpec::new("scatter_sorted").def("dtype", dtype).def("op", "add");
+            render_valid(&spec.def("stage", "join").def("long", true).def("divisor", divisor));
+        }
+        for (index, width) in [("i32", 1usize), ("i64w", 4), ("u32", 4)] {
+            let spec = KernelSpec::new("scatter_tie_grad").def("dtype", dtype).def("index", index);
+            render_valid(&spec.def("width", width));
         }
     }
 }

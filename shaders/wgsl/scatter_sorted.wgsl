@@ -9,6 +9,7 @@ of p.short, and the first one represents the run. So without long runs the stage
 
 dtype · op: `add`, `set`, `mul`, `max`, `min`; with `set` only the last element of a run counts
 stage: `runs` or `join` · long: a run may be longer than p.short
+divisor: of the stage `join`: `run` divides a sum by the number of elements of its run, `all` by one more, else ``
 targets: the indices in ascending order (see `resolve_indices`); those of a line follow each other
 order: their positions in the line; both have the same layout
 parts: [chunks, 2, lines]; for each chunk the part of the run that began before it, and of the run that
@@ -177,9 +178,15 @@ fn part_at(chunk: u32, part: u32, line: u32) -> {{ T }} {
     return {{ t.cast("parts[part_slot(chunk + part, select(0u, 1u, part == 0u), line)]", P, T) }};
 }
 
-fn combine_into_out(i: u32, acc: {{ T }}) {
+// `length` is the number of elements of the run.
+fn combine_into_out(i: u32, acc: {{ T }}, length: u32) {
     let old = out_at(i);
-    out_put(i, {{ t.combine(op, T, "old", "acc") }});
+    let both = {{ t.combine(op, T, "old", "acc") }};
+    {% if divisor %}
+    out_put(i, both / {{ T }}(length{{ " + 1u" if divisor == "all" }}));
+    {% else %}
+    out_put(i, both);
+    {% endif %}
 }
 
 // Runs with so many parts that all threads combine them: first chunk, number of parts, line, element of the
@@ -188,6 +195,9 @@ var<workgroup> long_run_count: atomic<u32>;
 // The count again, equal in all threads, for the barriers in the loop.
 var<workgroup> shared_run_count: u32;
 var<workgroup> long_runs: array<vec4<u32>, 256>;
+{% if divisor %}
+var<workgroup> run_lengths: array<u32, 256>;
+{% endif %}
 var<workgroup> values: array<{{ P }}, 256>;
 
 @compute @workgroup_size(256)
@@ -223,15 +233,20 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             let chunk = begin / p.chunk;
             let count = end / p.chunk - chunk + 1u;
             let i = i0 + target_index * p.dim_strides.x;
+            let length = end - begin + 1u;
             if count > 64u {
-                long_runs[atomicAdd(&long_run_count, 1u)] = vec4<u32>(chunk, count, line, i);
+                let slot = atomicAdd(&long_run_count, 1u);
+                long_runs[slot] = vec4<u32>(chunk, count, line, i);
+                {% if divisor %}
+                run_lengths[slot] = length;
+                {% endif %}
             } else {
                 var acc = part_at(chunk, 0u, line);
                 for (var part = 1u; part < count; part++) {
                     let v = part_at(chunk, part, line);
                     acc = {{ t.combine(op, T, "acc", "v") }};
                 }
-                combine_into_out(i, acc);
+                combine_into_out(i, acc, length);
             }
         }
     }
@@ -260,7 +275,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             }
             workgroupBarrier();
         }
-        if thread == 0u { combine_into_out(run.w, {{ t.cast("values[0]", P, T) }}); }
+        {% set length = "run_lengths[r]" if divisor else "0u" %}
+        if thread == 0u { combine_into_out(run.w, {{ t.cast("values[0]", P, T) }}, {{ length }}); }
         workgroupBarrier();
     }
 }

@@ -396,7 +396,11 @@ fn pad_ends(t: &Tensor, shape: &[usize], value: f64) -> Result<Tensor> {
 
 /// Returns the view of the first elements of each dimension with this shape.
 fn leading_part(t: &Tensor, shape: &[usize]) -> Result<Tensor> {
-    shape.iter().enumerate().try_fold(t.clone(), |part, (d, &n)| part.narrow(d as isize, 0, n))
+    shape.iter().enumerate().try_fold(t.clone(), |part, (d, &n)| match part.shape()[d] == n {
+        // The backward pass of a narrow copies the gradient.
+        true => Ok(part),
+        false => part.narrow(d as isize, 0, n),
+    })
 }
 
 impl Tensor {

@@ -12,6 +12,7 @@ use super::{compute_dtypes, tests};
 tests![
     nonzero_finds_indices,
     every_scatter_reduction_combines_elements,
+    reductions_of_rows_and_their_gradients,
     long_scatters_are_summed_in_order,
     indices_and_masks_select,
     values_are_put_by_a_mask,
@@ -120,6 +121,92 @@ fn every_scatter_reduction_combines_elements(device: &Device) -> Result<()> {
     out.backward_with(&out.ones_like()?)?;
     ensure_values(&x.grad().context("no gradient")?, &[0.0, 20.0])?;
     ensure_values(&y.grad().context("no gradient")?, &[6.0, 0.0, 0.0, 0.0])
+}
+
+/// Rows with one index each: rows without elements, with few, and with so many that several threads or a workgroup
+/// combine them. Indices out of range are skipped.
+fn reductions_of_rows_and_their_gradients(device: &Device) -> Result<()> {
+    use ScatterReduce::{Amax, Amin, Mean, Sum};
+    let (n, extent) = (20_000, 60);
+    let mut rng = SplitMix64(17);
+    let index: Vec<i64> = (0..n)
+        .map(|k| match k % 4 {
+            0 | 1 => 7,
+            2 if k < 6000 => 9,
+            _ => rng.below(extent + 4) as i64 - 2,
+        })
+        // A row without elements.
+        .map(|row| if row == 30 { 31 } else { row })
+        .collect();
+    let at = Tensor::from_slice(&index, [n], device)?;
+    let row_of = |k: usize| usize::try_from(index[k]).ok().filter(|&row| row < extent);
+    for (dtype, width) in [(DType::F32, 8), (DType::BF16, 8), (DType::F16, 5), (DType::BF16, 12)] {
+        let mut whole =
+            |count: usize| -> Vec<f32> { (0..count).map(|_| rng.below(9) as f32 - 4.0).collect() };
+        let (own, values, seed) = (whole(extent * width), whole(n * width), whole(extent * width));
+        for (how, include) in [Sum, Mean, Amax, Amin].into_iter().flat_map(|how| [(how, true), (how, false)])
+        {
+            let leaf = |data: &[f32], rows: usize| {
+                Tensor::from_slice(data, [rows, width], device)?.to_dtype(dtype)?.to_leaf()
+            };
+            let (x, y) = (leaf(&own, extent)?, leaf(&values, n)?);
+            let rows = at.unsqueeze(1)?.expand([n, width])?;
+            let out = x.scatter_reduce(0, &rows, &y, how, include)?;
+            out.backward_with(&Tensor::from_slice(&seed, [extent, width], device)?.to_dtype(dtype)?)?;
+            // Terms of each element, and the same of the old values.
+            let mut terms: Vec<Vec<f32>> = vec![Vec::new(); extent * width];
+            for k in 0..n * width {
+                let Some(row) = row_of(k / width) else { continue };
+                terms[row * width + k % width].push(values[k]);
+            }
+            let is_named: Vec<bool> = terms.iter().map(|terms| !terms.is_empty()).collect();
+            let keeps = |e: usize| include || !is_named[e];
+            let reduced: Vec<f64> = (0..extent * width)
+                .map(|e| {
+                    let all = terms[e].iter().copied().chain(keeps(e).then_some(own[e])).map(f64::from);
+                    let count = terms[e].len() + usize::from(keeps(e));
+                    match how {
+                        Amax => all.fold(f64::MIN, f64::max),
+                        Amin => all.fold(f64::MAX, f64::min),
+                        Mean => all.sum::<f64>() / count as f64,
+                        _ => all.sum(),
+                    }
+                })
+                .collect();
+            // The gradient of each term, or of each extreme.
+            let share_of = |e: usize| {
+                let is_tie = |v: &f32| f64::from(*v) == reduced[e];
+                let ties = terms[e].iter().filter(|v| is_tie(v)).count() + usize::from(is_tie(&own[e]));
+                let terms = terms[e].len() + usize::from(keeps(e));
+                f64::from(seed[e])
+                    / match how {
+                        Sum => 1.0,
+                        Mean => terms as f64,
+                        _ => ties as f64,
+                    }
+            };
+            let shares: Vec<f64> = (0..extent * width).map(share_of).collect();
+            let grad = |e: usize, value: f32| match how {
+                Amax | Amin if f64::from(value) != reduced[e] => 0.0,
+                _ => shares[e],
+            };
+            let own_grad: Vec<f64> =
+                (0..extent * width).map(|e| if keeps(e) { grad(e, own[e]) } else { 0.0 }).collect();
+            let value_grad: Vec<f64> = (0..n * width)
+                .map(|k| row_of(k / width).map_or(0.0, |row| grad(row * width + k % width, values[k])))
+                .collect();
+            // Whole numbers up to 256 are exact in bf16, and longer sums are rounded once.
+            let digits = if dtype.size() == 2 { 5e-3 } else { 1e-6 };
+            let case = || format!("{dtype}, {width} wide, {how:?}, {include}");
+            ensure_close(&out.to_f64s()?, &reduced, digits, 0.0).with_context(case)?;
+            let grad_of =
+                |t: &Tensor| -> Result<Vec<f64>> { Ok(t.grad().context("no gradient")?.to_f64s()?) };
+            ensure_close(&grad_of(&x)?, &own_grad, digits, 0.0).with_context(|| format!("x, {}", case()))?;
+            ensure_close(&grad_of(&y)?, &value_grad, digits, 0.0)
+                .with_context(|| format!("y, {}", case()))?;
+        }
+    }
+    Ok(())
 }
 
 fn long_scatters_are_summed_in_order(device: &Device) -> Result<()> {

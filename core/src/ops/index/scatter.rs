@@ -2,10 +2,14 @@
 
 use crate::autograd::BackwardCtx;
 use crate::ops::ScatterOp;
-use crate::ops::index::sorted_scatter::scatter_sorted_runs;
-use crate::ops::index::{
-    IndexedElements, ScatterSource, ScatterTarget, leading_part, order, pad_ends, scatter_into, select,
+use crate::ops::index::sorted_scatter::{
+    RowReduction, ScatterBase, can_reduce_rows, reduce_rows, scatter_sorted_runs,
 };
+use crate::ops::index::{
+    IndexedElements, ScatterSource, ScatterTarget, index_dtype_name, leading_part, order, pad_ends,
+    scatter_into, select,
+};
+use crate::ops::kernel::heuristics::supports_vec4;
 use crate::ops::prelude::*;
 
 /// Reduction of [`Tensor::scatter_reduce`] for elements with the same index.
@@ -55,20 +59,43 @@ impl ScatterReduction {
         Ok(out)
     }
 
-    /// Counts the elements that each position receives, or returns 1 for positions without any.
+    /// Counts the elements that each position receives, or returns 1 for positions without any. Dimensions along
+    /// which the index repeats have an extent of 1.
     fn count_contributions(&self, like: &Tensor) -> Result<Tensor> {
         let dtype = match like.dtype() {
+            DType::F16 | DType::BF16 => DType::F32,
             // The type of the divided values, or a type that converts without 64-bit integers.
             dtype if dtype.is_float() || dtype == DType::U32 => dtype,
             _ => DType::I32,
         };
-        let initial =
-            Tensor::full(like.shape(), f64::from(u8::from(self.include_self)), dtype, like.device())?;
-        let one = Tensor::ones((), dtype, like.device())?.broadcast_to(self.index.shape())?;
-        self.scatter_add(&initial, &one)?.clamp(1, i64::from(i32::MAX))
+        let (mut shape, mut index) = (Dims::from(like.shape()), self.index.clone());
+        for (d, n) in shape.iter_mut().enumerate() {
+            let repeats = index.strides().get(d) == Some(&0) && index.shape()[d] == *n && *n > 1;
+            if d != self.dim && repeats {
+                index = index.narrow(d as isize, 0, 1)?;
+                *n = 1;
+            }
+        }
+        let initial = Tensor::full(&shape, f64::from(u8::from(self.include_self)), dtype, like.device())?;
+        let one = Tensor::ones((), dtype, like.device())?.broadcast_to(index.shape())?;
+        Self { index, ..self.clone() }.scatter_add(&initial, &one)?.clamp(1, i64::from(i32::MAX))
+    }
+
+    /// Reports whether one kernel computes the result for a tensor of this shape and type.
+    fn reduces_rows(&self, shape: &[usize], dtype: DType) -> bool {
+        let at = IndexedElements::new(OP, self.dim, &self.index);
+        let is_float = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
+        (is_float || self.reduce != ScatterReduce::Mean) && can_reduce_rows(&at, shape)
     }
 
     fn run(&self, x: &Tensor, src: &Tensor) -> Result<Tensor> {
+        if self.reduces_rows(x.shape(), x.dtype()) {
+            let at = IndexedElements::new(OP, self.dim, &self.index);
+            let averages = self.reduce == ScatterReduce::Mean;
+            let reduction = RowReduction { replaces: !self.include_self, averages, ties: None };
+            let how = (self.reduce.scatter_op(), None);
+            return reduce_rows(&at, (ScatterBase::Copy(x), x.shape()), src, how, reduction);
+        }
         let out = x.copy()?;
         if !self.include_self {
             let first = match self.reduce {
@@ -120,16 +147,22 @@ impl ScatterReduction {
 
     /// Returns the gradients of `x` and of `src`, which has the shape of the index. Products and extrema need
     /// the saved operands and result; sums and means do not.
-    fn backward(&self, g: &Tensor, kept: Option<&SavedReduction>) -> Result<(Tensor, Tensor)> {
+    fn backward(
+        &self,
+        g: &Tensor,
+        kept: Option<&SavedReduction>,
+        ctx: &BackwardCtx<'_>,
+    ) -> Result<InputGrads> {
         let gathered = |t: &Tensor| t.gather(self.dim as isize, &self.index);
+        let needs = |k: usize| ctx.needs_input_grad[k];
         let (self_grad, src_grad) = match kept {
             None => {
                 let share = match self.reduce {
-                    ScatterReduce::Mean => g.div(&self.count_contributions(g)?)?,
+                    ScatterReduce::Mean => g.div(&self.count_contributions(g)?)?.to_dtype(g.dtype())?,
                     _ => g.clone(),
                 };
-                let src_grad = gathered(&share)?;
-                (share, src_grad)
+                let src_grad = needs(1).then(|| gathered(&share)).transpose()?;
+                (needs(0).then_some(share), src_grad)
             }
             Some(SavedReduction { x, src, out }) if self.reduce == ScatterReduce::Prod => {
                 // The product of the other factors: a zero factor is left out instead of divided by.
@@ -140,23 +173,88 @@ impl ScatterReduction {
                 let is_only_zero = zero.logical_and(&gathered(&zeros)?.eq(1.0)?)?;
                 let product_of_others = self.run(x, &src.masked_fill(&is_only_zero, 1.0)?)?;
                 let quotient = gathered(&g.mul(out)?)?.div(&src.masked_fill(&zero, 1.0)?)?;
-                (self_grad, gathered(&g.mul(&product_of_others)?)?.where_(&is_only_zero, &quotient)?)
+                let src_grad = gathered(&g.mul(&product_of_others)?)?.where_(&is_only_zero, &quotient)?;
+                (Some(self_grad), Some(src_grad))
             }
-            Some(SavedReduction { x, src, out }) => {
-                // As in PyTorch, an old value equal to the result counts as a tie even if it was not reduced.
-                // Its share of the gradient is lost.
-                let (self_ties, src_ties) = (x.eq(out)?, src.eq(&gathered(out)?)?);
-                let ties =
-                    self.scatter_add(&self_ties.to_dtype(x.dtype())?, &src_ties.to_dtype(x.dtype())?)?;
-                let share = g.div(&ties)?;
-                // Positions without any tie get no gradient: the division gave infinity or NaN there.
-                (share.where_(&self_ties, 0.0)?, gathered(&share)?.where_(&src_ties, 0.0)?)
-            }
+            Some(saved) => self.extreme_backward(g, saved, ctx)?,
         };
-        if self.include_self {
-            return Ok((self_grad, src_grad));
+        let self_grad = match self_grad.filter(|_| needs(0)) {
+            Some(grad) if !self.include_self => {
+                Some(grad.scatter_value(self.dim as isize, &self.index, 0.0)?)
+            }
+            grad => grad,
+        };
+        Ok(smallvec![self_grad, src_grad])
+    }
+
+    /// Shares the gradient of each extremum among the equal elements. As in PyTorch, an old value equal to the result
+    /// counts as one of them even if it was not reduced. Its share of the gradient is lost.
+    fn extreme_backward(
+        &self,
+        g: &Tensor,
+        SavedReduction { x, src, out }: &SavedReduction,
+        ctx: &BackwardCtx<'_>,
+    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        let gathered = |t: &Tensor| t.gather(self.dim as isize, &self.index);
+        let counts = if g.dtype().size() == 2 { DType::F32 } else { g.dtype() };
+        let self_ties = x.eq(out)?;
+        let at = IndexedElements::new(OP, self.dim, &self.index);
+        let is_one_kernel = !ctx.create_graph() && counts == DType::F32 && can_reduce_rows(&at, x.shape());
+        let mut src_ties = None;
+        let ties = if is_one_kernel {
+            let result = contiguous_zero_offset(out)?;
+            let reduction = RowReduction { ties: Some(&result), ..RowReduction::default() };
+            let base = (ScatterBase::Copy(&self_ties.to_dtype(counts)?), x.shape());
+            reduce_rows(&at, base, src, (ScatterOp::Add, None), reduction)?
+        } else {
+            let ties = src.eq(&gathered(out)?)?;
+            let count = self.scatter_add(&self_ties.to_dtype(counts)?, &ties.to_dtype(counts)?)?;
+            src_ties = Some(ties);
+            count
+        };
+        let share = g.div(&ties)?.to_dtype(g.dtype())?;
+        // Positions without any tie get no gradient: the division gave infinity or NaN there.
+        let self_grad = ctx.needs_input_grad[0].then(|| share.where_(&self_ties, 0.0)).transpose()?;
+        if !ctx.needs_input_grad[1] {
+            return Ok((self_grad, None));
         }
-        Ok((self_grad.scatter_value(self.dim as isize, &self.index, 0.0)?, src_grad))
+        if src_ties.is_none()
+            && let Some(grad) = self.try_tie_grad(src, out, &share)?
+        {
+            return Ok((self_grad, Some(grad)));
+        }
+        let src_ties = src_ties.map_or_else(|| src.eq(&gathered(out)?), Ok)?;
+        Ok((self_grad, Some(gathered(&share)?.where_(&src_ties, 0.0)?)))
+    }
+
+    /// Gathers the shares of the elements that equal the result, for rows along the first dimension that have one
+    /// index each. Returns `None` for other indices.
+    fn try_tie_grad(&self, src: &Tensor, out: &Tensor, share: &Tensor) -> Result<Option<Tensor>> {
+        let (index, rows) = (&self.index, self.index.shape().first().copied().unwrap_or(0));
+        let is_row = index.strides().iter().zip(index.shape()).skip(1).all(|(&s, &n)| s == 0 || n == 1)
+            && index.shape().iter().skip(1).eq(out.shape().iter().skip(1));
+        let is_supported = self.dim == 0 && is_row && src.numel() > 0 && src.numel() <= u32::MAX as usize;
+        if !is_supported {
+            return Ok(None);
+        }
+        let [src, out, share] =
+            [contiguous_zero_offset(src)?, contiguous_zero_offset(out)?, contiguous_zero_offset(share)?];
+        let elements = src.numel() / rows;
+        let is_vec4 = supports_vec4(src.dtype()) && elements.is_multiple_of(VEC4_WIDTH);
+        let width = if is_vec4 { VEC4_WIDTH } else { 1 };
+        let grad = Tensor::empty(src.shape(), src.dtype(), src.device())?;
+        let spec = kernel_spec! {
+            "scatter_tie_grad", dtype: launch::shader_dtype_name(src.dtype(), src.device()),
+            index: index_dtype_name(OP, index)?, width,
+        };
+        let n = src.numel() / width;
+        let params = kernel_params! {
+            n, steps: elements / width, extent: extent_or_one(&out, 0), index_offset: index.layout().offset(),
+            index_stride: index.strides().first().copied().unwrap_or(0),
+        };
+        let groups = n.div_ceil(WORKGROUP_SIZE);
+        launch::launch(&spec, &[index, &src, &out, &share, &grad], params, groups)?;
+        Ok(Some(grad))
     }
 }
 
@@ -411,7 +509,13 @@ impl Tensor {
         operation!(OP);
         let d = normalize_dim(OP, dim, self.rank())?;
         self.check_scatter(OP, d, index, src)?;
-        if self.dtype().size() == 2 {
+        let call =
+            ScatterReduction { dim: d, index: target.input(self, index)?.detach(), reduce, include_self };
+        // The gradient of a product needs the result in f32.
+        let reduces_16_bits = target == ScatterTarget::Copy
+            && reduce != ScatterReduce::Prod
+            && call.reduces_rows(self.shape(), self.dtype());
+        if self.dtype().size() == 2 && !reduces_16_bits {
             // Reduce 16-bit floats in f32, and round once.
             let (x, src) = (self.to_dtype(DType::F32)?, src.to_dtype(DType::F32)?);
             let out = x.scatter_reduce(dim, index, &src, reduce, include_self)?.to_dtype(self.dtype())?;
@@ -424,8 +528,6 @@ impl Tensor {
             return target.store(self, out);
         }
         let part = leading_part(&target.input(self, src)?, index.shape())?;
-        let index = target.input(self, index)?.detach();
-        let call = ScatterReduction { dim: d, index, reduce, include_self };
         if target == ScatterTarget::Operand {
             let out = target.written(self)?;
             call.scatter(&out, &(&part.detach()).into(), reduce.scatter_op())?;
@@ -451,8 +553,7 @@ impl Tensor {
                 }),
                 None => None,
             };
-            let (self_grad, src_grad) = call.backward(g, saved.as_ref())?;
-            Ok(smallvec![Some(self_grad), Some(src_grad)])
+            call.backward(g, saved.as_ref(), ctx)
         };
         Ok(match reduce {
             // The product of the other factors depends on the operands.

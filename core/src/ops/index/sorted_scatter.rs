@@ -12,10 +12,10 @@ const MAX_SEQUENTIAL_RUN: usize = 512;
 /// Number of sorted elements for which one thread computes the partial result of a longer run.
 const RUN_CHUNK: usize = 128;
 
-/// Smallest number of lines for [`scatter_rows`]. With fewer, too few threads read the same indices in the bisection.
+/// Smallest number of lines for [`reduce_rows`]. With fewer, too few threads read the same indices in the bisection.
 const MIN_LINES_FOR_ROWS: usize = 4;
 
-/// Number of rows for each index up to which [`scatter_rows`] is used. A copy writes more rows in fewer threads.
+/// Number of rows for each index up to which [`reduce_rows`] is used. A copy writes more rows in fewer threads.
 const MAX_ROWS_PER_INDEX: usize = 4;
 
 /// Order of the indices of a scatter, and the layouts of its lines in the operands.
@@ -24,7 +24,7 @@ struct SortedScatter {
     /// Number of lines.
     lines: usize,
     line_shape: Dims,
-    /// Strides of the lines: of the result, the order, the source, and of the base of [`scatter_rows`].
+    /// Strides of the lines: of the result, the order, the source, and of the base of [`reduce_rows`].
     line_strides: SmallVec<[Dims; 4]>,
     chunk: usize,
     short: usize,
@@ -85,7 +85,7 @@ impl SortedScatter {
             self.params((out, out_dim), source, what).loop_iterations(self.longest_loop(what.how) + 64);
         let tensors = bindings![&self.order.targets, &self.order.positions, src, out, parts];
         let groups = (self.lines * length).div_ceil(WORKGROUP_SIZE);
-        launch::launch(&self.spec("runs", out, what.how), &tensors, params, groups)
+        launch::launch(&self.spec("runs", out, what), &tensors, params, groups)
     }
 
     /// Launches `scatter_sorted` for the parts of long runs, which it combines with the values of `out`.
@@ -96,7 +96,7 @@ impl SortedScatter {
             .params((out, out_dim), (0, 0), what)
             .loop_iterations(chunks.div_ceil(WORKGROUP_SIZE) + 17 * 10 + 256);
         let groups = (self.lines * self.candidates()).div_ceil(WORKGROUP_SIZE);
-        launch::launch(&self.spec("join", out, what.how), &[&self.order.targets, parts, out], params, groups)
+        launch::launch(&self.spec("join", out, what), &[&self.order.targets, parts, out], params, groups)
     }
 
     /// Returns the largest number of elements that one thread reduces.
@@ -108,9 +108,14 @@ impl SortedScatter {
         }
     }
 
-    fn spec(&self, stage: &'static str, out: &Tensor, how: ScatterOp) -> KernelSpec {
+    fn spec(
+        &self,
+        stage: &'static str,
+        out: &Tensor,
+        ScatterRows { how, divisor, .. }: ScatterRows,
+    ) -> KernelSpec {
         let dtype = launch::shader_dtype_name(out.dtype(), out.device());
-        kernel_spec! { "scatter_sorted", dtype, op: how.name(), long: self.long, stage }
+        kernel_spec! { "scatter_sorted", dtype, op: how.name(), long: self.long, stage, divisor }
     }
 
     /// Returns the number of positions at which the second stage looks for a long run.
@@ -141,12 +146,39 @@ struct ScatterRows {
     extent: usize,
     /// Row that is left as it is, or `u32::MAX`.
     skip: u32,
+    /// Divisor of the sums of long runs, as in `scatter_sorted.wgsl`.
+    divisor: &'static str,
 }
 
 impl ScatterRows {
     fn new(how: ScatterOp, extent: usize, skip: Option<usize>) -> Self {
-        Self { how, extent, skip: skip.map_or(u32::MAX, |s| s as u32) }
+        Self { how, extent, skip: skip.map_or(u32::MAX, |s| s as u32), divisor: "" }
     }
+}
+
+/// Variants of a reduction by [`reduce_rows`].
+#[derive(Clone, Copy, Default)]
+pub(super) struct RowReduction<'a> {
+    /// If true, the elements of a row replace the value of the base.
+    pub(super) replaces: bool,
+    /// If true, sums are divided by their number of terms.
+    pub(super) averages: bool,
+    /// Tensor of the result's shape, contiguous and at the start of its memory. An element of the source counts as 1
+    /// if it equals the tensor's element at its target, else as 0.
+    pub(super) ties: Option<&'a Tensor>,
+}
+
+/// Reports whether [`reduce_rows`] supports a scatter, and is faster than a scatter into a copy of the base.
+pub(super) fn can_reduce_rows(at: &IndexedElements, out_shape: &[usize]) -> bool {
+    let (extent, length) = (out_shape.get(at.dim).copied().unwrap_or(1), at.length());
+    let lines = numel(&at.lines_shape());
+    // Each line needs one thread for each row of the result, and one for each chunk of indices.
+    let threads = lines * (extent + length.div_ceil(RUN_CHUNK));
+    scan_slices(at, extent).is_none()
+        && with_extent(out_shape, at.dim, length) == at.shape
+        && lines >= MIN_LINES_FOR_ROWS
+        && (1..=MAX_ROWS_PER_INDEX * length).contains(&extent)
+        && (1..=u32::MAX as usize).contains(&threads)
 }
 
 /// Values of a scatter's result before the scatter.
@@ -174,17 +206,8 @@ pub(super) fn scatter_onto(
     src: &Tensor,
     (how, skip): (ScatterOp, Option<usize>),
 ) -> Result<Tensor> {
-    let (extent, length) = (out_shape.get(at.dim).copied().unwrap_or(1), at.length());
-    let lines = numel(&at.lines_shape());
-    // Each line needs one thread for each row of the result, and one for each chunk of indices.
-    let threads = lines * (extent + length.div_ceil(RUN_CHUNK));
-    let writes_rows = scan_slices(at, extent).is_none()
-        && with_extent(out_shape, at.dim, length) == at.shape
-        && lines >= MIN_LINES_FOR_ROWS
-        && (1..=MAX_ROWS_PER_INDEX * length).contains(&extent)
-        && (1..=u32::MAX as usize).contains(&threads);
-    if writes_rows {
-        return scatter_rows(at, (base, out_shape), src, (how, skip));
+    if can_reduce_rows(at, out_shape) {
+        return reduce_rows(at, (base, out_shape), src, (how, skip), RowReduction::default());
     }
     let out = match base {
         ScatterBase::Zero(dtype) => Tensor::zeros(out_shape, dtype, src.device())?,
@@ -194,13 +217,15 @@ pub(super) fn scatter_onto(
     Ok(out)
 }
 
-/// Scatters onto a base into a new tensor. Every row of the result has one thread for each line, or is combined by
-/// the same kernel as in [`scatter_sorted_runs`], with the same bits.
-fn scatter_rows(
+/// Scatters onto a base into a new tensor of the base's type, for indices that [`can_reduce_rows`] accepts. Every row
+/// of the result has one thread for each line, or is combined by the same kernel as in [`scatter_sorted_runs`], with
+/// the same bits. 16-bit floats are reduced in f32.
+pub(super) fn reduce_rows(
     at: &IndexedElements,
     (base, out_shape): (ScatterBase<'_>, &[usize]),
     src: &Tensor,
     (how, skip): (ScatterOp, Option<usize>),
+    RowReduction { replaces, averages, ties }: RowReduction<'_>,
 ) -> Result<Tensor> {
     let IndexedElements { op, dim, ref index, ref shape, .. } = *at;
     src.check_same_device(op, index)?;
@@ -217,13 +242,19 @@ fn scatter_rows(
     let out = Tensor::empty(out_shape, base.dtype(), src.device())?;
     let dim_strides =
         [out.strides(), src.strides(), &base_strides].map(|strides| strides.get(dim).copied().unwrap_or(0));
-    let what = ScatterRows::new(how, extent, skip);
+    let mut what = ScatterRows::new(how, extent, skip);
+    if averages {
+        what.divisor = if replaces { "run" } else { "all" };
+    }
     let SortedScatter { ref order, lines, ref line_strides, chunk, long, .. } = sorted;
     let length = order.length();
     let chunks = if long { length.div_ceil(chunk) } else { 0 };
-    let dtype = launch::shader_dtype_name(out.dtype(), out.device());
+    let name = |t: &Tensor| launch::shader_dtype_name(t.dtype(), out.device());
     let base_name = if base_tensor.is_some() { "copy" } else { "zero" };
-    let spec = kernel_spec! { "scatter_rows", dtype, op: how.name(), base: base_name, long };
+    let spec = kernel_spec! {
+        "scatter_rows", dtype: name(&out), src: name(src), op: how.name(), base: base_name, long, replaces, averages,
+        ties: ties.is_some(),
+    };
     let offsets = [0, src.layout().offset(), base_tensor.map_or(0, |x| x.layout().offset())];
     let params = kernel_params! {
         lines, rank: sorted.line_shape.len(), length, extent, skip: what.skip, chunk, chunks, short: sorted.short,
@@ -233,7 +264,7 @@ fn scatter_rows(
     // The loop over a run, and two bisections.
     .loop_iterations(sorted.longest_loop(how) + 2 * 32 + 16);
     let parts = sorted.alloc_parts(&out)?;
-    let tensors = bindings![&order.targets, &order.positions, src, &out, base_tensor, &parts];
+    let tensors = bindings![&order.targets, &order.positions, src, &out, base_tensor, ties, &parts];
     launch::launch(&spec, &tensors, params, (lines * (extent + chunks)).div_ceil(WORKGROUP_SIZE))?;
     drop(tensors);
     if let Some(parts) = parts {
