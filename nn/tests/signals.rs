@@ -147,18 +147,19 @@ impl ChildProgram {
     }
 }
 
-/// Reports whether this process was started with SIGHUP ignored.
-fn hangup_is_ignored() -> bool {
+/// Reports whether this process was started with a signal ignored.
+fn is_ignored(signal: u32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 == 1)
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
 }
 
 #[test]
 fn every_signal_that_ends_a_program_saves_a_checkpoint_first() -> Result<()> {
-    for name in ["INT", "TERM", "HUP"] {
-        // A program that starts with the signal ignored, as under nohup, continues.
-        if name == "HUP" && hangup_is_ignored() {
+    for (name, number) in [("INT", 2), ("TERM", 15), ("HUP", 1)] {
+        // A program that starts with the signal ignored, as under nohup or in the background of a script, continues.
+        if is_ignored(number) {
             continue;
         }
         let program = ChildProgram::spawn("");
