@@ -35,8 +35,8 @@ impl TensorMap {
         Self::with_strides(elements, address, sizes, steps, boxes, [1; 5], is_swizzled)
     }
 
-    /// Like [`new`](Self::new), for boxes that skip elements: of each dimension they contain every `strides`-th, up to
-    /// the box's extent. Strides are at most 8.
+    /// Creates a descriptor as [`new`](Self::new) does, for boxes that skip elements: of each dimension they contain
+    /// every `strides`-th, up to the box's extent. Strides are at most 8.
     pub(crate) fn with_strides(
         elements: DType,
         address: u64,

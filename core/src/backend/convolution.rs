@@ -88,8 +88,8 @@ impl ConvolutionCall {
     /// Positions in one stage of [`ConvolutionProduct::WeightGrad`].
     pub const STAGE_POSITIONS: u64 = 64;
 
-    /// Returns the width of the blocks of pixels that cover the positions of a plane best. A block has `pixels` pixels, and is
-    /// 16, 32 or 64 wide. Returns `None` if more than a quarter of the blocks' pixels lay outside.
+    /// Returns the width of the blocks of pixels that cover the positions of a plane best. A block has `pixels` pixels,
+    /// and is 16, 32 or 64 wide. Returns `None` if more than a quarter of the blocks' pixels lay outside.
     #[must_use]
     pub fn block_width([height, width]: [u64; 2], pixels: u64) -> Option<u64> {
         let covered = |block: u64| width.next_multiple_of(block) * height.next_multiple_of(pixels / block);

@@ -2,8 +2,8 @@
 //!
 //! Such columns are a column matrix ([`im2col`](super::im2col)) for a filter of height and depth 1: a third of the
 //! columns of a 3 x 3 filter, a ninth of those of 3 x 3 x 3. The kernels take weights as \[taps, channels, rows\], so
-//! each call copies the weights. The gradient of the input is the same product with mirrored taps, for strides of 1. The
-//! gradient of the weights has partial sums for ranges of positions, which are then added in a fixed order.
+//! each call copies the weights. The gradient of the input is the same product with mirrored taps, for strides of 1.
+//! The gradient of the weights has partial sums for ranges of positions, which are then added in a fixed order.
 
 use crate::backend::{Command, ConvolutionCall, ConvolutionProduct, Slice};
 use crate::ops::conv::im2col::{Im2colPlan, ImageChunk};
