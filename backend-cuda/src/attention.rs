@@ -290,7 +290,7 @@ impl NativeKernel for AttentionKernel {
 /// `HeadStrides` of the kernels.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-struct HeadStrides {
+pub(crate) struct HeadStrides {
     address: u64,
     batch_stride: i64,
     head_stride: i64,
@@ -300,14 +300,16 @@ struct HeadStrides {
 
 impl HeadStrides {
     fn all([a, b, c, d]: [&AttentionOperand; 4]) -> Option<[Self; 4]> {
-        Some([Self::new(a)?, Self::new(b)?, Self::new(c)?, Self::new(d)?])
+        let of = |operand| Self::new(operand, 8);
+        Some([of(a)?, of(b)?, of(c)?, of(d)?])
     }
 
-    /// Returns `None` if rows do not begin at multiples of 16 bytes or lie 2^31 elements apart or more.
-    fn new(operand: &AttentionOperand) -> Option<Self> {
+    /// Returns `None` if rows do not begin at multiples of 16 bytes, which are `vector` elements, or lie 2^31
+    /// elements apart or more.
+    pub(crate) fn new(operand: &AttentionOperand, vector: u64) -> Option<Self> {
         let address = device_address(operand.segment, operand.offset);
         let [batch, head, row] = [operand.batch_stride, operand.head_stride, operand.row_stride];
-        if !address.is_multiple_of(16) || [batch, head, row].iter().any(|step| !step.is_multiple_of(8)) {
+        if !address.is_multiple_of(16) || [batch, head, row].iter().any(|step| !step.is_multiple_of(vector)) {
             return None;
         }
         let [batch_stride, head_stride] = convert_all([batch, head])?;

@@ -6,11 +6,12 @@
 use std::ffi::CStr;
 use std::sync::Arc;
 
-use forebay_core::backend::{AttentionCall, AttentionGradients, AttentionOperand, SourceError};
+use forebay_core::backend::{AttentionCall, AttentionGradients, SourceError};
 use forebay_core::dtype::DType;
 use forebay_shaders::cuda;
 
-use crate::backend::{device_address, slice_address};
+use crate::attention::HeadStrides;
+use crate::backend::slice_address;
 use crate::context::{Context, CudaStream};
 use crate::kernels::{KernelRegistry, SubmitStatus};
 use crate::native_kernels::{
@@ -111,30 +112,6 @@ impl NativeKernel for AttentionF32Kernel {
     }
 }
 
-/// `Heads` of the kernels.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct HeadStrides {
-    address: u64,
-    batch_stride: i64,
-    head_stride: i64,
-    row_stride: i32,
-    unused: i32,
-}
-
-impl HeadStrides {
-    /// Returns `None` if rows do not begin at multiples of 16 bytes or lie 2^31 elements apart or more.
-    fn new(operand: &AttentionOperand) -> Option<Self> {
-        let address = device_address(operand.segment, operand.offset);
-        let [batch, head, row] = [operand.batch_stride, operand.head_stride, operand.row_stride];
-        if !address.is_multiple_of(16) || [batch, head, row].iter().any(|step| !step.is_multiple_of(4)) {
-            return None;
-        }
-        let [batch_stride, head_stride] = convert_all([batch, head])?;
-        Some(Self { address, batch_stride, head_stride, row_stride: i32::try_from(row).ok()?, unused: 0 })
-    }
-}
-
 /// `Params` of the kernels.
 #[repr(C)]
 struct AttentionF32Params {
@@ -173,7 +150,7 @@ fn plan(call: &AttentionCall, gradients: &AttentionGradients) -> Option<(Attenti
         [&call.q, &call.k, &call.v, &call.out, &gradients.out, &gradients.q, &gradients.k, &gradients.v];
     let mut heads = [HeadStrides::default(); 8];
     for (to, operand) in heads.iter_mut().zip(operands) {
-        *to = HeadStrides::new(operand)?;
+        *to = HeadStrides::new(operand, 4)?;
     }
     let lines = call.batch * call.heads * call.queries;
     // Kernels count threads and blocks in 32 bits.
