@@ -9,6 +9,7 @@
 #![allow(missing_docs, reason = "a test suite: its items are named by what they check")]
 
 pub mod catalog;
+pub mod compile_times;
 pub mod curves;
 pub mod fuzz;
 pub mod golden;

@@ -10,7 +10,8 @@ use clap::{Parser, Subcommand};
 use forebay::device::Device;
 use forebay::prelude::*;
 use forebay_conformance::{
-    curves, fuzz, golden, kernels, names, radv, suite, traces, validation, web_kernels, writers,
+    compile_times, curves, fuzz, golden, kernels, names, radv, suite, traces, validation, web_kernels,
+    writers,
 };
 
 #[derive(Parser)]
@@ -33,6 +34,9 @@ enum Command {
         /// Lists the tests without running them.
         #[arg(long)]
         list: bool,
+        /// Runs only the topics of one of several shards, such as 2/4, so that processes share the suite.
+        #[arg(long, default_value = "1/1")]
+        shard: suite::Shard,
         /// Only tests whose name (`topic/name/wgpu:0`) contains one of these; `!text` leaves tests out.
         filter: Vec<String>,
     },
@@ -76,6 +80,9 @@ enum Command {
         /// Writes every kernel as browsers get it to this file instead.
         #[arg(long, conflicts_with_all = ["architectures", "writers"])]
         web: Option<PathBuf>,
+        /// Prints how long the driver of the first Vulkan, Metal or Direct3D 12 device compiles each kernel instead.
+        #[arg(long, conflicts_with_all = ["architectures", "writers", "web"])]
+        times: bool,
         /// Quick check for these architectures, such as 75,90: no optimisation; most kernels for the first only.
         #[arg(long, value_delimiter = ',')]
         architectures: Vec<u32>,
@@ -186,13 +193,13 @@ fn list_devices() {
 }
 
 /// Runs the tests on each device.
-fn run_tests(device: Option<&str>, filter: &[String]) -> Result<()> {
+fn run_tests(device: Option<&str>, shard: suite::Shard, filter: &[String]) -> Result<()> {
     let errors = validation::install_error_counter();
     let mut tally = suite::Tally::default();
     for device in select_devices(device)? {
         println!("{}", device.info());
         suite::check_filters(&device, filter)?;
-        tally += suite::run(&device, filter);
+        tally += suite::run_shard(&device, shard, filter);
     }
     if let Some(errors) = errors {
         println!("errors of Vulkan's validation layer: {}", errors.count());
@@ -267,7 +274,7 @@ fn main() -> Result<()> {
                 println!("{topic}/{}", test.name);
             }
         }
-        Command::Test { device, filter, .. } => run_tests(device.as_deref(), &filter)?,
+        Command::Test { device, shard, filter, .. } => run_tests(device.as_deref(), shard, &filter)?,
         Command::Curves { dir, device } => run_curves(dir, device.as_deref())?,
         Command::Golden { dir, device, dtype, verbose, filter } => {
             run_golden(dir, device.as_deref(), parse_golden_dtype(dtype.as_deref())?, verbose, &filter)?;
@@ -287,6 +294,9 @@ fn main() -> Result<()> {
         Command::Kernels { web: Some(file), dir, .. } => {
             let count = web_kernels::write(&dir.map_or_else(|| data_dir("golden"), Ok)?, &file)?;
             println!("{count} kernels are in {}", file.display());
+        }
+        Command::Kernels { times: true, dir, filter, .. } => {
+            println!("{}", compile_times::measure(&dir.map_or_else(|| data_dir("golden"), Ok)?, &filter)?);
         }
         Command::Kernels { architectures, dir, filter, .. } => {
             let report =

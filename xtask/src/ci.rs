@@ -46,10 +46,13 @@ pub(crate) fn run(workspace: &Workspace) -> Result<bool> {
     Ok(print_summary(&stages, start.elapsed()))
 }
 
-/// Arguments of the suite on SwiftShader, which compiles and runs a kernel many times slower than lavapipe.
+/// Shards of the suite on a driver: the longest one ends soon after the other stages.
+const LAVAPIPE_SHARDS: usize = 4;
+const SWIFTSHADER_SHARDS: usize = 2;
+
+/// Filters of the suite on SwiftShader, which compiles and runs a kernel many times slower than lavapipe.
 /// It leaves out tests of host code, and sweeps over shapes and operations whose kernels golden calls run on it.
-const SWIFTSHADER_ARGS: [&str; 34] = [
-    "test",
+const SWIFTSHADER_FILTERS: [&str; 33] = [
     "!op_catalog/",
     "!double_backward/",
     "!plan/",
@@ -162,13 +165,16 @@ impl StagePlanner<'_> {
         } else {
             skipped.push(Stage::skipped("everything else", "the programs do not build"));
         }
-        // Cargo's lock blocks all other builds, so these stages come early. They run in sequence if two run at once.
-        let soon = planned.len().min(1);
-        planned.insert(soon, checks::plan_rustdoc(self.workspace));
-        planned.insert(soon, PendingStage::new(UNIT_TEST_STAGE, self.unit_test_command()));
+        let mut builds = Vec::new();
         match checks::plan_clippy(self.workspace) {
-            Ok(clippy) => planned.insert(soon, clippy),
+            Ok(clippy) => builds.push(clippy),
             Err(missing) => skipped.push(missing),
+        }
+        builds.push(PendingStage::new(UNIT_TEST_STAGE, self.unit_test_command()));
+        builds.push(checks::plan_rustdoc(self.workspace));
+        // One build blocks another by cargo's lock, so a shard of the suite runs between two of them.
+        for (number, build) in builds.into_iter().enumerate() {
+            planned.insert(planned.len().min(2 * number + 1), build);
         }
         Ok(planned)
     }
@@ -177,16 +183,6 @@ impl StagePlanner<'_> {
     fn plan_driver_stages(&self, planned: &mut Vec<PendingStage>, skipped: &mut Vec<Stage>) -> Result<()> {
         let mut skip =
             |name: &str, why: &anyhow::Error| skipped.push(Stage::skipped(name, format!("{why:#}")));
-        match &self.dependencies.swiftshader {
-            Ok(ready) => {
-                planned.push(self.conformance_stage(
-                    "conformance on SwiftShader",
-                    &SWIFTSHADER_ARGS,
-                    &self.dependencies.adapter_env(ready),
-                ));
-            }
-            Err(why) => skip("conformance on SwiftShader", why),
-        }
         match &self.dependencies.lavapipe {
             Ok(ready) => {
                 // SwiftShader reports Vulkan's minimum limits on its own; the layer's checks are the same on both.
@@ -194,9 +190,27 @@ impl StagePlanner<'_> {
                     .dependencies
                     .unoptimized_adapter_env(ready)
                     .merge(env_or_default(&self.dependencies.validation));
-                planned.push(self.conformance_stage("conformance on lavapipe", &["test"], &environment));
+                planned.extend(self.suite_stages(
+                    "conformance on lavapipe",
+                    LAVAPIPE_SHARDS,
+                    &[],
+                    &environment,
+                ));
             }
             Err(why) => skip("conformance on lavapipe", why),
+        }
+        match &self.dependencies.swiftshader {
+            Ok(ready) => {
+                let environment = self.dependencies.adapter_env(ready);
+                let name = "conformance on SwiftShader";
+                planned.extend(self.suite_stages(
+                    name,
+                    SWIFTSHADER_SHARDS,
+                    &SWIFTSHADER_FILTERS,
+                    &environment,
+                ));
+            }
+            Err(why) => skip("conformance on SwiftShader", why),
         }
         match &self.dependencies.nvrtc {
             Ok(_) => {
@@ -282,6 +296,22 @@ impl StagePlanner<'_> {
         let mut run = self.workspace.program_command("outside", Profile::Dev, environment);
         run.args(["tensors/", "custom_op/", "errors/", "hooks/", "inplace/"]);
         PendingStage::new("a backend of another crate", run)
+    }
+
+    /// Plans the suite in several shards, because SwiftShader and lavapipe compile kernels on one thread.
+    fn suite_stages(
+        &self,
+        name: &str,
+        shards: usize,
+        filters: &[&str],
+        environment: &Environment,
+    ) -> Vec<PendingStage> {
+        let plan_shard = |number: usize| {
+            let shard = format!("{number}/{shards}");
+            let args: Vec<&str> = ["test", "--shard", &shard].iter().chain(filters).copied().collect();
+            self.conformance_stage(&format!("{name}, {shard}"), &args, environment)
+        };
+        (1..=shards).map(plan_shard).collect()
     }
 
     fn conformance_stage(&self, name: &str, args: &[&str], environment: &Environment) -> PendingStage {

@@ -123,22 +123,26 @@ impl Stage {
     }
 }
 
+fn minutes(time: Duration) -> f64 {
+    time.as_secs_f64() / 60.0
+}
+
 /// Prints the result of every stage, the names of failed tests, and the totals in the last line; returns false if any
 /// failed.
 pub(crate) fn print_summary(stages: &[Stage], time: Duration) -> bool {
     println!("\n=== summary ===");
     println!(
         "{:<44} {:>8} {:>8} {:>8} {:>12} {:>7}",
-        "", "passed", "failed", "skipped", "unsupported", "time"
+        "", "passed", "failed", "skipped", "unsupported", "minutes"
     );
     let mut sum = Tally::default();
     for stage in stages {
         match &stage.verdict {
             StageOutcome::Ran { tally, time } => {
                 let Tally { passed, failed, skipped, unsupported } = tally;
-                let seconds = time.as_secs_f64();
+                let minutes = minutes(*time);
                 println!(
-                    "{:<44} {passed:>8} {failed:>8} {skipped:>8} {unsupported:>12} {seconds:>6.0}s",
+                    "{:<44} {passed:>8} {failed:>8} {skipped:>8} {unsupported:>12} {minutes:>7.1}",
                     stage.name
                 );
                 sum += *tally;
@@ -154,7 +158,7 @@ pub(crate) fn print_summary(stages: &[Stage], time: Duration) -> bool {
             println!("{} | {line}", stage.name);
         }
     }
-    println!("{:<44} {:>46.0}s", "all, some of them side by side", time.as_secs_f64());
+    println!("{:<44} {:>47.1}", "all, in parallel where possible", minutes(time));
     println!("\n{} passed, {} failed, {} skipped", sum.passed, sum.failed, sum.skipped);
     sum.failed == 0
 }

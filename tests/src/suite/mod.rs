@@ -6,7 +6,9 @@
 //! A test that a device cannot run returns `skip` with the reason, and is counted as skipped. A test that leaks
 //! memory or panics has failed.
 
-use anyhow::{Result, ensure};
+use std::str::FromStr;
+
+use anyhow::{Result, bail, ensure};
 use forebay::device::Device;
 
 mod activation_checkpointing;
@@ -187,5 +189,43 @@ pub fn check_filters(device: &Device, filters: &[String]) -> Result<()> {
 /// Runs the tests whose name (`topic/name/device`) contains one of `filters`, or all of them, and prints each. A
 /// filter that begins with `!` leaves out the tests whose name contains its rest.
 pub fn run(device: &Device, filters: &[String]) -> Tally {
-    runner::run_topics(device, TOPICS, filters, &mut |line| println!("{line}"))
+    run_shard(device, Shard::default(), filters)
+}
+
+/// Runs the tests of [`run`] that belong to a shard.
+pub fn run_shard(device: &Device, shard: Shard, filters: &[String]) -> Tally {
+    let topics: Vec<_> = TOPICS.iter().skip(shard.number - 1).step_by(shard.count).copied().collect();
+    runner::run_topics(device, &topics, filters, &mut |line| println!("{line}"))
+}
+
+/// Part of the suite, so that several processes share one run: every `count`-th topic from topic `number` on. Tests of
+/// a topic stay together, because they share kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shard {
+    number: usize,
+    count: usize,
+}
+
+impl Default for Shard {
+    /// Returns the whole suite.
+    fn default() -> Self {
+        Self { number: 1, count: 1 }
+    }
+}
+
+impl FromStr for Shard {
+    type Err = anyhow::Error;
+
+    /// Parses `2/4`, the second of four shards.
+    fn from_str(text: &str) -> Result<Self> {
+        let parsed = text
+            .split_once('/')
+            .and_then(|(number, count)| Some((number.parse().ok()?, count.parse().ok()?)));
+        match parsed {
+            Some((number, count)) if (1..=count).contains(&number) => Ok(Self { number, count }),
+            _ => bail!(
+                "`{text}` is no shard; expected a number and a count, such as 2/4 for the second of four"
+            ),
+        }
+    }
 }

@@ -105,6 +105,10 @@ fn every_candidate_computes_the_same_bits(device: &Device) -> Result<()> {
     // Edges of every tile, whole tiles, and a sum that several workgroups share.
     for [m, n, k] in [[75, 100, 90], [128, 256, 64], [24, 16, 2000]] {
         for dtype in [DType::F32, DType::F16, DType::BF16] {
+            // A software driver compiles for a minute, and types differ by loads and stores, which edges show.
+            if device.info().software && dtype != DType::F32 && m != 75 {
+                continue;
+            }
             let (a, b) = (random([m, k], dtype, device)?, random([k, n], dtype, device)?);
             let (at, bt) = (a.t()?.contiguous()?.t()?, b.t()?.contiguous()?.t()?);
             for (a, b) in [(&a, &b), (&at, &bt)] {

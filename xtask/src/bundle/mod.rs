@@ -10,6 +10,8 @@ use std::process::Command;
 
 /// Maximum size of the bundle in bytes, small enough for any upload.
 const MAX_BUNDLE_BYTES: u64 = 60 * 1000 * 1000;
+/// Archive of the programs.
+const ARCHIVE: &str = "programs.tar.xz";
 const PROGRAMS: [&str; 11] = [
     "forebay",
     "forebay-conformance",
@@ -60,9 +62,8 @@ pub(crate) fn create_bundle(workspace: &Workspace, setup: &Setup, lean: bool) ->
         let from = workspace.program_path(program, Profile::Release);
         let to = programs.join(from.file_name().context("a program has no name")?);
         copy_file(&from, &to)?;
-        // A compressed program has a third of the size, so that the data set fits as well.
-        process::run_captured(Command::new("gzip").arg("-9").arg(&to))?;
     }
+    pack_programs(&bundle)?;
     for folder in if lean { &[][..] } else { &["golden", "golden_more", "curves", "traces", "data"] } {
         let from = workspace.root.join("tests").join(folder);
         if !from.is_dir() {
@@ -94,6 +95,22 @@ pub(crate) fn create_bundle(workspace: &Workspace, setup: &Setup, lean: bool) ->
         println!("that is more than the {} MB it may have", MAX_BUNDLE_BYTES / 1_000_000);
     }
     Ok(size < MAX_BUNDLE_BYTES)
+}
+
+/// Replaces the folder of programs by one archive. The dictionary spans all programs, because each contains the same
+/// libraries.
+fn pack_programs(bundle: &Path) -> Result<()> {
+    let mut tar = Command::new("tar");
+    tar.args([
+        "--create",
+        "--remove-files",
+        "--use-compress-program",
+        "xz --x86 --lzma2=preset=6,dict=512MiB",
+    ]);
+    process::run_captured(
+        tar.arg("--directory").arg(bundle).args(["--file", ARCHIVE, "bin"]).current_dir(bundle),
+    )
+    .map(drop)
 }
 
 /// Adds the whole data set if it fits; programs contain the embedded subset in any case.

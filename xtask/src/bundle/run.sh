@@ -13,13 +13,11 @@ logs=${OUT:-$here/logs}
 limit=${LIMIT:-600}
 mkdir -p "$logs"
 
-# Programs are compressed in the bundle, and unpacked next to the archives.
+# Programs are compressed in the bundle, and unpacked at the first start.
 bin=$here/bin
-for packed in "$here"/bin/*.gz; do
-    [ -e "$packed" ] || continue
-    program=$bin/$(basename "$packed" .gz)
-    [ -x "$program" ] || { gunzip -c "$packed" >"$program" && chmod +x "$program"; } || exit 1
-done
+if [ -e "$here/programs.tar.xz" ] && [ ! -d "$bin" ]; then
+    tar -C "$here" -xJf "$here/programs.tar.xz" || { rm -rf "$bin"; exit 1; }
+fi
 
 # The bundle has a Vulkan loader for machines without one. Some machines keep the driver's manifest elsewhere.
 has_library() { ldconfig -p 2>/dev/null | grep -q "$1"; }
