@@ -15,6 +15,7 @@ use crate::offline::OfflineAdapter;
 use crate::params::MAX_PARAMS;
 use crate::platform;
 use crate::probe::{self, MatrixShape};
+use crate::staging::MAX_READBACK_BYTES;
 use crate::vulkan;
 
 /// Minimum alignment of slices; an adapter may require more. Fixed, so that the same program has the same
@@ -24,9 +25,13 @@ const ALIGNMENT: u32 = 256;
 const SUBALLOCATION_BLOCK: u64 = 4 << 20;
 /// Percentage of the driver's budget at which creating a buffer fails, before the machine runs out of memory.
 const BUDGET_PERCENT: u8 = 98;
-/// Minimum bindings and workgroup size, which WebGPU guarantees and the kernels need.
-const MIN_BINDINGS: u32 = 8;
-const MIN_WORKGROUP: u32 = 256;
+
+/// Storage buffers, invocations and bytes of a workgroup, and workgroups along a dimension, with which all operations
+/// work. Kernels with more of them run only where the limits allow it.
+const MAX_KERNEL_BUFFERS: u32 = 8;
+const WORKGROUP_SIZE: u32 = 256;
+const WORKGROUP_BYTES: u32 = 16 << 10;
+const MAX_WORKGROUPS: u32 = u16::MAX as u32;
 
 /// Environment variable that enables or disables matrix units. By default, hardware has them and software has not.
 pub(crate) const MATRIX_UNITS: &str = "FOREBAY_MATRIX_UNITS";
@@ -160,17 +165,34 @@ fn unavailable_reason(adapter: &wgpu::Adapter) -> Option<String> {
     limits_reason(&adapter.limits())
 }
 
-/// Returns the reason why kernels cannot run within these limits, if any.
+/// Returns the reason why kernels cannot run within these limits, if any. WebGPU guarantees more than is needed.
 fn limits_reason(limits: &wgpu::Limits) -> Option<String> {
-    if limits.max_storage_buffers_per_shader_stage < MIN_BINDINGS {
-        let buffers = limits.max_storage_buffers_per_shader_stage;
-        return Some(format!("it binds {buffers} storage buffers; kernels need {MIN_BINDINGS}"));
+    macro_rules! limits_below {
+        ($($limit:ident: $needed:expr;)*) => {[$(
+            (u64::from(limits.$limit) < u64::from($needed))
+                .then(|| format!("`{}` is {}, and {} is needed", stringify!($limit), limits.$limit, $needed)),
+        )*]};
     }
-    if limits.max_compute_invocations_per_workgroup < MIN_WORKGROUP {
-        let invocations = limits.max_compute_invocations_per_workgroup;
-        return Some(format!("its workgroups have {invocations} invocations; kernels need {MIN_WORKGROUP}"));
-    }
-    None
+    let below = limits_below! {
+        // Group 0 has the storage buffers, and group 1 the parameters.
+        max_bind_groups: 2u32;
+        max_bindings_per_bind_group: MAX_KERNEL_BUFFERS;
+        max_storage_buffers_per_shader_stage: MAX_KERNEL_BUFFERS;
+        max_uniform_buffers_per_shader_stage: 1u32;
+        max_dynamic_uniform_buffers_per_pipeline_layout: 1u32;
+        max_buffers_and_acceleration_structures_per_shader_stage: MAX_KERNEL_BUFFERS + 1;
+        max_uniform_buffer_binding_size: MAX_PARAMS;
+        max_compute_workgroup_size_x: WORKGROUP_SIZE;
+        max_compute_workgroup_size_y: 1u32;
+        max_compute_workgroup_size_z: 1u32;
+        max_compute_invocations_per_workgroup: WORKGROUP_SIZE;
+        max_compute_workgroup_storage_size: WORKGROUP_BYTES;
+        max_compute_workgroups_per_dimension: MAX_WORKGROUPS;
+        max_buffer_size: MAX_READBACK_BYTES;
+        max_storage_buffer_binding_size: MAX_READBACK_BYTES;
+    };
+    let reasons = below.into_iter().flatten().collect::<Vec<_>>();
+    (!reasons.is_empty()).then(|| format!("its limits are too low: {}", reasons.join("; ")))
 }
 
 /// Creates an instance, which `WGPU_BACKEND` may restrict.
@@ -265,7 +287,10 @@ pub(crate) fn share(
     let reason = candidate.unavailable_reason.clone().or_else(|| limits_reason(&limits));
     if let Some(reason) = reason {
         let name = &candidate.info.name;
-        let reason = format!("{name}: {reason}; request the device with at least `wgpu::Limits::default()`");
+        let reason = format!(
+            "{name}: {reason}. Request the device with at least `wgpu::Limits::default()` as its `required_limits`, or \
+             with the description of `wgpu_device_descriptor`"
+        );
         return Err(Error::NoDevice { requested: "from_wgpu".into(), reason });
     }
     let enabled = device.features();
@@ -523,10 +548,12 @@ fn describe_device(
 fn launch_limits(limits: &wgpu::Limits, info: &wgpu::AdapterInfo) -> Limits {
     // One buffer of the stage holds the parameters.
     let buffers = limits.max_buffers_and_acceleration_structures_per_shader_stage.saturating_sub(1);
-    let bindings = limits.max_storage_buffers_per_shader_stage.min(limits.max_bindings_per_bind_group);
     Limits {
         max_binding_bytes: limits.max_storage_buffer_binding_size / 4 * 4,
-        max_bindings: if buffers == 0 { bindings } else { bindings.min(buffers) },
+        max_bindings: limits
+            .max_storage_buffers_per_shader_stage
+            .min(limits.max_bindings_per_bind_group)
+            .min(buffers),
         max_workgroup_size: limits
             .max_compute_invocations_per_workgroup
             .min(limits.max_compute_workgroup_size_x),

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use forebay_core::backend::{Backend, Slice};
 use forebay_core::device::{Device, WeakDevice};
+use forebay_core::driver_call::check_not_in_callback;
 use forebay_core::dtype::DType;
 use forebay_core::error::{Error, Result};
 use forebay_core::memory::Config;
@@ -51,8 +52,9 @@ pub trait WgpuDeviceExt: Sized {
     /// and the last handle are dropped, and never destroys the program's objects.
     ///
     /// Forebay polls the device. Callbacks of the program may therefore run inside of Forebay's calls. They may drop
-    /// tensors and slices, and must not call Forebay in other ways. A callback that panics there ends neither the call
-    /// nor the device.
+    /// tensors and slices there. Operations, reads and waits are errors there, because the call around them may hold
+    /// locks: let another thread or a later call do them. A callback that panics there ends neither the call nor the
+    /// device.
     ///
     /// # Errors
     /// The limits are below WebGPU's minimum. The queue is another device's; Metal and browsers do not tell.
@@ -86,6 +88,7 @@ impl WgpuDeviceExt for Device {
         queue: &wgpu::Queue,
         options: WgpuOptions,
     ) -> Result<Self> {
+        check_not_in_callback("from_wgpu")?;
         fail_if!(!identity::is_queue_of(queue, device);
             argument("from_wgpu"), "the queue is another device's; pass the queue that was requested with the device");
         // The lock is held while the device is tested, so that two threads get one device.
@@ -223,7 +226,9 @@ impl WgpuSlice {
 pub trait WgpuTensorExt: Sized {
     /// Creates a tensor over a buffer of the program, from byte `offset`, without a copy. The contents are those that
     /// the queue has written when an operation runs. Submit the program's first writes before operations that read
-    /// them. For later writes, take [`wgpu_slice_mut`](Self::wgpu_slice_mut).
+    /// them. For later writes, take [`wgpu_slice_mut`](Self::wgpu_slice_mut). Bools are bytes: this call overwrites
+    /// those other than 0 by 1, so submit their first writes before it.
+    ///
     /// The buffer must be one of the device that was registered. wgpu notices another device of the same instance. It
     /// may mistake a buffer of another instance for one of this instance.
     ///
@@ -255,6 +260,9 @@ pub trait WgpuTensorExt: Sized {
 
     /// Returns the memory for commands that write it, in the pool or in a buffer of the program. Drop the guard after
     /// the commands are submitted, and take a new one for the next commands.
+    ///
+    /// Dropping the guard overwrites bytes of bools other than 0 by 1. Do not drop it in a callback of wgpu if the
+    /// tensor has bools: operations that follow at once may find other bytes.
     ///
     /// The writes count as in-place operations without gradient: a backward pass that needs the old contents fails.
     /// Writes without this guard go unnoticed. A backward pass then computes with the new contents, and casts that
@@ -288,6 +296,7 @@ impl WgpuTensorExt for Tensor {
         device: &Device,
     ) -> Result<Self> {
         const OP: &str = "from_wgpu_buffer";
+        check_not_in_callback(OP)?;
         let usage = buffer.usage();
         fail_if!(!usage.contains(SEGMENT_USAGES);
             argument(OP), "the buffer has the usages {usage:?}; create it with {SEGMENT_USAGES:?} too");
@@ -332,7 +341,7 @@ impl WgpuTensorExt for Tensor {
         };
         let slice = Slice { segment, offset, bytes: bytes / 4 * 4 };
         // SAFETY: wgpu checks the range, and keeps the memory for all commands that were recorded. Every
-        // pattern of bits is an element of every type; bools are bytes, which kernels compare with zero.
+        // pattern of bits is an element of every type, or a bool of any byte.
         unsafe { Self::from_external(OP, slice, shape, dtype, device, release) }
     }
 

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
+use forebay::io::printable;
 use forebay::memory::trace::{ReplayReport, SegmentMode, Trace, replay};
 use forebay::memory::{Bytes, Config};
 
@@ -81,7 +82,7 @@ fn format_table(traces: &[Trace], settings: &[NamedConfig], modes: &[SegmentMode
             let _ = write!(text, "\n{mode}, {}\n", setting.name);
             let mut logs = Vec::new();
             for trace in traces {
-                let _ = write!(text, "{:<20} ", trace.baseline.workload);
+                let _ = write!(text, "{:<20} ", printable(&trace.baseline.workload));
                 match replay(trace, setting.config, mode, runs) {
                     Ok(report) => {
                         logs.push(report.ratio().ln());

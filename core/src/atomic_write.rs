@@ -8,6 +8,8 @@ mod temporary;
 
 use temporary::write_through_temporary;
 
+use crate::printable::printable;
+
 /// Error about a file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{path}: {message}")]
@@ -19,9 +21,10 @@ pub struct FileError {
 }
 
 impl FileError {
-    /// Creates an error; `message` continues the sentence that begins with the path.
-    pub fn new(path: impl AsRef<Path>, message: impl Into<String>) -> Self {
-        Self { path: path.as_ref().display().to_string(), message: message.into() }
+    /// Creates an error; `message` continues the sentence that begins with the path, and may quote the file.
+    pub fn new(path: impl AsRef<Path>, message: impl AsRef<str>) -> Self {
+        let path = path.as_ref().display().to_string();
+        Self { path: printable(&path).into_owned(), message: printable(message.as_ref()).into_owned() }
     }
 }
 

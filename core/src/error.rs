@@ -10,6 +10,7 @@ use crate::dtype::{DType, UnknownDType};
 use crate::environment::InvalidVariable;
 use crate::memory::source::SourceError;
 use crate::memory::{self, Bytes, MemoryGrowth, OutOfMemory};
+use crate::printable::printable;
 
 /// Result with this crate's [`enum@Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -207,6 +208,7 @@ impl From<FileError> for Error {
 impl From<UnknownDType> for Error {
     fn from(error: UnknownDType) -> Self {
         let UnknownDType { name, expected } = error;
+        let name = printable(&name);
         Self::argument("dtype", format!("`{name}` is not an element type; expected one of {expected}"))
     }
 }
@@ -293,7 +295,7 @@ impl Error {
     }
 
     /// Creates an error about a file; `message` continues the sentence that begins with the path.
-    pub fn file(path: impl AsRef<std::path::Path>, message: impl Into<String>) -> Self {
+    pub fn file(path: impl AsRef<std::path::Path>, message: impl AsRef<str>) -> Self {
         FileError::new(path, message).into()
     }
 
@@ -374,10 +376,11 @@ impl Error {
         self
     }
 
-    /// Adds context to the error.
+    /// Adds context to the error, such as a name from a file.
     #[must_use]
     pub fn with_context(self, context: impl Into<String>) -> Self {
-        Self::Context { context: context.into(), error: Box::new(self) }
+        let context = printable(&context.into()).into_owned();
+        Self::Context { context, error: Box::new(self) }
     }
 
     /// Reports whether this error has an out-of-memory report: see [`into_out_of_memory`](Self::into_out_of_memory).

@@ -33,6 +33,8 @@ pub mod memory;
 pub mod ops;
 #[doc(hidden)]
 pub mod platform;
+#[doc(hidden)]
+pub mod printable;
 mod runtime;
 pub mod scalar;
 #[doc(hidden)]

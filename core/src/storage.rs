@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use crate::backend::{SegmentId, Slice};
 use crate::error::Result;
-use crate::memory::scope::Scope;
+use crate::memory::scope::{self, Scope};
 use crate::memory::{Block, Pool, Request, Tag};
 use crate::runtime::capture::recorder::Buffer;
 use crate::runtime::device::Device;
 use crate::runtime::dispatch::{DispatchGuard, FusionSlot};
-use crate::runtime::driver_call::is_in_driver_call;
+use crate::runtime::driver_call::{check_not_in_callback, is_in_driver_call};
 use crate::runtime::stream::{Access, StreamUses};
 use crate::sync::LockUnpoisoned;
 
@@ -152,6 +152,7 @@ impl Buffer for Storage {
 impl Storage {
     #[track_caller]
     pub(crate) fn new(device: &Device, bytes: u64) -> Result<Self> {
+        check_not_in_callback(scope::current_op_or("empty"))?;
         let seen = device.pool().move_count();
         let block = device.pool().alloc(Request::new(bytes).queue(device.current_queue()).movable())?;
         let mut uses = StreamUses::default();
@@ -315,6 +316,7 @@ impl Storage {
     /// Starts a copy to host memory. The block stays until [`evict`](Self::evict).
     pub(crate) fn copy_to_host(&self) -> Result<()> {
         let device = &self.device;
+        device.check_can_enqueue("offload")?;
         device
             .capture_recorder()
             .check_not_recording("offload", "a replay finds everything on the device; keep it there")?;
@@ -377,6 +379,7 @@ impl Storage {
     /// Starts a copy back to the device, if the contents are on the host.
     pub(crate) fn copy_to_device(&self) -> Result<()> {
         let device = &self.device;
+        device.check_can_enqueue("prefetch")?;
         let scope = {
             let state = &mut *self.lock();
             match &state.residency {

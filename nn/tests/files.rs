@@ -11,6 +11,8 @@ use forebay_core::error::Result;
 use forebay_core::memory::trace::Trace;
 use forebay_core::tensor::Tensor;
 use forebay_nn::io::{self, idx, safetensors};
+use forebay_nn::nn::{Linear, Module, rename_keys};
+use forebay_nn::optim::{Optimizer, Sgd};
 use liblzma::write::XzEncoder;
 use proptest::prelude::*;
 
@@ -55,6 +57,37 @@ fn parse_all(bytes: &[u8]) {
     let _ = idx::from_bytes(bytes);
     let _ = Trace::read_xz(bytes);
     let _ = Trace::read(bytes);
+}
+
+/// Names in a file cannot give commands to the terminal that shows an error.
+#[test]
+fn errors_quote_names_of_files_with_escapes() -> Result<()> {
+    let file = |header: &str, data: &[u8]| {
+        [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), data].concat()
+    };
+    let read = |bytes: &[u8]| safetensors::from_bytes(bytes, &device()).map(|(tensors, _)| tensors);
+    let name = r"n\u001b[2J\u202e\n";
+    let of_dtype =
+        |dtype: &str| format!(r#"{{"{name}":{{"dtype":"{dtype}","shape":[2],"data_offsets":[0,2]}}}}"#);
+    let mut errors = vec![
+        read(&file(&of_dtype("BOOL"), &[0, 2])).map(drop),
+        read(&file(&of_dtype(r"Q\u001b"), &[0, 0])).map(drop),
+        read(&file(&of_dtype("F32"), &[0, 0])).map(drop),
+        read(&file(&format!(r#"{{"{name}":"\u001b"}}"#), &[])).map(drop),
+    ];
+    let state = read(&file(&of_dtype("U8"), &[0, 1]))?;
+    let net = Linear::new(2, 2, &device())?;
+    errors.push(net.load_state_dict(&state));
+    errors.push(Sgd::new(net.parameters(), 0.1).load_state_dict(&state));
+    let pair = ["\u{1b}a", "\u{1b}b"].into_iter().zip(state.values().cycle());
+    let pair = pair.map(|(name, tensor)| (name.to_owned(), tensor.clone())).collect();
+    errors.push(rename_keys(&pair, |_| Some("\u{1b}c".to_owned())).map(drop));
+    for error in errors {
+        let text = error.map_or_else(|error| error.to_string(), |()| "no error".to_owned());
+        assert!(!text.contains(|c: char| c.is_control() || c == '\u{202e}'), "{text:?}");
+        assert!(text.contains(r"\u{1b}"), "{text:?}");
+    }
+    Ok(())
 }
 
 /// Returns a strategy for a file with changed bytes, and with its end truncated or extended.

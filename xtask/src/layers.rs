@@ -14,6 +14,7 @@ const CRATES: [(&str, &[&str]); 2] = [
             "scoped_local",
             "sync",
             "platform",
+            "printable",
             "dtype",
             "atomic_write",
             "environment",

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 
+use forebay::io::printable;
 use forebay::memory::{BlockState, Bytes, SegmentInfo, Snapshot, Tag, TimelinePoint};
 
 /// Formats the whole report; every table has at most `top` lines.
@@ -25,7 +26,7 @@ fn write_report(out: &mut String, snapshot: &Snapshot, top: usize) -> fmt::Resul
 /// Writes the sums of the pool, its settings, and the moment of the peak.
 fn write_totals(out: &mut String, snapshot: &Snapshot, peak: Option<TimelinePoint>) -> fmt::Result {
     let stat = |key: &str| Bytes(snapshot.stats.get(key).copied().unwrap_or(0));
-    let device = if snapshot.device.is_empty() { "a pool" } else { &snapshot.device };
+    let device = if snapshot.device.is_empty() { "a pool".into() } else { printable(&snapshot.device) };
     writeln!(
         out,
         "memory of {device}: {} allocated, {} pending, {} reserved; peak {} allocated, {} reserved",
@@ -35,7 +36,7 @@ fn write_totals(out: &mut String, snapshot: &Snapshot, peak: Option<TimelinePoin
         stat("allocated_bytes.all.peak"),
         stat("reserved_bytes.all.peak"),
     )?;
-    writeln!(out, "settings: {}", snapshot.config)?;
+    writeln!(out, "settings: {}", printable(&snapshot.config))?;
     match peak {
         None => writeln!(out, "nothing was recorded: call sites and earlier usage are unknown"),
         Some(peak) => {
@@ -101,7 +102,7 @@ fn write_row(out: &mut String, name: &str, now: u64, then: Option<u64>) -> fmt::
     if now == 0 && then.unwrap_or(0) == 0 {
         return Ok(());
     }
-    write!(out, "{name:<44} {:>12}", Bytes(now).to_string())?;
+    write!(out, "{:<44} {:>12}", printable(name), Bytes(now).to_string())?;
     match then {
         Some(then) => writeln!(out, " {:>12}", Bytes(then).to_string()),
         None => writeln!(out),

@@ -51,6 +51,13 @@ impl CardProfile {
     pub fn available_bytes(&self) -> u64 {
         self.total_bytes.saturating_sub(self.overhead_bytes)
     }
+
+    /// Returns the bytes that a pool may take: the available bytes, within the limits of the configuration.
+    #[must_use]
+    pub fn pool_bytes(&self) -> u64 {
+        let limit = self.config.pool_limit(Some(self.total_bytes));
+        limit.unwrap_or(u64::MAX).min(self.available_bytes())
+    }
 }
 
 /// Peak rates per second according to the vendor, to compare plans with each other.

@@ -11,8 +11,10 @@
 //! A replay reads the current contents of tensors, the current learning rates and step counts of this
 //! library's optimisers, and the next random values. Everything else on the host stays as recorded: branches,
 //! scalar arguments, shapes, and the choice of tensors. Some work cannot be recorded: reads of device
-//! contents, uploads, other streams, and offloading. Such work makes the capture fail ([`Error::Capture`]),
-//! even if the step ignores the operation's error.
+//! contents, uploads, other streams, other devices, and offloading. Such work makes the capture fail
+//! ([`Error::Capture`]), even if the step ignores the operation's error. Work of other threads is not part of
+//! the step. The capture fails if such work uses a tensor of the step during the recording, unless both only
+//! read it.
 //!
 //! State that is carried from one step to the next must be a tensor that the step changes in place
 //! (`state.copy_(&new)?`). The program must not keep a tensor of the step that is not an output. The next
@@ -459,6 +461,7 @@ impl<O: CaptureOutputs> CapturedStep<O> {
         mut step: impl FnMut() -> Result<O>,
     ) -> Result<(O, Result<Self>)> {
         device.capture_recorder().check_not_recording("capture", NESTED_CAPTURE)?;
+        device.check_can_enqueue("capture")?;
         let _fused = FusionOverride::new(device);
         // Casts cached by an earlier step would be missing from the recording.
         amp::clear_autocast_cache();
@@ -566,6 +569,7 @@ impl<O: CaptureOutputs> CapturedStep<O> {
     /// A step is being captured. A gradient that the step accumulates into was replaced.
     pub fn replay(&mut self) -> Result<O> {
         let device = self.replay_memory.device.clone();
+        device.check_can_enqueue("replay")?;
         device
             .capture_recorder()
             .check_not_recording("replay", "a captured step inside a step; call the closure itself")?;
@@ -682,6 +686,7 @@ impl<O> CapturedStep<O> {
     /// Orders the replay after conflicting accesses of other queues, and records its own accesses.
     fn bind_states(&self, guard: &DispatchGuard<'_>) -> Result<()> {
         for CapturedState { storage, access, slice } in &self.replay_memory.states {
+            storage.device.capture_recorder().record_use_by_other(storage, *access);
             if storage.bind(*access, guard)? != Some(*slice) {
                 // invariant: pinned memory does not move
                 fail!(capture("replay"), "memory of the step has moved; capture it again");

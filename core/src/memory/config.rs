@@ -127,6 +127,13 @@ impl Config {
         }
     }
 
+    /// Returns the limit of a pool on a device of `total` bytes, if there is one.
+    pub(crate) fn pool_limit(&self, total: Option<u64>) -> Option<u64> {
+        let fraction = self.per_process_memory_fraction;
+        let part = total.filter(|_| fraction < 1.0).map(|total| (total as f64 * fraction) as u64);
+        self.max_memory.into_iter().chain(part).min()
+    }
+
     /// Returns the defaults, changed by the first of [`ENV_VARS`] that is set.
     ///
     /// # Errors
@@ -174,12 +181,18 @@ impl Config {
 
     /// Returns this configuration, changed by `text`.
     pub fn with_settings(mut self, text: &str) -> Result<Self> {
-        for (key, value) in parse_pairs(text)? {
+        let pairs = parse_pairs(text)?;
+        for (k, (key, value)) in pairs.iter().enumerate() {
+            if pairs[..k].iter().any(|(earlier, _)| earlier == key) {
+                return Err(Error::InvalidConfig(format!(
+                    "`{key}` is set twice; keep one of the two values"
+                )));
+            }
             let invalid =
                 |expected: &str| Error::InvalidConfig(format!("`{key}:{value}`: expected {expected}"));
             let mut settings = self.settings();
-            match settings.iter_mut().find(|(name, _)| *name == key) {
-                Some((_, field)) => field.parse(&value).map_err(|expected| invalid(&expected))?,
+            match settings.iter_mut().find(|(name, _)| name == key) {
+                Some((_, field)) => field.parse(value).map_err(|expected| invalid(&expected))?,
                 None if key == "backend" && value == "native" => {}
                 None if key == "backend" => return Err(invalid("`native` (this pool; there is no other)")),
                 None if IGNORED_PYTORCH_KEYS.contains(&key.as_str()) => {
@@ -491,6 +504,7 @@ mod tests {
         insta::assert_snapshot!(message("expandable_segments:true"), @"`expandable_segments:true`: expected True or False");
         insta::assert_snapshot!(message("max_split_size_mb:-1"), @"`max_split_size_mb:-1`: expected a whole number from 1 to 8589934592");
         insta::assert_snapshot!(message("max_split_size_mb:2"), @"max_split_size_mb:2 must be larger than large_segment_size_mb:20, or no large block could be split");
+        insta::assert_snapshot!(message("fit:low,max_memory_mb:1,max_memory_mb:2"), @"`max_memory_mb` is set twice; keep one of the two values");
         insta::assert_snapshot!(message("per_process_memory_fraction:1.5"), @"`per_process_memory_fraction:1.5`: expected a number from 0 to 1");
         insta::assert_snapshot!(message("roundup_power2_divisions:[256:3]"), @"`roundup_power2_divisions:[256:3]`: expected a power of two, or a list such as [256:1,512:2,1024:4,>:8] (sizes in MiB)");
         insta::assert_snapshot!(message("roundup_power2_divisions:[512:2,256:1]"), @"`roundup_power2_divisions:[512:2,256:1]`: expected sizes that rise, below 64 GiB");

@@ -5,6 +5,7 @@ use std::fmt;
 
 use super::Bytes;
 use super::snapshot::{AllocationSite, Snapshot};
+use crate::printable::printable;
 
 /// Allocated blocks and their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -89,13 +90,15 @@ impl fmt::Display for AllocationSite {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.tag.name())?;
         if !self.module.is_empty() {
-            write!(f, " of {}", self.module)?;
+            write!(f, " of {}", printable(&self.module))?;
         }
         if !self.op.is_empty() {
-            write!(f, ", in {}", self.op)?;
+            write!(f, ", in {}", printable(&self.op))?;
         }
         match self.frames.first() {
-            Some(frame) if !frame.filename.is_empty() => write!(f, " ({}:{})", frame.filename, frame.line),
+            Some(frame) if !frame.filename.is_empty() => {
+                write!(f, " ({}:{})", printable(&frame.filename), frame.line)
+            }
             _ => Ok(()),
         }
     }

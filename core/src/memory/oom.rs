@@ -230,7 +230,9 @@ impl OutOfMemory {
     #[must_use]
     pub fn advice(&self) -> Vec<String> {
         let mut advice = self.batch_advice().into_iter().collect::<Vec<_>>();
-        if self.requested > self.max_segment {
+        let size_advice = self.size_advice();
+        // Parts of a request that is larger than all memory would not fit either.
+        if self.requested > self.max_segment && size_advice.is_none() {
             advice.push(format!(
                 "one tensor may take at most {} on this device: split the tensor",
                 Bytes(self.max_segment)
@@ -238,7 +240,7 @@ impl OutOfMemory {
             return advice;
         }
         let more = [
-            self.size_advice(),
+            size_advice,
             self.limit_advice(),
             self.fragmentation_advice(),
             self.others_advice(),

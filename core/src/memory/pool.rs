@@ -11,7 +11,7 @@ use super::pool_state::PoolState;
 use super::private_pool;
 use super::scope::{self, Scope};
 use super::source::{Fence, SegmentId, SegmentSource};
-use super::stats::Stats;
+use super::stats::{Bytes, Stats};
 use super::{OutOfMemory, Tag};
 use crate::memory::error::{Error, Result};
 
@@ -338,11 +338,26 @@ impl Pool {
 
     /// Takes memory from the device in advance, so that at least `bytes` bytes are free on queue 0. They are one
     /// piece, or as few pieces as the device's largest segment allows.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] if the limits or the device have less room. The pool then holds no more memory than
+    /// before.
     pub fn preallocate(&self, bytes: u64) -> Result<()> {
-        let (min_piece, max_piece) = {
-            let state = self.shared.lock();
+        const OP: &str = "preallocate";
+        let (min_piece, max_piece, reserved_before) = {
+            let mut state = self.shared.lock();
+            let memory = state.source.device_memory();
+            let room = state.capacity(memory).into_iter().chain(memory.total).min();
+            let allocated = state.heap.counters.allocated();
+            if let Some(room) = room.filter(|room| allocated.saturating_add(bytes) > *room) {
+                let detail =
+                    format!("the pool can hold {}, and {} are in use", Bytes(room), Bytes(allocated));
+                let request = Request::new(bytes).op(OP);
+                let need = state.resolve_request(&request);
+                return Err(self.out_of_memory(state, &need, detail));
+            }
             // Small requests would be served by the small pool.
-            (state.config.small_size + 1, state.max_segment)
+            (state.config.small_size + 1, state.max_segment, state.heap.counters.reserved())
         };
         let mut blocks = Vec::new();
         let mut missing = bytes.max(min_piece);
@@ -350,9 +365,12 @@ impl Pool {
         while missing > 0 && taken.is_ok() {
             let piece = missing.min(max_piece).max(min_piece);
             missing = missing.saturating_sub(piece);
-            taken = self.alloc(Request::new(piece).op("preallocate")).map(|block| blocks.push(block));
+            taken = self.alloc(Request::new(piece).op(OP)).map(|block| blocks.push(block));
         }
         blocks.into_iter().for_each(|block| self.free(block));
+        if taken.is_err() {
+            self.trim(reserved_before)?;
+        }
         taken
     }
 

@@ -127,10 +127,7 @@ impl PoolState {
     }
 
     pub(super) fn set_limit(&mut self) {
-        let fraction = self.config.per_process_memory_fraction;
-        let part = self.source.device_memory().total.filter(|_| fraction < 1.0);
-        let part = part.map(|total| (total as f64 * fraction) as u64);
-        self.limit = self.config.max_memory.into_iter().chain(part).min();
+        self.limit = self.config.pool_limit(self.source.device_memory().total);
     }
 
     /// Returns the limit on the bytes that all pools of the process hold, if there is one.

@@ -7,7 +7,7 @@
 use std::backtrace::Backtrace;
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{BufRead as _, BufReader, Read, Write};
+use std::io::{self, BufRead as _, BufReader, Read, Write};
 use std::panic::Location;
 use std::path::Path;
 use std::sync::Arc;
@@ -26,6 +26,7 @@ use super::source::SegmentId;
 use crate::atomic_write::FileError;
 use crate::memory::error::{Error, Result};
 use crate::platform::{SystemTime, UNIX_EPOCH};
+use crate::printable::printable;
 
 /// Segment ids below this are counters; those above are device addresses.
 const MIN_DEVICE_ADDRESS: u64 = 1 << 32;
@@ -33,6 +34,19 @@ const MIN_DEVICE_ADDRESS: u64 = 1 << 32;
 const SYNTHETIC_BASE: u64 = 1 << 32;
 /// Alignment of synthetic addresses.
 const SYNTHETIC_ALIGNMENT: u64 = 2 << 20;
+
+/// Most bytes of a snapshot's JSON, which hold several million events.
+const MAX_SNAPSHOT_BYTES: u64 = 1 << 30;
+
+/// Reads all bytes; more than `max` are an error, as in a file without an end.
+pub(super) fn read_bounded(source: impl Read, max: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    source.take(max + 1).read_to_end(&mut bytes)?;
+    match bytes.len() as u64 > max {
+        true => Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("it has more than {max} bytes"))),
+        false => Ok(bytes),
+    }
+}
 
 /// State of a pool at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -353,9 +367,7 @@ impl Snapshot {
     /// The file cannot be written.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
-        let wrong = |e: &dyn std::fmt::Display| {
-            Error::File(FileError { path: path.display().to_string(), message: e.to_string() })
-        };
+        let wrong = |e: &dyn std::fmt::Display| Error::File(FileError::new(path, e.to_string()));
         let pickle = path.extension().is_some_and(|e| e == "pickle" || e == "pkl");
         crate::atomic_write::write_atomic(path, |mut file: &mut dyn Write| {
             if pickle {
@@ -372,7 +384,7 @@ impl Snapshot {
     /// The file cannot be read, is of another kind, or [`read`](Self::read) rejects it.
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let wrong = |message: String| Error::File(FileError { path: path.display().to_string(), message });
+        let wrong = |message: String| Error::File(FileError::new(path, message));
         let file = File::open(path).map_err(|e| wrong(e.to_string()))?;
         Self::read(file).map_err(|e| match e {
             Error::Snapshot(message) => wrong(message),
@@ -395,6 +407,8 @@ impl Snapshot {
             version: u32,
         }
         let no_snapshot = |e: &dyn std::fmt::Display| {
+            let e = e.to_string();
+            let e = printable(&e);
             Error::Snapshot(match kind {
                 Some(kind) if !starts => format!(
                     "no snapshot of memory: {kind}. A snapshot is the JSON that `snapshot.save(\"memory.json\")` writes ({e})"
@@ -404,8 +418,10 @@ impl Snapshot {
                 ),
             })
         };
-        let mut text = Vec::new();
-        json.read_to_end(&mut text).map_err(|e| no_snapshot(&e))?;
+        if !head.trim_ascii_start().starts_with(b"{") {
+            return Err(no_snapshot(&"it does not begin with `{`"));
+        }
+        let text = read_bounded(json, MAX_SNAPSHOT_BYTES).map_err(|e| no_snapshot(&e))?;
         let Versioned { version } = serde_json::from_slice(&text).map_err(|e| no_snapshot(&e))?;
         if version != Self::VERSION {
             return Err(Error::Snapshot(format!(

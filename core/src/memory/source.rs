@@ -10,6 +10,7 @@ use thiserror::Error;
 
 use super::Bytes;
 use crate::platform;
+use crate::printable::printable;
 
 /// A segment: one piece of raw device memory, or one reserved range of virtual addresses.
 ///
@@ -114,7 +115,7 @@ impl fmt::Display for DeviceProcess {
         match self.name.as_str() {
             _ if self.is_current() => f.write_str("this program"),
             "" => write!(f, "process {}", self.pid),
-            name => write!(f, "{name} (pid {})", self.pid),
+            name => write!(f, "{} (pid {})", printable(name), self.pid),
         }
     }
 }

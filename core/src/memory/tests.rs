@@ -448,6 +448,35 @@ fn preallocated_memory_serves_requests_without_the_driver() -> Result<()> {
 }
 
 #[test]
+fn preallocation_that_fails_gives_everything_back() -> Result<()> {
+    for limit in [None, Some(100 * MIB)] {
+        for source in [FakeSource::plain(160 * MIB), FakeSource::paged(160 * MIB)].map(Arc::new) {
+            let pool = Pool::new(source.clone(), Config { max_memory: limit, ..Config::default() });
+            let kept = alloc_mib(&pool, 40)?;
+            pool.preallocate(20 * MIB)?;
+            let (held, calls) = (pool.stats().reserved(), source.calls().memory_calls());
+            for bytes in [130 * MIB, 1 << 40, u64::MAX] {
+                let error = pool.preallocate(bytes).map_or_else(|e| e.to_string(), |()| "it fits".to_owned());
+                assert!(error.contains("out of memory") && error.contains("preallocate"), "{error}");
+                assert_eq!(pool.stats().reserved(), held, "{bytes} bytes");
+            }
+            assert_eq!(source.calls().memory_calls(), calls, "the device was asked");
+            pool.preallocate(50 * MIB)?;
+            pool.free(kept);
+        }
+    }
+    // A piece that the device refuses.
+    let source = Arc::new(FakeSource::plain(160 * MIB).with_max_segment(16 * MIB));
+    let pool = Pool::new(source.clone(), Config::default());
+    let _kept = alloc_mib(&pool, 10)?;
+    let held = pool.stats().reserved();
+    pool.fail_request(4);
+    assert!(pool.preallocate(100 * MIB).is_err_and(|e| e.is_out_of_memory()));
+    assert_eq!((pool.stats().reserved(), source.used()), (held, held));
+    pool.preallocate(100 * MIB)
+}
+
+#[test]
 fn statistics_have_pytorchs_names_and_resets() -> Result<()> {
     let (pool, _source) = plain_pool(100, "")?;
     // PyTorch's own test: 256 floats are exactly 1,024 active bytes.

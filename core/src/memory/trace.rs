@@ -17,6 +17,7 @@ use super::file_kind;
 use super::validation;
 use crate::atomic_write::FileError;
 use crate::memory::error::Result;
+use crate::printable::printable;
 
 mod replay;
 
@@ -132,8 +133,8 @@ impl Trace {
     pub fn read(mut text: impl BufRead) -> Result<Self, TraceError> {
         let mut buffer = Vec::new();
         read_line(&mut text, &mut buffer, 1, MAX_HEADER)?;
-        let recorded: PyTorchBaseline =
-            serde_json::from_slice(&buffer).map_err(|e| TraceError::Header(e.to_string()))?;
+        let recorded: PyTorchBaseline = serde_json::from_slice(&buffer)
+            .map_err(|e| TraceError::Header(printable(&e.to_string()).into()))?;
         let mut reader = EventReader::default();
         let mut events = Vec::new();
         for line in 2.. {
@@ -167,10 +168,7 @@ impl Trace {
 }
 
 fn file_error(path: &Path, error: &(impl fmt::Display + ?Sized)) -> crate::memory::error::Error {
-    crate::memory::error::Error::File(FileError {
-        path: path.display().to_string(),
-        message: error.to_string(),
-    })
+    crate::memory::error::Error::File(FileError::new(path, error.to_string()))
 }
 
 /// Reads one line without its end; returns false at the end of the text.

@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::memory::scope::{self, Scope};
 use crate::memory::{Config, Pool, Stats};
 use crate::platform;
-use crate::runtime::capture::recorder::CaptureRecorder;
+use crate::runtime::capture::recorder::{self, CaptureRecorder};
 use crate::runtime::capture::replay_params::PhiloxState;
 use crate::runtime::flushing::FlushingBackend;
 use crate::runtime::future::{DeviceFuture, WaiterThread};
@@ -336,6 +336,8 @@ impl Device {
 
     /// Restores a state of the random generator.
     pub fn set_random_state(&self, state: RandomState) {
+        // On another device than the recorded one, the error makes the capture fail.
+        let _other = recorder::check_device("set_random_state", self);
         self.capture_recorder().fail_capture(
             "set_random_state",
             "random numbers go on from one replay to the next; seed before the capture",

@@ -11,7 +11,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
 use crate::error::{Error, Result};
+use crate::memory::scope;
+use crate::runtime::capture::recorder;
 use crate::runtime::device::Device;
+use crate::runtime::driver_call::{check_not_in_callback, is_in_driver_call};
 use crate::sync::LockUnpoisoned;
 
 /// Launches that operations have deferred, in order to launch them together.
@@ -57,6 +60,11 @@ impl DispatchState {
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.pending.as_ref().is_none_or(|pending| pending.is_empty())
+    }
+
+    /// Stores an error for the next caller that can return one.
+    pub(crate) fn defer_failure(&mut self, error: Error) {
+        self.deferred_error.get_or_insert(error);
     }
 
     /// Returns the unreported error of an earlier launch.
@@ -162,15 +170,28 @@ impl Device {
         let Some(pending) = state.pending.as_mut().filter(|pending| !pending.is_empty()) else { return };
         // Pending launches belong to the step that is being captured.
         if let Err(error) = self.capture_recorder().run_recorded(|| pending.launch(self, dropped)) {
-            state.deferred_error.get_or_insert(error);
+            state.defer_failure(error);
         }
         state.group_id += 1;
         self.stream_set().dispatch.group_id.store(state.group_id, Ordering::Release);
     }
 
+    /// Fails if this thread cannot enqueue work on the device now: inside a callback of the driver, and while the
+    /// thread records a step on another device.
+    #[inline]
+    pub(crate) fn check_can_enqueue(&self, op: &'static str) -> Result<()> {
+        if is_in_driver_call() || recorder::is_any_active() {
+            let op = scope::current_op_or(op);
+            check_not_in_callback(op)?;
+            recorder::check_device(op, self)?;
+        }
+        Ok(())
+    }
+
     /// Launches what is pending, and returns its error or an earlier one.
     #[doc(hidden)]
     pub fn flush_fusion(&self) -> Result<()> {
+        check_not_in_callback("flush")?;
         self.lock_dispatch().take_failure()
     }
 

@@ -2,6 +2,8 @@
 
 use std::cell::Cell;
 
+use crate::error::{Result, fail_if};
+
 thread_local! {
     static DRIVER_CALLS: Cell<u32> = const { Cell::new(0) };
 }
@@ -11,6 +13,19 @@ thread_local! {
 pub fn call_driver<T>(call: impl FnOnce() -> T) -> T {
     let _guard = CallGuard::new();
     call()
+}
+
+/// Fails if this thread is inside a driver call, so that `op` is called by a callback of the program. The call around
+/// it may hold locks that `op` takes.
+///
+/// # Errors
+/// [`Error::Argument`], which names `op`.
+#[inline]
+pub fn check_not_in_callback(op: &'static str) -> Result<()> {
+    fail_if!(is_in_driver_call();
+        argument(op), "a callback of the driver, or the waker of a task, calls this inside of another call of the \
+        device, which holds locks; only drop tensors there, and let another thread or a later call do the rest");
+    Ok(())
 }
 
 /// Reports whether this thread is inside a driver call.

@@ -5,7 +5,7 @@ use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::{Mutex, mpsc};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::thread;
 
 use futures_channel::oneshot;
@@ -31,7 +31,7 @@ impl<T> DeviceFuture<T> {
     /// Creates a future, and the value that completes it.
     fn new() -> (Self, Completer<T>) {
         let (sender, receiver) = oneshot::channel();
-        (Self(receiver), Completer(sender))
+        (Self(receiver), Completer(Some(sender)))
     }
 }
 
@@ -51,14 +51,35 @@ impl<T> Future for DeviceFuture<T> {
 /// Sender of a future's result. If it is dropped, the future fails.
 #[doc(hidden)]
 #[derive(Debug)]
-pub struct Completer<T>(oneshot::Sender<Result<T>>);
+pub struct Completer<T>(Option<oneshot::Sender<Result<T>>>);
 
 impl<T> Completer<T> {
     /// Completes the future, and wakes the task that awaits it.
-    pub fn complete(self, result: Result<T>) {
-        // Nobody needs the result of a future that was dropped.
-        let _unsent = self.0.send(result);
+    pub fn complete(mut self, result: Result<T>) {
+        if let Some(sender) = self.0.take() {
+            // Nobody needs the result of a future that was dropped.
+            survive_waker(|| drop(sender.send(result)));
+        }
     }
+}
+
+impl<T> Drop for Completer<T> {
+    fn drop(&mut self) {
+        // A sender that is dropped wakes the task too.
+        survive_waker(|| drop(self.0.take()));
+    }
+}
+
+/// Wakes a task of the program. A panic of its waker ends neither this thread nor other tasks.
+#[doc(hidden)]
+pub fn wake_task(waker: Waker) {
+    survive_waker(|| waker.wake());
+}
+
+/// Runs a call that may wake a task of the program, whose waker may panic. This thread may serve other tasks, and may
+/// be inside a callback of the driver. The panic hook has printed the panic's message.
+fn survive_waker(call: impl FnOnce()) {
+    let _panic = catch_unwind(AssertUnwindSafe(call));
 }
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -205,6 +226,34 @@ mod tests {
         drop(waiter);
         release.send(()).unwrap();
         assert_eq!(block_on(future).unwrap(), 3);
+    }
+
+    #[test]
+    fn a_waker_that_panics_stops_no_other_task() {
+        struct PanickingWaker;
+        impl Wake for PanickingWaker {
+            fn wake(self: Arc<Self>) {
+                panic!("a waker of the test");
+            }
+        }
+        let waker = Waker::from(Arc::new(PanickingWaker));
+        let context = &mut Context::from_waker(&waker);
+        // Like a driver that completes several futures in one call.
+        let mut pending: Vec<_> = (0..3).map(|_| DeviceFuture::<u32>::new()).collect();
+        assert!(pending.iter_mut().all(|(future, _)| Pin::new(future).poll(context).is_pending()));
+        let (mut futures, mut completers): (Vec<_>, Vec<_>) = pending.into_iter().unzip();
+        drop(completers.pop());
+        completers.into_iter().for_each(|completer| completer.complete(Ok(5)));
+        assert!(block_on(futures.pop().unwrap()).is_err());
+        assert!(futures.into_iter().all(|future| block_on(future).unwrap() == 5));
+        // While a panic unwinds, too.
+        let (mut future, completer) = DeviceFuture::<u32>::new();
+        assert!(Pin::new(&mut future).poll(context).is_pending());
+        let unwound = catch_unwind(AssertUnwindSafe(move || {
+            let _completer = completer;
+            panic!("a job of the test");
+        }));
+        assert!(unwound.is_err() && block_on(future).is_err());
     }
 
     #[test]

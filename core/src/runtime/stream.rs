@@ -21,6 +21,7 @@ use crate::memory;
 use crate::memory::compaction::{BlockMove, BlockMover, HeldDispatch};
 use crate::runtime::device::{Device, WeakDevice};
 use crate::runtime::dispatch::{DispatchGuard, DispatchQueue};
+use crate::runtime::driver_call::check_not_in_callback;
 use crate::runtime::future::DeviceFuture;
 use crate::sync::LockUnpoisoned;
 
@@ -156,6 +157,7 @@ impl Stream {
             return Ok(());
         }
         let device = &self.device;
+        check_not_in_callback("wait_stream")?;
         device.wait_for_queue(&device.lock_dispatch(), self.queue, other.queue)
     }
 }
@@ -317,11 +319,13 @@ impl Fence {
     /// Reports whether the device has completed the work before the fence. Never blocks. PyTorch's
     /// `Event.query`.
     pub fn is_ready(&self) -> Result<bool> {
+        check_not_in_callback("is_ready")?;
         Ok(self.device.raw_backend().is_fence_signaled(self.fence)?)
     }
 
     /// Blocks until the device has completed the work before the fence. PyTorch's `Event.synchronize`.
     pub fn wait(&self) -> Result<()> {
+        check_not_in_callback("wait")?;
         Ok(self.device.raw_backend().wait_fence(self.fence)?)
     }
 }

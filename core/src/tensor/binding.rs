@@ -61,6 +61,7 @@ where
             first.check_same_device(if op.is_empty() { "launch" } else { op }, t)?;
         }
     }
+    first.device().check_can_enqueue("launch")?;
     loop {
         let mut guard = first.device().lock_dispatch();
         guard.take_failure()?;

@@ -153,8 +153,7 @@ impl Tensor {
         }
         let mut data = vec![0; length.next_multiple_of(4)];
         self.prepare_read()?.enqueue_read(data.len(), |queue, src| queue.download(src, &mut data))?;
-        data.truncate(length);
-        Ok(data)
+        Ok(trim_words(data, length, self.dtype()))
     }
 
     /// Returns the bytes like [`to_bytes`](Self::to_bytes), without blocking. The copy is enqueued by this call, so
@@ -169,7 +168,8 @@ impl Tensor {
         &self,
         decode: impl FnOnce(Vec<u8>) -> R + Send + 'static,
     ) -> DeviceFuture<R> {
-        let length = self.numel() * self.dtype().size();
+        let dtype = self.dtype();
+        let length = self.numel() * dtype.size();
         if length == 0 {
             return DeviceFuture::ready(Ok(decode(Vec::new())));
         }
@@ -183,10 +183,7 @@ impl Tensor {
         });
         match (enqueued, started) {
             (Ok(()), Some(download)) => self.device().waiter().run(move |done| {
-                let decode = move |mut data: Vec<u8>| {
-                    data.truncate(length);
-                    decode(data)
-                };
+                let decode = move |words: Vec<u8>| decode(trim_words(words, length, dtype));
                 download.finish_then(words, Box::new(|data| done.complete(data.map(decode))));
             }),
             (Err(error), _) => DeviceFuture::ready(Err(error)),
@@ -286,6 +283,16 @@ impl Tensor {
         fail_if!(self.numel() != 1; shape("item", [self]), "takes a tensor of one element");
         Ok(())
     }
+}
+
+/// Returns the bytes of elements out of the words that were read. Memory of bools that nothing has written yet holds
+/// any bytes, and reads as true where they are not 0.
+fn trim_words(mut words: Vec<u8>, length: usize, dtype: DType) -> Vec<u8> {
+    words.truncate(length);
+    if dtype == DType::Bool {
+        words.iter_mut().for_each(|byte| *byte = u8::from(*byte != 0));
+    }
+    words
 }
 
 /// Converts elements of any type to f64.

@@ -16,6 +16,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result, fail, fail_if};
 use crate::runtime::device::Device;
 use crate::runtime::stream::Access;
+use crate::tensor::IntoShape;
 use crate::tensor::layout::checked_numel;
 
 mod capsule;
@@ -34,6 +35,8 @@ pub const DL_CUDA: i32 = 2;
 pub const DL_READ_ONLY: u64 = 1;
 /// Flag of tensors whose memory is a copy.
 pub const DL_IS_COPIED: u64 = 2;
+/// Most dimensions of a tensor, as in NumPy and PyTorch.
+const MAX_DIMS: usize = 64;
 /// Version of DLPack that exported tensors state. Consumers accept every minor version of a major one.
 const VERSION: DlPackVersion = DlPackVersion { major: 1, minor: 0 };
 
@@ -220,16 +223,26 @@ impl DlpackTensor {
         unsafe { self.0.as_ref() }.flags
     }
 
-    /// Returns an array of `ndim` numbers; `None` for null.
-    fn numbers(&self, first: *const i64) -> Option<&[i64]> {
-        let count = usize::try_from(self.tensor().ndim).unwrap_or(0);
+    /// Returns an array of `count` numbers; `None` for null.
+    ///
+    /// # Safety
+    /// `count` is the tensor's `ndim`, and `first` is one of its arrays.
+    unsafe fn numbers(&self, first: *const i64, count: usize) -> Option<&[i64]> {
         // SAFETY: by `dlpack.h`, the array has `ndim` numbers, which live as long as the tensor.
         (!first.is_null()).then(|| unsafe { std::slice::from_raw_parts(first, count) })
     }
 
     /// Returns the extents, and the strides in elements unless the tensor is contiguous.
     fn layout(&self) -> Result<(Vec<usize>, Option<&[i64]>)> {
-        let extents = self.numbers(self.tensor().shape).unwrap_or_default();
+        let &DlTensor { ndim, shape, strides, .. } = self.tensor();
+        let Some(count) = usize::try_from(ndim).ok().filter(|&count| count <= MAX_DIMS) else {
+            fail!(argument("from_dlpack"), "the tensor has {ndim} dimensions; expected 0 to {MAX_DIMS}");
+        };
+        // SAFETY: the counts and arrays are the tensor's.
+        let (extents, strides) = unsafe { (self.numbers(shape, count), self.numbers(strides, count)) };
+        fail_if!(extents.is_none() && count > 0;
+            argument("from_dlpack"), "the tensor has {ndim} dimensions and no shape: its pointer is null");
+        let extents = extents.unwrap_or_default();
         let shape = extents.iter().map(|&n| usize::try_from(n)).collect::<Result<Vec<_>, _>>();
         let Ok(shape) = shape else {
             fail!(
@@ -242,7 +255,7 @@ impl DlpackTensor {
             argument("from_dlpack"), "the tensor has the shape {extents:?}; expected extents whose product is at most \
             2^48");
         let mut contiguous = 1;
-        let strides = self.numbers(self.tensor().strides).filter(|strides| {
+        let strides = strides.filter(|strides| {
             // The stride of a single element means nothing.
             shape.iter().zip(*strides).rev().any(|(&extent, &stride)| {
                 let differs = extent > 1 && usize::try_from(stride) != Ok(contiguous);
@@ -251,6 +264,32 @@ impl DlpackTensor {
             })
         });
         Ok((shape, strides))
+    }
+
+    /// Returns the address of the first element. Fails unless all elements of `size` bytes have one.
+    fn first_address(&self, shape: &[usize], strides: Option<&[i64]>, size: usize) -> Result<usize> {
+        let &DlTensor { data, byte_offset, .. } = self.tensor();
+        fail_if!(data.is_null();
+            argument("from_dlpack"), "the tensor has the shape {shape:?} and no memory: its pointer is null");
+        let (data, size) = (data.expose_provenance(), size as i128);
+        let first = data as i128 + i128::from(byte_offset);
+        fail_if!(first % size != 0;
+            argument("from_dlpack"), "the tensor starts at address {data:#x} and byte {byte_offset}; expected a \
+            multiple of {size}, the bytes of an element");
+        // Elements at both ends of the memory, relative to the first one.
+        let reach = |step: i128, extent: usize| step * (extent as i128 - 1);
+        let ends = match strides {
+            None => (0, shape.iter().product::<usize>() as i128 - 1),
+            Some(strides) => shape.iter().zip(strides).fold((0, 0), |(low, high), (&extent, &stride)| {
+                let reach = reach(stride.into(), extent);
+                (low + reach.min(0), high + reach.max(0))
+            }),
+        };
+        let (low, end) = (first + ends.0 * size, first + (ends.1 + 1) * size);
+        fail_if!(low <= 0 || end > isize::MAX as i128;
+            argument("from_dlpack"), "the tensor has the shape {shape:?}, the strides {:?} and byte {byte_offset} of \
+            address {data:#x}: some elements have no address", strides.unwrap_or_default());
+        Ok(first as usize)
     }
 }
 
@@ -495,14 +534,16 @@ impl Tensor {
     ///
     /// # Errors
     /// The memory is on another device, is not aligned, or is read-only. The tensor has an unknown element type, or
-    /// is on a device and not contiguous.
+    /// is on a device and not contiguous. A number of dimensions, a pointer, a stride or the offset is impossible.
     pub unsafe fn from_dlpack(tensor: DlpackTensor, device: &Device) -> Result<Self> {
         let dtype = from_dl_type(tensor.tensor().dtype)?;
         let (shape, strides) = tensor.layout()?;
+        // Before the contents are copied, which may be large.
+        Self::check_new("from_dlpack", &shape.as_slice().to_extents(), dtype, device)?;
         let found = tensor.tensor().device;
         if found.device_type == DL_CPU {
             // SAFETY: the producer's elements are where `dlpack.h` says.
-            let bytes = unsafe { gather(&tensor, &shape, strides, dtype.size()) };
+            let bytes = unsafe { gather(&tensor, &shape, strides, dtype.size()) }?;
             return Self::from_bytes(&bytes, shape.as_slice(), dtype, device);
         }
         let expected = device.dlpack_device();
@@ -520,7 +561,7 @@ impl Tensor {
             return Self::empty(shape.as_slice(), dtype, device);
         }
         let backend = Arc::clone(device.queue_backend(device.current_queue())?);
-        let address = tensor.tensor().data.expose_provenance() as u64 + tensor.tensor().byte_offset;
+        let address = tensor.first_address(&shape, None, dtype.size())? as u64;
         // Kernels load whole groups of 16 bytes. Allocations are multiples of that, so the last group is inside.
         let slice =
             require_foreign("from_dlpack", device, &backend)?.slice_at(address, bytes.next_multiple_of(16));
@@ -550,19 +591,27 @@ impl Tensor {
 ///
 /// # Safety
 /// The tensor is in host memory, with this shape, strides and size of an element.
-unsafe fn gather(tensor: &DlpackTensor, shape: &[usize], strides: Option<&[i64]>, size: usize) -> Vec<u8> {
+unsafe fn gather(
+    tensor: &DlpackTensor,
+    shape: &[usize],
+    strides: Option<&[i64]>,
+    size: usize,
+) -> Result<Vec<u8>> {
     let count: usize = shape.iter().product();
+    let mut bytes = Vec::new();
     if count == 0 {
-        return Vec::new();
+        return Ok(bytes);
     }
-    let DlTensor { data, byte_offset, .. } = tensor.tensor();
-    // SAFETY: by `dlpack.h`, the first element is at this offset.
-    let first = unsafe { data.cast::<u8>().add(*byte_offset as usize) };
+    let first = ptr::with_exposed_provenance::<u8>(tensor.first_address(shape, strides, size)?);
+    // A stride of 0 repeats elements, so the copy may be larger than the producer's memory.
+    bytes.try_reserve_exact(count * size).map_err(|error| {
+        Error::argument("from_dlpack", format!("{shape:?} elements do not fit the host's memory: {error}"))
+    })?;
     let Some(strides) = strides else {
         // SAFETY: a contiguous tensor has its elements one after another.
-        return unsafe { std::slice::from_raw_parts(first, count * size) }.to_vec();
+        bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(first, count * size) });
+        return Ok(bytes);
     };
-    let mut bytes = Vec::with_capacity(count * size);
     let mut index = vec![0; shape.len()];
     for _ in 0..count {
         let element: i64 = index.iter().zip(strides).map(|(&i, &stride)| i as i64 * stride).sum();
@@ -578,5 +627,5 @@ unsafe fn gather(tensor: &DlpackTensor, shape: &[usize], strides: Option<&[i64]>
             *i = 0;
         }
     }
-    bytes
+    Ok(bytes)
 }

@@ -8,6 +8,7 @@ use crate::backend::Slice;
 use crate::dtype::DType;
 use crate::error::{Result, fail_if};
 use crate::runtime::device::Device;
+use crate::runtime::driver_call::is_in_driver_call;
 use crate::runtime::stream::Access;
 use crate::storage::{PinGuard, ReleaseExternal, Storage};
 use crate::tensor::{IntoShape, Layout};
@@ -52,6 +53,38 @@ impl Drop for PinnedSlice {
             // The next operation reports it too.
             log::debug!("the access of a pinned tensor was not recorded: {error}");
         }
+        if self.access == Access::Write && self.tensor.dtype() == DType::Bool {
+            self.tensor.normalize_bools_later();
+        }
+    }
+}
+
+/// Bytes of bools, which are 0 or 1.
+///
+/// Bytes that come from the host are checked. Memory that other programs or kernels have written is normalised by a
+/// kernel: every byte other than 0 becomes 1.
+impl Tensor {
+    /// Normalises bytes that this library has not written, if the elements are bools. The work is part of the step
+    /// that is recorded, if any.
+    pub(crate) fn normalize_bools(&self) -> Result<()> {
+        // Kernels read every byte other than 0 as true, and the sign of true is written as 1.
+        if self.dtype() == DType::Bool { self.detach().sign_() } else { Ok(()) }
+    }
+
+    /// Normalises bytes after the program has written them, from a destructor. The next operation returns the error.
+    fn normalize_bools_later(&self) {
+        let (tensor, device) = (self.clone(), self.device().clone());
+        let normalize = move || {
+            let recorder = tensor.device().capture_recorder();
+            if let Err(error) = recorder.run_unrecorded(|| tensor.normalize_bools()) {
+                tensor.device().lock_dispatch().defer_failure(error);
+            }
+        };
+        match is_in_driver_call() {
+            // The locks of the device may be held.
+            true => drop(device.waiter().run(move |done| done.complete(Ok(normalize())))),
+            false => normalize(),
+        }
     }
 }
 
@@ -63,7 +96,8 @@ impl Tensor {
     ///
     /// # Safety
     /// `slice` is memory of `device` that stays valid until `release`, and until the commands enqueued so far have
-    /// completed. Its contents are valid elements of `dtype`.
+    /// completed. Its contents are valid elements of `dtype`. Bytes of bools may have any value: those other than 0
+    /// are overwritten by 1.
     ///
     /// # Errors
     /// The slice is not aligned or is too short: kernels load 16 bytes at once.
@@ -87,7 +121,9 @@ impl Tensor {
         };
         let storage = Arc::new(Storage::from_external(device, slice, bytes, release));
         let inner = TensorImpl::new(storage, Layout::contiguous(&shape), dtype, None, Weak::new());
-        Ok(Self { inner: Arc::new(inner) })
+        let made = Self { inner: Arc::new(inner) };
+        made.normalize_bools()?;
+        Ok(made)
     }
 
     /// Pins the memory of a contiguous tensor for commands of the program that read it, and submits everything
@@ -100,7 +136,7 @@ impl Tensor {
     }
 
     /// Pins the memory like [`pin_for_read`](Self::pin_for_read), for commands that write it. The writes count as
-    /// in-place operations without gradient.
+    /// in-place operations without gradient. When the guard is dropped, bytes of bools other than 0 become 1.
     ///
     /// # Errors
     /// The tensor is not contiguous.

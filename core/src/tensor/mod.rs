@@ -392,7 +392,7 @@ impl Tensor {
     /// Reports the bound memory to an active capture.
     #[inline]
     fn record_binding(&self, slice: Option<Slice>, access: Access) {
-        if let Some(slice) = slice.filter(|_| self.device().capture_recorder().is_recording_here()) {
+        if let Some(slice) = slice {
             self.device().capture_recorder().record_binding(&self.inner.storage, slice, access);
         }
     }

@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use super::Dataset;
 use super::shuffle::shuffled_order;
 use crate::{Device, Error, Result, Tag, Tensor, fail_if, memory};
+use forebay_core::future::wake_task;
 use forebay_core::platform::CAN_BLOCK;
 use forebay_core::sync::LockUnpoisoned;
 use forebay_core::tensor::layout::{numel, tensor_numel};
@@ -365,7 +366,7 @@ type WakerSlot = Mutex<Option<Waker>>;
 fn wake(slot: &WakerSlot) {
     let waker = slot.lock_unpoisoned().take();
     if let Some(waker) = waker {
-        waker.wake();
+        wake_task(waker);
     }
 }
 

@@ -11,6 +11,8 @@ use std::path::Path;
 
 use crate::{Error, Result};
 use forebay_core::atomic_write;
+#[doc(inline)]
+pub use forebay_core::printable::printable;
 
 pub mod idx;
 pub mod safetensors;

@@ -8,6 +8,7 @@ use serde::Deserialize;
 use super::{Dropout, Embedding, LayerNorm, Linear, Module, ModuleScope, rename_keys};
 use crate::{DType, Device, Error, Result, Tensor, fail, fail_if};
 use forebay_core::ops::AttentionOptions;
+use forebay_core::printable::printable;
 
 with_defaults! {
     /// Sizes of a [`Bert`], named as in the `config.json` that accompanies its weights. The defaults are those of
@@ -83,7 +84,9 @@ impl BertOptions {
     /// The text is not such a file, or a size is missing. Also fails for a setting that is not supported,
     /// such as relative positions, a decoder or an unknown activation.
     pub fn from_config(text: &str) -> Result<Self> {
-        let config_error = |e| Error::argument("Bert", format!("this is not a configuration of a BERT: {e}"));
+        let config_error = |e: String| {
+            Error::argument("Bert", format!("this is not a configuration of a BERT: {}", printable(&e)))
+        };
         let config: serde_json::Map<String, serde_json::Value> =
             serde_json::from_str(text).map_err(|e| config_error(e.to_string()))?;
         let sizes =
@@ -96,7 +99,8 @@ impl BertOptions {
             if let Some(value) = value.filter(|value| value != supported) {
                 fail!(
                     argument("Bert"),
-                    "`{name}` is {value}, which makes another model; only {supported} is supported"
+                    "`{name}` is {}, which makes another model; only {supported} is supported",
+                    printable(&value)
                 );
             }
         }

@@ -6,6 +6,7 @@ use std::fmt;
 use super::staged_copies::{PreparedCopies, StagedCopies, TensorKey};
 use super::{Module, ModuleEntry, visit_model};
 use crate::{Result, Tensor, autograd, fail, fail_if};
+use forebay_core::printable::printable;
 
 /// Names that only one side has, returned by [`load_state_dict_partial`](Module::load_state_dict_partial).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -29,7 +30,8 @@ impl fmt::Display for IncompatibleKeys {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let parts = [("missing", &self.missing), ("unexpected", &self.unexpected)];
         let parts = parts.iter().filter(|(_, names)| !names.is_empty());
-        let parts: Vec<_> = parts.map(|(what, names)| format!("{what}: {}", names.join(", "))).collect();
+        let parts: Vec<_> =
+            parts.map(|(what, names)| format!("{what}: {}", printable(&names.join(", ")))).collect();
         f.write_str(&parts.join("; "))
     }
 }
@@ -60,6 +62,7 @@ pub fn rename_keys(
     for (name, tensor) in state {
         let Some(new) = rename(name) else { continue };
         if let Some((other, _)) = renamed.get(&new) {
+            let [other, name, new] = [other, name.as_str(), &new].map(printable);
             fail!(
                 argument("rename_keys"),
                 "`{other}` and `{name}` both become `{new}`; give each a name of its own"
@@ -101,6 +104,21 @@ pub(crate) fn named_tensors<M: Module + ?Sized>(module: &M) -> Vec<NamedTensor> 
     all
 }
 
+/// Fails if two tensors of a module have one name, as after a hand-written visit. A state would hold one of them.
+pub(crate) fn check_distinct_names<M: Module + ?Sized>(op: &'static str, module: &M) -> Result<()> {
+    check_distinct(op, &named_tensors(module))
+}
+
+fn check_distinct(op: &'static str, own: &[NamedTensor]) -> Result<()> {
+    let mut tensors = BTreeMap::new();
+    for (at, name) in own.iter().enumerate().flat_map(|(at, named)| named.names.iter().map(move |n| (at, n)))
+    {
+        fail_if!(tensors.insert(name, at).is_some_and(|other| other != at);
+            argument(op), "two tensors of the model are called `{}`; give each a name of its own", printable(name));
+    }
+    Ok(())
+}
+
 /// Copies the tensors with equal names, unless one does not match. If `strict`, missing and unexpected names
 /// are errors.
 pub(super) fn load_state_dict<M: Module + ?Sized>(
@@ -128,6 +146,7 @@ pub(crate) fn stage_state_dict<M: Module + ?Sized>(
     advice: &str,
 ) -> Result<(PreparedCopies, IncompatibleKeys)> {
     let own = named_tensors(module);
+    check_distinct("load_state_dict", &own)?;
     let names: BTreeSet<&String> = own.iter().flat_map(|named| &named.names).collect();
     // A shared parameter is present under any of its names, because files often keep one. A batch counter may
     // be missing, as in old files; PyTorch accepts these too.
@@ -202,7 +221,9 @@ fn advise_renaming(own: &[NamedTensor], state: &BTreeMap<String, Tensor>) -> Opt
         .collect();
     added.dedup();
     if let Some(prefix) = added.first() {
-        let all = added.iter().map(|prefix| format!("`{prefix}`")).collect::<Vec<_>>().join(" and after ");
+        let prefix = printable(prefix);
+        let all = added.iter().map(|prefix| format!("`{}`", printable(prefix)));
+        let all = all.collect::<Vec<_>>().join(" and after ");
         return Some(format!(
             "; the state has the names after {all}: load \
              `rename_keys(&state, |name| name.strip_prefix(\"{prefix}\").map(str::to_owned))?`"

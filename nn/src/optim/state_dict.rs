@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 use super::fused::{FusedGroup, FusedOptimizer, UpdateRule};
 use crate::nn::StagedCopies;
 use crate::{DType, Error, Result, Tensor, fail, fail_if};
+use forebay_core::printable::printable;
 
 /// State of one parameter: its step count, and its states in the rule's order.
 type LoadedState<'a> = (u64, SmallVec<[Option<&'a Tensor>; 3]>);
@@ -135,7 +136,7 @@ impl FusedOptimizer {
         let unknown = state.keys().map(String::as_str).filter(|name| !expected.contains(*name));
         let unknown = unknown.collect::<Vec<_>>().join(", ");
         fail_if!(!unknown.is_empty(); argument(OP),
-            "unexpected: {unknown}; the state is of another optimiser, or of other parameters");
+            "unexpected: {}; the state is of another optimiser, or of other parameters", printable(&unknown));
         Ok(loaded)
     }
 }

@@ -243,8 +243,7 @@ impl Budget {
         fail_if!(self.batch_size == 0 || u32::try_from(self.batch_size).is_err();
             argument("plan"), "a step has 1 to {} rows, not {}", u32::MAX, self.batch_size);
         let card = with_unlimited_memory(profile);
-        let room =
-            self.bytes.min(profile.available_bytes()).min(profile.config.max_memory.unwrap_or(u64::MAX));
+        let room = self.bytes.min(profile.pool_bytes());
         let runner = StepRunner { card: &card, setup };
         let mut table = Vec::new();
         for rows in (1..=self.batch_size).rev().filter(|rows| self.batch_size.is_multiple_of(*rows)) {

@@ -76,7 +76,7 @@ pub fn dry_run<T>(profile: &CardProfile, mut step: impl FnMut(&Device) -> Result
         Ok(done) => return Ok(done),
     };
     let mut run = run_once(&with_unlimited_memory(profile), &mut step)?;
-    run.available_bytes = profile.available_bytes();
+    run.available_bytes = refused.limit.unwrap_or(u64::MAX).min(profile.available_bytes());
     run.out_of_memory = Some(refused);
     Ok(run)
 }

@@ -93,6 +93,7 @@ impl Checkpoint {
         let path = path.as_ref();
         let _no_grad = autograd::no_grad();
         let device = model_device("save", model)?;
+        nn::check_distinct_names("save", model)?;
         let RandomState { seed, offset, .. } = device.random_state();
         let header = CheckpointHeader { version: FORMAT_VERSION, seed, offset, checkpoint: self.clone() };
         let header = serde_json::to_string(&header).map_err(|e| Error::file(path, format!("header: {e}")))?;

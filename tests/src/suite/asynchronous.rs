@@ -1,6 +1,6 @@
 //! Reads and waits without blocking, and operations without reads.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
@@ -26,6 +26,7 @@ tests![
     dropped_futures_leak_nothing,
     a_fence_and_a_device_can_be_awaited,
     errors_are_returned_by_the_await,
+    a_waker_that_panics_fails_no_other_task,
     only_listed_operations_read_back,
 ];
 
@@ -67,6 +68,38 @@ pub(super) fn block_on<F: Future>(future: F) -> F::Output {
             Poll::Pending => thread::park(),
         }
     }
+}
+
+/// Waker of a task that fails when it is woken.
+struct PanickingWaker;
+
+impl Wake for PanickingWaker {
+    fn wake(self: Arc<Self>) {
+        panic!("a waker panics, as the test wants");
+    }
+}
+
+fn a_waker_that_panics_fails_no_other_task(device: &Device) -> Result<()> {
+    let x = Tensor::ones([100], DType::F32, device)?;
+    let failing = Waker::from(Arc::new(PanickingWaker));
+    for round in 0..10 {
+        let mut reads: Vec<_> =
+            (0..20).map(|k| x.mul(k).map(|y| Box::pin(y.to_vec_async::<f32>()))).collect::<Result<_, _>>()?;
+        let mut waits: Vec<_> = (0..3).map(|_| Box::pin(device.synchronize_async())).collect();
+        let context = &mut TaskContext::from_waker(&failing);
+        // A read that is complete already wakes nobody, and has no second result.
+        let complete = [round, 2 * round, 19].map(|k| (k, reads[k].as_mut().poll(context)));
+        let complete = complete.into_iter().filter(|(_, read)| read.is_ready()).collect::<BTreeMap<_, _>>();
+        let is_waiting = waits[1].as_mut().poll(context).is_pending();
+        // This thread polls the device, too.
+        ensure!(x.add(1.0)?.to_vec::<f32>()? == [2.0; 100], "round {round}: a blocking read");
+        for (k, read) in reads.into_iter().enumerate().filter(|(k, _)| !complete.contains_key(k)) {
+            ensure!(block_on(read)? == [k as f32; 100], "round {round}: read {k}");
+        }
+        let waits = waits.into_iter().enumerate().filter(|(k, _)| *k != 1 || is_waiting);
+        waits.into_iter().try_for_each(|(_, wait)| block_on(wait))?;
+    }
+    Ok(())
 }
 
 fn futures_equal_blocking_reads(device: &Device) -> Result<()> {

@@ -6,6 +6,7 @@ use std::thread;
 use anyhow::{Context, Result, ensure};
 use forebay::amp::autocast;
 use forebay::autograd::checkpoint;
+use forebay::data::Dataset;
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::{Error, Result as CoreResult};
@@ -18,8 +19,11 @@ use forebay::optim::{
 use forebay::profile::Profiler;
 use forebay::stream::Stream;
 use forebay::tensor::Tensor;
+use forebay::train::Trainer;
 
 use super::host_reference::{SplitMix64, ensure_same_bits};
+use super::train_resume::PointDataset;
+use super::two_devices::{Pair, pairs};
 use super::{require_dtype, skip, tests};
 
 tests![
@@ -31,6 +35,8 @@ tests![
     two_captured_steps_of_one_model_alternate,
     inputs_of_another_shape_or_dtype_are_refused,
     steps_that_cannot_be_captured_are_errors,
+    work_on_another_device_is_refused,
+    work_of_another_thread_on_tensors_of_the_step_is_refused,
     memory_of_a_captured_step_is_planned_owned_and_freed,
     memory_of_a_replay_stays_in_place,
     a_profile_names_the_commands_of_a_replay,
@@ -367,15 +373,96 @@ fn inputs_of_another_shape_or_dtype_are_refused(device: &Device) -> Result<()> {
     Ok(())
 }
 
+/// Fails unless the capture of a step is an error that contains `what`.
+fn ensure_refused(device: &Device, what: &str, step: &mut dyn FnMut() -> CoreResult<Tensor>) -> Result<()> {
+    match device.capture(step) {
+        Err(error @ Error::Capture { .. }) if error.to_string().contains(what) => Ok(()),
+        Err(error) => Err(error).with_context(|| format!("expected {what}")),
+        Ok(_) => anyhow::bail!("{what} was captured"),
+    }
+}
+
+/// A replay would leave the work out, so that the tensors of the other device would miss it.
+fn work_on_another_device_is_refused(device: &Device) -> Result<()> {
+    for Pair { name, second } in pairs(device)? {
+        let x = Tensor::ones([16], DType::F32, device)?;
+        let theirs = Tensor::ones([16], DType::F32, &second)?;
+        let mut replayable = second.capture(|| theirs.mul(2.0))?;
+        let mut works: Vec<(&str, Box<dyn FnMut() -> CoreResult<()> + '_>)> = vec![
+            ("in place", Box::new(|| theirs.add_(1.0))),
+            ("elementwise", Box::new(|| theirs.mul(2.0).map(drop))),
+            ("a reduction", Box::new(|| theirs.sum_all().map(drop))),
+            ("a copy", Box::new(|| theirs.copy().map(drop))),
+            ("a fill", Box::new(|| theirs.fill_(1.0))),
+            ("a read", Box::new(|| theirs.to_vec::<f32>().map(drop))),
+            ("an upload", Box::new(|| Tensor::from_slice(&[1f32], [1], &second).map(drop))),
+            ("random values", Box::new(|| Tensor::rand([4], DType::F32, &second).map(drop))),
+            ("a seed", Box::new(|| Ok(second.manual_seed(1)))),
+            ("a replay", Box::new(|| replayable.replay().map(drop))),
+            ("a capture", Box::new(|| second.capture(|| theirs.mul(3.0)).map(drop))),
+            ("a record", Box::new(|| second.record_with(&[], |_| theirs.mul(3.0)).map(drop))),
+        ];
+        for (work, run) in &mut works {
+            ensure_refused(device, "another device", &mut || {
+                // The capture fails even if the step ignores the error.
+                let _ignored = run();
+                x.mul(2.0)
+            })
+            .with_context(|| format!("{name}: {work}"))?;
+        }
+        drop(works);
+        // Values that the host has are constants of the step, and both devices go on.
+        let numbers = theirs.add(1.0)?.to_vec::<f32>()?;
+        let mut step = device.capture(|| x.mul(f64::from(numbers[0])))?;
+        ensure!(step.replay()?.to_vec::<f32>()? == [2.0; 16], "{name}: constants of the host");
+        ensure!(replayable.replay()?.to_vec::<f32>()? == [2.0; 16], "{name}: a replay outside");
+    }
+    let second = &pairs(device)?[0].second;
+    let (net, steps) = (Linear::new(4, 3, device)?, Tensor::zeros((), DType::F32, second)?);
+    let loader = PointDataset::new(24).batches(4).epochs(1);
+    let mut trainer = Trainer::new(&net, Sgd::new(net.parameters(), 0.1)).quiet().capture(true);
+    let fitted = trainer.fit(&loader, |x, y| {
+        steps.add_(1.0)?;
+        net.forward(x)?.cross_entropy(y)
+    });
+    let text = fitted.err().context("a loss that counts on another device was captured")?.to_string();
+    ensure!(text.contains("another device"), "{text}");
+    Ok(())
+}
+
+/// Another thread may use what the step only reads. Other uses of the step's tensors would be missing from replays.
+fn work_of_another_thread_on_tensors_of_the_step_is_refused(device: &Device) -> Result<()> {
+    let x = Tensor::ones([16], DType::F32, device)?;
+    let total = Tensor::zeros([16], DType::F32, device)?;
+    let elsewhere = |work: &(dyn Fn() -> CoreResult<()> + Sync)| {
+        thread::scope(|scope| scope.spawn(work).join().expect("the thread runs"))
+    };
+    ensure_refused(device, "another thread", &mut || {
+        elsewhere(&|| total.add_(1.0))?;
+        x.mul(&total)
+    })?;
+    ensure_refused(device, "another thread", &mut || {
+        let sum = x.add(&total)?;
+        elsewhere(&|| total.add_(1.0))?;
+        Ok(sum)
+    })?;
+    ensure_refused(device, "another thread", &mut || {
+        total.mul_(2.0)?;
+        elsewhere(&|| total.sum_all()?.item().map(drop))?;
+        x.add(1.0)
+    })?;
+    let mut step = device.capture(|| {
+        elsewhere(&|| x.sum_all()?.item().map(drop))?;
+        x.mul(3.0)
+    })?;
+    ensure!(step.replay()?.to_vec::<f32>()? == [3.0; 16], "a tensor that both read");
+    Ok(())
+}
+
 fn steps_that_cannot_be_captured_are_errors(device: &Device) -> Result<()> {
     let x = Tensor::ones([16], DType::F32, device)?;
-    let refused = |what: &str, step: &mut dyn FnMut() -> CoreResult<Tensor>| -> Result<()> {
-        match device.capture(&mut *step) {
-            Err(error @ Error::Capture { .. }) if error.to_string().contains(what) => Ok(()),
-            Err(error) => Err(error).with_context(|| format!("expected {what}")),
-            Ok(_) => anyhow::bail!("{what} was captured"),
-        }
-    };
+    let refused =
+        |what: &str, step: &mut dyn FnMut() -> CoreResult<Tensor>| ensure_refused(device, what, step);
     refused("read", &mut || x.mul(x.add(1.0)?.sum((), false)?.item()?))?;
     refused("upload", &mut || x.mul(&Tensor::from_slice(&[2_f32], [1], device)?))?;
     refused("set_random_state", &mut || {

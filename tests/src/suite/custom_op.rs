@@ -1,20 +1,25 @@
 //! User-defined WGSL kernels as operations.
 
+use std::collections::BTreeMap;
+
 use anyhow::{Context, Result, ensure};
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Error;
+use forebay::io::safetensors;
 use forebay::ops::{CustomOp, CustomOpCall};
 use forebay::tensor::Tensor;
 
 use super::host_reference::{ensure_values, iota};
 use super::tests;
+use super::train_resume::TempFile;
 
 tests![
     custom_ops_run_on_any_strides,
     matrix_units_multiply_in_a_kernel,
     several_outputs,
     overrides_specialise_kernels,
+    bools_that_a_kernel_writes_are_zero_or_one,
     gradients_flow_through_custom_ops,
     an_op_without_a_gradient_refuses_inputs_that_require_one,
     a_wrong_gradient_is_named,
@@ -131,7 +136,48 @@ fn overrides_specialise_kernels(device: &Device) -> Result<()> {
     let x = Tensor::from_slice(&[2.0f32, -3.0], [2], device)?;
     ensure_values(&power(&x, 1.0).overrides(&[("times", 3.0)]).run()?, &[16.0, 81.0])?;
     ensure_values(&power(&x, 1.0).overrides(&[("times", 0.0)]).run()?, &[2.0, -3.0])?;
-    ensure_values(&power(&x, 1.0).run()?, &[4.0, 9.0])
+    ensure_values(&power(&x, 1.0).run()?, &[4.0, 9.0])?;
+    let twice = power(&x, 1.0).overrides(&[("times", 3.0), ("times", 0.0)]).run();
+    let error = twice.err().context("a constant has two values")?.to_string();
+    ensure!(error.contains("`times` twice"), "{error}");
+    Ok(())
+}
+
+/// Checks that operations, reads and files take every byte other than 0 of a bool as true.
+pub(super) fn ensure_bools(x: &Tensor, expected: &[bool]) -> Result<()> {
+    let numbers: Vec<f64> = expected.iter().map(|&b| f64::from(u8::from(b))).collect();
+    ensure!(x.to_bools()? == expected && x.to_f64s()? == numbers, "{:?}", x.to_f64s()?);
+    ensure_values(&x.to_dtype(DType::F32)?, &numbers)?;
+    ensure_values(&x.to_dtype(DType::U8)?, &numbers)?;
+    ensure_values(&x.sum_all()?, &[numbers.iter().sum()])?;
+    ensure!(x.equal(&Tensor::from_bools(expected, [expected.len()], x.device())?)?, "another mask");
+    // Equal elements keep their order, which indices show.
+    let mut order: Vec<usize> = (0..expected.len()).collect();
+    order.sort_by_key(|&i| expected[i]);
+    let sorted = x.sort(0, false)?.1.to_f64s()?;
+    ensure!(sorted == order.iter().map(|&i| i as f64).collect::<Vec<_>>(), "{sorted:?}");
+    let file = TempFile::new(x.device(), "bools");
+    safetensors::save(&file.0, &BTreeMap::from([("mask".to_owned(), x.clone())]), &BTreeMap::new())?;
+    ensure!(safetensors::load(&file.0, x.device())?["mask"].to_bools()? == expected, "a file");
+    Ok(())
+}
+
+fn bools_that_a_kernel_writes_are_zero_or_one(device: &Device) -> Result<()> {
+    static BYTES: CustomOp = CustomOp::new(
+        "bytes",
+        "
+        @group(0) @binding(0) var<storage, read> x: array<u32>;
+        @group(0) @binding(1) var<storage, read_write> y: array<u32>;
+        @compute @workgroup_size(1)
+        fn main() { y[0] = x[0]; y[1] = x[1]; }",
+    );
+    let bytes = Tensor::from_slice(&[0u8, 1, 2, 255, 128, 0, 64], [7], device)?;
+    let write = || BYTES.inputs(&[&bytes]).output([7], DType::Bool).workgroups([1, 1, 1]).run();
+    let expected = [false, true, true, true, true, false, true];
+    ensure_bools(&write()?, &expected)?;
+    // In a replay, too.
+    let mut step = device.capture(write)?;
+    ensure_bools(&step.replay()?, &expected)
 }
 
 fn gradients_flow_through_custom_ops(device: &Device) -> Result<()> {

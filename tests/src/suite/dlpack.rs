@@ -205,12 +205,21 @@ fn memory_of_the_program_is_used_and_returned(device: &Device) -> Result<()> {
     Ok(())
 }
 
+/// Overwrites the extents and strides of a producer's tensor of two dimensions.
+fn set_layout(tensor: &mut DlManagedTensorVersioned, shape: [i64; 2], strides: [i64; 2]) {
+    // SAFETY: a producer with strides has two arrays of two numbers.
+    unsafe {
+        tensor.dl_tensor.shape.copy_from(shape.as_ptr(), 2);
+        tensor.dl_tensor.strides.copy_from(strides.as_ptr(), 2);
+    }
+}
+
 fn unsuitable_tensors_are_refused(device: &Device) -> Result<()> {
     static RETURNED: AtomicUsize = AtomicUsize::new(0);
     let leaf = Tensor::ones([4], DType::F32, device)?.to_leaf()?;
     ensure!(leaf.to_dlpack_host().is_err_and(|e| e.to_string().contains("detach")), "a leaf was exported");
     type Change = fn(&mut DlManagedTensorVersioned);
-    let changes: [(Change, &str); 7] = [
+    let changes: [(Change, &str); 21] = [
         (|t| t.version.major = 2, "version 2.3"),
         (|t| t.dl_tensor.dtype.bits = 128, "128 bits"),
         (|t| t.dl_tensor.dtype.lanes = 4, "4 lanes"),
@@ -222,9 +231,24 @@ fn unsuitable_tensors_are_refused(device: &Device) -> Result<()> {
         (|t| unsafe { *t.dl_tensor.shape = i64::MAX }, "at most 2^48"),
         // SAFETY: both arrays have two numbers.
         (|t| unsafe { t.dl_tensor.shape.copy_from(&[0, i64::MAX] as *const i64, 2) }, "at most 2^48"),
+        (|t| t.dl_tensor.ndim = -1, "-1 dimensions; expected 0 to 64"),
+        (|t| t.dl_tensor.ndim = i32::MIN, "-2147483648 dimensions"),
+        (|t| t.dl_tensor.ndim = i32::MAX, "2147483647 dimensions"),
+        (|t| t.dl_tensor.shape = ptr::null_mut(), "2 dimensions and no shape"),
+        (|t| t.dl_tensor.data = ptr::null_mut(), "no memory: its pointer is null"),
+        (|t| t.dl_tensor.data = ptr::without_provenance_mut(7), "address 0x7"),
+        (|t| t.dl_tensor.byte_offset = 2, "byte 2; expected a multiple of 4"),
+        (|t| t.dl_tensor.byte_offset = u64::MAX - 3, "some elements have no address"),
+        (|t| t.dl_tensor.byte_offset = 1 << 63, "some elements have no address"),
+        (|t| t.dl_tensor.dtype.bits = 0, "0 bits"),
+        (|t| t.dl_tensor.dtype.lanes = 0, "0 lanes"),
+        // Repeats one element more often than a tensor has elements.
+        (|t| set_layout(t, [1 << 47, 2], [0, 0]), "4,294,967,295 elements"),
+        (|t| set_layout(t, [2, 2], [i64::MAX, 1]), "some elements have no address"),
+        (|t| set_layout(t, [2, 2], [i64::MIN, 1]), "some elements have no address"),
     ];
     for (at, (change, expected)) in changes.into_iter().enumerate() {
-        let raw = Producer::publish(&[1.0; 4], &[2, 2], &[], 0, &RETURNED);
+        let raw = Producer::publish(&[1.0; 4], &[2, 2], &[2, 1], 0, &RETURNED);
         // SAFETY: the producer follows `dlpack.h`; what is changed is refused before the memory is read.
         let taken = unsafe {
             change(&mut *raw);

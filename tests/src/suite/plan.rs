@@ -303,6 +303,7 @@ fn a_step_that_does_not_fit_reports_the_memory_it_needs(device: &Device) -> Resu
         let net = Linear::new(1024, 1024, device)?;
         net.forward(&Tensor::zeros([512, 1024], DType::F32, device)?)?.mean_all()?.backward()
     })?;
+    ensure!(run.to_string().contains("whose pool can have 4.0 MiB"), "{run}");
     let refused = run.out_of_memory.as_ref().context("10 MiB fit 4")?;
     ensure!(refused.total == Some(4 << 20), "{refused}");
     ensure!(run.peak_allocated > 10 << 20 && !run.fits(4 << 20) && run.fits(64 << 20), "{run}");

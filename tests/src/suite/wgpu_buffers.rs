@@ -11,6 +11,7 @@ use forebay::wgpu::{self, BufferUsages, TextureFormat, TextureUsages};
 use forebay::{WgpuDeviceExt, WgpuTensorExt};
 
 use super::asynchronous::block_on;
+use super::custom_op::ensure_bools;
 use super::tests;
 use super::wgpu_devices::{Program, TENSOR_USAGES, to_bytes};
 
@@ -26,6 +27,7 @@ tests![
     weights_in_the_programs_memory_are_cast_each_time,
     slices_of_any_size_are_bindings,
     textures_become_tensors_and_tensors_textures,
+    bools_that_the_program_writes_are_zero_or_one,
 ];
 
 fn a_tensor_over_a_buffer_reads_and_writes_it(device: &Device) -> Result<()> {
@@ -358,5 +360,35 @@ fn textures_become_tensors_and_tensors_textures(device: &Device) -> Result<()> {
     ensure!(error.contains("COPY_SRC"), "{error}");
     let wrong = Tensor::zeros([3, 4], DType::F32, &shared)?.copy_to_wgpu_texture(&sealed);
     ensure!(wrong.unwrap_err().to_string().contains("[3, 4, 1]"), "another shape");
+    Ok(())
+}
+
+fn bools_that_the_program_writes_are_zero_or_one(device: &Device) -> Result<()> {
+    let program = Program::on(device)?;
+    let shared = program.share()?;
+    let buffer = program.buffer(256, TENSOR_USAGES);
+    program.queue.write_buffer(&buffer, 0, &[0, 2, 255, 1, 0, 128, 9, 9]);
+    program.queue.submit([]);
+    let mask = Tensor::from_wgpu_buffer(&buffer, 0, [6], DType::Bool, &shared)?;
+    ensure_bools(&mask, &[false, true, true, true, false, true])?;
+    shared.flush()?;
+    ensure!(program.read(&buffer, 0, 8)? == [0, 1, 1, 1, 0, 1, 9, 9], "the bytes of the buffer");
+    let own = Tensor::from_bools(&[false; 6], [6], &shared)?;
+    for (k, mask) in [mask, own].into_iter().enumerate() {
+        let slice = mask.wgpu_slice_mut()?;
+        program.queue.write_buffer(slice.buffer(), slice.offset(), &[7, 0, 0, 255]);
+        program.queue.submit([]);
+        drop(slice);
+        let last = k == 0;
+        ensure_bools(&mask, &[true, false, false, true, false, last])?;
+        // A callback may drop the slice: the device's own thread normalises the bytes.
+        let slice = mask.wgpu_slice_mut()?;
+        program.queue.write_buffer(slice.buffer(), slice.offset(), &[0, 16, 0, 0]);
+        program.queue.submit([]);
+        program.queue.on_submitted_work_done(move || drop(slice));
+        shared.synchronize()?;
+        block_on(shared.synchronize_async())?;
+        ensure_bools(&mask, &[false, true, false, false, false, last])?;
+    }
     Ok(())
 }

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use forebay::backend::SourceError;
 use forebay::device::Device;
 use forebay::dtype::DType;
-use forebay::error::Error;
+use forebay::error::{Error, Result as CoreResult};
 use forebay::nn::{Linear, Module};
 use forebay::optim::{Optimizer, Sgd};
 use forebay::tensor::Tensor;
@@ -23,6 +23,7 @@ tests![
     the_programs_error_callback_sees_the_programs_errors_alone,
     callbacks_that_panic_do_not_end_the_device,
     callbacks_may_drop_tensors_and_the_device,
+    callbacks_that_use_the_device_get_errors,
     a_lost_device_is_an_error_of_reads_and_no_error_of_the_program,
     a_queue_of_another_device_is_refused,
     a_program_keeps_its_callbacks_and_gets_its_memory_back,
@@ -317,6 +318,45 @@ fn callbacks_may_drop_tensors_and_the_device(device: &Device) -> Result<()> {
     Ok(())
 }
 
+/// Locks are held while callbacks run, so calls that take them would never return.
+fn callbacks_that_use_the_device_get_errors(device: &Device) -> Result<()> {
+    type Call = fn(&Tensor) -> CoreResult<()>;
+    let calls: [(&str, Call); 11] = [
+        ("a read", |x| x.to_vec::<f32>().map(drop)),
+        ("an item", |x| x.narrow(0, 0, 1)?.item().map(drop)),
+        ("a read as a future", |x| block_on(x.to_vec_async::<f32>()).map(drop)),
+        ("an elementwise operation", |x| x.add(1.0).map(drop)),
+        ("an operation in place", |x| x.add_(1.0)),
+        ("a reduction", |x| x.sum_all().map(drop)),
+        ("a new tensor", |x| Tensor::from_slice(&[1f32], [1], x.device()).map(drop)),
+        ("a slice", |x| x.wgpu_slice().map(drop)),
+        ("a wait", |x| x.device().synchronize()),
+        ("a fence", |x| x.device().fence().map(drop)),
+        ("a capture", |x| x.device().capture(|| x.mul(2.0)).map(drop)),
+    ];
+    let program = Program::on(device)?;
+    let shared = program.share()?;
+    let x = Tensor::ones([64], DType::F32, &shared)?;
+    for (name, call) in calls {
+        let answer = Arc::new(Mutex::new(None));
+        let (sent, kept) = (Arc::clone(&answer), x.clone());
+        program.queue.submit([]);
+        program.queue.on_submitted_work_done(move || {
+            *sent.lock().expect("no test panics here") = Some(call(&kept).err().map(|e| e.to_string()));
+        });
+        // A submission under the locks runs the callback.
+        while answer.lock().expect("no test panics here").is_none() {
+            x.copy()?;
+            shared.flush()?;
+        }
+        let answer = answer.lock().expect("no test panics here").take().flatten();
+        let text = answer.with_context(|| format!("{name} in a callback"))?;
+        ensure!(text.contains("a callback of the driver") && text.contains("a later call"), "{name}: {text}");
+    }
+    ensure!(x.to_vec::<f32>()? == [1.0; 64], "the device goes on");
+    Ok(())
+}
+
 /// Errors that wgpu reports for lost buffers of Forebay are no errors of the program.
 fn a_lost_device_is_an_error_of_reads_and_no_error_of_the_program(device: &Device) -> Result<()> {
     let program = Program::on(device)?;
@@ -369,10 +409,41 @@ fn a_queue_of_another_device_is_refused(device: &Device) -> Result<()> {
 
 fn limits_below_the_minimum_are_refused(device: &Device) -> Result<()> {
     Program::on(device)?;
-    let program = Program::open(Some(&device.info().name), wgpu::Limits::downlevel_defaults())?;
-    let error = program.share().unwrap_err().to_string();
-    ensure!(error.contains("storage buffers") && error.contains("Limits::default()"), "{error}");
-    Ok(())
+    let refuse = |limits: wgpu::Limits, expected: &[&str]| -> Result<()> {
+        let program = Program::open(Some(&device.info().name), limits)?;
+        let error = program.share().err().with_context(|| format!("{expected:?} were accepted"))?.to_string();
+        for text in expected.iter().chain(&["Limits::default()", "wgpu_device_descriptor"]) {
+            ensure!(error.contains(text), "{text}: {error}");
+        }
+        Ok(())
+    };
+    macro_rules! refuse_each {
+        ($($limit:ident: $value:expr, $needed:literal;)*) => {$(
+            let limits = wgpu::Limits { $limit: $value, ..wgpu::Limits::default() };
+            let name = format!("`{}` is {}, and {} is needed", stringify!($limit), $value, $needed);
+            refuse(limits, &[&name])?;
+        )*};
+    }
+    refuse_each! {
+        max_bind_groups: 1, 2;
+        max_bindings_per_bind_group: 7, 8;
+        max_storage_buffers_per_shader_stage: 7, 8;
+        max_uniform_buffers_per_shader_stage: 0, 1;
+        max_dynamic_uniform_buffers_per_pipeline_layout: 0, 1;
+        max_buffers_and_acceleration_structures_per_shader_stage: 8, 9;
+        max_uniform_buffer_binding_size: 2048, 4096;
+        max_compute_workgroup_size_x: 128, 256;
+        max_compute_workgroup_size_y: 0, 1;
+        max_compute_workgroup_size_z: 0, 1;
+        max_compute_invocations_per_workgroup: 255, 256;
+        max_compute_workgroup_storage_size: 8192, 16384;
+        max_compute_workgroups_per_dimension: 0, 65535;
+        max_buffer_size: 1 << 20, 16777216;
+        max_storage_buffer_binding_size: 1 << 20, 16777216;
+    }
+    let names = ["`max_storage_buffers_per_shader_stage` is 4", "; `max_compute_workgroup_storage_size`"];
+    let limits = wgpu::Limits { max_compute_workgroup_storage_size: 0, ..wgpu::Limits::downlevel_defaults() };
+    refuse(limits, &names)
 }
 
 /// Trains a small network from a fixed seed, and returns the losses.

@@ -1,11 +1,13 @@
 //! Snapshots and traces from files: those that a pool wrote are accepted, and hostile values are errors.
 
+use std::io::{self, Read as _};
 use std::path::Path;
 use std::sync::Arc;
 
 use proptest::prelude::*;
 use serde_json::Value;
 
+use super::super::snapshot::read_bounded;
 use super::super::trace::{Trace, TraceEvent};
 use super::super::validation::MAX_MEMORY_BYTES;
 use super::super::{Block, Config, Pool, Request, Snapshot, Tag, scope};
@@ -139,6 +141,17 @@ fn other_kinds_of_files_are_named() -> Result<()> {
         .map_or_else(|e| e.to_string(), |_| String::new());
     assert!(trace.contains("no trace: it is text"), "{trace}");
     Ok(())
+}
+
+/// A file without an end is read up to its bound.
+#[test]
+fn files_without_an_end_are_errors() {
+    let message =
+        |endless: io::Repeat| Snapshot::read(endless).map_or_else(|e| e.to_string(), |_| String::new());
+    assert!(message(io::repeat(0)).contains("it does not begin with `{`"));
+    let bounded = read_bounded(io::repeat(b'{'), 1000).map_err(|error| error.to_string());
+    assert_eq!(bounded, Err("it has more than 1000 bytes".to_owned()));
+    assert_eq!(read_bounded(io::repeat(b'{').take(1000), 1000).map(|bytes| bytes.len()).ok(), Some(1000));
 }
 
 /// Snapshots of recorded workloads, taken at intervals, are read back unchanged.

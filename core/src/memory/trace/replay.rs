@@ -9,8 +9,10 @@ use std::time::{Duration, Instant};
 use super::{PyTorchBaseline, Trace, TraceEvent, file_error};
 use crate::memory::compaction::{BlockMove, BlockMover, HeldDispatch};
 use crate::memory::counting_source::CountingSource;
+use crate::memory::snapshot::read_bounded;
 use crate::memory::source::{MAX_QUEUES, SourceLimits, VirtualMemory};
 use crate::memory::{Block, Bytes, Config, Pool, Request, Result};
+use crate::printable::printable;
 
 /// Kind of segments that a pool grows with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -198,12 +200,17 @@ pub fn replay_folder(folder: &Path, config: Config, runs: u32) -> Result<ReplayT
     Ok(ReplayTable { rows })
 }
 
+/// Most bytes of a file of PyTorch's results.
+const MAX_BASELINE_BYTES: u64 = 64 << 20;
+
 /// Reads PyTorch's results, by workload and by expandable segments; empty if there is no such file.
 fn read_baselines(path: &Path) -> Result<BTreeMap<(String, bool), PyTorchBaseline>> {
     if !path.exists() {
         return Ok(BTreeMap::new());
     }
-    let text = std::fs::read_to_string(path).map_err(|e| file_error(path, &e))?;
+    let read = std::fs::File::open(path).and_then(|file| read_bounded(file, MAX_BASELINE_BYTES));
+    let text = read.and_then(|bytes| String::from_utf8(bytes).map_err(std::io::Error::other));
+    let text = text.map_err(|e| file_error(path, &e))?;
     let lines = text.lines().filter(|l| !l.trim().is_empty());
     lines
         .map(|line| {
@@ -256,7 +263,8 @@ impl fmt::Display for ReplayTable {
         for ReplayRow { workload, mode, report, pytorch } in &self.rows {
             write!(
                 f,
-                "{workload:<22}{mode:<9}{:>11}{:>11}{:>7.3}",
+                "{:<22}{mode:<9}{:>11}{:>11}{:>7.3}",
+                printable(workload),
                 Bytes(report.peak_requested),
                 Bytes(report.peak_reserved),
                 report.ratio()

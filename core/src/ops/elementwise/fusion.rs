@@ -257,6 +257,7 @@ pub(crate) fn try_defer(
 ) -> Result<Option<PointwiseLaunch>> {
     let device = out.device();
     tensors.iter().try_for_each(|t| out.check_same_device(call.op, t))?;
+    device.check_can_enqueue(call.op)?;
     let queue = device.current_queue();
     let mut guard = device.lock_dispatch_on_queue(queue);
     guard.take_failure()?;

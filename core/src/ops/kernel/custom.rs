@@ -46,7 +46,7 @@ use crate::tensor::{IntoShape, Tensor};
 /// A buffer starts at the tensor's first element and is at least as long as the tensor. Non-contiguous inputs
 /// and views into another tensor are copied first. The module determines the element types: only `array<u32>`
 /// accepts any tensor, as raw words. 16-bit and 8-bit elements are packed into 32-bit words. Guard accesses
-/// by a length, because the last workgroup is rarely full.
+/// by a length, because the last workgroup is rarely full. Of bools, every byte other than 0 is true.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CustomOp {
     name: &'static str,
@@ -123,7 +123,8 @@ impl CustomOpCall<'_> {
         self
     }
 
-    /// Sets the values of the module's `override` constants. Each set is compiled to a separate kernel.
+    /// Sets the values of the module's `override` constants, each once. Each set is compiled to a separate
+    /// kernel.
     pub fn overrides(mut self, overrides: &'static [(&'static str, f64)]) -> Self {
         self.overrides = overrides;
         self
@@ -153,7 +154,8 @@ impl CustomOpCall<'_> {
     ///
     /// # Errors
     /// The WGSL does not compile. The module binds a different number of buffers or other element types. An
-    /// input requires a gradient and the call has none. The inputs are on several devices.
+    /// input requires a gradient and the call has none. The inputs are on several devices. An override
+    /// constant has two values.
     #[track_caller]
     pub fn run(mut self) -> Result<Tensor> {
         let name = self.op.name;
@@ -202,6 +204,10 @@ impl CustomOpCall<'_> {
         let Some(first) = self.inputs.first() else {
             return Err(Error::argument(name, "takes at least one input, which says where it runs"));
         };
+        for (k, (constant, _)) in self.overrides.iter().enumerate() {
+            fail_if!(self.overrides[..k].iter().any(|(earlier, _)| earlier == constant);
+                argument(name), "`.overrides` gives `{constant}` twice; give each constant one value");
+        }
         let device = first.device();
         let mut tensors: SmallVec<[Tensor; 8]> = SmallVec::new();
         for input in &self.inputs {
@@ -248,6 +254,8 @@ impl CustomOpCall<'_> {
         params.resize(params.len().next_multiple_of(16), 0);
         let bound = launch::bind_for_kernel(kernel, &tensors.iter().collect::<SmallVec<[&Tensor; 8]>>())?;
         device.launch(kernel, &bound, &params, [x as u32, y as u32, z as u32])?;
+        drop(bound);
+        outputs.iter().try_for_each(Tensor::normalize_bools)?;
         Ok(outputs)
     }
 }

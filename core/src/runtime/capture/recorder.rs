@@ -1,12 +1,14 @@
 //! Recorder of captured steps: the commands and the buffers that each command uses.
 //!
-//! One thread records on a device at a time. Work of other threads runs normally and is not recorded.
+//! One thread records on a device at a time. Its work on another device is an error, because a replay would leave that
+//! work out. Work of other threads runs normally and is not recorded. If such work and the step use one tensor, and
+//! either writes it, the capture fails.
 
 use std::any::Any;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use rustc_hash::FxHashMap;
@@ -18,14 +20,48 @@ use crate::error::{Error, Result, fail_if};
 use crate::memory::Bytes;
 use crate::memory::scope::{self, ModulePath, Scope};
 use crate::runtime::capture::replay_params::{DynamicParams, ReplayCtx};
-use crate::runtime::device::{Device, RandomState};
+use crate::runtime::device::{Device, RandomState, WeakDevice};
 use crate::runtime::kernel_params::KernelParams;
 use crate::scoped_local::{GetCurrent, ScopedGuard, ScopedLocal};
 use crate::sync::LockUnpoisoned;
 
 thread_local! {
-    /// Address of the recorder that this thread records on.
+    /// Address of the recorder that this thread records on; 0 for none.
     static RECORDING_HERE: ScopedLocal<Cell<usize>> = const { ScopedLocal::new(Cell::new(0)) };
+}
+
+/// Value of [`RECORDING_HERE`] while a recording thread runs work that replays do without.
+const UNRECORDED: usize = 1;
+
+/// Devices that record a step, each with the address of its recorder.
+static RECORDING_DEVICES: Mutex<Vec<(usize, WeakDevice)>> = Mutex::new(Vec::new());
+/// Number of recordings, so that operations look for one only if there is one.
+static RECORDING_COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// Reports whether any device records a step.
+#[inline]
+pub(crate) fn is_any_active() -> bool {
+    RECORDING_COUNT.load(Ordering::Relaxed) > 0
+}
+
+/// Fails if this thread records a step on another device than that of `op`. The capture then fails at its end, even if
+/// the step ignores this error.
+pub(crate) fn check_device(op: &'static str, device: &Device) -> Result<()> {
+    let recorder = RECORDING_HERE.current();
+    if recorder <= UNRECORDED {
+        return Ok(());
+    }
+    let recording = RECORDING_DEVICES.lock_unpoisoned().iter().find(|(at, _)| *at == recorder).cloned();
+    let Some(recording) = recording.and_then(|(_, device)| device.upgrade()) else { return Ok(()) };
+    if recording == *device {
+        return Ok(());
+    }
+    let reason = format!(
+        "the step is captured on {recording}, and a replay would leave out this work on another device, {device}; do it \
+         before the step or after it"
+    );
+    recording.capture_recorder().fail_capture(op, &reason);
+    Err(capture_error(op, &reason))
 }
 
 /// Recorder of a device.
@@ -49,6 +85,8 @@ pub(crate) struct CaptureRecording {
     buffer_ranges: BTreeMap<(u64, u64), (u64, u32)>,
     /// Notes of the layers above about the step, for the end of the capture.
     notes: Vec<Box<dyn Any + Send>>,
+    /// Buffers that other threads have used since the start, by address. The weak handle keeps the address unique.
+    used_by_others: FxHashMap<usize, (Weak<dyn Buffer>, Access)>,
     /// Bytes allocated at the start, and the peak since then.
     allocated_before: u64,
     peak_allocated: u64,
@@ -109,6 +147,8 @@ pub(crate) struct RecordingGuard<'a> {
 impl Drop for RecordingGuard<'_> {
     fn drop(&mut self) {
         self.recorder.active.store(false, Ordering::Release);
+        RECORDING_DEVICES.lock_unpoisoned().retain(|(at, _)| *at != self.recorder.address());
+        RECORDING_COUNT.fetch_sub(1, Ordering::Relaxed);
         let record = self.recorder.lock_recording().take();
         drop(record);
     }
@@ -122,7 +162,9 @@ impl RecordingGuard<'_> {
             .lock_recording()
             .take()
             .ok_or_else(|| Error::argument("capture", "nothing was recorded"))?;
-        record.error.take().map_or(Ok(record), Err)
+        record.error.take().map_or(Ok(()), Err)?;
+        record.check_other_threads()?;
+        Ok(record)
     }
 }
 
@@ -162,17 +204,20 @@ impl CaptureRecorder {
             buffer_ids: FxHashMap::default(),
             buffer_ranges: BTreeMap::new(),
             notes: Vec::new(),
+            used_by_others: FxHashMap::default(),
             allocated_before: before,
             peak_allocated: before,
             error: None,
         });
+        RECORDING_DEVICES.lock_unpoisoned().push((self.address(), device.downgrade()));
+        RECORDING_COUNT.fetch_add(1, Ordering::Relaxed);
         self.active.store(true, Ordering::Release);
         Ok(RecordingGuard { recorder: self, _scope: RecorderScope::new(&RECORDING_HERE, self.address()) })
     }
 
     /// Runs `work` without recording it.
     pub(crate) fn run_unrecorded<T>(&self, work: impl FnOnce() -> T) -> T {
-        let _turn = RecorderScope::new(&RECORDING_HERE, 0);
+        let _turn = RecorderScope::new(&RECORDING_HERE, UNRECORDED);
         work()
     }
 
@@ -215,9 +260,14 @@ impl CaptureRecorder {
         });
     }
 
-    /// Records the address of a buffer that the next command uses.
+    /// Records the address of a buffer that the next command uses. On a thread that records nothing, records that the
+    /// thread uses the buffer.
     #[inline]
     pub(crate) fn record_binding(&self, storage: &Arc<impl Buffer>, slice: Slice, access: Access) {
+        if !self.is_active() {
+            return;
+        }
+        self.record_use_by_other(storage, access);
         self.with_recording(|record| {
             let number = record.buffer_id(storage, false);
             record.insert_range(slice, number);
@@ -225,6 +275,23 @@ impl CaptureRecorder {
                 record.mark_changed(number);
             }
         });
+    }
+
+    /// Records that a thread without a recording uses a buffer.
+    pub(crate) fn record_use_by_other(&self, storage: &Arc<impl Buffer>, access: Access) {
+        if !self.is_active() || RECORDING_HERE.current() != 0 {
+            return;
+        }
+        if let Some(record) = &mut *self.lock_recording() {
+            let used = record.used_by_others.entry(Arc::as_ptr(storage).addr());
+            let (_, merged) = used.or_insert_with(|| {
+                let weak = Arc::downgrade(storage);
+                (weak, access)
+            });
+            if access == Access::Write {
+                *merged = access;
+            }
+        }
     }
 
     /// Records a buffer whose contents the step uses only through data that was derived before the step.
@@ -362,6 +429,22 @@ impl CaptureRecording {
     /// Returns the notes of one type, in order.
     pub(crate) fn notes<N: Any>(&self) -> impl Iterator<Item = &N> {
         self.notes.iter().filter_map(|note| note.downcast_ref())
+    }
+
+    /// Fails if another thread has written a buffer of the step, or has read one that the step writes.
+    fn check_other_threads(&self) -> Result<()> {
+        let is_conflict = |(address, (_, access)): (&usize, &(Weak<dyn Buffer>, Access))| {
+            let buffer = self.buffers.get(*self.buffer_ids.get(address)? as usize)?;
+            (*access == Access::Write || buffer.is_changed_by_replays).then_some(buffer)
+        };
+        let Some(buffer) = self.used_by_others.iter().find_map(is_conflict) else { return Ok(()) };
+        Err(capture_error(
+            "capture",
+            &format!(
+                "another thread used {buffer} while the step was recorded, and a replay would leave that out; do the \
+                 work in the step itself, or let the thread wait for the end of the capture"
+            ),
+        ))
     }
 
     /// Returns the peak bytes of the step, without memory allocated before it.
