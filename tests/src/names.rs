@@ -149,7 +149,6 @@ const RENAMED: &[(&str, &str, &str)] = &[
     ("diagflat", "diag", "after `flatten`"),
     ("fill_diagonal_", "diagonal, fill_", "`x.diagonal(0, 0, 1)?.fill_(value)`"),
     ("upsample", "interpolate", ""),
-    ("dropout1d dropout2d dropout3d", "feature_dropout", ""),
     // Arguments that differ.
     (
         "torch.nan_to_num Tensor.nan_to_num",
