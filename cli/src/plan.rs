@@ -15,7 +15,7 @@ use forebay::optim::{AdamW, Optimizer};
 use forebay::plan::{self, Budget, CARDS, StepConfig};
 use forebay::tensor::Tensor;
 
-#[derive(Args)]
+#[derive(Args, Clone)]
 pub(crate) struct PlanArgs {
     /// Model: gpt2-124m, gpt2-350m, gpt2-774m, gpt2-1.5b, gpt3-6.7b, or a safetensors file with GPT-2's layout.
     #[arg(long, default_value = "gpt2-124m")]
@@ -47,7 +47,8 @@ pub(crate) struct PlanArgs {
     /// Plans for the wgpu backend on a card that runs CUDA by default.
     #[arg(long)]
     wgpu: bool,
-    /// Also allows autocast to a 16-bit dtype, bf16 or f16. May be repeated.
+    /// Also allows autocast to a 16-bit dtype, bf16 or f16. May be repeated. Without it, the plan is of f32, and a line
+    /// says what bf16 would take.
     #[arg(long, value_name = "DTYPE", value_parser = parse_half)]
     allow: Vec<DType>,
     /// Keeps everything on the card: disables offload to host memory.
@@ -102,6 +103,9 @@ impl PlanArgs {
         } else {
             println!("{plan}\n--all prints all configurations")
         }
+        if let Some(comparison) = self.compare_with_half(&plan)? {
+            println!("{comparison}");
+        }
         Ok(())
     }
 
@@ -126,6 +130,29 @@ impl PlanArgs {
             "a width of {width} is not a multiple of {heads} heads; set `--heads` to a divisor of the width"
         );
         Ok(options)
+    }
+
+    /// Compares an f32 plan with bf16 autocast by dry runs, if no 16-bit dtype is allowed.
+    fn compare_with_half(&self, plan: &plan::StepPlan) -> Result<Option<String>> {
+        if !self.allow.is_empty() {
+            return Ok(None);
+        }
+        let half = Self { allow: vec![DType::BF16], quick: true, ..self.clone() };
+        let (.., half) = half.compute_plan()?;
+        let (half, full) = (half.best, &plan.best);
+        // In 16 bits, the fastest configuration is no slower than in f32.
+        if half.config.precision.is_none() {
+            return Ok(None);
+        }
+        let (Some(peak), Some(full_peak)) = (half.peak, full.peak) else { return Ok(None) };
+        Ok(Some(format!(
+            "--allow bf16 would take {:.1} ms a step instead of {:.1} and a peak of {} instead of {}: {}",
+            half.seconds * 1e3,
+            full.seconds * 1e3,
+            Bytes(peak),
+            Bytes(full_peak),
+            half.config
+        )))
     }
 
     /// Returns the card, the model's sizes, the tokens of a sequence, and the plan for `train_gpt`'s step.
@@ -247,6 +274,29 @@ mod tests {
         }
         let wrong = make_plan(&["--width", "100", "--heads", "3"]).err().map(|e| e.to_string());
         assert!(wrong.is_some_and(|e| e.contains("`--heads`")));
+        Ok(())
+    }
+
+    #[test]
+    fn an_f32_plan_says_what_16_bits_would_take() -> Result<()> {
+        let compare = |more: &[&str]| -> Result<_> {
+            let args = Command::try_parse_from(["plan"].iter().chain(&SMALL).chain(more))?.plan;
+            let (.., plan) = args.compute_plan()?;
+            Ok((args.compare_with_half(&plan)?, plan.best))
+        };
+        let (comparison, full) = compare(&[])?;
+        let (none, half) = compare(&["--allow", "bf16", "--quick"])?;
+        assert_eq!(none, None);
+        assert!(half.config.precision == Some(DType::BF16) && half.seconds < full.seconds);
+        let text = comparison.unwrap_or_default();
+        let milliseconds = |estimate: &plan::Estimate| format!("{:.1}", estimate.seconds * 1e3);
+        let peak = |estimate: &plan::Estimate| Bytes(estimate.peak.unwrap_or(0)).to_string();
+        for figure in [milliseconds(&half), milliseconds(&full), peak(&half), peak(&full)] {
+            assert!(
+                text.starts_with("--allow bf16 would take ") && text.contains(&figure),
+                "{figure}: {text}"
+            );
+        }
         Ok(())
     }
 

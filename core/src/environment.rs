@@ -4,6 +4,7 @@
 use std::ffi::OsStr;
 
 pub(crate) const EXPECTED_BYTES: &str = "a number of bytes, such as 262144, or 0 for never";
+pub(crate) const EXPECTED_BYTES_OR_OFF: &str = "a number of bytes, such as 262144, or off";
 pub(crate) const EXPECTED_SWITCH: &str = "0 (off) or 1 (on)";
 
 /// Error of a variable with an invalid value: its name, the value, and what is expected.
@@ -29,6 +30,18 @@ pub fn read_switch(name: &str) -> Result<Option<bool>, InvalidVariable> {
 /// The variable has another value.
 pub fn read_bytes(name: &str) -> Result<Option<u64>, InvalidVariable> {
     read_variable(name, EXPECTED_BYTES, |text| text.parse().ok())
+}
+
+/// Reads a number of bytes or `off`, which is `Some(None)`; returns `None` if the variable is unset or empty.
+///
+/// # Errors
+/// The variable has another value.
+pub fn read_bytes_or_off(name: &str) -> Result<Option<Option<u64>>, InvalidVariable> {
+    read_variable(name, EXPECTED_BYTES_OR_OFF, parse_bytes_or_off)
+}
+
+pub(crate) fn parse_bytes_or_off(text: &str) -> Option<Option<u64>> {
+    if text == "off" { Some(None) } else { text.parse().ok().map(Some) }
 }
 
 /// Reads a text; returns `None` if the variable is unset or empty.

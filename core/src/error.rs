@@ -353,6 +353,15 @@ impl Error {
         Self::DType { op, got, expected: expected.into() }
     }
 
+    /// Creates the error of an operation that takes integers only: `rule` says what they are. For a float, the error
+    /// says where it may come from, because PyTorch's type promotion makes it of an integer tensor and a float scalar.
+    pub(crate) fn not_integers(op: &'static str, got: DType, rule: &str) -> Self {
+        let origin = "; an integer tensor and a float scalar give a float, so write `remainder(10)`, not \
+                      `remainder(10.0)`, for integers";
+        let origin = if got.is_float() { origin } else { "" };
+        Self::dtype(op, got, format!("{rule}; cast with `to_dtype`{origin}"))
+    }
+
     /// Names the operation `op` in place of one that it called. Errors that name none are unchanged.
     #[doc(hidden)]
     #[must_use]

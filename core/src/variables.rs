@@ -4,7 +4,9 @@
 
 use std::ffi::OsStr;
 
-use crate::environment::{EXPECTED_BYTES, EXPECTED_SWITCH, parse_value};
+use crate::environment::{
+    EXPECTED_BYTES, EXPECTED_BYTES_OR_OFF, EXPECTED_SWITCH, parse_bytes_or_off, parse_value,
+};
 use crate::error::{Error, Result};
 use crate::memory::Config;
 use crate::platform;
@@ -16,6 +18,8 @@ enum ValueKind {
     Switch,
     /// A number of bytes.
     Bytes,
+    /// A number of bytes, or `off`.
+    BytesOrOff,
     /// A whole number.
     Number,
     /// A path, or text with its own validation.
@@ -47,7 +51,7 @@ const KNOWN_VARIABLES: [(&str, ValueKind); 27] = [
     ("FOREBAY_DATA", ValueKind::Text),
     ("FOREBAY_DEVICE", ValueKind::Device),
     ("FOREBAY_DUMP", ValueKind::Text),
-    ("FOREBAY_FUSION_MIN_BYTES", ValueKind::Bytes),
+    ("FOREBAY_FUSION_MIN_BYTES", ValueKind::BytesOrOff),
     ("FOREBAY_FUZZ_ROUNDS", ValueKind::Number),
     ("FOREBAY_FUZZ_SEED", ValueKind::Number),
     ("FOREBAY_GOLDEN", ValueKind::Text),
@@ -107,6 +111,9 @@ fn check_variable(name: &str, value: &OsStr) -> Result<()> {
     match kind {
         ValueKind::Switch => understood(EXPECTED_SWITCH, &|text| matches!(text, "0" | "1")),
         ValueKind::Bytes => understood(EXPECTED_BYTES, &|text| text.parse::<u64>().is_ok()),
+        ValueKind::BytesOrOff => {
+            understood(EXPECTED_BYTES_OR_OFF, &|text| parse_bytes_or_off(text).is_some())
+        }
         ValueKind::Number => understood("a whole number", &|text| text.parse::<u64>().is_ok()),
         ValueKind::Text => understood("text in Unicode", &|_| true),
         ValueKind::Device => {
@@ -174,15 +181,15 @@ mod tests {
     #[test]
     fn invalid_values_are_named() {
         let number = |text: &str| {
-            let of = parse_value("FOREBAY_FUSION_MIN_BYTES", OsStr::new(text), EXPECTED_BYTES, |text| {
-                text.parse::<u64>().ok()
-            });
+            let name = "FOREBAY_FUSION_MIN_BYTES";
+            let of = parse_value(name, OsStr::new(text), EXPECTED_BYTES_OR_OFF, parse_bytes_or_off);
             of.map_err(|e| e.to_string())
         };
-        assert_eq!(number(" 0 "), Ok(Some(0)));
+        assert_eq!(number(" 0 "), Ok(Some(Some(0))));
+        assert_eq!(number("off"), Ok(Some(None)));
         assert_eq!(number(""), Ok(None));
-        let wrong = "FOREBAY_FUSION_MIN_BYTES=off: expected a number of bytes, such as 262144, or 0 for never; correct it, or unset it";
-        assert_eq!(number("off"), Err(wrong.to_owned()));
+        let wrong = "FOREBAY_FUSION_MIN_BYTES=no: expected a number of bytes, such as 262144, or off; correct it, or unset it";
+        assert_eq!(number("no"), Err(wrong.to_owned()));
         assert!(number("-1").is_err() && number("99999999999999999999").is_err());
     }
 
@@ -191,7 +198,7 @@ mod tests {
         for (name, kind) in KNOWN_VARIABLES {
             let (good, bad) = match kind {
                 ValueKind::Switch => ("1", Some("yes")),
-                ValueKind::Bytes | ValueKind::Number => ("4096", Some("4 KiB")),
+                ValueKind::Bytes | ValueKind::BytesOrOff | ValueKind::Number => ("4096", Some("4 KiB")),
                 ValueKind::Text => ("anything", None),
                 ValueKind::Device => ("wgpu:1", Some("wgpu:one")),
                 ValueKind::AllocatorConfig => ("max_memory_mb:7", Some("nonsense:1")),

@@ -339,3 +339,65 @@ fn sequences_nest_up_to_the_limit() -> Result<()> {
         thread.map_err(|e| Error::argument("test", e.to_string()))?.join().expect("no panic")
     })
 }
+
+#[test]
+fn modules_in_16_bits_take_half_the_memory_of_f32_while_they_are_made() -> Result<()> {
+    use forebay_nn::nn::{Bilinear, Conv2d, Conv2dOptions, Prelu};
+    type Make = fn(&Device) -> Result<Box<dyn Module>>;
+    let makers: [(&str, Make); 9] = [
+        ("Linear", |d| Ok(Box::new(Linear::new(256, 512, d)?))),
+        ("Bilinear", |d| Ok(Box::new(Bilinear::new([32, 64], 128, true, d)?))),
+        ("Conv2d", |d| Ok(Box::new(Conv2d::new(64, 128, 3, Conv2dOptions::default(), d)?))),
+        ("Embedding", |d| Ok(Box::new(Embedding::new(1000, 256, d)?))),
+        ("LayerNorm", |d| Ok(Box::new(LayerNorm::new(4096, d)?))),
+        ("Prelu", |d| Ok(Box::new(Prelu::new(4096, 0.25, d)?))),
+        ("Lstm", |d| Ok(Box::new(Lstm::new(128, 256, RecurrentOptions::default(), d)?))),
+        ("MultiheadAttention", |d| Ok(Box::new(MultiheadAttention::new(256, 4, Default::default(), d)?))),
+        ("Gpt", |d| {
+            let options =
+                GptOptions { vocabulary: 500, context: 64, layers: 2, heads: 2, width: 128, dropout: 0.0 };
+            Ok(Box::new(Gpt::new(&options, d)?))
+        }),
+    ];
+    let peak = |make: Make, dtype| -> Result<u64> {
+        let device = device();
+        let _dtype = init::default_dtype(dtype)?;
+        let module = make(&device)?;
+        assert!(module.parameters().iter().all(|p| p.dtype() == dtype));
+        Ok(device.memory().requested_bytes.all.peak)
+    };
+    for (name, make) in makers {
+        let full = peak(make, DType::F32)?;
+        for dtype in [DType::F16, DType::BF16] {
+            assert_eq!(2 * peak(make, dtype)?, full, "{name} in {dtype}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn initial_values_in_16_bits_take_no_f32_copies() -> Result<()> {
+    type Fill = fn(&Tensor) -> Result<()>;
+    const BYTES: u64 = 2 * 256 * 512;
+    // The values, and for samples that need the precision of f32 one f32 tensor.
+    let fills: [(&str, Fill, u64); 10] = [
+        ("uniform_", |t| init::uniform_(t, -1.0, 1.0), BYTES),
+        ("normal_", |t| init::normal_(t, 0.0, 1.0), BYTES),
+        ("constant_", |t| init::constant_(t, 0.5), BYTES),
+        ("kaiming_uniform_", |t| init::kaiming_uniform_(t, 1.0), BYTES),
+        ("kaiming_normal_", |t| init::kaiming_normal_(t, 1.0), BYTES),
+        ("xavier_uniform_", |t| init::xavier_uniform_(t, 1.0), BYTES),
+        ("xavier_normal_", |t| init::xavier_normal_(t, 1.0), BYTES),
+        ("eye_", init::eye_, BYTES),
+        ("trunc_normal_", |t| init::trunc_normal_(t, 0.0, 1.0, -2.0, 2.0), 3 * BYTES),
+        ("orthogonal_", |t| init::orthogonal_(t, 1.0), 3 * BYTES),
+    ];
+    for (name, fill, scratch) in fills {
+        let device = device();
+        let t = Tensor::empty([256, 512], DType::F16, &device)?;
+        fill(&t)?;
+        let peak = device.memory().requested_bytes.all.peak;
+        assert!(peak <= BYTES + scratch + 1024, "{name} takes {peak} bytes");
+    }
+    Ok(())
+}

@@ -7,10 +7,13 @@ OPERATION=COUNT:KIND takes COUNT samples (3 by default). KIND is a type for the 
 `reference_inputs`, or `errors` for calls that PyTorch rejects. `OPERATION.VARIANT` selects one variant. Samples with many
 elements or complex numbers are skipped, as are calls that exist already, by operation, variant and sample.
 
+The environment variable GOLDEN names another folder to add calls to.
+
 `own` instead of an operation adds the calls of `OWN` below, which no sample of the database covers.
 """
 import json
 import math
+import os
 import pathlib
 import sys
 
@@ -19,9 +22,9 @@ from safetensors.torch import load_file, save_file
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import SampleInput
 
-HERE = pathlib.Path(__file__).parent
+HERE = pathlib.Path(os.environ.get("GOLDEN", pathlib.Path(__file__).parent))
 LARGEST = 600
-KINDS = {"float32": 0, "reference": 2000, "int64": 3000, "bool": 4000, "int32": 5000, "uint8": 6000, "float64": 7000, "errors": 12000}
+KINDS = {"float32": 0, "reference": 2000, "int64": 3000, "bool": 4000, "int32": 5000, "uint8": 6000, "float64": 7000, "float16": 8000, "bfloat16": 9000, "errors": 12000}
 
 
 def factors(result):
@@ -35,10 +38,22 @@ MADE = {
     "linalg.eigh": lambda r: (r[0], r[1].abs()),
     "linalg.lu_factor": factors,
     "linalg.lstsq": lambda r: r[0],
+    "lu": lambda r: (*factors(r[:2]), *r[2:]),
+    "linalg.svd": lambda r: (r[0].abs(), r[1], r[2].abs()),
+    "svd": lambda r: (r[0].abs(), r[1], r[2].abs()),
+    "svd_lowrank": lambda r: (r[0].abs(), r[1], r[2].abs()),
+    "pca_lowrank": lambda r: (r[0].abs(), r[1], r[2].abs()),
+    # Memory that was not written has no values to compare.
+    "empty": torch.zeros_like,
+    "empty_like": torch.zeros_like,
+    "new_empty": torch.zeros_like,
 }
 
+# Keywords that hold a function, which a file cannot. The database passes the default one.
+FUNCTIONS = {"distance_function"}
+
 # PyTorch's own f32 results are less exact than the tolerance, so they are computed in f64 and rounded.
-EXACT = {"linalg.cond", "linalg.eigh", "linalg.lstsq", "linalg.multi_dot", "matrix_exp", "special.log_ndtr"}
+EXACT = {"linalg.cond", "linalg.eigh", "linalg.lstsq", "linalg.multi_dot", "matrix_exp", "special.log_ndtr", "pinverse", "linalg.polar", "svd", "linalg.svd", "linalg.svdvals"}
 
 
 F64, F16, U8, I32 = torch.float64, torch.float16, torch.uint8, torch.int32
@@ -47,6 +62,11 @@ WIDE = [1e30, -1e30, 5.3, -5.3, 0.7, -1e-30, 0.0, 7.0, math.inf, math.nan]
 
 def t(values, dtype=torch.float32, grad=True):
     return torch.tensor(values, dtype=dtype, requires_grad=grad and dtype.is_floating_point)
+
+
+def log_probs():
+    values = torch.arange(48.0).mul(0.7).sin().reshape(6, 2, 4).log_softmax(-1)
+    return values.detach().requires_grad_()
 
 
 # Operation, variant, arguments, keywords, and whether PyTorch rejects it. Sample indices start at 14000; append new calls.
@@ -97,14 +117,36 @@ OWN = [
     ("nn.functional.smooth_l1_loss", "", lambda: [t([math.inf, 1.0, 5.0, -0.25]), t([0.0, math.inf, 4.0, 0.25])], {"reduction": "sum"}),
     ("nn.functional.margin_ranking_loss", "", lambda: [t([1.0, 0.0, -1.0]), t([0.0, 0.0, 0.0]), t([1.0, 1.0, 1.0], grad=False)], {"reduction": "sum"}),
     ("norm", "inf", lambda: [t([1.0, math.inf, -2.0]), math.inf], {}),
+    *(("nn.functional.ctc_loss", "", lambda of=of: [log_probs(), torch.tensor(of), lengths([6, 5]), lengths([2, 1])], {"reduction": how})
+      for of in ([[1, 1], [3, 2]], [1, 1, 3]) for how in ("none", "mean", "sum") for lengths in (list, torch.tensor)),
+    ("to", "", lambda: [t([1.5, -2.5]), F64], {}),
+    ("to", "", lambda: [t([1.5, -2.5]), "cpu", F16, True], {"copy": True}),
+    ("to", "", lambda: [t([1.5, -2.5]), t([1], I32)], {}),
+    *(("grid_sampler_2d", "", lambda mode=mode, pad=pad: [t([[[[1.0, 2.0, 4.0], [3.0, 0.5, -1.0]]]]), t([[[[0.3, -0.2], [1.4, 0.6]]]]), mode, pad, True], {})
+      for mode, pad in ((0, 0), (0, 2), (2, 1))),
+    ("tensordot", "", lambda: [t([[1.0, 2.0, 3.0]]), t([[1.0, -1.0], [2.0, 0.5], [4.0, 3.0]])], {"dims": [[0, 1], [1, 0]]}),
+    ("nn.functional.softmin", "", lambda: [t([[1.0, 2.0], [0.5, -3.0]]), -1], {"dtype": F64}),
+    *(("nn.functional.poisson_nll_loss", "", lambda: [t([0.5, 1.5, 2.0]), t([0.5, 1.0, 4.0])], {"log_input": False, "full": full, "eps": 1e-3, "reduction": how})
+      for full in (False, True) for how in ("none", "mean", "sum")),
+    ("nn.functional.alpha_dropout", "", lambda: [t([0.5, -1.5, 2.0])], {"p": 1.0, "training": True}),
+    ("nn.functional.multi_margin_loss", "", lambda: [t([[0.5, 1.5, 2.0]]), torch.tensor([1])], {"p": 2, "margin": 0.7, "weight": t([1.0, 0.5, 2.0], grad=False), "reduction": "sum"}),
+    ("__getitem__", "", lambda: [t([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]), [None, slice(None), Ellipsis, -1]], {}),
+    ("__getitem__", "", lambda: [t([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]), [slice(0, 2), torch.tensor([2, 0, 0])]], {}),
+    ("__getitem__", "", lambda: [t([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]), torch.tensor([[True, False, True], [False, True, True]])], {}),
+    ("nn.functional.dropout2d", "", lambda: [t([[[[1.0, 2.0]], [[3.0, 4.0]]]])], {"p": 0.5}),
+    ("nn.functional.dropout3d", "", lambda: [t([[[[[1.0, 2.0]]], [[[3.0, 4.0]]]]])], {"p": 0.5}),
+    ("nn.functional.feature_alpha_dropout", "with_train", lambda: [t([[[[1.0, 2.0]], [[3.0, 4.0]]]])], {"p": 0.5, "training": True}),
+    ("nn.functional.fractional_max_pool2d", "", lambda: [t([[[[1.0, 5.0, 2.0], [0.5, 3.0, 7.0], [4.0, 6.0, -1.0]]]]), 2],
+     {"output_size": 2, "return_indices": True, "_random_samples": t([[[0.3, 0.8]]], grad=False)}),
 ]
 
 
 class File:
     def __init__(self):
-        self.index = json.loads((HERE / "golden.json").read_text())
-        self.tensors = load_file(HERE / "golden.safetensors")
-        self.next = 1 + max(int(key.split(":")[0]) for key in self.tensors)
+        exists = (HERE / "golden.json").exists()
+        self.index = json.loads((HERE / "golden.json").read_text()) if exists else {"calls": []}
+        self.tensors = load_file(HERE / "golden.safetensors") if exists else {}
+        self.next = 1 + max((int(key.split(":")[0]) for key in self.tensors), default=0)
         self.there = {(c["op"], c.get("variant", ""), c["sample"]) for c in self.index["calls"]}
 
     def keep(self, tensor, kind):
@@ -130,6 +172,8 @@ class File:
             return {"float": str(value)}
         if value is Ellipsis:
             return {"ellipsis": True}
+        if isinstance(value, (torch.memory_format, torch.layout)):
+            return str(value)
         if value is None or isinstance(value, (bool, int, float, str)):
             return value
         raise ValueError(f"{type(value)}")
@@ -166,7 +210,7 @@ def add(file, op, number, sample, refused):
     if (name, variant, number) in file.there:
         return False
     args = fresh([sample.input, *sample.args])
-    kwargs = {key: fresh(value) for key, value in sample.kwargs.items() if value is not None}
+    kwargs = {key: fresh(value) for key, value in sample.kwargs.items() if value is not None and key not in FUNCTIONS}
     if elements(args) + elements(list(kwargs.values())) > LARGEST:
         return False
     start, tensors, leaves = file.next, dict(file.tensors), []
@@ -184,6 +228,9 @@ def add(file, op, number, sample, refused):
         else:
             given = double(args) if name in EXACT else args
             result = MADE.get(name, lambda r: r)(op(*given, **kwargs))
+            if isinstance(result, (bool, int, float, torch.Size)):
+                dtype = {torch.Size: torch.int64, float: torch.float64}.get(type(result))
+                result = torch.tensor(result, dtype=dtype)
             outs = [result] if isinstance(result, torch.Tensor) else list(result)
             if name in EXACT:
                 outs = [out.float() if out.dtype == torch.float64 else out for out in outs]
@@ -200,7 +247,7 @@ def add(file, op, number, sample, refused):
                 call["cotangents"] = [file.keep(seed, "ct") for seed in seeds]
                 call["diff_outs"] = with_grad
                 call["grads"] = {key: file.keep(grad, "grad") for (key, _), grad in zip(inputs, grads) if grad is not None}
-    except (ValueError, NotImplementedError, RuntimeError) as error:
+    except (ValueError, NotImplementedError, RuntimeError, TypeError, AttributeError) as error:
         print(f"passed over: {name} #{number}: {str(error).splitlines()[0][:120]}", file=sys.stderr)
         file.next, file.tensors = start, tensors
         return False
@@ -215,6 +262,8 @@ def samples(op, kind):
     dtype = getattr(torch, kind) if kind in KINDS and kind != "reference" else torch.float32
     make = op.reference_inputs if kind == "reference" else op.sample_inputs
     grad = dtype.is_floating_point and op.supports_autograd
+    if dtype not in op.supported_dtypes("cpu"):
+        return []
     return [(s, False) for s in make("cpu", dtype, requires_grad=grad)]
 
 

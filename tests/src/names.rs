@@ -51,7 +51,8 @@ const RENAMED: &[(&str, &str, &str)] = &[
     ("cpu cuda xpu", "to_device", ""),
     ("bfloat16 bool byte double float half int long type type_as", "to_dtype", ""),
     ("numpy tolist", "to_vec, to_f64s", "copies to the host"),
-    ("torch.where Tensor.where", "where_", "`a.where_(&condition, &b)`"),
+    ("torch.where", "Tensor::where_cond", "`Tensor::where_cond(&condition, &a, &b)`"),
+    ("Tensor.where", "where_", "`a.where_(&condition, &b)`"),
     // Properties.
     ("torch.Tensor.dim ndim ndimension", "rank", "`dim(-1)` is an extent"),
     ("nelement", "numel", ""),
@@ -148,7 +149,6 @@ const RENAMED: &[(&str, &str, &str)] = &[
     ("diagflat", "diag", "after `flatten`"),
     ("fill_diagonal_", "diagonal, fill_", "`x.diagonal(0, 0, 1)?.fill_(value)`"),
     ("upsample", "interpolate", ""),
-    ("dropout1d dropout2d dropout3d", "feature_dropout", ""),
     // Arguments that differ.
     (
         "torch.nan_to_num Tensor.nan_to_num",
@@ -265,6 +265,50 @@ const ABSENT: &[(&str, &str)] = &[
     ("a static count needs a sort by flags; `nonzero` returns all positions", "nonzero_static"),
 ];
 
+/// Operations of PyTorch's database that are in none of the name spaces of the page and absent, by the reason.
+const DATABASE_ONLY: &[(&str, &str)] = &[
+    (
+        "Fourier transforms have complex results, and there is no complex type",
+        "fft.fft fft.fft2 fft.fftn fft.fftshift fft.hfft fft.hfft2 fft.hfftn fft.ifft fft.ifft2 fft.ifftn \
+         fft.ifftshift fft.ihfft fft.ihfft2 fft.ihfftn fft.irfft fft.irfft2 fft.irfftn fft.rfft fft.rfft2 fft.rfftn",
+    ),
+    (
+        "`torch.masked` reduces under a mask: fill the other elements first, with `masked_fill`",
+        "masked.amax masked.amin masked.argmax masked.argmin masked.cumprod masked.cumsum masked.log_softmax \
+         masked.logaddexp masked.logsumexp masked.mean masked.median masked.norm masked.normalize masked.prod \
+         masked.softmax masked.softmin masked.std masked.sum masked.var",
+    ),
+    ("sparse layouts: tensors are strided", "sparse.mm sparse.sampled_addmm _segment_reduce"),
+    (
+        "kernels compiled from C++ text: `CustomOp` takes WGSL",
+        "jiterator_2inputs_2outputs jiterator_4inputs_with_extra_args jiterator_binary jiterator_binary_return_by_ref \
+         jiterator_unary",
+    ),
+    (
+        "an inner function of PyTorch; the public one of the same kind is compared",
+        "_batch_norm_with_update _chunk_cat _native_batch_norm_legit _softmax_backward_data _unsafe_masked_index \
+         _unsafe_masked_index_put_accumulate _upsample_bilinear2d_aa max_pool2d_with_indices_backward \
+         native_batch_norm native_dropout_backward native_group_norm native_layer_norm \
+         torch.ops.aten._efficient_attention_forward torch.ops.aten._flash_attention_forward \
+         torch.ops.aten._safe_softmax.default torch.ops.aten._scaled_dot_product_flash_attention_for_cpu",
+    ),
+    (
+        "golden files hold no 8-bit floats; the topic `fp8` compares `scaled_mm`",
+        "torch._scaled_mm torch._scaled_mm_v2",
+    ),
+    (
+        "the module `MultiheadAttention` holds the weights; the topic `modules` compares it",
+        "nn.functional.multi_head_attention_forward",
+    ),
+    ("strides of results belong to the library", "empty_permuted new_empty_strided"),
+    (
+        "there is no such function; it is short in other operations",
+        "signal.windows.cosine signal.windows.exponential",
+    ),
+    ("hashes of tensors: the host computes those of bytes", "hash_tensor"),
+    ("matrix functions of symmetric matrices: `eigh` gives them", "linalg.matrix_sqrth"),
+];
+
 const TRUTH_IN_PLACE: &str = "eq_ ne_ not_equal_ lt_ less_ le_ less_equal_ gt_ greater_ ge_ greater_equal_ logical_and_ \
     logical_not_ logical_or_ logical_xor_";
 
@@ -340,6 +384,24 @@ impl NameTable {
             }),
         }
     }
+}
+
+/// Returns the name here of a function that PyTorch has under another name, with the same arguments.
+pub(crate) fn alias(name: &str) -> Option<&'static str> {
+    let short = name.rsplit('.').next().unwrap_or(name);
+    RENAMED.iter().find_map(|&(names, here, note)| {
+        let is_same = note.is_empty() && !here.contains(',');
+        (is_same && names.split_whitespace().any(|other| other == name || other == short)).then_some(here)
+    })
+}
+
+/// Returns the reason why an operation of PyTorch's database is absent.
+pub(crate) fn reason_of_absence(name: &str) -> Option<&'static str> {
+    let short = name.rsplit('.').next().unwrap_or(name);
+    let full = format!("torch.{name}");
+    let is_listed = |names: &str| names.split_whitespace().any(|other| [name, short, &full].contains(&other));
+    let in_database = DATABASE_ONLY.iter().find(|(_, names)| is_listed(names));
+    in_database.or_else(|| ABSENT.iter().find(|(_, names)| is_listed(names))).map(|(reason, _)| *reason)
 }
 
 /// Returns PyTorch's names.
@@ -434,6 +496,27 @@ mod tests {
         Ok(())
     }
 
+    /// Checks that any file of PyTorch's operator database runs: no operation that is here lacks its call.
+    #[test]
+    fn every_operation_of_the_database_has_a_call_or_a_reason() -> Result<()> {
+        let path = scan::repository_root().join("tests/data/operator_database.txt");
+        let names = std::fs::read_to_string(path)?;
+        let mut absent = BTreeSet::new();
+        for name in names.lines() {
+            match (crate::golden::find_call(name), reason_of_absence(name)) {
+                (Ok(_), None) => {}
+                (Err(_), Some(_)) => drop(absent.insert(name)),
+                (Ok((op, _)), Some(reason)) => bail!("{name} is {}, and absent: {reason}", op.name),
+                (Err(error), None) => bail!("{name}: {error}"),
+            }
+        }
+        ensure!(absent.contains("fft.fft") && !absent.contains("nn.functional.softmin"), "{absent:?}");
+        let listed = DATABASE_ONLY.iter().flat_map(|(_, names)| names.split_whitespace());
+        let unused: Vec<_> = listed.filter(|name| !absent.contains(name)).collect();
+        ensure!(unused.is_empty(), "listed, but no operation of the database: {unused:?}");
+        Ok(())
+    }
+
     #[test]
     fn every_counterpart_is_a_public_item() -> Result<()> {
         let mut sources = Vec::new();
@@ -449,6 +532,31 @@ mod tests {
         for other in ["Tensor::manual_seed", "Tensor::promote", "promote"] {
             ensure!(!is_public_item(&items, other), "{other} is found in another type");
         }
+        Ok(())
+    }
+
+    /// Checks that the documentation's search finds an operation under PyTorch's names. An entry of a macro has the
+    /// aliases of its first method, so in-place forms have none.
+    #[test]
+    fn renamed_operations_have_documentation_aliases() -> Result<()> {
+        let table = NameTable::new()?;
+        let sources = scan::read_sources(&scan::repository_root().join("core/src"))?;
+        let mut missing = BTreeSet::new();
+        for &(names, here, _) in RENAMED {
+            let [own] = here.split(", ").collect::<Vec<_>>()[..] else { continue };
+            let own = own.strip_prefix("Tensor::").unwrap_or(own);
+            for name in names.split_whitespace().filter(|name| !name.ends_with('_')) {
+                let name = name.rsplit('.').next().unwrap_or(name);
+                let alias = format!("#[doc(alias = \"{name}\")]");
+                if name != own
+                    && table.operations.contains(own)
+                    && !sources.iter().any(|s| s.contains(&alias))
+                {
+                    missing.insert(name);
+                }
+            }
+        }
+        ensure!(missing.is_empty(), "without `#[doc(alias)]`: {missing:?}");
         Ok(())
     }
 

@@ -147,6 +147,8 @@ impl Tensor {
     ///
     /// # Errors
     /// The tensor does not require a gradient.
+    #[doc(alias = "retain_grad")]
+    #[doc(alias = "retains_grad")]
     pub fn register_hook(
         &self,
         hook: impl Fn(&Tensor) -> Result<Option<Tensor>> + Send + Sync + 'static,

@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use smallvec::SmallVec;
 
 use crate::dtype::DType;
-use crate::error::{Error, Result, fail, fail_if};
+use crate::error::{Error, Result, fail_if};
 use crate::memory::{self, Tag};
 use crate::runtime::device::Device;
 use crate::runtime::stream::Access;
@@ -300,6 +300,8 @@ pub struct NoGradGuard {
 /// drop(guard);
 /// assert!(autograd::is_grad_enabled());
 /// ```
+#[doc(alias = "inference_mode")]
+#[doc(alias = "set_grad_enabled")]
 #[must_use = "recording stops only while the guard lives"]
 pub fn no_grad() -> NoGradGuard {
     NoGradGuard { _no_grad: ScopedGuard::new(&NO_GRAD, true) }
@@ -312,12 +314,15 @@ pub struct EnableGradGuard {
 }
 
 /// Enables recording on this thread until the guard is dropped, even inside [`no_grad`].
+#[doc(alias = "set_grad_enabled")]
 #[must_use = "recording goes on only while the guard lives"]
 pub fn enable_grad() -> EnableGradGuard {
     EnableGradGuard { _enable_grad: ScopedGuard::new(&NO_GRAD, false) }
 }
 
 /// Reports whether operations of this thread are recorded.
+#[doc(alias = "is_inference")]
+#[doc(alias = "is_inference_mode_enabled")]
 #[must_use]
 pub fn is_grad_enabled() -> bool {
     !NO_GRAD.current()
@@ -581,31 +586,56 @@ impl Tensor {
     ///
     /// # Errors
     /// The dtype is not a float.
+    #[doc(alias = "requires_grad_")]
     pub fn to_leaf(&self) -> Result<Tensor> {
         fail_if!(!self.dtype().is_float();
             dtype("to_leaf", self.dtype()), "only floats carry gradients; cast first");
         Ok(self.detach().with_grad_edge(Some(GradEdge::Leaf(Leaf::new(self)))))
     }
 
-    /// Freezes a leaf (`false`) or unfreezes it, in place: all clones of its handle change, as in PyTorch.
-    /// Operations on frozen leaves alone are not recorded and save nothing for the backward pass. Freezing also
-    /// frees the leaf's gradient, so that optimisers skip it. `Module::requires_grad_` does this for all
-    /// parameters.
+    /// Changes whether the tensor requires a gradient, in place: all clones of its handle change. Returns the handle, as
+    /// PyTorch's method of this name.
+    ///
+    /// With `true`, a tensor without history becomes a leaf, which accumulates a gradient, and a frozen leaf thaws. With
+    /// `false`, a leaf is frozen. Operations on frozen leaves alone are not recorded and save nothing for the backward
+    /// pass. Freezing also frees the leaf's gradient, so that optimisers skip it. `Module::requires_grad_` does this for
+    /// all parameters.
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
+    /// # let device = Device::null(Default::default());
+    /// let x = Tensor::ones([3], DType::F32, &device)?;
+    /// x.requires_grad_(true)?;
+    /// x.square()?.sum_all()?.backward()?;
+    /// assert_eq!(x.grad().expect("x is a leaf").shape(), [3]);
+    /// assert!(!x.requires_grad_(false)?.requires_grad());
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// The tensor is not a leaf: create one with [`to_leaf`](Self::to_leaf).
-    pub fn requires_grad_(&self, on: bool) -> Result<()> {
-        let Some(leaf) = self.leaf() else {
-            fail!(
-                argument("requires_grad_"),
-                "takes a leaf; `to_leaf` gives one, and `detach` a tensor without a history"
-            );
-        };
-        leaf.is_frozen.store(!on, Ordering::Relaxed);
+    /// The dtype is not a float. An operation made the tensor, and `on` is false: use [`detach`](Self::detach).
+    pub fn requires_grad_(&self, on: bool) -> Result<Tensor> {
+        const OP: &str = "requires_grad_";
+        if self.leaf().is_none() {
+            let has_history = self.requires_grad();
+            fail_if!(has_history && !on; argument(OP),
+                "an operation made this tensor, so it has a history and always requires a gradient; `detach` gives a \
+                 tensor without one");
+            if has_history || !on {
+                return Ok(self.clone());
+            }
+            fail_if!(!self.dtype().is_float();
+                dtype(OP, self.dtype()), "only floats carry gradients; cast first");
+            fail_if!(!self.init_grad_meta(|| GradEdge::Leaf(Leaf::new(self)).into_meta()); argument(OP),
+                "recorded operations wrote to the memory of this view; make the leaf with `to_leaf`");
+        }
+        if let Some(leaf) = self.leaf() {
+            leaf.is_frozen.store(!on, Ordering::Relaxed);
+        }
         if !on {
             self.set_grad(None);
         }
-        Ok(())
+        Ok(self.clone())
     }
 
     /// Reports whether a gradient flows to or through this tensor.
@@ -621,6 +651,7 @@ impl Tensor {
     }
 
     /// Returns a tensor with the same data and without history.
+    #[doc(alias = "detach_")]
     #[must_use]
     pub fn detach(&self) -> Tensor {
         self.with_grad_edge(None)

@@ -8,6 +8,7 @@ use crate::tensor::float8;
 use crate::tensor::shape::Extents;
 
 impl Tensor {
+    #[doc(alias = "new_full")]
     /// Creates a tensor of `shape` that holds one value everywhere. Integer types drop its fraction.
     ///
     /// # Errors
@@ -75,12 +76,14 @@ impl Tensor {
         Ok(self)
     }
 
+    #[doc(alias = "new_zeros")]
     /// Creates a tensor of zeros.
     #[track_caller]
     pub fn zeros(shape: impl IntoShape, dtype: DType, device: &Device) -> Result<Self> {
         Self::create_filled("zeros", shape.to_extents(), 0.0, dtype, device)
     }
 
+    #[doc(alias = "new_ones")]
     /// Creates a tensor of ones.
     #[track_caller]
     pub fn ones(shape: impl IntoShape, dtype: DType, device: &Device) -> Result<Self> {
@@ -105,6 +108,10 @@ impl Tensor {
         Self::create_filled("full_like", self.shape().to_extents(), value, self.dtype(), self.device())
     }
 
+    #[doc(alias = "to")]
+    #[doc(alias = "cpu")]
+    #[doc(alias = "cuda")]
+    #[doc(alias = "xpu")]
     /// Copies the tensor to another device, with its gradient: PyTorch's `x.to(device)`. Returns `self` if it is there
     /// already.
     ///

@@ -108,7 +108,7 @@ pub(super) fn index_dtype_name(op: &'static str, index: &Tensor) -> Result<&'sta
         DType::I64 => Ok("i64w"),
         DType::I32 => Ok("i32"),
         DType::U32 => Ok("u32"),
-        got => Err(Error::dtype(op, got, "an index is i64, i32 or u32")),
+        got => Err(Error::not_integers(op, got, "an index is i64, i32 or u32")),
     }
 }
 
@@ -630,6 +630,9 @@ impl Tensor {
     ///
     /// # Errors
     /// The shapes do not fit, `src` has another type, or the types are integers and alpha is not.
+    #[doc(alias = "scatter")]
+    #[doc(alias = "scatter_add")]
+    #[doc(alias = "index_put")]
     #[track_caller]
     pub fn index_add(&self, dim: isize, index: &Tensor, src: &Tensor, alpha: f64) -> Result<Tensor> {
         self.index_add_to(dim, index, src, alpha, ScatterTarget::Copy)

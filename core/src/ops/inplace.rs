@@ -27,7 +27,7 @@ fn replace(
         true => target.copy()?,
         false => target.clone(),
     };
-    let result = result(&before)?;
+    let result = result(&before).map_err(|error| error.with_op(op))?;
     fail_if!(result.shape() != target.shape();
         shape(op, [target, &result]), "the result has another shape and does not fit in place");
     check_fits_in_place(op, target.dtype(), result.dtype())?;
@@ -49,7 +49,7 @@ fn scatter_in_place(
     }
     operation!(op);
     let _no_autocast = amp::no_autocast();
-    scatter(target, ScatterTarget::Operand).map(drop)
+    scatter(target, ScatterTarget::Operand).map(drop).map_err(|error| error.with_op(op))
 }
 
 /// Declares the in-place forms of methods. The tensors in brackets may require a gradient.

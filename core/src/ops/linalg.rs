@@ -146,6 +146,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The shapes or types do not fit. The dtype is not f32, or f64 on a device that supports it.
+    #[doc(alias = "triangular_solve")]
     #[track_caller]
     pub fn solve_triangular(
         &self,
@@ -216,6 +217,7 @@ impl Tensor {
 
     /// Computes the inverses of square matrices \[.., n, n\]: PyTorch's `linalg.inv`. The result is not
     /// finite for a singular matrix.
+    #[doc(alias = "inverse")]
     #[track_caller]
     pub fn inv(&self) -> Result<Tensor> {
         operation!(OP = "inv", autocast[self], |x| x.inv());
@@ -298,6 +300,7 @@ impl Tensor {
     /// Computes the Moore-Penrose pseudo-inverses \[.., n, m\] of matrices \[.., m, n\] by singular values.
     /// Singular values up to `rtol` times the largest count as zero. As in PyTorch, the default is the larger
     /// extent times the machine epsilon. The gradient assumes constant rank.
+    #[doc(alias = "pinverse")]
     #[track_caller]
     pub fn pinv(&self, rtol: Option<f64>) -> Result<Tensor> {
         operation!(OP = "pinv", autocast[self], |x| x.pinv(rtol));

@@ -125,8 +125,9 @@ impl Tensor {
         let &NllLossOptions { weight, ignore_index, reduction } = options;
         operation!("nll_loss", in_f32 [self, weight], |x, w|
             x.nll_loss(target, &NllLossOptions { weight: w.as_ref(), ..*options }));
-        fail_if!(!target.dtype().is_int();
-            dtype("nll_loss", target.dtype()), "targets are classes, as integers");
+        if !target.dtype().is_int() {
+            return Err(Error::not_integers("nll_loss", target.dtype(), "targets are classes, as integers"));
+        }
         fail_if!(self.rank() == 0 || target.rank() + 1 != self.rank(); shape("nll_loss", [self, target]),
             "targets have the shape of [batch, classes, ...] without the classes");
         let dim = if self.rank() > 1 { 1 } else { 0 };
@@ -203,8 +204,12 @@ impl Tensor {
         clamped.mul(&d.sub(&clamped.mul(0.5)?)?)
     }
 
-    /// Computes the cross-entropy of these probabilities with `target`. Logarithms are clamped to at least
-    /// -100. Use [`binary_cross_entropy_with_logits`](Self::binary_cross_entropy_with_logits) for logits.
+    /// Computes the cross-entropy of these probabilities, from 0 to 1, with `target`. Logarithms are clamped to at
+    /// least -100.
+    ///
+    /// A value outside 0 to 1 gives NaN. PyTorch refuses it on the CPU, but such a check would make the host wait for the
+    /// device. Logits are such values: use
+    /// [`binary_cross_entropy_with_logits`](Self::binary_cross_entropy_with_logits) for them.
     ///
     /// # Errors
     /// The shapes differ.

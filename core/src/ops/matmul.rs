@@ -381,6 +381,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The operands are not vectors of the same length. See also [`matmul`](Self::matmul).
+    #[doc(alias = "vdot")]
     #[track_caller]
     pub fn dot(&self, other: &Tensor) -> Result<Tensor> {
         dispatch_autocast!("dot", [self, other], |a, b| a.dot(&b));
@@ -392,6 +393,7 @@ impl Tensor {
     ///
     /// # Errors
     /// An operand is not a vector.
+    #[doc(alias = "ger")]
     #[track_caller]
     pub fn outer(&self, other: &Tensor) -> Result<Tensor> {
         check_ranks("outer", "takes two vectors", &[(self, 1), (other, 1)])?;

@@ -343,7 +343,9 @@ impl Tensor {
         fill_random(op, shape, Distribution::Bernoulli { p }, dtype, device)
     }
 
-    /// Samples 1 with the probability that each element states, else 0: PyTorch's `bernoulli` of a tensor.
+    #[doc(alias = "bernoulli")]
+    /// Samples 1 with the probability that each element states, else 0: PyTorch's `bernoulli` of a tensor. As there, the
+    /// gradient of the probabilities is zero.
     ///
     /// # Errors
     /// The dtype is not a float. The host does not read the probabilities, so others than 0 to 1 are no error.
@@ -351,8 +353,8 @@ impl Tensor {
     pub fn sample_bernoulli(&self) -> Result<Tensor> {
         operation!(OP = "sample_bernoulli");
         check_float_dtype(OP, self.dtype())?;
-        autograd::check_no_grad_inputs(OP, &[self])?;
-        self.draw_unit()?.lt(self)?.to_dtype(self.dtype())
+        let samples = self.draw_unit()?.lt(&self.detach())?.to_dtype(self.dtype())?;
+        Ok(autograd::differentiable_unary(OP, samples, self, |g, _| g.zeros_like()))
     }
 
     /// Replaces the elements for the operation `op`, which errors name.
@@ -579,6 +581,9 @@ impl Tensor {
         ends.searchsorted(&samples, &out(true))?.minimum(&last)?.to_dtype(DType::I64)
     }
 
+    #[doc(alias = "dropout1d")]
+    #[doc(alias = "dropout2d")]
+    #[doc(alias = "dropout3d")]
     /// Zeroes channels of \[batch, channels, ..\] with probability `p` and scales the others by 1 / (1 - p)
     /// while `training`. Otherwise returns `self`. PyTorch's `dropout1d` to `dropout3d`.
     ///
@@ -596,10 +601,10 @@ impl Tensor {
     }
 
     /// Sets elements to selu's lower limit with probability `p` while `training`. Then scales and shifts all
-    /// elements to keep mean and variance (Klambauer et al., 2017). Otherwise returns `self`.
+    /// elements to keep mean and variance (Klambauer et al., 2017). Otherwise returns `self`. A `p` of 1 gives zeros.
     ///
     /// # Errors
-    /// `p` is not a probability or is 1, or the dtype is not a float.
+    /// `p` is not a probability, or the dtype is not a float.
     #[track_caller]
     pub fn alpha_dropout(&self, p: f64, training: bool) -> Result<Tensor> {
         self.run_alpha_dropout("alpha_dropout", p, training, false)
@@ -622,10 +627,13 @@ impl Tensor {
         // Limit of selu at -∞: the product of its two constants.
         const SELU_MIN: f64 = -1.758_099_340_847_376_6;
         operation!(op);
-        fail_if!(!(0.0..1.0).contains(&p); argument(op), "{p} is not a probability below 1");
+        fail_if!(!(0.0..=1.0).contains(&p); argument(op), "{p} is not a probability");
         check_float_dtype(op, self.dtype())?;
         if !training || p == 0.0 {
             return Ok(self.clone());
+        }
+        if p == 1.0 {
+            return self.mul(0.0);
         }
         let ones = if by_channel { self.ones_per_channel(op)? } else { self.detach().ones_like()? };
         let dropped = ones.dropout(p, true)?.eq(0.0)?;

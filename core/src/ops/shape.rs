@@ -27,6 +27,8 @@ pub enum PadMode {
 /// Largest pad that repeats an edge, because the host lists its indices.
 const MAX_EDGE_PAD: isize = 1 << 26;
 
+#[doc(alias = "concat")]
+#[doc(alias = "concatenate")]
 /// Concatenates tensors along an existing dimension.
 ///
 /// # Errors
@@ -305,6 +307,7 @@ impl Tensor {
         stack(tensors, dim)
     }
 
+    #[doc(alias = "range")]
     /// Creates the values `start`, `start + step`, ... before `end`. Each value is `start + i * step` in f64, rounded
     /// once to f32 or f64; their number is (`end` - `start`) / `step`, rounded up. f16 and bf16 are rounded from f32.
     /// An integer type drops the fraction of each value.
@@ -421,6 +424,7 @@ impl Tensor {
         Ok(autograd::linear_differentiable("roll", out, self, forward, back))
     }
 
+    #[doc(alias = "moveaxis")]
     /// Returns a view with the dimensions `source` moved to `destination`, and the others in order
     /// (`movedim`).
     ///
@@ -679,7 +683,9 @@ impl Tensor {
     #[track_caller]
     pub fn one_hot(&self, classes: usize) -> Result<Tensor> {
         const OP: &str = "one_hot";
-        fail_if!(!self.dtype().is_int(); dtype(OP, self.dtype()), "takes class numbers");
+        if !self.dtype().is_int() {
+            return Err(Error::not_integers(OP, self.dtype(), "takes class numbers"));
+        }
         fail_if!(classes > i32::MAX as usize; argument(OP), "{classes} classes are more than an i32 counts");
         let range = IndexRange { extent: classes, allows_negative: false, ignored_index: None };
         run_composite(OP, || {

@@ -47,11 +47,11 @@ impl DeviceOptions {
     }
 }
 
-/// Returns the smallest fused result in bytes on a device with kernels: from the environment (0 gives `None`),
-/// or the default.
+/// Returns the smallest fused result in bytes on a device with kernels: from the environment, or the default. `None`
+/// disables fusion.
 pub(crate) fn default_fusion_min_bytes() -> Option<u64> {
-    let configured = environment::read_bytes("FOREBAY_FUSION_MIN_BYTES").ok().flatten();
-    Some(configured.unwrap_or(DEFAULT_FUSION_MIN_BYTES)).filter(|&min_bytes| min_bytes > 0)
+    let configured = environment::read_bytes_or_off("FOREBAY_FUSION_MIN_BYTES").ok().flatten();
+    configured.unwrap_or(Some(DEFAULT_FUSION_MIN_BYTES))
 }
 
 impl Device {
@@ -64,11 +64,12 @@ impl Device {
         (min_bytes != UNSET).then_some(min_bytes)
     }
 
-    /// Runs chains of elementwise operations as one kernel if each result has at least `least` bytes. `None`
-    /// disables fusion. Results are identical to the bit with and without fusion. So is memory use, but for products
+    /// Runs chains of elementwise operations as one kernel if each result has at least `min_bytes` bytes: `Some(0)` fuses
+    /// chains of every size, and `None` disables fusion. Results are identical to the bit with and without fusion. So is memory use, but for products
     /// with an activation: with fusion they compute the activation again in the backward pass instead of saving it.
     ///
-    /// The default is 256 KiB, or `FOREBAY_FUSION_MIN_BYTES` (0 for off). The null device does not fuse.
+    /// The default is 256 KiB, or `FOREBAY_FUSION_MIN_BYTES`: a number with the same meaning, or `off` for `None`. The
+    /// null device does not fuse by default.
     ///
     /// ```
     /// use forebay_core::{device::Device, dtype::DType, profile::Profiler, tensor::Tensor};

@@ -20,6 +20,12 @@ use crate::runtime::stream::Access;
 pub(crate) struct CapturedConstant(pub(crate) Tensor);
 
 impl Tensor {
+    #[doc(alias = "tensor")]
+    #[doc(alias = "as_tensor")]
+    #[doc(alias = "asarray")]
+    #[doc(alias = "new_tensor")]
+    #[doc(alias = "from_numpy")]
+    #[doc(alias = "frombuffer")]
     /// Creates a tensor of `shape` from row-major elements. One extent may be -1.
     ///
     /// # Errors
@@ -191,6 +197,8 @@ impl Tensor {
         }
     }
 
+    #[doc(alias = "numpy")]
+    #[doc(alias = "tolist")]
     /// Returns the elements in row-major order. Waits for the device.
     ///
     /// # Errors
@@ -234,6 +242,8 @@ impl Tensor {
         Ok(self.to_bytes()?.iter().map(|&b| b != 0).collect())
     }
 
+    #[doc(alias = "numpy")]
+    #[doc(alias = "tolist")]
     /// Returns the elements of any type as f64. Waits for the device.
     #[track_caller]
     pub fn to_f64s(&self) -> Result<Vec<f64>> {
@@ -248,6 +258,7 @@ impl Tensor {
         self.read_async(move |bytes| decode_f64s(&bytes, dtype))
     }
 
+    #[doc(alias = "is_nonzero")]
     /// Returns the value of a tensor with one element. Waits for the device.
     ///
     /// # Errors

@@ -41,6 +41,9 @@ impl PinnedSlice {
     }
 
     /// Returns the device of the memory.
+    #[doc(alias = "is_cuda")]
+    #[doc(alias = "is_meta")]
+    #[doc(alias = "get_device")]
     #[must_use]
     pub fn device(&self) -> &Device {
         self.tensor.device()

@@ -32,7 +32,8 @@ impl Tensor {
             column_sums: column_sums.map(with_version),
         });
         let TensorImpl { storage, layout, dtype, grad_meta: meta, base, .. } = &*self.inner;
-        let mut inner = TensorImpl::new(storage.clone(), layout.clone(), *dtype, meta.clone(), base.clone());
+        let meta = meta.get().cloned();
+        let mut inner = TensorImpl::new(storage.clone(), layout.clone(), *dtype, meta, base.clone());
         inner.grad_extras = Some(Arc::new(GradExtras { version: self.version(), tensors: made }));
         Self { inner: Arc::new(inner) }
     }

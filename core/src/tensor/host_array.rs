@@ -219,6 +219,12 @@ impl Tensor {
     /// # Ok(())
     /// # }
     /// ```
+    #[doc(alias = "tensor")]
+    #[doc(alias = "as_tensor")]
+    #[doc(alias = "asarray")]
+    #[doc(alias = "new_tensor")]
+    #[doc(alias = "from_numpy")]
+    #[doc(alias = "frombuffer")]
     #[track_caller]
     pub fn from_ndarray<T, S, D>(array: &ndarray::ArrayBase<S, D>, device: &Device) -> Result<Self>
     where

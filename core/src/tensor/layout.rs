@@ -51,6 +51,8 @@ pub(crate) fn is_row_major(shape: &[usize], strides: &[usize]) -> bool {
 }
 
 /// Returns the number of elements of a shape. A view that repeats elements saturates at [`usize::MAX`].
+#[doc(alias = "nelement")]
+#[doc(alias = "nbytes")]
 #[must_use]
 pub fn numel(shape: &[usize]) -> usize {
     shape.iter().fold(1, |n: usize, &extent| n.saturating_mul(extent))
@@ -124,8 +126,14 @@ pub fn broadcast_shapes(op: &'static str, shapes: &[&[usize]]) -> Result<Dims> {
 /// `dim` is outside `-rank..rank`.
 pub fn normalize_dim(op: &'static str, dim: isize, rank: usize) -> Result<usize> {
     let bound = rank.max(1) as isize;
-    fail_if!(dim < -bound || dim >= bound;
-        argument(op), "dimension {dim} is out of range; a tensor of rank {rank} takes {} to {}", -bound, bound - 1);
+    if dim < -bound || dim >= bound {
+        let hint = if dim == isize::MAX { "; `usize::MAX` is not -1, which is an isize" } else { "" };
+        let last = bound - 1;
+        fail!(
+            argument(op),
+            "dimension {dim} is out of range; a tensor of rank {rank} takes -{bound} to {last}{hint}"
+        );
+    }
     Ok(if dim < 0 { (dim + bound) as usize } else { dim as usize })
 }
 
@@ -156,6 +164,7 @@ impl Layout {
     }
 
     /// Returns the strides of the dimensions, in elements.
+    #[doc(alias = "stride")]
     #[must_use]
     pub fn strides(&self) -> &[usize] {
         &self.strides
@@ -168,6 +177,9 @@ impl Layout {
     }
 
     /// Returns the number of dimensions.
+    #[doc(alias = "dim")]
+    #[doc(alias = "ndim")]
+    #[doc(alias = "ndimension")]
     #[must_use]
     pub fn rank(&self) -> usize {
         self.shape.len()

@@ -52,7 +52,7 @@ struct TensorImpl {
     layout: Layout,
     dtype: DType,
     /// Place in the autograd graph of the operation that made the tensor.
-    grad_meta: Option<Arc<dyn GradMeta>>,
+    grad_meta: OnceLock<Arc<dyn GradMeta>>,
     /// Place in the graph after later recorded in-place operations.
     rebased_meta: OnceLock<Mutex<Option<Arc<dyn GradMeta>>>>,
     /// Number of recorded writes to the storage when the history was last up to date.
@@ -76,7 +76,7 @@ impl TensorImpl {
             storage,
             layout,
             dtype,
-            grad_meta: meta,
+            grad_meta: meta.map_or_else(OnceLock::new, OnceLock::from),
             rebased_meta: OnceLock::new(),
             recorded_writes_seen: writes,
             base,
@@ -102,6 +102,8 @@ impl Tensor {
     ///
     /// # Errors
     /// An extent is negative, the device lacks the dtype, or the tensor exceeds what the device binds at once.
+    #[doc(alias = "empty_like")]
+    #[doc(alias = "new_empty")]
     #[track_caller]
     pub fn empty(shape: impl IntoShape, dtype: DType, device: &Device) -> Result<Self> {
         Self::create_empty(&shape.to_extents(), dtype, device)
@@ -178,6 +180,7 @@ impl Tensor {
     }
 
     /// Returns shape, strides and offset.
+    #[doc(alias = "storage_offset")]
     #[must_use]
     pub fn layout(&self) -> &Layout {
         &self.inner.layout
@@ -196,6 +199,11 @@ impl Tensor {
     }
 
     /// Returns the element type.
+    #[doc(alias = "nbytes")]
+    #[doc(alias = "element_size")]
+    #[doc(alias = "itemsize")]
+    #[doc(alias = "is_floating_point")]
+    #[doc(alias = "is_signed")]
     #[must_use]
     pub fn dtype(&self) -> DType {
         self.inner.dtype
@@ -214,6 +222,7 @@ impl Tensor {
     }
 
     /// Reports whether both are views of the same storage.
+    #[doc(alias = "is_set_to")]
     #[must_use]
     pub fn shares_storage(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner.storage, &other.inner.storage)
@@ -232,7 +241,7 @@ impl Tensor {
     pub(crate) fn grad_meta(&self) -> Option<Arc<dyn GradMeta>> {
         self.refresh_grad_fn();
         match self.inner.rebased_meta.get() {
-            None => self.inner.grad_meta.as_ref().filter(|meta| meta.requires_grad()).cloned(),
+            None => self.inner.grad_meta.get().filter(|meta| meta.requires_grad()).cloned(),
             Some(later) => later.lock_unpoisoned().clone(),
         }
     }
@@ -241,7 +250,7 @@ impl Tensor {
     pub(crate) fn has_grad_edge(&self) -> bool {
         self.refresh_grad_fn();
         match self.inner.rebased_meta.get() {
-            None => self.inner.grad_meta.as_ref().is_some_and(|meta| meta.requires_grad()),
+            None => self.inner.grad_meta.get().is_some_and(|meta| meta.requires_grad()),
             Some(later) => later.lock_unpoisoned().is_some(),
         }
     }
@@ -256,9 +265,19 @@ impl Tensor {
         }
     }
 
-    /// Returns the gradient data that the tensor was created with. That of a leaf never changes.
+    /// Returns the gradient data that the tensor was created with, or became a leaf with. That of a leaf never changes.
     pub(crate) fn original_grad_meta(&self) -> Option<&Arc<dyn GradMeta>> {
-        self.inner.grad_meta.as_ref()
+        self.inner.grad_meta.get()
+    }
+
+    /// Gives this handle and its clones gradient data, unless they have some. Returns false for a handle that had another
+    /// history before, which was replaced.
+    pub(crate) fn init_grad_meta(&self, meta: impl FnOnce() -> Arc<dyn GradMeta>) -> bool {
+        let is_new = self.inner.rebased_meta.get().is_none();
+        if is_new {
+            self.inner.grad_meta.get_or_init(meta);
+        }
+        is_new
     }
 
     /// Returns the same memory with another history. Without a history, the result is not a view.
@@ -267,7 +286,7 @@ impl Tensor {
         let base = if meta.is_some() { base.clone() } else { Weak::new() };
         let mut inner = TensorImpl::new(storage.clone(), layout.clone(), *dtype, meta, base);
         // By-products have no history.
-        if inner.grad_meta.is_none() {
+        if inner.grad_meta.get().is_none() {
             inner.grad_extras.clone_from(grad_extras);
         }
         Self { inner: Arc::new(inner) }
@@ -300,7 +319,7 @@ impl Tensor {
         let inner = &*self.inner;
         let recorded_writes = inner.storage.recorded_writes.load(Ordering::Relaxed);
         inner.recorded_writes_seen.load(Ordering::Relaxed) == recorded_writes
-            || (inner.grad_meta.is_none()
+            || (inner.grad_meta.get().is_none()
                 && inner.rebased_meta.get().is_none()
                 && inner.base.ptr_eq(&Weak::new()))
     }

@@ -81,6 +81,9 @@ impl IntoShape for () {
 /// Dimension argument: `1`, `-1`, `[0, 1]`, `&[0, 1]`, a slice or a `Vec` of `usize`, `isize` or `i32`.
 /// `()` and `..` mean all dimensions. Negative dimensions count from the end.
 ///
+/// An empty list means all dimensions as well, but `&[]` alone has no element type, so that the compiler asks for one:
+/// write `()`.
+///
 /// ```
 /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
 /// # let device = Device::null(Default::default());
@@ -162,11 +165,16 @@ pub(crate) fn single_dim(op: &'static str, dims: impl IntoDims) -> Result<Option
     }
 }
 
-/// Returns the likely cause of an extent below -1, for the end of an error.
-fn wrapped_literal_hint(extents: &[isize]) -> &'static str {
-    match extents.iter().any(|&n| n < -1) {
-        true => "; literals without a suffix are i32 and may wrap, so write `1usize << 31`",
-        false => "",
+/// Returns the likely cause of an extent that no tensor has, for the end of an error.
+pub(crate) fn impossible_extent_hint(extents: &[isize]) -> &'static str {
+    match extents {
+        _ if extents.iter().any(|&n| n < -1) => {
+            "; literals without a suffix are i32 and may wrap, so write `1usize << 31`"
+        }
+        _ if extents.contains(&isize::MAX) => {
+            "; `usize::MAX` is not -1: to infer an extent, write -1 in a list of isize, as in `[b as isize, -1]`"
+        }
+        _ => "",
     }
 }
 
@@ -174,7 +182,7 @@ fn wrapped_literal_hint(extents: &[isize]) -> &'static str {
 pub(crate) fn new_shape(op: &'static str, shape: impl IntoShape) -> Result<Dims> {
     let extents = shape.to_extents();
     fail_if!(extents.iter().any(|&n| n < 0);
-        argument(op), "shape {extents:?} has a negative extent{}", wrapped_literal_hint(&extents));
+        argument(op), "shape {extents:?} has a negative extent{}", impossible_extent_hint(&extents));
     Ok(map_extents(&extents, |n| n as usize))
 }
 
@@ -195,7 +203,7 @@ pub(crate) fn infer_shape(op: &'static str, from: &[usize], to: &[isize]) -> Res
     let unknown = to.iter().filter(|&&n| n == -1).count();
     let fail = |rule: String| Err(Error::Reshape { op, rule, from: from.into(), to: to.into() });
     if to.iter().any(|&n| n < -1) || unknown > 1 {
-        let hint = wrapped_literal_hint(to);
+        let hint = impossible_extent_hint(to);
         return fail(format!("extents are 0 or more, and at most one is -1{hint}"));
     }
     if unknown == 1 && (known_numel == 0 || !total.is_multiple_of(known_numel)) {
@@ -203,7 +211,11 @@ pub(crate) fn infer_shape(op: &'static str, from: &[usize], to: &[isize]) -> Res
     }
     let shape = map_extents(to, |n| if n == -1 { total / known_numel } else { n as usize });
     if checked_numel(&shape) != Some(total) {
-        return fail(format!("{} elements do not fit {}", total, numel(&shape)));
+        let hint = impossible_extent_hint(to);
+        return fail(match checked_numel(&shape) {
+            Some(numel) => format!("{total} elements do not fit {numel}{hint}"),
+            None => format!("{total} elements do not fit{hint}"),
+        });
     }
     Ok(shape)
 }

@@ -1,7 +1,7 @@
 //! Activation functions as layers, with PyTorch's names and defaults.
 
 use super::{Module, init};
-use crate::{DType, Device, Result, Tensor};
+use crate::{Device, Result, Tensor};
 use forebay_core::ops::RreluOptions;
 
 /// Defines layers without parameters, each of which calls one method of the tensor. The fields are the
@@ -120,7 +120,11 @@ impl Prelu {
     /// default is 0.25.
     #[track_caller]
     pub fn new(slopes: usize, slope: f64, device: &Device) -> Result<Self> {
-        Ok(Self { weight: init::create_parameter(|| Tensor::full([slopes], slope, DType::F32, device))? })
+        Ok(Self {
+            weight: init::create_parameter(|| {
+                Tensor::full([slopes], slope, init::parameter_dtype(), device)
+            })?,
+        })
     }
 
     /// Applies the function to each element of `x`.

@@ -1,7 +1,7 @@
 //! Embedding tables.
 
 use super::{Module, ModuleScope, init};
-use crate::{DType, Device, Result, Tensor, autograd, fail_if};
+use crate::{Device, Result, Tensor, autograd, fail_if};
 use forebay_core::ops::{EmbeddingBagMode, EmbeddingBagOptions, EmbeddingOptions};
 
 /// Bound of the `p`-norm of a table's rows.
@@ -35,7 +35,8 @@ impl Embedding {
     /// Creates a table of standard normal values, as PyTorch.
     #[track_caller]
     pub fn new(entries: usize, features: usize, device: &Device) -> Result<Self> {
-        let weight = init::create_parameter(|| Tensor::randn([entries, features], DType::F32, device))?;
+        let weight =
+            init::create_parameter(|| Tensor::randn([entries, features], init::parameter_dtype(), device))?;
         Ok(Self::from_parameter(weight))
     }
 
@@ -129,7 +130,8 @@ impl EmbeddingBag {
         padding_idx: Option<usize>,
         device: &Device,
     ) -> Result<Self> {
-        let weight = init::create_parameter(|| Tensor::randn([entries, features], DType::F32, device))?;
+        let weight =
+            init::create_parameter(|| Tensor::randn([entries, features], init::parameter_dtype(), device))?;
         if let Some(row) = padding_idx {
             zero_padding_row("EmbeddingBag", &weight, row)?;
         }

@@ -42,8 +42,16 @@ pub fn default_dtype(dtype: DType) -> Result<DefaultDTypeGuard> {
     Ok(DefaultDTypeGuard { _dtype: ScopedGuard::new(&DEFAULT_DTYPE, Some(dtype)) })
 }
 
+/// Returns the dtype of new parameters on this thread: that of [`default_dtype`], or f32. A layer that creates its
+/// parameters in this dtype needs no memory for another one.
+#[must_use]
+pub fn parameter_dtype() -> DType {
+    DEFAULT_DTYPE.current().unwrap_or(DType::F32)
+}
+
 /// Creates a parameter: `make` allocates a floating-point tensor, which is tagged as a parameter and requires a
-/// gradient. Under [`default_dtype`], the parameter has that dtype.
+/// gradient. Under [`default_dtype`], the parameter has that dtype: a tensor of another dtype is cast, so create it in
+/// [`parameter_dtype`].
 #[track_caller]
 pub fn create_parameter(make: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
     let parameter = create_buffer(|| {
@@ -256,9 +264,14 @@ pub fn trunc_normal_(t: &Tensor, mean: f64, std: f64, low: f64, high: f64) -> Re
     let [from, to] = [low, high].map(|x| f64::from(bound(x) as f32));
     overwrite_with(OP, t, |shape, dtype, device| {
         let [min, max] = representable_range(OP, low, high, true, dtype)?;
-        let normal = Tensor::uniform(shape, from, to, DType::F32, device)?.erfinv()?;
-        let normal = normal.mul(std * std::f64::consts::SQRT_2)?.add(mean)?;
-        normal.to_dtype(dtype)?.clamp(min, max)
+        // In place, because 16-bit samples would not reach the tails: these f32 samples are the only ones.
+        let normal = Tensor::uniform(shape, from, to, DType::F32, device)?;
+        normal.erfinv_()?;
+        normal.mul_(std * std::f64::consts::SQRT_2)?;
+        normal.add_(mean)?;
+        let normal = normal.to_dtype(dtype)?;
+        normal.clamp_(min, max)?;
+        Ok(normal)
     })
 }
 
@@ -372,7 +385,7 @@ pub fn vector_to_parameters(vector: &Tensor, parameters: &[Tensor]) -> Result<()
 
 #[track_caller]
 pub(super) fn create_normal_parameter(shape: &[usize], std: f64, device: &Device) -> Result<Tensor> {
-    create_parameter(|| Tensor::normal(shape, 0.0, std, DType::F32, device))
+    create_parameter(|| Tensor::normal(shape, 0.0, std, parameter_dtype(), device))
 }
 
 /// Creates a parameter with the default initialisation of linear and convolutional layers: uniform within
@@ -380,5 +393,5 @@ pub(super) fn create_normal_parameter(shape: &[usize], std: f64, device: &Device
 #[track_caller]
 pub(super) fn create_uniform_parameter(shape: &[usize], fan_in: usize, device: &Device) -> Result<Tensor> {
     let bound = if fan_in == 0 { 0.0 } else { 1.0 / (fan_in as f64).sqrt() };
-    create_parameter(|| Tensor::uniform(shape, -bound, bound, DType::F32, device))
+    create_parameter(|| Tensor::uniform(shape, -bound, bound, parameter_dtype(), device))
 }

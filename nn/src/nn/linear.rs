@@ -1,7 +1,7 @@
 //! Linear and bilinear layers.
 
 use super::{HasWeight, Module, ModuleScope, init};
-use crate::{DType, Device, Result, Tensor, fail_if};
+use crate::{Device, Result, Tensor, fail_if};
 
 /// Linear layer: x · weightᵀ + bias over the last dimension.
 #[derive(Debug, Module)]
@@ -51,7 +51,7 @@ impl Linear {
     #[track_caller]
     pub(super) fn normal(inputs: usize, outputs: usize, std: f64, device: &Device) -> Result<Self> {
         let weight = init::create_normal_parameter(&[outputs, inputs], std, device)?;
-        let bias = init::create_parameter(|| Tensor::zeros([outputs], DType::F32, device))?;
+        let bias = init::create_parameter(|| Tensor::zeros([outputs], init::parameter_dtype(), device))?;
         Self::from_parameters(weight, Some(bias))
     }
 

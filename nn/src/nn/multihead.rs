@@ -122,14 +122,14 @@ impl MultiheadAttention {
             argument(OP), "{features} features do not divide by {heads} heads");
         let (kdim, vdim) = (options.kdim.unwrap_or(features), options.vdim.unwrap_or(features));
         let create = |shape: &[usize], fill: fn(&Tensor, f64) -> Result<()>| -> Result<Tensor> {
-            let parameter = init::create_parameter(|| Tensor::empty(shape, DType::F32, device))?;
+            let parameter = init::create_parameter(|| Tensor::empty(shape, init::parameter_dtype(), device))?;
             fill(&parameter, 1.0)?;
             Ok(parameter)
         };
         let xavier = |rows, columns| create(&[rows, columns], init::xavier_uniform_);
         let is_joint = kdim == features && vdim == features;
         let separate_projection = |columns: usize| (!is_joint).then(|| xavier(features, columns)).transpose();
-        let zeros = |n: usize| init::create_parameter(|| Tensor::zeros([n], DType::F32, device));
+        let zeros = |n: usize| init::create_parameter(|| Tensor::zeros([n], init::parameter_dtype(), device));
         let appended = || create(&[1, 1, features], init::xavier_normal_);
         let mut out_proj = Linear::without_bias(features, features, device)?;
         out_proj.bias = options.bias.then(|| zeros(features)).transpose()?;

@@ -9,12 +9,12 @@ use forebay_core::tensor::IntoShape;
 
 #[track_caller]
 fn create_ones_parameter(shape: impl IntoShape, device: &Device) -> Result<Tensor> {
-    init::create_parameter(|| Tensor::ones(shape, DType::F32, device))
+    init::create_parameter(|| Tensor::ones(shape, init::parameter_dtype(), device))
 }
 
 #[track_caller]
 fn create_zeros_parameter(shape: impl IntoShape, device: &Device) -> Result<Tensor> {
-    init::create_parameter(|| Tensor::zeros(shape, DType::F32, device))
+    init::create_parameter(|| Tensor::zeros(shape, init::parameter_dtype(), device))
 }
 
 /// Layer normalisation: normalises the last dimensions to mean 0 and variance 1, then scales and shifts.

@@ -31,7 +31,8 @@ use exceptions::Exceptions;
 
 pub use operators::render_page;
 
-use crate::operations::registry;
+use crate::names;
+use crate::operations::{GoldenFn, Operation, registry};
 
 /// Device and type of golden calls.
 #[derive(Clone, Copy, Debug)]
@@ -314,6 +315,16 @@ pub(crate) fn missing_op(what: &str) -> anyhow::Error {
     MissingOp(format!("The library has no `{what}` yet.")).into()
 }
 
+/// Returns the operation that has a name of PyTorch's operator database, and its golden call: by the registry, or by the
+/// table of PyTorch's names if the name is another one for the same function.
+pub(crate) fn find_call(name: &str) -> Result<(&'static Operation, GoldenFn)> {
+    let renamed = || registry().find_golden(names::alias(name)?);
+    registry().find_golden(name).or_else(renamed).ok_or_else(|| match names::reason_of_absence(name) {
+        Some(reason) => MissingOp(format!("no `{name}`: {reason}")).into(),
+        None => missing_op(name),
+    })
+}
+
 /// Results of a call, and the gradients of its differentiable inputs.
 struct CallResult {
     outs: Vec<Tensor>,
@@ -327,7 +338,7 @@ fn run_call(
     device: &Device,
     cast: impl Fn(Tensor) -> Result<Tensor>,
 ) -> Result<CallResult> {
-    let (_, f) = registry().find_golden(&call.op).ok_or_else(|| missing_op(&call.op))?;
+    let (_, f) = find_call(&call.op)?;
     let tensor = |key: &str| {
         let host = read_host_tensor(file, key)?;
         let tensor = Tensor::from_bytes(host.data, &host.shape, host.dtype, device)?;
@@ -342,6 +353,7 @@ fn run_call(
     // Random operations draw equal values in every type.
     device.manual_seed(0);
     let outs = f(&args)?;
+    args.check_understood()?;
     if call.error.is_none() && outs.len() != call.outs.len() {
         bail!("{} results, expected {}", outs.len(), call.outs.len());
     }

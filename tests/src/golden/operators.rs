@@ -11,9 +11,8 @@ use forebay::backend::null::CardProfile;
 use forebay::device::Device;
 use forebay::dtype::DType;
 
-use super::{CallConfig, GoldenSet, Outcome};
+use super::{CallConfig, GoldenSet, Outcome, find_call};
 use crate::catalog;
-use crate::operations::registry;
 
 const PAGE_HEADER: &str = "\
 # Operators
@@ -162,7 +161,7 @@ pub fn render_page(golden: &GoldenSet) -> Result<String> {
         let devices = if bare == agree { "all".to_owned() } else { format!("{bare} of {calls}") };
         let tolerances = tolerances.into_iter().collect::<Vec<_>>().join("; ");
         let notes = notes.join(" ").replace('|', "\\|");
-        let own = registry().find_golden(op).map_or(op, |(operation, _)| operation.name);
+        let own = find_call(op).map_or(op, |(operation, _)| operation.name);
         writeln!(
             page,
             "| `{op}` | `{own}` | {count} | {gradients} | {types} | {devices} | {tolerances} | {notes} |"

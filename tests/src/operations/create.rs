@@ -16,6 +16,19 @@ fn window_arguments(a: &Args<'_>) -> anyhow::Result<(usize, bool, DType)> {
     Ok((usize::try_from(a.int(0, "M", 0)?)?, !a.flag(NAMED, "sym", true), dtype))
 }
 
+/// Returns one value in the shape at a position, in the type of the argument `dtype` or in `dtype`.
+fn constant(a: &Args<'_>, at: usize, dtype: DType, value: f64) -> anyhow::Result<Vec<Tensor>> {
+    let dtype = a.dtype(NAMED, "dtype")?.unwrap_or(dtype);
+    single(Tensor::full(&a.shape(at, "size")?, value, dtype, a.device()))
+}
+
+/// Creates a tensor without values, and fills it with zeros, as the recorded one is.
+fn uninitialized(a: &Args<'_>, shape: &[usize], dtype: DType) -> anyhow::Result<Vec<Tensor>> {
+    let x = Tensor::empty(shape, a.dtype(NAMED, "dtype")?.unwrap_or(dtype), a.device())?;
+    x.zero_()?;
+    Ok(vec![x])
+}
+
 pub(super) fn register(ops: &mut Registry) {
     ops.add(constructor!(arange(float, float, float, dtype, device)))
         .case(factory!("arange", |t, d| Tensor::arange(1.0, 9.0, 0.5, t, d)).with_bytes(cost::no_bytes))
@@ -115,18 +128,38 @@ pub(super) fn register(ops: &mut Registry) {
             let (n, periodic, dtype) = window_arguments(a)?;
             let terms = a.floats(NAMED, "a")?.unwrap_or_default();
             single(Tensor::general_cosine_window(n, &terms, periodic, dtype, a.device()))
+        })
+        .golden_as("signal.windows.general_hamming", |a| {
+            let (n, periodic, dtype) = window_arguments(a)?;
+            let alpha = a.float(NAMED, "alpha", 0.54)?;
+            single(Tensor::general_cosine_window(n, &[alpha, 1.0 - alpha], periodic, dtype, a.device()))
+        })
+        .golden_as("signal.windows.nuttall", |a| {
+            let (n, periodic, dtype) = window_arguments(a)?;
+            let terms = [0.3635819, 0.4891775, 0.1365995, 0.0106411];
+            single(Tensor::general_cosine_window(n, &terms, periodic, dtype, a.device()))
         });
     ops.add(constructor!(tril_indices(count, count, int, device)))
         .case(factory!("tril_indices", |_t, d| Tensor::tril_indices(3, 4, 0, d)))
         .golden(|a| {
             let (rows, columns) = (a.int(0, "row", 0)? as usize, a.int(1, "col", 0)? as usize);
-            single(Tensor::tril_indices(rows, columns, a.dim(2, "offset", 0)?, a.device()))
+            Ok(vec![a.cast_to_dtype_arg(Tensor::tril_indices(
+                rows,
+                columns,
+                a.dim(2, "offset", 0)?,
+                a.device(),
+            )?)?])
         });
     ops.add(constructor!(triu_indices(count, count, int, device)))
         .case(factory!("triu_indices", |_t, d| Tensor::triu_indices(3, 4, 1, d)))
         .golden(|a| {
             let (rows, columns) = (a.int(0, "row", 0)? as usize, a.int(1, "col", 0)? as usize);
-            single(Tensor::triu_indices(rows, columns, a.dim(2, "offset", 0)?, a.device()))
+            Ok(vec![a.cast_to_dtype_arg(Tensor::triu_indices(
+                rows,
+                columns,
+                a.dim(2, "offset", 0)?,
+                a.device(),
+            )?)?])
         });
     ops.add(constructor!(eye(count, count, dtype, device)))
         .case(factory!("eye", |t, d| Tensor::eye(3, 5, t, d)))
@@ -154,14 +187,8 @@ pub(super) fn register(ops: &mut Registry) {
     });
     ops.add(constructor!(zeros(counts, dtype, device)))
         .without_case("makes or moves a tensor: the topic `tensors`")
-        .golden_as("new_zeros", |a| {
-            let x = a.tensor(0)?;
-            single(Tensor::zeros(
-                &a.shape(1, "size")?,
-                a.dtype(NAMED, "dtype")?.unwrap_or(x.dtype()),
-                x.device(),
-            ))
-        });
+        .golden(|a| constant(a, 0, DType::F32, 0.0))
+        .golden_as("new_zeros", |a| constant(a, 1, a.tensor(0)?.dtype(), 0.0));
     ops.add(constructor!(full(counts, float, dtype, device)))
         .without_case("makes or moves a tensor: the topic `tensors`")
         .golden(|a| {
@@ -173,15 +200,28 @@ pub(super) fn register(ops: &mut Registry) {
             };
             let dtype = a.dtype(NAMED, "dtype")?.unwrap_or(natural);
             single(Tensor::full(&a.shape(0, "size")?, a.float(1, "fill_value", 0.0)?, dtype, a.device()))
+        })
+        .golden_as("new_full", |a| constant(a, 1, a.tensor(0)?.dtype(), a.float(2, "fill_value", 0.0)?))
+        .golden_as("scalar_tensor", |a| {
+            let dtype = a.dtype(NAMED, "dtype")?.unwrap_or(DType::F32);
+            single(Tensor::full((), a.float(0, "s", 0.0)?, dtype, a.device()))
         });
     ops.add(method!(zeros_like())).without_case("makes or moves a tensor: the topic `tensors`").golden(|a| {
         let x = a.tensor(0)?;
         single(Tensor::zeros(x.shape(), a.dtype(NAMED, "dtype")?.unwrap_or(x.dtype()), x.device()))
     });
     ops.add(constructor!(ones(counts, dtype, device)))
-        .without_case("makes or moves a tensor: the topic `tensors`");
+        .without_case("makes or moves a tensor: the topic `tensors`")
+        .golden(|a| constant(a, 0, DType::F32, 1.0))
+        .golden_as("new_ones", |a| constant(a, 1, a.tensor(0)?.dtype(), 1.0));
     ops.add(constructor!(empty(counts, dtype, device)))
-        .without_case("makes or moves a tensor: the topic `tensors`");
+        .without_case("makes or moves a tensor: the topic `tensors`")
+        .golden(|a| uninitialized(a, &a.shape(0, "size")?, DType::F32))
+        .golden_as("empty_like", |a| {
+            let x = a.tensor(0)?;
+            uninitialized(a, x.shape(), x.dtype())
+        })
+        .golden_as("new_empty", |a| uninitialized(a, &a.shape(1, "size")?, a.tensor(0)?.dtype()));
     ops.add(FuzzOp {
         name: "from_slice",
         run: |r, t| Tensor::from_slice(&r.floats(), r.counts(), t[0].device()).map(IntoTensors::into_tensors),

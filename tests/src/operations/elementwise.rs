@@ -43,10 +43,21 @@ pub(super) fn register(ops: &mut Registry) {
     );
     binary!(ops, smooth, Signed, Positive: mul, atan2, hypot);
     binary!(ops, smooth, Positive, Signed: pow);
+    ops.golden_of("mul", "__rmul__", reversed_call!(mul));
+    ops.golden_of("pow", "__rpow__", reversed_call!(pow));
+    ops.golden_of("pow", "float_power", |a| {
+        let double = |t: &Tensor| t.to_dtype(DType::F64);
+        let x = double(&a.tensor_or_scalar(0, 1)?)?;
+        match a.opt_tensor(1, "exponent") {
+            Some(exponent) => single(x.pow(&double(exponent)?)),
+            None => single(x.pow(a.float(1, "exponent", 1.0)?)),
+        }
+    });
     binary!(ops, smooth, Signed, Positive: xlogy, xlog1py, logaddexp, logaddexp2, ldexp);
     binary!(ops, nonsmooth, Signed, Positive:
         maximum, minimum, fmax, fmin, fmod, remainder, floor_divide, trunc_divide, copysign
     );
+    ops.golden_of("remainder", "__rmod__", reversed_call!(remainder));
     binary!(ops, nondifferentiable, Signed, Positive:
         eq, ne, lt, le, gt, ge, logical_and, logical_or, logical_xor
     );
@@ -74,7 +85,7 @@ pub(super) fn register(ops: &mut Registry) {
         .case(smooth("polygamma of the second order", &[Positive(S)], |x| x[0].polygamma(2)).elementwise())
         .golden(|a| {
             // The database calls the function with the order first, and the method with the tensor first.
-            single(match a.get(0, "n").is_some_and(|n| n.is_number()) {
+            single(match a.get(0, "n").is_some_and(|n| n.is_i64()) {
                 true => a.tensor(1)?.polygamma(a.int(0, "n", 0)? as usize),
                 false => a.tensor(0)?.polygamma(a.int(1, "n", 0)? as usize),
             })
@@ -96,21 +107,11 @@ pub(super) fn register(ops: &mut Registry) {
         .golden(|a| single(a.tensor(0)?.threshold(a.float(1, "threshold", 0.0)?, a.float(2, "value", 0.0)?)));
     ops.add(method!(nan_to_num()))
         .case(nonsmooth("nan_to_num", &[Signed(S)], |x| x[0].nan_to_num()).elementwise())
-        .golden(|a| match (a.get(1, "nan"), a.get(2, "posinf"), a.get(3, "neginf")) {
+        .golden(|a| match (a.opt_float(1, "nan")?, a.opt_float(2, "posinf")?, a.opt_float(3, "neginf")?) {
             (None, None, None) => single(a.tensor(0)?.nan_to_num()),
-            _ => {
-                let max = if a.tensor(0)?.dtype() == forebay::dtype::DType::F64 {
-                    f64::MAX
-                } else {
-                    f32::MAX.into()
-                };
-                let (nan, posinf, neginf) =
-                    (a.float(1, "nan", 0.0)?, a.float(2, "posinf", max)?, a.float(3, "neginf", -max)?);
-                single(a.tensor(0)?.nan_to_num_with(&NanToNumOptions {
-                    nan,
-                    posinf: Some(posinf),
-                    neginf: Some(neginf),
-                }))
+            (nan, posinf, neginf) => {
+                let nan = nan.unwrap_or_default();
+                single(a.tensor(0)?.nan_to_num_with(&NanToNumOptions { nan, posinf, neginf }))
             }
         });
     ops.add(method!(nan_to_num_with(NanToNumOptions {
@@ -124,6 +125,7 @@ pub(super) fn register(ops: &mut Registry) {
     ops.add(method!(add(operand1)))
         .case(smooth("add", &[Signed(&[3, 1, 5]), Positive(&[4, 1])], |x| x[0].add(&x[1])).elementwise())
         .case(smooth("add a number", &[Signed(S)], |x| x[0].add(1.5)))
+        .golden_as("__radd__", reversed_call!(add))
         .golden(|a| {
             let (x, other) = (a.tensor_or_scalar(0, 1)?, a.operand(1, "other", Scalar::Int(0))?);
             match a.float(NAMED, "alpha", 1.0)? {
@@ -133,6 +135,7 @@ pub(super) fn register(ops: &mut Registry) {
         });
     ops.add(method!(sub(operand1)))
         .case(smooth("sub", &[Signed(&[3, 1, 5]), Positive(&[4, 1])], |x| x[0].sub(&x[1])).elementwise())
+        .golden_as("__rsub__", reversed_call!(sub))
         .golden(|a| {
             let (x, other) = (a.tensor_or_scalar(0, 1)?, a.operand(1, "other", Scalar::Int(0))?);
             match a.float(NAMED, "alpha", 1.0)? {
@@ -160,10 +163,12 @@ pub(super) fn register(ops: &mut Registry) {
             match a.string(NAMED, "rounding_mode", "") {
                 "" => single(x.div(other)),
                 "floor" => single(x.floor_divide(other)),
-                _ => single(x.trunc_divide(other)),
+                "trunc" => single(x.trunc_divide(other)),
+                other => Err(missing_op(&format!("div rounded by {other}"))),
             }
         })
-        .golden_as("true_divide", binary_call!(div));
+        .golden_as("true_divide", binary_call!(div))
+        .golden_as("__rdiv__", reversed_call!(div));
     ops.add(method!(heaviside(operand1)))
         .case(
             nondifferentiable("heaviside", &[Signed(&[3, 1, 5]), Positive(&[4, 1])], |x| {
@@ -175,9 +180,7 @@ pub(super) fn register(ops: &mut Registry) {
     ops.add(method!(logit(maybe_float)))
         .case(smooth("logit", &[Positive(S)], |x| x[0].mul(0.25)?.logit(None)).elementwise())
         .case(nonsmooth("logit of clamped values", &[Bounded(S)], |x| x[0].logit(Some(0.1))))
-        .golden(|a| {
-            single(a.tensor(0)?.logit(a.get(1, "eps").is_some().then(|| a.float(1, "eps", 0.0)).transpose()?))
-        });
+        .golden(|a| single(a.tensor(0)?.logit(a.opt_float(1, "eps")?)));
     ops.add(method!(ndtri()))
         .case(smooth("ndtri", &[Positive(S)], |x| x[0].mul(0.25)?.ndtri()).elementwise())
         .golden(unary_call!(ndtri));
@@ -213,6 +216,11 @@ pub(super) fn register(ops: &mut Registry) {
         .golden_as("where", |a| {
             single(a.tensor_or_scalar(0, 2)?.where_(a.tensor(1)?, a.operand(2, "other", Scalar::Int(0))?))
         });
+    ops.add(constructor!(where_cond(t1, operand2, operand3))).case(smooth(
+        "where_cond",
+        &[Bool(&[3, 1]), Signed(S), Positive(&[5])],
+        |x| Tensor::where_cond(&x[0], &x[1], &x[2]),
+    ));
     ops.add(method!(masked_fill(t1, operand2)))
         .case(
             smooth("masked_fill", &[Signed(S), Bool(S)], |x| x[0].masked_fill(&x[1], 4.0))
@@ -277,22 +285,47 @@ pub(super) fn register(ops: &mut Registry) {
             None => single(a.tensor(0)?.lerp(a.tensor(1)?, a.float(2, "weight", 0.0)?)),
         });
     ops.add(method!(to_dtype(dtype)))
-        .case(nonsmooth("to_dtype", &[Signed(S)], |x| x[0].to_dtype(DType::BF16)?.to_dtype(x[0].dtype())));
+        .case(nonsmooth("to_dtype", &[Signed(S)], |x| x[0].to_dtype(DType::BF16)?.to_dtype(x[0].dtype())))
+        .golden_as("bfloat16", cast_call!(BF16))
+        .golden_as("bool", cast_call!(Bool))
+        .golden_as("byte", cast_call!(U8))
+        .golden_as("double", cast_call!(F64))
+        .golden_as("float", cast_call!(F32))
+        .golden_as("half", cast_call!(F16))
+        .golden_as("int", cast_call!(I32))
+        .golden_as("long", cast_call!(I64))
+        .golden_as("to", |a| {
+            let x = a.tensor(0)?;
+            // The type follows a device, is alone, or is that of another tensor. `non_blocking` and `copy` follow.
+            let at = if a.string(1, "device", "").is_empty() { 1 } else { 2 };
+            let dtype = match a.opt_tensor(1, "other") {
+                Some(other) => other.dtype(),
+                None => a.dtype(at, "dtype")?.unwrap_or(x.dtype()),
+            };
+            a.flag(at + 1, "non_blocking", false);
+            a.flag(at + 2, "copy", false);
+            single(x.to_dtype(dtype))
+        });
     ops.add(method!(acosh()))
         .case(smooth("acosh", &[Positive(S)], |x| x[0].add(1.5)?.acosh()))
         .golden(unary_call!(acosh));
-    ops.add(method!(softmin(int))).case(smooth("softmin", &[Signed(S)], |x| x[0].softmin(-1)));
+    ops.add(method!(softmin(int)))
+        .case(smooth("softmin", &[Signed(S)], |x| x[0].softmin(-1)))
+        .golden(|a| single(a.tensor_as_dtype_arg(0)?.softmin(a.dim(1, "dim", -1)?)));
     ops.add(method!(bitwise_not()))
         .case(nondifferentiable("bitwise_not", &[Bool(S)], |x| x[0].bitwise_not()))
         .golden(unary_call!(bitwise_not));
     ops.add(method!(bitwise_and(operand1)))
         .case(nondifferentiable("bitwise_and", &[Bool(S), Bool(&[5])], |x| x[0].bitwise_and(&x[1])))
+        .golden_as("__rand__", reversed_call!(bitwise_and))
         .golden(binary_call!(bitwise_and));
     ops.add(method!(bitwise_or(operand1)))
         .case(nondifferentiable("bitwise_or", &[Bool(S), Bool(&[5])], |x| x[0].bitwise_or(&x[1])))
+        .golden_as("__ror__", reversed_call!(bitwise_or))
         .golden(binary_call!(bitwise_or));
     ops.add(method!(bitwise_xor(operand1)))
         .case(nondifferentiable("bitwise_xor", &[Bool(S), Bool(&[5])], |x| x[0].bitwise_xor(&x[1])))
+        .golden_as("__rxor__", reversed_call!(bitwise_xor))
         .golden(binary_call!(bitwise_xor));
     ops.add(method!(gcd(operand1)))
         .case(nondifferentiable("gcd", &[Index(S, 60), Index(&[5], 48)], |x| {

@@ -229,5 +229,10 @@ pub(super) fn register(ops: &mut Registry) {
         apply_inplace(x, |y| y.nan_to_num_with_(&NanToNumOptions { nan: 1.0, ..Default::default() }))
     }));
     ops.add(method!(zero_()))
-        .case(smooth("zero_", &[Signed(S)], |x| apply_inplace(x, |y| y.narrow(1, 2, 2)?.zero_())));
+        .case(smooth("zero_", &[Signed(S)], |x| apply_inplace(x, |y| y.narrow(1, 2, 2)?.zero_())))
+        .golden(|a| {
+            let x = a.tensor(0)?.copy()?;
+            x.zero_()?;
+            Ok(vec![x])
+        });
 }

@@ -10,6 +10,55 @@ fn scatter_reduce(x: &[Tensor], how: ScatterReduce, include_self: bool) -> Resul
     x[0].scatter_reduce(0, &x[1], &x[2], how, include_self)
 }
 
+/// Returns the reduction of elements with one index.
+fn reduction(a: &Args<'_>, at: usize) -> anyhow::Result<ScatterReduce> {
+    Ok(match a.string(at, "reduce", "") {
+        "sum" | "add" => ScatterReduce::Sum,
+        "prod" | "multiply" => ScatterReduce::Prod,
+        "mean" => ScatterReduce::Mean,
+        "amax" => ScatterReduce::Amax,
+        "amin" => ScatterReduce::Amin,
+        other => return Err(missing_op(&format!("reduction {other}"))),
+    })
+}
+
+/// Applies Python's subscripts as PyTorch does: numbers, slices and new axes first, then all tensors together.
+fn subscript(x: &Tensor, subscripts: &[Subscript]) -> Result<Tensor> {
+    let consumed = subscripts.iter().map(Subscript::consumed_dims).sum::<usize>();
+    let mut out = x.clone();
+    // Dimension of `out` that the next subscript applies to, and the tensors among the dimensions before.
+    let (mut dim, mut tensors) = (0, Vec::new());
+    for subscript in subscripts {
+        let kept = match subscript {
+            Subscript::At(index) => {
+                out = out.select(dim, *index)?;
+                0
+            }
+            Subscript::Slice { start, end, step } => {
+                let extent = out.dim(dim)? as i64;
+                let index = |n: i64| (if n < 0 { n + extent } else { n }).clamp(0, extent) as usize;
+                let start = start.map_or(0, index);
+                let end = end.map_or(extent as usize, index).max(start);
+                out = out.slice_dim(dim, start, end, *step)?;
+                1
+            }
+            Subscript::NewAxis => {
+                out = out.unsqueeze(dim)?;
+                1
+            }
+            Subscript::Ellipsis => x.rank().saturating_sub(consumed),
+            Subscript::Tensor(index) => {
+                tensors.push(Some(index));
+                dim += subscript.consumed_dims() as isize;
+                continue;
+            }
+        };
+        tensors.resize(tensors.len() + kept, None);
+        dim += kept as isize;
+    }
+    if tensors.iter().all(Option::is_none) { Ok(out) } else { out.index(&tensors) }
+}
+
 /// Applies `max_norm` to a table before the lookup.
 fn renormed(a: &Args<'_>, table: &Tensor, index: &Tensor) -> anyhow::Result<()> {
     match a.get(NAMED, "max_norm") {
@@ -172,14 +221,7 @@ pub(super) fn register(ops: &mut Registry) {
             scatter_reduce(x, ScatterReduce::Amin, false)
         }))
         .golden(|a| {
-            let how = match a.string(4, "reduce", "sum") {
-                "sum" => ScatterReduce::Sum,
-                "prod" => ScatterReduce::Prod,
-                "mean" => ScatterReduce::Mean,
-                "amax" => ScatterReduce::Amax,
-                "amin" => ScatterReduce::Amin,
-                other => return Err(missing_op(other)),
-            };
+            let how = reduction(a, 4)?;
             let dim = a.opt_dim(1)?.unwrap_or(0);
             single(a.tensor(0)?.scatter_reduce(
                 dim,
@@ -189,11 +231,11 @@ pub(super) fn register(ops: &mut Registry) {
                 a.flag(5, "include_self", true),
             ))
         });
-    ops.add(method!(index(indices))).case(smooth(
-        "index",
-        &[Signed(&[3, 4, 5]), Index(&[2, 1], 3), Index(&[3], 5)],
-        |x| x[0].index(&[Some(&x[1]), None, Some(&x[2])]),
-    ));
+    ops.add(method!(index(indices)))
+        .case(smooth("index", &[Signed(&[3, 4, 5]), Index(&[2, 1], 3), Index(&[3], 5)], |x| {
+            x[0].index(&[Some(&x[1]), None, Some(&x[2])])
+        }))
+        .golden_as("__getitem__", |a| single(subscript(a.tensor(0)?, &a.subscripts(1)?)));
     ops.add(method!(index_put(indices, t1, flag)))
         .case(smooth("index_put", &[Signed(&[3, 4, 5]), Index(&[3], 4), Signed(&[3, 1])], |x| {
             x[0].index_put(&[None, Some(&x[1])], &x[2], false)
@@ -207,8 +249,11 @@ pub(super) fn register(ops: &mut Registry) {
             x[0].index_put(&[Some(&x[1])], &x[2], false)
         }))
         .golden(|a| {
-            let indices: Vec<Option<&Tensor>> = a.tensors(1)?.into_iter().map(Some).collect();
-            single(a.tensor(0)?.index_put(&indices, a.tensor(2)?, a.flag(3, "accumulate", false)))
+            single(a.tensor(0)?.index_put(
+                &a.optional_tensors(1)?,
+                a.tensor(2)?,
+                a.flag(3, "accumulate", false),
+            ))
         });
     ops.add(method!(embedding_bag(t1, bags)))
         .case(smooth(
@@ -253,7 +298,8 @@ pub(super) fn register(ops: &mut Registry) {
                     mode: match a.string(NAMED, "mode", "mean") {
                         "sum" => EmbeddingBagMode::Sum,
                         "max" => EmbeddingBagMode::Max,
-                        _ => EmbeddingBagMode::Mean,
+                        "mean" => EmbeddingBagMode::Mean,
+                        other => return Err(missing_op(&format!("embedding_bag in mode {other}"))),
                     },
                     per_sample_weights: a.opt_tensor(NAMED, "per_sample_weights"),
                     include_last_offset: a.flag(NAMED, "include_last_offset", false),
@@ -270,14 +316,13 @@ pub(super) fn register(ops: &mut Registry) {
         }))
         .golden(|a| {
             let dim = a.dim(1, "dim", 0)?;
-            if let Some(reduce) = a.get(NAMED, "reduce").and_then(|v| v.as_str()) {
+            if a.has(NAMED, "reduce") {
                 let (x, index) = (a.tensor(0)?, a.tensor(2)?);
                 let src = match a.opt_tensor(3, "src") {
                     Some(src) => src.clone(),
                     None => Tensor::full(index.shape(), a.float(3, "value", 0.0)?, x.dtype(), a.device())?,
                 };
-                let how = if reduce == "add" { ScatterReduce::Sum } else { ScatterReduce::Prod };
-                return single(x.scatter_reduce(dim, index, &src, how, true));
+                return single(x.scatter_reduce(dim, index, &src, reduction(a, NAMED)?, true));
             }
             match a.opt_tensor(3, "src") {
                 Some(src) => single(a.tensor(0)?.scatter(dim, a.tensor(2)?, src)),
@@ -289,7 +334,9 @@ pub(super) fn register(ops: &mut Registry) {
         &[Signed(S), Index(&[1, 5], 3)],
         |x| x[0].scatter_value(0, &x[1], 0.5),
     ));
-    ops.add(method!(argwhere())).case(nondifferentiable("argwhere", &[Signed(S)], |x| x[0].argwhere()));
+    ops.add(method!(argwhere()))
+        .case(nondifferentiable("argwhere", &[Signed(S)], |x| x[0].argwhere()))
+        .golden(unary_call!(argwhere));
     ops.add(method!(nonzero_tuple())).case(nondifferentiable("nonzero_tuple", &[Signed(S)], |x| {
         forebay::ops::stack(&x[0].nonzero_tuple()?.iter().collect::<Vec<_>>(), 0)
     }));
@@ -338,12 +385,16 @@ pub(super) fn register(ops: &mut Registry) {
         }))
         .case(smooth("index_reduce of means", &[Signed(S), Index(&[4], 5), Positive(&[3, 4])], |x| {
             x[0].index_reduce(1, &x[1], &x[2], ScatterReduce::Mean, false)
-        }));
-    ops.add(method!(unravel_index(counts))).case(nondifferentiable(
-        "unravel_index",
-        &[Index(&[7], 24)],
-        |x| stack(&x[0].unravel_index([2, 3, 4])?.iter().collect::<Vec<_>>(), 0),
-    ));
+        }))
+        .golden(|a| {
+            let (dim, include_self) = (a.dim(1, "dim", 0)?, a.flag(5, "include_self", true));
+            single(a.tensor(0)?.index_reduce(dim, a.tensor(2)?, a.tensor(3)?, reduction(a, 4)?, include_self))
+        });
+    ops.add(method!(unravel_index(counts)))
+        .case(nondifferentiable("unravel_index", &[Index(&[7], 24)], |x| {
+            stack(&x[0].unravel_index([2, 3, 4])?.iter().collect::<Vec<_>>(), 0)
+        }))
+        .golden(|a| Ok(a.tensor(0)?.unravel_index(&a.shape(1, "shape")?)?));
     ops.add(method!(masked_scatter(t1, t2)))
         .case(smooth("masked_scatter", &[Signed(S), Bool(&[5]), Positive(&[15])], |x| {
             x[0].masked_scatter(&x[1], &x[2])

@@ -16,6 +16,7 @@ macro_rules! fuzz_arg {
     ($r:ident, $t:ident, maybe4) => { $r.maybe(|_| &$t[4]) };
     ($r:ident, $t:ident, operand1) => { $r.operand(&$t[1]) };
     ($r:ident, $t:ident, operand2) => { $r.operand(&$t[2]) };
+    ($r:ident, $t:ident, operand3) => { $r.operand(&$t[3]) };
     ($r:ident, $t:ident, running) => { $r.maybe(|_| (&$t[3], &$t[4])) };
     ($r:ident, $t:ident, tensors) => { &$r.tensor_list($t)[..] };
     ($r:ident, $t:ident, indices) => { &$r.index_list($t)[..] };
@@ -83,6 +84,20 @@ macro_rules! unary_call {
 macro_rules! binary_call {
     ($name:ident) => {
         |a| single(a.tensor_or_scalar(0, 1)?.$name(a.operand(1, "other", Scalar::Int(0))?))
+    };
+}
+
+/// Golden call of Python's reversed operator: the second argument is the left operand.
+macro_rules! reversed_call {
+    ($name:ident) => {
+        |a| single(a.tensor_or_scalar(1, 0)?.$name(a.tensor(0)?))
+    };
+}
+
+/// Golden call of a cast.
+macro_rules! cast_call {
+    ($dtype:ident) => {
+        |a| single(a.tensor(0)?.to_dtype(DType::$dtype))
     };
 }
 

@@ -39,6 +39,7 @@ pub(super) fn register(ops: &mut Registry) {
             })
             .with_flops(cost::matmul_flops),
         )
+        .golden_as("__rmatmul__", |a| single(a.tensor(1)?.matmul(a.tensor(0)?)))
         .golden(|a| single(a.tensor(0)?.matmul(a.tensor(1)?)));
     ops.add(method!(dot(t1)))
         .case(

@@ -49,9 +49,12 @@ mod prelude {
     pub(super) use crate::catalog::case::{self, OpCase, S, nondifferentiable, nonsmooth, smooth};
     pub(super) use crate::catalog::cost;
     pub(super) use crate::fuzz::{ArgGenerator, FuzzOp, IntoTensors, REDUCTIONS};
-    pub(super) use crate::golden::args::{Args, NAMED};
+    pub(super) use crate::golden::args::{Args, NAMED, Subscript};
     pub(super) use crate::golden::missing_op;
 }
+
+/// Modules whose functions have names of their own, so that the registry lists them without the module.
+const MODULES: [&str; 3] = ["nn.functional.", "linalg.", "special."];
 
 /// Golden call: takes PyTorch's arguments, returns the results.
 pub(crate) type GoldenFn = fn(&Args<'_>) -> Result<Vec<Tensor>>;
@@ -148,6 +151,12 @@ impl Registry {
         op
     }
 
+    /// Adds the call for PyTorch's operation `name` to an operation of a list.
+    fn golden_of(&mut self, own: &str, name: &'static str, call: GoldenFn) {
+        let found = self.operations.iter_mut().find(|op| op.name == own);
+        found.expect("the list has the operation").golden_as(name, call);
+    }
+
     fn add_operation(&mut self, name: &'static str) -> &mut Operation {
         self.operations.push(Operation {
             name,
@@ -160,11 +169,15 @@ impl Registry {
         &mut self.operations[last]
     }
 
-    /// Returns the operation that has one of PyTorch's names, and its golden call. A name with a module is also found
-    /// without the module.
+    /// Returns the operation that has one of PyTorch's names, and its golden call.
+    ///
+    /// A name with a module of functions is also found without the module. `view_copy` and `unsafe_split` have the
+    /// values of `view` and `split`: such copies of views, and views without checks, are found under the view's name.
     pub(crate) fn find_golden(&self, name: &str) -> Option<(&Operation, GoldenFn)> {
-        let short = || name.rsplit('.').next().unwrap_or(name);
-        let &(k, call) = self.golden.get(name).or_else(|| self.golden.get(short()))?;
+        let short = MODULES.iter().find_map(|module| name.strip_prefix(module)).unwrap_or(name);
+        let view = short.strip_suffix("_copy").or_else(|| short.strip_prefix("unsafe_"));
+        let names = [Some(name), Some(short), view];
+        let &(k, call) = names.into_iter().flatten().find_map(|name| self.golden.get(name))?;
         Some((&self.operations[k], call))
     }
 

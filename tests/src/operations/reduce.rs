@@ -136,7 +136,7 @@ pub(super) fn register(ops: &mut Registry) {
             Ok(vec![a.cast_to_dtype_arg(a.tensor_as_dtype_arg(0)?.norm(p, &dims, keepdim)?)?])
         })
         .golden(|a| {
-            if a.variant() == "nuc" {
+            if a.string(1, "p", "") == "nuc" {
                 return single(a.tensor(0)?.nuclear_norm(&a.dims(2, "dim")?, a.flag(3, "keepdim", false)));
             }
             // For a matrix or a vector, the Frobenius norm equals the norm of order 2.
@@ -243,7 +243,22 @@ pub(super) fn register(ops: &mut Registry) {
         .case(smooth("gradient", &[Signed(S)], |x| x[0].gradient(0.5, 1, 2)))
         .case(smooth("gradient at positions", &[Signed(S)], |x| {
             x[0].gradient(&Tensor::new([0.0, 0.5, 0.8, 2.0, 2.5], x[0].device())?, -1, 1)
-        }));
+        }))
+        .golden(|a| {
+            let (x, order) = (a.tensor(0)?, a.count(NAMED, "edge_order", 1)?);
+            let dims = match a.dims(NAMED, "dim")? {
+                dims if dims.is_empty() => (0..x.rank() as isize).collect(),
+                dims => dims,
+            };
+            // One spacing for all dimensions, or a list of numbers or of positions, one for each.
+            if a.get(NAMED, "spacing").is_some_and(|v| v["l"][0].get("t").is_some()) {
+                let positions = a.named_tensors(NAMED, "spacing")?;
+                return dims.iter().zip(positions).map(|(&d, at)| Ok(x.gradient(at, d, order)?)).collect();
+            }
+            let distances = a.floats(NAMED, "spacing")?.unwrap_or_else(|| vec![1.0]);
+            let of = |k: usize| distances.get(k).or(distances.first()).copied().unwrap_or(1.0);
+            dims.iter().enumerate().map(|(k, &d)| Ok(x.gradient(of(k), d, order)?)).collect()
+        });
     ops.add(method!(cov(CovOptions { correction: float, fweights: maybe1, aweights: maybe2 })))
         .case(
             smooth("cov", &[Signed(&[3, 6])], |x| x[0].cov(&Default::default()))

@@ -50,6 +50,28 @@ fn blocks(a: &Args<'_>, at: usize) -> anyhow::Result<Im2colOptions> {
     })
 }
 
+/// Samples at the positions of a grid. The modes have names, or numbers in PyTorch's inner functions.
+fn sampled(a: &Args<'_>) -> anyhow::Result<Vec<Tensor>> {
+    let name = |at, name, names: [&'static str; 3]| match a.get(at, name).is_some_and(|v| v.is_i64()) {
+        true => Ok(names.get(a.count(at, name, 0)?).copied().unwrap_or_default().to_owned()),
+        false => anyhow::Ok(a.string(at, name, names[0]).to_owned()),
+    };
+    let mode = match &*name(2, "mode", ["bilinear", "nearest", "bicubic"])? {
+        "bilinear" => GridMode::Bilinear,
+        "nearest" => GridMode::Nearest,
+        "bicubic" => GridMode::Bicubic,
+        other => return Err(missing_op(&format!("grid_sample in mode {other}"))),
+    };
+    let padding_mode = match &*name(3, "padding_mode", ["zeros", "border", "reflection"])? {
+        "zeros" => GridPadding::Zeros,
+        "border" => GridPadding::Border,
+        "reflection" => GridPadding::Reflection,
+        other => return Err(missing_op(&format!("grid_sample padded by {other}"))),
+    };
+    let align_corners = a.flag(4, "align_corners", false);
+    single(a.tensor(0)?.grid_sample(a.tensor(1)?, &GridSampleOptions { mode, padding_mode, align_corners }))
+}
+
 pub(super) fn register(ops: &mut Registry) {
     ops.add(method!(interpolate(interpolate)))
         .case(smooth("interpolate to the nearest", &[Signed(&[2, 3, 5])], |x| {
@@ -169,26 +191,9 @@ pub(super) fn register(ops: &mut Registry) {
             },
         )
     }))
-    .golden(|a| {
-        let mode = match a.string(2, "mode", "bilinear") {
-            "nearest" => GridMode::Nearest,
-            "bicubic" => GridMode::Bicubic,
-            _ => GridMode::Bilinear,
-        };
-        let padding = match a.string(3, "padding_mode", "zeros") {
-            "border" => GridPadding::Border,
-            "reflection" => GridPadding::Reflection,
-            _ => GridPadding::Zeros,
-        };
-        single(a.tensor(0)?.grid_sample(
-            a.tensor(1)?,
-            &GridSampleOptions {
-                mode,
-                padding_mode: padding,
-                align_corners: a.flag(4, "align_corners", false),
-            },
-        ))
-    });
+    .golden(sampled)
+    .golden_as("grid_sampler_2d", sampled)
+    .golden_as("grid_sampler_3d", sampled);
     ops.add(method!(affine_grid(counts, flag))).case(
         smooth("affine_grid", &[Signed(&[2, 2, 3])], |x| x[0].affine_grid([2, 1, 3, 4], false))
             .with_flops(|x, y| 2 * cost::numel(y) * cost::extent(&x[0], 2)),

@@ -1,5 +1,6 @@
 //! Attention, recurrent layers and losses of sequences.
 
+use super::loss::reduction;
 use super::prelude::*;
 
 /// Runs one direction of a recurrent layer on input projections, state, weight, bias and, for an LSTM, the cell.
@@ -14,6 +15,34 @@ fn run_recurrent(x: &[Tensor], kind: RecurrentKind, lengths: Option<&[i32]>) -> 
         Some(cell) => cat(&[&states.output, &cell.unsqueeze(0)?], 0),
         None => states.output.mul(&states.h_n),
     }
+}
+
+/// Returns PyTorch's lengths of sequences: a tensor or a list.
+fn lengths(a: &Args<'_>, at: usize, name: &str) -> anyhow::Result<Tensor> {
+    match a.opt_tensor(at, name) {
+        Some(lengths) => Ok(lengths.clone()),
+        None => {
+            let lengths = a.ints(at, name)?.unwrap_or_default();
+            Ok(Tensor::from_slice(&lengths, lengths.len(), a.device())?)
+        }
+    }
+}
+
+/// Returns the labels of a CTC loss, \[batch, longest\]. PyTorch also takes those of all examples in one vector.
+fn ctc_targets(targets: &Tensor, lengths: &Tensor) -> anyhow::Result<Tensor> {
+    if targets.rank() != 1 {
+        return Ok(targets.clone());
+    }
+    let lengths: Vec<usize> = lengths.to_f64s()?.into_iter().map(|n| n as usize).collect();
+    let longest = lengths.iter().copied().max().unwrap_or_default();
+    let mut start = 0;
+    let mut rows = Vec::new();
+    for n in lengths {
+        let row = targets.narrow(0, start, n)?.pad(&[0, (longest - n) as isize], PadMode::Constant(0.0))?;
+        rows.push(row);
+        start += n;
+    }
+    Ok(stack(&rows, 0)?)
 }
 
 pub(super) fn register(ops: &mut Registry) {
@@ -90,7 +119,7 @@ pub(super) fn register(ops: &mut Registry) {
                     attn_mask: a.opt_tensor(3, "attn_mask"),
                     dropout_p: a.float(4, "dropout_p", 0.0)?,
                     is_causal: a.flag(5, "is_causal", false),
-                    scale: a.get(6, "scale").and_then(|v| v.as_f64()),
+                    scale: a.opt_float(6, "scale")?,
                     enable_gqa: a.flag(7, "enable_gqa", false),
                     ..AttentionOptions::default()
                 },
@@ -215,7 +244,20 @@ pub(super) fn register(ops: &mut Registry) {
         let (labels, steps, counts) =
             (ints(&[1, 1, 3, 2], &[2, 2])?, ints(&[6, 5], &[2])?, ints(&[2, 1], &[2])?);
         x[0].log_softmax(-1)?.ctc_loss(&CtcLossOptions::new(&labels, &steps, &counts))
-    }));
+    }))
+    .golden(|a| {
+        let input_lengths = lengths(a, 2, "input_lengths")?;
+        let target_lengths = lengths(a, 3, "target_lengths")?;
+        let targets = ctc_targets(a.tensor(1)?, &target_lengths)?;
+        let options = CtcLossOptions {
+            blank: a.count(4, "blank", 0)?,
+            reduction: reduction(a)?,
+            zero_infinity: a.flag(6, "zero_infinity", false),
+            ..CtcLossOptions::new(&targets, &input_lengths, &target_lengths)
+        };
+        // PyTorch's gradient is that of the logits, though the arguments are their log-probabilities.
+        single(a.tensor(0)?.log_softmax(-1)?.ctc_loss(&options))
+    });
     ops.add(FuzzOp {
         name: "recurrent",
         run: |r, t| {

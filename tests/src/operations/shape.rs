@@ -136,7 +136,8 @@ pub(super) fn register(ops: &mut Registry) {
                 "reflect" => PadMode::Reflect,
                 "replicate" => PadMode::Replicate,
                 "circular" => PadMode::Circular,
-                _ => PadMode::Constant(a.float(3, "value", 0.0)?),
+                "constant" => PadMode::Constant(a.float(3, "value", 0.0)?),
+                other => return Err(missing_op(&format!("pad in mode {other}"))),
             };
             single(a.tensor(0)?.pad(&pads, mode))
         })
@@ -153,10 +154,12 @@ pub(super) fn register(ops: &mut Registry) {
             smooth("triu", &[Signed(&[4, 4])], |x| x[0].triu(-1)).with_bench_inputs(&[Signed(&[4096, 4096])]),
         )
         .golden(|a| single(a.tensor(0)?.triu(a.dim(1, "diagonal", 0)?)));
-    ops.add(method!(contiguous())).case(
-        smooth("contiguous", &[Signed(&[4, 3])], |x| x[0].t()?.contiguous())
-            .with_bench_inputs(&[Signed(&[4096, 4096])]),
-    );
+    ops.add(method!(contiguous()))
+        .case(
+            smooth("contiguous", &[Signed(&[4, 3])], |x| x[0].t()?.contiguous())
+                .with_bench_inputs(&[Signed(&[4096, 4096])]),
+        )
+        .golden(unary_call!(contiguous));
     ops.add(method!(as_strided(counts, counts, maybe_count)))
         .case(
             smooth("as_strided", &[Signed(&[12])], |x| {
@@ -172,6 +175,11 @@ pub(super) fn register(ops: &mut Registry) {
                 _ => a.tensor(0)?.clone(),
             };
             single(x.as_strided(&a.shape(1, "size")?, &a.shape(2, "stride")?, offset))
+        })
+        .golden_as("as_strided_scatter", |a| {
+            let (out, offset) = (a.tensor(0)?.copy()?, a.opt_int(4, "storage_offset")?.map(|n| n as usize));
+            out.as_strided(&a.shape(2, "size")?, &a.shape(3, "stride")?, offset)?.copy_(a.tensor(1)?)?;
+            Ok(vec![out])
         });
     ops.add(method!(tensor_split(count, int)))
         .case(smooth("tensor_split", &[Signed(&[7, 2])], |x| {
@@ -210,9 +218,19 @@ pub(super) fn register(ops: &mut Registry) {
         .case(smooth("pixel_shuffle", &[Signed(&[1, 8, 2, 3])], |x| x[0].pixel_shuffle(2)))
         .golden(|a| single(a.tensor(0)?.pixel_shuffle(a.int(1, "upscale_factor", 1)? as usize)));
     ops.add(method!(channel_shuffle(count)))
-        .case(smooth("channel_shuffle", &[Signed(&[1, 6, 2])], |x| x[0].channel_shuffle(2)));
+        .case(smooth("channel_shuffle", &[Signed(&[1, 6, 2])], |x| x[0].channel_shuffle(2)))
+        .golden(|a| single(a.tensor(0)?.channel_shuffle(a.count(1, "groups", 1)?)));
     ops.add(method!(one_hot(count)))
-        .case(nondifferentiable("one_hot", &[Index(S, 4)], |x| x[0].to_dtype(DType::I32)?.one_hot(4)));
+        .case(nondifferentiable("one_hot", &[Index(S, 4)], |x| x[0].to_dtype(DType::I32)?.one_hot(4)))
+        .golden(|a| {
+            let x = a.tensor(0)?;
+            let classes = match a.int(1, "num_classes", -1)? {
+                // PyTorch counts the classes on the host.
+                -1 => x.max_all()?.item()? as usize + 1,
+                classes => usize::try_from(classes)?,
+            };
+            single(x.one_hot(classes))
+        });
     ops.add(method!(pixel_unshuffle(count)))
         .case(smooth("pixel_unshuffle", &[Signed(&[1, 2, 4, 6])], |x| x[0].pixel_unshuffle(2)))
         .golden(|a| single(a.tensor(0)?.pixel_unshuffle(a.int(1, "downscale_factor", 1)? as usize)));
@@ -243,7 +261,13 @@ pub(super) fn register(ops: &mut Registry) {
         .case(smooth("broadcast_tensors", &[Signed(&[3, 1]), Positive(&[2])], |x| {
             cat(&broadcast_tensors(&[&x[0], &x[1]])?.iter().collect::<Vec<_>>(), 0)
         }))
-        .golden(|a| Ok(broadcast_tensors(&a.tensors(0)?)?));
+        .golden(|a| Ok(broadcast_tensors(&a.tensors(0)?)?))
+        .golden_as("broadcast_shapes", |a| {
+            let zeros = |at| Ok(Tensor::zeros(&a.shape(at, "")?, DType::F32, a.device())?);
+            let zeros = (0..a.num_positional()).map(zeros).collect::<anyhow::Result<Vec<_>>>()?;
+            let shape: Vec<i64> = broadcast_tensors(&zeros)?[0].shape().iter().map(|&n| n as i64).collect();
+            single(Tensor::from_slice(&shape, shape.len(), a.device()))
+        });
     ops.add(method!(atleast_1d()))
         .case(smooth("atleast_1d", &[Signed(&[3])], |x| x[0].atleast_1d()).with_bytes(cost::no_bytes))
         .golden(|a| each(a, Tensor::atleast_1d));
@@ -285,7 +309,10 @@ pub(super) fn register(ops: &mut Registry) {
         .golden(|a| {
             let (x, y) = (a.tensor(0)?, a.tensor(1)?);
             match a.get(2, "dims") {
-                Some(v) if v.get("l").is_some() => Err(missing_op("tensordot of two lists")),
+                Some(v) if v.get("l").is_some() => {
+                    let [dims, other_dims] = a.two_lists(2, "dims")?;
+                    single(x.tensordot(y, dims, other_dims))
+                }
                 _ => {
                     let n = a.dim(2, "dims", 2)?;
                     single(x.tensordot(y, (-n..0).collect::<Vec<_>>(), (0..n).collect::<Vec<_>>()))
@@ -307,14 +334,19 @@ pub(super) fn register(ops: &mut Registry) {
         .golden(|a| single(a.tensor(0)?.diag(a.dim(1, "diagonal", 0)?)))
         .golden_as("diagflat", |a| single(a.tensor(0)?.reshape([-1])?.diag(a.dim(1, "offset", 0)?)));
     ops.add(method!(expand_as(t1)))
-        .case(smooth("expand_as", &[Signed(&[3, 1]), Signed(S)], |x| x[0].expand_as(&x[1])?.mul(&x[1])));
+        .case(smooth("expand_as", &[Signed(&[3, 1]), Signed(S)], |x| x[0].expand_as(&x[1])?.mul(&x[1])))
+        .golden(|a| single(a.tensor(0)?.expand_as(a.tensor(1)?)));
     ops.add(method!(reshape_as(t1)))
-        .case(smooth("reshape_as", &[Signed(S), Signed(&[5, 3])], |x| x[0].reshape_as(&x[1])?.mul(&x[1])));
-    ops.add(method!(view_as(t1))).case(smooth("view_as", &[Signed(S), Signed(&[5, 3])], |x| {
-        x[0].contiguous()?.view_as(&x[1])?.mul(&x[1])
-    }));
+        .case(smooth("reshape_as", &[Signed(S), Signed(&[5, 3])], |x| x[0].reshape_as(&x[1])?.mul(&x[1])))
+        .golden(|a| single(a.tensor(0)?.reshape_as(a.tensor(1)?)));
+    ops.add(method!(view_as(t1)))
+        .case(smooth("view_as", &[Signed(S), Signed(&[5, 3])], |x| {
+            x[0].contiguous()?.view_as(&x[1])?.mul(&x[1])
+        }))
+        .golden(|a| single(a.tensor(0)?.view_as(a.tensor(1)?)));
     ops.add(method!(sum_to_size(counts)))
-        .case(smooth("sum_to_size", &[Signed(&[2, 3, 5])], |x| x[0].sum_to_size([3, 1])));
+        .case(smooth("sum_to_size", &[Signed(&[2, 3, 5])], |x| x[0].sum_to_size([3, 1])))
+        .golden(|a| single(a.tensor(0)?.sum_to_size(&a.shape(1, "size")?)));
     ops.add(method!(hsplit(count)))
         .case(smooth("hsplit", &[Signed(&[3, 4])], |x| x[0].hsplit(2)?[1].mul(2.0)))
         .golden(|a| split(a, Tensor::hsplit, if a.tensor(0)?.rank() > 1 { 1 } else { 0 }));
@@ -330,8 +362,17 @@ pub(super) fn register(ops: &mut Registry) {
     ops.add(method!(transpose(int, int)))
         .without_case("a view: the topic `tensors`")
         .golden(|a| single(a.tensor(0)?.transpose(a.dim(1, "dim0", 0)?, a.dim(2, "dim1", 0)?)))
-        .golden_as("mT", |a| single(a.tensor(0)?.transpose(-2, -1)));
-    ops.add(method!(t())).without_case("a view: the topic `tensors`").golden(|a| single(a.tensor(0)?.t()));
+        .golden_as("mT", |a| single(a.tensor(0)?.transpose(-2, -1)))
+        .golden_as("mH", |a| single(a.tensor(0)?.transpose(-2, -1)))
+        .golden_as("adjoint", |a| single(a.tensor(0)?.transpose(-2, -1)))
+        .golden_as("swapaxes", |a| {
+            single(a.tensor(0)?.transpose(a.dim(1, "axis0", 0)?, a.dim(2, "axis1", 0)?))
+        });
+    ops.add(method!(t()))
+        .without_case("a view: the topic `tensors`")
+        .golden(unary_call!(t))
+        .golden_as("T", unary_call!(t))
+        .golden_as("H", unary_call!(t));
     ops.add(method!(broadcast_to(counts)))
         .without_case("a view: the topic `tensors`")
         .golden(|a| single(a.tensor(0)?.broadcast_to(&a.shape(1, "size")?)));
@@ -376,11 +417,22 @@ pub(super) fn register(ops: &mut Registry) {
     ops.add(method!(unbind(int)))
         .without_case("a view: the topic `tensors`")
         .golden(|a| Ok(a.tensor(0)?.unbind(a.dim(1, "dim", 0)?)?));
-    ops.add(method!(item())).without_case("makes or moves a tensor: the topic `tensors`");
+    ops.add(method!(item())).without_case("makes or moves a tensor: the topic `tensors`").golden(|a| {
+        let x = a.tensor(0)?;
+        // Python's number has 64 bits.
+        let dtype = match x.dtype() {
+            DType::Bool => DType::Bool,
+            dtype if dtype.is_float() => DType::F64,
+            _ => DType::I64,
+        };
+        single(Tensor::full((), x.item()?, dtype, a.device()))
+    });
     ops.add(method!(dim(int))).without_case("makes or moves a tensor: the topic `tensors`");
     ops.add(method!(squeeze_all())).without_case("a view: the topic `tensors`");
     ops.add(method!(tensor_split_at(ints, int))).without_case("a view: the topic `tensors`");
     ops.add(method!(copy()))
         .without_case("makes or moves a tensor: the topic `tensors`")
-        .golden_as("clone", unary_call!(copy));
+        .golden_as("clone", unary_call!(copy))
+        .golden_as("positive", unary_call!(copy))
+        .golden_as("alias_copy", unary_call!(copy));
 }

@@ -33,6 +33,7 @@ tests![
     no_grad_stops_recording,
     detach_stops_gradients,
     frozen_leaves_have_no_gradient,
+    requires_grad_changes_the_tensor_itself,
     a_graph_runs_backward_once,
     a_retained_graph_runs_backward_again,
     grad_does_not_change_leaves,
@@ -456,9 +457,30 @@ fn frozen_leaves_have_no_gradient(device: &Device) -> Result<()> {
     body.requires_grad_(true);
     pass(&x)?;
     ensure!(has(&body) == 2);
-    ensure!(
-        x.requires_grad_(false).is_err() && head.forward(&body.forward(&x)?)?.requires_grad_(false).is_err()
-    );
+    Ok(())
+}
+
+fn requires_grad_changes_the_tensor_itself(device: &Device) -> Result<()> {
+    let x = Tensor::from_slice(&[1.0f32, -2.0, 3.0], [3], device)?;
+    let other = x.clone();
+    ensure!(!x.requires_grad_(false)?.requires_grad(), "a tensor without history stays one");
+    x.requires_grad_(true)?;
+    ensure!(x.is_leaf() && other.requires_grad(), "a clone is the same tensor");
+    let y = x.square()?;
+    y.sum_all()?.backward()?;
+    ensure!(other.grad().map(|g| g.to_vec::<f32>()).transpose()? == Some(vec![2.0, -4.0, 6.0]));
+    // A view becomes a leaf of its own.
+    let base = Tensor::ones([2, 3], DType::F32, device)?;
+    let row = base.select(0, 1)?.requires_grad_(true)?;
+    row.mul(&row)?.sum_all()?.backward()?;
+    ensure!(row.grad().is_some() && !base.requires_grad());
+    ensure!(row.add_(1.0).is_err(), "a leaf is not changed in place");
+    // An operation's result always requires a gradient.
+    ensure!(y.requires_grad_(true)?.requires_grad() && y.requires_grad_(false).is_err());
+    ensure!(Tensor::zeros([2], DType::I32, device)?.requires_grad_(true).is_err());
+    // Freezing frees the gradient, and a frozen leaf thaws.
+    ensure!(!x.requires_grad_(false)?.requires_grad() && x.grad().is_none());
+    ensure!(!x.square()?.requires_grad() && x.requires_grad_(true)?.square()?.requires_grad());
     Ok(())
 }
 

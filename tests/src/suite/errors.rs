@@ -23,6 +23,9 @@ tests![
     operations_without_a_gradient,
     wrong_shapes,
     wrong_types,
+    floats_of_integer_remainders_are_explained,
+    in_place_operations_report_their_own_name,
+    the_largest_usize_is_not_minus_one,
     wrong_arguments,
     huge_arguments_are_errors,
     invalid_values_are_errors,
@@ -107,12 +110,17 @@ fn wrong_types(device: &Device) -> Result<()> {
     )?;
     ensure_message(
         float.bitwise_and(&float),
-        "bitwise_and: does not take f32; takes integers and bools; cast with `to_dtype`",
+        "bitwise_and: does not take f32; takes integers and bools; cast with `to_dtype`; an integer tensor and a float \
+         scalar give a float, so write `remainder(10)`, not `remainder(10.0)`, for integers",
     )?;
     ensure_message(float.to_vec::<i32>(), "to_vec: does not take f32; requested as i32; cast first")?;
     let int = Tensor::zeros([2], DType::I32, device)?;
     ensure_message(int.to_leaf(), "to_leaf: does not take i32; only floats carry gradients; cast first")?;
-    ensure_message(int.add_(0.5), "add: does not take i32; the result is a float and does not fit in place")?;
+    ensure_message(
+        int.add_(0.5),
+        "add_: does not take i32; the result is a float and does not fit in place; a float scalar, as in \
+         `remainder_(10.0)`, makes floats of integers, and `remainder_(10)` does not",
+    )?;
     if !device.info().features.f64 {
         ensure_message(
             Tensor::zeros([2], DType::F64, device),
@@ -127,6 +135,89 @@ fn wrong_types(device: &Device) -> Result<()> {
         )?;
     }
     ensure_values(&flag.logical_not()?, &[0.0, 1.0])
+}
+
+fn floats_of_integer_remainders_are_explained(device: &Device) -> Result<()> {
+    let ids = Tensor::from_slice(&[3i32, 14, 25, 7], [4], device)?;
+    let floats = ids.remainder(10.0)?;
+    ensure!(floats.dtype() == DType::F32 && ids.remainder(10)?.dtype() == DType::I32);
+    let logits = Tensor::zeros([4, 10], DType::F32, device)?;
+    for result in [
+        floats.one_hot(10),
+        floats.gcd(&ids),
+        floats.bincount(None, 0),
+        logits.nll_loss(&floats, &Default::default()),
+        logits.multi_margin_loss(&floats, &Default::default()),
+        logits.cross_entropy(&floats),
+        logits.index_select(0, &floats),
+        logits.gather(1, &floats.unsqueeze(1)?),
+        logits.embedding(&floats, None),
+        logits.scatter_value(1, &floats.unsqueeze(1)?, 1.0),
+        logits.repeat_interleave_by(&floats, 0, None),
+    ] {
+        let text = message(result)?;
+        ensure!(text.contains("does not take f32") && text.contains("write `remainder(10)`"), "{text}");
+    }
+    let text = message(logits.cross_entropy(&floats))?;
+    ensure!(text.contains("are labels, which are integers"), "{text}");
+    let text = message(logits.cross_entropy(&logits.narrow(1, 0, 3)?))?;
+    ensure!(text.contains("labels are integers"), "{text}");
+    // Other types have no such origin.
+    let text = message(ids.gt(3)?.one_hot(2))?;
+    ensure!(text.contains("does not take bool") && !text.contains("remainder"), "{text}");
+    Ok(())
+}
+
+fn in_place_operations_report_their_own_name(device: &Device) -> Result<()> {
+    let leaf = Tensor::full([2, 3], 0.5, DType::F32, device)?.to_leaf()?;
+    let (other, index) = (leaf.detach(), Tensor::zeros([2, 3], DType::I32, device)?);
+    let mask = Tensor::from_bools(&[true], 1, device)?;
+    for (name, result) in [
+        ("add_", leaf.add_(1.0)),
+        ("mul_", leaf.mul_(&other)),
+        ("exp_", leaf.exp_()),
+        ("leaky_relu_", leaf.leaky_relu_(0.1)),
+        ("clamp_", leaf.clamp_(0.0, 1.0)),
+        ("lerp_", leaf.lerp_(&other, 0.5)),
+        ("addcmul_", leaf.addcmul_(&other, &other, 1.0)),
+        ("fill_", leaf.fill_(1.0)),
+        ("zero_", leaf.zero_()),
+        ("masked_fill_", leaf.masked_fill_(&mask, 1.0)),
+        ("copy_", leaf.copy_(&other)),
+        ("cumsum_", leaf.cumsum_(0)),
+        ("scatter_add_", leaf.scatter_add_(0, &index, &other)),
+        ("uniform_", leaf.uniform_(0.0, 1.0)),
+        ("add_", other.add_(&Tensor::zeros([4], DType::F32, device)?)),
+        ("bitwise_and_", other.bitwise_and_(&other)),
+        ("cumsum_", other.cumsum_(5)),
+        ("scatter_add_", other.scatter_add_(7, &index, &other)),
+        ("index_fill_", other.index_fill_(0, &other, 1.0)),
+        ("mul_", other.mul_(&Tensor::zeros([2, 2, 3], DType::F32, device)?)),
+    ] {
+        let text = message(result)?;
+        ensure!(text.starts_with(&format!("{name}: ")), "{name} reports: {text}");
+    }
+    Ok(())
+}
+
+fn the_largest_usize_is_not_minus_one(device: &Device) -> Result<()> {
+    let x = Tensor::zeros([4, 3], DType::F32, device)?;
+    let rows = 4usize;
+    for result in [
+        x.view([rows, usize::MAX]),
+        x.reshape([rows, usize::MAX]),
+        x.reshape([usize::MAX, rows]),
+        x.reshape([rows, usize::MAX - 1]),
+        x.unflatten(0, [2, usize::MAX]),
+        x.expand([rows, usize::MAX]),
+    ] {
+        let text = message(result)?;
+        ensure!(text.contains("`usize::MAX` is not -1") && text.contains("`[b as isize, -1]`"), "{text}");
+    }
+    let text = message(x.sum(usize::MAX, false))?;
+    ensure!(text.contains("`usize::MAX` is not -1"), "{text}");
+    ensure!(x.view([rows as isize, -1])?.shape() == [4, 3]);
+    Ok(())
 }
 
 fn wrong_arguments(device: &Device) -> Result<()> {
@@ -178,13 +269,13 @@ fn wrong_arguments(device: &Device) -> Result<()> {
     ensure_message(x.tensor_split(0, 0), "tensor_split: takes at least one section")?;
     ensure_message(
         x.as_strided([2, 2], [1, 1], None)?.add_(1.0),
-        "add: the tensor repeats elements (it was expanded); copy it first",
+        "add_: the tensor repeats elements (it was expanded); copy it first",
     )?;
     ensure_message(x.permute([0, 0]), "permute: [0, 0] is not a permutation of 2 dimensions")?;
     ensure_message(x.dropout(1.5, true), "dropout: 1.5 is not a probability")?;
     ensure_message(
         x.to_leaf()?.add_(1.0),
-        "add: a leaf that requires a gradient cannot be changed in place; do it under `no_grad`",
+        "add_: a leaf that requires a gradient cannot be changed in place; do it under `no_grad`",
     )?;
     let text = message(x.transpose(0, 2))?;
     ensure!(text.starts_with("transpose: dimension 2 "), "{text}");

@@ -154,7 +154,7 @@ fn leaves_and_their_views_are_refused(device: &Device) -> Result<()> {
     let w = Tensor::ones([4], DType::F32, device)?.to_leaf()?;
     let error = w.mul_(2.0).err().context("a leaf was changed")?.to_string();
     ensure!(
-        error == "mul: a leaf that requires a gradient cannot be changed in place; do it under `no_grad`",
+        error == "mul_: a leaf that requires a gradient cannot be changed in place; do it under `no_grad`",
         "{error}"
     );
     for changed in [w.narrow(0, 1, 2)?.zero_(), w.reshape([2, 2])?.t()?.copy_(&w.reshape([2, 2])?)] {

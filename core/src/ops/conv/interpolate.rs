@@ -405,6 +405,7 @@ impl Tensor {
     /// # Errors
     /// The mode takes another number of axes or another type, or an option does not fit the mode. Not exactly
     /// one of size and `scale_factor` is set. An extent is or becomes 0.
+    #[doc(alias = "upsample")]
     #[track_caller]
     pub fn interpolate(&self, options: &InterpolateOptions) -> Result<Tensor> {
         use InterpolateMode::{Area, Bicubic, Bilinear, Linear, Nearest, NearestExact, Trilinear};

@@ -403,6 +403,15 @@ pub(crate) fn max_pool2d_with_i32_indices(x: &Tensor, window: Pool2dOptions) -> 
     PoolPlan::new("max_pool2d", PoolKind::Max, x, window, None)?.run_with_i32_indices(x)
 }
 
+/// Pools as [`Tensor::adaptive_max_pool2d_with_indices`] does, with i32 indices.
+#[track_caller]
+pub(crate) fn adaptive_max_pool2d_with_i32_indices(
+    x: &Tensor,
+    output: [usize; 2],
+) -> Result<(Tensor, Tensor)> {
+    PoolPlan::adaptive_max(x, output)?.run_with_i32_indices(x)
+}
+
 impl Tensor {
     /// Returns the maximum of each window, or NaN if the window has one: PyTorch's `max_pool2d`. Images are
     /// \[N, C, H, W\] or \[C, H, W\].

@@ -2,7 +2,8 @@
 //! windows separate into one pass for each dimension.
 
 use crate::ops::conv::pool::{
-    Pool1dOptions, Pool2dOptions, Pool3dOptions, PoolOptions, max_pool2d_with_i32_indices,
+    Pool1dOptions, Pool2dOptions, Pool3dOptions, PoolOptions, adaptive_max_pool2d_with_i32_indices,
+    max_pool2d_with_i32_indices,
 };
 use crate::ops::prelude::*;
 
@@ -16,7 +17,6 @@ fn pool_volume(
     let &[ref lead @ .., d, h, w] = x.shape() else {
         fail!(shape(op, [x]), "takes [batch, channels, depth, height, width]")
     };
-    fail_if!(!x.dtype().is_float(); dtype(op, x.dtype()), "takes floats; cast with `to_dtype`");
     fail_if!(!matches!(lead.len(), 1 | 2);
         shape(op, [x]), "takes [batch, channels, depth, height, width], or without the batch");
     let volumes: usize = lead.iter().product();
@@ -29,6 +29,47 @@ fn pool_volume(
 /// Pools a signal as an image with one row.
 fn pool_signal(x: &Tensor, row: impl FnOnce(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
     row(&x.unsqueeze(-2)?)?.squeeze(-2)
+}
+
+/// Pools volumes to maxima, and returns the i64 index of each maximum in its volume. `images` and `depth` return maxima
+/// with i32 indices, -1 for windows without elements. `of_empty` returns the indices of such windows, if there are any,
+/// from the extents of a volume and of its result.
+#[track_caller]
+fn find_volume_maxima(
+    op: &'static str,
+    x: &Tensor,
+    images: impl FnOnce(&Tensor) -> Result<(Tensor, Tensor)>,
+    depth: impl FnOnce(&Tensor) -> Result<(Tensor, Tensor)>,
+    of_empty: impl FnOnce([usize; 3], [usize; 3]) -> Option<Vec<i32>>,
+) -> Result<(Tensor, Tensor)> {
+    let (mut in_image, mut in_depth) = (None, None);
+    let keep = |(out, indices), found: &mut Option<Tensor>| {
+        *found = Some(indices);
+        out
+    };
+    let first = |x: &Tensor| Ok(keep(images(x)?, &mut in_image));
+    let out = pool_volume(op, x, first, |x| Ok(keep(depth(x)?, &mut in_depth)))?;
+    let (Some(in_image), Some(in_depth)) = (in_image, in_depth) else { fail!(argument(op), "takes volumes") };
+    let area: usize = x.shape()[x.rank() - 2..].iter().product();
+    fail_if!(i32::try_from(area * x.shape()[x.rank() - 3]).is_err();
+        shape(op, [x]), "takes volumes of fewer than 2³¹ elements");
+    // The index among all columns of the pooled images gives the depth and the index's position.
+    let columns = in_depth.shape()[2] as i64;
+    let positions: usize = in_image.shape().iter().product::<usize>() / in_depth.shape()[0].max(1);
+    let in_image = in_image.reshape([in_depth.shape()[0], positions])?;
+    let extents = [0, 1, 2].map(|d| x.shape()[x.rank() - 3 + d]);
+    let outs = [0, 1, 2].map(|d| out.shape()[out.rank() - 3 + d]);
+    let of_empty = of_empty(extents, outs);
+    let plane = if of_empty.is_some() { in_depth.clamp_min(0)? } else { in_depth.clone() };
+    let in_image = in_image.gather(1, &plane.flatten(1, -1)?)?.reshape(in_depth.shape())?;
+    let mut index = plane.floor_divide(columns)?.mul(area as i64)?.add(&in_image)?.reshape(out.shape())?;
+    if let Some(of_empty) = of_empty {
+        let of_empty =
+            Tensor::create_constant(&of_empty, &outs, out.device())?.broadcast_to(index.shape())?;
+        let is_empty = in_depth.lt(0)?.logical_or(&in_image.lt(0)?)?.reshape(index.shape())?;
+        index = of_empty.where_(&is_empty, &index)?;
+    }
+    Ok((out, index.to_dtype(DType::I64)?))
 }
 
 const SIGNAL_AXES: [Option<usize>; 2] = [None, Some(0)];
@@ -78,45 +119,19 @@ impl Tensor {
     #[track_caller]
     pub fn max_pool3d_with_indices(&self, window: impl Into<Pool3dOptions>) -> Result<(Tensor, Tensor)> {
         let window = window.into();
-        const OP: &str = "max_pool3d_with_indices";
-        let (mut in_image, mut in_depth) = (None, None);
-        let pool = |x: &Tensor, axes, found: &mut Option<Tensor>| {
-            let (out, indices) = max_pool2d_with_i32_indices(x, window.restrict_to_axes(axes))?;
-            *found = Some(indices);
-            Ok(out)
-        };
-        let images = |x: &Tensor| pool(x, IMAGE_AXES, &mut in_image);
-        let out = pool_volume(OP, self, images, |x| pool(x, DEPTH_AXES, &mut in_depth))?;
-        let (Some(in_image), Some(in_depth)) = (in_image, in_depth) else {
-            fail!(argument(OP), "takes volumes")
-        };
-        let area: usize = self.shape()[self.rank() - 2..].iter().product();
-        fail_if!(i32::try_from(area * self.shape()[self.rank() - 3]).is_err();
-            shape(OP, [self]), "takes volumes of fewer than 2³¹ elements");
-        // The index among all columns of the pooled images gives the depth and the index's position.
-        let columns = in_depth.shape()[2] as i64;
-        let positions: usize = in_image.shape().iter().product::<usize>() / in_depth.shape()[0].max(1);
-        let in_image = in_image.reshape([in_depth.shape()[0], positions])?;
-        let extents = [0, 1, 2].map(|d| self.shape()[self.rank() - 3 + d]);
-        let outs = [0, 1, 2].map(|d| out.shape()[out.rank() - 3 + d]);
-        let of_empty = window.empty_window_indices(extents, outs);
-        let plane = if of_empty.is_some() { in_depth.clamp_min(0)? } else { in_depth.clone() };
-        let in_image = in_image.gather(1, &plane.flatten(1, -1)?)?.reshape(in_depth.shape())?;
-        let mut index =
-            plane.floor_divide(columns)?.mul(area as i64)?.add(&in_image)?.reshape(out.shape())?;
-        if let Some(of_empty) = of_empty {
-            let of_empty =
-                Tensor::create_constant(&of_empty, &outs, out.device())?.broadcast_to(index.shape())?;
-            let is_empty = in_depth.lt(0)?.logical_or(&in_image.lt(0)?)?.reshape(index.shape())?;
-            index = of_empty.where_(&is_empty, &index)?;
-        }
-        Ok((out, index.to_dtype(DType::I64)?))
+        let pool = |x: &Tensor, axes| max_pool2d_with_i32_indices(x, window.restrict_to_axes(axes));
+        let of_empty = |extents, outs| window.empty_window_indices(extents, outs);
+        let (images, depth) = (|x: &Tensor| pool(x, IMAGE_AXES), |x: &Tensor| pool(x, DEPTH_AXES));
+        find_volume_maxima("max_pool3d_with_indices", self, images, depth, of_empty)
     }
 
     /// Returns the average of each window of volumes \[.., channels, depth, height, width\].
     #[track_caller]
     pub fn avg_pool3d(&self, window: impl Into<Pool3dOptions>) -> Result<Tensor> {
         let window = window.into();
+        // Integer averages of the images would be rounded before those along the depth.
+        fail_if!(!self.dtype().is_float();
+            dtype("avg_pool3d", self.dtype()), "takes floats; cast with `to_dtype`");
         // Apply `divisor_override` in one of the two passes only.
         let image_window = Pool2dOptions {
             divisor_override: window.divisor_override.map(|_| 1),
@@ -148,6 +163,18 @@ impl Tensor {
         let [d, h, w] = output;
         let images = |x: &Tensor| x.adaptive_max_pool2d([h, w]);
         pool_volume("adaptive_max_pool3d", self, images, |x| x.adaptive_max_pool2d([d, h * w]))
+    }
+
+    /// Returns [`adaptive_max_pool3d`](Self::adaptive_max_pool3d) and the i64 index of each maximum in its volume.
+    ///
+    /// # Errors
+    /// A volume has 2³¹ or more elements. See also [`adaptive_max_pool2d`](Self::adaptive_max_pool2d).
+    #[track_caller]
+    pub fn adaptive_max_pool3d_with_indices(&self, output: [usize; 3]) -> Result<(Tensor, Tensor)> {
+        let [d, h, w] = output;
+        let images = |x: &Tensor| adaptive_max_pool2d_with_i32_indices(x, [h, w]);
+        let depth = |x: &Tensor| adaptive_max_pool2d_with_i32_indices(x, [d, h * w]);
+        find_volume_maxima("adaptive_max_pool3d_with_indices", self, images, depth, |_, _| None)
     }
 
     /// Returns the p-norm (Σ x^p)^(1/p) of each window of images, or NaN if a negative sum has no real root.

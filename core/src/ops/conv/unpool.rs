@@ -15,8 +15,10 @@ fn max_unpool<const N: usize>(
     fail_if!(x.shape() != indices.shape() || !matches!(x.rank().checked_sub(N), Some(1 | 2));
         shape(op, [x, indices]),
         "takes maxima and their indices in one shape: channels, {N} more dimensions, optionally with a batch before");
-    fail_if!(!indices.dtype().is_int();
-        dtype(op, indices.dtype()), "indices are integers, as pooling `_with_indices` gives them");
+    if !indices.dtype().is_int() {
+        let rule = "indices are integers, as pooling `_with_indices` gives them";
+        return Err(Error::not_integers(op, indices.dtype(), rule));
+    }
     let lead = &x.shape()[..x.rank() - N];
     let Some(size) = tensor_numel(&output) else {
         fail!(argument(op), "{output:?} has more than 4,294,967,295 elements, the most a tensor can have")

@@ -43,7 +43,7 @@ macro_rules! binary {
                     /// gradient and recording is on. The operation does not support a dtype.
                     #[track_caller]
                     pub fn $inplace<'a>(&self, other: impl Into<Operand<'a>>) -> Result<()> {
-                        run_pointwise_inplace(&$name, self, &[other.into()], &[])
+                        run_pointwise_inplace(stringify!($inplace), &$name, self, &[other.into()], &[])
                     }
                 )?
             )*
@@ -55,14 +55,19 @@ binary! {
     /// a + b.
     add / add_: Any, "a + b", [], [Expr("g", &[]), Expr("g", &[])];
     /// a - b.
+    #[doc(alias = "subtract")]
     sub / sub_: Number, "a - b", [], [Expr("g", &[]), Expr("-g", &[])];
     /// b - a.
     rsub: Number, "b - a", [], [Expr("-g", &[]), Expr("g", &[])];
     /// a · b.
+    #[doc(alias = "multiply")]
     mul / mul_: Any, "a * b", [], [Expr("g * b", &[B]), Expr("g * a", &[A])];
     /// a / b in floating point.
+    #[doc(alias = "divide")]
+    #[doc(alias = "true_divide")]
     div / div_: Float, "a / b", [], [Expr("g / b", &[B]), Expr("-g * (a / b) / b", &[A, B])];
     /// a to the power of b. For integers, the result wraps around in their type.
+    #[doc(alias = "float_power")]
     pow / pow_: Number, "m_pow(a, b)" | "power(a, b)", ["base", "exp", "log", "pow"], [
         Expr("select(g * (b * m_pow(a, b - 1.0)), 0.0, b == 0.0)", &[A, B]),
         Expr("select(g * (m_pow(a, b) * m_log(a)), 0.0, a == 0.0 && b >= 0.0)", &[A, B])];
@@ -98,6 +103,7 @@ binary! {
     /// 0 for a < 0, 1 for a > 0, and b where a is 0.
     heaviside: Any, "select(select(T(0), T(1), a > T(0)), b, a == T(0))", [], [NoGrad, NoGrad];
     /// Angle of the point (b, a) in radians. At the origin the gradient is zero, as in PyTorch.
+    #[doc(alias = "arctan2")]
     atan2 / atan2_: Float, "m_atan2(a, b)", ["base", "inverse_trig"], [
         // Division by the hypotenuse twice, because its square may overflow or underflow f32.
         Expr("select(g * (b / m_hypot(a, b) / m_hypot(a, b)), 0.0, a == 0.0 && b == 0.0)", &[A, B]),
@@ -111,8 +117,12 @@ binary! {
     remainder / remainder_: Number, "m_remainder(a, b)" | "int_remainder(a, b)", ["base", "mod"], [
         Expr("g", &[]), Expr("-g * floor(a / b)", &[A, B])];
     /// a / b rounded down.
+    #[doc(alias = "divide")]
+    #[doc(alias = "true_divide")]
     floor_divide / floor_divide_: Number, "m_floor_div(a, b)" | "int_floor_div(a, b)", ["base", "mod"], [Zero, Zero];
     /// a / b rounded towards zero.
+    #[doc(alias = "divide")]
+    #[doc(alias = "true_divide")]
     trunc_divide: Number, "m_trunc_div(a, b)" | "a / b", ["base", "mod"], [Zero, Zero];
     /// |a| with the sign of b.
     copysign / copysign_: Float, "m_copysign(a, b)", ["base"], [
@@ -140,14 +150,19 @@ binary! {
     /// a = b.
     eq: Compare, "a == b", [], [NoGrad, NoGrad];
     /// a ≠ b.
+    #[doc(alias = "not_equal")]
     ne: Compare, "!(a == b)", [], [NoGrad, NoGrad];
     /// a < b.
+    #[doc(alias = "less")]
     lt: Compare, "a < b", [], [NoGrad, NoGrad];
     /// a ≤ b.
+    #[doc(alias = "less_equal")]
     le: Compare, "a <= b", [], [NoGrad, NoGrad];
     /// a > b.
+    #[doc(alias = "greater")]
     gt: Compare, "a > b", [], [NoGrad, NoGrad];
     /// a ≥ b.
+    #[doc(alias = "greater_equal")]
     ge: Compare, "a >= b", [], [NoGrad, NoGrad];
     /// True where both operands are true (not zero).
     logical_and: Logic, "a && b", [], [NoGrad, NoGrad];
@@ -228,7 +243,8 @@ macro_rules! ternary {
                     $($value: f64,)?
                 ) -> Result<()> {
                     let operands = [$b.into(), $c.into()];
-                    run_pointwise_inplace(&$name, self, &operands, &[$((stringify!($value), Scalar::Float($value)))?])
+                    let attrs = [$((stringify!($value), Scalar::Float($value)))?];
+                    run_pointwise_inplace(stringify!($inplace), &$name, self, &operands, &attrs)
                 }
             )*
         }
@@ -248,20 +264,47 @@ ternary! {
 }
 
 impl Tensor {
-    /// Selects `self` where `condition` is true, else `other`. All three broadcast.
+    /// Selects `self` where `condition` is true, else `other`. All three broadcast. The associated function
+    /// [`where_cond`](Self::where_cond) has the order of PyTorch's `torch.where`.
     ///
     /// # Errors
     /// `condition` is not bool, the shapes do not broadcast, or an integer is outside the integer dtype.
+    #[doc(alias = "where")]
     #[track_caller]
     pub fn where_<'a>(&self, condition: &Tensor, other: impl Into<Operand<'a>>) -> Result<Tensor> {
+        Self::where_cond(condition, self, other)
+    }
+
+    /// Selects `a` where `condition` is true, else `b`: PyTorch's `torch.where(condition, a, b)`. All three broadcast.
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
+    /// # let device = Device::null(Default::default());
+    /// let x = Tensor::new([[1.0, -2.0], [-3.0, 4.0]], &device)?;
+    /// let y = Tensor::where_cond(&x.gt(0.0)?, &x, 0.0)?;
+    /// assert_eq!((y.shape(), y.dtype()), (&[2, 2][..], DType::F32));
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`where_`](Self::where_).
+    #[doc(alias = "where")]
+    #[track_caller]
+    pub fn where_cond<'a, 'b>(
+        condition: &Tensor,
+        a: impl Into<Operand<'a>>,
+        b: impl Into<Operand<'b>>,
+    ) -> Result<Tensor> {
         launch::check_bool_mask("where", condition)?;
-        let other = match other.into() {
-            other @ Operand::Scalar(Scalar::Int(_)) if self.dtype().is_int() => {
-                self.fill_operand("where", other)?
+        let (a, b) = (a.into(), b.into());
+        // An integer takes the type of the other operand, which must hold it.
+        let cast = |value, other: Operand<'_>| match (value, other.as_tensor()) {
+            (Operand::Scalar(Scalar::Int(_)), Some(other)) if other.dtype().is_int() => {
+                other.fill_operand("where", value)
             }
-            other => other,
+            _ => Ok(value),
         };
-        run_pointwise(&WHERE, &[condition.into(), self.into(), other], &[])
+        run_pointwise(&WHERE, &[condition.into(), cast(a, b)?, cast(b, a)?], &[])
     }
 
     /// Selects `value` where `mask` is true, else `self`. A scalar takes the type of `self`.
@@ -294,6 +337,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The shapes do not broadcast, or the dtype is bool.
+    #[doc(alias = "clip")]
     #[track_caller]
     pub fn clamp<'a>(&self, min: impl Into<Operand<'a>>, max: impl Into<Operand<'a>>) -> Result<Tensor> {
         let (min, max) = (min.into(), max.into());
@@ -331,12 +375,12 @@ impl Tensor {
         let value = self.fill_operand("masked_fill_", value.into())?;
         let cast = self.cast_fill_tensor(value)?;
         let value = cast.as_ref().map_or(value, Operand::Tensor);
-        run_pointwise_inplace(&MASKED_FILL_, self, &[mask.into(), value], &[])
+        run_pointwise_inplace("masked_fill_", &MASKED_FILL_, self, &[mask.into(), value], &[])
     }
 
     /// Adds `value` in place where `mask` is true. Not differentiable.
     pub(crate) fn masked_add_(&self, mask: &Tensor, value: &Tensor) -> Result<()> {
-        run_pointwise_inplace(&MASKED_ADD_, self, &[mask.into(), value.into()], &[])
+        run_pointwise_inplace("masked_add_", &MASKED_ADD_, self, &[mask.into(), value.into()], &[])
     }
 
     /// Casts an integer tensor that fills a bool tensor in place, as PyTorch does. `None` for other values.
@@ -346,6 +390,7 @@ impl Tensor {
     }
 
     /// Replaces every element by `value`, a scalar or a zero-dimensional tensor.
+    #[doc(alias = "fill_diagonal_")]
     #[track_caller]
     pub fn fill_<'a>(&self, value: impl Into<Operand<'a>>) -> Result<()> {
         let value = self.fill_operand("fill_", value.into())?;
@@ -362,7 +407,7 @@ impl Tensor {
             return self.copy_(&Tensor::create_constant(&[value], &[], self.device())?);
         }
         let cast = self.cast_fill_tensor(value)?;
-        run_pointwise_inplace(&FILL_, self, &[cast.as_ref().map_or(value, Operand::Tensor)], &[])
+        run_pointwise_inplace("fill_", &FILL_, self, &[cast.as_ref().map_or(value, Operand::Tensor)], &[])
     }
 
     /// Replaces every element by zero.
@@ -372,9 +417,10 @@ impl Tensor {
     }
 
     /// Applies [`clamp`](Self::clamp) in place.
+    #[doc(alias = "clip_")]
     #[track_caller]
     pub fn clamp_<'a>(&self, min: impl Into<Operand<'a>>, max: impl Into<Operand<'a>>) -> Result<()> {
         let (min, max) = (min.into(), max.into());
-        run_pointwise_inplace(select_clamp_op(&min, &max), self, &[min, max], &[])
+        run_pointwise_inplace("clamp_", select_clamp_op(&min, &max), self, &[min, max], &[])
     }
 }

@@ -32,6 +32,17 @@ impl Tensor {
     /// The gradient is cast back. A cast to an integer or bool ends the history, as in PyTorch. A cast to a
     /// storage-only type ([`DType::is_storage_only`]) goes through f32 and fails if a gradient is required: detach
     /// first.
+    #[doc(alias = "to")]
+    #[doc(alias = "bfloat16")]
+    #[doc(alias = "bool")]
+    #[doc(alias = "byte")]
+    #[doc(alias = "double")]
+    #[doc(alias = "float")]
+    #[doc(alias = "half")]
+    #[doc(alias = "int")]
+    #[doc(alias = "long")]
+    #[doc(alias = "type")]
+    #[doc(alias = "type_as")]
     #[track_caller]
     pub fn to_dtype(&self, dtype: DType) -> Result<Tensor> {
         if dtype == self.dtype() {

@@ -213,10 +213,10 @@ fn resolve_dtypes(op: &PointwiseOp, args: &[Operand<'_>]) -> Result<(DType, DTyp
         TypeRule::Predicate => (dtype, DType::Bool),
         TypeRule::Logic => (DType::Bool, DType::Bool),
         TypeRule::Bits if dtype.is_float() => {
-            return Err(Error::dtype(op.name, dtype, "takes integers and bools; cast with `to_dtype`"));
+            return Err(Error::not_integers(op.name, dtype, "takes integers and bools"));
         }
         TypeRule::Integer if !dtype.is_int() => {
-            return Err(Error::dtype(op.name, dtype, "takes integers; cast with `to_dtype`"));
+            return Err(Error::not_integers(op.name, dtype, "takes integers"));
         }
         TypeRule::Bits | TypeRule::Integer => (dtype, dtype),
     })
@@ -673,21 +673,23 @@ impl PointwiseBackward {
 /// Fails if a result does not fit in place: a float into another type, or a number into a bool.
 pub(crate) fn check_fits_in_place(op: &'static str, target: DType, result: DType) -> Result<()> {
     fail_if!(result.is_float() && !target.is_float();
-        dtype(op, target), "the result is a float and does not fit in place");
+        dtype(op, target), "the result is a float and does not fit in place; a float scalar, as in \
+            `remainder_(10.0)`, makes floats of integers, and `remainder_(10)` does not");
     fail_if!(target == DType::Bool && result != DType::Bool;
         dtype(op, target), "the result is {result} and does not fit in place; cast the tensor with `to_dtype`");
     Ok(())
 }
 
-/// Runs an operation in place on its first operand, which keeps its dtype.
+/// Runs an operation in place on its first operand, which keeps its dtype. Errors name the method, `name`.
 #[track_caller]
 pub(crate) fn run_pointwise_inplace(
+    name: &'static str,
     op: &'static PointwiseOp,
     target: &Tensor,
     rest: &[Operand<'_>],
     attrs: &[(&'static str, Scalar)],
 ) -> Result<()> {
-    run_inplace(op, target, rest, attrs, false)
+    run_inplace(op, target, rest, attrs, false).map_err(|error| error.with_op(name))
 }
 
 /// Runs an operation in place on a gradient. It may join the pending kernel that computes the gradient.

@@ -42,7 +42,7 @@ macro_rules! unary {
         #[track_caller]
         pub fn $inplace(&self $(, $attr: f64)*) -> Result<()> {
             $(if $holds {} else { fail!(argument(stringify!($inplace)), "{}", $rule) })?
-            run_pointwise_inplace(&records::$name, self, &[], &[$((stringify!($attr), Scalar::Float($attr))),*])
+            run_pointwise_inplace(stringify!($inplace), &records::$name, self, &[], &[$((stringify!($attr), Scalar::Float($attr))),*])
         }
     };
 }
@@ -51,8 +51,10 @@ pub(crate) use unary;
 
 unary! {
     /// |a|.
+    #[doc(alias = "absolute")]
     abs / abs_(): Number, "abs(a)", [], Expr("g * (select(T(0), T(1), a > T(0)) - select(T(0), T(1), a < T(0)))", &[A]);
     /// -a.
+    #[doc(alias = "negative")]
     neg / neg_(): Number, "-a" | "T(0) - a", [], Expr("-g", &[]);
     /// -1, 0 or 1.
     sign / sign_(): Any, "select(T(0), T(1), a > T(0)) - select(T(0), T(1), a < T(0))", [], Zero;
@@ -85,10 +87,13 @@ unary! {
     /// Tangent of radians.
     tan / tan_(): Float, "m_tan(a)", ["base", "mul_wide", "trig"], Expr("g * (1.0 + y * y)", &[Y]);
     /// Arc sine, in radians.
+    #[doc(alias = "arcsin")]
     asin / asin_(): Float, "m_asin(a)", ["base", "inverse_trig"], Expr("g * m_rsqrt(1.0 - a * a)", &[A]);
     /// Arc cosine, in radians.
+    #[doc(alias = "arccos")]
     acos / acos_(): Float, "m_acos(a)", ["base", "inverse_trig"], Expr("-g * m_rsqrt(1.0 - a * a)", &[A]);
     /// Arc tangent, in radians.
+    #[doc(alias = "arctan")]
     atan / atan_(): Float, "m_atan(a)", ["base", "inverse_trig"], Expr("g / (1.0 + a * a)", &[A]);
     /// Hyperbolic sine.
     sinh / sinh_(): Float, "m_sinh(a)", ["base", "exp"], Expr("g * m_cosh(a)", &[A]);
@@ -97,14 +102,19 @@ unary! {
     /// Hyperbolic tangent.
     tanh / tanh_(): Float, "m_tanh(a)", ["base", "exp"], Expr("g * (1.0 - y * y)", &[Y]);
     /// Inverse hyperbolic sine.
+    #[doc(alias = "arcsinh")]
     asinh / asinh_(): Float, "m_asinh(a)", ["base", "log", "inverse_hyperbolic"], Expr("g * m_rsqrt(a * a + 1.0)", &[A]);
     /// Inverse hyperbolic cosine.
+    #[doc(alias = "arccosh")]
     acosh / acosh_(): Float, "m_acosh(a)", ["base", "log", "inverse_hyperbolic"], Expr("g * m_rsqrt(a * a - 1.0)", &[A]);
     /// Inverse hyperbolic tangent.
+    #[doc(alias = "arctanh")]
     atanh / atanh_(): Float, "m_atanh(a)", ["base", "log", "inverse_hyperbolic"], Expr("g / (1.0 - a * a)", &[A]);
     /// Logarithm of |Γ(a)|.
+    #[doc(alias = "gammaln")]
     lgamma / lgamma_(): Float, "m_lgamma(a)", ["base", "log", "mul_wide", "trig", "gamma"], Expr("g * m_digamma(a)", &[A]);
     /// Derivative of lgamma.
+    #[doc(alias = "psi")]
     digamma / digamma_(): Float, "m_digamma(a)", ["base", "exp", "log", "pow", "mul_wide", "trig", "gamma", "polygamma"],
         Expr("g * m_polygamma(a, 1.0, 1.0)", &[A]);
     /// Error function.
@@ -114,6 +124,7 @@ unary! {
     /// Inverse of the error function.
     erfinv / erfinv_(): Float, "m_erfinv(a)", ["base", "exp", "log", "erf"], Expr("g * 0.886226925452758 * m_exp(y * y)", &[Y]);
     /// 1 / (1 + e⁻ᵃ).
+    #[doc(alias = "expit")]
     sigmoid / sigmoid_(): Float, "m_sigmoid(a)", ["base", "exp"], Expr("g * y * (1.0 - y)", &[Y]);
     /// sin(πa) / πa, and 1 at 0.
     sinc / sinc_(): Float, "select(m_sin(a * 3.141592653589793) / (a * 3.141592653589793), 1.0, a == 0.0)", ["base", "mul_wide", "trig"],
@@ -137,11 +148,13 @@ unary! {
     /// e^(a²) · [`erfc`](Self::erfc)(a), without underflow for large a (PyTorch's `special.erfcx`).
     erfcx(): Float, "m_erfcx(a)", ["base", "exp", "log", "erf", "normal_tails"], Expr("g * (2.0 * a * m_erfcx(a) - 1.1283791670955126)", &[A]);
     /// Modified Bessel function of the first kind of order 0.
+    #[doc(alias = "modified_bessel_i0")]
     i0 / i0_(): Float, "m_i0(a)", ["base", "exp", "bessel"], Expr("g * m_i1(a)", &[A]);
     /// [`i0`](Self::i0)(a) · e^-|a| (PyTorch's `special.i0e`).
     i0e(): Float, "m_i0e(a)", ["base", "exp", "bessel"],
         Expr("g * (m_i1e(a) - (select(T(0), T(1), a > T(0)) - select(T(0), T(1), a < T(0))) * m_i0e(a))", &[A]);
     /// Modified Bessel function of the first kind of order 1 (PyTorch's `special.i1`).
+    #[doc(alias = "modified_bessel_i1")]
     i1(): Float, "m_i1(a)", ["base", "exp", "bessel"], Expr("select(g * (m_i0(a) - m_i1(a) / a), g * 0.5, a == 0.0)", &[A]);
     /// [`i1`](Self::i1)(a) · e^-|a| (PyTorch's `special.i1e`).
     i1e(): Float, "m_i1e(a)", ["base", "exp", "bessel"],
@@ -156,6 +169,7 @@ unary! {
     /// Nearest integer, with halves rounded to even.
     round / round_(): Number, "round(a)" | "round_even(a)", ["base"], Zero;
     /// Integer part.
+    #[doc(alias = "fix")]
     trunc / trunc_(): Number, "trunc(a)" | "a", [], Zero;
     /// Fractional part, with the sign of a.
     frac / frac_(): Float, "a - trunc(a)", [], Expr("g", &[]);
@@ -230,6 +244,7 @@ impl Tensor {
     }
 
     /// Replaces NaN and infinities by the values of `options`. Copies tensors that are not floats.
+    #[doc(alias = "nan_to_num")]
     #[track_caller]
     pub fn nan_to_num_with(&self, options: &NanToNumOptions) -> Result<Tensor> {
         if !self.dtype().is_float() {
@@ -282,6 +297,7 @@ impl Tensor {
     ///
     /// # Errors
     /// `p` is 0 or above 10,000, or the dtype is not supported.
+    #[doc(alias = "multigammaln")]
     #[track_caller]
     pub fn mvlgamma(&self, p: usize) -> Result<Tensor> {
         const OP: &str = "mvlgamma";

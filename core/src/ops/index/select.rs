@@ -207,8 +207,9 @@ impl Tensor {
         let d = normalize_dim(OP, dim, self.rank())?;
         let n = extent_or_one(self, d);
         self.check_same_device(OP, repeats)?;
-        fail_if!(!repeats.dtype().is_int();
-            dtype(OP, repeats.dtype()), "repeats are integers; cast with `to_dtype`");
+        if !repeats.dtype().is_int() {
+            return Err(Error::not_integers(OP, repeats.dtype(), "repeats are integers"));
+        }
         fail_if!(repeats.rank() > 1 || !matches!(repeats.numel(), 1) && repeats.numel() != n;
             shape(OP, [self, repeats]),
             "there is one number of repeats for each index of the dimension, or one for all");

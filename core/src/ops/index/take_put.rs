@@ -67,6 +67,7 @@ impl Tensor {
     }
 
     /// Returns a matrix with the vector `self` on a diagonal, or a copy of a matrix's diagonal.
+    #[doc(alias = "diagflat")]
     #[track_caller]
     pub fn diag(&self, diagonal: isize) -> Result<Tensor> {
         match self.rank() {
@@ -200,7 +201,9 @@ impl Tensor {
     #[track_caller]
     pub fn unravel_index(&self, shape: impl IntoShape) -> Result<Vec<Tensor>> {
         operation!(OP = "unravel_index");
-        fail_if!(!self.dtype().is_int(); dtype(OP, self.dtype()), "takes indices");
+        if !self.dtype().is_int() {
+            return Err(Error::not_integers(OP, self.dtype(), "takes indices"));
+        }
         let shape = new_shape(OP, shape)?;
         fail_if!(shape.contains(&0); shape(OP, &[&shape[..]]), "no index is inside a shape without elements");
         let mut rest = match self.dtype() {

@@ -241,6 +241,7 @@ impl Tensor {
     /// Returns one matrix with U and, below the diagonal, L without its unit diagonal. Also returns the row
     /// order as i64 \[.., m\]: for each row of L · U, the row of the input. PyTorch returns the sequence of
     /// row swaps instead. [`lu_solve`](Self::lu_solve) takes both results.
+    #[doc(alias = "lu")]
     #[track_caller]
     pub fn lu_factor(&self) -> Result<(Tensor, Tensor)> {
         operation!(OP = "lu_factor", autocast[self], |x| x.lu_factor());

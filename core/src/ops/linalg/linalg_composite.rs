@@ -28,6 +28,7 @@ impl From<f64> for MatrixNorm {
 ///
 /// # Errors
 /// There are fewer than two tensors, an inner one is not a matrix, or the shapes or types do not fit.
+#[doc(alias = "chain_matmul")]
 #[track_caller]
 pub fn multi_dot(tensors: &[impl AsRef<Tensor>]) -> Result<Tensor> {
     let tensors = &as_refs(tensors)[..];
@@ -103,6 +104,7 @@ impl Tensor {
     /// # Errors
     /// There are fewer than two dimensions, or `dims` are equal or out of range. The order is invalid. The
     /// dtype is not a float, or 16-bit although singular values are needed.
+    #[doc(alias = "norm")]
     #[track_caller]
     pub fn matrix_norm(
         &self,

@@ -234,8 +234,14 @@ pub(crate) fn check_targets(x: &Tensor, target: &Tensor, options: &CrossEntropyO
             shape(OP, &[weight.shape(), &[classes]]), "there is one weight for each class");
     }
     if target.dtype().is_float() {
+        if target.shape() == &examples[..] && target.shape() != x.shape() {
+            let rule = "targets in the logits' shape without the dimension of the classes are labels, which are integers";
+            return Err(Error::not_integers(OP, target.dtype(), rule));
+        }
         check_second_float(OP, x, target)?;
-        fail_if!(target.shape() != x.shape(); shape(OP, [x, target]), "probabilities have the logits' shape");
+        fail_if!(target.shape() != x.shape(); shape(OP, [x, target]),
+            "targets that are floats are probabilities in the logits' shape; labels are integers, without the dimension \
+             of the classes");
         return Ok(true);
     }
     fail_if!(target.dtype() == DType::Bool;

@@ -85,7 +85,7 @@ impl CtcLossOptions<'_> {
             shape(OP, &[log_probs.shape(), targets.shape(), lengths[0], lengths[1]]),
             "targets and lengths have the batch of the log-probabilities, whose steps are at least one");
         if let Some(other) = [targets, input_lengths, target_lengths].iter().find(|t| !t.dtype().is_int()) {
-            return Err(Error::dtype(OP, other.dtype(), "targets and lengths are integers"));
+            return Err(Error::not_integers(OP, other.dtype(), "targets and lengths are integers"));
         }
         fail_if!(blank >= classes; argument(OP), "the blank is class {blank} of {classes}");
         check_lengths(OP, ("length", "`input_lengths`"), input_lengths, 0..=steps)?;

@@ -50,7 +50,18 @@ fn batch_scores_and_targets(
     target: &Tensor,
     several: bool,
 ) -> Result<(Tensor, Tensor)> {
-    fail_if!(!target.dtype().is_int(); dtype(op, target.dtype()), "targets are classes, as integers");
+    if !target.dtype().is_int() {
+        return Err(Error::not_integers(op, target.dtype(), "targets are classes, as integers"));
+    }
+    if x.rank() == 0 && target.rank() == 0 {
+        // As in PyTorch, a number is the score of one class.
+        return batch_scores_and_targets(
+            op,
+            &x.reshape([1, 1])?,
+            &target.reshape(&[1, 1][..if several { 2 } else { 1 }])?,
+            several,
+        );
+    }
     let labels = if several { x.shape() } else { &x.shape()[..x.rank().saturating_sub(1)] };
     if !matches!(x.rank(), 1 | 2) || target.shape() != labels {
         let rule = if several {
@@ -97,11 +108,12 @@ impl Tensor {
         if !full {
             return reduction.apply(&losses);
         }
-        // Stirling's approximation applies to counts above 1 only, without a gradient, as in PyTorch.
-        let y = target.detach();
+        // Stirling's approximation applies to counts above 1 only. Other counts are replaced first, so that their
+        // gradient is finite.
+        let is_small = target.detach().le(1.0)?;
+        let y = target.masked_fill(&is_small, 1.0)?;
         let stirling = y.xlogy(&y)?.sub(&y)?.add(&y.mul(std::f64::consts::TAU)?.log()?.mul(0.5)?)?;
-        let constant = stirling.masked_fill(&y.le(1.0)?, 0.0)?;
-        reduction.apply(&losses.add(&constant)?)
+        reduction.apply(&losses.add(&stirling.masked_fill(&is_small, 0.0)?)?)
     }
 
     /// Computes x where `target` is 1, and max(0, margin - x) where it is -1, for distances x.

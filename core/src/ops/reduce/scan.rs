@@ -354,6 +354,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The tensor has no dimensions, `dim` is out of range, or the points do not broadcast.
+    #[doc(alias = "trapz")]
     #[track_caller]
     pub fn trapezoid<'a>(&self, spacing: impl Into<Operand<'a>>, dim: isize) -> Result<Tensor> {
         let spacing = spacing.into();

@@ -28,6 +28,7 @@ pub fn hstack(tensors: &[impl AsRef<Tensor>]) -> Result<Tensor> {
 }
 
 /// Concatenates tensors along dimension 0. Tensors with fewer than two dimensions become rows.
+#[doc(alias = "row_stack")]
 #[track_caller]
 pub fn vstack(tensors: &[impl AsRef<Tensor>]) -> Result<Tensor> {
     map_and_cat("vstack", &as_refs(tensors), 0, Tensor::atleast_2d)
@@ -275,6 +276,14 @@ impl Tensor {
         let other_contracted = distinct_dims(OP, other_dims, other.rank())?;
         let extents =
             |t: &Tensor, dims_of: &[usize]| -> Dims { dims_of.iter().map(|&d| t.shape()[d]).collect() };
+        let (reduced, other_reduced) =
+            broadcast_contracted(self, &self_contracted, other, &other_contracted)?;
+        if let Some(reduced) = reduced {
+            return reduced.tensordot(other_reduced.as_ref().unwrap_or(other), dims, other_dims);
+        }
+        if let Some(reduced) = other_reduced {
+            return self.tensordot(&reduced, dims, other_dims);
+        }
         let shared = extents(self, &self_contracted);
         fail_if!(shared != extents(other, &other_contracted); shape(OP, [self, other]),
             "takes dimensions of the same extents, got {dims:?} and {other_dims:?}");
@@ -292,6 +301,25 @@ impl Tensor {
         let b = other.permute(order(&other_contracted, &right))?.reshape([k, n])?;
         a.matmul(&b)?.reshape(&[&rows[..], &columns].concat()[..])
     }
+}
+
+/// Sums each operand of a contraction over the dimensions in which the other one has an extent of 1, as PyTorch does:
+/// the sum of the products is a product of the sum. Returns `None` for an operand that stays.
+fn broadcast_contracted(
+    a: &Tensor,
+    a_dims: &[usize],
+    b: &Tensor,
+    b_dims: &[usize],
+) -> Result<(Option<Tensor>, Option<Tensor>)> {
+    let sum = |x: &Tensor, dims: &[usize], y: &Tensor, y_dims: &[usize]| {
+        let pairs = dims.iter().zip(y_dims);
+        let summed: Vec<isize> = pairs
+            .filter(|&(&d, &e)| x.shape()[d] != 1 && y.shape()[e] == 1)
+            .map(|(&d, _)| d as isize)
+            .collect();
+        (!summed.is_empty()).then(|| x.sum(summed, true)).transpose()
+    };
+    Ok((sum(a, a_dims, b, b_dims)?, sum(b, b_dims, a, a_dims)?))
 }
 
 #[cfg(test)]

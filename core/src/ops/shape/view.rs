@@ -2,7 +2,7 @@
 
 use crate::autograd::DimRange;
 use crate::ops::prelude::*;
-use crate::tensor::shape::{Extents, IntoShape, infer_shape};
+use crate::tensor::shape::{Extents, IntoShape, impossible_extent_hint, infer_shape};
 
 /// Largest number of parts of a split, because each part is a tensor on the host.
 const MAX_SPLITS: usize = 1 << 20;
@@ -118,6 +118,12 @@ impl Tensor {
     ///
     /// # Errors
     /// A dimension is out of range.
+    #[doc(alias = "T")]
+    #[doc(alias = "H")]
+    #[doc(alias = "mH")]
+    #[doc(alias = "adjoint")]
+    #[doc(alias = "swapaxes")]
+    #[doc(alias = "swapdims")]
     pub fn transpose(&self, dim0: isize, dim1: isize) -> Result<Tensor> {
         let (a, b) =
             (normalize_dim("transpose", dim0, self.rank())?, normalize_dim("transpose", dim1, self.rank())?);
@@ -164,6 +170,8 @@ impl Tensor {
     /// Expands as [`broadcast_to`](Self::broadcast_to) does. An extent of -1 stays as it is.
     pub fn expand(&self, shape: impl IntoShape) -> Result<Tensor> {
         let shape = shape.to_extents();
+        fail_if!(shape.contains(&isize::MAX); argument("expand"),
+            "{shape:?} has an impossible extent{}", impossible_extent_hint(&shape));
         let skip = shape.len().saturating_sub(self.rank());
         let target = shape
             .iter()
@@ -233,6 +241,7 @@ impl Tensor {
     ///
     /// # Errors
     /// A dimension is out of range, or `end` comes before `start`.
+    #[doc(alias = "ravel")]
     pub fn flatten(&self, start: isize, end: isize) -> Result<Tensor> {
         let (a, b) =
             (normalize_dim("flatten", start, self.rank())?, normalize_dim("flatten", end, self.rank())?);
@@ -265,6 +274,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The range exceeds the dimension.
+    #[doc(alias = "narrow_copy")]
     pub fn narrow(&self, dim: isize, start: usize, length: usize) -> Result<Tensor> {
         let d = normalize_dim("narrow", dim, self.rank())?;
         let extent = self.shape().get(d).copied().unwrap_or(0);
@@ -319,6 +329,7 @@ impl Tensor {
     }
 
     /// Returns the diagonal of two dimensions, `offset` above the main one, as the last dimension.
+    #[doc(alias = "fill_diagonal_")]
     pub fn diagonal(&self, offset: isize, dim1: isize, dim2: isize) -> Result<Tensor> {
         let (a, b) =
             (normalize_dim("diagonal", dim1, self.rank())?, normalize_dim("diagonal", dim2, self.rank())?);
@@ -478,6 +489,8 @@ impl Tensor {
     }
 
     /// Returns a contiguous copy: PyTorch's `clone`.
+    #[doc(alias = "positive")]
+    #[doc(alias = "narrow_copy")]
     #[track_caller]
     pub fn copy(&self) -> Result<Tensor> {
         let out = Tensor::empty(self.shape(), self.dtype(), self.device())?;

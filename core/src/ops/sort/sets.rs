@@ -274,8 +274,9 @@ impl Tensor {
         fail_if!(self.rank() != 1 || weights.is_some_and(|w| w.shape() != self.shape());
             shape(OP, &[self.shape(), weights.unwrap_or(self).shape()]),
             "takes a line of integers, and as many weights");
-        fail_if!(self.dtype().is_float() || self.dtype() == DType::Bool;
-            dtype(OP, self.dtype()), "takes integers; cast with `to_dtype`");
+        if self.dtype().is_float() || self.dtype() == DType::Bool {
+            return Err(Error::not_integers(OP, self.dtype(), "takes integers"));
+        }
         if let Some(w) = weights.filter(|w| !w.dtype().is_float()) {
             fail!(dtype(OP, w.dtype()), "takes weights that are floats; cast with `to_dtype`")
         }
