@@ -25,8 +25,8 @@ mod fused;
 mod plateau;
 mod scaler;
 pub mod schedule;
-mod staging_slots;
 mod state_dict;
+mod state_staging;
 
 pub use adam::{Adam, AdamW, Adamax, NAdam, RAdam};
 pub use averaged::AveragedModel;
@@ -58,9 +58,16 @@ pub trait Optimizer {
         if skip.item()? == 0.0 { self.step() } else { Ok(()) }
     }
 
-    /// Keeps the state in host memory between steps, or on the device again. A step copies the state to the
-    /// device group by group, two at a time, and back. Results are bitwise equal. Optimisers without state
-    /// ignore this call.
+    /// Keeps the state in host memory between steps, or on the device again. Results are bitwise equal.
+    /// Optimisers without state ignore this call.
+    ///
+    /// A step copies the state to the device and back, one group of parameters after another. A group's state
+    /// has at most a sixteenth of all bytes, but at least 256 KiB and at most 32 MiB; the state of a larger
+    /// parameter is a group of its own. The next group's copy overlaps with the step if both groups together
+    /// are no larger than two groups of that size, or than the largest group. Call this before the first step,
+    /// because existing groups keep their sizes.
+    ///
+    /// The updates of [`Lamb`], [`Adafactor`] and [`Muon`] wait on the host until all are computed.
     fn offload_state(&mut self, on: bool) {
         let _ = on;
     }
