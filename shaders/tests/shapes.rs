@@ -128,7 +128,7 @@ fn rotary_embeddings() {
 #[test]
 fn recurrent_steps() {
     for kind in ["tanh", "relu", "lstm", "gru"] {
-        for dtype in ["f32", "f16", "bf16"] {
+        for dtype in ["f32", "f16", "bf16", "f64"] {
             for lengths in ["", "i32"] {
                 for (pass, keep) in [("forward", false), ("forward", true), ("backward", true)] {
                     let keep = keep && matches!(kind, "lstm" | "gru");

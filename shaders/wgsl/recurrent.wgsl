@@ -3,14 +3,24 @@ One time step of a recurrent layer, after its matrix products: gates, state and 
   [batch, hidden], or their gradients. One invocation has one element of all gates.
 
 kind: "lstm", "gru", "tanh" or "relu" · pass: "forward" or "backward"
-dtype: of everything but the running state, which is f32 · keep: forward saves values for backward
+dtype: of everything but the running state, which is f32, or f64 if dtype is f64
+keep: forward saves values for backward
 lengths: dtype of the sequences' lengths, or ""; a sequence that has ended keeps its state
 -#}
 {%- import "types" as t -%}
 {% set gates = 4 if kind == "lstm" else 3 if kind == "gru" else 1 %}
+{% set T = t.value(dtype) %}
 {{ t.prelude() }}
 {% include "math/base" %}
+{% if T == "f64" %}
+{% include "math/f64_exp_log" %}
+{% include "math/f64" %}
+{% else %}
 {% include "math/exp" %}
+{% endif %}
+{% set sigmoid = "m_d_sigmoid" if T == "f64" else "m_sigmoid" %}
+{% set tanh = "m_d_tanh" if T == "f64" else "m_tanh" %}
+{% set max = "m_max64" if T == "f64" else "m_max" %}
 struct Params {
     n: u32,
     hidden: u32,
@@ -32,7 +42,7 @@ struct Params {
 {{ t.input(1, "carry", dtype) }}
 // Two planes of n. Forward: output and cell. Backward: the state's gradient that bypasses the products, and
 // the cell's gradient.
-{{ t.output(2, "state", "f32") }}
+{{ t.output(2, "state", T) }}
 {% if pass == "forward" %}
 {{ t.output(3, "out", dtype, "scattered") }}
 {% set next = 4 %}
@@ -46,10 +56,10 @@ struct Params {
 {% if lengths %}{{ t.input(next, "lengths", lengths) }}{% endif %}
 
 {% if pass == "forward" %}
-fn input_product(b: u32, j: u32, gate: u32) -> f32 {
+fn input_product(b: u32, j: u32, gate: u32) -> {{ T }} {
     return input_at(p.input_offset + b * p.input_stride + gate * p.hidden + j);
 }
-fn state_product(b: u32, j: u32, gate: u32) -> f32 {
+fn state_product(b: u32, j: u32, gate: u32) -> {{ T }} {
     return carry_at(p.carry_offset + (b * {{ gates }}u + gate) * p.hidden + j);
 }
 {% endif %}
@@ -75,13 +85,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     }
     {% endif %}
     {% if kind == "lstm" %}
-    let i_gate = m_sigmoid(input_product(b, j, 0u) + state_product(b, j, 0u));
-    let f_gate = m_sigmoid(input_product(b, j, 1u) + state_product(b, j, 1u));
-    let candidate = m_tanh(input_product(b, j, 2u) + state_product(b, j, 2u));
-    let o_gate = m_sigmoid(input_product(b, j, 3u) + state_product(b, j, 3u));
+    let i_gate = {{ sigmoid }}(input_product(b, j, 0u) + state_product(b, j, 0u));
+    let f_gate = {{ sigmoid }}(input_product(b, j, 1u) + state_product(b, j, 1u));
+    let candidate = {{ tanh }}(input_product(b, j, 2u) + state_product(b, j, 2u));
+    let o_gate = {{ sigmoid }}(input_product(b, j, 3u) + state_product(b, j, 3u));
     let previous = state_at(p.n + i);
     let cell = f_gate * previous + i_gate * candidate;
-    let h = o_gate * m_tanh(cell);
+    let h = o_gate * {{ tanh }}(cell);
     state_put(p.n + i, cell);
     {% if keep %}
     saved_put(saved_index(b, j, 0u), i_gate);
@@ -91,10 +101,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     saved_put(saved_index(b, j, 4u), previous);
     {% endif %}
     {% elif kind == "gru" %}
-    let reset_gate = m_sigmoid(input_product(b, j, 0u) + state_product(b, j, 0u));
-    let update_gate = m_sigmoid(input_product(b, j, 1u) + state_product(b, j, 1u));
+    let reset_gate = {{ sigmoid }}(input_product(b, j, 0u) + state_product(b, j, 0u));
+    let update_gate = {{ sigmoid }}(input_product(b, j, 1u) + state_product(b, j, 1u));
     let hidden_product = state_product(b, j, 2u);
-    let candidate = m_tanh(input_product(b, j, 2u) + reset_gate * hidden_product);
+    let candidate = {{ tanh }}(input_product(b, j, 2u) + reset_gate * hidden_product);
     let previous = state_at(i);
     let h = candidate + update_gate * (previous - candidate);
     {% if keep %}
@@ -106,7 +116,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% endif %}
     {% else %}
     let sum = input_product(b, j, 0u) + state_product(b, j, 0u);
-    let h = {{ "m_tanh(sum)" if kind == "tanh" else "m_max(sum, 0.0)" }};
+    let h = {{ tanh if kind == "tanh" else max }}(sum{{ "" if kind == "tanh" else ", 0.0" }});
     {% endif %}
     state_put(i, h);
     out_put(p.out_offset + i, h);
@@ -129,7 +139,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let candidate = saved_at(saved_index(b, j, 2u));
     let o_gate = saved_at(saved_index(b, j, 3u));
     let previous = saved_at(saved_index(b, j, 4u));
-    let cell_tanh = m_tanh(f_gate * previous + i_gate * candidate);
+    let cell_tanh = {{ tanh }}(f_gate * previous + i_gate * candidate);
     let dc = state_at(p.n + i) + dh * o_gate * (1.0 - cell_tanh * cell_tanh);
     gates_put(to, dc * candidate * i_gate * (1.0 - i_gate));
     gates_put(to + p.hidden, dc * previous * f_gate * (1.0 - f_gate));

@@ -7,6 +7,7 @@
 use super::shape::stack;
 pub use crate::backend::RecurrentKind;
 use crate::ops::matmul::repeated_linear::RepeatedLinear;
+use crate::ops::norm::{check_is_f64, norm_compute_dtype};
 use crate::ops::prelude::*;
 
 pub(crate) mod fused;
@@ -128,7 +129,7 @@ impl RecurrentRun {
         self.lengths.as_ref().map_or(0, |t| t.layout().offset())
     }
 
-    /// Runs all steps. `running` holds the f32 state and cell, and is updated in place.
+    /// Runs all steps. `running` holds the state and cell in the compute dtype, and is updated in place.
     fn forward(&self, input: &Tensor, bias: Option<&Tensor>, running: &Tensor) -> Result<()> {
         let [_, batch, hidden] = self.sizes;
         let spec = self.spec("forward", input);
@@ -162,7 +163,7 @@ impl RecurrentRun {
             let zeros = || Tensor::zeros([batch, hidden], dtype, input.device());
             let state = if state_width == hidden { self.h_0.clone() } else { zeros()? };
             let cell = of.c_0.map_or_else(zeros, |cell| Ok(cell.detach()))?;
-            stack(&[&state, &cell], 0)?.to_dtype(DType::F32)?.contiguous()?
+            stack(&[&state, &cell], 0)?.to_dtype(norm_compute_dtype(dtype))?.contiguous()?
         };
         if state_width == hidden {
             let first = if self.reverse { steps } else { 0 };
@@ -207,7 +208,7 @@ impl RecurrentRun {
         let (plane, wide) = (batch * hidden, self.kind.gate_count() * hidden);
         // A layer without gates needs only its states.
         let saved = self.saved_gates.as_ref().unwrap_or(&self.states);
-        let running = Tensor::zeros([2, batch, hidden], DType::F32, g.device())?;
+        let running = Tensor::zeros([2, batch, hidden], norm_compute_dtype(g.dtype()), g.device())?;
         let is_lstm = self.kind == RecurrentKind::Lstm;
         if is_lstm {
             running.select(0, 1)?.copy_(&g.select(0, steps as isize + 1)?)?;
@@ -343,7 +344,7 @@ impl RecurrentOp<'_> {
     /// Fails for operands that do not fit each other; returns their extents.
     fn check(&self) -> Result<RecurrentSizes> {
         let op = self.kind.op_name();
-        check_f32_f16_bf16(op, self.input_gates)?;
+        check_is_f64(op, self.input_gates)?;
         let dtype = self.input_gates.dtype();
         for t in [Some(self.h_0), self.c_0, Some(self.weight_hh), self.bias_hh].into_iter().flatten() {
             self.input_gates.check_same_device(op, t)?;
@@ -391,7 +392,7 @@ impl<'a> RecurrentOp<'a> {
     /// Runs all steps.
     ///
     /// # Errors
-    /// The shapes or `c_0` do not fit, or the types differ or are not 16- or 32-bit floats.
+    /// The shapes or `c_0` do not fit, or the types differ or are not floats of 16 bits or more.
     #[track_caller]
     pub fn run(&self) -> Result<RecurrentOutput> {
         operation!(self.kind.op_name());

@@ -7,8 +7,8 @@ use forebay_shaders::KernelSpec;
 use rustc_hash::FxHashSet;
 use smallvec::{SmallVec, smallvec};
 
-use super::composite::{ParamStep, ParamUpdate};
-use super::staging_slots::{self, StagingSlots};
+use super::composite::{ParamStep, ParamUpdate, PendingWrite};
+use super::state_staging::{StateStaging, max_group_numel};
 use crate::{DType, Device, Result, Tag, autograd, check, fail, fail_if, memory};
 use forebay_core::amp;
 use forebay_core::capture::ReplayCtx;
@@ -282,6 +282,29 @@ impl FusedGroup {
     }
 }
 
+/// Fails for a list of parameters that cannot be trained.
+pub(super) fn check_parameter_list(parameters: &[Tensor]) -> Result<()> {
+    const OP: &str = "optimizer";
+    fail_if!(parameters.is_empty(); argument(OP), "got an empty parameter list; pass `model.parameters()`");
+    let mut seen = FxHashSet::default();
+    for (k, p) in parameters.iter().enumerate() {
+        let leaf = autograd::leaf_id(p);
+        let reason = if leaf.is_some_and(|leaf| !seen.insert(leaf)) {
+            "is in the list twice; pass each parameter once, as `model.parameters()` does"
+        } else if leaf.is_none() && p.requires_grad() {
+            "is not a leaf but the result of an operation, so it gets no gradient; pass the leaf that it was made from"
+        } else if leaf.is_none() {
+            "requires no gradient and never did; pass the leaf that `to_leaf` returns"
+        } else if p.layout().has_internal_overlap() {
+            "repeats elements (it was expanded); pass a leaf made from a copy"
+        } else {
+            ""
+        };
+        fail_if!(!reason.is_empty(); argument(OP), "parameter {k} of shape {:?} {reason}", p.shape());
+    }
+    Ok(())
+}
+
 /// Returns the size of a state in the buffer, in elements: a multiple of a vec4.
 fn padded_numel(shape: &[usize]) -> usize {
     shape.iter().product::<usize>().next_multiple_of(4)
@@ -377,27 +400,11 @@ impl FusedOptimizer {
 
     /// Fails for parameters that cannot be trained, or not by this rule.
     fn check_parameters(&self, rule: &impl UpdateRule) -> Result<()> {
-        const OP: &str = "optimizer";
-        fail_if!(self.parameters.is_empty(); argument(OP), "got an empty parameter list; pass `model.parameters()`");
-        let mut seen = FxHashSet::default();
-        for (k, p) in self.parameters.iter().enumerate() {
-            let leaf = autograd::leaf_id(p);
-            let reason = if leaf.is_some_and(|leaf| !seen.insert(leaf)) {
-                "is in the list twice; pass each parameter once, as `model.parameters()` does"
-            } else if leaf.is_none() && p.requires_grad() {
-                "is not a leaf but the result of an operation, so it gets no gradient; pass the leaf that it was made from"
-            } else if leaf.is_none() {
-                "requires no gradient and never did; pass the leaf that `to_leaf` returns"
-            } else if p.layout().has_internal_overlap() {
-                "repeats elements (it was expanded); pass a leaf made from a copy"
-            } else {
-                ""
-            };
-            fail_if!(!reason.is_empty(); argument(OP), "parameter {k} of shape {:?} {reason}", p.shape());
+        check_parameter_list(&self.parameters)?;
+        self.parameters.iter().try_for_each(|p| {
             check_dtype("step", p)?;
-            rule.check_parameter(p)?;
-        }
-        Ok(())
+            rule.check_parameter(p)
+        })
     }
 
     /// Groups the parameters for which `trains` returns true, and allocates their state. Parameters that
@@ -418,15 +425,22 @@ impl FusedOptimizer {
         let _tag = memory::scope::enter_tag(Tag::OptimizerState);
         // Groups with the elements of their states, and the bindings of their parameters.
         let mut groups: Vec<(FusedGroup, usize, usize)> = Vec::new();
-        for &k in &new {
-            let p = &self.parameters[k];
-            let size =
-                states.iter().map(|&name| padded_numel(&rule.state_shape(name, p.shape()))).sum::<usize>();
+        let size_of = |&k: &usize| {
+            let numel = |&name| padded_numel(&rule.state_shape(name, self.parameters[k].shape()));
+            states.iter().map(numel).sum::<usize>()
+        };
+        let max_size = match self.offloads_state {
+            true => max_group_numel(new.iter().map(size_of).sum()),
+            false => usize::MAX,
+        };
+        for k in &new {
+            let (k, size, p) = (*k, size_of(k), &self.parameters[*k]);
             let copies = self.writes_low_precision_copies && amp::low_precision_copy::is_wanted(p);
             let bindings = bindings_per_parameter(copies);
             let max_bindings = max_bindings_per_launch(p.device()) - usize::from(!states.is_empty());
             // Limited by the bytes of a binding and by the 32-bit indices of kernels.
             let room = (p.device().info().limits.max_binding_bytes as usize / 4).min(u32::MAX as usize);
+            let room = room.min(max_size);
             // At most one group of each kind is still open on each device.
             let overrides = self.overrides_for_parameter(k);
             let kind = |overrides, p: &Tensor| (overrides, rule.has_weight_decay(p), p.device().clone());
@@ -500,14 +514,13 @@ impl FusedOptimizer {
             .zip(&grads)
             .map(|(group, grads)| self.pack_params(group, grads))
             .collect::<Result<_>>()?;
-        let mut slots = StagingSlots::new(&self.groups, self.offloads_state)?;
-        slots.prefetch_state(&self.groups, 0)?;
+        let mut staging = StateStaging::new(&self.groups, self.offloads_state)?;
         for (at, grads) in grads.iter().enumerate() {
-            slots.prefetch_state(&self.groups, at + 1)?;
+            staging.bring_states(&self.groups, at)?;
             self.launch_group(rule, &kernel, &self.groups[at], grads, &packed[at], skips.get(at))?;
             self.unpack_params(&self.groups[at], &packed[at])?;
             self.store_copies(&self.groups[at], grads);
-            slots.offload_state(&self.groups, at);
+            staging.offload_state(&self.groups, at);
         }
         Ok(())
     }
@@ -516,19 +529,30 @@ impl FusedOptimizer {
     fn step_composed(&self, rule: &impl UpdateRule, grads: &[MemberGrads], skips: &[Tensor]) -> Result<()> {
         let (_no_grad, _no_autocast) = (autograd::no_grad(), amp::no_autocast());
         let before: Vec<u64> = (0..self.parameters.len()).map(|k| self.step_state.steps(k)).collect();
-        let compute = |(at, (group, grads))| self.compute_writes(rule, group, grads, skips.get(at));
-        let updates: Result<Vec<_>> = self.groups.iter().zip(grads).enumerate().map(compute).collect();
-        let writes = updates.inspect_err(|_| {
+        let mut staging = StateStaging::new(&self.groups, self.offloads_state)?;
+        let compute = |(at, group): (usize, &FusedGroup)| -> Result<Vec<PendingWrite>> {
+            staging.bring_states(&self.groups, at)?;
+            let writes = self.compute_writes(rule, group, &grads[at], skips.get(at))?;
+            if self.offloads_state {
+                // Updates wait on the host until those of all groups are computed.
+                writes.iter().try_for_each(|(value, _)| value.offload_())?;
+            }
+            staging.offload_state(&self.groups, at);
+            Ok(writes)
+        };
+        let updates: Result<Vec<_>> = self.groups.iter().enumerate().map(compute).collect();
+        let updates = updates.inspect_err(|_| {
             // Restores the counts, because no step was made.
             before.iter().enumerate().for_each(|(k, &steps)| self.step_state.set_steps(k, steps));
         })?;
-        // These copies allocate nothing: each value has the dtype of its destination and its own memory.
-        writes.iter().flatten().try_for_each(|(value, to)| to.copy_(value))?;
-        for (group, grads) in self.groups.iter().zip(grads) {
-            self.store_copies(group, grads);
-            if let Some(state) = group.state.as_ref().filter(|_| self.offloads_state) {
-                state.offload_().unwrap_or_else(|error| staging_slots::warn_offload_failed(&error));
-            }
+        staging.restart();
+        for (at, writes) in updates.into_iter().enumerate() {
+            staging.bring_states(&self.groups, at)?;
+            // A copy allocates nothing on the device, except memory of an offloaded value, which the computation
+            // of the updates had needed, too. Each value has the dtype of its destination and its own memory.
+            writes.into_iter().try_for_each(|(value, to)| to.copy_(&value))?;
+            self.store_copies(&self.groups[at], &grads[at]);
+            staging.offload_state(&self.groups, at);
         }
         Ok(())
     }

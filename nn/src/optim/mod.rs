@@ -13,7 +13,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::{Result, Tensor, fail};
+use crate::{Result, Tensor, autograd, fail};
 
 mod adam;
 mod averaged;
@@ -22,11 +22,13 @@ mod composite;
 mod composite_rules;
 mod elementwise_rules;
 mod fused;
+mod lbfgs;
+mod line_search;
 mod plateau;
 mod scaler;
 pub mod schedule;
-mod staging_slots;
 mod state_dict;
+mod state_staging;
 
 pub use adam::{Adam, AdamW, Adamax, NAdam, RAdam};
 pub use averaged::AveragedModel;
@@ -34,6 +36,7 @@ pub use clip::{ClipGradNormOptions, clip_grad_norm_, clip_grad_norm_with, clip_g
 pub use composite_rules::{Adafactor, Lamb, Muon, MuonAdjustLr};
 pub use elementwise_rules::{Adadelta, Adagrad, Asgd, Lion, RmsProp, Rprop, Sgd};
 pub use fused::ParamGroup;
+pub use lbfgs::{Lbfgs, LineSearch};
 pub use scaler::GradScaler;
 pub use schedule::LrSchedule;
 
@@ -45,6 +48,38 @@ pub trait Optimizer {
     /// The dtype or layout of a parameter is not supported. After this error, as after running out of memory,
     /// nothing has changed.
     fn step(&mut self) -> Result<()>;
+
+    /// Evaluates the loss by `closure`, makes a step, and returns the loss before the step: PyTorch's
+    /// `step(closure)`. The closure drops or zeroes the gradients, computes the loss, and calls
+    /// [`backward`](Tensor::backward). [`Lbfgs`] calls the closure several times, other optimisers once.
+    /// Gradients are recorded in the closure, even under [`no_grad`](autograd::no_grad()).
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
+    /// # use forebay_nn::{nn::{Linear, Module}, optim::{Adam, Optimizer}};
+    /// # let device = Device::null(Default::default());
+    /// # let (net, x) = (Linear::new(4, 1, &device)?, Tensor::ones(&[8, 4], DType::F32, &device)?);
+    /// let mut optimizer = Adam::new(net.parameters(), 1e-3);
+    /// let loss = optimizer.step_with(&mut || {
+    ///     net.zero_grad();
+    ///     let loss = net.forward(&x)?.mean_all()?;
+    ///     loss.backward()?;
+    ///     Ok(loss)
+    /// })?;
+    /// # assert_eq!(loss.numel(), 1);
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The closure fails, or the step. After an error, parameters and state are as before.
+    fn step_with(&mut self, closure: &mut dyn FnMut() -> Result<Tensor>) -> Result<Tensor> {
+        let loss = {
+            let _grad = autograd::enable_grad();
+            closure()?
+        };
+        self.step()?;
+        Ok(loss)
+    }
 
     /// Makes a [`step`](Self::step), unless the single value in `skip` (f32, on any device) is not zero. A
     /// skipped step changes nothing and does not count. A [`GradScaler`] steps this way.
@@ -58,9 +93,17 @@ pub trait Optimizer {
         if skip.item()? == 0.0 { self.step() } else { Ok(()) }
     }
 
-    /// Keeps the state in host memory between steps, or on the device again. A step copies the state to the
-    /// device group by group, two at a time, and back. Results are bitwise equal. Optimisers without state
-    /// ignore this call.
+    /// Keeps the state in host memory between steps, or on the device again. Results are bitwise equal.
+    /// Optimisers without state ignore this call.
+    ///
+    /// A step copies the state to the device and back, one group of parameters after another. A group's state
+    /// has at most a sixteenth of all bytes, but at least 256 KiB and at most 32 MiB; the state of a larger
+    /// parameter is a group of its own. The next group's copy overlaps with the step if both groups together
+    /// are no larger than two groups of that size, or than the largest group. Call this before the first step,
+    /// because existing groups keep their sizes.
+    ///
+    /// The updates of [`Lamb`], [`Adafactor`] and [`Muon`] wait on the host until all are computed. [`Lbfgs`]
+    /// needs all of its state at once.
     fn offload_state(&mut self, on: bool) {
         let _ = on;
     }

@@ -1,10 +1,12 @@
 //! Learning-rate schedules: the rate as a function of the step, counted from 0. They have PyTorch's names;
 //! [`Warmup`] combines with any of them.
 //!
-//! A schedule has no state except the step. A [`Checkpoint`](crate::train::Checkpoint) saves the step, so a
-//! [`Trainer`](crate::train::Trainer) resumes the schedule. In a custom loop, [`LrScheduler`] counts steps
-//! like PyTorch's schedulers. [`ReduceLrOnPlateau`] follows a measured value and has state. Captured steps
-//! use the rate that is set at each replay.
+//! The fields of a schedule are public, except those that `new` checks in [`SequentialLr`] and
+//! [`ChainedScheduler`]. A schedule has no state except the step. A
+//! [`Checkpoint`](crate::train::Checkpoint) saves the step, so a [`Trainer`](crate::train::Trainer) resumes
+//! the schedule. In a custom loop, [`LrScheduler`] counts steps like PyTorch's schedulers.
+//! [`ReduceLrOnPlateau`] follows a measured value and has state. Captured steps use the rate that is set at
+//! each replay.
 //!
 //! ```
 //! use forebay_nn::optim::schedule::{LrSchedule, WarmupCosine};
@@ -70,18 +72,18 @@ impl LrSchedule for ConstantSchedule {
     }
 }
 
-/// Defines a schedule by its fields, the range checks of the fields with the names in errors, and the rate. A
-/// function of the step is a type parameter, and `where` adds further checks.
+/// Defines a schedule by its public fields, the range checks of the fields with the names in errors, and the
+/// rate. A function of the step is a type parameter, and `where` adds further checks.
 macro_rules! schedule {
     (
         $(#[$doc:meta])*
         $name:ident $(<$function:ident>)? {
-            $($(#[$field_doc:meta])* $vis:vis $field:ident: $ty:ty $([$($check:ident)+ $label:literal])?,)*
+            $($(#[$field_doc:meta])* $field:ident: $ty:ty $([$($check:ident)+ $label:literal])?,)*
         } |$this:ident, $step:ident| $lr:expr $(, where $more:block)?
     ) => {
         $(#[$doc])*
         #[derive(Clone, Debug)]
-        pub struct $name $(<$function>)? { $($(#[$field_doc])* $vis $field: $ty,)* }
+        pub struct $name $(<$function>)? { $($(#[$field_doc])* pub $field: $ty,)* }
 
         impl $(<$function: Fn(u64) -> f64>)? LrSchedule for $name $(<$function>)? {
             fn lr(&self, $step: u64) -> f64 {
@@ -103,11 +105,11 @@ schedule! {
     #[derive(Copy)]
     StepLr {
         /// Initial rate.
-        pub base_lr: f64 [non_negative "base"],
+        base_lr: f64 [non_negative "base"],
         /// Number of steps between changes.
-        pub step_size: u64 [positive_count "every"],
+        step_size: u64 [positive_count "every"],
         /// Factor of a change.
-        pub gamma: f64 [non_negative "gamma"],
+        gamma: f64 [non_negative "gamma"],
     } |this, step| this.base_lr * this.gamma.powf((step / this.step_size.max(1)) as f64)
 }
 
@@ -115,11 +117,11 @@ schedule! {
     /// Multiplication of the rate by `gamma` at every milestone.
     MultiStepLr {
         /// Initial rate.
-        pub base_lr: f64 [non_negative "base"],
+        base_lr: f64 [non_negative "base"],
         /// Steps at which the rate changes, in any order; a duplicate changes the rate twice.
-        pub milestones: Vec<u64>,
+        milestones: Vec<u64>,
         /// Factor of a change.
-        pub gamma: f64 [non_negative "gamma"],
+        gamma: f64 [non_negative "gamma"],
     } |this, step| this.base_lr * this.gamma.powf(this.milestones.iter().filter(|&&m| m <= step).count() as f64)
 }
 
@@ -128,11 +130,11 @@ schedule! {
     #[derive(Copy)]
     ConstantLr {
         /// Plain rate.
-        pub base_lr: f64 [non_negative "base"],
+        base_lr: f64 [non_negative "base"],
         /// Initial factor; PyTorch's default is a third.
-        pub factor: f64 [unit_interval "factor"],
+        factor: f64 [unit_interval "factor"],
         /// Number of steps with the factor.
-        pub total_iters: u64,
+        total_iters: u64,
     } |this, step| if step < this.total_iters { this.base_lr * this.factor } else { this.base_lr }
 }
 
@@ -141,13 +143,13 @@ schedule! {
     #[derive(Copy)]
     LinearLr {
         /// Rate that the factor multiplies.
-        pub base_lr: f64 [non_negative "base"],
+        base_lr: f64 [non_negative "base"],
         /// Initial factor; PyTorch's default is a third.
-        pub start_factor: f64 [positive unit_interval "start_factor"],
+        start_factor: f64 [positive unit_interval "start_factor"],
         /// Final factor; PyTorch's default is 1.
-        pub end_factor: f64 [unit_interval "end_factor"],
+        end_factor: f64 [unit_interval "end_factor"],
         /// Number of steps between the two.
-        pub total_iters: u64,
+        total_iters: u64,
     } |this, step| {
         let progress = step.min(this.total_iters) as f64 / this.total_iters.max(1) as f64;
         this.base_lr * (this.start_factor + (this.end_factor - this.start_factor) * progress)
@@ -159,9 +161,9 @@ schedule! {
     #[derive(Copy)]
     ExponentialLr {
         /// Initial rate.
-        pub base_lr: f64 [non_negative "base"],
+        base_lr: f64 [non_negative "base"],
         /// Factor of a step.
-        pub gamma: f64 [non_negative "gamma"],
+        gamma: f64 [non_negative "gamma"],
     } |this, step| this.base_lr * this.gamma.powf(step as f64)
 }
 
@@ -170,11 +172,11 @@ schedule! {
     #[derive(Copy)]
     PolynomialLr {
         /// Initial rate.
-        pub base_lr: f64 [non_negative "base"],
+        base_lr: f64 [non_negative "base"],
         /// Number of steps until the rate is 0.
-        pub total_iters: u64,
+        total_iters: u64,
         /// Exponent; 1 is linear.
-        pub power: f64 [non_negative "power"],
+        power: f64 [non_negative "power"],
     } |this, step| {
         let progress = step.min(this.total_iters) as f64 / this.total_iters.max(1) as f64;
         this.base_lr * (1.0 - progress).powf(this.power)
@@ -186,9 +188,9 @@ schedule! {
     #[derive(Copy)]
     LambdaLr<F> {
         /// Rate that the factor multiplies.
-        pub base_lr: f64 [non_negative "base"],
+        base_lr: f64 [non_negative "base"],
         /// Factor at a step.
-        pub factor: F,
+        factor: F,
     } |this, step| this.base_lr * (this.factor)(step)
 }
 
@@ -198,9 +200,9 @@ schedule! {
     #[derive(Copy)]
     MultiplicativeLr<F> {
         /// Initial rate.
-        pub base_lr: f64 [non_negative "base"],
+        base_lr: f64 [non_negative "base"],
         /// Factor before step 1, 2, ...
-        pub factor: F,
+        factor: F,
     } |this, step| (1..=step).fold(this.base_lr, |lr, k| lr * (this.factor)(k))
 }
 
@@ -215,11 +217,11 @@ schedule! {
     #[derive(Copy)]
     CosineAnnealing {
         /// Initial rate.
-        pub base_lr: f64 [non_negative "base"],
+        base_lr: f64 [non_negative "base"],
         /// Final rate.
-        pub eta_min: f64 [non_negative "min"],
+        eta_min: f64 [non_negative "min"],
         /// Number of steps between the two.
-        pub t_max: u64 [positive_count "steps"],
+        t_max: u64 [positive_count "steps"],
     } |this, step| {
         let progress = step as f64 / this.t_max.max(1) as f64;
         this.eta_min + (this.base_lr - this.eta_min) * (1.0 + (PI * progress).cos()) / 2.0
@@ -232,13 +234,13 @@ schedule! {
     #[derive(Copy)]
     CosineAnnealingWarmRestarts {
         /// Initial rate of every cycle.
-        pub base_lr: f64 [non_negative "base"],
+        base_lr: f64 [non_negative "base"],
         /// Number of steps in the first cycle.
-        pub t_0: u64 [positive_count "t_0"],
+        t_0: u64 [positive_count "t_0"],
         /// Ratio of the lengths of consecutive cycles.
-        pub t_mult: u64 [positive_count "t_mult"],
+        t_mult: u64 [positive_count "t_mult"],
         /// Final rate of every cycle.
-        pub eta_min: f64 [non_negative "eta_min"],
+        eta_min: f64 [non_negative "eta_min"],
     } |this, step| {
         let (mut at, mut length) = (step, this.t_0.max(1));
         if this.t_mult <= 1 {
@@ -268,15 +270,15 @@ schedule! {
     #[derive(Copy)]
     CyclicLr {
         /// Lowest rate.
-        pub base_lr: f64 [non_negative "base"],
+        base_lr: f64 [non_negative "base"],
         /// Highest rate.
-        pub max_lr: f64 [non_negative "max"],
+        max_lr: f64 [non_negative "max"],
         /// Number of rising steps; PyTorch's default is 2,000.
-        pub step_size_up: u64,
+        step_size_up: u64,
         /// Number of falling steps.
-        pub step_size_down: u64,
+        step_size_down: u64,
         /// Change of the peaks.
-        pub mode: CyclicMode,
+        mode: CyclicMode,
     } |this, step| {
         let (up, total) = (this.step_size_up, (this.step_size_up + this.step_size_down).max(1));
         let (cycle, at) = (step / total, step % total);
@@ -447,9 +449,13 @@ schedule! {
     /// Step i of the warmup has base · (i + 1) / warmup. The cosine goes from step `warmup` to `total`.
     #[derive(Copy)]
     WarmupCosine {
+        /// Full rate.
         base_lr: f64 [non_negative "base"],
+        /// Number of steps in which the rate rises.
         warmup_steps: u64,
+        /// Total number of steps.
         total_steps: u64,
+        /// Final rate.
         min_lr: f64 [non_negative "min"],
     } |this, step| {
         if step < this.warmup_steps {
@@ -480,15 +486,15 @@ schedule! {
     #[derive(Copy)]
     OneCycle {
         /// Highest rate.
-        pub max_lr: f64 [non_negative "max"],
+        max_lr: f64 [non_negative "max"],
         /// Total number of steps.
-        pub total_steps: u64 [positive_count "total"],
+        total_steps: u64 [positive_count "total"],
         /// Fraction of the steps in which the rate rises.
-        pub pct_start: f64 [unit_interval "rise"],
+        pct_start: f64 [unit_interval "rise"],
         /// Ratio of `max_lr` to the initial rate.
-        pub div_factor: f64 [positive "div"],
+        div_factor: f64 [positive "div"],
         /// Ratio of the initial rate to the final one.
-        pub final_div_factor: f64 [positive "final_div"],
+        final_div_factor: f64 [positive "final_div"],
     } |this, step| {
         let cosine =
             |from: f64, to: f64, progress: f64| to + (from - to) * (1.0 + (PI * progress).cos()) / 2.0;

@@ -615,6 +615,33 @@ mod tests {
         Ok(())
     }
 
+    /// Parameters and gradients take 5 MiB, and the state takes as much.
+    #[test]
+    fn offloaded_state_returns_in_groups_within_the_budget() -> Result<()> {
+        use crate::nn::Linear;
+        let make = |device: &Device| {
+            let layers = (0..10).map(|_| Linear::new(256, 256, device)).collect::<Result<Vec<_>>>()?;
+            let mut optimizer = AdamW::new(layers.parameters(), 1e-3);
+            let device = device.clone();
+            Ok(move |choice: &StepConfig| {
+                optimizer.offload_state(choice.offload_state);
+                for _ in 0..choice.micro_batch_count {
+                    let x = Tensor::zeros([choice.micro_batch_size, 256], DType::F32, &device)?;
+                    let out = layers.iter().try_fold(x, |x, layer| layer.forward(&x)?.relu())?;
+                    out.mean_all()?.backward()?;
+                }
+                optimizer.step()?;
+                optimizer.zero_grad();
+                Ok(())
+            })
+        };
+        for card in [CardProfile::from_card("t4")?, CardProfile::from_card("t4")?.with_wgpu_limits()] {
+            let best = Budget::new(8 << 20, 16).plan(&card, make)?.best;
+            assert!(best.config.offload_state && best.peak <= Some(8 << 20), "{best:?} on {}", card.name);
+        }
+        Ok(())
+    }
+
     /// Tests small models of random sizes, on cards with and without virtual memory. Their pool segments
     /// would exceed their needs.
     #[test]

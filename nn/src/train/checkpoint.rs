@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{History, model_device};
 use crate::data::LoaderCursor;
-use crate::io::safetensors;
+use crate::io::safetensors::{self, Metadata};
 use crate::nn::{self, Module};
 use crate::optim::GradScaler;
 use crate::optim::Optimizer;
@@ -28,9 +28,11 @@ const SCALER_PREFIX: &str = "scaler.";
 /// # use forebay_core::error::Result;
 /// # use forebay_nn::{data::LoaderCursor, nn::Module, optim::Optimizer, train::Checkpoint};
 /// # fn run(net: &dyn Module, opt: &mut dyn Optimizer, cursor: LoaderCursor) -> Result<()> {
-/// Checkpoint::new(100, cursor).save("run.safetensors", net, opt)?;
+/// Checkpoint::new(100, cursor).with_metadata("best_loss", 0.25).save("run.safetensors", net, opt)?;
 /// // In another process, on a model and an optimiser made in the same way:
 /// let Checkpoint { step, cursor, .. } = Checkpoint::resume("run.safetensors", net, opt)?;
+/// // Without the tensors:
+/// let best_loss = &Checkpoint::read("run.safetensors")?.metadata["best_loss"];
 /// # Ok(())
 /// # }
 /// ```
@@ -53,6 +55,10 @@ pub struct Checkpoint {
     /// again instead of finishing that call.
     #[serde(default)]
     pub fit_finished: bool,
+    /// Strings of the program, such as its configuration or the best loss. They are strings of the file, so
+    /// [`safetensors::open`] and Python's `safe_open` read them too.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub metadata: Metadata,
 }
 
 /// Contents of the header.
@@ -65,11 +71,47 @@ struct CheckpointHeader {
     checkpoint: Checkpoint,
 }
 
+impl CheckpointHeader {
+    /// Reads the header among the strings of a file; the others are the program's metadata.
+    fn parse(path: &Path, mut strings: Metadata) -> Result<Self> {
+        let Some(header) = strings.remove(HEADER_KEY) else {
+            fail!(
+                file(path),
+                "is not a checkpoint: it has tensors and no training state; load it with `load_state_dict`"
+            );
+        };
+        let mut header: Self =
+            serde_json::from_str(&header).map_err(|e| Error::file(path, format!("training state: {e}")))?;
+        fail_if!(header.version != FORMAT_VERSION;
+            file(path), "is a checkpoint of version {}; this release reads {FORMAT_VERSION}", header.version);
+        header.checkpoint.metadata = strings;
+        Ok(header)
+    }
+}
+
 impl Checkpoint {
     /// Creates a checkpoint after `step` steps, with the next batch at `cursor`.
     #[must_use]
     pub fn new(step: u64, cursor: LoaderCursor) -> Self {
         Self { step, cursor, ..Self::default() }
+    }
+
+    /// Adds a string to the [`metadata`](Self::metadata). The text of a number is read back by `parse`, with
+    /// the same bits.
+    #[must_use = "the method returns the changed value"]
+    pub fn with_metadata(mut self, name: impl Into<String>, value: impl ToString) -> Self {
+        self.metadata.insert(name.into(), value.to_string());
+        self
+    }
+
+    /// Reads the position and the metadata of a file, without its tensors.
+    ///
+    /// # Errors
+    /// The file cannot be read, or its header is damaged or not a checkpoint's.
+    pub fn read(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let strings = safetensors::open(path)?.metadata().clone();
+        Ok(CheckpointHeader::parse(path, strings)?.checkpoint)
     }
 
     /// Writes the file, which is replaced atomically. Waits for the device.
@@ -95,14 +137,19 @@ impl Checkpoint {
         let device = model_device("save", model)?;
         nn::check_distinct_names("save", model)?;
         let RandomState { seed, offset, .. } = device.random_state();
-        let header = CheckpointHeader { version: FORMAT_VERSION, seed, offset, checkpoint: self.clone() };
+        fail_if!(self.metadata.contains_key(HEADER_KEY);
+            argument("save"), "the metadata `{HEADER_KEY}` is the checkpoint's own; choose another name");
+        let checkpoint = Self { metadata: Metadata::new(), ..self.clone() };
+        let header = CheckpointHeader { version: FORMAT_VERSION, seed, offset, checkpoint };
         let header = serde_json::to_string(&header).map_err(|e| Error::file(path, format!("header: {e}")))?;
         let named = |prefix: &'static str| move |(name, tensor)| (format!("{prefix}{name}"), tensor);
         let model = model.state_dict().into_iter().map(named(MODEL_PREFIX));
         let optimizer = optimizer.state_dict()?.into_iter().map(named(OPTIMIZER_PREFIX));
         let scaler = scaler.map(|s| s.state_dict(&device)).transpose()?.unwrap_or_default();
         let all = model.chain(optimizer).chain(scaler.into_iter().map(named(SCALER_PREFIX))).collect();
-        safetensors::save(path, &all, &BTreeMap::from([(HEADER_KEY.into(), header)]))
+        let mut strings = self.metadata.clone();
+        strings.insert(HEADER_KEY.into(), header);
+        safetensors::save(path, &all, &strings)
     }
 
     /// Reads the file and restores the model, the optimiser and the random state.
@@ -129,17 +176,8 @@ impl Checkpoint {
         let path = path.as_ref();
         let _no_grad = autograd::no_grad();
         let device = model_device("resume", model)?;
-        let (tensors, mut strings) = safetensors::load_with_metadata(path, &device)?;
-        let Some(header) = strings.remove(HEADER_KEY) else {
-            fail!(
-                file(path),
-                "is not a checkpoint: it has tensors and no training state; load it with `load_state_dict`"
-            );
-        };
-        let header: CheckpointHeader =
-            serde_json::from_str(&header).map_err(|e| Error::file(path, format!("training state: {e}")))?;
-        fail_if!(header.version != FORMAT_VERSION;
-            file(path), "is a checkpoint of version {}; this release reads {FORMAT_VERSION}", header.version);
+        let (tensors, strings) = safetensors::load_with_metadata(path, &device)?;
+        let header = CheckpointHeader::parse(path, strings)?;
         let parts = [MODEL_PREFIX, OPTIMIZER_PREFIX, SCALER_PREFIX];
         let mut states = [const { BTreeMap::new() }; 3];
         for (name, tensor) in tensors {

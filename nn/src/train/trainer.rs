@@ -15,6 +15,7 @@ use super::step_capture::StepCapture;
 use super::wait_mode::{WaitMode, run_blocking};
 use super::{Checkpoint, History, MemoryPoint, Validation, model_device};
 use crate::data::{BatchIter, DataLoader, Dataset, LoaderCursor};
+use crate::io::safetensors::Metadata;
 use crate::nn::{self, Module};
 use crate::optim::{GradScaler, LrSchedule, Optimizer, clip_grad_norm_};
 use crate::plan::{StepConfig, StepPlan};
@@ -206,13 +207,29 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         fn quiet() { quiet: true }
     }
 
+    /// Adds a string to the [metadata](Checkpoint::metadata) of this run's checkpoints.
+    #[must_use = "the method returns the changed value"]
+    pub fn metadata(mut self, name: impl Into<String>, value: impl ToString) -> Self {
+        self.position = self.position.with_metadata(name, value);
+        self
+    }
+
     /// Resumes from a checkpoint by [`Checkpoint::resume`], with bitwise the results of an uninterrupted run.
+    /// Keeps the checkpoint's metadata, except strings that [`metadata`](Self::metadata) has set.
     pub fn resume(mut self, path: impl AsRef<Path>) -> Result<Self> {
+        let own = std::mem::take(&mut self.position.metadata);
         let Self { model, optimizer, scaler, .. } = &mut self;
         self.position = Checkpoint::resume_with_scaler(path, *model, optimizer, scaler.as_mut())?;
+        self.position.metadata.extend(own);
         self.fit_state =
             if self.position.fit_finished { FitState::ResumedFinished } else { FitState::Resumed };
         Ok(self)
+    }
+
+    /// Returns the strings of this run's checkpoints, also those that [`resume`](Self::resume) has read.
+    #[must_use]
+    pub fn checkpoint_metadata(&self) -> &Metadata {
+        &self.position.metadata
     }
 
     /// Returns the number of steps done.

@@ -41,6 +41,7 @@ mod host_reference;
 mod index_order;
 mod indexing;
 mod inplace;
+mod lbfgs;
 mod linalg;
 mod linear;
 mod load_state_dict;
@@ -154,6 +155,7 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("long_loops", long_loops::TESTS),
     ("optim", optim::TESTS),
     ("optim_options", optim_options::TESTS),
+    ("lbfgs", lbfgs::TESTS),
     ("modules", modules::TESTS),
     ("minilm", minilm::TESTS),
     ("norms", norms::TESTS),

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result, ensure};
 use forebay::device::Device;
 use forebay::dtype::DType;
+use forebay::memory::Config;
 use forebay::optim::schedule::{
     ChainedScheduler, ConstantLr, CosineAnnealingLr, CosineAnnealingWarmRestarts, CyclicLr, CyclicMode,
     ExponentialLr, LambdaLr, LinearLr, LrSchedule, LrScheduler, MultiStepLr, MultiplicativeLr, OneCycleLr,
@@ -25,6 +26,7 @@ super::tests![
     parameters_in_16_bits_keep_their_dtype,
     parameters_of_any_layout_get_the_same_bits,
     offloaded_states_have_the_same_bits,
+    offloaded_states_return_in_groups,
     invalid_parameter_groups_are_refused,
     schedules_match_pytorch,
     schedulers_continue_from_their_states,
@@ -362,6 +364,50 @@ fn offloaded_states_have_the_same_bits(device: &Device) -> Result<()> {
         };
         ensure!(run(true)? == run(false)?, "{name}");
     }
+    Ok(())
+}
+
+/// Groups of parameters step in turn, so their states are not on the device together.
+fn offloaded_states_return_in_groups(device: &Device) -> Result<()> {
+    let sizes = [300, 260, 150, 280, 270, 8, 16, 290];
+    // Returns the parameters after three steps, and the memory that a step needs in addition.
+    let run = |make: OptimizerCtor, away: bool| -> Result<(Vec<Vec<f64>>, u64)> {
+        let device = Device::with_config(device.backend().clone(), Config::default());
+        let parameters = sizes
+            .iter()
+            .map(|&n| Tensor::full([n, 256], 1.0 / n as f64, DType::F32, &device)?.to_leaf())
+            .collect::<forebay::error::Result<Vec<Tensor>>>()?;
+        let mut optimizer = make(parameters.clone())?;
+        optimizer.offload_state(away);
+        let mut peak = 0;
+        for t in 1..=3 {
+            for p in &parameters {
+                p.set_grad(Some(p.detach().mul(t as f64)?.sin()?));
+            }
+            device.pool().reset_peak_stats();
+            let before = device.memory().allocated();
+            optimizer.step()?;
+            // The first step creates the states.
+            if t > 1 {
+                peak = peak.max(device.memory().peak_allocated() - before);
+            }
+        }
+        Ok((values(&parameters)?, peak))
+    };
+    let adamw: OptimizerCtor = |p| Ok(Box::new(AdamW::new(p, 0.01)));
+    let lamb: OptimizerCtor = |p| Ok(Box::new(Lamb::new(p, 0.01)));
+    let mut peaks = Vec::new();
+    for (name, make) in [("adamw", adamw), ("lamb", lamb)] {
+        let ((expected, plain), (got, offloaded)) = (run(make, false)?, run(make, true)?);
+        ensure!(got == expected, "{name}: offloaded groups have other bits");
+        peaks.push((plain, offloaded));
+    }
+    // The largest state has two values of 4 bytes for each element; the small ones share a group.
+    let (bound, adamw) = (300 * 256 * 8 + (4 << 10), peaks[0].1);
+    ensure!(adamw <= bound, "a step takes {adamw} bytes, more than the {bound} of its largest group");
+    // New parameters and states of all groups together, against those of the largest one and its workspace.
+    let (plain, offloaded) = peaks[1];
+    ensure!(offloaded < plain, "a step takes {offloaded} bytes with offloaded states, and {plain} without");
     Ok(())
 }
 

@@ -12,7 +12,7 @@ use forebay::memory::Config;
 use forebay::nn::{Dropout, Linear, Module};
 use forebay::optim::{Adam, Optimizer, Sgd, schedule::CosineAnnealing};
 use forebay::tensor::Tensor;
-use forebay::train::{FitStatus, Trainer, mean_loss};
+use forebay::train::{Checkpoint, FitStatus, Trainer, mean_loss};
 
 use super::host_reference::ensure_close;
 use super::{compute_dtypes, tests};
@@ -24,6 +24,7 @@ tests![
     a_captured_run_has_the_same_bits,
     a_run_validates_in_evaluation_mode,
     a_checkpoint_of_other_batches_is_refused,
+    a_checkpoint_holds_strings_of_the_program,
     a_loss_of_nan_ends_the_run,
     accumulated_batches_are_one_large_batch,
     memory_does_not_grow_with_the_steps,
@@ -285,6 +286,40 @@ fn a_checkpoint_of_other_batches_is_refused(device: &Device) -> Result<()> {
     ensure!(message.contains("resumed from batches of 8 of 50 samples shuffled by 9"), "{message}");
     safetensors::save(&file.0, &net.state_dict(), &BTreeMap::new())?;
     let message = trainer(&net, 5).resume(&file.0).err().context("weights are no checkpoint")?.to_string();
+    ensure!(message.contains("is not a checkpoint"), "{message}");
+    Ok(())
+}
+
+/// Strings are written by a trainer and by hand, and read back by both, by the header alone and as a plain file.
+fn a_checkpoint_holds_strings_of_the_program(device: &Device) -> Result<()> {
+    let file = TempFile::new(device, "strings");
+    let net = Net::new(device)?;
+    let best = 0.1 + 0.2;
+    let mut first = trainer(&net, 2).metadata("config", "{\"width\": 16}").metadata("best_loss", best);
+    first.fit(&loader(), |x, y| net.loss(x, y))?;
+    first.save(&file.0)?;
+    let read = Checkpoint::read(&file.0)?;
+    ensure!(read.step == 2 && read.metadata == *first.checkpoint_metadata(), "{read:?}");
+    ensure!(read.metadata["best_loss"].parse::<f64>()? == best, "{:?}", read.metadata);
+    let strings = safetensors::open(&file.0)?.metadata().clone();
+    ensure!(strings["config"] == "{\"width\": 16}", "{strings:?}");
+
+    // A resumed run keeps the strings, except those that it sets.
+    let resumed = trainer(&net, 4).metadata("best_loss", "0.5").resume(&file.0)?.metadata("more", 1);
+    let kept = resumed.checkpoint_metadata();
+    let expected = [("best_loss", "0.5"), ("config", "{\"width\": 16}"), ("more", "1")];
+    ensure!(kept.iter().map(|(k, v)| (k.as_str(), v.as_str())).eq(expected), "{kept:?}");
+    let mut adam = Adam::new(net.parameters(), 1e-2);
+    let by_hand = Checkpoint::new(7, Default::default()).with_metadata("note", "later");
+    by_hand.save(&file.0, &net, &adam)?;
+    ensure!(Checkpoint::resume(&file.0, &net, &mut adam)? == by_hand, "other strings by hand");
+
+    let taken = by_hand.with_metadata("forebay.checkpoint", "{}").save(&file.0, &net, &adam);
+    let message = taken.err().context("a name of the format was taken")?.to_string();
+    ensure!(message.contains("choose another name"), "{message}");
+    ensure!(Checkpoint::read(&file.0)?.step == 7, "a checkpoint that was refused replaced the file");
+    safetensors::save(&file.0, &net.state_dict(), &BTreeMap::new())?;
+    let message = Checkpoint::read(&file.0).err().context("weights are no checkpoint")?.to_string();
     ensure!(message.contains("is not a checkpoint"), "{message}");
     Ok(())
 }

@@ -3,6 +3,7 @@
 use crate::ops::elementwise::prelude::*;
 use crate::ops::kernel::index_check::{self, check_lengths, find_outside};
 use crate::ops::loss::Reduction;
+use crate::ops::norm::check_is_f64;
 use crate::ops::prelude::*;
 use crate::ops::shape::{PadMode, stack};
 
@@ -109,8 +110,8 @@ fn compute_alpha(scores: &Tensor, cannot_skip: &Tensor, lengths: &Tensor) -> Res
     };
     let iterations = (2 * steps + 2).saturating_mul(width.div_ceil(WORKGROUP_SIZE) + 1);
     let limit = scores.device().info().limits.max_loop_iterations as usize;
-    // Operations step by step where the loops of a kernel may not run that long.
-    if scores.numel() == 0 || iterations > limit {
+    // Operations step by step in f64, and where the loops of a kernel may not run that long.
+    if scores.numel() == 0 || scores.dtype() == DType::F64 || iterations > limit {
         return compose_alpha(scores, cannot_skip, lengths);
     }
     let lengths_column = lengths;
@@ -161,7 +162,7 @@ impl Tensor {
     /// gives a loss of NaN without a gradient; [`check_indices`](crate::ops::check_indices) makes it an error.
     ///
     /// # Errors
-    /// The shapes or types do not fit, or the blank is not a class.
+    /// The shapes or types do not fit, the device lacks f64, or the blank is not a class.
     #[track_caller]
     pub fn ctc_loss(&self, options: &CtcLossOptions<'_>) -> Result<Tensor> {
         dispatch_autocast!(OP, [self], |x| x.ctc_loss(options));
@@ -169,8 +170,7 @@ impl Tensor {
             // Sums over paths need the range and precision of f32.
             return self.to_dtype(DType::F32)?.ctc_loss(options)?.to_dtype(self.dtype());
         }
-        fail_if!(self.dtype() != DType::F32;
-            dtype(OP, self.dtype()), "log-probabilities are f32, f16 or bf16");
+        check_is_f64(OP, self)?;
         operation!(OP);
         let CtcLossOptions { targets, input_lengths, target_lengths, blank, .. } = *options;
         let CtcSizes { steps, batch, classes, longest } = options.check(self)?;

@@ -9,6 +9,7 @@ use crate::ops::loss::cross_entropy::{
     target_dtype_name,
 };
 use crate::ops::matmul;
+use crate::ops::norm::{check_is_f64, norm_compute_dtype};
 use crate::ops::prelude::*;
 use crate::sync::LockUnpoisoned;
 
@@ -53,11 +54,8 @@ fn loss_divisor(
 ) -> Result<Tensor> {
     let device = target.device();
     match options.reduction {
-        Reduction::None => fail!(
-            argument(OP),
-            "takes the sum or a mean of the losses: the forward pass computes the gradients of one loss"
-        ),
-        Reduction::Sum => Tensor::ones((), DType::F32, device),
+        // `check_operands` refuses losses without a reduction.
+        Reduction::None | Reduction::Sum => Tensor::ones((), DType::F32, device),
         Reduction::BatchMean => Tensor::full((), batch as f64, DType::F32, device),
         Reduction::Mean => {
             let weights = Tensor::empty([target.numel()], DType::F32, device)?;
@@ -172,12 +170,13 @@ impl LinearCrossEntropy<'_> {
 }
 
 impl Tensor {
-    /// Computes the cross-entropy of `self` · weightᵀ with `target`, in f32: [`linear`](Self::linear)
+    /// Computes the cross-entropy of `self` · weightᵀ with `target`, in f32 or f64: [`linear`](Self::linear)
     /// followed by [`cross_entropy_with`](Self::cross_entropy_with). Shapes are x \[.., in\], weight
     /// \[classes, in\] and classes \[..\].
     ///
     /// The logits are computed in chunks of rows of at most 288 MiB, for any batch size. The same pass
     /// computes required gradients, the weight's in f32, so that no tensor of the logits' size is saved.
+    /// In f64 the logits are in memory at once.
     ///
     /// A backward pass that retains the graph (`GradOptions::retain_graph`) copies these gradients. With `create_graph`
     /// it recomputes all logits at once. The reduction must be a sum or a mean. Under
@@ -205,7 +204,8 @@ impl Tensor {
         options: &CrossEntropyOptions<'_>,
     ) -> Result<Tensor> {
         operation!(OP);
-        let [classes, features] = check_operands(self, weight, target)?;
+        let [classes, features] = check_operands(self, weight, target, options)?;
+        let is_f64 = check_is_f64(OP, self)? | check_is_f64(OP, weight)?;
         let before = target.shape();
         // The operation consists of a linear layer, so autocast treats it like one.
         let cast = OperandCast::for_op("linear", &[Some(self.dtype()), Some(weight.dtype())]);
@@ -224,20 +224,6 @@ impl Tensor {
         // Check class weights and smoothing on a view with the shape of the logits, which do not exist yet.
         check_targets(&rows.narrow(1, 0, 1)?.broadcast_to([n, classes])?, &target, options)?;
         let batch = before.first().copied().unwrap_or(1);
-        let head =
-            LinearCrossEntropy { x: rows, weight: contiguous_zero_offset(&low)?, target, batch, options };
-        let needs_input_grad = match autograd::is_grad_enabled() {
-            true => [x.requires_grad(), weight.requires_grad()],
-            false => [false, false],
-        };
-        let (loss, grads) = head.compute_loss_and_grads(needs_input_grad, weight.dtype())?;
-        if !autograd::compute_requires_grad(&[x, weight]) {
-            return Ok(loss);
-        }
-        let shape = Dims::from_slice(x.shape());
-        let grads = Mutex::new(Some(grads));
-        let inputs = [Some(x), Some(weight), Some(&head.target), options.weight].into_iter().flatten();
-        let saved: SmallVec<[SavedTensor; 4]> = inputs.map(SavedTensor::input_for_create_graph).collect();
         let &CrossEntropyOptions { weight: _, ignore_index, reduction, label_smoothing, in_place: _ } =
             options;
         // The composed logits are rows, so their first extent is not the batch.
@@ -254,9 +240,30 @@ impl Tensor {
                 label_smoothing,
                 ..CrossEntropyOptions::default()
             };
-            let loss = logits.to_dtype(DType::F32)?.cross_entropy_with(&t[2], &options)?;
+            let loss =
+                logits.to_dtype(norm_compute_dtype(logits.dtype()))?.cross_entropy_with(&t[2], &options)?;
             divisor.map_or_else(|| Ok(loss.clone()), |batch| loss.div(batch))
         };
+        if is_f64 {
+            // Composed, because only kernels of f32 compute in chunks.
+            let operands: SmallVec<[Tensor; 4]> =
+                [x, weight, &target].into_iter().chain(options.weight).cloned().collect();
+            return composed(&operands);
+        }
+        let head =
+            LinearCrossEntropy { x: rows, weight: contiguous_zero_offset(&low)?, target, batch, options };
+        let needs_input_grad = match autograd::is_grad_enabled() {
+            true => [x.requires_grad(), weight.requires_grad()],
+            false => [false, false],
+        };
+        let (loss, grads) = head.compute_loss_and_grads(needs_input_grad, weight.dtype())?;
+        if !autograd::compute_requires_grad(&[x, weight]) {
+            return Ok(loss);
+        }
+        let shape = Dims::from_slice(x.shape());
+        let grads = Mutex::new(Some(grads));
+        let inputs = [Some(x), Some(weight), Some(&head.target), options.weight].into_iter().flatten();
+        let saved: SmallVec<[SavedTensor; 4]> = inputs.map(SavedTensor::input_for_create_graph).collect();
         Ok(autograd::composite_differentiable(OP, loss, &[x, weight], saved, composed, move |g, ctx| {
             let [dx, dw] = scale_grads(&mut grads.lock_unpoisoned(), g, ctx.retain_graph())?;
             Ok(smallvec![dx.map(|dx| dx.reshape(&shape[..])).transpose()?, dw] as InputGrads)
@@ -265,7 +272,12 @@ impl Tensor {
 }
 
 /// Fails unless the operands suit the operation. Returns the extents of the weight.
-fn check_operands(x: &Tensor, weight: &Tensor, target: &Tensor) -> Result<[usize; 2]> {
+fn check_operands(
+    x: &Tensor,
+    weight: &Tensor,
+    target: &Tensor,
+    options: &CrossEntropyOptions<'_>,
+) -> Result<[usize; 2]> {
     let (&[classes, features], Some((&x_features, before))) = (weight.shape(), x.shape().split_last()) else {
         let rule = "takes x of [.., in] and a weight of [classes, in]";
         return Err(Error::shape(OP, rule, &[x.shape(), weight.shape()]));
@@ -274,8 +286,8 @@ fn check_operands(x: &Tensor, weight: &Tensor, target: &Tensor) -> Result<[usize
         "takes x of [.., in], a weight of [classes, in] and targets of [..]");
     fail_if!(target.dtype().is_float();
         dtype(OP, target.dtype()), "takes classes; of probabilities there is `cross_entropy`");
-    check_f32_f16_bf16(OP, x)?;
-    check_f32_f16_bf16(OP, weight)?;
+    fail_if!(options.reduction == Reduction::None;
+        argument(OP), "takes the sum or a mean of the losses: the forward pass computes the gradients of one loss");
     Ok([classes, features])
 }
 

@@ -10,7 +10,8 @@ use crate::ops::kernel::heuristics::RowConfig;
 use crate::ops::norm::modulation::RowLines;
 use crate::ops::norm::row_norm_record::RowNormRecord;
 use crate::ops::norm::{
-    NormOptions, RowNormKind, prepare_parameter, row_norm_composite, save_substitutes, with_parameter_grads,
+    NormOptions, RowNormKind, check_is_f64, prepare_parameter, row_norm_composite, save_substitutes,
+    with_parameter_grads,
 };
 use crate::ops::prelude::*;
 use crate::ops::reduce::sum_parts;
@@ -346,8 +347,7 @@ impl Tensor {
         let (op, rms) = (kind.op_name(true), kind == Rms);
         operation!(op);
         check::finite(op, "eps", eps.unwrap_or(0.0))?;
-        check_f32_f16_bf16(op, self)?;
-        check_f32_f16_bf16(op, residual)?;
+        let is_f64 = check_is_f64(op, self)? | check_is_f64(op, residual)?;
         self.check_same_device(op, residual)?;
         fail_if!(self.shape() != residual.shape();
             shape(op, [self, residual]), "x and the residual have one shape");
@@ -362,10 +362,19 @@ impl Tensor {
         let eps = eps.unwrap_or_else(|| machine_epsilon(dtype));
         let extent: usize = shape.iter().product();
         let [weight, bias] = parameters;
-        let prepared =
-            [prepare_parameter(op, weight, self, shape)?, prepare_parameter(op, bias, self, shape)?];
-        let Some(mut norm) = RowNorm::new(op, (self.numel() / extent.max(1), extent), rms, eps, prepared)
-        else {
+        let norm = if is_f64 {
+            None
+        } else {
+            let prepare = |t| prepare_parameter(op, t, self, shape);
+            RowNorm::new(
+                op,
+                (self.numel() / extent.max(1), extent),
+                rms,
+                eps,
+                [prepare(weight)?, prepare(bias)?],
+            )
+        };
+        let Some(mut norm) = norm else {
             let sum = self.to_dtype(dtype)?.add(&residual.to_dtype(dtype)?)?;
             let normed = match rms {
                 true => sum.rms_norm(shape, weight, Some(eps))?,
@@ -422,7 +431,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The shapes of both inputs differ or do not end with `normalized_shape`. Weight or bias has another
-    /// shape. The dtype is not f32, f16 or bf16.
+    /// shape. The dtype is not a float of 16 bits or more, or the device lacks f64.
     #[track_caller]
     pub fn add_layer_norm(
         &self,

@@ -1,6 +1,5 @@
 //! Loss modules.
 
-use forebay::dtype::DType;
 use forebay::error::Result as CoreResult;
 use forebay::nn::{
     AdaptiveLogSoftmaxWithLoss, BceLoss, BceWithLogitsLoss, CosineEmbeddingLoss, CosineSimilarity,
@@ -15,7 +14,7 @@ use super::{ModuleCase, cases, single};
 
 /// Weights of five classes, which the case's state replaces.
 fn weight(c: &ModuleCase<'_>) -> CoreResult<Option<Tensor>> {
-    Ok(Some(Tensor::ones([5], DType::F32, c.device)?))
+    Ok(Some(Tensor::ones([5], c.dtype, c.device)?))
 }
 
 cases! {

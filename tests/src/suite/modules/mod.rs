@@ -11,11 +11,11 @@ use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Result as CoreResult;
 use forebay::io::safetensors::{self, Tensors};
-use forebay::nn::Module;
+use forebay::nn::{Gpt, GptOptions, Module, init as nn_init};
 use forebay::tensor::Tensor;
 
 use super::host_reference::ensure_close;
-use super::tests;
+use super::{require_dtype, tests};
 
 mod architectures;
 mod attention;
@@ -52,6 +52,8 @@ tests![
     averages_of_models,
     containers_of_modules,
     layers_in_16_bits,
+    modules_in_f64,
+    a_language_model_in_f64,
 ];
 
 /// Results of PyTorch's modules.
@@ -62,6 +64,8 @@ const MODEL_DATA: &[u8] = include_bytes!("../../../modules/architectures.safeten
 /// Test case on a device.
 struct ModuleCase<'a> {
     device: &'a Device,
+    /// Dtype of parameters and inputs.
+    dtype: DType,
     data: &'a Tensors,
     name: &'static str,
 }
@@ -190,14 +194,53 @@ fn load(bytes: &[u8], device: &Device) -> Result<Tensors> {
 
 /// Runs all cases of a table; failures are named.
 fn run_module_cases(device: &Device, rows: &[CaseEntry]) -> Result<()> {
-    run_cases(MODULE_DATA, device, rows)
+    run_cases(MODULE_DATA, device, DType::F32, rows)
 }
 
-fn run_cases(bytes: &[u8], device: &Device, rows: &[CaseEntry]) -> Result<()> {
-    let data = load(bytes, device)?;
+/// Compares every module in f64 with the same results. PyTorch rounds them to f32.
+fn modules_in_f64(device: &Device) -> Result<()> {
+    require_dtype(device, DType::F64)?;
+    run_cases(MODULE_DATA, device, DType::F64, &TABLES.concat())
+}
+
+/// Compares GPT's loss and gradients in f64 with those in f32.
+fn a_language_model_in_f64(device: &Device) -> Result<()> {
+    require_dtype(device, DType::F64)?;
+    let options = GptOptions { vocabulary: 40, context: 8, layers: 2, heads: 2, width: 16, dropout: 0.0 };
+    let texts = Tensor::arange(0.0, 18.0, 1.0, DType::I64, device)?.reshape([2, 9])?;
+    let (text, next) = (texts.narrow(1, 0, 8)?, texts.narrow(1, 1, 8)?);
+    let single = Gpt::new(&options, device)?;
+    let wide = {
+        let _dtype = nn_init::default_dtype(DType::F64)?;
+        Gpt::new(&options, device)?
+    };
+    wide.load_state_dict(&single.state_dict())?;
+    let train = |net: &Gpt| -> Result<Tensor> {
+        let loss = net.loss(&text, &next)?;
+        loss.backward()?;
+        Ok(loss)
+    };
+    let (expected, got) = (train(&single)?, train(&wide)?);
+    ensure!(got.dtype() == DType::F64, "the loss is {}", got.dtype());
+    ensure_same(&got, &expected).context("the loss")?;
+    for ((name, single), (_, wide)) in single.named_parameters().into_iter().zip(wide.named_parameters()) {
+        let (expected, got) = (single.grad().context("a gradient")?, wide.grad().context("a gradient")?);
+        ensure!(got.dtype() == DType::F64, "the gradient of `{name}` is {}", got.dtype());
+        ensure_same(&got, &expected).with_context(|| format!("the gradient of `{name}`"))?;
+    }
+    Ok(())
+}
+
+/// Runs cases with parameters and inputs in a dtype.
+fn run_cases(bytes: &[u8], device: &Device, dtype: DType, rows: &[CaseEntry]) -> Result<()> {
+    let mut data = load(bytes, device)?;
+    for t in data.values_mut().filter(|t| t.dtype().is_float()) {
+        *t = t.to_dtype(dtype)?;
+    }
+    let _dtype = nn_init::default_dtype(dtype)?;
     let mut failed = Vec::new();
     for &(name, check) in rows {
-        if let Err(error) = check(&ModuleCase { device, data: &data, name }) {
+        if let Err(error) = check(&ModuleCase { device, dtype, data: &data, name }) {
             failed.push(format!("{name}: {error:#}"));
         }
     }
@@ -263,19 +306,19 @@ const MODEL_TABLES: [&[CaseEntry]; 4] = [
 ];
 
 fn models_of_images(device: &Device) -> Result<()> {
-    run_cases(MODEL_DATA, device, MODEL_TABLES[0])
+    run_cases(MODEL_DATA, device, DType::F32, MODEL_TABLES[0])
 }
 
 fn models_of_images_and_sound(device: &Device) -> Result<()> {
-    run_cases(MODEL_DATA, device, MODEL_TABLES[1])
+    run_cases(MODEL_DATA, device, DType::F32, MODEL_TABLES[1])
 }
 
 fn models_of_texts(device: &Device) -> Result<()> {
-    run_cases(MODEL_DATA, device, MODEL_TABLES[2])
+    run_cases(MODEL_DATA, device, DType::F32, MODEL_TABLES[2])
 }
 
 fn models_of_sequences(device: &Device) -> Result<()> {
-    run_cases(MODEL_DATA, device, MODEL_TABLES[3])
+    run_cases(MODEL_DATA, device, DType::F32, MODEL_TABLES[3])
 }
 
 fn every_recorded_case_is_run(device: &Device) -> Result<()> {
