@@ -99,7 +99,7 @@ impl Tensor {
         let in_image = in_image.reshape([in_depth.shape()[0], positions])?;
         let extents = [0, 1, 2].map(|d| self.shape()[self.rank() - 3 + d]);
         let outs = [0, 1, 2].map(|d| out.shape()[out.rank() - 3 + d]);
-        let of_empty = window.empty_window_indices(extents, outs);
+        let of_empty = (out.numel() > 0).then(|| window.empty_window_indices(extents, outs)).flatten();
         let plane = if of_empty.is_some() { in_depth.clamp_min(0)? } else { in_depth.clone() };
         let in_image = in_image.gather(1, &plane.flatten(1, -1)?)?.reshape(in_depth.shape())?;
         let mut index =
