@@ -84,6 +84,8 @@ templates! {
     "grad_scale",
     "amp_update",
     "math/mul_wide",
+    "math/i64w",
+    "math/rank",
     "math/philox",
     "math/normal",
     "matmul",

@@ -47,18 +47,6 @@ fn ties(v: Step, y: Step) -> Count {
     {%- endfor %});
 }
 
-// The number of ties as a value of the gradient's type.
-fn divisor(count: u32) -> {{ T }} {
-    let v = {{ T }}(count);
-    {% if dtype == "bf16" %}
-    return bitcast<f32>(out_bits(v) << 16u);
-    {% elif dtype == "f16" %}
-    return unpack2x16float(out_bits(v)).x;
-    {% else %}
-    return v;
-    {% endif %}
-}
-
 // The share times 0: NaN if the share is not finite.
 fn zero_of(share: {{ T }}) -> {{ T }} {
     let b = bitcast<u32>(share);
@@ -123,7 +111,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% endif %}
     if !live { return; }
     {% for k in range(outs) %}
-    let share{{ k }} = g_at(o * {{ outs }}u + {{ k }}u) / divisor(total{{ k }});
+    let share{{ k }} = g_at(o * {{ outs }}u + {{ k }}u) / {{ T }}(total{{ k }});
     {% endfor %}
     {% if outs == 4 %}
     let share = Step(share0, share1, share2, share3);

@@ -74,7 +74,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             for (var d = p.rank; d > 0u; d--) {
                 let axis = d - 1u;
                 let extent = p.shape[axis >> 2u][axis & 3u];
-                indices_put(to * p.rank + axis, i32(linear_index % extent));
+                indices_put(to * p.rank + axis, vec2<u32>(linear_index % extent, 0u));
                 linear_index = linear_index / extent;
             }
             {% else %}

@@ -25,6 +25,9 @@ whole words.
 {% for file in math %}
 {% include "math/" ~ file %}
 {% endfor %}
+{% if "i64w" in [compute, out] or "i64w" in inputs %}
+{% include "math/i64w" %}
+{% endif %}
 {{ t.prelude() }}
 {# f64 has its own set of functions. -#}
 {%- set expr = expr | replace("m_", "m_d_") if "f64" in math else expr -%}
@@ -176,6 +179,8 @@ fn apply({% for dtype in inputs %}{{ names[loop.index0] }}: {{ T }}{{ ", " if no
     let {{ scalar }} = f64_from_bits({{ hi }}, {{ lo }});
     {% elif compute == "i64" %}
     let {{ scalar }} = (i64(bitcast<i32>({{ hi }})) << 32u) | {{ t.u32_to_i64(lo) }};
+    {% elif compute == "i64w" %}
+    let {{ scalar }} = vec2<u32>({{ lo }}, {{ hi }});
     {% elif T == "bool" %}
     let {{ scalar }} = {{ hi }} != 0u;
     {% else %}

@@ -40,6 +40,9 @@ struct Params {
 {% set T = t.value(dtype) %}
 {% set bounded = T == "f32" and kind in ["uniform", "integer"] %}
 {{ t.output(0, "out", dtype, "packed") }}
+{% if dtype == "i64w" %}
+{% include "math/i64w" %}
+{% endif %}
 
 {% if bounded %}
 // Compares by bits: subnormals compare as zeros on some devices.

@@ -30,9 +30,13 @@ Few outputs of many elements need two stages: the first writes `splits` partial 
 {%- set components = [".x", ".y", ".z", ".w"] if width == 4 else [""] -%}
 {%- set outs = width if across else 1 -%}
 {%- set packed = staged or (outs == 4 and out in ["f32", "f16", "bf16"]) -%}
+{%- set words = T == "vec2<u32>" -%}
 {% for file in math %}
 {% include "math/" ~ file %}
 {% endfor %}
+{% if "i64w" in [source, compute, out, index] %}
+{% include "math/i64w" %}
+{% endif %}
 {{ t.prelude() }}
 alias T = {{ T }};
 struct Params {
@@ -84,10 +88,15 @@ fn product_at(i: u32) -> {{ "vec4<f32>" if width == 4 else "f32" }} {
 
 {% if arg %}
 {% set better = ">" if combine == "argmax" else "<" %}
+{% set ordered = "i64w_less(a.v, b.v)" if combine == "argmax" else "i64w_less(b.v, a.v)" %}
 struct Acc { v: T, i: u32 }
 // Of equal values, and of several NaN, the first wins.
 fn combine_values(a: Acc, b: Acc) -> Acc {
+    {% if words %}
+    let take = {{ ordered }} | (all(b.v == a.v) & (b.i < a.i));
+    {% else %}
     var take = (b.v {{ better }} a.v) | ((b.v == a.v) & (b.i < a.i));
+    {% endif %}
     {% if floats %}
     let na = is_nan(a.v);
     let nb = is_nan(b.v);
@@ -99,7 +108,9 @@ fn combine_values(a: Acc, b: Acc) -> Acc {
 {% else %}
 alias Acc = T;
 fn combine_values(a: T, b: T) -> T {
-    {% if combine == "sum" %}
+    {% if words %}
+    return i64w_{{ "add" if combine == "sum" else "mul" if combine == "prod" else combine }}(a, b);
+    {% elif combine == "sum" %}
     return a + b;
     {% elif combine == "prod" %}
     return a * b;
@@ -114,6 +125,8 @@ fn combine_values(a: T, b: T) -> T {
 fn nonzero(v: {{ V }}) -> T {
     {% if V == "bool" %}
     return select(T(0), T(1), v);
+    {% elif V == "vec2<u32>" %}
+    return select(T(0), T(1), any(v != vec2<u32>()));
     {% elif V == "f32" %}
     // Compares by bits: NaN counts.
     return select(T(0), T(1), (bitcast<u32>(v) & 0x7fffffffu) != 0u);
@@ -195,7 +208,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% if center %}
     let m{{ k }} = {{ t.cast("center_at(o * " ~ outs ~ "u + " ~ k ~ "u)", t.value(center), T) }};
     {% else %}
-    let m{{ k }} = T(0);
+    let m{{ k }} = {{ "T()" if words else "T(0)" }};
     {% endif %}
     {% endfor %}
     {% if from_first %}
@@ -219,7 +232,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         {% if extreme %}
         total{{ loop.index0 }} = map_element(e{{ c }}, i, begin, {{ of_output(loop.index0 % outs) }});
         {% else %}
-        total{{ loop.index0 }} = T({{ 1 if combine == "prod" else 0 }});
+        total{{ loop.index0 }} = {{ ("T(1u, 0u)" if combine == "prod" else "T()") if words else "T(1)" if combine == "prod" else "T(0)" }};
         {% endif %}
         {% endfor %}
         var r = begin + row_thread;

@@ -20,6 +20,10 @@ Totals have the type of the arithmetic, in two buffers if they have two parts.
 {%- set second = "u32" if extreme else T -%}
 {%- set totals = stage == "totals" -%}
 {%- set carried = stage == "carried" -%}
+{%- set words = T == "vec2<u32>" -%}
+{% if "i64w" in [source, compute, out, index] %}
+{% include "math/i64w" %}
+{% endif %}
 {{ t.prelude() }}
 alias T = {{ T }};
 struct Params {
@@ -64,7 +68,11 @@ struct Params {
 struct Acc { v: T, i: u32 }
 // Of equal values, and of several NaN, the last wins.
 fn combine_values(a: Acc, b: Acc) -> Acc {
+    {% if words %}
+    let take = !i64w_less({{ "b.v, a.v" if combine == "max" else "a.v, b.v" }});
+    {% else %}
     var take = b.v {{ ">=" if combine == "max" else "<=" }} a.v;
+    {% endif %}
     {% if T == "f32" %}
     let na = (bitcast<u32>(a.v) & 0x7fffffffu) > 0x7f800000u;
     let nb = (bitcast<u32>(b.v) & 0x7fffffffu) > 0x7f800000u;
@@ -81,7 +89,11 @@ struct Acc { a: T, b: T }
 fn combine_values(f: Acc, g: Acc) -> Acc { return Acc(g.a * f.a, g.a * f.b + g.b); }
 {% else %}
 alias Acc = T;
+{% if words %}
+fn combine_values(a: T, b: T) -> T { return i64w_{{ "add" if combine == "sum" else "mul" }}(a, b); }
+{% else %}
 fn combine_values(a: T, b: T) -> T { return a {{ "+" if combine == "sum" else "*" }} b; }
+{% endif %}
 {% endif %}
 
 // Returns the position of step k in the order of the scan.
@@ -169,7 +181,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let out_base = row * p.extent;
     {% endif %}
     {% if exclusive and not totals %}
-    let identity = T({{ 1 if combine == "prod" else 0 }});
+    let identity = {{ ("T(1u, 0u)" if combine == "prod" else "T()") if words else "T(1)" if combine == "prod" else "T(0)" }};
     {% endif %}
     var carry: Acc;
     // True if a previous value exists.

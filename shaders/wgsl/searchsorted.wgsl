@@ -49,5 +49,5 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         {% endif %}
         if go_right { low = middle + 1u; } else { high = middle; }
     }
-    found_put(i, i32(low));
+    found_put(i, {{ "vec2<u32>(low, 0u)" if out == "i64w" else "i32(low)" }});
 }

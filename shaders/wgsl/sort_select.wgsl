@@ -32,5 +32,5 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let at = w % p.count;
     let base = row * p.extent;
     let to = (row / p.inner) * p.count * p.inner + row % p.inner;
-    sorted_index_put(to + at * p.inner, i32(indices[base + rank_start(base) + at]));
+    sorted_index_put(to + at * p.inner, vec2<u32>(indices[base + rank_start(base) + at], 0u));
 }

@@ -147,7 +147,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             chunk_index[line * p.count + rank - p.first] = index;
             {% else %}
             let to = (row / p.inner) * p.count * p.inner + row % p.inner;
-            sorted_index_put(to + (rank - p.first) * p.inner, i32(index));
+            sorted_index_put(to + (rank - p.first) * p.inner, vec2<u32>(index, 0u));
             {% endif %}
         }
     }

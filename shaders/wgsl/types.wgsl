@@ -6,14 +6,14 @@ A buffer NAME of dtype D defines `NAME_at(i)`, the i-th element in D's compute t
 An output of such a type is `packed` or `scattered`. `packed`: a thread writes whole words with `NAME_put4`.
 `scattered`: any element at any time, and no other thread changes this element's bits. Devices with 16-bit integers
 (the global `stores_u16`) store elements of 16 bits one by one; otherwise the word is changed atomically.
-`i64w` is an i64 computed as an i32, for devices without 64-bit integers: for indices and casts.
+`i64w` is an i64 as its two words, the lower one first, for devices without 64-bit integers. math/i64w computes with it.
 `f8_e4m3` and `f8_e5m2` are PyTorch's float8_e4m3fn and float8_e5m2, computed as f32.
 -#}
 
 {%- macro value(dtype) -%}
 {%- if dtype in ["f16", "bf16", "f8_e4m3", "f8_e5m2"] -%}f32
 {%- elif dtype == "u8" -%}u32
-{%- elif dtype == "i64w" -%}i32
+{%- elif dtype == "i64w" -%}vec2<u32>
 {%- else -%}{{ dtype }}
 {%- endif -%}
 {%- endmacro -%}
@@ -63,7 +63,6 @@ fn {{ name }}_put_bits(i: u32, bits: u32) {
 {%- elif dtype == "u8" -%}(({{ open }}i >> 2u{{ close }} >> ((i & 3u) * 8u)) & 0xffu)
 {%- elif dtype in ["f8_e4m3", "f8_e5m2"] -%}{{ name }}_value(({{ open }}i >> 2u{{ close }} >> ((i & 3u) * 8u)) & 0xffu)
 {%- elif dtype == "bool" -%}((({{ open }}i >> 2u{{ close }} >> ((i & 3u) * 8u)) & 0xffu) != 0u)
-{%- elif dtype == "i64w" -%}i32({{ open }}i{{ close }}.x)
 {%- else -%}{{ open }}i{{ close }}
 {%- endif -%}
 {%- endmacro -%}
@@ -196,11 +195,7 @@ fn {{ name }}_put(i: u32, v: {{ value(dtype) }}) { {{ name }}_put_bits(i, {{ nam
 {% else %}
 @group(0) @binding({{ binding }}) var<storage, read_write> {{ name }}: array<{{ word(dtype) }}>;
 fn {{ name }}_at(i: u32) -> {{ value(dtype) }} { return {{ unpack(dtype, name, name ~ "[", "]") }}; }
-{% if dtype == "i64w" %}
-fn {{ name }}_put(i: u32, v: i32) { {{ name }}[i] = vec2<u32>(bitcast<u32>(v), select(0u, 0xffffffffu, v < 0)); }
-{% else %}
-fn {{ name }}_put(i: u32, v: {{ dtype }}) { {{ name }}[i] = v; }
-{% endif %}
+fn {{ name }}_put(i: u32, v: {{ value(dtype) }}) { {{ name }}[i] = v; }
 {% if mode == "packed" %}
 fn {{ name }}_put4(i: u32, v: array<{{ value(dtype) }}, 4>, n: u32) {
     {{ name }}_put(i, v[0]);
@@ -276,7 +271,7 @@ bitcast<f32>({{ name }}_0.{{ components[k // 2] }} {{ "& 0xffff0000u" if k % 2 e
 
 {#-
 Casts `e` of value type `source` to value type `to`. Floats are truncated to integers, and saturate; NaN
-becomes 0, which WGSL leaves open. As a bool NaN is true: `!=` is avoided, because naga's SPIR-V returns false
+becomes 0, which WGSL leaves open. Casts of i64w need math/i64w. As a bool NaN is true: `!=` is avoided, because naga's SPIR-V returns false
 for NaN.
 -#}
 {#- A u32 as an i64, by halves: naga 30's SPIR-V sign-extends. -#}
@@ -284,6 +279,10 @@ for NaN.
 
 {%- macro cast(e, source, to) -%}
 {%- if source == to -%}{{ e }}
+{%- elif to == "vec2<u32>" -%}i64w_from_{{ source }}({{ e }})
+{%- elif source == "vec2<u32>" and to in ["i32", "u32"] -%}bitcast<{{ to }}>(({{ e }}).x)
+{%- elif source == "vec2<u32>" and to == "bool" -%}any({{ e }} != vec2<u32>())
+{%- elif source == "vec2<u32>" -%}i64w_to_{{ to }}({{ e }})
 {%- elif source == "u32" and to == "i64" -%}{{ u32_to_i64(e) }}
 {%- elif to == "bool" -%}!({{ e }} == {{ source }}(0))
 {%- elif source == "f32" and to in ["i32", "u32", "i64"] -%}

@@ -19,11 +19,12 @@ pub(crate) mod strided_grad;
 pub(crate) mod unpool;
 
 use crate::ops::conv::spatial::{
-    ConvolutionOptions, Padding, TransposedConvolutionOptions, check_option, kernel_axes,
+    ConvolutionOptions, Padding, TransposedConvolutionOptions, check_option, kernel_axes, padded_extent,
+    window_extent,
 };
 use crate::ops::matmul::matmul_tiling::{CostModel, KMajorOperands, MatmulExtents, TilePlan};
 use crate::ops::prelude::*;
-use crate::tensor::layout::MAX_TENSOR_NUMEL;
+use crate::tensor::layout::{MAX_TENSOR_NUMEL, check_view_numel};
 
 /// Geometry of a convolution from x \[images, x_channels, ..\] to y \[images, y_channels, ..\] with weights
 /// \[y_channels, x_channels / groups, ..\].
@@ -82,6 +83,10 @@ impl ConvGeometry {
 
     /// Computes one of the products from its operands in the order of [`ConvKind`], plus an optional bias.
     fn multiply(&self, kind: ConvKind, a: &Tensor, b: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        // Below, extents of several tensors are multiplied, which fits for tensors with elements.
+        if [a, b].iter().any(|t| t.numel() == 0) {
+            return self.empty_sum(kind, a, bias);
+        }
         if self.is_depthwise(a.dtype()) {
             return self.run_depthwise(kind, a, b, bias);
         }
@@ -107,9 +112,34 @@ impl ConvGeometry {
         }
     }
 
+    /// Returns the shape of a product.
+    fn result_shape(&self, kind: ConvKind) -> Dims {
+        match kind {
+            ConvKind::Forward => self.y_shape(),
+            ConvKind::InputGrad => self.x_shape(),
+            ConvKind::WeightGrad => self.w_shape(),
+        }
+    }
+
+    /// Returns the product of an operand without elements: zeros, plus the bias.
+    fn empty_sum(&self, kind: ConvKind, like: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        let shape = self.result_shape(kind);
+        let zeros = Tensor::zeros(&shape, like.dtype(), like.device())?;
+        match bias {
+            Some(bias) => zeros.add(&im2col::bias_per_channel(bias, shape.len())?),
+            None => Ok(zeros),
+        }
+    }
+
     /// Computes the gradients of x and of w. If `cast_from` is f32, from which autocast cast the weights, their
     /// gradient may be f32, with values of the weights' type.
     fn backward(&self, dy: &Tensor, w: &Tensor, x: &Tensor, cast_from: Option<DType>) -> Result<[Tensor; 2]> {
+        if [dy, w, x].iter().any(|t| t.numel() == 0) {
+            return Ok([
+                self.empty_sum(ConvKind::InputGrad, dy, None)?,
+                self.empty_sum(ConvKind::WeightGrad, dy, None)?,
+            ]);
+        }
         if let Some(grads) = self.try_implicit_backward(dy, w, x)? {
             return Ok(grads);
         }
@@ -134,27 +164,18 @@ impl ConvGeometry {
         let [x_group, y_group] = [self.x_channels, self.y_channels].map(|channels| channels / self.groups);
         let [x_positions, y_positions, taps] =
             [&self.x_extents, &self.y_extents, &self.kernel].map(spatial_numel);
-        // The product's extents, the number of adjacent columns, and the shape of the result.
-        let (name, m, n, k, columns, shape) = match kind {
-            ConvKind::Forward => {
-                ("forward", y_group, self.batch * y_positions, x_group * taps, y_positions, self.y_shape())
-            }
-            ConvKind::InputGrad => {
-                ("input", x_group, self.batch * x_positions, y_group * taps, x_positions, self.x_shape())
-            }
+        // The product's extents, and the number of adjacent columns.
+        let (name, m, n, k, columns) = match kind {
+            ConvKind::Forward => ("forward", y_group, self.batch * y_positions, x_group * taps, y_positions),
+            ConvKind::InputGrad => ("input", x_group, self.batch * x_positions, y_group * taps, x_positions),
             ConvKind::WeightGrad => {
-                ("weight", y_group, x_group * taps, self.batch * y_positions, x_group * taps, self.w_shape())
+                ("weight", y_group, x_group * taps, self.batch * y_positions, x_group * taps)
             }
         };
         // The kernel computes addresses from indices, so the operands must be contiguous.
         let (a, b) = (a.contiguous()?, b.contiguous()?);
         let bias = bias.map(Tensor::contiguous).transpose()?;
-        if m * n * self.groups == 0 || k == 0 {
-            let zeros = Tensor::zeros(&shape, a.dtype(), a.device())?;
-            let Some(bias) = bias else { return Ok(zeros) };
-            return zeros.add(&im2col::bias_per_channel(&bias, shape.len())?);
-        }
-        let out = Tensor::empty(&shape, a.dtype(), a.device())?;
+        let out = Tensor::empty(self.result_shape(kind), a.dtype(), a.device())?;
         let extents = MatmulExtents { m, n, k, batch: self.groups };
         let plan = TilePlan::new(extents, a.dtype(), CostModel::new(a.device(), true));
         let spec = kernel_spec! {
@@ -239,25 +260,25 @@ fn convolve<const N: usize>(
     let (mut before, mut extents) = ([0; N], [0; N]);
     for d in 0..N {
         let (size, taps) = (x.shape()[d + 2], weight.shape()[d + 2]);
-        let window_span = dilation[d] * taps.saturating_sub(1);
-        let both = match padding {
+        let window = window_extent(taps, dilation[d]);
+        let padded = match padding {
             Padding::Same if stride[d] != 1 => {
                 return Err(Error::argument(op, "padding `Same` takes a stride of 1"));
             }
             // An odd total pads one more at the end, as in PyTorch.
             Padding::Same => {
-                before[d] = window_span / 2;
-                window_span
+                before[d] = (window - 1) / 2;
+                size.saturating_add(window - 1)
             }
-            Padding::Valid => 0,
+            Padding::Valid => size,
             Padding::Zeros(padding) => {
                 before[d] = check_option(op, "padding", padding, 0)?[d];
-                2 * before[d]
+                padded_extent(size, before[d])
             }
         };
-        fail_if!(taps == 0 || size + both < window_span + 1; shape(op, [x, weight]),
-            "the filter reaches over {} of dimension {}, the padded input has {}", window_span + 1, d + 2, size + both);
-        extents[d] = (size + both - window_span - 1) / stride[d] + 1;
+        fail_if!(taps == 0 || padded < window; shape(op, [x, weight]),
+            "the filter reaches over {window} of dimension {}, the padded input has {padded}", d + 2);
+        extents[d] = (padded - window) / stride[d] + 1;
     }
     let out = run_and_record(op, &x, weight, bias, extents, [stride, before, dilation], groups, false)?;
     spatial::restore_rank::<N>(&out, unbatched)
@@ -294,6 +315,7 @@ fn run_and_record<const N: usize>(
         padding: kernel_axes(padding, 0),
         dilation: kernel_axes(dilation, 1),
     };
+    check_view_numel(op, &if transposed { geometry.x_shape() } else { geometry.y_shape() })?;
     let (x, weight) = (spatial::ensure_planar(x)?, spatial::ensure_planar(weight)?);
     let kind = if transposed { ConvKind::InputGrad } else { ConvKind::Forward };
     let out = geometry.multiply(kind, &x.detach(), &weight.detach(), bias.map(Tensor::detach).as_ref())?;
@@ -398,10 +420,11 @@ fn convolve_transposed<const N: usize>(
         fail_if!(more[d] >= stride[d].max(dilation[d]);
             argument(op), "output_padding {more:?} must be smaller than the stride or the dilation");
         let (size, taps) = (x.shape()[d + 2], weight.shape()[d + 2]);
-        let full = size.saturating_sub(1) * stride[d] + dilation[d] * taps.saturating_sub(1) + more[d] + 1;
-        fail_if!(size == 0 || taps == 0 || full <= 2 * padding[d];
+        let steps = size.saturating_sub(1).saturating_mul(stride[d]);
+        let full = steps.saturating_add(window_extent(taps, dilation[d])).saturating_add(more[d]);
+        fail_if!(size == 0 || taps == 0 || full <= padded_extent(0, padding[d]);
             shape(op, [x, weight]), "dimension {} of the output would be empty", d + 2);
-        extents[d] = full - 2 * padding[d];
+        extents[d] = full - padded_extent(0, padding[d]);
     }
     let out = run_and_record(op, &x, weight, bias, extents, [stride, padding, dilation], groups, true)?;
     spatial::restore_rank::<N>(&out, unbatched)

@@ -1,8 +1,7 @@
 //! Reductions over any dimensions: one record describes a reduction, and one function runs all of them.
 //!
-//! Dimensions may be negative, and an empty list means all of them. 16-bit floats are summed in f32. Sums and
-//! products of integers are i64, which requires a device with 64-bit integers; counts and indices are i64 on
-//! every device. Partial results are combined in a fixed order, without atomics.
+//! Dimensions may be negative, and an empty list means all of them. 16-bit floats are summed in f32. Sums of integers,
+//! counts and indices are i64 on every device. Partial results are combined in a fixed order, without atomics.
 //!
 //! A new reduction is one more [`ReduceOp`], with expressions for the element, the combination and the result.
 
@@ -11,6 +10,7 @@ pub(crate) mod scan;
 pub(crate) mod statistics;
 
 use self::extreme_grad::{TieRule, share_among_ties};
+use self::statistics::DIVIDED;
 use super::shape::cat;
 use crate::ops::kernel::heuristics::{ReduceConfig, supports_vec4};
 use crate::ops::prelude::*;
@@ -64,8 +64,7 @@ static AMAX: ReduceOp = ReduceOp::plain("amax", Combine::Max, None);
 static AMIN: ReduceOp = ReduceOp::plain("amin", Combine::Min, None);
 static ARGMAX: ReduceOp = ReduceOp::plain("argmax", Combine::Argmax, None);
 static ARGMIN: ReduceOp = ReduceOp::plain("argmin", Combine::Argmin, None);
-static MEAN: ReduceOp =
-    ReduceOp { post: "acc / T(p.args.x)", ..ReduceOp::plain("mean", Combine::Sum, Some(f64::NAN)) };
+static MEAN: ReduceOp = ReduceOp { post: DIVIDED, ..ReduceOp::plain("mean", Combine::Sum, Some(f64::NAN)) };
 static ANY: ReduceOp = ReduceOp { map: "nonzero", ..ReduceOp::plain("any", Combine::Max, Some(0.0)) };
 static ALL: ReduceOp = ReduceOp { map: "nonzero", ..ReduceOp::plain("all", Combine::Min, Some(1.0)) };
 static COUNT: ReduceOp =
@@ -172,9 +171,10 @@ pub(crate) struct ReduceArgs<'a> {
 }
 
 impl ReduceArgs<'_> {
-    /// Returns arguments whose first two parameters are given.
+    /// Returns arguments with two parameters, followed by the rest of each that f32 rounds off.
     pub(crate) fn with_params(x: f64, y: f64) -> Self {
-        Self { params: [x as f32, y as f32, 0.0, 0.0], ..Self::default() }
+        let rest = |v: f64| (v - f64::from(v as f32)) as f32;
+        Self { params: [x as f32, y as f32, rest(x), rest(y)], ..Self::default() }
     }
 }
 
@@ -291,7 +291,7 @@ fn run_reduction(
 ) -> Result<()> {
     let bytes_only = matches!(compute, DType::Bool | DType::U8);
     let compute = if bytes_only { DType::U32 } else { compute };
-    launch::check_device_dtype(op.name, compute, x.device())?;
+    launch::check_device_dtype_or_words(op.name, compute, x.device())?;
     fail_if!(compute == DType::F64 && !op.math_files.is_empty();
         dtype(op.name, compute), "takes f32, f16 and bf16; cast with `to_dtype`");
     let mut reduced = axes.select_dims(x.layout(), true);
@@ -396,7 +396,7 @@ fn sum_or_prod(op: &ReduceOp, x: &Tensor, axes: &ReduceDims, keepdim: bool) -> R
     }
     launch::check_computable(op.name, x)?;
     // Bools are counted in 32 bits, which every device supports.
-    let compute = if x.dtype() == DType::Bool { DType::I32 } else { DType::I64 };
+    let compute = if x.dtype() == DType::Bool { DType::U32 } else { DType::I64 };
     reduce(op, x, axes, keepdim, compute, DType::I64, ReduceArgs::default())
 }
 
@@ -525,7 +525,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// A dimension is out of range or repeated. The tensor has integers and the device lacks 64-bit integers.
+    /// A dimension is out of range or repeated.
     #[track_caller]
     pub fn sum(&self, dims: impl IntoDims, keepdim: bool) -> Result<Tensor> {
         let dims = &reduction_dims(dims)[..];
@@ -795,6 +795,6 @@ impl Tensor {
     pub fn count_nonzero(&self, dims: impl IntoDims) -> Result<Tensor> {
         let dims = &reduction_dims(dims)[..];
         let axes = ReduceDims::new("count_nonzero", self.shape(), dims)?;
-        reduce(&COUNT, self, &axes, false, DType::I32, DType::I64, ReduceArgs::default())
+        reduce(&COUNT, self, &axes, false, DType::U32, DType::I64, ReduceArgs::default())
     }
 }

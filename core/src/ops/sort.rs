@@ -6,6 +6,7 @@
 //! in tiles and merged pairwise, only as far as needed. The first few elements of a row are selected without a
 //! sort, with the same result.
 
+mod quantile;
 mod selection;
 pub(crate) mod sets;
 
@@ -13,21 +14,7 @@ use super::index::{IndexedElements, gather_into, index_dtype_name, scatter_uniqu
 use crate::ops::norm::softmax::RowLayout;
 use crate::ops::prelude::*;
 
-/// Rule by which [`Tensor::quantile`] chooses between two elements.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Interpolation {
-    /// Linear interpolation.
-    #[default]
-    Linear,
-    /// Lower element.
-    Lower,
-    /// Higher element.
-    Higher,
-    /// Nearer element; at the midpoint, the one of even rank.
-    Nearest,
-    /// Mean of both.
-    Midpoint,
-}
+pub use quantile::Interpolation;
 
 /// First rank that is selected from a sorted row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,6 +87,11 @@ impl Tiling {
 type SortBuffers<'a> = (&'a Tensor, &'a Tensor);
 
 impl Sorter {
+    /// Returns a sorter of whole rows of `count` elements.
+    fn ascending(op: &'static str, count: usize) -> Self {
+        Self { op, descending: false, start: RankStart::Rank(0), count }
+    }
+
     /// Returns the selected indices along `d` of each row, in order, as i64.
     #[track_caller]
     fn run(self, x: &Tensor, d: usize) -> Result<Tensor> {
@@ -149,6 +141,19 @@ impl Sorter {
             }
         });
         launch::launch(&spec, tensors, params, groups)
+    }
+
+    /// Sorts rows into the keys and positions of `to`.
+    fn sort_into(self, x: &Tensor, tiling: &Tiling, to: SortBuffers<'_>) -> Result<()> {
+        if tiling.merges() == 0 {
+            return self.sort_tiles(x, tiling, true, &[x, to.0, to.1]);
+        }
+        let buffer = |like: &Tensor| empty_workspace(&[x.numel()], like.dtype(), x.device());
+        let scratch = (buffer(to.0)?, buffer(to.1)?);
+        let scratch = (&scratch.0, &scratch.1);
+        let is_even = tiling.merges().is_multiple_of(2);
+        let (from, other) = if is_even { (to, scratch) } else { (scratch, to) };
+        self.sort_rows(x, tiling, from, other).map(drop)
     }
 
     /// Sorts rows into `from` or `to`, and returns the buffers that have the result: `from` if the number of merges
@@ -242,18 +247,18 @@ pub(super) fn sort_index_into(op: &'static str, index: &Tensor, to: SortBuffers<
         return Ok(());
     }
     let d = index.rank().saturating_sub(1);
-    let count = extent_or_one(index, d);
-    let sorter = Sorter { op, descending: false, start: RankStart::Rank(0), count };
     let tiling = Tiling::with_keys(op, index, d, ("u32", index_dtype_name(op, index)?), false)?;
-    if tiling.merges() == 0 {
-        return sorter.sort_tiles(index, &tiling, true, &[index, to.0, to.1]);
-    }
-    let buffer = || empty_workspace(&[index.numel()], DType::U32, index.device());
-    let scratch = (buffer()?, buffer()?);
-    let scratch = (&scratch.0, &scratch.1);
-    let is_even = tiling.merges().is_multiple_of(2);
-    let (from, other) = if is_even { (to, scratch) } else { (scratch, to) };
-    sorter.sort_rows(index, &tiling, from, other).map(drop)
+    Sorter::ascending(op, tiling.layout.extent).sort_into(index, &tiling, to)
+}
+
+/// Returns the positions, of type u32, that sort the lines of `x` along its last dimension in ascending order. Smaller
+/// than the i64 indices of a sort. Not recorded.
+fn sorted_positions(op: &'static str, x: &Tensor) -> Result<Tensor> {
+    let tiling = Tiling::new(op, x, x.rank().saturating_sub(1))?;
+    let buffer = |dtype| empty_workspace(x.shape(), dtype, x.device());
+    let (keys, positions) = (buffer(if tiling.wide { DType::I64 } else { DType::U32 })?, buffer(DType::U32)?);
+    Sorter::ascending(op, tiling.layout.extent).sort_into(x, &tiling, (&keys, &positions))?;
+    Ok(positions)
 }
 
 /// Returns the extent of a dimension, which must not be empty.
@@ -390,122 +395,4 @@ impl Tensor {
             equal.mul(&share)?.to_dtype(g.dtype())
         })
     }
-
-    /// Computes quantiles along `dim`, or of all elements for `()`, at ranks q · (n - 1): PyTorch's `quantile`. A
-    /// vector `q` becomes the first dimension of the result. A row with NaN gives NaN, and so does a quantile
-    /// outside of 0 to 1 in a tensor, which the host does not read.
-    ///
-    /// # Errors
-    /// The dtype is not a float. `q` is a scalar outside of 0 to 1, or a tensor of higher rank. `dim` is out
-    /// of range. There are no elements.
-    #[track_caller]
-    pub fn quantile<'a>(
-        &self,
-        q: impl Into<Operand<'a>>,
-        dim: impl IntoDims,
-        keepdim: bool,
-        interpolation: Interpolation,
-    ) -> Result<Tensor> {
-        self.compute_quantiles(false, &q.into(), single_dim("quantile", dim)?, keepdim, interpolation)
-    }
-
-    /// Computes the [`quantile`](Self::quantile) of the elements that are not NaN, or NaN if all are NaN.
-    #[track_caller]
-    pub fn nanquantile<'a>(
-        &self,
-        q: impl Into<Operand<'a>>,
-        dim: impl IntoDims,
-        keepdim: bool,
-        interpolation: Interpolation,
-    ) -> Result<Tensor> {
-        let dim = single_dim("nanquantile", dim)?;
-        self.compute_quantiles(true, &q.into(), dim, keepdim, interpolation)
-    }
-
-    /// Computes quantiles, with `skips_nan` of the elements that are not NaN.
-    #[track_caller]
-    fn compute_quantiles(
-        &self,
-        skips_nan: bool,
-        q: &Operand<'_>,
-        dim: Option<isize>,
-        keepdim: bool,
-        interpolation: Interpolation,
-    ) -> Result<Tensor> {
-        let op = if skips_nan { "nanquantile" } else { "quantile" };
-        operation!(op);
-        fail_if!(!self.dtype().is_float(); dtype(op, self.dtype()), "takes floats; cast with `to_dtype`");
-        let d = normalize_dim(op, dim.unwrap_or(0), self.rank())?;
-        let may_be_outside = q.as_tensor().is_some();
-        let (is_vector, q) = quantile_vector(op, q, self)?;
-        // The result depends smoothly on the rank only with linear interpolation.
-        let q = if interpolation == Interpolation::Linear { q } else { q.detach() };
-        // Move the reduced dimension to the end and leave an extent of 1.
-        let lines = match dim {
-            Some(_) => self.unsqueeze(-1)?.transpose(d as isize, -1)?,
-            None => self.reshape([-1])?,
-        };
-        let last = lines.rank() - 1;
-        let n = nonempty_extent(op, &lines, last)?;
-        let end = (n - 1) as f64;
-        let sorter = Sorter { op, descending: false, start: RankStart::Rank(0), count: n };
-        let sorted = sorter.run_with_values(&lines, last)?.0;
-        let not_nan = sorted.detach().isnan()?.logical_not()?;
-        let ranks = if skips_nan {
-            let count = not_nan.to_dtype(q.dtype())?.sum([-1], true)?;
-            q.mul(&count.sub(1.0)?)?.clamp(0.0, end)?
-        } else {
-            // NaN sort last and are selected if there are any.
-            q.mul(end)?.where_(&not_nan.narrow(-1, n - 1, 1)?, end)?
-        };
-        let ranks = match interpolation {
-            Interpolation::Lower => ranks.floor()?,
-            Interpolation::Higher => ranks.ceil()?,
-            Interpolation::Nearest => ranks.round()?,
-            Interpolation::Linear | Interpolation::Midpoint => ranks,
-        };
-        let positions = ranks.detach();
-        let below = sorted.gather(-1, &positions.to_dtype(DType::I32)?)?;
-        let out = match interpolation {
-            Interpolation::Linear | Interpolation::Midpoint => {
-                let above = sorted.gather(-1, &positions.ceil()?.to_dtype(DType::I32)?)?;
-                if interpolation == Interpolation::Midpoint {
-                    below.lerp(&above, 0.5)?
-                } else {
-                    below.lerp(&above, &ranks.sub(&positions.floor()?)?.to_dtype(below.dtype())?)?
-                }
-            }
-            _ => below,
-        };
-        let out = if may_be_outside { out.masked_fill(&positions.isnan()?, f64::NAN)? } else { out };
-        let order: Vec<isize> = [last].into_iter().chain(0..last).map(|d| d as isize).collect();
-        let mut shape: Dims = if is_vector { smallvec![q.numel()] } else { smallvec![] };
-        let extents = self.shape().iter().enumerate();
-        shape.extend(extents.filter_map(|(k, &n)| match dim {
-            Some(_) if k != d => Some(n),
-            _ => keepdim.then_some(1),
-        }));
-        out.permute(&order)?.reshape(&shape[..])
-    }
-}
-
-/// Returns the quantiles as a vector in f32 (f64 for f64), and whether they were a vector.
-fn quantile_vector(op: &'static str, q: &Operand<'_>, x: &Tensor) -> Result<(bool, Tensor)> {
-    let dtype = if x.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
-    let value = match q {
-        Operand::Tensor(t) if t.rank() > 1 => {
-            fail!(shape(op, [t]), "the quantiles are a number, or have one dimension")
-        }
-        Operand::Tensor(t) => {
-            x.check_same_device(op, t)?;
-            let q = t.reshape([-1])?.to_dtype(dtype)?;
-            let constant_q = q.detach();
-            let outside = constant_q.ge(0.0)?.logical_and(&constant_q.le(1.0)?)?.logical_not()?;
-            return Ok((t.rank() == 1, q.masked_fill(&outside, f64::NAN)?));
-        }
-        Operand::Scalar(q) => q.to_f64(),
-    };
-    fail_if!(!(0.0..=1.0).contains(&value);
-        argument(op), "{value} is not a quantile; they lie between 0 and 1");
-    Ok((false, Tensor::full([1], value, dtype, x.device())?))
 }

@@ -44,12 +44,7 @@ pub use trainer::{FitStatus, LossOutput, Trainer};
 /// \[batch\], as an f32 scalar on the device.
 pub fn accuracy(logits: &Tensor, target: &Tensor) -> Result<Tensor> {
     let _no_grad = autograd::no_grad();
-    // Software drivers and browsers compare no 64-bit integers.
-    let has_i64 = logits.device().info().features.i64;
-    let comparable =
-        |classes: &Tensor| if has_i64 { Ok(classes.clone()) } else { classes.to_dtype(DType::I32) };
-    let predicted = comparable(&logits.argmax(-1, false)?)?;
-    predicted.eq(&comparable(target)?)?.to_dtype(DType::F32)?.mean_all()
+    logits.argmax(-1, false)?.eq(target)?.to_dtype(DType::F32)?.mean_all()
 }
 
 /// Computes the [`accuracy`] of a model in evaluation mode over all samples of a loader. Restores the mode of

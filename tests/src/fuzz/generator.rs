@@ -42,12 +42,16 @@ const EDGE_COUNTS: &[usize] = &[
     (1 << 32) - 1,
     1 << 31,
     1 << 40,
+    (1 << 31) - 1,
+    1 << 47,
     1 << 16,
     1 << 20,
     1 << 24,
     100,
     4097,
 ];
+/// Extents of tensors without elements.
+const HUGE_EXTENTS: &[usize] = &[(1 << 32) - 1, 1 << 31, 1 << 24, 1 << 40, 1, 2, 3];
 const EDGE_FLOATS: &[f64] = &[
     f64::NAN,
     f64::INFINITY,
@@ -312,6 +316,13 @@ impl ArgGenerator {
                 Tensor::empty((), dtype, device)?.broadcast_to(&shape)
             }
             3 => Tensor::empty((), dtype, device)?.broadcast_to(shape),
+            4 if self.one_in(3) && !shape.is_empty() => {
+                // Without elements: the other extents are unusual, and often too many for a tensor.
+                let mut shape: Vec<usize> = shape.iter().map(|_| self.pick(HUGE_EXTENTS)).collect();
+                let at = self.below(shape.len());
+                shape[at] = 0;
+                Tensor::empty(&shape, dtype, device).or_else(|_| Tensor::empty([0], dtype, device))
+            }
             _ => Tensor::empty(shape, dtype, device),
         }
     }

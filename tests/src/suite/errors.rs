@@ -130,8 +130,8 @@ fn wrong_types(device: &Device) -> Result<()> {
     if !device.info().features.i64 {
         let wide = Tensor::zeros([2], DType::I64, device)?;
         ensure_message(
-            wide.add(1),
-            &format!("add: not on {device}: the adapter has no 64-bit integers; cast to i32"),
+            wide.pow(2),
+            &format!("pow: not on {device}: the adapter has no 64-bit integers; cast to i32"),
         )?;
     }
     ensure_values(&flag.logical_not()?, &[0.0, 1.0])

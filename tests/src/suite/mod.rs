@@ -28,6 +28,7 @@ mod devices;
 mod distances;
 mod dlpack;
 mod double_backward;
+mod edges;
 mod errors;
 mod exponentials;
 mod fault_injection;
@@ -90,6 +91,7 @@ mod view_chains;
 mod wgpu_buffers;
 pub mod wgpu_devices;
 mod wgsl;
+mod wide_integers;
 
 pub use runner::{Tally, Test};
 use runner::{compute_dtypes, require_dtype, skip, tests};
@@ -135,6 +137,8 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("linalg", linalg::TESTS),
     ("profiler", profiler::TESTS),
     ("step_costs", step_costs::TESTS),
+    ("edges", edges::TESTS),
+    ("wide_integers", wide_integers::TESTS),
     ("errors", errors::TESTS),
     ("devices", devices::TESTS),
     ("two_devices", two_devices::TESTS),

@@ -1,13 +1,14 @@
 //! Values at the limits of types: indices out of range, comparisons with unrepresentable numbers, huge extents.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Result as ForebayResult;
 use forebay::nn::{RecurrentOptions, Rnn};
 use forebay::ops::{
-    self, CrossEntropyOptions, CtcLossOptions, EmbeddingBagMode, EmbeddingBagOptions, MultiMarginLossOptions,
-    NanToNumOptions, NllLossOptions, Operand, PadMode, Reduction, SearchSortedOptions,
+    self, ConvolutionOptions, CrossEntropyOptions, CtcLossOptions, EmbeddingBagMode, EmbeddingBagOptions,
+    Im2colOptions, InterpolateOptions, MultiMarginLossOptions, NanToNumOptions, NllLossOptions, Operand,
+    PadMode, Padding, Pool2dOptions, Reduction, SearchSortedOptions, TransposedConvolutionOptions,
 };
 use forebay::tensor::Tensor;
 
@@ -31,6 +32,9 @@ tests![
     diagonals_beyond_the_corners,
     counts_beyond_32_bits_are_errors,
     views_with_huge_extents_are_errors,
+    products_of_extents_of_several_arguments_do_not_overflow,
+    more_extremes_than_16_bits_count_share_their_gradient,
+    means_of_f64_divide_by_the_whole_count,
 ];
 
 /// Returns the index 1, then indices outside an extent of 3, some of which are valid in their low 32 bits.
@@ -714,5 +718,78 @@ fn views_with_huge_extents_are_errors(device: &Device) -> Result<()> {
     );
     // The largest extent is not mistaken for -1.
     ensure!(x.reshape([usize::MAX]).is_err() && x.reshape([usize::MAX, 1]).is_err());
+    Ok(())
+}
+
+fn products_of_extents_of_several_arguments_do_not_overflow(device: &Device) -> Result<()> {
+    const MOST: usize = i32::MAX as usize;
+    let zeros = |shape: &[usize]| Tensor::zeros(shape, DType::F32, device);
+    let plane = zeros(&[0, 2, (1 << 32) - 1])?;
+    ensure!(plane.adaptive_avg_pool2d([(1 << 32) - 1, 0])?.shape() == [0, (1 << 32) - 1, 0]);
+    // The windows of a tensor without elements are not listed.
+    let window = Pool2dOptions { dilation: [1, 2], ..Pool2dOptions::new(2) };
+    ensure!(zeros(&[0, 2, 1 << 40])?.max_pool2d(window)?.numel() == 0);
+    let doubled = InterpolateOptions::with_size([1_usize << 31]);
+    ensure!(zeros(&[0, 1, 1 << 40])?.interpolate(&doubled)?.shape() == [0, 1, 1 << 31]);
+    let one = zeros(&[1, 1, 1, 1, 1])?;
+    let padded = ConvolutionOptions { padding: Padding::Zeros([MOST; 3]), ..Default::default() };
+    ensure!(one.conv3d(&one, None, &padded).is_err());
+    let dilated = ConvolutionOptions { dilation: [MOST], ..Default::default() };
+    ensure!(zeros(&[1, 1, 4])?.conv1d(&zeros(&[0, 1, 1 << 40])?, None, &dilated).is_err());
+    let strided = TransposedConvolutionOptions { stride: [MOST], ..Default::default() };
+    ensure!(zeros(&[0, 1, 1 << 40])?.conv_transpose1d(&zeros(&[1, 1, 1])?, None, &strided).is_err());
+    let blocks = Im2colOptions { padding: [MOST; 2], ..Default::default() };
+    ensure!(zeros(&[1, 1, 1])?.col2im([MOST; 2], [1, 1], &blocks).is_err());
+    let unpooled = Pool2dOptions::new(usize::MAX).unpool_output_size([usize::MAX, 1]);
+    ensure!(unpooled == [usize::MAX; 2], "{unpooled:?}");
+    Ok(())
+}
+
+/// Fails unless the elements of ones in f16 share the gradient of what `extreme` computes.
+fn ensure_shares(
+    name: &str,
+    shape: &[usize],
+    device: &Device,
+    extreme: impl FnOnce(&Tensor) -> ForebayResult<Tensor>,
+) -> Result<()> {
+    let x = Tensor::ones(shape, DType::F16, device)?.to_leaf()?;
+    extreme(&x)?.backward()?;
+    let grads = x.grad().context("no gradient")?.to_f64s()?;
+    // A multiple of the smallest f16.
+    let unit = 0.5f64.powi(24);
+    let share = (1.0 / grads.len() as f64 / unit).round() * unit;
+    ensure!(grads.iter().all(|&g| g == share), "{name}: {} is not {share}", grads[0]);
+    Ok(())
+}
+
+fn more_extremes_than_16_bits_count_share_their_gradient(device: &Device) -> Result<()> {
+    // From 65,520 on, a count is infinite in f16.
+    let line = [65_521];
+    ensure_shares("max_all", &line, device, |x| x.max_all())?;
+    ensure_shares("min_all", &line, device, |x| x.min_all())?;
+    ensure_shares("amax", &[200, 400], device, |x| x.amax([0, 1], false))?;
+    ensure_shares("amin of inner dimensions", &[1, 200, 400], device, |x| x.amin([1, 2], false)?.sum_all())?;
+    ensure_shares("aminmax", &line, device, |x| Ok(x.aminmax((), false)?.1))?;
+    ensure_shares("norm", &line, device, |x| x.norm(f64::INFINITY, (), false))?;
+    ensure_shares("median_all", &line, device, |x| x.median_all())?;
+    // Kept dimensions lie between the reduced ones, so operations compose the gradient.
+    ensure_shares("amax of separate dimensions", &[300, 1, 300], device, |x| {
+        x.amax([0, 2], false)?.sum_all()
+    })?;
+    let x = Tensor::ones([300, 2, 300], DType::F16, device)?.to_leaf()?;
+    x.amax([0, 2], false)?.sum_all()?.backward()?;
+    let grads = x.grad().context("no gradient")?.to_f64s()?;
+    ensure!(grads.iter().all(|&g| g == 186.0 * 0.5f64.powi(24)), "{}", grads[0]);
+    Ok(())
+}
+
+fn means_of_f64_divide_by_the_whole_count(device: &Device) -> Result<()> {
+    require_dtype(device, DType::F64)?;
+    // f32 does not hold this count. The elements are one, repeated.
+    let n = (1 << 24) + 1;
+    let x = Tensor::full([1], 3.0, DType::F64, device)?.broadcast_to([n])?;
+    ensure!(x.mean_all()?.item()? == 3.0, "the mean of equal elements is {}", x.mean_all()?.item()?);
+    let (variance, mean) = x.var_mean((), 1.0, false)?;
+    ensure!(variance.item()? == 0.0 && mean.item()? == 3.0);
     Ok(())
 }

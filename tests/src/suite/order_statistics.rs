@@ -8,12 +8,14 @@ use forebay::tensor::Tensor;
 
 use super::host_reference::{ensure_close, ensure_same_bits, ensure_values, iota};
 use super::sorting::mixed;
-use super::tests;
+use super::{skip, tests};
 
 tests![
     medians_and_ranks,
     quantiles_of_all_kinds,
     quantiles_outside_are_nan,
+    quantiles_of_more_elements_than_f32_counts,
+    bins_at_the_end_are_counted,
     histograms_of_the_widest_spans,
     weights_of_observations_are_not_negative,
 ];
@@ -104,6 +106,34 @@ fn quantiles_outside_are_nan(device: &Device) -> Result<()> {
         ensure!(x.quantile(1.5, (), false, how).is_err());
     }
     Ok(())
+}
+
+fn quantiles_of_more_elements_than_f32_counts(device: &Device) -> Result<()> {
+    if device.info().name.contains("SwiftShader") {
+        return skip("sorting millions of elements takes too long");
+    }
+    // The rank of the median is 8,388,609.5, between the last zero and the first one. In f32 it would be whole.
+    let n: usize = (1 << 24) + 4;
+    let zeros = Tensor::zeros([n / 2], DType::F32, device)?;
+    let ones = Tensor::ones([n - zeros.numel()], DType::F32, device)?;
+    let x = Tensor::cat(&[&ones, &zeros], 0)?;
+    let q = Tensor::from_slice(&[0.0f32, 0.5, 1.0], [3], device)?.to_leaf()?;
+    let quantiles = x.quantile(&q, (), false, Interpolation::Linear)?;
+    ensure_values(&quantiles, &[0.0, 0.5, 1.0])?;
+    quantiles.sum_all()?.backward()?;
+    ensure_values(&q.grad().context("no gradient of q")?, &[0.0, f64::from((n - 1) as f32), 0.0])?;
+    ensure_values(&x.quantile(0.5, (), false, Interpolation::Lower)?, &[0.0])?;
+    // Without the NaN there are as many elements again.
+    let with_nan = Tensor::cat(&[&x, &Tensor::full([1], f64::NAN, DType::F32, device)?], 0)?;
+    ensure_values(&with_nan.nanquantile(1.0, (), false, Interpolation::Higher)?, &[1.0])
+}
+
+fn bins_at_the_end_are_counted(device: &Device) -> Result<()> {
+    // As an f32, the number of the last bin is the number of bins.
+    let bins = (1 << 24) + 4;
+    let counts = Tensor::from_slice(&[0.0f32, 1.0], [2], device)?.histc(bins, 0.0, 1.0)?;
+    ensure_values(&counts.sum_all()?, &[2.0])?;
+    ensure_values(&counts.narrow(0, bins - 1, 1)?, &[1.0])
 }
 
 fn histograms_of_the_widest_spans(device: &Device) -> Result<()> {

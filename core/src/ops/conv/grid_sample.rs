@@ -54,25 +54,28 @@ fn apply_padding_mode(
     align_corners: bool,
 ) -> Result<Tensor> {
     let (n, last) = (size as f64, size as f64 - 1.0);
+    // Reflect between the centres of the outer elements, or between their outer edges.
+    let (low, span) = if align_corners { (0.0, last) } else { (-0.5, n) };
     let coordinate = match padding {
         GridPadding::Zeros => return Ok(coordinate.clone()),
-        GridPadding::Border => coordinate.clone(),
-        GridPadding::Reflection => {
-            // Reflect between the centres of the outer elements, or between their outer edges.
-            let (low, span) = if align_corners { (0.0, last) } else { (-0.5, n) };
-            if span == 0.0 {
-                return coordinate.mul(0.0);
-            }
+        GridPadding::Reflection if span > 0.0 => {
             let distance = coordinate.sub(low)?.abs()?;
             let periods = distance.detach().mul(1.0 / span)?.floor()?;
             let remainder = distance.sub(&periods.mul(span)?)?;
             let is_mirrored = periods.remainder(2.0)?.ne(0.0)?;
             remainder.neg()?.add(span)?.where_(&is_mirrored, &remainder)?.add(low)?
         }
+        GridPadding::Border | GridPadding::Reflection => coordinate.clone(),
     };
-    // The gradient is zero where the coordinate was clamped.
-    let outside = coordinate.detach().le(0.0)?.logical_or(&coordinate.detach().ge(last)?)?;
-    coordinate.detach().clamp(0.0, last)?.where_(&outside, &coordinate)
+    // The gradient is zero where the coordinate was clamped. NaN becomes 0, as in PyTorch.
+    let constant = coordinate.detach();
+    let is_inside = constant.gt(0.0)?.logical_and(&constant.lt(last)?)?;
+    coordinate.where_(&is_inside, &constant.fmax(0.0)?.fmin(last)?)
+}
+
+/// Replaces coordinates that are not finite by one outside of the input. Weights and gradients are then finite.
+fn move_nonfinite_outside(coordinate: &Tensor) -> Result<Tensor> {
+    coordinate.where_(&coordinate.detach().isfinite()?, -100.0)
 }
 
 /// Returns the weights of four neighbours at distance `t` after the second (Keys, 1981, with a = -0.75).
@@ -115,18 +118,13 @@ fn sample_corner(
     let (batch, channels) = (x.shape()[0], x.shape()[1]);
     let shape = [batch, channels, index.numel() / batch.max(1)];
     let per_channel = |t: &Tensor| t.reshape([batch, 1, shape[2]])?.broadcast_to(shape);
-    let read = x.gather(2, &per_channel(&index)?)?;
-    let read = match weight {
-        // Mask the weight first: an infinite coordinate has a NaN weight, which would reach x's gradient.
-        Some(weight) => {
-            let weight = weight
-                .to_dtype(x.dtype())?
-                .masked_fill(&inside.logical_not()?.reshape(weight.shape())?, 0.0)?;
-            read.mul(&per_channel(&weight)?)?
-        }
-        None => read,
-    };
-    read.masked_fill(&per_channel(&inside)?.logical_not()?, 0.0)
+    let outside = per_channel(&inside)?.logical_not()?;
+    // Mask before the product: a NaN weight then reaches the result, and not the gradient of x.
+    let read = x.gather(2, &per_channel(&index)?)?.masked_fill(&outside, 0.0)?;
+    match weight {
+        Some(weight) => read.mul(&per_channel(&weight.to_dtype(x.dtype())?)?),
+        None => Ok(read),
+    }
 }
 
 impl Tensor {
@@ -135,6 +133,9 @@ impl Tensor {
     /// `self` is \[batch, channels, height, width\] or \[batch, channels, depth, height, width\]. The grid is
     /// \[batch, output extents.., 2 or 3\] and holds x, y (and z). The coordinates -1 and 1 are the outer
     /// edges of `self`, or with `align_corners` the centres of its outer elements.
+    ///
+    /// A NaN coordinate reads the first element under `Border` and `Reflection`, and zero under `Zeros`. Bicubic
+    /// sampling at a NaN or infinite coordinate gives NaN.
     ///
     /// ```
     /// # use forebay_core::{device::Device, dtype::DType, ops::{GridPadding, GridSampleOptions}, tensor::Tensor};
@@ -175,8 +176,12 @@ impl Tensor {
         let coordinates = (0..n).map(|d| {
             let coordinate =
                 unnormalize_coordinate(&wide.select(-1, (n - 1 - d) as isize)?, sizes[d], align_corners)?;
-            // Bicubic sampling clamps the coordinates of the four neighbours instead.
-            if mode == GridMode::Bicubic { Ok(coordinate) } else { pad_coordinate(&coordinate, d) }
+            match (mode, padding) {
+                // Pads the coordinates of the four neighbours instead. Weights of NaN and infinities are NaN.
+                (GridMode::Bicubic, _) => Ok(coordinate),
+                (_, GridPadding::Zeros) => move_nonfinite_outside(&coordinate),
+                _ => pad_coordinate(&coordinate, d),
+            }
         });
         let coordinates = coordinates.collect::<Result<Vec<_>>>()?;
         // Sum 16-bit floats in f32, and round once.

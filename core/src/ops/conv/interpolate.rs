@@ -98,6 +98,9 @@ impl InterpolateOptions {
 
 const OP: &str = "interpolate";
 
+/// Longest axis whose coordinates f32 holds.
+const MAX_F32_EXTENT: usize = 1 << 24;
+
 /// Consecutive elements with weights whose sum is one element of the other side.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct ResampleSpan {
@@ -169,8 +172,9 @@ impl ResampleAxis {
         let align = options.align_corners;
         // PyTorch computes nearest coordinates in f32 for every type.
         let nearest = |middle: f64| {
-            let scale = f64::from(self.compute_scale(false) as f32);
-            one(f64::from(((o as f64 + middle) * scale) as f32).floor() as usize)
+            let is_long = self.input_size.max(self.output_size) > MAX_F32_EXTENT;
+            let round = |v: f64| if is_long { v } else { f64::from(v as f32) };
+            one(round((o as f64 + middle) * round(self.compute_scale(false))).floor() as usize)
         };
         match options.mode {
             Area => {
@@ -438,13 +442,22 @@ impl Tensor {
         // The host's table has an entry for each output element.
         fail_if!(to.iter().any(|&n| n > MAX_TENSOR_NUMEL) || tensor_numel(&to).is_none();
             shape(OP, &[&from, &to]), "gives less than 2^32 elements");
+        if self.numel() == 0 {
+            // The tables of weights have an entry for each index, and a tensor without elements may name too many.
+            let shape = [&self.shape()[..2], &to].concat();
+            let corner = (2..self.rank() as isize).try_fold(self.clone(), |x, d| x.narrow(d, 0, 1))?;
+            return corner.broadcast_to(&shape);
+        }
         let bytes = self.dtype() == DType::U8 && !nearest;
-        let single = self.dtype() != DType::F64 && !bytes;
+        let is_f32 = |d: usize| {
+            // f32 does not hold the coordinates of longer axes, which PyTorch rounds.
+            self.dtype() != DType::F64 && !bytes && from[d].max(to[d]) <= MAX_F32_EXTENT
+        };
         // Area mode ignores the scale factor.
         let factor = |d: usize| factors[d].filter(|_| options.mode != Area);
         let spans = |d: usize| {
             let axis = ResampleAxis {
-                is_f32: single,
+                is_f32: is_f32(d),
                 input_size: from[d],
                 output_size: to[d],
                 scale_factor: factor(d),
@@ -471,6 +484,24 @@ impl Tensor {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn coordinates_of_long_axes_are_not_rounded_to_f32() {
+        let n = MAX_F32_EXTENT + 4;
+        let axis = ResampleAxis {
+            is_f32: false,
+            input_size: n,
+            output_size: n,
+            scale_factor: None,
+            is_image: false,
+        };
+        for mode in [InterpolateMode::Nearest, InterpolateMode::NearestExact, InterpolateMode::Area] {
+            let options = InterpolateOptions { mode, ..InterpolateOptions::default() };
+            for o in [0, n - 3, n - 1] {
+                assert_eq!(axis.compute_span(o, &options), ResampleSpan::unit(o), "{mode:?}");
+            }
+        }
+    }
 
     #[test]
     fn weights_of_an_element_sum_to_one_and_match_their_transpose() {

@@ -2,6 +2,7 @@
 //!
 //! 16-bit floats are computed in f32.
 
+use crate::ops::conv::spatial::{padded_extent, window_extent};
 use crate::ops::kernel::heuristics::split_reduction;
 use crate::ops::prelude::*;
 
@@ -129,12 +130,12 @@ impl<const N: usize> PoolOptions<N> {
         let (k, s, p, d) = (self.kernel[axis], self.stride[axis], self.padding[axis], self.dilation[axis]);
         // Larger values fit no input, and positions would overflow the kernel's integers.
         let large = [k, s, p, d].iter().any(|&n| n > i32::MAX as usize);
-        fail_if!(large || k == 0 || s == 0 || d == 0 || p * 2 > k; argument(op),
+        fail_if!(large || k == 0 || s == 0 || d == 0 || p > k / 2; argument(op),
             "kernel, stride and dilation are at least 1 and padding at most half the kernel; got {self:?}");
         // The last window may end this far after the padding.
         let ceil_padding = if self.ceil_mode { s - 1 } else { 0 };
-        let (padded, window) = (extent + 2 * p, d * (k - 1) + 1);
-        fail_if!(padded + ceil_padding < window;
+        let (padded, window) = (padded_extent(extent, p), window_extent(k, d));
+        fail_if!(padded.saturating_add(ceil_padding) < window;
             argument(op), "a window of {window} does not fit an extent of {padded} with padding");
         let mut n = (padded + ceil_padding - window) / s + 1;
         // Drop a last window that would lie entirely in the padding.
@@ -255,7 +256,8 @@ impl PoolPlan {
     fn empty_window_indices(&self) -> Option<Vec<i32>> {
         let [h, w, oh, ow] = self.plane_extents();
         let indices = || self.options.empty_window_indices([h, w], [oh, ow]);
-        (self.kind == PoolKind::Max).then(indices).flatten()
+        // The list has an entry for each window, and a tensor without elements may name too many.
+        (self.kind == PoolKind::Max && numel(&self.output_shape) > 0).then(indices).flatten()
     }
 
     fn launch_pass(
@@ -267,9 +269,15 @@ impl PoolPlan {
     ) -> Result<()> {
         let forward = pass == PoolPass::Forward;
         let [rows, cols] = self.max_contributors(forward);
-        let (n, steps) = (to.numel(), rows * cols);
+        let n = to.numel();
+        if n == 0 {
+            return Ok(());
+        }
+        let steps = rows * cols;
         let [h, w, oh, ow] = self.plane_extents();
-        let large = self.kind.is_adaptive() && ((h.max(w) + 1) as u64) * ((oh.max(ow) + 1) as u64) >= 1 << 32;
+        // Extents of tensors without elements may have a product beyond 64 bits.
+        let large = self.kind.is_adaptive()
+            && ((h.max(w) + 1) as u64).saturating_mul((oh.max(ow) + 1) as u64) >= 1 << 32;
         let key = |stage| (pass, stage, large);
         // If products of extents need 64 bits, finding the windows over an element takes 32 iterations each.
         let (fixed, each) = if large { (8 * 32, if forward { 1 } else { 5 * 32 }) } else { (8, 1) };

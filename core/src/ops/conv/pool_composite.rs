@@ -59,7 +59,7 @@ fn find_volume_maxima(
     let in_image = in_image.reshape([in_depth.shape()[0], positions])?;
     let extents = [0, 1, 2].map(|d| x.shape()[x.rank() - 3 + d]);
     let outs = [0, 1, 2].map(|d| out.shape()[out.rank() - 3 + d]);
-    let of_empty = of_empty(extents, outs);
+    let of_empty = (out.numel() > 0).then(|| of_empty(extents, outs)).flatten();
     let plane = if of_empty.is_some() { in_depth.clamp_min(0)? } else { in_depth.clone() };
     let in_image = in_image.gather(1, &plane.flatten(1, -1)?)?.reshape(in_depth.shape())?;
     let mut index = plane.floor_divide(columns)?.mul(area as i64)?.add(&in_image)?.reshape(out.shape())?;

@@ -94,6 +94,17 @@ with_defaults! {
     }
 }
 
+/// Returns the extent that a window of `taps` elements, `dilation` apart, reaches over. Saturates, so that the result
+/// fits no input.
+pub(crate) fn window_extent(taps: usize, dilation: usize) -> usize {
+    taps.saturating_sub(1).saturating_mul(dilation).saturating_add(1)
+}
+
+/// Returns an extent with padding at both ends. Saturates.
+pub(crate) fn padded_extent(extent: usize, padding: usize) -> usize {
+    padding.saturating_mul(2).saturating_add(extent)
+}
+
 /// Checks that no option is below `least` or above the largest extent, and returns the values.
 pub(crate) fn check_option<const N: usize>(
     op: &'static str,

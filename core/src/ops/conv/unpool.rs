@@ -1,6 +1,7 @@
 //! Max unpooling and fractional max pooling. Both are composite.
 
 use crate::ops::conv::pool::PoolOptions;
+use crate::ops::conv::spatial::padded_extent;
 use crate::ops::prelude::*;
 use crate::tensor::layout::tensor_numel;
 
@@ -55,7 +56,8 @@ impl_max_unpool! {
 }
 
 impl<const N: usize> PoolOptions<N> {
-    /// Returns the smallest extents that pool to `pooled`: the default output size of PyTorch's `MaxUnpool`.
+    /// Returns the smallest extents that pool to `pooled`: the default output size of PyTorch's `MaxUnpool`. Extents
+    /// beyond [`usize::MAX`] saturate, and [`max_unpool2d`](Tensor::max_unpool2d) refuses them.
     ///
     /// ```
     /// # use forebay_core::ops::{Pool2dOptions, PoolOptions};
@@ -65,8 +67,8 @@ impl<const N: usize> PoolOptions<N> {
     #[must_use]
     pub fn unpool_output_size(&self, pooled: [usize; N]) -> [usize; N] {
         std::array::from_fn(|d| {
-            (pooled[d].saturating_sub(1) * self.stride[d] + self.kernel[d])
-                .saturating_sub(2 * self.padding[d])
+            let covered = pooled[d].saturating_sub(1).saturating_mul(self.stride[d]);
+            covered.saturating_add(self.kernel[d]).saturating_sub(padded_extent(0, self.padding[d]))
         })
     }
 }
@@ -114,6 +116,8 @@ fn fractional_max_pool<const N: usize>(
         let needed = output[d].saturating_add(kernel[d]);
         fail_if!(kernel[d] == 0 || output[d] == 0 || needed > extents[d] + 1;
             shape(op, [x]), "{output:?} windows of {kernel:?} have no room; take fewer or smaller ones");
+        // The positions of windows are computed in f32.
+        fail_if!(extents[d] > 1 << 24; shape(op, [x]), "takes extents of at most 2^24");
     }
     let planes: usize = x.shape()[..lead].iter().product();
     let samples = match samples {

@@ -394,18 +394,6 @@ impl Tensor {
     #[track_caller]
     pub fn fill_<'a>(&self, value: impl Into<Operand<'a>>) -> Result<()> {
         let value = self.fill_operand("fill_", value.into())?;
-        if let Operand::Scalar(scalar) = value
-            && self.dtype() == DType::I64
-            && !self.device().info().features.i64
-        {
-            // Fills also serve storage-only types.
-            let value = match scalar {
-                Scalar::Int(v) => v,
-                Scalar::Bool(v) => v.into(),
-                Scalar::Float(v) => v as i64,
-            };
-            return self.copy_(&Tensor::create_constant(&[value], &[], self.device())?);
-        }
         let cast = self.cast_fill_tensor(value)?;
         run_pointwise_inplace("fill_", &FILL_, self, &[cast.as_ref().map_or(value, Operand::Tensor)], &[])
     }

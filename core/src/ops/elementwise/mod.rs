@@ -12,6 +12,7 @@ pub(crate) mod operators;
 pub(crate) mod pointwise;
 mod recompute;
 pub(crate) mod unary;
+pub(crate) mod wide_integers;
 
 /// Names that declarations of elementwise operations use.
 pub(crate) mod prelude {

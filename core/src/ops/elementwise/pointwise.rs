@@ -762,12 +762,11 @@ fn run_inplace(
 #[track_caller]
 pub(crate) fn convert_dtype_into(from: &Tensor, to: &Tensor) -> Result<()> {
     static CAST: &str = "to_dtype";
-    // A compute type without loss of precision. Devices without 64-bit integers compute i64 in 32 bits.
-    let wide = if from.device().info().features.i64 { DType::I64 } else { DType::I32 };
+    // A compute type without loss of precision.
     let compute = match (from.dtype(), to.dtype()) {
         (a, b) if a.is_storage_only() || b.is_storage_only() => DType::F32,
         (a, b) if a.is_float() && b.is_float() => a.promote(b),
-        (DType::I64, _) | (_, DType::I64) => wide,
+        (DType::I64, _) | (_, DType::I64) => DType::I64,
         (a, DType::Bool) => a,
         (a, DType::U8) if a.is_float() => DType::I32,
         (a, b) if b.is_float() && a != DType::Bool => a,

@@ -278,18 +278,31 @@ impl Tensor {
         run_pointwise(&ROUND_DECIMALS, &[Operand::Tensor(self)], &attrs)
     }
 
-    /// Computes log(a / (1 - a)), the inverse of [`sigmoid`](Self::sigmoid). `eps` clamps a to eps..1 - eps.
+    /// Computes log(a / (1 - a)), the inverse of [`sigmoid`](Self::sigmoid). `eps` clamps a to eps..1 - eps. The
+    /// gradient is zero outside of this range, not at its ends.
     #[track_caller]
     pub fn logit(&self, eps: Option<f64>) -> Result<Tensor> {
         let Some(eps) = eps else { return run_pointwise(&LOGIT, &[Operand::Tensor(self)], &[]) };
+        operation!(OP = "logit");
         let x = if self.dtype().is_float() { self.clone() } else { self.to_dtype(DType::F32)? };
+        let (low, high) = (eps, 1.0 - eps);
+        let constant = x.detach();
         // If the bounds cross, smaller values rise to the lower bound and others take the upper, as in
         // PyTorch.
-        let clamped = match eps <= 0.5 {
-            true => x.clamp(eps, 1.0 - eps)?,
-            false => x.mul(0.0)?.add(1.0 - eps)?.masked_fill(&x.lt(eps)?, eps)?,
+        let clamped = match low <= high {
+            true => constant.clamp(low, high)?,
+            false => constant.mul(0.0)?.add(high)?.masked_fill(&constant.lt(low)?, low)?,
         };
-        clamped.logit(None)
+        let out = clamped.logit(None)?;
+        let saved = SavedTensor::input(&x);
+        Ok(autograd::differentiable_unary(OP, out, &x, move |g, ctx| {
+            let dtype = g.dtype();
+            let (g, x) = (amp::half_to_f32(g)?, amp::half_to_f32(&saved.unpack(ctx)?)?);
+            let constant = x.detach();
+            let is_clamped = constant.lt(low)?.logical_or(&constant.gt(high)?)?;
+            // NaN is not clamped, so its gradient is NaN.
+            g.div(&x.mul(&x.rsub(1.0)?)?)?.masked_fill(&is_clamped, 0.0)?.to_dtype(dtype)
+        }))
     }
 
     /// Computes ln of the multivariate gamma function of dimension `p`: p (p - 1) / 4 · ln π plus the sum of

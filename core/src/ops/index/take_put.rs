@@ -193,11 +193,10 @@ impl Tensor {
     /// Returns the coordinates of linear indices in row-major order, a tensor for each dimension of `shape`:
     /// PyTorch's `unravel_index`, the inverse of what [`take`](Self::take) reads.
     ///
-    /// The coordinates have the dtype of the indices; i32 for u8, and for i64 on devices without 64-bit integers.
+    /// The coordinates have the dtype of the indices; i32 for u8.
     ///
     /// # Errors
-    /// The dtype is not an integer, or `shape` has an extent of 0. The dtype is i64, the device lacks 64-bit integers,
-    /// and `shape` has more than 2³¹ elements.
+    /// The dtype is not an integer, or `shape` has an extent of 0.
     #[track_caller]
     pub fn unravel_index(&self, shape: impl IntoShape) -> Result<Vec<Tensor>> {
         operation!(OP = "unravel_index");
@@ -208,16 +207,6 @@ impl Tensor {
         fail_if!(shape.contains(&0); shape(OP, &[&shape[..]]), "no index is inside a shape without elements");
         let mut rest = match self.dtype() {
             DType::U8 => self.to_dtype(DType::I32)?,
-            DType::I64 if !self.device().info().features.i64 => {
-                let count = shape.iter().try_fold(1usize, |count, &extent| count.checked_mul(extent));
-                if count.is_none_or(|count| count > 1 << 31) {
-                    let reason = format!(
-                        "the adapter has no 64-bit integers, and 32 bits do not hold all indices into {shape:?}"
-                    );
-                    return Err(Error::Unsupported { op: OP, device: self.device().to_string(), reason });
-                }
-                self.to_dtype(DType::I32)?
-            }
             _ => self.clone(),
         };
         let mut coordinates = Vec::with_capacity(shape.len());

@@ -104,6 +104,11 @@ pub(crate) fn check_device_dtype(op: &'static str, dtype: DType, device: &Device
     Err(Error::Unsupported { op, device: device.to_string(), reason: reason.into() })
 }
 
+/// Checks the type of a kernel that computes i64 as two words on devices without 64-bit integers.
+pub(crate) fn check_device_dtype_or_words(op: &'static str, dtype: DType, device: &Device) -> Result<()> {
+    if dtype == DType::I64 { Ok(()) } else { check_device_dtype(op, dtype, device) }
+}
+
 pub(crate) fn check_computable(op: &'static str, t: &Tensor) -> Result<()> {
     fail_if!(t.dtype().is_storage_only();
         dtype(op, t.dtype()), "is only stored and multiplied by `scaled_mm`; cast with `to_dtype` first");

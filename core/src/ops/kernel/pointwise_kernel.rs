@@ -8,6 +8,7 @@ use crate::dtype::DType;
 use crate::error::{Result, fail_if};
 use crate::ops::elementwise::fusion;
 use crate::ops::elementwise::pointwise::{Operand, TypeRule};
+use crate::ops::elementwise::wide_integers::word_expression;
 use crate::ops::kernel::heuristics::{find_tiled_dim, has_vector_lines};
 use crate::ops::kernel::launch::{self, KernelParams, MAX_RANK, WORKGROUP_SIZE, kernel_spec};
 use crate::runtime::device::{CompiledKernel, Device, KernelKey};
@@ -345,13 +346,19 @@ pub(crate) fn run(spec: &PointwiseSpec<'_>, out: &Tensor, inplace: bool) -> Resu
     if !waits && spec.try_run_dense(vector, out, inplace)? {
         return Ok(());
     }
-    launch::check_device_dtype(spec.op, spec.compute, device)?;
+    let expr = match word_expression(spec.expr) {
+        Some(words) if spec.compute == DType::I64 && !device.info().features.i64 => words,
+        _ => {
+            launch::check_device_dtype(spec.op, spec.compute, device)?;
+            spec.expr
+        }
+    };
     let is_bool = matches!(spec.type_rule, TypeRule::Compare | TypeRule::Predicate | TypeRule::Logic);
     let compute = compute_dtype_name(spec.type_rule, spec.compute, out);
     let mut tensors: SmallVec<[&Tensor; 6]> = SmallVec::new();
     let mut call = PointwiseLaunch {
         op: spec.op,
-        expr: spec.expr,
+        expr,
         math_files: spec.math_files,
         input_names: SmallVec::new(),
         input_dtypes: SmallVec::new(),

@@ -40,9 +40,10 @@ pub(super) fn share_among_ties(
         return Ok(grad);
     }
     let mask = rule.mask(x, &axes.expand_to_input(y)?)?;
-    let args = ReduceArgs::default();
-    let ties = reduce(&COUNT, &mask, axes, true, DType::I32, DType::I32, args)?.to_dtype(g.dtype())?;
-    let share = g.reshape(&axes.keepdim_shape[..])?.div(&ties)?;
+    // 16 bits do not hold the number of ties.
+    let wide = if g.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+    let ties = reduce(&COUNT, &mask, axes, true, DType::U32, wide, ReduceArgs::default())?;
+    let share = g.reshape(&axes.keepdim_shape[..])?.to_dtype(wide)?.div(&ties)?.to_dtype(g.dtype())?;
     axes.expand_to_input(&share)?.mul(&mask.to_dtype(g.dtype())?)
 }
 

@@ -164,11 +164,11 @@ impl Scan<'_> {
         let compute = match (extreme, x.dtype()) {
             (true, DType::U8 | DType::Bool) => DType::U32,
             (false, DType::U8) if result == DType::U8 => DType::U32,
-            (false, DType::Bool) => DType::I32,
+            (false, DType::Bool) => DType::U32,
             (true, dtype) => dtype,
             _ => result,
         };
-        launch::check_device_dtype(self.op, compute, x.device())?;
+        launch::check_device_dtype_or_words(self.op, compute, x.device())?;
         let value = Tensor::empty(x.shape(), result, x.device())?;
         let indices = extreme.then(|| Tensor::empty(x.shape(), DType::I64, x.device())).transpose()?;
         if x.numel() == 0 {
@@ -246,7 +246,7 @@ impl Tensor {
     /// Computes the cumulative sum along `dim`. Integers and bools give i64.
     ///
     /// # Errors
-    /// `dim` is out of range. The tensor has integers and the device lacks 64-bit integers.
+    /// `dim` is out of range.
     #[track_caller]
     pub fn cumsum(&self, dim: isize) -> Result<Tensor> {
         dispatch_autocast!("cumsum", [self], |x| x.cumsum(dim));
@@ -428,19 +428,13 @@ impl Tensor {
         cat(&[&end(0, 1)?, &inner, &end(n - 2, n.saturating_sub(3))?], d)
     }
 
-    /// Returns the differences of elements that are `step` apart along `dim`. Integers are subtracted in the widest
-    /// integers that the device has, because f32 would round them. Their differences are f32.
+    /// Returns the differences of elements that are `step` apart along `dim`. Integers are subtracted as i64,
+    /// because f32 would round them. Their differences are f32.
     fn float_differences(&self, dim: isize, step: usize) -> Result<Tensor> {
-        let wide = if self.device().info().features.i64 { DType::I64 } else { DType::I32 };
-        let x = match self.dtype() {
-            dtype if dtype.is_float() => self.clone(),
-            // Without i64, differences of u32 wrap around, and so does the cast to i32 below.
-            DType::U32 if wide == DType::I32 => self.clone(),
-            _ => self.to_dtype(wide)?,
-        };
+        let x = if self.dtype().is_float() { self.clone() } else { self.to_dtype(DType::I64)? };
         let left = x.dim(dim)?.saturating_sub(step);
         let changes = x.narrow(dim, x.dim(dim)? - left, left)?.sub(&x.narrow(dim, 0, left)?)?;
-        if changes.dtype().is_float() { Ok(changes) } else { changes.to_dtype(wide)?.to_dtype(DType::F32) }
+        if changes.dtype().is_float() { Ok(changes) } else { changes.to_dtype(DType::F32) }
     }
 
     /// Returns the cumulative maximum along `dim` and its index (i64), the last of equal elements.

@@ -5,6 +5,9 @@ use crate::ops::reduce::{Combine, ReduceArgs, ReduceDims, ReduceOp, reduce, redu
 use crate::tensor::shape::reduction_dims;
 use crate::tensor::{IntoDims, Tensor};
 
+/// Quotient of the combined value and the first parameter, of which f32 holds a part.
+pub(super) const DIVIDED: &str = "acc / (T(p.args.x) + T(p.args.z))";
+
 const fn power_sum(map: &'static str, post: &'static str, math: &'static [&'static str]) -> ReduceOp {
     let name = "norm";
     ReduceOp {
@@ -20,16 +23,15 @@ const fn power_sum(map: &'static str, post: &'static str, math: &'static [&'stat
 
 // Distance of the mean from the first element. A large mean would be rounded more coarsely than this distance, and the
 // sum of large elements may overflow.
-static MEAN_FROM_FIRST: ReduceOp =
-    ReduceOp { from_first: true, ..power_sum("v - k", "acc / T(p.args.x)", &[]) };
+static MEAN_FROM_FIRST: ReduceOp = ReduceOp { from_first: true, ..power_sum("v - k", DIVIDED, &[]) };
 // Squared distances from the mean, in a second pass, because the difference of two large sums loses digits.
 static VAR: ReduceOp = ReduceOp {
     name: "var",
     from_first: true,
     empty_value: Some(f64::NAN),
-    ..power_sum("((v - k) - m) * ((v - k) - m)", "acc / T(p.args.x)", &[])
+    ..power_sum("((v - k) - m) * ((v - k) - m)", DIVIDED, &[])
 };
-static STD: ReduceOp = ReduceOp { name: "std", post: "sqrt(acc / T(p.args.x))", ..VAR };
+static STD: ReduceOp = ReduceOp { name: "std", post: "sqrt(acc / (T(p.args.x) + T(p.args.z)))", ..VAR };
 static NORM_0: ReduceOp = power_sum("nonzero", "acc", &[]);
 static NORM_1: ReduceOp = power_sum("abs(v)", "acc", &[]);
 static NORM_2: ReduceOp = power_sum("v * v", "sqrt(acc)", &[]);

@@ -3,7 +3,7 @@
 //! A view that repeats elements and a sum over the occurrences of each element are each other's gradients.
 //! `as_strided`, `unfold` and `im2col` are views, `col2im` is the sum, and one kernel sums without atomics.
 
-use crate::ops::conv::spatial::{self, IntoSpatial, check_at_least};
+use crate::ops::conv::spatial::{self, IntoSpatial, check_at_least, padded_extent, window_extent};
 use crate::ops::prelude::*;
 use crate::ops::shape::PadMode;
 use crate::tensor::layout::{
@@ -130,8 +130,8 @@ impl Im2colGeometry {
     fn block_counts(&self, op: &'static str, image: [usize; 2], shape: &[usize]) -> Result<[usize; 2]> {
         let mut counts = [0; 2];
         for d in 0..2 {
-            let block_extent = self.dilation[d] * (self.kernel[d] - 1) + 1;
-            let padded = image[d] + 2 * self.padding[d];
+            let block_extent = window_extent(self.kernel[d], self.dilation[d]);
+            let padded = padded_extent(image[d], self.padding[d]);
             fail_if!(image[d] == 0 || padded < block_extent; shape(op, &[shape]),
                 "a block reaches over {block_extent} of axis {d}, the padded image has {padded}");
             counts[d] = (padded - block_extent) / self.stride[d] + 1;
@@ -152,7 +152,10 @@ impl Im2colGeometry {
         let [n, c, h, w] = [strides[0], strides[1], strides[2], strides[3]];
         let shape: Dims = smallvec![images, channels, self.kernel[0], self.kernel[1], counts[0], counts[1]];
         let ([dy, dx], [sy, sx]) = (self.dilation, self.stride);
-        let strides: Dims = smallvec![n, c, dy * h, dx * w, sy * h, sx * w];
+        // A stride that overflows belongs to a single block or element, and is not used.
+        let [dy, sy] = [dy, sy].map(|step| h.saturating_mul(step));
+        let [dx, sx] = [dx, sx].map(|step| w.saturating_mul(step));
+        let strides: Dims = smallvec![n, c, dy, dx, sy, sx];
         Layout::new(shape, strides, offset)
     }
 }
@@ -193,7 +196,12 @@ impl Tensor {
         let (end, storage_len) = (layout.offset() as u128 + last_index, self.storage_len());
         let elements = checked_numel(size);
         let strides = stride.iter().all(|&s| s <= MAX_VIEW_NUMEL) && layout.offset() <= MAX_VIEW_NUMEL;
-        fail_if!(!strides || !elements.is_some_and(|n| n == 0 || (n <= MAX_TENSOR_NUMEL && end < storage_len as u128));
+        // Views without elements also keep their positions in range.
+        let fits = |n: usize| match n {
+            0 => end <= MAX_VIEW_NUMEL as u128,
+            n => n <= MAX_TENSOR_NUMEL && end < storage_len as u128,
+        };
+        fail_if!(!strides || !elements.is_some_and(fits);
             argument(OP),
             "shape {size:?} with strides {stride:?} from {} on leaves the storage of {storage_len} elements", layout.offset());
         let base = self.layout().clone();
@@ -263,7 +271,7 @@ impl Tensor {
             to.push(strides.get(d).copied().unwrap_or(1));
             if let Some(s) = to.get_mut(d).filter(|_| !strides.is_empty()) {
                 // With a single window the stride is not used, and the clamp avoids an overflow.
-                *s *= step.min(extent.max(1));
+                *s = s.saturating_mul(step.min(extent.max(1)));
             }
             Layout::new(shape.clone(), to, offset)
         }))
@@ -321,6 +329,8 @@ impl Tensor {
         let blocks = Im2colGeometry::new(OP, kernel_size.spatial(), options)?;
         let size = check_at_least(OP, "output_size", output_size.spatial(), 1)?;
         let counts = blocks.block_counts(OP, size, self.shape())?;
+        let padded_size: Dims = (0..2).map(|d| padded_extent(size[d], blocks.padding[d])).collect();
+        check_view_numel(OP, &padded_size)?;
         let x = if self.rank() == 2 { self.unsqueeze(0)? } else { self.clone() };
         let (taps, block_count) = (blocks.kernel[0] * blocks.kernel[1], counts[0] * counts[1]);
         let fits = |rows: usize, columns: usize| rows.is_multiple_of(taps) && columns == block_count;
@@ -333,8 +343,8 @@ impl Tensor {
         };
         let channels = rows / taps;
         let x = x.reshape([images, channels, blocks.kernel[0], blocks.kernel[1], counts[0], counts[1]])?;
-        let padded: Dims =
-            smallvec![images, channels, size[0] + 2 * blocks.padding[0], size[1] + 2 * blocks.padding[1]];
+        let padded: Dims = smallvec![images, channels, padded_size[0], padded_size[1]];
+        check_view_numel(OP, &padded)?;
         let layout = blocks.block_layout(images, channels, counts, &contiguous_strides(&padded), 0);
         let sum = strided_sum(OP, &x, &layout, 0, numel(&padded))?.reshape(&padded[..])?;
         let (forward_layout, size_padded) = (layout.clone(), padded.clone());

@@ -31,7 +31,7 @@ fn find_equal_runs(x: &Tensor) -> Result<(Tensor, Tensor, Tensor)> {
     let (n, device) = (x.shape()[0], x.device());
     if n == 0 {
         let empty = |dtype| Tensor::zeros([0], dtype, device);
-        return Ok((x.clone(), empty(DType::I32)?, empty(DType::I64)?));
+        return Ok((x.clone(), empty(DType::U32)?, empty(DType::I64)?));
     }
     let first = Tensor::ones([1], DType::Bool, device)?;
     let fixed = x.detach();
@@ -40,9 +40,10 @@ fn find_equal_runs(x: &Tensor) -> Result<(Tensor, Tensor, Tensor)> {
         new = new.any([1], false)?;
     }
     let starts = cat(&[&first, &new], 0)?;
-    let run = scan::cumsum_counts(&starts.to_dtype(DType::U32)?)?.to_dtype(DType::I32)?.sub(1)?;
-    let at = starts.nonzero()?.reshape([-1])?.to_dtype(DType::I32)?;
-    let end = Tensor::full([1], n as f64, DType::I32, device)?;
+    // As u32, which holds the position of every element.
+    let run = scan::cumsum_counts(&starts.to_dtype(DType::U32)?)?.sub(1)?;
+    let at = starts.nonzero()?.reshape([-1])?.to_dtype(DType::U32)?;
+    let end = Tensor::full([1], n as f64, DType::U32, device)?;
     let lengths =
         cat(&[&at.narrow(0, 1.min(at.numel()), at.numel().saturating_sub(1))?, &end], 0)?.sub(&at)?;
     Ok((x.index_select(0, &at)?, run, lengths.to_dtype(DType::I64)?))
@@ -68,7 +69,7 @@ fn count_values(line: &Tensor, extent: usize) -> Result<Tensor> {
 
 /// Scatters the run of each sorted element back to the original order, as i64.
 fn scatter_inverse(order: &Tensor, run: &Tensor) -> Result<Tensor> {
-    let zeros = Tensor::zeros(run.shape(), DType::I32, run.device())?;
+    let zeros = Tensor::zeros(run.shape(), run.dtype(), run.device())?;
     zeros.scatter(0, order, run)?.to_dtype(DType::I64)
 }
 
@@ -307,8 +308,8 @@ impl Tensor {
     #[track_caller]
     pub fn histc(&self, bins: usize, min: f64, max: f64) -> Result<Tensor> {
         operation!(OP = "histc");
-        fail_if!(bins == 0 || !(min <= max && (max - min).is_finite());
-            argument(OP), "takes at least one bin between finite bounds, got {bins} from {min} to {max}");
+        fail_if!(bins == 0 || bins > i32::MAX as usize || !(min <= max && (max - min).is_finite());
+            argument(OP), "takes 1 to 2^31 - 1 bins between finite bounds, got {bins} from {min} to {max}");
         fail_if!(!self.dtype().is_float(); dtype(OP, self.dtype()), "takes floats; cast with `to_dtype`");
         autograd::check_no_grad_inputs(OP, &[self])?;
         let line = self.reshape([-1])?;
@@ -329,7 +330,8 @@ impl Tensor {
         let (min, max) = (min * scale, max * scale);
         let x = if excess_exponent > 0.0 { x.mul(scale)? } else { x };
         let bin = x.sub(min)?.mul(bins as f64)?.div(max - min)?.masked_fill(&inside.logical_not()?, 0.0)?;
-        let bin = bin.floor()?.clamp(0.0, bins as f64 - 1.0)?.to_dtype(DType::I32)?;
+        // Clamped as integers: as a float, the last of many bins may round to one more.
+        let bin = bin.floor()?.to_dtype(DType::I32)?.clamp(0, bins as i64 - 1)?;
         // Elements out of range get the bin -1, which is not counted.
         count_values(&bin.masked_fill(&inside.logical_not()?, -1)?, bins)?.to_dtype(self.dtype())
     }
