@@ -124,9 +124,9 @@ impl<'a> Args<'a> {
         }
         let other = self.opt_tensor(neighbour, "other").map(Tensor::dtype);
         let (value, dtype) = match scalar(value)? {
-            Scalar::Float(v) => (v, other.filter(|d| d.is_float()).unwrap_or(DType::F32)),
-            Scalar::Int(v) => (v as f64, other.filter(|&d| d != DType::Bool).unwrap_or(DType::I64)),
-            Scalar::Bool(v) => (f64::from(u8::from(v)), other.unwrap_or(DType::Bool)),
+            v @ Scalar::Float(_) => (v, other.filter(|d| d.is_float()).unwrap_or(DType::F32)),
+            v @ Scalar::Int(_) => (v, other.filter(|&d| d != DType::Bool).unwrap_or(DType::I64)),
+            v @ Scalar::Bool(_) => (v, other.unwrap_or(DType::Bool)),
         };
         Ok(Tensor::full((), value, dtype, self.device)?)
     }
@@ -151,6 +151,11 @@ impl<'a> Args<'a> {
     pub fn float(&self, at: usize, name: &str, default: f64) -> Result<f64> {
         let Some(value) = self.get(at, name) else { return Ok(default) };
         parse_float(value)
+    }
+
+    /// Returns a scalar with its kind, or `default`.
+    pub fn scalar_or(&self, at: usize, name: &str, default: impl Into<Scalar>) -> Result<Scalar> {
+        Ok(self.scalar(at, name)?.unwrap_or(default.into()))
     }
 
     pub fn int(&self, at: usize, name: &str, default: i64) -> Result<i64> {

@@ -99,14 +99,14 @@ impl Tensor {
         let in_image = in_image.reshape([in_depth.shape()[0], positions])?;
         let extents = [0, 1, 2].map(|d| self.shape()[self.rank() - 3 + d]);
         let outs = [0, 1, 2].map(|d| out.shape()[out.rank() - 3 + d]);
-        let of_empty = window.empty_window_indices(extents, outs);
-        let plane = if of_empty.is_some() { in_depth.clamp_min(0)? } else { in_depth.clone() };
+        let has_empty_windows = window.has_empty_windows(extents, outs);
+        let plane = if has_empty_windows { in_depth.clamp_min(0)? } else { in_depth.clone() };
         let in_image = in_image.gather(1, &plane.flatten(1, -1)?)?.reshape(in_depth.shape())?;
         let mut index =
             plane.floor_divide(columns)?.mul(area as i64)?.add(&in_image)?.reshape(out.shape())?;
-        if let Some(of_empty) = of_empty {
-            let of_empty =
-                Tensor::create_constant(&of_empty, &outs, out.device())?.broadcast_to(index.shape())?;
+        if has_empty_windows {
+            let of_empty = window.empty_window_indices(extents, outs, out.device())?;
+            let of_empty = of_empty.broadcast_to(index.shape())?;
             let is_empty = in_depth.lt(0)?.logical_or(&in_image.lt(0)?)?.reshape(index.shape())?;
             index = of_empty.where_(&is_empty, &index)?;
         }

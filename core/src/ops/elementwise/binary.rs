@@ -213,10 +213,10 @@ macro_rules! ternary {
                     &self,
                     $b: impl Into<Operand<'a>>,
                     $c: impl Into<Operand<'a>>,
-                    $($value: f64,)?
+                    $($value: impl Into<Scalar>,)?
                 ) -> Result<Tensor> {
                     let operands = [self.into(), $b.into(), $c.into()];
-                    run_pointwise(&$name, &operands, &[$((stringify!($value), Scalar::Float($value)))?])
+                    run_pointwise(&$name, &operands, &[$((stringify!($value), $value.into()))?])
                 }
 
                 /// Applies the operation in place.
@@ -225,10 +225,10 @@ macro_rules! ternary {
                     &self,
                     $b: impl Into<Operand<'a>>,
                     $c: impl Into<Operand<'a>>,
-                    $($value: f64,)?
+                    $($value: impl Into<Scalar>,)?
                 ) -> Result<()> {
                     let operands = [$b.into(), $c.into()];
-                    run_pointwise_inplace(&$name, self, &operands, &[$((stringify!($value), Scalar::Float($value)))?])
+                    run_pointwise_inplace(&$name, self, &operands, &[$((stringify!($value), $value.into()))?])
                 }
             )*
         }
@@ -283,7 +283,7 @@ impl Tensor {
             _ if self.dtype().is_float() => scalar.checked_cast(op, self.dtype()).map(Operand::Scalar),
             _ => fail!(
                 argument(op),
-                "{} does not hold the value {scalar:?}; cast the tensor with `to_dtype`",
+                "{} does not hold the value {scalar}; cast the tensor with `to_dtype`",
                 self.dtype()
             ),
         }
@@ -354,12 +354,7 @@ impl Tensor {
             && !self.device().info().features.i64
         {
             // Fills also serve storage-only types.
-            let value = match scalar {
-                Scalar::Int(v) => v,
-                Scalar::Bool(v) => v.into(),
-                Scalar::Float(v) => v as i64,
-            };
-            return self.copy_(&Tensor::create_constant(&[value], &[], self.device())?);
+            return self.copy_(&Tensor::full((), scalar, DType::I64, self.device())?);
         }
         let cast = self.cast_fill_tensor(value)?;
         run_pointwise_inplace(&FILL_, self, &[cast.as_ref().map_or(value, Operand::Tensor)], &[])
