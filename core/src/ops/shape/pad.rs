@@ -64,10 +64,8 @@ impl RemapDim {
     }
 }
 
-/// Copies a tensor with the given dimensions.
-fn remap(op: &'static str, x: &Tensor, dims: &[RemapDim], mode: PadMode) -> Result<Tensor> {
-    let shape: Dims = dims.iter().map(|dim| dim.output).collect();
-    let out = Tensor::empty(&shape, x.dtype(), x.device())?;
+/// Merges dimensions wherever their positions are those of one dimension.
+fn merge_dims(dims: &[RemapDim]) -> SmallVec<[RemapDim; 8]> {
     let mut merged: SmallVec<[RemapDim; 8]> = SmallVec::new();
     for dim in dims.iter().filter(|dim| dim.output != 1 || !dim.is_plain()) {
         match merged.last_mut().and_then(|last| Some((last.merge(dim)?, last))) {
@@ -75,6 +73,14 @@ fn remap(op: &'static str, x: &Tensor, dims: &[RemapDim], mode: PadMode) -> Resu
             None => merged.push(*dim),
         }
     }
+    merged
+}
+
+/// Copies a tensor with the given dimensions.
+fn remap(op: &'static str, x: &Tensor, dims: &[RemapDim], mode: PadMode) -> Result<Tensor> {
+    let shape: Dims = dims.iter().map(|dim| dim.output).collect();
+    let out = Tensor::empty(&shape, x.dtype(), x.device())?;
+    let mut merged = merge_dims(dims);
     launch::check_rank(op, merged.len())?;
     let (mut n, mut offset, mut size) = (out.numel(), x.layout().offset(), x.dtype().size());
     // Neighbours that stay together move in steps of 16 bytes, if their rows are aligned.
@@ -115,6 +121,12 @@ fn reverse(x: &Tensor, reversed: &[usize]) -> Result<Tensor> {
             RemapDim { output: n, input: n, before: 0, stride, is_reversed }
         })
         .collect();
+    if let (true, (first @ [_, ..], rest)) =
+        (merge_dims(&dims).len() > launch::MAX_RANK, reversed.split_at(reversed.len() / 2))
+    {
+        // More dimensions than a kernel indexes.
+        return reverse(&reverse(x, first)?, rest);
+    }
     remap("flip", x, &dims, PadMode::Replicate)
 }
 
@@ -132,6 +144,16 @@ fn pad_with_elements(x: &Tensor, pads: &[[isize; 2]], mode: PadMode) -> Result<T
             RemapDim { output, input: n, before, stride, is_reversed: false }
         })
         .collect();
+    let padded = pads.iter().filter(|pads| **pads != [0, 0]).count();
+    if merge_dims(&dims).len() > launch::MAX_RANK && padded > 1 {
+        // More dimensions than a kernel indexes.
+        let (mut first, mut rest, mut seen) = (Pads::from(pads), Pads::from(pads), 0);
+        for (first, rest) in first.iter_mut().zip(&mut rest) {
+            seen += usize::from(*first != [0, 0]);
+            *(if seen > padded / 2 { first } else { rest }) = [0, 0];
+        }
+        return pad_with_elements(&pad_with_elements(x, &first, mode)?, &rest, mode);
+    }
     remap("pad", x, &dims, mode)
 }
 
