@@ -1,9 +1,26 @@
 //! Scalars of the host, and their conversion to the element types of tensors.
 
+use std::fmt;
+
+use half::{bf16, f16};
+
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 
-/// Scalar operand in place of a tensor.
+/// Number of the host: the argument of a function in place of a tensor, or the value of an element.
+///
+/// Functions take `impl Into<Scalar>`, so a literal or a variable of any number type is an argument. An integer keeps
+/// all of its 64 bits.
+///
+/// ```
+/// # use forebay_core::{device::Device, dtype::DType, ops::Scalar, tensor::Tensor};
+/// # let device = Device::null(Default::default());
+/// let large = (1i64 << 53) + 1; // not an f64
+/// let x = Tensor::full([2], large, DType::I64, &device)?;
+/// assert_eq!(x.eq(large)?.dtype(), DType::Bool);
+/// assert_eq!(Scalar::from(large), Scalar::Int(9_007_199_254_740_993));
+/// # Ok::<(), forebay_core::error::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scalar {
     /// Float. An integer tensor is promoted to f32.
@@ -14,12 +31,75 @@ pub enum Scalar {
     Bool(bool),
 }
 
+/// Calls a macro with the types of the host that convert to [`Scalar`].
+macro_rules! for_scalar_types {
+    ($then:ident) => {
+        $then!(f64, f32, half::f16, half::bf16, i64, i32, i16, i8, u32, u16, u8, usize, u64, isize, bool);
+    };
+}
+pub(crate) use for_scalar_types;
+
+macro_rules! impl_scalar_from {
+    ($variant:ident: $($t:ty),*) => {$(
+        impl From<$t> for Scalar {
+            fn from(value: $t) -> Self {
+                Self::$variant(value.into())
+            }
+        }
+    )*};
+}
+impl_scalar_from!(Float: f64, f32, f16, bf16);
+impl_scalar_from!(Int: i64, i32, i16, i8, u32, u16, u8);
+impl_scalar_from!(Bool: bool);
+
+macro_rules! impl_scalar_from_wide {
+    ($($t:ty),*) => {$(
+        /// Converts an integer. Above the range of i64, which no tensor holds, it becomes a float.
+        impl From<$t> for Scalar {
+            fn from(value: $t) -> Self {
+                i64::try_from(value).map_or(Self::Float(value as f64), Self::Int)
+            }
+        }
+    )*};
+}
+impl_scalar_from_wide!(usize, u64, isize);
+
+/// Writes the value as Rust does, a float with a decimal point or an exponent.
+impl fmt::Display for Scalar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Float(v) => write!(f, "{v:?}"),
+            Self::Int(v) => write!(f, "{v}"),
+            Self::Bool(v) => write!(f, "{v}"),
+        }
+    }
+}
+
 impl Scalar {
-    pub(crate) fn to_f64(self) -> f64 {
+    /// Returns the nearest f64.
+    #[must_use]
+    pub fn to_f64(self) -> f64 {
         match self {
             Self::Float(v) => v,
             Self::Int(v) => v as f64,
             Self::Bool(v) => f64::from(u8::from(v)),
+        }
+    }
+
+    /// Returns the nearest f32, rounded once.
+    pub(crate) fn to_f32(self) -> f32 {
+        match self {
+            Self::Int(v) => v as f32,
+            other => other.to_f64() as f32,
+        }
+    }
+
+    /// Returns the integer that the scalar equals. Returns `None` for fractions and values that are no i64.
+    pub(crate) fn to_integer(self) -> Option<i64> {
+        match self.convert_to(DType::I64) {
+            ScalarConversion::Exact(Self::Int(v)) => Some(v),
+            ScalarConversion::Exact(Self::Bool(v)) => Some(v.into()),
+            _ => None,
         }
     }
 }
@@ -117,18 +197,13 @@ impl Scalar {
             ScalarConversion::Exact(number) => Ok(number),
             ScalarConversion::Truncated(v) => Ok(Self::Int(v)),
             ScalarConversion::BelowRange | ScalarConversion::AboveRange | ScalarConversion::NotANumber => {
-                let value = match self {
-                    Self::Float(v) => format!("{v:?}"),
-                    Self::Int(v) => v.to_string(),
-                    Self::Bool(v) => v.to_string(),
-                };
                 let range = match (float_max(dtype), integer_bounds(dtype).unwrap_or_default()) {
                     (Some(max), _) => format!("{:?} to {max:?}", -max),
                     (None, (min, max)) => format!("{min} to {max}"),
                 };
                 Err(Error::argument(
                     op,
-                    format!("{value} is not a value of {dtype}, which holds {range}; take another dtype"),
+                    format!("{self} is not a value of {dtype}, which holds {range}; take another dtype"),
                 ))
             }
         }

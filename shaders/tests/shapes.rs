@@ -25,6 +25,26 @@ fn resampling() {
 }
 
 #[test]
+fn sequences() {
+    for dtype in ["f32", "f16", "bf16", "f64", "i32", "u32", "i64", "u8"] {
+        for kind in ["integer", "float", "power"] {
+            if kind != "integer" || !matches!(dtype, "f32" | "f16" | "bf16" | "f64") {
+                render_valid(&KernelSpec::new("sequence").def("dtype", dtype).def("kind", kind));
+            }
+        }
+    }
+}
+
+#[test]
+fn remapped_positions() {
+    for size in [1usize, 2, 4, 8, 16] {
+        for rule in ["reflect", "replicate", "circular"] {
+            render_valid(&KernelSpec::new("remap").def("size", size).def("rule", rule));
+        }
+    }
+}
+
+#[test]
 fn sums_of_repeated_elements() {
     for rank in 1..=8usize {
         for dtype in ["f32", "f16", "bf16", "f64"] {

@@ -40,7 +40,7 @@ impl FeedForward {
 /// \[batch, heads, n, n\] is the score of position j (Dai et al., 2019).
 fn shift(scores: &Tensor) -> Result<Tensor> {
     let &[batch, heads, n, distances] = scores.shape() else { unreachable!("scores have four dimensions") };
-    let padded = scores.pad(&[1, 0], PadMode::Constant(0.0))?;
+    let padded = scores.pad(&[1, 0], PadMode::Constant(0.0.into()))?;
     let rows = padded.reshape([batch, heads, distances + 1, n])?.narrow(2, 1, distances)?;
     rows.reshape([batch, heads, n, distances])?.narrow(3, 0, n)
 }

@@ -14,7 +14,7 @@ const TEMPERATURE: f64 = 16.0;
 
 /// Returns the tokens one place later, after a zero.
 fn shift(x: &Tensor) -> Result<Tensor> {
-    x.pad(&[0, 0, 1, -1], PadMode::Constant(0.0))
+    x.pad(&[0, 0, 1, -1], PadMode::Constant(0.0.into()))
 }
 
 /// Mixes the tokens of positions \[batch, length, width\] by linear attention.

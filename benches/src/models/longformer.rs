@@ -31,7 +31,7 @@ impl WindowAttention {
         // [batch, heads, chunks, features, 3 · window].
         let around = |k: isize| {
             let w = window as isize;
-            qkv.select(0, k)?.pad(&[0, 0, w, w], PadMode::Constant(0.0))?.unfold(2, 3 * window, window)
+            qkv.select(0, k)?.pad(&[0, 0, w, w], PadMode::Constant(0.0.into()))?.unfold(2, 3 * window, window)
         };
         let scores = q.matmul(&around(1)?)?.mul((features as f64).powf(-0.5))?;
         let weights = scores.masked_fill(mask, f64::NEG_INFINITY)?.softmax(-1)?;

@@ -14,40 +14,44 @@ impl Tensor {
     /// # Errors
     /// The value is outside the range of the dtype (infinities of floats are allowed), or an extent is negative.
     #[track_caller]
-    pub fn full(shape: impl IntoShape, value: f64, dtype: DType, device: &Device) -> Result<Self> {
-        Self::create_filled("full", shape.to_extents(), value, dtype, device)
+    pub fn full(
+        shape: impl IntoShape,
+        value: impl Into<Scalar>,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Self> {
+        Self::create_filled("full", shape.to_extents(), value.into(), dtype, device)
     }
 
     #[track_caller]
     fn create_filled(
         name: &'static str,
         shape: Extents,
-        value: f64,
+        value: Scalar,
         dtype: DType,
         device: &Device,
     ) -> Result<Self> {
         let name = memory::scope::current_op_or(name);
         operation!(name);
-        let scalar = Scalar::Float(value).checked_cast(name, dtype)?;
+        let element = value.checked_cast(name, dtype)?;
+        let (float, integer) = (element.to_f64(), element.saturating_cast(dtype));
         let out = Self::empty(shape, dtype, device)?;
         if out.numel() == 0 {
             return Ok(out);
         }
         let word = match dtype {
-            DType::F32 => (value as f32).to_bits(),
-            DType::F16 => u32::from(f16::from_f64(value).to_bits()) * 0x1_0001,
-            DType::BF16 => u32::from(bf16::from_f64(value).to_bits()) * 0x1_0001,
-            DType::I32 | DType::U32 => scalar.saturating_cast(dtype) as u32,
-            DType::U8 => scalar.saturating_cast(dtype) as u32 * 0x0101_0101,
-            DType::Bool => u32::from(value != 0.0) * 0x0101_0101,
-            DType::F8E4M3 | DType::F8E5M2 => u32::from(float8::from_f32(dtype, value as f32)) * 0x0101_0101,
+            DType::F32 => element.to_f32().to_bits(),
+            DType::F16 => u32::from(f16::from_f64(float).to_bits()) * 0x1_0001,
+            DType::BF16 => u32::from(bf16::from_f64(float).to_bits()) * 0x1_0001,
+            DType::I32 | DType::U32 => integer as u32,
+            DType::U8 => integer as u32 * 0x0101_0101,
+            DType::Bool => u32::from(float != 0.0) * 0x0101_0101,
+            DType::F8E4M3 | DType::F8E5M2 => {
+                u32::from(float8::from_f32(dtype, element.to_f32())) * 0x0101_0101
+            }
             // The two words of an element differ, so a single word cannot fill the memory.
-            DType::I64 => {
-                return out.fill_word_pair([value as i64 as u64 as u32, ((value as i64) >> 32) as u32]);
-            }
-            DType::F64 => {
-                return out.fill_word_pair([value.to_bits() as u32, (value.to_bits() >> 32) as u32]);
-            }
+            DType::I64 => return out.fill_word_pair(integer as u64),
+            DType::F64 => return out.fill_word_pair(float.to_bits()),
         };
         out.fill_word(word)?;
         Ok(out)
@@ -61,12 +65,11 @@ impl Tensor {
         self.device().enqueue(|| WorkItem::without_flops("fill", dst.bytes), &Command::Fill { dst, word })
     }
 
-    fn fill_word_pair(self, words: [u32; 2]) -> Result<Self> {
-        if words[0] == words[1] {
-            self.fill_word(words[0])?;
+    fn fill_word_pair(self, bits: u64) -> Result<Self> {
+        if bits as u32 == (bits >> 32) as u32 {
+            self.fill_word(bits as u32)?;
             return Ok(self);
         }
-        let bits = u64::from(words[0]) | u64::from(words[1]) << 32;
         let one = match self.dtype() {
             DType::F64 => Self::create_constant(&[f64::from_bits(bits)], &[1], self.device())?,
             _ => Self::create_constant(&[bits as i64], &[1], self.device())?,
@@ -80,32 +83,33 @@ impl Tensor {
     /// Creates a tensor of zeros.
     #[track_caller]
     pub fn zeros(shape: impl IntoShape, dtype: DType, device: &Device) -> Result<Self> {
-        Self::create_filled("zeros", shape.to_extents(), 0.0, dtype, device)
+        Self::create_filled("zeros", shape.to_extents(), 0.0.into(), dtype, device)
     }
 
     #[doc(alias = "new_ones")]
     /// Creates a tensor of ones.
     #[track_caller]
     pub fn ones(shape: impl IntoShape, dtype: DType, device: &Device) -> Result<Self> {
-        Self::create_filled("ones", shape.to_extents(), 1.0, dtype, device)
+        Self::create_filled("ones", shape.to_extents(), 1.0.into(), dtype, device)
     }
 
     /// Creates zeros with the shape, dtype and device of `self`.
     #[track_caller]
     pub fn zeros_like(&self) -> Result<Self> {
-        Self::create_filled("zeros_like", self.shape().to_extents(), 0.0, self.dtype(), self.device())
+        Self::create_filled("zeros_like", self.shape().to_extents(), 0.0.into(), self.dtype(), self.device())
     }
 
     /// Creates ones with the shape, dtype and device of `self`.
     #[track_caller]
     pub fn ones_like(&self) -> Result<Self> {
-        Self::create_filled("ones_like", self.shape().to_extents(), 1.0, self.dtype(), self.device())
+        Self::create_filled("ones_like", self.shape().to_extents(), 1.0.into(), self.dtype(), self.device())
     }
 
     /// Creates a tensor filled with one value, with the shape, dtype and device of `self`.
     #[track_caller]
-    pub fn full_like(&self, value: f64) -> Result<Self> {
-        Self::create_filled("full_like", self.shape().to_extents(), value, self.dtype(), self.device())
+    pub fn full_like(&self, value: impl Into<Scalar>) -> Result<Self> {
+        let extents = self.shape().to_extents();
+        Self::create_filled("full_like", extents, value.into(), self.dtype(), self.device())
     }
 
     #[doc(alias = "to")]

@@ -12,7 +12,7 @@ pub(crate) mod select;
 pub(crate) mod sorted_scatter;
 pub(crate) mod take_put;
 
-use super::shape::PadMode;
+use super::shape::pad::PadMode;
 use crate::ops::index::sorted_scatter::{ScatterBase, scatter_onto, scatter_sorted_runs};
 use crate::ops::prelude::*;
 
@@ -212,7 +212,7 @@ pub(super) fn scatter_unique_into(
 /// Scattered values: a tensor with the strides of the index's shape, or a scalar.
 pub(super) enum ScatterSource<'a> {
     Tensor(&'a Tensor, Dims),
-    Scalar(f64),
+    Scalar(Scalar),
 }
 
 impl<'a> From<&'a Tensor> for ScatterSource<'a> {
@@ -233,7 +233,7 @@ fn scan_slices(at: &IndexedElements, extent: usize) -> Option<usize> {
 }
 
 /// Creates a scalar tensor of the type of `like` in workspace memory.
-fn scalar_like(value: f64, like: &Tensor) -> Result<Tensor> {
+fn scalar_like(value: Scalar, like: &Tensor) -> Result<Tensor> {
     let _tag = memory::scope::enter_tag(Tag::Workspace);
     Tensor::full((), value, like.dtype(), like.device())
 }
@@ -257,7 +257,7 @@ pub(super) fn scatter_into(
         ScatterSource::Tensor(t, strides) => {
             (Some(*t), t.layout().offset(), split_dim_stride(strides, dim), 0.0)
         }
-        ScatterSource::Scalar(v) => (None, 0, (zeros.clone(), 0), *v),
+        ScatterSource::Scalar(v) => (None, 0, (zeros.clone(), 0), v.to_f32()),
     };
     let (line_shape, strides) = collapse_dims(&lines_shape, &[&out_strides, &index_rest, &src_rest]);
     launch::check_rank(op, line_shape.len())?;
@@ -282,7 +282,7 @@ pub(super) fn scatter_into(
     };
     let params = kernel_params! {
         lines, rank: line_shape.len(), length, extent, slices, skip: skip.map_or(u32::MAX, |s| s as u32),
-        value: value as f32, offsets: [out.layout().offset(), index.layout().offset(), src_offset],
+        value, offsets: [out.layout().offset(), index.layout().offset(), src_offset],
         dim_strides: [out_dim, index_dim, src_dim], shape: &line_shape, out_strides: &strides[0],
         index_strides: &strides[1], src_strides: &strides[2],
     }
@@ -391,7 +391,7 @@ pub(super) fn select_rows_backward(
 fn pad_ends(t: &Tensor, shape: &[usize], value: f64) -> Result<Tensor> {
     let extents = shape.iter().zip(t.shape()).rev();
     let pads: Vec<isize> = extents.flat_map(|(&n, &k)| [0, (n - k) as isize]).collect();
-    t.pad(&pads, PadMode::Constant(value))
+    t.pad(&pads, PadMode::Constant(value.into()))
 }
 
 /// Returns the view of the first elements of each dimension with this shape.
@@ -564,7 +564,7 @@ impl Tensor {
             let index = index.unpack(ctx)?;
             let self_grad = ctx.needs_input_grad[0].then(|| match how {
                 ScatterOp::Add => Ok(g.clone()),
-                _ => g.scatter_value(d as isize, &index, 0.0),
+                _ => g.scatter_value(d as isize, &index, 0),
             });
             // Elements of the source beyond the index's shape were not used.
             let src_grad = ctx.needs_input_grad[1].then(|| {
@@ -590,8 +590,8 @@ impl Tensor {
     /// # Errors
     /// The dtype cannot hold the scalar. See also [`scatter`](Self::scatter).
     #[track_caller]
-    pub fn scatter_value(&self, dim: isize, index: &Tensor, value: f64) -> Result<Tensor> {
-        self.scatter_value_to(dim, index, value, ScatterTarget::Copy)
+    pub fn scatter_value(&self, dim: isize, index: &Tensor, value: impl Into<Scalar>) -> Result<Tensor> {
+        self.scatter_value_to(dim, index, value.into(), ScatterTarget::Copy)
     }
 
     #[track_caller]
@@ -599,13 +599,13 @@ impl Tensor {
         &self,
         dim: isize,
         index: &Tensor,
-        value: f64,
+        value: Scalar,
         target: ScatterTarget,
     ) -> Result<Tensor> {
         operation!("scatter");
         let d = normalize_dim("scatter", dim, self.rank())?;
         self.check_index("scatter", d, index)?;
-        Scalar::Float(value).checked_cast("scatter", self.dtype())?;
+        let value = value.checked_cast("scatter", self.dtype())?;
         let index = &target.input(self, index)?;
         let out = target.written(self)?;
         // The kernel's scalar parameter is f32.
@@ -619,7 +619,7 @@ impl Tensor {
         let index = SavedTensor::input(index);
         Ok(autograd::differentiable_unary("scatter", out, self, move |g, ctx| {
             let index = index.unpack(ctx)?;
-            g.scatter_value(dim, &index, 0.0)
+            g.scatter_value(dim, &index, 0)
         }))
     }
 
@@ -634,8 +634,14 @@ impl Tensor {
     #[doc(alias = "scatter_add")]
     #[doc(alias = "index_put")]
     #[track_caller]
-    pub fn index_add(&self, dim: isize, index: &Tensor, src: &Tensor, alpha: f64) -> Result<Tensor> {
-        self.index_add_to(dim, index, src, alpha, ScatterTarget::Copy)
+    pub fn index_add(
+        &self,
+        dim: isize,
+        index: &Tensor,
+        src: &Tensor,
+        alpha: impl Into<Scalar>,
+    ) -> Result<Tensor> {
+        self.index_add_to(dim, index, src, alpha.into(), ScatterTarget::Copy)
     }
 
     #[track_caller]
@@ -644,21 +650,19 @@ impl Tensor {
         dim: isize,
         index: &Tensor,
         src: &Tensor,
-        alpha: f64,
+        alpha: Scalar,
         target: ScatterTarget,
     ) -> Result<Tensor> {
         operation!("index_add");
         let d = normalize_dim("index_add", dim, self.rank())?;
         self.check_source("index_add", src)?;
-        let is_integer = !self.dtype().is_float();
-        fail_if!(is_integer && Scalar::Float(alpha).to_exact(DType::I64).is_none() && alpha.fract() == 0.0;
-            argument("index_add"), "alpha {alpha} is not a value of i64");
-        fail_if!(is_integer && alpha.fract() != 0.0; argument("index_add"),
-            "alpha is a whole number where the tensor is {}; got {alpha}", self.dtype());
+        let factor = alpha.to_integer();
+        fail_if!(!self.dtype().is_float() && factor.is_none(); argument("index_add"),
+            "alpha is an i64 where the tensor is {}; got {alpha}", self.dtype());
         let index = &target.input(self, index)?;
-        let scaled = match alpha {
-            1.0 => target.input(self, src)?,
-            _ if is_integer => src.mul(alpha as i64)?.to_dtype(src.dtype())?,
+        let scaled = match factor {
+            Some(1) => target.input(self, src)?,
+            Some(factor) if !self.dtype().is_float() => src.mul(factor)?.to_dtype(src.dtype())?,
             _ => src.mul(alpha)?,
         };
         let rows = self.check_index_rows("index_add", d, index, src.shape())?;
@@ -669,7 +673,7 @@ impl Tensor {
             let self_grad = ctx.needs_input_grad[0].then(|| g.clone());
             let src_grad = ctx.needs_input_grad[1].then(|| {
                 let rows = g.index_select(d as isize, &index)?;
-                if alpha == 1.0 { Ok(rows) } else { rows.mul(alpha) }
+                if factor == Some(1) { Ok(rows) } else { rows.mul(alpha) }
             });
             Ok(smallvec![self_grad, src_grad.transpose()?])
         }))
@@ -718,7 +722,7 @@ impl Tensor {
             return Ok(out);
         }
         let mask = Tensor::zeros(self.shape(), DType::Bool, self.device())?;
-        let one = ScatterSource::Scalar(1.0);
+        let one = ScatterSource::Scalar(1.0.into());
         // A zero-dimensional tensor has one element even if the index is empty.
         if index.numel() > 0 {
             scatter_into(&rows, &mask, &one, (ScatterOp::Set, None))?;

@@ -40,7 +40,7 @@ fn scatter_in_place(
     op: &'static str,
     target: &Tensor,
     inputs: &[&Tensor],
-    scatter: impl Fn(&Tensor, ScatterTarget) -> Result<Tensor>,
+    scatter: impl FnOnce(&Tensor, ScatterTarget) -> Result<Tensor>,
 ) -> Result<()> {
     let is_recorded = autograd::check_inplace(op, target, inputs)?;
     let has_kernels = launch::check_device_dtype(op, target.dtype(), target.device()).is_ok();
@@ -121,15 +121,15 @@ inplace! {
 inplace_scatter! {
     pub fn scatter_(dim: isize, index: &Tensor, src: &Tensor) = scatter [src],
         |x, to| x.scatter_op("scatter", dim, index, src, ScatterOp::Set, to);
-    pub fn scatter_value_(dim: isize, index: &Tensor, value: f64) = scatter_value [],
-        |x, to| x.scatter_value_to(dim, index, value, to);
+    pub fn scatter_value_(dim: isize, index: &Tensor, value: impl Into<Scalar>) = scatter_value [],
+        |x, to| x.scatter_value_to(dim, index, value.into(), to);
     pub fn scatter_add_(dim: isize, index: &Tensor, src: &Tensor) = scatter_add [src],
         |x, to| x.scatter_op("scatter_add", dim, index, src, ScatterOp::Add, to);
     pub fn scatter_reduce_(
         dim: isize, index: &Tensor, src: &Tensor, reduce: ScatterReduce, include_self: bool
     ) = scatter_reduce [src], |x, to| x.scatter_reduce_to(dim, index, src, (reduce, include_self), to);
-    pub fn index_add_(dim: isize, index: &Tensor, src: &Tensor, alpha: f64) = index_add [src],
-        |x, to| x.index_add_to(dim, index, src, alpha, to);
+    pub fn index_add_(dim: isize, index: &Tensor, src: &Tensor, alpha: impl Into<Scalar>) = index_add [src],
+        |x, to| x.index_add_to(dim, index, src, alpha.into(), to);
     pub fn index_copy_(dim: isize, index: &Tensor, source: &Tensor) = index_copy [source],
         |x, to| x.index_copy_to(dim, index, source, to);
     pub fn index_put_(indices: &[Option<&Tensor>], values: &Tensor, accumulate: bool) = index_put [values],

@@ -36,6 +36,7 @@ mod prelude;
 mod random;
 pub(crate) mod recurrent;
 mod reduce;
+mod sequence;
 mod shape;
 mod signal;
 #[doc(hidden)]
@@ -80,10 +81,11 @@ pub use norm::{InstanceNormOptions, LocalResponseNormOptions, NormOptions};
 pub use random::representable_range;
 pub use recurrent::{RecurrentKind, RecurrentOp, RecurrentOutput};
 pub use reduce::statistics::CovOptions;
+pub use shape::pad::PadMode;
 pub use shape::shape_composite::{
     block_diag, broadcast_tensors, cartesian_prod, column_stack, dstack, hstack, meshgrid, vstack,
 };
 pub use shape::strided::Im2colOptions;
-pub use shape::{DiffOptions, PadMode, cat, stack};
+pub use shape::{DiffOptions, cat, stack};
 pub use sort::Interpolation;
 pub use sort::sets::{IsCloseOptions, Unique};

@@ -14,7 +14,7 @@ mod row_kernels;
 mod row_norm_record;
 pub(crate) mod softmax;
 
-use super::shape::PadMode;
+use super::shape::pad::PadMode;
 use crate::ops::norm::batch_norm::BatchNormOptions;
 use crate::ops::norm::layer_norm::{RowNorm, machine_epsilon};
 use crate::ops::norm::row_kernels::{NormGeometry, Normalization};
@@ -481,7 +481,7 @@ impl Tensor {
         if let [.., before, after] = pads.as_mut_slice() {
             (*before, *after) = ((size / 2) as isize, ((size - 1) / 2) as isize);
         }
-        let squares = self.square()?.pad(&pads, PadMode::Constant(0.0))?;
+        let squares = self.square()?.pad(&pads, PadMode::Constant(0.0.into()))?;
         // Sliding windows over channels are a view without a copy.
         let windows = squares.unfold(1, size, 1)?;
         let averages = match windows.dtype().is_float() {

@@ -1,31 +1,15 @@
-//! Joining, repeating, padding and generating tensors by views, copies and index operations.
+//! Joining, repeating and arranging tensors by views and copies.
 //!
-//! Views are in `view`, `as_strided` and the sums over overlapping views in `strided`, and operations composed of
-//! others in `shape_composite`.
+//! Views are in `view`, `as_strided` and the sums over overlapping views in `strided`, padding and reversal in `pad`,
+//! and operations composed of others in `shape_composite`.
 
+pub(crate) mod pad;
 pub(crate) mod shape_composite;
 pub(crate) mod strided;
 pub(crate) mod view;
 
 use crate::ops::index::select::cast_index_to_i32;
 use crate::ops::prelude::*;
-use crate::tensor::layout::{MAX_TENSOR_NUMEL, tensor_numel};
-
-/// Values outside of a padded tensor.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum PadMode {
-    /// A constant.
-    Constant(f64),
-    /// Mirrored at the edge, without repeating the edge.
-    Reflect,
-    /// Repeated edge.
-    Replicate,
-    /// Repeated tensor.
-    Circular,
-}
-
-/// Largest pad that repeats an edge, because the host lists its indices.
-const MAX_EDGE_PAD: isize = 1 << 26;
 
 #[doc(alias = "concat")]
 #[doc(alias = "concatenate")]
@@ -213,69 +197,6 @@ pub(super) fn distinct_dims(op: &'static str, dims: &[isize], rank: usize) -> Re
     Ok(normalized)
 }
 
-/// Number of values that the host holds at a time.
-const HOST_CHUNK: usize = 1 << 22;
-
-/// Creates a tensor of `count` values that the host computes. Allocates the device memory first, so that a
-/// tensor that does not fit fails early. The host holds a part at a time.
-pub(super) fn from_host_fn(
-    op: &'static str,
-    count: usize,
-    dtype: DType,
-    device: &Device,
-    value_at: impl Fn(usize) -> f64,
-) -> Result<Tensor> {
-    fail_if!(count > MAX_TENSOR_NUMEL;
-        argument(op), "{count} values, and a tensor has at most 4,294,967,295 elements");
-    let part = |range: std::ops::Range<usize>| {
-        let values: Vec<f64> = range.map(&value_at).collect();
-        from_host_values(op, &values, dtype, device)
-    };
-    if count <= HOST_CHUNK {
-        return part(0..count);
-    }
-    let out = Tensor::empty([count], dtype, device)?;
-    for start in (0..count).step_by(HOST_CHUNK) {
-        let end = count.min(start + HOST_CHUNK);
-        part(start..end)?.copy_into(&out.narrow(0, start, end - start)?)?;
-    }
-    Ok(out)
-}
-
-fn from_host_values(op: &'static str, values: &[f64], dtype: DType, device: &Device) -> Result<Tensor> {
-    macro_rules! create {
-        ($t:ty) => {{
-            let values: Vec<$t> = values.iter().map(|&v| v as $t).collect();
-            Tensor::create_constant(&values, &[values.len()], device)
-        }};
-    }
-    if dtype.is_int() {
-        values.iter().try_for_each(|&v| Scalar::Float(v).checked_cast(op, dtype).map(drop))?;
-    }
-    match dtype {
-        DType::F64 => Tensor::create_constant(values, &[values.len()], device),
-        DType::I64 => create!(i64),
-        DType::I32 => create!(i32),
-        DType::U32 => create!(u32),
-        _ => create!(f32)?.to_dtype(dtype),
-    }
-}
-
-/// Returns a function from an index to its value among `steps` values from `start` to `end`.
-fn linspace_value_fn(start: f64, end: f64, steps: usize, dtype: DType) -> impl Fn(usize) -> f64 {
-    // For integer types, PyTorch truncates the bounds but not the steps between them.
-    let (start, end) = if dtype.is_float() { (start, end) } else { (start.trunc(), end.trunc()) };
-    let step = if steps > 1 { (end - start) / (steps - 1) as f64 } else { 0.0 };
-    // As in PyTorch, each half counts from its own end, so both ends are exact.
-    move |i: usize| {
-        if i < steps / 2 || steps == 1 {
-            start + i as f64 * step
-        } else {
-            end - (steps - 1 - i) as f64 * step
-        }
-    }
-}
-
 /// Options of [`Tensor::diff`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DiffOptions<'a> {
@@ -307,50 +228,6 @@ impl Tensor {
         stack(tensors, dim)
     }
 
-    #[doc(alias = "range")]
-    /// Creates the values `start`, `start + step`, ... before `end`. Each value is `start + i * step` in f64, rounded
-    /// once to f32 or f64; their number is (`end` - `start`) / `step`, rounded up. f16 and bf16 are rounded from f32.
-    /// An integer type drops the fraction of each value.
-    ///
-    /// # Errors
-    /// `step` is 0 or points away from `end`, or 2^32 values or the host's memory are exceeded.
-    #[track_caller]
-    pub fn arange(start: f64, end: f64, step: f64, dtype: DType, device: &Device) -> Result<Tensor> {
-        operation!(OP = "arange");
-        let count = ((end - start) / step).ceil();
-        fail_if!(step == 0.0 || !count.is_finite() || count < 0.0 || (end - start) * step < 0.0;
-            argument(OP), "steps of {step} do not lead from {start} to {end}");
-        from_host_fn(OP, count as usize, dtype, device, |i| start + i as f64 * step)
-    }
-
-    /// Creates `steps` equally spaced values from `start` to `end`, both included.
-    ///
-    /// # Errors
-    /// There are 2^32 values or more.
-    #[track_caller]
-    pub fn linspace(start: f64, end: f64, steps: usize, dtype: DType, device: &Device) -> Result<Tensor> {
-        operation!(OP = "linspace");
-        for end in [start, end] {
-            Scalar::Float(end).checked_cast(OP, dtype)?;
-        }
-        from_host_fn(OP, steps, dtype, device, linspace_value_fn(start, end, steps, dtype))
-    }
-
-    /// Creates `base` to the powers of `steps` equally spaced values from `start` to `end`, both included.
-    #[track_caller]
-    pub fn logspace(
-        start: f64,
-        end: f64,
-        steps: usize,
-        base: f64,
-        dtype: DType,
-        device: &Device,
-    ) -> Result<Tensor> {
-        operation!(OP = "logspace");
-        let exponent = linspace_value_fn(start, end, steps, dtype);
-        from_host_fn(OP, steps, dtype, device, |i| base.powf(exponent(i)))
-    }
-
     /// Creates a `rows` by `cols` matrix with ones on the main diagonal and zeros elsewhere.
     #[track_caller]
     pub fn eye(rows: usize, cols: usize, dtype: DType, device: &Device) -> Result<Tensor> {
@@ -360,35 +237,6 @@ impl Tensor {
         let diagonal = out.diagonal(0, 0, 1)?;
         Tensor::ones(diagonal.shape(), dtype, device)?.copy_into(&diagonal)?;
         Ok(out)
-    }
-
-    /// Reverses the order of elements along `dims`, or along all dimensions for `()`. An empty list reverses none.
-    #[track_caller]
-    pub fn flip(&self, dims: impl IntoDims) -> Result<Tensor> {
-        let dims = dims.to_dims().unwrap_or_else(|| (0..self.rank() as isize).collect());
-        distinct_dims("flip", &dims, self.rank())?;
-        if dims.is_empty() {
-            return self.copy();
-        }
-        if self.rank() == 0 {
-            return Ok(self.clone());
-        }
-        operation!("flip");
-        for &dim in &dims {
-            fail_if!(tensor_numel(self.shape()).is_none() || self.dim(dim)? > i32::MAX as usize;
-                shape("flip", [self]),
-                "takes tensors of less than 2^32 elements, and extents of less than 2^31");
-        }
-        let reverse = move |x: &Tensor| {
-            dims.iter().try_fold(x.clone(), |x, &dim| {
-                let n = x.dim(dim)?;
-                let order: Vec<i32> = (0..n as i32).rev().collect();
-                x.index_select(dim, &Tensor::create_constant(&order, &[n], x.device())?)
-            })
-        };
-        let out = reverse(&self.detach())?;
-        // Its own transpose.
-        Ok(autograd::linear_differentiable("flip", out, self, reverse.clone(), reverse))
     }
 
     /// Shifts elements by `shifts` along `dims`, or all elements in their order by one shift for `()`. Elements that
@@ -479,79 +327,6 @@ impl Tensor {
             None => flat.push(repeats),
         }
         self.unsqueeze(d as isize + isize::from(self.rank() > 0))?.broadcast_to(&wide)?.reshape(&flat[..])
-    }
-
-    /// Pads by pairs (before, after), starting at the last dimension: PyTorch's `pad`. Negative pads crop.
-    ///
-    /// # Errors
-    /// There are more pairs than dimensions, too few elements for the mode, or no such constant in the dtype.
-    #[track_caller]
-    pub fn pad(&self, pads: &[isize], mode: PadMode) -> Result<Tensor> {
-        if !matches!(mode, PadMode::Constant(_)) && autograd::compute_requires_grad(&[self]) {
-            // The gradient sums over repeated elements, one dimension after the other, so compute in f32.
-            dispatch_in_f32!("pad", [self], |x| x.pad(pads, mode));
-        }
-        operation!("pad");
-        let pairs = pads.len() / 2;
-        fail_if!(!pads.len().is_multiple_of(2) || pairs > self.rank();
-            argument("pad"), "takes up to {} pairs, got {pads:?}", self.rank());
-        let (mut padded, last): (Dims, usize) = (self.shape().into(), self.rank());
-        for (k, pair) in pads.chunks(2).enumerate() {
-            // The host lists the indices of repeating modes, so check the size first.
-            let n = padded[last - 1 - k] as i128 + pair.iter().map(|&n| n as i128).sum::<i128>();
-            padded[last - 1 - k] = usize::try_from(n.max(0)).unwrap_or(usize::MAX);
-        }
-        fail_if!(tensor_numel(&padded).is_none(); argument("pad"),
-            "{pads:?} makes shape {padded:?}, and a tensor has at most 4,294,967,295 elements");
-        if let Some(n) = pads.iter().find(|n| n.unsigned_abs() > i32::MAX as usize) {
-            fail!(argument("pad"), "{n} is more than a dimension can have, {}", i32::MAX);
-        }
-        if let PadMode::Constant(value) = mode
-            && pads.iter().any(|&n| n > 0)
-        {
-            Scalar::Float(value).checked_cast("pad", self.dtype())?;
-        }
-        let mut out = self.clone();
-        let mut pads = pads.to_vec();
-        // Crop first, because cropped elements must not wrap around.
-        if mode == PadMode::Circular {
-            for k in 0..pairs {
-                let d = (self.rank() - 1 - k) as isize;
-                let (before, after) = ((-pads[2 * k]).max(0) as usize, (-pads[2 * k + 1]).max(0) as usize);
-                out = out.narrow(d, before, self.shape()[d as usize].saturating_sub(before + after))?;
-                pads[2 * k] = pads[2 * k].max(0);
-                pads[2 * k + 1] = pads[2 * k + 1].max(0);
-            }
-        }
-        for k in 0..pairs {
-            let (before, after) = (pads[2 * k], pads[2 * k + 1]);
-            let d = self.rank() - 1 - k;
-            let n = out.shape()[d] as isize;
-            fail_if!(before + n + after < 0;
-                argument("pad"), "{pads:?} cuts more than dimension {d} of extent {n} has");
-            if (before, after) == (0, 0) {
-                continue;
-            }
-            out = match mode {
-                PadMode::Constant(value) => pad_constant(&out, d, before, after, value)?,
-                _ => {
-                    // Reflected and circular pads are at most as long as the dimension.
-                    let inside = |i: isize| n + before + after == 0 || pad_source_index(i, n, mode).is_some();
-                    let fits = inside(-before) && inside(n + after - 1);
-                    let repeats = mode != PadMode::Replicate || before.max(0) + after.max(0) <= MAX_EDGE_PAD;
-                    let indices = || (-before..n + after).map(|i| pad_source_index(i, n, mode)).collect();
-                    let Some(order): Option<Vec<i32>> = (fits && repeats).then(indices).flatten() else {
-                        fail!(
-                            argument("pad"),
-                            "({before}, {after}) is too much for dimension {d} of extent {n} in mode {mode:?}"
-                        );
-                    };
-                    let order = Tensor::create_constant(&order, &[order.len()], self.device())?;
-                    out.index_select(d as isize, &order)?
-                }
-            };
-        }
-        if out.shares_storage(self) { out.copy() } else { Ok(out) }
     }
 
     /// Rearranges \[.., channels · r², height, width\] to \[.., channels, height · r, width · r\] (Shi et
@@ -694,38 +469,4 @@ impl Tensor {
             cast_index_to_i32(OP, self, None)?.unsqueeze(-1)?.eq(&columns)?.to_dtype(DType::I64)
         })
     }
-}
-
-/// Returns the source index of position `i`, which may be out of range, for a dimension of extent `n`.
-fn pad_source_index(i: isize, n: isize, mode: PadMode) -> Option<i32> {
-    let at = match mode {
-        PadMode::Constant(_) => i,
-        PadMode::Replicate if n > 0 => i.clamp(0, n - 1),
-        PadMode::Circular if (-n..2 * n).contains(&i) => i.rem_euclid(n),
-        PadMode::Reflect if i > -n && i < 2 * n - 1 => (n - 1) - ((n - 1) - i.abs()).abs(),
-        PadMode::Replicate | PadMode::Circular | PadMode::Reflect => return None,
-    };
-    (0..n).contains(&at).then_some(at as i32)
-}
-
-fn pad_constant(x: &Tensor, d: usize, before: isize, after: isize, value: f64) -> Result<Tensor> {
-    let n = x.shape()[d] as isize;
-    let (start, end) = ((-before).max(0), (-after).max(0));
-    let length = (n - start - end).max(0);
-    let shape = with_extent(x.shape(), d, (before + n + after) as usize);
-    // A pad that only crops writes no constant.
-    let value = if before > 0 || after > 0 { value } else { 0.0 };
-    let out = Tensor::full(&shape, value, x.dtype(), x.device())?;
-    let (dim, start, length, to) = (d as isize, start as usize, length as usize, before.max(0) as usize);
-    if length > 0 {
-        x.detach().narrow(dim, start, length)?.copy_into(&out.narrow(dim, to, length)?)?;
-    }
-    Ok(autograd::differentiable_unary("pad", out, x, move |g, _| {
-        let inner = g.narrow(dim, to, length)?;
-        if n == length as isize {
-            return Ok(inner);
-        }
-        // Cropped elements have zero gradients.
-        pad_constant(&inner, d, start as isize, n - (start + length) as isize, 0.0)
-    }))
 }

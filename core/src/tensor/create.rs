@@ -15,6 +15,7 @@ use crate::runtime::device::Device;
 use crate::runtime::future::DeviceFuture;
 use crate::runtime::profile::WorkItem;
 use crate::runtime::stream::Access;
+use crate::scalar::Scalar;
 
 /// Note of a captured step: a constant that replays read, which must stay alive.
 pub(crate) struct CapturedConstant(pub(crate) Tensor);
@@ -166,18 +167,18 @@ impl Tensor {
     /// later writes to the tensor do not change the result. The future needs no runtime.
     #[track_caller]
     pub fn to_bytes_async(&self) -> DeviceFuture<Vec<u8>> {
-        self.read_async(|bytes| bytes)
+        self.read_async(Ok)
     }
 
     #[track_caller]
     fn read_async<R: Send + 'static>(
         &self,
-        decode: impl FnOnce(Vec<u8>) -> R + Send + 'static,
+        decode: impl FnOnce(Vec<u8>) -> Result<R> + Send + 'static,
     ) -> DeviceFuture<R> {
         let dtype = self.dtype();
         let length = self.numel() * dtype.size();
         if length == 0 {
-            return DeviceFuture::ready(Ok(decode(Vec::new())));
+            return DeviceFuture::ready(decode(Vec::new()));
         }
         let words = length.next_multiple_of(4);
         let mut started = None;
@@ -190,10 +191,10 @@ impl Tensor {
         match (enqueued, started) {
             (Ok(()), Some(download)) => self.device().waiter().run(move |done| {
                 let decode = move |words: Vec<u8>| decode(trim_words(words, length, dtype));
-                download.finish_then(words, Box::new(|data| done.complete(data.map(decode))));
+                download.finish_then(words, Box::new(|data| done.complete(data.and_then(decode))));
             }),
             (Err(error), _) => DeviceFuture::ready(Err(error)),
-            (Ok(()), None) => DeviceFuture::ready(Ok(decode(Vec::new()))),
+            (Ok(()), None) => DeviceFuture::ready(decode(Vec::new())),
         }
     }
 
@@ -224,7 +225,7 @@ impl Tensor {
     #[track_caller]
     pub fn to_vec_async<T: Element>(&self) -> DeviceFuture<Vec<T>> {
         match self.check_element::<T>() {
-            Ok(()) => self.read_async(|bytes| bytemuck::pod_collect_to_vec(&bytes)),
+            Ok(()) => self.read_async(|bytes| Ok(bytemuck::pod_collect_to_vec(&bytes))),
             Err(error) => DeviceFuture::ready(Err(error)),
         }
     }
@@ -245,6 +246,8 @@ impl Tensor {
     #[doc(alias = "numpy")]
     #[doc(alias = "tolist")]
     /// Returns the elements of any type as f64. Waits for the device.
+    ///
+    /// An i64 that is not an f64 becomes the nearest one. [`to_vec`](Self::to_vec) reads all integers exactly.
     #[track_caller]
     pub fn to_f64s(&self) -> Result<Vec<f64>> {
         Ok(decode_f64s(&self.to_bytes()?, self.dtype()))
@@ -255,30 +258,54 @@ impl Tensor {
     #[track_caller]
     pub fn to_f64s_async(&self) -> DeviceFuture<Vec<f64>> {
         let dtype = self.dtype();
-        self.read_async(move |bytes| decode_f64s(&bytes, dtype))
+        self.read_async(move |bytes| Ok(decode_f64s(&bytes, dtype)))
     }
 
     #[doc(alias = "is_nonzero")]
-    /// Returns the value of a tensor with one element. Waits for the device.
+    /// Returns the value of a tensor with one element as f64. Waits for the device.
+    ///
+    /// # Errors
+    /// The tensor does not have exactly one element, or its value is an i64 that is not an f64. [`to_scalar`]
+    /// reads that one.
+    ///
+    /// [`to_scalar`]: Self::to_scalar
+    #[track_caller]
+    pub fn item(&self) -> Result<f64> {
+        self.check_scalar("item")?;
+        decode_item(&self.to_bytes()?, self.dtype())
+    }
+
+    /// Returns the value of a tensor with one element, in the kind of its type: PyTorch's `item`. Waits for the
+    /// device.
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, ops::Scalar, tensor::Tensor};
+    /// # fn read(device: &Device) -> forebay_core::error::Result<()> {
+    /// let x = Tensor::new(i64::MAX, device)?;
+    /// assert_eq!(x.to_scalar()?, Scalar::Int(i64::MAX));
+    /// assert!(x.item().is_err()); // not an f64
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// The tensor does not have exactly one element.
     #[track_caller]
-    pub fn item(&self) -> Result<f64> {
-        self.check_scalar()?;
-        Ok(self.to_f64s()?[0])
+    pub fn to_scalar(&self) -> Result<Scalar> {
+        self.check_scalar("to_scalar")?;
+        Ok(decode_scalar(&self.to_bytes()?, self.dtype()))
     }
 
     /// Returns the value like [`item`](Self::item), without blocking: see
     /// [`to_bytes_async`](Self::to_bytes_async).
     ///
     /// # Errors
-    /// The tensor does not have exactly one element.
+    /// See [`item`](Self::item).
     #[track_caller]
     pub fn item_async(&self) -> DeviceFuture<f64> {
         let dtype = self.dtype();
-        match self.check_scalar() {
-            Ok(()) => self.read_async(move |bytes| decode_f64s(&bytes, dtype)[0]),
+        match self.check_scalar("item") {
+            Ok(()) => self.read_async(move |bytes| decode_item(&bytes, dtype)),
             Err(error) => DeviceFuture::ready(Err(error)),
         }
     }
@@ -290,8 +317,8 @@ impl Tensor {
             .ok_or_else(|| Error::dtype("to_integers", self.dtype(), "takes integers; cast with `to_dtype`"))
     }
 
-    fn check_scalar(&self) -> Result<()> {
-        fail_if!(self.numel() != 1; shape("item", [self]), "takes a tensor of one element");
+    fn check_scalar(&self, op: &'static str) -> Result<()> {
+        fail_if!(self.numel() != 1; shape(op, [self]), "takes a tensor of one element");
         Ok(())
     }
 }
@@ -304,6 +331,26 @@ fn trim_words(mut words: Vec<u8>, length: usize, dtype: DType) -> Vec<u8> {
         words.iter_mut().for_each(|byte| *byte = u8::from(*byte != 0));
     }
     words
+}
+
+/// Reads the first element.
+fn decode_scalar(bytes: &[u8], dtype: DType) -> Scalar {
+    match decode_integers(bytes, dtype) {
+        Some(values) if dtype == DType::Bool => Scalar::Bool(values[0] != 0),
+        Some(values) => Scalar::Int(values[0]),
+        None => Scalar::Float(decode_f64s(bytes, dtype)[0]),
+    }
+}
+
+/// Reads the first element for [`Tensor::item`].
+fn decode_item(bytes: &[u8], dtype: DType) -> Result<f64> {
+    let value = decode_scalar(bytes, dtype);
+    if let Scalar::Int(exact) = value {
+        // As i128, because i64::MAX as f64 is 2^63.
+        fail_if!(exact as f64 as i128 != i128::from(exact);
+            argument("item"), "{exact} is not a value of f64; read it with `to_scalar`");
+    }
+    Ok(value.to_f64())
 }
 
 /// Converts elements of any type to f64.

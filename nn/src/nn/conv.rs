@@ -20,7 +20,7 @@ with_defaults! {
         /// `padding="same"`. Requires a stride of 1; false.
         pub same_padding: bool = false,
         /// Values of the padding; zeros.
-        pub padding_mode: PadMode = PadMode::Constant(0.0),
+        pub padding_mode: PadMode = PadMode::Constant(0.0.into()),
         /// Distance between elements of the kernel; 1.
         pub dilation: [usize; N] = [1; N],
         /// Number of independent groups of channels; 1.
@@ -162,8 +162,8 @@ macro_rules! conv_layers {
                 let bias = this.bias.as_ref();
                 let with_padding = |padding| ConvolutionOptions { stride, padding, dilation, groups };
                 match padding_mode {
-                    PadMode::Constant(0.0) if same_padding => x.$op(w, bias, &with_padding(Padding::Same)),
-                    PadMode::Constant(0.0) => x.$op(w, bias, &with_padding(padding.into())),
+                    PadMode::Constant(value) if value.to_f64() == 0.0 && same_padding => x.$op(w, bias, &with_padding(Padding::Same)),
+                    PadMode::Constant(value) if value.to_f64() == 0.0 => x.$op(w, bias, &with_padding(padding.into())),
                     mode => {
                         let sides = if same_padding { same_padding_sides(w, stride, dilation)? } else { padding.map(|n| [n; 2]) };
                         // `pad` takes the last dimension first.

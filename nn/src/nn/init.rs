@@ -6,7 +6,7 @@
 use std::cell::Cell;
 
 use crate::{DType, Device, Result, Tag, Tensor, check, fail, fail_if, memory};
-use forebay_core::ops::representable_range;
+use forebay_core::ops::{Scalar, representable_range};
 use forebay_core::scoped_local::{GetCurrent, ScopedGuard, ScopedLocal};
 
 thread_local! {
@@ -115,7 +115,7 @@ fn fill_normal(op: &'static str, t: &Tensor, mean: f64, std: f64) -> Result<()> 
 }
 
 #[track_caller]
-fn fill_constant(op: &'static str, t: &Tensor, value: f64) -> Result<()> {
+fn fill_constant(op: &'static str, t: &Tensor, value: Scalar) -> Result<()> {
     overwrite_with(op, t, |_, to, device| Tensor::full((), value, to, device))
 }
 
@@ -133,20 +133,20 @@ pub fn normal_(t: &Tensor, mean: f64, std: f64) -> Result<()> {
 
 /// Fills the tensor with one value.
 #[track_caller]
-pub fn constant_(t: &Tensor, value: f64) -> Result<()> {
-    fill_constant("constant_", t, value)
+pub fn constant_(t: &Tensor, value: impl Into<Scalar>) -> Result<()> {
+    fill_constant("constant_", t, value.into())
 }
 
 /// Fills the tensor with zeros.
 #[track_caller]
 pub fn zeros_(t: &Tensor) -> Result<()> {
-    fill_constant("zeros_", t, 0.0)
+    fill_constant("zeros_", t, 0.into())
 }
 
 /// Fills the tensor with ones.
 #[track_caller]
 pub fn ones_(t: &Tensor) -> Result<()> {
-    fill_constant("ones_", t, 1.0)
+    fill_constant("ones_", t, 1.into())
 }
 
 /// Fills the weight \[out, in, ..\] with uniform values that preserve the variance through a layer and a leaky
@@ -332,14 +332,13 @@ pub fn dirac_(t: &Tensor, groups: usize) -> Result<()> {
     );
     let size: usize = window.iter().product();
     let middle = window.iter().fold(0, |at, n| at * n + n / 2);
-    let mut values = vec![0f32; t.numel()];
-    for o in 0..out {
-        let channel = o % (out / groups);
-        if channel < inputs {
-            values[(o * inputs + channel) * size + middle] = 1.0;
+    overwrite_with(OP, t, |shape, to, device| {
+        let kernels = Tensor::zeros([groups, out / groups, inputs, size], to, device)?;
+        if kernels.numel() > 0 {
+            kernels.select(3, middle as isize)?.diagonal(0, 1, 2)?.fill_(1)?;
         }
-    }
-    overwrite_with(OP, t, |shape, to, device| Tensor::from_slice(&values, shape, device)?.to_dtype(to))
+        kernels.reshape(shape)
+    })
 }
 
 /// Fills the matrix with normal values, and zeroes a random part `sparsity` (0 to 1) of each column (Martens,

@@ -2,7 +2,7 @@
 
 use super::Module;
 use crate::{Result, Tensor, fail};
-use forebay_core::ops::{Im2colOptions, PadMode};
+use forebay_core::ops::{Im2colOptions, PadMode, Scalar};
 use forebay_core::tensor::IntoShape;
 
 /// Layer that returns its input.
@@ -145,9 +145,9 @@ macro_rules! pad_layers {
     )*};
 }
 pad_layers! {
-    ZeroPad1d 1 PadMode::Constant(0.0), "with zeros";
-    ZeroPad2d 2 PadMode::Constant(0.0), "with zeros";
-    ZeroPad3d 3 PadMode::Constant(0.0), "with zeros";
+    ZeroPad1d 1 PadMode::Constant(0.0.into()), "with zeros";
+    ZeroPad2d 2 PadMode::Constant(0.0.into()), "with zeros";
+    ZeroPad3d 3 PadMode::Constant(0.0.into()), "with zeros";
     ReflectionPad1d 1 PadMode::Reflect, "with their mirror image";
     ReflectionPad2d 2 PadMode::Reflect, "with their mirror image";
     ReflectionPad3d 3 PadMode::Reflect, "with their mirror image";
@@ -173,7 +173,8 @@ pad_layers! {
 #[derive(Clone, Debug, PartialEq, Module)]
 pub struct ConstantPad<const N: usize> {
     padding: Vec<isize>,
-    value: f64,
+    #[module(skip)]
+    value: Scalar,
 }
 
 /// Constant padding of signals.
@@ -186,7 +187,7 @@ pub type ConstantPad3d = ConstantPad<3>;
 impl<const N: usize> ConstantPad<N> {
     /// Creates a layer that pads with `value`. `padding` is one extent for all sides, or two for each of the `N`
     /// dimensions.
-    pub fn new(padding: &[isize], value: f64) -> Result<Self> {
+    pub fn new(padding: &[isize], value: impl Into<Scalar>) -> Result<Self> {
         let padding = match padding {
             [all] => vec![*all; 2 * N],
             each if each.len() == 2 * N => each.to_vec(),
@@ -198,7 +199,7 @@ impl<const N: usize> ConstantPad<N> {
                 );
             }
         };
-        Ok(Self { padding, value })
+        Ok(Self { padding, value: value.into() })
     }
 
     /// Pads `x`: see [`pad`](Tensor::pad).

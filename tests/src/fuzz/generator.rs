@@ -70,7 +70,7 @@ const EDGE_FLOATS: &[f64] = &[
 ];
 
 const PAD_MODES: &[PadMode] =
-    &[PadMode::Constant(1.0), PadMode::Reflect, PadMode::Replicate, PadMode::Circular];
+    &[PadMode::Constant(Scalar::Float(1.0)), PadMode::Reflect, PadMode::Replicate, PadMode::Circular];
 pub(crate) const REDUCTIONS: &[Reduction] =
     &[Reduction::None, Reduction::Mean, Reduction::Sum, Reduction::BatchMean];
 const INTERPOLATE_MODES: &[InterpolateMode] = &[

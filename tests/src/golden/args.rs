@@ -254,9 +254,9 @@ impl<'a> Args<'a> {
         let other = self.opt_tensor(neighbour, "other").map(Tensor::dtype);
         let value = self.scalar(at, "")?.with_context(|| format!("no argument {at}"))?;
         let (value, dtype) = match value {
-            Scalar::Float(v) => (v, other.filter(|d| d.is_float()).unwrap_or(DType::F32)),
-            Scalar::Int(v) => (v as f64, other.filter(|&d| d != DType::Bool).unwrap_or(DType::I64)),
-            Scalar::Bool(v) => (f64::from(u8::from(v)), other.unwrap_or(DType::Bool)),
+            v @ Scalar::Float(_) => (v, other.filter(|d| d.is_float()).unwrap_or(DType::F32)),
+            v @ Scalar::Int(_) => (v, other.filter(|&d| d != DType::Bool).unwrap_or(DType::I64)),
+            v @ Scalar::Bool(_) => (v, other.unwrap_or(DType::Bool)),
         };
         Ok(Tensor::full((), value, dtype, self.device)?)
     }
@@ -284,6 +284,11 @@ impl<'a> Args<'a> {
 
     pub fn opt_float(&self, at: usize, name: &str) -> Result<Option<f64>> {
         self.parse(at, name, parse_float)
+    }
+
+    /// Returns a scalar with its kind, or `default`.
+    pub fn scalar_or(&self, at: usize, name: &str, default: impl Into<Scalar>) -> Result<Scalar> {
+        Ok(self.scalar(at, name)?.unwrap_or(default.into()))
     }
 
     pub fn int(&self, at: usize, name: &str, default: i64) -> Result<i64> {

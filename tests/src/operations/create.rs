@@ -3,10 +3,10 @@
 use super::prelude::*;
 
 /// Returns a number, or the value of a one-element tensor.
-fn bound(a: &Args<'_>, at: usize, name: &str) -> anyhow::Result<f64> {
+fn bound(a: &Args<'_>, at: usize, name: &str) -> anyhow::Result<Scalar> {
     match a.opt_tensor(at, name) {
-        Some(v) => Ok(v.item()?),
-        None => a.float(at, name, 0.0),
+        Some(v) => Ok(v.to_scalar()?),
+        None => a.scalar_or(at, name, 0),
     }
 }
 
@@ -17,7 +17,7 @@ fn window_arguments(a: &Args<'_>) -> anyhow::Result<(usize, bool, DType)> {
 }
 
 /// Returns one value in the shape at a position, in the type of the argument `dtype` or in `dtype`.
-fn constant(a: &Args<'_>, at: usize, dtype: DType, value: f64) -> anyhow::Result<Vec<Tensor>> {
+fn constant(a: &Args<'_>, at: usize, dtype: DType, value: impl Into<Scalar>) -> anyhow::Result<Vec<Tensor>> {
     let dtype = a.dtype(NAMED, "dtype")?.unwrap_or(dtype);
     single(Tensor::full(&a.shape(at, "size")?, value, dtype, a.device()))
 }
@@ -39,10 +39,10 @@ pub(super) fn register(ops: &mut Registry) {
             let natural = if (0..3).all(whole) { DType::I64 } else { DType::F32 };
             let dtype = a.dtype(NAMED, "dtype")?.unwrap_or(natural);
             let (start, end) = match a.get(1, "end") {
-                Some(_) => (a.float(0, "start", 0.0)?, a.float(1, "end", 0.0)?),
-                None => (0.0, a.float(0, "end", 0.0)?),
+                Some(_) => (a.scalar_or(0, "start", 0)?, a.scalar_or(1, "end", 0)?),
+                None => (0.into(), a.scalar_or(0, "end", 0)?),
             };
-            let step = a.float(2, "step", 1.0)?;
+            let step = a.scalar_or(2, "step", 1)?;
             single(Tensor::arange(start, end, step, dtype, a.device()))
         });
     ops.add(constructor!(linspace(float, float, count, dtype, device)))
@@ -179,7 +179,7 @@ pub(super) fn register(ops: &mut Registry) {
         .golden(|a| {
             let x = a.tensor(0)?;
             let dtype = a.dtype(NAMED, "dtype")?.unwrap_or(x.dtype());
-            single(Tensor::full(x.shape(), a.float(1, "fill_value", 0.0)?, dtype, x.device()))
+            single(Tensor::full(x.shape(), a.scalar_or(1, "fill_value", 0)?, dtype, x.device()))
         });
     ops.add(method!(ones_like())).without_case("makes or moves a tensor: the topic `tensors`").golden(|a| {
         let x = a.tensor(0)?;
@@ -199,12 +199,12 @@ pub(super) fn register(ops: &mut Registry) {
                 _ => DType::F32,
             };
             let dtype = a.dtype(NAMED, "dtype")?.unwrap_or(natural);
-            single(Tensor::full(&a.shape(0, "size")?, a.float(1, "fill_value", 0.0)?, dtype, a.device()))
+            single(Tensor::full(&a.shape(0, "size")?, a.scalar_or(1, "fill_value", 0)?, dtype, a.device()))
         })
-        .golden_as("new_full", |a| constant(a, 1, a.tensor(0)?.dtype(), a.float(2, "fill_value", 0.0)?))
+        .golden_as("new_full", |a| constant(a, 1, a.tensor(0)?.dtype(), a.scalar_or(2, "fill_value", 0)?))
         .golden_as("scalar_tensor", |a| {
             let dtype = a.dtype(NAMED, "dtype")?.unwrap_or(DType::F32);
-            single(Tensor::full((), a.float(0, "s", 0.0)?, dtype, a.device()))
+            single(Tensor::full((), a.scalar_or(0, "s", 0)?, dtype, a.device()))
         });
     ops.add(method!(zeros_like())).without_case("makes or moves a tensor: the topic `tensors`").golden(|a| {
         let x = a.tensor(0)?;

@@ -101,10 +101,14 @@ pub(super) fn register(ops: &mut Registry) {
         .golden(|a| single(a.tensor(0)?.hardshrink(a.float(1, "lambd", 0.5)?)));
     ops.add(method!(hardtanh(float, float)))
         .case(nonsmooth("hardtanh", &[Signed(S)], |x| x[0].hardtanh(-1.0, 1.0)).elementwise())
-        .golden(|a| single(a.tensor(0)?.hardtanh(a.float(1, "min_val", -1.0)?, a.float(2, "max_val", 1.0)?)));
+        .golden(|a| {
+            single(a.tensor(0)?.hardtanh(a.scalar_or(1, "min_val", -1)?, a.scalar_or(2, "max_val", 1)?))
+        });
     ops.add(method!(threshold(float, float)))
         .case(nonsmooth("threshold", &[Signed(S)], |x| x[0].threshold(0.2, 7.0)).elementwise())
-        .golden(|a| single(a.tensor(0)?.threshold(a.float(1, "threshold", 0.0)?, a.float(2, "value", 0.0)?)));
+        .golden(|a| {
+            single(a.tensor(0)?.threshold(a.scalar_or(1, "threshold", 0)?, a.scalar_or(2, "value", 0)?))
+        });
     ops.add(method!(nan_to_num()))
         .case(nonsmooth("nan_to_num", &[Signed(S)], |x| x[0].nan_to_num()).elementwise())
         .golden(|a| match (a.opt_float(1, "nan")?, a.opt_float(2, "posinf")?, a.opt_float(3, "neginf")?) {
@@ -262,7 +266,7 @@ pub(super) fn register(ops: &mut Registry) {
                 Positive(&[4096, 4096]),
             ]),
         )
-        .golden(|a| single(a.tensor(0)?.addcmul(a.tensor(1)?, a.tensor(2)?, a.float(3, "value", 1.0)?)));
+        .golden(|a| single(a.tensor(0)?.addcmul(a.tensor(1)?, a.tensor(2)?, a.scalar_or(3, "value", 1)?)));
     ops.add(method!(addcdiv(operand1, operand2, float)))
         .case(
             smooth("addcdiv", &[Signed(S), Signed(&[5]), Positive(&[3, 1])], |x| {
@@ -274,7 +278,7 @@ pub(super) fn register(ops: &mut Registry) {
                 Positive(&[4096, 4096]),
             ]),
         )
-        .golden(|a| single(a.tensor(0)?.addcdiv(a.tensor(1)?, a.tensor(2)?, a.float(3, "value", 1.0)?)));
+        .golden(|a| single(a.tensor(0)?.addcdiv(a.tensor(1)?, a.tensor(2)?, a.scalar_or(3, "value", 1)?)));
     ops.add(method!(lerp(operand1, operand2)))
         .case(
             smooth("lerp", &[Signed(S), Signed(&[5]), Positive(&[3, 1])], |x| x[0].lerp(&x[1], &x[2]))

@@ -154,7 +154,7 @@ pub(super) fn register(ops: &mut Registry) {
                 a.dim(1, "dim", 0)?,
                 a.tensor(2)?,
                 a.tensor(3)?,
-                a.float(4, "alpha", 1.0)?,
+                a.scalar_or(4, "alpha", 1)?,
             ))
         });
     ops.add(method!(index_fill(int, t1, operand2)))
@@ -320,13 +320,13 @@ pub(super) fn register(ops: &mut Registry) {
                 let (x, index) = (a.tensor(0)?, a.tensor(2)?);
                 let src = match a.opt_tensor(3, "src") {
                     Some(src) => src.clone(),
-                    None => Tensor::full(index.shape(), a.float(3, "value", 0.0)?, x.dtype(), a.device())?,
+                    None => Tensor::full(index.shape(), a.scalar_or(3, "value", 0)?, x.dtype(), a.device())?,
                 };
                 return single(x.scatter_reduce(dim, index, &src, reduction(a, NAMED)?, true));
             }
             match a.opt_tensor(3, "src") {
                 Some(src) => single(a.tensor(0)?.scatter(dim, a.tensor(2)?, src)),
-                None => single(a.tensor(0)?.scatter_value(dim, a.tensor(2)?, a.float(3, "value", 0.0)?)),
+                None => single(a.tensor(0)?.scatter_value(dim, a.tensor(2)?, a.scalar_or(3, "value", 0)?)),
             }
         });
     ops.add(method!(scatter_value(int, t1, float))).case(smooth(

@@ -124,7 +124,7 @@ pub(super) fn register(ops: &mut Registry) {
         });
     ops.add(method!(pad(ints, pad_mode)))
         .case(
-            smooth("pad", &[Signed(S)], |x| x[0].pad(&[1, 2, 0, 1], PadMode::Constant(3.0)))
+            smooth("pad", &[Signed(S)], |x| x[0].pad(&[1, 2, 0, 1], PadMode::Constant(3.0.into())))
                 .with_bench_inputs(&[Signed(&[4096, 4096])]),
         )
         .case(smooth("pad by reflection", &[Signed(S)], |x| x[0].pad(&[2, 1], PadMode::Reflect)))
@@ -136,13 +136,13 @@ pub(super) fn register(ops: &mut Registry) {
                 "reflect" => PadMode::Reflect,
                 "replicate" => PadMode::Replicate,
                 "circular" => PadMode::Circular,
-                "constant" => PadMode::Constant(a.float(3, "value", 0.0)?),
+                "constant" => PadMode::Constant(a.scalar_or(3, "value", 0)?),
                 other => return Err(missing_op(&format!("pad in mode {other}"))),
             };
             single(a.tensor(0)?.pad(&pads, mode))
         })
         .golden_as("constant_pad_nd", |a| {
-            single(a.tensor(0)?.pad(&a.dims(1, "pad")?, PadMode::Constant(a.float(2, "value", 0.0)?)))
+            single(a.tensor(0)?.pad(&a.dims(1, "pad")?, PadMode::Constant(a.scalar_or(2, "value", 0)?)))
         });
     ops.add(method!(tril(int)))
         .case(
@@ -171,7 +171,9 @@ pub(super) fn register(ops: &mut Registry) {
             let offset = a.opt_int(3, "storage_offset")?.map(|n| n as usize);
             let x = match a.variant() {
                 // The database's input is elements 5 to 15 of a storage of 20; only these were recorded.
-                "partial_views" => a.tensor(0)?.pad(&[5, 5], PadMode::Constant(0.0))?.narrow(0, 5, 10)?,
+                "partial_views" => {
+                    a.tensor(0)?.pad(&[5, 5], PadMode::Constant(0.0.into()))?.narrow(0, 5, 10)?
+                }
                 _ => a.tensor(0)?.clone(),
             };
             single(x.as_strided(&a.shape(1, "size")?, &a.shape(2, "stride")?, offset))

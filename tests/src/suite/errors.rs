@@ -301,7 +301,7 @@ fn huge_arguments_are_errors(device: &Device) -> Result<()> {
         vector.tile([1_usize << 62, 4]),
         vector.repeat_interleave(MOST, 0),
         vector.pad(&[isize::MAX, isize::MAX], PadMode::Replicate),
-        vector.pad(&[isize::MIN, 0], PadMode::Constant(0.0)),
+        vector.pad(&[isize::MIN, 0], PadMode::Constant(0.0.into())),
         vector.combinations(MOST, true),
         cartesian_prod(&[&vector; 29]),
         vector.broadcast_to([1_usize << 62, 8, 5]).and_then(|t| t.contiguous()),

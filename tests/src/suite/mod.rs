@@ -22,6 +22,7 @@ mod autograd;
 mod capture;
 mod composites;
 mod convolutions;
+mod creation;
 mod custom_op;
 mod decompositions;
 mod devices;
@@ -98,6 +99,7 @@ use runner::{compute_dtypes, require_dtype, skip, tests};
 
 const TOPICS: &[(&str, &[Test])] = &[
     ("tensors", tensors::TESTS),
+    ("creation", creation::TESTS),
     ("view_chains", view_chains::TESTS),
     ("printing", printing::TESTS),
     ("fusion", fusion::TESTS),

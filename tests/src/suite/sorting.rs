@@ -213,7 +213,7 @@ fn selections_equal_a_sort(device: &Device) -> Result<()> {
     let mut rng = SplitMix64(65);
     let words: Vec<i64> = (0..1500).map(|i| (rng.next() as i64) >> [0, 20, 40, 60][i % 4]).collect();
     check_selection(&Tensor::from_slice(&words, [1500], device)?, 40, 0)?;
-    check_selection(&Tensor::full([1500], u32::MAX.into(), DType::U32, device)?, 40, 0)
+    check_selection(&Tensor::full([1500], u32::MAX, DType::U32, device)?, 40, 0)
 }
 
 fn selections_find_neighbours_of_one_thread(device: &Device) -> Result<()> {

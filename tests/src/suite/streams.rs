@@ -303,7 +303,7 @@ fn tensors_are_not_evicted_while_another_thread_reads_them(device: &Device) -> R
     const ELEMENTS: usize = 6000;
     let value = |k: usize| (k + 1) as f32;
     let all = (0..4)
-        .map(|k| Tensor::full([ELEMENTS], value(k).into(), DType::F32, device))
+        .map(|k| Tensor::full([ELEMENTS], value(k), DType::F32, device))
         .collect::<Result<Vec<_>, _>>()?;
     let rounds = if device.info().software { 800 } else { 2000 };
     std::thread::scope(|threads| -> Result<()> {

@@ -387,11 +387,14 @@ fn rows_of_whole_vectors_are_concatenated(device: &Device) -> Result<()> {
 fn padding_has_hand_computed_values(device: &Device) -> Result<()> {
     let x = iota(&[2, 3], DType::F32, device)?;
     ensure_values(
-        &x.pad(&[1, 2], PadMode::Constant(9.0))?,
+        &x.pad(&[1, 2], PadMode::Constant(9.0.into()))?,
         &[9., 0., 1., 2., 9., 9., 9., 3., 4., 5., 9., 9.],
     )?;
-    ensure_values(&x.pad(&[0, 0, 1, 0], PadMode::Constant(0.0))?, &[0., 0., 0., 0., 1., 2., 3., 4., 5.])?;
-    ensure_values(&x.pad(&[-1, 0], PadMode::Constant(0.0))?, &[1., 2., 4., 5.])
+    ensure_values(
+        &x.pad(&[0, 0, 1, 0], PadMode::Constant(0.0.into()))?,
+        &[0., 0., 0., 0., 1., 2., 3., 4., 5.],
+    )?;
+    ensure_values(&x.pad(&[-1, 0], PadMode::Constant(0.0.into()))?, &[1., 2., 4., 5.])
 }
 
 fn roundtrips_of_every_type(device: &Device) -> Result<()> {

@@ -17,7 +17,7 @@ use crate::ops::kernel::launch::VECTOR_BYTES;
 use crate::ops::matmul::gemm_into;
 use crate::ops::prelude::*;
 use crate::ops::reduce::{sum_first_dim, sum_first_dim_in_bf16, sum_first_dims};
-use crate::ops::shape::PadMode;
+use crate::ops::shape::pad::PadMode;
 
 /// Limit in bytes of f32 weight gradients that are computed for each image and then summed.
 const MAX_PARTIAL_GRAD_BYTES: usize = 64 << 20;
@@ -417,7 +417,7 @@ impl ConvGeometry {
             return Ok(weight_rows.clone());
         }
         let _tag = memory::scope::enter_tag(Tag::Workspace);
-        weight_rows.pad(&[0, more as isize], PadMode::Constant(0.0))
+        weight_rows.pad(&[0, more as isize], PadMode::Constant(0.0.into()))
     }
 
     /// Writes the product of `weight_rows` and `matrix` to the chunk's images of `out`.

@@ -99,31 +99,38 @@ impl<const N: usize> PoolOptions<N> {
         }
     }
 
-    /// Returns the index that PyTorch reports for each window without elements: the first one in the plane.
-    /// Returns `None` if every window has an element, which holds without dilation.
-    pub(crate) fn empty_window_indices(&self, extents: [usize; N], outs: [usize; N]) -> Option<Vec<i32>> {
-        if self.dilation == [1; N] {
-            return None;
-        }
-        let mut empty = false;
-        let mut indices = vec![0];
-        for axis in 0..N {
+    /// Reports whether a window has no elements, which takes a dilation.
+    pub(crate) fn has_empty_windows(&self, extents: [usize; N], outs: [usize; N]) -> bool {
+        let is_empty = |axis: usize, o: usize| {
             let (k, s, p, d) =
                 (self.kernel[axis], self.stride[axis], self.padding[axis], self.dilation[axis]);
-            let firsts: Vec<usize> = (0..outs[axis])
-                .map(|o| {
-                    let skipped = p.saturating_sub(o * s).div_ceil(d);
-                    let first = o * s + skipped * d - p;
-                    empty |= skipped >= k || first >= extents[axis];
-                    first
-                })
-                .collect();
-            indices = indices
-                .iter()
-                .flat_map(|index| firsts.iter().map(move |at| index * extents[axis] + at))
-                .collect();
+            let skipped = p.saturating_sub(o * s).div_ceil(d);
+            skipped >= k || o * s + skipped * d - p >= extents[axis]
+        };
+        // Of the windows that begin inside the plane, the last one begins farthest to the end.
+        let has_empty = |axis: usize| {
+            let in_padding = self.padding[axis].div_ceil(self.stride[axis]).min(outs[axis]);
+            (0..in_padding).chain(outs[axis].checked_sub(1)).any(|o| is_empty(axis, o))
+        };
+        self.dilation != [1; N] && (0..N).any(has_empty)
+    }
+
+    /// Returns the index that PyTorch reports for each window without elements: the first one in the plane, as i32.
+    pub(crate) fn empty_window_indices(
+        &self,
+        extents: [usize; N],
+        outs: [usize; N],
+        device: &Device,
+    ) -> Result<Tensor> {
+        let mut indices = Tensor::zeros((), DType::I32, device)?;
+        for axis in 0..N {
+            let (s, p, d) = (self.stride[axis], self.padding[axis], self.dilation[axis]);
+            let begins = Tensor::arange(0, outs[axis], 1, DType::I32, device)?.mul(s)?.sub(p)?;
+            let skipped = begins.neg()?.clamp_min(0)?.add(d - 1)?.floor_divide(d)?;
+            let firsts = begins.add(&skipped.mul(d)?)?;
+            indices = indices.unsqueeze(-1)?.mul(extents[axis])?.add(&firsts)?;
         }
-        empty.then(|| indices.into_iter().map(|index| i32::try_from(index).unwrap_or(i32::MAX)).collect())
+        Ok(indices)
     }
 
     fn output_extent(&self, op: &'static str, axis: usize, extent: usize) -> Result<usize> {
@@ -252,12 +259,12 @@ impl PoolPlan {
         })
     }
 
-    /// Returns [`PoolOptions::empty_window_indices`] for the maximum, and `None` for the other kinds.
-    fn empty_window_indices(&self) -> Option<Vec<i32>> {
+    /// Reports whether a window of a maximum has no elements.
+    fn has_empty_windows(&self) -> bool {
         let [h, w, oh, ow] = self.plane_extents();
-        let indices = || self.options.empty_window_indices([h, w], [oh, ow]);
-        // The list has an entry for each window, and a tensor without elements may name too many.
-        (self.kind == PoolKind::Max && numel(&self.output_shape) > 0).then(indices).flatten()
+        self.kind == PoolKind::Max
+            && numel(&self.output_shape) > 0
+            && self.options.has_empty_windows([h, w], [oh, ow])
     }
 
     fn launch_pass(
@@ -354,7 +361,7 @@ impl PoolPlan {
         let saved_indices = indices.clone();
         let (op, plan) = (self.op, self.clone());
         let forward_indices = indices.clone();
-        let gaps = self.kind.is_max() && self.empty_window_indices().is_some();
+        let gaps = self.kind.is_max() && self.has_empty_windows();
         // The argmax is fixed after the forward pass, so the selection is linear.
         let forward = move |x: &Tensor| {
             let x = contiguous_zero_offset(x)?;
@@ -395,11 +402,13 @@ impl PoolPlan {
     /// Returns the result and the i64 index of each maximum in its plane.
     #[track_caller]
     fn run_with_indices(self, x: &Tensor) -> Result<(Tensor, Tensor)> {
-        let of_empty = self.empty_window_indices();
+        let has_empty_windows = self.has_empty_windows();
+        let ([h, w, oh, ow], options) = (self.plane_extents(), self.options);
         let (out, indices) = self.run_with_i32_indices(x)?;
-        let Some(of_empty) = of_empty else { return Ok((out, indices.to_dtype(DType::I64)?)) };
-        let rank = out.rank();
-        let of_empty = Tensor::create_constant(&of_empty, &out.shape()[rank - 2..], out.device())?;
+        if !has_empty_windows {
+            return Ok((out, indices.to_dtype(DType::I64)?));
+        }
+        let of_empty = options.empty_window_indices([h, w], [oh, ow], out.device())?;
         let indices = of_empty.broadcast_to(indices.shape())?.where_(&indices.lt(0)?, &indices)?;
         Ok((out, indices.to_dtype(DType::I64)?))
     }

@@ -40,7 +40,7 @@ fn find_volume_maxima(
     x: &Tensor,
     images: impl FnOnce(&Tensor) -> Result<(Tensor, Tensor)>,
     depth: impl FnOnce(&Tensor) -> Result<(Tensor, Tensor)>,
-    of_empty: impl FnOnce([usize; 3], [usize; 3]) -> Option<Vec<i32>>,
+    of_empty: impl FnOnce([usize; 3], [usize; 3]) -> Result<Option<Tensor>>,
 ) -> Result<(Tensor, Tensor)> {
     let (mut in_image, mut in_depth) = (None, None);
     let keep = |(out, indices), found: &mut Option<Tensor>| {
@@ -59,13 +59,12 @@ fn find_volume_maxima(
     let in_image = in_image.reshape([in_depth.shape()[0], positions])?;
     let extents = [0, 1, 2].map(|d| x.shape()[x.rank() - 3 + d]);
     let outs = [0, 1, 2].map(|d| out.shape()[out.rank() - 3 + d]);
-    let of_empty = (out.numel() > 0).then(|| of_empty(extents, outs)).flatten();
+    let of_empty = if out.numel() > 0 { of_empty(extents, outs)? } else { None };
     let plane = if of_empty.is_some() { in_depth.clamp_min(0)? } else { in_depth.clone() };
     let in_image = in_image.gather(1, &plane.flatten(1, -1)?)?.reshape(in_depth.shape())?;
     let mut index = plane.floor_divide(columns)?.mul(area as i64)?.add(&in_image)?.reshape(out.shape())?;
     if let Some(of_empty) = of_empty {
-        let of_empty =
-            Tensor::create_constant(&of_empty, &outs, out.device())?.broadcast_to(index.shape())?;
+        let of_empty = of_empty.broadcast_to(index.shape())?;
         let is_empty = in_depth.lt(0)?.logical_or(&in_image.lt(0)?)?.reshape(index.shape())?;
         index = of_empty.where_(&is_empty, &index)?;
     }
@@ -120,7 +119,10 @@ impl Tensor {
     pub fn max_pool3d_with_indices(&self, window: impl Into<Pool3dOptions>) -> Result<(Tensor, Tensor)> {
         let window = window.into();
         let pool = |x: &Tensor, axes| max_pool2d_with_i32_indices(x, window.restrict_to_axes(axes));
-        let of_empty = |extents, outs| window.empty_window_indices(extents, outs);
+        let of_empty = |extents, outs| {
+            let has_empty = window.has_empty_windows(extents, outs);
+            has_empty.then(|| window.empty_window_indices(extents, outs, self.device())).transpose()
+        };
         let (images, depth) = (|x: &Tensor| pool(x, IMAGE_AXES), |x: &Tensor| pool(x, DEPTH_AXES));
         find_volume_maxima("max_pool3d_with_indices", self, images, depth, of_empty)
     }

@@ -8,7 +8,7 @@
 
 use crate::ops::conv::{ConvGeometry, ConvKind, spatial_numel};
 use crate::ops::prelude::*;
-use crate::ops::shape::PadMode;
+use crate::ops::shape::pad::PadMode;
 
 /// Largest ratio of the multiplications to those of the convolution: 64 / 27 for a 3 x 3 x 3 filter with stride 2.
 const MAX_WASTE: usize = 3;
@@ -91,8 +91,11 @@ impl PhaseConvolution {
         let after = |d: usize| g.stride[d] * taps[d] - g.kernel[d] - self.before[d];
         let pads = (0..rank).rev().flat_map(|d| [self.before[d], after(d)]);
         let pads: SmallVec<[isize; 6]> = pads.map(|n| n as isize).collect();
-        let padded =
-            if pads.iter().all(|&n| n == 0) { w.clone() } else { w.pad(&pads, PadMode::Constant(0.0))? };
+        let padded = if pads.iter().all(|&n| n == 0) {
+            w.clone()
+        } else {
+            w.pad(&pads, PadMode::Constant(0.0.into()))?
+        };
         let places = (0..rank).flat_map(|d| [taps[d], g.stride[d]]);
         let shape: Dims = [g.y_channels, g.x_channels].into_iter().chain(places).collect();
         let (phases, taps) = ((0..rank).map(|d| 3 + 2 * d), (0..rank).map(|d| 2 + 2 * d));

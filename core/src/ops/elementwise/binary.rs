@@ -228,10 +228,10 @@ macro_rules! ternary {
                     &self,
                     $b: impl Into<Operand<'a>>,
                     $c: impl Into<Operand<'a>>,
-                    $($value: f64,)?
+                    $($value: impl Into<Scalar>,)?
                 ) -> Result<Tensor> {
                     let operands = [self.into(), $b.into(), $c.into()];
-                    run_pointwise(&$name, &operands, &[$((stringify!($value), Scalar::Float($value)))?])
+                    run_pointwise(&$name, &operands, &[$((stringify!($value), $value.into()))?])
                 }
 
                 /// Applies the operation in place.
@@ -240,10 +240,10 @@ macro_rules! ternary {
                     &self,
                     $b: impl Into<Operand<'a>>,
                     $c: impl Into<Operand<'a>>,
-                    $($value: f64,)?
+                    $($value: impl Into<Scalar>,)?
                 ) -> Result<()> {
                     let operands = [$b.into(), $c.into()];
-                    let attrs = [$((stringify!($value), Scalar::Float($value)))?];
+                    let attrs = [$((stringify!($value), $value.into()))?];
                     run_pointwise_inplace(stringify!($inplace), &$name, self, &operands, &attrs)
                 }
             )*
@@ -326,7 +326,7 @@ impl Tensor {
             _ if self.dtype().is_float() => scalar.checked_cast(op, self.dtype()).map(Operand::Scalar),
             _ => fail!(
                 argument(op),
-                "{} does not hold the value {scalar:?}; cast the tensor with `to_dtype`",
+                "{} does not hold the value {scalar}; cast the tensor with `to_dtype`",
                 self.dtype()
             ),
         }

@@ -16,7 +16,7 @@ use crate::ops::norm::modulation::NormModulation;
 use crate::ops::norm::recorded_sum::RecordedSum;
 use crate::ops::prelude::*;
 use crate::ops::reduce::{sum_products_to, sum_to_dtype};
-use crate::scalar::ScalarConversion;
+use crate::scalar::{ScalarConversion, for_scalar_types};
 
 /// Tensor or scalar operand.
 #[derive(Clone, Copy, Debug)]
@@ -43,20 +43,16 @@ impl<'a> From<&'a Tensor> for Operand<'a> {
 }
 
 macro_rules! impl_operand_from {
-    ($($t:ty => $v:ident as $into:ty),*) => {$(
+    ($($t:ty),*) => {$(
         impl From<$t> for Operand<'_> {
-            fn from(x: $t) -> Self { Self::Scalar(Scalar::$v(x as $into)) }
+            fn from(value: $t) -> Self {
+                Self::Scalar(value.into())
+            }
         }
     )*};
 }
-
-impl From<usize> for Operand<'_> {
-    fn from(x: usize) -> Self {
-        // Above i64's range, the value becomes a float.
-        Self::Scalar(i64::try_from(x).map_or(Scalar::Float(x as f64), Scalar::Int))
-    }
-}
-impl_operand_from!(f64 => Float as f64, f32 => Float as f64, i64 => Int as i64, i32 => Int as i64, u32 => Int as i64, bool => Bool as bool);
+for_scalar_types!(impl_operand_from);
+impl_operand_from!(Scalar);
 
 impl AutocastOperand for &[Operand<'_>] {
     type Cast = SmallVec<[Option<Tensor>; 3]>;

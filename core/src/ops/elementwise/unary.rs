@@ -25,26 +25,33 @@ macro_rules! unary {
                 $(#[$doc])*
                 $(#[doc = concat!("\n\n# Errors\nIt ", $rule, "; others are errors.")])?
                 #[track_caller]
-                pub fn $name(&self $(, $attr: f64)*) -> Result<Tensor> {
-                    $(if $holds {} else { fail!(argument(stringify!($name)), "{}", $rule) })?
-                    run_pointwise(&records::$name, &[Operand::Tensor(self)], &[$((stringify!($attr), Scalar::Float($attr))),*])
+                pub fn $name(&self $(, $attr: impl Into<Scalar>)*) -> Result<Tensor> {
+                    $(let $attr = $attr.into();)*
+                    unary!(@check $name, [$($holds, $rule)?], $($attr),*);
+                    run_pointwise(&records::$name, &[Operand::Tensor(self)], &[$((stringify!($attr), $attr)),*])
                 }
                 unary!(@inplace $($inplace)?, $name, [$($holds, $rule)?], $($attr),*);
             )*
         }
     };
     (@inplace , $name:ident, [$($check:tt)*], $($attr:ident),*) => {};
-    (@inplace $inplace:ident, $name:ident, [$($holds:expr, $rule:literal)?], $($attr:ident),*) => {
+    (@inplace $inplace:ident, $name:ident, [$($check:tt)*], $($attr:ident),*) => {
         /// Applies the operation in place.
         ///
         /// # Errors
         /// The result is a float and the tensor is not, or a leaf that requires a gradient is changed.
         #[track_caller]
-        pub fn $inplace(&self $(, $attr: f64)*) -> Result<()> {
-            $(if $holds {} else { fail!(argument(stringify!($inplace)), "{}", $rule) })?
-            run_pointwise_inplace(stringify!($inplace), &records::$name, self, &[], &[$((stringify!($attr), Scalar::Float($attr))),*])
+        pub fn $inplace(&self $(, $attr: impl Into<Scalar>)*) -> Result<()> {
+            $(let $attr = $attr.into();)*
+            unary!(@check $inplace, [$($check)*], $($attr),*);
+            run_pointwise_inplace(stringify!($inplace), &records::$name, self, &[], &[$((stringify!($attr), $attr)),*])
         }
     };
+    (@check $name:ident, [], $($attr:ident),*) => {};
+    (@check $name:ident, [$holds:expr, $rule:literal], $($attr:ident),*) => {{
+        $(let $attr = $attr.to_f64();)*
+        if $holds {} else { fail!(argument(stringify!($name)), "{}", $rule) }
+    }};
 }
 
 pub(crate) use unary;

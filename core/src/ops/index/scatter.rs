@@ -76,7 +76,7 @@ impl ScatterReduction {
                 *n = 1;
             }
         }
-        let initial = Tensor::full(&shape, f64::from(u8::from(self.include_self)), dtype, like.device())?;
+        let initial = Tensor::full(&shape, self.include_self, dtype, like.device())?;
         let one = Tensor::ones((), dtype, like.device())?.broadcast_to(index.shape())?;
         Self { index, ..self.clone() }.scatter_add(&initial, &one)?.clamp(1, i64::from(i32::MAX))
     }
@@ -99,8 +99,8 @@ impl ScatterReduction {
         let out = x.copy()?;
         if !self.include_self {
             let first = match self.reduce {
-                ScatterReduce::Sum | ScatterReduce::Mean => ScatterSource::Scalar(0.0),
-                ScatterReduce::Prod => ScatterSource::Scalar(1.0),
+                ScatterReduce::Sum | ScatterReduce::Mean => ScatterSource::Scalar(0.0.into()),
+                ScatterReduce::Prod => ScatterSource::Scalar(1.0.into()),
                 // Any element of the source replaces the old value: an extremum may count it twice.
                 ScatterReduce::Amax | ScatterReduce::Amin => src.into(),
             };
@@ -141,7 +141,7 @@ impl ScatterReduction {
             return x.mul(&product);
         }
         let named = Tensor::zeros(x.shape(), DType::Bool, x.device())?;
-        self.scatter(&named, &ScatterSource::Scalar(1.0), ScatterOp::Set)?;
+        self.scatter(&named, &ScatterSource::Scalar(1.0.into()), ScatterOp::Set)?;
         x.masked_fill(&named, 1.0)?.mul(&product)
     }
 
@@ -656,7 +656,7 @@ impl Tensor {
                         forward_selection.scatter(
                             OP,
                             &cleared,
-                            &ScatterSource::Scalar(0.0),
+                            &ScatterSource::Scalar(0.0.into()),
                             ScatterOp::Set,
                         )?;
                         Ok(cleared)

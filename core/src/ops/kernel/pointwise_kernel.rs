@@ -30,8 +30,8 @@ fn encode_scalar(s: Scalar, compute: DType, compared: bool, outside: OutOfRangeR
     };
     match compute {
         // No kernel computes in a storage-only type.
-        DType::F32 | DType::F8E4M3 | DType::F8E5M2 => [(float as f32).to_bits(), 0],
-        DType::F16 | DType::BF16 if !compared => [(float as f32).to_bits(), 0],
+        DType::F32 | DType::F8E4M3 | DType::F8E5M2 => [s.to_f32().to_bits(), 0],
+        DType::F16 | DType::BF16 if !compared => [s.to_f32().to_bits(), 0],
         DType::F16 => [f16::from_f64(float).to_f32().to_bits(), 0],
         DType::BF16 => [bf16::from_f64(float).to_f32().to_bits(), 0],
         DType::F64 => [(float.to_bits() >> 32) as u32, float.to_bits() as u32],

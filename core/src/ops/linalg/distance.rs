@@ -22,8 +22,8 @@ const MIN_GRAD_CHUNK: usize = 256;
 
 /// Row width from which several workgroups share a distance.
 const SPLIT_ROW_MIN: usize = 1 << 13;
-/// Largest number of row pairs that the host lists.
-const MAX_PDIST_PAIRS: u128 = 1 << 27;
+/// Largest number of rows whose pairs a u32 counts.
+const MAX_PDIST_ROWS: usize = 1 << 16;
 
 fn norm_name(p: f64) -> &'static str {
     match p {
@@ -140,6 +140,22 @@ fn run_cdist_backward(a: &Tensor, b: &Tensor, g: &Tensor, distance: &Tensor, p: 
     parts.sum([0], false)
 }
 
+/// Returns the indices of all pairs of `rows` in order, the lower ones and the upper ones.
+fn pair_indices(rows: usize, device: &Device) -> Result<[Tensor; 2]> {
+    let (n, count) = (rows as i64, rows * rows.saturating_sub(1) / 2);
+    let line = |start: i64, end: i64, step: i64| Tensor::arange(start, end, step, DType::U32, device);
+    if count == 0 {
+        return Ok([line(0, 0, 1)?, line(0, 0, 1)?]);
+    }
+    // Row a is the lower one of n - 1 - a pairs, and they begin at pair a (2n - 1 - a) / 2.
+    let (lower, partners) = (line(0, n, 1)?, line(n - 1, -1, -1)?);
+    let begins = lower.mul(&line(2 * n - 1, n - 1, -1)?)?.floor_divide(2)?;
+    // Differences wrap, and the sum with the number of the pair is in range again.
+    let shift = lower.add(1)?.sub(&begins)?;
+    let repeat = |t: &Tensor| t.repeat_interleave_by(&partners, 0, Some(count));
+    Ok([repeat(&lower)?, repeat(&shift)?.add(&line(0, count as i64, 1)?)?])
+}
+
 impl Tensor {
     /// Computes the distances of all pairs of rows of a matrix, \[rows · (rows - 1) / 2\]: PyTorch's `pdist`.
     ///
@@ -150,17 +166,12 @@ impl Tensor {
     #[track_caller]
     pub fn pdist(&self, p: f64) -> Result<Tensor> {
         let &[rows, _] = self.shape() else { fail!(shape("pdist", [self]), "takes a matrix") };
-        // Gather pairs instead of computing both halves of the distance matrix. The host lists the pairs.
-        fail_if!((rows as u128) * (rows.saturating_sub(1) as u128) / 2 > MAX_PDIST_PAIRS;
-            shape("pdist", [self]),
-            "takes less than 2^14 rows, whose pairs the host lists; of more there is `cdist`, or take them in parts");
-        let of = |first: bool| {
-            let pairs = (0..rows).flat_map(|a| (a + 1..rows).map(move |b| if first { a } else { b } as i32));
-            let indices: Vec<i32> = pairs.collect();
-            let indices = Tensor::from_slice(&indices, [indices.len()], self.device())?;
-            self.index_select(0, &indices)?.unsqueeze(1)
-        };
-        of(true)?.cdist(&of(false)?, p)?.flatten(0, -1)
+        fail_if!(rows > MAX_PDIST_ROWS; shape("pdist", [self]),
+            "takes at most 2^16 rows, whose pairs are counted in 32 bits; take more in parts by `cdist`");
+        // Gather pairs instead of computing both halves of the distance matrix.
+        let [first, second] = pair_indices(rows, self.device())?;
+        let of = |index: &Tensor| self.index_select(0, index)?.unsqueeze(1);
+        of(&first)?.cdist(&of(&second)?, p)?.flatten(0, -1)
     }
 
     /// Computes the p-norms of the differences between all rows of `self` and of `other`: PyTorch's `cdist`.

@@ -5,7 +5,8 @@ use crate::ops::kernel::index_check::{self, check_lengths, find_outside};
 use crate::ops::loss::Reduction;
 use crate::ops::norm::check_is_f64;
 use crate::ops::prelude::*;
-use crate::ops::shape::{PadMode, stack};
+use crate::ops::shape::pad::PadMode;
+use crate::ops::shape::stack;
 
 const OP: &str = "ctc_loss";
 /// Finite stand-in for log(0), because -inf minus itself is NaN.
@@ -143,7 +144,7 @@ fn compose_alpha(scores: &Tensor, cannot_skip: &Tensor, lengths: &Tensor) -> Res
     let position = Tensor::arange(0.0, width as f64, 1.0, DType::I32, scores.device())?;
     let mut alpha = scores.select(0, 0)?.masked_fill(&position.gt(1)?, LOG_ZERO)?;
     for t in 1..steps {
-        let wide = alpha.pad(&[2, 0], PadMode::Constant(LOG_ZERO))?;
+        let wide = alpha.pad(&[2, 0], PadMode::Constant(LOG_ZERO.into()))?;
         let [stay, next, skip] = [2, 1, 0].map(|k| wide.narrow(1, k, width));
         let skip = skip?.masked_fill(cannot_skip, LOG_ZERO)?;
         let sum = run_pointwise(&LOGSUMEXP3, &[(&stay?).into(), (&next?).into(), (&skip).into()], &[])?;
@@ -186,9 +187,9 @@ impl Tensor {
             invalid = invalid.logical_or(&outside(&used, classes - 1)?.any([1], false)?)?;
         }
         // The states have a blank before each label and after the last.
-        let blanks = labels.full_like(blank as f64)?;
+        let blanks = labels.full_like(blank)?;
         let pairs = stack(&[&blanks, &labels], 2)?.reshape([batch, 2 * longest])?;
-        let last = Tensor::full([batch, 1], blank as f64, DType::I32, self.device())?;
+        let last = Tensor::full([batch, 1], blank, DType::I32, self.device())?;
         let states = cat(&[&pairs, &last], 1)?;
         let width = 2 * longest + 1;
         let all = states.unsqueeze(0)?.broadcast_to([steps, batch, width])?;
@@ -197,7 +198,7 @@ impl Tensor {
         let scores = self.gather(2, &named)?.maximum(LOG_ZERO)?;
         // A label may directly follow the previous label only if the two differ.
         let cannot_skip = {
-            let before = states.pad(&[2, 0], PadMode::Constant(blank as f64))?.narrow(1, 0, width)?;
+            let before = states.pad(&[2, 0], PadMode::Constant(blank.into()))?.narrow(1, 0, width)?;
             states.eq(blank as i64)?.logical_or(&states.eq(&before)?)?
         };
         let alpha = compute_alpha(&scores, &cannot_skip, &inputs)?;

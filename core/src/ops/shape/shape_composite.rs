@@ -2,7 +2,8 @@
 
 use crate::ops::index::select::nonzero_coordinates;
 use crate::ops::prelude::*;
-use crate::ops::shape::{PadMode, as_refs, distinct_dims, stack};
+use crate::ops::shape::pad::PadMode;
+use crate::ops::shape::{as_refs, distinct_dims, stack};
 use crate::tensor::layout::MAX_TENSOR_NUMEL;
 
 /// Maps each tensor, and concatenates the results along a dimension, for the operation `op`.
@@ -67,7 +68,7 @@ pub fn block_diag(tensors: &[impl AsRef<Tensor>]) -> Result<Tensor> {
     let mut before = 0;
     let rows = blocks.iter().map(|t| {
         let after = columns - before - t.shape()[1];
-        let row = t.pad(&[before as isize, after as isize], PadMode::Constant(0.0));
+        let row = t.pad(&[before as isize, after as isize], PadMode::Constant(0.0.into()));
         before += t.shape()[1];
         row
     });

@@ -5,7 +5,7 @@
 
 use crate::ops::conv::spatial::{self, IntoSpatial, check_at_least, padded_extent, window_extent};
 use crate::ops::prelude::*;
-use crate::ops::shape::PadMode;
+use crate::ops::shape::pad::PadMode;
 use crate::tensor::layout::{
     MAX_TENSOR_NUMEL, MAX_VIEW_NUMEL, check_view_numel, checked_numel, contiguous_strides,
 };
@@ -302,7 +302,7 @@ impl Tensor {
         let (images, channels) = (x.shape()[0], x.shape()[1]);
         let counts = blocks.block_counts(OP, [x.shape()[2], x.shape()[3]], self.shape())?;
         let [h, w] = blocks.padding.map(|n| n as isize);
-        let x = if (h, w) == (0, 0) { x } else { x.pad(&[w, w, h, h], PadMode::Constant(0.0))? };
+        let x = if (h, w) == (0, 0) { x } else { x.pad(&[w, w, h, h], PadMode::Constant(0.0.into()))? };
         let view = strided_view(OP, &x, move |strides, offset| {
             blocks.block_layout(images, channels, counts, strides, offset)
         });
