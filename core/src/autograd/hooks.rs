@@ -63,6 +63,7 @@ impl HookList {
     }
 
     /// Returns the gradient after all hooks have run.
+    #[track_caller]
     pub(super) fn run_grad_hooks(&self, of: &str, mut grad: Tensor) -> Result<Tensor> {
         for hook in self.cloned_hooks() {
             let Hook::Grad(see) = hook else { continue };
@@ -147,6 +148,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The tensor does not require a gradient.
+    #[track_caller]
     pub fn register_hook(
         &self,
         hook: impl Fn(&Tensor) -> Result<Option<Tensor>> + Send + Sync + 'static,
@@ -184,6 +186,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The tensor is not a leaf that requires a gradient.
+    #[track_caller]
     pub fn register_post_accumulate_grad_hook(
         &self,
         hook: impl Fn(&Tensor) -> Result<()> + Send + Sync + 'static,

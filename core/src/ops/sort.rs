@@ -257,6 +257,7 @@ pub(super) fn sort_index_into(op: &'static str, index: &Tensor, to: SortBuffers<
 }
 
 /// Returns the extent of a dimension, which must not be empty.
+#[track_caller]
 pub(super) fn nonempty_extent(op: &'static str, x: &Tensor, d: usize) -> Result<usize> {
     let n = extent_or_one(x, d);
     fail_if!(n == 0; shape(op, [x]), "dimension {d} has no elements to choose from");
@@ -401,7 +402,7 @@ impl Tensor {
     #[track_caller]
     pub fn quantile<'a>(
         &self,
-        q: impl Into<Operand<'a>>,
+        q: impl IntoOperand<'a>,
         dim: impl IntoDims,
         keepdim: bool,
         interpolation: Interpolation,
@@ -413,7 +414,7 @@ impl Tensor {
     #[track_caller]
     pub fn nanquantile<'a>(
         &self,
-        q: impl Into<Operand<'a>>,
+        q: impl IntoOperand<'a>,
         dim: impl IntoDims,
         keepdim: bool,
         interpolation: Interpolation,

@@ -125,6 +125,7 @@ impl<const N: usize> PoolOptions<N> {
         empty.then(|| indices.into_iter().map(|index| i32::try_from(index).unwrap_or(i32::MAX)).collect())
     }
 
+    #[track_caller]
     fn output_extent(&self, op: &'static str, axis: usize, extent: usize) -> Result<usize> {
         let (k, s, p, d) = (self.kernel[axis], self.stride[axis], self.padding[axis], self.dilation[axis]);
         // Larger values fit no input, and positions would overflow the kernel's integers.
@@ -195,6 +196,7 @@ struct PoolPlan {
 }
 
 impl PoolPlan {
+    #[track_caller]
     fn new(
         op: &'static str,
         kind: PoolKind,
@@ -225,6 +227,7 @@ impl PoolPlan {
         Ok(Self { op, kind, options: window, input_shape: x.shape().into(), output_shape })
     }
 
+    #[track_caller]
     fn adaptive_max(x: &Tensor, output: [usize; 2]) -> Result<Self> {
         Self::new("adaptive_max_pool2d", PoolKind::AdaptiveMax, x, Pool2dOptions::new(1), Some(output))
     }

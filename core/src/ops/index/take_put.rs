@@ -211,7 +211,7 @@ impl Tensor {
                     let reason = format!(
                         "the adapter has no 64-bit integers, and 32 bits do not hold all indices into {shape:?}"
                     );
-                    return Err(Error::Unsupported { op: OP, device: self.device().to_string(), reason });
+                    return Err(Error::unsupported(OP, self.device(), reason));
                 }
                 self.to_dtype(DType::I32)?
             }
